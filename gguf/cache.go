@@ -1,0 +1,146 @@
+package gguf
+
+// This file owns the memory of dequantised tensors: a bounded cache that evicts what was released longest ago, and gives
+// its buffers to what comes next.
+
+import (
+	"container/list"
+	"errors"
+	"fmt"
+	"sync"
+)
+
+// ErrCacheFull says that the values of a tensor do not fit the cache beside those that are held.
+var ErrCacheFull = errors.New("the cache of dequantised tensors is full")
+
+const floatBytes = 4
+
+// extent is a range of a model's file.
+type extent struct {
+	file      int
+	off, size int64
+}
+
+// floatCache holds dequantised extents. Every buffer is in one place: held by an entry in entries, or in free.
+type floatCache struct {
+	limit int64 // bytes
+
+	mu      sync.Mutex
+	used    int64 // bytes of all buffers, never above limit
+	entries map[extent]*floatEntry
+	idle    list.List // of *floatEntry that nobody holds, the one released last in front
+	free    [][]float32
+}
+
+type floatEntry struct {
+	extent extent
+	values []float32
+	err    error
+	ready  chan struct{} // closed when values or err is set
+	users  int
+	idle   *list.Element // nil while there are users
+}
+
+func newFloatCache(limit int64) *floatCache {
+	return &floatCache{limit: limit, entries: map[extent]*floatEntry{}}
+}
+
+// acquire returns the entry of x, which the caller releases unless there is an error. If there is none, fill computes its
+// n values; whoever asks for the same extent meanwhile waits for that.
+func (c *floatCache) acquire(x extent, n int64, fill func([]float32) error) (*floatEntry, error) {
+	c.mu.Lock()
+	if e := c.entries[x]; e != nil {
+		e.users++
+		if e.idle != nil {
+			c.idle.Remove(e.idle)
+			e.idle = nil
+		}
+		c.mu.Unlock()
+		<-e.ready
+		return e, e.err // an entry that failed is in no table any more
+	}
+	values, err := c.take(n)
+	if err != nil {
+		c.mu.Unlock()
+		return nil, err
+	}
+	e := &floatEntry{extent: x, values: values, ready: make(chan struct{}), users: 1}
+	c.entries[x] = e
+	c.mu.Unlock()
+
+	// fill runs foreign code: if it panics, nobody may be left waiting.
+	done := false
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if !done {
+			e.err = errors.New("dequantising failed")
+		}
+		if e.err != nil {
+			delete(c.entries, x)
+			c.free = append(c.free, e.values)
+			e.values = nil
+		}
+		close(e.ready)
+	}()
+	e.err = fill(values)
+	done = true
+	return e, e.err
+}
+
+// take returns a buffer of n values: a freed one of about that size, else a new one, for which others make room.
+func (c *floatCache) take(n int64) ([]float32, error) {
+	// A claim of elements may be any number: compare without multiplying it.
+	if n > c.limit/floatBytes {
+		return nil, fmt.Errorf("%w: %d values of %d bytes need more than all %d bytes", ErrCacheFull, n, floatBytes, c.limit)
+	}
+	for {
+		if b := c.reuse(int(n)); b != nil {
+			return b, nil
+		}
+		if c.used+n*floatBytes <= c.limit {
+			c.used += n * floatBytes
+			return make([]float32, n), nil
+		}
+		if last := len(c.free) - 1; last >= 0 {
+			c.drop(c.free[last])
+			c.free = c.free[:last]
+			continue
+		}
+		oldest := c.idle.Back()
+		if oldest == nil {
+			return nil, fmt.Errorf("%w: %d values need %d bytes, of %d bytes %d are held", ErrCacheFull, n, n*floatBytes, c.limit, c.used)
+		}
+		e := c.idle.Remove(oldest).(*floatEntry)
+		delete(c.entries, e.extent)
+		c.free = append(c.free, e.values)
+	}
+}
+
+// reuse returns the freed buffer that wastes least, if one fits and wastes no more than a quarter.
+func (c *floatCache) reuse(n int) []float32 {
+	best := -1
+	for i, b := range c.free {
+		if cap(b) >= n && cap(b) <= n+n/4 && (best < 0 || cap(b) < cap(c.free[best])) {
+			best = i
+		}
+	}
+	if best < 0 {
+		return nil
+	}
+	b := c.free[best][:n]
+	last := len(c.free) - 1
+	c.free[best] = c.free[last]
+	c.free = c.free[:last]
+	return b
+}
+
+func (c *floatCache) drop(b []float32) { c.used -= int64(cap(b)) * floatBytes }
+
+func (c *floatCache) release(e *floatEntry) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if e.users--; e.users == 0 {
+		e.idle = c.idle.PushFront(e)
+	}
+}

@@ -1,0 +1,154 @@
+package gguf
+
+// This file is responsible for turning the stored bytes of a tensor into float32: the one entry point, and the types without
+// blocks. dequant_block.go has the types with small blocks, dequant_super.go those with blocks of 256.
+//
+// All of them do ggml's operations in ggml's order, for the same bits. Where a product is added to something it is converted to float32
+// first: the language lets a compiler fuse x*y + z into one operation (and Go does on arm64, ppc64, s390x, riscv64 and, from
+// GOAMD64=v3, on amd64), but never across a conversion. With finite scales that would not round differently, since the 11 bits of
+// a half, 6 of a sub-block's scale and 5 of a code fit the 24 of a float32; with infinite ones it would give other NaNs.
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+)
+
+// ErrNoDecoder means that [Dequantize] does not decode the type.
+var ErrNoDecoder = errors.New("no decoder to float32")
+
+// Dequantize decodes src, whole blocks of type t in little-endian byte order, to dst: len(dst) must be the number of elements
+// in src, which is len(src) / t.BlockBytes() * t.BlockElems(). The elements keep the order in which they are stored.
+//
+// It decodes F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q1_0, Q2_0, Q2_K to Q6_K, Q8_K, TQ1_0, TQ2_0, IQ4_NL, IQ4_XS, MXFP4
+// and NVFP4. For another type the error is [ErrNoDecoder]; a length that does not fit is an error, too. After an error dst is
+// as it was.
+//
+// The floats are, bit for bit, those of ggml's dequantize_row functions. On processors other than x86-64 the sign and payload of NaN may
+// differ; so they may everywhere for Q4_1 and Q5_1 blocks whose scale is not finite and whose minimum is NaN.
+//
+// Dequantize allocates nothing, and may be called concurrently. dst and src must not overlap.
+func Dequantize(dst []float32, t Type, src []byte) error {
+	decode := decoder(t)
+	if decode == nil {
+		return fmt.Errorf("%v: %w", t, ErrNoDecoder)
+	}
+	bytes, elems := int(types[t].bytes), int(types[t].elems)
+	if len(src)%bytes != 0 {
+		return fmt.Errorf("%d bytes are not a whole number of %v blocks of %d", len(src), t, bytes)
+	}
+	// Not len(src)/bytes*elems == len(dst), whose product can overflow an int of 32 bits.
+	if len(dst)%elems != 0 || len(dst)/elems != len(src)/bytes {
+		return fmt.Errorf("%d elements of space for %d %v blocks of %d elements", len(dst), len(src)/bytes, t, elems)
+	}
+	decode(dst, src)
+	return nil
+}
+
+// decoder returns the function for t, nil if there is none. The functions rely on lengths that agree.
+func decoder(t Type) func(dst []float32, src []byte) {
+	switch t {
+	case F32:
+		return decodeF32
+	case F16:
+		return decodeF16
+	case BF16:
+		return decodeBF16
+	case Q4_0:
+		return decodeQ4_0
+	case Q4_1:
+		return decodeQ4_1
+	case Q5_0:
+		return decodeQ5_0
+	case Q5_1:
+		return decodeQ5_1
+	case Q8_0:
+		return decodeQ8_0
+	case Q1_0:
+		return decodeQ1_0
+	case Q2_0:
+		return decodeQ2_0
+	case Q2_K:
+		return decodeQ2K
+	case Q3_K:
+		return decodeQ3K
+	case Q4_K:
+		return decodeQ4K
+	case Q5_K:
+		return decodeQ5K
+	case Q6_K:
+		return decodeQ6K
+	case Q8_K:
+		return decodeQ8K
+	case TQ1_0:
+		return decodeTQ1_0
+	case TQ2_0:
+		return decodeTQ2_0
+	case IQ4NL:
+		return decodeIQ4NL
+	case IQ4XS:
+		return decodeIQ4XS
+	case MXFP4:
+		return decodeMXFP4
+	case NVFP4:
+		return decodeNVFP4
+	}
+	return nil
+}
+
+func decodeF32(dst []float32, src []byte) {
+	for i := 0; i < len(dst) && len(src) >= 4; i++ {
+		dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(src))
+		src = src[4:]
+	}
+}
+
+func decodeF16(dst []float32, src []byte) {
+	for i := 0; i < len(dst) && len(src) >= 2; i++ {
+		// The common case is inlined here; half is too large for that.
+		if h := binary.LittleEndian.Uint16(src); isNormal(h) {
+			dst[i] = normalHalf(h)
+		} else {
+			dst[i] = half(h)
+		}
+		src = src[2:]
+	}
+}
+
+func decodeBF16(dst []float32, src []byte) {
+	for i := 0; i < len(dst) && len(src) >= 2; i++ {
+		dst[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(src)) << 16)
+		src = src[2:]
+	}
+}
+
+// halfBias is the difference of the exponents' biases in float32 and half.
+const halfBias = (127 - 15) << 23
+
+// isNormal reports whether the half is a number that has neither the smallest exponent nor the largest.
+func isNormal(h uint16) bool { return h&0x7c00-1<<10 < 30<<10 }
+
+// normalHalf is the value of a half that isNormal. The sign is extended beyond its place, then all copies but the top one are cleared.
+func normalHalf(h uint16) float32 {
+	return math.Float32frombits(uint32(int32(int16(h)))<<13&0x8fffffff + halfBias)
+}
+
+// half is the value of an IEEE 754 half. A signalling NaN comes out quiet, as from the multiplication that ggml converts with.
+func half(h uint16) float32 {
+	if isNormal(h) {
+		return normalHalf(h)
+	}
+	sign, mantissa := uint32(h&0x8000)<<16, uint32(h&0x3ff)
+	if h&0x7c00 == 0 {
+		return math.Float32frombits(sign | math.Float32bits(float32(int32(mantissa))*0x1p-24))
+	}
+	b := sign | 0xff<<23 | mantissa<<13
+	if mantissa != 0 {
+		b |= 1 << 22
+	}
+	return math.Float32frombits(b)
+}
+
+// halfAt is the half whose bytes are lo, hi.
+func halfAt(lo, hi byte) float32 { return half(uint16(lo) | uint16(hi)<<8) }

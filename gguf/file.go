@@ -1,0 +1,184 @@
+// Package gguf reads the structure of GGUF model files: which bytes of the file hold which tensor, and the metadata.
+// It takes every number in the file for hostile until it is checked.
+//
+// It reads GGUF versions 1 to 3 of either byte order.
+//
+//   - Open and Parse read the structure of one file, and never weights: of a split model (metadata key split.count above 1)
+//     the one part that they were given. OpenModel finds the other parts.
+//   - A Tensor tells its extent in its file, its layer and component, and those of its experts; Locate tells which of them
+//     holds a byte.
+//   - OpenWeights maps a model, for the bytes of a tensor, its values as float32, and what of it is in memory.
+package gguf
+
+// This file owns File: opening, and the questions that a parsed file answers.
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"sort"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+var (
+	// ErrNotGGUF says that a file does not begin as a GGUF file does.
+	ErrNotGGUF = errors.New("not a GGUF file")
+
+	// ErrTruncated says that a file is shorter than its own metadata declares: it was cut off, or its counts are wrong.
+	ErrTruncated = errors.New("truncated")
+)
+
+// ErrChanged says that a file is not what it was when it was opened.
+var ErrChanged = errors.New("the file has changed since it was opened")
+
+// File is the structure of one GGUF file. It holds the metadata, except for long arrays, and no file descriptor, so it
+// needs no closing and stays valid when the file changes. It does not change after Open or Parse: any number of
+// goroutines may use it.
+type File struct {
+	Path       string   // as given to Open; empty after Parse
+	Size       int64    // bytes
+	Version    uint32   // of the format: 1 to 3
+	BigEndian  bool     // the byte order of the metadata and of the weights
+	Alignment  int64    // bytes; every tensor's offset from DataOffset is a multiple of it
+	DataOffset int64    // absolute byte at which the metadata and its padding end
+	Metadata   []KV     // in file order, keys are unique
+	Tensors    []Tensor // ordered by Offset, no two overlap, names are unique
+
+	enc    encoding
+	kept   []byte      // values of the metadata
+	r      io.ReaderAt // nil after Open
+	info   os.FileInfo // nil after Parse
+	byKey  []int32     // indices into Metadata, ordered by key
+	byName []int32     // indices into Tensors, ordered by name
+}
+
+// Open reads the structure of the GGUF file at path. Besides the errors of the file system it returns those of Parse.
+func Open(path string) (*File, error) {
+	file, info, err := openRegular(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	f, err := Parse(file, info.Size())
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	f.Path, f.r, f.info = path, nil, info
+	return f, nil
+}
+
+func openRegular(path string) (*os.File, os.FileInfo, error) {
+	// Opening a FIFO would wait for a writer, so look first.
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, nil, fmt.Errorf("open %s: %w", path, pathless(err))
+	}
+	if !info.Mode().IsRegular() {
+		return nil, nil, fmt.Errorf("open %s: not a regular file", path)
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, nil, fmt.Errorf("open %s: %w", path, pathless(err))
+	}
+	if info, err = file.Stat(); err != nil {
+		file.Close()
+		return nil, nil, fmt.Errorf("open %s: %w", path, pathless(err))
+	}
+	// Reading the metadata must not pull weights into the page cache. The file is read and not mapped for the same reason:
+	// a fault maps the pages around it, and the kernel does not page out what a second process has mapped. This is
+	// advice; a file system that does not take it costs some readahead and nothing else.
+	_ = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_RANDOM)
+	return file, info, nil
+}
+
+// reopen opens the file again and checks that it is the same.
+func (f *File) reopen() (*os.File, error) {
+	file, info, err := openRegular(f.Path)
+	if err != nil {
+		return nil, err
+	}
+	if !os.SameFile(info, f.info) || info.Size() != f.Size || !info.ModTime().Equal(f.info.ModTime()) {
+		file.Close()
+		return nil, fmt.Errorf("open %s: %w", f.Path, ErrChanged)
+	}
+	return file, nil
+}
+
+// reread calls do with the file that was parsed.
+func (f *File) reread(do func(io.ReaderAt) error) error {
+	if f.r != nil {
+		return do(f.r)
+	}
+	file, err := f.reopen()
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	return do(file)
+}
+
+// pathless drops the operation and the path that package os puts before a system error, so that they are not said twice.
+func pathless(err error) error {
+	var pe *fs.PathError
+	if errors.As(err, &pe) {
+		return pe.Err
+	}
+	return err
+}
+
+// At returns the tensor that holds byte off of the file. It reports false if off lies in the metadata, in padding or
+// outside the file. It takes O(log n).
+func (f *File) At(off int64) (*Tensor, bool) {
+	i := sort.Search(len(f.Tensors), func(i int) bool { return f.Tensors[i].Offset > off }) - 1
+	if i < 0 || off >= f.Tensors[i].End() {
+		return nil, false
+	}
+	return &f.Tensors[i], true
+}
+
+// Locate returns the tensor that holds byte off of the file and, if it has a slice per expert, whose that byte is. It
+// reports false if off lies in the metadata, in padding or outside the file. It takes O(log n).
+func (f *File) Locate(off int64) (Location, bool) {
+	t, ok := f.At(off)
+	if !ok {
+		return Location{Expert: -1}, false
+	}
+	return Location{Tensor: t, Expert: t.ExpertAt(off)}, true
+}
+
+// Lookup returns the tensor with that name. It takes O(log n).
+func (f *File) Lookup(name string) (*Tensor, bool) {
+	i, ok := sort.Find(len(f.byName), func(i int) int { return strings.Compare(name, f.Tensors[f.byName[i]].Name) })
+	if !ok {
+		return nil, false
+	}
+	return &f.Tensors[f.byName[i]], true
+}
+
+// Fingerprint identifies a model file cheaply: 32 hex digits, the first 16 bytes of the SHA-256 over the file's bytes
+// [0, DataOffset) followed by its size as a little-endian uint64. Files that differ in their weights alone share a
+// fingerprint. It reads and hashes all metadata on each call, of a file that must not have changed (ErrChanged).
+func (f *File) Fingerprint() (string, error) {
+	h := sha256.New()
+	err := f.reread(func(r io.ReaderAt) error {
+		if n, err := io.Copy(h, io.NewSectionReader(r, 0, f.DataOffset)); err != nil || n < f.DataOffset {
+			return cmp.Or(err, ErrChanged)
+		}
+		return nil
+	})
+	if err != nil {
+		return "", fmt.Errorf("fingerprint: %w", err)
+	}
+	var size [8]byte
+	binary.LittleEndian.PutUint64(size[:], uint64(f.Size))
+	h.Write(size[:])
+	return hex.EncodeToString(h.Sum(nil)[:16]), nil
+}

@@ -1,0 +1,157 @@
+// Package gguftest writes small GGUF files for tests.
+package gguftest
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"os"
+	"testing"
+
+	"tensorcast/gguf"
+)
+
+// Alignment is that of every model's tensors.
+const Alignment = 32
+
+// Model is a model's metadata and tensors, of version 3 and little endian.
+type Model struct {
+	KVs     []KV
+	Tensors []Tensor
+}
+
+// KV is a metadata entry. Value is a bool, uint16, uint32, int32, float32, string or a slice of int32, float32 or string.
+type KV struct {
+	Key   string
+	Value any
+}
+
+// Tensor is a tensor, which is stored after the one before it.
+type Tensor struct {
+	Name  string
+	Type  gguf.Type
+	Shape []int64
+}
+
+// Write writes the model to a new file at path. The weights are zeros and take no space.
+func (m *Model) Write(tb testing.TB, path string) {
+	tb.Helper()
+	head, data := m.encode(tb)
+	if err := os.WriteFile(path, head, 0o666); err != nil {
+		tb.Fatal(err)
+	}
+	if err := os.Truncate(path, int64(len(head))+data); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// encode returns what comes before the weights, and how many bytes these take.
+func (m *Model) encode(tb testing.TB) (b []byte, data int64) {
+	le := binary.LittleEndian
+	b = le.AppendUint32([]byte("GGUF"), 3)
+	b = le.AppendUint64(b, uint64(len(m.Tensors)))
+	b = le.AppendUint64(b, uint64(len(m.KVs)))
+	for _, kv := range m.KVs {
+		b = appendString(b, kv.Key)
+		var (
+			t     gguf.ValueType
+			value []byte
+			err   error
+		)
+		switch v := kv.Value.(type) {
+		case string:
+			t, value = gguf.ValueString, appendString(nil, v)
+		case []string:
+			t, value = gguf.ValueArray, array(gguf.ValueString, len(v))
+			for _, s := range v {
+				value = appendString(value, s)
+			}
+		case []int32:
+			value, err = binary.Append(array(gguf.ValueInt32, len(v)), le, v)
+			t = gguf.ValueArray
+		case []float32:
+			value, err = binary.Append(array(gguf.ValueFloat32, len(v)), le, v)
+			t = gguf.ValueArray
+		default:
+			value, err = binary.Append(nil, le, v)
+			t = map[string]gguf.ValueType{
+				"bool": gguf.ValueBool, "uint16": gguf.ValueUint16, "uint32": gguf.ValueUint32, "int32": gguf.ValueInt32, "float32": gguf.ValueFloat32,
+			}[fmt.Sprintf("%T", v)]
+		}
+		if err != nil {
+			tb.Fatalf("%s: %v", kv.Key, err)
+		}
+		b = append(le.AppendUint32(b, uint32(t)), value...)
+	}
+	for _, t := range m.Tensors {
+		b = appendString(b, t.Name)
+		b = le.AppendUint32(b, uint32(len(t.Shape)))
+		size, err := t.Type.RowBytes(t.Shape[0])
+		if err != nil {
+			tb.Fatal(err)
+		}
+		for i, n := range t.Shape {
+			b = le.AppendUint64(b, uint64(n))
+			if i > 0 {
+				size *= n
+			}
+		}
+		b = le.AppendUint32(b, uint32(t.Type))
+		b = le.AppendUint64(b, uint64(data))
+		data += pad(size)
+	}
+	if len(m.Tensors) > 0 {
+		b = append(b, make([]byte, pad(int64(len(b)))-int64(len(b)))...)
+	}
+	return b, data
+}
+
+func pad(n int64) int64 { return (n + Alignment - 1) / Alignment * Alignment }
+
+func array(elem gguf.ValueType, n int) []byte {
+	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint32(nil, uint32(elem)), uint64(n))
+}
+
+func appendString(b []byte, s string) []byte {
+	return append(binary.LittleEndian.AppendUint64(b, uint64(len(s))), s...)
+}
+
+// MoE is a model of some layers whose tensors have every kind of name: attention, router, experts with fused and with
+// separate matrices and biases, shared experts, norms.
+func MoE(layers int, experts int64) *Model {
+	const embd, ffn = 64, 32
+	m := &Model{
+		KVs: []KV{
+			{"general.architecture", "qwen3moe"},
+			{"qwen3moe.block_count", uint32(layers)},
+			{"qwen3moe.expert_count", uint32(experts)},
+			{"qwen3moe.expert_used_count", uint32(2)},
+			{"tokenizer.ggml.tokens", []string{"<s>", "</s>", "a", "b"}},
+			{"tokenizer.ggml.scores", []float32{0, float32(math.Inf(-1)), 0.5, -1}},
+			{"tokenizer.ggml.bos_token_id", uint32(0)},
+		},
+		Tensors: []Tensor{
+			{"token_embd.weight", gguf.Q8_0, []int64{embd, 4}},
+			{"output.weight", gguf.Q8_0, []int64{embd, 4}},
+			{"output_norm.weight", gguf.F32, []int64{embd}},
+		},
+	}
+	for i := range layers {
+		add := func(component string, t gguf.Type, shape ...int64) {
+			m.Tensors = append(m.Tensors, Tensor{fmt.Sprintf("blk.%d.%s", i, component), t, shape})
+		}
+		add("attn_norm.weight", gguf.F32, embd)
+		add("attn_q.weight", gguf.Q8_0, embd, embd)
+		add("ffn_gate_inp.weight", gguf.F32, embd, experts)
+		if i%2 == 0 {
+			add("ffn_gate_exps.weight", gguf.Q4_0, embd, ffn, experts)
+			add("ffn_up_exps.weight", gguf.Q4_0, embd, ffn, experts)
+		} else {
+			add("ffn_gate_up_exps.weight", gguf.Q4_0, embd, 2*ffn, experts)
+		}
+		add("ffn_down_exps.weight", gguf.Q4_0, ffn, embd, experts)
+		add("ffn_down_exps.bias", gguf.F32, embd, experts)
+		add("ffn_up_shexp.weight", gguf.Q8_0, embd, ffn)
+	}
+	return m
+}

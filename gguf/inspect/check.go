@@ -1,0 +1,153 @@
+package inspect
+
+// This file looks for what is wrong with a model that can be read.
+
+import (
+	"fmt"
+	"strings"
+
+	"tensorcast/gguf"
+)
+
+// Finding is something wrong with a file.
+type Finding struct {
+	File   string // path
+	Tensor string // "" if the finding is about no single one
+	Text   string
+}
+
+// maxGGMLName is the length of tensor names from which ggml refuses a file.
+const maxGGMLName = 64
+
+// Check looks for what gguf reads and llama.cpp does not, for bytes that are nobody's, and for metadata that contradict
+// each other or the tensors. What gguf.OpenModel refuses cannot be asked any more: its error is the finding.
+func Check(m *gguf.Model) []Finding {
+	c := checker{model: m, first: m.Files[0]}
+	for _, f := range m.Files {
+		c.file(f)
+	}
+	c.architecture()
+	c.vocabulary()
+	return c.findings
+}
+
+type checker struct {
+	model    *gguf.Model
+	first    *gguf.File // which has the model's metadata
+	findings []Finding
+}
+
+func (c *checker) report(f *gguf.File, tensor, format string, args ...any) {
+	c.findings = append(c.findings, Finding{f.Path, tensor, fmt.Sprintf(format, args...)})
+}
+
+func (c *checker) file(f *gguf.File) {
+	if f.Version == 1 {
+		c.report(f, "", "GGUF version 1, which llama.cpp no longer reads")
+	}
+	if f.BigEndian {
+		c.report(f, "", "big endian, which llama.cpp reads on big-endian machines only")
+	}
+	end := f.DataOffset
+	for i := range f.Tensors {
+		t := &f.Tensors[i]
+		if len(t.Name) >= maxGGMLName {
+			c.report(f, t.Name, "the name has %d bytes, llama.cpp refuses %d and more", len(t.Name), maxGGMLName)
+		}
+		if t.Offset > end {
+			c.report(f, t.Name, "the %d bytes before it, from byte %d, are no tensor's", t.Offset-end, end)
+		}
+		end = (t.End() + f.Alignment - 1) &^ (f.Alignment - 1)
+	}
+	if f.Size > end {
+		c.report(f, "", "the last %d bytes, from byte %d, are no tensor's", f.Size-end, end)
+	}
+}
+
+// architecture compares the tensors with what the metadata say about them.
+func (c *checker) architecture() {
+	arch, ok := c.first.String("general.architecture")
+	if !ok {
+		c.report(c.first, "", "no general.architecture")
+		return
+	}
+	layers := map[int]bool{}
+	last := -1
+	experts, hasExperts := c.first.Uint(arch + ".expert_count")
+	for _, f := range c.model.Files {
+		for i := range f.Tensors {
+			t := &f.Tensors[i]
+			if n := t.Layer(); n >= 0 {
+				layers[n] = true
+				last = max(last, n)
+			}
+			// GroveMoE's chunk experts have a number of their own.
+			if n := t.Experts(); n > 0 && uint64(n) != experts && !strings.Contains(t.Name, "_chexps.") {
+				if hasExperts {
+					c.report(f, t.Name, "%d experts, %s.expert_count says %d", n, arch, experts)
+				} else {
+					c.report(f, t.Name, "%d experts, and no %s.expert_count", n, arch)
+				}
+			}
+		}
+	}
+	if len(layers) != last+1 {
+		missing := 0
+		for layers[missing] {
+			missing++
+		}
+		c.report(c.first, "", "%d layers, the highest is %d: layer %d is missing", len(layers), last, missing)
+	}
+	if n, ok := c.first.Uint(arch + ".block_count"); ok && n != uint64(last+1) && last >= 0 {
+		c.report(c.first, "", "%d layers, %s.block_count says %d", last+1, arch, n)
+	}
+	if used, ok := c.first.Uint(arch + ".expert_used_count"); ok && used > experts {
+		c.report(c.first, "", "%s.expert_used_count is %d, of %d experts", arch, used, experts)
+	}
+}
+
+// vocabulary compares the tokenizer's arrays, which go by token.
+func (c *checker) vocabulary() {
+	tokens := int64(-1)
+	for i := range c.first.Metadata {
+		if kv := &c.first.Metadata[i]; kv.Key == "tokenizer.ggml.tokens" && kv.Type == gguf.ValueArray {
+			tokens = kv.Len
+		}
+	}
+	if tokens < 0 {
+		return
+	}
+	for i := range c.first.Metadata {
+		kv := &c.first.Metadata[i]
+		switch {
+		case kv.Type == gguf.ValueArray && (kv.Key == "tokenizer.ggml.scores" || kv.Key == "tokenizer.ggml.token_type"):
+			if kv.Len != tokens {
+				c.report(c.first, "", "%s has %d elements for %d tokens", kv.Key, kv.Len, tokens)
+			}
+		case strings.HasPrefix(kv.Key, "tokenizer.ggml.") && strings.HasSuffix(kv.Key, "_token_id"):
+			// Some writers say "none" by the largest number.
+			if id, ok := c.first.Uint(kv.Key); ok && id >= uint64(tokens) && id != 1<<32-1 {
+				c.report(c.first, "", "%s is %d, there are %d tokens", kv.Key, id, tokens)
+			}
+		}
+	}
+}
+
+// FindingsTable returns a row per finding: file, tensor_name and finding.
+func FindingsTable(findings []Finding) *Table {
+	files, tensors, texts := []string{}, []string{}, []string{}
+	for _, f := range findings {
+		files = append(files, f.File)
+		tensors = append(tensors, f.Tensor)
+		texts = append(texts, f.Text)
+	}
+	return &Table{Columns: []Column{{"file", files}, {"tensor_name", tensors}, {"finding", texts}}}
+}
+
+// String is the finding as a line for people.
+func (f Finding) String() string {
+	if f.Tensor == "" {
+		return fmt.Sprintf("%s: %s", f.File, f.Text)
+	}
+	return fmt.Sprintf("%s: tensor %s: %s", f.File, f.Tensor, f.Text)
+}

@@ -1,0 +1,197 @@
+package inspect
+
+// This file makes the sums of a model's bytes.
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"unicode/utf8"
+
+	"github.com/dustin/go-humanize"
+
+	"tensorcast/gguf"
+)
+
+// largest is how many of the largest tensors a summary names.
+const largest = 10
+
+// Summary is the sums of a model's bytes.
+type Summary struct {
+	Model string // the first file's name
+	Files int
+	Bytes int64 // of all files
+	Rows  []SummaryRow
+}
+
+// SummaryRow is the sum of some of a model's tensors.
+type SummaryRow struct {
+	// Group is
+	//
+	//	tensors    all of them
+	//	read       by when they are read: "always", for each token; "lookup", a row for each token; "experts", those that are
+	//	           chosen; "experts of a token", what is read of these for a token, as <architecture>.expert_used_count says
+	//	kind       as gguf.Kind
+	//	layer      "0", "1", ...; "none" for tensors in no layer
+	//	component  the name after "blk.N.", over all layers
+	//	type       ggml's name
+	//	largest    single tensors
+	Group   string
+	Name    string
+	Tensors int64
+	Bytes   int64
+	Share   float64 // of the bytes of all tensors
+}
+
+// Summarise sums the tensors of each model.
+func Summarise(models []*gguf.Model) []*Summary {
+	names := fileNames(models)
+	var all []*Summary
+	for _, m := range models {
+		s := summarise(m)
+		s.Model = names[m.Files[0]]
+		all = append(all, s)
+	}
+	return all
+}
+
+// sums are the rows of a group, in order of their first use.
+type sums struct {
+	rows  []SummaryRow
+	index map[string]int
+}
+
+func (s *sums) add(name string, bytes int64) {
+	i, ok := s.index[name]
+	if !ok {
+		if s.index == nil {
+			s.index = map[string]int{}
+		}
+		i = len(s.rows)
+		s.index[name] = i
+		s.rows = append(s.rows, SummaryRow{Name: name})
+	}
+	s.rows[i].Tensors++
+	s.rows[i].Bytes += bytes
+}
+
+func summarise(m *gguf.Model) *Summary {
+	var total, read, kind, layer, component, typ, single sums
+	order := map[string]int{"none": -1}
+	_, untied := m.Lookup("output.weight")
+	for _, f := range m.Files {
+		for i := range f.Tensors {
+			t := &f.Tensors[i]
+			k := t.Kind()
+			total.add("all", t.Size)
+			when := "always"
+			switch {
+			case k == gguf.KindExpert:
+				when = "experts"
+			// Without an output matrix, that of the embeddings is read whole for each token.
+			case k == gguf.KindEmbedding && (untied || t.Name != "token_embd.weight"):
+				when = "lookup"
+			}
+			read.add(when, t.Size)
+			kind.add(k.String(), t.Size)
+			name := "none"
+			if n := t.Layer(); n >= 0 {
+				name = strconv.Itoa(n)
+				order[name] = n
+			}
+			layer.add(name, t.Size)
+			component.add(t.Component(), t.Size)
+			typ.add(t.Type.String(), t.Size)
+			single.add(t.Name, t.Size)
+		}
+	}
+	bySize := func(a, b SummaryRow) int { return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Name, b.Name)) }
+	for _, s := range []*sums{&kind, &component, &typ, &single} {
+		slices.SortFunc(s.rows, bySize)
+	}
+	slices.SortFunc(read.rows, func(a, b SummaryRow) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(layer.rows, func(a, b SummaryRow) int { return cmp.Compare(order[a.Name], order[b.Name]) })
+	single.rows = single.rows[:min(largest, len(single.rows))]
+
+	f := m.Files[0]
+	arch, _ := f.String("general.architecture")
+	count, _ := f.Uint(arch + ".expert_count")
+	used, ok := f.Uint(arch + ".expert_used_count")
+	if i := slices.IndexFunc(read.rows, func(r SummaryRow) bool { return r.Name == "experts" }); i >= 0 && ok && used <= count && count > 0 {
+		r := read.rows[i]
+		part := float64(used) / float64(count)
+		read.rows = append(read.rows, SummaryRow{Name: "experts of a token", Tensors: r.Tensors, Bytes: int64(float64(r.Bytes) * part)})
+	}
+
+	s := &Summary{Files: len(m.Files), Bytes: m.Size()}
+	if len(total.rows) == 0 {
+		return s
+	}
+	for _, g := range []struct {
+		name string
+		sums *sums
+	}{{"tensors", &total}, {"read", &read}, {"kind", &kind}, {"type", &typ}, {"layer", &layer}, {"component", &component}, {"largest", &single}} {
+		for _, r := range g.sums.rows {
+			r.Group = g.name
+			r.Share = float64(r.Bytes) / float64(total.rows[0].Bytes)
+			s.Rows = append(s.Rows, r)
+		}
+	}
+	return s
+}
+
+// SummaryTable returns a row per sum: group, name, tensors, size_bytes and share. If there is more than one model, the
+// column model comes first.
+func SummaryTable(summaries []*Summary) *Table {
+	var (
+		models, groups, names []string
+		tensors, sizes        []int64
+		shares                []float64
+	)
+	for _, s := range summaries {
+		for _, r := range s.Rows {
+			models = append(models, s.Model)
+			groups = append(groups, r.Group)
+			names = append(names, r.Name)
+			tensors = append(tensors, r.Tensors)
+			sizes = append(sizes, r.Bytes)
+			shares = append(shares, r.Share)
+		}
+	}
+	t := &Table{}
+	if len(summaries) > 1 {
+		t.Columns = []Column{{"model", models}}
+	}
+	t.Columns = append(t.Columns, Column{"group", groups}, Column{"name", names}, Column{"tensors", tensors},
+		Column{"size_bytes", sizes}, Column{"share", shares})
+	return t
+}
+
+// WriteText writes the summary for people.
+func (s *Summary) WriteText(w io.Writer) error {
+	out := &bytes.Buffer{}
+	files := "1 file"
+	if s.Files > 1 {
+		files = fmt.Sprintf("%d files", s.Files)
+	}
+	fmt.Fprintf(out, "%s: %s in %s\n", s.Model, humanize.IBytes(uint64(s.Bytes)), files)
+	width := 0
+	for _, r := range s.Rows {
+		width = max(width, utf8.RuneCountInString(r.Name))
+	}
+	group := ""
+	for _, r := range s.Rows {
+		if r.Group != group {
+			group = r.Group
+			fmt.Fprintf(out, "\n%-*s  %8s  %16s  %10s  %7s\n", width, group, "tensors", "bytes", "", "share")
+		}
+		fmt.Fprintf(out, "%-*s  %8d  %16d  %10s  %5.1f %%\n", width, r.Name, r.Tensors, r.Bytes, humanize.IBytes(uint64(r.Bytes)), 100*r.Share)
+	}
+	if _, err := out.WriteTo(w); err != nil {
+		return fmt.Errorf("write the summary: %w", err)
+	}
+	return nil
+}

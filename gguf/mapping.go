@@ -1,0 +1,101 @@
+package gguf
+
+// This file owns the mapping of one file: reading from it without dying when the file is cut short under it.
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// mapping is a read-only mapping of a whole file, of which nothing is read until it is touched.
+type mapping struct {
+	file  *os.File
+	bytes []byte
+}
+
+// mapFile maps the file that f was read from.
+func mapFile(f *File) (*mapping, error) {
+	if f.info == nil {
+		return nil, errors.New("map a model: it was not read from a file")
+	}
+	file, err := f.reopen()
+	if err != nil {
+		return nil, err
+	}
+	m := &mapping{file: file}
+	if int64(int(f.Size)) != f.Size {
+		err = unix.ENOMEM
+	} else {
+		m.bytes, err = unix.Mmap(int(file.Fd()), 0, int(f.Size), unix.PROT_READ, unix.MAP_SHARED)
+	}
+	if err != nil {
+		file.Close()
+		return nil, fmt.Errorf("map %s: %w", f.Path, err)
+	}
+	// A fault must not read around itself: the neighbours are other tensors and other experts.
+	if err := unix.Madvise(m.bytes, unix.MADV_RANDOM); err != nil {
+		return nil, errors.Join(fmt.Errorf("advise the mapping of %s: %w", f.Path, err), m.close())
+	}
+	return m, nil
+}
+
+func (m *mapping) close() error {
+	return errors.Join(unix.Munmap(m.bytes), m.file.Close())
+}
+
+// check returns an error that wraps ErrTruncated if the file has become shorter than end.
+func (m *mapping) check(end int64) error {
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(m.file.Fd()), &stat); err != nil {
+		return fmt.Errorf("stat %s: %w", m.file.Name(), err)
+	}
+	if stat.Size < end {
+		return fmt.Errorf("%w: %s has %d bytes now, and had %d when it was opened", ErrTruncated, m.file.Name(), stat.Size, len(m.bytes))
+	}
+	return nil
+}
+
+// guard calls do. A read of the mapping where the file has no bytes any more, or its device fails, ends do with an error;
+// it would end the process otherwise (SIGBUS).
+func (m *mapping) guard(do func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		r := recover()
+		if r == nil {
+			return
+		}
+		fault, ok := r.(interface{ Addr() uintptr })
+		first := uintptr(unsafe.Pointer(unsafe.SliceData(m.bytes)))
+		if !ok || fault.Addr() < first || fault.Addr()-first >= uintptr(len(m.bytes)) {
+			panic(r)
+		}
+		off := int64(fault.Addr() - first)
+		if err = m.check(off + 1); err == nil {
+			err = fmt.Errorf("byte %d of %s: %w", off, m.file.Name(), unix.EIO)
+		}
+	}()
+	return do()
+}
+
+// pages is the part of the mapping that holds bytes [off, off+size), in whole pages.
+func (m *mapping) pages(off, size int64) []byte {
+	page := int64(os.Getpagesize())
+	return m.bytes[off/page*page : off+size]
+}
+
+// willNeed begins to read bytes [off, off+size) from disk. The kernel takes as much of it as its readahead allows.
+func (m *mapping) willNeed(off, size int64) {
+	// Advice: where it is refused, the bytes are read when they are touched.
+	_ = unix.Madvise(m.pages(off, size), unix.MADV_WILLNEED)
+}
+
+// forget drops the mapping's claim to the pages of bytes [off, off+size), which stay in the page cache: the kernel does not
+// page out for a process what a second one has mapped.
+func (m *mapping) forget(off, size int64) {
+	_ = unix.Madvise(m.pages(off, size), unix.MADV_DONTNEED)
+}

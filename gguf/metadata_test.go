@@ -1,0 +1,153 @@
+package gguf
+
+import (
+	"bytes"
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+	"time"
+)
+
+// arrays has an array of every element type, and two that are too long to keep.
+func arrays(tb testing.TB) (m *model, want map[string]any) {
+	tb.Helper()
+	long := make([]string, 9000)
+	var floats []float32
+	var floatBytes []byte
+	for i := range long {
+		long[i] = string(bytes.Repeat([]byte{'a' + byte(i%26)}, i%17))
+		floats = append(floats, float32(i)/4)
+		floatBytes = append(floatBytes, u32(math.Float32bits(float32(i)/4))...)
+	}
+	floats, floatBytes = append(floats, floats...), append(floatBytes, floatBytes...)
+	want = map[string]any{
+		"u8": []uint8{1, 255}, "i8": []int8{-1, 2}, "u16": []uint16{1, 65535}, "i16": []int16{-2, 3},
+		"u32": []uint32{1, math.MaxUint32}, "i32": []int32{-3, 4}, "f32": []float32{0.5, -2}, "bool": []bool{true, false},
+		"str": []string{"", "héllo", "\x00\xff"}, "u64": []uint64{1, math.MaxUint64}, "i64": []int64{-4, 5}, "f64": []float64{0.25, -8},
+		"none": []uint8{}, "long str": long, "long f32": floats, "scalar": uint16(7),
+	}
+	join := func(b ...[]byte) []byte { return bytes.Join(b, nil) }
+	m = &model{version: 3, alignment: 32}
+	add := func(key string, elem ValueType, n uint64, elems []byte) {
+		m.kvs = append(m.kvs, kvSpec{key, ValueArray, array(elem, n, elems)})
+	}
+	add("u8", ValueUint8, 2, []byte{1, 255})
+	add("i8", ValueInt8, 2, []byte{255, 2})
+	add("u16", ValueUint16, 2, join(u16(1), u16(65535)))
+	add("i16", ValueInt16, 2, join(u16(65534), u16(3)))
+	add("u32", ValueUint32, 2, join(u32(1), u32(math.MaxUint32)))
+	add("i32", ValueInt32, 2, join(u32(math.MaxUint32-2), u32(4)))
+	add("f32", ValueFloat32, 2, join(u32(math.Float32bits(0.5)), u32(math.Float32bits(-2))))
+	add("bool", ValueBool, 2, []byte{1, 0})
+	add("u64", ValueUint64, 2, join(u64(1), u64(math.MaxUint64)))
+	add("i64", ValueInt64, 2, join(u64(math.MaxUint64-3), u64(5)))
+	add("f64", ValueFloat64, 2, join(u64(math.Float64bits(0.25)), u64(math.Float64bits(-8))))
+	add("none", ValueUint8, 0, nil)
+	add("long f32", ValueFloat32, uint64(len(floats)), floatBytes)
+	m.kvs = append(m.kvs,
+		kvSpec{"str", ValueArray, stringArray("", "héllo", "\x00\xff")},
+		kvSpec{"long str", ValueArray, stringArray(long...)},
+		kvSpec{"scalar", ValueUint16, u16(7)})
+	m.tensors = []tensorSpec{{name: "x", dims: []uint64{32}, typ: F32}}
+	return m, want
+}
+
+func TestValue(t *testing.T) {
+	m, want := arrays(t)
+	for _, enc := range encodings {
+		m.version, m.big = enc.version, enc.big
+		path := filepath.Join(t.TempDir(), "m.gguf")
+		b := m.encode()
+		if err := os.WriteFile(path, b, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		opened, err := Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(opened.Metadata) != len(want) {
+			t.Fatalf("%d entries, want %d", len(opened.Metadata), len(want))
+		}
+		for _, f := range []*File{opened, mustParse(t, b)} {
+			for i := range f.Metadata {
+				kv := &f.Metadata[i]
+				all := reflect.ValueOf(want[kv.Key])
+				if got, err := f.Value(kv, -1); err != nil || !reflect.DeepEqual(got, all.Interface()) {
+					t.Errorf("%s: %s: %v, %v, want %v", enc.name, kv.Key, got, err, all)
+				}
+				if kv.Type != ValueArray {
+					continue
+				}
+				for _, limit := range []int{0, 1, all.Len() + 1} {
+					want := all.Slice(0, min(limit, all.Len())).Interface()
+					if got, err := f.Value(kv, int64(limit)); err != nil || !reflect.DeepEqual(got, want) {
+						t.Errorf("%s: the first %d of %s: %v, %v, want %v", enc.name, limit, kv.Key, got, err, want)
+					}
+				}
+			}
+		}
+	}
+}
+
+// What is read again must be what was parsed: another file, another size, another time are errors, and so is a file that
+// changed without a trace.
+func TestValueOfChangedFile(t *testing.T) {
+	m, _ := arrays(t)
+	b := m.encode()
+	for name, change := range map[string]func(t *testing.T, path string){
+		"grown": func(t *testing.T, path string) {
+			check(t, os.WriteFile(path, append(bytes.Clone(b), 0), 0o644))
+		},
+		"shrunk":  func(t *testing.T, path string) { check(t, os.Truncate(path, 100)) },
+		"written": func(t *testing.T, path string) { check(t, os.Chtimes(path, time.Time{}, time.Now().Add(time.Hour))) },
+		"replaced": func(t *testing.T, path string) {
+			check(t, os.WriteFile(path+"2", b, 0o644))
+			check(t, os.Rename(path+"2", path))
+		},
+		"written in secret": func(t *testing.T, path string) {
+			info, err := os.Stat(path)
+			check(t, err)
+			lies := bytes.Clone(b)
+			for i := bytes.Index(b, []byte("long str")) + 20; i < len(lies)-200; i++ {
+				lies[i] = 0xff
+			}
+			check(t, os.WriteFile(path, lies, 0o644))
+			check(t, os.Chtimes(path, info.ModTime(), info.ModTime()))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "m.gguf")
+			check(t, os.WriteFile(path, b, 0o644))
+			f, err := Open(path)
+			check(t, err)
+			change(t, path)
+			if _, err := f.Strings("long str"); !errors.Is(err, ErrChanged) {
+				t.Errorf("error %v", err)
+			}
+			if _, err := f.Fingerprint(); name != "written in secret" && !errors.Is(err, ErrChanged) {
+				t.Errorf("error %v", err)
+			}
+			if got, err := f.Strings("str"); err != nil || len(got) != 3 {
+				t.Errorf("a short array: %q, %v", got, err)
+			}
+		})
+	}
+	path := filepath.Join(t.TempDir(), "m.gguf")
+	check(t, os.WriteFile(path, b, 0o644))
+	f, err := Open(path)
+	check(t, err)
+	check(t, os.Remove(path))
+	if _, err := f.Strings("long str"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("error %v", err)
+	}
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

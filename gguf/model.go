@@ -1,0 +1,224 @@
+package gguf
+
+// This file owns Model: the one or more files of a model, and finding the parts of a split one.
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+)
+
+// Metadata keys of split models, as llama.cpp's gguf-split writes them.
+const (
+	splitCountKey   = "split.count"         // parts
+	splitNoKey      = "split.no"            // of this part, from 0
+	splitTensorsKey = "split.tensors.count" // tensors of all parts
+	architectureKey = "general.architecture"
+)
+
+var (
+	// ErrPartName says that a part of a split model is not named like one, so that the others cannot be found.
+	ErrPartName = errors.New("a part of a split model must be named <model>-00001-of-00009.gguf")
+
+	// ErrMissingPart says that parts of a split model are not beside the one that was opened.
+	ErrMissingPart = errors.New("missing parts of the split model")
+
+	// ErrMismatchedPart says that a file beside a part of a split model is not a part of the same model.
+	ErrMismatchedPart = errors.New("not a part of the same model")
+)
+
+// Model is the structure of a model: of its one file, or of all parts of a split one. It does not change after OpenModel:
+// any number of goroutines may use it.
+type Model struct {
+	// Files are in the order of the parts. The first has the model's metadata, the others may have nothing but tensors.
+	Files []*File
+
+	byName []Location // ordered by name
+}
+
+// Location is a place in a model: a tensor and, if that is of experts, the expert.
+type Location struct {
+	Tensor *Tensor
+	Expert int // -1 if the weights are no single expert's
+	File   int // index into Model.Files; 0 if a File was asked
+}
+
+// OpenModel reads the structure of the model that the file at path holds or is a part of. The other parts lie in the same
+// directory and follow llama.cpp's naming. Besides the errors of Open it returns ErrPartName, ErrMissingPart and
+// ErrMismatchedPart, which name the files.
+func OpenModel(path string) (*Model, error) {
+	f, err := Open(path)
+	if err != nil {
+		return nil, err
+	}
+	m := &Model{Files: []*File{f}}
+	count, ok := f.Uint(splitCountKey)
+	if ok && count > 1 {
+		if m.Files, err = openParts(f, count); err != nil {
+			return nil, err
+		}
+	}
+	if err := m.index(); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// OpenPart is OpenModel for one file: of a split model it takes the one part. Of that, the first part alone has the model's
+// metadata.
+func OpenPart(path string) (*Model, error) {
+	f, err := Open(path)
+	if err != nil {
+		return nil, err
+	}
+	m := &Model{Files: []*File{f}}
+	if err := m.index(); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// partPath is the path of part no of count, as llama_split_path makes it.
+func partPath(prefix string, no, count uint64) string {
+	return fmt.Sprintf("%s-%05d-of-%05d.gguf", prefix, no+1, count)
+}
+
+// openParts returns all parts of the model that given is one of.
+func openParts(given *File, count uint64) ([]*File, error) {
+	no, ok := given.Uint(splitNoKey)
+	if !ok || no >= count {
+		return nil, fmt.Errorf("read %s: part number %d (%s) of %d (%s): %w", given.Path, no, splitNoKey, count, splitCountKey, ErrMismatchedPart)
+	}
+	base := filepath.Base(given.Path)
+	prefix, ok := strings.CutSuffix(base, partPath("", no, count))
+	if !ok || prefix == "" {
+		return nil, fmt.Errorf("%w: %s is part %d of %d, and is not named <model>%s", ErrPartName, given.Path, no+1, count, partPath("", no, count))
+	}
+	prefix = filepath.Join(filepath.Dir(given.Path), prefix)
+
+	// A claim of many parts costs nothing: the first ones that are missing end the search.
+	const named = 5
+	var missing []string
+	for i := range count {
+		_, err := os.Stat(partPath(prefix, i, count))
+		if errors.Is(err, fs.ErrNotExist) {
+			missing = append(missing, filepath.Base(partPath(prefix, i, count)))
+		}
+		if len(missing) == named+1 {
+			missing[named] = "..."
+			break
+		}
+	}
+	if missing != nil {
+		return nil, fmt.Errorf("%w: beside %s there is no %s", ErrMissingPart, given.Path, strings.Join(missing, ", "))
+	}
+
+	var files []*File
+	tensors := uint64(0)
+	for i := range count {
+		f := given
+		if i != no {
+			var err error
+			if f, err = Open(partPath(prefix, i, count)); err != nil {
+				return nil, err
+			}
+			if err := matchPart(f, given, i, count); err != nil {
+				return nil, fmt.Errorf("%w as %s: %s %w", ErrMismatchedPart, given.Path, f.Path, err)
+			}
+		}
+		files = append(files, f)
+		tensors += uint64(len(f.Tensors))
+	}
+	for _, f := range files {
+		if want, ok := f.Uint(splitTensorsKey); ok && want != tensors {
+			return nil, fmt.Errorf("%w: %s says that all parts have %d tensors (%s), they have %d", ErrMismatchedPart, f.Path, want, splitTensorsKey, tensors)
+		}
+	}
+	return files, nil
+}
+
+// matchPart checks that f is part no of the count that given is one of, and says what is wrong.
+func matchPart(f, given *File, no, count uint64) error {
+	if got, ok := f.Uint(splitCountKey); !ok || got != count {
+		return fmt.Errorf("has %s %s, not %d", splitCountKey, number(got, ok), count)
+	}
+	if got, ok := f.Uint(splitNoKey); !ok || got != no {
+		return fmt.Errorf("has %s %s, not %d", splitNoKey, number(got, ok), no)
+	}
+	if f.BigEndian != given.BigEndian {
+		return errors.New("has the other byte order")
+	}
+	// Writers give the architecture to the first part, or to all of them.
+	a, inPart := f.String(architectureKey)
+	if b, inGiven := given.String(architectureKey); inPart && inGiven && a != b {
+		return fmt.Errorf("is of architecture %.50q, not %.50q", a, b)
+	}
+	return nil
+}
+
+func number(n uint64, ok bool) string {
+	if !ok {
+		return "missing"
+	}
+	return fmt.Sprint(n)
+}
+
+// index orders the tensors of all files by name, and refuses a name that occurs twice.
+func (m *Model) index() error {
+	n := 0
+	for _, f := range m.Files {
+		n += len(f.Tensors)
+	}
+	m.byName = make([]Location, 0, n)
+	for i, f := range m.Files {
+		for _, j := range f.byName {
+			m.byName = append(m.byName, Location{Tensor: &f.Tensors[j], Expert: -1, File: i})
+		}
+	}
+	if len(m.Files) == 1 {
+		return nil // the order of the one file
+	}
+	sort.Slice(m.byName, func(i, j int) bool { return m.byName[i].Tensor.Name < m.byName[j].Tensor.Name })
+	for i := 1; i < n; i++ {
+		if a, b := m.byName[i-1], m.byName[i]; a.Tensor.Name == b.Tensor.Name {
+			return fmt.Errorf("%w: tensor %.100q is in %s and in %s", ErrMismatchedPart, a.Tensor.Name, m.Files[a.File].Path, m.Files[b.File].Path)
+		}
+	}
+	return nil
+}
+
+// Lookup returns where the tensor with that name is; the location's expert is -1. It takes O(log n).
+func (m *Model) Lookup(name string) (Location, bool) {
+	i, ok := sort.Find(len(m.byName), func(i int) int { return strings.Compare(name, m.byName[i].Tensor.Name) })
+	if !ok {
+		return Location{}, false
+	}
+	return m.byName[i], true
+}
+
+// Locate returns what byte off of m.Files[file] belongs to. It reports false if that lies in the metadata, in padding or
+// outside the file, or there is no such file. It takes O(log n).
+func (m *Model) Locate(file int, off int64) (Location, bool) {
+	if file < 0 || file >= len(m.Files) {
+		return Location{}, false
+	}
+	l, ok := m.Files[file].Locate(off)
+	l.File = file
+	return l, ok
+}
+
+// Size is the number of bytes of all files.
+func (m *Model) Size() int64 {
+	var n int64
+	for _, f := range m.Files {
+		n += f.Size
+	}
+	return n
+}
+
+// Tensors is the number of tensors in all files.
+func (m *Model) Tensors() int { return len(m.byName) }

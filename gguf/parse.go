@@ -1,0 +1,499 @@
+package gguf
+
+// This file owns the format: it walks the metadata and checks every count against the bytes that remain, every product
+// for overflow and every bound by subtraction, so that no number in a file can lead outside it.
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math"
+	"math/bits"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+const (
+	magic            = "GGUF"
+	alignmentKey     = "general.alignment"
+	defaultAlignment = 32
+	maxDims          = 4
+
+	// maxMetadata bounds memory where the file does not: a sparse file of terabytes costs nothing to make. Metadata with
+	// 262k tokens and 515k merges take 13 MB.
+	maxMetadata = 256 << 20
+
+	// maxAlignment is far above any page size. Beyond it, "metadata and padding" would be a way to hide a file in.
+	maxAlignment = 16 << 20
+
+	// maxName is the format's limit for keys. ggml cuts tensor names at 63 bytes, other readers do not.
+	maxName = 65535
+
+	maxOffset = math.MaxInt64 // file offsets are int64
+
+	// maxKept is the length of the arrays that a File holds a copy of. Longer ones are a vocabulary's.
+	maxKept = 64 << 10
+
+	// firstRecords is how many records are made room for before they are seen: a count is only a claim.
+	firstRecords = 1024
+
+	hint = "is the download whole?" // most short files are unfinished downloads
+)
+
+// Parse reads the structure of the GGUF file of size bytes that r holds. It reads the metadata, without long arrays of
+// numbers, and at most 64 KiB of what follows. The File reads from r again only in Value, Strings and Fingerprint. Memory
+// stays within a small multiple of the metadata's bytes, and far below them where they are mostly a vocabulary.
+//
+// Errors wrap ErrNotGGUF, ErrTruncated or r's own; others describe what is malformed and where.
+func Parse(r io.ReaderAt, size int64) (*File, error) { return parse(r, size, pieceBytes) }
+
+func parse(r io.ReaderAt, size, piece int64) (*File, error) {
+	p := &parser{src: &source{r: r, size: size, piece: piece}}
+	f := &File{Size: size, Alignment: defaultAlignment, r: r}
+	tensors, entries, err := p.header(f)
+	if err != nil {
+		return nil, err
+	}
+	f.enc = p.enc
+	if err := p.metadata(f, entries); err != nil {
+		return nil, err
+	}
+	f.kept = slices.Clip(p.kept)
+	if err := p.tensors(f, tensors); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+type parser struct {
+	src  *source
+	enc  encoding
+	off  int64 // of the next byte
+	kept []byte
+
+	// What is being read, for messages: "tensor", 3, `blk.0.attn_q.weight`.
+	kind  string
+	index int64
+	name  string
+}
+
+func (p *parser) place() string {
+	switch {
+	case p.kind == "":
+		return "the header"
+	case p.name == "":
+		return fmt.Sprintf("%s %d", p.kind, p.index)
+	}
+	return fmt.Sprintf("%s %d (%.100q)", p.kind, p.index, p.name)
+}
+
+func (p *parser) errorf(format string, args ...any) error {
+	return fmt.Errorf("%s: %w", p.place(), fmt.Errorf(format, args...))
+}
+
+// need checks that n more bytes exist, for what is being read.
+func (p *parser) need(n uint64, what string) error {
+	remain := p.src.size - p.off
+	if n > uint64(remain) {
+		return fmt.Errorf("%w: byte %d, %s of %s: %d bytes needed, %d remain of the file's %d; %s",
+			ErrTruncated, p.off, what, p.place(), n, remain, p.src.size, hint)
+	}
+	// skipStrings may have gone past the limit by a piece.
+	if n > uint64(max(0, maxMetadata-p.off)) {
+		return p.errorf("byte %d, %s: metadata larger than %d MiB", p.off, what, maxMetadata>>20)
+	}
+	return nil
+}
+
+// take returns the next n bytes. They are valid until the next call and must not be changed.
+func (p *parser) take(n uint64, what string) ([]byte, error) {
+	if err := p.need(n, what); err != nil {
+		return nil, err
+	}
+	b, err := p.src.at(p.off, int64(n))
+	if err != nil {
+		return nil, err
+	}
+	p.off += int64(n)
+	return b[:n], nil
+}
+
+// keep copies the next n bytes to the end of p.kept.
+func (p *parser) keep(n uint64, what string) error {
+	if n <= uint64(p.src.piece) {
+		b, err := p.take(n, what)
+		p.kept = append(p.kept, b...)
+		return err
+	}
+	// What is longer than the window need not pass through it.
+	if err := p.need(n, what); err != nil {
+		return err
+	}
+	first := len(p.kept)
+	p.kept = slices.Grow(p.kept, int(n))[:first+int(n)]
+	if err := p.src.read(p.kept[first:], p.off); err != nil {
+		return err
+	}
+	p.off += int64(n)
+	return nil
+}
+
+// skip passes over n bytes without reading them.
+func (p *parser) skip(n uint64, what string) error {
+	if err := p.need(n, what); err != nil {
+		return err
+	}
+	p.off += int64(n)
+	return nil
+}
+
+func (p *parser) u32(what string) (uint32, error) {
+	b, err := p.take(4, what)
+	if err != nil {
+		return 0, err
+	}
+	return p.enc.u32(b), nil
+}
+
+func (p *parser) u64(what string) (uint64, error) {
+	b, err := p.take(8, what)
+	if err != nil {
+		return 0, err
+	}
+	return p.enc.u64(b), nil
+}
+
+// length reads a length, a count or a dimension.
+func (p *parser) length(what string) (uint64, error) {
+	b, err := p.take(uint64(p.enc.wide), what)
+	if err != nil {
+		return 0, err
+	}
+	return p.enc.length(b), nil
+}
+
+// count reads a number of records that take at least minBytes each, and so cannot be more than the bytes that remain hold.
+func (p *parser) count(minBytes int64, what string) (int64, error) {
+	n, err := p.length(what)
+	if err != nil {
+		return 0, err
+	}
+	if remain := p.src.size - p.off; n > uint64(remain/minBytes) {
+		return 0, fmt.Errorf("%w: %s of %s is %d, the %d bytes that remain hold at most %d; %s",
+			ErrTruncated, what, p.place(), n, remain, remain/minBytes, hint)
+	}
+	return int64(n), nil
+}
+
+// identifier reads a key or a tensor name. Names end up in tables, terminals and spreadsheets: what cannot be printed is refused.
+func (p *parser) identifier(lengthOf, what string) (string, error) {
+	n, err := p.length(lengthOf)
+	if err != nil {
+		return "", err
+	}
+	if err := p.need(n, what); err != nil {
+		return "", err
+	}
+	if n == 0 || n > maxName {
+		return "", p.errorf("%s has %d bytes, not 1 to %d", what, n, maxName)
+	}
+	b, err := p.take(n, what)
+	if err != nil {
+		return "", err
+	}
+	s := string(b)
+	if !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return "", p.errorf("%s %.100q is not printable text", what, s)
+	}
+	return s, nil
+}
+
+func (p *parser) header(f *File) (tensors, entries int64, err error) {
+	if p.src.size < int64(len(magic)) {
+		return 0, 0, fmt.Errorf("%w: it has %d bytes", ErrNotGGUF, p.src.size)
+	}
+	b, err := p.take(uint64(len(magic)), "the magic")
+	if err != nil {
+		return 0, 0, err
+	}
+	if string(b) != magic {
+		return 0, 0, fmt.Errorf("%w: bad magic, it begins with %q", ErrNotGGUF, b)
+	}
+	if f.Version, err = p.u32("the version"); err != nil {
+		return 0, 0, err
+	}
+	// Nothing but the version tells the byte order. ggml's test for the other one is that the low half is zero.
+	if f.Version&0xffff == 0 && f.Version != 0 {
+		p.enc.big, f.BigEndian, f.Version = true, true, bits.ReverseBytes32(f.Version)
+	}
+	switch f.Version {
+	case 1:
+		p.enc.wide = 4
+	case 2, 3:
+		p.enc.wide = 8
+	default:
+		return 0, 0, fmt.Errorf("GGUF version %d, this reader knows 1 to 3", f.Version)
+	}
+	if tensors, err = p.count(p.minTensorBytes(), "the tensor count"); err != nil {
+		return 0, 0, err
+	}
+	entries, err = p.count(p.minKVBytes(), "the metadata count")
+	return tensors, entries, err
+}
+
+// minKVBytes is a key of one byte with its length, the type and a value of one byte.
+func (p *parser) minKVBytes() int64 { return p.enc.wide + 1 + 4 + 1 }
+
+// minTensorBytes is a name of one byte with its length, the number of dimensions, one of them, the type and the offset.
+func (p *parser) minTensorBytes() int64 { return p.enc.wide + 1 + 4 + p.enc.wide + 4 + 8 }
+
+func (p *parser) metadata(f *File, n int64) error {
+	f.Metadata = make([]KV, 0, min(n, firstRecords))
+	for i := range n {
+		p.kind, p.index, p.name = "metadata entry", i, ""
+		var kv KV
+		var err error
+		if kv.Key, err = p.identifier("the key's length", "the key"); err != nil {
+			return err
+		}
+		p.name = kv.Key
+		if err := p.value(&kv); err != nil {
+			return err
+		}
+		if kv.Key == alignmentKey {
+			if kv.Type != ValueUint32 {
+				return p.errorf("the alignment is of type %v, not u32", kv.Type)
+			}
+			f.Alignment = int64(p.enc.u32(p.kept[kv.kept:]))
+			if a := f.Alignment; a < 8 || a > maxAlignment || a&(a-1) != 0 {
+				return p.errorf("the alignment is %d, not a power of two from 8 to %d", a, maxAlignment)
+			}
+		}
+		f.Metadata = append(f.Metadata, kv)
+	}
+	var twice string
+	if f.byKey, twice = index(len(f.Metadata), func(i int32) string { return f.Metadata[i].Key }); twice != "" {
+		return fmt.Errorf("two metadata entries have the key %.100q", twice)
+	}
+	return nil
+}
+
+// value reads the type of an entry and finds where its value ends.
+func (p *parser) value(kv *KV) error {
+	t, err := p.u32("the type")
+	if err != nil {
+		return err
+	}
+	kv.Type, kv.Len = ValueType(t), 1
+	if kv.Type >= valueTypeCount {
+		return p.errorf("unknown value type %d", t)
+	}
+	kv.kept = int32(len(p.kept))
+	switch kv.Type {
+	case ValueArray:
+		return p.array(kv)
+	case ValueString:
+		n, err := p.length("the string's length")
+		if err != nil {
+			return err
+		}
+		kv.off, kv.size = p.off, int64(n)
+		return p.keep(n, "the string")
+	}
+	kv.off, kv.size = p.off, valueTypes[kv.Type].bytes
+	if err := p.keep(uint64(kv.size), "the value"); err != nil {
+		return err
+	}
+	if v := p.kept[kv.kept]; kv.Type == ValueBool && v > 1 {
+		return p.errorf("the boolean value is %d, not 0 or 1", v)
+	}
+	return nil
+}
+
+func (p *parser) array(kv *KV) error {
+	t, err := p.u32("the array's element type")
+	if err != nil {
+		return err
+	}
+	kv.Elem = ValueType(t)
+	if kv.Elem >= valueTypeCount {
+		return p.errorf("unknown type %d of array elements", t)
+	}
+	if kv.Elem == ValueArray {
+		return p.errorf("an array of arrays, which ggml does not read either")
+	}
+	width := valueTypes[kv.Elem].bytes
+	if kv.Elem == ValueString {
+		width = p.enc.wide // an empty string's length
+	}
+	if kv.Len, err = p.count(width, "the array's length"); err != nil {
+		return err
+	}
+	kv.off = p.off
+	if kv.Elem == ValueString {
+		err = p.skipStrings(kv.Len)
+	} else {
+		err = p.skip(uint64(kv.Len*width), "the array")
+	}
+	if err != nil {
+		return err
+	}
+	if kv.size = p.off - kv.off; kv.size > maxKept {
+		kv.kept = inFile
+		return nil
+	}
+	p.off = kv.off
+	return p.keep(uint64(kv.size), "the array")
+}
+
+// skipStrings passes over n strings. Large vocabularies make this the parser's one hot loop, so strings that lie within
+// the window are walked without a call.
+func (p *parser) skipStrings(n int64) error {
+	for i := int64(0); i < n; i++ {
+		length, err := p.length("the length of a string in the array")
+		if err != nil {
+			return err
+		}
+		if err := p.skip(length, "a string in the array"); err != nil {
+			return err
+		}
+		if p.enc.big || p.enc.wide != 8 {
+			continue // rare, and three times slower
+		}
+		b := p.src.ahead(p.off)
+		pos := 0
+		for i+1 < n && len(b)-pos >= 8 {
+			length := binary.LittleEndian.Uint64(b[pos:])
+			if length > uint64(len(b)-pos-8) {
+				break
+			}
+			pos += 8 + int(length)
+			i++
+		}
+		p.off += int64(pos)
+	}
+	return nil
+}
+
+func (p *parser) tensors(f *File, n int64) error {
+	f.Tensors = make([]Tensor, 0, min(n, firstRecords))
+	dims := make([]int64, 0, 2*cap(f.Tensors)) // shapes share memory: one allocation for many tensors
+	for i := range n {
+		p.kind, p.index, p.name = "tensor", i, ""
+		var t Tensor
+		var err error
+		if dims, err = p.tensor(&t, dims); err != nil {
+			return err
+		}
+		f.Tensors = append(f.Tensors, t)
+	}
+
+	// ggml pads only where tensors follow; a first part of a split model may have none.
+	p.kind = ""
+	if n > 0 {
+		if err := p.skip(uint64(-p.off&(f.Alignment-1)), "the padding before the tensor data"); err != nil {
+			return err
+		}
+	}
+	f.DataOffset = p.off
+
+	for i := range f.Tensors {
+		t := &f.Tensors[i]
+		p.kind, p.index, p.name = "tensor", int64(i), t.Name
+		if t.Offset%f.Alignment != 0 {
+			return p.errorf("offset %d is not a multiple of the alignment %d", t.Offset, f.Alignment)
+		}
+		data := f.Size - f.DataOffset
+		if t.Offset > data || t.Size > data-t.Offset {
+			return fmt.Errorf("%w: %s needs %d bytes from %d of the data that begin at byte %d, the file has %d bytes; %s",
+				ErrTruncated, p.place(), t.Size, t.Offset, f.DataOffset, f.Size, hint)
+		}
+		t.Offset += f.DataOffset
+	}
+	slices.SortFunc(f.Tensors, func(a, b Tensor) int { return cmp.Compare(a.Offset, b.Offset) })
+	for i := 1; i < len(f.Tensors); i++ {
+		if a, b := &f.Tensors[i-1], &f.Tensors[i]; b.Offset < a.End() {
+			return fmt.Errorf("tensors %.100q (bytes %d to %d) and %.100q (from byte %d) overlap", a.Name, a.Offset, a.End(), b.Name, b.Offset)
+		}
+	}
+	var twice string
+	if f.byName, twice = index(len(f.Tensors), func(i int32) string { return f.Tensors[i].Name }); twice != "" {
+		return fmt.Errorf("two tensors have the name %.100q", twice)
+	}
+	return nil
+}
+
+// tensor reads one tensor's record; its Offset stays relative to the data. The shape is appended to dims.
+func (p *parser) tensor(t *Tensor, dims []int64) ([]int64, error) {
+	var err error
+	if t.Name, err = p.identifier("the name's length", "the name"); err != nil {
+		return nil, err
+	}
+	p.name = t.Name
+	n, err := p.u32("the number of dimensions")
+	if err != nil {
+		return nil, err
+	}
+	if n < 1 || n > maxDims {
+		return nil, p.errorf("%d dimensions, not 1 to %d", n, maxDims)
+	}
+	first, elems := len(dims), uint64(1)
+	for d := range n {
+		ne, err := p.length("the dimensions")
+		if err != nil {
+			return nil, err
+		}
+		if ne == 0 || ne > maxOffset {
+			return nil, p.errorf("dimension %d is %d", d, ne)
+		}
+		var hi uint64
+		if hi, elems = bits.Mul64(elems, ne); hi != 0 || elems > maxOffset {
+			return nil, p.errorf("its number of elements does not fit 63 bits")
+		}
+		dims = append(dims, int64(ne))
+	}
+	t.Shape = dims[first:len(dims):len(dims)]
+
+	number, err := p.u32("the type")
+	if err != nil {
+		return nil, err
+	}
+	t.Type = Type(number)
+	row, err := t.Type.RowBytes(t.Shape[0])
+	if err != nil {
+		return nil, p.errorf("%w", err)
+	}
+	hi, size := bits.Mul64(uint64(row), elems/uint64(t.Shape[0]))
+	if hi != 0 || size > maxOffset {
+		return nil, p.errorf("its size does not fit 63 bits")
+	}
+	t.Size = int64(size)
+
+	offset, err := p.u64("the offset")
+	if err != nil {
+		return nil, err
+	}
+	if offset > maxOffset {
+		return nil, p.errorf("offset %d does not fit 63 bits", offset)
+	}
+	t.Offset = int64(offset)
+	return dims, nil
+}
+
+// index orders 0..n-1 by name. It also returns a name that occurs twice, or "" (no name is empty).
+func index(n int, name func(int32) string) (order []int32, twice string) {
+	order = make([]int32, n)
+	for i := range order {
+		order[i] = int32(i)
+	}
+	slices.SortFunc(order, func(a, b int32) int { return strings.Compare(name(a), name(b)) })
+	for i := 1; i < n; i++ {
+		if name(order[i-1]) == name(order[i]) {
+			return nil, name(order[i])
+		}
+	}
+	return order, ""
+}

@@ -1,0 +1,192 @@
+package gguf
+
+// This file owns Tensor: its extent in the file, and what its name says about its place in the model.
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Tensor is one tensor of a file: its name, shape and extent. It holds no weights.
+type Tensor struct {
+	Name   string
+	Type   Type
+	Shape  []int64 // elements per dimension, fastest first, 1 to 4 dimensions as in the file, each at least 1
+	Offset int64   // absolute byte offset in the file
+	Size   int64   // bytes, without the padding that may follow
+}
+
+// End is the absolute offset of the byte after the tensor's last.
+func (t *Tensor) End() int64 { return t.Offset + t.Size }
+
+// Layer is N for a tensor named "blk.N.…", -1 for others.
+func (t *Tensor) Layer() int {
+	layer, _ := splitLayer(t.Name)
+	return layer
+}
+
+// Component is the part of the name after "blk.N." ("attn_q.weight"), or the whole name if the tensor is in no layer
+// ("token_embd.weight").
+func (t *Tensor) Component() string {
+	_, component := splitLayer(t.Name)
+	return component
+}
+
+func splitLayer(name string) (layer int, component string) {
+	rest, ok := strings.CutPrefix(name, "blk.")
+	if !ok {
+		return -1, name
+	}
+	digits, component, ok := strings.Cut(rest, ".")
+	if !ok || component == "" {
+		return -1, name
+	}
+	// 31 bits: tables hold layers as int32. ParseUint refuses signs and the empty string.
+	n, err := strconv.ParseUint(digits, 10, 31)
+	if err != nil {
+		return -1, name
+	}
+	return int(n), component
+}
+
+// splitExperts says what a component is of if it holds one slice per expert, as ggml's MUL_MAT_ID and ADD_ID read them:
+// "gate", "up", "down" or "gate_up", and whether it is the bias. "chexps" are the chunk experts of GroveMoE. Shared
+// experts ("shexp") are plain matrices.
+func splitExperts(component string) (projection string, bias, ok bool) {
+	rest, ok := strings.CutPrefix(component, "ffn_")
+	if !ok {
+		return "", false, false
+	}
+	rest, what, _ := strings.Cut(rest, ".")
+	projection, ok = strings.CutSuffix(rest, "_exps")
+	if !ok {
+		projection, ok = strings.CutSuffix(rest, "_chexps")
+	}
+	switch projection {
+	case "gate", "up", "down", "gate_up":
+		return projection, what == "bias", ok && (what == "bias" || what == "weight")
+	}
+	return "", false, false
+}
+
+// Experts is the number of experts whose slices the tensor holds: the last dimension of a 3-D expert weight
+// ("ffn_gate_exps.weight") or of its 2-D bias; 0 for any other tensor, those of shared experts among them.
+func (t *Tensor) Experts() int {
+	_, bias, ok := splitExperts(t.Component())
+	dims := 3
+	if bias {
+		dims = 2
+	}
+	if !ok || len(t.Shape) != dims {
+		return 0
+	}
+	return int(t.Shape[dims-1])
+}
+
+// ExpertStride is the number of bytes from one expert's slice to the next, which is also a slice's length: expert e is
+// at [Offset+e*ExpertStride, Offset+(e+1)*ExpertStride). It is 0 if Experts is.
+func (t *Tensor) ExpertStride() int64 {
+	n := t.Experts()
+	if n == 0 {
+		return 0
+	}
+	return t.Size / int64(n)
+}
+
+// ExpertAt is the expert whose slice holds byte off of the file. In models of 2023 and 2024 each expert has tensors of its
+// own ("blk.N.ffn_up.7.weight"): all their bytes are that expert's. It is -1 if the byte is no expert's, or not in the
+// tensor.
+func (t *Tensor) ExpertAt(off int64) int {
+	if off < t.Offset || off >= t.End() {
+		return -1
+	}
+	if stride := t.ExpertStride(); stride > 0 {
+		return int((off - t.Offset) / stride)
+	}
+	return singleExpert(t.Component())
+}
+
+// singleExpert is N of "ffn_up.N.weight", or -1.
+func singleExpert(component string) int {
+	projection, rest, _ := strings.Cut(component, ".")
+	digits, what, _ := strings.Cut(rest, ".")
+	switch projection {
+	case "ffn_gate", "ffn_up", "ffn_down":
+		if n, err := strconv.ParseUint(digits, 10, 31); err == nil && (what == "weight" || what == "bias") {
+			return int(n)
+		}
+	}
+	return -1
+}
+
+// Projection is what the matrix or bias of experts projects to, "gate", "up", "down" or "gate_up" (the two in one
+// tensor), or "" if Experts is 0.
+func (t *Tensor) Projection() string {
+	if t.Experts() == 0 {
+		return ""
+	}
+	projection, _, _ := splitExperts(t.Component())
+	return projection
+}
+
+// Kind says what a tensor is for.
+type Kind uint8
+
+// The kinds of tensors.
+const (
+	KindOther        Kind = iota
+	KindEmbedding         // tables that a token's row is looked up in
+	KindOutput            // projects to the vocabulary
+	KindNorm              // weights of normalisations
+	KindAttention         // projections, biases and sinks of attention
+	KindFeedForward       // that every token goes through
+	KindRouter            // chooses the experts
+	KindExpert            // a slice, or a tensor, for each of the experts that a token may go through
+	KindSharedExpert      // the experts that every token goes through
+	KindRecurrent         // state-space, RWKV and convolution layers
+
+	kindCount
+)
+
+var kinds = [kindCount]string{"other", "embedding", "output", "norm", "attention", "feed_forward", "router", "expert", "shared_expert", "recurrent"}
+
+// String is the kind's name in tables ("feed_forward").
+func (k Kind) String() string {
+	if k >= kindCount {
+		return fmt.Sprintf("kind(%d)", uint8(k))
+	}
+	return kinds[k]
+}
+
+// Kind follows llama.cpp's tensor names.
+func (t *Tensor) Kind() Kind {
+	component := t.Component()
+	if t.Experts() > 0 || singleExpert(component) >= 0 {
+		return KindExpert
+	}
+	stem, _, _ := strings.Cut(component, ".")
+	begins := func(prefixes ...string) bool {
+		return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(stem, p) })
+	}
+	switch {
+	case strings.Contains(stem, "_norm"):
+		return KindNorm
+	case stem == "token_embd", stem == "token_types", stem == "position_embd", stem == "per_layer_token_embd":
+		return KindEmbedding
+	case stem == "output", stem == "cls":
+		return KindOutput
+	case begins("ffn_gate_inp"), stem == "exp_probs_b":
+		return KindRouter
+	case strings.HasSuffix(stem, "_shexp"):
+		return KindSharedExpert
+	case begins("ffn_"):
+		return KindFeedForward
+	case begins("attn_", "cross_attn_", "indexer"):
+		return KindAttention
+	case begins("ssm_", "time_mix_", "channel_mix_", "shortconv"):
+		return KindRecurrent
+	}
+	return KindOther
+}

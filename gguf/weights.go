@@ -1,0 +1,238 @@
+package gguf
+
+// This file owns access to a model's weights: as bytes, as numbers, and the question what of them is in memory.
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"sync"
+	"sync/atomic"
+)
+
+// Weights gives access to the weights of a model through read-only mappings. Nothing is read but what is asked for, so
+// opening takes as long for a terabyte as for a megabyte. Any number of goroutines may use it.
+type Weights struct {
+	Model *Model
+
+	parts []*mapping // as Model.Files
+	cache *floatCache
+
+	mu     sync.Mutex
+	idle   sync.Cond // that users is 0
+	users  int
+	closed bool
+}
+
+// OpenWeights maps the files of a model that OpenModel returned and that have not changed since (ErrChanged). Up to
+// cacheBytes of memory hold what Float32 returns.
+func OpenWeights(m *Model, cacheBytes int64) (*Weights, error) {
+	w := &Weights{Model: m, cache: newFloatCache(cacheBytes)}
+	w.idle.L = &w.mu
+	for _, f := range m.Files {
+		part, err := mapFile(f)
+		if err != nil {
+			return nil, errors.Join(err, w.Close())
+		}
+		w.parts = append(w.parts, part)
+	}
+	return w, nil
+}
+
+// Close unmaps the files. It waits for calls that are under way, later ones return fs.ErrClosed. What Bytes returned must
+// not be touched any more; what Float32 returned stays valid until it is released.
+func (w *Weights) Close() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return nil
+	}
+	w.closed = true
+	for w.users > 0 {
+		w.idle.Wait()
+	}
+	var errs []error
+	for _, part := range w.parts {
+		errs = append(errs, part.close())
+	}
+	return errors.Join(errs...)
+}
+
+func (w *Weights) enter() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return fs.ErrClosed
+	}
+	w.users++
+	return nil
+}
+
+func (w *Weights) leave() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.users--; w.users == 0 {
+		w.idle.Broadcast()
+	}
+}
+
+// Weight is a handle of a tensor's weights, or of one expert's slice of them. It is a small value that costs nothing to
+// make, copy or drop.
+type Weight struct {
+	Tensor *Tensor
+	Expert int // -1 for the whole tensor
+
+	w      *Weights
+	extent extent
+}
+
+// Lookup returns the handle of the tensor with that name.
+func (w *Weights) Lookup(name string) (Weight, bool) {
+	l, ok := w.Model.Lookup(name)
+	if !ok {
+		return Weight{}, false
+	}
+	return w.At(l), true
+}
+
+// At returns the handle of a place in w.Model, as its Lookup and Locate return it: an expert's slice if it names one, else the
+// whole tensor.
+func (w *Weights) At(l Location) Weight {
+	h := Weight{Tensor: l.Tensor, Expert: -1, w: w, extent: extent{l.File, l.Tensor.Offset, l.Tensor.Size}}
+	if stride := l.Tensor.ExpertStride(); l.Expert >= 0 && l.Expert < l.Tensor.Experts() {
+		h.Expert, h.extent.off, h.extent.size = l.Expert, l.Tensor.Offset+int64(l.Expert)*stride, stride
+	}
+	return h
+}
+
+func (h Weight) errorf(err error) error { return fmt.Errorf("tensor %.100q: %w", h.Tensor.Name, err) }
+
+// Bytes returns the weights as they lie in the file, without a copy: a slice of the mapping, which is valid until Close and
+// must not be written to. Only what is touched is read, a page (4 KiB) at a time: use Prefetch before going through a
+// large tensor. If the file has been cut short, Bytes returns ErrTruncated. If that happens later, touching the slice ends
+// the process (SIGBUS): View is safe from that.
+func (h Weight) Bytes() ([]byte, error) {
+	if err := h.w.enter(); err != nil {
+		return nil, h.errorf(err)
+	}
+	defer h.w.leave()
+	part := h.w.parts[h.extent.file]
+	end := h.extent.off + h.extent.size
+	if err := part.check(end); err != nil {
+		return nil, h.errorf(err)
+	}
+	return part.bytes[h.extent.off:end:end], nil
+}
+
+// View calls do with the weights as they lie in the file, without a copy. The slice is valid until do returns and must not
+// be written to. If do touches what the file has lost, or what the device fails to read, do ends there, its deferred calls
+// run, and View returns ErrTruncated or EIO; that protects the goroutine that called View and no other.
+func (h Weight) View(do func([]byte) error) error {
+	if err := h.w.enter(); err != nil {
+		return h.errorf(err)
+	}
+	defer h.w.leave()
+	part := h.w.parts[h.extent.file]
+	end := h.extent.off + h.extent.size
+	err := part.guard(func() error { return do(part.bytes[h.extent.off:end:end]) })
+	if err != nil {
+		return h.errorf(err)
+	}
+	return nil
+}
+
+// prefetchBytes is what Prefetch asks for at once: no more is read of a range than the kernel's readahead or its largest
+// request allows.
+const prefetchBytes = 128 << 10
+
+// Prefetch begins to read the weights from disk into the page cache, and does not wait for them. It is advice.
+func (h Weight) Prefetch() error {
+	if err := h.w.enter(); err != nil {
+		return h.errorf(err)
+	}
+	defer h.w.leave()
+	for done := int64(0); done < h.extent.size; done += prefetchBytes {
+		h.w.parts[h.extent.file].willNeed(h.extent.off+done, min(prefetchBytes, h.extent.size-done))
+	}
+	return nil
+}
+
+// Resident is how many of the weights' bytes are in the page cache. The cache counts pages, which tensors may share: the answer is
+// exact to a page at either end.
+func (h Weight) Resident() (int64, error) {
+	if err := h.w.enter(); err != nil {
+		return 0, h.errorf(err)
+	}
+	defer h.w.leave()
+	n, err := Resident(h.w.parts[h.extent.file].file, h.extent.off, h.extent.size)
+	if err != nil {
+		return 0, h.errorf(err)
+	}
+	return min(n, h.extent.size), nil
+}
+
+// Floats are the values of a tensor, or of an expert's slice, in the order of the file. They are shared: do not write to
+// them. Data is valid until Release, and its memory is another tensor's afterwards.
+type Floats struct {
+	Data []float32
+
+	entry    *floatEntry
+	cache    *floatCache
+	released atomic.Bool
+}
+
+// Release gives the values back. Call it once for each Float32; more calls do nothing.
+func (v *Floats) Release() {
+	if !v.released.Swap(true) {
+		v.Data = nil
+		v.cache.release(v.entry)
+	}
+}
+
+// Float32 returns the weights as float32, as Dequantize computes them. They stay cached after Release, until others need
+// their memory; then what was released longest ago goes. Float32 never waits for a Release: it returns ErrCacheFull if the
+// values do not fit beside those that are held. It returns ErrTruncated or EIO as View does, and errors.ErrUnsupported for
+// a big-endian file.
+func (h Weight) Float32() (*Floats, error) {
+	if err := h.w.enter(); err != nil {
+		return nil, h.errorf(err)
+	}
+	defer h.w.leave()
+	if h.w.Model.Files[h.extent.file].BigEndian {
+		return nil, h.errorf(fmt.Errorf("%w: weights in big-endian order", errors.ErrUnsupported))
+	}
+	typ := h.Tensor.Type
+	n := h.extent.size / typ.BlockBytes() * typ.BlockElems()
+	e, err := h.w.cache.acquire(h.extent, n, h.dequantise)
+	if err != nil {
+		return nil, h.errorf(err)
+	}
+	return &Floats{Data: e.values, entry: e, cache: h.w.cache}, nil
+}
+
+// dequantise computes the values piece by piece, while the next pieces are read from disk.
+func (h Weight) dequantise(dst []float32) error {
+	const ahead = 32 // pieces of prefetchBytes
+	var (
+		part  = h.w.parts[h.extent.file]
+		typ   = h.Tensor.Type
+		piece = prefetchBytes / typ.BlockBytes() * typ.BlockBytes()
+		elems = piece / typ.BlockBytes() * typ.BlockElems()
+		size  = h.extent.size
+		asked = int64(0)
+	)
+	defer part.forget(h.extent.off, size)
+	return part.guard(func() error {
+		for done := int64(0); done < size; done += piece {
+			for ; asked < size && asked <= done+ahead*piece; asked += piece {
+				part.willNeed(h.extent.off+asked, min(piece, size-asked))
+			}
+			src := part.bytes[h.extent.off+done:][:min(piece, size-done)]
+			if err := Dequantize(dst[:min(elems, int64(len(dst)))], typ, src); err != nil {
+				return err
+			}
+			dst = dst[min(elems, int64(len(dst))):]
+		}
+		return nil
+	})
+}
