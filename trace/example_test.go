@@ -1,0 +1,46 @@
+package trace_test
+
+import (
+	"fmt"
+	"os"
+
+	"tensorcast/trace"
+)
+
+// A table for pandas, polars or DuckDB: which tensors came from disk again.
+func ExampleWriteCSV() {
+	columns := []trace.Column{
+		{Name: "tensor_name", Values: []string{"output.weight", "blk.0.ffn_up.weight"}},
+		{Name: "reread_bytes", Values: []int64{1671168, 4096}},
+		{Name: "stall_s", Values: []float64{0.25, 0}},
+	}
+	if err := trace.WriteCSV(os.Stdout, columns); err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// tensor_name,reread_bytes,stall_s
+	// output.weight,1671168,0.25
+	// blk.0.ffn_up.weight,4096,0
+}
+
+// A recorder turns what a capturer reports into a capture; without a directory it only prints.
+func ExampleRecorder() {
+	r, err := trace.NewRecorder(trace.RecorderOptions{CSV: os.Stdout, PID: 42, Command: []string{"llama-cli", "-m", "model.gguf"}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, e := range []trace.Event{
+		trace.DecodeBegin{TID: 43, Decode: 1, Tokens: 5, Context: 0x7f00},
+		trace.DecodeEnd{TID: 43, Decode: 1},
+	} {
+		if err := r.Handle(e); err != nil {
+			fmt.Println(err)
+		}
+	}
+	meta, err := r.Finish(nil)
+	fmt.Println(meta.Steps, "step;", err)
+	// Output:
+	// timestamp,token,tensor_name,data_ptr,bytes_accessed
+	// 1 step; weights are read outside the model file's mapping: no op of the 1 decodes read a weight from a mapped file: do the layers run on a GPU? Use -ngl 0
+}

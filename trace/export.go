@@ -1,0 +1,175 @@
+package trace
+
+// This file writes finished tables for other programs (pandas, polars, DuckDB): Parquet, Arrow and CSV. Analyses hand over
+// plain slices, so that Arrow stays inside this package.
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/csv"
+	"github.com/apache/arrow/go/v17/arrow/ipc"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+	"github.com/apache/arrow/go/v17/parquet"
+	"github.com/apache/arrow/go/v17/parquet/compress"
+	"github.com/apache/arrow/go/v17/parquet/pqarrow"
+
+	"tensorcast/gguf"
+)
+
+// Column is a column of a table to export.
+type Column struct {
+	Name string
+	// Values is []int32, []int64, []float64 or []string. All columns of a table have the same length.
+	Values any
+}
+
+// Field is a pair that describes a table as a whole.
+type Field struct{ Key, Value string }
+
+// WriteParquet writes a table as one Parquet file, compressed with Zstandard. The fields go into the file's key-value
+// metadata, which pandas and DuckDB show. It does not close w.
+func WriteParquet(w io.Writer, columns []Column, fields ...Field) error {
+	rec, err := record(columns, fields)
+	if err != nil {
+		return fmt.Errorf("write Parquet: %w", err)
+	}
+	defer rec.Release()
+	// The writer closes a destination that can be closed, which is the caller's to do.
+	dst := struct{ io.Writer }{w}
+	// By default the schema's root is marked as repeated; readers that take that at its word fail on every column.
+	props := parquet.NewWriterProperties(parquet.WithRootRepetition(parquet.Repetitions.Required),
+		parquet.WithCompression(compress.Codecs.Zstd), parquet.WithCreatedBy("tensorcast"))
+	pw, err := pqarrow.NewFileWriter(rec.Schema(), dst, props, pqarrow.DefaultWriterProps())
+	if err != nil {
+		return fmt.Errorf("write Parquet: %w", err)
+	}
+	if err := errors.Join(pw.Write(rec), pw.Close()); err != nil {
+		return fmt.Errorf("write Parquet: %w", err)
+	}
+	return nil
+}
+
+// WriteArrow writes a table as one Arrow IPC file (Feather version 2). The fields go into the schema's metadata. It does
+// not close w.
+func WriteArrow(w io.Writer, columns []Column, fields ...Field) error {
+	rec, err := record(columns, fields)
+	if err != nil {
+		return fmt.Errorf("write Arrow: %w", err)
+	}
+	defer rec.Release()
+	fw, err := ipc.NewFileWriter(&positionWriter{w: w}, ipc.WithSchema(rec.Schema()))
+	if err != nil {
+		return fmt.Errorf("write Arrow: %w", err)
+	}
+	if err := errors.Join(fw.Write(rec), fw.Close()); err != nil {
+		return fmt.Errorf("write Arrow: %w", err)
+	}
+	return nil
+}
+
+// positionWriter answers the one question that Arrow's writer of files seeks for: how far it is. So a file can be written
+// to a pipe.
+type positionWriter struct {
+	w   io.Writer
+	pos int64
+}
+
+func (p *positionWriter) Write(b []byte) (int, error) {
+	n, err := p.w.Write(b)
+	p.pos += int64(n)
+	return n, err
+}
+
+func (p *positionWriter) Seek(offset int64, whence int) (int64, error) {
+	if offset != 0 || whence != io.SeekCurrent {
+		return 0, errors.New("a stream cannot seek")
+	}
+	return p.pos, nil
+}
+
+// WriteCSV writes a table as CSV (RFC 4180, line feeds, a header line). Numbers are written so that they read back as
+// the same value; text that a spreadsheet would take for a formula begins with an apostrophe. It does not close w.
+func WriteCSV(w io.Writer, columns []Column) error {
+	columns = slices.Clone(columns)
+	for i, c := range columns {
+		if text, ok := c.Values.([]string); ok {
+			safe := make([]string, len(text))
+			for j, s := range text {
+				safe[j] = gguf.SpreadsheetCell(s)
+			}
+			columns[i].Values = safe
+		}
+	}
+	rec, err := record(columns, nil)
+	if err != nil {
+		return fmt.Errorf("write CSV: %w", err)
+	}
+	defer rec.Release()
+	cw := csv.NewWriter(w, rec.Schema(), csv.WithHeader(true))
+	if err := errors.Join(cw.Write(rec), cw.Flush()); err != nil {
+		return fmt.Errorf("write CSV: %w", err)
+	}
+	return nil
+}
+
+// record builds one Arrow record. The caller releases it.
+func record(columns []Column, fields []Field) (arrow.Record, error) {
+	if len(columns) == 0 {
+		return nil, errors.New("a table needs a column")
+	}
+	var (
+		schema = make([]arrow.Field, len(columns))
+		arrays = make([]arrow.Array, 0, len(columns))
+	)
+	defer func() {
+		for _, a := range arrays {
+			a.Release()
+		}
+	}()
+	for i, c := range columns {
+		a, err := c.array()
+		if err != nil {
+			return nil, err
+		}
+		arrays = append(arrays, a)
+		schema[i] = arrow.Field{Name: c.Name, Type: a.DataType()}
+		if a.Len() != arrays[0].Len() {
+			return nil, fmt.Errorf("column %s has %d rows, column %s has %d", c.Name, a.Len(), columns[0].Name, arrays[0].Len())
+		}
+	}
+	var keys, values []string
+	for _, f := range fields {
+		keys, values = append(keys, f.Key), append(values, f.Value)
+	}
+	meta := arrow.NewMetadata(keys, values)
+	return array.NewRecord(arrow.NewSchema(schema, &meta), arrays, int64(arrays[0].Len())), nil
+}
+
+func (c Column) array() (arrow.Array, error) {
+	mem := memory.DefaultAllocator
+	switch v := c.Values.(type) {
+	case []int32:
+		b := array.NewInt32Builder(mem)
+		defer b.Release()
+		b.AppendValues(v, nil)
+		return b.NewArray(), nil
+	case []int64:
+		b := array.NewInt64Builder(mem)
+		defer b.Release()
+		b.AppendValues(v, nil)
+		return b.NewArray(), nil
+	case []float64:
+		b := array.NewFloat64Builder(mem)
+		defer b.Release()
+		b.AppendValues(v, nil)
+		return b.NewArray(), nil
+	case []string:
+		return stringArray(v), nil
+	}
+	return nil, fmt.Errorf("column %s holds %T, which is not exported", c.Name, c.Values)
+}

@@ -1,0 +1,173 @@
+package trace
+
+import (
+	"bytes"
+	"context"
+	"encoding/csv"
+	"io"
+	"math"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/ipc"
+	"github.com/apache/arrow/go/v17/arrow/memory"
+	"github.com/apache/arrow/go/v17/parquet"
+	"github.com/apache/arrow/go/v17/parquet/file"
+	"github.com/apache/arrow/go/v17/parquet/pqarrow"
+)
+
+func exportColumns() []Column {
+	return []Column{
+		{"seq", []int32{0, 1, 2}},
+		{"tensor_name", []string{"token_embd.weight", "a,\"b\"", "ünï"}},
+		{"offset_bytes", []int64{0, 1 << 40, math.MaxInt64}},
+		{"relative_time", []float64{0, 0.1, 1.0 / 3}},
+	}
+}
+
+func TestWriteParquetReadsBack(t *testing.T) {
+	var buf bytes.Buffer
+	if err := WriteParquet(&buf, exportColumns(), Field{"tensorcast.model", "abc"}); err != nil {
+		t.Fatal(err)
+	}
+	pf, err := file.NewParquetReader(bytes.NewReader(buf.Bytes()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pf.Close()
+	if got := pf.MetaData().KeyValueMetadata().FindValue("tensorcast.model"); got == nil || *got != "abc" {
+		t.Errorf("metadata tensorcast.model = %v, want abc", got)
+	}
+	if got := pf.MetaData().Schema.Root().RepetitionType(); got != parquet.Repetitions.Required {
+		t.Errorf("the schema's root is %v: some readers then fail on every column", got)
+	}
+	r, err := pqarrow.NewFileReader(pf, pqarrow.ArrowReadProperties{}, memory.DefaultAllocator)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tbl, err := r.ReadTable(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tbl.Release()
+	for i, want := range exportColumns() {
+		if got := tbl.Schema().Field(i).Name; got != want.Name {
+			t.Errorf("column %d is %s, want %s", i, got, want.Name)
+		}
+		var got any
+		switch a := tbl.Column(i).Data().Chunk(0).(type) {
+		case *array.Int32:
+			got = a.Int32Values()
+		case *array.Int64:
+			got = a.Int64Values()
+		case *array.Float64:
+			got = a.Float64Values()
+		case *array.String:
+			var s []string
+			for j := range a.Len() {
+				s = append(s, a.Value(j))
+			}
+			got = s
+		}
+		if !reflect.DeepEqual(got, want.Values) {
+			t.Errorf("column %s reads back as %v, want %v", want.Name, got, want.Values)
+		}
+	}
+}
+
+func TestWriteArrowReadsBack(t *testing.T) {
+	var buf bytes.Buffer
+	if err := WriteArrow(&buf, exportColumns(), Field{"tensorcast.model", "abc"}); err != nil {
+		t.Fatal(err)
+	}
+	r, err := ipc.NewFileReader(bytes.NewReader(buf.Bytes()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	meta := r.Schema().Metadata()
+	if got, ok := meta.GetValue("tensorcast.model"); !ok || got != "abc" {
+		t.Errorf("metadata tensorcast.model = %q", got)
+	}
+	rec, err := r.Record(0)
+	if err != nil || r.NumRecords() != 1 {
+		t.Fatalf("%d records: %v", r.NumRecords(), err)
+	}
+	want, err := record(exportColumns(), []Field{{"tensorcast.model", "abc"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer want.Release()
+	if !array.RecordEqual(rec, want) || !rec.Schema().Equal(want.Schema()) {
+		t.Errorf("got %v, want %v", rec, want)
+	}
+	if err := WriteArrow(failing{}, exportColumns()); err == nil {
+		t.Error("no error from a writer that fails")
+	}
+}
+
+type failing struct{}
+
+func (failing) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
+
+func TestWriteCSVReadsBack(t *testing.T) {
+	var buf bytes.Buffer
+	if err := WriteCSV(&buf, exportColumns()); err != nil {
+		t.Fatal(err)
+	}
+	got, err := csv.NewReader(&buf).ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := [][]string{
+		{"seq", "tensor_name", "offset_bytes", "relative_time"},
+		{"0", "token_embd.weight", "0", "0"},
+		{"1", "a,\"b\"", "1099511627776", "0.1"},
+		{"2", "ünï", "9223372036854775807", "0.3333333333333333"},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("CSV reads back as\n%v\nwant\n%v", got, want)
+	}
+}
+
+func TestExportRefusesBadTables(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		columns []Column
+		want    string
+	}{
+		{"no columns", nil, "needs a column"},
+		{"ragged", []Column{{"a", []int32{1}}, {"b", []int32{1, 2}}}, "column b has 2 rows, column a has 1"},
+		{"other type", []Column{{"a", []bool{true}}}, "column a holds []bool"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			for _, err := range []error{WriteParquet(io.Discard, tc.columns), WriteCSV(io.Discard, tc.columns)} {
+				if err == nil || !strings.Contains(err.Error(), tc.want) {
+					t.Errorf("error %v, want one with %q", err, tc.want)
+				}
+			}
+		})
+	}
+}
+
+func TestExportOfNoRows(t *testing.T) {
+	var buf bytes.Buffer
+	if err := WriteCSV(&buf, []Column{{"a", []int32{}}}); err != nil || buf.String() != "a\n" {
+		t.Errorf("CSV %q, %v: want the header alone", buf.String(), err)
+	}
+	if err := WriteParquet(io.Discard, []Column{{"a", []string{}}}); err != nil {
+		t.Errorf("Parquet of no rows: %v", err)
+	}
+}
+
+func TestCSVIsSafeForSpreadsheets(t *testing.T) {
+	var out strings.Builder
+	if err := WriteCSV(&out, []Column{{Name: "tensor_name", Values: []string{"=1+2", "blk.0.x"}}, {Name: "layer", Values: []int64{-1, 0}}}); err != nil {
+		t.Fatal(err)
+	}
+	if want := "tensor_name,layer\n'=1+2,-1\nblk.0.x,0\n"; out.String() != want {
+		t.Errorf("got %q, want %q", out.String(), want)
+	}
+}

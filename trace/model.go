@@ -1,0 +1,184 @@
+package trace
+
+// This file owns the models of a capture: which file belongs to which, and what of them was computed here.
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"tensorcast/gguf"
+)
+
+// model is a model that the target reads.
+type model struct {
+	index  int32 // of Meta.Models
+	parts  []*part
+	used   int          // experts per token; 0 if the model does not say
+	warmup []int32      // see warmupTokens
+	layers map[int]bool // with tensors; true: seen
+	extra  int          // layers at the end that are there for drafts, and not part of a decode
+	split  splitKey     // of parts that are seen one by one; zero for others
+}
+
+// splitKey is what the parts of one split model have in common.
+type splitKey struct {
+	dir            string
+	count, tensors uint64
+}
+
+// part is a file of a model.
+type part struct {
+	model *model
+	file  *gguf.File
+	name  string // base name
+	info  os.FileInfo
+	rows  map[*gguf.Tensor]int32 // structure rows
+	pages pageCounts
+}
+
+func newModel(index int, m *gguf.Model) *model {
+	first := m.Files[0]
+	mod := &model{index: int32(index), layers: map[int]bool{}, warmup: warmupTokens(first)}
+	if arch, ok := first.String("general.architecture"); ok {
+		if n, ok := first.Uint(arch + ".expert_used_count"); ok && n < 1<<16 {
+			mod.used = int(n)
+		}
+		if n, ok := first.Uint(arch + ".nextn_predict_layers"); ok && n < 1<<16 {
+			mod.extra = int(n)
+		}
+	}
+	return mod
+}
+
+// add makes files parts of the model, and returns their rows of the structure table, the first of which is number row.
+func (m *model) add(files []*gguf.File, row int) []StructureRow {
+	var rows []StructureRow
+	for _, f := range files {
+		p := &part{model: m, file: f, name: filepath.Base(f.Path), rows: make(map[*gguf.Tensor]int32, len(f.Tensors))}
+		p.info, _ = os.Stat(f.Path) // without it, the path identifies the file
+		for i := range f.Tensors {
+			t := &f.Tensors[i]
+			p.rows[t] = int32(row + len(rows))
+			rows = append(rows, StructureRow{
+				Name: t.Name, Offset: t.Offset, Size: t.Size, Type: t.Type.String(), Layer: int32(t.Layer()), Component: t.Component(),
+				File: p.name, Shape: t.Shape, Experts: int32(t.Experts()), ExpertStride: t.ExpertStride(), Model: m.index,
+			})
+			if layer := t.Layer(); layer >= 0 {
+				m.layers[layer] = false
+			}
+		}
+		m.parts = append(m.parts, p)
+	}
+	return rows
+}
+
+// is reports whether the part is the file at path.
+func (p *part) is(path string) bool {
+	if info, err := os.Stat(path); err == nil && p.info != nil {
+		return os.SameFile(info, p.info)
+	}
+	return filepath.Clean(path) == filepath.Clean(p.file.Path)
+}
+
+// openModel reads the model at path. split is not zero if its other parts are not to be found by their names, as in a download
+// cache that names files by their content: then the model is the one part.
+func openModel(path string) (m *gguf.Model, split splitKey, err error) {
+	m, err = gguf.OpenModel(path)
+	if !errors.Is(err, gguf.ErrPartName) {
+		return m, split, err
+	}
+	if m, err = gguf.OpenPart(path); err != nil {
+		return nil, split, err
+	}
+	split.dir = filepath.Dir(path)
+	split.count, _ = m.Files[0].Uint("split.count")
+	split.tensors, _ = m.Files[0].Uint("split.tensors.count")
+	return m, split, nil
+}
+
+// accepts reports whether the files of another, one part of a split model, are missing in this one.
+func (m *model) accepts(another *gguf.Model, split splitKey) bool {
+	if split == (splitKey{}) || split != m.split {
+		return false
+	}
+	no, _ := another.Files[0].Uint("split.no")
+	for _, p := range m.parts {
+		if have, _ := p.file.Uint("split.no"); have == no {
+			return false
+		}
+	}
+	return true
+}
+
+// warmupTokens are the ids that llama.cpp's common library decodes once before the prompt, to touch the weights: BOS
+// and EOS. (Until 2026 it also announced that by llama_set_warmup.) A prompt does not consist of them.
+func warmupTokens(f *gguf.File) []int32 {
+	var ids []int32
+	for _, key := range []string{"tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"} {
+		if id, ok := f.Uint(key); ok {
+			ids = append(ids, int32(id))
+		}
+	}
+	if ids == nil {
+		return []int32{0}
+	}
+	return ids
+}
+
+// describeLayers says which layers were seen. Whether the others are computed elsewhere is known once a step is over.
+func (m *model) describeLayers(info *ModelInfo, stepOver bool) {
+	layers := slices.Sorted(maps.Keys(m.layers))
+	var seen, elsewhere []int
+	for i, layer := range layers {
+		switch {
+		case m.layers[layer]:
+			seen = append(seen, layer)
+		case i < len(layers)-m.extra:
+			elsewhere = append(elsewhere, layer)
+		}
+	}
+	info.Layers = len(m.layers)
+	info.LayersSeen, info.LayersElsewhere = ranges(seen), ""
+	if stepOver {
+		info.LayersElsewhere = ranges(elsewhere)
+	}
+}
+
+// ranges is "0-11,20" for ascending numbers.
+func ranges(numbers []int) string {
+	var parts []string
+	for i := 0; i < len(numbers); {
+		j := i
+		for j+1 < len(numbers) && numbers[j+1] == numbers[j]+1 {
+			j++
+		}
+		text := strconv.Itoa(numbers[i])
+		if j > i {
+			text += "-" + strconv.Itoa(numbers[j])
+		}
+		parts = append(parts, text)
+		i = j + 1
+	}
+	return strings.Join(parts, ",")
+}
+
+// sawLayer notes that the CPU read a weight of a layer.
+func (m *model) sawLayer(layer int) {
+	if seen, exists := m.layers[layer]; exists && !seen {
+		m.layers[layer] = true
+	}
+}
+
+// layerOf is the layer that a tensor's name tells.
+func layerOf(name string) int { return (&gguf.Tensor{Name: name}).Layer() }
+
+// hostless takes the path of a process's root off a path.
+func hostless(path string, pid int32) string {
+	return strings.TrimPrefix(path, fmt.Sprintf("/proc/%d/root", pid))
+}

@@ -1,0 +1,265 @@
+package trace
+
+// This file turns page-ins into rows: it finds the tensors, counts how often the same bytes came, and waits for what is not known
+// yet: that a file is a model, and which op was stalled.
+
+import (
+	"math"
+	"slices"
+	"sort"
+)
+
+const (
+	countedPage = 4096     // bytes that one count is for, whatever the machine's page size
+	countChunk  = 16 << 10 // pages whose counts are allocated together: 64 MiB of the file
+
+	pendingRuns  = 1 << 16 // of page-ins of files that are not known as a model's
+	pendingFiles = 4096
+	heldPageIns  = 8192 // whose op has not come yet
+)
+
+// pageCounts counts, for each page of a file, how often it came from disk: 2 bytes per page, for the parts of the file of
+// which anything came.
+type pageCounts struct{ chunks [][]uint16 }
+
+// add counts the pages of [from, to) once more. It calls each with the pieces of that range, in order, and how often each had come
+// before.
+func (c *pageCounts) add(from, to int64, each func(from, to int64, before int32) error) error {
+	for at := from; at < to; {
+		before := c.count(at)
+		end := at
+		for end < to && *before == *c.count(end) {
+			end = min(to, (end/countedPage+1)*countedPage)
+		}
+		n := *before
+		for p := at; p < end; p = (p/countedPage + 1) * countedPage {
+			if n < math.MaxUint16 {
+				*c.count(p)++
+			}
+		}
+		if err := each(at, end, int32(n)); err != nil {
+			return err
+		}
+		at = end
+	}
+	return nil
+}
+
+func (c *pageCounts) count(off int64) *uint16 {
+	page := off / countedPage
+	chunk := int(page / countChunk)
+	if missing := chunk + 1 - len(c.chunks); missing > 0 {
+		c.chunks = append(c.chunks, make([][]uint16, missing)...)
+	}
+	if c.chunks[chunk] == nil {
+		c.chunks[chunk] = make([]uint16, countChunk)
+	}
+	return &c.chunks[chunk][page%countChunk]
+}
+
+// pendingPageIns keeps page-ins of files of which nobody knows yet whether they are a model: its first pages are read before
+// the first op. What does not fit is dropped file by file, that of which nothing has come for longest first, and counted.
+type pendingPageIns struct {
+	files map[FileID]*pendingFile
+	runs  int
+	clock uint64
+	lost  uint64 // of files that are forgotten altogether
+}
+
+type pendingFile struct {
+	runs    []PageIn
+	last    uint64 // pendingPageIns.clock
+	dropped uint64
+}
+
+func (p *pendingPageIns) add(e PageIn) {
+	if p.files == nil {
+		p.files = map[FileID]*pendingFile{}
+	}
+	f := p.files[e.File]
+	if f == nil {
+		if len(p.files) >= pendingFiles {
+			id, oldest := p.oldest(func(*pendingFile) bool { return true })
+			p.runs -= len(oldest.runs)
+			p.lost += oldest.dropped + uint64(len(oldest.runs))
+			delete(p.files, id)
+		}
+		f = &pendingFile{}
+		p.files[e.File] = f
+	}
+	p.clock++
+	f.last = p.clock
+	if n := len(f.runs); n > 0 {
+		r := &f.runs[n-1]
+		if r.Offset+r.Bytes == e.Offset && r.PID == e.PID && r.TID == e.TID && r.Cause == e.Cause && r.Decode == e.Decode {
+			r.Bytes += e.Bytes
+			return
+		}
+	}
+	if p.runs >= pendingRuns {
+		_, oldest := p.oldest(func(o *pendingFile) bool { return len(o.runs) > 0 })
+		p.runs -= len(oldest.runs)
+		oldest.dropped += uint64(len(oldest.runs))
+		oldest.runs = nil
+	}
+	f.runs = append(f.runs, e)
+	p.runs++
+}
+
+func (p *pendingPageIns) oldest(among func(*pendingFile) bool) (FileID, *pendingFile) {
+	var (
+		id    FileID
+		found *pendingFile
+	)
+	for i, f := range p.files {
+		if among(f) && (found == nil || f.last < found.last) {
+			id, found = i, f
+		}
+	}
+	return id, found
+}
+
+// take hands over what is kept of a file, and how many page-ins of it were dropped.
+func (p *pendingPageIns) take(id FileID) (runs []PageIn, dropped uint64) {
+	f := p.files[id]
+	if f == nil {
+		return nil, 0
+	}
+	p.runs -= len(f.runs)
+	delete(p.files, id)
+	return f.runs, f.dropped
+}
+
+// heldPageIn waits for the op during which it came.
+type heldPageIn struct {
+	part *part
+	PageIn
+}
+
+func (r *Recorder) pageIn(e PageIn) error {
+	p, known := r.files[e.File]
+	if !known {
+		r.pending.add(e)
+		return nil
+	}
+	if p == nil || e.Bytes <= 0 || e.Offset < 0 {
+		return nil
+	}
+	if err := r.pageInsCome(); err != nil {
+		return err
+	}
+	if e.Seq != 0 && r.decoding(e.Decode) {
+		if len(r.held) >= heldPageIns {
+			if err := r.releasePageIns(func(*heldPageIn) (string, bool) { return "", true }); err != nil {
+				return err
+			}
+		}
+		r.held = append(r.held, heldPageIn{p, e})
+		return nil
+	}
+	return r.writePageIn(p, &e, "")
+}
+
+// pageInsCome says that page-ins are observed.
+func (r *Recorder) pageInsCome() error {
+	if r.rereads == nil {
+		r.rereads = &rereadAccount{}
+	}
+	if r.w == nil {
+		return nil
+	}
+	return r.w.PageIns()
+}
+
+// knownFile writes what came of a file before it was known as a model's, or forgets it.
+func (r *Recorder) knownFile(id FileID) error {
+	runs, dropped := r.pending.take(id)
+	p := r.files[id]
+	if p == nil || len(runs) == 0 && dropped == 0 {
+		return nil
+	}
+	r.dropped += dropped
+	if err := r.pageInsCome(); err != nil {
+		return err
+	}
+	for i := range runs {
+		if err := r.writePageIn(p, &runs[i], ""); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// opCame gives their op to the page-ins that waited for it. Those of earlier ops of the decode wait no longer: an op without
+// weights need not come.
+func (r *Recorder) opCame(o *Op) error {
+	return r.releasePageIns(func(h *heldPageIn) (string, bool) {
+		switch {
+		case h.Decode != o.Decode || h.Seq > o.Seq:
+			return "", false
+		case h.Seq == o.Seq:
+			return o.Name, true
+		}
+		return "", true
+	})
+}
+
+// releasePageIns writes the held page-ins for which due is true, with the op that it names.
+func (r *Recorder) releasePageIns(due func(*heldPageIn) (op string, ok bool)) error {
+	if len(r.held) == 0 {
+		return nil
+	}
+	var err error
+	r.held = slices.DeleteFunc(r.held, func(h heldPageIn) bool {
+		op, ok := due(&h)
+		if !ok || err != nil {
+			return false
+		}
+		err = r.writePageIn(h.part, &h.PageIn, op)
+		return true
+	})
+	return err
+}
+
+func (r *Recorder) writePageIn(p *part, e *PageIn, op string) error {
+	row := PageInRow{
+		Timestamp: e.Time - r.begun, Step: r.stepOf(e.Decode), File: p.name, PID: e.PID, Thread: e.TID, Cause: e.Cause, Op: op, Model: p.model.index,
+	}
+	// The last page reaches past the end of the file.
+	return p.pages.add(e.Offset, min(e.Offset+e.Bytes, p.file.Size), func(from, to int64, before int32) error {
+		row.Rereads = before
+		for at := from; at < to; at += row.Bytes {
+			var end int64
+			row.Tensor, row.Expert, end = p.pieceAt(at)
+			row.Offset, row.Bytes = at, min(to, end)-at
+			r.rereads.pageIn(&row)
+			if r.w == nil {
+				continue
+			}
+			if err := r.w.PageIn(&row); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// pieceAt is what byte off of the file belongs to, and where that ends: an expert's slice, a tensor, or (row -1) what is between
+// tensors.
+func (p *part) pieceAt(off int64) (row, expert int32, end int64) {
+	l, ok := p.file.Locate(off)
+	if !ok {
+		tensors := p.file.Tensors
+		next := sort.Search(len(tensors), func(i int) bool { return tensors[i].Offset > off })
+		if next < len(tensors) {
+			return -1, -1, tensors[next].Offset
+		}
+		return -1, -1, p.file.Size
+	}
+	t := l.Tensor
+	end = t.End()
+	if stride := t.ExpertStride(); stride > 0 && l.Expert >= 0 {
+		end = min(end, t.Offset+int64(l.Expert+1)*stride)
+	}
+	return p.rows[t], int32(l.Expert), end
+}

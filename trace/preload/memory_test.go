@@ -1,0 +1,230 @@
+package preload
+
+import (
+	"encoding/binary"
+	"errors"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"tensorcast/ebpf/image"
+	"tensorcast/trace"
+)
+
+// session makes one without a shim.
+func session(t testing.TB) *Session {
+	t.Helper()
+	m, err := makeMemory(t.TempDir(), minRing, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Session{opts: Options{Log: slog.New(slog.DiscardHandler)}, mem: m, procs: map[int]*process{}, strays: map[int]string{}, layouts: image.Candidates()}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// The target may write anything to its ring: that is an error, never more.
+func TestCorruptRing(t *testing.T) {
+	record := func(kind, size uint32) []byte {
+		b := make([]byte, 64)
+		binary.NativeEndian.PutUint32(b, kind)
+		binary.NativeEndian.PutUint32(b[4:], size)
+		return b
+	}
+	for name, tc := range map[string]struct {
+		head, tail uint64
+		ring       []byte
+	}{
+		"more than it holds": {head: minRing + 8},
+		"backwards":          {head: 8, tail: 16},
+		"size 0":             {head: 64, ring: record(kindGraph, 0)},
+		"odd size":           {head: 64, ring: record(kindGraph, 12)},
+		"beyond the head":    {head: 64, ring: record(kindGraph, 72)},
+		"beyond the ring":    {head: 64, ring: record(kindPad, 1<<31)},
+		"odd head":           {head: 4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := session(t).mem
+			at := m.slot(3)
+			copy(m.b[at+slotHeader:], tc.ring)
+			atomic.StoreUint64(m.u64(at+slotTail), tc.tail)
+			atomic.StoreUint64(m.u64(at+slotHead), tc.head)
+			if n, err := m.read(3, func(uint32, []byte) error { return nil }); !errors.Is(err, errCorrupt) || n != 0 {
+				t.Errorf("%d records, %v", n, err)
+			}
+		})
+	}
+}
+
+// Records wrap around as the shim writes them: what does not fit before the ring's end is padded.
+func TestRingWraps(t *testing.T) {
+	m := session(t).mem
+	at := m.slot(0)
+	atomic.StoreUint64(m.u64(at+slotTail), minRing-16)
+	ring := m.b[at+slotHeader:]
+	put := func(pos, kind, size uint32) {
+		binary.NativeEndian.PutUint32(ring[pos:], kind)
+		binary.NativeEndian.PutUint32(ring[pos+4:], size)
+	}
+	put(minRing-16, kindPad, 16)
+	put(0, kindGraphEnd, 40)
+	put(40, kindOpName, 24)
+	atomic.StoreUint64(m.u64(at+slotHead), minRing+64)
+	var got []uint32
+	n, err := m.read(0, func(kind uint32, body []byte) error {
+		got = append(got, kind, uint32(len(body)))
+		return nil
+	})
+	if err != nil || n != 2 || len(got) != 4 || got[0] != kindGraphEnd || got[1] != 32 || got[2] != kindOpName || got[3] != 16 {
+		t.Errorf("%d records, %v: %v", n, err, got)
+	}
+}
+
+// FuzzRecord takes records as a broken target may write them.
+func FuzzRecord(f *testing.F) {
+	for kind := byte(0); kind <= kindDecodeEnd+1; kind++ {
+		f.Add(kind, make([]byte, 256), []byte{})
+		f.Add(kind, []byte("\x01\x00\x00\x00\x02\x00\x00\x00\x03"), make([]byte, 3000))
+	}
+	f.Fuzz(func(t *testing.T, kind byte, body, second []byte) {
+		s := session(t)
+		p := s.meet(os.Getpid(), 0)
+		p.followed, p.begun = true, true
+		handle := func(e trace.Event) error {
+			if o, ok := e.(*trace.Op); ok && (o.Name == "" || len(o.Sources) == 0) {
+				t.Errorf("%+v", o)
+			}
+			return nil
+		}
+		for _, b := range [][]byte{body, second} {
+			if err := s.record(p, uint32(kind), b, handle); err != nil && !errors.Is(err, errCorrupt) && !errors.Is(err, ErrLayout) {
+				var mismatch *image.MismatchError
+				if !errors.As(err, &mismatch) {
+					t.Error(err)
+				}
+			}
+			// A graph of the template that this may have been.
+			if kind == kindTemplate {
+				for id, tmpl := range p.templates {
+					if tmpl == nil {
+						continue
+					}
+					g := graphRecord{hash: tmpl.hash, template: id, ops: uint32(len(tmpl.ops))}
+					if err := s.graph(p, &g, handle); err != nil && !errors.Is(err, errCorrupt) && !errors.Is(err, ErrLayout) {
+						t.Error(err)
+					}
+				}
+			}
+		}
+	})
+}
+
+// What a killed session left is removed by the next; what a living one uses stays.
+func TestAbandonedMemory(t *testing.T) {
+	dir := t.TempDir()
+	abandoned := filepath.Join(dir, filePrefix+"abandoned")
+	other := filepath.Join(dir, "tensorcast-notes")
+	for _, path := range []string{abandoned, other} {
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first, err := makeMemory(dir, minRing, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := makeMemory(dir, minRing, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]bool{abandoned: false, other: true, first.path: true, second.path: true} {
+		if _, err := os.Stat(path); (err == nil) != want {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	if err := errors.Join(first.close(), second.close()); err != nil {
+		t.Error(err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(first.path, &st); err != unix.ENOENT {
+		t.Errorf("%s is left: %v", first.path, err)
+	}
+}
+
+func TestNoCompiler(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	t.Setenv("PATH", t.TempDir())
+	if s, err := Start(t.Context(), Options{}); !errors.Is(err, ErrNoCompiler) || s != nil || strings.Contains(err.Error(), "\n") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestBadRing(t *testing.T) {
+	for _, size := range []int{-1, 1, 4095, 5000, 1 << 31} {
+		if s, err := Start(t.Context(), Options{RingBytes: size}); err == nil {
+			t.Errorf("a ring of %d bytes", size)
+			s.Close()
+		}
+	}
+}
+
+// The shim is compiled once, and found where the name of the cache directory would be two in LD_PRELOAD, or where there is none.
+func TestCache(t *testing.T) {
+	for _, tc := range []struct {
+		name, cache string
+		temp        bool
+	}{{"plain", "cache", false}, {"space", "my cache", true}, {"none", "", true}} {
+		t.Run(tc.name, func(t *testing.T) {
+			if tc.cache == "" {
+				t.Setenv("XDG_CACHE_HOME", "")
+				t.Setenv("HOME", "")
+			} else {
+				t.Setenv("XDG_CACHE_HOME", filepath.Join(t.TempDir(), tc.cache))
+			}
+			var shims []string
+			for range 2 {
+				s, err := Start(t.Context(), Options{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				shims = append(shims, s.shim)
+				cmd := exec.CommandContext(t.Context(), "/bin/true")
+				cmd.Env = s.Environ([]string{"A=b", "LD_PRELOAD=", "TENSORCAST_PRELOAD=/nowhere"})
+				out, err := cmd.CombinedOutput()
+				if err != nil || len(out) != 0 || len(cmd.Env) != 3 {
+					t.Errorf("%v: %s; %q", err, out, cmd.Env)
+				}
+				if n := atomic.LoadUint32(s.mem.u32(headerLoaded)); n != 1 {
+					t.Errorf("loaded %d times", n)
+				}
+				if err := s.Close(); err != nil {
+					t.Error(err)
+				}
+				if _, err := os.Stat(s.shim); (err == nil) == tc.temp {
+					t.Errorf("%s afterwards: %v", s.shim, err)
+				}
+			}
+			if (shims[0] == shims[1]) == tc.temp {
+				t.Errorf("shims %q", shims)
+			}
+		})
+	}
+}
+
+func TestEnviron(t *testing.T) {
+	s := &Session{shim: "/c/shim.so", mem: &memory{path: "/dev/shm/x"}}
+	got := strings.Join(s.Environ([]string{"LD_PRELOAD=/usr/lib/other.so", "B=c"}), " ")
+	if want := "B=c LD_PRELOAD=/c/shim.so:/usr/lib/other.so TENSORCAST_PRELOAD=/dev/shm/x"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -1,0 +1,234 @@
+// Package preload observes a llama.cpp program without root: a shim in C, which LD_PRELOAD brings into the program, stands before the exported
+// ggml_graph_compute, llama_decode and llama_set_warmup, and writes what each graph reads to shared memory; a [Session] reads it there.
+//
+// It sees whole graphs, not the ops inside: an [trace.Op] has the time at which its graph began, no duration, and no experts (routing is not computed
+// yet when a graph begins). Ops that ggml fuses come one by one. Only calls between shared libraries, or through a library's own
+// procedure linkage table, can be interposed: a program that holds ggml statically, or one linked with -Bsymbolic, needs the probes of package ebpf.
+package preload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"tensorcast/ebpf/image"
+	"tensorcast/trace"
+)
+
+var (
+	// ErrNoCompiler says that the shim cannot be built.
+	ErrNoCompiler = errors.New("--preload needs a C compiler (cc, gcc or clang) and finds none: install one (Debian, Ubuntu: apt-get install gcc libc6-dev), or trace as root")
+	// ErrNotLoaded says that no process loaded the shim.
+	ErrNotLoaded = errors.New("the shim was not loaded (the program is linked statically, has privileges of its own, runs in a container, or uses another C library): trace it as root, without --preload")
+	// ErrNoGraph says that the shim was loaded and ggml_graph_compute was never called through it.
+	ErrNoGraph = errors.New("the program ended, or the capture did, without a call of ggml_graph_compute that can be interposed: it computed nothing, or holds ggml statically; in that case trace it as root, without --preload")
+	// ErrOtherProcess says that only processes which the target started computed graphs.
+	ErrOtherProcess = errors.New("the program itself computed nothing, but a process that it started did: use --follow")
+	// ErrLayout says that ggml's structs have a layout that is not known.
+	ErrLayout = errors.New("the target's ggml has a layout that this version does not know")
+)
+
+const (
+	defaultRing     = 8 << 20
+	minRing         = 4 << 10
+	maxRing         = 1 << 30
+	defaultInterval = 10 * time.Millisecond
+
+	envPath    = "TENSORCAST_PRELOAD"
+	envPreload = "LD_PRELOAD"
+)
+
+// Options of a Session.
+type Options struct {
+	// RingBytes is the size of the buffer of each process, a power of two of at least 4 KiB; 0 means 8 MiB.
+	RingBytes int
+	// Interval is how often Run looks for events; 0 means 10 ms. Tick is called by Run that often, after the events at hand.
+	Interval time.Duration
+	Tick     func() error
+	Follow   bool // report processes that the target starts, too
+	// Credential is what the program will run with, if that is not what the caller runs with: it must be able to open the shim and the shared memory.
+	Credential *syscall.Credential
+	// Layouts are what is known of the target's ggml from its files (see [image.Infer]); they are tried before those of released versions.
+	Layouts []image.Layout
+	Log     *slog.Logger
+}
+
+// Session is shared memory that programs write to, and its reader. Its methods are not safe for concurrent use.
+type Session struct {
+	opts    Options
+	shim    string // the library's path
+	temp    string // a directory to remove at the end; "" if there is none
+	mem     *memory
+	layouts []image.Layout // as in the header
+	target  int            // process; 0 before Run
+	procs   map[int]*process
+	strays  map[int]string // processes that compute but are not followed: their commands
+	loaded  bool           // some process has loaded the shim; kept at Close
+	ended   trace.Counters // of followed processes that are gone
+	images  []imageInfo
+	unread  uint64 // graphs of processes that are gone, which the shim could not read
+}
+
+// imageInfo is a library with a ggml_graph_compute.
+type imageInfo struct {
+	pid                   int
+	path, version, commit string
+	layout                image.Layout
+}
+
+// Start makes the shared memory, and the shim if it is not in the user's cache: that takes a C compiler ([ErrNoCompiler]). Close the session.
+func Start(ctx context.Context, opts Options) (*Session, error) {
+	if opts.RingBytes == 0 {
+		opts.RingBytes = defaultRing
+	}
+	if opts.RingBytes < minRing || opts.RingBytes > maxRing || opts.RingBytes&(opts.RingBytes-1) != 0 {
+		return nil, fmt.Errorf("a buffer of %d bytes: want a power of two from %d to %d", opts.RingBytes, minRing, maxRing)
+	}
+	if opts.Interval == 0 {
+		opts.Interval = defaultInterval
+	}
+	if opts.Tick == nil {
+		opts.Tick = func() error { return nil }
+	}
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
+	s := &Session{opts: opts, procs: map[int]*process{}, strays: map[int]string{}}
+	foreign := opts.Credential != nil && int(opts.Credential.Uid) != os.Geteuid()
+	var err error
+	if s.shim, s.temp, err = build(ctx, foreign); err != nil {
+		return nil, err
+	}
+	if s.mem, err = newMemory(opts.RingBytes, opts.Credential); err != nil {
+		return nil, errors.Join(err, s.removeTemp())
+	}
+	for _, l := range slices.Concat(opts.Layouts, image.Candidates()) {
+		s.offer(l)
+	}
+	return s, nil
+}
+
+// offer adds a layout for the shim to try; false if it has been offered, or there is no more room.
+func (s *Session) offer(l image.Layout) bool {
+	same := func(o image.Layout) bool {
+		o.Origin = l.Origin
+		return o == l
+	}
+	if len(s.layouts) >= maxLayouts || slices.ContainsFunc(s.layouts, same) {
+		return false
+	}
+	s.mem.putLayout(len(s.layouts), l)
+	s.layouts = append(s.layouts, l)
+	return true
+}
+
+// Environ returns env with what brings the shim into a program; other libraries that are preloaded stay.
+func (s *Session) Environ(env []string) []string {
+	preload := s.shim
+	out := make([]string, 0, len(env)+2)
+	for _, v := range env {
+		name, value, _ := strings.Cut(v, "=")
+		switch {
+		case name == envPreload && value != "":
+			preload = s.shim + ":" + value
+		case name == envPreload || name == envPath:
+		default:
+			out = append(out, v)
+		}
+	}
+	return append(out, envPreload+"="+preload, envPath+"="+s.mem.path)
+}
+
+// Libraries lists the files whose ggml_graph_compute reported graphs.
+func (s *Session) Libraries() []string {
+	var paths []string
+	for _, im := range s.images {
+		if !slices.Contains(paths, im.path) {
+			paths = append(paths, im.path)
+		}
+	}
+	return paths
+}
+
+// Target is what a process has said about its ggml.
+func (s *Session) Target(pid int) trace.TargetInfo {
+	for _, im := range s.images {
+		if im.pid == pid {
+			return trace.TargetInfo{GGMLVersion: im.version, GGMLCommit: im.commit, LayoutOrigin: im.layout.Origin}
+		}
+	}
+	return trace.TargetInfo{}
+}
+
+// Seen says, after Run, whether the target reported any graph: nil, [ErrNotLoaded], [ErrOtherProcess] or [ErrNoGraph].
+func (s *Session) Seen() error {
+	switch {
+	case len(s.images) > 0:
+		return nil
+	case len(s.strays) > 0:
+		for pid, command := range s.strays {
+			return fmt.Errorf("%w (process %d, %s)", ErrOtherProcess, pid, command)
+		}
+	case !s.wasLoaded():
+		return ErrNotLoaded
+	}
+	return ErrNoGraph
+}
+
+// Counters reads the account of every op that the followed processes computed. Its sums hold once they have stopped. Hits are
+// ops of graphs, not calls of probes.
+func (s *Session) Counters() (trace.Counters, error) {
+	sum := s.ended
+	for _, p := range s.procs {
+		if p.followed {
+			addCounters(&sum, s.mem.counters(p))
+		}
+	}
+	return sum, nil
+}
+
+func addCounters(sum *trace.Counters, c trace.Counters) {
+	sum.Hits += c.Hits
+	sum.NoWeight += c.NoWeight
+	sum.OpsSent += c.OpsSent
+	sum.OpsLost += c.OpsLost
+	sum.Unfinished += c.Unfinished
+	sum.Received += c.Received
+	sum.OthersLost += c.OthersLost
+	sum.Clipped += c.Clipped
+}
+
+// wasLoaded says whether any process has loaded the shim.
+func (s *Session) wasLoaded() bool {
+	if s.mem.b == nil { // closed
+		return s.loaded
+	}
+	return atomic.LoadUint32(s.mem.u32(headerLoaded)) > 0
+}
+
+// Close tells programs that still run to report nothing more, and removes the shared memory. Call it once, after Run has returned; then Counters, Seen and the like still answer.
+func (s *Session) Close() error {
+	for _, p := range s.procs {
+		p.close()
+		if p.followed {
+			addCounters(&s.ended, s.mem.counters(p))
+		}
+	}
+	clear(s.procs)
+	s.loaded = s.wasLoaded()
+	return errors.Join(s.mem.close(), s.removeTemp())
+}
+
+func (s *Session) removeTemp() error {
+	if s.temp == "" {
+		return nil
+	}
+	return os.RemoveAll(s.temp)
+}

@@ -1,0 +1,371 @@
+package preload
+
+// These tests run real programs, as an ordinary user, with the shim that the user's compiler makes.
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"syscall"
+	"testing"
+
+	"tensorcast/experiments/llama"
+	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/experiments/synth"
+	"tensorcast/gguf"
+	"tensorcast/trace"
+)
+
+var (
+	denseModel = synth.Config{Layers: 3, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}
+	moeModel   = synth.Config{Layers: 3, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Experts: 8, Used: 3, Type: gguf.Q8_0, Seed: 2}
+)
+
+// ordinary is the user that programs run as: nobody, if the tests run as root; else nil, the user of the tests.
+func ordinary() *syscall.Credential {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	return &syscall.Credential{Uid: 65534, Gid: 65534}
+}
+
+// openDir makes a directory that the ordinary user can write to.
+func openDir(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	c := ordinary()
+	if c == nil {
+		return dir
+	}
+	if err := errors.Join(os.Chmod(filepath.Dir(dir), 0o755), os.Chown(dir, int(c.Uid), int(c.Gid))); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// install returns a llama.cpp that the ordinary user can run: the cache may lie in root's home.
+func install(t *testing.T) *llama.Installation {
+	t.Helper()
+	in := llamatest.ForTest(t)
+	if ordinary() == nil {
+		return in
+	}
+	dir := openDir(t)
+	entries, err := os.ReadDir(in.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		link(t, filepath.Join(in.Dir, e.Name()), filepath.Join(dir, e.Name()))
+	}
+	return &llama.Installation{Dir: dir, Driver: filepath.Join(dir, filepath.Base(in.Driver))}
+}
+
+// link gives a file a second name, or copies it to another file system.
+func link(t *testing.T, from, to string) {
+	t.Helper()
+	from, err := filepath.EvalSymlinks(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if os.Link(from, to) == nil {
+		return
+	}
+	in, err := os.Open(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o755)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(out, in); err != nil {
+		t.Fatal(err)
+	}
+	if err := out.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func model(t *testing.T, c synth.Config) string {
+	t.Helper()
+	path := filepath.Join(openDir(t), "model.gguf")
+	if err := os.Rename(llamatest.Model(t, c), path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// run is a program's life under the shim.
+type run struct {
+	stdout, stderr string
+	state          *os.ProcessState
+	pid            int
+	events         []trace.Event
+	counters       trace.Counters
+	libraries      []string
+	target         trace.TargetInfo
+	seen, err      error // of Seen and of Run
+}
+
+// scene is what happens during it.
+type scene struct {
+	Options
+	event func(*exec.Cmd, trace.Event) // hears each event as it comes
+	fails bool                         // Run is to return an error
+}
+
+// observe runs a program to its end.
+func observe(t *testing.T, cmd *exec.Cmd, sc scene) run {
+	t.Helper()
+	sc.Credential = ordinary()
+	s, err := Start(t.Context(), sc.Options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.Env = s.Environ(cmd.Environ())
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: sc.Credential}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() {
+		_ = cmd.Wait() // the tests look at the state
+		cancel()
+	}()
+	r := run{pid: cmd.Process.Pid}
+	r.err = s.Run(ctx, r.pid, func(e trace.Event) error {
+		r.events = append(r.events, e)
+		if sc.event != nil {
+			sc.event(cmd, e)
+		}
+		return nil
+	})
+	if r.err != nil {
+		_ = cmd.Process.Kill()
+	}
+	<-ctx.Done()
+	if (r.err != nil) != sc.fails {
+		t.Fatalf("Run returned %v; standard error: %s", r.err, stderr.String())
+	}
+	if r.counters, err = s.Counters(); err != nil {
+		t.Fatal(err)
+	}
+	r.stdout, r.stderr, r.state = stdout.String(), stderr.String(), cmd.ProcessState
+	r.seen, r.libraries, r.target = s.Seen(), s.Libraries(), s.Target(r.pid)
+	return r
+}
+
+// accounted: each op that was computed was received, lost, filtered or under way when its process was killed.
+func accounted(t *testing.T, r run) {
+	t.Helper()
+	c := r.counters
+	if c.Hits != c.NoWeight+c.OpsSent+c.OpsLost+c.Unfinished || c.Received != c.OpsSent {
+		t.Errorf("ops are not all accounted for: %+v", c)
+	}
+	var ops uint64
+	for _, e := range r.events {
+		if _, ok := e.(*trace.Op); ok {
+			ops++
+		}
+	}
+	if ops != c.Received {
+		t.Errorf("%d ops, the counters say %d", ops, c.Received)
+	}
+}
+
+// read is what an op did to a weight, as the shim and the ground truth both tell it.
+type read struct {
+	Step   int
+	Op     string
+	Tensor string
+	Data   uint64
+	File   string
+	Offset int64
+	Bytes  int64
+}
+
+// reads numbers steps from 0, as the driver does.
+func (r run) reads(t *testing.T) []read {
+	t.Helper()
+	files := map[trace.FileID]string{}
+	step, open := -1, false
+	var last uint64
+	var out []read
+	for _, e := range r.events {
+		switch e := e.(type) {
+		case trace.FileSeen:
+			files[e.File] = e.Path
+		case trace.DecodeBegin:
+			if open {
+				t.Fatal("a decode begins in another")
+			}
+			step, open = step+1, true
+		case trace.DecodeEnd:
+			open = false
+		case *trace.Op:
+			if !open || int(e.Decode) != step+1 {
+				t.Fatalf("op of decode %d in step %d (in it: %v)", e.Decode, step, open)
+			}
+			if e.Seq <= last || e.Duration != -1 || e.Stall != -1 || int(e.PID) != r.pid {
+				t.Fatalf("op after number %d: %+v", last, e)
+			}
+			last = e.Seq
+			for _, s := range e.Sources {
+				bytes := s.Bytes()
+				switch {
+				case e.ByExpert && e.Selects > 0:
+					bytes = int64(e.Selects) * s.NB[e.GatherDim]
+				case e.ByExpert:
+					bytes = -1
+				case e.GatherDim > 0:
+					ids := slices.Clone(e.IDs)
+					slices.Sort(ids)
+					bytes = int64(len(slices.Compact(ids))) * s.NB[e.GatherDim]
+				}
+				out = append(out, read{step, e.Name, s.Name, s.Data, files[s.File], s.Offset, bytes})
+			}
+		}
+	}
+	if open {
+		t.Error("the last decode does not end")
+	}
+	return out
+}
+
+// truth is what the driver's dump says. Which experts several tokens select is not known before the graph ran: there it says no bytes, as got does.
+func truth(t *testing.T, path string, got []read) []read {
+	t.Helper()
+	ops, err := llama.ReadOps(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []read
+	for i, op := range ops {
+		r := read{op.Decode, op.Op, op.Tensor, op.Data, op.File, op.Offset, op.Bytes}
+		if op.Experts != nil && op.NTokens > 1 && i < len(got) && got[i].Bytes == -1 {
+			r.Bytes = -1
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+func compare(t *testing.T, got, want []read) {
+	t.Helper()
+	if len(want) == 0 {
+		t.Fatal("nothing to compare with")
+	}
+	for i := range min(len(got), len(want)) {
+		if !reflect.DeepEqual(got[i], want[i]) {
+			t.Fatalf("read %d of %d is\n%+v, want\n%+v", i, len(want), got[i], want[i])
+		}
+	}
+	if len(got) != len(want) {
+		t.Fatalf("%d reads, want %d", len(got), len(want))
+	}
+}
+
+// sequence leaves out what differs from process to process.
+func sequence(reads []read) []read {
+	out := slices.Clone(reads)
+	for i := range out {
+		out[i].Data = 0
+	}
+	return out
+}
+
+func TestSequenceEqualsGroundTruth(t *testing.T) {
+	in := install(t)
+	for name, tc := range map[string]struct {
+		model   synth.Config
+		warmup  string
+		threads int
+	}{
+		"dense":                       {model: denseModel},
+		"dense, two threads":          {model: denseModel, threads: 2},
+		"moe":                         {model: moeModel},
+		"moe, every expert warmed up": {model: moeModel, warmup: "all"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := llama.Options{
+				Model: model(t, tc.model), Prompt: "the quick brown fox", Tokens: 6, Threads: max(tc.threads, 1), NoRepack: true, Warmup: tc.warmup,
+				Ops: filepath.Join(openDir(t), "ops.jsonl"),
+			}
+			r := observe(t, in.Command(t.Context(), o), scene{})
+			if !r.state.Success() {
+				t.Fatalf("%v: %s", r.state, r.stderr)
+			}
+			got := r.reads(t)
+			compare(t, got, truth(t, o.Ops, got))
+			accounted(t, r)
+			if lost := r.counters.Lost(); lost != 0 || r.seen != nil {
+				t.Errorf("lost %d; %v", lost, r.seen)
+			}
+			checkDecodes(t, r, tc.warmup == "all")
+
+			// The callback that the ground truth needs must not be what makes them agree.
+			o.Ops = ""
+			compare(t, sequence(observe(t, in.Command(t.Context(), o), scene{}).reads(t)), sequence(got))
+		})
+	}
+}
+
+// checkDecodes compares the decodes with what the driver does: a warm-up of 2 tokens, a prompt, 6 tokens.
+func checkDecodes(t *testing.T, r run, announced bool) {
+	t.Helper()
+	var tokens []int32
+	contexts := map[uint64]bool{}
+	for _, e := range r.events {
+		d, ok := e.(trace.DecodeBegin)
+		if !ok {
+			continue
+		}
+		if d.Derived || !slices.Equal(d.Sequences, []int32{0}) || d.Warmup != (announced && len(tokens) == 0) {
+			t.Errorf("decode %d: %+v", d.Decode, d)
+		}
+		contexts[d.Context] = true
+		tokens = append(tokens, d.Tokens)
+	}
+	if len(tokens) != 8 || tokens[0] != 2 || tokens[1] < 2 || !slices.Equal(tokens[2:], []int32{1, 1, 1, 1, 1, 1}) || len(contexts) != 1 {
+		t.Errorf("decodes of %v tokens in %d contexts", tokens, len(contexts))
+	}
+}
+
+// Observed or not, the program says the same.
+func TestTargetIsUnharmed(t *testing.T) {
+	in := install(t)
+	for name, config := range map[string]synth.Config{"dense": denseModel, "moe": moeModel} {
+		t.Run(name, func(t *testing.T) {
+			o := llama.Options{Model: model(t, config), Prompt: "unharmed", Tokens: 24, Threads: 2, NoRepack: true}
+			plain, err := in.Run(t.Context(), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := observe(t, in.Command(t.Context(), o), scene{})
+			got, err := llama.ParseResult([]byte(r.stdout))
+			if err != nil || r.stderr != "" {
+				t.Fatalf("%v, stderr %q", err, r.stderr)
+			}
+			if got.Text != plain.Text || plain.Text == "" {
+				t.Errorf("text %q, plain %q", got.Text, plain.Text)
+			}
+			accounted(t, r)
+		})
+	}
+}

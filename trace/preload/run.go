@@ -1,0 +1,431 @@
+package preload
+
+// This file turns the records of processes into events.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tensorcast/ebpf/image"
+	"tensorcast/trace"
+)
+
+// process is one that has a slot.
+type process struct {
+	pid, slot int
+	handle    int // pidfd; -1 if the kernel gives none
+	followed  bool
+	begun     bool
+	gone      bool
+	received  uint64 // ops
+	clipped   uint64 // of them, without the rows that they gather
+	ops       map[uint32]string
+	paths     map[trace.FileID]string
+	shown     map[trace.FileID]bool // files that a FileSeen told of
+	templates map[uint32]*template
+	decodes   bool // llama_decode is seen: no step has to be derived
+	derived   trace.DerivedSteps
+}
+
+func (p *process) close() {
+	if p.handle >= 0 {
+		unix.Close(p.handle)
+		p.handle = -1
+	}
+}
+
+// alive says whether the process still runs. A pidfd does not take another process of the same number for it.
+func (p *process) alive() bool {
+	if p.handle < 0 {
+		return !errors.Is(unix.Kill(p.pid, 0), unix.ESRCH)
+	}
+	fds := []unix.PollFd{{Fd: int32(p.handle), Events: unix.POLLIN}}
+	n, err := unix.Poll(fds, 0)
+	return err != nil || n == 0
+}
+
+// Run hands events of the process pid, and with Follow of all that compute, to handle until ctx is done; then it hands over what
+// the programs have written by then and returns nil. It returns the first error of handle or Tick at once. The slices of an
+// [trace.Op]'s Sources are shared by events: they must not be modified. Run is called once; after it programs report nothing more.
+func (s *Session) Run(ctx context.Context, pid int, handle func(trace.Event) error) error {
+	defer s.mem.stop()
+	s.target = pid
+	tick := time.NewTicker(s.opts.Interval)
+	defer tick.Stop()
+	for {
+		done := ctx.Err() != nil
+		if done {
+			s.mem.stop()
+		}
+		if err := s.look(handle); err != nil {
+			return err
+		}
+		if done {
+			return s.finish(handle)
+		}
+		if err := s.opts.Tick(); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+		}
+	}
+}
+
+// look reads what all processes have written.
+func (s *Session) look(handle func(trace.Event) error) error {
+	for i := range slots {
+		pid := s.mem.pid(i)
+		if pid == 0 {
+			continue
+		}
+		p := s.procs[i]
+		if p == nil {
+			p = s.meet(pid, i)
+		}
+		gone := !p.alive() // asked first: then what is read below is all
+		n, err := s.drain(p, handle)
+		if err != nil {
+			return err
+		}
+		if gone && n == 0 {
+			if err := s.part(p, handle); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// meet begins with a process that has taken a slot.
+func (s *Session) meet(pid, slot int) *process {
+	p := &process{
+		pid: pid, slot: slot, handle: -1, followed: pid == s.target || s.opts.Follow,
+		ops: map[uint32]string{}, paths: map[trace.FileID]string{}, shown: map[trace.FileID]bool{}, templates: map[uint32]*template{}, derived: trace.DerivedSteps{PID: int32(pid)},
+	}
+	if fd, err := unix.PidfdOpen(pid, 0); err == nil {
+		p.handle = fd
+	}
+	s.procs[slot] = p
+	return p
+}
+
+// begin tells of a process that is followed, before its first event.
+func (s *Session) begin(p *process, r *processRecord, handle func(trace.Event) error) error {
+	switch {
+	case p.begun: // it has called execve
+		return nil
+	case !p.followed:
+		p.begun = true
+		s.strays[p.pid] = strings.Join(r.command, " ")
+		s.opts.Log.Debug("a process that is not followed computes", "pid", p.pid, "command", s.strays[p.pid])
+		return nil
+	}
+	p.begun = true
+	e := trace.ProcessBegin{PID: int32(p.pid), Parent: r.parent, Command: r.command}
+	if p.pid == s.target {
+		e.Parent = 0
+	}
+	return handle(e)
+}
+
+// part ends with a process that is gone and has nothing more to say.
+func (s *Session) part(p *process, handle func(trace.Event) error) error {
+	p.gone = true
+	p.close()
+	if p.followed {
+		addCounters(&s.ended, s.mem.counters(p))
+		s.unread += s.mem.unread(p.slot)
+	}
+	s.mem.free(p.slot)
+	delete(s.procs, p.slot)
+	if !p.followed {
+		return nil
+	}
+	return s.end(p, handle)
+}
+
+// end tells of the end of a process.
+func (s *Session) end(p *process, handle func(trace.Event) error) error {
+	if !p.begun {
+		return nil
+	}
+	if err := p.derived.End(handle); err != nil {
+		return err
+	}
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return fmt.Errorf("read the monotonic clock: %w", err)
+	}
+	return handle(trace.ProcessEnd{Time: now.Nano(), PID: int32(p.pid)})
+}
+
+// finish ends with all processes.
+func (s *Session) finish(handle func(trace.Event) error) error {
+	for _, p := range s.procs {
+		if !p.followed {
+			continue
+		}
+		p.gone = !p.alive()
+		if err := s.end(p, handle); err != nil {
+			return err
+		}
+		s.unread += s.mem.unread(p.slot)
+	}
+	if atomic.LoadUint32(s.mem.u32(headerNoSlot)) > 0 {
+		s.opts.Log.Warn("some processes were left out: too many computed at once", "at once", slots)
+	}
+	if s.unread > 0 {
+		s.opts.Log.Warn("some graphs were left out: the layout of their tensors was not known when they ran", "graphs", s.unread)
+	}
+	return nil
+}
+
+// drain reads what a process has written and returns the number of records.
+func (s *Session) drain(p *process, handle func(trace.Event) error) (int, error) {
+	n, err := s.mem.read(p.slot, func(kind uint32, body []byte) error { return s.record(p, kind, body, handle) })
+	if err != nil {
+		return n, fmt.Errorf("process %d: %w", p.pid, err)
+	}
+	return n, nil
+}
+
+func (s *Session) record(p *process, kind uint32, body []byte, handle func(trace.Event) error) error {
+	if kind == kindProcess {
+		r, err := readProcess(body)
+		if err != nil {
+			return err
+		}
+		return s.begin(p, &r, handle)
+	}
+	if !p.followed {
+		return nil
+	}
+	if err := s.begin(p, &processRecord{}, handle); err != nil {
+		return err
+	}
+	switch kind {
+	case kindImage:
+		im, err := readImage(body)
+		if err != nil {
+			return err
+		}
+		return s.image(p, &im)
+	case kindOpName:
+		op, name, err := readOpName(body)
+		p.ops[op] = name
+		return err
+	case kindFile:
+		id, path, err := readFile(body)
+		p.paths[id] = path
+		return err
+	case kindTemplate:
+		id, t, err := readTemplate(body)
+		p.templates[id] = t
+		return err
+	case kindGraph:
+		g, err := readGraph(body)
+		if err != nil {
+			return err
+		}
+		return s.graph(p, &g, handle)
+	case kindGraphEnd:
+		e, err := readGraphEnd(body)
+		if e.decode == 0 {
+			p.derived.Extend(int32(e.tid), e.time)
+		}
+		return err
+	case kindDecodeBegin:
+		d, err := readDecode(body)
+		if err != nil {
+			return err
+		}
+		p.decodes = true
+		if err := p.derived.EndThread(int32(d.tid), handle); err != nil {
+			return err
+		}
+		return handle(trace.DecodeBegin{
+			Time: d.time, PID: int32(p.pid), TID: int32(d.tid), Context: d.context, Decode: d.decode, Tokens: d.tokens, Warmup: d.warmup, Sequences: d.sequences,
+		})
+	case kindDecodeEnd:
+		d, err := readDecode(body)
+		if err != nil {
+			return err
+		}
+		return handle(trace.DecodeEnd{Time: d.time, PID: int32(p.pid), TID: int32(d.tid), Decode: d.decode})
+	}
+	return fmt.Errorf("%w: a record of kind %d", errCorrupt, kind)
+}
+
+// image hears which library computes. If no layout fits, its files may know one: then the shim tries that with the next graph.
+func (s *Session) image(p *process, im *imageRecord) error {
+	if im.layout == noLayout {
+		for _, path := range libraries(hostPath(p.pid, im.path)) {
+			if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() { // the target names it: opening a pipe would wait
+				continue
+			}
+			scanned, err := image.Scan(path)
+			if err == nil && scanned.Layout != nil && s.offer(*scanned.Layout) {
+				s.opts.Log.Debug("another layout", "file", path, "layout", scanned.Layout.String())
+				return nil
+			}
+		}
+		return s.layoutError(im)
+	}
+	if int(im.layout) >= len(s.layouts) {
+		return fmt.Errorf("%w: layout %d", errCorrupt, im.layout)
+	}
+	l := s.layouts[im.layout]
+	for _, raw := range im.samples {
+		if err := l.Check(raw, 0); err != nil {
+			return fmt.Errorf("%s: %w", im.path, err)
+		}
+	}
+	s.images = append(s.images, imageInfo{p.pid, im.path, im.version, im.commit, l})
+	s.opts.Log.Debug("graphs are seen", "pid", p.pid, "library", im.path, "layout", l.String())
+	return nil
+}
+
+// layoutError is ErrLayout with the evidence.
+func (s *Session) layoutError(im *imageRecord) error {
+	for _, raw := range im.samples {
+		if err := s.layouts[0].Check(raw, 0); err != nil {
+			return fmt.Errorf("%w: %s: %w", ErrLayout, im.path, err)
+		}
+	}
+	return fmt.Errorf("%w: %s (its graphs and ggml's own functions disagree on it)", ErrLayout, im.path)
+}
+
+// libraries lists a library of ggml and its neighbours, which may have the debug information.
+func libraries(path string) []string {
+	paths := []string{path}
+	entries, err := os.ReadDir(filepath.Dir(path))
+	if err != nil {
+		return paths
+	}
+	for _, e := range entries {
+		if name := e.Name(); strings.HasPrefix(name, "libggml") && strings.Contains(name, ".so") && name != filepath.Base(path) {
+			paths = append(paths, filepath.Join(filepath.Dir(path), name))
+		}
+	}
+	return paths
+}
+
+// hostPath is where this process can open a file that another names so: there may be another root directory.
+func hostPath(pid int, path string) string {
+	if _, err := os.Stat(path); err == nil {
+		return path
+	}
+	other := filepath.Join(fmt.Sprintf("/proc/%d/root", pid), path)
+	if _, err := os.Stat(other); err == nil {
+		return other
+	}
+	return path
+}
+
+func (s *Session) graph(p *process, g *graphRecord, handle func(trace.Event) error) error {
+	t := p.templates[g.template]
+	if t == nil || t.hash != g.hash || len(t.ops) != int(g.ops) {
+		return fmt.Errorf("%w: a graph of ops that it never told", errCorrupt)
+	}
+	decode := g.decode
+	if decode == 0 {
+		if err := p.derive(t, g, handle); err != nil {
+			return err
+		}
+		decode = p.derived.Decode(int32(g.tid))
+	}
+	for i := range t.ops {
+		o := &t.ops[i]
+		name := p.ops[o.op]
+		if name == "" {
+			return fmt.Errorf("%w: its ggml_op_name does not name op %d", ErrLayout, o.op)
+		}
+		for k := range o.sources {
+			if err := s.showFile(p, &o.sources[k], handle); err != nil {
+				return err
+			}
+		}
+		op := trace.Op{
+			Time: g.time, Duration: -1, Stall: -1, PID: int32(p.pid), TID: int32(g.tid), Decode: decode, Graph: g.graph, Seq: g.seq + uint64(o.node) + 1, Name: name, Sources: o.sources,
+		}
+		switch o.gather {
+		case gatherRows, gatherBiases:
+			op.GatherDim = 1
+		case gatherMatrices:
+			op.GatherDim = 2
+		}
+		op.ByExpert = o.gather == gatherMatrices || o.gather == gatherBiases
+		if op.ByExpert {
+			op.Selects = int(o.selects)
+		}
+		if l, ok := g.ids[i]; ok {
+			op.IDs, op.IDRows = l.ids, l.rows
+		} else if o.gather == gatherRows { // computed by the graph itself, or too many
+			op.Clipped = true
+			p.clipped++
+		}
+		p.received++
+		if err := handle(&op); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// derive begins a step where token embeddings are looked up and no llama_decode was ever seen: the program gets that
+// function from dlsym.
+func (p *process) derive(t *template, g *graphRecord, handle func(trace.Event) error) error {
+	if p.decodes {
+		return nil
+	}
+	for i := range t.ops {
+		o := &t.ops[i]
+		ids, ok := g.ids[i]
+		if !ok || o.sources[0].Name != trace.TokenEmbeddings {
+			continue
+		}
+		return p.derived.Begin(int32(g.tid), g.time, len(ids.ids), handle)
+	}
+	return nil
+}
+
+// showFile tells of a file before the first op that reads from it.
+func (s *Session) showFile(p *process, src *trace.Source, handle func(trace.Event) error) error {
+	if !src.InFile || p.shown[src.File] {
+		return nil
+	}
+	path, ok := p.paths[src.File]
+	if !ok {
+		return fmt.Errorf("%w: a file that it never named", errCorrupt)
+	}
+	p.shown[src.File] = true
+	// /proc/PID/maps writes a newline as \012, and says of a file that was removed that it was.
+	path = strings.TrimSuffix(strings.ReplaceAll(path, `\012`, "\n"), " (deleted)")
+	return handle(trace.FileSeen{PID: int32(p.pid), File: src.File, Path: p.find(path, src.File.Ino)})
+}
+
+// find is where this process can open a file of the target: the inode tells whether the same path is another file here.
+func (p *process) find(path string, ino uint64) string {
+	other := filepath.Join(fmt.Sprintf("/proc/%d/root", p.pid), path)
+	for _, candidate := range []string{path, other} {
+		info, err := os.Stat(candidate)
+		if err != nil {
+			continue
+		}
+		if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Ino == ino {
+			return candidate
+		}
+	}
+	return path
+}

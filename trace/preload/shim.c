@@ -1,0 +1,971 @@
+//go:build ignore
+
+// (The line above keeps the go command, which would want cgo for a C file, away from this one.)
+//
+// The shim that LD_PRELOAD brings into a llama.cpp program. It stands before the exported ggml_graph_compute, llama_decode and
+// llama_set_warmup, says in shared memory what the graph reads, and calls the real function. Package preload reads the other end.
+//
+// What protects the target: nothing here waits for the reader (a full ring loses events and counts them), allocates with malloc,
+// or writes to the target's memory. A graph is walked directly only after every tensor of the first one was read with
+// bounds and agreed with ggml's own getters. A forked child lets everything pass. errno stays what it was.
+//
+// The walk costs some ten microseconds per graph: its ops go through shared memory once ("template"), later graphs of the same
+// ops are one short record.
+//
+// Build: cc -shared -fPIC -fvisibility=hidden; x86-64 and arm64.
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <link.h>
+#include <sched.h>
+#include <stdalign.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define load(p) __atomic_load_n(p, __ATOMIC_ACQUIRE)
+#define store(p, v) __atomic_store_n(p, v, __ATOMIC_RELEASE)
+#define add(p, v) __atomic_fetch_add(p, v, __ATOMIC_RELAXED)
+
+// ---- shared memory: wire.go has the same
+
+enum { MAGIC = 0x74637031, MAX_LAYOUTS = 16, MAX_SRC = 10, SLOT_HEADER = 4096, MAX_TEMPLATES = 1024, SAMPLE = 512, SAMPLES = 4, NAME = 64 };
+enum { NO_LAYOUT = 0xffffffff };
+
+struct layout {
+    uint32_t type, ne, nb, op, flags, src, max_src, view_src, data, name; // in ggml_tensor; flags 0: there is none
+    uint32_t n_nodes, nodes;                                              // in ggml_cgraph
+    uint32_t pad[4];
+};
+
+struct header {
+    uint32_t magic, slots;
+    uint64_t slot_bytes; // from one slot to the next
+    uint64_t ring_bytes; // a power of two
+    uint32_t closed;     // nobody reads any more
+    uint32_t layouts;    // may grow
+    uint32_t loaded;     // programs that loaded the shim
+    uint32_t no_slot;    // processes that found no free slot
+    struct layout layout[MAX_LAYOUTS];
+};
+_Static_assert(sizeof(struct header) <= SLOT_HEADER, "header");
+
+// A process that computes graphs has a slot: its counters, and a ring of records.
+struct slot {
+    uint32_t pid; // 0: free
+    uint32_t pad;
+    uint64_t nodes, no_weight, ops_sent, ops_lost, others_lost; // nodes = no_weight + ops_sent + ops_lost
+    uint64_t unread;                                            // graphs that could not be read: layout unknown
+    uint64_t graphs, decodes;
+    alignas(64) uint64_t head; // bytes ever written
+    alignas(64) uint64_t tail; // bytes ever read
+};
+_Static_assert(sizeof(struct slot) <= SLOT_HEADER, "slot");
+
+enum kind { PAD, PROCESS, IMAGE, OP_NAME, FILE_SEEN, TEMPLATE, GRAPH, GRAPH_END, DECODE_BEGIN, DECODE_END };
+
+struct record { uint32_t kind, size; }; // size: of the whole record, a multiple of 8
+
+struct process_record { struct record r; uint32_t parent, command_bytes; char command[]; }; // command: /proc/self/cmdline
+struct image_record {
+    struct record r;
+    uint32_t layout, samples; // NO_LAYOUT: none of the known ones fits
+    char version[NAME], commit[NAME];
+    uint32_t sample_bytes[SAMPLES];
+    unsigned char sample[SAMPLES][SAMPLE]; // tensors of the first graph
+    char path[];                           // of the library
+};
+struct op_name_record { struct record r; uint32_t op, pad; char name[NAME]; };
+struct file_record { struct record r; uint64_t dev, ino; char path[]; };
+struct source {
+    uint64_t data, offset, ino, dev;
+    uint32_t type, in_file;
+    int64_t ne[4];
+    uint64_t nb[4];
+    char name[NAME];
+};
+enum gather { NONE, ROWS, MATRICES, BIASES };
+struct op { uint32_t op, node, sources, gather, selects, pad; }; // selects: how many experts, if it is for one token; then its sources
+struct template_record { struct record r; uint64_t hash; uint32_t id, ops; };
+struct ids { uint32_t op, slots, rows, pad; }; // op: index in the template; then slots * rows int32, filled up to 8 bytes
+struct graph_record {
+    struct record r;
+    uint64_t time, hash, seq; // seq: nodes before this graph
+    uint32_t tid, decode, graph, template, ops, lists;
+};
+struct graph_end_record { struct record r; uint64_t time; uint32_t tid, decode, graph, pad; };
+struct decode_record {
+    struct record r;
+    uint64_t time, context;
+    uint32_t tid, decode;
+    int32_t tokens;
+    uint32_t warmup;
+    int32_t sequences; // -1: unknown
+    uint32_t pad;
+    int32_t sequence[];
+};
+
+static struct header *hdr; // NULL: not wanted here
+static struct slot *slot;  // this process's
+static pid_t slot_pid;
+static uint64_t pending; // head when the record under way is complete
+
+static __thread struct { uint32_t tid, decode; } self __attribute__((tls_model("initial-exec")));
+
+static uint64_t now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+// ---- mmap and munmap: only to notice that what is known of the memory map is out of date
+
+static void *(*real_mmap)(void *, size_t, int, int, int, off_t);
+static int (*real_munmap)(void *, size_t);
+static uintptr_t used_lo = UINTPTR_MAX, used_hi; // spans the mappings that weights are read from
+static bool stale = true;
+
+static void forget(void *address, size_t size)
+{
+    uintptr_t lo = (uintptr_t)address;
+    if (lo < load(&used_hi) && lo + size > load(&used_lo)) store(&stale, true);
+}
+
+// Before our constructor ran, libraries may map memory already.
+static void *map(void *address, size_t size, int prot, int flags, int fd, off_t offset)
+{
+    if (flags & MAP_FIXED) forget(address, size);
+    if (fd >= 0) store(&stale, true); // a model, perhaps
+    return real_mmap ? real_mmap(address, size, prot, flags, fd, offset) : (void *)syscall(SYS_mmap, address, size, prot, flags, fd, offset);
+}
+
+EXPORT void *mmap(void *address, size_t size, int prot, int flags, int fd, off_t offset) { return map(address, size, prot, flags, fd, offset); }
+#ifndef mmap64 // some C libraries make it another word for mmap
+EXPORT void *mmap64(void *address, size_t size, int prot, int flags, int fd, off_t offset) { return map(address, size, prot, flags, fd, offset); }
+#endif
+
+EXPORT int munmap(void *address, size_t size)
+{
+    forget(address, size);
+    return real_munmap ? real_munmap(address, size) : (int)syscall(SYS_munmap, address, size);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    int saved = errno;
+    real_mmap = (void *(*)(void *, size_t, int, int, int, off_t))dlsym(RTLD_NEXT, "mmap");
+    real_munmap = (int (*)(void *, size_t))dlsym(RTLD_NEXT, "munmap");
+    const char *path = getenv("TENSORCAST_PRELOAD");
+    int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    struct stat st;
+    if (fd >= 0 && fstat(fd, &st) == 0 && st.st_size > (off_t)sizeof *hdr) {
+        struct header *h = map(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (h != MAP_FAILED) {
+            if (h->magic == MAGIC && (uint64_t)st.st_size >= SLOT_HEADER + h->slots * h->slot_bytes) {
+                hdr = h;
+                add(&h->loaded, 1);
+            }
+        }
+    }
+    if (fd >= 0) close(fd);
+    errno = saved;
+}
+
+static struct slot *slot_at(uint32_t i) { return (struct slot *)((char *)hdr + SLOT_HEADER + i * hdr->slot_bytes); }
+
+// ---- the ring
+
+// reserve returns room for a record, which commit completes; NULL if there is none. Records do not wrap around.
+static void *reserve(enum kind kind, size_t size)
+{
+    uint64_t ring = hdr->ring_bytes, head = slot->head, at = head & (ring - 1), left = ring - at;
+    char *base = (char *)slot + SLOT_HEADER;
+    size = (size + 7) & ~(size_t)7;
+    uint64_t need = size <= left ? size : left + size;
+    if (size > ring || need > ring - (head - load(&slot->tail))) return NULL;
+    if (size > left) {
+        *(struct record *)(base + at) = (struct record){PAD, (uint32_t)left};
+        at = 0;
+    }
+    pending = head + need;
+    struct record *r = (struct record *)(base + at);
+    *r = (struct record){kind, (uint32_t)size};
+    return r;
+}
+
+static void commit(void) { store(&slot->head, pending); }
+
+// ---- one thread at a time writes. The lock word is the owner's process: a child forked while another thread held it takes over.
+
+static pid_t owner;
+
+static bool lock(pid_t pid)
+{
+    for (int i = 0; i < 400; i++) {
+        pid_t is = 0;
+        if (__atomic_compare_exchange_n(&owner, &is, pid, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) return true;
+        if (is != pid && __atomic_compare_exchange_n(&owner, &is, pid, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) return true;
+        if (i < 200) sched_yield();
+        else nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL); // the owner may have a lower priority
+    }
+    return false; // never block the target
+}
+
+static void unlock(void) { store(&owner, 0); }
+
+static bool claim(pid_t pid)
+{
+    for (uint32_t i = 0; i < hdr->slots; i++)
+        if (load(&slot_at(i)->pid) == (uint32_t)pid) { // the program that this process ran before it called execve
+            slot = slot_at(i);
+            return true;
+        }
+    for (uint32_t i = 0; i < hdr->slots; i++) {
+        uint32_t is = 0;
+        if (__atomic_compare_exchange_n(&slot_at(i)->pid, &is, (uint32_t)pid, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
+            slot = slot_at(i);
+            return true;
+        }
+    }
+    add(&hdr->no_slot, 1);
+    return false;
+}
+
+static bool introduced;
+
+// introduce tells which process this is, before anything else.
+static bool introduce(void)
+{
+    char command[2048];
+    ssize_t n = -1;
+    int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        n = read(fd, command, sizeof command);
+        close(fd);
+    }
+    if (n < 0) n = 0;
+    struct process_record *r = reserve(PROCESS, sizeof *r + (size_t)n);
+    if (!r) return false;
+    r->parent = (uint32_t)getppid();
+    r->command_bytes = (uint32_t)n;
+    memcpy(r->command, command, (size_t)n);
+    commit();
+    return true;
+}
+
+// enter takes the lock if this process is to be traced. leave gives it back.
+static bool enter(void)
+{
+    if (!hdr || load(&hdr->closed)) return false;
+    pid_t pid = getpid();
+    if (slot_pid && slot_pid != pid) return false; // forked: the ring is the parent's
+    if (!lock(pid)) {
+        if (slot) add(&slot->others_lost, 1);
+        return false;
+    }
+    if (!slot_pid) {
+        if (!claim(pid)) hdr = NULL;
+        slot_pid = pid;
+    }
+    if (hdr && !self.tid) self.tid = (uint32_t)syscall(SYS_gettid);
+    if (!hdr) {
+        unlock();
+        return false;
+    }
+    if (!introduced) introduced = introduce();
+    return true;
+}
+
+static void leave(void) { unlock(); }
+
+// ---- the functions behind ours
+
+// find returns the function of this name that the object with the address caller means; ours is what it must not be. ggml loads its
+// CPU code with RTLD_LOCAL: only that object's own handle finds it. The handle is kept, so that the library stays while we know its functions.
+static void *find(const char *name, const void *caller, const void *ours)
+{
+    Dl_info info;
+    void *fn = NULL;
+    if (dladdr(caller, &info) && info.dli_fname && info.dli_fname[0]) {
+        void *h = dlopen(info.dli_fname, RTLD_NOLOAD | RTLD_LAZY);
+        if (h && ((fn = dlsym(h, name)) == NULL || fn == ours)) {
+            dlclose(h);
+            fn = NULL;
+        }
+    }
+    if (!fn) fn = dlsym(RTLD_NEXT, name);
+    return fn == ours ? NULL : fn;
+}
+
+struct objects { const char *name[512]; int n; };
+
+static int collect(struct dl_phdr_info *info, size_t size, void *arg)
+{
+    (void)size;
+    struct objects *o = arg;
+    if (info->dlpi_name && info->dlpi_name[0] && o->n < 512) o->name[o->n++] = info->dlpi_name;
+    return 0;
+}
+
+// find_anywhere asks every loaded object: a program that got our function from dlsym(RTLD_DEFAULT) says nothing of the library it means.
+static __attribute__((noinline)) void *find_anywhere(const char *name, const void *ours)
+{
+    struct objects o = {.n = 0};
+    dl_iterate_phdr(collect, &o);
+    for (int i = 0; i < o.n; i++) {
+        void *h = dlopen(o.name[i], RTLD_NOLOAD | RTLD_LAZY);
+        void *fn = h ? dlsym(h, name) : NULL;
+        if (fn && fn != ours) return fn;
+        if (h) dlclose(h);
+    }
+    return NULL;
+}
+
+// Where a call comes from tells which of several ggml it means; found once for each such place.
+struct callers { int n; struct { const void *caller; void *fn; } at[32]; };
+
+static void *real(struct callers *known, const char *name, const void *caller, const void *ours)
+{
+    int n = load(&known->n);
+    for (int i = 0; i < n && i < 32; i++)
+        if (load(&known->at[i].caller) == caller) return known->at[i].fn;
+    int saved = errno;
+    void *fn = find(name, caller, ours);
+    if (!fn) fn = find_anywhere(name, ours);
+    dlerror(); // what we were told is not the target's business
+    errno = saved;
+    if (fn && n < 32 && (n = add(&known->n, 1)) < 32) {
+        known->at[n].fn = fn;
+        store(&known->at[n].caller, caller);
+    }
+    return fn;
+}
+
+// ---- the memory map
+
+struct mapping { uintptr_t lo, hi; uint64_t offset, ino, dev; const char *path; uint32_t path_len; };
+
+enum { MAPS_TEXT = 16 << 20, MAX_MAPPINGS = 1 << 16, MAX_FILES = 64 };
+static char *maps_text; // address space, of which only what /proc/self/maps needs is used
+static struct mapping *mappings;
+static int n_mappings;
+static struct { uint64_t dev, ino; } told[MAX_FILES]; // files that the reader knows
+static int n_told;
+
+static bool hex(const char **p, const char *end, uint64_t *v)
+{
+    const char *s = *p;
+    for (*v = 0; *p < end; (*p)++) {
+        int c = **p, d = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+        if (d < 0) break;
+        *v = *v << 4 | (uint64_t)d;
+    }
+    return *p > s;
+}
+
+static bool starts(const char *p, const char *end, const char *with)
+{
+    size_t n = strlen(with);
+    return (size_t)(end - p) >= n && memcmp(p, with, n) == 0;
+}
+
+// read_mapping parses a line, "lo-hi r--s offset major:minor ino   /path", of a file that could hold a model.
+static bool read_mapping(const char *p, const char *end, struct mapping *m)
+{
+    uint64_t lo, hi, major, minor;
+    if (!hex(&p, end, &lo) || p >= end || *p++ != '-' || !hex(&p, end, &hi) || end - p < 6 || p[1] != 'r') return false;
+    p += 6;
+    if (!hex(&p, end, &m->offset) || p >= end || *p++ != ' ' || !hex(&p, end, &major) || p >= end || *p++ != ':' || !hex(&p, end, &minor) || p >= end || *p++ != ' ') return false;
+    for (m->ino = 0; p < end && *p >= '0' && *p <= '9'; p++) m->ino = m->ino * 10 + (uint64_t)(*p - '0');
+    while (p < end && *p == ' ') p++;
+    if (m->ino == 0 || p >= end || *p != '/') return false;
+    if (starts(p, end, "/memfd:") || starts(p, end, "/dev/") || starts(p, end, "/SYSV") || starts(p, end, "/anon_hugepage")) return false;
+    m->lo = lo, m->hi = hi, m->dev = major << 20 | minor, m->path = p, m->path_len = (uint32_t)(end - p);
+    return true;
+}
+
+static void read_maps(void)
+{
+    store(&stale, false);
+    n_mappings = 0;
+    if (!mappings) {
+        int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+        char *m = map(NULL, MAPS_TEXT + MAX_MAPPINGS * sizeof *mappings, PROT_READ | PROT_WRITE, flags, -1, 0);
+        if (m == MAP_FAILED) return;
+        maps_text = m;
+        mappings = (struct mapping *)(m + MAPS_TEXT);
+    }
+    int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return;
+    size_t len = 0;
+    for (ssize_t n; len < MAPS_TEXT && ((n = read(fd, maps_text + len, MAPS_TEXT - len)) > 0 || (n < 0 && errno == EINTR));) len += n > 0 ? (size_t)n : 0;
+    close(fd);
+    for (const char *p = maps_text, *end = maps_text + len, *eol; p < end && n_mappings < MAX_MAPPINGS; p = eol + 1) {
+        eol = memchr(p, '\n', (size_t)(end - p));
+        if (!eol) break;
+        if (read_mapping(p, eol, &mappings[n_mappings])) n_mappings++;
+    }
+}
+
+static const struct mapping *mapping_of(uint64_t address)
+{
+    int lo = 0, hi = n_mappings; // sorted by address
+    while (lo < hi) {
+        int mid = (lo + hi) / 2;
+        if (mappings[mid].hi <= address) lo = mid + 1;
+        else hi = mid;
+    }
+    return lo < n_mappings && mappings[lo].lo <= address ? &mappings[lo] : NULL;
+}
+
+// tell names a file to the reader before the first template that needs it.
+static bool tell(const struct mapping *m)
+{
+    for (int i = 0; i < n_told; i++)
+        if (told[i].dev == m->dev && told[i].ino == m->ino) return true;
+    struct file_record *r = reserve(FILE_SEEN, sizeof *r + m->path_len + 1);
+    if (!r) return false; // again with the next graph
+    r->dev = m->dev, r->ino = m->ino;
+    memcpy(r->path, m->path, m->path_len);
+    r->path[m->path_len] = 0;
+    commit();
+    if (n_told < MAX_FILES) told[n_told].dev = m->dev, told[n_told++].ino = m->ino;
+    return true;
+}
+
+// ---- the layout of ggml's structs
+
+typedef const char *tensor; // a ggml_tensor, whose fields are found by the layout
+#define FIELD(t, at, type) (*(__typeof__(type) const *)((t) + (at)))
+
+static struct layout lay;
+static bool known;           // lay is the layout of the library with the function known_fn
+static void *known_fn;
+static uint32_t tried;       // layouts of the header that did not fit
+static bool flags_computed;  // this ggml marks the nodes that are computed
+static uint8_t class_of_op[1024];
+static const char *(*op_name)(uint32_t);
+
+enum class { UNKNOWN, NAMELESS, EMPTY, PLAIN, GET_ROWS, MUL_MAT_ID, ADD_ID };
+enum { FLAG_COMPUTE = 16, TYPE_I32 = 26, MAX_NODES = 1 << 20, MAX_LISTS = 8, MAX_IDS = 65536, TYPES = 40 };
+
+// peek reads this process's own memory without trusting the address; it returns how many bytes it got.
+static size_t peek(void *into, const void *from, size_t size)
+{
+    struct iovec local = {into, size}, remote = {(void *)from, size};
+    ssize_t n = process_vm_readv(slot_pid, &local, 1, &remote, 1, 0);
+    if (n < 0 && (errno == ENOSYS || errno == EPERM)) { // a container's filter
+        int fd = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+        if (fd < 0) return 0;
+        n = pread(fd, into, size, (off_t)(uintptr_t)from);
+        close(fd);
+    }
+    return n < 0 ? 0 : (size_t)n;
+}
+
+static bool pointer(uint64_t p) { return p % 8 == 0 && p >= 4096 && p < (uint64_t)1 << 56; }
+
+// plausible says whether these bytes can be a tensor of the layout.
+static bool plausible(const struct layout *l, const char *t, size_t size)
+{
+    if (size < l->name + NAME || FIELD(t, l->type, uint32_t) >= 1024 || FIELD(t, l->op, uint32_t) >= sizeof class_of_op) return false;
+    for (int i = 0; i < 4; i++) {
+        if ((uint64_t)FIELD(t, l->ne + 8 * i, int64_t) > (uint64_t)1 << 48 || FIELD(t, l->nb + 8 * i, uint64_t) > (uint64_t)1 << 48) return false;
+    }
+    if (l->flags && FIELD(t, l->flags, uint32_t) >= 1 << 16) return false;
+    for (uint32_t i = 0; i < l->max_src; i++) {
+        uint64_t p = FIELD(t, l->src + 8 * i, uint64_t);
+        if (p && !pointer(p)) return false;
+    }
+    uint64_t view = FIELD(t, l->view_src, uint64_t), data = FIELD(t, l->data, uint64_t);
+    if ((view && !pointer(view)) || (data && data < 4096)) return false;
+    const unsigned char *name = (const unsigned char *)t + l->name;
+    int n = 0;
+    for (; n < NAME && name[n]; n++)
+        if (name[n] < ' ' || name[n] == 0x7f) return false;
+    return n > 0 && n < NAME;
+}
+
+// What ggml exports to look at its own structs; NULL where it does not.
+static struct {
+    const char *(*get_name)(const void *);
+    void *(*get_data)(const void *);
+    int64_t (*nelements)(const void *);
+    int (*n_nodes)(const void *);
+    void *(*node)(const void *, int);
+    size_t (*type_size)(uint32_t);
+} getter;
+
+static bool getters_agree(const struct layout *l, tensor t)
+{
+    int64_t n = 1;
+    // A leaf's elements, or blocks, lie side by side. Types beyond those that ggml has must not be asked for.
+    bool leaf = FIELD(t, l->op, uint32_t) == 0 && !FIELD(t, l->view_src, void *) && FIELD(t, l->type, uint32_t) < TYPES;
+    for (int i = 0; i < 4; i++) n = (int64_t)((uint64_t)n * (uint64_t)FIELD(t, l->ne + 8 * i, int64_t));
+    return (!getter.get_name || getter.get_name(t) == t + l->name) && (!getter.get_data || getter.get_data(t) == FIELD(t, l->data, void *)) &&
+           (!getter.nelements || getter.nelements(t) == n) &&
+           (!getter.type_size || !leaf || getter.type_size(FIELD(t, l->type, uint32_t)) == FIELD(t, l->nb, size_t));
+}
+
+static void sample(struct image_record *r, const char *raw, size_t n)
+{
+    if (!r || r->samples >= SAMPLES) return;
+    r->sample_bytes[r->samples] = (uint32_t)n;
+    memcpy(r->sample[r->samples++], raw, n);
+}
+
+// fits reads every tensor of a graph with bounds, and says whether all of them can have the layout.
+static bool fits(const struct layout *l, const char *graph, struct image_record *samples)
+{
+    char g[128], raw[SAMPLE], src[SAMPLE];
+    if (l->n_nodes + 4 > sizeof g || l->nodes + 8 > sizeof g || l->max_src > MAX_SRC || peek(g, graph, sizeof g) != sizeof g) return false;
+    int32_t n = FIELD(g, l->n_nodes, int32_t);
+    const char *nodes = FIELD(g, l->nodes, const char *);
+    if (n <= 0 || n > MAX_NODES || !pointer((uintptr_t)nodes)) return false;
+    if (getter.n_nodes && getter.n_nodes(graph) != n) return false;
+    for (int32_t i = 0; i < n; i++) {
+        tensor t;
+        if (peek(&t, nodes + 8 * i, 8) != 8 || !pointer((uintptr_t)t) || (i == 0 && getter.node && getter.node(graph, 0) != t)) return false;
+        size_t size = peek(raw, t, sizeof raw);
+        sample(samples, raw, size);
+        if (!plausible(l, raw, size) || !getters_agree(l, t)) return false;
+        for (uint32_t k = 0; k < l->max_src; k++) {
+            tensor s = FIELD(raw, l->src + 8 * k, tensor);
+            if (!s) continue;
+            size = peek(src, s, sizeof src);
+            if (!plausible(l, src, size) || !getters_agree(l, s)) return false;
+        }
+    }
+    return true;
+}
+
+static void copy_name(char *to, const char *from)
+{
+    size_t n = from ? strnlen(from, NAME - 1) : 0;
+    memcpy(to, from, n);
+    memset(to + n, 0, NAME - n);
+}
+
+// learn_layout finds the layout that the first graph has, among those that the reader offers, and reports what it found.
+// fn is the real ggml_graph_compute.
+static void learn_layout(const char *graph, void *fn)
+{
+    uint32_t n = load(&hdr->layouts);
+    if (tried >= n || n > MAX_LAYOUTS) return;
+    Dl_info info;
+    const char *path = dladdr(fn, &info) && info.dli_fname ? info.dli_fname : "";
+    void *h = path[0] ? dlopen(path, RTLD_NOLOAD | RTLD_LAZY) : NULL;
+    void *from = h ? h : RTLD_DEFAULT; // the library and those that it needs
+    op_name = (const char *(*)(uint32_t))dlsym(from, "ggml_op_name");
+    getter.get_name = (const char *(*)(const void *))dlsym(from, "ggml_get_name");
+    getter.get_data = (void *(*)(const void *))dlsym(from, "ggml_get_data");
+    getter.nelements = (int64_t (*)(const void *))dlsym(from, "ggml_nelements");
+    getter.n_nodes = (int (*)(const void *))dlsym(from, "ggml_graph_n_nodes");
+    getter.type_size = (size_t (*)(uint32_t))dlsym(from, "ggml_type_size");
+    getter.node = (void *(*)(const void *, int))dlsym(from, "ggml_graph_node");
+    const char *(*version)(void) = (const char *(*)(void))dlsym(from, "ggml_version");
+    const char *(*commit_of)(void) = (const char *(*)(void))dlsym(from, "ggml_commit");
+    dlerror();
+
+    struct image_record *r = reserve(IMAGE, sizeof *r + strlen(path) + 1);
+    if (!r) return; // again with the next graph
+    memset((char *)r + sizeof r->r, 0, sizeof *r - sizeof r->r);
+    strcpy(r->path, path);
+    copy_name(r->version, version ? version() : NULL);
+    copy_name(r->commit, commit_of ? commit_of() : NULL);
+    r->layout = NO_LAYOUT;
+    for (uint32_t i = tried; i < n && !known; i++) {
+        r->samples = 0;
+        if (fits(&hdr->layout[i], graph, r)) {
+            lay = hdr->layout[i];
+            known = true;
+            known_fn = fn;
+            r->layout = i;
+        }
+    }
+    tried = n;
+    commit();
+}
+
+// ---- walking a graph
+
+// peek_name copies the name of an op, which must be one.
+static bool peek_name(char *to, const char *from)
+{
+    size_t got = peek(to, from, NAME), n = 0;
+    while (n < got && ((to[n] >= 'A' && to[n] <= 'Z') || (to[n] >= '0' && to[n] <= '9') || to[n] == '_')) n++;
+    if (n == 0 || n >= got || n >= NAME || to[n]) return false;
+    memset(to + n, 0, NAME - n);
+    return true;
+}
+
+// class says what kind of op a number is. The reader gets its name; *told is false if that must be tried again.
+static enum class class(uint32_t op, bool *told)
+{
+    if (op >= sizeof class_of_op) return NAMELESS;
+    if (class_of_op[op]) return class_of_op[op];
+    char name[NAME];
+    if (!op_name || !peek_name(name, op_name(op))) name[0] = 0;
+    struct op_name_record *r = reserve(OP_NAME, sizeof *r);
+    if (r) {
+        r->op = op, r->pad = 0;
+        memcpy(r->name, name, NAME);
+        commit();
+    }
+    static const struct { const char *name; enum class class; } special[] = {
+        {"NONE", EMPTY}, {"RESHAPE", EMPTY}, {"VIEW", EMPTY}, {"PERMUTE", EMPTY}, {"TRANSPOSE", EMPTY},
+        {"GET_ROWS", GET_ROWS}, {"MUL_MAT_ID", MUL_MAT_ID}, {"ADD_ID", ADD_ID}};
+    enum class c = name[0] ? PLAIN : NAMELESS;
+    for (size_t i = 0; i < sizeof special / sizeof *special; i++)
+        if (!strcmp(name, special[i].name)) c = special[i].class;
+    if (r) class_of_op[op] = (uint8_t)c;
+    else *told = false;
+    return c;
+}
+
+static bool ends(const char *s, size_t n, const char *with)
+{
+    size_t k = strlen(with);
+    return n >= k && memcmp(s + n - k, with, k) == 0;
+}
+
+static bool named_weight(tensor t)
+{
+    size_t n = strnlen(t + lay.name, NAME);
+    return ends(t + lay.name, n, ".weight") || ends(t + lay.name, n, ".bias");
+}
+
+static uint64_t mix(uint64_t h, uint64_t v)
+{
+    h = (h ^ v) * 0x9e3779b97f4a7c15;
+    return h ^ h >> 32;
+}
+
+static uint64_t mix_bytes(uint64_t h, const void *p, size_t n)
+{
+    uint64_t v;
+    for (size_t i = 0; i + 8 <= n; i += 8) {
+        memcpy(&v, (const char *)p + i, 8);
+        h = mix(h, v);
+    }
+    return h;
+}
+
+// weight fills in the source that t is, if it is a weight: a leaf or a view in a file, or a leaf named like one that was copied elsewhere.
+static bool weight(tensor t, struct source *s)
+{
+    uint64_t data = FIELD(t, lay.data, uint64_t);
+    uint32_t op = FIELD(t, lay.op, uint32_t);
+    const void *view = FIELD(t, lay.view_src, const void *);
+    if (!data || (op && !view)) return false; // the result of an op
+    const struct mapping *m = mapping_of(data);
+    if (!m && (op || view || (lay.flags && FIELD(t, lay.flags, uint32_t) & ~FLAG_COMPUTE) || !named_weight(t))) return false; // an input, the KV cache
+    s->data = data;
+    s->in_file = m != NULL;
+    s->offset = m ? data - m->lo + m->offset : 0;
+    s->ino = m ? m->ino : 0;
+    s->dev = m ? m->dev : 0;
+    s->type = FIELD(t, lay.type, uint32_t);
+    memcpy(s->ne, t + lay.ne, sizeof s->ne);
+    memcpy(s->nb, t + lay.nb, sizeof s->nb);
+    copy_name(s->name, t + lay.name);
+    return true;
+}
+
+struct walk {
+    uint64_t hash;
+    uint32_t nodes, ops, sources, lists;
+    bool told; // the reader knows the names of all ops, and all files where that was asked for
+    struct { tensor t; uint32_t op; } list[MAX_LISTS];
+    size_t ids_bytes;
+};
+
+// readable says whether ids can be read before the graph runs: an input, not another op's result.
+static bool readable(tensor ids)
+{
+    uint32_t op = FIELD(ids, lay.op, uint32_t);
+    tensor view = FIELD(ids, lay.view_src, tensor);
+    const int64_t *ne = (const int64_t *)(ids + lay.ne);
+    if (op && !(view && FIELD(view, lay.op, uint32_t) == 0)) return false;
+    return FIELD(ids, lay.data, const void *) && FIELD(ids, lay.type, uint32_t) == TYPE_I32 && ne[0] > 0 && ne[1] > 0 && ne[0] <= MAX_IDS && ne[1] <= MAX_IDS &&
+           ne[0] * ne[1] <= MAX_IDS && ne[2] == 1 && ne[3] == 1;
+}
+
+// walk goes over the ops that the CPU backend will run and finds those that read weights. With an into of the size that an earlier walk told,
+// it writes them there. With files it tells the reader of each file.
+static void walk(const char *graph, struct walk *w, char *into, bool files)
+{
+    int32_t n = FIELD(graph, lay.n_nodes, int32_t);
+    const tensor *nodes = FIELD(graph, lay.nodes, const tensor *);
+    *w = (struct walk){.told = true};
+    for (int32_t i = 0; lay.flags && !flags_computed && i < n; i++) flags_computed = FIELD(nodes[i], lay.flags, uint32_t) & FLAG_COMPUTE;
+    for (int32_t i = 0; i < n; i++) {
+        tensor t = nodes[i];
+        const int64_t *ne = (const int64_t *)(t + lay.ne);
+        enum class c = class(FIELD(t, lay.op, uint32_t), &w->told);
+        if (c == EMPTY || (flags_computed && !(FIELD(t, lay.flags, uint32_t) & FLAG_COMPUTE)) || !ne[0] || !ne[1] || !ne[2] || !ne[3]) continue;
+
+        struct op op = {.op = FIELD(t, lay.op, uint32_t), .node = w->nodes++};
+        struct op *at = (struct op *)into;
+        uint64_t hash = w->hash;
+        for (uint32_t k = 0; k < lay.max_src; k++) {
+            tensor t_src = FIELD(t, lay.src + 8 * k, tensor);
+            struct source s;
+            if (!t_src || !weight(t_src, &s)) continue;
+            if (into) memcpy(into + sizeof op + op.sources * sizeof s, &s, sizeof s);
+            if (files && s.in_file) w->told = tell(mapping_of(s.data)) && w->told;
+            hash = mix_bytes(hash, &s, sizeof s);
+            op.sources++;
+        }
+        if (!op.sources) continue;
+        op.gather = c == GET_ROWS ? ROWS : c == MUL_MAT_ID ? MATRICES : c == ADD_ID ? BIASES : NONE;
+        tensor by = op.gather == ROWS ? FIELD(t, lay.src + 8, tensor) : op.gather != NONE && lay.max_src > 2 ? FIELD(t, lay.src + 16, tensor) : NULL;
+        if (by && op.gather != ROWS && ((const int64_t *)(by + lay.ne))[1] == 1) op.selects = (uint32_t)((const int64_t *)(by + lay.ne))[0];
+        w->hash = mix_bytes(hash, &op, sizeof op);
+        if (at) {
+            *at = op;
+            into += sizeof op + op.sources * sizeof(struct source);
+        }
+        if (by && op.gather == ROWS && readable(by) && w->lists < MAX_LISTS) {
+            w->list[w->lists].t = by;
+            w->list[w->lists++].op = w->ops;
+            const int64_t *e = (const int64_t *)(by + lay.ne);
+            w->ids_bytes += sizeof(struct ids) + (size_t)(e[0] * e[1] * 4 + 7) / 8 * 8;
+        }
+        w->ops++;
+        w->sources += op.sources;
+    }
+}
+
+static uint64_t templates[MAX_TEMPLATES]; // the hash of the template that the reader has at this place; 0: none
+
+// send_template makes the reader know the graph's ops. It may find that the memory map was out of date, and then walks anew.
+static bool send_template(const char *graph, struct walk *w)
+{
+    read_maps();
+    walk(graph, w, NULL, true);
+    if (!w->told) return false;
+    size_t size = w->ops * sizeof(struct op) + w->sources * sizeof(struct source);
+    struct template_record *r = reserve(TEMPLATE, sizeof *r + size);
+    if (!r) return false;
+    r->hash = w->hash;
+    r->id = (uint32_t)(w->hash % MAX_TEMPLATES);
+    r->ops = w->ops;
+    struct walk again;
+    walk(graph, &again, (char *)(r + 1), false);
+    commit();
+    templates[r->id] = w->hash;
+    for (int i = 0; i < n_mappings; i++) {
+        for (int k = 0; k < n_told; k++) {
+            if (told[k].dev != mappings[i].dev || told[k].ino != mappings[i].ino) continue;
+            if (mappings[i].lo < used_lo) store(&used_lo, mappings[i].lo);
+            if (mappings[i].hi > used_hi) store(&used_hi, mappings[i].hi);
+        }
+    }
+    return true;
+}
+
+static void write_ids(char *at, struct walk *w)
+{
+    for (uint32_t k = 0; k < w->lists; k++) {
+        tensor t = w->list[k].t;
+        const int64_t *ne = (const int64_t *)(t + lay.ne);
+        const uint64_t *nb = (const uint64_t *)(t + lay.nb);
+        const char *data = FIELD(t, lay.data, const char *);
+        *(struct ids *)at = (struct ids){w->list[k].op, (uint32_t)ne[0], (uint32_t)ne[1], 0};
+        int32_t *to = (int32_t *)(at + sizeof(struct ids));
+        for (int64_t row = 0; row < ne[1]; row++)
+            for (int64_t i = 0; i < ne[0]; i++) memcpy(to++, data + row * (int64_t)nb[1] + i * (int64_t)nb[0], 4);
+        if ((ne[0] * ne[1]) % 2) *to = 0;
+        at += sizeof(struct ids) + (size_t)(ne[0] * ne[1] * 4 + 7) / 8 * 8;
+    }
+}
+
+// graph_begin reports a graph and returns its number; 0 if it is not reported.
+static uint32_t graph_begin(const char *graph, void *fn)
+{
+    uint64_t time = now();
+    if (!enter()) return 0;
+    uint32_t number = (uint32_t)(++slot->graphs);
+    if (!known) learn_layout(graph, fn);
+    if (!known || known_fn != fn) { // no layout fits, or a second ggml
+        add(&slot->unread, 1);
+        leave();
+        return 0;
+    }
+    struct walk w;
+    if (load(&stale)) read_maps();
+    walk(graph, &w, NULL, false);
+    bool sent = w.ops > 0 && (templates[w.hash % MAX_TEMPLATES] == w.hash || send_template(graph, &w));
+    struct graph_record *r = sent ? reserve(GRAPH, sizeof *r + w.ids_bytes) : NULL;
+    uint64_t seq = slot->nodes;
+    store(&slot->nodes, seq + w.nodes);
+    store(&slot->no_weight, slot->no_weight + (w.nodes - w.ops));
+    if (r) {
+        r->time = time, r->hash = w.hash, r->seq = seq;
+        r->tid = self.tid, r->decode = self.decode, r->graph = number;
+        r->template = (uint32_t)(w.hash % MAX_TEMPLATES), r->ops = w.ops, r->lists = w.lists;
+        write_ids((char *)(r + 1), &w);
+        store(&slot->ops_sent, slot->ops_sent + w.ops); // before the reader can count it
+        commit();
+    } else {
+        store(&slot->ops_lost, slot->ops_lost + w.ops);
+    }
+    leave();
+    return r ? number : 0;
+}
+
+static void graph_end(uint32_t number)
+{
+    uint64_t time = now();
+    if (!number || !enter()) return;
+    struct graph_end_record *r = reserve(GRAPH_END, sizeof *r);
+    if (r) {
+        r->time = time, r->tid = self.tid, r->decode = self.decode, r->graph = number, r->pad = 0;
+        commit();
+    } else {
+        store(&slot->others_lost, slot->others_lost + 1);
+    }
+    leave();
+}
+
+EXPORT int ggml_graph_compute(void *graph, void *plan)
+{
+    static struct callers callers;
+    int (*compute)(void *, void *) = (int (*)(void *, void *))real(&callers, "ggml_graph_compute", __builtin_extract_return_addr(__builtin_return_address(0)), (void *)ggml_graph_compute);
+    if (!compute) return -1; // GGML_STATUS_FAILED: our name was found where there is no ggml
+    int saved = errno;
+    uint32_t number = graph_begin(graph, (void *)compute);
+    errno = saved;
+    int status = compute(graph, plan);
+    saved = errno;
+    graph_end(number);
+    errno = saved;
+    return status;
+}
+
+// ---- decodes
+
+// llama_batch, and room for what later versions may append: it travels by value, and all of it must arrive.
+struct batch {
+    int32_t n_tokens;
+    int32_t *token;
+    float *embd;
+    int32_t *pos, *n_seq_id, **seq_id;
+    int8_t *logits;
+    uint64_t later[9];
+};
+
+enum { CHUNK = 64, MAX_SEQ_ID = 1024, MAX_SEQS_OF_TOKEN = 8 };
+
+// sequences marks the sequences of the batch's tokens and returns how many there are; -1 if they cannot be told. The arrays are read with bounds: a later
+// llama_batch may have other members.
+static int sequences(const struct batch *b, uint64_t *marks)
+{
+    int count = 0;
+    if (!b->n_seq_id || !b->seq_id) return marks[0] = 1, 1; // llama.cpp means sequence 0
+    for (int32_t i = 0; i < b->n_tokens; i += CHUNK) {
+        int32_t n = b->n_tokens - i < CHUNK ? b->n_tokens - i : CHUNK, counts[CHUNK], ids[CHUNK * MAX_SEQS_OF_TOKEN], total = 0;
+        int32_t *lists[CHUNK];
+        struct iovec remote[CHUNK];
+        if (peek(counts, b->n_seq_id + i, 4 * (size_t)n) != 4 * (size_t)n || peek(lists, b->seq_id + i, 8 * (size_t)n) != 8 * (size_t)n) return -1;
+        for (int32_t k = 0; k < n; k++) {
+            if (counts[k] < 1 || counts[k] > MAX_SEQS_OF_TOKEN) return -1;
+            remote[k] = (struct iovec){lists[k], 4 * (size_t)counts[k]};
+            total += counts[k];
+        }
+        struct iovec local = {ids, 4 * (size_t)total};
+        if (process_vm_readv(slot_pid, &local, 1, remote, (unsigned long)n, 0) != 4 * total) return -1;
+        for (int32_t k = 0; k < total; k++) {
+            if (ids[k] < 0 || ids[k] >= MAX_SEQ_ID) return -1;
+            uint64_t bit = (uint64_t)1 << ids[k] % 64;
+            count += !(marks[ids[k] / 64] & bit);
+            marks[ids[k] / 64] |= bit;
+        }
+    }
+    return count;
+}
+
+static const void *warming[64]; // contexts between llama_set_warmup(true) and (false)
+
+static __attribute__((noinline)) uint32_t decode_begin(const void *context, const struct batch *b)
+{
+    if (!enter()) return 0;
+    uint32_t number = (uint32_t)(++slot->decodes);
+    uint64_t marks[MAX_SEQ_ID / 64] = {0};
+    int n = sequences(b, marks);
+    struct decode_record *r = reserve(DECODE_BEGIN, sizeof *r + 4 * (size_t)(n > 0 ? n : 0));
+    if (r) {
+        r->time = now(), r->context = (uint64_t)(uintptr_t)context;
+        r->tid = self.tid, r->decode = number, r->tokens = b->n_tokens, r->warmup = 0, r->sequences = n, r->pad = 0;
+        for (int i = 0; i < 64; i++) r->warmup |= warming[i] == context;
+        for (int i = 0, at = 0; n > 0 && i < MAX_SEQ_ID; i++)
+            if (marks[i / 64] >> i % 64 & 1) r->sequence[at++] = i;
+        commit();
+    } else {
+        store(&slot->others_lost, slot->others_lost + 1);
+    }
+    leave();
+    return number;
+}
+
+static void decode_end(uint32_t number)
+{
+    if (!number || !enter()) return;
+    struct decode_record *r = reserve(DECODE_END, sizeof *r);
+    if (r) {
+        memset((char *)r + sizeof r->r, 0, sizeof *r - sizeof r->r);
+        r->time = now(), r->tid = self.tid, r->decode = number;
+        commit();
+    } else {
+        store(&slot->others_lost, slot->others_lost + 1);
+    }
+    leave();
+}
+
+EXPORT int32_t llama_decode(void *context, struct batch batch)
+{
+    static struct callers callers;
+    int32_t (*decode)(void *, struct batch) = (int32_t (*)(void *, struct batch))real(&callers, "llama_decode", __builtin_extract_return_addr(__builtin_return_address(0)), (void *)llama_decode);
+    if (!decode) return -1;
+    int saved = errno;
+    uint32_t outer = self.decode, number = decode_begin(context, &batch);
+    self.decode = number;
+    errno = saved;
+    int32_t status = decode(context, batch);
+    saved = errno;
+    decode_end(number);
+    self.decode = outer;
+    errno = saved;
+    return status;
+}
+
+EXPORT void llama_set_warmup(void *context, bool on)
+{
+    static struct callers callers;
+    void (*set)(void *, bool) = (void (*)(void *, bool))real(&callers, "llama_set_warmup", __builtin_extract_return_addr(__builtin_return_address(0)), (void *)llama_set_warmup);
+    int saved = errno;
+    if (enter()) {
+        int at = -1;
+        for (int i = 0; i < 64; i++) {
+            if (warming[i] == context) warming[i] = NULL;
+            if (!warming[i]) at = i;
+        }
+        if (on && at >= 0) warming[at] = context;
+        leave();
+    }
+    errno = saved;
+    if (set) set(context, on);
+}

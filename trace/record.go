@@ -1,0 +1,731 @@
+package trace
+
+// This file joins events with the models' structure and turns them into the rows of a capture.
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tensorcast/gguf"
+)
+
+var (
+	// ErrOutside says that weights were read from memory that is no mapping of the model file: a page cache cannot
+	// be observed or helped there.
+	ErrOutside = errors.New("weights are read outside the model file's mapping")
+	// ErrNoDecode says that the target ended, or the capture did, before a decode was seen.
+	ErrNoDecode = errors.New("no decode was seen")
+	// ErrLayout says that what was read as a tensor contradicts the model file.
+	ErrLayout = errors.New("the target's ggml_tensor has a layout that this version does not know")
+)
+
+// RecorderOptions configure a Recorder or a Session.
+type RecorderOptions struct {
+	Dir     string   // capture directory; if empty, none is written
+	Command []string // of the target, for capture.json
+	PID     int
+	Log     *slog.Logger
+	// Counters asks the capturer for its account of events. It is called at flushes and at the end.
+	Counters func() (Counters, error)
+	// Libraries asks the capturer which files carry probes.
+	Libraries func() []string
+	// Target asks what is known of a process's llama.cpp. It is called at flushes and at the end.
+	Target func(pid int) TargetInfo
+	// Detail is what the capturer observes: DetailOp if empty.
+	Detail string
+	// CSV gets a line per row of the access table while the target runs: timestamp (s), token, tensor_name, data_ptr,
+	// bytes_accessed. It is flushed when a decode ends.
+	CSV io.Writer
+	// The tables are continued in another segment when the current one has RotateBytes, or has been written to for
+	// RotateEvery (0: never), if possible between two steps. The newest RotateKeep segments are kept; 0 keeps all.
+	RotateBytes int64
+	RotateEvery time.Duration
+	RotateKeep  int
+	// Follow makes a Session record each process that decodes in a directory of its own, Dir/<pid>.
+	Follow bool
+}
+
+// Recorder turns the events of one process into a capture. It is not safe for concurrent use. The capture directory is made when
+// the first weight of a model is read: a run that never gets there leaves an older capture alone. Its memory is bounded by the
+// models' size, not by how long it runs.
+type Recorder struct {
+	opts  RecorderOptions
+	meta  Meta
+	begun int64 // ns, CLOCK_MONOTONIC
+	now   func() time.Time
+	csv   *csvStream // nil if not asked for
+	// place decides where the capture goes, which is about to be made in opts.Dir; nil leaves it there.
+	place func(dir string) (string, error)
+
+	flushed, rotated time.Time
+	w                *Writer // nil until a model is read
+	models           []*model
+	files            map[FileID]*part // nil for a file that is not of a model
+	rows             []StructureRow
+	contexts         map[uint64]*contextState
+	steps            map[int32]*step // open, by thread
+	recent           [1 << 10]numbered
+	early            []StepRow // ended before a weight was read
+	stepOver         bool
+	outside          map[string]int64
+	orphans          int // ops before the first decode was seen
+	accesses         []Access
+	served           uint64 // accesses handed out so far
+	events           uint64
+	phase            Phase
+
+	pending pendingPageIns
+	held    []heldPageIn
+	rereads *rereadAccount // nil until a page-in has come
+	dropped uint64         // page-ins of models' files
+}
+
+// contextState is the state of a llama_context.
+type contextState struct {
+	index     int32
+	prompted  bool
+	generated int32 // steps of the generation phase
+	used      uint64
+}
+
+// numbered is a decode and its step.
+type numbered struct {
+	decode uint32
+	step   int32
+}
+
+// step is the decode that a thread is in.
+type step struct {
+	StepRow
+	decode uint32
+	graph  uint32
+	base   int32 // batch position of the current graph's first token
+	tokens int32 // that the current graph routes
+	routed map[int32]bool
+	blind  bool // token ids of a graph are missing
+	// first is set on a context's first decode if it could be a warm-up, until its token ids tell.
+	first *contextState
+}
+
+const (
+	// maxWarmupTokens: a warm-up decodes BOS and EOS, or what the model has of them.
+	maxWarmupTokens = 2
+
+	flushInterval = time.Second
+	maxContexts   = 4096    // that are remembered; a server may make one per request
+	maxOutside    = 1 << 16 // tensors outside a mapping that are told apart
+	maxEarly      = 1024
+)
+
+// NewRecorder begins a capture now.
+func NewRecorder(opts RecorderOptions) (*Recorder, error) {
+	clock, err := startClock()
+	if err != nil {
+		return nil, err
+	}
+	var stream *csvStream
+	if opts.CSV != nil {
+		if stream, err = newCSVStream(opts.CSV); err != nil {
+			return nil, err
+		}
+	}
+	return newRecorder(opts, clock, stream), nil
+}
+
+// clock is when a capture began, by both clocks.
+type clock struct {
+	started time.Time
+	begun   int64 // ns, CLOCK_MONOTONIC
+}
+
+func startClock() (clock, error) {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return clock{}, fmt.Errorf("read the monotonic clock: %w", err)
+	}
+	return clock{time.Now(), now.Nano()}, nil
+}
+
+func newRecorder(opts RecorderOptions, c clock, stream *csvStream) *Recorder {
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
+	r := &Recorder{
+		opts: opts, begun: c.begun, now: time.Now, csv: stream, flushed: c.started,
+		files: map[FileID]*part{}, contexts: map[uint64]*contextState{}, steps: map[int32]*step{}, outside: map[string]int64{},
+	}
+	r.meta = Meta{
+		Started: c.started, Command: opts.Command, PID: opts.PID, Host: thisHost(), Models: []ModelInfo{},
+		Detail: cmp.Or(opts.Detail, DetailOp), Dir: opts.Dir,
+	}
+	return r
+}
+
+// Handle takes the next event.
+func (r *Recorder) Handle(event Event) error {
+	r.events++
+	switch e := event.(type) {
+	case FileSeen:
+		return r.fileSeen(e)
+	case DecodeBegin:
+		return r.decodeBegin(e)
+	case DecodeEnd:
+		return r.decodeEnd(e)
+	case *Op:
+		return r.op(e)
+	case PageIn:
+		return r.pageIn(e)
+	}
+	return nil
+}
+
+// Flush writes what is held in memory, if that was not done within the last second, and begins another segment if it is time
+// to. To be called now and then, as a decode may take long.
+func (r *Recorder) Flush() error {
+	if err := r.flush(); err != nil || r.csv == nil {
+		return err
+	}
+	return r.csv.flush()
+}
+
+func (r *Recorder) flush() error {
+	if r.w == nil {
+		return nil
+	}
+	now := r.now()
+	if r.rotationDue(now) {
+		if err := r.describe(); err != nil {
+			return err
+		}
+		r.flushed, r.rotated = now, now
+		return r.w.Rotate(&r.meta, r.opts.RotateKeep)
+	}
+	if now.Sub(r.flushed) < flushInterval {
+		return nil
+	}
+	r.flushed = now
+	if err := r.describe(); err != nil {
+		return err
+	}
+	return r.w.Flush(&r.meta)
+}
+
+// rotationDue waits for a moment between steps, but not for ever: contexts may take turns.
+func (r *Recorder) rotationDue(now time.Time) bool {
+	size, age := r.w.SegmentBytes(), now.Sub(r.rotated)
+	over := func(times int64) bool {
+		return r.opts.RotateBytes > 0 && size >= times*r.opts.RotateBytes || r.opts.RotateEvery > 0 && age >= time.Duration(times)*r.opts.RotateEvery
+	}
+	return over(1) && len(r.steps) == 0 || over(2)
+}
+
+func (r *Recorder) context(address uint64) *contextState {
+	c := r.contexts[address]
+	if c == nil {
+		if len(r.contexts) >= maxContexts {
+			r.forgetContext()
+		}
+		c = &contextState{index: int32(r.meta.Contexts)}
+		r.meta.Contexts++
+		r.contexts[address] = c
+	}
+	c.used = r.events
+	return c
+}
+
+// forgetContext drops the context that has not decoded for longest.
+func (r *Recorder) forgetContext() {
+	var oldest uint64
+	for address, c := range r.contexts {
+		if o := r.contexts[oldest]; o == nil || c.used < o.used {
+			oldest = address
+		}
+	}
+	delete(r.contexts, oldest)
+}
+
+func (r *Recorder) decodeBegin(e DecodeBegin) error {
+	if s := r.steps[e.TID]; s != nil { // its end was lost
+		if err := r.endStep(s, NotObserved); err != nil {
+			return err
+		}
+	}
+	c := r.context(e.Context)
+	s := &step{
+		StepRow: StepRow{
+			Step: int32(r.meta.Steps), PID: e.PID, Thread: e.TID, Context: c.index, Tokens: e.Tokens, Token: -1,
+			Sequences: e.Sequences, Begin: e.Time - r.begun, End: NotObserved, Derived: e.Derived,
+		},
+		decode: e.Decode, routed: map[int32]bool{},
+	}
+	r.meta.Steps++
+	parallel := e.Tokens > 1 && int(e.Tokens) == len(e.Sequences)
+	switch {
+	case e.Warmup:
+		s.Phase = PhaseWarmup
+	case c.prompted && (e.Tokens == 1 || parallel):
+		s.Phase = PhaseGeneration
+		s.Token = c.generated
+		c.generated++
+		r.meta.Tokens += int(e.Tokens)
+	default:
+		s.Phase = PhasePrompt
+		if !c.prompted && e.Tokens <= maxWarmupTokens {
+			s.first = c
+		}
+		c.prompted = true
+	}
+	r.phase = s.Phase
+	r.steps[e.TID] = s
+	r.recent[int(e.Decode)%len(r.recent)] = numbered{e.Decode, s.Step}
+	return nil
+}
+
+func (r *Recorder) decodeEnd(e DecodeEnd) error {
+	if s := r.steps[e.TID]; s != nil && s.decode == e.Decode {
+		if err := r.endStep(s, e.Time-r.begun); err != nil {
+			return err
+		}
+		r.stepOver = true
+	}
+	if r.csv != nil {
+		if err := r.csv.flush(); err != nil {
+			return err
+		}
+	}
+	return r.flush()
+}
+
+// endStep closes the thread's step.
+func (r *Recorder) endStep(s *step, end int64) error {
+	delete(r.steps, s.Thread)
+	s.End = end
+	if s.blind {
+		s.TokenIDs = nil
+	}
+	err := r.releasePageIns(func(h *heldPageIn) (string, bool) { return "", h.Decode == s.decode })
+	if err != nil {
+		return err
+	}
+	switch {
+	case r.w != nil:
+		return r.w.Step(&s.StepRow)
+	case r.opts.Dir != "" && len(r.early) < maxEarly:
+		r.early = append(r.early, s.StepRow)
+	}
+	return nil
+}
+
+// stepOf is the step that is, or was, a decode of the process; -1 if there is none, or it was long ago.
+func (r *Recorder) stepOf(decode uint32) int32 {
+	if n := r.recent[int(decode)%len(r.recent)]; decode != 0 && n.decode == decode {
+		return n.step
+	}
+	return -1
+}
+
+// decoding reports whether a decode is under way.
+func (r *Recorder) decoding(decode uint32) bool {
+	for _, s := range r.steps {
+		if s.decode == decode {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *Recorder) fileSeen(e FileSeen) error {
+	if _, known := r.files[e.File]; known {
+		return nil
+	}
+	for _, m := range r.models {
+		for _, p := range m.parts {
+			if p.is(e.Path) {
+				r.files[e.File] = p
+				return r.knownFile(e.File)
+			}
+		}
+	}
+	opened, split, err := openModel(e.Path)
+	switch {
+	case errors.Is(err, gguf.ErrNotGGUF):
+		r.opts.Log.Debug("not a model", "file", e.Path)
+		r.files[e.File] = nil
+		return r.knownFile(e.File)
+	case err != nil && len(r.models) > 0:
+		r.opts.Log.Warn("the target reads weights of another file, which is not recorded", "file", e.Path, "error", err)
+		r.files[e.File] = nil
+		return r.knownFile(e.File)
+	case err != nil:
+		return fmt.Errorf("read the structure of the model: %w", err)
+	}
+	rows, err := r.addModel(opened, split, hostless(e.Path, cmp.Or(e.PID, int32(r.opts.PID))))
+	if err != nil {
+		return err
+	}
+	r.rows = append(r.rows, rows...)
+	m := r.models[len(r.models)-1]
+	for _, other := range r.models {
+		for _, p := range other.parts {
+			if p.is(e.Path) {
+				r.files[e.File], m = p, other
+			}
+		}
+	}
+	if r.files[e.File] == nil { // it is not there any more
+		r.files[e.File] = m.parts[0]
+	}
+	if err := r.write(rows); err != nil {
+		return err
+	}
+	return r.knownFile(e.File)
+}
+
+// addModel makes a file that was seen for the first time, and what belongs to it, a model, or a part of one.
+func (r *Recorder) addModel(opened *gguf.Model, split splitKey, path string) ([]StructureRow, error) {
+	for i, m := range r.models {
+		if m.accepts(opened, split) {
+			r.meta.Models[i].Bytes += opened.Size()
+			r.meta.Models[i].Tensors += opened.Tensors()
+			return m.add(opened.Files, len(r.rows)), nil
+		}
+	}
+	fingerprint, err := opened.Files[0].Fingerprint()
+	if err != nil {
+		return nil, fmt.Errorf("identify the model: %w", err)
+	}
+	m := newModel(len(r.models), opened)
+	m.split = split
+	r.models = append(r.models, m)
+	r.meta.Models = append(r.meta.Models, ModelInfo{Path: path, Fingerprint: fingerprint, Bytes: opened.Size(), Tensors: opened.Tensors()})
+	return m.add(opened.Files, len(r.rows)), nil
+}
+
+// write makes the capture directory, or adds rows to its structure table.
+func (r *Recorder) write(rows []StructureRow) error {
+	if r.opts.Dir == "" {
+		return nil
+	}
+	if err := r.describe(); err != nil {
+		return err
+	}
+	if r.w != nil {
+		return r.w.Extend(&r.meta, rows)
+	}
+	var err error
+	if r.place != nil {
+		if r.meta.Dir, err = r.place(r.opts.Dir); err != nil {
+			return err
+		}
+	}
+	if r.w, err = Create(r.meta.Dir, &r.meta, rows); err != nil {
+		return err
+	}
+	r.rotated = r.now()
+	for i := range r.early {
+		if err := r.w.Step(&r.early[i]); err != nil {
+			return err
+		}
+	}
+	r.early = nil
+	if r.rereads != nil || r.meta.Detail == DetailOpIO {
+		return r.pageInsCome()
+	}
+	return nil
+}
+
+func (r *Recorder) op(o *Op) error {
+	s := r.steps[o.TID]
+	if s == nil || s.decode != o.Decode {
+		r.orphans++ // the capture began in the middle of a decode, or lost its beginning
+		return nil
+	}
+	selected := distinct(o.IDs)
+	r.accesses = r.accesses[:0]
+	most := 0 // the row that reads most
+	for i := range o.Sources {
+		src := &o.Sources[i]
+		r.lookup(o, s, src)
+		if !src.InFile {
+			r.outsideSource(src)
+			continue
+		}
+		p := r.files[src.File]
+		if p == nil {
+			continue
+		}
+		a, err := r.access(o, s, p, src, selected)
+		if err != nil {
+			return err
+		}
+		r.accesses = append(r.accesses, a)
+		if a.Bytes > r.accesses[most].Bytes {
+			most = len(r.accesses) - 1
+		}
+	}
+	for i := range r.accesses {
+		a := &r.accesses[i]
+		a.Stall = o.Stall
+		if o.Stall > 0 && i != most {
+			a.Stall = 0
+		}
+		if err := r.writeAccess(a); err != nil {
+			return err
+		}
+	}
+	if o.Stall > 0 && len(r.accesses) > 0 {
+		if r.rereads == nil {
+			r.rereads = &rereadAccount{}
+		}
+		r.rereads.stall(r.accesses[most].Tensor, o.Stall)
+	}
+	if err := r.writeBuffers(o, s); err != nil {
+		return err
+	}
+	return r.opCame(o)
+}
+
+func (r *Recorder) writeAccess(a *Access) error {
+	r.served++
+	if r.csv != nil {
+		if err := r.csv.access(a, r.rows[a.Tensor].Name); err != nil {
+			return err
+		}
+	}
+	if r.w == nil {
+		return nil
+	}
+	return r.w.Access(a)
+}
+
+func (r *Recorder) writeBuffers(o *Op, s *step) error {
+	if r.w == nil {
+		return nil
+	}
+	for i := range o.Buffers {
+		b := &o.Buffers[i]
+		row := BufferRow{
+			Timestamp: o.Time - r.begun, Step: s.Step, Op: o.Name, Seq: int64(o.Seq), Buffer: b.Name, Root: b.Root,
+			Kind: b.kind(), Write: b.Write, DataPtr: b.Data, Bytes: b.Bytes(),
+		}
+		if err := r.w.Buffer(&row); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lookup learns the step's token ids from the op that looks them up.
+func (r *Recorder) lookup(o *Op, s *step, src *Source) {
+	if o.GatherDim != 1 || o.ByExpert || src.Name != TokenEmbeddings {
+		return
+	}
+	if o.IDs == nil {
+		s.blind = true
+	}
+	s.TokenIDs = append(s.TokenIDs, o.IDs...)
+}
+
+func (r *Recorder) outsideSource(src *Source) {
+	if _, known := r.outside[src.Name]; known || len(r.outside) >= maxOutside {
+		return
+	}
+	r.outside[src.Name] = src.Bytes()
+	if len(r.models) == 1 { // else nobody knows whose it is
+		r.models[0].sawLayer(layerOf(src.Name))
+	}
+}
+
+// access makes the row of one source.
+func (r *Recorder) access(o *Op, s *step, p *part, src *Source, selected []int32) (Access, error) {
+	t, ok := p.file.At(src.Offset)
+	if !ok || t.Type != src.Type || !printable(src.Name) {
+		holds := "no tensor"
+		if ok {
+			holds = fmt.Sprintf("%s of type %v", t.Name, t.Type)
+		}
+		return Access{}, fmt.Errorf("%w: op %s reads %q of type %v at byte %d of %s, where the file has %s", ErrLayout, o.Name, src.Name, src.Type, src.Offset, p.file.Path, holds)
+	}
+	row := p.rows[t]
+	a := Access{
+		Timestamp: o.Time - r.begun, Step: s.Step, Token: s.Token, Phase: s.Phase, Thread: o.TID, Op: o.Name, Tensor: row,
+		DataPtr: src.Data, Offset: src.Offset, Bytes: src.Bytes(), Layer: r.rows[row].Layer, Duration: max(o.Duration, NotObserved), Context: s.Context,
+	}
+	p.model.sawLayer(int(a.Layer))
+	if o.GatherDim <= 0 || o.GatherDim > 3 {
+		return a, nil
+	}
+	if s.first != nil && !o.ByExpert && o.IDs != nil {
+		if slices.Equal(o.IDs, p.model.warmup) {
+			s.Phase, s.first.prompted = PhaseWarmup, false
+			r.phase = s.Phase
+		}
+		s.first = nil
+		a.Phase = s.Phase
+	}
+	stride := src.NB[o.GatherDim]
+	if o.IDs == nil {
+		a.Bytes = min(a.Bytes, gatherable(o, s, p.model)*stride)
+		return a, nil
+	}
+	a.Bytes = int64(len(selected)) * stride
+	switch {
+	case o.ByExpert:
+		a.Experts = selected
+		return a, r.route(o, s, a.Layer)
+	case len(selected) == 1:
+		a.Offset += int64(selected[0]) * stride
+	}
+	return a, nil
+}
+
+// gatherable is how many rows or experts the tokens of a batch gather, or can gather at most.
+func gatherable(o *Op, s *step, m *model) int64 {
+	if o.Selects > 0 {
+		return int64(o.Selects)
+	}
+	n := max(int64(s.Tokens), 1)
+	if o.ByExpert {
+		if m.used == 0 || s.Phase == PhaseWarmup { // the warm-up uses all experts
+			return 1 << 32
+		}
+		n *= int64(m.used)
+	}
+	return n
+}
+
+// route writes the routing of a layer once per graph: gate, up and down follow the same choice. The warm-up, which
+// uses all experts, routes nothing.
+func (r *Recorder) route(o *Op, s *step, layer int32) error {
+	if s.graph != o.Graph { // llama.cpp cuts a large batch in several graphs
+		s.graph = o.Graph
+		s.base += s.tokens
+		s.tokens = int32(o.IDRows)
+		clear(s.routed)
+	}
+	if r.w == nil || s.routed[layer] || s.Phase == PhaseWarmup || o.IDRows == 0 {
+		return nil
+	}
+	s.routed[layer] = true
+	slots := len(o.IDs) / o.IDRows
+	for i, expert := range o.IDs {
+		row := Route{Step: s.Step, Token: s.Token, Layer: layer, Slot: int32(i % slots), Expert: expert, Position: s.base + int32(i/slots)}
+		if err := r.w.Route(&row); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// distinct keeps the first of each id; the result is not nil unless ids is.
+func distinct(ids []int32) []int32 {
+	if ids == nil {
+		return nil
+	}
+	out := make([]int32, 0, min(len(ids), 64))
+	if len(ids) <= 32 { // most are: the experts of a token
+		for _, id := range ids {
+			if !slices.Contains(out, id) {
+				out = append(out, id)
+			}
+		}
+		return out
+	}
+	seen := make(map[int32]bool, len(ids))
+	for _, id := range ids {
+		if !seen[id] {
+			seen[id] = true
+			out = append(out, id)
+		}
+	}
+	return out
+}
+
+func printable(name string) bool {
+	return name != "" && !strings.ContainsFunc(name, func(c rune) bool { return c < ' ' || c > '~' })
+}
+
+// describe brings meta up to date.
+func (r *Recorder) describe() error {
+	r.meta.Seconds = r.now().Sub(r.meta.Started).Seconds()
+	if r.opts.Libraries != nil {
+		r.meta.Libraries = r.opts.Libraries()
+	}
+	if r.opts.Target != nil {
+		r.meta.Target = r.opts.Target(r.meta.PID)
+	}
+	r.meta.Outside = Outside{Tensors: len(r.outside)}
+	for name, size := range r.outside {
+		r.meta.Outside.Bytes += size
+		if r.meta.Outside.Example == "" || name < r.meta.Outside.Example {
+			r.meta.Outside.Example = name
+		}
+	}
+	for i, m := range r.models {
+		m.describeLayers(&r.meta.Models[i], r.stepOver)
+	}
+	r.meta.Rows = int64(r.served)
+	if r.rereads != nil {
+		r.meta.Rereads = r.rereads.summary(r.rows, rereadTop)
+	}
+	if r.opts.Counters != nil {
+		var err error
+		if r.meta.Counters, err = r.opts.Counters(); err != nil {
+			return err
+		}
+	}
+	r.meta.Counters.PageInsDropped = r.dropped + r.pending.lost
+	return nil
+}
+
+// OutsideError is ErrOutside with what was found and what to do.
+func OutsideError(tensors int, bytes int64) error {
+	return fmt.Errorf("%w: %d of them (%d MiB) were copied when the model was loaded: start llama.cpp with --no-repack, and without --no-mmap or --load-mode none|dio",
+		ErrOutside, tensors, bytes>>20)
+}
+
+// Finish ends the capture and describes it. Call it once, after the last event; cause is why the capture stopped early,
+// nil if it did not. With ErrOutside and ErrNoDecode the capture holds what was seen.
+func (r *Recorder) Finish(cause error) (*Meta, error) {
+	open := make([]*step, 0, len(r.steps))
+	for _, s := range r.steps {
+		open = append(open, s)
+	}
+	slices.SortFunc(open, func(a, b *step) int { return cmp.Compare(a.Step, b.Step) })
+	var errs []error
+	for _, s := range open {
+		errs = append(errs, r.endStep(s, NotObserved))
+	}
+	if r.csv != nil {
+		errs = append(errs, r.csv.flush())
+	}
+	errs = append(errs, r.describe())
+	if r.w != nil {
+		errs = append(errs, r.w.Close(&r.meta, cause == nil && errors.Join(errs...) == nil))
+	} else {
+		r.meta.Dir = ""
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	if r.orphans > 0 {
+		r.opts.Log.Warn("ops came before the first whole decode and were left out", "ops", r.orphans)
+	}
+	switch {
+	case r.meta.Outside.Tensors > 0:
+		return &r.meta, OutsideError(r.meta.Outside.Tensors, r.meta.Outside.Bytes)
+	case r.meta.Steps == 0:
+		return &r.meta, fmt.Errorf("%w: the target ended, or the capture did, before llama_decode was called", ErrNoDecode)
+	case len(r.models) == 0:
+		return &r.meta, fmt.Errorf("%w: no op of the %d decodes read a weight from a mapped file: do the layers run on a GPU? Use -ngl 0", ErrOutside, r.meta.Steps)
+	}
+	return &r.meta, nil
+}

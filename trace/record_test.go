@@ -1,0 +1,276 @@
+package trace
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/experiments/synth"
+	"tensorcast/gguf"
+)
+
+// script feeds a recorder with events as a capturer would.
+type script struct {
+	t      *testing.T
+	r      *Recorder
+	dir    string
+	model  *gguf.File
+	decode uint32
+	graph  uint32
+	seq    uint64
+	time   int64
+}
+
+var fileID = FileID{Dev: 8, Ino: 9}
+
+func newScript(t *testing.T, cfg synth.Config) *script {
+	t.Helper()
+	f, err := gguf.Open(llamatest.Model(t, cfg))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &script{t: t, dir: filepath.Join(t.TempDir(), "capture"), model: f}
+	if s.r, err = NewRecorder(RecorderOptions{Dir: s.dir, PID: 1}); err != nil {
+		t.Fatal(err)
+	}
+	s.time = s.r.begun
+	return s
+}
+
+func (s *script) handle(e Event) {
+	s.t.Helper()
+	if err := s.r.Handle(e); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *script) begin(context uint64, tokens int32) {
+	s.t.Helper()
+	s.decode++
+	s.graph++
+	s.handle(DecodeBegin{Time: s.time, TID: 7, Context: context, Decode: s.decode, Tokens: tokens})
+}
+
+func (s *script) end() {
+	s.t.Helper()
+	s.handle(DecodeEnd{Time: s.time, TID: 7, Decode: s.decode})
+}
+
+// source is a tensor of the model as an op sees it.
+func (s *script) source(name string) Source {
+	s.t.Helper()
+	t, ok := s.model.Lookup(name)
+	if !ok {
+		s.t.Fatalf("the model has no %s", name)
+	}
+	src := Source{Name: name, Data: 0x10000 + uint64(t.Offset), InFile: true, File: fileID, Offset: t.Offset, Type: t.Type, NE: [4]int64{1, 1, 1, 1}}
+	copy(src.NE[:], t.Shape)
+	src.NB[0] = t.Type.BlockBytes()
+	src.NB[1] = src.NB[0] * src.NE[0] / t.Type.BlockElems()
+	src.NB[2] = src.NB[1] * src.NE[1]
+	src.NB[3] = src.NB[2] * src.NE[2]
+	return src
+}
+
+func (s *script) op(o Op) {
+	s.t.Helper()
+	s.seq++
+	s.time += 1000
+	o.Time, o.Duration, o.TID, o.Decode, o.Graph, o.Seq = s.time, 900, 7, s.decode, s.graph, s.seq
+	s.handle(&o)
+}
+
+func (s *script) embed(ids ...int32) {
+	s.t.Helper()
+	s.op(Op{Name: "GET_ROWS", GatherDim: 1, IDs: ids, IDRows: 1, Sources: []Source{s.source("token_embd.weight")}})
+}
+
+var tiny = synth.Config{Layers: 1, Embd: 256, FF: 256, Heads: 4, KVHeads: 4, Type: gguf.Q8_0, Seed: 1}
+var tinyMoE = synth.Config{Layers: 1, Embd: 256, FF: 256, Heads: 4, KVHeads: 4, Experts: 4, Used: 2, Type: gguf.Q8_0, Seed: 1}
+
+func TestSourceBytesEqualTensorSize(t *testing.T) {
+	s := newScript(t, tinyMoE)
+	for i := range s.model.Tensors {
+		want := &s.model.Tensors[i]
+		src := s.source(want.Name)
+		if got := src.Bytes(); got != want.Size {
+			t.Errorf("%s: %d bytes, the file says %d", want.Name, got, want.Size)
+		}
+	}
+}
+
+func TestRecorderPhasesAndBytes(t *testing.T) {
+	s := newScript(t, tiny)
+	bos, _ := s.model.Uint("tokenizer.ggml.bos_token_id")
+	eos, _ := s.model.Uint("tokenizer.ggml.eos_token_id")
+	s.handle(FileSeen{File: fileID, Path: s.model.Path})
+
+	// warm-up, then a prompt of two other tokens that repeat one row, then two tokens
+	s.begin(1, 2)
+	s.embed(int32(bos), int32(eos))
+	s.op(Op{Name: "MUL_MAT", Sources: []Source{s.source("blk.0.attn_q.weight")}})
+	s.end()
+	s.begin(1, 4)
+	s.embed(9, 8, 9, 9)
+	s.end()
+	s.begin(1, 1)
+	s.embed(5)
+	s.end()
+	s.begin(2, 1) // another context's prompt of one token
+	s.embed(6)
+	s.end()
+	s.begin(1, 1)
+	s.embed(0)
+	s.op(Op{Name: "RMS_NORM+MUL", Sources: []Source{s.source("output_norm.weight")}})
+	s.end()
+
+	meta, err := s.r.Finish(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if meta.Steps != 5 || meta.Tokens != 2 || meta.Rows != 7 {
+		t.Errorf("steps %d, tokens %d, rows %d", meta.Steps, meta.Tokens, meta.Rows)
+	}
+	c, err := Open(s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, err := readRows(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	embd, q, norm := s.source("token_embd.weight"), s.source("blk.0.attn_q.weight"), s.source("output_norm.weight")
+	row := embd.NB[1]
+	want := []struct {
+		step, token   int32
+		phase         Phase
+		op, tensor    string
+		offset, bytes int64
+		layer         int32
+	}{
+		{0, -1, PhaseWarmup, "GET_ROWS", "token_embd.weight", embd.Offset, 2 * row, -1},
+		{0, -1, PhaseWarmup, "MUL_MAT", "blk.0.attn_q.weight", q.Offset, q.Bytes(), 0},
+		{1, -1, PhasePrompt, "GET_ROWS", "token_embd.weight", embd.Offset, 2 * row, -1},
+		{2, 0, PhaseGeneration, "GET_ROWS", "token_embd.weight", embd.Offset + 5*row, row, -1},
+		{3, -1, PhasePrompt, "GET_ROWS", "token_embd.weight", embd.Offset + 6*row, row, -1},
+		{4, 1, PhaseGeneration, "GET_ROWS", "token_embd.weight", embd.Offset, row, -1},
+		{4, 1, PhaseGeneration, "RMS_NORM+MUL", "output_norm.weight", norm.Offset, norm.Bytes(), -1},
+	}
+	if len(rows) != len(want) {
+		t.Fatalf("%d rows, want %d", len(rows), len(want))
+	}
+	for i, w := range want {
+		g := rows[i]
+		if g.Step != w.step || g.Token != w.token || g.Phase != w.phase || g.Op != w.op || c.Structure[g.Tensor].Name != w.tensor ||
+			g.Offset != w.offset || g.Bytes != w.bytes || g.Layer != w.layer || g.Duration != 900 || g.Timestamp != int64(i+1)*1000 {
+			t.Errorf("row %d is %+v, want %+v", i, g, w)
+		}
+	}
+}
+
+func TestRecorderRoutes(t *testing.T) {
+	s := newScript(t, tinyMoE)
+	s.handle(FileSeen{File: fileID, Path: s.model.Path})
+	gate, up := s.source("blk.0.ffn_gate_exps.weight"), s.source("blk.0.ffn_up_exps.weight")
+	prompt := []int32{0, 1, 1, 3, 0, 3} // three tokens, two slots
+	s.begin(1, 5)
+	for _, src := range []Source{gate, up} {
+		s.op(Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: prompt, IDRows: 3, Sources: []Source{src}})
+	}
+	s.graph++ // the batch's second half
+	s.op(Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{2, 0, 2, 1}, IDRows: 2, Sources: []Source{gate}})
+	s.end()
+	if _, err := s.r.Finish(nil); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Open(s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, err := readRows(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if rows[0].Bytes != 3*gate.NB[2] || len(rows[0].Experts) != 3 || rows[2].Bytes != 3*gate.NB[2] {
+		t.Errorf("bytes %d and %d, experts %v; an expert's slice has %d", rows[0].Bytes, rows[2].Bytes, rows[0].Experts, gate.NB[2])
+	}
+	var got []Route
+	for r, err := range c.Routes() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, r)
+	}
+	var want []Route
+	for i, e := range append(prompt, 2, 0, 2, 1) {
+		want = append(want, Route{Token: -1, Slot: int32(i % 2), Expert: e, Position: int32(i / 2)})
+	}
+	if len(got) != len(want) {
+		t.Fatalf("%d routes, want %d", len(got), len(want))
+	}
+	for i := range want {
+		if got[i] != want[i] {
+			t.Errorf("route %d is %+v, want %+v", i, got[i], want[i])
+		}
+	}
+}
+
+func TestRecorderRefuses(t *testing.T) {
+	t.Run("wrong layout", func(t *testing.T) {
+		for name, change := range map[string]func(*Source){
+			"type":         func(s *Source) { s.Type = gguf.F16 },
+			"name":         func(s *Source) { s.Name = "\x01\xff" },
+			"no name":      func(s *Source) { s.Name = "" },
+			"past tensors": func(s *Source) { s.Offset = 1 << 40 },
+			"in metadata":  func(s *Source) { s.Offset = 100 },
+		} {
+			s := newScript(t, tiny)
+			s.handle(FileSeen{File: fileID, Path: s.model.Path})
+			s.begin(1, 1)
+			src := s.source("output.weight")
+			change(&src)
+			err := s.r.Handle(&Op{Name: "MUL_MAT", TID: 7, Decode: s.decode, Sources: []Source{src}})
+			if !errors.Is(err, ErrLayout) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	})
+	t.Run("copied weights", func(t *testing.T) {
+		s := newScript(t, tiny)
+		s.handle(FileSeen{File: fileID, Path: s.model.Path})
+		s.begin(1, 1)
+		s.embed(3)
+		src := s.source("output.weight")
+		src.InFile = false
+		s.op(Op{Name: "MUL_MAT", Sources: []Source{src}})
+		s.end()
+		meta, err := s.r.Finish(nil)
+		if !errors.Is(err, ErrOutside) || !strings.Contains(err.Error(), "--no-repack") {
+			t.Errorf("error: %v", err)
+		}
+		if meta.Outside.Tensors != 1 || meta.Outside.Bytes != src.Bytes() || meta.Rows != 1 {
+			t.Errorf("meta: %+v", meta)
+		}
+	})
+	t.Run("nothing decoded", func(t *testing.T) {
+		s := newScript(t, tiny)
+		if _, err := s.r.Finish(nil); !errors.Is(err, ErrNoDecode) {
+			t.Errorf("error: %v", err)
+		}
+	})
+	t.Run("middle of a decode", func(t *testing.T) {
+		s := newScript(t, tiny)
+		s.handle(FileSeen{File: fileID, Path: s.model.Path})
+		s.embed(3) // no begin was seen
+		s.begin(1, 1)
+		s.embed(4)
+		s.end()
+		s.embed(5)
+		meta, err := s.r.Finish(nil)
+		if err != nil || meta.Rows != 1 {
+			t.Errorf("%d rows, %v", meta.Rows, err)
+		}
+	})
+}
