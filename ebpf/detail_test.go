@@ -1,0 +1,454 @@
+package ebpf
+
+// The tests of this file watch the real llama.cpp in each detail, and compare what it is seen to do with what is known otherwise.
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
+
+	"tensorcast/experiments/llama"
+	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/experiments/synth"
+	"tensorcast/gguf"
+	"tensorcast/prefetch/memcg"
+	"tensorcast/trace"
+)
+
+var (
+	dense = synth.Config{Layers: 3, Embd: 128, FF: 256, Heads: 4, KVHeads: 2, Vocab: 300, Ctx: 256, Type: gguf.Q8_0, Seed: 3}
+	moe   = synth.Config{Layers: 3, Embd: 128, FF: 64, Heads: 4, KVHeads: 2, Vocab: 300, Ctx: 256, Type: gguf.Q8_0, Seed: 4, Experts: 8, Used: 2}
+)
+
+// watch runs a command under a Tracer and returns what was seen, and the command's process.
+func watch(t *testing.T, opts Options, cmd *exec.Cmd, before func()) ([]trace.Event, int) {
+	t.Helper()
+	return watchEach(t, opts, cmd, func(*Child) {
+		if before != nil {
+			before()
+		}
+	}, func(trace.Event) {})
+}
+
+// watchEach also calls before with the stopped command, and each with every event when it comes.
+func watchEach(t *testing.T, opts Options, cmd *exec.Cmd, before func(*Child), each func(trace.Event)) ([]trace.Event, int) {
+	t.Helper()
+	cmd.Stdout, cmd.Stderr = io.Discard, os.Stderr
+	child, err := Launch(cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts.PID, opts.Hints = child.PID(), cmd.Args
+	tr, err := New(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := tr.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := tr.AttachLikely(cmd.Path, os.Environ()); err != nil {
+		t.Fatal(err)
+	}
+	release := child.Release
+	if opts.Follow || tr.Ready() != nil {
+		release = func() error { return child.ReleaseHeld(opts.Follow, tr.Execed) }
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var events []trace.Event
+	done := make(chan error, 1)
+	go func() {
+		done <- tr.Run(ctx, func(e trace.Event) error { events = append(events, kept(e)); each(e); return nil })
+	}()
+	before(child)
+	if err := release(); err != nil {
+		t.Fatal(err)
+	}
+	if status, err := child.Wait(); status != 0 || err != nil {
+		t.Errorf("the target ended with %d, %v", status, err)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	c, err := tr.Counters()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Lost() != 0 || c.Incomplete() != 0 || c.Hits != c.OtherThreads+c.NoWeight+c.OpsSent+c.OpsLost+c.Unfinished+c.Faults || c.Received != c.OpsSent {
+		t.Errorf("counters %+v", c)
+	}
+	return events, child.PID()
+}
+
+// kept is an event that the next one does not overwrite.
+func kept(e trace.Event) trace.Event {
+	if o, ok := e.(*trace.Op); ok {
+		copied := *o
+		return &copied
+	}
+	return e
+}
+
+func all[E trace.Event](events []trace.Event) (of []E) {
+	for _, e := range events {
+		if e, ok := e.(E); ok {
+			of = append(of, e)
+		}
+	}
+	return of
+}
+
+func options(t *testing.T, cfg synth.Config) (*llama.Installation, llama.Options) {
+	t.Helper()
+	llamatest.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	return in, llama.Options{Model: llamatest.Model(t, cfg), Prompt: "once upon", Tokens: 5, Threads: 1, NoRepack: true}
+}
+
+// line is what both details say of an op. A fused op reads its weight in the last of its ops.
+func line(o *trace.Op) string {
+	var names []string
+	for i := range o.Sources {
+		names = append(names, fmt.Sprintf("%s@%d+%d", o.Sources[i].Name, o.Sources[i].Offset, o.Sources[i].Bytes()))
+	}
+	return fmt.Sprint(o.Decode, o.Name[strings.LastIndex(o.Name, "+")+1:], names)
+}
+
+// Graph detail sees the ops that op detail sees, in the same order; it knows the rows, and how many experts a token uses.
+func TestGraphDetail(t *testing.T) {
+	for name, cfg := range map[string]synth.Config{"dense": dense, "moe": moe} {
+		for _, perf := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, " perf events ", perf), func(t *testing.T) {
+				in, o := options(t, cfg)
+				o.Warmup = "all"
+				events, _ := watch(t, Options{}, in.Command(t.Context(), o), nil)
+				byOp := all[*trace.Op](events)
+				tokens := map[uint32]int32{}
+				for _, d := range all[trace.DecodeBegin](events) {
+					tokens[d.Decode] = d.Tokens
+				}
+				events, _ = watch(t, Options{Detail: DetailGraph, PerfEvents: perf}, in.Command(t.Context(), o), nil)
+				byGraph := all[*trace.Op](events)
+				if len(byOp) == 0 || len(byOp) != len(byGraph) {
+					t.Fatalf("%d ops, by graph %d", len(byOp), len(byGraph))
+				}
+				generated := 0
+				for i := range byOp {
+					a, b := byOp[i], byGraph[i]
+					if line(a) != line(b) {
+						t.Fatalf("op %d: %s, by graph %s", i, line(a), line(b))
+					}
+					if b.Duration != -1 || b.Stall != -1 || a.Duration < 0 || a.Stall != -1 {
+						t.Fatalf("durations %d %d, by graph %d %d", a.Duration, a.Stall, b.Duration, b.Stall)
+					}
+					switch {
+					case a.GatherDim != b.GatherDim || a.ByExpert != b.ByExpert:
+						t.Fatalf("%+v, by graph %+v", a, b)
+					case a.Name == "GET_ROWS" && (!slices.Equal(a.IDs, b.IDs) || a.IDRows != b.IDRows):
+						t.Fatalf("rows %v, by graph %v", a.IDs, b.IDs)
+					case a.ByExpert && tokens[a.Decode] == 1 && len(a.IDs) != b.Selects:
+						t.Fatalf("experts %v, by graph %d of them", a.IDs, b.Selects)
+					case a.ByExpert && tokens[a.Decode] == 1:
+						generated++
+					}
+				}
+				if cfg.Experts > 0 && generated == 0 {
+					t.Error("no token chose experts")
+				}
+			})
+		}
+	}
+}
+
+// forget drops a file from the page cache.
+func forget(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// In too little memory the target reads its model again and again. What is seen to come from disk is what the kernel's account of the
+// process says, by cause; and each page's first time is once.
+func TestPageIns(t *testing.T) {
+	in, o := options(t, synth.Config{Layers: 12, Embd: 768, FF: 2304, Heads: 8, KVHeads: 8, Vocab: 300, Ctx: 256, Type: gguf.Q8_0, Seed: 5})
+	info, err := os.Stat(o.Model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, err := memcg.Root()
+	if err != nil {
+		t.Skip(err)
+	}
+	group, err := memcg.Create(root, fmt.Sprintf("tensorcast-ebpf-test-%d", os.Getpid()))
+	if err != nil {
+		t.Skipf("control groups cannot be made here: %v", err)
+	}
+	defer func() {
+		if err := group.Remove(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := group.SetLimit(info.Size()/2 + 40<<20); err != nil {
+		t.Fatal(err)
+	}
+	forget(t, o.Model)
+	key, err := keyOf(o.Model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var read, seen, sum int64 // by the kernel's account of the process, until one of its last decodes; by events, of all files
+	causes := map[trace.Cause]int64{}
+	first := map[int64]bool{}
+	inOp, again := 0, int64(0)
+	page := int64(os.Getpagesize())
+	account := func(pid int32) int64 {
+		p, err := procfs.NewProc(int(pid))
+		if err != nil {
+			return 0 // ended
+		}
+		io, err := p.IO()
+		if err != nil {
+			t.Skipf("the kernel does not account for I/O: %v", err)
+		}
+		return int64(io.ReadBytes)
+	}
+	events, pid := watchEach(t, Options{Detail: DetailIO, Interval: minPoll}, in.Command(t.Context(), o), func(child *Child) {
+		if err := group.Join(child.PID()); err != nil {
+			t.Fatal(err)
+		}
+	}, func(e trace.Event) {
+		switch e := e.(type) {
+		case trace.DecodeEnd:
+			if n := account(e.PID); n > 0 {
+				read, seen = n, sum
+			}
+		case trace.PageIn:
+			sum += e.Bytes
+		}
+	})
+	for _, e := range all[trace.PageIn](events) {
+		if e.File != key.kernelFile() {
+			continue
+		}
+		if e.PID != int32(pid) {
+			t.Fatalf("%+v is of another process than %d", e, pid)
+		}
+		if e.Decode != 0 && e.Seq != 0 {
+			inOp++
+		}
+		causes[e.Cause] += e.Bytes
+		for at := e.Offset; at < e.Offset+e.Bytes; at += page {
+			if first[at] {
+				again += page
+			}
+			first[at] = true
+		}
+	}
+	t.Logf("%d bytes of the model came %v, %d again; of all files %d, by the kernel's account %d", info.Size(), causes, again, seen, read)
+	if int64(len(first))*page < info.Size()/page*page {
+		t.Errorf("only %d of %d bytes of the model came from disk", int64(len(first))*page, info.Size())
+	}
+	if read < info.Size() || seen < read*9/10 || seen > read*11/10 {
+		t.Errorf("%d bytes were seen to come from disk, by the kernel's account %d did", seen, read)
+	}
+	if causes[trace.CauseFault] == 0 || causes[trace.CauseReadahead] == 0 || inOp == 0 || again < info.Size() {
+		t.Errorf("causes %v, %d runs within ops, %d bytes again", causes, inOp, again)
+	}
+	stalled := int64(0)
+	for _, o := range all[*trace.Op](events) {
+		if o.Stall < 0 {
+			t.Fatalf("op %s has no stall", o.Name)
+		}
+		stalled += o.Stall
+	}
+	if stalled == 0 {
+		t.Error("nothing ever waited for the disk")
+	}
+}
+
+// What another process reads of the model is told from what the target reads.
+func TestPageInsOfOthers(t *testing.T) {
+	in, o := options(t, dense)
+	forget(t, o.Model)
+	cat := exec.Command("cat", o.Model)
+	events, pid := watch(t, Options{Detail: DetailIO}, in.Command(t.Context(), o), func() {
+		if err := cat.Run(); err != nil {
+			t.Error(err)
+		}
+	})
+	other := int64(0)
+	for _, e := range all[trace.PageIn](events) {
+		switch {
+		case e.Cause == trace.CauseOther && e.PID == int32(cat.Process.Pid):
+			other += e.Bytes
+		case e.Cause == trace.CauseOther || e.PID != int32(pid):
+			t.Errorf("%+v", e)
+		}
+	}
+	info, err := os.Stat(o.Model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if other < info.Size() {
+		t.Errorf("cat brought in %d of %d bytes", other, info.Size())
+	}
+}
+
+// A process that the target starts is followed, from its first op on.
+func TestFollow(t *testing.T) {
+	in, o := options(t, dense)
+	plain, _ := watch(t, Options{}, in.Command(t.Context(), o), nil)
+	llamarun := in.Command(t.Context(), o)
+	script := exec.Command("sh", append([]string{"-c", `"$0" "$@"; exit $?`}, llamarun.Args...)...)
+	script.Env = llamarun.Env
+	events, shell := watch(t, Options{Follow: true}, script, nil)
+	ops := all[*trace.Op](events)
+	if len(ops) == 0 || len(ops) != len(all[*trace.Op](plain)) {
+		t.Fatalf("%d ops, %d without a shell", len(ops), len(all[*trace.Op](plain)))
+	}
+	pid := ops[0].PID
+	begins := all[trace.ProcessBegin](events)
+	if len(begins) != 1 || begins[0].PID != pid || int(begins[0].Parent) != shell || !slices.Contains(begins[0].Command, o.Model) {
+		t.Errorf("processes %+v, ops of %d, the shell is %d", begins, pid, shell)
+	}
+	for _, o := range ops {
+		if o.PID != pid {
+			t.Fatalf("ops of %d and %d", pid, o.PID)
+		}
+	}
+}
+
+// Behind a program that execs another one, no op is missed either.
+func TestTargetExecs(t *testing.T) {
+	in, o := options(t, dense)
+	plain, _ := watch(t, Options{}, in.Command(t.Context(), o), nil)
+	llamarun := in.Command(t.Context(), o)
+	script := exec.Command("sh", append([]string{"-c", `exec env "$0" "$@"`}, llamarun.Args...)...)
+	script.Env = llamarun.Env
+	events, pid := watch(t, Options{}, script, nil)
+	ops, want := all[*trace.Op](events), all[*trace.Op](plain)
+	if len(ops) != len(want) || len(ops) == 0 || ops[0].PID != int32(pid) || len(all[trace.DecodeBegin](events)) != len(all[trace.DecodeBegin](plain)) {
+		t.Errorf("%d ops, %d without a shell", len(ops), len(want))
+	}
+}
+
+// With buffers, each op says what it touches besides weights: activations, and the cache in which keys and values are kept.
+func TestBuffers(t *testing.T) {
+	in, o := options(t, dense)
+	plain, _ := watch(t, Options{}, in.Command(t.Context(), o), nil)
+	events, _ := watch(t, Options{Buffers: true}, in.Command(t.Context(), o), nil)
+	withWeights, cache := 0, map[string]bool{}
+	for _, op := range all[*trace.Op](events) {
+		if len(op.Sources) > 0 {
+			withWeights++
+		}
+		if len(op.Buffers) == 0 || !op.Buffers[len(op.Buffers)-1].Write {
+			t.Fatalf("%s writes nothing: %+v", op.Name, op.Buffers)
+		}
+		for _, b := range op.Buffers {
+			for i := range op.Sources {
+				if b.Data == op.Sources[i].Data {
+					t.Fatalf("%s: %s is a weight", op.Name, b.Name)
+				}
+			}
+			if strings.HasPrefix(b.Root, "cache_") {
+				cache[b.Root] = true
+			}
+		}
+	}
+	if n := len(all[*trace.Op](plain)); withWeights != n || n == 0 {
+		t.Errorf("%d ops read weights, %d without buffers", withWeights, n)
+	}
+	for layer := range dense.Layers {
+		for _, of := range []string{"k", "v"} {
+			if name := fmt.Sprintf("cache_%s_l%d", of, layer); !cache[name] {
+				t.Errorf("%s was not seen: %v", name, cache)
+			}
+		}
+	}
+}
+
+// A target without llama_decode has steps all the same: each begins with the lookup of its tokens.
+func TestDerivedSteps(t *testing.T) {
+	p := &target{pid: 7, derived: trace.DerivedSteps{PID: 7}}
+	var events []trace.Event
+	handle := func(e trace.Event) error { events = append(events, kept(e)); return nil }
+	op := func(tid int32, at int64, name, weight string, ids ...int32) {
+		o := trace.Op{TID: tid, PID: 7, Time: at, Duration: 5, Name: name, Sources: []trace.Source{{Name: weight}}, IDs: ids}
+		if err := p.derive(&o, handle); err != nil {
+			t.Fatal(err)
+		}
+		events = append(events, &o)
+	}
+	op(1, 10, "MUL_MAT", "blk.0.attn_q.weight") // before any lookup: of no step
+	op(1, 20, "GET_ROWS", trace.TokenEmbeddings, 5, 6, 7)
+	op(1, 30, "MUL_MAT", "output.weight")
+	op(2, 35, "GET_ROWS", trace.TokenEmbeddings, 9) // another context
+	op(1, 40, "GET_ROWS", trace.TokenEmbeddings, 8)
+	op(2, 45, "MUL_MAT", "output.weight")
+	if err := p.derived.End(handle); err != nil {
+		t.Fatal(err)
+	}
+	var decodes []uint32
+	for _, o := range all[*trace.Op](events) {
+		decodes = append(decodes, o.Decode)
+	}
+	if want := []uint32{0, 1, 1, 2, 3, 2}; !slices.Equal(decodes, want) {
+		t.Errorf("ops of decodes %v, want %v", decodes, want)
+	}
+	begins := []trace.DecodeBegin{
+		{Time: 20, PID: 7, TID: 1, Decode: 1, Tokens: 3, Derived: true}, {Time: 35, PID: 7, TID: 2, Decode: 2, Tokens: 1, Derived: true},
+		{Time: 40, PID: 7, TID: 1, Decode: 3, Tokens: 1, Derived: true},
+	}
+	if got := all[trace.DecodeBegin](events); !reflect.DeepEqual(got, begins) {
+		t.Errorf("steps %+v", got)
+	}
+	ends := all[trace.DecodeEnd](events)
+	slices.SortFunc(ends, func(a, b trace.DecodeEnd) int { return int(a.Decode) - int(b.Decode) })
+	if want := []trace.DecodeEnd{{Time: 35, PID: 7, TID: 1, Decode: 1}, {Time: 50, PID: 7, TID: 2, Decode: 2}, {Time: 45, PID: 7, TID: 1, Decode: 3}}; !slices.Equal(ends, want) {
+		t.Errorf("ends %+v", ends)
+	}
+}
+
+// A source whose mapping nobody can name any more is counted, and its op says that it misses one.
+func TestUnresolved(t *testing.T) {
+	gone := exec.Command("true")
+	if err := gone.Run(); err != nil {
+		t.Fatal(err)
+	}
+	p := &target{pid: gone.Process.Pid, ops: []string{"MUL_MAT"}, templates: map[uint32]*template{}, byNode: map[uint64]uint32{}}
+	tr := &Tracer{targets: map[uint32]*target{7: p}}
+	e := traceTemplateEvent{Kind: kindTemplate, Tgid: 7, Id: 3, Node: 64, Nsrc: 1}
+	e.Src[0].Flags = sourceUnresolved
+	raw := unsafe.Slice((*byte)(unsafe.Pointer(&e)), unsafe.Sizeof(e))
+	if err := tr.dispatch(raw, nil); err != nil {
+		t.Fatal(err)
+	}
+	var seen trace.Op
+	err := tr.op(p, &traceOpsEvent{}, &traceOpRecord{Id: 3}, func(e trace.Event) error { seen = *e.(*trace.Op); return nil })
+	if err != nil || !seen.Clipped || len(seen.Sources) != 0 || tr.unresolved.Load() != 1 {
+		t.Errorf("op %+v, %d unresolved, %v", seen, tr.unresolved.Load(), err)
+	}
+}

@@ -1,0 +1,279 @@
+package ebpf
+
+// This file turns what the programs send into the vocabulary of package trace.
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+	"os"
+	"strings"
+	"unsafe"
+
+	"tensorcast/trace"
+)
+
+// kinds of events, as in common.h
+const (
+	kindOps = iota + 1
+	kindTemplate
+	kindIDs
+	kindDecodeBegin
+	kindDecodeEnd
+	kindShape
+	kindGraph
+	kindBuffers
+	kindSample
+	kindPages
+	kindFork
+	kindExec
+)
+
+const (
+	opFused   = 1
+	opClipped = 2
+	opGathers = 4
+	opBuffers = 8
+
+	sourceInFile     = 1
+	sourceUnresolved = 2
+)
+
+// view returns a struct of the host's layout, whose tail may be absent: the bytes themselves if they are whole, which the next
+// record overwrites.
+func view[T any](raw []byte) *T {
+	var zero T
+	begin := unsafe.Pointer(unsafe.SliceData(raw))
+	if uintptr(len(raw)) >= unsafe.Sizeof(zero) && uintptr(begin)%unsafe.Alignof(zero) == 0 {
+		return (*T)(begin)
+	}
+	into := new(T)
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(into)), unsafe.Sizeof(zero)), raw)
+	return into
+}
+
+func (t *Tracer) dispatch(raw []byte, handle func(trace.Event) error) error {
+	if len(raw) < 8 {
+		return errors.New("an event of the ring buffer is cut short")
+	}
+	kind, tgid := binary.NativeEndian.Uint32(raw), binary.NativeEndian.Uint32(raw[4:])
+	switch kind { // those that need no target
+	case kindPages:
+		return t.pageIn(view[systemPagesEvent](raw), handle)
+	case kindFork:
+		return t.forked(view[systemProcessEvent](raw))
+	case kindGraph:
+		t.received.Add(1)
+	}
+	p := t.targets[tgid]
+	if p == nil {
+		return nil // a process that has ended while its events were under way
+	}
+	switch kind {
+	case kindExec:
+		return t.execed(p)
+	case kindSample:
+		e := view[traceSampleEvent](raw)
+		if err := p.layout.Check(e.Raw[:], len(p.ops)); err != nil {
+			return fmt.Errorf("%w: %w", ErrLayout, err)
+		}
+		return nil
+	case kindTemplate:
+		unresolved, err := p.learn(view[traceTemplateEvent](raw))
+		t.unresolved.Add(unresolved)
+		return err
+	case kindShape:
+		p.learnShape(view[traceShapeEvent](raw).Id)
+		return nil
+	case kindIDs:
+		p.collect(view[traceIdsEvent](raw))
+		return nil
+	case kindBuffers:
+		p.keepBuffers(view[traceBuffersEvent](raw))
+		return nil
+	}
+	if err := t.announce(p, handle); err != nil {
+		return err
+	}
+	switch kind {
+	case kindOps:
+		e := view[traceOpsEvent](raw)
+		for i := range min(int(e.N), len(e.Ops)) {
+			t.received.Add(1)
+			if err := t.op(p, e, &e.Ops[i], handle); err != nil {
+				return err
+			}
+		}
+		return nil
+	case kindGraph:
+		return t.graph(p, view[traceGraphEvent](raw), handle)
+	case kindDecodeBegin:
+		e := view[traceDecodeEvent](raw)
+		begin := trace.DecodeBegin{Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid), Context: e.Context, Decode: e.Decode, Tokens: e.Tokens, Warmup: e.Warmup != 0}
+		if e.SequencesKnown != 0 {
+			for i, word := range e.Sequences {
+				for ; word != 0; word &= word - 1 {
+					begin.Sequences = append(begin.Sequences, int32(64*i+bits.TrailingZeros64(word)))
+				}
+			}
+		}
+		return handle(begin)
+	case kindDecodeEnd:
+		e := view[traceDecodeEvent](raw)
+		return handle(trace.DecodeEnd{Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid), Decode: e.Decode})
+	default:
+		return fmt.Errorf("the ring buffer holds an event of unknown kind %d", kind)
+	}
+}
+
+// announce tells of a process before its first event.
+func (t *Tracer) announce(p *target, handle func(trace.Event) error) error {
+	if p.announced {
+		return nil
+	}
+	p.announced = true
+	p.readCommand()
+	return handle(trace.ProcessBegin{PID: int32(p.pid), Parent: int32(p.parent), Command: p.command})
+}
+
+// forked takes up a process that a target has started. It runs the same code until it calls execve.
+func (t *Tracer) forked(e *systemProcessEvent) error {
+	parent := t.targets[e.Parent]
+	if parent == nil || t.targets[e.Tgid] != nil {
+		return nil
+	}
+	p, err := newTarget(int(e.Tgid), parent.pid)
+	if errors.Is(err, ErrNoProcess) {
+		return nil // it has ended already
+	}
+	if err != nil {
+		return err
+	}
+	p.likely, p.ops, p.layout, p.config, p.configured = parent.images(), parent.ops, parent.layout, parent.config, parent.configured
+	t.targets[e.Tgid] = p
+	return nil
+}
+
+// execed looks at the program that a target runs now. What was found in the old one is gone.
+func (t *Tracer) execed(p *target) error {
+	p.begun, p.mapped, p.likely = false, nil, nil
+	p.readCommand()
+	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", p.pid))
+	if err != nil {
+		return nil // it has ended
+	}
+	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.pid))
+	if err != nil {
+		return nil
+	}
+	if err := t.attachLikely(p, hostPath(p.pid, exe), strings.Split(string(env), "\x00")); err != nil && !errors.Is(err, ErrNoProcess) {
+		return err
+	}
+	return nil
+}
+
+func (t *Tracer) op(p *target, of *traceOpsEvent, e *traceOpRecord, handle func(trace.Event) error) error {
+	p.begun = true
+	known := p.templates[e.Id]
+	if known == nil { // the event that explains it was lost, which is counted there
+		t.incomplete.Add(1)
+		return nil
+	}
+	o := &t.scratch
+	*o = known.op
+	o.Time, o.Duration, o.Stall, o.TID = int64(e.Time), int64(e.Duration), -1, int32(of.Tid)
+	o.Decode, o.Graph, o.Seq, o.Clipped = of.Decode, of.Graph, e.Seq, o.Clipped || e.Flags&opClipped != 0
+	if t.opts.Detail == DetailIO {
+		o.Stall = int64(e.Stalled)
+	}
+	if o.GatherDim > 0 && len(o.Sources) > 0 {
+		if g, ok := p.gathered(of.Tid, e.IdsSeq, known.ids); ok {
+			o.IDs, o.IDRows = g.ids, g.rows
+		} else {
+			if !o.Clipped {
+				t.incomplete.Add(1)
+			}
+			o.Clipped = true
+		}
+	}
+	if e.Flags&opBuffers != 0 {
+		if b := p.buffers[of.Tid]; b.seq == e.Seq {
+			o.Buffers = b.list
+		}
+	}
+	return t.emit(p, o, handle)
+}
+
+// graph replays the ops that a graph of its shape has.
+func (t *Tracer) graph(p *target, e *traceGraphEvent, handle func(trace.Event) error) error {
+	p.begun = true
+	s := p.shapes[e.Shape]
+	if s == nil {
+		t.incomplete.Add(1)
+		return nil
+	}
+	s.used = t.received.Load()
+	rows := 0 // tokens in the graph, by the embeddings that it looks up
+	for _, known := range s.ops {
+		t.graphOps++
+		o := &t.scratch
+		*o = known.op
+		o.Time, o.Duration, o.Stall, o.TID, o.Decode, o.Graph, o.Seq = int64(e.Time), -1, -1, int32(e.Tid), e.Decode, e.Graph, t.graphOps
+		switch {
+		case o.GatherDim == 0:
+		case o.Name == "GET_ROWS":
+			if g, ok := p.gathered(e.Tid, e.Seq, known.ids); ok {
+				o.IDs, o.IDRows = g.ids, g.rows
+				rows = g.rows * g.slots
+			} else {
+				t.incomplete.Add(1)
+				o.Clipped = true
+			}
+		case rows == 1:
+			o.Selects = known.slots // the experts of one token differ; which they are is not known yet
+		}
+		if err := t.emit(p, o, handle); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// emit hands over an op, and before it what it needs: the files that it reads, and the step where the target has no llama_decode.
+func (t *Tracer) emit(p *target, o *trace.Op, handle func(trace.Event) error) error {
+	for i := range o.Sources {
+		s := &o.Sources[i]
+		if !s.InFile || p.seen[s.File] {
+			continue
+		}
+		p.seen[s.File] = true
+		path, err := p.findFile(s.File, s.Data, t.opts.Hints)
+		if err != nil {
+			return err
+		}
+		if err := t.system.watch(s.File); err != nil {
+			return err
+		}
+		if err := handle(trace.FileSeen{PID: int32(p.pid), File: s.File, Path: path}); err != nil {
+			return err
+		}
+	}
+	if err := p.derive(o, handle); err != nil {
+		return err
+	}
+	return handle(o)
+}
+
+func (t *Tracer) pageIn(e *systemPagesEvent, handle func(trace.Event) error) error {
+	if p := t.targets[e.Tgid]; p != nil {
+		if err := t.announce(p, handle); err != nil {
+			return err
+		}
+	}
+	page := int64(os.Getpagesize())
+	return handle(trace.PageIn{
+		Time: int64(e.Time), PID: int32(e.Tgid), TID: int32(e.Tid), Decode: e.Decode, Seq: e.Seq, File: trace.FileID{Dev: uint64(e.Dev), Ino: e.Ino},
+		Offset: int64(e.Index) * page, Bytes: int64(e.Count) * page, Cause: trace.Cause(e.Cause),
+	})
+}

@@ -1,0 +1,102 @@
+package image
+
+// This file reads the layout of ggml's structs from debug information.
+
+import (
+	"debug/dwarf"
+	"fmt"
+)
+
+// dwarfLayout looks for struct ggml_tensor, and struct ggml_cgraph, which not every file knows. It returns nil if there is
+// no whole ggml_tensor.
+func dwarfLayout(d *dwarf.Data, path string) (*Layout, error) {
+	r := d.Reader()
+	tensor, graph := map[string]member{}, map[string]member{}
+	for tensor["name"].size == 0 || len(graph) == 0 {
+		e, err := r.Next()
+		if err != nil {
+			return nil, fmt.Errorf("read the debug information of %s: %w", path, err)
+		}
+		if e == nil {
+			break
+		}
+		if e.Tag == dwarf.TagCompileUnit {
+			continue
+		}
+		if e.Tag == dwarf.TagStructType && e.Children {
+			if name, _ := e.Val(dwarf.AttrName).(string); name == "ggml_tensor" || name == "ggml_cgraph" {
+				members, err := membersOf(d, r)
+				if err != nil {
+					return nil, fmt.Errorf("read struct %s in the debug information of %s: %w", name, path, err)
+				}
+				if name == "ggml_tensor" {
+					tensor = members
+				} else {
+					graph = members
+				}
+				continue
+			}
+		}
+		r.SkipChildren()
+	}
+	if len(tensor) == 0 {
+		return nil, nil
+	}
+	today := Candidates()[0]
+	l := Layout{NNodes: today.NNodes, Nodes: today.Nodes, Origin: "DWARF of " + path}
+	for _, f := range []struct {
+		name string
+		to   *uint32
+		from map[string]member
+		need bool
+		size int64
+	}{
+		{"type", &l.Type, tensor, true, 4}, {"ne", &l.NE, tensor, true, 32}, {"nb", &l.NB, tensor, true, 32}, {"op", &l.Op, tensor, true, 4},
+		{"flags", &l.Flags, tensor, false, 4}, {"src", &l.Src, tensor, true, 0}, {"view_src", &l.ViewSrc, tensor, true, 8}, {"data", &l.Data, tensor, true, 8},
+		{"name", &l.Name, tensor, true, 0}, {"n_nodes", &l.NNodes, graph, false, 4}, {"nodes", &l.Nodes, graph, false, 8},
+	} {
+		m, ok := f.from[f.name]
+		switch {
+		case !ok && f.need:
+			return nil, fmt.Errorf("struct ggml_tensor in the debug information of %s has no %s", path, f.name)
+		case !ok:
+			continue
+		case m.offset < 0 || m.offset >= TensorBytes || f.size != 0 && m.size != f.size:
+			return nil, fmt.Errorf("struct ggml_tensor in the debug information of %s has %d bytes of %s at %d", path, m.size, f.name, m.offset)
+		}
+		*f.to = uint32(m.offset)
+	}
+	l.MaxSrc = uint32(min(tensor["src"].size/8, maxSrc))
+	if err := l.valid(); err != nil {
+		return nil, fmt.Errorf("%s: %w", l.Origin, err)
+	}
+	return &l, nil
+}
+
+// member is a field of a struct, in bytes.
+type member struct{ offset, size int64 }
+
+// membersOf reads the fields of the struct that r has just read, and the rest of it.
+func membersOf(d *dwarf.Data, r *dwarf.Reader) (map[string]member, error) {
+	members := map[string]member{}
+	for {
+		e, err := r.Next()
+		if err != nil {
+			return nil, err
+		}
+		if e == nil || e.Tag == 0 {
+			return members, nil
+		}
+		name, named := e.Val(dwarf.AttrName).(string)
+		offset, placed := e.Val(dwarf.AttrDataMemberLoc).(int64)
+		kind, typed := e.Val(dwarf.AttrType).(dwarf.Offset)
+		if e.Tag == dwarf.TagMember && named && placed && typed {
+			t, err := d.Type(kind)
+			if err != nil {
+				return nil, err
+			}
+			members[name] = member{offset, t.Size()}
+		}
+		r.SkipChildren()
+	}
+}

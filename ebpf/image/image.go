@@ -1,0 +1,220 @@
+// Package image reads what an ELF file offers to a tracer of llama.cpp: which functions carry probes, where in them a
+// probe is cheap, how its ggml numbers its ops and lays out its tensors, which version it is. It executes nothing and
+// knows nothing of processes or of the kernel.
+//
+// A ggml older than December 2024 has no ggml_cpu_extra_compute_forward (RoleOp); it has ggml_graph_compute
+// (RoleGraph), so that whole graphs can be traced there, single ops cannot.
+package image
+
+import (
+	"cmp"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+)
+
+// Role says what a function tells the tracer.
+type Role int
+
+const (
+	RoleOp         Role = iota // ggml_cpu_extra_compute_forward(params, node): each op, in each compute thread
+	RoleFused                  // ggml_compute_forward_*_fused(params, first, second): two ops in one
+	RoleGraph                  // ggml_graph_compute(graph, plan): each graph, in the calling thread
+	RoleDecode                 // llama_decode(context, batch)
+	RoleEncode                 // llama_encode(context, batch)
+	RoleWarmup                 // llama_set_warmup(context, bool)
+	RoleBufferFree             // ggml_backend_buffer_free(buffer): models and contexts go
+)
+
+var roleNames = [...]string{"op", "fused op", "graph", "decode", "encode", "warm-up", "buffer free"}
+
+// String names the role.
+func (r Role) String() string {
+	if r < 0 || int(r) >= len(roleNames) {
+		return fmt.Sprintf("Role(%d)", int(r))
+	}
+	return roleNames[r]
+}
+
+// MarshalText makes roles readable in JSON.
+func (r Role) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+func roleOf(symbol string) (Role, bool) {
+	switch symbol {
+	case "ggml_cpu_extra_compute_forward":
+		return RoleOp, true
+	case "ggml_graph_compute":
+		return RoleGraph, true
+	case "llama_decode":
+		return RoleDecode, true
+	case "llama_encode":
+		return RoleEncode, true
+	case "llama_set_warmup":
+		return RoleWarmup, true
+	case "ggml_backend_buffer_free":
+		return RoleBufferFree, true
+	}
+	if strings.HasPrefix(symbol, "ggml_compute_forward_") && strings.HasSuffix(symbol, "_fused") {
+		return RoleFused, true
+	}
+	return 0, false
+}
+
+// Site is one function that carries a probe.
+type Site struct {
+	Symbol string
+	Role   Role
+	Entry  uint64 // file offset of the function; a return probe goes here
+	Probe  uint64 // file offset of the instruction where the entry probe sits; arguments are still in their registers
+	Pushed uint64 // bytes that the prologue has taken from the stack before Probe
+	Cost   Cost   // of a hit on Probe
+}
+
+// Image is what an ELF file offers.
+type Image struct {
+	Path  string
+	Sites []Site // by symbol
+	// Ops are the names of ggml's ops by number; nil if the file does not hold the table, or OpsErr says why not.
+	Ops    []string
+	OpsErr error
+	// Layout is the best of what the file tells of ggml's structs; nil if it tells nothing, or LayoutErr says why what
+	// is there could not be used.
+	Layout    *Layout
+	LayoutErr error
+
+	GGMLVersion string // as ggml_version() returns it; "" if unknown, like the next two
+	GGMLCommit  string
+	LlamaBuild  string
+
+	Machine  elf.Machine
+	Stripped bool // has neither .symtab nor debug information; .dynsym may remain
+	Dynamic  bool // a shared library, or a program that loads some
+
+	dwarf, code *Layout
+}
+
+// Has says whether a function with this role was found.
+func (im *Image) Has(r Role) bool {
+	return slices.ContainsFunc(im.Sites, func(s Site) bool { return s.Role == r })
+}
+
+// Scan reads an ELF file, and the file that holds its debug information if that is kept apart. A file that is not ELF has
+// no sites, and no error. An error is one of reading the file, or of ELF structures that contradict each other. It may
+// be called concurrently.
+func Scan(path string) (*Image, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("read symbols: %w", err)
+	}
+	defer f.Close()
+	return scan(f, path, "/usr/lib/debug")
+}
+
+// scan reads path, opened as r. debugDir is where debug information that was stripped off is kept.
+func scan(r io.ReaderAt, path, debugDir string) (*Image, error) {
+	im := &Image{Path: path}
+	f, err := elf.NewFile(r)
+	var format *elf.FormatError
+	if errors.As(err, &format) || errors.Is(err, io.EOF) { // EOF: shorter than a header
+		return im, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read symbols of %s: %w", path, err)
+	}
+	defer f.Close()
+	if f.Class != elf.ELFCLASS64 || f.Data != elf.ELFDATA2LSB {
+		return im, nil // a target that ebpf does not trace
+	}
+	im.Machine = f.Machine
+	im.Dynamic = dynamic(f)
+	im.Stripped = f.Section(".symtab") == nil && !hasDebug(f)
+
+	all := &symbols{byName: map[string]symbol{}}
+	if err := all.collect(f); err != nil {
+		return nil, fmt.Errorf("read symbols of %s: %w", path, err)
+	}
+	im.fromDebug(f, all, debugDir)
+	for _, s := range all.list {
+		r, ok := roleOf(s.name)
+		if !ok {
+			continue
+		}
+		site, err := locate(f, s.name, r, s.address)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		im.Sites = append(im.Sites, site)
+	}
+	slices.SortFunc(im.Sites, func(a, b Site) int {
+		return cmp.Or(strings.Compare(a.Symbol, b.Symbol), cmp.Compare(a.Entry, b.Entry))
+	})
+	if s, ok := all.byName["ggml_op_name"]; ok {
+		if im.Ops, im.OpsErr = opNames(f, s); im.OpsErr != nil {
+			im.OpsErr = fmt.Errorf("read ggml's op names from %s: %w", path, im.OpsErr)
+		}
+	}
+	if s, ok := all.byName["ggml_version"]; ok {
+		im.GGMLVersion = constantText(f, s)
+	}
+	if s, ok := all.byName["ggml_commit"]; ok {
+		if im.GGMLCommit = constantText(f, s); im.GGMLCommit == "unknown" { // built outside git
+			im.GGMLCommit = ""
+		}
+	}
+	im.LlamaBuild = llamaBuild(f, all)
+
+	im.code, err = codeLayout(f, path, all)
+	if err != nil {
+		im.LayoutErr = errors.Join(im.LayoutErr, fmt.Errorf("read the layout of ggml's structs from the code of %s: %w", path, err))
+	}
+	if im.Layout = im.dwarf; im.Layout == nil {
+		im.Layout = im.code
+	}
+	if im.Layout != nil {
+		im.LayoutErr = nil
+	}
+	return im, nil
+}
+
+// fromDebug adds what debug information knows: symbols that were stripped off, and the layout. It is never needed:
+// what cannot be read is only noted.
+func (im *Image) fromDebug(f *elf.File, all *symbols, debugDir string) {
+	path := im.Path
+	if !hasDebug(f) {
+		apart, name := debugFile(f, path, debugDir)
+		if apart == nil {
+			return
+		}
+		defer apart.Close()
+		f, path = apart, name
+		if err := all.collect(f); err != nil {
+			im.LayoutErr = fmt.Errorf("read symbols of %s: %w", path, err)
+		}
+	}
+	d, err := debugData(f)
+	if err == nil && d != nil {
+		if f.Section(".symtab") == nil {
+			err = all.collectDWARF(d)
+		}
+		if err == nil {
+			im.dwarf, err = dwarfLayout(d, path)
+		}
+	}
+	if err != nil {
+		im.LayoutErr = errors.Join(im.LayoutErr, fmt.Errorf("debug information of %s: %w", path, err))
+	}
+}
+
+// dynamic says whether a file is a shared library or loads some.
+func dynamic(f *elf.File) bool {
+	flags, err := f.DynValue(elf.DT_FLAGS_1)
+	if f.Type == elf.ET_DYN && err == nil && (len(flags) == 0 || elf.DynFlag1(flags[0])&elf.DF_1_PIE == 0) {
+		return true
+	}
+	needed, err := f.ImportedLibraries()
+	return err == nil && len(needed) > 0
+}

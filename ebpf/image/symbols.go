@@ -1,0 +1,311 @@
+package image
+
+// This file collects the symbols that matter, from .dynsym, .symtab and debug information, and finds the file that holds
+// debug information kept apart.
+
+import (
+	"bytes"
+	"debug/dwarf"
+	"debug/elf"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// symbol is a function or an object of the file.
+type symbol struct {
+	name          string
+	address, size uint64
+}
+
+// symbols are those that this package asks for, each address once under each name.
+type symbols struct {
+	list   []symbol
+	byName map[string]symbol // the first of each name
+}
+
+func (s *symbols) add(name string, address, size uint64) {
+	if name, _, _ = strings.Cut(name, "@"); address == 0 || !wanted(name) {
+		return
+	}
+	for _, have := range s.list {
+		if have.name == name && have.address == address {
+			return
+		}
+	}
+	if len(s.list) == maxSymbols {
+		return
+	}
+	s.list = append(s.list, symbol{name, address, size})
+	if _, ok := s.byName[name]; !ok {
+		s.byName[name] = s.list[len(s.list)-1]
+	}
+}
+
+// maxSymbols bounds what a hostile file can make of this: a ggml has a dozen of each.
+const maxSymbols = 1000
+
+func wanted(name string) bool {
+	_, ok := roleOf(name)
+	return ok || accessors[name] != nil || name == "ggml_mul_mat" || name == "ggml_op_name" || name == "ggml_version" || name == "ggml_commit" ||
+		name == buildNumber || name == buildCommit
+}
+
+// Limits on what is read from a file that somebody else wrote.
+const (
+	maxSection = 1 << 30 // a section of symbols, strings or relocations
+	maxDebug   = 2 << 30 // all sections of debug information together
+)
+
+var errTooLarge = errors.New("larger than any llama.cpp needs")
+
+// collect adds the symbols of .dynsym and .symtab.
+func (s *symbols) collect(f *elf.File) error {
+	for _, sec := range f.Sections {
+		switch sec.Type {
+		case elf.SHT_SYMTAB, elf.SHT_DYNSYM, elf.SHT_STRTAB, elf.SHT_GNU_VERSYM, elf.SHT_GNU_VERDEF, elf.SHT_GNU_VERNEED:
+			if sec.Size > maxSection || sec.Flags&elf.SHF_COMPRESSED != 0 {
+				return fmt.Errorf("section %q: %w", sec.Name, errTooLarge)
+			}
+		}
+	}
+	for _, read := range []func() ([]elf.Symbol, error){f.DynamicSymbols, f.Symbols} {
+		list, err := read()
+		if err != nil && !errors.Is(err, elf.ErrNoSymbols) {
+			return err
+		}
+		for _, sym := range list {
+			kind := elf.STT_FUNC // a program may have pointers of the same names
+			if strings.HasPrefix(sym.Name, "LLAMA_") {
+				kind = elf.STT_OBJECT
+			}
+			if sym.Section != elf.SHN_UNDEF && elf.ST_TYPE(sym.Info) == kind {
+				s.add(sym.Name, sym.Value, sym.Size)
+			}
+		}
+	}
+	return nil
+}
+
+// collectDWARF adds functions that only debug information names.
+func (s *symbols) collectDWARF(d *dwarf.Data) error {
+	r := d.Reader()
+	for {
+		e, err := r.Next()
+		if err != nil || e == nil {
+			return err
+		}
+		switch e.Tag {
+		case dwarf.TagCompileUnit:
+			continue
+		case dwarf.TagSubprogram:
+			name, _ := e.Val(dwarf.AttrName).(string)
+			if !wanted(name) {
+				break
+			}
+			// The part with the entry comes first; what is rarely run lies elsewhere.
+			ranges, err := d.Ranges(e)
+			if err != nil {
+				return err
+			}
+			if len(ranges) > 0 {
+				s.add(name, ranges[0][0], ranges[0][1]-ranges[0][0])
+			}
+		}
+		r.SkipChildren()
+	}
+}
+
+// hasDebug says whether the file itself holds debug information.
+func hasDebug(f *elf.File) bool {
+	s := f.Section(".debug_info")
+	if s == nil {
+		s = f.Section(".zdebug_info")
+	}
+	return s != nil && s.Type != elf.SHT_NOBITS
+}
+
+// debugData opens the debug information of a file, nil if it says nothing of ggml.
+func debugData(f *elf.File) (*dwarf.Data, error) {
+	if !hasDebug(f) {
+		return nil, nil
+	}
+	var total uint64
+	for _, s := range f.Sections {
+		if strings.HasPrefix(s.Name, ".debug_") || strings.HasPrefix(s.Name, ".zdebug_") {
+			if total += s.Size; s.Size > maxDebug || total > maxDebug {
+				return nil, fmt.Errorf("debug information: %w", errTooLarge)
+			}
+		}
+	}
+	mentioned := false
+	for _, name := range []string{".debug_str", ".zdebug_str", ".debug_info", ".zdebug_info"} { // short names may stand in line
+		if s := f.Section(name); s != nil && !mentioned {
+			data, err := s.Data()
+			if err != nil {
+				return nil, fmt.Errorf("read %s: %w", name, err)
+			}
+			mentioned = bytes.Contains(data, []byte("ggml_"))
+		}
+	}
+	if !mentioned {
+		return nil, nil
+	}
+	d, err := f.DWARF()
+	if err != nil {
+		return nil, fmt.Errorf("read debug information: %w", err)
+	}
+	return d, nil
+}
+
+// insideContainer matches a path as package ebpf writes that of a file in another mount namespace.
+var insideContainer = regexp.MustCompile(`^/proc/[0-9]+/root`)
+
+// debugFile finds the file that holds what was stripped off: by build id, then by .gnu_debuglink. The caller closes it.
+// It returns nil if there is none. dir is where distributions keep such files.
+func debugFile(f *elf.File, path, dir string) (*elf.File, string) {
+	root := insideContainer.FindString(path)
+	id := buildID(f)
+	if len(id) > 2 {
+		name := filepath.Join(root+dir, ".build-id", hex.EncodeToString(id[:1]), hex.EncodeToString(id[1:])+".debug")
+		if d, err := elf.Open(name); err == nil {
+			if bytes.Equal(buildID(d), id) {
+				return d, name
+			}
+			d.Close()
+		}
+	}
+	link, sum := debugLink(f)
+	if link == "" {
+		return nil, ""
+	}
+	own := filepath.Dir(path)
+	for _, name := range []string{
+		filepath.Join(own, link), filepath.Join(own, ".debug", link), filepath.Join(root+dir, strings.TrimPrefix(own, root), link),
+	} {
+		if name == path || !sumIs(name, sum) {
+			continue
+		}
+		if d, err := elf.Open(name); err == nil {
+			return d, name
+		}
+	}
+	return nil, ""
+}
+
+// buildID reads the note that the linker leaves; nil if there is none.
+func buildID(f *elf.File) []byte {
+	s := f.Section(".note.gnu.build-id")
+	if s == nil || s.Size > 4096 || s.Flags&elf.SHF_COMPRESSED != 0 {
+		return nil
+	}
+	data, err := s.Data()
+	if err != nil || len(data) < 16 {
+		return nil
+	}
+	name, size := f.ByteOrder.Uint32(data), f.ByteOrder.Uint32(data[4:])
+	if name != 4 || uint64(size) > uint64(len(data)-16) {
+		return nil
+	}
+	return data[16 : 16+size]
+}
+
+// debugLink reads .gnu_debuglink: a file name, and that file's CRC-32.
+func debugLink(f *elf.File) (string, uint32) {
+	s := f.Section(".gnu_debuglink")
+	if s == nil || s.Size > 4096 || s.Flags&elf.SHF_COMPRESSED != 0 {
+		return "", 0
+	}
+	data, err := s.Data()
+	if err != nil {
+		return "", 0
+	}
+	name, rest, ok := bytes.Cut(data, []byte{0})
+	if !ok || len(rest) < 4 || len(name) == 0 {
+		return "", 0
+	}
+	return filepath.Base(string(name)), f.ByteOrder.Uint32(data[len(data)-4:])
+}
+
+func sumIs(path string, want uint32) bool {
+	st, err := os.Stat(path)
+	if err != nil || !st.Mode().IsRegular() { // a fifo would hang
+		return false
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	sum := crc32.NewIEEE()
+	if _, err := io.Copy(sum, f); err != nil {
+		return false
+	}
+	return sum.Sum32() == want
+}
+
+// readVirtual reads what the file maps at an address; fewer bytes at a segment's end.
+func readVirtual(f *elf.File, address uint64, into []byte) (int, error) {
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_LOAD && address >= p.Vaddr && address-p.Vaddr < p.Filesz {
+			n := min(uint64(len(into)), p.Filesz-(address-p.Vaddr))
+			return p.ReadAt(into[:n], int64(address-p.Vaddr))
+		}
+	}
+	return 0, fmt.Errorf("address %#x is in no segment of the file", address)
+}
+
+// readText reads a string of printable characters that ends within limit bytes.
+func readText(f *elf.File, address uint64, limit int) (string, bool) {
+	raw := make([]byte, limit)
+	n, _ := readVirtual(f, address, raw) // what was read counts
+	for i, c := range raw[:n] {
+		if c == 0 {
+			return string(raw[:i]), i > 0
+		}
+		if c < ' ' || c > '~' {
+			return "", false
+		}
+	}
+	return "", false
+}
+
+// relocated maps the addresses in [from, to) that the loader fills, to what it fills in. Addresses that are packed in
+// .relr.dyn are not among them: what the loader fills in there stands in the file.
+func relocated(f *elf.File, from, to uint64) (map[uint64]uint64, error) {
+	var relative uint64
+	switch f.Machine {
+	case elf.EM_X86_64:
+		relative = uint64(elf.R_X86_64_RELATIVE)
+	case elf.EM_AARCH64:
+		relative = uint64(elf.R_AARCH64_RELATIVE)
+	default:
+		return nil, nil
+	}
+	pointers := map[uint64]uint64{}
+	for _, s := range f.Sections {
+		if s.Type != elf.SHT_RELA || s.Flags&elf.SHF_ALLOC == 0 {
+			continue
+		}
+		if s.Size > maxSection || s.Flags&elf.SHF_COMPRESSED != 0 {
+			return nil, fmt.Errorf("section %q: %w", s.Name, errTooLarge)
+		}
+		data, err := s.Data()
+		if err != nil {
+			return nil, fmt.Errorf("read relocations: %w", err)
+		}
+		for ; len(data) >= 24; data = data[24:] {
+			offset := f.ByteOrder.Uint64(data)
+			if offset >= from && offset < to && f.ByteOrder.Uint64(data[8:])&0xffffffff == relative {
+				pointers[offset] = f.ByteOrder.Uint64(data[16:])
+			}
+		}
+	}
+	return pointers, nil
+}

@@ -1,0 +1,246 @@
+package ebpf
+
+// This file starts a command so that probes are in place before its first instruction, and waits for processes.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Child is a command that was started stopped, right behind its execve. If the tracer dies before Release, the kernel
+// lets the child run (ptrace's detach on exit): it is never left hanging.
+type Child struct {
+	cmd     *exec.Cmd
+	release chan struct{}
+	done    chan error
+	hold    *hold // nil unless it is stopped at each execve
+}
+
+// Launch starts cmd, stopped, in the caller's process group. The caller must call Release, then Wait.
+//
+// A program with privileges of its own (set-user-ID, as sudo; file capabilities) is not stopped if it runs as another user than
+// root: the kernel does not grant them under ptrace. Probes then come while it runs.
+func Launch(cmd *exec.Cmd) (*Child, error) {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	uid := os.Geteuid()
+	if c := cmd.SysProcAttr.Credential; c != nil {
+		uid = int(c.Uid)
+	}
+	// The child asks to be traced, so execve stops it. The kernel takes the request as made with the child's own
+	// credentials (since 5.2), whoever the parent is.
+	cmd.SysProcAttr.Ptrace = uid == 0 || !privileged(cmd.Path)
+	return start(cmd)
+}
+
+// Start starts cmd as Launch does, but does not stop it: for what needs no probes. Release must be called all the same.
+func Start(cmd *exec.Cmd) (*Child, error) {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Ptrace = false
+	return start(cmd)
+}
+
+func start(cmd *exec.Cmd) (*Child, error) {
+	c := &Child{cmd: cmd, release: make(chan struct{}), done: make(chan error, 1)}
+	started := make(chan error, 1)
+	go func() {
+		// ptrace requests must come from the thread that is the tracer.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := c.start()
+		started <- err
+		if err != nil {
+			return
+		}
+		<-c.release
+		if c.hold != nil {
+			err := c.seize()
+			if err != nil {
+				err = fmt.Errorf("let %s run: %w", cmd.Path, err)
+			}
+			c.done <- err
+			if err == nil {
+				c.hold.run(cmd.Process.Pid)
+			}
+			// What it has started may still be traced: the kernel lets go of it when this thread ends.
+			runtime.LockOSThread()
+			return
+		}
+		if cmd.SysProcAttr.Ptrace {
+			if err := unix.PtraceDetach(cmd.Process.Pid); err != nil && !errors.Is(err, unix.ESRCH) { // ESRCH: killed meanwhile
+				c.done <- fmt.Errorf("let %s run: %w", cmd.Path, err)
+				return
+			}
+		}
+		c.done <- nil
+	}()
+	if err := <-started; err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// privileged says whether a program gains privileges by being executed. What cannot be read is left to execve to refuse.
+func privileged(path string) bool {
+	if info, err := os.Stat(path); err == nil && info.Mode()&(fs.ModeSetuid|fs.ModeSetgid) != 0 {
+		return true
+	}
+	n, err := unix.Getxattr(path, "security.capability", nil)
+	return err == nil && n > 0
+}
+
+// start returns when the child is stopped, if it is to be.
+func (c *Child) start() error {
+	if err := c.cmd.Start(); err != nil {
+		var path *fs.PathError
+		if errors.As(err, &path) {
+			err = path.Err // it names the path again
+		}
+		return fmt.Errorf("start %s: %w", c.cmd.Path, err)
+	}
+	if !c.cmd.SysProcAttr.Ptrace {
+		return nil
+	}
+	pid := c.cmd.Process.Pid
+	for {
+		var status unix.WaitStatus
+		_, err := unix.Wait4(pid, &status, 0, nil)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return fmt.Errorf("wait for %s to start: %w", c.cmd.Path, err)
+		case !status.Stopped():
+			return fmt.Errorf("%s ended before it began", c.cmd.Path)
+		case status.StopSignal() == unix.SIGTRAP:
+			return nil
+		default: // a signal came before execve did: let it have its effect
+			if err := unix.PtraceCont(pid, int(status.StopSignal())); err != nil && !errors.Is(err, unix.ESRCH) {
+				return fmt.Errorf("start %s: %w", c.cmd.Path, err)
+			}
+		}
+	}
+}
+
+// PID is the child's process id.
+func (c *Child) PID() int { return c.cmd.Process.Pid }
+
+// Release lets the child run. It must be called once.
+func (c *Child) Release() error {
+	close(c.release)
+	return <-c.done
+}
+
+// Wait waits for the child to end and returns its exit status as a shell would: 128+n after signal n.
+func (c *Child) Wait() (int, error) {
+	if c.hold != nil {
+		<-c.hold.ended
+		if err := c.cmd.Wait(); err != nil && !errors.Is(err, unix.ECHILD) { // it was waited for already
+			return 0, fmt.Errorf("wait for %s: %w", c.cmd.Path, err)
+		}
+		return c.hold.status, c.hold.err
+	}
+	err := c.cmd.Wait()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		return 0, fmt.Errorf("wait for %s: %w", c.cmd.Path, err)
+	}
+	status, ok := c.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	if ok && status.Signaled() {
+		return 128 + int(status.Signal()), nil
+	}
+	return c.cmd.ProcessState.ExitCode(), nil
+}
+
+// Signal passes a signal on to the child. One that was sent while it is stopped takes effect at Release, SIGKILL at once.
+func (c *Child) Signal(s syscall.Signal) error { return c.cmd.Process.Signal(s) }
+
+// Process is a running process that need not be a child. It is held by a pidfd: another process that gets the same id
+// later is never taken for it. Its methods are safe for concurrent use, except Close.
+type Process struct{ pid, fd int }
+
+// OpenProcess finds a process. The error is ErrNoProcess if there is none. Close it.
+func OpenProcess(pid int) (*Process, error) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	switch {
+	case errors.Is(err, unix.ESRCH):
+		return nil, fmt.Errorf("process %d: %w", pid, ErrNoProcess)
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EINVAL) && pid > 0: // ENOENT since Linux 6.15
+		return nil, fmt.Errorf("%d is a thread: %w", pid, ErrNoProcess)
+	case err != nil:
+		return nil, fmt.Errorf("watch process %d: %w", pid, err)
+	}
+	return &Process{pid, fd}, nil
+}
+
+// PID is the process id.
+func (p *Process) PID() int { return p.pid }
+
+// Ended says whether the process has ended. While it has not, its id is its own.
+func (p *Process) Ended() (bool, error) { return p.poll(-1, 0) }
+
+// Wait returns when the process has ended, or with ctx's error. Meanwhile it takes no time from anybody.
+func (p *Process) Wait(ctx context.Context) error {
+	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("watch process %d: %w", p.pid, err)
+	}
+	defer unix.Close(wake)
+	woken := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(woken)
+		_, _ = unix.Write(wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	})
+	defer func() {
+		if !stop() {
+			<-woken
+		}
+	}()
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if ended, err := p.poll(wake, -1); ended || err != nil {
+			return err
+		}
+	}
+}
+
+// poll waits up to timeout milliseconds (-1: for ever), or until wake can be read, and says whether the process has ended.
+func (p *Process) poll(wake, timeout int) (bool, error) {
+	fds := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}, {Fd: int32(wake), Events: unix.POLLIN}} // poll passes over a negative one
+	_, err := unix.Poll(fds, timeout)
+	if errors.Is(err, unix.EINTR) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("watch process %d: %w", p.pid, err)
+	}
+	return fds[0].Revents != 0, nil
+}
+
+// Close lets go of the process, which is not affected.
+func (p *Process) Close() error { return unix.Close(p.fd) }
+
+// WaitExit returns when a process that need not be a child has ended, or with ctx's error.
+func WaitExit(ctx context.Context, pid int) error {
+	p, err := OpenProcess(pid)
+	if errors.Is(err, ErrNoProcess) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	return p.Wait(ctx)
+}

@@ -1,0 +1,214 @@
+package ebpf
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
+
+	"tensorcast/experiments/llama/llamatest"
+)
+
+// launch starts a command stopped and returns it with what it will have written.
+func launch(t *testing.T, cmd *exec.Cmd) (*Child, *bytes.Buffer) {
+	t.Helper()
+	var out bytes.Buffer
+	cmd.Stdout = &out
+	child, err := Launch(cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return child, &out
+}
+
+func state(t *testing.T, pid int) procfs.ProcStat {
+	t.Helper()
+	proc, err := procfs.NewProc(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stat, err := proc.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stat
+}
+
+func TestLaunchStopsBehindExec(t *testing.T) {
+	child, out := launch(t, exec.Command("sh", "-c", "echo ran; exit 3"))
+	s := state(t, child.PID())
+	if s.State != "t" || s.Comm != "sh" || s.UTime != 0 {
+		t.Errorf("the child is %q in state %q, after %d ticks: want sh, stopped by its tracer", s.Comm, s.State, s.UTime)
+	}
+	if s.PGRP != unix.Getpgrp() {
+		t.Errorf("the child is in process group %d, want its parent's", s.PGRP)
+	}
+	if err := child.Release(); err != nil {
+		t.Fatal(err)
+	}
+	status, err := child.Wait()
+	if err != nil || status != 3 || out.String() != "ran\n" {
+		t.Errorf("status %d (%v), output %q", status, err, out)
+	}
+}
+
+func TestLaunchSignals(t *testing.T) {
+	cases := map[string]struct {
+		script string
+		signal syscall.Signal
+		want   int
+	}{
+		"dies of a signal":          {"kill -QUIT $$", 0, 128 + int(syscall.SIGQUIT)},
+		"a signal before it began":  {"exit 0", syscall.SIGTERM, 128 + int(syscall.SIGTERM)},
+		"killed while it stands":    {"exit 0", syscall.SIGKILL, 128 + int(syscall.SIGKILL)},
+		"stop signals are no trace": {"kill -TRAP $$", 0, 128 + int(syscall.SIGTRAP)},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			child, _ := launch(t, exec.Command("sh", "-c", tc.script))
+			if tc.signal != 0 {
+				if err := child.Signal(tc.signal); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := child.Release(); err != nil {
+				t.Fatal(err)
+			}
+			if status, err := child.Wait(); err != nil || status != tc.want {
+				t.Errorf("status %d (%v), want %d", status, err, tc.want)
+			}
+		})
+	}
+}
+
+func TestLaunchFails(t *testing.T) {
+	dir := t.TempDir()
+	data := filepath.Join(dir, "data")
+	if err := os.WriteFile(data, []byte("\x00no program"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	broken := filepath.Join(dir, "broken")
+	if err := os.WriteFile(broken, []byte("\x00no program"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]error{
+		filepath.Join(dir, "missing"): unix.ENOENT, data: unix.EACCES, dir: unix.EACCES, broken: unix.ENOEXEC,
+	} {
+		_, err := Launch(&exec.Cmd{Path: path, Args: []string{path}})
+		if !errors.Is(err, want) || strings.Count(err.Error(), path) != 1 {
+			t.Errorf("%s: error %v, want %v and the path once", path, err, want)
+		}
+	}
+}
+
+// Under ptrace the kernel gives a set-user-ID program no privileges, unless root is the tracer.
+func TestLaunchSetUserID(t *testing.T) {
+	llamatest.NeedRoot(t)
+	dir := t.TempDir()
+	for _, d := range []string{dir, filepath.Dir(dir)} {
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		t.Fatal(err)
+	}
+	if fs.Flags&unix.ST_NOSUID != 0 {
+		t.Skipf("%s is mounted nosuid", dir)
+	}
+	id, err := exec.LookPath("id")
+	if err != nil {
+		t.Fatal(err)
+	}
+	from, err := os.Open(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer from.Close()
+	path := filepath.Join(dir, "id")
+	to, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(to, from); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(to.Chmod(0o755|os.ModeSetuid), to.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for name, credential := range map[string]*syscall.Credential{"as nobody": {Uid: 65534, Gid: 65534}, "as root": nil} {
+		t.Run(name, func(t *testing.T) {
+			child, out := launch(t, &exec.Cmd{Path: path, Args: []string{"id", "-u"}, SysProcAttr: &syscall.SysProcAttr{Credential: credential}})
+			if err := child.Release(); err != nil {
+				t.Fatal(err)
+			}
+			if status, err := child.Wait(); err != nil || status != 0 || out.String() != "0\n" {
+				t.Errorf("status %d (%v), user %q: want root's", status, err, out)
+			}
+		})
+	}
+}
+
+func TestProcess(t *testing.T) {
+	cmd := exec.Command("sleep", "600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill() }()
+	p, err := OpenProcess(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if ended, err := p.Ended(); ended || err != nil {
+		t.Errorf("a running process has ended: %v (%v)", ended, err)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := p.Wait(gone); !errors.Is(err, context.Canceled) {
+		t.Errorf("waiting ended with %v", err)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Wait(t.Context()); err != nil {
+		t.Error(err)
+	}
+	_ = cmd.Wait()
+	if ended, err := p.Ended(); !ended || err != nil { // its id is free now, and may be another's
+		t.Errorf("a process that is gone has ended: %v (%v)", ended, err)
+	}
+	if _, err := OpenProcess(cmd.Process.Pid); !errors.Is(err, ErrNoProcess) {
+		t.Errorf("opened a process that is gone: %v", err)
+	}
+	if err := WaitExit(t.Context(), cmd.Process.Pid); err != nil {
+		t.Errorf("waiting for a process that is gone: %v", err)
+	}
+
+	threads, err := filepath.Glob("/proc/self/task/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range threads {
+		var tid int
+		for _, c := range filepath.Base(path) {
+			tid = 10*tid + int(c-'0')
+		}
+		if tid != os.Getpid() {
+			if _, err := OpenProcess(tid); !errors.Is(err, ErrNoProcess) || !strings.Contains(err.Error(), "thread") {
+				t.Errorf("opened a thread: %v", err)
+			}
+			return
+		}
+	}
+}

@@ -1,0 +1,317 @@
+package ebpf
+
+// This file owns what is known of one traced process: the files that carry probes, the op names and the layout of its ggml, and
+// what its nodes were found to read.
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"unsafe"
+
+	"tensorcast/ebpf/image"
+	"tensorcast/gguf"
+	"tensorcast/trace"
+)
+
+// target is a traced process. All of it belongs to the goroutine that runs the Tracer.
+type target struct {
+	pid, parent int
+	process     *Process
+	likely      []*image.Image // that it will probably map
+	mapped      []*image.Image
+	ops         []string
+	layout      *image.Layout
+	config      traceTargetConfig
+	configured  bool
+	begun       bool // an event has come: ggml is found, no need to look for more libraries
+	announced   bool // ProcessBegin was sent
+	command     []string
+	files       map[string]trace.FileID // files that ops read from, by their path in the target
+	seen        map[trace.FileID]bool
+	templates   map[uint32]*template
+	byNode      map[uint64]uint32 // the template in use
+	shapes      map[uint32]*shape
+	ids         map[uint32][]gathered // by thread, the oldest first
+	buffers     map[uint32]buffers    // by thread
+	derived     trace.DerivedSteps    // where there is no llama_decode
+}
+
+// template is what the op of a node reads.
+type template struct {
+	op    trace.Op // without times
+	node  uint64
+	ids   uint64 // tensor that it gathers by
+	slots int    // ids per token
+}
+
+// shape is the sequence of ops of a graph.
+type shape struct {
+	ops  []*template
+	used uint64 // the event that used it last
+}
+
+// maxShapes bounds memory; graphs have few.
+const maxShapes = 256
+
+// gathered is the ids of an op, complete or under way.
+type gathered struct {
+	seq, tensor uint64
+	slots, rows int
+	ids         []int32
+	got         int
+}
+
+// keptIDs is how many of them are kept for each thread: more than the ops of one event share.
+const keptIDs = 64
+
+type buffers struct {
+	seq  uint64
+	list []trace.Buffer
+}
+
+func newTarget(pid, parent int) (*target, error) {
+	process, err := OpenProcess(pid)
+	if err != nil {
+		return nil, err
+	}
+	return &target{
+		pid: pid, parent: parent, process: process, files: map[string]trace.FileID{}, seen: map[trace.FileID]bool{}, templates: map[uint32]*template{},
+		byNode: map[uint64]uint32{}, shapes: map[uint32]*shape{}, ids: map[uint32][]gathered{}, buffers: map[uint32]buffers{}, derived: trace.DerivedSteps{PID: int32(pid)},
+	}, nil
+}
+
+// images are those that the process has mapped; those that it is likely to map, as long as it has mapped none.
+func (p *target) images() []*image.Image {
+	if slices.ContainsFunc(p.mapped, func(im *image.Image) bool { return im.Ops != nil }) {
+		return p.mapped
+	}
+	return slices.Concat(p.mapped, p.likely)
+}
+
+func (p *target) has(roles ...image.Role) bool {
+	for _, im := range p.images() {
+		if slices.ContainsFunc(roles, im.Has) {
+			return true
+		}
+	}
+	return false
+}
+
+// learnImages chooses op names and layout of images that were found; true if the programs must be told.
+func (p *target) learnImages(images []*image.Image) (bool, error) {
+	if !slices.ContainsFunc(images, func(im *image.Image) bool { return im.Ops != nil }) {
+		return false, nil // nothing of ggml's base among them: what is known stays
+	}
+	for _, im := range images {
+		if im.Ops != nil {
+			p.ops = im.Ops
+			break
+		}
+	}
+	layout, err := image.Infer(images)
+	if err != nil {
+		return false, fmt.Errorf("process %d: %w", p.pid, err)
+	}
+	op := func(name string) uint32 { return uint32(slices.Index(p.ops, name)) } // an op that this ggml lacks is -1, which no op is
+	config := traceTargetConfig{
+		OpGetRows: op("GET_ROWS"), OpMulMatId: op("MUL_MAT_ID"), OpAddId: op("ADD_ID"), Ne: layout.NE, Op: layout.Op, Flags: layout.Flags,
+		Src: layout.Src, MaxSrc: layout.MaxSrc, ViewSrc: layout.ViewSrc, Data: layout.Data, Name: layout.Name, N_nodes: layout.NNodes, Nodes: layout.Nodes,
+	}
+	config.Forget = flag(!slices.ContainsFunc(images, func(im *image.Image) bool { return im.Has(image.RoleBufferFree) }))
+	if p.configured && config == p.config {
+		return false, nil
+	}
+	p.layout, p.config, p.configured = layout, config, true
+	return true, nil
+}
+
+// derive gives an op its step.
+func (p *target) derive(o *trace.Op, handle func(trace.Event) error) error {
+	if o.Decode != 0 || p.has(image.RoleDecode, image.RoleEncode) {
+		return nil
+	}
+	if o.Name == "GET_ROWS" && len(o.Sources) > 0 && o.Sources[0].Name == trace.TokenEmbeddings {
+		if err := p.derived.Begin(o.TID, o.Time, len(o.IDs), handle); err != nil {
+			return err
+		}
+	}
+	o.Decode = p.derived.Decode(o.TID)
+	p.derived.Extend(o.TID, o.Time+max(o.Duration, 0))
+	return nil
+}
+
+func (p *target) opName(op uint32) (string, error) {
+	if int(op) >= len(p.ops) {
+		return "", fmt.Errorf("%w: a tensor has op number %d, but the target's ggml has %d (layout: %s)", ErrLayout, op, len(p.ops), p.layout)
+	}
+	return p.ops[op], nil
+}
+
+// learn keeps a template that the programs have sent. unresolved counts sources whose mapping nobody could name.
+func (p *target) learn(e *traceTemplateEvent) (unresolved uint64, err error) {
+	name, err := p.opName(e.Op)
+	if err != nil {
+		return 0, err
+	}
+	t := &template{node: e.Node, ids: e.Ids, slots: int(e.Slots), op: trace.Op{PID: int32(p.pid), Name: name, Clipped: e.Flags&opClipped != 0}}
+	if e.Flags&opFused != 0 {
+		second, err := p.opName(e.FusedOp)
+		if err != nil {
+			return 0, err
+		}
+		t.op.Name += "+" + second
+	}
+	if e.Flags&opGathers != 0 {
+		t.op.GatherDim, t.op.ByExpert = 1, name != "GET_ROWS"
+		if name == "MUL_MAT_ID" {
+			t.op.GatherDim = 2
+		}
+	}
+	for i := range min(e.Nsrc, uint32(len(e.Src))) {
+		s := newSource(&e.Src[i])
+		if e.Src[i].Flags&sourceUnresolved != 0 && !p.resolve(&s) {
+			t.op.Clipped = true
+			unresolved++
+			continue
+		}
+		t.op.Sources = append(t.op.Sources, s)
+	}
+	if e.Shape != 0 {
+		if s := p.shapes[e.Shape]; s != nil {
+			s.ops = append(s.ops, t)
+		}
+		return unresolved, nil
+	}
+	delete(p.templates, p.byNode[e.Node])
+	p.byNode[e.Node] = e.Id
+	p.templates[e.Id] = t
+	return unresolved, nil
+}
+
+// learnShape makes room for the ops of a graph, which follow.
+func (p *target) learnShape(id uint32) {
+	if len(p.shapes) >= maxShapes {
+		oldest, first := uint32(0), true
+		for i, s := range p.shapes {
+			if first || s.used < p.shapes[oldest].used {
+				oldest, first = i, false
+			}
+		}
+		delete(p.shapes, oldest)
+	}
+	p.shapes[id] = &shape{}
+}
+
+// collect keeps ids, which come in pieces before what gathers by them.
+func (p *target) collect(e *traceIdsEvent) {
+	all := p.ids[e.Tid]
+	i := len(all) - 1
+	if i < 0 || all[i].seq != e.Seq || all[i].tensor != e.Tensor {
+		if len(all) >= keptIDs {
+			all = append(all[:0], all[keptIDs/2:]...)
+		}
+		i = len(all)
+		all = append(all, gathered{seq: e.Seq, tensor: e.Tensor, slots: int(e.Slots), rows: int(e.Rows), ids: make([]int32, int(e.Slots)*int(e.Rows))})
+		p.ids[e.Tid] = all
+	}
+	g := &all[i]
+	first, n := int(e.First), min(int(e.N), len(e.Ids))
+	if first+n <= len(g.ids) {
+		g.got += copy(g.ids[first:], e.Ids[:n])
+	}
+}
+
+// gathered returns the ids that an op gathers by; false if they did not come whole.
+func (p *target) gathered(tid uint32, seq, tensor uint64) (*gathered, bool) {
+	all := p.ids[tid]
+	for i := len(all) - 1; i >= 0; i-- {
+		if g := &all[i]; g.seq == seq && g.tensor == tensor {
+			return g, g.got == len(g.ids) && g.got > 0
+		}
+	}
+	return nil, false
+}
+
+func cString(raw []int8) string {
+	name := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(raw))), len(raw))
+	if end := bytes.IndexByte(name, 0); end >= 0 {
+		name = name[:end]
+	}
+	return string(name)
+}
+
+func newSource(e *traceSource) trace.Source {
+	return trace.Source{
+		Name: cString(e.Name[:]), Data: e.Data, InFile: e.Flags&sourceInFile != 0, File: trace.FileID{Dev: uint64(e.Dev), Ino: e.Ino},
+		Offset: int64(e.Offset), Type: gguf.Type(e.Type), NE: e.Ne, NB: strides(e.Nb),
+	}
+}
+
+func strides(nb [4]uint64) (to [4]int64) {
+	for i, n := range nb {
+		to[i] = int64(n)
+	}
+	return to
+}
+
+func (p *target) keepBuffers(e *traceBuffersEvent) {
+	list := make([]trace.Buffer, min(int(e.N), len(e.Buffers)))
+	for i := range list {
+		b := &e.Buffers[i]
+		list[i] = trace.Buffer{Name: cString(b.Name[:]), Root: cString(b.Root[:]), Data: b.Data, Type: gguf.Type(b.Type), NE: b.Ne, NB: strides(b.Nb), Write: b.Write != 0}
+	}
+	p.buffers[e.Tid] = buffers{e.Seq, list}
+}
+
+// findFile names the file that the target maps at an address. A target that has ended by now has no memory map any
+// more: then the hints are compared with the file's device and inode.
+func (p *target) findFile(id trace.FileID, address uint64, hints []string) (string, error) {
+	files, err := mappings(p.pid)
+	if err != nil && !errors.Is(err, ErrNoProcess) {
+		return "", err
+	}
+	for _, m := range files {
+		if address >= m.start && address < m.end {
+			p.files[m.path] = id
+			return m.open(p.pid), nil
+		}
+	}
+	for _, hint := range hints {
+		if key, err := keyOf(hint); err == nil && key.kernelFile() == id {
+			return hint, nil
+		}
+	}
+	return "", fmt.Errorf("the target ended before its model file (device %#x, inode %d) could be named, trace a longer run: %w", id.Dev, id.Ino, ErrNoProcess)
+}
+
+// resolve places a source whose mapping the kernel could not be asked for at the time, because another thread of the
+// target was changing its memory map.
+func (p *target) resolve(s *trace.Source) bool {
+	files, err := mappings(p.pid)
+	if err != nil {
+		return false
+	}
+	for _, m := range files {
+		if s.Data >= m.start && s.Data < m.end {
+			id, known := p.files[m.path]
+			if !known {
+				id = m.file
+			}
+			s.InFile, s.File, s.Offset = true, id, int64(s.Data-m.start+m.offset)
+			return true
+		}
+	}
+	return true // in no file: the weight was copied
+}
+
+// readCommand keeps the process's command line, as long as there is one to read.
+func (p *target) readCommand() {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.pid))
+	if err == nil && len(data) > 0 {
+		p.command = strings.Split(strings.TrimSuffix(string(data), "\x00"), "\x00")
+	}
+}

@@ -1,0 +1,634 @@
+package ebpf
+
+// This file owns the loaded programs: attaching them to the libraries of targets, reading the ring buffer, counting losses.
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/bits"
+	"os"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/features"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/ringbuf"
+	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"tensorcast/ebpf/image"
+	"tensorcast/trace"
+)
+
+var (
+	// ErrPermission says that the kernel refused to load or attach the probes.
+	ErrPermission = errors.New("not permitted to load eBPF probes: run as root (sudo), or with CAP_BPF and CAP_PERFMON")
+	// ErrNoGGML says that the target has no ggml code that could carry probes.
+	ErrNoGGML = errors.New("found no ggml in the target: is it a llama.cpp program, and not stripped?")
+	// ErrOldGGML says that the target's ggml lacks the function that the probes need.
+	ErrOldGGML = errors.New("this ggml has no ggml_cpu_extra_compute_forward (it is older than December 2024, a fork, or inlined): trace its graphs with --detail graph")
+	// ErrNoBTF says that the kernel does not describe its types.
+	ErrNoBTF = errors.New("this kernel does not describe its types (no /sys/kernel/btf/vmlinux): use one built with CONFIG_DEBUG_INFO_BTF=y, or --preload")
+	// ErrLayout says that what was read as a tensor is none.
+	ErrLayout = errors.New("the target's ggml_tensor has a layout that this version does not know")
+)
+
+// Options of a Tracer.
+type Options struct {
+	PID int
+	// Hints are files that the target may map (arguments of its command): they name a model when the target ends
+	// before its memory map could be read.
+	Hints []string
+	// RingBytes is the size of the ring buffer, a power of two; 0 means 8 MiB.
+	RingBytes uint32
+	// PerfEvents attaches through perf events even where the kernel has uprobe_multi (Linux 6.6).
+	PerfEvents bool
+	// Interval bounds how long an event waits in the ring buffer, where only an eighth of it, filled, wakes the reader; 0
+	// means half a second. Tick is called by Run that often, after the events at hand.
+	Interval time.Duration
+	Tick     func() error
+	Detail   Detail
+	Buffers  bool // report what ops touch besides weights: Op.Buffers, and ops that read no weight
+	Follow   bool // trace processes that the target starts, too
+	Log      *slog.Logger
+}
+
+// Detail is how closely a target is observed, and what that costs.
+type Detail int
+
+const (
+	DetailOp    Detail = iota // each op with its time
+	DetailGraph               // one hit per graph: the sequence of ops, without their times and without the experts that they select
+	DetailIO                  // each op, how long it waited for the disk, and each page of a model file that came from disk
+)
+
+// Tracer observes a process, and those that it starts. Its methods are not safe for concurrent use, save for Counters.
+type Tracer struct {
+	opts     Options
+	objs     traceObjects
+	system   *system // nil if the kernel offers none of it
+	reader   *ringbuf.Reader
+	links    []link.Link
+	multi    bool
+	wide     bool                     // probes are hit by every process that runs the file; the programs tell targets from others
+	images   map[fileKey]*image.Image // files that were looked at
+	done     map[attachment]bool
+	attached []string // paths that carry probes
+	main     *target
+	targets  map[uint32]*target
+	received atomic.Uint64
+	// sources whose mapping nobody could name, and ops whose ids or template did not come
+	unresolved, incomplete atomic.Uint64
+	misses                 atomic.Uint64
+	graphOps               uint64 // numbers the ops of graph detail
+	scratch                trace.Op
+	execs                  chan execRequest
+	ran                    chan struct{} // closed when Run has returned
+}
+
+// execRequest asks Run to look at the program that a process runs now.
+type execRequest struct {
+	pid   int
+	found chan bool
+}
+
+// New loads the programs for one target process. Close it.
+func New(opts Options) (*Tracer, error) {
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
+	if opts.Interval == 0 {
+		opts.Interval = defaultInterval
+	}
+	if opts.Tick == nil {
+		opts.Tick = func() error { return nil }
+	}
+	if err := rlimit.RemoveMemlock(); err != nil { // kernels before 5.11 charge maps to RLIMIT_MEMLOCK
+		opts.Log.Debug("cannot raise RLIMIT_MEMLOCK", "error", err)
+	}
+	main, err := newTarget(opts.PID, 0)
+	if err != nil {
+		return nil, err
+	}
+	t := &Tracer{
+		opts: opts, multi: !opts.PerfEvents && features.HaveBPFLinkUprobeMulti() == nil, images: map[fileKey]*image.Image{}, done: map[attachment]bool{}, execs: make(chan execRequest), ran: make(chan struct{}),
+		main: main, targets: map[uint32]*target{uint32(opts.PID): main},
+	}
+	if err := t.load(); err != nil {
+		return nil, errors.Join(err, main.process.Close())
+	}
+	// Where uprobe_multi takes a process for its first thread (before Linux 6.10), compute threads would be missed.
+	t.wide = opts.Follow || t.multi && tryUprobe(true) != nil
+	return t, nil
+}
+
+func (t *Tracer) load() error {
+	spec, err := loadTrace()
+	if err != nil {
+		return fmt.Errorf("read the embedded programs: %w", err)
+	}
+	if t.opts.RingBytes != 0 {
+		spec.Maps["events"].MaxEntries = t.opts.RingBytes
+	}
+	if !t.multi {
+		for _, p := range spec.Programs {
+			p.AttachType = ebpf.AttachNone
+		}
+	}
+	err = errors.Join(spec.Variables["want_graph"].Set(flag(t.opts.Detail == DetailGraph)), spec.Variables["want_buffers"].Set(flag(t.opts.Buffers)),
+		spec.Variables["page_shift"].Set(pageShift()), spec.Variables["batch"].Set(t.opts.batch()),
+		spec.Variables["wake_at"].Set(wakeAt(spec.Maps["events"].MaxEntries)))
+	if err != nil {
+		return fmt.Errorf("configure the embedded programs: %w", err)
+	}
+	if err := spec.LoadAndAssign(&t.objs, nil); err != nil {
+		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
+			return fmt.Errorf("%w (%v)", ErrPermission, err)
+		}
+		if _, btfErr := btf.LoadKernelSpec(); btfErr != nil {
+			return fmt.Errorf("%w (%v)", ErrNoBTF, btfErr)
+		}
+		return fmt.Errorf("load the probes into the kernel: %w", err)
+	}
+	if t.reader, err = ringbuf.NewReader(t.objs.Events); err != nil {
+		return errors.Join(fmt.Errorf("open the ring buffer: %w", err), t.objs.Close())
+	}
+	if t.system, err = openSystem(&t.objs, t.opts); err != nil {
+		return errors.Join(err, t.reader.Close(), t.objs.Close())
+	}
+	// A target from the start: it may fork, or bring in pages, before its ggml is found.
+	if err := t.objs.Targets.Put(uint32(t.opts.PID), traceTargetConfig{Follow: flag(t.opts.Follow)}); err != nil {
+		return errors.Join(fmt.Errorf("configure the probes: %w", err), t.system.detach(), t.system.close(), t.reader.Close(), t.objs.Close())
+	}
+	return nil
+}
+
+// batch is how many ops are sent together. One at a time, where somebody waits for them or where they must be in order with other events.
+func (o *Options) batch() uint32 {
+	if o.Interval < 100*time.Millisecond || o.Detail == DetailIO || o.Buffers {
+		return 1
+	}
+	return uint32(len(traceOpsEvent{}.Ops))
+}
+
+// wakeAt is how full the ring buffer wakes the reader.
+func wakeAt(ringBytes uint32) uint64 { return uint64(ringBytes) / 8 }
+
+func flag(on bool) uint32 {
+	if on {
+		return 1
+	}
+	return 0
+}
+
+func pageShift() uint32 { return uint32(bits.TrailingZeros(uint(os.Getpagesize()))) }
+
+// Detach removes all probes from the target. It is called by Run's goroutine, or after Run has returned.
+func (t *Tracer) Detach() error {
+	t.countMisses()
+	// Removing a probe waits for a grace period of the kernel (some 50 ms): wait for all of them at once.
+	var group errgroup.Group
+	for _, l := range t.links {
+		group.Go(l.Close)
+	}
+	t.links = nil
+	group.Go(t.system.detach)
+	return group.Wait()
+}
+
+// Close removes all probes and frees the programs. Call it after Run has returned.
+func (t *Tracer) Close() error {
+	errs := []error{t.Detach(), t.reader.Close(), t.system.close(), t.objs.Close()}
+	for _, p := range t.targets {
+		errs = append(errs, p.process.Close())
+	}
+	clear(t.targets)
+	return errors.Join(errs...)
+}
+
+// AttachLikely sets probes on the libraries that a program which has not run yet is likely to load.
+func (t *Tracer) AttachLikely(exe string, env []string) error {
+	return t.attachLikely(t.main, exe, env)
+}
+
+func (t *Tracer) attachLikely(p *target, exe string, env []string) (err error) {
+	p.likely, err = t.attach(p, append([]string{exe}, likelyLibraries(exe, env)...))
+	return err
+}
+
+// AttachMapped sets probes on what the target has mapped by now.
+func (t *Tracer) AttachMapped() error { return t.attachMapped(t.main) }
+
+func (t *Tracer) attachMapped(p *target) error {
+	files, err := mappings(p.pid)
+	if err != nil {
+		return err
+	}
+	var paths []string
+	for _, m := range files {
+		if m.executable {
+			paths = append(paths, m.open(p.pid))
+		}
+	}
+	p.mapped, err = t.attach(p, paths)
+	return err
+}
+
+// attach sets probes on files and returns their images. The programs are told of the target before the probes are there, and the
+// probe that is seldom hit comes last: while a model is being loaded, each waits for the target's memory map.
+func (t *Tracer) attach(p *target, paths []string) ([]*image.Image, error) {
+	var images []*image.Image
+	for _, path := range paths {
+		im, err := t.scan(path)
+		if err != nil {
+			return nil, err
+		}
+		if im != nil && !slices.Contains(images, im) {
+			images = append(images, im)
+		}
+	}
+	if err := t.configure(p, images); err != nil {
+		return nil, err
+	}
+	for _, seldom := range []bool{false, true} {
+		for _, im := range images {
+			if err := t.attachImage(im, seldom); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return images, nil
+}
+
+// configure tells the programs which process to watch and how its ggml numbers the ops and lays out its tensors.
+func (t *Tracer) configure(p *target, found []*image.Image) error {
+	changed, err := p.learnImages(found)
+	if err != nil || !changed {
+		return err
+	}
+	p.config.Follow = flag(t.opts.Follow)
+	config := p.config
+	p.config.Follow = 0 // what learnImages compares
+	if err := t.objs.Targets.Put(uint32(p.pid), config); err != nil {
+		return fmt.Errorf("configure the probes: %w", err)
+	}
+	t.opts.Log.Debug("watching", "pid", p.pid, "ops", len(p.ops), "layout", p.layout)
+	return nil
+}
+
+// Ready says whether ops of the target would be seen now: nil, ErrNoGGML or ErrOldGGML.
+func (t *Tracer) Ready() error { return t.ready(t.main) }
+
+func (t *Tracer) ready(p *target) error {
+	switch {
+	case p.configured && p.has(image.RoleOp), p.configured && p.has(image.RoleGraph) && t.opts.Detail == DetailGraph:
+		return nil
+	case p.has(image.RoleGraph) && !p.has(image.RoleOp):
+		return ErrOldGGML
+	}
+	return ErrNoGGML
+}
+
+// Attached lists the files that carry probes.
+func (t *Tracer) Attached() []string { return t.attached }
+
+// Describe says what is known of the ggml of a traced process.
+func (t *Tracer) Describe(pid int) trace.TargetInfo {
+	info := trace.TargetInfo{}
+	p := t.targets[uint32(pid)]
+	if p == nil {
+		return info
+	}
+	for _, im := range p.images() {
+		info.GGMLVersion = cmp.Or(info.GGMLVersion, im.GGMLVersion)
+		info.GGMLCommit = cmp.Or(info.GGMLCommit, im.GGMLCommit)
+	}
+	if p.layout != nil {
+		info.LayoutOrigin = p.layout.Origin
+	}
+	return info
+}
+
+// scan looks at a file, once. The image is nil if the path cannot be opened any more, or here.
+func (t *Tracer) scan(path string) (*image.Image, error) {
+	key, err := keyOf(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil // unlinked, or not a file of this mount namespace
+	}
+	if err != nil {
+		return nil, err
+	}
+	if im, ok := t.images[key]; ok {
+		return im, nil
+	}
+	im, err := image.Scan(path)
+	if err != nil {
+		return nil, err
+	}
+	t.images[key] = im
+	return im, nil
+}
+
+// attachImage sets probes on those functions of a file that are hit seldom, or on the others; once.
+func (t *Tracer) attachImage(im *image.Image, seldom bool) error {
+	sites := slices.DeleteFunc(slices.Clone(im.Sites), func(s image.Site) bool { return (s.Role == image.RoleBufferFree) != seldom })
+	done := attachment{im, seldom}
+	if len(sites) == 0 || t.done[done] {
+		return nil
+	}
+	t.done[done] = true
+	ex, err := link.OpenExecutable(im.Path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // the path led through a process that has ended, or the file was replaced
+	}
+	if err != nil {
+		return fmt.Errorf("open %s: %w", im.Path, err)
+	}
+	for _, s := range sites {
+		if err := t.attachSite(ex, s); err != nil {
+			return fmt.Errorf("attach to %s in %s: %w", s.Symbol, im.Path, err)
+		}
+		t.opts.Log.Debug("attached", "symbol", s.Symbol, "file", im.Path, "offset", s.Probe-s.Entry)
+	}
+	if !slices.Contains(t.attached, im.Path) {
+		t.attached = append(t.attached, im.Path)
+	}
+	return nil
+}
+
+// attachment is the probes of a file: those that are hit seldom, or the others.
+type attachment struct {
+	im     *image.Image
+	seldom bool
+}
+
+func (t *Tracer) attachSite(ex *link.Executable, s image.Site) error {
+	type probe struct {
+		prog   *ebpf.Program
+		at     uint64
+		ret    bool
+		cookie uint64
+	}
+	var probes []probe
+	perOp := t.opts.Detail != DetailGraph
+	switch s.Role {
+	case image.RoleOp:
+		if perOp {
+			probes = []probe{{prog: t.objs.Op, at: s.Probe}}
+		}
+	case image.RoleFused:
+		if perOp {
+			probes = []probe{{prog: t.objs.FusedOp, at: s.Probe}}
+		}
+	case image.RoleGraph:
+		probes = []probe{{prog: t.objs.GraphBegin, at: s.Probe}, {prog: t.objs.GraphEnd, at: s.Entry, ret: true}}
+	case image.RoleDecode, image.RoleEncode:
+		probes = []probe{{prog: t.objs.DecodeBegin, at: s.Probe, cookie: s.Pushed}, {prog: t.objs.DecodeEnd, at: s.Entry, ret: true}}
+	case image.RoleWarmup:
+		probes = []probe{{prog: t.objs.SetWarmup, at: s.Probe}}
+	case image.RoleBufferFree:
+		probes = []probe{{prog: t.objs.BufferFree, at: s.Probe}}
+	}
+	// Processes that the target starts are told apart by the programs; others that run the same files pay for a hit.
+	pid := t.opts.PID
+	if t.wide {
+		pid = 0
+	}
+	for _, p := range probes {
+		var l link.Link
+		var err error
+		if t.multi {
+			opts := &link.UprobeMultiOptions{Addresses: []uint64{p.at}, Cookies: []uint64{p.cookie}, PID: uint32(pid)}
+			if p.ret {
+				l, err = ex.UretprobeMulti(nil, p.prog, opts)
+			} else {
+				l, err = ex.UprobeMulti(nil, p.prog, opts)
+			}
+		} else {
+			opts := &link.UprobeOptions{Address: p.at, Cookie: p.cookie, PID: pid}
+			if p.ret {
+				l, err = ex.Uretprobe(s.Symbol, p.prog, opts)
+			} else {
+				l, err = ex.Uprobe(s.Symbol, p.prog, opts)
+			}
+		}
+		switch {
+		case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES):
+			return fmt.Errorf("%w (%v)", ErrPermission, err)
+		case errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH):
+			return fmt.Errorf("process %d: %w", t.opts.PID, ErrNoProcess)
+		case err != nil:
+			return err
+		}
+		t.links = append(t.links, l)
+	}
+	return nil
+}
+
+// lookInterval is how often Run looks for libraries that a target loads late, until its first op is seen.
+const lookInterval = 2 * time.Millisecond
+
+// minPoll is what epoll can wait, in whole milliseconds and rounded down: less would spin.
+const minPoll = 10 * time.Millisecond
+
+const defaultInterval = 500 * time.Millisecond
+
+// Run hands events to handle until ctx is done (an Op as a pointer to one that the next overwrites); then it hands over what the ring buffer still holds and returns nil.
+// It returns the first error of handle or Tick at once. Call it once.
+func (t *Tracer) Run(ctx context.Context, handle func(trace.Event) error) error {
+	defer close(t.ran)
+	stop := context.AfterFunc(ctx, func() { t.reader.Flush() })
+	defer stop()
+	var rec ringbuf.Record
+	var look time.Time // when to look for libraries next
+	for {
+		wait := t.opts.Interval
+		if now := time.Now(); now.After(look) {
+			look = now.Add(defaultInterval) // another library may come, and be the one in use
+			for _, p := range t.targets {
+				if p.begun {
+					continue
+				}
+				if err := t.attachMapped(p); err != nil && !errors.Is(err, ErrNoProcess) {
+					return err
+				}
+				if t.ready(p) != nil {
+					look = now.Add(lookInterval)
+				}
+			}
+		}
+		wait = min(wait, max(time.Until(look), lookInterval))
+		if t.opts.Follow { // a program that waits in Execed
+			wait = min(wait, minPoll)
+		}
+		if wait >= minPoll {
+			t.reader.SetDeadline(time.Now().Add(wait))
+		} else {
+			time.Sleep(wait)
+			t.reader.SetDeadline(time.Now())
+		}
+		for {
+			err := t.reader.ReadInto(&rec)
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				break
+			}
+			if errors.Is(err, ringbuf.ErrFlushed) || errors.Is(err, os.ErrClosed) {
+				return t.finish(handle)
+			}
+			if err != nil {
+				return fmt.Errorf("read the ring buffer: %w", err)
+			}
+			if err := t.dispatch(rec.RawSample, handle); err != nil {
+				return err
+			}
+		}
+		if ctx.Err() != nil {
+			return t.finish(handle)
+		}
+		if err := t.serveExecs(); err != nil {
+			return err
+		}
+		if err := t.reap(handle); err != nil {
+			return err
+		}
+		if err := t.opts.Tick(); err != nil {
+			return err
+		}
+	}
+}
+
+// Execed sets probes for the program that a process, stopped behind its execve, is about to run. It returns true if ggml was found,
+// or if nobody looks any more. It may be called by any goroutine while Run runs.
+func (t *Tracer) Execed(pid int) (found bool) {
+	request := execRequest{pid, make(chan bool, 1)}
+	select {
+	case t.execs <- request:
+	case <-t.ran:
+		return true
+	}
+	select {
+	case found := <-request.found:
+		return found
+	case <-t.ran:
+		return true
+	}
+}
+
+func (t *Tracer) serveExecs() error {
+	for {
+		select {
+		case r := <-t.execs:
+			p := t.targets[uint32(r.pid)]
+			if p == nil {
+				r.found <- false // the event of its fork was lost
+				continue
+			}
+			if err := t.execed(p); err != nil {
+				return err
+			}
+			r.found <- t.ready(p) == nil
+		default:
+			return nil
+		}
+	}
+}
+
+// finish hands over what the programs still hold.
+func (t *Tracer) finish(handle func(trace.Event) error) error {
+	if err := t.system.drain(func(e *systemPagesEvent) error { return t.pageIn(e, handle) }); err != nil {
+		return err
+	}
+	for _, p := range t.targets {
+		if err := p.derived.End(handle); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reap lets go of processes that the target had started and that have ended.
+func (t *Tracer) reap(handle func(trace.Event) error) error {
+	for tgid, p := range t.targets {
+		if p == t.main {
+			continue
+		}
+		if ended, err := p.process.Ended(); err != nil {
+			return err
+		} else if !ended {
+			continue
+		}
+		if err := p.derived.End(handle); err != nil {
+			return err
+		}
+		if p.announced {
+			var now unix.Timespec
+			if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+				return fmt.Errorf("read the monotonic clock: %w", err)
+			}
+			if err := handle(trace.ProcessEnd{Time: now.Nano(), PID: int32(p.pid)}); err != nil {
+				return err
+			}
+		}
+		delete(t.targets, tgid)
+		if err := t.objs.Targets.Delete(tgid); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("forget process %d: %w", p.pid, err)
+		}
+		if err := p.process.Close(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// countMisses adds up the hits that the kernel did not run programs for.
+func (t *Tracer) countMisses() {
+	sum := uint64(0)
+	for _, p := range []*ebpf.Program{t.objs.Op, t.objs.FusedOp, t.objs.GraphBegin, t.objs.GraphEnd, t.objs.DecodeBegin, t.objs.DecodeEnd} {
+		if stats, err := p.Stats(); err == nil {
+			sum += stats.RecursionMisses
+		}
+	}
+	t.misses.Store(sum)
+}
+
+// Counters reads the BPF side's account of every hit. Its sums hold once the target has stopped.
+func (t *Tracer) Counters() (trace.Counters, error) {
+	const (
+		hits = iota
+		otherThreads
+		noWeight
+		begun
+		sent
+		lost
+		othersLost
+		faults
+		clipped
+		pagesSent
+		pagesLost
+		counters
+	)
+	t.countMisses()
+	var sum [counters]uint64
+	var perCPU []traceCounts
+	if err := t.objs.Counters.Lookup(uint32(0), &perCPU); err != nil {
+		return trace.Counters{}, fmt.Errorf("read the counters: %w", err)
+	}
+	for _, counts := range perCPU {
+		for i := range sum {
+			sum[i] += counts.Of[i]
+		}
+	}
+	return trace.Counters{
+		Hits: sum[hits], OtherThreads: sum[otherThreads], NoWeight: sum[noWeight], OpsSent: sum[sent], OpsLost: sum[lost],
+		Unfinished: sum[begun] - sum[sent] - sum[lost], Received: t.received.Load(), OthersLost: sum[othersLost],
+		Faults: sum[faults], Unresolved: t.unresolved.Load(), Clipped: sum[clipped] + t.incomplete.Load(), Misses: t.misses.Load(),
+		PagesSent: sum[pagesSent], PagesLost: sum[pagesLost],
+	}, nil
+}
