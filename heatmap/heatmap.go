@@ -1,0 +1,137 @@
+// Package heatmap draws matrices of shares (how much of each tensor a step reads) as PNG figures, with the text and the
+// raster canvas of gonum/plot. It does not know where the numbers come from.
+//
+// Cells are painted as whole pixels and everything else is laid out around them, because gonum's vector cells make huge
+// files and overprint their labels at hundreds of rows.
+package heatmap
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+
+	"gonum.org/v1/plot/vg/vgimg"
+)
+
+// This file holds what callers see, and the reduction of long runs to columns that fit a screen.
+
+// Matrix is what a figure shows.
+type Matrix struct {
+	Rows    []Row
+	Columns []Column
+	// Values has len(Rows)*len(Columns) elements, row by row. A value is a share: 0 is "not read", values above 1
+	// are drawn as 1, NaN is "not observed".
+	Values []float32
+}
+
+// Row is a line of cells.
+type Row struct {
+	Label string
+	// Block is the name of the group that the row belongs to, such as a layer; "" if it stands alone. Adjacent rows
+	// of the same block are labelled together, and one by one too where there is room.
+	Block string
+}
+
+// Column is a step.
+type Column struct {
+	Panel  string // adjacent columns of the same panel are drawn without a gap, under its name
+	Number int    // shown on the axis
+	Marked bool   // drawn with a mark, which Text.Mark explains
+}
+
+// Text is what is written around the cells. A line that is too long for the figure is cut.
+type Text struct {
+	Title    string
+	Subtitle string
+	Scale    string // what a value is
+	Mark     string // what a marked column is
+}
+
+// maxColumns is the number of columns that a panel shows before neighbours are merged.
+const maxColumns = 1200
+
+// maxRows keeps the image at a size that viewers open.
+const maxRows = 20000
+
+// WritePNG draws m. Where a panel has more than 1200 columns, groups of equally many neighbours are merged: a cell is
+// then the mean of those that were observed, and the column is marked if one of them is. The image of 1000 tensors and any
+// number of steps takes about 20 MB of memory.
+func WritePNG(w io.Writer, m *Matrix, text Text) error {
+	if len(m.Rows) == 0 || len(m.Columns) == 0 {
+		return errors.New("draw heatmap: there is nothing to draw")
+	}
+	if len(m.Values) != len(m.Rows)*len(m.Columns) {
+		return fmt.Errorf("draw heatmap: %d values for %d rows and %d columns", len(m.Values), len(m.Rows), len(m.Columns))
+	}
+	if len(m.Rows) > maxRows {
+		return fmt.Errorf("draw heatmap: %d rows, at most %d can be drawn", len(m.Rows), maxRows)
+	}
+	fig := layOut(m, text)
+	fig.paint()
+	if _, err := (vgimg.PngCanvas{Canvas: fig.canvas}).WriteTo(w); err != nil {
+		return fmt.Errorf("write heatmap: %w", err)
+	}
+	return nil
+}
+
+// panel is a run of columns under one name, reduced to at most maxColumns.
+type panel struct {
+	name   string
+	first  int // column of the matrix
+	merged int // columns of the matrix per column of the panel
+	cells  [][]float32
+	number []int // of the first column merged
+	marked []bool
+}
+
+func panels(m *Matrix) []panel {
+	var ps []panel
+	for from := 0; from < len(m.Columns); {
+		to := from
+		for to < len(m.Columns) && m.Columns[to].Panel == m.Columns[from].Panel {
+			to++
+		}
+		ps = append(ps, reduce(m, from, to))
+		from = to
+	}
+	return ps
+}
+
+func reduce(m *Matrix, from, to int) panel {
+	p := panel{name: m.Columns[from].Panel, first: from, merged: (to - from + maxColumns - 1) / maxColumns}
+	for c := from; c < to; c += p.merged {
+		end := min(c+p.merged, to)
+		marked := false
+		for i := c; i < end; i++ {
+			marked = marked || m.Columns[i].Marked
+		}
+		p.number = append(p.number, m.Columns[c].Number)
+		p.marked = append(p.marked, marked)
+	}
+	p.cells = make([][]float32, len(m.Rows))
+	for r := range p.cells {
+		line := m.Values[r*len(m.Columns) : (r+1)*len(m.Columns)]
+		for c := from; c < to; c += p.merged {
+			p.cells[r] = append(p.cells[r], mean(line[c:min(c+p.merged, to)]))
+		}
+	}
+	return p
+}
+
+// mean is over the values that were observed; NaN if none was.
+func mean(values []float32) float32 {
+	sum, n := 0.0, 0
+	for _, v := range values {
+		if !isNaN(v) {
+			sum += min(float64(v), 1)
+			n++
+		}
+	}
+	if n == 0 {
+		return float32(math.NaN())
+	}
+	return float32(sum / float64(n))
+}
+
+func isNaN(v float32) bool { return v != v }

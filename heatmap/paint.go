@@ -1,0 +1,217 @@
+package heatmap
+
+// This file paints a laid-out figure.
+
+import (
+	"image"
+	"image/color"
+	"image/draw"
+	"math"
+	"strconv"
+
+	"gonum.org/v1/plot/text"
+	"gonum.org/v1/plot/vg"
+)
+
+func (f *figure) paint() {
+	f.write(margin, margin+f.lineHeight(titleStyle)/2, f.text.Title, titleStyle, text.XLeft, ink)
+	f.write(margin, margin+f.lineHeight(titleStyle)+f.lineHeight(bodyStyle)/2, f.text.Subtitle, bodyStyle, text.XLeft, ink)
+	f.paintLegend()
+	f.paintLabels()
+	for i := range f.panels {
+		f.paintPanel(i)
+	}
+}
+
+func (f *figure) paintPanel(i int) {
+	p, x, cell := f.panels[i], f.x[i], f.cell[i]
+	right := x + cell*len(p.number)
+	f.fill(x-1, f.top-1, right+1, f.bottom+1, frame)
+	f.fill(x, f.top, right, f.bottom, white)
+	// Where cells are large, a white line between them shows each.
+	across, down := 0, 0
+	if cell >= 8 {
+		across = 1
+	}
+	if f.row >= 8 {
+		down = 1
+	}
+	for r, values := range p.cells {
+		for c, v := range values {
+			f.paintCell(image.Rect(x+c*cell, f.y[r], x+(c+1)*cell-across, f.y[r]+f.row-down), v)
+		}
+	}
+	for c, marked := range p.marked {
+		if marked {
+			f.paintMark(x+c*cell+cell/2, f.top-4)
+		}
+	}
+	f.write(x, f.top-markHeight-6-f.lineHeight(headStyle)/2, f.panelName(p), headStyle, text.XLeft, ink)
+	f.paintTicks(i)
+}
+
+func (f *figure) paintCell(at image.Rectangle, v float32) {
+	if !isNaN(v) {
+		f.fillRect(at, cellColor(v))
+		return
+	}
+	f.fillRect(at, notObserved)
+	for y := at.Min.Y; y < at.Max.Y; y++ {
+		for x := at.Min.X; x < at.Max.X; x++ {
+			if (x+y)%6 == 0 {
+				f.canvas.Image().Set(x, y, frame)
+			}
+		}
+	}
+}
+
+// paintTicks numbers the columns of a panel. A panel of a single step has nothing to number.
+func (f *figure) paintTicks(i int) {
+	p, x, cell := f.panels[i], f.x[i], f.cell[i]
+	last := len(p.number) - 1
+	if last == 0 && i != len(f.panels)-1 {
+		return
+	}
+	// Numbers rise with the columns; their widest is the last.
+	room := f.textWidth(strconv.Itoa(p.number[last]), smallStyle) + 18
+	step := niceStep(max(ceilDiv(room*p.merged, cell), 1))
+	for c, n := range p.number {
+		// A merged column stands for n and those after it.
+		if tick := ceilDiv(n, step) * step; n != tick && (tick >= n+p.merged || p.merged == 1) {
+			continue
+		}
+		at := x + c*cell + cell/2
+		f.fill(at, f.bottom+2, at+1, f.bottom+2+tickLength, faint)
+		f.write(at, f.bottom+4+tickLength+f.lineHeight(smallStyle)/2, strconv.Itoa(ceilDiv(n, step)*step), smallStyle, text.XCenter, ink)
+	}
+}
+
+// paintMark draws a triangle that points down at (x, y).
+func (f *figure) paintMark(x, y int) {
+	for d := range markHeight {
+		f.fill(x-d/2, y-d, x+d/2+1, y-d+1, markColor)
+	}
+}
+
+func (f *figure) paintLabels() {
+	for _, l := range f.labels {
+		right := f.left - labelGap
+		if !f.rowLabels {
+			right -= leader
+			// A bracket over the rows, and a line to the text, which may have moved.
+			x, middle := f.left-6, (f.y[l.first]+f.y[l.last]+f.row)/2
+			if l.last > l.first {
+				f.fill(x, f.y[l.first], x+1, f.y[l.last]+f.row, faint)
+			} else {
+				f.fill(x, middle, x+4, middle+1, faint)
+			}
+			f.line(right+4, l.at, x, middle, faint)
+		}
+		f.write(right, l.at, l.text, smallStyle, text.XRight, ink)
+	}
+	if !f.rowLabels {
+		return
+	}
+	for _, b := range blocks(f.m.Rows) {
+		if f.m.Rows[b.first].Block == "" {
+			continue
+		}
+		top, bottom := f.y[b.first], f.y[b.last]+f.row
+		x := margin + f.blockWidth - labelGap
+		f.fill(x, top+1, x+1, bottom-1, faint)
+		f.write(x-labelGap/2-2, (top+bottom)/2, f.fit(b.text, smallStyle, maxLabel/2), smallStyle, text.XRight, ink)
+	}
+}
+
+func (f *figure) paintLegend() {
+	y := f.scaleTop
+	f.write(margin, y+f.lineHeight(bodyStyle)/2, f.text.Scale, bodyStyle, text.XLeft, ink)
+	y += f.lineHeight(bodyStyle) + 6
+	f.fill(margin-1, y-1, margin+barWidth+1, y+barHeight+1, frame)
+	for x := range barWidth {
+		f.fill(margin+x, y, margin+x+1, y+barHeight, scaleColor(float64(x)/(barWidth-1)))
+	}
+	for _, percent := range [...]int{0, 1, 5, 10, 25, 50, 100} {
+		x := margin + int(math.Round(position(float64(percent)/100)*(barWidth-1)))
+		f.fill(x, y+barHeight+1, x+1, y+barHeight+1+tickLength, faint)
+		name, align := strconv.Itoa(percent)+" %", text.XAlignment(text.XCenter)
+		switch percent {
+		case 0:
+			name, align = "> 0", text.XLeft
+		case 100:
+			align = text.XRight
+			x++
+		}
+		f.write(x, y+barHeight+tickLength+f.lineHeight(smallStyle)/2, name, smallStyle, align, ink)
+	}
+	x := margin + barWidth + 40
+	middle := y + barHeight/2
+	const swatch = 2 * barHeight
+	entry := func(name string, paint func(image.Rectangle)) {
+		paint(image.Rect(x, y, x+swatch, y+barHeight))
+		x += swatch + labelGap
+		f.write(x, middle, name, bodyStyle, text.XLeft, ink)
+		x += f.textWidth(name, bodyStyle) + 30
+	}
+	framed := func(v float32) func(image.Rectangle) {
+		return func(at image.Rectangle) {
+			f.fillRect(at.Inset(-1), frame)
+			f.paintCell(at, v)
+		}
+	}
+	entry("not read", framed(0))
+	if f.hasUnobserved() {
+		entry("not observed", framed(float32(math.NaN())))
+	}
+	if f.hasMarks() {
+		entry(f.text.Mark, func(at image.Rectangle) { f.paintMark(at.Min.X+swatch/2, at.Max.Y-3) })
+	}
+}
+
+func (f *figure) hasUnobserved() bool {
+	for _, v := range f.m.Values {
+		if isNaN(v) {
+			return true
+		}
+	}
+	return false
+}
+
+func (f *figure) hasMarks() bool {
+	for _, c := range f.m.Columns {
+		if c.Marked {
+			return true
+		}
+	}
+	return false
+}
+
+// write sets one line of text, centred on y. Text that would leave the figure on the right is cut.
+func (f *figure) write(x, y int, s string, st style, align text.XAlignment, c color.Color) {
+	if align == text.XLeft {
+		s = f.fit(s, st, f.width-x-margin/2)
+	}
+	sty := text.Style{Color: c, Font: f.font(st), XAlign: align, YAlign: text.YCenter, Handler: f.handler}
+	f.handler.Draw(f.canvas, s, sty, f.point(x, y))
+}
+
+func (f *figure) line(x0, y0, x1, y1 int, c color.Color) {
+	f.canvas.SetColor(c)
+	f.canvas.SetLineWidth(vg.Length(1) / dpi * vg.Inch)
+	var p vg.Path
+	p.Move(f.point(x0, y0))
+	p.Line(f.point(x1, y1))
+	f.canvas.Stroke(p)
+}
+
+// point is a pixel in the canvas's coordinates: points of 1/72 inch from the bottom left corner.
+func (f *figure) point(x, y int) vg.Point {
+	scale := vg.Inch / dpi
+	return vg.Point{X: vg.Length(x) * scale, Y: vg.Length(f.height-y) * scale}
+}
+
+func (f *figure) fill(x0, y0, x1, y1 int, c color.Color) { f.fillRect(image.Rect(x0, y0, x1, y1), c) }
+
+func (f *figure) fillRect(r image.Rectangle, c color.Color) {
+	draw.Draw(f.canvas.Image(), r, image.NewUniform(c), image.Point{}, draw.Src)
+}

@@ -1,0 +1,153 @@
+package pattern
+
+import (
+	"errors"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"tensorcast/trace"
+)
+
+// twoModels is denseModel and a draft model whose tensors have the same names.
+func twoModels() []trace.StructureRow {
+	both := slices.Clone(denseModel)
+	for _, r := range denseModel[:3] {
+		r.Model, r.File = 1, "draft.gguf"
+		both = append(both, r)
+	}
+	return both
+}
+
+// Contexts of two models on one thread, and two contexts of one model, do not garble one another.
+func TestContextsAreToldApart(t *testing.T) {
+	c := newCapture(t, twoModels())
+	c.meta.Models = append(c.meta.Models, trace.ModelInfo{Path: "/models/draft.gguf"})
+	draft := []planted{{tensor: 11, op: "GET_ROWS", bytes: 64}, {tensor: 12, op: "MUL_MAT", bytes: 1000}}
+	write := func(context, step, token int32, reads []planted) {
+		for i, r := range reads {
+			err := c.w.Access(&trace.Access{
+				Timestamp: int64(step)*1000 + int64(i), Step: step, Token: token, Phase: trace.PhaseGeneration, Thread: 1, Op: r.op, Tensor: r.tensor, Bytes: r.bytes,
+				Context: context, Duration: trace.NotObserved,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	step := int32(0)
+	for token := range int32(4) {
+		write(0, step, 2*token, draft)
+		write(0, step+1, 2*token+1, draft)
+		write(1, step+2, token, denseStep(int64(token)))
+		step += 3
+	}
+	write(2, step, 0, denseStep(0)[:4])   // the same model in another context
+	write(0, step+1, 0, denseStep(0)[:2]) // the draft's context is gone: another took its address
+
+	p, meta := mustBuild(t, c.build)
+	want := []ContextReads{
+		{Context: 0, Model: 0, Steps: 1, GenerationSteps: 1, GenerationBytes: 1064},
+		{Context: 0, Model: 1, Steps: 8, GenerationSteps: 8, GenerationBytes: 8 * 1064},
+		{Context: 1, Model: 0, Steps: 4, GenerationSteps: 4, GenerationBytes: 4 * 23064},
+		{Context: 2, Model: 0, Steps: 1, GenerationSteps: 1, GenerationBytes: 64 + 1000 + 1000 + 2000},
+	}
+	if p.Context != 1 || p.Model != 0 || !reflect.DeepEqual(p.Contexts, want) {
+		t.Errorf("context %d of model %d of %+v, want 1 of 0 of %+v", p.Context, p.Model, p.Contexts, want)
+	}
+	s := p.Summarize(meta, 3)
+	if !s.Sequence.Identical || s.Sequence.Tokens != 4 || s.Tensors != len(denseModel) || s.Model != "m.gguf" || s.Context != 1 || len(s.CutShort) != 0 {
+		t.Errorf("summary %+v", s)
+	}
+	if order := p.AccessOrder(); len(order) != len(denseModel) || slices.Max(order) >= len(denseModel) {
+		t.Errorf("order %v has tensors of another model", order)
+	}
+
+	read, err := trace.Open(c.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := OptionsOf(read)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Context = 0
+	p, err = Build(read.Structure, read.Accesses(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s = p.Summarize(meta, 3)
+	if s.Model != "draft.gguf" || s.Tensors != 3 || s.Sequence.Tokens != 8 || !s.Sequence.Identical {
+		t.Errorf("summary of context 0: %+v", s)
+	}
+	o.Context = 3
+	if _, err := Build(read.Structure, read.Accesses(), o); !errors.Is(err, ErrNoContext) || !strings.Contains(err.Error(), "3 is not one of 0, 1, 2") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// Tokens that are generated together may share rows and experts: how many bytes that comes to is no difference.
+func TestParallelGeneration(t *testing.T) {
+	for _, parallel := range []bool{true, false} {
+		c := newCapture(t, moeModel)
+		for i, experts := range [][]int32{{1, 2}, {1, 2, 3, 4}, {0, 1, 7}} {
+			reads := moeStep(0, experts, []int32{3, 4})
+			reads[0].bytes = int64(64 * (i + 1))
+			if parallel {
+				if err := c.w.Step(&trace.StepRow{Step: c.step, Phase: trace.PhaseGeneration, Tokens: 4}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			c.add(trace.PhaseGeneration, 1, reads)
+		}
+		p, meta := mustBuild(t, c.build)
+		if v := p.Sequences(5); v.Identical != parallel || v.Tokens != 3 {
+			t.Errorf("parallel %v: identical %v of %d tokens: %v", parallel, v.Identical, v.Tokens, v.Differences)
+		}
+		if s := p.Summarize(meta, 1); s.BytesPerToken != (Spread{Median: 3*64 + 5000, Min: 64 + 4000, Max: 128 + 6000}) {
+			t.Errorf("bytes %+v", s.BytesPerToken)
+		}
+	}
+	// Other differences are still seen.
+	c := newCapture(t, moeModel)
+	for i := range int32(3) {
+		reads := moeStep(0, []int32{1, 2}, []int32{i})
+		reads[1].bytes, reads[2].bytes = int64(1000*i), 1000
+		if i == 1 {
+			reads = reads[:2]
+		}
+		if err := c.w.Step(&trace.StepRow{Step: c.step, Phase: trace.PhaseGeneration, Tokens: 2}); err != nil {
+			t.Fatal(err)
+		}
+		c.add(trace.PhaseGeneration, 1, reads)
+	}
+	p, _ := mustBuild(t, c.build)
+	if v := p.Sequences(5); len(v.Differences) != 1 || v.Differences[0].Kind != KindMissing || v.Differences[0].Position != 2 {
+		t.Errorf("differences %v, want a missing read at position 2", v.Differences)
+	}
+}
+
+// Where the oldest segments were deleted, the first token may lack its beginning.
+func TestHeadlessCapture(t *testing.T) {
+	for _, deleted := range []bool{true, false} {
+		c := newCapture(t, denseModel)
+		c.add(trace.PhaseGeneration, 1, denseStep(0))
+		if deleted {
+			if err := c.w.Rotate(c.meta, 1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c.add(trace.PhaseGeneration, 1, denseStep(1)[6:])
+		c.add(trace.PhaseGeneration, 1, denseStep(2))
+		c.add(trace.PhaseGeneration, 1, denseStep(3))
+		p, meta := mustBuild(t, c.build)
+		s := p.Summarize(meta, 2)
+		if s.Sequence.Identical != deleted || (len(s.CutShort) == 1) != deleted {
+			t.Errorf("deleted %v: identical %v, cut short %v", deleted, s.Sequence.Identical, s.CutShort)
+		}
+		if warned := strings.Contains(strings.Join(s.Warnings, "\n"), "oldest 1 segment of the capture (10 rows"); warned != deleted {
+			t.Errorf("warnings %q", s.Warnings)
+		}
+	}
+}

@@ -1,0 +1,454 @@
+// Package pattern finds the sequence in which a model's weights are read for each token, and whether it is the same for
+// every token.
+//
+// A step is one llama_decode call. A step's sequence is the list of its reads in the order of capture; a read is one
+// op reading one weight, so an op with two weights makes two reads. Two sequences are equal when they have the same
+// (tensor, op, bytes) at each position.
+//
+// What depends on data is not part of a sequence: which experts an op selects (compared apart, see Experts), and which
+// rows of the embedding it gathers. How many bytes they come to is part of it, unless the step generates tokens of several
+// sequences at once, which may share rows and experts.
+//
+// A pattern is that of one llama_context with one model; a capture may hold several.
+package pattern
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+
+	"tensorcast/trace"
+)
+
+// This file turns the access table into steps with sequences, and finds each phase's reference sequence.
+
+// Read is one op reading one weight.
+type Read struct {
+	Tensor int32 // row of Pattern.Structure
+	Op     string
+	Bytes  int64 // distinct bytes of the tensor that were read
+	// Varies says that Bytes depends on which tokens are generated together: it is no part of the sequence.
+	Varies bool
+}
+
+// what is the read as sequences are compared.
+func (r Read) what() Read {
+	if r.Varies {
+		r.Bytes = 0
+	}
+	return r
+}
+
+func sameRead(a, b Read) bool { return a.what() == b.what() }
+
+// Step is one llama_decode call that read at least one weight.
+type Step struct {
+	Number int32 // trace.Access.Step
+	Token  int32 // trace.Access.Token
+	Phase  trace.Phase
+	Reads  []Read // shared by the steps with an equal sequence: not to be changed
+	Bytes  int64  // sum over Reads
+	// CutShort says that the capture ended inside this step. Such a step counts for nothing but total bytes.
+	CutShort bool
+
+	sequence int // index of Reads among the distinct sequences
+	thread   int32
+	context  int32
+	model    int32     // that most bytes are of
+	start    int64     // ns, the first read
+	at       []float32 // for each read, when it began: 0 is start, 1 is the end of the step's last read
+	experts  [][]int32 // for each read, the experts selected, ascending; nil if the step selects none
+}
+
+// Pattern is the result of Build. It is not changed afterwards: concurrent readers are safe.
+type Pattern struct {
+	Structure []trace.StructureRow // of all models
+	Steps     []Step               // of the context, in the order of their first read
+	Context   int32                // trace.Access.Context
+	Model     int32                // trace.StructureRow.Model
+	Contexts  []ContextReads       // all that the capture holds, this one among them
+
+	sequences [][]Read
+	reference [3]reference // indexed by trace.Phase
+}
+
+// reference is a phase's most common sequence.
+type reference struct {
+	reads []Read
+	steps []int // those that follow it, as indices of Pattern.Steps
+}
+
+// Errors of Build, for callers that explain them.
+var (
+	ErrNoAccesses = errors.New("the capture holds no accesses")
+	ErrNoTokens   = errors.New("the capture holds no generated token")
+	ErrNoContext  = errors.New("the capture holds no such context")
+)
+
+// ContextReads is what one context read of one model.
+type ContextReads struct {
+	Context         int32 `json:"context"`
+	Model           int32 `json:"model"` // index of trace.Meta.Models
+	Steps           int   `json:"steps"`
+	GenerationSteps int   `json:"generation_steps"`
+	GenerationBytes int64 `json:"generation_bytes"`
+}
+
+// MostRead chooses the context and the model of which most bytes were read in generation.
+const MostRead = -1
+
+// Options tell Build about a capture.
+type Options struct {
+	Context  int  // of which a pattern is made, or MostRead; of its models (an address may be used again) the one it read most of
+	Complete bool // trace.Meta.Complete
+	Headless bool // the oldest rows have been deleted
+	// Parallel are the steps that generate tokens of several sequences.
+	Parallel map[int32]bool
+}
+
+// OptionsOf are the options for a capture, with the context of which most was read. It reads the steps table.
+func OptionsOf(c *trace.Capture) (Options, error) {
+	o := Options{Context: MostRead, Complete: c.Meta.Complete, Headless: c.Meta.Segments.Deleted > 0, Parallel: map[int32]bool{}}
+	for s, err := range c.Steps() {
+		if err != nil {
+			return o, err
+		}
+		if s.Phase == trace.PhaseGeneration && s.Tokens > 1 {
+			o.Parallel[s.Step] = true
+		}
+	}
+	return o, nil
+}
+
+// Build reads an access table. Its rows name tensors of structure.
+//
+// The reference sequence of the generation phase is the sequence that most generated tokens share; among equals, the
+// longest, then the first. The other phases' batches differ in size, so that there the bytes are left out of the
+// comparison.
+//
+// The last step of each thread is taken as cut short if it is a generated token whose sequence is shorter than the
+// reference, and either begins like it or the capture is not complete (then its end is where the tracer was killed). Of a
+// headless capture, so is the first step if it ends like the reference. A token that is the longest one is never cut short, so
+// that a capture of one token keeps it.
+//
+// Build fails with ErrNoAccesses, ErrNoTokens or ErrNoContext when there is nothing to analyse, or with the error that accesses
+// yields.
+func Build(structure []trace.StructureRow, accesses iter.Seq2[*trace.Access, error], o Options) (*Pattern, error) {
+	p := &Pattern{Structure: structure}
+	b := builder{pattern: p, parallel: o.Parallel, open: map[int32]*openStep{}, ops: map[string]string{}, known: map[string]int{}}
+	for a, err := range accesses {
+		if err != nil {
+			return nil, err
+		}
+		if err := b.add(a); err != nil {
+			return nil, err
+		}
+	}
+	b.finish()
+	if len(p.Steps) == 0 {
+		return nil, ErrNoAccesses
+	}
+	if err := p.choose(o.Context); err != nil {
+		return nil, err
+	}
+	for phase := range p.reference {
+		p.reference[phase] = p.findReference(trace.Phase(phase))
+	}
+	generation := p.reference[trace.PhaseGeneration].reads
+	if generation == nil {
+		return nil, ErrNoTokens
+	}
+	first, last := p.endSteps()
+	for _, i := range last {
+		if s := &p.Steps[i]; s.Phase == trace.PhaseGeneration && len(s.Reads) < len(generation) {
+			s.CutShort = !o.Complete || slices.EqualFunc(s.Reads, generation[:len(s.Reads)], sameRead)
+		}
+	}
+	for _, i := range first {
+		if s := &p.Steps[i]; o.Headless && s.Phase == trace.PhaseGeneration && len(s.Reads) < len(generation) {
+			s.CutShort = s.CutShort || slices.EqualFunc(s.Reads, generation[len(generation)-len(s.Reads):], sameRead)
+		}
+	}
+	return p, nil
+}
+
+// choose keeps the steps of one context and one model.
+func (p *Pattern) choose(context int) error {
+	index := map[[2]int32]int{}
+	for i := range p.Steps {
+		s := &p.Steps[i]
+		key := [2]int32{s.context, s.model}
+		at, ok := index[key]
+		if !ok {
+			at = len(p.Contexts)
+			index[key] = at
+			p.Contexts = append(p.Contexts, ContextReads{Context: s.context, Model: s.model})
+		}
+		c := &p.Contexts[at]
+		c.Steps++
+		if s.Phase == trace.PhaseGeneration {
+			c.GenerationSteps++
+			c.GenerationBytes += s.Bytes
+		}
+	}
+	slices.SortStableFunc(p.Contexts, func(a, b ContextReads) int {
+		return cmp.Or(cmp.Compare(a.Context, b.Context), cmp.Compare(a.Model, b.Model))
+	})
+	best := -1
+	for i, c := range p.Contexts {
+		if (context < 0 || int(c.Context) == context) && (best < 0 || c.GenerationBytes > p.Contexts[best].GenerationBytes) {
+			best = i
+		}
+	}
+	if best < 0 {
+		return fmt.Errorf("%w: %d is not one of %s", ErrNoContext, context, p.contextList())
+	}
+	p.Context, p.Model = p.Contexts[best].Context, p.Contexts[best].Model
+	p.Steps = slices.DeleteFunc(p.Steps, func(s Step) bool { return s.context != p.Context || s.model != p.Model })
+	return nil
+}
+
+// contextList is "0, 1, 4".
+func (p *Pattern) contextList() string {
+	var names []string
+	for i, c := range p.Contexts {
+		if i == 0 || c.Context != p.Contexts[i-1].Context {
+			names = append(names, fmt.Sprint(c.Context))
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+// AddBytes adds the bytes that the step reads of each tensor to sum, which has one element per row of Structure.
+func (s *Step) AddBytes(sum []int64) {
+	for _, r := range s.Reads {
+		sum[r.Tensor] += r.Bytes
+	}
+}
+
+// Deviates reports whether s is a whole generated token whose sequence is not the reference.
+func (p *Pattern) Deviates(s *Step) bool {
+	return s.Phase == trace.PhaseGeneration && !s.CutShort && !slices.EqualFunc(s.Reads, p.reference[trace.PhaseGeneration].reads, sameRead)
+}
+
+// AccessOrder is the rows of Structure that are of the model, each once: first those of the generation phase's reference sequence in the order
+// of their first read, then those read elsewhere in the same order, then those never read, as in Structure.
+func (p *Pattern) AccessOrder() []int {
+	order := make([]int, 0, len(p.Structure))
+	seen := make([]bool, len(p.Structure))
+	add := func(tensor int) {
+		if !seen[tensor] && p.Structure[tensor].Model == p.Model {
+			seen[tensor] = true
+			order = append(order, tensor)
+		}
+	}
+	for _, r := range p.reference[trace.PhaseGeneration].reads {
+		add(int(r.Tensor))
+	}
+	for _, reads := range p.sequences {
+		for _, r := range reads {
+			add(int(r.Tensor))
+		}
+	}
+	for tensor := range p.Structure {
+		add(tensor)
+	}
+	return order
+}
+
+// tokens yields the whole generated tokens, as indices of Steps.
+func (p *Pattern) tokens() iter.Seq[int] {
+	return func(yield func(int) bool) {
+		for i := range p.Steps {
+			if s := &p.Steps[i]; s.Phase == trace.PhaseGeneration && !s.CutShort && !yield(i) {
+				return
+			}
+		}
+	}
+}
+
+// endSteps are the first and the last step of each thread, as indices of Steps.
+func (p *Pattern) endSteps() (first, last []int) {
+	ends := map[int32][2]int{}
+	for i := range p.Steps {
+		e, ok := ends[p.Steps[i].thread]
+		if !ok {
+			e[0] = i
+		}
+		e[1] = i
+		ends[p.Steps[i].thread] = e
+	}
+	for _, e := range ends {
+		first, last = append(first, e[0]), append(last, e[1])
+	}
+	return first, last
+}
+
+func (p *Pattern) findReference(phase trace.Phase) reference {
+	// Distinct sequences that are equal in this phase's sense share a group, named by the first of them.
+	group := make([]int, len(p.sequences))
+	known := map[string]int{}
+	for i, reads := range p.sequences {
+		key := sequenceKey(reads, phase == trace.PhaseGeneration)
+		if _, ok := known[key]; !ok {
+			known[key] = i
+		}
+		group[i] = known[key]
+	}
+	members := map[int][]int{}
+	best := -1
+	for i := range p.Steps {
+		if p.Steps[i].Phase == phase {
+			g := group[p.Steps[i].sequence]
+			members[g] = append(members[g], i)
+		}
+	}
+	for g, steps := range members {
+		if best < 0 || better(len(steps), len(p.sequences[g]), steps[0], len(members[best]), len(p.sequences[best]), members[best][0]) {
+			best = g
+		}
+	}
+	if best < 0 {
+		return reference{}
+	}
+	return reference{reads: p.sequences[best], steps: members[best]}
+}
+
+// better orders candidates by steps, then reads, then who came first.
+func better(steps, reads, first, oldSteps, oldReads, oldFirst int) bool {
+	switch {
+	case steps != oldSteps:
+		return steps > oldSteps
+	case reads != oldReads:
+		return reads > oldReads
+	}
+	return first < oldFirst
+}
+
+// sequenceKey is a string that is equal for equal sequences.
+func sequenceKey(reads []Read, withBytes bool) string {
+	var key []byte
+	for _, r := range reads {
+		key = binary.AppendUvarint(key, uint64(r.Tensor))
+		key = binary.AppendUvarint(key, uint64(len(r.Op)))
+		key = append(key, r.Op...)
+		if withBytes {
+			key = binary.AppendVarint(key, r.what().Bytes)
+		}
+	}
+	return string(key)
+}
+
+// appendBytes makes a key tell apart what sequences leave out.
+func appendBytes(key []byte, reads []Read) []byte {
+	for _, r := range reads {
+		key = binary.AppendVarint(key, r.Bytes)
+		if r.Varies {
+			key = append(key, 1)
+		}
+	}
+	return key
+}
+
+// builder collects rows into steps. Steps of several threads (contexts) may interleave; a step ends when its thread goes
+// on to another, so that no more than one step per thread is held in full.
+type builder struct {
+	pattern  *Pattern
+	parallel map[int32]bool      // steps
+	open     map[int32]*openStep // by thread
+	ops      map[string]string   // rows lend their strings: keep one copy of each
+	known    map[string]int      // key of a sequence, with all bytes -> index of Pattern.sequences
+}
+
+type openStep struct {
+	index   int // of Pattern.Steps
+	reads   []Read
+	begin   []int64
+	end     int64
+	experts [][]int32
+	selects bool
+}
+
+func (b *builder) add(a *trace.Access) error {
+	if a.Tensor < 0 || int(a.Tensor) >= len(b.pattern.Structure) {
+		return fmt.Errorf("a row names tensor %d of %d", a.Tensor, len(b.pattern.Structure))
+	}
+	if int(a.Phase) >= len(b.pattern.reference) {
+		return fmt.Errorf("a row has %v", a.Phase)
+	}
+	o := b.open[a.Thread]
+	if o == nil || b.pattern.Steps[o.index].Number != a.Step {
+		if o != nil {
+			b.close(o)
+		}
+		o = &openStep{index: len(b.pattern.Steps)}
+		b.open[a.Thread] = o
+		b.pattern.Steps = append(b.pattern.Steps, Step{Number: a.Step, Token: a.Token, Phase: a.Phase, thread: a.Thread, context: a.Context})
+	}
+	op, ok := b.ops[a.Op]
+	if !ok {
+		op = strings.Clone(a.Op)
+		b.ops[op] = op
+	}
+	var experts []int32
+	if a.Experts != nil {
+		experts = slices.Clone(a.Experts)
+		slices.Sort(experts)
+		o.selects = true
+	}
+	gathers := a.Experts != nil || strings.HasPrefix(op, "GET_ROWS")
+	o.reads = append(o.reads, Read{Tensor: a.Tensor, Op: op, Bytes: a.Bytes, Varies: gathers && b.parallel[a.Step]})
+	o.begin = append(o.begin, a.Timestamp)
+	o.end = max(o.end, a.Timestamp+max(a.Duration, 0))
+	o.experts = append(o.experts, experts)
+	return nil
+}
+
+func (b *builder) close(o *openStep) {
+	p := b.pattern
+	s := &p.Steps[o.index]
+	key := string(appendBytes([]byte(sequenceKey(o.reads, false)), o.reads))
+	index, ok := b.known[key]
+	if !ok {
+		index = len(p.sequences)
+		b.known[key] = index
+		p.sequences = append(p.sequences, o.reads)
+	}
+	s.sequence, s.Reads = index, p.sequences[index]
+	var most int64 = -1
+	byModel := map[int32]int64{}
+	for _, r := range s.Reads {
+		s.Bytes += r.Bytes
+		model := p.Structure[r.Tensor].Model
+		byModel[model] += r.Bytes
+		if byModel[model] > most {
+			s.model, most = model, byModel[model]
+		}
+	}
+	s.start = slices.Min(o.begin)
+	s.at = make([]float32, len(o.begin))
+	if span := o.end - s.start; span > 0 {
+		for i, t := range o.begin {
+			s.at[i] = float32(float64(t-s.start) / float64(span))
+		}
+	}
+	if o.selects {
+		s.experts = o.experts
+	}
+}
+
+func (b *builder) finish() {
+	// In the order of the steps, so that the distinct sequences have one order.
+	rest := make([]*openStep, 0, len(b.open))
+	for _, o := range b.open {
+		rest = append(rest, o)
+	}
+	slices.SortFunc(rest, func(x, y *openStep) int { return x.index - y.index })
+	for _, o := range rest {
+		b.close(o)
+	}
+}

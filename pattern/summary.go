@@ -1,0 +1,270 @@
+package pattern
+
+// This file sums a pattern up, for people and for programs.
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"text/tabwriter"
+
+	"github.com/dustin/go-humanize"
+
+	"tensorcast/trace"
+)
+
+// Summary is what a run's pattern comes to. Bytes are bytes that ops read, wherever they came from.
+type Summary struct {
+	Model         string         `json:"model"`        // file name
+	Context       int32          `json:"context"`      // whose steps these are
+	Contexts      []ContextReads `json:"contexts"`     // all in the capture
+	Tensors       int            `json:"tensors"`      // in the model
+	TensorsRead   int            `json:"tensors_read"` // by the reference sequence
+	Reads         int            `json:"reads_per_token"`
+	BytesPerToken Spread         `json:"bytes_per_token"`
+	Steps         StepCount      `json:"steps"`
+	CutShort      []Cut          `json:"cut_short"` // generated tokens that were left out, at most one per thread
+	Sequence      Sequences      `json:"sequence"`
+	Experts       *Experts       `json:"experts"` // null unless the model has experts
+	Top           []TensorReads  `json:"top_tensors"`
+	// Rereads is what the process read from disk, in all contexts: null unless page-ins were observed. Summarize leaves it out.
+	Rereads  *trace.Rereads `json:"rereads"`
+	Warnings []string       `json:"warnings"` // what makes the verdict doubtful, see the function Warnings
+}
+
+// Spread is over the whole generated tokens.
+type Spread struct {
+	Median int64 `json:"median"`
+	Min    int64 `json:"min"`
+	Max    int64 `json:"max"`
+}
+
+// StepCount counts the steps of each phase, tokens that were cut short too.
+type StepCount struct {
+	Warmup     int `json:"warmup"`
+	Prompt     int `json:"prompt"`
+	Generation int `json:"generation"`
+}
+
+// Cut is a generated token that the capture does not hold in full.
+type Cut struct {
+	Token    int32 `json:"token"`
+	Reads    int   `json:"reads"`
+	Expected int   `json:"expected"` // reads of the reference sequence
+}
+
+// TensorReads is how much one tensor is read.
+type TensorReads struct {
+	Name          string  `json:"tensor_name"`
+	Size          int64   `json:"size_bytes"`
+	ReadsPerToken float64 `json:"reads_per_token"` // mean over the whole generated tokens
+	BytesPerToken float64 `json:"bytes_per_token"` // mean over the same
+	RunReads      int64   `json:"run_reads"`       // in all steps
+	RunBytes      int64   `json:"run_bytes"`       // in all steps
+}
+
+// Tensors is one element per tensor that was read, those with the most bytes over the run first, among equals as in Structure.
+func (p *Pattern) Tensors() []TensorReads {
+	all := make([]TensorReads, len(p.Structure))
+	tokens := 0
+	for i := range p.Steps {
+		s := &p.Steps[i]
+		whole := s.Phase == trace.PhaseGeneration && !s.CutShort
+		if whole {
+			tokens++
+		}
+		for _, r := range s.Reads {
+			t := &all[r.Tensor]
+			t.RunReads++
+			t.RunBytes += r.Bytes
+			if whole {
+				t.ReadsPerToken++
+				t.BytesPerToken += float64(r.Bytes)
+			}
+		}
+	}
+	for i := range all {
+		t := &all[i]
+		t.Name, t.Size = p.Structure[i].Name, p.Structure[i].Size
+		t.ReadsPerToken /= float64(tokens)
+		t.BytesPerToken /= float64(tokens)
+	}
+	all = slices.DeleteFunc(all, func(t TensorReads) bool { return t.RunReads == 0 })
+	slices.SortStableFunc(all, func(a, b TensorReads) int { return cmp.Compare(b.RunBytes, a.RunBytes) })
+	return all
+}
+
+// Summarize sums p up. At most top tensors and top differing sequences are listed.
+func (p *Pattern) Summarize(meta *trace.Meta, top int) *Summary {
+	tensors := p.Tensors()
+	s := &Summary{
+		Model: ModelName(meta, p.Model), Context: p.Context, Contexts: p.Contexts, CutShort: []Cut{},
+		Sequence: p.Sequences(top), Experts: p.Experts(), Top: tensors[:min(top, len(tensors))],
+	}
+	for i := range p.Structure {
+		if p.Structure[i].Model == p.Model {
+			s.Tensors++
+		}
+	}
+	ref := p.reference[trace.PhaseGeneration].reads
+	s.Reads = len(ref)
+	distinct := map[int32]struct{}{}
+	for _, r := range ref {
+		distinct[r.Tensor] = struct{}{}
+	}
+	s.TensorsRead = len(distinct)
+	var bytes []int64
+	for i := range p.Steps {
+		step := &p.Steps[i]
+		switch step.Phase {
+		case trace.PhaseWarmup:
+			s.Steps.Warmup++
+		case trace.PhasePrompt:
+			s.Steps.Prompt++
+		case trace.PhaseGeneration:
+			s.Steps.Generation++
+			if step.CutShort {
+				s.CutShort = append(s.CutShort, Cut{step.Token, len(step.Reads), len(ref)})
+			} else {
+				bytes = append(bytes, step.Bytes)
+			}
+		}
+	}
+	s.BytesPerToken = Spread{Median: int64(median(bytes)), Min: slices.Min(bytes), Max: slices.Max(bytes)}
+	s.Warnings = Warnings(meta)
+	return s
+}
+
+// ModelName is the file name of one of a capture's models.
+func ModelName(meta *trace.Meta, model int32) string {
+	if model < 0 || int(model) >= len(meta.Models) {
+		return fmt.Sprintf("model %d", model)
+	}
+	return filepath.Base(meta.Models[model].Path)
+}
+
+// Warnings is what the capture's description says about its gaps, one line each. It is not nil.
+func Warnings(meta *trace.Meta) []string {
+	w := []string{}
+	c := meta.Counters
+	if n := c.Lost(); n > 0 {
+		w = append(w, fmt.Sprintf("%s lost while capturing: sequences may have holes, and a difference between tokens may be one", count(int(n), "event")))
+	}
+	if n := c.Faults + c.Unresolved + c.Clipped; n > 0 {
+		w = append(w, fmt.Sprintf("%s not read in full while capturing (%d faults, %d without a mapping, %d clipped): sequences may have holes",
+			count(int(n), "event"), c.Faults, c.Unresolved, c.Clipped))
+	}
+	if o := meta.Outside; o.Tensors > 0 {
+		w = append(w, fmt.Sprintf("%s (%s, for example %s) read from memory outside the model file, repacked or loaded without mmap: the file's pages are not used for them; run the target with --no-repack, and with mmap",
+			count(o.Tensors, "tensor"), humanize.Bytes(uint64(max(o.Bytes, 0))), o.Example))
+	}
+	for _, line := range meta.LayersText() {
+		w = append(w, line+": what is computed elsewhere is not in the pattern")
+	}
+	if d := meta.Segments; d.Deleted > 0 {
+		w = append(w, fmt.Sprintf("the oldest %s of the capture (%s of the access table) were deleted while capturing", count(d.Deleted, "segment"), count(int(d.DeletedRows), "row")))
+	}
+	if !meta.Complete {
+		w = append(w, "the tracer did not end in order: the capture holds what was written until then, and its last token may be cut short")
+	}
+	return w
+}
+
+// WriteText writes the summary for people to read. Warnings are not part of it.
+func (s *Summary) WriteText(w io.Writer) error {
+	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	line := func(format string, args ...any) { fmt.Fprintf(tw, format+"\n", args...) }
+	line("model\t%s: %s, %d of them read for each token", s.Model, count(s.Tensors, "tensor"), s.TensorsRead)
+	line("steps\t%d warm-up, %d prompt, %d generated tokens", s.Steps.Warmup, s.Steps.Prompt, s.Steps.Generation)
+	for _, c := range s.CutShort {
+		line("\ttoken %d is cut short after %d of %s, and left out of what follows", c.Token, c.Reads, count(c.Expected, "read"))
+	}
+	line("per token\t%s, %s", count(s.Reads, "read"), s.BytesPerToken)
+	line("sequence\t%s", s.Sequence)
+	for _, d := range s.Sequence.Differences {
+		line("\t%s", d)
+	}
+	if rest := s.Sequence.Distinct - 1 - len(s.Sequence.Differences); rest > 0 {
+		line("\tand %s more", count(rest, "differing sequence"))
+	}
+	if s.Experts != nil {
+		line("experts\t%s", s.Experts)
+	}
+	if err := tw.Flush(); err != nil {
+		return err
+	}
+	if err := s.writeTop(w); err != nil || s.Rereads == nil {
+		return err
+	}
+	fmt.Fprintln(w)
+	return s.Rereads.WriteText(w, len(s.Rereads.Tensors))
+}
+
+func (s *Summary) writeTop(w io.Writer) error {
+	if len(s.Top) == 0 {
+		return nil
+	}
+	fmt.Fprint(w, "\ntop re-read tensors, by bytes over the whole run\n")
+	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', tabwriter.AlignRight)
+	line := func(format string, args ...any) { fmt.Fprintf(tw, format+"\n", args...) }
+	line("size\treads/token\tbytes/token\tshare\trun total\ttimes its size\t  tensor")
+	for _, t := range s.Top {
+		line("%s\t%.4g\t%s\t%.1f %%\t%s\t%s\t  %s", humanize.Bytes(uint64(t.Size)), t.ReadsPerToken, humanize.Bytes(uint64(t.BytesPerToken)),
+			100*ratio(t.BytesPerToken, float64(s.BytesPerToken.Median)), humanize.Bytes(uint64(t.RunBytes)), times(ratio(float64(t.RunBytes), float64(t.Size))), t.Name)
+	}
+	return tw.Flush()
+}
+
+// String is "1.1 GB (1104234240 bytes)", and the range if there is one.
+func (s Spread) String() string {
+	text := fmt.Sprintf("%s (%d bytes)", humanize.Bytes(uint64(s.Median)), s.Median)
+	if s.Min != s.Max {
+		text += fmt.Sprintf(", from %s to %s", humanize.Bytes(uint64(s.Min)), humanize.Bytes(uint64(s.Max)))
+	}
+	return text
+}
+
+// String is one clause.
+func (v Sequences) String() string {
+	switch {
+	case v.Tokens == 1:
+		return "one generated token only: there is no other to compare it with"
+	case v.Identical:
+		return fmt.Sprintf("the tensor sequence is identical in all %d generated tokens", v.Tokens)
+	case v.Following == 1:
+		return fmt.Sprintf("the tensor sequence is different in each of the %d generated tokens", v.Tokens)
+	}
+	return fmt.Sprintf("the tensor sequence is identical in %d of %d generated tokens", v.Following, v.Tokens)
+}
+
+// String is one clause.
+func (e *Experts) String() string {
+	if e.Tokens == 1 {
+		return "one token only: there is no other to compare its experts with"
+	}
+	if e.Identical {
+		return "the experts chosen are the same for all tokens"
+	}
+	text := fmt.Sprintf("the experts chosen differ from token %d on, first in %s; %s", e.FirstToken, e.FirstTensor, count(e.Distinct, "different choice"))
+	if e.Kept >= 0 {
+		text += fmt.Sprintf(", %.0f %% of a token's experts were the previous token's too", 100*e.Kept)
+	}
+	return text
+}
+
+func ratio(a, b float64) float64 {
+	if b == 0 {
+		return 0
+	}
+	return a / b
+}
+
+// times keeps three digits, so that a row of an embedding does not read as nothing.
+func times(x float64) string {
+	if x >= 100 {
+		return fmt.Sprintf("%.0f", x)
+	}
+	return fmt.Sprintf("%.3g", x)
+}
