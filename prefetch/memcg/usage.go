@@ -1,0 +1,275 @@
+// This file reads what a group uses and what limits it.
+
+package memcg
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Limit returns the group's own limit: memory.max or memory.high, whichever is less; on v1 the limit of memory, or of memory and swap
+// together. ok is false if it has none. The limits of its ancestors hold too: see [Group.Levels].
+func (g *Group) Limit() (limit int64, ok bool, err error) {
+	levels, err := g.level(g.mem)
+	if err != nil {
+		return 0, false, err
+	}
+	for _, l := range levels {
+		if !ok || l.Limit < limit {
+			limit, ok = l.Limit, true
+		}
+	}
+	return limit, ok, nil
+}
+
+// Usage returns what is charged to the group and its descendants, page cache included.
+func (g *Group) Usage() (int64, error) {
+	return number(g.mem.file(g.names().usage))
+}
+
+type names struct{ usage, events string }
+
+func (g *Group) names() names {
+	if g.version == 1 {
+		return names{"memory.usage_in_bytes", "memory.oom_control"}
+	}
+	return names{"memory.current", "memory.events"}
+}
+
+// limits are the files of the limits that a group may have, each with that of what counts against it.
+func (g *Group) limits() []struct{ limit, usage string } {
+	if g.version == 1 {
+		// The second counts swap too; without swap it is the first. It is absent if the kernel does not account for swap.
+		return []struct{ limit, usage string }{{"memory.limit_in_bytes", "memory.usage_in_bytes"}, {"memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes"}}
+	}
+	return []struct{ limit, usage string }{{"memory.max", "memory.current"}, {"memory.high", "memory.current"}}
+}
+
+// Level is one limit that binds a group: its own, or that of an ancestor.
+type Level struct {
+	Name  string // the group's path, with the limit's kind: "/a/b memory.max"
+	Limit int64
+	Usage int64 // what counts against the limit
+}
+
+// Headroom is what may still be charged before the limit; negative if it was lowered below the usage.
+func (l Level) Headroom() int64 { return l.Limit - l.Usage }
+
+// Levels returns the limits that bind the group, its own first, then those of its ancestors up to the last visible one. It is empty if
+// nothing limits the group but the host. On v1 the limits of hidden ancestors are known too, as one more level with the
+// usage of the highest visible group, the least that theirs can be. On v2 they are not: see [Group.Hidden].
+func (g *Group) Levels() ([]Level, error) {
+	var all []Level
+	least := int64(unlimited)
+	for _, h := range g.mem.chain() {
+		levels, err := g.level(h)
+		if err != nil {
+			return nil, err
+		}
+		for _, l := range levels {
+			least = min(least, l.Limit)
+		}
+		all = append(all, levels...)
+	}
+	if g.version == 1 && g.Hidden() {
+		stat, err := pairs(g.mem.file("memory.stat"))
+		if err != nil {
+			return nil, err
+		}
+		if limit, ok := stat["hierarchical_memory_limit"]; ok && limit < least {
+			usage, err := number(hierarchy{g.mem.mount, "/"}.file(g.names().usage))
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, Level{"a hidden ancestor", limit, usage})
+		}
+	}
+	return all, nil
+}
+
+// level returns the limits that are set at one group of the chain.
+func (g *Group) level(h hierarchy) ([]Level, error) {
+	var all []Level
+	for _, kind := range g.limits() {
+		limit, err := number(h.file(kind.limit))
+		if errors.Is(err, fs.ErrNotExist) {
+			// The root of v2 has none, and neither has a group whose parent does not enable the controller. But a group that
+			// is gone is an error: it must not read as unlimited.
+			if _, err := os.Stat(h.dir()); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if limit >= unlimited {
+			continue
+		}
+		usage, err := number(h.file(kind.usage))
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, Level{h.rel + " " + kind.limit, limit, usage})
+	}
+	return all, nil
+}
+
+// HostMemory is the machine's memory.
+type HostMemory struct {
+	Total     int64
+	Available int64 // what new programs can have without swapping: MemAvailable, which counts page cache that can be dropped
+}
+
+// Host reads the machine's memory, which bounds a group like one more level.
+func Host() (HostMemory, error) { return system{"/"}.host() }
+
+func (s system) host() (HostMemory, error) {
+	proc, err := s.proc()
+	if err != nil {
+		return HostMemory{}, err
+	}
+	info, err := proc.Meminfo()
+	if err != nil {
+		return HostMemory{}, fmt.Errorf("read meminfo: %w", err)
+	}
+	if info.MemTotalBytes == nil || info.MemAvailableBytes == nil {
+		return HostMemory{}, errors.New("meminfo does not say MemTotal and MemAvailable (Linux has both since 3.14)")
+	}
+	return HostMemory{int64(*info.MemTotalBytes), int64(*info.MemAvailableBytes)}, nil
+}
+
+// Stat says what a group's memory is used for, descendants included. Shmem is part of File, Mapped too.
+type Stat struct {
+	Anon        int64 // of no file: heap, stack
+	File        int64 // page cache
+	Mapped      int64 // of File, what some process has mapped
+	Shmem       int64 // of File, what has no file to go back to: shared memory, tmpfs
+	Unevictable int64 // what reclaim cannot take: mlock
+	Kernel      int64 // the kernel's own on behalf of the group
+}
+
+// Stat reads it. A number that this kernel does not give is 0.
+func (g *Group) Stat() (Stat, error) {
+	m, err := pairs(g.mem.file("memory.stat"))
+	if err != nil {
+		return Stat{}, err
+	}
+	if g.version == 2 {
+		return Stat{m["anon"], m["file"], m["file_mapped"], m["shmem"], m["unevictable"], m["kernel"]}, nil
+	}
+	kernel, err := number(g.mem.file("memory.kmem.usage_in_bytes"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return Stat{}, err
+	}
+	return Stat{m["total_rss"], m["total_cache"], m["total_mapped_file"], m["total_shmem"], m["total_unevictable"], kernel}, nil
+}
+
+// OOMKills returns how many processes of the group the kernel killed for lack of memory, since the group exists.
+func (g *Group) OOMKills() (int64, error) {
+	file := g.mem.file(g.names().events)
+	m, err := pairs(file)
+	if err != nil {
+		return 0, err
+	}
+	n, ok := m["oom_kill"]
+	if !ok {
+		return 0, fmt.Errorf("%s: no oom_kill (Linux has it since 4.13): %w", file, fs.ErrNotExist)
+	}
+	return n, nil
+}
+
+// Pressure is the time that was lost waiting for memory, since the group exists. The kernel adds it up every two seconds.
+type Pressure struct {
+	Some  time.Duration // at least one task waited
+	Full  time.Duration // all tasks that had something to do waited
+	Whole bool          // these are of the whole machine since it started: the group has no account of its own
+}
+
+// Pressure reads it. An error wraps [fs.ErrNotExist] if the kernel does not account for pressure (it came with Linux 4.20, and can be switched off).
+func (g *Group) Pressure() (Pressure, error) {
+	if g.v2 != (hierarchy{}) && g.v2.rel != "/" {
+		p, err := pressure(g.v2.file("memory.pressure"))
+		if !errors.Is(err, fs.ErrNotExist) {
+			return p, err
+		}
+	}
+	p, err := pressure(filepath.Join(g.sys.root, "/proc/pressure/memory"))
+	p.Whole = true
+	return p, err
+}
+
+// pressure reads lines of the form "some avg10=0.00 avg60=0.00 avg300=0.00 total=123", in microseconds.
+func pressure(file string) (Pressure, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return Pressure{}, err
+	}
+	var p Pressure
+	for line := range strings.Lines(string(text)) {
+		kind, _, _ := strings.Cut(line, " ")
+		_, total, ok := strings.Cut(line, "total=")
+		if !ok {
+			continue
+		}
+		us, err := strconv.ParseInt(strings.TrimSpace(total), 10, 64)
+		if err != nil {
+			return Pressure{}, fmt.Errorf("%s: %w", file, err)
+		}
+		switch d := time.Duration(us) * time.Microsecond; kind {
+		case "some":
+			p.Some = d
+		case "full":
+			p.Full = d
+		}
+	}
+	return p, nil
+}
+
+// ReadBytes returns what the group and its descendants read from a disk, since the group exists. The disk is named as
+// stat(2) gives a file's device; but a partition has no account of its own: name its disk. See [Group.AccountReads].
+func (g *Group) ReadBytes(major, minor uint32) (int64, error) {
+	if g.io == (hierarchy{}) {
+		return 0, fmt.Errorf("no disk account of control groups is mounted: %w", fs.ErrNotExist)
+	}
+	name := "io.stat"
+	if g.version == 1 {
+		name = "blkio.throttle.io_service_bytes_recursive"
+	}
+	text, err := os.ReadFile(g.io.file(name))
+	if err != nil {
+		return 0, err
+	}
+	device := fmt.Sprintf("%d:%d", major, minor)
+	for line := range strings.Lines(string(text)) {
+		words := strings.Fields(line)
+		if len(words) < 2 || words[0] != device {
+			continue
+		}
+		value := ""
+		if g.version == 1 { // "8:0 Read 4096"
+			if words[1] != "Read" || len(words) != 3 {
+				continue
+			}
+			value = words[2]
+		} else { // "8:0 rbytes=4096 wbytes=0 ..."
+			for _, w := range words[1:] {
+				if v, ok := strings.CutPrefix(w, "rbytes="); ok {
+					value = v
+				}
+			}
+		}
+		n, err := strconv.ParseInt(value, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", g.io.file(name), err)
+		}
+		return n, nil
+	}
+	return 0, nil // nothing was read yet
+}

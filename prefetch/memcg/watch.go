@@ -1,0 +1,41 @@
+// This file notices that a limit is changed, at once and at the cost of one system call.
+
+package memcg
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+)
+
+// Watch tells when somebody writes a limit of a group or of a visible ancestor. Not for concurrent use.
+type Watch struct{ fd int }
+
+// Watch begins to watch the limits of the group. Close it. The kernel's own files tell inotify about writes, though not about
+// changes that the kernel itself makes.
+func (g *Group) Watch() (*Watch, error) {
+	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("watch limits of %s: %w", g.Name(), err)
+	}
+	for _, h := range g.mem.chain() {
+		for _, kind := range g.limits() {
+			if _, err := unix.InotifyAddWatch(fd, h.file(kind.limit), unix.IN_MODIFY); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return nil, errors.Join(fmt.Errorf("watch %s: %w", h.file(kind.limit), err), unix.Close(fd))
+			}
+		}
+	}
+	return &Watch{fd}, nil
+}
+
+// Changed reports whether a limit was written since the last call. It does not wait.
+func (w *Watch) Changed() bool {
+	var buf [4096]byte
+	n, _ := unix.Read(w.fd, buf[:])
+	return n > 0
+}
+
+// Close ends the watch.
+func (w *Watch) Close() error { return unix.Close(w.fd) }

@@ -1,0 +1,77 @@
+package prefetch
+
+// This file arranges this process beside its target: it must be the first to be killed when memory is short, pay for
+// what it reads like the target would, and get a core when it needs one.
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"tensorcast/prefetch/memcg"
+)
+
+// Settle prepares this process, in this order: it makes itself the out-of-memory killer's choice, lifts its limit on
+// locked memory, raises the calling thread's priority, and joins the target's memory cgroup (unless join is false), so that pages that it
+// reads are charged where the target's are. Only the first is indispensable; what else fails is logged.
+func Settle(group *memcg.Group, join bool, log *slog.Logger) error {
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0); err != nil {
+		return fmt.Errorf("offer itself to the out-of-memory killer: %w", err)
+	}
+	unlimited := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}
+	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unlimited); err != nil {
+		log.Debug("cannot lift the limit on locked memory, which CAP_IPC_LOCK overrides", "error", err)
+	}
+	// ggml's threads spin at barriers on all cores: at equal priority a read ahead would wait for a time slice. This
+	// is the priority of the calling thread.
+	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, -15); err != nil {
+		log.Warn("cannot raise the priority", "error", err)
+	}
+	if group == nil || !join {
+		return nil
+	}
+	if dir, err := oomGroup(group); err != nil {
+		return err
+	} else if dir != "" {
+		log.Warn("not joining the target's cgroup: an out-of-memory kill there takes all of it (memory.oom.group)", "cgroup", dir)
+		return nil
+	}
+	if unit := filepath.Base(group.Name()); strings.HasSuffix(unit, ".service") && !survivesOOM(unit) {
+		log.Warn("not joining the target's cgroup: an out-of-memory kill there ends the whole service; set OOMPolicy=continue in its unit", "unit", unit)
+		return nil
+	}
+	debug.FreeOSMemory() // what setting up took is not the target's to pay
+	if err := group.Join(os.Getpid()); err != nil {
+		log.Warn("cannot join the target's memory cgroup: pages read ahead are charged elsewhere", "error", err)
+	}
+	return nil
+}
+
+// oomGroup returns the first cgroup on the way up whose processes are killed together.
+func oomGroup(group *memcg.Group) (string, error) {
+	for dir := group.Dir(); ; dir = filepath.Dir(dir) {
+		data, err := os.ReadFile(filepath.Join(dir, "memory.oom.group"))
+		if os.IsNotExist(err) { // v1, or above the root
+			return "", nil
+		}
+		if err != nil {
+			return "", fmt.Errorf("ask whether a cgroup is killed as a whole: %w", err)
+		}
+		if strings.TrimSpace(string(data)) == "1" {
+			return dir, nil
+		}
+	}
+}
+
+// survivesOOM reports whether systemd lets a service go on after one of its processes was killed for memory, which is not
+// its default. Where systemd cannot be asked, it does not.
+func survivesOOM(unit string) bool {
+	out, err := exec.Command("systemctl", "show", "--property=OOMPolicy", "--value", unit).Output()
+	return err == nil && strings.TrimSpace(string(out)) == "continue"
+}

@@ -1,0 +1,144 @@
+package uring
+
+// This file owns pool: the Queue for where io_uring is refused.
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// poolWorkers is how many goroutines, each of which holds a thread in the kernel, a pool has by default. Advice
+// blocks for as long as it takes to start the reads, so few suffice.
+const poolWorkers = 4
+
+// pool is a Queue whose operations are plain system calls of a few goroutines, which Close ends.
+type pool struct {
+	entries  int
+	inFlight int
+	queued   []call
+
+	// Both channels hold as many as can be in flight: neither Submit nor a worker ever waits for the other side.
+	calls chan call // nil after Close
+	done  chan Completion
+
+	closing atomic.Bool // what has not begun is not to be done
+	workers sync.WaitGroup
+}
+
+// call is an operation on its way to a worker.
+type call struct {
+	name string
+	tag  uint64
+	do   func() (int, error)
+}
+
+func newPool(entries uint32, opts ...Option) *pool {
+	p := &pool{
+		entries: int(max(entries, 1)),
+		calls:   make(chan call, 2*max(entries, 1)),
+		done:    make(chan Completion, 2*max(entries, 1)),
+	}
+	n := collect(opts).workers
+	if n <= 0 {
+		n = poolWorkers
+	}
+	for range min(n, cap(p.calls)) {
+		p.workers.Go(func() { p.work(p.calls) })
+	}
+	return p
+}
+
+// work does calls until there are no more.
+func (p *pool) work(calls <-chan call) {
+	for c := range calls {
+		if p.closing.Load() {
+			continue
+		}
+		n, err := c.do()
+		for errors.Is(err, unix.EINTR) {
+			n, err = c.do()
+		}
+		if err != nil {
+			n, err = 0, os.NewSyscallError(c.name, err)
+		}
+		p.done <- Completion{Tag: c.tag, N: n, Err: err}
+	}
+}
+
+func (p *pool) Name() string { return "posix_fadvise" }
+
+func (p *pool) Read(fd int, buf []byte, offset int64, tag uint64) bool {
+	return p.queue(call{name: "read", tag: tag, do: func() (int, error) {
+		if err := check(fd, offset, int64(len(buf))); err != nil {
+			return 0, err
+		}
+		return unix.Pread(fd, buf, offset)
+	}})
+}
+
+func (p *pool) Fadvise(fd int, offset, length int64, advice int, tag uint64) bool {
+	return p.queue(call{name: "fadvise", tag: tag, do: func() (int, error) {
+		if err := check(fd, offset, length); err != nil {
+			return 0, err
+		}
+		return 0, unix.Fadvise(fd, offset, length, advice)
+	}})
+}
+
+func (p *pool) queue(c call) bool {
+	if p.calls == nil || len(p.queued) == p.entries || p.inFlight == cap(p.calls) {
+		return false
+	}
+	p.queued = append(p.queued, c)
+	p.inFlight++
+	return true
+}
+
+func (p *pool) Submit() (int, error) {
+	if p.calls == nil {
+		return 0, fmt.Errorf("submit: %w", os.ErrClosed)
+	}
+	n := len(p.queued)
+	for _, c := range p.queued {
+		p.calls <- c
+	}
+	clear(p.queued) // they refer to buffers
+	p.queued = p.queued[:0]
+	return n, nil
+}
+
+func (p *pool) Reap(wait int, into []Completion) ([]Completion, error) {
+	if p.calls == nil {
+		return into, fmt.Errorf("reap: %w", os.ErrClosed)
+	}
+	wait = min(wait, p.inFlight)
+	if wait > len(p.done) {
+		if _, err := p.Submit(); err != nil {
+			return into, err
+		}
+	}
+	for wait > 0 || len(p.done) > 0 {
+		into = append(into, <-p.done)
+		p.inFlight--
+		wait--
+	}
+	return into, nil
+}
+
+func (p *pool) InFlight() int { return p.inFlight }
+
+func (p *pool) Close() error {
+	if p.calls == nil {
+		return nil
+	}
+	p.closing.Store(true)
+	close(p.calls)
+	p.workers.Wait()
+	p.calls, p.queued, p.inFlight = nil, nil, 0
+	return nil
+}

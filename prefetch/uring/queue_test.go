@@ -1,0 +1,440 @@
+package uring
+
+// This file tests, on the running kernel, what both implementations promise.
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// forEach runs test with each implementation.
+func forEach(t *testing.T, test func(t *testing.T, open func(entries uint32, opts ...Option) Queue)) {
+	t.Run("io_uring", func(t *testing.T) {
+		test(t, func(entries uint32, opts ...Option) Queue { return newRing(t, entries, opts...) })
+	})
+	t.Run("posix_fadvise", func(t *testing.T) {
+		test(t, func(entries uint32, opts ...Option) Queue {
+			p := newPool(entries, opts...)
+			t.Cleanup(func() { p.Close() })
+			return p
+		})
+	})
+}
+
+// newRing returns a ring that the end of the test closes. It skips the test where io_uring is refused, except in CI.
+func newRing(t testing.TB, entries uint32, opts ...Option) *Ring {
+	t.Helper()
+	ring, err := New(entries, opts...)
+	switch {
+	case errors.Is(err, ErrRefused) && os.Getenv("CI") == "":
+		t.Skip(err)
+	case err != nil:
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ring.Close() })
+	return ring
+}
+
+// onDisk makes a file of random content that is on the disk and not in the page cache. It skips the test if there is no
+// disk below the directories that a test may write to.
+func onDisk(t testing.TB, size int64) (*os.File, []byte) {
+	t.Helper()
+	dir := t.TempDir()
+	if inMemory(t, dir) {
+		var err error
+		if dir, err = os.MkdirTemp(".", "testdata-"); err != nil {
+			t.Skipf("%s is in memory, and here nothing can be written: %v", os.TempDir(), err)
+		}
+		t.Cleanup(func() { os.RemoveAll(dir) })
+		if inMemory(t, dir) {
+			t.Skip("no directory on a disk: set TMPDIR to one")
+		}
+	}
+	content := make([]byte, size)
+	rand.NewChaCha8([32]byte{}).Read(content)
+	f, err := os.Create(filepath.Join(dir, "file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	if _, err := f.Write(content); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+		t.Fatal(err)
+	}
+	return f, content
+}
+
+func inMemory(t testing.TB, dir string) bool {
+	var stat unix.Statfs_t
+	if err := unix.Statfs(dir, &stat); err != nil {
+		t.Fatal(err)
+	}
+	return stat.Type == unix.TMPFS_MAGIC || stat.Type == unix.RAMFS_MAGIC
+}
+
+// cached returns how many bytes of a part of f are in the page cache.
+func cached(t *testing.T, f *os.File, offset, length int64) int64 {
+	t.Helper()
+	var stat unix.Cachestat_t
+	err := unix.Cachestat(uint(f.Fd()), &unix.CachestatRange{Off: uint64(offset), Len: uint64(length)}, &stat, 0)
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
+		t.Skipf("cachestat: %v (Linux 6.5 has it)", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int64(stat.Cache) * int64(os.Getpagesize())
+}
+
+// submit and reap fail the test where they fail.
+func submit(t *testing.T, q Queue, want int) {
+	t.Helper()
+	if n, err := q.Submit(); n != want || err != nil {
+		t.Fatalf("Submit: %d, %v; want %d", n, err, want)
+	}
+}
+
+func reap(t *testing.T, q Queue, wait int) []Completion {
+	t.Helper()
+	done, err := q.Reap(wait, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return done
+}
+
+// Many more reads than fit, of any length at any offset: each comes back once, with its own bytes.
+func TestRead(t *testing.T) {
+	forEach(t, func(t *testing.T, open func(uint32, ...Option) Queue) {
+		const reads, longest = 2000, 100_000
+		f, content := onDisk(t, 4<<20+1234)
+		q := open(8)
+
+		random := rand.New(rand.NewPCG(1, 2))
+		offsets, bufs := make([]int, reads), make([][]byte, reads)
+		for i := range offsets {
+			offsets[i] = random.IntN(len(content) - longest)
+			bufs[i] = make([]byte, random.IntN(longest))
+		}
+		seen := make([]bool, reads)
+		verify := func(done []Completion) {
+			for _, c := range done {
+				buf, want := bufs[c.Tag], content[offsets[c.Tag]:]
+				if seen[c.Tag] {
+					t.Fatalf("read %d completed twice", c.Tag)
+				}
+				if seen[c.Tag] = true; c.Err != nil || c.N != len(buf) || !bytes.Equal(buf, want[:len(buf)]) {
+					t.Fatalf("read %d of %d bytes at %d: %d, %v, or the wrong bytes", c.Tag, len(buf), offsets[c.Tag], c.N, c.Err)
+				}
+			}
+		}
+		full := 0
+		for i := range reads {
+			for !q.Read(int(f.Fd()), bufs[i], int64(offsets[i]), uint64(i)) {
+				full++
+				before := q.InFlight()
+				done := reap(t, q, 1)
+				if len(done) == 0 || q.InFlight() != before-len(done) {
+					t.Fatalf("%d in flight, %d reaped, then %d in flight", before, len(done), q.InFlight())
+				}
+				verify(done)
+			}
+		}
+		if verify(reap(t, q, reads)); q.InFlight() != 0 {
+			t.Errorf("%d in flight after all were waited for", q.InFlight())
+		}
+		for i, ok := range seen {
+			if !ok {
+				t.Errorf("read %d never completed", i)
+			}
+		}
+		if full == 0 {
+			t.Error("the queue was never full")
+		}
+		if done := reap(t, q, 5); len(done) != 0 {
+			t.Errorf("completions from nowhere: %v", done)
+		}
+	})
+}
+
+// How much the queue takes before Submit and before Reap, and that Reap submits what it waits for.
+func TestFull(t *testing.T) {
+	forEach(t, func(t *testing.T, open func(uint32, ...Option) Queue) {
+		f, _ := onDisk(t, 4096)
+		q := open(4)
+		fill := func() (n int) {
+			for q.Read(int(f.Fd()), make([]byte, 16), 0, 0) {
+				n++
+			}
+			return n
+		}
+		for range 2 {
+			if n := fill(); n != 4 {
+				t.Fatalf("%d operations fit before Submit, want 4", n)
+			}
+			submit(t, q, 4)
+		}
+		if n := fill(); n != 0 || q.InFlight() != 8 {
+			t.Fatalf("%d more fit where 8 were in flight; now %d", n, q.InFlight())
+		}
+		if q.Fadvise(int(f.Fd()), 0, 4096, unix.FADV_WILLNEED, 0) || q.Fadvise(-1, 0, 4096, unix.FADV_WILLNEED, 0) {
+			t.Error("advice fits where a read does not")
+		}
+		if done := reap(t, q, 8); len(done) != 8 {
+			t.Fatalf("reaped %d of 8", len(done))
+		}
+		if fill(); len(reap(t, q, 1)) == 0 {
+			t.Error("Reap does not submit")
+		}
+	})
+}
+
+func TestReadEndsAndErrors(t *testing.T) {
+	forEach(t, func(t *testing.T, open func(uint32, ...Option) Queue) {
+		f, content := onDisk(t, 10_000)
+		badFD, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 700) // a number that nothing takes again
+		if err != nil {
+			t.Fatal(err)
+		}
+		unix.Close(badFD)
+		fd := int(f.Fd())
+		q := open(16)
+
+		long := make([]byte, 8192)
+		tests := []struct {
+			name string
+			do   func(tag uint64) bool
+			n    int
+			err  error
+		}{
+			{"short at the end", func(tag uint64) bool { return q.Read(fd, long, 4096, tag) }, 10_000 - 4096, nil},
+			{"at the end", func(tag uint64) bool { return q.Read(fd, make([]byte, 8), 10_000, tag) }, 0, nil},
+			{"nothing", func(tag uint64) bool { return q.Read(fd, nil, 0, tag) }, 0, nil},
+			{"descriptor closed", func(tag uint64) bool { return q.Read(badFD, make([]byte, 8), 0, tag) }, 0, unix.EBADF},
+			{"descriptor negative", func(tag uint64) bool { return q.Read(-1, make([]byte, 8), 0, tag) }, 0, unix.EBADF},
+			{"descriptor beyond 32 bits", func(tag uint64) bool { return q.Read(fd+1<<32, make([]byte, 8), 0, tag) }, 0, unix.EBADF},
+			{"file position", func(tag uint64) bool { return q.Read(fd, make([]byte, 8), -1, tag) }, 0, unix.EINVAL},
+			{"advice", func(tag uint64) bool { return q.Fadvise(fd, 0, 0, unix.FADV_RANDOM, tag) }, 0, nil},
+			{"no such advice", func(tag uint64) bool { return q.Fadvise(fd, 0, 0, 99, tag) }, 0, unix.EINVAL},
+			{"advice to a closed descriptor", func(tag uint64) bool { return q.Fadvise(badFD, 0, 0, unix.FADV_WILLNEED, tag) }, 0, unix.EBADF},
+			{"advice on too much", func(tag uint64) bool { return q.Fadvise(fd, 0, MaxLength+1, unix.FADV_WILLNEED, tag) }, 0, unix.EINVAL},
+			// 32 bits of it are 4096.
+			{"advice on far too much", func(tag uint64) bool { return q.Fadvise(fd, 0, 1<<32+4096, unix.FADV_WILLNEED, tag) }, 0, unix.EINVAL},
+			{"advice on less than nothing", func(tag uint64) bool { return q.Fadvise(fd, 0, -4096, unix.FADV_WILLNEED, tag) }, 0, unix.EINVAL},
+			{"advice before the file", func(tag uint64) bool { return q.Fadvise(fd, math.MinInt64, 1, unix.FADV_WILLNEED, tag) }, 0, unix.EINVAL},
+		}
+		for i, test := range tests {
+			if !test.do(uint64(i)) {
+				t.Fatalf("%s: not queued", test.name)
+			}
+		}
+		// All in one go: one that the kernel rejects must not keep those behind it.
+		done := reap(t, q, len(tests))
+		if len(done) != len(tests) {
+			t.Fatalf("%d of %d completed", len(done), len(tests))
+		}
+		for _, c := range done {
+			if test := tests[c.Tag]; c.N != test.n || !errors.Is(c.Err, test.err) {
+				t.Errorf("%s: %d, %v; want %d, %v", test.name, c.N, c.Err, test.n, test.err)
+			}
+		}
+		if !bytes.Equal(long[:10_000-4096], content[4096:]) {
+			t.Error("the short read has the wrong bytes")
+		}
+	})
+}
+
+// WILLNEED brings in the pages that it names and no other; DONTNEED drops them.
+func TestFadvise(t *testing.T) {
+	forEach(t, func(t *testing.T, open func(uint32, ...Option) Queue) {
+		const piece, pieces = 64 << 10, 64
+		f, content := onDisk(t, 2*pieces*piece)
+		q := open(16)
+		if n := cached(t, f, 0, int64(len(content))); n != 0 {
+			t.Fatalf("%d bytes are cached at the beginning", n)
+		}
+
+		// Every other piece, from the end.
+		for i := pieces - 1; i >= 0; i-- {
+			for !q.Fadvise(int(f.Fd()), int64(2*i*piece), piece, unix.FADV_WILLNEED, uint64(i)) {
+				reap(t, q, 1)
+			}
+		}
+		reap(t, q, q.InFlight())
+		for i := range int64(pieces) {
+			if n := cached(t, f, 2*i*piece, piece); n != piece {
+				t.Errorf("piece %d: %d bytes cached of %d", i, n, piece)
+			}
+			if n := cached(t, f, (2*i+1)*piece, piece); n != 0 {
+				t.Errorf("behind piece %d: %d bytes cached that nobody asked for", i, n)
+			}
+		}
+
+		// Reads into the entries that held the advice: nothing of it may remain there.
+		buf := make([]byte, len(content))
+		for i := range 2 * pieces {
+			for !q.Read(int(f.Fd()), buf[i*piece:][:piece], int64(i*piece), uint64(i)) {
+				for _, c := range reap(t, q, 1) {
+					if c.Err != nil {
+						t.Fatal(c.Err)
+					}
+				}
+			}
+		}
+		if reap(t, q, q.InFlight()); !bytes.Equal(buf, content) {
+			t.Error("wrong bytes")
+		}
+		if n := cached(t, f, 0, int64(len(content))); n != int64(len(content)) {
+			t.Fatalf("%d bytes of %d are cached after reading all", n, len(content))
+		}
+
+		q.Fadvise(int(f.Fd()), 0, int64(len(content)), unix.FADV_DONTNEED, 7)
+		if done := reap(t, q, 1); len(done) != 1 || done[0] != (Completion{Tag: 7}) {
+			t.Errorf("%+v", done)
+		}
+		if n := cached(t, f, 0, int64(len(content))); n != 0 {
+			t.Errorf("%d bytes are still cached", n)
+		}
+	})
+}
+
+// After Close in the middle of it the buffers are ours and nothing is left of the queue. Only with O_DIRECT does the disk
+// write to the buffers itself.
+func TestCloseInFlight(t *testing.T) {
+	forEach(t, func(t *testing.T, open func(uint32, ...Option) Queue) {
+		const piece, operations, submitted = 512 << 10, 32, 24
+		f, _ := onDisk(t, operations*piece)
+		fd := openDirect(t, f)
+		before := descriptors(t)
+		memory := anonymous(t, 5*operations*piece)
+		bufs := func(i int) []byte { return memory[i*piece:][:piece] }
+		for round := range 5 {
+			q := open(operations)
+			for i := range operations {
+				if i%4 == 0 {
+					q.Fadvise(int(f.Fd()), int64(i*piece), piece, unix.FADV_WILLNEED, 0)
+				} else {
+					q.Read(fd, bufs(round*operations+i), int64(i*piece), 0)
+				}
+				if i == submitted-1 {
+					submit(t, q, submitted)
+				}
+			}
+			if err := q.Close(); err != nil {
+				t.Fatal(err)
+			}
+			for i := range submitted {
+				clear(bufs(round*operations + i))
+			}
+
+			if q.Close() != nil || q.Read(fd, bufs(0), 0, 0) || q.Fadvise(fd, 0, 1, 0, 0) || q.InFlight() != 0 {
+				t.Error("a closed queue takes operations")
+			}
+			if _, err := q.Submit(); !errors.Is(err, os.ErrClosed) {
+				t.Errorf("Submit after Close: %v", err)
+			}
+			if _, err := q.Reap(1, nil); !errors.Is(err, os.ErrClosed) {
+				t.Errorf("Reap after Close: %v", err)
+			}
+		}
+		if after := descriptors(t); after != before {
+			t.Errorf("%d descriptors before, %d after", before, after)
+		}
+		if !bytes.Equal(memory, make([]byte, len(memory))) {
+			t.Error("a buffer was written to after Close, or by a read that was not submitted")
+		}
+	})
+}
+
+// openDirect opens f once more, for reads that do not go through the page cache.
+func openDirect(t testing.TB, f *os.File) int {
+	t.Helper()
+	fd, err := unix.Open(f.Name(), unix.O_RDONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Skipf("open with O_DIRECT: %v", err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	return fd
+}
+
+// anonymous returns zeroed memory at the beginning of a page.
+func anonymous(t testing.TB, size int) []byte {
+	t.Helper()
+	memory, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Munmap(memory) })
+	return memory
+}
+
+func descriptors(t *testing.T) int {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+// Depth is where the disk's bandwidth comes from; the page cache is not in the way.
+func BenchmarkRead(b *testing.B) {
+	const size, block = 256 << 20, 256 << 10
+	f, _ := onDisk(b, size)
+	fd, memory := openDirect(b, f), anonymous(b, 32*block)
+
+	read := func(b *testing.B, q Queue, depth int) {
+		b.SetBytes(size)
+		var free []uint64
+		for i := range depth {
+			free = append(free, uint64(i))
+		}
+		var done []Completion
+		for b.Loop() {
+			for offset := int64(0); offset < size || q.InFlight() > 0; {
+				for ; len(free) > 0 && offset < size; offset += block {
+					tag := free[len(free)-1]
+					if !q.Read(fd, memory[tag*block:][:block], offset, tag) {
+						b.Fatalf("no room at depth %d", depth)
+					}
+					free = free[:len(free)-1]
+				}
+				var err error
+				if done, err = q.Reap(1, done[:0]); err != nil {
+					b.Fatal(err)
+				}
+				for _, c := range done {
+					if c.Err != nil || c.N != block {
+						b.Fatalf("%d bytes, %v", c.N, c.Err)
+					}
+					free = append(free, c.Tag)
+				}
+			}
+		}
+	}
+	for depth := 1; depth <= 32; depth *= 2 {
+		b.Run(fmt.Sprintf("io_uring/depth=%d", depth), func(b *testing.B) { read(b, newRing(b, uint32(depth)), depth) })
+	}
+	for depth := 1; depth <= 32; depth *= 2 {
+		b.Run(fmt.Sprintf("posix_fadvise/depth=%d", depth), func(b *testing.B) {
+			p := newPool(uint32(depth), WithWorkers(depth))
+			defer p.Close()
+			read(b, p, depth)
+		})
+	}
+}

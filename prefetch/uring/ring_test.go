@@ -1,0 +1,154 @@
+package uring
+
+// This file tests what only the ring does: refusals, cancelling, the kernel's workers.
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"github.com/pawelgaczynski/giouring"
+	"golang.org/x/sys/unix"
+)
+
+func TestOpen(t *testing.T) {
+	want := newRing(t, 1).Name() // or skipped
+	q, err := Open(8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	if q.Name() != want {
+		t.Errorf("Open gives %s where New works", q.Name())
+	}
+}
+
+// A number of entries that no kernel takes is an error, not a reason for the fallback.
+func TestOpenFails(t *testing.T) {
+	newRing(t, 1) // or skipped
+	for _, entries := range []uint32{0, 1 << 20} {
+		if q, err := Open(entries); !errors.Is(err, unix.EINVAL) || errors.Is(err, ErrRefused) {
+			t.Errorf("Open(%d): %v, %v", entries, q, err)
+		}
+	}
+}
+
+// Containers refuse io_uring through seccomp, with one of two errors.
+func TestOpenRefused(t *testing.T) {
+	for _, errno := range []unix.Errno{unix.EPERM, unix.ENOSYS} {
+		t.Run(unix.ErrnoName(errno), func(t *testing.T) {
+			runtime.LockOSThread() // for ever: the filter, and so this thread, must not serve another goroutine
+			if err := refuseSyscall(unix.SYS_IO_URING_SETUP, errno); err != nil {
+				t.Skipf("seccomp: %v", err)
+			}
+			if ring, err := New(8); ring != nil || !errors.Is(err, ErrRefused) || !errors.Is(err, errno) {
+				t.Errorf("New: %v, %v", ring, err)
+			}
+			f, content := onDisk(t, 100)
+			q, err := Open(8)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer q.Close()
+			if q.Name() != "posix_fadvise" {
+				t.Errorf("Open gives %s", q.Name())
+			}
+			buf := make([]byte, 100)
+			if q.Read(int(f.Fd()), buf, 0, 1); len(reap(t, q, 1)) != 1 || string(buf) != string(content) {
+				t.Error("the fallback does not read")
+			}
+		})
+	}
+}
+
+// refuseSyscall has a system call fail in this thread and those that it starts.
+func refuseSyscall(number uint32, errno unix.Errno) error {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("no_new_privs: %w", err)
+	}
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS}, // the number: the first field of struct seccomp_data
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: number},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(errno)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0)
+	runtime.KeepAlive(filter)
+	return err
+}
+
+// A read that would wait for ever is cancelled: Close returns and the data stays where it is.
+func TestCloseCancels(t *testing.T) {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		t.Fatal(err)
+	}
+	if release := unix.ByteSliceToString(name.Release[:]); strings.HasPrefix(release, "5.") {
+		t.Skipf("Linux %s cannot cancel all: 6.0 can", release)
+	}
+	q := newRing(t, 4)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	bufs := [2][]byte{make([]byte, 4), make([]byte, 4)}
+	for i, buf := range bufs {
+		q.Read(int(r.Fd()), buf, 0, uint64(i))
+	}
+	submit(t, q, 2)
+	q.Close()
+	if _, err := w.WriteString("late"); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, 4)
+	if n, err := r.Read(got); n != 4 || err != nil || string(got) != "late" {
+		t.Errorf("%q, %v is left in the pipe", got[:n], err)
+	}
+	for _, buf := range bufs {
+		if string(buf) != "\x00\x00\x00\x00" {
+			t.Errorf("a buffer got %q after Close", buf)
+		}
+	}
+}
+
+// Advice goes to kernel workers, of which there are no more than were allowed.
+func TestWorkers(t *testing.T) {
+	runtime.LockOSThread() // whose workers they are; it ends with the test, and they with it
+	const limit, pieces = 2, 256
+	q := newRing(t, pieces, WithWorkers(limit))
+	f, _ := onDisk(t, pieces<<16)
+	for i := range int64(pieces) {
+		q.Fadvise(int(f.Fd()), i<<16, 1<<16, unix.FADV_WILLNEED, 0)
+	}
+	submit(t, q, pieces)
+	reap(t, q, pieces)
+
+	// Idle workers stay for some seconds.
+	names, err := filepath.Glob("/proc/self/task/*/comm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	workers := 0
+	for _, name := range names {
+		if comm, err := os.ReadFile(name); err == nil && strings.TrimSpace(string(comm)) == fmt.Sprintf("iou-wrk-%d", unix.Gettid()) {
+			workers++
+		}
+	}
+	if workers == 0 || workers > limit {
+		t.Errorf("%d workers, want 1 to %d", workers, limit)
+	}
+
+	// The kernel returns the limits that it had.
+	previous := [2]uint32{}
+	if _, errno := q.ring.Register(q.ring.RingFd(), giouring.RegisterIOWQMaxWorkers, unsafe.Pointer(&previous), 2); errno != 0 || previous != [2]uint32{limit, limit} {
+		t.Errorf("limits %v, %v; want %d for both", previous, errno, limit)
+	}
+}
