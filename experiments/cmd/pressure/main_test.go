@@ -1,0 +1,93 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"tensorcast/experiments/pressure"
+)
+
+func TestUsage(t *testing.T) {
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{nil, "no model"},
+		{[]string{"-m", "x"}, "give the limit"},
+		{[]string{"-m", "x", "--x", "0.5", "--limit", "1GB"}, "give the limit"},
+		{[]string{"-m", "x", "--x", "-1"}, "--x -1"},
+		{[]string{"-m", "x", "--x", "NaN"}, "--x NaN"},
+		{[]string{"-m", "x", "--limit", "much"}, "--limit much"},
+		{[]string{"-m", "x", "--x", "1", "--weights", "0"}, "--weights 0"},
+		{[]string{"-m", "x", "--x", "1", "--repeat", "0"}, "--repeat 0"},
+		{[]string{"-m", "x", "--x", "1", "--tokens", "0"}, "--tokens 0"},
+		{[]string{"-m", "x", "--x", "1", "--readahead", "-1"}, "--readahead -1"},
+		{[]string{"-m", "x", "--x", "1", "--variant", "=h"}, "a name of its own"},
+		{[]string{"-m", "x", "--x", "1", "--variant", "a", "--variant", "a=h"}, "a name of its own"},
+		{[]string{"-m", "x", "--x", "1", "--variant", "a", "--variant", "a again", "--noise"}, "takes that name"},
+		{[]string{"--no-such-flag"}, "unknown flag"},
+	} {
+		var stdout, stderr bytes.Buffer
+		code := run(t.Context(), test.args, &stdout, &stderr)
+		if code != 2 || !strings.HasPrefix(stderr.String(), "pressure: ") || !strings.Contains(stderr.String(), test.want) || strings.Count(stderr.String(), "\n") != 1 || stdout.Len() > 0 {
+			t.Errorf("%q: exit %d, %q, want one line with %q", test.args, code, stderr.String(), test.want)
+		}
+	}
+}
+
+func TestFailureIsOneLine(t *testing.T) {
+	var stdout, stderr bytes.Buffer
+	code := run(t.Context(), []string{"-m", filepath.Join(t.TempDir(), "none.gguf"), "--x", "0.5", "--", "true"}, &stdout, &stderr)
+	want := "no such file"
+	if os.Geteuid() != 0 {
+		want = "needs root"
+	}
+	if code != 1 || !strings.Contains(stderr.String(), want) || strings.Count(stderr.String(), "\n") != 1 {
+		t.Errorf("exit %d, %q", code, stderr.String())
+	}
+}
+
+func TestParseVariant(t *testing.T) {
+	for text, want := range map[string]pressure.Variant{
+		"plain":                              {Name: "plain"},
+		"both=bin/prefetchd --pid {pid}":     {Name: "both", Helper: "bin/prefetchd --pid {pid}"},
+		"a=h --x=1 :: --load-mode=none -t 1": {Name: "a", Helper: "h --x=1", Flags: "--load-mode=none -t 1"},
+		"unmapped :: --load-mode=none":       {Name: "unmapped", Flags: "--load-mode=none"},
+		"odd name = h":                       {Name: "odd name", Helper: "h"},
+	} {
+		if got := parseVariant(text); got != want {
+			t.Errorf("%q: %+v, want %+v", text, got, want)
+		}
+	}
+}
+
+func TestReplaceFile(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "runs.json")
+	for _, x := range []float64{1, 2} { // made, then replaced
+		if err := replaceFile(path, func(w io.Writer) error { return writeJSON(w, &pressure.Report{X: x}) }); err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var r pressure.Report
+		if err := json.Unmarshal(b, &r); err != nil || r.X != x {
+			t.Errorf("%s, %v", b, err)
+		}
+	}
+	broken := errors.New("full")
+	if err := replaceFile(path, func(io.Writer) error { return broken }); !errors.Is(err, broken) {
+		t.Error(err)
+	}
+	if entries, err := os.ReadDir(dir); len(entries) != 1 || err != nil {
+		t.Errorf("left %v, %v", entries, err)
+	}
+}

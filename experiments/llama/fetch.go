@@ -1,0 +1,162 @@
+// This file fetches the prebuilt llama.cpp: an npm package, checked against its pinned hash and unpacked.
+
+package llama
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/sha512"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+)
+
+// npmPackage is a package with the libraries of a llama.cpp.
+type npmPackage struct {
+	name, version string
+	integrity     string // of the .tgz, as npm writes it: "sha512-" and base64
+	libs          string // the directory of the libraries in it
+}
+
+var prebuilt = npmPackage{
+	name:      "@node-llama-cpp/linux-x64",
+	version:   Version,
+	integrity: "sha512-5uCCDNqWCNfaAm8aR/Uzxbo4HBpKgNF91kCHPepKhgMgV2OAmatoefbOlMihsqCiH2Od35E/eUHQCFbfRBJuOg==",
+	libs:      "package/bins/linux-x64",
+}
+
+// A package that is the pinned one keeps these limits by far.
+const (
+	maxPackageBytes  = 1 << 30
+	maxUnpackedBytes = 4 << 30
+)
+
+// unpackTo fetches the package and unpacks it: its libraries to dir/bin, its licence to dir.
+func (p npmPackage) unpackTo(ctx context.Context, dir string) error {
+	if runtime.GOOS != "linux" || runtime.GOARCH != "amd64" {
+		return fmt.Errorf("%w: the prebuilt one is for linux/amd64, not %s/%s; build llama.cpp and set %s to its directory",
+			ErrUnavailable, runtime.GOOS, runtime.GOARCH, envLlama)
+	}
+	download := filepath.Join(dir, "download")
+	if err := os.Mkdir(download, 0o755); err != nil {
+		return err
+	}
+	if err := p.fetch(ctx, download); err != nil {
+		return err
+	}
+	tgz, err := filepath.Glob(filepath.Join(download, "*.tgz"))
+	if err != nil || len(tgz) != 1 {
+		return fmt.Errorf("npm pack %s@%s left %d files, not one", p.name, p.version, len(tgz))
+	}
+	f, err := os.Open(tgz[0])
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := p.check(f); err != nil {
+		return err
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	if err := os.Mkdir(filepath.Join(dir, "bin"), 0o755); err != nil {
+		return err
+	}
+	if err := p.unpack(f, dir); err != nil {
+		return fmt.Errorf("unpack %s@%s: %w", p.name, p.version, err)
+	}
+	return os.RemoveAll(download)
+}
+
+// fetch has npm, as it is configured on this machine, put the package's .tgz into dir.
+func (p npmPackage) fetch(ctx context.Context, dir string) error {
+	// No scripts: nothing of the package runs before its hash is checked.
+	cmd := exec.CommandContext(ctx, "npm", "pack", p.name+"@"+p.version, "--pack-destination", dir, "--ignore-scripts", "--loglevel=error")
+	cmd.WaitDelay = 2 * time.Second
+	out, err := cmd.CombinedOutput()
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("npm pack %s@%s: %w", p.name, p.version, context.Cause(ctx))
+	case errors.Is(err, exec.ErrNotFound):
+		return fmt.Errorf("%w: npm is not installed (on Debian or Ubuntu: apt-get install npm), or set %s to a llama.cpp of yours", ErrUnavailable, envLlama)
+	}
+	return fmt.Errorf("%w: npm pack %s@%s: %w%s", ErrUnavailable, p.name, p.version, err, npmReason(out))
+}
+
+// npmReason picks what went wrong from npm's output, for one line: its errors, without the notes on where its log is.
+func npmReason(out []byte) string {
+	reason := ""
+	n := 0
+	for line := range bytes.Lines(out) {
+		text, ok := strings.CutPrefix(strings.TrimSpace(string(line)), "npm error ")
+		if !ok {
+			text, ok = strings.CutPrefix(strings.TrimSpace(string(line)), "npm ERR! ") // before npm 10
+		}
+		if ok && n < 3 && text != "" && !strings.HasPrefix(text, "A complete log") {
+			reason += ": " + text
+			n++
+		}
+	}
+	return reason
+}
+
+// check compares the package's hash with the pinned one.
+func (p npmPackage) check(tgz io.Reader) error {
+	h := sha512.New()
+	n, err := io.Copy(h, io.LimitReader(tgz, maxPackageBytes))
+	if err != nil {
+		return err
+	}
+	if got := "sha512-" + base64.StdEncoding.EncodeToString(h.Sum(nil)); got != p.integrity {
+		return fmt.Errorf("%w: npm pack %s@%s gave %d bytes with %s, want %s", ErrIntegrity, p.name, p.version, n, got, p.integrity)
+	}
+	return nil
+}
+
+// unpack extracts the regular files it knows the place of, by their last name: no name in the archive can lead elsewhere, and links are not made.
+func (p npmPackage) unpack(tgz io.Reader, dir string) error {
+	z, err := gzip.NewReader(tgz)
+	if err != nil {
+		return err
+	}
+	r := tar.NewReader(io.LimitReader(z, maxUnpackedBytes))
+	found := false
+	for {
+		h, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		parent, name := path.Split(h.Name)
+		switch {
+		case h.Typeflag != tar.TypeReg || strings.ContainsAny(name, "\\\x00"):
+		case parent == p.libs+"/" && strings.HasSuffix(name, ".so"):
+			found = found || strings.HasPrefix(name, "libllama.")
+			if err := writeFile(filepath.Join(dir, "bin", name), r, 0o755); err != nil {
+				return err
+			}
+		case parent == "package/" && name == "LICENSE":
+			if err := writeFile(filepath.Join(dir, name), r, 0o644); err != nil {
+				return err
+			}
+		}
+	}
+	if !found {
+		return errors.New("it has no libllama")
+	}
+	return nil
+}

@@ -1,0 +1,183 @@
+package overhead
+
+// This file runs an observer, and sees in the target's code whether it observes.
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/prometheus/procfs"
+
+	"tensorcast/experiments/internal/process"
+)
+
+// observerError says that an observer does not observe. Others may.
+type observerError struct{ message string }
+
+func (e *observerError) Error() string { return e.message }
+
+// observer is an observer that runs.
+type observer struct {
+	*process.Process
+	out string // its directory
+}
+
+func (o Observer) startsTarget() bool { return strings.Contains(o.Command, "{target}") }
+
+// shell is the command as arguments. The shell becomes the command, so that a signal reaches it.
+func (o Observer) shell(values *strings.Replacer) []string {
+	return []string{"/bin/sh", "-c", "exec " + values.Replace(o.Command)}
+}
+
+// quote writes words in the shell's syntax.
+func quote(words ...string) string {
+	quoted := make([]string, len(words))
+	for i, w := range words {
+		quoted[i] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
+	}
+	return strings.Join(quoted, " ")
+}
+
+func startObserver(ctx context.Context, spec Observer, target int) (*observer, error) {
+	program, _, _ := strings.Cut(spec.Command, " ")
+	if _, err := exec.LookPath(program); err != nil {
+		return nil, &observerError{program + " is not installed"}
+	}
+	ggml, err := ggmlFile(target)
+	if err != nil {
+		return nil, err
+	}
+	out, err := os.MkdirTemp("", "overhead")
+	if err != nil {
+		return nil, err
+	}
+	args := spec.shell(strings.NewReplacer("{pid}", strconv.Itoa(target), "{ggml}", ggml, "{out}", quote(out)))
+	p, err := process.Start(ctx, args...)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start %s: %w", spec.Name, err), os.RemoveAll(out))
+	}
+	return &observer{p, out}, nil
+}
+
+// stop tells it to end, and waits.
+func (o *observer) stop() error {
+	if err := o.Stop(syscall.SIGINT); err != nil {
+		return &observerError{err.Error()}
+	}
+	return nil
+}
+
+// kill ends it, if it has not ended, and removes what it wrote. Nobody may be killed.
+func (o *observer) kill() {
+	if o == nil {
+		return
+	}
+	o.Kill()
+	_ = os.RemoveAll(o.out) // a directory left among temporary files spoils no figure
+}
+
+// codeMappings lists what a process maps to execute from files.
+func codeMappings(pid int) ([]*procfs.ProcMap, error) {
+	p, err := procfs.NewProc(pid)
+	if err != nil {
+		return nil, err
+	}
+	all, err := p.ProcMaps()
+	if err != nil {
+		return nil, fmt.Errorf("memory map of process %d: %w", pid, err)
+	}
+	var code []*procfs.ProcMap
+	for _, m := range all {
+		if m.Perms.Execute && m.Inode != 0 {
+			code = append(code, m)
+		}
+	}
+	return code, nil
+}
+
+// ggmlFile is the file with ggml's CPU code: the library of that name, else the program.
+func ggmlFile(pid int) (string, error) {
+	code, err := codeMappings(pid)
+	if err != nil {
+		return "", err
+	}
+	for _, m := range code {
+		if strings.HasPrefix(filepath.Base(m.Pathname), "libggml-cpu") {
+			return m.Pathname, nil
+		}
+	}
+	return os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+}
+
+// probes counts the places at which a process's code differs from the files that it is mapped from: breakpoints.
+func probes(pid int) (int, error) {
+	code, err := codeMappings(pid)
+	if err != nil {
+		return 0, err
+	}
+	memory, err := os.Open(fmt.Sprintf("/proc/%d/mem", pid))
+	if err != nil {
+		return 0, err
+	}
+	defer memory.Close()
+	n := 0
+	for _, m := range code {
+		differing, err := differences(memory, pid, m)
+		if err != nil {
+			return 0, fmt.Errorf("code of process %d: %w", pid, err)
+		}
+		n += differing
+	}
+	return n, nil
+}
+
+// differences compares one mapping with its file.
+func differences(memory *os.File, pid int, m *procfs.ProcMap) (int, error) {
+	const chunk = 1 << 20
+	file, err := os.Open(fmt.Sprintf("/proc/%d/map_files/%x-%x", pid, m.StartAddr, m.EndAddr))
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	have, want := make([]byte, chunk), make([]byte, chunk)
+	n := 0
+	for at := int64(0); at < int64(m.EndAddr-m.StartAddr); at += chunk {
+		size := min(chunk, int64(m.EndAddr-m.StartAddr)-at)
+		in, err := file.ReadAt(want[:size], m.Offset+at)
+		if err != nil && !errors.Is(err, io.EOF) { // the last page goes beyond the file's end
+			return 0, err
+		}
+		if _, err := memory.ReadAt(have[:in], int64(m.StartAddr)+at); err != nil {
+			return 0, err
+		}
+		n += places(have[:in], want[:in])
+	}
+	return n, nil
+}
+
+// instruction is how many bytes a probe may change, at most: a breakpoint is one on x86-64 and four on arm64, a call is five.
+const instruction = 5
+
+// places counts where a and b, of one length, differ.
+func places(a, b []byte) int {
+	if bytes.Equal(a, b) {
+		return 0
+	}
+	n := 0
+	for i := 0; i < len(a); i++ {
+		if a[i] != b[i] {
+			n++
+			i += instruction - 1
+		}
+	}
+	return n
+}

@@ -1,0 +1,347 @@
+// Package overhead measures what observing a llama.cpp costs it.
+//
+// One target generates the same text from an empty memory over and over, and prints each token with its times (llamarun --stream). An
+// observer is attached to it and detached from it: a segment is one whole generation, so all segments are the same work at the same
+// positions, and what a token costs at which place in the context cancels out. Segments come as plain, observed, observed, plain: two pairs
+// of neighbours, between which a machine that drifts weighs on both sides alike. Observers take turns. Generations in which
+// an observer is being attached or detached are left out; when it is on is seen in the target's code, where probes are breakpoints.
+// With Config.Whole each segment is of a target process of its own instead.
+//
+// What is estimated is the ratio of tokens per second, by pair: its Hodges-Lehmann estimate with the interval that belongs to it. An
+// observer that does nothing is the control: its interval says what the machine allows to be seen.
+package overhead
+
+// This file runs a series.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Observer is one way to observe the target.
+type Observer struct {
+	Name string `json:"name"`
+	// Command is a simple shell command that observes until SIGINT. In it stand {pid} for the target's process id, {ggml} for the file in
+	// which the target has ggml's CPU code, and {out} for a directory that exists while the observer runs. Empty: nobody observes.
+	//
+	// With Config.Whole it may have {target} instead of {pid}: the command that it starts the target with.
+	Command string `json:"command,omitempty"`
+}
+
+// Config says what a series measures.
+type Config struct {
+	// Target is the command. It must print what llamarun --stream does, of one sequence, and generate until it is ended.
+	Target    []string
+	Observers []Observer
+	Pairs     int           // of each observer; an odd number is taken for one more. At least LeastPairs.
+	Settle    time.Duration // for how long an observer's probes must be as they are to count as attached
+	Whole     bool          // a new target process for each segment
+
+	// Progress, if not nil, is told what is being done: done of total segments are over. It is called from one goroutine.
+	Progress func(done, total int, what string)
+
+	probes func(pid int) (int, error) // tests see probes where there are none
+}
+
+// LeastPairs is how many pairs it takes for an interval of 95 % to exist.
+const LeastPairs = 6
+
+func (c *Config) check() error {
+	switch {
+	case len(c.Target) == 0:
+		return errors.New("no target command")
+	case len(c.Observers) == 0:
+		return errors.New("no observer")
+	case c.Pairs < LeastPairs:
+		return fmt.Errorf("%d pairs: it takes %d for an interval of 95 %%", c.Pairs, LeastPairs)
+	case c.Settle < 0:
+		return errors.New("a negative time to settle")
+	}
+	for i, o := range c.Observers {
+		if o.Name == "" {
+			return errors.New("an observer has no name")
+		}
+		if slices.ContainsFunc(c.Observers[:i], func(other Observer) bool { return other.Name == o.Name }) {
+			return fmt.Errorf("two observers are named %s", o.Name)
+		}
+		if o.startsTarget() && !c.Whole {
+			return fmt.Errorf("observer %s starts the target itself ({target}): that takes whole runs", o.Name)
+		}
+	}
+	return nil
+}
+
+// pollInterval is how often anything is looked at that nobody tells of. The target's tokens are too: to be woken by each of them
+// would take time from the target.
+const pollInterval = 50 * time.Millisecond
+
+// series is the state of one Measure.
+type series struct {
+	cfg    Config
+	report *Report
+	done   int
+	target *target // that segments share
+	ids    []int32 // what every generation must be
+}
+
+// Measure runs a series. An observer that cannot observe gets a row that says why, and the others go on; that the target fails is an error.
+// When ctx ends, it ends all processes that it started and returns ctx's error. It keeps two numbers per segment.
+func Measure(ctx context.Context, cfg Config) (*Report, error) {
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	if cfg.probes == nil {
+		cfg.probes = probes
+	}
+	host, err := thisHost()
+	if err != nil {
+		return nil, err
+	}
+	s := &series{cfg: cfg, report: &Report{Started: time.Now(), Host: host, Target: cfg.Target, Whole: cfg.Whole}}
+	for _, o := range cfg.Observers {
+		s.report.Rows = append(s.report.Rows, Row{Observer: o, SameText: true})
+	}
+	if err := s.all(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		return nil, err
+	}
+	s.report.summarise()
+	return s.report, nil
+}
+
+func (s *series) all(ctx context.Context) error {
+	if !s.cfg.Whole {
+		s.progress("loading the model")
+		var err error
+		if s.target, err = startTarget(ctx, s.cfg.Target); err != nil {
+			return err
+		}
+		defer s.target.stop()
+		s.report.Run = s.target.stream.Run
+	}
+	for round := range (s.cfg.Pairs + 1) / 2 {
+		for i := range s.report.Rows {
+			if round%2 == 1 { // the other way round, against what a machine does in the course of a round
+				i = len(s.report.Rows) - 1 - i
+			}
+			if row := &s.report.Rows[i]; row.Error == "" {
+				if err := s.visit(ctx, row); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// visit makes two pairs of one observer.
+func (s *series) visit(ctx context.Context, row *Row) error {
+	var got [4]Segment
+	var err error
+	if s.cfg.Whole {
+		err = s.wholeRuns(ctx, row, &got)
+	} else {
+		err = s.attachAndDetach(ctx, row, &got)
+	}
+	var failed *observerError
+	if errors.As(err, &failed) {
+		row.Error = failed.Error()
+		s.done += 2 * (s.cfg.Pairs + 1)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	row.Pairs = append(row.Pairs, Pair{Plain: got[0], Observed: got[1]}, Pair{Plain: got[3], Observed: got[2]})
+	return nil
+}
+
+// attachAndDetach takes the four segments from the running target.
+func (s *series) attachAndDetach(ctx context.Context, row *Row, got *[4]Segment) error {
+	var err error
+	if got[0], err = s.segment(ctx, row, s.target, "plain"); err != nil {
+		return err
+	}
+	o, err := s.attach(ctx, row, s.target)
+	if err != nil {
+		return err
+	}
+	defer o.kill()
+	for _, i := range []int{1, 2} {
+		if got[i], err = s.segment(ctx, row, s.target, "observed"); err != nil {
+			return err
+		}
+	}
+	if err := s.detach(ctx, o, s.target); err != nil {
+		return err
+	}
+	got[3], err = s.segment(ctx, row, s.target, "plain")
+	return err
+}
+
+// wholeRuns takes each of the four segments from a target of its own.
+func (s *series) wholeRuns(ctx context.Context, row *Row, got *[4]Segment) error {
+	for i := range got {
+		if err := s.wholeRun(ctx, row, i == 1 || i == 2, &got[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *series) wholeRun(ctx context.Context, row *Row, observed bool, into *Segment) error {
+	command, wrapped := s.cfg.Target, observed && row.startsTarget()
+	if wrapped {
+		out, err := os.MkdirTemp("", "overhead")
+		if err != nil {
+			return err
+		}
+		defer func() { _ = os.RemoveAll(out) }() // a directory left in /tmp spoils no figure
+		command = row.shell(strings.NewReplacer("{out}", quote(out), "{target}", quote(s.cfg.Target...)))
+	}
+	t, err := startTarget(ctx, command)
+	if err != nil {
+		if wrapped && ctx.Err() == nil {
+			return &observerError{err.Error()}
+		}
+		return err
+	}
+	defer t.stop()
+	if s.report.Run.PID == 0 {
+		s.report.Run = t.stream.Run
+	}
+	if wrapped {
+		if row.Probes, err = s.cfg.probes(t.stream.Run.PID); err != nil {
+			return err
+		}
+	}
+	var o *observer
+	what := "plain"
+	if observed {
+		what = "observed"
+		if !wrapped {
+			if o, err = s.attach(ctx, row, t); err != nil {
+				return err
+			}
+			defer o.kill()
+		}
+	}
+	if *into, err = s.segment(ctx, row, t, what); err != nil {
+		return err
+	}
+	return s.detach(ctx, o, t)
+}
+
+// segment takes the next whole generation.
+func (s *series) segment(ctx context.Context, row *Row, t *target, what string) (Segment, error) {
+	s.progress(row.Name + ": " + what)
+	g, err := t.next(ctx)
+	if err != nil {
+		return Segment{}, err
+	}
+	if s.ids == nil {
+		s.ids = g.ids
+	}
+	row.SameText = row.SameText && slices.Equal(g.ids, s.ids)
+	s.done++
+	return g.segment(), nil
+}
+
+// attach starts an observer, and waits until all of its probes are there. Nobody is nil.
+func (s *series) attach(ctx context.Context, row *Row, t *target) (*observer, error) {
+	if row.Command == "" {
+		return nil, nil
+	}
+	s.progress(row.Name + ": attaching")
+	o, err := startObserver(ctx, row.Observer, t.stream.Run.PID)
+	if err != nil {
+		return nil, err
+	}
+	row.Probes, err = s.settled(ctx, t, func(probes int) error {
+		switch {
+		case o.Ended():
+			return &observerError{"it ended: " + o.LastLine()}
+		case probes == 0:
+			return errNotYet
+		}
+		return nil
+	})
+	if errors.Is(err, errNotYet) {
+		err = &observerError{"it set no probe within a minute: " + o.LastLine()}
+	}
+	if err != nil {
+		o.kill()
+		return nil, err
+	}
+	return o, nil
+}
+
+// detach ends an observer and waits until no probe of it is left. An observer that has ended before is an error: it did not observe.
+func (s *series) detach(ctx context.Context, o *observer, t *target) error {
+	if o == nil {
+		return nil
+	}
+	if o.Ended() {
+		return &observerError{"it ended before it was told to: " + o.LastLine()}
+	}
+	if err := o.stop(); err != nil {
+		return err
+	}
+	_, err := s.settled(ctx, t, func(probes int) error {
+		if probes > 0 {
+			return errNotYet
+		}
+		return nil
+	})
+	if errors.Is(err, errNotYet) {
+		return &observerError{"a minute after its end its probes are still there"}
+	}
+	return err
+}
+
+// errNotYet is what a wait goes on for.
+var errNotYet = errors.New("not yet")
+
+// patience is how long an observer may take to attach or detach.
+const patience = time.Minute
+
+// settled waits until accept takes the number of probes, and that number has stayed the same for a while.
+func (s *series) settled(ctx context.Context, t *target, accept func(probes int) error) (int, error) {
+	last, since, deadline := -1, time.Now(), time.Now().Add(patience)
+	for {
+		select {
+		case <-ctx.Done():
+			return 0, context.Cause(ctx)
+		case <-time.After(pollInterval):
+		}
+		n, err := s.cfg.probes(t.stream.Run.PID)
+		if err != nil {
+			return 0, errors.Join(t.failure(), err)
+		}
+		if n != last {
+			last, since = n, time.Now()
+		}
+		err = accept(n)
+		switch {
+		case err != nil && (!errors.Is(err, errNotYet) || time.Now().After(deadline)):
+			return 0, err
+		case err == nil && time.Since(since) >= s.cfg.Settle:
+			t.forget()
+			return n, nil
+		}
+	}
+}
+
+func (s *series) progress(what string) {
+	if s.cfg.Progress != nil {
+		total := 4 * ((s.cfg.Pairs + 1) / 2) * len(s.cfg.Observers)
+		s.cfg.Progress(min(s.done, total), total, what)
+	}
+}

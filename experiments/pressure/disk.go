@@ -1,0 +1,297 @@
+package pressure
+
+// This file measures what the disk below a file can deliver: the BW_disk of the bound.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"tensorcast/prefetch/uring"
+)
+
+// ErrNoDirectIO says that a file cannot be read past the page cache, so that no disk can be measured through it.
+var ErrNoDirectIO = errors.New("no direct I/O")
+
+// Beyond these a point would need gigabytes of buffers, and tell nothing more.
+const (
+	maxDepth = 256
+	maxBlock = 16 << 20
+)
+
+// Extent is a range of bytes of a file.
+type Extent struct {
+	Offset, Length int64 // bytes
+}
+
+// DiskOptions says what DiskBandwidth tries. Zero values mean the defaults.
+type DiskOptions struct {
+	Depths    []int         // reads in flight; 1 to 256; default 1, 2, 4, 8, 16, 32
+	Blocks    []int         // bytes per read, multiples of the alignment up to 16 MiB; default 128 KiB, 512 KiB, 1 MiB
+	PointTime time.Duration // how long one combination reads, unless it has read all extents before; default 0.5 s
+}
+
+// DiskPoint is one combination of depth and block size.
+type DiskPoint struct {
+	Depth          int           `json:"depth"`
+	Block          int           `json:"block_bytes"`
+	Bytes          int64         `json:"bytes"` // read
+	Elapsed        time.Duration `json:"elapsed_ns"`
+	BytesPerSecond float64       `json:"bytes_per_second"`
+}
+
+// DiskResult is a whole sweep.
+type DiskResult struct {
+	Points    []DiskPoint `json:"points"` // by block, then by depth, as the options order them
+	Best      DiskPoint   `json:"best"`   // the one with the most bytes per second
+	Queue     string      `json:"queue"`  // what read: io_uring, or where that is refused posix_fadvise (threads that call pread)
+	Alignment int         `json:"alignment_bytes"`
+}
+
+// DiskBandwidth reads the extents of the file at path with O_DIRECT, in the given order and over and over, at each
+// combination of depth and block size. Each point goes on where the one before it stopped: to begin again would read
+// what a cache below the file system (of the device, of a hypervisor) has just seen. Extents are widened to whole
+// pages, as the page cache would read them, and joined where they then touch the one before.
+//
+// The page cache does not serve the reads and does not change: not by O_DIRECT on ext4, XFS or a block device. Btrfs reads
+// compressed extents through it all the same. The file must not be written to meanwhile.
+//
+// It fails with ErrNoDirectIO where the file system has no direct I/O or is in memory, and with the context's error when
+// ctx ends, after waiting for the reads in flight.
+func DiskBandwidth(ctx context.Context, path string, extents []Extent, opts DiskOptions) (DiskResult, error) {
+	result, err := diskBandwidth(ctx, path, extents, opts)
+	if err != nil {
+		return DiskResult{}, fmt.Errorf("measure the disk below %s: %w", path, err)
+	}
+	return result, nil
+}
+
+func diskBandwidth(ctx context.Context, path string, extents []Extent, opts DiskOptions) (DiskResult, error) {
+	if len(opts.Depths) == 0 {
+		opts.Depths = []int{1, 2, 4, 8, 16, 32}
+	}
+	if len(opts.Blocks) == 0 {
+		opts.Blocks = []int{128 << 10, 512 << 10, 1 << 20}
+	}
+	if opts.PointTime == 0 {
+		opts.PointTime = 500 * time.Millisecond
+	}
+	if opts.PointTime < 0 {
+		return DiskResult{}, fmt.Errorf("a time of %v", opts.PointTime)
+	}
+
+	fd, size, err := openDirect(path)
+	if err != nil {
+		return DiskResult{}, err
+	}
+	defer unix.Close(fd)
+	alignment, err := directAlignment(fd)
+	if err != nil {
+		return DiskResult{}, err
+	}
+	s, err := newScan(extents, size, int64(alignment))
+	if err != nil {
+		return DiskResult{}, err
+	}
+
+	deepest, largest := 0, 0
+	for _, depth := range opts.Depths {
+		if depth < 1 || depth > maxDepth {
+			return DiskResult{}, fmt.Errorf("a depth of %d: want 1 to %d", depth, maxDepth)
+		}
+		deepest = max(deepest, depth)
+	}
+	for _, block := range opts.Blocks {
+		if block < 1 || block > maxBlock || block%alignment != 0 {
+			return DiskResult{}, fmt.Errorf("a block of %d bytes: want a multiple of %d, up to %d", block, alignment, maxBlock)
+		}
+		largest = max(largest, block)
+	}
+	// Mapped and not from Go's heap, which would keep it: what measures should not hold memory during the run that follows.
+	memory, err := unix.Mmap(-1, 0, deepest*largest+alignment, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
+	if err != nil {
+		return DiskResult{}, fmt.Errorf("map %d buffers of %d bytes: %w", deepest, largest, err)
+	}
+	defer unix.Munmap(memory)
+	buffers := alignTo(memory, alignment)
+
+	result := DiskResult{Alignment: alignment}
+	for _, block := range opts.Blocks {
+		for _, depth := range opts.Depths {
+			point, queue, err := readPoint(ctx, fd, s, buffers, block, depth, opts.PointTime)
+			if err != nil {
+				return DiskResult{}, err
+			}
+			result.Points = append(result.Points, point)
+			result.Queue = queue
+			if point.BytesPerSecond > result.Best.BytesPerSecond {
+				result.Best = point
+			}
+		}
+	}
+	return result, nil
+}
+
+// readPoint keeps depth reads of up to block bytes in flight until the time is over or all extents were read once.
+func readPoint(ctx context.Context, fd int, s *scan, buffers []byte, block, depth int, limit time.Duration) (DiskPoint, string, error) {
+	queue, err := uring.Open(uint32(depth), uring.WithWorkers(depth))
+	if err != nil {
+		return DiskPoint{}, "", err
+	}
+	defer queue.Close()
+
+	free := make([]uint64, depth) // the buffers, which are also the tags
+	for i := range free {
+		free[i] = uint64(i)
+	}
+	want := make([]int64, depth) // bytes that the read into each buffer must give
+	done := make([]uring.Completion, 0, depth)
+	point := DiskPoint{Depth: depth, Block: block}
+
+	start := time.Now()
+	for asked := int64(0); ; {
+		for len(free) > 0 && asked < s.total && time.Since(start) < limit {
+			tag := free[len(free)-1]
+			read := s.next(int64(block))
+			if !queue.Read(fd, buffers[int(tag)*block:][:read.Length], read.Offset, tag) {
+				return DiskPoint{}, "", fmt.Errorf("%s takes no %d reads", queue.Name(), depth)
+			}
+			free = free[:len(free)-1]
+			asked += read.Length
+			want[tag] = min(read.Length, s.size-read.Offset)
+		}
+		if queue.InFlight() == 0 {
+			break
+		}
+		if done, err = queue.Reap(1, done[:0]); err != nil {
+			return DiskPoint{}, "", err
+		}
+		for _, c := range done {
+			switch {
+			case c.Err != nil:
+				return DiskPoint{}, "", c.Err
+			case int64(c.N) != want[c.Tag]:
+				return DiskPoint{}, "", fmt.Errorf("%d bytes came of %d: %w", c.N, want[c.Tag], io.ErrUnexpectedEOF)
+			}
+			free = append(free, c.Tag)
+			point.Bytes += int64(c.N)
+		}
+		if err := ctx.Err(); err != nil {
+			return DiskPoint{}, "", err
+		}
+	}
+	point.Elapsed = time.Since(start)
+	point.BytesPerSecond = float64(point.Bytes) / point.Elapsed.Seconds()
+	return point, queue.Name(), nil
+}
+
+// openDirect opens the file at path with O_DIRECT and returns the descriptor and the file's size.
+func openDirect(path string) (fd int, size int64, err error) {
+	// Opening a FIFO would wait for a writer, so look first. O_NONBLOCK is no way out: reads through io_uring would fail
+	// where they have to wait.
+	var stat unix.Stat_t
+	if err := unix.Stat(path, &stat); err != nil {
+		return -1, 0, fmt.Errorf("stat: %w", err)
+	}
+	if stat.Mode&unix.S_IFMT != unix.S_IFREG {
+		return -1, 0, errors.New("not a regular file")
+	}
+	fd, err = unix.Open(path, unix.O_RDONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.EINVAL) {
+		return -1, 0, fmt.Errorf("%w on this file system: use a model on a disk", ErrNoDirectIO)
+	}
+	if err != nil {
+		return -1, 0, fmt.Errorf("open: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			unix.Close(fd)
+		}
+	}()
+	// Since Linux 6.6 tmpfs takes O_DIRECT, and copies from memory as ever.
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(fd, &fs); err != nil {
+		return -1, 0, fmt.Errorf("statfs: %w", err)
+	}
+	if fs.Type == unix.TMPFS_MAGIC || fs.Type == unix.RAMFS_MAGIC {
+		return -1, 0, fmt.Errorf("%w: this file system is in memory: use a model on a disk", ErrNoDirectIO)
+	}
+	return fd, stat.Size, nil
+}
+
+// directAlignment returns what offsets, lengths and addresses must be multiples of: a power of two, and no less than a
+// page, since that is what the page cache reads.
+func directAlignment(fd int) (int, error) {
+	page := os.Getpagesize()
+	var stat unix.Statx_t
+	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &stat)
+	if err != nil || stat.Mask&unix.STATX_DIOALIGN == 0 {
+		return max(page, 4096), nil // a kernel before 6.1, or a file system that does not say: no known one needs more
+	}
+	if stat.Dio_offset_align == 0 {
+		return 0, fmt.Errorf("%w to this file: encrypted, compressed or journalled data goes through the page cache", ErrNoDirectIO)
+	}
+	return max(page, int(stat.Dio_offset_align), int(stat.Dio_mem_align)), nil
+}
+
+// alignTo drops the beginning of memory up to a multiple of alignment, which is a power of two.
+func alignTo(memory []byte, alignment int) []byte {
+	address := uintptr(unsafe.Pointer(unsafe.SliceData(memory)))
+	return memory[-address&uintptr(alignment-1):]
+}
+
+// scan goes through ranges of a file, round and round.
+type scan struct {
+	ranges []Extent // aligned, not empty; the last may reach beyond the end of the file
+	size   int64    // of the file
+	total  int64    // bytes in ranges
+
+	index  int   // of the current range
+	offset int64 // in it
+}
+
+func newScan(extents []Extent, size, alignment int64) (*scan, error) {
+	s := &scan{size: size}
+	for _, e := range extents {
+		if e.Offset < 0 || e.Length < 0 || e.Offset > size || e.Length > size-e.Offset {
+			return nil, fmt.Errorf("extent of %d bytes at %d: the file has %d", e.Length, e.Offset, size)
+		}
+		if e.Length == 0 {
+			continue
+		}
+		begin := e.Offset &^ (alignment - 1)
+		end := (e.Offset + e.Length + alignment - 1) &^ (alignment - 1)
+		if n := len(s.ranges); n > 0 {
+			last := &s.ranges[n-1]
+			if lastEnd := last.Offset + last.Length; begin >= last.Offset && begin <= lastEnd {
+				last.Length = max(lastEnd, end) - last.Offset
+				continue
+			}
+		}
+		s.ranges = append(s.ranges, Extent{begin, end - begin})
+	}
+	for _, r := range s.ranges {
+		s.total += r.Length
+	}
+	if s.total == 0 {
+		return nil, errors.New("no bytes to read in the extents")
+	}
+	return s, nil
+}
+
+// next returns the next block, which is shorter at the end of a range.
+func (s *scan) next(block int64) Extent {
+	r := s.ranges[s.index]
+	e := Extent{r.Offset + s.offset, min(block, r.Length-s.offset)}
+	if s.offset += e.Length; s.offset == r.Length {
+		s.index, s.offset = (s.index+1)%len(s.ranges), 0
+	}
+	return e
+}

@@ -1,0 +1,282 @@
+// Package pressure measures a llama.cpp that has less memory than its model, with and without a helper.
+//
+// A run is one target process in a fresh memory control group with a limit; a helper, if the variant has one, is in the same
+// group, so that its memory counts too. Before a run the model is dropped from the page cache, and that is verified.
+// Variants take turns (A B B A), so that a machine that drifts treats them alike. What is measured once: M, the bytes of weights
+// that a generated token reads (traced); the target's own memory that is not page cache of the model, the time to compute a
+// token, and the text (all without a limit); and the disk's bandwidth. From these follows the bound that no
+// strategy can pass:
+//
+//	tok/s <= min(1/T_compute, BW_disk/(M-R)), R = limit - own memory
+//
+// Numbers per token are of generation only: the target writes a byte to descriptor 3 when the prompt is decoded and after each token
+// (llamarun --mark 3), and at each byte the counters are read.
+//
+// Amounts are bytes. Everything needs root: it makes control groups and traces.
+package pressure
+
+// This file runs a series: the measurements that are made once, and the variants in turn.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tensorcast/prefetch/memcg"
+)
+
+// Variant is one way to run the target under the limit.
+type Variant struct {
+	Name   string `json:"name"`
+	Helper string `json:"helper,omitempty"` // a simple shell command; {pid} in it is the target's process id; empty: none
+	Flags  string `json:"flags,omitempty"`  // more arguments for the target, in the shell's syntax
+}
+
+// Config says what a series measures.
+type Config struct {
+	Model string
+	// Target is the command. It must print llamarun's JSON, and write its marks to descriptor 3.
+	Target []string
+	// Trace is a shorter run of the same, to count the weights that a token reads. It is not used if Weights is given; nil: Target.
+	Trace []string
+
+	X     float64 // limit = X * M + own memory
+	Limit int64   // or the limit itself; X is then 0
+
+	Weights   int64 // M, instead of tracing; the disk is then measured over the whole file, and the model taken for dense
+	Repeat    int   // runs of each variant
+	Variants  []Variant
+	Readahead int // of the disk, in KiB, set for the series and restored; 0: as it is
+	Disk      DiskOptions
+
+	// Progress, if not nil, is told what is being done: done of total runs are over. It is called from one goroutine at a time.
+	Progress func(done, total int, what string)
+	Log      *slog.Logger // warnings; nil: none
+}
+
+func (c *Config) check() error {
+	switch {
+	case c.Model == "":
+		return errors.New("no model")
+	case len(c.Target) == 0:
+		return errors.New("no target command")
+	case (c.X > 0) == (c.Limit > 0):
+		return errors.New("give a limit in bytes or a share of the model, one of them")
+	case c.X < 0 || c.Limit < 0 || c.Weights < 0 || c.Readahead < 0 || math.IsNaN(c.X) || math.IsInf(c.X, 0):
+		return errors.New("a limit, share, size or readahead is not a positive number")
+	case c.Repeat < 1:
+		return errors.New("a series has at least one repeat")
+	case len(c.Variants) == 0:
+		return errors.New("no variant")
+	}
+	for i, v := range c.Variants {
+		if v.Name == "" {
+			return errors.New("a variant has no name")
+		}
+		if slices.ContainsFunc(c.Variants[:i], func(o Variant) bool { return o.Name == v.Name }) {
+			return fmt.Errorf("two variants are named %s", v.Name)
+		}
+	}
+	return nil
+}
+
+// ErrNotRoot says that the caller may not do what a measurement takes.
+var ErrNotRoot = errors.New("not root: a measurement makes control groups, drops the page cache and traces")
+
+// series is the state of one Measure.
+type series struct {
+	cfg    Config
+	model  *modelFile
+	disk   disk
+	root   *memcg.Group
+	report *Report
+	done   int
+	total  int
+	settle time.Duration // how long to wait for the kernel to add up the pressure
+}
+
+// pressureSettle is more than the kernel's interval of two seconds.
+const pressureSettle = 2100 * time.Millisecond
+
+// Measure runs a series. When ctx ends, it ends all processes it started and returns ctx's error. Whatever the outcome, no control group of
+// it is left, and the disk's readahead is as it was.
+func Measure(ctx context.Context, cfg Config) (*Report, error) {
+	return measure(ctx, cfg, pressureSettle)
+}
+
+func measure(ctx context.Context, cfg Config, settle time.Duration) (report *Report, err error) {
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	if os.Geteuid() != 0 {
+		return nil, ErrNotRoot
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Trace == nil {
+		cfg.Trace = cfg.Target
+	}
+	s := &series{cfg: cfg, settle: settle, total: 3 + cfg.Repeat*len(cfg.Variants)}
+	if s.model, err = openModel(cfg.Model); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, s.model.close()) }()
+	if s.disk, err = diskOf(cfg.Model); err != nil {
+		return nil, err
+	}
+	if s.root, err = memcg.Root(); err != nil {
+		return nil, err
+	}
+	if err := s.root.AccountReads(s.disk.major, s.disk.minor); err != nil {
+		return nil, err
+	}
+	host, err := memcg.Host()
+	if err != nil {
+		return nil, err
+	}
+	if host.Available < s.model.size {
+		return nil, fmt.Errorf("%s has %d MiB and this machine %d MiB free: the runs without a limit would be under pressure too. Take a smaller model", cfg.Model, s.model.size>>20, host.Available>>20)
+	}
+	before, err := s.disk.readahead()
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Readahead > 0 {
+		defer func() { err = errors.Join(err, s.disk.setReadahead(before)) }()
+		if err := s.disk.setReadahead(cfg.Readahead); err != nil {
+			return nil, err
+		}
+	}
+	readahead, err := s.disk.readahead()
+	if err != nil {
+		return nil, err
+	}
+	s.report = &Report{
+		Started: time.Now(), Host: thisHost(s.root.Version(), host.Total), Target: cfg.Target, X: cfg.X, Limit: cfg.Limit, Variants: cfg.Variants,
+		Disk:  DiskInfo{Name: s.disk.name, ReadaheadKiB: readahead, ReadaheadKiBBefore: before},
+		Model: ModelInfo{Path: cfg.Model, Bytes: s.model.size, TokenBytes: cfg.Weights},
+	}
+	if err := s.all(ctx); err != nil {
+		return nil, err
+	}
+	s.report.summarise()
+	return s.report, nil
+}
+
+func (s *series) progress(what string) {
+	if s.cfg.Progress != nil {
+		s.cfg.Progress(s.done, s.total, what)
+	}
+}
+
+func (s *series) all(ctx context.Context) error {
+	r := s.report
+	extents := []Extent{{0, s.model.size}}
+	if s.cfg.Weights == 0 {
+		s.progress("tracing what a token reads")
+		w, err := traceWeights(ctx, s.cfg.Trace, s.cfg.Log)
+		if err != nil {
+			return fmt.Errorf("measure the weights that a token reads: %w", err)
+		}
+		extents, r.Model.TokenBytes, r.Model.Routed = w.extents, w.tokenBytes, w.routed
+	}
+
+	var err error
+	s.progress("measuring the disk")
+	if r.DiskBefore, err = DiskBandwidth(ctx, s.cfg.Model, extents, s.cfg.Disk); err != nil {
+		return err
+	}
+
+	// The first run without a limit is cold: all of the model that it needs is then charged to its group, so that what
+	// is left of the group's usage is the target's own. The second finds all in memory: it shows what computing takes.
+	own, err := s.unlimited(ctx, "own memory", false)
+	if err != nil {
+		return err
+	}
+	r.Own, r.Text = own.Own, own.Text
+	if _, err := s.unlimited(ctx, "in memory", true); err != nil {
+		return err
+	}
+	if r.Limit == 0 {
+		r.Limit = int64(s.cfg.X*float64(r.Model.TokenBytes)) + r.Own
+	}
+	r.Limit &^= int64(os.Getpagesize() - 1) // as the kernel does
+	if r.Limit <= r.Own {
+		return fmt.Errorf("the limit of %d MiB leaves nothing for the model: the target's own memory is %d MiB", r.Limit>>20, r.Own>>20)
+	}
+
+	for i, v := range order(len(s.cfg.Variants), s.cfg.Repeat) {
+		variant := s.cfg.Variants[v]
+		run, err := s.run(ctx, runSpec{variant: variant, round: i / len(s.cfg.Variants), limit: r.Limit})
+		if err != nil {
+			return err
+		}
+		run.TextSame = run.Outcome == Finished && run.Text == own.Text && slices.Equal(run.Tokens, own.Tokens)
+		r.Runs = append(r.Runs, *run)
+		s.done++
+	}
+
+	if _, err := s.unlimited(ctx, "in memory, afterwards", true); err != nil {
+		return err
+	}
+	s.progress("measuring the disk again")
+	if r.DiskAfter, err = DiskBandwidth(ctx, s.cfg.Model, extents, s.cfg.Disk); err != nil {
+		return err
+	}
+	s.progress("")
+	return nil
+}
+
+// unlimited runs the plain target without a limit: with all of the model in memory, or none of it.
+func (s *series) unlimited(ctx context.Context, name string, warm bool) (*Run, error) {
+	run, err := s.run(ctx, runSpec{variant: Variant{Name: name}, warm: warm, own: !warm})
+	if err != nil {
+		return nil, err
+	}
+	if run.Outcome != Finished {
+		return nil, fmt.Errorf("the target fails without a limit: %s", run.Error)
+	}
+	first := run
+	if len(s.report.Unlimited) > 0 {
+		first = &s.report.Unlimited[0]
+	}
+	run.TextSame = run.Text == first.Text && slices.Equal(run.Tokens, first.Tokens)
+	if !run.TextSame {
+		s.cfg.Log.Warn("the target's text differs between runs without a limit: equal text proves nothing here", "first", first.Text, "now", run.Text)
+	}
+	s.report.Unlimited = append(s.report.Unlimited, *run)
+	s.done++
+	return run, nil
+}
+
+// order returns which of n variants each of n*repeat runs takes: forward, then backward, so that a steady drift weighs on all alike.
+func order(n, repeat int) []int {
+	var all []int
+	for round := range repeat {
+		for i := range n {
+			if round%2 == 1 {
+				i = n - 1 - i
+			}
+			all = append(all, i)
+		}
+	}
+	return all
+}
+
+func thisHost(version int, memory int64) Host {
+	h := Host{CgroupVersion: version, Memory: memory}
+	var u unix.Utsname
+	if unix.Uname(&u) == nil {
+		h.Kernel = unix.ByteSliceToString(u.Release[:])
+	}
+	h.CPUs, h.CPU = cpus()
+	return h
+}

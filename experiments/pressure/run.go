@@ -1,0 +1,493 @@
+package pressure
+
+// This file makes one run: target and helper in a fresh control group, counters read as the target goes on.
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
+
+	"tensorcast/experiments/llama"
+	"tensorcast/prefetch/memcg"
+)
+
+// Outcome says how a run ended.
+type Outcome string
+
+const (
+	Finished Outcome = "finished"
+	Killed   Outcome = "oom-killed" // the target was killed for lack of memory
+	Failed   Outcome = "failed"     // anything else: see Error
+)
+
+// Run is one run of the target. Per-token numbers are of generation: prompt, warm-up and loading are left out. They are 0 unless Outcome is
+// Finished. Times are milliseconds.
+type Run struct {
+	Variant string  `json:"variant"`
+	Round   int     `json:"round"`
+	Limit   int64   `json:"limit_bytes"` // 0: none
+	Outcome Outcome `json:"outcome"`
+	Error   string  `json:"error,omitempty"`
+	Text    string  `json:"text"`
+	// TextSame says that text and tokens are those of the first run without a limit.
+	TextSame bool    `json:"text_same"`
+	Tokens   []int32 `json:"tokens"`
+
+	TokS     float64   `json:"tok_s"`
+	P5       float64   `json:"p5_tok_s"` // 5 % of the tokens came at this speed or slower
+	TokenMs  []float64 `json:"token_ms"`
+	PromptMs float64   `json:"prompt_ms"`
+	LoadMs   float64   `json:"load_ms"`
+
+	BytesPerToken     float64 `json:"bytes_per_token"`      // read from the disk on the group's account
+	DiskBytesPerToken float64 `json:"disk_bytes_per_token"` // read from the disk by anybody
+	Disagree          bool    `json:"disagree"`             // these two differ by more than 3 %: somebody else used the disk, or an account is wrong
+	TokenBytes        []int64 `json:"token_bytes"`          // on the group's account, by token
+	TargetPerToken    float64 `json:"target_bytes_per_token"`
+	HelperPerToken    float64 `json:"helper_bytes_per_token"`
+	FaultsPerToken    float64 `json:"major_faults_per_token"` // of the target
+	Faults            int64   `json:"major_faults"`           // of the target, in its whole life
+
+	Some     time.Duration `json:"pressure_some_ns"` // memory pressure of the group, over the whole run
+	Full     time.Duration `json:"pressure_full_ns"`
+	Whole    bool          `json:"pressure_of_host"` // the kernel gave only the machine's
+	OOMKills int64         `json:"oom_kills"`        // in the group, helper included
+	Peak     int64         `json:"peak_bytes"`       // of the group's usage, at the marks
+	Own      int64         `json:"own_bytes,omitempty"`
+	Cached   int64         `json:"cached_bytes"` // of the model, right before the run
+
+	Helper *HelperEnd `json:"helper,omitempty"`
+}
+
+// HelperEnd says what became of the helper.
+type HelperEnd struct {
+	Early  bool   `json:"early"` // it ended before the last token
+	Status string `json:"status"`
+	Output string `json:"output"` // its stdout and stderr, the end of it if it is long
+}
+
+type runSpec struct {
+	variant Variant
+	round   int
+	limit   int64 // 0: none
+	warm    bool  // the model is in the page cache, else it is not
+	own     bool  // measure the target's own memory
+}
+
+// markFD is where the target finds the pipe for its marks.
+const markFD = 3
+
+// tolerance is by how much the group's account and the disk's may differ.
+const tolerance = 0.03
+
+// helperGrace is how long a helper may take to end after SIGTERM: it unpins a model.
+const helperGrace = 10 * time.Second
+
+// run makes one run. What the target does is in Run, an error is the instrument's own.
+func (s *series) run(ctx context.Context, spec runSpec) (run *Run, err error) {
+	run = &Run{Variant: spec.variant.Name, Round: spec.round, Limit: spec.limit}
+	s.progress(run.Variant + ": preparing")
+	if spec.warm {
+		err = s.model.load(ctx)
+	} else {
+		err = s.model.drop(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if run.Cached, err = s.model.resident(); err != nil {
+		return nil, err
+	}
+
+	group, err := memcg.Create(s.root, fmt.Sprintf("tensorcast-pressure-%d-%d", os.Getpid(), s.done))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, group.Remove()) }()
+	if spec.limit > 0 {
+		if err := group.SetLimit(spec.limit); err != nil {
+			return nil, err
+		}
+	}
+	if _, err := group.ReadBytes(s.disk.major, s.disk.minor); err != nil {
+		return nil, fmt.Errorf("the group's account of disk reads: %w", err)
+	}
+	pressure, err := group.Pressure()
+	if err != nil {
+		return nil, err
+	}
+	started := time.Now()
+
+	t, err := startTarget(ctx, group, s.cfg.Target, spec.variant.Flags)
+	if err != nil {
+		return nil, err
+	}
+	defer t.marks.Close()
+	var h *helper
+	if spec.variant.Helper != "" {
+		if h, err = startHelper(ctx, group, spec.variant.Helper, t.cmd.Process.Pid); err != nil {
+			return nil, errors.Join(err, t.kill())
+		}
+	}
+
+	observer := &observer{group: group, disk: s.disk, target: t.cmd.Process.Pid, helper: h}
+	var watchers sync.WaitGroup
+	watchers.Go(func() {
+		observer.follow(t.marks, func(n int) { s.progress(fmt.Sprintf("%s: token %d", run.Variant, n)) })
+	})
+	stop := make(chan struct{})
+	var own int64
+	var ownErr error
+	if spec.own {
+		watchers.Go(func() { own, ownErr = s.ownMemory(group, stop) })
+	}
+	// The target is not reaped before its last counters are read.
+	t.exited()
+	_ = t.marks.SetReadDeadline(time.Now().Add(time.Second)) // if something that the target started keeps the pipe open
+	close(stop)
+	watchers.Wait()
+	waitErr := t.cmd.Wait()
+	run.Helper = h.stop(observer.alone)
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("%s: %w", run.Variant, context.Cause(ctx))
+	}
+	if observer.err != nil {
+		return nil, fmt.Errorf("read counters: %w", observer.err)
+	}
+	if ownErr != nil {
+		return nil, fmt.Errorf("measure the target's own memory: %w", ownErr)
+	}
+	run.Own = own
+
+	if run.OOMKills, err = group.OOMKills(); err != nil {
+		return nil, err
+	}
+	if spec.limit > 0 {
+		s.progress(run.Variant + ": waiting for the kernel's account of pressure")
+		select {
+		case <-time.After(max(0, s.settle-time.Since(started))):
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	after, err := group.Pressure()
+	if err != nil {
+		return nil, err
+	}
+	run.Some, run.Full, run.Whole = after.Some-pressure.Some, after.Full-pressure.Full, after.Whole
+
+	if usage, ok := t.cmd.ProcessState.SysUsage().(*syscall.Rusage); ok {
+		run.Faults = usage.Majflt
+	}
+	return run, run.finish(t, waitErr, observer.samples)
+}
+
+// finish fills in what the target's result and the samples say.
+func (run *Run) finish(t *target, waitErr error, samples []sample) error {
+	fail := func(outcome Outcome, format string, args ...any) error {
+		run.Outcome, run.Error = outcome, fmt.Sprintf(format, args...)
+		return nil
+	}
+	var exit *exec.ExitError
+	switch {
+	case errors.As(waitErr, &exit):
+		message := exit.Error()
+		if text := strings.TrimSpace(t.stderr.String()); text != "" {
+			message += ": " + text
+		}
+		if exit.ExitCode() == exitNotJoined {
+			return fmt.Errorf("put the target into the control group: %s", message)
+		}
+		if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() && status.Signal() == syscall.SIGKILL && run.OOMKills > 0 {
+			return fail(Killed, "%s", message)
+		}
+		return fail(Failed, "%s", message)
+	case waitErr != nil:
+		return fmt.Errorf("run the target: %w", waitErr)
+	}
+	result, err := llama.ParseResult(t.stdout.Bytes())
+	if err != nil {
+		return fail(Failed, "%v", err)
+	}
+	n := len(result.TokenMs)
+	switch {
+	case n == 0:
+		return fail(Failed, "the target generated no token")
+	case len(samples) != n+1:
+		return fail(Failed, "the target generated %d tokens and wrote %d marks to descriptor %d, not one more", n, len(samples), markFD)
+	}
+
+	run.Outcome, run.Text, run.Tokens = Finished, result.Text, result.Tokens
+	run.TokS, run.TokenMs, run.PromptMs, run.LoadMs = result.TokS, result.TokenMs, result.PromptMs, result.LoadMs
+	speeds := make([]float64, n)
+	for i, ms := range run.TokenMs {
+		speeds[i] = 1000 / ms
+	}
+	run.P5 = quantile(speeds, 0.05)
+	first, last := samples[0], samples[n]
+	per := func(from, to int64) float64 { return float64(to-from) / float64(n) }
+	run.BytesPerToken, run.DiskBytesPerToken = per(first.group, last.group), per(first.disk, last.disk)
+	run.Disagree = disagree(run.BytesPerToken, run.DiskBytesPerToken)
+	run.TargetPerToken, run.HelperPerToken = per(first.target, last.target), per(first.helper, max(first.helper, last.helper))
+	run.FaultsPerToken = per(first.faults, last.faults)
+	for i := range n {
+		run.TokenBytes = append(run.TokenBytes, samples[i+1].group-samples[i].group)
+	}
+	for _, s := range samples {
+		run.Peak = max(run.Peak, s.usage)
+	}
+	return nil
+}
+
+// disagree compares two accounts of bytes per token. Below a tenth of a MiB it is noise of other programs.
+func disagree(group, disk float64) bool {
+	diff := max(group-disk, disk-group)
+	return diff > tolerance*max(group, disk) && diff > 0.1*(1<<20)
+}
+
+// ---- counters
+
+// sample is the counters at one mark.
+type sample struct {
+	group, disk    int64 // bytes read: on the group's account, from the disk by anybody
+	target, helper int64 // bytes that these processes had read
+	faults         int64 // major ones of the target
+	usage          int64
+}
+
+// observer reads counters whenever the target makes a mark.
+type observer struct {
+	group   *memcg.Group
+	disk    disk
+	target  int
+	helper  *helper
+	samples []sample
+	alone   bool // at the last mark there was no helper
+	err     error
+}
+
+// follow returns when the pipe ends or its deadline is over.
+func (o *observer) follow(marks io.Reader, progress func(token int)) {
+	b := make([]byte, 1)
+	for {
+		if _, err := marks.Read(b); err != nil {
+			return
+		}
+		s, err := o.sample()
+		if err != nil {
+			o.err = err
+			return
+		}
+		progress(len(o.samples))
+		o.samples = append(o.samples, s)
+	}
+}
+
+func (o *observer) sample() (sample, error) {
+	var s sample
+	var err error
+	// The target first: it goes on meanwhile, and may end.
+	p, err := procfs.NewProc(o.target)
+	if err != nil {
+		return s, err
+	}
+	stat, err := p.Stat()
+	if err != nil {
+		return s, err
+	}
+	s.faults = int64(stat.MajFlt)
+	if s.group, err = o.group.ReadBytes(o.disk.major, o.disk.minor); err != nil {
+		return s, err
+	}
+	if s.disk, err = o.disk.readBytes(); err != nil {
+		return s, err
+	}
+	if s.usage, err = o.group.Usage(); err != nil {
+		return s, err
+	}
+	// Which of the two read is told where the kernel tells it.
+	s.target = readBytes(o.target)
+	if o.alone = o.helper.ended(); !o.alone {
+		s.helper = readBytes(o.helper.cmd.Process.Pid)
+	}
+	return s, nil
+}
+
+// readBytes returns what a process had read from disks; 0 if it is gone.
+func readBytes(pid int) int64 {
+	p, err := procfs.NewProc(pid)
+	if err != nil {
+		return 0
+	}
+	counters, err := p.IO()
+	if err != nil {
+		return 0
+	}
+	return int64(counters.ReadBytes)
+}
+
+// ownInterval: the first seconds, where memory is allocated, are over soon; a sample costs about a millisecond.
+const ownInterval = 20 * time.Millisecond
+
+// ownMemory returns the most that the group used beside the model's page cache, until stop is closed.
+func (s *series) ownMemory(group *memcg.Group, stop <-chan struct{}) (int64, error) {
+	var most int64
+	tick := time.NewTicker(ownInterval)
+	defer tick.Stop()
+	for {
+		// In this order: the page cache grows meanwhile, so that the difference is too small rather than too large while
+		// the model is read, and exact when it is.
+		usage, err := group.Usage()
+		if err != nil {
+			return 0, err
+		}
+		cached, err := s.model.resident()
+		if err != nil {
+			return 0, err
+		}
+		most = max(most, usage-cached)
+		select {
+		case <-tick.C:
+		case <-stop:
+			return most, nil
+		}
+	}
+}
+
+// ---- processes
+
+// exitNotJoined is the exit code of a process that could not enter the group.
+const exitNotJoined = 125
+
+// inGroup returns a command that enters the group before it becomes the command args, followed by words in the shell's syntax:
+// so all of its memory is charged to the group, from its first instruction.
+func inGroup(ctx context.Context, group *memcg.Group, args []string, words string) *exec.Cmd {
+	files := group.ProcsFiles()
+	script := `n=$1; shift; while [ "$n" -gt 0 ]; do echo 0 > "$1" || exit ` + strconv.Itoa(exitNotJoined) + `; shift; n=$((n-1)); done; exec "$@" ` + words
+	all := append([]string{"-c", script, joining, strconv.Itoa(len(files))}, files...)
+	cmd := exec.CommandContext(ctx, "/bin/sh", append(all, args...)...)
+	cmd.WaitDelay = time.Second // for what keeps its output open
+	return cmd
+}
+
+// joining is the name of the shell that is not the command yet.
+const joining = "tensorcast-joining"
+
+// target is a target that runs.
+type target struct {
+	cmd            *exec.Cmd
+	marks          *os.File
+	stdout, stderr bytes.Buffer
+}
+
+func startTarget(ctx context.Context, group *memcg.Group, args []string, flags string) (*target, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	t := &target{cmd: inGroup(ctx, group, args, flags), marks: r}
+	t.cmd.ExtraFiles = []*os.File{w}
+	t.cmd.Stdout, t.cmd.Stderr = &t.stdout, &t.stderr
+	err = t.cmd.Start()
+	w.Close()
+	if err != nil {
+		r.Close()
+		return nil, fmt.Errorf("start the target: %w", err)
+	}
+	// A helper looks at what the process runs: that must not be the shell any more.
+	for {
+		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", t.cmd.Process.Pid))
+		if err != nil || !bytes.Contains(line, []byte("\x00"+joining+"\x00")) || ctx.Err() != nil {
+			return t, nil
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// exited returns when the target has ended. It is not reaped yet.
+func (t *target) exited() {
+	for unix.Waitid(unix.P_PID, t.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
+	}
+}
+
+func (t *target) kill() error {
+	err := t.cmd.Process.Kill()
+	_ = t.cmd.Wait() // that it was killed is no news
+	return err
+}
+
+// helper is a helper that runs; nil is none.
+type helper struct {
+	cmd    *exec.Cmd
+	output tail
+	done   chan struct{} // closed when it has ended
+}
+
+func startHelper(ctx context.Context, group *memcg.Group, command string, target int) (*helper, error) {
+	h := &helper{cmd: inGroup(ctx, group, nil, strings.ReplaceAll(command, "{pid}", strconv.Itoa(target))), done: make(chan struct{})}
+	h.cmd.Stdout, h.cmd.Stderr = &h.output, &h.output
+	if err := h.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start the helper: %w", err)
+	}
+	go func() {
+		defer close(h.done)
+		_ = h.cmd.Wait() // ProcessState has it
+	}()
+	return h, nil
+}
+
+// ended reports whether there is no helper, or none any more.
+func (h *helper) ended() bool {
+	if h == nil {
+		return true
+	}
+	select {
+	case <-h.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// stop ends the helper and returns what became of it. early says that it had ended while the target still ran: a helper that ends by
+// itself when its target does is not early.
+func (h *helper) stop(early bool) *HelperEnd {
+	if h == nil {
+		return nil
+	}
+	_ = h.cmd.Process.Signal(syscall.SIGTERM) // it may have ended by now
+	select {
+	case <-h.done:
+	case <-time.After(helperGrace):
+		_ = h.cmd.Process.Kill()
+		<-h.done
+	}
+	return &HelperEnd{Early: early, Status: h.cmd.ProcessState.String(), Output: h.output.String()}
+}
+
+// tail keeps the end of what is written to it.
+type tail struct{ b []byte }
+
+const tailBytes = 64 << 10
+
+func (t *tail) Write(b []byte) (int, error) {
+	t.b = append(t.b, b...)
+	if cut := len(t.b) - tailBytes; cut > 0 {
+		t.b = append(t.b[:0], t.b[cut:]...)
+	}
+	return len(b), nil
+}
+
+func (t *tail) String() string { return string(t.b) }

@@ -1,0 +1,291 @@
+package serverload
+
+// The test program itself plays the server; and tracer comes and goes while a real llama.cpp decodes several sequences at once.
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"tensorcast/experiments/llama"
+	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/experiments/synth"
+	"tensorcast/gguf"
+	"tensorcast/trace"
+)
+
+// envServer makes the test program a server that behaves as its value says.
+const envServer = "SERVERLOAD_TEST_SERVER"
+
+func TestMain(m *testing.M) {
+	if behaviour := os.Getenv(envServer); behaviour != "" {
+		playServer(behaviour, os.Args[1:])
+		return
+	}
+	os.Exit(m.Run())
+}
+
+func playServer(behaviour string, args []string) {
+	flag := func(name string) string { return args[slices.Index(args, name)+1] }
+	if behaviour == "fail" {
+		fmt.Println("no such model")
+		os.Exit(1)
+	}
+	http.HandleFunc("/health", func(http.ResponseWriter, *http.Request) {})
+	http.HandleFunc("/completion", func(w http.ResponseWriter, r *http.Request) {
+		var q struct {
+			Prompt  string `json:"prompt"`
+			Predict int    `json:"n_predict"`
+		}
+		if err := json.NewDecoder(r.Body).Decode(&q); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		_, err := os.Stat(flag("--flag"))
+		observed := err == nil
+		n, first := q.Predict, len(q.Prompt)
+		switch {
+		case behaviour == "error":
+			http.Error(w, "no slot", http.StatusServiceUnavailable)
+			return
+		case behaviour == "differs" && observed:
+			first++
+		case behaviour == "short" && observed:
+			n--
+		case behaviour == "breaks off":
+			fmt.Fprintf(w, "data: {\"tokens\":[1]}\n\n")
+			return
+		}
+		for i := range n {
+			fmt.Fprintf(w, "data: {\"tokens\":[%d],\"stop\":false}\n\n", first+i)
+		}
+		fmt.Fprintf(w, "data: {\"tokens\":[],\"stop\":true}\n\n")
+	})
+	if _, err := strconv.Atoi(flag("--parallel")); err != nil {
+		os.Exit(2)
+	}
+	server := &http.Server{Addr: flag("--host") + ":" + flag("--port")}
+	fmt.Println(server.ListenAndServe())
+}
+
+// played is a series with the played server. Its observer makes the file flag.
+func played(t *testing.T, behaviour string) Config {
+	t.Helper()
+	t.Setenv(envServer, behaviour)
+	flag := filepath.Join(t.TempDir(), "observed")
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Config{
+		Server: []string{self, "--flag", flag}, Clients: 3, Requests: 2, Tokens: 5, Rounds: 1, On: 20 * time.Millisecond,
+		// It leaves the file, so that all that is asked from the first observed phase on is observed.
+		Observer: fmt.Sprintf("sh -c 'touch %s; sleep 600' {pid}", flag),
+	}
+}
+
+func TestMeasure(t *testing.T) {
+	for behaviour, want := range map[string]string{
+		"well": "", "fail": "no such model", "error": "503", "breaks off": "breaks off",
+	} {
+		cfg := played(t, behaviour)
+		r, err := Measure(t.Context(), cfg)
+		if want != "" {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v, want %q", behaviour, err, want)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range []Phase{r.Plain, r.Observed} {
+			if p.Answers != 12 || p.Same != 12 || p.Short != 0 || len(p.Took) != 12 || len(p.Gaps) != 12*4 {
+				t.Errorf("%+v", p)
+			}
+		}
+		if r.Attached < 2 {
+			t.Errorf("attached %d times in two phases", r.Attached)
+		}
+		if err := r.WriteText(io.Discard); err != nil {
+			t.Error(err)
+		}
+	}
+	cfg := played(t, "well")
+	cfg.Observer = "echo not permitted {pid}"
+	if _, err := Measure(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "not permitted") {
+		t.Errorf("an observer that does not stay: %v", err)
+	}
+}
+
+func TestDisturbed(t *testing.T) {
+	for _, test := range []struct {
+		r    Report
+		want string
+	}{
+		{Report{Plain: Phase{Answers: 4, Same: 4}, Observed: Phase{Answers: 4, Same: 4}}, ""},
+		{Report{Plain: Phase{Answers: 4, Same: 4}, Observed: Phase{Answers: 4, Same: 3}}, "1 of 4"},
+		{Report{Plain: Phase{Answers: 4, Same: 3}, Observed: Phase{Answers: 4, Same: 3}}, ""},
+		{Report{Observed: Phase{Short: 2}}, "missing in 0 plain and 2"},
+		{Report{ExitStatus: -1}, "ended with -1"},
+	} {
+		if got := test.r.Disturbed(); (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
+			t.Errorf("%+v: %q, want %q", test.r, got, test.want)
+		}
+	}
+}
+
+func TestQuantile(t *testing.T) {
+	ten := []float64{9, 8, 7, 6, 5, 4, 3, 2, 1, 0}
+	for _, test := range []struct {
+		values []float64
+		q      float64
+		want   float64
+	}{{nil, 0.5, 0}, {[]float64{7}, 0.99, 7}, {ten, 0, 0}, {ten, 0.5, 5}, {ten, 0.95, 9}, {ten, 1, 9}} {
+		if got := quantile(test.values, test.q); got != test.want {
+			t.Errorf("%v of %v: %v, want %v", test.q, test.values, got, test.want)
+		}
+	}
+}
+
+// TestComeAndGo: tracer attaches and detaches five times while a real llama.cpp decodes four sequences in a batch. The tokens are those of an
+// undisturbed run, none is missing, and the target ends as it should.
+func TestComeAndGo(t *testing.T) {
+	llamatest.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	tracer, remove, err := llamatest.BuildPackage("tracer", "tensorcast/cmd/tracer")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer remove()
+	const sequences, times = 4, 5
+	o := llama.Options{
+		Model:  llamatest.Model(t, synth.Config{Layers: 2, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}),
+		Prompt: "a", Prompts: []string{"bb", "the page cache", "0123"}, Parallel: sequences, Tokens: 50, Threads: 1, NoRepack: true,
+	}
+	want, err := in.Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Generations go on until the tracer has come and gone.
+	o.Stream, o.Repeat = true, 1<<29
+	cmd := in.Command(t.Context(), o)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var generations atomic.Int64
+	gone := make(chan error, 1)
+	capture := filepath.Join(t.TempDir(), "capture")
+	go func() { gone <- comeAndGoTimes(tracer, capture, cmd.Process.Pid, times, &generations) }()
+
+	s, err := llama.NewStream(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	over, at := false, 0
+	for ; ; at++ {
+		tok, err := s.Next()
+		if errors.Is(err, io.EOF) && over {
+			break
+		}
+		if err != nil {
+			t.Fatalf("after %d tokens: %v", at, err)
+		}
+		generation, step, q := at/(o.Tokens*sequences), at/sequences%o.Tokens, at%sequences
+		if tok.Generation != generation || tok.Token != step || tok.Sequence != q {
+			t.Fatalf("token %d of sequence %d, generation %d comes at the place of token %d of %d, %d", tok.Token, tok.Sequence, tok.Generation, step, q, generation)
+		}
+		if tok.ID != want.Generations()[q].Tokens[step] {
+			t.Fatalf("generation %d, sequence %d, token %d: %d, undisturbed %d", generation, q, step, tok.ID, want.Generations()[q].Tokens[step])
+		}
+		generations.Store(int64(generation))
+		if over {
+			continue
+		}
+		select {
+		case err := <-gone:
+			if err != nil {
+				t.Fatal(err)
+			}
+			over = true
+			if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+		default:
+		}
+	}
+	if at%(o.Tokens*sequences) != 0 {
+		t.Errorf("the last generation is not whole: %d tokens", at)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("the target ended with %v", err)
+	}
+}
+
+// comeAndGoTimes attaches tracer, lets it see a whole generation, and detaches it by SIGINT.
+func comeAndGoTimes(tracer, capture string, pid, times int, generations *atomic.Int64) error {
+	for range times {
+		if err := os.RemoveAll(capture); err != nil {
+			return err
+		}
+		cmd := exec.Command(tracer, "--pid", strconv.Itoa(pid), "-o", capture)
+		var stderr strings.Builder
+		cmd.Stderr = &stderr
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- cmd.Wait() }()
+		poll := func(until func() bool) error { // a tracer that ends has failed
+			for !until() {
+				select {
+				case err := <-ended:
+					return fmt.Errorf("tracer ended: %v: %s", err, stderr.String())
+				case <-time.After(10 * time.Millisecond):
+				}
+			}
+			return nil
+		}
+		attached := func() bool {
+			_, err := os.Stat(filepath.Join(capture, trace.MetaFile))
+			return err == nil
+		}
+		if err := poll(attached); err != nil {
+			return err
+		}
+		after := generations.Load() + 2
+		if err := poll(func() bool { return generations.Load() >= after }); err != nil {
+			return err
+		}
+		if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+			return err
+		}
+		if err := <-ended; err != nil {
+			return fmt.Errorf("tracer: %w: %s", err, stderr.String())
+		}
+		c, err := trace.Open(capture)
+		if err != nil {
+			return err
+		}
+		if c.Meta.Steps == 0 || c.Meta.Counters.OtherThreads+c.Meta.Counters.Received == 0 {
+			return fmt.Errorf("tracer saw nothing: %+v", c.Meta)
+		}
+	}
+	return nil
+}

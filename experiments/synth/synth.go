@@ -1,0 +1,125 @@
+// Package synth writes GGUF models with random weights that a real llama.cpp loads and runs.
+//
+// Experiments need models of any size whose bytes can be made again anywhere: Config says what to build, NewPlan works
+// out every tensor and the exact file size, and Plan.Write streams the file in constant memory. The models are of the
+// `llama` architecture, dense or mixture of experts, with a byte-level vocabulary. They are noise, but well-behaved
+// noise: activations stay finite through any number of layers, greedy text varies and depends on the whole prompt,
+// the routed experts change from token to token, and the end-of-text token practically never comes.
+package synth
+
+// This file holds the description of a model and the check that llama.cpp can run it.
+
+import (
+	"fmt"
+	"strings"
+
+	"tensorcast/gguf"
+)
+
+// Config describes a model. Its zero values of Vocab and Ctx mean "the usual"; all other dimensions are required.
+// Config is a plain value: the same Config gives the same bytes on every machine.
+type Config struct {
+	Layers  int // transformer blocks, 1 to 512
+	Embd    int // width of the residual stream, in elements; a whole number of blocks of Type
+	FF      int // hidden width of the feed-forward network, of each expert if Experts > 0; a whole number of blocks of Type
+	Heads   int // query heads; Embd/Heads is the head width, which must be even
+	KVHeads int // key and value heads; must divide Heads
+	Vocab   int // tokens; 0 means ByteVocab, the least possible. Tokens beyond it are words that only the model says.
+	Ctx     int // context length to declare; 0 means 4096
+	Experts int // experts per layer, 2 to 512; 0 makes a dense model
+	Used    int // experts per token
+
+	Type gguf.Type // of every matrix except the router: one of Types
+	Seed uint64    // of all values
+	Tied bool      // leave out output.weight, so that token_embd.weight serves for the logits too
+}
+
+// ByteVocab is the size of the byte-level vocabulary: <unk>, <s>, </s> and the 256 bytes.
+const ByteVocab = 259
+
+// Limits of a Config. Layers and experts are llama.cpp's own (LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS). The other one is
+// ours: beyond any real model, and small enough that no size computed here can pass 63 bits
+// (512 layers x 3 matrices x 512 experts x 2^20 x 2^20 elements x 4 bytes < 2^63).
+const (
+	maxLayers  = 512
+	maxExperts = 512
+	maxDim     = 1 << 20
+)
+
+// Types lists the weight types that can be written.
+func Types() []gguf.Type {
+	return []gguf.Type{gguf.F32, gguf.F16, gguf.Q8_0, gguf.Q4_0, gguf.Q4_K}
+}
+
+// ParseType is the type of Types with this name, in upper or lower case.
+func ParseType(name string) (gguf.Type, error) {
+	var names []string
+	for _, t := range Types() {
+		if strings.EqualFold(t.String(), name) {
+			return t, nil
+		}
+		names = append(names, t.String())
+	}
+	return 0, &ConfigError{"type", fmt.Sprintf("%q is not one of %s", name, strings.Join(names, ", "))}
+}
+
+// ConfigError says which setting of a Config makes the model impossible, and why. The command turns it into a usage error.
+type ConfigError struct {
+	Setting string // the flag's name, e.g. "kv-heads"
+	Reason  string // what is wrong with its value and what would be right
+}
+
+func (e *ConfigError) Error() string { return e.Setting + ": " + e.Reason }
+
+// withDefaults fills in the settings whose zero value has a meaning.
+func (c Config) withDefaults() Config {
+	if c.Vocab == 0 {
+		c.Vocab = ByteVocab
+	}
+	if c.Ctx == 0 {
+		c.Ctx = 4096
+	}
+	return c
+}
+
+// check returns a *ConfigError if llama.cpp could not run the model.
+func (c Config) check() error {
+	if fileType(c.Type) < 0 {
+		return &ConfigError{"type", fmt.Sprintf("%v weights cannot be written", c.Type)}
+	}
+	minExperts := 0
+	if c.Experts != 0 || c.Used != 0 {
+		minExperts = 2 // llama.cpp takes a model with one expert for a dense one and then misses its tensors
+	}
+	for _, f := range []struct {
+		setting     string
+		value       int
+		least, most int
+	}{
+		{"layers", c.Layers, 1, maxLayers},
+		{"embd", c.Embd, 1, maxDim},
+		{"ff", c.FF, 1, maxDim},
+		{"heads", c.Heads, 1, maxDim},
+		{"kv-heads", c.KVHeads, 1, maxDim},
+		{"vocab", c.Vocab, ByteVocab, maxDim},
+		{"ctx", c.Ctx, 1, maxDim * 16},
+		{"experts", c.Experts, minExperts, maxExperts},
+		{"used", c.Used, min(c.Experts, 1), c.Experts},
+	} {
+		if f.value < f.least || f.value > f.most {
+			return &ConfigError{f.setting, fmt.Sprintf("%d is outside %d to %d", f.value, f.least, f.most)}
+		}
+	}
+	block := int(c.Type.BlockElems())
+	switch {
+	case c.Embd%block != 0:
+		return &ConfigError{"embd", fmt.Sprintf("%d is not a multiple of %d, the block of %v", c.Embd, block, c.Type)}
+	case c.FF%block != 0:
+		return &ConfigError{"ff", fmt.Sprintf("%d is not a multiple of %d, the block of %v", c.FF, block, c.Type)}
+	case c.Embd%(2*c.Heads) != 0:
+		return &ConfigError{"heads", fmt.Sprintf("%d heads do not divide a width of %d into heads of an even width", c.Heads, c.Embd)}
+	case c.Heads%c.KVHeads != 0:
+		return &ConfigError{"kv-heads", fmt.Sprintf("%d does not divide %d heads", c.KVHeads, c.Heads)}
+	}
+	return nil
+}

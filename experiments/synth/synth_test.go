@@ -1,0 +1,426 @@
+package synth
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"strings"
+	"testing"
+
+	"tensorcast/gguf"
+)
+
+// small is a valid dense model; tests change what they are about.
+func small(change func(*Config)) Config {
+	c := Config{Layers: 2, Embd: 256, FF: 768, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}
+	if change != nil {
+		change(&c)
+	}
+	return c
+}
+
+func mustPlan(t *testing.T, cfg Config) *Plan {
+	t.Helper()
+	p, err := NewPlan(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func mustWrite(t *testing.T, cfg Config) (*Plan, []byte) {
+	t.Helper()
+	p := mustPlan(t, cfg)
+	var b bytes.Buffer
+	if err := p.Write(t.Context(), &b, nil); err != nil {
+		t.Fatal(err)
+	}
+	return p, b.Bytes()
+}
+
+// TestParsesBack compares what gguf reads from the file with the plan: every tensor's extent, type and shape.
+func TestParsesBack(t *testing.T) {
+	for name, cfg := range map[string]Config{
+		"F32":   small(func(c *Config) { c.Type = gguf.F32 }),
+		"F16":   small(func(c *Config) { c.Type = gguf.F16 }),
+		"Q8_0":  small(nil),
+		"Q4_0":  small(func(c *Config) { c.Type = gguf.Q4_0 }),
+		"Q4_K":  small(func(c *Config) { c.Type = gguf.Q4_K }),
+		"odd":   small(func(c *Config) { c.Type, c.Embd, c.FF, c.Heads, c.KVHeads = gguf.F16, 90, 77, 5, 1 }),
+		"tied":  small(func(c *Config) { c.Tied = true }),
+		"vocab": small(func(c *Config) { c.Vocab = 2000 }),
+		"moe":   small(func(c *Config) { c.Experts, c.Used = 8, 2 }),
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, b := mustWrite(t, cfg)
+			if int64(len(b)) != p.Size {
+				t.Errorf("wrote %d bytes, planned %d", len(b), p.Size)
+			}
+			f, err := gguf.Parse(bytes.NewReader(b), int64(len(b)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f.Version != 3 {
+				t.Errorf("version %d", f.Version)
+			}
+			var got []Tensor
+			for _, ft := range f.Tensors {
+				got = append(got, Tensor{Name: ft.Name, Type: ft.Type, Shape: ft.Shape, Offset: ft.Offset, Size: ft.Size})
+			}
+			var want []Tensor
+			for _, pt := range p.Tensors {
+				pt.spans = nil
+				want = append(want, pt)
+			}
+			if !reflect.DeepEqual(got, want) {
+				t.Errorf("tensors: got %v, want %v", got, want)
+			}
+			tokens, err := f.Strings("tokenizer.ggml.tokens")
+			if err != nil || len(tokens) != p.Config.Vocab {
+				t.Fatalf("%d tokens, want %d", len(tokens), p.Config.Vocab)
+			}
+			seen := map[string]bool{}
+			for _, text := range tokens {
+				if seen[text] {
+					t.Fatalf("token %q twice", text)
+				}
+				seen[text] = true
+			}
+		})
+	}
+}
+
+// TestLikeTrained compares the layout with that of trained models, as llama.cpp's own tools wrote them: the same tensors in the same
+// order with the same shapes, and the same vocabulary.
+func TestLikeTrained(t *testing.T) {
+	for name, cfg := range map[string]Config{
+		"tiny-dense-q8_0": small(func(c *Config) { c.Layers, c.KVHeads = 6, 4 }),
+		"tiny-dense-f16":  small(func(c *Config) { c.Layers, c.KVHeads, c.Type = 6, 4, gguf.F16 }),
+		"tiny-moe-q8_0":   small(func(c *Config) { c.Layers, c.KVHeads, c.FF, c.Experts, c.Used = 6, 4, 256, 16, 2 }),
+	} {
+		t.Run(name, func(t *testing.T) {
+			// tensorcast lies beside shared.
+			trained, err := gguf.Open(filepath.Join("../../../shared/data/models", name+".gguf"))
+			if errors.Is(err, os.ErrNotExist) {
+				t.Skip("no trained models in ../shared/data/models")
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			_, b := mustWrite(t, cfg)
+			f, err := gguf.Parse(bytes.NewReader(b), int64(len(b)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(f.Tensors) != len(trained.Tensors) {
+				t.Fatalf("%d tensors, trained %d", len(f.Tensors), len(trained.Tensors))
+			}
+			for i, want := range trained.Tensors {
+				got := f.Tensors[i]
+				if got.Name != want.Name || got.Type != want.Type || !reflect.DeepEqual(got.Shape, want.Shape) || got.Offset-f.DataOffset != want.Offset-trained.DataOffset {
+					t.Errorf("tensor %d: got %v, trained %v", i, got, want)
+				}
+			}
+			for _, key := range []string{"llama.embedding_length", "llama.feed_forward_length", "llama.block_count", "llama.attention.head_count_kv",
+				"llama.rope.dimension_count", "llama.vocab_size", "llama.expert_count", "llama.expert_used_count",
+				"general.file_type", "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"} {
+				got, _ := f.Uint(key)
+				if want, _ := trained.Uint(key); got != want {
+					t.Errorf("%s: %d, trained %d", key, got, want)
+				}
+			}
+			got, err := f.Strings("tokenizer.ggml.tokens")
+			if want, err2 := trained.Strings("tokenizer.ggml.tokens"); err != nil || err2 != nil || !reflect.DeepEqual(got, want) {
+				t.Errorf("vocabulary: got %q, %v, trained %q, %v", got, err, want, err2)
+			}
+		})
+	}
+}
+
+// TestBytes pins the bytes: equal seeds give equal files on every machine and in every later version, or experiments
+// could not be repeated. If a change of the values is meant, change the sums.
+func TestBytes(t *testing.T) {
+	for _, tt := range []struct {
+		cfg  Config
+		want string
+	}{
+		{small(func(c *Config) { c.Type = gguf.F32; c.Tied = true }), "68fc8fd4ea2b298e"},
+		{small(func(c *Config) { c.Type = gguf.F16 }), "af44779823e2c0c3"},
+		{small(nil), "06fe578b00a5714e"},
+		{small(func(c *Config) { c.Type = gguf.Q4_0 }), "7386812cb0fe0f97"},
+		{small(func(c *Config) { c.Type, c.Experts, c.Used = gguf.Q4_K, 4, 2 }), "e5bd86b97041a666"},
+	} {
+		t.Run(tt.cfg.Type.String(), func(t *testing.T) {
+			_, b := mustWrite(t, tt.cfg)
+			sum := sha256.Sum256(b)
+			if got := hex.EncodeToString(sum[:8]); got != tt.want {
+				t.Errorf("file's SHA-256 begins %s, want %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestSeedChangesEveryTensor(t *testing.T) {
+	p, a := mustWrite(t, small(nil))
+	q, b := mustWrite(t, small(func(c *Config) { c.Seed = 2 }))
+	for i, x := range p.Tensors {
+		y := q.Tensors[i]
+		if bytes.Equal(a[x.Offset:x.Offset+x.Size], b[y.Offset:y.Offset+y.Size]) {
+			t.Errorf("%s is the same with another seed", x.Name)
+		}
+	}
+	// Two tensors of one model differ too.
+	k, v := p.Tensors[3], p.Tensors[7]
+	if k.Name != "blk.0.attn_k.weight" || v.Name != "blk.0.attn_v.weight" {
+		t.Fatalf("tensors 3 and 7 are %s and %s", k.Name, v.Name)
+	}
+	if bytes.Equal(a[k.Offset+2:k.Offset+34], a[v.Offset+2:v.Offset+34]) {
+		t.Error("attn_k and attn_v hold the same codes")
+	}
+}
+
+// TestConstantMemory writes a model fifty times larger than all that writing may allocate.
+func TestConstantMemory(t *testing.T) {
+	cfg, err := Sized(300e6, Config{Type: gguf.F32})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := mustPlan(t, cfg)
+	var last int64
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	err = p.Write(t.Context(), io.Discard, func(written int64) {
+		if written < last || written > last+chunkBytes {
+			t.Fatalf("progress went from %d to %d", last, written)
+		}
+		last = written
+	})
+	runtime.ReadMemStats(&after)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if last != p.Size {
+		t.Errorf("progress ended at %d of %d", last, p.Size)
+	}
+	if got := after.TotalAlloc - before.TotalAlloc; got > 6<<20 {
+		t.Errorf("writing %d bytes allocated %d", p.Size, got)
+	}
+}
+
+// names lists a directory.
+func names(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := []string{}
+	for _, e := range entries {
+		list = append(list, e.Name())
+	}
+	return list
+}
+
+func TestWriteFile(t *testing.T) {
+	p, want := mustWrite(t, small(nil))
+	dir := t.TempDir()
+	target, link := filepath.Join(dir, "model.gguf"), filepath.Join(dir, "link.gguf")
+	if err := os.Symlink("model.gguf", link); err != nil {
+		t.Fatal(err)
+	}
+	for i, path := range []string{target, target, link} { // new, over an old one, through a link
+		if err := p.WriteFile(t.Context(), path, nil); err != nil {
+			t.Fatal(err)
+		}
+		got, err := os.ReadFile(target)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("%d: the file is not what Write writes", i)
+		}
+		if got := names(t, dir); !reflect.DeepEqual(got, []string{"link.gguf", "model.gguf"}) {
+			t.Errorf("%d: the directory holds %q", i, got)
+		}
+	}
+	if info, err := os.Lstat(link); err != nil || info.Mode()&os.ModeSymlink == 0 {
+		t.Errorf("the link became %v, %v", info, err)
+	}
+}
+
+func TestWriteFileFails(t *testing.T) {
+	p := mustPlan(t, small(nil))
+	dir := t.TempDir()
+	path := filepath.Join(dir, "model.gguf")
+	if err := os.WriteFile(path, []byte("old"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+
+	ctx, cancel := context.WithCancelCause(t.Context())
+	reason := errors.New("enough")
+	err := p.WriteFile(ctx, path, func(written int64) {
+		if written > p.Size/2 {
+			cancel(reason)
+		}
+	})
+	if !errors.Is(err, reason) {
+		t.Errorf("cancelled: error %v", err)
+	}
+	if err := p.WriteFile(t.Context(), dir, nil); err == nil || !strings.Contains(err.Error(), "is a directory") {
+		t.Errorf("to a directory: error %v", err)
+	}
+	if err := p.WriteFile(t.Context(), filepath.Join(dir, "none", "model.gguf"), nil); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("into no directory: error %v", err)
+	}
+	if got := names(t, dir); !reflect.DeepEqual(got, []string{"model.gguf"}) {
+		t.Errorf("failures left %q", got)
+	}
+	if got, _ := os.ReadFile(path); string(got) != "old" {
+		t.Errorf("failures changed the old file to %d bytes", len(got))
+	}
+	if err := p.WriteFile(t.Context(), os.DevNull, nil); err != nil {
+		t.Errorf("to a device: %v", err)
+	}
+	if info, err := os.Stat(os.DevNull); err != nil || info.Mode().IsRegular() {
+		t.Fatalf("%s was replaced", os.DevNull)
+	}
+}
+
+// fullDisk takes so many bytes.
+type fullDisk struct{ left int }
+
+var errFull = errors.New("disk full")
+
+func (d *fullDisk) Write(b []byte) (int, error) {
+	n := min(len(b), d.left)
+	d.left -= n
+	if n < len(b) {
+		return n, errFull
+	}
+	return n, nil
+}
+
+func TestWriteError(t *testing.T) {
+	p := mustPlan(t, small(nil))
+	for _, room := range []int64{0, 100, int64(len(p.header)), p.Size / 2, p.Size - 1} {
+		if err := p.Write(t.Context(), &fullDisk{int(room)}, nil); !errors.Is(err, errFull) {
+			t.Errorf("with room for %d bytes: error %v", room, err)
+		}
+	}
+	if err := p.Write(t.Context(), &fullDisk{int(p.Size)}, nil); err != nil {
+		t.Errorf("with room for all: %v", err)
+	}
+}
+
+func TestImpossible(t *testing.T) {
+	for _, tt := range []struct {
+		setting string
+		change  func(*Config)
+	}{
+		{"layers", func(c *Config) { c.Layers = 0 }},
+		{"layers", func(c *Config) { c.Layers = 513 }},
+		{"embd", func(c *Config) { c.Embd = -256 }},
+		{"embd", func(c *Config) { c.Embd = 272 }},
+		{"embd", func(c *Config) { c.Type, c.Embd = gguf.Q4_K, 128 }},
+		{"embd", func(c *Config) { c.Embd = 1 << 40 }},
+		{"ff", func(c *Config) { c.FF = 0 }},
+		{"ff", func(c *Config) { c.FF = 100 }},
+		{"heads", func(c *Config) { c.Heads = 0 }},
+		{"heads", func(c *Config) { c.Heads = 3 }},
+		{"heads", func(c *Config) { c.Heads, c.KVHeads = 256, 1 }}, // width 1: no pairs to rotate
+		{"kv-heads", func(c *Config) { c.KVHeads = 0 }},
+		{"kv-heads", func(c *Config) { c.KVHeads = 3 }},
+		{"kv-heads", func(c *Config) { c.KVHeads = 8 }},
+		{"vocab", func(c *Config) { c.Vocab = 258 }},
+		{"ctx", func(c *Config) { c.Ctx = -1 }},
+		{"experts", func(c *Config) { c.Experts, c.Used = 1, 1 }},
+		{"experts", func(c *Config) { c.Experts, c.Used = 513, 1 }},
+		{"experts", func(c *Config) { c.Used = 2 }},
+		{"used", func(c *Config) { c.Experts = 8 }},
+		{"used", func(c *Config) { c.Experts, c.Used = 8, 9 }},
+		{"type", func(c *Config) { c.Type = gguf.Q6_K }},
+		{"type", func(c *Config) { c.Type = 4 }},
+	} {
+		_, err := NewPlan(small(tt.change))
+		var config *ConfigError
+		if !errors.As(err, &config) || config.Setting != tt.setting {
+			t.Errorf("%+v: error %v, want one about %s", small(tt.change), err, tt.setting)
+		} else if strings.Contains(err.Error(), "\n") {
+			t.Errorf("error of several lines: %q", err)
+		}
+	}
+	// The largest that is allowed must not overflow.
+	p := mustPlan(t, Config{Layers: 512, Embd: 1 << 20, FF: 1 << 20, Heads: 1, KVHeads: 1, Experts: 512, Used: 1, Vocab: 1 << 12, Type: gguf.F32})
+	if want := int64(512) * 3 * 512 << 42; p.Size < want || p.Size > want+want/100 {
+		t.Errorf("largest model: %d bytes, want a little over %d", p.Size, want)
+	}
+}
+
+func TestParseType(t *testing.T) {
+	for _, want := range Types() {
+		for _, name := range []string{want.String(), strings.ToLower(want.String())} {
+			if got, err := ParseType(name); err != nil || got != want {
+				t.Errorf("ParseType(%q) = %v, %v", name, got, err)
+			}
+		}
+	}
+	var config *ConfigError
+	if _, err := ParseType("Q6_K"); !errors.As(err, &config) {
+		t.Errorf("ParseType(Q6_K): error %v", err)
+	}
+}
+
+func TestSized(t *testing.T) {
+	for _, tt := range []struct {
+		target    float64
+		tolerance float64
+		cfg       Config
+	}{
+		{1e6, 0.06, Config{Type: gguf.Q8_0}},
+		{20e6, 0.02, Config{Type: gguf.Q4_K}},
+		{50e6, 0.02, Config{Type: gguf.Q8_0}},
+		{100e6, 0.02, Config{Type: gguf.F32}},
+		{1.2e9, 0.02, Config{Type: gguf.Q8_0}},
+		{1.2e9, 0.02, Config{Type: gguf.Q4_K, Vocab: 32000, Tied: true}},
+		{70e9, 0.02, Config{Type: gguf.Q4_0}},
+		{300e6, 0.02, Config{Type: gguf.Q8_0, Experts: 32, Used: 4}},
+		{1.4e9, 0.02, Config{Type: gguf.Q4_K, Experts: 32, Used: 4}},
+		{60e9, 0.02, Config{Type: gguf.Q4_K, Experts: 128, Used: 8}},
+	} {
+		cfg, err := Sized(int64(tt.target), tt.cfg)
+		if err != nil {
+			t.Errorf("%+v: %v", tt, err)
+			continue
+		}
+		size := float64(mustPlan(t, cfg).Size)
+		if off := size/tt.target - 1; off < -tt.tolerance || off > tt.tolerance {
+			t.Errorf("%+v gives %.0f bytes", tt, size)
+		}
+		if tt.target >= 50e6 && (cfg.Layers < 4 || cfg.Layers > 2*max(4, cfg.Embd/128)) {
+			t.Errorf("%+v gives %d layers of width %d", tt, cfg.Layers, cfg.Embd)
+		}
+	}
+	for name, bad := range map[string]struct {
+		target int64
+		cfg    Config
+	}{
+		"zero":         {0, Config{Type: gguf.Q8_0}},
+		"negative":     {-1, Config{Type: gguf.Q8_0}},
+		"too small":    {1000, Config{Type: gguf.Q8_0}},
+		"too large":    {1 << 62, Config{Type: gguf.Q8_0}},
+		"bad type":     {1e9, Config{Type: gguf.Q6_K}},
+		"no such type": {1e9, Config{Type: 4}},
+		"bad experts":  {1e9, Config{Type: gguf.Q8_0, Experts: 4, Used: 5}},
+	} {
+		var config *ConfigError
+		if cfg, err := Sized(bad.target, bad.cfg); !errors.As(err, &config) {
+			t.Errorf("%s: %+v, error %v", name, cfg, err)
+		}
+	}
+}

@@ -1,0 +1,217 @@
+package synth
+
+// This file makes the random values: it turns uniformly random bytes, in place, into blocks of a ggml type.
+//
+// Values are drawn by table from the quantiles of a normal distribution (each equally likely), which costs one look-up per
+// byte. Quantised blocks are not the quantisation of anything: their codes are drawn directly, with a
+// scale per block that varies as much as it would in a real file, so that decoded values have mean 0 and the wanted
+// standard deviation. Arithmetic is limited to operations that round the same on every CPU (conversions keep Go from
+// fusing a multiplication and an addition), so that equal seeds give equal bytes everywhere.
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+
+	"tensorcast/gguf"
+)
+
+// span is a run of consecutive elements of a tensor with one distribution, a whole number of blocks long.
+// Only F32 has a mean other than 0 or random signs.
+type span struct {
+	elems      int64
+	mean, std  float32
+	randomSign bool
+}
+
+// stream is the source of a tensor's random bytes. It depends on the seed and the tensor's name only, so that the
+// values of one tensor do not change when others come or go. How much is read at a time does not matter.
+func stream(seed uint64, tensor string) *rand.ChaCha8 {
+	return rand.NewChaCha8(sha256.Sum256(append(binary.LittleEndian.AppendUint64(nil, seed), tensor...)))
+}
+
+// sampler holds the tables. It is read-only after newSampler.
+type sampler struct {
+	normal [1 << 16]float32 // quantiles of N(0, 1)
+
+	q8    [256]byte // a random byte to an int8 code
+	q8Std float64   // std of the codes
+	// Two codes of 4 bits from a random byte: Q4_0 decodes a code c to d*(c-8), so its codes are symmetric about 8 (1 to 15);
+	// Q4_K decodes it to d*scale*c - dmin*min, where we set dmin*min = 7.5*d*scale, so its codes are symmetric about 7.5.
+	q4, q4k       [256]byte
+	q4Std, q4kStd float64
+
+	jitter [16]float64 // factors of the scale of a block of Q8_0 or Q4_0; mean square 1
+}
+
+// Scales of Q4_K's sub-blocks are uniform in 32..63 (the upper half of their 6 bits, where real files have most of them).
+const (
+	subScaleMin  = 32
+	subScaleMask = 31
+)
+
+func newSampler() *sampler {
+	s := new(sampler)
+	quantile := func(i, n int) float64 { // of N(0, 1), at the middle of the i-th of n equal parts
+		// Rounded, because the last bits of Erfinv may differ between CPUs.
+		return math.Round(math.Sqrt2*math.Erfinv(float64(2*i+1-n)/float64(n))*(1<<18)) / (1 << 18)
+	}
+	var sum float64
+	for i := range s.normal {
+		q := quantile(i, len(s.normal))
+		s.normal[i] = float32(q)
+		sum += float64(q * q)
+	}
+	lost := math.Sqrt(sum / float64(len(s.normal))) // the cut tails cost a little of the variance
+	for i, q := range s.normal {
+		s.normal[i] = float32(float64(q) / lost)
+	}
+
+	sum = 0
+	for i := range s.q8 {
+		code := math.Round(127 * quantile(i, 256) / quantile(255, 256))
+		s.q8[i] = byte(int8(code))
+		sum += float64(code * code)
+	}
+	s.q8Std = math.Sqrt(sum / 256)
+
+	var low4, low4k [16]byte
+	var sum4, sum4k float64
+	for i := range 8 { // the upper half, mirrored, so that the mean is exactly 0
+		q := quantile(8+i, 16) / quantile(15, 16)
+		c := math.Round(7 * q)
+		low4[8+i], low4[7-i] = byte(8+c), byte(8-c)
+		sum4 += float64(c * c)
+		k := math.Floor(7.5 * q)
+		low4k[8+i], low4k[7-i] = byte(8+k), byte(7-k)
+		sum4k += float64((k + 0.5) * (k + 0.5))
+	}
+	s.q4Std, s.q4kStd = math.Sqrt(sum4/8), math.Sqrt(sum4k/8)
+	for i := range 256 {
+		s.q4[i] = low4[i&15] | low4[i>>4]<<4
+		s.q4k[i] = low4k[i&15] | low4k[i>>4]<<4
+	}
+
+	sum = 0
+	for i := range s.jitter {
+		s.jitter[i] = 0.75 + float64(i)/30
+		sum += float64(s.jitter[i] * s.jitter[i])
+	}
+	for i := range s.jitter {
+		s.jitter[i] /= math.Sqrt(sum / 16)
+	}
+	return s
+}
+
+// shape turns the uniformly random bytes of buf, a whole number of blocks of t, into blocks with the distribution of sp.
+func (s *sampler) shape(t gguf.Type, buf []byte, sp span) error {
+	switch t {
+	case gguf.F32:
+		s.shapeF32(buf, sp)
+	case gguf.F16:
+		s.shapeF16(buf, sp)
+	case gguf.Q8_0:
+		s.shapeBlocks(buf, 34, &s.q8, float64(sp.std)/s.q8Std)
+	case gguf.Q4_0:
+		s.shapeBlocks(buf, 18, &s.q4, float64(sp.std)/s.q4Std)
+	case gguf.Q4_K:
+		s.shapeQ4K(buf, sp)
+	default:
+		return fmt.Errorf("no way to make values of type %v", t)
+	}
+	return nil
+}
+
+func (s *sampler) shapeF32(buf []byte, sp span) {
+	for ; len(buf) >= 4; buf = buf[4:] {
+		r := binary.LittleEndian.Uint32(buf)
+		v := float32(s.normal[r&0xffff]*sp.std) + sp.mean
+		if sp.randomSign && r>>31 != 0 {
+			v = -v
+		}
+		binary.LittleEndian.PutUint32(buf, math.Float32bits(v))
+	}
+}
+
+func (s *sampler) shapeF16(buf []byte, sp span) {
+	for ; len(buf) >= 2; buf = buf[2:] {
+		binary.LittleEndian.PutUint16(buf, float16(s.normal[binary.LittleEndian.Uint16(buf)]*sp.std))
+	}
+}
+
+// shapeBlocks makes blocks of an F16 scale d followed by codes: Q8_0 and Q4_0. unit is the scale for which codes have the wanted std.
+func (s *sampler) shapeBlocks(buf []byte, blockBytes int, codes *[256]byte, unit float64) {
+	var scales [16]uint16
+	for i, j := range s.jitter {
+		scales[i] = float16(float32(unit * j))
+	}
+	for ; len(buf) >= blockBytes; buf = buf[blockBytes:] {
+		binary.LittleEndian.PutUint16(buf, scales[buf[0]&15])
+		qs := buf[2:blockBytes]
+		for i, r := range qs {
+			qs[i] = codes[r]
+		}
+	}
+}
+
+// shapeQ4K makes blocks of 256 elements: F16 d, F16 dmin, 12 bytes with 8 scales and 8 minimums of 6 bits, 128 bytes of codes.
+func (s *sampler) shapeQ4K(buf []byte, sp span) {
+	var sum float64
+	for r := range subScaleMask + 1 {
+		sum += float64((subScaleMin + r) * (subScaleMin + r))
+	}
+	meanScale := math.Sqrt(sum / (subScaleMask + 1))
+	// Rounded to a multiple of 16 units in the last place, 7.5*d is an F16 too, and the mean exactly 0.
+	d := (float16(float32(float64(sp.std)/(s.q4kStd*meanScale))) + 8) &^ 0xf
+	dmin := float16(7.5 * float32FromFloat16(d))
+
+	const blockBytes = 144
+	for ; len(buf) >= blockBytes; buf = buf[blockBytes:] {
+		binary.LittleEndian.PutUint16(buf, d)
+		binary.LittleEndian.PutUint16(buf[2:], dmin)
+		packed := buf[4:16]
+		var sc [8]byte // of each sub-block of 32; the minimum is the same number
+		for i := range sc {
+			sc[i] = subScaleMin + packed[i]&subScaleMask
+		}
+		for i := range 4 {
+			packed[i] = sc[i] | sc[i+4]>>4<<6
+			packed[i+4] = packed[i]
+			packed[i+8] = sc[i+4]&15 | sc[i+4]<<4
+		}
+		qs := buf[16:blockBytes]
+		for i, r := range qs {
+			qs[i] = s.q4k[r]
+		}
+	}
+}
+
+// float16 rounds v to the nearest IEEE 754 half, ties to even; too large a value becomes infinite.
+func float16(v float32) uint16 {
+	bits := math.Float32bits(v)
+	sign, abs := uint16(bits>>16&0x8000), bits&0x7fffffff
+	switch {
+	case abs >= 0x47800000: // 65536 and more, infinity, NaN
+		if abs > 0x7f800000 {
+			return sign | 0x7e00
+		}
+		return sign | 0x7c00
+	case abs < 0x38800000: // below the least normal half: adding 0.5 leaves the value's multiple of 2^-24 in the last bits
+		sum := math.Float32frombits(abs) + 0.5
+		return sign | uint16(math.Float32bits(sum)-math.Float32bits(0.5))
+	}
+	abs += 0xfff + abs>>13&1                // to nearest, ties to even; may carry into the exponent
+	return sign | uint16((abs>>13)-112<<10) // the exponent's bias goes from 127 to 15
+}
+
+// float32FromFloat16 is the value of a finite half.
+func float32FromFloat16(h uint16) float32 {
+	sign, abs := uint32(h&0x8000)<<16, h&0x7fff
+	bits := uint32(abs)<<13 + 112<<23
+	if abs < 0x400 { // subnormal: a multiple of 2^-24
+		bits = math.Float32bits(float32(abs) / (1 << 24))
+	}
+	return math.Float32frombits(sign | bits)
+}

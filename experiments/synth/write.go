@@ -1,0 +1,141 @@
+package synth
+
+// This file writes a planned model to a stream or a file.
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// chunkBytes is how much is made and written at a time; it bounds the memory that writing takes.
+const chunkBytes = 1 << 20
+
+// Write writes the model to w: exactly p.Size bytes if it returns nil. It takes about 2 MiB of memory whatever the size.
+// After each piece of at most 1 MiB it calls progress (if not nil) with the bytes written so far. It stops with
+// ctx's cause when ctx ends. Errors of w are wrapped.
+func (p *Plan) Write(ctx context.Context, w io.Writer, progress func(written int64)) error {
+	if progress == nil {
+		progress = func(int64) {}
+	}
+	out := &countingWriter{w: w, progress: progress}
+	if _, err := out.Write(p.header); err != nil {
+		return fmt.Errorf("write header: %w", err)
+	}
+	s := newSampler()
+	// A model has many small tensors: gather them.
+	buffered := bufio.NewWriterSize(out, chunkBytes)
+	buf := make([]byte, chunkBytes)
+	end := int64(len(p.header))
+	for _, t := range p.Tensors {
+		if _, err := buffered.Write(make([]byte, t.Offset-end)); err != nil {
+			return fmt.Errorf("write padding before %s: %w", t.Name, err)
+		}
+		end = t.Offset + t.Size
+		if err := p.writeTensor(ctx, buffered, s, t, buf); err != nil {
+			return fmt.Errorf("write %s: %w", t.Name, err)
+		}
+	}
+	if _, err := buffered.Write(make([]byte, p.Size-end)); err != nil {
+		return fmt.Errorf("write padding: %w", err)
+	}
+	if err := buffered.Flush(); err != nil {
+		return fmt.Errorf("write end of model: %w", err)
+	}
+	return nil
+}
+
+// writeTensor writes the values of t to w, with buf as working space.
+func (p *Plan) writeTensor(ctx context.Context, w io.Writer, s *sampler, t Tensor, buf []byte) error {
+	random := stream(p.Config.Seed, t.Name)
+	wholeBlocks := int64(len(buf)) / t.Type.BlockBytes() * t.Type.BlockBytes()
+	for _, sp := range t.spans {
+		left, err := t.Type.RowBytes(sp.elems)
+		if err != nil {
+			return err
+		}
+		for left > 0 {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			piece := buf[:min(left, wholeBlocks)]
+			random.Read(piece) // never fails
+			if err := s.shape(t.Type, piece, sp); err != nil {
+				return err
+			}
+			if _, err := w.Write(piece); err != nil {
+				return err
+			}
+			left -= int64(len(piece))
+		}
+	}
+	return nil
+}
+
+// countingWriter reports how much has gone through it.
+type countingWriter struct {
+	w        io.Writer
+	written  int64
+	progress func(written int64)
+}
+
+func (c *countingWriter) Write(b []byte) (int, error) {
+	n, err := c.w.Write(b)
+	c.written += int64(n)
+	c.progress(c.written)
+	return n, err
+}
+
+// WriteFile writes the model to the file at path, as Write does. The file appears whole or not at all: it is
+// written beside path under a temporary name (".<name>.<pid>.tmp", removed on failure) and then renamed, over an older file if there is one.
+// A symbolic link is followed. If path is a device or a pipe, it is written directly.
+// The file is not synced to disk: a lost model can be made again.
+func (p *Plan) WriteFile(ctx context.Context, path string, progress func(written int64)) (err error) {
+	if target, err := filepath.EvalSymlinks(path); err == nil {
+		path = target
+	}
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return fmt.Errorf("write model: %w", err)
+	case info.IsDir():
+		return fmt.Errorf("write model: %s is a directory; name a file in it", path)
+	case !info.Mode().IsRegular():
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err != nil {
+			return fmt.Errorf("write model: %w", err)
+		}
+		return errors.Join(p.Write(ctx, f, progress), f.Close())
+	}
+
+	temp := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%d.tmp", filepath.Base(path), os.Getpid()))
+	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	if err != nil {
+		if pathErr := (*fs.PathError)(nil); errors.As(err, &pathErr) {
+			err = pathErr.Err // the temporary name would only puzzle
+		}
+		return fmt.Errorf("create %s: %w", path, err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(temp))
+		}
+	}()
+	err = p.Write(ctx, f, progress)
+	if closeErr := f.Close(); err == nil && closeErr != nil {
+		err = fmt.Errorf("write model: %w", closeErr)
+	}
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(temp, path); err != nil {
+		return fmt.Errorf("write model: %w", err)
+	}
+	return nil
+}
