@@ -1,0 +1,90 @@
+package main
+
+// This file turns a pattern into the matrix that the heatmap shows.
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/dustin/go-humanize"
+
+	"tensorcast/heatmap"
+	"tensorcast/pattern"
+	"tensorcast/trace"
+)
+
+// Values of --order.
+const (
+	orderAccess = "access"
+	orderFile   = "file"
+)
+
+var panelNames = [...]string{trace.PhaseWarmup: "warm-up", trace.PhasePrompt: "prompt", trace.PhaseGeneration: "generated tokens"}
+
+// matrix has a row per tensor and a column per step, phase by phase. A value is the bytes read over the tensor's bytes. What a
+// step that is cut short has not read was not observed.
+func matrix(p *pattern.Pattern, order string) *heatmap.Matrix {
+	m := &heatmap.Matrix{}
+	rows := p.AccessOrder()
+	if order == orderFile {
+		slices.Sort(rows)
+	}
+	for _, r := range rows {
+		t := &p.Structure[r]
+		row := heatmap.Row{Label: t.Name}
+		if t.Layer >= 0 {
+			row = heatmap.Row{Label: t.Component, Block: fmt.Sprintf("blk.%d", t.Layer)}
+		}
+		m.Rows = append(m.Rows, row)
+	}
+	m.Values = make([]float32, len(rows)*len(p.Steps))
+	sum := make([]int64, len(p.Structure))
+	for phase, panel := range panelNames {
+		inPanel := 0
+		for i := range p.Steps {
+			s := &p.Steps[i]
+			if s.Phase != trace.Phase(phase) {
+				continue
+			}
+			number := inPanel
+			if s.Phase == trace.PhaseGeneration {
+				number = int(s.Token)
+			}
+			inPanel++
+			clear(sum)
+			s.AddBytes(sum)
+			for row, tensor := range rows {
+				m.Values[row*len(p.Steps)+len(m.Columns)] = share(sum[tensor], p.Structure[tensor].Size, s.CutShort)
+			}
+			m.Columns = append(m.Columns, heatmap.Column{Panel: panel, Number: number, Marked: p.Deviates(s)})
+		}
+	}
+	return m
+}
+
+func share(read, size int64, cutShort bool) float32 {
+	switch {
+	case read <= 0 && cutShort:
+		return float32(math.NaN())
+	case read <= 0:
+		return 0
+	case size <= 0:
+		return 1
+	}
+	return float32(float64(read) / float64(size))
+}
+
+func figureText(s *pattern.Summary, order string) heatmap.Text {
+	rows := "first read first"
+	if order == orderFile {
+		rows = "in the file's order"
+	}
+	return heatmap.Text{
+		Title: s.Model + ": weights read per token",
+		Subtitle: fmt.Sprintf("%d tensors, %s; %d of them and %s read for each token; %s",
+			s.Tensors, rows, s.TensorsRead, humanize.Bytes(uint64(s.BytesPerToken.Median)), s.Sequence),
+		Scale: "Share of a tensor's bytes that a step reads (square-root scale; more than 100 % is drawn as 100 %)",
+		Mark:  "sequence differs",
+	}
+}

@@ -1,0 +1,309 @@
+// Command analyze states a capture's per-token pattern: as a table, in words, and as a picture.
+package main
+
+// This file owns the flags, the exit codes and the order of work.
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"tensorcast/heatmap"
+	"tensorcast/pattern"
+	"tensorcast/trace"
+)
+
+// Exit codes.
+const (
+	exitOK      = 0
+	exitFailure = 1
+	exitUsage   = 2
+)
+
+// Names of the files written.
+const (
+	heatmapFile = "heatmap_access_per_token.png"
+	parquetFile = "pattern.parquet"
+	csvFile     = "pattern.csv"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+// run is the command, without the process around it.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	cmd := command(stdout, stderr)
+	cmd.SetArgs(args)
+	err := cmd.ExecuteContext(ctx)
+	var usage usageError
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.As(err, &usage):
+		fmt.Fprintf(stderr, "analyze: %v (see analyze --help)\n", err)
+		return exitUsage
+	case errors.Is(err, context.Canceled):
+		err = errors.New("interrupted")
+	}
+	fmt.Fprintf(stderr, "analyze: %v\n", err)
+	return exitFailure
+}
+
+// usageError is a mistake in the command line.
+type usageError struct{ error }
+
+type options struct {
+	capture string
+	output  string
+	heatmap bool
+	order   string
+	top     int
+	json    bool
+	context int
+}
+
+func command(stdout, stderr io.Writer) *cobra.Command {
+	var o options
+	cmd := &cobra.Command{
+		Use:   "analyze [flags]",
+		Short: "State a capture's per-token pattern, and draw it",
+		Long: `analyze reads a capture that tracer made and writes
+
+  pattern.parquet, pattern.csv    the sequence of reads in each phase: seq, tensor_name, offset_bytes, size_bytes,
+                                  relative_time (0 to 1 within a step), phase, and what each read is
+  heatmap_access_per_token.png    with --heatmap: the share of each tensor that each step reads
+
+It prints the tensors, the bytes read per token, the tensors that are read most, and whether all generated tokens read
+the same tensors in the same order; if not, where they differ. Positions count from 0 and are the pattern's seq. The
+experts that a mixture-of-experts model chooses are compared apart from the sequence. If the capture holds reads from disk
+(tracer --detail op+io), it says which bytes were read again, and why.
+
+A capture may hold several contexts (llama_context), as of a draft model. analyze takes the one that read most in
+generation, and says so; --context takes another.
+
+Exit status: 0 done, whatever the pattern is; 1 failed; 2 the command line is wrong.`,
+		Example: `  sudo tracer -- llama-cli -m model.gguf --no-repack -p "hi" -n 32
+  analyze --heatmap
+  analyze --capture run2 -o run2-analysis --json | jq .sequence.identical`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usageError{fmt.Errorf("unexpected argument %q: name the capture with --capture", args[0])}
+			}
+			return nil
+		},
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.order != orderAccess && o.order != orderFile {
+				return usageError{fmt.Errorf("--order is %q, want %s or %s", o.order, orderAccess, orderFile)}
+			}
+			if o.context < 0 && cmd.Flags().Changed("context") {
+				return usageError{fmt.Errorf("--context is %d, want 0 or more", o.context)}
+			}
+			if o.top < 0 {
+				return usageError{fmt.Errorf("--top is %d, want 0 or more", o.top)}
+			}
+			return analyze(cmd.Context(), &o, stdout, stderr)
+		},
+	}
+	cmd.SetOut(stdout)
+	cmd.SetErr(stderr)
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVarP(&o.capture, "capture", "c", "capture", "`directory` that tracer wrote")
+	f.StringVarP(&o.output, "output", "o", "analysis", "`directory` to write to; made if need be")
+	f.BoolVar(&o.heatmap, "heatmap", false, "draw "+heatmapFile)
+	f.StringVar(&o.order, "order", orderAccess, "rows of the heatmap: access (first read first) or file")
+	f.IntVar(&o.top, "top", 10, "list at most `n` tensors, and n differences")
+	f.IntVar(&o.context, "context", pattern.MostRead, "analyse context `n` (default: that which read most)")
+	f.BoolVar(&o.json, "json", false, "print the summary as JSON")
+	return cmd
+}
+
+func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
+	capture, err := trace.Open(o.capture)
+	if err != nil {
+		return err
+	}
+	build, err := pattern.OptionsOf(capture)
+	if err != nil {
+		return fmt.Errorf("read %s: %w", o.capture, err)
+	}
+	build.Context = o.context
+	accesses, done := watched(ctx, capture, stderr)
+	p, err := pattern.Build(capture.Structure, accesses, build)
+	done()
+	for _, w := range pattern.Warnings(capture.Meta) {
+		fmt.Fprintf(stderr, "analyze: warning: %s\n", w)
+	}
+	if errors.Is(err, pattern.ErrNoAccesses) || errors.Is(err, pattern.ErrNoTokens) {
+		return fmt.Errorf("%s: %w: trace a run that generates text, such as `tracer -- llama-cli -m model.gguf --no-repack -p \"hi\" -n 32`", o.capture, err)
+	}
+	if errors.Is(err, pattern.ErrNoContext) {
+		return fmt.Errorf("%s: %w: choose with --context", o.capture, err)
+	}
+	if err != nil {
+		return fmt.Errorf("read %s: %w", o.capture, err)
+	}
+	if len(p.Contexts) > 1 {
+		fmt.Fprintf(stderr, "analyze: %s\n", contextText(p, capture.Meta))
+	}
+	summary := p.Summarize(capture.Meta, o.top)
+	if summary.Rereads, err = capture.Rereads(ctx, o.top); err != nil {
+		return fmt.Errorf("read %s: %w", o.capture, err)
+	}
+
+	if err := os.MkdirAll(o.output, 0o755); err != nil {
+		return fmt.Errorf("make output directory: %w", err)
+	}
+	columns := pattern.Columns(p.Rows())
+	files := []struct {
+		name  string
+		write func(io.Writer) error
+	}{
+		{parquetFile, func(w io.Writer) error {
+			return trace.WriteParquet(w, columns, trace.Field{Key: "tensorcast.model", Value: fingerprint(capture.Meta, p.Model)})
+		}},
+		{csvFile, func(w io.Writer) error { return trace.WriteCSV(w, columns) }},
+	}
+	if o.heatmap {
+		files = append(files, struct {
+			name  string
+			write func(io.Writer) error
+		}{heatmapFile, func(w io.Writer) error {
+			return heatmap.WritePNG(w, matrix(p, o.order), figureText(summary, o.order))
+		}})
+	}
+	var written []string
+	for _, f := range files {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		path := filepath.Join(o.output, f.name)
+		if err := writeFile(path, f.write); err != nil {
+			return err
+		}
+		written = append(written, path)
+	}
+	return printSummary(stdout, summary, written, o.json)
+}
+
+// contextText says which of several contexts is analysed, and how to choose another.
+func contextText(p *pattern.Pattern, meta *trace.Meta) string {
+	var others []string
+	taken := ""
+	for _, c := range p.Contexts {
+		text := fmt.Sprintf("%d (%s, %d generation steps, %s)", c.Context, pattern.ModelName(meta, c.Model), c.GenerationSteps, humanize.Bytes(uint64(c.GenerationBytes)))
+		if c.Context == p.Context && c.Model == p.Model {
+			taken = text
+		} else {
+			others = append(others, text)
+		}
+	}
+	const named = 8
+	if n := len(others) - named; n > 0 {
+		others = append(others[:named], fmt.Sprintf("%d more", n))
+	}
+	return fmt.Sprintf("the capture holds several contexts; this is context %s; choose another with --context: %s", taken, strings.Join(others, ", "))
+}
+
+func fingerprint(meta *trace.Meta, model int32) string {
+	if int(model) >= len(meta.Models) {
+		return ""
+	}
+	return meta.Models[model].Fingerprint
+}
+
+func printSummary(w io.Writer, s *pattern.Summary, files []string, asJSON bool) error {
+	if asJSON {
+		e := json.NewEncoder(w)
+		e.SetEscapeHTML(false)
+		e.SetIndent("", "  ")
+		return e.Encode(struct {
+			*pattern.Summary
+			Files []string `json:"files"`
+		}{s, files})
+	}
+	if err := s.WriteText(w); err != nil {
+		return err
+	}
+	fmt.Fprintln(w)
+	for _, f := range files {
+		if _, err := fmt.Fprintf(w, "wrote %s\n", f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// watched is the access table with a progress bar (if stderr is a terminal) and an end when ctx is cancelled. done takes
+// the bar away.
+func watched(ctx context.Context, c *trace.Capture, stderr io.Writer) (rows iter.Seq2[*trace.Access, error], done func()) {
+	add, done := func(int) {}, func() {}
+	if f, ok := stderr.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		total := c.Meta.Rows - c.Meta.Segments.DeletedRows
+		if !c.Meta.Complete || total == 0 {
+			total = -1 // not known
+		}
+		// With an interval, a goroutine of the bar's own would turn the spinner, unguarded against this one.
+		bar := progressbar.NewOptions64(total, progressbar.OptionSetWriter(stderr), progressbar.OptionSetDescription("reading"), progressbar.OptionSetSpinnerChangeInterval(0),
+			progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish(), progressbar.OptionShowCount())
+		add, done = func(n int) { bar.Add(n) }, func() { bar.Finish() }
+	}
+	const chunk = 4096
+	return func(yield func(*trace.Access, error) bool) {
+		n := 0
+		for a, err := range c.Accesses() {
+			if n++; n%chunk == 0 {
+				add(chunk)
+				if err := ctx.Err(); err != nil {
+					yield(nil, err)
+					return
+				}
+			}
+			if !yield(a, err) {
+				return
+			}
+		}
+	}, done
+}
+
+// writeFile writes path whole or not at all.
+func writeFile(path string, write func(io.Writer) error) (err error) {
+	tmp := path + ".tmp"
+	f, err := os.Create(tmp)
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	defer func() {
+		if err != nil {
+			os.Remove(tmp)
+		}
+	}()
+	if err := errors.Join(write(f), f.Close()); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return nil
+}

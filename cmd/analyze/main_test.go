@@ -1,0 +1,288 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/csv"
+	"encoding/json"
+	"image/png"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"tensorcast/pattern"
+	"tensorcast/trace"
+)
+
+// model's file order is not its access order.
+var model = []trace.StructureRow{
+	{Name: "output.weight", Component: "output.weight", Offset: 100, Size: 900, Layer: -1},
+	{Name: "token_embd.weight", Component: "token_embd.weight", Offset: 1000, Size: 6400, Layer: -1},
+	{Name: "blk.0.ffn_down.weight", Component: "ffn_down.weight", Offset: 8000, Size: 300, Layer: 0},
+	{Name: "blk.0.ffn_up.weight", Component: "ffn_up.weight", Offset: 9000, Size: 200, Layer: 0},
+}
+
+// plant writes a capture with a prompt and the given tokens; a token is the tensors that it reads.
+func plant(t *testing.T, meta trace.Meta, complete bool, tokens ...[]int32) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "capture")
+	meta.Models = []trace.ModelInfo{{Path: "/models/planted.gguf", Fingerprint: "abc"}}
+	w, err := trace.Create(dir, &meta, model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for step, tensors := range append([][]int32{{1, 3, 2, 0}}, tokens...) {
+		a := trace.Access{Step: int32(step), Token: int32(step) - 1, Phase: trace.PhaseGeneration, Op: "MUL_MAT", Duration: 10}
+		if step == 0 {
+			a.Phase = trace.PhasePrompt
+		}
+		for i, tensor := range tensors {
+			a.Tensor, a.Bytes, a.Offset, a.Timestamp = tensor, model[tensor].Size, model[tensor].Offset, int64(step*1000+i*10)
+			if tensor == 1 {
+				a.Bytes = 64
+			}
+			if err := w.Access(&a); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if complete {
+		err = w.Close(&meta, true)
+	} else {
+		err = w.Flush(&meta)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+var whole = []int32{1, 3, 2, 0}
+
+func execute(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code = run(context.Background(), args, &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+func TestAnalyze(t *testing.T) {
+	capture := plant(t, trace.Meta{}, true, whole, whole, []int32{1, 2, 3, 0}, whole)
+	out := filepath.Join(t.TempDir(), "deep", "analysis")
+	code, stdout, stderr := execute(t, "--capture", capture, "-o", out, "--heatmap")
+	if code != exitOK || stderr != "" {
+		t.Fatalf("exit %d, stderr %q", code, stderr)
+	}
+	for _, want := range []string{
+		"planted.gguf: 4 tensors, 4 of them read for each token",
+		"4 reads, 1.5 kB (1464 bytes)",
+		"identical in 3 of 4 generated tokens",
+		"token 2 differs at position 1: reads blk.0.ffn_down.weight instead of blk.0.ffn_up.weight",
+		filepath.Join(out, heatmapFile),
+	} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("output lacks %q:\n%s", want, stdout)
+		}
+	}
+	f, err := os.Open(filepath.Join(out, csvFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	table, err := csv.NewReader(f).ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(table) != 1+4+4 {
+		t.Errorf("%d lines, want a header and 4 reads in each of 2 phases", len(table))
+	}
+	if want := []string{"1", "blk.0.ffn_up.weight", "9000", "200", "0.25", "generation"}; !reflect.DeepEqual(table[6][:6], want) {
+		t.Errorf("row %v, want %v", table[6][:6], want)
+	}
+	data, err := os.ReadFile(filepath.Join(out, heatmapFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := png.Decode(bytes.NewReader(data)); err != nil {
+		t.Errorf("heatmap: %v", err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(out, "*.tmp")); left != nil {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+func TestJSON(t *testing.T) {
+	capture := plant(t, trace.Meta{Counters: trace.Counters{OpsLost: 2}}, false, whole, whole, whole[:3])
+	out := t.TempDir()
+	code, stdout, stderr := execute(t, "-c", capture, "-o", out, "--json", "--top", "1")
+	if code != exitOK {
+		t.Fatalf("exit %d, stderr %q", code, stderr)
+	}
+	var got struct {
+		pattern.Summary
+		Files []string `json:"files"`
+	}
+	if err := json.Unmarshal([]byte(stdout), &got); err != nil {
+		t.Fatalf("%v in %s", err, stdout)
+	}
+	if !got.Sequence.Identical || got.Sequence.Tokens != 2 || len(got.CutShort) != 1 || got.CutShort[0].Token != 2 || len(got.Top) != 1 || len(got.Warnings) != 2 {
+		t.Errorf("summary %s", stdout)
+	}
+	if want := []string{filepath.Join(out, parquetFile), filepath.Join(out, csvFile)}; !reflect.DeepEqual(got.Files, want) {
+		t.Errorf("files %v, want %v", got.Files, want)
+	}
+	for _, want := range []string{"warning: 2 events lost", "warning: the tracer did not end in order"} {
+		if !strings.Contains(stderr, want) {
+			t.Errorf("stderr %q lacks %q", stderr, want)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(out, heatmapFile)); err == nil {
+		t.Error("a heatmap was drawn without --heatmap")
+	}
+}
+
+func TestFailures(t *testing.T) {
+	empty := t.TempDir()
+	for _, tc := range []struct {
+		name string
+		args []string
+		code int
+		want string
+	}{
+		{"no capture", []string{"-c", empty}, exitFailure, "tracer"},
+		{"no directory", []string{"-c", filepath.Join(empty, "none")}, exitFailure, "tracer"},
+		{"no tokens", []string{"-c", plant(t, trace.Meta{}, true)}, exitFailure, "no generated token: trace a run that generates text, such as `tracer"},
+		{"unknown flag", []string{"--nonsense"}, exitUsage, "unknown flag: --nonsense"},
+		{"argument", []string{"run2"}, exitUsage, "--capture"},
+		{"order", []string{"--order", "size"}, exitUsage, `--order is "size", want access or file`},
+		{"context", []string{"--context", "-2"}, exitUsage, "--context is -2, want 0 or more"},
+		{"top", []string{"--top", "-1"}, exitUsage, "want 0 or more"},
+		{"output is a file", []string{"-c", plant(t, trace.Meta{}, true, whole), "-o", filepath.Join(plant(t, trace.Meta{}, true), trace.MetaFile)}, exitFailure, "make output directory"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if tc.args[0] != "-c" {
+				tc.args = append(tc.args, "-c", empty)
+			}
+			code, stdout, stderr := execute(t, tc.args...)
+			if code != tc.code || !strings.Contains(stderr, tc.want) || stdout != "" {
+				t.Errorf("exit %d, stdout %q, stderr %q; want %d and %q", code, stdout, stderr, tc.code, tc.want)
+			}
+			if !strings.HasPrefix(stderr, "analyze: ") || strings.Count(stderr, "\n") != 1 {
+				t.Errorf("stderr is not one line: %q", stderr)
+			}
+		})
+	}
+}
+
+// A capture of two contexts, with page-ins: which context is analysed is said, and what was read again.
+func TestContextsAndRereads(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "capture")
+	meta := trace.Meta{Models: []trace.ModelInfo{{Path: "/models/planted.gguf"}}}
+	w, err := trace.Create(dir, &meta, model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for step := range int32(6) {
+		context := step % 2
+		for _, tensor := range whole[:4-2*context] {
+			a := trace.Access{Step: step, Token: step / 2, Phase: trace.PhaseGeneration, Op: "MUL_MAT", Context: context, Tensor: tensor, Bytes: model[tensor].Size, Timestamp: int64(step) * 100, Stall: 1e9}
+			if err := w.Access(&a); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p := trace.PageInRow{Tensor: 2, Bytes: 300, Rereads: step, Cause: trace.CauseReadahead, File: "planted.gguf", PID: 4}
+		if err := w.PageIn(&p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(&meta, true); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		args         []string
+		stdout, said string
+	}{
+		{nil, "identical in all 3 generated tokens", "this is context 0 (planted.gguf, 3 generation steps, 23 kB); choose another with --context: 1 (planted.gguf, 3 generation steps, 20 kB)"},
+		{[]string{"--context", "1"}, "2 reads", "this is context 1 "},
+	} {
+		code, stdout, stderr := execute(t, append(tc.args, "-c", dir, "-o", t.TempDir())...)
+		if code != exitOK || !strings.Contains(stderr, tc.said) || strings.Count(stderr, "\n") != 1 {
+			t.Errorf("exit %d, stderr %q", code, stderr)
+		}
+		for _, want := range []string{tc.stdout, "read from disk: 300 B for the first time, 1.5 kB again (readahead)", "ops stalled for 18s", "blk.0.ffn_down.weight"} {
+			if !strings.Contains(stdout, want) {
+				t.Errorf("output lacks %q:\n%s", want, stdout)
+			}
+		}
+	}
+	code, stdout, stderr := execute(t, "--context", "7", "-c", dir, "-o", t.TempDir())
+	if code != exitFailure || stdout != "" || !strings.Contains(stderr, "no such context: 7 is not one of 0, 1: choose with --context") {
+		t.Errorf("exit %d, stderr %q", code, stderr)
+	}
+}
+
+func TestInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	out := t.TempDir()
+	var stdout, stderr bytes.Buffer
+	code := run(ctx, []string{"-c", plant(t, trace.Meta{}, true, whole), "-o", out}, &stdout, &stderr)
+	if code != exitFailure || stderr.String() != "analyze: interrupted\n" {
+		t.Errorf("exit %d, stderr %q", code, stderr.String())
+	}
+	if entries, _ := os.ReadDir(out); len(entries) != 0 {
+		t.Errorf("it left %v", entries)
+	}
+}
+
+func TestMatrix(t *testing.T) {
+	nan := float32(math.NaN())
+	for _, tc := range []struct {
+		order  string
+		labels []string
+		values []float32 // a row per tensor: the prompt, two tokens, and one that is cut short
+	}{
+		{orderAccess, []string{"token_embd.weight", "blk.0 ffn_up.weight", "blk.0 ffn_down.weight", "output.weight"}, []float32{
+			0.01, 0.01, 0.01, 0.01,
+			1, 1, 1, 1,
+			1, 1, 1, nan,
+			1, 1, 1, nan,
+		}},
+		{orderFile, []string{"output.weight", "token_embd.weight", "blk.0 ffn_down.weight", "blk.0 ffn_up.weight"}, []float32{
+			1, 1, 1, nan,
+			0.01, 0.01, 0.01, 0.01,
+			1, 1, 1, nan,
+			1, 1, 1, 1,
+		}},
+	} {
+		t.Run(tc.order, func(t *testing.T) {
+			c, err := trace.Open(plant(t, trace.Meta{}, true, whole, whole, whole[:2]))
+			if err != nil {
+				t.Fatal(err)
+			}
+			p, err := pattern.Build(c.Structure, c.Accesses(), pattern.Options{Context: pattern.MostRead, Complete: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			m := matrix(p, tc.order)
+			var labels []string
+			for _, r := range m.Rows {
+				labels = append(labels, strings.TrimSpace(r.Block+" "+r.Label))
+			}
+			if !reflect.DeepEqual(labels, tc.labels) {
+				t.Errorf("rows %v, want %v", labels, tc.labels)
+			}
+			for i, want := range tc.values {
+				if got := m.Values[i]; got != want && (got == got || want == want) {
+					t.Errorf("row %d, column %d is %g, want %g", i/4, i%4, got, want)
+				}
+			}
+			if m.Columns[0].Panel != "prompt" || m.Columns[3].Panel != "generated tokens" || m.Columns[3].Number != 2 || m.Columns[3].Marked {
+				t.Errorf("columns %+v", m.Columns)
+			}
+		})
+	}
+}

@@ -1,0 +1,281 @@
+// Command ggufmap prints which bytes of GGUF model files hold which tensor and which expert, as tables.
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"tensorcast/gguf"
+	"tensorcast/gguf/inspect"
+	"tensorcast/trace"
+)
+
+// Exit codes.
+const (
+	exitFailure = 1
+	exitUsage   = 2
+)
+
+const long = `ggufmap prints the structure of GGUF model files: one row per tensor, in file order, with the columns
+
+  tensor_name   as in the file
+  offset_bytes  absolute, from the file's first byte
+  size_bytes    without padding
+  type          ggml's element type (F16, Q8_0, Q4_K, ...)
+  layer         N of blk.N., -1 if the tensor is in no layer
+  component     the name after blk.N., else the whole name
+
+Of a split model any part will do: the others are found beside it. If there is more than one file, the column file
+follows. It reads the metadata only, so a model of any size takes milliseconds. Instead of that table:
+
+  --wide      adds file, shape, expert_count, expert_stride_bytes, kind and resident_bytes (in the page cache)
+  --experts   a row per expert's slice: its extent, expert and projection (gate, up, down, gate_up)
+  --metadata  a row per metadata entry; --elements tells how much of an array to show
+  --summary   bytes by layer, component and type, always read or by expert, the largest tensors; text unless --format says else
+  --check     what is wrong with the files, a line each; exit code 1 if there is anything
+
+In CSV, text that a spreadsheet would run as a formula gets a leading apostrophe.
+
+Exit codes: 0 the table is written; 1 a file cannot be read, is not a GGUF, is truncated or malformed, a part is missing,
+the output cannot be written, or --check has findings; 2 wrong usage.`
+
+const example = `  ggufmap model.gguf > structure.csv
+  ggufmap --wide --format parquet -o structure.parquet model-00001-of-00004.gguf
+  ggufmap --experts model.gguf | grep ',ffn_down_exps.weight,7,'
+  ggufmap --summary model.gguf
+  ggufmap --metadata --elements -1 --format json model.gguf | jq '.[] | select(.key == "tokenizer.ggml.tokens")'
+  ggufmap --check *.gguf`
+
+// usageError is an error that the command line's author can mend by reading --help.
+type usageError struct{ error }
+
+// findingsError says that --check found something.
+type findingsError struct{ findings, files int }
+
+func (e findingsError) Error() string {
+	return fmt.Sprintf("%d findings in %d files", e.findings, e.files)
+}
+
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+
+func run(args []string, stdout, stderr io.Writer) int {
+	cmd := newCommand(stdout)
+	cmd.SetArgs(args)
+	cmd.SetOut(stdout)
+	cmd.SetErr(stderr)
+	err := cmd.Execute()
+	if err == nil {
+		return 0
+	}
+	if _, ok := err.(usageError); ok {
+		fmt.Fprintf(stderr, "ggufmap: %v; see ggufmap --help\n", err)
+		return exitUsage
+	}
+	fmt.Fprintf(stderr, "ggufmap: %v\n", err)
+	return exitFailure
+}
+
+// options are the flags.
+type options struct {
+	output, format                          string
+	wide, experts, metadata, summary, check bool
+	part                                    bool
+	elements                                int64
+}
+
+func newCommand(stdout io.Writer) *cobra.Command {
+	var o options
+	cmd := &cobra.Command{
+		Use:                   "ggufmap [flags] MODEL.gguf...",
+		DisableFlagsInUseLine: true,
+		Short:                 "Print which bytes of GGUF model files hold which tensor",
+		Long:                  long,
+		Example:               example,
+		SilenceUsage:          true,
+		SilenceErrors:         true,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usageError{errors.New("a model file is needed")}
+			}
+			return o.validate(stdout)
+		},
+		RunE: func(_ *cobra.Command, args []string) error { return o.run(args, stdout) },
+	}
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.BoolVar(&o.wide, "wide", false, "more columns: file, shape, experts, kind, residency")
+	flags.BoolVar(&o.experts, "experts", false, "a row per expert's slice")
+	flags.BoolVar(&o.metadata, "metadata", false, "the metadata instead of the tensors")
+	flags.Int64Var(&o.elements, "elements", 8, "with --metadata, show the first `N` elements of arrays, -1 for all")
+	flags.BoolVar(&o.summary, "summary", false, "sums of bytes instead of the tensors")
+	flags.BoolVar(&o.check, "check", false, "say what is wrong with the files")
+	flags.BoolVar(&o.part, "part", false, "of a split model, take the given parts only")
+	flags.StringVar(&o.format, "format", "", "`csv`, json, arrow (an IPC file) or parquet")
+	flags.StringVarP(&o.output, "output", "o", "-", "write to `FILE`, - for standard output")
+	return cmd
+}
+
+func (o *options) validate(stdout io.Writer) error {
+	modes := 0
+	for _, set := range []bool{o.wide, o.experts, o.metadata, o.summary, o.check} {
+		if set {
+			modes++
+		}
+	}
+	if modes > 1 {
+		return usageError{errors.New("--wide, --experts, --metadata, --summary and --check exclude each other")}
+	}
+	switch o.format {
+	case "", "csv", "json":
+	case "arrow", "parquet":
+		if f, ok := stdout.(*os.File); ok && o.output == "-" && term.IsTerminal(int(f.Fd())) {
+			return usageError{fmt.Errorf("%s is not for a terminal: add -o FILE", o.format)}
+		}
+	default:
+		return usageError{fmt.Errorf("--format %q is not csv, json, arrow or parquet", o.format)}
+	}
+	return nil
+}
+
+// run writes what was asked for, whole or not at all.
+func (o *options) run(paths []string, stdout io.Writer) error {
+	models, findings, err := o.open(paths)
+	if err != nil {
+		return err
+	}
+	var out bytes.Buffer
+	if err := o.write(&out, models, findings); err != nil {
+		return err
+	}
+	if o.output == "-" {
+		if _, err := out.WriteTo(stdout); err != nil {
+			return fmt.Errorf("write the table: %w", err)
+		}
+	} else if err := writeOutput(o.output, paths, models, out.Bytes()); err != nil {
+		return err
+	}
+	if len(findings) > 0 {
+		files := map[string]bool{}
+		for _, f := range findings {
+			files[f.File] = true
+		}
+		return findingsError{len(findings), len(files)}
+	}
+	return nil
+}
+
+// open returns the models that the paths name, each once. With --check, what cannot be opened is a finding and no error.
+func (o *options) open(paths []string) (models []*gguf.Model, findings []inspect.Finding, err error) {
+	var seen []os.FileInfo
+	for _, path := range paths {
+		info, err := os.Stat(path)
+		if err == nil && isOneOf(info, seen) {
+			continue // a part of a model that came before
+		}
+		m, err := o.openModel(path)
+		if err != nil {
+			if !o.check {
+				return nil, nil, err
+			}
+			// The finding names the file itself.
+			text := strings.TrimPrefix(strings.TrimPrefix(err.Error(), "read "+path+": "), "open "+path+": ")
+			findings = append(findings, inspect.Finding{File: path, Text: text})
+			continue
+		}
+		for _, f := range m.Files {
+			if info, err := os.Stat(f.Path); err == nil {
+				seen = append(seen, info)
+			}
+		}
+		models = append(models, m)
+		if o.check {
+			findings = append(findings, inspect.Check(m)...)
+		}
+	}
+	return models, findings, nil
+}
+
+func isOneOf(info os.FileInfo, seen []os.FileInfo) bool {
+	for _, s := range seen {
+		if os.SameFile(info, s) {
+			return true
+		}
+	}
+	return false
+}
+
+func (o *options) openModel(path string) (*gguf.Model, error) {
+	if o.part {
+		return gguf.OpenPart(path)
+	}
+	m, err := gguf.OpenModel(path)
+	if errors.Is(err, gguf.ErrMissingPart) || errors.Is(err, gguf.ErrPartName) {
+		err = fmt.Errorf("%w; --part takes this file alone", err)
+	}
+	return m, err
+}
+
+func (o *options) write(w io.Writer, models []*gguf.Model, findings []inspect.Finding) error {
+	var t *inspect.Table
+	var err error
+	switch {
+	case o.check && o.format == "":
+		for _, f := range findings {
+			fmt.Fprintln(w, f)
+		}
+		return nil
+	case o.summary && o.format == "":
+		for i, s := range inspect.Summarise(models) {
+			if i > 0 {
+				fmt.Fprintln(w)
+			}
+			if err := s.WriteText(w); err != nil {
+				return err
+			}
+		}
+		return nil
+	case o.check:
+		t = inspect.FindingsTable(findings)
+	case o.summary:
+		t = inspect.SummaryTable(inspect.Summarise(models))
+	case o.metadata:
+		t, err = inspect.Metadata(models, o.elements)
+	case o.experts:
+		t, err = inspect.Experts(models)
+	default:
+		t, err = inspect.Structure(models, o.wide)
+	}
+	if err != nil {
+		return err
+	}
+	if o.format == "json" {
+		return t.WriteJSON(w)
+	}
+	columns := make([]trace.Column, len(t.Columns))
+	for i, c := range t.Columns {
+		columns[i] = trace.Column(c)
+	}
+	if o.format != "arrow" && o.format != "parquet" {
+		return trace.WriteCSV(w, columns)
+	}
+	var fields []trace.Field
+	if len(models) == 1 {
+		fingerprint, err := models[0].Files[0].Fingerprint()
+		if err != nil {
+			return err
+		}
+		fields = append(fields, trace.Field{Key: "tensorcast.model", Value: fingerprint})
+	}
+	if o.format == "arrow" {
+		return trace.WriteArrow(w, columns, fields...)
+	}
+	return trace.WriteParquet(w, columns, fields...)
+}

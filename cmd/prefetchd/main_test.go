@@ -1,0 +1,500 @@
+package main
+
+// These tests run the built command on the real llama.cpp in a real memory cgroup: whatever happens to prefetchd, the
+// target says the same, and is not killed for memory.
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tensorcast/experiments/llama"
+	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/experiments/synth"
+	"tensorcast/gguf"
+	"tensorcast/prefetch"
+	"tensorcast/prefetch/memcg"
+)
+
+var prefetchd string
+
+func TestMain(m *testing.M) {
+	path, remove, err := llamatest.BuildCommand("prefetchd")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "build prefetchd:", err)
+		os.Exit(1)
+	}
+	prefetchd = path
+	status := m.Run()
+	remove()
+	os.Exit(status)
+}
+
+// model is about 104 MB, in 56 tensors of at most 4.5 MB.
+var model = synth.Config{Layers: 6, Embd: 1024, FF: 4096, Heads: 16, KVHeads: 8, Type: gguf.Q8_0, Seed: 7}
+
+// rig is a target in a cgroup of its own.
+type rig struct {
+	t       *testing.T
+	in      *llama.Installation
+	options llama.Options
+	group   *memcg.Group
+	target  *exec.Cmd
+	stdout  bytes.Buffer
+	size    int64
+}
+
+// own is more than the target's memory besides the weights, and prefetchd's.
+const own = 60 << 20
+
+// newRig writes the model and makes a cgroup whose limit leaves room for share of it.
+func newRig(t *testing.T, share float64, tokens int) *rig {
+	t.Helper()
+	llamatest.NeedRoot(t)
+	r := &rig{t: t, in: llamatest.ForTest(t)}
+	path := llamatest.Model(t, model)
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.size = info.Size()
+	r.options = llama.Options{Model: path, Prompt: "memory", Tokens: tokens, Threads: 1, NoRepack: true}
+	root, err := memcg.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.group, err = memcg.Create(root, fmt.Sprintf("tensorcast-test-%d", os.Getpid())); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.group.Remove(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := r.group.SetLimit(int64(share*float64(r.size)) + own); err != nil {
+		t.Fatal(err)
+	}
+	forget(t, path)
+	return r
+}
+
+// forget drops a file from the page cache, so that the target's cgroup pays for its pages.
+func forget(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (r *rig) start() {
+	r.t.Helper()
+	// The target joins before it runs, so that all of its memory counts.
+	script := `for f in $GROUPS_FILES; do echo $$ > $f; done; exec "$0" "$@"`
+	cmd := exec.Command("sh", append([]string{"-c", script}, r.in.Command(r.t.Context(), r.options).Args...)...)
+	cmd.Env = append(os.Environ(), "GROUPS_FILES="+strings.Join(r.group.ProcsFiles(), " "))
+	cmd.Stdout, cmd.Stderr = &r.stdout, os.Stderr
+	if err := cmd.Start(); err != nil {
+		r.t.Fatal(err)
+	}
+	r.target = cmd
+	r.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	llamatest.WaitFor(r.t, "the target to map the model", func() bool {
+		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", cmd.Process.Pid))
+		return err == nil && bytes.Contains(maps, []byte(r.options.Model))
+	})
+}
+
+// helper is a running prefetchd.
+type helper struct {
+	*exec.Cmd
+	stdout, stderr bytes.Buffer
+}
+
+func (r *rig) help(flags ...string) *helper {
+	r.t.Helper()
+	h := &helper{Cmd: exec.Command(prefetchd, append([]string{"--pid", fmt.Sprint(r.target.Process.Pid), "--json"}, flags...)...)}
+	h.Stdout, h.Stderr = &h.stdout, &h.stderr
+	if err := h.Start(); err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { _ = h.Process.Kill(); _ = h.Wait() })
+	return h
+}
+
+// locked is how many bytes the group has locked in memory.
+func (r *rig) locked() int64 {
+	r.t.Helper()
+	s, err := r.group.Stat()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return s.Unevictable
+}
+
+func (r *rig) waitPinned(h *helper) {
+	r.t.Helper()
+	llamatest.WaitFor(r.t, "pins", func() bool {
+		if err := h.Process.Signal(syscall.Signal(0)); err != nil {
+			r.t.Fatalf("prefetchd ended: %s", h.stderr.String())
+		}
+		return r.locked() > r.size/4
+	})
+}
+
+// finish waits for the target, and checks that it said the same as one without limit and helper.
+func (r *rig) finish() {
+	r.t.Helper()
+	if err := r.target.Wait(); err != nil {
+		r.t.Fatalf("the target: %v", err)
+	}
+	kills, err := r.group.OOMKills()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if kills != 0 {
+		r.t.Errorf("%d processes were killed for memory", kills)
+	}
+	got, err := llama.ParseResult(r.stdout.Bytes())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	plain := plainRun(r)
+	if got.Text != plain.Text || len(plain.Tokens) != r.options.Tokens {
+		r.t.Errorf("text %q, plain %q", got.Text, plain.Text)
+	}
+}
+
+// plainRuns are the results of the same target without limit and helper, by its number of tokens: all tests use one model.
+var plainRuns = map[int]*llama.Result{}
+
+func plainRun(r *rig) *llama.Result {
+	r.t.Helper()
+	if plainRuns[r.options.Tokens] == nil {
+		plain, err := r.in.Run(r.t.Context(), r.options)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		plainRuns[r.options.Tokens] = plain
+	}
+	return plainRuns[r.options.Tokens]
+}
+
+func (h *helper) summary(t *testing.T) prefetch.Summary {
+	t.Helper()
+	if err := h.Wait(); err != nil {
+		t.Fatalf("prefetchd: %v\n%s", err, h.stderr.String())
+	}
+	var s prefetch.Summary
+	if err := json.Unmarshal(h.stdout.Bytes(), &s); err != nil {
+		t.Fatalf("summary: %v\n%s", err, h.stdout.String())
+	}
+	return s
+}
+
+// With each strategy the text is the same, what is pinned and streamed is what the strategy says, and the limit holds.
+func TestStrategies(t *testing.T) {
+	for _, strategy := range []string{"both", "pin", "stream"} {
+		t.Run(strategy, func(t *testing.T) {
+			r := newRig(t, 0.6, 150)
+			r.start()
+			h := r.help("--strategy", strategy)
+			adj := ""
+			var most int64
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				for r.target.Process.Signal(syscall.Signal(0)) == nil {
+					if s, err := r.group.Stat(); err == nil {
+						most = max(most, s.Unevictable)
+					}
+					if data, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", h.Process.Pid)); err == nil {
+						adj = strings.TrimSpace(string(data))
+					}
+					time.Sleep(2 * time.Millisecond)
+				}
+			}()
+			r.finish()
+			<-done
+			s := h.summary(t)
+			limit, _, err := r.group.Limit()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if (strategy == "stream") != (s.Pinned == 0) || (strategy == "pin") != (s.Streamed == 0) || s.Strategy != strategy {
+				t.Errorf("summary %+v", s)
+			}
+			if strategy != "stream" && most < r.size/4 {
+				t.Errorf("only %d bytes were ever locked", most)
+			}
+			if s.PerToken < r.size*9/10 || s.PerToken > r.size || s.Tokens < r.options.Tokens/3 || s.TokensPerSec <= 0 {
+				t.Errorf("summary %+v for a model of %d bytes", s, r.size)
+			}
+			if most > limit || s.Room > limit {
+				t.Errorf("locked %d, room for %d, limit %d", most, s.Room, limit)
+			}
+			if adj != "1000" {
+				t.Errorf("oom_score_adj %q: prefetchd must be killed before its target", adj)
+			}
+			if left := r.locked(); left > 1<<20 {
+				t.Errorf("%d bytes stay locked", left)
+			}
+		})
+	}
+}
+
+func TestBudget(t *testing.T) {
+	r := newRig(t, 2, 150)
+	r.start()
+	const budget = 60 << 20
+	h := r.help("--budget", fmt.Sprint(budget))
+	var most int64
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for r.target.Process.Signal(syscall.Signal(0)) == nil {
+			if s, err := r.group.Stat(); err == nil {
+				most = max(most, s.Unevictable)
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	r.finish()
+	<-done
+	if s := h.summary(t); s.Pinned > budget || most > budget || most == 0 {
+		t.Errorf("%d bytes pinned at the end, %d at most; the budget was %d", s.Pinned, most, budget)
+	}
+}
+
+// Without any limit but the host's, a budget is used, and kept.
+func TestBudgetAlone(t *testing.T) {
+	r := newRig(t, 2, 150)
+	if root, err := memcg.Root(); err != nil {
+		t.Fatal(err)
+	} else if err := r.group.Remove(); err != nil {
+		t.Fatal(err)
+	} else if r.group, err = memcg.Create(root, fmt.Sprintf("tensorcast-test-%d", os.Getpid())); err != nil {
+		t.Fatal(err)
+	}
+	r.start()
+	const budget = 60 << 20
+	h := r.help("--budget", fmt.Sprint(budget))
+	r.finish()
+	if s := h.summary(t); s.Pinned > budget || s.Pinned < budget/2 || s.Level != "--budget" {
+		t.Errorf("summary %+v for a budget of %d", s, budget)
+	}
+}
+
+// A prompt that goes through the model in several passes, of which only the last goes all the way, does not confuse.
+func TestLongPrompt(t *testing.T) {
+	r := newRig(t, 0.7, 100)
+	r.options.Prompt = strings.Repeat("a long prompt. ", 60)
+	r.start()
+	h := r.help()
+	if err := r.target.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if s := h.summary(t); s.PerToken < r.size*9/10 || s.PerToken > r.size || s.Pinned < r.size/4 || s.Streamed == 0 {
+		t.Errorf("summary %+v for a model of %d bytes", s, r.size)
+	}
+}
+
+// Weights that were copied at load are not in the page cache: prefetchd says so, with the remedy.
+func TestRepacked(t *testing.T) {
+	llamatest.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	q4 := model
+	q4.Type, q4.Layers = gguf.Q4_0, 2
+	target := in.Command(t.Context(), llama.Options{Model: llamatest.Model(t, q4), Prompt: "x", Tokens: 1000, Threads: 1})
+	if err := target.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
+	out, err := exec.Command(prefetchd, "--pid", fmt.Sprint(target.Process.Pid)).CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "--no-repack") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+func TestEverythingFits(t *testing.T) {
+	r := newRig(t, 2, 150)
+	r.start()
+	h := r.help()
+	r.finish()
+	if s := h.summary(t); s.Pinned != s.PerToken {
+		t.Errorf("%d bytes pinned of %d, in room for %d", s.Pinned, s.PerToken, s.Room)
+	}
+}
+
+func TestPrefetchdKilled(t *testing.T) {
+	r := newRig(t, 0.7, 150)
+	r.start()
+	h := r.help()
+	r.waitPinned(h)
+	if err := h.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = h.Wait()
+	llamatest.WaitFor(t, "pins to be released", func() bool { return r.locked() < 1<<20 })
+	r.finish()
+}
+
+func TestInterrupted(t *testing.T) {
+	r := newRig(t, 0.7, 150)
+	r.start()
+	h := r.help()
+	r.waitPinned(h)
+	if err := h.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	h.summary(t)
+	if left := r.locked(); left > 1<<20 {
+		t.Errorf("%d bytes stay locked", left)
+	}
+	r.finish()
+}
+
+func TestTargetKilled(t *testing.T) {
+	r := newRig(t, 0.7, 1000)
+	r.start()
+	h := r.help()
+	r.waitPinned(h)
+	if err := r.target.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = r.target.Wait()
+	h.summary(t)
+	if left := r.locked(); left > 1<<20 {
+		t.Errorf("%d bytes stay locked", left)
+	}
+}
+
+// A limit that is lowered under the pins takes effect: they are given back, nobody is killed.
+func TestLimitLowered(t *testing.T) {
+	r := newRig(t, 0.9, 300)
+	r.start()
+	h := r.help()
+	r.waitPinned(h)
+	before := r.locked()
+	// v1 refuses a limit below what is locked; whoever sets one tries again, or goes down in steps.
+	for share := 0.8; share > 0.35; share -= 0.1 {
+		limit := int64(share*float64(r.size)) + own
+		llamatest.WaitFor(t, "a lower limit to be taken", func() bool { return r.group.SetLimit(limit) == nil })
+		// Further steps at once would leave the target nothing but what is locked: then prefetchd is killed, by design.
+		llamatest.WaitFor(t, "pins to leave the target room", func() bool {
+			s, err := r.group.Stat()
+			if err != nil {
+				t.Fatal(err)
+			}
+			used, err := r.group.Usage()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return limit-used+s.File-s.Unevictable > 8<<20
+		})
+	}
+	llamatest.WaitFor(t, "pins to be given back", func() bool { return r.locked() < before*2/3 })
+	r.finish()
+	if s := h.summary(t); s.Shrunk == 0 {
+		t.Errorf("summary %+v", s)
+	}
+}
+
+// Where io_uring is refused, posix_fadvise streams.
+func TestWithoutIOURing(t *testing.T) {
+	const file = "/proc/sys/kernel/io_uring_disabled"
+	was, err := os.ReadFile(file)
+	if err != nil {
+		t.Skipf("this kernel cannot refuse io_uring: %v", err)
+	}
+	r := newRig(t, 0.6, 150)
+	if err := os.WriteFile(file, []byte("2"), 0); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := os.WriteFile(file, was, 0); err != nil {
+			t.Error(err)
+		}
+	}()
+	r.start()
+	h := r.help()
+	r.finish()
+	if s := h.summary(t); s.Queue != "posix_fadvise" || s.Streamed == 0 {
+		t.Errorf("summary %+v", s)
+	}
+}
+
+func TestTargetUnharmedByDetach(t *testing.T) {
+	r := newRig(t, 0.8, 300)
+	r.start()
+	for range 3 {
+		h := r.help()
+		r.waitPinned(h)
+		if err := h.Process.Signal(os.Interrupt); err != nil {
+			t.Fatal(err)
+		}
+		h.summary(t)
+	}
+	r.finish()
+}
+
+func TestBadInput(t *testing.T) {
+	gone := exec.Command("true")
+	if err := gone.Run(); err != nil {
+		t.Fatal(err)
+	}
+	sleeper := exec.Command("sleep", "1")
+	if err := sleeper.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = sleeper.Wait() }()
+	for name, tc := range map[string]struct {
+		args   []string
+		status int
+		says   string
+		root   bool
+	}{
+		"no pid":          {nil, 2, "--pid", false},
+		"a word":          {[]string{"--pid", "1", "x"}, 2, "x", false},
+		"strategy":        {[]string{"--pid", "1", "--strategy", "hope"}, 2, "hope", false},
+		"budget":          {[]string{"--pid", "1", "--budget", "much"}, 2, "much", false},
+		"no such process": {[]string{"--pid", fmt.Sprint(gone.Process.Pid)}, 1, fmt.Sprint(gone.Process.Pid), true},
+		"no ggml":         {[]string{"--pid", fmt.Sprint(sleeper.Process.Pid)}, 1, "found no ggml", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if tc.root {
+				llamatest.NeedRoot(t)
+			}
+			cmd := exec.Command(prefetchd, tc.args...)
+			var stderr bytes.Buffer
+			cmd.Stderr = &stderr
+			_ = cmd.Run()
+			lines := strings.Split(strings.TrimSpace(stderr.String()), "\n")
+			if cmd.ProcessState.ExitCode() != tc.status || len(lines) != 1 || !strings.HasPrefix(lines[0], "prefetchd: ") || !strings.Contains(lines[0], tc.says) {
+				t.Errorf("status %d, want %d; %q", cmd.ProcessState.ExitCode(), tc.status, stderr.String())
+			}
+		})
+	}
+	if os.Geteuid() == 0 {
+		cmd := exec.Command(prefetchd, "--pid", fmt.Sprint(os.Getpid()))
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		if out, _ := cmd.CombinedOutput(); cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), "root") {
+			t.Errorf("without root: status %d, %s", cmd.ProcessState.ExitCode(), out)
+		}
+	}
+}

@@ -1,0 +1,75 @@
+package main
+
+// This file decides whether there is a status line, and what it says.
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"golang.org/x/term"
+
+	"tensorcast/cmd/tracer/internal/status"
+	"tensorcast/trace"
+)
+
+// display is the status line on standard error. A nil *display shows nothing.
+type display struct {
+	line  *status.Line
+	meter status.Meter
+	shown time.Time
+	steps int // when it was shown
+}
+
+const displayInterval = time.Second
+
+// newDisplay returns nil where a line would not be seen, or would be written across the text of the command or ours.
+func newDisplay(o options) *display {
+	stderr := int(os.Stderr.Fd())
+	stdoutUsed := o.pid == 0 || o.out == toStdout
+	if !term.IsTerminal(stderr) || stdoutUsed && term.IsTerminal(int(os.Stdout.Fd())) {
+		return nil
+	}
+	return &display{line: status.NewLine(os.Stderr, func() int {
+		width, _, err := term.GetSize(stderr)
+		if err != nil {
+			return 80
+		}
+		return width
+	})}
+}
+
+// Show renews the line, once a second. Before the first decode llama.cpp itself writes to the terminal: it is left alone.
+func (d *display) Show(s trace.Status) {
+	now := time.Now()
+	if d == nil || now.Sub(d.shown) < displayInterval || s.Steps == 0 {
+		return
+	}
+	d.shown = now
+	phase := s.Phase.String()
+	if !s.Running && s.Steps == d.steps { // else it is only between two decodes
+		phase = "waiting"
+	}
+	d.steps = s.Steps
+	if s.Processes > 1 {
+		phase = fmt.Sprintf("%d processes  %s", s.Processes, phase)
+	}
+	sample := status.Sample{Time: now, Events: s.Events, Lost: s.Counters.Lost(), Tokens: s.Tokens}
+	d.line.Show(status.Text(phase, sample, d.meter.Add(sample)))
+}
+
+// Log is where messages go.
+func (d *display) Log() io.Writer {
+	if d == nil {
+		return os.Stderr
+	}
+	return d.line
+}
+
+// Close clears the line, for good.
+func (d *display) Close() {
+	if d != nil {
+		d.line.Close()
+	}
+}

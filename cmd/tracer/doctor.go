@@ -1,0 +1,160 @@
+package main
+
+// This file is `tracer doctor`: it prints what ebpf.Examine finds out.
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"tensorcast/ebpf"
+)
+
+func newDoctorCommand() *cobra.Command {
+	var pid processID
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "doctor [--pid N | -- command [argument...]]",
+		Short: "Say whether tracing would work, and what to do where it would not",
+		Long: `Say whether tracing would work: what the kernel offers (found out by trying), what this process may do, what the
+target is made of, which probes would be set where and at what cost. Nothing is traced, and the command is not started.
+
+Works without root, and says what root would add.
+
+Exit status: 0 if tracer would work as it is (--detail op), 1 if not, 2 for wrong usage.`,
+		Example: `  tracer doctor                                   # this machine
+  sudo tracer doctor --pid $(pidof llama-server)
+  tracer doctor -- llama-cli -m model.gguf`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if pid != 0 && len(args) > 0 {
+				return errors.New("give a command or --pid, not both")
+			}
+			return nil
+		},
+		SilenceUsage: true, SilenceErrors: true,
+		Run: func(_ *cobra.Command, args []string) {
+			os.Exit(diagnose(os.Stdout, os.Stderr, ebpf.ExamineOptions{PID: int(pid), Command: args, Env: os.Environ()}, asJSON))
+		},
+	}
+	f := cmd.Flags()
+	f.VarP(&pid, "pid", "p", "look at the running process `N`")
+	f.BoolVar(&asJSON, "json", false, "print the report as JSON")
+	f.SetInterspersed(false)
+	return cmd
+}
+
+// diagnose prints a report and returns the exit status.
+func diagnose(stdout, stderr io.Writer, opts ebpf.ExamineOptions, asJSON bool) int {
+	report, err := ebpf.Examine(opts)
+	if err == nil {
+		if asJSON {
+			enc := json.NewEncoder(stdout)
+			enc.SetIndent("", "  ")
+			err = enc.Encode(report)
+		} else {
+			err = printReport(stdout, report)
+		}
+	}
+	switch {
+	case err != nil:
+		fmt.Fprintln(stderr, "tracer:", err)
+		return exitFailure
+	case !report.OK:
+		return exitFailure
+	}
+	return 0
+}
+
+// printReport writes a report for people.
+func printReport(to io.Writer, r *ebpf.Report) error {
+	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "kernel %s\n", r.Kernel)
+	findings(w, r.Features)
+	fmt.Fprintf(w, "\nthis process\n")
+	findings(w, r.Capabilities)
+	for _, s := range r.Settings {
+		if s.Matters {
+			fmt.Fprintf(w, "  %s\t%s\t%s\n", s.Value, s.Name, s.Meaning)
+		}
+	}
+	if r.Target != nil {
+		printTarget(w, r.Target)
+	}
+	fmt.Fprintf(w, "\nways to trace\n")
+	for _, m := range r.Modes {
+		name, state := "--detail "+m.Name, "yes"
+		if m.Name == "preload" {
+			name = "--preload"
+		}
+		if !m.OK {
+			state = "no"
+		}
+		if m.Reason != "" {
+			name += "\t" + m.Reason
+		}
+		fmt.Fprintf(w, "  %s\t%s\n", state, name)
+	}
+	if len(r.Advice) > 0 {
+		fmt.Fprintf(w, "\nwhat to do\n")
+		for _, line := range r.Advice {
+			fmt.Fprintf(w, "  - %s\n", line)
+		}
+	}
+	return w.Flush() // with the first error of those before
+}
+
+func findings(w io.Writer, list []ebpf.Finding) {
+	for _, f := range list {
+		note := f.Use
+		if f.Detail != "" {
+			note += ": " + f.Detail
+		}
+		fmt.Fprintf(w, "  %s\t%s\t%s\n", f.State, f.Name, note)
+	}
+}
+
+func printTarget(w io.Writer, t *ebpf.Target) {
+	fmt.Fprintf(w, "\ntarget")
+	if t.PID != 0 {
+		fmt.Fprintf(w, " %d", t.PID)
+	}
+	fmt.Fprintf(w, " %s\n", strings.Join(t.Command, " "))
+	for _, m := range t.Models {
+		fmt.Fprintf(w, "  maps the model %s\n", m)
+	}
+	for _, f := range t.Files {
+		var about []string
+		if f.GGMLVersion != "" {
+			about = append(about, strings.TrimSpace("ggml "+f.GGMLVersion+" "+f.GGMLCommit))
+		}
+		if f.LlamaBuild != "" {
+			about = append(about, "llama.cpp "+f.LlamaBuild)
+		}
+		if f.Ops > 0 {
+			about = append(about, fmt.Sprintf("%d ops", f.Ops))
+		}
+		if f.Stripped {
+			about = append(about, "stripped")
+		}
+		if f.Problem != "" {
+			about = append(about, f.Problem)
+		}
+		fmt.Fprintf(w, "  %s", f.Path)
+		if len(about) > 0 {
+			fmt.Fprintf(w, ": %s", strings.Join(about, ", "))
+		}
+		fmt.Fprintln(w)
+		for _, p := range f.Probes {
+			fmt.Fprintf(w, "    %s\t%s+%d\tat %#x, %s per hit\n", p.Role, p.Symbol, p.Skip, p.Offset+p.Skip, p.Cost)
+		}
+	}
+	if t.Layout != nil {
+		fmt.Fprintf(w, "  layout: %s\n", t.Layout)
+	}
+}

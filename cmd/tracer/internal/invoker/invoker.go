@@ -1,0 +1,248 @@
+// Package invoker knows on whose behalf a program works that was started with sudo: who that is, which environment sudo
+// replaced, and how to act with that user's permissions.
+//
+// All methods may be called on a nil *User, which means that there is nobody to act for: then nothing is changed.
+package invoker
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// User is the user who typed sudo.
+type User struct {
+	UID, GID uint32
+	Groups   []uint32 // supplementary, as a login has them
+	Name     string
+	Home     string
+	Shell    string   // empty if it is not known
+	environ  []string // that sudo was started with; nil if sudo was not found
+}
+
+// Find returns who is meant by the variables of sudo in a process's environment. It returns nil if sudo was not used, or by
+// root, or if the process is not root: then it cannot act for anyone else.
+func Find(environ []string) (*User, error) {
+	text, ok := lookup(environ, "SUDO_UID")
+	if !ok || os.Geteuid() != 0 {
+		return nil, nil
+	}
+	uid, err := strconv.ParseUint(text, 10, 32)
+	if err != nil {
+		return nil, fmt.Errorf("SUDO_UID is %q, which is not a user id", text)
+	}
+	if uid == 0 {
+		return nil, nil
+	}
+	account, err := user.LookupId(text)
+	if err != nil {
+		return nil, fmt.Errorf("who used sudo (SUDO_UID is %s): %w", text, err)
+	}
+	// sudo's group is the one the user was in, which newgrp may have changed.
+	primary, ok := lookup(environ, "SUDO_GID")
+	if !ok {
+		primary = account.Gid
+	}
+	gid, err := strconv.ParseUint(primary, 10, 32)
+	if err != nil {
+		return nil, fmt.Errorf("SUDO_GID is %q, which is not a group id", primary)
+	}
+	u := &User{UID: uint32(uid), GID: uint32(gid), Groups: []uint32{uint32(gid)}, Name: account.Username, Home: account.HomeDir}
+	ids, err := account.GroupIds()
+	if err != nil {
+		return nil, fmt.Errorf("the groups of %s: %w", u.Name, err)
+	}
+	for _, id := range ids {
+		n, err := strconv.ParseUint(id, 10, 32)
+		if err != nil {
+			return nil, fmt.Errorf("the groups of %s: %w", u.Name, err)
+		}
+		if !slices.Contains(u.Groups, uint32(n)) {
+			u.Groups = append(u.Groups, uint32(n))
+		}
+	}
+	u.environ = sudoEnviron(uint32(uid))
+	if passwd, err := os.Open("/etc/passwd"); err == nil {
+		u.Shell = shell(passwd, text)
+		passwd.Close()
+	}
+	if u.Shell == "" { // the account is not in that file, but in a directory service
+		u.Shell, _ = lookup(u.environ, "SHELL")
+	}
+	return u, nil
+}
+
+// shell finds the login shell of a user id, which os/user does not tell.
+func shell(passwd io.Reader, uid string) string {
+	lines := bufio.NewScanner(passwd)
+	for lines.Scan() {
+		if f := strings.Split(lines.Text(), ":"); len(f) == 7 && f[2] == uid {
+			return f[6]
+		}
+	}
+	return ""
+}
+
+// Credential is what the user's processes run with.
+func (u *User) Credential() *syscall.Credential {
+	if u == nil {
+		return nil
+	}
+	return &syscall.Credential{Uid: u.UID, Gid: u.GID, Groups: u.Groups}
+}
+
+// Env turns the environment that sudo made for root into one for the user: the account's HOME, USER, LOGNAME and SHELL, the
+// user's own PATH (sudo's is secure_path), and what sudo left out, such as LD_LIBRARY_PATH. Any other variable of own
+// stays: it may have been set on sudo's command line.
+func (u *User) Env(own []string) []string {
+	if u == nil {
+		return own
+	}
+	set := map[string]string{"HOME": u.Home, "USER": u.Name, "LOGNAME": u.Name}
+	if u.Shell != "" {
+		set["SHELL"] = u.Shell
+	}
+	if path, ok := lookup(u.environ, "PATH"); ok {
+		set["PATH"] = path
+	}
+	var env []string
+	have := map[string]bool{}
+	add := func(name, value string) {
+		if !have[name] {
+			have[name] = true
+			env = append(env, name+"="+value)
+		}
+	}
+	for _, kv := range own {
+		name, value, _ := strings.Cut(kv, "=")
+		switch {
+		case strings.HasPrefix(name, "SUDO_"), name == "SHELL", name == "MAIL": // of sudo, and root's
+			continue
+		}
+		if v, ok := set[name]; ok {
+			value = v
+		}
+		add(name, value)
+	}
+	for _, name := range slices.Sorted(maps.Keys(set)) {
+		add(name, set[name])
+	}
+	for _, kv := range u.environ {
+		if name, value, ok := strings.Cut(kv, "="); ok && !strings.HasPrefix(name, "SUDO_") {
+			add(name, value)
+		}
+	}
+	return env
+}
+
+// LookPath finds a command as the user's shell would, along the PATH of env.
+func (u *User) LookPath(name string, env []string) (string, error) {
+	if strings.Contains(name, "/") {
+		return name, nil // execve says what is wrong with it
+	}
+	path, _ := lookup(env, "PATH")
+	found := ""
+	err := u.Do(func() error {
+		var refused error
+		for _, dir := range filepath.SplitList(path) {
+			if dir == "" {
+				dir = "."
+			}
+			candidate := dir + "/" + name // a slash keeps LookPath from searching
+			_, err := exec.LookPath(candidate)
+			if err == nil {
+				found = candidate
+				return nil
+			}
+			if errors.Is(err, os.ErrPermission) && refused == nil {
+				if info, statErr := os.Stat(candidate); statErr == nil && !info.IsDir() {
+					refused = fmt.Errorf("start %s: %w", candidate, os.ErrPermission)
+				}
+			}
+		}
+		if refused != nil {
+			return refused
+		}
+		return fmt.Errorf("start %s: no such command in PATH (%s)", name, path)
+	})
+	return found, err
+}
+
+// Do calls f on a thread of its own that creates and opens files as the user: what f writes is the user's, and is written only
+// where the user may write, whatever symbolic links were planted on the way. Reading is not restricted (f may read
+// models and memory maps of any process), nor are the other powers of root. Goroutines that f starts have none of this.
+func (u *User) Do(f func() error) error {
+	if u == nil {
+		return f()
+	}
+	done := make(chan error, 1)
+	go func() {
+		// Never unlocked: the thread ends with this goroutine, and its identity with it.
+		runtime.LockOSThread()
+		if err := u.assume(); err != nil {
+			done <- fmt.Errorf("act as %s: %w", u.Name, err)
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}
+
+// assume changes the file system's view of the calling thread. (The functions of x/sys/unix are for one thread, as the
+// kernel's are; those of syscall would be for all.)
+func (u *User) assume() error {
+	groups := make([]int, len(u.Groups))
+	for i, g := range u.Groups {
+		groups[i] = int(g)
+	}
+	if err := unix.Setgroups(groups); err != nil {
+		return fmt.Errorf("set groups: %w", err)
+	}
+	// These two report no errors: what holds afterwards is asked for by setting what cannot be.
+	if err := unix.Setfsgid(int(u.GID)); err != nil {
+		return fmt.Errorf("set the group for files: %w", err)
+	}
+	if err := unix.Setfsuid(int(u.UID)); err != nil {
+		return fmt.Errorf("set the user for files: %w", err)
+	}
+	if gid, err := unix.SetfsgidRetGid(-1); err != nil || gid != int(u.GID) {
+		return errors.New("the kernel refused the group for files")
+	}
+	if uid, err := unix.SetfsuidRetUid(-1); err != nil || uid != int(u.UID) {
+		return errors.New("the kernel refused the user for files")
+	}
+	// That took away all capabilities over files; the one for reading comes back.
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var caps [2]unix.CapUserData
+	if err := unix.Capget(&header, &caps[0]); err != nil {
+		return fmt.Errorf("read capabilities: %w", err)
+	}
+	caps[0].Effective |= caps[0].Permitted & (1 << unix.CAP_DAC_READ_SEARCH)
+	if err := unix.Capset(&header, &caps[0]); err != nil {
+		return fmt.Errorf("set capabilities: %w", err)
+	}
+	return nil
+}
+
+// lookup returns the value of a variable.
+func lookup(environ []string, name string) (string, bool) {
+	for _, kv := range environ {
+		if n, v, ok := strings.Cut(kv, "="); ok && n == name {
+			return v, true
+		}
+	}
+	return "", false
+}

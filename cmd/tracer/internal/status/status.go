@@ -1,0 +1,128 @@
+// Package status shows how a capture is getting on: one line of a terminal, renewed every second.
+package status
+
+import (
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/dustin/go-humanize"
+)
+
+// Sample is what is known of a capture at one moment. Its numbers only grow.
+type Sample struct {
+	Time   time.Time
+	Events uint64 // received
+	Lost   uint64
+	Tokens int // generated
+}
+
+// window is what rates are averaged over: long enough to be read, short enough to follow.
+const window = 5 * time.Second
+
+// Meter computes rates. The zero Meter is ready; it is not safe for concurrent use.
+type Meter struct {
+	samples []Sample // ascending, those of the last window and the one before
+}
+
+// Rates are per second, over the last seconds.
+type Rates struct{ Tokens, Events float64 }
+
+// Add takes the next sample and returns the rates up to it; they are 0 until there are two samples.
+func (m *Meter) Add(s Sample) Rates {
+	m.samples = append(m.samples, s)
+	first := 0
+	for first+1 < len(m.samples) && s.Time.Sub(m.samples[first+1].Time) >= window {
+		first++
+	}
+	m.samples = append(m.samples[:0], m.samples[first:]...)
+	from := m.samples[0]
+	seconds := s.Time.Sub(from.Time).Seconds()
+	if seconds <= 0 {
+		return Rates{}
+	}
+	return Rates{float64(s.Tokens-from.Tokens) / seconds, float64(s.Events-from.Events) / seconds}
+}
+
+// Text is the line for a sample: what the target is doing, how fast, and what was lost.
+func Text(phase string, s Sample, r Rates) string {
+	return fmt.Sprintf("%s  %.1f tok/s  %s tokens  %s events/s  %s lost", phase, r.Tokens, humanize.Comma(int64(s.Tokens)),
+		humanize.Comma(int64(r.Events)), humanize.Comma(int64(s.Lost)))
+}
+
+// Line is a line of a terminal. The goroutine that shows text never waits for the terminal, which may be stopped (Ctrl-S): text
+// that is not written yet is replaced by newer text.
+type Line struct {
+	width func() int
+	next  chan string
+	done  chan struct{}
+	close sync.Once
+
+	mu    sync.Mutex // held while something is written
+	w     io.Writer
+	shown bool
+}
+
+// NewLine begins a line on w, a terminal of width columns. Close it.
+func NewLine(w io.Writer, width func() int) *Line {
+	l := &Line{w: w, width: width, next: make(chan string, 1), done: make(chan struct{})}
+	go l.run()
+	return l
+}
+
+const erase = "\r\x1b[K" // to the line's beginning, clear to its end
+
+// What cannot be written to the terminal is not shown: nothing hangs on it.
+func (l *Line) run() {
+	defer close(l.done)
+	for text := range l.next {
+		if n := l.width() - 1; n >= 0 && len(text) > n { // a full line would wrap, and could not be erased
+			text = text[:n]
+		}
+		// The cursor is left at the beginning: what somebody else writes replaces the line, instead of being appended to it.
+		l.mu.Lock()
+		_, _ = fmt.Fprint(l.w, erase, text, "\r")
+		l.shown = true
+		l.mu.Unlock()
+	}
+	_, _ = l.Write(nil)
+}
+
+// Show replaces the line's text, of ASCII characters. It must not be called concurrently, or after Close.
+func (l *Line) Show(text string) {
+	for {
+		select {
+		case l.next <- text:
+			return
+		default:
+		}
+		select {
+		case <-l.next:
+		default:
+		}
+	}
+}
+
+// Write writes to the terminal in place of the line, which comes back with the next Show. It may be called concurrently, and
+// after Close.
+func (l *Line) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.shown {
+		l.shown = false
+		if _, err := io.WriteString(l.w, erase); err != nil {
+			return 0, err
+		}
+	}
+	if len(p) == 0 {
+		return 0, nil
+	}
+	return l.w.Write(p)
+}
+
+// Close clears the line. It may be called again.
+func (l *Line) Close() {
+	l.close.Do(func() { close(l.next) })
+	<-l.done
+}

@@ -1,0 +1,588 @@
+package main
+
+// These tests run the built command as a user would: on the real llama.cpp, through the real kernel.
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/prometheus/procfs"
+
+	"tensorcast/experiments/llama"
+	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/experiments/synth"
+	"tensorcast/gguf"
+	"tensorcast/trace"
+)
+
+var tracerBinary string
+
+func TestMain(m *testing.M) {
+	path, remove, err := llamatest.BuildCommand("tracer")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "build tracer:", err)
+		os.Exit(1)
+	}
+	tracerBinary = path
+	status := m.Run()
+	remove()
+	os.Exit(status)
+}
+
+var (
+	denseModel = synth.Config{Layers: 3, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}
+	moeModel   = synth.Config{Layers: 3, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Experts: 8, Used: 3, Type: gguf.Q8_0, Seed: 2}
+)
+
+func with(c synth.Config, change func(*synth.Config)) synth.Config {
+	change(&c)
+	return c
+}
+
+// result of one run of the command
+type result struct {
+	stdout, stderr string
+	status         int
+}
+
+func runTracer(t *testing.T, args ...string) result {
+	t.Helper()
+	return finish(t, exec.Command(tracerBinary, args...))
+}
+
+func finish(t *testing.T, cmd *exec.Cmd) result {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+}
+
+// traced runs the driver under tracer and returns the capture's rows.
+func traced(t *testing.T, in *llama.Installation, o llama.Options, flags ...string) (*trace.Capture, []trace.Access) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "capture")
+	args := append(append([]string{"-o", dir, "--strict"}, flags...), "--")
+	r := runTracer(t, append(args, in.Command(t.Context(), o).Args...)...)
+	if r.status != 0 {
+		t.Fatalf("tracer ended with %d:\n%s", r.status, r.stderr)
+	}
+	return readCapture(t, dir)
+}
+
+func readCapture(t *testing.T, dir string) (*trace.Capture, []trace.Access) {
+	t.Helper()
+	c, err := trace.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rows []trace.Access
+	for a, err := range c.Accesses() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		row := *a
+		row.Experts = slices.Clone(a.Experts)
+		rows = append(rows, row)
+	}
+	return c, rows
+}
+
+// wholeRows counts the access rows of a capture that is still being written, 0 if there is none yet.
+func wholeRows(dir string) int {
+	c, err := trace.Open(dir)
+	if err != nil {
+		return 0
+	}
+	n := 0
+	for _, err := range c.Accesses() {
+		if err != nil {
+			return 0
+		}
+		n++
+	}
+	return n
+}
+
+// read is what an op did to a weight, as the tracer and the ground truth both tell it.
+type read struct {
+	Step    int
+	Op      string
+	Tensor  string
+	Data    uint64
+	Bytes   int64
+	Experts []int32
+	Warmup  bool
+}
+
+func (r read) String() string { return fmt.Sprintf("%+v", struct{ read }{r}.read) }
+
+// lastOp: a fused op reads its weight in the last of the ops that it joins; the scheduler's callback, which the ground
+// truth hangs on, sees the nodes unjoined.
+func lastOp(op string) string { return op[strings.LastIndex(op, "+")+1:] }
+
+func TestSequenceEqualsGroundTruth(t *testing.T) {
+	llamatest.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	cases := map[string]struct {
+		model   synth.Config
+		flags   []string
+		warmup  string
+		threads int
+	}{
+		"dense":                       {model: denseModel},
+		"dense perf events":           {model: denseModel, flags: []string{"--perf-events"}},
+		"dense tied F16":              {model: with(denseModel, func(c *synth.Config) { c.Tied, c.Type = true, gguf.F16 })},
+		"dense Q4_K":                  {model: with(denseModel, func(c *synth.Config) { c.Type = gguf.Q4_K })},
+		"moe":                         {model: moeModel},
+		"moe Q4_0":                    {model: with(moeModel, func(c *synth.Config) { c.Type = gguf.Q4_0 })},
+		"moe, every expert warmed up": {model: moeModel, warmup: "all"},
+		"two threads":                 {model: moeModel, threads: 2},
+		// 40 experts of 64 used, over a prompt: more ids than one event carries
+		"moe, many ids": {model: with(moeModel, func(c *synth.Config) { c.Layers, c.Experts, c.Used = 2, 64, 40 })},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			o := llama.Options{
+				Model: llamatest.Model(t, tc.model), Prompt: "the quick brown fox", Tokens: 6, Threads: max(tc.threads, 1), NoRepack: true, Warmup: tc.warmup,
+				Ops: filepath.Join(t.TempDir(), "ops.jsonl"),
+			}
+			c, rows := traced(t, in, o, tc.flags...)
+			ops, err := llama.ReadOps(o.Ops)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got, want []read
+			for _, a := range rows {
+				got = append(got, read{int(a.Step), lastOp(a.Op), c.Structure[a.Tensor].Name, a.DataPtr, a.Bytes, a.Experts, a.Phase == trace.PhaseWarmup})
+				if s := c.Structure[a.Tensor]; a.Offset < s.Offset || a.Offset+a.Bytes > s.Offset+s.Size {
+					t.Errorf("row reads [%d, +%d), outside %s at [%d, +%d)", a.Offset, a.Bytes, s.Name, s.Offset, s.Size)
+				}
+			}
+			for _, op := range ops {
+				want = append(want, read{op.Decode, op.Op, op.Tensor, op.Data, op.Bytes, op.Experts, op.Warmup})
+			}
+			compare(t, got, want)
+			if c.Meta.Tokens != o.Tokens || !c.Meta.Complete {
+				t.Errorf("capture has %d tokens, complete %v; want %d, true", c.Meta.Tokens, c.Meta.Complete, o.Tokens)
+			}
+			k := c.Meta.Counters
+			if sum := k.OtherThreads + k.NoWeight + k.OpsSent + k.OpsLost + k.Unfinished + k.Faults; sum != k.Hits || k.Faults+k.Unresolved+k.Clipped != 0 {
+				t.Errorf("hits are not all accounted for: %+v", k)
+			}
+			if k.Received != uint64(len(rows)) {
+				t.Errorf("received %d events, wrote %d rows", k.Received, len(rows))
+			}
+
+			// The callback that the ground truth needs must not be what makes them agree.
+			o.Ops = ""
+			c2, plain := traced(t, in, o, tc.flags...)
+			compare(t, sequence(c2, plain), sequence(c, rows))
+			checkRoutes(t, c2, ops)
+		})
+	}
+}
+
+// sequence leaves out what differs from process to process, and how ops were joined: the callback cuts graphs.
+func sequence(c *trace.Capture, rows []trace.Access) []read {
+	var out []read
+	for _, a := range rows {
+		out = append(out, read{Step: int(a.Step), Op: lastOp(a.Op), Tensor: c.Structure[a.Tensor].Name, Bytes: a.Bytes, Experts: a.Experts})
+	}
+	return out
+}
+
+func compare(t *testing.T, got, want []read) {
+	t.Helper()
+	if len(want) == 0 {
+		t.Fatal("the ground truth is empty")
+	}
+	for i := range min(len(got), len(want)) {
+		if !reflect.DeepEqual(got[i], want[i]) {
+			t.Fatalf("read %d of %d is\n%v, want\n%v", i, len(want), got[i], want[i])
+		}
+	}
+	if len(got) != len(want) {
+		t.Fatalf("%d reads, want %d", len(got), len(want))
+	}
+}
+
+// checkRoutes compares the last token of each step with the driver's dump.
+func checkRoutes(t *testing.T, c *trace.Capture, ops []llama.Op) {
+	t.Helper()
+	type place struct{ step, layer int32 }
+	got, last := map[place][]int32{}, map[place]int32{}
+	for r, err := range c.Routes() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := place{r.Step, r.Layer}
+		if r.Slot == 0 {
+			got[p], last[p] = nil, r.Position
+		}
+		if r.Position != last[p] || int(r.Slot) != len(got[p]) {
+			t.Fatalf("route %+v is out of order", r)
+		}
+		got[p] = append(got[p], r.Expert)
+	}
+	want := map[place][]int32{}
+	layers, lastLayer := map[string]int32{}, int32(0)
+	for _, s := range c.Structure {
+		layers[s.Name] = s.Layer
+		lastLayer = max(lastLayer, s.Layer)
+	}
+	for _, op := range ops {
+		if op.LastExperts != nil && !op.Warmup {
+			p := place{int32(op.Decode), layers[op.Tensor]}
+			want[p] = op.LastExperts
+			end := int32(op.NTokens - 1)
+			if p.layer == lastLayer { // it computes only the token whose output is wanted
+				end = 0
+			}
+			if last[p] != end {
+				t.Errorf("step %d, layer %d: last routed position %d, want %d", p.step, p.layer, last[p], end)
+			}
+		}
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("routes of the last tokens:\n%v, want\n%v", got, want)
+	}
+}
+
+// A wrapper that execs llama.cpp, and libraries that are loaded from another directory, are found while they load: then
+// the first events of a target may be missed, so this one goes on for a while.
+func TestLateLibraries(t *testing.T) {
+	llamatest.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "late", Tokens: 4, NoRepack: true, Threads: 1, Repeat: 1000}
+	dir := filepath.Join(t.TempDir(), "capture")
+	r := runTracer(t, append([]string{"-o", dir, "--", "sh", "-c", `exec "$0" "$@"`}, in.Command(t.Context(), o).Args...)...)
+	if r.status != 0 {
+		t.Fatalf("tracer ended with %d:\n%s", r.status, r.stderr)
+	}
+	c, rows := readCapture(t, dir)
+	if c.Meta.Tokens == 0 || len(rows) == 0 {
+		t.Errorf("traced %d tokens, %d rows", c.Meta.Tokens, len(rows))
+	}
+}
+
+func TestAttachToRunning(t *testing.T) {
+	llamatest.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	o := llama.Options{Model: llamatest.Model(t, moeModel), Prompt: "attach", Tokens: 200, Threads: 1, NoRepack: true, Repeat: 2}
+	plain, err := in.Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A target that goes on until it is told to stop: long enough to attach to, however slow the machine.
+	o.Repeat = 1 << 20
+	target := in.Command(t.Context(), o)
+	if err := target.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
+	llamatest.WaitFor(t, "the target to map the model", func() bool {
+		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", target.Process.Pid))
+		return err == nil && bytes.Contains(maps, []byte(o.Model))
+	})
+	dir := filepath.Join(t.TempDir(), "capture")
+	tracer := exec.Command(tracerBinary, "-o", dir, "--pid", fmt.Sprint(target.Process.Pid))
+	var stderr bytes.Buffer
+	tracer.Stderr = &stderr
+	if err := tracer.Start(); err != nil {
+		t.Fatal(err)
+	}
+	llamatest.WaitFor(t, "rows to be written", func() bool {
+		m, err := os.Stat(filepath.Join(dir, trace.AccessFile))
+		return err == nil && m.Size() > 4096 || tracer.Process.Signal(syscall.Signal(0)) != nil
+	})
+	if err := tracer.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if err := tracer.Wait(); err != nil {
+		t.Fatalf("tracer: %v\n%s", err, stderr.String())
+	}
+	if err := target.Process.Signal(syscall.Signal(0)); err != nil {
+		t.Fatalf("the target did not survive the tracer: %v", err)
+	}
+	c, rows := readCapture(t, dir)
+	if !c.Meta.Complete || c.Meta.Tokens < 2 || c.Meta.PID != target.Process.Pid {
+		t.Errorf("capture: %+v", c.Meta)
+	}
+	if c.Meta.Command[0] != in.Driver {
+		t.Errorf("command %q, want %q", c.Meta.Command, in.Driver)
+	}
+	// Whole generation steps all read the same tensors.
+	steps := map[int32][]int32{}
+	for _, a := range rows {
+		if a.Phase == trace.PhaseGeneration {
+			steps[a.Step] = append(steps[a.Step], a.Tensor)
+		}
+	}
+	var last int32
+	for s := range steps {
+		last = max(last, s)
+	}
+	delete(steps, last) // under way when the tracer left
+	var first []int32
+	for s, tensors := range steps {
+		if first == nil {
+			first = tensors
+		}
+		if !slices.Equal(tensors, first) {
+			t.Errorf("step %d reads %d tensors in another order than the first (%d)", s, len(tensors), len(first))
+		}
+	}
+	if plain.Text != plain.Repeat[0].Text {
+		t.Error("the driver itself is not deterministic")
+	}
+}
+
+// Traced or not, the target says the same.
+func TestTargetIsUnharmed(t *testing.T) {
+	llamatest.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	o := llama.Options{Model: llamatest.Model(t, moeModel), Prompt: "unharmed", Tokens: 24, Threads: 1, NoRepack: true}
+	plain, err := in.Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := runTracer(t, append([]string{"-o", filepath.Join(t.TempDir(), "c"), "--"}, in.Command(t.Context(), o).Args...)...)
+	if r.status != 0 {
+		t.Fatalf("tracer ended with %d:\n%s", r.status, r.stderr)
+	}
+	got, err := llama.ParseResult([]byte(r.stdout))
+	if err != nil {
+		t.Fatalf("the target's standard output is not its own: %v\n%s", err, r.stdout)
+	}
+	if got.Text != plain.Text || plain.Text == "" {
+		t.Errorf("text traced %q, plain %q", got.Text, plain.Text)
+	}
+	if !strings.Contains(r.stderr, "received") || !strings.Contains(r.stderr, "lost") || !strings.Contains(r.stderr, "filtered") {
+		t.Errorf("the summary does not count events: %s", r.stderr)
+	}
+}
+
+// A buffer that is too small loses events, and every one of them is counted.
+func TestLossIsCounted(t *testing.T) {
+	llamatest.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: strings.Repeat("x", 40), Tokens: 200, Threads: 1, NoRepack: true}
+	dir := filepath.Join(t.TempDir(), "capture")
+	args := append([]string{"-o", dir, "--buffer", "4", "--strict", "--"}, in.Command(t.Context(), o).Args...)
+	r := runTracer(t, args...)
+	c, rows := readCapture(t, dir)
+	k := c.Meta.Counters
+	if k.OpsLost == 0 {
+		t.Fatalf("a buffer of 4 KiB lost nothing: %+v", k)
+	}
+	if r.status != 1 || !strings.Contains(r.stderr, "--buffer") {
+		t.Errorf("--strict: status %d, %q", r.status, r.stderr)
+	}
+	if k.Hits != k.OtherThreads+k.NoWeight+k.OpsSent+k.OpsLost+k.Unfinished+k.Faults || k.Received != k.OpsSent {
+		t.Errorf("hits are not all accounted for: %+v", k)
+	}
+	if int64(len(rows)) != c.Meta.Rows {
+		t.Errorf("%d rows, capture.json says %d", len(rows), c.Meta.Rows)
+	}
+}
+
+// The status is the command's own, also when a signal ends it; a signal to tracer is passed on.
+func TestStatusOfTheCommand(t *testing.T) {
+	llamatest.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "s", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20}
+	dir := filepath.Join(t.TempDir(), "capture")
+	cmd := exec.Command(tracerBinary, append([]string{"-o", dir, "--"}, in.Command(t.Context(), o).Args...)...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	llamatest.WaitFor(t, "rows to be written", func() bool {
+		m, err := os.Stat(filepath.Join(dir, trace.AccessFile))
+		return err == nil && m.Size() > 4096
+	})
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	if got := cmd.ProcessState.ExitCode(); got != 128+int(syscall.SIGTERM) {
+		t.Errorf("status %d, want %d\n%s", got, 128+int(syscall.SIGTERM), stderr.String())
+	}
+	if c, rows := readCapture(t, dir); !c.Meta.Complete || len(rows) == 0 {
+		t.Errorf("the capture is not whole: %+v", c.Meta)
+	}
+
+	r := runTracer(t, append([]string{"-o", filepath.Join(t.TempDir(), "c"), "--"}, in.Driver, "-m", "/no/such/model.gguf", "-p", "x")...)
+	if r.status != 1 || !strings.Contains(r.stderr, "/no/such/model.gguf") {
+		t.Errorf("status %d: %s", r.status, r.stderr)
+	}
+}
+
+// Killed, the tracer leaves whole batches and the target running.
+func TestTracerKilled(t *testing.T) {
+	llamatest.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "s", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20}
+	dir := filepath.Join(t.TempDir(), "capture")
+	cmd := exec.Command(tracerBinary, append([]string{"-o", dir, "--"}, in.Command(t.Context(), o).Args...)...)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	// A size is not enough: a kill in the middle of the first batch rightly leaves none.
+	llamatest.WaitFor(t, "a whole batch to be written", func() bool { return wholeRows(dir) > 0 })
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	c, rows := readCapture(t, dir)
+	if c.Meta.Complete || len(rows) == 0 {
+		t.Errorf("complete %v, %d rows", c.Meta.Complete, len(rows))
+	}
+	target, err := os.FindProcess(c.Meta.PID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = target.Kill() }()
+	before := processorTime(t, c.Meta.PID)
+	llamatest.WaitFor(t, "the target to go on", func() bool { return processorTime(t, c.Meta.PID) > before })
+}
+
+func processorTime(t *testing.T, pid int) int {
+	t.Helper()
+	p, err := procfs.NewProc(pid)
+	if err != nil {
+		t.Fatalf("the target is gone: %v", err)
+	}
+	s, err := p.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int(s.UTime)
+}
+
+// oneError returns the one line of standard error that is no summary.
+func oneError(t *testing.T, r result) string {
+	t.Helper()
+	var errs []string
+	for line := range strings.Lines(r.stderr) {
+		if !strings.HasPrefix(line, "  ") && !strings.Contains(line, "(detail ") {
+			errs = append(errs, line)
+		}
+	}
+	if len(errs) != 1 {
+		t.Fatalf("want one line of error, got:\n%s", r.stderr)
+	}
+	return errs[0]
+}
+
+func TestBadInput(t *testing.T) {
+	model := llamatest.Model(t, denseModel)
+	q4 := llamatest.Model(t, with(denseModel, func(c *synth.Config) { c.Type = gguf.Q4_0 }))
+	gone := exec.Command("true")
+	if err := gone.Run(); err != nil {
+		t.Fatal(err)
+	}
+	sleeper := exec.Command("sleep", "600")
+	if err := sleeper.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = sleeper.Process.Kill(); _ = sleeper.Wait() }()
+	other := t.TempDir()
+	if err := os.WriteFile(filepath.Join(other, "thesis.tex"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	driver := func(t *testing.T, o llama.Options) []string {
+		in := llamatest.ForTest(t)
+		return append([]string{"--"}, in.Command(t.Context(), o).Args...)
+	}
+	if err := os.Chmod(model, 0o755); err != nil { // to be tried as a program
+		t.Fatal(err)
+	}
+	cases := map[string]struct {
+		args     func(t *testing.T) []string
+		status   int
+		says     []string
+		nobody   bool // run without root
+		rootless bool // the case needs no root
+	}{
+		"no such command":  {args: fixed("--", "/no/such/llama-cli"), status: 1, says: []string{"/no/such/llama-cli", "no such file"}, rootless: true},
+		"not in PATH":      {args: fixed("--", "no-such-llama-cli"), status: 1, says: []string{"no-such-llama-cli", "no such command in PATH"}, rootless: true},
+		"not executable":   {args: fixed("--", filepath.Join(other, "thesis.tex")), status: 1, says: []string{"thesis.tex", "permission denied"}, rootless: true},
+		"a directory":      {args: fixed("--", other), status: 1, says: []string{other, "permission denied"}, rootless: true},
+		"no program":       {args: fixed("--", model), status: 1, says: []string{model, "exec format error"}, rootless: true},
+		"CSV in no place":  {args: fixed("--csv", "-o", "/no/such/place.csv", "--", "true"), status: 1, says: []string{"/no/such/place.csv"}},
+		"no such process":  {args: fixed("--pid", fmt.Sprint(gone.Process.Pid)), status: 1, says: []string{"no such process"}},
+		"no permission":    {args: fixed("--", "true"), status: 1, says: []string{"root", "CAP_BPF"}, nobody: true},
+		"no ggml, command": {args: fixed("--", "true"), status: 1, says: []string{"found no ggml"}},
+		"no ggml, pid":     {args: fixed("--pid", fmt.Sprint(sleeper.Process.Pid)), status: 1, says: []string{"found no ggml"}},
+		"repacked": {args: func(t *testing.T) []string {
+			return driver(t, llama.Options{Model: q4, Prompt: "r", Tokens: 2, Threads: 1})
+		}, status: 1, says: []string{"outside the model file's mapping", "--no-repack"}},
+		"not mapped": {args: func(t *testing.T) []string {
+			return driver(t, llama.Options{Model: model, Prompt: "r", Tokens: 2, Threads: 1, LoadMode: "none", NoRepack: true})
+		}, status: 1, says: []string{"outside the model file's mapping", "--load-mode"}},
+		"capture directory in use": {args: func(t *testing.T) []string {
+			return append([]string{"-o", other}, driver(t, llama.Options{Model: model, Prompt: "r", Tokens: 2, Threads: 1, NoRepack: true})...)
+		}, status: 1, says: []string{"thesis.tex", "-o"}},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			if !tc.rootless {
+				llamatest.NeedRoot(t)
+			}
+			args := tc.args(t)
+			if !slices.Contains(args, "-o") {
+				args = append([]string{"-o", filepath.Join(t.TempDir(), "capture")}, args...)
+			}
+			cmd := exec.Command(tracerBinary, args...)
+			if tc.nobody {
+				cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+			}
+			r := finish(t, cmd)
+			if r.status != tc.status {
+				t.Errorf("status %d, want %d", r.status, tc.status)
+			}
+			line := oneError(t, r)
+			for _, s := range tc.says {
+				if !strings.Contains(line, s) {
+					t.Errorf("%q does not say %q", line, s)
+				}
+			}
+		})
+	}
+	if _, err := os.Stat(filepath.Join(other, "thesis.tex")); err != nil {
+		t.Error("the user's file is gone")
+	}
+}
+
+func fixed(args ...string) func(*testing.T) []string {
+	return func(*testing.T) []string { return args }
+}
+
+// A kernel that does not describe its types cannot run the programs: one line says so, and what to do instead.
+func TestNoBTF(t *testing.T) {
+	llamatest.NeedRoot(t)
+	if _, err := os.Stat("/sys/kernel/btf"); err != nil {
+		t.Skipf("nothing to hide: %v", err)
+	}
+	// In a mount namespace of its own the kernel's description is hidden.
+	r := finish(t, exec.Command("unshare", "--mount", "sh", "-c", `mount -t tmpfs none /sys/kernel/btf && exec "$0" "$@"`, tracerBinary, "-o", t.TempDir(), "--", "true"))
+	if r.status != exitFailure || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "CONFIG_DEBUG_INFO_BTF") {
+		t.Errorf("status %d: %s", r.status, r.stderr)
+	}
+}

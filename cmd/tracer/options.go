@@ -1,0 +1,191 @@
+package main
+
+// This file checks what the user asks for.
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/pflag"
+
+	"tensorcast/ebpf"
+	"tensorcast/trace"
+)
+
+type options struct {
+	pid     processID
+	out     string
+	detail  detail
+	buffers bool
+	follow  bool
+	rotate  rotation
+	keep    int
+	csv     bool
+	asRoot  bool
+	preload bool
+	ringKiB uint32
+	strict  bool
+	json    bool
+	perf    bool
+	verbose bool
+}
+
+// toStdout is the output that stands for standard output.
+const toStdout = "-"
+
+// check says in one line what is wrong with flags or arguments. It fills in what depends on other flags.
+func (o *options) check(flags *pflag.FlagSet, args []string) error {
+	if o.csv && !flags.Changed("output") {
+		if o.out = "capture.csv"; o.pid != 0 {
+			o.out = toStdout
+		}
+	}
+	command := o.pid == 0
+	switch {
+	case command && len(args) == 0:
+		return errors.New("say what to trace: `tracer -- command` or `tracer --pid N`")
+	case !command && len(args) > 0 && isNumber(args[0]):
+		return fmt.Errorf("give one process: %s, or %s", o.pid.String(), strings.Join(args, ", or "))
+	case !command && len(args) > 0:
+		return errors.New("give a command or --pid, not both")
+	case o.ringKiB&(o.ringKiB-1) != 0 || o.ringKiB < 4:
+		return fmt.Errorf("--buffer %d: the size must be a power of two, 4 KiB or more", o.ringKiB)
+	case o.ringKiB > 1<<21: // the kernel counts the bytes in 32 bits
+		return fmt.Errorf("--buffer %d: the size must be 2097152 KiB (2 GiB) or less", o.ringKiB)
+	case o.out == "":
+		return errors.New("-o needs a name")
+	case o.keep < 0:
+		return fmt.Errorf("--keep %d: give the number of table files to keep, or 0 for all", o.keep)
+	case o.keep > 0 && o.rotate == rotation{}:
+		return errors.New("--keep says how many files --rotate leaves: give --rotate, too")
+	case o.out == toStdout && !o.csv:
+		return errors.New("-o -: only --csv can be written to standard output")
+	case o.out == toStdout && command:
+		return errors.New("-o -: standard output is the command's: give a file")
+	case o.csv && o.rotate != rotation{}:
+		return errors.New("--rotate cuts the tables of a capture directory: not with --csv")
+	case o.csv && o.follow:
+		return errors.New("--csv has no column for the process: not with --follow")
+	case o.csv && o.buffers:
+		return errors.New("--csv has the reads of weights only: not with --buffers")
+	case o.asRoot && !command:
+		return errors.New("--as-root is for a command: not with --pid")
+	case o.preload && !command:
+		return errors.New("--preload loads a library into a command that it starts: not with --pid")
+	case o.preload && (flags.Changed("detail") || o.buffers || o.perf):
+		return errors.New("--preload sees graphs, by no probes: not with --detail, --buffers or --perf-events")
+	}
+	return nil
+}
+
+func isNumber(s string) bool {
+	_, err := strconv.ParseUint(s, 10, 32)
+	return err == nil
+}
+
+// processID is the value of --pid; 0 is none.
+type processID int
+
+func (p *processID) String() string {
+	if *p == 0 {
+		return "" // cobra's help would call 0 the default
+	}
+	return strconv.Itoa(int(*p))
+}
+
+func (p *processID) Type() string { return "N" }
+
+func (p *processID) Set(s string) error {
+	n, err := strconv.ParseInt(s, 10, 32)
+	if err != nil || n <= 0 {
+		return errors.New("that is not a process id (is the program running?)")
+	}
+	*p = processID(n)
+	return nil
+}
+
+// detail is the value of --detail.
+type detail struct{ ebpf.Detail }
+
+var details = []struct {
+	name string
+	is   ebpf.Detail
+}{{trace.DetailGraph, ebpf.DetailGraph}, {trace.DetailOp, ebpf.DetailOp}, {trace.DetailOpIO, ebpf.DetailIO}}
+
+func detailNames() []string {
+	var names []string
+	for _, d := range details {
+		names = append(names, d.name)
+	}
+	return names
+}
+
+func (d *detail) String() string {
+	for _, known := range details {
+		if known.is == d.Detail {
+			return known.name
+		}
+	}
+	return ""
+}
+
+func (d *detail) Type() string { return "LEVEL" }
+
+func (d *detail) Set(s string) error {
+	for _, known := range details {
+		if known.name == s {
+			d.Detail = known.is
+			return nil
+		}
+	}
+	return fmt.Errorf("the levels are %s", strings.Join(detailNames(), ", "))
+}
+
+// rotation is the value of --rotate: by size or by time. The zero rotation is none.
+type rotation struct {
+	bytes int64
+	every time.Duration
+}
+
+// A rotation is a few new files: below these it would be most of what is written.
+const (
+	minRotateBytes = 1 << 20
+	minRotateEvery = time.Second
+)
+
+func (r *rotation) String() string {
+	switch {
+	case r.every != 0:
+		return r.every.String()
+	case r.bytes != 0:
+		return humanize.IBytes(uint64(r.bytes))
+	}
+	return ""
+}
+
+func (r *rotation) Type() string { return "SIZE" }
+
+// Set takes what is a duration as one: 10m is ten minutes, 10M ten megabytes.
+func (r *rotation) Set(s string) error {
+	every, err := time.ParseDuration(s)
+	if err == nil && s != "0" {
+		if every < minRotateEvery {
+			return fmt.Errorf("rotate every %v or more", minRotateEvery)
+		}
+		*r = rotation{every: every}
+		return nil
+	}
+	size, err := humanize.ParseBytes(s)
+	if err != nil || size > 1<<62 {
+		return errors.New("that is neither a size, such as 1GiB, nor a duration, such as 10m")
+	}
+	if size < minRotateBytes {
+		return errors.New("rotate every 1MiB or more")
+	}
+	*r = rotation{bytes: int64(size)}
+	return nil
+}

@@ -1,0 +1,370 @@
+package main
+
+// These tests are about what is written: levels of detail, CSV, rotation, several processes and models, the summary.
+
+import (
+	"encoding/csv"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"tensorcast/experiments/llama"
+	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/experiments/synth"
+	"tensorcast/trace"
+)
+
+func shortRun(t *testing.T, model synth.Config) llama.Options {
+	return llama.Options{Model: llamatest.Model(t, model), Prompt: "the quick brown fox", Tokens: 4, Threads: 1, NoRepack: true}
+}
+
+// tensors is the order in which tensors are read.
+func tensors(c *trace.Capture, rows []trace.Access) []string {
+	var names []string
+	for _, a := range rows {
+		names = append(names, fmt.Sprintf("%d %s %s", a.Step, lastOp(a.Op), c.Structure[a.Tensor].Name))
+	}
+	return names
+}
+
+// Each level of detail, and the shim, see the same reads in the same order.
+func TestDetail(t *testing.T) {
+	llamatest.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	for name, model := range map[string]synth.Config{"dense": denseModel, "moe": moeModel} {
+		t.Run(name, func(t *testing.T) {
+			o := shortRun(t, model)
+			c, rows := traced(t, in, o)
+			want := tensors(c, rows)
+			for flag, detail := range map[string]string{"--detail=graph": trace.DetailGraph, "--detail=op+io": trace.DetailOpIO, "--preload": trace.DetailPreload} {
+				t.Run(flag, func(t *testing.T) {
+					c, rows := traced(t, in, o, flag)
+					if got := tensors(c, rows); !slices.Equal(got, want) {
+						t.Errorf("%d reads, %q...; want %d, %q...", len(got), got[:min(5, len(got))], len(want), want[:5])
+					}
+					if c.Meta.Detail != detail || c.Meta.Tokens != o.Tokens || !c.Meta.Complete {
+						t.Errorf("the capture says %+v", c.Meta)
+					}
+					if (c.Meta.Rereads != nil) != (detail == trace.DetailOpIO) {
+						t.Errorf("what was read from disk: %+v", c.Meta.Rereads)
+					}
+				})
+			}
+		})
+	}
+}
+
+// What was read from disk is in the summary.
+func TestSummaryTellsOfRereads(t *testing.T) {
+	llamatest.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	o := shortRun(t, denseModel)
+	args := append([]string{"-o", filepath.Join(t.TempDir(), "capture"), "--detail", "op+io", "--"}, in.Command(t.Context(), o).Args...)
+	r := runTracer(t, args...)
+	if r.status != 0 || !strings.Contains(r.stderr, "read from disk") || !strings.Contains(r.stderr, "(detail op+io, ") {
+		t.Errorf("status %d, summary\n%s", r.status, r.stderr)
+	}
+}
+
+func TestBuffers(t *testing.T) {
+	llamatest.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	o := shortRun(t, denseModel)
+	dir := filepath.Join(t.TempDir(), "capture")
+	r := runTracer(t, append([]string{"-o", dir, "--strict", "--buffers", "--"}, in.Command(t.Context(), o).Args...)...)
+	if r.status != 0 {
+		t.Fatalf("tracer ended with %d:\n%s", r.status, r.stderr)
+	}
+	if info, err := os.Stat(filepath.Join(dir, trace.BufferFile)); err != nil || info.Size() < 2048 {
+		t.Errorf("the table of buffers: %v, %v", info, err)
+	}
+}
+
+func TestCSV(t *testing.T) {
+	llamatest.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	o := shortRun(t, moeModel)
+	c, rows := traced(t, in, o)
+	var want [][]string
+	for _, a := range rows {
+		want = append(want, []string{strconv.Itoa(int(a.Token)), c.Structure[a.Tensor].Name, strconv.FormatInt(a.Bytes, 10)})
+	}
+	dir := t.TempDir()
+	cmd := exec.Command(tracerBinary, append([]string{"--csv", "--strict", "--"}, in.Command(t.Context(), o).Args...)...)
+	cmd.Dir = dir
+	r := finish(t, cmd)
+	if r.status != 0 || !strings.Contains(r.stderr, "capture.csv") {
+		t.Fatalf("tracer ended with %d:\n%s", r.status, r.stderr)
+	}
+	if _, err := llama.ParseResult([]byte(r.stdout)); err != nil {
+		t.Errorf("standard output is not the command's own: %v", err)
+	}
+	f, err := os.Open(filepath.Join(dir, "capture.csv"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
+		t.Errorf("besides the CSV there is %v (%v)", entries, err)
+	}
+	got := readCSV(t, f)
+	if len(got) != len(want) {
+		t.Fatalf("%d lines, want %d", len(got), len(want))
+	}
+	for i := range got {
+		if !slices.Equal([]string{got[i][1], got[i][2], got[i][4]}, want[i]) {
+			t.Fatalf("line %d is %q, want %q", i, got[i], want[i])
+		}
+	}
+}
+
+func readCSV(t *testing.T, r io.Reader) [][]string {
+	t.Helper()
+	lines, err := csv.NewReader(r).ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"timestamp", "token", "tensor_name", "data_ptr", "bytes_accessed"}; len(lines) == 0 || !slices.Equal(lines[0], want) {
+		t.Fatalf("the CSV begins with %q, want %q", lines[:min(1, len(lines))], want)
+	}
+	return lines[1:]
+}
+
+// A running target's reads can be piped; tables can be cut while it runs.
+func TestRunningTarget(t *testing.T) {
+	llamatest.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	o := shortRun(t, denseModel)
+	o.Tokens, o.Repeat = 100, 1<<20
+	target := in.Command(t.Context(), o)
+	if err := target.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
+	llamatest.WaitFor(t, "the target to map the model", func() bool {
+		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", target.Process.Pid))
+		return err == nil && strings.Contains(string(maps), o.Model)
+	})
+	pid := fmt.Sprint(target.Process.Pid)
+
+	t.Run("CSV to a pipe", func(t *testing.T) {
+		cmd := exec.Command(tracerBinary, "--csv", "--pid", pid)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		var text strings.Builder
+		buf := make([]byte, 1<<12)
+		for text.Len() < 1<<14 { // lines come while the target runs
+			n, err := out.Read(buf)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text.Write(buf[:n])
+		}
+		if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+			t.Fatal(err)
+		}
+		rest, err := io.ReadAll(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("tracer: %v", err)
+		}
+		if lines := readCSV(t, strings.NewReader(text.String()+string(rest))); len(lines) < 100 {
+			t.Errorf("%d lines", len(lines))
+		}
+	})
+	t.Run("reader goes away", func(t *testing.T) {
+		cmd := exec.Command("sh", "-c", `"$0" --csv --pid "$1" | head -n 2`, tracerBinary, pid)
+		if r := finish(t, cmd); strings.Count(r.stdout, "\n") != 2 || strings.Contains(r.stderr, "goroutine") {
+			t.Errorf("%q\n%s", r.stdout, r.stderr)
+		}
+		if err := target.Process.Signal(syscall.Signal(0)); err != nil {
+			t.Errorf("the target did not survive the tracer: %v", err)
+		}
+	})
+	t.Run("rotation", func(t *testing.T) {
+		dir := filepath.Join(t.TempDir(), "capture")
+		cmd := exec.Command(tracerBinary, "-o", dir, "--rotate", "1s", "--keep", "2", "--pid", pid)
+		var stderr strings.Builder
+		cmd.Stderr = &stderr
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		llamatest.WaitFor(t, "four table files", func() bool {
+			c, err := trace.Open(dir)
+			return err == nil && c.Meta.Segments.Last >= 3
+		})
+		if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Fatalf("tracer: %v\n%s", err, stderr.String())
+		}
+		c, rows := readCapture(t, dir)
+		if s := c.Meta.Segments; s.Deleted == 0 || s.First == 0 || int64(len(rows)) != c.Meta.Rows-s.DeletedRows {
+			t.Errorf("%d rows are left, segments %+v of %d rows", len(rows), s, c.Meta.Rows)
+		}
+		files, err := filepath.Glob(filepath.Join(dir, "access*"))
+		if err != nil || len(files) != 2 {
+			t.Errorf("left are %v (%v), want 2", files, err)
+		}
+		if !strings.Contains(stderr.String(), "table files") {
+			t.Errorf("the summary does not tell:\n%s", stderr.String())
+		}
+	})
+}
+
+// With --follow each process that decodes gets a capture of its own.
+func TestFollow(t *testing.T) {
+	llamatest.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	o := shortRun(t, denseModel)
+	o.Repeat = 300 // long enough to be found while they run
+	dir := filepath.Join(t.TempDir(), "capture")
+	script := `"$0" "$@" >/dev/null & "$0" "$@" >/dev/null & wait`
+	r := runTracer(t, append([]string{"-o", dir, "--follow", "--json", "--", "sh", "-c", script}, in.Command(t.Context(), o).Args...)...)
+	if r.status != 0 {
+		t.Fatalf("tracer ended with %d:\n%s", r.status, r.stderr)
+	}
+	pids := map[int]bool{}
+	for line := range strings.Lines(r.stderr) {
+		var m trace.Meta
+		if !strings.HasPrefix(line, "{") { // they may begin to decode before they are found, which is said
+			continue
+		}
+		if err := json.Unmarshal([]byte(line), &m); err != nil {
+			t.Fatalf("%v\n%s", err, r.stderr)
+		}
+		pids[m.PID] = true
+		c, rows := readCapture(t, filepath.Join(dir, fmt.Sprint(m.PID)))
+		if c.Meta.PID != m.PID || len(rows) == 0 || !c.Meta.Complete {
+			t.Errorf("process %d: %d rows, %+v", m.PID, len(rows), c.Meta)
+		}
+	}
+	if len(pids) != 2 {
+		t.Errorf("captures of %d processes, want 2\n%s", len(pids), r.stderr)
+	}
+}
+
+func TestTwoModels(t *testing.T) {
+	llamatest.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	o := shortRun(t, denseModel)
+	o.Model2 = llamatest.Model(t, with(moeModel, func(c *synth.Config) { c.Layers = 2 }))
+	c, rows := traced(t, in, o)
+	if len(c.Meta.Models) != 2 || c.Meta.Contexts != 2 {
+		t.Fatalf("%d models, %d contexts: %+v", len(c.Meta.Models), c.Meta.Contexts, c.Meta.Models)
+	}
+	seen := map[int32]int{}
+	for _, a := range rows {
+		seen[c.Structure[a.Tensor].Model]++
+	}
+	if len(seen) != 2 || seen[0] == 0 || seen[1] == 0 {
+		t.Errorf("rows by model: %v", seen)
+	}
+	if c.Meta.Models[0].Path != o.Model || c.Meta.Models[1].Path != o.Model2 {
+		t.Errorf("models %+v, want %s, %s", c.Meta.Models, o.Model, o.Model2)
+	}
+}
+
+// Libraries without .symtab still name in .dynsym what they export.
+func TestStripped(t *testing.T) {
+	llamatest.NeedRoot(t)
+	strip, err := exec.LookPath("strip")
+	if err != nil {
+		t.Skip("strip (binutils) is not installed")
+	}
+	in := llamatest.ForTest(t)
+	o := shortRun(t, denseModel)
+	c, rows := traced(t, in, o)
+	want := tensors(c, rows)
+
+	dir := t.TempDir()
+	files, err := os.ReadDir(in.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		out, err := exec.Command(strip, "-o", filepath.Join(dir, f.Name()), filepath.Join(in.Dir, f.Name())).CombinedOutput()
+		if err != nil {
+			t.Fatalf("strip: %v\n%s", err, out)
+		}
+	}
+	stripped := &llama.Installation{Dir: dir, Driver: filepath.Join(dir, filepath.Base(in.Driver))}
+	c, rows = traced(t, stripped, o)
+	if got := tensors(c, rows); !slices.Equal(got, want) {
+		t.Errorf("%d reads, want %d", len(got), len(want))
+	}
+}
+
+// --preload needs no root at all.
+func TestPreloadWithoutRoot(t *testing.T) {
+	llamatest.NeedRoot(t) // to become somebody else
+	in := linked(t, llamatest.ForTest(t))
+	model := publicModel(t)
+	o := llama.Options{Model: model, Prompt: "rootless", Tokens: 4, Threads: 1, NoRepack: true}
+	dir := owned(t)
+	cmd := exec.Command(tracerBinary, append([]string{"--preload", "--"}, in.Command(t.Context(), o).Args...)...)
+	cmd.Dir = dir
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	r := finish(t, cmd)
+	if r.status != 0 {
+		t.Fatalf("tracer ended with %d:\n%s", r.status, r.stderr)
+	}
+	c, rows := readCapture(t, filepath.Join(dir, "capture"))
+	if len(rows) == 0 || c.Meta.Tokens != o.Tokens || c.Meta.Detail != trace.DetailPreload {
+		t.Errorf("%d rows: %+v", len(rows), c.Meta)
+	}
+}
+
+func TestSummary(t *testing.T) {
+	m := &trace.Meta{
+		Dir: "capture", Detail: trace.DetailOp, Seconds: 2.345, Steps: 1234, Tokens: 1200, Rows: 56789, Contexts: 3, PID: 77,
+		Segments: trace.Segments{First: 2, Last: 4, Deleted: 2, DeletedRows: 1000},
+		Counters: trace.Counters{Received: 56790, OtherThreads: 40, NoWeight: 60, OpsLost: 5, PagesLost: 2, Faults: 1},
+		Models:   []trace.ModelInfo{{Path: "/m.gguf", Layers: 24, LayersSeen: "0-11", LayersElsewhere: "12-23"}},
+	}
+	cases := map[string]struct {
+		o    options
+		want string
+	}{
+		"capture": {options{out: "capture"}, `tracer: capture (detail op, 2.3 s)
+  decodes     1,234   1,200 generated tokens, 3 contexts
+  rows        56,789  in 5 table files, of which the oldest 2 were removed (1,000 rows)
+  received    56,790  ops
+  lost        7       5 ops, 2 page-ins
+  filtered    100     40 of other threads, 60 ops without a weight
+  incomplete  1       could not be read whole: see counters in capture.json
+  layers 0-11 of 24 were computed on the CPU; 12-23 elsewhere
+`},
+		"follow": {options{out: "capture", follow: true}, "tracer: capture, process 77 (detail op, 2.3 s)\n"},
+		"CSV":    {options{out: "x.csv", csv: true}, "tracer: x.csv (detail op, 2.3 s)\n"},
+		"stdout": {options{out: toStdout, csv: true}, "tracer: standard output (detail op, 2.3 s)\n"},
+	}
+	for name, tc := range cases {
+		t.Run(name, func(t *testing.T) {
+			var b strings.Builder
+			if err := summarise(&b, tc.o, []*trace.Meta{m}); err != nil {
+				t.Fatal(err)
+			}
+			if !strings.HasPrefix(b.String(), tc.want) {
+				t.Errorf("summary\n%s, want\n%s", b.String(), tc.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,119 @@
+package main
+
+// This file says at the end what was captured.
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/dustin/go-humanize"
+
+	"tensorcast/trace"
+)
+
+// topRereads is how many tensors the table of what was read from disk again has.
+const topRereads = 10
+
+// summarise describes captures: as JSON, one object a line, or for people to read.
+func summarise(w io.Writer, o options, metas []*trace.Meta) error {
+	if o.json {
+		enc := json.NewEncoder(w)
+		for _, m := range metas {
+			if err := enc.Encode(m); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for _, m := range metas {
+		if _, err := fmt.Fprintln(w, "tracer:", heading(o, m)); err != nil {
+			return err
+		}
+		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		for _, row := range rows(m) {
+			if row[len(row)-1] == "" {
+				row = row[:len(row)-1]
+			}
+			fmt.Fprintf(t, "  %s\n", strings.Join(row, "\t"))
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+		if m.Rereads != nil {
+			if err := m.Rereads.WriteText(w, topRereads); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func heading(o options, m *trace.Meta) string {
+	where := m.Dir
+	switch {
+	case o.out == toStdout:
+		where = "standard output"
+	case o.csv:
+		where = o.out
+	case where == "":
+		where = "nothing was written" // no model was read
+	}
+	if o.follow {
+		where += fmt.Sprintf(", process %d", m.PID)
+	}
+	return fmt.Sprintf("%s (detail %s, %.1f s)", where, m.Detail, m.Seconds)
+}
+
+// rows are name, number, remark.
+func rows(m *trace.Meta) [][]string {
+	c := m.Counters
+	count := func(n uint64) string { return humanize.Comma(int64(n)) }
+	tokens := fmt.Sprintf("%s generated tokens", humanize.Comma(int64(m.Tokens)))
+	if m.Contexts > 1 {
+		tokens += fmt.Sprintf(", %d contexts", m.Contexts)
+	}
+	table := [][]string{
+		{"decodes", humanize.Comma(int64(m.Steps)), tokens},
+		{"rows", humanize.Comma(m.Rows), segments(m.Segments)},
+		{"received", count(c.Received), "ops"},
+		{"lost", count(c.Lost()), losses(c)},
+		{"filtered", count(c.Filtered()), fmt.Sprintf("%s of other threads, %s ops without a weight", count(c.OtherThreads), count(c.NoWeight))},
+	}
+	if n := c.Incomplete(); n > 0 {
+		table = append(table, []string{"incomplete", count(n), "could not be read whole: see counters in " + trace.MetaFile})
+	}
+	for _, line := range m.LayersText() {
+		table = append(table, []string{line})
+	}
+	return table
+}
+
+func segments(s trace.Segments) string {
+	switch {
+	case s.Last == 0:
+		return ""
+	case s.Deleted == 0:
+		return fmt.Sprintf("in %d table files", s.Last+1)
+	}
+	return fmt.Sprintf("in %d table files, of which the oldest %d were removed (%s rows)", s.Last+1, s.Deleted, humanize.Comma(s.DeletedRows))
+}
+
+// losses says what was lost, for each kind that was.
+func losses(c trace.Counters) string {
+	var kinds []string
+	for _, k := range []struct {
+		n    uint64
+		name string
+	}{
+		{c.OpsLost, "ops"}, {c.OthersLost, "other events"}, {c.Misses, "hits that the kernel skipped"},
+		{c.PagesLost + c.PageInsDropped, "page-ins"},
+	} {
+		if k.n > 0 {
+			kinds = append(kinds, humanize.Comma(int64(k.n))+" "+k.name)
+		}
+	}
+	return strings.Join(kinds, ", ")
+}
