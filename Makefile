@@ -1,0 +1,68 @@
+# The commands that developers and newcomers use. `make help` lists them.
+
+# giouring (io_uring) links to a symbol that Go 1.23 and later guard: it needs this flag in every build that contains it.
+LDFLAGS := -ldflags=-checklinkname=0
+BIN     := bin
+
+# Debian and Ubuntu names of what a program comes from.
+package_gcc := gcc libc6-dev
+package_npm := npm
+NEEDED := gcc npm
+FUZZTIME := 60s
+
+.PHONY: help build deps demo test bench experiments lint generate fuzz clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
+
+build: ## build the commands into bin/
+	@mkdir -p $(BIN)
+	go build $(LDFLAGS) -o $(BIN)/ ./cmd/... ./experiments/cmd/...
+
+# What is missing is named, and installed where that is possible: as root on Debian or Ubuntu.
+deps:
+	@command -v go >/dev/null || { echo "missing: Go 1.26 or later (Debian 12's own is older; any Go from 1.21 on fetches the right one)"; exit 1; }
+	@missing=""; \
+	$(foreach p,$(NEEDED),command -v $(p) >/dev/null || missing="$$missing $(package_$(p))";) \
+	if [ -n "$$missing" ]; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			echo "installing:$$missing"; apt-get update -qq && apt-get install -y --no-install-recommends $$missing; \
+		else \
+			echo "missing Debian packages:$$missing. Install them: sudo apt-get install$$missing"; exit 1; \
+		fi; \
+	fi
+
+demo: deps build ## map, trace and draw a real llama.cpp run, then run it in too little memory; results in demo/
+	./experiments/demo.sh
+
+test: deps ## run every test; those that need root run only as root, and say so
+	go tool gotestsum --format pkgname --format-hide-empty-pkg -- -race $(LDFLAGS) ./...
+
+bench: deps ## benchmarks
+	go test -run '^$$' -bench . -benchmem $(LDFLAGS) ./...
+
+experiments: build ## measure what tracer costs and whether it accounts for every op (root, a quiet machine)
+	@mkdir -p demo
+	bin/synthgguf -o demo/1b.gguf --layers 22 --embd 2048 --ff 5632 --heads 16 --kv-heads 4 --type Q8_0
+	bin/synthgguf -o demo/tiny.gguf --layers 6 --embd 512 --ff 1408 --heads 8 --kv-heads 2 --type Q8_0
+	bin/overhead -m demo/1b.gguf --pairs 40 --markdown --json demo/overhead-1b.json
+	bin/overhead -m demo/tiny.gguf --tokens 512 --pairs 40 --markdown --json demo/overhead-tiny.json
+	bin/accounting
+
+fuzz: ## fuzz the parsers, FUZZTIME (a minute) each
+	for package in $$(grep -rl '^func Fuzz' --include='*_test.go' . | xargs -n 1 dirname | sort -u); do \
+		for target in $$(go test -list '^Fuzz' $$package | grep ^Fuzz); do \
+			go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 2s $$package || exit 1; \
+		done; \
+	done
+
+lint: ## gofmt, vet, staticcheck
+	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$unformatted" ]; then echo "gofmt -w these:"; echo "$$unformatted"; exit 1; fi
+	go vet ./...
+	go tool staticcheck ./...
+
+generate: ## compile the BPF programs (needs clang, llvm, libbpf-dev)
+	go generate ./...
+
+clean: ## remove what was built
+	rm -rf $(BIN) demo
