@@ -31,6 +31,9 @@ deps:
 			echo "missing Debian packages:$$missing. Install them: sudo apt-get install$$missing"; exit 1; \
 		fi; \
 	fi
+	@if [ "$$(id -u)" = 0 ] && [ -d /sys/kernel/tracing ] && [ ! -e /sys/kernel/tracing/events ]; then \
+		echo "mounting tracefs, which tells of pages that come from disk"; mount -t tracefs tracefs /sys/kernel/tracing || true; \
+	fi
 
 demo: deps build ## map, trace and draw a real llama.cpp run, then run it in too little memory; results in demo/
 	./experiments/demo.sh
