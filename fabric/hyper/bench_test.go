@@ -1,0 +1,75 @@
+package hyper
+
+import (
+	"fmt"
+	"testing"
+)
+
+func BenchmarkVector(b *testing.B) {
+	for _, d := range []int{4096, 65536} {
+		rng := seeded(1)
+		x, y, dst, sum := dense(d, rng), dense(d, rng), New(d), NewSum(d)
+		for _, op := range []struct {
+			name string
+			run  func()
+		}{
+			{"bind", func() { Bind(dst, x, y) }},
+			{"permute", func() { Permute(dst, x, 77) }},
+			{"blockbind", func() { BlockBind(dst, x, y) }},
+			{"add", func() { sum.Add(x, 1) }},
+			{"ternary", func() { sum.Ternary(dst, 1) }},
+		} {
+			b.Run(fmt.Sprintf("%s/%d", op.name, d), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					op.run()
+				}
+				b.ReportMetric(float64(d)*float64(b.N)/b.Elapsed().Seconds(), "trits/s")
+			})
+		}
+	}
+}
+
+// BenchmarkAsk asks a bundle of 500 pairs for one value: unbinding and cleanup among 500.
+func BenchmarkAsk(b *testing.B) {
+	for _, d := range []int{4096, 16384, 65536} {
+		b.Run(fmt.Sprint(d), func(b *testing.B) {
+			r := CapacityRow{Coding: Majority, Dim: d, Items: 500, Candidates: 500}
+			ask := newPairs(&r, seeded(1))
+			i := 0
+			for b.Loop() {
+				ask(i % r.Items)
+				i++
+			}
+			b.ReportMetric(float64(r.Candidates)*float64(d)*float64(b.N)/b.Elapsed().Seconds(), "trits/s")
+		})
+	}
+}
+
+// BenchmarkEdit changes one trit of a value three levels deep: in place, and by taking the value out and putting the new one in.
+func BenchmarkEdit(b *testing.B) {
+	tree := newTestTree(4096, 4, 1)
+	_, leaves := tree.record(0)
+	lens := leaves[5].Lens(tree.roles[2][1], tree.values[21])
+	other := New(tree.d)
+	i := 0
+	b.Run("lens", func(b *testing.B) {
+		for b.Loop() {
+			lens.Set(i%tree.d, -lens.At(i%tree.d))
+			i++
+		}
+	})
+	b.Run("replace", func(b *testing.B) {
+		for b.Loop() {
+			other.Copy(lens.Value())
+			other.Set(i%tree.d, -other.At(i%tree.d))
+			lens.Replace(other)
+			i++
+		}
+	})
+	b.Run("rebuild", func(b *testing.B) {
+		for b.Loop() {
+			tree.rebuilt(0)
+		}
+	})
+}

@@ -1,0 +1,96 @@
+package hyper
+
+// This file owns bundles: exact sums of vectors, and their ternary forms.
+
+import "math/bits"
+
+// Sum is a sum of vectors: a count per position, which stays exact as long as fewer than 2^31 vectors are added.
+type Sum struct{ Counts []int32 }
+
+// NewSum returns the sum of no vectors of d trits. It panics unless d is a positive multiple of 64.
+func NewSum(d int) *Sum { return &Sum{make([]int32, New(d).Dim())} }
+
+// Add adds v times weight; a negative weight takes away what was added.
+func (s *Sum) Add(v Vector, weight int32) {
+	s.vector(v)
+	for w := range v.Plus {
+		counts := s.Counts[64*w:][:64]
+		for p := v.Plus[w]; p != 0; p &= p - 1 {
+			counts[bits.TrailingZeros64(p)&63] += weight
+		}
+		for m := v.Minus[w]; m != 0; m &= m - 1 {
+			counts[bits.TrailingZeros64(m)&63] -= weight
+		}
+	}
+}
+
+// vector panics if v's dimension is not the sum's.
+func (s *Sum) vector(v Vector) {
+	v.check()
+	if v.Dim() != len(s.Counts) {
+		panic("hyper: a vector and a sum of different dimensions")
+	}
+}
+
+// Ternary sets dst to the signs of the counts that are beyond threshold, which must not be negative, and to 0 elsewhere: with threshold 0 the
+// majority, in which ties are 0. About 0.6 standard deviations of the counts keep the most of them in one trit: a correlation of 0.90, where
+// the majority has sqrt(2/pi) = 0.80 (both for normal counts).
+func (s *Sum) Ternary(dst Vector, threshold int32) {
+	s.vector(dst)
+	for w := range dst.Plus {
+		dst.Plus[w], dst.Minus[w] = s.word(w, threshold)
+	}
+}
+
+// word is the ternary form of counts 64w to 64w+63.
+func (s *Sum) word(w int, threshold int32) (plus, minus uint64) {
+	const sign = 1 << 31
+	for _, c := range s.Counts[64*w:][:64] { // shifts by a variable would cost more
+		plus = plus>>1 | uint64(uint32(threshold-c)&sign)<<32
+		minus = minus>>1 | uint64(uint32(c+threshold)&sign)<<32
+	}
+	return plus, minus
+}
+
+// Threshold returns the least threshold that leaves the given share of trits, or less, not 0.
+func (s *Sum) Threshold(density float64) int32 {
+	most := int32(0)
+	for _, c := range s.Counts {
+		most = max(most, c, -c)
+	}
+	histogram := make([]int, most+1)
+	for _, c := range s.Counts {
+		histogram[max(c, -c)]++
+	}
+	limit := density * float64(len(s.Counts))
+	beyond := 0
+	for t := most; t > 0; t-- {
+		if beyond += histogram[t]; float64(beyond) > limit {
+			return t
+		}
+	}
+	return 0
+}
+
+// Digits sets dst to the balanced-ternary digits of the counts: count = sum of 3^p dst[p]. It reports whether there were enough of them:
+// k digits reach to (3^k - 1)/2. With all digits as its query, a Memory scores the sum itself, which loses nothing to rounding.
+func (s *Sum) Digits(dst []Vector) bool {
+	for _, v := range dst {
+		s.vector(v)
+		clear(v.Plus)
+		clear(v.Minus)
+	}
+	rest := int32(0)
+	for i, c := range s.Counts {
+		for p := 0; p < len(dst) && c != 0; p++ {
+			t := c % 3 // -2 to 2; 2 is 3 - 1
+			if t == 2 || t == -2 {
+				t /= -2
+			}
+			dst[p].Set(i, int8(t))
+			c = (c - t) / 3
+		}
+		rest |= c
+	}
+	return rest == 0
+}

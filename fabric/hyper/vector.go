@@ -1,0 +1,135 @@
+// Package hyper computes with hypervectors: long random ternary vectors that stand for things, of which structures are made by arithmetic.
+//
+//   - Bind multiplies element by element: a pair of key and value, like neither. With a key of +1 and -1 it is its own inverse.
+//   - Sum adds vectors; its ternary form (a bundle) resembles each of them, and holds key-value pairs that can be asked for.
+//   - Permute rotates: it gives order, so that a path of roles is not the same as its reverse.
+//   - Memory tells which known vector a noisy one is (cleanup).
+//   - Record nests bundles, and keeps them right while single trits of a value deep inside change (Lens).
+//   - BlockBind binds sparse vectors, for which element-wise products do not work.
+//
+// All similarity is package popcount's dot product. What a bundle can hold is a matter of chance that theory predicts; Capacity measures both.
+//
+// A vector's dimension is a multiple of 64. Functions panic if vectors that belong together have different dimensions. They write where the
+// caller says, and allocate nothing unless they return it. Values that are not being changed may be read by any number of goroutines.
+package hyper
+
+import (
+	"fmt"
+	"math/rand/v2"
+
+	"tensorcast/fabric/popcount"
+)
+
+// This file owns single vectors: making, binding, permuting and comparing them.
+
+// Vector is a vector of trits, bit-sliced: trit 64w+i is +1 if bit i of Plus[w] is set, -1 if bit i of Minus[w] is, else 0.
+// Both slices have the same length, and no bit is set in both. A copy shares its trits.
+type Vector struct{ Plus, Minus []uint64 }
+
+// New returns a vector of d zeros. It panics unless d is a positive multiple of 64.
+func New(d int) Vector {
+	if d <= 0 || d%64 != 0 {
+		panic(fmt.Sprintf("hyper: a vector of %d trits: want a positive multiple of 64", d))
+	}
+	words := make([]uint64, d/32)
+	return Vector{words[: d/64 : d/64], words[d/64:]}
+}
+
+// Dim is the number of trits.
+func (v Vector) Dim() int { return 64 * len(v.Plus) }
+
+// At returns trit i.
+func (v Vector) At(i int) int8 {
+	return int8(v.Plus[i/64]>>(i%64)&1) - int8(v.Minus[i/64]>>(i%64)&1)
+}
+
+// Set makes trit i what the sign of t is.
+func (v Vector) Set(i int, t int8) {
+	w, bit := i/64, uint64(1)<<(i%64)
+	v.Plus[w] &^= bit
+	v.Minus[w] &^= bit
+	switch {
+	case t > 0:
+		v.Plus[w] |= bit
+	case t < 0:
+		v.Minus[w] |= bit
+	}
+}
+
+// Copy copies src to v.
+func (v Vector) Copy(src Vector) {
+	v.check(src)
+	copy(v.Plus, src.Plus)
+	copy(v.Minus, src.Minus)
+}
+
+func (v Vector) check(others ...Vector) {
+	words := len(v.Minus)
+	fit := len(v.Plus) == words
+	for _, o := range others {
+		fit = fit && len(o.Plus) == words && len(o.Minus) == words
+	}
+	if !fit {
+		panic("hyper: vectors of different dimensions")
+	}
+}
+
+// Random fills v with +1 and -1, a dense vector.
+func Random(v Vector, rng *rand.Rand) {
+	for w := range v.Plus {
+		v.Plus[w] = rng.Uint64()
+		v.Minus[w] = ^v.Plus[w]
+	}
+}
+
+// RandomSparse fills v with n trits of +1 or -1 among zeros. It panics if v has fewer than n.
+func RandomSparse(v Vector, n int, rng *rand.Rand) {
+	if n < 0 || n > v.Dim() {
+		panic(fmt.Sprintf("hyper: %d trits that are not 0 among %d", n, v.Dim()))
+	}
+	clear(v.Plus)
+	clear(v.Minus)
+	for n > 0 {
+		if i := rng.IntN(v.Dim()); v.At(i) == 0 {
+			v.Set(i, int8(2*rng.IntN(2)-1))
+			n--
+		}
+	}
+}
+
+// Bind sets dst to the products of a's and b's trits. Where b is not 0, binding with b once more gives a back; where it is, a is lost:
+// of two random vectors with a share rho of trits that are not 0, rho^2 remains. dst may be a or b.
+func Bind(dst, a, b Vector) {
+	dst.check(a, b)
+	n := len(dst.Plus)
+	ap, am, bp, bm, minus := a.Plus[:n], a.Minus[:n], b.Plus[:n], b.Minus[:n], dst.Minus[:n]
+	for w := range dst.Plus {
+		p := ap[w]&bp[w] | am[w]&bm[w]
+		m := ap[w]&bm[w] | am[w]&bp[w]
+		dst.Plus[w], minus[w] = p, m
+	}
+}
+
+// Permute sets dst to v rotated by k: trit i goes to i+k modulo the dimension. Permuting by -k is the inverse. dst must not overlap v.
+func Permute(dst, v Vector, k int) {
+	dst.check(v)
+	d := v.Dim()
+	k = (k%d + d) % d
+	rotate(dst.Plus, v.Plus, k/64, k%64)
+	rotate(dst.Minus, v.Minus, k/64, k%64)
+}
+
+func rotate(dst, src []uint64, words, bits int) {
+	before := src[(2*len(src)-words-1)%len(src)]
+	for w := range dst {
+		from := w - words
+		if from < 0 {
+			from += len(src)
+		}
+		dst[w] = src[from]<<bits | before>>(64-bits)
+		before = src[from]
+	}
+}
+
+// Dot is the sum of the products of a's and b's trits.
+func Dot(a, b Vector) int32 { return popcount.Dot(a.Plus, a.Minus, b.Plus, b.Minus) }

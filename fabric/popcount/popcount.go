@@ -1,0 +1,84 @@
+// Package popcount multiplies ternary vectors by ternary vectors: the dot product becomes two bit counts.
+//
+// Vectors are bit-sliced: two []uint64 of equal length, plus and minus. Trit 64w+i is +1 if bit i of plus[w] is set, -1 if bit i of minus[w] is,
+// else 0. With both = (ap|am) & (bp|bm), the positions where neither factor is zero, and differ = both & (ap^bp), those where the signs differ,
+//
+//	sum a_i b_i = popcnt(ap&bp | am&bm) - popcnt(ap&bm | am&bp) = popcnt(both) - 2 popcnt(differ).
+//
+// A bit that is set in plus and minus is invalid and makes the result meaningless; bits after the last trit must be 0 in one factor at least.
+// A result holds up to 2^31 - 1 trits (256 MiB of each slice). All functions may be called concurrently.
+package popcount
+
+import (
+	"fmt"
+	"math/bits"
+)
+
+// This file owns the package's functions, the choice of the variant that runs, and the variant in Go.
+
+// Variant is one implementation of the package. All give the same results.
+type Variant uint8
+
+const (
+	Go     Variant = iota // math/bits
+	AVX2                  // counts of nibbles by table; also needs POPCNT
+	AVX512                // VPOPCNTDQ, VPTERNLOG
+)
+
+func (v Variant) String() string {
+	switch v {
+	case AVX512:
+		return "avx512"
+	case AVX2:
+		return "avx2"
+	}
+	return "go"
+}
+
+// fastest is what the package's functions use.
+var fastest = Variants()[0]
+
+// Dot returns the sum of a_i b_i. It panics if the lengths differ.
+func Dot(aPlus, aMinus, bPlus, bMinus []uint64) int32 {
+	return fastest.Dot(aPlus, aMinus, bPlus, bMinus)
+}
+
+// DotRows sets dst[r] to the dot product of q and row r: len(dst) rows of len(qPlus) words each, row-major.
+// It panics if the lengths do not fit.
+func DotRows(dst []int32, qPlus, qMinus, rowsPlus, rowsMinus []uint64) {
+	fastest.DotRows(dst, qPlus, qMinus, rowsPlus, rowsMinus)
+}
+
+// Dot is the function Dot by variant v, which must be one of Variants.
+func (v Variant) Dot(aPlus, aMinus, bPlus, bMinus []uint64) int32 {
+	var dst [1]int32
+	v.DotRows(dst[:], aPlus, aMinus, bPlus, bMinus)
+	return dst[0]
+}
+
+// DotRows is the function DotRows by variant v, which must be one of Variants.
+func (v Variant) DotRows(dst []int32, qPlus, qMinus, rowsPlus, rowsMinus []uint64) {
+	words := len(qPlus)
+	if len(qMinus) != words || len(rowsPlus) != len(dst)*words || len(rowsMinus) != len(dst)*words {
+		panic(fmt.Sprintf("popcount: %d rows of %d/%d words in slices of %d/%d words", len(dst), words, len(qMinus), len(rowsPlus), len(rowsMinus)))
+	}
+	if len(dst) == 0 || words == 0 {
+		clear(dst)
+		return
+	}
+	v.rows(dst, qPlus, qMinus, rowsPlus, rowsMinus)
+}
+
+func rowsGo(dst []int32, qp, qm, rowsPlus, rowsMinus []uint64) {
+	words := len(qp)
+	qm = qm[:words]
+	for r := range dst {
+		rp, rm := rowsPlus[r*words:][:words], rowsMinus[r*words:][:words]
+		var sum int
+		for i, p := range qp {
+			both := (p | qm[i]) & (rp[i] | rm[i])
+			sum += bits.OnesCount64(both) - 2*bits.OnesCount64(both&(p^rp[i]))
+		}
+		dst[r] = int32(sum)
+	}
+}

@@ -1,0 +1,38 @@
+package popcount
+
+// This file owns the choice among the assembly of popcount_amd64.s.
+
+import "golang.org/x/sys/cpu"
+
+// Variants lists the variants that this machine runs, the fastest first.
+func Variants() []Variant {
+	var v []Variant
+	if x := &cpu.X86; x.HasAVX512F && x.HasAVX512DQ && x.HasAVX512VL && x.HasAVX512VPOPCNTDQ && x.HasBMI2 {
+		v = append(v, AVX512)
+	}
+	if cpu.X86.HasAVX2 && cpu.X86.HasPOPCNT {
+		v = append(v, AVX2)
+	}
+	return append(v, Go)
+}
+
+func (v Variant) rows(dst []int32, qp, qm, rowsPlus, rowsMinus []uint64) {
+	switch v {
+	case AVX512:
+		rowsAVX512(&dst[0], len(dst), len(qp), &qp[0], &qm[0], &rowsPlus[0], &rowsMinus[0])
+	case AVX2:
+		rowsAVX2(&dst[0], len(dst), len(qp), &qp[0], &qm[0], &rowsPlus[0], &rowsMinus[0])
+	default:
+		rowsGo(dst, qp, qm, rowsPlus, rowsMinus)
+	}
+}
+
+// rowsAVX512 sets rows dot products. rows and words are 1 or more.
+//
+//go:noescape
+func rowsAVX512(dst *int32, rows, words int, qp, qm, rp, rm *uint64)
+
+// rowsAVX2 is rowsAVX512 with other instructions.
+//
+//go:noescape
+func rowsAVX2(dst *int32, rows, words int, qp, qm, rp, rm *uint64)
