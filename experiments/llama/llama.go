@@ -4,6 +4,7 @@
 // TENSORCAST_LLAMA names, and puts the driver llamarun beside its libraries, like a program of a llama.cpp installation.
 // llamarun (llamarun.c, compiled by gcc) decodes a prompt and n tokens greedily, and on demand dumps what each op really reads of
 // the weights ([ReadOps]): the ground truth for a tracer, which is made without any tracing.
+// With [Options.Logits] it scores a text instead, as llama-perplexity does ([NewLogits]): what two models are compared by.
 //
 // Installations are cached, and never changed once complete; several processes may install and run at once.
 package llama

@@ -7,6 +7,7 @@
 // and it lies beside the libraries like the programs of a llama.cpp installation.
 //
 // --ops FILE writes, through ggml's eval callback, what each op really reads of the weights: the truth a tracer is judged by.
+// --logits FILE writes what the model predicts for the tokens of a text: by it two models are compared.
 // Several contexts, several sequences in one batch and a second model make of it what a server is to a tracer.
 //
 // No header of llama.cpp is needed. Functions are looked up by name. Parameter structs travel by value: x86-64 passes one of more
@@ -32,12 +33,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 // ---- errors: one line on stderr; 1 failure, 2 usage
 
-static char *ops_tmp; // the unfinished --ops file, removed on failure
+// A file that appears under its name when it is whole. A pipe or a device is written as it is.
+typedef struct {
+    const char *path;
+    char *tmp; // the unfinished file, removed on failure; NULL if there is none
+    FILE *f;
+} output;
+
+static output ops_file, logits_file;
 
 // _exit: the callback may fail while ggml's threads run, and destructors must not run under their feet.
 __attribute__((noreturn, format(printf, 2, 3))) static void quit(int code, const char *fmt, ...)
@@ -47,7 +56,8 @@ __attribute__((noreturn, format(printf, 2, 3))) static void quit(int code, const
     fputs("llamarun: ", stderr);
     vfprintf(stderr, fmt, ap);
     fputc('\n', stderr);
-    if (ops_tmp) unlink(ops_tmp);
+    if (ops_file.tmp) unlink(ops_file.tmp);
+    if (logits_file.tmp) unlink(logits_file.tmp);
     _exit(code);
 }
 #define die(...) quit(1, __VA_ARGS__)
@@ -58,6 +68,22 @@ static void *xalloc(size_t n, size_t size)
     void *p = calloc(n ? n : 1, size);
     if (!p) die("out of memory");
     return p;
+}
+
+static void create(output *o, const char *path)
+{
+    struct stat st;
+    char *tmp = NULL;
+    o->path = path;
+    if ((stat(path, &st) || S_ISREG(st.st_mode)) && asprintf(&tmp, "%s.tmp", path) < 0) die("out of memory");
+    if (!(o->f = fopen(tmp ? tmp : path, "w"))) die("create %s: %s", tmp ? tmp : path, strerror(errno));
+    o->tmp = tmp;
+}
+
+static void finish(output *o)
+{
+    if (ferror(o->f) | fclose(o->f) || (o->tmp && rename(o->tmp, o->path))) die("write %s: %s", o->path, strerror(errno));
+    o->tmp = NULL;
 }
 
 static int64_t now_ns(void)
@@ -112,6 +138,7 @@ enum { FLAG_COMPUTE = 16, USAGE_WEIGHTS = 1, LOG_ERROR = 4, TYPE_F16 = 1 };
     X(int32_t, llama_vocab_n_tokens, (const void *)) \
     X(llama_token, llama_vocab_bos, (const void *)) \
     X(llama_token, llama_vocab_eos, (const void *)) \
+    X(bool, llama_vocab_get_add_bos, (const void *)) \
     X(int32_t, llama_tokenize, (const void *, const char *, int32_t, llama_token *, int32_t, bool, bool)) \
     X(int32_t, llama_token_to_piece, (const void *, llama_token, char *, int32_t, int32_t, bool)) \
     X(int32_t, llama_decode, (void *, llama_batch)) \
@@ -228,8 +255,8 @@ typedef struct {
 } context;
 
 static struct {
-    const char *model, *model2, *load_mode, *warmup, *lib, *ops, **prompts;
-    int n, threads, repeat, n_ctx, mark, contexts, parallel, n_prompts;
+    const char *model, *model2, *load_mode, *warmup, *lib, *ops, *logits, *text_file, **prompts;
+    int n, threads, repeat, n_ctx, mark, contexts, parallel, n_prompts, chunks;
     bool no_repack, stream, count, concurrent;
 } opt = {.n = 32, .repeat = 1, .warmup = "cli", .mark = -1, .contexts = 1, .parallel = 1};
 
@@ -240,7 +267,6 @@ static int n_contexts, decodes, generation; // decodes: calls of llama_decode so
 
 enum { OPS = 1000 }; // more than ggml has
 static struct {
-    FILE *out;
     long records, nodes, by_op[OPS];
 } ops;
 
@@ -323,7 +349,7 @@ static int64_t distinct(const tensor *w, const tensor *ids, int dim, bool rows, 
 static void record(const tensor *t, const context *c)
 {
     const char *op = ggml_op_name(t->op);
-    flockfile(ops.out); // contexts may be decoded concurrently
+    flockfile(ops_file.f); // contexts may be decoded concurrently
     for (int i = 0; i < 10; i++) {
         const tensor *s = t->src[i], *w = weight_of(s);
         if (!w) continue;
@@ -333,26 +359,26 @@ static void record(const tensor *t, const context *c)
         bool rows = ids && !strcmp(op, "GET_ROWS");
         int64_t *list = NULL, n = ids ? distinct(s, ids, dim, rows, &list) : 0;
         size_t bytes = ids ? n * s->nb[dim] : ggml_nbytes(s);
-        fprintf(ops.out, "{\"decode\":%d,\"repeat\":%d,\"context\":%d,\"sequences\":%d,\"n_tokens\":%d,\"warmup\":%s,\"node\":%d,\"op\":\"%s\",\"name\":",
+        fprintf(ops_file.f, "{\"decode\":%d,\"repeat\":%d,\"context\":%d,\"sequences\":%d,\"n_tokens\":%d,\"warmup\":%s,\"node\":%d,\"op\":\"%s\",\"name\":",
                 c->decode, generation, c->index, c->warmup ? 1 : opt.parallel, c->batch.n_tokens, c->warmup ? "true" : "false", c->node, op);
-        json_string(ops.out, t->name, strnlen(t->name, sizeof t->name));
-        fprintf(ops.out, ",\"src\":%d,\"tensor\":", i);
-        json_string(ops.out, w->name, strnlen(w->name, sizeof w->name));
-        fprintf(ops.out, ",\"data\":%" PRIuPTR ",\"file\":", (uintptr_t)s->data);
-        json_string(ops.out, m ? m->path : "", m ? strlen(m->path) : 0);
-        fprintf(ops.out, ",\"offset\":%" PRId64 ",\"bytes\":%zu", m ? (int64_t)(m->offset + ((uintptr_t)s->data - m->lo)) : -1, bytes);
+        json_string(ops_file.f, t->name, strnlen(t->name, sizeof t->name));
+        fprintf(ops_file.f, ",\"src\":%d,\"tensor\":", i);
+        json_string(ops_file.f, w->name, strnlen(w->name, sizeof w->name));
+        fprintf(ops_file.f, ",\"data\":%" PRIuPTR ",\"file\":", (uintptr_t)s->data);
+        json_string(ops_file.f, m ? m->path : "", m ? strlen(m->path) : 0);
+        fprintf(ops_file.f, ",\"offset\":%" PRId64 ",\"bytes\":%zu", m ? (int64_t)(m->offset + ((uintptr_t)s->data - m->lo)) : -1, bytes);
         if (ids && !rows) {
-            fputs(",\"experts\":[", ops.out);
-            for (int64_t k = 0; k < n; k++) fprintf(ops.out, "%s%" PRId64, k ? "," : "", list[k]);
-            fputs("],\"last_experts\":[", ops.out);
-            for (int64_t k = 0; k < ids->ne[0]; k++) fprintf(ops.out, "%s%" PRId32, k ? "," : "", id_at(ids, k, ids->ne[1] - 1, 0));
-            fputs("]", ops.out);
+            fputs(",\"experts\":[", ops_file.f);
+            for (int64_t k = 0; k < n; k++) fprintf(ops_file.f, "%s%" PRId64, k ? "," : "", list[k]);
+            fputs("],\"last_experts\":[", ops_file.f);
+            for (int64_t k = 0; k < ids->ne[0]; k++) fprintf(ops_file.f, "%s%" PRId32, k ? "," : "", id_at(ids, k, ids->ne[1] - 1, 0));
+            fputs("]", ops_file.f);
         }
-        fputs("}\n", ops.out);
+        fputs("}\n", ops_file.f);
         free(list);
         ops.records++;
     }
-    funlockfile(ops.out);
+    funlockfile(ops_file.f);
 }
 
 // on_eval is called for each node before it runs (ask) and, where it then returned true, again right after it ran. True costs
@@ -369,7 +395,7 @@ static bool on_eval(tensor *t, bool ask, void *user)
     if (!strcmp(op, "NONE") || !strcmp(op, "RESHAPE") || !strcmp(op, "TRANSPOSE") || !strcmp(op, "VIEW") || !strcmp(op, "PERMUTE")) return false;
     if (!(t->flags & FLAG_COMPUTE) || ggml_nelements(t) == 0) return false;
 
-    if (ops.out) {
+    if (ops_file.f) {
         for (int i = 0, dim; ask && i < 10; i++)
             if (selector(t, i, &dim) && weight_of(t->src[i])) return true;
         record(t, c);
@@ -526,6 +552,42 @@ static void generate(void)
     free(threads);
 }
 
+// ---- scoring a text (--logits)
+
+// One byte order serves: x86-64's and arm64's.
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the logits are written as they lie in memory");
+
+// score writes the logits with which a context predicts the tokens of its text, which is its prompt. It does what llama-perplexity does, so that
+// their perplexities are the same: the text is cut in chunks of n_ctx tokens, the rest is left out; each chunk is decoded by itself, with BOS in
+// the place of its first token if the model begins texts so; scored are the tokens of its second half but the first.
+static void score(context *c, int n_ctx)
+{
+    const sequence *q = &c->seq[0];
+    const uint32_t n_vocab = llama_vocab_n_tokens(c->vocab);
+    const int first = n_ctx / 2, scored = n_ctx - 1 - first;
+    int chunks = q->n_prompt / n_ctx;
+    if (chunks == 0) die("%s has %d tokens: too few for one chunk of %d (see -c)", opt.text_file, q->n_prompt, n_ctx);
+    if (opt.chunks && chunks > opt.chunks) chunks = opt.chunks;
+    bool bos = llama_vocab_get_add_bos(c->vocab);
+    FILE *f = logits_file.f;
+    const uint32_t header[] = {n_vocab, n_ctx, chunks, scored};
+    fwrite("TCLOGIT1", 8, 1, f);
+    fwrite(header, sizeof header, 1, f);
+    for (int k = 0; k < chunks && !ferror(f); k++) {
+        const llama_token *chunk = q->prompt + (size_t)k * n_ctx;
+        llama_memory_clear(llama_get_memory(c->ctx), true);
+        c->batch.n_tokens = 0;
+        for (int i = 0; i < n_ctx; i++) add(c, i == 0 && bos ? llama_vocab_bos(c->vocab) : chunk[i], 0, i >= first && i < n_ctx - 1);
+        decode(c, false);
+        for (int i = first; i < n_ctx - 1; i++) {
+            const float *logits = llama_get_logits_ith(c->ctx, i);
+            if (!logits) die("llama.cpp returned no logits");
+            fwrite(&chunk[i + 1], sizeof *chunk, 1, f);
+            fwrite(logits, sizeof *logits, n_vocab, f);
+        }
+    }
+}
+
 // print_generation prints the members of one JSON object (without braces).
 static void print_generation(const context *c, int s)
 {
@@ -632,18 +694,39 @@ static void *load_model(const char *path)
     return model;
 }
 
-static void tokenize(const void *vocab, const char *text, sequence *q)
+// tokenize makes the sequence's prompt of a text. special: names of control tokens in it stand for these.
+static void tokenize(const void *vocab, const char *text, int len, bool special, sequence *q)
 {
-    int len = (int)strlen(text), cap = len + 8;
+    int cap = len + 8;
     q->prompt = xalloc(cap, sizeof *q->prompt);
-    q->n_prompt = llama_tokenize(vocab, text, len, q->prompt, cap, true, true);
+    q->n_prompt = llama_tokenize(vocab, text, len, q->prompt, cap, true, special);
     if (q->n_prompt < 0 && q->n_prompt > -INT_MAX) { // more tokens than bytes
         free(q->prompt);
         q->prompt = xalloc(cap = -q->n_prompt, sizeof *q->prompt);
-        q->n_prompt = llama_tokenize(vocab, text, len, q->prompt, cap, true, true);
+        q->n_prompt = llama_tokenize(vocab, text, len, q->prompt, cap, true, special);
     }
-    if (q->n_prompt < 0) die("the prompt cannot be tokenized");
-    if (q->n_prompt == 0) die("the prompt is empty and the model has no BOS token: give -p TEXT");
+    if (q->n_prompt < 0) die("the %s cannot be tokenized", opt.logits ? "text" : "prompt");
+    if (q->n_prompt == 0 && !opt.logits) die("the prompt is empty and the model has no BOS token: give -p TEXT");
+}
+
+// read_text makes the sequence's prompt of the text file, without its last line feed, as llama.cpp's -f does.
+static void read_text(const void *vocab, sequence *q)
+{
+    enum { MOST = 1 << 30 };
+    FILE *f = fopen(opt.text_file, "r");
+    char *text = NULL;
+    size_t len = 0, cap = 0;
+    if (!f) die("open %s: %s", opt.text_file, strerror(errno));
+    for (size_t n = 1; n > 0; len += n) {
+        if (len == cap && !(text = realloc(text, cap = cap ? 2 * cap : 1 << 16))) die("out of memory");
+        n = fread(text + len, 1, cap - len, f);
+        if (len + n > MOST) die("%s is larger than %d bytes", opt.text_file, MOST);
+    }
+    if (ferror(f)) die("read %s: %s", opt.text_file, strerror(errno));
+    fclose(f);
+    if (len > 0 && text[len - 1] == '\n') len--;
+    tokenize(vocab, text, (int)len, false, q);
+    free(text);
 }
 
 // new_context makes context number index; the prompts are dealt to the contexts and their sequences in turn.
@@ -657,7 +740,13 @@ static void new_context(int index, void *model)
     c->seq = xalloc(opt.parallel, sizeof *c->seq);
     for (int s = 0, total = 0; s < opt.parallel; s++) {
         sequence *q = &c->seq[s];
-        tokenize(c->vocab, opt.n_prompts ? opt.prompts[(index * opt.parallel + s) % opt.n_prompts] : "", q);
+        if (opt.logits) {
+            read_text(c->vocab, q);
+            total = longest = n_batch = opt.n_ctx; // a chunk at a time
+            continue;
+        }
+        const char *prompt = opt.n_prompts ? opt.prompts[(index * opt.parallel + s) % opt.n_prompts] : "";
+        tokenize(c->vocab, prompt, (int)strlen(prompt), true, q);
         q->out = xalloc(opt.n, sizeof *q->out);
         if (q->n_prompt > longest) longest = q->n_prompt;
         if ((total += q->n_prompt) > n_batch) n_batch = total;
@@ -703,6 +792,10 @@ static const char help[] =
     "  --stream         print one line of JSON for each token as it comes, after a first one about the run, and no result;\n"
     "                   SIGTERM ends it after the generation at hand\n"
     "  --count-ops      count the ops that are computed, by kind\n"
+    "  --logits FILE    generate nothing, but write the logits with which each token of a text is predicted, as llama-perplexity does it: in\n"
+    "                   chunks of -c tokens (default 256), each by itself, of which the second half is scored\n"
+    "  --text-file FILE the text\n"
+    "  --chunks N       no more of its chunks than these\n"
     "  --ops FILE       write what each op reads of the weights, one JSON object per line\n"
     "  --mark FD        write to this open descriptor: b when the prompt is decoded, t after each token\n"
     "  --lib DIR        where libllama and libggml are (default: beside this program)\n"
@@ -721,12 +814,12 @@ static int number(const char *option, const char *s, int min)
 
 static void parse(int argc, char **argv)
 {
-    enum { REPEAT = 256, NO_REPACK, LOAD_MODE, WARMUP, NO_WARMUP, IGNORE_EOS, OPS_FILE, MARK, LIB, MODEL2, CONTEXTS, CONCURRENT, PARALLEL, STREAM, COUNT_OPS };
+    enum { REPEAT = 256, NO_REPACK, LOAD_MODE, WARMUP, NO_WARMUP, IGNORE_EOS, OPS_FILE, MARK, LIB, MODEL2, CONTEXTS, CONCURRENT, PARALLEL, STREAM, COUNT_OPS, LOGITS, TEXT_FILE, CHUNKS };
     static const struct option longs[] = {
         {"repeat", 1, 0, REPEAT}, {"no-repack", 0, 0, NO_REPACK}, {"load-mode", 1, 0, LOAD_MODE}, {"warmup", 1, 0, WARMUP},
         {"no-warmup", 0, 0, NO_WARMUP}, {"ignore-eos", 0, 0, IGNORE_EOS}, {"ops", 1, 0, OPS_FILE}, {"mark", 1, 0, MARK}, {"lib", 1, 0, LIB},
         {"model2", 1, 0, MODEL2}, {"contexts", 1, 0, CONTEXTS}, {"concurrent", 0, 0, CONCURRENT}, {"parallel", 1, 0, PARALLEL}, {"stream", 0, 0, STREAM},
-        {"count-ops", 0, 0, COUNT_OPS}, {"help", 0, 0, 'h'}, {0}};
+        {"count-ops", 0, 0, COUNT_OPS}, {"logits", 1, 0, LOGITS}, {"text-file", 1, 0, TEXT_FILE}, {"chunks", 1, 0, CHUNKS}, {"help", 0, 0, 'h'}, {0}};
     int c;
     opt.prompts = xalloc(argc, sizeof *opt.prompts);
     argv[0] = "llamarun"; // getopt's messages begin with it
@@ -753,11 +846,22 @@ static void parse(int argc, char **argv)
         case PARALLEL: opt.parallel = number("--parallel", optarg, 1); break;
         case STREAM: opt.stream = true; break;
         case COUNT_OPS: opt.count = true; break;
+        case LOGITS: opt.logits = optarg; break;
+        case TEXT_FILE: opt.text_file = optarg; break;
+        case CHUNKS: opt.chunks = number("--chunks", optarg, 1); break;
         default: _exit(2); // getopt has said why
         }
     if (optind < argc) usage_error("unexpected argument %s (see --help)", argv[optind]);
     if (!opt.model) usage_error("no model: give -m FILE (see --help)");
     if (strcmp(opt.warmup, "cli") && strcmp(opt.warmup, "all") && strcmp(opt.warmup, "none")) usage_error("--warmup %s: want cli, all or none", opt.warmup);
+    if (!opt.logits != !opt.text_file || (opt.chunks && !opt.logits)) usage_error("--logits FILE and --text-file FILE go together, and --chunks with them");
+    if (opt.logits) {
+        if (opt.n_prompts || opt.model2 || opt.contexts > 1 || opt.parallel > 1 || opt.repeat > 1 || opt.stream || opt.mark >= 0)
+            usage_error("--logits takes no prompt, and one model, context and sequence, once");
+        if (!opt.n_ctx) opt.n_ctx = 256;
+        if (opt.n_ctx < 4) usage_error("-c %d: want chunks of at least 4 tokens", opt.n_ctx);
+        opt.n = 0;
+    }
     if (!opt.threads) {
         cpu_set_t cpus;
         opt.threads = sched_getaffinity(0, sizeof cpus, &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
@@ -779,15 +883,8 @@ int main(int argc, char **argv)
     first_error[0] = 0; // a plug-in for another machine may have complained
     llama_backend_init();
 
-    if (opt.ops) {
-        if (asprintf(&ops_tmp, "%s.tmp", opt.ops) < 0) die("out of memory");
-        if (!(ops.out = fopen(ops_tmp, "w"))) {
-            int e = errno;
-            char *path = ops_tmp;
-            ops_tmp = NULL;
-            die("create %s: %s", path, strerror(e));
-        }
-    }
+    if (opt.ops) create(&ops_file, opt.ops);
+    if (opt.logits) create(&logits_file, opt.logits);
     double start = now_ms();
     void *models[2] = {load_model(opt.model), opt.model2 ? load_model(opt.model2) : NULL};
     if (opt.ops) read_maps();
@@ -807,8 +904,9 @@ int main(int argc, char **argv)
         print_run(dir, load_ms, warmup_ms);
         printf("}\n");
     }
+    if (opt.logits) score(&contexts[0], opt.n_ctx);
     int printed = 0;
-    for (generation = 0; generation < opt.repeat && !ending; generation++) {
+    for (generation = 0; generation < opt.repeat && !ending && !opt.logits; generation++) {
         generate();
         for (int k = 0; k < n_contexts && !opt.stream; k++)
             for (int s = 0; s < opt.parallel; s++, printed++) { // the first is the result, the others are members of it
@@ -818,7 +916,7 @@ int main(int argc, char **argv)
             }
     }
     if (!opt.stream) {
-        printf("],");
+        printf(opt.logits ? "{" : "],");
         print_run(dir, load_ms, warmup_ms);
         if (opt.count) print_ops(",");
         printf("}\n");
@@ -827,11 +925,11 @@ int main(int argc, char **argv)
         printf("}\n");
     }
 
-    if (ops.out) {
+    if (ops_file.f) {
         if (!ops.records) die("no op read a weight: this llama.cpp lays out ggml_tensor otherwise than llamarun knows");
-        if (ferror(ops.out) | fclose(ops.out) || rename(ops_tmp, opt.ops)) die("write %s: %s", opt.ops, strerror(errno));
-        ops_tmp = NULL;
+        finish(&ops_file);
     }
+    if (logits_file.f) finish(&logits_file);
     if (fflush(stdout) || ferror(stdout)) die("write the result: %s", strerror(errno));
     for (int k = 0; k < n_contexts; k++) llama_free(contexts[k].ctx);
     for (int i = 0; i < 2; i++)

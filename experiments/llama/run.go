@@ -34,11 +34,21 @@ type Options struct {
 	Prompts    []string // more prompts: Prompt and these are dealt to the contexts and their sequences in turn
 	CountOps   bool     // fill in Result.Nodes and Result.Ops
 	Stream     bool     // print each token as it comes, for [NewStream], instead of a result; SIGTERM ends it after the generation at hand
+
+	// Logits is a file to write the predictions of a text's tokens to, for [NewLogits], and nothing is generated. It appears when all is done; if
+	// it is a pipe, they come one by one. It takes one context of one model, and neither prompt nor Tokens. Context is then the length of a chunk,
+	// 0: 256.
+	Logits   string
+	TextFile string // the text, with Logits
+	Chunks   int    // no more of its chunks; 0: all
 }
 
 func (o Options) args() []string {
 	// A value is joined to its long flag by "=", and a short flag's comes next: both stay values if they begin with "-".
-	args := []string{"-m", o.Model, "-p", o.Prompt, "-n", strconv.Itoa(o.Tokens)}
+	args := []string{"-m", o.Model, "-n", strconv.Itoa(o.Tokens)}
+	if o.Prompt != "" || o.Logits == "" {
+		args = append(args, "-p", o.Prompt)
+	}
 	for _, p := range o.Prompts {
 		args = append(args, "-p", p)
 	}
@@ -53,7 +63,7 @@ func (o Options) args() []string {
 	for _, f := range []struct {
 		flag  string
 		value int
-	}{{"--repeat=", o.Repeat}, {"--mark=", o.Mark}, {"--contexts=", o.Contexts}, {"--parallel=", o.Parallel}} {
+	}{{"--repeat=", o.Repeat}, {"--mark=", o.Mark}, {"--contexts=", o.Contexts}, {"--parallel=", o.Parallel}, {"--chunks=", o.Chunks}} {
 		if f.value != 0 {
 			args = append(args, f.flag+strconv.Itoa(f.value))
 		}
@@ -66,7 +76,9 @@ func (o Options) args() []string {
 			args = append(args, f.flag)
 		}
 	}
-	for _, f := range []struct{ flag, value string }{{"--load-mode=", o.LoadMode}, {"--warmup=", o.Warmup}, {"--ops=", o.Ops}, {"--model2=", o.Model2}} {
+	for _, f := range []struct{ flag, value string }{
+		{"--load-mode=", o.LoadMode}, {"--warmup=", o.Warmup}, {"--ops=", o.Ops}, {"--model2=", o.Model2}, {"--logits=", o.Logits}, {"--text-file=", o.TextFile},
+	} {
 		if f.value != "" {
 			args = append(args, f.flag+f.value)
 		}
@@ -90,7 +102,7 @@ type Result struct {
 	Generation                // the first
 	Repeat       []Generation `json:"repeat"` // the others: by repeat, then context, then sequence
 	PID          int          `json:"pid"`
-	PromptTokens int          `json:"prompt_tokens"`
+	PromptTokens int          `json:"prompt_tokens"` // with Options.Logits: the text's
 	Threads      int          `json:"threads"`
 	LoadMs       float64      `json:"load_ms"` // model and context
 	WarmupMs     float64      `json:"warmup_ms"`
@@ -128,25 +140,32 @@ func (in *Installation) Run(ctx context.Context, o Options) (*Result, error) {
 	cmd := in.Command(ctx, o)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	err := cmd.Run()
+	if err := failure(ctx, cmd.Run(), stderr.String()); err != nil {
+		return nil, err
+	}
+	return ParseResult(stdout.Bytes())
+}
+
+// failure is what became of a driver that ended with err and printed stderr; nil if err is.
+func failure(ctx context.Context, err error, stderr string) error {
 	if ctx.Err() != nil {
-		return nil, fmt.Errorf("%s: %w", driverName, context.Cause(ctx))
+		return fmt.Errorf("%s: %w", driverName, context.Cause(ctx))
 	}
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
 		message := exit.Error()
-		if text := strings.TrimSpace(stderr.String()); text != "" {
+		if text := strings.TrimSpace(stderr); text != "" {
 			message = strings.TrimPrefix(text, driverName+": ")
 			if exit.ExitCode() < 0 { // a signal: what was printed before it may not say all
 				message = exit.Error() + ": " + message
 			}
 		}
-		return nil, &RunError{Message: message, Exit: exit}
+		return &RunError{Message: message, Exit: exit}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", driverName, err)
+		return fmt.Errorf("%s: %w", driverName, err)
 	}
-	return ParseResult(stdout.Bytes())
+	return nil
 }
 
 // ParseResult reads what the driver printed.

@@ -1,0 +1,113 @@
+package divergence
+
+// This file owns the tables.
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+)
+
+// Report is what Compare found.
+type Report struct {
+	Reference               string  `json:"reference"` // path
+	ReferenceBytesPerWeight float64 `json:"reference_bytes_per_weight"`
+	Llama                   string  `json:"llama"` // ggml's version and commit
+	Threads                 int     `json:"threads"`
+	Context                 int     `json:"context"` // tokens of a chunk, of which the second half is scored
+	Rows                    []Row   `json:"rows"`
+}
+
+// Row compares a candidate with the reference on a text. Standard errors are of the means of chunks, 0 if there is one chunk.
+type Row struct {
+	Candidate      string  `json:"candidate"`
+	Text           string  `json:"text"` // the file's name
+	BytesPerWeight float64 `json:"bytes_per_weight"`
+	Chunks         int     `json:"chunks"`
+	Predictions    int     `json:"predictions"`
+
+	KL      float64 `json:"kl"` // mean of KL(reference || candidate), nats
+	KLError float64 `json:"kl_error"`
+	KLP99   float64 `json:"kl_p99"` // 99 % of the predictions diverge no more
+	KLMax   float64 `json:"kl_max"`
+	SameTop float64 `json:"same_top"` // share of the predictions with the same likeliest token
+
+	ReferencePerplexity float64 `json:"reference_perplexity"`
+	Perplexity          float64 `json:"perplexity"`
+	Ratio               float64 `json:"ratio"` // of the two, candidate to reference
+	RatioError          float64 `json:"ratio_error"`
+}
+
+var header = []string{
+	"text", "model", "bytes/weight", "mean KL", "its error", "99 %", "max", "same top %", "perplexity", "reference's", "ratio", "its error",
+}
+
+func (r *Report) rows() [][]string {
+	var rows [][]string
+	for _, row := range r.Rows {
+		klError, ratioError := fmt.Sprintf("%.2g", row.KLError), fmt.Sprintf("%.2g", row.RatioError)
+		if row.Chunks < 2 {
+			klError, ratioError = "-", "-"
+		}
+		rows = append(rows, []string{
+			row.Text, row.Candidate, fmt.Sprintf("%.3f", row.BytesPerWeight),
+			fmt.Sprintf("%.4g", row.KL), klError, fmt.Sprintf("%.3g", row.KLP99), fmt.Sprintf("%.3g", row.KLMax), fmt.Sprintf("%.2f", 100*row.SameTop),
+			fmt.Sprintf("%.4f", row.Perplexity), fmt.Sprintf("%.4f", row.ReferencePerplexity), fmt.Sprintf("%.6f", row.Ratio), ratioError,
+		})
+	}
+	return rows
+}
+
+// remarks says what a reader must know beside the table.
+func (r *Report) remarks() []string {
+	var texts []string
+	for _, row := range r.Rows {
+		text := fmt.Sprintf("%s: %d predictions in %d chunks of %d tokens", row.Text, row.Predictions, row.Chunks, r.Context)
+		if !slices.Contains(texts, text) { // other candidates' rows
+			texts = append(texts, text)
+		}
+	}
+	return []string{
+		fmt.Sprintf("reference: %s, %.3f bytes/weight; llama.cpp: %s, %d threads", r.Reference, r.ReferenceBytesPerWeight, r.Llama, r.Threads),
+		strings.Join(texts, "; "),
+		"KL: KL(reference || model) of next-token distributions, nats; errors are standard errors over chunks",
+	}
+}
+
+// WriteText writes the report for a terminal.
+func (r *Report) WriteText(w io.Writer) error {
+	var b strings.Builder
+	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	for _, row := range append([][]string{header}, r.rows()...) {
+		fmt.Fprintln(t, strings.Join(row, "\t"))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(&b)
+	for _, line := range r.remarks() {
+		fmt.Fprintln(&b, line)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// WriteMarkdown writes the report for a document.
+func (r *Report) WriteMarkdown(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "| %s |\n|%s\n", strings.Join(header, " | "), strings.Repeat("---|", len(header)))
+	for _, row := range r.rows() {
+		for i := range row {
+			row[i] = strings.ReplaceAll(row[i], "|", `\|`)
+		}
+		fmt.Fprintf(&b, "| %s |\n", strings.Join(row, " | "))
+	}
+	fmt.Fprintln(&b)
+	for _, line := range r.remarks() {
+		fmt.Fprintf(&b, "* %s\n", line)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}

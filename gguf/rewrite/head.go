@@ -1,0 +1,158 @@
+package rewrite
+
+// This file owns what is before the tensors' data: it finds where the metadata end and in which order the tensor table names the tensors, which
+// package gguf does not tell, and makes the records of a new table. The file has been parsed: what is read anew only has to be the same still.
+
+import (
+	"bufio"
+	"encoding/binary"
+	"fmt"
+	"io"
+
+	"tensorcast/gguf"
+)
+
+type head struct {
+	wide        int            // bytes of a length: 4 in version 1 of the format, else 8
+	metadataEnd int64          // where the tensor table begins
+	tensors     []*gguf.Tensor // in the table's order
+}
+
+// walk reads the head of f, which r holds.
+func walk(f *gguf.File, r io.ReaderAt) (head, error) {
+	h := head{wide: 8}
+	if f.Version == 1 {
+		h.wide = 4
+	}
+	w := walker{wide: h.wide, left: f.DataOffset, r: bufio.NewReaderSize(io.NewSectionReader(r, 0, f.DataOffset), 64<<10)}
+	w.skip(int64(4 + 4 + 2*h.wide)) // magic, version, counts
+	for range f.Metadata {
+		w.skip(w.length()) // key
+		w.value()
+	}
+	h.metadataEnd = f.DataOffset - w.left
+	for range f.Tensors {
+		name := w.bytes(w.length())
+		t, ok := f.Lookup(string(name))
+		if !ok {
+			return h, w.changed()
+		}
+		h.tensors = append(h.tensors, t)
+		w.skip(4 + int64(len(t.Shape)*w.wide) + 4 + 8) // the number of dimensions, these, the type, the offset
+	}
+	if w.err != nil || w.left >= f.Alignment {
+		return h, w.changed()
+	}
+	return h, nil
+}
+
+// record appends t's record of the tensor table to b; the offset counts from the begin of the data.
+func (h *head) record(b []byte, t *gguf.Tensor, as gguf.Type, offset int64) []byte {
+	length := func(n uint64) {
+		if h.wide == 4 {
+			b = binary.LittleEndian.AppendUint32(b, uint32(n))
+		} else {
+			b = binary.LittleEndian.AppendUint64(b, n)
+		}
+	}
+	length(uint64(len(t.Name)))
+	b = append(b, t.Name...)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(t.Shape)))
+	for _, n := range t.Shape {
+		length(uint64(n))
+	}
+	b = binary.LittleEndian.AppendUint32(b, uint32(as))
+	return binary.LittleEndian.AppendUint64(b, uint64(offset))
+}
+
+// walker goes through a head. After an error it reads zeros.
+type walker struct {
+	r    *bufio.Reader
+	wide int
+	left int64 // bytes of the head to come
+	err  error
+}
+
+func (w *walker) changed() error {
+	if w.err != nil {
+		return w.err
+	}
+	return gguf.ErrChanged
+}
+
+// check reports whether n bytes may come.
+func (w *walker) check(n int64) bool {
+	if w.err == nil && (n < 0 || n > w.left) {
+		w.err = gguf.ErrChanged
+	}
+	return w.err == nil
+}
+
+func (w *walker) done(n int64, err error) {
+	w.left -= n
+	if err == io.EOF || err == io.ErrUnexpectedEOF {
+		err = gguf.ErrChanged
+	}
+	if err != nil {
+		w.err = fmt.Errorf("metadata: %w", err)
+	}
+}
+
+func (w *walker) skip(n int64) {
+	if w.check(n) {
+		_, err := w.r.Discard(int(n))
+		w.done(n, err)
+	}
+}
+
+func (w *walker) bytes(n int64) []byte {
+	if !w.check(n) {
+		return nil
+	}
+	b := make([]byte, n)
+	_, err := io.ReadFull(w.r, b)
+	w.done(n, err)
+	return b
+}
+
+// number reads a number of n bytes.
+func (w *walker) number(n int) int64 {
+	b := w.bytes(int64(n))
+	switch {
+	case w.err != nil:
+		return 0
+	case n == 4:
+		return int64(binary.LittleEndian.Uint32(b))
+	}
+	return int64(binary.LittleEndian.Uint64(b))
+}
+
+func (w *walker) length() int64 { return w.number(w.wide) }
+
+// widths are the bytes of a value of each type of fixed size.
+var widths = map[gguf.ValueType]int64{
+	gguf.ValueUint8: 1, gguf.ValueInt8: 1, gguf.ValueBool: 1, gguf.ValueUint16: 2, gguf.ValueInt16: 2, gguf.ValueUint32: 4, gguf.ValueInt32: 4,
+	gguf.ValueFloat32: 4, gguf.ValueUint64: 8, gguf.ValueInt64: 8, gguf.ValueFloat64: 8,
+}
+
+// value skips a metadata entry's type and value.
+func (w *walker) value() {
+	switch t := gguf.ValueType(w.number(4)); t {
+	case gguf.ValueString:
+		w.skip(w.length())
+	case gguf.ValueArray:
+		elem, n := gguf.ValueType(w.number(4)), w.length()
+		switch {
+		case elem == gguf.ValueString:
+			for ; n > 0 && w.err == nil; n-- {
+				w.skip(w.length())
+			}
+		case n > w.left: // and so the product fits
+			w.check(n)
+		default:
+			w.skip(n * widths[elem])
+		}
+	default:
+		w.skip(widths[t])
+	}
+}
