@@ -1,15 +1,16 @@
 // Package trit lays out balanced-ternary digits (trits: -1, 0, +1) in memory, and converts between the layouts.
 package trit
 
-// This file holds the layouts: how many bytes a row takes, packing and unpacking.
+// This file holds the layouts: how many bytes a row takes, packing, unpacking, checking and converting rows of any length.
 
 import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"unsafe"
 )
 
-// ErrInvalid is wrapped by the errors of Unpack and Convert when bytes hold no trits.
+// ErrInvalid is wrapped by the errors of Unpack, Check and Convert when bytes hold no trits.
 var ErrInvalid = errors.New("not a code of a trit")
 
 // Layout is how a row of trits lies in bytes. A row takes whole groups; what a group has after the row's last trit are trits of value 0.
@@ -62,111 +63,151 @@ func (l Layout) RowBytes(n int) int {
 	return groups * bytes
 }
 
-// Pack writes a row of trits to dst, which has RowBytes(len(t)) bytes. It panics if dst is shorter. A value outside -1..1 gives
-// bytes that hold no trits.
+// Pack writes a row of trits to dst, which has RowBytes(len(t)) bytes. It panics if dst is shorter or l is not valid. Every value must be
+// -1, 0 or +1: what others pack to is not defined.
 func (l Layout) Pack(dst []byte, t []int8) {
 	dst = dst[:l.RowBytes(len(t))]
-	switch l {
-	case PT5:
-		for j := range dst {
-			dst[j] = pack5(t, 5*j, 1)
-		}
-	case PT5Striped:
-		for j := range dst {
-			dst[j] = pack5(t, j/64*320+j%64, 64)
-		}
-	case TwoBit:
-		for j := range dst {
-			var b byte
-			for i := range 4 {
-				b |= byte(at(t, j/64*256+j%64+64*i)+1) << (2 * i)
-			}
-			dst[j] = b
-		}
-	case Sliced:
-		for g := range len(dst) / 16 {
-			var plus, minus uint64
-			for i, v := range t[64*g : min(64*g+64, len(t))] {
-				switch v {
-				case 1:
-					plus |= 1 << i
-				case -1:
-					minus |= 1 << i
-				}
-			}
-			binary.LittleEndian.PutUint64(dst[16*g:], plus)
-			binary.LittleEndian.PutUint64(dst[16*g+8:], minus)
-		}
-	default:
-		panic("trit: Pack: " + l.String())
+	trits, size := l.block()
+	blocks := len(t) / trits
+	whole, bytes := blocks*trits, blocks*size
+	l.packBlocks(dst[:bytes], asBytes(t[:whole]))
+	if whole < len(t) {
+		var last [maxTrits]int8
+		var code [maxBytes]byte
+		copy(last[:], t[whole:])
+		l.packBlocks(code[:size], asBytes(last[:trits]))
+		copy(dst[bytes:], code[:])
 	}
 }
 
-// at is trit i of a row that goes on with zeros.
-func at(t []int8, i int) int8 {
-	if i < len(t) {
-		return t[i]
-	}
-	return 0
-}
-
-func pack5(t []int8, first, stride int) byte {
-	b := 0
-	for i := 4; i >= 0; i-- {
-		b = 3*b + int(at(t, first+i*stride)) + 1
-	}
-	return byte(b)
-}
-
-// Unpack reads a row of len(dst) trits from src, which has RowBytes(len(dst)) bytes. It panics if src is shorter. Bytes that hold no
-// trits, and trits other than 0 after the row's last, are an error that wraps ErrInvalid and tells the byte; dst then holds part of the row.
+// Unpack reads a row of len(dst) trits from src, which has RowBytes(len(dst)) bytes. It panics if src is shorter or l is not valid. Bytes
+// that hold no trits, and trits other than 0 after the row's last, are an error that wraps ErrInvalid and tells the byte; dst may then hold
+// part of the row.
 func (l Layout) Unpack(dst []int8, src []byte) error {
 	src = src[:l.RowBytes(len(dst))]
-	put := func(i int, t int8, b int) error {
-		if i < len(dst) {
-			dst[i] = t
-		} else if t != 0 {
-			return fmt.Errorf("%v row of %d trits, byte %d: a trit after the last: %w", l, len(dst), b, ErrInvalid)
-		}
-		return nil
+	if !l.codes(src) {
+		return l.fault(src, len(dst))
 	}
-	for j := 0; j < len(src); j++ {
-		var err error
-		switch l {
-		case PT5, PT5Striped:
-			first, stride := 5*j, 1
-			if l == PT5Striped {
-				first, stride = j/64*320+j%64, 64
-			}
-			d := src[j]
-			if d > 242 {
-				return fmt.Errorf("%v row, byte %d is %d: %w", l, j, d, ErrInvalid)
-			}
-			for i := 0; i < 5 && err == nil; i++ {
-				err = put(first+i*stride, int8(d%3)-1, j)
-				d /= 3
-			}
-		case TwoBit:
-			for i := 0; i < 4 && err == nil; i++ {
-				code := src[j] >> (2 * i) & 3
-				if code == 3 {
-					return fmt.Errorf("%v row, byte %d is %#x: %w", l, j, src[j], ErrInvalid)
-				}
-				err = put(j/64*256+j%64+64*i, int8(code)-1, j)
-			}
-		case Sliced:
-			plus, minus := binary.LittleEndian.Uint64(src[j:]), binary.LittleEndian.Uint64(src[j+8:])
-			if plus&minus != 0 {
-				return fmt.Errorf("%v row, byte %d: a trit is both +1 and -1: %w", l, j, ErrInvalid)
-			}
-			for i := 0; i < 64 && err == nil; i++ {
-				err = put(4*j+i, int8(plus>>i&1)-int8(minus>>i&1), j)
-			}
-			j += 15
+	trits, size := l.block()
+	blocks := len(dst) / trits
+	whole, bytes := blocks*trits, blocks*size
+	l.unpackBlocks(asBytes(dst[:whole]), src[:bytes])
+	if whole < len(dst) {
+		var last [maxTrits]int8
+		if !l.unpackLast(&last, src[bytes:], len(dst)-whole) {
+			return l.fault(src, len(dst))
 		}
-		if err != nil {
-			return err
+		copy(dst[whole:], last[:])
+	}
+	return nil
+}
+
+// Check finds what Unpack would find wrong with a row of n trits.
+func (l Layout) Check(src []byte, n int) error {
+	src = src[:l.RowBytes(n)]
+	trits, size := l.block()
+	bytes := n / trits * size
+	var last [maxTrits]int8
+	if !l.codes(src) || n%trits != 0 && !l.unpackLast(&last, src[bytes:], n%trits) {
+		return l.fault(src, n)
+	}
+	return nil
+}
+
+// unpackLast reads the n trits of a row's last block, which is not full and whose codes are valid. It reports whether only zeros follow them.
+func (l Layout) unpackLast(dst *[maxTrits]int8, src []byte, n int) bool {
+	trits, size := l.block()
+	var code [maxBytes]byte
+	l.zero(code[copy(code[:], src):])
+	l.unpackBlocks(asBytes(dst[:trits]), code[:size])
+	var rest int8
+	for _, t := range dst[n:trits] {
+		rest |= t
+	}
+	return rest == 0
+}
+
+// zero fills bytes of a row with trits of value 0.
+func (l Layout) zero(b []byte) {
+	code := [...]byte{PT5: 121, PT5Striped: 121, TwoBit: 0x55, Sliced: 0}[l]
+	for i := range b {
+		b[i] = code
+	}
+}
+
+// Convert writes the row of n trits that src holds in one layout to dst in another, or copies it if the layouts are one. dst has
+// to.RowBytes(n) bytes and src from.RowBytes(n); they must not overlap. It panics if one is shorter or a layout is not valid. Errors are
+// those of from.Unpack; dst may then hold part of the row. It does not allocate.
+func Convert(dst []byte, to Layout, src []byte, from Layout, n int) error {
+	dst, src = dst[:to.RowBytes(n)], src[:from.RowBytes(n)]
+	if to == from {
+		copy(dst, src)
+		return from.Check(src, n)
+	}
+	// Whole groups of every layout, and small enough to stay in the first cache between the two passes.
+	const piece = 1280
+	var t [piece]int8
+	for at := 0; at < n; at += piece {
+		part := t[:min(piece, n-at)]
+		a, b := from.RowBytes(at), to.RowBytes(at)
+		if err := from.Unpack(part, src[a:]); err != nil {
+			return from.fault(src, n)
+		}
+		to.Pack(dst[b:], part)
+	}
+	return nil
+}
+
+// fault describes the first thing wrong with a row of n trits, in which something is.
+func (l Layout) fault(src []byte, n int) error {
+	trits, bytes := l.Group()
+	for j, b := range src {
+		bad := b > 242
+		switch l {
+		case TwoBit:
+			bad = b&(b>>1)&0x55 != 0
+		case Sliced:
+			bad = j%16 < 8 && b&src[j+8] != 0
+		}
+		if bad {
+			return fmt.Errorf("%v row of %d trits, byte %d is %#02x: %w", l, n, j, b, ErrInvalid)
+		}
+	}
+	for i := n; i < len(src)/bytes*trits; i++ {
+		if j, t := l.at(src, i); t != 0 {
+			return fmt.Errorf("%v row of %d trits, byte %d: trit %d after the last is %+d: %w", l, n, j, i, t, ErrInvalid)
 		}
 	}
 	return nil
 }
+
+// at is trit i of a row whose codes are valid, and the byte that holds it; of a sliced row's two the first.
+func (l Layout) at(src []byte, i int) (j int, t int8) {
+	switch l {
+	case PT5:
+		return i / 5, pt5Trit(src[i/5], i%5)
+	case PT5Striped:
+		j = i/320*64 + i%64
+		return j, pt5Trit(src[j], i%320/64)
+	case TwoBit:
+		j = i/256*64 + i%64
+		return j, int8(src[j]>>(2*(i%256/64))&3) - 1
+	}
+	j = i/64*16 + i%64/8
+	return j, int8(src[j]>>(i%8)&1) - int8(src[j+8]>>(i%8)&1)
+}
+
+func pt5Trit(b byte, i int) int8 {
+	for range i {
+		b /= 3
+	}
+	return int8(b%3) - 1
+}
+
+// asBytes is t as the two's complement bytes that the word-wise code of this package works on.
+func asBytes(t []int8) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(t))), len(t))
+}
+
+func word(b []byte) uint64       { return binary.LittleEndian.Uint64(b) }
+func putWord(b []byte, w uint64) { binary.LittleEndian.PutUint64(b, w) }

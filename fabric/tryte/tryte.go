@@ -1,0 +1,201 @@
+// Package tryte holds numbers of several trits, for elements that need exact edits and arithmetic: a Tryte is one number, a Vector many.
+//
+// A number of depth n is the sum of t_d 3^d for d of 0 to n-1, from -Max(n) to Max(n): any integer there has just one form. What makes
+// balanced ternary pleasant holds in both types:
+//
+//   - Negation turns every trit around; no number lacks its opposite.
+//   - A sum beyond the range is its result plus a carry of -1 or +1 times 3^n: there is overflow where the carry is not 0.
+//   - Numbers are ordered as their trits are, from the highest down.
+//   - Dropping low trits rounds to the nearest; ties cannot be.
+package tryte
+
+// This file holds the number that stands alone.
+
+import (
+	"fmt"
+	"math/bits"
+)
+
+// MaxDepth is the number of trits that a number can have. Max(MaxDepth) fits an int32.
+const MaxDepth = 20
+
+var powers = func() (p [MaxDepth + 1]int64) {
+	p[0] = 1
+	for i := range MaxDepth {
+		p[i+1] = 3 * p[i]
+	}
+	return
+}()
+
+// Max is the largest number of depth trits, (3^depth - 1) / 2. It panics if depth is not in 0..MaxDepth.
+func Max(depth int) int32 { return int32((powers[depth] - 1) / 2) }
+
+// Tryte is a number of up to MaxDepth trits, coded binary: a bit in one word for each trit that is +1, in the other for each that is -1. The
+// zero value is 0. Trytes are equal (==) if their numbers are.
+type Tryte struct{ plus, minus uint32 }
+
+// five has the trits of the numbers -121 to 121: those that are +1 in the low byte, those that are -1 in the high.
+var five = func() (table [243]uint16) {
+	for i := range table {
+		for d, n := 0, i; d < 5; d, n = d+1, n/3 {
+			switch n % 3 {
+			case 2:
+				table[i] |= 1 << d
+			case 0:
+				table[i] |= 256 << d
+			}
+		}
+	}
+	return
+}()
+
+// Of is v as trits. It panics if v is not in -Max(MaxDepth)..Max(MaxDepth).
+func Of(v int32) Tryte {
+	if v < -Max(MaxDepth) || v > Max(MaxDepth) {
+		panic(fmt.Sprintf("tryte: %d does not fit %d trits", v, MaxDepth))
+	}
+	return of(v)
+}
+
+func of(v int32) (t Tryte) {
+	// With 1 added to each trit, the digits of a plain ternary number remain.
+	n := uint32(v + Max(MaxDepth))
+	for d := 0; d < MaxDepth; d += 5 {
+		c := five[n%243]
+		t.plus |= uint32(c&0xff) << d
+		t.minus |= uint32(c>>8) << d
+		n /= 243
+	}
+	return t
+}
+
+// Int is the number.
+func (t Tryte) Int() int32 {
+	v := int64(0)
+	for p := t.plus; p != 0; p &= p - 1 {
+		v += powers[bits.TrailingZeros32(p)]
+	}
+	for m := t.minus; m != 0; m &= m - 1 {
+		v -= powers[bits.TrailingZeros32(m)]
+	}
+	return int32(v)
+}
+
+// String is the trits from the highest that is not 0 down: "+0-" is 8.
+func (t Tryte) String() string {
+	b := []byte{}
+	for d := max(t.Depth(), 1) - 1; d >= 0; d-- {
+		b = append(b, "-0+"[t.Trit(d)+1])
+	}
+	return string(b)
+}
+
+// Depth is the number of trits up to the highest that is not 0: 0 for the number 0.
+func (t Tryte) Depth() int { return bits.Len32(t.plus | t.minus) }
+
+// Trit is the trit of 3^d. It panics if d is not in 0..MaxDepth-1.
+func (t Tryte) Trit(d int) int8 {
+	place(d)
+	return int8(t.plus>>d&1) - int8(t.minus>>d&1)
+}
+
+// With is t with the trit of 3^d replaced. It panics if d is not in 0..MaxDepth-1 or trit not in -1..1.
+func (t Tryte) With(d int, trit int8) Tryte {
+	place(d)
+	plus, minus := signs(trit)
+	t.plus = t.plus&^(1<<d) | uint32(plus&1)<<d
+	t.minus = t.minus&^(1<<d) | uint32(minus&1)<<d
+	return t
+}
+
+func place(d int) {
+	if d < 0 || d >= MaxDepth {
+		panic(fmt.Sprintf("tryte: no trit %d", d))
+	}
+}
+
+// signs are words of ones where a trit has the sign.
+func signs(trit int8) (plus, minus uint64) {
+	switch trit {
+	case 1:
+		return ^uint64(0), 0
+	case -1:
+		return 0, ^uint64(0)
+	case 0:
+		return 0, 0
+	}
+	panic(fmt.Sprintf("tryte: %d is not a trit", trit))
+}
+
+// word is either type of bits that hold a trit each.
+type word interface{ uint32 | uint64 }
+
+// half adds trits bit by bit: the sum is s + 3k.
+func half[W word](ap, am, bp, bm W) (sp, sm, kp, km W) {
+	kp, km = ap&bp, am&bm
+	p, m := ap|bp, am|bm
+	return p&^m&^kp | km, m&^p&^km | kp, kp, km
+}
+
+// Add is t + u in depth trits, and the carry: the exact sum is sum + carry 3^depth. It panics if depth is not in 0..MaxDepth or less than
+// an operand's.
+func (t Tryte) Add(u Tryte, depth int) (sum Tryte, carry int8) {
+	if depth > MaxDepth || max(t.Depth(), u.Depth()) > depth {
+		panic(fmt.Sprintf("tryte: numbers of %d and %d trits in %d", t.Depth(), u.Depth(), depth))
+	}
+	// All places at once; carries of carries need another turn. What goes out at the top needs none.
+	for u != (Tryte{}) {
+		var k Tryte
+		t.plus, t.minus, k.plus, k.minus = half(t.plus, t.minus, u.plus, u.minus)
+		k.plus, k.minus = k.plus<<1, k.minus<<1
+		carry += int8(k.plus>>depth&1) - int8(k.minus>>depth&1)
+		u = k.low(depth)
+	}
+	return t, carry
+}
+
+// low is t without the trits from depth up.
+func (t Tryte) low(depth int) Tryte {
+	mask := uint32(1)<<depth - 1
+	return Tryte{t.plus & mask, t.minus & mask}
+}
+
+// Sub is t - u as Add is t + u.
+func (t Tryte) Sub(u Tryte, depth int) (difference Tryte, carry int8) { return t.Add(u.Neg(), depth) }
+
+// Neg is -t.
+func (t Tryte) Neg() Tryte { return Tryte{t.minus, t.plus} }
+
+// Mul is t times a trit. It panics if that is not in -1..1.
+func (t Tryte) Mul(trit int8) Tryte {
+	plus, minus := signs(trit)
+	p, m := uint32(plus), uint32(minus)
+	return Tryte{t.plus&p | t.minus&m, t.plus&m | t.minus&p}
+}
+
+// Shift is t times 3^k in depth trits. k may be negative: then it is rounded to the nearest. fits is false if trits other than 0 were lost at
+// the top. It panics if depth is not in 0..MaxDepth.
+func (t Tryte) Shift(k, depth int) (shifted Tryte, fits bool) {
+	if depth < 0 || depth > MaxDepth {
+		panic(fmt.Sprintf("tryte: %d trits", depth))
+	}
+	k = max(-MaxDepth, min(k, MaxDepth))
+	if k < 0 {
+		t, k = Tryte{t.plus >> -k, t.minus >> -k}, 0
+	}
+	fits = t.Depth() == 0 || t.Depth()+k <= depth
+	return Tryte{t.plus << k, t.minus << k}.low(depth), fits
+}
+
+// Cmp is -1, 0 or +1 as t is less than u, equal or more.
+func (t Tryte) Cmp(u Tryte) int {
+	differ := (t.plus ^ u.plus) | (t.minus ^ u.minus)
+	if differ == 0 {
+		return 0
+	}
+	d := bits.Len32(differ) - 1
+	if t.Trit(d) < u.Trit(d) {
+		return -1
+	}
+	return 1
+}

@@ -1,0 +1,393 @@
+package tryte
+
+// This file holds vectors of numbers, bit-sliced: one word has the same trit of 64 elements, so that carries of all 64 go on together.
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+)
+
+// Overflow is what becomes of a result that is beyond the range.
+type Overflow uint8
+
+const (
+	Wrap     Overflow = iota // it is taken modulo 3^depth: the carry is dropped
+	Saturate                 // it is the nearest number of the range
+)
+
+// Vector is numbers of one depth. Methods that set a vector take the operands as arguments, which may be the vector itself; they panic if lengths
+// or depths differ where they say so. A vector is for one goroutine that sets, or any number that read.
+type Vector struct {
+	n, depth, words int
+
+	// Trit d of element i is bit i%64 of word d*words + i/64. Bits after the last element are 0.
+	plus, minus []uint64
+
+	// Where the last result was beyond the range, and on which side.
+	over, under []uint64
+}
+
+// NewVector is n zeros of depth trits. It panics if n is negative or depth not in 1..MaxDepth.
+func NewVector(n, depth int) *Vector {
+	if n < 0 || depth < 1 || depth > MaxDepth {
+		panic(fmt.Sprintf("tryte: a vector of %d numbers of %d trits", n, depth))
+	}
+	w := (n + 63) / 64
+	return &Vector{
+		n: n, depth: depth, words: w,
+		plus: make([]uint64, w*depth), minus: make([]uint64, w*depth), over: make([]uint64, w), under: make([]uint64, w),
+	}
+}
+
+// Len is the number of elements.
+func (v *Vector) Len() int { return v.n }
+
+// Depth is the number of trits of an element.
+func (v *Vector) Depth() int { return v.depth }
+
+// Plane is the trit of 3^d of all elements, bit-sliced: bit i%64 of word i/64 is set in plus if that of element i is +1, in minus if it is -1. The
+// words are the vector's own: setting them sets it. Never set a bit in both, or one after the last element.
+func (v *Vector) Plane(d int) (plus, minus []uint64) {
+	from, to := d*v.words, (d+1)*v.words
+	return v.plus[from:to:to], v.minus[from:to:to]
+}
+
+func (v *Vector) check(i int) {
+	if uint(i) >= uint(v.n) {
+		panic(fmt.Sprintf("tryte: element %d of %d", i, v.n))
+	}
+}
+
+// At is element i.
+func (v *Vector) At(i int) (t Tryte) {
+	v.check(i)
+	for d := range v.depth {
+		w := d*v.words + i/64
+		t.plus |= uint32(v.plus[w]>>(i%64)&1) << d
+		t.minus |= uint32(v.minus[w]>>(i%64)&1) << d
+	}
+	return t
+}
+
+// Set makes t element i. It panics if t has more trits.
+func (v *Vector) Set(i int, t Tryte) {
+	v.check(i)
+	if t.Depth() > v.depth {
+		panic(fmt.Sprintf("tryte: %d trits in a vector of %d", t.Depth(), v.depth))
+	}
+	for d := range v.depth {
+		v.put(i, d, uint64(t.plus>>d&1), uint64(t.minus>>d&1))
+	}
+}
+
+func (v *Vector) put(i, d int, plus, minus uint64) {
+	w, bit := d*v.words+i/64, i%64
+	v.plus[w] = v.plus[w]&^(1<<bit) | plus<<bit
+	v.minus[w] = v.minus[w]&^(1<<bit) | minus<<bit
+}
+
+// SetTrit edits one trit, that of 3^d of element i, and nothing else.
+func (v *Vector) SetTrit(i, d int, trit int8) {
+	v.check(i)
+	if uint(d) >= uint(v.depth) {
+		panic(fmt.Sprintf("tryte: trit %d of %d", d, v.depth))
+	}
+	plus, minus := signs(trit)
+	v.put(i, d, plus&1, minus&1)
+}
+
+// Over is +1 if the last operation's result for element i was above the range, -1 if it was below, else 0. Of Add and Sub that is the carry: with
+// Wrap the exact result is At(i) + Over(i) 3^depth.
+func (v *Vector) Over(i int) int8 {
+	v.check(i)
+	return int8(v.over[i/64]>>(i%64)&1) - int8(v.under[i/64]>>(i%64)&1)
+}
+
+func (v *Vector) same(a *Vector) {
+	if a.n != v.n || a.depth != v.depth {
+		panic(fmt.Sprintf("tryte: %d numbers of %d trits and %d of %d", v.n, v.depth, a.n, a.depth))
+	}
+}
+
+// Add sets each element to the sum of a's and b's, which have v's length and depth, and returns how many were beyond the range.
+func (v *Vector) Add(a, b *Vector, o Overflow) int {
+	v.same(a)
+	v.same(b)
+	v.add(a, b.plus, b.minus)
+	return v.beyond(o)
+}
+
+// Sub sets each element to the difference of a's and b's as Add does to the sum.
+func (v *Vector) Sub(a, b *Vector, o Overflow) int {
+	v.same(a)
+	v.same(b)
+	v.add(a, b.minus, b.plus)
+	return v.beyond(o)
+}
+
+func (v *Vector) add(a *Vector, bp, bm []uint64) {
+	for w := range v.words {
+		var cp, cm uint64
+		for at := w; at < len(v.plus); at += v.words {
+			sp, sm, kp, km := half(a.plus[at], a.minus[at], bp[at], bm[at])
+			var lp, lm uint64
+			v.plus[at], v.minus[at], lp, lm = half(sp, sm, cp, cm)
+			// Two carries from one place cancel or are one: 1 + 1 + 1 leaves a sum of 0.
+			kp, km = kp|lp, km|lm
+			cp, cm = kp&^km, km&^kp
+		}
+		v.over[w], v.under[w] = cp, cm
+	}
+}
+
+// beyond counts the elements beyond the range, and makes the nearest of them if it must.
+func (v *Vector) beyond(o Overflow) (count int) {
+	for w, over := range v.over {
+		under := v.under[w]
+		if over|under == 0 {
+			continue
+		}
+		count += bits.OnesCount64(over | under)
+		if o != Saturate {
+			continue
+		}
+		for at := w; at < len(v.plus); at += v.words {
+			v.plus[at] = v.plus[at]&^under | over
+			v.minus[at] = v.minus[at]&^over | under
+		}
+	}
+	return count
+}
+
+func (v *Vector) inRange() {
+	clear(v.over)
+	clear(v.under)
+}
+
+// Neg sets each element to minus a's, which has v's length and depth.
+func (v *Vector) Neg(a *Vector) {
+	v.same(a)
+	for i, p := range a.plus {
+		v.plus[i], v.minus[i] = a.minus[i], p
+	}
+	v.inRange()
+}
+
+// MulTrits sets each element to that of a, which has v's length and depth, times the lowest trit of t's, which has v's length.
+func (v *Vector) MulTrits(a, t *Vector) {
+	v.same(a)
+	if t.n != v.n {
+		panic(fmt.Sprintf("tryte: %d numbers times %d", v.n, t.n))
+	}
+	for w := range v.words {
+		tp, tm := t.plus[w], t.minus[w]
+		for at := w; at < len(v.plus); at += v.words {
+			p, m := a.plus[at], a.minus[at]
+			v.plus[at], v.minus[at] = p&tp|m&tm, p&tm|m&tp
+		}
+	}
+	v.inRange()
+}
+
+// Shift sets each element to a's times 3^k, which is rounded to the nearest if k is negative, and returns how many were beyond the range. a has
+// v's length; its depth may differ: Shift(a, 0, o) changes the depth.
+func (v *Vector) Shift(a *Vector, k int, o Overflow) int {
+	if a.n != v.n {
+		panic(fmt.Sprintf("tryte: %d numbers from %d", v.n, a.n))
+	}
+	k = max(-MaxDepth, min(k, MaxDepth))
+	// Before a's trits are written over: the highest of those lost that is not 0 tells the side.
+	for w := range v.words {
+		var over, under uint64
+		for d := a.depth - 1; d >= max(v.depth-k, 0); d-- {
+			undecided := ^(over | under)
+			over |= a.plus[d*a.words+w] & undecided
+			under |= a.minus[d*a.words+w] & undecided
+		}
+		v.over[w], v.under[w] = over, under
+	}
+	for d := range v.depth {
+		if k > 0 {
+			d = v.depth - 1 - d // from the top down: a plane is read before it is written over
+		}
+		plus, minus := v.Plane(d)
+		if from := d - k; from >= 0 && from < a.depth {
+			p, m := a.Plane(from)
+			copy(plus, p)
+			copy(minus, m)
+		} else {
+			clear(plus)
+			clear(minus)
+		}
+	}
+	return v.beyond(o)
+}
+
+// Compare sets each element to -1, 0 or +1 as a's is less than b's, equal or more. a and b have v's length, and one depth.
+func (v *Vector) Compare(a, b *Vector) {
+	a.same(b)
+	if a.n != v.n {
+		panic(fmt.Sprintf("tryte: %d numbers from %d", v.n, a.n))
+	}
+	for w := range v.words {
+		var more, less uint64
+		for at := len(a.plus) - a.words + w; at >= 0; at -= a.words {
+			undecided := ^(more | less)
+			ap, am, bp, bm := a.plus[at], a.minus[at], b.plus[at], b.minus[at]
+			more |= (ap&^bp | bm&^am) & undecided
+			less |= (bp&^ap | am&^bm) & undecided
+		}
+		for at := w; at < len(v.plus); at += v.words {
+			v.plus[at], v.minus[at] = 0, 0
+		}
+		v.plus[w], v.minus[w] = more, less
+	}
+	v.inRange()
+}
+
+// SetInts sets all elements; x has as many. Those beyond the range become the nearest of it; it returns how many there were.
+func (v *Vector) SetInts(x []int32) int {
+	if len(x) != v.n {
+		panic(fmt.Sprintf("tryte: %d integers for %d numbers", len(x), v.n))
+	}
+	most := Max(v.depth)
+	v.fill(func(i int) (int32, bool, bool) {
+		n := x[i]
+		return max(-most, min(n, most)), n > most, n < -most
+	})
+	return v.beyond(Wrap)
+}
+
+// Ints stores all elements in dst, which has as many.
+func (v *Vector) Ints(dst []int32) {
+	if len(dst) != v.n {
+		panic(fmt.Sprintf("tryte: %d integers for %d numbers", len(dst), v.n))
+	}
+	var n [64]int32
+	for w := range v.words {
+		v.load(&n, w)
+		copy(dst[64*w:], n[:])
+	}
+}
+
+// digits is the value of each word of five bits as trits that are 0 or +1.
+var digits = func() (table [32]int32) {
+	for bits := range table {
+		for d := range 5 {
+			table[bits] += int32(bits>>d&1) * int32(powers[d])
+		}
+	}
+	return
+}()
+
+// transposed swaps rows and columns of the 8 x 8 bits whose rows are the bytes.
+func transposed(x uint64) uint64 {
+	t := (x ^ x>>7) & 0x00aa00aa00aa00aa
+	x ^= t ^ t<<7
+	t = (x ^ x>>14) & 0x0000cccc0000cccc
+	x ^= t ^ t<<14
+	t = (x ^ x>>28) & 0x00000000f0f0f0f0
+	return x ^ t ^ t<<28
+}
+
+// load stores the elements of word w in n: five trits of eight elements at a time.
+func (v *Vector) load(n *[64]int32, w int) {
+	clear(n[:])
+	for first := 0; first < v.depth; first += 5 {
+		power := int32(powers[first])
+		for i := 0; i < 64; i += 8 {
+			var p, m uint64
+			for d := first; d < min(first+5, v.depth); d++ {
+				p |= v.plus[d*v.words+w] >> i & 0xff << (8 * (d - first))
+				m |= v.minus[d*v.words+w] >> i & 0xff << (8 * (d - first))
+			}
+			p, m = transposed(p), transposed(m)
+			for j := range 8 {
+				n[i+j] += (digits[p>>(8*j)&31] - digits[m>>(8*j)&31]) * power
+			}
+		}
+	}
+}
+
+// store sets the elements of word w to n, which is in the range: five trits of eight elements at a time.
+func (v *Vector) store(n *[64]int32, w int) {
+	groups := (v.depth + 4) / 5
+	var rest [64]uint32 // with 1 added to each trit, as in Of
+	for i, n := range n {
+		rest[i] = uint32(n + Max(5*groups))
+	}
+	for first := 0; first < v.depth; first += 5 {
+		var plus, minus [5]uint64
+		for i := 0; i < 64; i += 8 {
+			var p, m uint64
+			for j := range 8 {
+				c := uint64(five[rest[i+j]%243])
+				rest[i+j] /= 243
+				p |= c & 0xff << (8 * j)
+				m |= c >> 8 << (8 * j)
+			}
+			p, m = transposed(p), transposed(m)
+			for d := range 5 {
+				plus[d] |= p >> (8 * d) & 0xff << i
+				minus[d] |= m >> (8 * d) & 0xff << i
+			}
+		}
+		for d := first; d < min(first+5, v.depth); d++ {
+			v.plus[d*v.words+w], v.minus[d*v.words+w] = plus[d-first], minus[d-first]
+		}
+	}
+}
+
+// SetFloats sets all elements to the nearest of x / scale, of two the even one; x has as many. Those beyond the range become the nearest of it, a
+// NaN becomes 0; it returns how many there were of both. It panics if scale is not positive and finite.
+func (v *Vector) SetFloats(x []float32, scale float32) int {
+	if len(x) != v.n {
+		panic(fmt.Sprintf("tryte: %d floats for %d numbers", len(x), v.n))
+	}
+	if !(scale > 0) || math.IsInf(float64(scale), 0) {
+		panic(fmt.Sprintf("tryte: scale %v", scale))
+	}
+	most, notNumbers := float64(Max(v.depth)), 0
+	v.fill(func(i int) (int32, bool, bool) {
+		n := math.RoundToEven(float64(x[i]) / float64(scale))
+		if n != n {
+			notNumbers++
+			n = 0
+		}
+		return int32(max(-most, min(n, most))), n > most, n < -most
+	})
+	return v.beyond(Wrap) + notNumbers
+}
+
+// Floats stores all elements times scale in dst, which has as many.
+func (v *Vector) Floats(dst []float32, scale float32) {
+	if len(dst) != v.n {
+		panic(fmt.Sprintf("tryte: %d floats for %d numbers", len(dst), v.n))
+	}
+	var n [64]int32
+	for w := range v.words {
+		v.load(&n, w)
+		part := dst[64*w : min(64*w+64, v.n)]
+		for i := range part {
+			part[i] = float32(float64(n[i]) * float64(scale))
+		}
+	}
+}
+
+// fill sets each element to a number of the range, and tells whether it stands for one above or below.
+func (v *Vector) fill(number func(i int) (n int32, over, under bool)) {
+	for w := range v.words {
+		var n [64]int32
+		v.over[w], v.under[w] = 0, 0
+		for i := range min(64, v.n-64*w) {
+			var over, under bool
+			if n[i], over, under = number(64*w + i); over {
+				v.over[w] |= 1 << i
+			} else if under {
+				v.under[w] |= 1 << i
+			}
+		}
+		v.store(&n, w)
+	}
+}
