@@ -1,0 +1,256 @@
+// Package measure compares attention that selects by ternary estimates with dense attention: how wrong it is, and how long it takes.
+//
+// All but the times is the same in every run on one kind of processor.
+package measure
+
+// This file owns the comparison.
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"time"
+
+	"tensorcast/fabric/attention"
+	"tensorcast/fabric/vec"
+)
+
+// Setting is how ternary attention is configured.
+type Setting struct {
+	KeyDigits   int       `json:"key_digits"`
+	QueryDigits int       `json:"query_digits"`
+	Top         int       `json:"top"`
+	Sinks       int       `json:"sinks"`
+	Audit       int       `json:"audit"`
+	Leave       float64   `json:"leave"`
+	Tolerance   Tolerance `json:"tolerance"`
+	Pause       int       `json:"pause"` // for the times: errors are those of calls that estimate
+}
+
+// Tolerance is [attention.Options.Tolerance]. +Inf is written "none", in JSON null.
+type Tolerance float64
+
+func (t Tolerance) String() string {
+	if math.IsInf(float64(t), 1) {
+		return "none"
+	}
+	return strconv.FormatFloat(float64(t), 'g', -1, 64)
+}
+
+// MarshalJSON implements [json.Marshaler].
+func (t Tolerance) MarshalJSON() ([]byte, error) {
+	if math.IsInf(float64(t), 1) {
+		return []byte("null"), nil
+	}
+	return []byte(t.String()), nil
+}
+
+// Row is one comparison. What is a share of something is from 0 to 1; means are over query heads, fallbacks among them (which have no error).
+type Row struct {
+	Workload  string `json:"workload"`
+	Heads     int    `json:"heads"` // of keys
+	Group     int    `json:"group"` // query heads for each of these
+	Dim       int    `json:"dim"`
+	Positions int    `json:"positions"`
+	Setting
+
+	Fallbacks float64 `json:"fallbacks"` // share of the query heads
+	Exact     float64 `json:"exact"`     // share of the positions whose exact score was used
+	Missed    float64 `json:"missed"`    // share of the softmax's mass at other positions
+	MaxMissed float64 `json:"missed_max"`
+	Recall    float64 `json:"recall"` // share of the 64 positions with the largest scores that were among the exact ones
+	Error     float64 `json:"error"`  // |result - dense| / |dense|
+	MaxError  float64 `json:"error_max"`
+
+	// What Attend estimates, before any fallback.
+	EstimatedMissed float64 `json:"missed_estimated"`
+	EstimatedError  float64 `json:"error_estimated"`
+
+	// A step is attention for all query heads of one position. Times are medians. The speedup is the median, with its quartiles, over runs of Pause + 1 pairs
+	// of steps, of the ratio of the runs' sums: so every run has its share of estimates that failed.
+	DenseMicros   float64    `json:"dense_us"`
+	TernaryMicros float64    `json:"ternary_us"`
+	Speedup       float64    `json:"speedup"`
+	Quartiles     [2]float64 `json:"speedup_quartiles"`
+}
+
+// recalled is the number of best positions that [Row.Recall] asks for.
+const recalled = 64
+
+// Timing says how times are taken: dense and ternary steps in turn, Pairs of them, or more for whole runs of Pause + 1. Before each, a slice
+// of Evict bytes is read, which pushes keys and values out of the processor's caches as the other layers of a model do.
+type Timing struct {
+	Pairs int
+	Evict int
+}
+
+// Compare makes the comparison.
+func Compare(ctx context.Context, w *Workload, s Setting, t Timing) (Row, error) {
+	row := Row{Workload: w.Name, Heads: len(w.Keys), Group: w.Group, Dim: w.Dim, Positions: w.Positions, Setting: s}
+	if err := row.errors(ctx, w); err != nil {
+		return row, fmt.Errorf("compare results on %s: %w", w.Name, err)
+	}
+	if err := row.times(ctx, w, t); err != nil {
+		return row, fmt.Errorf("compare times on %s: %w", w.Name, err)
+	}
+	return row, nil
+}
+
+// cache returns a cache of the heads of w from first on.
+func (s Setting) cache(w *Workload, first, heads, group int) (*attention.Cache, error) {
+	c, err := attention.New(attention.Config{Heads: heads, Group: group, Dim: w.Dim, Capacity: w.Positions, KeyDigits: s.KeyDigits, QueryDigits: s.QueryDigits})
+	if err != nil {
+		return nil, err
+	}
+	keys, values := make([]float32, heads*w.Dim), make([]float32, heads*w.Dim)
+	for p := range w.Positions {
+		for h := range heads {
+			copy(keys[h*w.Dim:], w.Keys[first+h][p*w.Dim:][:w.Dim])
+			copy(values[h*w.Dim:], w.Values[first+h][p*w.Dim:][:w.Dim])
+		}
+		if err := c.Append(keys, values); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+func (s Setting) options(w *Workload) attention.Options {
+	return attention.Options{Scale: w.scale(), Top: s.Top, Sinks: s.Sinks, Audit: s.Audit, Leave: s.Leave, Tolerance: float64(s.Tolerance), Pause: s.Pause}
+}
+
+// errors looks at each query head alone, for what it took.
+func (r *Row) errors(ctx context.Context, w *Workload) error {
+	d, n := w.Dim, float64(len(w.Keys)*w.Group)
+	got, want := make([]float32, d), make([]float32, d)
+	o := r.options(w)
+	o.Pause = 0
+	scores, all := make([]float32, w.Positions), make([]int32, w.Positions)
+	for i := range all {
+		all[i] = int32(i)
+	}
+	for h, keys := range w.Keys {
+		c, err := r.cache(w, h, 1, 1)
+		if err != nil {
+			return err
+		}
+		for g := range w.Group {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			q := w.Queries[h][g*d:][:d]
+			st := c.Attend(got, q, o)
+			c.Dense(want, q, w.scale())
+			vec.DotRows(scores, q, keys, all)
+			vec.Softmax(scores, w.scale())
+			taken := c.Taken()
+			if st.Fallbacks > 0 {
+				taken = all
+			}
+			left := 1.0
+			for _, p := range taken {
+				left -= float64(scores[p])
+			}
+			left = max(0, left) // rounding
+			e := distance(got, want)
+			r.Fallbacks += float64(st.Fallbacks) / n
+			r.Exact += float64(st.Exact) / float64(st.Positions) / n
+			r.EstimatedMissed += st.Missed / n
+			r.EstimatedError += st.Error / n
+			r.Missed += left / n
+			r.MaxMissed = max(r.MaxMissed, left)
+			r.Recall += recall(scores, taken) / n
+			r.Error += e / n
+			r.MaxError = max(r.MaxError, e)
+		}
+	}
+	return nil
+}
+
+func distance(a, b []float32) float64 {
+	var diff, norm float64
+	for i, x := range b {
+		diff += float64(a[i]-x) * float64(a[i]-x)
+		norm += float64(x) * float64(x)
+	}
+	return math.Sqrt(diff / norm)
+}
+
+// recall is the share of the best positions that were taken.
+func recall(weights []float32, taken []int32) float64 {
+	sorted := slices.Clone(weights)
+	slices.Sort(sorted)
+	best := min(recalled, len(sorted))
+	least, found := sorted[len(sorted)-best], 0
+	for _, p := range taken {
+		if weights[p] >= least {
+			found++
+		}
+	}
+	return min(1, float64(found)/float64(best)) // of equals at the edge all count
+}
+
+func (r *Row) times(ctx context.Context, w *Workload, t Timing) error {
+	c, err := r.cache(w, 0, len(w.Keys), w.Group)
+	if err != nil {
+		return err
+	}
+	var q []float32
+	for _, queries := range w.Queries {
+		q = append(q, queries...)
+	}
+	dst, o, evict := make([]float32, len(q)), r.options(w), make([]float32, t.Evict/4)
+	dense := func() time.Duration {
+		vec.Max(evict)
+		start := time.Now()
+		c.Dense(dst, q, o.Scale)
+		return time.Since(start)
+	}
+	ternary := func() time.Duration {
+		vec.Max(evict)
+		start := time.Now()
+		c.Attend(dst, q, o)
+		return time.Since(start)
+	}
+	dense() // first touch
+	if r.Pause == 0 {
+		ternary() // which with a pause would be the only one that estimates
+	}
+	var ds, ts, ratios []float64
+	for len(ds) < t.Pairs {
+		var all [2]time.Duration // of dense and ternary steps from one pause to the next
+		for i := range r.Pause + 1 {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			var a, b time.Duration
+			if i%2 == 0 {
+				a, b = dense(), ternary()
+			} else {
+				b, a = ternary(), dense()
+			}
+			ds, ts = append(ds, a.Seconds()*1e6), append(ts, b.Seconds()*1e6)
+			all[0], all[1] = all[0]+a, all[1]+b
+		}
+		ratios = append(ratios, float64(all[0])/float64(all[1]))
+	}
+	r.DenseMicros, r.TernaryMicros, r.Speedup = quantile(ds, 0.5), quantile(ts, 0.5), quantile(ratios, 0.5)
+	r.Quartiles = [2]float64{quantile(ratios, 0.25), quantile(ratios, 0.75)}
+	return nil
+}
+
+// quantile sorts x and interpolates between two of its elements; of nothing it is 0.
+func quantile(x []float64, share float64) float64 {
+	if len(x) == 0 {
+		return 0
+	}
+	slices.Sort(x)
+	at := share * float64(len(x)-1)
+	i := int(at)
+	if i+1 == len(x) {
+		return x[i]
+	}
+	return x[i] + (at-float64(i))*(x[i+1]-x[i])
+}

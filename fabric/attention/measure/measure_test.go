@@ -1,0 +1,147 @@
+package measure
+
+// This file checks that the comparison says what is there, on small workloads, and that the model's forward pass is the model's.
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+func TestCompare(t *testing.T) {
+	rows := map[string]Row{}
+	for _, kind := range Kinds {
+		w, err := Synthetic(kind, 64, 1000, 2, 2, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, tolerance := range map[string]Tolerance{kind + " bounded": 0.05, kind + " free": Tolerance(math.Inf(1))} {
+			s := Setting{KeyDigits: 2, QueryDigits: 2, Top: 64, Sinks: 4, Audit: 32, Tolerance: tolerance, Pause: 1}
+			row, err := Compare(t.Context(), w, s, Timing{Pairs: 3, Evict: 1000})
+			if err != nil {
+				t.Fatal(err)
+			}
+			again, err := Compare(t.Context(), w, s, Timing{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			same := row
+			same.DenseMicros, same.TernaryMicros, same.Speedup, same.Quartiles = 0, 0, 0, [2]float64{}
+			if same != again {
+				t.Errorf("%s: %+v, and again %+v", name, row, again)
+			}
+			if !(row.DenseMicros > 0 && row.TernaryMicros > 0 && row.Quartiles[0] <= row.Speedup && row.Speedup <= row.Quartiles[1]) {
+				t.Errorf("%s: times %+v", name, row)
+			}
+			rows[name] = row
+		}
+	}
+	if r := rows["flat bounded"]; r.Fallbacks != 1 || r.Exact != 1 || r.Missed > 1e-5 || r.Error != 0 || r.Recall != 1 ||
+		r.EstimatedMissed < 0.5 || r.EstimatedError < 0.3 {
+		t.Errorf("flat, with a bound: %+v", r)
+	}
+	if r := rows["flat free"]; r.Fallbacks != 0 || r.Missed < 0.3 || math.Abs(r.EstimatedMissed-r.Missed) > 0.05 || r.Error < 0.1 || r.Exact > 0.15 {
+		t.Errorf("flat, without one: %+v", r)
+	}
+	for _, kind := range Kinds[1:] {
+		if r := rows[kind+" free"]; r.Recall < 0.7 || r.Error > 0.05 || r.MaxError < r.Error || r.MaxMissed < r.Missed {
+			t.Errorf("%s, without a bound: %+v", kind, r)
+		}
+		if r := rows[kind+" bounded"]; r.MaxError > 0.1 || r.Error > 0.05 {
+			t.Errorf("%s, with a bound: %+v", kind, r)
+		}
+	}
+}
+
+func TestCompareErrors(t *testing.T) {
+	if _, err := Synthetic("round", 64, 10, 1, 1, 1); err == nil {
+		t.Error("there is no such workload")
+	}
+	w, err := Synthetic("flat", 64, 10, 1, 1, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Compare(t.Context(), w, Setting{KeyDigits: 7, QueryDigits: 1}, Timing{}); err == nil {
+		t.Error("seven digits are accepted")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Compare(ctx, w, Setting{KeyDigits: 1, QueryDigits: 1}, Timing{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("after the end: %v", err)
+	}
+}
+
+func TestTolerance(t *testing.T) {
+	for tolerance, want := range map[Tolerance][2]string{0.05: {"0.05", "0.05"}, Tolerance(math.Inf(1)): {"none", "null"}} {
+		if b, err := json.Marshal(tolerance); err != nil || string(b) != want[1] || tolerance.String() != want[0] {
+			t.Errorf("%v: %s, %v", tolerance, b, err)
+		}
+	}
+}
+
+func TestRecall(t *testing.T) {
+	weights := make([]float32, 200)
+	for i := range weights {
+		weights[i] = float32(i)
+	}
+	if got := recall(weights, []int32{0, 1, 135, 136, 199}); got != 2.0/64 {
+		t.Errorf("%v", got)
+	}
+	if got := recall(weights[:2], []int32{1}); got != 0.5 {
+		t.Errorf("of two: %v", got)
+	}
+}
+
+func TestQuantile(t *testing.T) {
+	for share, want := range map[float64]float64{0: 1, 0.25: 2, 0.5: 3, 0.625: 3.5, 1: 5} {
+		if got := quantile([]float64{5, 4, 3, 2, 1}, share); got != want {
+			t.Errorf("%v: %v, want %v", share, got, want)
+		}
+	}
+	if quantile(nil, 0.5) != 0 {
+		t.Error("of nothing")
+	}
+}
+
+// The model's own perplexity shows that the forward pass is right: any fault in it (a wrong order of elements in the rotary embedding, a norm left out) makes
+// text far less likely. llama-perplexity says 4.08 and 4.02, e^1.406 and e^1.391, for the second half of windows of 256.
+func TestModel(t *testing.T) {
+	dir := filepath.Join("..", "..", "..", "..", "shared", "data", "models")
+	if _, err := os.Stat(dir); err != nil {
+		t.Skip("no models in ../shared/data/models")
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "eval-prose.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, nats, err := Model(filepath.Join(dir, "tiny-dense-f16.gguf"), text, 256, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(w.Keys) != 2*6*4 || w.Dim != 64 || w.Group != 1 {
+		t.Errorf("%d heads of %d elements", len(w.Keys), w.Dim)
+	}
+	for _, vectors := range [][][]float32{w.Keys, w.Values} {
+		if slices.ContainsFunc(vectors, func(x []float32) bool { return len(x) != 256*64 }) {
+			t.Error("not a vector for each position")
+		}
+	}
+	t.Logf("%.3f nats", nats)
+	if nats < 1.2 || nats > 1.7 {
+		t.Errorf("%.3f nats a byte", nats)
+	}
+	if _, _, err := Model(filepath.Join(dir, "tiny-dense-f16.gguf"), text[:100], 256, 2); err == nil {
+		t.Error("a text that is too short is accepted")
+	}
+	if _, _, err := Model(filepath.Join(dir, "tiny-moe-q8_0.gguf"), text, 256, 1); err == nil {
+		t.Error("a model with experts is accepted")
+	}
+	if _, _, err := Model(filepath.Join(dir, "README"), text, 256, 1); err == nil {
+		t.Error("a model that is not there is accepted")
+	}
+}

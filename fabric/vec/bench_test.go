@@ -1,0 +1,77 @@
+package vec
+
+// This file compares the variants in time. Each iteration runs the variant and then the Go one on the same data, so that what else the
+// machine does hits both; "x-go" is the ratio of the sums, how many times faster the variant is.
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+func BenchmarkKernels(b *testing.B) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	const rows, d = 256, 128
+	for _, size := range []int{128, 4096} {
+		x, y, w, dst := floats(rng, size), floats(rng, size), floats(rng, size), make([]float32, size)
+		ints, at := make([]int32, size), make([]int32, size)
+		for _, kernel := range []struct {
+			name string
+			run  func(v variant)
+		}{
+			{"Dot", func(v variant) { v.dot(x, y) }},
+			{"Add", func(v variant) { v.add(dst, x, y) }},
+			{"AXPY", func(v variant) { v.axpy(dst, x, 1e-9) }},
+			{"Scale", func(v variant) { v.scale(dst, 0.999999) }},
+			{"Max", func(v variant) { v.max(x) }},
+			{"ExpSum", func(v variant) { v.expSum(dst, x, 3) }},
+			{"SumSquares", func(v variant) { v.sumSquares(x) }},
+			{"MulScaled", func(v variant) { v.mulScaled(dst, x, w, 0.5) }},
+			{"AddInt32", func(v variant) { v.addInt32(dst, w, ints, 0.5) }},
+			{"CountAtLeast", func(v variant) { v.countAtLeast(x, 2) }},
+			{"SumBelow", func(v variant) { v.sumBelow(x, 2) }},
+			{"IndexAtLeast", func(v variant) { v.indexAtLeast(at, x, 2) }},
+		} {
+			against(b, fmt.Sprintf("%s/%d", kernel.name, size), 4*size, kernel.run)
+		}
+	}
+	k, at := floats(rng, rows*d), make([]int32, rows)
+	for i, j := range rng.Perm(rows) {
+		at[i] = int32(j)
+	}
+	q, w, dst := floats(rng, d), floats(rng, rows), make([]float32, rows)
+	against(b, "DotRows/256x128", 4*len(k), func(v variant) { v.dotRows(dst, q, k, at) })
+	against(b, "AddRows/256x128", 4*len(k), func(v variant) { v.addRows(q, w, k, at) })
+}
+
+// against runs a kernel with bytes of input in turn with its Go twin, for each other variant.
+func against(b *testing.B, name string, bytes int, run func(v variant)) {
+	for _, v := range variants() {
+		if v == inGo {
+			continue
+		}
+		b.Run(fmt.Sprintf("%s/%v", name, v), func(b *testing.B) {
+			const repeats = 64 // one call is too short for the clock
+			var mine, twin time.Duration
+			calls := 0
+			for b.Loop() {
+				start := time.Now()
+				for range repeats {
+					run(v)
+				}
+				middle := time.Now()
+				for range repeats {
+					run(inGo)
+				}
+				mine += middle.Sub(start)
+				twin += time.Since(middle)
+				calls += repeats
+			}
+			b.ReportMetric(0, "ns/op") // of both together
+			b.ReportMetric(float64(mine.Nanoseconds())/float64(calls), "ns/call")
+			b.ReportMetric(float64(bytes)*float64(calls)/float64(mine.Nanoseconds()), "GB/s")
+			b.ReportMetric(float64(twin)/float64(mine), "x-go")
+		})
+	}
+}

@@ -1,0 +1,14 @@
+// Constants of e^x, as float32: see func exp in vec_go.go. Multiply-add is fused here, so ln 2 comes as its nearest float32 and the rest: the
+// product of that with n <= 2^8 is rounded only after the difference, which is exact.
+
+#define EXP_LOG2E 0x3fb8aa3b
+#define EXP_LN2   0x3f317218
+#define EXP_LN2LO 0xb102e308
+#define EXP_C2    0x3efffffe
+#define EXP_C3    0x3e2aaa49
+#define EXP_C4    0x3d2aac79
+#define EXP_C5    0x3c091cf1
+#define EXP_C6    0x3ab51219
+#define EXP_ONE   0x3f800000
+#define EXP_LOW   0xc2ae0000
+#define EXP_HIGH  0x42b20000
