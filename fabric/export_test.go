@@ -1,0 +1,23 @@
+package fabric
+
+// This file lets tests choose what is otherwise chosen for the processor.
+
+import "tensorcast/fabric/kernel"
+
+// SetLevel chooses the kernels.
+func (o *Operand) SetLevel(l kernel.Level) { o.level = l }
+
+// NewOperandSkipping is NewOperand with other thresholds: the part of trits that are not 0 up to which a plane becomes a list of them,
+// and the part of groups of zeros from which on they are skipped.
+func NewOperandSkipping(m *Matrix, density, groups float64) (*Operand, error) {
+	return newOperand(m, thresholds{density, density, groups, groups})
+}
+
+// Skips tells how many planes are lists, and whether groups of zeros are skipped.
+func (o *Operand) Skips() (lists int, groups bool) {
+	for _, t := range o.terms {
+		lists += len(t.sparse)
+		groups = groups || t.skip != nil
+	}
+	return lists, groups
+}

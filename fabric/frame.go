@@ -1,0 +1,410 @@
+package fabric
+
+// This file holds the frame: the bytes that a matrix travels and rests in. TFMBS_DEVICE_SPEC.md describes them for others; what is here is
+// the header, the order and sizes of what follows it, and writing. frame_read.go reads.
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash"
+	"hash/crc32"
+	"io"
+	"math"
+	"math/bits"
+	"unicode/utf8"
+
+	"tensorcast/fabric/trit"
+	"tensorcast/gguf"
+)
+
+// Errors of frames are wrapped by one of these, by trit.ErrInvalid, or are the stream's own.
+var (
+	// ErrNotFrame says that something else stands where a frame should begin.
+	ErrNotFrame = errors.New("not a frame")
+
+	// ErrVersion says that a frame is of a version, or a byte order, that this package does not read.
+	ErrVersion = errors.New("not a version of frames that can be read")
+
+	// ErrTruncated says that the stream ends within a frame.
+	ErrTruncated = errors.New("truncated")
+
+	// ErrChecksum says that bytes of a frame are not those that were written.
+	ErrChecksum = errors.New("wrong checksum")
+
+	// ErrFrame says that a frame, or a matrix that should become one, contradicts itself or goes beyond the limits.
+	ErrFrame = errors.New("malformed frame")
+)
+
+const (
+	frameMagic   = "\x89TFMBS\r\n"
+	frameMark    = 0x0a0b0c0d
+	frameVersion = 1
+
+	frameAlign   = 64 // of the header's and each section's length
+	preludeBytes = 64 // the fields of every frame
+	recordBytes  = 24 // the fields of a term, and of Min
+	crcBytes     = 4
+
+	flagExact = 1
+
+	// The limits. A header within them takes less than frameHeaderMax bytes; the sum of a term and its center stays within 32 bits.
+	maxFrameName   = 65535
+	maxFrameTerms  = 64
+	maxFramePlanes = 16 // of a term
+	maxFrameDim    = math.MaxInt32
+	maxCenter      = 1 << 30
+	frameHeaderMax = (preludeBytes + (maxFrameTerms+1)*recordBytes + maxFrameName + crcBytes + frameAlign - 1) / frameAlign * frameAlign
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// What a record says of scales.
+const (
+	scalesNone = iota
+	scalesHalf
+	scalesSub
+)
+
+// form is what s holds. It is an error if s is none of the forms that Scales describes, for rows of cols columns.
+func (s *Scales) form(cols int) (int, error) {
+	switch {
+	case s.Half == nil && s.Sub == nil && s.Super == nil:
+		if s.Block != 0 {
+			return 0, fmt.Errorf("%w: no scales in blocks of %d", ErrFrame, s.Block)
+		}
+		return scalesNone, nil
+	case s.Half != nil && s.Sub == nil && s.Super == nil:
+		if s.Block == 16 || s.Block == 32 || s.Block > 0 && (s.Block%64 == 0 || s.Block >= cols) {
+			return scalesHalf, nil
+		}
+	case s.Half == nil && s.Sub != nil && s.Super != nil:
+		if s.Block >= 16 && s.Block <= 256 && 256%s.Block == 0 {
+			return scalesSub, nil
+		}
+	default:
+		return 0, fmt.Errorf("%w: scales of two forms", ErrFrame)
+	}
+	return 0, fmt.Errorf("%w: scales in blocks of %d", ErrFrame, s.Block)
+}
+
+// section is a piece of a frame's payload: count elements of size bytes. One of the pointers says where they are in memory.
+type section struct {
+	term, plane int // -1 where there is none
+	count       int
+	size        int
+	half        *[]uint16
+	sub         *[]int8
+	trits       *[]byte // rows of trits; in the frame count bytes of PT5
+}
+
+func (s *section) String() string {
+	what := "the minima's scales"
+	if s.plane >= 0 {
+		return fmt.Sprintf("plane %d of term %d", s.plane, s.term)
+	}
+	if s.term >= 0 {
+		what = fmt.Sprintf("the scales of term %d", s.term)
+	}
+	return what
+}
+
+// padding is the number of zeros from n to the next multiple of frameAlign.
+func padding(n int64) int64 { return -n & (frameAlign - 1) }
+
+// sections lists the payload of m, whose shape, layout, forms of scales and numbers of planes are set. It returns the payload's length, from
+// the end of the header to the checksum. Nothing in it is larger than an int holds, in the frame or in memory.
+func sections(m *Matrix, forms []int) (list []section, payload int64, err error) {
+	total := uint64(0)
+	add := func(s section, perRow int) error {
+		hi, count := bits.Mul64(uint64(m.Rows), uint64(perRow))
+		if hi != 0 || count > math.MaxInt64>>8 {
+			return fmt.Errorf("%w: %d rows of %d in %v", ErrFrame, m.Rows, perRow, &s)
+		}
+		bytes := count * uint64(s.size)
+		bytes += uint64(padding(int64(bytes)))
+		if bytes > math.MaxInt-total {
+			return fmt.Errorf("%w: larger than memory", ErrFrame)
+		}
+		total += bytes
+		s.count = int(count)
+		list = append(list, s)
+		return nil
+	}
+	scales := func(s *Scales, form, term int) error {
+		blocks := ceilDiv(m.Cols, max(s.Block, 1))
+		switch form {
+		case scalesHalf:
+			return add(section{term: term, plane: -1, size: 2, half: &s.Half}, blocks)
+		case scalesSub:
+			if err := add(section{term: term, plane: -1, size: 1, sub: &s.Sub}, blocks); err != nil {
+				return err
+			}
+			return add(section{term: term, plane: -1, size: 2, half: &s.Super}, ceilDiv(m.Cols, 256))
+		}
+		return nil
+	}
+	for i := range m.Terms {
+		if err := scales(&m.Terms[i].Scales, forms[i], i); err != nil {
+			return nil, 0, err
+		}
+	}
+	if err := scales(&m.Min, forms[len(m.Terms)], -1); err != nil {
+		return nil, 0, err
+	}
+	if hi, lo := bits.Mul64(uint64(m.Rows), uint64(m.Layout.RowBytes(m.Cols))); hi != 0 || lo > math.MaxInt {
+		return nil, 0, fmt.Errorf("%w: a plane of %d x %d is larger than memory", ErrFrame, m.Rows, m.Cols)
+	}
+	for i := range m.Terms {
+		for p := range m.Terms[i].Planes {
+			if err := add(section{term: i, plane: p, size: 1, trits: &m.Terms[i].Planes[p]}, trit.PT5.RowBytes(m.Cols)); err != nil {
+				return nil, 0, err
+			}
+		}
+	}
+	if total > math.MaxInt64-frameHeaderMax-frameAlign {
+		return nil, 0, fmt.Errorf("%w: larger than a file", ErrFrame)
+	}
+	// The checksum takes the last bytes of a piece of frameAlign.
+	return list, int64(total) + frameAlign - crcBytes, nil
+}
+
+func ceilDiv(a, b int) int {
+	if a%b != 0 {
+		return a/b + 1
+	}
+	return a / b
+}
+
+// limits checks what a header says of a matrix beside its sizes.
+func limits(name string, m *Matrix) error {
+	switch {
+	case name == "" || len(name) > maxFrameName || !utf8.ValidString(name):
+		return fmt.Errorf("%w: the name is not 1 to %d bytes of UTF-8", ErrFrame, maxFrameName)
+	case m.Rows < 1 || m.Cols < 1 || m.Rows > maxFrameDim || m.Cols > maxFrameDim:
+		return fmt.Errorf("%w: %d rows of %d columns", ErrFrame, m.Rows, m.Cols)
+	case !m.Layout.Valid():
+		return fmt.Errorf("%w: no such layout: %v", ErrFrame, m.Layout)
+	case !m.Origin.Valid():
+		return fmt.Errorf("%w: no such type: %v", ErrFrame, m.Origin)
+	case len(m.Terms) < 1 || len(m.Terms) > maxFrameTerms:
+		return fmt.Errorf("%w: %d terms", ErrFrame, len(m.Terms))
+	}
+	for i := range m.Terms {
+		t := &m.Terms[i]
+		if len(t.Planes) < 1 || len(t.Planes) > maxFramePlanes || t.Center < -maxCenter || t.Center > maxCenter {
+			return fmt.Errorf("%w: term %d has %d planes, center %d", ErrFrame, i, len(t.Planes), t.Center)
+		}
+	}
+	return nil
+}
+
+// header is a frame's up to its payload, with the checksum.
+func header(name string, m *Matrix, forms []int, payload int64) []byte {
+	size := headerBytes(len(name), len(m.Terms))
+	b := make([]byte, 0, size)
+	put16 := func(v uint16) { b = binary.LittleEndian.AppendUint16(b, v) }
+	put32 := func(v uint32) { b = binary.LittleEndian.AppendUint32(b, v) }
+	put64 := func(v uint64) { b = binary.LittleEndian.AppendUint64(b, v) }
+
+	b = append(b, frameMagic...)
+	put32(frameMark)
+	put16(frameVersion)
+	var flags uint16
+	if m.Exact {
+		flags |= flagExact
+	}
+	put16(flags)
+	put32(uint32(size))
+	put32(0)
+	put64(uint64(payload))
+	put64(uint64(m.Rows))
+	put64(uint64(m.Cols))
+	put32(uint32(m.Origin))
+	b = append(b, byte(m.Layout), byte(trit.PT5))
+	put16(uint16(len(m.Terms)))
+	put16(uint16(len(name)))
+	put16(0)
+	put32(0)
+	record := func(planes int, center int32, form, block int) {
+		put32(uint32(planes))
+		put32(uint32(center))
+		put32(uint32(form))
+		put32(0)
+		put64(uint64(block))
+	}
+	for i := range m.Terms {
+		t := &m.Terms[i]
+		record(len(t.Planes), t.Center, forms[i], t.Scales.Block)
+	}
+	record(0, 0, forms[len(m.Terms)], m.Min.Block)
+	b = append(b, name...)
+	b = b[:size-crcBytes] // with zeros: the array is new
+	put32(crc32.Checksum(b, castagnoli))
+	return b
+}
+
+func headerBytes(name, terms int) int {
+	n := preludeBytes + (terms+1)*recordBytes + name + crcBytes
+	return n + int(padding(int64(n)))
+}
+
+// pieceBytes is how much of a row of PT5 is converted at once: whole groups of every layout.
+const pieceBytes = 64 << 10
+
+// WriteFrame writes m to w as a frame with a name, which is 1 to 65535 bytes of UTF-8: a tensor's. Frames may follow each other in a stream.
+// The bytes depend on m and the name only, and of m's layout on its number only: planes are written as trit.PT5.
+//
+// Errors wrap ErrFrame if m is not a matrix as Matrix describes it, trit.ErrInvalid if a plane's bytes are not trits, or are w's. After the
+// last two, w may hold part of a frame.
+func WriteFrame(w io.Writer, name string, m *Matrix) error {
+	if err := writeFrame(w, name, m); err != nil {
+		return fmt.Errorf("write frame %.100q: %w", name, err)
+	}
+	return nil
+}
+
+func writeFrame(w io.Writer, name string, m *Matrix) error {
+	if err := limits(name, m); err != nil {
+		return err
+	}
+	forms := make([]int, 0, len(m.Terms)+1)
+	for i := range len(m.Terms) + 1 {
+		s := &m.Min
+		if i < len(m.Terms) {
+			s = &m.Terms[i].Scales
+		}
+		form, err := s.form(m.Cols)
+		if err != nil {
+			return err
+		}
+		forms = append(forms, form)
+	}
+	list, payload, err := sections(m, forms)
+	if err != nil {
+		return err
+	}
+	for i := range list {
+		s := &list[i]
+		got, want := 0, s.count
+		switch {
+		case s.trits != nil:
+			got, want = len(*s.trits), m.Rows*m.Layout.RowBytes(m.Cols)
+		case s.half != nil:
+			got = len(*s.half)
+		default:
+			got = len(*s.sub)
+		}
+		if got != want {
+			return fmt.Errorf("%w: %v: %d elements of %d", ErrFrame, s, got, want)
+		}
+	}
+	if _, err := w.Write(header(name, m, forms, payload)); err != nil {
+		return err
+	}
+	p := payloadWriter{w: w, crc: crc32.New(castagnoli)}
+	for i := range list {
+		if err := p.section(&list[i], m); err != nil {
+			return fmt.Errorf("%v: %w", &list[i], err)
+		}
+	}
+	if err := p.zeros(payload - p.n); err != nil {
+		return err
+	}
+	_, err = w.Write(binary.LittleEndian.AppendUint32(nil, p.crc.Sum32()))
+	return err
+}
+
+// payloadWriter sends bytes on, from a buffer, and sums them.
+type payloadWriter struct {
+	w   io.Writer
+	crc hash.Hash32
+	n   int64
+	buf [4 * pieceBytes]byte
+	len int
+}
+
+// room is the next n bytes to fill, at most pieceBytes.
+func (p *payloadWriter) room(n int) ([]byte, error) {
+	if n > len(p.buf)-p.len {
+		if err := p.flush(); err != nil {
+			return nil, err
+		}
+	}
+	p.len += n
+	p.n += int64(n)
+	return p.buf[p.len-n : p.len], nil
+}
+
+func (p *payloadWriter) flush() error {
+	p.crc.Write(p.buf[:p.len])
+	_, err := p.w.Write(p.buf[:p.len])
+	p.len = 0
+	return err
+}
+
+// zeros writes n of them and flushes.
+func (p *payloadWriter) zeros(n int64) error {
+	b, err := p.room(int(n))
+	if err != nil {
+		return err
+	}
+	clear(b)
+	return p.flush()
+}
+
+func (p *payloadWriter) section(s *section, m *Matrix) error {
+	switch {
+	case s.half != nil:
+		for h := *s.half; len(h) > 0; {
+			part := h[:min(len(h), pieceBytes/2)]
+			b, err := p.room(2 * len(part))
+			if err != nil {
+				return err
+			}
+			for i, v := range part {
+				binary.LittleEndian.PutUint16(b[2*i:], v)
+			}
+			h = h[len(part):]
+		}
+	case s.sub != nil:
+		for q := *s.sub; len(q) > 0; {
+			part := q[:min(len(q), pieceBytes)]
+			b, err := p.room(len(part))
+			if err != nil {
+				return err
+			}
+			for i, v := range part {
+				b[i] = byte(v)
+			}
+			q = q[len(part):]
+		}
+	default:
+		rowBytes := m.Layout.RowBytes(m.Cols)
+		for r := range m.Rows {
+			row := (*s.trits)[r*rowBytes:][:rowBytes]
+			for at := 0; at < m.Cols; at += 5 * pieceBytes {
+				n := min(5*pieceBytes, m.Cols-at)
+				b, err := p.room(trit.PT5.RowBytes(n))
+				if err != nil {
+					return err
+				}
+				if err := trit.Convert(b, trit.PT5, row[m.Layout.RowBytes(at):], m.Layout, n); err != nil {
+					return fmt.Errorf("row %d, column %d on: %w", r, at, err)
+				}
+			}
+		}
+	}
+	return p.zeros(padding(p.n))
+}
+
+// FrameInfo is what a frame's header says.
+type FrameInfo struct {
+	Name       string
+	Rows, Cols int
+	Layout     trit.Layout // of the matrix that was written
+	Origin     gguf.Type
+	Exact      bool
+	Planes     []int // of each term
+	Bytes      int64 // of the whole frame
+}

@@ -1,0 +1,407 @@
+package fabric
+
+// This file reads frames. Nothing that a header says is believed before it is checked, and memory is made as bytes arrive.
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash"
+	"hash/crc32"
+	"io"
+	"math"
+
+	"tensorcast/fabric/trit"
+	"tensorcast/gguf"
+)
+
+// FrameReader reads the frames of a stream, one after the other. It reads no byte beyond the frame that it is at. It is for one goroutine;
+// those that want more read different frames of a file, each from its own offset.
+type FrameReader struct {
+	r     io.Reader
+	name  string
+	m     *Matrix // the frame's, without the elements of planes and scales; nil if there is no payload to read
+	forms []int   // of m's scales, with those of Min last
+	rest  int64   // payload and checksum, if they were not read
+	err   error   // from which there is no going on
+
+	crc hash.Hash32
+	buf *bufio.Reader
+}
+
+// NewFrameReader returns a reader of the frames that follow in r. It skips frames by seeking if r is an io.Seeker.
+func NewFrameReader(r io.Reader) *FrameReader { return &FrameReader{r: r} }
+
+// ReadFrame reads the frame that r is at, and no byte more. Errors are those of FrameReader: io.EOF if r ends before the frame.
+func ReadFrame(r io.Reader) (name string, m *Matrix, err error) {
+	f := NewFrameReader(r)
+	info, err := f.Next()
+	if err != nil {
+		return "", nil, err
+	}
+	if m, err = f.Matrix(0); err != nil {
+		return "", nil, err
+	}
+	return info.Name, m, nil
+}
+
+// Next reads the header of the next frame, after the rest of the one before. The error is io.EOF if the stream ends there; others
+// are r's, or wrap ErrNotFrame, ErrVersion, ErrTruncated, ErrChecksum or ErrFrame. After an error every call returns the same.
+//
+// A payload that is skipped is not checked.
+func (f *FrameReader) Next() (*FrameInfo, error) {
+	if f.err == nil {
+		f.err = f.skip()
+	}
+	if f.err != nil {
+		return nil, f.err
+	}
+	info, err := f.header()
+	if err != nil {
+		if err != io.EOF {
+			err = fmt.Errorf("read a frame's header: %w", err)
+		}
+		f.err = err
+		return nil, err
+	}
+	return info, nil
+}
+
+// skip goes to the end of the frame.
+func (f *FrameReader) skip() error {
+	n := f.rest
+	f.m, f.rest = nil, 0
+	if n == 0 {
+		return nil
+	}
+	if s, ok := f.r.(io.Seeker); ok {
+		// Seeking goes beyond the end without a word; reading the last byte does not.
+		if _, err := s.Seek(n-1, io.SeekCurrent); err == nil {
+			n = 1
+		}
+	}
+	if _, err := io.CopyN(io.Discard, f.r, n); err != nil {
+		return fmt.Errorf("skip frame %.100q: %w", f.name, cutOff(err))
+	}
+	return nil
+}
+
+// cutOff is the error of a read that should have met no end.
+func cutOff(err error) error {
+	if err == io.EOF || err == io.ErrUnexpectedEOF {
+		return ErrTruncated
+	}
+	return err
+}
+
+func (f *FrameReader) header() (*FrameInfo, error) {
+	b := make([]byte, preludeBytes)
+	n, err := io.ReadFull(f.r, b)
+	if n == 0 {
+		return nil, err
+	}
+	if k := min(n, len(frameMagic)); string(b[:k]) != frameMagic[:k] {
+		return nil, fmt.Errorf("%w: it begins % x", ErrNotFrame, b[:k])
+	}
+	if err != nil {
+		return nil, cutOff(err)
+	}
+	u16, u32, u64 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32, binary.LittleEndian.Uint64
+	switch mark := u32(b[8:]); {
+	case binary.BigEndian.Uint32(b[8:]) == frameMark:
+		return nil, fmt.Errorf("%w: its byte order is big-endian", ErrVersion)
+	case mark != frameMark:
+		return nil, fmt.Errorf("%w: its mark of byte order is %#08x", ErrFrame, mark)
+	}
+	if v := u16(b[12:]); v != frameVersion {
+		return nil, fmt.Errorf("%w: it is of version %d, not %d", ErrVersion, v, frameVersion)
+	}
+	size := u32(b[16:])
+	if size > frameHeaderMax || size < preludeBytes || size%frameAlign != 0 {
+		return nil, fmt.Errorf("%w: a header of %d bytes", ErrFrame, size)
+	}
+	whole := bytes.NewBuffer(b)
+	if n, err := io.CopyN(whole, f.r, int64(size)-preludeBytes); err != nil {
+		return nil, fmt.Errorf("%d bytes of %d: %w", preludeBytes+n, size, cutOff(err))
+	}
+	b = whole.Bytes()
+	b, sum := b[:size-crcBytes], u32(b[size-crcBytes:])
+	if got := crc32.Checksum(b, castagnoli); got != sum {
+		return nil, fmt.Errorf("%w: it is %#08x, the bytes' is %#08x", ErrChecksum, sum, got)
+	}
+
+	// From here on the bytes are those that were written, if not by whom.
+	flags, payload, rows, cols := u16(b[14:]), u64(b[24:]), u64(b[32:]), u64(b[40:])
+	terms, nameLen := int(u16(b[54:])), int(u16(b[56:]))
+	switch {
+	case flags&^flagExact != 0 || u32(b[20:])|u32(b[60:])|uint32(u16(b[58:])) != 0:
+		return nil, fmt.Errorf("%w: reserved bits are set", ErrFrame)
+	case rows > maxFrameDim || cols > maxFrameDim:
+		return nil, fmt.Errorf("%w: %d rows of %d columns", ErrFrame, rows, cols)
+	case trit.Layout(b[53]) != trit.PT5:
+		return nil, fmt.Errorf("%w: planes stored as %v", ErrFrame, trit.Layout(b[53]))
+	case terms > maxFrameTerms || headerBytes(nameLen, terms) != int(size):
+		return nil, fmt.Errorf("%w: a header of %d bytes for %d terms and a name of %d bytes", ErrFrame, size, terms, nameLen)
+	}
+	m := &Matrix{
+		Rows: int(rows), Cols: int(cols), Layout: trit.Layout(b[52]), Origin: gguf.Type(u32(b[48:])), Exact: flags&flagExact != 0,
+		Terms: make([]Term, terms),
+	}
+	forms := make([]int, terms+1)
+	for i := range terms + 1 {
+		t := &Term{}
+		if i < terms {
+			t = &m.Terms[i]
+		}
+		r := b[preludeBytes+i*recordBytes:]
+		planes := u32(r)
+		t.Center = int32(u32(r[4:]))
+		if forms[i], err = readForm(&t.Scales, u32(r[8:]), u64(r[16:]), m.Cols); err != nil {
+			return nil, err
+		}
+		if u32(r[12:]) != 0 || planes > maxFramePlanes || i == terms && (planes != 0 || t.Center != 0) {
+			return nil, fmt.Errorf("%w: reserved bits are set, or %d planes, in record %d", ErrFrame, planes, i)
+		}
+		if i == terms {
+			m.Min = t.Scales
+		} else {
+			t.Planes = make([][]byte, planes)
+		}
+	}
+	name := b[preludeBytes+(terms+1)*recordBytes:][:nameLen]
+	for _, zero := range b[preludeBytes+(terms+1)*recordBytes+nameLen:] {
+		if zero != 0 {
+			return nil, fmt.Errorf("%w: bytes after the name", ErrFrame)
+		}
+	}
+	if err := limits(string(name), m); err != nil {
+		return nil, err
+	}
+	_, want, err := sections(m, forms)
+	if err != nil {
+		return nil, err
+	}
+	if payload != uint64(want) {
+		return nil, fmt.Errorf("%w: a payload of %d bytes, where the shape needs %d", ErrFrame, payload, want)
+	}
+	f.name, f.m, f.forms, f.rest = string(name), m, forms, want+crcBytes
+	info := &FrameInfo{
+		Name: f.name, Rows: m.Rows, Cols: m.Cols, Layout: m.Layout, Origin: m.Origin, Exact: m.Exact, Bytes: int64(size) + f.rest,
+	}
+	for i := range m.Terms {
+		info.Planes = append(info.Planes, len(m.Terms[i].Planes))
+	}
+	return info, nil
+}
+
+// readForm sets s to scales without elements of the form that a record tells.
+func readForm(s *Scales, form uint32, block uint64, cols int) (int, error) {
+	if block > math.MaxInt {
+		return 0, fmt.Errorf("%w: scales in blocks of %d", ErrFrame, block)
+	}
+	s.Block = int(block)
+	switch form {
+	case scalesHalf:
+		s.Half = []uint16{}
+	case scalesSub:
+		s.Sub, s.Super = []int8{}, []uint16{}
+	}
+	got, err := s.form(cols)
+	if err == nil && uint32(got) != form {
+		err = fmt.Errorf("%w: no such form of scales: %d", ErrFrame, form)
+	}
+	return got, err
+}
+
+// Matrix reads the payload of the frame whose header Next returned, once. The planes get layout, or if it is 0 the layout of the matrix that
+// was written.
+//
+// Errors are the stream's, or wrap ErrTruncated; ErrChecksum; trit.ErrInvalid, with the place of the byte that holds no trits; or ErrFrame.
+// After the last three the next frame can be read. Memory is made as bytes arrive, or at once if the stream is an io.Seeker that has
+// them: it stays below eight times what there is (in groups of 64 bytes, more where rows are shorter than a group), and half a MiB.
+func (f *FrameReader) Matrix(layout trit.Layout) (*Matrix, error) {
+	if f.err != nil {
+		return nil, f.err
+	}
+	if f.m == nil {
+		return nil, errors.New("read a frame: its header was not read, or its payload was")
+	}
+	m := f.m
+	if layout != 0 {
+		m.Layout = layout
+	}
+	if !m.Layout.Valid() {
+		return nil, fmt.Errorf("read frame %.100q: no such layout: %v", f.name, layout)
+	}
+	list, payload, err := sections(m, f.forms)
+	if err != nil {
+		return nil, fmt.Errorf("read frame %.100q as %v: %w", f.name, layout, err)
+	}
+	f.m, f.rest = nil, 0
+	if err := f.payload(m, list, payload); err != nil {
+		return nil, fmt.Errorf("read frame %.100q: %w", f.name, err)
+	}
+	return m, nil
+}
+
+// payload reads all of it, and the checksum. Errors after which the stream is not at the frame's end stay in f.err.
+func (f *FrameReader) payload(m *Matrix, list []section, payload int64) error {
+	if f.buf == nil {
+		f.crc, f.buf = crc32.New(castagnoli), bufio.NewReaderSize(nil, 4*pieceBytes)
+	}
+	f.crc.Reset()
+	f.buf.Reset(io.TeeReader(io.LimitReader(f.r, payload), f.crc))
+	p := payloadReader{buf: f.buf, there: f.remaining() >= payload}
+	for i := range list {
+		if err := p.section(&list[i], m); err != nil {
+			p.fail(fmt.Errorf("%v: %w", &list[i], err))
+		}
+	}
+	if err := p.zeros(payload - p.n); err != nil {
+		p.fail(err)
+	}
+	var sum [crcBytes]byte
+	if p.err == nil {
+		_, p.err = io.CopyN(io.Discard, f.buf, payload-p.n)
+	}
+	if p.err == nil {
+		_, p.err = io.ReadFull(f.r, sum[:])
+	}
+	if p.err != nil {
+		f.err = fmt.Errorf("read frame %.100q: %w", f.name, cutOff(p.err))
+		return cutOff(p.err)
+	}
+	// What bytes say that are not those that were written is of no interest.
+	if got, want := f.crc.Sum32(), binary.LittleEndian.Uint32(sum[:]); got != want {
+		return fmt.Errorf("%w: it is %#08x, the payload's is %#08x", ErrChecksum, want, got)
+	}
+	return p.fault
+}
+
+// remaining is how many bytes the stream still has: 0 if it does not tell.
+func (f *FrameReader) remaining() int64 {
+	s, ok := f.r.(io.Seeker)
+	if !ok {
+		return 0
+	}
+	at, err := s.Seek(0, io.SeekCurrent)
+	if err != nil {
+		return 0
+	}
+	end, err := s.Seek(0, io.SeekEnd)
+	if _, back := s.Seek(at, io.SeekStart); err != nil || back != nil {
+		return 0 // where seeking back fails, reading will
+	}
+	return end - at
+}
+
+// payloadReader reads pieces of a payload.
+type payloadReader struct {
+	buf   *bufio.Reader
+	there bool  // the stream is known to have the whole payload
+	n     int64 // bytes that were taken
+	err   error // of the stream
+	fault error // the first thing wrong with the bytes
+}
+
+// fail notes an error that is not the stream's.
+func (p *payloadReader) fail(err error) {
+	if p.fault == nil {
+		p.fault = err
+	}
+}
+
+// take is the next n bytes, at most pieceBytes, until it is called again.
+func (p *payloadReader) take(n int) ([]byte, error) {
+	if p.fault != nil {
+		return nil, p.fault
+	}
+	if p.err != nil {
+		return nil, p.err
+	}
+	b, err := p.buf.Peek(n)
+	if err != nil {
+		p.err = err
+		return nil, err
+	}
+	p.n += int64(n)
+	_, err = p.buf.Discard(n)
+	return b, err
+}
+
+// zeros takes n of them, at most pieceBytes.
+func (p *payloadReader) zeros(n int64) error {
+	b, err := p.take(int(n))
+	if err != nil {
+		return err
+	}
+	for i, v := range b {
+		if v != 0 {
+			return fmt.Errorf("%w: byte %d of the payload is padding, but %#02x", ErrFrame, p.n-n+int64(i), v)
+		}
+	}
+	return nil
+}
+
+// grown is s with n more elements, of total at the end. It makes room for all of them if they are there; else it trusts what has arrived to be a
+// quarter of what will.
+func grown[T any](s []T, n, total int, there bool) []T {
+	if len(s)+n > cap(s) {
+		room := total
+		if !there {
+			room = min(total, max(4*len(s), len(s)+n, 4096))
+		}
+		s = append(make([]T, 0, room), s...)
+	}
+	return s[:len(s)+n]
+}
+
+func (p *payloadReader) section(s *section, m *Matrix) error {
+	switch {
+	case s.half != nil:
+		for at := 0; at < s.count; {
+			n := min(s.count-at, pieceBytes/2)
+			b, err := p.take(2 * n)
+			if err != nil {
+				return err
+			}
+			*s.half = grown(*s.half, n, s.count, p.there)
+			for i := range (*s.half)[at:] {
+				(*s.half)[at+i] = binary.LittleEndian.Uint16(b[2*i:])
+			}
+			at += n
+		}
+	case s.sub != nil:
+		for at := 0; at < s.count; {
+			n := min(s.count-at, pieceBytes)
+			b, err := p.take(n)
+			if err != nil {
+				return err
+			}
+			*s.sub = grown(*s.sub, n, s.count, p.there)
+			for i := range (*s.sub)[at:] {
+				(*s.sub)[at+i] = int8(b[i])
+			}
+			at += n
+		}
+	default:
+		total := m.Rows * m.Layout.RowBytes(m.Cols)
+		for r := range m.Rows {
+			for at := 0; at < m.Cols; at += 5 * pieceBytes {
+				n := min(5*pieceBytes, m.Cols-at)
+				b, err := p.take(trit.PT5.RowBytes(n))
+				if err != nil {
+					return err
+				}
+				size := m.Layout.RowBytes(n)
+				*s.trits = grown(*s.trits, size, total, p.there)
+				if err := trit.Convert((*s.trits)[len(*s.trits)-size:], m.Layout, b, trit.PT5, n); err != nil {
+					return fmt.Errorf("row %d, column %d on: %w", r, at, err)
+				}
+			}
+		}
+	}
+	return p.zeros(padding(p.n))
+}

@@ -1,0 +1,390 @@
+package fabric
+
+// This file multiplies matrices with vectors.
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+
+	"tensorcast/fabric/kernel"
+	"tensorcast/fabric/trit"
+)
+
+// ErrOperand is wrapped by the errors of NewOperand.
+var ErrOperand = errors.New("not a matrix that can be multiplied")
+
+// Operand is a matrix made ready to be multiplied. Any number of goroutines may use it.
+type Operand struct {
+	m        *Matrix
+	groups   int // of a row
+	rowBytes int
+	level    kernel.Level
+	terms    []term
+}
+
+// NewOperand checks m, which must not change from then on. The planes' layout must be trit.PT5Striped or trit.TwoBit, a term has at
+// most 6 planes and a Center of -32768 to 32768, and the integers of a term of 6 (its sum without Center) are in -128 to 127, as Q8_0's
+// are. Otherwise the error wraps ErrOperand.
+//
+// It reads the planes, to find out which have zeros that are worth skipping: a last plane that is nearly all zeros becomes a list of its
+// other trits, which takes 2 bytes for each; and if many groups are zeros in all planes of a term, a byte for each group tells GEMV which
+// not to read.
+func NewOperand(m *Matrix) (*Operand, error) {
+	return newOperand(m, measured)
+}
+
+func newOperand(m *Matrix, when thresholds) (*Operand, error) {
+	o := &Operand{m: m, level: kernel.Best()}
+	if err := o.check(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrOperand, err)
+	}
+	for i := range m.Terms {
+		o.terms = append(o.terms, o.plan(&m.Terms[i], when))
+	}
+	return o, nil
+}
+
+func (o *Operand) check() error {
+	m := o.m
+	switch {
+	case m.Rows < 1 || m.Cols < 1:
+		return fmt.Errorf("%d rows of %d columns", m.Rows, m.Cols)
+	case m.Layout != trit.PT5Striped && m.Layout != trit.TwoBit:
+		return fmt.Errorf("there are no kernels for planes that are %v", m.Layout)
+	}
+	o.rowBytes = m.Layout.RowBytes(m.Cols)
+	o.groups = o.rowBytes / groupBytes
+	for i := range m.Terms {
+		t := &m.Terms[i]
+		if len(t.Planes) < 1 || len(t.Planes) > kernel.MaxPlanes || t.Center < -maxOperandCenter || t.Center > maxOperandCenter {
+			return fmt.Errorf("term %d has %d planes, center %d", i, len(t.Planes), t.Center)
+		}
+		for p, b := range t.Planes {
+			if len(b) != m.Rows*o.rowBytes {
+				return fmt.Errorf("term %d, plane %d: %d bytes for %d rows of %d", i, p, len(b), m.Rows, o.rowBytes)
+			}
+		}
+		if err := t.Scales.check(m.Rows, m.Cols); err != nil {
+			return fmt.Errorf("term %d: %w", i, err)
+		}
+		if len(t.Planes) == kernel.MaxPlanes && !o.fitsByte(t) {
+			return fmt.Errorf("term %d has integers that do not fit a byte", i)
+		}
+	}
+	if err := m.Min.check(m.Rows, m.Cols); err != nil {
+		return fmt.Errorf("minima: %w", err)
+	}
+	return nil
+}
+
+const (
+	groupBytes       = 64      // of the layouts that have kernels
+	maxOperandCenter = 1 << 15 // keeps a block's integers within 32 bits
+)
+
+// check compares the numbers of scales with a matrix' shape.
+func (s *Scales) check(rows, cols int) error {
+	form, err := s.form(cols)
+	if err != nil || form == scalesNone {
+		return err
+	}
+	blocks, supers := rows*ceilDiv(cols, s.Block), rows*ceilDiv(cols, 256)
+	if form == scalesHalf && len(s.Half) != blocks || form == scalesSub && (len(s.Sub) != blocks || len(s.Super) != supers) {
+		return fmt.Errorf("%d, %d and %d scales in blocks of %d for %d rows of %d columns", len(s.Half), len(s.Sub), len(s.Super), s.Block, rows, cols)
+	}
+	return nil
+}
+
+// fitsByte reports whether the sums of six planes are in -128..127: modulo 256 they are then right, and otherwise not. The sums of
+// the low five are -121..121, so it is the sixth plane's digits that tell, where they are not 0.
+func (o *Operand) fitsByte(t *Term) bool {
+	const low = kernel.MaxPlanes - 1
+	const zeros = 0x0101010101010101
+	trits, _ := o.m.Layout.Group()
+	sums, top := make([]byte, o.groups*trits), make([]byte, o.groups*trits)
+	var planes [kernel.MaxPlanes][]byte
+	for r := range o.m.Rows {
+		for p := range planes {
+			planes[p] = t.Planes[p][r*o.rowBytes:]
+		}
+		o.level.Decode(o.m.Layout, sums, planes[:low], o.rowBytes)
+		o.level.Decode(o.m.Layout, top, planes[low:], o.rowBytes)
+		for i := 0; i < len(top); i += 8 {
+			if binary.NativeEndian.Uint64(top[i:]) == zeros {
+				continue
+			}
+			for j, d := range top[i : i+8] {
+				if v := int(sums[i+j]) - 121 + 243*(int(d)-1); v < -128 || v > 127 {
+					return false
+				}
+			}
+		}
+	}
+	return true
+}
+
+// Scratch is what a product needs of memory besides its operands. The zero value is ready; it grows as it must, and then is used again
+// without allocation. It is for one goroutine at a time.
+type Scratch struct {
+	vectors []vector
+	factors []float32
+	part    []float32 // factors of larger blocks than those at work; or results without their rows' scales, and those
+	weights []byte
+	planes  [kernel.MaxPlanes][]byte
+	one     [1]float32
+	scales  kernel.Scales
+	product kernel.Product
+	rows    kernel.Rows
+	float   kernel.FloatRows
+	sparse  kernel.SparseRows
+	x32     []float32 // a vector with zeros up to the end of a group
+
+	// The operands of GEMV as slices.
+	dst [1][]float32
+	x   [1]*Activations
+}
+
+// vector is what is prepared of activations for a term.
+type vector struct {
+	bias []int32
+	with []float32 // by what scales are multiplied: the activations' factors
+}
+
+// How much a batch of rows takes about: it shares the first-level cache with the vector.
+const (
+	batchFactors = 2048     // float32
+	batchWeights = 32 << 10 // bytes
+	batchRows    = 64
+	overread     = 15 // what kernels read beyond factors
+)
+
+func grow[T any](p *[]T, n int) []T {
+	if cap(*p) < n {
+		*p = make([]T, n)
+	}
+	*p = (*p)[:n]
+	return *p
+}
+
+// GEMV multiplies the matrix with x: dst[r] = sum over c of W[r,c] * x[c], where x[c] is Q[c] * Scale[c/Block]. The products of weights'
+// integers with Q are summed exactly within a block; blocks are summed in float32. It panics if dst has not Rows values or x not
+// Cols. It allocates nothing, once s has been used for such a product.
+func (o *Operand) GEMV(dst []float32, x *Activations, s *Scratch) {
+	s.dst[0], s.x[0] = dst, x
+	o.GEMM(s.dst[:], s.x[:], s)
+	s.dst[0], s.x[0] = nil, nil
+}
+
+// GEMM multiplies the matrix with each of x, all of one Block, into the dst of the same index, as GEMV does, but rebuilds weights once.
+func (o *Operand) GEMM(dst [][]float32, x []*Activations, s *Scratch) {
+	o.checkShapes(dst, x)
+	o.multiply(dst, 0, o.m.Rows, x, s)
+}
+
+func (o *Operand) checkShapes(dst [][]float32, x []*Activations) {
+	if len(dst) != len(x) {
+		panic(fmt.Sprintf("fabric: %d results of %d vectors", len(dst), len(x)))
+	}
+	for i, x0 := range x {
+		if len(dst[i]) != o.m.Rows || x0.Cols != o.m.Cols || x0.Block != x[0].Block {
+			panic(fmt.Sprintf("fabric: %d rows of %d columns times %d values in blocks of %d (vector 0: %d) into %d",
+				o.m.Rows, o.m.Cols, x0.Cols, x0.Block, x[0].Block, len(dst[i])))
+		}
+	}
+}
+
+// multiply does rows first to end-1.
+func (o *Operand) multiply(dst [][]float32, first, end int, x []*Activations, s *Scratch) {
+	if len(x) == 0 {
+		return
+	}
+	for _, d := range dst {
+		clear(d[first:end])
+	}
+	grow(&s.vectors, max(len(x), len(s.vectors)))
+	for i := range o.terms {
+		o.multiplyTerm(dst, first, end, &o.terms[i], x, s)
+	}
+	for i, d := range dst {
+		o.subtractMin(d[first:end], first, x[i], s)
+	}
+}
+
+// granule is the number of columns that share both a scale and an activation's factor, and how many of them share a scale: 0 if a
+// whole row does.
+func granule(scales *Scales, cols int, x *Activations) (n, ratio int) {
+	if scales.Block == 0 || scales.Block >= cols {
+		return x.Block, 0
+	}
+	n = scales.Block
+	for b := x.Block; b != 0; {
+		n, b = b, n%b
+	}
+	return n, scales.Block / n
+}
+
+func (o *Operand) multiplyTerm(dst [][]float32, first, end int, t *term, x []*Activations, s *Scratch) {
+	m := o.m
+	block, ratio := granule(&t.Scales, m.Cols, x[0])
+	blocks, pitch := ceilDiv(m.Cols, block), ceilDiv(len(x[0].Q), block)
+	for i, x := range x {
+		v := &s.vectors[i]
+		setBias(grow(&v.bias, len(x.sums)), x.sums, block, t.Center-kernel.Offset(len(t.dense)))
+		with := grow(&v.with, pitch+overread)
+		clear(with[blocks:])
+		for b := range blocks {
+			with[b] = x.Scale[b*block/x.Block]
+		}
+	}
+
+	trits, _ := m.Layout.Group()
+	weights := o.groups * trits // of a row
+	batch := min(batchRows, batchFactors/pitch)
+	// A single plane is rebuilt as fast as weights are read, if there is a loop for it: its rows are kept in the cache instead.
+	once := len(x) > 1 && len(t.dense) > 0 && (len(t.dense) > 1 || !o.level.OneLoop(m.Layout, 1, block))
+	if once {
+		batch = min(batch, batchWeights/weights)
+	}
+	batch = max(1, batch)
+	// Kernels read factors of columns that are not there, and multiply them by 0: they must be finite.
+	clear(grow(&s.factors, batch*pitch+overread))
+	grow(&s.weights, max(batch, batchWeights/weights)*weights)
+	s.one[0] = 1
+	p, q, z := &s.product, &s.rows, &s.sparse
+	*p = kernel.Product{Layout: m.Layout, Planes: s.planes[:len(t.dense)], Groups: o.groups, Block: block, Weights: s.weights}
+	*q = kernel.Rows{Weights: s.weights, Pitch: weights, Stripes: weights / kernel.Stripe, Block: block, Small: len(t.dense) <= kernel.SmallPlanes}
+	*z = kernel.SparseRows{Shift: uint32(bits.TrailingZeros(uint(block)))}
+	for r := first; r < end; r += batch {
+		n := min(batch, end-r)
+		for i, b := range t.dense {
+			s.planes[i] = b[r*o.rowBytes : (r+n)*o.rowBytes]
+		}
+		if once {
+			o.level.Decode(m.Layout, s.weights, p.Planes, n*o.rowBytes)
+		}
+		if t.skip != nil {
+			p.Skip = t.skip[r*o.groups : (r+n)*o.groups]
+		}
+		for i := range x {
+			v := &s.vectors[i]
+			factors, factorPitch := s.factors, pitch
+			switch {
+			case ratio == 0:
+				factors, factorPitch = v.with, 0
+			case ratio == 1:
+				o.expand(factors, pitch, &t.Scales, r, n, v.with[:blocks], s)
+			default:
+				o.expandLarge(factors, pitch, &t.Scales, r, n, ratio, v.with[:blocks], s)
+			}
+			to := dst[i][r : r+n]
+			if ratio == 0 && t.Scales.Block != 0 {
+				to = grow(&s.part, 2*n)[:n]
+				clear(to)
+			}
+			switch {
+			case len(t.dense) == 0:
+			case !once:
+				p.Count, p.X, p.Bias, p.Factors, p.FactorPitch, p.Dst = n, x[i].Q, v.bias, factors, factorPitch, to
+				o.level.Multiply(p)
+			default:
+				q.Count, q.X, q.Bias, q.Factors, q.FactorPitch, q.Dst = n, x[i].Q, v.bias, factors, factorPitch, to
+				o.level.Dot(q)
+			}
+			for j := range t.sparse {
+				plane := &t.sparse[j]
+				z.Begin, z.Entries, z.Weight, z.Count = plane.begin[r:r+n+1], plane.entries, plane.weight, n
+				z.X, z.Factors, z.FactorPitch, z.Dst = x[i].Q, factors, factorPitch, to
+				o.level.DotSparse(z)
+			}
+			if ratio == 0 && t.Scales.Block != 0 {
+				scale := s.part[n : 2*n]
+				o.expand(scale, 1, &t.Scales, r, n, s.one[:], s)
+				for j, f := range to {
+					dst[i][r+j] += f * scale[j]
+				}
+			}
+		}
+	}
+}
+
+// setBias writes to dst, by lanes, the sums of activations times what is added to each weight: per stripe; above a stripe, per block.
+func setBias(dst, sums []int32, block int, weight int32) {
+	const lanes = kernel.Stripe / 4
+	if block <= kernel.Stripe {
+		for i, v := range sums {
+			dst[i] = v * weight
+		}
+		return
+	}
+	clear(dst)
+	for i := 0; i < len(sums); i += lanes {
+		b := dst[i/(block/4)*lanes:][:lanes]
+		for j, v := range sums[i : i+lanes] {
+			b[j] += v * weight
+		}
+	}
+}
+
+// expand writes with times the scales of n rows from r on to dst.
+func (o *Operand) expand(dst []float32, pitch int, scales *Scales, r, n int, with []float32, s *Scratch) {
+	blocks := ceilDiv(o.m.Cols, scales.Block)
+	e := &s.scales
+	*e = kernel.Scales{Rows: n, Blocks: blocks, With: with}
+	if scales.Half != nil {
+		e.Half = scales.Half[r*blocks : (r+n)*blocks]
+	} else {
+		e.Supers, e.Per = ceilDiv(o.m.Cols, 256), 256/scales.Block
+		e.Sub, e.Super = scales.Sub[r*blocks:(r+n)*blocks], scales.Super[r*e.Supers:(r+n)*e.Supers]
+	}
+	o.level.Expand(dst, pitch, e)
+}
+
+// expandLarge does that for scales of ratio blocks each.
+func (o *Operand) expandLarge(dst []float32, pitch int, scales *Scales, r, n, ratio int, with []float32, s *Scratch) {
+	blocks := ceilDiv(o.m.Cols, scales.Block)
+	part := grow(&s.part, 2*blocks)
+	ones := part[blocks:]
+	for i := range ones {
+		ones[i] = 1
+	}
+	for i := range n {
+		o.expand(part, blocks, scales, r+i, 1, ones, s)
+		for b, w := range with {
+			dst[i*pitch+b] = part[b/ratio] * w
+		}
+	}
+}
+
+// subtractMin subtracts from rows first on the minima times the sums of their blocks of activations.
+func (o *Operand) subtractMin(dst []float32, first int, x *Activations, s *Scratch) {
+	scales := &o.m.Min
+	if scales.Block == 0 {
+		return
+	}
+	blocks := ceilDiv(o.m.Cols, scales.Block)
+	with := grow(&s.vectors[0].with, blocks)
+	clear(with)
+	step, _ := granule(scales, o.m.Cols, x)
+	for c := 0; c < o.m.Cols; c += step {
+		var sum int32
+		for _, v := range x.sums[c/4 : min(c+step, len(x.Q))/4] {
+			sum += v
+		}
+		with[c/scales.Block] += float32(sum) * x.Scale[c/x.Block]
+	}
+	o.subtractProducts(dst, first, with, s)
+}
+
+// subtractProducts subtracts from rows first on the sums of their minima times with.
+func (o *Operand) subtractProducts(dst []float32, first int, with []float32, s *Scratch) {
+	scales, blocks := &o.m.Min, len(with)
+	batch := max(1, min(batchRows, batchFactors/blocks, len(dst)))
+	factors := grow(&s.factors, batch*blocks)
+	for r := 0; r < len(dst); r += batch {
+		n := min(batch, len(dst)-r)
+		o.expand(factors, blocks, scales, first+r, n, with, s)
+		o.level.SubtractSums(dst[r:r+n], factors, blocks, blocks)
+	}
+}

@@ -1,0 +1,108 @@
+package fabric
+
+// This file shares a product's rows among goroutines.
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+)
+
+// Pool is goroutines that multiply together. It allocates nothing for a product, once it has done one like it. Several goroutines
+// may use it; they wait for each other. Close ends its goroutines.
+type Pool struct {
+	mu      sync.Mutex // held during a product
+	begin   chan struct{}
+	done    chan struct{}
+	workers sync.WaitGroup
+	scratch []Scratch
+	dst     [1][]float32
+	x       [1]*Activations
+	job     job
+}
+
+// job is the product at work.
+type job struct {
+	o     *Operand
+	dst   [][]float32
+	x     []*Activations
+	chunk int // rows that a goroutine takes at once
+	next  atomic.Int64
+}
+
+// NewPool starts a pool of n goroutines, of which one is the caller of each product: n-1 are started. If n is 0, they are as many as
+// GOMAXPROCS.
+func NewPool(n int) *Pool {
+	if n <= 0 {
+		n = runtime.GOMAXPROCS(0)
+	}
+	p := &Pool{begin: make(chan struct{}), done: make(chan struct{}), scratch: make([]Scratch, n)}
+	for i := range n - 1 {
+		p.workers.Go(func() {
+			for range p.begin {
+				p.job.run(&p.scratch[i+1])
+				p.done <- struct{}{}
+			}
+		})
+	}
+	return p
+}
+
+// Close ends the goroutines, after the products that have begun. The pool must not be used again.
+func (p *Pool) Close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	close(p.begin)
+	p.workers.Wait()
+}
+
+// GEMV is Operand.GEMV. Rows are computed as there, each by one goroutine: the result is the same, bit for bit.
+func (p *Pool) GEMV(o *Operand, dst []float32, x *Activations) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.dst[0], p.x[0] = dst, x
+	p.multiply(o, p.dst[:], p.x[:])
+	p.dst[0], p.x[0] = nil, nil
+}
+
+// GEMM is Operand.GEMM.
+func (p *Pool) GEMM(o *Operand, dst [][]float32, x []*Activations) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.multiply(o, dst, x)
+}
+
+// Each goroutine takes rows a few times, so that one which comes late does less; but so many weights at once that preparing for
+// them (once a vector, of as many steps as columns) costs little.
+const (
+	chunksPerWorker = 4
+	minChunk        = 64 // rows
+)
+
+func (p *Pool) multiply(o *Operand, dst [][]float32, x []*Activations) {
+	o.checkShapes(dst, x)
+	j := &p.job
+	j.o, j.dst, j.x = o, dst, x
+	j.chunk = max(minChunk, ceilDiv(o.m.Rows, chunksPerWorker*len(p.scratch)))
+	j.next.Store(0)
+	others := min(len(p.scratch), ceilDiv(o.m.Rows, j.chunk)) - 1
+	for range others {
+		p.begin <- struct{}{}
+	}
+	j.run(&p.scratch[0])
+	for range others {
+		<-p.done
+	}
+	j.o, j.dst, j.x = nil, nil, nil
+}
+
+func (j *job) run(s *Scratch) {
+	for {
+		end := int(j.next.Add(int64(j.chunk)))
+		first := end - j.chunk
+		if first >= j.o.m.Rows {
+			return
+		}
+		j.o.multiply(j.dst, first, min(end, j.o.m.Rows), j.x, s)
+	}
+}

@@ -1,0 +1,20 @@
+//go:build !amd64
+
+package kernel
+
+import "tensorcast/fabric/trit"
+
+// This file stands in for the assembly where there is none.
+
+const hasAVX2, hasAVX512 = false, false
+
+func (l Level) decodeAssembly(trit.Layout, []byte, [][]byte, int) bool  { return false }
+func (l Level) dotAssembly(*Rows) bool                                  { return false }
+func (l Level) hasProduct(trit.Layout, int, int) bool                   { return false }
+func (l Level) productAssembly(*Product)                                {}
+func (l Level) expandAssembly([]float32, int, *Scales) bool             { return false }
+func (l Level) subtractAssembly(_, _ []float32, _, _ int) bool          { return false }
+func (l Level) quantizeAssembly([]int8, []float32, []float32, int) bool { return false }
+func (l Level) sumAssembly([]int32, []int8) bool                        { return false }
+func (l Level) floatAssembly(*FloatRows) bool                           { return false }
+func (l Level) sparseAssembly(*SparseRows) bool                         { return false }

@@ -1,0 +1,221 @@
+package kernel
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"tensorcast/fabric/trit"
+)
+
+// planes makes n bytes of each plane, of valid codes, from rng.
+func randomPlanes(rng *rand.Rand, l trit.Layout, count, n int) [][]byte {
+	all := make([][]byte, count)
+	for p := range all {
+		all[p] = make([]byte, n)
+		for i := range all[p] {
+			if l == trit.PT5Striped {
+				all[p][i] = byte(rng.IntN(243))
+				continue
+			}
+			for f := range 4 {
+				all[p][i] |= byte(rng.IntN(3)) << (2 * f)
+			}
+		}
+	}
+	return all
+}
+
+// TestDecode compares every level with what package trit unpacks.
+func TestDecode(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, layout := range []trit.Layout{trit.PT5Striped, trit.TwoBit} {
+		for count := 1; count <= MaxPlanes; count++ {
+			for _, groups := range []int{0, 1, 2, 3, 40} {
+				n, trits := 64*groups, groups*groupTrits(layout)
+				planes := randomPlanes(rng, layout, count, n)
+				want := make([]byte, trits)
+				power := 1
+				for i := range want {
+					want[i] = byte(Offset(count))
+				}
+				for _, p := range planes {
+					digits := make([]int8, trits)
+					if err := layout.Unpack(digits, p); err != nil {
+						t.Fatal(err)
+					}
+					for i, d := range digits {
+						want[i] += byte(power * int(d))
+					}
+					power *= 3
+				}
+				for _, level := range Levels() {
+					got := make([]byte, trits+1)
+					level.Decode(layout, got, planes, n)
+					if !bytes.Equal(got[:trits], want) || got[trits] != 0 {
+						t.Errorf("%v, %v, %d planes of %d groups: differs from Unpack", level, layout, count, groups)
+					}
+				}
+			}
+		}
+	}
+}
+
+// pairs is all pairs of valid bytes that lie in one word.
+func TestDecodePairs(t *testing.T) {
+	var plane []byte
+	for low := range 243 {
+		for high := range 243 {
+			plane = append(plane, byte(low), byte(high))
+		}
+	}
+	for len(plane)%64 != 0 {
+		plane = append(plane, 0)
+	}
+	want := make([]byte, len(plane)/64*320)
+	Go.Decode(trit.PT5Striped, want, [][]byte{plane}, len(plane))
+	for _, level := range Levels() {
+		got := make([]byte, len(want))
+		level.Decode(trit.PT5Striped, got, [][]byte{plane}, len(plane))
+		if !bytes.Equal(got, want) {
+			t.Errorf("%v differs", level)
+		}
+	}
+}
+
+// randomRows makes a product whose float32 sums are exact in any order, so that results must be equal, not near.
+func randomRows(rng *rand.Rand, block, count, stripes int, maxWeight int) *Rows {
+	cols := stripes * Stripe
+	blocks := (cols + block - 1) / block
+	lanes := 16 * stripes
+	if block > Stripe {
+		lanes = 16 * blocks
+	}
+	r := &Rows{
+		Small: maxWeight < 128,
+		Pitch: cols + rng.IntN(3), Count: count, Stripes: stripes, Block: block, FactorPitch: blocks + rng.IntN(3),
+		X: make([]int8, cols), Bias: make([]int32, lanes), Dst: make([]float32, count),
+	}
+	r.Weights = make([]byte, count*r.Pitch)
+	r.Factors = make([]float32, count*r.FactorPitch+15)
+	for i := range r.Weights {
+		r.Weights[i] = byte(rng.IntN(maxWeight + 1))
+	}
+	for i := range r.X {
+		r.X[i] = int8(rng.IntN(256) - 128)
+	}
+	for i := range r.Bias {
+		r.Bias[i] = int32(rng.IntN(20001) - 10000)
+	}
+	for i := range r.Factors {
+		r.Factors[i] = float32(rng.IntN(3) - 1)
+	}
+	for i := range r.Dst {
+		r.Dst[i] = float32(rng.IntN(2001) - 1000)
+	}
+	return r
+}
+
+func TestDot(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	for _, block := range []int{16, 32, 64, 128, 192, 256, 320, 512, 4096} {
+		for _, stripes := range []int{1, 2, 3, 4, 5, 7, 8, 9, 16, 17} {
+			for _, maxWeight := range []int{2, 127, 255} {
+				r := randomRows(rng, block, 1+rng.IntN(3), stripes, maxWeight)
+				begin := append([]float32(nil), r.Dst...)
+				Go.Dot(r)
+				want := r.Dst
+				for _, level := range Levels() {
+					r.Dst = append([]float32(nil), begin...)
+					level.Dot(r)
+					if fmt.Sprint(r.Dst) != fmt.Sprint(want) {
+						t.Errorf("%v, blocks of %d, %d stripes, weights to %d: %v, want %v", level, block, stripes, maxWeight, r.Dst, want)
+					}
+				}
+			}
+		}
+	}
+}
+
+func randomProduct(rng *rand.Rand, layout trit.Layout, planes, block, count, groups int) *Product {
+	trits := groupTrits(layout)
+	stripes := groups * trits / Stripe
+	blocks := (groups*trits + block - 1) / block
+	whole := max(stripes, blocks*block/Stripe)
+	r := randomRows(rng, block, count, whole, 1)
+	clear(r.X[stripes*Stripe:])
+	if block > Stripe {
+		// Padding has no bias in the products that skip it.
+		clear(r.Bias[16*blocks:])
+	}
+	p := &Product{
+		Layout: layout, Planes: randomPlanes(rng, layout, planes, count*groups*64), Groups: groups, Count: count,
+		X: r.X, Block: block, Bias: r.Bias, Factors: r.Factors, FactorPitch: r.FactorPitch, Dst: r.Dst,
+		Weights: make([]byte, groups*trits*(1+rng.IntN(3))),
+	}
+	if block <= Stripe && rng.IntN(2) == 0 {
+		// Zeros, which the bias makes add up to 0, in some groups.
+		Go.SumFours(p.Bias, p.X)
+		for i := range p.Bias {
+			p.Bias[i] *= -Offset(planes)
+		}
+		p.Skip = make([]byte, count*groups)
+		for g := range p.Skip {
+			if p.Skip[g] = byte(rng.IntN(2)); p.Skip[g] != 0 {
+				for _, plane := range p.Planes {
+					layout.Pack(plane[64*g:], make([]int8, trits))
+				}
+			}
+		}
+	}
+	return p
+}
+
+// TestMultiply compares every level, with and without a loop of its own for the case, with the Go code.
+func TestMultiply(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	for _, layout := range []trit.Layout{trit.PT5Striped, trit.TwoBit} {
+		for planes := 1; planes <= MaxPlanes; planes++ {
+			for _, block := range []int{16, 32, 64, 128, 256, 512} {
+				for groups := 1; groups <= 9; groups++ {
+					p := randomProduct(rng, layout, planes, block, 1+rng.IntN(6), groups)
+					begin := append([]float32(nil), p.Dst...)
+					Go.Multiply(p)
+					want := p.Dst
+					for _, level := range Levels() {
+						p.Dst = append([]float32(nil), begin...)
+						level.Multiply(p)
+						if fmt.Sprint(p.Dst) != fmt.Sprint(want) {
+							t.Errorf("%v, %v, %d planes, blocks of %d, %d groups: %v, want %v", level, layout, planes, block, groups, p.Dst, want)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestDotFloat(t *testing.T) {
+	rng := rand.New(rand.NewPCG(13, 14))
+	for _, block := range []int{16, 32, 48, 64, 256, 320, 4096} {
+		for stripes := 1; stripes < 12; stripes++ {
+			r := randomRows(rng, block, 1+rng.IntN(3), stripes, 255)
+			f := &FloatRows{Weights: r.Weights, Pitch: r.Pitch, Count: r.Count, Stripes: stripes, Add: int32(rng.IntN(300) - 200), Block: block,
+				X: make([]float32, stripes*Stripe), Factors: r.Factors, FactorPitch: r.FactorPitch}
+			for i := range f.X {
+				f.X[i] = float32(rng.IntN(21) - 10)
+			}
+			f.Dst = append([]float32(nil), r.Dst...)
+			Go.DotFloat(f)
+			want := f.Dst
+			for _, level := range Levels() {
+				f.Dst = append([]float32(nil), r.Dst...)
+				level.DotFloat(f)
+				if !sameFloats(f.Dst, want) {
+					t.Errorf("%v, blocks of %d, %d stripes: %v, want %v", level, block, stripes, f.Dst, want)
+				}
+			}
+		}
+	}
+}

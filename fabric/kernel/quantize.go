@@ -1,0 +1,93 @@
+package kernel
+
+// This file quantises vectors as ggml does it, and sums them.
+
+import "math"
+
+// Quantize writes x as signed bytes to q, with a factor per block of 32 or 256 to scale, as fabric.Activations describes it.
+func (l Level) Quantize(q []int8, scale []float32, x []float32, block int) {
+	q = q[:len(x)]
+	if whole := len(x) / block * block; whole > 0 && l.quantizeAssembly(q[:whole], scale, x[:whole], block) {
+		q, scale, x = q[whole:], scale[whole/block:], x[whole:]
+	}
+	for b := 0; len(x) > 0; b++ {
+		n := min(block, len(x))
+		if block == 32 {
+			scale[b] = quantize32(q[:n], x[:n])
+		} else {
+			scale[b] = quantize256(q[:n], x[:n])
+		}
+		q, x = q[n:], x[n:]
+	}
+}
+
+func quantize32(q []int8, x []float32) float32 {
+	var most float32
+	for _, v := range x {
+		most = max(most, abs(v))
+	}
+	var inverse float32
+	if most != 0 {
+		inverse = 127 / most
+	}
+	for i, v := range x {
+		r := math.RoundToEven(float64(float32(v * inverse)))
+		switch {
+		case r >= 127 && r < 1<<31:
+			q[i] = 127
+		case r >= -128 && r < 127:
+			q[i] = int8(r)
+		default: // the processor's conversion makes the smallest integer of what is out of range
+			q[i] = -128
+		}
+	}
+	return fromHalf(toHalf(most / 127))
+}
+
+func quantize256(q []int8, x []float32) float32 {
+	var most, first float32
+	for _, v := range x {
+		if a := abs(v); a > most {
+			most, first = a, v
+		}
+	}
+	if most == 0 {
+		clear(q)
+		return 0
+	}
+	inverse := -127 / first
+	for i, v := range x {
+		// Adding 1.5 * 2^23 leaves the rounded number in the low bits.
+		f := float32(v*inverse) + 12582912
+		q[i] = int8(min(127, int32(math.Float32bits(f)&0x7fffff)-0x400000))
+	}
+	return 1 / inverse
+}
+
+func abs(x float32) float32 { return math.Float32frombits(math.Float32bits(x) &^ (1 << 31)) }
+
+// toHalf is the half nearest to x, which is not negative: that with the even last bit if two are.
+func toHalf(x float32) uint16 {
+	switch {
+	case x != x:
+		return 0x7e00
+	case x >= 65520:
+		return 0x7c00
+	case x < 0x1p-14:
+		// The sum's last bit is worth 2^-24, as that of a small half, so that the addition rounds.
+		return uint16(math.Float32bits(x+0.5) - math.Float32bits(0.5))
+	}
+	b := math.Float32bits(x) - (127-15)<<23
+	return uint16((b + 0xfff + b>>13&1) >> 13)
+}
+
+// SumFours writes the sum of each four of q, whole stripes, to dst.
+func (l Level) SumFours(dst []int32, q []int8) {
+	if len(q) == 0 || l.sumAssembly(dst, q) {
+		return
+	}
+	for i := range dst[:len(q)/4] {
+		v := q[4*i : 4*i+4]
+		dst[i] = int32(v[0]) + int32(v[1]) + int32(v[2]) + int32(v[3])
+	}
+}

@@ -1,0 +1,44 @@
+package kernel
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+func TestQuantizeLevels(t *testing.T) {
+	rng := rand.New(rand.NewPCG(11, 12))
+	for _, block := range []int{32, 256} {
+		for range 300 {
+			x := make([]float32, 1+rng.IntN(1200))
+			for i := range x {
+				x[i] = float32(rng.NormFloat64())
+			}
+			switch rng.IntN(4) {
+			case 0: // zeros
+				clear(x[rng.IntN(len(x)):])
+			case 1: // ties, of both signs, for the largest magnitude
+				for i := range x {
+					x[i] = float32(rng.IntN(7) - 3)
+				}
+			case 2: // magnitudes of all orders
+				for i := range x {
+					x[i] = math.Float32frombits(rng.Uint32()&0x807fffff | rng.Uint32N(0xfe)<<23)
+				}
+			}
+			n := (len(x) + 319) / 64 * 64
+			wantQ, wantScale, wantSums := make([]int8, n), make([]float32, (len(x)+block-1)/block), make([]int32, n/4)
+			Go.Quantize(wantQ, wantScale, x, block)
+			Go.SumFours(wantSums, wantQ)
+			for _, level := range Levels() {
+				q, scale, sums := make([]int8, n), make([]float32, len(wantScale)), make([]int32, n/4)
+				level.Quantize(q, scale, x, block)
+				level.SumFours(sums, q)
+				if !slices.Equal(q, wantQ) || !sameFloats(scale, wantScale) || !slices.Equal(sums, wantSums) {
+					t.Fatalf("%v, %d values in blocks of %d:\n%v %v\n%v %v", level, len(x), block, q, scale, wantQ, wantScale)
+				}
+			}
+		}
+	}
+}
