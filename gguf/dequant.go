@@ -13,6 +13,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+
+	"tensorcast/gguf/half"
 )
 
 // ErrNoDecoder means that [Dequantize] does not decode the type.
@@ -106,11 +108,11 @@ func decodeF32(dst []float32, src []byte) {
 
 func decodeF16(dst []float32, src []byte) {
 	for i := 0; i < len(dst) && len(src) >= 2; i++ {
-		// The common case is inlined here; half is too large for that.
+		// The common case is inlined here; half.Float32 is too large for that.
 		if h := binary.LittleEndian.Uint16(src); isNormal(h) {
 			dst[i] = normalHalf(h)
 		} else {
-			dst[i] = half(h)
+			dst[i] = half.Float32(h)
 		}
 		src = src[2:]
 	}
@@ -134,21 +136,5 @@ func normalHalf(h uint16) float32 {
 	return math.Float32frombits(uint32(int32(int16(h)))<<13&0x8fffffff + halfBias)
 }
 
-// half is the value of an IEEE 754 half. A signalling NaN comes out quiet, as from the multiplication that ggml converts with.
-func half(h uint16) float32 {
-	if isNormal(h) {
-		return normalHalf(h)
-	}
-	sign, mantissa := uint32(h&0x8000)<<16, uint32(h&0x3ff)
-	if h&0x7c00 == 0 {
-		return math.Float32frombits(sign | math.Float32bits(float32(int32(mantissa))*0x1p-24))
-	}
-	b := sign | 0xff<<23 | mantissa<<13
-	if mantissa != 0 {
-		b |= 1 << 22
-	}
-	return math.Float32frombits(b)
-}
-
 // halfAt is the half whose bytes are lo, hi.
-func halfAt(lo, hi byte) float32 { return half(uint16(lo) | uint16(hi)<<8) }
+func halfAt(lo, hi byte) float32 { return half.Float32(uint16(lo) | uint16(hi)<<8) }

@@ -16,6 +16,7 @@ import (
 	"math/rand/v2"
 
 	"tensorcast/gguf"
+	"tensorcast/gguf/half"
 )
 
 // span is a run of consecutive elements of a tensor with one distribution, a whole number of blocks long.
@@ -137,7 +138,7 @@ func (s *sampler) shapeF32(buf []byte, sp span) {
 
 func (s *sampler) shapeF16(buf []byte, sp span) {
 	for ; len(buf) >= 2; buf = buf[2:] {
-		binary.LittleEndian.PutUint16(buf, float16(s.normal[binary.LittleEndian.Uint16(buf)]*sp.std))
+		binary.LittleEndian.PutUint16(buf, half.Round(s.normal[binary.LittleEndian.Uint16(buf)]*sp.std))
 	}
 }
 
@@ -145,7 +146,7 @@ func (s *sampler) shapeF16(buf []byte, sp span) {
 func (s *sampler) shapeBlocks(buf []byte, blockBytes int, codes *[256]byte, unit float64) {
 	var scales [16]uint16
 	for i, j := range s.jitter {
-		scales[i] = float16(float32(unit * j))
+		scales[i] = half.Round(float32(unit * j))
 	}
 	for ; len(buf) >= blockBytes; buf = buf[blockBytes:] {
 		binary.LittleEndian.PutUint16(buf, scales[buf[0]&15])
@@ -164,8 +165,8 @@ func (s *sampler) shapeQ4K(buf []byte, sp span) {
 	}
 	meanScale := math.Sqrt(sum / (subScaleMask + 1))
 	// Rounded to a multiple of 16 units in the last place, 7.5*d is an F16 too, and the mean exactly 0.
-	d := (float16(float32(float64(sp.std)/(s.q4kStd*meanScale))) + 8) &^ 0xf
-	dmin := float16(7.5 * float32FromFloat16(d))
+	d := (half.Round(float32(float64(sp.std)/(s.q4kStd*meanScale))) + 8) &^ 0xf
+	dmin := half.Round(7.5 * half.Float32(d))
 
 	const blockBytes = 144
 	for ; len(buf) >= blockBytes; buf = buf[blockBytes:] {
@@ -186,32 +187,4 @@ func (s *sampler) shapeQ4K(buf []byte, sp span) {
 			qs[i] = s.q4k[r]
 		}
 	}
-}
-
-// float16 rounds v to the nearest IEEE 754 half, ties to even; too large a value becomes infinite.
-func float16(v float32) uint16 {
-	bits := math.Float32bits(v)
-	sign, abs := uint16(bits>>16&0x8000), bits&0x7fffffff
-	switch {
-	case abs >= 0x47800000: // 65536 and more, infinity, NaN
-		if abs > 0x7f800000 {
-			return sign | 0x7e00
-		}
-		return sign | 0x7c00
-	case abs < 0x38800000: // below the least normal half: adding 0.5 leaves the value's multiple of 2^-24 in the last bits
-		sum := math.Float32frombits(abs) + 0.5
-		return sign | uint16(math.Float32bits(sum)-math.Float32bits(0.5))
-	}
-	abs += 0xfff + abs>>13&1                // to nearest, ties to even; may carry into the exponent
-	return sign | uint16((abs>>13)-112<<10) // the exponent's bias goes from 127 to 15
-}
-
-// float32FromFloat16 is the value of a finite half.
-func float32FromFloat16(h uint16) float32 {
-	sign, abs := uint32(h&0x8000)<<16, h&0x7fff
-	bits := uint32(abs)<<13 + 112<<23
-	if abs < 0x400 { // subnormal: a multiple of 2^-24
-		bits = math.Float32bits(float32(abs) / (1 << 24))
-	}
-	return math.Float32frombits(sign | bits)
 }

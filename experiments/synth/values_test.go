@@ -187,38 +187,3 @@ func TestChunks(t *testing.T) {
 		}
 	}
 }
-
-func TestFloat16(t *testing.T) {
-	// Every finite half, and the points around the middle between it and the next one.
-	for h := uint16(0); h < 0x7c00; h++ {
-		v := float32FromFloat16(h)
-		if got := float16(v); got != h {
-			t.Fatalf("float16(%g) = %#x, want %#x", v, got, h)
-		}
-		if got := float16(-v); got != h|0x8000 {
-			t.Fatalf("float16(%g) = %#x, want %#x", -v, got, h|0x8000)
-		}
-		next := float32(65536)
-		if h < 0x7bff {
-			next = float32FromFloat16(h + 1)
-		}
-		middle := (v + next) / 2
-		even := h + h&1
-		for _, tt := range []struct {
-			v    float32
-			want uint16
-		}{{math.Nextafter32(middle, 0), h}, {middle, even}, {math.Nextafter32(middle, next), h + 1}} {
-			if got := float16(tt.v); got != tt.want {
-				t.Fatalf("float16(%g) = %#x, want %#x", tt.v, got, tt.want)
-			}
-		}
-	}
-	for _, v := range []float64{math.Inf(1), 65536, 1e30} {
-		if got := float16(float32(v)); got != 0x7c00 {
-			t.Errorf("float16(%g) = %#x", v, got)
-		}
-	}
-	if got := float16(float32(math.NaN())); got&0x7c00 != 0x7c00 || got&0x3ff == 0 {
-		t.Errorf("float16(NaN) = %#x", got)
-	}
-}

@@ -2,7 +2,11 @@ package kernel
 
 // This file quantises vectors as ggml does it, and sums them.
 
-import "math"
+import (
+	"math"
+
+	"tensorcast/gguf/half"
+)
 
 // Quantize writes x as signed bytes to q, with a factor per block of 32 or 256 to scale, as fabric.Activations describes it.
 func (l Level) Quantize(q []int8, scale []float32, x []float32, block int) {
@@ -41,7 +45,7 @@ func quantize32(q []int8, x []float32) float32 {
 			q[i] = -128
 		}
 	}
-	return fromHalf(toHalf(most / 127))
+	return half.Float32(half.Round(most / 127))
 }
 
 func quantize256(q []int8, x []float32) float32 {
@@ -65,21 +69,6 @@ func quantize256(q []int8, x []float32) float32 {
 }
 
 func abs(x float32) float32 { return math.Float32frombits(math.Float32bits(x) &^ (1 << 31)) }
-
-// toHalf is the half nearest to x, which is not negative: that with the even last bit if two are.
-func toHalf(x float32) uint16 {
-	switch {
-	case x != x:
-		return 0x7e00
-	case x >= 65520:
-		return 0x7c00
-	case x < 0x1p-14:
-		// The sum's last bit is worth 2^-24, as that of a small half, so that the addition rounds.
-		return uint16(math.Float32bits(x+0.5) - math.Float32bits(0.5))
-	}
-	b := math.Float32bits(x) - (127-15)<<23
-	return uint16((b + 0xfff + b>>13&1) >> 13)
-}
 
 // SumFours writes the sum of each four of q, whole stripes, to dst.
 func (l Level) SumFours(dst []int32, q []int8) {

@@ -2,7 +2,7 @@ package kernel
 
 // This file makes factors of scales: what a Product takes.
 
-import "math"
+import "tensorcast/gguf/half"
 
 // Scales are those of some rows, in blocks of columns.
 type Scales struct {
@@ -26,33 +26,18 @@ func expand(dst []float32, pitch int, s *Scales) {
 		d, with := dst[r*pitch:][:s.Blocks], s.With[:s.Blocks]
 		if s.Half != nil {
 			for b, h := range s.Half[r*s.Blocks:][:s.Blocks] {
-				d[b] = fromHalf(h) * with[b]
+				d[b] = half.Float32(h) * with[b]
 			}
 			continue
 		}
 		var super float32
 		for b, q := range s.Sub[r*s.Blocks:][:s.Blocks] {
 			if b%s.Per == 0 {
-				super = fromHalf(s.Super[r*s.Supers+b/s.Per])
+				super = half.Float32(s.Super[r*s.Supers+b/s.Per])
 			}
 			d[b] = float32(super*float32(q)) * with[b]
 		}
 	}
-}
-
-// fromHalf is the value of an IEEE 754 half.
-func fromHalf(h uint16) float32 {
-	sign, exponent, mantissa := uint32(h&0x8000)<<16, uint32(h>>10&31), uint32(h&0x3ff)
-	switch exponent {
-	case 0:
-		return math.Float32frombits(sign | math.Float32bits(float32(mantissa)*0x1p-24))
-	case 31:
-		if mantissa != 0 {
-			mantissa |= 0x200 // quiet, as the processor's conversion makes it
-		}
-		return math.Float32frombits(sign | 0x7f800000 | mantissa<<13)
-	}
-	return math.Float32frombits(sign | (exponent+127-15)<<23 | mantissa<<13)
 }
 
 // SubtractSums subtracts from each of dst a sum of n values: of v[i*pitch:][:n] from dst[i].

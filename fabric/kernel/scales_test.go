@@ -73,26 +73,3 @@ func TestSubtractSums(t *testing.T) {
 		}
 	}
 }
-
-func TestHalf(t *testing.T) {
-	for h := range 1 << 16 {
-		x := float64(fromHalf(uint16(h)))
-		mantissa := float64(h & 0x3ff)
-		want := math.Ldexp(1024+mantissa, h>>10&31-25)
-		switch h >> 10 & 31 {
-		case 0:
-			want = math.Ldexp(mantissa, -24)
-		case 31:
-			want = math.Inf(1)
-			if mantissa != 0 {
-				want = math.NaN()
-			}
-		}
-		if h>>15 != 0 {
-			want = -want
-		}
-		if math.Float64bits(x) != math.Float64bits(want) && !(x != x && want != want) {
-			t.Fatalf("%#x: %v, want %v", h, x, want)
-		}
-	}
-}
