@@ -25,7 +25,7 @@ type Matrix struct {
 }
 
 // Term is planes that share scales. Exact decompositions have one term whose planes are the digits of an integer, least significant first;
-// lossy ones have a term of one plane for each plane.
+// lossy ones have a term of one plane for each plane, or one term whose planes share a factor.
 type Term struct {
 	Planes [][]byte // Rows * Layout.RowBytes(Cols) bytes each
 	Center int32    // added to the integer

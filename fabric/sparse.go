@@ -78,7 +78,7 @@ func (o *Operand) listTrits(plane []byte, density float64) (sparsePlane, bool) {
 	count := 0
 	if !each(func(row []byte) bool {
 		count += len(row) - bytes.Count(row, []byte{1})
-		return float64(count) <= limit && count <= math.MaxUint32
+		return float64(count) <= limit && int64(count) <= math.MaxUint32
 	}) {
 		return sparsePlane{}, false
 	}

@@ -1,0 +1,290 @@
+// Command fabricplan plans in how many ternary planes each matrix of a model is kept. See package plan.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"tensorcast/fabric/decompose"
+	"tensorcast/fabric/plan"
+	"tensorcast/gguf"
+	"tensorcast/gguf/rewrite"
+)
+
+type options struct {
+	model    string
+	profile  string
+	bound    float64
+	budget   float64
+	form     decompose.Fit
+	rows     int
+	json     bool
+	markdown bool
+	figure   string
+	write    string
+	quiet    bool
+
+	choice string // the flag that chooses the plan
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	var o options
+	usage := true // until the flags are accepted, errors are the user's
+	cmd := &cobra.Command{
+		Use:   "fabricplan -m model.gguf [--profile NAME | --bound DB | --budget N | --planes N] [flags]",
+		Short: "Plan in how many ternary planes each matrix of a model is kept",
+		Long: `Fabricplan measures, for each weight matrix of a model, what ternary planes cost in bytes and lose in accuracy: exact ones, and fitted
+ones of 1 to 6 planes. It prints a plan, the named profiles, and the Pareto front of bytes per weight against error.
+
+The plan is that of a profile (accurate: no loss; balanced; fast), of a bound on the error of each matrix, of a number of bytes per
+weight for the whole model, or of one form for all matrices. Matrices for which the file's own type takes fewer bytes stay native, and
+so do those that cannot keep the bound.
+
+--write makes a model with the weights that the plan's planes stand for: as F32 where planes are fitted, in the file's own type where
+they are exact. Any llama.cpp runs it; the experiment divergence tells how far its predictions are from the original's.
+
+Exit codes: 0 planned; 1 not planned or not written; 2 wrong usage.`,
+		Example: `  fabricplan -m model.gguf --profile balanced --figure front.png
+  fabricplan -m model.gguf --budget 0.5 --json > plan.json
+  fabricplan -m model.gguf --planes 3 --block 32 --write three.gguf`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("unexpected argument %q (the model goes after -m)", args[0])
+			}
+			return nil
+		},
+		SilenceUsage: true, SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			for _, name := range []string{"profile", "bound", "budget", "planes"} {
+				if cmd.Flags().Changed(name) {
+					if o.choice != "" {
+						return fmt.Errorf("--%s and --%s: only one of them can choose the plan", o.choice, name)
+					}
+					o.choice = name
+				}
+			}
+			if err := o.check(); err != nil {
+				return err
+			}
+			usage = false
+			return o.plan(cmd.Context(), stdout, stderr)
+		},
+	}
+	cmd.SetArgs(args)
+	cmd.SetOut(stdout)
+	cmd.SetErr(stderr)
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVarP(&o.model, "model", "m", "", "a GGUF `file`")
+	f.StringVar(&o.profile, "profile", "balanced", "plan for a profile: accurate, balanced or fast")
+	f.Float64Var(&o.bound, "bound", 0, "plan for a bound: each matrix' products `DB` decibels above their error, or more")
+	f.Float64Var(&o.budget, "budget", 0, "plan for `N` bytes per weight of the whole model, or fewer")
+	f.IntVar(&o.form.Planes, "planes", 0, "the same number of planes, `N`, for all matrices")
+	f.IntVar(&o.form.Block, "block", 32, "with --planes: columns that share factors: 16, 32, 64, 128 or 256")
+	f.BoolVar(&o.form.Shared, "shared", false, "with --planes: one factor for all planes of a block, not one for each")
+	f.IntVar(&o.rows, "rows", 256, "measure this many rows of each matrix, evenly spread; 0 for all")
+	f.BoolVar(&o.markdown, "markdown", false, "print Markdown")
+	f.BoolVar(&o.json, "json", false, "print the plan as JSON")
+	f.StringVar(&o.figure, "figure", "", "draw the front to a PNG `file`")
+	f.StringVar(&o.write, "write", "", "write a model with the plan's weights to a `file`")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress")
+
+	if err := cmd.ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(stderr, "fabricplan:", err)
+		if usage {
+			return 2
+		}
+		return 1
+	}
+	return 0
+}
+
+func (o *options) check() error {
+	switch {
+	case o.model == "":
+		return errors.New("no model: give -m model.gguf")
+	case o.json && o.markdown:
+		return errors.New("--json and --markdown: only one of them can be printed")
+	case o.rows < 0:
+		return fmt.Errorf("--rows %d: want 0 or more", o.rows)
+	case o.choice == "bound" && !(o.bound > 0 && o.bound <= 200):
+		return fmt.Errorf("--bound %g: want decibels above 0, up to 200", o.bound)
+	case o.choice == "budget" && !(o.budget > 0 && o.budget <= 16):
+		return fmt.Errorf("--budget %g: want bytes per weight", o.budget)
+	}
+	if _, ok := o.named(); !ok {
+		return fmt.Errorf("--profile %q: want accurate, balanced or fast", o.profile)
+	}
+	if o.choice == "planes" {
+		return o.form.Check()
+	}
+	return nil
+}
+
+// named is the profile that the flags name.
+func (o *options) named() (plan.Profile, bool) {
+	for _, p := range plan.Profiles() {
+		if p.Name == o.profile {
+			return p, true
+		}
+	}
+	return plan.Profile{}, false
+}
+
+func (o *options) plan(ctx context.Context, stdout, stderr io.Writer) (err error) {
+	model, err := gguf.OpenModel(o.model)
+	if err != nil {
+		return err
+	}
+	if o.write != "" && len(model.Files) > 1 {
+		return fmt.Errorf("--write: %s is split into %d files: merge them first", o.model, len(model.Files))
+	}
+	w, err := gguf.OpenWeights(model, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.Close()) }()
+	cfg := plan.Config{Rows: o.rows}
+	if o.choice == "planes" {
+		cfg.Forms = append(plan.Forms(), o.form)
+	}
+	progress, done := o.bar(stderr)
+	cfg.Progress = progress
+	survey, err := plan.Measure(ctx, w, cfg)
+	done()
+	if err != nil {
+		return stopped(ctx, err)
+	}
+	p, err := o.choose(survey)
+	if err != nil {
+		return err
+	}
+	if o.figure != "" {
+		if err := draw(survey, o.figure, filepath.Base(o.model)); err != nil {
+			return err
+		}
+	}
+	if o.write != "" {
+		if err := write(ctx, p, w, o.model, o.write); err != nil {
+			return stopped(ctx, err)
+		}
+	}
+	switch {
+	case o.json:
+		enc := json.NewEncoder(stdout)
+		enc.SetIndent("", " ")
+		return enc.Encode(p)
+	case o.markdown:
+		return survey.WriteMarkdown(stdout, p)
+	}
+	return survey.WriteText(stdout, p)
+}
+
+func stopped(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("stopped: %w", context.Cause(ctx))
+	}
+	return err
+}
+
+func (o *options) choose(s *plan.Survey) (*plan.Plan, error) {
+	switch o.choice {
+	case "bound":
+		return s.Plan(plan.Profile{Name: fmt.Sprintf("%g dB", o.bound), Bound: o.bound}), nil
+	case "budget":
+		return s.Within(int64(math.Floor(o.budget * float64(s.Weights))))
+	case "planes":
+		return s.Uniform(o.form)
+	}
+	profile, _ := o.named()
+	return s.Plan(profile), nil
+}
+
+// bar draws progress if stderr is a terminal, and returns how to move it and how to end it.
+func (o *options) bar(stderr io.Writer) (progress func(done, total int), done func()) {
+	file, ok := stderr.(*os.File)
+	if !ok || o.quiet || !term.IsTerminal(int(file.Fd())) {
+		return nil, func() {}
+	}
+	bar := progressbar.NewOptions(1, progressbar.OptionSetWriter(stderr), progressbar.OptionSetWidth(20), progressbar.OptionShowCount(),
+		progressbar.OptionClearOnFinish(), progressbar.OptionSetDescription("matrices"), progressbar.OptionSetElapsedTime(true))
+	// A terminal that is gone is not the measurement's failure.
+	return func(done, total int) {
+		bar.ChangeMax(total)
+		_ = bar.Set(done)
+	}, func() { _ = bar.Finish() }
+}
+
+func draw(s *plan.Survey, path, name string) (err error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	return s.WriteFigure(f, name)
+}
+
+// write writes a copy of the model with the weights that the plan's planes stand for.
+func write(ctx context.Context, p *plan.Plan, w *gguf.Weights, from, to string) error {
+	planned := map[string]*plan.Planned{}
+	for i := range p.Tensors {
+		if t := &p.Tensors[i]; !t.Native {
+			planned[t.Name] = t
+		}
+	}
+	return rewrite.WriteFile(ctx, to, from, func(tensor *gguf.Tensor) (rewrite.Replacement, bool) {
+		t := planned[tensor.Name]
+		switch {
+		case t == nil:
+			return rewrite.Replacement{}, false
+		case t.Exact:
+			return rewrite.Replacement{Type: tensor.Type, Write: func(dst io.Writer) error {
+				m, err := p.Decompose(ctx, t, w, decompose.Options{})
+				if err != nil {
+					return err
+				}
+				b := make([]byte, tensor.Size)
+				if err := decompose.Bytes(b, m); err != nil {
+					return err
+				}
+				_, err = dst.Write(b)
+				return err
+			}}, true
+		}
+		return rewrite.F32(func(emit func([]float32) error) error {
+			m, err := p.Decompose(ctx, t, w, decompose.Options{})
+			if err != nil {
+				return err
+			}
+			row := make([]float32, m.Cols)
+			for r := range m.Rows {
+				if err := decompose.Dequantize(row, m, r); err != nil {
+					return err
+				}
+				if err := emit(row); err != nil {
+					return err
+				}
+			}
+			return nil
+		}), true
+	})
+}

@@ -1,0 +1,115 @@
+package decompose
+
+// This file computes the weights that planes stand for.
+
+import (
+	"errors"
+	"fmt"
+
+	"tensorcast/fabric"
+	"tensorcast/gguf/half"
+)
+
+var errShape = errors.New("planes or scales do not have the matrix' size")
+
+// Dequantize writes a row's weights to dst, which has m.Cols elements. Those of an exact matrix are, bit for bit, what ggml and
+// gguf.Dequantize make of the original blocks; the sign of a NaN may differ. Sums are over the terms in their order, in float32.
+//
+// The error wraps trit.ErrInvalid if planes hold what are no trits; a matrix whose parts do not have its size is an error, too. Any number of
+// goroutines may call it.
+func Dequantize(dst []float32, m *fabric.Matrix, row int) error {
+	if len(dst) != m.Cols || row < 0 || row >= m.Rows {
+		return fmt.Errorf("weights of row %d of %d: %d elements of space for %d columns", row, m.Rows, len(dst), m.Cols)
+	}
+	if err := checkPlanes(m); err != nil {
+		return err
+	}
+	ints, trits := make([]int32, m.Cols), make([]int8, m.Cols)
+	for i := range m.Terms {
+		if err := integers(ints, trits, m, &m.Terms[i], row); err != nil {
+			return err
+		}
+		s := &m.Terms[i].Scales
+		scale := float32(1)
+		for c, v := range ints {
+			if s.Block > 0 && c%s.Block == 0 {
+				scale = factor(s, row, m.Cols, c)
+			}
+			// The first is no sum with 0, which would lose the sign of -0.
+			if w := float32(scale * float32(v)); i == 0 {
+				dst[c] = w
+			} else {
+				dst[c] += w
+			}
+		}
+	}
+	if s := &m.Min; s.Block > 0 {
+		var min float32
+		for c := range dst {
+			if c%s.Block == 0 {
+				min = factor(s, row, m.Cols, c)
+			}
+			dst[c] -= min
+		}
+	}
+	return nil
+}
+
+// factor is the scale of a block: as ggml has it, the half times the small integer, if there is one.
+func factor(s *fabric.Scales, row, cols, col int) float32 {
+	block := row*ceilDiv(cols, s.Block) + col/s.Block
+	if s.Sub == nil {
+		return half.Float32(s.Half[block])
+	}
+	return float32(half.Float32(s.Super[row*ceilDiv(cols, 256)+col/256]) * float32(s.Sub[block]))
+}
+
+// integers gives what a term's planes and center are in a row. trits is scratch of the same length.
+func integers(dst []int32, trits []int8, m *fabric.Matrix, term *fabric.Term, row int) error {
+	for c := range dst {
+		dst[c] = term.Center
+	}
+	size := m.Layout.RowBytes(m.Cols)
+	weight := int32(1)
+	for p, plane := range term.Planes {
+		if err := m.Layout.Unpack(trits, plane[row*size:(row+1)*size]); err != nil {
+			return fmt.Errorf("row %d, plane %d: %w", row, p, err)
+		}
+		for c, t := range trits {
+			dst[c] += weight * int32(t)
+		}
+		weight *= 3
+	}
+	return nil
+}
+
+// checkPlanes checks that planes and scales have the matrix' size.
+func checkPlanes(m *fabric.Matrix) error {
+	if !m.Layout.Valid() || m.Rows <= 0 || m.Cols <= 0 || len(m.Terms) == 0 {
+		return errShape
+	}
+	scales := func(s *fabric.Scales) bool {
+		if s.Block <= 0 || len(s.Half)+len(s.Sub) == 0 {
+			return s.Block == 0 && len(s.Half)+len(s.Sub)+len(s.Super) == 0
+		}
+		blocks := m.Rows * ceilDiv(m.Cols, s.Block)
+		if s.Sub == nil {
+			return len(s.Half) == blocks && s.Super == nil
+		}
+		return len(s.Sub) == blocks && len(s.Super) == m.Rows*ceilDiv(m.Cols, 256) && s.Half == nil
+	}
+	if !scales(&m.Min) {
+		return errShape
+	}
+	for i := range m.Terms {
+		if !scales(&m.Terms[i].Scales) {
+			return errShape
+		}
+		for _, plane := range m.Terms[i].Planes {
+			if len(plane) != m.Rows*m.Layout.RowBytes(m.Cols) {
+				return errShape
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,159 @@
+package decompose
+
+// This file turns codes, a byte for each weight, into planes.
+//
+// A code c stands for the integer c - offset, whose balanced-ternary digits are the trits of the planes. All planes are made at once: a
+// table holds, for each place in a byte of trits and each code, a word with a byte for each plane, which is the digit's part in that byte.
+// The sum of five such words (four in the layout of two bits) has a whole byte of each plane, and no carries.
+
+import (
+	"encoding/binary"
+
+	"tensorcast/fabric/trit"
+)
+
+// tileElems is the number of weights that are converted at once: whole groups of every layout, whole blocks of every type, and few enough to stay
+// in the first cache.
+const tileElems = 1280
+
+// places is the digits' parts: [place][code].
+type places [5][256]uint64
+
+// packer writes planes of one layout.
+type packer struct {
+	layout trit.Layout
+	planes int
+	offset int // the code of 0
+	table  places
+	vector vector // for stripes
+}
+
+// newPacker makes the tables for codes of integers that fit planes; the other codes of a byte get parts without meaning.
+func newPacker(layout trit.Layout, planes, offset int) *packer {
+	p := &packer{layout: layout, planes: planes, offset: offset}
+	for c := range 256 {
+		var digits [8]int8
+		p.trits(digits[:planes], byte(c))
+		weight := 1
+		for i := range p.table {
+			for d := range planes {
+				p.table[i][c] |= uint64(int(digits[d]+1)*weight&0xff) << (8 * d)
+			}
+			if layout == trit.TwoBit {
+				weight *= 4
+			} else {
+				weight *= 3
+			}
+		}
+	}
+	p.prepare()
+	return p
+}
+
+// trits gives the digits of a code, least significant first.
+func (p *packer) trits(t []int8, code byte) {
+	v := int(code) - p.offset
+	for d := range t {
+		t[d] = balanced(&v)
+	}
+}
+
+// balanced takes the least significant digit, of -1, 0 and 1, off v.
+func balanced(v *int) int8 {
+	digit := ((*v+1)%3+3)%3 - 1
+	*v = (*v - digit) / 3
+	return int8(digit)
+}
+
+// pack writes n codes, 1 to tileElems, to the planes from byte at on. It may change the codes after the n-th.
+func (p *packer) pack(planes [][]byte, at int, codes *[tileElems]byte, n int) {
+	size := p.layout.RowBytes(n)
+	elems, _ := p.layout.Group()
+	for i := n; i < min(ceilDiv(n, elems)*elems, tileElems); i++ {
+		codes[i] = byte(p.offset)
+	}
+	switch p.layout {
+	case trit.PT5Striped, trit.TwoBit:
+		p.stripes(planes, at, codes, size/64)
+	case trit.PT5:
+		// Bytes beyond the last, of codes without meaning, are made and dropped.
+		for j := 0; j < size; j += 8 {
+			var r [8]uint64
+			c := (*[40]byte)(codes[5*j:])
+			for b := range r {
+				r[b] = p.table[0][c[5*b]] + p.table[1][c[5*b+1]] + p.table[2][c[5*b+2]] + p.table[3][c[5*b+3]] + p.table[4][c[5*b+4]]
+			}
+			transpose(&r)
+			for d := range p.planes {
+				plane := planes[d][at+j : at+size]
+				if len(plane) >= 8 {
+					binary.LittleEndian.PutUint64(plane, r[d])
+					continue
+				}
+				for b := range plane {
+					plane[b] = byte(r[d] >> (8 * b))
+				}
+			}
+		}
+	default:
+		var digits [8]int8
+		var row [8][tileElems]int8
+		for i, c := range codes[:n] {
+			p.trits(digits[:p.planes], c)
+			for d := range p.planes {
+				row[d][i] = digits[d]
+			}
+		}
+		for d := range p.planes {
+			p.layout.Pack(planes[d][at:at+size], row[d][:n])
+		}
+	}
+}
+
+// stripesGo writes groups of 64 bytes, in which a byte's trits are 64 weights apart. Eight bytes are made at once.
+func (p *packer) stripesGo(planes [][]byte, at int, codes *[tileElems]byte, groups int) {
+	elems, _ := p.layout.Group()
+	five := elems == 320
+	t := &p.table
+	for g := range groups {
+		for j := 0; j < 64; j += 8 {
+			c := codes[g*elems+j:]
+			w0, w1 := binary.LittleEndian.Uint64(c), binary.LittleEndian.Uint64(c[64:])
+			w2, w3 := binary.LittleEndian.Uint64(c[128:]), binary.LittleEndian.Uint64(c[192:])
+			var r [8]uint64
+			if five {
+				w4 := binary.LittleEndian.Uint64(c[256:])
+				for b := range r {
+					r[b] = t[0][byte(w0)] + t[1][byte(w1)] + t[2][byte(w2)] + t[3][byte(w3)] + t[4][byte(w4)]
+					w0, w1, w2, w3, w4 = w0>>8, w1>>8, w2>>8, w3>>8, w4>>8
+				}
+			} else {
+				for b := range r {
+					r[b] = t[0][byte(w0)] + t[1][byte(w1)] + t[2][byte(w2)] + t[3][byte(w3)]
+					w0, w1, w2, w3 = w0>>8, w1>>8, w2>>8, w3>>8
+				}
+			}
+			transpose(&r)
+			for d := range p.planes {
+				binary.LittleEndian.PutUint64(planes[d][at+64*g+j:], r[d])
+			}
+		}
+	}
+}
+
+// transpose exchanges byte j of word i and byte i of word j: first the quarters of the square, then theirs, then single bytes (Warren, Hacker's
+// Delight, 7-3).
+func transpose(r *[8]uint64) {
+	for i := range 4 {
+		t := (r[i]>>32 ^ r[i+4]) & 0xffffffff
+		r[i], r[i+4] = r[i]^t<<32, r[i+4]^t
+	}
+	for _, i := range [...]int{0, 1, 4, 5} {
+		t := (r[i]>>16 ^ r[i+2]) & 0x0000ffff0000ffff
+		r[i], r[i+2] = r[i]^t<<16, r[i+2]^t
+	}
+	for _, i := range [...]int{0, 2, 4, 6} {
+		t := (r[i]>>8 ^ r[i+1]) & 0x00ff00ff00ff00ff
+		r[i], r[i+1] = r[i]^t<<8, r[i+1]^t
+	}
+}

@@ -1,0 +1,76 @@
+package decompose
+
+import (
+	"golang.org/x/sys/cpu"
+
+	"tensorcast/fabric/trit"
+)
+
+var hasVBMI = cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512VBMI
+
+// halves are the tables of stripesVBMI: as a vector permutes a table of 64 bytes, codes of more values are cut into their three low digits and
+// the others, of at most 27 values each.
+type halves struct {
+	high  [256]byte // the code of the high digits: 13 more than their integer
+	cut   [64]byte  // what is left of a code without that, so that the rest is the code of the low digits
+	parts [8][5][64]byte
+}
+
+// vector is what stripes needs beside the tables of places; without the processor's instructions t is nil.
+type vector struct {
+	t         *halves
+	low, high int // planes that are made of the codes or their low digits, and of the high ones
+}
+
+func (p *packer) prepare() {
+	if !hasVBMI || p.layout != trit.PT5Striped && p.layout != trit.TwoBit {
+		return
+	}
+	t, low, high := &halves{}, p.planes, 0
+	if 2*p.offset > 64 {
+		low, high = 3, p.planes-3
+	}
+	for c := range t.high {
+		t.high[c] = byte((c - p.offset + 13 + 27*13) / 27)
+	}
+	for c := range t.parts[0][0] {
+		t.cut[c] = byte(p.offset + 27*(c-13) - 13)
+		v := [2]int{c - p.offset}
+		if high > 0 {
+			v = [2]int{c - 13, c - 13}
+		}
+		for d := range p.planes {
+			digit := int(balanced(&v[min(d/low, 1)])) + 1
+			for i := range t.parts[d] {
+				if p.layout == trit.PT5Striped {
+					t.parts[d][i][c] = byte(digit)
+					digit *= 3
+				} else if i < 4 {
+					t.parts[d][i][c] = byte(digit)
+					digit *= 4
+				}
+			}
+		}
+	}
+	p.vector = vector{t, low, high}
+}
+
+func (p *packer) stripes(planes [][]byte, at int, codes *[tileElems]byte, groups int) {
+	v := &p.vector
+	if v.t == nil {
+		p.stripesGo(planes, at, codes, groups)
+		return
+	}
+	var dst [8]*byte
+	for d := range p.planes {
+		dst[d] = &planes[d][at : at+64*groups][0]
+	}
+	places := 4
+	if p.layout == trit.PT5Striped {
+		places = 5
+	}
+	stripesVBMI(&dst, v.low, v.high, &codes[0], groups, places, v.t)
+}
+
+//go:noescape
+func stripesVBMI(planes *[8]*byte, low, high int, codes *byte, groups, places int, t *halves)

@@ -1,0 +1,216 @@
+package decompose
+
+// This file has the loops over the weights of sixteen blocks at once. The functions of lanes_amd64.s do the same operations in the same order: no
+// product is fused with a sum, so that all processors find the same planes.
+
+import "math"
+
+// uppers is the number of combinations of digits of all planes but the lowest, opposite ones left out: those of the integers from 0.
+func uppers(planes int) int { return [...]int{2: 2, 3: 5, 4: 14}[planes] }
+
+// upperDigits has the digits of those combinations, as factors, and the integers that they make with a lowest digit of 0.
+var upperDigits, upperInts = func() (digits [maxFree - 1]vec, ints [lanes]int32) {
+	for c := range uppers(maxFree) {
+		rest := c
+		for p := range digits {
+			digits[p][c] = float32(balanced(&rest))
+		}
+		ints[c] = int32(3 * c)
+	}
+	return digits, ints
+}()
+
+// spreadGo gives the magnitudes of sixteen blocks, which follow each other in w, a lane to each. They are scaled by 2 to the power of -unit, so
+// that the largest, most, is 1 or more (unless it is subnormal) and below 4. If a weight is not finite, most is not, and the rest has no meaning.
+func spreadGo(size []vec, most *vec, unit *[lanes]int32, w []float32) {
+	n := len(size)
+	for l := range lanes {
+		block := w[l*n : (l+1)*n]
+		var bits uint32
+		for _, v := range block {
+			bits = max(bits, math.Float32bits(v)&^(1<<31))
+		}
+		unit[l] = min(int32(bits>>23)-127, 126)
+		scale := math.Float32frombits(uint32(127-unit[l]) << 23)
+		for i, v := range block {
+			size[i][l] = abs(v) * scale
+		}
+		most[l] = math.Float32frombits(bits) * scale
+	}
+}
+
+// gatherGo makes codes of the integers of magnitudes, block by block as the weights in w: offset more than the integers, which have the weights'
+// signs. The digits of an integer's opposite are the opposite ones.
+func gatherGo(codes []byte, digits [][lanes]int32, w []float32, offset int) {
+	n := len(digits)
+	for l := range lanes {
+		for i, v := range w[l*n : (l+1)*n] {
+			s := int32(math.Float32bits(v)) >> 31
+			codes[l*n+i] = byte(digits[i][l] ^ s - s + int32(offset))
+		}
+	}
+}
+
+// gridSumsGo rounds magnitudes times s to integers of at most top. r becomes the sum of the products of these and the magnitudes, g that of
+// their squares.
+func gridSumsGo(r, g *vec, size []vec, s *vec, top float32) {
+	*r, *g = vec{}, vec{}
+	for i := range size {
+		for l, v := range &size[i] {
+			q := rounded(v, s[l], top)
+			r[l] += float32(q * v)
+			g[l] += float32(q * q)
+		}
+	}
+}
+
+func rounded(v, s, top float32) float32 {
+	return float32(int32(min(float32(v*s)+0.5, top)))
+}
+
+// sums are those of a block's squares: of its magnitudes, and of what the levels leave of them.
+type sums struct{ power, left vec }
+
+// gridRoundGo gives the integers that gridSums sums; they stand for multiples of a.
+func gridRoundGo(digits [][lanes]int32, e *sums, size []vec, a, s *vec, top float32) {
+	*e = sums{}
+	for i := range size {
+		for l, v := range &size[i] {
+			q := rounded(v, s[l], top)
+			digits[i][l] = int32(q)
+			d := v - float32(q*a[l])
+			e.left[l] += float32(d * d)
+			e.power[l] += float32(v * v)
+		}
+	}
+}
+
+// nearest finds the level next to v: the combination of upper digits, the lowest digit, and the distance. levels are those of the combinations.
+//
+// The factors rise. Of levels below 0 none is sought, though some combinations make one that is just above 0 with the opposite of the upper digits:
+// where factors nearly repeat each other, so that it lies close to another.
+func nearest(v, a0 float32, levels []vec, l int) (c int, digit int32, e float32) {
+	d := v
+	e = min(v, abs(v-a0))
+	for i := 1; i < len(levels); i++ {
+		di := v - levels[i][l]
+		if x := abs(di); min(x, abs(x-a0)) < e {
+			c, d, e = i, di, min(x, abs(x-a0))
+		}
+	}
+	if abs(d) > a0*0.5 {
+		digit = 1
+		if math.Signbit(float64(d)) {
+			digit = -1
+		}
+	}
+	return c, digit, e
+}
+
+func abs(x float32) float32 { return math.Float32frombits(math.Float32bits(x) &^ (1 << 31)) }
+
+// upperLevels are the levels of combinations of upper digits.
+func upperLevels(a *[maxFree]vec, planes int) (levels [lanes]vec) {
+	for c := range uppers(planes) {
+		for l := range lanes {
+			x := float32(upperDigits[0][c] * a[1][l])
+			x += float32(upperDigits[1][c] * a[2][l])
+			x += float32(upperDigits[2][c] * a[3][l])
+			levels[c][l] = x
+		}
+	}
+	return levels
+}
+
+// assignGo gives the integers of the levels next to the magnitudes. The factors rise; those from planes on are 0.
+func assignGo(digits [][lanes]int32, e *sums, size []vec, a *[maxFree]vec, planes int) {
+	levels := upperLevels(a, planes)
+	*e = sums{}
+	for i := range size {
+		for l, v := range &size[i] {
+			c, digit, d := nearest(v, a[0][l], levels[:uppers(planes)], l)
+			digits[i][l] = upperInts[c] + digit
+			e.left[l] += float32(d * d)
+			e.power[l] += float32(v * v)
+		}
+	}
+}
+
+// alternateGo does steps of alternating least squares: it replaces the factors by the best ones for the digits that the magnitudes have with
+// them. The factors rise, before and after; those from planes on are 0. gain is by how much the last ones make the sum of the squares smaller.
+func alternateGo(a *[maxFree]vec, gain *vec, size []vec, planes, steps int) {
+	for range steps {
+		levels := upperLevels(a, planes)
+		for l := range lanes {
+			var r [maxFree]float32
+			var g [maxFree][maxFree]float32
+			for i := range size {
+				v := size[i][l]
+				c, digit, _ := nearest(v, a[0][l], levels[:uppers(planes)], l)
+				t := [maxFree]float32{float32(digit), upperDigits[0][c], upperDigits[1][c], upperDigits[2][c]}
+				for p := range planes {
+					r[p] += float32(t[p] * v)
+					for q := range p + 1 {
+						g[p][q] += float32(t[p] * t[q])
+					}
+				}
+			}
+			x := leastSquares(&g, &r, &gain[l])
+			for p := range x {
+				x[p] = abs(x[p])
+			}
+			rise(x[:planes])
+			for p, v := range x {
+				a[p][l] = v
+			}
+		}
+	}
+}
+
+// leastSquares solves g a = r, of which g's lower half is given. A plane that no weight needs, or that repeats others, gets a factor of 0: g has
+// small integers, so that what is left of such a plane is far below the share of 2^-10.
+func leastSquares(g *[maxFree][maxFree]float32, r *[maxFree]float32, gain *float32) (a [maxFree]float32) {
+	var least, inverse [maxFree]float32
+	for p := range least {
+		least[p] = g[p][p] * 0x1p-10
+	}
+	*gain = 0
+	for p := range maxFree {
+		if g[p][p] > least[p] {
+			inverse[p] = 1 / g[p][p]
+		}
+		*gain += float32(float32(r[p]*r[p]) * inverse[p])
+		for i := p + 1; i < maxFree; i++ {
+			m := float32(g[i][p] * inverse[p])
+			for j := p + 1; j <= i; j++ {
+				g[i][j] -= float32(m * g[j][p])
+			}
+			r[i] -= float32(m * r[p])
+		}
+	}
+	for p := maxFree - 1; p >= 0; p-- {
+		x := r[p]
+		for i := p + 1; i < maxFree; i++ {
+			x -= float32(g[i][p] * a[i])
+		}
+		a[p] = float32(x * inverse[p])
+	}
+	return a
+}
+
+// rise sorts two to four numbers.
+func rise(x []float32) {
+	order := func(i, j int) { x[i], x[j] = min(x[i], x[j]), max(x[i], x[j]) }
+	order(0, 1)
+	if len(x) == 4 {
+		order(2, 3)
+		order(0, 2)
+		order(1, 3)
+	}
+	if len(x) > 2 {
+		order(1, 2)
+	}
+	if len(x) == 3 {
+		order(0, 1)
+	}
+}

@@ -1,0 +1,192 @@
+package decompose
+
+// This file makes planes that are fitted to weights.
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"tensorcast/fabric"
+	"tensorcast/gguf"
+)
+
+// Fit says how weights are approximated.
+type Fit struct {
+	Planes int // 1 to 6; 1 to 4 if they do not share a factor
+	Block  int // columns that share factors: 16, 32, 64, 128 or 256
+	// Shared gives a block one factor, of which plane p has 3^p times: weights become its multiples, and the matrix has one term. Otherwise
+	// each plane has a factor for each block, and is a term. That is less error for as many planes, and 2 bytes a block more for each
+	// plane but the first.
+	Shared bool
+}
+
+// Check tells what is wrong with f; nil if it can be made.
+func (f Fit) Check() error {
+	most := maxFree
+	if f.Shared {
+		most = maxPlanes
+	}
+	if f.Planes < 1 || f.Planes > most {
+		return fmt.Errorf("fit %d planes: 1 to %d are possible, or %d with one factor", f.Planes, maxFree, maxPlanes)
+	}
+	switch f.Block {
+	case 16, 32, 64, 128, 256:
+		return nil
+	}
+	return fmt.Errorf("fit planes to blocks of %d weights: 16, 32, 64, 128 and 256 are possible", f.Block)
+}
+
+// batch is about how many weights are fitted at once: many groups of blocks, that stay in the second cache.
+const batch = 1 << 14
+
+// Lossy makes planes of src, rows of cols weights in blocks of type t, which package gguf must decode. It makes the squared error of each block
+// small by alternating least squares, for factors as they are stored, in half precision. It returns what error is left.
+//
+// The error wraps ErrNotFinite if a weight is not finite, and gguf.ErrNoDecoder. It uses several goroutines, and ends early with ctx's error.
+func Lossy(ctx context.Context, t gguf.Type, rows, cols int, src []byte, fit Fit, o Options) (*fabric.Matrix, Error, error) {
+	m, rowBytes, err := o.begin(t, rows, cols, src)
+	if err != nil {
+		return nil, Error{}, err
+	}
+	if err := fit.Check(); err != nil {
+		return nil, Error{}, err
+	}
+	terms, perTerm := fit.Planes, 1
+	if fit.Shared {
+		terms, perTerm = 1, fit.Planes
+	}
+	blocks := ceilDiv(cols, fit.Block)
+	var planes [][]byte
+	for range terms {
+		term := fabric.Term{Planes: newPlanes(m, perTerm), Scales: fabric.Scales{Block: fit.Block, Half: make([]uint16, rows*blocks)}}
+		m.Terms = append(m.Terms, term)
+		planes = append(planes, term.Planes...)
+	}
+	// The integers of six digits are too many for codes of a byte.
+	digits := fit.Planes
+	if fit.Planes == maxPlanes {
+		digits = 3
+	}
+	offset := 0
+	for range digits {
+		offset = 3*offset + 1
+	}
+	pack := newPacker(m.Layout, digits, offset)
+	planeBytes, tileBytes := m.Layout.RowBytes(cols), m.Layout.RowBytes(tileElems)
+	errs := make([]Error, rows)
+	err = o.eachRows(ctx, rows, cols, func(first, end int) error {
+		f := newFitter(fit)
+		step := max(1, batch/cols)
+		weights := make([]float32, min(step, end-first)*cols)
+		// With six digits there are two codes of three each for a weight.
+		codes := [2][]byte{make([]byte, len(weights))}
+		if digits < fit.Planes {
+			codes[1] = make([]byte, len(weights))
+		}
+		for ; first < end; first += step {
+			n := min(step, end-first)
+			if err := gguf.Dequantize(weights[:n*cols], t, src[first*rowBytes:(first+n)*rowBytes]); err != nil {
+				return fmt.Errorf("fit planes: %w", err)
+			}
+			if err := f.rows(m, &codes, offset, errs, weights, first, n); err != nil {
+				return err
+			}
+			for i := range codes {
+				for r := 0; r < n && codes[i] != nil; r++ {
+					row, at := codes[i][r*cols:(r+1)*cols], (first+r)*planeBytes
+					for ; len(row) > 0; at += tileBytes {
+						var tile [tileElems]byte
+						size := copy(tile[:], row)
+						row = row[size:]
+						pack.pack(planes[i*digits:], at, &tile, size)
+					}
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, Error{}, err
+	}
+	var total Error
+	for _, e := range errs {
+		total.Signal += e.Signal
+		total.Noise += e.Noise
+	}
+	return m, total, nil
+}
+
+// rows fits n rows, of which w has the weights, to planes: it writes the scales of m's rows from first on, and the codes of the weights'
+// integers, which are offset more: one code of all digits, or two of three digits, the low ones first.
+func (f *fitter) rows(m *fabric.Matrix, codes *[2][]byte, offset int, errs []Error, w []float32, first, n int) error {
+	cols, size := m.Cols, f.fit.Block
+	perRow := ceilDiv(cols, size)
+	bounds := func(b int) (from, to int) {
+		from = b / perRow * cols
+		return from + b%perRow*size, from + min((b%perRow+1)*size, cols)
+	}
+	var scales [maxFree][lanes]uint16
+	var found [lanes]Error
+	for group := 0; group < n*perRow; group += lanes {
+		used := min(lanes, n*perRow-group)
+		at, _ := bounds(group)
+		// Blocks that are short, or missing, are filled up with zeros, which change nothing.
+		whole := used == lanes && cols%size == 0
+		in := w[at:]
+		if !whole {
+			in = f.weights
+			clear(in)
+			for l := range used {
+				from, to := bounds(group + l)
+				copy(in[l*size:], w[from:to])
+			}
+		}
+		spread(f.size, &f.most, &f.unit, in)
+		for l, v := range f.most {
+			if !(v <= math.MaxFloat32) {
+				from, to := bounds(group + l)
+				return fmt.Errorf("fit planes to %v: row %d, columns %d to %d: %w", m.Origin, first+from/cols, from%cols, (to-1)%cols, ErrNotFinite)
+			}
+		}
+		f.solve(&scales, &found)
+		for l := range used {
+			from, _ := bounds(group + l)
+			e := &errs[first+from/cols]
+			e.Signal += found[l].Signal
+			e.Noise += found[l].Noise
+			for i := range m.Terms {
+				m.Terms[i].Scales.Half[first*perRow+group+l] = scales[i][l]
+			}
+		}
+		if codes[1] != nil {
+			f.gatherHalves(codes, in, used, bounds, group)
+			continue
+		}
+		if whole {
+			gather(codes[0][at:], f.digits, in, offset)
+			continue
+		}
+		gather(f.codes, f.digits, in, offset)
+		for l := range used {
+			from, to := bounds(group + l)
+			copy(codes[0][from:to], f.codes[l*size:])
+		}
+	}
+	return nil
+}
+
+// gatherHalves is gather for integers of six digits.
+func (f *fitter) gatherHalves(codes *[2][]byte, in []float32, used int, bounds func(block int) (from, to int), group int) {
+	size := f.fit.Block
+	for l := range used {
+		from, to := bounds(group + l)
+		for i, v := range in[l*size:][:to-from] {
+			s := int32(math.Float32bits(v)) >> 31
+			q := f.digits[i][l] ^ s - s
+			high := (q + 13*28) / 27
+			codes[0][from+i] = byte(q - 27*(high-13) + 13)
+			codes[1][from+i] = byte(high)
+		}
+	}
+}

@@ -1,0 +1,248 @@
+package plan
+
+// This file measures what forms of a model's matrices cost and lose, and makes the matrices of a plan.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"tensorcast/fabric"
+	"tensorcast/fabric/decompose"
+	"tensorcast/fabric/trit"
+	"tensorcast/gguf"
+)
+
+// ErrModel says that a plan is of another model.
+var ErrModel = errors.New("the plan is of another model")
+
+// ErrBound says that a matrix, seen whole, does not keep the bound that the sample of its rows did.
+var ErrBound = errors.New("the bound is not kept")
+
+// Config says how to measure. The zero value is valid.
+type Config struct {
+	Rows     int             // of each matrix, evenly spread; 0: all
+	Forms    []decompose.Fit // to measure beside exact planes; Forms() if it is nil
+	Workers  int             // goroutines at most; as many as GOMAXPROCS if it is 0
+	Progress func(done, total int)
+}
+
+// Forms are the fitted forms that are worth measuring: 1 to 6 planes with one factor for each block of 16 to 256, and 2 to 4 planes
+// with a factor each for a block of 32 or 64.
+func Forms() []decompose.Fit {
+	var forms []decompose.Fit
+	for planes := 1; planes <= 6; planes++ {
+		for _, block := range []int{16, 32, 64, 128, 256} {
+			forms = append(forms, decompose.Fit{Planes: planes, Block: block, Shared: true})
+		}
+		if planes >= 2 && planes <= 4 {
+			forms = append(forms, decompose.Fit{Planes: planes, Block: 32}, decompose.Fit{Planes: planes, Block: 64})
+		}
+	}
+	return forms
+}
+
+// role is what may become of a tensor.
+type role int
+
+const (
+	stays    role = iota
+	lossless      // exact planes
+	lossy         // any planes
+)
+
+// roleOf knows what is multiplied by vectors: the projections of attention, feed-forward and experts, and that to the vocabulary, which decides
+// between tokens directly and must not lose anything. Rows of embeddings are looked up, routers and norms are small.
+func roleOf(t *gguf.Tensor) role {
+	if len(t.Shape) < 2 || !strings.HasSuffix(t.Name, ".weight") {
+		return stays
+	}
+	switch t.Kind() {
+	case gguf.KindOutput:
+		return lossless
+	case gguf.KindAttention, gguf.KindFeedForward, gguf.KindExpert, gguf.KindSharedExpert:
+		return lossy
+	}
+	return stays
+}
+
+// shape is the tensor as a matrix: the rows of all experts follow each other.
+func shape(t *gguf.Tensor) (rows, cols int) {
+	rows = 1
+	for _, n := range t.Shape[1:] {
+		rows *= int(n)
+	}
+	return rows, int(t.Shape[0])
+}
+
+// Measure measures all matrices of a model. A form that a matrix cannot have (no exact planes, a type without decoder, weights that are not
+// finite) is left out; the native one is always there.
+func Measure(ctx context.Context, w *gguf.Weights, cfg Config) (*Survey, error) {
+	forms := cfg.Forms
+	if forms == nil {
+		forms = Forms()
+	}
+	s := &Survey{}
+	var todo []*gguf.Tensor
+	big := map[*gguf.Tensor]bool{}
+	for _, f := range w.Model.Files {
+		for i := range f.Tensors {
+			t := &f.Tensors[i]
+			n := int64(1)
+			for _, d := range t.Shape {
+				n *= d
+			}
+			s.Weights += n
+			if roleOf(t) == stays {
+				s.Other += t.Size
+				continue
+			}
+			todo = append(todo, t)
+			big[t] = f.BigEndian
+		}
+	}
+	for i, t := range todo {
+		m := Tensor{Name: t.Name, Type: t.Type, Choices: []Choice{{Native: true, Bytes: t.Size}}}
+		m.Rows, m.Cols = shape(t)
+		if !big[t] {
+			h, _ := w.Lookup(t.Name)
+			b, rows, err := sample(h, m.Rows, cfg.Rows)
+			if err == nil {
+				err = measure(ctx, &m, b, rows, roleOf(t), forms, cfg.Workers)
+			}
+			if err != nil {
+				return nil, fmt.Errorf("measure %s: %w", t.Name, err)
+			}
+		}
+		s.Tensors = append(s.Tensors, m)
+		if cfg.Progress != nil {
+			cfg.Progress(i+1, len(todo))
+		}
+	}
+	return s, nil
+}
+
+// sample copies rows of a matrix, evenly spread: all, if most is 0. What the file loses meanwhile is an error here, and would end the process
+// if another goroutine touched it.
+func sample(h gguf.Weight, rows, most int) (sample []byte, n int, err error) {
+	n = rows
+	if most > 0 {
+		n = min(n, most)
+	}
+	err = h.View(func(b []byte) error {
+		size := len(b) / rows
+		sample = make([]byte, 0, n*size)
+		for i := range n {
+			at := (2*i + 1) * rows / (2 * n)
+			sample = append(sample, b[at*size:(at+1)*size]...)
+		}
+		return nil
+	})
+	return sample, n, err
+}
+
+// measure adds the forms of a matrix, of which b has some rows.
+func measure(ctx context.Context, m *Tensor, b []byte, rows int, r role, forms []decompose.Fit, workers int) error {
+	o := decompose.Options{Workers: workers}
+	add := func(c Choice, of *fabric.Matrix) {
+		// Rows are alike: what the sample takes, scaled.
+		c.Bytes = stored(of) / int64(rows) * int64(m.Rows)
+		m.Choices = append(m.Choices, c)
+	}
+	exact, err := decompose.Exact(ctx, m.Type, rows, m.Cols, b, o)
+	switch {
+	case err == nil:
+		add(Choice{Exact: true, Planes: len(exact.Terms[0].Planes)}, exact)
+	case !errors.Is(err, decompose.ErrInexact):
+		return err
+	}
+	if r == lossless {
+		return nil
+	}
+	for _, f := range forms {
+		fitted, e, err := decompose.Lossy(ctx, m.Type, rows, m.Cols, b, f, o)
+		switch {
+		case errors.Is(err, gguf.ErrNoDecoder) || errors.Is(err, decompose.ErrNotFinite):
+			return nil
+		case err != nil:
+			return err
+		case e.Signal == 0:
+			// Any form of zeros is exact.
+			e.Noise, e.Signal = 0, 1
+		}
+		c := Choice{Planes: f.Planes, Block: f.Block, Shared: f.Shared, Noise: e.Noise / e.Signal}
+		if c.Noise > 0 {
+			c.SNR = decibels(c.Noise)
+		}
+		add(c, fitted)
+	}
+	return nil
+}
+
+// stored is the bytes of a matrix' planes and scales in a frame, where planes are sequential PT-5, without its header.
+func stored(m *fabric.Matrix) int64 {
+	scales := func(s *fabric.Scales) int64 { return int64(2*len(s.Half) + len(s.Sub) + 2*len(s.Super)) }
+	n := scales(&m.Min)
+	for i := range m.Terms {
+		n += scales(&m.Terms[i].Scales) + int64(len(m.Terms[i].Planes)*m.Rows*trit.PT5.RowBytes(m.Cols))
+	}
+	return n
+}
+
+// Decompose makes the matrix that a plan has for a tensor; nil if that stays native. The error wraps ErrModel if the weights have no such tensor,
+// and ErrBound if the whole matrix loses more than the plan's bound allows.
+func (p *Plan) Decompose(ctx context.Context, t *Planned, w *gguf.Weights, o decompose.Options) (*fabric.Matrix, error) {
+	h, ok := w.Lookup(t.Name)
+	if !ok {
+		return nil, fmt.Errorf("%s: no such tensor: %w", t.Name, ErrModel)
+	}
+	rows, cols := 0, 0
+	if roleOf(h.Tensor) != stays {
+		rows, cols = shape(h.Tensor)
+	}
+	if h.Tensor.Type.String() != t.Type || rows != t.Rows || cols != t.Cols {
+		return nil, fmt.Errorf("%s: %v %d x %d, planned for %s %d x %d: %w", t.Name, h.Tensor.Type, rows, cols, t.Type, t.Rows, t.Cols, ErrModel)
+	}
+	if t.Native {
+		return nil, nil
+	}
+	m, e, err := decomposed(ctx, h, t, o)
+	if err == nil && p.Bound > 0 && e.SNR() < p.Bound {
+		err = fmt.Errorf("%.2f dB over all rows, %.2f dB wanted: %w", e.SNR(), p.Bound, ErrBound)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", t.Name, err)
+	}
+	return m, nil
+}
+
+func decomposed(ctx context.Context, h gguf.Weight, t *Planned, o decompose.Options) (*fabric.Matrix, decompose.Error, error) {
+	b, _, err := sample(h, t.Rows, 0)
+	if err != nil {
+		return nil, decompose.Error{}, err
+	}
+	if t.Exact {
+		m, err := decompose.Exact(ctx, h.Tensor.Type, t.Rows, t.Cols, b, o)
+		return m, decompose.Error{}, err
+	}
+	return decompose.Lossy(ctx, h.Tensor.Type, t.Rows, t.Cols, b, t.fit(), o)
+}
+
+// Apply makes the matrices of a plan, one at a time, and calls use with each; those that stay native are left out. An error of use ends it.
+func (p *Plan) Apply(ctx context.Context, w *gguf.Weights, o decompose.Options, use func(t *Planned, m *fabric.Matrix) error) error {
+	for i := range p.Tensors {
+		t := &p.Tensors[i]
+		m, err := p.Decompose(ctx, t, w, o)
+		if err != nil {
+			return fmt.Errorf("apply plan %q: %w", p.Profile, err)
+		}
+		if m == nil {
+			continue
+		}
+		if err := use(t, m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
