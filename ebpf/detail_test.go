@@ -390,6 +390,51 @@ func TestBuffers(t *testing.T) {
 	}
 }
 
+// More threads than have a place of their own decode at once: each decode has all its ops.
+func TestManyThreads(t *testing.T) {
+	in, o := options(t, dense)
+	o.Contexts, o.Concurrent, o.Tokens = 70, true, 3
+	for _, detail := range []Detail{DetailOp, DetailGraph} {
+		events, _ := watch(t, Options{Detail: detail}, in.Command(t.Context(), o), nil)
+		ops, threads := map[uint32]int{}, map[int32]bool{}
+		for _, op := range all[*trace.Op](events) {
+			ops[op.Decode]++
+			threads[op.TID] = true
+		}
+		decodes := all[trace.DecodeBegin](events)
+		if len(threads) < o.Contexts || len(decodes) < o.Contexts*o.Tokens {
+			t.Errorf("%d decodes in %d threads", len(decodes), len(threads))
+		}
+		for _, d := range decodes {
+			if n := ops[d.Decode]; n != ops[decodes[0].Decode] || n == 0 {
+				t.Errorf("decode %d has %d ops, the first %d", d.Decode, n, ops[decodes[0].Decode])
+			}
+		}
+	}
+}
+
+// A template is found by its id until another one takes its place.
+func TestTemplatesTakeTurns(t *testing.T) {
+	p := &target{ops: []string{"MUL_MAT"}}
+	learn := func(id uint32) {
+		if _, err := p.learn(&traceTemplateEvent{Id: id}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if p.template(1) != nil {
+		t.Error("there is a template before the first came")
+	}
+	learn(1)
+	learn(2)
+	if p.template(1) == nil || p.template(0) != nil || p.template(1+maxTemplates) != nil {
+		t.Error("a template is not found by its id, or by another's")
+	}
+	learn(1 + maxTemplates)
+	if p.template(1) != nil || p.template(1+maxTemplates) == nil || p.template(2) == nil {
+		t.Error("a new template did not take the place of the oldest")
+	}
+}
+
 // A target without llama_decode has steps all the same: each begins with the lookup of its tokens.
 func TestDerivedSteps(t *testing.T) {
 	p := &target{pid: 7, derived: trace.DerivedSteps{PID: 7}}
@@ -438,9 +483,9 @@ func TestUnresolved(t *testing.T) {
 	if err := gone.Run(); err != nil {
 		t.Fatal(err)
 	}
-	p := &target{pid: gone.Process.Pid, ops: []string{"MUL_MAT"}, templates: map[uint32]*template{}, byNode: map[uint64]uint32{}}
+	p := &target{pid: gone.Process.Pid, ops: []string{"MUL_MAT"}}
 	tr := &Tracer{targets: map[uint32]*target{7: p}}
-	e := traceTemplateEvent{Kind: kindTemplate, Tgid: 7, Id: 3, Node: 64, Nsrc: 1}
+	e := traceTemplateEvent{Kind: kindTemplate, Tgid: 7, Id: 3, Nsrc: 1}
 	e.Src[0].Flags = sourceUnresolved
 	raw := unsafe.Slice((*byte)(unsafe.Pointer(&e)), unsafe.Sizeof(e))
 	if err := tr.dispatch(raw, nil); err != nil {

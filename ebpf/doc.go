@@ -9,5 +9,5 @@
 // Needs CAP_BPF, CAP_PERFMON (root in practice) and Linux 5.17 (bpf_find_vma, bpf_loop).
 package ebpf
 
-//go:generate go tool bpf2go -target amd64,arm64 -type ops_event -type op_record -type ids_event -type decode_event -type template_event -type shape_event -type graph_event -type buffers_event -type sample_event -type target_config -type counts -type source -type buffer trace bpf/trace.bpf.c -- -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu
+//go:generate go tool bpf2go -target amd64,arm64 -type ops_event -type op_record -type ids_event -type decode_event -type template_event -type shape_event -type graph_event -type buffers_event -type sample_event -type target_config -type layout -type thread -type counts -type source -type buffer trace bpf/trace.bpf.c -- -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu
 //go:generate go tool bpf2go -target amd64,arm64 -type pages_event -type process_event -type io -type file_key system bpf/system.bpf.c -- -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu

@@ -175,20 +175,21 @@ func (t *Tracer) execed(p *target) error {
 
 func (t *Tracer) op(p *target, of *traceOpsEvent, e *traceOpRecord, handle func(trace.Event) error) error {
 	p.begun = true
-	known := p.templates[e.Id]
+	known := p.template(e.Id)
 	if known == nil { // the event that explains it was lost, which is counted there
 		t.incomplete.Add(1)
 		return nil
 	}
 	o := &t.scratch
 	*o = known.op
+	o.Memo = &known.memo
 	o.Time, o.Duration, o.Stall, o.TID = int64(e.Time), int64(e.Duration), -1, int32(of.Tid)
-	o.Decode, o.Graph, o.Seq, o.Clipped = of.Decode, of.Graph, e.Seq, o.Clipped || e.Flags&opClipped != 0
+	o.Decode, o.Graph, o.Seq, o.Clipped = of.Decode, of.Graph, of.Seq-uint64(uint32(of.Seq)-e.Seq), o.Clipped || e.Flags&opClipped != 0
 	if t.opts.Detail == DetailIO {
-		o.Stall = int64(e.Stalled)
+		o.Stall = int64(of.Stalled)
 	}
 	if o.GatherDim > 0 && len(o.Sources) > 0 {
-		if g, ok := p.gathered(of.Tid, e.IdsSeq, known.ids); ok {
+		if g, ok := p.gathered(of.Tid, o.Seq-uint64(e.IdsBack), known.ids); ok {
 			o.IDs, o.IDRows = g.ids, g.rows
 		} else {
 			if !o.Clipped {
@@ -198,11 +199,11 @@ func (t *Tracer) op(p *target, of *traceOpsEvent, e *traceOpRecord, handle func(
 		}
 	}
 	if e.Flags&opBuffers != 0 {
-		if b := p.buffers[of.Tid]; b.seq == e.Seq {
+		if b := p.buffers[of.Tid]; b.seq == o.Seq {
 			o.Buffers = b.list
 		}
 	}
-	return t.emit(p, o, handle)
+	return t.emit(p, known, o, handle)
 }
 
 // graph replays the ops that a graph of its shape has.
@@ -219,6 +220,7 @@ func (t *Tracer) graph(p *target, e *traceGraphEvent, handle func(trace.Event) e
 		t.graphOps++
 		o := &t.scratch
 		*o = known.op
+		o.Memo = &known.memo
 		o.Time, o.Duration, o.Stall, o.TID, o.Decode, o.Graph, o.Seq = int64(e.Time), -1, -1, int32(e.Tid), e.Decode, e.Graph, t.graphOps
 		switch {
 		case o.GatherDim == 0:
@@ -233,7 +235,7 @@ func (t *Tracer) graph(p *target, e *traceGraphEvent, handle func(trace.Event) e
 		case rows == 1:
 			o.Selects = known.slots // the experts of one token differ; which they are is not known yet
 		}
-		if err := t.emit(p, o, handle); err != nil {
+		if err := t.emit(p, known, o, handle); err != nil {
 			return err
 		}
 	}
@@ -241,9 +243,23 @@ func (t *Tracer) graph(p *target, e *traceGraphEvent, handle func(trace.Event) e
 }
 
 // emit hands over an op, and before it what it needs: the files that it reads, and the step where the target has no llama_decode.
-func (t *Tracer) emit(p *target, o *trace.Op, handle func(trace.Event) error) error {
-	for i := range o.Sources {
-		s := &o.Sources[i]
+func (t *Tracer) emit(p *target, known *template, o *trace.Op, handle func(trace.Event) error) error {
+	if !known.shown {
+		if err := t.show(p, o.Sources, handle); err != nil {
+			return err
+		}
+		known.shown = true
+	}
+	if err := p.derive(o, handle); err != nil {
+		return err
+	}
+	return handle(o)
+}
+
+// show tells of files before the first op that reads from them.
+func (t *Tracer) show(p *target, sources []trace.Source, handle func(trace.Event) error) error {
+	for i := range sources {
+		s := &sources[i]
 		if !s.InFile || p.seen[s.File] {
 			continue
 		}
@@ -259,10 +275,7 @@ func (t *Tracer) emit(p *target, o *trace.Op, handle func(trace.Event) error) er
 			return err
 		}
 	}
-	if err := p.derive(o, handle); err != nil {
-		return err
-	}
-	return handle(o)
+	return nil
 }
 
 func (t *Tracer) pageIn(e *systemPagesEvent, handle func(trace.Event) error) error {

@@ -59,27 +59,30 @@ type systemProcessEvent struct {
 }
 
 type systemTargetConfig struct {
-	_          structs.HostLayout
-	OpGetRows  uint32
-	OpMulMatId uint32
-	OpAddId    uint32
-	Follow     uint32
-	Ne         uint32
-	Op         uint32
-	Flags      uint32
-	Src        uint32
-	MaxSrc     uint32
-	ViewSrc    uint32
-	Data       uint32
-	Name       uint32
-	N_nodes    uint32
-	Nodes      uint32
-	Decode     uint32
-	_          [4]byte
-	Seq        uint64
-	Stalled    uint64
-	Samples    uint32
-	Forget     uint32
+	_      structs.HostLayout
+	Layout struct {
+		_          structs.HostLayout
+		Ne         uint32
+		Op         uint32
+		Src        uint32
+		Forget     uint32
+		Flags      uint32
+		MaxSrc     uint32
+		ViewSrc    uint32
+		Data       uint32
+		Name       uint32
+		N_nodes    uint32
+		Nodes      uint32
+		OpGetRows  uint32
+		OpMulMatId uint32
+		OpAddId    uint32
+	}
+	Follow  uint32
+	Samples uint32
+	Decode  uint32
+	Pad     uint32
+	Seq     uint64
+	Stalled uint64
 }
 
 // Names of all BPF objects in the ELF.

@@ -25,15 +25,14 @@ type target struct {
 	mapped      []*image.Image
 	ops         []string
 	layout      *image.Layout
-	config      traceTargetConfig
+	config      traceLayout
 	configured  bool
 	begun       bool // an event has come: ggml is found, no need to look for more libraries
 	announced   bool // ProcessBegin was sent
 	command     []string
 	files       map[string]trace.FileID // files that ops read from, by their path in the target
 	seen        map[trace.FileID]bool
-	templates   map[uint32]*template
-	byNode      map[uint64]uint32 // the template in use
+	templates   []*template // each at its id modulo maxTemplates, as in the programs: a new one takes the place of the oldest
 	shapes      map[uint32]*shape
 	ids         map[uint32][]gathered // by thread, the oldest first
 	buffers     map[uint32]buffers    // by thread
@@ -42,10 +41,12 @@ type target struct {
 
 // template is what the op of a node reads.
 type template struct {
+	id    uint32
 	op    trace.Op // without times
-	node  uint64
-	ids   uint64 // tensor that it gathers by
-	slots int    // ids per token
+	ids   uint64   // tensor that it gathers by
+	slots int      // ids per token
+	shown bool     // the files that it reads were told of
+	memo  trace.Memo
 }
 
 // shape is the sequence of ops of a graph.
@@ -53,6 +54,9 @@ type shape struct {
 	ops  []*template
 	used uint64 // the event that used it last
 }
+
+// maxTemplates is that of the programs.
+const maxTemplates = 32768
 
 // maxShapes bounds memory; graphs have few.
 const maxShapes = 256
@@ -79,8 +83,8 @@ func newTarget(pid, parent int) (*target, error) {
 		return nil, err
 	}
 	return &target{
-		pid: pid, parent: parent, process: process, files: map[string]trace.FileID{}, seen: map[trace.FileID]bool{}, templates: map[uint32]*template{},
-		byNode: map[uint64]uint32{}, shapes: map[uint32]*shape{}, ids: map[uint32][]gathered{}, buffers: map[uint32]buffers{}, derived: trace.DerivedSteps{PID: int32(pid)},
+		pid: pid, parent: parent, process: process, files: map[string]trace.FileID{}, seen: map[trace.FileID]bool{},
+		shapes: map[uint32]*shape{}, ids: map[uint32][]gathered{}, buffers: map[uint32]buffers{}, derived: trace.DerivedSteps{PID: int32(pid)},
 	}, nil
 }
 
@@ -117,7 +121,7 @@ func (p *target) learnImages(images []*image.Image) (bool, error) {
 		return false, fmt.Errorf("process %d: %w", p.pid, err)
 	}
 	op := func(name string) uint32 { return uint32(slices.Index(p.ops, name)) } // an op that this ggml lacks is -1, which no op is
-	config := traceTargetConfig{
+	config := traceLayout{
 		OpGetRows: op("GET_ROWS"), OpMulMatId: op("MUL_MAT_ID"), OpAddId: op("ADD_ID"), Ne: layout.NE, Op: layout.Op, Flags: layout.Flags,
 		Src: layout.Src, MaxSrc: layout.MaxSrc, ViewSrc: layout.ViewSrc, Data: layout.Data, Name: layout.Name, N_nodes: layout.NNodes, Nodes: layout.Nodes,
 	}
@@ -157,7 +161,7 @@ func (p *target) learn(e *traceTemplateEvent) (unresolved uint64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	t := &template{node: e.Node, ids: e.Ids, slots: int(e.Slots), op: trace.Op{PID: int32(p.pid), Name: name, Clipped: e.Flags&opClipped != 0}}
+	t := &template{id: e.Id, ids: e.Ids, slots: int(e.Slots), op: trace.Op{PID: int32(p.pid), Name: name, Clipped: e.Flags&opClipped != 0}}
 	if e.Flags&opFused != 0 {
 		second, err := p.opName(e.FusedOp)
 		if err != nil {
@@ -186,10 +190,22 @@ func (p *target) learn(e *traceTemplateEvent) (unresolved uint64, err error) {
 		}
 		return unresolved, nil
 	}
-	delete(p.templates, p.byNode[e.Node])
-	p.byNode[e.Node] = e.Id
-	p.templates[e.Id] = t
+	if p.templates == nil {
+		p.templates = make([]*template, maxTemplates)
+	}
+	p.templates[e.Id%maxTemplates] = t
 	return unresolved, nil
+}
+
+// template returns what the programs call id; nil if it did not come.
+func (p *target) template(id uint32) *template {
+	if p.templates == nil {
+		return nil
+	}
+	if t := p.templates[id%maxTemplates]; t != nil && t.id == id {
+		return t
+	}
+	return nil
 }
 
 // learnShape makes room for the ops of a graph, which follow.

@@ -82,33 +82,53 @@ type traceIdsEvent struct {
 	Ids    [128]int32
 }
 
+type traceLayout struct {
+	_          structs.HostLayout
+	Ne         uint32
+	Op         uint32
+	Src        uint32
+	Forget     uint32
+	Flags      uint32
+	MaxSrc     uint32
+	ViewSrc    uint32
+	Data       uint32
+	Name       uint32
+	N_nodes    uint32
+	Nodes      uint32
+	OpGetRows  uint32
+	OpMulMatId uint32
+	OpAddId    uint32
+}
+
 type traceNodeKey struct {
-	_    structs.HostLayout
-	Node uint64
-	Tgid uint32
-	Pad  uint32
+	_         structs.HostLayout
+	Node      uint64
+	Signature uint64
+	Tgid      uint32
+	Epoch     uint32
 }
 
 type traceOpRecord struct {
 	_        structs.HostLayout
 	Time     uint64
 	Duration uint64
-	Stalled  uint64
-	Seq      uint64
-	IdsSeq   uint64
 	Id       uint32
+	Seq      uint32
+	IdsBack  uint32
 	Flags    uint32
 }
 
 type traceOpsEvent struct {
-	_      structs.HostLayout
-	Kind   uint32
-	Tgid   uint32
-	Tid    uint32
-	Decode uint32
-	Graph  uint32
-	N      uint32
-	Ops    [16]traceOpRecord
+	_       structs.HostLayout
+	Kind    uint32
+	Tgid    uint32
+	Tid     uint32
+	Decode  uint32
+	Graph   uint32
+	N       uint32
+	Seq     uint64
+	Stalled uint64
+	Ops     [16]traceOpRecord
 }
 
 type traceSampleEvent struct {
@@ -156,37 +176,25 @@ type traceSource struct {
 }
 
 type traceTargetConfig struct {
-	_          structs.HostLayout
-	OpGetRows  uint32
-	OpMulMatId uint32
-	OpAddId    uint32
-	Follow     uint32
-	Ne         uint32
-	Op         uint32
-	Flags      uint32
-	Src        uint32
-	MaxSrc     uint32
-	ViewSrc    uint32
-	Data       uint32
-	Name       uint32
-	N_nodes    uint32
-	Nodes      uint32
-	Decode     uint32
-	_          [4]byte
-	Seq        uint64
-	Stalled    uint64
-	Samples    uint32
-	Forget     uint32
+	_       structs.HostLayout
+	Layout  traceLayout
+	Follow  uint32
+	Samples uint32
+	Decode  uint32
+	Pad     uint32
+	Seq     uint64
+	Stalled uint64
 }
 
 type traceTemplate struct {
-	_         structs.HostLayout
-	Signature uint64
-	Ids       uint64
-	Id        uint32
-	Epoch     uint32
-	Nsrc      uint32
-	Flags     uint32
+	_     structs.HostLayout
+	Key   traceNodeKey
+	Ids   uint64
+	Id    uint32
+	Next  uint32
+	Nsrc  uint32
+	Flags uint32
+	Pad   [2]uint64
 }
 
 type traceTemplateEvent struct {
@@ -195,7 +203,6 @@ type traceTemplateEvent struct {
 	Tgid    uint32
 	Id      uint32
 	Shape   uint32
-	Node    uint64
 	Op      uint32
 	FusedOp uint32
 	Flags   uint32
@@ -207,27 +214,46 @@ type traceTemplateEvent struct {
 }
 
 type traceThread struct {
-	_         structs.HostLayout
-	Context   uint64
-	Seq       uint64
-	IdsTensor uint64
-	IdsSeq    uint64
-	IdsGraph  uint32
-	Decode    uint32
-	Graph     uint32
-	Pending   uint32
-	Stalled   uint64
-	Evs       traceOpsEvent
-	Sources   [16]uint64
-	Ev        traceOpRecord
-	Weight    [4]uint64
-	Gr        traceGraphEvent
-	Tm        traceTemplateEvent
-	Ids       traceIdsEvent
-	Known     traceTemplate
-	Shape     traceShape
-	Sample    traceSampleEvent
-	Bufs      traceBuffersEvent
+	_             structs.HostLayout
+	Id            uint64
+	Seq           uint64
+	Began         uint64
+	Expected      uint32
+	Last          uint32
+	Epoch         uint32
+	Op            uint32
+	Src           uint32
+	Hits          uint32
+	NoWeight      uint32
+	Begun         uint32
+	N             uint16
+	Batch         uint16
+	Buffers       uint8
+	Io            uint8
+	Ready         uint8
+	Pending       uint8
+	Evs           traceOpsEvent
+	Layout        traceLayout
+	Configuration uint32
+	Pad           uint32
+	Context       uint64
+	IdsTensor     uint64
+	IdsSeq        uint64
+	IdsGraph      uint32
+	Decode        uint32
+	Graph         uint32
+	Clipped       uint32
+	Stalled       uint64
+	Sources       [16]uint64
+	Weight        [4]uint64
+	Gr            traceGraphEvent
+	Tm            traceTemplateEvent
+	Ids           traceIdsEvent
+	Known         traceTemplate
+	Shape         traceShape
+	Sample        traceSampleEvent
+	Bufs          traceBuffersEvent
+	_             [56]byte
 }
 
 // Names of all BPF objects in the ELF.
@@ -236,7 +262,9 @@ type traceThread struct {
 const (
 	traceMapCounters            = "counters"
 	traceMapEvents              = "events"
+	traceMapNodes               = "nodes"
 	traceMapShapes              = "shapes"
+	traceMapSlots               = "slots"
 	traceMapTargets             = "targets"
 	traceMapTemplates           = "templates"
 	traceMapThreads             = "threads"
@@ -250,6 +278,7 @@ const (
 	traceProgOp                 = "op"
 	traceProgSetWarmup          = "set_warmup"
 	traceVarBatch               = "batch"
+	traceVarConfigurations      = "configurations"
 	traceVarDecodes             = "decodes"
 	traceVarEpoch               = "epoch"
 	traceVarGraphs              = "graphs"
@@ -266,6 +295,8 @@ const (
 	traceVarWakeAt              = "wake_at"
 	traceVarWantBuffers         = "want_buffers"
 	traceVarWantGraph           = "want_graph"
+	traceVarWantIo              = "want_io"
+	traceVarWide                = "wide"
 )
 
 // loadTrace returns the embedded CollectionSpec for trace.
@@ -326,7 +357,9 @@ type traceProgramSpecs struct {
 type traceMapSpecs struct {
 	Counters     *ebpf.MapSpec `ebpf:"counters"`
 	Events       *ebpf.MapSpec `ebpf:"events"`
+	Nodes        *ebpf.MapSpec `ebpf:"nodes"`
 	Shapes       *ebpf.MapSpec `ebpf:"shapes"`
+	Slots        *ebpf.MapSpec `ebpf:"slots"`
 	Targets      *ebpf.MapSpec `ebpf:"targets"`
 	Templates    *ebpf.MapSpec `ebpf:"templates"`
 	Threads      *ebpf.MapSpec `ebpf:"threads"`
@@ -338,6 +371,7 @@ type traceMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type traceVariableSpecs struct {
 	Batch               *ebpf.VariableSpec `ebpf:"batch"`
+	Configurations      *ebpf.VariableSpec `ebpf:"configurations"`
 	Decodes             *ebpf.VariableSpec `ebpf:"decodes"`
 	Epoch               *ebpf.VariableSpec `ebpf:"epoch"`
 	Graphs              *ebpf.VariableSpec `ebpf:"graphs"`
@@ -354,6 +388,8 @@ type traceVariableSpecs struct {
 	WakeAt              *ebpf.VariableSpec `ebpf:"wake_at"`
 	WantBuffers         *ebpf.VariableSpec `ebpf:"want_buffers"`
 	WantGraph           *ebpf.VariableSpec `ebpf:"want_graph"`
+	WantIo              *ebpf.VariableSpec `ebpf:"want_io"`
+	Wide                *ebpf.VariableSpec `ebpf:"wide"`
 }
 
 // traceObjects contains all objects after they have been loaded into the kernel.
@@ -378,7 +414,9 @@ func (o *traceObjects) Close() error {
 type traceMaps struct {
 	Counters     *ebpf.Map `ebpf:"counters"`
 	Events       *ebpf.Map `ebpf:"events"`
+	Nodes        *ebpf.Map `ebpf:"nodes"`
 	Shapes       *ebpf.Map `ebpf:"shapes"`
+	Slots        *ebpf.Map `ebpf:"slots"`
 	Targets      *ebpf.Map `ebpf:"targets"`
 	Templates    *ebpf.Map `ebpf:"templates"`
 	Threads      *ebpf.Map `ebpf:"threads"`
@@ -389,7 +427,9 @@ func (m *traceMaps) Close() error {
 	return _TraceClose(
 		m.Counters,
 		m.Events,
+		m.Nodes,
 		m.Shapes,
+		m.Slots,
 		m.Targets,
 		m.Templates,
 		m.Threads,
@@ -402,6 +442,7 @@ func (m *traceMaps) Close() error {
 // It can be passed to loadTraceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type traceVariables struct {
 	Batch               *ebpf.Variable `ebpf:"batch"`
+	Configurations      *ebpf.Variable `ebpf:"configurations"`
 	Decodes             *ebpf.Variable `ebpf:"decodes"`
 	Epoch               *ebpf.Variable `ebpf:"epoch"`
 	Graphs              *ebpf.Variable `ebpf:"graphs"`
@@ -418,6 +459,8 @@ type traceVariables struct {
 	WakeAt              *ebpf.Variable `ebpf:"wake_at"`
 	WantBuffers         *ebpf.Variable `ebpf:"want_buffers"`
 	WantGraph           *ebpf.Variable `ebpf:"want_graph"`
+	WantIo              *ebpf.Variable `ebpf:"want_io"`
+	Wide                *ebpf.Variable `ebpf:"wide"`
 }
 
 // tracePrograms contains all programs after they have been loaded into the kernel.

@@ -51,7 +51,7 @@ type Options struct {
 	// PerfEvents attaches through perf events even where the kernel has uprobe_multi (Linux 6.6).
 	PerfEvents bool
 	// Interval bounds how long an event waits in the ring buffer, where only an eighth of it, filled, wakes the reader; 0
-	// means half a second. Tick is called by Run that often, after the events at hand.
+	// means a second. Tick is called by Run that often, after the events at hand.
 	Interval time.Duration
 	Tick     func() error
 	Detail   Detail
@@ -88,6 +88,7 @@ type Tracer struct {
 	unresolved, incomplete atomic.Uint64
 	misses                 atomic.Uint64
 	graphOps               uint64 // numbers the ops of graph detail
+	configurations         uint32 // that the programs were given
 	scratch                trace.Op
 	execs                  chan execRequest
 	ran                    chan struct{} // closed when Run has returned
@@ -118,14 +119,14 @@ func New(opts Options) (*Tracer, error) {
 		return nil, err
 	}
 	t := &Tracer{
-		opts: opts, multi: !opts.PerfEvents && features.HaveBPFLinkUprobeMulti() == nil, images: map[fileKey]*image.Image{}, done: map[attachment]bool{}, execs: make(chan execRequest), ran: make(chan struct{}),
+		opts: opts, multi: !opts.PerfEvents && features.HaveBPFLinkUprobeMulti() == nil, images: map[fileKey]*image.Image{}, done: map[attachment]bool{}, execs: make(chan execRequest, 1), ran: make(chan struct{}),
 		main: main, targets: map[uint32]*target{uint32(opts.PID): main},
-	}
-	if err := t.load(); err != nil {
-		return nil, errors.Join(err, main.process.Close())
 	}
 	// Where uprobe_multi takes a process for its first thread (before Linux 6.10), compute threads would be missed.
 	t.wide = opts.Follow || t.multi && tryUprobe(true) != nil
+	if err := t.load(); err != nil {
+		return nil, errors.Join(err, main.process.Close())
+	}
 	return t, nil
 }
 
@@ -143,6 +144,7 @@ func (t *Tracer) load() error {
 		}
 	}
 	err = errors.Join(spec.Variables["want_graph"].Set(flag(t.opts.Detail == DetailGraph)), spec.Variables["want_buffers"].Set(flag(t.opts.Buffers)),
+		spec.Variables["want_io"].Set(flag(t.opts.Detail == DetailIO)), spec.Variables["wide"].Set(flag(t.wide)),
 		spec.Variables["page_shift"].Set(pageShift()), spec.Variables["batch"].Set(t.opts.batch()),
 		spec.Variables["wake_at"].Set(wakeAt(spec.Maps["events"].MaxEntries)))
 	if err != nil {
@@ -273,10 +275,12 @@ func (t *Tracer) configure(p *target, found []*image.Image) error {
 	if err != nil || !changed {
 		return err
 	}
-	p.config.Follow = flag(t.opts.Follow)
-	config := p.config
-	p.config.Follow = 0 // what learnImages compares
+	config := traceTargetConfig{Layout: p.config, Follow: flag(t.opts.Follow)}
 	if err := t.objs.Targets.Put(uint32(p.pid), config); err != nil {
+		return fmt.Errorf("configure the probes: %w", err)
+	}
+	t.configurations++ // threads that have a copy take another
+	if err := t.objs.Configurations.Set(t.configurations); err != nil {
 		return fmt.Errorf("configure the probes: %w", err)
 	}
 	t.opts.Log.Debug("watching", "pid", p.pid, "ops", len(p.ops), "layout", p.layout)
@@ -432,13 +436,17 @@ func (t *Tracer) attachSite(ex *link.Executable, s image.Site) error {
 	return nil
 }
 
-// lookInterval is how often Run looks for libraries that a target loads late, until its first op is seen.
-const lookInterval = 2 * time.Millisecond
+// lookInterval is how often Run looks for libraries that a target loads late, until ggml is found; lookAgain, until its first op is seen:
+// another library may come, and be the one in use.
+const (
+	lookInterval = 2 * time.Millisecond
+	lookAgain    = 500 * time.Millisecond
+)
 
 // minPoll is what epoll can wait, in whole milliseconds and rounded down: less would spin.
 const minPoll = 10 * time.Millisecond
 
-const defaultInterval = 500 * time.Millisecond
+const defaultInterval = time.Second
 
 // Run hands events to handle until ctx is done (an Op as a pointer to one that the next overwrites); then it hands over what the ring buffer still holds and returns nil.
 // It returns the first error of handle or Tick at once. Call it once.
@@ -449,12 +457,14 @@ func (t *Tracer) Run(ctx context.Context, handle func(trace.Event) error) error 
 	var rec ringbuf.Record
 	var look time.Time // when to look for libraries next
 	for {
-		wait := t.opts.Interval
 		if now := time.Now(); now.After(look) {
-			look = now.Add(defaultInterval) // another library may come, and be the one in use
+			look = now.Add(t.opts.Interval)
 			for _, p := range t.targets {
 				if p.begun {
 					continue
+				}
+				if again := now.Add(lookAgain); again.Before(look) {
+					look = again
 				}
 				if err := t.attachMapped(p); err != nil && !errors.Is(err, ErrNoProcess) {
 					return err
@@ -464,11 +474,7 @@ func (t *Tracer) Run(ctx context.Context, handle func(trace.Event) error) error 
 				}
 			}
 		}
-		wait = min(wait, max(time.Until(look), lookInterval))
-		if t.opts.Follow { // a program that waits in Execed
-			wait = min(wait, minPoll)
-		}
-		if wait >= minPoll {
+		if wait := min(t.opts.Interval, max(time.Until(look), lookInterval)); wait >= minPoll {
 			t.reader.SetDeadline(time.Now().Add(wait))
 		} else {
 			time.Sleep(wait)
@@ -476,10 +482,10 @@ func (t *Tracer) Run(ctx context.Context, handle func(trace.Event) error) error 
 		}
 		for {
 			err := t.reader.ReadInto(&rec)
-			if errors.Is(err, os.ErrDeadlineExceeded) {
+			if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, ringbuf.ErrFlushed) {
 				break
 			}
-			if errors.Is(err, ringbuf.ErrFlushed) || errors.Is(err, os.ErrClosed) {
+			if errors.Is(err, os.ErrClosed) {
 				return t.finish(handle)
 			}
 			if err != nil {
@@ -513,6 +519,7 @@ func (t *Tracer) Execed(pid int) (found bool) {
 	case <-t.ran:
 		return true
 	}
+	t.reader.Flush() // wakes Run; fails if that is over
 	select {
 	case found := <-request.found:
 		return found
@@ -616,6 +623,27 @@ func (t *Tracer) Counters() (trace.Counters, error) {
 	)
 	t.countMisses()
 	var sum [counters]uint64
+	// What a thread has not added to the counters yet, first: what it adds meanwhile is seen twice, in hits and in what became of them, not never.
+	pending := func(th *traceThread) {
+		sum[hits] += uint64(th.Hits)
+		sum[noWeight] += uint64(th.NoWeight)
+		sum[begun] += uint64(th.Begun)
+	}
+	var th traceThread
+	for i := range t.objs.Slots.MaxEntries() {
+		if err := t.objs.Slots.Lookup(i, &th); err != nil {
+			return trace.Counters{}, fmt.Errorf("read the counters of a thread: %w", err)
+		}
+		pending(&th)
+	}
+	var id uint64
+	threads := t.objs.Threads.Iterate()
+	for threads.Next(&id, &th) {
+		pending(&th)
+	}
+	if err := threads.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
+		return trace.Counters{}, fmt.Errorf("read the counters of a thread: %w", err)
+	}
 	var perCPU []traceCounts
 	if err := t.objs.Counters.Lookup(uint32(0), &perCPU); err != nil {
 		return trace.Counters{}, fmt.Errorf("read the counters: %w", err)

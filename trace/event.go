@@ -63,6 +63,16 @@ type Op struct {
 	Sources []Source
 	Buffers []Buffer // what it touches besides weights, if that was asked for
 	Clipped bool     // the op had more weights or ids than the capturer could carry: a defect to report, never to hide
+	// Memo, if not nil, is shared by ops of one process that have the same Name, GatherDim, ByExpert and Sources: what the recorder has
+	// worked out of these is kept there.
+	Memo *Memo
+}
+
+// Memo is what a Recorder keeps with a capturer's knowledge of an op. The zero value holds nothing. It is for one goroutine, as the recorder.
+type Memo struct {
+	by    *Recorder
+	files int // that were known to it
+	reads []read
 }
 
 // Source is one weight that an op reads.

@@ -72,13 +72,16 @@ type Recorder struct {
 	rows             []StructureRow
 	contexts         map[uint64]*contextState
 	steps            map[int32]*step // open, by thread
+	current          *step           // of those, the one that had an op last
 	recent           [1 << 10]numbered
 	early            []StepRow // ended before a weight was read
 	stepOver         bool
 	outside          map[string]int64
-	orphans          int // ops before the first decode was seen
+	orphans          int    // ops before the first decode was seen
+	reads            []read // of an op without a memo
 	accesses         []Access
-	served           uint64 // accesses handed out so far
+	selected         []int32 // distinct ids of an op
+	served           uint64  // accesses handed out so far
 	events           uint64
 	phase            Phase
 
@@ -102,6 +105,14 @@ type numbered struct {
 	step   int32
 }
 
+// read is what of a row is the same each time that an op reads one of its sources.
+type read struct {
+	Access
+	part   *part // nil if the source is in no model's file
+	stride int64 // bytes of a row or an expert, if the op gathers
+	embeds bool  // the rows are tokens' embeddings
+}
+
 // step is the decode that a thread is in.
 type step struct {
 	StepRow
@@ -119,7 +130,7 @@ const (
 	// maxWarmupTokens: a warm-up decodes BOS and EOS, or what the model has of them.
 	maxWarmupTokens = 2
 
-	flushInterval = time.Second
+	flushInterval = 5 * time.Second
 	maxContexts   = 4096    // that are remembered; a server may make one per request
 	maxOutside    = 1 << 16 // tensors outside a mapping that are told apart
 	maxEarly      = 1024
@@ -187,7 +198,7 @@ func (r *Recorder) Handle(event Event) error {
 	return nil
 }
 
-// Flush writes what is held in memory, if that was not done within the last second, and begins another segment if it is time
+// Flush writes what is held in memory, if that was not done within the last five seconds, and begins another segment if it is time
 // to. To be called now and then, as a decode may take long.
 func (r *Recorder) Flush() error {
 	if err := r.flush(); err != nil || r.csv == nil {
@@ -264,7 +275,7 @@ func (r *Recorder) decodeBegin(e DecodeBegin) error {
 			Step: int32(r.meta.Steps), PID: e.PID, Thread: e.TID, Context: c.index, Tokens: e.Tokens, Token: -1,
 			Sequences: e.Sequences, Begin: e.Time - r.begun, End: NotObserved, Derived: e.Derived,
 		},
-		decode: e.Decode, routed: map[int32]bool{},
+		decode: e.Decode,
 	}
 	r.meta.Steps++
 	parallel := e.Tokens > 1 && int(e.Tokens) == len(e.Sequences)
@@ -307,6 +318,7 @@ func (r *Recorder) decodeEnd(e DecodeEnd) error {
 // endStep closes the thread's step.
 func (r *Recorder) endStep(s *step, end int64) error {
 	delete(r.steps, s.Thread)
+	r.current = nil
 	s.End = end
 	if s.blind {
 		s.TokenIDs = nil
@@ -443,30 +455,40 @@ func (r *Recorder) write(rows []StructureRow) error {
 }
 
 func (r *Recorder) op(o *Op) error {
-	s := r.steps[o.TID]
+	s := r.current
+	if s == nil || s.Thread != o.TID {
+		s = r.steps[o.TID]
+		r.current = s
+	}
 	if s == nil || s.decode != o.Decode {
 		r.orphans++ // the capture began in the middle of a decode, or lost its beginning
 		return nil
 	}
-	selected := distinct(o.IDs)
+	reads, err := r.resolve(o)
+	if err != nil {
+		return err
+	}
+	var selected []int32
+	if o.IDs != nil {
+		r.selected = distinct(r.selected[:0], o.IDs)
+		selected = r.selected
+	}
 	r.accesses = r.accesses[:0]
 	most := 0 // the row that reads most
-	for i := range o.Sources {
-		src := &o.Sources[i]
-		r.lookup(o, s, src)
-		if !src.InFile {
-			r.outsideSource(src)
+	for i := range reads {
+		rd := &reads[i]
+		if rd.embeds { // the step's token ids
+			s.blind = s.blind || o.IDs == nil
+			s.TokenIDs = append(s.TokenIDs, o.IDs...)
+		}
+		if rd.part == nil {
 			continue
 		}
-		p := r.files[src.File]
-		if p == nil {
-			continue
-		}
-		a, err := r.access(o, s, p, src, selected)
-		if err != nil {
+		r.accesses = append(r.accesses, rd.Access)
+		a := &r.accesses[len(r.accesses)-1]
+		if err := r.access(a, o, s, rd, selected); err != nil {
 			return err
 		}
-		r.accesses = append(r.accesses, a)
 		if a.Bytes > r.accesses[most].Bytes {
 			most = len(r.accesses) - 1
 		}
@@ -491,6 +513,58 @@ func (r *Recorder) op(o *Op) error {
 		return err
 	}
 	return r.opCame(o)
+}
+
+// resolve joins the sources of an op with the models.
+func (r *Recorder) resolve(o *Op) ([]read, error) {
+	if m := o.Memo; m != nil && m.by == r && m.files == len(r.files) {
+		return m.reads, nil
+	}
+	reads := r.reads[:0]
+	if o.Memo != nil {
+		reads = nil
+	}
+	for i := range o.Sources {
+		rd, err := r.resolveSource(o, &o.Sources[i])
+		if err != nil {
+			return nil, err
+		}
+		reads = append(reads, rd)
+	}
+	if o.Memo != nil {
+		*o.Memo = Memo{by: r, files: len(r.files), reads: reads}
+	} else {
+		r.reads = reads
+	}
+	return reads, nil
+}
+
+func (r *Recorder) resolveSource(o *Op, src *Source) (read, error) {
+	rd := read{embeds: o.GatherDim == 1 && !o.ByExpert && src.Name == TokenEmbeddings}
+	if !src.InFile {
+		r.outsideSource(src)
+		return rd, nil
+	}
+	p := r.files[src.File]
+	if p == nil {
+		return rd, nil
+	}
+	t, ok := p.file.At(src.Offset)
+	if !ok || t.Type != src.Type || !printable(src.Name) {
+		holds := "no tensor"
+		if ok {
+			holds = fmt.Sprintf("%s of type %v", t.Name, t.Type)
+		}
+		return rd, fmt.Errorf("%w: op %s reads %q of type %v at byte %d of %s, where the file has %s", ErrLayout, o.Name, src.Name, src.Type, src.Offset, p.file.Path, holds)
+	}
+	row := p.rows[t]
+	rd.part = p
+	rd.Access = Access{Op: o.Name, Tensor: row, DataPtr: src.Data, Offset: src.Offset, Bytes: src.Bytes(), Layer: r.rows[row].Layer}
+	if o.GatherDim > 0 && o.GatherDim <= 3 {
+		rd.stride = src.NB[o.GatherDim]
+	}
+	p.model.sawLayer(int(rd.Layer))
+	return rd, nil
 }
 
 func (r *Recorder) writeAccess(a *Access) error {
@@ -523,17 +597,6 @@ func (r *Recorder) writeBuffers(o *Op, s *step) error {
 	return nil
 }
 
-// lookup learns the step's token ids from the op that looks them up.
-func (r *Recorder) lookup(o *Op, s *step, src *Source) {
-	if o.GatherDim != 1 || o.ByExpert || src.Name != TokenEmbeddings {
-		return
-	}
-	if o.IDs == nil {
-		s.blind = true
-	}
-	s.TokenIDs = append(s.TokenIDs, o.IDs...)
-}
-
 func (r *Recorder) outsideSource(src *Source) {
 	if _, known := r.outside[src.Name]; known || len(r.outside) >= maxOutside {
 		return
@@ -544,47 +607,34 @@ func (r *Recorder) outsideSource(src *Source) {
 	}
 }
 
-// access makes the row of one source.
-func (r *Recorder) access(o *Op, s *step, p *part, src *Source, selected []int32) (Access, error) {
-	t, ok := p.file.At(src.Offset)
-	if !ok || t.Type != src.Type || !printable(src.Name) {
-		holds := "no tensor"
-		if ok {
-			holds = fmt.Sprintf("%s of type %v", t.Name, t.Type)
-		}
-		return Access{}, fmt.Errorf("%w: op %s reads %q of type %v at byte %d of %s, where the file has %s", ErrLayout, o.Name, src.Name, src.Type, src.Offset, p.file.Path, holds)
-	}
-	row := p.rows[t]
-	a := Access{
-		Timestamp: o.Time - r.begun, Step: s.Step, Token: s.Token, Phase: s.Phase, Thread: o.TID, Op: o.Name, Tensor: row,
-		DataPtr: src.Data, Offset: src.Offset, Bytes: src.Bytes(), Layer: r.rows[row].Layer, Duration: max(o.Duration, NotObserved), Context: s.Context,
-	}
-	p.model.sawLayer(int(a.Layer))
+// access completes the row of one source.
+func (r *Recorder) access(a *Access, o *Op, s *step, rd *read, selected []int32) error {
+	a.Timestamp, a.Duration = o.Time-r.begun, max(o.Duration, NotObserved)
+	a.Step, a.Token, a.Phase, a.Thread, a.Context = s.Step, s.Token, s.Phase, o.TID, s.Context
 	if o.GatherDim <= 0 || o.GatherDim > 3 {
-		return a, nil
+		return nil
 	}
 	if s.first != nil && !o.ByExpert && o.IDs != nil {
-		if slices.Equal(o.IDs, p.model.warmup) {
+		if slices.Equal(o.IDs, rd.part.model.warmup) {
 			s.Phase, s.first.prompted = PhaseWarmup, false
 			r.phase = s.Phase
 		}
 		s.first = nil
 		a.Phase = s.Phase
 	}
-	stride := src.NB[o.GatherDim]
 	if o.IDs == nil {
-		a.Bytes = min(a.Bytes, gatherable(o, s, p.model)*stride)
-		return a, nil
+		a.Bytes = min(a.Bytes, gatherable(o, s, rd.part.model)*rd.stride)
+		return nil
 	}
-	a.Bytes = int64(len(selected)) * stride
+	a.Bytes = int64(len(selected)) * rd.stride
 	switch {
 	case o.ByExpert:
 		a.Experts = selected
-		return a, r.route(o, s, a.Layer)
+		return r.route(o, s, a.Layer)
 	case len(selected) == 1:
-		a.Offset += int64(selected[0]) * stride
+		a.Offset += int64(selected[0]) * rd.stride
 	}
-	return a, nil
+	return nil
 }
 
 // gatherable is how many rows or experts the tokens of a batch gather, or can gather at most.
@@ -614,6 +664,9 @@ func (r *Recorder) route(o *Op, s *step, layer int32) error {
 	if r.w == nil || s.routed[layer] || s.Phase == PhaseWarmup || o.IDRows == 0 {
 		return nil
 	}
+	if s.routed == nil {
+		s.routed = map[int32]bool{}
+	}
 	s.routed[layer] = true
 	slots := len(o.IDs) / o.IDRows
 	for i, expert := range o.IDs {
@@ -625,12 +678,11 @@ func (r *Recorder) route(o *Op, s *step, layer int32) error {
 	return nil
 }
 
-// distinct keeps the first of each id; the result is not nil unless ids is.
-func distinct(ids []int32) []int32 {
-	if ids == nil {
-		return nil
+// distinct appends the first of each id to out, which is empty and not nil then.
+func distinct(out, ids []int32) []int32 {
+	if out == nil {
+		out = make([]int32, 0, min(len(ids), 64))
 	}
-	out := make([]int32, 0, min(len(ids), 64))
 	if len(ids) <= 32 { // most are: the experts of a token
 		for _, id := range ids {
 			if !slices.Contains(out, id) {
@@ -688,8 +740,8 @@ func (r *Recorder) describe() error {
 
 // OutsideError is ErrOutside with what was found and what to do.
 func OutsideError(tensors int, bytes int64) error {
-	return fmt.Errorf("%w: %d of them (%d MiB) were copied when the model was loaded: start llama.cpp with --no-repack, and without --no-mmap or --load-mode none|dio",
-		ErrOutside, tensors, bytes>>20)
+	return fmt.Errorf("%w: %d of them (%d MiB) were copied when the model was loaded: start llama.cpp with --no-repack, and without --no-mmap or --load-mode none|dio"+
+		" (a host that calls libllama: use_extra_bufts false, use_mmap true)", ErrOutside, tensors, bytes>>20)
 }
 
 // Finish ends the capture and describes it. Call it once, after the last event; cause is why the capture stopped early,

@@ -3,6 +3,7 @@ package trace
 import (
 	"errors"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -65,7 +66,11 @@ func (s *script) source(name string) Source {
 	if !ok {
 		s.t.Fatalf("the model has no %s", name)
 	}
-	src := Source{Name: name, Data: 0x10000 + uint64(t.Offset), InFile: true, File: fileID, Offset: t.Offset, Type: t.Type, NE: [4]int64{1, 1, 1, 1}}
+	return sourceOf(t)
+}
+
+func sourceOf(t *gguf.Tensor) Source {
+	src := Source{Name: t.Name, Data: 0x10000 + uint64(t.Offset), InFile: true, File: fileID, Offset: t.Offset, Type: t.Type, NE: [4]int64{1, 1, 1, 1}}
 	copy(src.NE[:], t.Shape)
 	src.NB[0] = t.Type.BlockBytes()
 	src.NB[1] = src.NB[0] * src.NE[0] / t.Type.BlockElems()
@@ -273,4 +278,63 @@ func TestRecorderRefuses(t *testing.T) {
 			t.Errorf("%d rows, %v", meta.Rows, err)
 		}
 	})
+}
+
+// With a memo an op has the rows that it has without: at its first time, again, in another recorder, and when another file has come.
+func TestMemo(t *testing.T) {
+	memos := map[string]*Memo{}
+	var captures [][]Access
+	for _, with := range []bool{false, true, true} {
+		s := newScript(t, tinyMoE)
+		s.seen()
+		up := s.source("blk.0.ffn_up_exps.weight")
+		outside := s.source("output.weight")
+		outside.InFile = false
+		elsewhere := s.source("blk.0.attn_q.weight")
+		elsewhere.File.Ino++
+		ops := []Op{
+			{Name: "GET_ROWS", GatherDim: 1, IDs: []int32{3, 4, 3}, IDRows: 3, Sources: []Source{s.source(TokenEmbeddings)}},
+			{Name: "MUL_MAT", Sources: []Source{s.source("blk.0.attn_q.weight"), outside}},
+			{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{1, 0, 1, 3, 2, 2}, IDRows: 3, Sources: []Source{up}},
+			{Name: "MUL", Sources: []Source{elsewhere}},
+		}
+		for token := range 4 {
+			if token == 2 { // the same model by another name: its rows count from now on
+				s.handle(FileSeen{File: elsewhere.File, Path: s.model.Path})
+			}
+			s.begin(1, 3)
+			for i, o := range ops {
+				if with {
+					if memos[o.Name] == nil {
+						memos[o.Name] = &Memo{}
+					}
+					o.Memo = memos[o.Name]
+				}
+				o.IDs = append([]int32(nil), ops[i].IDs...)
+				s.op(o)
+			}
+			s.end()
+		}
+		meta, err := s.r.Finish(nil)
+		if !errors.Is(err, ErrOutside) || meta.Outside.Tensors != 1 {
+			t.Fatalf("%d tensors outside, %v", meta.Outside.Tensors, err)
+		}
+		c := open(t, s.dir)
+		rows, err := readRows(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range rows { // recorders begin at different times
+			rows[i].Timestamp -= rows[0].Timestamp
+		}
+		captures = append(captures, rows)
+	}
+	if len(captures[0]) != 4*3+2 {
+		t.Errorf("%d rows", len(captures[0]))
+	}
+	for _, c := range captures[1:] {
+		if !reflect.DeepEqual(c, captures[0]) {
+			t.Errorf("with a memo %+v\nwithout %+v", c, captures[0])
+		}
+	}
 }

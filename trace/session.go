@@ -18,6 +18,8 @@ type Session struct {
 	clock   clock
 	csv     *csvStream
 	live    map[int32]*Recorder // by process; without Follow, the one recorder under 0
+	recent  *Recorder           // of those, the one that was asked for last,
+	of      int32               // and its process
 	ended   []*Meta             // of processes that decoded
 	errs    []error             // of those, and of processes that could not be recorded
 	used    map[string]int      // captures by directory
@@ -50,7 +52,11 @@ func (s *Session) recorder(pid int32) *Recorder {
 	} else if pid == 0 {
 		pid = int32(s.opts.PID)
 	}
+	if s.recent != nil && s.of == pid {
+		return s.recent
+	}
 	if r := s.live[pid]; r != nil {
+		s.recent, s.of = r, pid
 		return r
 	}
 	opts := s.opts
@@ -115,7 +121,7 @@ func (s *Session) Handle(event Event) error {
 // hand gives an event to its process's recorder. Where several processes are recorded, one that has a layout of its own does not end
 // the others' captures.
 func (s *Session) hand(pid int32, e Event) error {
-	if s.broken[pid] {
+	if len(s.broken) > 0 && s.broken[pid] {
 		return nil
 	}
 	err := s.recorder(pid).Handle(e)
@@ -167,6 +173,7 @@ func (s *Session) end(pid int32) error {
 func (s *Session) finish(pid int32, cause error) error {
 	r := s.live[pid]
 	delete(s.live, pid)
+	s.recent = nil
 	meta, err := r.Finish(cause)
 	if meta == nil {
 		return err

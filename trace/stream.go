@@ -3,6 +3,8 @@ package trace
 // This file owns one table as an Arrow IPC stream: rows are collected, batches written, segments follow one another.
 
 import (
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -24,14 +26,15 @@ const (
 type stream struct {
 	dir, name string
 	schema    *arrow.Schema
-	columns   []array.Builder // indices, where the column has a dictionary
-	dicts     []*dictionary   // nil where it has none
-	at        int             // the column that comes next
-	rows      int             // that are not written yet
+	columns   []columnBuffer // indices, where the column has a dictionary
+	dicts     []*dictionary  // nil where it has none
+	at        int            // the column that comes next
+	rows      int            // that are not written yet
 
 	file *os.File
 	w    *ipc.Writer
-	size int64 // bytes of this segment
+	out  []byte // of w, not in the file yet
+	size int64  // bytes of this segment
 }
 
 func createStream(dir, table string, segment int, fingerprint string) (*stream, error) {
@@ -42,7 +45,7 @@ func createStream(dir, table string, segment int, fingerprint string) (*stream, 
 		if d, ok := typ.(*arrow.DictionaryType); ok {
 			typ, s.dicts[i] = d.IndexType, newDictionary()
 		}
-		s.columns = append(s.columns, array.NewBuilder(memory.DefaultAllocator, typ))
+		s.columns = append(s.columns, newColumnBuffer(typ, f.Nullable))
 	}
 	if err := s.begin(segment); err != nil {
 		s.release()
@@ -58,17 +61,24 @@ func (s *stream) begin(segment int) error {
 		return fmt.Errorf("create table: %w", err)
 	}
 	s.file, s.size = f, 0
-	s.w = ipc.NewWriter(counting{s}, ipc.WithSchema(s.schema), ipc.WithZstd())
+	s.w = ipc.NewWriter(collecting{s}, ipc.WithSchema(s.schema), ipc.WithZstd())
 	return s.writeBatch()
 }
 
-// counting writes to the segment's file.
-type counting struct{ s *stream }
+// collecting takes what the writer writes in many pieces.
+type collecting struct{ s *stream }
 
-func (c counting) Write(b []byte) (int, error) {
-	n, err := c.s.file.Write(b)
-	c.s.size += int64(n)
-	return n, err
+func (c collecting) Write(b []byte) (int, error) {
+	c.s.out = append(c.s.out, b...)
+	return len(b), nil
+}
+
+// writeOut writes what was collected to the segment's file.
+func (s *stream) writeOut() error {
+	n, err := s.file.Write(s.out)
+	s.size += int64(n)
+	s.out = s.out[:0]
+	return err
 }
 
 // dictionary returns the dictionary of a column.
@@ -76,17 +86,33 @@ func (s *stream) dictionary(column string) *dictionary {
 	return s.dicts[s.schema.FieldIndices(column)[0]]
 }
 
-func (s *stream) next() array.Builder {
-	b := s.columns[s.at]
+func (s *stream) next() *columnBuffer {
+	c := &s.columns[s.at]
 	s.at++
-	return b
+	return c
 }
 
-func (s *stream) int32(v int32)   { s.next().(*array.Int32Builder).Append(v) }
-func (s *stream) int64(v int64)   { s.next().(*array.Int64Builder).Append(v) }
-func (s *stream) uint64(v uint64) { s.next().(*array.Uint64Builder).Append(v) }
-func (s *stream) bool(v bool)     { s.next().(*array.BooleanBuilder).Append(v) }
-func (s *stream) null()           { s.next().AppendNull() }
+func (s *stream) int32(v int32) {
+	c := s.next()
+	c.mark(s.rows, true)
+	c.values = binary.NativeEndian.AppendUint32(c.values, uint32(v))
+}
+
+func (s *stream) uint64(v uint64) {
+	c := s.next()
+	c.mark(s.rows, true)
+	c.values = binary.NativeEndian.AppendUint64(c.values, v)
+}
+
+func (s *stream) int64(v int64) { s.uint64(uint64(v)) }
+
+func (s *stream) bool(v bool) {
+	c := s.next()
+	c.mark(s.rows, true)
+	c.values = appendBit(c.values, s.rows, v)
+}
+
+func (s *stream) null() { s.next().null(s.rows) }
 
 // observed is a time or null.
 func (s *stream) observed(v int64) {
@@ -103,9 +129,7 @@ func (s *stream) list(values []int32) {
 		s.null()
 		return
 	}
-	b := s.next().(*array.ListBuilder)
-	b.Append(true)
-	b.ValueBuilder().(*array.Int32Builder).AppendValues(values, nil)
+	s.next().list(s.rows, values)
 }
 
 // text looks v up in the column's dictionary.
@@ -121,7 +145,11 @@ func (s *stream) textOrNull(v string) {
 }
 
 // short is a value of a small dictionary that is filled from the start.
-func (s *stream) short(v uint8) { s.next().(*array.Int8Builder).Append(int8(v)) }
+func (s *stream) short(v uint8) {
+	c := s.next()
+	c.mark(s.rows, true)
+	c.values = append(c.values, v)
+}
 
 func (s *stream) endRow() error {
 	s.at = 0
@@ -141,8 +169,8 @@ func (s *stream) flush() error {
 
 func (s *stream) writeBatch() error {
 	arrays := make([]arrow.Array, len(s.columns))
-	for i, b := range s.columns {
-		arrays[i] = b.NewArray()
+	for i := range s.columns {
+		arrays[i] = s.columns[i].array(s.rows)
 		if s.dicts[i] != nil {
 			indices := arrays[i]
 			arrays[i] = array.NewDictionaryArray(s.schema.Field(i).Type, indices, s.dicts[i].array())
@@ -153,9 +181,16 @@ func (s *stream) writeBatch() error {
 	for _, a := range arrays {
 		a.Release()
 	}
-	defer rec.Release()
+	err := s.w.Write(rec)
+	rec.Release()
 	s.rows = 0
-	if err := s.w.Write(rec); err != nil {
+	for i := range s.columns {
+		s.columns[i].reset()
+	}
+	if err == nil {
+		err = s.writeOut()
+	}
+	if err != nil {
 		return fmt.Errorf("write %s: %w", s.file.Name(), err)
 	}
 	for _, d := range s.dicts {
@@ -169,7 +204,7 @@ func (s *stream) writeBatch() error {
 // end writes what is held and ends the segment.
 func (s *stream) end() error {
 	err := s.flush()
-	if e := s.w.Close(); err == nil && e != nil {
+	if e := errors.Join(s.w.Close(), s.writeOut()); err == nil && e != nil {
 		err = fmt.Errorf("end %s: %w", s.file.Name(), e)
 	}
 	if e := s.file.Close(); err == nil && e != nil {
@@ -179,9 +214,6 @@ func (s *stream) end() error {
 }
 
 func (s *stream) release() {
-	for _, b := range s.columns {
-		b.Release()
-	}
 	for _, d := range s.dicts {
 		if d != nil {
 			d.clear()

@@ -24,6 +24,7 @@ type Writer struct {
 	structure   []StructureRow
 	names       []int32   // index in the dictionary of tensor names, by structure row; the same in all tables
 	streams     []*stream // as streamFiles; nil until the table is asked for
+	access      *stream   // of those
 	rows        int64     // of the access table
 	segments    Segments
 	segmentRows []int64 // rows of the access table in each segment that is kept
@@ -51,6 +52,7 @@ func Create(dir string, meta *Meta, structure []StructureRow) (*Writer, error) {
 			return nil, err
 		}
 	}
+	w.access = w.streams[slices.Index(streamFiles, AccessFile)]
 	return w, nil
 }
 
@@ -167,10 +169,7 @@ func captureFiles(dir string, processes bool) ([]string, error) {
 
 // Access appends a row.
 func (w *Writer) Access(a *Access) error {
-	s, err := w.stream(AccessFile)
-	if err != nil {
-		return err
-	}
+	s := w.access
 	w.rows++
 	w.segmentRows[len(w.segmentRows)-1]++
 	s.int64(a.Timestamp)

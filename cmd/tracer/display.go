@@ -22,7 +22,8 @@ type display struct {
 	steps int // when it was shown
 }
 
-const displayInterval = time.Second
+// displayInterval is less than that of the ticks, which may come a little early.
+const displayInterval = 900 * time.Millisecond
 
 // newDisplay returns nil where a line would not be seen, or would be written across the text of the command or ours.
 func newDisplay(o options) *display {

@@ -24,6 +24,7 @@ type capture struct {
 	recorder *trace.Session
 	csv      io.Closer // nil if there is none to close
 	display  *display
+	modest   bool // our threads give way
 }
 
 // run traces, and returns the exit status of what was traced.
@@ -82,7 +83,12 @@ func (c *capture) open(args []string, log *slog.Logger) error {
 
 // tick is called now and then between events, by the goroutine that handles them.
 func (c *capture) tick() error {
-	c.display.Show(c.recorder.Status())
+	status := c.recorder.Status()
+	if !c.modest && status.Steps > 0 { // what comes before, probes and models, is not to take longer
+		giveWay()
+		c.modest = true
+	}
+	c.display.Show(status)
 	return c.recorder.Flush()
 }
 

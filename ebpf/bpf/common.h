@@ -41,30 +41,35 @@ enum counter {
 	COUNTERS,
 };
 
-/* What user space tells the programs about a process. Numbers of ops and offsets of members differ between versions of ggml; an
- * op that this ggml lacks is -1. */
-struct target_config {
-	u32 op_get_rows;
-	u32 op_mul_mat_id;
-	u32 op_add_id;
-	u32 follow;
+/* How a ggml numbers its ops and lays out its structs. An op that it lacks is -1. First what each hit needs. */
+struct layout {
 	/* byte offsets in ggml_tensor, in ggml_cgraph the last two */
 	u32 ne; /* s64 ne[4], then u64 nb[4]; 0: not known yet */
 	u32 op;
-	u32 flags; /* 0: no such member */
 	u32 src;
+	u32 forget; /* nothing tells that a buffer is freed: what a node reads is looked up each time */
+	u32 flags;  /* 0: no such member */
 	u32 max_src;
 	u32 view_src;
 	u32 data;
 	u32 name;
 	u32 n_nodes;
 	u32 nodes;
-	/* the op begun last, whichever the thread: that which the other compute threads work on */
+	u32 op_get_rows;
+	u32 op_mul_mat_id;
+	u32 op_add_id;
+};
+
+/* What user space tells the programs about a process. */
+struct target_config {
+	struct layout layout;
+	u32 follow;
+	u32 samples; /* tensors that were sent raw, for user space to check the offsets */
+	/* Where disk reads are observed: the op begun last, whichever the thread, as that is what the other compute threads work on. */
 	u32 decode;
+	u32 pad;
 	u64 seq;
 	u64 stalled; /* ns that threads waited for the disk, all together */
-	u32 samples; /* tensors that were sent raw, for user space to check the offsets */
-	u32 forget;  /* nothing tells that a buffer is freed: what a node reads is looked up each time */
 };
 
 /* Side by side: the target's own data has pushed them out of the caches at every hit. */

@@ -16,6 +16,7 @@ typedef __u16 __be16;
 typedef __u32 __be32;
 typedef __u32 __wsum;
 typedef __u8 u8;
+typedef __u16 u16;
 typedef __u32 u32;
 typedef __u64 u64;
 typedef __s32 s32;
@@ -24,6 +25,7 @@ typedef _Bool bool;
 #define true 1
 #define false 0
 #define NULL ((void *)0)
+#define unlikely(x) __builtin_expect(!!(x), 0)
 
 enum {
 	BPF_MAP_TYPE_HASH = 1,
@@ -33,6 +35,7 @@ enum {
 	BPF_MAP_TYPE_RINGBUF = 27,
 	BPF_ANY = 0,
 	BPF_NOEXIST = 1,
+	BPF_F_MMAPABLE = 1 << 10,
 	BPF_RB_NO_WAKEUP = 1,
 	BPF_RB_FORCE_WAKEUP = 2,
 	BPF_RB_AVAIL_DATA = 0,

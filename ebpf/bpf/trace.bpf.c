@@ -5,7 +5,9 @@
  * What an op reads is looked up when its node is met first, and sent as a template; from then on an op is a short event that
  * names the template. A node is met again if its op and its first sources are the same and no buffer of the target's ggml was freed since.
  *
- * Between two ops megabytes of weights have gone through the caches: what counts is how many lines of memory and code a hit touches.
+ * Between two ops megabytes of weights have gone through the caches: what counts is how many lines of memory and code a hit touches. So a
+ * thread finds its state by its number, and a template is expected to follow the one that it followed the last time; maps are searched
+ * where that fails.
  *
  * Scratch memory lives in a map value per thread, not per CPU: uprobe programs may be preempted by another thread
  * that hits a probe on the same CPU, but a thread does not interrupt itself.
@@ -25,6 +27,8 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL"; /* bpf_find_vma and bpf_probe_re
 #define MAX_SAMPLES 64
 #define SHAPE_GATHERS 4
 #define MAX_BATCHED 16
+#define MAX_TEMPLATES 32768
+#define THREAD_SLOTS 64
 
 enum op_flag { OP_FUSED = 1, OP_CLIPPED = 2, OP_GATHERS = 4, OP_BUFFERS = 8, OP_UNRESOLVED = 16 };
 #define EBUSY 16
@@ -33,6 +37,8 @@ enum source_flag { SOURCE_IN_FILE = 1, SOURCE_UNRESOLVED = 2 };
 /* Set before loading. */
 const volatile u32 want_graph;   /* a hit per graph, not per op */
 const volatile u32 want_buffers; /* tensors besides weights, too */
+const volatile u32 want_io;      /* tell what a page that comes from disk is needed for */
+const volatile u32 wide;         /* processes that are no targets hit the probes, too */
 const volatile u32 batch;        /* ops that are sent together, 1 to MAX_BATCHED */
 
 struct source {
@@ -54,7 +60,6 @@ struct template_event {
 	u32 tgid;
 	u32 id;
 	u32 shape; /* of which this is the next op; 0 for none */
-	u64 node;
 	u32 op;
 	u32 fused_op;
 	u32 flags;
@@ -68,10 +73,9 @@ struct template_event {
 struct op_record {
 	u64 time;
 	u64 duration;
-	u64 stalled;
-	u64 seq;
-	u64 ids_seq; /* the op whose ids this one shares */
-	u32 id;      /* of the template */
+	u32 id;       /* of the template */
+	u32 seq;      /* its low bits */
+	u32 ids_back; /* by how much the op whose ids this one shares came earlier */
 	u32 flags;
 };
 
@@ -83,6 +87,8 @@ struct ops_event {
 	u32 decode;
 	u32 graph;
 	u32 n;
+	u64 seq;     /* of the last op, or of a later one without weights */
+	u64 stalled; /* ns that the target waited for the disk during the op; sent one at a time then */
 	struct op_record ops[MAX_BATCHED];
 };
 
@@ -160,20 +166,23 @@ struct sample_event {
 	u8 raw[512];
 };
 
-/* A node that was met, by its address. */
+/* A node that was met, by its address and what it was then: a prompt's graph and that of a token take turns in the same memory. */
 struct node_key {
 	u64 node;
+	u64 signature;
 	u32 tgid;
-	u32 pad;
+	u32 epoch;
 };
 
+/* One line of the cache. A template is at its id modulo MAX_TEMPLATES: the oldest makes room for a new one. */
 struct template {
-	u64 signature;
+	struct node_key key;
 	u64 ids; /* tensor that the op gathers by */
 	u32 id;
-	u32 epoch;
+	u32 next; /* where the template is that followed this one the last time */
 	u32 nsrc;
 	u32 flags;
+	u64 pad[2];
 };
 
 struct shape_key {
@@ -189,19 +198,36 @@ struct shape {
 };
 
 struct thread {
-	u64 context;
+	/* one line, all that a hit touches here besides its record */
+	u64 id;    /* bpf_get_current_pid_tgid of the one that has this slot; 0: it is free */
 	u64 seq;
+	u64 began; /* when the op that is under way did */
+	u32 expected; /* where the template of the next op is, presumably, */
+	u32 last;     /* and that of the last one */
+	u32 epoch;    /* when the graph began */
+	u32 op;       /* offsets of the layout */
+	u32 src;
+	u32 hits, no_weight, begun; /* not in counters yet */
+	u16 n;      /* ops in evs that are over */
+	u16 batch;  /* what was set before loading is far away from here */
+	u8 buffers;
+	u8 io;
+	u8 ready;   /* a graph has begun: epoch and layout are those of its target until it ends */
+	u8 pending; /* an op in evs, behind the others, or the graph in gr, is under way */
+	struct ops_event evs;
+	/* seldom touched */
+	struct layout layout;
+	u32 configuration; /* when it was copied */
+	u32 pad;
+	u64 context;
 	u64 ids_tensor; /* the ids that were sent last, */
 	u64 ids_seq;    /* with which op, */
 	u32 ids_graph;  /* in which graph */
 	u32 decode;
 	u32 graph;
-	u32 pending; /* an op in evs, or the graph in gr, is under way */
+	u32 clipped; /* the op that is being looked at could not be read whole */
 	u64 stalled; /* the target's, when the op began */
-	struct ops_event evs; /* of which the last is under way if an op is pending */
-	/* what follows is seldom touched */
 	u64 sources[MAX_NODE_SRC];
-	struct op_record ev; /* the op that is being looked at */
 	u64 weight[MAX_WEIGHTS];
 	struct graph_event gr;
 	struct template_event tm;
@@ -210,12 +236,22 @@ struct thread {
 	struct shape shape;
 	struct sample_event sample;
 	struct buffers_event bufs;
-};
+} __attribute__((aligned(64)));
 
+/* Threads that compute as thread 0, by their numbers. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE); /* begins with a page, and so a line */
+	__uint(max_entries, THREAD_SLOTS);
+	__type(key, u32);
+	__type(value, struct thread);
+} slots SEC(".maps");
+
+/* Those whose slot another one has. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH); /* threads come and go */
-	__uint(max_entries, 1024);
-	__type(key, u32);
+	__uint(max_entries, 512);
+	__type(key, u64);
 	__type(value, struct thread);
 } threads SEC(".maps");
 
@@ -227,11 +263,20 @@ struct {
 } warm_contexts SEC(".maps");
 
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 32768);
-	__type(key, struct node_key);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, MAX_TEMPLATES);
+	__type(key, u32);
 	__type(value, struct template);
 } templates SEC(".maps");
+
+/* Where the template of a node is. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_TEMPLATES);
+	__type(key, struct node_key);
+	__type(value, u32);
+} nodes SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -245,6 +290,7 @@ u32 decodes;
 u32 graphs;
 u32 names; /* of templates and shapes */
 u32 epoch; /* counts what may make a known node another one: buffers that were freed */
+u32 configurations; /* counts what user space has put into targets */
 
 /* bpf2go makes Go types of these */
 const struct ops_event *unused_ops_event __attribute__((unused));
@@ -263,17 +309,51 @@ static __always_inline struct target_config *target(void)
 {
 	u32 tgid = this_tgid();
 	struct target_config *cfg = bpf_map_lookup_elem(&targets, &tgid);
-	return cfg && cfg->ne ? cfg : NULL;
+	return cfg && cfg->layout.ne ? cfg : NULL;
 }
 
-static __always_inline struct thread *this_thread(void)
+/* What follows is out of the way of a hit, whose code leaves the caches, too. */
+#define SELDOM static __attribute__((noinline))
+
+SELDOM struct thread *find_thread(struct thread *slot, u64 id)
 {
-	u32 tid = (u32)bpf_get_current_pid_tgid();
-	struct thread *th = bpf_map_lookup_elem(&threads, &tid);
-	if (th)
+	struct thread *th = bpf_map_lookup_elem(&threads, &id);
+	if (th || !target())
 		return th;
-	bpf_map_update_elem(&threads, &tid, &new_thread, BPF_NOEXIST);
-	return bpf_map_lookup_elem(&threads, &tid);
+	if (slot && !__sync_val_compare_and_swap(&slot->id, 0, id))
+		return slot;
+	bpf_map_update_elem(&threads, &id, &new_thread, BPF_NOEXIST);
+	th = bpf_map_lookup_elem(&threads, &id);
+	if (th)
+		th->id = id;
+	return th;
+}
+
+/* The state of this thread; NULL if it is not of a target whose ggml is known. */
+SELDOM struct thread *this_thread(void)
+{
+	u64 id = bpf_get_current_pid_tgid();
+	u32 at = id & (THREAD_SLOTS - 1);
+	struct thread *th = bpf_map_lookup_elem(&slots, &at);
+	if (!th || th->id != id)
+		th = find_thread(th, id);
+	if (!th)
+		return NULL;
+	th->epoch = epoch;
+	if (th->configuration != configurations || !th->layout.ne) {
+		u32 configuration = configurations;
+		struct target_config *cfg = target();
+		if (!cfg)
+			return NULL;
+		th->layout = cfg->layout;
+		th->op = cfg->layout.op;
+		th->src = cfg->layout.src;
+		th->batch = batch;
+		th->buffers = !!want_buffers;
+		th->io = !!want_io;
+		th->configuration = configuration;
+	}
+	return th;
 }
 
 static __always_inline void send_counted(void *event, u64 size, u32 ops)
@@ -289,46 +369,57 @@ static __always_inline bool send(void *event, u64 size)
 	return false;
 }
 
-static __always_inline void send_ops(struct thread *th)
+/* Sends the ops that are over, and counts. */
+SELDOM int send_ops(struct thread *th)
 {
-	u32 n = th->evs.n;
+	count_many(COUNT_HITS, th->hits);
+	count_many(COUNT_NO_WEIGHT, th->no_weight);
+	count_many(COUNT_BEGUN, th->begun);
+	th->hits = th->no_weight = th->begun = 0;
+	u32 n = th->n;
 	if (!n)
-		return;
+		return 0;
 	if (n > MAX_BATCHED)
 		n = MAX_BATCHED;
 	th->evs.kind = KIND_OPS;
-	th->evs.tgid = bpf_get_current_pid_tgid() >> 32;
+	th->evs.tgid = this_tgid();
 	th->evs.tid = (u32)bpf_get_current_pid_tgid();
 	th->evs.decode = th->decode;
 	th->evs.graph = th->graph;
+	th->evs.n = n;
+	th->evs.seq = th->seq;
+	if (want_io) {
+		struct target_config *cfg = target();
+		th->evs.stalled = cfg ? cfg->stalled - th->stalled : 0;
+	}
 	send_counted(&th->evs, __builtin_offsetof(struct ops_event, ops) + n * sizeof(struct op_record), n);
-	th->evs.n = 0;
+	th->n = 0;
+	return 0;
 }
 
-/* Ends what is under way. Its duration is known now. */
-static __always_inline void finish_op(struct target_config *cfg, struct thread *th, u64 now, bool flush)
+/* Ends the op that is under way: its duration is known now. */
+static __always_inline void finish_op(struct thread *th, u64 now)
 {
-	if (want_graph) {
-		if (th->pending) {
-			th->gr.duration = now - th->gr.time;
-			send_counted(&th->gr, sizeof(th->gr), 1);
-		}
-		th->pending = 0;
-		return;
-	}
-	if (th->pending) {
-		u32 i = th->evs.n;
-		th->pending = 0;
-		if (i < MAX_BATCHED) {
-			struct op_record *o = &th->evs.ops[i];
-			o->duration = now - o->time;
-			o->stalled = cfg->stalled - th->stalled;
-			th->evs.n = i + 1;
-		}
-		flush |= th->evs.n >= batch;
-	}
-	if (flush)
+	u32 n = th->n;
+	th->pending = 0;
+	if (n < MAX_BATCHED)
+		th->evs.ops[n].duration = now - th->began;
+	th->n = ++n;
+	if (n >= th->batch)
 		send_ops(th);
+}
+
+/* Ends what is under way. */
+SELDOM int finish(struct thread *th, u64 now)
+{
+	if (th->pending && want_graph) {
+		th->pending = 0;
+		th->gr.duration = now - th->gr.time;
+		send_counted(&th->gr, sizeof(th->gr), 1);
+	} else if (th->pending) {
+		finish_op(th, now);
+	}
+	return send_ops(th);
 }
 
 /* Whether the tensor's name says that it is a weight: ".weight" or ".bias" at its end. Only asked of leaf tensors
@@ -360,9 +451,10 @@ static __always_inline long read_u64(u64 *to, u64 address) { return bpf_probe_re
 static __always_inline long read_u32(u32 *to, u64 address) { return bpf_probe_read_user(to, sizeof(*to), (void *)address); }
 
 /* Sends a tensor as it is, that user space may judge whether the offsets hold. */
-static __always_inline void send_sample(struct target_config *cfg, struct thread *th, u64 tensor)
+static __always_inline void send_sample(struct thread *th, u64 tensor)
 {
-	if (cfg->samples >= MAX_SAMPLES)
+	struct target_config *cfg = target();
+	if (!cfg || cfg->samples >= MAX_SAMPLES)
 		return;
 	cfg->samples++;
 	struct sample_event *s = &th->sample;
@@ -381,13 +473,13 @@ static __always_inline void send_sample(struct target_config *cfg, struct thread
 /* Functions that are not static are verified by themselves, once, and not anew at each call: loading takes a fraction of the time. */
 
 /* Adds the tensor to th->tm if it is a weight. */
-__attribute__((noinline)) int add_weight(struct target_config *cfg, struct thread *th, u64 tensor)
+__attribute__((noinline)) int add_weight(struct thread *th, u64 tensor)
 {
-	if (!cfg || !th)
+	if (!th)
 		return 0;
 	u64 data = 0, view = 0;
 	u32 op = 0;
-	if (read_u64(&data, tensor + cfg->data) || read_u64(&view, tensor + cfg->view_src) || read_u32(&op, tensor + cfg->op)) {
+	if (read_u64(&data, tensor + th->layout.data) || read_u64(&view, tensor + th->layout.view_src) || read_u32(&op, tensor + th->layout.op)) {
 		th->tm.flags |= OP_CLIPPED;
 		return 0;
 	}
@@ -404,9 +496,9 @@ __attribute__((noinline)) int add_weight(struct target_config *cfg, struct threa
 		flags = SOURCE_IN_FILE;
 	} else {
 		u32 tensor_flags = 0;
-		if (op || view || (cfg->flags && (read_u32(&tensor_flags, tensor + cfg->flags) || tensor_flags)))
+		if (op || view || (th->layout.flags && (read_u32(&tensor_flags, tensor + th->layout.flags) || tensor_flags)))
 			return 0; /* an input, an activation, the KV cache */
-		if (bpf_probe_read_user(name, sizeof(name), (void *)(tensor + cfg->name)) || !named_weight(name))
+		if (bpf_probe_read_user(name, sizeof(name), (void *)(tensor + th->layout.name)) || !named_weight(name))
 			return 0;
 		if (err)
 			flags = SOURCE_UNRESOLVED; /* user space looks it up */
@@ -415,7 +507,7 @@ __attribute__((noinline)) int add_weight(struct target_config *cfg, struct threa
 		th->tm.flags |= OP_CLIPPED;
 		return 0;
 	}
-	send_sample(cfg, th, tensor);
+	send_sample(th, tensor);
 	struct source *to = &th->tm.src[n];
 	to->data = data;
 	to->offset = q.offset;
@@ -423,8 +515,8 @@ __attribute__((noinline)) int add_weight(struct target_config *cfg, struct threa
 	to->dev = q.dev;
 	to->flags = flags;
 	/* type is the first member in every ggml; nb follows ne */
-	if (read_u32(&to->type, tensor) || bpf_probe_read_user(to->ne, sizeof(to->ne) + sizeof(to->nb), (void *)(tensor + cfg->ne)) ||
-	    bpf_probe_read_user(to->name, sizeof(to->name), (void *)(tensor + cfg->name))) {
+	if (read_u32(&to->type, tensor) || bpf_probe_read_user(to->ne, sizeof(to->ne) + sizeof(to->nb), (void *)(tensor + th->layout.ne)) ||
+	    bpf_probe_read_user(to->name, sizeof(to->name), (void *)(tensor + th->layout.name))) {
 		th->tm.flags |= OP_CLIPPED;
 		return 0;
 	}
@@ -433,65 +525,79 @@ __attribute__((noinline)) int add_weight(struct target_config *cfg, struct threa
 	return 0;
 }
 
-/* Says which node this is: its op and its first sources, each by its place; 0 if they cannot be read. Ops with more sources than that (attention)
+/* Says which node this is, by its op and its first sources, each by its place; 0 if they cannot be read. Ops with more sources than that (attention)
  * do not differ in those alone. */
-static __always_inline u64 sign(struct target_config *cfg, u64 node, u64 src[SIGNED_SRC], u32 *op)
+static __always_inline u64 sign(u32 op_at, u32 src_at, u64 node, u32 *op, u64 *third)
 {
 	const u64 k = 0x9e3779b97f4a7c15;
-	if (bpf_probe_read_user(op, sizeof(*op), (void *)(node + cfg->op)) ||
-	    bpf_probe_read_user(src, SIGNED_SRC * sizeof(u64), (void *)(node + cfg->src)))
+	struct {
+		u32 op;
+		u32 between[17];
+		u64 src[SIGNED_SRC];
+	} n; /* as far apart as in every ggml of the last years: one read, not two */
+	if (src_at - op_at == __builtin_offsetof(typeof(n), src)) {
+		if (bpf_probe_read_user(&n, sizeof(n), (void *)(node + op_at)))
+			return 0;
+	} else if (bpf_probe_read_user(&n.op, sizeof(n.op), (void *)(node + op_at)) ||
+		   bpf_probe_read_user(n.src, sizeof(n.src), (void *)(node + src_at))) {
 		return 0;
-	return ((*op + src[0]) * k + src[1] * (k << 1 | 1) + src[2] * (k << 2 | 1) + src[3] * (k << 3 | 1)) | 1;
+	}
+	*op = n.op;
+	*third = n.src[2];
+	return ((n.op + n.src[0]) * k + n.src[1] * (k << 1 | 1) + n.src[2] * (k << 2 | 1) + n.src[3] * (k << 3 | 1)) | 1;
 }
 
 /* The op and all sources of a node, into th->sources. */
-static __always_inline bool read_node(struct target_config *cfg, struct thread *th, u64 node, u32 *op)
+static __always_inline bool read_node(struct thread *th, u64 node, u32 *op)
 {
-	if (bpf_probe_read_user(op, sizeof(*op), (void *)(node + cfg->op)) ||
-	    bpf_probe_read_user(th->sources, sizeof(th->sources), (void *)(node + cfg->src)))
+	if (bpf_probe_read_user(op, sizeof(*op), (void *)(node + th->layout.op)) ||
+	    bpf_probe_read_user(th->sources, sizeof(th->sources), (void *)(node + th->layout.src)))
 		return false;
 	for (u32 i = 0; i < MAX_NODE_SRC; i++)
-		if (i >= cfg->max_src)
+		if (i >= th->layout.max_src)
 			th->sources[i] = 0; /* what was read there is another member */
 	return true;
 }
 
 /* Learns what a node reads (with the one fused to it, or 0) and sends that as a template. */
-__attribute__((noinline)) int learn(struct target_config *cfg, struct thread *th, u64 node, u64 second)
+__attribute__((noinline)) int learn(struct thread *th, u64 node, u64 second)
 {
-	if (!cfg || !th)
+	if (!th)
 		return 0;
 	struct template_event *tm = &th->tm;
 	tm->nsrc = 0;
 	tm->flags = 0;
 	tm->fused_op = 0;
-	if (!read_node(cfg, th, node, &tm->op))
+	if (!read_node(th, node, &tm->op))
 		return 0;
-	send_sample(cfg, th, node);
+	send_sample(th, node);
 	for (u32 i = 0; i < MAX_NODE_SRC; i++)
 		if (th->sources[i])
-			add_weight(cfg, th, th->sources[i]);
+			add_weight(th, th->sources[i]);
 	u64 ids = 0;
-	if (tm->op == cfg->op_get_rows)
+	if (tm->op == th->layout.op_get_rows)
 		ids = th->sources[1];
-	else if (tm->op == cfg->op_mul_mat_id || tm->op == cfg->op_add_id)
+	else if (tm->op == th->layout.op_mul_mat_id || tm->op == th->layout.op_add_id)
 		ids = th->sources[2];
 	if (second) {
 		tm->flags |= OP_FUSED;
-		if (!read_node(cfg, th, second, &tm->fused_op))
+		if (!read_node(th, second, &tm->fused_op))
 			tm->flags |= OP_CLIPPED;
 		else
 			for (u32 i = 0; i < MAX_NODE_SRC; i++)
 				if (th->sources[i])
-					add_weight(cfg, th, th->sources[i]);
+					add_weight(th, th->sources[i]);
 	}
 	u64 slots = 0;
 	if (ids) {
 		tm->flags |= OP_GATHERS;
-		read_u64(&slots, ids + cfg->ne);
+		read_u64(&slots, ids + th->layout.ne);
 	}
 	tm->ids = ids;
 	tm->slots = slots;
+	tm->id = __sync_fetch_and_add(&names, 1) + 1;
+	th->known.id = tm->id;
+	th->known.next = 0;
 	th->known.ids = ids;
 	th->known.nsrc = tm->nsrc;
 	th->known.flags = tm->flags;
@@ -499,8 +605,6 @@ __attribute__((noinline)) int learn(struct target_config *cfg, struct thread *th
 		return 1;
 	tm->kind = KIND_TEMPLATE;
 	tm->tgid = this_tgid();
-	tm->id = __sync_fetch_and_add(&names, 1) + 1;
-	tm->node = node;
 	u32 n = tm->nsrc;
 	if (n > MAX_WEIGHTS)
 		n = MAX_WEIGHTS;
@@ -508,26 +612,42 @@ __attribute__((noinline)) int learn(struct target_config *cfg, struct thread *th
 		th->known.id = 0;
 		return 0;
 	}
-	th->known.id = tm->id;
 	return 1;
 }
 
-/* What a node reads, from memory or anew. */
-static __always_inline struct template *recall(struct target_config *cfg, struct thread *th, u64 node, u64 second, u64 signature)
+static __always_inline bool is(const struct template *t, const struct node_key *key)
 {
-	struct node_key key = {.node = node, .tgid = this_tgid()};
-	struct template *t = bpf_map_lookup_elem(&templates, &key);
-	if (t && t->signature == (signature ^ second) && t->epoch == epoch && !want_buffers && !cfg->forget)
-		return t;
-	th->tm.shape = 0;
-	th->known.signature = signature ^ second;
-	th->known.epoch = epoch;
-	/* What could not be sent, or read whole, is learned again the next time. */
-	if (learn(cfg, th, node, second) && !(th->known.flags & (OP_CLIPPED | OP_UNRESOLVED)))
-		bpf_map_update_elem(&templates, &key, &th->known, BPF_ANY);
-	else
-		bpf_map_delete_elem(&templates, &key);
-	return &th->known;
+	return t->key.node == key->node && t->key.signature == key->signature && t->key.tgid == key->tgid && t->key.epoch == key->epoch;
+}
+
+/* What a node reads that was not expected: from memory or anew. */
+SELDOM struct template *meet(struct thread *th, struct node_key *key, u64 second)
+{
+	u32 at = 0;
+	struct template *t = NULL;
+	u32 *known = bpf_map_lookup_elem(&nodes, key);
+	if (known) {
+		at = *known;
+		t = bpf_map_lookup_elem(&templates, &at);
+	}
+	if (!t || !is(t, key)) {
+		th->tm.shape = 0;
+		th->known.key = *key;
+		/* What could not be sent, or read whole, is learned again the next time. */
+		if (!learn(th, key->node, second) || th->known.flags & (OP_CLIPPED | OP_UNRESOLVED) || want_buffers || th->layout.forget)
+			return &th->known;
+		at = th->known.id % MAX_TEMPLATES;
+		t = bpf_map_lookup_elem(&templates, &at);
+		if (!t)
+			return &th->known;
+		*t = th->known;
+		bpf_map_update_elem(&nodes, key, &at, BPF_ANY);
+	}
+	struct template *last = bpf_map_lookup_elem(&templates, &th->last);
+	if (last)
+		last->next = at;
+	th->expected = at;
+	return t;
 }
 
 struct ids_loop {
@@ -566,16 +686,16 @@ static long send_id(u32 i, void *arg)
 }
 
 /* Sends the row numbers or experts that a tensor holds now. false if they cannot be read or sent whole. */
-__attribute__((noinline)) int send_ids(struct target_config *cfg, struct thread *th, u64 tensor, u64 seq)
+__attribute__((noinline)) int send_ids(struct thread *th, u64 tensor, u64 seq)
 {
-	if (!cfg || !th)
+	if (!th)
 		return 0;
 	struct {
 		s64 ne[4];
 		u64 nb[4];
 	} s;
 	u64 data;
-	if (bpf_probe_read_user(&s, sizeof(s), (void *)(tensor + cfg->ne)) || read_u64(&data, tensor + cfg->data))
+	if (bpf_probe_read_user(&s, sizeof(s), (void *)(tensor + th->layout.ne)) || read_u64(&data, tensor + th->layout.data))
 		return 0;
 	u64 n = s.ne[0] * s.ne[1];
 	if (s.ne[0] <= 0 || s.ne[1] <= 0 || s.ne[0] > MAX_IDS || s.ne[1] > MAX_IDS || n > MAX_IDS || s.ne[2] > 1 || s.ne[3] > 1)
@@ -592,26 +712,24 @@ __attribute__((noinline)) int send_ids(struct target_config *cfg, struct thread 
 	return !l.lost;
 }
 
-/* The ids that the op of th->ev gathers by. gate, up and down of a layer share one ids tensor: it is sent once. */
-static __always_inline void add_ids(struct target_config *cfg, struct thread *th, u64 tensor)
+/* The ids that the op of this seq gathers by, and how much earlier they were sent: gate, up and down of a layer share one ids tensor. */
+static __always_inline u32 add_ids(struct thread *th, u64 tensor)
 {
-	if (th->ids_tensor == tensor && th->ids_graph == th->graph) {
-		th->ev.ids_seq = th->ids_seq;
-		return;
-	}
-	th->ev.ids_seq = th->ev.seq;
-	if (!send_ids(cfg, th, tensor, th->ev.seq)) {
-		th->ev.flags |= OP_CLIPPED;
-		return;
+	if (th->ids_tensor == tensor && th->ids_graph == th->graph)
+		return th->seq - th->ids_seq;
+	if (!send_ids(th, tensor, th->seq)) {
+		th->clipped = 1;
+		return 0;
 	}
 	th->ids_tensor = tensor;
 	th->ids_graph = th->graph;
-	th->ids_seq = th->ev.seq;
+	th->ids_seq = th->seq;
+	return 0;
 }
 
-__attribute__((noinline)) int add_buffer(struct target_config *cfg, struct thread *th, u64 tensor, u32 write)
+__attribute__((noinline)) int add_buffer(struct thread *th, u64 tensor, u32 write)
 {
-	if (!cfg || !th)
+	if (!th)
 		return 0;
 	u32 n = th->bufs.n;
 	if (n > MAX_NODE_SRC)
@@ -620,27 +738,25 @@ __attribute__((noinline)) int add_buffer(struct target_config *cfg, struct threa
 	u64 view = 0;
 	b->root[0] = 0;
 	b->write = write;
-	if (read_u64(&b->data, tensor + cfg->data) || read_u32(&b->type, tensor) ||
-	    bpf_probe_read_user(b->ne, sizeof(b->ne) + sizeof(b->nb), (void *)(tensor + cfg->ne)) ||
-	    bpf_probe_read_user(b->name, sizeof(b->name), (void *)(tensor + cfg->name)) || read_u64(&view, tensor + cfg->view_src) ||
-	    (view && bpf_probe_read_user(b->root, sizeof(b->root), (void *)(view + cfg->name)))) {
-		th->ev.flags |= OP_CLIPPED;
+	if (read_u64(&b->data, tensor + th->layout.data) || read_u32(&b->type, tensor) ||
+	    bpf_probe_read_user(b->ne, sizeof(b->ne) + sizeof(b->nb), (void *)(tensor + th->layout.ne)) ||
+	    bpf_probe_read_user(b->name, sizeof(b->name), (void *)(tensor + th->layout.name)) || read_u64(&view, tensor + th->layout.view_src) ||
+	    (view && bpf_probe_read_user(b->root, sizeof(b->root), (void *)(view + th->layout.name)))) {
+		th->clipped = 1;
 		return 0;
 	}
 	th->bufs.n = n + 1;
 	return 0;
 }
 
-/* What the node touches besides weights. th->sources are of the node. */
-__attribute__((noinline)) int send_buffers(struct target_config *cfg, struct thread *th, u64 node, u64 result)
+/* What the node touches besides weights; false if it could not be sent. */
+__attribute__((noinline)) int send_buffers(struct thread *th, u64 node, u64 result)
 {
-	if (!cfg || !th)
+	if (!th)
 		return 0;
 	u32 op;
-	if (!read_node(cfg, th, node, &op)) {
-		th->ev.flags |= OP_CLIPPED;
+	if (!read_node(th, node, &op))
 		return 0;
-	}
 	th->bufs.n = 0;
 	for (u32 i = 0; i < MAX_NODE_SRC; i++) {
 		u64 s = th->sources[i];
@@ -651,78 +767,123 @@ __attribute__((noinline)) int send_buffers(struct target_config *cfg, struct thr
 			if (k < th->known.nsrc && th->weight[k] == s)
 				weight = true;
 		if (!weight)
-			add_buffer(cfg, th, s, 0);
+			add_buffer(th, s, 0);
 	}
-	add_buffer(cfg, th, result, 1);
+	add_buffer(th, result, 1);
 	th->bufs.kind = KIND_BUFFERS;
 	th->bufs.tgid = this_tgid();
 	th->bufs.tid = (u32)bpf_get_current_pid_tgid();
-	th->bufs.seq = th->ev.seq;
+	th->bufs.seq = th->seq;
 	u32 n = th->bufs.n;
 	if (n > MAX_NODE_SRC + 1)
 		n = MAX_NODE_SRC + 1;
-	if (send(&th->bufs, __builtin_offsetof(struct buffers_event, buffers) + n * sizeof(struct buffer)))
-		th->ev.flags |= OP_BUFFERS;
-	else
-		th->ev.flags |= OP_CLIPPED;
+	return send(&th->bufs, __builtin_offsetof(struct buffers_event, buffers) + n * sizeof(struct buffer));
+}
+
+/* A hit that is not thread 0's. */
+SELDOM int other_hit(bool unreadable)
+{
+	if (wide && !target())
+		return 0;
+	count(COUNT_HITS);
+	count(unreadable ? COUNT_FAULTS : COUNT_OTHER_THREADS);
 	return 0;
+}
+
+/* Page-ins are told with the op during which they come. */
+SELDOM int tell_op(struct thread *th)
+{
+	struct target_config *cfg = target();
+	if (cfg) {
+		cfg->decode = th->decode;
+		cfg->seq = th->seq;
+		th->stalled = cfg->stalled;
+	}
+	return 0;
+}
+
+/* Sends what an op needs besides its template. Returns its flags. */
+SELDOM u32 accompany(struct thread *th, struct template *known, struct op_record *o, u64 result)
+{
+	u32 flags = known->flags;
+	th->clipped = 0;
+	if (known->nsrc && known->ids)
+		o->ids_back = add_ids(th, known->ids);
+	if (want_buffers) {
+		if (send_buffers(th, known->key.node, result))
+			flags |= OP_BUFFERS;
+		else
+			th->clipped = 1;
+	}
+	if (th->clipped)
+		flags |= OP_CLIPPED;
+	if (flags & OP_CLIPPED)
+		count(COUNT_CLIPPED);
+	return flags;
 }
 
 static __always_inline int op_hit(u64 params, u64 node, u64 second)
 {
-	struct target_config *cfg = target();
-	if (!cfg)
-		return 0;
-	count(COUNT_HITS);
 	s32 ith; /* the first member of ggml_compute_params */
-	if (bpf_probe_read_user(&ith, sizeof(ith), (void *)params)) {
-		count(COUNT_FAULTS);
-		return 0;
+	bool unreadable = bpf_probe_read_user(&ith, sizeof(ith), (void *)params);
+	if (unreadable || ith)
+		return other_hit(unreadable);
+	u64 id = bpf_get_current_pid_tgid();
+	u32 at = id & (THREAD_SLOTS - 1);
+	struct thread *th = bpf_map_lookup_elem(&slots, &at);
+	if (unlikely(!th || th->id != id || !th->ready)) {
+		th = this_thread();
+		if (!th)
+			return 0;
 	}
-	if (ith) {
-		count(COUNT_OTHER_THREADS);
-		return 0;
-	}
-	struct thread *th = this_thread();
-	if (!th) {
-		count(COUNT_FAULTS);
-		return 0;
-	}
-	u64 now = bpf_ktime_get_ns();
-	finish_op(cfg, th, now, false);
+	th->hits++;
 	th->seq++;
-	u64 src[SIGNED_SRC];
+	u64 now = 0;
+	if (th->pending) {
+		now = bpf_ktime_get_ns();
+		finish_op(th, now);
+	}
+	/* Under way while the node is read. */
+	struct template *t = bpf_map_lookup_elem(&templates, &th->expected);
+	if (t)
+		(void)*(volatile u64 *)&t->key.node;
+	u64 third;
 	u32 op;
-	u64 signature = sign(cfg, node, src, &op);
-	if (!signature) {
+	struct node_key key = {.node = node, .signature = sign(th->op, th->src, node, &op, &third), .tgid = id >> 32, .epoch = th->epoch};
+	if (unlikely(!key.signature)) {
 		count(COUNT_FAULTS);
 		return 0;
 	}
-	cfg->decode = th->decode;
-	cfg->seq = th->seq;
-	struct template *known = recall(cfg, th, node, second, signature);
-	if (!known->nsrc && !want_buffers) {
-		count(COUNT_NO_WEIGHT);
+	key.signature ^= second;
+	if (unlikely(th->io))
+		tell_op(th);
+	if (unlikely(!t || !is(t, &key)))
+		t = meet(th, &key, second);
+	if (!t)
+		return 0; /* never */
+	th->last = th->expected;
+	th->expected = t->next;
+	if (!t->nsrc && !th->buffers) {
+		th->no_weight++;
 		return 0;
 	}
-	th->ev.id = known->id;
-	th->ev.time = now;
-	th->ev.seq = th->seq;
-	th->ev.ids_seq = 0;
-	th->ev.flags = known->flags;
-	th->stalled = cfg->stalled;
-	if (known->nsrc && known->ids)
-		add_ids(cfg, th, known->ids);
-	if (want_buffers) {
-		send_buffers(cfg, th, node, second ? second : node);
-	}
-	if (th->ev.flags & OP_CLIPPED)
-		count(COUNT_CLIPPED);
-	u32 n = th->evs.n;
-	if (n < MAX_BATCHED)
-		th->evs.ops[n] = th->ev;
+	u32 n = th->n;
+	if (n >= MAX_BATCHED)
+		return 0; /* never */
+	struct op_record *o = &th->evs.ops[n];
+	if (!now)
+		now = bpf_ktime_get_ns();
+	th->began = now;
+	o->time = now;
+	o->id = t->id;
+	o->seq = th->seq;
+	o->ids_back = 0;
+	if (unlikely(t->ids || t->flags & OP_CLIPPED || th->buffers))
+		o->flags = accompany(th, t, o, second ? second : node);
+	else
+		o->flags = t->flags;
 	th->pending = 1;
-	count(COUNT_BEGUN);
+	th->begun++;
 	return 0;
 }
 
@@ -741,7 +902,6 @@ int BPF_KPROBE(fused_op, u64 params, u64 first, u64 second)
 }
 
 struct graph_loop {
-	struct target_config *cfg;
 	struct thread *th;
 	u64 nodes;
 	u64 signature;
@@ -753,14 +913,14 @@ struct graph_loop {
 static long sign_node(u32 i, void *arg)
 {
 	struct graph_loop *l = arg;
-	u64 node = 0, src[SIGNED_SRC];
-	u32 op;
+	u64 node = 0, third = 0;
+	u32 op = 0;
 	u64 signature = 0;
 	if (!read_u64(&node, l->nodes + 8 * i))
-		signature = sign(l->cfg, node, src, &op);
+		signature = sign(l->th->op, l->th->src, node, &op, &third);
 	/* The warm-up uses all experts. */
 	u64 slots = 0;
-	if (!signature || (op == l->cfg->op_mul_mat_id && read_u64(&slots, src[2] + l->cfg->ne))) {
+	if (!signature || (op == l->th->layout.op_mul_mat_id && read_u64(&slots, third + l->th->layout.ne))) {
 		l->failed = 1;
 		return 1;
 	}
@@ -775,7 +935,7 @@ static long learn_node(u32 i, void *arg)
 	struct thread *th = l->th;
 	u64 node = 0;
 	th->tm.shape = l->shape;
-	if (read_u64(&node, l->nodes + 8 * i) || !learn(l->cfg, th, node, 0)) {
+	if (read_u64(&node, l->nodes + 8 * i) || !learn(th, node, 0)) {
 		l->failed = 1;
 		return 1;
 	}
@@ -784,7 +944,7 @@ static long learn_node(u32 i, void *arg)
 	if (th->known.flags & OP_CLIPPED)
 		count(COUNT_CLIPPED);
 	u32 n = th->shape.ngathers;
-	if (th->known.nsrc && th->tm.op == l->cfg->op_get_rows && n < SHAPE_GATHERS) {
+	if (th->known.nsrc && th->tm.op == th->layout.op_get_rows && n < SHAPE_GATHERS) {
 		th->shape.gathers[n] = th->known.ids;
 		th->shape.ngathers = n + 1;
 	}
@@ -792,12 +952,12 @@ static long learn_node(u32 i, void *arg)
 }
 
 /* A graph begins: sends what its ops read, if that is not known, and the rows that it looks up. */
-static __always_inline void whole_graph(struct target_config *cfg, struct thread *th, u64 graph, u64 now)
+static __always_inline void whole_graph(struct thread *th, u64 graph, u64 now)
 {
-	struct graph_loop l = {.cfg = cfg, .th = th, .signature = 1};
+	struct graph_loop l = {.th = th, .signature = 1};
 	u32 n = 0;
 	count(COUNT_HITS);
-	if (read_u32(&n, graph + cfg->n_nodes) || read_u64(&l.nodes, graph + cfg->nodes) || n > MAX_NODES) {
+	if (read_u32(&n, graph + th->layout.n_nodes) || read_u64(&l.nodes, graph + th->layout.nodes) || n > MAX_NODES) {
 		count(COUNT_FAULTS);
 		return;
 	}
@@ -808,7 +968,7 @@ static __always_inline void whole_graph(struct target_config *cfg, struct thread
 	}
 	struct shape_key key = {.signature = l.signature, .tgid = this_tgid(), .epoch = epoch};
 	struct shape *known = bpf_map_lookup_elem(&shapes, &key);
-	if (known && !cfg->forget) {
+	if (known && !th->layout.forget) {
 		th->shape = *known;
 	} else {
 		struct shape_event e = {.kind = KIND_SHAPE, .tgid = key.tgid, .id = __sync_fetch_and_add(&names, 1) + 1};
@@ -825,7 +985,7 @@ static __always_inline void whole_graph(struct target_config *cfg, struct thread
 	th->seq++;
 	for (u32 i = 0; i < SHAPE_GATHERS; i++)
 		if (i < th->shape.ngathers)
-			send_ids(cfg, th, th->shape.gathers[i], th->seq);
+			send_ids(th, th->shape.gathers[i], th->seq);
 	th->gr.kind = KIND_GRAPH;
 	th->gr.tgid = key.tgid;
 	th->gr.tid = (u32)bpf_get_current_pid_tgid();
@@ -842,30 +1002,26 @@ static __always_inline void whole_graph(struct target_config *cfg, struct thread
 SEC("uprobe.multi")
 int BPF_KPROBE(graph_begin, u64 graph)
 {
-	struct target_config *cfg = target();
-	if (!cfg)
-		return 0;
 	struct thread *th = this_thread();
 	if (!th)
 		return 0;
 	u64 now = bpf_ktime_get_ns();
-	finish_op(cfg, th, now, true);
+	finish(th, now);
+	th->ready = 1;
 	th->graph = __sync_fetch_and_add(&graphs, 1) + 1;
 	if (want_graph)
-		whole_graph(cfg, th, graph, now);
+		whole_graph(th, graph, now);
 	return 0;
 }
 
 SEC("uprobe.multi")
 int BPF_KRETPROBE(graph_end)
 {
-	struct target_config *cfg = target();
-	if (!cfg)
-		return 0;
 	struct thread *th = this_thread();
-	if (th)
-		finish_op(cfg, th, bpf_ktime_get_ns(), true);
-	return 0;
+	if (!th)
+		return 0;
+	th->ready = 0;
+	return finish(th, bpf_ktime_get_ns());
 }
 
 struct batch {
@@ -900,8 +1056,6 @@ static long add_sequence(u32 i, void *arg)
 SEC("uprobe.multi")
 int BPF_KPROBE(decode_begin, u64 context, u64 batch)
 {
-	if (!target())
-		return 0;
 	struct thread *th = this_thread();
 	if (!th)
 		return 0;
@@ -936,18 +1090,17 @@ int BPF_KPROBE(decode_begin, u64 context, u64 batch)
 SEC("uprobe.multi")
 int BPF_KRETPROBE(decode_end)
 {
-	struct target_config *cfg = target();
-	if (!cfg)
-		return 0;
 	struct thread *th = this_thread();
 	if (!th)
 		return 0;
 	u64 now = bpf_ktime_get_ns();
-	finish_op(cfg, th, now, true);
+	finish(th, now);
 	struct decode_event e = {.kind = KIND_DECODE_END, .tgid = this_tgid(), .time = now, .context = th->context, .decode = th->decode};
 	e.tid = (u32)bpf_get_current_pid_tgid();
 	th->decode = 0;
-	cfg->decode = 0;
+	struct target_config *cfg = target();
+	if (cfg)
+		cfg->decode = 0;
 	if (bpf_ringbuf_output(&events, &e, sizeof(e), wakeup()))
 		count(COUNT_OTHERS_LOST);
 	return 0;

@@ -357,7 +357,7 @@ func (s *Session) graph(p *process, g *graphRecord, handle func(trace.Event) err
 			}
 		}
 		op := trace.Op{
-			Time: g.time, Duration: -1, Stall: -1, PID: int32(p.pid), TID: int32(g.tid), Decode: decode, Graph: g.graph, Seq: g.seq + uint64(o.node) + 1, Name: name, Sources: o.sources,
+			Time: g.time, Duration: -1, Stall: -1, PID: int32(p.pid), TID: int32(g.tid), Decode: decode, Graph: g.graph, Seq: g.seq + uint64(o.node) + 1, Name: name, Sources: o.sources, Memo: &o.memo,
 		}
 		switch o.gather {
 		case gatherRows, gatherBiases:

@@ -166,6 +166,7 @@ type templateOp struct {
 	gather  uint32
 	selects uint32
 	sources []trace.Source
+	memo    trace.Memo
 }
 
 func readTemplate(body []byte) (id uint32, t *template, err error) {
