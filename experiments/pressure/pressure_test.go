@@ -28,7 +28,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// script reads the model once per token, and does what its second argument says.
+// script reads the model once per token, and does what its second argument says. It leaves time to read counters at a mark: what cat
+// reads is the script's when cat ends, and the group's at once.
 const script = `
 model=$1 what=$2
 case $what in
@@ -39,7 +40,8 @@ hang) sleep 1000;;
 esac
 [ "$what" = unmarked ] && exec 3>/dev/null
 printf b >&3
-for i in 1 2 3 4; do cat "$model" >/dev/null; printf t >&3; done
+sleep 0.05
+for i in 1 2 3 4; do cat "$model" >/dev/null; printf t >&3; sleep 0.05; done
 text=same
 [ "$what" = other ] && text=other
 echo '{"text":"'$text'","tokens":[1,2,3,4],"token_ms":[10,20,20,10],"tok_s":66.7,"prompt_ms":5,"load_ms":7}'

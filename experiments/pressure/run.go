@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -135,18 +136,25 @@ func (s *series) run(ctx context.Context, spec runSpec) (run *Run, err error) {
 		return nil, err
 	}
 	defer t.marks.Close()
-	var h *helper
-	if spec.variant.Helper != "" {
-		if h, err = startHelper(ctx, group, spec.variant.Helper, t.cmd.Process.Pid); err != nil {
-			return nil, errors.Join(err, t.kill())
-		}
-	}
-
-	observer := &observer{group: group, disk: s.disk, target: t.cmd.Process.Pid, helper: h}
+	// Who counts is there before the helper is: a mark that waits is counted late.
+	observer := &observer{group: group, disk: s.disk, target: t.cmd.Process.Pid}
 	var watchers sync.WaitGroup
 	watchers.Go(func() {
 		observer.follow(t.marks, func(n int) { s.progress(fmt.Sprintf("%s: token %d", run.Variant, n)) })
 	})
+	endWatch := func() {
+		_ = t.marks.SetReadDeadline(time.Now().Add(time.Second)) // if something that the target started keeps the pipe open
+		watchers.Wait()
+	}
+	var h *helper
+	if spec.variant.Helper != "" {
+		if h, err = startHelper(ctx, group, spec.variant.Helper, t.cmd.Process.Pid); err != nil {
+			err = errors.Join(err, t.kill())
+			endWatch()
+			return nil, err
+		}
+		observer.helper.Store(h)
+	}
 	stop := make(chan struct{})
 	var own int64
 	var ownErr error
@@ -155,9 +163,8 @@ func (s *series) run(ctx context.Context, spec runSpec) (run *Run, err error) {
 	}
 	// The target is not reaped before its last counters are read.
 	t.exited()
-	_ = t.marks.SetReadDeadline(time.Now().Add(time.Second)) // if something that the target started keeps the pipe open
 	close(stop)
-	watchers.Wait()
+	endWatch()
 	waitErr := t.cmd.Wait()
 	run.Helper = h.stop(observer.alone)
 	if err := ctx.Err(); err != nil {
@@ -272,7 +279,7 @@ type observer struct {
 	group   *memcg.Group
 	disk    disk
 	target  int
-	helper  *helper
+	helper  atomic.Pointer[helper] // nil until it is started
 	samples []sample
 	alone   bool // at the last mark there was no helper
 	err     error
@@ -319,8 +326,9 @@ func (o *observer) sample() (sample, error) {
 	}
 	// Which of the two read is told where the kernel tells it.
 	s.target = readBytes(o.target)
-	if o.alone = o.helper.ended(); !o.alone {
-		s.helper = readBytes(o.helper.cmd.Process.Pid)
+	h := o.helper.Load()
+	if o.alone = h.ended(); !o.alone {
+		s.helper = readBytes(h.cmd.Process.Pid)
 	}
 	return s, nil
 }
