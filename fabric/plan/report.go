@@ -1,11 +1,12 @@
 package plan
 
-// This file writes a survey and a plan for people: as a table and as a figure.
+// This file writes a survey, a plan and a calibration for people: as tables and as a figure.
 
 import (
 	"fmt"
 	"image/color"
 	"io"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -25,8 +26,21 @@ const frontRows = 16
 
 // WriteText writes the plan, and the front and profiles that the survey has, for a terminal.
 func (s *Survey) WriteText(w io.Writer, p *Plan) error {
+	return writeText(w, s.tables(p))
+}
+
+// WriteMarkdown writes the same for a document.
+func (s *Survey) WriteMarkdown(w io.Writer, p *Plan) error { return writeMarkdown(w, s.tables(p)) }
+
+// WriteText writes the depths for a terminal.
+func (t *Trytes) WriteText(w io.Writer) error { return writeText(w, t.tables()) }
+
+// WriteMarkdown writes the same for a document.
+func (t *Trytes) WriteMarkdown(w io.Writer) error { return writeMarkdown(w, t.tables()) }
+
+func writeText(w io.Writer, tables []table) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	for i, table := range s.tables(p) {
+	for i, table := range tables {
 		if i > 0 {
 			fmt.Fprintln(t)
 		}
@@ -41,10 +55,9 @@ func (s *Survey) WriteText(w io.Writer, p *Plan) error {
 	return nil
 }
 
-// WriteMarkdown writes the same for a document.
-func (s *Survey) WriteMarkdown(w io.Writer, p *Plan) error {
+func writeMarkdown(w io.Writer, tables []table) error {
 	var b strings.Builder
-	for i, table := range s.tables(p) {
+	for i, table := range tables {
 		if i > 0 {
 			b.WriteByte('\n')
 		}
@@ -133,6 +146,48 @@ func (s *Survey) tables(p *Plan) []table {
 			dB(decibels(q.Noise)), fmt.Sprintf("%d of %d", native, len(q.Tensors))})
 	}
 	return []table{forms, profiles, front}
+}
+
+func (t *Trytes) tables() []table {
+	layers := table{
+		title: fmt.Sprintf("Trytes: %d values in %.2f trits each, no tensor below %g dB", t.Values, float64(t.Trits)/float64(max(1, t.Values)), t.Bound),
+		head:  []string{"layer", "trits", "tensors", "values", "least SNR", "clipped", "needs", "most needed by"},
+	}
+	for i := range t.Layers {
+		l := &t.Layers[i]
+		name := "none"
+		if l.Layer >= 0 {
+			name = strconv.Itoa(l.Layer)
+		}
+		values, clipped, least := int64(0), int64(0), math.Inf(1)
+		need := map[int]int{}
+		most := &l.Tensors[0]
+		for j := range l.Tensors {
+			c := &l.Tensors[j]
+			values, clipped = values+c.Values, clipped+c.Clipped
+			need[c.Need]++
+			if c.SNR != 0 {
+				least = min(least, c.SNR)
+			}
+			if c.Need > most.Need || c.Need == most.Need && c.Values > most.Values {
+				most = c
+			}
+		}
+		var needs []string
+		for _, depth := range slices.Sorted(maps.Keys(need)) {
+			needs = append(needs, fmt.Sprintf("%d: %d", depth, need[depth]))
+		}
+		layers.rows = append(layers.rows, []string{name, strconv.Itoa(l.Depth), strconv.Itoa(len(l.Tensors)), fmt.Sprint(values), dB(least),
+			fmt.Sprint(clipped), strings.Join(needs, ", "), most.Name})
+	}
+	if len(t.Left) == 0 {
+		return []table{layers}
+	}
+	left := table{title: "Left out", head: []string{"tensor", "why"}}
+	for _, l := range t.Left {
+		left.rows = append(left.rows, []string{l.Name, l.Why})
+	}
+	return []table{layers, left}
 }
 
 func dB(v float64) string {

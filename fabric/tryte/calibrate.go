@@ -26,25 +26,12 @@ type Calibration struct {
 // a few hundred operations per sample and depth. The error wraps ErrTarget if no depth meets the bound; others are about samples that are
 // infinite or not numbers, or missing. If all are 0, depth 1 and scale 1 are right.
 func Calibrate(samples [][]float32, snr float64) (Calibration, error) {
-	var s sample
-	for i, part := range samples {
-		for j, v := range part {
-			a := math.Abs(float64(v))
-			if math.IsInf(a, 0) || a != a {
-				return Calibration{}, fmt.Errorf("calibrate: sample %d of vector %d is %v", j, i, v)
-			}
-			s.magnitudes = append(s.magnitudes, a)
-			s.power += a * a
-			s.most = max(s.most, a)
-		}
+	s, err := collect(samples)
+	if err != nil {
+		return Calibration{}, err
 	}
-	switch {
-	case len(s.magnitudes) == 0:
-		return Calibration{}, errors.New("calibrate: no samples")
-	case snr != snr:
+	if snr != snr {
 		return Calibration{}, errors.New("calibrate: the bound is not a number")
-	case s.most == 0:
-		return Calibration{Depth: 1, Scale: 1, SNR: math.Inf(1)}, nil
 	}
 	var c Calibration
 	for depth := 1; depth <= MaxDepth; depth++ {
@@ -55,14 +42,49 @@ func Calibrate(samples [][]float32, snr float64) (Calibration, error) {
 	return c, fmt.Errorf("calibrate for %.1f dB: %d trits give %.1f: %w", snr, c.Depth, c.SNR, ErrTarget)
 }
 
+// CalibrateDepth finds the scale with the least mean square error for a depth that is given, of 1 to MaxDepth: the layer's, where another part of
+// it needs more trits than these values. Samples and errors are as Calibrate's.
+func CalibrateDepth(samples [][]float32, depth int) (Calibration, error) {
+	if depth < 1 || depth > MaxDepth {
+		return Calibration{}, fmt.Errorf("calibrate %d trits: 1 to %d are possible", depth, MaxDepth)
+	}
+	s, err := collect(samples)
+	if err != nil {
+		return Calibration{}, err
+	}
+	return s.fit(depth), nil
+}
+
 // sample is what values there are, without their signs: the codes are symmetric.
 type sample struct {
 	magnitudes  []float64
 	power, most float64
 }
 
+func collect(samples [][]float32) (*sample, error) {
+	s := &sample{}
+	for i, part := range samples {
+		for j, v := range part {
+			a := math.Abs(float64(v))
+			if math.IsInf(a, 0) || a != a {
+				return nil, fmt.Errorf("calibrate: sample %d of vector %d is %v", j, i, v)
+			}
+			s.magnitudes = append(s.magnitudes, a)
+			s.power += a * a
+			s.most = max(s.most, a)
+		}
+	}
+	if len(s.magnitudes) == 0 {
+		return nil, errors.New("calibrate: no samples")
+	}
+	return s, nil
+}
+
 // fit finds the scale for a depth.
 func (s *sample) fit(depth int) Calibration {
+	if s.most == 0 {
+		return Calibration{Depth: depth, Scale: 1, SNR: math.Inf(1)}
+	}
 	levels := float64(Max(depth))
 	best, noise := 0.0, math.Inf(1)
 	try := func(scale float64) (next float64) {
@@ -89,7 +111,7 @@ func (s *sample) fit(depth int) Calibration {
 		try(center * (1 + step))
 		try(center / (1 + step))
 	}
-	return s.result(depth, float32(best))
+	return s.result(depth, float32(min(best, math.MaxFloat32)))
 }
 
 // measure is the square error at a scale, the scale that is best for the codes, and how many values are clipped.

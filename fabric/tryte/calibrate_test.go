@@ -162,6 +162,9 @@ func TestCalibrateEdges(t *testing.T) {
 	if c, err := Calibrate([][]float32{{math.SmallestNonzeroFloat32}}, 60); err != nil || c.Depth != 1 || c.SNR < 60 {
 		t.Errorf("the smallest magnitude: %+v, %v", c, err)
 	}
+	if c, err := Calibrate([][]float32{{math.MaxFloat32, -1}}, 60); err != nil || c.Depth != 1 || c.SNR < 60 {
+		t.Errorf("the largest magnitude: %+v, %v", c, err)
+	}
 	if c, err := Calibrate(quantiles(1000, gauss), 400); !errors.Is(err, ErrTarget) || c.Depth != MaxDepth {
 		t.Errorf("400 dB: %+v, %v", c, err)
 	}
@@ -173,6 +176,28 @@ func TestCalibrateEdges(t *testing.T) {
 	}
 	if _, err := Calibrate([][]float32{{1}}, math.NaN()); err == nil {
 		t.Error("a bound that is not a number is accepted")
+	}
+	for _, depth := range []int{0, MaxDepth + 1} {
+		if _, err := CalibrateDepth([][]float32{{1}}, depth); err == nil {
+			t.Errorf("%d trits are accepted", depth)
+		}
+	}
+	if _, err := CalibrateDepth([][]float32{{1, nan}}, 3); err == nil {
+		t.Error("NaN is accepted for a depth")
+	}
+	if c, err := CalibrateDepth([][]float32{{0}}, 3); err != nil || c != (Calibration{Depth: 3, Scale: 1, SNR: math.Inf(1)}) {
+		t.Errorf("zeros, three trits: %+v, %v", c, err)
+	}
+	// More trits than needed: the scale of the same least error for these.
+	need, err := Calibrate(quantiles(10_000, gauss), 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, more := range []int{0, 1, 2} {
+		got, err := CalibrateDepth(quantiles(10_000, gauss), need.Depth+more)
+		if err != nil || got.Depth != need.Depth+more || more == 0 && got != need || got.SNR < need.SNR+8*float64(more) {
+			t.Errorf("%d trits more than %+v: %+v, %v", more, need, got, err)
+		}
 	}
 }
 

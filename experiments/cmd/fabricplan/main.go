@@ -1,4 +1,4 @@
-// Command fabricplan plans in how many ternary planes each matrix of a model is kept. See package plan.
+// Command fabricplan plans in how many ternary planes, or trytes of how many trits, the weights of a model are kept. See package plan.
 package main
 
 import (
@@ -29,6 +29,7 @@ type options struct {
 	bound    float64
 	budget   float64
 	form     decompose.Fit
+	trytes   float64
 	rows     int
 	json     bool
 	markdown bool
@@ -50,8 +51,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var o options
 	usage := true // until the flags are accepted, errors are the user's
 	cmd := &cobra.Command{
-		Use:   "fabricplan -m model.gguf [--profile NAME | --bound DB | --budget N | --planes N] [flags]",
-		Short: "Plan in how many ternary planes each matrix of a model is kept",
+		Use:   "fabricplan -m model.gguf [--profile NAME | --bound DB | --budget N | --planes N | --trytes DB] [flags]",
+		Short: "Plan in how many ternary planes, or trits, the weights of a model are kept",
 		Long: `Fabricplan measures, for each weight matrix of a model, what ternary planes cost in bytes and lose in accuracy: exact ones, and fitted
 ones of 1 to 6 planes. It prints a plan, the named profiles, and the Pareto front of bytes per weight against error.
 
@@ -59,13 +60,17 @@ The plan is that of a profile (accurate: no loss; balanced; fast), of a bound on
 weight for the whole model, or of one form for all matrices. Matrices for which the file's own type takes fewer bytes stay native, and
 so do those that cannot keep the bound.
 
---write makes a model with the weights that the plan's planes stand for: as F32 where planes are fitted, in the file's own type where
-they are exact. Any llama.cpp runs it; the experiment divergence tells how far its predictions are from the original's.
+--trytes calibrates packed trytes instead, for values that are to be edited or reckoned with exactly: the trits that each layer needs
+so that every tensor's values are DB decibels above their error, and the scale of each tensor.
+
+--write makes a model with the weights that the plan's planes, or the trytes, stand for: as F32 where these are fitted, in the file's
+own type where planes are exact. Any llama.cpp runs it; the experiment divergence tells how far its predictions are from the original's.
 
 Exit codes: 0 planned; 1 not planned or not written; 2 wrong usage.`,
 		Example: `  fabricplan -m model.gguf --profile balanced --figure front.png
   fabricplan -m model.gguf --budget 0.5 --json > plan.json
-  fabricplan -m model.gguf --planes 3 --block 32 --write three.gguf`,
+  fabricplan -m model.gguf --planes 3 --block 32 --write three.gguf
+  fabricplan -m model.gguf --trytes 40 --write trytes.gguf`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return fmt.Errorf("unexpected argument %q (the model goes after -m)", args[0])
@@ -74,7 +79,7 @@ Exit codes: 0 planned; 1 not planned or not written; 2 wrong usage.`,
 		},
 		SilenceUsage: true, SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			for _, name := range []string{"profile", "bound", "budget", "planes"} {
+			for _, name := range []string{"profile", "bound", "budget", "planes", "trytes"} {
 				if cmd.Flags().Changed(name) {
 					if o.choice != "" {
 						return fmt.Errorf("--%s and --%s: only one of them can choose the plan", o.choice, name)
@@ -101,6 +106,7 @@ Exit codes: 0 planned; 1 not planned or not written; 2 wrong usage.`,
 	f.IntVar(&o.form.Planes, "planes", 0, "the same number of planes, `N`, for all matrices")
 	f.IntVar(&o.form.Block, "block", 32, "with --planes: columns that share factors: 16, 32, 64, 128 or 256")
 	f.BoolVar(&o.form.Shared, "shared", false, "with --planes: one factor for all planes of a block, not one for each")
+	f.Float64Var(&o.trytes, "trytes", 0, "calibrate trytes: each tensor's values `DB` decibels above their error, or more")
 	f.IntVar(&o.rows, "rows", 256, "measure this many rows of each matrix, evenly spread; 0 for all")
 	f.BoolVar(&o.markdown, "markdown", false, "print Markdown")
 	f.BoolVar(&o.json, "json", false, "print the plan as JSON")
@@ -128,6 +134,10 @@ func (o *options) check() error {
 		return fmt.Errorf("--rows %d: want 0 or more", o.rows)
 	case o.choice == "bound" && !(o.bound > 0 && o.bound <= 200):
 		return fmt.Errorf("--bound %g: want decibels above 0, up to 200", o.bound)
+	case o.choice == "trytes" && !(o.trytes > 0 && o.trytes <= 200):
+		return fmt.Errorf("--trytes %g: want decibels above 0, up to 200", o.trytes)
+	case o.choice == "trytes" && o.figure != "":
+		return errors.New("--figure draws the front of a plan: there is none for --trytes")
 	case o.choice == "budget" && !(o.budget > 0 && o.budget <= 16):
 		return fmt.Errorf("--budget %g: want bytes per weight", o.budget)
 	}
@@ -169,6 +179,19 @@ func (o *options) plan(ctx context.Context, stdout, stderr io.Writer) (err error
 	}
 	progress, done := o.bar(stderr)
 	cfg.Progress = progress
+	if o.choice == "trytes" {
+		t, err := plan.CalibrateTrytes(ctx, w, o.trytes, cfg)
+		done()
+		if err != nil {
+			return stopped(ctx, err)
+		}
+		if o.write != "" {
+			if err := writeTrytes(ctx, t, w, o.model, o.write); err != nil {
+				return stopped(ctx, err)
+			}
+		}
+		return o.print(stdout, t, t.WriteText, t.WriteMarkdown)
+	}
 	survey, err := plan.Measure(ctx, w, cfg)
 	done()
 	if err != nil {
@@ -188,15 +211,21 @@ func (o *options) plan(ctx context.Context, stdout, stderr io.Writer) (err error
 			return stopped(ctx, err)
 		}
 	}
+	return o.print(stdout, p, func(w io.Writer) error { return survey.WriteText(w, p) },
+		func(w io.Writer) error { return survey.WriteMarkdown(w, p) })
+}
+
+// print prints a result in the form that the flags name.
+func (o *options) print(stdout io.Writer, result any, text, markdown func(io.Writer) error) error {
 	switch {
 	case o.json:
 		enc := json.NewEncoder(stdout)
 		enc.SetIndent("", " ")
-		return enc.Encode(p)
+		return enc.Encode(result)
 	case o.markdown:
-		return survey.WriteMarkdown(stdout, p)
+		return markdown(stdout)
 	}
-	return survey.WriteText(stdout, p)
+	return text(stdout)
 }
 
 func stopped(ctx context.Context, err error) error {
@@ -286,5 +315,15 @@ func write(ctx context.Context, p *plan.Plan, w *gguf.Weights, from, to string) 
 			}
 			return nil
 		}), true
+	})
+}
+
+// writeTrytes writes a copy of the model with the values that the trytes stand for.
+func writeTrytes(ctx context.Context, t *plan.Trytes, w *gguf.Weights, from, to string) error {
+	return rewrite.WriteFile(ctx, to, from, func(tensor *gguf.Tensor) (rewrite.Replacement, bool) {
+		if _, _, ok := t.Lookup(tensor.Name); !ok {
+			return rewrite.Replacement{}, false
+		}
+		return rewrite.F32(func(emit func([]float32) error) error { return t.Hold(ctx, w, tensor.Name, emit) }), true
 	})
 }

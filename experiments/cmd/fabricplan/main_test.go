@@ -43,21 +43,24 @@ func TestUsage(t *testing.T) {
 		code   int
 		stderr string
 	}{
-		"no model":       {nil, 2, "-m"},
-		"argument":       {[]string{"x.gguf"}, 2, "x.gguf"},
-		"flag":           {[]string{"--frob"}, 2, "frob"},
-		"two choices":    {[]string{"-m", path, "--profile", "fast", "--budget", "1"}, 2, "budget"},
-		"two outputs":    {[]string{"-m", path, "--json", "--markdown"}, 2, "markdown"},
-		"profile":        {[]string{"-m", path, "--profile", "slow"}, 2, "slow"},
-		"bound":          {[]string{"-m", path, "--bound", "-3"}, 2, "-3"},
-		"budget":         {[]string{"-m", path, "--budget", "0"}, 2, "budget"},
-		"budget too low": {[]string{"-m", path, "--budget", "0.01"}, 1, "so few bytes"},
-		"planes":         {[]string{"-m", path, "--planes", "7"}, 2, "7"},
-		"block":          {[]string{"-m", path, "--planes", "2", "--block", "33"}, 2, "33"},
-		"rows":           {[]string{"-m", path, "--rows", "-1"}, 2, "-1"},
-		"no such model":  {[]string{"-m", filepath.Join(dir, "none.gguf")}, 1, "none.gguf"},
-		"no directory":   {[]string{"-m", path, "--rows", "8", "--write", filepath.Join(dir, "none", "x.gguf")}, 1, "none"},
-		"no figure":      {[]string{"-m", path, "--rows", "8", "--figure", filepath.Join(dir, "none", "x.png")}, 1, "none"},
+		"no model":        {nil, 2, "-m"},
+		"argument":        {[]string{"x.gguf"}, 2, "x.gguf"},
+		"flag":            {[]string{"--frob"}, 2, "frob"},
+		"two choices":     {[]string{"-m", path, "--profile", "fast", "--budget", "1"}, 2, "budget"},
+		"two outputs":     {[]string{"-m", path, "--json", "--markdown"}, 2, "markdown"},
+		"profile":         {[]string{"-m", path, "--profile", "slow"}, 2, "slow"},
+		"bound":           {[]string{"-m", path, "--bound", "-3"}, 2, "-3"},
+		"budget":          {[]string{"-m", path, "--budget", "0"}, 2, "budget"},
+		"budget too low":  {[]string{"-m", path, "--budget", "0.01"}, 1, "so few bytes"},
+		"planes":          {[]string{"-m", path, "--planes", "7"}, 2, "7"},
+		"block":           {[]string{"-m", path, "--planes", "2", "--block", "33"}, 2, "33"},
+		"trytes":          {[]string{"-m", path, "--trytes", "0"}, 2, "--trytes 0"},
+		"trytes, figure":  {[]string{"-m", path, "--trytes", "40", "--figure", filepath.Join(dir, "x.png")}, 2, "--figure"},
+		"trytes, nowhere": {[]string{"-m", path, "--trytes", "40", "--write", filepath.Join(dir, "none", "x.gguf")}, 1, "none"},
+		"rows":            {[]string{"-m", path, "--rows", "-1"}, 2, "-1"},
+		"no such model":   {[]string{"-m", filepath.Join(dir, "none.gguf")}, 1, "none.gguf"},
+		"no directory":    {[]string{"-m", path, "--rows", "8", "--write", filepath.Join(dir, "none", "x.gguf")}, 1, "none"},
+		"no figure":       {[]string{"-m", path, "--rows", "8", "--figure", filepath.Join(dir, "none", "x.png")}, 1, "none"},
 	} {
 		code, stdout, stderr := command(t.Context(), tt.args...)
 		if code != tt.code || !strings.Contains(stderr, tt.stderr) || stdout != "" || strings.Count(stderr, "\n") != 1 {
@@ -66,8 +69,10 @@ func TestUsage(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if code, _, stderr := command(ctx, "-m", path); code != 1 || !strings.Contains(stderr, "stopped") {
-		t.Errorf("stopped: exit %d, %q", code, stderr)
+	for _, args := range [][]string{{"-m", path}, {"-m", path, "--trytes", "40"}} {
+		if code, _, stderr := command(ctx, args...); code != 1 || !strings.Contains(stderr, "stopped") {
+			t.Errorf("%q, stopped: exit %d, %q", args, code, stderr)
+		}
 	}
 }
 
@@ -167,5 +172,43 @@ func TestWrite(t *testing.T) {
 	}
 	if code, stdout, _ := command(t.Context(), "-m", path, "--markdown", "--rows", "16"); code != 0 || !strings.Contains(stdout, "| --- |") {
 		t.Errorf("markdown: exit %d, %q", code, stdout)
+	}
+}
+
+// TestTrytes writes a model whose layers are held by trytes, and compares it with the calibration.
+func TestTrytes(t *testing.T) {
+	path := model(t, gguf.F16)
+	out := filepath.Join(t.TempDir(), "out.gguf")
+	code, stdout, stderr := command(t.Context(), "-m", path, "--trytes", "30", "--rows", "0", "--json", "--write", out)
+	if code != 0 || stderr != "" {
+		t.Fatalf("exit %d, %s", code, stderr)
+	}
+	var c plan.Trytes
+	if err := json.Unmarshal([]byte(stdout), &c); err != nil {
+		t.Fatal(err)
+	}
+	before, after := weights(t, path), weights(t, out)
+	for name, was := range before {
+		tensor, depth, ok := c.Lookup(name)
+		if !ok || depth < 1 || depth > 6 {
+			t.Errorf("%s: %+v in %d trits", name, tensor, depth)
+			continue
+		}
+		noise, signal := 0.0, 0.0
+		for i, v := range was {
+			e := float64(after[name][i] - v)
+			noise, signal = noise+e*e, signal+float64(v)*float64(v)
+		}
+		if snr := 10 * math.Log10(signal/noise); noise > 0 && (math.Abs(snr-tensor.SNR) > 1e-4 || snr < 30) || noise == 0 && tensor.SNR != 0 {
+			t.Errorf("%s: %v dB, calibrated %+v", name, snr, tensor)
+		}
+	}
+	if len(before) != len(after) {
+		t.Errorf("%d tensors became %d", len(before), len(after))
+	}
+	for flag, want := range map[string]string{"--markdown": "| --- |", "-q": "least SNR"} {
+		if code, stdout, _ := command(t.Context(), "-m", path, "--trytes", "30", flag); code != 0 || !strings.Contains(stdout, want) {
+			t.Errorf("%s: exit %d, %q", flag, code, stdout)
+		}
 	}
 }

@@ -1,0 +1,336 @@
+package plan
+
+// This file holds a model's scalars as packed trytes: one depth for each layer, set by calibration.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"tensorcast/fabric/tryte"
+	"tensorcast/gguf"
+)
+
+// Trytes is how many trits the scalars of each layer take, where they are edited or reckoned with exactly (package tryte) instead of multiplied
+// by as planes. Package encoding/json writes and reads it.
+type Trytes struct {
+	Bound  float64      `json:"bound_db"`           // every tensor's values are at least so far above the error with which they are held
+	Values int64        `json:"values"`             // that are held, and
+	Trits  int64        `json:"trits"`              // theirs
+	Layers []TryteLayer `json:"layers"`             // by number
+	Left   []TryteLeft  `json:"left_out,omitempty"` // tensors that are not held
+}
+
+// TryteLayer is a layer: numbers of one depth, so that those of different tensors can be added and compared trit by trit.
+type TryteLayer struct {
+	Layer   int           `json:"layer"` // -1 for tensors that are in none
+	Depth   int           `json:"depth"` // the most that one of its tensors needs
+	Tensors []TryteTensor `json:"tensors"`
+}
+
+// TryteTensor is a tensor's part in its layer.
+type TryteTensor struct {
+	Name    string  `json:"name"`
+	Type    string  `json:"type"` // in the file
+	Values  int64   `json:"values"`
+	Need    int     `json:"need"`             // trits that it needs, were it alone
+	Scale   float32 `json:"scale"`            // what the number 1 stands for
+	SNR     float64 `json:"snr_db,omitempty"` // of the rows that were looked at; absent if there is no error
+	Clipped int64   `json:"clipped"`          // of their values: beyond the range
+}
+
+// TryteLeft is a tensor that trytes do not hold, and why.
+type TryteLeft struct {
+	Name string `json:"name"`
+	Why  string `json:"why"`
+}
+
+// scaleSamples is from how many values a scale is fitted. Whether a depth is enough is asked of all rows that are looked at.
+const scaleSamples = 1 << 14
+
+// CalibrateTrytes finds, for each layer, the smallest depth at which each of its tensors keeps a bound in decibels, and for each tensor the scale of
+// least error at that depth. It looks at cfg.Rows rows of each tensor, and ignores cfg.Forms. Tensors without decoder, with values that are
+// not finite, or for which tryte.MaxDepth trits are too few, are left out.
+func CalibrateTrytes(ctx context.Context, w *gguf.Weights, bound float64, cfg Config) (*Trytes, error) {
+	if !(bound > 0) {
+		return nil, fmt.Errorf("calibrate trytes for %g dB: want more than 0", bound)
+	}
+	t := &Trytes{Bound: bound}
+	layers := map[int][]*scalars{}
+	total := 0
+	for _, f := range w.Model.Files {
+		for i := range f.Tensors {
+			tensor := &f.Tensors[i]
+			if f.BigEndian {
+				t.Left = append(t.Left, TryteLeft{tensor.Name, "its bytes are in big-endian order"})
+				continue
+			}
+			h, _ := w.Lookup(tensor.Name)
+			layers[tensor.Layer()] = append(layers[tensor.Layer()], &scalars{h: h})
+			total++
+		}
+	}
+	numbers := make([]int, 0, len(layers))
+	for n := range layers {
+		numbers = append(numbers, n)
+	}
+	slices.Sort(numbers)
+	done := 0
+	for _, n := range numbers {
+		layer := TryteLayer{Layer: n}
+		if err := each(ctx, layers[n], cfg.Workers, func(s *scalars) error { return s.need(bound, cfg.Rows) }); err != nil {
+			return nil, err
+		}
+		for _, s := range layers[n] {
+			layer.Depth = max(layer.Depth, s.Need)
+		}
+		if err := each(ctx, layers[n], cfg.Workers, func(s *scalars) error { return s.deepen(layer.Depth, bound) }); err != nil {
+			return nil, err
+		}
+		for _, s := range layers[n] {
+			if s.why != "" {
+				t.Left = append(t.Left, TryteLeft{s.h.Tensor.Name, s.why})
+				continue
+			}
+			layer.Tensors = append(layer.Tensors, s.TryteTensor)
+			t.Values += s.Values
+			t.Trits += s.Values * int64(layer.Depth)
+		}
+		if len(layer.Tensors) > 0 {
+			t.Layers = append(t.Layers, layer)
+		}
+		done += len(layers[n])
+		delete(layers, n)
+		if cfg.Progress != nil {
+			cfg.Progress(done, total)
+		}
+	}
+	return t, nil
+}
+
+func each(ctx context.Context, all []*scalars, workers int, do func(*scalars) error) error {
+	var group errgroup.Group
+	if workers <= 0 {
+		workers = runtime.GOMAXPROCS(0)
+	}
+	group.SetLimit(workers)
+	for _, s := range all {
+		group.Go(func() error {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			if err := do(s); err != nil {
+				return fmt.Errorf("calibrate %s: %w", s.h.Tensor.Name, err)
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+// scalars is a tensor that is calibrated.
+type scalars struct {
+	TryteTensor
+	h    gguf.Weight
+	why  string // it is left out
+	seen []float32
+	few  [][]float32 // of these, for the scale
+}
+
+// need finds what the tensor needs alone.
+func (s *scalars) need(bound float64, most int) error {
+	t := s.h.Tensor
+	s.Name, s.Type = t.Name, t.Type.String()
+	rows, cols := extent(t)
+	s.Values = int64(rows) * int64(cols)
+	if s.Values == 0 {
+		s.why = "it has no values"
+		return nil
+	}
+	b, n, err := sample(s.h, rows, most)
+	if err != nil {
+		return err
+	}
+	s.seen = make([]float32, n*cols)
+	if err := gguf.Dequantize(s.seen, t.Type, b); errors.Is(err, gguf.ErrNoDecoder) {
+		s.why = err.Error()
+		return nil
+	} else if err != nil {
+		return err
+	}
+	few := make([]float32, min(len(s.seen), scaleSamples))
+	for i := range few {
+		few[i] = s.seen[(2*i+1)*len(s.seen)/(2*len(few))]
+	}
+	s.few = [][]float32{few}
+	for _, v := range s.seen {
+		if v-v != 0 {
+			s.why = fmt.Sprintf("one of its values is %v", v)
+			s.seen = nil
+			return nil
+		}
+	}
+	c, err := tryte.Calibrate(s.few, bound)
+	for depth := c.Depth; err == nil; depth++ {
+		if depth > tryte.MaxDepth {
+			err = tryte.ErrTarget
+			break
+		}
+		if err = s.at(depth, bound); err == nil && s.SNR >= bound {
+			s.Need = depth
+			return nil
+		}
+	}
+	if !errors.Is(err, tryte.ErrTarget) {
+		return err
+	}
+	s.why = fmt.Sprintf("%d trits do not hold it with %g dB", tryte.MaxDepth, bound)
+	s.seen = nil
+	return nil
+}
+
+// deepen takes the layer's depth.
+func (s *scalars) deepen(depth int, bound float64) error {
+	if s.why != "" {
+		return nil
+	}
+	if s.Need < depth {
+		if err := s.at(depth, bound); err != nil {
+			return err
+		}
+	}
+	if math.IsInf(s.SNR, 1) {
+		s.SNR = 0 // there is no error: JSON has no infinity
+	}
+	s.seen, s.few = nil, nil
+	return nil
+}
+
+// at finds the scale for a depth: from few values, unless the rest has what these have not, such as one that is a hundred times as large.
+func (s *scalars) at(depth int, bound float64) error {
+	for _, from := range [][][]float32{s.few, {s.seen}} {
+		c, err := tryte.CalibrateDepth(from, depth)
+		if err != nil {
+			return err
+		}
+		if s.measure(c); s.SNR >= bound {
+			break
+		}
+	}
+	return nil
+}
+
+// measure holds all values that were looked at.
+func (s *scalars) measure(c tryte.Calibration) {
+	h := newHolder(c.Depth, c.Scale)
+	row := make([]float32, holdAtOnce)
+	for at := 0; at < len(s.seen); at += holdAtOnce {
+		part := s.seen[at:min(at+holdAtOnce, len(s.seen))]
+		h.hold(row[:len(part)], part)
+	}
+	s.Scale, s.SNR, s.Clipped = c.Scale, h.snr(), h.clipped
+}
+
+// holdAtOnce is how many values are held in one vector.
+const holdAtOnce = 4096
+
+// holder passes values through trytes and counts what they lose.
+type holder struct {
+	depth         int
+	scale         float32
+	v             *tryte.Vector
+	signal, noise float64
+	clipped       int64
+}
+
+func newHolder(depth int, scale float32) *holder {
+	return &holder{depth: depth, scale: scale, v: tryte.NewVector(holdAtOnce, depth)}
+}
+
+// hold stores in dst what trytes make of src, of which there are up to holdAtOnce.
+func (h *holder) hold(dst, src []float32) {
+	if h.v.Len() != len(src) {
+		h.v = tryte.NewVector(len(src), h.depth)
+	}
+	h.clipped += int64(h.v.SetFloats(src, h.scale))
+	h.v.Floats(dst, h.scale)
+	for i, v := range src {
+		e := float64(dst[i]) - float64(v)
+		h.signal += float64(v) * float64(v)
+		h.noise += e * e
+	}
+}
+
+func (h *holder) snr() float64 {
+	if h.noise == 0 {
+		return math.Inf(1)
+	}
+	return 10 * math.Log10(h.signal/h.noise)
+}
+
+// extent is the tensor as rows, one if it is a vector.
+func extent(t *gguf.Tensor) (rows, cols int) {
+	if len(t.Shape) == 0 {
+		return 1, 1
+	}
+	return shape(t)
+}
+
+// Lookup finds a tensor's part and its layer's depth.
+func (t *Trytes) Lookup(name string) (tensor *TryteTensor, depth int, ok bool) {
+	for i := range t.Layers {
+		for j := range t.Layers[i].Tensors {
+			if t.Layers[i].Tensors[j].Name == name {
+				return &t.Layers[i].Tensors[j], t.Layers[i].Depth, true
+			}
+		}
+	}
+	return nil, 0, false
+}
+
+// Hold passes all values of a tensor through trytes, in the order of the file, and calls emit with what these hold, in pieces that are valid until
+// it returns. An error of emit ends it. Others wrap ErrModel if the calibration has no such tensor, and ErrBound, after the last piece, if
+// the whole tensor loses more than the rows that were looked at.
+func (t *Trytes) Hold(ctx context.Context, w *gguf.Weights, name string, emit func(values []float32) error) error {
+	fail := func(err error) error { return fmt.Errorf("hold %s as trytes: %w", name, err) }
+	c, depth, ok := t.Lookup(name)
+	h, found := w.Lookup(name)
+	if !ok || !found {
+		return fail(ErrModel)
+	}
+	rows, cols := extent(h.Tensor)
+	if h.Tensor.Type.String() != c.Type || int64(rows)*int64(cols) != c.Values {
+		return fail(fmt.Errorf("%d values of type %v, %d of %s were calibrated: %w", rows*cols, h.Tensor.Type, c.Values, c.Type, ErrModel))
+	}
+	b, _, err := sample(h, rows, 0)
+	if err != nil {
+		return fail(err)
+	}
+	hold := newHolder(depth, c.Scale)
+	size := len(b) / rows
+	src, dst := make([]float32, cols), make([]float32, min(cols, holdAtOnce))
+	for r := range rows {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := gguf.Dequantize(src, h.Tensor.Type, b[r*size:(r+1)*size]); err != nil {
+			return fail(err)
+		}
+		for at := 0; at < cols; at += holdAtOnce {
+			part := src[at:min(at+holdAtOnce, cols)]
+			hold.hold(dst[:len(part)], part)
+			if err := emit(dst[:len(part)]); err != nil {
+				return err
+			}
+		}
+	}
+	if snr := hold.snr(); !(snr >= t.Bound) {
+		return fail(fmt.Errorf("%.2f dB over all rows, %.2f dB wanted: %w", snr, t.Bound, ErrBound))
+	}
+	return nil
+}
