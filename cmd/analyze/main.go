@@ -23,6 +23,7 @@ import (
 	"golang.org/x/term"
 
 	"tensorcast/heatmap"
+	"tensorcast/internal/outfile"
 	"tensorcast/pattern"
 	"tensorcast/trace"
 )
@@ -199,7 +200,7 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 			return err
 		}
 		path := filepath.Join(o.output, f.name)
-		if err := writeFile(path, f.write); err != nil {
+		if err := outfile.Write(path, f.write); err != nil {
 			return err
 		}
 		written = append(written, path)
@@ -285,25 +286,4 @@ func watched(ctx context.Context, c *trace.Capture, stderr io.Writer) (rows iter
 			}
 		}
 	}, done
-}
-
-// writeFile writes path whole or not at all.
-func writeFile(path string, write func(io.Writer) error) (err error) {
-	tmp := path + ".tmp"
-	f, err := os.Create(tmp)
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	defer func() {
-		if err != nil {
-			os.Remove(tmp)
-		}
-	}()
-	if err := errors.Join(write(f), f.Close()); err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	if err := os.Rename(tmp, path); err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	return nil
 }

@@ -5,12 +5,10 @@ package synth
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"os"
-	"path/filepath"
+
+	"tensorcast/internal/outfile"
 )
 
 // chunkBytes is how much is made and written at a time; it bounds the memory that writing takes.
@@ -95,46 +93,8 @@ func (c *countingWriter) Write(b []byte) (int, error) {
 // written beside path under a temporary name (".<name>.<pid>.tmp", removed on failure) and then renamed, over an older file if there is one.
 // A symbolic link is followed. If path is a device or a pipe, it is written directly.
 // The file is not synced to disk: a lost model can be made again.
-func (p *Plan) WriteFile(ctx context.Context, path string, progress func(written int64)) (err error) {
-	if target, err := filepath.EvalSymlinks(path); err == nil {
-		path = target
-	}
-	info, err := os.Stat(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-	case err != nil:
-		return fmt.Errorf("write model: %w", err)
-	case info.IsDir():
-		return fmt.Errorf("write model: %s is a directory; name a file in it", path)
-	case !info.Mode().IsRegular():
-		f, err := os.OpenFile(path, os.O_WRONLY, 0)
-		if err != nil {
-			return fmt.Errorf("write model: %w", err)
-		}
-		return errors.Join(p.Write(ctx, f, progress), f.Close())
-	}
-
-	temp := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%d.tmp", filepath.Base(path), os.Getpid()))
-	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
-	if err != nil {
-		if pathErr := (*fs.PathError)(nil); errors.As(err, &pathErr) {
-			err = pathErr.Err // the temporary name would only puzzle
-		}
-		return fmt.Errorf("create %s: %w", path, err)
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(temp))
-		}
-	}()
-	err = p.Write(ctx, f, progress)
-	if closeErr := f.Close(); err == nil && closeErr != nil {
-		err = fmt.Errorf("write model: %w", closeErr)
-	}
-	if err != nil {
-		return err
-	}
-	if err := os.Rename(temp, path); err != nil {
+func (p *Plan) WriteFile(ctx context.Context, path string, progress func(written int64)) error {
+	if err := outfile.Write(path, func(w io.Writer) error { return p.Write(ctx, w, progress) }); err != nil {
 		return fmt.Errorf("write model: %w", err)
 	}
 	return nil

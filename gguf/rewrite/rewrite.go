@@ -17,6 +17,7 @@ import (
 	"os"
 
 	"tensorcast/gguf"
+	"tensorcast/internal/outfile"
 )
 
 // bufferBytes bounds the memory that writing takes, besides the tensor table.
@@ -101,7 +102,7 @@ func WriteFile(ctx context.Context, path, src string, replace func(*gguf.Tensor)
 	if err != nil {
 		return fmt.Errorf("rewrite %s: %w", src, err)
 	}
-	return atomically(path, func(w io.Writer) error { return Write(ctx, w, f, in, replace) })
+	return outfile.Write(path, func(w io.Writer) error { return Write(ctx, w, f, in, replace) })
 }
 
 // plan is the new file.

@@ -19,6 +19,7 @@ import (
 
 	"tensorcast/experiments/divergence"
 	"tensorcast/experiments/llama"
+	"tensorcast/internal/outfile"
 )
 
 type options struct {
@@ -175,7 +176,7 @@ func (o *options) print(r *divergence.Report, stdout io.Writer) error {
 			_, err := stdout.Write(data)
 			return err
 		}
-		if err := os.WriteFile(o.json, data, 0o644); err != nil {
+		if err := outfile.Write(o.json, func(w io.Writer) error { _, err := w.Write(data); return err }); err != nil {
 			return err
 		}
 	}

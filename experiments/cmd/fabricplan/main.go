@@ -21,6 +21,7 @@ import (
 	"tensorcast/fabric/plan"
 	"tensorcast/gguf"
 	"tensorcast/gguf/rewrite"
+	"tensorcast/internal/outfile"
 )
 
 type options struct {
@@ -202,7 +203,7 @@ func (o *options) plan(ctx context.Context, stdout, stderr io.Writer) (err error
 		return err
 	}
 	if o.figure != "" {
-		if err := draw(survey, o.figure, filepath.Base(o.model)); err != nil {
+		if err := outfile.Write(o.figure, func(w io.Writer) error { return survey.WriteFigure(w, filepath.Base(o.model)) }); err != nil {
 			return err
 		}
 	}
@@ -261,15 +262,6 @@ func (o *options) bar(stderr io.Writer) (progress func(done, total int), done fu
 		bar.ChangeMax(total)
 		_ = bar.Set(done)
 	}, func() { _ = bar.Finish() }
-}
-
-func draw(s *plan.Survey, path, name string) (err error) {
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	return s.WriteFigure(f, name)
 }
 
 // write writes a copy of the model with the weights that the plan's planes stand for.

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/term"
 
 	"tensorcast/fabric/hyper"
+	"tensorcast/internal/outfile"
 )
 
 type options struct {
@@ -131,7 +132,7 @@ func (o *options) measure(ctx context.Context, stdout, stderr io.Writer) error {
 			_, err := stdout.Write(data)
 			return err
 		}
-		if err := os.WriteFile(o.json, data, 0o644); err != nil {
+		if err := outfile.Write(o.json, func(w io.Writer) error { _, err := w.Write(data); return err }); err != nil {
 			return err
 		}
 	}

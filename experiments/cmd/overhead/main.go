@@ -21,6 +21,7 @@ import (
 
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/overhead"
+	"tensorcast/internal/outfile"
 )
 
 type options struct {
@@ -220,7 +221,7 @@ func (o *options) print(r *overhead.Report, stdout io.Writer) error {
 			_, err := stdout.Write(data)
 			return err
 		}
-		if err := os.WriteFile(o.json, data, 0o644); err != nil {
+		if err := outfile.Write(o.json, func(w io.Writer) error { _, err := w.Write(data); return err }); err != nil {
 			return err
 		}
 	}

@@ -11,7 +11,6 @@ import (
 	"math"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"strings"
 	"syscall"
 
@@ -22,6 +21,7 @@ import (
 
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/pressure"
+	"tensorcast/internal/outfile"
 )
 
 type options struct {
@@ -211,7 +211,7 @@ func (o *options) print(r *pressure.Report, stdout io.Writer) error {
 		return writeJSON(stdout, r)
 	}
 	if o.json != "" {
-		if err := replaceFile(o.json, func(w io.Writer) error { return writeJSON(w, r) }); err != nil {
+		if err := outfile.Write(o.json, func(w io.Writer) error { return writeJSON(w, r) }); err != nil {
 			return err
 		}
 	}
@@ -225,21 +225,4 @@ func writeJSON(w io.Writer, r *pressure.Report) error {
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", " ")
 	return enc.Encode(r)
-}
-
-// replaceFile writes a file whole or not at all.
-func replaceFile(path string, fill func(io.Writer) error) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
-	if err := errors.Join(fill(f), f.Chmod(0o644), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
 }

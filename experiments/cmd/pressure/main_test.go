@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"tensorcast/experiments/pressure"
+	"tensorcast/internal/outfile"
 )
 
 func TestUsage(t *testing.T) {
@@ -71,7 +72,7 @@ func TestReplaceFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "runs.json")
 	for _, x := range []float64{1, 2} { // made, then replaced
-		if err := replaceFile(path, func(w io.Writer) error { return writeJSON(w, &pressure.Report{X: x}) }); err != nil {
+		if err := outfile.Write(path, func(w io.Writer) error { return writeJSON(w, &pressure.Report{X: x}) }); err != nil {
 			t.Fatal(err)
 		}
 		b, err := os.ReadFile(path)
@@ -84,7 +85,7 @@ func TestReplaceFile(t *testing.T) {
 		}
 	}
 	broken := errors.New("full")
-	if err := replaceFile(path, func(io.Writer) error { return broken }); !errors.Is(err, broken) {
+	if err := outfile.Write(path, func(io.Writer) error { return broken }); !errors.Is(err, broken) {
 		t.Error(err)
 	}
 	if entries, err := os.ReadDir(dir); len(entries) != 1 || err != nil {
