@@ -88,9 +88,12 @@ func newTarget(pid, parent int) (*target, error) {
 	}, nil
 }
 
-// images are those that the process has mapped; those that it is likely to map, as long as it has mapped none.
+// images are those that the process has mapped; also those that it is likely to map, as long as it has not mapped a whole ggml: the part
+// that computes may come late.
 func (p *target) images() []*image.Image {
-	if slices.ContainsFunc(p.mapped, func(im *image.Image) bool { return im.Ops != nil }) {
+	ops := slices.ContainsFunc(p.mapped, func(im *image.Image) bool { return im.Ops != nil })
+	computes := slices.ContainsFunc(p.mapped, func(im *image.Image) bool { return im.Has(image.RoleOp) || im.Has(image.RoleGraph) })
+	if ops && computes {
 		return p.mapped
 	}
 	return slices.Concat(p.mapped, p.likely)

@@ -342,7 +342,10 @@ func (t *Tracer) scan(path string) (*image.Image, error) {
 
 // attachImage sets probes on those functions of a file that are hit seldom, or on the others; once.
 func (t *Tracer) attachImage(im *image.Image, seldom bool) error {
-	sites := slices.DeleteFunc(slices.Clone(im.Sites), func(s image.Site) bool { return (s.Role == image.RoleBufferFree) != seldom })
+	sites := slices.DeleteFunc(slices.Clone(im.Sites), func(s image.Site) bool {
+		// Fused ops without the others would be a sequence with holes.
+		return (s.Role == image.RoleBufferFree) != seldom || s.Role == image.RoleFused && !im.Has(image.RoleOp)
+	})
 	done := attachment{im, seldom}
 	if len(sites) == 0 || t.done[done] {
 		return nil

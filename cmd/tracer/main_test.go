@@ -279,6 +279,51 @@ func TestLateLibraries(t *testing.T) {
 	}
 }
 
+// TestOldGGML has a real llama.cpp whose ggml has no function that each op passes, as forks have: the name of its own is changed in the library,
+// which finds one under the new name in a library that is preloaded. Graphs are traced; of ops tracer says that they cannot be.
+func TestOldGGML(t *testing.T) {
+	llamatest.NeedRoot(t)
+	in := linked(t, llamatest.ForTest(t))
+	libs, err := filepath.Glob(filepath.Join(in.Dir, "libggml-cpu*.so"))
+	if err != nil || len(libs) == 0 {
+		t.Skipf("no libggml-cpu*.so in %s: %v", in.Dir, err)
+	}
+	for _, lib := range libs {
+		data, err := os.ReadFile(lib)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := bytes.Count(data, []byte("\x00ggml_cpu_extra_compute_forward\x00")); n == 0 {
+			t.Skipf("%s has no name to change", lib)
+		}
+		data = bytes.ReplaceAll(data, []byte("\x00ggml_cpu_extra_compute_forward\x00"), []byte("\x00fork_cpu_extra_compute_forward\x00"))
+		if err := errors.Join(os.Remove(lib), os.WriteFile(lib, data, 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	source, preload := filepath.Join(in.Dir, "fork.c"), filepath.Join(in.Dir, "fork.so")
+	if err := os.WriteFile(source, []byte("int fork_cpu_extra_compute_forward(void *p, void *op) { return 0; }\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("gcc", "-shared", "-fPIC", "-o", preload, source).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Setenv("LD_PRELOAD", preload)
+	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "an old one", Tokens: 50, Threads: 1, NoRepack: true}
+	command := in.Command(t.Context(), o).Args
+	for _, wrapped := range [][]string{nil, {"sh", "-c", `exec "$@"`, "sh"}} {
+		dir := filepath.Join(t.TempDir(), "capture")
+		r := runTracer(t, slices.Concat([]string{"-o", dir, "--"}, wrapped, command)...)
+		if said := oneError(t, r); !strings.Contains(said, "no ggml_cpu_extra_compute_forward") || !strings.Contains(said, "--detail graph") || r.status != 1 || !strings.Contains(r.stdout, `"text"`) {
+			t.Errorf("%q: ops: status %d, %q, the command said %q", wrapped, r.status, r.stderr, r.stdout)
+		}
+	}
+	_, rows := traced(t, in, o, "--detail", "graph")
+	if len(rows) == 0 {
+		t.Error("no rows of graphs")
+	}
+}
+
 func TestAttachToRunning(t *testing.T) {
 	llamatest.NeedRoot(t)
 	in := llamatest.ForTest(t)

@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"tensorcast/cmd/tracer/internal/invoker"
+	"tensorcast/ebpf"
 	"tensorcast/trace"
 )
 
@@ -132,7 +133,7 @@ func (c *capture) run(ctx context.Context) (int, error) {
 		return exitFailure, nil // it was said when it happened
 	case runErr != nil:
 		return 0, runErr
-	case errors.Is(finishErr, trace.ErrNoDecode):
+	case errors.Is(finishErr, trace.ErrNoDecode), finishErr != nil && errors.Is(c.capturer.Why(), ebpf.ErrOldGGML):
 		return c.nothingSeen(status, finishErr)
 	case finishErr != nil:
 		return 0, finishErr
@@ -145,10 +146,13 @@ func (c *capture) run(ctx context.Context) (int, error) {
 	return status, nil
 }
 
-// nothingSeen says why no decode was seen. A command that failed has its own reasons, and its own status.
+// nothingSeen says why no decode was seen, or no op of any. A command that failed has its own reasons, and its own status.
 func (c *capture) nothingSeen(status int, err error) (int, error) {
 	if why := c.capturer.Why(); why != nil {
 		err = why
+	}
+	if errors.Is(err, ebpf.ErrNoGGML) && !c.follow {
+		err = fmt.Errorf("%w If it starts one, add --follow", err)
 	}
 	if status != 0 {
 		fmt.Fprintln(os.Stderr, "tracer:", err)
