@@ -1,6 +1,6 @@
 package main
 
-// This file owns replacing an output file: it is there whole or not at all.
+// This file owns writing the table to a file: never over the model, and whole or not at all.
 
 import (
 	"fmt"
