@@ -225,7 +225,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestProbes sees the probes that tracer sets in a real llama.cpp, and that none is left.
+// TestProbes sees the probes that tracer, and Trap, set in a real llama.cpp, and that none is left.
 func TestProbes(t *testing.T) {
 	llamatest.NeedRoot(t)
 	in := llamatest.ForTest(t)
@@ -234,15 +234,24 @@ func TestProbes(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer remove()
+	overhead, remove, err := llamatest.BuildPackage("overhead", "tensorcast/experiments/cmd/overhead")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer remove()
 	model := llamatest.Model(t, synth.Config{Layers: 2, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1})
 	o := llama.Options{Model: model, Prompt: "x", Tokens: 16, Threads: 1, NoRepack: true, Stream: true, Repeat: 1 << 29}
-	cfg := Config{Target: in.Command(t.Context(), o).Args, Observers: []Observer{{Name: "tracer", Command: tracer + " --pid {pid} -o {out}/capture"}}, Pairs: 6}
+	cfg := Config{Target: in.Command(t.Context(), o).Args, Pairs: 6, Observers: []Observer{
+		{Name: "tracer", Command: tracer + " --pid {pid} -o {out}/capture"}, {Name: "trap", Command: overhead + " trap --pid {pid} {ggml}"},
+	}}
 	r, err := Measure(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if row := r.Rows[0]; row.Error != "" || row.Probes == 0 || !row.SameText || len(row.Pairs) != 6 || row.Plain <= 0 || row.Observed <= 0 {
-		t.Errorf("%+v", row)
+	for _, row := range r.Rows {
+		if row.Error != "" || row.Probes == 0 || !row.SameText || len(row.Pairs) != 6 || row.Plain <= 0 || row.Observed <= 0 {
+			t.Errorf("%+v", row)
+		}
 	}
 	if n, err := probes(os.Getpid()); n != 0 || err != nil {
 		t.Errorf("%d probes in this process, %v", n, err)

@@ -61,6 +61,7 @@ the command that the observer starts. These names need no command:
   op             tracer --detail op
   graph          tracer --detail graph
   op+io          tracer --detail op+io
+  trap           a program that returns at once, where tracer observes ops: what the kernel asks for the hits alone
   bpftrace       bpftrace, counting the hits of the function that tracer probes
   bpftrace-ops   bpftrace, counting the hits of each op's function (ggml_compute_forward_*)
 
@@ -73,6 +74,7 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
   sudo overhead -m 1b.gguf --pairs 20
   sudo overhead -m tiny.gguf --tokens 512 --pairs 100 --observer none --observer op
   sudo overhead -m 1b.gguf --whole --observer 'op=tracer -o {out} -- {target}' --json runs.json`,
+		Args:         cobra.ArbitraryArgs, // the target's command
 		SilenceUsage: true, SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.Target = args
@@ -98,6 +100,7 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	f.StringVar(&o.json, "json", "", "write all pairs to this `file` as JSON; - is standard output, instead of the table")
 	f.BoolVar(&o.markdown, "markdown", false, "print the table as Markdown")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress")
+	cmd.AddCommand(trap(&usage))
 
 	if err := cmd.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(stderr, "overhead:", err)
@@ -109,13 +112,36 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	return 0
 }
 
+// trap is the observer of that name.
+func trap(usage *bool) *cobra.Command {
+	var pid int
+	cmd := &cobra.Command{
+		Use:   "trap --pid N FILE",
+		Short: "Set a program that returns at once where tracer observes ops, until SIGINT",
+		Long: `Trap sets a program that returns at once on the function that tracer observes for ops, in FILE, which holds ggml's CPU code, for one
+process, until SIGINT. What the process loses is what the kernel asks for the hits: no tracer that probes each op costs less.`,
+		Example: `  sudo overhead trap --pid $(pidof llama-cli) libggml-cpu-haswell.so`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if pid <= 0 {
+				return errors.New("trap: which process? give --pid N")
+			}
+			*usage = false
+			return overhead.Trap(cmd.Context(), pid, args[0])
+		},
+	}
+	cmd.Flags().IntVarP(&pid, "pid", "p", 0, "the process `N`")
+	return cmd
+}
+
 // names that need no command, in the order of the help
-var names = []string{"none", "op", "graph", "op+io", "bpftrace", "bpftrace-ops"}
+var names = []string{"none", "op", "graph", "op+io", "trap", "bpftrace", "bpftrace-ops"}
 
 // commandOf is the command of a name that needs none given. tracer is the one beside this program, else the one in PATH.
 func commandOf(name string) (string, bool) {
-	tracer := "tracer"
+	tracer, this := "tracer", "overhead"
 	if self, err := os.Executable(); err == nil {
+		this = self
 		if path, err := exec.LookPath(filepath.Join(filepath.Dir(self), "tracer")); err == nil {
 			tracer = path
 		}
@@ -125,6 +151,8 @@ func commandOf(name string) (string, bool) {
 		return "", true
 	case "op", "graph", "op+io":
 		return tracer + " --pid {pid} --detail " + name + " -o {out}/capture", true
+	case "trap":
+		return this + " trap --pid {pid} {ggml}", true
 	case "bpftrace":
 		return "bpftrace -p {pid} -e 'uprobe:{ggml}:ggml_cpu_extra_compute_forward { @c = count(); }'", true
 	case "bpftrace-ops":

@@ -25,6 +25,8 @@ func TestUsage(t *testing.T) {
 		{[]string{"-m", "x", "--observer", "strace"}, "give its command"},
 		{[]string{"-m", "x", "--observer", "a=b {target}"}, "takes --whole"},
 		{[]string{"--no-such-flag"}, "unknown flag"},
+		{[]string{"trap", "x"}, "--pid"},
+		{[]string{"trap", "--pid", "1"}, "accepts 1 arg"},
 	} {
 		var stdout, stderr bytes.Buffer
 		code := run(t.Context(), test.args, &stdout, &stderr)
@@ -47,12 +49,12 @@ func TestFailureIsOneLine(t *testing.T) {
 }
 
 func TestObservers(t *testing.T) {
-	o := options{observers: []string{"none", "op", "mine=strace -p {pid} -o x=y"}}
+	o := options{observers: []string{"none", "op", "trap", "mine=strace -p {pid} -o x=y"}}
 	o.driver.Model, o.driver.Tokens, o.driver.Threads, o.Pairs = "m", 1, 1, overhead.LeastPairs
 	if err := o.complete(); err != nil {
 		t.Fatal(err)
 	}
-	if got := o.Observers; got[0].Command != "" || !strings.Contains(got[1].Command, "tracer --pid {pid} --detail op") || got[2] != (overhead.Observer{Name: "mine", Command: "strace -p {pid} -o x=y"}) {
+	if got := o.Observers; got[0].Command != "" || !strings.Contains(got[1].Command, "tracer --pid {pid} --detail op") || !strings.HasSuffix(got[2].Command, " trap --pid {pid} {ggml}") || got[3] != (overhead.Observer{Name: "mine", Command: "strace -p {pid} -o x=y"}) {
 		t.Errorf("%+v", got)
 	}
 }

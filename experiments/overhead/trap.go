@@ -1,0 +1,53 @@
+package overhead
+
+// This file observes nothing where tracer observes ops: what is lost then, the kernel takes for the hits themselves.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+
+	"tensorcast/ebpf/image"
+)
+
+// Trap sets a program that returns at once on the instruction of ggml, a file that holds ggml's CPU code, on which tracer sets its probe
+// for ops, and removes it when ctx is done. Only hits of the process count, which takes uprobe_multi (Linux 6.6; its filter: 6.10).
+func Trap(ctx context.Context, pid int, ggml string) (err error) {
+	im, err := image.Scan(ggml)
+	if err != nil {
+		return err
+	}
+	var at []uint64
+	for _, s := range im.Sites {
+		if s.Role == image.RoleOp {
+			at = append(at, s.Probe)
+		}
+	}
+	if len(at) == 0 {
+		return fmt.Errorf("%s: no function that every op calls: give the file with ggml's CPU code", ggml)
+	}
+	nothing, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.Kprobe, AttachType: ebpf.AttachTraceUprobeMulti, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
+	})
+	if err != nil {
+		return fmt.Errorf("load a program that returns at once: %w", err)
+	}
+	defer func() { err = errors.Join(err, nothing.Close()) }()
+	ex, err := link.OpenExecutable(ggml)
+	if err != nil {
+		return fmt.Errorf("open %s: %w", ggml, err)
+	}
+	probe, err := ex.UprobeMulti(nil, nothing, &link.UprobeMultiOptions{Addresses: at, PID: uint32(pid)})
+	if err != nil {
+		return fmt.Errorf("attach to %s for process %d: %w", ggml, pid, err)
+	}
+	<-ctx.Done()
+	if err := probe.Close(); err != nil {
+		return fmt.Errorf("detach from %s: %w", ggml, err)
+	}
+	return nil
+}
