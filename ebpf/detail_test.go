@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -405,7 +406,7 @@ func TestManyThreads(t *testing.T) {
 func TestTemplatesTakeTurns(t *testing.T) {
 	p := &target{ops: []string{"MUL_MAT"}}
 	learn := func(id uint32) {
-		if _, err := p.learn(&traceTemplateEvent{Id: id}); err != nil {
+		if _, _, err := p.learn(&traceTemplateEvent{Id: id}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -423,7 +424,8 @@ func TestTemplatesTakeTurns(t *testing.T) {
 	}
 }
 
-// A target without llama_decode has steps all the same: each begins with the lookup of its tokens.
+// A target whose llama_decode is not called has steps all the same: each begins with the lookup of its tokens. With the first call
+// that ends.
 func TestDerivedSteps(t *testing.T) {
 	p := &target{pid: 7, derived: trace.DerivedSteps{PID: 7}}
 	var events []trace.Event
@@ -441,6 +443,10 @@ func TestDerivedSteps(t *testing.T) {
 	op(2, 35, "GET_ROWS", trace.TokenEmbeddings, 9) // another context
 	op(1, 40, "GET_ROWS", trace.TokenEmbeddings, 8)
 	op(2, 45, "MUL_MAT", "output.weight")
+	if err := p.decode(1, handle); err != nil {
+		t.Fatal(err)
+	}
+	op(1, 60, "GET_ROWS", trace.TokenEmbeddings, 8) // of another thread's llama_encode, say, that began before the probes were there
 	if err := p.derived.End(handle); err != nil {
 		t.Fatal(err)
 	}
@@ -448,7 +454,7 @@ func TestDerivedSteps(t *testing.T) {
 	for _, o := range all[*trace.Op](events) {
 		decodes = append(decodes, o.Decode)
 	}
-	if want := []uint32{0, 1, 1, 2, 3, 2}; !slices.Equal(decodes, want) {
+	if want := []uint32{0, 1, 1, 2, 3, 2, 0}; !slices.Equal(decodes, want) {
 		t.Errorf("ops of decodes %v, want %v", decodes, want)
 	}
 	begins := []trace.DecodeBegin{
@@ -465,6 +471,32 @@ func TestDerivedSteps(t *testing.T) {
 	}
 }
 
+// The model of a target that has ended is found among the hints, also where stat tells another device than the kernel (overlayfs, btrfs).
+func TestFindFileOfTheEnded(t *testing.T) {
+	gone := exec.Command("true")
+	if err := gone.Run(); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	model, other := filepath.Join(dir, "model.gguf"), filepath.Join(dir, "other.gguf")
+	for _, path := range []string{model, other} {
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	key, err := keyOf(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &target{pid: gone.Process.Pid}
+	if path, err := p.findFile(trace.FileID{Dev: 1 << 40, Ino: key.ino}, 0x1000, []string{"-m", other, model}); path != model || err != nil {
+		t.Errorf("found %q, %v", path, err)
+	}
+	if path, err := p.findFile(key.kernelFile(), 0x1000, []string{"-m", other}); err == nil {
+		t.Errorf("found %q among files that it is not", path)
+	}
+}
+
 // A source whose mapping nobody can name any more is counted, and its op says that it misses one.
 func TestUnresolved(t *testing.T) {
 	gone := exec.Command("true")
@@ -476,7 +508,7 @@ func TestUnresolved(t *testing.T) {
 	e := traceTemplateEvent{Kind: kindTemplate, Tgid: 7, Id: 3, Nsrc: 1}
 	e.Src[0].Flags = sourceUnresolved
 	raw := unsafe.Slice((*byte)(unsafe.Pointer(&e)), unsafe.Sizeof(e))
-	if err := tr.dispatch(raw, nil); err != nil {
+	if err := tr.dispatch(raw, func(trace.Event) error { return nil }); err != nil {
 		t.Fatal(err)
 	}
 	var seen trace.Op

@@ -79,10 +79,6 @@ func (t *Tracer) dispatch(raw []byte, handle func(trace.Event) error) error {
 			return fmt.Errorf("%w: %w", ErrLayout, err)
 		}
 		return nil
-	case kindTemplate:
-		unresolved, err := p.learn(view[traceTemplateEvent](raw))
-		t.unresolved.Add(unresolved)
-		return err
 	case kindShape:
 		p.learnShape(view[traceShapeEvent](raw).Id)
 		return nil
@@ -97,6 +93,13 @@ func (t *Tracer) dispatch(raw []byte, handle func(trace.Event) error) error {
 		return err
 	}
 	switch kind {
+	case kindTemplate:
+		known, unresolved, err := p.learn(view[traceTemplateEvent](raw))
+		t.unresolved.Add(unresolved)
+		if err != nil {
+			return err
+		}
+		return t.show(p, known.op.Sources, handle)
 	case kindOps:
 		e := view[traceOpsEvent](raw)
 		for i := range min(int(e.N), len(e.Ops)) {
@@ -110,6 +113,9 @@ func (t *Tracer) dispatch(raw []byte, handle func(trace.Event) error) error {
 		return t.graph(p, view[traceGraphEvent](raw), handle)
 	case kindDecodeBegin:
 		e := view[traceDecodeEvent](raw)
+		if err := p.decode(int32(e.Tid), handle); err != nil {
+			return err
+		}
 		begin := trace.DecodeBegin{Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid), Context: e.Context, Decode: e.Decode, Tokens: e.Tokens, Warmup: e.Warmup != 0}
 		if e.SequencesKnown != 0 {
 			for i, word := range e.Sequences {
@@ -121,6 +127,9 @@ func (t *Tracer) dispatch(raw []byte, handle func(trace.Event) error) error {
 		return handle(begin)
 	case kindDecodeEnd:
 		e := view[traceDecodeEvent](raw)
+		if err := p.decode(int32(e.Tid), handle); err != nil { // its begin may have come before the probes
+			return err
+		}
 		return handle(trace.DecodeEnd{Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid), Decode: e.Decode})
 	default:
 		return fmt.Errorf("the ring buffer holds an event of unknown kind %d", kind)
@@ -157,7 +166,7 @@ func (t *Tracer) forked(e *systemProcessEvent) error {
 
 // execed looks at the program that a target runs now. What was found in the old one is gone.
 func (t *Tracer) execed(p *target) error {
-	p.begun, p.mapped, p.likely = false, nil, nil
+	p.begun, p.decodes, p.mapped, p.likely = false, false, nil, nil
 	p.readCommand()
 	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", p.pid))
 	if err != nil {
@@ -203,7 +212,7 @@ func (t *Tracer) op(p *target, of *traceOpsEvent, e *traceOpRecord, handle func(
 			o.Buffers = b.list
 		}
 	}
-	return t.emit(p, known, o, handle)
+	return t.emit(p, o, handle)
 }
 
 // graph replays the ops that a graph of its shape has.
@@ -235,28 +244,23 @@ func (t *Tracer) graph(p *target, e *traceGraphEvent, handle func(trace.Event) e
 		case rows == 1:
 			o.Selects = known.slots // the experts of one token differ; which they are is not known yet
 		}
-		if err := t.emit(p, known, o, handle); err != nil {
+		if err := t.emit(p, o, handle); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// emit hands over an op, and before it what it needs: the files that it reads, and the step where the target has no llama_decode.
-func (t *Tracer) emit(p *target, known *template, o *trace.Op, handle func(trace.Event) error) error {
-	if !known.shown {
-		if err := t.show(p, o.Sources, handle); err != nil {
-			return err
-		}
-		known.shown = true
-	}
+// emit hands over an op, and before it its step if no llama_decode was seen.
+func (t *Tracer) emit(p *target, o *trace.Op, handle func(trace.Event) error) error {
 	if err := p.derive(o, handle); err != nil {
 		return err
 	}
 	return handle(o)
 }
 
-// show tells of files before the first op that reads from them.
+// show tells of files when it is learned that ops read from them, which comes before the first of those ops: the target that maps them has
+// not ended by then, if it can be helped.
 func (t *Tracer) show(p *target, sources []trace.Source, handle func(trace.Event) error) error {
 	for i := range sources {
 		s := &sources[i]

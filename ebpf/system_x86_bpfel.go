@@ -79,6 +79,7 @@ type systemTargetConfig struct {
 	}
 	Follow  uint32
 	Samples uint32
+	Named   uint64
 	Decode  uint32
 	Pad     uint32
 	Seq     uint64

@@ -36,7 +36,8 @@ type target struct {
 	shapes      map[uint32]*shape
 	ids         map[uint32][]gathered // by thread, the oldest first
 	buffers     map[uint32]buffers    // by thread
-	derived     trace.DerivedSteps    // where there is no llama_decode
+	decodes     bool                  // a llama_decode was seen: no step has to be derived
+	derived     trace.DerivedSteps    // where none is: it has no symbol, or something else computes, as in Ollama's own engine
 }
 
 // template is what the op of a node reads.
@@ -45,7 +46,6 @@ type template struct {
 	op    trace.Op // without times
 	ids   uint64   // tensor that it gathers by
 	slots int      // ids per token
-	shown bool     // the files that it reads were told of
 	memo  trace.Memo
 }
 
@@ -136,9 +136,15 @@ func (p *target) learnImages(images []*image.Image) (bool, error) {
 	return true, nil
 }
 
+// decode notes that the thread calls llama_decode: steps need not be derived from here on.
+func (p *target) decode(tid int32, handle func(trace.Event) error) error {
+	p.decodes = true
+	return p.derived.EndThread(tid, handle)
+}
+
 // derive gives an op its step.
 func (p *target) derive(o *trace.Op, handle func(trace.Event) error) error {
-	if o.Decode != 0 || p.has(image.RoleDecode, image.RoleEncode) {
+	if o.Decode != 0 || p.decodes {
 		return nil
 	}
 	if o.Name == "GET_ROWS" && len(o.Sources) > 0 && o.Sources[0].Name == trace.TokenEmbeddings {
@@ -158,17 +164,17 @@ func (p *target) opName(op uint32) (string, error) {
 	return p.ops[op], nil
 }
 
-// learn keeps a template that the programs have sent. unresolved counts sources whose mapping nobody could name.
-func (p *target) learn(e *traceTemplateEvent) (unresolved uint64, err error) {
+// learn keeps a template that the programs have sent, and returns it. unresolved counts sources whose mapping nobody could name.
+func (p *target) learn(e *traceTemplateEvent) (t *template, unresolved uint64, err error) {
 	name, err := p.opName(e.Op)
 	if err != nil {
-		return 0, err
+		return nil, 0, err
 	}
-	t := &template{id: e.Id, ids: e.Ids, slots: int(e.Slots), op: trace.Op{PID: int32(p.pid), Name: name, Clipped: e.Flags&opClipped != 0}}
+	t = &template{id: e.Id, ids: e.Ids, slots: int(e.Slots), op: trace.Op{PID: int32(p.pid), Name: name, Clipped: e.Flags&opClipped != 0}}
 	if e.Flags&opFused != 0 {
 		second, err := p.opName(e.FusedOp)
 		if err != nil {
-			return 0, err
+			return nil, 0, err
 		}
 		t.op.Name += "+" + second
 	}
@@ -191,13 +197,13 @@ func (p *target) learn(e *traceTemplateEvent) (unresolved uint64, err error) {
 		if s := p.shapes[e.Shape]; s != nil {
 			s.ops = append(s.ops, t)
 		}
-		return unresolved, nil
+		return t, unresolved, nil
 	}
 	if p.templates == nil {
 		p.templates = make([]*template, maxTemplates)
 	}
 	p.templates[e.Id%maxTemplates] = t
-	return unresolved, nil
+	return t, unresolved, nil
 }
 
 // template returns what the programs call id; nil if it did not come.
@@ -287,7 +293,8 @@ func (p *target) keepBuffers(e *traceBuffersEvent) {
 }
 
 // findFile names the file that the target maps at an address. A target that has ended by now has no memory map any
-// more: then the hints are compared with the file's device and inode.
+// more: then the hints are compared with the file's inode. Not with its device, as on overlayfs and btrfs stat gives another one than the
+// kernel's.
 func (p *target) findFile(id trace.FileID, address uint64, hints []string) (string, error) {
 	files, err := mappings(p.pid)
 	if err != nil && !errors.Is(err, ErrNoProcess) {
@@ -300,7 +307,7 @@ func (p *target) findFile(id trace.FileID, address uint64, hints []string) (stri
 		}
 	}
 	for _, hint := range hints {
-		if key, err := keyOf(hint); err == nil && key.kernelFile() == id {
+		if key, err := keyOf(hint); err == nil && key.ino == id.Ino {
 			return hint, nil
 		}
 	}

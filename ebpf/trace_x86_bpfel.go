@@ -180,6 +180,7 @@ type traceTargetConfig struct {
 	Layout  traceLayout
 	Follow  uint32
 	Samples uint32
+	Named   uint64
 	Decode  uint32
 	Pad     uint32
 	Seq     uint64

@@ -279,6 +279,26 @@ func TestLateLibraries(t *testing.T) {
 	}
 }
 
+// A run of a fraction of a second is captured, also where no argument of the command names the model: the target's memory map does, as
+// long as the target is there.
+func TestShortRun(t *testing.T) {
+	llamatest.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "short", Tokens: 200, NoRepack: true, Threads: 1}
+	dir := filepath.Join(t.TempDir(), "capture")
+	script := filepath.Join(t.TempDir(), "run.sh")
+	if err := os.WriteFile(script, fmt.Appendf(nil, "exec '%s'\n", strings.Join(in.Command(t.Context(), o).Args, "' '")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := runTracer(t, "-o", dir, "--", "sh", script)
+	if r.status != 0 {
+		t.Fatalf("tracer ended with %d:\n%s", r.status, r.stderr)
+	}
+	if c, rows := readCapture(t, dir); c.Meta.Tokens == 0 || len(rows) == 0 {
+		t.Errorf("traced %d tokens, %d rows:\n%s", c.Meta.Tokens, len(rows), r.stderr)
+	}
+}
+
 // TestOldGGML has a real llama.cpp whose ggml has no function that each op passes, as forks have: the name of its own is changed in the library,
 // which finds one under the new name in a library that is preloaded. Graphs are traced; of ops tracer says that they cannot be.
 func TestOldGGML(t *testing.T) {

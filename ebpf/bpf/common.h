@@ -65,6 +65,7 @@ struct target_config {
 	struct layout layout;
 	u32 follow;
 	u32 samples; /* tensors that were sent raw, for user space to check the offsets */
+	u64 named;   /* inode of the file that the reader was woken for last */
 	/* Where disk reads are observed: the op begun last, whichever the thread, as that is what the other compute threads work on. */
 	u32 decode;
 	u32 pad;

@@ -559,6 +559,27 @@ static __always_inline bool read_node(struct thread *th, u64 node, u32 *op)
 	return true;
 }
 
+/* Sends th->tm. A file that is new in it is named by the target's memory map, for which the target must be there still: the reader looks at
+ * once. */
+static __always_inline bool send_template(struct thread *th)
+{
+	struct template_event *tm = &th->tm;
+	struct target_config *cfg = target();
+	u64 flags = wakeup();
+	u32 n = tm->nsrc;
+	if (n > MAX_WEIGHTS)
+		n = MAX_WEIGHTS;
+	for (u32 i = 0; cfg && i < MAX_WEIGHTS; i++)
+		if (i < n && tm->src[i].flags & SOURCE_IN_FILE && tm->src[i].ino != cfg->named) {
+			cfg->named = tm->src[i].ino;
+			flags = BPF_RB_FORCE_WAKEUP;
+		}
+	if (!bpf_ringbuf_output(&events, tm, __builtin_offsetof(struct template_event, src) + n * sizeof(struct source), flags))
+		return true;
+	count(COUNT_OTHERS_LOST);
+	return false;
+}
+
 /* Learns what a node reads (with the one fused to it, or 0) and sends that as a template. */
 __attribute__((noinline)) int learn(struct thread *th, u64 node, u64 second)
 {
@@ -605,10 +626,7 @@ __attribute__((noinline)) int learn(struct thread *th, u64 node, u64 second)
 		return 1;
 	tm->kind = KIND_TEMPLATE;
 	tm->tgid = this_tgid();
-	u32 n = tm->nsrc;
-	if (n > MAX_WEIGHTS)
-		n = MAX_WEIGHTS;
-	if (!send(tm, __builtin_offsetof(struct template_event, src) + n * sizeof(struct source))) {
+	if (!send_template(th)) {
 		th->known.id = 0;
 		return 0;
 	}
