@@ -627,7 +627,7 @@ func (r *Report) judgeTarget(t *examined) map[string]string {
 		r.advise("found no CPU backend (libggml-cpu-*.so): if it is loaded from elsewhere, ask with --pid while the target runs")
 	}
 	if !t.has(image.RoleDecode) {
-		r.advise("found no llama_decode: steps are told by pauses between graphs")
+		r.advise("found no llama_decode: a step begins where tokens are looked up, and has no context")
 	}
 	if t.pid != 0 && len(r.Target.Models) == 0 {
 		r.advise("the process maps no GGUF file: start it without --no-mmap (--load-mode none, dio); if it is still loading, ask again")

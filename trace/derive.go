@@ -1,7 +1,7 @@
 package trace
 
-// This file numbers the steps of a target whose llama_decode cannot be seen, as where llama.cpp was linked into a stripped program and
-// only ggml's libraries have symbols: a step begins when token embeddings are looked up.
+// This file numbers the steps of a target whose llama_decode is not seen, as where llama.cpp was linked into a stripped program and only
+// ggml's libraries have symbols, or where a program builds graphs by itself: a step begins when token embeddings are looked up.
 
 // TokenEmbeddings is the weight whose rows are the tokens' embeddings, in every architecture that llama.cpp knows.
 const TokenEmbeddings = "token_embd.weight"

@@ -26,7 +26,7 @@ type DecodeBegin struct {
 	// Sequences are the distinct sequences (a server's slots) that the batch's tokens belong to, ascending; nil if the capturer
 	// cannot tell, as where the target has no llama_decode.
 	Sequences []int32
-	// Derived says that the target has no llama_decode that could be probed: the step begins with a lookup of token embeddings, and its end is
+	// Derived says that no llama_decode was seen, for want of a symbol or because the target computes without it: the step begins with a lookup of token embeddings, and its end is
 	// that of its last op.
 	Derived bool
 }

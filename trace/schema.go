@@ -148,7 +148,7 @@ type StepRow struct {
 	Sequences []int32 // ascending; nil if not known
 	Begin     int64   // ns since the capture began
 	End       int64   // NotObserved
-	Derived   bool    // begin and end are those of its ops: the target's llama_decode could not be probed
+	Derived   bool    // begin and end are those of its ops: no llama_decode was seen
 }
 
 // PageInRow is a row of the pagein table: bytes of a model file that came from disk. It ends where a tensor or an expert's slice
