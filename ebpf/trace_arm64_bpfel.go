@@ -131,6 +131,21 @@ type traceOpsEvent struct {
 	Ops     [16]traceOpRecord
 }
 
+type tracePlace struct {
+	_     structs.HostLayout
+	Nodes uint64
+	N     uint32
+	Tgid  uint32
+	Epoch uint32
+	Pad   uint32
+}
+
+type tracePlaced struct {
+	_         structs.HostLayout
+	Signature uint64
+	Reads     uint64
+}
+
 type traceSampleEvent struct {
 	_      structs.HostLayout
 	Kind   uint32
@@ -144,6 +159,9 @@ type traceShape struct {
 	Id       uint32
 	Ngathers uint32
 	Gathers  [4]uint64
+	Nreads   uint32
+	Reads    [2048]uint16
+	_        [4]byte
 }
 
 type traceShapeEvent struct {
@@ -254,7 +272,7 @@ type traceThread struct {
 	Shape         traceShape
 	Sample        traceSampleEvent
 	Bufs          traceBuffersEvent
-	_             [56]byte
+	_             [48]byte
 }
 
 // Names of all BPF objects in the ELF.
@@ -264,6 +282,7 @@ const (
 	traceMapCounters            = "counters"
 	traceMapEvents              = "events"
 	traceMapNodes               = "nodes"
+	traceMapPlaces              = "places"
 	traceMapShapes              = "shapes"
 	traceMapSlots               = "slots"
 	traceMapTargets             = "targets"
@@ -359,6 +378,7 @@ type traceMapSpecs struct {
 	Counters     *ebpf.MapSpec `ebpf:"counters"`
 	Events       *ebpf.MapSpec `ebpf:"events"`
 	Nodes        *ebpf.MapSpec `ebpf:"nodes"`
+	Places       *ebpf.MapSpec `ebpf:"places"`
 	Shapes       *ebpf.MapSpec `ebpf:"shapes"`
 	Slots        *ebpf.MapSpec `ebpf:"slots"`
 	Targets      *ebpf.MapSpec `ebpf:"targets"`
@@ -416,6 +436,7 @@ type traceMaps struct {
 	Counters     *ebpf.Map `ebpf:"counters"`
 	Events       *ebpf.Map `ebpf:"events"`
 	Nodes        *ebpf.Map `ebpf:"nodes"`
+	Places       *ebpf.Map `ebpf:"places"`
 	Shapes       *ebpf.Map `ebpf:"shapes"`
 	Slots        *ebpf.Map `ebpf:"slots"`
 	Targets      *ebpf.Map `ebpf:"targets"`
@@ -429,6 +450,7 @@ func (m *traceMaps) Close() error {
 		m.Counters,
 		m.Events,
 		m.Nodes,
+		m.Places,
 		m.Shapes,
 		m.Slots,
 		m.Targets,

@@ -26,6 +26,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL"; /* bpf_find_vma and bpf_probe_re
 #define MAX_BATCH 65536
 #define MAX_SAMPLES 64
 #define SHAPE_GATHERS 4
+#define SHAPE_READS 2048 /* a power of two */
 #define MAX_BATCHED 16
 #define MAX_TEMPLATES 32768
 #define THREAD_SLOTS 64
@@ -195,6 +196,23 @@ struct shape {
 	u32 id;
 	u32 ngathers;
 	u64 gathers[SHAPE_GATHERS]; /* tensors that hold row numbers when the graph begins */
+	u32 nreads;
+	u16 reads[SHAPE_READS]; /* nodes that read weights, by their numbers; there may be more of them */
+};
+
+/* Where a graph lay, */
+struct place {
+	u64 nodes;
+	u32 n;
+	u32 tgid;
+	u32 epoch;
+	u32 pad;
+};
+
+/* and what it was there. */
+struct placed {
+	u64 signature;
+	u64 reads; /* signature of the nodes that read weights */
 };
 
 struct thread {
@@ -280,10 +298,17 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 1024);
+	__uint(max_entries, 512);
 	__type(key, struct shape_key);
 	__type(value, struct shape);
 } shapes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, struct place);
+	__type(value, struct placed);
+} places SEC(".maps");
 
 static const struct thread new_thread; /* zeroes: a thread is too large for the BPF stack */
 u32 decodes;
@@ -925,6 +950,7 @@ struct graph_loop {
 	u64 signature;
 	u32 failed;
 	u32 shape;
+	struct shape *of;
 };
 
 /* The order of ops and sources of a graph, whatever the addresses of its nodes are. */
@@ -947,6 +973,22 @@ static long sign_node(u32 i, void *arg)
 	return 0;
 }
 
+static long sign_read(u32 i, void *arg)
+{
+	struct graph_loop *l = arg;
+	return l->of ? sign_node(l->of->reads[i & (SHAPE_READS - 1)], l) : 1;
+}
+
+/* The same of those nodes only that read weights, a third of all; 0 if that does not tell the graph. */
+static __always_inline u64 sign_reads(struct thread *th, u64 nodes, struct shape *of)
+{
+	struct graph_loop l = {.th = th, .nodes = nodes, .signature = 1, .of = of};
+	if (!of->nreads || of->nreads > SHAPE_READS)
+		return 0;
+	bpf_loop(of->nreads, sign_read, &l, 0);
+	return l.failed ? 0 : l.signature;
+}
+
 static long learn_node(u32 i, void *arg)
 {
 	struct graph_loop *l = arg;
@@ -961,6 +1003,12 @@ static long learn_node(u32 i, void *arg)
 		l->failed = 1; /* go on, but do not keep the shape */
 	if (th->known.flags & OP_CLIPPED)
 		count(COUNT_CLIPPED);
+	u32 r = th->shape.nreads;
+	if (th->known.nsrc && r <= SHAPE_READS) {
+		if (r < SHAPE_READS)
+			th->shape.reads[r & (SHAPE_READS - 1)] = i;
+		th->shape.nreads = i > 0xffff ? SHAPE_READS + 1 : r + 1;
+	}
 	u32 n = th->shape.ngathers;
 	if (th->known.nsrc && th->tm.op == th->layout.op_get_rows && n < SHAPE_GATHERS) {
 		th->shape.gathers[n] = th->known.ids;
@@ -969,43 +1017,68 @@ static long learn_node(u32 i, void *arg)
 	return 0;
 }
 
+/* What the graph's ops read, which is learned if it is not known: th->shape, save for its reads. */
+static __always_inline bool find_shape(struct thread *th, u64 nodes, u32 n)
+{
+	struct place place = {.nodes = nodes, .n = n, .tgid = this_tgid(), .epoch = epoch};
+	struct shape_key key = {.tgid = place.tgid, .epoch = place.epoch};
+	struct shape *known = NULL;
+	/* The next token's is the same graph, or another one in the same memory. */
+	struct placed *placed = th->layout.forget ? NULL : bpf_map_lookup_elem(&places, &place);
+	if (placed) {
+		key.signature = placed->signature;
+		known = bpf_map_lookup_elem(&shapes, &key);
+		if (known && (!placed->reads || sign_reads(th, nodes, known) != placed->reads))
+			known = NULL;
+	}
+	if (!known) {
+		struct graph_loop l = {.th = th, .nodes = nodes, .signature = 1};
+		bpf_loop(n, sign_node, &l, 0);
+		if (l.failed)
+			return false;
+		key.signature = l.signature;
+		known = th->layout.forget ? NULL : bpf_map_lookup_elem(&shapes, &key);
+		if (!known) {
+			struct shape_event e = {.kind = KIND_SHAPE, .tgid = key.tgid, .id = __sync_fetch_and_add(&names, 1) + 1};
+			th->shape.id = l.shape = e.id;
+			th->shape.ngathers = th->shape.nreads = 0;
+			if (send(&e, sizeof(e)))
+				bpf_loop(n, learn_node, &l, 0);
+			else
+				l.failed = 1;
+			/* What could not be sent whole is sent again with the next graph; this one then says what it can. */
+			if (l.failed)
+				return true;
+			bpf_map_update_elem(&shapes, &key, &th->shape, BPF_ANY);
+			known = bpf_map_lookup_elem(&shapes, &key);
+			if (!known)
+				return true;
+		}
+		struct placed here = {.signature = key.signature, .reads = sign_reads(th, nodes, known)};
+		bpf_map_update_elem(&places, &place, &here, BPF_ANY);
+	}
+	th->shape.id = known->id;
+	th->shape.ngathers = known->ngathers;
+	__builtin_memcpy(th->shape.gathers, known->gathers, sizeof(known->gathers));
+	return true;
+}
+
 /* A graph begins: sends what its ops read, if that is not known, and the rows that it looks up. */
 static __always_inline void whole_graph(struct thread *th, u64 graph, u64 now)
 {
-	struct graph_loop l = {.th = th, .signature = 1};
 	u32 n = 0;
+	u64 nodes = 0;
 	count(COUNT_HITS);
-	if (read_u32(&n, graph + th->layout.n_nodes) || read_u64(&l.nodes, graph + th->layout.nodes) || n > MAX_NODES) {
+	if (read_u32(&n, graph + th->layout.n_nodes) || read_u64(&nodes, graph + th->layout.nodes) || n > MAX_NODES || !find_shape(th, nodes, n)) {
 		count(COUNT_FAULTS);
 		return;
-	}
-	bpf_loop(n, sign_node, &l, 0);
-	if (l.failed) {
-		count(COUNT_FAULTS);
-		return;
-	}
-	struct shape_key key = {.signature = l.signature, .tgid = this_tgid(), .epoch = epoch};
-	struct shape *known = bpf_map_lookup_elem(&shapes, &key);
-	if (known && !th->layout.forget) {
-		th->shape = *known;
-	} else {
-		struct shape_event e = {.kind = KIND_SHAPE, .tgid = key.tgid, .id = __sync_fetch_and_add(&names, 1) + 1};
-		th->shape.id = l.shape = e.id;
-		th->shape.ngathers = 0;
-		if (send(&e, sizeof(e)))
-			bpf_loop(n, learn_node, &l, 0);
-		else
-			l.failed = 1;
-		/* What could not be sent whole is sent again with the next graph; this one then says what it can. */
-		if (!l.failed)
-			bpf_map_update_elem(&shapes, &key, &th->shape, BPF_ANY);
 	}
 	th->seq++;
 	for (u32 i = 0; i < SHAPE_GATHERS; i++)
 		if (i < th->shape.ngathers)
 			send_ids(th, th->shape.gathers[i], th->seq);
 	th->gr.kind = KIND_GRAPH;
-	th->gr.tgid = key.tgid;
+	th->gr.tgid = this_tgid();
 	th->gr.tid = (u32)bpf_get_current_pid_tgid();
 	th->gr.shape = th->shape.id;
 	th->gr.time = now;
