@@ -427,7 +427,7 @@ func TestTemplatesTakeTurns(t *testing.T) {
 // A target whose llama_decode is not called has steps all the same: each begins with the lookup of its tokens. With the first call
 // that ends.
 func TestDerivedSteps(t *testing.T) {
-	p := &target{pid: 7, derived: trace.DerivedSteps{PID: 7}}
+	p := &target{pid: 7, announced: true, derived: trace.DerivedSteps{PID: 7}}
 	var events []trace.Event
 	handle := func(e trace.Event) error { events = append(events, kept(e)); return nil }
 	op := func(tid int32, at int64, name, weight string, ids ...int32) {
@@ -443,10 +443,12 @@ func TestDerivedSteps(t *testing.T) {
 	op(2, 35, "GET_ROWS", trace.TokenEmbeddings, 9) // another context
 	op(1, 40, "GET_ROWS", trace.TokenEmbeddings, 8)
 	op(2, 45, "MUL_MAT", "output.weight")
-	if err := p.decode(1, handle); err != nil {
+	end := traceDecodeEvent{Kind: kindDecodeEnd, Tgid: 7, Tid: 1, Time: 55} // of one that began before the probes were there
+	tr := &Tracer{targets: map[uint32]*target{7: p}}
+	if err := tr.dispatch(unsafe.Slice((*byte)(unsafe.Pointer(&end)), unsafe.Sizeof(end)), handle); err != nil {
 		t.Fatal(err)
 	}
-	op(1, 60, "GET_ROWS", trace.TokenEmbeddings, 8) // of another thread's llama_encode, say, that began before the probes were there
+	op(1, 60, "GET_ROWS", trace.TokenEmbeddings, 8) // outside any llama_decode: of no step
 	if err := p.derived.End(handle); err != nil {
 		t.Fatal(err)
 	}
@@ -466,7 +468,7 @@ func TestDerivedSteps(t *testing.T) {
 	}
 	ends := all[trace.DecodeEnd](events)
 	slices.SortFunc(ends, func(a, b trace.DecodeEnd) int { return int(a.Decode) - int(b.Decode) })
-	if want := []trace.DecodeEnd{{Time: 35, PID: 7, TID: 1, Decode: 1}, {Time: 50, PID: 7, TID: 2, Decode: 2}, {Time: 45, PID: 7, TID: 1, Decode: 3}}; !slices.Equal(ends, want) {
+	if want := []trace.DecodeEnd{{Time: 55, PID: 7, TID: 1}, {Time: 35, PID: 7, TID: 1, Decode: 1}, {Time: 50, PID: 7, TID: 2, Decode: 2}, {Time: 45, PID: 7, TID: 1, Decode: 3}}; !slices.Equal(ends, want) {
 		t.Errorf("ends %+v", ends)
 	}
 }

@@ -26,8 +26,8 @@ type DecodeBegin struct {
 	// Sequences are the distinct sequences (a server's slots) that the batch's tokens belong to, ascending; nil if the capturer
 	// cannot tell, as where the target has no llama_decode.
 	Sequences []int32
-	// Derived says that no llama_decode was seen, for want of a symbol or because the target computes without it: the step begins with a lookup of token embeddings, and its end is
-	// that of its last op.
+	// Derived says that no llama_decode was seen, for want of a symbol or because the target computes without it: the step begins with
+	// a lookup of token embeddings, and its end is that of its last op.
 	Derived bool
 }
 

@@ -191,6 +191,7 @@ int BPF_PROG(forked, struct task_struct *parent, struct task_struct *child)
 	if (!cfg || !cfg->follow)
 		return 0;
 	struct target_config copy = *cfg;
+	copy.named = 0; /* its files are told of by themselves */
 	copy.decode = 0;
 	copy.stalled = 0;
 	if (!bpf_map_update_elem(&targets, &to, &copy, BPF_NOEXIST))

@@ -979,7 +979,8 @@ static long sign_read(u32 i, void *arg)
 	return l->of ? sign_node(l->of->reads[i & (SHAPE_READS - 1)], l) : 1;
 }
 
-/* The same of those nodes only that read weights, a third of all; 0 if that does not tell the graph. */
+/* The same of those nodes only that read weights, a third of all; 0 if there are none, or too many to know. One difference would not be seen:
+ * in the same memory, with as many nodes and the same reads, a node that read no weight reads one. No such graphs are known. */
 static __always_inline u64 sign_reads(struct thread *th, u64 nodes, struct shape *of)
 {
 	struct graph_loop l = {.th = th, .nodes = nodes, .signature = 1, .of = of};

@@ -3,15 +3,12 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"tensorcast/experiments/pressure"
-	"tensorcast/internal/outfile"
 )
 
 func TestUsage(t *testing.T) {
@@ -68,27 +65,19 @@ func TestParseVariant(t *testing.T) {
 	}
 }
 
-func TestReplaceFile(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "runs.json")
-	for _, x := range []float64{1, 2} { // made, then replaced
-		if err := outfile.Write(path, func(w io.Writer) error { return writeJSON(w, &pressure.Report{X: x}) }); err != nil {
-			t.Fatal(err)
-		}
-		b, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var r pressure.Report
-		if err := json.Unmarshal(b, &r); err != nil || r.X != x {
-			t.Errorf("%s, %v", b, err)
-		}
+// --json FILE is written besides the table.
+func TestJSONFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "runs.json")
+	var stdout bytes.Buffer
+	if err := (&options{json: path}).print(&pressure.Report{X: 2, Variants: []pressure.Variant{{Name: "plain"}}, Summaries: []pressure.Summary{{Runs: 1}}}, &stdout); err != nil {
+		t.Fatal(err)
 	}
-	broken := errors.New("full")
-	if err := outfile.Write(path, func(io.Writer) error { return broken }); !errors.Is(err, broken) {
-		t.Error(err)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if entries, err := os.ReadDir(dir); len(entries) != 1 || err != nil {
-		t.Errorf("left %v, %v", entries, err)
+	var r pressure.Report
+	if err := json.Unmarshal(b, &r); err != nil || r.X != 2 || !strings.HasPrefix(stdout.String(), "model: ") {
+		t.Errorf("%s, %v; printed %q", b, err, stdout.String())
 	}
 }
