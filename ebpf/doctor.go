@@ -27,7 +27,7 @@ import (
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
-	"tensorcast/ebpf/image"
+	"tensorcast/ggml"
 )
 
 // Report says whether a target could be traced, and why not.
@@ -69,12 +69,12 @@ type Setting struct {
 
 // Target is what was found in the process or the command.
 type Target struct {
-	PID     int           `json:"pid,omitempty"`
-	Command []string      `json:"command"`
-	Files   []File        `json:"files"`  // that hold ggml or llama.cpp
-	Models  []string      `json:"models"` // GGUF files that the process maps
-	Ops     int           `json:"ops"`    // that its ggml has
-	Layout  *image.Layout `json:"layout,omitempty"`
+	PID     int          `json:"pid,omitempty"`
+	Command []string     `json:"command"`
+	Files   []File       `json:"files"`  // that hold ggml or llama.cpp
+	Models  []string     `json:"models"` // GGUF files that the process maps
+	Ops     int          `json:"ops"`    // that its ggml has
+	Layout  *ggml.Layout `json:"layout,omitempty"`
 }
 
 // File is an ELF file of the target.
@@ -92,11 +92,11 @@ type File struct {
 
 // Probe is where a function would be probed.
 type Probe struct {
-	Symbol string     `json:"symbol"`
-	Role   image.Role `json:"role"`
-	Offset uint64     `json:"offset"` // of the function in the file
-	Skip   uint64     `json:"skip"`   // from there to the probe
-	Cost   image.Cost `json:"cost"`   // per hit
+	Symbol string    `json:"symbol"`
+	Role   ggml.Role `json:"role"`
+	Offset uint64    `json:"offset"` // of the function in the file
+	Skip   uint64    `json:"skip"`   // from there to the probe
+	Cost   ggml.Cost `json:"cost"`   // per hit
 }
 
 // Mode is a way to trace.
@@ -162,11 +162,11 @@ type examined struct {
 	pid    int    // 0: a command
 	exe    string // of a command
 	hidden bool   // the process's memory map cannot be read
-	images []*image.Image
+	images []*ggml.Image
 }
 
-func (t *examined) has(role image.Role) bool {
-	return slices.ContainsFunc(t.images, func(im *image.Image) bool { return im.Has(role) })
+func (t *examined) has(role ggml.Role) bool {
+	return slices.ContainsFunc(t.images, func(im *ggml.Image) bool { return im.Has(role) })
 }
 
 func (r *Report) advise(format string, args ...any) {
@@ -507,8 +507,8 @@ func firstLineOf(path string) (string, bool) {
 }
 
 // scan reads files, each once, and reports on those that matter.
-func (r *Report) scan(paths []string) []*image.Image {
-	var images []*image.Image
+func (r *Report) scan(paths []string) []*ggml.Image {
+	var images []*ggml.Image
 	seen := map[fileKey]bool{}
 	for _, path := range paths {
 		key, err := keyOf(path)
@@ -516,7 +516,7 @@ func (r *Report) scan(paths []string) []*image.Image {
 			continue // unlinked, or not a file of this mount namespace
 		}
 		seen[key] = true
-		im, err := image.Scan(path)
+		im, err := ggml.Scan(path)
 		if err != nil {
 			if strings.Contains(filepath.Base(path), "ggml") || strings.Contains(filepath.Base(path), "llama") {
 				r.Target.Files = append(r.Target.Files, File{Path: path, Problem: firstLine(err)})
@@ -542,7 +542,7 @@ func (r *Report) scan(paths []string) []*image.Image {
 	return images
 }
 
-func problemOf(im *image.Image) string {
+func problemOf(im *ggml.Image) string {
 	if err := cmp.Or(im.OpsErr, im.LayoutErr); err != nil {
 		return firstLine(err)
 	}
@@ -595,12 +595,12 @@ func (r *Report) judgeTarget(t *examined) map[string]string {
 	for _, im := range t.images {
 		r.Target.Ops = max(r.Target.Ops, len(im.Ops))
 	}
-	op, graph := t.has(image.RoleOp), t.has(image.RoleGraph)
+	op, graph := t.has(ggml.RoleOp), t.has(ggml.RoleGraph)
 	switch {
 	case t.hidden:
 		lack("the process belongs to another user", "op", "graph", "op+io", "preload")
 		return lacks
-	case !op && !graph && !t.has(image.RoleDecode) && r.Target.Ops == 0:
+	case !op && !graph && !t.has(ggml.RoleDecode) && r.Target.Ops == 0:
 		lack("found no ggml in the target", "op", "graph", "op+io", "preload")
 		r.adviseNoGGML(t)
 		return lacks
@@ -608,7 +608,7 @@ func (r *Report) judgeTarget(t *examined) map[string]string {
 		lack("found no table of op names", "op", "graph", "op+io")
 		r.advise("found ggml, but not its ggml_op_name: build llama.cpp without stripping, or, if a library is missing here, ask with --pid while it runs")
 	}
-	if layout, err := image.Infer(t.images); err != nil {
+	if layout, err := ggml.Infer(t.images); err != nil {
 		lack(firstLine(err), "op", "graph", "op+io")
 		r.advise("%s", firstLine(err))
 	} else {
@@ -626,7 +626,7 @@ func (r *Report) judgeTarget(t *examined) map[string]string {
 	case !op:
 		r.advise("found no CPU backend (libggml-cpu-*.so): if it is loaded from elsewhere, ask with --pid while the target runs")
 	}
-	if !t.has(image.RoleDecode) {
+	if !t.has(ggml.RoleDecode) {
 		r.advise("found no llama_decode: a step begins where tokens are looked up, and has no context")
 	}
 	if t.pid != 0 && len(r.Target.Models) == 0 {
@@ -640,7 +640,7 @@ func (r *Report) judgeTarget(t *examined) map[string]string {
 
 // adviseNoGGML tells the reasons apart for which nothing is found.
 func (r *Report) adviseNoGGML(t *examined) {
-	i := slices.IndexFunc(t.images, func(im *image.Image) bool { return im.Machine != elf.EM_NONE && im.Stripped && !im.Dynamic })
+	i := slices.IndexFunc(t.images, func(im *ggml.Image) bool { return im.Machine != elf.EM_NONE && im.Stripped && !im.Dynamic })
 	switch {
 	case i >= 0:
 		r.advise("%s is linked statically and stripped: build llama.cpp without strip (-s), or keep its debug file beside it (objcopy --add-gnu-debuglink)", t.images[i].Path)
@@ -653,7 +653,7 @@ func (r *Report) adviseNoGGML(t *examined) {
 
 // notPreloaded says why a shim could not stand before ggml_graph_compute; "" if it could.
 func notPreloaded(t *examined) string {
-	if !slices.ContainsFunc(t.images, func(im *image.Image) bool { return im.Has(image.RoleGraph) && isLibrary(im.Path) }) {
+	if !slices.ContainsFunc(t.images, func(im *ggml.Image) bool { return im.Has(ggml.RoleGraph) && isLibrary(im.Path) }) {
 		return "ggml_graph_compute is linked into the program: nothing can stand before it"
 	}
 	if st, err := os.Stat(t.exe); err == nil && st.Mode()&(os.ModeSetuid|os.ModeSetgid) != 0 {

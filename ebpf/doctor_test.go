@@ -11,10 +11,10 @@ import (
 	"sync"
 	"testing"
 
-	"tensorcast/ebpf/image"
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
+	"tensorcast/ggml"
 	"tensorcast/gguf"
 )
 
@@ -43,7 +43,7 @@ func examine(t *testing.T, opts ExamineOptions) *Report {
 	return r
 }
 
-// program compiles image/testdata/ggml.c.
+// program compiles ggml/testdata/ggml.c.
 func program(t *testing.T, flags ...string) string {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "llama-cli")
@@ -63,8 +63,8 @@ func (r *Report) mode(t *testing.T, name string) Mode {
 	return r.Modes[i]
 }
 
-func (r *Report) roles() map[image.Role]int {
-	roles := map[image.Role]int{}
+func (r *Report) roles() map[ggml.Role]int {
+	roles := map[ggml.Role]int{}
 	for _, f := range r.Target.Files {
 		for _, p := range f.Probes {
 			roles[p.Role]++
@@ -119,7 +119,7 @@ func TestExamineCommand(t *testing.T) {
 			}
 		})
 	}
-	if r := examine(t, ExamineOptions{Command: []string{in.Driver}}); r.roles()[image.RoleOp] == 0 || r.roles()[image.RoleDecode] == 0 || r.Target.Ops < 80 ||
+	if r := examine(t, ExamineOptions{Command: []string{in.Driver}}); r.roles()[ggml.RoleOp] == 0 || r.roles()[ggml.RoleDecode] == 0 || r.Target.Ops < 80 ||
 		r.Target.Layout == nil || !strings.HasPrefix(r.Target.Layout.Origin, "code of ") {
 		t.Errorf("roles %v, %d ops, layout %v", r.roles(), r.Target.Ops, r.Target.Layout)
 	}
@@ -140,7 +140,7 @@ func TestExamineRunning(t *testing.T) {
 	})
 	r := examine(t, ExamineOptions{PID: target.Process.Pid})
 	roles := r.roles()
-	if !r.OK || roles[image.RoleOp] != 1 || roles[image.RoleGraph] != 1 || roles[image.RoleDecode] != 1 || !slices.Equal(r.Target.Models, []string{model}) {
+	if !r.OK || roles[ggml.RoleOp] != 1 || roles[ggml.RoleGraph] != 1 || roles[ggml.RoleDecode] != 1 || !slices.Equal(r.Target.Models, []string{model}) {
 		t.Errorf("OK %v, roles %v, models %q, advice %q", r.OK, roles, r.Target.Models, r.Advice)
 	}
 	for _, mode := range []string{"op", "graph", "op+io"} {

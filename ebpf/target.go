@@ -12,7 +12,7 @@ import (
 	"strings"
 	"unsafe"
 
-	"tensorcast/ebpf/image"
+	"tensorcast/ggml"
 	"tensorcast/gguf"
 	"tensorcast/trace"
 )
@@ -21,10 +21,10 @@ import (
 type target struct {
 	pid, parent int
 	process     *Process
-	likely      []*image.Image // that it will probably map
-	mapped      []*image.Image
+	likely      []*ggml.Image // that it will probably map
+	mapped      []*ggml.Image
 	ops         []string
-	layout      *image.Layout
+	layout      *ggml.Layout
 	config      traceLayout
 	configured  bool
 	begun       bool // an event has come: ggml is found, no need to look for more libraries
@@ -90,16 +90,16 @@ func newTarget(pid, parent int) (*target, error) {
 
 // images are those that the process has mapped; also those that it is likely to map, as long as it has not mapped a whole ggml: the part
 // that computes may come late.
-func (p *target) images() []*image.Image {
-	ops := slices.ContainsFunc(p.mapped, func(im *image.Image) bool { return im.Ops != nil })
-	computes := slices.ContainsFunc(p.mapped, func(im *image.Image) bool { return im.Has(image.RoleOp) || im.Has(image.RoleGraph) })
+func (p *target) images() []*ggml.Image {
+	ops := slices.ContainsFunc(p.mapped, func(im *ggml.Image) bool { return im.Ops != nil })
+	computes := slices.ContainsFunc(p.mapped, func(im *ggml.Image) bool { return im.Has(ggml.RoleOp) || im.Has(ggml.RoleGraph) })
 	if ops && computes {
 		return p.mapped
 	}
 	return slices.Concat(p.mapped, p.likely)
 }
 
-func (p *target) has(roles ...image.Role) bool {
+func (p *target) has(roles ...ggml.Role) bool {
 	for _, im := range p.images() {
 		if slices.ContainsFunc(roles, im.Has) {
 			return true
@@ -109,8 +109,8 @@ func (p *target) has(roles ...image.Role) bool {
 }
 
 // learnImages chooses op names and layout of images that were found; true if the programs must be told.
-func (p *target) learnImages(images []*image.Image) (bool, error) {
-	if !slices.ContainsFunc(images, func(im *image.Image) bool { return im.Ops != nil }) {
+func (p *target) learnImages(images []*ggml.Image) (bool, error) {
+	if !slices.ContainsFunc(images, func(im *ggml.Image) bool { return im.Ops != nil }) {
 		return false, nil // nothing of ggml's base among them: what is known stays
 	}
 	for _, im := range images {
@@ -119,7 +119,7 @@ func (p *target) learnImages(images []*image.Image) (bool, error) {
 			break
 		}
 	}
-	layout, err := image.Infer(images)
+	layout, err := ggml.Infer(images)
 	if err != nil {
 		return false, fmt.Errorf("process %d: %w", p.pid, err)
 	}
@@ -128,7 +128,7 @@ func (p *target) learnImages(images []*image.Image) (bool, error) {
 		OpGetRows: op("GET_ROWS"), OpMulMatId: op("MUL_MAT_ID"), OpAddId: op("ADD_ID"), Ne: layout.NE, Op: layout.Op, Flags: layout.Flags,
 		Src: layout.Src, MaxSrc: layout.MaxSrc, ViewSrc: layout.ViewSrc, Data: layout.Data, Name: layout.Name, N_nodes: layout.NNodes, Nodes: layout.Nodes,
 	}
-	config.Forget = flag(!slices.ContainsFunc(images, func(im *image.Image) bool { return im.Has(image.RoleBufferFree) }))
+	config.Forget = flag(!slices.ContainsFunc(images, func(im *ggml.Image) bool { return im.Has(ggml.RoleBufferFree) }))
 	if p.configured && config == p.config {
 		return false, nil
 	}

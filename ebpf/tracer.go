@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"tensorcast/ebpf/image"
+	"tensorcast/ggml"
 	"tensorcast/trace"
 )
 
@@ -77,8 +77,8 @@ type Tracer struct {
 	reader   *ringbuf.Reader
 	links    []link.Link
 	multi    bool
-	wide     bool                     // probes are hit by every process that runs the file; the programs tell targets from others
-	images   map[fileKey]*image.Image // files that were looked at
+	wide     bool                    // probes are hit by every process that runs the file; the programs tell targets from others
+	images   map[fileKey]*ggml.Image // files that were looked at
 	done     map[attachment]bool
 	attached []string // paths that carry probes
 	main     *target
@@ -119,7 +119,7 @@ func New(opts Options) (*Tracer, error) {
 		return nil, err
 	}
 	t := &Tracer{
-		opts: opts, multi: !opts.PerfEvents && features.HaveBPFLinkUprobeMulti() == nil, images: map[fileKey]*image.Image{}, done: map[attachment]bool{}, execs: make(chan execRequest, 1), ran: make(chan struct{}),
+		opts: opts, multi: !opts.PerfEvents && features.HaveBPFLinkUprobeMulti() == nil, images: map[fileKey]*ggml.Image{}, done: map[attachment]bool{}, execs: make(chan execRequest, 1), ran: make(chan struct{}),
 		main: main, targets: map[uint32]*target{uint32(opts.PID): main},
 	}
 	// Where uprobe_multi takes a process for its first thread (before Linux 6.10), compute threads would be missed.
@@ -245,8 +245,8 @@ func (t *Tracer) attachMapped(p *target) error {
 
 // attach sets probes on files and returns their images. The programs are told of the target before the probes are there, and the
 // probe that is seldom hit comes last: while a model is being loaded, each waits for the target's memory map.
-func (t *Tracer) attach(p *target, paths []string) ([]*image.Image, error) {
-	var images []*image.Image
+func (t *Tracer) attach(p *target, paths []string) ([]*ggml.Image, error) {
+	var images []*ggml.Image
 	for _, path := range paths {
 		im, err := t.scan(path)
 		if err != nil {
@@ -270,7 +270,7 @@ func (t *Tracer) attach(p *target, paths []string) ([]*image.Image, error) {
 }
 
 // configure tells the programs which process to watch and how its ggml numbers the ops and lays out its tensors.
-func (t *Tracer) configure(p *target, found []*image.Image) error {
+func (t *Tracer) configure(p *target, found []*ggml.Image) error {
 	changed, err := p.learnImages(found)
 	if err != nil || !changed {
 		return err
@@ -292,9 +292,9 @@ func (t *Tracer) Ready() error { return t.ready(t.main) }
 
 func (t *Tracer) ready(p *target) error {
 	switch {
-	case p.configured && p.has(image.RoleOp), p.configured && p.has(image.RoleGraph) && t.opts.Detail == DetailGraph:
+	case p.configured && p.has(ggml.RoleOp), p.configured && p.has(ggml.RoleGraph) && t.opts.Detail == DetailGraph:
 		return nil
-	case p.has(image.RoleGraph) && !p.has(image.RoleOp):
+	case p.has(ggml.RoleGraph) && !p.has(ggml.RoleOp):
 		return ErrOldGGML
 	}
 	return ErrNoGGML
@@ -321,7 +321,7 @@ func (t *Tracer) Describe(pid int) trace.TargetInfo {
 }
 
 // scan looks at a file, once. The image is nil if the path cannot be opened any more, or here.
-func (t *Tracer) scan(path string) (*image.Image, error) {
+func (t *Tracer) scan(path string) (*ggml.Image, error) {
 	key, err := keyOf(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil // unlinked, or not a file of this mount namespace
@@ -332,7 +332,7 @@ func (t *Tracer) scan(path string) (*image.Image, error) {
 	if im, ok := t.images[key]; ok {
 		return im, nil
 	}
-	im, err := image.Scan(path)
+	im, err := ggml.Scan(path)
 	if err != nil {
 		return nil, err
 	}
@@ -341,10 +341,10 @@ func (t *Tracer) scan(path string) (*image.Image, error) {
 }
 
 // attachImage sets probes on those functions of a file that are hit seldom, or on the others; once.
-func (t *Tracer) attachImage(im *image.Image, seldom bool) error {
-	sites := slices.DeleteFunc(slices.Clone(im.Sites), func(s image.Site) bool {
+func (t *Tracer) attachImage(im *ggml.Image, seldom bool) error {
+	sites := slices.DeleteFunc(slices.Clone(im.Sites), func(s ggml.Site) bool {
 		// Fused ops without the others would be a sequence with holes.
-		return (s.Role == image.RoleBufferFree) != seldom || s.Role == image.RoleFused && !im.Has(image.RoleOp)
+		return (s.Role == ggml.RoleBufferFree) != seldom || s.Role == ggml.RoleFused && !im.Has(ggml.RoleOp)
 	})
 	done := attachment{im, seldom}
 	if len(sites) == 0 || t.done[done] {
@@ -372,11 +372,11 @@ func (t *Tracer) attachImage(im *image.Image, seldom bool) error {
 
 // attachment is the probes of a file: those that are hit seldom, or the others.
 type attachment struct {
-	im     *image.Image
+	im     *ggml.Image
 	seldom bool
 }
 
-func (t *Tracer) attachSite(ex *link.Executable, s image.Site) error {
+func (t *Tracer) attachSite(ex *link.Executable, s ggml.Site) error {
 	type probe struct {
 		prog   *ebpf.Program
 		at     uint64
@@ -386,21 +386,21 @@ func (t *Tracer) attachSite(ex *link.Executable, s image.Site) error {
 	var probes []probe
 	perOp := t.opts.Detail != DetailGraph
 	switch s.Role {
-	case image.RoleOp:
+	case ggml.RoleOp:
 		if perOp {
 			probes = []probe{{prog: t.objs.Op, at: s.Probe}}
 		}
-	case image.RoleFused:
+	case ggml.RoleFused:
 		if perOp {
 			probes = []probe{{prog: t.objs.FusedOp, at: s.Probe}}
 		}
-	case image.RoleGraph:
+	case ggml.RoleGraph:
 		probes = []probe{{prog: t.objs.GraphBegin, at: s.Probe}, {prog: t.objs.GraphEnd, at: s.Entry, ret: true}}
-	case image.RoleDecode, image.RoleEncode:
+	case ggml.RoleDecode, ggml.RoleEncode:
 		probes = []probe{{prog: t.objs.DecodeBegin, at: s.Probe, cookie: s.Pushed}, {prog: t.objs.DecodeEnd, at: s.Entry, ret: true}}
-	case image.RoleWarmup:
+	case ggml.RoleWarmup:
 		probes = []probe{{prog: t.objs.SetWarmup, at: s.Probe}}
-	case image.RoleBufferFree:
+	case ggml.RoleBufferFree:
 		probes = []probe{{prog: t.objs.BufferFree, at: s.Probe}}
 	}
 	// Processes that the target starts are told apart by the programs; others that run the same files pay for a hit.

@@ -11,24 +11,24 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
 
-	"tensorcast/ebpf/image"
+	"tensorcast/ggml"
 )
 
-// Trap sets a program that returns at once on the instruction of ggml, a file that holds ggml's CPU code, on which tracer sets its probe
+// Trap sets a program that returns at once on the instruction of library, a file that holds ggml's CPU code, on which tracer sets its probe
 // for ops, and removes it when ctx is done. Only hits of the process count, which takes uprobe_multi (Linux 6.6; its filter: 6.10).
-func Trap(ctx context.Context, pid int, ggml string) (err error) {
-	im, err := image.Scan(ggml)
+func Trap(ctx context.Context, pid int, library string) (err error) {
+	im, err := ggml.Scan(library)
 	if err != nil {
 		return err
 	}
 	var at []uint64
 	for _, s := range im.Sites {
-		if s.Role == image.RoleOp {
+		if s.Role == ggml.RoleOp {
 			at = append(at, s.Probe)
 		}
 	}
 	if len(at) == 0 {
-		return fmt.Errorf("%s: no function that every op calls: give the file with ggml's CPU code", ggml)
+		return fmt.Errorf("%s: no function that every op calls: give the file with ggml's CPU code", library)
 	}
 	nothing, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: ebpf.Kprobe, AttachType: ebpf.AttachTraceUprobeMulti, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()},
@@ -37,17 +37,17 @@ func Trap(ctx context.Context, pid int, ggml string) (err error) {
 		return fmt.Errorf("load a program that returns at once: %w", err)
 	}
 	defer func() { err = errors.Join(err, nothing.Close()) }()
-	ex, err := link.OpenExecutable(ggml)
+	ex, err := link.OpenExecutable(library)
 	if err != nil {
-		return fmt.Errorf("open %s: %w", ggml, err)
+		return fmt.Errorf("open %s: %w", library, err)
 	}
 	probe, err := ex.UprobeMulti(nil, nothing, &link.UprobeMultiOptions{Addresses: at, PID: uint32(pid)})
 	if err != nil {
-		return fmt.Errorf("attach to %s for process %d: %w", ggml, pid, err)
+		return fmt.Errorf("attach to %s for process %d: %w", library, pid, err)
 	}
 	<-ctx.Done()
 	if err := probe.Close(); err != nil {
-		return fmt.Errorf("detach from %s: %w", ggml, err)
+		return fmt.Errorf("detach from %s: %w", library, err)
 	}
 	return nil
 }

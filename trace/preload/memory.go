@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tensorcast/ebpf/image"
+	"tensorcast/ggml"
 	"tensorcast/trace"
 )
 
@@ -161,7 +161,7 @@ func (m *memory) u64(at int) *uint64 { return (*uint64)(unsafe.Pointer(&m.b[at])
 func (m *memory) slot(i int) int { return slotHeader + i*(slotHeader+int(m.ring)) }
 
 // putLayout writes a layout that no reader looks at before the count says so.
-func (m *memory) putLayout(i int, l image.Layout) {
+func (m *memory) putLayout(i int, l ggml.Layout) {
 	at := headerLayout + i*layoutBytes
 	for k, v := range []uint32{l.Type, l.NE, l.NB, l.Op, l.Flags, l.Src, l.MaxSrc, l.ViewSrc, l.Data, l.Name, l.NNodes, l.Nodes} {
 		binary.NativeEndian.PutUint32(m.b[at+4*k:], v)

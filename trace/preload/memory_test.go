@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tensorcast/ebpf/image"
+	"tensorcast/ggml"
 	"tensorcast/trace"
 )
 
@@ -24,7 +24,7 @@ func session(t testing.TB) *Session {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &Session{opts: Options{Log: slog.New(slog.DiscardHandler)}, mem: m, procs: map[int]*process{}, strays: map[int]string{}, layouts: image.Candidates()}
+	s := &Session{opts: Options{Log: slog.New(slog.DiscardHandler)}, mem: m, procs: map[int]*process{}, strays: map[int]string{}, layouts: ggml.Candidates()}
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -108,7 +108,7 @@ func FuzzRecord(f *testing.F) {
 		}
 		for _, b := range [][]byte{body, second} {
 			if err := s.record(p, uint32(kind), b, handle); err != nil && !errors.Is(err, errCorrupt) && !errors.Is(err, ErrLayout) {
-				var mismatch *image.MismatchError
+				var mismatch *ggml.MismatchError
 				if !errors.As(err, &mismatch) {
 					t.Error(err)
 				}

@@ -18,7 +18,7 @@ import (
 	"syscall"
 	"time"
 
-	"tensorcast/ebpf/image"
+	"tensorcast/ggml"
 	"tensorcast/trace"
 )
 
@@ -55,8 +55,8 @@ type Options struct {
 	Follow   bool // report processes that the target starts, too
 	// Credential is what the program will run with, if that is not what the caller runs with: it must be able to open the shim and the shared memory.
 	Credential *syscall.Credential
-	// Layouts are what is known of the target's ggml from its files (see [image.Infer]); they are tried before those of released versions.
-	Layouts []image.Layout
+	// Layouts are what is known of the target's ggml from its files (see [ggml.Infer]); they are tried before those of released versions.
+	Layouts []ggml.Layout
 	Log     *slog.Logger
 }
 
@@ -66,8 +66,8 @@ type Session struct {
 	shim    string // the library's path
 	temp    string // a directory to remove at the end; "" if there is none
 	mem     *memory
-	layouts []image.Layout // as in the header
-	target  int            // process; 0 before Run
+	layouts []ggml.Layout // as in the header
+	target  int           // process; 0 before Run
 	procs   map[int]*process
 	strays  map[int]string // processes that compute but are not followed: their commands
 	loaded  bool           // some process has loaded the shim; kept at Close
@@ -80,7 +80,7 @@ type Session struct {
 type imageInfo struct {
 	pid                   int
 	path, version, commit string
-	layout                image.Layout
+	layout                ggml.Layout
 }
 
 // Start makes the shared memory, and the shim if it is not in the user's cache: that takes a C compiler ([ErrNoCompiler]). Close the session.
@@ -109,15 +109,15 @@ func Start(ctx context.Context, opts Options) (*Session, error) {
 	if s.mem, err = newMemory(opts.RingBytes, opts.Credential); err != nil {
 		return nil, errors.Join(err, s.removeTemp())
 	}
-	for _, l := range slices.Concat(opts.Layouts, image.Candidates()) {
+	for _, l := range slices.Concat(opts.Layouts, ggml.Candidates()) {
 		s.offer(l)
 	}
 	return s, nil
 }
 
 // offer adds a layout for the shim to try; false if it has been offered, or there is no more room.
-func (s *Session) offer(l image.Layout) bool {
-	same := func(o image.Layout) bool {
+func (s *Session) offer(l ggml.Layout) bool {
+	same := func(o ggml.Layout) bool {
 		o.Origin = l.Origin
 		return o == l
 	}

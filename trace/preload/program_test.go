@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"tensorcast/ebpf/image"
 	"tensorcast/experiments/llama"
+	"tensorcast/ggml"
 	"tensorcast/trace"
 )
 
@@ -435,7 +435,7 @@ func TestUnknownLayout(t *testing.T) {
 	}
 	cmd, _ := build("stripped", "-s")
 	r := observe(t, cmd, scene{fails: true})
-	var evidence *image.MismatchError
+	var evidence *ggml.MismatchError
 	if !errors.Is(r.err, ErrLayout) || !errors.As(r.err, &evidence) || strings.Contains(r.err.Error(), "\n") {
 		t.Errorf("want ErrLayout with evidence, got %v", r.err)
 	}

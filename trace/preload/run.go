@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tensorcast/ebpf/image"
+	"tensorcast/ggml"
 	"tensorcast/trace"
 )
 
@@ -274,7 +274,7 @@ func (s *Session) image(p *process, im *imageRecord) error {
 			if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() { // the target names it: opening a pipe would wait
 				continue
 			}
-			scanned, err := image.Scan(path)
+			scanned, err := ggml.Scan(path)
 			if err == nil && scanned.Layout != nil && s.offer(*scanned.Layout) {
 				s.opts.Log.Debug("another layout", "file", path, "layout", scanned.Layout.String())
 				return nil

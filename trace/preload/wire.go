@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"strings"
 
-	"tensorcast/ebpf/image"
+	"tensorcast/ggml"
 	"tensorcast/gguf"
 	"tensorcast/trace"
 )
@@ -129,9 +129,9 @@ func readImage(body []byte) (imageRecord, error) {
 		sizes[i] = r.u32()
 	}
 	for i, size := range sizes {
-		raw := r.take(image.TensorBytes)
+		raw := r.take(ggml.TensorBytes)
 		if uint32(i) < n && raw != nil {
-			im.samples = append(im.samples, bytes.Clone(raw[:min(size, image.TensorBytes)]))
+			im.samples = append(im.samples, bytes.Clone(raw[:min(size, ggml.TensorBytes)]))
 		}
 	}
 	im.path = r.text(len(r.b))

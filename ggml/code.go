@@ -1,4 +1,4 @@
-package image
+package ggml
 
 // This file learns the layout of ggml's structs from the code of ggml's own accessors: ggml_get_data(tensor) tells where
 // data lies. A few instructions are followed symbolically, as far as that takes: what is not understood is unknown,

@@ -1,4 +1,4 @@
-package image
+package ggml
 
 import (
 	"encoding/binary"

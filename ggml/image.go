@@ -1,10 +1,10 @@
-// Package image reads what an ELF file offers to a tracer of llama.cpp: which functions carry probes, where in them a
+// Package ggml reads what an ELF file offers to a tracer of llama.cpp: which functions carry probes, where in them a
 // probe is cheap, how its ggml numbers its ops and lays out its tensors, which version it is. It executes nothing and
 // knows nothing of processes or of the kernel.
 //
 // A ggml older than December 2024 has no ggml_cpu_extra_compute_forward (RoleOp); it has ggml_graph_compute
 // (RoleGraph), so that whole graphs can be traced there, single ops cannot.
-package image
+package ggml
 
 import (
 	"cmp"

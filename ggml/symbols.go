@@ -1,4 +1,4 @@
-package image
+package ggml
 
 // This file collects the symbols that matter, from .dynsym, .symtab and debug information, and finds the file that holds
 // debug information kept apart.

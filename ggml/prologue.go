@@ -1,4 +1,4 @@
-package image
+package ggml
 
 // This file chooses where in a function a probe sits, and says what it costs there.
 

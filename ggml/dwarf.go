@@ -1,4 +1,4 @@
-package image
+package ggml
 
 // This file reads the layout of ggml's structs from debug information.
 

@@ -1,4 +1,4 @@
-package image
+package ggml
 
 // This file owns the layout of ggml's structs: what is known of it, how one is chosen, and what proves it wrong.
 

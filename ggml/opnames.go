@@ -1,4 +1,4 @@
-package image
+package ggml
 
 // This file reads what ggml says of itself: the names of its ops, its version.
 
