@@ -22,7 +22,7 @@ import (
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
-	"tensorcast/prefetch/memcg"
+	"tensorcast/internal/cgroup"
 	"tensorcast/trace"
 )
 
@@ -198,11 +198,11 @@ func TestPageIns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	root, err := memcg.Root()
+	root, err := cgroup.Root()
 	if err != nil {
 		t.Skip(err)
 	}
-	group, err := memcg.Create(root, fmt.Sprintf("tensorcast-ebpf-test-%d", os.Getpid()))
+	group, err := cgroup.Create(root, fmt.Sprintf("tensorcast-ebpf-test-%d", os.Getpid()))
 	if err != nil {
 		t.Skipf("control groups cannot be made here: %v", err)
 	}

@@ -48,7 +48,7 @@ func program(t *testing.T, flags ...string) string {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "llama-cli")
 	args := append([]string{"-w", "-O2", "-DPROGRAM", "-DLAYOUT=NOW", "-o", out}, flags...)
-	if msg, err := exec.Command("gcc", append(args, filepath.Join("image", "testdata", "ggml.c"))...).CombinedOutput(); err != nil {
+	if msg, err := exec.Command("gcc", append(args, filepath.Join("..", "ggml", "testdata", "ggml.c"))...).CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, msg)
 	}
 	return out

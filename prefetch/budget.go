@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"math"
 
-	"tensorcast/prefetch/memcg"
+	"tensorcast/internal/cgroup"
 )
 
 // Room says how many bytes of model pages fit now, those that are resident included, and what bounds them.
@@ -26,12 +26,12 @@ type Memory interface {
 
 // CgroupMemory is the memory of a process as its cgroups and the host bound it. Not for concurrent use.
 type CgroupMemory struct {
-	group *memcg.Group // nil: only the host bounds it
-	watch *memcg.Watch
+	group *cgroup.Group // nil: only the host bounds it
+	watch *cgroup.Watch
 }
 
 // NewCgroupMemory asks about a group's memory; nil stands for none but the host's. Close it.
-func NewCgroupMemory(group *memcg.Group) (*CgroupMemory, error) {
+func NewCgroupMemory(group *cgroup.Group) (*CgroupMemory, error) {
 	if group == nil {
 		return &CgroupMemory{}, nil
 	}
@@ -57,7 +57,7 @@ func (m *CgroupMemory) Changed() bool { return m.watch != nil && m.watch.Changed
 // grow into what is left free, and take the room of pins. All of it is taken to be charged to each level: where
 // another cgroup pays for some of it, the answer is too large by that, but then it does not press on this level either.
 func (m *CgroupMemory) Room(resident, pinned int64) (Room, error) {
-	host, err := memcg.Host()
+	host, err := cgroup.Host()
 	if err != nil {
 		return Room{}, fmt.Errorf("ask for the host's memory: %w", err)
 	}

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tensorcast/prefetch/uring"
+	"tensorcast/internal/uring"
 	"tensorcast/trace"
 )
 

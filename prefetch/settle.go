@@ -14,13 +14,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tensorcast/prefetch/memcg"
+	"tensorcast/internal/cgroup"
 )
 
 // Settle prepares this process, in this order: it makes itself the out-of-memory killer's choice, lifts its limit on
 // locked memory, raises the calling thread's priority, and joins the target's memory cgroup (unless join is false), so that pages that it
 // reads are charged where the target's are. Only the first is indispensable; what else fails is logged.
-func Settle(group *memcg.Group, join bool, log *slog.Logger) error {
+func Settle(group *cgroup.Group, join bool, log *slog.Logger) error {
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0); err != nil {
 		return fmt.Errorf("offer itself to the out-of-memory killer: %w", err)
 	}
@@ -54,7 +54,7 @@ func Settle(group *memcg.Group, join bool, log *slog.Logger) error {
 }
 
 // oomGroup returns the first cgroup on the way up whose processes are killed together.
-func oomGroup(group *memcg.Group) (string, error) {
+func oomGroup(group *cgroup.Group) (string, error) {
 	for dir := group.Dir(); ; dir = filepath.Dir(dir) {
 		data, err := os.ReadFile(filepath.Join(dir, "memory.oom.group"))
 		if os.IsNotExist(err) { // v1, or above the root

@@ -18,8 +18,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"tensorcast/ebpf"
+	"tensorcast/internal/cgroup"
 	"tensorcast/prefetch"
-	"tensorcast/prefetch/memcg"
 )
 
 const (
@@ -116,7 +116,7 @@ func run(ctx context.Context, o options, po prefetch.Options) (err error) {
 
 	// Priority belongs to a thread, and the kernel's workers for io_uring inherit that of the thread that submits.
 	runtime.LockOSThread()
-	group, err := memcg.Find(o.pid)
+	group, err := cgroup.Find(o.pid)
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("process %d: %w", o.pid, ebpf.ErrNoProcess)
 	}

@@ -20,8 +20,8 @@ import (
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
+	"tensorcast/internal/cgroup"
 	"tensorcast/prefetch"
-	"tensorcast/prefetch/memcg"
 )
 
 var prefetchd string
@@ -46,7 +46,7 @@ type rig struct {
 	t       *testing.T
 	in      *llama.Installation
 	options llama.Options
-	group   *memcg.Group
+	group   *cgroup.Group
 	target  *exec.Cmd
 	stdout  bytes.Buffer
 	size    int64
@@ -67,11 +67,11 @@ func newRig(t *testing.T, share float64, tokens int) *rig {
 	}
 	r.size = info.Size()
 	r.options = llama.Options{Model: path, Prompt: "memory", Tokens: tokens, Threads: 1, NoRepack: true}
-	root, err := memcg.Root()
+	root, err := cgroup.Root()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.group, err = memcg.Create(root, fmt.Sprintf("tensorcast-test-%d", os.Getpid())); err != nil {
+	if r.group, err = cgroup.Create(root, fmt.Sprintf("tensorcast-test-%d", os.Getpid())); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -284,11 +284,11 @@ func TestBudget(t *testing.T) {
 // Without any limit but the host's, a budget is used, and kept.
 func TestBudgetAlone(t *testing.T) {
 	r := newRig(t, 2, 150)
-	if root, err := memcg.Root(); err != nil {
+	if root, err := cgroup.Root(); err != nil {
 		t.Fatal(err)
 	} else if err := r.group.Remove(); err != nil {
 		t.Fatal(err)
-	} else if r.group, err = memcg.Create(root, fmt.Sprintf("tensorcast-test-%d", os.Getpid())); err != nil {
+	} else if r.group, err = cgroup.Create(root, fmt.Sprintf("tensorcast-test-%d", os.Getpid())); err != nil {
 		t.Fatal(err)
 	}
 	r.start()

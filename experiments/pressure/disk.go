@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tensorcast/prefetch/uring"
+	"tensorcast/internal/uring"
 )
 
 // ErrNoDirectIO says that a file cannot be read past the page cache, so that no disk can be measured through it.

@@ -29,7 +29,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tensorcast/prefetch/memcg"
+	"tensorcast/internal/cgroup"
 )
 
 // Variant is one way to run the target under the limit.
@@ -95,7 +95,7 @@ type series struct {
 	cfg    Config
 	model  *modelFile
 	disk   disk
-	root   *memcg.Group
+	root   *cgroup.Group
 	report *Report
 	done   int
 	total  int
@@ -132,13 +132,13 @@ func measure(ctx context.Context, cfg Config, settle time.Duration) (report *Rep
 	if s.disk, err = diskOf(cfg.Model); err != nil {
 		return nil, err
 	}
-	if s.root, err = memcg.Root(); err != nil {
+	if s.root, err = cgroup.Root(); err != nil {
 		return nil, err
 	}
 	if err := s.root.AccountReads(s.disk.major, s.disk.minor); err != nil {
 		return nil, err
 	}
-	host, err := memcg.Host()
+	host, err := cgroup.Host()
 	if err != nil {
 		return nil, err
 	}

@@ -23,7 +23,7 @@ import (
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
-	"tensorcast/prefetch/memcg"
+	"tensorcast/internal/cgroup"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -55,14 +55,14 @@ func needs(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("a measurement needs root")
 	}
-	root, err := memcg.Root()
-	if errors.Is(err, memcg.ErrNoController) {
+	root, err := cgroup.Root()
+	if errors.Is(err, cgroup.ErrNoController) {
 		t.Skip(err)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	probe, err := memcg.Create(root, fmt.Sprintf("tensorcast-test-%d", os.Getpid()))
+	probe, err := cgroup.Create(root, fmt.Sprintf("tensorcast-test-%d", os.Getpid()))
 	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EBUSY) {
 		t.Skipf("control groups cannot be made here: %v", err) // in a container
 	}
@@ -337,7 +337,7 @@ func TestCancel(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	cfg.Log = slog.New(slog.DiscardHandler)
-	root, err := memcg.Root()
+	root, err := cgroup.Root()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tensorcast/experiments/llama"
-	"tensorcast/prefetch/memcg"
+	"tensorcast/internal/cgroup"
 )
 
 // Outcome says how a run ended.
@@ -112,7 +112,7 @@ func (s *series) run(ctx context.Context, spec runSpec) (run *Run, err error) {
 		return nil, err
 	}
 
-	group, err := memcg.Create(s.root, fmt.Sprintf("tensorcast-pressure-%d-%d", os.Getpid(), s.done))
+	group, err := cgroup.Create(s.root, fmt.Sprintf("tensorcast-pressure-%d-%d", os.Getpid(), s.done))
 	if err != nil {
 		return nil, err
 	}
@@ -276,7 +276,7 @@ type sample struct {
 
 // observer reads counters whenever the target makes a mark.
 type observer struct {
-	group   *memcg.Group
+	group   *cgroup.Group
 	disk    disk
 	target  int
 	helper  atomic.Pointer[helper] // nil until it is started
@@ -350,7 +350,7 @@ func readBytes(pid int) int64 {
 const ownInterval = 20 * time.Millisecond
 
 // ownMemory returns the most that the group used beside the model's page cache, until stop is closed.
-func (s *series) ownMemory(group *memcg.Group, stop <-chan struct{}) (int64, error) {
+func (s *series) ownMemory(group *cgroup.Group, stop <-chan struct{}) (int64, error) {
 	var most int64
 	tick := time.NewTicker(ownInterval)
 	defer tick.Stop()
@@ -381,7 +381,7 @@ const exitNotJoined = 125
 
 // inGroup returns a command that enters the group before it becomes the command args, followed by words in the shell's syntax:
 // so all of its memory is charged to the group, from its first instruction.
-func inGroup(ctx context.Context, group *memcg.Group, args []string, words string) *exec.Cmd {
+func inGroup(ctx context.Context, group *cgroup.Group, args []string, words string) *exec.Cmd {
 	files := group.ProcsFiles()
 	script := `n=$1; shift; while [ "$n" -gt 0 ]; do echo 0 > "$1" || exit ` + strconv.Itoa(exitNotJoined) + `; shift; n=$((n-1)); done; exec "$@" ` + words
 	all := append([]string{"-c", script, joining, strconv.Itoa(len(files))}, files...)
@@ -400,7 +400,7 @@ type target struct {
 	stdout, stderr bytes.Buffer
 }
 
-func startTarget(ctx context.Context, group *memcg.Group, args []string, flags string) (*target, error) {
+func startTarget(ctx context.Context, group *cgroup.Group, args []string, flags string) (*target, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -443,7 +443,7 @@ type helper struct {
 	done   chan struct{} // closed when it has ended
 }
 
-func startHelper(ctx context.Context, group *memcg.Group, command string, target int) (*helper, error) {
+func startHelper(ctx context.Context, group *cgroup.Group, command string, target int) (*helper, error) {
 	h := &helper{cmd: inGroup(ctx, group, nil, strings.ReplaceAll(command, "{pid}", strconv.Itoa(target))), done: make(chan struct{})}
 	h.cmd.Stdout, h.cmd.Stderr = &h.output, &h.output
 	if err := h.cmd.Start(); err != nil {

@@ -1,4 +1,4 @@
-package memcg
+package cgroup
 
 import (
 	"errors"

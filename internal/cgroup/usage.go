@@ -1,6 +1,6 @@
 // This file reads what a group uses and what limits it.
 
-package memcg
+package cgroup
 
 import (
 	"errors"

@@ -1,6 +1,6 @@
 // This file notices that a limit is changed, at once and at the cost of one system call.
 
-package memcg
+package cgroup
 
 import (
 	"errors"

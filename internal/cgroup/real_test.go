@@ -1,6 +1,6 @@
 // The tests of this file need the kernel and root; they make control groups below the highest visible one and remove them.
 
-package memcg
+package cgroup
 
 import (
 	"errors"

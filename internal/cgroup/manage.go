@@ -1,6 +1,6 @@
 // This file changes groups: it makes and removes them, limits them, and moves processes into them. Root, or an owner of the directories, can.
 
-package memcg
+package cgroup
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-// Package memcg knows the memory control group of a process: how much it may use, how much it uses, and who else limits it.
+// Package cgroup knows the memory control group of a process: how much it may use, how much it uses, and who else limits it.
 //
 // Both versions are supported: the memory controller in its own hierarchy (v1) and the unified hierarchy (v2); also the mixed
 // form, where memory is v1 and a v2 hierarchy without it stands beside, which then gives the group's pressure. The group's
@@ -7,7 +7,7 @@
 // All amounts are bytes. A [Group] holds names only and no descriptors; every call reads the kernel's files anew, so its
 // methods may be called concurrently. A file that this kernel does not have (an old kernel, a controller that is not enabled)
 // is an error that wraps [fs.ErrNotExist] where the answer depends on it, and a zero where it is one number of several.
-package memcg
+package cgroup
 
 import (
 	"errors"
