@@ -18,12 +18,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tensorcast/event"
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
 	"tensorcast/internal/cgroup"
-	"tensorcast/trace"
+	"tensorcast/internal/proc"
+	"tensorcast/internal/testenv"
 )
 
 var (
@@ -32,20 +34,20 @@ var (
 )
 
 // watch runs a command under a Tracer and returns what was seen, and the command's process.
-func watch(t *testing.T, opts Options, cmd *exec.Cmd, before func()) ([]trace.Event, int) {
+func watch(t *testing.T, opts Options, cmd *exec.Cmd, before func()) ([]event.Event, int) {
 	t.Helper()
-	return watchEach(t, opts, cmd, func(*Child) {
+	return watchEach(t, opts, cmd, func(*proc.Child) {
 		if before != nil {
 			before()
 		}
-	}, func(trace.Event) {})
+	}, func(event.Event) {})
 }
 
 // watchEach also calls before with the stopped command, and each with every event when it comes.
-func watchEach(t *testing.T, opts Options, cmd *exec.Cmd, before func(*Child), each func(trace.Event)) ([]trace.Event, int) {
+func watchEach(t *testing.T, opts Options, cmd *exec.Cmd, before func(*proc.Child), each func(event.Event)) ([]event.Event, int) {
 	t.Helper()
 	cmd.Stdout, cmd.Stderr = io.Discard, os.Stderr
-	child, err := Launch(cmd)
+	child, err := proc.Launch(cmd)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,10 +70,10 @@ func watchEach(t *testing.T, opts Options, cmd *exec.Cmd, before func(*Child), e
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	var events []trace.Event
+	var events []event.Event
 	done := make(chan error, 1)
 	go func() {
-		done <- tr.Run(ctx, func(e trace.Event) error { events = append(events, kept(e)); each(e); return nil })
+		done <- tr.Run(ctx, func(e event.Event) error { events = append(events, kept(e)); each(e); return nil })
 	}()
 	before(child)
 	if err := release(); err != nil {
@@ -95,15 +97,15 @@ func watchEach(t *testing.T, opts Options, cmd *exec.Cmd, before func(*Child), e
 }
 
 // kept is an event that the next one does not overwrite.
-func kept(e trace.Event) trace.Event {
-	if o, ok := e.(*trace.Op); ok {
+func kept(e event.Event) event.Event {
+	if o, ok := e.(*event.Op); ok {
 		copied := *o
 		return &copied
 	}
 	return e
 }
 
-func all[E trace.Event](events []trace.Event) (of []E) {
+func all[E event.Event](events []event.Event) (of []E) {
 	for _, e := range events {
 		if e, ok := e.(E); ok {
 			of = append(of, e)
@@ -114,13 +116,13 @@ func all[E trace.Event](events []trace.Event) (of []E) {
 
 func options(t *testing.T, cfg synth.Config) (*llama.Installation, llama.Options) {
 	t.Helper()
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	return in, llama.Options{Model: llamatest.Model(t, cfg), Prompt: "once upon", Tokens: 5, Threads: 1, NoRepack: true}
 }
 
 // line is what both details say of an op. A fused op reads its weight in the last of its ops.
-func line(o *trace.Op) string {
+func line(o *event.Op) string {
 	var names []string
 	for i := range o.Sources {
 		names = append(names, fmt.Sprintf("%s@%d+%d", o.Sources[i].Name, o.Sources[i].Offset, o.Sources[i].Bytes()))
@@ -136,13 +138,13 @@ func TestGraphDetail(t *testing.T) {
 				in, o := options(t, cfg)
 				o.Warmup = "all"
 				events, _ := watch(t, Options{}, in.Command(t.Context(), o), nil)
-				byOp := all[*trace.Op](events)
+				byOp := all[*event.Op](events)
 				tokens := map[uint32]int32{}
-				for _, d := range all[trace.DecodeBegin](events) {
+				for _, d := range all[event.DecodeBegin](events) {
 					tokens[d.Decode] = d.Tokens
 				}
 				events, _ = watch(t, Options{Detail: DetailGraph, PerfEvents: perf}, in.Command(t.Context(), o), nil)
-				byGraph := all[*trace.Op](events)
+				byGraph := all[*event.Op](events)
 				if len(byOp) == 0 || len(byOp) != len(byGraph) {
 					t.Fatalf("%d ops, by graph %d", len(byOp), len(byGraph))
 				}
@@ -215,30 +217,30 @@ func TestPageIns(t *testing.T) {
 		t.Fatal(err)
 	}
 	forget(t, o.Model)
-	key, err := keyOf(o.Model)
+	key, err := proc.FileOf(o.Model)
 	if err != nil {
 		t.Fatal(err)
 	}
-	causes := map[trace.Cause]int64{}
+	causes := map[event.Cause]int64{}
 	first := map[int64]bool{}
 	inOp, again := 0, int64(0)
 	page := int64(os.Getpagesize())
 	cmd := in.Command(t.Context(), o)
-	events, pid := watchEach(t, Options{Detail: DetailIO, Interval: minPoll}, cmd, func(child *Child) {
+	events, pid := watchEach(t, Options{Detail: DetailIO, Interval: minPoll}, cmd, func(child *proc.Child) {
 		if err := group.Join(child.PID()); err != nil {
 			t.Fatal(err)
 		}
-	}, func(trace.Event) {})
+	}, func(event.Event) {})
 	usage, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage)
 	if !ok {
 		t.Fatal("the kernel told nothing of the target's use of resources")
 	}
 	read, seen := usage.Inblock*512, int64(0) // of all files: by the kernel's account (getrusage(2) counts in units of 512), by events
-	for _, e := range all[trace.PageIn](events) {
+	for _, e := range all[event.PageIn](events) {
 		if e.PID == int32(pid) {
 			seen += e.Bytes
 		}
-		if e.File != key.kernelFile() {
+		if e.File != event.FileID(key) {
 			continue
 		}
 		if e.PID != int32(pid) {
@@ -262,11 +264,11 @@ func TestPageIns(t *testing.T) {
 	if read < info.Size() || seen < read*99/100 || seen > read*101/100 {
 		t.Errorf("%d bytes were seen to come from disk, by the kernel's account %d did", seen, read)
 	}
-	if causes[trace.CauseFault] == 0 || causes[trace.CauseReadahead] == 0 || inOp == 0 || again < info.Size() {
+	if causes[event.CauseFault] == 0 || causes[event.CauseReadahead] == 0 || inOp == 0 || again < info.Size() {
 		t.Errorf("causes %v, %d runs within ops, %d bytes again", causes, inOp, again)
 	}
 	stalled := int64(0)
-	for _, o := range all[*trace.Op](events) {
+	for _, o := range all[*event.Op](events) {
 		if o.Stall < 0 {
 			t.Fatalf("op %s has no stall", o.Name)
 		}
@@ -288,11 +290,11 @@ func TestPageInsOfOthers(t *testing.T) {
 		}
 	})
 	other := int64(0)
-	for _, e := range all[trace.PageIn](events) {
+	for _, e := range all[event.PageIn](events) {
 		switch {
-		case e.Cause == trace.CauseOther && e.PID == int32(cat.Process.Pid):
+		case e.Cause == event.CauseOther && e.PID == int32(cat.Process.Pid):
 			other += e.Bytes
-		case e.Cause == trace.CauseOther || e.PID != int32(pid):
+		case e.Cause == event.CauseOther || e.PID != int32(pid):
 			t.Errorf("%+v", e)
 		}
 	}
@@ -313,12 +315,12 @@ func TestFollow(t *testing.T) {
 	script := exec.Command("sh", append([]string{"-c", `"$0" "$@"; exit $?`}, llamarun.Args...)...)
 	script.Env = llamarun.Env
 	events, shell := watch(t, Options{Follow: true}, script, nil)
-	ops := all[*trace.Op](events)
-	if len(ops) == 0 || len(ops) != len(all[*trace.Op](plain)) {
-		t.Fatalf("%d ops, %d without a shell", len(ops), len(all[*trace.Op](plain)))
+	ops := all[*event.Op](events)
+	if len(ops) == 0 || len(ops) != len(all[*event.Op](plain)) {
+		t.Fatalf("%d ops, %d without a shell", len(ops), len(all[*event.Op](plain)))
 	}
 	pid := ops[0].PID
-	begins := all[trace.ProcessBegin](events)
+	begins := all[event.ProcessBegin](events)
 	if len(begins) != 1 || begins[0].PID != pid || int(begins[0].Parent) != shell || !slices.Contains(begins[0].Command, o.Model) {
 		t.Errorf("processes %+v, ops of %d, the shell is %d", begins, pid, shell)
 	}
@@ -337,8 +339,8 @@ func TestTargetExecs(t *testing.T) {
 	script := exec.Command("sh", append([]string{"-c", `exec env "$0" "$@"`}, llamarun.Args...)...)
 	script.Env = llamarun.Env
 	events, pid := watch(t, Options{}, script, nil)
-	ops, want := all[*trace.Op](events), all[*trace.Op](plain)
-	if len(ops) != len(want) || len(ops) == 0 || ops[0].PID != int32(pid) || len(all[trace.DecodeBegin](events)) != len(all[trace.DecodeBegin](plain)) {
+	ops, want := all[*event.Op](events), all[*event.Op](plain)
+	if len(ops) != len(want) || len(ops) == 0 || ops[0].PID != int32(pid) || len(all[event.DecodeBegin](events)) != len(all[event.DecodeBegin](plain)) {
 		t.Errorf("%d ops, %d without a shell", len(ops), len(want))
 	}
 }
@@ -349,7 +351,7 @@ func TestBuffers(t *testing.T) {
 	plain, _ := watch(t, Options{}, in.Command(t.Context(), o), nil)
 	events, _ := watch(t, Options{Buffers: true}, in.Command(t.Context(), o), nil)
 	withWeights, cache := 0, map[string]bool{}
-	for _, op := range all[*trace.Op](events) {
+	for _, op := range all[*event.Op](events) {
 		if len(op.Sources) > 0 {
 			withWeights++
 		}
@@ -367,7 +369,7 @@ func TestBuffers(t *testing.T) {
 			}
 		}
 	}
-	if n := len(all[*trace.Op](plain)); withWeights != n || n == 0 {
+	if n := len(all[*event.Op](plain)); withWeights != n || n == 0 {
 		t.Errorf("%d ops read weights, %d without buffers", withWeights, n)
 	}
 	for layer := range dense.Layers {
@@ -386,11 +388,11 @@ func TestManyThreads(t *testing.T) {
 	for _, detail := range []Detail{DetailOp, DetailGraph} {
 		events, _ := watch(t, Options{Detail: detail}, in.Command(t.Context(), o), nil)
 		ops, threads := map[uint32]int{}, map[int32]bool{}
-		for _, op := range all[*trace.Op](events) {
+		for _, op := range all[*event.Op](events) {
 			ops[op.Decode]++
 			threads[op.TID] = true
 		}
-		decodes := all[trace.DecodeBegin](events)
+		decodes := all[event.DecodeBegin](events)
 		if len(threads) < o.Contexts || len(decodes) < o.Contexts*o.Tokens {
 			t.Errorf("%d decodes in %d threads", len(decodes), len(threads))
 		}
@@ -427,48 +429,48 @@ func TestTemplatesTakeTurns(t *testing.T) {
 // A target whose llama_decode is not called has steps all the same: each begins with the lookup of its tokens. With the first call
 // that ends.
 func TestDerivedSteps(t *testing.T) {
-	p := &target{pid: 7, announced: true, derived: trace.DerivedSteps{PID: 7}}
-	var events []trace.Event
-	handle := func(e trace.Event) error { events = append(events, kept(e)); return nil }
+	p := &target{pid: 7, announced: true, derived: event.DerivedSteps{PID: 7}}
+	var events []event.Event
+	handle := func(e event.Event) error { events = append(events, kept(e)); return nil }
 	op := func(tid int32, at int64, name, weight string, ids ...int32) {
-		o := trace.Op{TID: tid, PID: 7, Time: at, Duration: 5, Name: name, Sources: []trace.Source{{Name: weight}}, IDs: ids}
+		o := event.Op{TID: tid, PID: 7, Time: at, Duration: 5, Name: name, Sources: []event.Source{{Name: weight}}, IDs: ids}
 		if err := p.derive(&o, handle); err != nil {
 			t.Fatal(err)
 		}
 		events = append(events, &o)
 	}
 	op(1, 10, "MUL_MAT", "blk.0.attn_q.weight") // before any lookup: of no step
-	op(1, 20, "GET_ROWS", trace.TokenEmbeddings, 5, 6, 7)
+	op(1, 20, "GET_ROWS", event.TokenEmbeddings, 5, 6, 7)
 	op(1, 30, "MUL_MAT", "output.weight")
-	op(2, 35, "GET_ROWS", trace.TokenEmbeddings, 9) // another context
-	op(1, 40, "GET_ROWS", trace.TokenEmbeddings, 8)
+	op(2, 35, "GET_ROWS", event.TokenEmbeddings, 9) // another context
+	op(1, 40, "GET_ROWS", event.TokenEmbeddings, 8)
 	op(2, 45, "MUL_MAT", "output.weight")
 	end := traceDecodeEvent{Kind: kindDecodeEnd, Tgid: 7, Tid: 1, Time: 55} // of one that began before the probes were there
 	tr := &Tracer{targets: map[uint32]*target{7: p}}
 	if err := tr.dispatch(unsafe.Slice((*byte)(unsafe.Pointer(&end)), unsafe.Sizeof(end)), handle); err != nil {
 		t.Fatal(err)
 	}
-	op(1, 60, "GET_ROWS", trace.TokenEmbeddings, 8) // outside any llama_decode: of no step
+	op(1, 60, "GET_ROWS", event.TokenEmbeddings, 8) // outside any llama_decode: of no step
 	if err := p.derived.End(handle); err != nil {
 		t.Fatal(err)
 	}
 	var decodes []uint32
-	for _, o := range all[*trace.Op](events) {
+	for _, o := range all[*event.Op](events) {
 		decodes = append(decodes, o.Decode)
 	}
 	if want := []uint32{0, 1, 1, 2, 3, 2, 0}; !slices.Equal(decodes, want) {
 		t.Errorf("ops of decodes %v, want %v", decodes, want)
 	}
-	begins := []trace.DecodeBegin{
+	begins := []event.DecodeBegin{
 		{Time: 20, PID: 7, TID: 1, Decode: 1, Tokens: 3, Derived: true}, {Time: 35, PID: 7, TID: 2, Decode: 2, Tokens: 1, Derived: true},
 		{Time: 40, PID: 7, TID: 1, Decode: 3, Tokens: 1, Derived: true},
 	}
-	if got := all[trace.DecodeBegin](events); !reflect.DeepEqual(got, begins) {
+	if got := all[event.DecodeBegin](events); !reflect.DeepEqual(got, begins) {
 		t.Errorf("steps %+v", got)
 	}
-	ends := all[trace.DecodeEnd](events)
-	slices.SortFunc(ends, func(a, b trace.DecodeEnd) int { return int(a.Decode) - int(b.Decode) })
-	if want := []trace.DecodeEnd{{Time: 55, PID: 7, TID: 1}, {Time: 35, PID: 7, TID: 1, Decode: 1}, {Time: 50, PID: 7, TID: 2, Decode: 2}, {Time: 45, PID: 7, TID: 1, Decode: 3}}; !slices.Equal(ends, want) {
+	ends := all[event.DecodeEnd](events)
+	slices.SortFunc(ends, func(a, b event.DecodeEnd) int { return int(a.Decode) - int(b.Decode) })
+	if want := []event.DecodeEnd{{Time: 55, PID: 7, TID: 1}, {Time: 35, PID: 7, TID: 1, Decode: 1}, {Time: 50, PID: 7, TID: 2, Decode: 2}, {Time: 45, PID: 7, TID: 1, Decode: 3}}; !slices.Equal(ends, want) {
 		t.Errorf("ends %+v", ends)
 	}
 }
@@ -486,15 +488,15 @@ func TestFindFileOfTheEnded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	key, err := keyOf(model)
+	key, err := proc.FileOf(model)
 	if err != nil {
 		t.Fatal(err)
 	}
 	p := &target{pid: gone.Process.Pid}
-	if path, err := p.findFile(trace.FileID{Dev: 1 << 40, Ino: key.ino}, 0x1000, []string{"-m", other, model}); path != model || err != nil {
+	if path, err := p.findFile(event.FileID{Dev: 1 << 40, Ino: key.Ino}, 0x1000, []string{"-m", other, model}); path != model || err != nil {
 		t.Errorf("found %q, %v", path, err)
 	}
-	if path, err := p.findFile(key.kernelFile(), 0x1000, []string{"-m", other}); err == nil {
+	if path, err := p.findFile(event.FileID(key), 0x1000, []string{"-m", other}); err == nil {
 		t.Errorf("found %q among files that it is not", path)
 	}
 }
@@ -510,11 +512,11 @@ func TestUnresolved(t *testing.T) {
 	e := traceTemplateEvent{Kind: kindTemplate, Tgid: 7, Id: 3, Nsrc: 1}
 	e.Src[0].Flags = sourceUnresolved
 	raw := unsafe.Slice((*byte)(unsafe.Pointer(&e)), unsafe.Sizeof(e))
-	if err := tr.dispatch(raw, func(trace.Event) error { return nil }); err != nil {
+	if err := tr.dispatch(raw, func(event.Event) error { return nil }); err != nil {
 		t.Fatal(err)
 	}
-	var seen trace.Op
-	err := tr.op(p, &traceOpsEvent{}, &traceOpRecord{Id: 3}, func(e trace.Event) error { seen = *e.(*trace.Op); return nil })
+	var seen event.Op
+	err := tr.op(p, &traceOpsEvent{}, &traceOpRecord{Id: 3}, func(e event.Event) error { seen = *e.(*event.Op); return nil })
 	if err != nil || !seen.Clipped || len(seen.Sources) != 0 || tr.unresolved.Load() != 1 {
 		t.Errorf("op %+v, %d unresolved, %v", seen, tr.unresolved.Load(), err)
 	}

@@ -27,7 +27,9 @@ import (
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
+	"tensorcast/event"
 	"tensorcast/ggml"
+	"tensorcast/internal/proc"
 )
 
 // Report says whether a target could be traced, and why not.
@@ -238,7 +240,7 @@ func (r *Report) features() {
 		f := Finding{Name: name, State: Yes, Use: use}
 		switch {
 		case err == nil:
-		case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES), errors.Is(err, fs.ErrPermission), errors.Is(err, ErrPermission):
+		case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES), errors.Is(err, fs.ErrPermission), errors.Is(err, event.ErrPermission):
 			f.State, f.Detail = Unknown, "needs root to find out"
 		default:
 			f.State, f.Detail = No, firstLine(err)
@@ -395,13 +397,13 @@ func probed(n int) int { return n + 1 }
 
 // offsetOf turns an address in this program's code into an offset in its file.
 func offsetOf(address uintptr) (uint64, error) {
-	files, err := mappings(os.Getpid())
+	files, err := proc.Mappings(os.Getpid())
 	if err != nil {
 		return 0, err
 	}
 	for _, m := range files {
-		if m.executable && uint64(address) >= m.start && uint64(address) < m.end {
-			return uint64(address) - m.start + m.offset, nil
+		if m.Executable && uint64(address) >= m.Start && uint64(address) < m.End {
+			return uint64(address) - m.Start + m.Offset, nil
 		}
 	}
 	return 0, fmt.Errorf("this program's code at %#x is in no file", address)
@@ -426,14 +428,14 @@ func onOtherThread(f func()) {
 // process looks at what a process maps.
 func (r *Report) process(t *examined) error {
 	r.Target = &Target{PID: t.pid}
-	proc, err := procfs.NewProc(t.pid)
+	entry, err := procfs.NewProc(t.pid)
 	if err != nil {
-		return fmt.Errorf("process %d: %w", t.pid, ErrNoProcess)
+		return fmt.Errorf("process %d: %w", t.pid, proc.ErrNoProcess)
 	}
-	if r.Target.Command, err = proc.CmdLine(); err != nil {
+	if r.Target.Command, err = entry.CmdLine(); err != nil {
 		r.Target.Command = nil // it has just ended, or hides: the memory map tells
 	}
-	files, err := mappings(t.pid)
+	files, err := proc.Mappings(t.pid)
 	switch {
 	case errors.Is(err, fs.ErrPermission):
 		t.hidden = true
@@ -443,12 +445,12 @@ func (r *Report) process(t *examined) error {
 	}
 	var paths []string
 	for _, m := range files {
-		path := m.open(t.pid)
+		path := m.Open(t.pid)
 		switch {
-		case m.executable:
+		case m.Executable:
 			paths = append(paths, path)
-		case !slices.Contains(r.Target.Models, m.path) && isGGUF(path):
-			r.Target.Models = append(r.Target.Models, m.path)
+		case !slices.Contains(r.Target.Models, m.Path) && isGGUF(path):
+			r.Target.Models = append(r.Target.Models, m.Path)
 		}
 	}
 	t.images = r.scan(paths)
@@ -509,9 +511,9 @@ func firstLineOf(path string) (string, bool) {
 // scan reads files, each once, and reports on those that matter.
 func (r *Report) scan(paths []string) []*ggml.Image {
 	var images []*ggml.Image
-	seen := map[fileKey]bool{}
+	seen := map[proc.FileID]bool{}
 	for _, path := range paths {
-		key, err := keyOf(path)
+		key, err := proc.FileOf(path)
 		if err != nil || seen[key] {
 			continue // unlinked, or not a file of this mount namespace
 		}

@@ -16,6 +16,8 @@ import (
 	"tensorcast/experiments/synth"
 	"tensorcast/ggml"
 	"tensorcast/gguf"
+	"tensorcast/internal/proc"
+	"tensorcast/internal/testenv"
 )
 
 // machine is asked once: loading all programs takes its time.
@@ -126,7 +128,7 @@ func TestExamineCommand(t *testing.T) {
 }
 
 func TestExamineRunning(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	model := llamatest.Model(t, synth.Config{Layers: 2, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1})
 	target := in.Command(t.Context(), llama.Options{Model: model, Prompt: "x", Tokens: 8, Threads: 1, NoRepack: true, Repeat: 1 << 20})
@@ -134,9 +136,9 @@ func TestExamineRunning(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
-	llamatest.WaitFor(t, "the target to map the model", func() bool {
-		files, err := mappings(target.Process.Pid)
-		return err != nil || slices.ContainsFunc(files, func(m mapping) bool { return m.path == model })
+	testenv.WaitFor(t, "the target to map the model", func() bool {
+		files, err := proc.Mappings(target.Process.Pid)
+		return err != nil || slices.ContainsFunc(files, func(m proc.Mapping) bool { return m.Path == model })
 	})
 	r := examine(t, ExamineOptions{PID: target.Process.Pid})
 	roles := r.roles()
@@ -167,7 +169,7 @@ func TestExamineNothing(t *testing.T) {
 	if err := gone.Run(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Examine(ExamineOptions{PID: gone.Process.Pid}); !errors.Is(err, ErrNoProcess) {
+	if _, err := Examine(ExamineOptions{PID: gone.Process.Pid}); !errors.Is(err, proc.ErrNoProcess) {
 		t.Errorf("a process that has ended: %v", err)
 	}
 	if _, err := Examine(ExamineOptions{Command: []string{"no-such-llama-cli"}}); !errors.Is(err, exec.ErrNotFound) {
@@ -180,7 +182,7 @@ func TestExamineNothing(t *testing.T) {
 
 // What a kernel cannot do must be seen as such: a probe that is not hit is no proof.
 func TestTryUprobe(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	if err := tryUprobe(false); err != nil {
 		t.Errorf("perf events: %v", err)
 	}

@@ -11,7 +11,8 @@ import (
 	"strings"
 	"unsafe"
 
-	"tensorcast/trace"
+	"tensorcast/event"
+	"tensorcast/internal/proc"
 )
 
 // kinds of events, as in common.h
@@ -53,7 +54,7 @@ func view[T any](raw []byte) *T {
 	return into
 }
 
-func (t *Tracer) dispatch(raw []byte, handle func(trace.Event) error) error {
+func (t *Tracer) dispatch(raw []byte, handle func(event.Event) error) error {
 	if len(raw) < 8 {
 		return errors.New("an event of the ring buffer is cut short")
 	}
@@ -76,7 +77,7 @@ func (t *Tracer) dispatch(raw []byte, handle func(trace.Event) error) error {
 	case kindSample:
 		e := view[traceSampleEvent](raw)
 		if err := p.layout.Check(e.Raw[:], len(p.ops)); err != nil {
-			return fmt.Errorf("%w: %w", ErrLayout, err)
+			return fmt.Errorf("%w: %w", event.ErrLayout, err)
 		}
 		return nil
 	case kindShape:
@@ -116,7 +117,7 @@ func (t *Tracer) dispatch(raw []byte, handle func(trace.Event) error) error {
 		if err := p.decode(int32(e.Tid), handle); err != nil {
 			return err
 		}
-		begin := trace.DecodeBegin{Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid), Context: e.Context, Decode: e.Decode, Tokens: e.Tokens, Warmup: e.Warmup != 0}
+		begin := event.DecodeBegin{Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid), Context: e.Context, Decode: e.Decode, Tokens: e.Tokens, Warmup: e.Warmup != 0}
 		if e.SequencesKnown != 0 {
 			for i, word := range e.Sequences {
 				for ; word != 0; word &= word - 1 {
@@ -130,20 +131,20 @@ func (t *Tracer) dispatch(raw []byte, handle func(trace.Event) error) error {
 		if err := p.decode(int32(e.Tid), handle); err != nil { // its begin may have come before the probes
 			return err
 		}
-		return handle(trace.DecodeEnd{Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid), Decode: e.Decode})
+		return handle(event.DecodeEnd{Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid), Decode: e.Decode})
 	default:
 		return fmt.Errorf("the ring buffer holds an event of unknown kind %d", kind)
 	}
 }
 
 // announce tells of a process before its first event.
-func (t *Tracer) announce(p *target, handle func(trace.Event) error) error {
+func (t *Tracer) announce(p *target, handle func(event.Event) error) error {
 	if p.announced {
 		return nil
 	}
 	p.announced = true
 	p.readCommand()
-	return handle(trace.ProcessBegin{PID: int32(p.pid), Parent: int32(p.parent), Command: p.command})
+	return handle(event.ProcessBegin{PID: int32(p.pid), Parent: int32(p.parent), Command: p.command})
 }
 
 // forked takes up a process that a target has started. It runs the same code until it calls execve.
@@ -153,7 +154,7 @@ func (t *Tracer) forked(e *systemProcessEvent) error {
 		return nil
 	}
 	p, err := newTarget(int(e.Tgid), parent.pid)
-	if errors.Is(err, ErrNoProcess) {
+	if errors.Is(err, proc.ErrNoProcess) {
 		return nil // it has ended already
 	}
 	if err != nil {
@@ -176,13 +177,13 @@ func (t *Tracer) execed(p *target) error {
 	if err != nil {
 		return nil
 	}
-	if err := t.attachLikely(p, hostPath(p.pid, exe), strings.Split(string(env), "\x00")); err != nil && !errors.Is(err, ErrNoProcess) {
+	if err := t.attachLikely(p, proc.HostPath(p.pid, exe), strings.Split(string(env), "\x00")); err != nil && !errors.Is(err, proc.ErrNoProcess) {
 		return err
 	}
 	return nil
 }
 
-func (t *Tracer) op(p *target, of *traceOpsEvent, e *traceOpRecord, handle func(trace.Event) error) error {
+func (t *Tracer) op(p *target, of *traceOpsEvent, e *traceOpRecord, handle func(event.Event) error) error {
 	p.begun = true
 	known := p.template(e.Id)
 	if known == nil { // the event that explains it was lost, which is counted there
@@ -216,7 +217,7 @@ func (t *Tracer) op(p *target, of *traceOpsEvent, e *traceOpRecord, handle func(
 }
 
 // graph replays the ops that a graph of its shape has.
-func (t *Tracer) graph(p *target, e *traceGraphEvent, handle func(trace.Event) error) error {
+func (t *Tracer) graph(p *target, e *traceGraphEvent, handle func(event.Event) error) error {
 	p.begun = true
 	s := p.shapes[e.Shape]
 	if s == nil {
@@ -252,7 +253,7 @@ func (t *Tracer) graph(p *target, e *traceGraphEvent, handle func(trace.Event) e
 }
 
 // emit hands over an op, and before it its step if no llama_decode was seen.
-func (t *Tracer) emit(p *target, o *trace.Op, handle func(trace.Event) error) error {
+func (t *Tracer) emit(p *target, o *event.Op, handle func(event.Event) error) error {
 	if err := p.derive(o, handle); err != nil {
 		return err
 	}
@@ -261,7 +262,7 @@ func (t *Tracer) emit(p *target, o *trace.Op, handle func(trace.Event) error) er
 
 // show tells of files when it is learned that ops read from them, which comes before the first of those ops: the target that maps them has
 // not ended by then, if it can be helped.
-func (t *Tracer) show(p *target, sources []trace.Source, handle func(trace.Event) error) error {
+func (t *Tracer) show(p *target, sources []event.Source, handle func(event.Event) error) error {
 	for i := range sources {
 		s := &sources[i]
 		if !s.InFile || p.seen[s.File] {
@@ -275,22 +276,22 @@ func (t *Tracer) show(p *target, sources []trace.Source, handle func(trace.Event
 		if err := t.system.watch(s.File); err != nil {
 			return err
 		}
-		if err := handle(trace.FileSeen{PID: int32(p.pid), File: s.File, Path: path}); err != nil {
+		if err := handle(event.FileSeen{PID: int32(p.pid), File: s.File, Path: path}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (t *Tracer) pageIn(e *systemPagesEvent, handle func(trace.Event) error) error {
+func (t *Tracer) pageIn(e *systemPagesEvent, handle func(event.Event) error) error {
 	if p := t.targets[e.Tgid]; p != nil {
 		if err := t.announce(p, handle); err != nil {
 			return err
 		}
 	}
 	page := int64(os.Getpagesize())
-	return handle(trace.PageIn{
-		Time: int64(e.Time), PID: int32(e.Tgid), TID: int32(e.Tid), Decode: e.Decode, Seq: e.Seq, File: trace.FileID{Dev: uint64(e.Dev), Ino: e.Ino},
-		Offset: int64(e.Index) * page, Bytes: int64(e.Count) * page, Cause: trace.Cause(e.Cause),
+	return handle(event.PageIn{
+		Time: int64(e.Time), PID: int32(e.Tgid), TID: int32(e.Tid), Decode: e.Decode, Seq: e.Seq, File: event.FileID{Dev: uint64(e.Dev), Ino: e.Ino},
+		Offset: int64(e.Index) * page, Bytes: int64(e.Count) * page, Cause: event.Cause(e.Cause),
 	})
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
-	"tensorcast/trace"
+	"tensorcast/event"
+	"tensorcast/internal/proc"
 )
 
 // system is those programs, attached. The nil one does nothing.
@@ -65,7 +66,7 @@ func openSystem(objs *traceObjects, opts Options) (*system, error) {
 			return nil, nil
 		}
 		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
-			return nil, fmt.Errorf("%w (%v)", ErrPermission, err)
+			return nil, fmt.Errorf("%w (%v)", event.ErrPermission, err)
 		}
 		return nil, fmt.Errorf("load the programs for the kernel's tracepoints: %w", err)
 	}
@@ -92,8 +93,8 @@ func openSystem(objs *traceObjects, opts Options) (*system, error) {
 		if info, err := os.Stat(hint); err != nil || !info.Mode().IsRegular() {
 			continue
 		}
-		if key, err := keyOf(hint); err == nil {
-			if err := s.watch(key.kernelFile()); err != nil {
+		if key, err := proc.FileOf(hint); err == nil {
+			if err := s.watch(event.FileID(key)); err != nil {
 				return nil, errors.Join(err, s.detach(), s.close())
 			}
 		}
@@ -130,7 +131,7 @@ func checkPageAdded() (order bool, err error) {
 }
 
 // watch notes a file of which it matters what other processes read.
-func (s *system) watch(file trace.FileID) error {
+func (s *system) watch(file event.FileID) error {
 	if s == nil || !s.io {
 		return nil
 	}

@@ -7,20 +7,19 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
-	"strings"
 	"unsafe"
 
+	"tensorcast/event"
 	"tensorcast/ggml"
 	"tensorcast/gguf"
-	"tensorcast/trace"
+	"tensorcast/internal/proc"
 )
 
 // target is a traced process. All of it belongs to the goroutine that runs the Tracer.
 type target struct {
 	pid, parent int
-	process     *Process
+	process     *proc.Process
 	likely      []*ggml.Image // that it will probably map
 	mapped      []*ggml.Image
 	ops         []string
@@ -30,23 +29,23 @@ type target struct {
 	begun       bool // an event has come: ggml is found, no need to look for more libraries
 	announced   bool // ProcessBegin was sent
 	command     []string
-	files       map[string]trace.FileID // files that ops read from, by their path in the target
-	seen        map[trace.FileID]bool
+	files       map[string]event.FileID // files that ops read from, by their path in the target
+	seen        map[event.FileID]bool
 	templates   []*template // each at its id modulo maxTemplates, as in the programs: a new one takes the place of the oldest
 	shapes      map[uint32]*shape
 	ids         map[uint32][]gathered // by thread, the oldest first
 	buffers     map[uint32]buffers    // by thread
 	decodes     bool                  // a llama_decode was seen: no step has to be derived
-	derived     trace.DerivedSteps    // where none is: it has no symbol, or something else computes, as in Ollama's own engine
+	derived     event.DerivedSteps    // where none is: it has no symbol, or something else computes, as in Ollama's own engine
 }
 
 // template is what the op of a node reads.
 type template struct {
 	id    uint32
-	op    trace.Op // without times
+	op    event.Op // without times
 	ids   uint64   // tensor that it gathers by
 	slots int      // ids per token
-	memo  trace.Memo
+	memo  event.Memo
 }
 
 // shape is the sequence of ops of a graph.
@@ -74,17 +73,17 @@ const keptIDs = 64
 
 type buffers struct {
 	seq  uint64
-	list []trace.Buffer
+	list []event.Buffer
 }
 
 func newTarget(pid, parent int) (*target, error) {
-	process, err := OpenProcess(pid)
+	process, err := proc.Open(pid)
 	if err != nil {
 		return nil, err
 	}
 	return &target{
-		pid: pid, parent: parent, process: process, files: map[string]trace.FileID{}, seen: map[trace.FileID]bool{},
-		shapes: map[uint32]*shape{}, ids: map[uint32][]gathered{}, buffers: map[uint32]buffers{}, derived: trace.DerivedSteps{PID: int32(pid)},
+		pid: pid, parent: parent, process: process, files: map[string]event.FileID{}, seen: map[event.FileID]bool{},
+		shapes: map[uint32]*shape{}, ids: map[uint32][]gathered{}, buffers: map[uint32]buffers{}, derived: event.DerivedSteps{PID: int32(pid)},
 	}, nil
 }
 
@@ -137,17 +136,17 @@ func (p *target) learnImages(images []*ggml.Image) (bool, error) {
 }
 
 // decode notes that the thread calls llama_decode: steps need not be derived from here on.
-func (p *target) decode(tid int32, handle func(trace.Event) error) error {
+func (p *target) decode(tid int32, handle func(event.Event) error) error {
 	p.decodes = true
 	return p.derived.EndThread(tid, handle)
 }
 
 // derive gives an op its step.
-func (p *target) derive(o *trace.Op, handle func(trace.Event) error) error {
+func (p *target) derive(o *event.Op, handle func(event.Event) error) error {
 	if o.Decode != 0 || p.decodes {
 		return nil
 	}
-	if o.Name == "GET_ROWS" && len(o.Sources) > 0 && o.Sources[0].Name == trace.TokenEmbeddings {
+	if o.Name == "GET_ROWS" && len(o.Sources) > 0 && o.Sources[0].Name == event.TokenEmbeddings {
 		if err := p.derived.Begin(o.TID, o.Time, len(o.IDs), handle); err != nil {
 			return err
 		}
@@ -159,7 +158,7 @@ func (p *target) derive(o *trace.Op, handle func(trace.Event) error) error {
 
 func (p *target) opName(op uint32) (string, error) {
 	if int(op) >= len(p.ops) {
-		return "", fmt.Errorf("%w: a tensor has op number %d, but the target's ggml has %d (layout: %s)", ErrLayout, op, len(p.ops), p.layout)
+		return "", fmt.Errorf("%w: a tensor has op number %d, but the target's ggml has %d (layout: %s)", event.ErrLayout, op, len(p.ops), p.layout)
 	}
 	return p.ops[op], nil
 }
@@ -170,7 +169,7 @@ func (p *target) learn(e *traceTemplateEvent) (t *template, unresolved uint64, e
 	if err != nil {
 		return nil, 0, err
 	}
-	t = &template{id: e.Id, ids: e.Ids, slots: int(e.Slots), op: trace.Op{PID: int32(p.pid), Name: name, Clipped: e.Flags&opClipped != 0}}
+	t = &template{id: e.Id, ids: e.Ids, slots: int(e.Slots), op: event.Op{PID: int32(p.pid), Name: name, Clipped: e.Flags&opClipped != 0}}
 	if e.Flags&opFused != 0 {
 		second, err := p.opName(e.FusedOp)
 		if err != nil {
@@ -269,9 +268,9 @@ func cString(raw []int8) string {
 	return string(name)
 }
 
-func newSource(e *traceSource) trace.Source {
-	return trace.Source{
-		Name: cString(e.Name[:]), Data: e.Data, InFile: e.Flags&sourceInFile != 0, File: trace.FileID{Dev: uint64(e.Dev), Ino: e.Ino},
+func newSource(e *traceSource) event.Source {
+	return event.Source{
+		Name: cString(e.Name[:]), Data: e.Data, InFile: e.Flags&sourceInFile != 0, File: event.FileID{Dev: uint64(e.Dev), Ino: e.Ino},
 		Offset: int64(e.Offset), Type: gguf.Type(e.Type), NE: e.Ne, NB: strides(e.Nb),
 	}
 }
@@ -284,10 +283,10 @@ func strides(nb [4]uint64) (to [4]int64) {
 }
 
 func (p *target) keepBuffers(e *traceBuffersEvent) {
-	list := make([]trace.Buffer, min(int(e.N), len(e.Buffers)))
+	list := make([]event.Buffer, min(int(e.N), len(e.Buffers)))
 	for i := range list {
 		b := &e.Buffers[i]
-		list[i] = trace.Buffer{Name: cString(b.Name[:]), Root: cString(b.Root[:]), Data: b.Data, Type: gguf.Type(b.Type), NE: b.Ne, NB: strides(b.Nb), Write: b.Write != 0}
+		list[i] = event.Buffer{Name: cString(b.Name[:]), Root: cString(b.Root[:]), Data: b.Data, Type: gguf.Type(b.Type), NE: b.Ne, NB: strides(b.Nb), Write: b.Write != 0}
 	}
 	p.buffers[e.Tid] = buffers{e.Seq, list}
 }
@@ -295,39 +294,39 @@ func (p *target) keepBuffers(e *traceBuffersEvent) {
 // findFile names the file that the target maps at an address. A target that has ended by now has no memory map any
 // more: then the hints are compared with the file's inode. Not with its device, as on overlayfs and btrfs stat gives another one than the
 // kernel's.
-func (p *target) findFile(id trace.FileID, address uint64, hints []string) (string, error) {
-	files, err := mappings(p.pid)
-	if err != nil && !errors.Is(err, ErrNoProcess) {
+func (p *target) findFile(id event.FileID, address uint64, hints []string) (string, error) {
+	files, err := proc.Mappings(p.pid)
+	if err != nil && !errors.Is(err, proc.ErrNoProcess) {
 		return "", err
 	}
 	for _, m := range files {
-		if address >= m.start && address < m.end {
-			p.files[m.path] = id
-			return m.open(p.pid), nil
+		if address >= m.Start && address < m.End {
+			p.files[m.Path] = id
+			return m.Open(p.pid), nil
 		}
 	}
 	for _, hint := range hints {
-		if key, err := keyOf(hint); err == nil && key.ino == id.Ino {
+		if key, err := proc.FileOf(hint); err == nil && key.Ino == id.Ino {
 			return hint, nil
 		}
 	}
-	return "", fmt.Errorf("the target ended before its model file (device %#x, inode %d) could be named, trace a longer run: %w", id.Dev, id.Ino, ErrNoProcess)
+	return "", fmt.Errorf("the target ended before its model file (device %#x, inode %d) could be named, trace a longer run: %w", id.Dev, id.Ino, proc.ErrNoProcess)
 }
 
 // resolve places a source whose mapping the kernel could not be asked for at the time, because another thread of the
 // target was changing its memory map.
-func (p *target) resolve(s *trace.Source) bool {
-	files, err := mappings(p.pid)
+func (p *target) resolve(s *event.Source) bool {
+	files, err := proc.Mappings(p.pid)
 	if err != nil {
 		return false
 	}
 	for _, m := range files {
-		if s.Data >= m.start && s.Data < m.end {
-			id, known := p.files[m.path]
+		if s.Data >= m.Start && s.Data < m.End {
+			id, known := p.files[m.Path]
 			if !known {
-				id = m.file
+				id = event.FileID(m.File)
 			}
-			s.InFile, s.File, s.Offset = true, id, int64(s.Data-m.start+m.offset)
+			s.InFile, s.File, s.Offset = true, id, int64(s.Data-m.Start+m.Offset)
 			return true
 		}
 	}
@@ -336,8 +335,7 @@ func (p *target) resolve(s *trace.Source) bool {
 
 // readCommand keeps the process's command line, as long as there is one to read.
 func (p *target) readCommand() {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.pid))
-	if err == nil && len(data) > 0 {
-		p.command = strings.Split(strings.TrimSuffix(string(data), "\x00"), "\x00")
+	if line := proc.CommandLine(p.pid); line != nil {
+		p.command = line
 	}
 }

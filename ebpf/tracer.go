@@ -23,21 +23,9 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"tensorcast/event"
 	"tensorcast/ggml"
-	"tensorcast/trace"
-)
-
-var (
-	// ErrPermission says that the kernel refused to load or attach the probes.
-	ErrPermission = errors.New("not permitted to load eBPF probes: run as root (sudo), or with CAP_BPF and CAP_PERFMON")
-	// ErrNoGGML says that the target has no ggml code that could carry probes.
-	ErrNoGGML = errors.New("found no ggml in the target: is it a llama.cpp program, and not stripped?")
-	// ErrOldGGML says that the target's ggml lacks the function that the probes need.
-	ErrOldGGML = errors.New("this ggml has no ggml_cpu_extra_compute_forward (it is older than December 2024, a fork, or inlined): trace its graphs with --detail graph")
-	// ErrNoBTF says that the kernel does not describe its types.
-	ErrNoBTF = errors.New("this kernel does not describe its types (no /sys/kernel/btf/vmlinux): use one built with CONFIG_DEBUG_INFO_BTF=y, or --preload")
-	// ErrLayout says that what was read as a tensor is none.
-	ErrLayout = errors.New("the target's ggml_tensor has a layout that this version does not know")
+	"tensorcast/internal/proc"
 )
 
 // Options of a Tracer.
@@ -77,8 +65,8 @@ type Tracer struct {
 	reader   *ringbuf.Reader
 	links    []link.Link
 	multi    bool
-	wide     bool                    // probes are hit by every process that runs the file; the programs tell targets from others
-	images   map[fileKey]*ggml.Image // files that were looked at
+	wide     bool                        // probes are hit by every process that runs the file; the programs tell targets from others
+	images   map[proc.FileID]*ggml.Image // files that were looked at
 	done     map[attachment]bool
 	attached []string // paths that carry probes
 	main     *target
@@ -89,7 +77,7 @@ type Tracer struct {
 	misses                 atomic.Uint64
 	graphOps               uint64 // numbers the ops of graph detail
 	configurations         uint32 // that the programs were given
-	scratch                trace.Op
+	scratch                event.Op
 	execs                  chan execRequest
 	ran                    chan struct{} // closed when Run has returned
 }
@@ -119,7 +107,7 @@ func New(opts Options) (*Tracer, error) {
 		return nil, err
 	}
 	t := &Tracer{
-		opts: opts, multi: !opts.PerfEvents && features.HaveBPFLinkUprobeMulti() == nil, images: map[fileKey]*ggml.Image{}, done: map[attachment]bool{}, execs: make(chan execRequest, 1), ran: make(chan struct{}),
+		opts: opts, multi: !opts.PerfEvents && features.HaveBPFLinkUprobeMulti() == nil, images: map[proc.FileID]*ggml.Image{}, done: map[attachment]bool{}, execs: make(chan execRequest, 1), ran: make(chan struct{}),
 		main: main, targets: map[uint32]*target{uint32(opts.PID): main},
 	}
 	// Where uprobe_multi takes a process for its first thread (before Linux 6.10), compute threads would be missed.
@@ -152,10 +140,10 @@ func (t *Tracer) load() error {
 	}
 	if err := spec.LoadAndAssign(&t.objs, nil); err != nil {
 		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
-			return fmt.Errorf("%w (%v)", ErrPermission, err)
+			return fmt.Errorf("%w (%v)", event.ErrPermission, err)
 		}
 		if _, btfErr := btf.LoadKernelSpec(); btfErr != nil {
-			return fmt.Errorf("%w (%v)", ErrNoBTF, btfErr)
+			return fmt.Errorf("%w (%v)", event.ErrNoBTF, btfErr)
 		}
 		return fmt.Errorf("load the probes into the kernel: %w", err)
 	}
@@ -229,14 +217,14 @@ func (t *Tracer) attachLikely(p *target, exe string, env []string) (err error) {
 func (t *Tracer) AttachMapped() error { return t.attachMapped(t.main) }
 
 func (t *Tracer) attachMapped(p *target) error {
-	files, err := mappings(p.pid)
+	files, err := proc.Mappings(p.pid)
 	if err != nil {
 		return err
 	}
 	var paths []string
 	for _, m := range files {
-		if m.executable {
-			paths = append(paths, m.open(p.pid))
+		if m.Executable {
+			paths = append(paths, m.Open(p.pid))
 		}
 	}
 	p.mapped, err = t.attach(p, paths)
@@ -295,17 +283,17 @@ func (t *Tracer) ready(p *target) error {
 	case p.configured && p.has(ggml.RoleOp), p.configured && p.has(ggml.RoleGraph) && t.opts.Detail == DetailGraph:
 		return nil
 	case p.has(ggml.RoleGraph) && !p.has(ggml.RoleOp):
-		return ErrOldGGML
+		return event.ErrOldGGML
 	}
-	return ErrNoGGML
+	return event.ErrNoGGML
 }
 
 // Attached lists the files that carry probes.
 func (t *Tracer) Attached() []string { return t.attached }
 
 // Describe says what is known of the ggml of a traced process.
-func (t *Tracer) Describe(pid int) trace.TargetInfo {
-	info := trace.TargetInfo{}
+func (t *Tracer) Describe(pid int) event.TargetInfo {
+	info := event.TargetInfo{}
 	p := t.targets[uint32(pid)]
 	if p == nil {
 		return info
@@ -322,7 +310,7 @@ func (t *Tracer) Describe(pid int) trace.TargetInfo {
 
 // scan looks at a file, once. The image is nil if the path cannot be opened any more, or here.
 func (t *Tracer) scan(path string) (*ggml.Image, error) {
-	key, err := keyOf(path)
+	key, err := proc.FileOf(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil // unlinked, or not a file of this mount namespace
 	}
@@ -428,9 +416,9 @@ func (t *Tracer) attachSite(ex *link.Executable, s ggml.Site) error {
 		}
 		switch {
 		case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES):
-			return fmt.Errorf("%w (%v)", ErrPermission, err)
+			return fmt.Errorf("%w (%v)", event.ErrPermission, err)
 		case errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH):
-			return fmt.Errorf("process %d: %w", t.opts.PID, ErrNoProcess)
+			return fmt.Errorf("process %d: %w", t.opts.PID, proc.ErrNoProcess)
 		case err != nil:
 			return err
 		}
@@ -453,7 +441,7 @@ const defaultInterval = time.Second
 
 // Run hands events to handle until ctx is done (an Op as a pointer to one that the next overwrites); then it hands over what the ring buffer still holds and returns nil.
 // It returns the first error of handle or Tick at once. Call it once.
-func (t *Tracer) Run(ctx context.Context, handle func(trace.Event) error) error {
+func (t *Tracer) Run(ctx context.Context, handle func(event.Event) error) error {
 	defer close(t.ran)
 	stop := context.AfterFunc(ctx, func() { t.reader.Flush() })
 	defer stop()
@@ -469,7 +457,7 @@ func (t *Tracer) Run(ctx context.Context, handle func(trace.Event) error) error 
 				if again := now.Add(lookAgain); again.Before(look) {
 					look = again
 				}
-				if err := t.attachMapped(p); err != nil && !errors.Is(err, ErrNoProcess) {
+				if err := t.attachMapped(p); err != nil && !errors.Is(err, proc.ErrNoProcess) {
 					return err
 				}
 				if t.ready(p) != nil {
@@ -551,7 +539,7 @@ func (t *Tracer) serveExecs() error {
 }
 
 // finish hands over what the programs still hold.
-func (t *Tracer) finish(handle func(trace.Event) error) error {
+func (t *Tracer) finish(handle func(event.Event) error) error {
 	if err := t.system.drain(func(e *systemPagesEvent) error { return t.pageIn(e, handle) }); err != nil {
 		return err
 	}
@@ -564,7 +552,7 @@ func (t *Tracer) finish(handle func(trace.Event) error) error {
 }
 
 // reap lets go of processes that the target had started and that have ended.
-func (t *Tracer) reap(handle func(trace.Event) error) error {
+func (t *Tracer) reap(handle func(event.Event) error) error {
 	for tgid, p := range t.targets {
 		if p == t.main {
 			continue
@@ -582,7 +570,7 @@ func (t *Tracer) reap(handle func(trace.Event) error) error {
 			if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 				return fmt.Errorf("read the monotonic clock: %w", err)
 			}
-			if err := handle(trace.ProcessEnd{Time: now.Nano(), PID: int32(p.pid)}); err != nil {
+			if err := handle(event.ProcessEnd{Time: now.Nano(), PID: int32(p.pid)}); err != nil {
 				return err
 			}
 		}
@@ -609,7 +597,7 @@ func (t *Tracer) countMisses() {
 }
 
 // Counters reads the BPF side's account of every hit. Its sums hold once the target has stopped.
-func (t *Tracer) Counters() (trace.Counters, error) {
+func (t *Tracer) Counters() (event.Counters, error) {
 	const (
 		hits = iota
 		otherThreads
@@ -635,7 +623,7 @@ func (t *Tracer) Counters() (trace.Counters, error) {
 	var th traceThread
 	for i := range t.objs.Slots.MaxEntries() {
 		if err := t.objs.Slots.Lookup(i, &th); err != nil {
-			return trace.Counters{}, fmt.Errorf("read the counters of a thread: %w", err)
+			return event.Counters{}, fmt.Errorf("read the counters of a thread: %w", err)
 		}
 		pending(&th)
 	}
@@ -645,18 +633,18 @@ func (t *Tracer) Counters() (trace.Counters, error) {
 		pending(&th)
 	}
 	if err := threads.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
-		return trace.Counters{}, fmt.Errorf("read the counters of a thread: %w", err)
+		return event.Counters{}, fmt.Errorf("read the counters of a thread: %w", err)
 	}
 	var perCPU []traceCounts
 	if err := t.objs.Counters.Lookup(uint32(0), &perCPU); err != nil {
-		return trace.Counters{}, fmt.Errorf("read the counters: %w", err)
+		return event.Counters{}, fmt.Errorf("read the counters: %w", err)
 	}
 	for _, counts := range perCPU {
 		for i := range sum {
 			sum[i] += counts.Of[i]
 		}
 	}
-	return trace.Counters{
+	return event.Counters{
 		Hits: sum[hits], OtherThreads: sum[otherThreads], NoWeight: sum[noWeight], OpsSent: sum[sent], OpsLost: sum[lost],
 		Unfinished: sum[begun] - sum[sent] - sum[lost], Received: t.received.Load(), OthersLost: sum[othersLost],
 		Faults: sum[faults], Unresolved: t.unresolved.Load(), Clipped: sum[clipped] + t.incomplete.Load(), Misses: t.misses.Load(),

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"sync"
 	"sync/atomic"
+	"tensorcast/internal/pagecache"
 )
 
 // Weights gives access to the weights of a model through read-only mappings. Nothing is read but what is asked for, so
@@ -164,7 +165,7 @@ func (h Weight) Resident() (int64, error) {
 		return 0, h.errorf(err)
 	}
 	defer h.w.leave()
-	n, err := Resident(h.w.parts[h.extent.file].file, h.extent.off, h.extent.size)
+	n, err := pagecache.Resident(h.w.parts[h.extent.file].file, h.extent.off, h.extent.size)
 	if err != nil {
 		return 0, h.errorf(err)
 	}

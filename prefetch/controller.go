@@ -11,8 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tensorcast/event"
+	"tensorcast/internal/proc"
 	"tensorcast/internal/uring"
-	"tensorcast/trace"
 )
 
 // Strategy says which levers are used.
@@ -76,10 +77,10 @@ const (
 // about every millisecond.
 type Controller struct {
 	opts   Options
-	target *process
+	target *proc.Process
 	queue  uring.Queue
 	files  []*modelFile
-	byID   map[trace.FileID]int
+	byID   map[event.FileID]int
 	phase  phase
 
 	learned map[int32]*lesson // by thread, while learning
@@ -163,15 +164,15 @@ func New(pid int, opts Options) (*Controller, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	target, err := openProcess(pid)
+	target, err := proc.Open(pid)
 	if err != nil {
 		return nil, err
 	}
 	queue, err := uring.Open(queueEntries)
 	if err != nil {
-		return nil, errors.Join(err, target.close())
+		return nil, errors.Join(err, target.Close())
 	}
-	return &Controller{opts: opts, target: target, queue: queue, byID: map[trace.FileID]int{}, learned: map[int32]*lesson{}}, nil
+	return &Controller{opts: opts, target: target, queue: queue, byID: map[event.FileID]int{}, learned: map[int32]*lesson{}}, nil
 }
 
 // Close releases all pins and descriptors.
@@ -181,7 +182,7 @@ func (c *Controller) Close() error {
 		errs = append(errs, f.close())
 	}
 	c.files = nil
-	return errors.Join(append(errs, c.target.close())...)
+	return errors.Join(append(errs, c.target.Close())...)
 }
 
 // Summary describes the work so far.
@@ -199,16 +200,16 @@ func (c *Controller) Summary() Summary {
 }
 
 // Handle takes the target's next event.
-func (c *Controller) Handle(event trace.Event) error {
-	switch e := event.(type) {
-	case trace.FileSeen:
+func (c *Controller) Handle(ev event.Event) error {
+	switch e := ev.(type) {
+	case event.FileSeen:
 		f, err := openModelFile(e.Path)
 		if err != nil {
 			return err
 		}
 		c.byID[e.File] = len(c.files)
 		c.files = append(c.files, f)
-	case trace.DecodeBegin:
+	case event.DecodeBegin:
 		if c.phase == learning {
 			if e.Tokens > 0 && e.Tokens <= lessonTokens {
 				c.learned[e.TID] = &lesson{decode: e.Decode}
@@ -223,7 +224,7 @@ func (c *Controller) Handle(event trace.Event) error {
 			c.decodeBegin = e.Time
 		}
 		c.nextToken()
-	case trace.DecodeEnd:
+	case event.DecodeEnd:
 		if c.phase == learning {
 			return c.learn(c.learned[e.TID], e.Decode)
 		}
@@ -238,13 +239,13 @@ func (c *Controller) Handle(event trace.Event) error {
 		if c.met == 0 {
 			return c.forget("a decode read nothing of what was learned")
 		}
-	case *trace.Op:
+	case *event.Op:
 		return c.op(e)
 	}
 	return nil
 }
 
-func (c *Controller) op(o *trace.Op) error {
+func (c *Controller) op(o *event.Op) error {
 	if o.GatherDim > 0 {
 		return nil // rows and experts that depend on the token are the target's own business
 	}
@@ -320,7 +321,7 @@ func (c *Controller) learn(l *lesson, decode uint32) error {
 		return nil
 	}
 	if l.outside > 0 {
-		return trace.OutsideError(l.outside, l.outsideBytes)
+		return event.OutsideError(l.outside, l.outsideBytes)
 	}
 	if len(l.reads) == 0 {
 		return nil
@@ -507,7 +508,7 @@ func (c *Controller) isStaged(i int) bool {
 // discard frees a block's pages.
 func (c *Controller) discard(i int) error {
 	b := &c.plan.blocks[i]
-	if err := c.target.pageOut(b.address, b.length); err != nil {
+	if err := c.target.PageOut(b.address, b.length); err != nil {
 		if errors.Is(err, unix.ESRCH) {
 			return nil // the target has ended
 		}

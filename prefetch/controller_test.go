@@ -8,8 +8,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tensorcast/experiments/llama/llamatest"
-	"tensorcast/trace"
+	"tensorcast/event"
+	"tensorcast/internal/testenv"
 )
 
 // fixedRoom is a Memory of one size.
@@ -24,14 +24,14 @@ type stageRig struct {
 	*Controller
 	t    *testing.T
 	base uint64
-	id   trace.FileID
+	id   event.FileID
 }
 
 const weights, weightBytes = 8, 2 << 20
 
 func newStage(t *testing.T, room int64) *stageRig {
 	t.Helper()
-	llamatest.NeedRoot(t) // to lock memory, and to page out a process
+	testenv.NeedRoot(t) // to lock memory, and to page out a process
 	path := filepath.Join(t.TempDir(), "model")
 	if err := os.WriteFile(path, make([]byte, weights*weightBytes), 0o644); err != nil {
 		t.Fatal(err)
@@ -57,12 +57,12 @@ func newStage(t *testing.T, room int64) *stageRig {
 			t.Error(err)
 		}
 	})
-	s := &stageRig{Controller: c, t: t, base: uint64(uintptr(unsafe.Pointer(&mapping[0]))), id: trace.FileID{Dev: 1, Ino: 2}}
-	s.handle(trace.FileSeen{File: s.id, Path: path})
+	s := &stageRig{Controller: c, t: t, base: uint64(uintptr(unsafe.Pointer(&mapping[0]))), id: event.FileID{Dev: 1, Ino: 2}}
+	s.handle(event.FileSeen{File: s.id, Path: path})
 	return s
 }
 
-func (s *stageRig) handle(e trace.Event) {
+func (s *stageRig) handle(e event.Event) {
 	s.t.Helper()
 	if err := s.Handle(e); err != nil {
 		s.t.Fatal(err)
@@ -71,14 +71,14 @@ func (s *stageRig) handle(e trace.Event) {
 
 func (s *stageRig) begin(tid int32, decode uint32, tokens int32) {
 	s.t.Helper()
-	s.handle(trace.DecodeBegin{TID: tid, Decode: decode, Tokens: tokens})
+	s.handle(event.DecodeBegin{TID: tid, Decode: decode, Tokens: tokens})
 }
 
 func (s *stageRig) read(tid int32, decode uint32, weight int) {
 	s.t.Helper()
 	offset := int64(weight) * weightBytes
-	src := trace.Source{Data: s.base + uint64(offset), InFile: true, File: s.id, Offset: offset, NE: [4]int64{weightBytes / 4, 1, 1, 1}, NB: [4]int64{4, weightBytes, weightBytes, weightBytes}}
-	s.handle(&trace.Op{TID: tid, Decode: decode, Sources: []trace.Source{src}})
+	src := event.Source{Data: s.base + uint64(offset), InFile: true, File: s.id, Offset: offset, NE: [4]int64{weightBytes / 4, 1, 1, 1}, NB: [4]int64{4, weightBytes, weightBytes, weightBytes}}
+	s.handle(&event.Op{TID: tid, Decode: decode, Sources: []event.Source{src}})
 }
 
 // learnAll lets the controller see one whole decode, and do what follows from it.
@@ -88,7 +88,7 @@ func (s *stageRig) learnAll() {
 	for w := range weights {
 		s.read(1, 1, w)
 	}
-	s.handle(trace.DecodeEnd{TID: 1, Decode: 1})
+	s.handle(event.DecodeEnd{TID: 1, Decode: 1})
 	for range 100 {
 		if err := s.Tick(); err != nil {
 			s.t.Fatal(err)
@@ -104,7 +104,7 @@ func TestLargeBatchIsNoLesson(t *testing.T) {
 	s := newStage(t, 1<<30)
 	s.begin(1, 1, lessonTokens+1)
 	s.read(1, 1, 0)
-	s.handle(trace.DecodeEnd{TID: 1, Decode: 1})
+	s.handle(event.DecodeEnd{TID: 1, Decode: 1})
 	if s.phase != learning {
 		t.Error("it was learned from")
 	}
@@ -124,11 +124,11 @@ func TestOneContextIsFollowed(t *testing.T) {
 	s.read(1, 2, 0)
 	s.read(2, 3, 5)
 	s.read(1, 2, 1)
-	s.handle(trace.DecodeEnd{TID: 2, Decode: 3})
+	s.handle(event.DecodeEnd{TID: 2, Decode: 3})
 	if s.now != start+2 {
 		t.Errorf("position %d, want %d", s.now, start+2)
 	}
-	s.handle(trace.DecodeEnd{TID: 1, Decode: 2})
+	s.handle(event.DecodeEnd{TID: 1, Decode: 2})
 	s.begin(2, 4, 1) // now the other may be followed
 	if s.decode != 4 || s.now != start+weights {
 		t.Errorf("decode %d at position %d", s.decode, s.now)
@@ -145,7 +145,7 @@ func TestForget(t *testing.T) {
 		},
 		"another model": func(s *stageRig) {
 			s.begin(1, 2, 1)
-			s.handle(trace.DecodeEnd{TID: 1, Decode: 2})
+			s.handle(event.DecodeEnd{TID: 1, Decode: 2})
 		},
 	} {
 		s := newStage(t, 1<<30)

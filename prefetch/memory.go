@@ -8,11 +8,10 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
-	"tensorcast/gguf"
+	"tensorcast/internal/pagecache"
 )
 
 var pageSize = int64(os.Getpagesize())
@@ -111,29 +110,4 @@ func (m *modelFile) drop(offset, length int64) error {
 }
 
 // resident is how many bytes of the file are in the page cache.
-func (m *modelFile) resident() (int64, error) { return gguf.Resident(m.file, 0, m.size) }
-
-// process is the target, by a descriptor that never names another process.
-type process struct{ pidfd int }
-
-func openProcess(pid int) (*process, error) {
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return nil, fmt.Errorf("open process %d: %w", pid, err)
-	}
-	return &process{fd}, nil
-}
-
-func (p *process) close() error { return unix.Close(p.pidfd) }
-
-// pageOut reclaims the target's pages of a range (Linux 5.10; needs ptrace access and CAP_SYS_NICE, and that the
-// target or the caller may write the file or owns it). Pages that another process maps too stay.
-func (p *process) pageOut(address uint64, length int64) error {
-	iov := unix.RemoteIovec{Base: uintptr(address), Len: int(length)}
-	_, _, errno := unix.Syscall6(unix.SYS_PROCESS_MADVISE, uintptr(p.pidfd), uintptr(unsafe.Pointer(&iov)), 1, unix.MADV_PAGEOUT, 0, 0)
-	// ENOMEM: a part of the range is not mapped, the rest was done.
-	if errno != 0 && errno != unix.ENOMEM {
-		return fmt.Errorf("page out %d bytes at %#x of the target: %w", length, address, errno)
-	}
-	return nil
-}
+func (m *modelFile) resident() (int64, error) { return pagecache.Resident(m.file, 0, m.size) }

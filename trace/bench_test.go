@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"tensorcast/event"
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
@@ -23,17 +24,17 @@ func BenchmarkRecorder(b *testing.B) {
 	}
 	now := time.Now()
 	s.r.now = func() time.Time { return now }
-	handle := func(e Event) {
+	handle := func(e event.Event) {
 		if err := s.r.Handle(e); err != nil {
 			b.Fatal(err)
 		}
 	}
-	handle(FileSeen{File: fileID, Path: f.Path})
-	var ops []Op
+	handle(event.FileSeen{File: fileID, Path: f.Path})
+	var ops []event.Op
 	for i := range f.Tensors {
-		o := Op{TID: 7, Name: "MUL_MAT", Sources: []Source{sourceOf(&f.Tensors[i])}, Memo: &Memo{}}
+		o := event.Op{TID: 7, Name: "MUL_MAT", Sources: []event.Source{sourceOf(&f.Tensors[i])}, Memo: &event.Memo{}}
 		switch {
-		case o.Sources[0].Name == TokenEmbeddings:
+		case o.Sources[0].Name == event.TokenEmbeddings:
 			o.Name, o.GatherDim, o.IDs, o.IDRows = "GET_ROWS", 1, []int32{5}, 1
 		case len(f.Tensors[i].Shape) == 1:
 			o.Name = "RMS_NORM+MUL"
@@ -44,7 +45,7 @@ func BenchmarkRecorder(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		decode++
-		handle(DecodeBegin{Time: at, TID: 7, Decode: decode, Tokens: 1})
+		handle(event.DecodeBegin{Time: at, TID: 7, Decode: decode, Tokens: 1})
 		for i := range ops {
 			o := ops[i]
 			seq++
@@ -53,7 +54,7 @@ func BenchmarkRecorder(b *testing.B) {
 			handle(&o)
 		}
 		now = now.Add(70 * time.Millisecond)
-		handle(DecodeEnd{Time: at, TID: 7, Decode: decode})
+		handle(event.DecodeEnd{Time: at, TID: 7, Decode: decode})
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(ops)), "ns/row")
 	if _, err := s.r.Finish(nil); err != nil {

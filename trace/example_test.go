@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 
+	"tensorcast/event"
 	"tensorcast/trace"
 )
 
@@ -30,9 +31,9 @@ func ExampleRecorder() {
 		fmt.Println(err)
 		return
 	}
-	for _, e := range []trace.Event{
-		trace.DecodeBegin{TID: 43, Decode: 1, Tokens: 5, Context: 0x7f00},
-		trace.DecodeEnd{TID: 43, Decode: 1},
+	for _, e := range []event.Event{
+		event.DecodeBegin{TID: 43, Decode: 1, Tokens: 5, Context: 0x7f00},
+		event.DecodeEnd{TID: 43, Decode: 1},
 	} {
 		if err := r.Handle(e); err != nil {
 			fmt.Println(err)

@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"sort"
+	"tensorcast/event"
 )
 
 const (
@@ -60,21 +61,21 @@ func (c *pageCounts) count(off int64) *uint16 {
 // pendingPageIns keeps page-ins of files of which nobody knows yet whether they are a model: its first pages are read before
 // the first op. What does not fit is dropped file by file, that of which nothing has come for longest first, and counted.
 type pendingPageIns struct {
-	files map[FileID]*pendingFile
+	files map[event.FileID]*pendingFile
 	runs  int
 	clock uint64
 	lost  uint64 // of files that are forgotten altogether
 }
 
 type pendingFile struct {
-	runs    []PageIn
+	runs    []event.PageIn
 	last    uint64 // pendingPageIns.clock
 	dropped uint64
 }
 
-func (p *pendingPageIns) add(e PageIn) {
+func (p *pendingPageIns) add(e event.PageIn) {
 	if p.files == nil {
-		p.files = map[FileID]*pendingFile{}
+		p.files = map[event.FileID]*pendingFile{}
 	}
 	f := p.files[e.File]
 	if f == nil {
@@ -106,9 +107,9 @@ func (p *pendingPageIns) add(e PageIn) {
 	p.runs++
 }
 
-func (p *pendingPageIns) oldest(among func(*pendingFile) bool) (FileID, *pendingFile) {
+func (p *pendingPageIns) oldest(among func(*pendingFile) bool) (event.FileID, *pendingFile) {
 	var (
-		id    FileID
+		id    event.FileID
 		found *pendingFile
 	)
 	for i, f := range p.files {
@@ -120,7 +121,7 @@ func (p *pendingPageIns) oldest(among func(*pendingFile) bool) (FileID, *pending
 }
 
 // take hands over what is kept of a file, and how many page-ins of it were dropped.
-func (p *pendingPageIns) take(id FileID) (runs []PageIn, dropped uint64) {
+func (p *pendingPageIns) take(id event.FileID) (runs []event.PageIn, dropped uint64) {
 	f := p.files[id]
 	if f == nil {
 		return nil, 0
@@ -133,10 +134,10 @@ func (p *pendingPageIns) take(id FileID) (runs []PageIn, dropped uint64) {
 // heldPageIn waits for the op during which it came.
 type heldPageIn struct {
 	part *part
-	PageIn
+	event.PageIn
 }
 
-func (r *Recorder) pageIn(e PageIn) error {
+func (r *Recorder) pageIn(e event.PageIn) error {
 	p, known := r.files[e.File]
 	if !known {
 		r.pending.add(e)
@@ -172,7 +173,7 @@ func (r *Recorder) pageInsCome() error {
 }
 
 // knownFile writes what came of a file before it was known as a model's, or forgets it.
-func (r *Recorder) knownFile(id FileID) error {
+func (r *Recorder) knownFile(id event.FileID) error {
 	runs, dropped := r.pending.take(id)
 	p := r.files[id]
 	if p == nil || len(runs) == 0 && dropped == 0 {
@@ -192,7 +193,7 @@ func (r *Recorder) knownFile(id FileID) error {
 
 // opCame gives their op to the page-ins that waited for it. Those of earlier ops of the decode wait no longer: an op without
 // weights need not come.
-func (r *Recorder) opCame(o *Op) error {
+func (r *Recorder) opCame(o *event.Op) error {
 	return r.releasePageIns(func(h *heldPageIn) (string, bool) {
 		switch {
 		case h.Decode != o.Decode || h.Seq > o.Seq:
@@ -221,7 +222,7 @@ func (r *Recorder) releasePageIns(due func(*heldPageIn) (op string, ok bool)) er
 	return err
 }
 
-func (r *Recorder) writePageIn(p *part, e *PageIn, op string) error {
+func (r *Recorder) writePageIn(p *part, e *event.PageIn, op string) error {
 	row := PageInRow{
 		Timestamp: e.Time - r.begun, Step: r.stepOf(e.Decode), File: p.name, PID: e.PID, Thread: e.TID, Cause: e.Cause, Op: op, Model: p.model.index,
 	}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"tensorcast/event"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
@@ -135,15 +136,10 @@ func (c *Capture) PageIns() iter.Seq2[*PageInRow, error] {
 				Timestamp: timestamp.Value(i), Step: step.Value(i), File: file.value(i), Offset: offset.Value(i), Bytes: bytes.Value(i), Tensor: -1,
 				Expert: expert.Value(i), PID: pid.Value(i), Thread: thread.Value(i), Rereads: rereads.Value(i), Op: op.value(i), Model: model.Value(i),
 			}
-			why := slices.Index(causeNames, cause.value(i))
-			if why < 0 {
-				return fmt.Errorf("cause %q is not one of %v", cause.value(i), causeNames)
-			}
-			r.Cause = Cause(why)
-			if name.isNull(i) {
-				return nil
-			}
 			var err error
+			if r.Cause, err = event.ParseCause(cause.value(i)); err != nil || name.isNull(i) {
+				return err
+			}
 			r.Tensor, err = c.tensor(r.Model, name.value(i))
 			return err
 		}

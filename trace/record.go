@@ -14,17 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tensorcast/event"
 	"tensorcast/gguf"
-)
-
-var (
-	// ErrOutside says that weights were read from memory that is no mapping of the model file: a page cache cannot
-	// be observed or helped there.
-	ErrOutside = errors.New("weights are read outside the model file's mapping")
-	// ErrNoDecode says that the target ended, or the capture did, before a decode was seen.
-	ErrNoDecode = errors.New("no decode was seen")
-	// ErrLayout says that what was read as a tensor contradicts the model file.
-	ErrLayout = errors.New("the target's ggml_tensor has a layout that this version does not know")
 )
 
 // RecorderOptions configure a Recorder or a Session.
@@ -34,11 +25,11 @@ type RecorderOptions struct {
 	PID     int
 	Log     *slog.Logger
 	// Counters asks the capturer for its account of events. It is called at flushes and at the end.
-	Counters func() (Counters, error)
+	Counters func() (event.Counters, error)
 	// Libraries asks the capturer which files carry probes.
 	Libraries func() []string
 	// Target asks what is known of a process's llama.cpp. It is called at flushes and at the end.
-	Target func(pid int) TargetInfo
+	Target func(pid int) event.TargetInfo
 	// Detail is what the capturer observes: DetailOp if empty.
 	Detail string
 	// CSV gets a line per row of the access table while the target runs: timestamp (s), token, tensor_name, data_ptr,
@@ -68,7 +59,7 @@ type Recorder struct {
 	flushed, rotated time.Time
 	w                *Writer // nil until a model is read
 	models           []*model
-	files            map[FileID]*part // nil for a file that is not of a model
+	files            map[event.FileID]*part // nil for a file that is not of a model
 	rows             []StructureRow
 	contexts         map[uint64]*contextState
 	steps            map[int32]*step // open, by thread
@@ -111,6 +102,13 @@ type read struct {
 	part   *part // nil if the source is in no model's file
 	stride int64 // bytes of a row or an expert, if the op gathers
 	embeds bool  // the rows are tokens' embeddings
+}
+
+// resolved is the reads of an op, as they are kept in its memo.
+type resolved struct {
+	by    *Recorder
+	files int // that were known to it
+	reads []read
 }
 
 // step is the decode that a thread is in.
@@ -171,7 +169,7 @@ func newRecorder(opts RecorderOptions, c clock, stream *csvStream) *Recorder {
 	}
 	r := &Recorder{
 		opts: opts, begun: c.begun, now: time.Now, csv: stream, flushed: c.started,
-		files: map[FileID]*part{}, contexts: map[uint64]*contextState{}, steps: map[int32]*step{}, outside: map[string]int64{},
+		files: map[event.FileID]*part{}, contexts: map[uint64]*contextState{}, steps: map[int32]*step{}, outside: map[string]int64{},
 	}
 	r.meta = Meta{
 		Started: c.started, Command: opts.Command, PID: opts.PID, Host: thisHost(), Models: []ModelInfo{},
@@ -181,18 +179,18 @@ func newRecorder(opts RecorderOptions, c clock, stream *csvStream) *Recorder {
 }
 
 // Handle takes the next event.
-func (r *Recorder) Handle(event Event) error {
+func (r *Recorder) Handle(ev event.Event) error {
 	r.events++
-	switch e := event.(type) {
-	case FileSeen:
+	switch e := ev.(type) {
+	case event.FileSeen:
 		return r.fileSeen(e)
-	case DecodeBegin:
+	case event.DecodeBegin:
 		return r.decodeBegin(e)
-	case DecodeEnd:
+	case event.DecodeEnd:
 		return r.decodeEnd(e)
-	case *Op:
+	case *event.Op:
 		return r.op(e)
-	case PageIn:
+	case event.PageIn:
 		return r.pageIn(e)
 	}
 	return nil
@@ -263,7 +261,7 @@ func (r *Recorder) forgetContext() {
 	delete(r.contexts, oldest)
 }
 
-func (r *Recorder) decodeBegin(e DecodeBegin) error {
+func (r *Recorder) decodeBegin(e event.DecodeBegin) error {
 	if s := r.steps[e.TID]; s != nil { // its end was lost
 		if err := r.endStep(s, NotObserved); err != nil {
 			return err
@@ -300,7 +298,7 @@ func (r *Recorder) decodeBegin(e DecodeBegin) error {
 	return nil
 }
 
-func (r *Recorder) decodeEnd(e DecodeEnd) error {
+func (r *Recorder) decodeEnd(e event.DecodeEnd) error {
 	if s := r.steps[e.TID]; s != nil && s.decode == e.Decode {
 		if err := r.endStep(s, e.Time-r.begun); err != nil {
 			return err
@@ -354,7 +352,7 @@ func (r *Recorder) decoding(decode uint32) bool {
 	return false
 }
 
-func (r *Recorder) fileSeen(e FileSeen) error {
+func (r *Recorder) fileSeen(e event.FileSeen) error {
 	if _, known := r.files[e.File]; known {
 		return nil
 	}
@@ -454,7 +452,7 @@ func (r *Recorder) write(rows []StructureRow) error {
 	return nil
 }
 
-func (r *Recorder) op(o *Op) error {
+func (r *Recorder) op(o *event.Op) error {
 	s := r.current
 	if s == nil || s.Thread != o.TID {
 		s = r.steps[o.TID]
@@ -516,9 +514,11 @@ func (r *Recorder) op(o *Op) error {
 }
 
 // resolve joins the sources of an op with the models.
-func (r *Recorder) resolve(o *Op) ([]read, error) {
-	if m := o.Memo; m != nil && m.by == r && m.files == len(r.files) {
-		return m.reads, nil
+func (r *Recorder) resolve(o *event.Op) ([]read, error) {
+	if o.Memo != nil {
+		if known, ok := o.Memo.Value.(*resolved); ok && known.by == r && known.files == len(r.files) {
+			return known.reads, nil
+		}
 	}
 	reads := r.reads[:0]
 	if o.Memo != nil {
@@ -532,15 +532,15 @@ func (r *Recorder) resolve(o *Op) ([]read, error) {
 		reads = append(reads, rd)
 	}
 	if o.Memo != nil {
-		*o.Memo = Memo{by: r, files: len(r.files), reads: reads}
+		o.Memo.Value = &resolved{by: r, files: len(r.files), reads: reads}
 	} else {
 		r.reads = reads
 	}
 	return reads, nil
 }
 
-func (r *Recorder) resolveSource(o *Op, src *Source) (read, error) {
-	rd := read{embeds: o.GatherDim == 1 && !o.ByExpert && src.Name == TokenEmbeddings}
+func (r *Recorder) resolveSource(o *event.Op, src *event.Source) (read, error) {
+	rd := read{embeds: o.GatherDim == 1 && !o.ByExpert && src.Name == event.TokenEmbeddings}
 	if !src.InFile {
 		r.outsideSource(src)
 		return rd, nil
@@ -555,7 +555,7 @@ func (r *Recorder) resolveSource(o *Op, src *Source) (read, error) {
 		if ok {
 			holds = fmt.Sprintf("%s of type %v", t.Name, t.Type)
 		}
-		return rd, fmt.Errorf("%w: op %s reads %q of type %v at byte %d of %s, where the file has %s", ErrLayout, o.Name, src.Name, src.Type, src.Offset, p.file.Path, holds)
+		return rd, fmt.Errorf("%w: op %s reads %q of type %v at byte %d of %s, where the file has %s", event.ErrLayout, o.Name, src.Name, src.Type, src.Offset, p.file.Path, holds)
 	}
 	row := p.rows[t]
 	rd.part = p
@@ -580,7 +580,7 @@ func (r *Recorder) writeAccess(a *Access) error {
 	return r.w.Access(a)
 }
 
-func (r *Recorder) writeBuffers(o *Op, s *step) error {
+func (r *Recorder) writeBuffers(o *event.Op, s *step) error {
 	if r.w == nil {
 		return nil
 	}
@@ -588,7 +588,7 @@ func (r *Recorder) writeBuffers(o *Op, s *step) error {
 		b := &o.Buffers[i]
 		row := BufferRow{
 			Timestamp: o.Time - r.begun, Step: s.Step, Op: o.Name, Seq: int64(o.Seq), Buffer: b.Name, Root: b.Root,
-			Kind: b.kind(), Write: b.Write, DataPtr: b.Data, Bytes: b.Bytes(),
+			Kind: kindOf(b), Write: b.Write, DataPtr: b.Data, Bytes: b.Bytes(),
 		}
 		if err := r.w.Buffer(&row); err != nil {
 			return err
@@ -597,7 +597,7 @@ func (r *Recorder) writeBuffers(o *Op, s *step) error {
 	return nil
 }
 
-func (r *Recorder) outsideSource(src *Source) {
+func (r *Recorder) outsideSource(src *event.Source) {
 	if _, known := r.outside[src.Name]; known || len(r.outside) >= maxOutside {
 		return
 	}
@@ -608,7 +608,7 @@ func (r *Recorder) outsideSource(src *Source) {
 }
 
 // access completes the row of one source.
-func (r *Recorder) access(a *Access, o *Op, s *step, rd *read, selected []int32) error {
+func (r *Recorder) access(a *Access, o *event.Op, s *step, rd *read, selected []int32) error {
 	a.Timestamp, a.Duration = o.Time-r.begun, max(o.Duration, NotObserved)
 	a.Step, a.Token, a.Phase, a.Thread, a.Context = s.Step, s.Token, s.Phase, o.TID, s.Context
 	if o.GatherDim <= 0 || o.GatherDim > 3 {
@@ -638,7 +638,7 @@ func (r *Recorder) access(a *Access, o *Op, s *step, rd *read, selected []int32)
 }
 
 // gatherable is how many rows or experts the tokens of a batch gather, or can gather at most.
-func gatherable(o *Op, s *step, m *model) int64 {
+func gatherable(o *event.Op, s *step, m *model) int64 {
 	if o.Selects > 0 {
 		return int64(o.Selects)
 	}
@@ -654,7 +654,7 @@ func gatherable(o *Op, s *step, m *model) int64 {
 
 // route writes the routing of a layer once per graph: gate, up and down follow the same choice. The warm-up, which
 // uses all experts, routes nothing.
-func (r *Recorder) route(o *Op, s *step, layer int32) error {
+func (r *Recorder) route(o *event.Op, s *step, layer int32) error {
 	if s.graph != o.Graph { // llama.cpp cuts a large batch in several graphs
 		s.graph = o.Graph
 		s.base += s.tokens
@@ -738,12 +738,6 @@ func (r *Recorder) describe() error {
 	return nil
 }
 
-// OutsideError is ErrOutside with what was found and what to do.
-func OutsideError(tensors int, bytes int64) error {
-	return fmt.Errorf("%w: %d of them (%d MiB) were copied when the model was loaded: start llama.cpp with --no-repack, and without --no-mmap or --load-mode none|dio"+
-		" (a host that calls libllama: use_extra_bufts false, use_mmap true)", ErrOutside, tensors, bytes>>20)
-}
-
 // Finish ends the capture and describes it. Call it once, after the last event; cause is why the capture stopped early,
 // nil if it did not. With ErrOutside and ErrNoDecode the capture holds what was seen.
 func (r *Recorder) Finish(cause error) (*Meta, error) {
@@ -773,11 +767,11 @@ func (r *Recorder) Finish(cause error) (*Meta, error) {
 	}
 	switch {
 	case r.meta.Outside.Tensors > 0:
-		return &r.meta, OutsideError(r.meta.Outside.Tensors, r.meta.Outside.Bytes)
+		return &r.meta, event.OutsideError(r.meta.Outside.Tensors, r.meta.Outside.Bytes)
 	case r.meta.Steps == 0:
-		return &r.meta, fmt.Errorf("%w: the target ended, or the capture did, before llama_decode was called", ErrNoDecode)
+		return &r.meta, fmt.Errorf("%w: the target ended, or the capture did, before llama_decode was called", event.ErrNoDecode)
 	case len(r.models) == 0:
-		return &r.meta, fmt.Errorf("%w: no op of the %d decodes read a weight from a mapped file: do the layers run on a GPU? Use -ngl 0", ErrOutside, r.meta.Steps)
+		return &r.meta, fmt.Errorf("%w: no op of the %d decodes read a weight from a mapped file: do the layers run on a GPU? Use -ngl 0", event.ErrOutside, r.meta.Steps)
 	}
 	return &r.meta, nil
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"tensorcast/event"
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
@@ -24,7 +25,7 @@ type script struct {
 	time   int64
 }
 
-var fileID = FileID{Dev: 8, Ino: 9}
+var fileID = event.FileID{Dev: 8, Ino: 9}
 
 func newScript(t *testing.T, cfg synth.Config) *script {
 	t.Helper()
@@ -40,7 +41,7 @@ func newScript(t *testing.T, cfg synth.Config) *script {
 	return s
 }
 
-func (s *script) handle(e Event) {
+func (s *script) handle(e event.Event) {
 	s.t.Helper()
 	if err := s.r.Handle(e); err != nil {
 		s.t.Fatal(err)
@@ -51,16 +52,16 @@ func (s *script) begin(context uint64, tokens int32) {
 	s.t.Helper()
 	s.decode++
 	s.graph++
-	s.handle(DecodeBegin{Time: s.time, TID: 7, Context: context, Decode: s.decode, Tokens: tokens})
+	s.handle(event.DecodeBegin{Time: s.time, TID: 7, Context: context, Decode: s.decode, Tokens: tokens})
 }
 
 func (s *script) end() {
 	s.t.Helper()
-	s.handle(DecodeEnd{Time: s.time, TID: 7, Decode: s.decode})
+	s.handle(event.DecodeEnd{Time: s.time, TID: 7, Decode: s.decode})
 }
 
 // source is a tensor of the model as an op sees it.
-func (s *script) source(name string) Source {
+func (s *script) source(name string) event.Source {
 	s.t.Helper()
 	t, ok := s.model.Lookup(name)
 	if !ok {
@@ -69,8 +70,8 @@ func (s *script) source(name string) Source {
 	return sourceOf(t)
 }
 
-func sourceOf(t *gguf.Tensor) Source {
-	src := Source{Name: t.Name, Data: 0x10000 + uint64(t.Offset), InFile: true, File: fileID, Offset: t.Offset, Type: t.Type, NE: [4]int64{1, 1, 1, 1}}
+func sourceOf(t *gguf.Tensor) event.Source {
+	src := event.Source{Name: t.Name, Data: 0x10000 + uint64(t.Offset), InFile: true, File: fileID, Offset: t.Offset, Type: t.Type, NE: [4]int64{1, 1, 1, 1}}
 	copy(src.NE[:], t.Shape)
 	src.NB[0] = t.Type.BlockBytes()
 	src.NB[1] = src.NB[0] * src.NE[0] / t.Type.BlockElems()
@@ -79,7 +80,7 @@ func sourceOf(t *gguf.Tensor) Source {
 	return src
 }
 
-func (s *script) op(o Op) {
+func (s *script) op(o event.Op) {
 	s.t.Helper()
 	s.seq++
 	s.time += 1000
@@ -89,7 +90,7 @@ func (s *script) op(o Op) {
 
 func (s *script) embed(ids ...int32) {
 	s.t.Helper()
-	s.op(Op{Name: "GET_ROWS", GatherDim: 1, IDs: ids, IDRows: 1, Sources: []Source{s.source("token_embd.weight")}})
+	s.op(event.Op{Name: "GET_ROWS", GatherDim: 1, IDs: ids, IDRows: 1, Sources: []event.Source{s.source("token_embd.weight")}})
 }
 
 var tiny = synth.Config{Layers: 1, Embd: 256, FF: 256, Heads: 4, KVHeads: 4, Type: gguf.Q8_0, Seed: 1}
@@ -110,12 +111,12 @@ func TestRecorderPhasesAndBytes(t *testing.T) {
 	s := newScript(t, tiny)
 	bos, _ := s.model.Uint("tokenizer.ggml.bos_token_id")
 	eos, _ := s.model.Uint("tokenizer.ggml.eos_token_id")
-	s.handle(FileSeen{File: fileID, Path: s.model.Path})
+	s.handle(event.FileSeen{File: fileID, Path: s.model.Path})
 
 	// warm-up, then a prompt of two other tokens that repeat one row, then two tokens
 	s.begin(1, 2)
 	s.embed(int32(bos), int32(eos))
-	s.op(Op{Name: "MUL_MAT", Sources: []Source{s.source("blk.0.attn_q.weight")}})
+	s.op(event.Op{Name: "MUL_MAT", Sources: []event.Source{s.source("blk.0.attn_q.weight")}})
 	s.end()
 	s.begin(1, 4)
 	s.embed(9, 8, 9, 9)
@@ -128,7 +129,7 @@ func TestRecorderPhasesAndBytes(t *testing.T) {
 	s.end()
 	s.begin(1, 1)
 	s.embed(0)
-	s.op(Op{Name: "RMS_NORM+MUL", Sources: []Source{s.source("output_norm.weight")}})
+	s.op(event.Op{Name: "RMS_NORM+MUL", Sources: []event.Source{s.source("output_norm.weight")}})
 	s.end()
 
 	meta, err := s.r.Finish(nil)
@@ -177,15 +178,15 @@ func TestRecorderPhasesAndBytes(t *testing.T) {
 
 func TestRecorderRoutes(t *testing.T) {
 	s := newScript(t, tinyMoE)
-	s.handle(FileSeen{File: fileID, Path: s.model.Path})
+	s.handle(event.FileSeen{File: fileID, Path: s.model.Path})
 	gate, up := s.source("blk.0.ffn_gate_exps.weight"), s.source("blk.0.ffn_up_exps.weight")
 	prompt := []int32{0, 1, 1, 3, 0, 3} // three tokens, two slots
 	s.begin(1, 5)
-	for _, src := range []Source{gate, up} {
-		s.op(Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: prompt, IDRows: 3, Sources: []Source{src}})
+	for _, src := range []event.Source{gate, up} {
+		s.op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: prompt, IDRows: 3, Sources: []event.Source{src}})
 	}
 	s.graph++ // the batch's second half
-	s.op(Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{2, 0, 2, 1}, IDRows: 2, Sources: []Source{gate}})
+	s.op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{2, 0, 2, 1}, IDRows: 2, Sources: []event.Source{gate}})
 	s.end()
 	if _, err := s.r.Finish(nil); err != nil {
 		t.Fatal(err)
@@ -224,35 +225,35 @@ func TestRecorderRoutes(t *testing.T) {
 
 func TestRecorderRefuses(t *testing.T) {
 	t.Run("wrong layout", func(t *testing.T) {
-		for name, change := range map[string]func(*Source){
-			"type":         func(s *Source) { s.Type = gguf.F16 },
-			"name":         func(s *Source) { s.Name = "\x01\xff" },
-			"no name":      func(s *Source) { s.Name = "" },
-			"past tensors": func(s *Source) { s.Offset = 1 << 40 },
-			"in metadata":  func(s *Source) { s.Offset = 100 },
+		for name, change := range map[string]func(*event.Source){
+			"type":         func(s *event.Source) { s.Type = gguf.F16 },
+			"name":         func(s *event.Source) { s.Name = "\x01\xff" },
+			"no name":      func(s *event.Source) { s.Name = "" },
+			"past tensors": func(s *event.Source) { s.Offset = 1 << 40 },
+			"in metadata":  func(s *event.Source) { s.Offset = 100 },
 		} {
 			s := newScript(t, tiny)
-			s.handle(FileSeen{File: fileID, Path: s.model.Path})
+			s.handle(event.FileSeen{File: fileID, Path: s.model.Path})
 			s.begin(1, 1)
 			src := s.source("output.weight")
 			change(&src)
-			err := s.r.Handle(&Op{Name: "MUL_MAT", TID: 7, Decode: s.decode, Sources: []Source{src}})
-			if !errors.Is(err, ErrLayout) {
+			err := s.r.Handle(&event.Op{Name: "MUL_MAT", TID: 7, Decode: s.decode, Sources: []event.Source{src}})
+			if !errors.Is(err, event.ErrLayout) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
 	})
 	t.Run("copied weights", func(t *testing.T) {
 		s := newScript(t, tiny)
-		s.handle(FileSeen{File: fileID, Path: s.model.Path})
+		s.handle(event.FileSeen{File: fileID, Path: s.model.Path})
 		s.begin(1, 1)
 		s.embed(3)
 		src := s.source("output.weight")
 		src.InFile = false
-		s.op(Op{Name: "MUL_MAT", Sources: []Source{src}})
+		s.op(event.Op{Name: "MUL_MAT", Sources: []event.Source{src}})
 		s.end()
 		meta, err := s.r.Finish(nil)
-		if !errors.Is(err, ErrOutside) || !strings.Contains(err.Error(), "--no-repack") {
+		if !errors.Is(err, event.ErrOutside) || !strings.Contains(err.Error(), "--no-repack") {
 			t.Errorf("error: %v", err)
 		}
 		if meta.Outside.Tensors != 1 || meta.Outside.Bytes != src.Bytes() || meta.Rows != 1 {
@@ -261,13 +262,13 @@ func TestRecorderRefuses(t *testing.T) {
 	})
 	t.Run("nothing decoded", func(t *testing.T) {
 		s := newScript(t, tiny)
-		if _, err := s.r.Finish(nil); !errors.Is(err, ErrNoDecode) {
+		if _, err := s.r.Finish(nil); !errors.Is(err, event.ErrNoDecode) {
 			t.Errorf("error: %v", err)
 		}
 	})
 	t.Run("middle of a decode", func(t *testing.T) {
 		s := newScript(t, tiny)
-		s.handle(FileSeen{File: fileID, Path: s.model.Path})
+		s.handle(event.FileSeen{File: fileID, Path: s.model.Path})
 		s.embed(3) // no begin was seen
 		s.begin(1, 1)
 		s.embed(4)
@@ -282,7 +283,7 @@ func TestRecorderRefuses(t *testing.T) {
 
 // With a memo an op has the rows that it has without: at its first time, again, in another recorder, and when another file has come.
 func TestMemo(t *testing.T) {
-	memos := map[string]*Memo{}
+	memos := map[string]*event.Memo{}
 	var captures [][]Access
 	for _, with := range []bool{false, true, true} {
 		s := newScript(t, tinyMoE)
@@ -292,21 +293,21 @@ func TestMemo(t *testing.T) {
 		outside.InFile = false
 		elsewhere := s.source("blk.0.attn_q.weight")
 		elsewhere.File.Ino++
-		ops := []Op{
-			{Name: "GET_ROWS", GatherDim: 1, IDs: []int32{3, 4, 3}, IDRows: 3, Sources: []Source{s.source(TokenEmbeddings)}},
-			{Name: "MUL_MAT", Sources: []Source{s.source("blk.0.attn_q.weight"), outside}},
-			{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{1, 0, 1, 3, 2, 2}, IDRows: 3, Sources: []Source{up}},
-			{Name: "MUL", Sources: []Source{elsewhere}},
+		ops := []event.Op{
+			{Name: "GET_ROWS", GatherDim: 1, IDs: []int32{3, 4, 3}, IDRows: 3, Sources: []event.Source{s.source(event.TokenEmbeddings)}},
+			{Name: "MUL_MAT", Sources: []event.Source{s.source("blk.0.attn_q.weight"), outside}},
+			{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{1, 0, 1, 3, 2, 2}, IDRows: 3, Sources: []event.Source{up}},
+			{Name: "MUL", Sources: []event.Source{elsewhere}},
 		}
 		for token := range 4 {
 			if token == 2 { // the same model by another name: its rows count from now on
-				s.handle(FileSeen{File: elsewhere.File, Path: s.model.Path})
+				s.handle(event.FileSeen{File: elsewhere.File, Path: s.model.Path})
 			}
 			s.begin(1, 3)
 			for i, o := range ops {
 				if with {
 					if memos[o.Name] == nil {
-						memos[o.Name] = &Memo{}
+						memos[o.Name] = &event.Memo{}
 					}
 					o.Memo = memos[o.Name]
 				}
@@ -316,7 +317,7 @@ func TestMemo(t *testing.T) {
 			s.end()
 		}
 		meta, err := s.r.Finish(nil)
-		if !errors.Is(err, ErrOutside) || meta.Outside.Tensors != 1 {
+		if !errors.Is(err, event.ErrOutside) || meta.Outside.Tensors != 1 {
 			t.Fatalf("%d tensors outside, %v", meta.Outside.Tensors, err)
 		}
 		c := open(t, s.dir)

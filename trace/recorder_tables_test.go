@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"tensorcast/event"
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
@@ -45,7 +46,7 @@ func (s *script) finish() (*Meta, *Capture) {
 
 func (s *script) seen() {
 	s.t.Helper()
-	s.handle(FileSeen{File: fileID, Path: s.model.Path})
+	s.handle(event.FileSeen{File: fileID, Path: s.model.Path})
 }
 
 func TestRecorderSteps(t *testing.T) {
@@ -54,7 +55,7 @@ func TestRecorderSteps(t *testing.T) {
 	at := func(ns int64) int64 { s.time = s.r.begun + ns; return s.time }
 	begin := func(context uint64, tokens int32, sequences ...int32) {
 		s.decode++
-		s.handle(DecodeBegin{Time: s.time, PID: 3, TID: 7, Context: context, Decode: s.decode, Tokens: tokens, Sequences: sequences})
+		s.handle(event.DecodeBegin{Time: s.time, PID: 3, TID: 7, Context: context, Decode: s.decode, Tokens: tokens, Sequences: sequences})
 	}
 	at(100)
 	begin(0xa, 3, 0) // a prompt, in two graphs
@@ -74,12 +75,12 @@ func TestRecorderSteps(t *testing.T) {
 	s.end()
 
 	begin(0xa, 1, 1)
-	s.op(Op{Name: "GET_ROWS", GatherDim: 1, Sources: []Source{s.source("token_embd.weight")}}) // its ids were lost
+	s.op(event.Op{Name: "GET_ROWS", GatherDim: 1, Sources: []event.Source{s.source("token_embd.weight")}}) // its ids were lost
 	s.embed(3)
 	s.end()
 
 	s.decode++
-	s.handle(DecodeBegin{Time: s.time, PID: 3, TID: 7, Context: 0xa, Decode: s.decode, Tokens: 1, Derived: true})
+	s.handle(event.DecodeBegin{Time: s.time, PID: 3, TID: 7, Context: 0xa, Decode: s.decode, Tokens: 1, Derived: true})
 	// Its end is lost: another begins. The capture ends within that.
 	begin(0xb, 1)
 
@@ -140,19 +141,19 @@ func TestRecorderWithoutTimesAndIDs(t *testing.T) {
 	s := newScriptWith(t, tinyMoE, func(o *RecorderOptions) { o.Detail = DetailGraph })
 	s.seen()
 	gate, embd, norm := s.source("blk.0.ffn_gate_exps.weight"), s.source("token_embd.weight"), s.source("output_norm.weight")
-	op := func(o Op) {
+	op := func(o event.Op) {
 		o.Time, o.Duration, o.Stall, o.TID, o.Decode = s.time, NotObserved, NotObserved, 7, s.decode
 		s.handle(&o)
 	}
 	for _, tokens := range []int32{4, 1} {
 		s.begin(1, tokens)
-		op(Op{Name: "GET_ROWS", GatherDim: 1, Sources: []Source{embd}})
-		op(Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, Sources: []Source{gate}})
-		op(Op{Name: "RMS_NORM+MUL", Sources: []Source{norm}})
+		op(event.Op{Name: "GET_ROWS", GatherDim: 1, Sources: []event.Source{embd}})
+		op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, Sources: []event.Source{gate}})
+		op(event.Op{Name: "RMS_NORM+MUL", Sources: []event.Source{norm}})
 		s.end()
 	}
 	s.begin(1, 1)
-	op(Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, Selects: 3, Sources: []Source{gate}}) // their number is known
+	op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, Selects: 3, Sources: []event.Source{gate}}) // their number is known
 	s.end()
 	meta, c := s.finish()
 	if meta.Detail != DetailGraph {
@@ -176,10 +177,10 @@ func TestRecorderBuffers(t *testing.T) {
 	s.seen()
 	s.begin(1, 1)
 	s.embed(1)
-	buffer := func(name, root string, write bool) Buffer {
-		return Buffer{Name: name, Root: root, Data: 64, Type: gguf.F16, NE: [4]int64{10, 4, 1, 1}, NB: [4]int64{2, 32, 128, 128}, Write: write}
+	buffer := func(name, root string, write bool) event.Buffer {
+		return event.Buffer{Name: name, Root: root, Data: 64, Type: gguf.F16, NE: [4]int64{10, 4, 1, 1}, NB: [4]int64{2, 32, 128, 128}, Write: write}
 	}
-	s.op(Op{Name: "MUL_MAT", Buffers: []Buffer{
+	s.op(event.Op{Name: "MUL_MAT", Buffers: []event.Buffer{
 		buffer("k", "cache_k_l0", false), buffer("cache_r_l3 (view)", "", true), buffer("inp_tokens", "", false), buffer("leaf_4", "", false),
 		buffer("attn_inp_kq_mask", "", false), buffer("Qcur-0", "node_7", true),
 	}})
@@ -215,9 +216,9 @@ func TestRecorderStall(t *testing.T) {
 	s := newScript(t, tiny)
 	s.seen()
 	s.begin(1, 1)
-	s.op(Op{Name: "MUL_MAT+ADD", Stall: 500, Sources: []Source{s.source("output_norm.weight"), s.source("output.weight"), s.source("blk.0.attn_norm.weight")}})
-	s.op(Op{Name: "MUL_MAT", Stall: 30, Sources: []Source{s.source("output.weight")}})
-	s.op(Op{Name: "MUL_MAT", Sources: []Source{s.source("output.weight")}})
+	s.op(event.Op{Name: "MUL_MAT+ADD", Stall: 500, Sources: []event.Source{s.source("output_norm.weight"), s.source("output.weight"), s.source("blk.0.attn_norm.weight")}})
+	s.op(event.Op{Name: "MUL_MAT", Stall: 30, Sources: []event.Source{s.source("output.weight")}})
+	s.op(event.Op{Name: "MUL_MAT", Sources: []event.Source{s.source("output.weight")}})
 	s.end()
 	meta, c := s.finish()
 	rows, err := readRows(c)
@@ -245,7 +246,7 @@ func TestRecorderTwoModels(t *testing.T) {
 	check(t, os.Link(path, link))
 	second, err := gguf.Open(path)
 	check(t, err)
-	draftID, linkID := FileID{Dev: 8, Ino: 10}, FileID{Dev: 9, Ino: 10} // a file system that gives a file two ids
+	draftID, linkID := event.FileID{Dev: 8, Ino: 10}, event.FileID{Dev: 9, Ino: 10} // a file system that gives a file two ids
 
 	s.seen()
 	s.begin(1, 4)
@@ -253,18 +254,18 @@ func TestRecorderTwoModels(t *testing.T) {
 	s.end()
 	main := s.model
 	s.model = second
-	s.handle(FileSeen{File: draftID, Path: path})
-	s.handle(FileSeen{File: linkID, Path: link})
+	s.handle(event.FileSeen{File: draftID, Path: path})
+	s.handle(event.FileSeen{File: linkID, Path: link})
 	s.begin(2, 4)
-	for _, id := range []FileID{draftID, linkID} {
+	for _, id := range []event.FileID{draftID, linkID} {
 		src := s.source("blk.0.ffn_norm.weight")
 		src.File = id
-		s.op(Op{Name: "MUL", Sources: []Source{src}})
+		s.op(event.Op{Name: "MUL", Sources: []event.Source{src}})
 	}
 	s.end()
 	s.model = main
 	s.begin(1, 1)
-	s.op(Op{Name: "MUL", Sources: []Source{s.source("blk.0.ffn_norm.weight")}})
+	s.op(event.Op{Name: "MUL", Sources: []event.Source{s.source("blk.0.ffn_norm.weight")}})
 	s.end()
 
 	meta, c := s.finish()
@@ -295,7 +296,7 @@ func TestRecorderLayersSeen(t *testing.T) {
 	s.seen()
 	s.begin(1, 1)
 	for _, layer := range []int{0, 1, 3} {
-		s.op(Op{Name: "MUL", Sources: []Source{s.source(fmt.Sprintf("blk.%d.ffn_norm.weight", layer))}})
+		s.op(event.Op{Name: "MUL", Sources: []event.Source{s.source(fmt.Sprintf("blk.%d.ffn_norm.weight", layer))}})
 	}
 	check(t, s.r.describe())
 	if m := s.r.meta.Models[0]; m.LayersElsewhere != "" {
@@ -322,13 +323,13 @@ func TestRecorderMemoryIsBounded(t *testing.T) {
 	for i := range 3 * maxContexts {
 		s.decode++
 		tid := int32(i)
-		s.handle(DecodeBegin{Time: s.time, TID: tid, Context: uint64(i), Decode: s.decode, Tokens: 1})
+		s.handle(event.DecodeBegin{Time: s.time, TID: tid, Context: uint64(i), Decode: s.decode, Tokens: 1})
 		for j := range 10 {
 			src := out
 			src.Name, src.InFile = fmt.Sprint("copy-", 10*i+j), false
-			s.handle(&Op{TID: tid, Decode: s.decode, Sources: []Source{src}})
+			s.handle(&event.Op{TID: tid, Decode: s.decode, Sources: []event.Source{src}})
 		}
-		s.handle(DecodeEnd{TID: tid, Decode: s.decode})
+		s.handle(event.DecodeEnd{TID: tid, Decode: s.decode})
 	}
 	if n := len(s.r.contexts); n > maxContexts {
 		t.Errorf("%d contexts are remembered", n)
@@ -365,7 +366,7 @@ func TestRecorderRotates(t *testing.T) {
 			s.r.now = func() time.Time { return now }
 			s.seen()
 			if tc.busy {
-				s.handle(DecodeBegin{TID: 8, Decode: 1000, Context: 9, Tokens: 1})
+				s.handle(event.DecodeBegin{TID: 8, Decode: 1000, Context: 9, Tokens: 1})
 			}
 			for i := range 6 {
 				s.begin(1, 1)
@@ -422,7 +423,7 @@ func TestCSV(t *testing.T) {
 	s.end()
 	s.begin(1, 1)
 	s.time += 12_000_000_000
-	s.op(Op{Name: "MUL_MAT", Sources: []Source{s.source("output.weight")}})
+	s.op(event.Op{Name: "MUL_MAT", Sources: []event.Source{s.source("output.weight")}})
 	s.end()
 	embd, output := s.source("token_embd.weight"), s.source("output.weight")
 	want := "timestamp,token,tensor_name,data_ptr,bytes_accessed\n" +
@@ -451,13 +452,13 @@ func TestCSV(t *testing.T) {
 }
 
 // page is the offset of page n of the tensor, whose first byte is in page 0.
-func page(src Source, n int64) int64 { return (src.Offset/countedPage + n) * countedPage }
+func page(src event.Source, n int64) int64 { return (src.Offset/countedPage + n) * countedPage }
 
 func TestPageInRows(t *testing.T) {
 	cfg := tinyMoE
 	cfg.FF, cfg.Embd = 512, 512
 	s := newScriptWith(t, cfg, func(o *RecorderOptions) { o.Detail = DetailOpIO })
-	pageIn := func(p PageIn) {
+	pageIn := func(p event.PageIn) {
 		s.t.Helper()
 		p.Time, p.PID, p.TID = s.time, cmp.Or(p.PID, 1), 7
 		p.File = cmp.Or(p.File, fileID)
@@ -467,22 +468,22 @@ func TestPageInRows(t *testing.T) {
 	from := page(gate, 1)
 
 	for i := range int64(3) { // the metadata, page by page, and as much of a file that is no model
-		pageIn(PageIn{Offset: i * countedPage, Bytes: countedPage, Cause: CauseRead})
-		pageIn(PageIn{Offset: i * countedPage, Bytes: countedPage, File: FileID{Dev: 1, Ino: 1}})
+		pageIn(event.PageIn{Offset: i * countedPage, Bytes: countedPage, Cause: event.CauseRead})
+		pageIn(event.PageIn{Offset: i * countedPage, Bytes: countedPage, File: event.FileID{Dev: 1, Ino: 1}})
 	}
-	pageIn(PageIn{Offset: from, Bytes: countedPage, Cause: CauseReadahead})
+	pageIn(event.PageIn{Offset: from, Bytes: countedPage, Cause: event.CauseReadahead})
 	s.begin(1, 1)
 	s.seen()
 	s.embed(1)
-	pageIn(PageIn{Decode: s.decode, Seq: s.seq + 1, Offset: from, Bytes: 2 * countedPage, Cause: CauseFault})      // its first page again
-	pageIn(PageIn{Decode: s.decode, Seq: s.seq + 1, Offset: from, Bytes: countedPage, Cause: CauseOther, PID: 99}) // and once more
-	pageIn(PageIn{Decode: s.decode, Seq: s.seq + 2, Offset: from + 2*countedPage, Bytes: countedPage})             // during an op that does not come
+	pageIn(event.PageIn{Decode: s.decode, Seq: s.seq + 1, Offset: from, Bytes: 2 * countedPage, Cause: event.CauseFault})      // its first page again
+	pageIn(event.PageIn{Decode: s.decode, Seq: s.seq + 1, Offset: from, Bytes: countedPage, Cause: event.CauseOther, PID: 99}) // and once more
+	pageIn(event.PageIn{Decode: s.decode, Seq: s.seq + 2, Offset: from + 2*countedPage, Bytes: countedPage})                   // during an op that does not come
 	if len(s.r.held) != 3 {
 		t.Errorf("%d page-ins are held, want 3", len(s.r.held))
 	}
-	s.op(Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{0, 1}, IDRows: 1, Sources: []Source{gate}})
+	s.op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{0, 1}, IDRows: 1, Sources: []event.Source{gate}})
 	s.end()
-	pageIn(PageIn{Decode: s.decode, Offset: from, Bytes: countedPage, Cause: CauseReadahead})
+	pageIn(event.PageIn{Decode: s.decode, Offset: from, Bytes: countedPage, Cause: event.CauseReadahead})
 	meta, c := s.finish()
 
 	rows := pageInsOf(t, c)
@@ -502,7 +503,7 @@ func TestPageInRows(t *testing.T) {
 	type told struct {
 		page          int64
 		rereads, step int32
-		cause         Cause
+		cause         event.Cause
 		op            string
 		pid           int32
 	}
@@ -518,17 +519,17 @@ func TestPageInRows(t *testing.T) {
 		got = append(got, x)
 	}
 	want := []told{
-		{0, 0, -1, CauseReadahead, "", 1},
-		{0, 1, 0, CauseFault, "MUL_MAT_ID", 1},
-		{1, 0, 0, CauseFault, "MUL_MAT_ID", 1},
-		{0, 2, 0, CauseOther, "MUL_MAT_ID", 99},
-		{2, 0, 0, CauseFault, "", 1},
-		{0, 3, 0, CauseReadahead, "", 1},
+		{0, 0, -1, event.CauseReadahead, "", 1},
+		{0, 1, 0, event.CauseFault, "MUL_MAT_ID", 1},
+		{1, 0, 0, event.CauseFault, "MUL_MAT_ID", 1},
+		{0, 2, 0, event.CauseOther, "MUL_MAT_ID", 99},
+		{2, 0, 0, event.CauseFault, "", 1},
+		{0, 3, 0, event.CauseReadahead, "", 1},
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%+v\nwant\n%+v", got, want)
 	}
-	if i := slices.IndexFunc(rows, func(r PageInRow) bool { return r.Tensor < 0 }); i != 0 || rows[0].Offset != 0 || rows[0].Bytes != min(3*countedPage, s.model.Tensors[0].Offset) || rows[0].Cause != CauseRead {
+	if i := slices.IndexFunc(rows, func(r PageInRow) bool { return r.Tensor < 0 }); i != 0 || rows[0].Offset != 0 || rows[0].Bytes != min(3*countedPage, s.model.Tensors[0].Offset) || rows[0].Cause != event.CauseRead {
 		t.Errorf("the metadata is %+v", rows[0])
 	}
 	r := meta.Rereads
@@ -562,7 +563,7 @@ func TestPageInsAtTheEdges(t *testing.T) {
 	s := newScript(t, tiny)
 	s.seen()
 	last := s.model.Size / countedPage * countedPage
-	for _, p := range []PageIn{{Offset: last, Bytes: 1 << 20}, {Offset: 1 << 50, Bytes: 4096}, {Offset: 0, Bytes: 0}, {Offset: -4096, Bytes: 4096}, {Offset: 0, Bytes: 1, Cause: 200}} {
+	for _, p := range []event.PageIn{{Offset: last, Bytes: 1 << 20}, {Offset: 1 << 50, Bytes: 4096}, {Offset: 0, Bytes: 0}, {Offset: -4096, Bytes: 4096}, {Offset: 0, Bytes: 1, Cause: 200}} {
 		p.File = fileID
 		s.handle(p)
 	}
@@ -572,7 +573,7 @@ func TestPageInsAtTheEdges(t *testing.T) {
 	if want := s.model.Size - last + 1; meta.Rereads.FirstBytes != want {
 		t.Errorf("%d bytes, want %d", meta.Rereads.FirstBytes, want)
 	}
-	if rows := pageInsOf(t, c); rows[len(rows)-1].Cause != CauseOther {
+	if rows := pageInsOf(t, c); rows[len(rows)-1].Cause != event.CauseOther {
 		t.Errorf("rows %+v", rows)
 	}
 }
@@ -604,12 +605,12 @@ func TestPageCountsSaturate(t *testing.T) {
 
 func TestPendingPageInsAreBounded(t *testing.T) {
 	var p pendingPageIns
-	a, b := FileID{Ino: 1}, FileID{Ino: 2}
+	a, b := event.FileID{Ino: 1}, event.FileID{Ino: 2}
 	for i := range int64(pendingRuns) { // none touches another
-		p.add(PageIn{File: a, Offset: 2 * i * countedPage, Bytes: countedPage})
+		p.add(event.PageIn{File: a, Offset: 2 * i * countedPage, Bytes: countedPage})
 	}
 	for i := range int64(100) { // all touch: one run, which takes the place of a's
-		p.add(PageIn{File: b, Offset: i * countedPage, Bytes: countedPage})
+		p.add(event.PageIn{File: b, Offset: i * countedPage, Bytes: countedPage})
 	}
 	runs, dropped := p.take(b)
 	if len(runs) != 1 || runs[0].Bytes != 100*countedPage || dropped != 0 {
@@ -619,7 +620,7 @@ func TestPendingPageInsAreBounded(t *testing.T) {
 		t.Errorf("%d runs and %d dropped of the older file, %d kept altogether", len(runs), dropped, p.runs)
 	}
 	for i := range uint64(pendingFiles + 7) {
-		p.add(PageIn{File: FileID{Ino: 10 + i}, Bytes: 1})
+		p.add(event.PageIn{File: event.FileID{Ino: 10 + i}, Bytes: 1})
 	}
 	if len(p.files) != pendingFiles || p.lost != 7 || p.runs != pendingFiles {
 		t.Errorf("%d files, %d forgotten, %d runs", len(p.files), p.lost, p.runs)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"tensorcast/event"
 	"text/tabwriter"
 	"time"
 
@@ -55,7 +56,7 @@ type rereadAccount struct {
 
 type tensorAccount struct {
 	first, stall int64
-	again        [CauseOther + 1]int64
+	again        [event.CauseOther + 1]int64
 }
 
 func (t *tensorAccount) rereads() (n int64) {
@@ -81,7 +82,7 @@ func (a *rereadAccount) pageIn(r *PageInRow) {
 		t.first += r.Bytes
 		return
 	}
-	t.again[min(r.Cause, CauseOther)] += r.Bytes
+	t.again[min(r.Cause, event.CauseOther)] += r.Bytes
 	if a.processes == nil {
 		a.processes = map[int32]int64{}
 	}
@@ -108,8 +109,8 @@ func (a *rereadAccount) summary(structure []StructureRow, top int) *Rereads {
 		row := TensorRereads{Name: name, Model: model, FirstBytes: t.first, RereadBytes: again, ByCause: map[string]int64{}, StallNS: t.stall}
 		for cause, n := range t.again {
 			if n > 0 {
-				row.ByCause[Cause(cause).String()] = n
-				s.ByCause[Cause(cause).String()] += n
+				row.ByCause[event.Cause(cause).String()] = n
+				s.ByCause[event.Cause(cause).String()] += n
 			}
 		}
 		s.Tensors = append(s.Tensors, row)
@@ -188,7 +189,7 @@ func causes(bytes map[string]int64) string {
 		total += n
 	}
 	var parts []string
-	for _, name := range causeNames {
+	for _, name := range event.CauseNames() {
 		switch n := bytes[name]; {
 		case n == 0:
 		case n == total:

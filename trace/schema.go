@@ -23,6 +23,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"tensorcast/event"
 
 	"github.com/apache/arrow/go/v17/arrow"
 )
@@ -163,7 +164,7 @@ type PageInRow struct {
 	Expert    int32 // whose slice it is; -1
 	PID       int32 // process that caused it
 	Thread    int32
-	Cause     Cause
+	Cause     event.Cause
 	// Rereads is how many times before these bytes had come from disk since the capture began; 65535 stands for that and more.
 	Rereads int32
 	Op      string // that the step's thread 0 was in; empty if it was in none, or in one without weights
@@ -188,8 +189,8 @@ func (k BufferKind) String() string {
 	return "buffer(" + strconv.Itoa(int(k)) + ")"
 }
 
-// kind follows the names that llama.cpp and ggml give. Views of a tensor keep its name, with something behind it.
-func (b *Buffer) kind() BufferKind {
+// kindOf follows the names that llama.cpp and ggml give. Views of a tensor keep its name, with something behind it.
+func kindOf(b *event.Buffer) BufferKind {
 	begins := func(prefixes ...string) bool {
 		return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(b.Root, p) || strings.HasPrefix(b.Name, p) })
 	}

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"tensorcast/event"
 )
 
 // Session records a target and, if RecorderOptions.Follow is set, the processes that it starts: each that decodes gets a capture of
@@ -94,25 +95,25 @@ func (s *Session) place(dir string) (string, error) {
 }
 
 // Handle takes the next event.
-func (s *Session) Handle(event Event) error {
+func (s *Session) Handle(ev event.Event) error {
 	s.events++
-	switch e := event.(type) {
-	case ProcessBegin:
+	switch e := ev.(type) {
+	case event.ProcessBegin:
 		return s.begin(e)
-	case ProcessEnd:
+	case event.ProcessEnd:
 		if s.opts.Follow {
 			return s.end(e.PID)
 		}
 		return nil
-	case PageIn:
+	case event.PageIn:
 		return s.pageIn(e)
-	case FileSeen:
+	case event.FileSeen:
 		return s.hand(e.PID, e)
-	case DecodeBegin:
+	case event.DecodeBegin:
 		return s.hand(e.PID, e)
-	case DecodeEnd:
+	case event.DecodeEnd:
 		return s.hand(e.PID, e)
-	case *Op:
+	case *event.Op:
 		return s.hand(e.PID, e)
 	}
 	return nil
@@ -120,12 +121,12 @@ func (s *Session) Handle(event Event) error {
 
 // hand gives an event to its process's recorder. Where several processes are recorded, one that has a layout of its own does not end
 // the others' captures.
-func (s *Session) hand(pid int32, e Event) error {
+func (s *Session) hand(pid int32, e event.Event) error {
 	if len(s.broken) > 0 && s.broken[pid] {
 		return nil
 	}
 	err := s.recorder(pid).Handle(e)
-	if err != nil && s.opts.Follow && errors.Is(err, ErrLayout) {
+	if err != nil && s.opts.Follow && errors.Is(err, event.ErrLayout) {
 		s.broken[pid] = true
 		s.errs = append(s.errs, fmt.Errorf("process %d: %w", pid, err))
 		return s.finish(pid, err)
@@ -133,7 +134,7 @@ func (s *Session) hand(pid int32, e Event) error {
 	return err
 }
 
-func (s *Session) begin(e ProcessBegin) error {
+func (s *Session) begin(e event.ProcessBegin) error {
 	if !s.opts.Follow && e.PID != int32(s.opts.PID) {
 		return nil
 	}
@@ -147,11 +148,11 @@ func (s *Session) begin(e ProcessBegin) error {
 }
 
 // pageIn tells every recorder: whose page came is known when it names its files. To the others the process is just another one.
-func (s *Session) pageIn(e PageIn) error {
+func (s *Session) pageIn(e event.PageIn) error {
 	for pid, r := range s.live {
 		seen := e
 		if s.opts.Follow && pid != e.PID {
-			seen.Cause, seen.Decode, seen.Seq = CauseOther, 0, 0
+			seen.Cause, seen.Decode, seen.Seq = event.CauseOther, 0, 0
 		}
 		if err := r.Handle(seen); err != nil {
 			return err
@@ -179,7 +180,7 @@ func (s *Session) finish(pid int32, cause error) error {
 		return err
 	}
 	s.last.add(r)
-	if errors.Is(err, ErrNoDecode) {
+	if errors.Is(err, event.ErrNoDecode) {
 		return nil
 	}
 	s.ended = append(s.ended, meta)
@@ -240,7 +241,7 @@ type Status struct {
 	Running   bool  // a decode is under way
 	Processes int   // that are recorded
 	// Counters are at most a flush old, and those of all processes together.
-	Counters Counters
+	Counters event.Counters
 }
 
 func (st *Status) add(r *Recorder) {

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"tensorcast/event"
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/gguf"
 )
@@ -41,7 +42,7 @@ func newTarget(t *testing.T, change func(*RecorderOptions)) *target {
 
 func follow(o *RecorderOptions) { o.Follow = true }
 
-func (x *target) handle(e Event) {
+func (x *target) handle(e event.Event) {
 	x.t.Helper()
 	check(x.t, x.s.Handle(e))
 }
@@ -51,19 +52,19 @@ func (x *target) decode(pid int32, tokens int32) {
 	x.t.Helper()
 	x.n++
 	tid := 100 * pid
-	x.handle(DecodeBegin{PID: pid, TID: tid, Decode: x.n, Tokens: tokens, Context: 1})
-	x.handle(FileSeen{PID: pid, File: fileID, Path: x.model.Path})
-	x.handle(&Op{PID: pid, TID: tid, Decode: x.n, Name: "MUL_MAT", Sources: []Source{x.sc.source("output.weight")}})
-	x.handle(DecodeEnd{PID: pid, TID: tid, Decode: x.n})
+	x.handle(event.DecodeBegin{PID: pid, TID: tid, Decode: x.n, Tokens: tokens, Context: 1})
+	x.handle(event.FileSeen{PID: pid, File: fileID, Path: x.model.Path})
+	x.handle(&event.Op{PID: pid, TID: tid, Decode: x.n, Name: "MUL_MAT", Sources: []event.Source{x.sc.source("output.weight")}})
+	x.handle(event.DecodeEnd{PID: pid, TID: tid, Decode: x.n})
 }
 
 func TestSessionOfOneProcess(t *testing.T) {
 	x := newTarget(t, func(*RecorderOptions) {})
-	x.handle(ProcessBegin{PID: 10, Command: []string{"llama-cli", "-m", "m.gguf"}})
-	x.handle(ProcessBegin{PID: 11, Parent: 10, Command: []string{"other"}})
+	x.handle(event.ProcessBegin{PID: 10, Command: []string{"llama-cli", "-m", "m.gguf"}})
+	x.handle(event.ProcessBegin{PID: 11, Parent: 10, Command: []string{"other"}})
 	x.decode(10, 4)
 	x.decode(10, 1)
-	x.handle(ProcessEnd{PID: 10})
+	x.handle(event.ProcessEnd{PID: 10})
 	if st := x.s.Status(); st.Steps != 2 || st.Tokens != 1 || st.Rows != 2 || st.Phase != PhaseGeneration || st.Running || st.Processes != 1 || st.Events != 11 {
 		t.Errorf("status %+v", st)
 	}
@@ -75,7 +76,7 @@ func TestSessionOfOneProcess(t *testing.T) {
 		t.Errorf("%d rows, %v", len(rows), err)
 	}
 	x = newTarget(t, func(*RecorderOptions) {})
-	if metas, err := x.s.Finish(nil); !errors.Is(err, ErrNoDecode) || len(metas) != 1 {
+	if metas, err := x.s.Finish(nil); !errors.Is(err, event.ErrNoDecode) || len(metas) != 1 {
 		t.Errorf("%d descriptions, %v", len(metas), err)
 	}
 }
@@ -83,18 +84,18 @@ func TestSessionOfOneProcess(t *testing.T) {
 func TestSessionFollows(t *testing.T) {
 	var out bytes.Buffer
 	x := newTarget(t, func(o *RecorderOptions) { follow(o); o.CSV = &out })
-	x.handle(ProcessBegin{PID: 10, Command: []string{"shell"}})
-	x.handle(ProcessBegin{PID: 11, Parent: 10, Command: []string{"llama-bench"}})
-	x.handle(ProcessBegin{PID: 12, Parent: 10, Command: []string{"llama-server"}})
-	x.handle(ProcessBegin{PID: 13, Parent: 12, Command: []string{"grep"}})
-	x.handle(PageIn{PID: 11, File: fileID, Offset: 0, Bytes: countedPage, Cause: CauseFault})
+	x.handle(event.ProcessBegin{PID: 10, Command: []string{"shell"}})
+	x.handle(event.ProcessBegin{PID: 11, Parent: 10, Command: []string{"llama-bench"}})
+	x.handle(event.ProcessBegin{PID: 12, Parent: 10, Command: []string{"llama-server"}})
+	x.handle(event.ProcessBegin{PID: 13, Parent: 12, Command: []string{"grep"}})
+	x.handle(event.PageIn{PID: 11, File: fileID, Offset: 0, Bytes: countedPage, Cause: event.CauseFault})
 	x.decode(12, 5)
 	x.decode(11, 5)
 	x.decode(12, 1)
-	x.handle(ProcessEnd{PID: 13})
-	x.handle(PageIn{PID: 11, File: fileID, Offset: 0, Bytes: countedPage, Cause: CauseReadahead})
-	x.handle(ProcessEnd{PID: 11})
-	x.handle(ProcessBegin{PID: 11, Parent: 10, Command: []string{"llama-cli"}}) // the number again
+	x.handle(event.ProcessEnd{PID: 13})
+	x.handle(event.PageIn{PID: 11, File: fileID, Offset: 0, Bytes: countedPage, Cause: event.CauseReadahead})
+	x.handle(event.ProcessEnd{PID: 11})
+	x.handle(event.ProcessBegin{PID: 11, Parent: 10, Command: []string{"llama-cli"}}) // the number again
 	x.decode(11, 3)
 	x.decode(11, 1)
 	if st := x.s.Status(); st.Steps != 5 || st.Processes != 2 || st.Tokens != 2 {
@@ -107,7 +108,7 @@ func TestSessionFollows(t *testing.T) {
 		c := open(t, m.Dir)
 		rows, err := readRows(c)
 		check(t, err)
-		var causes []Cause
+		var causes []event.Cause
 		for _, r := range pageInsOf(t, c) {
 			if !slices.Contains(causes, r.Cause) {
 				causes = append(causes, r.Cause)
@@ -154,22 +155,22 @@ func TestSessionFollows(t *testing.T) {
 
 func TestSessionOfProcessesThatFail(t *testing.T) {
 	x := newTarget(t, follow)
-	if metas, err := x.s.Finish(nil); !errors.Is(err, ErrNoDecode) || len(metas) != 1 || metas[0].PID != 10 {
+	if metas, err := x.s.Finish(nil); !errors.Is(err, event.ErrNoDecode) || len(metas) != 1 || metas[0].PID != 10 {
 		t.Errorf("nobody decoded: %+v, %v", metas, err)
 	}
 	// One process has another layout: the other's capture goes on.
 	x = newTarget(t, follow)
 	x.decode(11, 4)
-	x.handle(DecodeBegin{PID: 12, TID: 1, Decode: 1, Tokens: 1})
-	x.handle(FileSeen{PID: 12, File: fileID, Path: x.model.Path})
+	x.handle(event.DecodeBegin{PID: 12, TID: 1, Decode: 1, Tokens: 1})
+	x.handle(event.FileSeen{PID: 12, File: fileID, Path: x.model.Path})
 	wrong := x.sc.source("output.weight")
 	wrong.Type = gguf.F16
 	for range 2 {
-		x.handle(&Op{PID: 12, TID: 1, Decode: 1, Name: "MUL_MAT", Sources: []Source{wrong}})
+		x.handle(&event.Op{PID: 12, TID: 1, Decode: 1, Name: "MUL_MAT", Sources: []event.Source{wrong}})
 	}
 	x.decode(11, 1)
 	metas, err := x.s.Finish(nil)
-	if !errors.Is(err, ErrLayout) || !strings.Contains(err.Error(), "process 12") || len(metas) != 2 {
+	if !errors.Is(err, event.ErrLayout) || !strings.Contains(err.Error(), "process 12") || len(metas) != 2 {
 		t.Fatalf("%d captures, %v", len(metas), err)
 	}
 	if metas[0].PID != 12 || metas[0].Complete || metas[1].PID != 11 || metas[1].Rows != 2 || !metas[1].Complete {
@@ -178,23 +179,25 @@ func TestSessionOfProcessesThatFail(t *testing.T) {
 	// Without Follow it ends the capture.
 	x = newTarget(t, func(*RecorderOptions) {})
 	x.decode(10, 4)
-	x.handle(DecodeBegin{PID: 10, TID: 1, Decode: 9, Tokens: 1})
-	if err := x.s.Handle(&Op{PID: 10, TID: 1, Decode: 9, Sources: []Source{wrong}}); !errors.Is(err, ErrLayout) {
+	x.handle(event.DecodeBegin{PID: 10, TID: 1, Decode: 9, Tokens: 1})
+	if err := x.s.Handle(&event.Op{PID: 10, TID: 1, Decode: 9, Sources: []event.Source{wrong}}); !errors.Is(err, event.ErrLayout) {
 		t.Errorf("error %v", err)
 	}
 }
 
 func TestCountersAndTarget(t *testing.T) {
 	x := newTarget(t, func(o *RecorderOptions) {
-		o.Counters = func() (Counters, error) { return Counters{OpsLost: 1, PagesLost: 2, Misses: 4}, nil }
-		o.Target = func(pid int) TargetInfo { return TargetInfo{GGMLVersion: fmt.Sprint("0.9.", pid), GGMLCommit: "abc"} }
+		o.Counters = func() (event.Counters, error) { return event.Counters{OpsLost: 1, PagesLost: 2, Misses: 4}, nil }
+		o.Target = func(pid int) event.TargetInfo {
+			return event.TargetInfo{GGMLVersion: fmt.Sprint("0.9.", pid), GGMLCommit: "abc"}
+		}
 	})
 	x.decode(10, 1)
 	if _, err := x.s.Finish(nil); err != nil {
 		t.Fatal(err)
 	}
 	m := open(t, x.dir).Meta
-	if m.Counters.Lost() != 7 || m.Target != (TargetInfo{GGMLVersion: "0.9.10", GGMLCommit: "abc"}) {
+	if m.Counters.Lost() != 7 || m.Target != (event.TargetInfo{GGMLVersion: "0.9.10", GGMLCommit: "abc"}) {
 		t.Errorf("counters %+v, target %+v", m.Counters, m.Target)
 	}
 }
@@ -222,21 +225,21 @@ func victim(dir, path string) error {
 	}
 	clock := time.Now()
 	r.now = func() time.Time { clock = clock.Add(time.Second); return clock } // everything is flushed at once
-	if err := r.Handle(FileSeen{File: fileID, Path: path}); err != nil {
+	if err := r.Handle(event.FileSeen{File: fileID, Path: path}); err != nil {
 		return err
 	}
 	fmt.Println("begun")
 	for i := uint32(1); ; i++ {
-		events := []Event{DecodeBegin{TID: 7, Decode: i, Tokens: 1}}
+		events := []event.Event{event.DecodeBegin{TID: 7, Decode: i, Tokens: 1}}
 		for j := range f.Tensors {
 			t := &f.Tensors[j]
-			src := Source{Name: t.Name, InFile: true, File: fileID, Offset: t.Offset, Type: t.Type, NE: [4]int64{1, 1, 1, 1}}
+			src := event.Source{Name: t.Name, InFile: true, File: fileID, Offset: t.Offset, Type: t.Type, NE: [4]int64{1, 1, 1, 1}}
 			seq := uint64(i)*1000 + uint64(j)
 			events = append(events,
-				PageIn{File: fileID, Offset: t.Offset / 4096 * 4096, Bytes: 4096, Decode: i, Seq: seq},
-				&Op{TID: 7, Decode: i, Seq: seq, Name: "MUL_MAT", Sources: []Source{src}, Buffers: []Buffer{{Name: fmt.Sprint("node_", i)}}})
+				event.PageIn{File: fileID, Offset: t.Offset / 4096 * 4096, Bytes: 4096, Decode: i, Seq: seq},
+				&event.Op{TID: 7, Decode: i, Seq: seq, Name: "MUL_MAT", Sources: []event.Source{src}, Buffers: []event.Buffer{{Name: fmt.Sprint("node_", i)}}})
 		}
-		for _, e := range append(events, DecodeEnd{TID: 7, Decode: i}) {
+		for _, e := range append(events, event.DecodeEnd{TID: 7, Decode: i}) {
 			if err := r.Handle(e); err != nil {
 				return err
 			}

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"tensorcast/event"
 	"testing"
 )
 
@@ -62,10 +63,10 @@ var (
 		{Step: 2, PID: 5, Thread: 8, Phase: PhaseWarmup, TokenIDs: []int32{}, Sequences: []int32{}, Begin: -4, End: 0},
 	}
 	testPageIns = []PageInRow{
-		{Timestamp: 3, Step: -1, File: "m.gguf", Offset: 0, Bytes: 4096, Tensor: -1, Expert: -1, PID: 5, Thread: 6, Cause: CauseReadahead},
-		{Timestamp: 4, Step: 2, File: "m.gguf", Offset: 8192, Bytes: 1000, Tensor: 1, Expert: 0, PID: 5, Thread: 6, Cause: CauseFault, Rereads: 65535, Op: "MUL_MAT_ID"},
-		{Timestamp: 5, Step: 2, File: "n.gguf", Offset: 9192, Bytes: 1000, Tensor: 0, Expert: -1, PID: 9, Thread: 9, Cause: CauseOther, Rereads: 1, Op: "GET_ROWS"},
-		{Timestamp: 6, Step: 2, File: "n.gguf", Offset: 9192, Bytes: 1000, Tensor: 0, Expert: -1, PID: 9, Thread: 9, Cause: CauseRead, Rereads: 2},
+		{Timestamp: 3, Step: -1, File: "m.gguf", Offset: 0, Bytes: 4096, Tensor: -1, Expert: -1, PID: 5, Thread: 6, Cause: event.CauseReadahead},
+		{Timestamp: 4, Step: 2, File: "m.gguf", Offset: 8192, Bytes: 1000, Tensor: 1, Expert: 0, PID: 5, Thread: 6, Cause: event.CauseFault, Rereads: 65535, Op: "MUL_MAT_ID"},
+		{Timestamp: 5, Step: 2, File: "n.gguf", Offset: 9192, Bytes: 1000, Tensor: 0, Expert: -1, PID: 9, Thread: 9, Cause: event.CauseOther, Rereads: 1, Op: "GET_ROWS"},
+		{Timestamp: 6, Step: 2, File: "n.gguf", Offset: 9192, Bytes: 1000, Tensor: 0, Expert: -1, PID: 9, Thread: 9, Cause: event.CauseRead, Rereads: 2},
 	}
 	testBuffers = []BufferRow{
 		{Timestamp: 1, Step: 0, Op: "SET_ROWS", Seq: 1 << 40, Buffer: "cache_k_l0 (view)", Root: "cache_k_l0", Kind: BufferKV, Write: true, DataPtr: 1 << 63, Bytes: 512},

@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"tensorcast/event"
 
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/ipc"
@@ -82,7 +83,7 @@ func (w *Writer) fill(s *stream) {
 	case AccessFile, StepFile:
 		names = phaseNames
 	case PageInFile:
-		names = causeNames
+		names = event.CauseNames()
 	case BufferFile:
 		names = bufferKindNames
 	}
@@ -242,7 +243,7 @@ func (w *Writer) PageIn(r *PageInRow) error {
 	s.int32(r.Expert)
 	s.int32(r.PID)
 	s.int32(r.Thread)
-	s.short(uint8(min(r.Cause, CauseOther)))
+	s.short(uint8(min(r.Cause, event.CauseOther)))
 	s.int32(r.Rereads)
 	s.textOrNull(r.Op)
 	s.text(r.File)

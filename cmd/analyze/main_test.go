@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"tensorcast/event"
 	"tensorcast/pattern"
 	"tensorcast/trace"
 )
@@ -115,7 +116,7 @@ func TestAnalyze(t *testing.T) {
 }
 
 func TestJSON(t *testing.T) {
-	capture := plant(t, trace.Meta{Counters: trace.Counters{OpsLost: 2}}, false, whole, whole, whole[:3])
+	capture := plant(t, trace.Meta{Counters: event.Counters{OpsLost: 2}}, false, whole, whole, whole[:3])
 	out := t.TempDir()
 	code, stdout, stderr := execute(t, "-c", capture, "-o", out, "--json", "--top", "1")
 	if code != exitOK {
@@ -193,7 +194,7 @@ func TestContextsAndRereads(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		p := trace.PageInRow{Tensor: 2, Bytes: 300, Rereads: step, Cause: trace.CauseReadahead, File: "planted.gguf", PID: 4}
+		p := trace.PageInRow{Tensor: 2, Bytes: 300, Rereads: step, Cause: event.CauseReadahead, File: "planted.gguf", PID: 4}
 		if err := w.PageIn(&p); err != nil {
 			t.Fatal(err)
 		}

@@ -19,6 +19,7 @@ import (
 
 	"tensorcast/ebpf"
 	"tensorcast/internal/cgroup"
+	"tensorcast/internal/proc"
 	"tensorcast/prefetch"
 )
 
@@ -118,7 +119,7 @@ func run(ctx context.Context, o options, po prefetch.Options) (err error) {
 	runtime.LockOSThread()
 	group, err := cgroup.Find(o.pid)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("process %d: %w", o.pid, ebpf.ErrNoProcess)
+		return fmt.Errorf("process %d: %w", o.pid, proc.ErrNoProcess)
 	}
 	if err != nil {
 		log.Warn("no memory cgroup: only the host's memory bounds the budget", "error", err)
@@ -151,7 +152,7 @@ func run(ctx context.Context, o options, po prefetch.Options) (err error) {
 	watched := make(chan error, 1)
 	go func() {
 		defer end()
-		watched <- ebpf.WaitExit(ended, o.pid)
+		watched <- proc.WaitExit(ended, o.pid)
 	}()
 	err = tracer.Run(ended, controller.Handle)
 	end()
@@ -159,7 +160,7 @@ func run(ctx context.Context, o options, po prefetch.Options) (err error) {
 		err = watchErr
 	}
 	s := controller.Summary()
-	if err != nil && !errors.Is(err, ebpf.ErrNoProcess) { // the target has ended, as it may
+	if err != nil && !errors.Is(err, proc.ErrNoProcess) { // the target has ended, as it may
 		return err
 	}
 	if s.PerToken == 0 {

@@ -21,13 +21,14 @@ import (
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
 	"tensorcast/internal/cgroup"
+	"tensorcast/internal/testenv"
 	"tensorcast/prefetch"
 )
 
 var prefetchd string
 
 func TestMain(m *testing.M) {
-	path, remove, err := llamatest.BuildCommand("prefetchd")
+	path, remove, err := testenv.BuildCommand("prefetchd")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "build prefetchd:", err)
 		os.Exit(1)
@@ -58,7 +59,7 @@ const own = 60 << 20
 // newRig writes the model and makes a cgroup whose limit leaves room for share of it.
 func newRig(t *testing.T, share float64, tokens int) *rig {
 	t.Helper()
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	r := &rig{t: t, in: llamatest.ForTest(t)}
 	path := llamatest.Model(t, model)
 	info, err := os.Stat(path)
@@ -114,7 +115,7 @@ func (r *rig) start() {
 	}
 	r.target = cmd
 	r.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	llamatest.WaitFor(r.t, "the target to map the model", func() bool {
+	testenv.WaitFor(r.t, "the target to map the model", func() bool {
 		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", cmd.Process.Pid))
 		return err == nil && bytes.Contains(maps, []byte(r.options.Model))
 	})
@@ -149,7 +150,7 @@ func (r *rig) locked() int64 {
 
 func (r *rig) waitPinned(h *helper) {
 	r.t.Helper()
-	llamatest.WaitFor(r.t, "pins", func() bool {
+	testenv.WaitFor(r.t, "pins", func() bool {
 		if err := h.Process.Signal(syscall.Signal(0)); err != nil {
 			r.t.Fatalf("prefetchd ended: %s", h.stderr.String())
 		}
@@ -316,7 +317,7 @@ func TestLongPrompt(t *testing.T) {
 
 // Weights that were copied at load are not in the page cache: prefetchd says so, with the remedy.
 func TestRepacked(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	q4 := model
 	q4.Type, q4.Layers = gguf.Q4_0, 2
@@ -350,7 +351,7 @@ func TestPrefetchdKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = h.Wait()
-	llamatest.WaitFor(t, "pins to be released", func() bool { return r.locked() < 1<<20 })
+	testenv.WaitFor(t, "pins to be released", func() bool { return r.locked() < 1<<20 })
 	r.finish()
 }
 
@@ -394,9 +395,9 @@ func TestLimitLowered(t *testing.T) {
 	// v1 refuses a limit below what is locked; whoever sets one tries again, or goes down in steps.
 	for share := 0.8; share > 0.35; share -= 0.1 {
 		limit := int64(share*float64(r.size)) + own
-		llamatest.WaitFor(t, "a lower limit to be taken", func() bool { return r.group.SetLimit(limit) == nil })
+		testenv.WaitFor(t, "a lower limit to be taken", func() bool { return r.group.SetLimit(limit) == nil })
 		// Further steps at once would leave the target nothing but what is locked: then prefetchd is killed, by design.
-		llamatest.WaitFor(t, "pins to leave the target room", func() bool {
+		testenv.WaitFor(t, "pins to leave the target room", func() bool {
 			s, err := r.group.Stat()
 			if err != nil {
 				t.Fatal(err)
@@ -408,7 +409,7 @@ func TestLimitLowered(t *testing.T) {
 			return limit-used+s.File-s.Unevictable > 8<<20
 		})
 	}
-	llamatest.WaitFor(t, "pins to be given back", func() bool { return r.locked() < before*2/3 })
+	testenv.WaitFor(t, "pins to be given back", func() bool { return r.locked() < before*2/3 })
 	r.finish()
 	if s := h.summary(t); s.Shrunk == 0 {
 		t.Errorf("summary %+v", s)
@@ -478,7 +479,7 @@ func TestBadInput(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if tc.root {
-				llamatest.NeedRoot(t)
+				testenv.NeedRoot(t)
 			}
 			cmd := exec.Command(prefetchd, tc.args...)
 			var stderr bytes.Buffer

@@ -11,19 +11,20 @@ import (
 	"path/filepath"
 	"strings"
 
-	"tensorcast/cmd/tracer/internal/invoker"
+	"tensorcast/capture/preload"
 	"tensorcast/ebpf"
-	"tensorcast/trace"
-	"tensorcast/trace/preload"
+	"tensorcast/event"
+	"tensorcast/internal/invoker"
+	"tensorcast/internal/proc"
 )
 
 // capturer observes a target.
 type capturer interface {
 	// Run hands events to handle until ctx is done, then those that are under way.
-	Run(ctx context.Context, handle func(trace.Event) error) error
-	Counters() (trace.Counters, error)
+	Run(ctx context.Context, handle func(event.Event) error) error
+	Counters() (event.Counters, error)
 	Libraries() []string
-	Describe(pid int) trace.TargetInfo
+	Describe(pid int) event.TargetInfo
 	// Why explains, after Run, that no decode was seen; nil if there is nothing to explain.
 	Why() error
 	// Detach lets the target go on at full speed, after Run.
@@ -56,13 +57,13 @@ func begin(ctx context.Context, o options, user *invoker.User, args []string, ti
 			return nil, nil, err
 		}
 		cmd.Env = session.Environ(cmd.Env)
-		c, err := launch(cmd, ebpf.Start)
+		c, err := launch(cmd, proc.Start)
 		if err != nil {
 			return nil, nil, errors.Join(err, session.Close())
 		}
 		return c, shim{session, c.PID()}, nil
 	}
-	c, err := launch(cmd, ebpf.Launch)
+	c, err := launch(cmd, proc.Launch)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -109,7 +110,7 @@ func hints(command []string, pid int) []string {
 }
 
 func attachRunning(o options, p *process, tick func() error, log *slog.Logger) (capturer, error) {
-	tracer, err := newTracer(o, p.PID(), commandLine(p.PID()), tick, log)
+	tracer, err := newTracer(o, p.PID(), proc.CommandLine(p.PID()), tick, log)
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +122,7 @@ func attachRunning(o options, p *process, tick func() error, log *slog.Logger) (
 	if ended, endErr := p.Ended(); endErr != nil {
 		err = endErr
 	} else if ended {
-		err = fmt.Errorf("process %d ended while probes were set: %w", p.PID(), ebpf.ErrNoProcess)
+		err = fmt.Errorf("process %d ended while probes were set: %w", p.PID(), proc.ErrNoProcess)
 	}
 	if err != nil {
 		return nil, errors.Join(err, tracer.Close())
@@ -141,9 +142,9 @@ type shim struct {
 	pid int
 }
 
-func (s shim) Run(ctx context.Context, handle func(trace.Event) error) error {
+func (s shim) Run(ctx context.Context, handle func(event.Event) error) error {
 	return s.Session.Run(ctx, s.pid, handle)
 }
-func (s shim) Describe(pid int) trace.TargetInfo { return s.Target(pid) }
+func (s shim) Describe(pid int) event.TargetInfo { return s.Target(pid) }
 func (s shim) Why() error                        { return s.Seen() }
 func (s shim) Detach() error                     { return nil } // it passes through what nobody takes

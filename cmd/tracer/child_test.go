@@ -21,6 +21,7 @@ import (
 
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/internal/testenv"
 	"tensorcast/trace"
 )
 
@@ -123,7 +124,7 @@ func ownership(t *testing.T, path string) (uid, gid uint32) {
 }
 
 func TestCommandRunsAsTheInvokingUser(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := linked(t, llamatest.ForTest(t))
 	// It is started by a script, so that its libraries are found while it runs: it goes on for a while.
 	o := llama.Options{Model: publicModel(t), Prompt: "me", Tokens: 4, Threads: 1, NoRepack: true, Repeat: 300}
@@ -210,7 +211,7 @@ func TestCommandRunsAsTheInvokingUser(t *testing.T) {
 
 // Nothing is written where the invoking user could not write, nor through links that lead there.
 func TestOutputKeepsToTheUser(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := linked(t, llamatest.ForTest(t))
 	o := llama.Options{Model: publicModel(t), Prompt: "me", Tokens: 2, Threads: 1, NoRepack: true}
 	roots := public(t)
@@ -281,7 +282,7 @@ func symlink(t *testing.T, to, path string) {
 
 // What needs no decode: the command is run to its end, and its status is what counts if it failed.
 func TestCommandThatIsNoLlama(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	cases := map[string]struct {
 		script string
 		status int
@@ -311,7 +312,7 @@ func TestCommandThatIsNoLlama(t *testing.T) {
 
 // Signals to tracer reach the command, once each.
 func TestSignalsArePassedOn(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	log := filepath.Join(t.TempDir(), "log")
 	const script = `for s in INT QUIT TERM HUP USR1 USR2; do trap "echo $s >> $0" $s; done
 trap "echo end >> $0; exit 7" ALRM
@@ -330,7 +331,7 @@ while :; do sleep 0.05; done`
 		}
 		return strings.Fields(string(data))
 	}
-	llamatest.WaitFor(t, "the command to begin", func() bool { return len(said()) == 1 })
+	testenv.WaitFor(t, "the command to begin", func() bool { return len(said()) == 1 })
 	want := []string{said()[0]}
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2} {
 		if signal.Ignored(s) {
@@ -340,7 +341,7 @@ while :; do sleep 0.05; done`
 			t.Fatal(err)
 		}
 		want = append(want, strings.TrimPrefix(unix.SignalName(s), "SIG"))
-		llamatest.WaitFor(t, "the command to get "+s.String(), func() bool { return len(said()) == len(want) })
+		testenv.WaitFor(t, "the command to get "+s.String(), func() bool { return len(said()) == len(want) })
 	}
 	pid, err := strconv.Atoi(want[0])
 	if err != nil {
@@ -375,7 +376,7 @@ func children(pid int) []int {
 
 // However early the command is killed, tracer ends, with its status or with one line that says why.
 func TestCommandKilledWhileAttaching(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "early", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20}
 	for i := range 6 {
@@ -386,7 +387,7 @@ func TestCommandKilledWhileAttaching(t *testing.T) {
 			t.Fatal(err)
 		}
 		var pid int
-		llamatest.WaitFor(t, "the command to start", func() bool {
+		testenv.WaitFor(t, "the command to start", func() bool {
 			for _, pid = range children(cmd.Process.Pid) {
 				// Go's runtime starts a child of its own, once, to try pidfds.
 				if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err == nil && filepath.Base(exe) == "llamarun" {
@@ -412,7 +413,7 @@ func TestCommandKilledWhileAttaching(t *testing.T) {
 
 // However early a running target ends, tracer ends, with 0 or with one line that says why.
 func TestTargetEndsWhileAttaching(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "early", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20}
 	for i := range 6 {
@@ -420,7 +421,7 @@ func TestTargetEndsWhileAttaching(t *testing.T) {
 		if err := target.Start(); err != nil {
 			t.Fatal(err)
 		}
-		llamatest.WaitFor(t, "the target to map the model", func() bool {
+		testenv.WaitFor(t, "the target to map the model", func() bool {
 			maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", target.Process.Pid))
 			return err == nil && bytes.Contains(maps, []byte(o.Model))
 		})

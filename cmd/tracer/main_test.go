@@ -21,13 +21,14 @@ import (
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
+	"tensorcast/internal/testenv"
 	"tensorcast/trace"
 )
 
 var tracerBinary string
 
 func TestMain(m *testing.M) {
-	path, remove, err := llamatest.BuildCommand("tracer")
+	path, remove, err := testenv.BuildCommand("tracer")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "build tracer:", err)
 		os.Exit(1)
@@ -135,7 +136,7 @@ func (r read) String() string { return fmt.Sprintf("%+v", struct{ read }{r}.read
 func lastOp(op string) string { return op[strings.LastIndex(op, "+")+1:] }
 
 func TestSequenceEqualsGroundTruth(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	cases := map[string]struct {
 		model   synth.Config
@@ -265,7 +266,7 @@ func checkRoutes(t *testing.T, c *trace.Capture, ops []llama.Op) {
 // A wrapper that execs llama.cpp, and libraries that are loaded from another directory, are found while they load: then
 // the first events of a target may be missed, so this one goes on for a while.
 func TestLateLibraries(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "late", Tokens: 4, NoRepack: true, Threads: 1, Repeat: 1000}
 	dir := filepath.Join(t.TempDir(), "capture")
@@ -282,7 +283,7 @@ func TestLateLibraries(t *testing.T) {
 // A run of a fraction of a second is captured, also where no argument of the command names the model: the target's memory map does, as
 // long as the target is there.
 func TestShortRun(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "short", Tokens: 200, NoRepack: true, Threads: 1}
 	dir := filepath.Join(t.TempDir(), "capture")
@@ -302,7 +303,7 @@ func TestShortRun(t *testing.T) {
 // TestOldGGML has a real llama.cpp whose ggml has no function that each op passes, as forks have: the name of its own is changed in the library,
 // which finds one under the new name in a library that is preloaded. Graphs are traced; of ops tracer says that they cannot be.
 func TestOldGGML(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := linked(t, llamatest.ForTest(t))
 	libs, err := filepath.Glob(filepath.Join(in.Dir, "libggml-cpu*.so"))
 	if err != nil || len(libs) == 0 {
@@ -345,7 +346,7 @@ func TestOldGGML(t *testing.T) {
 }
 
 func TestAttachToRunning(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := llama.Options{Model: llamatest.Model(t, moeModel), Prompt: "attach", Tokens: 200, Threads: 1, NoRepack: true, Repeat: 2}
 	plain, err := in.Run(t.Context(), o)
@@ -359,7 +360,7 @@ func TestAttachToRunning(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
-	llamatest.WaitFor(t, "the target to map the model", func() bool {
+	testenv.WaitFor(t, "the target to map the model", func() bool {
 		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", target.Process.Pid))
 		return err == nil && bytes.Contains(maps, []byte(o.Model))
 	})
@@ -370,7 +371,7 @@ func TestAttachToRunning(t *testing.T) {
 	if err := tracer.Start(); err != nil {
 		t.Fatal(err)
 	}
-	llamatest.WaitFor(t, "rows to be written", func() bool {
+	testenv.WaitFor(t, "rows to be written", func() bool {
 		m, err := os.Stat(filepath.Join(dir, trace.AccessFile))
 		return err == nil && m.Size() > 4096 || tracer.Process.Signal(syscall.Signal(0)) != nil
 	})
@@ -418,7 +419,7 @@ func TestAttachToRunning(t *testing.T) {
 
 // Traced or not, the target says the same.
 func TestTargetIsUnharmed(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := llama.Options{Model: llamatest.Model(t, moeModel), Prompt: "unharmed", Tokens: 24, Threads: 1, NoRepack: true}
 	plain, err := in.Run(t.Context(), o)
@@ -443,7 +444,7 @@ func TestTargetIsUnharmed(t *testing.T) {
 
 // A buffer that is too small loses events, and every one of them is counted.
 func TestLossIsCounted(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: strings.Repeat("x", 40), Tokens: 200, Threads: 1, NoRepack: true}
 	dir := filepath.Join(t.TempDir(), "capture")
@@ -467,7 +468,7 @@ func TestLossIsCounted(t *testing.T) {
 
 // The status is the command's own, also when a signal ends it; a signal to tracer is passed on.
 func TestStatusOfTheCommand(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "s", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20}
 	dir := filepath.Join(t.TempDir(), "capture")
@@ -477,7 +478,7 @@ func TestStatusOfTheCommand(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	llamatest.WaitFor(t, "rows to be written", func() bool {
+	testenv.WaitFor(t, "rows to be written", func() bool {
 		m, err := os.Stat(filepath.Join(dir, trace.AccessFile))
 		return err == nil && m.Size() > 4096
 	})
@@ -500,7 +501,7 @@ func TestStatusOfTheCommand(t *testing.T) {
 
 // Killed, the tracer leaves whole batches and the target running.
 func TestTracerKilled(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "s", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20}
 	dir := filepath.Join(t.TempDir(), "capture")
@@ -509,7 +510,7 @@ func TestTracerKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A size is not enough: a kill in the middle of the first batch rightly leaves none.
-	llamatest.WaitFor(t, "a whole batch to be written", func() bool { return wholeRows(dir) > 0 })
+	testenv.WaitFor(t, "a whole batch to be written", func() bool { return wholeRows(dir) > 0 })
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -524,7 +525,7 @@ func TestTracerKilled(t *testing.T) {
 	}
 	defer func() { _ = target.Kill() }()
 	before := processorTime(t, c.Meta.PID)
-	llamatest.WaitFor(t, "the target to go on", func() bool { return processorTime(t, c.Meta.PID) > before })
+	testenv.WaitFor(t, "the target to go on", func() bool { return processorTime(t, c.Meta.PID) > before })
 }
 
 func processorTime(t *testing.T, pid int) int {
@@ -608,7 +609,7 @@ func TestBadInput(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			if !tc.rootless {
-				llamatest.NeedRoot(t)
+				testenv.NeedRoot(t)
 			}
 			args := tc.args(t)
 			if !slices.Contains(args, "-o") {
@@ -641,7 +642,7 @@ func fixed(args ...string) func(*testing.T) []string {
 
 // A kernel that does not describe its types cannot run the programs: one line says so, and what to do instead.
 func TestNoBTF(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	if _, err := os.Stat("/sys/kernel/btf"); err != nil {
 		t.Skipf("nothing to hide: %v", err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/internal/testenv"
 )
 
 // policies are those of the threads of a process, in /proc's order.
@@ -36,7 +37,7 @@ func policies(t *testing.T, pid int) (found []uint32) {
 
 // Once the target decodes, all threads of tracer give way; the target, which is its child, has the processor as without it.
 func TestGivesWay(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "w", Tokens: 100, Threads: 2, NoRepack: true, Repeat: 1 << 20}
 	cmd := exec.Command(tracerBinary, append([]string{"-o", filepath.Join(t.TempDir(), "c"), "--"}, in.Command(t.Context(), o).Args...)...)
@@ -47,7 +48,7 @@ func TestGivesWay(t *testing.T) {
 		_ = cmd.Process.Signal(syscall.SIGTERM) // which it passes on
 		_ = cmd.Wait()                          // the target's status
 	})
-	llamatest.WaitFor(t, "all threads to give way", func() bool {
+	testenv.WaitFor(t, "all threads to give way", func() bool {
 		for _, p := range policies(t, cmd.Process.Pid) {
 			if p != unix.SCHED_BATCH {
 				return false

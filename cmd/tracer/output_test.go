@@ -16,9 +16,11 @@ import (
 	"syscall"
 	"testing"
 
+	"tensorcast/event"
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
+	"tensorcast/internal/testenv"
 	"tensorcast/trace"
 )
 
@@ -37,7 +39,7 @@ func tensors(c *trace.Capture, rows []trace.Access) []string {
 
 // Each level of detail, and the shim, see the same reads in the same order.
 func TestDetail(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	for name, model := range map[string]synth.Config{"dense": denseModel, "moe": moeModel} {
 		t.Run(name, func(t *testing.T) {
@@ -64,7 +66,7 @@ func TestDetail(t *testing.T) {
 
 // What was read from disk is in the summary.
 func TestSummaryTellsOfRereads(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := shortRun(t, denseModel)
 	args := append([]string{"-o", filepath.Join(t.TempDir(), "capture"), "--detail", "op+io", "--"}, in.Command(t.Context(), o).Args...)
@@ -75,7 +77,7 @@ func TestSummaryTellsOfRereads(t *testing.T) {
 }
 
 func TestBuffers(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := shortRun(t, denseModel)
 	dir := filepath.Join(t.TempDir(), "capture")
@@ -89,7 +91,7 @@ func TestBuffers(t *testing.T) {
 }
 
 func TestCSV(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := shortRun(t, moeModel)
 	c, rows := traced(t, in, o)
@@ -140,7 +142,7 @@ func readCSV(t *testing.T, r io.Reader) [][]string {
 
 // A running target's reads can be piped; tables can be cut while it runs.
 func TestRunningTarget(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := shortRun(t, denseModel)
 	o.Tokens, o.Repeat = 100, 1<<20
@@ -149,7 +151,7 @@ func TestRunningTarget(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
-	llamatest.WaitFor(t, "the target to map the model", func() bool {
+	testenv.WaitFor(t, "the target to map the model", func() bool {
 		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", target.Process.Pid))
 		return err == nil && strings.Contains(string(maps), o.Model)
 	})
@@ -204,7 +206,7 @@ func TestRunningTarget(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		llamatest.WaitFor(t, "four table files", func() bool {
+		testenv.WaitFor(t, "four table files", func() bool {
 			c, err := trace.Open(dir)
 			return err == nil && c.Meta.Segments.Last >= 3
 		})
@@ -230,7 +232,7 @@ func TestRunningTarget(t *testing.T) {
 
 // With --follow each process that decodes gets a capture of its own.
 func TestFollow(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := shortRun(t, denseModel)
 	o.Repeat = 300 // long enough to be found while they run
@@ -261,7 +263,7 @@ func TestFollow(t *testing.T) {
 }
 
 func TestTwoModels(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := shortRun(t, denseModel)
 	o.Model2 = llamatest.Model(t, with(moeModel, func(c *synth.Config) { c.Layers = 2 }))
@@ -283,7 +285,7 @@ func TestTwoModels(t *testing.T) {
 
 // Libraries without .symtab still name in .dynsym what they export.
 func TestStripped(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	strip, err := exec.LookPath("strip")
 	if err != nil {
 		t.Skip("strip (binutils) is not installed")
@@ -313,7 +315,7 @@ func TestStripped(t *testing.T) {
 
 // --preload needs no root at all.
 func TestPreloadWithoutRoot(t *testing.T) {
-	llamatest.NeedRoot(t) // to become somebody else
+	testenv.NeedRoot(t) // to become somebody else
 	in := linked(t, llamatest.ForTest(t))
 	model := publicModel(t)
 	o := llama.Options{Model: model, Prompt: "rootless", Tokens: 4, Threads: 1, NoRepack: true}
@@ -336,7 +338,7 @@ func TestSummary(t *testing.T) {
 	m := &trace.Meta{
 		Dir: "capture", Detail: trace.DetailOp, Seconds: 2.345, Steps: 1234, Tokens: 1200, Rows: 56789, Contexts: 3, PID: 77,
 		Segments: trace.Segments{First: 2, Last: 4, Deleted: 2, DeletedRows: 1000},
-		Counters: trace.Counters{Received: 56790, OtherThreads: 40, NoWeight: 60, OpsLost: 5, PagesLost: 2, Faults: 1},
+		Counters: event.Counters{Received: 56790, OtherThreads: 40, NoWeight: 60, OpsLost: 5, PagesLost: 2, Faults: 1},
 		Models:   []trace.ModelInfo{{Path: "/m.gguf", Layers: 24, LayersSeen: "0-11", LayersElsewhere: "12-23"}},
 	}
 	cases := map[string]struct {

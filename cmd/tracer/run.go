@@ -11,8 +11,9 @@ import (
 	"os"
 	"slices"
 
-	"tensorcast/cmd/tracer/internal/invoker"
-	"tensorcast/ebpf"
+	"tensorcast/event"
+	"tensorcast/internal/invoker"
+	"tensorcast/internal/proc"
 	"tensorcast/trace"
 )
 
@@ -56,7 +57,7 @@ func run(ctx context.Context, o options, args []string) (status int, err error) 
 // open opens the output.
 func (c *capture) open(args []string, log *slog.Logger) error {
 	if c.pid != 0 {
-		args = commandLine(int(c.pid))
+		args = proc.CommandLine(int(c.pid))
 	}
 	ro := trace.RecorderOptions{
 		Command: args, PID: c.target.PID(), Log: log, Counters: c.capturer.Counters, Libraries: c.capturer.Libraries, Target: c.capturer.Describe,
@@ -133,7 +134,7 @@ func (c *capture) run(ctx context.Context) (int, error) {
 		return exitFailure, nil // it was said when it happened
 	case runErr != nil:
 		return 0, runErr
-	case errors.Is(finishErr, trace.ErrNoDecode), finishErr != nil && errors.Is(c.capturer.Why(), ebpf.ErrOldGGML):
+	case errors.Is(finishErr, event.ErrNoDecode), finishErr != nil && errors.Is(c.capturer.Why(), event.ErrOldGGML):
 		return c.nothingSeen(status, finishErr)
 	case finishErr != nil:
 		return 0, finishErr
@@ -151,7 +152,7 @@ func (c *capture) nothingSeen(status int, err error) (int, error) {
 	if why := c.capturer.Why(); why != nil {
 		err = why
 	}
-	if errors.Is(err, ebpf.ErrNoGGML) && !c.follow {
+	if errors.Is(err, event.ErrNoGGML) && !c.follow {
 		err = fmt.Errorf("%w If it starts one, add --follow", err)
 	}
 	if status != 0 {

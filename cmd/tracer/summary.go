@@ -11,6 +11,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 
+	"tensorcast/event"
 	"tensorcast/trace"
 )
 
@@ -102,7 +103,7 @@ func segments(s trace.Segments) string {
 }
 
 // losses says what was lost, for each kind that was.
-func losses(c trace.Counters) string {
+func losses(c event.Counters) string {
 	var kinds []string
 	for _, k := range []struct {
 		n    uint64

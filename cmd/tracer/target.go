@@ -5,17 +5,15 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"os/signal"
-	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
-	"tensorcast/cmd/tracer/internal/invoker"
-	"tensorcast/ebpf"
+	"tensorcast/internal/invoker"
+	"tensorcast/internal/proc"
 )
 
 // target is what is traced.
@@ -29,13 +27,13 @@ type target interface {
 
 // child is a command of ours. Its signals are caught from before it starts: one that comes early is for the child, too.
 type child struct {
-	*ebpf.Child
+	*proc.Child
 	signals chan os.Signal
 	release func() error // lets it run
 }
 
 // launch starts a command by one of ebpf's functions.
-func launch(cmd *exec.Cmd, start func(*exec.Cmd) (*ebpf.Child, error)) (*child, error) {
+func launch(cmd *exec.Cmd, start func(*exec.Cmd) (*proc.Child, error)) (*child, error) {
 	signals := catch(syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2)
 	c, err := start(cmd)
 	if err != nil {
@@ -121,12 +119,12 @@ func describe(user *invoker.User, args []string, o options) (*exec.Cmd, error) {
 
 // process runs already.
 type process struct {
-	*ebpf.Process
+	*proc.Process
 	signals chan os.Signal
 }
 
 func findProcess(pid int) (*process, error) {
-	p, err := ebpf.OpenProcess(pid)
+	p, err := proc.Open(pid)
 	if err != nil {
 		return nil, err
 	}
@@ -152,12 +150,3 @@ func (p *process) Run(ctx context.Context) (int, error) {
 }
 
 func (p *process) Abandon() error { return p.Close() }
-
-// commandLine is empty for a process that is gone, or a thread of the kernel.
-func commandLine(pid int) []string {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	if err != nil || len(data) == 0 {
-		return nil
-	}
-	return strings.Split(strings.TrimSuffix(string(data), "\x00"), "\x00")
-}

@@ -17,6 +17,7 @@ import (
 
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/internal/testenv"
 )
 
 // terminal is a pseudo-terminal and what was written to it.
@@ -99,7 +100,7 @@ func (term *terminal) press(t *testing.T, key string) {
 const ctrlC = "\x03"
 
 func TestStatusLine(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "line", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20}
 	t.Run("pid", func(t *testing.T) {
@@ -108,14 +109,14 @@ func TestStatusLine(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
-		llamatest.WaitFor(t, "the target to map the model", func() bool {
+		testenv.WaitFor(t, "the target to map the model", func() bool {
 			maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", target.Process.Pid))
 			return err == nil && bytes.Contains(maps, []byte(o.Model))
 		})
 		term := newTerminal(t)
 		cmd := exec.Command(tracerBinary, "-o", filepath.Join(t.TempDir(), "capture"), "--pid", fmt.Sprint(target.Process.Pid))
 		term.start(t, cmd)
-		llamatest.WaitFor(t, "two status lines", func() bool { return strings.Count(term.text(), " tok/s ") >= 2 })
+		testenv.WaitFor(t, "two status lines", func() bool { return strings.Count(term.text(), " tok/s ") >= 2 })
 		term.press(t, ctrlC)
 		if err := cmd.Wait(); err != nil {
 			t.Fatalf("tracer: %v\n%s", err, term.text())
@@ -123,7 +124,7 @@ func TestStatusLine(t *testing.T) {
 		if err := target.Process.Signal(syscall.Signal(0)); err != nil {
 			t.Errorf("the target did not survive the tracer: %v", err)
 		}
-		llamatest.WaitFor(t, "the summary", func() bool { return strings.Contains(term.text(), "filtered") })
+		testenv.WaitFor(t, "the summary", func() bool { return strings.Contains(term.text(), "filtered") })
 		line := term.text()
 		line = line[strings.LastIndex(line, "lost\r"):] // the last status line's end
 		line, _, _ = strings.Cut(line, "tracer: ")
@@ -140,7 +141,7 @@ func TestStatusLine(t *testing.T) {
 		var out bytes.Buffer
 		cmd.Stdout = &out
 		term.start(t, cmd)
-		llamatest.WaitFor(t, "a status line", func() bool { return strings.Contains(term.text(), " tok/s ") })
+		testenv.WaitFor(t, "a status line", func() bool { return strings.Contains(term.text(), " tok/s ") })
 		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
@@ -153,7 +154,7 @@ func TestStatusLine(t *testing.T) {
 
 // On a terminal the command gets Ctrl-C from the terminal, and not again from tracer; its text is not written across.
 func TestCommandOwnsTheTerminal(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	term := newTerminal(t)
 	flag := filepath.Join(t.TempDir(), "end")
 	const script = `trap 'echo got INT' INT
@@ -162,10 +163,10 @@ while ! [ -e "$0" ]; do sleep 0.05; done
 exit 3`
 	cmd := exec.Command(tracerBinary, "-o", filepath.Join(t.TempDir(), "capture"), "--", "sh", "-c", script, flag)
 	term.start(t, cmd)
-	llamatest.WaitFor(t, "the command to begin", func() bool { return strings.Contains(term.text(), "ready") })
+	testenv.WaitFor(t, "the command to begin", func() bool { return strings.Contains(term.text(), "ready") })
 	for i := range 3 {
 		term.press(t, ctrlC)
-		llamatest.WaitFor(t, "the command to get Ctrl-C", func() bool { return strings.Count(term.text(), "got INT") > i })
+		testenv.WaitFor(t, "the command to get Ctrl-C", func() bool { return strings.Count(term.text(), "got INT") > i })
 	}
 	if err := os.WriteFile(flag, nil, 0o644); err != nil {
 		t.Fatal(err)

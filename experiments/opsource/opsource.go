@@ -20,6 +20,7 @@ import (
 	"strings"
 	"time"
 
+	"tensorcast/event"
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
@@ -108,7 +109,7 @@ type Count struct {
 // Account is what the source and a tracer say of one run.
 type Account struct {
 	Count    Count          `json:"count"`
-	Counters trace.Counters `json:"counters"`
+	Counters event.Counters `json:"counters"`
 	Steps    int            `json:"steps"`
 	Rows     int64          `json:"rows"`
 }

@@ -9,14 +9,15 @@ import (
 	"strings"
 	"testing"
 
+	"tensorcast/event"
 	"tensorcast/experiments/llama/llamatest"
-	"tensorcast/trace"
+	"tensorcast/internal/testenv"
 )
 
 var tracerBinary string
 
 func TestMain(m *testing.M) {
-	path, remove, err := llamatest.BuildPackage("tracer", "tensorcast/cmd/tracer")
+	path, remove, err := testenv.BuildPackage("tracer", "tensorcast/cmd/tracer")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "build tracer:", err)
 		os.Exit(1)
@@ -94,7 +95,7 @@ func TestSourceRefuses(t *testing.T) {
 
 // TestAccounting is a small one of what cmd/accounting does with ten million ops.
 func TestAccounting(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	s := newSource(t)
 	room := []string{"--buffer", "65536"} // for all of them, however late the reader is
 	for _, test := range []struct {
@@ -127,7 +128,7 @@ func TestAccounting(t *testing.T) {
 func TestCheck(t *testing.T) {
 	good := Account{
 		Count:    Count{Graphs: 2, Ops: 100, WeightOps: 80, Threads: 2},
-		Counters: trace.Counters{Hits: 200, OtherThreads: 100, NoWeight: 20, OpsSent: 80, Received: 80}, Steps: 2, Rows: 80,
+		Counters: event.Counters{Hits: 200, OtherThreads: 100, NoWeight: 20, OpsSent: 80, Received: 80}, Steps: 2, Rows: 80,
 	}
 	lossy := good
 	lossy.Counters.OpsSent, lossy.Counters.Received, lossy.Counters.OpsLost, lossy.Counters.Unfinished = 70, 70, 9, 1

@@ -21,6 +21,7 @@ import (
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
+	"tensorcast/internal/testenv"
 )
 
 // envTarget makes the test program a target; it names the file that is there while the target is observed.
@@ -227,14 +228,14 @@ func TestReport(t *testing.T) {
 
 // TestProbes sees the probes that tracer, and Trap, set in a real llama.cpp, and that none is left.
 func TestProbes(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
-	tracer, remove, err := llamatest.BuildPackage("tracer", "tensorcast/cmd/tracer")
+	tracer, remove, err := testenv.BuildPackage("tracer", "tensorcast/cmd/tracer")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer remove()
-	overhead, remove, err := llamatest.BuildPackage("overhead", "tensorcast/experiments/cmd/overhead")
+	overhead, remove, err := testenv.BuildPackage("overhead", "tensorcast/experiments/cmd/overhead")
 	if err != nil {
 		t.Fatal(err)
 	}

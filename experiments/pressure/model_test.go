@@ -28,9 +28,6 @@ func TestDropAndLoad(t *testing.T) {
 		if err != nil || got != want {
 			t.Errorf("%s: %d bytes resident (%v), want %d", what, got, err, want)
 		}
-		if got, err := m.mincore(page); err != nil || got != want {
-			t.Errorf("%s: %d bytes resident by mincore (%v), want %d", what, got, err, want)
-		}
 	}
 	check("at first", 0)
 	if err := m.load(t.Context()); err != nil {

@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"tensorcast/ebpf"
+	"tensorcast/event"
+	"tensorcast/internal/proc"
 	"tensorcast/trace"
 )
 
@@ -50,7 +52,7 @@ func capture(ctx context.Context, dir string, args []string, log *slog.Logger) (
 	cmd := exec.Command(args[0], args[1:]...)
 	var stderr bytes.Buffer
 	cmd.Stderr, cmd.ExtraFiles = &stderr, []*os.File{null}
-	child, err := ebpf.Launch(cmd)
+	child, err := proc.Launch(cmd)
 	if err != nil {
 		return err
 	}
@@ -82,7 +84,7 @@ func capture(ctx context.Context, dir string, args []string, log *slog.Logger) (
 		return errors.Join(runErr, waitErr)
 	case status != 0:
 		return fmt.Errorf("the target ends with status %d: %s", status, bytes.TrimSpace(stderr.Bytes()))
-	case errors.Is(finishErr, trace.ErrNoDecode) && tracer.Ready() != nil:
+	case errors.Is(finishErr, event.ErrNoDecode) && tracer.Ready() != nil:
 		return tracer.Ready() // says why none was seen
 	case finishErr != nil:
 		return finishErr

@@ -23,6 +23,7 @@ import (
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
+	"tensorcast/internal/testenv"
 	"tensorcast/trace"
 )
 
@@ -163,9 +164,9 @@ func TestQuantile(t *testing.T) {
 // TestComeAndGo: tracer attaches and detaches five times while a real llama.cpp decodes four sequences in a batch. The tokens are those of an
 // undisturbed run, none is missing, and the target ends as it should.
 func TestComeAndGo(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
-	tracer, remove, err := llamatest.BuildPackage("tracer", "tensorcast/cmd/tracer")
+	tracer, remove, err := testenv.BuildPackage("tracer", "tensorcast/cmd/tracer")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"tensorcast/event"
 	"tensorcast/experiments/opsource"
-	"tensorcast/trace"
 )
 
 func TestUsage(t *testing.T) {
@@ -41,7 +41,7 @@ func TestFailureIsOneLine(t *testing.T) {
 }
 
 func TestPrint(t *testing.T) {
-	a := &opsource.Account{Count: opsource.Count{Ops: 1000, Threads: 2}, Counters: trace.Counters{Hits: 2000}}
+	a := &opsource.Account{Count: opsource.Count{Ops: 1000, Threads: 2}, Counters: event.Counters{Hits: 2000}}
 	for _, o := range []options{{}, {json: true}} {
 		var out bytes.Buffer
 		if err := o.print([]result{{Name: "a", Account: a}}, &out); err != nil || !strings.Contains(out.String(), "2") {
@@ -57,7 +57,7 @@ func TestPrint(t *testing.T) {
 func TestLoss(t *testing.T) {
 	o := options{rate: 1000}
 	account := func(lost uint64, rate float64) *opsource.Account {
-		return &opsource.Account{Count: opsource.Count{Rate: rate}, Counters: trace.Counters{OpsLost: lost}}
+		return &opsource.Account{Count: opsource.Count{Rate: rate}, Counters: event.Counters{OpsLost: lost}}
 	}
 	for _, test := range []struct {
 		lost       uint64

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"testing"
 
-	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/internal/testenv"
 )
 
 // nobody is an account that every Linux has.
@@ -20,7 +20,7 @@ const nobody = 65534
 
 func find(t *testing.T) *User {
 	t.Helper()
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	u, err := Find([]string{"SUDO_UID=65534", "SUDO_GID=12345", "SUDO_USER=nobody"})
 	if err != nil {
 		t.Fatal(err)

@@ -1,9 +1,8 @@
-package ebpf
+package proc
 
-// This file starts a command so that probes are in place before its first instruction, and waits for processes.
+// This file starts a command so that probes are in place before its first instruction.
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -164,83 +163,3 @@ func (c *Child) Wait() (int, error) {
 
 // Signal passes a signal on to the child. One that was sent while it is stopped takes effect at Release, SIGKILL at once.
 func (c *Child) Signal(s syscall.Signal) error { return c.cmd.Process.Signal(s) }
-
-// Process is a running process that need not be a child. It is held by a pidfd: another process that gets the same id
-// later is never taken for it. Its methods are safe for concurrent use, except Close.
-type Process struct{ pid, fd int }
-
-// OpenProcess finds a process. The error is ErrNoProcess if there is none. Close it.
-func OpenProcess(pid int) (*Process, error) {
-	fd, err := unix.PidfdOpen(pid, 0)
-	switch {
-	case errors.Is(err, unix.ESRCH):
-		return nil, fmt.Errorf("process %d: %w", pid, ErrNoProcess)
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.EINVAL) && pid > 0: // ENOENT since Linux 6.15
-		return nil, fmt.Errorf("%d is a thread: %w", pid, ErrNoProcess)
-	case err != nil:
-		return nil, fmt.Errorf("watch process %d: %w", pid, err)
-	}
-	return &Process{pid, fd}, nil
-}
-
-// PID is the process id.
-func (p *Process) PID() int { return p.pid }
-
-// Ended says whether the process has ended. While it has not, its id is its own.
-func (p *Process) Ended() (bool, error) { return p.poll(-1, 0) }
-
-// Wait returns when the process has ended, or with ctx's error. Meanwhile it takes no time from anybody.
-func (p *Process) Wait(ctx context.Context) error {
-	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
-	if err != nil {
-		return fmt.Errorf("watch process %d: %w", p.pid, err)
-	}
-	defer unix.Close(wake)
-	woken := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(woken)
-		_, _ = unix.Write(wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
-	})
-	defer func() {
-		if !stop() {
-			<-woken
-		}
-	}()
-	for {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if ended, err := p.poll(wake, -1); ended || err != nil {
-			return err
-		}
-	}
-}
-
-// poll waits up to timeout milliseconds (-1: for ever), or until wake can be read, and says whether the process has ended.
-func (p *Process) poll(wake, timeout int) (bool, error) {
-	fds := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}, {Fd: int32(wake), Events: unix.POLLIN}} // poll passes over a negative one
-	_, err := unix.Poll(fds, timeout)
-	if errors.Is(err, unix.EINTR) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("watch process %d: %w", p.pid, err)
-	}
-	return fds[0].Revents != 0, nil
-}
-
-// Close lets go of the process, which is not affected.
-func (p *Process) Close() error { return unix.Close(p.fd) }
-
-// WaitExit returns when a process that need not be a child has ended, or with ctx's error.
-func WaitExit(ctx context.Context, pid int) error {
-	p, err := OpenProcess(pid)
-	if errors.Is(err, ErrNoProcess) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer p.Close()
-	return p.Wait(ctx)
-}

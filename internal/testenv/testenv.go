@@ -1,6 +1,5 @@
-package llamatest
-
-// This file has what tests of several packages need besides a llama.cpp: root, models, patience.
+// Package testenv is for tests of several packages: root, commands built for a test, patience.
+package testenv
 
 import (
 	"os"
@@ -8,8 +7,6 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
-
-	"tensorcast/experiments/synth"
 )
 
 // NeedRoot skips the test with a reason unless it runs as root; in CI (the variable CI is set) it fails instead.
@@ -22,20 +19,6 @@ func NeedRoot(t testing.TB) {
 		t.Fatal("CI must run this test as root")
 	}
 	t.Skip("eBPF probes and memory cgroups need root")
-}
-
-// Model writes a synthetic model and returns its path.
-func Model(t testing.TB, cfg synth.Config) string {
-	t.Helper()
-	plan, err := synth.NewPlan(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(t.TempDir(), "model.gguf")
-	if err := plan.WriteFile(t.Context(), path, nil); err != nil {
-		t.Fatal(err)
-	}
-	return path
 }
 
 // BuildCommand builds the command of the package in the working directory of the test, for TestMain, and returns its path

@@ -1,4 +1,4 @@
-package ebpf
+package proc
 
 // This file stops a command, and what it starts, behind each execve: behind a shell, a wrapper or a server that starts workers the
 // probes are in place before the first instruction of the program that computes.

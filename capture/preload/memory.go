@@ -15,8 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tensorcast/event"
 	"tensorcast/ggml"
-	"tensorcast/trace"
 )
 
 const (
@@ -183,10 +183,10 @@ func (m *memory) free(slot int) {
 
 func (m *memory) unread(slot int) uint64 { return atomic.LoadUint64(m.u64(m.slot(slot) + slotUnread)) }
 
-func (m *memory) counters(p *process) trace.Counters {
+func (m *memory) counters(p *process) event.Counters {
 	at := m.slot(p.slot)
 	get := func(field int) uint64 { return atomic.LoadUint64(m.u64(at + field)) }
-	c := trace.Counters{
+	c := event.Counters{
 		NoWeight: get(slotNoWeight), OpsSent: get(slotOpsSent), OpsLost: get(slotOpsLost), OthersLost: get(slotOthersLost), Clipped: p.clipped, Received: p.received,
 	}
 	c.Hits = get(slotNodes)

@@ -18,8 +18,8 @@ import (
 	"syscall"
 	"time"
 
+	"tensorcast/event"
 	"tensorcast/ggml"
-	"tensorcast/trace"
 )
 
 var (
@@ -31,8 +31,6 @@ var (
 	ErrNoGraph = errors.New("the program ended, or the capture did, without a call of ggml_graph_compute that can be interposed: it computed nothing, or holds ggml statically; in that case trace it as root, without --preload")
 	// ErrOtherProcess says that only processes which the target started computed graphs.
 	ErrOtherProcess = errors.New("the program itself computed nothing, but a process that it started did: use --follow")
-	// ErrLayout says that ggml's structs have a layout that is not known.
-	ErrLayout = errors.New("the target's ggml has a layout that this version does not know")
 )
 
 const (
@@ -71,7 +69,7 @@ type Session struct {
 	procs   map[int]*process
 	strays  map[int]string // processes that compute but are not followed: their commands
 	loaded  bool           // some process has loaded the shim; kept at Close
-	ended   trace.Counters // of followed processes that are gone
+	ended   event.Counters // of followed processes that are gone
 	images  []imageInfo
 	unread  uint64 // graphs of processes that are gone, which the shim could not read
 }
@@ -158,13 +156,13 @@ func (s *Session) Libraries() []string {
 }
 
 // Target is what a process has said about its ggml.
-func (s *Session) Target(pid int) trace.TargetInfo {
+func (s *Session) Target(pid int) event.TargetInfo {
 	for _, im := range s.images {
 		if im.pid == pid {
-			return trace.TargetInfo{GGMLVersion: im.version, GGMLCommit: im.commit, LayoutOrigin: im.layout.Origin}
+			return event.TargetInfo{GGMLVersion: im.version, GGMLCommit: im.commit, LayoutOrigin: im.layout.Origin}
 		}
 	}
-	return trace.TargetInfo{}
+	return event.TargetInfo{}
 }
 
 // Seen says, after Run, whether the target reported any graph: nil, [ErrNotLoaded], [ErrOtherProcess] or [ErrNoGraph].
@@ -184,7 +182,7 @@ func (s *Session) Seen() error {
 
 // Counters reads the account of every op that the followed processes computed. Its sums hold once they have stopped. Hits are
 // ops of graphs, not calls of probes.
-func (s *Session) Counters() (trace.Counters, error) {
+func (s *Session) Counters() (event.Counters, error) {
 	sum := s.ended
 	for _, p := range s.procs {
 		if p.followed {
@@ -194,7 +192,7 @@ func (s *Session) Counters() (trace.Counters, error) {
 	return sum, nil
 }
 
-func addCounters(sum *trace.Counters, c trace.Counters) {
+func addCounters(sum *event.Counters, c event.Counters) {
 	sum.Hits += c.Hits
 	sum.NoWeight += c.NoWeight
 	sum.OpsSent += c.OpsSent

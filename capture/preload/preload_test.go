@@ -15,11 +15,11 @@ import (
 	"syscall"
 	"testing"
 
+	"tensorcast/event"
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
-	"tensorcast/trace"
 )
 
 var (
@@ -108,17 +108,17 @@ type run struct {
 	stdout, stderr string
 	state          *os.ProcessState
 	pid            int
-	events         []trace.Event
-	counters       trace.Counters
+	events         []event.Event
+	counters       event.Counters
 	libraries      []string
-	target         trace.TargetInfo
+	target         event.TargetInfo
 	seen, err      error // of Seen and of Run
 }
 
 // scene is what happens during it.
 type scene struct {
 	Options
-	event func(*exec.Cmd, trace.Event) // hears each event as it comes
+	event func(*exec.Cmd, event.Event) // hears each event as it comes
 	fails bool                         // Run is to return an error
 }
 
@@ -149,7 +149,7 @@ func observe(t *testing.T, cmd *exec.Cmd, sc scene) run {
 		cancel()
 	}()
 	r := run{pid: cmd.Process.Pid}
-	r.err = s.Run(ctx, r.pid, func(e trace.Event) error {
+	r.err = s.Run(ctx, r.pid, func(e event.Event) error {
 		r.events = append(r.events, e)
 		if sc.event != nil {
 			sc.event(cmd, e)
@@ -180,7 +180,7 @@ func accounted(t *testing.T, r run) {
 	}
 	var ops uint64
 	for _, e := range r.events {
-		if _, ok := e.(*trace.Op); ok {
+		if _, ok := e.(*event.Op); ok {
 			ops++
 		}
 	}
@@ -203,22 +203,22 @@ type read struct {
 // reads numbers steps from 0, as the driver does.
 func (r run) reads(t *testing.T) []read {
 	t.Helper()
-	files := map[trace.FileID]string{}
+	files := map[event.FileID]string{}
 	step, open := -1, false
 	var last uint64
 	var out []read
 	for _, e := range r.events {
 		switch e := e.(type) {
-		case trace.FileSeen:
+		case event.FileSeen:
 			files[e.File] = e.Path
-		case trace.DecodeBegin:
+		case event.DecodeBegin:
 			if open {
 				t.Fatal("a decode begins in another")
 			}
 			step, open = step+1, true
-		case trace.DecodeEnd:
+		case event.DecodeEnd:
 			open = false
-		case *trace.Op:
+		case *event.Op:
 			if !open || int(e.Decode) != step+1 {
 				t.Fatalf("op of decode %d in step %d (in it: %v)", e.Decode, step, open)
 			}
@@ -332,7 +332,7 @@ func checkDecodes(t *testing.T, r run, announced bool) {
 	var tokens []int32
 	contexts := map[uint64]bool{}
 	for _, e := range r.events {
-		d, ok := e.(trace.DecodeBegin)
+		d, ok := e.(event.DecodeBegin)
 		if !ok {
 			continue
 		}

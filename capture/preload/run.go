@@ -15,8 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tensorcast/event"
 	"tensorcast/ggml"
-	"tensorcast/trace"
 )
 
 // process is one that has a slot.
@@ -29,11 +29,11 @@ type process struct {
 	received  uint64 // ops
 	clipped   uint64 // of them, without the rows that they gather
 	ops       map[uint32]string
-	paths     map[trace.FileID]string
-	shown     map[trace.FileID]bool // files that a FileSeen told of
+	paths     map[event.FileID]string
+	shown     map[event.FileID]bool // files that a FileSeen told of
 	templates map[uint32]*template
 	decodes   bool // llama_decode is seen: no step has to be derived
-	derived   trace.DerivedSteps
+	derived   event.DerivedSteps
 }
 
 func (p *process) close() {
@@ -56,7 +56,7 @@ func (p *process) alive() bool {
 // Run hands events of the process pid, and with Follow of all that compute, to handle until ctx is done; then it hands over what
 // the programs have written by then and returns nil. It returns the first error of handle or Tick at once. The slices of an
 // [trace.Op]'s Sources are shared by events: they must not be modified. Run is called once; after it programs report nothing more.
-func (s *Session) Run(ctx context.Context, pid int, handle func(trace.Event) error) error {
+func (s *Session) Run(ctx context.Context, pid int, handle func(event.Event) error) error {
 	defer s.mem.stop()
 	s.target = pid
 	tick := time.NewTicker(s.opts.Interval)
@@ -83,7 +83,7 @@ func (s *Session) Run(ctx context.Context, pid int, handle func(trace.Event) err
 }
 
 // look reads what all processes have written.
-func (s *Session) look(handle func(trace.Event) error) error {
+func (s *Session) look(handle func(event.Event) error) error {
 	for i := range slots {
 		pid := s.mem.pid(i)
 		if pid == 0 {
@@ -111,7 +111,7 @@ func (s *Session) look(handle func(trace.Event) error) error {
 func (s *Session) meet(pid, slot int) *process {
 	p := &process{
 		pid: pid, slot: slot, handle: -1, followed: pid == s.target || s.opts.Follow,
-		ops: map[uint32]string{}, paths: map[trace.FileID]string{}, shown: map[trace.FileID]bool{}, templates: map[uint32]*template{}, derived: trace.DerivedSteps{PID: int32(pid)},
+		ops: map[uint32]string{}, paths: map[event.FileID]string{}, shown: map[event.FileID]bool{}, templates: map[uint32]*template{}, derived: event.DerivedSteps{PID: int32(pid)},
 	}
 	if fd, err := unix.PidfdOpen(pid, 0); err == nil {
 		p.handle = fd
@@ -121,7 +121,7 @@ func (s *Session) meet(pid, slot int) *process {
 }
 
 // begin tells of a process that is followed, before its first event.
-func (s *Session) begin(p *process, r *processRecord, handle func(trace.Event) error) error {
+func (s *Session) begin(p *process, r *processRecord, handle func(event.Event) error) error {
 	switch {
 	case p.begun: // it has called execve
 		return nil
@@ -132,7 +132,7 @@ func (s *Session) begin(p *process, r *processRecord, handle func(trace.Event) e
 		return nil
 	}
 	p.begun = true
-	e := trace.ProcessBegin{PID: int32(p.pid), Parent: r.parent, Command: r.command}
+	e := event.ProcessBegin{PID: int32(p.pid), Parent: r.parent, Command: r.command}
 	if p.pid == s.target {
 		e.Parent = 0
 	}
@@ -140,7 +140,7 @@ func (s *Session) begin(p *process, r *processRecord, handle func(trace.Event) e
 }
 
 // part ends with a process that is gone and has nothing more to say.
-func (s *Session) part(p *process, handle func(trace.Event) error) error {
+func (s *Session) part(p *process, handle func(event.Event) error) error {
 	p.gone = true
 	p.close()
 	if p.followed {
@@ -156,7 +156,7 @@ func (s *Session) part(p *process, handle func(trace.Event) error) error {
 }
 
 // end tells of the end of a process.
-func (s *Session) end(p *process, handle func(trace.Event) error) error {
+func (s *Session) end(p *process, handle func(event.Event) error) error {
 	if !p.begun {
 		return nil
 	}
@@ -167,11 +167,11 @@ func (s *Session) end(p *process, handle func(trace.Event) error) error {
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 		return fmt.Errorf("read the monotonic clock: %w", err)
 	}
-	return handle(trace.ProcessEnd{Time: now.Nano(), PID: int32(p.pid)})
+	return handle(event.ProcessEnd{Time: now.Nano(), PID: int32(p.pid)})
 }
 
 // finish ends with all processes.
-func (s *Session) finish(handle func(trace.Event) error) error {
+func (s *Session) finish(handle func(event.Event) error) error {
 	for _, p := range s.procs {
 		if !p.followed {
 			continue
@@ -192,7 +192,7 @@ func (s *Session) finish(handle func(trace.Event) error) error {
 }
 
 // drain reads what a process has written and returns the number of records.
-func (s *Session) drain(p *process, handle func(trace.Event) error) (int, error) {
+func (s *Session) drain(p *process, handle func(event.Event) error) (int, error) {
 	n, err := s.mem.read(p.slot, func(kind uint32, body []byte) error { return s.record(p, kind, body, handle) })
 	if err != nil {
 		return n, fmt.Errorf("process %d: %w", p.pid, err)
@@ -200,7 +200,7 @@ func (s *Session) drain(p *process, handle func(trace.Event) error) (int, error)
 	return n, nil
 }
 
-func (s *Session) record(p *process, kind uint32, body []byte, handle func(trace.Event) error) error {
+func (s *Session) record(p *process, kind uint32, body []byte, handle func(event.Event) error) error {
 	if kind == kindProcess {
 		r, err := readProcess(body)
 		if err != nil {
@@ -254,7 +254,7 @@ func (s *Session) record(p *process, kind uint32, body []byte, handle func(trace
 		if err := p.derived.EndThread(int32(d.tid), handle); err != nil {
 			return err
 		}
-		return handle(trace.DecodeBegin{
+		return handle(event.DecodeBegin{
 			Time: d.time, PID: int32(p.pid), TID: int32(d.tid), Context: d.context, Decode: d.decode, Tokens: d.tokens, Warmup: d.warmup, Sequences: d.sequences,
 		})
 	case kindDecodeEnd:
@@ -262,7 +262,7 @@ func (s *Session) record(p *process, kind uint32, body []byte, handle func(trace
 		if err != nil {
 			return err
 		}
-		return handle(trace.DecodeEnd{Time: d.time, PID: int32(p.pid), TID: int32(d.tid), Decode: d.decode})
+		return handle(event.DecodeEnd{Time: d.time, PID: int32(p.pid), TID: int32(d.tid), Decode: d.decode})
 	}
 	return fmt.Errorf("%w: a record of kind %d", errCorrupt, kind)
 }
@@ -296,14 +296,14 @@ func (s *Session) image(p *process, im *imageRecord) error {
 	return nil
 }
 
-// layoutError is ErrLayout with the evidence.
+// layoutError is event.ErrLayout with the evidence.
 func (s *Session) layoutError(im *imageRecord) error {
 	for _, raw := range im.samples {
 		if err := s.layouts[0].Check(raw, 0); err != nil {
-			return fmt.Errorf("%w: %s: %w", ErrLayout, im.path, err)
+			return fmt.Errorf("%w: %s: %w", event.ErrLayout, im.path, err)
 		}
 	}
-	return fmt.Errorf("%w: %s (its graphs and ggml's own functions disagree on it)", ErrLayout, im.path)
+	return fmt.Errorf("%w: %s (its graphs and ggml's own functions disagree on it)", event.ErrLayout, im.path)
 }
 
 // libraries lists a library of ggml and its neighbours, which may have the debug information.
@@ -333,7 +333,7 @@ func hostPath(pid int, path string) string {
 	return path
 }
 
-func (s *Session) graph(p *process, g *graphRecord, handle func(trace.Event) error) error {
+func (s *Session) graph(p *process, g *graphRecord, handle func(event.Event) error) error {
 	t := p.templates[g.template]
 	if t == nil || t.hash != g.hash || len(t.ops) != int(g.ops) {
 		return fmt.Errorf("%w: a graph of ops that it never told", errCorrupt)
@@ -349,14 +349,14 @@ func (s *Session) graph(p *process, g *graphRecord, handle func(trace.Event) err
 		o := &t.ops[i]
 		name := p.ops[o.op]
 		if name == "" {
-			return fmt.Errorf("%w: its ggml_op_name does not name op %d", ErrLayout, o.op)
+			return fmt.Errorf("%w: its ggml_op_name does not name op %d", event.ErrLayout, o.op)
 		}
 		for k := range o.sources {
 			if err := s.showFile(p, &o.sources[k], handle); err != nil {
 				return err
 			}
 		}
-		op := trace.Op{
+		op := event.Op{
 			Time: g.time, Duration: -1, Stall: -1, PID: int32(p.pid), TID: int32(g.tid), Decode: decode, Graph: g.graph, Seq: g.seq + uint64(o.node) + 1, Name: name, Sources: o.sources, Memo: &o.memo,
 		}
 		switch o.gather {
@@ -385,14 +385,14 @@ func (s *Session) graph(p *process, g *graphRecord, handle func(trace.Event) err
 
 // derive begins a step where token embeddings are looked up and no llama_decode was ever seen: the program gets that
 // function from dlsym.
-func (p *process) derive(t *template, g *graphRecord, handle func(trace.Event) error) error {
+func (p *process) derive(t *template, g *graphRecord, handle func(event.Event) error) error {
 	if p.decodes {
 		return nil
 	}
 	for i := range t.ops {
 		o := &t.ops[i]
 		ids, ok := g.ids[i]
-		if !ok || o.sources[0].Name != trace.TokenEmbeddings {
+		if !ok || o.sources[0].Name != event.TokenEmbeddings {
 			continue
 		}
 		return p.derived.Begin(int32(g.tid), g.time, len(ids.ids), handle)
@@ -401,7 +401,7 @@ func (p *process) derive(t *template, g *graphRecord, handle func(trace.Event) e
 }
 
 // showFile tells of a file before the first op that reads from it.
-func (s *Session) showFile(p *process, src *trace.Source, handle func(trace.Event) error) error {
+func (s *Session) showFile(p *process, src *event.Source, handle func(event.Event) error) error {
 	if !src.InFile || p.shown[src.File] {
 		return nil
 	}
@@ -412,7 +412,7 @@ func (s *Session) showFile(p *process, src *trace.Source, handle func(trace.Even
 	p.shown[src.File] = true
 	// /proc/PID/maps writes a newline as \012, and says of a file that was removed that it was.
 	path = strings.TrimSuffix(strings.ReplaceAll(path, `\012`, "\n"), " (deleted)")
-	return handle(trace.FileSeen{PID: int32(p.pid), File: src.File, Path: p.find(path, src.File.Ino)})
+	return handle(event.FileSeen{PID: int32(p.pid), File: src.File, Path: p.find(path, src.File.Ino)})
 }
 
 // find is where this process can open a file of the target: the inode tells whether the same path is another file here.

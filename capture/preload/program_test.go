@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"tensorcast/event"
 	"tensorcast/experiments/llama"
 	"tensorcast/ggml"
-	"tensorcast/trace"
 )
 
 // compileC compiles a fixture for the ordinary user.
@@ -117,20 +117,20 @@ func TestServer(t *testing.T) {
 		t.Errorf("lost: %+v", r.counters)
 	}
 	type state struct {
-		decode trace.DecodeBegin
-		files  map[trace.FileID]bool
+		decode event.DecodeBegin
+		files  map[event.FileID]bool
 		ops    int
 	}
-	threads, files := map[int32]*state{}, map[trace.FileID]bool{}
+	threads, files := map[int32]*state{}, map[event.FileID]bool{}
 	contexts := map[uint64]int{} // ops of a step of 3 tokens
 	for _, e := range r.events {
 		switch e := e.(type) {
-		case trace.DecodeBegin:
+		case event.DecodeBegin:
 			if want := []int32{0, 1, 2}; e.Tokens == 3 && !slices.Equal(e.Sequences, want) {
 				t.Fatalf("sequences %v, want %v", e.Sequences, want)
 			}
-			threads[e.TID] = &state{decode: e, files: map[trace.FileID]bool{}}
-		case *trace.Op:
+			threads[e.TID] = &state{decode: e, files: map[event.FileID]bool{}}
+		case *event.Op:
 			s := threads[e.TID]
 			if s == nil || s.decode.Decode != e.Decode {
 				t.Fatalf("op of decode %d on thread %d", e.Decode, e.TID)
@@ -139,7 +139,7 @@ func TestServer(t *testing.T) {
 			for _, src := range e.Sources {
 				s.files[src.File], files[src.File] = true, true
 			}
-		case trace.DecodeEnd:
+		case event.DecodeEnd:
 			s := threads[e.TID]
 			if len(s.files) != 1 {
 				t.Fatalf("a decode reads %d models", len(s.files))
@@ -170,16 +170,16 @@ func TestDerivedSteps(t *testing.T) {
 	compare(t, sequence(got.reads(t)), sequence(want.reads(t)))
 	accounted(t, got)
 	tokens := func(r run, derived bool) (out []int32) {
-		var open *trace.DecodeBegin
+		var open *event.DecodeBegin
 		for _, e := range r.events {
 			switch e := e.(type) {
-			case trace.DecodeBegin:
+			case event.DecodeBegin:
 				if e.Derived != derived {
 					t.Errorf("derived: %v, want %v", e.Derived, derived)
 				}
 				open = &e
 				out = append(out, e.Tokens)
-			case trace.DecodeEnd:
+			case event.DecodeEnd:
 				if open == nil || e.Decode != open.Decode || e.Time <= open.Time {
 					t.Errorf("the end of decode %d at %d, after %+v", e.Decode, e.Time, open)
 				}
@@ -229,7 +229,7 @@ func TestProcesses(t *testing.T) {
 	accounted(t, r)
 
 	r = observe(t, shell(`"$0" "$@"; exit 7`), scene{})
-	if !errors.Is(r.seen, ErrOtherProcess) || len(r.events) != 0 || r.counters != (trace.Counters{}) || r.state.ExitCode() != 7 {
+	if !errors.Is(r.seen, ErrOtherProcess) || len(r.events) != 0 || r.counters != (event.Counters{}) || r.state.ExitCode() != 7 {
 		t.Errorf("%v; %d events; %+v; %v", r.seen, len(r.events), r.counters, r.state)
 	}
 
@@ -242,22 +242,22 @@ func TestProcesses(t *testing.T) {
 	for _, e := range r.events {
 		var pid int32
 		switch e := e.(type) {
-		case trace.ProcessBegin:
+		case event.ProcessBegin:
 			pid = e.PID
 			if e.Parent != int32(r.pid) || len(e.Command) == 0 || e.Command[0] != in.Driver {
 				t.Errorf("%+v", e)
 			}
 			byPID[pid] = &run{pid: int(pid)}
-		case trace.ProcessEnd:
+		case event.ProcessEnd:
 			pid = e.PID
 			ended[pid] = true
-		case trace.FileSeen:
+		case event.FileSeen:
 			pid = e.PID
-		case trace.DecodeBegin:
+		case event.DecodeBegin:
 			pid = e.PID
-		case trace.DecodeEnd:
+		case event.DecodeEnd:
 			pid = e.PID
-		case *trace.Op:
+		case *event.Op:
 			pid = e.PID
 		}
 		byPID[pid].events = append(byPID[pid].events, e)
@@ -275,8 +275,8 @@ func TestKilled(t *testing.T) {
 	in := install(t)
 	o := llama.Options{Model: model(t, denseModel), Prompt: "killed", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20}
 	decodes := 0
-	r := observe(t, in.Command(t.Context(), o), scene{event: func(cmd *exec.Cmd, e trace.Event) {
-		if _, ok := e.(trace.DecodeEnd); ok {
+	r := observe(t, in.Command(t.Context(), o), scene{event: func(cmd *exec.Cmd, e event.Event) {
+		if _, ok := e.(event.DecodeEnd); ok {
 			if decodes++; decodes == 50 {
 				if err := cmd.Process.Kill(); err != nil {
 					t.Error(err)
@@ -288,7 +288,7 @@ func TestKilled(t *testing.T) {
 	if status, ok := r.state.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL || decodes < 50 {
 		t.Errorf("%v after %d decodes", r.state, decodes)
 	}
-	if _, ok := r.events[len(r.events)-1].(trace.ProcessEnd); !ok {
+	if _, ok := r.events[len(r.events)-1].(event.ProcessEnd); !ok {
 		t.Errorf("the last event is %+v", r.events[len(r.events)-1])
 	}
 }
@@ -310,8 +310,8 @@ func TestReaderGivesUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	enough := errors.New("enough")
-	err = s.Run(t.Context(), cmd.Process.Pid, func(e trace.Event) error {
-		if _, ok := e.(*trace.Op); ok {
+	err = s.Run(t.Context(), cmd.Process.Pid, func(e event.Event) error {
+		if _, ok := e.(*event.Op); ok {
 			return enough
 		}
 		return nil
@@ -436,14 +436,14 @@ func TestUnknownLayout(t *testing.T) {
 	cmd, _ := build("stripped", "-s")
 	r := observe(t, cmd, scene{fails: true})
 	var evidence *ggml.MismatchError
-	if !errors.Is(r.err, ErrLayout) || !errors.As(r.err, &evidence) || strings.Contains(r.err.Error(), "\n") {
-		t.Errorf("want ErrLayout with evidence, got %v", r.err)
+	if !errors.Is(r.err, event.ErrLayout) || !errors.As(r.err, &evidence) || strings.Contains(r.err.Error(), "\n") {
+		t.Errorf("want event.ErrLayout with evidence, got %v", r.err)
 	}
 
 	ops := 0
 	cmd, stdin := build("debug", "-g")
-	r = observe(t, cmd, scene{event: func(_ *exec.Cmd, e trace.Event) {
-		o, ok := e.(*trace.Op)
+	r = observe(t, cmd, scene{event: func(_ *exec.Cmd, e event.Event) {
+		o, ok := e.(*event.Op)
 		if !ok {
 			return
 		}

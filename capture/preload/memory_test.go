@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tensorcast/event"
 	"tensorcast/ggml"
-	"tensorcast/trace"
 )
 
 // session makes one without a shim.
@@ -100,14 +100,14 @@ func FuzzRecord(f *testing.F) {
 		s := session(t)
 		p := s.meet(os.Getpid(), 0)
 		p.followed, p.begun = true, true
-		handle := func(e trace.Event) error {
-			if o, ok := e.(*trace.Op); ok && (o.Name == "" || len(o.Sources) == 0) {
+		handle := func(e event.Event) error {
+			if o, ok := e.(*event.Op); ok && (o.Name == "" || len(o.Sources) == 0) {
 				t.Errorf("%+v", o)
 			}
 			return nil
 		}
 		for _, b := range [][]byte{body, second} {
-			if err := s.record(p, uint32(kind), b, handle); err != nil && !errors.Is(err, errCorrupt) && !errors.Is(err, ErrLayout) {
+			if err := s.record(p, uint32(kind), b, handle); err != nil && !errors.Is(err, errCorrupt) && !errors.Is(err, event.ErrLayout) {
 				var mismatch *ggml.MismatchError
 				if !errors.As(err, &mismatch) {
 					t.Error(err)
@@ -120,7 +120,7 @@ func FuzzRecord(f *testing.F) {
 						continue
 					}
 					g := graphRecord{hash: tmpl.hash, template: id, ops: uint32(len(tmpl.ops))}
-					if err := s.graph(p, &g, handle); err != nil && !errors.Is(err, errCorrupt) && !errors.Is(err, ErrLayout) {
+					if err := s.graph(p, &g, handle); err != nil && !errors.Is(err, errCorrupt) && !errors.Is(err, event.ErrLayout) {
 						t.Error(err)
 					}
 				}

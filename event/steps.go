@@ -1,4 +1,4 @@
-package trace
+package event
 
 // This file numbers the steps of a target whose llama_decode is not seen, as where llama.cpp was linked into a stripped program and only
 // ggml's libraries have symbols, or where a program builds graphs by itself: a step begins when token embeddings are looked up.

@@ -1,4 +1,4 @@
-package ebpf
+package proc
 
 import (
 	"bytes"
@@ -11,11 +11,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
-	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/internal/testenv"
 )
 
 // launch starts a command stopped and returns it with what it will have written.
@@ -112,7 +113,7 @@ func TestLaunchFails(t *testing.T) {
 
 // Under ptrace the kernel gives a set-user-ID program no privileges, unless root is the tracer.
 func TestLaunchSetUserID(t *testing.T) {
-	llamatest.NeedRoot(t)
+	testenv.NeedRoot(t)
 	dir := t.TempDir()
 	for _, d := range []string{dir, filepath.Dir(dir)} {
 		if err := os.Chmod(d, 0o755); err != nil {
@@ -165,7 +166,7 @@ func TestProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = cmd.Process.Kill() }()
-	p, err := OpenProcess(cmd.Process.Pid)
+	p, err := Open(cmd.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +189,7 @@ func TestProcess(t *testing.T) {
 	if ended, err := p.Ended(); !ended || err != nil { // its id is free now, and may be another's
 		t.Errorf("a process that is gone has ended: %v (%v)", ended, err)
 	}
-	if _, err := OpenProcess(cmd.Process.Pid); !errors.Is(err, ErrNoProcess) {
+	if _, err := Open(cmd.Process.Pid); !errors.Is(err, ErrNoProcess) {
 		t.Errorf("opened a process that is gone: %v", err)
 	}
 	if err := WaitExit(t.Context(), cmd.Process.Pid); err != nil {
@@ -205,10 +206,54 @@ func TestProcess(t *testing.T) {
 			tid = 10*tid + int(c-'0')
 		}
 		if tid != os.Getpid() {
-			if _, err := OpenProcess(tid); !errors.Is(err, ErrNoProcess) || !strings.Contains(err.Error(), "thread") {
+			if _, err := Open(tid); !errors.Is(err, ErrNoProcess) || !strings.Contains(err.Error(), "thread") {
 				t.Errorf("opened a thread: %v", err)
 			}
 			return
 		}
+	}
+}
+
+func TestLaunch(t *testing.T) {
+	mark := filepath.Join(t.TempDir(), "ran")
+	child, err := Launch(exec.Command("sh", "-c", "touch "+mark+"; exit 3"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(20 * time.Millisecond)
+	if _, err := os.Stat(mark); err == nil {
+		t.Error("the command ran before Release")
+	}
+	if err := child.Release(); err != nil {
+		t.Fatal(err)
+	}
+	if status, err := child.Wait(); status != 3 || err != nil {
+		t.Errorf("status %d, %v", status, err)
+	}
+	if _, err := os.Stat(mark); err != nil {
+		t.Error("the command did not run")
+	}
+	if _, err := Launch(exec.Command("/no/such/program")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no such program: %v", err)
+	}
+}
+
+func TestWaitExit(t *testing.T) {
+	cmd := exec.Command("sleep", "600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := WaitExit(ctx, cmd.Process.Pid); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+	go func() { _ = cmd.Process.Kill() }()
+	if err := WaitExit(t.Context(), cmd.Process.Pid); err != nil {
+		t.Error(err)
+	}
+	_ = cmd.Wait()
+	if err := WaitExit(t.Context(), cmd.Process.Pid); err != nil {
+		t.Errorf("gone: %v", err)
 	}
 }

@@ -1,6 +1,7 @@
-package gguf
+// Package pagecache asks which bytes of files are in memory, and drops them.
+package pagecache
 
-// This file owns the question which bytes of a file are in memory.
+// This file asks.
 
 import (
 	"errors"

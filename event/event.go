@@ -1,8 +1,13 @@
-package trace
+package event
 
 // This file defines what a capturer reports about a running target, whatever the means of capture.
 
-import "tensorcast/gguf"
+import (
+	"fmt"
+	"slices"
+
+	"tensorcast/gguf"
+)
 
 // Event is one observation: FileSeen, DecodeBegin, DecodeEnd, *Op, PageIn, ProcessBegin or ProcessEnd. Events of one thread come in the order in which they happened.
 type Event interface{ event() }
@@ -63,17 +68,14 @@ type Op struct {
 	Sources []Source
 	Buffers []Buffer // what it touches besides weights, if that was asked for
 	Clipped bool     // the op had more weights or ids than the capturer could carry: a defect to report, never to hide
-	// Memo, if not nil, is shared by ops of one process that have the same Name, GatherDim, ByExpert and Sources: what the recorder has
-	// worked out of these is kept there.
+	// Memo, if not nil, is shared by ops of one process that have the same Name, GatherDim, ByExpert and Sources: a consumer keeps there what it
+	// has worked out of these.
 	Memo *Memo
 }
 
-// Memo is what a Recorder keeps with a capturer's knowledge of an op. The zero value holds nothing. It is for one goroutine, as the recorder.
-type Memo struct {
-	by    *Recorder
-	files int // that were known to it
-	reads []read
-}
+// Memo is a place for what the one consumer of a stream of events has worked out of an op. Capturers do not look at it. The zero value holds nothing.
+// It is for the goroutine that handles the events.
+type Memo struct{ Value any }
 
 // Source is one weight that an op reads.
 type Source struct {
@@ -149,6 +151,18 @@ func (ProcessBegin) event() {}
 func (ProcessEnd) event()   {}
 
 var causeNames = []string{"fault", "readahead", "read", "other"}
+
+// CauseNames are the names of the causes, each at its number.
+func CauseNames() []string { return slices.Clone(causeNames) }
+
+// ParseCause is the cause of a name.
+func ParseCause(name string) (Cause, error) {
+	i := slices.Index(causeNames, name)
+	if i < 0 {
+		return 0, fmt.Errorf("cause %q is not one of %v", name, causeNames)
+	}
+	return Cause(i), nil
+}
 
 func (c Cause) String() string { return causeNames[min(c, CauseOther)] }
 

@@ -8,9 +8,9 @@ import (
 	"fmt"
 	"strings"
 
+	"tensorcast/event"
 	"tensorcast/ggml"
 	"tensorcast/gguf"
-	"tensorcast/trace"
 )
 
 // kinds of records, as in shim.c
@@ -148,9 +148,9 @@ func readOpName(body []byte) (op uint32, name string, err error) {
 	return op, r.text(nameBytes), r.err("an op's name")
 }
 
-func readFile(body []byte) (id trace.FileID, path string, err error) {
+func readFile(body []byte) (id event.FileID, path string, err error) {
 	r := reader{b: body}
-	id = trace.FileID{Dev: r.u64(), Ino: r.u64()}
+	id = event.FileID{Dev: r.u64(), Ino: r.u64()}
 	return id, r.text(len(r.b)), r.err("a file")
 }
 
@@ -165,8 +165,8 @@ type templateOp struct {
 	node    uint32 // among those that the graph computes
 	gather  uint32
 	selects uint32
-	sources []trace.Source
-	memo    trace.Memo
+	sources []event.Source
+	memo    event.Memo
 }
 
 func readTemplate(body []byte) (id uint32, t *template, err error) {
@@ -193,8 +193,8 @@ func readTemplate(body []byte) (id uint32, t *template, err error) {
 	return id, t, r.err("a graph's ops")
 }
 
-func readSource(r *reader) trace.Source {
-	s := trace.Source{Data: r.u64(), Offset: int64(r.u64())}
+func readSource(r *reader) event.Source {
+	s := event.Source{Data: r.u64(), Offset: int64(r.u64())}
 	s.File.Ino, s.File.Dev = r.u64(), r.u64()
 	s.Type = gguf.Type(r.u32())
 	s.InFile = r.u32() != 0

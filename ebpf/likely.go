@@ -1,0 +1,54 @@
+package ebpf
+
+// This file knows which libraries a command is likely to load.
+
+import (
+	"debug/elf"
+	"path/filepath"
+	"strings"
+)
+
+// likelyLibraries lists the llama.cpp libraries that a program finds by itself: beside it, in its run path and in
+// LD_LIBRARY_PATH. Probes can be set on them before the program loads them; no event of the first token is missed.
+func likelyLibraries(exe string, env []string) []string {
+	dir := filepath.Dir(exe)
+	dirs := []string{dir, filepath.Join(dir, "lib"), filepath.Join(dir, "..", "lib")}
+	for _, kv := range env {
+		if v, ok := strings.CutPrefix(kv, "LD_LIBRARY_PATH="); ok {
+			dirs = append(dirs, filepath.SplitList(v)...)
+		}
+	}
+	dirs = append(dirs, runPath(exe, dir)...)
+	var files []string
+	for _, d := range dirs {
+		for _, pattern := range []string{"libggml*.so*", "libllama*.so*"} {
+			found, err := filepath.Glob(filepath.Join(d, pattern))
+			if err == nil {
+				files = append(files, found...)
+			}
+		}
+	}
+	return files
+}
+
+func runPath(exe, origin string) []string {
+	f, err := elf.Open(exe)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	var dirs []string
+	for _, tag := range []elf.DynTag{elf.DT_RPATH, elf.DT_RUNPATH} {
+		entries, err := f.DynString(tag)
+		if err != nil {
+			continue
+		}
+		for _, e := range entries {
+			for _, d := range filepath.SplitList(e) {
+				d = strings.ReplaceAll(d, "${ORIGIN}", origin)
+				dirs = append(dirs, strings.ReplaceAll(d, "$ORIGIN", origin))
+			}
+		}
+	}
+	return dirs
+}
