@@ -8,10 +8,11 @@ import (
 	"testing"
 
 	"tensorcast/trace"
+	"tensorcast/trace/tables"
 )
 
 // twoModels is denseModel and a draft model whose tensors have the same names.
-func twoModels() []trace.StructureRow {
+func twoModels() []tables.StructureRow {
 	both := slices.Clone(denseModel)
 	for _, r := range denseModel[:3] {
 		r.Model, r.File = 1, "draft.gguf"
@@ -23,13 +24,13 @@ func twoModels() []trace.StructureRow {
 // Contexts of two models on one thread, and two contexts of one model, do not garble one another.
 func TestContextsAreToldApart(t *testing.T) {
 	c := newCapture(t, twoModels())
-	c.meta.Models = append(c.meta.Models, trace.ModelInfo{Path: "/models/draft.gguf"})
+	c.meta.Models = append(c.meta.Models, tables.ModelInfo{Path: "/models/draft.gguf"})
 	draft := []planted{{tensor: 11, op: "GET_ROWS", bytes: 64}, {tensor: 12, op: "MUL_MAT", bytes: 1000}}
 	write := func(context, step, token int32, reads []planted) {
 		for i, r := range reads {
-			err := c.w.Access(&trace.Access{
-				Timestamp: int64(step)*1000 + int64(i), Step: step, Token: token, Phase: trace.PhaseGeneration, Thread: 1, Op: r.op, Tensor: r.tensor, Bytes: r.bytes,
-				Context: context, Duration: trace.NotObserved,
+			err := c.w.Access(&tables.Access{
+				Timestamp: int64(step)*1000 + int64(i), Step: step, Token: token, Phase: tables.PhaseGeneration, Thread: 1, Op: r.op, Tensor: r.tensor, Bytes: r.bytes,
+				Context: context, Duration: tables.NotObserved,
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -68,7 +69,7 @@ func TestContextsAreToldApart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o, err := OptionsOf(read)
+	o, err := OptionsOf(read.Meta, read.Steps())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,11 +96,11 @@ func TestParallelGeneration(t *testing.T) {
 			reads := moeStep(0, experts, []int32{3, 4})
 			reads[0].bytes = int64(64 * (i + 1))
 			if parallel {
-				if err := c.w.Step(&trace.StepRow{Step: c.step, Phase: trace.PhaseGeneration, Tokens: 4}); err != nil {
+				if err := c.w.Step(&tables.StepRow{Step: c.step, Phase: tables.PhaseGeneration, Tokens: 4}); err != nil {
 					t.Fatal(err)
 				}
 			}
-			c.add(trace.PhaseGeneration, 1, reads)
+			c.add(tables.PhaseGeneration, 1, reads)
 		}
 		p, meta := mustBuild(t, c.build)
 		if v := p.Sequences(5); v.Identical != parallel || v.Tokens != 3 {
@@ -117,10 +118,10 @@ func TestParallelGeneration(t *testing.T) {
 		if i == 1 {
 			reads = reads[:2]
 		}
-		if err := c.w.Step(&trace.StepRow{Step: c.step, Phase: trace.PhaseGeneration, Tokens: 2}); err != nil {
+		if err := c.w.Step(&tables.StepRow{Step: c.step, Phase: tables.PhaseGeneration, Tokens: 2}); err != nil {
 			t.Fatal(err)
 		}
-		c.add(trace.PhaseGeneration, 1, reads)
+		c.add(tables.PhaseGeneration, 1, reads)
 	}
 	p, _ := mustBuild(t, c.build)
 	if v := p.Sequences(5); len(v.Differences) != 1 || v.Differences[0].Kind != KindMissing || v.Differences[0].Position != 2 {
@@ -132,15 +133,15 @@ func TestParallelGeneration(t *testing.T) {
 func TestHeadlessCapture(t *testing.T) {
 	for _, deleted := range []bool{true, false} {
 		c := newCapture(t, denseModel)
-		c.add(trace.PhaseGeneration, 1, denseStep(0))
+		c.add(tables.PhaseGeneration, 1, denseStep(0))
 		if deleted {
 			if err := c.w.Rotate(c.meta, 1); err != nil {
 				t.Fatal(err)
 			}
 		}
-		c.add(trace.PhaseGeneration, 1, denseStep(1)[6:])
-		c.add(trace.PhaseGeneration, 1, denseStep(2))
-		c.add(trace.PhaseGeneration, 1, denseStep(3))
+		c.add(tables.PhaseGeneration, 1, denseStep(1)[6:])
+		c.add(tables.PhaseGeneration, 1, denseStep(2))
+		c.add(tables.PhaseGeneration, 1, denseStep(3))
 		p, meta := mustBuild(t, c.build)
 		s := p.Summarize(meta, 2)
 		if s.Sequence.Identical != deleted || (len(s.CutShort) == 1) != deleted {

@@ -21,7 +21,7 @@ import (
 	"slices"
 	"strings"
 
-	"tensorcast/trace"
+	"tensorcast/trace/tables"
 )
 
 // This file turns the access table into steps with sequences, and finds each phase's reference sequence.
@@ -47,9 +47,9 @@ func sameRead(a, b Read) bool { return a.what() == b.what() }
 
 // Step is one llama_decode call that read at least one weight.
 type Step struct {
-	Number int32 // trace.Access.Step
-	Token  int32 // trace.Access.Token
-	Phase  trace.Phase
+	Number int32 // tables.Access.Step
+	Token  int32 // tables.Access.Token
+	Phase  tables.Phase
 	Reads  []Read // shared by the steps with an equal sequence: not to be changed
 	Bytes  int64  // sum over Reads
 	// CutShort says that the capture ended inside this step. Such a step counts for nothing but total bytes.
@@ -66,14 +66,14 @@ type Step struct {
 
 // Pattern is the result of Build. It is not changed afterwards: concurrent readers are safe.
 type Pattern struct {
-	Structure []trace.StructureRow // of all models
-	Steps     []Step               // of the context, in the order of their first read
-	Context   int32                // trace.Access.Context
-	Model     int32                // trace.StructureRow.Model
-	Contexts  []ContextReads       // all that the capture holds, this one among them
+	Structure []tables.StructureRow // of all models
+	Steps     []Step                // of the context, in the order of their first read
+	Context   int32                 // tables.Access.Context
+	Model     int32                 // tables.StructureRow.Model
+	Contexts  []ContextReads        // all that the capture holds, this one among them
 
 	sequences [][]Read
-	reference [3]reference // indexed by trace.Phase
+	reference [3]reference // indexed by tables.Phase
 }
 
 // reference is a phase's most common sequence.
@@ -92,7 +92,7 @@ var (
 // ContextReads is what one context read of one model.
 type ContextReads struct {
 	Context         int32 `json:"context"`
-	Model           int32 `json:"model"` // index of trace.Meta.Models
+	Model           int32 `json:"model"` // index of tables.Meta.Models
 	Steps           int   `json:"steps"`
 	GenerationSteps int   `json:"generation_steps"`
 	GenerationBytes int64 `json:"generation_bytes"`
@@ -104,20 +104,20 @@ const MostRead = -1
 // Options tell Build about a capture.
 type Options struct {
 	Context  int  // of which a pattern is made, or MostRead; of its models (an address may be used again) the one it read most of
-	Complete bool // trace.Meta.Complete
+	Complete bool // tables.Meta.Complete
 	Headless bool // the oldest rows have been deleted
 	// Parallel are the steps that generate tokens of several sequences.
 	Parallel map[int32]bool
 }
 
-// OptionsOf are the options for a capture, with the context of which most was read. It reads the steps table.
-func OptionsOf(c *trace.Capture) (Options, error) {
-	o := Options{Context: MostRead, Complete: c.Meta.Complete, Headless: c.Meta.Segments.Deleted > 0, Parallel: map[int32]bool{}}
-	for s, err := range c.Steps() {
+// OptionsOf are the options for a capture, with the context of which most was read: from its description and its steps table.
+func OptionsOf(meta *tables.Meta, steps iter.Seq2[*tables.StepRow, error]) (Options, error) {
+	o := Options{Context: MostRead, Complete: meta.Complete, Headless: meta.Segments.Deleted > 0, Parallel: map[int32]bool{}}
+	for s, err := range steps {
 		if err != nil {
 			return o, err
 		}
-		if s.Phase == trace.PhaseGeneration && s.Tokens > 1 {
+		if s.Phase == tables.PhaseGeneration && s.Tokens > 1 {
 			o.Parallel[s.Step] = true
 		}
 	}
@@ -137,7 +137,7 @@ func OptionsOf(c *trace.Capture) (Options, error) {
 //
 // Build fails with ErrNoAccesses, ErrNoTokens or ErrNoContext when there is nothing to analyse, or with the error that accesses
 // yields.
-func Build(structure []trace.StructureRow, accesses iter.Seq2[*trace.Access, error], o Options) (*Pattern, error) {
+func Build(structure []tables.StructureRow, accesses iter.Seq2[*tables.Access, error], o Options) (*Pattern, error) {
 	p := &Pattern{Structure: structure}
 	b := builder{pattern: p, parallel: o.Parallel, open: map[int32]*openStep{}, ops: map[string]string{}, known: map[string]int{}}
 	for a, err := range accesses {
@@ -156,20 +156,20 @@ func Build(structure []trace.StructureRow, accesses iter.Seq2[*trace.Access, err
 		return nil, err
 	}
 	for phase := range p.reference {
-		p.reference[phase] = p.findReference(trace.Phase(phase))
+		p.reference[phase] = p.findReference(tables.Phase(phase))
 	}
-	generation := p.reference[trace.PhaseGeneration].reads
+	generation := p.reference[tables.PhaseGeneration].reads
 	if generation == nil {
 		return nil, ErrNoTokens
 	}
 	first, last := p.endSteps()
 	for _, i := range last {
-		if s := &p.Steps[i]; s.Phase == trace.PhaseGeneration && len(s.Reads) < len(generation) {
+		if s := &p.Steps[i]; s.Phase == tables.PhaseGeneration && len(s.Reads) < len(generation) {
 			s.CutShort = !o.Complete || slices.EqualFunc(s.Reads, generation[:len(s.Reads)], sameRead)
 		}
 	}
 	for _, i := range first {
-		if s := &p.Steps[i]; o.Headless && s.Phase == trace.PhaseGeneration && len(s.Reads) < len(generation) {
+		if s := &p.Steps[i]; o.Headless && s.Phase == tables.PhaseGeneration && len(s.Reads) < len(generation) {
 			s.CutShort = s.CutShort || slices.EqualFunc(s.Reads, generation[len(generation)-len(s.Reads):], sameRead)
 		}
 	}
@@ -190,7 +190,7 @@ func (p *Pattern) choose(context int) error {
 		}
 		c := &p.Contexts[at]
 		c.Steps++
-		if s.Phase == trace.PhaseGeneration {
+		if s.Phase == tables.PhaseGeneration {
 			c.GenerationSteps++
 			c.GenerationBytes += s.Bytes
 		}
@@ -232,7 +232,7 @@ func (s *Step) AddBytes(sum []int64) {
 
 // Deviates reports whether s is a whole generated token whose sequence is not the reference.
 func (p *Pattern) Deviates(s *Step) bool {
-	return s.Phase == trace.PhaseGeneration && !s.CutShort && !slices.EqualFunc(s.Reads, p.reference[trace.PhaseGeneration].reads, sameRead)
+	return s.Phase == tables.PhaseGeneration && !s.CutShort && !slices.EqualFunc(s.Reads, p.reference[tables.PhaseGeneration].reads, sameRead)
 }
 
 // AccessOrder is the rows of Structure that are of the model, each once: first those of the generation phase's reference sequence in the order
@@ -246,7 +246,7 @@ func (p *Pattern) AccessOrder() []int {
 			order = append(order, tensor)
 		}
 	}
-	for _, r := range p.reference[trace.PhaseGeneration].reads {
+	for _, r := range p.reference[tables.PhaseGeneration].reads {
 		add(int(r.Tensor))
 	}
 	for _, reads := range p.sequences {
@@ -264,7 +264,7 @@ func (p *Pattern) AccessOrder() []int {
 func (p *Pattern) tokens() iter.Seq[int] {
 	return func(yield func(int) bool) {
 		for i := range p.Steps {
-			if s := &p.Steps[i]; s.Phase == trace.PhaseGeneration && !s.CutShort && !yield(i) {
+			if s := &p.Steps[i]; s.Phase == tables.PhaseGeneration && !s.CutShort && !yield(i) {
 				return
 			}
 		}
@@ -288,12 +288,12 @@ func (p *Pattern) endSteps() (first, last []int) {
 	return first, last
 }
 
-func (p *Pattern) findReference(phase trace.Phase) reference {
+func (p *Pattern) findReference(phase tables.Phase) reference {
 	// Distinct sequences that are equal in this phase's sense share a group, named by the first of them.
 	group := make([]int, len(p.sequences))
 	known := map[string]int{}
 	for i, reads := range p.sequences {
-		key := sequenceKey(reads, phase == trace.PhaseGeneration)
+		key := sequenceKey(reads, phase == tables.PhaseGeneration)
 		if _, ok := known[key]; !ok {
 			known[key] = i
 		}
@@ -373,7 +373,7 @@ type openStep struct {
 	selects bool
 }
 
-func (b *builder) add(a *trace.Access) error {
+func (b *builder) add(a *tables.Access) error {
 	if a.Tensor < 0 || int(a.Tensor) >= len(b.pattern.Structure) {
 		return fmt.Errorf("a row names tensor %d of %d", a.Tensor, len(b.pattern.Structure))
 	}

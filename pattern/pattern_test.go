@@ -13,10 +13,11 @@ import (
 	"testing"
 
 	"tensorcast/trace"
+	"tensorcast/trace/tables"
 )
 
 // denseModel has an embedding, four tensors in each of two layers, and an output.
-var denseModel = []trace.StructureRow{
+var denseModel = []tables.StructureRow{
 	{Name: "token_embd.weight", Offset: 4096, Size: 64000, Layer: -1, File: "m.gguf"},
 	{Name: "blk.0.attn_q.weight", Offset: 68096, Size: 1000, Layer: 0, File: "m.gguf"},
 	{Name: "blk.0.attn_k.weight", Offset: 69120, Size: 1000, Layer: 0, File: "m.gguf"},
@@ -31,7 +32,7 @@ var denseModel = []trace.StructureRow{
 }
 
 // moeModel has two layers of experts.
-var moeModel = []trace.StructureRow{
+var moeModel = []tables.StructureRow{
 	{Name: "token_embd.weight", Offset: 4096, Size: 64000, Layer: -1},
 	{Name: "blk.0.ffn_gate_exps.weight", Offset: 70000, Size: 8000, Layer: 0, Experts: 8, ExpertStride: 1000},
 	{Name: "blk.1.ffn_gate_exps.weight", Offset: 80000, Size: 8000, Layer: 1, Experts: 8, ExpertStride: 1000},
@@ -68,16 +69,16 @@ type capture struct {
 	t     *testing.T
 	dir   string
 	w     *trace.Writer
-	meta  *trace.Meta
-	model []trace.StructureRow
+	meta  *tables.Meta
+	model []tables.StructureRow
 	step  int32
 	token int32
 	clock int64
 }
 
-func newCapture(t *testing.T, model []trace.StructureRow) *capture {
+func newCapture(t *testing.T, model []tables.StructureRow) *capture {
 	t.Helper()
-	c := &capture{t: t, dir: t.TempDir(), model: model, meta: &trace.Meta{Models: []trace.ModelInfo{{Path: "/models/m.gguf", Fingerprint: "f", Tensors: len(model)}}}}
+	c := &capture{t: t, dir: t.TempDir(), model: model, meta: &tables.Meta{Models: []tables.ModelInfo{{Path: "/models/m.gguf", Fingerprint: "f", Tensors: len(model)}}}}
 	w, err := trace.Create(c.dir, c.meta, model)
 	if err != nil {
 		t.Fatal(err)
@@ -86,10 +87,10 @@ func newCapture(t *testing.T, model []trace.StructureRow) *capture {
 	return c
 }
 
-func (c *capture) add(phase trace.Phase, thread int32, reads []planted) {
+func (c *capture) add(phase tables.Phase, thread int32, reads []planted) {
 	c.t.Helper()
 	token := int32(-1)
-	if phase == trace.PhaseGeneration {
+	if phase == tables.PhaseGeneration {
 		token = c.token
 		c.token++
 	}
@@ -100,9 +101,9 @@ func (c *capture) add(phase trace.Phase, thread int32, reads []planted) {
 	c.step++
 }
 
-func (c *capture) write(phase trace.Phase, thread, step, token int32, at int64, r planted) {
+func (c *capture) write(phase tables.Phase, thread, step, token int32, at int64, r planted) {
 	c.t.Helper()
-	err := c.w.Access(&trace.Access{
+	err := c.w.Access(&tables.Access{
 		Timestamp: at, Duration: 10, Step: step, Token: token, Phase: phase, Thread: thread, Op: r.op, Tensor: r.tensor,
 		Offset: c.model[r.tensor].Offset + r.offset, Bytes: r.bytes, Layer: c.model[r.tensor].Layer, Experts: r.experts,
 	})
@@ -112,7 +113,7 @@ func (c *capture) write(phase trace.Phase, thread, step, token int32, at int64, 
 }
 
 // build reads the capture back and builds its pattern.
-func (c *capture) build() (*Pattern, *trace.Meta, error) {
+func (c *capture) build() (*Pattern, *tables.Meta, error) {
 	c.t.Helper()
 	if err := c.w.Close(c.meta, true); err != nil {
 		c.t.Fatal(err)
@@ -121,7 +122,7 @@ func (c *capture) build() (*Pattern, *trace.Meta, error) {
 }
 
 // killed does what is left by a tracer that was killed: what was flushed, and capture.json without "complete".
-func (c *capture) killed() (*Pattern, *trace.Meta, error) {
+func (c *capture) killed() (*Pattern, *tables.Meta, error) {
 	c.t.Helper()
 	if err := c.w.Flush(c.meta); err != nil {
 		c.t.Fatal(err)
@@ -129,13 +130,13 @@ func (c *capture) killed() (*Pattern, *trace.Meta, error) {
 	return c.open()
 }
 
-func (c *capture) open() (*Pattern, *trace.Meta, error) {
+func (c *capture) open() (*Pattern, *tables.Meta, error) {
 	c.t.Helper()
 	read, err := trace.Open(c.dir)
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	o, err := OptionsOf(read)
+	o, err := OptionsOf(read.Meta, read.Steps())
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -143,7 +144,7 @@ func (c *capture) open() (*Pattern, *trace.Meta, error) {
 	return p, read.Meta, err
 }
 
-func mustBuild(t *testing.T, build func() (*Pattern, *trace.Meta, error)) (*Pattern, *trace.Meta) {
+func mustBuild(t *testing.T, build func() (*Pattern, *tables.Meta, error)) (*Pattern, *tables.Meta) {
 	t.Helper()
 	p, meta, err := build()
 	if err != nil {
@@ -156,16 +157,16 @@ func mustBuild(t *testing.T, build func() (*Pattern, *trace.Meta, error)) (*Patt
 func run(t *testing.T, n int, change func(i int, reads []planted) []planted) *capture {
 	t.Helper()
 	c := newCapture(t, denseModel)
-	c.add(trace.PhaseWarmup, 1, denseStep(1))
+	c.add(tables.PhaseWarmup, 1, denseStep(1))
 	prompt := denseStep(0)
 	prompt[0].bytes = 5 * 64
-	c.add(trace.PhasePrompt, 1, prompt)
+	c.add(tables.PhasePrompt, 1, prompt)
 	for i := range n {
 		reads := denseStep(int64(i))
 		if change != nil {
 			reads = change(i, reads)
 		}
-		c.add(trace.PhaseGeneration, 1, reads)
+		c.add(tables.PhaseGeneration, 1, reads)
 	}
 	return c
 }
@@ -350,10 +351,10 @@ func TestCutShort(t *testing.T) {
 func TestTruncatedFile(t *testing.T) {
 	c := newCapture(t, denseModel)
 	for i := range 3 {
-		c.add(trace.PhaseGeneration, 1, denseStep(int64(i)))
+		c.add(tables.PhaseGeneration, 1, denseStep(int64(i)))
 	}
 	for i, r := range denseStep(3)[:4] {
-		c.write(trace.PhaseGeneration, 1, c.step, 3, 9000+int64(i), r)
+		c.write(tables.PhaseGeneration, 1, c.step, 3, 9000+int64(i), r)
 	}
 	if err := c.w.Flush(c.meta); err != nil {
 		t.Fatal(err)
@@ -363,7 +364,7 @@ func TestTruncatedFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, r := range denseStep(3)[4:] {
-		c.write(trace.PhaseGeneration, 1, c.step, 3, 9999, r)
+		c.write(tables.PhaseGeneration, 1, c.step, 3, 9999, r)
 	}
 	if err := c.w.Flush(c.meta); err != nil {
 		t.Fatal(err)
@@ -391,12 +392,12 @@ func TestNothingToAnalyse(t *testing.T) {
 
 func TestBuildPassesErrorsOn(t *testing.T) {
 	broken := errors.New("broken")
-	_, err := Build(denseModel, func(yield func(*trace.Access, error) bool) { yield(nil, broken) }, Options{})
+	_, err := Build(denseModel, func(yield func(*tables.Access, error) bool) { yield(nil, broken) }, Options{})
 	if !errors.Is(err, broken) {
 		t.Errorf("error %v, want %v", err, broken)
 	}
-	for _, a := range []trace.Access{{Tensor: 11}, {Tensor: -1}, {Phase: 3}} {
-		if _, err := Build(denseModel, func(yield func(*trace.Access, error) bool) { yield(&a, nil) }, Options{}); err == nil {
+	for _, a := range []tables.Access{{Tensor: 11}, {Tensor: -1}, {Phase: 3}} {
+		if _, err := Build(denseModel, func(yield func(*tables.Access, error) bool) { yield(&a, nil) }, Options{}); err == nil {
 			t.Errorf("%+v was accepted", a)
 		}
 	}
@@ -405,9 +406,9 @@ func TestBuildPassesErrorsOn(t *testing.T) {
 func TestExperts(t *testing.T) {
 	moe := func(choices ...[2][]int32) *Experts {
 		c := newCapture(t, moeModel)
-		c.add(trace.PhasePrompt, 1, moeStep(0, []int32{0, 1, 2, 3, 4, 5, 6, 7}, []int32{0, 1, 2, 3, 4}))
+		c.add(tables.PhasePrompt, 1, moeStep(0, []int32{0, 1, 2, 3, 4, 5, 6, 7}, []int32{0, 1, 2, 3, 4}))
 		for i, e := range choices {
-			c.add(trace.PhaseGeneration, 1, moeStep(int64(i), e[0], e[1]))
+			c.add(tables.PhaseGeneration, 1, moeStep(int64(i), e[0], e[1]))
 		}
 		p, _ := mustBuild(t, c.build)
 		if v := p.Sequences(5); !v.Identical {
@@ -458,9 +459,9 @@ func TestExperts(t *testing.T) {
 // The number of experts selected is the number of bytes, and so part of the sequence.
 func TestExpertCountIsSequence(t *testing.T) {
 	c := newCapture(t, moeModel)
-	c.add(trace.PhaseGeneration, 1, moeStep(0, []int32{1, 2}, []int32{3, 4}))
-	c.add(trace.PhaseGeneration, 1, moeStep(0, []int32{1, 2}, []int32{3, 4}))
-	c.add(trace.PhaseGeneration, 1, moeStep(0, []int32{1, 2}, []int32{3, 4, 5}))
+	c.add(tables.PhaseGeneration, 1, moeStep(0, []int32{1, 2}, []int32{3, 4}))
+	c.add(tables.PhaseGeneration, 1, moeStep(0, []int32{1, 2}, []int32{3, 4}))
+	c.add(tables.PhaseGeneration, 1, moeStep(0, []int32{1, 2}, []int32{3, 4, 5}))
 	p, _ := mustBuild(t, c.build)
 	v := p.Sequences(5)
 	if len(v.Differences) != 1 || v.Differences[0].Kind != KindSize || v.Differences[0].Position != 2 {
@@ -488,7 +489,7 @@ func TestTiedEmbedding(t *testing.T) {
 func TestSummary(t *testing.T) {
 	c := run(t, 31, at(7, func(s []planted) []planted { return slices.Delete(s, 9, 10) }))
 	c.meta.Counters.OpsLost = 3
-	c.meta.Outside = trace.Outside{Tensors: 2, Bytes: 5000, Example: "blk.0.attn_q.weight"}
+	c.meta.Outside = tables.Outside{Tensors: 2, Bytes: 5000, Example: "blk.0.attn_q.weight"}
 	p, meta := mustBuild(t, c.build)
 	s := p.Summarize(meta, 2)
 	token := int64(64 + 14000 + 9000)
@@ -529,13 +530,13 @@ func TestRows(t *testing.T) {
 	}
 	order := []int{0, 1, 2, 4, 3, 5, 6, 8, 7, 10}
 	for i, r := range rows {
-		phase, seq := trace.Phase(i/10), i%10
+		phase, seq := tables.Phase(i/10), i%10
 		want := Row{
 			Seq: seq, Tensor: &p.Structure[order[seq]], RelativeTime: float64(seq) / 10, Phase: phase, Op: "MUL_MAT", Bytes: denseModel[order[seq]].Size,
 		}
 		if seq == 0 {
 			want.Op, want.Bytes = "GET_ROWS", 64
-			if phase == trace.PhasePrompt {
+			if phase == tables.PhasePrompt {
 				want.Bytes = 5 * 64
 			}
 		}
@@ -570,9 +571,9 @@ func TestRelativeTimeIsMedian(t *testing.T) {
 	c := newCapture(t, denseModel)
 	for i, second := range []int64{100, 110, 900} {
 		begin := int64(i) * 10000
-		c.write(trace.PhaseGeneration, 1, int32(i), int32(i), begin, planted{tensor: 1, op: "MUL_MAT", bytes: 1000})
-		c.write(trace.PhaseGeneration, 1, int32(i), int32(i), begin+second, planted{tensor: 2, op: "MUL_MAT", bytes: 1000})
-		c.write(trace.PhaseGeneration, 1, int32(i), int32(i), begin+990, planted{tensor: 3, op: "MUL_MAT", bytes: 1000})
+		c.write(tables.PhaseGeneration, 1, int32(i), int32(i), begin, planted{tensor: 1, op: "MUL_MAT", bytes: 1000})
+		c.write(tables.PhaseGeneration, 1, int32(i), int32(i), begin+second, planted{tensor: 2, op: "MUL_MAT", bytes: 1000})
+		c.write(tables.PhaseGeneration, 1, int32(i), int32(i), begin+990, planted{tensor: 3, op: "MUL_MAT", bytes: 1000})
 	}
 	p, _ := mustBuild(t, c.build)
 	var got []float64
@@ -589,8 +590,8 @@ func TestInterleavedThreads(t *testing.T) {
 	c := newCapture(t, denseModel)
 	for i := range int32(6) {
 		for at, r := range denseStep(int64(i)) {
-			c.write(trace.PhaseGeneration, 1, 2*i, 2*i, int64(i)*1000+int64(at)*10, r)
-			c.write(trace.PhaseGeneration, 2, 2*i+1, 2*i+1, int64(i)*1000+int64(at)*10+5, r)
+			c.write(tables.PhaseGeneration, 1, 2*i, 2*i, int64(i)*1000+int64(at)*10, r)
+			c.write(tables.PhaseGeneration, 2, 2*i+1, 2*i+1, int64(i)*1000+int64(at)*10+5, r)
 		}
 	}
 	p, _ := mustBuild(t, c.build)
@@ -601,8 +602,8 @@ func TestInterleavedThreads(t *testing.T) {
 
 func TestAccessOrder(t *testing.T) {
 	c := newCapture(t, denseModel)
-	c.add(trace.PhasePrompt, 1, []planted{{tensor: 9, op: "ADD", bytes: 500}, {tensor: 0, op: "GET_ROWS", bytes: 64}})
-	c.add(trace.PhaseGeneration, 1, []planted{{tensor: 10, op: "MUL_MAT", bytes: 9000}, {tensor: 2, op: "MUL_MAT", bytes: 1000}, {tensor: 10, op: "MUL_MAT", bytes: 9000}})
+	c.add(tables.PhasePrompt, 1, []planted{{tensor: 9, op: "ADD", bytes: 500}, {tensor: 0, op: "GET_ROWS", bytes: 64}})
+	c.add(tables.PhaseGeneration, 1, []planted{{tensor: 10, op: "MUL_MAT", bytes: 9000}, {tensor: 2, op: "MUL_MAT", bytes: 1000}, {tensor: 10, op: "MUL_MAT", bytes: 9000}})
 	p, _ := mustBuild(t, c.build)
 	if got, want := p.AccessOrder(), []int{10, 2, 9, 0, 1, 3, 4, 5, 6, 7, 8}; !reflect.DeepEqual(got, want) {
 		t.Errorf("order %v, want %v", got, want)

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"tensorcast/trace"
+	"tensorcast/trace/tables"
 )
 
 // Kind says how a sequence departs from the reference.
@@ -53,7 +53,7 @@ type Sequences struct {
 
 // Sequences compares. It describes at most limit sequences besides the reference, by the first token that has them.
 func (p *Pattern) Sequences(limit int) Sequences {
-	ref := p.reference[trace.PhaseGeneration]
+	ref := p.reference[tables.PhaseGeneration]
 	v := Sequences{Following: len(ref.steps), Differences: []Difference{}}
 	var order []int // distinct sequences besides the reference
 	tokens := map[int][]int32{}
@@ -203,7 +203,7 @@ type Experts struct {
 
 // Experts compares. It is nil if no op of the reference sequence selects experts.
 func (p *Pattern) Experts() *Experts {
-	steps := p.reference[trace.PhaseGeneration].steps
+	steps := p.reference[tables.PhaseGeneration].steps
 	first := &p.Steps[steps[0]]
 	if first.experts == nil {
 		return nil

@@ -12,7 +12,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 
-	"tensorcast/trace"
+	"tensorcast/trace/tables"
 )
 
 // Summary is what a run's pattern comes to. Bytes are bytes that ops read, wherever they came from.
@@ -30,8 +30,8 @@ type Summary struct {
 	Experts       *Experts       `json:"experts"` // null unless the model has experts
 	Top           []TensorReads  `json:"top_tensors"`
 	// Rereads is what the process read from disk, in all contexts: null unless page-ins were observed. Summarize leaves it out.
-	Rereads  *trace.Rereads `json:"rereads"`
-	Warnings []string       `json:"warnings"` // what makes the verdict doubtful, see the function Warnings
+	Rereads  *tables.Rereads `json:"rereads"`
+	Warnings []string        `json:"warnings"` // what makes the verdict doubtful, see the function Warnings
 }
 
 // Spread is over the whole generated tokens.
@@ -71,7 +71,7 @@ func (p *Pattern) Tensors() []TensorReads {
 	tokens := 0
 	for i := range p.Steps {
 		s := &p.Steps[i]
-		whole := s.Phase == trace.PhaseGeneration && !s.CutShort
+		whole := s.Phase == tables.PhaseGeneration && !s.CutShort
 		if whole {
 			tokens++
 		}
@@ -97,7 +97,7 @@ func (p *Pattern) Tensors() []TensorReads {
 }
 
 // Summarize sums p up. At most top tensors and top differing sequences are listed.
-func (p *Pattern) Summarize(meta *trace.Meta, top int) *Summary {
+func (p *Pattern) Summarize(meta *tables.Meta, top int) *Summary {
 	tensors := p.Tensors()
 	s := &Summary{
 		Model: ModelName(meta, p.Model), Context: p.Context, Contexts: p.Contexts, CutShort: []Cut{},
@@ -108,7 +108,7 @@ func (p *Pattern) Summarize(meta *trace.Meta, top int) *Summary {
 			s.Tensors++
 		}
 	}
-	ref := p.reference[trace.PhaseGeneration].reads
+	ref := p.reference[tables.PhaseGeneration].reads
 	s.Reads = len(ref)
 	distinct := map[int32]struct{}{}
 	for _, r := range ref {
@@ -119,11 +119,11 @@ func (p *Pattern) Summarize(meta *trace.Meta, top int) *Summary {
 	for i := range p.Steps {
 		step := &p.Steps[i]
 		switch step.Phase {
-		case trace.PhaseWarmup:
+		case tables.PhaseWarmup:
 			s.Steps.Warmup++
-		case trace.PhasePrompt:
+		case tables.PhasePrompt:
 			s.Steps.Prompt++
-		case trace.PhaseGeneration:
+		case tables.PhaseGeneration:
 			s.Steps.Generation++
 			if step.CutShort {
 				s.CutShort = append(s.CutShort, Cut{step.Token, len(step.Reads), len(ref)})
@@ -138,7 +138,7 @@ func (p *Pattern) Summarize(meta *trace.Meta, top int) *Summary {
 }
 
 // ModelName is the file name of one of a capture's models.
-func ModelName(meta *trace.Meta, model int32) string {
+func ModelName(meta *tables.Meta, model int32) string {
 	if model < 0 || int(model) >= len(meta.Models) {
 		return fmt.Sprintf("model %d", model)
 	}
@@ -146,7 +146,7 @@ func ModelName(meta *trace.Meta, model int32) string {
 }
 
 // Warnings is what the capture's description says about its gaps, one line each. It is not nil.
-func Warnings(meta *trace.Meta) []string {
+func Warnings(meta *tables.Meta) []string {
 	w := []string{}
 	c := meta.Counters
 	if n := c.Lost(); n > 0 {

@@ -6,18 +6,18 @@ import (
 	"math"
 	"slices"
 
-	"tensorcast/trace"
+	"tensorcast/trace/tables"
 )
 
 // Row is a row of the pattern table: one read of a phase's reference sequence.
 type Row struct {
 	Seq    int // position in the phase's reference sequence, from 0
-	Tensor *trace.StructureRow
+	Tensor *tables.StructureRow
 	// RelativeTime is when the read begins: 0 is the beginning of the step's first read, 1 the end of its last. It
 	// is the median over the steps that follow the reference, rounded to 1e-6; it never falls as Seq rises if the
 	// rows of the access table are in order of time.
 	RelativeTime float64
-	Phase        trace.Phase
+	Phase        tables.Phase
 	Op           string
 	Bytes        int64 // median over the same steps; in generation they are all equal
 }
@@ -37,7 +37,7 @@ func (p *Pattern) Rows() []Row {
 			}
 			rows = append(rows, Row{
 				Seq: seq, Tensor: &p.Structure[r.Tensor], RelativeTime: math.Round(median(at)*1e6) / 1e6,
-				Phase: trace.Phase(phase), Op: r.Op, Bytes: int64(median(bytes)),
+				Phase: tables.Phase(phase), Op: r.Op, Bytes: int64(median(bytes)),
 			})
 		}
 	}
@@ -56,7 +56,7 @@ func median[T float32 | int64](values []T) float64 {
 
 // Columns lays rows out for export. offset_bytes and size_bytes are the tensor's extent in its file, expert_count
 // the slices that it holds (0 unless it holds one per expert).
-func Columns(rows []Row) []trace.Column {
+func Columns(rows []Row) []tables.Column {
 	n := len(rows)
 	var (
 		seq, layer, experts    = make([]int32, n), make([]int32, n), make([]int32, n)
@@ -70,7 +70,7 @@ func Columns(rows []Row) []trace.Column {
 		offset[i], size[i], accessed[i] = r.Tensor.Offset, r.Tensor.Size, r.Bytes
 		relative[i] = r.RelativeTime
 	}
-	return []trace.Column{
+	return []tables.Column{
 		{Name: "seq", Values: seq},
 		{Name: "tensor_name", Values: name},
 		{Name: "offset_bytes", Values: offset},

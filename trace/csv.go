@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"tensorcast/gguf"
+	"tensorcast/trace/tables"
 )
 
 // csvStream prints a line per row of the access table: timestamp (seconds since the capture began, nine decimals), token,
@@ -27,7 +28,7 @@ func newCSVStream(w io.Writer) (*csvStream, error) {
 	return s, s.flush()
 }
 
-func (s *csvStream) access(a *Access, tensor string) error {
+func (s *csvStream) access(a *tables.Access, tensor string) error {
 	s.text = appendSeconds(s.text[:0], a.Timestamp)
 	s.line[0] = string(s.text)
 	s.line[1] = strconv.Itoa(int(a.Token))

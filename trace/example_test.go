@@ -6,11 +6,12 @@ import (
 
 	"tensorcast/event"
 	"tensorcast/trace"
+	"tensorcast/trace/tables"
 )
 
 // A table for pandas, polars or DuckDB: which tensors came from disk again.
 func ExampleWriteCSV() {
-	columns := []trace.Column{
+	columns := []tables.Column{
 		{Name: "tensor_name", Values: []string{"output.weight", "blk.0.ffn_up.weight"}},
 		{Name: "reread_bytes", Values: []int64{1671168, 4096}},
 		{Name: "stall_s", Values: []float64{0.25, 0}},

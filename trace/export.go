@@ -19,21 +19,12 @@ import (
 	"github.com/apache/arrow/go/v17/parquet/pqarrow"
 
 	"tensorcast/gguf"
+	"tensorcast/trace/tables"
 )
-
-// Column is a column of a table to export.
-type Column struct {
-	Name string
-	// Values is []int32, []int64, []float64 or []string. All columns of a table have the same length.
-	Values any
-}
-
-// Field is a pair that describes a table as a whole.
-type Field struct{ Key, Value string }
 
 // WriteParquet writes a table as one Parquet file, compressed with Zstandard. The fields go into the file's key-value
 // metadata, which pandas and DuckDB show. It does not close w.
-func WriteParquet(w io.Writer, columns []Column, fields ...Field) error {
+func WriteParquet(w io.Writer, columns []tables.Column, fields ...tables.Field) error {
 	rec, err := record(columns, fields)
 	if err != nil {
 		return fmt.Errorf("write Parquet: %w", err)
@@ -56,7 +47,7 @@ func WriteParquet(w io.Writer, columns []Column, fields ...Field) error {
 
 // WriteArrow writes a table as one Arrow IPC file (Feather version 2). The fields go into the schema's metadata. It does
 // not close w.
-func WriteArrow(w io.Writer, columns []Column, fields ...Field) error {
+func WriteArrow(w io.Writer, columns []tables.Column, fields ...tables.Field) error {
 	rec, err := record(columns, fields)
 	if err != nil {
 		return fmt.Errorf("write Arrow: %w", err)
@@ -94,7 +85,7 @@ func (p *positionWriter) Seek(offset int64, whence int) (int64, error) {
 
 // WriteCSV writes a table as CSV (RFC 4180, line feeds, a header line). Numbers are written so that they read back as
 // the same value; text that a spreadsheet would take for a formula begins with an apostrophe. It does not close w.
-func WriteCSV(w io.Writer, columns []Column) error {
+func WriteCSV(w io.Writer, columns []tables.Column) error {
 	columns = slices.Clone(columns)
 	for i, c := range columns {
 		if text, ok := c.Values.([]string); ok {
@@ -118,7 +109,7 @@ func WriteCSV(w io.Writer, columns []Column) error {
 }
 
 // record builds one Arrow record. The caller releases it.
-func record(columns []Column, fields []Field) (arrow.Record, error) {
+func record(columns []tables.Column, fields []tables.Field) (arrow.Record, error) {
 	if len(columns) == 0 {
 		return nil, errors.New("a table needs a column")
 	}
@@ -132,7 +123,7 @@ func record(columns []Column, fields []Field) (arrow.Record, error) {
 		}
 	}()
 	for i, c := range columns {
-		a, err := c.array()
+		a, err := arrayOf(c)
 		if err != nil {
 			return nil, err
 		}
@@ -150,7 +141,7 @@ func record(columns []Column, fields []Field) (arrow.Record, error) {
 	return array.NewRecord(arrow.NewSchema(schema, &meta), arrays, int64(arrays[0].Len())), nil
 }
 
-func (c Column) array() (arrow.Array, error) {
+func arrayOf(c tables.Column) (arrow.Array, error) {
 	mem := memory.DefaultAllocator
 	switch v := c.Values.(type) {
 	case []int32:

@@ -8,6 +8,7 @@ import (
 	"math"
 	"reflect"
 	"strings"
+	"tensorcast/trace/tables"
 	"testing"
 
 	"github.com/apache/arrow/go/v17/arrow/array"
@@ -18,18 +19,18 @@ import (
 	"github.com/apache/arrow/go/v17/parquet/pqarrow"
 )
 
-func exportColumns() []Column {
-	return []Column{
-		{"seq", []int32{0, 1, 2}},
-		{"tensor_name", []string{"token_embd.weight", "a,\"b\"", "ünï"}},
-		{"offset_bytes", []int64{0, 1 << 40, math.MaxInt64}},
-		{"relative_time", []float64{0, 0.1, 1.0 / 3}},
+func exportColumns() []tables.Column {
+	return []tables.Column{
+		{Name: "seq", Values: []int32{0, 1, 2}},
+		{Name: "tensor_name", Values: []string{"token_embd.weight", "a,\"b\"", "ünï"}},
+		{Name: "offset_bytes", Values: []int64{0, 1 << 40, math.MaxInt64}},
+		{Name: "relative_time", Values: []float64{0, 0.1, 1.0 / 3}},
 	}
 }
 
 func TestWriteParquetReadsBack(t *testing.T) {
 	var buf bytes.Buffer
-	if err := WriteParquet(&buf, exportColumns(), Field{"tensorcast.model", "abc"}); err != nil {
+	if err := WriteParquet(&buf, exportColumns(), tables.Field{Key: "tensorcast.model", Value: "abc"}); err != nil {
 		t.Fatal(err)
 	}
 	pf, err := file.NewParquetReader(bytes.NewReader(buf.Bytes()))
@@ -79,7 +80,7 @@ func TestWriteParquetReadsBack(t *testing.T) {
 
 func TestWriteArrowReadsBack(t *testing.T) {
 	var buf bytes.Buffer
-	if err := WriteArrow(&buf, exportColumns(), Field{"tensorcast.model", "abc"}); err != nil {
+	if err := WriteArrow(&buf, exportColumns(), tables.Field{Key: "tensorcast.model", Value: "abc"}); err != nil {
 		t.Fatal(err)
 	}
 	r, err := ipc.NewFileReader(bytes.NewReader(buf.Bytes()))
@@ -95,7 +96,7 @@ func TestWriteArrowReadsBack(t *testing.T) {
 	if err != nil || r.NumRecords() != 1 {
 		t.Fatalf("%d records: %v", r.NumRecords(), err)
 	}
-	want, err := record(exportColumns(), []Field{{"tensorcast.model", "abc"}})
+	want, err := record(exportColumns(), []tables.Field{{Key: "tensorcast.model", Value: "abc"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,12 +136,12 @@ func TestWriteCSVReadsBack(t *testing.T) {
 func TestExportRefusesBadTables(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
-		columns []Column
+		columns []tables.Column
 		want    string
 	}{
 		{"no columns", nil, "needs a column"},
-		{"ragged", []Column{{"a", []int32{1}}, {"b", []int32{1, 2}}}, "column b has 2 rows, column a has 1"},
-		{"other type", []Column{{"a", []bool{true}}}, "column a holds []bool"},
+		{"ragged", []tables.Column{{Name: "a", Values: []int32{1}}, {Name: "b", Values: []int32{1, 2}}}, "column b has 2 rows, column a has 1"},
+		{"other type", []tables.Column{{Name: "a", Values: []bool{true}}}, "column a holds []bool"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			for _, err := range []error{WriteParquet(io.Discard, tc.columns), WriteCSV(io.Discard, tc.columns)} {
@@ -154,17 +155,17 @@ func TestExportRefusesBadTables(t *testing.T) {
 
 func TestExportOfNoRows(t *testing.T) {
 	var buf bytes.Buffer
-	if err := WriteCSV(&buf, []Column{{"a", []int32{}}}); err != nil || buf.String() != "a\n" {
+	if err := WriteCSV(&buf, []tables.Column{{Name: "a", Values: []int32{}}}); err != nil || buf.String() != "a\n" {
 		t.Errorf("CSV %q, %v: want the header alone", buf.String(), err)
 	}
-	if err := WriteParquet(io.Discard, []Column{{"a", []string{}}}); err != nil {
+	if err := WriteParquet(io.Discard, []tables.Column{{Name: "a", Values: []string{}}}); err != nil {
 		t.Errorf("Parquet of no rows: %v", err)
 	}
 }
 
 func TestCSVIsSafeForSpreadsheets(t *testing.T) {
 	var out strings.Builder
-	if err := WriteCSV(&out, []Column{{Name: "tensor_name", Values: []string{"=1+2", "blk.0.x"}}, {Name: "layer", Values: []int64{-1, 0}}}); err != nil {
+	if err := WriteCSV(&out, []tables.Column{{Name: "tensor_name", Values: []string{"=1+2", "blk.0.x"}}, {Name: "layer", Values: []int64{-1, 0}}}); err != nil {
 		t.Fatal(err)
 	}
 	if want := "tensor_name,layer\n'=1+2,-1\nblk.0.x,0\n"; out.String() != want {

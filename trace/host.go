@@ -5,14 +5,15 @@ package trace
 import (
 	"os"
 	"runtime"
+	"tensorcast/trace/tables"
 
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 )
 
 // thisHost leaves out what the system does not tell.
-func thisHost() Host {
-	h := Host{Kernel: "unknown", Arch: runtime.GOARCH, CPUs: runtime.NumCPU(), PageSize: os.Getpagesize()}
+func thisHost() tables.Host {
+	h := tables.Host{Kernel: "unknown", Arch: runtime.GOARCH, CPUs: runtime.NumCPU(), PageSize: os.Getpagesize()}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		h.Kernel = unix.ByteSliceToString(u.Release[:])

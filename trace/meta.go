@@ -1,6 +1,6 @@
 package trace
 
-// This file owns capture.json: what was captured, of which model, on which machine, and what was lost.
+// This file writes and reads capture.json.
 
 import (
 	"encoding/json"
@@ -9,105 +9,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"tensorcast/event"
-	"time"
+	"tensorcast/trace/tables"
 )
 
-// Meta is the content of capture.json.
-type Meta struct {
-	Schema    int              `json:"schema"`
-	Started   time.Time        `json:"started"`
-	Seconds   float64          `json:"seconds"`
-	Command   []string         `json:"command,omitempty"` // of the process
-	PID       int              `json:"pid"`
-	Parent    int              `json:"parent,omitempty"` // the process that started it, if that is traced too
-	Detail    string           `json:"detail"`           // one of the constants Detail...
-	Target    event.TargetInfo `json:"target"`
-	Host      Host             `json:"host"`
-	Models    []ModelInfo      `json:"models"`    // in the order in which they were first read; StructureRow.Model is an index
-	Libraries []string         `json:"libraries"` // files that carry probes
-	Contexts  int              `json:"contexts"`  // llama_contexts that decoded
-	Steps     int              `json:"steps"`
-	Tokens    int              `json:"tokens"` // generated, over all contexts and sequences
-	Rows      int64            `json:"rows"`   // of the access table, deleted ones too
-	Segments  Segments         `json:"segments"`
-	// Rereads is what was read from disk, and again; null unless page-ins were observed.
-	Rereads  *Rereads       `json:"rereads"`
-	Counters event.Counters `json:"counters"`
-	Outside  Outside        `json:"outside_mapping"`
-	Complete bool           `json:"complete"` // false while the capture runs, and for ever if the tracer was killed
-
-	Dir string `json:"-"` // of the capture; empty if none was written
-}
-
-// What was observed, in Meta.Detail.
-const (
-	DetailOp      = "op"      // each op with its time
-	DetailGraph   = "graph"   // the sequence of ops; no times of ops, no experts
-	DetailOpIO    = "op+io"   // each op with its time and its stall, and each read of a model file from disk
-	DetailPreload = "preload" // what a library in the target sees: graphs and their ops
-)
-
-// Host is the machine of a capture.
-type Host struct {
-	Kernel      string `json:"kernel"`
-	Arch        string `json:"arch"`
-	CPU         string `json:"cpu,omitempty"` // model name
-	CPUs        int    `json:"cpus"`
-	MemoryBytes int64  `json:"memory_bytes,omitempty"`
-	PageSize    int    `json:"page_size"`
-}
-
-// ModelInfo identifies a traced model.
-type ModelInfo struct {
-	Path        string `json:"path"`
-	Fingerprint string `json:"fingerprint"`
-	Bytes       int64  `json:"bytes"`
-	Tensors     int    `json:"tensors"`
-	Layers      int    `json:"layers"` // that have tensors
-	// LayersSeen are the layers of which an op of the CPU read a weight ("0-11,20"), LayersElsewhere the others, once a step
-	// is over: they are computed by another device.
-	LayersSeen      string `json:"layers_seen"`
-	LayersElsewhere string `json:"layers_elsewhere,omitempty"`
-}
-
-// Segments says how a rotated capture is cut: segment 0 is access.arrows (and so on for the other tables), segment 1
-// is access.0001.arrows.
-type Segments struct {
-	First       int   `json:"first"`        // that is still there
-	Last        int   `json:"last"`         // that is written to
-	Deleted     int   `json:"deleted"`      // the oldest ones
-	DeletedRows int64 `json:"deleted_rows"` // of the access table, in them
-}
-
-// Outside describes weights that the target reads from memory that is not a mapping of the model file.
-type Outside struct {
-	Tensors int   `json:"tensors"`
-	Bytes   int64 `json:"bytes"`
-	// Example is the name of one of them.
-	Example string `json:"example,omitempty"`
-}
-
-// LayersText is one line for each model of which some layers were not computed on the CPU, for people. It is nil if there are none.
-func (m *Meta) LayersText() []string {
-	var lines []string
-	for _, mod := range m.Models {
-		if mod.LayersElsewhere == "" {
-			continue
-		}
-		line := fmt.Sprintf("layers %s of %d were computed on the CPU; %s elsewhere", mod.LayersSeen, mod.Layers, mod.LayersElsewhere)
-		if mod.LayersSeen == "" {
-			line = fmt.Sprintf("none of the %d layers was computed on the CPU", mod.Layers)
-		}
-		if len(m.Models) > 1 {
-			line = filepath.Base(mod.Path) + ": " + line
-		}
-		lines = append(lines, line)
-	}
-	return lines
-}
-
-func writeMeta(dir string, m *Meta) error {
+func writeMeta(dir string, m *tables.Meta) error {
 	data, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", MetaFile, err)
@@ -126,7 +31,7 @@ func writeMeta(dir string, m *Meta) error {
 // ErrNoCapture says that a directory holds no capture.
 var ErrNoCapture = errors.New("no capture here")
 
-func readMeta(dir string) (*Meta, error) {
+func readMeta(dir string) (*tables.Meta, error) {
 	data, err := os.ReadFile(filepath.Join(dir, MetaFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		if several, _ := filepath.Glob(filepath.Join(dir, "*", MetaFile)); len(several) > 0 {
@@ -137,7 +42,7 @@ func readMeta(dir string) (*Meta, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", MetaFile, err)
 	}
-	var m Meta
+	var m tables.Meta
 	if err := json.Unmarshal(data, &m); err != nil {
 		return nil, fmt.Errorf("parse %s: %w", filepath.Join(dir, MetaFile), err)
 	}

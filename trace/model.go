@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"tensorcast/gguf"
+	"tensorcast/trace/tables"
 )
 
 // model is a model that the target reads.
@@ -57,15 +58,15 @@ func newModel(index int, m *gguf.Model) *model {
 }
 
 // add makes files parts of the model, and returns their rows of the structure table, the first of which is number row.
-func (m *model) add(files []*gguf.File, row int) []StructureRow {
-	var rows []StructureRow
+func (m *model) add(files []*gguf.File, row int) []tables.StructureRow {
+	var rows []tables.StructureRow
 	for _, f := range files {
 		p := &part{model: m, file: f, name: filepath.Base(f.Path), rows: make(map[*gguf.Tensor]int32, len(f.Tensors))}
 		p.info, _ = os.Stat(f.Path) // without it, the path identifies the file
 		for i := range f.Tensors {
 			t := &f.Tensors[i]
 			p.rows[t] = int32(row + len(rows))
-			rows = append(rows, StructureRow{
+			rows = append(rows, tables.StructureRow{
 				Name: t.Name, Offset: t.Offset, Size: t.Size, Type: t.Type.String(), Layer: int32(t.Layer()), Component: t.Component(),
 				File: p.name, Shape: t.Shape, Experts: int32(t.Experts()), ExpertStride: t.ExpertStride(), Model: m.index,
 			})
@@ -132,7 +133,7 @@ func warmupTokens(f *gguf.File) []int32 {
 }
 
 // describeLayers says which layers were seen. Whether the others are computed elsewhere is known once a step is over.
-func (m *model) describeLayers(info *ModelInfo, stepOver bool) {
+func (m *model) describeLayers(info *tables.ModelInfo, stepOver bool) {
 	layers := slices.Sorted(maps.Keys(m.layers))
 	var seen, elsewhere []int
 	for i, layer := range layers {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sort"
 	"tensorcast/event"
+	"tensorcast/trace/tables"
 )
 
 const (
@@ -223,7 +224,7 @@ func (r *Recorder) releasePageIns(due func(*heldPageIn) (op string, ok bool)) er
 }
 
 func (r *Recorder) writePageIn(p *part, e *event.PageIn, op string) error {
-	row := PageInRow{
+	row := tables.PageInRow{
 		Timestamp: e.Time - r.begun, Step: r.stepOf(e.Decode), File: p.name, PID: e.PID, Thread: e.TID, Cause: e.Cause, Op: op, Model: p.model.index,
 	}
 	// The last page reaches past the end of the file.

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"tensorcast/event"
+	"tensorcast/trace/tables"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
@@ -24,8 +25,8 @@ import (
 // written has no rows.
 type Capture struct {
 	Dir       string
-	Meta      *Meta
-	Structure []StructureRow // model by model, in the order of their files and offsets
+	Meta      *tables.Meta
+	Structure []tables.StructureRow // model by model, in the order of their files and offsets
 
 	byName []map[string]int32 // structure rows, by model
 }
@@ -60,8 +61,8 @@ func Open(dir string) (*Capture, error) {
 }
 
 // Accesses yields the access table. The row is reused: copy it, and Experts, to keep it.
-func (c *Capture) Accesses() iter.Seq2[*Access, error] {
-	return rowsOf(c, AccessFile, func(b *columns) func(int, *Access) error {
+func (c *Capture) Accesses() iter.Seq2[*tables.Access, error] {
+	return rowsOf(c, AccessFile, func(b *columns) func(int, *tables.Access) error {
 		var (
 			timestamp, step, token, phase = b.int64("timestamp"), b.int32("step"), b.int32("token"), b.text("phase")
 			thread, op, name              = b.int32("thread"), b.text("op"), b.text("tensor_name")
@@ -69,16 +70,16 @@ func (c *Capture) Accesses() iter.Seq2[*Access, error] {
 			layer, duration, experts      = b.int32("layer"), b.int64("duration_ns"), b.list("experts")
 			llama, stall, model           = b.int32("context"), b.int64("stall_ns"), b.int32("model")
 		)
-		return func(i int, a *Access) error {
+		return func(i int, a *tables.Access) error {
 			tensor, err := c.tensor(model.Value(i), name.value(i))
 			if err != nil {
 				return err
 			}
-			p, err := parsePhase(phase.value(i))
+			p, err := tables.ParsePhase(phase.value(i))
 			if err != nil {
 				return err
 			}
-			*a = Access{
+			*a = tables.Access{
 				Timestamp: timestamp.Value(i), Step: step.Value(i), Token: token.Value(i), Phase: p, Thread: thread.Value(i),
 				Op: op.value(i), Tensor: tensor, DataPtr: data.Value(i), Offset: offset.Value(i), Bytes: bytes.Value(i),
 				Layer: layer.Value(i), Duration: observed(duration, i), Experts: experts.value(i), Context: llama.Value(i), Stall: observed(stall, i),
@@ -89,31 +90,31 @@ func (c *Capture) Accesses() iter.Seq2[*Access, error] {
 }
 
 // Routes yields the route table. A capture of a dense model has no rows.
-func (c *Capture) Routes() iter.Seq2[Route, error] {
-	return values(rowsOf(c, RouteFile, func(b *columns) func(int, *Route) error {
+func (c *Capture) Routes() iter.Seq2[tables.Route, error] {
+	return values(rowsOf(c, RouteFile, func(b *columns) func(int, *tables.Route) error {
 		step, token, layer, slot, expert, position := b.int32("step"), b.int32("token"), b.int32("layer"), b.int32("slot"), b.int32("expert"), b.int32("position")
-		return func(i int, r *Route) error {
-			*r = Route{Step: step.Value(i), Token: token.Value(i), Layer: layer.Value(i), Slot: slot.Value(i), Expert: expert.Value(i), Position: position.Value(i)}
+		return func(i int, r *tables.Route) error {
+			*r = tables.Route{Step: step.Value(i), Token: token.Value(i), Layer: layer.Value(i), Slot: slot.Value(i), Expert: expert.Value(i), Position: position.Value(i)}
 			return nil
 		}
 	}))
 }
 
 // Steps yields the steps table. The row is reused: copy it, and its slices, to keep it.
-func (c *Capture) Steps() iter.Seq2[*StepRow, error] {
-	return rowsOf(c, StepFile, func(b *columns) func(int, *StepRow) error {
+func (c *Capture) Steps() iter.Seq2[*tables.StepRow, error] {
+	return rowsOf(c, StepFile, func(b *columns) func(int, *tables.StepRow) error {
 		var (
 			step, pid, thread, llama = b.int32("step"), b.int32("pid"), b.int32("thread"), b.int32("context")
 			phase, tokens, token     = b.text("phase"), b.int32("tokens"), b.int32("token")
 			ids, sequences           = b.list("token_ids"), b.list("sequences")
 			begin, end, derived      = b.int64("begin"), b.int64("end"), b.bool("derived")
 		)
-		return func(i int, s *StepRow) error {
-			p, err := parsePhase(phase.value(i))
+		return func(i int, s *tables.StepRow) error {
+			p, err := tables.ParsePhase(phase.value(i))
 			if err != nil {
 				return err
 			}
-			*s = StepRow{
+			*s = tables.StepRow{
 				Step: step.Value(i), PID: pid.Value(i), Thread: thread.Value(i), Context: llama.Value(i), Phase: p, Tokens: tokens.Value(i), Token: token.Value(i),
 				TokenIDs: ids.value(i), Sequences: sequences.value(i), Begin: begin.Value(i), End: observed(end, i), Derived: derived.Value(i),
 			}
@@ -123,16 +124,16 @@ func (c *Capture) Steps() iter.Seq2[*StepRow, error] {
 }
 
 // PageIns yields the pagein table. The row is reused: copy it to keep it.
-func (c *Capture) PageIns() iter.Seq2[*PageInRow, error] {
-	return rowsOf(c, PageInFile, func(b *columns) func(int, *PageInRow) error {
+func (c *Capture) PageIns() iter.Seq2[*tables.PageInRow, error] {
+	return rowsOf(c, PageInFile, func(b *columns) func(int, *tables.PageInRow) error {
 		var (
 			timestamp, step, offset, bytes = b.int64("timestamp"), b.int32("step"), b.int64("offset_bytes"), b.int64("bytes")
 			name, expert, pid, thread      = b.text("tensor_name"), b.int32("expert"), b.int32("pid"), b.int32("thread")
 			cause, rereads, op             = b.text("cause"), b.int32("rereads"), b.text("op")
 			file, model                    = b.text("file"), b.int32("model")
 		)
-		return func(i int, r *PageInRow) error {
-			*r = PageInRow{
+		return func(i int, r *tables.PageInRow) error {
+			*r = tables.PageInRow{
 				Timestamp: timestamp.Value(i), Step: step.Value(i), File: file.value(i), Offset: offset.Value(i), Bytes: bytes.Value(i), Tensor: -1,
 				Expert: expert.Value(i), PID: pid.Value(i), Thread: thread.Value(i), Rereads: rereads.Value(i), Op: op.value(i), Model: model.Value(i),
 			}
@@ -147,21 +148,21 @@ func (c *Capture) PageIns() iter.Seq2[*PageInRow, error] {
 }
 
 // Buffers yields the buffers table. The row is reused: copy it to keep it.
-func (c *Capture) Buffers() iter.Seq2[*BufferRow, error] {
-	return rowsOf(c, BufferFile, func(b *columns) func(int, *BufferRow) error {
+func (c *Capture) Buffers() iter.Seq2[*tables.BufferRow, error] {
+	return rowsOf(c, BufferFile, func(b *columns) func(int, *tables.BufferRow) error {
 		var (
 			timestamp, step, op, seq = b.int64("timestamp"), b.int32("step"), b.text("op"), b.int64("seq")
 			buffer, root, kind       = b.text("buffer"), b.text("root"), b.text("kind")
 			write, data, bytes       = b.bool("write"), b.uint64("data_ptr"), b.int64("bytes")
 		)
-		return func(i int, r *BufferRow) error {
-			k := slices.Index(bufferKindNames, kind.value(i))
-			if k < 0 {
-				return fmt.Errorf("kind %q is not one of %v", kind.value(i), bufferKindNames)
+		return func(i int, r *tables.BufferRow) error {
+			k, err := tables.ParseBufferKind(kind.value(i))
+			if err != nil {
+				return err
 			}
-			*r = BufferRow{
+			*r = tables.BufferRow{
 				Timestamp: timestamp.Value(i), Step: step.Value(i), Op: op.value(i), Seq: seq.Value(i), Buffer: buffer.value(i), Root: root.value(i),
-				Kind: BufferKind(k), Write: write.Value(i), DataPtr: data.Value(i), Bytes: bytes.Value(i),
+				Kind: k, Write: write.Value(i), DataPtr: data.Value(i), Bytes: bytes.Value(i),
 			}
 			return nil
 		}
@@ -176,7 +177,7 @@ func (c *Capture) HasPageIns() bool {
 
 // Rereads sums up what came from disk more than once, from the tables: of a rotated capture, what is left of them. At most top tensors
 // are listed. It is nil if page-ins were not observed. It returns ctx's error if that is done first.
-func (c *Capture) Rereads(ctx context.Context, top int) (*Rereads, error) {
+func (c *Capture) Rereads(ctx context.Context, top int) (*tables.Rereads, error) {
 	if !c.HasPageIns() {
 		return nil, nil
 	}
@@ -337,7 +338,7 @@ func (b *columns) string(name string) *array.String { return column[*array.Strin
 // observed is a value, or NotObserved where it is null.
 func observed(a *array.Int64, i int) int64 {
 	if a.IsNull(i) {
-		return NotObserved
+		return tables.NotObserved
 	}
 	return a.Value(i)
 }
@@ -401,7 +402,7 @@ func (l listColumn) value(i int) []int32 {
 	return l.values.Int32Values()[from:to:to]
 }
 
-func structureRows(rec arrow.Record) ([]StructureRow, error) {
+func structureRows(rec arrow.Record) ([]tables.StructureRow, error) {
 	b := &columns{rec: rec}
 	var (
 		name, offset, size, typ = b.string("tensor_name"), b.int64("offset_bytes"), b.int64("size_bytes"), b.string("type")
@@ -416,10 +417,10 @@ func structureRows(rec arrow.Record) ([]StructureRow, error) {
 	if !ok {
 		return nil, fmt.Errorf("column shape holds %s, want int64", shape.ListValues().DataType())
 	}
-	rows := make([]StructureRow, rec.NumRows())
+	rows := make([]tables.StructureRow, rec.NumRows())
 	for i := range rows {
 		from, to := shape.ValueOffsets(i)
-		rows[i] = StructureRow{
+		rows[i] = tables.StructureRow{
 			Name: name.Value(i), Offset: offset.Value(i), Size: size.Value(i), Type: typ.Value(i), Layer: layer.Value(i),
 			Component: component.Value(i), File: file.Value(i), Shape: slices.Clone(dims.Int64Values()[from:to]),
 			Experts: experts.Value(i), ExpertStride: stride.Value(i), Model: model.Value(i),

@@ -16,6 +16,7 @@ import (
 
 	"tensorcast/event"
 	"tensorcast/gguf"
+	"tensorcast/trace/tables"
 )
 
 // RecorderOptions configure a Recorder or a Session.
@@ -49,7 +50,7 @@ type RecorderOptions struct {
 // models' size, not by how long it runs.
 type Recorder struct {
 	opts  RecorderOptions
-	meta  Meta
+	meta  tables.Meta
 	begun int64 // ns, CLOCK_MONOTONIC
 	now   func() time.Time
 	csv   *csvStream // nil if not asked for
@@ -60,21 +61,21 @@ type Recorder struct {
 	w                *Writer // nil until a model is read
 	models           []*model
 	files            map[event.FileID]*part // nil for a file that is not of a model
-	rows             []StructureRow
+	rows             []tables.StructureRow
 	contexts         map[uint64]*contextState
 	steps            map[int32]*step // open, by thread
 	current          *step           // of those, the one that had an op last
 	recent           [1 << 10]numbered
-	early            []StepRow // ended before a weight was read
+	early            []tables.StepRow // ended before a weight was read
 	stepOver         bool
 	outside          map[string]int64
 	orphans          int    // ops before the first decode was seen
 	reads            []read // of an op without a memo
-	accesses         []Access
+	accesses         []tables.Access
 	selected         []int32 // distinct ids of an op
 	served           uint64  // accesses handed out so far
 	events           uint64
-	phase            Phase
+	phase            tables.Phase
 
 	pending pendingPageIns
 	held    []heldPageIn
@@ -98,7 +99,7 @@ type numbered struct {
 
 // read is what of a row is the same each time that an op reads one of its sources.
 type read struct {
-	Access
+	tables.Access
 	part   *part // nil if the source is in no model's file
 	stride int64 // bytes of a row or an expert, if the op gathers
 	embeds bool  // the rows are tokens' embeddings
@@ -113,7 +114,7 @@ type resolved struct {
 
 // step is the decode that a thread is in.
 type step struct {
-	StepRow
+	tables.StepRow
 	decode uint32
 	graph  uint32
 	base   int32 // batch position of the current graph's first token
@@ -171,9 +172,9 @@ func newRecorder(opts RecorderOptions, c clock, stream *csvStream) *Recorder {
 		opts: opts, begun: c.begun, now: time.Now, csv: stream, flushed: c.started,
 		files: map[event.FileID]*part{}, contexts: map[uint64]*contextState{}, steps: map[int32]*step{}, outside: map[string]int64{},
 	}
-	r.meta = Meta{
-		Started: c.started, Command: opts.Command, PID: opts.PID, Host: thisHost(), Models: []ModelInfo{},
-		Detail: cmp.Or(opts.Detail, DetailOp), Dir: opts.Dir,
+	r.meta = tables.Meta{
+		Started: c.started, Command: opts.Command, PID: opts.PID, Host: thisHost(), Models: []tables.ModelInfo{},
+		Detail: cmp.Or(opts.Detail, tables.DetailOp), Dir: opts.Dir,
 	}
 	return r
 }
@@ -263,15 +264,15 @@ func (r *Recorder) forgetContext() {
 
 func (r *Recorder) decodeBegin(e event.DecodeBegin) error {
 	if s := r.steps[e.TID]; s != nil { // its end was lost
-		if err := r.endStep(s, NotObserved); err != nil {
+		if err := r.endStep(s, tables.NotObserved); err != nil {
 			return err
 		}
 	}
 	c := r.context(e.Context)
 	s := &step{
-		StepRow: StepRow{
+		StepRow: tables.StepRow{
 			Step: int32(r.meta.Steps), PID: e.PID, Thread: e.TID, Context: c.index, Tokens: e.Tokens, Token: -1,
-			Sequences: e.Sequences, Begin: e.Time - r.begun, End: NotObserved, Derived: e.Derived,
+			Sequences: e.Sequences, Begin: e.Time - r.begun, End: tables.NotObserved, Derived: e.Derived,
 		},
 		decode: e.Decode,
 	}
@@ -279,14 +280,14 @@ func (r *Recorder) decodeBegin(e event.DecodeBegin) error {
 	parallel := e.Tokens > 1 && int(e.Tokens) == len(e.Sequences)
 	switch {
 	case e.Warmup:
-		s.Phase = PhaseWarmup
+		s.Phase = tables.PhaseWarmup
 	case c.prompted && (e.Tokens == 1 || parallel):
-		s.Phase = PhaseGeneration
+		s.Phase = tables.PhaseGeneration
 		s.Token = c.generated
 		c.generated++
 		r.meta.Tokens += int(e.Tokens)
 	default:
-		s.Phase = PhasePrompt
+		s.Phase = tables.PhasePrompt
 		if !c.prompted && e.Tokens <= maxWarmupTokens {
 			s.first = c
 		}
@@ -400,7 +401,7 @@ func (r *Recorder) fileSeen(e event.FileSeen) error {
 }
 
 // addModel makes a file that was seen for the first time, and what belongs to it, a model, or a part of one.
-func (r *Recorder) addModel(opened *gguf.Model, split splitKey, path string) ([]StructureRow, error) {
+func (r *Recorder) addModel(opened *gguf.Model, split splitKey, path string) ([]tables.StructureRow, error) {
 	for i, m := range r.models {
 		if m.accepts(opened, split) {
 			r.meta.Models[i].Bytes += opened.Size()
@@ -415,12 +416,12 @@ func (r *Recorder) addModel(opened *gguf.Model, split splitKey, path string) ([]
 	m := newModel(len(r.models), opened)
 	m.split = split
 	r.models = append(r.models, m)
-	r.meta.Models = append(r.meta.Models, ModelInfo{Path: path, Fingerprint: fingerprint, Bytes: opened.Size(), Tensors: opened.Tensors()})
+	r.meta.Models = append(r.meta.Models, tables.ModelInfo{Path: path, Fingerprint: fingerprint, Bytes: opened.Size(), Tensors: opened.Tensors()})
 	return m.add(opened.Files, len(r.rows)), nil
 }
 
 // write makes the capture directory, or adds rows to its structure table.
-func (r *Recorder) write(rows []StructureRow) error {
+func (r *Recorder) write(rows []tables.StructureRow) error {
 	if r.opts.Dir == "" {
 		return nil
 	}
@@ -446,7 +447,7 @@ func (r *Recorder) write(rows []StructureRow) error {
 		}
 	}
 	r.early = nil
-	if r.rereads != nil || r.meta.Detail == DetailOpIO {
+	if r.rereads != nil || r.meta.Detail == tables.DetailOpIO {
 		return r.pageInsCome()
 	}
 	return nil
@@ -559,7 +560,7 @@ func (r *Recorder) resolveSource(o *event.Op, src *event.Source) (read, error) {
 	}
 	row := p.rows[t]
 	rd.part = p
-	rd.Access = Access{Op: o.Name, Tensor: row, DataPtr: src.Data, Offset: src.Offset, Bytes: src.Bytes(), Layer: r.rows[row].Layer}
+	rd.Access = tables.Access{Op: o.Name, Tensor: row, DataPtr: src.Data, Offset: src.Offset, Bytes: src.Bytes(), Layer: r.rows[row].Layer}
 	if o.GatherDim > 0 && o.GatherDim <= 3 {
 		rd.stride = src.NB[o.GatherDim]
 	}
@@ -567,7 +568,7 @@ func (r *Recorder) resolveSource(o *event.Op, src *event.Source) (read, error) {
 	return rd, nil
 }
 
-func (r *Recorder) writeAccess(a *Access) error {
+func (r *Recorder) writeAccess(a *tables.Access) error {
 	r.served++
 	if r.csv != nil {
 		if err := r.csv.access(a, r.rows[a.Tensor].Name); err != nil {
@@ -586,9 +587,9 @@ func (r *Recorder) writeBuffers(o *event.Op, s *step) error {
 	}
 	for i := range o.Buffers {
 		b := &o.Buffers[i]
-		row := BufferRow{
+		row := tables.BufferRow{
 			Timestamp: o.Time - r.begun, Step: s.Step, Op: o.Name, Seq: int64(o.Seq), Buffer: b.Name, Root: b.Root,
-			Kind: kindOf(b), Write: b.Write, DataPtr: b.Data, Bytes: b.Bytes(),
+			Kind: tables.KindOf(b), Write: b.Write, DataPtr: b.Data, Bytes: b.Bytes(),
 		}
 		if err := r.w.Buffer(&row); err != nil {
 			return err
@@ -608,15 +609,15 @@ func (r *Recorder) outsideSource(src *event.Source) {
 }
 
 // access completes the row of one source.
-func (r *Recorder) access(a *Access, o *event.Op, s *step, rd *read, selected []int32) error {
-	a.Timestamp, a.Duration = o.Time-r.begun, max(o.Duration, NotObserved)
+func (r *Recorder) access(a *tables.Access, o *event.Op, s *step, rd *read, selected []int32) error {
+	a.Timestamp, a.Duration = o.Time-r.begun, max(o.Duration, tables.NotObserved)
 	a.Step, a.Token, a.Phase, a.Thread, a.Context = s.Step, s.Token, s.Phase, o.TID, s.Context
 	if o.GatherDim <= 0 || o.GatherDim > 3 {
 		return nil
 	}
 	if s.first != nil && !o.ByExpert && o.IDs != nil {
 		if slices.Equal(o.IDs, rd.part.model.warmup) {
-			s.Phase, s.first.prompted = PhaseWarmup, false
+			s.Phase, s.first.prompted = tables.PhaseWarmup, false
 			r.phase = s.Phase
 		}
 		s.first = nil
@@ -644,7 +645,7 @@ func gatherable(o *event.Op, s *step, m *model) int64 {
 	}
 	n := max(int64(s.Tokens), 1)
 	if o.ByExpert {
-		if m.used == 0 || s.Phase == PhaseWarmup { // the warm-up uses all experts
+		if m.used == 0 || s.Phase == tables.PhaseWarmup { // the warm-up uses all experts
 			return 1 << 32
 		}
 		n *= int64(m.used)
@@ -661,7 +662,7 @@ func (r *Recorder) route(o *event.Op, s *step, layer int32) error {
 		s.tokens = int32(o.IDRows)
 		clear(s.routed)
 	}
-	if r.w == nil || s.routed[layer] || s.Phase == PhaseWarmup || o.IDRows == 0 {
+	if r.w == nil || s.routed[layer] || s.Phase == tables.PhaseWarmup || o.IDRows == 0 {
 		return nil
 	}
 	if s.routed == nil {
@@ -670,7 +671,7 @@ func (r *Recorder) route(o *event.Op, s *step, layer int32) error {
 	s.routed[layer] = true
 	slots := len(o.IDs) / o.IDRows
 	for i, expert := range o.IDs {
-		row := Route{Step: s.Step, Token: s.Token, Layer: layer, Slot: int32(i % slots), Expert: expert, Position: s.base + int32(i/slots)}
+		row := tables.Route{Step: s.Step, Token: s.Token, Layer: layer, Slot: int32(i % slots), Expert: expert, Position: s.base + int32(i/slots)}
 		if err := r.w.Route(&row); err != nil {
 			return err
 		}
@@ -714,7 +715,7 @@ func (r *Recorder) describe() error {
 	if r.opts.Target != nil {
 		r.meta.Target = r.opts.Target(r.meta.PID)
 	}
-	r.meta.Outside = Outside{Tensors: len(r.outside)}
+	r.meta.Outside = tables.Outside{Tensors: len(r.outside)}
 	for name, size := range r.outside {
 		r.meta.Outside.Bytes += size
 		if r.meta.Outside.Example == "" || name < r.meta.Outside.Example {
@@ -740,7 +741,7 @@ func (r *Recorder) describe() error {
 
 // Finish ends the capture and describes it. Call it once, after the last event; cause is why the capture stopped early,
 // nil if it did not. With ErrOutside and ErrNoDecode the capture holds what was seen.
-func (r *Recorder) Finish(cause error) (*Meta, error) {
+func (r *Recorder) Finish(cause error) (*tables.Meta, error) {
 	open := make([]*step, 0, len(r.steps))
 	for _, s := range r.steps {
 		open = append(open, s)
@@ -748,7 +749,7 @@ func (r *Recorder) Finish(cause error) (*Meta, error) {
 	slices.SortFunc(open, func(a, b *step) int { return cmp.Compare(a.Step, b.Step) })
 	var errs []error
 	for _, s := range open {
-		errs = append(errs, r.endStep(s, NotObserved))
+		errs = append(errs, r.endStep(s, tables.NotObserved))
 	}
 	if r.csv != nil {
 		errs = append(errs, r.csv.flush())

@@ -11,6 +11,7 @@ import (
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
+	"tensorcast/trace/tables"
 )
 
 // script feeds a recorder with events as a capturer would.
@@ -151,18 +152,18 @@ func TestRecorderPhasesAndBytes(t *testing.T) {
 	row := embd.NB[1]
 	want := []struct {
 		step, token   int32
-		phase         Phase
+		phase         tables.Phase
 		op, tensor    string
 		offset, bytes int64
 		layer         int32
 	}{
-		{0, -1, PhaseWarmup, "GET_ROWS", "token_embd.weight", embd.Offset, 2 * row, -1},
-		{0, -1, PhaseWarmup, "MUL_MAT", "blk.0.attn_q.weight", q.Offset, q.Bytes(), 0},
-		{1, -1, PhasePrompt, "GET_ROWS", "token_embd.weight", embd.Offset, 2 * row, -1},
-		{2, 0, PhaseGeneration, "GET_ROWS", "token_embd.weight", embd.Offset + 5*row, row, -1},
-		{3, -1, PhasePrompt, "GET_ROWS", "token_embd.weight", embd.Offset + 6*row, row, -1},
-		{4, 1, PhaseGeneration, "GET_ROWS", "token_embd.weight", embd.Offset, row, -1},
-		{4, 1, PhaseGeneration, "RMS_NORM+MUL", "output_norm.weight", norm.Offset, norm.Bytes(), -1},
+		{0, -1, tables.PhaseWarmup, "GET_ROWS", "token_embd.weight", embd.Offset, 2 * row, -1},
+		{0, -1, tables.PhaseWarmup, "MUL_MAT", "blk.0.attn_q.weight", q.Offset, q.Bytes(), 0},
+		{1, -1, tables.PhasePrompt, "GET_ROWS", "token_embd.weight", embd.Offset, 2 * row, -1},
+		{2, 0, tables.PhaseGeneration, "GET_ROWS", "token_embd.weight", embd.Offset + 5*row, row, -1},
+		{3, -1, tables.PhasePrompt, "GET_ROWS", "token_embd.weight", embd.Offset + 6*row, row, -1},
+		{4, 1, tables.PhaseGeneration, "GET_ROWS", "token_embd.weight", embd.Offset, row, -1},
+		{4, 1, tables.PhaseGeneration, "RMS_NORM+MUL", "output_norm.weight", norm.Offset, norm.Bytes(), -1},
 	}
 	if len(rows) != len(want) {
 		t.Fatalf("%d rows, want %d", len(rows), len(want))
@@ -202,16 +203,16 @@ func TestRecorderRoutes(t *testing.T) {
 	if rows[0].Bytes != 3*gate.NB[2] || len(rows[0].Experts) != 3 || rows[2].Bytes != 3*gate.NB[2] {
 		t.Errorf("bytes %d and %d, experts %v; an expert's slice has %d", rows[0].Bytes, rows[2].Bytes, rows[0].Experts, gate.NB[2])
 	}
-	var got []Route
+	var got []tables.Route
 	for r, err := range c.Routes() {
 		if err != nil {
 			t.Fatal(err)
 		}
 		got = append(got, r)
 	}
-	var want []Route
+	var want []tables.Route
 	for i, e := range append(prompt, 2, 0, 2, 1) {
-		want = append(want, Route{Token: -1, Slot: int32(i % 2), Expert: e, Position: int32(i / 2)})
+		want = append(want, tables.Route{Token: -1, Slot: int32(i % 2), Expert: e, Position: int32(i / 2)})
 	}
 	if len(got) != len(want) {
 		t.Fatalf("%d routes, want %d", len(got), len(want))
@@ -284,7 +285,7 @@ func TestRecorderRefuses(t *testing.T) {
 // With a memo an op has the rows that it has without: at its first time, again, in another recorder, and when another file has come.
 func TestMemo(t *testing.T) {
 	memos := map[string]*event.Memo{}
-	var captures [][]Access
+	var captures [][]tables.Access
 	for _, with := range []bool{false, true, true} {
 		s := newScript(t, tinyMoE)
 		s.seen()

@@ -18,6 +18,7 @@ import (
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
+	"tensorcast/trace/tables"
 )
 
 // newScriptWith is newScript with other options.
@@ -35,7 +36,7 @@ func newScriptWith(t *testing.T, cfg synth.Config, change func(*RecorderOptions)
 }
 
 // finish ends the capture and opens it.
-func (s *script) finish() (*Meta, *Capture) {
+func (s *script) finish() (*tables.Meta, *Capture) {
 	s.t.Helper()
 	meta, err := s.r.Finish(nil)
 	if err != nil {
@@ -99,14 +100,14 @@ func TestRecorderSteps(t *testing.T) {
 			steps[i].End = min(steps[i].End, 0)
 		}
 	}
-	want := []StepRow{
-		{Context: 0, Phase: PhasePrompt, Tokens: 3, Token: -1, TokenIDs: []int32{4, 5, 4}, Sequences: []int32{0}, Begin: 100, End: 5000},
-		{Context: 0, Phase: PhaseGeneration, Tokens: 3, Token: 0, TokenIDs: []int32{7, 7, 8}, Sequences: []int32{0, 1, 2}},
-		{Context: 1, Phase: PhasePrompt, Tokens: 3, Token: -1, Sequences: []int32{0, 1, 2}},
-		{Context: 1, Phase: PhasePrompt, Tokens: 3, Token: -1, Sequences: []int32{0, 2}},
-		{Context: 0, Phase: PhaseGeneration, Tokens: 1, Token: 1, Sequences: []int32{1}},
-		{Context: 0, Phase: PhaseGeneration, Tokens: 1, Token: 2, End: NotObserved, Derived: true},
-		{Context: 1, Phase: PhaseGeneration, Tokens: 1, Token: 0, End: NotObserved},
+	want := []tables.StepRow{
+		{Context: 0, Phase: tables.PhasePrompt, Tokens: 3, Token: -1, TokenIDs: []int32{4, 5, 4}, Sequences: []int32{0}, Begin: 100, End: 5000},
+		{Context: 0, Phase: tables.PhaseGeneration, Tokens: 3, Token: 0, TokenIDs: []int32{7, 7, 8}, Sequences: []int32{0, 1, 2}},
+		{Context: 1, Phase: tables.PhasePrompt, Tokens: 3, Token: -1, Sequences: []int32{0, 1, 2}},
+		{Context: 1, Phase: tables.PhasePrompt, Tokens: 3, Token: -1, Sequences: []int32{0, 2}},
+		{Context: 0, Phase: tables.PhaseGeneration, Tokens: 1, Token: 1, Sequences: []int32{1}},
+		{Context: 0, Phase: tables.PhaseGeneration, Tokens: 1, Token: 2, End: tables.NotObserved, Derived: true},
+		{Context: 1, Phase: tables.PhaseGeneration, Tokens: 1, Token: 0, End: tables.NotObserved},
 	}
 	if !reflect.DeepEqual(steps, want) {
 		t.Errorf("steps\n%+v\nwant\n%+v", steps, want)
@@ -132,17 +133,17 @@ func TestRecorderEarlySteps(t *testing.T) {
 	s.embed(3)
 	s.end()
 	_, c := s.finish()
-	if steps := stepsOf(t, c); len(steps) != 2 || steps[0].Tokens != 4 || steps[1].Phase != PhaseGeneration {
+	if steps := stepsOf(t, c); len(steps) != 2 || steps[0].Tokens != 4 || steps[1].Phase != tables.PhaseGeneration {
 		t.Errorf("steps %+v", steps)
 	}
 }
 
 func TestRecorderWithoutTimesAndIDs(t *testing.T) {
-	s := newScriptWith(t, tinyMoE, func(o *RecorderOptions) { o.Detail = DetailGraph })
+	s := newScriptWith(t, tinyMoE, func(o *RecorderOptions) { o.Detail = tables.DetailGraph })
 	s.seen()
 	gate, embd, norm := s.source("blk.0.ffn_gate_exps.weight"), s.source("token_embd.weight"), s.source("output_norm.weight")
 	op := func(o event.Op) {
-		o.Time, o.Duration, o.Stall, o.TID, o.Decode = s.time, NotObserved, NotObserved, 7, s.decode
+		o.Time, o.Duration, o.Stall, o.TID, o.Decode = s.time, tables.NotObserved, tables.NotObserved, 7, s.decode
 		s.handle(&o)
 	}
 	for _, tokens := range []int32{4, 1} {
@@ -156,14 +157,14 @@ func TestRecorderWithoutTimesAndIDs(t *testing.T) {
 	op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, Selects: 3, Sources: []event.Source{gate}}) // their number is known
 	s.end()
 	meta, c := s.finish()
-	if meta.Detail != DetailGraph {
+	if meta.Detail != tables.DetailGraph {
 		t.Errorf("detail %q", meta.Detail)
 	}
 	rows, err := readRows(c)
 	check(t, err)
 	// Four tokens use at most the four experts that there are, one uses two.
 	for i, want := range []int64{4 * embd.NB[1], 4 * gate.NB[2], norm.Bytes(), embd.NB[1], 2 * gate.NB[2], norm.Bytes(), 3 * gate.NB[2]} {
-		if a := rows[i]; a.Bytes != want || a.Duration != NotObserved || a.Stall != NotObserved || a.Experts != nil {
+		if a := rows[i]; a.Bytes != want || a.Duration != tables.NotObserved || a.Stall != tables.NotObserved || a.Experts != nil {
 			t.Errorf("row %d is %+v, want %d bytes, no times, no experts", i, a, want)
 		}
 	}
@@ -351,14 +352,14 @@ func TestRecorderRotates(t *testing.T) {
 		name   string
 		change func(*RecorderOptions)
 		busy   bool // another context is decoding all the time
-		want   Segments
+		want   tables.Segments
 	}{
-		{"never", func(o *RecorderOptions) {}, false, Segments{}},
-		{"by size", func(o *RecorderOptions) { o.RotateBytes = 1 }, false, Segments{Last: 6}},
-		{"by size, between steps if possible", func(o *RecorderOptions) { o.RotateBytes = 1 << 40 }, true, Segments{}},
-		{"by time", func(o *RecorderOptions) { o.RotateEvery = 2 * time.Minute }, false, Segments{Last: 3}},
-		{"by time, never between steps", func(o *RecorderOptions) { o.RotateEvery = 2 * time.Minute }, true, Segments{Last: 1}},
-		{"two are kept", func(o *RecorderOptions) { o.RotateEvery, o.RotateKeep = time.Minute, 2 }, false, Segments{First: 5, Last: 6, Deleted: 5, DeletedRows: 5}},
+		{"never", func(o *RecorderOptions) {}, false, tables.Segments{}},
+		{"by size", func(o *RecorderOptions) { o.RotateBytes = 1 }, false, tables.Segments{Last: 6}},
+		{"by size, between steps if possible", func(o *RecorderOptions) { o.RotateBytes = 1 << 40 }, true, tables.Segments{}},
+		{"by time", func(o *RecorderOptions) { o.RotateEvery = 2 * time.Minute }, false, tables.Segments{Last: 3}},
+		{"by time, never between steps", func(o *RecorderOptions) { o.RotateEvery = 2 * time.Minute }, true, tables.Segments{Last: 1}},
+		{"two are kept", func(o *RecorderOptions) { o.RotateEvery, o.RotateKeep = time.Minute, 2 }, false, tables.Segments{First: 5, Last: 6, Deleted: 5, DeletedRows: 5}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := newScriptWith(t, tiny, tc.change)
@@ -439,7 +440,7 @@ func TestCSV(t *testing.T) {
 	if _, err := os.Stat(s.dir); err == nil {
 		t.Error("a directory was made")
 	}
-	if err := s.r.csv.access(&Access{Timestamp: -1}, "=1+2"); err != nil {
+	if err := s.r.csv.access(&tables.Access{Timestamp: -1}, "=1+2"); err != nil {
 		t.Fatal(err)
 	}
 	check(t, s.r.csv.flush())
@@ -457,7 +458,7 @@ func page(src event.Source, n int64) int64 { return (src.Offset/countedPage + n)
 func TestPageInRows(t *testing.T) {
 	cfg := tinyMoE
 	cfg.FF, cfg.Embd = 512, 512
-	s := newScriptWith(t, cfg, func(o *RecorderOptions) { o.Detail = DetailOpIO })
+	s := newScriptWith(t, cfg, func(o *RecorderOptions) { o.Detail = tables.DetailOpIO })
 	pageIn := func(p event.PageIn) {
 		s.t.Helper()
 		p.Time, p.PID, p.TID = s.time, cmp.Or(p.PID, 1), 7
@@ -529,12 +530,12 @@ func TestPageInRows(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%+v\nwant\n%+v", got, want)
 	}
-	if i := slices.IndexFunc(rows, func(r PageInRow) bool { return r.Tensor < 0 }); i != 0 || rows[0].Offset != 0 || rows[0].Bytes != min(3*countedPage, s.model.Tensors[0].Offset) || rows[0].Cause != event.CauseRead {
+	if i := slices.IndexFunc(rows, func(r tables.PageInRow) bool { return r.Tensor < 0 }); i != 0 || rows[0].Offset != 0 || rows[0].Bytes != min(3*countedPage, s.model.Tensors[0].Offset) || rows[0].Cause != event.CauseRead {
 		t.Errorf("the metadata is %+v", rows[0])
 	}
 	r := meta.Rereads
 	if r == nil || r.FirstBytes != 6*countedPage || r.RereadBytes != 3*countedPage || !reflect.DeepEqual(r.ByCause, map[string]int64{"fault": countedPage, "other": countedPage, "readahead": countedPage}) ||
-		!reflect.DeepEqual(r.ByProcess, []ProcessBytes{{1, 2 * countedPage}, {99, countedPage}}) {
+		!reflect.DeepEqual(r.ByProcess, []tables.ProcessBytes{{PID: 1, Bytes: 2 * countedPage}, {PID: 99, Bytes: countedPage}}) {
 		t.Errorf("rereads %+v", r)
 	}
 	if len(r.Tensors) != 1 || r.Tensors[0].Name != gate.Name || r.Tensors[0].RereadBytes != 3*countedPage {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"tensorcast/event"
+	"tensorcast/trace/tables"
 )
 
 // Session records a target and, if RecorderOptions.Follow is set, the processes that it starts: each that decodes gets a capture of
@@ -21,7 +22,7 @@ type Session struct {
 	live    map[int32]*Recorder // by process; without Follow, the one recorder under 0
 	recent  *Recorder           // of those, the one that was asked for last,
 	of      int32               // and its process
-	ended   []*Meta             // of processes that decoded
+	ended   []*tables.Meta      // of processes that decoded
 	errs    []error             // of those, and of processes that could not be recorded
 	used    map[string]int      // captures by directory
 	events  uint64
@@ -203,13 +204,13 @@ func (s *Session) Flush() error {
 // Finish ends all captures; call it once, as Recorder.Finish. Without Follow it returns one description. With it, it returns those of
 // the processes that decoded, in the order in which they ended; ErrNoDecode means that none did, and the description is the
 // target's then.
-func (s *Session) Finish(cause error) ([]*Meta, error) {
+func (s *Session) Finish(cause error) ([]*tables.Meta, error) {
 	if !s.opts.Follow {
 		meta, err := s.live[0].Finish(cause)
 		if meta == nil {
 			return nil, err
 		}
-		return []*Meta{meta}, err
+		return []*tables.Meta{meta}, err
 	}
 	var nothing *Recorder
 	for _, pid := range slices.Sorted(maps.Keys(s.live)) {
@@ -226,7 +227,7 @@ func (s *Session) Finish(cause error) ([]*Meta, error) {
 		if meta == nil {
 			return nil, err
 		}
-		return []*Meta{meta}, errors.Join(append(s.errs, err)...)
+		return []*tables.Meta{meta}, errors.Join(append(s.errs, err)...)
 	}
 	return s.ended, errors.Join(s.errs...)
 }
@@ -237,9 +238,9 @@ type Status struct {
 	Steps     int
 	Tokens    int // generated
 	Rows      int64
-	Phase     Phase // of the step that began last
-	Running   bool  // a decode is under way
-	Processes int   // that are recorded
+	Phase     tables.Phase // of the step that began last
+	Running   bool         // a decode is under way
+	Processes int          // that are recorded
 	// Counters are at most a flush old, and those of all processes together.
 	Counters event.Counters
 }

@@ -16,6 +16,7 @@ import (
 	"tensorcast/event"
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/gguf"
+	"tensorcast/trace/tables"
 )
 
 // target plays the processes of a session, which read the same model.
@@ -65,7 +66,7 @@ func TestSessionOfOneProcess(t *testing.T) {
 	x.decode(10, 4)
 	x.decode(10, 1)
 	x.handle(event.ProcessEnd{PID: 10})
-	if st := x.s.Status(); st.Steps != 2 || st.Tokens != 1 || st.Rows != 2 || st.Phase != PhaseGeneration || st.Running || st.Processes != 1 || st.Events != 11 {
+	if st := x.s.Status(); st.Steps != 2 || st.Tokens != 1 || st.Rows != 2 || st.Phase != tables.PhaseGeneration || st.Running || st.Processes != 1 || st.Events != 11 {
 		t.Errorf("status %+v", st)
 	}
 	metas, err := x.s.Finish(nil)
@@ -148,7 +149,7 @@ func TestSessionFollows(t *testing.T) {
 	mine := filepath.Join(x.dir, "10", "notes.txt")
 	check(t, os.Mkdir(filepath.Dir(mine), 0o755))
 	check(t, os.WriteFile(mine, nil, 0o644))
-	if _, err := Create(x.dir, &Meta{}, nil); err == nil || !strings.Contains(err.Error(), "notes.txt") {
+	if _, err := Create(x.dir, &tables.Meta{}, nil); err == nil || !strings.Contains(err.Error(), "notes.txt") {
 		t.Errorf("error %v does not name the file in the way", err)
 	}
 }
@@ -219,7 +220,7 @@ func victim(dir, path string) error {
 	if err != nil {
 		return err
 	}
-	r, err := NewRecorder(RecorderOptions{Dir: dir, RotateBytes: 256 << 10, RotateKeep: 3, Detail: DetailOpIO})
+	r, err := NewRecorder(RecorderOptions{Dir: dir, RotateBytes: 256 << 10, RotateKeep: 3, Detail: tables.DetailOpIO})
 	if err != nil {
 		return err
 	}

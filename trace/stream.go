@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"tensorcast/trace/tables"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
@@ -116,7 +117,7 @@ func (s *stream) null() { s.next().null(s.rows) }
 
 // observed is a time or null.
 func (s *stream) observed(v int64) {
-	if v == NotObserved {
+	if v == tables.NotObserved {
 		s.null()
 		return
 	}

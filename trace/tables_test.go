@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"tensorcast/event"
+	"tensorcast/trace/tables"
 	"testing"
 )
 
@@ -28,21 +29,21 @@ func collect[R any](t *testing.T, rows iter.Seq2[*R, error], clone func(*R)) []R
 	return all
 }
 
-func cloneStep(s *StepRow) {
+func cloneStep(s *tables.StepRow) {
 	s.TokenIDs, s.Sequences = slices.Clone(s.TokenIDs), slices.Clone(s.Sequences)
 }
 
-func stepsOf(t *testing.T, c *Capture) []StepRow {
+func stepsOf(t *testing.T, c *Capture) []tables.StepRow {
 	t.Helper()
 	return collect(t, c.Steps(), cloneStep)
 }
 
-func pageInsOf(t *testing.T, c *Capture) []PageInRow {
+func pageInsOf(t *testing.T, c *Capture) []tables.PageInRow {
 	t.Helper()
 	return collect(t, c.PageIns(), nil)
 }
 
-func buffersOf(t *testing.T, c *Capture) []BufferRow {
+func buffersOf(t *testing.T, c *Capture) []tables.BufferRow {
 	t.Helper()
 	return collect(t, c.Buffers(), nil)
 }
@@ -57,26 +58,26 @@ func open(t *testing.T, dir string) *Capture {
 }
 
 var (
-	testSteps = []StepRow{
-		{Step: 0, PID: 5, Thread: 7, Context: 1, Phase: PhasePrompt, Tokens: 3, Token: -1, TokenIDs: []int32{4, 4, 6}, Sequences: []int32{0}, Begin: 10, End: 20},
-		{Step: 1, PID: 5, Thread: 8, Context: 0, Phase: PhaseGeneration, Tokens: 1, Token: 12, Begin: 30, End: NotObserved, Derived: true},
-		{Step: 2, PID: 5, Thread: 8, Phase: PhaseWarmup, TokenIDs: []int32{}, Sequences: []int32{}, Begin: -4, End: 0},
+	testSteps = []tables.StepRow{
+		{Step: 0, PID: 5, Thread: 7, Context: 1, Phase: tables.PhasePrompt, Tokens: 3, Token: -1, TokenIDs: []int32{4, 4, 6}, Sequences: []int32{0}, Begin: 10, End: 20},
+		{Step: 1, PID: 5, Thread: 8, Context: 0, Phase: tables.PhaseGeneration, Tokens: 1, Token: 12, Begin: 30, End: tables.NotObserved, Derived: true},
+		{Step: 2, PID: 5, Thread: 8, Phase: tables.PhaseWarmup, TokenIDs: []int32{}, Sequences: []int32{}, Begin: -4, End: 0},
 	}
-	testPageIns = []PageInRow{
+	testPageIns = []tables.PageInRow{
 		{Timestamp: 3, Step: -1, File: "m.gguf", Offset: 0, Bytes: 4096, Tensor: -1, Expert: -1, PID: 5, Thread: 6, Cause: event.CauseReadahead},
 		{Timestamp: 4, Step: 2, File: "m.gguf", Offset: 8192, Bytes: 1000, Tensor: 1, Expert: 0, PID: 5, Thread: 6, Cause: event.CauseFault, Rereads: 65535, Op: "MUL_MAT_ID"},
 		{Timestamp: 5, Step: 2, File: "n.gguf", Offset: 9192, Bytes: 1000, Tensor: 0, Expert: -1, PID: 9, Thread: 9, Cause: event.CauseOther, Rereads: 1, Op: "GET_ROWS"},
 		{Timestamp: 6, Step: 2, File: "n.gguf", Offset: 9192, Bytes: 1000, Tensor: 0, Expert: -1, PID: 9, Thread: 9, Cause: event.CauseRead, Rereads: 2},
 	}
-	testBuffers = []BufferRow{
-		{Timestamp: 1, Step: 0, Op: "SET_ROWS", Seq: 1 << 40, Buffer: "cache_k_l0 (view)", Root: "cache_k_l0", Kind: BufferKV, Write: true, DataPtr: 1 << 63, Bytes: 512},
-		{Timestamp: 2, Step: 0, Op: "MUL_MAT", Seq: 1<<40 + 1, Buffer: "inp_tokens", Kind: BufferInput, DataPtr: 16, Bytes: 4},
-		{Timestamp: 2, Step: 0, Op: "MUL_MAT", Seq: 1<<40 + 1, Buffer: "Qcur-0", Kind: BufferActivation, DataPtr: 16, Bytes: 4},
+	testBuffers = []tables.BufferRow{
+		{Timestamp: 1, Step: 0, Op: "SET_ROWS", Seq: 1 << 40, Buffer: "cache_k_l0 (view)", Root: "cache_k_l0", Kind: tables.BufferKV, Write: true, DataPtr: 1 << 63, Bytes: 512},
+		{Timestamp: 2, Step: 0, Op: "MUL_MAT", Seq: 1<<40 + 1, Buffer: "inp_tokens", Kind: tables.BufferInput, DataPtr: 16, Bytes: 4},
+		{Timestamp: 2, Step: 0, Op: "MUL_MAT", Seq: 1<<40 + 1, Buffer: "Qcur-0", Kind: tables.BufferActivation, DataPtr: 16, Bytes: 4},
 	}
 )
 
 // plant appends every table's test rows.
-func plant(t *testing.T, w *Writer, rows []Access) {
+func plant(t *testing.T, w *Writer, rows []tables.Access) {
 	t.Helper()
 	check := func(err error) {
 		t.Helper()
@@ -87,7 +88,7 @@ func plant(t *testing.T, w *Writer, rows []Access) {
 	for i := range rows {
 		check(w.Access(&rows[i]))
 	}
-	check(w.Route(&Route{Step: 1, Expert: 3}))
+	check(w.Route(&tables.Route{Step: 1, Expert: 3}))
 	for i := range testSteps {
 		check(w.Step(&testSteps[i]))
 	}
@@ -111,13 +112,13 @@ func TestTablesRoundTripOverSegments(t *testing.T) {
 	for _, segments := range []int{1, 2, 12} {
 		t.Run(fmt.Sprint(segments), func(t *testing.T) {
 			dir := t.TempDir()
-			meta := &Meta{}
+			meta := &tables.Meta{}
 			w, err := Create(dir, meta, testStructure)
 			if err != nil {
 				t.Fatal(err)
 			}
 			rows := testRows(7)
-			rows[0].Stall, rows[1].Stall, rows[1].Duration, rows[2].Context = NotObserved, 77, NotObserved, 3
+			rows[0].Stall, rows[1].Stall, rows[1].Duration, rows[2].Context = tables.NotObserved, 77, tables.NotObserved, 3
 			for i := range segments {
 				if i > 0 {
 					if err := w.Rotate(meta, 0); err != nil {
@@ -143,7 +144,7 @@ func TestTablesRoundTripOverSegments(t *testing.T) {
 			if got := buffersOf(t, c); !reflect.DeepEqual(got, repeat(testBuffers, segments)) {
 				t.Errorf("buffers %+v", got)
 			}
-			if c.Meta.Segments != (Segments{Last: segments - 1}) || c.Meta.Rows != int64(7*segments) {
+			if c.Meta.Segments != (tables.Segments{Last: segments - 1}) || c.Meta.Rows != int64(7*segments) {
 				t.Errorf("%+v, %d rows", c.Meta.Segments, c.Meta.Rows)
 			}
 			// Each segment is whole and readable alone.
@@ -168,7 +169,7 @@ func TestTablesRoundTripOverSegments(t *testing.T) {
 // A kill may cut any table of any segment anywhere: what is left is a prefix, in whole batches.
 func TestCutAnyTable(t *testing.T) {
 	dir := t.TempDir()
-	meta := &Meta{}
+	meta := &tables.Meta{}
 	w, err := Create(dir, meta, testStructure)
 	if err != nil {
 		t.Fatal(err)
@@ -229,7 +230,7 @@ func check(t *testing.T, err error) {
 
 func TestRotateKeepsTheNewest(t *testing.T) {
 	dir := t.TempDir()
-	meta := &Meta{}
+	meta := &tables.Meta{}
 	w, err := Create(dir, meta, testStructure)
 	check(t, err)
 	for i := range 6 {
@@ -241,7 +242,7 @@ func TestRotateKeepsTheNewest(t *testing.T) {
 	}
 	check(t, w.Flush(meta)) // and killed here
 	c := open(t, dir)
-	if want := (Segments{First: 4, Last: 5, Deleted: 4, DeletedRows: 1 + 2 + 3 + 4}); c.Meta.Segments != want || c.Meta.Rows != 21 {
+	if want := (tables.Segments{First: 4, Last: 5, Deleted: 4, DeletedRows: 1 + 2 + 3 + 4}); c.Meta.Segments != want || c.Meta.Rows != 21 {
 		t.Errorf("%+v, %d rows; want %+v, 21", c.Meta.Segments, c.Meta.Rows, want)
 	}
 	got, err := readRows(c)
@@ -261,12 +262,12 @@ func TestRotateKeepsTheNewest(t *testing.T) {
 // The dictionaries grow, and are forgotten when they are too large: rows keep their names.
 func TestDictionariesGrow(t *testing.T) {
 	dir := t.TempDir()
-	meta := &Meta{}
+	meta := &tables.Meta{}
 	w, err := Create(dir, meta, testStructure)
 	check(t, err)
 	n := dictionaryLimit + 3*batchRows
 	for i := range n {
-		check(t, w.Buffer(&BufferRow{Buffer: fmt.Sprint("node_", i), Root: "r", Op: "ADD"}))
+		check(t, w.Buffer(&tables.BufferRow{Buffer: fmt.Sprint("node_", i), Root: "r", Op: "ADD"}))
 	}
 	s, err := w.stream(BufferFile)
 	check(t, err)
@@ -274,13 +275,13 @@ func TestDictionariesGrow(t *testing.T) {
 		t.Errorf("the dictionary has %d values, the limit is %d", got, dictionaryLimit)
 	}
 	// The structure grows after the tables were begun; the second model has a tensor of the same name.
-	second := []StructureRow{{Name: "other.weight", Model: 1, Shape: []int64{1}}, {Name: testStructure[0].Name, Model: 1, Shape: []int64{1}}}
-	check(t, w.Access(&Access{Tensor: 0, Op: "A"}))
+	second := []tables.StructureRow{{Name: "other.weight", Model: 1, Shape: []int64{1}}, {Name: testStructure[0].Name, Model: 1, Shape: []int64{1}}}
+	check(t, w.Access(&tables.Access{Tensor: 0, Op: "A"}))
 	check(t, w.Flush(meta))
 	check(t, w.Extend(meta, second))
 	for _, row := range []int32{3, 0, 2} {
-		check(t, w.Access(&Access{Tensor: row, Op: fmt.Sprint("B", row)}))
-		check(t, w.PageIn(&PageInRow{Tensor: row, Model: w.structure[row].Model}))
+		check(t, w.Access(&tables.Access{Tensor: row, Op: fmt.Sprint("B", row)}))
+		check(t, w.PageIn(&tables.PageInRow{Tensor: row, Model: w.structure[row].Model}))
 	}
 	check(t, w.Close(meta, true))
 

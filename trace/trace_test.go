@@ -7,19 +7,20 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"tensorcast/trace/tables"
 	"testing"
 )
 
-var testStructure = []StructureRow{
+var testStructure = []tables.StructureRow{
 	{Name: "token_embd.weight", Offset: 4096, Size: 1000, Type: "F16", Layer: -1, Component: "token_embd.weight", File: "m.gguf", Shape: []int64{10, 50}},
 	{Name: "blk.0.ffn_up_exps.weight", Offset: 8192, Size: 4000, Type: "Q8_0", Layer: 0, Component: "ffn_up_exps.weight", File: "m.gguf", Shape: []int64{32, 10, 4}, Experts: 4, ExpertStride: 1000},
 }
 
-func testRows(n int) []Access {
-	rows := make([]Access, n)
+func testRows(n int) []tables.Access {
+	rows := make([]tables.Access, n)
 	for i := range rows {
-		rows[i] = Access{
-			Timestamp: int64(i) * 10, Step: int32(i / 2), Token: int32(i/2) - 1, Phase: Phase(i % 3), Thread: 77, Op: "MUL_MAT", Tensor: int32(i % 2),
+		rows[i] = tables.Access{
+			Timestamp: int64(i) * 10, Step: int32(i / 2), Token: int32(i/2) - 1, Phase: tables.Phase(i % 3), Thread: 77, Op: "MUL_MAT", Tensor: int32(i % 2),
 			DataPtr: 0x7f0000000000 + uint64(i), Offset: testStructure[i%2].Offset, Bytes: int64(i), Layer: int32(i%2) - 1, Duration: int64(i) + 5,
 		}
 		if i%2 == 1 {
@@ -30,9 +31,9 @@ func testRows(n int) []Access {
 	return rows
 }
 
-func writeCapture(t *testing.T, dir string, rows []Access, routes []Route) {
+func writeCapture(t *testing.T, dir string, rows []tables.Access, routes []tables.Route) {
 	t.Helper()
-	meta := &Meta{PID: 5, Models: []ModelInfo{{Fingerprint: "f00", Path: "m.gguf"}}}
+	meta := &tables.Meta{PID: 5, Models: []tables.ModelInfo{{Fingerprint: "f00", Path: "m.gguf"}}}
 	w, err := Create(dir, meta, testStructure)
 	if err != nil {
 		t.Fatal(err)
@@ -52,8 +53,8 @@ func writeCapture(t *testing.T, dir string, rows []Access, routes []Route) {
 	}
 }
 
-func readRows(c *Capture) ([]Access, error) {
-	var rows []Access
+func readRows(c *Capture) ([]tables.Access, error) {
+	var rows []tables.Access
 	for a, err := range c.Accesses() {
 		if err != nil {
 			return rows, err
@@ -69,7 +70,7 @@ func TestRoundTrip(t *testing.T) {
 	for _, n := range []int{0, 1, batchRows, 2*batchRows + 3} {
 		dir := filepath.Join(t.TempDir(), "a", "b")
 		rows := testRows(n)
-		routes := []Route{{Step: 1, Token: 0, Layer: 2, Slot: 3, Expert: 4, Position: 5}, {Step: 6, Token: 7, Layer: 8, Slot: 9, Expert: 10, Position: 11}}
+		routes := []tables.Route{{Step: 1, Token: 0, Layer: 2, Slot: 3, Expert: 4, Position: 5}, {Step: 6, Token: 7, Layer: 8, Slot: 9, Expert: 10, Position: 11}}
 		writeCapture(t, dir, rows, routes)
 		c, err := Open(dir)
 		if err != nil {
@@ -88,7 +89,7 @@ func TestRoundTrip(t *testing.T) {
 		if len(got) != n || n > 0 && !reflect.DeepEqual(got, rows) {
 			t.Errorf("%d rows differ from the %d written", len(got), n)
 		}
-		var gotRoutes []Route
+		var gotRoutes []tables.Route
 		for r, err := range c.Routes() {
 			if err != nil {
 				t.Fatal(err)
@@ -150,7 +151,7 @@ func TestCreateKeepsOtherFiles(t *testing.T) {
 	if err := os.WriteFile(mine, []byte("x"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Create(dir, &Meta{}, nil); err == nil || !strings.Contains(err.Error(), "notes.txt") {
+	if _, err := Create(dir, &tables.Meta{}, nil); err == nil || !strings.Contains(err.Error(), "notes.txt") {
 		t.Errorf("error %v does not name the file in the way", err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, AccessFile)); err != nil {

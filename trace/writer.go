@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"tensorcast/event"
+	"tensorcast/trace/tables"
 
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/ipc"
@@ -22,18 +23,18 @@ import (
 type Writer struct {
 	dir         string
 	fingerprint string // of all models
-	structure   []StructureRow
+	structure   []tables.StructureRow
 	names       []int32   // index in the dictionary of tensor names, by structure row; the same in all tables
 	streams     []*stream // as streamFiles; nil until the table is asked for
 	access      *stream   // of those
 	rows        int64     // of the access table
-	segments    Segments
+	segments    tables.Segments
 	segmentRows []int64 // rows of the access table in each segment that is kept
 }
 
 // Create makes dir (its parents too) and writes the structure table. An older capture in dir is replaced;
 // a directory that holds anything else is refused. The structure's rows are the tensors that Access.Tensor can name.
-func Create(dir string, meta *Meta, structure []StructureRow) (*Writer, error) {
+func Create(dir string, meta *tables.Meta, structure []tables.StructureRow) (*Writer, error) {
 	if err := clearCapture(dir); err != nil {
 		return nil, err
 	}
@@ -58,7 +59,7 @@ func Create(dir string, meta *Meta, structure []StructureRow) (*Writer, error) {
 }
 
 // Extend appends rows to the structure table, which is replaced at once: those of a model that meta has come to name.
-func (w *Writer) Extend(meta *Meta, rows []StructureRow) error {
+func (w *Writer) Extend(meta *tables.Meta, rows []tables.StructureRow) error {
 	var prints []string
 	for _, m := range meta.Models {
 		prints = append(prints, m.Fingerprint)
@@ -81,11 +82,11 @@ func (w *Writer) fill(s *stream) {
 	var names []string
 	switch s.name {
 	case AccessFile, StepFile:
-		names = phaseNames
+		names = tables.PhaseNames()
 	case PageInFile:
 		names = event.CauseNames()
 	case BufferFile:
-		names = bufferKindNames
+		names = tables.BufferKindNames()
 	}
 	for i, d := range s.dicts {
 		if d != nil && s.schema.Field(i).Type == shortDict {
@@ -169,7 +170,7 @@ func captureFiles(dir string, processes bool) ([]string, error) {
 }
 
 // Access appends a row.
-func (w *Writer) Access(a *Access) error {
+func (w *Writer) Access(a *tables.Access) error {
 	s := w.access
 	w.rows++
 	w.segmentRows[len(w.segmentRows)-1]++
@@ -193,7 +194,7 @@ func (w *Writer) Access(a *Access) error {
 }
 
 // Route appends a row.
-func (w *Writer) Route(r *Route) error {
+func (w *Writer) Route(r *tables.Route) error {
 	s, err := w.stream(RouteFile)
 	if err != nil {
 		return err
@@ -205,7 +206,7 @@ func (w *Writer) Route(r *Route) error {
 }
 
 // Step appends a row.
-func (w *Writer) Step(r *StepRow) error {
+func (w *Writer) Step(r *tables.StepRow) error {
 	s, err := w.stream(StepFile)
 	if err != nil {
 		return err
@@ -226,7 +227,7 @@ func (w *Writer) Step(r *StepRow) error {
 }
 
 // PageIn appends a row. The table is made with its first row, or by PageIns.
-func (w *Writer) PageIn(r *PageInRow) error {
+func (w *Writer) PageIn(r *tables.PageInRow) error {
 	s, err := w.stream(PageInFile)
 	if err != nil {
 		return err
@@ -258,7 +259,7 @@ func (w *Writer) PageIns() error {
 }
 
 // Buffer appends a row. The table is made with its first row.
-func (w *Writer) Buffer(r *BufferRow) error {
+func (w *Writer) Buffer(r *tables.BufferRow) error {
 	s, err := w.stream(BufferFile)
 	if err != nil {
 		return err
@@ -277,7 +278,7 @@ func (w *Writer) Buffer(r *BufferRow) error {
 }
 
 // Flush writes what is held in memory, and meta.
-func (w *Writer) Flush(meta *Meta) error {
+func (w *Writer) Flush(meta *tables.Meta) error {
 	for _, s := range w.streams {
 		if s != nil {
 			if err := s.flush(); err != nil {
@@ -304,7 +305,7 @@ func (w *Writer) SegmentBytes() int64 {
 
 // Rotate ends the tables' segments and begins the next ones. Of the segments, the newest keep are kept, all if keep is 0. Meta
 // says what is gone, before it goes.
-func (w *Writer) Rotate(meta *Meta, keep int) error {
+func (w *Writer) Rotate(meta *tables.Meta, keep int) error {
 	if err := w.Flush(meta); err != nil {
 		return err
 	}
@@ -346,7 +347,7 @@ func (w *Writer) Rotate(meta *Meta, keep int) error {
 }
 
 // Close flushes, ends the streams and says in meta whether the capture is complete.
-func (w *Writer) Close(meta *Meta, complete bool) error {
+func (w *Writer) Close(meta *tables.Meta, complete bool) error {
 	meta.Complete = complete
 	err := w.Flush(meta)
 	for _, s := range w.streams {
@@ -372,7 +373,7 @@ func (w *Writer) abandon() {
 }
 
 // writeStructure replaces the table at path.
-func writeStructure(path, fingerprint string, rows []StructureRow) error {
+func writeStructure(path, fingerprint string, rows []tables.StructureRow) error {
 	schema := structureSchema(fingerprint)
 	b := array.NewRecordBuilder(memory.DefaultAllocator, schema)
 	defer b.Release()

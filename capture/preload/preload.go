@@ -1,7 +1,7 @@
 // Package preload observes a llama.cpp program without root: a shim in C, which LD_PRELOAD brings into the program, stands before the exported
 // ggml_graph_compute, llama_decode and llama_set_warmup, and writes what each graph reads to shared memory; a [Session] reads it there.
 //
-// It sees whole graphs, not the ops inside: an [trace.Op] has the time at which its graph began, no duration, and no experts (routing is not computed
+// It sees whole graphs, not the ops inside: an [event.Op] has the time at which its graph began, no duration, and no experts (routing is not computed
 // yet when a graph begins). Ops that ggml fuses come one by one. Only calls between shared libraries, or through a library's own
 // procedure linkage table, can be interposed: a program that holds ggml statically, or one linked with -Bsymbolic, needs the probes of package ebpf.
 package preload

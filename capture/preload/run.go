@@ -55,7 +55,7 @@ func (p *process) alive() bool {
 
 // Run hands events of the process pid, and with Follow of all that compute, to handle until ctx is done; then it hands over what
 // the programs have written by then and returns nil. It returns the first error of handle or Tick at once. The slices of an
-// [trace.Op]'s Sources are shared by events: they must not be modified. Run is called once; after it programs report nothing more.
+// [event.Op]'s Sources are shared by events: they must not be modified. Run is called once; after it programs report nothing more.
 func (s *Session) Run(ctx context.Context, pid int, handle func(event.Event) error) error {
 	defer s.mem.stop()
 	s.target = pid

@@ -11,7 +11,7 @@ import (
 
 	"tensorcast/heatmap"
 	"tensorcast/pattern"
-	"tensorcast/trace"
+	"tensorcast/trace/tables"
 )
 
 // Values of --order.
@@ -20,7 +20,7 @@ const (
 	orderFile   = "file"
 )
 
-var panelNames = [...]string{trace.PhaseWarmup: "warm-up", trace.PhasePrompt: "prompt", trace.PhaseGeneration: "generated tokens"}
+var panelNames = [...]string{tables.PhaseWarmup: "warm-up", tables.PhasePrompt: "prompt", tables.PhaseGeneration: "generated tokens"}
 
 // matrix has a row per tensor and a column per step, phase by phase. A value is the bytes read over the tensor's bytes. What a
 // step that is cut short has not read was not observed.
@@ -44,11 +44,11 @@ func matrix(p *pattern.Pattern, order string) *heatmap.Matrix {
 		inPanel := 0
 		for i := range p.Steps {
 			s := &p.Steps[i]
-			if s.Phase != trace.Phase(phase) {
+			if s.Phase != tables.Phase(phase) {
 				continue
 			}
 			number := inPanel
-			if s.Phase == trace.PhaseGeneration {
+			if s.Phase == tables.PhaseGeneration {
 				number = int(s.Token)
 			}
 			inPanel++

@@ -26,6 +26,7 @@ import (
 	"tensorcast/internal/outfile"
 	"tensorcast/pattern"
 	"tensorcast/trace"
+	"tensorcast/trace/tables"
 )
 
 // Exit codes.
@@ -145,7 +146,7 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	build, err := pattern.OptionsOf(capture)
+	build, err := pattern.OptionsOf(capture.Meta, capture.Steps())
 	if err != nil {
 		return fmt.Errorf("read %s: %w", o.capture, err)
 	}
@@ -182,7 +183,7 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 		write func(io.Writer) error
 	}{
 		{parquetFile, func(w io.Writer) error {
-			return trace.WriteParquet(w, columns, trace.Field{Key: "tensorcast.model", Value: fingerprint(capture.Meta, p.Model)})
+			return trace.WriteParquet(w, columns, tables.Field{Key: "tensorcast.model", Value: fingerprint(capture.Meta, p.Model)})
 		}},
 		{csvFile, func(w io.Writer) error { return trace.WriteCSV(w, columns) }},
 	}
@@ -209,7 +210,7 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 }
 
 // contextText says which of several contexts is analysed, and how to choose another.
-func contextText(p *pattern.Pattern, meta *trace.Meta) string {
+func contextText(p *pattern.Pattern, meta *tables.Meta) string {
 	var others []string
 	taken := ""
 	for _, c := range p.Contexts {
@@ -227,7 +228,7 @@ func contextText(p *pattern.Pattern, meta *trace.Meta) string {
 	return fmt.Sprintf("the capture holds several contexts; this is context %s; choose another with --context: %s", taken, strings.Join(others, ", "))
 }
 
-func fingerprint(meta *trace.Meta, model int32) string {
+func fingerprint(meta *tables.Meta, model int32) string {
 	if int(model) >= len(meta.Models) {
 		return ""
 	}
@@ -258,7 +259,7 @@ func printSummary(w io.Writer, s *pattern.Summary, files []string, asJSON bool) 
 
 // watched is the access table with a progress bar (if stderr is a terminal) and an end when ctx is cancelled. done takes
 // the bar away.
-func watched(ctx context.Context, c *trace.Capture, stderr io.Writer) (rows iter.Seq2[*trace.Access, error], done func()) {
+func watched(ctx context.Context, c *trace.Capture, stderr io.Writer) (rows iter.Seq2[*tables.Access, error], done func()) {
 	add, done := func(int) {}, func() {}
 	if f, ok := stderr.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		total := c.Meta.Rows - c.Meta.Segments.DeletedRows
@@ -271,7 +272,7 @@ func watched(ctx context.Context, c *trace.Capture, stderr io.Writer) (rows iter
 		add, done = func(n int) { bar.Add(n) }, func() { bar.Finish() }
 	}
 	const chunk = 4096
-	return func(yield func(*trace.Access, error) bool) {
+	return func(yield func(*tables.Access, error) bool) {
 		n := 0
 		for a, err := range c.Accesses() {
 			if n++; n%chunk == 0 {

@@ -16,10 +16,11 @@ import (
 	"tensorcast/event"
 	"tensorcast/pattern"
 	"tensorcast/trace"
+	"tensorcast/trace/tables"
 )
 
 // model's file order is not its access order.
-var model = []trace.StructureRow{
+var model = []tables.StructureRow{
 	{Name: "output.weight", Component: "output.weight", Offset: 100, Size: 900, Layer: -1},
 	{Name: "token_embd.weight", Component: "token_embd.weight", Offset: 1000, Size: 6400, Layer: -1},
 	{Name: "blk.0.ffn_down.weight", Component: "ffn_down.weight", Offset: 8000, Size: 300, Layer: 0},
@@ -27,18 +28,18 @@ var model = []trace.StructureRow{
 }
 
 // plant writes a capture with a prompt and the given tokens; a token is the tensors that it reads.
-func plant(t *testing.T, meta trace.Meta, complete bool, tokens ...[]int32) string {
+func plant(t *testing.T, meta tables.Meta, complete bool, tokens ...[]int32) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "capture")
-	meta.Models = []trace.ModelInfo{{Path: "/models/planted.gguf", Fingerprint: "abc"}}
+	meta.Models = []tables.ModelInfo{{Path: "/models/planted.gguf", Fingerprint: "abc"}}
 	w, err := trace.Create(dir, &meta, model)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for step, tensors := range append([][]int32{{1, 3, 2, 0}}, tokens...) {
-		a := trace.Access{Step: int32(step), Token: int32(step) - 1, Phase: trace.PhaseGeneration, Op: "MUL_MAT", Duration: 10}
+		a := tables.Access{Step: int32(step), Token: int32(step) - 1, Phase: tables.PhaseGeneration, Op: "MUL_MAT", Duration: 10}
 		if step == 0 {
-			a.Phase = trace.PhasePrompt
+			a.Phase = tables.PhasePrompt
 		}
 		for i, tensor := range tensors {
 			a.Tensor, a.Bytes, a.Offset, a.Timestamp = tensor, model[tensor].Size, model[tensor].Offset, int64(step*1000+i*10)
@@ -71,7 +72,7 @@ func execute(t *testing.T, args ...string) (code int, stdout, stderr string) {
 }
 
 func TestAnalyze(t *testing.T) {
-	capture := plant(t, trace.Meta{}, true, whole, whole, []int32{1, 2, 3, 0}, whole)
+	capture := plant(t, tables.Meta{}, true, whole, whole, []int32{1, 2, 3, 0}, whole)
 	out := filepath.Join(t.TempDir(), "deep", "analysis")
 	code, stdout, stderr := execute(t, "--capture", capture, "-o", out, "--heatmap")
 	if code != exitOK || stderr != "" {
@@ -116,7 +117,7 @@ func TestAnalyze(t *testing.T) {
 }
 
 func TestJSON(t *testing.T) {
-	capture := plant(t, trace.Meta{Counters: event.Counters{OpsLost: 2}}, false, whole, whole, whole[:3])
+	capture := plant(t, tables.Meta{Counters: event.Counters{OpsLost: 2}}, false, whole, whole, whole[:3])
 	out := t.TempDir()
 	code, stdout, stderr := execute(t, "-c", capture, "-o", out, "--json", "--top", "1")
 	if code != exitOK {
@@ -155,13 +156,13 @@ func TestFailures(t *testing.T) {
 	}{
 		{"no capture", []string{"-c", empty}, exitFailure, "tracer"},
 		{"no directory", []string{"-c", filepath.Join(empty, "none")}, exitFailure, "tracer"},
-		{"no tokens", []string{"-c", plant(t, trace.Meta{}, true)}, exitFailure, "no generated token: trace a run that generates text, such as `tracer"},
+		{"no tokens", []string{"-c", plant(t, tables.Meta{}, true)}, exitFailure, "no generated token: trace a run that generates text, such as `tracer"},
 		{"unknown flag", []string{"--nonsense"}, exitUsage, "unknown flag: --nonsense"},
 		{"argument", []string{"run2"}, exitUsage, "--capture"},
 		{"order", []string{"--order", "size"}, exitUsage, `--order is "size", want access or file`},
 		{"context", []string{"--context", "-2"}, exitUsage, "--context is -2, want 0 or more"},
 		{"top", []string{"--top", "-1"}, exitUsage, "want 0 or more"},
-		{"output is a file", []string{"-c", plant(t, trace.Meta{}, true, whole), "-o", filepath.Join(plant(t, trace.Meta{}, true), trace.MetaFile)}, exitFailure, "make output directory"},
+		{"output is a file", []string{"-c", plant(t, tables.Meta{}, true, whole), "-o", filepath.Join(plant(t, tables.Meta{}, true), trace.MetaFile)}, exitFailure, "make output directory"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if tc.args[0] != "-c" {
@@ -181,7 +182,7 @@ func TestFailures(t *testing.T) {
 // A capture of two contexts, with page-ins: which context is analysed is said, and what was read again.
 func TestContextsAndRereads(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "capture")
-	meta := trace.Meta{Models: []trace.ModelInfo{{Path: "/models/planted.gguf"}}}
+	meta := tables.Meta{Models: []tables.ModelInfo{{Path: "/models/planted.gguf"}}}
 	w, err := trace.Create(dir, &meta, model)
 	if err != nil {
 		t.Fatal(err)
@@ -189,12 +190,12 @@ func TestContextsAndRereads(t *testing.T) {
 	for step := range int32(6) {
 		context := step % 2
 		for _, tensor := range whole[:4-2*context] {
-			a := trace.Access{Step: step, Token: step / 2, Phase: trace.PhaseGeneration, Op: "MUL_MAT", Context: context, Tensor: tensor, Bytes: model[tensor].Size, Timestamp: int64(step) * 100, Stall: 1e9}
+			a := tables.Access{Step: step, Token: step / 2, Phase: tables.PhaseGeneration, Op: "MUL_MAT", Context: context, Tensor: tensor, Bytes: model[tensor].Size, Timestamp: int64(step) * 100, Stall: 1e9}
 			if err := w.Access(&a); err != nil {
 				t.Fatal(err)
 			}
 		}
-		p := trace.PageInRow{Tensor: 2, Bytes: 300, Rereads: step, Cause: event.CauseReadahead, File: "planted.gguf", PID: 4}
+		p := tables.PageInRow{Tensor: 2, Bytes: 300, Rereads: step, Cause: event.CauseReadahead, File: "planted.gguf", PID: 4}
 		if err := w.PageIn(&p); err != nil {
 			t.Fatal(err)
 		}
@@ -230,7 +231,7 @@ func TestInterrupted(t *testing.T) {
 	cancel()
 	out := t.TempDir()
 	var stdout, stderr bytes.Buffer
-	code := run(ctx, []string{"-c", plant(t, trace.Meta{}, true, whole), "-o", out}, &stdout, &stderr)
+	code := run(ctx, []string{"-c", plant(t, tables.Meta{}, true, whole), "-o", out}, &stdout, &stderr)
 	if code != exitFailure || stderr.String() != "analyze: interrupted\n" {
 		t.Errorf("exit %d, stderr %q", code, stderr.String())
 	}
@@ -260,7 +261,7 @@ func TestMatrix(t *testing.T) {
 		}},
 	} {
 		t.Run(tc.order, func(t *testing.T) {
-			c, err := trace.Open(plant(t, trace.Meta{}, true, whole, whole, whole[:2]))
+			c, err := trace.Open(plant(t, tables.Meta{}, true, whole, whole, whole[:2]))
 			if err != nil {
 				t.Fatal(err)
 			}

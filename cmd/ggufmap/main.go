@@ -15,6 +15,7 @@ import (
 	"tensorcast/gguf"
 	"tensorcast/gguf/inspect"
 	"tensorcast/trace"
+	"tensorcast/trace/tables"
 )
 
 // Exit codes.
@@ -259,20 +260,20 @@ func (o *options) write(w io.Writer, models []*gguf.Model, findings []inspect.Fi
 	if o.format == "json" {
 		return t.WriteJSON(w)
 	}
-	columns := make([]trace.Column, len(t.Columns))
+	columns := make([]tables.Column, len(t.Columns))
 	for i, c := range t.Columns {
-		columns[i] = trace.Column(c)
+		columns[i] = tables.Column(c)
 	}
 	if o.format != "arrow" && o.format != "parquet" {
 		return trace.WriteCSV(w, columns)
 	}
-	var fields []trace.Field
+	var fields []tables.Field
 	if len(models) == 1 {
 		fingerprint, err := models[0].Files[0].Fingerprint()
 		if err != nil {
 			return err
 		}
-		fields = append(fields, trace.Field{Key: "tensorcast.model", Value: fingerprint})
+		fields = append(fields, tables.Field{Key: "tensorcast.model", Value: fingerprint})
 	}
 	if o.format == "arrow" {
 		return trace.WriteArrow(w, columns, fields...)

@@ -23,6 +23,7 @@ import (
 	"tensorcast/gguf"
 	"tensorcast/internal/testenv"
 	"tensorcast/trace"
+	"tensorcast/trace/tables"
 )
 
 var tracerBinary string
@@ -73,7 +74,7 @@ func finish(t *testing.T, cmd *exec.Cmd) result {
 }
 
 // traced runs the driver under tracer and returns the capture's rows.
-func traced(t *testing.T, in *llama.Installation, o llama.Options, flags ...string) (*trace.Capture, []trace.Access) {
+func traced(t *testing.T, in *llama.Installation, o llama.Options, flags ...string) (*trace.Capture, []tables.Access) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "capture")
 	args := append(append([]string{"-o", dir, "--strict"}, flags...), "--")
@@ -84,13 +85,13 @@ func traced(t *testing.T, in *llama.Installation, o llama.Options, flags ...stri
 	return readCapture(t, dir)
 }
 
-func readCapture(t *testing.T, dir string) (*trace.Capture, []trace.Access) {
+func readCapture(t *testing.T, dir string) (*trace.Capture, []tables.Access) {
 	t.Helper()
 	c, err := trace.Open(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var rows []trace.Access
+	var rows []tables.Access
 	for a, err := range c.Accesses() {
 		if err != nil {
 			t.Fatal(err)
@@ -168,7 +169,7 @@ func TestSequenceEqualsGroundTruth(t *testing.T) {
 			}
 			var got, want []read
 			for _, a := range rows {
-				got = append(got, read{int(a.Step), lastOp(a.Op), c.Structure[a.Tensor].Name, a.DataPtr, a.Bytes, a.Experts, a.Phase == trace.PhaseWarmup})
+				got = append(got, read{int(a.Step), lastOp(a.Op), c.Structure[a.Tensor].Name, a.DataPtr, a.Bytes, a.Experts, a.Phase == tables.PhaseWarmup})
 				if s := c.Structure[a.Tensor]; a.Offset < s.Offset || a.Offset+a.Bytes > s.Offset+s.Size {
 					t.Errorf("row reads [%d, +%d), outside %s at [%d, +%d)", a.Offset, a.Bytes, s.Name, s.Offset, s.Size)
 				}
@@ -198,7 +199,7 @@ func TestSequenceEqualsGroundTruth(t *testing.T) {
 }
 
 // sequence leaves out what differs from process to process, and how ops were joined: the callback cuts graphs.
-func sequence(c *trace.Capture, rows []trace.Access) []read {
+func sequence(c *trace.Capture, rows []tables.Access) []read {
 	var out []read
 	for _, a := range rows {
 		out = append(out, read{Step: int(a.Step), Op: lastOp(a.Op), Tensor: c.Structure[a.Tensor].Name, Bytes: a.Bytes, Experts: a.Experts})
@@ -394,7 +395,7 @@ func TestAttachToRunning(t *testing.T) {
 	// Whole generation steps all read the same tensors.
 	steps := map[int32][]int32{}
 	for _, a := range rows {
-		if a.Phase == trace.PhaseGeneration {
+		if a.Phase == tables.PhaseGeneration {
 			steps[a.Step] = append(steps[a.Step], a.Tensor)
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"tensorcast/ebpf"
-	"tensorcast/trace"
+	"tensorcast/trace/tables"
 )
 
 type options struct {
@@ -114,7 +114,7 @@ type detail struct{ ebpf.Detail }
 var details = []struct {
 	name string
 	is   ebpf.Detail
-}{{trace.DetailGraph, ebpf.DetailGraph}, {trace.DetailOp, ebpf.DetailOp}, {trace.DetailOpIO, ebpf.DetailIO}}
+}{{tables.DetailGraph, ebpf.DetailGraph}, {tables.DetailOp, ebpf.DetailOp}, {tables.DetailOpIO, ebpf.DetailIO}}
 
 func detailNames() []string {
 	var names []string

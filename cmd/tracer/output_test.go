@@ -22,6 +22,7 @@ import (
 	"tensorcast/experiments/synth"
 	"tensorcast/internal/testenv"
 	"tensorcast/trace"
+	"tensorcast/trace/tables"
 )
 
 func shortRun(t *testing.T, model synth.Config) llama.Options {
@@ -29,7 +30,7 @@ func shortRun(t *testing.T, model synth.Config) llama.Options {
 }
 
 // tensors is the order in which tensors are read.
-func tensors(c *trace.Capture, rows []trace.Access) []string {
+func tensors(c *trace.Capture, rows []tables.Access) []string {
 	var names []string
 	for _, a := range rows {
 		names = append(names, fmt.Sprintf("%d %s %s", a.Step, lastOp(a.Op), c.Structure[a.Tensor].Name))
@@ -46,7 +47,7 @@ func TestDetail(t *testing.T) {
 			o := shortRun(t, model)
 			c, rows := traced(t, in, o)
 			want := tensors(c, rows)
-			for flag, detail := range map[string]string{"--detail=graph": trace.DetailGraph, "--detail=op+io": trace.DetailOpIO, "--preload": trace.DetailPreload} {
+			for flag, detail := range map[string]string{"--detail=graph": tables.DetailGraph, "--detail=op+io": tables.DetailOpIO, "--preload": tables.DetailPreload} {
 				t.Run(flag, func(t *testing.T) {
 					c, rows := traced(t, in, o, flag)
 					if got := tensors(c, rows); !slices.Equal(got, want) {
@@ -55,7 +56,7 @@ func TestDetail(t *testing.T) {
 					if c.Meta.Detail != detail || c.Meta.Tokens != o.Tokens || !c.Meta.Complete {
 						t.Errorf("the capture says %+v", c.Meta)
 					}
-					if (c.Meta.Rereads != nil) != (detail == trace.DetailOpIO) {
+					if (c.Meta.Rereads != nil) != (detail == tables.DetailOpIO) {
 						t.Errorf("what was read from disk: %+v", c.Meta.Rereads)
 					}
 				})
@@ -244,7 +245,7 @@ func TestFollow(t *testing.T) {
 	}
 	pids := map[int]bool{}
 	for line := range strings.Lines(r.stderr) {
-		var m trace.Meta
+		var m tables.Meta
 		if !strings.HasPrefix(line, "{") { // they may begin to decode before they are found, which is said
 			continue
 		}
@@ -329,17 +330,17 @@ func TestPreloadWithoutRoot(t *testing.T) {
 		t.Fatalf("tracer ended with %d:\n%s", r.status, r.stderr)
 	}
 	c, rows := readCapture(t, filepath.Join(dir, "capture"))
-	if len(rows) == 0 || c.Meta.Tokens != o.Tokens || c.Meta.Detail != trace.DetailPreload {
+	if len(rows) == 0 || c.Meta.Tokens != o.Tokens || c.Meta.Detail != tables.DetailPreload {
 		t.Errorf("%d rows: %+v", len(rows), c.Meta)
 	}
 }
 
 func TestSummary(t *testing.T) {
-	m := &trace.Meta{
-		Dir: "capture", Detail: trace.DetailOp, Seconds: 2.345, Steps: 1234, Tokens: 1200, Rows: 56789, Contexts: 3, PID: 77,
-		Segments: trace.Segments{First: 2, Last: 4, Deleted: 2, DeletedRows: 1000},
+	m := &tables.Meta{
+		Dir: "capture", Detail: tables.DetailOp, Seconds: 2.345, Steps: 1234, Tokens: 1200, Rows: 56789, Contexts: 3, PID: 77,
+		Segments: tables.Segments{First: 2, Last: 4, Deleted: 2, DeletedRows: 1000},
 		Counters: event.Counters{Received: 56790, OtherThreads: 40, NoWeight: 60, OpsLost: 5, PagesLost: 2, Faults: 1},
-		Models:   []trace.ModelInfo{{Path: "/m.gguf", Layers: 24, LayersSeen: "0-11", LayersElsewhere: "12-23"}},
+		Models:   []tables.ModelInfo{{Path: "/m.gguf", Layers: 24, LayersSeen: "0-11", LayersElsewhere: "12-23"}},
 	}
 	cases := map[string]struct {
 		o    options
@@ -361,7 +362,7 @@ func TestSummary(t *testing.T) {
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
 			var b strings.Builder
-			if err := summarise(&b, tc.o, []*trace.Meta{m}); err != nil {
+			if err := summarise(&b, tc.o, []*tables.Meta{m}); err != nil {
 				t.Fatal(err)
 			}
 			if !strings.HasPrefix(b.String(), tc.want) {

@@ -15,6 +15,7 @@ import (
 	"tensorcast/internal/invoker"
 	"tensorcast/internal/proc"
 	"tensorcast/trace"
+	"tensorcast/trace/tables"
 )
 
 // capture is one run.
@@ -64,7 +65,7 @@ func (c *capture) open(args []string, log *slog.Logger) error {
 		Detail: c.detail.String(), RotateBytes: c.rotate.bytes, RotateEvery: c.rotate.every, RotateKeep: c.keep, Follow: c.follow,
 	}
 	if c.preload {
-		ro.Detail = trace.DetailPreload
+		ro.Detail = tables.DetailPreload
 	}
 	switch {
 	case c.out == toStdout:
@@ -116,13 +117,13 @@ func (c *capture) run(ctx context.Context) (int, error) {
 	end()
 	runErr := <-recorded
 	c.display.Close()
-	var metas []*trace.Meta
+	var metas []*tables.Meta
 	finishErr := c.user.Do(func() (err error) {
 		metas, err = c.recorder.Finish(runErr)
 		return err
 	})
 	if runErr != nil || finishErr != nil { // then only what there is to read is worth a summary
-		metas = slices.DeleteFunc(metas, func(m *trace.Meta) bool { return m.Rows == 0 })
+		metas = slices.DeleteFunc(metas, func(m *tables.Meta) bool { return m.Rows == 0 })
 	}
 	if err := summarise(os.Stderr, c.options, metas); err != nil {
 		return 0, err
@@ -163,7 +164,7 @@ func (c *capture) nothingSeen(status int, err error) (int, error) {
 }
 
 // strict fails for captures that miss anything. The counters are those of all processes together.
-func strict(metas []*trace.Meta) error {
+func strict(metas []*tables.Meta) error {
 	for _, m := range metas {
 		if n := m.Counters.Lost(); n > 0 {
 			return fmt.Errorf("%d events were lost: use a larger --buffer", n)

@@ -13,13 +13,14 @@ import (
 
 	"tensorcast/event"
 	"tensorcast/trace"
+	"tensorcast/trace/tables"
 )
 
 // topRereads is how many tensors the table of what was read from disk again has.
 const topRereads = 10
 
 // summarise describes captures: as JSON, one object a line, or for people to read.
-func summarise(w io.Writer, o options, metas []*trace.Meta) error {
+func summarise(w io.Writer, o options, metas []*tables.Meta) error {
 	if o.json {
 		enc := json.NewEncoder(w)
 		for _, m := range metas {
@@ -52,7 +53,7 @@ func summarise(w io.Writer, o options, metas []*trace.Meta) error {
 	return nil
 }
 
-func heading(o options, m *trace.Meta) string {
+func heading(o options, m *tables.Meta) string {
 	where := m.Dir
 	switch {
 	case o.out == toStdout:
@@ -69,7 +70,7 @@ func heading(o options, m *trace.Meta) string {
 }
 
 // rows are name, number, remark.
-func rows(m *trace.Meta) [][]string {
+func rows(m *tables.Meta) [][]string {
 	c := m.Counters
 	count := func(n uint64) string { return humanize.Comma(int64(n)) }
 	tokens := fmt.Sprintf("%s generated tokens", humanize.Comma(int64(m.Tokens)))
@@ -92,7 +93,7 @@ func rows(m *trace.Meta) [][]string {
 	return table
 }
 
-func segments(s trace.Segments) string {
+func segments(s tables.Segments) string {
 	switch {
 	case s.Last == 0:
 		return ""

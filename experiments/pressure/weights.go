@@ -16,6 +16,7 @@ import (
 	"tensorcast/event"
 	"tensorcast/internal/proc"
 	"tensorcast/trace"
+	"tensorcast/trace/tables"
 )
 
 // weights is what a generated token reads.
@@ -124,7 +125,7 @@ func countWeights(c *trace.Capture) (w weights, err error) {
 		if err != nil {
 			return w, err
 		}
-		if a.Phase != trace.PhaseGeneration {
+		if a.Phase != tables.PhaseGeneration {
 			continue
 		}
 		if perToken[a.Token] == nil {

@@ -1,0 +1,111 @@
+package tables
+
+// This file accounts for what came from disk more than once: which tensors, why, for whom.
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"strings"
+	"tensorcast/event"
+	"text/tabwriter"
+	"time"
+
+	"github.com/dustin/go-humanize"
+)
+
+// Rereads sums up the bytes of model files that came from disk, by whether they had come before since the capture began. What
+// was in memory when it began and came from disk later has come once.
+type Rereads struct {
+	FirstBytes  int64            `json:"first_bytes"`
+	RereadBytes int64            `json:"reread_bytes"` // that had come before
+	ByCause     map[string]int64 `json:"by_cause"`     // RereadBytes by the pagein table's cause
+	ByProcess   []ProcessBytes   `json:"by_process"`   // RereadBytes, most first
+	StallNS     int64            `json:"stall_ns"`     // that the target's threads together waited for the disk within ops that read weights
+	Tensors     []TensorRereads  `json:"tensors"`      // most re-read bytes first, then most stall; at most 20 in capture.json
+}
+
+// ProcessBytes is the part of one process. PID 0 stands for the rest, where there were many.
+type ProcessBytes struct {
+	PID   int32 `json:"pid"`
+	Bytes int64 `json:"bytes"`
+}
+
+// TensorRereads is the part of one tensor.
+type TensorRereads struct {
+	Name        string           `json:"tensor_name"` // empty for metadata and padding
+	Model       int32            `json:"model"`       // index of Meta.Models
+	FirstBytes  int64            `json:"first_bytes"`
+	RereadBytes int64            `json:"reread_bytes"`
+	ByCause     map[string]int64 `json:"by_cause"` // RereadBytes
+	StallNS     int64            `json:"stall_ns"` // of the ops that read it, see Access.Stall
+}
+
+// WriteText writes the summary for people to read, with at most top tensors: which bytes were read from disk again, and why.
+func (r *Rereads) WriteText(w io.Writer, top int) error {
+	if r.FirstBytes == 0 && r.RereadBytes == 0 {
+		_, err := fmt.Fprintln(w, "read from disk: nothing, the weights were in memory")
+		return err
+	}
+	text := fmt.Sprintf("read from disk: %s for the first time, %s again", size(r.FirstBytes), size(r.RereadBytes))
+	if r.RereadBytes > 0 {
+		text += " (" + causes(r.ByCause) + ")"
+	}
+	if len(r.ByProcess) > 1 {
+		var parts []string
+		for _, p := range r.ByProcess[:min(4, len(r.ByProcess))] {
+			parts = append(parts, fmt.Sprintf("%s by process %d", size(p.Bytes), p.PID))
+		}
+		text += "; of that " + strings.Join(parts, ", ")
+	}
+	if r.StallNS > 0 {
+		text += fmt.Sprintf("; ops stalled for %s, summed over threads", duration(r.StallNS))
+	}
+	if _, err := fmt.Fprintln(w, text); err != nil || r.RereadBytes == 0 || len(r.Tensors) == 0 || top <= 0 {
+		return err
+	}
+	if _, err := fmt.Fprint(w, "\ntop tensors by bytes that were read from disk again\n"); err != nil {
+		return err
+	}
+	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(tw, "again\tfirst\tstall\t  cause\t  tensor") // what fails is told by Flush
+	for _, t := range r.Tensors[:min(top, len(r.Tensors))] {
+		if t.RereadBytes == 0 {
+			break
+		}
+		fmt.Fprintf(tw, "%s\t%s\t%s\t  %s\t  %s\n", size(t.RereadBytes), size(t.FirstBytes), duration(t.StallNS), causes(t.ByCause), cmp.Or(t.Name, "(metadata and padding)"))
+	}
+	return tw.Flush()
+}
+
+// duration has three digits or so.
+func duration(ns int64) string {
+	d := time.Duration(ns)
+	for unit := time.Second; unit > time.Microsecond; unit /= 10 {
+		if d >= 100*unit {
+			return d.Round(unit).String()
+		}
+	}
+	return d.Round(time.Microsecond).String()
+}
+
+func size(n int64) string { return humanize.Bytes(uint64(max(n, 0))) }
+
+// causes is "fault 90 %, readahead 10 %".
+func causes(bytes map[string]int64) string {
+	var total int64
+	for _, n := range bytes {
+		total += n
+	}
+	var parts []string
+	for _, name := range event.CauseNames() {
+		switch n := bytes[name]; {
+		case n == 0:
+		case n == total:
+			return name
+		default:
+			parts = append(parts, fmt.Sprintf("%s %.0f %%", name, 100*float64(n)/float64(total)))
+		}
+	}
+	return cmp.Or(strings.Join(parts, ", "), "-")
+}
