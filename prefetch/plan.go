@@ -1,162 +1,141 @@
 package prefetch
 
-// This file decides what is pinned and what is streamed: from the reads of one token to blocks of the model's files.
+// This file is the planner: what of a schedule is held in memory, and what is streamed. It is pure: the same input gives the same plan, and nothing is asked or
+// touched.
 
 import (
-	"cmp"
+	"fmt"
 	"slices"
+	"strings"
+	"time"
 )
 
-// Read is one weight that a token reads, in the order of reading.
-type Read struct {
-	File    int    // index of the model's file
-	Offset  int64  // first byte in the file
-	Length  int64  // bytes
-	Address uint64 // of the first byte in the target
+// Input is what a strategy decides from.
+type Input struct {
+	Schedule *Schedule
+	Compute  time.Duration // that a token's ops take, without waiting for the disk; 0 if it is not known
+	Held     []bool        // by block: held now
+	Room     int64         // bytes of the model that may be in memory, a reserve taken off
+	Window   int64         // of that, bytes that may be read ahead or wait to be paged out while the rest is streamed
+	Disk     float64       // bytes per second that the disk was seen to deliver; 0 if it is not known
 }
 
-// End is the first byte behind the read.
-func (r Read) End() int64 { return r.Offset + r.Length }
-
-// minBlock is the unit of pinning and streaming. Blocks are aligned in the file: a pin that cuts a large folio keeps the
-// whole folio in memory.
-const minBlock = 1 << 20
-
-// maxBlocks bounds the number of blocks, hence of mappings (each pinned run splits one; Linux allows 65530).
-const maxBlocks = 16384
-
-// block is an aligned piece of a file that a token reads from.
-type block struct {
-	file    int
-	offset  int64 // in the file
-	length  int64
-	address uint64 // in the target
-	pinned  bool
+// Plan is what a strategy decides.
+type Plan struct {
+	Budget  int64 // bytes that may be held
+	Hold    []int // blocks to hold besides those that are held, in the order of use
+	Release []int // of those that are held, blocks to give back
 }
 
-// visit is an uninterrupted use of a block: it is needed from the beginning of read from to the end of read to.
-type visit struct {
-	block    int
-	from, to int
+// Lever is how a block is held.
+type Lever int
+
+const (
+	LeverLock Lever = iota // nobody can reclaim it
+	LeverKeep              // read once, never paged out by us; the kernel may take it back
+)
+
+// Strategy is a way to share the room between what is held and what is streamed. Plan is a pure function.
+type Strategy interface {
+	Name() string
+	Plan(in Input) Plan
+	Lever() Lever
+	Streams() bool // what is not held is read ahead of its use, and paged out behind it; else it is left to the target
 }
 
-// plan is what one token reads, in blocks.
-type plan struct {
-	reads  []Read
-	blocks []block // in the order of first use
-	visits []visit // in the order of from
-	bytes  int64   // sum of the blocks' lengths
+// Strategies lists all, the default first.
+func Strategies() []Strategy { return []Strategy{Both{}, Pin{}, Stream{}, Keep{}} }
+
+// StrategyNames are the names that ParseStrategy knows.
+func StrategyNames() []string {
+	var names []string
+	for _, s := range Strategies() {
+		names = append(names, s.Name())
+	}
+	return names
 }
 
-// newPlan cuts reads in blocks. near is how many bytes may be read between two uses of a block for it to stay in
-// memory in between; it is at most the window.
-func newPlan(reads []Read, near int64) *plan {
-	p := &plan{reads: reads}
-	var total int64
-	type span struct{ first, end int64 }
-	spans := map[int]span{} // what is read of each file: blocks are clipped to it, outside may not be mapped
-	for _, r := range reads {
-		total += r.Length
-		s, ok := spans[r.File]
-		if !ok {
-			s = span{r.Offset, r.End()}
+// ParseStrategy finds a strategy by its name.
+func ParseStrategy(name string) (Strategy, error) {
+	for _, s := range Strategies() {
+		if s.Name() == name {
+			return s, nil
 		}
-		spans[r.File] = span{min(s.first, r.Offset), max(s.end, r.End())}
 	}
-	size := int64(minBlock)
-	for total/size > maxBlocks {
-		size *= 2
-	}
+	return nil, fmt.Errorf("strategy %q is not one of %s", name, strings.Join(StrategyNames(), ", "))
+}
 
-	type key struct {
-		file  int
-		index int64
+// Expected is how long a token will take with held bytes of the schedule in memory: what computes and what streams go on side by side, so the slower one decides.
+// 0 if the disk's bandwidth is not known.
+func (in *Input) Expected(held int64) time.Duration {
+	if in.Disk <= 0 {
+		return 0
 	}
-	byKey := map[key]int{}
-	type use struct {
-		read   int
-		before int64 // bytes read before it
-	}
-	uses := map[int][]use{}
-	var before int64
-	for i, r := range reads {
-		for index := r.Offset / size; index*size < r.End(); index++ {
-			k := key{r.File, index}
-			b, ok := byKey[k]
-			if !ok {
-				b = len(p.blocks)
-				byKey[k] = b
-				start := max(index*size, spans[r.File].first&^(pageSize-1))
-				end := min((index+1)*size, (spans[r.File].end+pageSize-1)&^(pageSize-1))
-				p.blocks = append(p.blocks, block{file: r.File, offset: start, length: end - start, address: r.Address - uint64(r.Offset-start)})
-				p.bytes += end - start
-			}
-			uses[b] = append(uses[b], use{i, before})
+	missing := float64(max(in.Schedule.Bytes-held, 0))
+	return max(in.Compute, time.Duration(missing/in.Disk*1e9))
+}
+
+// planSpread holds budget bytes, spread evenly over the order of use: while held weights are being computed there is always something to read from disk.
+// What is held already stays, as far as the budget allows.
+func planSpread(in Input, budget int64) Plan {
+	s := in.Schedule
+	p := Plan{Budget: min(max(budget, 0), s.Bytes)}
+	var held, rest []int
+	for b := range s.Blocks {
+		if in.Held[b] {
+			held = append(held, b)
+		} else {
+			rest = append(rest, b)
 		}
-		before += r.Length
 	}
-	for b := range p.blocks {
-		v := visit{block: b, from: uses[b][0].read, to: uses[b][0].read}
-		last := uses[b][0]
-		for _, u := range uses[b][1:] {
-			if u.before-(last.before+reads[last.read].Length) > near {
-				p.visits = append(p.visits, v)
-				v = visit{block: b, from: u.read}
-			}
-			v.to, last = u.read, u
-		}
-		p.visits = append(p.visits, v)
+	switch have := s.bytes(held); {
+	case have > p.Budget:
+		p.Release = s.spreadAtLeast(held, have-p.Budget)
+	case have < p.Budget:
+		p.Hold = s.spread(rest, p.Budget-have)
 	}
-	// Blocks of one read are used in the order of the file.
-	slices.SortStableFunc(p.visits, func(a, b visit) int {
-		return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(p.blocks[a.block].offset, p.blocks[b.block].offset))
-	})
 	return p
 }
 
 // spread picks candidates (indices of blocks, in the order of use) of about budget bytes in all, and not more, spread
-// evenly over the order: while pinned weights are being computed there is always something to read from disk.
-func (p *plan) spread(candidates []int, budget int64) (picked []int, bytes int64) {
-	var total, seen int64
-	for _, b := range candidates {
-		total += p.blocks[b].length
-	}
+// evenly over the order.
+func (s *Schedule) spread(candidates []int, budget int64) []int {
+	total := s.bytes(candidates)
 	if budget >= total {
-		return candidates, total
+		return slices.Clone(candidates)
 	}
 	if budget <= 0 {
-		return nil, 0
+		return nil
 	}
 	share := float64(budget) / float64(total)
+	var picked []int
+	var bytes, seen int64
 	for _, b := range candidates {
-		length := p.blocks[b].length
+		length := s.Blocks[b].Length
 		seen += length
 		if float64(bytes+length) <= float64(seen)*share { // bytes follows seen * share from below
 			picked = append(picked, b)
 			bytes += length
 		}
 	}
-	return picked, bytes
+	return picked
 }
 
-// where lists the blocks that are pinned, or those that are not.
-func (p *plan) where(pinned bool) []int {
-	var out []int
-	for b := range p.blocks {
-		if p.blocks[b].pinned == pinned {
-			out = append(out, b)
+// spreadAtLeast picks candidates of at least bytes, if they have as many, spread evenly over the order.
+func (s *Schedule) spreadAtLeast(candidates []int, bytes int64) []int {
+	total := s.bytes(candidates)
+	if bytes >= total {
+		return slices.Clone(candidates)
+	}
+	share := float64(bytes) / float64(total)
+	var picked []int
+	var have, seen int64
+	for _, b := range candidates {
+		seen += s.Blocks[b].Length
+		if float64(have) < float64(seen)*share { // have follows seen * share from above
+			picked = append(picked, b)
+			have += s.Blocks[b].Length
 		}
 	}
-	return out
-}
-
-// streamed lists the visits to blocks that are not pinned.
-func (p *plan) streamed() []visit {
-	var out []visit
-	for _, v := range p.visits {
-		if !p.blocks[v.block].pinned {
-			out = append(out, v)
-		}
-	}
-	return out
+	return picked
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"strings"
 	"syscall"
 	"time"
 
@@ -77,7 +78,7 @@ Exit status: 0 when the target ended or prefetchd was interrupted, 1 on failure,
 	}
 	f := root.Flags()
 	f.IntVarP(&o.pid, "pid", "p", 0, "help the running process `N`")
-	f.StringVar(&o.strategy, "strategy", "both", "both, pin or stream")
+	f.StringVar(&o.strategy, "strategy", "both", strings.Join(prefetch.StrategyNames(), ", "))
 	f.StringVar(&o.budget, "budget", "", "never keep more of the model in memory than `SIZE` (600MB, 2GiB); the limits of cgroups and host hold besides")
 	f.StringVar(&o.window, "window", "", "`SIZE` of what is read ahead and not yet paged out (chosen)")
 	f.BoolVar(&o.noJoin, "no-join", false, "stay in the own cgroup: pages read ahead are then not charged to the target's")
@@ -130,11 +131,12 @@ func run(ctx context.Context, o options, po prefetch.Options) (err error) {
 	}
 	defer func() { err = errors.Join(err, memory.Close()) }()
 	po.Memory, po.Log = memory, log
-	controller, err := prefetch.New(o.pid, po)
+	pages, err := prefetch.NewKernelPages(o.pid, log)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, controller.Close()) }()
+	defer func() { err = errors.Join(err, pages.Close()) }()
+	controller := prefetch.New(pages, po)
 	tracer, err := ebpf.New(ebpf.Options{PID: o.pid, Interval: tick, Tick: controller.Tick, Log: log})
 	if err != nil {
 		return err

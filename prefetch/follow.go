@@ -1,0 +1,90 @@
+package prefetch
+
+// This file follows a target through its cycle: which read it is in, token after token.
+
+import (
+	"slices"
+	"time"
+)
+
+// place is where a read begins.
+type place struct {
+	file   int
+	offset int64
+}
+
+// position counts reads over all tokens: read i of token n is at n*reads + i. It never falls.
+type position int64
+
+// follower knows the target's position in a cycle.
+type follower struct {
+	reads  int
+	index  map[place][]int // reads by where they begin, ascending
+	now    position        // of the read that is under way, or comes next
+	decode uint32          // the decode that is followed, of thread tid; 0 between decodes
+	tid    int32
+	met    int     // reads of the cycle that were met in it
+	moved  bool    // now is a position in it
+	nanos  []int64 // by read: the least that its op was seen to take, in ns; -1 if it was not. Whatever disturbs an op, and the disk, adds to it.
+	begun  int64   // ns, when it began, if it generates one token; 0 else
+}
+
+func newFollower(s *Schedule) follower {
+	f := follower{reads: len(s.Reads), index: map[place][]int{}, nanos: slices.Clone(s.Nanos)}
+	for i, r := range s.Reads {
+		at := place{r.File, r.Offset}
+		f.index[at] = append(f.index[at], i)
+	}
+	return f
+}
+
+// token is the token that a position is in.
+func (f *follower) token(p position) int64 { return int64(p) / int64(f.reads) }
+
+// begin follows a decode. The position moves on to the first read of the next token: at once, or with the first read that is of the cycle if it is not sure
+// that this decode has it.
+func (f *follower) begin(tid int32, decode uint32, begun int64, sure bool) {
+	f.decode, f.tid, f.met, f.begun, f.moved = decode, tid, 0, begun, false
+	if sure {
+		f.move()
+	}
+}
+
+func (f *follower) move() {
+	f.moved = true
+	if n := position(f.reads); f.now%n != 0 {
+		f.now += n - f.now%n
+	}
+}
+
+// done notes that the target has done the op that reads the weight at a place, in nanos (-1: not observed). It is false if the cycle has no such read.
+func (f *follower) done(at place, nanos int64) bool {
+	reads := f.index[at]
+	if len(reads) == 0 {
+		return false
+	}
+	if !f.moved {
+		f.move()
+	}
+	f.met++
+	n := position(f.reads)
+	token, read := f.now/n, int(f.now%n)
+	i, _ := slices.BinarySearch(reads, read)
+	if i == len(reads) { // it begins again: a batch of several graphs
+		token++
+		i = 0
+	}
+	if least := &f.nanos[reads[i]]; nanos >= 0 && (*least < 0 || nanos < *least) {
+		*least = nanos
+	}
+	f.now = token*n + position(reads[i]) + 1
+	return true
+}
+
+// compute is how long the ops of a token take, as far as they were observed.
+func (f *follower) compute() (sum time.Duration) {
+	for _, n := range f.nanos {
+		sum += time.Duration(max(n, 0))
+	}
+	return sum
+}

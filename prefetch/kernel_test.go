@@ -1,0 +1,163 @@
+package prefetch
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"unsafe"
+
+	"log/slog"
+
+	"github.com/prometheus/procfs"
+	"golang.org/x/sys/unix"
+
+	"tensorcast/internal/testenv"
+)
+
+// The levers do to the kernel's page cache what Pages promises. The target is this process, which maps the file a second time.
+func TestKernelPages(t *testing.T) {
+	testenv.NeedRoot(t) // to lock memory, and to page out a process
+	const size = 16 * mib
+	path := filepath.Join(t.TempDir(), "model")
+	if err := os.WriteFile(path, make([]byte, size), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Sync(); err != nil { // a page that is not written back stays
+		t.Fatal(err)
+	}
+	mapping, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mapping)
+	if err := unix.Madvise(mapping, unix.MADV_RANDOM); err != nil {
+		t.Fatal(err)
+	}
+
+	k, err := NewKernelPages(os.Getpid(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, got, err := k.Open(path)
+	if err != nil || got != size {
+		t.Fatalf("%d bytes, %v", got, err)
+	}
+	if again, _, err := k.Open(path); again != file || err != nil {
+		t.Errorf("the same file is number %d, then %d, %v", file, again, err)
+	}
+	if _, _, err := k.Open(path + " is not there"); err == nil {
+		t.Error("no error for a file that is not there")
+	}
+	k.Map(file, uint64(uintptr(unsafe.Pointer(&mapping[0]))))
+	check := func(what string, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+	resident := func(r Range) int64 {
+		t.Helper()
+		n, err := k.Resident(r)
+		check("resident", err)
+		return n
+	}
+	locked := func() int64 {
+		t.Helper()
+		self, err := procfs.Self()
+		check("self", err)
+		status, err := self.NewStatus()
+		check("status", err)
+		return int64(status.VmLck)
+	}
+	whole := Range{file, 0, size}
+	block := func(i int64) Range { return Range{file, i * 2 * mib, 2 * mib} }
+	touch := func(r Range) {
+		for at := r.Offset; at < r.End(); at += pageSize {
+			_ = mapping[at]
+		}
+	}
+
+	check("page out", k.PageOut(whole))
+	if n := resident(whole); n != 0 {
+		t.Skipf("%d bytes stay in memory: this file system does not give its pages back", n)
+	}
+	if !k.ReadAhead(block(0)) {
+		t.Fatal("the queue is full at the beginning")
+	}
+	testenv.WaitFor(t, "a read ahead", func() bool {
+		check("poll", k.Poll())
+		return resident(block(0)) == 2*mib
+	})
+	if n := resident(block(1)); n != 0 {
+		t.Errorf("%d bytes behind the range were read, too", n)
+	}
+
+	before := locked()
+	check("lock", k.Lock(block(1)))
+	check("keep", k.Keep(block(2)))
+	if n := locked() - before; n != 2*mib {
+		t.Errorf("%d bytes are locked", n)
+	}
+	for _, b := range []int64{0, 1, 2} {
+		touch(block(b))
+		if n := resident(block(b)); n != 2*mib {
+			t.Errorf("%d bytes of block %d are resident", n, b)
+		}
+	}
+	check("page out", k.PageOut(whole))
+	for b, want := range []int64{0, 2 * mib, 0} { // what is kept is kept only as long as nobody, be it us, takes it
+		if n := resident(block(int64(b))); n != want {
+			t.Errorf("%d bytes of block %d are resident after all was paged out, want %d", n, b, want)
+		}
+	}
+	check("release", k.Release(block(1)))
+	check("page out", k.PageOut(block(1)))
+	if n, l := resident(block(1)), locked()-before; n != 0 || l != 0 {
+		t.Errorf("%d bytes are resident, %d locked, after release", n, l)
+	}
+
+	check("lock", k.Lock(block(3)))
+	check("close", k.Close())
+	if n := locked() - before; n != 0 {
+		t.Errorf("%d bytes are locked after Close", n)
+	}
+}
+
+// Too many reads at once are refused, not queued without end.
+func TestKernelPagesFull(t *testing.T) {
+	testenv.NeedRoot(t)
+	path := filepath.Join(t.TempDir(), "model")
+	if err := os.WriteFile(path, make([]byte, mib), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	k, err := NewKernelPages(os.Getpid(), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	file, _, err := k.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for n <= queueEntries && k.ReadAhead(Range{file, 0, mib}) {
+		n++
+	}
+	if n == 0 || n > queueEntries {
+		t.Errorf("%d reads were taken, room is for %d", n, queueEntries)
+	}
+	if err := k.Poll(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.WaitFor(t, "room in the queue", func() bool {
+		if err := k.Poll(); err != nil {
+			t.Fatal(err)
+		}
+		return k.ReadAhead(Range{file, 0, mib})
+	})
+}

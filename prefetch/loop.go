@@ -1,0 +1,442 @@
+package prefetch
+
+// This file is the control loop: it learns what a token reads, then keeps what is held and the window in step with the target.
+
+import (
+	"errors"
+	"log/slog"
+	"slices"
+	"time"
+
+	"tensorcast/event"
+	"tensorcast/pattern"
+)
+
+// Options of a Controller.
+type Options struct {
+	Strategy Strategy // nil: Both
+	Memory   Memory
+	// Budget caps the bytes of the model in memory, whatever Memory says; 0: no cap.
+	Budget int64
+	// Window is how many bytes may be read ahead or wait to be paged out; 0 chooses.
+	Window int64
+	Log    *slog.Logger
+	Now    func() time.Time // the clock; nil: time.Now
+}
+
+const (
+	// budgetInterval is how often limits are looked at.
+	budgetInterval = 50 * time.Millisecond
+	// defaultWindow holds what the disk delivers while the slowest part of the loop runs, several times over.
+	defaultWindow = 16 << 20
+)
+
+// Controller keeps the model of one target in memory as far as it fits. Feed it with the target's events, and call Tick
+// about every millisecond.
+type Controller struct {
+	opts  Options
+	pages Pages
+	now   func() time.Time
+	files map[event.FileID]int // as Pages numbers them
+	sizes []int64
+
+	contexts contexts
+	meter    meter
+	help     *helping // nil until a cycle is known
+	room     Room
+	checked  time.Time
+	countAt  time.Time // when what is resident is to be counted next
+	resident int64
+
+	followed      time.Time // when the first blocks were held
+	sum           Summary
+	decodingNanos int64
+	refused       bool // a read beyond its file was told of
+}
+
+// Summary says what a Controller did.
+type Summary struct {
+	Strategy     string  `json:"strategy"`
+	Tokens       int     `json:"tokens"`                  // generated while prefetching
+	TokensPerSec float64 `json:"tokens_per_sec"`          // over these
+	Expected     float64 `json:"expected_tokens_per_sec"` // by the plan, from the disk's bandwidth as measured here and the time that ops compute; 0 if not known
+	Disk         float64 `json:"disk_bytes_per_sec"`      // that the disk was seen to deliver, in the fastest quarter of a second
+	Pinned       int64   `json:"pinned_bytes"`            // held at the end
+	Streamed     int64   `json:"streamed_bytes"`          // read ahead
+	Window       int64   `json:"window_bytes"`
+	PerToken     int64   `json:"weight_bytes_per_token"` // that each token reads and this process can help with
+	Room         int64   `json:"room_bytes"`
+	Level        string  `json:"bounded_by"`
+	Late         int     `json:"late"`    // visits that the target reached first
+	Shrunk       int     `json:"shrunk"`  // times that memory was given back
+	Learned      int     `json:"learned"` // times that a cycle was learned and followed
+	Queue        string  `json:"queue"`
+	StageSec     float64 `json:"stage_seconds"`  // spent on asking for reads
+	EvictSec     float64 `json:"evict_seconds"`  // spent on paging out
+	FollowSec    float64 `json:"follow_seconds"` // since the first blocks were held
+}
+
+// New makes a Controller that works on pages, which it does not close.
+func New(pages Pages, opts Options) *Controller {
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
+	if opts.Now == nil {
+		opts.Now = time.Now
+	}
+	if opts.Strategy == nil {
+		opts.Strategy = Both{}
+	}
+	return &Controller{opts: opts, pages: pages, now: opts.Now, files: map[event.FileID]int{}, contexts: newContexts()}
+}
+
+// Summary describes the work so far.
+func (c *Controller) Summary() Summary {
+	s := c.sum
+	s.Strategy, s.Queue, s.Room, s.Level = c.opts.Strategy.Name(), c.pages.Name(), c.room.Bytes, c.room.Level
+	if h := c.help; h != nil {
+		s.Pinned, s.Window, s.PerToken, s.Disk = h.heldBytes, h.window.bytes, h.schedule.Bytes, c.meter.best
+		s.Streamed += h.streamed
+		s.Late += h.late
+		in := c.input(c.room.Bytes)
+		if expected := in.Expected(h.heldBytes); expected > 0 {
+			s.Expected = float64(time.Second) / float64(expected)
+		}
+	}
+	if !c.followed.IsZero() {
+		s.FollowSec = c.now().Sub(c.followed).Seconds()
+	}
+	if c.decodingNanos > 0 {
+		s.TokensPerSec = float64(s.Tokens) / (float64(c.decodingNanos) / 1e9)
+	}
+	return s
+}
+
+// Handle takes the target's next event.
+func (c *Controller) Handle(ev event.Event) error {
+	switch e := ev.(type) {
+	case event.FileSeen:
+		file, err := c.open(e.Path)
+		if err != nil {
+			return err
+		}
+		c.files[e.File] = file
+	case event.DecodeBegin:
+		c.decodeBegin(e)
+	case event.DecodeEnd:
+		return c.decodeEnd(e)
+	case *event.Op:
+		return c.op(e)
+	}
+	return nil
+}
+
+// open makes a file known, once.
+func (c *Controller) open(path string) (file int, err error) {
+	file, size, err := c.pages.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	if file == len(c.sizes) {
+		c.sizes = append(c.sizes, size)
+	}
+	return file, nil
+}
+
+func (c *Controller) decodeBegin(e event.DecodeBegin) {
+	d := c.contexts.begin(e)
+	h := c.help
+	if h == nil || h.decode != 0 && h.tid != e.TID || d.context.foreign {
+		return // nothing is known yet, or another context decodes at the same time: one of them is followed, or it has another cycle
+	}
+	begun := int64(0)
+	if e.Tokens == 1 {
+		begun = e.Time
+	}
+	h.begin(e.TID, e.Decode, begun, d.context == c.contexts.main)
+}
+
+func (c *Controller) decodeEnd(e event.DecodeEnd) error {
+	d := c.contexts.end(e)
+	if d == nil {
+		return nil
+	}
+	if h := c.help; h != nil && h.decode == e.Decode && h.tid == e.TID {
+		h.decode = 0
+		switch {
+		case h.met > 0:
+			if c.contexts.main == nil { // the cycle came from a file: this is the context that has it
+				c.contexts.main = d.context
+			}
+			if h.begun != 0 {
+				c.sum.Tokens++
+				c.decodingNanos += e.Time - h.begun
+			}
+		case d.context == c.contexts.main:
+			d.context.forget()
+			if err := c.giveUp("a decode read nothing of what was learned"); err != nil {
+				return err
+			}
+		default:
+			d.context.foreign = true
+		}
+	}
+	if next := c.contexts.decoded(d.context); next != nil {
+		if err := c.follow(next, "the context that was followed decodes no more"); err != nil {
+			return err
+		}
+	}
+	return c.learn(d)
+}
+
+func (c *Controller) op(o *event.Op) (err error) {
+	d := c.contexts.open[o.TID]
+	if d == nil || d.decode != o.Decode {
+		return nil
+	}
+	if l := d.lesson; l != nil {
+		for i := range o.Sources {
+			if s := &o.Sources[i]; !s.InFile {
+				l.outside++
+				l.outsideBytes += s.Bytes()
+			}
+		}
+	}
+	followed := c.help != nil && c.help.decode == o.Decode && c.help.tid == o.TID
+	pattern.ReadsOf(o, func(source int, r pattern.CycleRead) bool {
+		s := &o.Sources[source]
+		file, known := c.files[s.File]
+		if !known {
+			return true
+		}
+		if r.Offset < 0 || r.Length <= 0 || r.Length > c.sizes[file] || r.Offset > c.sizes[file]-r.Length {
+			if !c.refused {
+				c.refused = true
+				c.opts.Log.Warn("the target reads weights beyond the end of its model file, as it seems: these are left to it", "tensor", r.Tensor, "offset", r.Offset, "bytes", r.Length, "file size", c.sizes[file])
+			}
+			return true
+		}
+		r.File = file
+		base := s.Data - uint64(s.Offset)
+		if d.lesson != nil {
+			d.lesson.add(r, base)
+		}
+		if followed && c.help != nil && !r.Gathers() {
+			if c.help.done(place{file, r.Offset}, r.Nanos) && c.help.bases[file] != base {
+				if c.help.bases[file] == 0 { // the cycle came from a file, before the model was mapped
+					c.mapped(file, base)
+				} else if d.context == c.contexts.main {
+					d.context.forget()
+					err = c.giveUp("the model was mapped anew")
+				}
+			}
+		}
+		return err == nil
+	})
+	return err
+}
+
+// mapped notes where the target maps a file.
+func (c *Controller) mapped(file int, base uint64) {
+	c.help.bases[file] = base
+	c.pages.Map(file, base)
+}
+
+// giveUp releases everything. The next decode of a few tokens is learned from.
+func (c *Controller) giveUp(why string) error {
+	h := c.help
+	if h == nil {
+		return nil
+	}
+	c.opts.Log.Info("learning anew", "why", why)
+	c.sum.Streamed += h.streamed
+	c.sum.Late += h.late
+	c.help, c.contexts.main, c.contexts.stored = nil, nil, nil
+	for b, held := range h.held {
+		if !held {
+			continue
+		}
+		if err := c.pages.Release(h.schedule.Blocks[b]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// learn takes the first whole decode of a few tokens of a context as the cycle of all: the warm-up, or the first generated token.
+func (c *Controller) learn(d *decode) error {
+	l := d.lesson
+	if l == nil {
+		if c.help == nil && d.context.cycle != nil { // the one that was followed was given up
+			return c.follow(d.context, "")
+		}
+		return nil
+	}
+	if l.outside > 0 && c.help == nil {
+		return event.OutsideError(l.outside, l.outsideBytes)
+	}
+	if !l.useful() {
+		return nil
+	}
+	x := d.context
+	x.cycle, x.bases = l.cycle(), l.bases
+	switch stored := c.contexts.stored; {
+	case c.help == nil:
+		return c.follow(x, "")
+	case stored != nil && (x == c.contexts.main || c.contexts.main == nil && sameFiles(stored, x.cycle)):
+		c.contexts.stored = nil
+		if !sameReads(stored, x.cycle) {
+			return c.follow(x, "the target does not read what the pattern says")
+		}
+		c.contexts.main = x
+	case x.foreign && bytesOf(x.cycle) > c.help.schedule.Bytes:
+		return c.follow(x, "another context reads more")
+	}
+	return nil
+}
+
+// follow begins to help a context whose cycle is known. why is told if another one, or another cycle, was being followed.
+func (c *Controller) follow(x *context, why string) error {
+	if err := c.giveUp(why); err != nil {
+		return err
+	}
+	c.contexts.follow(x)
+	return c.start(x.cycle, x.bases)
+}
+
+// start makes the schedule of a cycle and begins to hold blocks. bases are where the target maps the files; 0 is not known yet.
+func (c *Controller) start(cycle *pattern.Cycle, bases map[int]uint64) error {
+	if err := c.checkRoom(); err != nil {
+		return err
+	}
+	window := c.windowFor(c.room.Bytes)
+	h := newHelping(NewSchedule(cycle, window/2))
+	if len(h.schedule.Reads) == 0 {
+		return nil
+	}
+	c.help = h
+	h.window.bytes = window
+	for file, base := range bases {
+		c.mapped(file, base)
+	}
+	c.sum.Learned++
+	h.toHold = c.opts.Strategy.Plan(c.input(c.room.Bytes)).Hold
+	c.opts.Log.Info("learned the pattern", "reads", len(h.schedule.Reads), "bytes", h.schedule.Bytes, "blocks", len(h.schedule.Blocks),
+		"room", c.room.Bytes, "bounded by", c.room.Level, "window", window)
+	return nil
+}
+
+// Use begins with a cycle that was stored, before the target has decoded. Paths are its files, in the order of cycle.Files, which must be those of the cycle; bases
+// are where the target maps them, 0 where that is not known. What the target then reads is compared with it once, and learned instead if it differs.
+func (c *Controller) Use(cycle *pattern.Cycle, paths []string, bases []uint64) error {
+	mine := &pattern.Cycle{Files: cycle.Files, Reads: slices.Clone(cycle.Reads)}
+	at := map[int]uint64{}
+	numbers := make([]int, len(paths))
+	for i, path := range paths {
+		var err error
+		if numbers[i], err = c.open(path); err != nil {
+			return err
+		}
+		if bases[i] != 0 {
+			at[numbers[i]] = bases[i]
+		}
+	}
+	for i := range mine.Reads {
+		r := &mine.Reads[i]
+		r.File = numbers[r.File]
+		if r.End() > c.sizes[r.File] {
+			return errors.New("the pattern reads beyond the end of its model's file")
+		}
+	}
+	c.contexts.stored = mine
+	return c.start(mine, at)
+}
+
+// checkRoom asks how much memory there is. What is resident is counted less often: that walks all
+// pages of the model, and is to take no more than a fiftieth of the time.
+func (c *Controller) checkRoom() error {
+	c.checked = c.now()
+	if c.checked.After(c.countAt) {
+		c.resident = 0
+		for file, size := range c.sizes {
+			n, err := c.pages.Resident(Range{file, 0, size})
+			if err != nil {
+				return err
+			}
+			c.resident += n
+		}
+		c.countAt = c.now().Add(max(4*budgetInterval, 50*c.now().Sub(c.checked)))
+	}
+	var locked int64
+	if c.help != nil && c.opts.Strategy.Lever() == LeverLock {
+		locked = c.help.heldBytes
+	}
+	room, err := c.opts.Memory.Room(c.resident, locked)
+	if err != nil {
+		return err
+	}
+	// Some is left free: the target's own memory grows, and per-CPU batches blur the counters.
+	room.Bytes -= max(12<<20, room.Limit/128)
+	if c.opts.Budget > 0 && c.opts.Budget < room.Bytes {
+		room.Bytes, room.Level = c.opts.Budget, "--budget"
+	}
+	c.room = room
+	if c.help != nil {
+		c.help.window.bytes = c.windowFor(room.Bytes)
+	}
+	return nil
+}
+
+// windowFor is the window in a room.
+func (c *Controller) windowFor(room int64) int64 {
+	window := c.opts.Window
+	if window == 0 {
+		window = defaultWindow
+	}
+	return max(min(window, room/4), 0)
+}
+
+// Tick does what is due. It does not wait for the disk, save for blocks that are to be held.
+func (c *Controller) Tick() error {
+	if c.help == nil {
+		return nil
+	}
+	if err := c.pages.Poll(); err != nil {
+		return err
+	}
+	c.meter.tick(c.now())
+	// A limit that has just been lowered leaves the target only what is not locked: milliseconds count. What was resident
+	// has been reclaimed for it.
+	changed := c.opts.Memory.Changed()
+	if changed {
+		c.countAt = time.Time{}
+	}
+	if changed || c.now().Sub(c.checked) > budgetInterval {
+		if err := c.adjust(); err != nil {
+			return err
+		}
+	}
+	if c.help.holding {
+		if err := c.holdSome(); err != nil || c.help.holding {
+			return err
+		}
+	}
+	if !c.opts.Strategy.Streams() {
+		return nil
+	}
+	if err := c.dropSome(); err != nil {
+		return err
+	}
+	h := c.help
+	begun := c.now()
+	if err := h.evict(h.schedule, &h.follower, c.pages); err != nil {
+		return err
+	}
+	evicted := c.now()
+	before := h.streamed
+	err := h.fill(h.schedule, &h.follower, c.pages)
+	c.meter.add(h.streamed - before)
+	c.sum.EvictSec += evicted.Sub(begun).Seconds()
+	c.sum.StageSec += c.now().Sub(evicted).Seconds()
+	return err
+}

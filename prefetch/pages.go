@@ -1,0 +1,42 @@
+package prefetch
+
+// This file defines the levers on pages. The kernel has them (kernel.go); package sim has them in virtual time.
+
+// Range is a part of a file of the model.
+type Range struct {
+	File   int   // index, in the order of Pages.Open
+	Offset int64 // first byte in the file
+	Length int64 // bytes
+}
+
+// End is the first byte behind the range.
+func (r Range) End() int64 { return r.Offset + r.Length }
+
+// Pages is what can be done to the pages of a model that another process, the target, maps. Only Lock and Keep wait for the disk. What is asked of
+// pages that are not there, or that somebody else holds, does nothing, without an error. For one goroutine.
+type Pages interface {
+	// Open makes a file of the model known and returns its index, the next one from 0 unless the same file was opened before, and its size in bytes.
+	Open(path string) (file int, size int64, err error)
+	// Map says at which address the target maps the first byte of a file. PageOut needs it.
+	Map(file int, base uint64)
+
+	// ReadAhead begins to read a range into the page cache. It returns false if too many reads are under way: what is missing the target reads by itself.
+	ReadAhead(r Range) bool
+	// Poll hands reads that were begun to the kernel and collects those that have been taken up.
+	Poll() error
+	// Lock has a range in memory, read if need be, until Release or the end of this process: nobody can reclaim it.
+	Lock(r Range) error
+	// Keep has a range in memory, read if need be. The kernel may take it back when somebody needs the memory.
+	Keep(r Range) error
+	// Release undoes Lock. The pages stay, until they are paged out or reclaimed.
+	Release(r Range) error
+	// PageOut frees the pages of a range that are not locked.
+	PageOut(r Range) error
+	// Resident is how many bytes of a range are in memory, in whole pages.
+	Resident(r Range) (int64, error)
+
+	// Name says by what means reads are begun.
+	Name() string
+	// Close undoes all locks.
+	Close() error
+}

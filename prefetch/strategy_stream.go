@@ -1,0 +1,9 @@
+package prefetch
+
+// Stream holds nothing.
+type Stream struct{}
+
+func (Stream) Name() string       { return "stream" }
+func (Stream) Plan(in Input) Plan { return planSpread(in, 0) }
+func (Stream) Lever() Lever       { return LeverKeep }
+func (Stream) Streams() bool      { return true }

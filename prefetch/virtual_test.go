@@ -1,0 +1,374 @@
+package prefetch_test
+
+// This file tests the control loop in virtual time: staging, evicting, shrinking, relearning, late reads, contexts. No root, no clock, no disk.
+
+import (
+	"testing"
+	"time"
+
+	"tensorcast/event"
+	"tensorcast/pattern"
+	"tensorcast/prefetch"
+	"tensorcast/sim"
+)
+
+const mib = 1 << 20
+
+// model is a cycle of layers of 28 MiB in which, as in many files, the order in the file is not that of use.
+func model(file, layers int) *pattern.Cycle {
+	c := &pattern.Cycle{}
+	offset := int64(4096)
+	for range layers {
+		sizes := []int64{8 * mib, 16 << 10, 2 * mib, 2 * mib, 16 << 10, 8 * mib, 8 * mib} // ffn_down, attn_norm, attn_q, attn_output, ffn_norm, ffn_gate, ffn_up
+		at := make([]int64, len(sizes))
+		for i, n := range sizes {
+			at[i] = offset
+			offset += n
+		}
+		for _, i := range []int{1, 2, 3, 4, 5, 6, 0} {
+			c.Reads = append(c.Reads, pattern.CycleRead{
+				File: file, Tensor: "w", Op: "MUL_MAT", Offset: at[i], Length: sizes[i], Nanos: sizes[i] / 20, // 20 bytes in a nanosecond
+			})
+		}
+	}
+	return c
+}
+
+const (
+	reserve = 12 * mib // is what a Controller leaves free
+	window  = 16 * mib // what it reads ahead
+)
+
+// rig is a machine whose limit is a share of the model, with a helper.
+type rig struct {
+	*sim.Machine
+	*prefetch.Controller
+	t       *testing.T
+	cycle   *pattern.Cycle // of context 1
+	another *pattern.Cycle // a smaller one, of another file, of context 2
+	pages   *sim.Pages
+}
+
+func newRig(t *testing.T, share float64, opts prefetch.Options, change func(*sim.Config)) *rig {
+	t.Helper()
+	r := &rig{t: t, cycle: model(0, 10), another: model(1, 1)}
+	cfg := sim.Config{
+		Cycles: []*pattern.Cycle{r.cycle, r.another}, Limit: int64(share * float64(r.cycle.Bytes())), Readahead: 8 * mib, Bandwidth: 1.5e9, Latency: 80 * time.Microsecond,
+		Costs: sim.Costs{PageOut: 200 * time.Microsecond, ReadAhead: 80 * time.Microsecond},
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	r.Machine = sim.New(cfg)
+	r.pages = r.Pages()
+	opts.Memory, opts.Now = r.Memory(), r.Now
+	r.Controller = prefetch.New(r.pages, opts)
+	r.Attach(r.Controller)
+	t.Cleanup(func() {
+		if err := r.pages.Close(); err != nil {
+			t.Error(err)
+		}
+		if r.Locked() != 0 {
+			t.Errorf("%d bytes are locked in the end", r.Locked())
+		}
+	})
+	return r
+}
+
+// run computes tokens in the first context, and returns their means.
+func (r *rig) run(tokens int) sim.Token { return r.runOther(1, r.cycle, tokens) }
+
+func (r *rig) runOther(context uint64, c *pattern.Cycle, tokens int) (mean sim.Token) {
+	r.t.Helper()
+	all, err := r.Run(context, c, tokens)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, one := range all {
+		mean.Time += one.Time / time.Duration(tokens)
+		mean.Misses += one.Misses
+		mean.TargetBytes += one.TargetBytes / int64(tokens)
+		mean.HelperBytes += one.HelperBytes / int64(tokens)
+	}
+	return mean
+}
+
+// alone is the same machine without a helper.
+func alone(t *testing.T, share float64, change func(*sim.Config)) sim.Token {
+	t.Helper()
+	r := newRig(t, share, prefetch.Options{}, change)
+	r.Attach(nil)
+	r.run(5)
+	return r.run(10)
+}
+
+// settled is a rig whose helper has held what it can.
+func settled(t *testing.T, share float64, opts prefetch.Options, change func(*sim.Config)) *rig {
+	t.Helper()
+	r := newRig(t, share, opts, change)
+	r.run(12)
+	if r.Summary().Learned != 1 {
+		t.Fatalf("learned %d times", r.Summary().Learned)
+	}
+	return r
+}
+
+// In the steady state the target finds everything in memory, no byte is read that is held, and the disk never rests.
+func TestStaging(t *testing.T) {
+	for _, share := range []float64{0.95, 0.85, 0.7, 0.5, 0.3} {
+		for _, strategy := range []prefetch.Strategy{prefetch.Both{}, prefetch.Keep{}} {
+			r := settled(t, share, prefetch.Options{Strategy: strategy}, nil)
+			token := r.run(20)
+			s := r.Summary()
+			if token.Misses != 0 || token.TargetBytes != 0 || s.Late != 0 {
+				t.Errorf("%s at %v: %d pages were missing, %d visits late", s.Strategy, share, token.Misses, s.Late)
+			}
+			if least := int64(share*float64(r.cycle.Bytes())) - reserve - window - 2*mib; s.Pinned < least {
+				t.Errorf("%s at %v: %d bytes held, %d have room", s.Strategy, share, s.Pinned, least)
+			}
+			missing := r.cycle.Bytes() - s.Pinned
+			if token.HelperBytes < missing-mib || token.HelperBytes > missing+missing/10+4*mib {
+				t.Errorf("%s at %v: %d bytes read for a token that misses %d", s.Strategy, share, token.HelperBytes, missing)
+			}
+			if disk := time.Duration(float64(token.HelperBytes) / 1.5); token.Time > disk+disk/5 {
+				t.Errorf("%s at %v: a token takes %v, the disk %v", s.Strategy, share, token.Time, disk)
+			}
+			if plain := alone(t, share, nil); plain.Time < token.Time*5/4 || plain.TargetBytes < r.cycle.Bytes()*95/100 {
+				t.Errorf("%s at %v: %v a token, %v without help, which reads %d bytes", s.Strategy, share, token.Time, plain.Time, plain.TargetBytes)
+			}
+			if expected := float64(time.Second) / float64(token.Time); s.Expected < expected*0.8 || s.Expected > expected*1.25 {
+				t.Errorf("%s at %v: expected %.2f tok/s, came to %.2f", s.Strategy, share, s.Expected, expected)
+			}
+		}
+	}
+}
+
+// What the target has passed is paged out: beside what is held there is never more than the window and what is on its way out.
+func TestEviction(t *testing.T) {
+	for _, strategy := range []prefetch.Strategy{prefetch.Both{}, prefetch.Stream{}, prefetch.Keep{}} {
+		r := settled(t, 0.6, prefetch.Options{Strategy: strategy}, nil)
+		over := 0
+		for i := range 200 {
+			r.At(time.Duration(i)*time.Millisecond+r.Now().Sub(r.Began()), func() {
+				if r.Used() > r.Summary().Pinned+window+12*mib { // a tensor that is under way is evicted when its op is over
+					over++
+				}
+			})
+		}
+		r.run(4)
+		if over > 0 || r.Overcommitted() > 0 {
+			t.Errorf("%s: too much was in memory at %d looks of 200; %d bytes beyond the limit", r.Summary().Strategy, over, r.Overcommitted())
+		}
+	}
+}
+
+// A strategy that streams nothing leaves the rest to the target.
+func TestPinOnly(t *testing.T) {
+	r := settled(t, 0.85, prefetch.Options{Strategy: prefetch.Pin{}}, nil)
+	out := r.pages.Calls.PageOut
+	token := r.run(10)
+	if token.HelperBytes != 0 || r.pages.Calls.PageOut != out || token.TargetBytes == 0 {
+		t.Errorf("%d bytes read by the helper, %d by the target", token.HelperBytes, token.TargetBytes)
+	}
+	if plain := alone(t, 0.85, nil); token.TargetBytes > plain.TargetBytes/2 {
+		t.Errorf("%d bytes a token, %d without help", token.TargetBytes, plain.TargetBytes)
+	}
+}
+
+// A limit that is cut is followed with the next tick; room that has come free is used within a second.
+func TestShrinking(t *testing.T) {
+	for _, strategy := range []prefetch.Strategy{prefetch.Both{}, prefetch.Keep{}} {
+		r := settled(t, 0.9, prefetch.Options{Strategy: strategy}, nil)
+		full, before := r.Limit(), r.Summary().Pinned
+		cut := r.Now().Sub(r.Began()) + 3*time.Millisecond
+		var after int64
+		r.At(cut, func() { r.SetLimit(full / 2) })
+		r.At(cut+20*time.Millisecond, func() { after = r.Summary().Pinned })
+		r.run(10)
+		s := r.Summary()
+		if after > full/2-reserve || s.Shrunk == 0 || s.Pinned < full/2-reserve-window-8*mib {
+			t.Errorf("%s: of %d bytes %d were held 20 ms after the limit fell to %d, %d in the end", s.Strategy, before, after, full/2, s.Pinned)
+		}
+		if locked := r.Locked(); locked > full/2-reserve {
+			t.Errorf("%s: %d bytes are locked", s.Strategy, locked)
+		}
+		// What is locked cannot be reclaimed in the moment of the cut. What is kept can.
+		if over := r.Overcommitted(); (over > 0) != (strategy.Lever() == prefetch.LeverLock) {
+			t.Errorf("%s: %d bytes beyond the limit", s.Strategy, over)
+		}
+		r.SetLimit(full)
+		r.run(20)
+		if again := r.Summary().Pinned; again < before-8*mib {
+			t.Errorf("%s: %d bytes held again of %d", s.Strategy, again, before)
+		}
+		if token := r.run(5); token.Misses > 0 {
+			t.Errorf("%s: %d pages were missing after the limit was as before", s.Strategy, token.Misses)
+		}
+	}
+}
+
+// A limit that is cut while blocks are still being read to be held ends that.
+func TestShrinkingWhileHolding(t *testing.T) {
+	r := newRig(t, 0.9, prefetch.Options{}, func(c *sim.Config) { c.Bandwidth = 0.3e9 })
+	full := r.Limit()
+	r.At(1500*time.Millisecond, func() {
+		if held := r.Summary().Pinned; held < full/8 || held > full/2 {
+			t.Fatalf("%d bytes of %d are held: the test does not meet the moment", held, full)
+		}
+		r.SetLimit(full / 8)
+	})
+	r.At(1600*time.Millisecond, func() {
+		if held := r.Summary().Pinned; held > full/8 {
+			t.Errorf("%d bytes are held with a limit of %d", held, full/8)
+		}
+	})
+	r.run(5)
+}
+
+// A target that maps its model anew is learned anew, and helped as before.
+func TestRelearning(t *testing.T) {
+	r := settled(t, 0.8, prefetch.Options{}, nil)
+	before := r.run(5)
+	r.Remap()
+	r.run(12)
+	s, token := r.Summary(), r.run(5)
+	if s.Learned != 2 || token.Misses > 0 || token.Time > before.Time*11/10 {
+		t.Errorf("learned %d times; a token takes %v, before %v; %d pages missing", s.Learned, token.Time, before.Time, token.Misses)
+	}
+}
+
+// A helper that comes late (it has no core) leaves reads to the target, catches up, and is no harm.
+func TestLateReads(t *testing.T) {
+	slow := func(c *sim.Config) { c.Tick = 40 * time.Millisecond }
+	r := settled(t, 0.6, prefetch.Options{}, slow)
+	token := r.run(20)
+	if r.Summary().Late == 0 || token.Misses == 0 {
+		t.Fatalf("%d visits were late, %d pages missing: the test does not meet its case", r.Summary().Late, token.Misses)
+	}
+	if plain := alone(t, 0.6, slow); token.Time > plain.Time {
+		t.Errorf("%v a token, %v without help", token.Time, plain.Time)
+	}
+	if r.Overcommitted() > 0 {
+		t.Errorf("%d bytes beyond the limit", r.Overcommitted())
+	}
+}
+
+// A draft model decodes between the tokens of the model that it drafts for, an embedding context now and then: they read nothing of what is held, which
+// is no reason to give it up.
+func TestContextsAreFollowedApart(t *testing.T) {
+	r := settled(t, 0.9, prefetch.Options{}, nil)
+	held := r.Summary().Pinned
+	for range 10 {
+		r.runOther(2, r.another, 5)
+		r.run(1)
+		if now := r.Summary().Pinned; now < held-40*mib { // the draft's own pages take some room
+			t.Fatalf("%d bytes are held of %d", now, held)
+		}
+	}
+	for decode := range uint32(5) { // decodes that read no weight of a file at all
+		for _, e := range []event.Event{event.DecodeBegin{TID: 1, Context: 3, Decode: 1000 + decode, Tokens: 1}, event.DecodeEnd{TID: 1, Decode: 1000 + decode}} {
+			if err := r.Handle(e); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if s := r.Summary(); s.Learned != 1 || s.Pinned < held-40*mib {
+		t.Errorf("learned %d times, %d bytes held of %d", s.Learned, s.Pinned, held)
+	}
+	if token := r.run(5); token.Misses > 0 {
+		t.Errorf("%d pages were missing", token.Misses)
+	}
+}
+
+// The model that is read most is helped, whichever decodes first.
+func TestLargestContextIsFollowed(t *testing.T) {
+	r := newRig(t, 0.7, prefetch.Options{}, nil)
+	r.runOther(2, r.another, 3)
+	small := r.Summary()
+	if small.PerToken < r.another.Bytes() || small.PerToken > r.another.Bytes()+2*mib {
+		t.Fatalf("follows a cycle of %d bytes, the first context reads %d", small.PerToken, r.another.Bytes())
+	}
+	r.run(12)
+	if s := r.Summary(); s.PerToken < r.cycle.Bytes() || s.Learned != 2 {
+		t.Errorf("follows a cycle of %d bytes, the larger one has %d", s.PerToken, r.cycle.Bytes())
+	}
+	// That model is unloaded; the small one goes on alone.
+	r.runOther(2, r.another, 80)
+	if s := r.Summary(); s.PerToken > r.another.Bytes()+2*mib || s.Pinned > s.PerToken {
+		t.Errorf("still follows a cycle of %d bytes and holds %d, of which nothing was read for 80 tokens", s.PerToken, s.Pinned)
+	}
+}
+
+// A cycle that is known from a file is held before the first token.
+func TestStoredCycle(t *testing.T) {
+	r := newRig(t, 0.85, prefetch.Options{}, nil)
+	if err := r.Use(r.cycle, []string{r.Path(0)}, []uint64{0}); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Sleep(time.Second); err != nil {
+		t.Fatal(err)
+	}
+	held := r.Summary().Pinned
+	if held < r.cycle.Bytes()/2 {
+		t.Fatalf("%d bytes are held before the first token", held)
+	}
+	first := r.run(1)
+	if first.TargetBytes > r.cycle.Bytes()/20 {
+		t.Errorf("the first token read %d bytes by itself", first.TargetBytes)
+	}
+	if token, s := r.run(5), r.Summary(); token.Misses > 0 || s.Learned != 1 {
+		t.Errorf("%d pages were missing; learned %d times", token.Misses, s.Learned)
+	}
+}
+
+// A stored cycle that the target contradicts is given up for what it reads.
+func TestStoredCycleContradicted(t *testing.T) {
+	r := newRig(t, 0.85, prefetch.Options{}, nil)
+	half := &pattern.Cycle{Reads: r.cycle.Reads[:len(r.cycle.Reads)/2]}
+	if err := r.Use(half, []string{r.Path(0)}, []uint64{0}); err != nil {
+		t.Fatal(err)
+	}
+	r.run(12)
+	if s := r.Summary(); s.Learned != 2 || s.PerToken < r.cycle.Bytes() {
+		t.Errorf("learned %d times, follows %d bytes of %d", s.Learned, s.PerToken, r.cycle.Bytes())
+	}
+	if token := r.run(5); token.Misses > 0 {
+		t.Errorf("%d pages were missing", token.Misses)
+	}
+}
+
+func TestStoredCycleBeyondTheFile(t *testing.T) {
+	r := newRig(t, 0.85, prefetch.Options{}, nil)
+	wrong := &pattern.Cycle{Reads: []pattern.CycleRead{{Offset: 1 << 40, Length: 4096}}}
+	if err := r.Use(wrong, []string{r.Path(0)}, []uint64{0}); err == nil {
+		t.Error("no error")
+	}
+}
+
+// Reads that do not lie within the file are left out; lengths whose sum wraps are no exception.
+func TestReadsBeyondTheFile(t *testing.T) {
+	r := settled(t, 0.85, prefetch.Options{}, nil)
+	before := r.Summary()
+	for i, extent := range [][2]int64{{1 << 40, 4096}, {4096, 1 << 62}, {-4096, 8192}, {1<<63 - 4096, 1<<63 - 4096}} {
+		decode := uint32(2000 + i)
+		op := &event.Op{TID: 9, Decode: decode, Name: "MUL_MAT", Sources: []event.Source{{
+			Name: "w", InFile: true, File: sim.FileID(0), Offset: extent[0], NE: [4]int64{extent[1] / 4, 1, 1, 1}, NB: [4]int64{4, 0, 0, 0},
+		}}}
+		for _, e := range []event.Event{event.DecodeBegin{TID: 9, Context: 9, Decode: decode, Tokens: 1}, op, event.DecodeEnd{TID: 9, Decode: decode}} {
+			if err := r.Handle(e); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if s := r.Summary(); s.PerToken != before.PerToken || s.Learned != 1 {
+		t.Errorf("%+v, before %+v", s, before)
+	}
+}
+
+// The same run twice is the same.
+func TestDeterministic(t *testing.T) {
+	a, b := settled(t, 0.7, prefetch.Options{}, nil), settled(t, 0.7, prefetch.Options{}, nil)
+	if x, y := a.run(10), b.run(10); x != y || a.Summary() != b.Summary() {
+		t.Errorf("%+v and %+v", x, y)
+	}
+}

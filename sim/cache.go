@@ -1,0 +1,127 @@
+package sim
+
+// This file owns the page cache and the disk.
+
+// page of a file. Those that are present are in one of two lists, as Linux has them: what was touched twice, or before reclaim came by, is active.
+type page struct {
+	present    bool
+	ready      int64 // ns: when its read is over
+	touched    bool  // by the target, since reclaim looked last
+	locked     bool
+	active     bool
+	prev, next *page
+}
+
+// list is a ring of pages, the newest behind the head.
+type list struct{ head page }
+
+func (l *list) init() { l.head.prev, l.head.next = &l.head, &l.head }
+
+func (l *list) push(p *page) {
+	p.prev, p.next = &l.head, l.head.next
+	p.prev.next, p.next.prev = p, p
+}
+
+func (p *page) unlink() {
+	p.prev.next, p.next.prev = p.next, p.prev
+	p.prev, p.next = nil, nil
+}
+
+type cache struct {
+	pageBytes, limit   int64
+	used, locked, over int64
+	files              [][]page
+	inactive, active   list
+}
+
+func (c *cache) init(cfg *Config) {
+	c.pageBytes, c.limit = cfg.Page, cfg.Limit
+	c.inactive.init()
+	c.active.init()
+	var pages []int64
+	for _, cycle := range cfg.Cycles {
+		for _, r := range cycle.Reads {
+			for r.File >= len(pages) {
+				pages = append(pages, 0)
+			}
+			pages[r.File] = max(pages[r.File], (r.End()+cfg.Page-1)/cfg.Page)
+		}
+	}
+	for _, n := range pages {
+		c.files = append(c.files, make([]page, n))
+	}
+}
+
+func (c *cache) pages(file int) int64              { return int64(len(c.files[file])) }
+func (c *cache) page(file int, number int64) *page { return &c.files[file][number] }
+
+// insert adds a page whose read is over at ready.
+func (c *cache) insert(p *page, ready, now int64) {
+	*p = page{present: true, ready: ready}
+	c.inactive.push(p)
+	c.used += c.pageBytes
+	c.reclaim(now)
+}
+
+func (c *cache) touch(p *page) { p.touched = true }
+
+func (c *cache) remove(p *page) {
+	p.unlink()
+	*p = page{}
+	c.used -= c.pageBytes
+}
+
+// reclaim makes room. It takes the oldest inactive page that was not touched; touched ones become active, as Linux does with pages that a page table refers to.
+// Pages that are locked or being read stay.
+func (c *cache) reclaim(now int64) {
+	for c.used > c.limit {
+		victim := c.victim(now)
+		if victim == nil {
+			c.over = max(c.over, c.used-c.limit)
+			return
+		}
+		c.remove(victim)
+	}
+}
+
+func (c *cache) victim(now int64) *page {
+	for range 2 { // the second time round, what was active is inactive
+		for p := c.inactive.head.prev; p != &c.inactive.head; {
+			older := p
+			p = p.prev
+			switch {
+			case older.locked || older.ready > now:
+			case older.touched:
+				older.touched, older.active = false, true
+				older.unlink()
+				c.active.push(older)
+			default:
+				return older
+			}
+		}
+		for p := c.active.head.prev; p != &c.active.head; {
+			older := p
+			p = p.prev
+			if older.locked {
+				continue
+			}
+			older.active, older.touched = false, false
+			older.unlink()
+			c.inactive.push(older)
+		}
+	}
+	return nil
+}
+
+// disk serves one request after the other.
+type disk struct {
+	bandwidth float64 // bytes per second
+	latency   int64   // ns
+	free      int64   // ns: when it has nothing left to do
+}
+
+// read is when a request of now is over.
+func (d *disk) read(now, bytes int64) int64 {
+	d.free = max(d.free, now) + int64(float64(bytes)/d.bandwidth*1e9)
+	return d.free + d.latency
+}

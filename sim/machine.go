@@ -1,0 +1,265 @@
+// Package sim is a machine in virtual time: a page cache with a limit and readahead, a disk, a target that computes tokens, and a helper that is called as the
+// real one is, with the target's events and then a tick. Nothing sleeps, nothing is random: the same configuration gives the same run.
+//
+// It is a model, not the kernel. What it keeps of Linux is what decides whether prefetching works: a cyclic scan larger than the cache misses everything;
+// pages that were touched outlive pages that were only read ahead; a miss reads around itself, and pushes something else out; the disk serves one request
+// after the other; locked pages are never reclaimed. Reclaim and faults cost no time of their own, save where Costs says so.
+//
+// A Machine is for one goroutine.
+package sim
+
+// This file owns time: what the target does, and when the helper is called.
+
+import (
+	"fmt"
+	"time"
+
+	"tensorcast/event"
+	"tensorcast/pattern"
+)
+
+// Config describes a machine and its target.
+type Config struct {
+	// Cycles are what the target's contexts read for a token. Reads are taken in whole; Nanos is the time that computing takes. All number the same files.
+	Cycles []*pattern.Cycle
+	Limit  int64 // bytes of page cache for the models
+	// Page is the unit of the cache in bytes; 0 means 64 KiB: coarser than the kernel's, so that long runs are quick.
+	Page      int64
+	Readahead int64         // bytes that a miss of the target reads around itself, aligned; at least a page
+	Bandwidth float64       // of the disk, bytes per second
+	Latency   time.Duration // of each request, besides
+	Tick      time.Duration // between two calls of the helper; 0 means a millisecond
+	Costs     Costs
+}
+
+// Costs are times that the helper spends in the kernel, per MiB.
+type Costs struct{ PageOut, ReadAhead time.Duration }
+
+// Helper gets the target's events, and a tick now and then.
+type Helper interface {
+	Handle(event.Event) error
+	Tick() error
+}
+
+// Token says how one token went.
+type Token struct {
+	Time        time.Duration
+	Misses      int   // pages that were not in memory when the target touched them
+	TargetBytes int64 // read from the disk by the target's misses
+	HelperBytes int64 // read by the helper meanwhile
+}
+
+// Machine is a simulation under way. Make it with New.
+type Machine struct {
+	cfg    Config
+	cache  cache
+	disk   disk
+	helper Helper
+	now    int64 // ns, of the target
+	tick   int64 // when the helper is called next
+	doing  int64 // ns, of the helper: ahead of now while it waits or works
+	base   uint64
+	queued []event.Event
+	told   map[int]bool // files
+	decode uint32
+	token  Token
+	timers []timer
+	err    error
+}
+
+type timer struct {
+	at int64
+	do func()
+}
+
+// epoch is the virtual clock's zero. It is not the zero time, which programs take for none.
+var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// New makes a machine whose page cache is empty.
+func New(cfg Config) *Machine {
+	if cfg.Page == 0 {
+		cfg.Page = 64 << 10
+	}
+	if cfg.Tick == 0 {
+		cfg.Tick = time.Millisecond
+	}
+	cfg.Readahead = max(cfg.Readahead, cfg.Page)
+	m := &Machine{cfg: cfg, base: 0x7f0000000000, told: map[int]bool{}}
+	m.cache.init(&cfg)
+	m.disk = disk{bandwidth: cfg.Bandwidth, latency: int64(cfg.Latency)}
+	return m
+}
+
+// Attach gives the machine a helper. Without one the target runs alone.
+func (m *Machine) Attach(h Helper) { m.helper, m.tick = h, m.now }
+
+// Now is the helper's clock.
+func (m *Machine) Now() time.Time { return epoch.Add(time.Duration(max(m.now, m.doing))) }
+
+// Began is when that clock began.
+func (m *Machine) Began() time.Time { return epoch }
+
+// At has something done at a time after the beginning, between two steps of the target: a limit changed, a file mapped anew.
+func (m *Machine) At(after time.Duration, do func()) {
+	m.timers = append(m.timers, timer{int64(after), do})
+}
+
+// SetLimit changes the limit; what is too much is reclaimed at once.
+func (m *Machine) SetLimit(bytes int64) {
+	m.cfg.Limit = bytes
+	m.cache.limit = bytes
+	m.cache.reclaim(m.now)
+}
+
+// Limit is the limit.
+func (m *Machine) Limit() int64 { return m.cfg.Limit }
+
+// Remap has the target map its files at other addresses from the next token on, as one does that loads its model again.
+func (m *Machine) Remap() { m.base += 1 << 40 }
+
+// Used is how many bytes of the model are in memory.
+func (m *Machine) Used() int64 { return m.cache.used }
+
+// Locked is how many of them are locked.
+func (m *Machine) Locked() int64 { return m.cache.locked }
+
+// Overcommitted is by how many bytes the cache was ever above its limit because what is locked, or being read, could not be reclaimed: the out-of-memory
+// killer's case.
+func (m *Machine) Overcommitted() int64 { return m.cache.over }
+
+// Run computes tokens of one of the machine's cycles in a context, and returns how they went. It fails with the helper's first error.
+func (m *Machine) Run(context uint64, cycle *pattern.Cycle, tokens int) ([]Token, error) {
+	var all []Token
+	for range tokens {
+		m.token = Token{}
+		begun := m.now
+		m.decode++
+		m.send(event.DecodeBegin{Time: m.now, PID: 1, TID: 1, Context: context, Decode: m.decode, Tokens: 1})
+		for i := range cycle.Reads {
+			m.read(&cycle.Reads[i])
+		}
+		m.send(event.DecodeEnd{Time: m.now, PID: 1, TID: 1, Decode: m.decode})
+		if m.err != nil {
+			return all, m.err
+		}
+		m.token.Time = time.Duration(m.now - begun)
+		all = append(all, m.token)
+	}
+	return all, nil
+}
+
+// Sleep lets time pass in which the target does nothing.
+func (m *Machine) Sleep(d time.Duration) error {
+	m.until(m.now + int64(d))
+	return m.err
+}
+
+// read is one op on one weight: it touches the pages in order, and computes in between.
+func (m *Machine) read(r *pattern.CycleRead) {
+	if !m.told[r.File] {
+		m.told[r.File] = true
+		m.send(event.FileSeen{PID: 1, File: FileID(r.File), Path: m.Path(r.File)})
+	}
+	begun := m.now
+	first, last := r.Offset/m.cfg.Page, (r.End()-1)/m.cfg.Page
+	each := max(r.Nanos, 0) / (last - first + 1)
+	for page := first; page <= last; page++ {
+		m.touch(r.File, page)
+		m.until(m.now + each)
+	}
+	m.send(&event.Op{
+		Time: begun, Duration: m.now - begun, Stall: -1, PID: 1, TID: 1, Decode: m.decode, Name: r.Op,
+		Sources: []event.Source{{
+			Name: r.Tensor, Data: m.base + uint64(r.File)<<36 + uint64(r.Offset), InFile: true, File: FileID(r.File), Offset: r.Offset,
+			NE: [4]int64{r.Length / 4, 1, 1, 1}, NB: [4]int64{4, r.Length, r.Length, r.Length}, // type 0 is F32
+		}},
+	})
+}
+
+// touch waits for a page, which is read if it is not there.
+func (m *Machine) touch(file int, page int64) {
+	p := m.cache.page(file, page)
+	if !p.present {
+		m.token.Misses++
+		around := m.cfg.Readahead / m.cfg.Page
+		start := page / around * around
+		m.token.TargetBytes += m.load(file, start, start+around, m.now)
+	}
+	if p.ready > m.now {
+		m.until(p.ready)
+	}
+	m.cache.touch(p)
+}
+
+// load reads the absent pages of [from, to) in one request at a time of day and returns how many bytes that were.
+func (m *Machine) load(file int, from, to, now int64) (bytes int64) {
+	var absent []*page
+	for n := from; n < min(to, m.cache.pages(file)); n++ {
+		if p := m.cache.page(file, n); !p.present {
+			absent = append(absent, p)
+		}
+	}
+	if len(absent) == 0 {
+		return 0
+	}
+	bytes = int64(len(absent)) * m.cfg.Page
+	ready := m.disk.read(now, bytes)
+	for _, p := range absent {
+		m.cache.insert(p, ready, now)
+	}
+	return bytes
+}
+
+// until lets the target's time pass, and the helper do what is due.
+func (m *Machine) until(t int64) {
+	for m.err == nil {
+		next := t
+		timer := -1
+		for i, tm := range m.timers {
+			if tm.at <= next {
+				next, timer = tm.at, i
+			}
+		}
+		if m.helper != nil && m.tick <= next {
+			m.now = max(m.now, m.tick)
+			m.call()
+			continue
+		}
+		m.now = max(m.now, next)
+		if timer < 0 {
+			return
+		}
+		do := m.timers[timer].do
+		m.timers = append(m.timers[:timer], m.timers[timer+1:]...)
+		do()
+	}
+}
+
+// call gives the helper what has happened, and a tick. What it does takes its own time, while the target goes on.
+func (m *Machine) call() {
+	m.doing = m.now
+	events := m.queued
+	m.queued = nil
+	for _, e := range events {
+		if m.err = m.helper.Handle(e); m.err != nil {
+			return
+		}
+	}
+	if m.err = m.helper.Tick(); m.err != nil {
+		return
+	}
+	m.tick = max(m.tick+int64(m.cfg.Tick), m.doing)
+	m.doing = 0
+}
+
+func (m *Machine) send(e event.Event) {
+	if m.helper != nil {
+		m.queued = append(m.queued, e)
+	}
+}
+
+// FileID is how events name a file.
+func FileID(file int) event.FileID { return event.FileID{Dev: 1, Ino: uint64(file) + 1} }
+
+// Path is what events call a file.
+func (m *Machine) Path(file int) string { return fmt.Sprintf("model-%d.gguf", file) }

@@ -1,0 +1,189 @@
+package sim
+
+// This file gives a helper its levers on the simulated page cache.
+
+import (
+	"fmt"
+	"time"
+
+	"tensorcast/prefetch"
+)
+
+// Pages are the levers of a machine. They implement prefetch.Pages.
+func (m *Machine) Pages() *Pages { return &Pages{m: m, index: map[string]int{}} }
+
+// Memory tells a helper of the machine's limit. It implements prefetch.Memory.
+func (m *Machine) Memory() *Memory { return &Memory{m: m, seen: m.cfg.Limit} }
+
+// Memory is the limit of a machine.
+type Memory struct {
+	m    *Machine
+	seen int64
+}
+
+// Room implements prefetch.Memory.
+func (r *Memory) Room(_, _ int64) (prefetch.Room, error) {
+	return prefetch.Room{Bytes: r.m.cfg.Limit, Limit: r.m.cfg.Limit, Level: "simulated"}, nil
+}
+
+// Changed implements prefetch.Memory.
+func (r *Memory) Changed() bool {
+	changed := r.seen != r.m.cfg.Limit
+	r.seen = r.m.cfg.Limit
+	return changed
+}
+
+// Pages implements prefetch.Pages in virtual time.
+type Pages struct {
+	m     *Machine
+	index map[string]int // by path
+	files []int          // of the machine, as Open numbered them
+	bases map[int]uint64
+	Calls Calls
+}
+
+// Calls counts what was asked for.
+type Calls struct{ ReadAhead, Lock, Keep, Release, PageOut int }
+
+var _ prefetch.Pages = (*Pages)(nil)
+
+// queueBytes is how much the disk may be behind before a read ahead is refused.
+const queueBytes = 128 << 20
+
+// Open implements prefetch.Pages, for the paths that events name.
+func (p *Pages) Open(path string) (file int, size int64, err error) {
+	for f := range p.m.cache.files {
+		if p.m.Path(f) != path {
+			continue
+		}
+		at, known := p.index[path]
+		if !known {
+			at = len(p.files)
+			p.index[path] = at
+			p.files = append(p.files, f)
+		}
+		return at, p.m.cache.pages(f) * p.m.cfg.Page, nil
+	}
+	return 0, 0, fmt.Errorf("open %s: there is no such file", path)
+}
+
+// Map implements prefetch.Pages.
+func (p *Pages) Map(file int, base uint64) {
+	if p.bases == nil {
+		p.bases = map[int]uint64{}
+	}
+	p.bases[file] = base
+}
+
+// each calls do for the pages that a range touches.
+func (p *Pages) each(r prefetch.Range, do func(*page)) {
+	file := p.files[r.File]
+	for n := r.Offset / p.m.cfg.Page; n <= (r.End()-1)/p.m.cfg.Page && n < p.m.cache.pages(file); n++ {
+		do(p.m.cache.page(file, n))
+	}
+}
+
+func (p *Pages) load(r prefetch.Range) {
+	now := max(p.m.now, p.m.doing)
+	p.m.token.HelperBytes += p.m.load(p.files[r.File], r.Offset/p.m.cfg.Page, (r.End()-1)/p.m.cfg.Page+1, now)
+	p.spend(p.m.cfg.Costs.ReadAhead, r.Length)
+}
+
+// spend has the helper work.
+func (p *Pages) spend(perMiB time.Duration, bytes int64) {
+	p.m.doing = max(p.m.now, p.m.doing) + int64(perMiB)*bytes>>20
+}
+
+// ReadAhead implements prefetch.Pages.
+func (p *Pages) ReadAhead(r prefetch.Range) bool {
+	behind := float64(p.m.disk.free-max(p.m.now, p.m.doing)) / 1e9 * p.m.disk.bandwidth
+	if behind > queueBytes {
+		return false
+	}
+	p.Calls.ReadAhead++
+	p.load(r)
+	return true
+}
+
+// Poll implements prefetch.Pages.
+func (p *Pages) Poll() error { return nil }
+
+// wait has the helper wait for a range to be read.
+func (p *Pages) wait(r prefetch.Range) {
+	p.load(r)
+	p.each(r, func(pg *page) { p.m.doing = max(p.m.doing, pg.ready) })
+}
+
+// Lock implements prefetch.Pages.
+func (p *Pages) Lock(r prefetch.Range) error {
+	p.Calls.Lock++
+	p.wait(r)
+	p.each(r, func(pg *page) {
+		if pg.present && !pg.locked {
+			pg.locked = true
+			p.m.cache.locked += p.m.cfg.Page
+		}
+	})
+	return nil
+}
+
+// Keep implements prefetch.Pages.
+func (p *Pages) Keep(r prefetch.Range) error {
+	p.Calls.Keep++
+	p.wait(r)
+	return nil
+}
+
+// Release implements prefetch.Pages.
+func (p *Pages) Release(r prefetch.Range) error {
+	p.Calls.Release++
+	p.each(r, func(pg *page) {
+		if pg.locked {
+			pg.locked = false
+			p.m.cache.locked -= p.m.cfg.Page
+		}
+	})
+	p.m.cache.reclaim(p.m.now)
+	return nil
+}
+
+// PageOut implements prefetch.Pages. Like the kernel's, it needs to know where the target maps the file, and leaves pages that are being read.
+func (p *Pages) PageOut(r prefetch.Range) error {
+	p.Calls.PageOut++
+	p.spend(p.m.cfg.Costs.PageOut, r.Length)
+	if p.bases[r.File] == 0 {
+		return nil
+	}
+	p.each(r, func(pg *page) {
+		if pg.present && !pg.locked && pg.ready <= p.m.now {
+			p.m.cache.remove(pg)
+		}
+	})
+	return nil
+}
+
+// Resident implements prefetch.Pages.
+func (p *Pages) Resident(r prefetch.Range) (bytes int64, err error) {
+	if r.Length <= 0 {
+		return 0, nil
+	}
+	p.each(r, func(pg *page) {
+		if pg.present {
+			bytes += p.m.cfg.Page
+		}
+	})
+	return bytes, nil
+}
+
+// Name implements prefetch.Pages.
+func (p *Pages) Name() string { return "simulated" }
+
+// Close implements prefetch.Pages.
+func (p *Pages) Close() error {
+	for f := range p.files {
+		if err := p.Release(prefetch.Range{File: f, Length: p.m.cache.pages(p.files[f]) * p.m.cfg.Page}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
