@@ -10,10 +10,10 @@ package_npm := npm
 NEEDED := gcc npm
 FUZZTIME := 60s
 
-.PHONY: help build deps demo test bench experiments lint generate fuzz clean
+.PHONY: help build deps demo test test-unit bench experiments lint generate fuzz clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
 build: ## build the commands into bin/
 	@mkdir -p $(BIN)
@@ -40,6 +40,9 @@ demo: deps build ## map, trace and draw a real llama.cpp run, then run it in too
 
 test: deps ## run every test; those that need root run only as root, and say so
 	go tool gotestsum --format pkgname --format-hide-empty-pkg -- -race $(LDFLAGS) ./...
+
+test-unit: ## run the tests that need no root, no network and no llama.cpp: below two minutes
+	go test -short $(LDFLAGS) ./...
 
 bench: deps ## benchmarks
 	go test -run '^$$' -bench . -benchmem $(LDFLAGS) ./...

@@ -9,9 +9,18 @@ import (
 	"time"
 )
 
-// NeedRoot skips the test with a reason unless it runs as root; in CI (the variable CI is set) it fails instead.
+// NeedMachine skips the test where only what needs no machine of its own is wanted: no root, no network, no llama.cpp, no patience (go test -short).
+func NeedMachine(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("not with -short: it needs root, a llama.cpp, or time")
+	}
+}
+
+// NeedRoot skips the test with a reason unless it runs as root; in CI (the variable CI is set) it fails instead. It implies NeedMachine.
 func NeedRoot(t testing.TB) {
 	t.Helper()
+	NeedMachine(t)
 	if os.Geteuid() == 0 {
 		return
 	}
