@@ -121,8 +121,10 @@ func TestMeanOfGroups(t *testing.T) {
 		mean, want float64
 	}{
 		{[]float64{1, 3}, 1, 2, 0},
-		{[]float64{1, 3}, 2, 2, 1},                                       // standard deviation sqrt(2), over sqrt(2)
-		{[]float64{1, 1, 3, 3}, 2, 2, 1},                                 // values that repeat within a group tell no more
+		{[]float64{1, 3}, 2, 2, 1},       // standard deviation sqrt(2), over sqrt(2)
+		{[]float64{1, 1, 3, 3}, 2, 2, 1}, // values that repeat within a group tell no more
+		{[]float64{1, 3, 1, 3}, 2, 2, 0}, // what differs within a group is not counted
+		{[]float64{1, 2, 3, 4}, 4, 2.5, math.Sqrt(5.0 / 3 / 4)},
 		{[]float64{1, 2, 3}, 3, 2, 1 / math.Sqrt(3)},                     // standard deviation 1
 		{[]float64{0, 4, 1, 3, 2, 2}, 3, 2, 0},                           // means are equal
 		{[]float64{1, 1, 3, 3, 100}, 2, 2, 1},                            // one is left over

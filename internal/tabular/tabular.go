@@ -1,7 +1,7 @@
-// Package tabular writes reports: lines and tables, for a terminal as text in aligned columns, for a document as Markdown, and values for a
-// program as JSON.
+// Package tabular writes reports for people: lines and tables, for a terminal as text in aligned columns, for a document as Markdown. (What a
+// program reads is the report's own value as JSON, with numbers that are not rounded.)
 //
-// A report describes itself once, as a [Document], and is then written in any of these forms:
+// A report describes itself once, as a [Document], and is then written in either form:
 //
 //	d := tabular.Document{
 //		tabular.Lines{"machine: 4 x CPU"},
@@ -13,7 +13,6 @@ package tabular
 // This file has the parts of a document, and the order in which they are written.
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -81,18 +80,6 @@ func (d Document) write(w io.Writer, part func(Part, *strings.Builder)) error {
 	}
 	if _, err := io.WriteString(w, b.String()); err != nil {
 		return fmt.Errorf("write report: %w", err)
-	}
-	return nil
-}
-
-// WriteJSON writes a value for programs, each member on a line of its own. The value is one Write.
-func WriteJSON(w io.Writer, v any) error {
-	data, err := json.MarshalIndent(v, "", " ")
-	if err == nil {
-		_, err = w.Write(append(data, '\n'))
-	}
-	if err != nil {
-		return fmt.Errorf("write report as JSON: %w", err)
 	}
 	return nil
 }

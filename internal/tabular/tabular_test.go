@@ -2,7 +2,6 @@ package tabular
 
 import (
 	"errors"
-	"math"
 	"os"
 	"slices"
 	"strings"
@@ -89,17 +88,6 @@ func TestWritingKeepsTheTable(t *testing.T) {
 	}
 }
 
-func TestWriteJSON(t *testing.T) {
-	var b strings.Builder
-	if err := WriteJSON(&b, map[string]any{"a": []int{1}, "b": "<"}); err != nil || b.String() != "{\n \"a\": [\n  1\n ],\n \"b\": \"\\u003c\"\n}\n" {
-		t.Errorf("%q, %v", b.String(), err)
-	}
-	b.Reset()
-	if err := WriteJSON(&b, math.NaN()); err == nil || b.Len() > 0 {
-		t.Errorf("what JSON has not: %v, %q written", err, b.String())
-	}
-}
-
 func TestErrorsAreTheWriters(t *testing.T) {
 	f, err := os.Create(t.TempDir() + "/closed")
 	if err != nil {
@@ -109,7 +97,7 @@ func TestErrorsAreTheWriters(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := Document{Lines{"x"}}
-	for name, err := range map[string]error{"text": d.WriteText(f), "Markdown": d.WriteMarkdown(f), "JSON": WriteJSON(f, 1)} {
+	for name, err := range map[string]error{"text": d.WriteText(f), "Markdown": d.WriteMarkdown(f)} {
 		if !errors.Is(err, os.ErrClosed) {
 			t.Errorf("%s: %v", name, err)
 		}
