@@ -7,8 +7,9 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"tensorcast/trace/tables"
 	"testing"
+
+	"tensorcast/trace/tables"
 )
 
 var testStructure = []tables.StructureRow{

@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+
 	"tensorcast/internal/tabular"
 )
 

@@ -20,8 +20,9 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"tensorcast/internal/host"
 	"time"
+
+	"tensorcast/internal/host"
 )
 
 // Observer is one way to observe the target.

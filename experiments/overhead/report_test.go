@@ -4,8 +4,9 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
-	"tensorcast/internal/stats"
 	"testing"
+
+	"tensorcast/internal/stats"
 )
 
 // TestPlantedOverhead plants an overhead in noise with heavy tails and drift, many times: the estimate must be near it, and the interval

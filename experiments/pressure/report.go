@@ -8,10 +8,11 @@ import (
 	"math"
 	"path/filepath"
 	"strings"
+	"time"
+
 	"tensorcast/internal/host"
 	"tensorcast/internal/stats"
 	"tensorcast/internal/tabular"
-	"time"
 )
 
 // mib is the unit of amounts in tables.

@@ -6,8 +6,9 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"tensorcast/internal/stats"
 	"testing"
+
+	"tensorcast/internal/stats"
 )
 
 func TestOrder(t *testing.T) {

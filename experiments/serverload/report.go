@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+
 	"tensorcast/internal/stats"
 	"tensorcast/internal/tabular"
 )

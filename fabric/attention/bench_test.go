@@ -7,9 +7,10 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"tensorcast/internal/stats"
 	"testing"
 	"time"
+
+	"tensorcast/internal/stats"
 )
 
 func BenchmarkAttend(b *testing.B) {

@@ -8,11 +8,12 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"tensorcast/event"
-	"tensorcast/internal/tabular"
 	"time"
 
 	"github.com/dustin/go-humanize"
+
+	"tensorcast/event"
+	"tensorcast/internal/tabular"
 )
 
 // Rereads sums up the bytes of model files that came from disk, by whether they had come before since the capture began. What
