@@ -19,6 +19,7 @@ import (
 	"tensorcast/fabric/kernel"
 	"tensorcast/fabric/trit"
 	"tensorcast/gguf"
+	"tensorcast/internal/stats"
 )
 
 // outOfCache is four times the largest last-level cache that the benchmarks have met.
@@ -72,11 +73,6 @@ func copies(b testing.TB, m *fabric.Matrix, n int, density, groups float64) []*f
 func cloned(s fabric.Scales) fabric.Scales {
 	s.Half, s.Sub, s.Super = slices.Clone(s.Half), slices.Clone(s.Sub), slices.Clone(s.Super)
 	return s
-}
-
-func median(v []float64) float64 {
-	v = slices.Sorted(slices.Values(v))
-	return v[len(v)/2]
 }
 
 // turn times count calls of f.
@@ -161,10 +157,10 @@ func (k *native) compare(b *testing.B) (ours float64) {
 		t := k.theirs(b, n)
 		us, them, ratio = append(us, weights/o), append(them, weights/t), append(ratio, t/o)
 	}
-	b.ReportMetric(median(us), "Gw/s")
-	b.ReportMetric(median(them), "ggml-Gw/s")
-	b.ReportMetric(median(ratio), "x-ggml")
-	return median(us)
+	b.ReportMetric(stats.Median(us), "Gw/s")
+	b.ReportMetric(stats.Median(them), "ggml-Gw/s")
+	b.ReportMetric(stats.Median(ratio), "x-ggml")
+	return stats.Median(us)
 }
 
 // BenchmarkTernary is one plane with a scale per 256 weights, by layouts, against ggml's TQ2_0.
@@ -206,9 +202,9 @@ func BenchmarkBandwidth(b *testing.B) {
 				}
 				us, read, part = append(us, o), append(read, best), append(part, o/best)
 			}
-			b.ReportMetric(median(us), "GB/s")
-			b.ReportMetric(median(read), "read-GB/s")
-			b.ReportMetric(median(part), "of-read")
+			b.ReportMetric(stats.Median(us), "GB/s")
+			b.ReportMetric(stats.Median(read), "read-GB/s")
+			b.ReportMetric(stats.Median(part), "of-read")
 		})
 	}
 }
@@ -251,9 +247,9 @@ func skipping(b *testing.B, m *fabric.Matrix, size int, density, groups float64)
 		weights := float64(times*m.Rows*m.Cols) / 1e9
 		with, without, ratio = append(with, weights/w), append(without, weights/wo), append(ratio, wo/w)
 	}
-	b.ReportMetric(median(with), "Gw/s")
-	b.ReportMetric(median(without), "dense-Gw/s")
-	b.ReportMetric(median(ratio), "x-dense")
+	b.ReportMetric(stats.Median(with), "Gw/s")
+	b.ReportMetric(stats.Median(without), "dense-Gw/s")
+	b.ReportMetric(stats.Median(ratio), "x-dense")
 }
 
 // BenchmarkSparse finds the density up to which a last plane is better a list of its trits.
@@ -334,8 +330,8 @@ func BenchmarkGEMM(b *testing.B) {
 					})
 					speed, ratio = append(speed, 4*float64(n)*rows*cols/1e9/together), append(ratio, apart/together)
 				}
-				b.ReportMetric(median(speed), "Gw/s")
-				b.ReportMetric(median(ratio), "x-apart")
+				b.ReportMetric(stats.Median(speed), "Gw/s")
+				b.ReportMetric(stats.Median(ratio), "x-apart")
 			})
 		}
 	}
@@ -353,7 +349,7 @@ func BenchmarkPool(b *testing.B) {
 		all := turn(4, func() { pool.GEMV(k.operands[0], k.dst, k.x) })
 		ratio = append(ratio, one/all)
 	}
-	b.ReportMetric(median(ratio), "x-one")
+	b.ReportMetric(stats.Median(ratio), "x-one")
 }
 
 // BenchmarkFloat is a product of float32 against one of quantised activations.
@@ -369,7 +365,7 @@ func BenchmarkFloat(b *testing.B) {
 				float := turn(4, func() { k.operands[0].GEMVFloat(k.dst, x, &k.scratch) })
 				ratio = append(ratio, quantised/float)
 			}
-			b.ReportMetric(median(ratio), "x-int8")
+			b.ReportMetric(stats.Median(ratio), "x-int8")
 		})
 	}
 }

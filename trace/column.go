@@ -5,6 +5,7 @@ package trace
 
 import (
 	"encoding/binary"
+	"fmt"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
@@ -72,6 +73,29 @@ func (c *columnBuffer) end() {
 	c.ends = binary.NativeEndian.AppendUint32(c.ends, uint32(len(c.values)/4))
 }
 
+// check reports that the column does not hold as many values as there are rows, or a null where there must be none.
+func (c *columnBuffer) check(rows int) error {
+	bits := (rows + 7) / 8
+	got, want := len(c.values), rows*c.width
+	switch {
+	case c.typ.ID() == arrow.LIST:
+		got, want = len(c.ends), 4*(rows+1)
+	case c.width == 0:
+		want = bits
+	}
+	switch {
+	case c.typ.ID() != arrow.LIST && len(c.ends) > 0:
+		return fmt.Errorf("a list is in a column of %s", c.typ)
+	case got != want:
+		return fmt.Errorf("values for %d rows of %s take %d bytes, not %d", rows, c.typ, got, want)
+	case c.nullable && len(c.valid) != bits:
+		return fmt.Errorf("%d bytes say which values of %d rows are null, not %d", len(c.valid), rows, bits)
+	case !c.nullable && c.nulls > 0:
+		return fmt.Errorf("%d values are null, which the schema does not allow", c.nulls)
+	}
+	return nil
+}
+
 // array returns the first rows as an array that is good until the column is changed.
 func (c *columnBuffer) array(rows int) arrow.Array {
 	buffers := []*memory.Buffer{nil, memory.NewBufferBytes(c.values)}
@@ -89,9 +113,9 @@ func (c *columnBuffer) array(rows int) arrow.Array {
 	return array.MakeFromData(data)
 }
 
-// appendBit appends bit number at.
+// appendBit sets bit number at, beyond the last one.
 func appendBit(bits []byte, at int, v bool) []byte {
-	if at%8 == 0 {
+	for len(bits) <= at/8 {
 		bits = append(bits, 0)
 	}
 	if v {

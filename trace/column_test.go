@@ -62,10 +62,17 @@ func TestColumnsAreAsArrowsBuilders(t *testing.T) {
 				b.Append(true)
 				b.ValueBuilder().(*array.Int32Builder).AppendValues(list, nil)
 			}
-			s.at = 0
-			s.rows++
+			if err := s.endRow(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if s.rows != rows {
+			t.Fatalf("%d rows are held, want %d", s.rows, rows)
 		}
 		for i, f := range fields {
+			if err := s.columns[i].check(s.rows); err != nil {
+				t.Errorf("%d rows of %s: %v", rows, f.Name, err)
+			}
 			want, got := builders[i].NewArray(), s.columns[i].array(s.rows)
 			if !array.Equal(want, got) || got.NullN() != want.NullN() {
 				t.Fatalf("%d rows of %s: %v, want %v", rows, f.Name, got, want)

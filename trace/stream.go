@@ -8,12 +8,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"tensorcast/trace/tables"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/ipc"
 	"github.com/apache/arrow/go/v17/arrow/memory"
+
+	"tensorcast/trace/tables"
 )
 
 const (
@@ -23,13 +24,16 @@ const (
 	dictionaryLimit = 1 << 16
 )
 
-// stream writes one table. A row is appended column by column, in the schema's order, and ended.
+// stream writes one table. A row is appended column by column, in the schema's order, and ended. What has not the columns of the schema (too few
+// values in a row, too many, or of another type) is an error: it is not written, nor is anything after it.
 type stream struct {
 	dir, name string
 	schema    *arrow.Schema
 	columns   []columnBuffer // indices, where the column has a dictionary
 	dicts     []*dictionary  // nil where it has none
+	beyond    columnBuffer   // takes the values for which there is no column, and all of them after an error
 	at        int            // the column that comes next
+	err       error          // rows were not as the schema has them
 	rows      int            // that are not written yet
 
 	file *os.File
@@ -40,7 +44,8 @@ type stream struct {
 
 func createStream(dir, table string, segment int, fingerprint string) (*stream, error) {
 	fields := columnsOf[table]
-	s := &stream{dir: dir, name: table, schema: arrow.NewSchema(fields, tableMetadata(fingerprint)), dicts: make([]*dictionary, len(fields))}
+	s := &stream{dir: dir, name: table, schema: arrow.NewSchema(fields, tableMetadata(fingerprint)), dicts: make([]*dictionary, len(fields)),
+		beyond: newColumnBuffer(arrow.PrimitiveTypes.Int8, false)}
 	for i, f := range fields {
 		typ := f.Type
 		if d, ok := typ.(*arrow.DictionaryType); ok {
@@ -88,9 +93,19 @@ func (s *stream) dictionary(column string) *dictionary {
 }
 
 func (s *stream) next() *columnBuffer {
+	if s.at >= len(s.columns) {
+		return s.noColumn()
+	}
 	c := &s.columns[s.at]
 	s.at++
 	return c
+}
+
+// noColumn takes a value that endRow will complain of.
+func (s *stream) noColumn() *columnBuffer {
+	s.at++
+	s.beyond.reset()
+	return &s.beyond
 }
 
 func (s *stream) int32(v int32) {
@@ -134,7 +149,17 @@ func (s *stream) list(values []int32) {
 }
 
 // text looks v up in the column's dictionary.
-func (s *stream) text(v string) { s.int32(s.dicts[s.at].index(v)) }
+func (s *stream) text(v string) {
+	if s.at >= len(s.dicts) {
+		s.next()
+		return
+	}
+	if s.dicts[s.at] == nil {
+		s.fail(fmt.Errorf("column %s has no dictionary, and gets a text", s.schema.Field(s.at).Name))
+		return
+	}
+	s.int32(s.dicts[s.at].index(v))
+}
 
 // textOrNull is null if v is empty.
 func (s *stream) textOrNull(v string) {
@@ -152,7 +177,14 @@ func (s *stream) short(v uint8) {
 	c.values = append(c.values, v)
 }
 
+// endRow ends a row, of which all columns must have been set, and writes a batch now and then.
 func (s *stream) endRow() error {
+	if s.err == nil && s.at != len(s.columns) {
+		s.fail(fmt.Errorf("a row sets %d of %d columns", s.at, len(s.columns)))
+	}
+	if s.err != nil {
+		return s.err
+	}
 	s.at = 0
 	if s.rows++; s.rows >= batchRows {
 		return s.flush()
@@ -160,8 +192,19 @@ func (s *stream) endRow() error {
 	return nil
 }
 
+// fail keeps a mistake in how rows are made: no batch is written from now on.
+func (s *stream) fail(err error) {
+	if s.err == nil {
+		s.err = fmt.Errorf("write table %s: %w", s.name, err)
+	}
+	s.at = len(s.columns)
+}
+
 // flush writes the rows that are held.
 func (s *stream) flush() error {
+	if s.err != nil {
+		return s.err
+	}
 	if s.rows == 0 {
 		return nil
 	}
@@ -169,6 +212,12 @@ func (s *stream) flush() error {
 }
 
 func (s *stream) writeBatch() error {
+	for i := range s.columns {
+		if err := s.columns[i].check(s.rows); err != nil {
+			s.fail(fmt.Errorf("column %s: %w", s.schema.Field(i).Name, err))
+			return s.err
+		}
+	}
 	arrays := make([]arrow.Array, len(s.columns))
 	for i := range s.columns {
 		arrays[i] = s.columns[i].array(s.rows)

@@ -7,8 +7,9 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"tensorcast/trace/tables"
 	"testing"
+
+	"tensorcast/trace/tables"
 )
 
 var testStructure = []tables.StructureRow{
@@ -22,6 +23,13 @@ func testRows(n int) []tables.Access {
 		rows[i] = tables.Access{
 			Timestamp: int64(i) * 10, Step: int32(i / 2), Token: int32(i/2) - 1, Phase: tables.Phase(i % 3), Thread: 77, Op: "MUL_MAT", Tensor: int32(i % 2),
 			DataPtr: 0x7f0000000000 + uint64(i), Offset: testStructure[i%2].Offset, Bytes: int64(i), Layer: int32(i%2) - 1, Duration: int64(i) + 5,
+			Context: int32(i % 7), Stall: int64(i) + 3,
+		}
+		if i%5 == 4 {
+			rows[i].Duration = tables.NotObserved
+		}
+		if i%3 == 2 {
+			rows[i].Stall = tables.NotObserved
 		}
 		if i%2 == 1 {
 			rows[i].Op = "MUL_MAT_ID"
@@ -165,12 +173,12 @@ func TestOpenErrors(t *testing.T) {
 	}
 	dir := t.TempDir()
 	writeCapture(t, dir, nil, nil)
-	for name, content := range map[string]string{"not JSON": "{", "another version": `{"schema": 999}`} {
+	for content, want := range map[string]string{"{": MetaFile, `{"schema": 999}`: "schema version 999"} {
 		if err := os.WriteFile(filepath.Join(dir, MetaFile), []byte(content), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Open(dir); err == nil {
-			t.Errorf("%s: no error", name)
+		if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), want) || errors.Is(err, ErrNoCapture) {
+			t.Errorf("%s: error %v, want %q", content, err, want)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"tensorcast/experiments/llama"
+	"tensorcast/internal/stats"
 )
 
 // errNotFinite says that a model is broken: there is no distribution with such logits.
@@ -79,48 +80,23 @@ func (s *sums) add(p, q []float32, target int) error {
 	return nil
 }
 
+// row sums the pairs up, of which there is at least one. Predictions within a chunk share their context and are not independent: standard
+// errors are from how the chunks' means differ.
 func (s *sums) row() Row {
 	ratios := make([]float64, len(s.kl))
 	for i := range ratios {
 		ratios[i] = s.nllQ[i] - s.nllP[i]
 	}
 	r := Row{Chunks: s.header.Chunks, Predictions: len(s.kl), SameTop: float64(s.same) / float64(len(s.kl))}
-	r.KL, r.KLError = meanOfChunks(s.kl, s.header.Chunks)
-	nll, _ := meanOfChunks(s.nllP, s.header.Chunks)
+	r.KL, r.KLError = stats.MeanOfGroups(s.kl, s.header.Chunks)
+	nll, _ := stats.MeanOfGroups(s.nllP, s.header.Chunks)
 	r.ReferencePerplexity = math.Exp(nll)
-	nll, _ = meanOfChunks(s.nllQ, s.header.Chunks)
+	nll, _ = stats.MeanOfGroups(s.nllQ, s.header.Chunks)
 	r.Perplexity = math.Exp(nll)
-	log, logError := meanOfChunks(ratios, s.header.Chunks)
+	log, logError := stats.MeanOfGroups(ratios, s.header.Chunks)
 	r.Ratio = math.Exp(log)
 	r.RatioError = r.Ratio * logError // to first order
 
-	slices.Sort(s.kl)
-	r.KLP99, r.KLMax = quantile(s.kl, 0.99), s.kl[len(s.kl)-1]
+	r.KLP99, r.KLMax = stats.EmpiricalQuantile(s.kl, 0.99), slices.Max(s.kl)
 	return r
-}
-
-// meanOfChunks is the mean of values, and its standard error from how the means of the chunks, which are equally long, differ: predictions
-// within a chunk share their context and are not independent. The error is 0 of one chunk, which differs from nothing.
-func meanOfChunks(values []float64, chunks int) (mean, standardError float64) {
-	each := len(values) / chunks
-	means := make([]float64, chunks)
-	for k := range means {
-		for _, v := range values[k*each : (k+1)*each] {
-			means[k] += v / float64(each)
-		}
-		mean += means[k] / float64(chunks)
-	}
-	if chunks < 2 {
-		return mean, 0
-	}
-	var squares float64
-	for _, m := range means {
-		squares += (m - mean) * (m - mean)
-	}
-	return mean, math.Sqrt(squares / float64(chunks-1) / float64(chunks))
-}
-
-// quantile is the least of the sorted values that a share q of them do not exceed.
-func quantile(sorted []float64, q float64) float64 {
-	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
 }

@@ -126,39 +126,6 @@ func FuzzCompare(f *testing.F) {
 	})
 }
 
-func TestMeanOfChunks(t *testing.T) {
-	for _, c := range []struct {
-		values     []float64
-		chunks     int
-		mean, want float64
-	}{
-		{[]float64{5}, 1, 5, 0},
-		{[]float64{1, 3}, 1, 2, 0},
-		{[]float64{1, 3, 1, 3}, 2, 2, 0}, // what differs within a chunk is not counted
-		{[]float64{1, 1, 3, 3}, 2, 2, 1},
-		{[]float64{1, 2, 3, 4}, 4, 2.5, math.Sqrt(5.0 / 3 / 4)},
-	} {
-		if mean, e := meanOfChunks(c.values, c.chunks); !near(mean, c.mean, 1e-15) || !near(e, c.want, 1e-15) {
-			t.Errorf("%v in %d chunks: %g with error %g, want %g with %g", c.values, c.chunks, mean, e, c.mean, c.want)
-		}
-	}
-}
-
-func TestQuantile(t *testing.T) {
-	values := make([]float64, 200)
-	for i := range values {
-		values[i] = float64(i + 1)
-	}
-	for _, c := range []struct {
-		n       int
-		q, want float64
-	}{{200, 0.99, 198}, {200, 1, 200}, {200, 0, 1}, {100, 0.99, 99}, {50, 0.99, 50}, {1, 0.99, 1}} {
-		if got := quantile(values[:c.n], c.q); got != c.want {
-			t.Errorf("%g of %d: %g, want %g", c.q, c.n, got, c.want)
-		}
-	}
-}
-
 // TestRow: two chunks of two predictions, of two equally likely tokens against probabilities of 1/4 and 3/4.
 func TestRow(t *testing.T) {
 	s := newSums(llama.LogitsHeader{Vocab: 2, Context: 6, Chunks: 2, Scored: 2})

@@ -7,7 +7,8 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
+
+	"tensorcast/internal/tabular"
 )
 
 // Report is what Compare found.
@@ -40,9 +41,10 @@ type Row struct {
 	RatioError          float64 `json:"ratio_error"`
 }
 
-var header = []string{
+// columns are those of the table.
+var columns = tabular.Left(
 	"text", "model", "bytes/weight", "mean KL", "its error", "99 %", "max", "same top %", "perplexity", "reference's", "ratio", "its error",
-}
+)
 
 func (r *Report) rows() [][]string {
 	var rows [][]string
@@ -61,7 +63,7 @@ func (r *Report) rows() [][]string {
 }
 
 // remarks says what a reader must know beside the table.
-func (r *Report) remarks() []string {
+func (r *Report) remarks() tabular.Lines {
 	var texts []string
 	for _, row := range r.Rows {
 		text := fmt.Sprintf("%s: %d predictions in %d chunks of %d tokens", row.Text, row.Predictions, row.Chunks, r.Context)
@@ -69,7 +71,7 @@ func (r *Report) remarks() []string {
 			texts = append(texts, text)
 		}
 	}
-	return []string{
+	return tabular.Lines{
 		fmt.Sprintf("reference: %s, %.3f bytes/weight; llama.cpp: %s, %d threads", r.Reference, r.ReferenceBytesPerWeight, r.Llama, r.Threads),
 		strings.Join(texts, "; "),
 		"KL: KL(reference || model) of next-token distributions, nats; errors are standard errors over chunks",
@@ -77,37 +79,11 @@ func (r *Report) remarks() []string {
 }
 
 // WriteText writes the report for a terminal.
-func (r *Report) WriteText(w io.Writer) error {
-	var b strings.Builder
-	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	for _, row := range append([][]string{header}, r.rows()...) {
-		fmt.Fprintln(t, strings.Join(row, "\t"))
-	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	fmt.Fprintln(&b)
-	for _, line := range r.remarks() {
-		fmt.Fprintln(&b, line)
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
-}
+func (r *Report) WriteText(w io.Writer) error { return r.document().WriteText(w) }
 
 // WriteMarkdown writes the report for a document.
-func (r *Report) WriteMarkdown(w io.Writer) error {
-	var b strings.Builder
-	fmt.Fprintf(&b, "| %s |\n|%s\n", strings.Join(header, " | "), strings.Repeat("---|", len(header)))
-	for _, row := range r.rows() {
-		for i := range row {
-			row[i] = strings.ReplaceAll(row[i], "|", `\|`)
-		}
-		fmt.Fprintf(&b, "| %s |\n", strings.Join(row, " | "))
-	}
-	fmt.Fprintln(&b)
-	for _, line := range r.remarks() {
-		fmt.Fprintf(&b, "* %s\n", line)
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
+func (r *Report) WriteMarkdown(w io.Writer) error { return r.document().WriteMarkdown(w) }
+
+func (r *Report) document() tabular.Document {
+	return tabular.Document{&tabular.Table{Columns: columns, Rows: r.rows()}, r.remarks()}
 }

@@ -21,6 +21,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"tensorcast/internal/host"
 )
 
 // Observer is one way to observe the target.
@@ -98,11 +100,7 @@ func Measure(ctx context.Context, cfg Config) (*Report, error) {
 	if cfg.probes == nil {
 		cfg.probes = probes
 	}
-	host, err := thisHost()
-	if err != nil {
-		return nil, err
-	}
-	s := &series{cfg: cfg, report: &Report{Started: time.Now(), Host: host, Target: cfg.Target, Whole: cfg.Whole}}
+	s := &series{cfg: cfg, report: &Report{Started: time.Now(), Host: host.Read(), Target: cfg.Target, Whole: cfg.Whole}}
 	for _, o := range cfg.Observers {
 		s.report.Rows = append(s.report.Rows, Row{Observer: o, SameText: true})
 	}

@@ -197,6 +197,8 @@ func TestReport(t *testing.T) {
 		{Observer: Observer{Name: "none"}, SameText: true},
 		{Observer: Observer{Name: "a|b", Command: "c"}, SameText: false, Probes: 3},
 		{Observer: Observer{Name: "broken", Command: "c"}, Error: "no permission", SameText: true},
+		{Observer: Observer{Name: "few", Command: "c"}, SameText: true, Pairs: []Pair{{Plain: Segment{10, 100}, Observed: Segment{8, 125}}}},
+		{Observer: Observer{Name: "empty", Command: "c"}, SameText: true},
 	}}
 	for i := range 6 {
 		p := Pair{Plain: Segment{10, 100}, Observed: Segment{9, 100 / 0.9}}
@@ -210,15 +212,16 @@ func TestReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, out := range []string{text.String(), markdown.String()} {
-		for _, want := range []string{"llamarun", "10.00 to 10.00", "broken: not measured: no permission", "THE TEXT DIFFERS", "none: nobody observes"} {
+		for _, want := range []string{"llamarun", "10.00 to 10.00", "broken: not measured: no permission", "a|b: THE TEXT DIFFERS", "none: nobody observes",
+			"few: 1 pairs are too few", "empty: 0 pairs are too few"} {
 			if !strings.Contains(out, want) {
 				t.Errorf("no %q in\n%s", want, out)
 			}
 		}
 	}
 	for line := range strings.Lines(markdown.String()) {
-		if strings.HasPrefix(line, "|") && strings.Count(line, "|")-strings.Count(line, `\|`) != len(header)+1 {
-			t.Errorf("another number of columns than %d: %s", len(header), line)
+		if strings.HasPrefix(line, "|") && strings.Count(line, "|")-strings.Count(line, `\|`) != len(columns)+1 {
+			t.Errorf("another number of columns than %d: %s", len(columns), line)
 		}
 	}
 	if _, err := json.Marshal(r); err != nil {

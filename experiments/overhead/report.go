@@ -7,35 +7,22 @@ import (
 	"io"
 	"math"
 	"path/filepath"
-	"runtime"
-	"strings"
-	"text/tabwriter"
 	"time"
 
-	"github.com/prometheus/procfs"
-	"golang.org/x/sys/unix"
-
 	"tensorcast/experiments/llama"
+	"tensorcast/internal/host"
+	"tensorcast/internal/stats"
+	"tensorcast/internal/tabular"
 )
 
 // Report is a whole series.
 type Report struct {
 	Started time.Time    `json:"started"`
-	Host    Host         `json:"host"`
+	Host    host.Info    `json:"host"`
 	Target  []string     `json:"target"`
 	Run     llama.Result `json:"run"` // what the target says of itself; of whole runs the first
 	Whole   bool         `json:"whole_runs"`
 	Rows    []Row        `json:"observers"`
-}
-
-// Host is the machine.
-type Host struct {
-	Kernel string  `json:"kernel"`
-	Arch   string  `json:"arch"`
-	CPU    string  `json:"cpu"`
-	CPUs   int     `json:"cpus"`
-	Memory int64   `json:"memory_bytes"`
-	Load   float64 `json:"load_before"` // processes that wanted a CPU in the last minute before the series
 }
 
 // Segment is one generation.
@@ -61,11 +48,11 @@ type Row struct {
 	Plain    float64 `json:"plain_tok_s"`    // median
 	Observed float64 `json:"observed_tok_s"` // median
 	// Overhead is estimated from the logarithms of the pairs' ratios.
-	Overhead Interval `json:"overhead"`
-	Median   float64  `json:"median_of_pairs"`
-	MAD      float64  `json:"mad_of_pairs"` // of the pairs' overheads
+	Overhead stats.Interval `json:"overhead"`
+	Median   float64        `json:"median_of_pairs"`
+	MAD      float64        `json:"mad_of_pairs"` // of the pairs' overheads
 	// Token is the same of the median token of each segment: what happens to few tokens, here or elsewhere on the machine, does not show in it.
-	Token Interval `json:"median_token"`
+	Token stats.Interval `json:"median_token"`
 }
 
 func (r *Report) summarise() {
@@ -81,24 +68,22 @@ func (r *Report) summarise() {
 			tokens = append(tokens, math.Log(p.Plain.MedianMs/p.Observed.MedianMs))
 			overheads = append(overheads, 1-p.Observed.TokS/p.Plain.TokS)
 		}
-		row.Plain, row.Observed = median(plain), median(observed)
-		row.Overhead, row.Token = lost(hodgesLehmann(ratios)), lost(hodgesLehmann(tokens))
-		row.Median, row.MAD = median(overheads), mad(overheads)
+		row.Plain, row.Observed = stats.Median(plain), stats.Median(observed)
+		row.Overhead, row.Token = stats.HodgesLehmann(ratios).Map(lost), stats.HodgesLehmann(tokens).Map(lost)
+		row.Median, row.MAD = stats.Median(overheads), stats.MAD(overheads)
 	}
 }
 
 // lost makes of a logarithm of a ratio of speeds the share that is lost.
-func lost(log Interval) Interval {
-	return Interval{Estimate: -math.Expm1(log.Estimate), Low: -math.Expm1(log.High), High: -math.Expm1(log.Low)}
-}
+func lost(log float64) float64 { return -math.Expm1(log) }
 
-// header is the table's first row.
-var header = []string{"observer", "probes", "tok/s plain", "observed", "overhead %", "95 % interval", "median of pairs", "their MAD", "median token %", "95 % interval", "pairs", "same text"}
+// columns are those of the table.
+var columns = tabular.Left("observer", "probes", "tok/s plain", "observed", "overhead %", "95 % interval", "median of pairs", "their MAD", "median token %", "95 % interval", "pairs", "same text")
 
 func (r *Report) rows() [][]string {
 	var rows [][]string
 	for _, row := range r.Rows {
-		if row.Error != "" {
+		if row.Error != "" || len(row.Pairs) == 0 {
 			rows = append(rows, []string{row.Name, "-", "-", "-", "-", "-", "-", "-", "-", "-", fmt.Sprint(len(row.Pairs)), "-"})
 			continue
 		}
@@ -117,29 +102,37 @@ func (r *Report) rows() [][]string {
 
 func percent(share float64) string { return fmt.Sprintf("%.2f", 100*share) }
 
-func between(i Interval) string { return percent(i.Low) + " to " + percent(i.High) }
+// between is a dash where there are too few pairs for an interval.
+func between(i stats.Interval) string {
+	if !i.Holds() {
+		return "-"
+	}
+	return percent(i.Low) + " to " + percent(i.High)
+}
 
 // conditions says under what conditions the numbers hold.
-func (r *Report) conditions() []string {
+func (r *Report) conditions() tabular.Lines {
 	segments := "segments of one running process"
 	if r.Whole {
 		segments = "a process for each segment"
 	}
-	return []string{
-		fmt.Sprintf("machine: %d x %s (%s), %.0f GiB, Linux %s, load %.2f before", r.Host.CPUs, r.Host.CPU, r.Host.Arch, float64(r.Host.Memory)/(1<<30), r.Host.Kernel, r.Host.Load),
+	return tabular.Lines{
+		fmt.Sprintf("machine: %d x %s (%s), %.0f GiB, Linux %s, load %.2f before", r.Host.CPUs, r.Host.CPUName(), r.Host.Arch, float64(r.Host.Memory)/(1<<30), r.Host.Kernel, r.Host.Load),
 		fmt.Sprintf("target: %s, %d threads, %s; %s", filepath.Base(r.Target[0]), r.Run.Threads, r.Run.Llama, segments),
 	}
 }
 
 // remarks says what a reader must know beside the table.
-func (r *Report) remarks() []string {
-	lines := []string{"Overhead: tokens per second that are lost, Hodges-Lehmann estimate of the pairs' ratios and its interval; each end is a bound of 97.5 %."}
+func (r *Report) remarks() tabular.Lines {
+	lines := tabular.Lines{"Overhead: tokens per second that are lost, Hodges-Lehmann estimate of the pairs' ratios and its interval; each end is a bound of 97.5 %."}
 	for _, row := range r.Rows {
-		if row.Command == "" && row.Error == "" {
-			lines = append(lines, fmt.Sprintf("%s: nobody observes. What it shows, up to %s %%, is what this machine did by itself.", row.Name, percent(max(row.Overhead.High, -row.Overhead.Low))))
-		}
-		if row.Error != "" {
+		switch {
+		case row.Error != "":
 			lines = append(lines, row.Name+": not measured: "+row.Error)
+		case !row.Overhead.Holds():
+			lines = append(lines, fmt.Sprintf("%s: %d pairs are too few for an interval, which takes %d.", row.Name, len(row.Pairs), LeastPairs))
+		case row.Command == "":
+			lines = append(lines, fmt.Sprintf("%s: nobody observes. What it shows, up to %s %%, is what this machine did by itself.", row.Name, percent(max(row.Overhead.High, -row.Overhead.Low))))
 		}
 		if !row.SameText {
 			lines = append(lines, row.Name+": THE TEXT DIFFERS between segments.")
@@ -149,73 +142,11 @@ func (r *Report) remarks() []string {
 }
 
 // WriteText writes the report for a terminal.
-func (r *Report) WriteText(w io.Writer) error {
-	var b strings.Builder
-	for _, line := range r.conditions() {
-		fmt.Fprintln(&b, line)
-	}
-	fmt.Fprintln(&b)
-	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	for _, row := range append([][]string{header}, r.rows()...) {
-		fmt.Fprintln(t, strings.Join(row, "\t"))
-	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	fmt.Fprintln(&b)
-	for _, line := range r.remarks() {
-		fmt.Fprintln(&b, line)
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
-}
+func (r *Report) WriteText(w io.Writer) error { return r.document().WriteText(w) }
 
 // WriteMarkdown writes the report for a document.
-func (r *Report) WriteMarkdown(w io.Writer) error {
-	var b strings.Builder
-	for _, line := range r.conditions() {
-		fmt.Fprintf(&b, "* %s\n", line)
-	}
-	fmt.Fprintf(&b, "\n| %s |\n|%s\n", strings.Join(header, " | "), strings.Repeat("---|", len(header)))
-	for _, row := range r.rows() {
-		for i := range row {
-			row[i] = strings.ReplaceAll(row[i], "|", `\|`)
-		}
-		fmt.Fprintf(&b, "| %s |\n", strings.Join(row, " | "))
-	}
-	fmt.Fprintln(&b)
-	for _, line := range r.remarks() {
-		fmt.Fprintf(&b, "* %s\n", line)
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
-}
+func (r *Report) WriteMarkdown(w io.Writer) error { return r.document().WriteMarkdown(w) }
 
-func thisHost() (Host, error) {
-	h := Host{Arch: runtime.GOARCH, CPUs: runtime.NumCPU(), CPU: "unknown CPU"}
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return h, fmt.Errorf("uname: %w", err)
-	}
-	h.Kernel = unix.ByteSliceToString(u.Release[:])
-	fs, err := procfs.NewFS(procfs.DefaultMountPoint)
-	if err != nil {
-		return h, err
-	}
-	if cpus, err := fs.CPUInfo(); err == nil && len(cpus) > 0 && cpus[0].ModelName != "" { // arm64 has no name
-		h.CPU = cpus[0].ModelName
-	}
-	load, err := fs.LoadAvg()
-	if err != nil {
-		return h, fmt.Errorf("load average: %w", err)
-	}
-	h.Load = load.Load1
-	memory, err := fs.Meminfo()
-	if err != nil {
-		return h, fmt.Errorf("meminfo: %w", err)
-	}
-	if memory.MemTotalBytes != nil {
-		h.Memory = int64(*memory.MemTotalBytes)
-	}
-	return h, nil
+func (r *Report) document() tabular.Document {
+	return tabular.Document{r.conditions(), &tabular.Table{Columns: columns, Rows: r.rows()}, r.remarks()}
 }

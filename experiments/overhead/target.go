@@ -14,6 +14,7 @@ import (
 
 	"tensorcast/experiments/internal/process"
 	"tensorcast/experiments/llama"
+	"tensorcast/internal/stats"
 )
 
 // target is a target that runs.
@@ -151,7 +152,7 @@ func (g generation) segment() Segment {
 	if sum <= 0 {
 		return Segment{}
 	}
-	return Segment{TokS: 1000 * float64(len(g.ms)) / sum, MedianMs: median(g.ms)}
+	return Segment{TokS: 1000 * float64(len(g.ms)) / sum, MedianMs: stats.Median(g.ms)}
 }
 
 // gather reads what has come in a while.

@@ -122,16 +122,3 @@ func (d disk) setReadahead(kib int) error {
 	}
 	return nil
 }
-
-// cpus returns the number of processors and the name of the first.
-func cpus() (int, string) {
-	fs, err := procfs.NewDefaultFS()
-	if err != nil {
-		return 0, ""
-	}
-	info, err := fs.CPUInfo()
-	if err != nil || len(info) == 0 {
-		return 0, ""
-	}
-	return len(info), info[0].ModelName
-}

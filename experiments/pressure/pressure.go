@@ -27,9 +27,8 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"tensorcast/internal/cgroup"
+	"tensorcast/internal/host"
 )
 
 // Variant is one way to run the target under the limit.
@@ -138,12 +137,12 @@ func measure(ctx context.Context, cfg Config, settle time.Duration) (report *Rep
 	if err := s.root.AccountReads(s.disk.major, s.disk.minor); err != nil {
 		return nil, err
 	}
-	host, err := cgroup.Host()
+	memory, err := cgroup.Host()
 	if err != nil {
 		return nil, err
 	}
-	if host.Available < s.model.size {
-		return nil, fmt.Errorf("%s has %d MiB and this machine %d MiB free: the runs without a limit would be under pressure too. Take a smaller model", cfg.Model, s.model.size>>20, host.Available>>20)
+	if memory.Available < s.model.size {
+		return nil, fmt.Errorf("%s has %d MiB and this machine %d MiB free: the runs without a limit would be under pressure too. Take a smaller model", cfg.Model, s.model.size>>20, memory.Available>>20)
 	}
 	before, err := s.disk.readahead()
 	if err != nil {
@@ -160,7 +159,7 @@ func measure(ctx context.Context, cfg Config, settle time.Duration) (report *Rep
 		return nil, err
 	}
 	s.report = &Report{
-		Started: time.Now(), Host: thisHost(s.root.Version(), host.Total), Target: cfg.Target, X: cfg.X, Limit: cfg.Limit, Variants: cfg.Variants,
+		Started: time.Now(), Host: host.Read(), Target: cfg.Target, X: cfg.X, Limit: cfg.Limit, Variants: cfg.Variants,
 		Disk:  DiskInfo{Name: s.disk.name, ReadaheadKiB: readahead, ReadaheadKiBBefore: before},
 		Model: ModelInfo{Path: cfg.Model, Bytes: s.model.size, TokenBytes: cfg.Weights},
 	}
@@ -269,14 +268,4 @@ func order(n, repeat int) []int {
 		}
 	}
 	return all
-}
-
-func thisHost(version int, memory int64) Host {
-	h := Host{CgroupVersion: version, Memory: memory}
-	var u unix.Utsname
-	if unix.Uname(&u) == nil {
-		h.Kernel = unix.ByteSliceToString(u.Release[:])
-	}
-	h.CPUs, h.CPU = cpus()
-	return h
 }

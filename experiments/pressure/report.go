@@ -8,8 +8,11 @@ import (
 	"math"
 	"path/filepath"
 	"strings"
-	"text/tabwriter"
 	"time"
+
+	"tensorcast/internal/host"
+	"tensorcast/internal/stats"
+	"tensorcast/internal/tabular"
 )
 
 // mib is the unit of amounts in tables.
@@ -18,7 +21,7 @@ const mib = 1 << 20
 // Report is a whole series.
 type Report struct {
 	Started time.Time `json:"started"`
-	Host    Host      `json:"host"`
+	Host    host.Info `json:"host"`
 	Disk    DiskInfo  `json:"disk"`
 	Model   ModelInfo `json:"model"`
 	Target  []string  `json:"target"`
@@ -40,15 +43,6 @@ type Report struct {
 	Noise      []Noise    `json:"noise"`
 	DiskBefore DiskResult `json:"disk_before"`
 	DiskAfter  DiskResult `json:"disk_after"`
-}
-
-// Host is the machine.
-type Host struct {
-	Kernel        string `json:"kernel"`
-	CPU           string `json:"cpu"`
-	CPUs          int    `json:"cpus"`
-	Memory        int64  `json:"memory_bytes"`
-	CgroupVersion int    `json:"cgroup_version"`
 }
 
 // DiskInfo is the disk that the model is on.
@@ -76,15 +70,15 @@ type Summary struct {
 	TextSame int    `json:"text_same"`
 	Disagree int    `json:"disagree"`
 
-	TokS    Spread  `json:"tok_s"`
-	P5      Spread  `json:"p5_tok_s"`
-	Bytes   Spread  `json:"bytes_per_token"`
-	OnDisk  Spread  `json:"disk_bytes_per_token"`
-	Faults  Spread  `json:"major_faults_per_token"`
-	Some    Spread  `json:"pressure_some_s"`
-	Full    Spread  `json:"pressure_full_s"`
-	Speedup Spread  `json:"speedup"`  // over the first variant in the same round
-	OfBound float64 `json:"of_bound"` // median tok/s over the bound; 0 if that is not known
+	TokS    stats.Spread `json:"tok_s"`
+	P5      stats.Spread `json:"p5_tok_s"`
+	Bytes   stats.Spread `json:"bytes_per_token"`
+	OnDisk  stats.Spread `json:"disk_bytes_per_token"`
+	Faults  stats.Spread `json:"major_faults_per_token"`
+	Some    stats.Spread `json:"pressure_some_s"`
+	Full    stats.Spread `json:"pressure_full_s"`
+	Speedup stats.Spread `json:"speedup"`  // over the first variant in the same round
+	OfBound float64      `json:"of_bound"` // median tok/s over the bound; 0 if that is not known
 }
 
 // Noise compares two variants that are the same but for their names: what differs is the instrument's own.
@@ -141,8 +135,8 @@ func (r *Report) summarise() {
 				speedup = append(speedup, run.TokS/b)
 			}
 		}
-		s.TokS, s.P5, s.Bytes, s.OnDisk, s.Faults = spread(tokS), spread(p5), spread(bytes), spread(onDisk), spread(faults)
-		s.Some, s.Full, s.Speedup = spread(some), spread(full), spread(speedup)
+		s.TokS, s.P5, s.Bytes, s.OnDisk, s.Faults = stats.Describe(tokS), stats.Describe(p5), stats.Describe(bytes), stats.Describe(onDisk), stats.Describe(faults)
+		s.Some, s.Full, s.Speedup = stats.Describe(some), stats.Describe(full), stats.Describe(speedup)
 		if r.Bound > 0 {
 			s.OfBound = s.TokS.Median / r.Bound
 		}
@@ -173,8 +167,8 @@ func bound(r *Report) float64 {
 	return most
 }
 
-// header is the table's first row.
-var header = []string{"variant", "tok/s", "min..max", "p5", "MiB/token", "faults/token", "stalled some/full s", "speedup", "min..max", "of bound", "same text", "OOM-killed"}
+// columns are those of the table.
+var columns = tabular.Left("variant", "tok/s", "min..max", "p5", "MiB/token", "faults/token", "stalled some/full s", "speedup", "min..max", "of bound", "same text", "OOM-killed")
 
 func (r *Report) rows() [][]string {
 	rows := [][]string{}
@@ -219,57 +213,23 @@ func number(v float64) string {
 }
 
 // WriteText writes the report for a terminal.
-func (r *Report) WriteText(w io.Writer) error {
-	var b strings.Builder
-	for _, line := range r.conditions() {
-		fmt.Fprintln(&b, line)
-	}
-	fmt.Fprintln(&b)
-	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	for _, row := range append([][]string{header}, r.rows()...) {
-		fmt.Fprintln(t, strings.TrimRight(strings.Join(row, "\t"), "\t"))
-	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	fmt.Fprintln(&b)
-	for _, line := range r.remarks() {
-		fmt.Fprintln(&b, line)
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
-}
+func (r *Report) WriteText(w io.Writer) error { return r.document().WriteText(w) }
 
 // WriteMarkdown writes the report for a document.
-func (r *Report) WriteMarkdown(w io.Writer) error {
-	var b strings.Builder
-	for _, line := range r.conditions() {
-		fmt.Fprintf(&b, "* %s\n", line)
-	}
-	escape := strings.NewReplacer("|", `\|`).Replace
-	fmt.Fprintf(&b, "\n| %s |\n|%s\n", strings.Join(header, " | "), strings.Repeat("---|", len(header)))
-	for _, row := range r.rows() {
-		for i := range row {
-			row[i] = escape(row[i])
-		}
-		fmt.Fprintf(&b, "| %s |\n", strings.Join(row, " | "))
-	}
-	fmt.Fprintln(&b)
-	for _, line := range r.remarks() {
-		fmt.Fprintf(&b, "* %s\n", line)
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
+func (r *Report) WriteMarkdown(w io.Writer) error { return r.document().WriteMarkdown(w) }
+
+func (r *Report) document() tabular.Document {
+	return tabular.Document{r.conditions(), &tabular.Table{Columns: columns, Rows: r.rows()}, r.remarks()}
 }
 
 // conditions says under what conditions the numbers hold.
-func (r *Report) conditions() []string {
+func (r *Report) conditions() tabular.Lines {
 	limit := fmt.Sprintf("limit %s MiB, of which the target's own memory takes %s: %s are left for the model, x = %.2f", number(float64(r.Limit)/mib),
 		number(float64(r.Own)/mib), number(float64(r.Limit-r.Own)/mib), float64(r.Limit-r.Own)/float64(r.Model.TokenBytes))
-	lines := []string{
+	lines := tabular.Lines{
 		fmt.Sprintf("model: %s, %s MiB; a token reads %s MiB", filepath.Base(r.Model.Path), number(float64(r.Model.Bytes)/mib), number(float64(r.Model.TokenBytes)/mib)),
 		limit,
-		fmt.Sprintf("machine: %d x %s, %s GiB, Linux %s, cgroup v%d", r.Host.CPUs, r.Host.CPU, number(float64(r.Host.Memory)/(1<<30)), r.Host.Kernel, r.Host.CgroupVersion),
+		fmt.Sprintf("machine: %d x %s, %s GiB, Linux %s, cgroup v%d", r.Host.CPUs, r.Host.CPUName(), number(float64(r.Host.Memory)/(1<<30)), r.Host.Kernel, r.Host.CgroupVersion),
 		fmt.Sprintf("disk: %s, readahead %d KiB, %s MiB/s before and %s after (O_DIRECT, queue depth %d)", r.Disk.Name, r.Disk.ReadaheadKiB,
 			number(r.DiskBefore.Best.BytesPerSecond/mib), number(r.DiskAfter.Best.BytesPerSecond/mib), r.bestDepth()),
 	}
@@ -296,8 +256,8 @@ func (r *Report) diskBound() string {
 }
 
 // remarks says what a reader must know beside the table.
-func (r *Report) remarks() []string {
-	lines := []string{fmt.Sprintf("Medians over %d interleaved runs. MiB/token: read from disk on the control group's account while tokens were generated.", r.Summaries[0].Runs)}
+func (r *Report) remarks() tabular.Lines {
+	lines := tabular.Lines{fmt.Sprintf("Medians over %d interleaved runs. MiB/token: read from disk on the control group's account while tokens were generated.", r.Summaries[0].Runs)}
 	if len(r.Summaries) > 1 {
 		lines = append(lines, fmt.Sprintf("Speedup: over %s in the same round.", r.Variants[0].Name))
 	}

@@ -22,6 +22,7 @@ import (
 
 	"tensorcast/experiments/llama"
 	"tensorcast/internal/cgroup"
+	"tensorcast/internal/stats"
 )
 
 // Outcome says how a run ended.
@@ -242,7 +243,7 @@ func (run *Run) finish(t *target, waitErr error, samples []sample) error {
 	for i, ms := range run.TokenMs {
 		speeds[i] = 1000 / ms
 	}
-	run.P5 = quantile(speeds, 0.05)
+	run.P5 = stats.Quantile(speeds, 0.05)
 	first, last := samples[0], samples[n]
 	per := func(from, to int64) float64 { return float64(to-from) / float64(n) }
 	run.BytesPerToken, run.DiskBytesPerToken = per(first.group, last.group), per(first.disk, last.disk)

@@ -15,6 +15,7 @@ import (
 	"tensorcast/ebpf"
 	"tensorcast/event"
 	"tensorcast/internal/proc"
+	"tensorcast/internal/stats"
 	"tensorcast/trace"
 	"tensorcast/trace/tables"
 )
@@ -140,17 +141,17 @@ func countWeights(c *trace.Capture) (w weights, err error) {
 			w.extents = append(w.extents, Extent{row.Offset, row.Size})
 		}
 	}
-	var sums []float64
+	var sums []int64
 	for _, tensors := range perToken {
 		var sum int64
 		for _, n := range tensors {
 			sum += n
 		}
-		sums = append(sums, float64(sum))
+		sums = append(sums, sum)
 	}
 	if len(sums) == 0 {
 		return w, errors.New("the target generated no token")
 	}
-	w.tokenBytes = int64(quantile(sums, 0.5))
+	w.tokenBytes = int64(stats.Median(sums))
 	return w, nil
 }

@@ -5,8 +5,10 @@ package serverload
 import (
 	"fmt"
 	"io"
-	"slices"
-	"text/tabwriter"
+	"strconv"
+
+	"tensorcast/internal/stats"
+	"tensorcast/internal/tabular"
 )
 
 // Report is what came out.
@@ -54,30 +56,24 @@ func (r *Report) Disturbed() string {
 	return ""
 }
 
-// WriteText writes the report for a terminal.
+// columns are those of the table.
+var columns = tabular.Left("phases", "answers", "same tokens", "answer p50 ms", "p95", "max", "token p50 ms", "p99", "max")
+
+// WriteText writes the report for a terminal. Of times there are quantiles.
 func (r *Report) WriteText(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "phases\tanswers\tsame tokens\tanswer p50 ms\tp95\tmax\ttoken p50 ms\tp99\tmax")
-	for _, row := range []struct {
-		name  string
-		phase Phase
-	}{{"plain", r.Plain}, {"observed", r.Observed}} {
-		p := row.phase
-		fmt.Fprintf(t, "%s\t%d\t%d\t%.0f\t%.0f\t%.0f\t%.2f\t%.2f\t%.1f\n", row.name, p.Answers, p.Same, quantile(p.Took, 0.5), quantile(p.Took, 0.95), quantile(p.Took, 1),
-			quantile(p.Gaps, 0.5), quantile(p.Gaps, 0.99), quantile(p.Gaps, 1))
-	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	_, err := fmt.Fprintf(w, "\n%d clients at a time; the observer attached and detached %d times; the server ended with %d.\n", r.Clients, r.Attached, r.ExitStatus)
-	return err
+	end := fmt.Sprintf("%d clients at a time; the observer attached and detached %d times; the server ended with %d.", r.Clients, r.Attached, r.ExitStatus)
+	table := &tabular.Table{Columns: columns, Rows: [][]string{r.Plain.row("plain"), r.Observed.row("observed")}}
+	return tabular.Document{table, tabular.Lines{end}}.WriteText(w)
 }
 
-// quantile is the least value that a share q of all does not exceed; 0 if there is none.
-func quantile(values []float64, q float64) float64 {
-	if len(values) == 0 {
-		return 0
+func (p *Phase) row(name string) []string {
+	row := []string{name, strconv.Itoa(p.Answers), strconv.Itoa(p.Same)}
+	for _, of := range []struct {
+		values []float64
+		q      float64
+		format string
+	}{{p.Took, 0.5, "%.0f"}, {p.Took, 0.95, "%.0f"}, {p.Took, 1, "%.0f"}, {p.Gaps, 0.5, "%.2f"}, {p.Gaps, 0.99, "%.2f"}, {p.Gaps, 1, "%.1f"}} {
+		row = append(row, fmt.Sprintf(of.format, stats.Quantile(of.values, of.q)))
 	}
-	sorted := slices.Sorted(slices.Values(values))
-	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]
+	return row
 }

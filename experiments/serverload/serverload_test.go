@@ -38,12 +38,27 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// before is how many requests a played series makes before its first observed phase: to warm up, and plain ones.
+const before = 2 * 3 * 2
+
+// exists waits for a file, at most half a minute.
+func exists(path string) bool {
+	for range 3000 {
+		if _, err := os.Stat(path); err == nil {
+			return true
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return false
+}
+
 func playServer(behaviour string, args []string) {
 	flag := func(name string) string { return args[slices.Index(args, name)+1] }
 	if behaviour == "fail" {
 		fmt.Println("no such model")
 		os.Exit(1)
 	}
+	var asked atomic.Int64
 	http.HandleFunc("/health", func(http.ResponseWriter, *http.Request) {})
 	http.HandleFunc("/completion", func(w http.ResponseWriter, r *http.Request) {
 		var q struct {
@@ -54,8 +69,12 @@ func playServer(behaviour string, args []string) {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		_, err := os.Stat(flag("--flag"))
-		observed := err == nil
+		// Answers come at once: phases that are to be observed wait until they are.
+		observed := asked.Add(1) > before
+		if observed && !exists(flag("--flag")) {
+			http.Error(w, "no observer came", http.StatusServiceUnavailable)
+			return
+		}
 		n, first := q.Predict, len(q.Prompt)
 		switch {
 		case behaviour == "error":
@@ -65,6 +84,8 @@ func playServer(behaviour string, args []string) {
 			first++
 		case behaviour == "short" && observed:
 			n--
+		case behaviour == "slow" && observed:
+			time.Sleep(time.Second / 2)
 		case behaviour == "breaks off":
 			fmt.Fprintf(w, "data: {\"tokens\":[1]}\n\n")
 			return
@@ -120,12 +141,25 @@ func TestMeasure(t *testing.T) {
 		if r.Attached < 2 {
 			t.Errorf("attached %d times in two phases", r.Attached)
 		}
-		if err := r.WriteText(io.Discard); err != nil {
-			t.Error(err)
+	}
+	// What observers do to the answers is counted, in the plain phase that follows too: see played.
+	for behaviour, want := range map[string][2]Phase{
+		"differs": {{Answers: 12, Same: 6}, {Answers: 12}},
+		"short":   {{Answers: 12, Same: 6, Short: 6}, {Answers: 12, Short: 12}},
+	} {
+		r, err := Measure(t.Context(), played(t, behaviour))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, p := range []Phase{r.Plain, r.Observed} {
+			if p.Answers != want[i].Answers || p.Same != want[i].Same || p.Short != want[i].Short {
+				t.Errorf("%s: %d answers, %d the same, %d short; want %+v", behaviour, p.Answers, p.Same, p.Short, want[i])
+			}
 		}
 	}
-	cfg := played(t, "well")
-	cfg.Observer, cfg.Requests = "echo not permitted {pid}", 500 // enough that the observer ends before the phase does
+	cfg := played(t, "slow")
+	cfg.Observer = fmt.Sprintf("sh -c 'touch %s; echo not permitted' {pid}", cfg.Server[2])
+	cfg.On = time.Minute
 	if _, err := Measure(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "not permitted") {
 		t.Errorf("an observer that does not stay: %v", err)
 	}
@@ -148,16 +182,26 @@ func TestDisturbed(t *testing.T) {
 	}
 }
 
-func TestQuantile(t *testing.T) {
-	ten := []float64{9, 8, 7, 6, 5, 4, 3, 2, 1, 0}
-	for _, test := range []struct {
-		values []float64
-		q      float64
-		want   float64
-	}{{nil, 0.5, 0}, {[]float64{7}, 0.99, 7}, {ten, 0, 0}, {ten, 0.5, 5}, {ten, 0.95, 9}, {ten, 1, 9}} {
-		if got := quantile(test.values, test.q); got != test.want {
-			t.Errorf("%v of %v: %v, want %v", test.q, test.values, got, test.want)
-		}
+// What is in the table are the quantiles of what was measured.
+func TestReport(t *testing.T) {
+	r := &Report{Clients: 3, Attached: 2, ExitStatus: 1, Plain: Phase{Answers: 4, Same: 3}, Observed: Phase{Answers: 1}}
+	for i := range 101 {
+		r.Plain.Took, r.Plain.Gaps = append(r.Plain.Took, float64(10*(100-i))), append(r.Plain.Gaps, float64(i)/10)
+	}
+	var text strings.Builder
+	if err := r.WriteText(&text); err != nil {
+		t.Fatal(err)
+	}
+	want := [][]string{
+		strings.Fields("phases answers same tokens answer p50 ms p95 max token p50 ms p99 max"),
+		{"plain", "4", "3", "500", "950", "1000", "5.00", "9.90", "10.0"},
+		{"observed", "1", "0", "0", "0", "0", "0.00", "0.00", "0.0"},
+		nil,
+		strings.Fields("3 clients at a time; the observer attached and detached 2 times; the server ended with 1."),
+	}
+	lines := strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
+	if !slices.EqualFunc(lines, want, func(line string, fields []string) bool { return slices.Equal(strings.Fields(line), fields) }) {
+		t.Errorf("got\n%s\nwant %q", text.String(), want)
 	}
 }
 

@@ -7,9 +7,10 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"slices"
 	"testing"
 	"time"
+
+	"tensorcast/internal/stats"
 )
 
 func BenchmarkAttend(b *testing.B) {
@@ -33,17 +34,12 @@ func BenchmarkAttend(b *testing.B) {
 						ratios = append(ratios, float64(middle.Sub(start))/float64(selecting))
 					}
 					b.ReportMetric(0, "ns/op") // of both together
-					b.ReportMetric(median(us), "us/step")
-					b.ReportMetric(median(ratios), "x-dense")
+					b.ReportMetric(stats.Median(us), "us/step")
+					b.ReportMetric(stats.Median(ratios), "x-dense")
 				})
 			}
 		}
 	}
-}
-
-func median(x []float64) float64 {
-	slices.Sort(x)
-	return x[len(x)/2]
 }
 
 // Append with its share of a block's ternary copy.

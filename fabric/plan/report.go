@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -19,75 +18,38 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgimg"
+
+	"tensorcast/internal/tabular"
 )
 
 // frontRows is about how many points of a front a table has.
 const frontRows = 16
 
 // WriteText writes the plan, and the front and profiles that the survey has, for a terminal.
-func (s *Survey) WriteText(w io.Writer, p *Plan) error {
-	return writeText(w, s.tables(p))
-}
+func (s *Survey) WriteText(w io.Writer, p *Plan) error { return s.document(p).WriteText(w) }
 
 // WriteMarkdown writes the same for a document.
-func (s *Survey) WriteMarkdown(w io.Writer, p *Plan) error { return writeMarkdown(w, s.tables(p)) }
+func (s *Survey) WriteMarkdown(w io.Writer, p *Plan) error { return s.document(p).WriteMarkdown(w) }
 
 // WriteText writes the depths for a terminal.
-func (t *Trytes) WriteText(w io.Writer) error { return writeText(w, t.tables()) }
+func (t *Trytes) WriteText(w io.Writer) error { return t.document().WriteText(w) }
 
 // WriteMarkdown writes the same for a document.
-func (t *Trytes) WriteMarkdown(w io.Writer) error { return writeMarkdown(w, t.tables()) }
+func (t *Trytes) WriteMarkdown(w io.Writer) error { return t.document().WriteMarkdown(w) }
 
-func writeText(w io.Writer, tables []table) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	for i, table := range tables {
-		if i > 0 {
-			fmt.Fprintln(t)
-		}
-		fmt.Fprintln(t, table.title)
-		for _, row := range append([][]string{table.head}, table.rows...) {
-			fmt.Fprintln(t, strings.Join(row, "\t")+"\t")
-		}
-	}
-	if err := t.Flush(); err != nil {
-		return fmt.Errorf("write plan: %w", err)
-	}
-	return nil
+func (s *Survey) document(p *Plan) tabular.Document {
+	return tabular.Document{s.forms(p), s.profiles(), s.front()}
 }
 
-func writeMarkdown(w io.Writer, tables []table) error {
-	var b strings.Builder
-	for i, table := range tables {
-		if i > 0 {
-			b.WriteByte('\n')
-		}
-		fmt.Fprintf(&b, "%s\n\n", table.title)
-		rule := slices.Repeat([]string{"---"}, len(table.head))
-		for _, row := range append([][]string{table.head, rule}, table.rows...) {
-			fmt.Fprintf(&b, "| %s |\n", strings.Join(row, " | "))
-		}
-	}
-	if _, err := io.WriteString(w, b.String()); err != nil {
-		return fmt.Errorf("write plan: %w", err)
-	}
-	return nil
-}
-
-type table struct {
-	title string
-	head  []string
-	rows  [][]string
-}
-
-func (s *Survey) tables(p *Plan) []table {
-	forms := table{
-		title: fmt.Sprintf("Plan %q: %.4f bytes/weight, mean noise %s", p.Profile, p.BytesPerWeight(), dB(decibels(p.Noise))),
-		head:  []string{"tensors", "type", "form", "matrices", "bytes/weight", "least SNR"},
+// forms has the matrices of a plan. Those of one name in different layers that have the same form are one row.
+func (s *Survey) forms(p *Plan) *tabular.Table {
+	forms := &tabular.Table{
+		Title:   fmt.Sprintf("Plan %q: %.4f bytes/weight, mean noise %s", p.Profile, p.BytesPerWeight(), dB(decibels(p.Noise))),
+		Columns: slices.Concat(tabular.Left("tensors", "type", "form"), tabular.Right("matrices", "bytes/weight", "least SNR")),
 	}
 	if p.Bound > 0 {
-		forms.title += fmt.Sprintf(", no matrix below %g dB", p.Bound)
+		forms.Title += fmt.Sprintf(", no matrix below %g dB", p.Bound)
 	}
-	// Matrices of one name in different layers that have the same form are one row.
 	type group struct{ name, typ, form string }
 	at := map[group]int{}
 	var count, weights, bytes []int64
@@ -121,19 +83,31 @@ func (s *Survey) tables(p *Plan) []table {
 	slices.SortStableFunc(order, func(a, b group) int { return place[a.name] - place[b.name] })
 	for _, g := range order {
 		n := at[g]
-		forms.rows = append(forms.rows, []string{g.name, g.typ, g.form, fmt.Sprint(count[n]),
+		forms.Rows = append(forms.Rows, []string{g.name, g.typ, g.form, fmt.Sprint(count[n]),
 			fmt.Sprintf("%.4f", float64(bytes[n])/float64(weights[n])), dB(decibels(noise[n]))})
 	}
-	front := table{title: "Pareto front: the least mean noise for the bytes of the whole model", head: []string{"bytes", "bytes/weight", "SNR"}}
+	return forms
+}
+
+// front has some of the points of the front, the first and the last among them.
+func (s *Survey) front() *tabular.Table {
+	front := &tabular.Table{Title: "Pareto front: the least mean noise for the bytes of the whole model", Columns: tabular.Right("bytes", "bytes/weight", "SNR")}
 	points := s.Front()
 	step := max(1, (len(points)+frontRows-2)/frontRows)
 	for i := 0; i < len(points); i += step {
-		front.rows = append(front.rows, []string{fmt.Sprint(points[i].Bytes), fmt.Sprintf("%.4f", points[i].BytesPerWeight), dB(points[i].SNR())})
+		front.Rows = append(front.Rows, []string{fmt.Sprint(points[i].Bytes), fmt.Sprintf("%.4f", points[i].BytesPerWeight), dB(points[i].SNR())})
 		if i < len(points)-1 && i+step >= len(points) {
 			i = len(points) - 1 - step
 		}
 	}
-	profiles := table{title: "Profiles", head: []string{"profile", "bound", "bytes", "bytes/weight", "SNR", "matrices native"}}
+	return front
+}
+
+func (s *Survey) profiles() *tabular.Table {
+	profiles := &tabular.Table{
+		Title:   "Profiles",
+		Columns: slices.Concat(tabular.Left("profile"), tabular.Right("bound", "bytes", "bytes/weight", "SNR", "matrices native")),
+	}
 	for _, profile := range Profiles() {
 		q := s.Plan(profile)
 		native := 0
@@ -142,16 +116,16 @@ func (s *Survey) tables(p *Plan) []table {
 				native++
 			}
 		}
-		profiles.rows = append(profiles.rows, []string{profile.Name, dB(profile.Bound), fmt.Sprint(q.Bytes), fmt.Sprintf("%.4f", q.BytesPerWeight()),
+		profiles.Rows = append(profiles.Rows, []string{profile.Name, dB(profile.Bound), fmt.Sprint(q.Bytes), fmt.Sprintf("%.4f", q.BytesPerWeight()),
 			dB(decibels(q.Noise)), fmt.Sprintf("%d of %d", native, len(q.Tensors))})
 	}
-	return []table{forms, profiles, front}
+	return profiles
 }
 
-func (t *Trytes) tables() []table {
-	layers := table{
-		title: fmt.Sprintf("Trytes: %d values in %.2f trits each, no tensor below %g dB", t.Values, float64(t.Trits)/float64(max(1, t.Values)), t.Bound),
-		head:  []string{"layer", "trits", "tensors", "values", "least SNR", "clipped", "needs", "most needed by"},
+func (t *Trytes) document() tabular.Document {
+	layers := &tabular.Table{
+		Title:   fmt.Sprintf("Trytes: %d values in %.2f trits each, no tensor below %g dB", t.Values, float64(t.Trits)/float64(max(1, t.Values)), t.Bound),
+		Columns: slices.Concat(tabular.Right("layer", "trits", "tensors", "values", "least SNR", "clipped"), tabular.Left("needs", "most needed by")),
 	}
 	for i := range t.Layers {
 		l := &t.Layers[i]
@@ -177,17 +151,17 @@ func (t *Trytes) tables() []table {
 		for _, depth := range slices.Sorted(maps.Keys(need)) {
 			needs = append(needs, fmt.Sprintf("%d: %d", depth, need[depth]))
 		}
-		layers.rows = append(layers.rows, []string{name, strconv.Itoa(l.Depth), strconv.Itoa(len(l.Tensors)), fmt.Sprint(values), dB(least),
+		layers.Rows = append(layers.Rows, []string{name, strconv.Itoa(l.Depth), strconv.Itoa(len(l.Tensors)), fmt.Sprint(values), dB(least),
 			fmt.Sprint(clipped), strings.Join(needs, ", "), most.Name})
 	}
 	if len(t.Left) == 0 {
-		return []table{layers}
+		return tabular.Document{layers}
 	}
-	left := table{title: "Left out", head: []string{"tensor", "why"}}
+	left := &tabular.Table{Title: "Left out", Columns: tabular.Left("tensor", "why")}
 	for _, l := range t.Left {
-		left.rows = append(left.rows, []string{l.Name, l.Why})
+		left.Rows = append(left.Rows, []string{l.Name, l.Why})
 	}
-	return []table{layers, left}
+	return tabular.Document{layers, left}
 }
 
 func dB(v float64) string {

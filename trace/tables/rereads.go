@@ -6,12 +6,14 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
-	"tensorcast/event"
-	"text/tabwriter"
 	"time"
 
 	"github.com/dustin/go-humanize"
+
+	"tensorcast/event"
+	"tensorcast/internal/tabular"
 )
 
 // Rereads sums up the bytes of model files that came from disk, by whether they had come before since the capture began. What
@@ -43,9 +45,12 @@ type TensorRereads struct {
 
 // WriteText writes the summary for people to read, with at most top tensors: which bytes were read from disk again, and why.
 func (r *Rereads) WriteText(w io.Writer, top int) error {
+	return tabular.Document{tabular.Lines{r.sentence()}, r.tensors(top)}.WriteText(w)
+}
+
+func (r *Rereads) sentence() string {
 	if r.FirstBytes == 0 && r.RereadBytes == 0 {
-		_, err := fmt.Fprintln(w, "read from disk: nothing, the weights were in memory")
-		return err
+		return "read from disk: nothing, the weights were in memory"
 	}
 	text := fmt.Sprintf("read from disk: %s for the first time, %s again", size(r.FirstBytes), size(r.RereadBytes))
 	if r.RereadBytes > 0 {
@@ -61,21 +66,25 @@ func (r *Rereads) WriteText(w io.Writer, top int) error {
 	if r.StallNS > 0 {
 		text += fmt.Sprintf("; ops stalled for %s, summed over threads", duration(r.StallNS))
 	}
-	if _, err := fmt.Fprintln(w, text); err != nil || r.RereadBytes == 0 || len(r.Tensors) == 0 || top <= 0 {
-		return err
-	}
-	if _, err := fmt.Fprint(w, "\ntop tensors by bytes that were read from disk again\n"); err != nil {
-		return err
-	}
-	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(tw, "again\tfirst\tstall\t  cause\t  tensor") // what fails is told by Flush
-	for _, t := range r.Tensors[:min(top, len(r.Tensors))] {
+	return text
+}
+
+// tensors is empty if nothing was read again.
+func (r *Rereads) tensors(top int) *tabular.Table {
+	var rows [][]string
+	for _, t := range r.Tensors[:min(max(top, 0), len(r.Tensors))] {
 		if t.RereadBytes == 0 {
 			break
 		}
-		fmt.Fprintf(tw, "%s\t%s\t%s\t  %s\t  %s\n", size(t.RereadBytes), size(t.FirstBytes), duration(t.StallNS), causes(t.ByCause), cmp.Or(t.Name, "(metadata and padding)"))
+		rows = append(rows, []string{size(t.RereadBytes), size(t.FirstBytes), duration(t.StallNS), causes(t.ByCause), cmp.Or(t.Name, "(metadata and padding)")})
 	}
-	return tw.Flush()
+	if rows == nil {
+		return &tabular.Table{}
+	}
+	return &tabular.Table{
+		Title:   "top tensors by bytes that were read from disk again",
+		Columns: slices.Concat(tabular.Right("again", "first", "stall"), tabular.Left("cause", "tensor")), Rows: rows,
+	}
 }
 
 // duration has three digits or so.

@@ -15,6 +15,7 @@ import (
 
 	"tensorcast/fabric/attention"
 	"tensorcast/fabric/vec"
+	"tensorcast/internal/stats"
 )
 
 // Setting is how ternary attention is configured.
@@ -236,21 +237,7 @@ func (r *Row) times(ctx context.Context, w *Workload, t Timing) error {
 		}
 		ratios = append(ratios, float64(all[0])/float64(all[1]))
 	}
-	r.DenseMicros, r.TernaryMicros, r.Speedup = quantile(ds, 0.5), quantile(ts, 0.5), quantile(ratios, 0.5)
-	r.Quartiles = [2]float64{quantile(ratios, 0.25), quantile(ratios, 0.75)}
+	r.DenseMicros, r.TernaryMicros, r.Speedup = stats.Median(ds), stats.Median(ts), stats.Median(ratios)
+	r.Quartiles = [2]float64{stats.Quantile(ratios, 0.25), stats.Quantile(ratios, 0.75)}
 	return nil
-}
-
-// quantile sorts x and interpolates between two of its elements; of nothing it is 0.
-func quantile(x []float64, share float64) float64 {
-	if len(x) == 0 {
-		return 0
-	}
-	slices.Sort(x)
-	at := share * float64(len(x)-1)
-	i := int(at)
-	if i+1 == len(x) {
-		return x[i]
-	}
-	return x[i] + (at-float64(i))*(x[i+1]-x[i])
 }

@@ -97,17 +97,6 @@ func TestRecall(t *testing.T) {
 	}
 }
 
-func TestQuantile(t *testing.T) {
-	for share, want := range map[float64]float64{0: 1, 0.25: 2, 0.5: 3, 0.625: 3.5, 1: 5} {
-		if got := quantile([]float64{5, 4, 3, 2, 1}, share); got != want {
-			t.Errorf("%v: %v, want %v", share, got, want)
-		}
-	}
-	if quantile(nil, 0.5) != 0 {
-		t.Error("of nothing")
-	}
-}
-
 // The model's own perplexity shows that the forward pass is right: any fault in it (a wrong order of elements in the rotary embedding, a norm left out) makes
 // text far less likely. llama-perplexity says 4.08 and 4.02, e^1.406 and e^1.391, for the second half of windows of 256.
 func TestModel(t *testing.T) {

@@ -1,12 +1,14 @@
 package pressure
 
-// This file tests what needs neither root nor a disk: order, statistics, the bound, the report.
+// This file tests what needs neither root nor a disk: order, the bound, the report.
 
 import (
 	"math"
 	"slices"
 	"strings"
 	"testing"
+
+	"tensorcast/internal/stats"
 )
 
 func TestOrder(t *testing.T) {
@@ -20,39 +22,6 @@ func TestOrder(t *testing.T) {
 	} {
 		if got := order(test.n, test.repeat); !slices.Equal(got, test.want) {
 			t.Errorf("%d variants, %d times: %v, want %v", test.n, test.repeat, got, test.want)
-		}
-	}
-}
-
-func TestSpread(t *testing.T) {
-	for _, test := range []struct {
-		values []float64
-		want   Spread
-	}{
-		{nil, Spread{}},
-		{[]float64{3}, Spread{1, 3, 3, 3, 0}},
-		{[]float64{4, 1}, Spread{2, 2.5, 1, 4, 1.5}},
-		{[]float64{5, 1, 2, 100, 4}, Spread{5, 4, 1, 100, 2}},
-	} {
-		before := slices.Clone(test.values)
-		if got := spread(test.values); got != test.want {
-			t.Errorf("%v: %+v, want %+v", test.values, got, test.want)
-		}
-		if !slices.Equal(before, test.values) {
-			t.Errorf("%v was changed to %v", before, test.values)
-		}
-	}
-}
-
-func TestQuantile(t *testing.T) {
-	ten := []float64{9, 8, 7, 6, 5, 4, 3, 2, 1, 0}
-	for _, test := range []struct {
-		values []float64
-		q      float64
-		want   float64
-	}{{nil, 0.5, 0}, {[]float64{7}, 0.05, 7}, {ten, 0, 0}, {ten, 1, 9}, {ten, 0.5, 4.5}, {ten, 0.05, 0.45}} {
-		if got := quantile(test.values, test.q); math.Abs(got-test.want) > 1e-12 {
-			t.Errorf("%v of %v: %v, want %v", test.q, test.values, got, test.want)
 		}
 	}
 }
@@ -114,10 +83,10 @@ func TestSummaries(t *testing.T) {
 		t.Errorf("T %v, BW %v, bound %v; want 0.08, 1e9, 5", r.Compute, r.BW, r.Bound)
 	}
 	both := r.Summaries[1]
-	if want := (Spread{3, 3, 2, 4, 1}); both.Speedup != want {
+	if want := (stats.Spread{N: 3, Median: 3, Min: 2, Max: 4, MAD: 1}); both.Speedup != want {
 		t.Errorf("speedup %+v, want %+v", both.Speedup, want)
 	}
-	if want := (Spread{3, 4, 4, 9, 0}); both.TokS != want || both.OfBound != 0.8 || both.TextSame != 3 {
+	if want := (stats.Spread{N: 3, Median: 4, Min: 4, Max: 9}); both.TokS != want || both.OfBound != 0.8 || both.TextSame != 3 {
 		t.Errorf("%+v", both)
 	}
 	if len(r.Noise) != 1 || r.Noise[0].Difference != 0.4 || r.Noise[0].Spread != 0.8 || !r.Noise[0].Within() {
@@ -172,8 +141,8 @@ func TestReportSaysWhatIsWrong(t *testing.T) {
 		}
 	}
 	for line := range strings.Lines(markdown.String()) {
-		if strings.HasPrefix(line, "|") && !strings.HasPrefix(line, "|-") && strings.Count(line, "|") != len(header)+1 {
-			t.Errorf("%d columns, want %d: %s", strings.Count(line, "|")-1, len(header), line)
+		if strings.HasPrefix(line, "|") && !strings.HasPrefix(line, "|-") && strings.Count(line, "|") != len(columns)+1 {
+			t.Errorf("%d columns, want %d: %s", strings.Count(line, "|")-1, len(columns), line)
 		}
 	}
 }

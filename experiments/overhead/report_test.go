@@ -1,0 +1,83 @@
+package overhead
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"tensorcast/internal/stats"
+)
+
+// TestPlantedOverhead plants an overhead in noise with heavy tails and drift, many times: the estimate must be near it, and the interval
+// must contain it about as often as it claims to.
+func TestPlantedOverhead(t *testing.T) {
+	const series, pairs = 400, 20
+	for _, planted := range []float64{0, 0.003, 0.01, 0.15} {
+		random := rand.New(rand.NewPCG(1, uint64(1e6*planted)))
+		noise := func() float64 { // mostly 1 %, a tenth of the time ten times as much
+			n := 0.01 * random.NormFloat64()
+			if random.IntN(10) == 0 {
+				n *= 10
+			}
+			return math.Exp(n)
+		}
+		contained, sum := 0, 0.
+		for range series {
+			row := Row{}
+			speed := 20.
+			segment := func(share float64) Segment {
+				speed *= 0.999 // drift
+				v := speed * share * noise()
+				return Segment{TokS: v, MedianMs: 1000 / v}
+			}
+			for range pairs / 2 {
+				a, b, c, d := segment(1), segment(1-planted), segment(1-planted), segment(1)
+				row.Pairs = append(row.Pairs, Pair{a, b}, Pair{d, c})
+			}
+			r := &Report{Rows: []Row{row}}
+			r.summarise()
+			got := r.Rows[0]
+			if got.Overhead.Low > got.Overhead.Estimate || got.Overhead.High < got.Overhead.Estimate {
+				t.Fatalf("%+v: the estimate is outside of its interval", got.Overhead)
+			}
+			if got.Overhead.Low <= planted && planted <= got.Overhead.High {
+				contained++
+			}
+			sum += got.Overhead.Estimate
+		}
+		if share := float64(contained) / series; share < 0.92 || share > 0.985 {
+			t.Errorf("planted %v: %.1f %% of the intervals contain it, want about 95", planted, 100*share)
+		}
+		if mean := sum / series; math.Abs(mean-planted) > 0.001 {
+			t.Errorf("planted %v: estimated %v on average", planted, mean)
+		}
+	}
+}
+
+// LeastPairs is what an interval takes: neither more nor less.
+func TestLeastPairs(t *testing.T) {
+	x := make([]float64, LeastPairs)
+	for i := range x {
+		x[i] = float64(i * i)
+	}
+	if !stats.HodgesLehmann(x).Holds() || stats.HodgesLehmann(x[1:]).Holds() {
+		t.Errorf("%d values: %+v, one less: %+v", len(x), stats.HodgesLehmann(x), stats.HodgesLehmann(x[1:]))
+	}
+}
+
+// A row of too few pairs has their estimate, and no interval.
+func TestFewPairs(t *testing.T) {
+	r := &Report{Rows: []Row{
+		{Pairs: []Pair{{Plain: Segment{10, 100}, Observed: Segment{8, 125}}, {Plain: Segment{10, 100}, Observed: Segment{8, 125}}}, SameText: true},
+		{SameText: true},
+	}}
+	r.summarise()
+	rows := r.rows()
+	if want := []string{"", "0", "10", "8", "20.00", "-", "20.00", "0.00", "20.00", "-", "2", "yes"}; !slices.Equal(rows[0], want) {
+		t.Errorf("%q, want %q", rows[0], want)
+	}
+	if want := []string{"", "-", "-", "-", "-", "-", "-", "-", "-", "-", "0", "-"}; !slices.Equal(rows[1], want) {
+		t.Errorf("%q, want %q", rows[1], want)
+	}
+}
