@@ -24,7 +24,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"tensorcast/experiments/internal/process"
+	"tensorcast/internal/proc"
 )
 
 // Config says what is run.
@@ -79,7 +79,7 @@ func Measure(ctx context.Context, cfg Config) (*Report, error) {
 		return nil, err
 	}
 	args := append(append([]string{}, cfg.Server[1:]...), "--host", "127.0.0.1", "--port", strconv.Itoa(port), "--parallel", strconv.Itoa(cfg.Clients))
-	server, err := process.Start(ctx, append([]string{cfg.Server[0]}, args...)...)
+	server, err := proc.StartGroup(ctx, append([]string{cfg.Server[0]}, args...)...)
 	if err != nil {
 		return nil, fmt.Errorf("start the server: %w", err)
 	}
@@ -107,7 +107,7 @@ func Measure(ctx context.Context, cfg Config) (*Report, error) {
 	return r.report, nil
 }
 
-func (r *run) all(ctx context.Context, server *process.Process) error {
+func (r *run) all(ctx context.Context, server *proc.Group) error {
 	if err := r.ready(ctx, server); err != nil {
 		return err
 	}
@@ -129,7 +129,7 @@ func (r *run) all(ctx context.Context, server *process.Process) error {
 }
 
 // ready waits until the server has loaded its model.
-func (r *run) ready(ctx context.Context, server *process.Process) error {
+func (r *run) ready(ctx context.Context, server *proc.Group) error {
 	for !server.Ended() {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.url+"/health", nil)
 		if err != nil {
@@ -182,7 +182,7 @@ func (r *run) phase(ctx context.Context, into *Phase, observed bool) error {
 func (r *run) comeAndGo(ctx context.Context) (int, error) {
 	for n := 0; ; n++ {
 		// Not ctx: its end is not the observer's, which is told to end as always.
-		o, err := process.Start(context.WithoutCancel(ctx), "/bin/sh", "-c", "exec "+strings.ReplaceAll(r.cfg.Observer, "{pid}", strconv.Itoa(r.pid)))
+		o, err := proc.StartGroup(context.WithoutCancel(ctx), "/bin/sh", "-c", "exec "+strings.ReplaceAll(r.cfg.Observer, "{pid}", strconv.Itoa(r.pid)))
 		if err != nil {
 			return n, fmt.Errorf("start the observer: %w", err)
 		}
