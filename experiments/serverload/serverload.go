@@ -158,7 +158,7 @@ func (r *run) phase(ctx context.Context, into *Phase, observed bool) error {
 	var observerErr error
 	var background sync.WaitGroup
 	if observed {
-		background.Go(func() { attached, observerErr = r.comeAndGo(observing) })
+		background.Go(func() { attached, observerErr = r.comeAndGo(ctx, observing) })
 	}
 	g, clients := errgroup.WithContext(ctx)
 	for client := range r.cfg.Clients {
@@ -178,10 +178,15 @@ func (r *run) phase(ctx context.Context, into *Phase, observed bool) error {
 	return errors.Join(err, observerErr)
 }
 
-// comeAndGo attaches and detaches until ctx ends, and says how often it attached.
-func (r *run) comeAndGo(ctx context.Context) (int, error) {
+// comeAndGo attaches and detaches until the phase ends, and says how often it attached. The first time the observer stays as long as it should
+// even if the phase is over sooner, so that it is seen whether it observes at all.
+func (r *run) comeAndGo(ctx, phase context.Context) (int, error) {
 	for n := 0; ; n++ {
-		// Not ctx: its end is not the observer's, which is told to end as always.
+		enough := phase.Done()
+		if n == 0 {
+			enough = ctx.Done()
+		}
+		// Without the end of ctx, which is not the observer's: it is told to end as always.
 		o, err := proc.StartGroup(context.WithoutCancel(ctx), "/bin/sh", "-c", "exec "+strings.ReplaceAll(r.cfg.Observer, "{pid}", strconv.Itoa(r.pid)))
 		if err != nil {
 			return n, fmt.Errorf("start the observer: %w", err)
@@ -189,7 +194,7 @@ func (r *run) comeAndGo(ctx context.Context) (int, error) {
 		select {
 		case <-o.Done:
 			err = errors.New("it ended before it was told to: " + o.LastLine())
-		case <-ctx.Done():
+		case <-enough:
 		case <-time.After(r.cfg.On):
 		}
 		if err == nil {
@@ -200,7 +205,7 @@ func (r *run) comeAndGo(ctx context.Context) (int, error) {
 			return n, fmt.Errorf("the observer: %w", err)
 		}
 		select {
-		case <-ctx.Done():
+		case <-phase.Done():
 			return n + 1, nil
 		case <-time.After(r.cfg.Off):
 		}

@@ -125,7 +125,7 @@ func TestMeasure(t *testing.T) {
 		}
 	}
 	cfg := played(t, "well")
-	cfg.Observer = "echo not permitted {pid}"
+	cfg.Observer, cfg.On = "echo not permitted {pid}", time.Minute
 	if _, err := Measure(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "not permitted") {
 		t.Errorf("an observer that does not stay: %v", err)
 	}

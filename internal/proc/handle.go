@@ -1,5 +1,5 @@
-// Package proc knows processes: it starts commands that wait for probes, holds a process so that no other is taken for it, and reads what a
-// process maps.
+// Package proc knows processes: it starts commands that wait for probes, or in process groups of their own, passes signals on to them, holds a
+// process so that no other is taken for it, and reads what a process maps and where its files are found.
 package proc
 
 // This file holds running processes by descriptors.
