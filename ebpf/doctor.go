@@ -445,7 +445,7 @@ func (r *Report) process(t *examined) error {
 	}
 	var paths []string
 	for _, m := range files {
-		path := m.Open(t.pid)
+		path := m.HostPath(t.pid)
 		switch {
 		case m.Executable:
 			paths = append(paths, path)

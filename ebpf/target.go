@@ -302,7 +302,7 @@ func (p *target) findFile(id event.FileID, address uint64, hints []string) (stri
 	for _, m := range files {
 		if address >= m.Start && address < m.End {
 			p.files[m.Path] = id
-			return m.Open(p.pid), nil
+			return m.HostPath(p.pid), nil
 		}
 	}
 	for _, hint := range hints {

@@ -224,7 +224,7 @@ func (t *Tracer) attachMapped(p *target) error {
 	var paths []string
 	for _, m := range files {
 		if m.Executable {
-			paths = append(paths, m.Open(p.pid))
+			paths = append(paths, m.HostPath(p.pid))
 		}
 	}
 	p.mapped, err = t.attach(p, paths)

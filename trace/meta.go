@@ -28,8 +28,12 @@ func writeMeta(dir string, m *tables.Meta) error {
 	return nil
 }
 
-// ErrNoCapture says that a directory holds no capture.
-var ErrNoCapture = errors.New("no capture here")
+var (
+	// ErrNoCapture says that a directory holds no capture.
+	ErrNoCapture = errors.New("no capture here")
+	// ErrOccupied says that the directory for a capture holds something else, which would be lost.
+	ErrOccupied = errors.New("not part of a capture")
+)
 
 func readMeta(dir string) (*tables.Meta, error) {
 	data, err := os.ReadFile(filepath.Join(dir, MetaFile))
@@ -37,7 +41,7 @@ func readMeta(dir string) (*tables.Meta, error) {
 		if several, _ := filepath.Glob(filepath.Join(dir, "*", MetaFile)); len(several) > 0 {
 			return nil, fmt.Errorf("%s: %w, but of %d processes in directories of its own: name one, such as %s", dir, ErrNoCapture, len(several), filepath.Dir(several[0]))
 		}
-		return nil, fmt.Errorf("%s: %w: make one with `tracer -o %s -- llama-cli -m model.gguf ...`", dir, ErrNoCapture, dir)
+		return nil, fmt.Errorf("%s: %w: make one with tracer", dir, ErrNoCapture)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", MetaFile, err)

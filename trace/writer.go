@@ -162,7 +162,7 @@ func captureFiles(dir string, processes bool) ([]string, error) {
 			}
 			files = append(files, inside...)
 		default:
-			return nil, fmt.Errorf("%s holds %s, which is not part of a capture: choose another directory with -o", dir, e.Name())
+			return nil, fmt.Errorf("%s holds %s, which is %w", dir, e.Name(), ErrOccupied)
 		}
 		files = append(files, path)
 	}

@@ -24,13 +24,13 @@ import (
 
 var (
 	// ErrNoCompiler says that the shim cannot be built.
-	ErrNoCompiler = errors.New("--preload needs a C compiler (cc, gcc or clang) and finds none: install one (Debian, Ubuntu: apt-get install gcc libc6-dev), or trace as root")
+	ErrNoCompiler = errors.New("the preloaded library is built by a C compiler (cc, gcc or clang), and there is none: install one (Debian, Ubuntu: apt-get install gcc libc6-dev)")
 	// ErrNotLoaded says that no process loaded the shim.
-	ErrNotLoaded = errors.New("the shim was not loaded (the program is linked statically, has privileges of its own, runs in a container, or uses another C library): trace it as root, without --preload")
+	ErrNotLoaded = errors.New("the shim was not loaded (the program is linked statically, has privileges of its own, runs in a container, or uses another C library)")
 	// ErrNoGraph says that the shim was loaded and ggml_graph_compute was never called through it.
-	ErrNoGraph = errors.New("the program ended, or the capture did, without a call of ggml_graph_compute that can be interposed: it computed nothing, or holds ggml statically; in that case trace it as root, without --preload")
+	ErrNoGraph = errors.New("the program ended, or the capture did, without a call of ggml_graph_compute that can be interposed: it computed nothing, or holds ggml statically")
 	// ErrOtherProcess says that only processes which the target started computed graphs.
-	ErrOtherProcess = errors.New("the program itself computed nothing, but a process that it started did: use --follow")
+	ErrOtherProcess = errors.New("the program itself computed nothing, but a process that it started did")
 )
 
 const (

@@ -10,19 +10,19 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"tensorcast/event"
 	"tensorcast/ggml"
+	"tensorcast/internal/proc"
 )
 
 // process is one that has a slot.
 type process struct {
 	pid, slot int
-	handle    int // pidfd; -1 if the kernel gives none
+	handle    *proc.Process // nil if the kernel gives none
 	followed  bool
 	begun     bool
 	gone      bool
@@ -37,20 +37,19 @@ type process struct {
 }
 
 func (p *process) close() {
-	if p.handle >= 0 {
-		unix.Close(p.handle)
-		p.handle = -1
+	if p.handle != nil {
+		_ = p.handle.Close() // a descriptor that was only polled
+		p.handle = nil
 	}
 }
 
-// alive says whether the process still runs. A pidfd does not take another process of the same number for it.
+// alive says whether the process still runs. Its handle does not take another process of the same number for it.
 func (p *process) alive() bool {
-	if p.handle < 0 {
+	if p.handle == nil {
 		return !errors.Is(unix.Kill(p.pid, 0), unix.ESRCH)
 	}
-	fds := []unix.PollFd{{Fd: int32(p.handle), Events: unix.POLLIN}}
-	n, err := unix.Poll(fds, 0)
-	return err != nil || n == 0
+	ended, err := p.handle.Ended()
+	return err != nil || !ended
 }
 
 // Run hands events of the process pid, and with Follow of all that compute, to handle until ctx is done; then it hands over what
@@ -110,11 +109,11 @@ func (s *Session) look(handle func(event.Event) error) error {
 // meet begins with a process that has taken a slot.
 func (s *Session) meet(pid, slot int) *process {
 	p := &process{
-		pid: pid, slot: slot, handle: -1, followed: pid == s.target || s.opts.Follow,
+		pid: pid, slot: slot, followed: pid == s.target || s.opts.Follow,
 		ops: map[uint32]string{}, paths: map[event.FileID]string{}, shown: map[event.FileID]bool{}, templates: map[uint32]*template{}, derived: event.DerivedSteps{PID: int32(pid)},
 	}
-	if fd, err := unix.PidfdOpen(pid, 0); err == nil {
-		p.handle = fd
+	if handle, err := proc.Open(pid); err == nil {
+		p.handle = handle
 	}
 	s.procs[slot] = p
 	return p
@@ -270,7 +269,7 @@ func (s *Session) record(p *process, kind uint32, body []byte, handle func(event
 // image hears which library computes. If no layout fits, its files may know one: then the shim tries that with the next graph.
 func (s *Session) image(p *process, im *imageRecord) error {
 	if im.layout == noLayout {
-		for _, path := range libraries(hostPath(p.pid, im.path)) {
+		for _, path := range libraries(proc.HostPath(p.pid, im.path, 0)) {
 			if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() { // the target names it: opening a pipe would wait
 				continue
 			}
@@ -319,18 +318,6 @@ func libraries(path string) []string {
 		}
 	}
 	return paths
-}
-
-// hostPath is where this process can open a file that another names so: there may be another root directory.
-func hostPath(pid int, path string) string {
-	if _, err := os.Stat(path); err == nil {
-		return path
-	}
-	other := filepath.Join(fmt.Sprintf("/proc/%d/root", pid), path)
-	if _, err := os.Stat(other); err == nil {
-		return other
-	}
-	return path
 }
 
 func (s *Session) graph(p *process, g *graphRecord, handle func(event.Event) error) error {
@@ -412,20 +399,5 @@ func (s *Session) showFile(p *process, src *event.Source, handle func(event.Even
 	p.shown[src.File] = true
 	// /proc/PID/maps writes a newline as \012, and says of a file that was removed that it was.
 	path = strings.TrimSuffix(strings.ReplaceAll(path, `\012`, "\n"), " (deleted)")
-	return handle(event.FileSeen{PID: int32(p.pid), File: src.File, Path: p.find(path, src.File.Ino)})
-}
-
-// find is where this process can open a file of the target: the inode tells whether the same path is another file here.
-func (p *process) find(path string, ino uint64) string {
-	other := filepath.Join(fmt.Sprintf("/proc/%d/root", p.pid), path)
-	for _, candidate := range []string{path, other} {
-		info, err := os.Stat(candidate)
-		if err != nil {
-			continue
-		}
-		if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Ino == ino {
-			return candidate
-		}
-	}
-	return path
+	return handle(event.FileSeen{PID: int32(p.pid), File: src.File, Path: proc.HostPath(p.pid, path, src.File.Ino)})
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"tensorcast/ebpf"
+	"tensorcast/capture"
 	"tensorcast/internal/cgroup"
 	"tensorcast/internal/proc"
 	"tensorcast/prefetch"
@@ -137,36 +137,22 @@ func run(ctx context.Context, o options, po prefetch.Options) (err error) {
 	}
 	defer func() { err = errors.Join(err, pages.Close()) }()
 	controller := prefetch.New(pages, po)
-	tracer, err := ebpf.New(ebpf.Options{PID: o.pid, Interval: tick, Tick: controller.Tick, Log: log})
+	target, err := capture.Attach(o.pid, capture.Options{Interval: tick, Tick: controller.Tick, Late: true, Log: log})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, tracer.Close()) }()
-	if err := tracer.AttachMapped(); err != nil {
-		return err
-	}
+	defer func() { err = errors.Join(err, target.Close()) }()
 	if err := prefetch.Settle(group, !o.noJoin, log); err != nil {
 		return err
 	}
 
-	ended, end := context.WithCancel(ctx)
-	defer end()
-	watched := make(chan error, 1)
-	go func() {
-		defer end()
-		watched <- proc.WaitExit(ended, o.pid)
-	}()
-	err = tracer.Run(ended, controller.Handle)
-	end()
-	if watchErr := <-watched; err == nil && !errors.Is(watchErr, context.Canceled) {
-		err = watchErr
-	}
+	err = target.Run(ctx, controller.Handle)
 	s := controller.Summary()
 	if err != nil && !errors.Is(err, proc.ErrNoProcess) { // the target has ended, as it may
 		return err
 	}
 	if s.PerToken == 0 {
-		if err := tracer.Ready(); err != nil {
+		if err := target.Explain(); err != nil {
 			return err
 		}
 	}

@@ -25,7 +25,7 @@ func main() {
 		accepted = true
 		var err error
 		status, err = run(cmd.Context(), o, args)
-		return err
+		return o.advise(err)
 	})
 	if err := root.Execute(); err != nil {
 		fmt.Fprintln(os.Stderr, "tracer:", err)

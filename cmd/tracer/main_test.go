@@ -542,17 +542,25 @@ func processorTime(t *testing.T, pid int) int {
 	return int(s.UTime)
 }
 
-// oneError returns the one line of standard error that is no summary.
-func oneError(t *testing.T, r result) string {
-	t.Helper()
-	var errs []string
+// errorLines are the lines of standard error that are no summary.
+func errorLines(r result) (errs []string) {
 	for line := range strings.Lines(r.stderr) {
 		if !strings.HasPrefix(line, "  ") && !strings.Contains(line, "(detail ") {
 			errs = append(errs, line)
 		}
 	}
+	return errs
+}
+
+// oneError returns the one line of standard error that is no summary.
+func oneError(t *testing.T, r result) string {
+	t.Helper()
+	errs := errorLines(r)
 	if len(errs) != 1 {
 		t.Fatalf("want one line of error, got:\n%s", r.stderr)
+	}
+	if !strings.HasPrefix(errs[0], "tracer: ") {
+		t.Errorf("the line does not say who speaks: %q", errs[0])
 	}
 	return errs[0]
 }
@@ -596,7 +604,10 @@ func TestBadInput(t *testing.T) {
 		"no such process":  {args: fixed("--pid", fmt.Sprint(gone.Process.Pid)), status: 1, says: []string{"no such process"}},
 		"no permission":    {args: fixed("--", "true"), status: 1, says: []string{"root", "CAP_BPF"}, nobody: true},
 		"no ggml, command": {args: fixed("--", "true"), status: 1, says: []string{"found no ggml"}},
-		"no ggml, pid":     {args: fixed("--pid", fmt.Sprint(sleeper.Process.Pid)), status: 1, says: []string{"found no ggml"}},
+		"no graph, preload": {
+			args: fixed("--preload", "--", "true"), status: 1, says: []string{"ggml_graph_compute", "without --preload"}, rootless: true,
+		},
+		"no ggml, pid": {args: fixed("--pid", fmt.Sprint(sleeper.Process.Pid)), status: 1, says: []string{"found no ggml"}},
 		"repacked": {args: func(t *testing.T) []string {
 			return driver(t, llama.Options{Model: q4, Prompt: "r", Tokens: 2, Threads: 1})
 		}, status: 1, says: []string{"outside the model file's mapping", "--no-repack"}},
@@ -649,7 +660,7 @@ func TestNoBTF(t *testing.T) {
 	}
 	// In a mount namespace of its own the kernel's description is hidden.
 	r := finish(t, exec.Command("unshare", "--mount", "sh", "-c", `mount -t tmpfs none /sys/kernel/btf && exec "$0" "$@"`, tracerBinary, "-o", t.TempDir(), "--", "true"))
-	if r.status != exitFailure || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "CONFIG_DEBUG_INFO_BTF") {
+	if r.status != exitFailure || strings.Count(r.stderr, "\n") != 1 || !strings.Contains(r.stderr, "CONFIG_DEBUG_INFO_BTF") || !strings.Contains(r.stderr, "--preload") {
 		t.Errorf("status %d: %s", r.status, r.stderr)
 	}
 }

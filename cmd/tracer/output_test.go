@@ -77,17 +77,63 @@ func TestSummaryTellsOfRereads(t *testing.T) {
 	}
 }
 
+// With --buffers the capture tells, besides the same reads of weights, what ops touch in memory: in each step every layer's keys and values are
+// written to the cache, every op writes one result, and inputs and activations are read.
 func TestBuffers(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	o := shortRun(t, denseModel)
-	dir := filepath.Join(t.TempDir(), "capture")
-	r := runTracer(t, append([]string{"-o", dir, "--strict", "--buffers", "--"}, in.Command(t.Context(), o).Args...)...)
-	if r.status != 0 {
-		t.Fatalf("tracer ended with %d:\n%s", r.status, r.stderr)
+	plain, rows := traced(t, in, o)
+	want := tensors(plain, rows)
+	c, rows := traced(t, in, o, "--buffers")
+	if got := tensors(c, rows); !slices.Equal(got, want) {
+		t.Errorf("%d reads of weights, want %d as without --buffers", len(got), len(want))
 	}
-	if info, err := os.Stat(filepath.Join(dir, trace.BufferFile)); err != nil || info.Size() < 2048 {
-		t.Errorf("the table of buffers: %v, %v", info, err)
+	type cache struct {
+		step int32
+		name string
+	}
+	written, read := map[cache]int{}, map[tables.BufferKind]int{}
+	results := map[int64]int{} // by op
+	for b, err := range c.Buffers() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b.Bytes <= 0 || b.DataPtr == 0 || b.Buffer == "" || b.Op == "" {
+			t.Fatalf("a buffer is not whole: %+v", b)
+		}
+		results[b.Seq] += 0
+		switch {
+		case !b.Write:
+			read[b.Kind]++
+		default:
+			results[b.Seq]++
+			if b.Kind == tables.BufferKV {
+				written[cache{b.Step, b.Root}]++
+			}
+		}
+	}
+	for op, n := range results {
+		if n != 1 {
+			t.Errorf("op %d writes %d results", op, n)
+		}
+	}
+	for step := range int32(c.Meta.Steps) {
+		for layer := range denseModel.Layers {
+			for _, of := range []string{"k", "v"} {
+				if name := fmt.Sprintf("cache_%s_l%d", of, layer); written[cache{step, name}] == 0 {
+					t.Errorf("step %d does not write %s", step, name)
+				}
+			}
+		}
+	}
+	for _, kind := range []tables.BufferKind{tables.BufferActivation, tables.BufferInput, tables.BufferKV} {
+		if read[kind] == 0 {
+			t.Errorf("no buffer of kind %v is read", kind)
+		}
+	}
+	if c.Meta.Steps == 0 || t.Failed() {
+		t.Logf("%d steps; caches written %v; reads by kind %v", c.Meta.Steps, written, read)
 	}
 }
 

@@ -9,8 +9,11 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/exec"
 	"slices"
+	"syscall"
 
+	"tensorcast/capture"
 	"tensorcast/event"
 	"tensorcast/internal/invoker"
 	"tensorcast/internal/proc"
@@ -18,12 +21,14 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// capture is one run.
-type capture struct {
+// passedOn are the signals that a command gets from tracer.
+var passedOn = []syscall.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2}
+
+// session is one run.
+type session struct {
 	options
 	user     *invoker.User // whose the output is; nil: ours
-	target   target
-	capturer capturer
+	capture  *capture.Capture
 	recorder *trace.Session
 	csv      io.Closer // nil if there is none to close
 	display  *display
@@ -32,115 +37,141 @@ type capture struct {
 
 // run traces, and returns the exit status of what was traced.
 func run(ctx context.Context, o options, args []string) (status int, err error) {
-	c := capture{options: o, display: newDisplay(o)}
-	defer c.display.Close()
+	s := session{options: o, display: newDisplay(o)}
+	defer s.display.Close()
 	level := slog.LevelWarn
 	if o.verbose {
 		level = slog.LevelDebug
 	}
-	log := slog.New(slog.NewTextHandler(c.display.Log(), &slog.HandlerOptions{Level: level}))
-	if c.user, err = invoker.Find(os.Environ()); err != nil {
+	log := slog.New(slog.NewTextHandler(s.display.Log(), &slog.HandlerOptions{Level: level}))
+	if s.user, err = invoker.Find(os.Environ()); err != nil {
 		return 0, err
 	}
-	if c.target, c.capturer, err = begin(ctx, o, c.user, args, c.tick, log); err != nil {
+	if o.pid != 0 { // later signals have no effect, so that what was captured is written to its end
+		var stop context.CancelFunc
+		ctx, stop = proc.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+		defer stop()
+	}
+	if err := s.begin(ctx, args, log); err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, c.capturer.Close()) }()
-	if err := c.user.Do(func() error { return c.open(args, log) }); err != nil {
-		return 0, errors.Join(err, c.target.Abandon())
+	defer func() { err = errors.Join(err, s.capture.Close()) }()
+	if err := s.user.Do(func() error { return s.open(args, log) }); err != nil {
+		return 0, err
 	}
-	if c.csv != nil {
-		defer func() { err = errors.Join(err, c.user.Do(c.csv.Close)) }()
+	if s.csv != nil {
+		defer func() { err = errors.Join(err, s.user.Do(s.csv.Close)) }()
 	}
-	return c.run(ctx)
+	return s.run(ctx)
+}
+
+// begin starts the command, or finds the process.
+func (s *session) begin(ctx context.Context, args []string, log *slog.Logger) (err error) {
+	opts := capture.Options{
+		Preload: s.preload, Detail: s.detail.Detail, Buffers: s.buffers, PerfEvents: s.perf, Follow: s.follow, RingBytes: int(s.ringKiB) << 10,
+		Tick: s.tick, Signals: passedOn, Log: log,
+	}
+	if s.pid != 0 {
+		s.capture, err = capture.Attach(int(s.pid), opts)
+		return err
+	}
+	cmd, err := s.command(args)
+	if err != nil {
+		return err
+	}
+	s.capture, err = capture.Start(ctx, cmd, opts)
+	return err
+}
+
+// command is the command with our streams, as the user on whose behalf we work.
+func (s *session) command(args []string) (*exec.Cmd, error) {
+	user := s.user
+	if s.asRoot {
+		user = nil
+	}
+	env := user.Env(os.Environ())
+	path, err := user.LookPath(args[0], env)
+	if err != nil {
+		return nil, err
+	}
+	return &exec.Cmd{
+		Path: path, Args: args, Env: env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
+		SysProcAttr: &syscall.SysProcAttr{Credential: user.Credential()},
+	}, nil
 }
 
 // open opens the output.
-func (c *capture) open(args []string, log *slog.Logger) error {
-	if c.pid != 0 {
-		args = proc.CommandLine(int(c.pid))
+func (s *session) open(args []string, log *slog.Logger) error {
+	if s.pid != 0 {
+		args = proc.CommandLine(int(s.pid))
 	}
 	ro := trace.RecorderOptions{
-		Command: args, PID: c.target.PID(), Log: log, Counters: c.capturer.Counters, Libraries: c.capturer.Libraries, Target: c.capturer.Describe,
-		Detail: c.detail.String(), RotateBytes: c.rotate.bytes, RotateEvery: c.rotate.every, RotateKeep: c.keep, Follow: c.follow,
+		Command: args, PID: s.capture.PID(), Log: log, Counters: s.capture.Counters, Libraries: s.capture.Libraries, Target: s.capture.Describe,
+		Detail: s.detail.String(), RotateBytes: s.rotate.bytes, RotateEvery: s.rotate.every, RotateKeep: s.keep, Follow: s.follow,
 	}
-	if c.preload {
+	if s.preload {
 		ro.Detail = tables.DetailPreload
 	}
 	switch {
-	case c.out == toStdout:
+	case s.out == toStdout:
 		ro.CSV = os.Stdout
-	case c.options.csv:
-		file, err := os.Create(c.out)
+	case s.options.csv:
+		file, err := os.Create(s.out)
 		if err != nil {
 			return fmt.Errorf("write CSV: %w", err)
 		}
-		ro.CSV, c.csv = file, file
+		ro.CSV, s.csv = file, file
 	default:
-		ro.Dir = c.out
+		ro.Dir = s.out
 	}
 	var err error
-	c.recorder, err = trace.NewSession(ro)
+	s.recorder, err = trace.NewSession(ro)
 	return err
 }
 
 // tick is called now and then between events, by the goroutine that handles them.
-func (c *capture) tick() error {
-	status := c.recorder.Status()
-	if !c.modest && status.Steps > 0 { // what comes before, probes and models, is not to take longer
-		giveWay()
-		c.modest = true
+func (s *session) tick() error {
+	status := s.recorder.Status()
+	if !s.modest && status.Steps > 0 { // what comes before, probes and models, is not to take longer
+		proc.GiveWay()
+		s.modest = true
 	}
-	c.display.Show(status)
-	return c.recorder.Flush()
+	s.display.Show(status)
+	return s.recorder.Flush()
 }
 
 // run lets the target go, and is over when the target is.
-func (c *capture) run(ctx context.Context) (int, error) {
-	ended, end := context.WithCancel(ctx)
-	defer end()
-	broken, fail := context.WithCancel(ctx)
-	defer fail()
-	recorded := make(chan error, 1)
-	go func() {
-		err := c.user.Do(func() error { return c.capturer.Run(ended, c.recorder.Handle) })
-		if err != nil { // whatever went wrong here, the target goes on at full speed
-			_ = c.capturer.Detach()
-			if c.pid == 0 {
-				fmt.Fprintf(c.display.Log(), "tracer: %v (the command goes on, untraced)\n", err) // its end may be far away
-			}
-			fail()
-		}
-		recorded <- err
-	}()
-	status, waitErr := c.target.Run(broken)
-	end()
-	runErr := <-recorded
-	c.display.Close()
+func (s *session) run(ctx context.Context) (int, error) {
+	runErr := s.user.Do(func() error { return s.capture.Run(ctx, s.recorder.Handle) })
+	if runErr != nil && s.pid == 0 {
+		fmt.Fprintf(s.display.Log(), "tracer: %v (the command goes on, untraced)\n", s.advise(runErr)) // its end may be far away
+	}
+	status, waitErr := s.capture.Wait(ctx)
+	s.display.Close()
 	var metas []*tables.Meta
-	finishErr := c.user.Do(func() (err error) {
-		metas, err = c.recorder.Finish(runErr)
+	finishErr := s.user.Do(func() (err error) {
+		metas, err = s.recorder.Finish(runErr)
 		return err
 	})
 	if runErr != nil || finishErr != nil { // then only what there is to read is worth a summary
 		metas = slices.DeleteFunc(metas, func(m *tables.Meta) bool { return m.Rows == 0 })
 	}
-	if err := summarise(os.Stderr, c.options, metas); err != nil {
+	if err := summarise(os.Stderr, s.options, metas); err != nil {
 		return 0, err
 	}
 	switch {
 	case waitErr != nil:
 		return 0, errors.Join(waitErr, runErr)
-	case runErr != nil && c.pid == 0:
+	case runErr != nil && s.pid == 0:
 		return exitFailure, nil // it was said when it happened
 	case runErr != nil:
 		return 0, runErr
-	case errors.Is(finishErr, event.ErrNoDecode), finishErr != nil && errors.Is(c.capturer.Why(), event.ErrOldGGML):
-		return c.nothingSeen(status, finishErr)
+	case errors.Is(finishErr, event.ErrNoDecode), finishErr != nil && errors.Is(s.capture.Explain(), event.ErrOldGGML):
+		return s.nothingSeen(status, finishErr)
 	case finishErr != nil:
 		return 0, finishErr
 	}
-	if c.strict {
+	if s.strict {
 		if err := strict(metas); err != nil {
 			return 0, err
 		}
@@ -149,15 +180,12 @@ func (c *capture) run(ctx context.Context) (int, error) {
 }
 
 // nothingSeen says why no decode was seen, or no op of any. A command that failed has its own reasons, and its own status.
-func (c *capture) nothingSeen(status int, err error) (int, error) {
-	if why := c.capturer.Why(); why != nil {
+func (s *session) nothingSeen(status int, err error) (int, error) {
+	if why := s.capture.Explain(); why != nil {
 		err = why
 	}
-	if errors.Is(err, event.ErrNoGGML) && !c.follow {
-		err = fmt.Errorf("%w If it starts one, add --follow", err)
-	}
 	if status != 0 {
-		fmt.Fprintln(os.Stderr, "tracer:", err)
+		fmt.Fprintln(os.Stderr, "tracer:", s.advise(err))
 		return status, nil
 	}
 	return 0, err

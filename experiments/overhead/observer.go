@@ -17,7 +17,7 @@ import (
 
 	"github.com/prometheus/procfs"
 
-	"tensorcast/experiments/internal/process"
+	"tensorcast/internal/proc"
 )
 
 // observerError says that an observer does not observe. Others may.
@@ -27,7 +27,7 @@ func (e *observerError) Error() string { return e.message }
 
 // observer is an observer that runs.
 type observer struct {
-	*process.Process
+	*proc.Group
 	out string // its directory
 }
 
@@ -61,11 +61,11 @@ func startObserver(ctx context.Context, spec Observer, target int) (*observer, e
 		return nil, err
 	}
 	args := spec.shell(strings.NewReplacer("{pid}", strconv.Itoa(target), "{ggml}", ggml, "{out}", quote(out)))
-	p, err := process.Start(ctx, args...)
+	g, err := proc.StartGroup(ctx, args...)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start %s: %w", spec.Name, err), os.RemoveAll(out))
 	}
-	return &observer{p, out}, nil
+	return &observer{g, out}, nil
 }
 
 // stop tells it to end, and waits.

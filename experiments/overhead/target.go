@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tensorcast/experiments/internal/process"
 	"tensorcast/experiments/llama"
+	"tensorcast/internal/proc"
 	"tensorcast/internal/stats"
 )
 
@@ -21,7 +21,7 @@ import (
 type target struct {
 	cmd    *exec.Cmd
 	stream *llama.Stream
-	stderr process.Tail
+	stderr proc.Tail
 	whole  chan generation // the last one that is over and was not asked for; closed when there are no more
 	err    error           // why there are no more, after whole is closed
 	after  int64           // generations that began before are not asked for
@@ -38,7 +38,7 @@ type generation struct {
 // startTarget waits until the target has loaded its model.
 func startTarget(ctx context.Context, args []string) (*target, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	t := &target{cmd: process.Command(ctx, args...), whole: make(chan generation, 1), cancel: cancel}
+	t := &target{cmd: proc.GroupCommand(ctx, args...), whole: make(chan generation, 1), cancel: cancel}
 	t.cmd.Stderr = &t.stderr
 	out, err := t.cmd.StdoutPipe()
 	if err == nil {
@@ -136,7 +136,7 @@ func (t *target) failure() error {
 // stop ends the target, and a command that started it.
 func (t *target) stop() {
 	_ = unix.Kill(-t.cmd.Process.Pid, unix.SIGINT) // it may have ended by now; what does not end is killed
-	timer := time.AfterFunc(process.Grace, t.cancel)
+	timer := time.AfterFunc(proc.Grace, t.cancel)
 	for range t.whole {
 	}
 	_ = t.cmd.Wait() // a signal ended it

@@ -154,15 +154,3 @@ func TestNumber(t *testing.T) {
 		}
 	}
 }
-
-func TestTail(t *testing.T) {
-	var tl tail
-	for _, s := range []string{strings.Repeat("a", tailBytes), "bc", ""} {
-		if n, err := tl.Write([]byte(s)); n != len(s) || err != nil {
-			t.Fatal(n, err)
-		}
-	}
-	if got := tl.String(); len(got) != tailBytes || !strings.HasSuffix(got, "abc") {
-		t.Errorf("%d bytes, ending in %q", len(got), got[len(got)-5:])
-	}
-}

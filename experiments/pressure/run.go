@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,6 +23,7 @@ import (
 
 	"tensorcast/experiments/llama"
 	"tensorcast/internal/cgroup"
+	"tensorcast/internal/proc"
 	"tensorcast/internal/stats"
 )
 
@@ -93,9 +95,6 @@ const markFD = 3
 
 // tolerance is by how much the group's account and the disk's may differ.
 const tolerance = 0.03
-
-// helperGrace is how long a helper may take to end after SIGTERM: it unpins a model.
-const helperGrace = 10 * time.Second
 
 // run makes one run. What the target does is in Run, an error is the instrument's own.
 func (s *series) run(ctx context.Context, spec runSpec) (run *Run, err error) {
@@ -329,7 +328,7 @@ func (o *observer) sample() (sample, error) {
 	s.target = readBytes(o.target)
 	h := o.helper.Load()
 	if o.alone = h.ended(); !o.alone {
-		s.helper = readBytes(h.cmd.Process.Pid)
+		s.helper = readBytes(h.PID)
 	}
 	return s, nil
 }
@@ -380,15 +379,12 @@ func (s *series) ownMemory(group *cgroup.Group, stop <-chan struct{}) (int64, er
 // exitNotJoined is the exit code of a process that could not enter the group.
 const exitNotJoined = 125
 
-// inGroup returns a command that enters the group before it becomes the command args, followed by words in the shell's syntax:
+// inGroup returns the arguments of a command that enters the group before it becomes the command args, followed by words in the shell's syntax:
 // so all of its memory is charged to the group, from its first instruction.
-func inGroup(ctx context.Context, group *cgroup.Group, args []string, words string) *exec.Cmd {
+func inGroup(group *cgroup.Group, args []string, words string) []string {
 	files := group.ProcsFiles()
 	script := `n=$1; shift; while [ "$n" -gt 0 ]; do echo 0 > "$1" || exit ` + strconv.Itoa(exitNotJoined) + `; shift; n=$((n-1)); done; exec "$@" ` + words
-	all := append([]string{"-c", script, joining, strconv.Itoa(len(files))}, files...)
-	cmd := exec.CommandContext(ctx, "/bin/sh", append(all, args...)...)
-	cmd.WaitDelay = time.Second // for what keeps its output open
-	return cmd
+	return slices.Concat([]string{"/bin/sh", "-c", script, joining, strconv.Itoa(len(files))}, files, args)
 }
 
 // joining is the name of the shell that is not the command yet.
@@ -406,7 +402,9 @@ func startTarget(ctx context.Context, group *cgroup.Group, args []string, flags 
 	if err != nil {
 		return nil, err
 	}
-	t := &target{cmd: inGroup(ctx, group, args, flags), marks: r}
+	all := inGroup(group, args, flags)
+	t := &target{cmd: exec.CommandContext(ctx, all[0], all[1:]...), marks: r}
+	t.cmd.WaitDelay = time.Second // for what keeps its output open
 	t.cmd.ExtraFiles = []*os.File{w}
 	t.cmd.Stdout, t.cmd.Stderr = &t.stdout, &t.stderr
 	err = t.cmd.Start()
@@ -438,37 +436,18 @@ func (t *target) kill() error {
 }
 
 // helper is a helper that runs; nil is none.
-type helper struct {
-	cmd    *exec.Cmd
-	output tail
-	done   chan struct{} // closed when it has ended
-}
+type helper struct{ *proc.Group }
 
 func startHelper(ctx context.Context, group *cgroup.Group, command string, target int) (*helper, error) {
-	h := &helper{cmd: inGroup(ctx, group, nil, strings.ReplaceAll(command, "{pid}", strconv.Itoa(target))), done: make(chan struct{})}
-	h.cmd.Stdout, h.cmd.Stderr = &h.output, &h.output
-	if err := h.cmd.Start(); err != nil {
+	g, err := proc.StartGroup(ctx, inGroup(group, nil, strings.ReplaceAll(command, "{pid}", strconv.Itoa(target)))...)
+	if err != nil {
 		return nil, fmt.Errorf("start the helper: %w", err)
 	}
-	go func() {
-		defer close(h.done)
-		_ = h.cmd.Wait() // ProcessState has it
-	}()
-	return h, nil
+	return &helper{g}, nil
 }
 
 // ended reports whether there is no helper, or none any more.
-func (h *helper) ended() bool {
-	if h == nil {
-		return true
-	}
-	select {
-	case <-h.done:
-		return true
-	default:
-		return false
-	}
-}
+func (h *helper) ended() bool { return h == nil || h.Ended() }
 
 // stop ends the helper and returns what became of it. early says that it had ended while the target still ran: a helper that ends by
 // itself when its target does is not early.
@@ -476,27 +455,7 @@ func (h *helper) stop(early bool) *HelperEnd {
 	if h == nil {
 		return nil
 	}
-	_ = h.cmd.Process.Signal(syscall.SIGTERM) // it may have ended by now
-	select {
-	case <-h.done:
-	case <-time.After(helperGrace):
-		_ = h.cmd.Process.Kill()
-		<-h.done
-	}
-	return &HelperEnd{Early: early, Status: h.cmd.ProcessState.String(), Output: h.output.String()}
+	_ = h.Stop(syscall.SIGTERM) // what does not end is killed
+	h.Kill()
+	return &HelperEnd{Early: early, Status: h.State().String(), Output: h.Output.String()}
 }
-
-// tail keeps the end of what is written to it.
-type tail struct{ b []byte }
-
-const tailBytes = 64 << 10
-
-func (t *tail) Write(b []byte) (int, error) {
-	t.b = append(t.b, b...)
-	if cut := len(t.b) - tailBytes; cut > 0 {
-		t.b = append(t.b[:0], t.b[cut:]...)
-	}
-	return len(b), nil
-}
-
-func (t *tail) String() string { return string(t.b) }

@@ -3,16 +3,16 @@ package pressure
 // This file measures M, the bytes of weights that a generated token reads, by tracing a run of the target.
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
-	"syscall"
+	"strings"
+	"time"
 
-	"tensorcast/ebpf"
+	"tensorcast/capture"
 	"tensorcast/event"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/stats"
@@ -34,7 +34,7 @@ func traceWeights(ctx context.Context, args []string, log *slog.Logger) (w weigh
 		return w, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if err := capture(ctx, dir, args, log); err != nil {
+	if err := traceRun(ctx, dir, args, log); err != nil {
 		return w, err
 	}
 	c, err := trace.Open(dir)
@@ -44,71 +44,47 @@ func traceWeights(ctx context.Context, args []string, log *slog.Logger) (w weigh
 	return countWeights(c)
 }
 
-// capture traces a run of the command.
-func capture(ctx context.Context, dir string, args []string, log *slog.Logger) (err error) {
+// traceRun writes a capture of a run of the command to dir.
+func traceRun(ctx context.Context, dir string, args []string, log *slog.Logger) (err error) {
 	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
 	defer null.Close()
 	cmd := exec.Command(args[0], args[1:]...)
-	var stderr bytes.Buffer
-	cmd.Stderr, cmd.ExtraFiles = &stderr, []*os.File{null}
-	child, err := proc.Launch(cmd)
+	var stderr proc.Tail
+	cmd.Stderr, cmd.ExtraFiles = &stderr, []*os.File{null} // for the marks
+	cmd.WaitDelay = time.Second                            // for what keeps its output open
+	c, err := capture.Start(ctx, cmd, capture.Options{Log: log})
 	if err != nil {
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() { _ = child.Signal(syscall.SIGKILL) }) // it may have ended by now
-	defer stop()
-	tracer, recorder, err := attach(dir, cmd.Path, args, child.PID(), log)
+	defer func() { err = errors.Join(err, c.Close()) }()
+	recorder, err := trace.NewRecorder(trace.RecorderOptions{Dir: dir, Command: args, PID: c.PID(), Log: log, Counters: c.Counters, Libraries: c.Libraries})
 	if err != nil {
-		err = errors.Join(err, child.Signal(syscall.SIGKILL), child.Release())
-		_, _ = child.Wait()
 		return err
 	}
-	defer func() { err = errors.Join(err, tracer.Close()) }()
-
-	running, end := context.WithCancel(context.Background())
-	defer end()
-	recorded := make(chan error, 1)
-	go func() { recorded <- tracer.Run(running, recorder.Handle) }()
-	status, waitErr := 0, child.Release()
-	if waitErr == nil {
-		status, waitErr = child.Wait()
-	}
-	end()
-	runErr := <-recorded
+	runErr := c.Run(ctx, recorder.Handle)
 	meta, finishErr := recorder.Finish(runErr)
+	if runErr != nil {
+		return runErr
+	}
+	status, err := c.Wait(ctx)
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case runErr != nil || waitErr != nil:
-		return errors.Join(runErr, waitErr)
+	case err != nil:
+		return err
 	case status != 0:
-		return fmt.Errorf("the target ends with status %d: %s", status, bytes.TrimSpace(stderr.Bytes()))
-	case errors.Is(finishErr, event.ErrNoDecode) && tracer.Ready() != nil:
-		return tracer.Ready() // says why none was seen
+		return fmt.Errorf("the target ends with status %d: %s", status, strings.TrimSpace(stderr.String()))
+	case errors.Is(finishErr, event.ErrNoDecode) && c.Explain() != nil:
+		return c.Explain() // says why none was seen
 	case finishErr != nil:
 		return finishErr
 	case meta.Counters.Lost() > 0:
 		return fmt.Errorf("%d events were lost", meta.Counters.Lost())
 	}
 	return nil
-}
-
-func attach(dir, exe string, args []string, pid int, log *slog.Logger) (*ebpf.Tracer, *trace.Recorder, error) {
-	tracer, err := ebpf.New(ebpf.Options{PID: pid, Hints: args, Log: log})
-	if err != nil {
-		return nil, nil, err
-	}
-	if err := tracer.AttachLikely(exe, os.Environ()); err != nil {
-		return nil, nil, errors.Join(err, tracer.Close())
-	}
-	recorder, err := trace.NewRecorder(trace.RecorderOptions{Dir: dir, Command: args, PID: pid, Log: log, Counters: tracer.Counters, Libraries: tracer.Attached})
-	if err != nil {
-		return nil, nil, errors.Join(err, tracer.Close())
-	}
-	return tracer, recorder, nil
 }
 
 // countWeights adds up a capture.

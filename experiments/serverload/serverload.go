@@ -24,7 +24,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"tensorcast/experiments/internal/process"
+	"tensorcast/internal/proc"
 )
 
 // Config says what is run.
@@ -79,7 +79,7 @@ func Measure(ctx context.Context, cfg Config) (*Report, error) {
 		return nil, err
 	}
 	args := append(append([]string{}, cfg.Server[1:]...), "--host", "127.0.0.1", "--port", strconv.Itoa(port), "--parallel", strconv.Itoa(cfg.Clients))
-	server, err := process.Start(ctx, append([]string{cfg.Server[0]}, args...)...)
+	server, err := proc.StartGroup(ctx, append([]string{cfg.Server[0]}, args...)...)
 	if err != nil {
 		return nil, fmt.Errorf("start the server: %w", err)
 	}
@@ -107,7 +107,7 @@ func Measure(ctx context.Context, cfg Config) (*Report, error) {
 	return r.report, nil
 }
 
-func (r *run) all(ctx context.Context, server *process.Process) error {
+func (r *run) all(ctx context.Context, server *proc.Group) error {
 	if err := r.ready(ctx, server); err != nil {
 		return err
 	}
@@ -129,7 +129,7 @@ func (r *run) all(ctx context.Context, server *process.Process) error {
 }
 
 // ready waits until the server has loaded its model.
-func (r *run) ready(ctx context.Context, server *process.Process) error {
+func (r *run) ready(ctx context.Context, server *proc.Group) error {
 	for !server.Ended() {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.url+"/health", nil)
 		if err != nil {
@@ -158,7 +158,7 @@ func (r *run) phase(ctx context.Context, into *Phase, observed bool) error {
 	var observerErr error
 	var background sync.WaitGroup
 	if observed {
-		background.Go(func() { attached, observerErr = r.comeAndGo(observing) })
+		background.Go(func() { attached, observerErr = r.comeAndGo(ctx, observing) })
 	}
 	g, clients := errgroup.WithContext(ctx)
 	for client := range r.cfg.Clients {
@@ -178,18 +178,23 @@ func (r *run) phase(ctx context.Context, into *Phase, observed bool) error {
 	return errors.Join(err, observerErr)
 }
 
-// comeAndGo attaches and detaches until ctx ends, and says how often it attached.
-func (r *run) comeAndGo(ctx context.Context) (int, error) {
+// comeAndGo attaches and detaches until the phase ends, and says how often it attached. The first time the observer stays as long as it should
+// even if the phase is over sooner, so that it is seen whether it observes at all.
+func (r *run) comeAndGo(ctx, phase context.Context) (int, error) {
 	for n := 0; ; n++ {
-		// Not ctx: its end is not the observer's, which is told to end as always.
-		o, err := process.Start(context.WithoutCancel(ctx), "/bin/sh", "-c", "exec "+strings.ReplaceAll(r.cfg.Observer, "{pid}", strconv.Itoa(r.pid)))
+		enough := phase.Done()
+		if n == 0 {
+			enough = ctx.Done()
+		}
+		// Without the end of ctx, which is not the observer's: it is told to end as always.
+		o, err := proc.StartGroup(context.WithoutCancel(ctx), "/bin/sh", "-c", "exec "+strings.ReplaceAll(r.cfg.Observer, "{pid}", strconv.Itoa(r.pid)))
 		if err != nil {
 			return n, fmt.Errorf("start the observer: %w", err)
 		}
 		select {
 		case <-o.Done:
 			err = errors.New("it ended before it was told to: " + o.LastLine())
-		case <-ctx.Done():
+		case <-enough:
 		case <-time.After(r.cfg.On):
 		}
 		if err == nil {
@@ -200,7 +205,7 @@ func (r *run) comeAndGo(ctx context.Context) (int, error) {
 			return n, fmt.Errorf("the observer: %w", err)
 		}
 		select {
-		case <-ctx.Done():
+		case <-phase.Done():
 			return n + 1, nil
 		case <-time.After(r.cfg.Off):
 		}

@@ -1,5 +1,5 @@
-// Package proc knows processes: it starts commands that wait for probes, holds a process so that no other is taken for it, and reads what a
-// process maps.
+// Package proc knows processes: it starts commands that wait for probes, or in process groups of their own, passes signals on to them, holds a
+// process so that no other is taken for it, and reads what a process maps and where its files are found.
 package proc
 
 // This file holds running processes by descriptors.
@@ -79,19 +79,6 @@ func (p *Process) poll(wake, timeout int) (bool, error) {
 
 // Close lets go of the process, which is not affected.
 func (p *Process) Close() error { return unix.Close(p.fd) }
-
-// WaitExit returns when a process that need not be a child has ended, or with ctx's error.
-func WaitExit(ctx context.Context, pid int) error {
-	p, err := Open(pid)
-	if errors.Is(err, ErrNoProcess) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer p.Close()
-	return p.Wait(ctx)
-}
 
 // PageOut reclaims the process's pages of a range of its addresses, of length bytes (process_madvise with MADV_PAGEOUT, Linux 5.10). It needs
 // ptrace access and CAP_SYS_NICE, and that the process or the caller may write the mapped file, or owns it. Pages that another process maps too

@@ -17,7 +17,16 @@ type hold struct {
 	look   func(pid int) (found bool)
 	status int
 	err    error
-	ended  chan struct{} // status is valid
+	reaped bool          // the child has ended, and nobody else will hear of it
+	ended  chan struct{} // closed when status and err are valid
+}
+
+// reap takes the status of the child's end.
+func (h *hold) reap(status unix.WaitStatus) {
+	h.reaped = true
+	if h.status = status.ExitStatus(); status.Signaled() {
+		h.status = 128 + int(status.Signal())
+	}
 }
 
 // ReleaseHeld lets the child run as Release does, but calls look, in another goroutine, whenever it has called execve and waits
@@ -31,38 +40,57 @@ func (c *Child) ReleaseHeld(follow bool, look func(pid int) (found bool)) error 
 }
 
 // seize exchanges the trace that began with the child's own request for one that leaves stops and their ends to the terminal
-// and the shell as they are (PTRACE_SEIZE, Linux 3.4), and lets the child run. The child is stopped.
+// and the shell as they are (PTRACE_SEIZE, Linux 3.4), and lets the child run. The child is stopped. The error is unix.ESRCH if it was
+// killed meanwhile and is still to be waited for.
 func (c *Child) seize() error {
 	pid := c.PID()
 	if err := ptrace(unix.PTRACE_DETACH, pid, uintptr(unix.SIGSTOP)); err != nil {
 		return err
 	}
-	if _, err := wait(pid, unix.WUNTRACED); err != nil {
+	if ended, err := c.hold.stopped(pid, unix.WUNTRACED); ended || err != nil {
 		return err
 	}
 	if err := unix.PtraceSeize(pid); err != nil {
-		return errors.Join(err, unix.Kill(pid, unix.SIGCONT))
+		return err
 	}
-	if _, err := wait(pid, unix.WALL); err != nil {
+	if ended, err := c.hold.stopped(pid, unix.WALL); ended || err != nil {
 		return err
 	}
 	options := unix.PTRACE_O_TRACEEXEC
 	if c.hold.follow {
 		options |= unix.PTRACE_O_TRACEFORK | unix.PTRACE_O_TRACEVFORK
 	}
-	if err := unix.PtraceSetOptions(pid, options); err != nil {
+	if err := ignoreGone(unix.PtraceSetOptions(pid, options)); err != nil {
 		return err
 	}
 	if err := unix.Kill(pid, unix.SIGCONT); err != nil {
 		return err
 	}
-	return ignoreGone(unix.PtraceCont(pid, 0))
+	return ignoreGone(unix.PtraceCont(pid, 0)) // from here on run hears of its end
+}
+
+// stopped waits for the child's next stop, or its end.
+func (h *hold) stopped(pid, options int) (ended bool, err error) {
+	for {
+		var status unix.WaitStatus
+		_, err := unix.Wait4(pid, &status, options, nil)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return false, err
+		case status.Exited() || status.Signaled():
+			h.reap(status)
+			return true, nil
+		default:
+			return false, nil
+		}
+	}
 }
 
 // run serves the stops of the child and what it starts until the child has ended. Its thread is the tracer.
 func (h *hold) run(child int) {
 	defer close(h.ended)
-	for {
+	for !h.reaped {
 		var status unix.WaitStatus
 		pid, err := unix.Wait4(-1, &status, unix.WALL|unix.WNOTHREAD, nil)
 		switch {
@@ -71,11 +99,8 @@ func (h *hold) run(child int) {
 		case err != nil:
 			h.err = err
 			return
-		case status.Exited() && pid == child:
-			h.status = status.ExitStatus()
-			return
-		case status.Signaled() && pid == child:
-			h.status = 128 + int(status.Signal())
+		case pid == child && (status.Exited() || status.Signaled()):
+			h.reap(status)
 			return
 		case !status.Stopped():
 			continue
@@ -114,14 +139,4 @@ func ptrace(request, pid int, data uintptr) error {
 		return errno
 	}
 	return nil
-}
-
-func wait(pid, options int) (unix.WaitStatus, error) {
-	for {
-		var status unix.WaitStatus
-		_, err := unix.Wait4(pid, &status, options, nil)
-		if !errors.Is(err, unix.EINTR) {
-			return status, err
-		}
-	}
 }

@@ -58,36 +58,48 @@ func start(cmd *exec.Cmd) (*Child, error) {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := c.start()
+		if err != nil && cmd.Process != nil {
+			_ = cmd.Process.Kill() // nothing is left of it
+			_ = cmd.Wait()
+		}
 		started <- err
 		if err != nil {
 			return
 		}
 		<-c.release
-		if c.hold != nil {
-			err := c.seize()
-			if err != nil {
-				err = fmt.Errorf("let %s run: %w", cmd.Path, err)
-			}
-			c.done <- err
-			if err == nil {
-				c.hold.run(cmd.Process.Pid)
-			}
-			// What it has started may still be traced: the kernel lets go of it when this thread ends.
-			runtime.LockOSThread()
-			return
+		h := c.hold
+		if err = c.letRun(); err != nil {
+			_ = unix.Kill(c.PID(), unix.SIGKILL) // it is not left stopped
+			err = fmt.Errorf("let %s run: %w", cmd.Path, err)
 		}
-		if cmd.SysProcAttr.Ptrace {
-			if err := unix.PtraceDetach(cmd.Process.Pid); err != nil && !errors.Is(err, unix.ESRCH) { // ESRCH: killed meanwhile
-				c.done <- fmt.Errorf("let %s run: %w", cmd.Path, err)
-				return
-			}
+		held := c.hold != nil
+		c.done <- err
+		if held {
+			h.run(c.PID())
 		}
-		c.done <- nil
+		if h != nil {
+			runtime.LockOSThread() // what it has started may still be traced: the kernel lets go of it when this thread ends
+		}
 	}()
 	if err := <-started; err != nil {
 		return nil, err
 	}
 	return c, nil
+}
+
+// letRun ends the stop behind execve.
+func (c *Child) letRun() error {
+	switch {
+	case c.hold != nil:
+		err := c.seize()
+		if err != nil {
+			c.hold = nil // Wait waits for it as for any other
+		}
+		return ignoreGone(err)
+	case c.cmd.SysProcAttr.Ptrace:
+		return ignoreGone(unix.PtraceDetach(c.PID()))
+	}
+	return nil
 }
 
 // privileged says whether a program gains privileges by being executed. What cannot be read is left to execve to refuse.
@@ -134,7 +146,7 @@ func (c *Child) start() error {
 // PID is the child's process id.
 func (c *Child) PID() int { return c.cmd.Process.Pid }
 
-// Release lets the child run. It must be called once.
+// Release lets the child run. It must be called once, and Wait after it, also if it fails: then the child is killed.
 func (c *Child) Release() error {
 	close(c.release)
 	return <-c.done

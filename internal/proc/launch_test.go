@@ -91,6 +91,39 @@ func TestLaunchSignals(t *testing.T) {
 	}
 }
 
+// A child that is to be stopped at each execve may be killed before it is let run: its status is told as of any other.
+func TestReleaseHeldKilled(t *testing.T) {
+	child, _ := launch(t, exec.Command("sh", "-c", "exit 0"))
+	if err := child.Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := child.ReleaseHeld(true, func(pid int) bool { t.Errorf("process %d runs", pid); return true }); err != nil {
+		t.Error(err)
+	}
+	if status, err := child.Wait(); err != nil || status != 128+int(syscall.SIGKILL) {
+		t.Errorf("status %d (%v)", status, err)
+	}
+}
+
+// At each execve the child is stopped until look has looked; once it has found something it is let go.
+func TestReleaseHeld(t *testing.T) {
+	child, out := launch(t, exec.Command("sh", "-c", "exec sh -c 'echo one; exec sh -c \"echo two; exec sh -c \\\"exit 4\\\"\"'"))
+	looks := 0
+	err := child.ReleaseHeld(false, func(pid int) bool {
+		looks++
+		if s := state(t, pid); s.State != "t" || pid != child.PID() {
+			t.Errorf("process %d is in state %q", pid, s.State)
+		}
+		return looks == 2
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if status, err := child.Wait(); err != nil || status != 4 || out.String() != "one\ntwo\n" || looks != 2 {
+		t.Errorf("status %d (%v), output %q, %d looks", status, err, out, looks)
+	}
+}
+
 func TestLaunchFails(t *testing.T) {
 	dir := t.TempDir()
 	data := filepath.Join(dir, "data")
@@ -192,9 +225,6 @@ func TestProcess(t *testing.T) {
 	if _, err := Open(cmd.Process.Pid); !errors.Is(err, ErrNoProcess) {
 		t.Errorf("opened a process that is gone: %v", err)
 	}
-	if err := WaitExit(t.Context(), cmd.Process.Pid); err != nil {
-		t.Errorf("waiting for a process that is gone: %v", err)
-	}
 
 	threads, err := filepath.Glob("/proc/self/task/*")
 	if err != nil {
@@ -235,25 +265,5 @@ func TestLaunch(t *testing.T) {
 	}
 	if _, err := Launch(exec.Command("/no/such/program")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no such program: %v", err)
-	}
-}
-
-func TestWaitExit(t *testing.T) {
-	cmd := exec.Command("sleep", "600")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := WaitExit(ctx, cmd.Process.Pid); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
-	}
-	go func() { _ = cmd.Process.Kill() }()
-	if err := WaitExit(t.Context(), cmd.Process.Pid); err != nil {
-		t.Error(err)
-	}
-	_ = cmd.Wait()
-	if err := WaitExit(t.Context(), cmd.Process.Pid); err != nil {
-		t.Errorf("gone: %v", err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/prometheus/procfs"
@@ -30,10 +31,10 @@ type Mapping struct {
 // major<<20 | minor.
 type FileID struct{ Dev, Ino uint64 }
 
-// Open is where this process can open the mapped file: by its path in the target's root, or, if it has been replaced there or
-// lies in another mount namespace, through the mapping itself (which needs CAP_CHECKPOINT_RESTORE).
-func (m *Mapping) Open(pid int) string {
-	path := HostPath(pid, m.Path)
+// HostPath is where this process can open the mapped file: by its path (see HostPath), or, if it has been replaced there or lies in another
+// mount namespace, through the mapping itself (which needs CAP_CHECKPOINT_RESTORE).
+func (m *Mapping) HostPath(pid int) string {
+	path := HostPath(pid, m.Path, m.File.Ino)
 	if key, err := FileOf(path); err == nil && key.Ino == m.File.Ino {
 		return path
 	}
@@ -69,13 +70,24 @@ func Mappings(pid int) ([]Mapping, error) {
 	return files, nil
 }
 
-// HostPath is where this process finds a file that the target knows as path: the target may live in a container.
-func HostPath(pid int, path string) string {
-	inside := filepath.Join("/proc", fmt.Sprint(pid), "root", path)
-	if _, err := os.Stat(inside); err == nil {
+// HostPath is where this process can open a file that process pid knows as path. The process may have another root directory (a container):
+// then the file is found below /proc/<pid>/root, as long as the process is there. Where both paths lead to the same file, it is path, which
+// outlives the process. ino is the file's inode if it is known, else 0; a file of another inode is taken only if there is no better one. The
+// device is not compared: on overlayfs and btrfs a memory map has another one than stat.
+func HostPath(pid int, path string, ino uint64) string {
+	inside := filepath.Join("/proc", strconv.Itoa(pid), "root", path)
+	in, inErr := FileOf(inside)
+	here, hereErr := FileOf(path)
+	fits := func(f FileID, err error) bool { return err == nil && (ino == 0 || f.Ino == ino) }
+	switch {
+	case inErr == nil && hereErr == nil && in == here:
+		return path
+	case fits(in, inErr):
 		return inside
+	case fits(here, hereErr), inErr != nil:
+		return path
 	}
-	return path
+	return inside
 }
 
 // FileOf identifies the file at path, a symbolic link followed.

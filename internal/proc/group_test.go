@@ -1,4 +1,4 @@
-package process
+package proc
 
 import (
 	"context"
@@ -11,8 +11,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestProcess(t *testing.T) {
-	p, err := Start(t.Context(), "sh", "-c", "trap 'echo over; exit 3' TERM; echo ready; while :; do sleep 0.01; done")
+func TestGroup(t *testing.T) {
+	p, err := StartGroup(t.Context(), "sh", "-c", "trap 'echo over; exit 3' TERM; echo ready; while :; do sleep 0.01; done")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -27,11 +27,11 @@ func TestProcess(t *testing.T) {
 	}
 }
 
-// TestKill: what a command has started is killed with it, and the end of the context does the same.
-func TestKill(t *testing.T) {
+// TestGroupKill: what a command has started is killed with it, and the end of the context does the same.
+func TestGroupKill(t *testing.T) {
 	for _, byContext := range []bool{false, true} {
 		ctx, cancel := context.WithCancel(t.Context())
-		p, err := Start(ctx, "sh", "-c", "sleep 600 & wait")
+		p, err := StartGroup(ctx, "sh", "-c", "sleep 600 & wait")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -46,7 +46,7 @@ func TestKill(t *testing.T) {
 			t.Errorf("%v, %q", p.State(), p.LastLine())
 		}
 	}
-	if _, err := Start(t.Context(), "/nonexistent"); err == nil {
+	if _, err := StartGroup(t.Context(), "/nonexistent"); err == nil {
 		t.Error("started what is not there")
 	}
 }
@@ -58,7 +58,7 @@ func TestTail(t *testing.T) {
 			t.Fatal(n, err)
 		}
 	}
-	if got := tail.LastLine(); got != "bc" || len(tail.b) != tailBytes {
-		t.Errorf("%d bytes, last line %q", len(tail.b), got)
+	if got := tail.LastLine(); got != "bc" || len(tail.String()) != tailBytes {
+		t.Errorf("%d bytes, last line %q", len(tail.String()), got)
 	}
 }

@@ -1,0 +1,550 @@
+package capture
+
+// These tests capture real commands through the real kernel, and look at what becomes of them.
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/prometheus/procfs"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"tensorcast/capture/preload"
+	"tensorcast/ebpf"
+	"tensorcast/event"
+	"tensorcast/experiments/llama"
+	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/experiments/synth"
+	"tensorcast/gguf"
+	"tensorcast/internal/proc"
+	"tensorcast/internal/testenv"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var small = synth.Config{Layers: 2, Embd: 128, FF: 256, Heads: 4, KVHeads: 2, Vocab: 300, Ctx: 256, Type: gguf.Q8_0, Seed: 5}
+
+// generation is a real llama.cpp that generates 4 tokens: with the warm-up and the prompt, 6 decodes.
+func generation(t *testing.T) (*llama.Installation, llama.Options) {
+	t.Helper()
+	testenv.NeedRoot(t)
+	return llamatest.ForTest(t), llama.Options{Model: llamatest.Model(t, small), Prompt: "x", Tokens: 4, Threads: 1, NoRepack: true}
+}
+
+const decodes = 6
+
+// endless is one that generates until it is ended.
+func endless(t *testing.T) *exec.Cmd {
+	t.Helper()
+	in, o := generation(t)
+	o.Tokens, o.Repeat = 100, 1<<20
+	return in.Command(t.Context(), o)
+}
+
+// start starts a capture of a command, which ends with the test.
+func start(t *testing.T, cmd *exec.Cmd, opts Options) *Capture {
+	t.Helper()
+	c, err := Start(t.Context(), cmd, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// stat is what the kernel says of a process; false if there is none, not even a zombie.
+func stat(t *testing.T, pid int) (procfs.ProcStat, bool) {
+	t.Helper()
+	p, err := procfs.NewProc(pid)
+	if err != nil {
+		return procfs.ProcStat{}, false
+	}
+	s, err := p.Stat()
+	if err != nil {
+		return procfs.ProcStat{}, false
+	}
+	return s, true
+}
+
+// goesOn waits until a process has used the processor more than before.
+func goesOn(t *testing.T, pid int) {
+	t.Helper()
+	before, ok := stat(t, pid)
+	if !ok {
+		t.Fatalf("process %d is gone", pid)
+	}
+	testenv.WaitFor(t, "the target to go on", func() bool {
+		now, ok := stat(t, pid)
+		if !ok {
+			t.Fatalf("process %d is gone", pid)
+		}
+		return now.UTime > before.UTime
+	})
+}
+
+// seen counts what is handed over.
+type seen struct {
+	decodes, ops int
+	pids         map[int32]bool
+}
+
+func (s *seen) handle(e event.Event) error {
+	switch e := e.(type) {
+	case event.DecodeBegin:
+		s.decodes++
+	case *event.Op:
+		s.ops++
+		if s.pids == nil {
+			s.pids = map[int32]bool{}
+		}
+		s.pids[e.PID] = true
+	}
+	return nil
+}
+
+// Each way to observe sees a command from its first decode to its last, also behind a program that only executes it.
+func TestStart(t *testing.T) {
+	in, o := generation(t)
+	for name, opts := range map[string]Options{
+		"op": {}, "graph": {Detail: ebpf.DetailGraph}, "perf events": {PerfEvents: true}, "follow": {Follow: true}, "preload": {Preload: true},
+	} {
+		for _, wrapped := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, wrapped %v", name, wrapped), func(t *testing.T) {
+				cmd := in.Command(t.Context(), o)
+				if wrapped {
+					cmd = exec.Command("sh", append([]string{"-c", `exec "$@"`, "sh"}, cmd.Args...)...)
+				}
+				var stdout bytes.Buffer
+				cmd.Stdout = &stdout
+				c := start(t, cmd, opts)
+				if s, _ := stat(t, c.PID()); !opts.Preload && (s.State != "t" || s.UTime != 0) {
+					t.Errorf("before Run the command is in state %q, after %d ticks", s.State, s.UTime)
+				}
+				var got seen
+				if err := c.Run(t.Context(), got.handle); err != nil {
+					t.Fatal(err)
+				}
+				if status, err := c.Wait(t.Context()); status != 0 || err != nil {
+					t.Errorf("the command ended with %d, %v", status, err)
+				}
+				if _, err := llama.ParseResult(stdout.Bytes()); err != nil {
+					t.Errorf("the command's output: %v", err)
+				}
+				if got.decodes != decodes || got.ops == 0 || len(got.pids) != 1 || !got.pids[int32(c.PID())] {
+					t.Errorf("seen %+v, want %d decodes of process %d", got, decodes, c.PID())
+				}
+				counters, err := c.Counters()
+				handedOver := uint64(got.ops)
+				if opts.Detail == ebpf.DetailGraph { // one event tells of many ops
+					handedOver = counters.OpsSent
+				}
+				if err != nil || counters.Lost() != 0 || counters.Received != handedOver {
+					t.Errorf("counters %+v, %v; %d ops were handed over", counters, err, got.ops)
+				}
+				if err := c.Explain(); err != nil {
+					t.Errorf("something stood in the way: %v", err)
+				}
+				if len(c.Libraries()) == 0 || c.Describe(c.PID()).LayoutOrigin == "" {
+					t.Errorf("libraries %q, target %+v", c.Libraries(), c.Describe(c.PID()))
+				}
+			})
+		}
+	}
+}
+
+// handle and Tick are called by the goroutine that called Run: a thread that it is locked to is theirs.
+func TestRunKeepsToItsGoroutine(t *testing.T) {
+	in, o := generation(t)
+	o.Tokens, o.Repeat = 100, 20
+	for name, opts := range map[string]Options{"probes": {Interval: time.Millisecond}, "preload": {Preload: true, Interval: time.Millisecond}} {
+		t.Run(name, func(t *testing.T) {
+			ran := make(chan struct{})
+			go func() {
+				defer close(ran)
+				runtime.LockOSThread()
+				thread, handled, ticks := unix.Gettid(), 0, 0
+				check := func() {
+					if got := unix.Gettid(); got != thread {
+						t.Errorf("thread %d, want %d", got, thread)
+					}
+				}
+				opts.Tick = func() error { check(); ticks++; return nil }
+				c, err := Start(t.Context(), in.Command(t.Context(), o), opts)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer func() {
+					if err := c.Close(); err != nil {
+						t.Error(err)
+					}
+				}()
+				if err := c.Run(t.Context(), func(event.Event) error { check(); handled++; return nil }); err != nil {
+					t.Error(err)
+				}
+				if handled == 0 || ticks < 2 {
+					t.Errorf("%d events, %d ticks", handled, ticks)
+				}
+			}()
+			<-ran
+		})
+	}
+}
+
+// The status is the command's own. One that is no llama.cpp is run all the same, and Explain says what it is not.
+func TestStatus(t *testing.T) {
+	testenv.NeedRoot(t)
+	for _, preloaded := range []bool{false, true} {
+		for script, want := range map[string]int{"exit 0": 0, "exit 42": 42, "kill -KILL $$": 128 + int(syscall.SIGKILL)} {
+			c := start(t, exec.Command("sh", "-c", script), Options{Preload: preloaded})
+			if err := c.Run(t.Context(), func(event.Event) error { return nil }); err != nil {
+				t.Error(err)
+			}
+			if status, err := c.Wait(t.Context()); status != want || err != nil {
+				t.Errorf("%s: status %d, %v", script, status, err)
+			}
+			why := event.ErrNoGGML
+			if preloaded {
+				why = preload.ErrNoGraph
+			}
+			if err := c.Explain(); !errors.Is(err, why) {
+				t.Errorf("%s: %v, want %v", script, err, why)
+			}
+		}
+	}
+}
+
+// An error of handle or Tick ends Run at once. The command goes on, without probes, to an end of its own.
+func TestFailureLetsTheCommandGoOn(t *testing.T) {
+	testenv.NeedRoot(t)
+	broken := errors.New("disk full")
+	for name, preloaded := range map[string]bool{"probes": false, "preload": true} {
+		for _, inTick := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, by Tick %v", name, inTick), func(t *testing.T) {
+				events := 0
+				opts := Options{Preload: preloaded, Interval: time.Millisecond, Tick: func() error {
+					if inTick && events > 0 {
+						return broken
+					}
+					return nil
+				}}
+				c := start(t, endless(t), opts)
+				err := c.Run(t.Context(), func(e event.Event) error {
+					if _, op := e.(*event.Op); op {
+						events++
+					}
+					if !inTick && events > 0 {
+						return broken
+					}
+					return nil
+				})
+				if !errors.Is(err, broken) {
+					t.Fatalf("Run returned %v", err)
+				}
+				before, err := c.Counters()
+				if err != nil {
+					t.Fatal(err)
+				}
+				goesOn(t, c.PID())
+				if after, err := c.Counters(); err != nil || !preloaded && after.Hits != before.Hits {
+					t.Errorf("%d hits, then %d: probes are left (%v)", before.Hits, after.Hits, err)
+				}
+				if err := syscall.Kill(c.PID(), syscall.SIGTERM); err != nil {
+					t.Fatal(err)
+				}
+				if status, err := c.Wait(t.Context()); status != 128+int(syscall.SIGTERM) || err != nil {
+					t.Errorf("status %d, %v", status, err)
+				}
+			})
+		}
+	}
+}
+
+// However far a capture has come, Close leaves nothing of the command.
+func TestCloseKillsTheCommand(t *testing.T) {
+	testenv.NeedRoot(t)
+	script := exec.Command("sh", "-c", "while :; do sleep 0.01; done") // is no ggml: it is held at each execve
+	for name, cmd := range map[string]func() *exec.Cmd{
+		"no ggml": func() *exec.Cmd { return exec.Command(script.Path, script.Args[1:]...) },
+		"llama":   func() *exec.Cmd { return endless(t) },
+	} {
+		for _, preloaded := range []bool{false, true} {
+			for _, run := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s, preload %v, run %v", name, preloaded, run), func(t *testing.T) {
+					c, err := Start(t.Context(), cmd(), Options{Preload: preloaded})
+					if err != nil {
+						t.Fatal(err)
+					}
+					pid := c.PID()
+					if run {
+						ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+						defer cancel()
+						if err := c.Run(ctx, func(event.Event) error { return nil }); err != nil {
+							t.Errorf("Run, which was told to end: %v", err)
+						}
+						if s, ok := stat(t, pid); !ok || s.State == "Z" {
+							t.Error("the command ended with Run")
+						}
+					}
+					if err := c.Close(); err != nil {
+						t.Error(err)
+					}
+					if s, ok := stat(t, pid); ok {
+						t.Errorf("the command is left, in state %q", s.State)
+					}
+				})
+			}
+		}
+	}
+}
+
+// Wait kills the command when its context ends.
+func TestWaitKills(t *testing.T) {
+	testenv.NeedRoot(t)
+	c := start(t, exec.Command("sleep", "600"), Options{})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := c.Run(ctx, func(event.Event) error { return nil }); err != nil {
+		t.Error(err)
+	}
+	if status, err := c.Wait(ctx); status != 128+int(syscall.SIGKILL) || err != nil {
+		t.Errorf("status %d, %v", status, err)
+	}
+}
+
+// A command that is killed while it is stopped never ran, and its end is told.
+func TestKilledBeforeRun(t *testing.T) {
+	testenv.NeedRoot(t)
+	for _, follow := range []bool{false, true} {
+		c := start(t, exec.Command("sleep", "600"), Options{Follow: follow})
+		if err := syscall.Kill(c.PID(), syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Run(t.Context(), func(event.Event) error { return nil }); err != nil {
+			t.Error(err)
+		}
+		if status, err := c.Wait(t.Context()); status != 128+int(syscall.SIGKILL) || err != nil {
+			t.Errorf("follow %v: status %d, %v", follow, status, err)
+		}
+	}
+}
+
+// Signals that this process gets reach the command once, also those that come before it runs; others do not.
+func TestSignals(t *testing.T) {
+	testenv.NeedRoot(t)
+	log := filepath.Join(t.TempDir(), "log")
+	said := func() string {
+		data, err := os.ReadFile(log)
+		if err != nil {
+			return ""
+		}
+		return strings.Join(strings.Fields(string(data)), " ")
+	}
+	const script = `trap 'echo USR1 >> $0' USR1; trap 'echo USR2 >> $0; exit 5' USR2; echo ready >> $0; while :; do sleep 0.01; done`
+	c := start(t, exec.Command("sh", "-c", script, log), Options{Signals: []syscall.Signal{syscall.SIGUSR1, syscall.SIGUSR2}})
+	ran := make(chan error, 1)
+	go func() { ran <- c.Run(t.Context(), func(event.Event) error { return nil }) }()
+	for _, want := range []string{"ready", "ready USR1", "ready USR1 USR1", "ready USR1 USR1 USR2"} {
+		if sig := want[strings.LastIndexByte(want, ' ')+1:]; sig != "ready" {
+			if err := syscall.Kill(os.Getpid(), unix.SignalNum("SIG"+sig)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		testenv.WaitFor(t, want, func() bool { return said() == want })
+	}
+	if err := <-ran; err != nil {
+		t.Error(err)
+	}
+	if status, err := c.Wait(t.Context()); status != 5 || err != nil {
+		t.Errorf("status %d, %v", status, err)
+	}
+
+	early := start(t, exec.Command("sleep", "600"), Options{Signals: []syscall.Signal{syscall.SIGUSR1}})
+	if err := syscall.Kill(os.Getpid(), syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	if err := early.Run(t.Context(), func(event.Event) error { return nil }); err != nil {
+		t.Error(err)
+	}
+	if status, err := early.Wait(t.Context()); status != 128+int(syscall.SIGUSR1) || err != nil {
+		t.Errorf("a signal before Run: status %d, %v", status, err)
+	}
+}
+
+// A running process is observed until the context ends, again until it ends itself, and is left alone otherwise.
+func TestAttach(t *testing.T) {
+	cmd := endless(t)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	pid := cmd.Process.Pid
+	testenv.WaitFor(t, "the target to have ggml", func() bool {
+		c, err := Attach(pid, Options{})
+		if err != nil && !errors.Is(err, event.ErrNoGGML) && !errors.Is(err, event.ErrOldGGML) { // libraries come one by one
+			t.Fatal(err)
+		}
+		return err == nil && c.Close() == nil
+	})
+	for _, ends := range []bool{false, true} {
+		c, err := Attach(pid, Options{Interval: time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var got seen
+		err = c.Run(ctx, func(e event.Event) error {
+			if got.ops == 10 {
+				if cancel(); ends {
+					_ = cmd.Process.Kill()
+				}
+			}
+			return got.handle(e)
+		})
+		cancel()
+		if err != nil || got.ops < 10 || c.Explain() != nil {
+			t.Errorf("ends %v: %+v, %v, %v", ends, got, err, c.Explain())
+		}
+		if status, err := c.Wait(t.Context()); status != 0 || err != nil {
+			t.Errorf("status %d, %v", status, err)
+		}
+		if !ends {
+			before, _ := c.Counters()
+			goesOn(t, pid)
+			if after, err := c.Counters(); err != nil || after.Hits != before.Hits {
+				t.Errorf("%d hits, then %d: probes are left (%v)", before.Hits, after.Hits, err)
+			}
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		if !ends {
+			goesOn(t, pid)
+		}
+	}
+}
+
+// A process that ends while it is observed ends Run.
+func TestAttachedProcessEnds(t *testing.T) {
+	testenv.NeedRoot(t)
+	cmd := exec.Command("sleep", "600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Attach(cmd.Process.Pid, Options{Late: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(50*time.Millisecond, func() { _ = cmd.Process.Kill() })
+	if err := c.Run(t.Context(), func(event.Event) error { return nil }); err != nil {
+		t.Error(err)
+	}
+	if err := c.Explain(); !errors.Is(err, event.ErrNoGGML) {
+		t.Errorf("sleep has ggml? %v", err)
+	}
+	_ = cmd.Wait()
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// What cannot be captured is an error of its type, and nothing is left.
+func TestErrors(t *testing.T) {
+	testenv.NeedRoot(t)
+	sleeper := exec.Command("sleep", "600")
+	if err := sleeper.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = sleeper.Process.Kill(); _ = sleeper.Wait() }()
+	gone := exec.Command("true")
+	if err := gone.Run(); err != nil {
+		t.Fatal(err)
+	}
+	attach := func(pid int, opts Options) func() (*Capture, error) {
+		return func() (*Capture, error) { return Attach(pid, opts) }
+	}
+	start := func(opts Options, args ...string) func() (*Capture, error) {
+		return func() (*Capture, error) { return Start(t.Context(), exec.Command(args[0], args[1:]...), opts) }
+	}
+	cases := map[string]struct {
+		begin func() (*Capture, error)
+		want  error  // nil: any
+		says  string // in its text
+	}{
+		"no such process":      {attach(gone.Process.Pid, Options{}), proc.ErrNoProcess, "no such process"},
+		"no ggml":              {attach(sleeper.Process.Pid, Options{}), event.ErrNoGGML, ""},
+		"preload into running": {attach(sleeper.Process.Pid, Options{Preload: true}), nil, "runs already"},
+		"no such program":      {start(Options{}, "/no/such/program"), os.ErrNotExist, "/no/such/program"},
+		"no such program, preload": {
+			start(Options{Preload: true}, "/no/such/program"), os.ErrNotExist, "/no/such/program",
+		},
+		"odd buffer":           {start(Options{RingBytes: 5000}, "sleep", "600"), nil, ""},
+		"odd buffer, preload":  {start(Options{RingBytes: 5000, Preload: true}, "sleep", "600"), nil, "5000"},
+		"negative buffer":      {start(Options{RingBytes: -1}, "sleep", "600"), nil, "-1"},
+		"buffer beyond 32 bit": {start(Options{RingBytes: 1 << 40}, "sleep", "600"), nil, fmt.Sprint(1 << 40)},
+	}
+	once := func(t *testing.T) {
+		for name, tc := range cases {
+			c, err := tc.begin()
+			if err == nil {
+				t.Errorf("%s: it was begun", name)
+				_ = c.Close()
+				continue
+			}
+			if tc.want != nil && !errors.Is(err, tc.want) || !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+	once(t) // opens what the runtime and libraries keep
+	before := descriptors(t)
+	once(t)
+	if after := descriptors(t); after != before {
+		t.Errorf("%d descriptors before, %d after", before, after)
+	}
+	if left := children(t); len(left) != 1 || left[0] != sleeper.Process.Pid {
+		t.Errorf("children %v are left, want %d alone", left, sleeper.Process.Pid)
+	}
+	if s, ok := stat(t, sleeper.Process.Pid); !ok || s.State != "S" {
+		t.Errorf("the process that was attached to is in state %q", s.State)
+	}
+}
+
+func descriptors(t *testing.T) int {
+	t.Helper()
+	files, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(files)
+}
+
+// children lists this process's, zombies too.
+func children(t *testing.T) (pids []int) {
+	t.Helper()
+	all, err := procfs.AllProcs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range all {
+		if s, err := p.Stat(); err == nil && s.PPID == os.Getpid() {
+			pids = append(pids, p.PID)
+		}
+	}
+	return pids
+}

@@ -1,0 +1,161 @@
+package capture
+
+// This file is the two kinds of target: a command that is started, and a process that runs already.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"tensorcast/internal/proc"
+)
+
+// target is what is observed.
+type target interface {
+	PID() int
+	// run lets it run. That it could not is told by wait.
+	run()
+	// ended returns when the target has ended, or ctx is done.
+	ended(ctx context.Context) error
+	// wait waits for the end of a command, after run, and kills it if ctx is done earlier.
+	wait(ctx context.Context) (status int, err error)
+	close() error
+}
+
+// command is a target that was started here.
+type command struct {
+	child   *proc.Child
+	relay   *proc.Relay
+	release func() error  // lets it run
+	over    chan struct{} // closed when it has ended; nil before run
+	status  int           // when over is closed
+	err     error         // when over is closed: it was not let run, or could not be waited for
+}
+
+// launch starts a command by one of proc's functions. Signals are caught from before its start: one that comes early is for it, too.
+func launch(cmd *exec.Cmd, signals []syscall.Signal, start func(*exec.Cmd) (*proc.Child, error)) (*command, error) {
+	relay := proc.NewRelay(signals...)
+	child, err := start(cmd)
+	if err != nil {
+		relay.Stop()
+		return nil, err
+	}
+	return &command{child: child, relay: relay, release: child.Release}, nil
+}
+
+func (c *command) PID() int { return c.child.PID() }
+
+func (c *command) run() {
+	c.over = make(chan struct{})
+	err := c.release()
+	go func() { // ends with the child, which close kills
+		defer close(c.over)
+		relaying, stop := context.WithCancel(context.Background())
+		relayed := make(chan struct{})
+		go func() {
+			defer close(relayed)
+			c.relay.Run(relaying, func(s syscall.Signal) { _ = c.child.Signal(s) }) // it may have ended by now
+		}()
+		status, waitErr := c.child.Wait()
+		stop()
+		<-relayed
+		if c.status, c.err = status, waitErr; err != nil {
+			c.status, c.err = 0, err
+		}
+	}()
+}
+
+func (c *command) ended(ctx context.Context) error {
+	select {
+	case <-c.over:
+	case <-ctx.Done():
+	}
+	return nil
+}
+
+func (c *command) wait(ctx context.Context) (int, error) {
+	select {
+	case <-c.over:
+	case <-ctx.Done():
+		if err := c.kill(); err != nil {
+			return 0, err
+		}
+		<-c.over
+	}
+	return c.status, c.err
+}
+
+func (c *command) kill() error {
+	if err := c.child.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("kill process %d: %w", c.PID(), err)
+	}
+	return nil
+}
+
+func (c *command) close() error {
+	defer c.relay.Stop()
+	if c.over == nil { // it is still stopped
+		err := errors.Join(c.kill(), c.child.Release())
+		_, _ = c.child.Wait() // that it was killed is no news
+		return err
+	}
+	select {
+	case <-c.over:
+		return nil
+	default:
+	}
+	err := c.kill()
+	if err == nil {
+		<-c.over
+	}
+	return err
+}
+
+// process is a target that ran already.
+type process struct{ *proc.Process }
+
+func (p process) run() {}
+
+func (p process) ended(ctx context.Context) error {
+	err := p.Wait(ctx)
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+func (p process) wait(context.Context) (int, error) { return 0, nil }
+
+func (p process) close() error { return p.Close() }
+
+// executable is the file that cmd runs.
+func executable(cmd *exec.Cmd) string {
+	if filepath.IsAbs(cmd.Path) {
+		return cmd.Path
+	}
+	return filepath.Join(cmd.Dir, cmd.Path)
+}
+
+// hints are the files that a command's arguments may name, alone or as --flag=file, as seen from the process's directory.
+func hints(command []string, pid int) []string {
+	dir, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", pid))
+	if err != nil {
+		dir = "." // of a process that has ended nothing is known
+	}
+	var files []string
+	for _, arg := range command {
+		if _, value, ok := strings.Cut(arg, "="); ok && strings.HasPrefix(arg, "-") {
+			arg = value
+		}
+		if !filepath.IsAbs(arg) {
+			arg = filepath.Join(dir, arg)
+		}
+		files = append(files, arg)
+	}
+	return files
+}

@@ -1,0 +1,35 @@
+package main
+
+// This file knows which of tracer's flags help against which error.
+
+import (
+	"errors"
+	"fmt"
+
+	"tensorcast/capture/preload"
+	"tensorcast/event"
+	"tensorcast/trace"
+)
+
+// advise adds to an error which flags of tracer help.
+func (o *options) advise(err error) error {
+	for _, a := range []struct {
+		when   error
+		advice string
+		hidden bool
+	}{
+		{when: event.ErrOldGGML, advice: ": trace its graphs with --detail graph"},
+		{when: event.ErrNoBTF, advice: ", or use --preload"},
+		{when: event.ErrNoGGML, advice: " If it starts one, add --follow", hidden: o.follow},
+		{when: preload.ErrNoCompiler, advice: ", or trace as root, without --preload"},
+		{when: preload.ErrNotLoaded, advice: ": trace it as root, without --preload"},
+		{when: preload.ErrNoGraph, advice: "; in that case trace it as root, without --preload"},
+		{when: preload.ErrOtherProcess, advice: ": use --follow"},
+		{when: trace.ErrOccupied, advice: ": choose another directory with -o"},
+	} {
+		if errors.Is(err, a.when) && !a.hidden {
+			return fmt.Errorf("%w%s", err, a.advice)
+		}
+	}
+	return err
+}

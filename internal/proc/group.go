@@ -1,0 +1,92 @@
+package proc
+
+// This file runs commands in process groups of their own: each is told to end by a signal, and killed as a whole if it does not.
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Grace is how long a Group may take to end when it is told to: to remove many probes takes seconds.
+const Grace = 30 * time.Second
+
+// GroupCommand is exec.CommandContext of a command in a process group of its own: a terminal's Ctrl-C does not reach it, and when ctx
+// ends all of the group is killed.
+func GroupCommand(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
+	cmd.WaitDelay = time.Second // for what keeps its output open
+	return cmd
+}
+
+// Group is a command that runs in a process group of its own, with what it has started. Its methods are safe for concurrent use.
+type Group struct {
+	PID    int             // of the command, and of the group
+	Done   <-chan struct{} // closed when the command has ended
+	Output Tail            // of what the command writes
+	cmd    *exec.Cmd
+	cancel context.CancelFunc
+}
+
+// StartGroup starts a command. It must be ended by Kill, whatever became of it; the end of ctx kills it too.
+func StartGroup(ctx context.Context, args ...string) (*Group, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	g := &Group{cmd: GroupCommand(ctx, args...), Done: done, cancel: cancel}
+	g.cmd.Stdout, g.cmd.Stderr = &g.Output, &g.Output
+	if err := g.cmd.Start(); err != nil {
+		cancel()
+		return nil, err
+	}
+	g.PID = g.cmd.Process.Pid
+	go func() {
+		defer close(done)
+		_ = g.cmd.Wait() // State has it
+	}()
+	return g, nil
+}
+
+// Ended reports whether the command has ended.
+func (g *Group) Ended() bool {
+	select {
+	case <-g.Done:
+		return true
+	default:
+		return false
+	}
+}
+
+// Stop tells the group to end by a signal, and waits for the command's end. It fails after Grace.
+func (g *Group) Stop(signal syscall.Signal) error {
+	_ = unix.Kill(-g.PID, signal) // it may have ended by now
+	select {
+	case <-g.Done:
+		return nil
+	case <-time.After(Grace):
+		return fmt.Errorf("it did not end within %v of %v: %s", Grace, signal, g.LastLine())
+	}
+}
+
+// Kill kills the group, if the command has not ended, and waits for the command's end.
+func (g *Group) Kill() {
+	g.cancel()
+	<-g.Done
+}
+
+// State is how the command ended; it is there when Done is closed.
+func (g *Group) State() *os.ProcessState { return g.cmd.ProcessState }
+
+// LastLine is what the command said last, for a message.
+func (g *Group) LastLine() string {
+	if text := g.Output.LastLine(); text != "" {
+		return text
+	}
+	return "it said nothing"
+}

@@ -1,0 +1,90 @@
+package proc
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"tensorcast/internal/testenv"
+)
+
+// raise sends this process a signal that somebody takes, or that is ignored.
+func raise(t *testing.T, s syscall.Signal) {
+	t.Helper()
+	if signal.Ignored(s) {
+		if err := syscall.Kill(os.Getpid(), s); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	came := make(chan os.Signal, 1)
+	signal.Notify(came, s)
+	defer signal.Stop(came)
+	if err := syscall.Kill(os.Getpid(), s); err != nil {
+		t.Fatal(err)
+	}
+	<-came // else it may come when nobody takes it any more
+}
+
+// A relay passes on what comes from its making on, until its Run ends; what is ignored stays ignored.
+func TestRelay(t *testing.T) {
+	signal.Ignore(syscall.SIGUSR2)
+	defer signal.Reset(syscall.SIGUSR2)
+	r := NewRelay(syscall.SIGUSR1, syscall.SIGUSR2)
+	defer r.Stop()
+	raise(t, syscall.SIGUSR1) // before Run
+	raise(t, syscall.SIGUSR2)
+	ctx, cancel := context.WithCancel(t.Context())
+	var mu sync.Mutex
+	var got []string
+	said := func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		return strings.Join(got, " ")
+	}
+	var running sync.WaitGroup
+	running.Go(func() {
+		r.Run(ctx, func(s syscall.Signal) {
+			mu.Lock()
+			defer mu.Unlock()
+			got = append(got, s.String())
+		})
+	})
+	const one = "user defined signal 1"
+	testenv.WaitFor(t, "the signal that came early", func() bool { return said() == one })
+	raise(t, syscall.SIGUSR1)
+	testenv.WaitFor(t, "the next one", func() bool { return said() == one+" "+one })
+	cancel()
+	running.Wait()
+	raise(t, syscall.SIGUSR1)
+	if !signal.Ignored(syscall.SIGUSR2) || said() != one+" "+one {
+		t.Errorf("got %q, SIGUSR2 ignored: %v", said(), signal.Ignored(syscall.SIGUSR2))
+	}
+}
+
+// A signal ends the context, further ones do nothing; one that is ignored does not.
+func TestNotifyContext(t *testing.T) {
+	signal.Ignore(syscall.SIGUSR2)
+	defer signal.Reset(syscall.SIGUSR2)
+	ctx, stop := NotifyContext(t.Context(), syscall.SIGUSR1, syscall.SIGUSR2)
+	raise(t, syscall.SIGUSR2)
+	if err := ctx.Err(); err != nil || !signal.Ignored(syscall.SIGUSR2) {
+		t.Errorf("an ignored signal: %v, still ignored: %v", err, signal.Ignored(syscall.SIGUSR2))
+	}
+	raise(t, syscall.SIGUSR1)
+	<-ctx.Done()
+	raise(t, syscall.SIGUSR1)
+	stop()
+
+	// With no signal left it is not one that every signal ends.
+	ctx, stop = NotifyContext(t.Context(), syscall.SIGUSR2)
+	defer stop()
+	raise(t, syscall.SIGWINCH)
+	if err := ctx.Err(); err != nil {
+		t.Errorf("another signal: %v", err)
+	}
+}

@@ -1,0 +1,41 @@
+package proc
+
+// This file keeps the end of what a command writes.
+
+import (
+	"strings"
+	"sync"
+)
+
+// tailBytes is how much a Tail keeps.
+const tailBytes = 64 << 10
+
+// Tail keeps the last 64 KiB of what is written to it. It is safe for concurrent use.
+type Tail struct {
+	mu sync.Mutex
+	b  []byte
+}
+
+// Write never fails.
+func (t *Tail) Write(b []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.b = append(t.b, b...)
+	if cut := len(t.b) - tailBytes; cut > 0 {
+		t.b = append(t.b[:0], t.b[cut:]...)
+	}
+	return len(b), nil
+}
+
+// String is all that is kept.
+func (t *Tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return string(t.b)
+}
+
+// LastLine is the last line that is not empty.
+func (t *Tail) LastLine() string {
+	text := strings.TrimSpace(t.String())
+	return text[strings.LastIndexByte(text, '\n')+1:]
+}
