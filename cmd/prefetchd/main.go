@@ -135,7 +135,7 @@ func run(ctx context.Context, o options, po prefetch.Options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, controller.Close()) }()
-	tracer, err := ebpf.New(ebpf.Options{PID: o.pid, Interval: tick, Tick: controller.Tick, Log: log})
+	tracer, err := ebpf.New(ebpf.Options{PID: o.pid, Small: true, Interval: tick, Tick: controller.Tick, Log: log})
 	if err != nil {
 		return err
 	}
