@@ -37,6 +37,8 @@ type Options struct {
 	Follow bool
 	// Late lets Attach find a process that has no ggml yet: its libraries are looked for while Run runs. Follow implies it.
 	Late bool
+	// Small takes a fifth of the kernel's memory, enough for one target of which each event is taken up at once (ebpf.Options.Small).
+	Small bool
 	// RingBytes is the size of the buffer of events, a power of two; 0 means 8 MiB.
 	RingBytes int
 	// Interval is how long an event may wait before it is handed over, and how often Tick is called; 0 leaves that to the capturer (a second for
@@ -148,7 +150,7 @@ func attach(p *proc.Process, opts Options) (*ebpf.Tracer, error) {
 func newTracer(pid int, command []string, opts Options) (*ebpf.Tracer, error) {
 	return ebpf.New(ebpf.Options{
 		PID: pid, Hints: hints(command, pid), RingBytes: uint32(opts.RingBytes), PerfEvents: opts.PerfEvents, Interval: opts.Interval, Tick: opts.Tick,
-		Detail: opts.Detail, Buffers: opts.Buffers, Follow: opts.Follow, Log: opts.Log,
+		Detail: opts.Detail, Buffers: opts.Buffers, Follow: opts.Follow, Small: opts.Small, Log: opts.Log,
 	})
 }
 

@@ -406,7 +406,8 @@ func TestManyThreads(t *testing.T) {
 
 // A template is found by its id until another one takes its place.
 func TestTemplatesTakeTurns(t *testing.T) {
-	p := &target{ops: []string{"MUL_MAT"}}
+	const maxTemplates = 64
+	p := &target{ops: []string{"MUL_MAT"}, maxTemplates: maxTemplates}
 	learn := func(id uint32) {
 		if _, _, err := p.learn(&traceTemplateEvent{Id: id}); err != nil {
 			t.Fatal(err)
@@ -434,6 +435,9 @@ func TestDerivedSteps(t *testing.T) {
 	handle := func(e event.Event) error { events = append(events, kept(e)); return nil }
 	op := func(tid int32, at int64, name, weight string, ids ...int32) {
 		o := event.Op{TID: tid, PID: 7, Time: at, Duration: 5, Name: name, Sources: []event.Source{{Name: weight}}, IDs: ids}
+		if ids != nil {
+			o.GatherDim = 1
+		}
 		if err := p.derive(&o, handle); err != nil {
 			t.Fatal(err)
 		}
@@ -445,7 +449,7 @@ func TestDerivedSteps(t *testing.T) {
 	op(2, 35, "GET_ROWS", event.TokenEmbeddings, 9) // another context
 	op(1, 40, "GET_ROWS", event.TokenEmbeddings, 8)
 	op(2, 45, "MUL_MAT", "output.weight")
-	end := traceDecodeEvent{Kind: kindDecodeEnd, Tgid: 7, Tid: 1, Time: 55} // of one that began before the probes were there
+	end := traceDecodeEvent{Kind: uint32(traceKindKIND_DECODE_END), Tgid: 7, Tid: 1, Time: 55} // of one that began before the probes were there
 	tr := &Tracer{targets: map[uint32]*target{7: p}}
 	if err := tr.dispatch(unsafe.Slice((*byte)(unsafe.Pointer(&end)), unsafe.Sizeof(end)), handle); err != nil {
 		t.Fatal(err)
@@ -507,10 +511,10 @@ func TestUnresolved(t *testing.T) {
 	if err := gone.Run(); err != nil {
 		t.Fatal(err)
 	}
-	p := &target{pid: gone.Process.Pid, ops: []string{"MUL_MAT"}}
+	p := &target{pid: gone.Process.Pid, ops: []string{"MUL_MAT"}, maxTemplates: 8}
 	tr := &Tracer{targets: map[uint32]*target{7: p}}
-	e := traceTemplateEvent{Kind: kindTemplate, Tgid: 7, Id: 3, Nsrc: 1}
-	e.Src[0].Flags = sourceUnresolved
+	e := traceTemplateEvent{Kind: uint32(traceKindKIND_TEMPLATE), Tgid: 7, Id: 3, Nsrc: 1}
+	e.Src[0].Flags = uint32(traceSourceFlagSOURCE_UNRESOLVED)
 	raw := unsafe.Slice((*byte)(unsafe.Pointer(&e)), unsafe.Sizeof(e))
 	if err := tr.dispatch(raw, func(event.Event) error { return nil }); err != nil {
 		t.Fatal(err)

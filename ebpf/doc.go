@@ -1,5 +1,5 @@
 // Package ebpf observes an unmodified llama.cpp from outside: uprobes on its ggml and libllama report, in the
-// vocabulary of package trace, each decode and each op that reads a weight. It knows ggml's structs and symbols and
+// vocabulary of package event, each decode and each op that reads a weight. It knows ggml's structs and symbols and
 // the kernel's probes; it does not know what the events are used for.
 //
 // Three functions carry the probes. ggml_cpu_extra_compute_forward(params, node) is called by the CPU backend first
@@ -9,5 +9,5 @@
 // Needs CAP_BPF, CAP_PERFMON (root in practice) and Linux 5.17 (bpf_find_vma, bpf_loop).
 package ebpf
 
-//go:generate go tool bpf2go -target amd64,arm64 -type ops_event -type op_record -type ids_event -type decode_event -type template_event -type shape_event -type graph_event -type buffers_event -type sample_event -type target_config -type layout -type thread -type counts -type source -type buffer trace bpf/trace.bpf.c -- -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu
-//go:generate go tool bpf2go -target amd64,arm64 -type pages_event -type process_event -type io -type file_key system bpf/system.bpf.c -- -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu
+//go:generate go tool bpf2go -target amd64,arm64 -type ops_event -type op_record -type ids_event -type decode_event -type template_event -type shape_event -type graph_event -type buffers_event -type sample_event -type target_config -type layout -type thread -type counts -type source -type buffer -type gather -type kind -type counter -type limit -type op_flag -type source_flag trace bpf/trace.bpf.c -- -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu
+//go:generate go tool bpf2go -target amd64,arm64 -type pages_event -type process_event -type io -type file_key -type cause system bpf/system.bpf.c -- -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu

@@ -1,6 +1,6 @@
 package ebpf
 
-// This file turns what the programs send into the vocabulary of package trace.
+// This file turns what the programs send into the vocabulary of package event.
 
 import (
 	"encoding/binary"
@@ -13,32 +13,6 @@ import (
 
 	"tensorcast/event"
 	"tensorcast/internal/proc"
-)
-
-// kinds of events, as in common.h
-const (
-	kindOps = iota + 1
-	kindTemplate
-	kindIDs
-	kindDecodeBegin
-	kindDecodeEnd
-	kindShape
-	kindGraph
-	kindBuffers
-	kindSample
-	kindPages
-	kindFork
-	kindExec
-)
-
-const (
-	opFused   = 1
-	opClipped = 2
-	opGathers = 4
-	opBuffers = 8
-
-	sourceInFile     = 1
-	sourceUnresolved = 2
 )
 
 // view returns a struct of the host's layout, whose tail may be absent: the bytes themselves if they are whole, which the next
@@ -54,17 +28,20 @@ func view[T any](raw []byte) *T {
 	return into
 }
 
+// has says whether a flag is set.
+func has[F ~uint32](flags uint32, flag F) bool { return flags&uint32(flag) != 0 }
+
 func (t *Tracer) dispatch(raw []byte, handle func(event.Event) error) error {
 	if len(raw) < 8 {
 		return errors.New("an event of the ring buffer is cut short")
 	}
-	kind, tgid := binary.NativeEndian.Uint32(raw), binary.NativeEndian.Uint32(raw[4:])
+	kind, tgid := traceKind(binary.NativeEndian.Uint32(raw)), binary.NativeEndian.Uint32(raw[4:])
 	switch kind { // those that need no target
-	case kindPages:
+	case traceKindKIND_PAGES:
 		return t.pageIn(view[systemPagesEvent](raw), handle)
-	case kindFork:
+	case traceKindKIND_FORK:
 		return t.forked(view[systemProcessEvent](raw))
-	case kindGraph:
+	case traceKindKIND_GRAPH:
 		t.received.Add(1)
 	}
 	p := t.targets[tgid]
@@ -72,21 +49,21 @@ func (t *Tracer) dispatch(raw []byte, handle func(event.Event) error) error {
 		return nil // a process that has ended while its events were under way
 	}
 	switch kind {
-	case kindExec:
+	case traceKindKIND_EXEC:
 		return t.execed(p)
-	case kindSample:
+	case traceKindKIND_SAMPLE:
 		e := view[traceSampleEvent](raw)
 		if err := p.layout.Check(e.Raw[:], len(p.ops)); err != nil {
 			return fmt.Errorf("%w: %w", event.ErrLayout, err)
 		}
 		return nil
-	case kindShape:
+	case traceKindKIND_SHAPE:
 		p.learnShape(view[traceShapeEvent](raw).Id)
 		return nil
-	case kindIDs:
+	case traceKindKIND_IDS:
 		p.collect(view[traceIdsEvent](raw))
 		return nil
-	case kindBuffers:
+	case traceKindKIND_BUFFERS:
 		p.keepBuffers(view[traceBuffersEvent](raw))
 		return nil
 	}
@@ -94,14 +71,14 @@ func (t *Tracer) dispatch(raw []byte, handle func(event.Event) error) error {
 		return err
 	}
 	switch kind {
-	case kindTemplate:
+	case traceKindKIND_TEMPLATE:
 		known, unresolved, err := p.learn(view[traceTemplateEvent](raw))
 		t.unresolved.Add(unresolved)
 		if err != nil {
 			return err
 		}
 		return t.show(p, known.op.Sources, handle)
-	case kindOps:
+	case traceKindKIND_OPS:
 		e := view[traceOpsEvent](raw)
 		for i := range min(int(e.N), len(e.Ops)) {
 			t.received.Add(1)
@@ -110,9 +87,9 @@ func (t *Tracer) dispatch(raw []byte, handle func(event.Event) error) error {
 			}
 		}
 		return nil
-	case kindGraph:
+	case traceKindKIND_GRAPH:
 		return t.graph(p, view[traceGraphEvent](raw), handle)
-	case kindDecodeBegin:
+	case traceKindKIND_DECODE_BEGIN:
 		e := view[traceDecodeEvent](raw)
 		if err := p.decode(int32(e.Tid), handle); err != nil {
 			return err
@@ -126,7 +103,7 @@ func (t *Tracer) dispatch(raw []byte, handle func(event.Event) error) error {
 			}
 		}
 		return handle(begin)
-	case kindDecodeEnd:
+	case traceKindKIND_DECODE_END:
 		e := view[traceDecodeEvent](raw)
 		if err := p.decode(int32(e.Tid), handle); err != nil { // its begin may have come before the probes
 			return err
@@ -161,6 +138,7 @@ func (t *Tracer) forked(e *systemProcessEvent) error {
 		return err
 	}
 	p.likely, p.ops, p.layout, p.config, p.configured = parent.images(), parent.ops, parent.layout, parent.config, parent.configured
+	p.maxTemplates = parent.maxTemplates
 	t.targets[e.Tgid] = p
 	return nil
 }
@@ -194,7 +172,7 @@ func (t *Tracer) op(p *target, of *traceOpsEvent, e *traceOpRecord, handle func(
 	*o = known.op
 	o.Memo = &known.memo
 	o.Time, o.Duration, o.Stall, o.TID = int64(e.Time), int64(e.Duration), -1, int32(of.Tid)
-	o.Decode, o.Graph, o.Seq, o.Clipped = of.Decode, of.Graph, of.Seq-uint64(uint32(of.Seq)-e.Seq), o.Clipped || e.Flags&opClipped != 0
+	o.Decode, o.Graph, o.Seq, o.Clipped = of.Decode, of.Graph, of.Seq-uint64(uint32(of.Seq)-e.Seq), o.Clipped || has(e.Flags, traceOpFlagOP_CLIPPED)
 	if t.opts.Detail == DetailIO {
 		o.Stall = int64(of.Stalled)
 	}
@@ -208,7 +186,7 @@ func (t *Tracer) op(p *target, of *traceOpsEvent, e *traceOpRecord, handle func(
 			o.Clipped = true
 		}
 	}
-	if e.Flags&opBuffers != 0 {
+	if has(e.Flags, traceOpFlagOP_BUFFERS) {
 		if b := p.buffers[of.Tid]; b.seq == o.Seq {
 			o.Buffers = b.list
 		}
@@ -234,7 +212,7 @@ func (t *Tracer) graph(p *target, e *traceGraphEvent, handle func(event.Event) e
 		o.Time, o.Duration, o.Stall, o.TID, o.Decode, o.Graph, o.Seq = int64(e.Time), -1, -1, int32(e.Tid), e.Decode, e.Graph, t.graphOps
 		switch {
 		case o.GatherDim == 0:
-		case o.Name == "GET_ROWS":
+		case !o.ByExpert:
 			if g, ok := p.gathered(e.Tid, e.Seq, known.ids); ok {
 				o.IDs, o.IDRows = g.ids, g.rows
 				rows = g.rows * g.slots
@@ -289,9 +267,28 @@ func (t *Tracer) pageIn(e *systemPagesEvent, handle func(event.Event) error) err
 			return err
 		}
 	}
+	cause, err := causeOf(systemCause(e.Cause))
+	if err != nil {
+		return err
+	}
 	page := int64(os.Getpagesize())
 	return handle(event.PageIn{
 		Time: int64(e.Time), PID: int32(e.Tgid), TID: int32(e.Tid), Decode: e.Decode, Seq: e.Seq, File: event.FileID{Dev: uint64(e.Dev), Ino: e.Ino},
-		Offset: int64(e.Index) * page, Bytes: int64(e.Count) * page, Cause: event.Cause(e.Cause),
+		Offset: int64(e.Index) * page, Bytes: int64(e.Count) * page, Cause: cause,
 	})
+}
+
+// causeOf is what the programs' number of a cause means.
+func causeOf(c systemCause) (event.Cause, error) {
+	switch c {
+	case systemCauseCAUSE_FAULT:
+		return event.CauseFault, nil
+	case systemCauseCAUSE_READAHEAD:
+		return event.CauseReadahead, nil
+	case systemCauseCAUSE_READ:
+		return event.CauseRead, nil
+	case systemCauseCAUSE_OTHER:
+		return event.CauseOther, nil
+	}
+	return 0, fmt.Errorf("the ring buffer holds pages that came for an unknown cause %d", c)
 }

@@ -57,6 +57,10 @@ func openSystem(objs *traceObjects, opts Options) (*system, error) {
 	for name, m := range map[string]*ebpf.Map{"events": objs.Events, "targets": objs.Targets, "counters": objs.Counters} {
 		spec.Maps[name].MaxEntries = m.MaxEntries()
 	}
+	if !io { // then no program uses them
+		delete(spec.Maps, systemMapIoThreads)
+		delete(spec.Maps, systemMapModelFiles)
+	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{
 		MapReplacements: map[string]*ebpf.Map{"events": objs.Events, "targets": objs.Targets, "counters": objs.Counters},
 	})
@@ -136,7 +140,7 @@ func (s *system) watch(file event.FileID) error {
 		return nil
 	}
 	key := systemFileKey{Ino: file.Ino, Dev: uint32(file.Dev)}
-	if err := s.coll.Maps["model_files"].Put(key, uint8(1)); err != nil && !errors.Is(err, unix.E2BIG) {
+	if err := s.coll.Maps[systemMapModelFiles].Put(key, uint8(1)); err != nil && !errors.Is(err, unix.E2BIG) {
 		return fmt.Errorf("watch the pages of a model: %w", err)
 	}
 	return nil
@@ -149,7 +153,7 @@ func (s *system) drain(handle func(*systemPagesEvent) error) error {
 	}
 	var tid uint32
 	var io systemIo
-	threads := s.coll.Maps["io_threads"]
+	threads := s.coll.Maps[systemMapIoThreads]
 	for it := threads.Iterate(); it.Next(&tid, &io); {
 		if io.Run.Count == 0 {
 			continue
@@ -160,6 +164,19 @@ func (s *system) drain(handle func(*systemPagesEvent) error) error {
 		}
 	}
 	return nil
+}
+
+// maps are those that only these programs use.
+func (s *system) maps() (own []*ebpf.Map) {
+	if s == nil {
+		return nil
+	}
+	for name, m := range s.coll.Maps {
+		if name != systemMapEvents && name != systemMapTargets && name != systemMapCounters {
+			own = append(own, m)
+		}
+	}
+	return own
 }
 
 func (s *system) detach() error {

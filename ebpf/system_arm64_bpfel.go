@@ -13,6 +13,15 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type systemCause uint32
+
+const (
+	systemCauseCAUSE_FAULT     systemCause = 0
+	systemCauseCAUSE_READAHEAD systemCause = 1
+	systemCauseCAUSE_READ      systemCause = 2
+	systemCauseCAUSE_OTHER     systemCause = 3
+)
+
 type systemCounts struct {
 	_  structs.HostLayout
 	Of [11]uint64
@@ -61,24 +70,30 @@ type systemProcessEvent struct {
 type systemTargetConfig struct {
 	_      structs.HostLayout
 	Layout struct {
-		_          structs.HostLayout
-		Ne         uint32
-		Op         uint32
-		Src        uint32
-		Forget     uint32
-		Flags      uint32
-		MaxSrc     uint32
-		ViewSrc    uint32
-		Data       uint32
-		Name       uint32
-		N_nodes    uint32
-		Nodes      uint32
-		OpGetRows  uint32
-		OpMulMatId uint32
-		OpAddId    uint32
+		_       structs.HostLayout
+		Ne      uint32
+		Op      uint32
+		Src     uint32
+		Forget  uint32
+		Flags   uint32
+		MaxSrc  uint32
+		ViewSrc uint32
+		Data    uint32
+		Name    uint32
+		N_nodes uint32
+		Nodes   uint32
+		Gathers [8]struct {
+			_       structs.HostLayout
+			Op      uint32
+			Source  uint8
+			Ids     uint8
+			Experts uint8
+			Pad     uint8
+		}
 	}
 	Follow  uint32
 	Samples uint32
+	_       [4]byte
 	Named   uint64
 	Decode  uint32
 	Pad     uint32
@@ -102,6 +117,7 @@ const (
 	systemProgSwitched          = "switched"
 	systemVarHasOrder           = "has_order"
 	systemVarPageShift          = "page_shift"
+	systemVarUnusedCause        = "unused_cause"
 	systemVarUnusedFileKey      = "unused_file_key"
 	systemVarUnusedIo           = "unused_io"
 	systemVarUnusedPagesEvent   = "unused_pages_event"
@@ -175,6 +191,7 @@ type systemMapSpecs struct {
 type systemVariableSpecs struct {
 	HasOrder           *ebpf.VariableSpec `ebpf:"has_order"`
 	PageShift          *ebpf.VariableSpec `ebpf:"page_shift"`
+	UnusedCause        *ebpf.VariableSpec `ebpf:"unused_cause"`
 	UnusedFileKey      *ebpf.VariableSpec `ebpf:"unused_file_key"`
 	UnusedIo           *ebpf.VariableSpec `ebpf:"unused_io"`
 	UnusedPagesEvent   *ebpf.VariableSpec `ebpf:"unused_pages_event"`
@@ -225,6 +242,7 @@ func (m *systemMaps) Close() error {
 type systemVariables struct {
 	HasOrder           *ebpf.Variable `ebpf:"has_order"`
 	PageShift          *ebpf.Variable `ebpf:"page_shift"`
+	UnusedCause        *ebpf.Variable `ebpf:"unused_cause"`
 	UnusedFileKey      *ebpf.Variable `ebpf:"unused_file_key"`
 	UnusedIo           *ebpf.Variable `ebpf:"unused_io"`
 	UnusedPagesEvent   *ebpf.Variable `ebpf:"unused_pages_event"`

@@ -31,12 +31,14 @@ type target struct {
 	command     []string
 	files       map[string]event.FileID // files that ops read from, by their path in the target
 	seen        map[event.FileID]bool
-	templates   []*template // each at its id modulo maxTemplates, as in the programs: a new one takes the place of the oldest
-	shapes      map[uint32]*shape
-	ids         map[uint32][]gathered // by thread, the oldest first
-	buffers     map[uint32]buffers    // by thread
-	decodes     bool                  // a llama_decode was seen: no step has to be derived
-	derived     event.DerivedSteps    // where none is: it has no symbol, or something else computes, as in Ollama's own engine
+	// templates are each at their id modulo maxTemplates, as in the programs: a new one takes the place of the oldest.
+	templates    []*template
+	maxTemplates uint32
+	shapes       map[uint32]*shape
+	ids          map[uint32][]gathered // by thread, the oldest first
+	buffers      map[uint32]buffers    // by thread
+	decodes      bool                  // a llama_decode was seen: no step has to be derived
+	derived      event.DerivedSteps    // where none is: it has no symbol, or something else computes, as in Ollama's own engine
 }
 
 // template is what the op of a node reads.
@@ -53,9 +55,6 @@ type shape struct {
 	ops  []*template
 	used uint64 // the event that used it last
 }
-
-// maxTemplates is that of the programs.
-const maxTemplates = 32768
 
 // maxShapes bounds memory; graphs have few.
 const maxShapes = 256
@@ -122,9 +121,8 @@ func (p *target) learnImages(images []*ggml.Image) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("process %d: %w", p.pid, err)
 	}
-	op := func(name string) uint32 { return uint32(slices.Index(p.ops, name)) } // an op that this ggml lacks is -1, which no op is
 	config := traceLayout{
-		OpGetRows: op("GET_ROWS"), OpMulMatId: op("MUL_MAT_ID"), OpAddId: op("ADD_ID"), Ne: layout.NE, Op: layout.Op, Flags: layout.Flags,
+		Gathers: gathersOf(p.ops), Ne: layout.NE, Op: layout.Op, Flags: layout.Flags,
 		Src: layout.Src, MaxSrc: layout.MaxSrc, ViewSrc: layout.ViewSrc, Data: layout.Data, Name: layout.Name, N_nodes: layout.NNodes, Nodes: layout.Nodes,
 	}
 	config.Forget = flag(!slices.ContainsFunc(images, func(im *ggml.Image) bool { return im.Has(ggml.RoleBufferFree) }))
@@ -133,6 +131,19 @@ func (p *target) learnImages(images []*ggml.Image) (bool, error) {
 	}
 	p.layout, p.config, p.configured = layout, config, true
 	return true, nil
+}
+
+// gathersOf is the table of gathering ops as a ggml numbers them, for the programs.
+func gathersOf(ops []string) (to [traceLimitMAX_GATHERS]traceGather) {
+	for i := range to {
+		to[i].Op = uint32(traceLimitNO_OP)
+	}
+	for i, g := range ggml.Gathers() {
+		if op := slices.Index(ops, g.Op); op >= 0 {
+			to[i] = traceGather{Op: uint32(op), Source: uint8(g.Source), Ids: uint8(g.IDs), Experts: uint8(flag(g.Experts))}
+		}
+	}
+	return to
 }
 
 // decode notes that the thread calls llama_decode: steps need not be derived from here on.
@@ -146,7 +157,7 @@ func (p *target) derive(o *event.Op, handle func(event.Event) error) error {
 	if o.Decode != 0 || p.decodes {
 		return nil
 	}
-	if o.Name == "GET_ROWS" && len(o.Sources) > 0 && o.Sources[0].Name == event.TokenEmbeddings {
+	if o.GatherDim > 0 && !o.ByExpert && len(o.Sources) > 0 && o.Sources[0].Name == event.TokenEmbeddings {
 		if err := p.derived.Begin(o.TID, o.Time, len(o.IDs), handle); err != nil {
 			return err
 		}
@@ -169,23 +180,24 @@ func (p *target) learn(e *traceTemplateEvent) (t *template, unresolved uint64, e
 	if err != nil {
 		return nil, 0, err
 	}
-	t = &template{id: e.Id, ids: e.Ids, slots: int(e.Slots), op: event.Op{PID: int32(p.pid), Name: name, Clipped: e.Flags&opClipped != 0}}
-	if e.Flags&opFused != 0 {
+	t = &template{id: e.Id, ids: e.Ids, slots: int(e.Slots), op: event.Op{PID: int32(p.pid), Name: name, Clipped: has(e.Flags, traceOpFlagOP_CLIPPED)}}
+	if has(e.Flags, traceOpFlagOP_FUSED) {
 		second, err := p.opName(e.FusedOp)
 		if err != nil {
 			return nil, 0, err
 		}
 		t.op.Name += "+" + second
 	}
-	if e.Flags&opGathers != 0 {
-		t.op.GatherDim, t.op.ByExpert = 1, name != "GET_ROWS"
-		if name == "MUL_MAT_ID" {
-			t.op.GatherDim = 2
+	if has(e.Flags, traceOpFlagOP_GATHERS) {
+		g, ok := ggml.GatherOf(name)
+		if !ok {
+			return nil, 0, fmt.Errorf("%w: %s does not gather", event.ErrLayout, name)
 		}
+		t.op.GatherDim, t.op.ByExpert = g.Dim, g.Experts
 	}
 	for i := range min(e.Nsrc, uint32(len(e.Src))) {
 		s := newSource(&e.Src[i])
-		if e.Src[i].Flags&sourceUnresolved != 0 && !p.resolve(&s) {
+		if has(e.Src[i].Flags, traceSourceFlagSOURCE_UNRESOLVED) && !p.resolve(&s) {
 			t.op.Clipped = true
 			unresolved++
 			continue
@@ -199,9 +211,9 @@ func (p *target) learn(e *traceTemplateEvent) (t *template, unresolved uint64, e
 		return t, unresolved, nil
 	}
 	if p.templates == nil {
-		p.templates = make([]*template, maxTemplates)
+		p.templates = make([]*template, p.maxTemplates)
 	}
-	p.templates[e.Id%maxTemplates] = t
+	p.templates[e.Id%p.maxTemplates] = t
 	return t, unresolved, nil
 }
 
@@ -210,7 +222,7 @@ func (p *target) template(id uint32) *template {
 	if p.templates == nil {
 		return nil
 	}
-	if t := p.templates[id%maxTemplates]; t != nil && t.id == id {
+	if t := p.templates[id%p.maxTemplates]; t != nil && t.id == id {
 		return t
 	}
 	return nil
@@ -270,7 +282,7 @@ func cString(raw []int8) string {
 
 func newSource(e *traceSource) event.Source {
 	return event.Source{
-		Name: cString(e.Name[:]), Data: e.Data, InFile: e.Flags&sourceInFile != 0, File: event.FileID{Dev: uint64(e.Dev), Ino: e.Ino},
+		Name: cString(e.Name[:]), Data: e.Data, InFile: has(e.Flags, traceSourceFlagSOURCE_IN_FILE), File: event.FileID{Dev: uint64(e.Dev), Ino: e.Ino},
 		Offset: int64(e.Offset), Type: gguf.Type(e.Type), NE: e.Ne, NB: strides(e.Nb),
 	}
 }

@@ -34,6 +34,23 @@ type traceBuffersEvent struct {
 	Buffers [17]traceBuffer
 }
 
+type traceCounter uint32
+
+const (
+	traceCounterCOUNT_HITS          traceCounter = 0
+	traceCounterCOUNT_OTHER_THREADS traceCounter = 1
+	traceCounterCOUNT_NO_WEIGHT     traceCounter = 2
+	traceCounterCOUNT_BEGUN         traceCounter = 3
+	traceCounterCOUNT_SENT          traceCounter = 4
+	traceCounterCOUNT_LOST          traceCounter = 5
+	traceCounterCOUNT_OTHERS_LOST   traceCounter = 6
+	traceCounterCOUNT_FAULTS        traceCounter = 7
+	traceCounterCOUNT_CLIPPED       traceCounter = 8
+	traceCounterCOUNT_PAGES_SENT    traceCounter = 9
+	traceCounterCOUNT_PAGES_LOST    traceCounter = 10
+	traceCounterCOUNTERS            traceCounter = 11
+)
+
 type traceCounts struct {
 	_  structs.HostLayout
 	Of [11]uint64
@@ -52,6 +69,15 @@ type traceDecodeEvent struct {
 	Sequences      [4]uint64
 	SequencesKnown uint32
 	Pad            uint32
+}
+
+type traceGather struct {
+	_       structs.HostLayout
+	Op      uint32
+	Source  uint8
+	Ids     uint8
+	Experts uint8
+	Pad     uint8
 }
 
 type traceGraphEvent struct {
@@ -82,23 +108,47 @@ type traceIdsEvent struct {
 	Ids    [128]int32
 }
 
+type traceKind uint32
+
+const (
+	traceKindKIND_OPS          traceKind = 1
+	traceKindKIND_TEMPLATE     traceKind = 2
+	traceKindKIND_IDS          traceKind = 3
+	traceKindKIND_DECODE_BEGIN traceKind = 4
+	traceKindKIND_DECODE_END   traceKind = 5
+	traceKindKIND_SHAPE        traceKind = 6
+	traceKindKIND_GRAPH        traceKind = 7
+	traceKindKIND_BUFFERS      traceKind = 8
+	traceKindKIND_SAMPLE       traceKind = 9
+	traceKindKIND_PAGES        traceKind = 10
+	traceKindKIND_FORK         traceKind = 11
+	traceKindKIND_EXEC         traceKind = 12
+)
+
 type traceLayout struct {
-	_          structs.HostLayout
-	Ne         uint32
-	Op         uint32
-	Src        uint32
-	Forget     uint32
-	Flags      uint32
-	MaxSrc     uint32
-	ViewSrc    uint32
-	Data       uint32
-	Name       uint32
-	N_nodes    uint32
-	Nodes      uint32
-	OpGetRows  uint32
-	OpMulMatId uint32
-	OpAddId    uint32
+	_       structs.HostLayout
+	Ne      uint32
+	Op      uint32
+	Src     uint32
+	Forget  uint32
+	Flags   uint32
+	MaxSrc  uint32
+	ViewSrc uint32
+	Data    uint32
+	Name    uint32
+	N_nodes uint32
+	Nodes   uint32
+	Gathers [8]traceGather
 }
+
+type traceLimit uint32
+
+const (
+	traceLimitMAX_NODE_SRC traceLimit = 16
+	traceLimitSIGNED_SRC   traceLimit = 4
+	traceLimitMAX_GATHERS  traceLimit = 8
+	traceLimitNO_OP        traceLimit = 4294967295
+)
 
 type traceNodeKey struct {
 	_         structs.HostLayout
@@ -107,6 +157,16 @@ type traceNodeKey struct {
 	Tgid      uint32
 	Epoch     uint32
 }
+
+type traceOpFlag uint32
+
+const (
+	traceOpFlagOP_FUSED      traceOpFlag = 1
+	traceOpFlagOP_CLIPPED    traceOpFlag = 2
+	traceOpFlagOP_GATHERS    traceOpFlag = 4
+	traceOpFlagOP_BUFFERS    traceOpFlag = 8
+	traceOpFlagOP_UNRESOLVED traceOpFlag = 16
+)
 
 type traceOpRecord struct {
 	_        structs.HostLayout
@@ -193,11 +253,19 @@ type traceSource struct {
 	Name   [64]int8
 }
 
+type traceSourceFlag uint32
+
+const (
+	traceSourceFlagSOURCE_IN_FILE    traceSourceFlag = 1
+	traceSourceFlagSOURCE_UNRESOLVED traceSourceFlag = 2
+)
+
 type traceTargetConfig struct {
 	_       structs.HostLayout
 	Layout  traceLayout
 	Follow  uint32
 	Samples uint32
+	_       [4]byte
 	Named   uint64
 	Decode  uint32
 	Pad     uint32
@@ -255,6 +323,7 @@ type traceThread struct {
 	Layout        traceLayout
 	Configuration uint32
 	Pad           uint32
+	_             [4]byte
 	Context       uint64
 	IdsTensor     uint64
 	IdsSeq        uint64
@@ -272,7 +341,7 @@ type traceThread struct {
 	Shape         traceShape
 	Sample        traceSampleEvent
 	Bufs          traceBuffersEvent
-	_             [48]byte
+	_             [56]byte
 }
 
 // Names of all BPF objects in the ELF.
@@ -304,13 +373,19 @@ const (
 	traceVarGraphs              = "graphs"
 	traceVarNames               = "names"
 	traceVarPageShift           = "page_shift"
+	traceVarTemplateMask        = "template_mask"
 	traceVarUnusedBuffersEvent  = "unused_buffers_event"
+	traceVarUnusedCounter       = "unused_counter"
 	traceVarUnusedDecodeEvent   = "unused_decode_event"
 	traceVarUnusedGraphEvent    = "unused_graph_event"
 	traceVarUnusedIdsEvent      = "unused_ids_event"
+	traceVarUnusedKind          = "unused_kind"
+	traceVarUnusedLimit         = "unused_limit"
+	traceVarUnusedOpFlag        = "unused_op_flag"
 	traceVarUnusedOpsEvent      = "unused_ops_event"
 	traceVarUnusedSampleEvent   = "unused_sample_event"
 	traceVarUnusedShapeEvent    = "unused_shape_event"
+	traceVarUnusedSourceFlag    = "unused_source_flag"
 	traceVarUnusedTemplateEvent = "unused_template_event"
 	traceVarWakeAt              = "wake_at"
 	traceVarWantBuffers         = "want_buffers"
@@ -398,13 +473,19 @@ type traceVariableSpecs struct {
 	Graphs              *ebpf.VariableSpec `ebpf:"graphs"`
 	Names               *ebpf.VariableSpec `ebpf:"names"`
 	PageShift           *ebpf.VariableSpec `ebpf:"page_shift"`
+	TemplateMask        *ebpf.VariableSpec `ebpf:"template_mask"`
 	UnusedBuffersEvent  *ebpf.VariableSpec `ebpf:"unused_buffers_event"`
+	UnusedCounter       *ebpf.VariableSpec `ebpf:"unused_counter"`
 	UnusedDecodeEvent   *ebpf.VariableSpec `ebpf:"unused_decode_event"`
 	UnusedGraphEvent    *ebpf.VariableSpec `ebpf:"unused_graph_event"`
 	UnusedIdsEvent      *ebpf.VariableSpec `ebpf:"unused_ids_event"`
+	UnusedKind          *ebpf.VariableSpec `ebpf:"unused_kind"`
+	UnusedLimit         *ebpf.VariableSpec `ebpf:"unused_limit"`
+	UnusedOpFlag        *ebpf.VariableSpec `ebpf:"unused_op_flag"`
 	UnusedOpsEvent      *ebpf.VariableSpec `ebpf:"unused_ops_event"`
 	UnusedSampleEvent   *ebpf.VariableSpec `ebpf:"unused_sample_event"`
 	UnusedShapeEvent    *ebpf.VariableSpec `ebpf:"unused_shape_event"`
+	UnusedSourceFlag    *ebpf.VariableSpec `ebpf:"unused_source_flag"`
 	UnusedTemplateEvent *ebpf.VariableSpec `ebpf:"unused_template_event"`
 	WakeAt              *ebpf.VariableSpec `ebpf:"wake_at"`
 	WantBuffers         *ebpf.VariableSpec `ebpf:"want_buffers"`
@@ -471,13 +552,19 @@ type traceVariables struct {
 	Graphs              *ebpf.Variable `ebpf:"graphs"`
 	Names               *ebpf.Variable `ebpf:"names"`
 	PageShift           *ebpf.Variable `ebpf:"page_shift"`
+	TemplateMask        *ebpf.Variable `ebpf:"template_mask"`
 	UnusedBuffersEvent  *ebpf.Variable `ebpf:"unused_buffers_event"`
+	UnusedCounter       *ebpf.Variable `ebpf:"unused_counter"`
 	UnusedDecodeEvent   *ebpf.Variable `ebpf:"unused_decode_event"`
 	UnusedGraphEvent    *ebpf.Variable `ebpf:"unused_graph_event"`
 	UnusedIdsEvent      *ebpf.Variable `ebpf:"unused_ids_event"`
+	UnusedKind          *ebpf.Variable `ebpf:"unused_kind"`
+	UnusedLimit         *ebpf.Variable `ebpf:"unused_limit"`
+	UnusedOpFlag        *ebpf.Variable `ebpf:"unused_op_flag"`
 	UnusedOpsEvent      *ebpf.Variable `ebpf:"unused_ops_event"`
 	UnusedSampleEvent   *ebpf.Variable `ebpf:"unused_sample_event"`
 	UnusedShapeEvent    *ebpf.Variable `ebpf:"unused_shape_event"`
+	UnusedSourceFlag    *ebpf.Variable `ebpf:"unused_source_flag"`
 	UnusedTemplateEvent *ebpf.Variable `ebpf:"unused_template_event"`
 	WakeAt              *ebpf.Variable `ebpf:"wake_at"`
 	WantBuffers         *ebpf.Variable `ebpf:"want_buffers"`

@@ -34,8 +34,14 @@ type Options struct {
 	// Hints are files that the target may map (arguments of its command): they name a model when the target ends
 	// before its memory map could be read.
 	Hints []string
-	// RingBytes is the size of the ring buffer, a power of two; 0 means 8 MiB.
+	// RingBytes is the size of the ring buffer, a power of two; 0 means 8 MiB, with Small 512 KiB.
 	RingBytes uint32
+	// Small sizes the maps for a helper, which has little memory and reads the ring buffer every few milliseconds: about 3 MiB of kernel
+	// memory, not some 20. Losses are counted as ever. What does not fit is learned again: a target whose graphs have more
+	// than 8192 nodes in all, or more than 96 threads that decode, costs more time then.
+	Small bool
+	// templates is the number of nodes that are remembered, a power of two; 0: as Small says. Tests want few.
+	templates uint32
 	// PerfEvents attaches through perf events even where the kernel has uprobe_multi (Linux 6.6).
 	PerfEvents bool
 	// Interval bounds how long an event waits in the ring buffer, where only an eighth of it, filled, wakes the reader; 0
@@ -123,8 +129,8 @@ func (t *Tracer) load() error {
 	if err != nil {
 		return fmt.Errorf("read the embedded programs: %w", err)
 	}
-	if t.opts.RingBytes != 0 {
-		spec.Maps["events"].MaxEntries = t.opts.RingBytes
+	for name, n := range t.opts.sizes() {
+		spec.Maps[name].MaxEntries = n
 	}
 	if !t.multi {
 		for _, p := range spec.Programs {
@@ -134,7 +140,8 @@ func (t *Tracer) load() error {
 	err = errors.Join(spec.Variables["want_graph"].Set(flag(t.opts.Detail == DetailGraph)), spec.Variables["want_buffers"].Set(flag(t.opts.Buffers)),
 		spec.Variables["want_io"].Set(flag(t.opts.Detail == DetailIO)), spec.Variables["wide"].Set(flag(t.wide)),
 		spec.Variables["page_shift"].Set(pageShift()), spec.Variables["batch"].Set(t.opts.batch()),
-		spec.Variables["wake_at"].Set(wakeAt(spec.Maps["events"].MaxEntries)))
+		spec.Variables["wake_at"].Set(wakeAt(spec.Maps["events"].MaxEntries)),
+		spec.Variables["template_mask"].Set(spec.Maps["templates"].MaxEntries-1))
 	if err != nil {
 		return fmt.Errorf("configure the embedded programs: %w", err)
 	}
@@ -147,6 +154,7 @@ func (t *Tracer) load() error {
 		}
 		return fmt.Errorf("load the probes into the kernel: %w", err)
 	}
+	t.main.maxTemplates = t.objs.Templates.MaxEntries()
 	if t.reader, err = ringbuf.NewReader(t.objs.Events); err != nil {
 		return errors.Join(fmt.Errorf("open the ring buffer: %w", err), t.objs.Close())
 	}
@@ -158,6 +166,48 @@ func (t *Tracer) load() error {
 		return errors.Join(fmt.Errorf("configure the probes: %w", err), t.system.detach(), t.system.close(), t.reader.Close(), t.objs.Close())
 	}
 	return nil
+}
+
+// sizes are the numbers of entries of those maps that get others than the programs were compiled with: few for Small, and one where the
+// programs of this detail do not use a map. The ring buffer's is in bytes.
+func (o *Options) sizes() map[string]uint32 {
+	n := map[string]uint32{}
+	if o.Small {
+		n = map[string]uint32{traceMapEvents: 512 << 10, traceMapThreads: 32, traceMapTemplates: 8192, traceMapNodes: 8192, traceMapShapes: 32, traceMapPlaces: 64}
+	}
+	if o.RingBytes != 0 {
+		n[traceMapEvents] = o.RingBytes
+	}
+	if o.templates != 0 {
+		n[traceMapTemplates], n[traceMapNodes] = o.templates, o.templates
+	}
+	if o.Detail == DetailGraph {
+		n[traceMapTemplates], n[traceMapNodes] = 1, 1
+	} else {
+		n[traceMapShapes], n[traceMapPlaces] = 1, 1
+	}
+	return n
+}
+
+// MapBytes is the memory of the programs' maps as the kernel accounts it: what the memory cgroup of the process that called New pays. It
+// may be called as long as the Tracer is not closed.
+func (t *Tracer) MapBytes() (int64, error) {
+	o := &t.objs
+	maps := []*ebpf.Map{o.Counters, o.Events, o.Nodes, o.Places, o.Shapes, o.Slots, o.Targets, o.Templates, o.Threads, o.WarmContexts}
+	maps = append(maps, t.system.maps()...)
+	sum := int64(0)
+	for _, m := range maps {
+		info, err := m.Info()
+		if err != nil {
+			return 0, fmt.Errorf("ask for the size of %s: %w", m, err)
+		}
+		n, ok := info.Memlock()
+		if !ok {
+			return 0, fmt.Errorf("the kernel does not tell the size of %s", m)
+		}
+		sum += int64(n)
+	}
+	return sum, nil
 }
 
 // batch is how many ops are sent together. One at a time, where somebody waits for them or where they must be in order with other events.
@@ -598,27 +648,13 @@ func (t *Tracer) countMisses() {
 
 // Counters reads the BPF side's account of every hit. Its sums hold once the target has stopped.
 func (t *Tracer) Counters() (event.Counters, error) {
-	const (
-		hits = iota
-		otherThreads
-		noWeight
-		begun
-		sent
-		lost
-		othersLost
-		faults
-		clipped
-		pagesSent
-		pagesLost
-		counters
-	)
 	t.countMisses()
-	var sum [counters]uint64
-	// What a thread has not added to the counters yet, first: what it adds meanwhile is seen twice, in hits and in what became of them, not never.
+	sum := traceCounts{}.Of
+	// The counts that threads still hold are read first: one that adds its own to the counters meanwhile may be counted twice, but none is missed.
 	pending := func(th *traceThread) {
-		sum[hits] += uint64(th.Hits)
-		sum[noWeight] += uint64(th.NoWeight)
-		sum[begun] += uint64(th.Begun)
+		sum[traceCounterCOUNT_HITS] += uint64(th.Hits)
+		sum[traceCounterCOUNT_NO_WEIGHT] += uint64(th.NoWeight)
+		sum[traceCounterCOUNT_BEGUN] += uint64(th.Begun)
 	}
 	var th traceThread
 	for i := range t.objs.Slots.MaxEntries() {
@@ -645,9 +681,9 @@ func (t *Tracer) Counters() (event.Counters, error) {
 		}
 	}
 	return event.Counters{
-		Hits: sum[hits], OtherThreads: sum[otherThreads], NoWeight: sum[noWeight], OpsSent: sum[sent], OpsLost: sum[lost],
-		Unfinished: sum[begun] - sum[sent] - sum[lost], Received: t.received.Load(), OthersLost: sum[othersLost],
-		Faults: sum[faults], Unresolved: t.unresolved.Load(), Clipped: sum[clipped] + t.incomplete.Load(), Misses: t.misses.Load(),
-		PagesSent: sum[pagesSent], PagesLost: sum[pagesLost],
+		Hits: sum[traceCounterCOUNT_HITS], OtherThreads: sum[traceCounterCOUNT_OTHER_THREADS], NoWeight: sum[traceCounterCOUNT_NO_WEIGHT], OpsSent: sum[traceCounterCOUNT_SENT], OpsLost: sum[traceCounterCOUNT_LOST],
+		Unfinished: sum[traceCounterCOUNT_BEGUN] - sum[traceCounterCOUNT_SENT] - sum[traceCounterCOUNT_LOST], Received: t.received.Load(), OthersLost: sum[traceCounterCOUNT_OTHERS_LOST],
+		Faults: sum[traceCounterCOUNT_FAULTS], Unresolved: t.unresolved.Load(), Clipped: sum[traceCounterCOUNT_CLIPPED] + t.incomplete.Load(), Misses: t.misses.Load(),
+		PagesSent: sum[traceCounterCOUNT_PAGES_SENT], PagesLost: sum[traceCounterCOUNT_PAGES_LOST],
 	}, nil
 }

@@ -1,15 +1,10 @@
 package ggml
 
 import (
-	"debug/elf"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
-
-	"tensorcast/experiments/llama/llamatest"
 )
 
 func TestFirstPush(t *testing.T) {
@@ -32,75 +27,6 @@ func TestFirstPush(t *testing.T) {
 		if skip != tc.skip || pushed != tc.pushed {
 			t.Errorf("%s: %d, %d, want %d, %d", name, skip, pushed, tc.skip, tc.pushed)
 		}
-	}
-}
-
-// On every variant of the real llama.cpp, stripped too, the probes are found, and those that fire for each op sit on a push.
-func TestScanLlama(t *testing.T) {
-	in := llamatest.ForTest(t)
-	libraries, err := filepath.Glob(filepath.Join(in.Dir, "lib*.so*"))
-	if err != nil || len(libraries) == 0 {
-		t.Fatalf("no libraries in %s: %v", in.Dir, err)
-	}
-	found := map[Role]int{}
-	tables, variants := 0, 0
-	for _, path := range libraries {
-		stripped := filepath.Join(t.TempDir(), "stripped.so")
-		if out, err := exec.Command("strip", "-o", stripped, path).CombinedOutput(); err != nil {
-			t.Fatalf("strip: %v\n%s", err, out)
-		}
-		if strings.HasPrefix(filepath.Base(path), "libggml-cpu") {
-			variants++
-		}
-		whole, err := Scan(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, s := range whole.Sites {
-			found[s.Role]++
-			if s.Role == RoleOp || s.Role == RoleFused {
-				if op := codeAt(t, path, s.Probe); op[0]&^0x07 != 0x50 && (op[0] != 0x41 || op[1]&^0x07 != 0x50) {
-					t.Errorf("%s: the probe on %s+%d sits on % x, not on a push", filepath.Base(path), s.Symbol, s.Probe-s.Entry, op)
-				}
-			}
-		}
-		bare, err := Scan(stripped)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(bare.Sites) != len(whole.Sites) || !slices.Equal(bare.Ops, whole.Ops) {
-			t.Errorf("%s: %d sites, stripped %d", filepath.Base(path), len(whole.Sites), len(bare.Sites))
-		}
-		if whole.Ops != nil {
-			tables++
-			today := Candidates()[0]
-			for _, im := range []*Image{whole, bare} {
-				if im.Layout == nil || !im.Layout.same(today) || !strings.HasPrefix(im.Layout.Origin, "code of ") {
-					t.Errorf("%s: layout %v, %v", filepath.Base(path), im.Layout, im.LayoutErr)
-				}
-			}
-			if !strings.Contains(whole.GGMLVersion, ".") {
-				t.Errorf("%s: ggml's version is %q", filepath.Base(path), whole.GGMLVersion)
-			}
-			f, err := elf.Open(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			all := &symbols{byName: map[string]symbol{}}
-			if err := all.collect(f); err != nil {
-				t.Fatal(err)
-			}
-			if src, ok := sourcesOf(f, all, &today); !ok || src != today.Src {
-				t.Errorf("%s: ggml_mul_mat puts its operands at %d, %v; want %d", filepath.Base(path), src, ok, today.Src)
-			}
-			f.Close()
-			if whole.Ops[0] != "NONE" || len(whole.Ops) < 80 {
-				t.Errorf("%s: %d ops, the first is %s", filepath.Base(path), len(whole.Ops), whole.Ops[0])
-			}
-		}
-	}
-	if variants == 0 || found[RoleOp] != variants || found[RoleFused] != variants || found[RoleGraph] != variants || found[RoleDecode] == 0 || tables == 0 {
-		t.Errorf("%d variants of ggml-cpu; sites by role %v, %d tables of op names", variants, found, tables)
 	}
 }
 
@@ -137,20 +63,6 @@ func TestScanARM64(t *testing.T) {
 	if l, err := Infer(images); err != nil || !strings.HasPrefix(l.Origin, "code of ") {
 		t.Errorf("%v, %v", l, err)
 	}
-}
-
-func codeAt(t *testing.T, path string, offset uint64) []byte {
-	t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	code := make([]byte, 4)
-	if _, err := f.ReadAt(code, int64(offset)); err != nil {
-		t.Fatal(err)
-	}
-	return code
 }
 
 func TestScanOtherFiles(t *testing.T) {

@@ -16,10 +16,20 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"tensorcast/ggml"
 )
 
+//go:generate sh -c "go tool cgo -godefs defs.go | gofmt > wire_defs.go; rm -rf _obj _cgo_*.o"
+
 //go:embed shim.c
-var shimSource string
+var shimText string
+
+//go:embed wire.h
+var wireHeaderText string
+
+// shimSource is the shim with all that it includes: it is compiled from standard input, where there are no files beside it.
+var shimSource = ggml.IncludeGathers(strings.Replace(shimText, `#include "wire.h"`, wireHeaderText, 1))
 
 // -ldl is for glibc before 2.34.
 var compilerFlags = []string{"-std=gnu11", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-fexceptions", "-fno-strict-aliasing", "-x", "c", "-", "-ldl"}

@@ -1,9 +1,8 @@
 package preload
 
-// This file owns the shared memory: a file with a header and a slot for each process. shim.c has the same layout.
+// This file owns the shared memory: a file with a header and a slot for each process, as wire.h lays them out.
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,32 +18,8 @@ import (
 	"tensorcast/ggml"
 )
 
-const (
-	magic      = 0x74637031
-	slots      = 16
-	slotHeader = 4096 // bytes before a slot's ring, and before the first slot
-	maxLayouts = 16
-
-	headerSlots     = 4
-	headerSlotBytes = 8
-	headerRingBytes = 16
-	headerClosed    = 24
-	headerLayouts   = 28
-	headerLoaded    = 32
-	headerNoSlot    = 36
-	headerLayout    = 40
-	layoutBytes     = 64
-
-	slotPID        = 0
-	slotNodes      = 8
-	slotNoWeight   = 16
-	slotOpsSent    = 24
-	slotOpsLost    = 32
-	slotOthersLost = 40
-	slotUnread     = 48
-	slotHead       = 128
-	slotTail       = 192
-)
+// slots is how many processes can compute at once.
+const slots = 16
 
 // memory is the shared file, which is locked as long as its maker lives.
 type memory struct {
@@ -114,10 +89,9 @@ func (m *memory) init(credential *syscall.Credential) error {
 		return err
 	}
 	m.b = b
-	binary.NativeEndian.PutUint32(b[headerSlots:], slots)
-	binary.NativeEndian.PutUint64(b[headerSlotBytes:], stride)
-	binary.NativeEndian.PutUint64(b[headerRingBytes:], m.ring)
-	binary.NativeEndian.PutUint32(b, magic)
+	h := m.header()
+	h.Slots, h.Slot_bytes, h.Ring_bytes = slots, stride, m.ring
+	h.Magic = magic
 	return nil
 }
 
@@ -144,7 +118,7 @@ func removeAbandoned(dir string) {
 func (m *memory) close() error {
 	var errs []error
 	if m.b != nil {
-		atomic.StoreUint32(m.u32(headerClosed), 1)
+		atomic.StoreUint32(&m.header().Closed, 1)
 		errs = append(errs, unix.Munmap(m.b))
 		m.b = nil
 	}
@@ -154,42 +128,50 @@ func (m *memory) close() error {
 	return errors.Join(append(errs, m.file.Close())...)
 }
 
-func (m *memory) u32(at int) *uint32 { return (*uint32)(unsafe.Pointer(&m.b[at])) }
-func (m *memory) u64(at int) *uint64 { return (*uint64)(unsafe.Pointer(&m.b[at])) }
+func (m *memory) header() *wireHeader { return (*wireHeader)(unsafe.Pointer(&m.b[0])) }
 
-// slot is the offset of a slot.
-func (m *memory) slot(i int) int { return slotHeader + i*(slotHeader+int(m.ring)) }
+// at is the offset of a slot.
+func (m *memory) at(i int) int { return slotHeader + i*(slotHeader+int(m.ring)) }
+
+// slot is what a slot begins with. Programs write to it at any time: its members are read and written atomically.
+func (m *memory) slot(i int) *wireSlot { return (*wireSlot)(unsafe.Pointer(&m.b[m.at(i)])) }
+
+// buffer is a slot's ring of records.
+func (m *memory) buffer(i int) []byte {
+	begin := m.at(i) + slotHeader
+	return m.b[begin : begin+int(m.ring)]
+}
 
 // putLayout writes a layout that no reader looks at before the count says so.
 func (m *memory) putLayout(i int, l ggml.Layout) {
-	at := headerLayout + i*layoutBytes
-	for k, v := range []uint32{l.Type, l.NE, l.NB, l.Op, l.Flags, l.Src, l.MaxSrc, l.ViewSrc, l.Data, l.Name, l.NNodes, l.Nodes} {
-		binary.NativeEndian.PutUint32(m.b[at+4*k:], v)
+	m.header().Layout[i] = wireLayout{
+		Type: l.Type, Ne: l.NE, Nb: l.NB, Op: l.Op, Flags: l.Flags, Src: l.Src, Max_src: l.MaxSrc, View_src: l.ViewSrc, Data: l.Data, Name: l.Name,
+		N_nodes: l.NNodes, Nodes: l.Nodes,
 	}
-	atomic.StoreUint32(m.u32(headerLayouts), uint32(i+1))
+	atomic.StoreUint32(&m.header().Layouts, uint32(i+1))
 }
 
 // stop tells the programs that nobody will read any more.
-func (m *memory) stop() { atomic.StoreUint32(m.u32(headerClosed), 1) }
+func (m *memory) stop() { atomic.StoreUint32(&m.header().Closed, 1) }
 
-func (m *memory) pid(slot int) int { return int(atomic.LoadUint32(m.u32(m.slot(slot) + slotPID))) }
+func (m *memory) pid(slot int) int { return int(atomic.LoadUint32(&m.slot(slot).Pid)) }
 
 // free gives the slot of a process that is gone to another.
 func (m *memory) free(slot int) {
-	at := m.slot(slot)
-	clear(m.b[at+8 : at+slotHeader])
-	atomic.StoreUint32(m.u32(at+slotPID), 0)
+	at := m.at(slot)
+	clear(m.b[at+int(unsafe.Offsetof(wireSlot{}.Nodes)) : at+slotHeader]) // the process's number last: then the slot may be taken
+	atomic.StoreUint32(&m.slot(slot).Pid, 0)
 }
 
-func (m *memory) unread(slot int) uint64 { return atomic.LoadUint64(m.u64(m.slot(slot) + slotUnread)) }
+func (m *memory) unread(slot int) uint64 { return atomic.LoadUint64(&m.slot(slot).Unread) }
 
 func (m *memory) counters(p *process) event.Counters {
-	at := m.slot(p.slot)
-	get := func(field int) uint64 { return atomic.LoadUint64(m.u64(at + field)) }
+	s := m.slot(p.slot)
 	c := event.Counters{
-		NoWeight: get(slotNoWeight), OpsSent: get(slotOpsSent), OpsLost: get(slotOpsLost), OthersLost: get(slotOthersLost), Clipped: p.clipped, Received: p.received,
+		NoWeight: atomic.LoadUint64(&s.No_weight), OpsSent: atomic.LoadUint64(&s.Ops_sent), OpsLost: atomic.LoadUint64(&s.Ops_lost),
+		OthersLost: atomic.LoadUint64(&s.Others_lost), Clipped: p.clipped, Received: p.received,
 	}
-	c.Hits = get(slotNodes)
+	c.Hits = atomic.LoadUint64(&s.Nodes)
 	// A process that was killed may have counted a graph's nodes and not yet said what became of them, or sent what it had not finished.
 	if p.gone && c.OpsSent > c.Received {
 		c.OpsSent = c.Received
@@ -200,32 +182,35 @@ func (m *memory) counters(p *process) event.Counters {
 	return c
 }
 
+// recordHead is how many bytes of a record say what it is.
+const recordHead = uint64(unsafe.Sizeof(wireRecord{}))
+
 // read gives the records that a slot's ring holds to each, in order, as parts of the shared memory that are valid during the call.
 func (m *memory) read(slot int, each func(kind uint32, body []byte) error) (n int, err error) {
-	at := m.slot(slot)
-	ring := m.b[at+slotHeader : at+slotHeader+int(m.ring)]
-	head := atomic.LoadUint64(m.u64(at + slotHead))
-	tail := atomic.LoadUint64(m.u64(at + slotTail))
+	ring, s := m.buffer(slot), m.slot(slot)
+	head := atomic.LoadUint64(&s.Head)
+	tail := atomic.LoadUint64(&s.Tail)
 	if head-tail > m.ring {
 		return 0, fmt.Errorf("%w: %d bytes in a buffer of %d", errCorrupt, head-tail, m.ring)
 	}
 	for tail != head {
 		pos := tail & (m.ring - 1)
-		if m.ring-pos < 8 {
+		if m.ring-pos < recordHead {
 			return n, errCorrupt
 		}
-		kind, size := binary.NativeEndian.Uint32(ring[pos:]), uint64(binary.NativeEndian.Uint32(ring[pos+4:]))
-		if size < 8 || size%8 != 0 || size > m.ring-pos || size > head-tail {
+		record := fixed[wireRecord](&reader{b: ring[pos:]})
+		kind, size := record.Kind, uint64(record.Size)
+		if size < recordHead || size%8 != 0 || size > m.ring-pos || size > head-tail {
 			return n, fmt.Errorf("%w: a record of %d bytes", errCorrupt, size)
 		}
 		if kind != kindPad {
-			if err := each(kind, ring[pos+8:pos+size]); err != nil {
+			if err := each(kind, ring[pos+recordHead:pos+size]); err != nil {
 				return n, err
 			}
 			n++
 		}
 		tail += size
-		atomic.StoreUint64(m.u64(at+slotTail), tail)
+		atomic.StoreUint64(&s.Tail, tail)
 	}
 	return n, nil
 }

@@ -55,10 +55,9 @@ func TestCorruptRing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := session(t).mem
-			at := m.slot(3)
-			copy(m.b[at+slotHeader:], tc.ring)
-			atomic.StoreUint64(m.u64(at+slotTail), tc.tail)
-			atomic.StoreUint64(m.u64(at+slotHead), tc.head)
+			copy(m.buffer(3), tc.ring)
+			atomic.StoreUint64(&m.slot(3).Tail, tc.tail)
+			atomic.StoreUint64(&m.slot(3).Head, tc.head)
 			if n, err := m.read(3, func(uint32, []byte) error { return nil }); !errors.Is(err, errCorrupt) || n != 0 {
 				t.Errorf("%d records, %v", n, err)
 			}
@@ -69,9 +68,8 @@ func TestCorruptRing(t *testing.T) {
 // Records wrap around as the shim writes them: what does not fit before the ring's end is padded.
 func TestRingWraps(t *testing.T) {
 	m := session(t).mem
-	at := m.slot(0)
-	atomic.StoreUint64(m.u64(at+slotTail), minRing-16)
-	ring := m.b[at+slotHeader:]
+	atomic.StoreUint64(&m.slot(0).Tail, minRing-16)
+	ring := m.buffer(0)
 	put := func(pos, kind, size uint32) {
 		binary.NativeEndian.PutUint32(ring[pos:], kind)
 		binary.NativeEndian.PutUint32(ring[pos+4:], size)
@@ -79,7 +77,7 @@ func TestRingWraps(t *testing.T) {
 	put(minRing-16, kindPad, 16)
 	put(0, kindGraphEnd, 40)
 	put(40, kindOpName, 24)
-	atomic.StoreUint64(m.u64(at+slotHead), minRing+64)
+	atomic.StoreUint64(&m.slot(0).Head, minRing+64)
 	var got []uint32
 	n, err := m.read(0, func(kind uint32, body []byte) error {
 		got = append(got, kind, uint32(len(body)))
@@ -204,7 +202,7 @@ func TestCache(t *testing.T) {
 				if err != nil || len(out) != 0 || len(cmd.Env) != 3 {
 					t.Errorf("%v: %s; %q", err, out, cmd.Env)
 				}
-				if n := atomic.LoadUint32(s.mem.u32(headerLoaded)); n != 1 {
+				if n := atomic.LoadUint32(&s.mem.header().Loaded); n != 1 {
 					t.Errorf("loaded %d times", n)
 				}
 				if err := s.Close(); err != nil {

@@ -208,7 +208,7 @@ func (s *Session) wasLoaded() bool {
 	if s.mem.b == nil { // closed
 		return s.loaded
 	}
-	return atomic.LoadUint32(s.mem.u32(headerLoaded)) > 0
+	return atomic.LoadUint32(&s.mem.header().Loaded) > 0
 }
 
 // Close tells programs that still run to report nothing more, and removes the shared memory. Call it once, after Run has returned; then Counters, Seen and the like still answer.

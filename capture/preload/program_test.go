@@ -36,7 +36,7 @@ func variant(t *testing.T, in *llama.Installation, name string, oldnew ...string
 	if err != nil {
 		t.Fatal(err)
 	}
-	source := string(raw)
+	source := ggml.IncludeGathers(string(raw))
 	for i := 0; i < len(oldnew); i += 2 {
 		if strings.Count(source, oldnew[i]) != 1 {
 			t.Fatalf("llamarun.c has not once %q: the fixture is out of date", oldnew[i])

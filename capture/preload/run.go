@@ -181,7 +181,7 @@ func (s *Session) finish(handle func(event.Event) error) error {
 		}
 		s.unread += s.mem.unread(p.slot)
 	}
-	if atomic.LoadUint32(s.mem.u32(headerNoSlot)) > 0 {
+	if atomic.LoadUint32(&s.mem.header().No_slot) > 0 {
 		s.opts.Log.Warn("some processes were left out: too many computed at once", "at once", slots)
 	}
 	if s.unread > 0 {
@@ -346,19 +346,13 @@ func (s *Session) graph(p *process, g *graphRecord, handle func(event.Event) err
 		op := event.Op{
 			Time: g.time, Duration: -1, Stall: -1, PID: int32(p.pid), TID: int32(g.tid), Decode: decode, Graph: g.graph, Seq: g.seq + uint64(o.node) + 1, Name: name, Sources: o.sources, Memo: &o.memo,
 		}
-		switch o.gather {
-		case gatherRows, gatherBiases:
-			op.GatherDim = 1
-		case gatherMatrices:
-			op.GatherDim = 2
-		}
-		op.ByExpert = o.gather == gatherMatrices || o.gather == gatherBiases
+		op.GatherDim, op.ByExpert = o.gather.Dim, o.gather.Experts
 		if op.ByExpert {
 			op.Selects = int(o.selects)
 		}
 		if l, ok := g.ids[i]; ok {
 			op.IDs, op.IDRows = l.ids, l.rows
-		} else if o.gather == gatherRows { // computed by the graph itself, or too many
+		} else if op.GatherDim > 0 && !op.ByExpert { // computed by the graph itself, or too many
 			op.Clipped = true
 			p.clipped++
 		}

@@ -20,7 +20,6 @@
 #include <fcntl.h>
 #include <link.h>
 #include <sched.h>
-#include <stdalign.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -33,88 +32,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "wire.h"    // the shared memory
+#include "gathers.h" // ggml's gathering ops: package ggml puts its table here
+
 #define EXPORT __attribute__((visibility("default")))
 #define load(p) __atomic_load_n(p, __ATOMIC_ACQUIRE)
 #define store(p, v) __atomic_store_n(p, v, __ATOMIC_RELEASE)
 #define add(p, v) __atomic_fetch_add(p, v, __ATOMIC_RELAXED)
-
-// ---- shared memory: wire.go has the same
-
-enum { MAGIC = 0x74637031, MAX_LAYOUTS = 16, MAX_SRC = 10, SLOT_HEADER = 4096, MAX_TEMPLATES = 1024, SAMPLE = 512, SAMPLES = 4, NAME = 64 };
-enum { NO_LAYOUT = 0xffffffff };
-
-struct layout {
-    uint32_t type, ne, nb, op, flags, src, max_src, view_src, data, name; // in ggml_tensor; flags 0: there is none
-    uint32_t n_nodes, nodes;                                              // in ggml_cgraph
-    uint32_t pad[4];
-};
-
-struct header {
-    uint32_t magic, slots;
-    uint64_t slot_bytes; // from one slot to the next
-    uint64_t ring_bytes; // a power of two
-    uint32_t closed;     // nobody reads any more
-    uint32_t layouts;    // may grow
-    uint32_t loaded;     // programs that loaded the shim
-    uint32_t no_slot;    // processes that found no free slot
-    struct layout layout[MAX_LAYOUTS];
-};
-_Static_assert(sizeof(struct header) <= SLOT_HEADER, "header");
-
-// A process that computes graphs has a slot: its counters, and a ring of records.
-struct slot {
-    uint32_t pid; // 0: free
-    uint32_t pad;
-    uint64_t nodes, no_weight, ops_sent, ops_lost, others_lost; // nodes = no_weight + ops_sent + ops_lost
-    uint64_t unread;                                            // graphs that could not be read: layout unknown
-    uint64_t graphs, decodes;
-    alignas(64) uint64_t head; // bytes ever written
-    alignas(64) uint64_t tail; // bytes ever read
-};
-_Static_assert(sizeof(struct slot) <= SLOT_HEADER, "slot");
-
-enum kind { PAD, PROCESS, IMAGE, OP_NAME, FILE_SEEN, TEMPLATE, GRAPH, GRAPH_END, DECODE_BEGIN, DECODE_END };
-
-struct record { uint32_t kind, size; }; // size: of the whole record, a multiple of 8
-
-struct process_record { struct record r; uint32_t parent, command_bytes; char command[]; }; // command: /proc/self/cmdline
-struct image_record {
-    struct record r;
-    uint32_t layout, samples; // NO_LAYOUT: none of the known ones fits
-    char version[NAME], commit[NAME];
-    uint32_t sample_bytes[SAMPLES];
-    unsigned char sample[SAMPLES][SAMPLE]; // tensors of the first graph
-    char path[];                           // of the library
-};
-struct op_name_record { struct record r; uint32_t op, pad; char name[NAME]; };
-struct file_record { struct record r; uint64_t dev, ino; char path[]; };
-struct source {
-    uint64_t data, offset, ino, dev;
-    uint32_t type, in_file;
-    int64_t ne[4];
-    uint64_t nb[4];
-    char name[NAME];
-};
-enum gather { NONE, ROWS, MATRICES, BIASES };
-struct op { uint32_t op, node, sources, gather, selects, pad; }; // selects: how many experts, if it is for one token; then its sources
-struct template_record { struct record r; uint64_t hash; uint32_t id, ops; };
-struct ids { uint32_t op, slots, rows, pad; }; // op: index in the template; then slots * rows int32, filled up to 8 bytes
-struct graph_record {
-    struct record r;
-    uint64_t time, hash, seq; // seq: nodes before this graph
-    uint32_t tid, decode, graph, template, ops, lists;
-};
-struct graph_end_record { struct record r; uint64_t time; uint32_t tid, decode, graph, pad; };
-struct decode_record {
-    struct record r;
-    uint64_t time, context;
-    uint32_t tid, decode;
-    int32_t tokens;
-    uint32_t warmup;
-    int32_t sequences; // -1: unknown
-    uint32_t pad;
-    int32_t sequence[];
-};
 
 static struct header *hdr; // NULL: not wanted here
 static struct slot *slot;  // this process's
@@ -187,12 +111,12 @@ static struct slot *slot_at(uint32_t i) { return (struct slot *)((char *)hdr + S
 
 // ---- the ring
 
-// reserve returns room for a record, which commit completes; NULL if there is none. Records do not wrap around.
+// reserve returns room for what follows the head of a record, which commit completes; NULL if there is none. Records do not wrap around.
 static void *reserve(enum kind kind, size_t size)
 {
     uint64_t ring = hdr->ring_bytes, head = slot->head, at = head & (ring - 1), left = ring - at;
     char *base = (char *)slot + SLOT_HEADER;
-    size = (size + 7) & ~(size_t)7;
+    size = sizeof(struct record) + ((size + 7) & ~(size_t)7);
     uint64_t need = size <= left ? size : left + size;
     if (size > ring || need > ring - (head - load(&slot->tail))) return NULL;
     if (size > left) {
@@ -202,7 +126,7 @@ static void *reserve(enum kind kind, size_t size)
     pending = head + need;
     struct record *r = (struct record *)(base + at);
     *r = (struct record){kind, (uint32_t)size};
-    return r;
+    return r + 1;
 }
 
 static void commit(void) { store(&slot->head, pending); }
@@ -259,7 +183,7 @@ static bool introduce(void)
     struct process_record *r = reserve(PROCESS, sizeof *r + (size_t)n);
     if (!r) return false;
     r->parent = (uint32_t)getppid();
-    r->command_bytes = (uint32_t)n;
+    r->bytes = (uint32_t)n;
     memcpy(r->command, command, (size_t)n);
     commit();
     return true;
@@ -455,11 +379,11 @@ static bool known;           // lay is the layout of the library with the functi
 static void *known_fn;
 static uint32_t tried;       // layouts of the header that did not fit
 static bool flags_computed;  // this ggml marks the nodes that are computed
-static uint8_t class_of_op[1024];
+static uint8_t class_of_op[MAX_OPS];
 static const char *(*op_name)(uint32_t);
 
-enum class { UNKNOWN, NAMELESS, EMPTY, PLAIN, GET_ROWS, MUL_MAT_ID, ADD_ID };
-enum { FLAG_COMPUTE = 16, TYPE_I32 = 26, MAX_NODES = 1 << 20, MAX_LISTS = 8, MAX_IDS = 65536, TYPES = 40 };
+enum class { UNKNOWN, NAMELESS, EMPTY, PLAIN, GATHERING }; // GATHERING and above: by their places in gathers
+enum { FLAG_COMPUTE = 16, TYPE_I32 = 26, MAX_LISTS = 8, TYPES = 40 };
 
 // peek reads this process's own memory without trusting the address; it returns how many bytes it got.
 static size_t peek(void *into, const void *from, size_t size)
@@ -522,7 +446,7 @@ static bool getters_agree(const struct layout *l, tensor t)
 static void sample(struct image_record *r, const char *raw, size_t n)
 {
     if (!r || r->samples >= SAMPLES) return;
-    r->sample_bytes[r->samples] = (uint32_t)n;
+    r->bytes[r->samples] = (uint32_t)n;
     memcpy(r->sample[r->samples++], raw, n);
 }
 
@@ -551,7 +475,7 @@ static bool fits(const struct layout *l, const char *graph, struct image_record 
     return true;
 }
 
-static void copy_name(char *to, const char *from)
+static void copy_name(uint8_t *to, const char *from)
 {
     size_t n = from ? strnlen(from, NAME - 1) : 0;
     memcpy(to, from, n);
@@ -581,7 +505,7 @@ static void learn_layout(const char *graph, void *fn)
 
     struct image_record *r = reserve(IMAGE, sizeof *r + strlen(path) + 1);
     if (!r) return; // again with the next graph
-    memset((char *)r + sizeof r->r, 0, sizeof *r - sizeof r->r);
+    memset(r, 0, sizeof *r);
     strcpy(r->path, path);
     copy_name(r->version, version ? version() : NULL);
     copy_name(r->commit, commit_of ? commit_of() : NULL);
@@ -624,12 +548,12 @@ static enum class class(uint32_t op, bool *told)
         memcpy(r->name, name, NAME);
         commit();
     }
-    static const struct { const char *name; enum class class; } special[] = {
-        {"NONE", EMPTY}, {"RESHAPE", EMPTY}, {"VIEW", EMPTY}, {"PERMUTE", EMPTY}, {"TRANSPOSE", EMPTY},
-        {"GET_ROWS", GET_ROWS}, {"MUL_MAT_ID", MUL_MAT_ID}, {"ADD_ID", ADD_ID}};
+    static const char *const empty[] = {"NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"};
     enum class c = name[0] ? PLAIN : NAMELESS;
-    for (size_t i = 0; i < sizeof special / sizeof *special; i++)
-        if (!strcmp(name, special[i].name)) c = special[i].class;
+    for (size_t i = 0; i < sizeof empty / sizeof *empty; i++)
+        if (!strcmp(name, empty[i])) c = EMPTY;
+    for (int i = 0; i < GATHERS; i++)
+        if (!strcmp(name, gathers[i].op)) c = GATHERING + i;
     if (r) class_of_op[op] = (uint8_t)c;
     else *told = false;
     return c;
@@ -673,7 +597,7 @@ static bool weight(tensor t, struct source *s)
     const struct mapping *m = mapping_of(data);
     if (!m && (op || view || (lay.flags && FIELD(t, lay.flags, uint32_t) & ~FLAG_COMPUTE) || !named_weight(t))) return false; // an input, the KV cache
     s->data = data;
-    s->in_file = m != NULL;
+    s->mapped = m != NULL;
     s->offset = m ? data - m->lo + m->offset : 0;
     s->ino = m ? m->ino : 0;
     s->dev = m ? m->dev : 0;
@@ -720,25 +644,27 @@ static void walk(const char *graph, struct walk *w, char *into, bool files)
         struct op op = {.op = FIELD(t, lay.op, uint32_t), .node = w->nodes++};
         struct op *at = (struct op *)into;
         uint64_t hash = w->hash;
+        const struct gather *g = NULL;
         for (uint32_t k = 0; k < lay.max_src; k++) {
             tensor t_src = FIELD(t, lay.src + 8 * k, tensor);
             struct source s;
             if (!t_src || !weight(t_src, &s)) continue;
             if (into) memcpy(into + sizeof op + op.sources * sizeof s, &s, sizeof s);
-            if (files && s.in_file) w->told = tell(mapping_of(s.data)) && w->told;
+            if (files && s.mapped) w->told = tell(mapping_of(s.data)) && w->told;
             hash = mix_bytes(hash, &s, sizeof s);
             op.sources++;
+            if (c >= GATHERING && k == (uint32_t)gathers[c - GATHERING].source) g = &gathers[c - GATHERING];
         }
         if (!op.sources) continue;
-        op.gather = c == GET_ROWS ? ROWS : c == MUL_MAT_ID ? MATRICES : c == ADD_ID ? BIASES : NONE;
-        tensor by = op.gather == ROWS ? FIELD(t, lay.src + 8, tensor) : op.gather != NONE && lay.max_src > 2 ? FIELD(t, lay.src + 16, tensor) : NULL;
-        if (by && op.gather != ROWS && ((const int64_t *)(by + lay.ne))[1] == 1) op.selects = (uint32_t)((const int64_t *)(by + lay.ne))[0];
+        op.gather = g ? (uint32_t)(g - gathers) + 1 : 0;
+        tensor by = g && (uint32_t)g->ids < lay.max_src ? FIELD(t, lay.src + 8 * (uint32_t)g->ids, tensor) : NULL;
+        if (by && g->experts && ((const int64_t *)(by + lay.ne))[1] == 1) op.selects = (uint32_t)((const int64_t *)(by + lay.ne))[0];
         w->hash = mix_bytes(hash, &op, sizeof op);
         if (at) {
             *at = op;
             into += sizeof op + op.sources * sizeof(struct source);
         }
-        if (by && op.gather == ROWS && readable(by) && w->lists < MAX_LISTS) {
+        if (by && !g->experts && readable(by) && w->lists < MAX_LISTS) {
             w->list[w->lists].t = by;
             w->list[w->lists++].op = w->ops;
             const int64_t *e = (const int64_t *)(by + lay.ne);
@@ -868,7 +794,7 @@ struct batch {
     uint64_t later[9];
 };
 
-enum { CHUNK = 64, MAX_SEQ_ID = 1024, MAX_SEQS_OF_TOKEN = 8 };
+enum { CHUNK = 64, MAX_SEQS_OF_TOKEN = 8 };
 
 // sequences marks the sequences of the batch's tokens and returns how many there are; -1 if they cannot be told. The arrays are read with bounds: a later
 // llama_batch may have other members.
@@ -926,7 +852,7 @@ static void decode_end(uint32_t number)
     if (!number || !enter()) return;
     struct decode_record *r = reserve(DECODE_END, sizeof *r);
     if (r) {
-        memset((char *)r + sizeof r->r, 0, sizeof *r - sizeof r->r);
+        memset(r, 0, sizeof *r);
         r->time = now(), r->tid = self.tid, r->decode = number;
         commit();
     } else {

@@ -1,52 +1,17 @@
 package preload
 
-// This file reads the records of the shim. They come from another program's memory: nothing in them is believed without bounds.
+// This file reads the records of the shim, which wire.h defines. They come from another program's memory: nothing in them is believed without bounds.
 
 import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
 	"strings"
+	"unsafe"
 
 	"tensorcast/event"
 	"tensorcast/ggml"
 	"tensorcast/gguf"
-)
-
-// kinds of records, as in shim.c
-const (
-	kindPad = iota
-	kindProcess
-	kindImage
-	kindOpName
-	kindFile
-	kindTemplate
-	kindGraph
-	kindGraphEnd
-	kindDecodeBegin
-	kindDecodeEnd
-)
-
-const (
-	noLayout  = 0xffffffff
-	samples   = 4
-	nameBytes = 64
-
-	maxSources   = 10
-	maxOps       = 1 << 20 // in a graph
-	maxNames     = 1 << 10 // of ops
-	maxTemplates = 1 << 10
-	maxIDs       = 1 << 16
-	maxSequences = 1 << 10
-)
-
-// gathers, as in shim.c
-const (
-	gatherNone = iota
-	gatherRows
-	gatherMatrices
-	gatherBiases
-	gathers
 )
 
 // reader takes values from a record; what goes beyond its end is zero and sets short.
@@ -73,16 +38,18 @@ func (r *reader) u32() uint32 {
 	return 0
 }
 
-func (r *reader) u64() uint64 {
-	if b := r.take(8); b != nil {
-		return binary.NativeEndian.Uint64(b)
-	}
-	return 0
+// fixed takes a struct of wire.h.
+func fixed[T any](r *reader) (v T) {
+	to := unsafe.Slice((*byte)(unsafe.Pointer(&v)), unsafe.Sizeof(v))
+	copy(to, r.take(len(to)))
+	return v
 }
 
-// text is a string that ends at a zero, or with its n bytes.
-func (r *reader) text(n int) string {
-	b := r.take(n)
+// rest is a string that ends at a zero, or with the record.
+func (r *reader) rest() string { return text(r.take(len(r.b))) }
+
+// text is a string that ends at a zero, or with its bytes.
+func text(b []byte) string {
 	if end := bytes.IndexByte(b, 0); end >= 0 {
 		b = b[:end]
 	}
@@ -104,8 +71,9 @@ type processRecord struct {
 
 func readProcess(body []byte) (processRecord, error) {
 	r := reader{b: body}
-	p := processRecord{parent: int32(r.u32())}
-	if line := r.take(int(r.u32())); len(line) > 0 {
+	w := fixed[wireProcess](&r)
+	p := processRecord{parent: int32(w.Parent)}
+	if line := r.take(int(w.Bytes)); len(line) > 0 {
 		p.command = strings.Split(string(bytes.TrimSuffix(line, []byte{0})), "\x00")
 	}
 	return p, r.err("a process")
@@ -121,37 +89,28 @@ type imageRecord struct {
 
 func readImage(body []byte) (imageRecord, error) {
 	r := reader{b: body}
-	im := imageRecord{layout: r.u32()}
-	n := r.u32()
-	im.version, im.commit = r.text(nameBytes), r.text(nameBytes)
-	var sizes [samples]uint32
-	for i := range sizes {
-		sizes[i] = r.u32()
+	w := fixed[wireImage](&r)
+	im := imageRecord{layout: w.Layout, version: text(w.Version[:]), commit: text(w.Commit[:])}
+	for i := range min(int(w.Samples), samples) {
+		im.samples = append(im.samples, bytes.Clone(w.Sample[i][:min(w.Bytes[i], sampleBytes)]))
 	}
-	for i, size := range sizes {
-		raw := r.take(ggml.TensorBytes)
-		if uint32(i) < n && raw != nil {
-			im.samples = append(im.samples, bytes.Clone(raw[:min(size, ggml.TensorBytes)]))
-		}
-	}
-	im.path = r.text(len(r.b))
+	im.path = r.rest()
 	return im, r.err("a library")
 }
 
 func readOpName(body []byte) (op uint32, name string, err error) {
 	r := reader{b: body}
-	op = r.u32()
-	r.u32()
-	if op >= maxNames {
-		return 0, "", fmt.Errorf("%w: op %d", errCorrupt, op)
+	w := fixed[wireOpName](&r)
+	if w.Op >= maxNames {
+		return 0, "", fmt.Errorf("%w: op %d", errCorrupt, w.Op)
 	}
-	return op, r.text(nameBytes), r.err("an op's name")
+	return w.Op, text(w.Name[:]), r.err("an op's name")
 }
 
 func readFile(body []byte) (id event.FileID, path string, err error) {
 	r := reader{b: body}
-	id = event.FileID{Dev: r.u64(), Ino: r.u64()}
-	return id, r.text(len(r.b)), r.err("a file")
+	w := fixed[wireFile](&r)
+	return event.FileID{Dev: w.Dev, Ino: w.Ino}, r.rest(), r.err("a file")
 }
 
 // template is what graphs of the same ops have in common.
@@ -162,8 +121,8 @@ type template struct {
 
 type templateOp struct {
 	op      uint32
-	node    uint32 // among those that the graph computes
-	gather  uint32
+	node    uint32      // among those that the graph computes
+	gather  ggml.Gather // its Dim is 0 if the op does not gather
 	selects uint32
 	sources []event.Source
 	memo    event.Memo
@@ -171,40 +130,37 @@ type templateOp struct {
 
 func readTemplate(body []byte) (id uint32, t *template, err error) {
 	r := reader{b: body}
-	t = &template{hash: r.u64()}
-	id = r.u32()
-	n := r.u32()
-	if n > maxOps || id >= maxTemplates {
-		return 0, nil, fmt.Errorf("%w: a graph of %d ops", errCorrupt, n)
+	w := fixed[wireTemplate](&r)
+	if w.Ops > maxOps || w.Id >= maxTemplates {
+		return 0, nil, fmt.Errorf("%w: a graph of %d ops", errCorrupt, w.Ops)
 	}
-	for range n {
-		op := templateOp{op: r.u32(), node: r.u32()}
-		sources := r.u32()
-		op.gather, op.selects = r.u32(), r.u32()
-		r.u32()
-		if sources == 0 || sources > maxSources || op.gather >= gathers || op.selects > maxIDs || r.short {
-			return 0, nil, fmt.Errorf("%w: an op with %d sources", errCorrupt, sources)
+	t = &template{hash: w.Hash}
+	gathers := ggml.Gathers()
+	for range w.Ops {
+		o := fixed[wireOp](&r)
+		if o.Sources == 0 || o.Sources > maxSources || int64(o.Gather) > int64(len(gathers)) || o.Selects > maxIDs || r.short {
+			return 0, nil, fmt.Errorf("%w: an op with %d sources", errCorrupt, o.Sources)
 		}
-		for range sources {
+		op := templateOp{op: o.Op, node: o.Node, selects: o.Selects}
+		if o.Gather > 0 {
+			op.gather = gathers[o.Gather-1]
+		}
+		for range o.Sources {
 			op.sources = append(op.sources, readSource(&r))
 		}
 		t.ops = append(t.ops, op)
 	}
-	return id, t, r.err("a graph's ops")
+	return w.Id, t, r.err("a graph's ops")
 }
 
 func readSource(r *reader) event.Source {
-	s := event.Source{Data: r.u64(), Offset: int64(r.u64())}
-	s.File.Ino, s.File.Dev = r.u64(), r.u64()
-	s.Type = gguf.Type(r.u32())
-	s.InFile = r.u32() != 0
-	for i := range s.NE {
-		s.NE[i] = int64(r.u64())
+	w := fixed[wireSource](r)
+	s := event.Source{
+		Name: text(w.Name[:]), Data: w.Data, InFile: w.Mapped != 0, File: event.FileID{Dev: w.Dev, Ino: w.Ino}, Offset: int64(w.Offset), Type: gguf.Type(w.Type), NE: w.Ne,
 	}
-	for i := range s.NB {
-		s.NB[i] = int64(r.u64())
+	for i, n := range w.Nb {
+		s.NB[i] = int64(n)
 	}
-	s.Name = r.text(nameBytes)
 	return s
 }
 
@@ -223,11 +179,11 @@ type idList struct {
 
 func readGraph(body []byte) (graphRecord, error) {
 	r := reader{b: body}
-	g := graphRecord{time: int64(r.u64()), hash: r.u64(), seq: r.u64(), tid: r.u32(), decode: r.u32(), graph: r.u32(), template: r.u32(), ops: r.u32()}
-	lists := r.u32()
-	for range lists {
-		op, slots, rows := r.u32(), r.u32(), r.u32()
-		r.u32()
+	w := fixed[wireGraph](&r)
+	g := graphRecord{time: int64(w.Time), hash: w.Hash, seq: w.Seq, tid: w.Tid, decode: w.Decode, graph: w.Graph, template: w.Template, ops: w.Ops}
+	for range w.Lists {
+		list := fixed[wireIDs](&r)
+		slots, rows := list.Slots, list.Rows
 		if r.short || slots > maxIDs || rows > maxIDs || slots*rows > maxIDs || slots*rows == 0 {
 			return g, fmt.Errorf("%w: %d x %d ids", errCorrupt, slots, rows)
 		}
@@ -241,7 +197,7 @@ func readGraph(body []byte) (graphRecord, error) {
 		if g.ids == nil {
 			g.ids = map[int]idList{}
 		}
-		g.ids[int(op)] = l
+		g.ids[int(list.Op)] = l
 	}
 	return g, r.err("a graph")
 }
@@ -253,7 +209,8 @@ type graphEnd struct {
 
 func readGraphEnd(body []byte) (graphEnd, error) {
 	r := reader{b: body}
-	return graphEnd{time: int64(r.u64()), tid: r.u32(), decode: r.u32()}, r.err("a graph's end")
+	w := fixed[wireGraphEnd](&r)
+	return graphEnd{time: int64(w.Time), tid: w.Tid, decode: w.Decode}, r.err("a graph's end")
 }
 
 type decodeRecord struct {
@@ -267,13 +224,12 @@ type decodeRecord struct {
 
 func readDecode(body []byte) (decodeRecord, error) {
 	r := reader{b: body}
-	d := decodeRecord{time: int64(r.u64()), context: r.u64(), tid: r.u32(), decode: r.u32(), tokens: int32(r.u32()), warmup: r.u32() != 0}
-	n := int32(r.u32())
-	r.u32()
-	if n > maxSequences {
-		return d, fmt.Errorf("%w: a batch of %d sequences", errCorrupt, n)
+	w := fixed[wireDecode](&r)
+	d := decodeRecord{time: int64(w.Time), context: w.Context, tid: w.Tid, decode: w.Decode, tokens: w.Tokens, warmup: w.Warmup != 0}
+	if w.Sequences > maxSequences {
+		return d, fmt.Errorf("%w: a batch of %d sequences", errCorrupt, w.Sequences)
 	}
-	for range max(n, 0) {
+	for range max(w.Sequences, 0) {
 		d.sequences = append(d.sequences, int32(r.u32()))
 	}
 	return d, r.err("a decode")

@@ -137,7 +137,7 @@ func run(ctx context.Context, o options, po prefetch.Options) (err error) {
 	}
 	defer func() { err = errors.Join(err, pages.Close()) }()
 	controller := prefetch.New(pages, po)
-	target, err := capture.Attach(o.pid, capture.Options{Interval: tick, Tick: controller.Tick, Late: true, Log: log})
+	target, err := capture.Attach(o.pid, capture.Options{Interval: tick, Tick: controller.Tick, Late: true, Small: true, Log: log})
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -452,6 +455,88 @@ func TestTargetUnharmedByDetach(t *testing.T) {
 		h.summary(t)
 	}
 	r.finish()
+}
+
+// What prefetchd takes for itself while it follows is missing to its target: anonymous memory and BPF maps.
+func TestOwnMemory(t *testing.T) {
+	const bar = 14e6
+	r := newRig(t, 0.6, 150)
+	r.start()
+	h := r.help()
+	var most, anonymous, maps int64
+	samples := 0
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for r.target.Process.Signal(syscall.Signal(0)) == nil {
+			time.Sleep(20 * time.Millisecond)
+			status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", h.Process.Pid))
+			if err != nil || !r.joined(h) { // it has ended, or is still setting up
+				continue
+			}
+			anon, kernel := field(status, "RssAnon:")<<10, mapMemory(h.Process.Pid)
+			if anon == 0 || kernel == 0 { // it is about to end
+				continue
+			}
+			samples++
+			most, anonymous, maps = max(most, anon+kernel), max(anonymous, anon), max(maps, kernel)
+		}
+	}()
+	r.finish()
+	<-done
+	if s := h.summary(t); s.Tokens < r.options.Tokens/3 || samples < 10 {
+		t.Fatalf("%d samples; summary %+v", samples, s)
+	}
+	t.Logf("at most %.1f MB: anonymous memory %.1f MB, BPF maps %.1f MB (%d samples)", float64(most)/1e6, float64(anonymous)/1e6, float64(maps)/1e6, samples)
+	if most >= bar {
+		t.Errorf("prefetchd takes %d bytes, of which %d are BPF maps; %.0f is the bar", most, maps, bar)
+	}
+}
+
+// joined says whether prefetchd has joined the target's group, which is the last that it does before it follows.
+func (r *rig) joined(h *helper) bool {
+	for _, file := range r.group.ProcsFiles() {
+		data, err := os.ReadFile(file)
+		if err == nil && slices.Contains(strings.Fields(string(data)), strconv.Itoa(h.Process.Pid)) {
+			return true
+		}
+	}
+	return false
+}
+
+// mapMemory is what the BPF maps that a process has open take of kernel memory, each counted once, as the kernel accounts them.
+func mapMemory(pid int) (sum int64) {
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid))
+	if err != nil {
+		return 0
+	}
+	seen := map[int64]bool{}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil || !bytes.Contains(data, []byte("map_type:")) {
+			continue
+		}
+		if id := field(data, "map_id:"); !seen[id] {
+			seen[id] = true
+			sum += field(data, "memlock:")
+		}
+	}
+	return sum
+}
+
+// field is the number that stands behind a name in a file of /proc; 0 if it is not there.
+func field(data []byte, name string) int64 {
+	for line := range strings.Lines(string(data)) {
+		rest, ok := strings.CutPrefix(line, name)
+		if fields := strings.Fields(rest); ok && len(fields) > 0 {
+			n, err := strconv.ParseInt(fields[0], 10, 64)
+			if err != nil {
+				return 0
+			}
+			return n
+		}
+	}
+	return 0
 }
 
 func TestBadInput(t *testing.T) {

@@ -11,6 +11,7 @@
 const volatile u32 page_shift;
 const volatile u64 wake_at; /* bytes that wake the reader */
 
+/* User space has these numbers from here: bpf2go makes Go constants of them. */
 enum kind {
 	KIND_OPS = 1,
 	KIND_TEMPLATE,
@@ -41,7 +42,25 @@ enum counter {
 	COUNTERS,
 };
 
-/* How a ggml numbers its ops and lays out its structs. An op that it lacks is -1. First what each hit needs. */
+enum cause { CAUSE_FAULT, CAUSE_READAHEAD, CAUSE_READ, CAUSE_OTHER };
+
+enum limit {
+	MAX_NODE_SRC = 16, /* at least GGML_MAX_SRC, which is 10, and 16 in a fork */
+	SIGNED_SRC = 4,    /* sources by which a node is known again, and that may hold ids */
+	MAX_GATHERS = 8,   /* gathering ops */
+	NO_OP = 0xffffffff, /* no op has this number */
+};
+
+/* How an op reads only those slices of a source that another one names. User space fills in what its table of ggml's ops says. */
+struct gather {
+	u32 op; /* its number in the target's ggml; NO_OP: it has none, or there are fewer such ops */
+	u8 source;
+	u8 ids;     /* the source that holds the slices' numbers */
+	u8 experts; /* they are experts, else rows */
+	u8 pad;
+};
+
+/* How a ggml numbers its ops and lays out its structs. First what each hit needs. */
 struct layout {
 	/* byte offsets in ggml_tensor, in ggml_cgraph the last two */
 	u32 ne; /* s64 ne[4], then u64 nb[4]; 0: not known yet */
@@ -55,9 +74,7 @@ struct layout {
 	u32 name;
 	u32 n_nodes;
 	u32 nodes;
-	u32 op_get_rows;
-	u32 op_mul_mat_id;
-	u32 op_add_id;
+	struct gather gathers[MAX_GATHERS];
 };
 
 /* What user space tells the programs about a process. */
@@ -89,7 +106,7 @@ struct pages_event {
 	u64 index; /* first page */
 	u64 count;
 	u32 dev;
-	u32 cause; /* as in package trace */
+	u32 cause;
 };
 
 struct process_event {
@@ -101,7 +118,7 @@ struct process_event {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 8 << 20);
+	__uint(max_entries, 8 << 20); /* or what user space wants, as in the other maps */
 } events SEC(".maps");
 
 struct {

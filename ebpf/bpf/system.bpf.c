@@ -8,8 +8,6 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define TASK_UNINTERRUPTIBLE 2
 #define FAULT_PRESENT 1 /* x86: the page is there, the access is not allowed */
 
-enum cause { CAUSE_FAULT, CAUSE_READAHEAD, CAUSE_READ, CAUSE_OTHER };
-
 /* The tracepoint has told the order of a folio since Linux 6.9; before, each page had its event. */
 const volatile u32 has_order;
 
@@ -50,6 +48,7 @@ const struct pages_event *unused_pages_event __attribute__((unused));
 const struct process_event *unused_process_event __attribute__((unused));
 const struct io *unused_io __attribute__((unused));
 const struct file_key *unused_file_key __attribute__((unused));
+const enum cause *unused_cause __attribute__((unused));
 
 static __always_inline struct io *this_io(u32 tid)
 {

@@ -17,9 +17,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL"; /* bpf_find_vma and bpf_probe_read_user are GPL-only helpers */
 
-#define MAX_NODE_SRC 16 /* at least GGML_MAX_SRC, which is 10, and 16 in a fork */
-#define SIGNED_SRC 4
-#define MAX_WEIGHTS 4   /* weights per op that an event carries */
+#define MAX_WEIGHTS 4 /* weights per op that an event carries */
 #define IDS_PER_EVENT 128
 #define MAX_IDS 65536
 #define MAX_NODES (1 << 20)
@@ -28,7 +26,6 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL"; /* bpf_find_vma and bpf_probe_re
 #define SHAPE_GATHERS 4
 #define SHAPE_READS 2048 /* a power of two */
 #define MAX_BATCHED 16
-#define MAX_TEMPLATES 32768
 #define THREAD_SLOTS 64
 
 enum op_flag { OP_FUSED = 1, OP_CLIPPED = 2, OP_GATHERS = 4, OP_BUFFERS = 8, OP_UNRESOLVED = 16 };
@@ -41,6 +38,7 @@ const volatile u32 want_buffers; /* tensors besides weights, too */
 const volatile u32 want_io;      /* tell what a page that comes from disk is needed for */
 const volatile u32 wide;         /* processes that are no targets hit the probes, too */
 const volatile u32 batch;        /* ops that are sent together, 1 to MAX_BATCHED */
+const volatile u32 template_mask; /* one less than the entries of templates, which are a power of two */
 
 struct source {
 	u64 data;
@@ -175,7 +173,7 @@ struct node_key {
 	u32 epoch;
 };
 
-/* One line of the cache. A template is at its id modulo MAX_TEMPLATES: the oldest makes room for a new one. */
+/* One line of the cache. A template is at its id modulo the number of places: the oldest makes room for a new one. */
 struct template {
 	struct node_key key;
 	u64 ids; /* tensor that the op gathers by */
@@ -256,7 +254,7 @@ struct thread {
 	struct buffers_event bufs;
 } __attribute__((aligned(64)));
 
-/* Threads that compute as thread 0, by their numbers. */
+/* Threads that compute as thread 0, by their numbers. The size of this map is a constant: each hit needs it, and a variable is one line more. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE); /* begins with a page, and so a line */
@@ -283,7 +281,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, MAX_TEMPLATES);
+	__uint(max_entries, 32768);
 	__type(key, u32);
 	__type(value, struct template);
 } templates SEC(".maps");
@@ -291,7 +289,7 @@ struct {
 /* Where the template of a node is. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, MAX_TEMPLATES);
+	__uint(max_entries, 32768);
 	__type(key, struct node_key);
 	__type(value, u32);
 } nodes SEC(".maps");
@@ -326,6 +324,11 @@ const struct shape_event *unused_shape_event __attribute__((unused));
 const struct graph_event *unused_graph_event __attribute__((unused));
 const struct buffers_event *unused_buffers_event __attribute__((unused));
 const struct sample_event *unused_sample_event __attribute__((unused));
+const enum kind *unused_kind __attribute__((unused));
+const enum counter *unused_counter __attribute__((unused));
+const enum limit *unused_limit __attribute__((unused));
+const enum op_flag *unused_op_flag __attribute__((unused));
+const enum source_flag *unused_source_flag __attribute__((unused));
 
 static __always_inline u32 this_tgid(void) { return bpf_get_current_pid_tgid() >> 32; }
 
@@ -550,26 +553,35 @@ __attribute__((noinline)) int add_weight(struct thread *th, u64 tensor)
 	return 0;
 }
 
+/* What a node is known by, as far apart as in every ggml of the last years: one read, not two. */
+struct signed_node {
+	u32 op;
+	u32 between[17];
+	u64 src[SIGNED_SRC];
+};
+
 /* Says which node this is, by its op and its first sources, each by its place; 0 if they cannot be read. Ops with more sources than that (attention)
  * do not differ in those alone. */
-static __always_inline u64 sign(u32 op_at, u32 src_at, u64 node, u32 *op, u64 *third)
+static __always_inline u64 sign(u32 op_at, u32 src_at, u64 node, struct signed_node *n)
 {
 	const u64 k = 0x9e3779b97f4a7c15;
-	struct {
-		u32 op;
-		u32 between[17];
-		u64 src[SIGNED_SRC];
-	} n; /* as far apart as in every ggml of the last years: one read, not two */
-	if (src_at - op_at == __builtin_offsetof(typeof(n), src)) {
-		if (bpf_probe_read_user(&n, sizeof(n), (void *)(node + op_at)))
+	if (src_at - op_at == __builtin_offsetof(struct signed_node, src)) {
+		if (bpf_probe_read_user(n, sizeof(*n), (void *)(node + op_at)))
 			return 0;
-	} else if (bpf_probe_read_user(&n.op, sizeof(n.op), (void *)(node + op_at)) ||
-		   bpf_probe_read_user(n.src, sizeof(n.src), (void *)(node + src_at))) {
+	} else if (bpf_probe_read_user(&n->op, sizeof(n->op), (void *)(node + op_at)) ||
+		   bpf_probe_read_user(n->src, sizeof(n->src), (void *)(node + src_at))) {
 		return 0;
 	}
-	*op = n.op;
-	*third = n.src[2];
-	return ((n.op + n.src[0]) * k + n.src[1] * (k << 1 | 1) + n.src[2] * (k << 2 | 1) + n.src[3] * (k << 3 | 1)) | 1;
+	return ((n->op + n->src[0]) * k + n->src[1] * (k << 1 | 1) + n->src[2] * (k << 2 | 1) + n->src[3] * (k << 3 | 1)) | 1;
+}
+
+/* How an op gathers; NULL if it reads all of its sources. */
+static __always_inline struct gather *gather_of(struct thread *th, u32 op)
+{
+	for (u32 i = 0; i < MAX_GATHERS; i++)
+		if (th->layout.gathers[i].op == op)
+			return &th->layout.gathers[i];
+	return NULL;
 }
 
 /* The op and all sources of a node, into th->sources. */
@@ -605,6 +617,15 @@ static __always_inline bool send_template(struct thread *th)
 	return false;
 }
 
+/* Whether a source of the node that was learned last is one of its n weights. */
+static __always_inline bool is_weight(struct thread *th, u32 n, u64 source)
+{
+	for (u32 i = 0; i < MAX_WEIGHTS; i++)
+		if (i < n && th->weight[i] == source)
+			return true;
+	return false;
+}
+
 /* Learns what a node reads (with the one fused to it, or 0) and sends that as a template. */
 __attribute__((noinline)) int learn(struct thread *th, u64 node, u64 second)
 {
@@ -621,10 +642,9 @@ __attribute__((noinline)) int learn(struct thread *th, u64 node, u64 second)
 		if (th->sources[i])
 			add_weight(th, th->sources[i]);
 	u64 ids = 0;
-	if (tm->op == th->layout.op_get_rows)
-		ids = th->sources[1];
-	else if (tm->op == th->layout.op_mul_mat_id || tm->op == th->layout.op_add_id)
-		ids = th->sources[2];
+	struct gather *gather = gather_of(th, tm->op);
+	if (gather && is_weight(th, tm->nsrc, th->sources[gather->source & (MAX_NODE_SRC - 1)]))
+		ids = th->sources[gather->ids & (MAX_NODE_SRC - 1)];
 	if (second) {
 		tm->flags |= OP_FUSED;
 		if (!read_node(th, second, &tm->fused_op))
@@ -679,7 +699,7 @@ SELDOM struct template *meet(struct thread *th, struct node_key *key, u64 second
 		/* What could not be sent, or read whole, is learned again the next time. */
 		if (!learn(th, key->node, second) || th->known.flags & (OP_CLIPPED | OP_UNRESOLVED) || want_buffers || th->layout.forget)
 			return &th->known;
-		at = th->known.id % MAX_TEMPLATES;
+		at = th->known.id & template_mask;
 		t = bpf_map_lookup_elem(&templates, &at);
 		if (!t)
 			return &th->known;
@@ -805,11 +825,7 @@ __attribute__((noinline)) int send_buffers(struct thread *th, u64 node, u64 resu
 		u64 s = th->sources[i];
 		if (!s)
 			continue;
-		bool weight = false;
-		for (u32 k = 0; k < MAX_WEIGHTS; k++)
-			if (k < th->known.nsrc && th->weight[k] == s)
-				weight = true;
-		if (!weight)
+		if (!is_weight(th, th->known.nsrc, s))
 			add_buffer(th, s, 0);
 	}
 	add_buffer(th, result, 1);
@@ -890,9 +906,8 @@ static __always_inline int op_hit(u64 params, u64 node, u64 second)
 	struct template *t = bpf_map_lookup_elem(&templates, &th->expected);
 	if (t)
 		(void)*(volatile u64 *)&t->key.node;
-	u64 third;
-	u32 op;
-	struct node_key key = {.node = node, .signature = sign(th->op, th->src, node, &op, &third), .tgid = id >> 32, .epoch = th->epoch};
+	struct signed_node signed_node;
+	struct node_key key = {.node = node, .signature = sign(th->op, th->src, node, &signed_node), .tgid = id >> 32, .epoch = th->epoch};
 	if (unlikely(!key.signature)) {
 		count(COUNT_FAULTS);
 		return 0;
@@ -957,14 +972,17 @@ struct graph_loop {
 static long sign_node(u32 i, void *arg)
 {
 	struct graph_loop *l = arg;
-	u64 node = 0, third = 0;
-	u32 op = 0;
-	u64 signature = 0;
+	struct signed_node n = {};
+	u64 node = 0, signature = 0, ids = 0, slots = 0;
 	if (!read_u64(&node, l->nodes + 8 * i))
-		signature = sign(l->th->op, l->th->src, node, &op, &third);
-	/* The warm-up uses all experts. */
-	u64 slots = 0;
-	if (!signature || (op == l->th->layout.op_mul_mat_id && read_u64(&slots, third + l->th->layout.ne))) {
+		signature = sign(l->th->op, l->th->src, node, &n);
+	struct gather *gather = gather_of(l->th, n.op);
+	/* The warm-up uses all experts: how many there are per token makes another graph. */
+	if (gather && gather->experts)
+		for (u32 k = 0; k < SIGNED_SRC; k++)
+			if (k == gather->ids)
+				ids = n.src[k];
+	if (!signature || (ids && read_u64(&slots, ids + l->th->layout.ne))) {
 		l->failed = 1;
 		return 1;
 	}
@@ -1011,7 +1029,8 @@ static long learn_node(u32 i, void *arg)
 		th->shape.nreads = i > 0xffff ? SHAPE_READS + 1 : r + 1;
 	}
 	u32 n = th->shape.ngathers;
-	if (th->known.nsrc && th->tm.op == th->layout.op_get_rows && n < SHAPE_GATHERS) {
+	struct gather *gather = gather_of(th, th->tm.op);
+	if (th->known.ids && gather && !gather->experts && n < SHAPE_GATHERS) {
 		th->shape.gathers[n] = th->known.ids;
 		th->shape.ngathers = n + 1;
 	}

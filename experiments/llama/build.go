@@ -11,12 +11,17 @@ import (
 	"os/exec"
 	"strings"
 	"time"
+
+	"tensorcast/ggml"
 )
 
 const driverName = "llamarun"
 
 //go:embed llamarun.c
-var driverSource string
+var driverText string
+
+// driverSource is the driver with all that it includes.
+var driverSource = ggml.IncludeGathers(driverText)
 
 // -ldl and -pthread are for glibc before 2.34.
 var compilerFlags = []string{"-std=gnu11", "-O2", "-x", "c", "-", "-ldl", "-pthread"}

@@ -37,6 +37,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "gathers.h" // ggml's gathering ops: package ggml puts its table here
+
 // ---- errors: one line on stderr; 1 failure, 2 usage
 
 // A file that appears under its name when it is whole. A pipe or a device is written as it is.
@@ -311,13 +313,11 @@ static const tensor *weight_of(const tensor *s)
     return (s->buffer && ggml_backend_buffer_get_usage(s->buffer) == USAGE_WEIGHTS) || find_map(s->data) ? s : NULL;
 }
 
-// selector returns the ids by which op t picks parts of its source i, and in *dim the dimension that they index; NULL if t reads the whole source.
-static const tensor *selector(const tensor *t, int i, int *dim)
+// gather_of says how op t picks parts of its source i, by which ids; NULL if t reads the whole source.
+static const struct gather *gather_of(const tensor *t, int i)
 {
-    const char *op = ggml_op_name(t->op);
-    if (!strcmp(op, "GET_ROWS") && i == 0) return *dim = 1, t->src[1];   // rows: token embedding
-    if (!strcmp(op, "MUL_MAT_ID") && i == 0) return *dim = 2, t->src[2]; // experts' matrices
-    if (!strcmp(op, "ADD_ID") && i == 1) return *dim = 1, t->src[2];     // experts' biases
+    for (int k = 0; k < GATHERS; k++)
+        if (i == gathers[k].source && !strcmp(ggml_op_name(t->op), gathers[k].op)) return t->src[gathers[k].ids] ? &gathers[k] : NULL;
     return NULL;
 }
 
@@ -326,7 +326,7 @@ static int32_t id_at(const tensor *ids, int64_t i0, int64_t i1, int64_t i2)
     return *(const int32_t *)(ids->data + i0 * ids->nb[0] + i1 * ids->nb[1] + i2 * ids->nb[2]);
 }
 
-// distinct stores the ids in order of first appearance and returns their number. GET_ROWS batches its rows over the source's
+// distinct stores the ids in order of first appearance and returns their number. Rows (GET_ROWS) are batched over the source's
 // dimensions 2 and 3 (ids' 1 and 2); experts' ids are [slot, token] and all index the same dimension.
 static int64_t distinct(const tensor *w, const tensor *ids, int dim, bool rows, int64_t **list)
 {
@@ -354,11 +354,10 @@ static void record(const tensor *t, const context *c)
         const tensor *s = t->src[i], *w = weight_of(s);
         if (!w) continue;
         const struct map *m = find_map(s->data);
-        int dim = 0;
-        const tensor *ids = selector(t, i, &dim);
-        bool rows = ids && !strcmp(op, "GET_ROWS");
-        int64_t *list = NULL, n = ids ? distinct(s, ids, dim, rows, &list) : 0;
-        size_t bytes = ids ? n * s->nb[dim] : ggml_nbytes(s);
+        const struct gather *g = gather_of(t, i);
+        const tensor *ids = g ? t->src[g->ids] : NULL;
+        int64_t *list = NULL, n = g ? distinct(s, ids, g->dim, !g->experts, &list) : 0;
+        size_t bytes = g ? n * s->nb[g->dim] : ggml_nbytes(s);
         fprintf(ops_file.f, "{\"decode\":%d,\"repeat\":%d,\"context\":%d,\"sequences\":%d,\"n_tokens\":%d,\"warmup\":%s,\"node\":%d,\"op\":\"%s\",\"name\":",
                 c->decode, generation, c->index, c->warmup ? 1 : opt.parallel, c->batch.n_tokens, c->warmup ? "true" : "false", c->node, op);
         json_string(ops_file.f, t->name, strnlen(t->name, sizeof t->name));
@@ -367,7 +366,7 @@ static void record(const tensor *t, const context *c)
         fprintf(ops_file.f, ",\"data\":%" PRIuPTR ",\"file\":", (uintptr_t)s->data);
         json_string(ops_file.f, m ? m->path : "", m ? strlen(m->path) : 0);
         fprintf(ops_file.f, ",\"offset\":%" PRId64 ",\"bytes\":%zu", m ? (int64_t)(m->offset + ((uintptr_t)s->data - m->lo)) : -1, bytes);
-        if (ids && !rows) {
+        if (g && g->experts) {
             fputs(",\"experts\":[", ops_file.f);
             for (int64_t k = 0; k < n; k++) fprintf(ops_file.f, "%s%" PRId64, k ? "," : "", list[k]);
             fputs("],\"last_experts\":[", ops_file.f);
@@ -396,8 +395,8 @@ static bool on_eval(tensor *t, bool ask, void *user)
     if (!(t->flags & FLAG_COMPUTE) || ggml_nelements(t) == 0) return false;
 
     if (ops_file.f) {
-        for (int i = 0, dim; ask && i < 10; i++)
-            if (selector(t, i, &dim) && weight_of(t->src[i])) return true;
+        for (int i = 0; ask && i < 10; i++)
+            if (gather_of(t, i) && weight_of(t->src[i])) return true;
         record(t, c);
     }
     c->node++;

@@ -1,0 +1,53 @@
+package ggml
+
+import (
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A C program has the table that Go has, and messages of its compiler the line numbers of its source.
+func TestIncludeGathers(t *testing.T) {
+	gcc, err := exec.LookPath("gcc")
+	if err != nil {
+		t.Skip(err)
+	}
+	source := IncludeGathers(`#include <stdio.h>
+#include "gathers.h" // as a comment may follow
+int main(void) {
+	for (int i = 0; i < GATHERS; i++)
+		printf("{%s %d %d %d %s}", gathers[i].op, gathers[i].source, gathers[i].ids, gathers[i].dim, gathers[i].experts ? "true" : "false");
+	printf(" %d", __LINE__);
+}
+`)
+	path := filepath.Join(t.TempDir(), "gathers")
+	cmd := exec.Command(gcc, "-std=gnu11", "-Wall", "-Werror", "-o", path, "-x", "c", "-")
+	cmd.Stdin = strings.NewReader(source)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	out, err := exec.Command(path).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := ""
+	for _, g := range Gathers() {
+		want += fmt.Sprint(g)
+	}
+	if want += " 6"; string(out) != want || len(Gathers()) < 3 {
+		t.Errorf("C has %s, Go %s", out, want)
+	}
+}
+
+// Callers cannot change the table.
+func TestGathersAreCopied(t *testing.T) {
+	Gathers()[0].Op = "NOTHING"
+	if g, ok := GatherOf("GET_ROWS"); !ok || g.Dim != 1 || g.Experts {
+		t.Errorf("%+v, %v", g, ok)
+	}
+	if g, ok := GatherOf("MUL_MAT"); ok {
+		t.Errorf("%+v", g)
+	}
+}
