@@ -7,12 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
-	"os"
-	"strings"
 	"unsafe"
 
 	"tensorcast/event"
-	"tensorcast/internal/proc"
 )
 
 // view returns a struct of the host's layout, whose tail may be absent: the bytes themselves if they are whole, which the next
@@ -36,12 +33,10 @@ func (t *Tracer) dispatch(raw []byte, handle func(event.Event) error) error {
 		return errors.New("an event of the ring buffer is cut short")
 	}
 	kind, tgid := traceKind(binary.NativeEndian.Uint32(raw)), binary.NativeEndian.Uint32(raw[4:])
-	switch kind { // those that need no target
-	case traceKindKIND_PAGES:
-		return t.pageIn(view[systemPagesEvent](raw), handle)
-	case traceKindKIND_FORK:
-		return t.forked(view[systemProcessEvent](raw))
-	case traceKindKIND_GRAPH:
+	if kind >= traceKindSYSTEM_KINDS {
+		return t.systemEvent(systemEventKind(kind), tgid, raw, handle)
+	}
+	if kind == traceKindKIND_GRAPH {
 		t.received.Add(1)
 	}
 	p := t.targets[tgid]
@@ -49,8 +44,6 @@ func (t *Tracer) dispatch(raw []byte, handle func(event.Event) error) error {
 		return nil // a process that has ended while its events were under way
 	}
 	switch kind {
-	case traceKindKIND_EXEC:
-		return t.execed(p)
 	case traceKindKIND_SAMPLE:
 		e := view[traceSampleEvent](raw)
 		if err := p.layout.Check(e.Raw[:], len(p.ops)); err != nil {
@@ -122,43 +115,6 @@ func (t *Tracer) announce(p *target, handle func(event.Event) error) error {
 	p.announced = true
 	p.readCommand()
 	return handle(event.ProcessBegin{PID: int32(p.pid), Parent: int32(p.parent), Command: p.command})
-}
-
-// forked takes up a process that a target has started. It runs the same code until it calls execve.
-func (t *Tracer) forked(e *systemProcessEvent) error {
-	parent := t.targets[e.Parent]
-	if parent == nil || t.targets[e.Tgid] != nil {
-		return nil
-	}
-	p, err := newTarget(int(e.Tgid), parent.pid)
-	if errors.Is(err, proc.ErrNoProcess) {
-		return nil // it has ended already
-	}
-	if err != nil {
-		return err
-	}
-	p.likely, p.ops, p.layout, p.config, p.configured = parent.images(), parent.ops, parent.layout, parent.config, parent.configured
-	p.maxTemplates = parent.maxTemplates
-	t.targets[e.Tgid] = p
-	return nil
-}
-
-// execed looks at the program that a target runs now. What was found in the old one is gone.
-func (t *Tracer) execed(p *target) error {
-	p.begun, p.decodes, p.mapped, p.likely = false, false, nil, nil
-	p.readCommand()
-	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", p.pid))
-	if err != nil {
-		return nil // it has ended
-	}
-	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.pid))
-	if err != nil {
-		return nil
-	}
-	if err := t.attachLikely(p, proc.HostPath(p.pid, exe, 0), strings.Split(string(env), "\x00")); err != nil && !errors.Is(err, proc.ErrNoProcess) {
-		return err
-	}
-	return nil
 }
 
 func (t *Tracer) op(p *target, of *traceOpsEvent, e *traceOpRecord, handle func(event.Event) error) error {
@@ -259,36 +215,4 @@ func (t *Tracer) show(p *target, sources []event.Source, handle func(event.Event
 		}
 	}
 	return nil
-}
-
-func (t *Tracer) pageIn(e *systemPagesEvent, handle func(event.Event) error) error {
-	if p := t.targets[e.Tgid]; p != nil {
-		if err := t.announce(p, handle); err != nil {
-			return err
-		}
-	}
-	cause, err := causeOf(systemCause(e.Cause))
-	if err != nil {
-		return err
-	}
-	page := int64(os.Getpagesize())
-	return handle(event.PageIn{
-		Time: int64(e.Time), PID: int32(e.Tgid), TID: int32(e.Tid), Decode: e.Decode, Seq: e.Seq, File: event.FileID{Dev: uint64(e.Dev), Ino: e.Ino},
-		Offset: int64(e.Index) * page, Bytes: int64(e.Count) * page, Cause: cause,
-	})
-}
-
-// causeOf is what the programs' number of a cause means.
-func causeOf(c systemCause) (event.Cause, error) {
-	switch c {
-	case systemCauseCAUSE_FAULT:
-		return event.CauseFault, nil
-	case systemCauseCAUSE_READAHEAD:
-		return event.CauseReadahead, nil
-	case systemCauseCAUSE_READ:
-		return event.CauseRead, nil
-	case systemCauseCAUSE_OTHER:
-		return event.CauseOther, nil
-	}
-	return 0, fmt.Errorf("the ring buffer holds pages that came for an unknown cause %d", c)
 }

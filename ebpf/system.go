@@ -17,6 +17,8 @@ import (
 	"tensorcast/internal/proc"
 )
 
+//go:generate go tool bpf2go -target amd64,arm64 -type pages_event -type process_event -type io -type file_key -type cause -type event_kind system bpf/system.bpf.c -- -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu
+
 // system is those programs, attached. The nil one does nothing.
 type system struct {
 	coll  *ebpf.Collection
@@ -196,4 +198,89 @@ func (s *system) close() error {
 		s.coll.Close()
 	}
 	return nil
+}
+
+// systemEvent takes an event of these programs.
+func (t *Tracer) systemEvent(kind systemEventKind, tgid uint32, raw []byte, handle func(event.Event) error) error {
+	switch kind {
+	case systemEventKindKIND_PAGES:
+		return t.pageIn(view[systemPagesEvent](raw), handle)
+	case systemEventKindKIND_FORK:
+		return t.forked(view[systemProcessEvent](raw))
+	case systemEventKindKIND_EXEC:
+		if p := t.targets[tgid]; p != nil { // else it has ended while the event was under way
+			return t.execed(p)
+		}
+		return nil
+	}
+	return fmt.Errorf("an event of kind %d, which no program sends", kind)
+}
+
+// forked takes up a process that a target has started. It runs the same code until it calls execve.
+func (t *Tracer) forked(e *systemProcessEvent) error {
+	parent := t.targets[e.Parent]
+	if parent == nil || t.targets[e.Tgid] != nil {
+		return nil
+	}
+	p, err := newTarget(int(e.Tgid), parent.pid)
+	if errors.Is(err, proc.ErrNoProcess) {
+		return nil // it has ended already
+	}
+	if err != nil {
+		return err
+	}
+	p.likely, p.ops, p.layout, p.config, p.configured = parent.images(), parent.ops, parent.layout, parent.config, parent.configured
+	p.maxTemplates = parent.maxTemplates
+	t.targets[e.Tgid] = p
+	return nil
+}
+
+// execed looks at the program that a target runs now. What was found in the old one is gone.
+func (t *Tracer) execed(p *target) error {
+	p.begun, p.decodes, p.mapped, p.likely = false, false, nil, nil
+	p.readCommand()
+	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", p.pid))
+	if err != nil {
+		return nil // it has ended
+	}
+	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.pid))
+	if err != nil {
+		return nil
+	}
+	if err := t.attachLikely(p, proc.HostPath(p.pid, exe, 0), strings.Split(string(env), "\x00")); err != nil && !errors.Is(err, proc.ErrNoProcess) {
+		return err
+	}
+	return nil
+}
+
+func (t *Tracer) pageIn(e *systemPagesEvent, handle func(event.Event) error) error {
+	if p := t.targets[e.Tgid]; p != nil {
+		if err := t.announce(p, handle); err != nil {
+			return err
+		}
+	}
+	cause, err := causeOf(systemCause(e.Cause))
+	if err != nil {
+		return err
+	}
+	page := int64(os.Getpagesize())
+	return handle(event.PageIn{
+		Time: int64(e.Time), PID: int32(e.Tgid), TID: int32(e.Tid), Decode: e.Decode, Seq: e.Seq, File: event.FileID{Dev: uint64(e.Dev), Ino: e.Ino},
+		Offset: int64(e.Index) * page, Bytes: int64(e.Count) * page, Cause: cause,
+	})
+}
+
+// causeOf is what the programs' number of a cause means.
+func causeOf(c systemCause) (event.Cause, error) {
+	switch c {
+	case systemCauseCAUSE_FAULT:
+		return event.CauseFault, nil
+	case systemCauseCAUSE_READAHEAD:
+		return event.CauseReadahead, nil
+	case systemCauseCAUSE_READ:
+		return event.CauseRead, nil
+	case systemCauseCAUSE_OTHER:
+		return event.CauseOther, nil
+	}
+	return 0, fmt.Errorf("the ring buffer holds pages that came for an unknown cause %d", c)
 }

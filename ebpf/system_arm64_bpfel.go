@@ -27,6 +27,14 @@ type systemCounts struct {
 	Of [11]uint64
 }
 
+type systemEventKind uint32
+
+const (
+	systemEventKindKIND_PAGES systemEventKind = 64
+	systemEventKindKIND_FORK  systemEventKind = 65
+	systemEventKindKIND_EXEC  systemEventKind = 66
+)
+
 type systemFileKey struct {
 	_   structs.HostLayout
 	Ino uint64
@@ -118,6 +126,7 @@ const (
 	systemVarHasOrder           = "has_order"
 	systemVarPageShift          = "page_shift"
 	systemVarUnusedCause        = "unused_cause"
+	systemVarUnusedEventKind    = "unused_event_kind"
 	systemVarUnusedFileKey      = "unused_file_key"
 	systemVarUnusedIo           = "unused_io"
 	systemVarUnusedPagesEvent   = "unused_pages_event"
@@ -192,6 +201,7 @@ type systemVariableSpecs struct {
 	HasOrder           *ebpf.VariableSpec `ebpf:"has_order"`
 	PageShift          *ebpf.VariableSpec `ebpf:"page_shift"`
 	UnusedCause        *ebpf.VariableSpec `ebpf:"unused_cause"`
+	UnusedEventKind    *ebpf.VariableSpec `ebpf:"unused_event_kind"`
 	UnusedFileKey      *ebpf.VariableSpec `ebpf:"unused_file_key"`
 	UnusedIo           *ebpf.VariableSpec `ebpf:"unused_io"`
 	UnusedPagesEvent   *ebpf.VariableSpec `ebpf:"unused_pages_event"`
@@ -243,6 +253,7 @@ type systemVariables struct {
 	HasOrder           *ebpf.Variable `ebpf:"has_order"`
 	PageShift          *ebpf.Variable `ebpf:"page_shift"`
 	UnusedCause        *ebpf.Variable `ebpf:"unused_cause"`
+	UnusedEventKind    *ebpf.Variable `ebpf:"unused_event_kind"`
 	UnusedFileKey      *ebpf.Variable `ebpf:"unused_file_key"`
 	UnusedIo           *ebpf.Variable `ebpf:"unused_io"`
 	UnusedPagesEvent   *ebpf.Variable `ebpf:"unused_pages_event"`

@@ -120,9 +120,7 @@ const (
 	traceKindKIND_GRAPH        traceKind = 7
 	traceKindKIND_BUFFERS      traceKind = 8
 	traceKindKIND_SAMPLE       traceKind = 9
-	traceKindKIND_PAGES        traceKind = 10
-	traceKindKIND_FORK         traceKind = 11
-	traceKindKIND_EXEC         traceKind = 12
+	traceKindSYSTEM_KINDS      traceKind = 64
 )
 
 type traceLayout struct {

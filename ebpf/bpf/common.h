@@ -22,9 +22,7 @@ enum kind {
 	KIND_GRAPH,
 	KIND_BUFFERS,
 	KIND_SAMPLE,
-	KIND_PAGES,
-	KIND_FORK,
-	KIND_EXEC,
+	SYSTEM_KINDS = 64, /* those of system.bpf.c begin here */
 };
 
 enum counter {
@@ -41,8 +39,6 @@ enum counter {
 	COUNT_PAGES_LOST,
 	COUNTERS,
 };
-
-enum cause { CAUSE_FAULT, CAUSE_READAHEAD, CAUSE_READ, CAUSE_OTHER };
 
 enum limit {
 	MAX_NODE_SRC = 16, /* at least GGML_MAX_SRC, which is 10, and 16 in a fork */
@@ -93,27 +89,6 @@ struct target_config {
 /* Side by side: the target's own data has pushed them out of the caches at every hit. */
 struct counts {
 	u64 of[COUNTERS];
-};
-
-struct pages_event {
-	u32 kind;
-	u32 tgid;
-	u32 tid;
-	u32 decode;
-	u64 seq;
-	u64 time;
-	u64 ino;
-	u64 index; /* first page */
-	u64 count;
-	u32 dev;
-	u32 cause;
-};
-
-struct process_event {
-	u32 kind;
-	u32 tgid;
-	u32 parent;
-	u32 pad;
 };
 
 struct {

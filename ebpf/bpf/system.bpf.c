@@ -5,6 +5,31 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
+/* User space has these numbers from here: bpf2go makes Go constants of them. */
+enum event_kind { KIND_PAGES = SYSTEM_KINDS, KIND_FORK, KIND_EXEC };
+enum cause { CAUSE_FAULT, CAUSE_READAHEAD, CAUSE_READ, CAUSE_OTHER };
+
+struct pages_event {
+	u32 kind;
+	u32 tgid;
+	u32 tid;
+	u32 decode;
+	u64 seq;
+	u64 time;
+	u64 ino;
+	u64 index; /* first page */
+	u64 count;
+	u32 dev;
+	u32 cause;
+};
+
+struct process_event {
+	u32 kind;
+	u32 tgid;
+	u32 parent;
+	u32 pad;
+};
+
 #define TASK_UNINTERRUPTIBLE 2
 #define FAULT_PRESENT 1 /* x86: the page is there, the access is not allowed */
 
@@ -49,6 +74,7 @@ const struct process_event *unused_process_event __attribute__((unused));
 const struct io *unused_io __attribute__((unused));
 const struct file_key *unused_file_key __attribute__((unused));
 const enum cause *unused_cause __attribute__((unused));
+const enum event_kind *unused_event_kind __attribute__((unused));
 
 static __always_inline struct io *this_io(u32 tid)
 {
