@@ -25,7 +25,9 @@ type Report struct {
 	Target  []string     `json:"target"`
 	Run     llama.Result `json:"run"` // what the target says of itself; of whole runs the first
 	Whole   bool         `json:"whole_runs"`
-	Rows    []Row        `json:"observers"`
+	// Interrupted says that pairs that were to follow are missing. An observer with fewer than LeastPairs pairs then has medians only.
+	Interrupted bool  `json:"interrupted,omitempty"`
+	Rows        []Row `json:"observers"`
 }
 
 // Host is the machine.
@@ -82,9 +84,23 @@ func (r *Report) summarise() {
 			overheads = append(overheads, 1-p.Observed.TokS/p.Plain.TokS)
 		}
 		row.Plain, row.Observed = median(plain), median(observed)
-		row.Overhead, row.Token = lost(hodgesLehmann(ratios)), lost(hodgesLehmann(tokens))
 		row.Median, row.MAD = median(overheads), mad(overheads)
+		if row.measured() {
+			row.Overhead, row.Token = lost(hodgesLehmann(ratios)), lost(hodgesLehmann(tokens))
+		}
 	}
+}
+
+// measured says whether there are enough pairs for intervals.
+func (r *Row) measured() bool { return r.Error == "" && len(r.Pairs) >= LeastPairs }
+
+// pairs is the number of all pairs.
+func (r *Report) pairs() int {
+	n := 0
+	for _, row := range r.Rows {
+		n += len(row.Pairs)
+	}
+	return n
 }
 
 // lost makes of a logarithm of a ratio of speeds the share that is lost.
@@ -98,7 +114,7 @@ var header = []string{"observer", "probes", "tok/s plain", "observed", "overhead
 func (r *Report) rows() [][]string {
 	var rows [][]string
 	for _, row := range r.Rows {
-		if row.Error != "" {
+		if row.Error != "" || len(row.Pairs) == 0 {
 			rows = append(rows, []string{row.Name, "-", "-", "-", "-", "-", "-", "-", "-", "-", fmt.Sprint(len(row.Pairs)), "-"})
 			continue
 		}
@@ -106,11 +122,15 @@ func (r *Report) rows() [][]string {
 		if !row.SameText {
 			same = "NO"
 		}
-		rows = append(rows, []string{
+		cells := []string{
 			row.Name, fmt.Sprint(row.Probes), fmt.Sprintf("%.4g", row.Plain), fmt.Sprintf("%.4g", row.Observed),
 			percent(row.Overhead.Estimate), between(row.Overhead), percent(row.Median), percent(row.MAD),
 			percent(row.Token.Estimate), between(row.Token), fmt.Sprint(len(row.Pairs)), same,
-		})
+		}
+		if !row.measured() {
+			cells[4], cells[5], cells[8], cells[9] = "-", "-", "-", "-"
+		}
+		rows = append(rows, cells)
 	}
 	return rows
 }
@@ -133,13 +153,19 @@ func (r *Report) conditions() []string {
 
 // remarks says what a reader must know beside the table.
 func (r *Report) remarks() []string {
-	lines := []string{"Overhead: tokens per second that are lost, Hodges-Lehmann estimate of the pairs' ratios and its interval; each end is a bound of 97.5 %."}
+	var lines []string
+	if r.Interrupted {
+		lines = append(lines, fmt.Sprintf("INTERRUPTED after %d pairs: those that were to follow are missing.", r.pairs()))
+	}
+	lines = append(lines, "Overhead: tokens per second that are lost, Hodges-Lehmann estimate of the pairs' ratios and its interval; each end is a bound of 97.5 %.")
 	for _, row := range r.Rows {
-		if row.Command == "" && row.Error == "" {
+		if row.Command == "" && row.measured() {
 			lines = append(lines, fmt.Sprintf("%s: nobody observes. What it shows, up to %s %%, is what this machine did by itself.", row.Name, percent(max(row.Overhead.High, -row.Overhead.Low))))
 		}
 		if row.Error != "" {
 			lines = append(lines, row.Name+": not measured: "+row.Error)
+		} else if !row.measured() {
+			lines = append(lines, fmt.Sprintf("%s: %d pairs are too few for an interval: it takes %d.", row.Name, len(row.Pairs), LeastPairs))
 		}
 		if !row.SameText {
 			lines = append(lines, row.Name+": THE TEXT DIFFERS between segments.")

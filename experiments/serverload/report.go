@@ -18,6 +18,8 @@ type Report struct {
 	Observed   Phase    `json:"observed"`
 	Attached   int      `json:"attached"`    // how often the observer was
 	ExitStatus int      `json:"exit_status"` // of the server, after SIGTERM
+	// Interrupted says that answers that were to follow are missing. The server was then killed.
+	Interrupted bool `json:"interrupted,omitempty"`
 }
 
 // Phase is all phases of one kind together. Times are milliseconds.
@@ -67,6 +69,10 @@ func (r *Report) WriteText(w io.Writer) error {
 			quantile(p.Gaps, 0.5), quantile(p.Gaps, 0.99), quantile(p.Gaps, 1))
 	}
 	if err := t.Flush(); err != nil {
+		return err
+	}
+	if r.Interrupted {
+		_, err := fmt.Fprintf(w, "\nINTERRUPTED: answers that were to follow are missing. %d clients at a time; the observer attached and detached %d times.\n", r.Clients, r.Attached)
 		return err
 	}
 	_, err := fmt.Fprintf(w, "\n%d clients at a time; the observer attached and detached %d times; the server ended with %d.\n", r.Clients, r.Attached, r.ExitStatus)

@@ -1,5 +1,5 @@
 // Package cli is the frame that all commands share: what an error looks like and which exit code it has, signals, --version, flags with
-// enumerated values and sizes, JSON, progress on a terminal.
+// enumerated values and sizes, JSON. Package progress shows how far a command is, package status what a capture is doing.
 //
 // A command builds its cobra.Command and hands it to [Main]:
 //
@@ -35,6 +35,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/term"
 )
 
 // Exit codes.
@@ -207,4 +208,10 @@ func WriteJSON(w io.Writer, v any) error {
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", " ")
 	return enc.Encode(v)
+}
+
+// IsTerminal says whether w, or a command's standard stream, is a terminal.
+func IsTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
 }

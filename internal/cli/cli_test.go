@@ -10,7 +10,6 @@ import (
 	"runtime/debug"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/goleak"
@@ -167,48 +166,5 @@ func TestVersion(t *testing.T) {
 	info.Settings, info.Main.Version = info.Settings[3:], "v1.2.3"
 	if got, want := versionOf(info), "v1.2.3, go1.26 linux/amd64"; got != want {
 		t.Errorf("%q, want %q", got, want)
-	}
-}
-
-func TestProgressIsSilentInAPipe(t *testing.T) {
-	var b bytes.Buffer
-	p := NewProgress(&b, ProgressOptions{What: "working"})
-	p.Update(1, 2, "more")
-	fmt.Fprintln(p, "warning")
-	p.Close()
-	p.Close()
-	if b.String() != "warning\n" {
-		t.Errorf("wrote %q", b.String())
-	}
-}
-
-func TestProgress(t *testing.T) {
-	for name, o := range map[string]ProgressOptions{"quiet": {Quiet: true, What: "working"}, "shown": {What: "working", Width: 12}} {
-		term := newTerminal(t)
-		p := NewProgress(term.slave, o)
-		time.Sleep(2 * turn) // the line moves by itself
-		for i := range int64(4) {
-			p.Update(i+1, 4, "adding up")
-			time.Sleep(turn)
-		}
-		fmt.Fprintln(p, "warning")
-		p.Close()
-		p.Update(1, 4, "too late")
-		screen := term.end(t)
-		if name == "quiet" {
-			if screen != "warning\r\n" {
-				t.Errorf("quiet: %q", screen)
-			}
-			continue
-		}
-		for _, want := range []string{"working", "adding up", "3/4", "\rwarning\r\n"} {
-			if !strings.Contains(screen, want) {
-				t.Errorf("no %q on the screen: %q", want, screen)
-			}
-		}
-		last := screen[strings.LastIndex(strings.TrimSuffix(screen, "\r"), "\r"):]
-		if strings.Contains(screen, "too late") || strings.TrimSpace(last) != "" {
-			t.Errorf("the line stays: %q", screen)
-		}
 	}
 }

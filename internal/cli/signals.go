@@ -4,7 +4,6 @@ package cli
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/signal"
 	"sync"
@@ -53,7 +52,6 @@ func Signals(parent context.Context) (ctx context.Context, stop func()) {
 			select {
 			case s := <-signals:
 				if time.Since(first) >= oneRequest {
-					fmt.Fprintln(os.Stderr)
 					os.Exit(128 + int(s.(syscall.Signal)))
 				}
 			case <-stopping:

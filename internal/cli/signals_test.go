@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -199,49 +198,4 @@ func has(status string, signal syscall.Signal, set string) bool {
 	mask, _, _ := strings.Cut(rest, "\n")
 	n, _ := strconv.ParseUint(strings.TrimSpace(mask), 16, 64)
 	return n>>(signal-1)&1 == 1
-}
-
-// terminal is a pseudo-terminal and what was written to it.
-type terminal struct {
-	master, slave *os.File
-	done          sync.WaitGroup
-	screen        bytes.Buffer
-}
-
-func newTerminal(t *testing.T) *terminal {
-	t.Helper()
-	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Skip("no pseudo-terminals: ", err)
-	}
-	if err := unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0); err != nil {
-		t.Fatal(err)
-	}
-	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
-	if err != nil {
-		t.Fatal(err)
-	}
-	slave, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.IoctlSetWinsize(int(slave.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 100}); err != nil {
-		t.Fatal(err)
-	}
-	term := &terminal{master: master, slave: slave}
-	term.done.Go(func() { _, _ = io.Copy(&term.screen, master) }) // fails when all that have the terminal open have closed it
-	return term
-}
-
-// end closes the terminal, and returns what was written to it.
-func (term *terminal) end(t *testing.T) string {
-	t.Helper()
-	if err := term.slave.Close(); err != nil {
-		t.Fatal(err)
-	}
-	term.done.Wait()
-	if err := term.master.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return term.screen.String()
 }
