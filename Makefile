@@ -49,11 +49,11 @@ bench: deps ## benchmarks
 
 experiments: build ## measure what tracer costs and whether it accounts for every op (root, a quiet machine)
 	@mkdir -p demo
-	bin/synthgguf -o demo/1b.gguf --layers 22 --embd 2048 --ff 5632 --heads 16 --kv-heads 4 --type Q8_0
-	bin/synthgguf -o demo/tiny.gguf --layers 6 --embd 512 --ff 1408 --heads 8 --kv-heads 2 --type Q8_0
-	bin/overhead -m demo/1b.gguf --pairs 40 --markdown --json demo/overhead-1b.json
-	bin/overhead -m demo/tiny.gguf --tokens 512 --pairs 40 --markdown --json demo/overhead-tiny.json
-	bin/accounting
+	bin/lab synth -o demo/1b.gguf --layers 22 --embd 2048 --ff 5632 --heads 16 --kv-heads 4 --type Q8_0
+	bin/lab synth -o demo/tiny.gguf --layers 6 --embd 512 --ff 1408 --heads 8 --kv-heads 2 --type Q8_0
+	bin/lab overhead -m demo/1b.gguf --pairs 40 --markdown --json demo/overhead-1b.json
+	bin/lab overhead -m demo/tiny.gguf --tokens 512 --pairs 40 --markdown --json demo/overhead-tiny.json
+	bin/lab accounting
 
 fuzz: ## fuzz the parsers, FUZZTIME (a minute) each
 	for package in $$(grep -rl '^func Fuzz' --include='*_test.go' . | xargs -n 1 dirname | sort -u); do \

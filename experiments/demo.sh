@@ -11,11 +11,11 @@ run() { printf '$ %s\n' "$*" >&2; "$@"; }
 
 mkdir -p demo
 say "1. A real llama.cpp (prebuilt, fetched once, integrity checked)"
-run bin/getllama --link demo/llama
+run bin/lab getllama --link demo/llama
 
 say "2. A Q8_0 model of $size with random weights"
 if [ ! -f demo/model.gguf ] || [ "$(cat demo/model.size 2>/dev/null)" != "$size" ]; then
-	run bin/synthgguf -o demo/model.gguf --size "$size" --type Q8_0 --seed 1
+	run bin/lab synth -o demo/model.gguf --size "$size" --type Q8_0 --seed 1
 	echo "$size" > demo/model.size
 fi
 
@@ -40,4 +40,4 @@ say "5. What it read, token by token"
 run bin/analyze --heatmap --capture demo/capture --output demo/analysis
 
 say "6. The same model in a memory that holds 85 % of it: plain, and with prefetchd attached"
-run bin/pressure -m demo/model.gguf --x 0.85 --tokens "$tokens" --repeat 2 --variant plain --variant 'prefetchd=bin/prefetchd --pid {pid}'
+run bin/lab pressure -m demo/model.gguf --x 0.85 --tokens "$tokens" --repeat 2 --variant plain --variant 'prefetchd=bin/prefetchd --pid {pid}'

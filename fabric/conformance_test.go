@@ -24,7 +24,7 @@ import (
 	"testing"
 
 	"tensorcast/fabric"
-	"tensorcast/fabric/internal/ggml"
+	"tensorcast/fabric/internal/ggmltest"
 	"tensorcast/fabric/trit"
 	"tensorcast/gguf"
 )
@@ -903,7 +903,7 @@ func checkGEMV(t *testing.T, v *vector) {
 
 // TestVectorsOfGGML holds the quantisers' vectors to ggml's own, in whole blocks.
 func TestVectorsOfGGML(t *testing.T) {
-	rival := ggml.ForTest(t)
+	rival := ggmltest.ForTest(t)
 	for line, v := range read(t) {
 		if v.Kind != "quantise" {
 			continue

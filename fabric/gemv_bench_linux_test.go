@@ -15,7 +15,7 @@ import (
 
 	"tensorcast/fabric"
 	"tensorcast/fabric/decompose"
-	"tensorcast/fabric/internal/ggml"
+	"tensorcast/fabric/internal/ggmltest"
 	"tensorcast/fabric/kernel"
 	"tensorcast/fabric/trit"
 	"tensorcast/gguf"
@@ -88,7 +88,7 @@ func turn(count int, f func()) float64 {
 type native struct {
 	typ        gguf.Type
 	rows, cols int
-	rival      *ggml.Rival
+	rival      *ggmltest.Rival
 	operands   []*fabric.Operand
 	x          *fabric.Activations
 	dst        []float32
@@ -97,7 +97,7 @@ type native struct {
 	bytes      int // of our planes and scales
 }
 
-func newNative(b *testing.B, rival *ggml.Rival, typ gguf.Type, layout trit.Layout, rows, cols, size int) *native {
+func newNative(b *testing.B, rival *ggmltest.Rival, typ gguf.Type, layout trit.Layout, rows, cols, size int) *native {
 	rng := rand.New(rand.NewPCG(61, 62))
 	src := blocks(rng, typ, rows*cols)
 	m, err := decompose.Exact(b.Context(), typ, rows, cols, src, decompose.Options{Layout: layout})
@@ -165,7 +165,7 @@ func (k *native) compare(b *testing.B) (ours float64) {
 
 // BenchmarkTernary is one plane with a scale per 256 weights, by layouts, against ggml's TQ2_0.
 func BenchmarkTernary(b *testing.B) {
-	rival := ggml.ForTest(b)
+	rival := ggmltest.ForTest(b)
 	for _, where := range []struct {
 		name             string
 		rows, cols, size int
@@ -180,7 +180,7 @@ func BenchmarkTernary(b *testing.B) {
 
 // BenchmarkBandwidth is how much of what a core can read the kernels read, from memory.
 func BenchmarkBandwidth(b *testing.B) {
-	rival := ggml.ForTest(b)
+	rival := ggmltest.ForTest(b)
 	for _, layout := range layouts {
 		b.Run(layout.String(), func(b *testing.B) {
 			// PT-5 takes less than TQ2_0: so much more that it, too, is out of the cache.
@@ -211,7 +211,7 @@ func BenchmarkBandwidth(b *testing.B) {
 
 // BenchmarkExact is exact planes against the types that they are made of.
 func BenchmarkExact(b *testing.B) {
-	rival := ggml.ForTest(b)
+	rival := ggmltest.ForTest(b)
 	for _, typ := range []gguf.Type{gguf.Q4_K, gguf.Q6_K, gguf.Q8_0, gguf.TQ1_0} {
 		for _, size := range []int{0, outOfCache} {
 			for _, layout := range layouts {
@@ -280,7 +280,7 @@ func BenchmarkZeroGroups(b *testing.B) {
 
 // BenchmarkLevels is BenchmarkTernary in cache, by instruction sets.
 func BenchmarkLevels(b *testing.B) {
-	rival := ggml.ForTest(b)
+	rival := ggmltest.ForTest(b)
 	for _, level := range kernel.Levels() {
 		for _, layout := range layouts {
 			b.Run(fmt.Sprintf("%v/%v", level, layout), func(b *testing.B) {
@@ -339,7 +339,7 @@ func BenchmarkGEMM(b *testing.B) {
 
 // BenchmarkPool is what a pool of all processors gains over one.
 func BenchmarkPool(b *testing.B) {
-	rival := ggml.ForTest(b)
+	rival := ggmltest.ForTest(b)
 	k := newNative(b, rival, gguf.Q4_K, trit.PT5Striped, 4096, 4096, 0)
 	pool := fabric.NewPool(0)
 	defer pool.Close()
@@ -354,7 +354,7 @@ func BenchmarkPool(b *testing.B) {
 
 // BenchmarkFloat is a product of float32 against one of quantised activations.
 func BenchmarkFloat(b *testing.B) {
-	rival := ggml.ForTest(b)
+	rival := ggmltest.ForTest(b)
 	for _, typ := range []gguf.Type{gguf.TQ2_0, gguf.Q4_K} {
 		b.Run(typ.String(), func(b *testing.B) {
 			k := newNative(b, rival, typ, trit.PT5Striped, 1024, 4096, 0)

@@ -9,7 +9,7 @@ import (
 
 	"tensorcast/fabric"
 	"tensorcast/fabric/decompose"
-	"tensorcast/fabric/internal/ggml"
+	"tensorcast/fabric/internal/ggmltest"
 	"tensorcast/fabric/kernel"
 	"tensorcast/fabric/trit"
 	"tensorcast/gguf"
@@ -350,7 +350,7 @@ func with(t gguf.Type) (gguf.Type, int) {
 var nativeTypes = []gguf.Type{gguf.Q4_0, gguf.Q8_0, gguf.Q4_K, gguf.Q5_K, gguf.Q6_K, gguf.TQ1_0, gguf.TQ2_0}
 
 func TestAgainstGGML(t *testing.T) {
-	rival := ggml.ForTest(t)
+	rival := ggmltest.ForTest(t)
 	rng := rand.New(rand.NewPCG(31, 32))
 	var s fabric.Scratch
 	for _, typ := range nativeTypes {
@@ -404,7 +404,7 @@ func TestAgainstGGML(t *testing.T) {
 }
 
 func TestQuantizeAgainstGGML(t *testing.T) {
-	rival := ggml.ForTest(t)
+	rival := ggmltest.ForTest(t)
 	rng := rand.New(rand.NewPCG(41, 42))
 	for _, typ := range []gguf.Type{gguf.Q8_0, gguf.Q8_K} {
 		x := make([]float32, 1<<16)

@@ -60,7 +60,7 @@ type File struct {
 	byName []int32     // indices into Tensors, ordered by name
 }
 
-// Open reads the structure of the GGUF file at path. Besides the errors of the file system it returns those of Parse.
+// Open reads the structure of the GGUF file at path. Its errors are [*fs.PathError]: those of the file system, and those of Parse.
 func Open(path string) (*File, error) {
 	file, info, err := openRegular(path)
 	if err != nil {
@@ -69,28 +69,30 @@ func Open(path string) (*File, error) {
 	defer file.Close()
 	f, err := Parse(file, info.Size())
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", path, err)
+		return nil, &fs.PathError{Op: "read", Path: path, Err: err}
 	}
 	f.Path, f.r, f.info = path, nil, info
 	return f, nil
 }
 
+var errNotRegular = errors.New("not a regular file")
+
 func openRegular(path string) (*os.File, os.FileInfo, error) {
 	// Opening a FIFO would wait for a writer, so look first.
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil, nil, fmt.Errorf("open %s: %w", path, pathless(err))
+		return nil, nil, &fs.PathError{Op: "open", Path: path, Err: pathless(err)}
 	}
 	if !info.Mode().IsRegular() {
-		return nil, nil, fmt.Errorf("open %s: not a regular file", path)
+		return nil, nil, &fs.PathError{Op: "open", Path: path, Err: errNotRegular}
 	}
 	file, err := os.Open(path)
 	if err != nil {
-		return nil, nil, fmt.Errorf("open %s: %w", path, pathless(err))
+		return nil, nil, &fs.PathError{Op: "open", Path: path, Err: pathless(err)}
 	}
 	if info, err = file.Stat(); err != nil {
 		file.Close()
-		return nil, nil, fmt.Errorf("open %s: %w", path, pathless(err))
+		return nil, nil, &fs.PathError{Op: "open", Path: path, Err: pathless(err)}
 	}
 	// Reading the metadata must not pull weights into the page cache. The file is read and not mapped for the same reason:
 	// a fault maps the pages around it, and the kernel does not page out what a second process has mapped. This is
@@ -107,7 +109,7 @@ func (f *File) reopen() (*os.File, error) {
 	}
 	if !os.SameFile(info, f.info) || info.Size() != f.Size || !info.ModTime().Equal(f.info.ModTime()) {
 		file.Close()
-		return nil, fmt.Errorf("open %s: %w", f.Path, ErrChanged)
+		return nil, &fs.PathError{Op: "open", Path: f.Path, Err: ErrChanged}
 	}
 	return file, nil
 }

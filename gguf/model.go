@@ -91,7 +91,7 @@ func partPath(prefix string, no, count uint64) string {
 func openParts(given *File, count uint64) ([]*File, error) {
 	no, ok := given.Uint(splitNoKey)
 	if !ok || no >= count {
-		return nil, fmt.Errorf("read %s: part number %d (%s) of %d (%s): %w", given.Path, no, splitNoKey, count, splitCountKey, ErrMismatchedPart)
+		return nil, &fs.PathError{Op: "read", Path: given.Path, Err: fmt.Errorf("part number %d (%s) of %d (%s): %w", no, splitNoKey, count, splitCountKey, ErrMismatchedPart)}
 	}
 	base := filepath.Base(given.Path)
 	prefix, ok := strings.CutSuffix(base, partPath("", no, count))

@@ -3,25 +3,20 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"tensorcast/gguf"
 	"tensorcast/gguf/inspect"
+	"tensorcast/internal/cli"
 	"tensorcast/trace"
 	"tensorcast/trace/tables"
-)
-
-// Exit codes.
-const (
-	exitFailure = 1
-	exitUsage   = 2
 )
 
 const long = `ggufmap prints the structure of GGUF model files: one row per tensor, in file order, with the columns
@@ -54,9 +49,6 @@ const example = `  ggufmap model.gguf > structure.csv
   ggufmap --metadata --elements -1 --format json model.gguf | jq '.[] | select(.key == "tokenizer.ggml.tokens")'
   ggufmap --check *.gguf`
 
-// usageError is an error that the command line's author can mend by reading --help.
-type usageError struct{ error }
-
 // findingsError says that --check found something.
 type findingsError struct{ findings, files int }
 
@@ -64,24 +56,7 @@ func (e findingsError) Error() string {
 	return fmt.Sprintf("%d findings in %d files", e.findings, e.files)
 }
 
-func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
-
-func run(args []string, stdout, stderr io.Writer) int {
-	cmd := newCommand(stdout)
-	cmd.SetArgs(args)
-	cmd.SetOut(stdout)
-	cmd.SetErr(stderr)
-	err := cmd.Execute()
-	if err == nil {
-		return 0
-	}
-	if _, ok := err.(usageError); ok {
-		fmt.Fprintf(stderr, "ggufmap: %v; see ggufmap --help\n", err)
-		return exitUsage
-	}
-	fmt.Fprintf(stderr, "ggufmap: %v\n", err)
-	return exitFailure
-}
+func main() { cli.Main(newCommand()) }
 
 // options are the flags.
 type options struct {
@@ -91,7 +66,7 @@ type options struct {
 	elements                                int64
 }
 
-func newCommand(stdout io.Writer) *cobra.Command {
+func newCommand() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
 		Use:                   "ggufmap [flags] MODEL.gguf...",
@@ -99,17 +74,14 @@ func newCommand(stdout io.Writer) *cobra.Command {
 		Short:                 "Print which bytes of GGUF model files hold which tensor",
 		Long:                  long,
 		Example:               example,
-		SilenceUsage:          true,
-		SilenceErrors:         true,
-		Args: func(_ *cobra.Command, args []string) error {
+		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usageError{errors.New("a model file is needed")}
+				return errors.New("a model file is needed")
 			}
-			return o.validate(stdout)
+			return o.validate(cmd.OutOrStdout())
 		},
-		RunE: func(_ *cobra.Command, args []string) error { return o.run(args, stdout) },
+		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd.Context(), args, cmd.OutOrStdout()) },
 	}
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	flags.BoolVar(&o.wide, "wide", false, "more columns: file, shape, experts, kind, residency")
@@ -119,7 +91,7 @@ func newCommand(stdout io.Writer) *cobra.Command {
 	flags.BoolVar(&o.summary, "summary", false, "sums of bytes instead of the tensors")
 	flags.BoolVar(&o.check, "check", false, "say what is wrong with the files")
 	flags.BoolVar(&o.part, "part", false, "of a split model, take the given parts only")
-	flags.StringVar(&o.format, "format", "", "`csv`, json, arrow (an IPC file) or parquet")
+	cli.EnumVar(cmd, &o.format, "format", "", []string{"csv", "json", "arrow", "parquet"}, "of the table; arrow is an IPC file")
 	flags.StringVarP(&o.output, "output", "o", "-", "write to `FILE`, - for standard output")
 	return cmd
 }
@@ -132,28 +104,25 @@ func (o *options) validate(stdout io.Writer) error {
 		}
 	}
 	if modes > 1 {
-		return usageError{errors.New("--wide, --experts, --metadata, --summary and --check exclude each other")}
+		return errors.New("--wide, --experts, --metadata, --summary and --check exclude each other")
 	}
-	switch o.format {
-	case "", "csv", "json":
-	case "arrow", "parquet":
-		if f, ok := stdout.(*os.File); ok && o.output == "-" && term.IsTerminal(int(f.Fd())) {
-			return usageError{fmt.Errorf("%s is not for a terminal: add -o FILE", o.format)}
-		}
-	default:
-		return usageError{fmt.Errorf("--format %q is not csv, json, arrow or parquet", o.format)}
+	if (o.format == "arrow" || o.format == "parquet") && o.output == "-" && cli.IsTerminal(stdout) {
+		return fmt.Errorf("%s is not for a terminal: add -o FILE", o.format)
 	}
 	return nil
 }
 
 // run writes what was asked for, whole or not at all.
-func (o *options) run(paths []string, stdout io.Writer) error {
-	models, findings, err := o.open(paths)
+func (o *options) run(ctx context.Context, paths []string, stdout io.Writer) error {
+	models, findings, err := o.open(ctx, paths)
 	if err != nil {
 		return err
 	}
 	var out bytes.Buffer
 	if err := o.write(&out, models, findings); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
 		return err
 	}
 	if o.output == "-" {
@@ -174,9 +143,12 @@ func (o *options) run(paths []string, stdout io.Writer) error {
 }
 
 // open returns the models that the paths name, each once. With --check, what cannot be opened is a finding and no error.
-func (o *options) open(paths []string) (models []*gguf.Model, findings []inspect.Finding, err error) {
+func (o *options) open(ctx context.Context, paths []string) (models []*gguf.Model, findings []inspect.Finding, err error) {
 	var seen []os.FileInfo
 	for _, path := range paths {
+		if err := ctx.Err(); err != nil {
+			return nil, nil, err
+		}
 		info, err := os.Stat(path)
 		if err == nil && isOneOf(info, seen) {
 			continue // a part of a model that came before
@@ -186,9 +158,11 @@ func (o *options) open(paths []string) (models []*gguf.Model, findings []inspect
 			if !o.check {
 				return nil, nil, err
 			}
-			// The finding names the file itself.
-			text := strings.TrimPrefix(strings.TrimPrefix(err.Error(), "read "+path+": "), "open "+path+": ")
-			findings = append(findings, inspect.Finding{File: path, Text: text})
+			var e *fs.PathError
+			if errors.As(err, &e) && e.Path == path { // the finding names the file itself
+				err = e.Err
+			}
+			findings = append(findings, inspect.Finding{File: path, Text: err.Error()})
 			continue
 		}
 		for _, f := range m.Files {

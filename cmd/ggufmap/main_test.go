@@ -272,7 +272,7 @@ func TestErrors(t *testing.T) {
 		{"output onto a part", []string{"-o", filepath.Join(dir, "w-00002-of-00002.gguf"), filepath.Join(dir, "w-00001-of-00002.gguf")}, 1, "is the model itself"},
 		{"no argument", nil, 2, "a model file is needed"},
 		{"two tables", []string{"--wide", "--experts", model}, 2, "exclude each other"},
-		{"unknown format", []string{"--format", "xml", model}, 2, `"xml" is not csv, json, arrow or parquet`},
+		{"unknown format", []string{"--format", "xml", model}, 2, `--format "xml": want csv, json, arrow or parquet (see ggufmap --help)`},
 		{"unknown flag", []string{"--nope", model}, 2, "unknown flag"},
 	}
 	for _, tt := range tests {
@@ -362,5 +362,17 @@ func TestHelp(t *testing.T) {
 		if code != 0 || !strings.Contains(stdout, want) {
 			t.Errorf("exit %d, the help lacks %q", code, want)
 		}
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	if code, stdout, _ := call(t, "__complete", "--format", ""); code != 0 || !strings.HasPrefix(stdout, "csv\njson\narrow\nparquet\n") {
+		t.Errorf("exit %d, --format completes to %q", code, stdout)
+	}
+}
+
+func TestVersion(t *testing.T) {
+	if code, stdout, stderr := call(t, "--version"); code != 0 || stderr != "" || !strings.HasPrefix(stdout, "ggufmap version ") || !strings.Contains(stdout, "go1.") {
+		t.Errorf("exit %d, %q, %q", code, stdout, stderr)
 	}
 }

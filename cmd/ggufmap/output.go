@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"tensorcast/gguf"
 	"tensorcast/internal/outfile"
@@ -28,11 +26,6 @@ func writeOutput(path string, inputs []string, models []*gguf.Model, data []byte
 			}
 		}
 	}
-
-	// The rest takes microseconds: a signal waits for it rather than leaving a temporary file behind.
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-	defer signal.Stop(signals)
 
 	if err := outfile.Write(path, func(w io.Writer) error { _, err := w.Write(data); return err }); err != nil {
 		return fmt.Errorf("write the table: %w", err)

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/term"
 
-	"tensorcast/cmd/tracer/internal/status"
+	"tensorcast/internal/cli/status"
 	"tensorcast/trace"
 )
 

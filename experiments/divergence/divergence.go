@@ -50,7 +50,8 @@ type Config struct {
 // ErrTokens says that two models do not cut a text into the same tokens: there is nothing to pair.
 var ErrTokens = errors.New("it tokenises the text otherwise than the reference")
 
-// Compare runs the reference once over each text, then each candidate, and returns a row for each text and candidate, in this order.
+// Compare runs the reference once over each text, then each candidate, and returns a row for each text and candidate, in this order. If ctx ends
+// or a run fails, the report of the rows that are done (nil if none is) comes with the error.
 // The same model has the same logits bit for bit, so it diverges from itself by exactly 0; any other change of type, even one that keeps
 // the values, changes how llama.cpp rounds activations and sums.
 //
@@ -101,17 +102,23 @@ func Compare(ctx context.Context, in *llama.Installation, cfg Config) (*Report, 
 		return nil, err
 	}
 	r.Llama, r.Threads = results[0].Llama, results[0].Threads
-	err = c.each(ctx, len(r.Rows), func(ctx context.Context, i int) (err error) {
+	err = c.each(ctx, len(r.Rows), func(ctx context.Context, i int) error {
 		text, candidate := i/len(cfg.Candidates), cfg.Candidates[i%len(cfg.Candidates)]
-		if r.Rows[i], err = c.row(ctx, candidate, text); err != nil {
+		row, err := c.row(ctx, candidate, text)
+		if err != nil {
 			return fmt.Errorf("%s, %s: %w", candidate.Name, cfg.Texts[text], err)
 		}
+		r.Rows[i] = row
 		return nil
 	})
 	if err != nil {
-		return nil, err
+		r.Interrupted = true
+		r.Rows = slices.DeleteFunc(r.Rows, func(row Row) bool { return row.Candidate == "" })
+		if len(r.Rows) == 0 {
+			return nil, err
+		}
 	}
-	return r, nil
+	return r, err
 }
 
 // comparison is one call of Compare.

@@ -147,6 +147,29 @@ func TestFails(t *testing.T) {
 	}
 }
 
+// A comparison that is cut short reports the rows that are done.
+func TestInterrupted(t *testing.T) {
+	in, path := llamatest.ForTest(t), llamatest.Model(t, dense)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	reason := errors.New("enough")
+	cfg := divergence.Config{Reference: path, Texts: []string{text(t, 300)}, Context: 64, Parallel: 1, Progress: func(done, _ int) {
+		if done == 3 { // the reference, and two candidates
+			cancel(reason)
+		}
+	}}
+	for _, name := range []string{"a", "b", "c", "d"} {
+		cfg.Candidates = append(cfg.Candidates, divergence.Candidate{Name: name, Path: path})
+	}
+	r, err := divergence.Compare(ctx, in, cfg)
+	if !errors.Is(err, reason) || r == nil || !r.Interrupted || len(r.Rows) != 2 || r.Rows[0].Candidate != "a" || r.Rows[1].Candidate != "b" || r.Rows[1].Predictions == 0 {
+		t.Fatalf("%v, %+v", err, r)
+	}
+	var b strings.Builder
+	if err := r.WriteText(&b); err != nil || !strings.Contains(b.String(), "INTERRUPTED") {
+		t.Errorf("%v\n%s", err, &b)
+	}
+}
+
 // TestPerplexity: of whole texts it is what llama-perplexity -c 256 found (shared/data/README.md).
 func TestPerplexity(t *testing.T) {
 	if testing.Short() {

@@ -19,6 +19,7 @@ type Report struct {
 	Threads                 int     `json:"threads"`
 	Context                 int     `json:"context"` // tokens of a chunk, of which the second half is scored
 	Rows                    []Row   `json:"rows"`
+	Interrupted             bool    `json:"interrupted,omitempty"` // rows are missing
 }
 
 // Row compares a candidate with the reference on a text. Standard errors are of the means of chunks, 0 if there is one chunk.
@@ -71,11 +72,15 @@ func (r *Report) remarks() tabular.Lines {
 			texts = append(texts, text)
 		}
 	}
-	return tabular.Lines{
+	var lines tabular.Lines
+	if r.Interrupted {
+		lines = append(lines, "INTERRUPTED: rows that were to follow are missing.")
+	}
+	return append(lines,
 		fmt.Sprintf("reference: %s, %.3f bytes/weight; llama.cpp: %s, %d threads", r.Reference, r.ReferenceBytesPerWeight, r.Llama, r.Threads),
 		strings.Join(texts, "; "),
 		"KL: KL(reference || model) of next-token distributions, nats; errors are standard errors over chunks",
-	}
+	)
 }
 
 // WriteText writes the report for a terminal.

@@ -92,7 +92,8 @@ type series struct {
 }
 
 // Measure runs a series. An observer that cannot observe gets a row that says why, and the others go on; that the target fails is an error.
-// When ctx ends, it ends all processes that it started and returns ctx's error. It keeps two numbers per segment.
+// When ctx ends, it ends all processes that it started. If the series is cut short, by ctx or because the target failed, the report of the pairs
+// before that (nil if there is none) comes with the error. It keeps two numbers per segment.
 func Measure(ctx context.Context, cfg Config) (*Report, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
@@ -104,14 +105,18 @@ func Measure(ctx context.Context, cfg Config) (*Report, error) {
 	for _, o := range cfg.Observers {
 		s.report.Rows = append(s.report.Rows, Row{Observer: o, SameText: true})
 	}
-	if err := s.all(ctx); err != nil {
+	err := s.all(ctx)
+	if err != nil {
 		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
+			err = context.Cause(ctx)
 		}
-		return nil, err
+		if s.report.pairs() == 0 {
+			return nil, err
+		}
+		s.report.Interrupted = true
 	}
 	s.report.summarise()
-	return s.report, nil
+	return s.report, err
 }
 
 func (s *series) all(ctx context.Context) error {
@@ -262,7 +267,7 @@ func (s *series) attach(ctx context.Context, row *Row, t *target) (*observer, er
 	if err != nil {
 		return nil, err
 	}
-	row.Probes, err = s.settled(ctx, t, func(probes int) error {
+	probes, err := s.settled(ctx, t, func(probes int) error {
 		switch {
 		case o.Ended():
 			return &observerError{"it ended: " + o.LastLine()}
@@ -278,6 +283,7 @@ func (s *series) attach(ctx context.Context, row *Row, t *target) (*observer, er
 		o.kill()
 		return nil, err
 	}
+	row.Probes = probes
 	return o, nil
 }
 

@@ -165,8 +165,34 @@ func TestMeasureStops(t *testing.T) {
 			cancel(reason)
 		}
 	}
-	if _, err := Measure(ctx, cfg); !errors.Is(err, reason) {
-		t.Errorf("%v, want %v", err, reason)
+	r, err := Measure(ctx, cfg)
+	if !errors.Is(err, reason) || r == nil || !r.Interrupted || len(r.Rows[0].Pairs) != 2 || r.Rows[0].Overhead.Holds() || r.Rows[0].Plain != 1000 {
+		t.Errorf("%v, want %v; %+v", err, reason, r)
+	}
+
+	// With enough pairs of one observer there is its overhead; before the first pair there is nothing.
+	for after, want := range map[int]int{48: 12, 0: 0} {
+		cfg, flag := planted(t)
+		cfg.Pairs, cfg.Observers = 20, []Observer{{Name: "planted", Command: observing(flag)}, {Name: "none"}}
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cfg.Progress = func(done, _ int, _ string) {
+			if done == after {
+				cancel(reason)
+			}
+		}
+		r, err := Measure(ctx, cfg)
+		if want == 0 {
+			if r != nil || !errors.Is(err, reason) {
+				t.Errorf("%v, %+v", err, r)
+			}
+			continue
+		}
+		var text bytes.Buffer
+		if !errors.Is(err, reason) || !r.Interrupted || r.pairs() != 2*want || math.Abs(r.Rows[0].Overhead.Estimate-0.2) > 1e-9 {
+			t.Errorf("%v, %+v", err, r)
+		} else if err := r.WriteText(&text); err != nil || !strings.Contains(text.String(), "INTERRUPTED after 24 pairs") {
+			t.Errorf("%v\n%s", err, &text)
+		}
 	}
 }
 
@@ -238,7 +264,7 @@ func TestProbes(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer remove()
-	overhead, remove, err := testenv.BuildPackage("overhead", "tensorcast/experiments/cmd/overhead")
+	lab, remove, err := testenv.BuildPackage("lab", "tensorcast/experiments/cmd/lab")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -246,7 +272,7 @@ func TestProbes(t *testing.T) {
 	model := llamatest.Model(t, synth.Config{Layers: 2, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1})
 	o := llama.Options{Model: model, Prompt: "x", Tokens: 16, Threads: 1, NoRepack: true, Stream: true, Repeat: 1 << 29}
 	cfg := Config{Target: in.Command(t.Context(), o).Args, Pairs: 6, Observers: []Observer{
-		{Name: "tracer", Command: tracer + " --pid {pid} -o {out}/capture"}, {Name: "trap", Command: overhead + " trap --pid {pid} {ggml}"},
+		{Name: "tracer", Command: tracer + " --pid {pid} -o {out}/capture"}, {Name: "trap", Command: lab + " overhead trap --pid {pid} {ggml}"},
 	}}
 	r, err := Measure(t.Context(), cfg)
 	if err != nil {

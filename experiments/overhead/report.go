@@ -22,7 +22,9 @@ type Report struct {
 	Target  []string     `json:"target"`
 	Run     llama.Result `json:"run"` // what the target says of itself; of whole runs the first
 	Whole   bool         `json:"whole_runs"`
-	Rows    []Row        `json:"observers"`
+	// Interrupted says that pairs that were to follow are missing. An observer with fewer than LeastPairs pairs then has no interval.
+	Interrupted bool  `json:"interrupted,omitempty"`
+	Rows        []Row `json:"observers"`
 }
 
 // Segment is one generation.
@@ -72,6 +74,15 @@ func (r *Report) summarise() {
 		row.Overhead, row.Token = stats.HodgesLehmann(ratios).Map(lost), stats.HodgesLehmann(tokens).Map(lost)
 		row.Median, row.MAD = stats.Median(overheads), stats.MAD(overheads)
 	}
+}
+
+// pairs is the number of all pairs.
+func (r *Report) pairs() int {
+	n := 0
+	for _, row := range r.Rows {
+		n += len(row.Pairs)
+	}
+	return n
 }
 
 // lost makes of a logarithm of a ratio of speeds the share that is lost.
@@ -124,7 +135,11 @@ func (r *Report) conditions() tabular.Lines {
 
 // remarks says what a reader must know beside the table.
 func (r *Report) remarks() tabular.Lines {
-	lines := tabular.Lines{"Overhead: tokens per second that are lost, Hodges-Lehmann estimate of the pairs' ratios and its interval; each end is a bound of 97.5 %."}
+	var lines tabular.Lines
+	if r.Interrupted {
+		lines = append(lines, fmt.Sprintf("INTERRUPTED after %d pairs: those that were to follow are missing.", r.pairs()))
+	}
+	lines = append(lines, "Overhead: tokens per second that are lost, Hodges-Lehmann estimate of the pairs' ratios and its interval; each end is a bound of 97.5 %.")
 	for _, row := range r.Rows {
 		switch {
 		case row.Error != "":

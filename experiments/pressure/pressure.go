@@ -104,8 +104,9 @@ type series struct {
 // pressureSettle is more than the kernel's interval of two seconds.
 const pressureSettle = 2100 * time.Millisecond
 
-// Measure runs a series. When ctx ends, it ends all processes it started and returns ctx's error. Whatever the outcome, no control group of
-// it is left, and the disk's readahead is as it was.
+// Measure runs a series. When ctx ends, it ends all processes it started. If the series is cut short, by ctx or by what fails, the report of the
+// runs before that (nil if there is none) comes with the error. Whatever the outcome, no control group of it is left, and the disk's
+// readahead is as it was.
 func Measure(ctx context.Context, cfg Config) (*Report, error) {
 	return measure(ctx, cfg, pressureSettle)
 }
@@ -163,11 +164,15 @@ func measure(ctx context.Context, cfg Config, settle time.Duration) (report *Rep
 		Disk:  DiskInfo{Name: s.disk.name, ReadaheadKiB: readahead, ReadaheadKiBBefore: before},
 		Model: ModelInfo{Path: cfg.Model, Bytes: s.model.size, TokenBytes: cfg.Weights},
 	}
-	if err := s.all(ctx); err != nil {
-		return nil, err
+	err = s.all(ctx)
+	if err != nil {
+		if len(s.report.Runs) == 0 {
+			return nil, err
+		}
+		s.report.Interrupted = true
 	}
 	s.report.summarise()
-	return s.report, nil
+	return s.report, err
 }
 
 func (s *series) progress(what string) {

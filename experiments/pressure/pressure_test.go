@@ -367,6 +367,39 @@ func TestCancel(t *testing.T) {
 	}
 }
 
+// A series that is cut short reports the runs before; without any there is no report.
+func TestInterrupted(t *testing.T) {
+	cfg := scripted(t)
+	cfg.Repeat = 3
+	for after, want := range map[int]int{2: 0, 4: 2} { // two runs are without a limit
+		ctx, cancel := context.WithCancel(t.Context())
+		cfg.Progress = func(done, _ int, what string) {
+			if done == after && strings.HasPrefix(what, "plain: token") {
+				cancel()
+			}
+		}
+		r, err := measure(ctx, cfg, 0)
+		cancel()
+		if !errors.Is(err, context.Canceled) || (r == nil) != (want == 0) {
+			t.Fatalf("%v, %+v", err, r)
+		}
+		if r == nil {
+			continue
+		}
+		var text, markdown strings.Builder
+		if err := errors.Join(r.WriteText(&text), r.WriteMarkdown(&markdown)); err != nil {
+			t.Fatal(err)
+		}
+		data, err := json.Marshal(r)
+		if err != nil || !strings.Contains(string(data), `"interrupted":true`) {
+			t.Errorf("%v: %s", err, data)
+		}
+		if len(r.Runs) != want || r.Summaries[0].Finished != want || r.Compute <= 0 || !strings.Contains(text.String(), "INTERRUPTED after 2 runs") || !strings.Contains(markdown.String(), "* INTERRUPTED after 2 runs") {
+			t.Errorf("%s\n%+v", &text, r)
+		}
+	}
+}
+
 // A real llama.cpp: M is what the driver says that its ops read, and a model that does not fit is read again and again.
 func TestLlama(t *testing.T) {
 	in := llamatest.ForTest(t)

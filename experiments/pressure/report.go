@@ -25,6 +25,8 @@ type Report struct {
 	Disk    DiskInfo  `json:"disk"`
 	Model   ModelInfo `json:"model"`
 	Target  []string  `json:"target"`
+	// Interrupted says that runs that were to follow are missing, and the measurements after them.
+	Interrupted bool `json:"interrupted,omitempty"`
 
 	X       float64 `json:"x,omitempty"` // as asked for; 0 if the limit was
 	Limit   int64   `json:"limit_bytes"`
@@ -257,7 +259,11 @@ func (r *Report) diskBound() string {
 
 // remarks says what a reader must know beside the table.
 func (r *Report) remarks() tabular.Lines {
-	lines := tabular.Lines{fmt.Sprintf("Medians over %d interleaved runs. MiB/token: read from disk on the control group's account while tokens were generated.", r.Summaries[0].Runs)}
+	var lines tabular.Lines
+	if r.Interrupted {
+		lines = append(lines, fmt.Sprintf("INTERRUPTED after %d runs: those that were to follow are missing, and the disk's bandwidth and the speed in memory afterwards.", len(r.Runs)))
+	}
+	lines = append(lines, fmt.Sprintf("Medians over %d interleaved runs. MiB/token: read from disk on the control group's account while tokens were generated.", r.Summaries[0].Runs))
 	if len(r.Summaries) > 1 {
 		lines = append(lines, fmt.Sprintf("Speedup: over %s in the same round.", r.Variants[0].Name))
 	}

@@ -20,6 +20,8 @@ type Report struct {
 	Observed   Phase    `json:"observed"`
 	Attached   int      `json:"attached"`    // how often the observer was
 	ExitStatus int      `json:"exit_status"` // of the server, after SIGTERM
+	// Interrupted says that answers that were to follow are missing. The server was then killed.
+	Interrupted bool `json:"interrupted,omitempty"`
 }
 
 // Phase is all phases of one kind together. Times are milliseconds.
@@ -62,6 +64,9 @@ var columns = tabular.Left("phases", "answers", "same tokens", "answer p50 ms", 
 // WriteText writes the report for a terminal. Of times there are quantiles.
 func (r *Report) WriteText(w io.Writer) error {
 	end := fmt.Sprintf("%d clients at a time; the observer attached and detached %d times; the server ended with %d.", r.Clients, r.Attached, r.ExitStatus)
+	if r.Interrupted {
+		end = fmt.Sprintf("INTERRUPTED: answers that were to follow are missing. %d clients at a time; the observer attached and detached %d times.", r.Clients, r.Attached)
+	}
 	table := &tabular.Table{Columns: columns, Rows: [][]string{r.Plain.row("plain"), r.Observed.row("observed")}}
 	return tabular.Document{table, tabular.Lines{end}}.WriteText(w)
 }

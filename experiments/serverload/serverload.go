@@ -69,7 +69,8 @@ type run struct {
 
 type request struct{ client, number int }
 
-// Measure runs it all. That the server fails, that an answer is an error or that the observer does not attach is an error.
+// Measure runs it all. That the server fails, that an answer is an error or that the observer does not attach is an error. If ctx ends, the report
+// of the answers up to then (nil if there is none) comes with ctx's error.
 func Measure(ctx context.Context, cfg Config) (*Report, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
@@ -91,7 +92,11 @@ func Measure(ctx context.Context, cfg Config) (*Report, error) {
 	}
 	err = r.all(ctx, server)
 	if ctx.Err() != nil {
-		return nil, context.Cause(ctx)
+		if r.report.Plain.Answers+r.report.Observed.Answers == 0 {
+			return nil, context.Cause(ctx)
+		}
+		r.report.Interrupted = true
+		return r.report, context.Cause(ctx)
 	}
 	if server.Ended() {
 		return nil, fmt.Errorf("the server ended: %s", server.LastLine())

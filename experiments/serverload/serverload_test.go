@@ -3,6 +3,7 @@ package serverload
 // The test program itself plays the server; and tracer comes and goes while a real llama.cpp decodes several sequences at once.
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -162,6 +163,32 @@ func TestMeasure(t *testing.T) {
 	cfg.On = time.Minute
 	if _, err := Measure(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "not permitted") {
 		t.Errorf("an observer that does not stay: %v", err)
+	}
+}
+
+// A series that is cut short reports the answers before; without any there is no report.
+func TestInterrupted(t *testing.T) {
+	for after, want := range map[int]bool{1: false, 10: true} { // six requests warm up
+		cfg := played(t, "well")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		reason := errors.New("enough")
+		cfg.Progress = func(done, _ int) {
+			if done == after {
+				cancel(reason)
+			}
+		}
+		r, err := Measure(ctx, cfg)
+		cancel(nil)
+		if !errors.Is(err, reason) || (r != nil) != want {
+			t.Fatalf("%v, %+v", err, r)
+		}
+		if r == nil {
+			continue
+		}
+		var text strings.Builder
+		if err := r.WriteText(&text); err != nil || !r.Interrupted || r.Plain.Answers < 4 || r.Plain.Answers+r.Observed.Answers >= 24 || !strings.Contains(text.String(), "INTERRUPTED") {
+			t.Errorf("%v, %+v\n%s", err, r, &text)
+		}
 	}
 }
 

@@ -63,7 +63,7 @@ func ParseType(name string) (gguf.Type, error) {
 	return 0, &ConfigError{"type", fmt.Sprintf("%q is not one of %s", name, strings.Join(names, ", "))}
 }
 
-// ConfigError says which setting of a Config makes the model impossible, and why. The command turns it into a usage error.
+// ConfigError says which setting of a Config makes the model impossible, and why.
 type ConfigError struct {
 	Setting string // the flag's name, e.g. "kv-heads"
 	Reason  string // what is wrong with its value and what would be right

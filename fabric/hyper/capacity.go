@@ -121,7 +121,8 @@ func (c CapacityConfig) Check() error {
 }
 
 // Capacity measures all rows, on all processors. The same configuration gives the same rows. progress, if not nil, is called after
-// each row, by one goroutine at a time. It fails on a configuration that Check refuses, and when ctx ends.
+// each row, by one goroutine at a time. It fails on a configuration that Check refuses, and when ctx ends: then the rows that are done come with
+// ctx's error.
 func Capacity(ctx context.Context, c CapacityConfig, progress func(done, total int)) ([]CapacityRow, error) {
 	if err := c.Check(); err != nil {
 		return nil, err
@@ -144,7 +145,7 @@ func Capacity(ctx context.Context, c CapacityConfig, progress func(done, total i
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.GOMAXPROCS(0))
 	var mu sync.Mutex
-	done := 0
+	done, measured := 0, make([]bool, len(rows))
 	for i := range rows {
 		g.Go(func() error {
 			if err := rows[i].measure(ctx, c.Seed); err != nil {
@@ -152,6 +153,7 @@ func Capacity(ctx context.Context, c CapacityConfig, progress func(done, total i
 			}
 			mu.Lock()
 			defer mu.Unlock()
+			measured[i] = true
 			if done++; progress != nil {
 				progress(done, len(rows))
 			}
@@ -159,7 +161,13 @@ func Capacity(ctx context.Context, c CapacityConfig, progress func(done, total i
 		})
 	}
 	if err := g.Wait(); err != nil {
-		return nil, fmt.Errorf("measuring capacity: %w", err)
+		var whole []CapacityRow
+		for i, row := range rows {
+			if measured[i] {
+				whole = append(whole, row)
+			}
+		}
+		return whole, fmt.Errorf("measuring capacity: %w", err)
 	}
 	return rows, nil
 }

@@ -106,6 +106,26 @@ func TestCapacityFails(t *testing.T) {
 	if _, err := Capacity(ctx, good, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("after the context's end: %v", err)
 	}
+
+	// What is done when the context ends is returned.
+	ctx, cancel = context.WithCancel(t.Context())
+	many := good
+	for range 1000 {
+		many.Items = append(many.Items, 8)
+	}
+	rows, err := Capacity(ctx, many, func(done, _ int) {
+		if done == 5 {
+			cancel()
+		}
+	})
+	if !errors.Is(err, context.Canceled) || len(rows) < 5 || len(rows) == len(many.Items) {
+		t.Errorf("%d rows, %v", len(rows), err)
+	}
+	for _, r := range rows {
+		if r.Measured == 0 || r.Predicted == 0 {
+			t.Errorf("%+v", r)
+		}
+	}
 }
 
 func TestCodingText(t *testing.T) {

@@ -40,7 +40,7 @@ func Profiles() []Profile {
 	}
 }
 
-// The bounds come from the experiment divergence on a trained model of 5 M weights in F16 and two texts. The mean KL divergence of its predictions is
+// The bounds come from lab divergence on a trained model of 5 M weights in F16 and two texts. The mean KL divergence of its predictions is
 // about 0.3 to 0.45 times the matrices' mean noise.
 const (
 	// No worse than Q4_K_M, which diverges by 0.0016 and 0.0018 nats: matrices of 23.5 dB or more, 24.0 dB in the mean, by 0.0011 and 0.0013.

@@ -1,0 +1,147 @@
+package accounting
+
+// This file runs the series of runs that the instrument is, and prints it.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"text/tabwriter"
+
+	"github.com/dustin/go-humanize"
+
+	"tensorcast/experiments/llama"
+)
+
+// Config says what is run.
+type Config struct {
+	Ops    int64  // of a run
+	Rate   int64  // ops per second of the steady run
+	Tracer string // path of the command
+
+	// Progress, if not nil, is told which run begins, after done of total. It is called from one goroutine.
+	Progress func(done, total int, what string)
+}
+
+// Report is a whole series.
+type Report struct {
+	Interrupted bool  `json:"interrupted,omitempty"` // runs that were to follow are missing
+	Runs        []Run `json:"runs"`
+}
+
+// Run is one run and what is wrong with it.
+type Run struct {
+	Name string `json:"run"`
+	*Account
+	Wrong string `json:"wrong,omitempty"`
+}
+
+// Measure makes a run at the rate, one at full speed, one on two threads with a tenth of the ops, and one with a buffer of 4 KiB, which
+// must lose some. If one cannot be made, or ctx ends, it returns the report of those before it (nil if there is none) with the error.
+func Measure(ctx context.Context, in *llama.Installation, cfg Config) (report *Report, err error) {
+	dir, err := os.MkdirTemp("", "accounting")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }() // nothing depends on it any more
+	source, err := NewSource(ctx, dir, in)
+	if err != nil {
+		return nil, err
+	}
+	runs := []struct {
+		name  string
+		load  Load
+		flags []string
+		also  func(*Account) string // what else is wrong
+	}{
+		{fmt.Sprintf("%s ops/s, default buffer", humanize.Comma(cfg.Rate)), Load{Ops: cfg.Ops, Rate: cfg.Rate}, nil, cfg.nothingLost},
+		{"full speed, default buffer", Load{Ops: cfg.Ops}, nil, nil},
+		{"full speed, two threads", Load{Ops: max(1, cfg.Ops/10), Threads: 2}, nil, nil},
+		{"full speed, 4 KiB", Load{Ops: cfg.Ops}, []string{"--buffer", "4"}, somethingLost},
+	}
+	var r Report
+	for i, run := range runs {
+		if cfg.Progress != nil {
+			cfg.Progress(i, len(runs), run.name)
+		}
+		out := filepath.Join(dir, "capture")
+		account, err := source.Run(ctx, cfg.Tracer, out, run.load, run.flags...)
+		if err == nil {
+			err = os.RemoveAll(out)
+		}
+		if err != nil {
+			if r.Interrupted = true; len(r.Runs) > 0 {
+				report = &r
+			}
+			return report, fmt.Errorf("%s: %w", run.name, err)
+		}
+		res := Run{Name: run.name, Account: account}
+		if err := account.Check(); err != nil {
+			res.Wrong = err.Error()
+		}
+		if run.also != nil && res.Wrong == "" {
+			res.Wrong = run.also(account)
+		}
+		r.Runs = append(r.Runs, res)
+	}
+	return &r, nil
+}
+
+// nothingLost checks the steady run.
+func (c *Config) nothingLost(a *Account) string {
+	if lost := a.Counters.Lost(); lost > 0 {
+		return fmt.Sprintf("%d events were lost", lost)
+	}
+	if a.Count.Rate < 0.9*float64(c.Rate) {
+		return fmt.Sprintf("only %.0f of %d ops/s were reached: the machine is too busy, or too slow", a.Count.Rate, c.Rate)
+	}
+	return ""
+}
+
+func somethingLost(a *Account) string {
+	if a.Counters.OpsLost == 0 {
+		return "nothing was lost: the loss was not put to the test"
+	}
+	return ""
+}
+
+// Err says that runs do not hold, and why the first of them does not; nil if all do.
+func (r *Report) Err() error {
+	wrong := 0
+	var first *Run
+	for i := range r.Runs {
+		if r.Runs[i].Wrong != "" {
+			if wrong++; first == nil {
+				first = &r.Runs[i]
+			}
+		}
+	}
+	if first == nil {
+		return nil
+	}
+	return fmt.Errorf("%d of %d runs do not hold; %s: %s", wrong, len(r.Runs), first.Name, first.Wrong)
+}
+
+// WriteText writes the report for a terminal.
+func (r *Report) WriteText(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "run\tops/s\tops ran x threads\thits\tmisses\treceived\tlost\tfiltered\tunfinished\t all equal\t")
+	for _, run := range r.Runs {
+		c, equal := run.Counters, "yes"
+		if run.Wrong != "" {
+			equal = "NO"
+		}
+		n := func(v uint64) string { return humanize.Comma(int64(v)) }
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", run.Name, humanize.Comma(int64(run.Count.Rate)), n(uint64(run.Count.Ops*run.Count.Threads)),
+			n(c.Hits), n(c.Misses), n(c.Received), n(c.OpsLost), n(c.Filtered()), n(c.Unfinished), equal)
+	}
+	err := t.Flush()
+	if r.Interrupted {
+		_, also := fmt.Fprintf(w, "\nINTERRUPTED: the runs that were to follow are missing.\n")
+		err = errors.Join(err, also)
+	}
+	return err
+}

@@ -1,0 +1,143 @@
+// Package accounting holds a tracer's account of ops against a count that it has no part in.
+//
+// What is traced is a source of ops: a program made for this. It is a small C program (opsource.c, compiled by gcc) that runs a graph on llama.cpp's CPU backend over and over, at a chosen rate that
+// may be far beyond what a model reaches, and says how many ops it ran. It has no llama_decode: each graph begins with a lookup of token embeddings, as a step does.
+package accounting
+
+// This file compiles and runs the source.
+
+import (
+	"bytes"
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"tensorcast/event"
+	"tensorcast/experiments/llama"
+	"tensorcast/experiments/synth"
+	"tensorcast/gguf"
+	"tensorcast/internal/proc"
+	"tensorcast/trace"
+)
+
+//go:embed opsource.c
+var source string
+
+// compile writes the program to the file path. Without gcc it fails with [llama.ErrUnavailable].
+func compile(ctx context.Context, path string) error {
+	// -ldl is for glibc before 2.34.
+	cmd := exec.CommandContext(ctx, "gcc", "-o", path, "-std=gnu11", "-O2", "-x", "c", "-", "-ldl")
+	cmd.Stdin = strings.NewReader(source)
+	cmd.WaitDelay = 2 * time.Second
+	out, err := cmd.CombinedOutput()
+	if errors.Is(err, exec.ErrNotFound) {
+		return fmt.Errorf("%w: gcc is not installed (on Debian or Ubuntu: apt-get install gcc libc6-dev)", llama.ErrUnavailable)
+	}
+	if err != nil {
+		first, _, _ := bytes.Cut(bytes.TrimSpace(out), []byte("\n"))
+		return fmt.Errorf("compile opsource: %w: %s", err, first)
+	}
+	return nil
+}
+
+// Source is a compiled source with the model that its ops read, in a directory of the caller.
+type Source struct{ program, model string }
+
+// NewSource compiles the source in dir, beside links to the libraries of an installation: there a tracer finds them before they are loaded, so that
+// no op is too early for it. It also writes a model whose ops take less than a microsecond.
+func NewSource(ctx context.Context, dir string, in *llama.Installation) (*Source, error) {
+	s := &Source{program: filepath.Join(dir, "opsource"), model: filepath.Join(dir, "model.gguf")}
+	if err := compile(ctx, s.program); err != nil {
+		return nil, err
+	}
+	libs, err := filepath.Glob(filepath.Join(in.Dir, "libggml*.so*"))
+	if err != nil {
+		return nil, err
+	}
+	for _, lib := range libs {
+		if err := os.Symlink(lib, filepath.Join(dir, filepath.Base(lib))); err != nil {
+			return nil, err
+		}
+	}
+	plan, err := synth.NewPlan(synth.Config{Layers: 1, Embd: 32, FF: 32, Heads: 1, KVHeads: 1, Type: gguf.Q8_0, Seed: 1})
+	if err != nil {
+		return nil, err
+	}
+	if err := plan.WriteFile(ctx, s.model, nil); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Load is how many ops are run, and how fast.
+type Load struct {
+	Ops     int64 // at least; whole graphs are run
+	Rate    int64 // ops per second; 0: as many as it can
+	Nodes   int   // of a graph; 0: 1000
+	Threads int   // 0: 1
+}
+
+// Args is the command that runs the source.
+func (s *Source) Args(l Load) []string {
+	args := []string{s.program, "-m", s.model, "--ops", strconv.FormatInt(l.Ops, 10), "--rate", strconv.FormatInt(l.Rate, 10)}
+	if l.Nodes > 0 {
+		args = append(args, "--nodes", strconv.Itoa(l.Nodes))
+	}
+	if l.Threads > 0 {
+		args = append(args, "-t", strconv.Itoa(l.Threads))
+	}
+	return args
+}
+
+// Count is what the source says at its end.
+type Count struct {
+	Graphs    int64   `json:"graphs"`
+	Ops       int64   `json:"ops"`
+	WeightOps int64   `json:"weight_ops"` // those of Ops that read a weight
+	Threads   int64   `json:"threads"`
+	Seconds   float64 `json:"seconds"`
+	Rate      float64 `json:"rate"` // ops per second
+}
+
+// Account is what the source and a tracer say of one run.
+type Account struct {
+	Count    Count          `json:"count"`
+	Counters event.Counters `json:"counters"`
+	Steps    int            `json:"steps"`
+	Rows     int64          `json:"rows"`
+}
+
+// Run runs the source under a tracer command with some of its flags. The capture is in out then.
+func (s *Source) Run(ctx context.Context, tracer, out string, l Load, flags ...string) (*Account, error) {
+	args := append(append([]string{"-o", out}, flags...), "--")
+	// In a process group of its own a terminal's Ctrl-C does not reach it: what it then has is not taken for its failure.
+	cmd := proc.GroupCommand(ctx, append(append([]string{tracer}, args...), s.Args(l)...)...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it passes that on
+	cmd.WaitDelay = 10 * time.Second
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		return nil, fmt.Errorf("%s: %w: %s", filepath.Base(tracer), err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	a := &Account{}
+	if err := json.Unmarshal(stdout.Bytes(), &a.Count); err != nil {
+		return nil, fmt.Errorf("result of opsource: %w", err)
+	}
+	capture, err := trace.Open(out)
+	if err != nil {
+		return nil, err
+	}
+	a.Counters, a.Steps, a.Rows = capture.Meta.Counters, capture.Meta.Steps, capture.Meta.Rows
+	return a, nil
+}

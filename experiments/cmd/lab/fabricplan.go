@@ -1,0 +1,212 @@
+package main
+
+// This file is "lab fabricplan": in how many ternary planes, or trytes of how many trits, the weights of a model are kept. See package plan.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"path/filepath"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"tensorcast/fabric/decompose"
+	"tensorcast/fabric/plan"
+	"tensorcast/gguf"
+	"tensorcast/internal/cli"
+	"tensorcast/internal/cli/progress"
+	"tensorcast/internal/outfile"
+)
+
+type fabricplanOptions struct {
+	model    string
+	profile  string
+	bound    float64
+	budget   float64
+	form     decompose.Fit
+	trytes   float64
+	rows     int
+	json     bool
+	markdown bool
+	figure   string
+	write    string
+	quiet    bool
+
+	choice string // the flag that chooses the plan
+}
+
+func fabricplanCommand() *cobra.Command {
+	var o fabricplanOptions
+	cmd := &cobra.Command{
+		Use:   "fabricplan -m model.gguf [--profile NAME | --bound DB | --budget N | --planes N | --trytes DB] [flags]",
+		Short: "Plan in how many ternary planes, or trits, the weights of a model are kept",
+		Long: `Fabricplan measures, for each weight matrix of a model, what ternary planes cost in bytes and lose in accuracy: exact ones, and fitted
+ones of 1 to 6 planes. It prints a plan, the named profiles, and the Pareto front of bytes per weight against error.
+
+The plan is that of a profile (accurate: no loss; balanced; fast), of a bound on the error of each matrix, of a number of bytes per
+weight for the whole model, or of one form for all matrices. Matrices for which the file's own type takes fewer bytes stay native, and
+so do those that cannot keep the bound.
+
+--trytes calibrates packed trytes instead, for values that are to be edited or reckoned with exactly: the trits that each layer needs
+so that every tensor's values are DB decibels above their error, and the scale of each tensor.
+
+--write makes a model with the weights that the plan's planes, or the trytes, stand for: as F32 where these are fitted, in the file's
+own type where planes are exact. Any llama.cpp runs it; lab divergence tells how far its predictions are from the original's.
+
+Exit codes: 0 planned; 1 not planned or not written; 2 wrong usage.`,
+		Example: `  lab fabricplan -m model.gguf --profile balanced --figure front.png
+  lab fabricplan -m model.gguf --budget 0.5 --json > plan.json
+  lab fabricplan -m model.gguf --planes 3 --block 32 --write three.gguf
+  lab fabricplan -m model.gguf --trytes 40 --write trytes.gguf`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("unexpected argument %q (the model goes after -m)", args[0])
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			for _, name := range []string{"profile", "bound", "budget", "planes", "trytes"} {
+				if cmd.Flags().Changed(name) {
+					if o.choice != "" {
+						return cli.Usagef("--%s and --%s: only one of them can choose the plan", o.choice, name)
+					}
+					o.choice = name
+				}
+			}
+			if err := o.check(); err != nil {
+				return cli.Usage(err)
+			}
+			return o.plan(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVarP(&o.model, "model", "m", "", "a GGUF `file`")
+	o.profile = "balanced"
+	var profiles []string
+	for _, p := range plan.Profiles() {
+		profiles = append(profiles, p.Name)
+	}
+	cli.EnumVar(cmd, &o.profile, "profile", "", profiles, "plan for a profile")
+	f.Float64Var(&o.bound, "bound", 0, "plan for a bound: each matrix' products `DB` decibels above their error, or more")
+	f.Float64Var(&o.budget, "budget", 0, "plan for `N` bytes per weight of the whole model, or fewer")
+	f.IntVar(&o.form.Planes, "planes", 0, "the same number of planes, `N`, for all matrices")
+	f.IntVar(&o.form.Block, "block", 32, "with --planes: columns that share factors: 16, 32, 64, 128 or 256")
+	f.BoolVar(&o.form.Shared, "shared", false, "with --planes: one factor for all planes of a block, not one for each")
+	f.Float64Var(&o.trytes, "trytes", 0, "calibrate trytes: each tensor's values `DB` decibels above their error, or more")
+	f.IntVar(&o.rows, "rows", 256, "measure this many rows of each matrix, evenly spread; 0 for all")
+	f.BoolVar(&o.markdown, "markdown", false, "print Markdown")
+	f.BoolVar(&o.json, "json", false, "print the plan as JSON")
+	f.StringVar(&o.figure, "figure", "", "draw the front to a PNG `file`")
+	f.StringVar(&o.write, "write", "", "write a model with the plan's weights to a `file`")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress")
+
+	return cmd
+}
+
+func (o *fabricplanOptions) check() error {
+	switch {
+	case o.model == "":
+		return errors.New("no model: give -m model.gguf")
+	case o.json && o.markdown:
+		return errors.New("--json and --markdown: only one of them can be printed")
+	case o.rows < 0:
+		return fmt.Errorf("--rows %d: want 0 or more", o.rows)
+	case o.choice == "bound" && !(o.bound > 0 && o.bound <= 200):
+		return fmt.Errorf("--bound %g: want decibels above 0, up to 200", o.bound)
+	case o.choice == "trytes" && !(o.trytes > 0 && o.trytes <= 200):
+		return fmt.Errorf("--trytes %g: want decibels above 0, up to 200", o.trytes)
+	case o.choice == "trytes" && o.figure != "":
+		return errors.New("--figure draws the front of a plan: there is none for --trytes")
+	case o.choice == "budget" && !(o.budget > 0 && o.budget <= 16):
+		return fmt.Errorf("--budget %g: want bytes per weight", o.budget)
+	}
+	if o.choice == "planes" {
+		return o.form.Check()
+	}
+	return nil
+}
+
+func (o *fabricplanOptions) plan(ctx context.Context, stdout, stderr io.Writer) (err error) {
+	model, err := gguf.OpenModel(o.model)
+	if err != nil {
+		return err
+	}
+	if o.write != "" && len(model.Files) > 1 {
+		return fmt.Errorf("--write: %s is split into %d files: merge them first", o.model, len(model.Files))
+	}
+	w, err := gguf.OpenWeights(model, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.Close()) }()
+	cfg := plan.Config{Rows: o.rows}
+	if o.choice == "planes" {
+		cfg.Forms = append(plan.Forms(), o.form)
+	}
+	bar := progress.New(stderr, progress.Options{Quiet: o.quiet, What: "matrices"})
+	defer bar.Close()
+	cfg.Progress = func(done, total int) { bar.Update(int64(done), int64(total), "") }
+	if o.choice == "trytes" {
+		t, err := plan.CalibrateTrytes(ctx, w, o.trytes, cfg)
+		bar.Close()
+		if err != nil {
+			return err
+		}
+		if o.write != "" {
+			if err := t.WriteModel(ctx, w, o.model, o.write); err != nil {
+				return err
+			}
+		}
+		return o.print(stdout, t, t.WriteText, t.WriteMarkdown)
+	}
+	survey, err := plan.Measure(ctx, w, cfg)
+	bar.Close()
+	if err != nil {
+		return err
+	}
+	p, err := o.choose(survey)
+	if err != nil {
+		return err
+	}
+	if o.figure != "" {
+		if err := outfile.Write(o.figure, func(w io.Writer) error { return survey.WriteFigure(w, filepath.Base(o.model)) }); err != nil {
+			return err
+		}
+	}
+	if o.write != "" {
+		if err := p.WriteModel(ctx, w, o.model, o.write); err != nil {
+			return err
+		}
+	}
+	return o.print(stdout, p, func(w io.Writer) error { return survey.WriteText(w, p) },
+		func(w io.Writer) error { return survey.WriteMarkdown(w, p) })
+}
+
+// print prints a result in the form that the flags name.
+func (o *fabricplanOptions) print(stdout io.Writer, result any, text, markdown func(io.Writer) error) error {
+	switch {
+	case o.json:
+		return cli.WriteJSON(stdout, result)
+	case o.markdown:
+		return markdown(stdout)
+	}
+	return text(stdout)
+}
+
+func (o *fabricplanOptions) choose(s *plan.Survey) (*plan.Plan, error) {
+	switch o.choice {
+	case "bound":
+		return s.Plan(plan.Profile{Name: fmt.Sprintf("%g dB", o.bound), Bound: o.bound}), nil
+	case "budget":
+		return s.Within(int64(math.Floor(o.budget * float64(s.Weights))))
+	case "planes":
+		return s.Uniform(o.form)
+	}
+	profiles := plan.Profiles()
+	i := slices.IndexFunc(profiles, func(p plan.Profile) bool { return p.Name == o.profile })
+	return s.Plan(profiles[i]), nil // the flag takes no other name
+}

@@ -1,0 +1,70 @@
+package main
+
+// This file is "lab getllama": a llama.cpp and the driver llamarun, put into the cache.
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"tensorcast/experiments/llama"
+	"tensorcast/internal/cli/progress"
+)
+
+func getllamaCommand() *cobra.Command {
+	var link string
+	cmd := &cobra.Command{
+		Use:   "getllama",
+		Short: "Install a prebuilt llama.cpp with the driver llamarun",
+		Long: `Getllama fetches a prebuilt llama.cpp (an npm package of one exact version, its integrity checked), compiles the driver
+llamarun into the same directory, and prints that directory. What is in the cache already is not made again.
+
+The environment may name another cache (TENSORCAST_CACHE) or a directory with your own llama.cpp libraries (TENSORCAST_LLAMA).
+
+Exit codes: 0 done, 1 failure, 2 wrong usage.`,
+		Example: `  lab getllama --link .llama
+  .llama/llamarun -m model.gguf -p "Once upon a time" -n 32`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			bar := progress.New(cmd.ErrOrStderr(), progress.Options{What: "getting llama.cpp"})
+			defer bar.Close()
+			in, err := llama.Install(cmd.Context())
+			bar.Close()
+			if err != nil {
+				return err
+			}
+			if link != "" {
+				if err := symlink(in.Dir, link); err != nil {
+					return err
+				}
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), in.Dir)
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&link, "link", "", "make `PATH` a symbolic link to the directory; an older link is replaced")
+	return cmd
+}
+
+// symlink makes path a symbolic link to dir. It replaces a link in one step, and nothing else.
+func symlink(dir, path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case err == nil && info.Mode().Type() != fs.ModeSymlink:
+		return fmt.Errorf("link %s: it exists and is not a symbolic link", path)
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("link: %w", err)
+	}
+	tmp := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%d.tmp", filepath.Base(path), os.Getpid()))
+	if err := os.Symlink(dir, tmp); err != nil {
+		return fmt.Errorf("link: %w", err)
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return fmt.Errorf("link: %w", errors.Join(err, os.Remove(tmp)))
+	}
+	return nil
+}

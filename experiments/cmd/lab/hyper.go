@@ -1,0 +1,186 @@
+package main
+
+// This file is "lab hyper": how many key-value pairs a hypervector holds, beside what theory expects. See package hyper.
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"tensorcast/fabric/hyper"
+	"tensorcast/internal/cli"
+	"tensorcast/internal/cli/progress"
+)
+
+type hyperOptions struct {
+	hyper.CapacityConfig
+	output
+	codings []string
+}
+
+func hyperCommand() *cobra.Command {
+	var o hyperOptions
+	cmd := &cobra.Command{
+		Use:   "hyper [flags]",
+		Short: "Measure how many key-value pairs a hypervector holds",
+		Long: `Hyper puts random key-value pairs into one hypervector, asks for each value by its key, and counts how often the right one is the nearest
+of all candidates. It prints a table per coding: the share found, and in parentheses what theory expects. What is below 90 % is marked.
+
+  majority         dense vectors, signs of the sum
+  thresholded      dense vectors, signs of the sum beyond 0.6 standard deviations
+  exact            dense vectors, the sum itself
+  blocks           block codes: 1 trit of 64
+  sparse-product   sparse vectors (2 %), multiplied element by element: what does not work
+  nested           records of records of records, asked by path (numbers of items that are cubes)
+  nested-cleanup   the same, the record looked up at each step
+
+The same flags give the same figures, on any machine.
+
+Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
+		Example: `  lab hyper
+  lab hyper --coding exact --dims 1024,4096 --items 128 --candidates 64 --queries 10000
+  lab hyper --markdown --json capacity.json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			for _, name := range o.codings {
+				var c hyper.Coding
+				if err := c.UnmarshalText([]byte(name)); err != nil {
+					return cli.Usagef("--coding: %w", err)
+				}
+				o.Codings = append(o.Codings, c)
+			}
+			if err := o.Check(); err != nil {
+				return cli.Usage(err)
+			}
+			return o.measure(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	var names []string
+	for _, c := range hyper.Codings() {
+		names = append(names, c.String())
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	o.codings = names
+	cli.EnumsVar(cmd, &o.codings, "coding", names, "codings, several with commas")
+	f.IntSliceVar(&o.Dims, "dims", []int{1024, 2048, 4096, 8192, 16384, 32768, 65536}, "trits of a vector, multiples of 64")
+	f.IntSliceVar(&o.Items, "items", []int{8, 16, 32, 64, 128, 256, 512, 1024}, "pairs in one vector")
+	f.IntVar(&o.Candidates, "candidates", 0, "values that are known; 0 for as many as there are pairs")
+	f.IntVar(&o.Queries, "queries", 1024, "questions for each figure, to as many fresh vectors as needed")
+	f.Uint64Var(&o.Seed, "seed", 1, "seed of all vectors")
+	o.add(f, "all figures", "tables")
+
+	return cmd
+}
+
+func (o *hyperOptions) measure(ctx context.Context, stdout, stderr io.Writer) error {
+	bar := progress.New(stderr, progress.Options{Quiet: o.quiet, What: "figures"})
+	defer bar.Close()
+	rows, err := hyper.Capacity(ctx, o.CapacityConfig, func(done, total int) { bar.Update(int64(done), int64(total), "") })
+	bar.Close()
+	if len(rows) == 0 {
+		return err
+	}
+	return errors.Join(err, o.print(stdout, &hyperReport{Seed: o.Seed, Rows: rows, Interrupted: err != nil}))
+}
+
+// hyperReport is a whole series.
+type hyperReport struct {
+	Seed        uint64              `json:"seed"`
+	Interrupted bool                `json:"interrupted,omitempty"` // rows are missing
+	Rows        []hyper.CapacityRow `json:"rows"`
+}
+
+// WriteText writes a table for each coding.
+func (r *hyperReport) WriteText(w io.Writer) error { return r.write(w, false) }
+
+// WriteMarkdown writes the same tables for a document.
+func (r *hyperReport) WriteMarkdown(w io.Writer) error { return r.write(w, true) }
+
+// enough is the share of values found below which a figure is marked.
+const enough = 0.9
+
+func (r *hyperReport) write(w io.Writer, markdown bool) error {
+	for rows := r.Rows; len(rows) > 0; {
+		end := 1
+		for end < len(rows) && rows[end].Coding == rows[0].Coding {
+			end++
+		}
+		if err := hyperTable(w, rows[:end], markdown); err != nil {
+			return err
+		}
+		if rows = rows[end:]; len(rows) > 0 {
+			if _, err := fmt.Fprintln(w); err != nil {
+				return err
+			}
+		}
+	}
+	if r.Interrupted {
+		_, err := fmt.Fprintln(w, "\nINTERRUPTED: figures are missing.")
+		return err
+	}
+	return nil
+}
+
+// hyperTable writes the table of one coding: a line per dimension, a column per number of items and candidates. What was not measured is "-".
+func hyperTable(w io.Writer, rows []hyper.CapacityRow, markdown bool) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	line := func(cells []string) { fmt.Fprintln(tw, strings.Join(cells, "\t")) }
+	if markdown {
+		line = func(cells []string) { fmt.Fprintf(tw, "| %s |\n", strings.Join(cells, " | ")) }
+	}
+	var dims, columns []int // columns are the first rows of their numbers
+	for i, r := range rows {
+		if !slices.Contains(dims, r.Dim) {
+			dims = append(dims, r.Dim)
+		}
+		if !slices.ContainsFunc(columns, func(c int) bool { return sameColumn(rows[c], r) }) {
+			columns = append(columns, i)
+		}
+	}
+	slices.SortStableFunc(columns, func(a, b int) int { return cmp.Compare(rows[a].Items, rows[b].Items) })
+	head, rule := []string{rows[0].Coding.String()}, []string{"---"}
+	for _, c := range columns {
+		head, rule = append(head, fmt.Sprintf("%d of %d", rows[c].Items, rows[c].Candidates)), append(rule, "---")
+	}
+	line(head)
+	if markdown {
+		line(rule)
+	}
+	for _, dim := range dims {
+		cells := []string{fmt.Sprintf("%d trits", dim)}
+		for _, c := range columns {
+			cell := "-"
+			for _, r := range rows {
+				if r.Dim == dim && sameColumn(r, rows[c]) {
+					cell = hyperCell(r, markdown)
+				}
+			}
+			cells = append(cells, cell)
+		}
+		line(cells)
+	}
+	return tw.Flush()
+}
+
+func sameColumn(a, b hyper.CapacityRow) bool {
+	return a.Items == b.Items && a.Candidates == b.Candidates
+}
+
+func hyperCell(r hyper.CapacityRow, markdown bool) string {
+	cell := fmt.Sprintf("%.3f", r.Measured)
+	switch {
+	case r.Measured < enough && markdown:
+		cell = "**" + cell + "**"
+	case r.Measured < enough:
+		cell += "*"
+	}
+	return fmt.Sprintf("%s (%.3f)", cell, r.Predicted)
+}

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"tensorcast/fabric/hyper"
+)
+
+func TestHyperUsage(t *testing.T) {
+	testUsage(t, "hyper", []usageTest{
+		{[]string{"--coding", "morse"}, `"morse"`},
+		{[]string{"--dims", "100"}, "dimension 100"},
+		{[]string{"--dims", "100", "--items", "0"}, "0 items"},
+		{[]string{"--queries", "0"}, "0 queries"},
+		{[]string{"--candidates", "-1"}, "-1 candidates"},
+		{[]string{"argument"}, "argument"},
+	})
+}
+
+func TestHyperFails(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	small := []string{"hyper", "--coding", "majority", "--dims", "64", "--items", "2", "--queries", "1"}
+	for name, ctx := range map[string]context.Context{"none/figures.json": t.Context(), "context canceled": ended} {
+		code, stdout, stderr := lab(ctx, append(small, "--json", filepath.Join(t.TempDir(), "none/figures.json"))...)
+		if code != 1 || !strings.Contains(stderr, name) || stdout != "" {
+			t.Errorf("%s: exit %d, %q", name, code, stderr)
+		}
+	}
+}
+
+func TestHyperTables(t *testing.T) {
+	rows := []hyper.CapacityRow{
+		{Coding: hyper.Exact, Dim: 64, Items: 8, Candidates: 9, Measured: 0.9, Predicted: 0.8999},
+		{Coding: hyper.Exact, Dim: 64, Items: 16, Candidates: 16, Measured: 0.8994, Predicted: 1},
+		{Coding: hyper.Exact, Dim: 128, Items: 8, Candidates: 9, Measured: 1, Predicted: 1},
+		{Coding: hyper.Exact, Dim: 128, Items: 16, Candidates: 16, Measured: 1, Predicted: 1},
+		{Coding: hyper.Nested, Dim: 64, Items: 8, Candidates: 8, Measured: 0, Predicted: 0.001},
+	}
+	for markdown, want := range map[bool]string{
+		false: `exact      8 of 9         16 of 16
+64 trits   0.900 (0.900)  0.899* (1.000)
+128 trits  1.000 (1.000)  1.000 (1.000)
+
+nested    8 of 8
+64 trits  0.000* (0.001)
+`,
+		true: `| exact | 8 of 9 | 16 of 16 |
+| --- | --- | --- |
+| 64 trits | 0.900 (0.900) | **0.899** (1.000) |
+| 128 trits | 1.000 (1.000) | 1.000 (1.000) |
+
+| nested | 8 of 8 |
+| --- | --- |
+| 64 trits | **0.000** (0.001) |
+`} {
+		var b bytes.Buffer
+		if err := (&hyperReport{Rows: rows}).write(&b, markdown); err != nil || b.String() != want {
+			t.Errorf("%v\n%s\nwant\n%s", err, b.String(), want)
+		}
+	}
+}
+
+// Rows that are missing are cells without a figure.
+func TestHyperTableWithHoles(t *testing.T) {
+	r := hyperReport{Interrupted: true, Rows: []hyper.CapacityRow{
+		{Coding: hyper.Exact, Dim: 64, Items: 16, Candidates: 16, Measured: 1, Predicted: 1},
+		{Coding: hyper.Exact, Dim: 128, Items: 8, Candidates: 8, Measured: 1, Predicted: 1},
+	}}
+	want := `exact      8 of 8         16 of 16
+64 trits   -              1.000 (1.000)
+128 trits  1.000 (1.000)  -
+
+INTERRUPTED: figures are missing.
+`
+	var b bytes.Buffer
+	if err := r.WriteText(&b); err != nil || b.String() != want {
+		t.Errorf("%v\n%s", err, &b)
+	}
+}
+
+// An interrupted series prints and writes the figures that it has.
+func TestHyperInterrupted(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "figures.json")
+	code, stdout, stderr := interrupted(t, 2*time.Second, "hyper", "--dims", "64,65536", "--queries", "20000", "--items", "2,1024", "--coding", "exact", "--json", path)
+	if code != 1 || stderr != "lab hyper: interrupted by SIGINT\n" || !strings.Contains(stdout, "INTERRUPTED") || !strings.Contains(stdout, "64 trits") {
+		t.Fatalf("exit %d, %q\n%s", code, stderr, stdout)
+	}
+	var r hyperReport
+	data, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(data, &r)
+	}
+	if err != nil || !r.Interrupted || len(r.Rows) == 0 || len(r.Rows) == 4 {
+		t.Errorf("%v: %s", err, data)
+	}
+}
+
+func TestHyper(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "figures.json")
+	args := []string{"hyper", "--coding", "exact,blocks", "--dims", "1024", "--items", "8,128", "--candidates", "64", "--queries", "256", "--seed", "7", "--json"}
+	if code, stdout, stderr := lab(t.Context(), append(args, path)...); code != 0 || strings.Count(stdout, "\n") != 5 {
+		t.Fatalf("exit %d, %q, %q", code, stdout, stderr)
+	}
+	code, again, stderr := lab(t.Context(), append(args, "-")...)
+	if code != 0 {
+		t.Fatalf("exit %d, %q", code, stderr)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil || string(data) != again {
+		t.Fatalf("%v; a second run gives other figures", err)
+	}
+	var report hyperReport
+	if err := json.Unmarshal(data, &report); err != nil {
+		t.Fatal(err)
+	}
+	if len(report.Rows) != 4 || report.Interrupted || report.Seed != 7 || report.Rows[1].Coding != hyper.Exact || math.Abs(report.Rows[1].Measured-.675) > .12 {
+		t.Errorf("%+v", report)
+	}
+}

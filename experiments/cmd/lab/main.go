@@ -1,0 +1,48 @@
+// Command lab holds the project's instruments, each a subcommand: what measures tracer and prefetchd on a real llama.cpp, what measures the
+// emulated device, and what makes the models and the llama.cpp that both run on.
+package main
+
+// This file is the command that holds the others. Each of them is a file; what they measure is in the packages of experiments and fabric.
+
+import (
+	"github.com/spf13/cobra"
+
+	"tensorcast/internal/cli"
+)
+
+func main() { cli.Main(command()) }
+
+func command() *cobra.Command {
+	const target, device, material = "target", "device", "material"
+	root := &cobra.Command{
+		Use:   "lab COMMAND",
+		Short: "Measure tracer, prefetchd and the emulated device",
+		Long: `Lab holds the project's instruments, each a command of its own with --help.
+
+An instrument that is interrupted (SIGINT, SIGTERM, SIGHUP) ends the processes that it started and prints and writes the report of what it has
+measured so far, which then says that it was interrupted (in JSON: "interrupted": true). A second signal ends it at once.
+
+Exit codes: 0 done; 1 failed, not measured, or interrupted; 2 wrong usage.`,
+		Example: `  lab getllama --link .llama
+  lab synth -o model.gguf --size 800MB --type Q8_0
+  sudo lab pressure -m model.gguf --x 0.85 --variant plain --variant 'both=bin/prefetchd --pid {pid}'`,
+		DisableFlagsInUseLine: true,
+	}
+	root.AddGroup(
+		&cobra.Group{ID: target, Title: "Measure what happens to a real llama.cpp:"},
+		&cobra.Group{ID: device, Title: "Measure the emulated device:"},
+		&cobra.Group{ID: material, Title: "Make what is measured:"},
+	)
+	for _, c := range []struct {
+		group string
+		*cobra.Command
+	}{
+		{target, pressureCommand()}, {target, overheadCommand()}, {target, accountingCommand()}, {target, serverloadCommand()}, {target, divergenceCommand()},
+		{device, attentionCommand()}, {device, hyperCommand()}, {device, fabricplanCommand()},
+		{material, synthCommand()}, {material, getllamaCommand()},
+	} {
+		c.GroupID = c.group
+		root.AddCommand(c.Command)
+	}
+	return root
+}

@@ -1,0 +1,150 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"tensorcast/internal/cli"
+)
+
+// When this variable is set the test binary is the command: for tests of signals, and of what starts lab again.
+const asCommand = "TENSORCAST_LAB_TEST"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asCommand) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// lab runs the command in this process.
+func lab(ctx context.Context, args ...string) (code int, stdout, stderr string) {
+	var out, errs bytes.Buffer
+	code = cli.Run(ctx, command(), args, &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+// labProcess is the command as a process of its own. Its standard streams go to buffers.
+func labProcess(t *testing.T, args ...string) (cmd *exec.Cmd, stdout, stderr *bytes.Buffer) {
+	t.Helper()
+	stdout, stderr = &bytes.Buffer{}, &bytes.Buffer{}
+	cmd = exec.CommandContext(t.Context(), os.Args[0], args...)
+	cmd.Env = append(os.Environ(), asCommand+"=1")
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	return cmd, stdout, stderr
+}
+
+// interrupted runs the command as a script's background job, for which shells ignore SIGINT, interrupts it after a while, and returns what
+// became of it.
+func interrupted(t *testing.T, after time.Duration, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var errs bytes.Buffer
+	shell := exec.CommandContext(t.Context(), "/bin/sh", append([]string{"-c", `"$0" "$@" & echo $!; wait $!`, os.Args[0]}, args...)...)
+	shell.Env = append(os.Environ(), asCommand+"=1")
+	shell.Stderr = &errs
+	pipe, err := shell.StdoutPipe()
+	if err == nil {
+		err = shell.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := bufio.NewReader(pipe)
+	line, _ := out.ReadString('\n')
+	pid, err := strconv.Atoi(strings.TrimSpace(line))
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(after)
+	if err := syscall.Kill(pid, syscall.SIGINT); err != nil {
+		t.Errorf("interrupt it: %v", err)
+	}
+	all, err := io.ReadAll(out)
+	if err != nil {
+		t.Error(err)
+	}
+	return exitCode(t, shell.Wait()), string(all), errs.String()
+}
+
+func exitCode(t *testing.T, err error) int {
+	t.Helper()
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &exit):
+		return exit.ExitCode()
+	}
+	t.Fatal(err)
+	return -1
+}
+
+// usageTest is a command line that is refused.
+type usageTest struct {
+	args []string
+	want string // in the one line that is said
+}
+
+// testUsage checks that a subcommand refuses each command line with exit code 2 and one line that names the command and where help is.
+func testUsage(t *testing.T, name string, tests []usageTest) {
+	t.Helper()
+	for _, test := range append(tests, usageTest{[]string{"--no-such-flag"}, "unknown flag: --no-such-flag"}) {
+		code, stdout, stderr := lab(t.Context(), append([]string{name}, test.args...)...)
+		if code != cli.BadUsage || stdout != "" || !strings.HasPrefix(stderr, "lab "+name) || !strings.HasSuffix(stderr, " --help)\n") ||
+			!strings.Contains(stderr, test.want) || strings.Count(stderr, "\n") != 1 {
+			t.Errorf("%s %q: exit %d, %q, want one line with %q", name, test.args, code, stderr, test.want)
+		}
+	}
+}
+
+func TestHelp(t *testing.T) {
+	_, stdout, _ := lab(t.Context(), "--help")
+	for name, flag := range map[string]string{
+		"pressure": "--variant NAME", "overhead": "--observer NAME=COMMAND", "accounting": "--rate", "serverload": "--clients", "divergence": "--candidate",
+		"attention": "--tolerance", "hyper": "--coding", "fabricplan": "--profile accurate|balanced|fast", "synth": "--type F32|F16|Q8_0|Q4_0|Q4_K", "getllama": "--link PATH",
+	} {
+		if !strings.Contains(stdout, "\n  "+name+" ") {
+			t.Errorf("lab --help does not name %s:\n%s", name, stdout)
+		}
+		code, help, stderr := lab(t.Context(), name, "--help")
+		for _, want := range []string{flag, "lab " + name, "Exit codes:"} {
+			if code != 0 || stderr != "" || !strings.Contains(help, want) {
+				t.Errorf("%s: exit %d, %q, the help lacks %q:\n%s", name, code, stderr, want, help)
+			}
+		}
+	}
+	if code, stdout, _ := lab(t.Context(), "overhead", "trap", "--help"); code != 0 || !strings.Contains(stdout, "sudo lab overhead trap --pid") {
+		t.Errorf("exit %d, %s", code, stdout)
+	}
+}
+
+func TestNoCommand(t *testing.T) {
+	for _, args := range [][]string{{}, {"presure"}, {"--no-such-flag"}} {
+		if code, stdout, stderr := lab(t.Context(), args...); code != cli.BadUsage || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "(see lab --help)") {
+			t.Errorf("%q: exit %d, %q", args, code, stderr)
+		}
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	for want, args := range map[string][]string{
+		"accurate\nbalanced\nfast\n": {"fabricplan", "--profile", ""},
+		"F32\nF16\n":                 {"synth", "--type", ""},
+		"majority\nthresholded\n":    {"hyper", "--coding", ""},
+		"none\nop\ngraph\n":          {"overhead", "--observer", ""},
+	} {
+		if code, stdout, _ := lab(t.Context(), append([]string{"__complete"}, args...)...); code != 0 || !strings.HasPrefix(stdout, want) {
+			t.Errorf("%q: exit %d, %q", args, code, stdout)
+		}
+	}
+}

@@ -1,0 +1,191 @@
+package main
+
+// This file is "lab overhead": what observing a llama.cpp costs it. See package overhead.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"tensorcast/experiments/llama"
+	"tensorcast/experiments/overhead"
+	"tensorcast/internal/cli"
+	"tensorcast/internal/cli/progress"
+)
+
+type overheadOptions struct {
+	overhead.Config
+	output
+	driver    llama.Options
+	observers []string
+}
+
+// endless generations: the target is ended when the last pair is made.
+const endless = 1 << 29
+
+func overheadCommand() *cobra.Command {
+	var o overheadOptions
+	cmd := &cobra.Command{
+		Use:   "overhead -m model.gguf [flags] [-- target...]",
+		Short: "Measure what observing a llama.cpp costs it",
+		Long: `Overhead runs a llama.cpp that generates the same text over and over, attaches observers to it in turn and detaches them, and
+compares each observed generation with its plain neighbour: plain, observed, observed, plain. It reports tokens per second, the share
+that is lost (Hodges-Lehmann estimate of the pairs' ratios, with its 95 % interval), and that of an observer that does nothing.
+
+--observer NAME=COMMAND: a shell command that observes until SIGINT. In it, {pid} is the target's process id, {ggml} the file with
+ggml's CPU code, {out} a fresh directory. With --whole every generation has a process of its own, and {target} may stand for
+the command that the observer starts. These names need no command:
+
+  none           nobody: the control
+  op             tracer --detail op
+  graph          tracer --detail graph
+  op+io          tracer --detail op+io
+  trap           a program that returns at once, where tracer observes ops: what the kernel asks for the hits alone
+  bpftrace       bpftrace, counting the hits of the function that tracer probes
+  bpftrace-ops   bpftrace, counting the hits of each op's function (ggml_compute_forward_*)
+
+The target is llamarun (which is installed if it is not), or the command after --: it must print what llamarun --stream does, without end.
+
+Needs root. For figures it needs a quiet machine, of which the target leaves no core to others.
+
+Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
+		Example: `  lab synth -o 1b.gguf --layers 22 --embd 2048 --ff 5632 --heads 16 --kv-heads 4 --type Q8_0
+  sudo lab overhead -m 1b.gguf --pairs 20
+  sudo lab overhead -m tiny.gguf --tokens 512 --pairs 100 --observer none --observer op
+  sudo lab overhead -m 1b.gguf --whole --observer 'op=tracer -o {out} -- {target}' --json runs.json`,
+		Args: cobra.ArbitraryArgs, // the target's command
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o.Target = args
+			if err := o.complete(); err != nil {
+				return cli.Usage(err)
+			}
+			return o.measure(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	f := cmd.Flags()
+	f.StringVarP(&o.driver.Model, "model", "m", "", "the model, a GGUF `file`")
+	f.StringArrayVar(&o.observers, "observer", nil, "an observer, `NAME=COMMAND` or a name from above; give it several times (default all of those)")
+	f.IntVar(&o.Pairs, "pairs", 20, "pairs of each observer; an even number")
+	addDriver(f, &o.driver, "tokens of a generation; a segment should take a second")
+	f.DurationVar(&o.Settle, "settle", 500*time.Millisecond, "how long an observer's probes must be unchanged to count as attached")
+	f.BoolVar(&o.Whole, "whole", false, "a process of its own for each generation")
+	o.add(f, "all pairs", "table")
+	cmd.AddCommand(trapCommand())
+	// It fails only for a flag that is not there.
+	_ = cmd.RegisterFlagCompletionFunc("observer", cobra.FixedCompletions(observers, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+// trap is the observer of that name.
+func trapCommand() *cobra.Command {
+	var pid int
+	cmd := &cobra.Command{
+		Use:   "trap --pid N FILE",
+		Short: "Set a program that returns at once where tracer observes ops, until SIGINT",
+		Long: `Trap sets a program that returns at once on the function that tracer observes for ops, in FILE, which holds ggml's CPU code, for one
+process, until SIGINT. What the process loses is what the kernel asks for the hits: no tracer that probes each op costs less.`,
+		Example: `  sudo lab overhead trap --pid $(pidof llama-cli) libggml-cpu-haswell.so`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if pid <= 0 {
+				return cli.Usagef("which process? give --pid N")
+			}
+			return overhead.Trap(cmd.Context(), pid, args[0])
+		},
+	}
+	cmd.Flags().IntVarP(&pid, "pid", "p", 0, "the process `N`")
+	return cmd
+}
+
+// observers are the names that need no command, in the order of the help
+var observers = []string{"none", "op", "graph", "op+io", "trap", "bpftrace", "bpftrace-ops"}
+
+// commandOf is the command of a name that needs none given. tracer is the one beside this program, else the one in PATH.
+func commandOf(name string) (string, bool) {
+	switch name {
+	case "none":
+		return "", true
+	case "op", "graph", "op+io":
+		return beside("tracer") + " --pid {pid} --detail " + name + " -o {out}/capture", true
+	case "trap":
+		this, err := os.Executable()
+		if err != nil {
+			this = "lab"
+		}
+		return this + " overhead trap --pid {pid} {ggml}", true
+	case "bpftrace":
+		return "bpftrace -p {pid} -e 'uprobe:{ggml}:ggml_cpu_extra_compute_forward { @c = count(); }'", true
+	case "bpftrace-ops":
+		return "bpftrace -p {pid} -e 'uprobe:{ggml}:ggml_compute_forward_* { @c = count(); }'", true
+	}
+	return "", false
+}
+
+// complete checks and translates what the flags say.
+func (o *overheadOptions) complete() error {
+	if o.driver.Model == "" && len(o.Target) == 0 {
+		return errors.New("no model: give -m model.gguf")
+	}
+	if err := check(bound{"pairs", o.Pairs, overhead.LeastPairs}, bound{"tokens", o.driver.Tokens, 1}, bound{"threads", o.driver.Threads, 1}); err != nil {
+		return err
+	}
+	if o.Pairs%2 == 1 {
+		return fmt.Errorf("--pairs %d: want an even number, as pairs are made two at a time", o.Pairs)
+	}
+	if o.Settle < 0 {
+		return fmt.Errorf("--settle %v: want no less than 0", o.Settle)
+	}
+	if len(o.observers) == 0 {
+		o.observers = observers
+	}
+	seen := map[string]bool{}
+	for _, text := range o.observers {
+		name, command, given := strings.Cut(text, "=")
+		spec := overhead.Observer{Name: strings.TrimSpace(name), Command: strings.TrimSpace(command)}
+		if spec.Name == "" || seen[spec.Name] {
+			return fmt.Errorf("--observer %q: want a name of its own, as in op or 'op=tracer --pid {pid}'", text)
+		}
+		seen[spec.Name] = true
+		if !given {
+			var known bool
+			if spec.Command, known = commandOf(spec.Name); !known {
+				return fmt.Errorf("--observer %s: give its command, as in '%s=tracer --pid {pid}', or one of %s", text, text, strings.Join(observers, ", "))
+			}
+		}
+		if strings.Contains(spec.Command, "{target}") && !o.Whole {
+			return fmt.Errorf("--observer %q: {target} takes --whole", text)
+		}
+		o.Observers = append(o.Observers, spec)
+	}
+	return nil
+}
+
+func (o *overheadOptions) measure(ctx context.Context, stdout, stderr io.Writer) error {
+	if err := needRoot("to observe and to look into the target"); err != nil {
+		return err
+	}
+	if len(o.Target) == 0 {
+		in, err := llama.Install(ctx)
+		if err != nil {
+			return err
+		}
+		d := o.driver
+		d.NoRepack, d.Stream, d.Repeat = true, true, endless
+		o.Target = in.Command(ctx, d).Args
+	}
+	bar := progress.New(stderr, progress.Options{Quiet: o.quiet, Width: 24, Predict: true})
+	defer bar.Close()
+	o.Progress = func(done, total int, what string) { bar.Update(int64(done), int64(total), what) }
+	r, err := overhead.Measure(ctx, o.Config)
+	bar.Close()
+	if r == nil {
+		return err
+	}
+	return errors.Join(err, o.print(stdout, r))
+}

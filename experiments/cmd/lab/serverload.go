@@ -1,0 +1,98 @@
+package main
+
+// This file is "lab serverload": what clients of a llama-server notice of a tracer that comes and goes. See package serverload.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"tensorcast/experiments/serverload"
+	"tensorcast/internal/cli"
+	"tensorcast/internal/cli/progress"
+)
+
+func serverloadCommand() *cobra.Command {
+	var cfg serverload.Config
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "serverload [flags] -- llama-server -m model.gguf [flag...]",
+		Short: "Show what a llama-server's clients notice of a tracer that comes and goes",
+		Long: `Serverload starts a llama-server and keeps all of its slots busy with completions at temperature 0, while an observer attaches to it
+and detaches from it over and over; and the same without. It compares tokens and latencies.
+
+The command after -- is given --host, --port and --parallel. Needs root for tracer.
+
+Exit codes: 0 the clients' tokens are the same, none is missing and the server ends as it should; 1 not so, or not measured; 2 wrong usage.`,
+		Example: `  sudo lab serverload --clients 4 -- llama-server -m model.gguf --no-repack -t 2 -c 8192
+  sudo lab serverload --observer 'tracer --pid {pid} --detail graph -o /tmp/capture' -- llama-server -m model.gguf -c 8192`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cfg.Server = args
+			if err := completeServerload(&cfg); err != nil {
+				return cli.Usage(err)
+			}
+			return measureServerload(cmd.Context(), cfg, asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&cfg.Observer, "observer", "", "a shell command that observes until SIGINT; {pid} is the server's process id (default: tracer)")
+	f.IntVar(&cfg.Clients, "clients", 4, "clients at a time, and slots")
+	f.IntVar(&cfg.Requests, "requests", 5, "requests of each client in a phase")
+	f.IntVarP(&cfg.Tokens, "tokens", "n", 64, "tokens of an answer")
+	f.IntVar(&cfg.Rounds, "rounds", 2, "rounds of plain, observed, observed, plain")
+	f.DurationVar(&cfg.On, "on", time.Second, "how long the observer stays")
+	f.DurationVar(&cfg.Off, "off", 500*time.Millisecond, "how long it stays away")
+	f.BoolVar(&asJSON, "json", false, "print the result as JSON")
+	f.SetInterspersed(false)
+
+	return cmd
+}
+
+// completeServerload checks what the flags say.
+func completeServerload(cfg *serverload.Config) error {
+	if len(cfg.Server) == 0 {
+		return errors.New("no server: give -- llama-server -m model.gguf")
+	}
+	if err := check(bound{"clients", cfg.Clients, 1}, bound{"requests", cfg.Requests, 1}, bound{"tokens", cfg.Tokens, 1}, bound{"rounds", cfg.Rounds, 1}); err != nil {
+		return err
+	}
+	if cfg.On <= 0 || cfg.Off < 0 {
+		return fmt.Errorf("--on %v --off %v: want some time on, and no less than none off", cfg.On, cfg.Off)
+	}
+	return nil
+}
+
+func measureServerload(ctx context.Context, cfg serverload.Config, asJSON bool, stdout, stderr io.Writer) error {
+	if cfg.Observer == "" {
+		dir, err := os.MkdirTemp("", "serverload")
+		if err != nil {
+			return err
+		}
+		defer func() { _ = os.RemoveAll(dir) }() // nothing depends on it any more
+		cfg.Observer = fmt.Sprintf("'%s' --pid {pid} -o '%s'", strings.ReplaceAll(beside("tracer"), "'", `'\''`), filepath.Join(dir, "capture"))
+	}
+	bar := progress.New(stderr, progress.Options{What: "answers"})
+	defer bar.Close()
+	cfg.Progress = func(done, total int) { bar.Update(int64(done), int64(total), "") }
+	r, err := serverload.Measure(ctx, cfg)
+	bar.Close()
+	if r == nil {
+		return err
+	}
+	if asJSON {
+		err = errors.Join(err, cli.WriteJSON(stdout, r))
+	} else {
+		err = errors.Join(err, r.WriteText(stdout))
+	}
+	if disturbed := r.Disturbed(); disturbed != "" {
+		err = errors.Join(err, errors.New(disturbed))
+	}
+	return err
+}

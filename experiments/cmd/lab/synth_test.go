@@ -1,0 +1,130 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"tensorcast/gguf"
+)
+
+func TestSynth(t *testing.T) {
+	dims := []string{"--layers", "2", "--embd", "256", "--ff", "256", "--heads", "4"}
+	with := func(more ...string) []string { return append(more, dims...) }
+	for name, tt := range map[string]struct {
+		args   []string
+		code   int
+		stderr string // part of the one line; none if empty
+	}{
+		"dimensions":        {with("-o", "model.gguf"), 0, ""},
+		"size":              {[]string{"-o", "model.gguf", "--size", "5MB", "--type", "q4_k"}, 0, ""},
+		"moe":               {with("-o", "model.gguf", "--experts", "4", "--used", "2"), 0, ""},
+		"no output":         {dims, 2, "-o model.gguf"},
+		"no dimensions":     {[]string{"-o", "model.gguf"}, 2, "--size"},
+		"missing dimension": {[]string{"-o", "model.gguf", "--layers", "2"}, 2, "embd"},
+		"size and layers":   {[]string{"-o", "model.gguf", "--size", "5MB", "--layers", "2"}, 2, "--layers"},
+		"bad size":          {[]string{"-o", "model.gguf", "--size", "big"}, 2, "big"},
+		"tiny size":         {[]string{"-o", "model.gguf", "--size", "5"}, 2, "size"},
+		"bad type":          {with("-o", "model.gguf", "--type", "Q9"), 2, "Q8_0"},
+		"bad heads":         {with("-o", "model.gguf", "--kv-heads", "3"), 2, "kv-heads"},
+		"experts, no used":  {with("-o", "model.gguf", "--experts", "4"), 2, "used"},
+		"bad flag":          {[]string{"--frobnicate"}, 2, "frobnicate"},
+		"argument":          {with("model.gguf"), 2, "model.gguf"},
+		"no directory":      {with("-o", "none/model.gguf"), 1, "none/model.gguf"},
+		"directory":         {with("-o", "."), 1, "directory"},
+		"full disk":         {with("-o", "/dev/full"), 1, "no space"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			cmd, stdout, stderr := labProcess(t, append([]string{"synth"}, tt.args...)...)
+			cmd.Dir = dir
+			code := exitCode(t, cmd.Run())
+			said := stderr.String()
+			if code != tt.code || stdout.Len() > 0 {
+				t.Errorf("exit %d, want %d; stdout %q, stderr %q", code, tt.code, stdout.String(), said)
+			}
+			entries, err := os.ReadDir(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tt.code == 0 {
+				if said != "" { // a pipe hears nothing
+					t.Errorf("stderr %q", said)
+				}
+				if _, err := gguf.Open(filepath.Join(dir, "model.gguf")); err != nil || len(entries) != 1 {
+					t.Errorf("model: %v; %d files", err, len(entries))
+				}
+				return
+			}
+			if !strings.Contains(said, tt.stderr) || strings.Count(said, "\n") != 1 || len(entries) != 0 {
+				t.Errorf("stderr %q, want one line with %q; %d files left", said, tt.stderr, len(entries))
+			}
+		})
+	}
+}
+
+func TestSynthStdout(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "model.gguf")
+	args := []string{"synth", "--size", "3MB", "--seed", "7", "-o"}
+	if code, _, stderr := lab(t.Context(), append(args, path)...); code != 0 {
+		t.Fatalf("exit %d: %s", code, stderr)
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	code, got, stderr := lab(t.Context(), append(args, "-")...)
+	if code != 0 {
+		t.Fatalf("exit %d: %s", code, stderr)
+	}
+	if got != string(want) {
+		t.Errorf("-o - wrote %d bytes that differ from the file's %d", len(got), len(want))
+	}
+}
+
+// TestSynthInterrupted stops the command in the middle: nothing stays, and an old file is as it was.
+func TestSynthInterrupted(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "model.gguf")
+	if err := os.WriteFile(path, []byte("old"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cmd, _, stderr := labProcess(t, "synth", "-o", path, "--size", "8GB")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for started := false; !started; {
+		select {
+		case err := <-exited:
+			t.Fatalf("ended before it was interrupted: %v, stderr %q", err, stderr.String())
+		case <-tick.C:
+		}
+		temps, err := filepath.Glob(filepath.Join(dir, ".model.gguf.*.tmp"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, temp := range temps {
+			info, err := os.Stat(temp)
+			started = err == nil && info.Size() > 0
+		}
+	}
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if code := exitCode(t, <-exited); code != 1 || strings.Count(stderr.String(), "\n") != 1 {
+		t.Errorf("exit %d, stderr %q", code, stderr.String())
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if old, _ := os.ReadFile(path); len(entries) != 1 || string(old) != "old" {
+		t.Errorf("%d files are left; the old one has %d bytes", len(entries), len(old))
+	}
+}

@@ -1,0 +1,170 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/goleak"
+)
+
+// When this variable is set the test binary is the command of command_test: signals and exit codes are those of a real process.
+const asCommand = "TENSORCAST_CLI_TEST"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asCommand) != "" {
+		Main(command())
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// command fails in every way that a command can.
+func command() *cobra.Command {
+	root := &cobra.Command{Use: "demo", Short: "Fail in every way"}
+	var order, format string
+	var size int64
+	var names []string
+	fail := &cobra.Command{Use: "fail [text]", Short: "Fail", Args: cobra.MaximumNArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
+		switch strings.Join(args, "") {
+		case "":
+			return WriteJSON(cmd.OutOrStdout(), map[string]any{"order": order, "format": format, "size": size, "names": names})
+		case "usage":
+			return Usagef("--order %q: not today", order)
+		case "wrapped":
+			return fmt.Errorf("outer: %w", Usage(errors.New("inner")))
+		case "two":
+			return Usage(errors.Join(errors.New("one"), errors.New("two")))
+		case "exit":
+			return &Exit{Code: 7}
+		case "exit and say":
+			return fmt.Errorf("told: %w", &Exit{Code: 8, Err: errors.New("so")})
+		case "canceled":
+			return fmt.Errorf("reading: %w", errors.Join(fmt.Errorf("deep: %w", context.Canceled), errors.New("clean up")))
+		}
+		return errors.New(args[0])
+	}}
+	order = "access"
+	EnumVar(fail, &order, "order", "o", []string{"access", "file"}, "rows")
+	EnumVar(fail, &format, "format", "", []string{"csv", "Q8_0"}, "format")
+	SizeVar(fail.Flags(), &size, "size", "how `much`")
+	names = []string{"a", "b"}
+	EnumsVar(fail, &names, "names", []string{"a", "b", "c"}, "which")
+	fail.Flags().Int("count", 1, "how many")
+	fail.Flags().Duration("time", 0, "how long")
+	root.AddCommand(fail, waiting())
+	return root
+}
+
+func run(ctx context.Context, args ...string) (code int, stdout, stderr string) {
+	var out, errs bytes.Buffer
+	code = Run(ctx, command(), args, &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+func TestExitCodes(t *testing.T) {
+	for _, tt := range []struct {
+		args   []string
+		code   int
+		stderr string
+	}{
+		{[]string{"fail", "it broke"}, 1, "demo fail: it broke\n"},
+		{[]string{"fail", "usage"}, 2, "demo fail: --order \"access\": not today (see demo fail --help)\n"},
+		{[]string{"fail", "wrapped"}, 2, "demo fail: outer: inner (see demo fail --help)\n"},
+		{[]string{"fail", "two"}, 2, "demo fail: one; two (see demo fail --help)\n"},
+		{[]string{"fail", "exit"}, 7, ""},
+		{[]string{"fail", "exit and say"}, 8, "demo fail: told: so\n"},
+		{[]string{"fail", "a", "b"}, 2, "demo fail: accepts at most 1 arg(s), received 2 (see demo fail --help)\n"},
+		{[]string{"fail", "--nope"}, 2, "demo fail: unknown flag: --nope (see demo fail --help)\n"},
+		{[]string{"fail", "--count", "many"}, 2, "demo fail: --count \"many\": want a whole number (see demo fail --help)\n"},
+		{[]string{"fail", "--time", "3"}, 2, "demo fail: --time \"3\": want a time such as 500ms or 1m30s (see demo fail --help)\n"},
+		{[]string{"fail", "-o", "random"}, 2, "demo fail: --order \"random\": want access or file (see demo fail --help)\n"},
+		{[]string{"fail", "--format="}, 0, ""},
+		{[]string{"fail", "--names", "a,d"}, 2, "demo fail: --names \"a,d\": want a, b or c (see demo fail --help)\n"},
+		{[]string{"fail", "--size", "-3"}, 2, "demo fail: --size \"-3\": want a size such as 600MB or 2GiB (see demo fail --help)\n"},
+		{[]string{"fail", "--size", "0"}, 2, "demo fail: --size \"0\": want a size such as 600MB or 2GiB (see demo fail --help)\n"},
+		{[]string{"fail", "--size", "20EB"}, 2, "demo fail: --size \"20EB\": want a size such as 600MB or 2GiB (see demo fail --help)\n"},
+		{nil, 2, "demo: a command is needed: fail or wait (see demo --help)\n"},
+		{[]string{"fial"}, 2, "demo: no command \"fial\": did you mean fail? (see demo --help)\n"},
+		{[]string{"something"}, 2, "demo: no command \"something\": want fail or wait (see demo --help)\n"},
+	} {
+		code, _, stderr := run(t.Context(), tt.args...)
+		if code != tt.code || stderr != tt.stderr {
+			t.Errorf("%q: exit %d, want %d; said %q, want %q", tt.args, code, tt.code, stderr, tt.stderr)
+		}
+	}
+}
+
+func TestValues(t *testing.T) {
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{nil, `{"format":"","names":["a","b"],"order":"access","size":0}`},
+		{[]string{"--size", "2GiB", "-o", "FILE", "--format", "q8_0"}, `{"format":"Q8_0","names":["a","b"],"order":"file","size":2147483648}`},
+		{[]string{"--names", "c,A", "--names", "b"}, `{"format":"","names":["c","a","b"],"order":"access","size":0}`},
+	} {
+		code, stdout, stderr := run(t.Context(), append([]string{"fail"}, tt.args...)...)
+		var compact bytes.Buffer
+		if err := json.Compact(&compact, []byte(stdout)); code != 0 || err != nil || compact.String() != tt.want {
+			t.Errorf("%q: exit %d, %s%s, want %s", tt.args, code, stdout, stderr, tt.want)
+		}
+	}
+}
+
+func TestHelpAndCompletion(t *testing.T) {
+	code, stdout, _ := run(t.Context(), "fail", "--help")
+	for _, want := range []string{"--order access|file", `(default access)`, "--format csv|Q8_0", "--size much", "--names names", "(default a,b)"} {
+		if code != 0 || !strings.Contains(stdout, want) {
+			t.Errorf("exit %d, the help lacks %q:\n%s", code, want, stdout)
+		}
+	}
+	if strings.Contains(stdout, "how much (default") {
+		t.Errorf("a size that is not given has a default:\n%s", stdout)
+	}
+	for typed, want := range map[string]string{"--order=": "access\nfile\n", "--names=c,": "c,a\nc,b\nc,c\n"} {
+		if _, stdout, _ := run(t.Context(), "__complete", "fail", typed); !strings.HasPrefix(stdout, want) {
+			t.Errorf("%s completes to %q, want %q", typed, stdout, want)
+		}
+	}
+}
+
+// An error that came because the context ended is said as that; what failed besides is said too.
+func TestContextEnds(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(&Interrupted{15})
+	code, _, stderr := run(ctx, "fail", "canceled")
+	if want := "demo fail: interrupted by SIGTERM\nclean up\n"; code != 1 || stderr != want {
+		t.Errorf("exit %d, %q, want %q", code, stderr, want)
+	}
+	if _, _, stderr := run(ctx, "fail", "it broke"); stderr != "demo fail: it broke\n" {
+		t.Errorf("another failure became %q", stderr)
+	}
+	if _, _, stderr := run(t.Context(), "fail", "canceled"); !strings.Contains(stderr, "deep: context canceled") {
+		t.Errorf("the context did not end, and the error became %q", stderr)
+	}
+}
+
+func TestVersion(t *testing.T) {
+	code, stdout, stderr := run(t.Context(), "--version")
+	if code != 0 || stderr != "" || !strings.HasPrefix(stdout, "demo version ") || !strings.Contains(stdout, "go1.") || strings.Count(stdout, "\n") != 1 {
+		t.Errorf("exit %d, %q, %q", code, stdout, stderr)
+	}
+	info := &debug.BuildInfo{GoVersion: "go1.26", Settings: []debug.BuildSetting{
+		{Key: "vcs.revision", Value: "abc"}, {Key: "vcs.time", Value: "2026-01-02T03:04:05Z"}, {Key: "vcs.modified", Value: "true"},
+		{Key: "GOOS", Value: "linux"}, {Key: "GOARCH", Value: "amd64"},
+	}}
+	if got, want := versionOf(info), "(devel), revision abc of 2026-01-02T03:04:05Z with changes, go1.26 linux/amd64"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	info.Settings, info.Main.Version = info.Settings[3:], "v1.2.3"
+	if got, want := versionOf(info), "v1.2.3, go1.26 linux/amd64"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -1,0 +1,113 @@
+package cli
+
+// This file owns flags whose values are one of several words, or a size.
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// EnumVar adds a flag that takes one of choices, in upper or lower case; *p is its default, which need not be one of them. The help and errors
+// list the choices, and shells complete them.
+func EnumVar(cmd *cobra.Command, p *string, name, shorthand string, choices []string, usage string) {
+	cmd.Flags().VarP(&enum{p, *p, choices}, name, shorthand, usage)
+	// It fails only for a flag that is not there.
+	_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(choices, cobra.ShellCompDirectiveNoFileComp))
+}
+
+type enum struct {
+	value   *string
+	preset  string
+	choices []string
+}
+
+func (e *enum) String() string { return *e.value }
+func (e *enum) Type() string   { return strings.Join(e.choices, "|") } // the help's name for a value
+
+func (e *enum) Set(text string) error {
+	if text == e.preset {
+		*e.value = text
+		return nil
+	}
+	choice, err := choose(text, e.choices)
+	if err == nil {
+		*e.value = choice
+	}
+	return err
+}
+
+func choose(text string, choices []string) (string, error) {
+	i := slices.IndexFunc(choices, func(c string) bool { return strings.EqualFold(c, text) })
+	if i < 0 {
+		return "", fmt.Errorf("want %s", OneOf(choices))
+	}
+	return choices[i], nil
+}
+
+// EnumsVar adds a flag that takes some of choices, with commas between them or given several times; *p is its default.
+func EnumsVar(cmd *cobra.Command, p *[]string, name string, choices []string, usage string) {
+	cmd.Flags().Var(&enums{value: p, choices: choices}, name, usage)
+	_ = cmd.RegisterFlagCompletionFunc(name, func(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+		before := typed[:strings.LastIndexByte(typed, ',')+1]
+		var all []string
+		for _, c := range choices {
+			all = append(all, before+c)
+		}
+		return all, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+	})
+}
+
+type enums struct {
+	value   *[]string
+	set     bool // the default is replaced
+	choices []string
+}
+
+func (e *enums) String() string { return strings.Join(*e.value, ",") }
+func (e *enums) Type() string   { return "names" }
+
+func (e *enums) Set(text string) error {
+	var all []string
+	for _, t := range strings.Split(text, ",") {
+		choice, err := choose(t, e.choices)
+		if err != nil {
+			return err
+		}
+		all = append(all, choice)
+	}
+	if !e.set {
+		*e.value, e.set = nil, true
+	}
+	*e.value = append(*e.value, all...)
+	return nil
+}
+
+// SizeVar adds a flag that takes a number of bytes, 1 or more: 600MB, 2GiB, 4096. *p stays as it is, and the help shows no default, if it
+// is not given.
+func SizeVar(f *pflag.FlagSet, p *int64, name, usage string) { f.Var((*size)(p), name, usage) }
+
+type size int64
+
+func (s *size) Type() string { return "size" }
+
+func (s *size) String() string {
+	if *s == 0 {
+		return ""
+	}
+	return humanize.IBytes(uint64(*s))
+}
+
+func (s *size) Set(text string) error {
+	n, err := humanize.ParseBytes(text)
+	if err != nil || n == 0 || n > math.MaxInt64 {
+		return fmt.Errorf("want a size such as 600MB or 2GiB")
+	}
+	*s = size(n)
+	return nil
+}

@@ -1,0 +1,201 @@
+package cli
+
+// These tests send signals to real processes, started as shells start them.
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"tensorcast/internal/outfile"
+)
+
+// waiting is a command that writes a file until it is told to end, and one that does not listen.
+func waiting() *cobra.Command {
+	var deaf bool
+	cmd := &cobra.Command{Use: "wait FILE", Short: "Write a file until told to end", Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
+		return outfile.Write(args[0], func(w io.Writer) error {
+			for i := 0; deaf || cmd.Context().Err() == nil; i++ {
+				if _, err := fmt.Fprintln(w, i); err != nil {
+					return err
+				}
+				if i == 0 {
+					fmt.Fprintln(cmd.OutOrStdout(), "pid", os.Getpid())
+				}
+				time.Sleep(time.Millisecond)
+			}
+			return cmd.Context().Err()
+		})
+	}}
+	cmd.Flags().BoolVar(&deaf, "deaf", false, "do not listen")
+	return cmd
+}
+
+// started is the command run by a shell, and its process id.
+type started struct {
+	shell  *exec.Cmd
+	pid    int
+	out    io.Reader
+	stderr bytes.Buffer
+}
+
+// start runs a shell script, in which "$0" is the command, and waits until the command is at work.
+func start(t *testing.T, script string, args ...string) *started {
+	t.Helper()
+	s := &started{shell: exec.CommandContext(t.Context(), "/bin/sh", append([]string{"-c", script, os.Args[0]}, args...)...)}
+	s.shell.Env = append(os.Environ(), asCommand+"=1")
+	s.shell.Stderr = &s.stderr
+	out, err := s.shell.StdoutPipe()
+	if err == nil {
+		err = s.shell.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := bufio.NewReader(out)
+	line, _ := r.ReadString('\n')
+	if s.pid, err = strconv.Atoi(strings.TrimSpace(strings.TrimPrefix(line, "pid "))); err != nil {
+		t.Fatalf("%v: %q", err, s.stderr.String())
+	}
+	s.out = r
+	t.Cleanup(func() { _ = unix.Kill(s.pid, unix.SIGKILL) }) // it is gone, unless the test failed
+	return s
+}
+
+func (s *started) signal(t *testing.T, signal syscall.Signal) {
+	t.Helper()
+	if err := unix.Kill(s.pid, signal); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// end waits for the shell, and returns its exit code.
+func (s *started) end(t *testing.T) int {
+	t.Helper()
+	_, _ = io.Copy(io.Discard, s.out)
+	err := s.shell.Wait()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return s.shell.ProcessState.ExitCode()
+}
+
+func TestSignals(t *testing.T) {
+	for name, tt := range map[string]struct {
+		script string
+		signal syscall.Signal
+	}{
+		"SIGINT":                     {`exec "$0" wait "$1"`, unix.SIGINT},
+		"SIGTERM":                    {`exec "$0" wait "$1"`, unix.SIGTERM},
+		"SIGHUP":                     {`exec "$0" wait "$1"`, unix.SIGHUP},
+		"SIGINT to a background job": {`"$0" wait "$1" & wait $!`, unix.SIGINT},
+		"SIGTERM under nohup":        {`nohup "$0" wait "$1" 2>&1 | cat; exit 1`, unix.SIGTERM},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			old := filepath.Join(dir, "old")
+			if err := os.WriteFile(old, []byte("old"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			s := start(t, tt.script, old)
+			if name == "SIGINT to a background job" && !inSet(t, s.pid, unix.SIGINT, "SigCgt") {
+				t.Error("SIGINT is not handled")
+			}
+			s.signal(t, tt.signal)
+			code := s.end(t)
+			if want := "demo wait: interrupted by " + unix.SignalName(tt.signal) + "\n"; code != 1 || !strings.Contains(tt.script, "nohup") && s.stderr.String() != want {
+				t.Errorf("exit %d, %q, want %q", code, s.stderr.String(), want)
+			}
+			entries, err := os.ReadDir(dir)
+			if b, _ := os.ReadFile(old); err != nil || len(entries) != 1 || string(b) != "old" {
+				t.Errorf("%d files (%v), the old one is %q", len(entries), err, b)
+			}
+		})
+	}
+}
+
+// A script's background job starts with SIGINT ignored: without that, the test above would show nothing.
+func TestShellIgnoresSIGINT(t *testing.T) {
+	out, err := exec.CommandContext(t.Context(), "/bin/sh", "-c", `cat /proc/self/status & wait $!`).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !has(string(out), unix.SIGINT, "SigIgn") {
+		t.Skip("this shell does not ignore SIGINT in background jobs")
+	}
+}
+
+// nohup's SIGHUP stays ignored: the command goes on.
+func TestNohup(t *testing.T) {
+	t.Parallel()
+	s := start(t, `exec nohup "$0" wait "$1"`, filepath.Join(t.TempDir(), "file"))
+	if !inSet(t, s.pid, unix.SIGHUP, "SigIgn") {
+		t.Fatal("SIGHUP is not ignored")
+	}
+	s.signal(t, unix.SIGHUP)
+	time.Sleep(2 * oneRequest)
+	s.signal(t, unix.SIGINT)
+	if code := s.end(t); code != 1 || !strings.Contains(s.stderr.String(), "interrupted by SIGINT") {
+		t.Errorf("exit %d, %q", code, s.stderr.String())
+	}
+}
+
+func TestSecondSignal(t *testing.T) {
+	t.Parallel()
+	for _, background := range []string{`exec "$0" wait --deaf "$1"`, `"$0" wait --deaf "$1" & wait $!`} {
+		s := start(t, background, filepath.Join(t.TempDir(), "file"))
+		// timeout(1) sends two at once: they are one request.
+		s.signal(t, unix.SIGINT)
+		s.signal(t, unix.SIGINT)
+		time.Sleep(2 * oneRequest)
+		s.signal(t, 0)
+		s.signal(t, unix.SIGINT)
+		if code := s.end(t); code != 128+int(unix.SIGINT) {
+			t.Errorf("exit %d, %q", code, s.stderr.String())
+		}
+	}
+}
+
+// timeout signals the command, and then its group.
+func TestTimeout(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("timeout"); err != nil {
+		t.Skip(err)
+	}
+	s := start(t, `exec timeout 1 "$0" wait "$1"`, filepath.Join(t.TempDir(), "file"))
+	if code := s.end(t); code != 124 || s.stderr.String() != "demo wait: interrupted by SIGTERM\n" {
+		t.Errorf("exit %d, %q", code, s.stderr.String())
+	}
+}
+
+func inSet(t *testing.T, pid int, signal syscall.Signal, set string) bool {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return has(string(b), signal, set)
+}
+
+// has says whether a set of signals in /proc/PID/status has a signal.
+func has(status string, signal syscall.Signal, set string) bool {
+	_, rest, _ := strings.Cut(status, set+":")
+	mask, _, _ := strings.Cut(rest, "\n")
+	n, _ := strconv.ParseUint(strings.TrimSpace(mask), 16, 64)
+	return n>>(signal-1)&1 == 1
+}
