@@ -292,7 +292,7 @@ func TestCycleOfCapture(t *testing.T) {
 	write := func(step int32, phase tables.Phase, experts []int32, nanos ...int64) {
 		token := step - 1
 		rows := []tables.Access{
-			{Timestamp: 0, Tensor: 0, Op: "GET_ROWS", Offset: 4096 + 64*int64(step), Bytes: 64, Duration: nanos[0], Stall: -1},
+			{Timestamp: 0, Tensor: 0, Op: "GET_ROWS+SCALE", Offset: 4096 + 64*int64(step), Bytes: 64, Duration: nanos[0], Stall: -1},
 			{Timestamp: 1000, Tensor: 1, Op: "MUL_MAT_ID", Offset: 70016, Bytes: 1000 * int64(len(experts)), Experts: experts, Duration: nanos[1], Stall: 0},
 			{Timestamp: 2000, Tensor: 2, Op: "SSM", Offset: 80100, Bytes: 400, Duration: nanos[2], Stall: 0}, // a view
 			{Timestamp: 2000, Tensor: 0, Op: "SSM", Offset: 4096, Bytes: 64000, Duration: nanos[2], Stall: 20},
@@ -318,7 +318,7 @@ func TestCycleOfCapture(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []CycleRead{
-		{File: 0, Tensor: "token_embd.weight", Op: "GET_ROWS", Offset: 4096, Length: 64000, Slice: 64, Slices: 1, Nanos: 90},
+		{File: 0, Tensor: "token_embd.weight", Op: "GET_ROWS+SCALE", Offset: 4096, Length: 64000, Slice: 64, Slices: 1, Nanos: 90},
 		{File: 1, Tensor: "blk.0.ffn_gate_exps.weight", Op: "MUL_MAT_ID", Offset: 70016, Length: 8000, Slice: 1000, Slices: 2, Experts: true, Nanos: 50},
 		{File: 1, Tensor: "blk.0.ssm_a", Op: "SSM", Offset: 80100, Length: 400, Nanos: 10},
 		{File: 0, Tensor: "token_embd.weight", Op: "SSM", Offset: 4096, Length: 64000, Nanos: 0},
@@ -354,30 +354,44 @@ func TestCycleOfCapture(t *testing.T) {
 	}
 }
 
-// Tokens that are generated together gather different numbers of slices: the median counts.
+// Tokens that are generated together gather different numbers of slices: the median counts, and the least time whatever the number.
 func TestCycleOfParallelGeneration(t *testing.T) {
-	c := newCapture(t, moeModel)
+	model := slices.Clone(moeModel)
+	for i := range model {
+		model[i].File, model[i].Shape = "m.gguf", []int64{16, 1000}
+		if model[i].Experts > 0 {
+			model[i].Shape = []int64{10, 25, 8}
+		}
+	}
+	c := newCapture(t, model)
 	c.meta.Models = []tables.ModelInfo{{Bytes: 1e6, Fingerprint: someFingerprint}}
 	for _, experts := range [][]int32{{1, 2}, {1, 2, 3, 4}, {0, 1, 7}} {
 		if err := c.w.Step(&tables.StepRow{Step: c.step, Phase: tables.PhaseGeneration, Tokens: 4}); err != nil {
 			t.Fatal(err)
 		}
-		c.add(tables.PhaseGeneration, 1, moeStep(0, experts, []int32{3, 4}))
+		for i, r := range moeStep(0, experts, []int32{3, 4}) {
+			err := c.w.Access(&tables.Access{
+				Timestamp: int64(c.step)*1000 + int64(i), Step: c.step, Token: c.step, Phase: tables.PhaseGeneration, Op: r.op, Tensor: r.tensor,
+				Offset: model[r.tensor].Offset, Bytes: r.bytes, Experts: r.experts, Duration: 100 + (3*int64(c.step)+int64(i))%7, Stall: -1,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		c.step++
 	}
 	p, meta := mustBuild(t, c.build)
-	for i := range p.Structure {
-		p.Structure[i].File = "m.gguf"
-		p.Structure[i].Shape = []int64{16, 1000}
-		if p.Structure[i].Experts > 0 {
-			p.Structure[i].Shape = []int64{10, 25, 8}
-		}
-	}
 	got, err := p.Cycle(meta)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.Reads[1].Slices != 3 || got.Reads[2].Slices != 2 || got.Reads[1].Slice != 1000 || got.Reads[1].Nanos != 10 {
-		t.Errorf("reads %+v", got.Reads)
+	want := []CycleRead{
+		{Tensor: "token_embd.weight", Op: "GET_ROWS", Offset: 4096, Length: 64000, Slice: 64, Slices: 1, Nanos: 100},
+		{Tensor: "blk.0.ffn_gate_exps.weight", Op: "MUL_MAT_ID", Offset: 70000, Length: 8000, Slice: 1000, Slices: 3, Experts: true, Nanos: 100},
+		{Tensor: "blk.1.ffn_gate_exps.weight", Op: "MUL_MAT_ID", Offset: 80000, Length: 8000, Slice: 1000, Slices: 2, Experts: true, Nanos: 101},
+	}
+	if !reflect.DeepEqual(got.Reads, want) {
+		t.Errorf("reads\n%+v, want\n%+v", got.Reads, want)
 	}
 }
 
