@@ -23,7 +23,7 @@ type Read struct {
 	Varies bool
 }
 
-// what is the read as sequences are compared.
+// what is the part of the read that sequences are compared by.
 func (r Read) what() Read {
 	if r.Varies {
 		r.Bytes = 0
@@ -43,16 +43,17 @@ type Step struct {
 	// CutShort says that the capture ended inside this step. Such a step counts for nothing but total bytes.
 	CutShort bool
 
-	sequence int // index of Reads among the distinct sequences
+	sequence int // index of Pattern.sequences, which holds Reads
 	thread   int32
 	context  int32
-	model    int32     // that most bytes are of
+	model    int32     // of which the step read most bytes
 	start    int64     // ns, the first read
 	at       []float32 // for each read, when it began: 0 is start, 1 is the end of the step's last read
 	experts  [][]int32 // for each read, the experts selected, ascending; nil if the step selects none
 }
 
-// Pattern is the result of Build. It is not changed afterwards: concurrent readers are safe.
+// Pattern is what one llama_context read of one model, step by step, and the sequence that its tokens share. Build makes it of a capture; it is not
+// changed afterwards: concurrent readers are safe.
 type Pattern struct {
 	Structure []tables.StructureRow // of all models
 	Steps     []Step                // of the context, in the order of their first read
@@ -76,7 +77,7 @@ type timed struct {
 	phase    tables.Phase
 }
 
-// reference is a phase's most common sequence.
+// reference is a phase's most common sequence. Its reads are nil if the phase was not observed.
 type reference struct {
 	sequence int // index of Pattern.sequences
 	reads    []Read
@@ -104,9 +105,11 @@ const MostRead = -1
 
 // Options tell Build about a capture.
 type Options struct {
-	Context  int  // of which a pattern is made, or MostRead; of its models (an address may be used again) the one it read most of
-	Complete bool // tables.Meta.Complete
-	Headless bool // the oldest rows have been deleted
+	// Context is the context of which a pattern is made, or MostRead. A context is known by its address, which may be used again with another model
+	// when the first is freed: of its models, the one of which most was read is taken.
+	Context  int
+	Complete bool // the capture ended in order (tables.Meta.Complete): its last step is whole
+	Headless bool // the oldest rows of the capture have been deleted: its first step may lack its beginning
 	// Parallel are the steps that generate tokens of several sequences.
 	Parallel map[int32]bool
 }
