@@ -1,15 +1,3 @@
-// Package pattern finds the sequence in which a model's weights are read for each token, and whether it is the same for
-// every token.
-//
-// A step is one llama_decode call. A step's sequence is the list of its reads in the order of capture; a read is one
-// op reading one weight, so an op with two weights makes two reads. Two sequences are equal when they have the same
-// (tensor, op, bytes) at each position.
-//
-// What depends on data is not part of a sequence: which experts an op selects (compared apart, see Experts), and which
-// rows of the embedding it gathers. How many bytes they come to is part of it, unless the step generates tokens of several
-// sequences at once, which may share rows and experts.
-//
-// A pattern is that of one llama_context with one model; a capture may hold several.
 package pattern
 
 import (
@@ -24,7 +12,7 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// This file turns the access table into steps with sequences, and finds each phase's reference sequence.
+// This file turns the access table of a capture into steps with sequences, and finds each phase's reference sequence.
 
 // Read is one op reading one weight.
 type Read struct {
@@ -35,7 +23,7 @@ type Read struct {
 	Varies bool
 }
 
-// what is the read as sequences are compared.
+// what is the part of the read that sequences are compared by.
 func (r Read) what() Read {
 	if r.Varies {
 		r.Bytes = 0
@@ -55,16 +43,17 @@ type Step struct {
 	// CutShort says that the capture ended inside this step. Such a step counts for nothing but total bytes.
 	CutShort bool
 
-	sequence int // index of Reads among the distinct sequences
+	sequence int // index of Pattern.sequences, which holds Reads
 	thread   int32
 	context  int32
-	model    int32     // that most bytes are of
+	model    int32     // of which the step read most bytes
 	start    int64     // ns, the first read
 	at       []float32 // for each read, when it began: 0 is start, 1 is the end of the step's last read
 	experts  [][]int32 // for each read, the experts selected, ascending; nil if the step selects none
 }
 
-// Pattern is the result of Build. It is not changed afterwards: concurrent readers are safe.
+// Pattern is what one llama_context read of one model, step by step, and the sequence that its tokens share. Build makes it of a capture; it is not
+// changed afterwards: concurrent readers are safe.
 type Pattern struct {
 	Structure []tables.StructureRow // of all models
 	Steps     []Step                // of the context, in the order of their first read
@@ -73,13 +62,26 @@ type Pattern struct {
 	Contexts  []ContextReads        // all that the capture holds, this one among them
 
 	sequences [][]Read
-	reference [3]reference // indexed by tables.Phase
+	offsets   [][]int64         // for each of sequences and each of its reads, where in the file the read began the first time
+	compute   map[timed][]int64 // for each read, how long its op computed, see CycleRead.Nanos
+	reference [phases]reference // indexed by tables.Phase
 }
 
-// reference is a phase's most common sequence.
+// phases is the number of phases.
+const phases = 3
+
+// timed names the steps over which the least compute times are kept: those of one context and phase that share a sequence.
+type timed struct {
+	sequence int // index of Pattern.sequences
+	context  int32
+	phase    tables.Phase
+}
+
+// reference is a phase's most common sequence. Its reads are nil if the phase was not observed.
 type reference struct {
-	reads []Read
-	steps []int // those that follow it, as indices of Pattern.Steps
+	sequence int // index of Pattern.sequences
+	reads    []Read
+	steps    []int // those that follow it, as indices of Pattern.Steps
 }
 
 // Errors of Build, for callers that explain them.
@@ -103,9 +105,11 @@ const MostRead = -1
 
 // Options tell Build about a capture.
 type Options struct {
-	Context  int  // of which a pattern is made, or MostRead; of its models (an address may be used again) the one it read most of
-	Complete bool // tables.Meta.Complete
-	Headless bool // the oldest rows have been deleted
+	// Context is the context of which a pattern is made, or MostRead. A context is known by its address, which may be used again with another model
+	// when the first is freed: of its models, the one of which most was read is taken.
+	Context  int
+	Complete bool // the capture ended in order (tables.Meta.Complete): its last step is whole
+	Headless bool // the oldest rows of the capture have been deleted: its first step may lack its beginning
 	// Parallel are the steps that generate tokens of several sequences.
 	Parallel map[int32]bool
 }
@@ -138,8 +142,8 @@ func OptionsOf(meta *tables.Meta, steps iter.Seq2[*tables.StepRow, error]) (Opti
 // Build fails with ErrNoAccesses, ErrNoTokens or ErrNoContext when there is nothing to analyse, or with the error that accesses
 // yields.
 func Build(structure []tables.StructureRow, accesses iter.Seq2[*tables.Access, error], o Options) (*Pattern, error) {
-	p := &Pattern{Structure: structure}
-	b := builder{pattern: p, parallel: o.Parallel, open: map[int32]*openStep{}, ops: map[string]string{}, known: map[string]int{}}
+	p := &Pattern{Structure: structure, compute: map[timed][]int64{}}
+	b := collector{pattern: p, parallel: o.Parallel, open: map[int32]*openStep{}, ops: map[string]string{}, known: map[string]int{}}
 	for a, err := range accesses {
 		if err != nil {
 			return nil, err
@@ -315,7 +319,7 @@ func (p *Pattern) findReference(phase tables.Phase) reference {
 	if best < 0 {
 		return reference{}
 	}
-	return reference{reads: p.sequences[best], steps: members[best]}
+	return reference{sequence: best, reads: p.sequences[best], steps: members[best]}
 }
 
 // better orders candidates by steps, then reads, then who came first.
@@ -354,26 +358,29 @@ func appendBytes(key []byte, reads []Read) []byte {
 	return key
 }
 
-// builder collects rows into steps. Steps of several threads (contexts) may interleave; a step ends when its thread goes
+// collector gathers rows into steps. Steps of several threads (contexts) may interleave; a step ends when its thread goes
 // on to another, so that no more than one step per thread is held in full.
-type builder struct {
+type collector struct {
 	pattern  *Pattern
 	parallel map[int32]bool      // steps
 	open     map[int32]*openStep // by thread
-	ops      map[string]string   // rows lend their strings: keep one copy of each
+	ops      map[string]string   // the strings of a row are valid until the next one: keep one copy of each
 	known    map[string]int      // key of a sequence, with all bytes -> index of Pattern.sequences
 }
 
 type openStep struct {
 	index   int // of Pattern.Steps
 	reads   []Read
+	offsets []int64
 	begin   []int64
-	end     int64
+	compute []int64
+	first   int   // the read that is the first of its op
+	end     int64 // of the last op
 	experts [][]int32
 	selects bool
 }
 
-func (b *builder) add(a *tables.Access) error {
+func (b *collector) add(a *tables.Access) error {
 	if a.Tensor < 0 || int(a.Tensor) >= len(b.pattern.Structure) {
 		return fmt.Errorf("a row names tensor %d of %d", a.Tensor, len(b.pattern.Structure))
 	}
@@ -400,15 +407,31 @@ func (b *builder) add(a *tables.Access) error {
 		slices.Sort(experts)
 		o.selects = true
 	}
-	gathers := a.Experts != nil || strings.HasPrefix(op, "GET_ROWS")
+	_, gathers := gatherOf(op)
+	gathers = gathers || a.Experts != nil
+	o.time(a, op)
 	o.reads = append(o.reads, Read{Tensor: a.Tensor, Op: op, Bytes: a.Bytes, Varies: gathers && b.parallel[a.Step]})
+	o.offsets = append(o.offsets, a.Offset)
 	o.begin = append(o.begin, a.Timestamp)
 	o.end = max(o.end, a.Timestamp+max(a.Duration, 0))
 	o.experts = append(o.experts, experts)
 	return nil
 }
 
-func (b *builder) close(o *openStep) {
+// time notes how long the op of a row computed: in the op's first read, less the stall, which may be in any of its rows.
+func (o *openStep) time(a *tables.Access, op string) {
+	if n := len(o.reads); n > 0 && o.begin[n-1] == a.Timestamp && o.reads[n-1].Op == op && a.Duration >= 0 {
+		o.compute = append(o.compute, 0)
+	} else {
+		o.first = n
+		o.compute = append(o.compute, max(a.Duration, tables.NotObserved))
+	}
+	if t := &o.compute[o.first]; *t > 0 {
+		*t = max(*t-max(a.Stall, 0), 0)
+	}
+}
+
+func (b *collector) close(o *openStep) {
 	p := b.pattern
 	s := &p.Steps[o.index]
 	key := string(appendBytes([]byte(sequenceKey(o.reads, false)), o.reads))
@@ -417,8 +440,15 @@ func (b *builder) close(o *openStep) {
 		index = len(p.sequences)
 		b.known[key] = index
 		p.sequences = append(p.sequences, o.reads)
+		p.offsets = append(p.offsets, o.offsets)
 	}
 	s.sequence, s.Reads = index, p.sequences[index]
+	of := timed{index, s.context, s.Phase}
+	if least := p.compute[of]; least != nil {
+		keepLeast(least, o.compute)
+	} else {
+		p.compute[of] = o.compute
+	}
 	var most int64 = -1
 	byModel := map[int32]int64{}
 	for _, r := range s.Reads {
@@ -441,7 +471,7 @@ func (b *builder) close(o *openStep) {
 	}
 }
 
-func (b *builder) finish() {
+func (b *collector) finish() {
 	// In the order of the steps, so that the distinct sequences have one order.
 	rest := make([]*openStep, 0, len(b.open))
 	for _, o := range b.open {
@@ -450,5 +480,14 @@ func (b *builder) finish() {
 	slices.SortFunc(rest, func(x, y *openStep) int { return x.index - y.index })
 	for _, o := range rest {
 		b.close(o)
+	}
+}
+
+// keepLeast lowers each time of least to that of times, where it was observed.
+func keepLeast(least, times []int64) {
+	for i, t := range times {
+		if t >= 0 && (least[i] < 0 || t < least[i]) {
+			least[i] = t
+		}
 	}
 }

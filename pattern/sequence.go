@@ -32,8 +32,8 @@ type NamedRead struct {
 	Bytes  int64  `json:"bytes_accessed"`
 }
 
-// Difference describes one sequence that is not the reference, and who has it. What is left of both after their common
-// beginning and their common end is Expected (the reference's part) and Got; at least one is not empty.
+// Difference describes one sequence that is not the reference, and the tokens that have it. It leaves out what the two have in common at their beginning
+// and at their end: Expected is the rest of the reference, Got the rest of the other; at least one is not empty.
 type Difference struct {
 	Tokens   []int32     `json:"tokens"`   // generated tokens with this sequence
 	Position int         `json:"position"` // index of the first read that differs: the reference's seq

@@ -103,6 +103,19 @@ func openModel(path string) (m *gguf.Model, split splitKey, err error) {
 	return m, split, nil
 }
 
+// identify describes the files of a model.
+func identify(m *gguf.Model) ([]tables.ModelFile, error) {
+	var files []tables.ModelFile
+	for _, f := range m.Files {
+		fingerprint, err := f.Fingerprint()
+		if err != nil {
+			return nil, fmt.Errorf("identify the model: %w", err)
+		}
+		files = append(files, tables.ModelFile{Name: filepath.Base(f.Path), Bytes: f.Size, Fingerprint: fingerprint})
+	}
+	return files, nil
+}
+
 // accepts reports whether the files of another, one part of a split model, are missing in this one.
 func (m *model) accepts(another *gguf.Model, split splitKey) bool {
 	if split == (splitKey{}) || split != m.split {

@@ -402,21 +402,25 @@ func (r *Recorder) fileSeen(e event.FileSeen) error {
 
 // addModel makes a file that was seen for the first time, and what belongs to it, a model, or a part of one.
 func (r *Recorder) addModel(opened *gguf.Model, split splitKey, path string) ([]tables.StructureRow, error) {
+	files, err := identify(opened)
+	if err != nil {
+		return nil, err
+	}
 	for i, m := range r.models {
 		if m.accepts(opened, split) {
-			r.meta.Models[i].Bytes += opened.Size()
-			r.meta.Models[i].Tensors += opened.Tensors()
+			info := &r.meta.Models[i]
+			info.Bytes += opened.Size()
+			info.Tensors += opened.Tensors()
+			info.Files = append(info.Files, files...)
 			return m.add(opened.Files, len(r.rows)), nil
 		}
-	}
-	fingerprint, err := opened.Files[0].Fingerprint()
-	if err != nil {
-		return nil, fmt.Errorf("identify the model: %w", err)
 	}
 	m := newModel(len(r.models), opened)
 	m.split = split
 	r.models = append(r.models, m)
-	r.meta.Models = append(r.meta.Models, tables.ModelInfo{Path: path, Fingerprint: fingerprint, Bytes: opened.Size(), Tensors: opened.Tensors()})
+	r.meta.Models = append(r.meta.Models, tables.ModelInfo{
+		Path: path, Fingerprint: files[0].Fingerprint, Bytes: opened.Size(), Tensors: opened.Tensors(), Files: files,
+	})
 	return m.add(opened.Files, len(r.rows)), nil
 }
 

@@ -18,6 +18,7 @@ import (
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
+	"tensorcast/gguf/gguftest"
 	"tensorcast/internal/host"
 	"tensorcast/trace/tables"
 )
@@ -275,6 +276,12 @@ func TestRecorderTwoModels(t *testing.T) {
 		meta.Models[1].Tensors != len(second.Tensors) || meta.Models[1].Bytes != second.Size {
 		t.Errorf("models %+v", meta.Models)
 	}
+	for i, f := range []*gguf.File{main, second} {
+		want := []tables.ModelFile{{Name: filepath.Base(f.Path), Bytes: f.Size, Fingerprint: meta.Models[i].Fingerprint}}
+		if got := c.Meta.Models[i].Files; !reflect.DeepEqual(got, want) {
+			t.Errorf("files %+v, want %+v", got, want)
+		}
+	}
 	if len(c.Structure) != len(main.Tensors)+len(second.Tensors) {
 		t.Errorf("%d rows of structure, want %d and %d", len(c.Structure), len(main.Tensors), len(second.Tensors))
 	}
@@ -288,6 +295,35 @@ func TestRecorderTwoModels(t *testing.T) {
 	want := []string{"0 token_embd.weight true", "1 blk.0.ffn_norm.weight true", "1 blk.0.ffn_norm.weight true", "0 blk.0.ffn_norm.weight true"}
 	if !slices.Equal(got, want) {
 		t.Errorf("accesses of %v, want %v", got, want)
+	}
+}
+
+// The parts of a split model that a download cache names by their content are told one by one, as files of one model.
+func TestRecorderPartsByContent(t *testing.T) {
+	s := newScript(t, tiny)
+	dir := t.TempDir()
+	var want []tables.ModelFile
+	for no, name := range []string{"sha256-77", "sha256-33"} {
+		m := gguftest.Model{
+			KVs: []gguftest.KV{
+				{Key: "split.no", Value: uint16(no)}, {Key: "split.count", Value: uint16(2)}, {Key: "split.tensors.count", Value: int32(2)},
+			},
+			Tensors: []gguftest.Tensor{{Name: fmt.Sprintf("blk.%d.attn_norm.weight", no), Type: gguf.F32, Shape: []int64{8}}},
+		}
+		path := filepath.Join(dir, name)
+		m.Write(t, path)
+		f, err := gguf.Open(path)
+		check(t, err)
+		fingerprint, err := f.Fingerprint()
+		check(t, err)
+		want = append(want, tables.ModelFile{Name: name, Bytes: f.Size, Fingerprint: fingerprint})
+		s.handle(event.FileSeen{File: event.FileID{Dev: 1, Ino: uint64(no)}, Path: path})
+	}
+	s.begin(1, 1)
+	s.end()
+	meta, _ := s.finish()
+	if len(meta.Models) != 1 || !reflect.DeepEqual(meta.Models[0].Files, want) || meta.Models[0].Fingerprint != want[0].Fingerprint || meta.Models[0].Bytes != want[0].Bytes+want[1].Bytes {
+		t.Errorf("models %+v, want one of the files %+v", meta.Models, want)
 	}
 }
 

@@ -41,6 +41,7 @@ const (
 	heatmapFile = "heatmap_access_per_token.png"
 	parquetFile = "pattern.parquet"
 	csvFile     = "pattern.csv"
+	cycleFile   = "pattern.json"
 )
 
 func main() {
@@ -91,6 +92,8 @@ func command(stdout, stderr io.Writer) *cobra.Command {
 
   pattern.parquet, pattern.csv    the sequence of reads in each phase: seq, tensor_name, offset_bytes, size_bytes,
                                   relative_time (0 to 1 within a step), phase, and what each read is
+  pattern.json                    the same of one generated token, for programs that plan reads: the model's files
+                                  and their fingerprints, and each read with its place and how long the op computes
   heatmap_access_per_token.png    with --heatmap: the share of each tensor that each step reads
 
 It prints the tensors, the bytes read per token, the tensors that are read most, and whether all generated tokens read
@@ -178,20 +181,23 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 		return fmt.Errorf("make output directory: %w", err)
 	}
 	columns := pattern.Columns(p.Rows())
-	files := []struct {
+	type file struct {
 		name  string
 		write func(io.Writer) error
-	}{
+	}
+	files := []file{
 		{parquetFile, func(w io.Writer) error {
 			return trace.WriteParquet(w, columns, tables.Field{Key: "tensorcast.model", Value: fingerprint(capture.Meta, p.Model)})
 		}},
 		{csvFile, func(w io.Writer) error { return trace.WriteCSV(w, columns) }},
 	}
+	if cycle, err := p.Cycle(capture.Meta); err == nil {
+		files = append(files, file{cycleFile, cycle.Write})
+	} else { // the rest can be told all the same
+		fmt.Fprintf(stderr, "analyze: warning: %s is left out: %v\n", cycleFile, err)
+	}
 	if o.heatmap {
-		files = append(files, struct {
-			name  string
-			write func(io.Writer) error
-		}{heatmapFile, func(w io.Writer) error {
+		files = append(files, file{heatmapFile, func(w io.Writer) error {
 			return heatmap.WritePNG(w, matrix(p, o.order), figureText(summary, o.order))
 		}})
 	}

@@ -21,30 +21,36 @@ import (
 
 // model's file order is not its access order.
 var model = []tables.StructureRow{
-	{Name: "output.weight", Component: "output.weight", Offset: 100, Size: 900, Layer: -1},
-	{Name: "token_embd.weight", Component: "token_embd.weight", Offset: 1000, Size: 6400, Layer: -1},
-	{Name: "blk.0.ffn_down.weight", Component: "ffn_down.weight", Offset: 8000, Size: 300, Layer: 0},
-	{Name: "blk.0.ffn_up.weight", Component: "ffn_up.weight", Offset: 9000, Size: 200, Layer: 0},
+	{Name: "output.weight", Component: "output.weight", Offset: 100, Size: 900, Layer: -1, File: "planted.gguf"},
+	{Name: "token_embd.weight", Component: "token_embd.weight", Offset: 1000, Size: 6400, Layer: -1, File: "planted.gguf", Shape: []int64{16, 100}},
+	{Name: "blk.0.ffn_down.weight", Component: "ffn_down.weight", Offset: 8000, Size: 300, Layer: 0, File: "planted.gguf"},
+	{Name: "blk.0.ffn_up.weight", Component: "ffn_up.weight", Offset: 9000, Size: 200, Layer: 0, File: "planted.gguf"},
 }
+
+// planted is the model as an earlier version described it, without Files.
+var planted = tables.ModelInfo{Path: "/models/planted.gguf", Fingerprint: "0123456789abcdef0123456789abcdef", Bytes: 10000}
 
 // plant writes a capture with a prompt and the given tokens; a token is the tensors that it reads.
 func plant(t *testing.T, meta tables.Meta, complete bool, tokens ...[]int32) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "capture")
-	meta.Models = []tables.ModelInfo{{Path: "/models/planted.gguf", Fingerprint: "abc"}}
+	if meta.Models == nil {
+		meta.Models = []tables.ModelInfo{planted}
+	}
 	w, err := trace.Create(dir, &meta, model)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for step, tensors := range append([][]int32{{1, 3, 2, 0}}, tokens...) {
-		a := tables.Access{Step: int32(step), Token: int32(step) - 1, Phase: tables.PhaseGeneration, Op: "MUL_MAT", Duration: 10}
+		a := tables.Access{Step: int32(step), Token: int32(step) - 1, Phase: tables.PhaseGeneration, Duration: 10}
 		if step == 0 {
 			a.Phase = tables.PhasePrompt
 		}
 		for i, tensor := range tensors {
 			a.Tensor, a.Bytes, a.Offset, a.Timestamp = tensor, model[tensor].Size, model[tensor].Offset, int64(step*1000+i*10)
+			a.Op = "MUL_MAT"
 			if tensor == 1 {
-				a.Bytes = 64
+				a.Op, a.Bytes = "GET_ROWS", 64
 			}
 			if err := w.Access(&a); err != nil {
 				t.Fatal(err)
@@ -83,7 +89,8 @@ func TestAnalyze(t *testing.T) {
 		"4 reads, 1.5 kB (1464 bytes)",
 		"identical in 3 of 4 generated tokens",
 		"token 2 differs at position 1: reads blk.0.ffn_down.weight instead of blk.0.ffn_up.weight",
-		filepath.Join(out, heatmapFile),
+		"wrote " + filepath.Join(out, cycleFile),
+		"wrote " + filepath.Join(out, heatmapFile),
 	} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("output lacks %q:\n%s", want, stdout)
@@ -116,6 +123,60 @@ func TestAnalyze(t *testing.T) {
 	}
 }
 
+func TestCycle(t *testing.T) {
+	out := t.TempDir()
+	if code, _, stderr := execute(t, "-c", plant(t, tables.Meta{}, true, whole, whole), "-o", out); code != exitOK || stderr != "" {
+		t.Fatalf("exit %d, stderr %q", code, stderr)
+	}
+	f, err := os.Open(filepath.Join(out, cycleFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	got, err := pattern.ReadCycle(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &pattern.Cycle{
+		Files: []pattern.CycleFile{{Name: "planted.gguf", Size: 10000, Fingerprint: planted.Fingerprint}},
+		Reads: []pattern.CycleRead{
+			{Tensor: "token_embd.weight", Op: "GET_ROWS", Offset: 1000, Length: 6400, Slice: 64, Slices: 1, Nanos: 10},
+			{Tensor: "blk.0.ffn_up.weight", Op: "MUL_MAT", Offset: 9000, Length: 200, Nanos: 10},
+			{Tensor: "blk.0.ffn_down.weight", Op: "MUL_MAT", Offset: 8000, Length: 300, Nanos: 10},
+			{Tensor: "output.weight", Op: "MUL_MAT", Offset: 100, Length: 900, Nanos: 10},
+		},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("cycle %+v, want %+v", got, want)
+	}
+}
+
+// A capture of which no cycle can be made is analysed all the same.
+func TestNoCycle(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		model tables.ModelInfo
+		want  string
+	}{
+		{"file that is too short", tables.ModelInfo{Path: planted.Path, Fingerprint: planted.Fingerprint, Bytes: 9100}, "read 1 is of 200 bytes at 9000 of a file of 9100"},
+		{"no fingerprint", tables.ModelInfo{Path: planted.Path, Bytes: 10000}, "fingerprint"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			out := t.TempDir()
+			code, stdout, stderr := execute(t, "-c", plant(t, tables.Meta{Models: []tables.ModelInfo{tc.model}}, true, whole, whole), "-o", out)
+			if code != exitOK || !strings.HasPrefix(stderr, "analyze: warning: pattern.json is left out: ") || !strings.Contains(stderr, tc.want) || strings.Count(stderr, "\n") != 1 {
+				t.Errorf("exit %d, stderr %q, want a warning with %q", code, stderr, tc.want)
+			}
+			if strings.Contains(stdout, cycleFile) || !strings.Contains(stdout, csvFile) {
+				t.Errorf("output\n%s", stdout)
+			}
+			if _, err := os.Stat(filepath.Join(out, cycleFile)); err == nil {
+				t.Error("there is a pattern.json")
+			}
+		})
+	}
+}
+
 func TestJSON(t *testing.T) {
 	capture := plant(t, tables.Meta{Counters: event.Counters{OpsLost: 2}}, false, whole, whole, whole[:3])
 	out := t.TempDir()
@@ -133,7 +194,7 @@ func TestJSON(t *testing.T) {
 	if !got.Sequence.Identical || got.Sequence.Tokens != 2 || len(got.CutShort) != 1 || got.CutShort[0].Token != 2 || len(got.Top) != 1 || len(got.Warnings) != 2 {
 		t.Errorf("summary %s", stdout)
 	}
-	if want := []string{filepath.Join(out, parquetFile), filepath.Join(out, csvFile)}; !reflect.DeepEqual(got.Files, want) {
+	if want := []string{filepath.Join(out, parquetFile), filepath.Join(out, csvFile), filepath.Join(out, cycleFile)}; !reflect.DeepEqual(got.Files, want) {
 		t.Errorf("files %v, want %v", got.Files, want)
 	}
 	for _, want := range []string{"warning: 2 events lost", "warning: the tracer did not end in order"} {
@@ -182,7 +243,7 @@ func TestFailures(t *testing.T) {
 // A capture of two contexts, with page-ins: which context is analysed is said, and what was read again.
 func TestContextsAndRereads(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "capture")
-	meta := tables.Meta{Models: []tables.ModelInfo{{Path: "/models/planted.gguf"}}}
+	meta := tables.Meta{Models: []tables.ModelInfo{planted}}
 	w, err := trace.Create(dir, &meta, model)
 	if err != nil {
 		t.Fatal(err)

@@ -15,14 +15,13 @@ import (
 	"tensorcast/capture"
 	"tensorcast/event"
 	"tensorcast/internal/proc"
-	"tensorcast/internal/stats"
+	"tensorcast/pattern"
 	"tensorcast/trace"
-	"tensorcast/trace/tables"
 )
 
 // weights is what a generated token reads.
 type weights struct {
-	tokenBytes int64    // distinct bytes; the median of the tokens
+	tokenBytes int64    // distinct bytes
 	routed     bool     // which ones depends on a router (MoE)
 	extents    []Extent // whole tensors that a token reads from, in the order of first access; embedding rows are left out
 }
@@ -87,10 +86,8 @@ func traceRun(ctx context.Context, dir string, args []string, log *slog.Logger) 
 	return nil
 }
 
-// countWeights adds up a capture.
+// countWeights takes what a token reads from a capture.
 func countWeights(c *trace.Capture) (w weights, err error) {
-	perToken := map[int32]map[int32]int64{} // by token, by tensor
-	seen := map[int32]bool{}
 	files := map[string]bool{}
 	for _, row := range c.Structure {
 		files[row.File] = true
@@ -98,36 +95,31 @@ func countWeights(c *trace.Capture) (w weights, err error) {
 	if len(files) > 1 {
 		return w, fmt.Errorf("the model is split in %d files: join them (llama-gguf-split --merge)", len(files))
 	}
-	for a, err := range c.Accesses() {
-		if err != nil {
-			return w, err
-		}
-		if a.Phase != tables.PhaseGeneration {
-			continue
-		}
-		if perToken[a.Token] == nil {
-			perToken[a.Token] = map[int32]int64{}
-		}
-		row := c.Structure[a.Tensor]
-		// A tensor that is read twice (token_embd: as embedding and for the logits) is on disk once.
-		perToken[a.Token][a.Tensor] = min(perToken[a.Token][a.Tensor]+a.Bytes, row.Size)
-		w.routed = w.routed || len(a.Experts) > 0
-		if !seen[a.Tensor] && (a.Bytes == row.Size || len(a.Experts) > 0) {
-			seen[a.Tensor] = true
-			w.extents = append(w.extents, Extent{row.Offset, row.Size})
-		}
+	options, err := pattern.OptionsOf(c.Meta, c.Steps())
+	if err != nil {
+		return w, err
 	}
-	var sums []int64
-	for _, tensors := range perToken {
-		var sum int64
-		for _, n := range tensors {
-			sum += n
-		}
-		sums = append(sums, sum)
-	}
-	if len(sums) == 0 {
+	p, err := pattern.Build(c.Structure, c.Accesses(), options)
+	if errors.Is(err, pattern.ErrNoAccesses) || errors.Is(err, pattern.ErrNoTokens) {
 		return w, errors.New("the target generated no token")
 	}
-	w.tokenBytes = int64(stats.Median(sums))
+	if err != nil {
+		return w, err
+	}
+	cycle, err := p.Cycle(c.Meta)
+	if err != nil {
+		return w, err
+	}
+	w.tokenBytes = cycle.Bytes()
+	seen := map[Extent]bool{}
+	for i := range cycle.Reads {
+		r := &cycle.Reads[i]
+		w.routed = w.routed || r.Experts
+		e := Extent{r.Offset, r.Length}
+		if (!r.Gathers() || r.Experts) && !seen[e] {
+			seen[e] = true
+			w.extents = append(w.extents, e)
+		}
+	}
 	return w, nil
 }

@@ -57,14 +57,24 @@ type Host struct {
 // ModelInfo identifies a traced model.
 type ModelInfo struct {
 	Path        string `json:"path"`
-	Fingerprint string `json:"fingerprint"`
-	Bytes       int64  `json:"bytes"`
+	Fingerprint string `json:"fingerprint"` // of the first file
+	Bytes       int64  `json:"bytes"`       // of all files
 	Tensors     int    `json:"tensors"`
 	Layers      int    `json:"layers"` // that have tensors
+	// Files are the parts in their order; where they cannot be found by their names, in the order in which they were first read. Captures of earlier
+	// versions do not tell them.
+	Files []ModelFile `json:"files,omitempty"`
 	// LayersSeen are the layers of which an op of the CPU read a weight ("0-11,20"), LayersElsewhere the others, once a step
 	// is over: they are computed by another device.
 	LayersSeen      string `json:"layers_seen"`
 	LayersElsewhere string `json:"layers_elsewhere,omitempty"`
+}
+
+// ModelFile is one file of a model.
+type ModelFile struct {
+	Name        string `json:"name"` // base name, as in StructureRow.File
+	Bytes       int64  `json:"bytes"`
+	Fingerprint string `json:"fingerprint"` // see gguf.File.Fingerprint
 }
 
 // Segments says how a rotated capture is cut: segment 0 is access.arrows (and so on for the other tables), segment 1

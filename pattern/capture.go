@@ -1,0 +1,114 @@
+package pattern
+
+// This file makes the cycle of a capture.
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"tensorcast/trace/tables"
+)
+
+// ErrNoFiles says that a capture does not tell the sizes and fingerprints of the model's files, so that no cycle can be made of it: it is of a
+// split model, by an earlier version.
+var ErrNoFiles = errors.New("the capture does not say of which files the model consists (it was made by an earlier version): capture again")
+
+// Cycle is the reference sequence of the generation phase, with the least times over the steps that follow it. A step that generates tokens of
+// several sequences gathers slices for all of them: there the number of slices is the median over the steps.
+//
+// It fails with ErrNoFiles, and with ErrInvalid where the capture contradicts itself.
+func (p *Pattern) Cycle(meta *tables.Meta) (*Cycle, error) {
+	files, err := p.files(meta)
+	if err != nil {
+		return nil, err
+	}
+	ref := p.reference[tables.PhaseGeneration]
+	c := &Cycle{Files: files, Reads: make([]CycleRead, len(ref.reads))}
+	nanos := p.least(ref)
+	bytes := make([]int64, len(ref.steps))
+	for i, read := range ref.reads {
+		row := &p.Structure[read.Tensor]
+		for j, step := range ref.steps {
+			bytes[j] = p.Steps[step].Reads[i].Bytes
+		}
+		n := int64(median(bytes))
+		r := &c.Reads[i]
+		*r = CycleRead{
+			File: slices.IndexFunc(files, func(f CycleFile) bool { return f.Name == row.File }), Tensor: row.Name, Op: read.Op,
+			Offset: p.offsets[ref.sequence][i], Length: n, Nanos: nanos[i],
+		}
+		if gather, ok := gatherOf(read.Op); ok {
+			r.Offset, r.Length = row.Offset, row.Size
+			if slice := sliceBytes(row, gather.Dim); slice > 0 {
+				r.gather(slice, max(n/slice, 1), gather.Experts)
+			}
+		}
+	}
+	if err := c.check(); err != nil {
+		return nil, fmt.Errorf("make a cycle of the capture: %w", err)
+	}
+	return c, nil
+}
+
+// files are those of the model.
+func (p *Pattern) files(meta *tables.Meta) ([]CycleFile, error) {
+	if int(p.Model) >= len(meta.Models) {
+		return nil, fmt.Errorf("%w: its tensors are of model %d of %d", ErrInvalid, p.Model, len(meta.Models))
+	}
+	info := &meta.Models[p.Model]
+	var files []CycleFile
+	for _, f := range info.Files {
+		files = append(files, CycleFile{Name: f.Name, Size: f.Bytes, Fingerprint: f.Fingerprint})
+	}
+	if files != nil {
+		return files, nil
+	}
+	// Of a model in one file an earlier version has told the same.
+	for i := range p.Structure {
+		row := &p.Structure[i]
+		if row.Model != p.Model {
+			continue
+		}
+		if files != nil && files[0].Name != row.File {
+			return nil, ErrNoFiles
+		}
+		files = []CycleFile{{Name: row.File, Size: info.Bytes, Fingerprint: info.Fingerprint}}
+	}
+	return files, nil
+}
+
+// least is, for each read of a reference, the least time over the steps that follow it.
+func (p *Pattern) least(ref reference) []int64 {
+	var least []int64
+	seen := map[int]bool{}
+	for _, i := range ref.steps {
+		s := &p.Steps[i]
+		if seen[s.sequence] {
+			continue
+		}
+		seen[s.sequence] = true
+		times := p.compute[timed{s.sequence, s.context, s.Phase}]
+		if least == nil {
+			least = slices.Clone(times)
+		} else {
+			keepLeast(least, times)
+		}
+	}
+	return least
+}
+
+// sliceBytes is how many bytes one index of a tensor's dimension dim spans. Tensors in files are contiguous.
+func sliceBytes(row *tables.StructureRow, dim int) int64 {
+	if dim >= len(row.Shape) {
+		return row.Size // there is one slice
+	}
+	n := int64(1)
+	for _, d := range row.Shape[dim:] {
+		n *= d
+	}
+	if n <= 0 {
+		return 0
+	}
+	return row.Size / n
+}

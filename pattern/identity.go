@@ -1,0 +1,66 @@
+package pattern
+
+// This file tells a cycle's model from other models.
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"tensorcast/gguf"
+)
+
+// ErrOtherModel says that a cycle is of another model than the one at hand.
+var ErrOtherModel = errors.New("the pattern is of another model")
+
+// FilesOf describes the files of a model, in the order of its parts. It reads their metadata; the errors are those of gguf.File.Fingerprint.
+func FilesOf(m *gguf.Model) ([]CycleFile, error) {
+	files := make([]CycleFile, 0, len(m.Files))
+	for _, f := range m.Files {
+		fingerprint, err := f.Fingerprint()
+		if err != nil {
+			return nil, fmt.Errorf("identify %s: %w", f.Path, err)
+		}
+		files = append(files, CycleFile{Name: filepath.Base(f.Path), Size: f.Size, Fingerprint: fingerprint})
+	}
+	return files, nil
+}
+
+// is says that two descriptions are of the same file, whatever its name.
+func (f CycleFile) is(o CycleFile) bool { return f.Size == o.Size && f.Fingerprint == o.Fingerprint }
+
+func (f CycleFile) String() string {
+	return fmt.Sprintf("%s (%d bytes, fingerprint %.8s)", f.Name, f.Size, f.Fingerprint)
+}
+
+// Matches reports whether the cycle is of the model that consists of these files, in this order. Names do not matter: a model may be moved. The error
+// is ErrOtherModel, and says which file differs.
+func (c *Cycle) Matches(files []CycleFile) error {
+	if len(files) != len(c.Files) {
+		return fmt.Errorf("%w: it consists of %d files, this one of %d", ErrOtherModel, len(c.Files), len(files))
+	}
+	for i, f := range files {
+		if !c.Files[i].is(f) {
+			return fmt.Errorf("%w: it has %v where this one has %v", ErrOtherModel, c.Files[i], f)
+		}
+	}
+	return nil
+}
+
+// In is the cycle with its files numbered as in files, which may be in another order and hold files of other models besides: CycleRead.File is an
+// index of files. The error is ErrOtherModel, and says which file is missing.
+func (c *Cycle) In(files []CycleFile) (*Cycle, error) {
+	index := make([]int, len(c.Files))
+	for i, f := range c.Files {
+		index[i] = slices.IndexFunc(files, f.is)
+		if index[i] < 0 {
+			return nil, fmt.Errorf("%w: it reads %v, which is not among the files here", ErrOtherModel, f)
+		}
+	}
+	in := &Cycle{Files: slices.Clone(files), Reads: slices.Clone(c.Reads)}
+	for i := range in.Reads {
+		in.Reads[i].File = index[in.Reads[i].File]
+	}
+	return in, nil
+}

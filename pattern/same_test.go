@@ -1,0 +1,355 @@
+package pattern_test
+
+// These tests feed one stream of events both to a capture and to a Builder: they tell the same cycle.
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	"tensorcast/capture/preload"
+	"tensorcast/ebpf"
+	"tensorcast/event"
+	"tensorcast/experiments/llama"
+	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/experiments/synth"
+	"tensorcast/gguf"
+	"tensorcast/gguf/gguftest"
+	"tensorcast/internal/proc"
+	"tensorcast/internal/testenv"
+	"tensorcast/pattern"
+	"tensorcast/trace"
+)
+
+// both hands a stream of events of one context to a capture and to a Builder.
+type both struct {
+	t        *testing.T
+	session  *trace.Session
+	builder  *pattern.Builder
+	dir      string
+	files    []pattern.CycleFile
+	byID     map[event.FileID]int
+	prompted bool
+	tokens   int
+}
+
+func newBoth(t *testing.T, detail string) *both {
+	b := &both{t: t, dir: filepath.Join(t.TempDir(), "capture"), byID: map[event.FileID]int{}}
+	var err error
+	if b.session, err = trace.NewSession(trace.RecorderOptions{Dir: b.dir, PID: os.Getpid(), Detail: detail}); err != nil {
+		t.Fatal(err)
+	}
+	b.builder = pattern.NewBuilder(func(id event.FileID) (int, bool) { i, ok := b.byID[id]; return i, ok })
+	return b
+}
+
+// handle takes the next event. The Builder gets the decodes that a capture counts as generated tokens.
+func (b *both) handle(e event.Event) error {
+	switch e := e.(type) {
+	case event.FileSeen:
+		if err := b.seen(e); err != nil {
+			return err
+		}
+	case event.DecodeBegin:
+		if b.prompted && e.Tokens == 1 && !e.Warmup {
+			b.builder.Begin()
+			b.tokens++
+		}
+		b.prompted = b.prompted || !e.Warmup
+	case event.DecodeEnd:
+		b.builder.End()
+	case *event.Op:
+		b.builder.Op(e)
+	}
+	return b.session.Handle(e)
+}
+
+// seen finds a file among those of its model.
+func (b *both) seen(e event.FileSeen) error {
+	m, err := gguf.OpenModel(e.Path)
+	if errors.Is(err, gguf.ErrNotGGUF) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if b.files == nil {
+		if b.files, err = pattern.FilesOf(m); err != nil {
+			return err
+		}
+	}
+	info, err := os.Stat(e.Path)
+	if err != nil {
+		return err
+	}
+	for i, f := range m.Files {
+		if other, err := os.Stat(f.Path); err == nil && os.SameFile(info, other) {
+			b.byID[e.File] = i
+		}
+	}
+	return nil
+}
+
+// same ends the capture, compares the two cycles, and returns them as one.
+func (b *both) same() *pattern.Cycle {
+	t := b.t
+	t.Helper()
+	if _, err := b.session.Finish(nil); err != nil {
+		t.Fatal(err)
+	}
+	c, err := trace.Open(b.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	options, err := pattern.OptionsOf(c.Meta, c.Steps())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := pattern.Build(c.Structure, c.Accesses(), options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	captured, err := p.Cycle(c.Meta)
+	if err != nil {
+		t.Fatal(err)
+	}
+	learned := b.builder.Cycle()
+	if learned == nil || b.builder.Steps() != b.tokens || b.tokens == 0 {
+		t.Fatalf("%d of %d tokens have the same sequence", b.builder.Steps(), b.tokens)
+	}
+	if o := b.builder.Outside(); o != (pattern.Outside{}) {
+		t.Errorf("outside %+v", o)
+	}
+	if len(learned.Reads) != len(captured.Reads) {
+		t.Fatalf("%d reads were learned, %d captured", len(learned.Reads), len(captured.Reads))
+	}
+	for i := range learned.Reads {
+		if learned.Reads[i] != captured.Reads[i] {
+			t.Errorf("read %d: learned %+v, captured %+v", i, learned.Reads[i], captured.Reads[i])
+		}
+	}
+	if err := captured.Matches(b.files); err != nil {
+		t.Error(err)
+	}
+	var file bytes.Buffer
+	if err := captured.Write(&file); err != nil {
+		t.Fatal(err)
+	}
+	read, err := pattern.ReadCycle(&file)
+	if err != nil || !reflect.DeepEqual(read, captured) {
+		t.Errorf("written and read again it is another: %v", err)
+	}
+	return captured
+}
+
+// probed runs a command under probes.
+func probed(t *testing.T, cmd *exec.Cmd, handle func(event.Event) error) {
+	t.Helper()
+	child, err := proc.Launch(cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tracer, err := ebpf.New(ebpf.Options{PID: child.PID(), Hints: cmd.Args, Detail: ebpf.DetailIO})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := tracer.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := tracer.AttachLikely(cmd.Path, os.Environ()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, end := context.WithCancel(t.Context())
+	defer end()
+	ran := make(chan error, 1)
+	go func() { ran <- tracer.Run(ctx, handle) }()
+	status, err := 0, child.Release()
+	if err == nil {
+		status, err = child.Wait()
+	}
+	end()
+	if runErr := <-ran; err != nil || runErr != nil || status != 0 {
+		t.Fatalf("status %d, %v, %v", status, err, runErr)
+	}
+	if counters, err := tracer.Counters(); err != nil || counters.Lost() > 0 || counters.Incomplete() > 0 {
+		t.Fatalf("counters %+v, %v", counters, err)
+	}
+}
+
+// preloaded runs a command with the library that tells of its graphs.
+func preloaded(t *testing.T, cmd *exec.Cmd, handle func(event.Event) error) {
+	t.Helper()
+	session, err := preload.Start(t.Context(), preload.Options{Tick: func() error { return nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := session.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	cmd.Env = session.Environ(os.Environ())
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, end := context.WithCancel(t.Context())
+	defer end()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- cmd.Wait()
+		end()
+	}()
+	if err := errors.Join(session.Run(ctx, cmd.Process.Pid, handle), <-ended); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The real llama.cpp, seen through probes and through the preloaded library: a capture and a Builder tell the same, and a token's bytes are those
+// that the driver says.
+func TestCaptureAndBuilderTellTheSame(t *testing.T) {
+	in := llamatest.ForTest(t)
+	for name, config := range map[string]synth.Config{
+		"dense":   {Layers: 3, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1},
+		"experts": {Layers: 3, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Experts: 8, Used: 3, Type: gguf.Q8_0, Seed: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := llama.Options{Model: llamatest.Model(t, config), Prompt: "once upon", Tokens: 8, Threads: 2, NoRepack: true, Warmup: "none"}
+			cmd := in.Command(t.Context(), o)
+			truth := tokenBytes(t, in, o)
+			check := func(c *pattern.Cycle, timed bool) {
+				t.Helper()
+				if got := c.Bytes(); got != truth {
+					t.Errorf("a token reads %d bytes, want %d", got, truth)
+				}
+				var experts int
+				for i := range c.Reads {
+					r := &c.Reads[i]
+					if r.Experts {
+						experts++
+						if r.Slices != config.Used || r.Slice*int64(config.Experts) != r.Length {
+							t.Errorf("read %+v of %d of %d experts", *r, config.Used, config.Experts)
+						}
+					}
+					if timed != (r.Nanos >= 0) {
+						t.Errorf("read %+v", *r)
+					}
+				}
+				if want := 3 * config.Layers; config.Experts > 0 && experts != want || config.Experts == 0 && experts != 0 {
+					t.Errorf("%d reads of experts, want %d", experts, want)
+				}
+			}
+			t.Run("probes", func(t *testing.T) {
+				testenv.NeedRoot(t)
+				b := newBoth(t, "")
+				probed(t, in.Command(t.Context(), o), b.handle)
+				check(b.same(), true)
+			})
+			t.Run("preload", func(t *testing.T) {
+				b := newBoth(t, "preload")
+				preloaded(t, cmd, b.handle)
+				check(b.same(), false)
+			})
+		})
+	}
+}
+
+// tokenBytes is what a generated token reads, as the driver says.
+func tokenBytes(t *testing.T, in *llama.Installation, o llama.Options) int64 {
+	t.Helper()
+	o.Ops = filepath.Join(t.TempDir(), "ops")
+	if _, err := in.Run(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	ops, err := llama.ReadOps(o.Ops)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sum int64
+	for _, op := range ops {
+		if op.Decode == ops[len(ops)-1].Decode {
+			sum += op.Bytes // these models read no weight twice
+		}
+	}
+	return sum
+}
+
+// A model in two files, of which the second is seen first: reads are numbered by the files' order in the model.
+func TestSplitModelsTellTheSame(t *testing.T) {
+	dir := t.TempDir()
+	split := func(no uint16, name string, tensors ...gguftest.Tensor) string {
+		path := filepath.Join(dir, name)
+		m := gguftest.Model{KVs: []gguftest.KV{{Key: "split.no", Value: no}, {Key: "split.count", Value: uint16(2)}, {Key: "split.tensors.count", Value: int32(3)}}, Tensors: tensors}
+		if no == 0 {
+			m.KVs = append(m.KVs, gguftest.KV{Key: "general.architecture", Value: "llama"})
+		}
+		m.Write(t, path)
+		return path
+	}
+	paths := []string{
+		split(0, "m-00001-of-00002.gguf", gguftest.Tensor{Name: "token_embd.weight", Type: gguf.F32, Shape: []int64{8, 100}}),
+		split(1, "m-00002-of-00002.gguf",
+			gguftest.Tensor{Name: "blk.0.ffn_up_exps.weight", Type: gguf.Q8_0, Shape: []int64{64, 5, 8}}, gguftest.Tensor{Name: "output.weight", Type: gguf.F32, Shape: []int64{8, 100}}),
+	}
+	model, err := gguf.OpenModel(paths[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := []event.FileID{{Dev: 1, Ino: 10}, {Dev: 1, Ino: 11}}
+	source := func(name string) event.Source {
+		at, ok := model.Lookup(name)
+		if !ok {
+			t.Fatalf("no tensor %s", name)
+		}
+		s := event.Source{Name: name, InFile: true, File: ids[at.File], Offset: at.Tensor.Offset, Type: at.Tensor.Type, NE: [4]int64{1, 1, 1, 1}}
+		copy(s.NE[:], at.Tensor.Shape)
+		s.NB[0] = at.Tensor.Type.BlockBytes()
+		s.NB[1] = s.NB[0] * (s.NE[0] / at.Tensor.Type.BlockElems())
+		s.NB[2], s.NB[3] = s.NB[1]*s.NE[1], s.NB[1]*s.NE[1]*s.NE[2]
+		return s
+	}
+	b := newBoth(t, "")
+	hand := func(events ...event.Event) {
+		t.Helper()
+		for _, e := range events {
+			if err := b.handle(e); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	hand(event.FileSeen{File: ids[1], Path: paths[1]}, event.FileSeen{File: ids[0], Path: paths[0]})
+	time := int64(0)
+	for decode := range uint32(6) {
+		begin := event.DecodeBegin{Time: time, TID: 7, Context: 5, Decode: decode + 1, Tokens: 1}
+		if decode == 0 {
+			begin.Tokens = 4
+		}
+		hand(begin)
+		for i, o := range []event.Op{
+			{Name: "GET_ROWS", GatherDim: 1, IDs: []int32{int32(decode)}, IDRows: 1, Sources: []event.Source{source("token_embd.weight")}},
+			{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{int32(decode), 7}, IDRows: 1, Sources: []event.Source{source("blk.0.ffn_up_exps.weight")}},
+			{Name: "RMS_NORM+MUL", Sources: []event.Source{source("output.weight"), source("token_embd.weight")}},
+		} {
+			time += 1000
+			o.Time, o.TID, o.Decode, o.Duration, o.Stall = time, 7, decode+1, 900-int64(decode*uint32(i+1)), int64(decode)
+			hand(&o)
+		}
+		hand(event.DecodeEnd{Time: time + 1000, TID: 7, Decode: decode + 1})
+	}
+	c := b.same()
+	want := []pattern.CycleRead{
+		{File: 0, Tensor: "token_embd.weight", Op: "GET_ROWS", Offset: model.Files[0].Tensors[0].Offset, Length: 3200, Slice: 32, Slices: 1, Nanos: 890},
+		{File: 1, Tensor: "blk.0.ffn_up_exps.weight", Op: "MUL_MAT_ID", Offset: model.Files[1].Tensors[0].Offset, Length: 2720, Slice: 340, Slices: 2, Experts: true, Nanos: 885},
+		{File: 1, Tensor: "output.weight", Op: "RMS_NORM+MUL", Offset: model.Files[1].Tensors[1].Offset, Length: 3200, Nanos: 880},
+		{File: 0, Tensor: "token_embd.weight", Op: "RMS_NORM+MUL", Offset: model.Files[0].Tensors[0].Offset, Length: 3200, Nanos: 0},
+	}
+	if !reflect.DeepEqual(c.Reads, want) {
+		t.Errorf("reads\n%+v, want\n%+v", c.Reads, want)
+	}
+}
