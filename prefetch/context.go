@@ -26,7 +26,8 @@ type contexts struct {
 	open   map[int32]*decode // by thread
 	main   *context          // the one that is followed; nil while none is, and while a stored cycle is nobody's yet
 	stored *pattern.Cycle    // came from a file, and is followed without having been compared with what the target reads; else nil
-	silent int               // decodes of contexts with other cycles since the last of main
+	file   func(event.FileID) (index int, known bool)
+	silent int // decodes of contexts with other cycles since the last of main
 	clock  uint64
 }
 
@@ -54,8 +55,9 @@ type decode struct {
 	lesson  *lesson // nil if there is nothing to learn
 }
 
-func newContexts() contexts {
-	return contexts{known: map[contextKey]*context{}, open: map[int32]*decode{}}
+// newContexts begins with none. file tells the index of a file.
+func newContexts(file func(event.FileID) (index int, known bool)) contexts {
+	return contexts{known: map[contextKey]*context{}, open: map[int32]*decode{}, file: file}
 }
 
 func (cs *contexts) begin(e event.DecodeBegin) *decode {
@@ -75,7 +77,8 @@ func (cs *contexts) begin(e event.DecodeBegin) *decode {
 	x.used = cs.clock
 	d := &decode{context: x, decode: e.Decode}
 	if x.cycle == nil && e.Tokens > 0 && e.Tokens <= lessonTokens {
-		d.lesson = &lesson{bases: map[int]uint64{}}
+		d.lesson = &lesson{pattern.NewBuilder(cs.file), map[int]uint64{}}
+		d.lesson.Begin()
 	}
 	cs.open[e.TID] = d
 	return d
@@ -125,27 +128,11 @@ func (cs *contexts) follow(x *context) {
 	cs.main, cs.silent = x, 0
 }
 
-// lesson is the sequence of reads of one decode.
+// lesson is one decode that is learned from.
 type lesson struct {
-	reads        []pattern.CycleRead
-	bases        map[int]uint64 // by file
-	outside      int            // weights that were read from copies in memory
-	outsideBytes int64
+	*pattern.Builder
+	bases map[int]uint64 // by file: where the target maps its first byte
 }
-
-func (l *lesson) add(r pattern.CycleRead, base uint64) {
-	l.reads = append(l.reads, r)
-	if _, known := l.bases[r.File]; !known {
-		l.bases[r.File] = base
-	}
-}
-
-// useful says that the decode read something that every token reads.
-func (l *lesson) useful() bool {
-	return slices.ContainsFunc(l.reads, func(r pattern.CycleRead) bool { return !r.Gathers() })
-}
-
-func (l *lesson) cycle() *pattern.Cycle { return &pattern.Cycle{Reads: l.reads} }
 
 // sameReads compares what is read of two cycles, and in which order; times aside, and what is gathered, which depends on the token.
 func sameReads(a, b *pattern.Cycle) bool {

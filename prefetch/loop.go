@@ -20,6 +20,10 @@ type Options struct {
 	Budget int64
 	// Window is how many bytes may be read ahead or wait to be paged out; 0 chooses.
 	Window int64
+	// Stored, if not nil, is a cycle to begin with, before the target has decoded. Models lists what the target maps at the time: until that is the cycle's model it is
+	// asked now and then.
+	Stored *pattern.Cycle
+	Models func() (Model, error)
 	Log    *slog.Logger
 	Now    func() time.Time // the clock; nil: time.Now
 }
@@ -48,11 +52,16 @@ type Controller struct {
 	countAt  time.Time // when what is resident is to be counted next
 	resident int64
 
+	looked, otherSince time.Time // see look
+
 	followed      time.Time // when the first blocks were held
 	sum           Summary
 	decodingNanos int64
 	refused       bool // a read beyond its file was told of
 }
+
+// LevelBudget is Summary.Level where Options.Budget is what bounds.
+const LevelBudget = "budget"
 
 // Summary says what a Controller did.
 type Summary struct {
@@ -67,9 +76,10 @@ type Summary struct {
 	PerToken     int64   `json:"weight_bytes_per_token"` // that each token reads and this process can help with
 	Room         int64   `json:"room_bytes"`
 	Level        string  `json:"bounded_by"`
-	Late         int     `json:"late"`    // visits that the target reached first
-	Shrunk       int     `json:"shrunk"`  // times that memory was given back
-	Learned      int     `json:"learned"` // times that a cycle was learned and followed
+	Late         int     `json:"late"`           // visits that the target reached first
+	Shrunk       int     `json:"shrunk"`         // times that memory was given back
+	Learned      int     `json:"learned"`        // cycles that were followed, one after the other
+	Stored       bool    `json:"stored_pattern"` // the first of them was Options.Stored
 	Queue        string  `json:"queue"`
 	StageSec     float64 `json:"stage_seconds"`  // spent on asking for reads
 	EvictSec     float64 `json:"evict_seconds"`  // spent on paging out
@@ -87,7 +97,9 @@ func New(pages Pages, opts Options) *Controller {
 	if opts.Strategy == nil {
 		opts.Strategy = Both{}
 	}
-	return &Controller{opts: opts, pages: pages, now: opts.Now, files: map[event.FileID]int{}, contexts: newContexts()}
+	files := map[event.FileID]int{}
+	file := func(id event.FileID) (int, bool) { i, known := files[id]; return i, known }
+	return &Controller{opts: opts, pages: pages, now: opts.Now, files: files, contexts: newContexts(file)}
 }
 
 // Summary describes the work so far.
@@ -194,32 +206,24 @@ func (c *Controller) op(o *event.Op) (err error) {
 	if d == nil || d.decode != o.Decode {
 		return nil
 	}
-	if l := d.lesson; l != nil {
-		for i := range o.Sources {
-			if s := &o.Sources[i]; !s.InFile {
-				l.outside++
-				l.outsideBytes += s.Bytes()
-			}
-		}
+	if d.lesson != nil {
+		d.lesson.Op(o)
 	}
 	followed := c.help != nil && c.help.decode == o.Decode && c.help.tid == o.TID
+	if !followed && d.lesson == nil {
+		return nil
+	}
 	pattern.ReadsOf(o, func(source int, r pattern.CycleRead) bool {
 		s := &o.Sources[source]
 		file, known := c.files[s.File]
 		if !known {
 			return true
 		}
-		if r.Offset < 0 || r.Length <= 0 || r.Length > c.sizes[file] || r.Offset > c.sizes[file]-r.Length {
-			if !c.refused {
-				c.refused = true
-				c.opts.Log.Warn("the target reads weights beyond the end of its model file, as it seems: these are left to it", "tensor", r.Tensor, "offset", r.Offset, "bytes", r.Length, "file size", c.sizes[file])
-			}
-			return true
-		}
-		r.File = file
 		base := s.Data - uint64(s.Offset)
 		if d.lesson != nil {
-			d.lesson.add(r, base)
+			if _, known := d.lesson.bases[file]; !known {
+				d.lesson.bases[file] = base
+			}
 		}
 		if followed && c.help != nil && !r.Gathers() {
 			if c.help.done(place{file, r.Offset}, r.Nanos) && c.help.bases[file] != base {
@@ -272,14 +276,16 @@ func (c *Controller) learn(d *decode) error {
 		}
 		return nil
 	}
-	if l.outside > 0 && c.help == nil {
-		return event.OutsideError(l.outside, l.outsideBytes)
+	l.End()
+	if outside := l.Outside(); outside.Reads > 0 && c.help == nil {
+		return event.OutsideError(outside.Reads, outside.Bytes)
 	}
-	if !l.useful() {
+	cycle := c.checkReads(l.Cycle())
+	if cycle == nil {
 		return nil
 	}
 	x := d.context
-	x.cycle, x.bases = l.cycle(), l.bases
+	x.cycle, x.bases = cycle, l.bases
 	switch stored := c.contexts.stored; {
 	case c.help == nil:
 		return c.follow(x, "")
@@ -293,6 +299,30 @@ func (c *Controller) learn(d *decode) error {
 		return c.follow(x, "another context reads more")
 	}
 	return nil
+}
+
+// checkReads is a cycle without reads that do not lie within their file, which is told of once; nil if nothing is left that every token reads.
+func (c *Controller) checkReads(cycle *pattern.Cycle) *pattern.Cycle {
+	if cycle == nil {
+		return nil
+	}
+	useful := false
+	cycle.Reads = slices.DeleteFunc(cycle.Reads, func(r pattern.CycleRead) bool {
+		size := c.sizes[r.File]
+		if r.Offset < 0 || r.Length <= 0 || r.Length > size || r.Offset > size-r.Length {
+			if !c.refused {
+				c.refused = true
+				c.opts.Log.Warn("the target reads weights beyond the end of its model file, it seems: they are left to it", "tensor", r.Tensor, "offset", r.Offset, "bytes", r.Length, "file size", size)
+			}
+			return true
+		}
+		useful = useful || !r.Gathers()
+		return false
+	})
+	if !useful {
+		return nil
+	}
+	return cycle
 }
 
 // follow begins to help a context whose cycle is known. why is told if another one, or another cycle, was being followed.
@@ -349,6 +379,7 @@ func (c *Controller) Use(cycle *pattern.Cycle, paths []string, bases []uint64) e
 		}
 	}
 	c.contexts.stored = mine
+	c.sum.Stored = true
 	return c.start(mine, at)
 }
 
@@ -378,7 +409,7 @@ func (c *Controller) checkRoom() error {
 	// Some is left free: the target's own memory grows, and per-CPU batches blur the counters.
 	room.Bytes -= max(12<<20, room.Limit/128)
 	if c.opts.Budget > 0 && c.opts.Budget < room.Bytes {
-		room.Bytes, room.Level = c.opts.Budget, "--budget"
+		room.Bytes, room.Level = c.opts.Budget, LevelBudget
 	}
 	c.room = room
 	if c.help != nil {
@@ -398,6 +429,9 @@ func (c *Controller) windowFor(room int64) int64 {
 
 // Tick does what is due. It does not wait for the disk, save for blocks that are to be held.
 func (c *Controller) Tick() error {
+	if err := c.look(); err != nil {
+		return err
+	}
 	if c.help == nil {
 		return nil
 	}

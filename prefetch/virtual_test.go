@@ -3,6 +3,7 @@ package prefetch_test
 // This file tests the control loop in virtual time: staging, evicting, shrinking, relearning, late reads, contexts. No root, no clock, no disk.
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -370,5 +371,53 @@ func TestDeterministic(t *testing.T) {
 	a, b := settled(t, 0.7, prefetch.Options{}, nil), settled(t, 0.7, prefetch.Options{}, nil)
 	if x, y := a.run(10), b.run(10); x != y || a.Summary() != b.Summary() {
 		t.Errorf("%+v and %+v", x, y)
+	}
+}
+
+// stored are options to begin with a cycle once the target maps its model.
+func stored(c *pattern.Cycle, models func() (prefetch.Model, error)) prefetch.Options {
+	named := *c
+	named.Files = []pattern.CycleFile{{Name: "model.gguf", Size: 1 << 40, Fingerprint: "a"}}
+	return prefetch.Options{Stored: &named, Models: models}
+}
+
+// The model may be mapped after a while, beside another one.
+func TestStoredCycleOfModelMappedLater(t *testing.T) {
+	asked := 0
+	opts := stored(model(0, 10), func() (m prefetch.Model, err error) {
+		switch asked++; {
+		case asked > 8:
+			m.Files = []pattern.CycleFile{{Name: "draft.gguf", Size: 7, Fingerprint: "b"}, {Name: "renamed.gguf", Size: 1 << 40, Fingerprint: "a"}}
+			m.Paths, m.Bases = []string{"model-1.gguf", "model-0.gguf"}, []uint64{0, 0}
+		case asked > 4:
+			m.Files = []pattern.CycleFile{{Name: "draft.gguf", Size: 7, Fingerprint: "b"}}
+		}
+		return m, nil
+	})
+	r := newRig(t, 0.85, opts, nil)
+	if err := r.Sleep(3 * time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if held := r.Summary().Pinned; held < r.cycle.Bytes()/2 || asked != 9 {
+		t.Errorf("%d bytes are held; asked %d times", held, asked)
+	}
+	if token, s := r.run(5), r.Summary(); s.Learned != 1 || token.TargetBytes > r.cycle.Bytes()/20 {
+		t.Errorf("learned %d times, %d bytes read by the target", s.Learned, token.TargetBytes)
+	}
+}
+
+func TestStoredCycleOfAnotherModel(t *testing.T) {
+	opts := stored(model(0, 10), func() (m prefetch.Model, err error) {
+		m.Files = []pattern.CycleFile{{Name: "other.gguf", Size: 7, Fingerprint: "b"}}
+		return m, nil
+	})
+	r := newRig(t, 0.85, opts, nil)
+	if err := r.Sleep(10 * time.Second); !errors.Is(err, pattern.ErrOtherModel) {
+		t.Errorf("%v", err)
+	}
+	// A target that computes already is not waited for.
+	r = newRig(t, 0.85, opts, nil)
+	if _, err := r.Run(1, r.cycle, 3); !errors.Is(err, pattern.ErrOtherModel) {
+		t.Errorf("%v", err)
 	}
 }

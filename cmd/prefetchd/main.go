@@ -3,16 +3,12 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
-	"os/signal"
 	"runtime"
-	"strings"
-	"syscall"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -20,29 +16,27 @@ import (
 
 	"tensorcast/capture"
 	"tensorcast/internal/cgroup"
+	"tensorcast/internal/cli"
 	"tensorcast/internal/proc"
+	"tensorcast/pattern"
 	"tensorcast/prefetch"
-)
-
-const (
-	exitFailure = 1
-	exitUsage   = 2
 )
 
 type options struct {
 	pid      int
 	strategy string
-	budget   string
-	window   string
+	pattern  string
 	noJoin   bool
 	json     bool
 	verbose  bool
+	prefetch.Options
 }
 
-func main() {
-	var o options
-	accepted := false
-	root := &cobra.Command{
+func main() { cli.Main(command()) }
+
+func command() *cobra.Command {
+	o := options{strategy: prefetch.StrategyNames()[0]}
+	cmd := &cobra.Command{
 		Use:   "prefetchd --pid N",
 		Short: "Keep the right bytes of a model in memory for a running llama.cpp",
 		Long: `Keep the right bytes of a model in memory for a running, unmodified llama.cpp.
@@ -50,71 +44,54 @@ Learns from the warm-up or the first generated token what each token reads, pins
 rest ahead of its use (io_uring), paging out behind. Joins the target's memory cgroup, keeps to the least
 headroom of that cgroup, its ancestors and the host, and ends with the target, releasing everything.
 
+With --pattern it begins with what analyze found out, as soon as the target maps the model, before its first token. The
+pattern of another model is refused. If the target then reads something else, that is learned instead.
+
 Needs root. The model must be read through a file mapping: start llama.cpp with --no-repack, without --no-mmap.
 
 Exit status: 0 when the target ended or prefetchd was interrupted, 1 on failure, 2 for wrong usage.`,
-		Example:      "  sudo prefetchd --pid $(pidof llama-server)",
-		SilenceUsage: true, SilenceErrors: true,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Example: `  sudo prefetchd --pid $(pidof llama-server)
+  sudo prefetchd --pid $(pidof llama-server) --pattern analysis/pattern.json`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return cli.Usagef("unexpected argument %q: say which process to help with --pid", args[0])
+			}
 			if o.pid <= 0 {
-				return errors.New("say which process to help: prefetchd --pid N")
+				return cli.Usagef("say which process to help: prefetchd --pid N")
 			}
-			strategy, err := prefetch.ParseStrategy(o.strategy)
-			if err != nil {
-				return err
-			}
-			budget, err := size("budget", o.budget)
-			if err != nil {
-				return err
-			}
-			window, err := size("window", o.window)
-			if err != nil {
-				return err
-			}
-			accepted = true
-			return run(cmd.Context(), o, prefetch.Options{Strategy: strategy, Budget: budget, Window: window})
+			return nil
 		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd, o) },
 	}
-	f := root.Flags()
+	f := cmd.Flags()
+	f.SortFlags = false
 	f.IntVarP(&o.pid, "pid", "p", 0, "help the running process `N`")
-	f.StringVar(&o.strategy, "strategy", "both", strings.Join(prefetch.StrategyNames(), ", "))
-	f.StringVar(&o.budget, "budget", "", "never keep more of the model in memory than `SIZE` (600MB, 2GiB); the limits of cgroups and host hold besides")
-	f.StringVar(&o.window, "window", "", "`SIZE` of what is read ahead and not yet paged out (chosen)")
+	f.StringVar(&o.pattern, "pattern", "", "begin with the pattern in `FILE`, which analyze wrote (pattern.json)")
+	cli.EnumVar(cmd, &o.strategy, "strategy", "", prefetch.StrategyNames(),
+		"both (pin what fits, stream the rest), pin or stream alone, or keep (as both, but what is held is not locked: the kernel can take it back)")
+	cli.SizeVar(f, &o.Budget, "budget", "never keep more of the model in memory than `SIZE` (600MB, 2GiB); the limits of cgroups and host hold besides")
+	cli.SizeVar(f, &o.Window, "window", "`SIZE` of what is read ahead and not yet paged out (chosen)")
 	f.BoolVar(&o.noJoin, "no-join", false, "stay in the own cgroup: pages read ahead are then not charged to the target's")
 	f.BoolVar(&o.json, "json", false, "print the summary as JSON")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "say what is being done")
-	if err := root.Execute(); err != nil {
-		fmt.Fprintln(os.Stderr, "prefetchd:", err)
-		if accepted {
-			os.Exit(exitFailure)
-		}
-		os.Exit(exitUsage)
-	}
-}
-
-func size(flag, text string) (int64, error) {
-	if text == "" {
-		return 0, nil
-	}
-	n, err := humanize.ParseBytes(text)
-	if err != nil || n == 0 || n > 1<<62 {
-		return 0, fmt.Errorf("--%s %q is not a size such as 600MB or 2GiB", flag, text)
-	}
-	return int64(n), nil
+	return cmd
 }
 
 // tick is how often the control loop looks.
 const tick = time.Millisecond
 
-func run(ctx context.Context, o options, po prefetch.Options) (err error) {
+func run(cmd *cobra.Command, o options) (err error) {
 	level := slog.LevelWarn
 	if o.verbose {
 		level = slog.LevelDebug
 	}
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
-	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-	defer stop()
+	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
+	if o.Strategy, err = prefetch.ParseStrategy(o.strategy); err != nil {
+		return cli.Usage(err)
+	}
+	if o.Stored, err = readPattern(o.pattern); err != nil {
+		return err
+	}
 
 	// Priority belongs to a thread, and the kernel's workers for io_uring inherit that of the thread that submits.
 	runtime.LockOSThread()
@@ -130,13 +107,13 @@ func run(ctx context.Context, o options, po prefetch.Options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, memory.Close()) }()
-	po.Memory, po.Log = memory, log
+	o.Memory, o.Log, o.Models = memory, log, prefetch.MappedModels(o.pid)
 	pages, err := prefetch.NewKernelPages(o.pid, log)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, pages.Close()) }()
-	controller := prefetch.New(pages, po)
+	controller := prefetch.New(pages, o.Options)
 	target, err := capture.Attach(o.pid, capture.Options{Interval: tick, Tick: controller.Tick, Late: true, Small: true, Log: log})
 	if err != nil {
 		return err
@@ -146,9 +123,9 @@ func run(ctx context.Context, o options, po prefetch.Options) (err error) {
 		return err
 	}
 
-	err = target.Run(ctx, controller.Handle)
+	err = target.Run(cmd.Context(), controller.Handle)
 	s := controller.Summary()
-	if err != nil && !errors.Is(err, proc.ErrNoProcess) { // the target has ended, as it may
+	if err != nil && !errors.Is(err, proc.ErrNoProcess) && !errors.Is(err, context.Canceled) { // the target has ended, as it may
 		return err
 	}
 	if s.PerToken == 0 {
@@ -156,15 +133,35 @@ func run(ctx context.Context, o options, po prefetch.Options) (err error) {
 			return err
 		}
 	}
-	return report(o, s)
+	return report(cmd, o, s)
 }
 
-func report(o options, s prefetch.Summary) error {
+// readPattern reads a stored cycle; nil if there is no path.
+func readPattern(path string) (*pattern.Cycle, error) {
+	if path == "" {
+		return nil, nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the pattern: %w", err)
+	}
+	defer f.Close()
+	c, err := pattern.ReadCycle(f)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	return c, nil
+}
+
+func report(cmd *cobra.Command, o options, s prefetch.Summary) error {
+	if s.Level == prefetch.LevelBudget {
+		s.Level = "--budget"
+	}
 	if o.json {
-		return json.NewEncoder(os.Stdout).Encode(s)
+		return cli.WriteJSON(cmd.OutOrStdout(), s)
 	}
 	if s.PerToken == 0 {
-		_, err := fmt.Fprintln(os.Stderr, "prefetchd: the target generated no token: nothing was learned")
+		_, err := fmt.Fprintln(cmd.ErrOrStderr(), "prefetchd: the target generated no token: nothing was learned")
 		return err
 	}
 	perToken := int64(0)
@@ -172,7 +169,7 @@ func report(o options, s prefetch.Summary) error {
 		perToken = s.Streamed / int64(s.Tokens)
 	}
 	bytes := func(n int64) string { return humanize.IBytes(uint64(n)) }
-	_, err := fmt.Fprintf(os.Stderr, "prefetchd: %d tokens at %.2f tok/s; of %s that each token reads, %s pinned, %s streamed per token (%s in all), %d late; room for %s (%s); %s\n",
+	_, err := fmt.Fprintf(cmd.ErrOrStderr(), "prefetchd: %d tokens at %.2f tok/s; of %s that each token reads, %s pinned, %s streamed per token (%s in all), %d late; room for %s (%s); %s\n",
 		s.Tokens, s.TokensPerSec, bytes(s.PerToken), bytes(s.Pinned), bytes(perToken), bytes(s.Streamed), s.Late, bytes(s.Room), s.Level, s.Queue)
 	return err
 }

@@ -1,0 +1,90 @@
+package prefetch
+
+// This file begins with a cycle that was stored: it looks for the model among the files that the target maps.
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"tensorcast/gguf"
+	"tensorcast/internal/proc"
+	"tensorcast/pattern"
+)
+
+// Model is the files of the models that a target maps.
+type Model struct {
+	Files []pattern.CycleFile
+	Paths []string // where this process can open them
+	Bases []uint64 // address in the target of each file's first byte
+}
+
+// lookInterval is how often a target is asked whether it has mapped its model by now.
+const lookInterval = 100 * time.Millisecond
+
+// loadTime is how long a target that maps another model may take to map the cycle's too: files of a split model, or a draft model, come one by one.
+const loadTime = 2 * time.Second
+
+// look begins with the stored cycle once the target maps the cycle's model. The error is pattern.ErrOtherModel if it maps only others.
+func (c *Controller) look() error {
+	if c.opts.Stored == nil || c.now().Sub(c.looked) < lookInterval {
+		return nil
+	}
+	c.looked = c.now()
+	m, err := c.opts.Models()
+	if err != nil || len(m.Files) == 0 {
+		return err
+	}
+	cycle, err := c.opts.Stored.In(m.Files)
+	if err != nil {
+		if c.otherSince.IsZero() {
+			c.otherSince = c.now()
+		}
+		if c.help != nil || c.now().Sub(c.otherSince) >= loadTime { // it computes already, or is not going to map another file
+			return err
+		}
+		return nil
+	}
+	c.opts.Stored = nil
+	if c.help != nil {
+		return nil // the target was faster: its cycle was learned
+	}
+	return c.Use(cycle, m.Paths, m.Bases)
+}
+
+// MappedModels returns a function that lists the GGUF files which the process pid maps at the time, in the order of their addresses. It is not safe for
+// concurrent use.
+func MappedModels(pid int) func() (Model, error) {
+	others := map[proc.FileID]bool{} // files that are no models
+	return func() (Model, error) {
+		var m Model
+		mappings, err := proc.Mappings(pid)
+		if err != nil {
+			return m, err
+		}
+		seen := map[proc.FileID]bool{}
+		for _, mapping := range mappings {
+			if mapping.Executable || seen[mapping.File] || others[mapping.File] {
+				continue
+			}
+			seen[mapping.File] = true
+			path := mapping.HostPath(pid)
+			part, err := gguf.OpenPart(path)
+			if errors.Is(err, gguf.ErrNotGGUF) {
+				others[mapping.File] = true
+				continue
+			}
+			if err != nil {
+				return m, fmt.Errorf("read the structure of a file that the target maps: %w", err)
+			}
+			files, err := pattern.FilesOf(part)
+			if err != nil {
+				return m, err
+			}
+			m.Files = append(m.Files, files...)
+			m.Paths = append(m.Paths, path)
+			m.Bases = append(m.Bases, mapping.Start-mapping.Offset)
+		}
+		return m, nil
+	}
+}
