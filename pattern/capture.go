@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 
+	"tensorcast/internal/stats"
 	"tensorcast/trace/tables"
 )
 
@@ -32,7 +33,7 @@ func (p *Pattern) Cycle(meta *tables.Meta) (*Cycle, error) {
 		for j, step := range ref.steps {
 			bytes[j] = p.Steps[step].Reads[i].Bytes
 		}
-		n := int64(median(bytes))
+		n := int64(stats.Median(bytes))
 		r := &c.Reads[i]
 		*r = CycleRead{
 			File: slices.IndexFunc(files, func(f CycleFile) bool { return f.Name == row.File }), Tensor: row.Name, Op: read.Op,

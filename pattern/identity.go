@@ -34,20 +34,6 @@ func (f CycleFile) String() string {
 	return fmt.Sprintf("%s (%d bytes, fingerprint %.8s)", f.Name, f.Size, f.Fingerprint)
 }
 
-// Matches reports whether the cycle is of the model that consists of these files, in this order. Names do not matter: a model may be moved. The error
-// is ErrOtherModel, and says which file differs.
-func (c *Cycle) Matches(files []CycleFile) error {
-	if len(files) != len(c.Files) {
-		return fmt.Errorf("%w: it consists of %d files, this one of %d", ErrOtherModel, len(c.Files), len(files))
-	}
-	for i, f := range files {
-		if !c.Files[i].is(f) {
-			return fmt.Errorf("%w: it has %v where this one has %v", ErrOtherModel, c.Files[i], f)
-		}
-	}
-	return nil
-}
-
 // In is the cycle with its files numbered as in files, which may be in another order and hold files of other models besides: CycleRead.File is an
 // index of files. The error is ErrOtherModel, and says which file is missing.
 func (c *Cycle) In(files []CycleFile) (*Cycle, error) {

@@ -646,6 +646,6 @@ func ExampleSummary_WriteText() {
 	// sequence   the tensor sequence is identical in all 2 generated tokens
 	//
 	// top re-read tensors, by bytes over the whole run
-	//     size  reads/token  bytes/token   share  run total  times its size  tensor
-	//   2.0 kB            1       2.0 kB  66.7 %     8.0 kB               4  output.weight
+	//   size  reads/token  bytes/token   share  run total  times its size  tensor
+	// 2.0 kB            1       2.0 kB  66.7 %     8.0 kB               4  output.weight
 }

@@ -133,7 +133,7 @@ func (b *both) same() *pattern.Cycle {
 			t.Errorf("read %d: learned %+v, captured %+v", i, learned.Reads[i], captured.Reads[i])
 		}
 	}
-	if err := captured.Matches(b.files); err != nil {
+	if _, err := captured.In(b.files); err != nil {
 		t.Error(err)
 	}
 	var file bytes.Buffer

@@ -8,10 +8,11 @@ import (
 	"io"
 	"path/filepath"
 	"slices"
-	"text/tabwriter"
 
 	"github.com/dustin/go-humanize"
 
+	"tensorcast/internal/stats"
+	"tensorcast/internal/tabular"
 	"tensorcast/trace/tables"
 )
 
@@ -132,7 +133,7 @@ func (p *Pattern) Summarize(meta *tables.Meta, top int) *Summary {
 			}
 		}
 	}
-	s.BytesPerToken = Spread{Median: int64(median(bytes)), Min: slices.Min(bytes), Max: slices.Max(bytes)}
+	s.BytesPerToken = Spread{Median: int64(stats.Median(bytes)), Min: slices.Min(bytes), Max: slices.Max(bytes)}
 	s.Warnings = Warnings(meta)
 	return s
 }
@@ -174,25 +175,27 @@ func Warnings(meta *tables.Meta) []string {
 
 // WriteText writes the summary for people to read. Warnings are not part of it.
 func (s *Summary) WriteText(w io.Writer) error {
-	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	line := func(format string, args ...any) { fmt.Fprintf(tw, format+"\n", args...) }
-	line("model\t%s: %s, %d of them read for each token", s.Model, count(s.Tensors, "tensor"), s.TensorsRead)
-	line("steps\t%d warm-up, %d prompt, %d generated tokens", s.Steps.Warmup, s.Steps.Prompt, s.Steps.Generation)
-	for _, c := range s.CutShort {
-		line("\ttoken %d is cut short after %d of %s, and left out of what follows", c.Token, c.Reads, count(c.Expected, "read"))
+	about := &tabular.Table{Columns: tabular.Left("", "")}
+	line := func(what, format string, args ...any) {
+		about.Rows = append(about.Rows, []string{what, fmt.Sprintf(format, args...)})
 	}
-	line("per token\t%s, %s", count(s.Reads, "read"), s.BytesPerToken)
-	line("sequence\t%s", s.Sequence)
+	line("model", "%s: %s, %d of them read for each token", s.Model, count(s.Tensors, "tensor"), s.TensorsRead)
+	line("steps", "%d warm-up, %d prompt, %d generated tokens", s.Steps.Warmup, s.Steps.Prompt, s.Steps.Generation)
+	for _, c := range s.CutShort {
+		line("", "token %d is cut short after %d of %s, and left out of what follows", c.Token, c.Reads, count(c.Expected, "read"))
+	}
+	line("per token", "%s, %s", count(s.Reads, "read"), s.BytesPerToken)
+	line("sequence", "%s", s.Sequence)
 	for _, d := range s.Sequence.Differences {
-		line("\t%s", d)
+		line("", "%s", d)
 	}
 	if rest := s.Sequence.Distinct - 1 - len(s.Sequence.Differences); rest > 0 {
-		line("\tand %s more", count(rest, "differing sequence"))
+		line("", "and %s more", count(rest, "differing sequence"))
 	}
 	if s.Experts != nil {
-		line("experts\t%s", s.Experts)
+		line("experts", "%s", s.Experts)
 	}
-	if err := tw.Flush(); err != nil {
+	if err := (tabular.Document{about}).WriteText(w); err != nil {
 		return err
 	}
 	if err := s.writeTop(w); err != nil || s.Rereads == nil {
@@ -207,14 +210,14 @@ func (s *Summary) writeTop(w io.Writer) error {
 		return nil
 	}
 	fmt.Fprint(w, "\ntop re-read tensors, by bytes over the whole run\n")
-	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', tabwriter.AlignRight)
-	line := func(format string, args ...any) { fmt.Fprintf(tw, format+"\n", args...) }
-	line("size\treads/token\tbytes/token\tshare\trun total\ttimes its size\t  tensor")
+	table := &tabular.Table{Columns: append(tabular.Right("size", "reads/token", "bytes/token", "share", "run total", "times its size"), tabular.Left("tensor")...)}
 	for _, t := range s.Top {
-		line("%s\t%.4g\t%s\t%.1f %%\t%s\t%s\t  %s", humanize.Bytes(uint64(t.Size)), t.ReadsPerToken, humanize.Bytes(uint64(t.BytesPerToken)),
-			100*ratio(t.BytesPerToken, float64(s.BytesPerToken.Median)), humanize.Bytes(uint64(t.RunBytes)), times(ratio(float64(t.RunBytes), float64(t.Size))), t.Name)
+		table.Rows = append(table.Rows, []string{
+			humanize.Bytes(uint64(t.Size)), fmt.Sprintf("%.4g", t.ReadsPerToken), humanize.Bytes(uint64(t.BytesPerToken)),
+			fmt.Sprintf("%.1f %%", 100*ratio(t.BytesPerToken, float64(s.BytesPerToken.Median))), humanize.Bytes(uint64(t.RunBytes)), times(ratio(float64(t.RunBytes), float64(t.Size))), t.Name,
+		})
 	}
-	return tw.Flush()
+	return (tabular.Document{table}).WriteText(w)
 }
 
 // String is "1.1 GB (1104234240 bytes)", and the range if there is one.

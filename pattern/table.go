@@ -4,8 +4,8 @@ package pattern
 
 import (
 	"math"
-	"slices"
 
+	"tensorcast/internal/stats"
 	"tensorcast/trace/tables"
 )
 
@@ -36,22 +36,12 @@ func (p *Pattern) Rows() []Row {
 				at[i], bytes[i] = p.Steps[step].at[seq], p.Steps[step].Reads[seq].Bytes
 			}
 			rows = append(rows, Row{
-				Seq: seq, Tensor: &p.Structure[r.Tensor], RelativeTime: math.Round(median(at)*1e6) / 1e6,
-				Phase: tables.Phase(phase), Op: r.Op, Bytes: int64(median(bytes)),
+				Seq: seq, Tensor: &p.Structure[r.Tensor], RelativeTime: math.Round(stats.Median(at)*1e6) / 1e6,
+				Phase: tables.Phase(phase), Op: r.Op, Bytes: int64(stats.Median(bytes)),
 			})
 		}
 	}
 	return rows
-}
-
-// median sorts values, which are not empty, and returns the middle one, or the mean of the middle two.
-func median[T float32 | int64](values []T) float64 {
-	slices.Sort(values)
-	half := len(values) / 2
-	if len(values)%2 == 1 {
-		return float64(values[half])
-	}
-	return float64(values[half-1])/2 + float64(values[half])/2
 }
 
 // Columns lays rows out for export. offset_bytes and size_bytes are the tensor's extent in its file, expert_count

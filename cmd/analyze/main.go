@@ -1,77 +1,28 @@
 // Command analyze states a capture's per-token pattern: as a table, in words, and as a picture.
 package main
 
-// This file owns the flags, the exit codes and the order of work.
+// This file owns the flags and the order of work.
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"iter"
 	"os"
-	"os/signal"
-	"path/filepath"
 	"strings"
-	"syscall"
-	"time"
 
 	"github.com/dustin/go-humanize"
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
-	"tensorcast/heatmap"
-	"tensorcast/internal/outfile"
+	"tensorcast/internal/cli"
+	"tensorcast/internal/cli/progress"
 	"tensorcast/pattern"
 	"tensorcast/trace"
 	"tensorcast/trace/tables"
 )
 
-// Exit codes.
-const (
-	exitOK      = 0
-	exitFailure = 1
-	exitUsage   = 2
-)
-
-// Names of the files written.
-const (
-	heatmapFile = "heatmap_access_per_token.png"
-	parquetFile = "pattern.parquet"
-	csvFile     = "pattern.csv"
-	cycleFile   = "pattern.json"
-)
-
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
-	stop()
-	os.Exit(code)
-}
-
-// run is the command, without the process around it.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	cmd := command(stdout, stderr)
-	cmd.SetArgs(args)
-	err := cmd.ExecuteContext(ctx)
-	var usage usageError
-	switch {
-	case err == nil:
-		return exitOK
-	case errors.As(err, &usage):
-		fmt.Fprintf(stderr, "analyze: %v (see analyze --help)\n", err)
-		return exitUsage
-	case errors.Is(err, context.Canceled):
-		err = errors.New("interrupted")
-	}
-	fmt.Fprintf(stderr, "analyze: %v\n", err)
-	return exitFailure
-}
-
-// usageError is a mistake in the command line.
-type usageError struct{ error }
+func main() { cli.Main(command()) }
 
 type options struct {
 	capture string
@@ -83,8 +34,8 @@ type options struct {
 	context int
 }
 
-func command(stdout, stderr io.Writer) *cobra.Command {
-	var o options
+func command() *cobra.Command {
+	o := options{order: orderAccess}
 	cmd := &cobra.Command{
 		Use:   "analyze [flags]",
 		Short: "State a capture's per-token pattern, and draw it",
@@ -110,34 +61,26 @@ Exit status: 0 done, whatever the pattern is; 1 failed; 2 the command line is wr
   analyze --capture run2 -o run2-analysis --json | jq .sequence.identical`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{fmt.Errorf("unexpected argument %q: name the capture with --capture", args[0])}
+				return cli.Usagef("unexpected argument %q: name the capture with --capture", args[0])
 			}
 			return nil
 		},
-		SilenceUsage:  true,
-		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.order != orderAccess && o.order != orderFile {
-				return usageError{fmt.Errorf("--order is %q, want %s or %s", o.order, orderAccess, orderFile)}
-			}
 			if o.context < 0 && cmd.Flags().Changed("context") {
-				return usageError{fmt.Errorf("--context is %d, want 0 or more", o.context)}
+				return cli.Usagef("--context is %d, want 0 or more", o.context)
 			}
 			if o.top < 0 {
-				return usageError{fmt.Errorf("--top is %d, want 0 or more", o.top)}
+				return cli.Usagef("--top is %d, want 0 or more", o.top)
 			}
-			return analyze(cmd.Context(), &o, stdout, stderr)
+			return analyze(cmd.Context(), &o, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
-	cmd.SetOut(stdout)
-	cmd.SetErr(stderr)
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.StringVarP(&o.capture, "capture", "c", "capture", "`directory` that tracer wrote")
 	f.StringVarP(&o.output, "output", "o", "analysis", "`directory` to write to; made if need be")
 	f.BoolVar(&o.heatmap, "heatmap", false, "draw "+heatmapFile)
-	f.StringVar(&o.order, "order", orderAccess, "rows of the heatmap: access (first read first) or file")
+	cli.EnumVar(cmd, &o.order, "order", "", []string{orderAccess, orderFile}, "rows of the heatmap: access is first read first, file as in the model's file")
 	f.IntVar(&o.top, "top", 10, "list at most `n` tensors, and n differences")
 	f.IntVar(&o.context, "context", pattern.MostRead, "analyse context `n` (default: that which read most)")
 	f.BoolVar(&o.json, "json", false, "print the summary as JSON")
@@ -180,37 +123,11 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	if err := os.MkdirAll(o.output, 0o755); err != nil {
 		return fmt.Errorf("make output directory: %w", err)
 	}
-	columns := pattern.Columns(p.Rows())
-	type file struct {
-		name  string
-		write func(io.Writer) error
-	}
-	files := []file{
-		{parquetFile, func(w io.Writer) error {
-			return trace.WriteParquet(w, columns, tables.Field{Key: "tensorcast.model", Value: fingerprint(capture.Meta, p.Model)})
-		}},
-		{csvFile, func(w io.Writer) error { return trace.WriteCSV(w, columns) }},
-	}
-	if cycle, err := p.Cycle(capture.Meta); err == nil {
-		files = append(files, file{cycleFile, cycle.Write})
-	} else { // the rest can be told all the same
-		fmt.Fprintf(stderr, "analyze: warning: %s is left out: %v\n", cycleFile, err)
-	}
-	if o.heatmap {
-		files = append(files, file{heatmapFile, func(w io.Writer) error {
-			return heatmap.WritePNG(w, matrix(p, o.order), figureText(summary, o.order))
-		}})
-	}
-	var written []string
-	for _, f := range files {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		path := filepath.Join(o.output, f.name)
-		if err := outfile.Write(path, f.write); err != nil {
-			return err
-		}
-		written = append(written, path)
+	written, err := writeOutputs(ctx, &analysis{options: o, meta: capture.Meta, pattern: p, summary: summary, warn: func(format string, args ...any) {
+		fmt.Fprintf(stderr, "analyze: warning: "+format+"\n", args...)
+	}})
+	if err != nil {
+		return err
 	}
 	return printSummary(stdout, summary, written, o.json)
 }
@@ -234,19 +151,9 @@ func contextText(p *pattern.Pattern, meta *tables.Meta) string {
 	return fmt.Sprintf("the capture holds several contexts; this is context %s; choose another with --context: %s", taken, strings.Join(others, ", "))
 }
 
-func fingerprint(meta *tables.Meta, model int32) string {
-	if int(model) >= len(meta.Models) {
-		return ""
-	}
-	return meta.Models[model].Fingerprint
-}
-
 func printSummary(w io.Writer, s *pattern.Summary, files []string, asJSON bool) error {
 	if asJSON {
-		e := json.NewEncoder(w)
-		e.SetEscapeHTML(false)
-		e.SetIndent("", "  ")
-		return e.Encode(struct {
+		return cli.WriteJSON(w, struct {
 			*pattern.Summary
 			Files []string `json:"files"`
 		}{s, files})
@@ -266,23 +173,17 @@ func printSummary(w io.Writer, s *pattern.Summary, files []string, asJSON bool) 
 // watched is the access table with a progress bar (if stderr is a terminal) and an end when ctx is cancelled. done takes
 // the bar away.
 func watched(ctx context.Context, c *trace.Capture, stderr io.Writer) (rows iter.Seq2[*tables.Access, error], done func()) {
-	add, done := func(int) {}, func() {}
-	if f, ok := stderr.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		total := c.Meta.Rows - c.Meta.Segments.DeletedRows
-		if !c.Meta.Complete || total == 0 {
-			total = -1 // not known
-		}
-		// With an interval, a goroutine of the bar's own would turn the spinner, unguarded against this one.
-		bar := progressbar.NewOptions64(total, progressbar.OptionSetWriter(stderr), progressbar.OptionSetDescription("reading"), progressbar.OptionSetSpinnerChangeInterval(0),
-			progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish(), progressbar.OptionShowCount())
-		add, done = func(n int) { bar.Add(n) }, func() { bar.Finish() }
+	var total int64 // 0: not known
+	if c.Meta.Complete {
+		total = c.Meta.Rows - c.Meta.Segments.DeletedRows
 	}
+	bar := progress.New(stderr, progress.Options{})
 	const chunk = 4096
 	return func(yield func(*tables.Access, error) bool) {
-		n := 0
+		n := int64(0)
 		for a, err := range c.Accesses() {
 			if n++; n%chunk == 0 {
-				add(chunk)
+				bar.Update(n, total, "reading")
 				if err := ctx.Err(); err != nil {
 					yield(nil, err)
 					return
@@ -292,5 +193,5 @@ func watched(ctx context.Context, c *trace.Capture, stderr io.Writer) (rows iter
 				return
 			}
 		}
-	}, done
+	}, bar.Close
 }

@@ -11,9 +11,11 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
 
 	"tensorcast/event"
+	"tensorcast/internal/cli"
 	"tensorcast/pattern"
 	"tensorcast/trace"
 	"tensorcast/trace/tables"
@@ -73,7 +75,7 @@ var whole = []int32{1, 3, 2, 0}
 func execute(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var out, errs bytes.Buffer
-	code = run(context.Background(), args, &out, &errs)
+	code = cli.Run(context.Background(), command(), args, &out, &errs)
 	return code, out.String(), errs.String()
 }
 
@@ -81,7 +83,7 @@ func TestAnalyze(t *testing.T) {
 	capture := plant(t, tables.Meta{}, true, whole, whole, []int32{1, 2, 3, 0}, whole)
 	out := filepath.Join(t.TempDir(), "deep", "analysis")
 	code, stdout, stderr := execute(t, "--capture", capture, "-o", out, "--heatmap")
-	if code != exitOK || stderr != "" {
+	if code != cli.OK || stderr != "" {
 		t.Fatalf("exit %d, stderr %q", code, stderr)
 	}
 	for _, want := range []string{
@@ -125,7 +127,7 @@ func TestAnalyze(t *testing.T) {
 
 func TestCycle(t *testing.T) {
 	out := t.TempDir()
-	if code, _, stderr := execute(t, "-c", plant(t, tables.Meta{}, true, whole, whole), "-o", out); code != exitOK || stderr != "" {
+	if code, _, stderr := execute(t, "-c", plant(t, tables.Meta{}, true, whole, whole), "-o", out); code != cli.OK || stderr != "" {
 		t.Fatalf("exit %d, stderr %q", code, stderr)
 	}
 	f, err := os.Open(filepath.Join(out, cycleFile))
@@ -164,7 +166,7 @@ func TestNoCycle(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			out := t.TempDir()
 			code, stdout, stderr := execute(t, "-c", plant(t, tables.Meta{Models: []tables.ModelInfo{tc.model}}, true, whole, whole), "-o", out)
-			if code != exitOK || !strings.HasPrefix(stderr, "analyze: warning: pattern.json is left out: ") || !strings.Contains(stderr, tc.want) || strings.Count(stderr, "\n") != 1 {
+			if code != cli.OK || !strings.HasPrefix(stderr, "analyze: warning: pattern.json is left out: ") || !strings.Contains(stderr, tc.want) || strings.Count(stderr, "\n") != 1 {
 				t.Errorf("exit %d, stderr %q, want a warning with %q", code, stderr, tc.want)
 			}
 			if strings.Contains(stdout, cycleFile) || !strings.Contains(stdout, csvFile) {
@@ -181,7 +183,7 @@ func TestJSON(t *testing.T) {
 	capture := plant(t, tables.Meta{Counters: event.Counters{OpsLost: 2}}, false, whole, whole, whole[:3])
 	out := t.TempDir()
 	code, stdout, stderr := execute(t, "-c", capture, "-o", out, "--json", "--top", "1")
-	if code != exitOK {
+	if code != cli.OK {
 		t.Fatalf("exit %d, stderr %q", code, stderr)
 	}
 	var got struct {
@@ -215,15 +217,15 @@ func TestFailures(t *testing.T) {
 		code int
 		want string
 	}{
-		{"no capture", []string{"-c", empty}, exitFailure, "tracer"},
-		{"no directory", []string{"-c", filepath.Join(empty, "none")}, exitFailure, "tracer"},
-		{"no tokens", []string{"-c", plant(t, tables.Meta{}, true)}, exitFailure, "no generated token: trace a run that generates text, such as `tracer"},
-		{"unknown flag", []string{"--nonsense"}, exitUsage, "unknown flag: --nonsense"},
-		{"argument", []string{"run2"}, exitUsage, "--capture"},
-		{"order", []string{"--order", "size"}, exitUsage, `--order is "size", want access or file`},
-		{"context", []string{"--context", "-2"}, exitUsage, "--context is -2, want 0 or more"},
-		{"top", []string{"--top", "-1"}, exitUsage, "want 0 or more"},
-		{"output is a file", []string{"-c", plant(t, tables.Meta{}, true, whole), "-o", filepath.Join(plant(t, tables.Meta{}, true), trace.MetaFile)}, exitFailure, "make output directory"},
+		{"no capture", []string{"-c", empty}, cli.Failure, "tracer"},
+		{"no directory", []string{"-c", filepath.Join(empty, "none")}, cli.Failure, "tracer"},
+		{"no tokens", []string{"-c", plant(t, tables.Meta{}, true)}, cli.Failure, "no generated token: trace a run that generates text, such as `tracer"},
+		{"unknown flag", []string{"--nonsense"}, cli.BadUsage, "unknown flag: --nonsense"},
+		{"argument", []string{"run2"}, cli.BadUsage, "--capture"},
+		{"order", []string{"--order", "size"}, cli.BadUsage, `--order is "size", want access or file`},
+		{"context", []string{"--context", "-2"}, cli.BadUsage, "--context is -2, want 0 or more"},
+		{"top", []string{"--top", "-1"}, cli.BadUsage, "want 0 or more"},
+		{"output is a file", []string{"-c", plant(t, tables.Meta{}, true, whole), "-o", filepath.Join(plant(t, tables.Meta{}, true), trace.MetaFile)}, cli.Failure, "make output directory"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if tc.args[0] != "-c" {
@@ -272,7 +274,7 @@ func TestContextsAndRereads(t *testing.T) {
 		{[]string{"--context", "1"}, "2 reads", "this is context 1 "},
 	} {
 		code, stdout, stderr := execute(t, append(tc.args, "-c", dir, "-o", t.TempDir())...)
-		if code != exitOK || !strings.Contains(stderr, tc.said) || strings.Count(stderr, "\n") != 1 {
+		if code != cli.OK || !strings.Contains(stderr, tc.said) || strings.Count(stderr, "\n") != 1 {
 			t.Errorf("exit %d, stderr %q", code, stderr)
 		}
 		for _, want := range []string{tc.stdout, "read from disk: 300 B for the first time, 1.5 kB again (readahead)", "ops stalled for 18s", "blk.0.ffn_down.weight"} {
@@ -282,18 +284,18 @@ func TestContextsAndRereads(t *testing.T) {
 		}
 	}
 	code, stdout, stderr := execute(t, "--context", "7", "-c", dir, "-o", t.TempDir())
-	if code != exitFailure || stdout != "" || !strings.Contains(stderr, "no such context: 7 is not one of 0, 1: choose with --context") {
+	if code != cli.Failure || stdout != "" || !strings.Contains(stderr, "no such context: 7 is not one of 0, 1: choose with --context") {
 		t.Errorf("exit %d, stderr %q", code, stderr)
 	}
 }
 
 func TestInterrupted(t *testing.T) {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
+	ctx, cancel := context.WithCancelCause(context.Background())
+	cancel(&cli.Interrupted{Signal: syscall.SIGINT})
 	out := t.TempDir()
 	var stdout, stderr bytes.Buffer
-	code := run(ctx, []string{"-c", plant(t, tables.Meta{}, true, whole), "-o", out}, &stdout, &stderr)
-	if code != exitFailure || stderr.String() != "analyze: interrupted\n" {
+	code := cli.Run(ctx, command(), []string{"-c", plant(t, tables.Meta{}, true, whole), "-o", out}, &stdout, &stderr)
+	if code != cli.Failure || stderr.String() != "analyze: interrupted by SIGINT\n" {
 		t.Errorf("exit %d, stderr %q", code, stderr.String())
 	}
 	if entries, _ := os.ReadDir(out); len(entries) != 0 {

@@ -6,10 +6,11 @@ import (
 	"fmt"
 	"io"
 	"sync"
-	"tensorcast/internal/cli"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
+
+	"tensorcast/internal/cli"
 )
 
 // Bar is a line on a terminal that shows how much is done; elsewhere, as in a pipe, it is silent. Close takes the line away. Its methods
