@@ -222,7 +222,7 @@ func TestFailures(t *testing.T) {
 		{"no tokens", []string{"-c", plant(t, tables.Meta{}, true)}, cli.Failure, "no generated token: trace a run that generates text, such as `tracer"},
 		{"unknown flag", []string{"--nonsense"}, cli.BadUsage, "unknown flag: --nonsense"},
 		{"argument", []string{"run2"}, cli.BadUsage, "--capture"},
-		{"order", []string{"--order", "size"}, cli.BadUsage, `--order is "size", want access or file`},
+		{"order", []string{"--order", "size"}, cli.BadUsage, `--order "size": want access or file`},
 		{"context", []string{"--context", "-2"}, cli.BadUsage, "--context is -2, want 0 or more"},
 		{"top", []string{"--top", "-1"}, cli.BadUsage, "want 0 or more"},
 		{"output is a file", []string{"-c", plant(t, tables.Meta{}, true, whole), "-o", filepath.Join(plant(t, tables.Meta{}, true), trace.MetaFile)}, cli.Failure, "make output directory"},
