@@ -70,7 +70,7 @@ func drawn(t *testing.T) map[string][]string {
 		if !strings.HasPrefix(line, "| `") {
 			continue
 		}
-		cells := strings.Split(strings.Trim(line, "| "), " | ")
+		cells := strings.Split(strings.TrimSuffix(strings.TrimPrefix(line, "|"), "|"), "|")
 		if len(cells) != 4 {
 			t.Errorf("a row of %d cells, want 4: %s", len(cells), line)
 			continue
