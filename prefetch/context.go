@@ -39,10 +39,11 @@ type contextKey struct {
 
 // context is one llama_context of the target.
 type context struct {
-	cycle   *pattern.Cycle // nil until it is learned
-	bases   map[int]uint64 // where the files were mapped then
-	foreign bool           // it reads nothing of what is followed
-	used    uint64
+	cycle     *pattern.Cycle // nil until it is learned
+	bases     map[int]uint64 // where the files were mapped then
+	foreign   bool           // it reads nothing of what is followed,
+	elsewhere bool           // or reads it by another mapping
+	used      uint64
 }
 
 // forget has the context's next decode of a few tokens learned from.
@@ -123,7 +124,7 @@ func (cs *contexts) decoded(x *context) *context {
 // follow makes a context the one that is followed. Whether the others read the same is to be seen again.
 func (cs *contexts) follow(x *context) {
 	for _, other := range cs.known {
-		other.foreign = false
+		other.foreign, other.elsewhere = false, false
 	}
 	cs.main, cs.silent = x, 0
 }

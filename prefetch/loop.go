@@ -225,19 +225,28 @@ func (c *Controller) op(o *event.Op) (err error) {
 				d.lesson.bases[file] = base
 			}
 		}
-		if followed && c.help != nil && !r.Gathers() {
-			if c.help.done(place{file, r.Offset}, r.Nanos) && c.help.bases[file] != base {
-				if c.help.bases[file] == 0 { // the cycle came from a file, before the model was mapped
-					c.mapped(file, base)
-				} else if d.context == c.contexts.main {
-					d.context.forget()
-					err = c.giveUp("the model was mapped anew")
-				}
-			}
+		if followed && !r.Gathers() && c.help.done(place{file, r.Offset}, r.Nanos) && c.help.bases[file] != base {
+			followed, err = c.mappedElsewhere(d, file, base)
 		}
 		return err == nil
 	})
 	return err
+}
+
+// mappedElsewhere is told that a decode reads a file of the cycle at another address than the one that is known. It says whether the decode is still followed.
+func (c *Controller) mappedElsewhere(d *decode, file int, base uint64) (followed bool, err error) {
+	switch {
+	case c.help.bases[file] == 0: // the cycle came from a file, before the model was mapped
+		c.mapped(file, base)
+		return true, nil
+	case d.context == c.contexts.main:
+		d.context.forget()
+		return false, c.giveUp("the model was mapped anew")
+	}
+	// Another context with a mapping of its own: the model was loaded a second time, or again.
+	c.help.decode = 0
+	d.context.foreign, d.context.elsewhere = true, true
+	return false, nil
 }
 
 // mapped notes where the target maps a file.
@@ -295,6 +304,8 @@ func (c *Controller) learn(d *decode) error {
 			return c.follow(x, "the target does not read what the pattern says")
 		}
 		c.contexts.main = x
+	case x.elsewhere: // the mapping that was made last is the one that is in use, as far as can be told
+		return c.follow(x, "the model was mapped anew")
 	case x.foreign && bytesOf(x.cycle) > c.help.schedule.Bytes:
 		return c.follow(x, "another context reads more")
 	}

@@ -238,6 +238,25 @@ func TestRelearning(t *testing.T) {
 	}
 }
 
+// A server that loads the same model again, in a new context, is followed there.
+func TestReloadInAnotherContext(t *testing.T) {
+	r := settled(t, 0.8, prefetch.Options{}, nil)
+	before := r.run(5)
+	r.Remap()
+	r.runOther(5, r.cycle, 12)
+	if token, s := r.runOther(5, r.cycle, 5), r.Summary(); s.Learned != 2 || token.Misses > 0 || token.Time > before.Time*11/10 {
+		t.Errorf("learned %d times; a token takes %v, before %v; %d pages missing", s.Learned, token.Time, before.Time, token.Misses)
+	}
+}
+
+// A second context on the same mapping is followed as the first one is, without learning anew.
+func TestSecondContextOfTheModel(t *testing.T) {
+	r := settled(t, 0.8, prefetch.Options{}, nil)
+	if token, s := r.runOther(5, r.cycle, 5), r.Summary(); s.Learned != 1 || token.Misses > 0 {
+		t.Errorf("learned %d times; %d pages missing", s.Learned, token.Misses)
+	}
+}
+
 // A helper that comes late (it has no core) leaves reads to the target, catches up, and is no harm.
 func TestLateReads(t *testing.T) {
 	slow := func(c *sim.Config) { c.Tick = 40 * time.Millisecond }
