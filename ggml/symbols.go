@@ -25,7 +25,7 @@ type symbol struct {
 }
 
 // symbols are the symbols that wanted selects; a pair of name and address occurs once.
-type symbols struct { // the first symbol of each name
+type symbols struct {
 	list   []symbol
 	byName map[string]symbol // the first of each name
 }

@@ -17,8 +17,8 @@ import (
 )
 
 // model is a model that the target reads.
-type model struct { // index in Meta.Models
-	index  int32 // of Meta.Models
+type model struct {
+	index  int32 // index in Meta.Models
 	parts  []*part
 	used   int          // experts per token; 0 if the model does not say
 	warmup []int32      // token ids of a warm-up, see warmupTokens
