@@ -1,6 +1,6 @@
 // Package ebpf observes an unmodified llama.cpp from outside, with BPF programs on uprobes and kernel tracepoints. It reports each decode
 // and each op that reads a weight in the vocabulary of package event. A [Tracer] loads and attaches the programs and turns what they send
-// into events; [Examine] finds out whether tracing would work on this machine and target. Package capture is its user.
+// into events; [Examine] finds out whether tracing would work on this machine and target. Package capture runs it; cmd/tracer shows the findings.
 //
 // The probes sit on ggml_cpu_extra_compute_forward(params, node), which the CPU backend calls first for every op (since December 2024), on
 // ggml_compute_forward_*_fused(params, first, second) for fused ops, on ggml_graph_compute, and on llama_decode and llama_encode, which

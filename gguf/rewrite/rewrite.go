@@ -1,6 +1,5 @@
 // Package rewrite copies a GGUF file while it replaces some tensors by other values, possibly of another type ([Write], [WriteFile]). With
-// it one can see in an unmodified llama.cpp what an approximation of the weights does to a model; package fabric/plan and the instrument
-// lab do so.
+// it one can see in an unmodified llama.cpp what an approximation of the weights does to a model; package fabric/plan does so.
 package rewrite
 
 // This file plans where the new file's tensors lie, and writes it.

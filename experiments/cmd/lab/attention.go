@@ -1,6 +1,6 @@
 package main
 
-// This file is "lab attention": ternary attention beside dense attention, errors and times. See package measure.
+// This file implements "lab attention", which compares errors and times of ternary and dense attention. See package measure.
 
 import (
 	"context"
@@ -131,7 +131,7 @@ func (o *attentionOptions) check() error {
 	return nil
 }
 
-// parseTolerance reads one of --tolerance.
+// parseTolerance parses one value of --tolerance.
 func parseTolerance(text string) (measure.Tolerance, error) {
 	if text == "none" {
 		return measure.Tolerance(math.Inf(1)), nil
@@ -143,13 +143,13 @@ func parseTolerance(text string) (measure.Tolerance, error) {
 	return measure.Tolerance(t), nil
 }
 
-// attentionReport is a whole series.
+// attentionReport is the result of a series.
 type attentionReport struct {
-	Interrupted bool          `json:"interrupted,omitempty"` // rows that were to follow are missing
+	Interrupted bool          `json:"interrupted,omitempty"` // some rows are missing
 	Rows        []measure.Row `json:"rows"`
 }
 
-// measure makes the rows. If it fails or ctx ends, the rows before that (nil if there are none) come with the error.
+// measure computes the rows. If it fails or ctx ends, it returns the rows before (nil if there are none) with the error.
 func (o *attentionOptions) measure(ctx context.Context, stderr io.Writer) (*attentionReport, error) {
 	var sources []func(positions int) (*measure.Workload, error)
 	if o.model != "" {

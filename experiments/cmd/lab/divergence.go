@@ -1,6 +1,6 @@
 package main
 
-// This file is "lab divergence": how far models are from a reference model in what they predict. See package divergence.
+// This file implements "lab divergence", which measures how far models' predictions are from a reference model's. See package divergence.
 
 import (
 	"context"
@@ -71,7 +71,7 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	return cmd
 }
 
-// complete checks and translates what the flags say.
+// complete checks the flags and derives the configuration from them.
 func (o *divergenceOptions) complete() error {
 	switch {
 	case o.Reference == "":

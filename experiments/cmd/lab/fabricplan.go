@@ -1,6 +1,7 @@
 package main
 
-// This file is "lab fabricplan": in how many ternary planes, or trytes of how many trits, the weights of a model are kept. See package plan.
+// This file implements "lab fabricplan", which decides in how many ternary planes, or trytes of how many trits, a model's weights are kept.
+// See package plan.
 
 import (
 	"context"
@@ -35,7 +36,7 @@ type fabricplanOptions struct {
 	write    string
 	quiet    bool
 
-	choice string // the flag that chooses the plan
+	choice string // name of the flag that selected the kind of plan
 }
 
 func fabricplanCommand() *cobra.Command {
@@ -186,7 +187,7 @@ func (o *fabricplanOptions) plan(ctx context.Context, stdout, stderr io.Writer) 
 		func(w io.Writer) error { return survey.WriteMarkdown(w, p) })
 }
 
-// print prints a result in the form that the flags name.
+// print prints a result in the form that the flags select.
 func (o *fabricplanOptions) print(stdout io.Writer, result any, text, markdown func(io.Writer) error) error {
 	switch {
 	case o.json:
@@ -208,5 +209,5 @@ func (o *fabricplanOptions) choose(s *plan.Survey) (*plan.Plan, error) {
 	}
 	profiles := plan.Profiles()
 	i := slices.IndexFunc(profiles, func(p plan.Profile) bool { return p.Name == o.profile })
-	return s.Plan(profiles[i]), nil // the flag takes no other name
+	return s.Plan(profiles[i]), nil // the flag accepts no other name
 }

@@ -1,6 +1,7 @@
 package main
 
-// This file is "lab hyper": how many key-value pairs a hypervector holds, beside what theory expects. See package hyper.
+// This file implements "lab hyper", which measures how many key-value pairs a hypervector holds and compares with theory. See package
+// hyper.
 
 import (
 	"cmp"
@@ -91,10 +92,10 @@ func (o *hyperOptions) measure(ctx context.Context, stdout, stderr io.Writer) er
 	return errors.Join(err, o.print(stdout, &hyperReport{Seed: o.Seed, Rows: rows, Interrupted: err != nil}))
 }
 
-// hyperReport is a whole series.
+// hyperReport is the result of a series.
 type hyperReport struct {
 	Seed        uint64              `json:"seed"`
-	Interrupted bool                `json:"interrupted,omitempty"` // rows are missing
+	Interrupted bool                `json:"interrupted,omitempty"` // some rows are missing
 	Rows        []hyper.CapacityRow `json:"rows"`
 }
 
@@ -104,7 +105,7 @@ func (r *hyperReport) WriteText(w io.Writer) error { return r.write(w, false) }
 // WriteMarkdown writes the same tables for a document.
 func (r *hyperReport) WriteMarkdown(w io.Writer) error { return r.write(w, true) }
 
-// enough is the share of values found below which a figure is marked.
+// enough is the share of items found below which a cell is marked.
 const enough = 0.9
 
 func (r *hyperReport) write(w io.Writer, markdown bool) error {
@@ -129,14 +130,15 @@ func (r *hyperReport) write(w io.Writer, markdown bool) error {
 	return nil
 }
 
-// hyperTable writes the table of one coding: a line per dimension, a column per number of items and candidates. What was not measured is "-".
+// hyperTable writes the table of one coding: a line per dimension, a column per number of items and candidates. "-" marks what was not
+// measured.
 func hyperTable(w io.Writer, rows []hyper.CapacityRow, markdown bool) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := func(cells []string) { fmt.Fprintln(tw, strings.Join(cells, "\t")) }
 	if markdown {
 		line = func(cells []string) { fmt.Fprintf(tw, "| %s |\n", strings.Join(cells, " | ")) }
 	}
-	var dims, columns []int // columns are the first rows of their numbers
+	var dims, columns []int // of each column, the first row
 	for i, r := range rows {
 		if !slices.Contains(dims, r.Dim) {
 			dims = append(dims, r.Dim)

@@ -1,6 +1,6 @@
 package main
 
-// This file is "lab overhead": what observing a llama.cpp costs it. See package overhead.
+// This file implements "lab overhead", which measures what observing costs a llama.cpp. See package overhead.
 
 import (
 	"context"
@@ -26,7 +26,7 @@ type overheadOptions struct {
 	observers []string
 }
 
-// endless generations: the target is ended when the last pair is made.
+// endless is a number of generations that is never reached: the target is ended after the last pair.
 const endless = 1 << 29
 
 func overheadCommand() *cobra.Command {
@@ -59,7 +59,7 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
   sudo lab overhead -m 1b.gguf --pairs 20
   sudo lab overhead -m tiny.gguf --tokens 512 --pairs 100 --observer none --observer op
   sudo lab overhead -m 1b.gguf --whole --observer 'op=tracer -o {out} -- {target}' --json runs.json`,
-		Args: cobra.ArbitraryArgs, // the target's command
+		Args: cobra.ArbitraryArgs, // the command line of the target
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.Target = args
 			if err := o.complete(); err != nil {
@@ -77,12 +77,12 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	f.BoolVar(&o.Whole, "whole", false, "a process of its own for each generation")
 	o.add(f, "all pairs", "table")
 	cmd.AddCommand(trapCommand())
-	// It fails only for a flag that is not there.
+	// The error is impossible: the flag exists.
 	_ = cmd.RegisterFlagCompletionFunc("observer", cobra.FixedCompletions(observers, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
-// trap is the observer of that name.
+// trapCommand returns the subcommand "trap", the observer with that name.
 func trapCommand() *cobra.Command {
 	var pid int
 	cmd := &cobra.Command{
@@ -103,10 +103,10 @@ process, until SIGINT. What the process loses is what the kernel asks for the hi
 	return cmd
 }
 
-// observers are the names that need no command, in the order of the help
+// observers are the names of the predefined observers, in the order of the help.
 var observers = []string{"none", "op", "graph", "op+io", "trap", "bpftrace", "bpftrace-ops"}
 
-// commandOf is the command of a name that needs none given. tracer is the one beside this program, else the one in PATH.
+// commandOf returns the command of a predefined observer. It uses the tracer next to this program, else the one in PATH.
 func commandOf(name string) (string, bool) {
 	switch name {
 	case "none":
@@ -127,7 +127,7 @@ func commandOf(name string) (string, bool) {
 	return "", false
 }
 
-// complete checks and translates what the flags say.
+// complete checks the flags and derives the configuration from them.
 func (o *overheadOptions) complete() error {
 	if o.driver.Model == "" && len(o.Target) == 0 {
 		return errors.New("no model: give -m model.gguf")

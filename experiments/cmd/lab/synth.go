@@ -1,6 +1,6 @@
 package main
 
-// This file is "lab synth": a GGUF model with random weights that a real llama.cpp loads and runs. See package synth.
+// This file implements "lab synth", which writes a GGUF model with random weights that a real llama.cpp loads and runs. See package synth.
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 	"tensorcast/internal/cli/progress"
 )
 
-// dimensions are the flags that --size stands for.
+// dimensions are the flags that --size replaces.
 var dimensions = []string{"layers", "embd", "ff", "heads", "kv-heads"}
 
 func synthCommand() *cobra.Command {
@@ -82,7 +82,7 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
 	return cmd
 }
 
-// sized completes cfg's dimensions: from size if it is given, which excludes giving them by flags.
+// sized sets cfg's dimensions from size, if size is given; the dimensions' flags must then not be given.
 func sized(cmd *cobra.Command, cfg synth.Config, size int64) (synth.Config, error) {
 	given := ""
 	for _, name := range dimensions {
@@ -104,7 +104,7 @@ func sized(cmd *cobra.Command, cfg synth.Config, size int64) (synth.Config, erro
 	return synth.Sized(size, cfg)
 }
 
-// impossible marks the error of a model that cannot be as the flags say.
+// impossible marks a *synth.ConfigError as an error of the command line.
 func impossible(err error) error {
 	var config *synth.ConfigError
 	if errors.As(err, &config) {
@@ -113,7 +113,7 @@ func impossible(err error) error {
 	return err
 }
 
-// writeSynth writes the model to the file out, or to stdout if out is "-". On a terminal it says what the model is like.
+// writeSynth writes the model to the file out, or to stdout if out is "-". On a terminal it also describes the model.
 func writeSynth(ctx context.Context, plan *synth.Plan, out string, stdout, stderr io.Writer) error {
 	if out == "-" && cli.IsTerminal(stdout) {
 		return cli.Usagef("stdout is a terminal: pipe the model somewhere, or name a file with -o")
