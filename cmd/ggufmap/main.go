@@ -49,7 +49,7 @@ const example = `  ggufmap model.gguf > structure.csv
   ggufmap --metadata --elements -1 --format json model.gguf | jq '.[] | select(.key == "tokenizer.ggml.tokens")'
   ggufmap --check *.gguf`
 
-// findingsError says that --check found something.
+// findingsError says that --check has findings.
 type findingsError struct{ findings, files int }
 
 func (e findingsError) Error() string {
@@ -58,7 +58,7 @@ func (e findingsError) Error() string {
 
 func main() { cli.Main(newCommand()) }
 
-// options are the flags.
+// options holds the values of the flags.
 type options struct {
 	output, format                          string
 	wide, experts, metadata, summary, check bool
@@ -112,7 +112,7 @@ func (o *options) validate(stdout io.Writer) error {
 	return nil
 }
 
-// run writes what was asked for, whole or not at all.
+// run writes the requested table, completely or not at all.
 func (o *options) run(ctx context.Context, paths []string, stdout io.Writer) error {
 	models, findings, err := o.open(ctx, paths)
 	if err != nil {
@@ -142,7 +142,7 @@ func (o *options) run(ctx context.Context, paths []string, stdout io.Writer) err
 	return nil
 }
 
-// open returns the models that the paths name, each once. With --check, what cannot be opened is a finding and no error.
+// open opens the models that the paths name, each once. With --check, a file that cannot be opened is a finding, not an error.
 func (o *options) open(ctx context.Context, paths []string) (models []*gguf.Model, findings []inspect.Finding, err error) {
 	var seen []os.FileInfo
 	for _, path := range paths {
@@ -151,7 +151,7 @@ func (o *options) open(ctx context.Context, paths []string) (models []*gguf.Mode
 		}
 		info, err := os.Stat(path)
 		if err == nil && isOneOf(info, seen) {
-			continue // a part of a model that came before
+			continue // part of a model that is already open
 		}
 		m, err := o.openModel(path)
 		if err != nil {
