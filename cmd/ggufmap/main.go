@@ -34,7 +34,7 @@ follows. It reads the metadata only, so a model of any size takes milliseconds. 
   --wide      adds file, shape, expert_count, expert_stride_bytes, kind and resident_bytes (in the page cache)
   --experts   a row per expert's slice: its extent, expert and projection (gate, up, down, gate_up)
   --metadata  a row per metadata entry; --elements tells how much of an array to show
-  --summary   bytes by layer, component and type, always read or by expert, the largest tensors; text unless --format says else
+  --summary   sums of bytes by layer, component, type and when they are read, and the largest tensors; text unless --format is given
   --check     what is wrong with the files, a line each; exit code 1 if there is anything
 
 In CSV, text that a spreadsheet would run as a formula gets a leading apostrophe.

@@ -49,7 +49,7 @@ type Config struct {
 }
 
 // ErrTokens says that a candidate splits a text into other tokens than the reference, so that predictions cannot be paired.
-var ErrTokens = errors.New("it tokenises the text otherwise than the reference")
+var ErrTokens = errors.New("it tokenises the text differently from the reference")
 
 // Compare runs the reference once over each text, then each candidate, and returns a row for each text and candidate, in this order. If ctx
 // ends or a run fails, it returns the report of the complete rows (nil if there are none) with the error.

@@ -42,17 +42,17 @@ that is lost (Hodges-Lehmann estimate of the pairs' ratios, with its 95 % interv
 ggml's CPU code, {out} a fresh directory. With --whole every generation has a process of its own, and {target} may stand for
 the command that the observer starts. These names need no command:
 
-  none           nobody: the control
+  none           no observer: the control
   op             tracer --detail op
   graph          tracer --detail graph
   op+io          tracer --detail op+io
-  trap           a program that returns at once, where tracer observes ops: what the kernel asks for the hits alone
+  trap           a program that returns at once, where tracer observes ops: the kernel's cost of the hits alone
   bpftrace       bpftrace, counting the hits of the function that tracer probes
   bpftrace-ops   bpftrace, counting the hits of each op's function (ggml_compute_forward_*)
 
 The target is llamarun (which is installed if it is not), or the command after --: it must print what llamarun --stream does, without end.
 
-Needs root. For figures it needs a quiet machine, of which the target leaves no core to others.
+Needs root. Figures need a quiet machine, because the target uses all cores.
 
 Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 		Example: `  lab synth -o 1b.gguf --layers 22 --embd 2048 --ff 5632 --heads 16 --kv-heads 4 --type Q8_0
@@ -89,7 +89,7 @@ func trapCommand() *cobra.Command {
 		Use:   "trap --pid N FILE",
 		Short: "Set a program that returns at once where tracer observes ops, until SIGINT",
 		Long: `Trap sets a program that returns at once on the function that tracer observes for ops, in FILE, which holds ggml's CPU code, for one
-process, until SIGINT. What the process loses is what the kernel asks for the hits: no tracer that probes each op costs less.`,
+process, until SIGINT. What the process loses is the kernel's cost of the hits: no tracer that probes each op can cost less.`,
 		Example: `  sudo lab overhead trap --pid $(pidof llama-cli) libggml-cpu-haswell.so`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -39,7 +39,7 @@ func pressureCommand() *cobra.Command {
 and reports its speed, what it read per token, and how that compares to the best that any strategy could reach.
 Variants (with a helper, with other flags) take turns, A B B A. The limit counts the helper's memory too.
 
---x is the share of the weights that has room: limit = x * M + the target's own memory, where M (the weights that a token reads)
+--x is the share of the weights that fits into memory: limit = x * M + the target's own memory, where M (the weights that a token reads)
 and the target's own memory are measured first, without a limit. So are the time to compute a token and the text.
 
 --variant NAME[=HELPER][ :: FLAGS]: HELPER is a shell command that starts with the target and gets SIGTERM when that ends;

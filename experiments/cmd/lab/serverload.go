@@ -26,8 +26,8 @@ func serverloadCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serverload [flags] -- llama-server -m model.gguf [flag...]",
 		Short: "Show what a llama-server's clients notice of a tracer that comes and goes",
-		Long: `Serverload starts a llama-server and keeps all of its slots busy with completions at temperature 0, while an observer attaches to it
-and detaches from it over and over; and the same without. It compares tokens and latencies.
+		Long: `Serverload starts a llama-server and keeps all of its slots busy with completions at temperature 0. In every other phase an observer
+attaches to it and detaches from it over and over. It compares tokens and latencies.
 
 The command after -- is given --host, --port and --parallel. Needs root for tracer.
 

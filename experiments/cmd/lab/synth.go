@@ -71,7 +71,7 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
 	f.Uint64Var(&cfg.Seed, "seed", 1, "seed of all values")
 	f.IntVar(&cfg.Experts, "experts", 0, "experts per layer; 0 makes a dense model")
 	f.IntVar(&cfg.Used, "used", 0, "experts used per token")
-	f.BoolVar(&cfg.Tied, "tied", false, "leave out output.weight: the embedding makes the logits too")
+	f.BoolVar(&cfg.Tied, "tied", false, "no output.weight: the token embeddings are used for the logits, too")
 	f.IntVar(&cfg.Layers, "layers", 0, "layers")
 	f.IntVar(&cfg.Embd, "embd", 0, "width of the model, a multiple of the type's block (Q4_K: 256, Q8_0 and Q4_0: 32)")
 	f.IntVar(&cfg.FF, "ff", 0, "width of the feed-forward network (of each expert), a multiple of the type's block")
