@@ -103,7 +103,7 @@ func openModel(path string) (m *gguf.Model, split splitKey, err error) {
 	return m, split, nil
 }
 
-// accepts reports whether another, a single part of a split model, is a missing part of this model.
+// accepts reports whether the files of another, one part of a split model, are missing in this one.
 func (m *model) accepts(another *gguf.Model, split splitKey) bool {
 	if split == (splitKey{}) || split != m.split {
 		return false

@@ -163,7 +163,7 @@ func (s *session) run(ctx context.Context) (int, error) {
 	case waitErr != nil:
 		return 0, errors.Join(waitErr, runErr)
 	case runErr != nil && s.pid == 0:
-		return exitFailure, nil // the error has been printed already
+		return exitFailure, nil // it was said when it happened
 	case runErr != nil:
 		return 0, runErr
 	case errors.Is(finishErr, event.ErrNoDecode), finishErr != nil && errors.Is(s.capture.Explain(), event.ErrOldGGML):

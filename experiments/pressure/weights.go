@@ -22,12 +22,12 @@ import (
 
 // weights is what a generated token reads.
 type weights struct {
-	tokenBytes int64    // distinct bytes; the median over the tokens
-	routed     bool     // which weights are read depends on a router (MoE)
-	extents    []Extent // whole tensors that a token reads from, in the order of first access, without embedding rows
+	tokenBytes int64    // distinct bytes; the median of the tokens
+	routed     bool     // which ones depends on a router (MoE)
+	extents    []Extent // whole tensors that a token reads from, in the order of first access; embedding rows are left out
 }
 
-// traceWeights runs the command to its end under a tracer.
+// traceWeights runs the command to its end, traced.
 func traceWeights(ctx context.Context, args []string, log *slog.Logger) (w weights, err error) {
 	dir, err := os.MkdirTemp("", "tensorcast-pressure-")
 	if err != nil {
@@ -53,8 +53,8 @@ func traceRun(ctx context.Context, dir string, args []string, log *slog.Logger) 
 	defer null.Close()
 	cmd := exec.Command(args[0], args[1:]...)
 	var stderr proc.Tail
-	cmd.Stderr, cmd.ExtraFiles = &stderr, []*os.File{null} // where the marks go
-	cmd.WaitDelay = time.Second                            // for processes that keep its output open
+	cmd.Stderr, cmd.ExtraFiles = &stderr, []*os.File{null} // for the marks
+	cmd.WaitDelay = time.Second                            // for what keeps its output open
 	c, err := capture.Start(ctx, cmd, capture.Options{Log: log})
 	if err != nil {
 		return err
@@ -78,7 +78,7 @@ func traceRun(ctx context.Context, dir string, args []string, log *slog.Logger) 
 	case status != 0:
 		return fmt.Errorf("the target ends with status %d: %s", status, strings.TrimSpace(stderr.String()))
 	case errors.Is(finishErr, event.ErrNoDecode) && c.Explain() != nil:
-		return c.Explain() // says why no decode was seen
+		return c.Explain() // says why none was seen
 	case finishErr != nil:
 		return finishErr
 	case meta.Counters.Lost() > 0:
@@ -87,9 +87,9 @@ func traceRun(ctx context.Context, dir string, args []string, log *slog.Logger) 
 	return nil
 }
 
-// countWeights evaluates a capture.
+// countWeights adds up a capture.
 func countWeights(c *trace.Capture) (w weights, err error) {
-	perToken := map[int32]map[int32]int64{} // bytes by token and tensor
+	perToken := map[int32]map[int32]int64{} // by token, by tensor
 	seen := map[int32]bool{}
 	files := map[string]bool{}
 	for _, row := range c.Structure {
@@ -109,7 +109,7 @@ func countWeights(c *trace.Capture) (w weights, err error) {
 			perToken[a.Token] = map[int32]int64{}
 		}
 		row := c.Structure[a.Tensor]
-		// A tensor that is read twice (token_embd, as embedding and for the logits) exists once on disk.
+		// A tensor that is read twice (token_embd: as embedding and for the logits) is on disk once.
 		perToken[a.Token][a.Tensor] = min(perToken[a.Token][a.Tensor]+a.Bytes, row.Size)
 		w.routed = w.routed || len(a.Experts) > 0
 		if !seen[a.Tensor] && (a.Bytes == row.Size || len(a.Experts) > 0) {

@@ -20,7 +20,7 @@
 //
 //	func main() { os.Exit(cli.Run(context.Background(), command(), os.Args[1:], os.Stdout, os.Stderr)) }
 //
-// Tests call Run, too.
+// Run is also what tests call.
 package cli
 
 // This file runs a command and turns its error into a message and an exit code.

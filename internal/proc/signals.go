@@ -11,16 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NotifyContext is signal.NotifyContext, except that ignored signals stay ignored: under nohup, SIGHUP has no effect. Until stop is called,
-// the signals have no other effect than to end the context.
+// NotifyContext is signal.NotifyContext without the signals that are being ignored: under nohup SIGHUP stays without effect. Until stop is
+// called the signals do nothing but end the context.
 func NotifyContext(ctx context.Context, signals ...syscall.Signal) (notified context.Context, stop context.CancelFunc) {
-	if heeded := heeded(signals); len(heeded) > 0 { // an empty list would mean all signals
+	if heeded := heeded(signals); len(heeded) > 0 { // none would mean all
 		return signal.NotifyContext(ctx, heeded...)
 	}
 	return context.WithCancel(ctx)
 }
 
-// heeded returns those signals that are not ignored.
+// heeded are those of the signals that are not ignored.
 func heeded(signals []syscall.Signal) []os.Signal {
 	var of []os.Signal
 	for _, s := range signals {

@@ -34,7 +34,7 @@ func (t *Tail) String() string {
 	return string(t.b)
 }
 
-// LastLine returns the last line that is not empty.
+// LastLine is the last line that is not empty.
 func (t *Tail) LastLine() string {
 	text := strings.TrimSpace(t.String())
 	return text[strings.LastIndexByte(text, '\n')+1:]

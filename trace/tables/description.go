@@ -60,15 +60,15 @@ type ModelInfo struct {
 	Fingerprint string `json:"fingerprint"`
 	Bytes       int64  `json:"bytes"`
 	Tensors     int    `json:"tensors"`
-	Layers      int    `json:"layers"` // number of layers that have tensors
-	// LayersSeen are the layers of which an op on the CPU read a weight ("0-11,20"). LayersElsewhere are the others, set once a step is
-	// over: another device computes them.
+	Layers      int    `json:"layers"` // that have tensors
+	// LayersSeen are the layers of which an op of the CPU read a weight ("0-11,20"), LayersElsewhere the others, once a step
+	// is over: they are computed by another device.
 	LayersSeen      string `json:"layers_seen"`
 	LayersElsewhere string `json:"layers_elsewhere,omitempty"`
 }
 
-// Segments describes the segments of a rotated capture: segment 0 is access.arrows (and so on for the other tables), segment 1 is
-// access.0001.arrows.
+// Segments says how a rotated capture is cut: segment 0 is access.arrows (and so on for the other tables), segment 1
+// is access.0001.arrows.
 type Segments struct {
 	First       int   `json:"first"`        // oldest that still exists
 	Last        int   `json:"last"`         // newest, being written to

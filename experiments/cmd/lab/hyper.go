@@ -130,15 +130,14 @@ func (r *hyperReport) write(w io.Writer, markdown bool) error {
 	return nil
 }
 
-// hyperTable writes the table of one coding: a line per dimension, a column per number of items and candidates. "-" marks what was not
-// measured.
+// hyperTable writes the table of one coding: a line per dimension, a column per number of items and candidates. What was not measured is "-".
 func hyperTable(w io.Writer, rows []hyper.CapacityRow, markdown bool) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := func(cells []string) { fmt.Fprintln(tw, strings.Join(cells, "\t")) }
 	if markdown {
 		line = func(cells []string) { fmt.Fprintf(tw, "| %s |\n", strings.Join(cells, " | ")) }
 	}
-	var dims, columns []int // of each column, the first row
+	var dims, columns []int // columns are the first rows of their numbers
 	for i, r := range rows {
 		if !slices.Contains(dims, r.Dim) {
 			dims = append(dims, r.Dim)
