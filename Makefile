@@ -1,10 +1,10 @@
 # The commands that developers and newcomers use. `make help` lists them.
 
-# giouring (io_uring) links to a symbol that Go 1.23 and later guard: it needs this flag in every build that contains it.
+# giouring (io_uring) links to a symbol of the runtime that Go guards since 1.23: every build that contains it needs this flag.
 LDFLAGS := -ldflags=-checklinkname=0
 BIN     := bin
 
-# Debian and Ubuntu names of what a program comes from.
+# The Debian and Ubuntu packages that provide a program.
 package_gcc := gcc libc6-dev
 package_npm := npm
 NEEDED := gcc npm
@@ -19,7 +19,7 @@ build: ## build the commands into bin/
 	@mkdir -p $(BIN)
 	go build $(LDFLAGS) -o $(BIN)/ ./cmd/... ./experiments/cmd/...
 
-# What is missing is named, and installed where that is possible: as root on Debian or Ubuntu.
+# Installs missing programs if possible (as root on Debian or Ubuntu), otherwise names them.
 deps:
 	@command -v go >/dev/null || { echo "missing: Go 1.26 or later (Debian 12's own is older; any Go from 1.21 on fetches the right one)"; exit 1; }
 	@missing=""; \
@@ -32,7 +32,7 @@ deps:
 		fi; \
 	fi
 	@if [ "$$(id -u)" = 0 ] && [ -d /sys/kernel/tracing ] && [ ! -e /sys/kernel/tracing/events ]; then \
-		echo "mounting tracefs, which tells of pages that come from disk"; mount -t tracefs tracefs /sys/kernel/tracing || true; \
+		echo "mounting tracefs, which tracer needs to observe pages read from disk"; mount -t tracefs tracefs /sys/kernel/tracing || true; \
 	fi
 
 demo: deps build ## map, trace and draw a real llama.cpp run, then run it in too little memory; results in demo/

@@ -1,11 +1,12 @@
-// Package capture runs a capture: it starts a command or finds a running process, attaches a capturer to it (the probes of package ebpf, or the
-// library of package capture/preload), hands over what the capturer reports until the target has ended, and detaches.
+// Package capture runs a capture. It starts a command ([Start]) or finds a running process ([Attach]), attaches a capturer to it (the
+// probes of package ebpf, or the library of package capture/preload), and passes on the capturer's events until the target has ended or the
+// caller has seen enough ([Capture.Run]). cmd/tracer, cmd/prefetchd and the instruments use it.
 //
-// A command is started stopped, right behind its execve, and stays stopped until Run: its first op is seen. On error everything is cleaned up.
-// If this process dies, the kernel lets the command run and removes the probes.
+// A command is stopped right after its execve and stays stopped until Run, so that its first op is observed. On error, everything is
+// cleaned up. If this process dies, the kernel lets the command run and removes the probes.
 package capture
 
-// This file is a capture from its beginning to its end.
+// This file implements a capture from its start to its end.
 
 import (
 	"context"
@@ -24,44 +25,46 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// Options say how a target is observed. The zero Options observe each op.
+// Options say how a target is observed. The zero value observes each op.
 type Options struct {
-	// Preload observes by the preloaded library instead of probes: no root is needed, and no more than graphs is seen. Then Detail, Buffers and
-	// PerfEvents have no effect. It is for Start only.
+	// Preload uses the preloaded library instead of probes. It needs no root, but observes whole graphs instead of ops. Detail, Buffers and
+	// PerfEvents then have no effect. It works with Start only.
 	Preload bool
-	// Detail, Buffers and PerfEvents are those of ebpf.Options.
+	// Detail, Buffers and PerfEvents are as in ebpf.Options.
 	Detail     ebpf.Detail
 	Buffers    bool
 	PerfEvents bool
-	// Follow observes processes that the target starts, too.
+	// Follow also observes processes that the target starts.
 	Follow bool
-	// Late lets Attach find a process that has no ggml yet: its libraries are looked for while Run runs. Follow implies it.
+	// Late lets Attach accept a process that has not loaded ggml yet: Run looks for its libraries. Follow implies Late.
 	Late bool
-	// Small takes a fifth of the kernel's memory, enough for one target of which each event is taken up at once (ebpf.Options.Small).
+	// Small saves kernel memory: the probes' maps take about 3 MiB instead of 20. It suffices for a helper with one target (see
+	// ebpf.Options.Small).
 	Small bool
-	// RingBytes is the size of the buffer of events, a power of two; 0 means 8 MiB.
+	// RingBytes is the size of the event buffer, a power of two; 0 means 8 MiB (probes with Small: 512 KiB).
 	RingBytes int
-	// Interval is how long an event may wait before it is handed over, and how often Tick is called; 0 leaves that to the capturer (a second for
-	// probes, 10 ms for the library). Tick is called by Run, after the events at hand.
+	// Interval is the longest time that an event waits before it is passed on, and how often Run calls Tick, after the pending events. 0
+	// means the capturer's default: one second for probes, 10 ms for the library.
 	Interval time.Duration
 	Tick     func() error
-	// Signals, if this process gets them, are passed on to a command that Start starts, from before its start to Close. Excepted are those that are
-	// ignored, which the command ignores too (nohup), and a SIGINT or SIGQUIT that a terminal has sent to both.
+	// Signals are passed on to a command that Start starts, from before its start until Close. Exceptions: signals that this process
+	// ignores, because the command ignores them, too (nohup); and a SIGINT or SIGQUIT that the terminal has sent to both.
 	Signals []syscall.Signal
 	Log     *slog.Logger // nil discards
 }
 
-// Capture is a target with a capturer attached. Its methods are for one goroutine, save for PID.
+// Capture is a target with a capturer attached. Its methods are for one goroutine, except for PID.
 type Capture struct {
 	target   target
 	capturer capturer
 }
 
-// Start starts cmd, stopped, in the caller's process group, and attaches to it. The caller must call Close. cmd is set up as for cmd.Start, which
-// must not be called; with Options.Preload its environment is changed. A set-user-ID program that is started for another user than root is not
-// stopped: then its first ops may be missed.
+// Start starts cmd in the caller's process group, stopped after its execve, and attaches to it. The caller must call Close. cmd is prepared
+// as for cmd.Start, but that must not be called; with Options.Preload its environment is changed. A set-user-ID program cannot be stopped
+// unless it runs as root, so its first ops may be missed.
 //
-// ctx bounds the preparation only. Errors are those of exec.Cmd.Start, event.ErrPermission, event.ErrNoBTF, preload.ErrNoCompiler and others.
+// ctx is for the preparation only. Errors are those of exec.Cmd.Start, event.ErrPermission, event.ErrNoBTF, preload.ErrNoCompiler and
+// others.
 func Start(ctx context.Context, cmd *exec.Cmd, opts Options) (*Capture, error) {
 	if err := opts.check(); err != nil {
 		return nil, err
@@ -79,10 +82,10 @@ func Start(ctx context.Context, cmd *exec.Cmd, opts Options) (*Capture, error) {
 			err = errors.Join(err, tracer.Close())
 		}
 	}
-	if err != nil { // the command was asked for to be observed: without that there is no reason to run it
+	if err != nil { // without observation there is no reason to run the command
 		return nil, errors.Join(err, target.close())
 	}
-	// A shell, a wrapper or a server that starts workers: what computes comes later.
+	// The program that computes is not this one (a shell or a wrapper), or further processes may compute: look for ggml at each execve.
 	if opts.Follow || tracer.Ready() != nil {
 		target.release = func() error { return target.child.ReleaseHeld(opts.Follow, tracer.Execed) }
 	}
@@ -106,8 +109,8 @@ func startPreloaded(ctx context.Context, cmd *exec.Cmd, opts Options) (*Capture,
 	return &Capture{target, library{session, target.PID()}}, nil
 }
 
-// Attach attaches to the running process pid, which stays as it is. The caller must call Close. Errors are proc.ErrNoProcess (also if the process
-// ends meanwhile), event.ErrNoGGML and event.ErrOldGGML (not with Late or Follow), event.ErrPermission, event.ErrNoBTF and others.
+// Attach attaches to the running process pid without stopping it. The caller must call Close. Errors are proc.ErrNoProcess (also if the
+// process ends meanwhile), event.ErrNoGGML and event.ErrOldGGML (not with Late or Follow), event.ErrPermission, event.ErrNoBTF and others.
 func Attach(pid int, opts Options) (*Capture, error) {
 	if err := opts.check(); err != nil {
 		return nil, err
@@ -132,10 +135,11 @@ func attach(p *proc.Process, opts Options) (*ebpf.Tracer, error) {
 		return nil, err
 	}
 	err = tracer.AttachMapped()
-	if err == nil && !opts.Late && !opts.Follow { // a process that leaves the work to its children needs no ggml
+	if err == nil && !opts.Late && !opts.Follow { // with Follow, a process whose children compute needs no ggml itself
 		err = tracer.Ready()
 	}
-	// Probes are set by process id. If the process is still there, they are on it and no other. If not, that explains any error.
+	// Probes are set by process id, which may have been reused. If the process still runs, the probes are on the right one; if it has
+	// ended, that explains any error.
 	if ended, endErr := p.Ended(); endErr != nil {
 		err = endErr
 	} else if ended {
@@ -164,12 +168,12 @@ func (o *Options) check() error {
 // PID is the process id of the target.
 func (c *Capture) PID() int { return c.target.PID() }
 
-// Run lets a command run, and hands events to handle until the target has ended or ctx is done; then it hands over those that are under way,
-// detaches and returns nil. handle and Options.Tick are called by the goroutine that calls Run, which may be locked to a thread. An *event.Op and
-// its slices are valid until handle returns, and must not be modified.
+// Run lets a command run, and passes events to handle until the target has ended or ctx is done. Then it passes on the remaining events,
+// detaches and returns nil. handle and Options.Tick are called in the goroutine that calls Run, which may be locked to a thread. An
+// *event.Op and its slices are valid until handle returns, and must not be modified.
 //
-// It returns the first error of handle, Tick or the capturer at once. Whatever it returns, the target goes on at full speed, without probes: see
-// Wait. Call it once.
+// If handle, Tick or the capturer fails, Run returns the error at once. In any case the target continues to run, without probes; see Wait.
+// Call Run once.
 func (c *Capture) Run(ctx context.Context, handle func(event.Event) error) error {
 	observing, stop := context.WithCancel(ctx)
 	defer stop()
@@ -186,23 +190,23 @@ func (c *Capture) Run(ctx context.Context, handle func(event.Event) error) error
 	return errors.Join(err, watchErr, c.capturer.Detach())
 }
 
-// Wait waits, after Run, for the end of a command that Start has started, and returns its exit status as a shell would: 128+n after signal n. If
-// ctx is done earlier, the command is killed. A process that Attach has found is not waited for: its status is 0.
+// Wait waits, after Run, until a command that Start has started ends, and returns its exit status as a shell would: 128+n after signal n.
+// If ctx is done first, the command is killed. For a process that Attach has found, Wait returns 0 at once.
 func (c *Capture) Wait(ctx context.Context) (status int, err error) { return c.target.wait(ctx) }
 
-// Counters account for every hit (see event.Counters). Their sums hold once Run has returned.
+// Counters account for every hit (see event.Counters). The sums are exact once Run has returned.
 func (c *Capture) Counters() (event.Counters, error) { return c.capturer.Counters() }
 
 // Libraries lists the files in which ops or graphs are observed.
 func (c *Capture) Libraries() []string { return c.capturer.Libraries() }
 
-// Describe says what is known of the ggml of a process that is observed.
+// Describe returns what is known about the ggml of an observed process.
 func (c *Capture) Describe(pid int) event.TargetInfo { return c.capturer.Describe(pid) }
 
-// Explain says, after Run, why no decode or no op was seen: event.ErrNoGGML, event.ErrOldGGML, preload.ErrNotLoaded, preload.ErrNoGraph,
-// preload.ErrOtherProcess, or nil if nothing stood in the way.
+// Explain says, after Run, why no decode or op was seen: event.ErrNoGGML, event.ErrOldGGML, preload.ErrNotLoaded, preload.ErrNoGraph or
+// preload.ErrOtherProcess; nil if no reason is known.
 func (c *Capture) Explain() error { return c.capturer.Explain() }
 
-// Close ends the capture and frees what it holds. A command that has not ended is killed; a process that Attach has found goes on. Call it once,
-// after Run has returned or instead of it.
+// Close ends the capture and releases its resources. A command that is still running is killed; a process that Attach has found continues.
+// Call it once, after Run has returned or instead of Run.
 func (c *Capture) Close() error { return errors.Join(c.target.close(), c.capturer.Close()) }

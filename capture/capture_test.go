@@ -1,6 +1,6 @@
 package capture
 
-// These tests capture real commands through the real kernel, and look at what becomes of them.
+// These tests capture real commands with the real kernel, and check what becomes of the commands.
 
 import (
 	"bytes"

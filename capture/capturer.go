@@ -1,6 +1,6 @@
 package capture
 
-// This file makes one interface of the two capturers: probes in the kernel, and a library inside the target.
+// This file defines the common interface of the two capturers: probes in the kernel, and a library inside the target.
 
 import (
 	"context"
@@ -10,26 +10,26 @@ import (
 	"tensorcast/event"
 )
 
-// capturer observes a target. Capture's methods of the same names say what is expected.
+// capturer observes a target. Its methods are specified at those of Capture with the same names.
 type capturer interface {
-	// Run hands events to handle until ctx is done, then those that are under way.
+	// Run passes events to handle until ctx is done, then the remaining ones.
 	Run(ctx context.Context, handle func(event.Event) error) error
 	Counters() (event.Counters, error)
 	Libraries() []string
 	Describe(pid int) event.TargetInfo
 	Explain() error
-	// Detach, after Run, lets the target go on at full speed.
+	// Detach, after Run, removes what slows the target down.
 	Detach() error
 	Close() error
 }
 
-// probes observe from the kernel.
+// probes is the capturer in the kernel.
 type probes struct{ *ebpf.Tracer }
 
 func (p probes) Libraries() []string { return p.Attached() }
 func (p probes) Explain() error      { return p.Ready() }
 
-// library observes from inside.
+// library is the capturer inside the target.
 type library struct {
 	*preload.Session
 	pid int
@@ -40,4 +40,4 @@ func (l library) Run(ctx context.Context, handle func(event.Event) error) error 
 }
 func (l library) Describe(pid int) event.TargetInfo { return l.Target(pid) }
 func (l library) Explain() error                    { return l.Seen() }
-func (l library) Detach() error                     { return nil } // once Run has returned, the library reports nothing more
+func (l library) Detach() error                     { return nil } // nothing to do: once Run has returned, the library reports nothing more

@@ -1,6 +1,6 @@
 package capture
 
-// This file is the two kinds of target: a command that is started, and a process that runs already.
+// This file implements the two kinds of target: a command that is started here, and a process that is already running.
 
 import (
 	"context"
@@ -15,14 +15,14 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// target is what is observed.
+// target is the observed program.
 type target interface {
 	PID() int
-	// run lets it run. That it could not is told by wait.
+	// run lets the target run. If that fails, wait returns the error.
 	run()
-	// ended returns when the target has ended, or ctx is done.
+	// ended returns when the target has ended or ctx is done.
 	ended(ctx context.Context) error
-	// wait waits for the end of a command, after run, and kills it if ctx is done earlier.
+	// wait waits, after run, until a command has ended; it kills the command if ctx is done first.
 	wait(ctx context.Context) (status int, err error)
 	close() error
 }
@@ -31,13 +31,13 @@ type target interface {
 type command struct {
 	child   *proc.Child
 	relay   *proc.Relay
-	release func() error  // lets it run
-	over    chan struct{} // closed when it has ended; nil before run
-	status  int           // when over is closed
-	err     error         // when over is closed: it was not let run, or could not be waited for
+	release func() error  // lets the command run
+	over    chan struct{} // closed when the command has ended; nil before run
+	status  int           // valid when over is closed
+	err     error         // valid when over is closed: the command could not be released or waited for
 }
 
-// launch starts a command by one of proc's functions. Signals are caught from before its start: one that comes early is for it, too.
+// launch starts a command with one of proc's functions. Signals are caught from before the start, so that an early one reaches the command.
 func launch(cmd *exec.Cmd, signals []syscall.Signal, start func(*exec.Cmd) (*proc.Child, error)) (*command, error) {
 	relay := proc.NewRelay(signals...)
 	child, err := start(cmd)
@@ -53,13 +53,13 @@ func (c *command) PID() int { return c.child.PID() }
 func (c *command) run() {
 	c.over = make(chan struct{})
 	err := c.release()
-	go func() { // ends with the child, which close kills
+	go func() { // ends when the child does; close kills it
 		defer close(c.over)
 		relaying, stop := context.WithCancel(context.Background())
 		relayed := make(chan struct{})
 		go func() {
 			defer close(relayed)
-			c.relay.Run(relaying, func(s syscall.Signal) { _ = c.child.Signal(s) }) // it may have ended by now
+			c.relay.Run(relaying, func(s syscall.Signal) { _ = c.child.Signal(s) }) // it may have ended already
 		}()
 		status, waitErr := c.child.Wait()
 		stop()
@@ -99,9 +99,9 @@ func (c *command) kill() error {
 
 func (c *command) close() error {
 	defer c.relay.Stop()
-	if c.over == nil { // it is still stopped
+	if c.over == nil { // the command is still stopped
 		err := errors.Join(c.kill(), c.child.Release())
-		_, _ = c.child.Wait() // that it was killed is no news
+		_, _ = c.child.Wait() // the status is known: it was killed
 		return err
 	}
 	select {
@@ -116,7 +116,7 @@ func (c *command) close() error {
 	return err
 }
 
-// process is a target that ran already.
+// process is a target that was already running.
 type process struct{ *proc.Process }
 
 func (p process) run() {}
@@ -133,7 +133,7 @@ func (p process) wait(context.Context) (int, error) { return 0, nil }
 
 func (p process) close() error { return p.Close() }
 
-// executable is the file that cmd runs.
+// executable is the file that cmd executes.
 func executable(cmd *exec.Cmd) string {
 	if filepath.IsAbs(cmd.Path) {
 		return cmd.Path
@@ -141,11 +141,11 @@ func executable(cmd *exec.Cmd) string {
 	return filepath.Join(cmd.Dir, cmd.Path)
 }
 
-// hints are the files that a command's arguments may name, alone or as --flag=file, as seen from the process's directory.
+// hints are the files that a command's arguments may name, alone or as --flag=file, relative to the process's working directory.
 func hints(command []string, pid int) []string {
 	dir, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", pid))
 	if err != nil {
-		dir = "." // of a process that has ended nothing is known
+		dir = "." // the process has ended
 	}
 	var files []string
 	for _, arg := range command {

@@ -1,6 +1,6 @@
 package ebpf
 
-// The tests of this file watch the real llama.cpp in each detail, and compare what it is seen to do with what is known otherwise.
+// These tests observe the real llama.cpp at each detail, and compare the events with what is known from other sources.
 
 import (
 	"context"

@@ -1,7 +1,7 @@
 package ebpf
 
-// This file finds out whether tracing would work here, and what to do where it would not: it asks the kernel by trying,
-// reads the target's files as the Tracer does, and leaves both as they were.
+// This file finds out whether tracing would work here, and what to do if not. It tries the kernel's features, reads the target's files as
+// the Tracer does, and changes nothing.
 
 import (
 	"bufio"
@@ -32,25 +32,25 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// Report says whether a target could be traced, and why not.
+// Report says whether a target could be traced, and if not, why.
 type Report struct {
 	Kernel       string    `json:"kernel"` // release and machine
 	Features     []Finding `json:"features"`
 	Capabilities []Finding `json:"capabilities"`
 	Settings     []Setting `json:"settings"`
-	Target       *Target   `json:"target,omitempty"` // nil if none was asked about
+	Target       *Target   `json:"target,omitempty"` // nil if no target was given
 	Modes        []Mode    `json:"modes"`
-	Advice       []string  `json:"advice"` // what to do, one line each
-	OK           bool      `json:"ok"`     // tracer would work as it is by default, with --detail op
+	Advice       []string  `json:"advice"` // what to do about problems, one line each
+	OK           bool      `json:"ok"`     // tracer would work with its default, --detail op
 }
 
-// State is what a try has shown.
+// State is the result of a test.
 type State string
 
 const (
 	Yes     State = "yes"
 	No      State = "no"
-	Unknown State = "unknown" // not to be found out without more privileges
+	Unknown State = "unknown" // cannot be found out without more privileges
 )
 
 // Finding is a feature of the kernel, or a capability of this process.
@@ -61,21 +61,21 @@ type Finding struct {
 	Detail string `json:"detail,omitempty"` // why not
 }
 
-// Setting is a setting of the kernel that bears on tracing.
+// Setting is a kernel setting that affects tracing.
 type Setting struct {
 	Name    string `json:"name"`
 	Value   string `json:"value"`
-	Matters bool   `json:"matters"` // here, for this process
+	Matters bool   `json:"matters"` // whether it affects this process
 	Meaning string `json:"meaning"`
 }
 
-// Target is what was found in the process or the command.
+// Target is what was found about the process or the command.
 type Target struct {
 	PID     int          `json:"pid,omitempty"`
 	Command []string     `json:"command"`
-	Files   []File       `json:"files"`  // that hold ggml or llama.cpp
+	Files   []File       `json:"files"`  // those that hold ggml or llama.cpp
 	Models  []string     `json:"models"` // GGUF files that the process maps
-	Ops     int          `json:"ops"`    // that its ggml has
+	Ops     int          `json:"ops"`    // number of ops that its ggml has
 	Layout  *ggml.Layout `json:"layout,omitempty"`
 }
 
@@ -87,36 +87,36 @@ type File struct {
 	GGMLVersion string  `json:"ggml_version,omitempty"`
 	GGMLCommit  string  `json:"ggml_commit,omitempty"`
 	LlamaBuild  string  `json:"llama_build,omitempty"`
-	Layout      string  `json:"layout,omitempty"` // its origin
+	Layout      string  `json:"layout,omitempty"` // where the layout was taken from
 	Stripped    bool    `json:"stripped"`
 	Problem     string  `json:"problem,omitempty"`
 }
 
-// Probe is where a function would be probed.
+// Probe is a function that would be probed.
 type Probe struct {
 	Symbol string    `json:"symbol"`
 	Role   ggml.Role `json:"role"`
-	Offset uint64    `json:"offset"` // of the function in the file
-	Skip   uint64    `json:"skip"`   // from there to the probe
+	Offset uint64    `json:"offset"` // file offset of the function
+	Skip   uint64    `json:"skip"`   // bytes from there to the probe
 	Cost   ggml.Cost `json:"cost"`   // per hit
 }
 
-// Mode is a way to trace.
+// Mode is a way of tracing.
 type Mode struct {
 	Name   string `json:"name"` // op, graph, op+io, preload
 	OK     bool   `json:"ok"`
 	Reason string `json:"reason,omitempty"` // why not
 }
 
-// ExamineOptions say what to look at: a process, a command, or, if neither is set, only this machine.
+// ExamineOptions select a process or a command; if neither is set, only the machine is examined.
 type ExamineOptions struct {
 	PID     int
 	Command []string
-	Env     []string // of the command, as in os.Environ
+	Env     []string // the command's environment, as in os.Environ
 }
 
-// Examine looks at the kernel, at this process's privileges and at the target. Its errors are of a target that does not exist
-// (ErrNoProcess, exec.ErrNotFound, fs.ErrNotExist); whatever else stands in the way is in the report.
+// Examine examines the kernel, this process's privileges and the target. It returns an error if the target does not exist (ErrNoProcess,
+// exec.ErrNotFound, fs.ErrNotExist); all other obstacles are in the report.
 func Examine(opts ExamineOptions) (*Report, error) {
 	r := &Report{}
 	t, err := r.target(opts)
@@ -159,10 +159,10 @@ func (r *Report) target(opts ExamineOptions) (*examined, error) {
 	return t, nil
 }
 
-// examined is what was read of the target.
+// examined is what was read about the target.
 type examined struct {
-	pid    int    // 0: a command
-	exe    string // of a command
+	pid    int    // 0 for a command
+	exe    string // executable of a command
 	hidden bool   // the process's memory map cannot be read
 	images []*ggml.Image
 }
@@ -177,7 +177,7 @@ func (r *Report) advise(format string, args ...any) {
 	}
 }
 
-// capabilities reads the effective set of this process, by number.
+// capabilities returns the effective capability set of this process, as a bit set.
 func capabilities() (uint64, error) {
 	var data [2]unix.CapUserData
 	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &data[0]); err != nil {
@@ -234,7 +234,7 @@ func (r *Report) settings(have uint64) {
 	}
 }
 
-// features asks the kernel by trying.
+// features tries the features of the kernel.
 func (r *Report) features() {
 	add := func(name, use string, err error) State {
 		f := Finding{Name: name, State: Yes, Use: use}
@@ -278,14 +278,14 @@ func (r *Report) features() {
 	add("programs of graph", "--detail graph", tryPrograms(DetailGraph))
 	io := tryPrograms(DetailIO)
 	op := io
-	if io != nil { // it has all that op needs, and more
+	if io != nil { // op+io includes everything that op needs
 		op = tryPrograms(DetailOp)
 	}
 	add("programs of op", "--detail op", op)
 	add("programs of op+io", "--detail op+io", io)
 }
 
-// feature is the state of one that features has looked at.
+// feature returns the finding with this name.
 func (r *Report) feature(name string) Finding {
 	for _, f := range r.Features {
 		if f.Name == name {
@@ -300,7 +300,7 @@ func firstLine(err error) string {
 	return line
 }
 
-// tryPrograms loads the programs, and attaches those that belong to no target.
+// tryPrograms loads the programs, and attaches those that do not belong to a target.
 func tryPrograms(d Detail) error {
 	t, err := New(Options{PID: os.Getpid(), Detail: d})
 	if err != nil {
@@ -322,7 +322,7 @@ func tryTracepoint(group, name string) error {
 	return l.Close()
 }
 
-// counting is a program that adds 1 to the first value of a map, or does nothing.
+// counting returns a program that increments the first value of a map; without a map it does nothing.
 func counting(kind ebpf.ProgramType, attach ebpf.AttachType, to *ebpf.Map) (*ebpf.Program, error) {
 	code := asm.Instructions{asm.Mov.Imm(asm.R0, 0), asm.Return()}
 	if to != nil {
@@ -342,8 +342,8 @@ func counting(kind ebpf.ProgramType, attach ebpf.AttachType, to *ebpf.Map) (*ebp
 	return ebpf.NewProgram(&ebpf.ProgramSpec{Type: kind, AttachType: attach, Instructions: code, License: "GPL"})
 }
 
-// tryUprobe sets a probe on a function of this program and calls it from a thread that is not its first: kernels before
-// 6.10 take the process that a multi-uprobe is meant for to be a thread.
+// tryUprobe sets a probe on a function of this program and calls the function from a thread other than the first: kernels before 6.10 apply
+// a multi-uprobe's process filter to the thread only.
 func tryUprobe(multi bool) error {
 	hits, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
 	if err != nil {
@@ -390,12 +390,12 @@ func tryUprobe(multi bool) error {
 	return nil
 }
 
-// probed carries the probe that tryUprobe sets.
+// probed is the function that tryUprobe probes.
 //
 //go:noinline
 func probed(n int) int { return n + 1 }
 
-// offsetOf turns an address in this program's code into an offset in its file.
+// offsetOf turns a code address of this program into an offset in its file.
 func offsetOf(address uintptr) (uint64, error) {
 	files, err := proc.Mappings(os.Getpid())
 	if err != nil {
@@ -409,7 +409,7 @@ func offsetOf(address uintptr) (uint64, error) {
 	return 0, fmt.Errorf("this program's code at %#x is in no file", address)
 }
 
-// onOtherThread runs f in a thread that is not the first of this process.
+// onOtherThread runs f on a thread that is not this process's first.
 func onOtherThread(f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -417,7 +417,7 @@ func onOtherThread(f func()) {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		if unix.Gettid() == os.Getpid() {
-			onOtherThread(f) // while this one is held here
+			onOtherThread(f) // while this call occupies the first thread
 			return
 		}
 		f()
@@ -425,7 +425,7 @@ func onOtherThread(f func()) {
 	<-done
 }
 
-// process looks at what a process maps.
+// process examines what a process maps.
 func (r *Report) process(t *examined) error {
 	r.Target = &Target{PID: t.pid}
 	entry, err := procfs.NewProc(t.pid)
@@ -433,7 +433,7 @@ func (r *Report) process(t *examined) error {
 		return fmt.Errorf("process %d: %w", t.pid, proc.ErrNoProcess)
 	}
 	if r.Target.Command, err = entry.CmdLine(); err != nil {
-		r.Target.Command = nil // it has just ended, or hides: the memory map tells
+		r.Target.Command = nil // it is ending or its command line is hidden; the memory map will tell
 	}
 	files, err := proc.Mappings(t.pid)
 	switch {
@@ -472,7 +472,7 @@ func isGGUF(path string) bool {
 	return err == nil && n == len(magic) && string(magic[:]) == "GGUF"
 }
 
-// command looks at what a command would load.
+// command examines the files that a command would load.
 func (r *Report) command(t *examined, command, env []string) error {
 	r.Target = &Target{Command: command}
 	exe, err := exec.LookPath(command[0])
@@ -480,7 +480,7 @@ func (r *Report) command(t *examined, command, env []string) error {
 		return fmt.Errorf("find %s: %w", command[0], err)
 	}
 	if real, err := filepath.EvalSymlinks(exe); err == nil {
-		exe = real // the dynamic loader's $ORIGIN
+		exe = real // as the dynamic loader resolves $ORIGIN
 	}
 	if line, ok := firstLineOf(exe); ok && strings.HasPrefix(line, "#!") {
 		r.advise("%s is a script (%s): ask about the program that it runs, or, while it runs, tracer doctor --pid N", exe, line)
@@ -508,14 +508,14 @@ func firstLineOf(path string) (string, bool) {
 	return strings.TrimSpace(string(line)), true
 }
 
-// scan reads files, each once, and reports on those that matter.
+// scan reads each file once, and reports on those with ggml or llama.cpp.
 func (r *Report) scan(paths []string) []*ggml.Image {
 	var images []*ggml.Image
 	seen := map[proc.FileID]bool{}
 	for _, path := range paths {
 		key, err := proc.FileOf(path)
 		if err != nil || seen[key] {
-			continue // unlinked, or not a file of this mount namespace
+			continue // deleted, or in another mount namespace
 		}
 		seen[key] = true
 		im, err := ggml.Scan(path)
@@ -551,9 +551,9 @@ func problemOf(im *ggml.Image) string {
 	return ""
 }
 
-// judge concludes which modes would work.
+// judge decides which modes would work.
 func (r *Report) judge(t *examined) {
-	lacks := map[string]string{} // by mode, what the target lacks
+	lacks := map[string]string{} // what the target lacks, by mode
 	if r.Target != nil {
 		lacks = r.judgeTarget(t)
 	}
@@ -583,7 +583,7 @@ func (r *Report) judge(t *examined) {
 	r.OK = r.Modes[0].OK
 }
 
-// judgeTarget says, by mode, what the target lacks.
+// judgeTarget returns what the target lacks, by mode.
 func (r *Report) judgeTarget(t *examined) map[string]string {
 	lacks := map[string]string{}
 	lack := func(reason string, modes ...string) {
@@ -640,7 +640,7 @@ func (r *Report) judgeTarget(t *examined) map[string]string {
 	return lacks
 }
 
-// adviseNoGGML tells the reasons apart for which nothing is found.
+// adviseNoGGML tells why no ggml was found.
 func (r *Report) adviseNoGGML(t *examined) {
 	i := slices.IndexFunc(t.images, func(im *ggml.Image) bool { return im.Machine != elf.EM_NONE && im.Stripped && !im.Dynamic })
 	switch {
@@ -653,7 +653,7 @@ func (r *Report) adviseNoGGML(t *examined) {
 	}
 }
 
-// notPreloaded says why a shim could not stand before ggml_graph_compute; "" if it could.
+// notPreloaded says why the preloaded library could not intercept ggml_graph_compute; "" if it could.
 func notPreloaded(t *examined) string {
 	if !slices.ContainsFunc(t.images, func(im *ggml.Image) bool { return im.Has(ggml.RoleGraph) && isLibrary(im.Path) }) {
 		return "ggml_graph_compute is linked into the program: nothing can stand before it"
@@ -663,7 +663,7 @@ func notPreloaded(t *examined) string {
 	}
 	f, err := elf.Open(t.exe)
 	if err != nil {
-		return "" // a script: its interpreter passes LD_PRELOAD on
+		return "" // a script: its interpreter inherits LD_PRELOAD
 	}
 	defer f.Close()
 	if !slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
@@ -672,7 +672,7 @@ func notPreloaded(t *examined) string {
 	return ""
 }
 
-// isLibrary says whether a file is a shared library rather than a program.
+// isLibrary reports whether a file is a shared library rather than a program.
 func isLibrary(path string) bool {
 	f, err := elf.Open(path)
 	if err != nil {

@@ -1,6 +1,6 @@
 package ebpf
 
-// This file turns what the programs send into the vocabulary of package event.
+// This file turns the records of the ring buffer into events.
 
 import (
 	"encoding/binary"
@@ -12,8 +12,8 @@ import (
 	"tensorcast/event"
 )
 
-// view returns a struct of the host's layout, whose tail may be absent: the bytes themselves if they are whole, which the next
-// record overwrites.
+// view interprets raw as a T. If raw is long enough, the result points into raw, which the next record overwrites; if the tail is missing,
+// it is a copy padded with zeros.
 func view[T any](raw []byte) *T {
 	var zero T
 	begin := unsafe.Pointer(unsafe.SliceData(raw))
@@ -25,7 +25,7 @@ func view[T any](raw []byte) *T {
 	return into
 }
 
-// has says whether a flag is set.
+// has reports whether a flag is set.
 func has[F ~uint32](flags uint32, flag F) bool { return flags&uint32(flag) != 0 }
 
 func (t *Tracer) dispatch(raw []byte, handle func(event.Event) error) error {
@@ -41,7 +41,7 @@ func (t *Tracer) dispatch(raw []byte, handle func(event.Event) error) error {
 	}
 	p := t.targets[tgid]
 	if p == nil {
-		return nil // a process that has ended while its events were under way
+		return nil // the process has ended since the event was sent
 	}
 	switch kind {
 	case traceKindKIND_SAMPLE:
@@ -98,7 +98,7 @@ func (t *Tracer) dispatch(raw []byte, handle func(event.Event) error) error {
 		return handle(begin)
 	case traceKindKIND_DECODE_END:
 		e := view[traceDecodeEvent](raw)
-		if err := p.decode(int32(e.Tid), handle); err != nil { // its begin may have come before the probes
+		if err := p.decode(int32(e.Tid), handle); err != nil { // the decode may have begun before the probes were attached
 			return err
 		}
 		return handle(event.DecodeEnd{Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid), Decode: e.Decode})
@@ -107,7 +107,7 @@ func (t *Tracer) dispatch(raw []byte, handle func(event.Event) error) error {
 	}
 }
 
-// announce tells of a process before its first event.
+// announce sends ProcessBegin before a process's first event.
 func (t *Tracer) announce(p *target, handle func(event.Event) error) error {
 	if p.announced {
 		return nil
@@ -120,7 +120,7 @@ func (t *Tracer) announce(p *target, handle func(event.Event) error) error {
 func (t *Tracer) op(p *target, of *traceOpsEvent, e *traceOpRecord, handle func(event.Event) error) error {
 	p.begun = true
 	known := p.template(e.Id)
-	if known == nil { // the event that explains it was lost, which is counted there
+	if known == nil { // the template event was lost; that loss is counted where it happened
 		t.incomplete.Add(1)
 		return nil
 	}
@@ -150,7 +150,7 @@ func (t *Tracer) op(p *target, of *traceOpsEvent, e *traceOpRecord, handle func(
 	return t.emit(p, o, handle)
 }
 
-// graph replays the ops that a graph of its shape has.
+// graph sends the ops that a graph of this shape has.
 func (t *Tracer) graph(p *target, e *traceGraphEvent, handle func(event.Event) error) error {
 	p.begun = true
 	s := p.shapes[e.Shape]
@@ -159,7 +159,7 @@ func (t *Tracer) graph(p *target, e *traceGraphEvent, handle func(event.Event) e
 		return nil
 	}
 	s.used = t.received.Load()
-	rows := 0 // tokens in the graph, by the embeddings that it looks up
+	rows := 0 // tokens in the graph: the number of embeddings that it looks up
 	for _, known := range s.ops {
 		t.graphOps++
 		o := &t.scratch
@@ -177,7 +177,7 @@ func (t *Tracer) graph(p *target, e *traceGraphEvent, handle func(event.Event) e
 				o.Clipped = true
 			}
 		case rows == 1:
-			o.Selects = known.slots // the experts of one token differ; which they are is not known yet
+			o.Selects = known.slots // the experts of one token differ from each other; which ones they are is unknown yet
 		}
 		if err := t.emit(p, o, handle); err != nil {
 			return err
@@ -186,7 +186,7 @@ func (t *Tracer) graph(p *target, e *traceGraphEvent, handle func(event.Event) e
 	return nil
 }
 
-// emit hands over an op, and before it its step if no llama_decode was seen.
+// emit sends an op, preceded by the begin of its step if llama_decode is not observed.
 func (t *Tracer) emit(p *target, o *event.Op, handle func(event.Event) error) error {
 	if err := p.derive(o, handle); err != nil {
 		return err
@@ -194,8 +194,8 @@ func (t *Tracer) emit(p *target, o *event.Op, handle func(event.Event) error) er
 	return handle(o)
 }
 
-// show tells of files when it is learned that ops read from them, which comes before the first of those ops: the target that maps them has
-// not ended by then, if it can be helped.
+// show sends FileSeen for files that are new. It is called when a template arrives, before the first op that uses it: the path must be
+// looked up before the target ends.
 func (t *Tracer) show(p *target, sources []event.Source, handle func(event.Event) error) error {
 	for i := range sources {
 		s := &sources[i]

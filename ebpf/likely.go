@@ -1,6 +1,6 @@
 package ebpf
 
-// This file knows which libraries a command is likely to load.
+// This file finds the libraries that a command is likely to load.
 
 import (
 	"debug/elf"
@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// likelyLibraries lists the llama.cpp libraries that a program finds by itself: beside it, in its run path and in
-// LD_LIBRARY_PATH. Probes can be set on them before the program loads them; no event of the first token is missed.
+// likelyLibraries lists the llama.cpp libraries that the dynamic loader finds for a program: next to it, in its run path and in
+// LD_LIBRARY_PATH. With probes on them before the program loads them, the first token's events are not missed.
 func likelyLibraries(exe string, env []string) []string {
 	dir := filepath.Dir(exe)
 	dirs := []string{dir, filepath.Join(dir, "lib"), filepath.Join(dir, "..", "lib")}

@@ -1,6 +1,7 @@
 package ebpf
 
-// This file owns the programs on the kernel's tracepoints: pages that come from disk, waiting threads, processes that fork and exec.
+// This file loads the programs on the kernel's own tracepoints (system.bpf.c): pages read from disk, threads that wait, processes that fork
+// and exec.
 
 import (
 	"errors"
@@ -19,15 +20,15 @@ import (
 
 //go:generate go tool bpf2go -target amd64,arm64 -type pages_event -type process_event -type io -type file_key -type cause -type event_kind system bpf/system.bpf.c -- -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu
 
-// system is those programs, attached. The nil one does nothing.
+// system holds these programs, attached. Methods of a nil *system do nothing.
 type system struct {
 	coll  *ebpf.Collection
 	links []link.Link
 	io    bool
 }
 
-// openSystem attaches what the options ask for. That a target execs another program is noticed where the kernel tells it, for free;
-// the other programs are indispensable.
+// openSystem attaches the programs that the options need. Watching exec is optional, and left out if the kernel does not support it; the
+// other programs are required.
 func openSystem(objs *traceObjects, opts Options) (*system, error) {
 	spec, err := loadSystem()
 	if err != nil {
@@ -59,7 +60,7 @@ func openSystem(objs *traceObjects, opts Options) (*system, error) {
 	for name, m := range map[string]*ebpf.Map{"events": objs.Events, "targets": objs.Targets, "counters": objs.Counters} {
 		spec.Maps[name].MaxEntries = m.MaxEntries()
 	}
-	if !io { // then no program uses them
+	if !io { // then no program uses these maps
 		delete(spec.Maps, systemMapIoThreads)
 		delete(spec.Maps, systemMapModelFiles)
 	}
@@ -116,7 +117,7 @@ func attachTracepoint(group, name string) func(*ebpf.Program) (link.Link, error)
 	return func(p *ebpf.Program) (link.Link, error) { return link.Tracepoint(group, name, p, nil) }
 }
 
-// checkPageAdded compares the tracepoint's fields with those that the program reads, and reports whether it tells the folio's order.
+// checkPageAdded checks the tracepoint's fields against what the program reads, and reports whether it has the folio's order.
 func checkPageAdded() (order bool, err error) {
 	const name = "events/filemap/mm_filemap_add_to_page_cache/format"
 	var format []byte
@@ -136,7 +137,7 @@ func checkPageAdded() (order bool, err error) {
 	return strings.Contains(string(format), "order;\toffset:36;\tsize:1;"), nil
 }
 
-// watch notes a file of which it matters what other processes read.
+// watch adds a file for which page-ins caused by other processes are reported, too.
 func (s *system) watch(file event.FileID) error {
 	if s == nil || !s.io {
 		return nil
@@ -148,7 +149,7 @@ func (s *system) watch(file event.FileID) error {
 	return nil
 }
 
-// drain hands over the runs of pages that were not at their end when their thread was seen last.
+// drain passes on the runs of pages that the programs have not sent yet, because the thread might have extended them.
 func (s *system) drain(handle func(*systemPagesEvent) error) error {
 	if s == nil || !s.io {
 		return nil
@@ -168,7 +169,7 @@ func (s *system) drain(handle func(*systemPagesEvent) error) error {
 	return nil
 }
 
-// maps are those that only these programs use.
+// maps are the maps that only these programs use.
 func (s *system) maps() (own []*ebpf.Map) {
 	if s == nil {
 		return nil
@@ -200,7 +201,7 @@ func (s *system) close() error {
 	return nil
 }
 
-// systemEvent takes an event of these programs.
+// systemEvent handles an event of these programs.
 func (t *Tracer) systemEvent(kind systemEventKind, tgid uint32, raw []byte, handle func(event.Event) error) error {
 	switch kind {
 	case systemEventKindKIND_PAGES:
@@ -208,7 +209,7 @@ func (t *Tracer) systemEvent(kind systemEventKind, tgid uint32, raw []byte, hand
 	case systemEventKindKIND_FORK:
 		return t.forked(view[systemProcessEvent](raw))
 	case systemEventKindKIND_EXEC:
-		if p := t.targets[tgid]; p != nil { // else it has ended while the event was under way
+		if p := t.targets[tgid]; p != nil { // else it has ended since the event was sent
 			return t.execed(p)
 		}
 		return nil
@@ -216,7 +217,7 @@ func (t *Tracer) systemEvent(kind systemEventKind, tgid uint32, raw []byte, hand
 	return fmt.Errorf("an event of kind %d, which no program sends", kind)
 }
 
-// forked takes up a process that a target has started. It runs the same code until it calls execve.
+// forked adds a process that a target has started. Until it calls execve it runs the same code as its parent.
 func (t *Tracer) forked(e *systemProcessEvent) error {
 	parent := t.targets[e.Parent]
 	if parent == nil || t.targets[e.Tgid] != nil {
@@ -235,7 +236,7 @@ func (t *Tracer) forked(e *systemProcessEvent) error {
 	return nil
 }
 
-// execed looks at the program that a target runs now. What was found in the old one is gone.
+// execed looks at the program that a target runs after an execve. What was found in the old program is dropped.
 func (t *Tracer) execed(p *target) error {
 	p.begun, p.decodes, p.mapped, p.likely = false, false, nil, nil
 	p.readCommand()
@@ -270,7 +271,7 @@ func (t *Tracer) pageIn(e *systemPagesEvent, handle func(event.Event) error) err
 	})
 }
 
-// causeOf is what the programs' number of a cause means.
+// causeOf converts a cause from the programs' numbers.
 func causeOf(c systemCause) (event.Cause, error) {
 	switch c {
 	case systemCauseCAUSE_FAULT:

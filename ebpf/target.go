@@ -1,7 +1,7 @@
 package ebpf
 
-// This file owns what is known of one traced process: the files that carry probes, the op names and the layout of its ggml, and
-// what its nodes were found to read.
+// This file holds what is known about one traced process: the files that carry probes, the op names and struct layout of its ggml, and the
+// templates (what each node of its graphs reads).
 
 import (
 	"bytes"
@@ -16,50 +16,50 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// target is a traced process. All of it belongs to the goroutine that runs the Tracer.
+// target is a traced process. It is used only in the goroutine that runs the Tracer.
 type target struct {
 	pid, parent int
 	process     *proc.Process
-	likely      []*ggml.Image // that it will probably map
+	likely      []*ggml.Image // images that it will probably map
 	mapped      []*ggml.Image
 	ops         []string
 	layout      *ggml.Layout
 	config      traceLayout
 	configured  bool
-	begun       bool // an event has come: ggml is found, no need to look for more libraries
+	begun       bool // an event has arrived, so ggml was found and no further libraries are looked for
 	announced   bool // ProcessBegin was sent
 	command     []string
-	files       map[string]event.FileID // files that ops read from, by their path in the target
+	files       map[string]event.FileID // files that ops read from, by the target's path
 	seen        map[event.FileID]bool
-	// templates are each at their id modulo maxTemplates, as in the programs: a new one takes the place of the oldest.
+	// templates are stored at their id modulo maxTemplates, as in the programs: a new one replaces the oldest.
 	templates    []*template
 	maxTemplates uint32
 	shapes       map[uint32]*shape
-	ids          map[uint32][]gathered // by thread, the oldest first
+	ids          map[uint32][]gathered // by thread, oldest first
 	buffers      map[uint32]buffers    // by thread
-	decodes      bool                  // a llama_decode was seen: no step has to be derived
-	derived      event.DerivedSteps    // where none is: it has no symbol, or something else computes, as in Ollama's own engine
+	decodes      bool                  // llama_decode is observed, so steps need not be derived
+	derived      event.DerivedSteps    // steps where it is not: it has no symbol, or other code computes (as in Ollama's own engine)
 }
 
-// template is what the op of a node reads.
+// template is what the op of a node reads. Op events refer to it by id.
 type template struct {
 	id    uint32
 	op    event.Op // without times
-	ids   uint64   // tensor that it gathers by
+	ids   uint64   // address of the tensor with the ids that it gathers by
 	slots int      // ids per token
 	memo  event.Memo
 }
 
-// shape is the sequence of ops of a graph.
+// shape is the sequence of ops of a graph, in graph detail.
 type shape struct {
 	ops  []*template
-	used uint64 // the event that used it last
+	used uint64 // number of the event that used it last
 }
 
-// maxShapes bounds memory; graphs have few.
+// maxShapes bounds memory; a model has few different graphs.
 const maxShapes = 256
 
-// gathered is the ids of an op, complete or under way.
+// gathered is the ids of one op; they arrive in pieces.
 type gathered struct {
 	seq, tensor uint64
 	slots, rows int
@@ -67,7 +67,7 @@ type gathered struct {
 	got         int
 }
 
-// keptIDs is how many of them are kept for each thread: more than the ops of one event share.
+// keptIDs is how many of them are kept per thread: more than the ops of one event can refer to.
 const keptIDs = 64
 
 type buffers struct {
@@ -86,8 +86,8 @@ func newTarget(pid, parent int) (*target, error) {
 	}, nil
 }
 
-// images are those that the process has mapped; also those that it is likely to map, as long as it has not mapped a whole ggml: the part
-// that computes may come late.
+// images are those that the process has mapped and, as long as these do not include a complete ggml, also those that it is likely to map:
+// the library that computes may be loaded late.
 func (p *target) images() []*ggml.Image {
 	ops := slices.ContainsFunc(p.mapped, func(im *ggml.Image) bool { return im.Ops != nil })
 	computes := slices.ContainsFunc(p.mapped, func(im *ggml.Image) bool { return im.Has(ggml.RoleOp) || im.Has(ggml.RoleGraph) })
@@ -106,10 +106,10 @@ func (p *target) has(roles ...ggml.Role) bool {
 	return false
 }
 
-// learnImages chooses op names and layout of images that were found; true if the programs must be told.
+// learnImages takes op names and layout from newly found images; it returns true if the programs' configuration must change.
 func (p *target) learnImages(images []*ggml.Image) (bool, error) {
 	if !slices.ContainsFunc(images, func(im *ggml.Image) bool { return im.Ops != nil }) {
-		return false, nil // nothing of ggml's base among them: what is known stays
+		return false, nil // none of them has ggml's base library: keep what is known
 	}
 	for _, im := range images {
 		if im.Ops != nil {
@@ -133,7 +133,7 @@ func (p *target) learnImages(images []*ggml.Image) (bool, error) {
 	return true, nil
 }
 
-// gathersOf is the table of gathering ops as a ggml numbers them, for the programs.
+// gathersOf returns the table of gathering ops with the op numbers of a given ggml, for the programs.
 func gathersOf(ops []string) (to [traceLimitMAX_GATHERS]traceGather) {
 	for i := range to {
 		to[i].Op = uint32(traceLimitNO_OP)
@@ -146,13 +146,13 @@ func gathersOf(ops []string) (to [traceLimitMAX_GATHERS]traceGather) {
 	return to
 }
 
-// decode notes that the thread calls llama_decode: steps need not be derived from here on.
+// decode records that a thread called llama_decode: from now on no steps are derived.
 func (p *target) decode(tid int32, handle func(event.Event) error) error {
 	p.decodes = true
 	return p.derived.EndThread(tid, handle)
 }
 
-// derive gives an op its step.
+// derive begins, extends or ends derived steps, and sets the op's decode.
 func (p *target) derive(o *event.Op, handle func(event.Event) error) error {
 	if o.Decode != 0 || p.decodes {
 		return nil
@@ -174,7 +174,7 @@ func (p *target) opName(op uint32) (string, error) {
 	return p.ops[op], nil
 }
 
-// learn keeps a template that the programs have sent, and returns it. unresolved counts sources whose mapping nobody could name.
+// learn stores a template that the programs sent. unresolved counts its sources whose mapping could not be found.
 func (p *target) learn(e *traceTemplateEvent) (t *template, unresolved uint64, err error) {
 	name, err := p.opName(e.Op)
 	if err != nil {
@@ -217,7 +217,7 @@ func (p *target) learn(e *traceTemplateEvent) (t *template, unresolved uint64, e
 	return t, unresolved, nil
 }
 
-// template returns what the programs call id; nil if it did not come.
+// template returns the template with this id; nil if it did not arrive.
 func (p *target) template(id uint32) *template {
 	if p.templates == nil {
 		return nil
@@ -228,7 +228,7 @@ func (p *target) template(id uint32) *template {
 	return nil
 }
 
-// learnShape makes room for the ops of a graph, which follow.
+// learnShape creates a shape; the templates of its ops follow.
 func (p *target) learnShape(id uint32) {
 	if len(p.shapes) >= maxShapes {
 		oldest, first := uint32(0), true
@@ -242,7 +242,7 @@ func (p *target) learnShape(id uint32) {
 	p.shapes[id] = &shape{}
 }
 
-// collect keeps ids, which come in pieces before what gathers by them.
+// collect stores a piece of ids. All pieces precede the op that gathers by them.
 func (p *target) collect(e *traceIdsEvent) {
 	all := p.ids[e.Tid]
 	i := len(all) - 1
@@ -261,7 +261,7 @@ func (p *target) collect(e *traceIdsEvent) {
 	}
 }
 
-// gathered returns the ids that an op gathers by; false if they did not come whole.
+// gathered returns the ids that an op gathers by; false if they are incomplete.
 func (p *target) gathered(tid uint32, seq, tensor uint64) (*gathered, bool) {
 	all := p.ids[tid]
 	for i := len(all) - 1; i >= 0; i-- {
@@ -303,9 +303,8 @@ func (p *target) keepBuffers(e *traceBuffersEvent) {
 	p.buffers[e.Tid] = buffers{e.Seq, list}
 }
 
-// findFile names the file that the target maps at an address. A target that has ended by now has no memory map any
-// more: then the hints are compared with the file's inode. Not with its device, as on overlayfs and btrfs stat gives another one than the
-// kernel's.
+// findFile returns a path for the file that the target maps at an address. If the target has ended, its memory map is gone; then the hints
+// are compared by inode number. (The device number does not help: on overlayfs and btrfs, stat returns another one than the kernel uses.)
 func (p *target) findFile(id event.FileID, address uint64, hints []string) (string, error) {
 	files, err := proc.Mappings(p.pid)
 	if err != nil && !errors.Is(err, proc.ErrNoProcess) {
@@ -325,8 +324,7 @@ func (p *target) findFile(id event.FileID, address uint64, hints []string) (stri
 	return "", fmt.Errorf("the target ended before its model file (device %#x, inode %d) could be named, trace a longer run: %w", id.Dev, id.Ino, proc.ErrNoProcess)
 }
 
-// resolve places a source whose mapping the kernel could not be asked for at the time, because another thread of the
-// target was changing its memory map.
+// resolve finds the mapping of a source for which the program could not search the memory map, because another thread was changing it.
 func (p *target) resolve(s *event.Source) bool {
 	files, err := proc.Mappings(p.pid)
 	if err != nil {
@@ -345,7 +343,7 @@ func (p *target) resolve(s *event.Source) bool {
 	return true // in no file: the weight was copied
 }
 
-// readCommand keeps the process's command line, as long as there is one to read.
+// readCommand stores the process's command line, if there is one.
 func (p *target) readCommand() {
 	if line := proc.CommandLine(p.pid); line != nil {
 		p.command = line

@@ -1,6 +1,6 @@
 package ebpf
 
-// This file owns the loaded programs: attaching them to the libraries of targets, reading the ring buffer, counting losses.
+// This file loads the programs, attaches them to the libraries of targets, reads the ring buffer, and counts losses.
 
 import (
 	"cmp"
@@ -31,70 +31,71 @@ import (
 // Options of a Tracer.
 type Options struct {
 	PID int
-	// Hints are files that the target may map (arguments of its command): they name a model when the target ends
+	// Hints are files that the target may map (arguments of its command). They serve to find the model file's path if the target ends
 	// before its memory map could be read.
 	Hints []string
-	// RingBytes is the size of the ring buffer, a power of two; 0 means 8 MiB, with Small 512 KiB.
+	// RingBytes is the size of the ring buffer, a power of two; 0 means 8 MiB, or 512 KiB with Small.
 	RingBytes uint32
-	// Small sizes the maps for a helper, which has little memory and reads the ring buffer every few milliseconds: about 3 MiB of kernel
-	// memory, not some 20. Losses are counted as ever. What does not fit is learned again: a target whose graphs have more
-	// than 8192 nodes in all, or more than 96 threads that decode, costs more time then.
+	// Small sizes the maps for a helper that has little memory and reads the ring buffer every few milliseconds: about 3 MiB of kernel
+	// memory instead of 20. Losses are still counted. What does not fit is looked up again, which takes time if a target's graphs have more
+	// than 8192 nodes in total, or if more than 96 threads decode.
 	Small bool
-	// templates is the number of nodes that are remembered, a power of two; 0: as Small says. Tests want few.
+	// templates is the number of nodes that are remembered, a power of two; 0 means the default for Small. Tests use few.
 	templates uint32
-	// PerfEvents attaches through perf events even where the kernel has uprobe_multi (Linux 6.6).
+	// PerfEvents attaches through perf events even if the kernel has uprobe_multi (Linux 6.6).
 	PerfEvents bool
-	// Interval bounds how long an event waits in the ring buffer, where only an eighth of it, filled, wakes the reader; 0
-	// means a second. Tick is called by Run that often, after the events at hand.
+	// Interval bounds how long an event waits in the ring buffer: the reader is woken earlier only when an eighth of the buffer is full. 0
+	// means one second. Run calls Tick at this interval, after the pending events.
 	Interval time.Duration
 	Tick     func() error
 	Detail   Detail
-	Buffers  bool // report what ops touch besides weights: Op.Buffers, and ops that read no weight
-	Follow   bool // trace processes that the target starts, too
+	Buffers  bool // also report other tensors than weights (Op.Buffers), and ops that read no weight
+	Follow   bool // also trace processes that the target starts
 	Log      *slog.Logger
 }
 
-// Detail is how closely a target is observed, and what that costs.
+// Detail is how closely a target is observed; more detail costs the target more time.
 type Detail int
 
 const (
-	DetailOp    Detail = iota // each op with its time
-	DetailGraph               // one hit per graph: the sequence of ops, without their times and without the experts that they select
-	DetailIO                  // each op, how long it waited for the disk, and each page of a model file that came from disk
+	DetailOp    Detail = iota // each op with its duration
+	DetailGraph               // one hit per graph: the sequence of ops, without their durations and without the selected experts
+	DetailIO                  // like DetailOp, and how long each op waited for the disk, and each page of a model file that was read from disk
 )
 
-// Tracer observes a process, and those that it starts. Its methods are not safe for concurrent use, save for Counters.
+// Tracer observes a process and, with Options.Follow, the processes that it starts. Of its methods only Counters and Execed may be called
+// concurrently with others.
 type Tracer struct {
 	opts     Options
 	objs     traceObjects
-	system   *system // nil if the kernel offers none of it
+	system   *system // nil if the kernel supports none of these programs
 	reader   *ringbuf.Reader
 	links    []link.Link
 	multi    bool
-	wide     bool                        // probes are hit by every process that runs the file; the programs tell targets from others
-	images   map[proc.FileID]*ggml.Image // files that were looked at
+	wide     bool                        // probes fire in every process that runs the file; the programs ignore those that are no targets
+	images   map[proc.FileID]*ggml.Image // files that were scanned
 	done     map[attachment]bool
-	attached []string // paths that carry probes
+	attached []string // paths of files that carry probes
 	main     *target
 	targets  map[uint32]*target
 	received atomic.Uint64
-	// sources whose mapping nobody could name, and ops whose ids or template did not come
+	// counts of: sources whose mapping could not be found; ops whose ids or template did not arrive
 	unresolved, incomplete atomic.Uint64
 	misses                 atomic.Uint64
-	graphOps               uint64 // numbers the ops of graph detail
-	configurations         uint32 // that the programs were given
+	graphOps               uint64 // op number in graph detail
+	configurations         uint32 // how often the programs were configured
 	scratch                event.Op
 	execs                  chan execRequest
-	ran                    chan struct{} // closed when Run has returned
+	ran                    chan struct{} // closed when Run returns
 }
 
-// execRequest asks Run to look at the program that a process runs now.
+// execRequest asks Run to look at the program that a process runs after an execve.
 type execRequest struct {
 	pid   int
 	found chan bool
 }
 
-// New loads the programs for one target process. Close it.
+// New loads the programs for one target process. The caller must call Close.
 func New(opts Options) (*Tracer, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
@@ -116,7 +117,7 @@ func New(opts Options) (*Tracer, error) {
 		opts: opts, multi: !opts.PerfEvents && features.HaveBPFLinkUprobeMulti() == nil, images: map[proc.FileID]*ggml.Image{}, done: map[attachment]bool{}, execs: make(chan execRequest, 1), ran: make(chan struct{}),
 		main: main, targets: map[uint32]*target{uint32(opts.PID): main},
 	}
-	// Where uprobe_multi takes a process for its first thread (before Linux 6.10), compute threads would be missed.
+	// Before Linux 6.10, uprobe_multi filters by thread and would miss the compute threads.
 	t.wide = opts.Follow || t.multi && tryUprobe(true) != nil
 	if err := t.load(); err != nil {
 		return nil, errors.Join(err, main.process.Close())
@@ -161,15 +162,15 @@ func (t *Tracer) load() error {
 	if t.system, err = openSystem(&t.objs, t.opts); err != nil {
 		return errors.Join(err, t.reader.Close(), t.objs.Close())
 	}
-	// A target from the start: it may fork, or bring in pages, before its ggml is found.
+	// Make it a target at once: it may fork or read pages before its ggml is found.
 	if err := t.objs.Targets.Put(uint32(t.opts.PID), traceTargetConfig{Follow: flag(t.opts.Follow)}); err != nil {
 		return errors.Join(fmt.Errorf("configure the probes: %w", err), t.system.detach(), t.system.close(), t.reader.Close(), t.objs.Close())
 	}
 	return nil
 }
 
-// sizes are the numbers of entries of those maps that get others than the programs were compiled with: few for Small, and one where the
-// programs of this detail do not use a map. The ring buffer's is in bytes.
+// sizes are the numbers of entries of the maps whose size differs from the compiled one: fewer with Small, and 1 for maps that this detail
+// does not use. For the ring buffer it is bytes.
 func (o *Options) sizes() map[string]uint32 {
 	n := map[string]uint32{}
 	if o.Small {
@@ -189,8 +190,8 @@ func (o *Options) sizes() map[string]uint32 {
 	return n
 }
 
-// MapBytes is the memory of the programs' maps as the kernel accounts it: what the memory cgroup of the process that called New pays. It
-// may be called as long as the Tracer is not closed.
+// MapBytes is the memory of the programs' maps in bytes, as the kernel accounts it. It is charged to the memory cgroup of the process that
+// called New. Do not call it after Close.
 func (t *Tracer) MapBytes() (int64, error) {
 	o := &t.objs
 	maps := []*ebpf.Map{o.Counters, o.Events, o.Nodes, o.Places, o.Shapes, o.Slots, o.Targets, o.Templates, o.Threads, o.WarmContexts}
@@ -210,7 +211,7 @@ func (t *Tracer) MapBytes() (int64, error) {
 	return sum, nil
 }
 
-// batch is how many ops are sent together. One at a time, where somebody waits for them or where they must be in order with other events.
+// batch is how many ops are sent together: one, if somebody waits for them or their order with other events matters.
 func (o *Options) batch() uint32 {
 	if o.Interval < 100*time.Millisecond || o.Detail == DetailIO || o.Buffers {
 		return 1
@@ -218,7 +219,7 @@ func (o *Options) batch() uint32 {
 	return uint32(len(traceOpsEvent{}.Ops))
 }
 
-// wakeAt is how full the ring buffer wakes the reader.
+// wakeAt is the fill level in bytes at which the programs wake the reader.
 func wakeAt(ringBytes uint32) uint64 { return uint64(ringBytes) / 8 }
 
 func flag(on bool) uint32 {
@@ -230,10 +231,10 @@ func flag(on bool) uint32 {
 
 func pageShift() uint32 { return uint32(bits.TrailingZeros(uint(os.Getpagesize()))) }
 
-// Detach removes all probes from the target. It is called by Run's goroutine, or after Run has returned.
+// Detach removes all probes from the target. Call it in Run's goroutine, or after Run has returned.
 func (t *Tracer) Detach() error {
 	t.countMisses()
-	// Removing a probe waits for a grace period of the kernel (some 50 ms): wait for all of them at once.
+	// Removing a probe waits for an RCU grace period (about 50 ms): remove all in parallel.
 	var group errgroup.Group
 	for _, l := range t.links {
 		group.Go(l.Close)
@@ -243,7 +244,7 @@ func (t *Tracer) Detach() error {
 	return group.Wait()
 }
 
-// Close removes all probes and frees the programs. Call it after Run has returned.
+// Close removes all probes and unloads the programs. Call it after Run has returned.
 func (t *Tracer) Close() error {
 	errs := []error{t.Detach(), t.reader.Close(), t.system.close(), t.objs.Close()}
 	for _, p := range t.targets {
@@ -253,7 +254,7 @@ func (t *Tracer) Close() error {
 	return errors.Join(errs...)
 }
 
-// AttachLikely sets probes on the libraries that a program which has not run yet is likely to load.
+// AttachLikely sets probes on the libraries that a program is likely to load, before it runs.
 func (t *Tracer) AttachLikely(exe string, env []string) error {
 	return t.attachLikely(t.main, exe, env)
 }
@@ -263,7 +264,7 @@ func (t *Tracer) attachLikely(p *target, exe string, env []string) (err error) {
 	return err
 }
 
-// AttachMapped sets probes on what the target has mapped by now.
+// AttachMapped sets probes on the libraries that the target has mapped by now.
 func (t *Tracer) AttachMapped() error { return t.attachMapped(t.main) }
 
 func (t *Tracer) attachMapped(p *target) error {
@@ -281,8 +282,8 @@ func (t *Tracer) attachMapped(p *target) error {
 	return err
 }
 
-// attach sets probes on files and returns their images. The programs are told of the target before the probes are there, and the
-// probe that is seldom hit comes last: while a model is being loaded, each waits for the target's memory map.
+// attach sets probes on files and returns their images. The programs are configured before any probe is set. The rarely hit probe is set
+// last: while the target loads a model, setting a probe waits for the lock of its memory map.
 func (t *Tracer) attach(p *target, paths []string) ([]*ggml.Image, error) {
 	var images []*ggml.Image
 	for _, path := range paths {
@@ -307,7 +308,7 @@ func (t *Tracer) attach(p *target, paths []string) ([]*ggml.Image, error) {
 	return images, nil
 }
 
-// configure tells the programs which process to watch and how its ggml numbers the ops and lays out its tensors.
+// configure tells the programs to watch a process, and how its ggml numbers the ops and lays out its structs.
 func (t *Tracer) configure(p *target, found []*ggml.Image) error {
 	changed, err := p.learnImages(found)
 	if err != nil || !changed {
@@ -317,7 +318,7 @@ func (t *Tracer) configure(p *target, found []*ggml.Image) error {
 	if err := t.objs.Targets.Put(uint32(p.pid), config); err != nil {
 		return fmt.Errorf("configure the probes: %w", err)
 	}
-	t.configurations++ // threads that have a copy take another
+	t.configurations++ // threads copy the configuration again when this changes
 	if err := t.objs.Configurations.Set(t.configurations); err != nil {
 		return fmt.Errorf("configure the probes: %w", err)
 	}
@@ -325,7 +326,7 @@ func (t *Tracer) configure(p *target, found []*ggml.Image) error {
 	return nil
 }
 
-// Ready says whether ops of the target would be seen now: nil, ErrNoGGML or ErrOldGGML.
+// Ready reports whether ops of the target would be seen now: it returns nil, ErrNoGGML or ErrOldGGML.
 func (t *Tracer) Ready() error { return t.ready(t.main) }
 
 func (t *Tracer) ready(p *target) error {
@@ -341,7 +342,7 @@ func (t *Tracer) ready(p *target) error {
 // Attached lists the files that carry probes.
 func (t *Tracer) Attached() []string { return t.attached }
 
-// Describe says what is known of the ggml of a traced process.
+// Describe returns what is known about the ggml of a traced process.
 func (t *Tracer) Describe(pid int) event.TargetInfo {
 	info := event.TargetInfo{}
 	p := t.targets[uint32(pid)]
@@ -358,11 +359,12 @@ func (t *Tracer) Describe(pid int) event.TargetInfo {
 	return info
 }
 
-// scan looks at a file, once. The image is nil if the path cannot be opened any more, or here.
+// scan returns the image of a file; each file is read once. The image is nil if the path cannot be opened (any more, or in this mount
+// namespace).
 func (t *Tracer) scan(path string) (*ggml.Image, error) {
 	key, err := proc.FileOf(path)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil // unlinked, or not a file of this mount namespace
+		return nil, nil // deleted, or in another mount namespace
 	}
 	if err != nil {
 		return nil, err
@@ -378,10 +380,10 @@ func (t *Tracer) scan(path string) (*ggml.Image, error) {
 	return im, nil
 }
 
-// attachImage sets probes on those functions of a file that are hit seldom, or on the others; once.
+// attachImage sets probes on the rarely hit functions of a file, or on all others, unless that was done before.
 func (t *Tracer) attachImage(im *ggml.Image, seldom bool) error {
 	sites := slices.DeleteFunc(slices.Clone(im.Sites), func(s ggml.Site) bool {
-		// Fused ops without the others would be a sequence with holes.
+		// Without the plain ops, fused ops alone would make an incomplete sequence.
 		return (s.Role == ggml.RoleBufferFree) != seldom || s.Role == ggml.RoleFused && !im.Has(ggml.RoleOp)
 	})
 	done := attachment{im, seldom}
@@ -408,7 +410,7 @@ func (t *Tracer) attachImage(im *ggml.Image, seldom bool) error {
 	return nil
 }
 
-// attachment is the probes of a file: those that are hit seldom, or the others.
+// attachment identifies a group of a file's probes: the rarely hit ones, or the others.
 type attachment struct {
 	im     *ggml.Image
 	seldom bool
@@ -441,7 +443,8 @@ func (t *Tracer) attachSite(ex *link.Executable, s ggml.Site) error {
 	case ggml.RoleBufferFree:
 		probes = []probe{{prog: t.objs.BufferFree, at: s.Probe}}
 	}
-	// Processes that the target starts are told apart by the programs; others that run the same files pay for a hit.
+	// With a pid of 0 the probe fires in all processes that run the file. The programs ignore those that are no targets, but these pay for
+	// each hit.
 	pid := t.opts.PID
 	if t.wide {
 		pid = 0
@@ -477,20 +480,20 @@ func (t *Tracer) attachSite(ex *link.Executable, s ggml.Site) error {
 	return nil
 }
 
-// lookInterval is how often Run looks for libraries that a target loads late, until ggml is found; lookAgain, until its first op is seen:
-// another library may come, and be the one in use.
+// lookInterval is how often Run looks for libraries that the target loads late, until ggml is found. lookAgain is how often it looks after
+// that, until the first op is seen: the library that is really used may be yet another one.
 const (
 	lookInterval = 2 * time.Millisecond
 	lookAgain    = 500 * time.Millisecond
 )
 
-// minPoll is what epoll can wait, in whole milliseconds and rounded down: less would spin.
+// minPoll is the shortest wait for which epoll is used: it waits whole milliseconds, rounded down, so shorter waits would spin.
 const minPoll = 10 * time.Millisecond
 
 const defaultInterval = time.Second
 
-// Run hands events to handle until ctx is done (an Op as a pointer to one that the next overwrites); then it hands over what the ring buffer still holds and returns nil.
-// It returns the first error of handle or Tick at once. Call it once.
+// Run passes events to handle until ctx is done; then it passes on what the ring buffer still holds and returns nil. The next Op overwrites
+// the one that *Op points to. If handle or Tick returns an error, Run returns it at once. Call it once.
 func (t *Tracer) Run(ctx context.Context, handle func(event.Event) error) error {
 	defer close(t.ran)
 	stop := context.AfterFunc(ctx, func() { t.reader.Flush() })
@@ -551,8 +554,8 @@ func (t *Tracer) Run(ctx context.Context, handle func(event.Event) error) error 
 	}
 }
 
-// Execed sets probes for the program that a process, stopped behind its execve, is about to run. It returns true if ggml was found,
-// or if nobody looks any more. It may be called by any goroutine while Run runs.
+// Execed sets probes for the program that a process, stopped after its execve, is about to run. It returns true if ggml was found, or if
+// Run has ended. It may be called by any goroutine while Run runs.
 func (t *Tracer) Execed(pid int) (found bool) {
 	request := execRequest{pid, make(chan bool, 1)}
 	select {
@@ -560,7 +563,7 @@ func (t *Tracer) Execed(pid int) (found bool) {
 	case <-t.ran:
 		return true
 	}
-	t.reader.Flush() // wakes Run; fails if that is over
+	t.reader.Flush() // wakes Run; the error means that Run has ended
 	select {
 	case found := <-request.found:
 		return found
@@ -588,7 +591,7 @@ func (t *Tracer) serveExecs() error {
 	}
 }
 
-// finish hands over what the programs still hold.
+// finish passes on what the programs still hold.
 func (t *Tracer) finish(handle func(event.Event) error) error {
 	if err := t.system.drain(func(e *systemPagesEvent) error { return t.pageIn(e, handle) }); err != nil {
 		return err
@@ -601,7 +604,7 @@ func (t *Tracer) finish(handle func(event.Event) error) error {
 	return nil
 }
 
-// reap lets go of processes that the target had started and that have ended.
+// reap removes processes that the target had started and that have ended.
 func (t *Tracer) reap(handle func(event.Event) error) error {
 	for tgid, p := range t.targets {
 		if p == t.main {
@@ -635,7 +638,7 @@ func (t *Tracer) reap(handle func(event.Event) error) error {
 	return nil
 }
 
-// countMisses adds up the hits that the kernel did not run programs for.
+// countMisses sums up the hits for which the kernel did not run the programs.
 func (t *Tracer) countMisses() {
 	sum := uint64(0)
 	for _, p := range []*ebpf.Program{t.objs.Op, t.objs.FusedOp, t.objs.GraphBegin, t.objs.GraphEnd, t.objs.DecodeBegin, t.objs.DecodeEnd} {
@@ -646,11 +649,12 @@ func (t *Tracer) countMisses() {
 	t.misses.Store(sum)
 }
 
-// Counters reads the BPF side's account of every hit. Its sums hold once the target has stopped.
+// Counters reads the programs' counters. The sums are exact once the target has stopped. It may be called concurrently with Run.
 func (t *Tracer) Counters() (event.Counters, error) {
 	t.countMisses()
 	sum := traceCounts{}.Of
-	// The counts that threads still hold are read first: one that adds its own to the counters meanwhile may be counted twice, but none is missed.
+	// Read the per-thread counts first: a thread that concurrently flushes its counts into the counters may be counted twice, but never
+	// omitted.
 	pending := func(th *traceThread) {
 		sum[traceCounterCOUNT_HITS] += uint64(th.Hits)
 		sum[traceCounterCOUNT_NO_WEIGHT] += uint64(th.NoWeight)

@@ -1,6 +1,12 @@
+// Package event is the vocabulary of capture: what a capturer reports about a running llama.cpp, one value per observation, whatever the
+// means (the probes of package ebpf, the preloaded library of package capture/preload).
+//
+// An [Event] is one of a few types, of which [Op] (one node of a ggml graph) is by far the most frequent. [Counters] account for what was
+// lost, the Err variables are the errors on which callers decide. Package trace writes events to tables, package pattern learns from them,
+// package prefetch acts on them. This package reads no files and depends on no file format.
 package event
 
-// This file defines what a capturer reports about a running target, whatever the means of capture.
+// This file defines the events.
 
 import (
 	"fmt"
@@ -9,17 +15,18 @@ import (
 	"tensorcast/gguf"
 )
 
-// Event is one observation: FileSeen, DecodeBegin, DecodeEnd, *Op, PageIn, ProcessBegin or ProcessEnd. Events of one thread come in the order in which they happened.
+// Event is one observation: a FileSeen, DecodeBegin, DecodeEnd, *Op, PageIn, ProcessBegin or ProcessEnd. Events of one thread arrive in the
+// order in which they happened; those of different threads may not.
 type Event interface{ event() }
 
-// FileSeen comes before the first Op that reads from a file.
+// FileSeen tells that a process maps a file that weights are read from. It precedes the first Op that reads from the file.
 type FileSeen struct {
 	PID  int32
 	File FileID
-	Path string // where this process can open it
+	Path string // where the capturing process can open the file; in a container this is not the path that the target knows
 }
 
-// DecodeBegin is the entry of llama_decode (a step).
+// DecodeBegin is the start of a step: the entry of llama_decode, or what stands for it (see Derived).
 type DecodeBegin struct {
 	Time    int64  // ns, CLOCK_MONOTONIC
 	PID     int32  // process
@@ -28,15 +35,15 @@ type DecodeBegin struct {
 	Decode  uint32 // counts the process's calls from 1
 	Tokens  int32  // tokens in the batch
 	Warmup  bool   // between llama_set_warmup(true) and (false)
-	// Sequences are the distinct sequences (a server's slots) that the batch's tokens belong to, ascending; nil if the capturer
-	// cannot tell, as where the target has no llama_decode.
+	// Sequences are the distinct sequences (in a server: slots) that the batch's tokens belong to, in ascending order. It is nil if the
+	// capturer cannot tell, for example where the target has no llama_decode.
 	Sequences []int32
-	// Derived says that no llama_decode was seen, for want of a symbol or because the target computes without it: the step begins with
-	// a lookup of token embeddings, and its end is that of its last op.
+	// Derived says that llama_decode was not observed, because it has no symbol or the target does not call it. The step then begins with a
+	// lookup of token embeddings and ends with the step's last op.
 	Derived bool
 }
 
-// DecodeEnd is the return of llama_decode.
+// DecodeEnd is the end of a step: the return of llama_decode, or the end of a derived step's last op.
 type DecodeEnd struct {
 	Time   int64
 	PID    int32
@@ -44,8 +51,9 @@ type DecodeEnd struct {
 	Decode uint32
 }
 
-// Op is one node of a ggml graph, run by thread 0, that reads at least one weight, or touches buffers. There are many: as an event it is a
-// pointer, to what the capturer may overwrite when it has been handled; the slices in it stay.
+// Op is one node of a ggml graph that reads at least one weight (or, if buffers were asked for, touches any). It is observed on ggml's
+// thread 0. Ops are many, so the event is a pointer to memory that the capturer may overwrite once the event has been handled; the slices
+// in it are not overwritten.
 type Op struct {
 	Time     int64 // ns, CLOCK_MONOTONIC: when thread 0 entered the op; where graphs are observed and not ops, when it entered the graph
 	Duration int64 // ns until thread 0 entered the next op or left the graph; it includes waiting for the other threads; -1 if not observed
@@ -62,26 +70,26 @@ type Op struct {
 	ByExpert  bool    // the ids are experts, else rows
 	IDs       []int32 // IDRows rows (tokens) of len(IDs)/IDRows slots; nil if they were lost
 	IDRows    int
-	// Selects is how many ids, all different, the op gathers by where only their number is known: the experts of one token, before the
-	// graph has chosen them. 0 otherwise.
+	// Selects is how many different ids the op gathers by, where their number is known but not yet their values: the experts of one token,
+	// when a graph is reported before its router has run. 0 otherwise.
 	Selects int
 	Sources []Source
-	Buffers []Buffer // what it touches besides weights, if that was asked for
+	Buffers []Buffer // what it touches besides weights, if the capturer was asked for that
 	Clipped bool     // the op had more weights or ids than the capturer could carry: a defect to report, never to hide
-	// Memo, if not nil, is shared by ops of one process that have the same Name, GatherDim, ByExpert and Sources: a consumer keeps there what it
-	// has worked out of these.
+	// Memo, if not nil, is shared by all ops of one process that have the same Name, GatherDim, ByExpert and Sources. A consumer can keep
+	// in it what it has computed from these fields.
 	Memo *Memo
 }
 
-// Memo is a place for what the one consumer of a stream of events has worked out of an op. Capturers do not look at it. The zero value holds nothing.
-// It is for the goroutine that handles the events.
+// Memo holds what a consumer of events has computed from an op. Only one consumer of a stream may use it, in the goroutine that handles the
+// events. Capturers do not look at it. The zero value is empty.
 type Memo struct{ Value any }
 
 // Source is one weight that an op reads.
 type Source struct {
 	Name   string // ggml_tensor.name, cut at 63 bytes by ggml
 	Data   uint64 // address in the target
-	InFile bool   // Data lies in a mapping of a file; else the weight was copied elsewhere at load
+	InFile bool   // Data lies in a mapping of a file; false: the weight was copied to other memory when the model was loaded
 	File   FileID // which file, if InFile
 	Offset int64  // byte offset in that file, if InFile
 	Type   gguf.Type
@@ -89,33 +97,33 @@ type Source struct {
 	NB     [4]int64 // bytes per step in each dimension
 }
 
-// Buffer is a tensor besides weights that an op touches: an activation, an input, a part of the KV cache.
+// Buffer is a tensor that an op touches and that is no weight: an activation, an input, a part of the KV cache.
 type Buffer struct {
 	Name  string // ggml_tensor.name
-	Root  string // of the tensor that it is a view of ("cache_k_l0"); empty if it is no view
+	Root  string // name of the tensor that it is a view of ("cache_k_l0"); empty if it is no view
 	Data  uint64 // address in the target
 	Type  gguf.Type
 	NE    [4]int64
 	NB    [4]int64
-	Write bool // the op's result, else a source
+	Write bool // true: the op writes it (its result); false: the op reads it
 }
 
-// Cause says why a page came from disk.
+// Cause says why a page was read from disk.
 type Cause uint8
 
 const (
-	CauseFault     Cause = iota // the target touched it
-	CauseReadahead              // the target touched, or read, another page nearby
-	CauseRead                   // the target read the file by a system call
-	CauseOther                  // another process
+	CauseFault     Cause = iota // page fault: the target touched this page
+	CauseReadahead              // the kernel read it ahead because the target touched or read a page nearby
+	CauseRead                   // the target read this part of the file with a system call
+	CauseOther                  // another process read it
 )
 
-// PageIn is a run of pages of one file that was added to the page cache.
+// PageIn tells that a run of consecutive pages of one file was added to the page cache.
 type PageIn struct {
-	Time   int64 // ns, CLOCK_MONOTONIC: of the first page
+	Time   int64 // ns, CLOCK_MONOTONIC, when the first page was added
 	PID    int32 // process that caused it
 	TID    int32
-	Decode uint32 // the target's decode at that time; 0 between decodes
+	Decode uint32 // the decode that the target was in at that time; 0 between decodes
 	Seq    uint64 // Op.Seq of the op that thread 0 of that decode was in; 0 if none
 	File   FileID
 	Offset int64
@@ -123,20 +131,20 @@ type PageIn struct {
 	Cause  Cause
 }
 
-// ProcessBegin says that a process is traced from now on: the target itself, or one that it has started.
+// ProcessBegin tells that a process is traced from now on: the target itself, or a process that it started.
 type ProcessBegin struct {
 	PID     int32
 	Parent  int32 // 0 for the target itself
 	Command []string
 }
 
-// ProcessEnd comes after the last event of a process.
+// ProcessEnd is the last event of a process.
 type ProcessEnd struct {
 	Time int64
 	PID  int32
 }
 
-// FileID names a mapped file as the kernel does.
+// FileID identifies a mapped file by the kernel's device and inode numbers.
 type FileID struct {
 	Dev uint64 // kernel dev_t of the superblock (major<<20 | minor)
 	Ino uint64
@@ -152,10 +160,10 @@ func (ProcessEnd) event()   {}
 
 var causeNames = []string{"fault", "readahead", "read", "other"}
 
-// CauseNames are the names of the causes, each at its number.
+// CauseNames returns the names of the causes, indexed by Cause.
 func CauseNames() []string { return slices.Clone(causeNames) }
 
-// ParseCause is the cause of a name.
+// ParseCause returns the cause that has this name.
 func ParseCause(name string) (Cause, error) {
 	i := slices.Index(causeNames, name)
 	if i < 0 {
@@ -166,13 +174,13 @@ func ParseCause(name string) (Cause, error) {
 
 func (c Cause) String() string { return causeNames[min(c, CauseOther)] }
 
-// Bytes is the extent that the source spans (ggml_nbytes): what an op that gathers nothing reads.
+// Bytes is the extent that the source spans, in bytes (ggml_nbytes): what an op reads of it unless it gathers.
 func (s *Source) Bytes() int64 { return extent(s.Type, &s.NE, &s.NB) }
 
-// Bytes is the extent that the buffer spans (ggml_nbytes).
+// Bytes is the extent that the buffer spans, in bytes (ggml_nbytes).
 func (b *Buffer) Bytes() int64 { return extent(b.Type, &b.NE, &b.NB) }
 
-// extent is ggml_nbytes; 0 for a tensor without elements, and for a type that is not known.
+// extent computes ggml_nbytes; it is 0 for a tensor without elements and for an unknown type.
 func extent(t gguf.Type, ne, nb *[4]int64) int64 {
 	for _, n := range ne {
 		if n <= 0 {

@@ -1,12 +1,13 @@
 package event
 
-// This file numbers the steps of a target whose llama_decode is not seen, as where llama.cpp was linked into a stripped program and only
-// ggml's libraries have symbols, or where a program builds graphs by itself: a step begins when token embeddings are looked up.
+// This file derives steps where llama_decode is not observed: llama.cpp may be linked into a stripped program, so that only ggml's
+// libraries have symbols, or a program may build its graphs by itself. There a step begins when token embeddings are looked up.
 
 // TokenEmbeddings is the weight whose rows are the tokens' embeddings, in every architecture that llama.cpp knows.
 const TokenEmbeddings = "token_embd.weight"
 
-// DerivedSteps are the steps of one process. The zero value has none; set PID. Not for concurrent use.
+// DerivedSteps numbers the derived steps of one process: one may be open in each thread. Set PID before use; the zero value otherwise has
+// no steps. Not for concurrent use. The handle functions that its methods take receive the DecodeBegin and DecodeEnd events.
 type DerivedSteps struct {
 	PID   int32
 	begun uint32
@@ -18,7 +19,7 @@ type derivedStep struct {
 	end    int64
 }
 
-// Begin ends the thread's step, if it is in one, and begins another.
+// Begin ends the thread's step if one is open, and begins the next.
 func (d *DerivedSteps) Begin(tid int32, time int64, tokens int, handle func(Event) error) error {
 	if err := d.EndThread(tid, handle); err != nil {
 		return err
@@ -31,7 +32,7 @@ func (d *DerivedSteps) Begin(tid int32, time int64, tokens int, handle func(Even
 	return handle(DecodeBegin{Time: time, PID: d.PID, TID: tid, Decode: d.begun, Tokens: int32(tokens), Derived: true})
 }
 
-// Decode is the step that the thread is in; 0 for none.
+// Decode returns the number of the thread's open step; 0 if there is none.
 func (d *DerivedSteps) Decode(tid int32) uint32 {
 	if step := d.open[tid]; step != nil {
 		return step.decode
@@ -39,14 +40,14 @@ func (d *DerivedSteps) Decode(tid int32) uint32 {
 	return 0
 }
 
-// Extend says that the thread's step, if it is in one, lasted until a time at least.
+// Extend moves the end of the thread's open step, if there is one, to end (ns, CLOCK_MONOTONIC).
 func (d *DerivedSteps) Extend(tid int32, end int64) {
 	if step := d.open[tid]; step != nil {
 		step.end = end
 	}
 }
 
-// End ends the steps of all threads.
+// End ends the open steps of all threads.
 func (d *DerivedSteps) End(handle func(Event) error) error {
 	for tid := range d.open {
 		if err := d.EndThread(tid, handle); err != nil {
@@ -56,7 +57,7 @@ func (d *DerivedSteps) End(handle func(Event) error) error {
 	return nil
 }
 
-// EndThread ends the thread's step, if it is in one.
+// EndThread ends the thread's step if one is open.
 func (d *DerivedSteps) EndThread(tid int32, handle func(Event) error) error {
 	step := d.open[tid]
 	if step == nil {

@@ -1,6 +1,6 @@
 package fabric
 
-// This file holds the other operand of a product: a vector, quantised as ggml does it.
+// This file defines the second operand of a product: a vector, quantised as ggml does it.
 
 import (
 	"fmt"
@@ -9,31 +9,31 @@ import (
 	"tensorcast/fabric/trit"
 )
 
-// Activations are a vector as signed bytes with a factor per block: x[i] is about Q[i] * Scale[i/Block]. Quantize may fill them again and
-// again, without allocation; meanwhile nobody may read them. Otherwise any number of goroutines may.
+// Activations are a vector of signed bytes with a factor per block: x[i] is approximately Q[i] * Scale[i/Block]. Quantize can be called
+// repeatedly and does not allocate. It must not run concurrently with other uses; otherwise any number of goroutines may read the vector.
 type Activations struct {
 	Cols  int
 	Block int       // 32 or 256
-	Q     []int8    // Cols values, and zeros up to the end of a group of any layout
-	Scale []float32 // one per block of Cols
+	Q     []int8    // Cols values, then zeros up to the end of a group in any layout
+	Scale []float32 // one per block of columns
 
-	// Of each four of Q the sum, which is a lane of the kernels' sums.
+	// The sum of each four values of Q, which is one lane of the kernels' sums.
 	sums []int32
 }
 
-// NewActivations makes room for cols values, in blocks of 32 (ggml's Q8_0) or of 256 (its Q8_K).
+// NewActivations allocates a vector of cols values, in blocks of 32 (ggml's Q8_0) or 256 (its Q8_K).
 func NewActivations(cols, block int) (*Activations, error) {
 	if cols <= 0 || block != 32 && block != 256 {
 		return nil, fmt.Errorf("activations: %d values in blocks of %d", cols, block)
 	}
 	n := paddedCols(cols)
-	const overread = 3 // of the kernels of sparse planes
+	const overread = 3 // bytes that the kernels of sparse planes read beyond the end
 	return &Activations{
 		Cols: cols, Block: block, Q: make([]int8, n, n+overread), Scale: make([]float32, ceilDiv(cols, block)), sums: make([]int32, n/4),
 	}, nil
 }
 
-// paddedCols is the columns of whole groups of any layout, and of whole blocks of 256 above them.
+// paddedCols rounds cols up to whole groups of any layout and to whole blocks of 256.
 func paddedCols(cols int) int {
 	n := 0
 	for _, l := range []trit.Layout{trit.PT5Striped, trit.TwoBit} {
@@ -43,13 +43,13 @@ func paddedCols(cols int) int {
 	return ceilDiv(n, 256) * 256
 }
 
-// Quantize stores x, of Cols values; it panics if there are fewer or more. Of finite values it makes what ggml makes, bit for bit:
+// Quantize stores x, which must have Cols values, else it panics. For finite values the result is ggml's, bit for bit:
 //
 //   - blocks of 32: quantize_row_q8_0 of ggml's CPU backend on x86: Q = x * (127 / max |x|), rounded to even; Scale = max |x| / 127, as a half
 //   - blocks of 256: quantize_row_q8_K: with m the first value of the largest magnitude, Q = x * (-127 / m), at most 127, rounded to even;
 //     Scale = 1 / (-127 / m)
 //
-// A short last block is quantised as if zeros followed. A block of zeros has the scale 0.
+// A short last block is quantised as if it were filled up with zeros. A block of zeros has the scale 0.
 func (a *Activations) Quantize(x []float32) {
 	if len(x) != a.Cols {
 		panic(fmt.Sprintf("fabric: %d values for activations of %d", len(x), a.Cols))

@@ -1,7 +1,8 @@
 package fabric_test
 
-// This file makes the conformance vectors (testdata/conformance.jsonl, described in TFMBS_DEVICE_SPEC.md) and holds this package to the file.
-// What makes them follows the specification trit by trit and bit by bit, with exact numbers, and uses nothing of the code under test.
+// This file generates the conformance vectors (testdata/conformance.jsonl, described in TFMBS_DEVICE_SPEC.md) and checks this package
+// against them. The generator follows the specification trit by trit and bit by bit, with exact numbers, and uses none of the code under
+// test.
 
 //go:generate go test -run ^TestConformance$ . -update
 

@@ -1,6 +1,6 @@
 package fabric
 
-// This file lets tests choose what is otherwise chosen for the processor.
+// This file lets tests choose the kernels, which are otherwise chosen for the processor.
 
 import "tensorcast/fabric/kernel"
 

@@ -1,7 +1,7 @@
 package fabric
 
-// This file holds the frame: the bytes that a matrix travels and rests in. TFMBS_DEVICE_SPEC.md describes them for others; what is here is
-// the header, the order and sizes of what follows it, and writing. frame_read.go reads.
+// This file writes frames, the format in which matrices are stored and transferred. TFMBS_DEVICE_SPEC.md specifies it. The file defines the
+// header, the order and sizes of the sections, and the writer; frame_read.go has the reader.
 
 import (
 	"encoding/binary"
@@ -18,21 +18,21 @@ import (
 	"tensorcast/gguf"
 )
 
-// Errors of frames are wrapped by one of these, by trit.ErrInvalid, or are the stream's own.
+// Errors of frames wrap one of these or trit.ErrInvalid, or are errors of the stream.
 var (
-	// ErrNotFrame says that something else stands where a frame should begin.
+	// ErrNotFrame says that the stream holds something else where a frame should begin.
 	ErrNotFrame = errors.New("not a frame")
 
-	// ErrVersion says that a frame is of a version, or a byte order, that this package does not read.
+	// ErrVersion says that a frame has a version or byte order that this package does not support.
 	ErrVersion = errors.New("not a version of frames that can be read")
 
 	// ErrTruncated says that the stream ends within a frame.
 	ErrTruncated = errors.New("truncated")
 
-	// ErrChecksum says that bytes of a frame are not those that were written.
+	// ErrChecksum says that bytes of a frame differ from those that were written.
 	ErrChecksum = errors.New("wrong checksum")
 
-	// ErrFrame says that a frame, or a matrix that should become one, contradicts itself or goes beyond the limits.
+	// ErrFrame says that a frame, or a matrix to be written as one, is inconsistent or exceeds the limits.
 	ErrFrame = errors.New("malformed frame")
 )
 
@@ -41,17 +41,17 @@ const (
 	frameMark    = 0x0a0b0c0d
 	frameVersion = 1
 
-	frameAlign   = 64 // of the header's and each section's length
-	preludeBytes = 64 // the fields of every frame
-	recordBytes  = 24 // the fields of a term, and of Min
+	frameAlign   = 64 // alignment of the lengths of the header and of each section
+	preludeBytes = 64 // size of the fixed part of the header
+	recordBytes  = 24 // size of the record of a term, and of Min
 	crcBytes     = 4
 
 	flagExact = 1
 
-	// The limits. A header within them takes less than frameHeaderMax bytes; the sum of a term and its center stays within 32 bits.
+	// Limits. A header within them is shorter than frameHeaderMax; the sum of a term and its center fits into 32 bits.
 	maxFrameName   = 65535
 	maxFrameTerms  = 64
-	maxFramePlanes = 16 // of a term
+	maxFramePlanes = 16 // per term
 	maxFrameDim    = math.MaxInt32
 	maxCenter      = 1 << 30
 	frameHeaderMax = (preludeBytes + (maxFrameTerms+1)*recordBytes + maxFrameName + crcBytes + frameAlign - 1) / frameAlign * frameAlign
@@ -59,14 +59,14 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// What a record says of scales.
+// Forms of scales in a record.
 const (
 	scalesNone = iota
 	scalesHalf
 	scalesSub
 )
 
-// form is what s holds. It is an error if s is none of the forms that Scales describes, for rows of cols columns.
+// form returns the form of s. It is an error if s has none of the forms that Scales describes, for rows of cols columns.
 func (s *Scales) form(cols int) (int, error) {
 	switch {
 	case s.Half == nil && s.Sub == nil && s.Super == nil:
@@ -88,14 +88,14 @@ func (s *Scales) form(cols int) (int, error) {
 	return 0, fmt.Errorf("%w: scales in blocks of %d", ErrFrame, s.Block)
 }
 
-// section is a piece of a frame's payload: count elements of size bytes. One of the pointers says where they are in memory.
+// section is a part of a frame's payload: count elements of size bytes. One of the pointers says where they are in memory.
 type section struct {
-	term, plane int // -1 where there is none
+	term, plane int // -1 if it belongs to none
 	count       int
 	size        int
 	half        *[]uint16
 	sub         *[]int8
-	trits       *[]byte // rows of trits; in the frame count bytes of PT5
+	trits       *[]byte // rows of trits; in the frame they are count bytes of PT5
 }
 
 func (s *section) String() string {
@@ -109,11 +109,11 @@ func (s *section) String() string {
 	return what
 }
 
-// padding is the number of zeros from n to the next multiple of frameAlign.
+// padding is the number of zeros after n bytes, up to the next multiple of frameAlign.
 func padding(n int64) int64 { return -n & (frameAlign - 1) }
 
-// sections lists the payload of m, whose shape, layout, forms of scales and numbers of planes are set. It returns the payload's length, from
-// the end of the header to the checksum. Nothing in it is larger than an int holds, in the frame or in memory.
+// sections lists the payload of m, whose shape, layout, forms of scales and numbers of planes must be set. It returns the payload's length,
+// from the end of the header to the checksum. It is an error if anything is too large for an int, in the frame or in memory.
 func sections(m *Matrix, forms []int) (list []section, payload int64, err error) {
 	total := uint64(0)
 	add := func(s section, perRow int) error {
@@ -165,7 +165,7 @@ func sections(m *Matrix, forms []int) (list []section, payload int64, err error)
 	if total > math.MaxInt64-frameHeaderMax-frameAlign {
 		return nil, 0, fmt.Errorf("%w: larger than a file", ErrFrame)
 	}
-	// The checksum takes the last bytes of a piece of frameAlign.
+	// The checksum occupies the last bytes of a unit of frameAlign.
 	return list, int64(total) + frameAlign - crcBytes, nil
 }
 
@@ -176,7 +176,7 @@ func ceilDiv(a, b int) int {
 	return a / b
 }
 
-// limits checks what a header says of a matrix beside its sizes.
+// limits checks what a header says about a matrix, except for its sizes.
 func limits(name string, m *Matrix) error {
 	switch {
 	case name == "" || len(name) > maxFrameName || !utf8.ValidString(name):
@@ -199,7 +199,7 @@ func limits(name string, m *Matrix) error {
 	return nil
 }
 
-// header is a frame's up to its payload, with the checksum.
+// header encodes a frame's header, with its checksum.
 func header(name string, m *Matrix, forms []int, payload int64) []byte {
 	size := headerBytes(len(name), len(m.Terms))
 	b := make([]byte, 0, size)
@@ -239,7 +239,7 @@ func header(name string, m *Matrix, forms []int, payload int64) []byte {
 	}
 	record(0, 0, forms[len(m.Terms)], m.Min.Block)
 	b = append(b, name...)
-	b = b[:size-crcBytes] // with zeros: the array is new
+	b = b[:size-crcBytes] // the bytes between are zero, because the array is new
 	put32(crc32.Checksum(b, castagnoli))
 	return b
 }
@@ -249,14 +249,14 @@ func headerBytes(name, terms int) int {
 	return n + int(padding(int64(n)))
 }
 
-// pieceBytes is how much of a row of PT5 is converted at once: whole groups of every layout.
+// pieceBytes is how much of a row of PT5 is converted at a time: whole groups of every layout.
 const pieceBytes = 64 << 10
 
-// WriteFrame writes m to w as a frame with a name, which is 1 to 65535 bytes of UTF-8: a tensor's. Frames may follow each other in a stream.
-// The bytes depend on m and the name only, and of m's layout on its number only: planes are written as trit.PT5.
+// WriteFrame writes m to w as a frame with a name of 1 to 65535 bytes of UTF-8, such as a tensor's name. A stream may hold several frames.
+// Planes are written as trit.PT5 in any case, so the bytes depend only on m and the name; of m's layout, only the number is stored.
 //
-// Errors wrap ErrFrame if m is not a matrix as Matrix describes it, trit.ErrInvalid if a plane's bytes are not trits, or are w's. After the
-// last two, w may hold part of a frame.
+// Errors wrap ErrFrame if m is not a valid Matrix, or trit.ErrInvalid if a plane holds invalid trits, or are w's. After the last two, w may
+// hold a part of a frame.
 func WriteFrame(w io.Writer, name string, m *Matrix) error {
 	if err := writeFrame(w, name, m); err != nil {
 		return fmt.Errorf("write frame %.100q: %w", name, err)
@@ -315,7 +315,7 @@ func writeFrame(w io.Writer, name string, m *Matrix) error {
 	return err
 }
 
-// payloadWriter sends bytes on, from a buffer, and sums them.
+// payloadWriter buffers bytes, writes them and computes their checksum.
 type payloadWriter struct {
 	w   io.Writer
 	crc hash.Hash32
@@ -324,7 +324,7 @@ type payloadWriter struct {
 	len int
 }
 
-// room is the next n bytes to fill, at most pieceBytes.
+// room returns space for the next n bytes, at most pieceBytes.
 func (p *payloadWriter) room(n int) ([]byte, error) {
 	if n > len(p.buf)-p.len {
 		if err := p.flush(); err != nil {
@@ -343,7 +343,7 @@ func (p *payloadWriter) flush() error {
 	return err
 }
 
-// zeros writes n of them and flushes.
+// zeros writes n zeros and flushes.
 func (p *payloadWriter) zeros(n int64) error {
 	b, err := p.room(int(n))
 	if err != nil {
@@ -398,13 +398,13 @@ func (p *payloadWriter) section(s *section, m *Matrix) error {
 	return p.zeros(padding(p.n))
 }
 
-// FrameInfo is what a frame's header says.
+// FrameInfo is the information in a frame's header.
 type FrameInfo struct {
 	Name       string
 	Rows, Cols int
-	Layout     trit.Layout // of the matrix that was written
+	Layout     trit.Layout // layout of the matrix that was written
 	Origin     gguf.Type
 	Exact      bool
-	Planes     []int // of each term
-	Bytes      int64 // of the whole frame
+	Planes     []int // number of planes of each term
+	Bytes      int64 // size of the whole frame
 }

@@ -1,6 +1,6 @@
 package fabric
 
-// This file reads frames. Nothing that a header says is believed before it is checked, and memory is made as bytes arrive.
+// This file reads frames. It checks everything in a header before using it, and allocates memory only as bytes arrive.
 
 import (
 	"bufio"
@@ -17,24 +17,24 @@ import (
 	"tensorcast/gguf"
 )
 
-// FrameReader reads the frames of a stream, one after the other. It reads no byte beyond the frame that it is at. It is for one goroutine;
-// those that want more read different frames of a file, each from its own offset.
+// FrameReader reads the frames of a stream one after the other. It does not read beyond the current frame. It is for one goroutine; to read
+// a file with several goroutines, let each read its own frames, from their offsets.
 type FrameReader struct {
 	r     io.Reader
 	name  string
-	m     *Matrix // the frame's, without the elements of planes and scales; nil if there is no payload to read
-	forms []int   // of m's scales, with those of Min last
-	rest  int64   // payload and checksum, if they were not read
-	err   error   // from which there is no going on
+	m     *Matrix // the current matrix, without elements of planes and scales; nil if there is no payload to read
+	forms []int   // forms of m's scales, Min's last
+	rest  int64   // bytes of payload and checksum that have not been read
+	err   error   // an error after which the stream cannot be read any further
 
 	crc hash.Hash32
 	buf *bufio.Reader
 }
 
-// NewFrameReader returns a reader of the frames that follow in r. It skips frames by seeking if r is an io.Seeker.
+// NewFrameReader returns a reader of the frames in r. If r is an io.Seeker, frames are skipped by seeking.
 func NewFrameReader(r io.Reader) *FrameReader { return &FrameReader{r: r} }
 
-// ReadFrame reads the frame that r is at, and no byte more. Errors are those of FrameReader: io.EOF if r ends before the frame.
+// ReadFrame reads the next frame of r, and nothing beyond it. Errors are as FrameReader's; io.EOF if r ends before the frame.
 func ReadFrame(r io.Reader) (name string, m *Matrix, err error) {
 	f := NewFrameReader(r)
 	info, err := f.Next()
@@ -47,10 +47,10 @@ func ReadFrame(r io.Reader) (name string, m *Matrix, err error) {
 	return info.Name, m, nil
 }
 
-// Next reads the header of the next frame, after the rest of the one before. The error is io.EOF if the stream ends there; others
-// are r's, or wrap ErrNotFrame, ErrVersion, ErrTruncated, ErrChecksum or ErrFrame. After an error every call returns the same.
+// Next reads the header of the next frame, after skipping the rest of the current one. The error is io.EOF if the stream ends there; others
+// are r's, or wrap ErrNotFrame, ErrVersion, ErrTruncated, ErrChecksum or ErrFrame. After an error, every call returns the same error.
 //
-// A payload that is skipped is not checked.
+// The payload of a skipped frame is not checked.
 func (f *FrameReader) Next() (*FrameInfo, error) {
 	if f.err == nil {
 		f.err = f.skip()
@@ -69,7 +69,7 @@ func (f *FrameReader) Next() (*FrameInfo, error) {
 	return info, nil
 }
 
-// skip goes to the end of the frame.
+// skip moves to the end of the frame.
 func (f *FrameReader) skip() error {
 	n := f.rest
 	f.m, f.rest = nil, 0
@@ -77,7 +77,7 @@ func (f *FrameReader) skip() error {
 		return nil
 	}
 	if s, ok := f.r.(io.Seeker); ok {
-		// Seeking goes beyond the end without a word; reading the last byte does not.
+		// Seeking beyond the end is no error; reading the last byte is.
 		if _, err := s.Seek(n-1, io.SeekCurrent); err == nil {
 			n = 1
 		}
@@ -88,7 +88,7 @@ func (f *FrameReader) skip() error {
 	return nil
 }
 
-// cutOff is the error of a read that should have met no end.
+// cutOff turns an unexpected io.EOF into ErrTruncated.
 func cutOff(err error) error {
 	if err == io.EOF || err == io.ErrUnexpectedEOF {
 		return ErrTruncated
@@ -132,7 +132,7 @@ func (f *FrameReader) header() (*FrameInfo, error) {
 		return nil, fmt.Errorf("%w: it is %#08x, the bytes' is %#08x", ErrChecksum, sum, got)
 	}
 
-	// From here on the bytes are those that were written, if not by whom.
+	// The checksum is right, so the bytes are those that were written; but whoever wrote them need not be trusted.
 	flags, payload, rows, cols := u16(b[14:]), u64(b[24:]), u64(b[32:]), u64(b[40:])
 	terms, nameLen := int(u16(b[54:])), int(u16(b[56:]))
 	switch {
@@ -196,7 +196,7 @@ func (f *FrameReader) header() (*FrameInfo, error) {
 	return info, nil
 }
 
-// readForm sets s to scales without elements of the form that a record tells.
+// readForm sets s to scales without elements, of the form in a record.
 func readForm(s *Scales, form uint32, block uint64, cols int) (int, error) {
 	if block > math.MaxInt {
 		return 0, fmt.Errorf("%w: scales in blocks of %d", ErrFrame, block)
@@ -215,12 +215,13 @@ func readForm(s *Scales, form uint32, block uint64, cols int) (int, error) {
 	return got, err
 }
 
-// Matrix reads the payload of the frame whose header Next returned, once. The planes get layout, or if it is 0 the layout of the matrix that
-// was written.
+// Matrix reads the payload of the frame whose header Next has returned. It can be called once per frame. The planes get the given layout,
+// or if it is 0, the layout of the matrix that was written.
 //
-// Errors are the stream's, or wrap ErrTruncated; ErrChecksum; trit.ErrInvalid, with the place of the byte that holds no trits; or ErrFrame.
-// After the last three the next frame can be read. Memory is made as bytes arrive, or at once if the stream is an io.Seeker that has
-// them: it stays below eight times what there is (in groups of 64 bytes, more where rows are shorter than a group), and half a MiB.
+// Errors are the stream's, or wrap ErrTruncated; ErrChecksum; trit.ErrInvalid, with the position of the invalid byte; or ErrFrame. After
+// the last three, the next frame can be read. Memory is allocated as bytes arrive, or at once if the stream is an io.Seeker that holds
+// them: it is at most eight times the size of the data (counted in groups of 64 bytes, so more if rows are shorter than a group), plus half
+// a MiB.
 func (f *FrameReader) Matrix(layout trit.Layout) (*Matrix, error) {
 	if f.err != nil {
 		return nil, f.err
@@ -246,7 +247,7 @@ func (f *FrameReader) Matrix(layout trit.Layout) (*Matrix, error) {
 	return m, nil
 }
 
-// payload reads all of it, and the checksum. Errors after which the stream is not at the frame's end stay in f.err.
+// payload reads the payload and its checksum. Errors that leave the stream inside the frame are stored in f.err.
 func (f *FrameReader) payload(m *Matrix, list []section, payload int64) error {
 	if f.buf == nil {
 		f.crc, f.buf = crc32.New(castagnoli), bufio.NewReaderSize(nil, 4*pieceBytes)
@@ -273,14 +274,14 @@ func (f *FrameReader) payload(m *Matrix, list []section, payload int64) error {
 		f.err = fmt.Errorf("read frame %.100q: %w", f.name, cutOff(p.err))
 		return cutOff(p.err)
 	}
-	// What bytes say that are not those that were written is of no interest.
+	// A wrong checksum takes precedence over other faults in the bytes.
 	if got, want := f.crc.Sum32(), binary.LittleEndian.Uint32(sum[:]); got != want {
 		return fmt.Errorf("%w: it is %#08x, the payload's is %#08x", ErrChecksum, want, got)
 	}
 	return p.fault
 }
 
-// remaining is how many bytes the stream still has: 0 if it does not tell.
+// remaining returns how many bytes the stream still has; 0 if that is unknown.
 func (f *FrameReader) remaining() int64 {
 	s, ok := f.r.(io.Seeker)
 	if !ok {
@@ -292,28 +293,28 @@ func (f *FrameReader) remaining() int64 {
 	}
 	end, err := s.Seek(0, io.SeekEnd)
 	if _, back := s.Seek(at, io.SeekStart); err != nil || back != nil {
-		return 0 // where seeking back fails, reading will
+		return 0 // if seeking back fails, reading will fail, too
 	}
 	return end - at
 }
 
-// payloadReader reads pieces of a payload.
+// payloadReader reads a payload in pieces.
 type payloadReader struct {
 	buf   *bufio.Reader
 	there bool  // the stream is known to have the whole payload
-	n     int64 // bytes that were taken
-	err   error // of the stream
-	fault error // the first thing wrong with the bytes
+	n     int64 // bytes read so far
+	err   error // error of the stream
+	fault error // first error in the bytes
 }
 
-// fail notes an error that is not the stream's.
+// fail records an error in the bytes.
 func (p *payloadReader) fail(err error) {
 	if p.fault == nil {
 		p.fault = err
 	}
 }
 
-// take is the next n bytes, at most pieceBytes, until it is called again.
+// take returns the next n bytes, at most pieceBytes. They are valid until the next call.
 func (p *payloadReader) take(n int) ([]byte, error) {
 	if p.fault != nil {
 		return nil, p.fault
@@ -331,7 +332,7 @@ func (p *payloadReader) take(n int) ([]byte, error) {
 	return b, err
 }
 
-// zeros takes n of them, at most pieceBytes.
+// zeros reads n zeros, at most pieceBytes.
 func (p *payloadReader) zeros(n int64) error {
 	b, err := p.take(int(n))
 	if err != nil {
@@ -345,8 +346,8 @@ func (p *payloadReader) zeros(n int64) error {
 	return nil
 }
 
-// grown is s with n more elements, of total at the end. It makes room for all of them if they are there; else it trusts what has arrived to be a
-// quarter of what will.
+// grown extends s by n elements; in the end it will have total. If all of them are known to be there, it allocates them at once; otherwise
+// at most four times what has arrived.
 func grown[T any](s []T, n, total int, there bool) []T {
 	if len(s)+n > cap(s) {
 		room := total

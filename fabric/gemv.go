@@ -1,6 +1,6 @@
 package fabric
 
-// This file multiplies matrices with vectors.
+// This file multiplies matrices by quantised vectors.
 
 import (
 	"encoding/binary"
@@ -15,22 +15,21 @@ import (
 // ErrOperand is wrapped by the errors of NewOperand.
 var ErrOperand = errors.New("not a matrix that can be multiplied")
 
-// Operand is a matrix made ready to be multiplied. Any number of goroutines may use it.
+// Operand is a matrix prepared for multiplication. Any number of goroutines may use it.
 type Operand struct {
 	m        *Matrix
-	groups   int // of a row
+	groups   int // groups per row
 	rowBytes int
 	level    kernel.Level
 	terms    []term
 }
 
-// NewOperand checks m, which must not change from then on. The planes' layout must be trit.PT5Striped or trit.TwoBit, a term has at
-// most 6 planes and a Center of -32768 to 32768, and the integers of a term of 6 (its sum without Center) are in -128 to 127, as Q8_0's
+// NewOperand checks m, which must not change afterwards. The planes' layout must be trit.PT5Striped or trit.TwoBit. A term may have at most
+// 6 planes and a Center of -32768 to 32768. The integers of a term with 6 planes (without Center) must be in -128 to 127, as those of Q8_0
 // are. Otherwise the error wraps ErrOperand.
 //
-// It reads the planes, to find out which have zeros that are worth skipping: a last plane that is nearly all zeros becomes a list of its
-// other trits, which takes 2 bytes for each; and if many groups are zeros in all planes of a term, a byte for each group tells GEMV which
-// not to read.
+// It reads the planes to find zeros that are worth skipping. If the last plane is nearly all zeros, it is replaced by a list of its other
+// trits, of 2 bytes each. If many groups are zero in all planes of a term, a byte per group tells the product which ones to skip.
 func NewOperand(m *Matrix) (*Operand, error) {
 	return newOperand(m, measured)
 }
@@ -81,10 +80,10 @@ func (o *Operand) check() error {
 
 const (
 	groupBytes       = 64      // of the layouts that have kernels
-	maxOperandCenter = 1 << 15 // keeps a block's integers within 32 bits
+	maxOperandCenter = 1 << 15 // so that a block's integers fit into 32 bits
 )
 
-// check compares the numbers of scales with a matrix' shape.
+// check compares the numbers of scales with the shape of a matrix.
 func (s *Scales) check(rows, cols int) error {
 	form, err := s.form(cols)
 	if err != nil || form == scalesNone {
@@ -97,8 +96,8 @@ func (s *Scales) check(rows, cols int) error {
 	return nil
 }
 
-// fitsByte reports whether the sums of six planes are in -128..127: modulo 256 they are then right, and otherwise not. The sums of
-// the low five are -121..121, so it is the sixth plane's digits that tell, where they are not 0.
+// fitsByte reports whether the sums of six planes are in -128..127: products compute them modulo 256, which is right only then. The sums
+// of the low five planes are in -121..121, so only places where the sixth plane is not 0 need to be checked.
 func (o *Operand) fitsByte(t *Term) bool {
 	const low = kernel.MaxPlanes - 1
 	const zeros = 0x0101010101010101
@@ -125,12 +124,12 @@ func (o *Operand) fitsByte(t *Term) bool {
 	return true
 }
 
-// Scratch is what a product needs of memory besides its operands. The zero value is ready; it grows as it must, and then is used again
-// without allocation. It is for one goroutine at a time.
+// Scratch is working memory of products. The zero value is ready to use. It grows as needed and is then reused without allocation. It is
+// for one goroutine at a time.
 type Scratch struct {
 	vectors []vector
 	factors []float32
-	part    []float32 // factors of larger blocks than those at work; or results without their rows' scales, and those
+	part    []float32 // factors of larger blocks; or results before their rows' scales are applied, and these scales
 	weights []byte
 	planes  [kernel.MaxPlanes][]byte
 	one     [1]float32
@@ -139,25 +138,25 @@ type Scratch struct {
 	rows    kernel.Rows
 	float   kernel.FloatRows
 	sparse  kernel.SparseRows
-	x32     []float32 // a vector with zeros up to the end of a group
+	x32     []float32 // a vector, padded with zeros to the end of a group
 
-	// The operands of GEMV as slices.
+	// GEMV's operands as slices.
 	dst [1][]float32
 	x   [1]*Activations
 }
 
-// vector is what is prepared of activations for a term.
+// vector is what is computed from the activations for a term.
 type vector struct {
 	bias []int32
-	with []float32 // by what scales are multiplied: the activations' factors
+	with []float32 // what the scales are multiplied by: the activations' factors
 }
 
-// How much a batch of rows takes about: it shares the first-level cache with the vector.
+// The size of a batch of rows, which shares the first-level cache with the vector.
 const (
 	batchFactors = 2048     // float32
 	batchWeights = 32 << 10 // bytes
 	batchRows    = 64
-	overread     = 15 // what kernels read beyond factors
+	overread     = 15 // float32 that the kernels read beyond the last factor
 )
 
 func grow[T any](p *[]T, n int) []T {
@@ -168,16 +167,17 @@ func grow[T any](p *[]T, n int) []T {
 	return *p
 }
 
-// GEMV multiplies the matrix with x: dst[r] = sum over c of W[r,c] * x[c], where x[c] is Q[c] * Scale[c/Block]. The products of weights'
-// integers with Q are summed exactly within a block; blocks are summed in float32. It panics if dst has not Rows values or x not
-// Cols. It allocates nothing, once s has been used for such a product.
+// GEMV multiplies the matrix by x: dst[r] = sum over c of W[r,c] * x[c], where x[c] is Q[c] * Scale[c/Block]. Within a block, the products
+// of integers and Q are summed exactly; blocks are summed in float32. It panics if dst does not have Rows values or x not Cols. It does not
+// allocate if s has been used for a product of this kind before.
 func (o *Operand) GEMV(dst []float32, x *Activations, s *Scratch) {
 	s.dst[0], s.x[0] = dst, x
 	o.GEMM(s.dst[:], s.x[:], s)
 	s.dst[0], s.x[0] = nil, nil
 }
 
-// GEMM multiplies the matrix with each of x, all of one Block, into the dst of the same index, as GEMV does, but rebuilds weights once.
+// GEMM multiplies the matrix by each vector of x, into the element of dst with the same index. The results are GEMV's, but weights are
+// decoded only once. All vectors must have the same Block.
 func (o *Operand) GEMM(dst [][]float32, x []*Activations, s *Scratch) {
 	o.checkShapes(dst, x)
 	o.multiply(dst, 0, o.m.Rows, x, s)
@@ -195,7 +195,7 @@ func (o *Operand) checkShapes(dst [][]float32, x []*Activations) {
 	}
 }
 
-// multiply does rows first to end-1.
+// multiply computes rows first to end-1.
 func (o *Operand) multiply(dst [][]float32, first, end int, x []*Activations, s *Scratch) {
 	if len(x) == 0 {
 		return
@@ -212,8 +212,8 @@ func (o *Operand) multiply(dst [][]float32, first, end int, x []*Activations, s 
 	}
 }
 
-// granule is the number of columns that share both a scale and an activation's factor, and how many of them share a scale: 0 if a
-// whole row does.
+// granule returns the number of columns that share both a scale and an activation's factor, and how many of these granules share a scale; 0
+// if a whole row does.
 func granule(scales *Scales, cols int, x *Activations) (n, ratio int) {
 	if scales.Block == 0 || scales.Block >= cols {
 		return x.Block, 0
@@ -240,15 +240,16 @@ func (o *Operand) multiplyTerm(dst [][]float32, first, end int, t *term, x []*Ac
 	}
 
 	trits, _ := m.Layout.Group()
-	weights := o.groups * trits // of a row
+	weights := o.groups * trits // per row
 	batch := min(batchRows, batchFactors/pitch)
-	// A single plane is rebuilt as fast as weights are read, if there is a loop for it: its rows are kept in the cache instead.
+	// If there is a single-pass loop for a single plane, decoding it again is as fast as reading decoded weights; then rows are only kept
+	// in the cache.
 	once := len(x) > 1 && len(t.dense) > 0 && (len(t.dense) > 1 || !o.level.OneLoop(m.Layout, 1, block))
 	if once {
 		batch = min(batch, batchWeights/weights)
 	}
 	batch = max(1, batch)
-	// Kernels read factors of columns that are not there, and multiply them by 0: they must be finite.
+	// Kernels read factors beyond the last column, and multiply them by 0: they must be finite.
 	clear(grow(&s.factors, batch*pitch+overread))
 	grow(&s.weights, max(batch, batchWeights/weights)*weights)
 	s.one[0] = 1
@@ -309,7 +310,8 @@ func (o *Operand) multiplyTerm(dst [][]float32, first, end int, t *term, x []*Ac
 	}
 }
 
-// setBias writes to dst, by lanes, the sums of activations times what is added to each weight: per stripe; above a stripe, per block.
+// setBias writes to dst the sums of activations times weight, which is added to each weight, by lanes: per stripe, or for blocks above a
+// stripe, per block.
 func setBias(dst, sums []int32, block int, weight int32) {
 	const lanes = kernel.Stripe / 4
 	if block <= kernel.Stripe {
@@ -327,7 +329,7 @@ func setBias(dst, sums []int32, block int, weight int32) {
 	}
 }
 
-// expand writes with times the scales of n rows from r on to dst.
+// expand writes the products of with and the scales of n rows, from r on, to dst.
 func (o *Operand) expand(dst []float32, pitch int, scales *Scales, r, n int, with []float32, s *Scratch) {
 	blocks := ceilDiv(o.m.Cols, scales.Block)
 	e := &s.scales
@@ -341,7 +343,7 @@ func (o *Operand) expand(dst []float32, pitch int, scales *Scales, r, n int, wit
 	o.level.Expand(dst, pitch, e)
 }
 
-// expandLarge does that for scales of ratio blocks each.
+// expandLarge does the same for scales that cover ratio blocks each.
 func (o *Operand) expandLarge(dst []float32, pitch int, scales *Scales, r, n, ratio int, with []float32, s *Scratch) {
 	blocks := ceilDiv(o.m.Cols, scales.Block)
 	part := grow(&s.part, 2*blocks)
@@ -357,7 +359,7 @@ func (o *Operand) expandLarge(dst []float32, pitch int, scales *Scales, r, n, ra
 	}
 }
 
-// subtractMin subtracts from rows first on the minima times the sums of their blocks of activations.
+// subtractMin subtracts, for the rows from first on, the minima times the sums of their blocks of activations.
 func (o *Operand) subtractMin(dst []float32, first int, x *Activations, s *Scratch) {
 	scales := &o.m.Min
 	if scales.Block == 0 {
@@ -377,7 +379,7 @@ func (o *Operand) subtractMin(dst []float32, first int, x *Activations, s *Scrat
 	o.subtractProducts(dst, first, with, s)
 }
 
-// subtractProducts subtracts from rows first on the sums of their minima times with.
+// subtractProducts subtracts, for the rows from first on, the sums of their minima times with.
 func (o *Operand) subtractProducts(dst []float32, first int, with []float32, s *Scratch) {
 	scales, blocks := &o.m.Min, len(with)
 	batch := max(1, min(batchRows, batchFactors/blocks, len(dst)))

@@ -1,7 +1,7 @@
 package fabric_test
 
-// This file compares the kernels' speed with ggml's. Ours and theirs take turns of a few milliseconds, so that whatever else the machine
-// does meets both; a benchmark's metrics are medians over the turns, and the median of their ratios.
+// This file compares the kernels' speed with ggml's. They alternate every few milliseconds, so that other activity of the machine affects
+// both; a benchmark's metrics are medians over these turns, and the median of their ratios.
 
 import (
 	"fmt"

@@ -1,6 +1,6 @@
 package fabric
 
-// This file multiplies matrices with vectors of float32, which are not quantised.
+// This file multiplies matrices by vectors of float32, without quantising these.
 
 import (
 	"fmt"
@@ -8,8 +8,8 @@ import (
 	"tensorcast/fabric/kernel"
 )
 
-// GEMVFloat multiplies the matrix with x: dst[r] = sum over c of W[r,c] * x[c], all in float32. It takes two to six
-// times as long as GEMV. It panics if dst has not Rows values or x not Cols. It allocates nothing, once s has been used for such a product.
+// GEMVFloat multiplies the matrix by x: dst[r] = sum over c of W[r,c] * x[c], all in float32. It takes two to six times as long as GEMV. It
+// panics if dst does not have Rows values or x not Cols. It does not allocate if s has been used for a product of this kind before.
 func (o *Operand) GEMVFloat(dst, x []float32, s *Scratch) {
 	m := o.m
 	if len(dst) != m.Rows || len(x) != m.Cols {

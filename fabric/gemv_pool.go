@@ -1,6 +1,6 @@
 package fabric
 
-// This file shares a product's rows among goroutines.
+// This file distributes a product's rows over goroutines.
 
 import (
 	"runtime"
@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 )
 
-// Pool is goroutines that multiply together. It allocates nothing for a product, once it has done one like it. Several goroutines
+// Pool is a group of goroutines that compute products together. It does not allocate after the first product of a kind. Several goroutines
 // may use it; they wait for each other. Close ends its goroutines.
 type Pool struct {
 	mu      sync.Mutex // held during a product
@@ -21,17 +21,16 @@ type Pool struct {
 	job     job
 }
 
-// job is the product at work.
+// job is the current product.
 type job struct {
 	o     *Operand
 	dst   [][]float32
 	x     []*Activations
-	chunk int // rows that a goroutine takes at once
+	chunk int // rows that a goroutine takes at a time
 	next  atomic.Int64
 }
 
-// NewPool starts a pool of n goroutines, of which one is the caller of each product: n-1 are started. If n is 0, they are as many as
-// GOMAXPROCS.
+// NewPool returns a pool of n goroutines. The caller of a product is one of them, so n-1 are started. 0 means GOMAXPROCS.
 func NewPool(n int) *Pool {
 	if n <= 0 {
 		n = runtime.GOMAXPROCS(0)
@@ -48,7 +47,7 @@ func NewPool(n int) *Pool {
 	return p
 }
 
-// Close ends the goroutines, after the products that have begun. The pool must not be used again.
+// Close ends the goroutines once current products are complete. The pool must not be used afterwards.
 func (p *Pool) Close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -56,7 +55,7 @@ func (p *Pool) Close() {
 	p.workers.Wait()
 }
 
-// GEMV is Operand.GEMV. Rows are computed as there, each by one goroutine: the result is the same, bit for bit.
+// GEMV is Operand.GEMV. Each row is computed by one goroutine, so the result is the same, bit for bit.
 func (p *Pool) GEMV(o *Operand, dst []float32, x *Activations) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -72,8 +71,8 @@ func (p *Pool) GEMM(o *Operand, dst [][]float32, x []*Activations) {
 	p.multiply(o, dst, x)
 }
 
-// Each goroutine takes rows a few times, so that one which comes late does less; but so many weights at once that preparing for
-// them (once a vector, of as many steps as columns) costs little.
+// Each goroutine takes several portions of rows, so that one that starts late does less. A portion must have enough weights that the
+// preparation for it (once per vector, with as many steps as columns) is cheap in comparison.
 const (
 	chunksPerWorker = 4
 	minChunk        = 64 // rows

@@ -1,6 +1,6 @@
 package fabric
 
-// This file finds the planes whose zeros are worth skipping, and how.
+// This file finds planes whose zeros are worth skipping.
 
 import (
 	"bytes"
@@ -9,31 +9,31 @@ import (
 	"tensorcast/fabric/kernel"
 )
 
-// thresholds choose what is skipped.
+// thresholds decide what is skipped.
 type thresholds struct {
-	one, last         float64 // up to this part of trits that are not 0, a plane is kept as a list of them: a term's only plane, the last of several
-	group, groupPlane float64 // from this part of groups that are zeros in all planes on, they are not read: of several planes, of one
+	one, last         float64 // share of trits that are not 0 up to which a plane is stored as a list: one for a term's only plane, last for the last of several
+	group, groupPlane float64 // share of groups that are zero in all planes from which on they are skipped: group for several planes, groupPlane for one
 }
 
-// measured is where the loops that skip overtake those that do not, in cache and out of it: BenchmarkSparse and BenchmarkZeroGroups.
+// measured are the thresholds at which skipping becomes faster, in cache and out of it: see BenchmarkSparse and BenchmarkZeroGroups.
 var measured = thresholds{one: 0.04, last: 0.01, group: 0.3, groupPlane: 0.65}
 
-// term is how a matrix' term is multiplied.
+// term describes how a term of the matrix is multiplied.
 type term struct {
 	*Term
-	dense  [][]byte // the planes that are rebuilt together: all, or without the last
-	skip   []byte   // if not nil, a byte per group of a row, row by row: 1 if it is all zeros in all of dense
+	dense  [][]byte // planes that are decoded together: all, or all but the last
+	skip   []byte   // if not nil, a byte per group, row by row: 1 if the group is zero in all planes of dense
 	sparse []sparsePlane
 }
 
-// sparsePlane is a plane as a list of its trits that are not 0: what kernel.SparseRows takes.
+// sparsePlane is a plane as a list of its trits that are not 0, as in kernel.SparseRows.
 type sparsePlane struct {
 	begin   []uint32
 	entries []uint16
 	weight  float32
 }
 
-// plan chooses how t is multiplied. Planes are taken off from the last, the sparsest of exact decompositions.
+// plan decides how t is multiplied. Planes become lists from the last on, because in exact decompositions that is the sparsest.
 func (o *Operand) plan(t *Term, when thresholds) term {
 	p := term{Term: t, dense: t.Planes}
 	weight := float32(math.Pow(3, float64(len(t.Planes)-1)))
@@ -61,7 +61,7 @@ func (o *Operand) plan(t *Term, when thresholds) term {
 	return p
 }
 
-// listTrits makes a list of a plane's trits that are not 0. It reports false if they are more than density, or more than the list holds.
+// listTrits lists a plane's trits that are not 0. It returns false if their share exceeds density, or if there are too many for a list.
 func (o *Operand) listTrits(plane []byte, density float64) (sparsePlane, bool) {
 	trits, _ := o.m.Layout.Group()
 	row := make([]byte, o.groups*trits)
@@ -98,7 +98,7 @@ func (o *Operand) listTrits(plane []byte, density float64) (sparsePlane, bool) {
 	return s, true
 }
 
-// listGroups tells which groups are zeros in all planes, or nothing if they are less than that part of all.
+// listGroups marks the groups that are zero in all planes; it returns nil if their share is below part.
 func (o *Operand) listGroups(planes [][]byte, part float64) []byte {
 	var zero [groupBytes]byte
 	trits, _ := o.m.Layout.Group()

@@ -1,8 +1,8 @@
 package ggml
 
-// This file learns the layout of ggml's structs from the code of ggml's own accessors: ggml_get_data(tensor) tells where
-// data lies. A few instructions are followed symbolically, as far as that takes: what is not understood is unknown,
-// never guessed.
+// This file learns the layout of ggml's structs from the machine code of ggml's own accessors: ggml_get_data(tensor), for example, shows at
+// which offset a tensor keeps its data pointer. A few instructions are executed symbolically. What the interpreter does not understand has
+// an unknown value; it never guesses.
 
 import (
 	"debug/elf"
@@ -13,7 +13,7 @@ import (
 	"golang.org/x/arch/x86/x86asm"
 )
 
-// kind says what a register holds.
+// kind says what is known of a register's value.
 type kind uint8
 
 const (
@@ -22,7 +22,7 @@ const (
 	ofResult        // what the last call returned, plus n
 	ofStack         // the stack pointer at entry, plus n
 	atAddress       // the address or number n
-	fromField       // what stands at the first argument plus n
+	fromField       // loaded from the first argument plus n
 )
 
 type value struct {
@@ -37,23 +37,23 @@ func (v value) plus(n int64) value {
 	return value{v.kind, v.n + n}
 }
 
-// access is a read or a write of memory: size bytes at offset from an argument or a result.
+// access is a read or write of memory: size bytes at an offset from an argument or a result.
 type access struct {
 	offset int64
 	size   int
 }
 
-// machine is the state of the few instructions followed. Registers have their numbers in the encoding of instructions.
+// machine is the state of the symbolic execution. Registers are numbered as in the encoding of instructions.
 type machine struct {
 	regs   [32]value
-	slots  map[int64]value // what the stack holds, by distance from the stack pointer at entry
-	fields []access        // reads of what the first argument points to, and updates
-	stores []access        // writes to what a call returned
-	tables []uint64        // addresses that were indexed
-	result value           // returned
+	slots  map[int64]value // values on the stack, by offset from the stack pointer at entry
+	fields []access        // reads and updates of the struct that the first argument points to
+	stores []access        // writes to the struct that a call returned
+	tables []uint64        // base addresses of indexed reads
+	result value           // the value returned
 }
 
-// extent says how far a function is followed.
+// extent says how much of a function is executed.
 type extent int
 
 const (
@@ -61,7 +61,7 @@ const (
 	whole                     // to its end, past calls, in the order of addresses
 )
 
-// run follows a function.
+// run executes a function symbolically.
 func run(f *elf.File, s symbol, e extent) (*machine, error) {
 	code := make([]byte, 128)
 	if e == whole {
@@ -88,7 +88,7 @@ func run(f *elf.File, s symbol, e extent) (*machine, error) {
 	return m, nil
 }
 
-// load is a read of memory at an address.
+// load reads memory at an address.
 func (m *machine) load(at value, size int) value {
 	switch at.kind {
 	case ofArgument:
@@ -205,8 +205,8 @@ func (m *machine) x86(code []byte, address uint64, e extent) {
 	}
 }
 
-// avx follows a store of vectors in the VEX encoding, passes over other instructions in it, and returns the length: x/arch does
-// not know that encoding. 0 if it is another one. A base that is indexed or relative to RIP is of no interest.
+// avx decodes an instruction in the VEX encoding, which x/arch does not know, and returns its length; 0 if it is none. A store of vectors
+// is recorded, other instructions are skipped. Base registers that are indexed or relative to RIP are ignored.
 func (m *machine) avx(code []byte) int {
 	var opcodes, prefix, length byte // which map of opcodes, which mandatory prefix; the vector's length
 	var rex byte                     // extends the base register
@@ -282,7 +282,7 @@ func (m *machine) avx(code []byte) int {
 	return min(at, len(code))
 }
 
-// x86Data follows an instruction that moves or computes data.
+// x86Data executes an instruction that moves or computes data.
 func (m *machine) x86Data(inst x86asm.Inst, next uint64) {
 	target := -1
 	if r, ok := inst.Args[0].(x86asm.Reg); ok {
@@ -378,7 +378,7 @@ func (m *machine) x86Address(a x86asm.Mem, next uint64) value {
 	return value{}
 }
 
-// x86Index notes the table of a read such as (%rax,%rdi,8), (%rdx,%rax) with a scaled index in either, or table(,%rdi,8).
+// x86Index records the base address of an indexed read: (%rax,%rdi,8), (%rdx,%rax) with a scaled index in either, or table(,%rdi,8).
 func (m *machine) x86Index(a x86asm.Mem, next uint64) {
 	if a.Index == 0 {
 		return
@@ -408,7 +408,7 @@ const (
 	sp  = 31 // or, as a source of data, zero
 )
 
-// arm64 follows code by the fields of its instruction words: the decoder of x/arch does not export the offsets.
+// arm64 decodes the instruction words by hand, because the decoder of x/arch does not export offsets.
 func (m *machine) arm64(code []byte, address uint64, e extent) {
 	m.regs[x0] = value{ofArgument, 0}
 	m.regs[sp] = value{ofStack, 0}
@@ -477,14 +477,14 @@ func (m *machine) arm64(code []byte, address uint64, e extent) {
 	}
 }
 
-// set writes a register that is not the stack pointer: number 31 is then the register that is always zero.
+// set writes a register other than the stack pointer; as a destination, number 31 is the zero register.
 func (m *machine) set(r int, v value) {
 	if r != sp {
 		m.regs[r] = v
 	}
 }
 
-// arm64One follows a load or a store of one register.
+// arm64One executes a load or store of one register.
 func (m *machine) arm64One(w uint32, rt, rn int) {
 	vector, opc := w>>26&1 == 1, w>>22&3
 	scale := w >> 30
@@ -514,7 +514,7 @@ func (m *machine) arm64One(w uint32, rt, rn int) {
 	m.regs[rn] = m.based(rn, rt, isLoad && !vector, after)
 }
 
-// arm64Two follows a load or a store of two registers.
+// arm64Two executes a load or store of two registers.
 func (m *machine) arm64Two(w uint32, rt, rn int) {
 	vector, isLoad, opc := w>>26&1 == 1, w>>22&1 == 1, w>>30
 	scale := 2 + opc>>1
@@ -541,7 +541,7 @@ func (m *machine) arm64Two(w uint32, rt, rn int) {
 	m.regs[rn] = after
 }
 
-// based is what the base register holds after an access: the load's result if it is its own target.
+// based is the base register's value after an access; a load into the base register itself overwrites it.
 func (m *machine) based(rn, rt int, isLoad bool, after value) value {
 	if isLoad && rn == rt && rn != sp {
 		return m.regs[rn]
@@ -568,7 +568,7 @@ func (m *machine) transfer(at value, size, rt int, isLoad, vector bool) {
 
 func signed(v uint64, bits uint) int64 { return int64(v<<(64-bits)) >> (64 - bits) }
 
-// An accessor says where fields lie: it looks at what was followed.
+// accessors maps a function of ggml to what its execution tells about the layout. Each returns false if the code was not as expected.
 var accessors = map[string]func(*machine, *Layout) bool{
 	"ggml_get_name": func(m *machine, l *Layout) bool {
 		return m.result.kind == ofArgument && offset(&l.Name, m.result.n)
@@ -591,12 +591,12 @@ func offset(to *uint32, n int64) bool {
 	return true
 }
 
-// first takes the first field that was read, if it has the right size.
+// first stores the offset of the first field that was read, if it has the right size.
 func (m *machine) first(size int, to *uint32) bool {
 	return len(m.fields) > 0 && m.fields[0].size == size && offset(to, m.fields[0].offset)
 }
 
-// array takes the start of n neighbours of 8 bytes, the only fields that were read, in any order and width.
+// array stores the offset of n consecutive fields of 8 bytes, if these and no others were read, in any order and width.
 func (m *machine) array(n int, to *uint32) bool {
 	if len(m.fields) == 0 {
 		return false
@@ -673,13 +673,13 @@ func codeLayout(f *elf.File, path string, all *symbols) (*Layout, error) {
 			break
 		}
 	}
-	switch { // no known one: what the code says must do
+	switch { // without a matching known layout, the code must tell
 	case l.MaxSrc != 0:
 	case haveSrc:
 		l.Src = src
 		l.MaxSrc = min((l.ViewSrc-src)/8, maxSrc)
-	default: // a guess that is wrong by a few sources would not be noticed
-		return nil, fmt.Errorf("found where data lies (%d), in no layout that is known, and not where sources do: the code of ggml_mul_mat is not as known compilers make it", l.Data)
+	default: // an assumed number that is off by a few would go unnoticed
+		return nil, fmt.Errorf("unknown layout of ggml_tensor: data is at offset %d, but the code of ggml_mul_mat does not show the offset of src", l.Data)
 	}
 	today := Candidates()[0]
 	if !known["ggml_graph_n_nodes"] {
@@ -694,7 +694,7 @@ func codeLayout(f *elf.File, path string, all *symbols) (*Layout, error) {
 	return &l, nil
 }
 
-// sourcesOf looks where ggml_mul_mat puts its two operands in the tensor that it makes.
+// sourcesOf finds where ggml_mul_mat stores its two operands in the tensor that it creates.
 func sourcesOf(f *elf.File, all *symbols, l *Layout) (uint32, bool) {
 	s, ok := all.byName["ggml_mul_mat"]
 	if !ok {
@@ -704,7 +704,7 @@ func sourcesOf(f *elf.File, all *symbols, l *Layout) (uint32, bool) {
 	if err != nil {
 		return 0, false
 	}
-	named := false // its op is written, so this is the new tensor
+	named := false // true once the op field is written, which shows that this is the new tensor
 	written := map[int64]bool{}
 	first := int64(l.ViewSrc)
 	for _, a := range m.stores {

@@ -1,14 +1,14 @@
 package ggml
 
-// This file reads the layout of ggml's structs from debug information.
+// This file reads the layout of ggml's structs from DWARF debug information.
 
 import (
 	"debug/dwarf"
 	"fmt"
 )
 
-// dwarfLayout looks for struct ggml_tensor, and struct ggml_cgraph, which not every file knows. It returns nil if there is
-// no whole ggml_tensor.
+// dwarfLayout looks for struct ggml_tensor and, which not every file describes, struct ggml_cgraph. It returns nil if there is no complete
+// ggml_tensor.
 func dwarfLayout(d *dwarf.Data, path string) (*Layout, error) {
 	r := d.Reader()
 	tensor, graph := map[string]member{}, map[string]member{}
@@ -73,10 +73,10 @@ func dwarfLayout(d *dwarf.Data, path string) (*Layout, error) {
 	return &l, nil
 }
 
-// member is a field of a struct, in bytes.
+// member is a field of a struct: its offset and size in bytes.
 type member struct{ offset, size int64 }
 
-// membersOf reads the fields of the struct that r has just read, and the rest of it.
+// membersOf reads the fields of the struct whose entry r has just returned.
 func membersOf(d *dwarf.Data, r *dwarf.Reader) (map[string]member, error) {
 	members := map[string]member{}
 	for {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Same is what tests outside the package see of same.
+// Same exports same for tests outside the package.
 func (l Layout) Same(o Layout) bool { return l.same(o) }
 
 // SourcesOf is where ggml_mul_mat of a library puts its operands in a tensor.

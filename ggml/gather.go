@@ -1,6 +1,6 @@
 package ggml
 
-// This file is the one table of ggml's gathering ops: those that read, of a weight, only the slices that other tensors' values name.
+// This file holds the one table of ggml's gathering ops: ops that read only those slices of a weight whose numbers another tensor holds.
 
 import (
 	"fmt"
@@ -8,27 +8,27 @@ import (
 	"strings"
 )
 
-// Gather says how an op gathers.
+// Gather describes a gathering op.
 type Gather struct {
-	Op      string // ggml's name
-	Source  int    // of the op's sources, the one that slices are taken of
-	IDs     int    // and the one that holds their numbers, int32
-	Dim     int    // the dimension of Source that they index: a slice has nb[Dim] bytes
-	Experts bool   // the numbers are experts, chosen by a router; else rows
+	Op      string // ggml's name of it
+	Source  int    // index of the source that slices are read from
+	IDs     int    // index of the source that holds the slices' numbers, as int32
+	Dim     int    // dimension of Source that the numbers index: a slice has nb[Dim] bytes
+	Experts bool   // true: the numbers are experts, chosen by a router; false: rows
 }
 
-// gathers: a new op of that kind is one line here. Programs in C get the table when they are compiled at run time
-// ([IncludeGathers]), the probes of package ebpf with what they are told of a target.
+// gathers: to support a new gathering op, add a line. C programs that are compiled at run time include the table ([IncludeGathers]); the
+// BPF programs of package ebpf receive it with the target's configuration.
 var gathers = []Gather{
 	{Op: "GET_ROWS", Source: 0, IDs: 1, Dim: 1},                  // token embeddings
 	{Op: "MUL_MAT_ID", Source: 0, IDs: 2, Dim: 2, Experts: true}, // experts' matrices
 	{Op: "ADD_ID", Source: 1, IDs: 2, Dim: 1, Experts: true},     // experts' biases
 }
 
-// Gathers returns the table; in C its order is the same.
+// Gathers returns a copy of the table. C code has it in the same order.
 func Gathers() []Gather { return slices.Clone(gathers) }
 
-// GatherOf says how the op of a name gathers; ok is false for one that does not. Fused ops are named by their first.
+// GatherOf returns the table's entry for an op; ok is false if the op does not gather. For a fused op, pass the name of its first part.
 func GatherOf(op string) (g Gather, ok bool) {
 	for _, g := range gathers {
 		if g.Op == op {
@@ -38,12 +38,12 @@ func GatherOf(op string) (g Gather, ok bool) {
 	return Gather{}, false
 }
 
-// IncludeGathers returns C source (C99) with the table in the place of its line
+// IncludeGathers returns C source (C99) in which the table replaces the line
 //
 //	#include "gathers.h"
 //
-// as struct gather, which has the members of [Gather], the array gathers, and GATHERS, how many these are. It takes one line, so that
-// a compiler's messages have the right line numbers.
+// The table is declared as struct gather (the members of [Gather]), the array gathers, and its length GATHERS. It takes a single line, so
+// that the line numbers in a compiler's messages stay right.
 func IncludeGathers(source string) string {
 	var b strings.Builder
 	b.WriteString("struct gather { const char *op; int source, ids, dim, experts; }; static const struct gather gathers[] = {")

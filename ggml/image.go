@@ -1,9 +1,12 @@
-// Package ggml reads what an ELF file offers to a tracer of llama.cpp: which functions carry probes, where in them a
-// probe is cheap, how its ggml numbers its ops and lays out its tensors, which version it is. It executes nothing and
-// knows nothing of processes or of the kernel.
+// Package ggml reads from an ELF file what a tracer of llama.cpp needs to know: which functions to probe ([Site]), where in them a probe is
+// cheap ([Cost]), the names of ggml's ops, the layout of its structs ([Layout]), its version. [Scan] returns all of it as an [Image]. The
+// package also has the one table of ggml's gathering ops ([Gather]). Package ebpf uses it to place probes, capture/preload and pattern use
+// the table.
 //
-// A ggml older than December 2024 has no ggml_cpu_extra_compute_forward (RoleOp); it has ggml_graph_compute
-// (RoleGraph), so that whole graphs can be traced there, single ops cannot.
+// It executes no code of the file, trusts nothing in it, and knows nothing of processes or of the kernel.
+//
+// A ggml older than December 2024 has no ggml_cpu_extra_compute_forward (RoleOp), but it has ggml_graph_compute (RoleGraph): there, whole
+// graphs can be traced, single ops cannot.
 package ggml
 
 import (
@@ -17,7 +20,7 @@ import (
 	"strings"
 )
 
-// Role says what a function tells the tracer.
+// Role says what a hit on a function tells the tracer.
 type Role int
 
 const (
@@ -27,7 +30,7 @@ const (
 	RoleDecode                 // llama_decode(context, batch)
 	RoleEncode                 // llama_encode(context, batch)
 	RoleWarmup                 // llama_set_warmup(context, bool)
-	RoleBufferFree             // ggml_backend_buffer_free(buffer): models and contexts go
+	RoleBufferFree             // ggml_backend_buffer_free(buffer): a model or context is freed
 )
 
 var roleNames = [...]string{"op", "fused op", "graph", "decode", "encode", "warm-up", "buffer free"}
@@ -64,25 +67,26 @@ func roleOf(symbol string) (Role, bool) {
 	return 0, false
 }
 
-// Site is one function that carries a probe.
+// Site is a function that can carry a probe.
 type Site struct {
 	Symbol string
 	Role   Role
-	Entry  uint64 // file offset of the function; a return probe goes here
-	Probe  uint64 // file offset of the instruction where the entry probe sits; arguments are still in their registers
-	Pushed uint64 // bytes that the prologue has taken from the stack before Probe
+	Entry  uint64 // file offset of the function's start; a return probe goes here
+	Probe  uint64 // file offset of the instruction that the entry probe replaces; the arguments are still in their registers there
+	Pushed uint64 // bytes that the prologue has pushed on the stack before Probe
 	Cost   Cost   // of a hit on Probe
 }
 
-// Image is what an ELF file offers.
+// Image is what Scan found in an ELF file.
 type Image struct {
 	Path  string
-	Sites []Site // by symbol
-	// Ops are the names of ggml's ops by number; nil if the file does not hold the table, or OpsErr says why not.
+	Sites []Site // sorted by symbol
+	// Ops are the names of ggml's ops, indexed by number. If nil, the file does not hold the table, or OpsErr says why it could not be
+	// read.
 	Ops    []string
 	OpsErr error
-	// Layout is the best of what the file tells of ggml's structs; nil if it tells nothing, or LayoutErr says why what
-	// is there could not be used.
+	// Layout is the best description of ggml's structs that the file gives. If nil, it gives none, or LayoutErr says why it could not be
+	// used.
 	Layout    *Layout
 	LayoutErr error
 
@@ -97,14 +101,13 @@ type Image struct {
 	dwarf, code *Layout
 }
 
-// Has says whether a function with this role was found.
+// Has reports whether a function with this role was found.
 func (im *Image) Has(r Role) bool {
 	return slices.ContainsFunc(im.Sites, func(s Site) bool { return s.Role == r })
 }
 
-// Scan reads an ELF file, and the file that holds its debug information if that is kept apart. A file that is not ELF has
-// no sites, and no error. An error is one of reading the file, or of ELF structures that contradict each other. It may
-// be called concurrently.
+// Scan reads an ELF file and, if kept in a separate file, its debug information. A file that is not ELF has no sites; that is no error. An
+// error means that the file could not be read or that its ELF structures are contradictory. Scan may be called concurrently.
 func Scan(path string) (*Image, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -114,7 +117,7 @@ func Scan(path string) (*Image, error) {
 	return scan(f, path, "/usr/lib/debug")
 }
 
-// scan reads path, opened as r. debugDir is where debug information that was stripped off is kept.
+// scan is Scan for r, whose path is path. debugDir is where distributions keep separate debug information.
 func scan(r io.ReaderAt, path, debugDir string) (*Image, error) {
 	im := &Image{Path: path}
 	f, err := elf.NewFile(r)
@@ -180,8 +183,8 @@ func scan(r io.ReaderAt, path, debugDir string) (*Image, error) {
 	return im, nil
 }
 
-// fromDebug adds what debug information knows: symbols that were stripped off, and the layout. It is never needed:
-// what cannot be read is only noted.
+// fromDebug adds what debug information has: stripped symbols, and the layout. Debug information is optional, so errors are only recorded
+// in LayoutErr.
 func (im *Image) fromDebug(f *elf.File, all *symbols, debugDir string) {
 	path := im.Path
 	if !hasDebug(f) {
@@ -209,7 +212,7 @@ func (im *Image) fromDebug(f *elf.File, all *symbols, debugDir string) {
 	}
 }
 
-// dynamic says whether a file is a shared library or loads some.
+// dynamic reports whether a file is a shared library or loads any.
 func dynamic(f *elf.File) bool {
 	flags, err := f.DynValue(elf.DT_FLAGS_1)
 	if f.Type == elf.ET_DYN && err == nil && (len(flags) == 0 || elf.DynFlag1(flags[0])&elf.DF_1_PIE == 0) {

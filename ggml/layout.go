@@ -1,6 +1,6 @@
 package ggml
 
-// This file owns the layout of ggml's structs: what is known of it, how one is chosen, and what proves it wrong.
+// This file defines the layout of ggml's structs: the known ones, how the one of a target is chosen, and how a wrong one is recognised.
 
 import (
 	"bytes"
@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// Layout says where a target's ggml keeps the fields that the tracer reads, in bytes from the start of the struct.
+// Layout holds the offsets, in bytes from the start of the struct, of the fields of ggml's structs that the tracer reads.
 type Layout struct {
 	// of struct ggml_tensor
 	Type    uint32 `json:"type"`     // enum, 4 bytes
@@ -32,7 +32,7 @@ type Layout struct {
 	Origin string `json:"origin"`
 }
 
-// TensorBytes is how much of a tensor Check wants: more than any known struct ggml_tensor up to its name's end.
+// TensorBytes is how many bytes of a tensor Check needs: every known struct ggml_tensor ends its name before that.
 const TensorBytes = 512
 
 // maxSrc bounds GGML_MAX_SRC: 10 in ggml since July 2023, 16 in ik_llama.cpp.
@@ -41,7 +41,7 @@ const maxSrc = 16
 // nameBytes is GGML_MAX_NAME. A build may raise it; the field's start is the same.
 const nameBytes = 64
 
-// Candidates lists the layouts of released ggml, today's first.
+// Candidates returns the layouts of released versions of ggml, the newest first.
 func Candidates() []Layout {
 	return []Layout{
 		{
@@ -63,7 +63,7 @@ func Candidates() []Layout {
 	}
 }
 
-// same says whether two layouts read the same fields, wherever they were learnt.
+// same reports whether two layouts have the same offsets, regardless of Origin.
 func (l Layout) same(o Layout) bool {
 	l.Origin, o.Origin = "", ""
 	return l == o
@@ -75,7 +75,7 @@ func (l Layout) String() string {
 		l.Type, l.NE, l.NB, l.Op, l.Flags, l.MaxSrc, l.Src, l.ViewSrc, l.Data, l.Name, l.NNodes, l.Nodes, l.Origin)
 }
 
-// valid refuses what no ggml can be: it comes from a file that somebody else wrote.
+// valid rejects offsets that no ggml can have: they come from an untrusted file.
 func (l *Layout) valid() error {
 	for _, f := range []struct {
 		name     string
@@ -101,7 +101,7 @@ func (l *Layout) valid() error {
 
 var errNoLayout = errors.New("not a layout that ggml can have")
 
-// MismatchError says why a tensor of the target cannot have the layout that it was read with.
+// MismatchError says why a tensor of the target contradicts the layout with which it was read.
 type MismatchError struct {
 	Field  string
 	Offset uint32
@@ -114,9 +114,9 @@ func (e *MismatchError) Error() string {
 	return fmt.Sprintf("the target's tensors do not have the expected layout (%s): %s at byte %d is %s, %s", e.Layout.Origin, e.Field, e.Offset, e.Value, e.Why)
 }
 
-// Check looks at a tensor as read from the target (little endian; TensorBytes of it, less if the memory ends there): a node
-// of a graph, or a source of one; ggml gives all of these a name. ops is the number of ops that the target's ggml
-// has, 0 if unknown. It returns a *MismatchError with the evidence if the tensor cannot have this layout.
+// Check tests a layout against a tensor as read from the target: raw holds TensorBytes of it, little endian (fewer if the memory ends
+// earlier). The tensor must be a node of a graph or a source of one, since ggml gives these a name. ops is the number of ops that the
+// target's ggml has, 0 if unknown. Check returns a *MismatchError with the evidence if the tensor cannot have this layout.
 func (l *Layout) Check(raw []byte, ops int) error {
 	mismatch := func(field string, at uint32, value, why string) error {
 		return &MismatchError{Field: field, Offset: at, Value: value, Why: why, Layout: *l}
@@ -179,9 +179,9 @@ const (
 
 func tensorPointer(p uint64) bool { return p%8 == 0 && p >= firstAddress && p < endAddress }
 
-// Infer chooses the layout of a process that maps these files: from DWARF, else from code, else today's of the table.
-// It never returns nil without an error; two ggml with different layouts in one process are an error.
-// Check the result on the first graph all the same.
+// Infer chooses the layout of a process that maps these files: from DWARF, else from code, else the newest of Candidates. It returns a
+// layout or an error, never neither; two ggml with different layouts in one process are ErrTwoLayouts. The layout may be wrong: Check it on
+// the first graph.
 func Infer(images []*Image) (*Layout, error) {
 	for _, origin := range []func(*Image) *Layout{
 		func(im *Image) *Layout { return im.dwarf },

@@ -1,6 +1,6 @@
 package ggml_test
 
-// The test of this file reads the real llama.cpp. It is in a package of its own because the driver of llama.cpp imports package ggml.
+// This test reads the real llama.cpp. It is in package ggml_test because the driver of llama.cpp imports package ggml.
 
 import (
 	"os"

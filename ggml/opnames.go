@@ -1,6 +1,6 @@
 package ggml
 
-// This file reads what ggml says of itself: the names of its ops, its version.
+// This file reads the names of ggml's ops and the versions of ggml and llama.cpp.
 
 import (
 	"debug/elf"
@@ -12,8 +12,8 @@ import (
 // maxOps bounds the table of op names; ggml has about a hundred.
 const maxOps = 512
 
-// opNames reads GGML_OP_NAME, which ggml_op_name indexes. The table holds addresses of strings. It ends where the strings are
-// no names. Numbers of ops differ between versions of ggml; so the target's own table is read, never one of ours.
+// opNames reads the table GGML_OP_NAME (pointers to strings), whose address the code of ggml_op_name holds. The table's length is unknown,
+// so it ends at the first string that is no name. Op numbers differ between versions of ggml, therefore the target's own table is read.
 func opNames(f *elf.File, s symbol) ([]string, error) {
 	m, err := run(f, s, untilReturn)
 	if err != nil {
@@ -38,7 +38,7 @@ func opNames(f *elf.File, s symbol) ([]string, error) {
 		}
 		names = append(names, name)
 	}
-	for _, want := range []string{"NONE", "GET_ROWS", "MUL_MAT"} { // MUL_MAT_ID is not as old
+	for _, want := range []string{"NONE", "GET_ROWS", "MUL_MAT"} { // MUL_MAT_ID is newer than these
 		if !slices.Contains(names, want) {
 			return nil, fmt.Errorf("the table at %#x has %d names, but not %s", table, len(names), want)
 		}
@@ -46,7 +46,7 @@ func opNames(f *elf.File, s symbol) ([]string, error) {
 	return names, nil
 }
 
-// pointer reads the address that stands at an address once the file is loaded.
+// pointer returns the pointer that the loaded file will hold at an address.
 func pointer(f *elf.File, relocated map[uint64]uint64, at uint64) (uint64, bool) {
 	if p, ok := relocated[at]; ok {
 		return p, true
@@ -68,7 +68,7 @@ func isOpName(s string) bool {
 	return true
 }
 
-// constantText reads the string that a function without arguments returns; "" if it does not simply return one.
+// constantText returns the string constant that a function without arguments returns; "" if the function does anything else.
 func constantText(f *elf.File, s symbol) string {
 	m, err := run(f, s, untilReturn)
 	if err != nil || m.result.kind != atAddress {
@@ -78,7 +78,7 @@ func constantText(f *elf.File, s symbol) string {
 	return text
 }
 
-// What llama.cpp's common library calls its build.
+// The variables in which llama.cpp's common library keeps its build.
 const (
 	buildNumber = "LLAMA_BUILD_NUMBER" // int
 	buildCommit = "LLAMA_COMMIT"       // const char *

@@ -1,6 +1,6 @@
 package ggml
 
-// This file chooses where in a function a probe sits, and says what it costs there.
+// This file chooses where in a function a probe sits, and estimates what a hit costs there.
 
 import (
 	"debug/elf"
@@ -10,17 +10,18 @@ import (
 	"golang.org/x/arch/x86/x86asm"
 )
 
+// Cost is the class of instruction that a uprobe replaces; it determines the cost of a hit.
 // Cost is what a uprobe costs per hit, by the instruction that it replaces.
 type Cost int
 
 const (
-	CostUnknown Cost = iota // not measured: other architectures
-	CostPush                // a register push, which the kernel emulates
+	CostUnknown Cost = iota // not measured (other architectures than x86-64)
+	CostPush                // push of a register, which the kernel emulates
 	CostNop                 // a nop, which the kernel emulates
-	CostStep                // any other instruction: single-stepped, with two exceptions
+	CostStep                // any other instruction; nearly all of these are single-stepped
 )
 
-// PerHit is the time that a hit takes, without the program: measured on one x86-64 machine, an order of magnitude
+// PerHit is the time that a hit takes, without the BPF program. It was measured on one x86-64 machine; expect the order of magnitude
 // elsewhere. 0 if unknown.
 func (c Cost) PerHit() time.Duration {
 	switch c {
@@ -32,7 +33,7 @@ func (c Cost) PerHit() time.Duration {
 	return 0
 }
 
-// String names the cost and its size.
+// String names the class and its cost.
 func (c Cost) String() string {
 	switch c {
 	case CostPush:
@@ -48,7 +49,7 @@ func (c Cost) String() string {
 // MarshalText makes costs readable in JSON.
 func (c Cost) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
 
-// locate turns a function's address into file offsets and chooses where the probe sits.
+// locate turns a function's address into file offsets and chooses the instruction that the probe replaces.
 func locate(f *elf.File, symbol string, r Role, address uint64) (Site, error) {
 	s := Site{Symbol: symbol, Role: r}
 	for _, p := range f.Progs {
@@ -61,7 +62,7 @@ func locate(f *elf.File, symbol string, r Role, address uint64) (Site, error) {
 			}
 			if f.Machine == elf.EM_X86_64 {
 				skip, pushed := firstPush(code)
-				onStack := r == RoleDecode || r == RoleEncode // the batch lies there
+				onStack := r == RoleDecode || r == RoleEncode // the batch is passed on the stack
 				if !onStack || pushed != stackUnknown {
 					s.Probe += uint64(skip)
 					s.Pushed = uint64(max(pushed, 0))
@@ -75,7 +76,7 @@ func locate(f *elf.File, symbol string, r Role, address uint64) (Site, error) {
 	return s, fmt.Errorf("%s lies at %#x, in no executable segment", symbol, address)
 }
 
-// costOf looks at the instruction that the probe replaces.
+// costOf classifies the instruction that the probe replaces.
 func costOf(code []byte) Cost {
 	switch {
 	case len(code) >= 1 && code[0]&^0x07 == 0x50, len(code) >= 2 && code[0] == 0x41 && code[1]&^0x07 == 0x50:
@@ -86,10 +87,9 @@ func costOf(code []byte) Cost {
 	return CostStep
 }
 
-// firstPush finds the first `push register` of a function's prologue: the kernel emulates that instruction, a probe
-// on it costs about 0.6 us a hit, while most others are single-stepped (19 us). It returns the offset of the push and
-// the bytes pushed before it, or stackUnknown where the stack was aligned; 0, 0 if an argument register would be
-// overwritten before a push is reached.
+// firstPush finds the first `push register` in a function's prologue. The kernel emulates that instruction, so that a hit costs about 0.6
+// us; most others are single-stepped (19 us). It returns the push's offset and how many bytes were pushed before it, or stackUnknown if the
+// prologue aligns the stack. It returns 0, 0 if there is no push before an argument register is overwritten.
 func firstPush(code []byte) (skip, pushed int) {
 	arguments := map[x86asm.Reg]bool{}
 	for _, r := range []x86asm.Reg{x86asm.RDI, x86asm.RSI, x86asm.RDX, x86asm.EDI, x86asm.ESI, x86asm.EDX, x86asm.DI, x86asm.SI, x86asm.DX, x86asm.DIB, x86asm.SIB, x86asm.DL} {
@@ -119,9 +119,9 @@ func firstPush(code []byte) (skip, pushed int) {
 				return 0, 0
 			}
 			if !isReg {
-				return 0, 0 // a store: nothing that a prologue needs before its first push
+				return 0, 0 // a store; no prologue needs one before its first push
 			}
-		case x86asm.AND: // and $-64, %rsp takes as much as the alignment needs
+		case x86asm.AND: // and $-64, %rsp: by how much it moves the stack pointer is unknown
 			if !isReg || reg != x86asm.RSP {
 				return 0, 0
 			}
@@ -134,5 +134,5 @@ func firstPush(code []byte) (skip, pushed int) {
 	return 0, 0
 }
 
-// stackUnknown marks a stack pointer that no longer tells where the arguments are.
+// stackUnknown says that the distance from the stack pointer to the arguments is unknown.
 const stackUnknown = -1

@@ -1,7 +1,7 @@
 package ggml
 
-// This file collects the symbols that matter, from .dynsym, .symtab and debug information, and finds the file that holds
-// debug information kept apart.
+// This file collects the symbols that this package needs, from .dynsym, .symtab and debug information, and finds separate debug information
+// files.
 
 import (
 	"bytes"
@@ -24,7 +24,7 @@ type symbol struct {
 	address, size uint64
 }
 
-// symbols are those that this package asks for, each address once under each name.
+// symbols are the symbols that wanted selects; a pair of name and address occurs once.
 type symbols struct {
 	list   []symbol
 	byName map[string]symbol // the first of each name
@@ -48,7 +48,7 @@ func (s *symbols) add(name string, address, size uint64) {
 	}
 }
 
-// maxSymbols bounds what a hostile file can make of this: a ggml has a dozen of each.
+// maxSymbols bounds how many symbols a hostile file can make us keep: a real ggml has a dozen.
 const maxSymbols = 1000
 
 func wanted(name string) bool {
@@ -57,7 +57,7 @@ func wanted(name string) bool {
 		name == buildNumber || name == buildCommit
 }
 
-// Limits on what is read from a file that somebody else wrote.
+// Limits on what is read from an untrusted file.
 const (
 	maxSection = 1 << 30 // a section of symbols, strings or relocations
 	maxDebug   = 2 << 30 // all sections of debug information together
@@ -81,7 +81,7 @@ func (s *symbols) collect(f *elf.File) error {
 			return err
 		}
 		for _, sym := range list {
-			kind := elf.STT_FUNC // a program may have pointers of the same names
+			kind := elf.STT_FUNC // a program that loads llama.cpp at run time may have pointer variables with the functions' names
 			if strings.HasPrefix(sym.Name, "LLAMA_") {
 				kind = elf.STT_OBJECT
 			}
@@ -93,7 +93,7 @@ func (s *symbols) collect(f *elf.File) error {
 	return nil
 }
 
-// collectDWARF adds functions that only debug information names.
+// collectDWARF adds functions that are named only in debug information.
 func (s *symbols) collectDWARF(d *dwarf.Data) error {
 	r := d.Reader()
 	for {
@@ -109,7 +109,7 @@ func (s *symbols) collectDWARF(d *dwarf.Data) error {
 			if !wanted(name) {
 				break
 			}
-			// The part with the entry comes first; what is rarely run lies elsewhere.
+			// The range with the entry point comes first; cold parts of the function are in other ranges.
 			ranges, err := d.Ranges(e)
 			if err != nil {
 				return err
@@ -122,7 +122,7 @@ func (s *symbols) collectDWARF(d *dwarf.Data) error {
 	}
 }
 
-// hasDebug says whether the file itself holds debug information.
+// hasDebug reports whether the file itself holds debug information.
 func hasDebug(f *elf.File) bool {
 	s := f.Section(".debug_info")
 	if s == nil {
@@ -131,7 +131,7 @@ func hasDebug(f *elf.File) bool {
 	return s != nil && s.Type != elf.SHT_NOBITS
 }
 
-// debugData opens the debug information of a file, nil if it says nothing of ggml.
+// debugData opens the debug information of a file; nil if it does not describe ggml.
 func debugData(f *elf.File) (*dwarf.Data, error) {
 	if !hasDebug(f) {
 		return nil, nil
@@ -145,7 +145,7 @@ func debugData(f *elf.File) (*dwarf.Data, error) {
 		}
 	}
 	mentioned := false
-	for _, name := range []string{".debug_str", ".zdebug_str", ".debug_info", ".zdebug_info"} { // short names may stand in line
+	for _, name := range []string{".debug_str", ".zdebug_str", ".debug_info", ".zdebug_info"} { // short strings may be in .debug_info itself
 		if s := f.Section(name); s != nil && !mentioned {
 			data, err := s.Data()
 			if err != nil {
@@ -164,11 +164,11 @@ func debugData(f *elf.File) (*dwarf.Data, error) {
 	return d, nil
 }
 
-// insideContainer matches a path as package ebpf writes that of a file in another mount namespace.
+// insideContainer matches the path of a file in another mount namespace, as package ebpf writes it.
 var insideContainer = regexp.MustCompile(`^/proc/[0-9]+/root`)
 
-// debugFile finds the file that holds what was stripped off: by build id, then by .gnu_debuglink. The caller closes it.
-// It returns nil if there is none. dir is where distributions keep such files.
+// debugFile finds the separate file with the stripped debug information: by build id, then by .gnu_debuglink. dir is where distributions
+// keep such files. It returns nil if there is none; else the caller closes the file.
 func debugFile(f *elf.File, path, dir string) (*elf.File, string) {
 	root := insideContainer.FindString(path)
 	id := buildID(f)
@@ -199,7 +199,7 @@ func debugFile(f *elf.File, path, dir string) (*elf.File, string) {
 	return nil, ""
 }
 
-// buildID reads the note that the linker leaves; nil if there is none.
+// buildID returns the linker's build id note; nil if there is none.
 func buildID(f *elf.File) []byte {
 	s := f.Section(".note.gnu.build-id")
 	if s == nil || s.Size > 4096 || s.Flags&elf.SHF_COMPRESSED != 0 {
@@ -216,7 +216,7 @@ func buildID(f *elf.File) []byte {
 	return data[16 : 16+size]
 }
 
-// debugLink reads .gnu_debuglink: a file name, and that file's CRC-32.
+// debugLink returns the contents of .gnu_debuglink: a file name and that file's CRC-32.
 func debugLink(f *elf.File) (string, uint32) {
 	s := f.Section(".gnu_debuglink")
 	if s == nil || s.Size > 4096 || s.Flags&elf.SHF_COMPRESSED != 0 {
@@ -235,7 +235,7 @@ func debugLink(f *elf.File) (string, uint32) {
 
 func sumIs(path string, want uint32) bool {
 	st, err := os.Stat(path)
-	if err != nil || !st.Mode().IsRegular() { // a fifo would hang
+	if err != nil || !st.Mode().IsRegular() { // opening a FIFO would block
 		return false
 	}
 	f, err := os.Open(path)
@@ -250,7 +250,7 @@ func sumIs(path string, want uint32) bool {
 	return sum.Sum32() == want
 }
 
-// readVirtual reads what the file maps at an address; fewer bytes at a segment's end.
+// readVirtual reads file contents by virtual address; it returns fewer bytes where a segment ends.
 func readVirtual(f *elf.File, address uint64, into []byte) (int, error) {
 	for _, p := range f.Progs {
 		if p.Type == elf.PT_LOAD && address >= p.Vaddr && address-p.Vaddr < p.Filesz {
@@ -264,7 +264,7 @@ func readVirtual(f *elf.File, address uint64, into []byte) (int, error) {
 // readText reads a string of printable characters that ends within limit bytes.
 func readText(f *elf.File, address uint64, limit int) (string, bool) {
 	raw := make([]byte, limit)
-	n, _ := readVirtual(f, address, raw) // what was read counts
+	n, _ := readVirtual(f, address, raw) // a short read is fine
 	for i, c := range raw[:n] {
 		if c == 0 {
 			return string(raw[:i]), i > 0
@@ -276,8 +276,8 @@ func readText(f *elf.File, address uint64, limit int) (string, bool) {
 	return "", false
 }
 
-// relocated maps the addresses in [from, to) that the loader fills, to what it fills in. Addresses that are packed in
-// .relr.dyn are not among them: what the loader fills in there stands in the file.
+// relocated returns, for addresses in [from, to) that relocations fill, the values that the loader stores there. Relocations in .relr.dyn
+// are not included: for these, the value is already in the file.
 func relocated(f *elf.File, from, to uint64) (map[uint64]uint64, error) {
 	var relative uint64
 	switch f.Machine {

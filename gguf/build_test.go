@@ -1,6 +1,6 @@
 package gguf
 
-// This file owns a writer of GGUF files for the tests. Unlike a real writer it can be told to lie.
+// This file has a writer of GGUF files for the tests. Unlike a real writer, it can write wrong values on request.
 
 import (
 	"bytes"

@@ -1,7 +1,7 @@
 package gguf
 
-// This file owns the memory of dequantised tensors: a bounded cache that evicts what was released longest ago, and gives
-// its buffers to what comes next.
+// This file holds the cache of dequantised tensors. Its memory is bounded: it evicts the entry that was released longest ago and reuses its
+// buffer.
 
 import (
 	"container/list"
@@ -10,7 +10,7 @@ import (
 	"sync"
 )
 
-// ErrCacheFull says that the values of a tensor do not fit the cache beside those that are held.
+// ErrCacheFull says that a tensor's values do not fit into the cache together with those that have not been released.
 var ErrCacheFull = errors.New("the cache of dequantised tensors is full")
 
 const floatBytes = 4
@@ -21,14 +21,14 @@ type extent struct {
 	off, size int64
 }
 
-// floatCache holds dequantised extents. Every buffer is in one place: held by an entry in entries, or in free.
+// floatCache holds dequantised extents. Each buffer belongs either to one entry in entries or to free.
 type floatCache struct {
 	limit int64 // bytes
 
 	mu      sync.Mutex
 	used    int64 // bytes of all buffers, never above limit
 	entries map[extent]*floatEntry
-	idle    list.List // of *floatEntry that nobody holds, the one released last in front
+	idle    list.List // of *floatEntry without users, the most recently released first
 	free    [][]float32
 }
 
@@ -36,7 +36,7 @@ type floatEntry struct {
 	extent extent
 	values []float32
 	err    error
-	ready  chan struct{} // closed when values or err is set
+	ready  chan struct{} // closed once values or err is set
 	users  int
 	idle   *list.Element // nil while there are users
 }
@@ -45,8 +45,8 @@ func newFloatCache(limit int64) *floatCache {
 	return &floatCache{limit: limit, entries: map[extent]*floatEntry{}}
 }
 
-// acquire returns the entry of x, which the caller releases unless there is an error. If there is none, fill computes its
-// n values; whoever asks for the same extent meanwhile waits for that.
+// acquire returns the entry of x; unless there is an error, the caller releases it. If there is no entry, fill computes its n values, and
+// other callers that ask for the same extent wait for the result.
 func (c *floatCache) acquire(x extent, n int64, fill func([]float32) error) (*floatEntry, error) {
 	c.mu.Lock()
 	if e := c.entries[x]; e != nil {
@@ -57,7 +57,7 @@ func (c *floatCache) acquire(x extent, n int64, fill func([]float32) error) (*fl
 		}
 		c.mu.Unlock()
 		<-e.ready
-		return e, e.err // an entry that failed is in no table any more
+		return e, e.err // a failed entry is no longer in the table
 	}
 	values, err := c.take(n)
 	if err != nil {
@@ -68,7 +68,7 @@ func (c *floatCache) acquire(x extent, n int64, fill func([]float32) error) (*fl
 	c.entries[x] = e
 	c.mu.Unlock()
 
-	// fill runs foreign code: if it panics, nobody may be left waiting.
+	// fill is the caller's code: if it panics, those who wait must be released.
 	done := false
 	defer func() {
 		c.mu.Lock()
@@ -88,9 +88,9 @@ func (c *floatCache) acquire(x extent, n int64, fill func([]float32) error) (*fl
 	return e, e.err
 }
 
-// take returns a buffer of n values: a freed one of about that size, else a new one, for which others make room.
+// take returns a buffer of n values: a free one of about that size, else a new one, for which idle entries are evicted.
 func (c *floatCache) take(n int64) ([]float32, error) {
-	// A claim of elements may be any number: compare without multiplying it.
+	// n comes from the file and may be huge: multiplying it could overflow.
 	if n > c.limit/floatBytes {
 		return nil, fmt.Errorf("%w: %d values of %d bytes need more than all %d bytes", ErrCacheFull, n, floatBytes, c.limit)
 	}
@@ -117,7 +117,7 @@ func (c *floatCache) take(n int64) ([]float32, error) {
 	}
 }
 
-// reuse returns the freed buffer that wastes least, if one fits and wastes no more than a quarter.
+// reuse returns the smallest free buffer that fits, if it wastes no more than a quarter.
 func (c *floatCache) reuse(n int) []float32 {
 	best := -1
 	for i, b := range c.free {

@@ -1,12 +1,12 @@
 package gguf
 
-// This file is responsible for turning the stored bytes of a tensor into float32: the one entry point, and the types without
-// blocks. dequant_block.go has the types with small blocks, dequant_super.go those with blocks of 256.
+// This file converts the stored bytes of a tensor to float32: the entry point Dequantize, and the types without blocks. dequant_block.go
+// has the types with small blocks, dequant_super.go those with blocks of 256 elements.
 //
-// All of them do ggml's operations in ggml's order, for the same bits. Where a product is added to something it is converted to float32
-// first: the language lets a compiler fuse x*y + z into one operation (and Go does on arm64, ppc64, s390x, riscv64 and, from
-// GOAMD64=v3, on amd64), but never across a conversion. With finite scales that would not round differently, since the 11 bits of
-// a half, 6 of a sub-block's scale and 5 of a code fit the 24 of a float32; with infinite ones it would give other NaNs.
+// All decoders perform ggml's operations in ggml's order, so that the results are the same bits. A product that is added to something is
+// converted to float32 explicitly: Go allows a compiler to fuse x*y + z into one operation (and does so on arm64, ppc64, s390x, riscv64
+// and, from GOAMD64=v3, on amd64), but not across a conversion. With finite scales fusing would change nothing, because the 11 bits of a
+// half, 6 of a sub-block's scale and 5 of a code fit the 24 bits of a float32; with infinite scales it would produce other NaNs.
 
 import (
 	"encoding/binary"
@@ -17,20 +17,19 @@ import (
 	"tensorcast/gguf/half"
 )
 
-// ErrNoDecoder means that [Dequantize] does not decode the type.
+// ErrNoDecoder says that [Dequantize] does not support the type.
 var ErrNoDecoder = errors.New("no decoder to float32")
 
 // Dequantize decodes src, whole blocks of type t in little-endian byte order, to dst: len(dst) must be the number of elements
 // in src, which is len(src) / t.BlockBytes() * t.BlockElems(). The elements keep the order in which they are stored.
 //
-// It decodes F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q1_0, Q2_0, Q2_K to Q6_K, Q8_K, TQ1_0, TQ2_0, IQ4_NL, IQ4_XS, MXFP4
-// and NVFP4. For another type the error is [ErrNoDecoder]; a length that does not fit is an error, too. After an error dst is
-// as it was.
+// It decodes F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q1_0, Q2_0, Q2_K to Q6_K, Q8_K, TQ1_0, TQ2_0, IQ4_NL, IQ4_XS, MXFP4 and NVFP4.
+// For other types the error is [ErrNoDecoder]. Lengths that do not match are an error, too. On error, dst is unchanged.
 //
-// The floats are, bit for bit, those of ggml's dequantize_row functions. On processors other than x86-64 the sign and payload of NaN may
-// differ; so they may everywhere for Q4_1 and Q5_1 blocks whose scale is not finite and whose minimum is NaN.
+// The floats are, bit for bit, those of ggml's dequantize_row functions, with two exceptions: on processors other than x86-64 the sign and
+// payload of NaNs may differ, and on any processor those of Q4_1 and Q5_1 blocks whose scale is not finite and whose minimum is NaN.
 //
-// Dequantize allocates nothing, and may be called concurrently. dst and src must not overlap.
+// Dequantize does not allocate. It may be called concurrently. dst and src must not overlap.
 func Dequantize(dst []float32, t Type, src []byte) error {
 	decode := decoder(t)
 	if decode == nil {
@@ -40,7 +39,7 @@ func Dequantize(dst []float32, t Type, src []byte) error {
 	if len(src)%bytes != 0 {
 		return fmt.Errorf("%d bytes are not a whole number of %v blocks of %d", len(src), t, bytes)
 	}
-	// Not len(src)/bytes*elems == len(dst), whose product can overflow an int of 32 bits.
+	// len(src)/bytes*elems == len(dst) would be simpler, but can overflow a 32-bit int.
 	if len(dst)%elems != 0 || len(dst)/elems != len(src)/bytes {
 		return fmt.Errorf("%d elements of space for %d %v blocks of %d elements", len(dst), len(src)/bytes, t, elems)
 	}
@@ -48,7 +47,7 @@ func Dequantize(dst []float32, t Type, src []byte) error {
 	return nil
 }
 
-// decoder returns the function for t, nil if there is none. The functions rely on lengths that agree.
+// decoder returns the function that decodes type t, nil if there is none. The function relies on matching lengths.
 func decoder(t Type) func(dst []float32, src []byte) {
 	switch t {
 	case F32:
@@ -128,10 +127,10 @@ func decodeBF16(dst []float32, src []byte) {
 // halfBias is the difference of the exponents' biases in float32 and half.
 const halfBias = (127 - 15) << 23
 
-// isNormal reports whether the half is a number that has neither the smallest exponent nor the largest.
+// isNormal reports whether a half is a normal number: neither zero, subnormal, infinite nor NaN.
 func isNormal(h uint16) bool { return h&0x7c00-1<<10 < 30<<10 }
 
-// normalHalf is the value of a half that isNormal. The sign is extended beyond its place, then all copies but the top one are cleared.
+// normalHalf is the value of a half for which isNormal is true. The conversion to int32 extends the sign; the mask keeps only its top copy.
 func normalHalf(h uint16) float32 {
 	return math.Float32frombits(uint32(int32(int16(h)))<<13&0x8fffffff + halfBias)
 }

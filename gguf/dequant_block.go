@@ -8,13 +8,13 @@ import (
 	"math"
 )
 
-// fp4 has twice the values of E2M1; the scales are halved in turn. Code 8 is +0: ggml keeps the values as integers.
+// fp4 holds twice the values of E2M1, therefore the scales are halved. Code 8 is +0, not -0: ggml keeps the values as integers.
 var fp4 = [16]float32{0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}
 
-// iq4 has the values of IQ4_NL and IQ4_XS.
+// iq4 is the code book of IQ4_NL and IQ4_XS.
 var iq4 = [16]float32{-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}
 
-// nibbles decodes 32 elements that lie in 16 bytes: x = values[code] d.
+// nibbles decodes 32 elements from 16 bytes: x = values[code] d.
 func nibbles(y *[32]float32, q *[16]byte, values *[16]float32, d float32) {
 	for j, q := range q {
 		y[j] = values[q&15] * d
@@ -122,13 +122,12 @@ func decodeQ2_0(dst []float32, src []byte) {
 	}
 }
 
-// trits has the values of the two-bit codes of the ternary types.
+// trits holds the values of the ternary types' two-bit codes.
 //
-// It is a variable since a compiler may turn a product with the constant -1 into a change of sign, which differs for NaN: a product
-// keeps its sign.
+// It is a variable because a compiler may turn a product with the constant -1 into a change of sign, which differs for NaN.
 var trits = [4]float32{-1, 0, 1, 2}
 
-// ternary returns the products of trits and d. That with 0 has d's sign, and is NaN if d is not finite.
+// ternary returns the products of trits and d. The product with 0 has d's sign, and is NaN if d is not finite.
 func ternary(d float32) (table [4]float32) {
 	for i := range table {
 		table[i] = trits[i] * d
@@ -154,7 +153,7 @@ func decodeMXFP4(dst []float32, src []byte) {
 	}
 }
 
-// halfE8M0 is 2^(e-128), half of what E8M0 stands for. 255 is no NaN here: ggml does not treat it as one.
+// halfE8M0 is 2^(e-128), half of the E8M0 value. As in ggml, 255 is not NaN.
 func halfE8M0(e byte) float32 {
 	if e < 2 {
 		return math.Float32frombits(1 << 21 << e) // subnormal
@@ -178,8 +177,8 @@ func decodeNVFP4(dst []float32, src []byte) {
 	}
 }
 
-// halfUE4M3 is half of what the unsigned float of 4 exponent and 3 mantissa bits stands for. The top bit is ignored. As in ggml,
-// 0x7f (NaN) is 0, but 0xff is a number.
+// halfUE4M3 is half of the UE4M3 value (unsigned, 4 exponent bits, 3 mantissa bits). The top bit is ignored. As in ggml, 0x7f (NaN) gives
+// 0, but 0xff gives a number.
 func halfUE4M3(e byte) float32 {
 	exponent, mantissa := uint32(e>>3&15), uint32(e&7)
 	switch {

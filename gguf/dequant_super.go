@@ -1,10 +1,10 @@
 package gguf
 
-// This file decodes the types with blocks of 256 elements: the K types, whose sub-blocks of 16 or 32 elements have a small integer scale (and
-// minimum) relative to the block's, the ternary types, and IQ4_XS.
+// This file decodes the types with blocks of 256 elements: the K types, whose sub-blocks of 16 or 32 elements have a small integer scale
+// (and minimum) relative to the block's; the ternary types; and IQ4_XS.
 //
-// Where codes have two bits or a ternary digit, the value of each is computed once, with the operations that ggml does per element,
-// and looked up. For more code values, decoding each element is faster.
+// Where a code has two bits or is a ternary digit, the value of each possible code is computed once and then looked up. With more possible
+// codes, computing each element is faster.
 
 import "encoding/binary"
 
@@ -67,8 +67,9 @@ func decodeQ3K(dst []float32, src []byte) {
 	}
 }
 
-// scaleMin unpacks the scale and minimum, of 6 bits each, of sub-block s in 0..7 of Q4_K and Q5_K. The first four lie in the low
-// bits of bytes s and s+4, whose high bits are the high bits of the last four; the low bits of those are the nibbles of byte s+4.
+// scaleMin unpacks the scale and minimum (6 bits each) of sub-block s (0 to 7) of Q4_K and Q5_K. Those of the first four sub-blocks are the
+// low bits of bytes s and s+4. Those of the last four have their low bits in the nibbles of byte s+4, and their high bits in the high bits
+// of the first eight bytes.
 func scaleMin(b *[12]byte, s int) (scale, minimum float32) {
 	if s < 4 {
 		return float32(int32(b[s] & 63)), float32(int32(b[s+4] & 63))
@@ -161,7 +162,7 @@ func decodeQ8K(dst []float32, src []byte) {
 
 // decodeTQ1_0: 32, then 16 bytes of five base-3 digits, then 4 bytes of four, half d; x = (digit - 1) d.
 //
-// A byte is a fraction of 256: times 3, what overflows is the first digit and what stays is the fraction for the next.
+// A byte is a fraction of 256. Multiplying it by 3 moves the next digit into the overflow and leaves the fraction of the remaining digits.
 // The first digits of a group of bytes are its first elements.
 func decodeTQ1_0(dst []float32, src []byte) {
 	for len(dst) >= 256 && len(src) >= 54 {

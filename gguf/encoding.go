@@ -1,15 +1,14 @@
 package gguf
 
-// This file owns how the versions of the format write numbers.
+// This file decodes numbers in the encodings of the format's versions.
 
 import (
 	"encoding/binary"
 	"math"
 )
 
-// encoding is the byte order of a file's numbers and the width of its lengths and counts: version 1 has 32 bits, later
-// versions have 64. (Version 1 stores dimensions in the same width. Offsets have 64 bits in all, the number of dimensions
-// and the types 32.)
+// encoding is the byte order of a file's numbers and the width of its lengths and counts: 32 bits in version 1, 64 bits later. (In version
+// 1, dimensions have 32 bits, too. In all versions offsets have 64 bits, types and the number of dimensions 32.)
 type encoding struct {
 	big  bool
 	wide int64 // bytes of a length: 4 or 8

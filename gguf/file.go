@@ -1,16 +1,18 @@
-// Package gguf reads the structure of GGUF model files: which bytes of the file hold which tensor, and the metadata.
-// It takes every number in the file for hostile until it is checked.
+// Package gguf reads GGUF model files: the metadata, which bytes of the file hold which tensor, and the weights. It treats every number in
+// a file as hostile until it has been checked.
 //
-// It reads GGUF versions 1 to 3 of either byte order.
+// It reads GGUF versions 1 to 3 in either byte order.
 //
-//   - Open and Parse read the structure of one file, and never weights: of a split model (metadata key split.count above 1)
-//     the one part that they were given. OpenModel finds the other parts.
-//   - A Tensor tells its extent in its file, its layer and component, and those of its experts; Locate tells which of them
-//     holds a byte.
-//   - OpenWeights maps a model, for the bytes of a tensor, its values as float32, and what of it is in memory.
+//   - [Open] and [Parse] read the structure of one file and no weights, as a [File]. Of a split model (metadata key split.count above 1)
+//     they read the one part that they are given; [OpenModel] finds the other parts and returns a [Model].
+//   - A [Tensor] knows its extent in its file, its layer and component, and the extents of its experts. Locate returns the tensor and
+//     expert that hold a byte.
+//   - [OpenWeights] maps a model. A [Weight] gives the bytes of a tensor, its values as float32, and how much of it is in memory.
+//
+// Nearly all other packages use this one. Files, models and weights may be used by any number of goroutines.
 package gguf
 
-// This file owns File: opening, and the questions that a parsed file answers.
+// This file defines File: opening it, and looking up tensors in it.
 
 import (
 	"cmp"
@@ -29,26 +31,25 @@ import (
 )
 
 var (
-	// ErrNotGGUF says that a file does not begin as a GGUF file does.
+	// ErrNotGGUF says that a file does not begin with GGUF's magic number.
 	ErrNotGGUF = errors.New("not a GGUF file")
 
-	// ErrTruncated says that a file is shorter than its own metadata declares: it was cut off, or its counts are wrong.
+	// ErrTruncated says that a file is shorter than its metadata declares: it was cut off, or its counts are wrong.
 	ErrTruncated = errors.New("truncated")
 )
 
-// ErrChanged says that a file is not what it was when it was opened.
+// ErrChanged says that a file was changed or replaced after it was opened.
 var ErrChanged = errors.New("the file has changed since it was opened")
 
-// File is the structure of one GGUF file. It holds the metadata, except for long arrays, and no file descriptor, so it
-// needs no closing and stays valid when the file changes. It does not change after Open or Parse: any number of
-// goroutines may use it.
+// File is the structure of one GGUF file. It holds the metadata except for long arrays. It holds no file descriptor, so it needs no closing
+// and stays valid when the file changes. It is not modified after Open or Parse, so any number of goroutines may use it.
 type File struct {
 	Path       string   // as given to Open; empty after Parse
 	Size       int64    // bytes
 	Version    uint32   // of the format: 1 to 3
 	BigEndian  bool     // the byte order of the metadata and of the weights
 	Alignment  int64    // bytes; every tensor's offset from DataOffset is a multiple of it
-	DataOffset int64    // absolute byte at which the metadata and its padding end
+	DataOffset int64    // absolute offset of the byte after the metadata and its padding
 	Metadata   []KV     // in file order, keys are unique
 	Tensors    []Tensor // ordered by Offset, no two overlap, names are unique
 
@@ -60,7 +61,7 @@ type File struct {
 	byName []int32     // indices into Tensors, ordered by name
 }
 
-// Open reads the structure of the GGUF file at path. Its errors are [*fs.PathError]: those of the file system, and those of Parse.
+// Open reads the structure of the GGUF file at path. All its errors are [*fs.PathError]; they wrap those of the file system or of Parse.
 func Open(path string) (*File, error) {
 	file, info, err := openRegular(path)
 	if err != nil {
@@ -78,7 +79,7 @@ func Open(path string) (*File, error) {
 var errNotRegular = errors.New("not a regular file")
 
 func openRegular(path string) (*os.File, os.FileInfo, error) {
-	// Opening a FIFO would wait for a writer, so look first.
+	// Opening a FIFO would block until there is a writer, so look first.
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, nil, &fs.PathError{Op: "open", Path: path, Err: pathless(err)}
@@ -94,14 +95,14 @@ func openRegular(path string) (*os.File, os.FileInfo, error) {
 		file.Close()
 		return nil, nil, &fs.PathError{Op: "open", Path: path, Err: pathless(err)}
 	}
-	// Reading the metadata must not pull weights into the page cache. The file is read and not mapped for the same reason:
-	// a fault maps the pages around it, and the kernel does not page out what a second process has mapped. This is
-	// advice; a file system that does not take it costs some readahead and nothing else.
+	// Reading the metadata must not pull weights into the page cache. For the same reason the file is read, not mapped: a page fault maps
+	// the pages around it, and the kernel does not page out pages that a second process maps. FADV_RANDOM is advice; without it, some
+	// readahead happens.
 	_ = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_RANDOM)
 	return file, info, nil
 }
 
-// reopen opens the file again and checks that it is the same.
+// reopen opens the file again and checks that it has not changed.
 func (f *File) reopen() (*os.File, error) {
 	file, info, err := openRegular(f.Path)
 	if err != nil {
@@ -114,7 +115,7 @@ func (f *File) reopen() (*os.File, error) {
 	return file, nil
 }
 
-// reread calls do with the file that was parsed.
+// reread calls do with a reader of the file that was parsed.
 func (f *File) reread(do func(io.ReaderAt) error) error {
 	if f.r != nil {
 		return do(f.r)
@@ -127,7 +128,7 @@ func (f *File) reread(do func(io.ReaderAt) error) error {
 	return do(file)
 }
 
-// pathless drops the operation and the path that package os puts before a system error, so that they are not said twice.
+// pathless removes the operation and path with which package os prefixes a system error, so that they are not printed twice.
 func pathless(err error) error {
 	var pe *fs.PathError
 	if errors.As(err, &pe) {
@@ -146,8 +147,8 @@ func (f *File) At(off int64) (*Tensor, bool) {
 	return &f.Tensors[i], true
 }
 
-// Locate returns the tensor that holds byte off of the file and, if it has a slice per expert, whose that byte is. It
-// reports false if off lies in the metadata, in padding or outside the file. It takes O(log n).
+// Locate returns the tensor that holds byte off of the file and, if the tensor has a slice per expert, the expert that the byte belongs to.
+// It reports false if off lies in the metadata, in padding or outside the file. It takes O(log n).
 func (f *File) Locate(off int64) (Location, bool) {
 	t, ok := f.At(off)
 	if !ok {
@@ -165,9 +166,9 @@ func (f *File) Lookup(name string) (*Tensor, bool) {
 	return &f.Tensors[f.byName[i]], true
 }
 
-// Fingerprint identifies a model file cheaply: 32 hex digits, the first 16 bytes of the SHA-256 over the file's bytes
-// [0, DataOffset) followed by its size as a little-endian uint64. Files that differ in their weights alone share a
-// fingerprint. It reads and hashes all metadata on each call, of a file that must not have changed (ErrChanged).
+// Fingerprint identifies a model file cheaply: 32 hex digits, which are the first 16 bytes of the SHA-256 of the file's bytes [0,
+// DataOffset) followed by its size as a little-endian uint64. Files that differ only in their weights have the same fingerprint. Each call
+// reads and hashes all metadata; the file must not have changed (ErrChanged).
 func (f *File) Fingerprint() (string, error) {
 	h := sha256.New()
 	err := f.reread(func(r io.ReaderAt) error {

@@ -1,7 +1,7 @@
 package gguf_test
 
-// This file compares the package with ggml's own reader and type table, in the real libggml-base. cgo is not allowed in
-// tests, so a small C program asks the library.
+// This file compares the package with ggml's own reader and type table, in the real libggml-base. cgo is not allowed in tests, so a small C
+// program calls the library.
 
 import (
 	"bytes"

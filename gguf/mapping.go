@@ -1,6 +1,6 @@
 package gguf
 
-// This file owns the mapping of one file: reading from it without dying when the file is cut short under it.
+// This file maps one file, and reads from the mapping without crashing if the file is truncated meanwhile.
 
 import (
 	"errors"
@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mapping is a read-only mapping of a whole file, of which nothing is read until it is touched.
+// mapping is a read-only mapping of a whole file. Pages are read only when they are touched.
 type mapping struct {
 	file  *os.File
 	bytes []byte
@@ -37,7 +37,7 @@ func mapFile(f *File) (*mapping, error) {
 		file.Close()
 		return nil, fmt.Errorf("map %s: %w", f.Path, err)
 	}
-	// A fault must not read around itself: the neighbours are other tensors and other experts.
+	// A page fault must not read around itself: the neighbouring pages belong to other tensors and experts.
 	if err := unix.Madvise(m.bytes, unix.MADV_RANDOM); err != nil {
 		return nil, errors.Join(fmt.Errorf("advise the mapping of %s: %w", f.Path, err), m.close())
 	}
@@ -60,8 +60,8 @@ func (m *mapping) check(end int64) error {
 	return nil
 }
 
-// guard calls do. A read of the mapping where the file has no bytes any more, or its device fails, ends do with an error;
-// it would end the process otherwise (SIGBUS).
+// guard calls do. If do touches a part of the mapping that the file no longer has, or that its device cannot read, guard ends it and
+// returns an error; otherwise the SIGBUS would end the process.
 func (m *mapping) guard(do func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -82,20 +82,20 @@ func (m *mapping) guard(do func() error) (err error) {
 	return do()
 }
 
-// pages is the part of the mapping that holds bytes [off, off+size), in whole pages.
+// pages returns the part of the mapping that holds bytes [off, off+size), rounded out to whole pages.
 func (m *mapping) pages(off, size int64) []byte {
 	page := int64(os.Getpagesize())
 	return m.bytes[off/page*page : off+size]
 }
 
-// willNeed begins to read bytes [off, off+size) from disk. The kernel takes as much of it as its readahead allows.
+// willNeed starts reading bytes [off, off+size) from disk. The kernel reads as much of it as its readahead allows.
 func (m *mapping) willNeed(off, size int64) {
-	// Advice: where it is refused, the bytes are read when they are touched.
+	// This is advice: if it fails, the bytes are read when they are touched.
 	_ = unix.Madvise(m.pages(off, size), unix.MADV_WILLNEED)
 }
 
-// forget drops the mapping's claim to the pages of bytes [off, off+size), which stay in the page cache: the kernel does not
-// page out for a process what a second one has mapped.
+// forget unmaps the pages of bytes [off, off+size) from this process; they stay in the page cache. The kernel does not page out pages for
+// one process while a second process maps them.
 func (m *mapping) forget(off, size int64) {
 	_ = unix.Madvise(m.pages(off, size), unix.MADV_DONTNEED)
 }

@@ -1,7 +1,7 @@
 package gguf
 
-// This file owns metadata values: their types, and decoding them on demand. A tokenizer's arrays hold hundreds of
-// thousands of strings that most callers never ask for: those stay in the file until then.
+// This file defines metadata values: their types, and decoding them on demand. A tokenizer's arrays hold hundreds of thousands of strings
+// that most callers never need; these stay in the file until they are asked for.
 
 import (
 	"errors"
@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// ErrNoValue says that a file has no metadata entry of that key and type.
+// ErrNoValue says that a file has no metadata entry with that key and type.
 var ErrNoValue = errors.New("no such metadata entry")
 
 // ValueType is the number that a GGUF file stores for a metadata value's type (enum gguf_type in gguf.h).
@@ -38,7 +38,7 @@ const (
 
 var valueTypes = [valueTypeCount]struct {
 	name  string
-	bytes int64 // 0 if that depends on the value
+	bytes int64 // 0 if the length varies
 }{
 	ValueUint8: {"u8", 1}, ValueInt8: {"i8", 1}, ValueUint16: {"u16", 2}, ValueInt16: {"i16", 2}, ValueUint32: {"u32", 4}, ValueInt32: {"i32", 4},
 	ValueFloat32: {"f32", 4}, ValueBool: {"bool", 1}, ValueString: {"str", 0}, ValueArray: {"arr", 0},
@@ -57,14 +57,14 @@ func (t ValueType) String() string {
 type KV struct {
 	Key  string
 	Type ValueType
-	Elem ValueType // of an array's elements; never ValueArray
-	Len  int64     // elements of an array; 1 for other types
+	Elem ValueType // type of an array's elements; never ValueArray
+	Len  int64     // number of elements of an array; 1 for other types
 
-	off, size int64 // the value's bytes in the file: of a string or an array those after its length
-	kept      int32 // where File.kept holds a copy of them, or inFile
+	off, size int64 // the value's bytes in the file; without the length that precedes a string or array
+	kept      int32 // where File.kept holds a copy of these bytes, or inFile
 }
 
-// inFile marks a value that is read when it is asked for.
+// inFile marks a value that is read from the file on demand.
 const inFile = -1
 
 func (f *File) find(key string) (*KV, bool) {
@@ -75,7 +75,7 @@ func (f *File) find(key string) (*KV, bool) {
 	return &f.Metadata[f.byKey[i]], true
 }
 
-// scalar returns the bytes of the value of an entry that is no array.
+// scalar returns the bytes of a value that is no array.
 func (f *File) scalar(kv *KV) []byte { return f.kept[kv.kept:][:kv.size] }
 
 // String returns the value of a string entry. It reports false if there is no such key or it is of another type. Unlike
@@ -88,8 +88,8 @@ func (f *File) String(key string) (string, bool) {
 	return string(f.scalar(kv)), true
 }
 
-// Uint returns the value of an integer entry of any width, as writers differ in the one they choose. It reports false if
-// there is no such key, it is of another type, or the value is negative.
+// Uint returns the value of an integer entry of any width, because writers differ in the width that they choose. It reports false if there
+// is no such key, it is of another type, or the value is negative.
 func (f *File) Uint(key string) (uint64, bool) {
 	kv, ok := f.find(key)
 	if !ok {
@@ -143,9 +143,8 @@ func (f *File) Bool(key string) (value, ok bool) {
 	return f.enc.bool(f.scalar(kv)), true
 }
 
-// Strings returns an array of strings, such as tokenizer.ggml.tokens. It decodes it anew on each call, and reads a long
-// one from the file, which must not have changed (ErrChanged). It returns ErrNoValue if there is no such key or it is of
-// another type.
+// Strings returns an array of strings, such as tokenizer.ggml.tokens. Each call decodes it anew; a long array is read from the file, which
+// must not have changed (ErrChanged). It returns ErrNoValue if there is no such key or it is of another type.
 func (f *File) Strings(key string) ([]string, error) {
 	kv, ok := f.find(key)
 	if !ok || kv.Type != ValueArray || kv.Elem != ValueString {
@@ -158,9 +157,9 @@ func (f *File) Strings(key string) ([]string, error) {
 	return v.([]string), nil
 }
 
-// Value decodes the value of an entry of f.Metadata, as the Go type of the same name and width: uint8 to float64, bool,
-// string, or a slice of one of these with the first limit elements of an array, all of them if limit is negative. A long
-// array is read from the file, which must not have changed (ErrChanged).
+// Value decodes the value of an entry of f.Metadata. The result is a uint8 to float64, bool or string, or for an array a slice of one of
+// these with the first limit elements, all if limit is negative. A long array is read from the file, which must not have changed
+// (ErrChanged).
 func (f *File) Value(kv *KV, limit int64) (any, error) {
 	if kv.Type != ValueArray {
 		return f.enc.value(kv.Type, f.scalar(kv)), nil
@@ -220,8 +219,7 @@ func (e encoding) value(t ValueType, b []byte) any {
 	return e.f64(b)
 }
 
-// elements decodes the first n elements of an array at off that ends where src does. Parse has checked that they are
-// there, but the file may have been written to since.
+// elements decodes the first n elements of the array at off. Parse has checked that they exist, but the file may have changed since.
 func (e encoding) elements(src *source, off int64, t ValueType, n int64) (any, error) {
 	switch t {
 	case ValueUint8:

@@ -1,6 +1,6 @@
 package gguf
 
-// This file owns Model: the one or more files of a model, and finding the parts of a split one.
+// This file defines Model, the one or more files of a model, and finds the parts of a split model.
 
 import (
 	"errors"
@@ -14,20 +14,20 @@ import (
 
 // Metadata keys of split models, as llama.cpp's gguf-split writes them.
 const (
-	splitCountKey   = "split.count"         // parts
-	splitNoKey      = "split.no"            // of this part, from 0
-	splitTensorsKey = "split.tensors.count" // tensors of all parts
+	splitCountKey   = "split.count"         // number of parts
+	splitNoKey      = "split.no"            // number of this part, from 0
+	splitTensorsKey = "split.tensors.count" // tensors in all parts
 	architectureKey = "general.architecture"
 )
 
 var (
-	// ErrPartName says that a part of a split model is not named like one, so that the others cannot be found.
+	// ErrPartName says that a part of a split model is not named like one, so that the other parts cannot be found.
 	ErrPartName = errors.New("a part of a split model must be named <model>-00001-of-00009.gguf")
 
-	// ErrMissingPart says that parts of a split model are not beside the one that was opened.
+	// ErrMissingPart says that parts of a split model are not in the directory of the one that was opened.
 	ErrMissingPart = errors.New("missing parts of the split model")
 
-	// ErrMismatchedPart says that a file beside a part of a split model is not a part of the same model.
+	// ErrMismatchedPart says that the file that is named like another part does not belong to the same model.
 	ErrMismatchedPart = errors.New("not a part of the same model")
 )
 
@@ -40,16 +40,16 @@ type Model struct {
 	byName []Location // ordered by name
 }
 
-// Location is a place in a model: a tensor and, if that is of experts, the expert.
+// Location is a place in a model: a tensor and, if the tensor has a slice per expert, the expert.
 type Location struct {
 	Tensor *Tensor
-	Expert int // -1 if the weights are no single expert's
-	File   int // index into Model.Files; 0 if a File was asked
+	Expert int // -1 if the place belongs to no single expert
+	File   int // index into Model.Files; 0 if a File was queried
 }
 
-// OpenModel reads the structure of the model that the file at path holds or is a part of. The other parts lie in the same
-// directory and follow llama.cpp's naming. Besides the errors of Open it returns ErrPartName, ErrMissingPart and
-// ErrMismatchedPart, which name the files.
+// OpenModel reads the structure of a model. path is its file, or any of its parts. The other parts must be in the same directory and be
+// named as llama.cpp names them. Besides the errors of Open it returns ErrPartName, ErrMissingPart and ErrMismatchedPart, which name the
+// files.
 func OpenModel(path string) (*Model, error) {
 	f, err := Open(path)
 	if err != nil {
@@ -68,8 +68,7 @@ func OpenModel(path string) (*Model, error) {
 	return m, nil
 }
 
-// OpenPart is OpenModel for one file: of a split model it takes the one part. Of that, the first part alone has the model's
-// metadata.
+// OpenPart is OpenModel for one file: of a split model it opens this part alone. Only the first part has the model's metadata.
 func OpenPart(path string) (*Model, error) {
 	f, err := Open(path)
 	if err != nil {
@@ -87,7 +86,7 @@ func partPath(prefix string, no, count uint64) string {
 	return fmt.Sprintf("%s-%05d-of-%05d.gguf", prefix, no+1, count)
 }
 
-// openParts returns all parts of the model that given is one of.
+// openParts returns all parts of the model that given belongs to.
 func openParts(given *File, count uint64) ([]*File, error) {
 	no, ok := given.Uint(splitNoKey)
 	if !ok || no >= count {
@@ -100,7 +99,7 @@ func openParts(given *File, count uint64) ([]*File, error) {
 	}
 	prefix = filepath.Join(filepath.Dir(given.Path), prefix)
 
-	// A claim of many parts costs nothing: the first ones that are missing end the search.
+	// A hostile count of parts costs nothing: the search ends after a few missing ones.
 	const named = 5
 	var missing []string
 	for i := range count {
@@ -141,7 +140,7 @@ func openParts(given *File, count uint64) ([]*File, error) {
 	return files, nil
 }
 
-// matchPart checks that f is part no of the count that given is one of, and says what is wrong.
+// matchPart checks that f is part no of the count parts of the model that given belongs to; the error says why not.
 func matchPart(f, given *File, no, count uint64) error {
 	if got, ok := f.Uint(splitCountKey); !ok || got != count {
 		return fmt.Errorf("has %s %s, not %d", splitCountKey, number(got, ok), count)
@@ -152,7 +151,7 @@ func matchPart(f, given *File, no, count uint64) error {
 	if f.BigEndian != given.BigEndian {
 		return errors.New("has the other byte order")
 	}
-	// Writers give the architecture to the first part, or to all of them.
+	// Writers store the architecture in the first part only, or in all parts.
 	a, inPart := f.String(architectureKey)
 	if b, inGiven := given.String(architectureKey); inPart && inGiven && a != b {
 		return fmt.Errorf("is of architecture %.50q, not %.50q", a, b)
@@ -167,7 +166,7 @@ func number(n uint64, ok bool) string {
 	return fmt.Sprint(n)
 }
 
-// index orders the tensors of all files by name, and refuses a name that occurs twice.
+// index sorts the tensors of all files by name. A name that occurs twice is an error.
 func (m *Model) index() error {
 	n := 0
 	for _, f := range m.Files {
@@ -180,7 +179,7 @@ func (m *Model) index() error {
 		}
 	}
 	if len(m.Files) == 1 {
-		return nil // the order of the one file
+		return nil // the file's own order serves
 	}
 	sort.Slice(m.byName, func(i, j int) bool { return m.byName[i].Tensor.Name < m.byName[j].Tensor.Name })
 	for i := 1; i < n; i++ {

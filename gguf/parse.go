@@ -1,7 +1,7 @@
 package gguf
 
-// This file owns the format: it walks the metadata and checks every count against the bytes that remain, every product
-// for overflow and every bound by subtraction, so that no number in a file can lead outside it.
+// This file parses the format. It checks every count against the bytes that remain, every product for overflow and every bound by
+// subtraction, so that no number in a file can lead outside it.
 
 import (
 	"cmp"
@@ -22,30 +22,30 @@ const (
 	defaultAlignment = 32
 	maxDims          = 4
 
-	// maxMetadata bounds memory where the file does not: a sparse file of terabytes costs nothing to make. Metadata with
-	// 262k tokens and 515k merges take 13 MB.
+	// maxMetadata bounds memory use where the file's size does not: a sparse file of terabytes costs nothing to make. The metadata of a
+	// model with 262k tokens and 515k merges take 13 MB.
 	maxMetadata = 256 << 20
 
-	// maxAlignment is far above any page size. Beyond it, "metadata and padding" would be a way to hide a file in.
+	// maxAlignment is far above any page size. With a larger one, a whole file could hide in the padding.
 	maxAlignment = 16 << 20
 
-	// maxName is the format's limit for keys. ggml cuts tensor names at 63 bytes, other readers do not.
+	// maxName is the format's limit for keys. ggml truncates tensor names to 63 bytes, other readers do not.
 	maxName = 65535
 
 	maxOffset = math.MaxInt64 // file offsets are int64
 
-	// maxKept is the length of the arrays that a File holds a copy of. Longer ones are a vocabulary's.
+	// maxKept is the size in bytes up to which a File keeps a copy of an array. Longer ones belong to a vocabulary.
 	maxKept = 64 << 10
 
-	// firstRecords is how many records are made room for before they are seen: a count is only a claim.
+	// firstRecords is for how many records memory is allocated before any is seen: the count in the file cannot be trusted.
 	firstRecords = 1024
 
 	hint = "is the download whole?" // most short files are unfinished downloads
 )
 
-// Parse reads the structure of the GGUF file of size bytes that r holds. It reads the metadata, without long arrays of
-// numbers, and at most 64 KiB of what follows. The File reads from r again only in Value, Strings and Fingerprint. Memory
-// stays within a small multiple of the metadata's bytes, and far below them where they are mostly a vocabulary.
+// Parse reads the structure of the GGUF file of size bytes that r holds. It reads the metadata, skipping long arrays of numbers, and at
+// most 64 KiB beyond. The File uses r again only in Value, Strings and Fingerprint. Memory use is at most a small multiple of the
+// metadata's size, and much less than that size if most of it is a vocabulary.
 //
 // Errors wrap ErrNotGGUF, ErrTruncated or r's own; others describe what is malformed and where.
 func Parse(r io.ReaderAt, size int64) (*File, error) { return parse(r, size, pieceBytes) }
@@ -74,7 +74,7 @@ type parser struct {
 	off  int64 // of the next byte
 	kept []byte
 
-	// What is being read, for messages: "tensor", 3, `blk.0.attn_q.weight`.
+	// What is being read, for error messages: "tensor", 3, `blk.0.attn_q.weight`.
 	kind  string
 	index int64
 	name  string
@@ -94,14 +94,14 @@ func (p *parser) errorf(format string, args ...any) error {
 	return fmt.Errorf("%s: %w", p.place(), fmt.Errorf(format, args...))
 }
 
-// need checks that n more bytes exist, for what is being read.
+// need returns an error unless n more bytes exist; what names them.
 func (p *parser) need(n uint64, what string) error {
 	remain := p.src.size - p.off
 	if n > uint64(remain) {
 		return fmt.Errorf("%w: byte %d, %s of %s: %d bytes needed, %d remain of the file's %d; %s",
 			ErrTruncated, p.off, what, p.place(), n, remain, p.src.size, hint)
 	}
-	// skipStrings may have gone past the limit by a piece.
+	// skipStrings may have exceeded the limit by one piece.
 	if n > uint64(max(0, maxMetadata-p.off)) {
 		return p.errorf("byte %d, %s: metadata larger than %d MiB", p.off, what, maxMetadata>>20)
 	}
@@ -128,7 +128,7 @@ func (p *parser) keep(n uint64, what string) error {
 		p.kept = append(p.kept, b...)
 		return err
 	}
-	// What is longer than the window need not pass through it.
+	// Bytes beyond the window are read directly, not through it.
 	if err := p.need(n, what); err != nil {
 		return err
 	}
@@ -141,7 +141,7 @@ func (p *parser) keep(n uint64, what string) error {
 	return nil
 }
 
-// skip passes over n bytes without reading them.
+// skip skips n bytes without reading them.
 func (p *parser) skip(n uint64, what string) error {
 	if err := p.need(n, what); err != nil {
 		return err
@@ -175,7 +175,7 @@ func (p *parser) length(what string) (uint64, error) {
 	return p.enc.length(b), nil
 }
 
-// count reads a number of records that take at least minBytes each, and so cannot be more than the bytes that remain hold.
+// count reads a number of records. As each takes at least minBytes, it cannot exceed what the remaining bytes hold.
 func (p *parser) count(minBytes int64, what string) (int64, error) {
 	n, err := p.length(what)
 	if err != nil {
@@ -188,7 +188,7 @@ func (p *parser) count(minBytes int64, what string) (int64, error) {
 	return int64(n), nil
 }
 
-// identifier reads a key or a tensor name. Names end up in tables, terminals and spreadsheets: what cannot be printed is refused.
+// identifier reads a key or a tensor name. Names end up in tables, terminals and spreadsheets, so unprintable ones are rejected.
 func (p *parser) identifier(lengthOf, what string) (string, error) {
 	n, err := p.length(lengthOf)
 	if err != nil {
@@ -225,7 +225,7 @@ func (p *parser) header(f *File) (tensors, entries int64, err error) {
 	if f.Version, err = p.u32("the version"); err != nil {
 		return 0, 0, err
 	}
-	// Nothing but the version tells the byte order. ggml's test for the other one is that the low half is zero.
+	// Only the version field tells the byte order. Like ggml, take a zero low half for the other order.
 	if f.Version&0xffff == 0 && f.Version != 0 {
 		p.enc.big, f.BigEndian, f.Version = true, true, bits.ReverseBytes32(f.Version)
 	}
@@ -244,10 +244,11 @@ func (p *parser) header(f *File) (tensors, entries int64, err error) {
 	return tensors, entries, err
 }
 
-// minKVBytes is a key of one byte with its length, the type and a value of one byte.
+// minKVBytes is the size of the smallest entry: a key of one byte with its length, the type, a value of one byte.
 func (p *parser) minKVBytes() int64 { return p.enc.wide + 1 + 4 + 1 }
 
-// minTensorBytes is a name of one byte with its length, the number of dimensions, one of them, the type and the offset.
+// minTensorBytes is the size of the smallest record: a name of one byte with its length, the number of dimensions, one dimension, the type,
+// the offset.
 func (p *parser) minTensorBytes() int64 { return p.enc.wide + 1 + 4 + p.enc.wide + 4 + 8 }
 
 func (p *parser) metadata(f *File, n int64) error {
@@ -281,7 +282,7 @@ func (p *parser) metadata(f *File, n int64) error {
 	return nil
 }
 
-// value reads the type of an entry and finds where its value ends.
+// value reads an entry's type and finds the end of its value.
 func (p *parser) value(kv *KV) error {
 	t, err := p.u32("the type")
 	if err != nil {
@@ -349,8 +350,8 @@ func (p *parser) array(kv *KV) error {
 	return p.keep(uint64(kv.size), "the array")
 }
 
-// skipStrings passes over n strings. Large vocabularies make this the parser's one hot loop, so strings that lie within
-// the window are walked without a call.
+// skipStrings skips n strings. With large vocabularies this is the parser's hot loop, so strings within the window are skipped without a
+// function call.
 func (p *parser) skipStrings(n int64) error {
 	for i := int64(0); i < n; i++ {
 		length, err := p.length("the length of a string in the array")
@@ -361,7 +362,7 @@ func (p *parser) skipStrings(n int64) error {
 			return err
 		}
 		if p.enc.big || p.enc.wide != 8 {
-			continue // rare, and three times slower
+			continue // rare; this path is three times slower
 		}
 		b := p.src.ahead(p.off)
 		pos := 0
@@ -380,7 +381,7 @@ func (p *parser) skipStrings(n int64) error {
 
 func (p *parser) tensors(f *File, n int64) error {
 	f.Tensors = make([]Tensor, 0, min(n, firstRecords))
-	dims := make([]int64, 0, 2*cap(f.Tensors)) // shapes share memory: one allocation for many tensors
+	dims := make([]int64, 0, 2*cap(f.Tensors)) // one allocation for the shapes of many tensors
 	for i := range n {
 		p.kind, p.index, p.name = "tensor", i, ""
 		var t Tensor
@@ -391,7 +392,7 @@ func (p *parser) tensors(f *File, n int64) error {
 		f.Tensors = append(f.Tensors, t)
 	}
 
-	// ggml pads only where tensors follow; a first part of a split model may have none.
+	// ggml pads only if tensors follow; the first part of a split model may have none.
 	p.kind = ""
 	if n > 0 {
 		if err := p.skip(uint64(-p.off&(f.Alignment-1)), "the padding before the tensor data"); err != nil {
@@ -483,7 +484,7 @@ func (p *parser) tensor(t *Tensor, dims []int64) ([]int64, error) {
 	return dims, nil
 }
 
-// index orders 0..n-1 by name. It also returns a name that occurs twice, or "" (no name is empty).
+// index sorts the numbers 0..n-1 by name. It also returns a name that occurs twice, or "" (names are never empty).
 func index(n int, name func(int32) string) (order []int32, twice string) {
 	order = make([]int32, n)
 	for i := range order {

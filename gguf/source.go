@@ -1,7 +1,7 @@
 package gguf
 
-// This file owns how the bytes of the metadata come from a file: front to back through one small window. Copying them
-// into fresh memory would take longer than parsing them.
+// This file reads the bytes of the metadata: front to back through one small window. Copying them into fresh memory would take longer than
+// parsing them.
 
 import (
 	"errors"
@@ -9,19 +9,19 @@ import (
 	"io"
 )
 
-// pieceBytes is how much is read at once: it fits the second-level cache, and bounds what is read past the metadata's end.
+// pieceBytes is how much is read at once: it fits the second-level cache, and bounds what is read beyond the metadata's end.
 const pieceBytes = 64 << 10
 
 type source struct {
 	r     io.ReaderAt
 	size  int64 // of the file
-	piece int64 // reads end at multiples of it
+	piece int64 // reads end at multiples of piece
 	buf   []byte
-	from  int64 // where buf begins in the file
+	from  int64 // file offset of buf's start
 }
 
-// at returns the bytes from off on: n at least, and what else the window holds. The caller has checked the bounds. They
-// are valid until the next call.
+// at returns at least n bytes from off on, and whatever else the window holds. The caller has checked the bounds. The bytes are valid until
+// the next call.
 func (s *source) at(off, n int64) ([]byte, error) {
 	if have := s.from + int64(len(s.buf)); off >= s.from && n <= have-off {
 		return s.buf[off-s.from:], nil
@@ -38,7 +38,7 @@ func (s *source) at(off, n int64) ([]byte, error) {
 	return s.buf, nil
 }
 
-// ahead returns what the window holds from off on, which may be nothing.
+// ahead returns the part of the window from off on, which may be empty.
 func (s *source) ahead(off int64) []byte {
 	if off < s.from || off > s.from+int64(len(s.buf)) {
 		return nil

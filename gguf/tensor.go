@@ -1,6 +1,6 @@
 package gguf
 
-// This file owns Tensor: its extent in the file, and what its name says about its place in the model.
+// This file defines Tensor: its extent in the file, and what its name tells about its place in the model.
 
 import (
 	"fmt"
@@ -18,7 +18,7 @@ type Tensor struct {
 	Size   int64   // bytes, without the padding that may follow
 }
 
-// End is the absolute offset of the byte after the tensor's last.
+// End is the absolute offset of the byte after the tensor.
 func (t *Tensor) End() int64 { return t.Offset + t.Size }
 
 // Layer is N for a tensor named "blk.N.…", -1 for others.
@@ -51,9 +51,9 @@ func splitLayer(name string) (layer int, component string) {
 	return int(n), component
 }
 
-// splitExperts says what a component is of if it holds one slice per expert, as ggml's MUL_MAT_ID and ADD_ID read them:
-// "gate", "up", "down" or "gate_up", and whether it is the bias. "chexps" are the chunk experts of GroveMoE. Shared
-// experts ("shexp") are plain matrices.
+// splitExperts tells from a component whether it has one slice per expert, as ggml's MUL_MAT_ID and ADD_ID read them. The projection is
+// "gate", "up", "down" or "gate_up"; bias is true for a bias. "chexps" are the chunk experts of GroveMoE. Shared experts ("shexp") are
+// plain matrices.
 func splitExperts(component string) (projection string, bias, ok bool) {
 	rest, ok := strings.CutPrefix(component, "ffn_")
 	if !ok {
@@ -71,8 +71,8 @@ func splitExperts(component string) (projection string, bias, ok bool) {
 	return "", false, false
 }
 
-// Experts is the number of experts whose slices the tensor holds: the last dimension of a 3-D expert weight
-// ("ffn_gate_exps.weight") or of its 2-D bias; 0 for any other tensor, those of shared experts among them.
+// Experts is the number of experts whose slices the tensor holds: the last dimension of a 3-D expert weight ("ffn_gate_exps.weight") or of
+// its 2-D bias. It is 0 for all other tensors, including those of shared experts.
 func (t *Tensor) Experts() int {
 	_, bias, ok := splitExperts(t.Component())
 	dims := 3
@@ -85,8 +85,8 @@ func (t *Tensor) Experts() int {
 	return int(t.Shape[dims-1])
 }
 
-// ExpertStride is the number of bytes from one expert's slice to the next, which is also a slice's length: expert e is
-// at [Offset+e*ExpertStride, Offset+(e+1)*ExpertStride). It is 0 if Experts is.
+// ExpertStride is the size in bytes of one expert's slice. Expert e is at [Offset+e*ExpertStride, Offset+(e+1)*ExpertStride). It is 0 if
+// Experts is.
 func (t *Tensor) ExpertStride() int64 {
 	n := t.Experts()
 	if n == 0 {
@@ -95,9 +95,8 @@ func (t *Tensor) ExpertStride() int64 {
 	return t.Size / int64(n)
 }
 
-// ExpertAt is the expert whose slice holds byte off of the file. In models of 2023 and 2024 each expert has tensors of its
-// own ("blk.N.ffn_up.7.weight"): all their bytes are that expert's. It is -1 if the byte is no expert's, or not in the
-// tensor.
+// ExpertAt is the expert that byte off of the file belongs to; -1 if it belongs to none, or is not in the tensor. In models of 2023 and
+// 2024 each expert has tensors of its own ("blk.N.ffn_up.7.weight"): all their bytes belong to that expert.
 func (t *Tensor) ExpertAt(off int64) int {
 	if off < t.Offset || off >= t.End() {
 		return -1
@@ -121,8 +120,7 @@ func singleExpert(component string) int {
 	return -1
 }
 
-// Projection is what the matrix or bias of experts projects to, "gate", "up", "down" or "gate_up" (the two in one
-// tensor), or "" if Experts is 0.
+// Projection is "gate", "up", "down" or "gate_up" (the two in one tensor) for a matrix or bias of experts, "" if Experts is 0.
 func (t *Tensor) Projection() string {
 	if t.Experts() == 0 {
 		return ""
@@ -137,14 +135,14 @@ type Kind uint8
 // The kinds of tensors.
 const (
 	KindOther        Kind = iota
-	KindEmbedding         // tables that a token's row is looked up in
+	KindEmbedding         // tables in which a token's row is looked up
 	KindOutput            // projects to the vocabulary
 	KindNorm              // weights of normalisations
 	KindAttention         // projections, biases and sinks of attention
-	KindFeedForward       // that every token goes through
-	KindRouter            // chooses the experts
-	KindExpert            // a slice, or a tensor, for each of the experts that a token may go through
-	KindSharedExpert      // the experts that every token goes through
+	KindFeedForward       // dense feed-forward matrices, used by every token
+	KindRouter            // selects the experts
+	KindExpert            // a slice or a tensor per expert, used by the tokens that are routed to it
+	KindSharedExpert      // experts that every token uses
 	KindRecurrent         // state-space, RWKV and convolution layers
 
 	kindCount
@@ -152,7 +150,7 @@ const (
 
 var kinds = [kindCount]string{"other", "embedding", "output", "norm", "attention", "feed_forward", "router", "expert", "shared_expert", "recurrent"}
 
-// String is the kind's name in tables ("feed_forward").
+// String is the kind's name as tables show it ("feed_forward").
 func (k Kind) String() string {
 	if k >= kindCount {
 		return fmt.Sprintf("kind(%d)", uint8(k))
@@ -160,7 +158,7 @@ func (k Kind) String() string {
 	return kinds[k]
 }
 
-// Kind follows llama.cpp's tensor names.
+// Kind is derived from llama.cpp's tensor names.
 func (t *Tensor) Kind() Kind {
 	component := t.Component()
 	if t.Experts() > 0 || singleExpert(component) >= 0 {

@@ -10,8 +10,7 @@ import (
 // Type is the number that a GGUF file stores for a tensor's element type (enum ggml_type in ggml.h).
 type Type uint32
 
-// The types that a GGUF file may hold. The numbers that are missing (4, 5, 31 to 33, 36 to 38) were
-// removed from ggml and are refused.
+// The types that a GGUF file may hold. The missing numbers (4, 5, 31 to 33, 36 to 38) were removed from ggml and are rejected.
 const (
 	F32    Type = 0
 	F16    Type = 1
@@ -58,7 +57,7 @@ type typeInfo struct {
 	bytes int64 // bytes per block
 }
 
-// types follows ggml.c's type_traits (August 2026); the tests compare it with the real libggml-base.
+// types is ggml.c's type_traits (August 2026); the tests compare it with the real libggml-base.
 var types = [typeCount]typeInfo{
 	F32: {"F32", 1, 4}, F16: {"F16", 1, 2}, BF16: {"BF16", 1, 2}, F64: {"F64", 1, 8},
 	I8: {"I8", 1, 1}, I16: {"I16", 1, 2}, I32: {"I32", 1, 4}, I64: {"I64", 1, 8},
@@ -73,10 +72,10 @@ var types = [typeCount]typeInfo{
 	MXFP4: {"MXFP4", 32, 17}, NVFP4: {"NVFP4", 64, 36}, Q1_0: {"Q1_0", 128, 18}, Q2_0: {"Q2_0", 64, 18},
 }
 
-// Valid reports whether t is a type that ggml still reads.
+// Valid reports whether t is a type that ggml still supports.
 func (t Type) Valid() bool { return t < typeCount && types[t].elems != 0 }
 
-// String is the name as the field writes it ("Q8_0", "IQ2_XXS"), or "type(N)" for a number that is not known.
+// String is the usual name ("Q8_0", "IQ2_XXS"), or "type(N)" for an unknown number.
 func (t Type) String() string {
 	if !t.Valid() {
 		return fmt.Sprintf("type(%d)", uint32(t))
@@ -100,7 +99,7 @@ func (t Type) BlockBytes() int64 {
 	return types[t].bytes
 }
 
-// RowBytes is the number of bytes in a row of elems elements (ggml_row_size). A row is a whole number of blocks.
+// RowBytes is the number of bytes in a row of elems elements (ggml_row_size). It is an error if a row is no whole number of blocks.
 func (t Type) RowBytes(elems int64) (int64, error) {
 	if !t.Valid() {
 		return 0, fmt.Errorf("%v is not a type that ggml reads", t)

@@ -1,6 +1,6 @@
 package gguf
 
-// This file owns access to a model's weights: as bytes, as numbers, and the question what of them is in memory.
+// This file gives access to a model's weights: as bytes, as floats, and how much of them is in memory.
 
 import (
 	"errors"
@@ -11,22 +11,22 @@ import (
 	"tensorcast/internal/pagecache"
 )
 
-// Weights gives access to the weights of a model through read-only mappings. Nothing is read but what is asked for, so
-// opening takes as long for a terabyte as for a megabyte. Any number of goroutines may use it.
+// Weights gives access to the weights of a model through read-only mappings. Data is read only when it is used, so opening takes as long
+// for a terabyte as for a megabyte. Any number of goroutines may use it.
 type Weights struct {
 	Model *Model
 
-	parts []*mapping // as Model.Files
+	parts []*mapping // in the order of Model.Files
 	cache *floatCache
 
 	mu     sync.Mutex
-	idle   sync.Cond // that users is 0
+	idle   sync.Cond // signalled when users becomes 0
 	users  int
 	closed bool
 }
 
-// OpenWeights maps the files of a model that OpenModel returned and that have not changed since (ErrChanged). Up to
-// cacheBytes of memory hold what Float32 returns.
+// OpenWeights maps the files of a model that OpenModel returned; they must not have changed since (ErrChanged). Up to cacheBytes of memory
+// are used for the results of Float32.
 func OpenWeights(m *Model, cacheBytes int64) (*Weights, error) {
 	w := &Weights{Model: m, cache: newFloatCache(cacheBytes)}
 	w.idle.L = &w.mu
@@ -40,8 +40,8 @@ func OpenWeights(m *Model, cacheBytes int64) (*Weights, error) {
 	return w, nil
 }
 
-// Close unmaps the files. It waits for calls that are under way, later ones return fs.ErrClosed. What Bytes returned must
-// not be touched any more; what Float32 returned stays valid until it is released.
+// Close unmaps the files. It waits for calls in progress; later calls return fs.ErrClosed. Slices that Bytes returned must not be used any
+// more; values that Float32 returned stay valid until they are released.
 func (w *Weights) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -77,8 +77,7 @@ func (w *Weights) leave() {
 	}
 }
 
-// Weight is a handle of a tensor's weights, or of one expert's slice of them. It is a small value that costs nothing to
-// make, copy or drop.
+// Weight is a handle for a tensor's weights, or for one expert's slice of them. It is a small value that needs no closing.
 type Weight struct {
 	Tensor *Tensor
 	Expert int // -1 for the whole tensor
@@ -96,8 +95,8 @@ func (w *Weights) Lookup(name string) (Weight, bool) {
 	return w.At(l), true
 }
 
-// At returns the handle of a place in w.Model, as its Lookup and Locate return it: an expert's slice if it names one, else the
-// whole tensor.
+// At returns the handle for a place in w.Model, as its Lookup and Locate return it: for the expert's slice if the place names an expert,
+// else for the whole tensor.
 func (w *Weights) At(l Location) Weight {
 	h := Weight{Tensor: l.Tensor, Expert: -1, w: w, extent: extent{l.File, l.Tensor.Offset, l.Tensor.Size}}
 	if stride := l.Tensor.ExpertStride(); l.Expert >= 0 && l.Expert < l.Tensor.Experts() {
@@ -108,10 +107,10 @@ func (w *Weights) At(l Location) Weight {
 
 func (h Weight) errorf(err error) error { return fmt.Errorf("tensor %.100q: %w", h.Tensor.Name, err) }
 
-// Bytes returns the weights as they lie in the file, without a copy: a slice of the mapping, which is valid until Close and
-// must not be written to. Only what is touched is read, a page (4 KiB) at a time: use Prefetch before going through a
-// large tensor. If the file has been cut short, Bytes returns ErrTruncated. If that happens later, touching the slice ends
-// the process (SIGBUS): View is safe from that.
+// Bytes returns the weights as they are in the file, without a copy: a slice of the mapping, which is valid until Close and must not be
+// written to. Pages (4 KiB) are read from disk one by one as they are touched: call Prefetch before going through a large tensor. If the
+// file has been truncated, Bytes returns ErrTruncated. If that happens later, touching the slice ends the process with SIGBUS; View is safe
+// from that.
 func (h Weight) Bytes() ([]byte, error) {
 	if err := h.w.enter(); err != nil {
 		return nil, h.errorf(err)
@@ -125,9 +124,9 @@ func (h Weight) Bytes() ([]byte, error) {
 	return part.bytes[h.extent.off:end:end], nil
 }
 
-// View calls do with the weights as they lie in the file, without a copy. The slice is valid until do returns and must not
-// be written to. If do touches what the file has lost, or what the device fails to read, do ends there, its deferred calls
-// run, and View returns ErrTruncated or EIO; that protects the goroutine that called View and no other.
+// View calls do with the weights as they are in the file, without a copy. The slice is valid until do returns and must not be written to.
+// If do touches bytes that the file has lost or that the device cannot read, do ends there, its deferred calls run, and View returns
+// ErrTruncated or EIO. Only the goroutine that called View is protected.
 func (h Weight) View(do func([]byte) error) error {
 	if err := h.w.enter(); err != nil {
 		return h.errorf(err)
@@ -142,11 +141,11 @@ func (h Weight) View(do func([]byte) error) error {
 	return nil
 }
 
-// prefetchBytes is what Prefetch asks for at once: no more is read of a range than the kernel's readahead or its largest
+// prefetchBytes is the size of one request of Prefetch: of a larger range the kernel reads no more than its readahead or its largest
 // request allows.
 const prefetchBytes = 128 << 10
 
-// Prefetch begins to read the weights from disk into the page cache, and does not wait for them. It is advice.
+// Prefetch starts reading the weights from disk into the page cache and does not wait. It is advice: the kernel may do less.
 func (h Weight) Prefetch() error {
 	if err := h.w.enter(); err != nil {
 		return h.errorf(err)
@@ -158,8 +157,8 @@ func (h Weight) Prefetch() error {
 	return nil
 }
 
-// Resident is how many of the weights' bytes are in the page cache. The cache counts pages, which tensors may share: the answer is
-// exact to a page at either end.
+// Resident is the number of the weights' bytes that are in the page cache. The cache works in pages, which neighbouring tensors may share,
+// so the result is exact to one page at either end.
 func (h Weight) Resident() (int64, error) {
 	if err := h.w.enter(); err != nil {
 		return 0, h.errorf(err)
@@ -172,8 +171,8 @@ func (h Weight) Resident() (int64, error) {
 	return min(n, h.extent.size), nil
 }
 
-// Floats are the values of a tensor, or of an expert's slice, in the order of the file. They are shared: do not write to
-// them. Data is valid until Release, and its memory is another tensor's afterwards.
+// Floats are the values of a tensor, or of an expert's slice, in the order of the file. They are shared: do not write to them. Data must
+// not be used after Release, because its memory is reused.
 type Floats struct {
 	Data []float32
 
@@ -182,7 +181,7 @@ type Floats struct {
 	released atomic.Bool
 }
 
-// Release gives the values back. Call it once for each Float32; more calls do nothing.
+// Release returns the values to the cache. Call it once for each Float32; further calls do nothing.
 func (v *Floats) Release() {
 	if !v.released.Swap(true) {
 		v.Data = nil
@@ -190,10 +189,10 @@ func (v *Floats) Release() {
 	}
 }
 
-// Float32 returns the weights as float32, as Dequantize computes them. They stay cached after Release, until others need
-// their memory; then what was released longest ago goes. Float32 never waits for a Release: it returns ErrCacheFull if the
-// values do not fit beside those that are held. It returns ErrTruncated or EIO as View does, and errors.ErrUnsupported for
-// a big-endian file.
+// Float32 returns the weights as float32, computed by Dequantize. After Release they stay cached until their memory is needed; then the
+// values that were released longest ago are evicted. Float32 never waits for a Release: it returns ErrCacheFull if the values do not fit
+// together with those that have not been released. It returns ErrTruncated or EIO as View does, and errors.ErrUnsupported for a big-endian
+// file.
 func (h Weight) Float32() (*Floats, error) {
 	if err := h.w.enter(); err != nil {
 		return nil, h.errorf(err)
@@ -211,7 +210,7 @@ func (h Weight) Float32() (*Floats, error) {
 	return &Floats{Data: e.values, entry: e, cache: h.w.cache}, nil
 }
 
-// dequantise computes the values piece by piece, while the next pieces are read from disk.
+// dequantise computes the values piece by piece, while the next pieces are being read from disk.
 func (h Weight) dequantise(dst []float32) error {
 	const ahead = 32 // pieces of prefetchBytes
 	var (

@@ -7,9 +7,8 @@ import (
 	"math"
 )
 
-// cividis is ten equidistant colours of the map of that name (Nuñez, Anderton, Renslow 2018), which looks the same with and
-// without red-green colour blindness. Here it runs from light to dark: on white paper more is darker, and a read that is
-// missing stands out.
+// cividis holds ten equidistant colours of the map with that name (Nuñez, Anderton, Renslow 2018), which looks the same with and without
+// red-green colour blindness. Here it runs from light to dark: on white paper, more is darker, and a missing read stands out.
 var cividis = [...]color.RGBA{
 	{0xfe, 0xe8, 0x38, 0xff}, {0xe1, 0xcc, 0x55, 0xff}, {0xc3, 0xb3, 0x69, 0xff}, {0xa5, 0x9c, 0x74, 0xff}, {0x8a, 0x86, 0x78, 0xff},
 	{0x70, 0x71, 0x73, 0xff}, {0x57, 0x5d, 0x6d, 0xff}, {0x3b, 0x49, 0x6c, 0xff}, {0x12, 0x35, 0x70, 0xff}, {0x00, 0x22, 0x4e, 0xff},
@@ -18,18 +17,18 @@ var cividis = [...]color.RGBA{
 var (
 	white       = color.RGBA{0xff, 0xff, 0xff, 0xff}
 	ink         = color.RGBA{0x20, 0x20, 0x20, 0xff}
-	faint       = color.RGBA{0x90, 0x90, 0x90, 0xff} // ticks and leaders
+	faint       = color.RGBA{0x90, 0x90, 0x90, 0xff} // ticks, and lines from labels to their rows
 	frame       = color.RGBA{0xb0, 0xb0, 0xb0, 0xff}
 	notRead     = white
-	notObserved = color.RGBA{0xdc, 0xdc, 0xe4, 0xff} // crossed with frame, so as not to pass for a value
-	markColor   = color.RGBA{0xd5, 0x5e, 0x00, 0xff} // vermilion: told from cividis by the colour-blind too
+	notObserved = color.RGBA{0xdc, 0xdc, 0xe4, 0xff} // drawn with a cross, so that it is not mistaken for a value
+	markColor   = color.RGBA{0xd5, 0x5e, 0x00, 0xff} // vermilion: the colour-blind can tell it from cividis, too
 )
 
-// position is where a share lies on the colour scale, 0 to 1. The square root shows small shares (4 of 128 experts are at
-// 0.18) without the arbitrary floor of a logarithm.
+// position is the place of a share on the colour scale, 0 to 1. The square root makes small shares visible (4 of 128 experts are at 0.18)
+// without the arbitrary lower limit of a logarithm.
 func position(share float64) float64 { return math.Sqrt(min(max(share, 0), 1)) }
 
-// scaleColor is the colour at a position, 0 to 1.
+// scaleColor is the colour at a position from 0 to 1.
 func scaleColor(pos float64) color.RGBA {
 	x := min(max(pos, 0), 1) * float64(len(cividis)-1)
 	i := min(int(x), len(cividis)-2)
@@ -39,7 +38,7 @@ func scaleColor(pos float64) color.RGBA {
 	return color.RGBA{mix(a.R, b.R), mix(a.G, b.G), mix(a.B, b.B), 0xff}
 }
 
-// cellColor is the colour of a value that was observed.
+// cellColor is the colour of an observed value.
 func cellColor(v float32) color.RGBA {
 	if v <= 0 {
 		return notRead

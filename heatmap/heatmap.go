@@ -1,8 +1,8 @@
-// Package heatmap draws matrices of shares (how much of each tensor a step reads) as PNG figures, with the text and the
-// raster canvas of gonum/plot. It does not know where the numbers come from.
+// Package heatmap draws a [Matrix] of shares (how much of each tensor a step reads) as a PNG figure ([WritePNG]), with the text and the
+// raster canvas of gonum/plot. It does not know where the numbers come from; cmd/analyze calls it.
 //
-// Cells are painted as whole pixels and everything else is laid out around them, because gonum's vector cells make huge
-// files and overprint their labels at hundreds of rows.
+// Cells are painted as whole pixels, and everything else is laid out around them: gonum's vector cells make huge files and overprint their
+// labels at hundreds of rows.
 package heatmap
 
 import (
@@ -14,22 +14,22 @@ import (
 	"gonum.org/v1/plot/vg/vgimg"
 )
 
-// This file holds what callers see, and the reduction of long runs to columns that fit a screen.
+// This file defines what callers see, and reduces long runs to columns that fit a screen.
 
-// Matrix is what a figure shows.
+// Matrix is the content of a figure.
 type Matrix struct {
 	Rows    []Row
 	Columns []Column
-	// Values has len(Rows)*len(Columns) elements, row by row. A value is a share: 0 is "not read", values above 1
-	// are drawn as 1, NaN is "not observed".
+	// Values has len(Rows)*len(Columns) elements, row by row. A value is a share: 0 means "not read", values above 1 are drawn as 1, NaN
+	// means "not observed".
 	Values []float32
 }
 
 // Row is a line of cells.
 type Row struct {
 	Label string
-	// Block is the name of the group that the row belongs to, such as a layer; "" if it stands alone. Adjacent rows
-	// of the same block are labelled together, and one by one too where there is room.
+	// Block is the name of the group that the row belongs to, such as a layer; "" if it belongs to none. Adjacent rows of the same block
+	// have one label together, and also one each if there is room.
 	Block string
 }
 
@@ -48,15 +48,15 @@ type Text struct {
 	Mark     string // what a marked column is
 }
 
-// maxColumns is the number of columns that a panel shows before neighbours are merged.
+// maxColumns is the number of columns up to which a panel shows each column.
 const maxColumns = 1200
 
-// maxRows keeps the image at a size that viewers open.
+// maxRows limits the image to a size that viewers can open.
 const maxRows = 20000
 
-// WritePNG draws m. Where a panel has more than 1200 columns, groups of equally many neighbours are merged: a cell is
-// then the mean of those that were observed, and the column is marked if one of them is. The image of 1000 tensors and any
-// number of steps takes about 20 MB of memory.
+// WritePNG draws m. If a panel has more than 1200 columns, groups of equally many neighbours are merged: a cell is then the mean of the
+// observed values, and the column is marked if any of them is. An image of 1000 tensors takes about 20 MB of memory, for any number of
+// steps.
 func WritePNG(w io.Writer, m *Matrix, text Text) error {
 	if len(m.Rows) == 0 || len(m.Columns) == 0 {
 		return errors.New("draw heatmap: there is nothing to draw")
@@ -75,7 +75,7 @@ func WritePNG(w io.Writer, m *Matrix, text Text) error {
 	return nil
 }
 
-// panel is a run of columns under one name, reduced to at most maxColumns.
+// panel is a run of columns with a common name, reduced to at most maxColumns.
 type panel struct {
 	name   string
 	first  int // column of the matrix
@@ -119,7 +119,7 @@ func reduce(m *Matrix, from, to int) panel {
 	return p
 }
 
-// mean is over the values that were observed; NaN if none was.
+// mean is the mean of the observed values; NaN if there are none.
 func mean(values []float32) float32 {
 	sum, n := 0.0, 0
 	for _, v := range values {

@@ -1,6 +1,6 @@
 package heatmap
 
-// This file decides where everything goes. All lengths are pixels, from the top left corner.
+// This file computes the layout of a figure. All lengths are pixels from the top left corner.
 
 import (
 	"math"
@@ -17,15 +17,15 @@ import (
 const (
 	dpi        = 144
 	margin     = 28
-	minWidth   = 1060 // the legend fits
-	gridWidth  = 1000 // what cells are sized for
+	minWidth   = 1060 // enough for the legend
+	gridWidth  = 1000 // cells are sized to fill this width
 	gridHeight = 1200
 	panelGap   = 16
 	labelGap   = 10 // between a label and what it labels
-	leader     = 22 // room for the lines from labels that had to move
+	leader     = 22 // space for the lines from labels that had to move
 	tickLength = 7
 	maxLabel   = 300 // a longer label is cut
-	rowText    = 16  // the least height of a row with a label of its own
+	rowText    = 16  // least height of a row with its own label
 	markHeight = 11
 	barWidth   = 440
 	barHeight  = 18
@@ -54,22 +54,22 @@ type figure struct {
 	text   Text
 	panels []panel
 
-	left, top, bottom int   // of the cells
+	left, top, bottom int   // edges of the cells
 	x                 []int // left edge of each panel
-	cell              []int // width of a cell of each panel
+	cell              []int // width of a cell in each panel
 	y                 []int // top edge of each row
 	row               int   // height of a row
-	rowLabels         bool  // each row has a label
-	blockWidth        int   // of the column of block labels, if rowLabels
-	scaleTop          int   // of the legend
+	rowLabels         bool  // each row has its own label
+	blockWidth        int   // width of the column of block labels, if rowLabels
+	scaleTop          int   // top edge of the legend
 	labels            []label
 }
 
-// label is a text left of the cells for rows first to last.
+// label is a text to the left of the cells, for rows first to last.
 type label struct {
 	text        string
 	first, last int
-	at          int // centre, where the text goes
+	at          int // vertical centre of the text
 }
 
 func layOut(m *Matrix, t Text) *figure {
@@ -78,7 +78,7 @@ func layOut(m *Matrix, t Text) *figure {
 	f.rowLabels = f.row >= rowText
 	blocks := blocks(m.Rows)
 
-	// Down: title, subtitle, legend, panel names, cells, ticks.
+	// Vertically: title, subtitle, legend, panel names, cells, ticks.
 	f.scaleTop = margin + f.lineHeight(titleStyle) + f.lineHeight(bodyStyle) + 16
 	f.top = f.scaleTop + f.lineHeight(bodyStyle) + 6 + barHeight + tickLength + f.lineHeight(smallStyle) + 18 + f.lineHeight(headStyle) + markHeight + 6
 	y, gap := f.top, 1
@@ -101,7 +101,7 @@ func layOut(m *Matrix, t Text) *figure {
 	f.placeLabels(blocks)
 	f.left = margin + f.labelWidth(blocks)
 
-	// Across: labels, panels.
+	// Horizontally: labels, panels.
 	widest := 0
 	for _, p := range f.panels {
 		widest = max(widest, len(p.number))
@@ -112,7 +112,7 @@ func layOut(m *Matrix, t Text) *figure {
 		if i > 0 {
 			x += panelGap
 		}
-		// Narrow panels are widened to hold their name.
+		// Narrow panels are widened to fit their name.
 		own := max(cell, ceilDiv(f.textWidth(f.panelName(p), headStyle), len(p.number)))
 		f.x, f.cell = append(f.x, x), append(f.cell, own)
 		x += own * len(p.number)
@@ -142,7 +142,7 @@ func (f *figure) panelName(p panel) string {
 	return p.name
 }
 
-// blocks splits rows into labels, one per block or row that stands alone.
+// blocks groups rows into labels, one per block or single row.
 func blocks(rows []Row) []label {
 	var bs []label
 	for i, r := range rows {
@@ -159,8 +159,8 @@ func blocks(rows []Row) []label {
 	return bs
 }
 
-// placeLabels chooses the labels that are written, so that none overlap. Rows that stand alone go first: they are few and
-// cannot be guessed from their neighbours. Of the blocks every k-th is kept.
+// placeLabels chooses which labels are written so that none overlap. Rows without a block come first: they are few, and cannot be guessed
+// from their neighbours. Of the blocks, every k-th is labelled.
 func (f *figure) placeLabels(blocks []label) {
 	if f.rowLabels {
 		for i, r := range f.m.Rows {
@@ -183,7 +183,7 @@ func (f *figure) placeLabels(blocks []label) {
 	if alone > 0 {
 		kept = ceilDiv(alone, everyAlone)
 	}
-	// Twice the line height from block to block reads better than a solid column of text.
+	// A distance of twice the line height between blocks is easier to read than a solid column of text.
 	everyBlock := niceStep(ceilDiv(grouped, max(room*2/3-kept, 1)))
 	alone, grouped = 0, 0
 	for _, b := range blocks {
@@ -203,8 +203,8 @@ func (f *figure) placeLabels(blocks []label) {
 	spread(f.labels, line, f.top+line/2, f.bottom-line/2)
 }
 
-// spread moves labels so that neighbours are at least line apart and all lie between low and high if they fit: first each
-// down as far as it must, then from the end up.
+// spread moves labels so that neighbours are at least line apart and all are between low and high, if they fit. It first moves each label
+// down as far as necessary, then, from the last to the first, up.
 func spread(labels []label, line, low, high int) {
 	next := low
 	for i := range labels {
@@ -218,7 +218,7 @@ func spread(labels []label, line, low, high int) {
 	}
 }
 
-// labelWidth is the room left of the cells. It cuts labels that are too long.
+// labelWidth is the width needed left of the cells. It shortens labels that are too long.
 func (f *figure) labelWidth(blocks []label) int {
 	width := 0
 	for i := range f.labels {
@@ -239,7 +239,7 @@ func (f *figure) labelWidth(blocks []label) int {
 	return f.blockWidth + width + labelGap
 }
 
-// fit cuts s in the middle until it is no wider than width.
+// fit shortens s in the middle until it is no wider than width.
 func (f *figure) fit(s string, st style, width int) string {
 	if f.textWidth(s, st) <= width {
 		return s
@@ -271,7 +271,7 @@ func (f *figure) lineHeight(st style) int { return int(math.Ceil(st.size / 72 * 
 
 func ceilDiv(a, b int) int { return (a + b - 1) / b }
 
-// niceStep is the least of 1, 2, 5, 10, 20, 50, ... that is not below n.
+// niceStep is the smallest of 1, 2, 5, 10, 20, 50, ... that is at least n.
 func niceStep(n int) int {
 	for p := 1; ; p *= 10 {
 		for _, k := range [...]int{1, 2, 5} {

@@ -28,7 +28,7 @@ func (f *figure) paintPanel(i int) {
 	right := x + cell*len(p.number)
 	f.fill(x-1, f.top-1, right+1, f.bottom+1, frame)
 	f.fill(x, f.top, right, f.bottom, white)
-	// Where cells are large, a white line between them shows each.
+	// Large cells are separated by a white line.
 	across, down := 0, 0
 	if cell >= 8 {
 		across = 1
@@ -65,18 +65,18 @@ func (f *figure) paintCell(at image.Rectangle, v float32) {
 	}
 }
 
-// paintTicks numbers the columns of a panel. A panel of a single step has nothing to number.
+// paintTicks numbers the columns of a panel. A panel with a single step gets no numbers.
 func (f *figure) paintTicks(i int) {
 	p, x, cell := f.panels[i], f.x[i], f.cell[i]
 	last := len(p.number) - 1
 	if last == 0 && i != len(f.panels)-1 {
 		return
 	}
-	// Numbers rise with the columns; their widest is the last.
+	// The numbers increase, so the last one is the widest.
 	room := f.textWidth(strconv.Itoa(p.number[last]), smallStyle) + 18
 	step := niceStep(max(ceilDiv(room*p.merged, cell), 1))
 	for c, n := range p.number {
-		// A merged column stands for n and those after it.
+		// A merged column stands for the number n and those after it.
 		if tick := ceilDiv(n, step) * step; n != tick && (tick >= n+p.merged || p.merged == 1) {
 			continue
 		}
@@ -86,7 +86,7 @@ func (f *figure) paintTicks(i int) {
 	}
 }
 
-// paintMark draws a triangle that points down at (x, y).
+// paintMark draws a triangle that points down to (x, y).
 func (f *figure) paintMark(x, y int) {
 	for d := range markHeight {
 		f.fill(x-d/2, y-d, x+d/2+1, y-d+1, markColor)
@@ -98,7 +98,7 @@ func (f *figure) paintLabels() {
 		right := f.left - labelGap
 		if !f.rowLabels {
 			right -= leader
-			// A bracket over the rows, and a line to the text, which may have moved.
+			// A bracket along the rows, and a line to the text, which may have been moved.
 			x, middle := f.left-6, (f.y[l.first]+f.y[l.last]+f.row)/2
 			if l.last > l.first {
 				f.fill(x, f.y[l.first], x+1, f.y[l.last]+f.row, faint)
@@ -186,7 +186,7 @@ func (f *figure) hasMarks() bool {
 	return false
 }
 
-// write sets one line of text, centred on y. Text that would leave the figure on the right is cut.
+// write writes one line of text, vertically centred on y. Text that would exceed the figure's right edge is shortened.
 func (f *figure) write(x, y int, s string, st style, align text.XAlignment, c color.Color) {
 	if align == text.XLeft {
 		s = f.fit(s, st, f.width-x-margin/2)
@@ -204,7 +204,7 @@ func (f *figure) line(x0, y0, x1, y1 int, c color.Color) {
 	f.canvas.Stroke(p)
 }
 
-// point is a pixel in the canvas's coordinates: points of 1/72 inch from the bottom left corner.
+// point converts a pixel to the canvas's coordinates: points of 1/72 inch from the bottom left corner.
 func (f *figure) point(x, y int) vg.Point {
 	scale := vg.Inch / dpi
 	return vg.Point{X: vg.Length(x) * scale, Y: vg.Length(f.height-y) * scale}

@@ -1,18 +1,19 @@
 package sim
 
-// This file owns the page cache and the disk.
+// This file implements the page cache and the disk.
 
-// page of a file. Those that are present are in one of two lists, as Linux has them: what was touched twice, or before reclaim came by, is active.
+// page is a page of a file. Pages that are present are in one of two lists, as in Linux: pages that reclaim found touched are in the active
+// list, the others in the inactive list.
 type page struct {
 	present    bool
-	ready      int64 // ns: when its read is over
-	touched    bool  // by the target, since reclaim looked last
+	ready      int64 // ns: when its read from disk completes
+	touched    bool  // the target has touched it since reclaim last looked at it
 	locked     bool
 	active     bool
 	prev, next *page
 }
 
-// list is a ring of pages, the newest behind the head.
+// list is a ring of pages; the newest is next to the head.
 type list struct{ head page }
 
 func (l *list) init() { l.head.prev, l.head.next = &l.head, &l.head }
@@ -55,7 +56,7 @@ func (c *cache) init(cfg *Config) {
 func (c *cache) pages(file int) int64              { return int64(len(c.files[file])) }
 func (c *cache) page(file int, number int64) *page { return &c.files[file][number] }
 
-// insert adds a page whose read is over at ready.
+// insert adds a page whose read completes at time ready.
 func (c *cache) insert(p *page, ready, now int64) {
 	*p = page{present: true, ready: ready}
 	c.inactive.push(p)
@@ -71,8 +72,8 @@ func (c *cache) remove(p *page) {
 	c.used -= c.pageBytes
 }
 
-// reclaim makes room. It takes the oldest inactive page that was not touched; touched ones become active, as Linux does with pages that a page table refers to.
-// Pages that are locked or being read stay.
+// reclaim evicts pages until the limit is met. It evicts the oldest untouched page of the inactive list; touched pages move to the active
+// list, as Linux does with pages that a page table refers to. Pages that are locked or being read are kept.
 func (c *cache) reclaim(now int64) {
 	for c.used > c.limit {
 		victim := c.victim(now)
@@ -85,7 +86,7 @@ func (c *cache) reclaim(now int64) {
 }
 
 func (c *cache) victim(now int64) *page {
-	for range 2 { // the second time round, what was active is inactive
+	for range 2 { // in the second round, the formerly active pages are inactive
 		for p := c.inactive.head.prev; p != &c.inactive.head; {
 			older := p
 			p = p.prev
@@ -117,10 +118,10 @@ func (c *cache) victim(now int64) *page {
 type disk struct {
 	bandwidth float64 // bytes per second
 	latency   int64   // ns
-	free      int64   // ns: when it has nothing left to do
+	free      int64   // ns: when it has completed all requests
 }
 
-// read is when a request of now is over.
+// read returns when a request that is made now completes.
 func (d *disk) read(now, bytes int64) int64 {
 	d.free = max(d.free, now) + int64(float64(bytes)/d.bandwidth*1e9)
 	return d.free + d.latency

@@ -1,14 +1,16 @@
-// Package sim is a machine in virtual time: a page cache with a limit and readahead, a disk, a target that computes tokens, and a helper that is called as the
-// real one is, with the target's events and then a tick. Nothing sleeps, nothing is random: the same configuration gives the same run.
+// Package sim simulates a machine in virtual time: a page cache with a limit and readahead, a disk, a target that computes tokens, and a
+// helper (package prefetch's controller in the tests) that gets the target's events and then a tick, as in reality. Nothing sleeps and
+// nothing is random: the same configuration always gives the same run.
 //
-// It is a model, not the kernel. What it keeps of Linux is what decides whether prefetching works: a cyclic scan larger than the cache misses everything;
-// pages that were touched outlive pages that were only read ahead; a miss reads around itself, and pushes something else out; the disk serves one request
-// after the other; locked pages are never reclaimed. Reclaim and faults cost no time of their own, save where Costs says so.
+// It is a model, not the kernel. It has those properties of Linux that decide whether prefetching works: a cyclic scan larger than the
+// cache always misses; pages that were touched outlive pages that were only read ahead; a miss reads the pages around it, which evicts
+// others; the disk serves one request after the other; locked pages are never reclaimed. Reclaim and page faults take no time, except for
+// Costs.
 //
-// A Machine is for one goroutine.
+// A [Machine] is for one goroutine; [Pages] and [Memory] are its implementations of package prefetch's interfaces.
 package sim
 
-// This file owns time: what the target does, and when the helper is called.
+// This file advances virtual time: what the target does, and when the helper is called.
 
 import (
 	"fmt"
@@ -20,47 +22,48 @@ import (
 
 // Config describes a machine and its target.
 type Config struct {
-	// Cycles are what the target's contexts read for a token. Reads are taken in whole; Nanos is the time that computing takes. All number the same files.
+	// Cycles are what the target's contexts read per token. Each read is of the whole extent; its Nanos are the time that computing takes.
+	// All cycles use the same file numbers.
 	Cycles []*pattern.Cycle
-	Limit  int64 // bytes of page cache for the models
-	// Page is the unit of the cache in bytes; 0 means 64 KiB: coarser than the kernel's, so that long runs are quick.
+	Limit  int64 // size of the page cache for the models, in bytes
+	// Page is the page size of the cache in bytes; 0 means 64 KiB, which is coarser than the kernel's so that long runs are fast.
 	Page      int64
-	Readahead int64         // bytes that a miss of the target reads around itself, aligned; at least a page
+	Readahead int64         // bytes that a miss of the target reads, aligned; at least a page
 	Bandwidth float64       // of the disk, bytes per second
-	Latency   time.Duration // of each request, besides
-	Tick      time.Duration // between two calls of the helper; 0 means a millisecond
+	Latency   time.Duration // of each request, in addition to the transfer
+	Tick      time.Duration // interval between calls of the helper; 0 means a millisecond
 	Costs     Costs
 }
 
-// Costs are times that the helper spends in the kernel, per MiB.
+// Costs are times that the helper's calls take, per MiB.
 type Costs struct{ PageOut, ReadAhead time.Duration }
 
-// Helper gets the target's events, and a tick now and then.
+// Helper gets the target's events, and a tick at each interval.
 type Helper interface {
 	Handle(event.Event) error
 	Tick() error
 }
 
-// Token says how one token went.
+// Token is the result of computing one token.
 type Token struct {
 	Time        time.Duration
 	Misses      int   // pages that were not in memory when the target touched them
-	TargetBytes int64 // read from the disk by the target's misses
-	HelperBytes int64 // read by the helper meanwhile
+	TargetBytes int64 // read from disk by the target's misses
+	HelperBytes int64 // read from disk by the helper meanwhile
 }
 
-// Machine is a simulation under way. Make it with New.
+// Machine is a running simulation. Make it with New.
 type Machine struct {
 	cfg    Config
 	cache  cache
 	disk   disk
 	helper Helper
-	now    int64 // ns, of the target
-	tick   int64 // when the helper is called next
-	doing  int64 // ns, of the helper: ahead of now while it waits or works
+	now    int64 // the target's time, ns
+	tick   int64 // when the helper is called next, ns
+	doing  int64 // the helper's time, ns: it is ahead of now while the helper waits or works
 	base   uint64
 	queued []event.Event
-	told   map[int]bool // files
+	told   map[int]bool // files for which FileSeen was sent
 	decode uint32
 	token  Token
 	timers []timer
@@ -72,10 +75,10 @@ type timer struct {
 	do func()
 }
 
-// epoch is the virtual clock's zero. It is not the zero time, which programs take for none.
+// epoch is the start of virtual time. It is not the zero time, which programs may interpret as "never".
 var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// New makes a machine whose page cache is empty.
+// New returns a machine with an empty page cache.
 func New(cfg Config) *Machine {
 	if cfg.Page == 0 {
 		cfg.Page = 64 << 10
@@ -93,41 +96,42 @@ func New(cfg Config) *Machine {
 // Attach gives the machine a helper. Without one the target runs alone.
 func (m *Machine) Attach(h Helper) { m.helper, m.tick = h, m.now }
 
-// Now is the helper's clock.
+// Now returns the time of the helper's clock.
 func (m *Machine) Now() time.Time { return epoch.Add(time.Duration(max(m.now, m.doing))) }
 
-// Began is when that clock began.
+// Began returns the time at which that clock began.
 func (m *Machine) Began() time.Time { return epoch }
 
-// At has something done at a time after the beginning, between two steps of the target: a limit changed, a file mapped anew.
+// At schedules do at a time after the beginning, between two steps of the target. It can change the limit, for example, or remap files.
 func (m *Machine) At(after time.Duration, do func()) {
 	m.timers = append(m.timers, timer{int64(after), do})
 }
 
-// SetLimit changes the limit; what is too much is reclaimed at once.
+// SetLimit changes the limit; pages in excess are reclaimed at once.
 func (m *Machine) SetLimit(bytes int64) {
 	m.cfg.Limit = bytes
 	m.cache.limit = bytes
 	m.cache.reclaim(m.now)
 }
 
-// Limit is the limit.
+// Limit returns the limit in bytes.
 func (m *Machine) Limit() int64 { return m.cfg.Limit }
 
-// Remap has the target map its files at other addresses from the next token on, as one does that loads its model again.
+// Remap changes the addresses at which the target maps its files, from the next op on, as if it had loaded its model again.
 func (m *Machine) Remap() { m.base += 1 << 40 }
 
-// Used is how many bytes of the model are in memory.
+// Used is how many bytes of the models are in memory.
 func (m *Machine) Used() int64 { return m.cache.used }
 
-// Locked is how many of them are locked.
+// Locked is how many bytes are locked.
 func (m *Machine) Locked() int64 { return m.cache.locked }
 
-// Overcommitted is by how many bytes the cache was ever above its limit because what is locked, or being read, could not be reclaimed: the out-of-memory
-// killer's case.
+// Overcommitted is the largest number of bytes by which the cache ever exceeded its limit, because the remaining pages were locked or being
+// read. A real kernel would call the out-of-memory killer.
 func (m *Machine) Overcommitted() int64 { return m.cache.over }
 
-// Run computes tokens of one of the machine's cycles in a context, and returns how they went. It fails with the helper's first error.
+// Run computes tokens of one of the machine's cycles in a context, and returns a result for each. If the helper fails, it returns the
+// helper's error.
 func (m *Machine) Run(context uint64, cycle *pattern.Cycle, tokens int) ([]Token, error) {
 	var all []Token
 	for range tokens {
@@ -148,13 +152,13 @@ func (m *Machine) Run(context uint64, cycle *pattern.Cycle, tokens int) ([]Token
 	return all, nil
 }
 
-// Sleep lets time pass in which the target does nothing.
+// Sleep advances time while the target does nothing.
 func (m *Machine) Sleep(d time.Duration) error {
 	m.until(m.now + int64(d))
 	return m.err
 }
 
-// read is one op on one weight: it touches the pages in order, and computes in between.
+// read simulates an op that reads one weight: it touches the pages in order, and computes in between.
 func (m *Machine) read(r *pattern.CycleRead) {
 	if !m.told[r.File] {
 		m.told[r.File] = true
@@ -176,7 +180,7 @@ func (m *Machine) read(r *pattern.CycleRead) {
 	})
 }
 
-// touch waits for a page, which is read if it is not there.
+// touch waits until a page is in memory; on a miss it is read first.
 func (m *Machine) touch(file int, page int64) {
 	p := m.cache.page(file, page)
 	if !p.present {
@@ -191,7 +195,7 @@ func (m *Machine) touch(file int, page int64) {
 	m.cache.touch(p)
 }
 
-// load reads the absent pages of [from, to) in one request at a time of day and returns how many bytes that were.
+// load reads the absent pages of [from, to) in one request made at time now, and returns how many bytes these are.
 func (m *Machine) load(file int, from, to, now int64) (bytes int64) {
 	var absent []*page
 	for n := from; n < min(to, m.cache.pages(file)); n++ {
@@ -210,7 +214,7 @@ func (m *Machine) load(file int, from, to, now int64) (bytes int64) {
 	return bytes
 }
 
-// until lets the target's time pass, and the helper do what is due.
+// until advances the target's time to t, and runs timers and the helper when they are due.
 func (m *Machine) until(t int64) {
 	for m.err == nil {
 		next := t
@@ -235,7 +239,7 @@ func (m *Machine) until(t int64) {
 	}
 }
 
-// call gives the helper what has happened, and a tick. What it does takes its own time, while the target goes on.
+// call passes the queued events and a tick to the helper. The helper's time advances by itself while the target continues.
 func (m *Machine) call() {
 	m.doing = m.now
 	events := m.queued
@@ -258,8 +262,8 @@ func (m *Machine) send(e event.Event) {
 	}
 }
 
-// FileID is how events name a file.
+// FileID is the identity of a file in events.
 func FileID(file int) event.FileID { return event.FileID{Dev: 1, Ino: uint64(file) + 1} }
 
-// Path is what events call a file.
+// Path is the path of a file in events.
 func (m *Machine) Path(file int) string { return fmt.Sprintf("model-%d.gguf", file) }

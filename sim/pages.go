@@ -1,6 +1,6 @@
 package sim
 
-// This file gives a helper its levers on the simulated page cache.
+// This file gives a helper control over the simulated page cache.
 
 import (
 	"fmt"
@@ -9,13 +9,13 @@ import (
 	"tensorcast/prefetch"
 )
 
-// Pages are the levers of a machine. They implement prefetch.Pages.
+// Pages returns the machine's implementation of prefetch.Pages.
 func (m *Machine) Pages() *Pages { return &Pages{m: m, index: map[string]int{}} }
 
-// Memory tells a helper of the machine's limit. It implements prefetch.Memory.
+// Memory returns the machine's implementation of prefetch.Memory.
 func (m *Machine) Memory() *Memory { return &Memory{m: m, seen: m.cfg.Limit} }
 
-// Memory is the limit of a machine.
+// Memory reports the limit of a machine.
 type Memory struct {
 	m    *Machine
 	seen int64
@@ -37,20 +37,20 @@ func (r *Memory) Changed() bool {
 type Pages struct {
 	m     *Machine
 	index map[string]int // by path
-	files []int          // of the machine, as Open numbered them
+	files []int          // the machine's numbers of the files that Open returned
 	bases map[int]uint64
 	Calls Calls
 }
 
-// Calls counts what was asked for.
+// Calls counts the calls.
 type Calls struct{ ReadAhead, Lock, Keep, Release, PageOut int }
 
 var _ prefetch.Pages = (*Pages)(nil)
 
-// queueBytes is how much the disk may be behind before a read ahead is refused.
+// queueBytes is the backlog of the disk, in bytes, above which ReadAhead refuses.
 const queueBytes = 128 << 20
 
-// Open implements prefetch.Pages, for the paths that events name.
+// Open implements prefetch.Pages. path is as in events.
 func (p *Pages) Open(path string) (file int, size int64, err error) {
 	for f := range p.m.cache.files {
 		if p.m.Path(f) != path {
@@ -75,7 +75,7 @@ func (p *Pages) Map(file int, base uint64) {
 	p.bases[file] = base
 }
 
-// each calls do for the pages that a range touches.
+// each calls do for the pages of a range.
 func (p *Pages) each(r prefetch.Range, do func(*page)) {
 	file := p.files[r.File]
 	for n := r.Offset / p.m.cfg.Page; n <= (r.End()-1)/p.m.cfg.Page && n < p.m.cache.pages(file); n++ {
@@ -89,7 +89,7 @@ func (p *Pages) load(r prefetch.Range) {
 	p.spend(p.m.cfg.Costs.ReadAhead, r.Length)
 }
 
-// spend has the helper work.
+// spend advances the helper's time.
 func (p *Pages) spend(perMiB time.Duration, bytes int64) {
 	p.m.doing = max(p.m.now, p.m.doing) + int64(perMiB)*bytes>>20
 }
@@ -108,7 +108,7 @@ func (p *Pages) ReadAhead(r prefetch.Range) bool {
 // Poll implements prefetch.Pages.
 func (p *Pages) Poll() error { return nil }
 
-// wait has the helper wait for a range to be read.
+// wait advances the helper's time until a range has been read.
 func (p *Pages) wait(r prefetch.Range) {
 	p.load(r)
 	p.each(r, func(pg *page) { p.m.doing = max(p.m.doing, pg.ready) })
@@ -147,7 +147,8 @@ func (p *Pages) Release(r prefetch.Range) error {
 	return nil
 }
 
-// PageOut implements prefetch.Pages. Like the kernel's, it needs to know where the target maps the file, and leaves pages that are being read.
+// PageOut implements prefetch.Pages. As with the real kernel, it needs to know where the target maps the file, and skips pages that are
+// being read.
 func (p *Pages) PageOut(r prefetch.Range) error {
 	p.Calls.PageOut++
 	p.spend(p.m.cfg.Costs.PageOut, r.Length)

@@ -1,7 +1,7 @@
 package trace
 
-// This file holds the rows of a table that are not written yet: columns in Arrow's layout, which a batch takes as they are. (Arrow's
-// builders do the same at ten times the cost of a value.)
+// This file buffers the rows of a table that are not yet written, as columns in Arrow's memory layout, which a batch uses without a copy.
+// (Arrow's builders do the same at ten times the cost per value.)
 
 import (
 	"encoding/binary"
@@ -13,13 +13,13 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 )
 
-// columnBuffer holds values of one fixed width, or bits, or lists of int32.
+// columnBuffer holds one column: values of a fixed width, or bits, or lists of int32.
 type columnBuffer struct {
-	typ      arrow.DataType // of the indices, where there is a dictionary
+	typ      arrow.DataType // of the indices if the column has a dictionary
 	nullable bool
-	width    int    // bytes of a value; 0 for bits and lists
-	values   []byte // in host byte order; a list's are its items
-	ends     []byte // int32 offsets in a list's values, a zero before the first
+	width    int    // bytes per value; 0 for bits and lists
+	values   []byte // in host byte order; for lists, their items
+	ends     []byte // where each list ends in values (int32), after a leading 0
 	valid    []byte // bits
 	nulls    int
 }
@@ -40,14 +40,14 @@ func (c *columnBuffer) reset() {
 	}
 }
 
-// mark says whether the value of a row is there.
+// mark records whether the row has a value.
 func (c *columnBuffer) mark(row int, there bool) {
 	if c.nullable {
 		c.valid = appendBit(c.valid, row, there)
 	}
 }
 
-// null is a value that is not there.
+// null appends a null.
 func (c *columnBuffer) null(row int) {
 	c.mark(row, false)
 	c.nulls++
@@ -73,7 +73,7 @@ func (c *columnBuffer) end() {
 	c.ends = binary.NativeEndian.AppendUint32(c.ends, uint32(len(c.values)/4))
 }
 
-// check reports that the column does not hold as many values as there are rows, or a null where there must be none.
+// check returns an error if the column does not have one value per row, or has a null although it is not nullable.
 func (c *columnBuffer) check(rows int) error {
 	bits := (rows + 7) / 8
 	got, want := len(c.values), rows*c.width
@@ -96,7 +96,7 @@ func (c *columnBuffer) check(rows int) error {
 	return nil
 }
 
-// array returns the first rows as an array that is good until the column is changed.
+// array returns the first rows as an array, which is valid until the column is changed.
 func (c *columnBuffer) array(rows int) arrow.Array {
 	buffers := []*memory.Buffer{nil, memory.NewBufferBytes(c.values)}
 	if c.nulls > 0 {
@@ -113,7 +113,7 @@ func (c *columnBuffer) array(rows int) arrow.Array {
 	return array.MakeFromData(data)
 }
 
-// appendBit sets bit number at, beyond the last one.
+// appendBit sets bit number at, which is the next one, and extends bits for it.
 func appendBit(bits []byte, at int, v bool) []byte {
 	for len(bits) <= at/8 {
 		bits = append(bits, 0)

@@ -1,6 +1,6 @@
 package trace
 
-// This file prints reads as CSV while they are captured.
+// This file prints accesses as CSV while they are captured.
 
 import (
 	"encoding/csv"
@@ -12,8 +12,8 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// csvStream prints a line per row of the access table: timestamp (seconds since the capture began, nine decimals), token,
-// tensor_name, data_ptr (hexadecimal), bytes_accessed. Lines are held until flush.
+// csvStream prints a line per row of the access table: timestamp (seconds since the capture began, nine decimals), token, tensor_name,
+// data_ptr (hexadecimal), bytes_accessed. Lines are buffered until flush.
 type csvStream struct {
 	w    *csv.Writer
 	line [5]string

@@ -1,7 +1,7 @@
 package trace
 
-// This file writes finished tables for other programs (pandas, polars, DuckDB): Parquet, Arrow and CSV. Analyses hand over
-// plain slices, so that Arrow stays inside this package.
+// This file exports finished tables for other programs (pandas, polars, DuckDB) as Parquet, Arrow or CSV. Callers pass plain slices, so
+// that Arrow stays inside this package.
 
 import (
 	"errors"
@@ -22,17 +22,17 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// WriteParquet writes a table as one Parquet file, compressed with Zstandard. The fields go into the file's key-value
-// metadata, which pandas and DuckDB show. It does not close w.
+// WriteParquet writes a table as one Parquet file, compressed with Zstandard. The fields become the file's key-value metadata, which pandas
+// and DuckDB show. It does not close w.
 func WriteParquet(w io.Writer, columns []tables.Column, fields ...tables.Field) error {
 	rec, err := record(columns, fields)
 	if err != nil {
 		return fmt.Errorf("write Parquet: %w", err)
 	}
 	defer rec.Release()
-	// The writer closes a destination that can be closed, which is the caller's to do.
+	// The writer closes destinations that have a Close method. Hide it: closing w is the caller's task.
 	dst := struct{ io.Writer }{w}
-	// By default the schema's root is marked as repeated; readers that take that at its word fail on every column.
+	// By default the schema's root is marked as repeated. Readers that take this literally fail on every column.
 	props := parquet.NewWriterProperties(parquet.WithRootRepetition(parquet.Repetitions.Required),
 		parquet.WithCompression(compress.Codecs.Zstd), parquet.WithCreatedBy("tensorcast"))
 	pw, err := pqarrow.NewFileWriter(rec.Schema(), dst, props, pqarrow.DefaultWriterProps())
@@ -45,8 +45,7 @@ func WriteParquet(w io.Writer, columns []tables.Column, fields ...tables.Field) 
 	return nil
 }
 
-// WriteArrow writes a table as one Arrow IPC file (Feather version 2). The fields go into the schema's metadata. It does
-// not close w.
+// WriteArrow writes a table as one Arrow IPC file (Feather version 2). The fields become the schema's metadata. It does not close w.
 func WriteArrow(w io.Writer, columns []tables.Column, fields ...tables.Field) error {
 	rec, err := record(columns, fields)
 	if err != nil {
@@ -63,8 +62,7 @@ func WriteArrow(w io.Writer, columns []tables.Column, fields ...tables.Field) er
 	return nil
 }
 
-// positionWriter answers the one question that Arrow's writer of files seeks for: how far it is. So a file can be written
-// to a pipe.
+// positionWriter counts what was written. Arrow's file writer seeks only to learn its position, so this suffices to write a file to a pipe.
 type positionWriter struct {
 	w   io.Writer
 	pos int64
@@ -83,8 +81,8 @@ func (p *positionWriter) Seek(offset int64, whence int) (int64, error) {
 	return p.pos, nil
 }
 
-// WriteCSV writes a table as CSV (RFC 4180, line feeds, a header line). Numbers are written so that they read back as
-// the same value; text that a spreadsheet would take for a formula begins with an apostrophe. It does not close w.
+// WriteCSV writes a table as CSV (RFC 4180, line feeds, with a header). Numbers read back as the same value. Text that a spreadsheet would
+// take for a formula gets a leading apostrophe. It does not close w.
 func WriteCSV(w io.Writer, columns []tables.Column) error {
 	columns = slices.Clone(columns)
 	for i, c := range columns {

@@ -31,7 +31,7 @@ func writeMeta(dir string, m *tables.Meta) error {
 var (
 	// ErrNoCapture says that a directory holds no capture.
 	ErrNoCapture = errors.New("no capture here")
-	// ErrOccupied says that the directory for a capture holds something else, which would be lost.
+	// ErrOccupied says that the directory for a capture holds other files, which would be lost.
 	ErrOccupied = errors.New("not part of a capture")
 )
 

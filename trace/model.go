@@ -1,6 +1,6 @@
 package trace
 
-// This file owns the models of a capture: which file belongs to which, and what of them was computed here.
+// This file tracks the models of a capture: which file belongs to which model, and which of their layers the CPU computes.
 
 import (
 	"errors"
@@ -18,16 +18,16 @@ import (
 
 // model is a model that the target reads.
 type model struct {
-	index  int32 // of Meta.Models
+	index  int32 // index in Meta.Models
 	parts  []*part
 	used   int          // experts per token; 0 if the model does not say
-	warmup []int32      // see warmupTokens
-	layers map[int]bool // with tensors; true: seen
-	extra  int          // layers at the end that are there for drafts, and not part of a decode
-	split  splitKey     // of parts that are seen one by one; zero for others
+	warmup []int32      // token ids of a warm-up, see warmupTokens
+	layers map[int]bool // layers that have tensors; true once seen
+	extra  int          // layers at the end that serve drafts and are not part of a decode
+	split  splitKey     // set if the parts are seen one by one, else zero
 }
 
-// splitKey is what the parts of one split model have in common.
+// splitKey identifies the parts of one split model.
 type splitKey struct {
 	dir            string
 	count, tensors uint64
@@ -57,12 +57,12 @@ func newModel(index int, m *gguf.Model) *model {
 	return mod
 }
 
-// add makes files parts of the model, and returns their rows of the structure table, the first of which is number row.
+// add makes files parts of the model and returns their rows of the structure table, numbered from row on.
 func (m *model) add(files []*gguf.File, row int) []tables.StructureRow {
 	var rows []tables.StructureRow
 	for _, f := range files {
 		p := &part{model: m, file: f, name: filepath.Base(f.Path), rows: make(map[*gguf.Tensor]int32, len(f.Tensors))}
-		p.info, _ = os.Stat(f.Path) // without it, the path identifies the file
+		p.info, _ = os.Stat(f.Path) // if this fails, the path identifies the file
 		for i := range f.Tensors {
 			t := &f.Tensors[i]
 			p.rows[t] = int32(row + len(rows))
@@ -87,8 +87,8 @@ func (p *part) is(path string) bool {
 	return filepath.Clean(path) == filepath.Clean(p.file.Path)
 }
 
-// openModel reads the model at path. split is not zero if its other parts are not to be found by their names, as in a download
-// cache that names files by their content: then the model is the one part.
+// openModel reads the model at path. If the other parts of a split model cannot be found by name, as in a download cache that names files
+// by their content, the model is the one part and split is set.
 func openModel(path string) (m *gguf.Model, split splitKey, err error) {
 	m, err = gguf.OpenModel(path)
 	if !errors.Is(err, gguf.ErrPartName) {
@@ -130,8 +130,8 @@ func (m *model) accepts(another *gguf.Model, split splitKey) bool {
 	return true
 }
 
-// warmupTokens are the ids that llama.cpp's common library decodes once before the prompt, to touch the weights: BOS
-// and EOS. (Until 2026 it also announced that by llama_set_warmup.) A prompt does not consist of them.
+// warmupTokens are the token ids that llama.cpp's common library decodes once before the prompt, to touch the weights: BOS and EOS. (Until
+// 2026 it also called llama_set_warmup.) A prompt does not consist of just these.
 func warmupTokens(f *gguf.File) []int32 {
 	var ids []int32
 	for _, key := range []string{"tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"} {
@@ -145,7 +145,7 @@ func warmupTokens(f *gguf.File) []int32 {
 	return ids
 }
 
-// describeLayers says which layers were seen. Whether the others are computed elsewhere is known once a step is over.
+// describeLayers lists the layers that were seen. The others are listed as computed elsewhere once a step is over.
 func (m *model) describeLayers(info *tables.ModelInfo, stepOver bool) {
 	layers := slices.Sorted(maps.Keys(m.layers))
 	var seen, elsewhere []int
@@ -164,7 +164,7 @@ func (m *model) describeLayers(info *tables.ModelInfo, stepOver bool) {
 	}
 }
 
-// ranges is "0-11,20" for ascending numbers.
+// ranges formats ascending numbers, for example as "0-11,20".
 func ranges(numbers []int) string {
 	var parts []string
 	for i := 0; i < len(numbers); {
@@ -182,17 +182,17 @@ func ranges(numbers []int) string {
 	return strings.Join(parts, ",")
 }
 
-// sawLayer notes that the CPU read a weight of a layer.
+// sawLayer records that the CPU read a weight of a layer.
 func (m *model) sawLayer(layer int) {
 	if seen, exists := m.layers[layer]; exists && !seen {
 		m.layers[layer] = true
 	}
 }
 
-// layerOf is the layer that a tensor's name tells.
+// layerOf is the layer in a tensor's name.
 func layerOf(name string) int { return (&gguf.Tensor{Name: name}).Layer() }
 
-// hostless takes the path of a process's root off a path.
+// hostless removes the /proc/PID/root prefix of a process's root directory from a path.
 func hostless(path string, pid int32) string {
 	return strings.TrimPrefix(path, fmt.Sprintf("/proc/%d/root", pid))
 }

@@ -1,7 +1,7 @@
 package trace
 
-// This file turns page-ins into rows: it finds the tensors, counts how often the same bytes came, and waits for what is not known
-// yet: that a file is a model, and which op was stalled.
+// This file turns page-ins into rows of the pagein table. It finds the tensors and counts how often the same bytes were read from disk. It
+// holds page-ins back until it is known whether their file is a model, and which op was running.
 
 import (
 	"math"
@@ -12,20 +12,20 @@ import (
 )
 
 const (
-	countedPage = 4096     // bytes that one count is for, whatever the machine's page size
-	countChunk  = 16 << 10 // pages whose counts are allocated together: 64 MiB of the file
+	countedPage = 4096     // bytes per counter, independent of the machine's page size
+	countChunk  = 16 << 10 // counters allocated together, for 64 MiB of a file
 
-	pendingRuns  = 1 << 16 // of page-ins of files that are not known as a model's
+	pendingRuns  = 1 << 16 // page-ins kept of files that are not known to be a model's
 	pendingFiles = 4096
-	heldPageIns  = 8192 // whose op has not come yet
+	heldPageIns  = 8192 // page-ins kept until their op arrives
 )
 
-// pageCounts counts, for each page of a file, how often it came from disk: 2 bytes per page, for the parts of the file of
-// which anything came.
+// pageCounts counts how often each page of a file was read from disk. It takes 2 bytes per page, and only for those parts of the file that
+// were read.
 type pageCounts struct{ chunks [][]uint16 }
 
-// add counts the pages of [from, to) once more. It calls each with the pieces of that range, in order, and how often each had come
-// before.
+// add increments the counters of the pages in [from, to). It calls each, in order, for the pieces of that range that had the same count
+// before, with that count.
 func (c *pageCounts) add(from, to int64, each func(from, to int64, before int32) error) error {
 	for at := from; at < to; {
 		before := c.count(at)
@@ -59,18 +59,18 @@ func (c *pageCounts) count(off int64) *uint16 {
 	return &c.chunks[chunk][page%countChunk]
 }
 
-// pendingPageIns keeps page-ins of files of which nobody knows yet whether they are a model: its first pages are read before
-// the first op. What does not fit is dropped file by file, that of which nothing has come for longest first, and counted.
+// pendingPageIns keeps page-ins of files that may turn out to be a model: its first pages are read before its first op. Its size is
+// bounded. If it is full, it drops the page-ins of the file that has been quiet for longest, and counts them.
 type pendingPageIns struct {
 	files map[event.FileID]*pendingFile
 	runs  int
 	clock uint64
-	lost  uint64 // of files that are forgotten altogether
+	lost  uint64 // page-ins of files that were dropped altogether
 }
 
 type pendingFile struct {
 	runs    []event.PageIn
-	last    uint64 // pendingPageIns.clock
+	last    uint64 // value of pendingPageIns.clock
 	dropped uint64
 }
 
@@ -121,7 +121,7 @@ func (p *pendingPageIns) oldest(among func(*pendingFile) bool) (event.FileID, *p
 	return id, found
 }
 
-// take hands over what is kept of a file, and how many page-ins of it were dropped.
+// take removes a file and returns its page-ins, and how many of them were dropped.
 func (p *pendingPageIns) take(id event.FileID) (runs []event.PageIn, dropped uint64) {
 	f := p.files[id]
 	if f == nil {
@@ -132,7 +132,7 @@ func (p *pendingPageIns) take(id event.FileID) (runs []event.PageIn, dropped uin
 	return f.runs, f.dropped
 }
 
-// heldPageIn waits for the op during which it came.
+// heldPageIn is a page-in that waits for the event of the op during which it happened.
 type heldPageIn struct {
 	part *part
 	event.PageIn
@@ -162,7 +162,7 @@ func (r *Recorder) pageIn(e event.PageIn) error {
 	return r.writePageIn(p, &e, "")
 }
 
-// pageInsCome says that page-ins are observed.
+// pageInsCome records that page-ins are observed.
 func (r *Recorder) pageInsCome() error {
 	if r.rereads == nil {
 		r.rereads = &rereadAccount{}
@@ -173,7 +173,7 @@ func (r *Recorder) pageInsCome() error {
 	return r.w.PageIns()
 }
 
-// knownFile writes what came of a file before it was known as a model's, or forgets it.
+// knownFile writes the pending page-ins of a file if it has turned out to be a model's, else forgets them.
 func (r *Recorder) knownFile(id event.FileID) error {
 	runs, dropped := r.pending.take(id)
 	p := r.files[id]
@@ -192,8 +192,8 @@ func (r *Recorder) knownFile(id event.FileID) error {
 	return nil
 }
 
-// opCame gives their op to the page-ins that waited for it. Those of earlier ops of the decode wait no longer: an op without
-// weights need not come.
+// opCame writes the page-ins that waited for this op. It also writes those of earlier ops of the decode, without an op: ops that read no
+// weights have no event.
 func (r *Recorder) opCame(o *event.Op) error {
 	return r.releasePageIns(func(h *heldPageIn) (string, bool) {
 		switch {
@@ -206,7 +206,7 @@ func (r *Recorder) opCame(o *event.Op) error {
 	})
 }
 
-// releasePageIns writes the held page-ins for which due is true, with the op that it names.
+// releasePageIns writes those held page-ins for which due returns true, with the op that it returns.
 func (r *Recorder) releasePageIns(due func(*heldPageIn) (op string, ok bool)) error {
 	if len(r.held) == 0 {
 		return nil
@@ -227,7 +227,7 @@ func (r *Recorder) writePageIn(p *part, e *event.PageIn, op string) error {
 	row := tables.PageInRow{
 		Timestamp: e.Time - r.begun, Step: r.stepOf(e.Decode), File: p.name, PID: e.PID, Thread: e.TID, Cause: e.Cause, Op: op, Model: p.model.index,
 	}
-	// The last page reaches past the end of the file.
+	// The last page extends beyond the end of the file.
 	return p.pages.add(e.Offset, min(e.Offset+e.Bytes, p.file.Size), func(from, to int64, before int32) error {
 		row.Rereads = before
 		for at := from; at < to; at += row.Bytes {
@@ -246,8 +246,7 @@ func (r *Recorder) writePageIn(p *part, e *event.PageIn, op string) error {
 	})
 }
 
-// pieceAt is what byte off of the file belongs to, and where that ends: an expert's slice, a tensor, or (row -1) what is between
-// tensors.
+// pieceAt returns what byte off of the file belongs to, and where that ends: an expert's slice, a tensor, or (row -1) metadata or padding.
 func (p *part) pieceAt(off int64) (row, expert int32, end int64) {
 	l, ok := p.file.Locate(off)
 	if !ok {

@@ -1,6 +1,6 @@
 package trace
 
-// This file reads a capture directory, whole or cut short.
+// This file reads a capture directory, even an incomplete one.
 
 import (
 	"cmp"
@@ -20,15 +20,15 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/ipc"
 )
 
-// Capture is a capture directory opened for reading. Its methods yield the rows of the tables in the order of capture, over all segments. They
-// end after the last whole batch; a stream that was cut short is no error (Meta.Complete tells). A table that was not
-// written has no rows.
+// Capture is a capture directory opened for reading. Its methods yield the rows of the tables in the order of capture, over all segments.
+// If a stream was cut short, the rows end after its last complete batch; that is no error (Meta.Complete tells). A table that was not
+// written has no rows. A Capture may be used concurrently.
 type Capture struct {
 	Dir       string
 	Meta      *tables.Meta
-	Structure []tables.StructureRow // model by model, in the order of their files and offsets
+	Structure []tables.StructureRow // ordered by model, file and offset
 
-	byName []map[string]int32 // structure rows, by model
+	byName []map[string]int32 // structure rows by tensor name, for each model
 }
 
 // Open reads the description and the structure of the capture in dir. It fails with ErrNoCapture if there is none.
@@ -169,14 +169,14 @@ func (c *Capture) Buffers() iter.Seq2[*tables.BufferRow, error] {
 	})
 }
 
-// HasPageIns reports whether page-ins were observed, be it none.
+// HasPageIns reports whether page-ins were observed, even if none happened.
 func (c *Capture) HasPageIns() bool {
 	files, err := c.segments(PageInFile)
 	return err == nil && len(files) > 0
 }
 
-// Rereads sums up what came from disk more than once, from the tables: of a rotated capture, what is left of them. At most top tensors
-// are listed. It is nil if page-ins were not observed. It returns ctx's error if that is done first.
+// Rereads sums up what was read from disk more than once. It computes this from the tables; of a rotated capture, from the segments that
+// are left. At most top tensors are listed. It returns nil if page-ins were not observed, and ctx's error if ctx is done first.
 func (c *Capture) Rereads(ctx context.Context, top int) (*tables.Rereads, error) {
 	if !c.HasPageIns() {
 		return nil, nil
@@ -228,7 +228,7 @@ func (c *Capture) segments(table string) ([]string, error) {
 	return files, nil
 }
 
-// rowsOf yields the rows of a table. open finds the columns of a batch, and returns what fills a row from them.
+// rowsOf yields the rows of a table. For each batch, open looks up the columns and returns the function that fills a row from them.
 func rowsOf[R any](c *Capture, table string, open func(*columns) func(int, *R) error) iter.Seq2[*R, error] {
 	return func(yield func(*R, error) bool) {
 		files, err := c.segments(table)
@@ -263,7 +263,7 @@ func rowsOf[R any](c *Capture, table string, open func(*columns) func(int, *R) e
 	}
 }
 
-// values copies each row.
+// values yields a copy of each row.
 func values[R any](rows iter.Seq2[*R, error]) iter.Seq2[R, error] {
 	return func(yield func(R, error) bool) {
 		for r, err := range rows {
@@ -279,7 +279,7 @@ func values[R any](rows iter.Seq2[*R, error]) iter.Seq2[R, error] {
 	}
 }
 
-// records yields the whole batches of an Arrow stream. The record is valid until the next one is asked for.
+// records yields the complete batches of an Arrow stream. A record is valid until the next one is requested.
 func records(path string) iter.Seq2[arrow.Record, error] {
 	return func(yield func(arrow.Record, error) bool) {
 		f, err := os.Open(path)
@@ -290,7 +290,7 @@ func records(path string) iter.Seq2[arrow.Record, error] {
 		defer f.Close()
 		r, err := ipc.NewReader(f)
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			return // killed before the first batch was whole
+			return // killed before the first batch was complete
 		}
 		if err != nil {
 			yield(nil, fmt.Errorf("read %s: %w", path, err))
@@ -302,14 +302,14 @@ func records(path string) iter.Seq2[arrow.Record, error] {
 				return
 			}
 		}
-		// A stream that was cut short ends inside a message: what is whole has been handed out.
+		// A truncated stream ends inside a message; the complete batches have been yielded.
 		if err := r.Err(); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 			yield(nil, fmt.Errorf("read %s: %w", path, err))
 		}
 	}
 }
 
-// columns gives typed access to the columns of a batch, by name. What is missing or of another type is noted in errs.
+// columns gives typed access to the columns of a batch by name. Missing columns and wrong types are collected in errs.
 type columns struct {
 	rec  arrow.Record
 	errs []error
@@ -335,7 +335,7 @@ func (b *columns) uint64(name string) *array.Uint64 { return column[*array.Uint6
 func (b *columns) bool(name string) *array.Boolean  { return column[*array.Boolean](b, name) }
 func (b *columns) string(name string) *array.String { return column[*array.String](b, name) }
 
-// observed is a value, or NotObserved where it is null.
+// observed returns a value, or NotObserved for null.
 func observed(a *array.Int64, i int) int64 {
 	if a.IsNull(i) {
 		return tables.NotObserved
@@ -363,7 +363,7 @@ func (b *columns) text(name string) textColumn {
 
 func (t textColumn) isNull(i int) bool { return t.indices.IsNull(i) }
 
-// value is empty where the column is null, or names what its dictionary lacks.
+// value is empty if the column is null or its index is not in the dictionary.
 func (t textColumn) value(i int) string {
 	if t.indices.IsNull(i) {
 		return ""
@@ -393,7 +393,7 @@ func (b *columns) list(name string) listColumn {
 	return l
 }
 
-// value is nil where the column is null.
+// value is nil if the column is null.
 func (l listColumn) value(i int) []int32 {
 	if l.lists.IsNull(i) {
 		return nil

@@ -1,6 +1,6 @@
 package trace
 
-// This file joins events with the models' structure and turns them into the rows of a capture.
+// This file joins events with the models' structure and turns them into rows of a capture.
 
 import (
 	"cmp"
@@ -22,120 +22,120 @@ import (
 // RecorderOptions configure a Recorder or a Session.
 type RecorderOptions struct {
 	Dir     string   // capture directory; if empty, none is written
-	Command []string // of the target, for capture.json
+	Command []string // the target's command line, for capture.json
 	PID     int
 	Log     *slog.Logger
-	// Counters asks the capturer for its account of events. It is called at flushes and at the end.
+	// Counters returns the capturer's counters. It is called at flushes and at the end.
 	Counters func() (event.Counters, error)
-	// Libraries asks the capturer which files carry probes.
+	// Libraries returns the files in which the capturer has probes.
 	Libraries func() []string
-	// Target asks what is known of a process's llama.cpp. It is called at flushes and at the end.
+	// Target returns what is known about a process's ggml. It is called at flushes and at the end.
 	Target func(pid int) event.TargetInfo
-	// Detail is what the capturer observes: DetailOp if empty.
+	// Detail says what the capturer observes, one of tables.Detail...; DetailOp if empty.
 	Detail string
-	// CSV gets a line per row of the access table while the target runs: timestamp (s), token, tensor_name, data_ptr,
+	// CSV, if not nil, receives a line per row of the access table while the target runs: timestamp (s), token, tensor_name, data_ptr,
 	// bytes_accessed. It is flushed when a decode ends.
 	CSV io.Writer
-	// The tables are continued in another segment when the current one has RotateBytes, or has been written to for
-	// RotateEvery (0: never), if possible between two steps. The newest RotateKeep segments are kept; 0 keeps all.
+	// A new segment of the tables begins when the current one has RotateBytes or was begun RotateEvery ago (0: never), if possible between
+	// two steps. The newest RotateKeep segments are kept; 0 keeps all.
 	RotateBytes int64
 	RotateEvery time.Duration
 	RotateKeep  int
-	// Follow makes a Session record each process that decodes in a directory of its own, Dir/<pid>.
+	// Follow makes a Session record each process that decodes in its own directory, Dir/<pid>.
 	Follow bool
 }
 
-// Recorder turns the events of one process into a capture. It is not safe for concurrent use. The capture directory is made when
-// the first weight of a model is read: a run that never gets there leaves an older capture alone. Its memory is bounded by the
-// models' size, not by how long it runs.
+// Recorder turns the events of one process into a capture. It is not safe for concurrent use. The capture directory is created when the
+// first weight of a model is read, so a run that fails before that does not replace an older capture. Memory use is bounded by the models'
+// size and does not grow with time.
 type Recorder struct {
 	opts  RecorderOptions
 	meta  tables.Meta
 	begun int64 // ns, CLOCK_MONOTONIC
 	now   func() time.Time
 	csv   *csvStream // nil if not asked for
-	// place decides where the capture goes, which is about to be made in opts.Dir; nil leaves it there.
+	// place, if not nil, chooses the directory of the capture that is about to be created; dir is opts.Dir.
 	place func(dir string) (string, error)
 
 	flushed, rotated time.Time
 	w                *Writer // nil until a model is read
 	models           []*model
-	files            map[event.FileID]*part // nil for a file that is not of a model
+	files            map[event.FileID]*part // nil for a file that belongs to no model
 	rows             []tables.StructureRow
 	contexts         map[uint64]*contextState
-	steps            map[int32]*step // open, by thread
-	current          *step           // of those, the one that had an op last
+	steps            map[int32]*step // open steps by thread
+	current          *step           // the one of them that had the latest op
 	recent           [1 << 10]numbered
-	early            []tables.StepRow // ended before a weight was read
+	early            []tables.StepRow // steps that ended before a weight was read
 	stepOver         bool
 	outside          map[string]int64
-	orphans          int    // ops before the first decode was seen
-	reads            []read // of an op without a memo
+	orphans          int    // ops without a known decode
+	reads            []read // scratch: the reads of an op without a memo
 	accesses         []tables.Access
-	selected         []int32 // distinct ids of an op
-	served           uint64  // accesses handed out so far
+	selected         []int32 // scratch: distinct ids of an op
+	served           uint64  // accesses emitted so far
 	events           uint64
 	phase            tables.Phase
 
 	pending pendingPageIns
 	held    []heldPageIn
-	rereads *rereadAccount // nil until a page-in has come
-	dropped uint64         // page-ins of models' files
+	rereads *rereadAccount // nil until page-ins are observed
+	dropped uint64         // page-ins of models' files that were dropped
 }
 
 // contextState is the state of a llama_context.
 type contextState struct {
 	index     int32
 	prompted  bool
-	generated int32 // steps of the generation phase
+	generated int32 // steps of the generation phase so far
 	used      uint64
 }
 
-// numbered is a decode and its step.
+// numbered maps a decode to its step.
 type numbered struct {
 	decode uint32
 	step   int32
 }
 
-// read is what of a row is the same each time that an op reads one of its sources.
+// read is the part of an access row that is the same each time an op reads one of its sources.
 type read struct {
 	tables.Access
-	part   *part // nil if the source is in no model's file
-	stride int64 // bytes of a row or an expert, if the op gathers
-	embeds bool  // the rows are tokens' embeddings
+	part   *part // nil if the source is in no model file
+	stride int64 // bytes of a row or an expert if the op gathers
+	embeds bool  // the rows are token embeddings
 }
 
-// resolved is the reads of an op, as they are kept in its memo.
+// resolved is what a Recorder keeps in an op's memo: the reads of the op.
 type resolved struct {
 	by    *Recorder
-	files int // that were known to it
+	files int // how many files were known when they were resolved
 	reads []read
 }
 
-// step is the decode that a thread is in.
+// step is the open decode of a thread.
 type step struct {
 	tables.StepRow
 	decode uint32
 	graph  uint32
 	base   int32 // batch position of the current graph's first token
-	tokens int32 // that the current graph routes
+	tokens int32 // tokens of the current graph
 	routed map[int32]bool
-	blind  bool // token ids of a graph are missing
-	// first is set on a context's first decode if it could be a warm-up, until its token ids tell.
+	blind  bool // the token ids of a graph are missing
+	// first is set during a context's first decode while it may still be a warm-up; the token ids decide.
 	first *contextState
 }
 
 const (
-	// maxWarmupTokens: a warm-up decodes BOS and EOS, or what the model has of them.
+	// maxWarmupTokens: a warm-up decodes BOS and EOS, or the one of them that the model has.
 	maxWarmupTokens = 2
 
 	flushInterval = 5 * time.Second
-	maxContexts   = 4096    // that are remembered; a server may make one per request
-	maxOutside    = 1 << 16 // tensors outside a mapping that are told apart
+	maxContexts   = 4096    // contexts remembered at a time; a server may create one per request
+	maxOutside    = 1 << 16 // tensors outside a mapping that are counted separately
 	maxEarly      = 1024
 )
 
-// NewRecorder begins a capture now.
+// NewRecorder returns a Recorder for a capture that begins now.
 func NewRecorder(opts RecorderOptions) (*Recorder, error) {
 	clock, err := startClock()
 	if err != nil {
@@ -150,7 +150,7 @@ func NewRecorder(opts RecorderOptions) (*Recorder, error) {
 	return newRecorder(opts, clock, stream), nil
 }
 
-// clock is when a capture began, by both clocks.
+// clock is the start of a capture by two clocks.
 type clock struct {
 	started time.Time
 	begun   int64 // ns, CLOCK_MONOTONIC
@@ -179,7 +179,7 @@ func newRecorder(opts RecorderOptions, c clock, stream *csvStream) *Recorder {
 	return r
 }
 
-// Handle takes the next event.
+// Handle processes the next event.
 func (r *Recorder) Handle(ev event.Event) error {
 	r.events++
 	switch e := ev.(type) {
@@ -197,8 +197,8 @@ func (r *Recorder) Handle(ev event.Event) error {
 	return nil
 }
 
-// Flush writes what is held in memory, if that was not done within the last five seconds, and begins another segment if it is time
-// to. To be called now and then, as a decode may take long.
+// Flush writes buffered rows unless it did so within the last five seconds, and begins a new segment if that is due. Call it now and then
+// during a decode, too, because a decode may take long.
 func (r *Recorder) Flush() error {
 	if err := r.flush(); err != nil || r.csv == nil {
 		return err
@@ -228,7 +228,7 @@ func (r *Recorder) flush() error {
 	return r.w.Flush(&r.meta)
 }
 
-// rotationDue waits for a moment between steps, but not for ever: contexts may take turns.
+// rotationDue prefers a moment between steps. As steps of several contexts may overlap without end, it stops waiting at twice the limit.
 func (r *Recorder) rotationDue(now time.Time) bool {
 	size, age := r.w.SegmentBytes(), now.Sub(r.rotated)
 	over := func(times int64) bool {
@@ -251,7 +251,7 @@ func (r *Recorder) context(address uint64) *contextState {
 	return c
 }
 
-// forgetContext drops the context that has not decoded for longest.
+// forgetContext drops the context whose last decode is longest ago.
 func (r *Recorder) forgetContext() {
 	var oldest uint64
 	for address, c := range r.contexts {
@@ -263,7 +263,7 @@ func (r *Recorder) forgetContext() {
 }
 
 func (r *Recorder) decodeBegin(e event.DecodeBegin) error {
-	if s := r.steps[e.TID]; s != nil { // its end was lost
+	if s := r.steps[e.TID]; s != nil { // its end event was lost
 		if err := r.endStep(s, tables.NotObserved); err != nil {
 			return err
 		}
@@ -314,7 +314,7 @@ func (r *Recorder) decodeEnd(e event.DecodeEnd) error {
 	return r.flush()
 }
 
-// endStep closes the thread's step.
+// endStep closes a thread's step.
 func (r *Recorder) endStep(s *step, end int64) error {
 	delete(r.steps, s.Thread)
 	r.current = nil
@@ -335,7 +335,7 @@ func (r *Recorder) endStep(s *step, end int64) error {
 	return nil
 }
 
-// stepOf is the step that is, or was, a decode of the process; -1 if there is none, or it was long ago.
+// stepOf returns the step of a decode of this process; -1 if there is none or it was too long ago.
 func (r *Recorder) stepOf(decode uint32) int32 {
 	if n := r.recent[int(decode)%len(r.recent)]; decode != 0 && n.decode == decode {
 		return n.step
@@ -343,7 +343,7 @@ func (r *Recorder) stepOf(decode uint32) int32 {
 	return -1
 }
 
-// decoding reports whether a decode is under way.
+// decoding reports whether a decode is open.
 func (r *Recorder) decoding(decode uint32) bool {
 	for _, s := range r.steps {
 		if s.decode == decode {
@@ -391,7 +391,7 @@ func (r *Recorder) fileSeen(e event.FileSeen) error {
 			}
 		}
 	}
-	if r.files[e.File] == nil { // it is not there any more
+	if r.files[e.File] == nil { // the file no longer exists
 		r.files[e.File] = m.parts[0]
 	}
 	if err := r.write(rows); err != nil {
@@ -400,7 +400,8 @@ func (r *Recorder) fileSeen(e event.FileSeen) error {
 	return r.knownFile(e.File)
 }
 
-// addModel makes a file that was seen for the first time, and what belongs to it, a model, or a part of one.
+// addModel adds a file that is seen for the first time: as a new model (with the parts that belong to it), or as a part of a known one. It
+// returns its structure rows.
 func (r *Recorder) addModel(opened *gguf.Model, split splitKey, path string) ([]tables.StructureRow, error) {
 	files, err := identify(opened)
 	if err != nil {
@@ -424,7 +425,7 @@ func (r *Recorder) addModel(opened *gguf.Model, split splitKey, path string) ([]
 	return m.add(opened.Files, len(r.rows)), nil
 }
 
-// write makes the capture directory, or adds rows to its structure table.
+// write creates the capture directory, or adds rows to its structure table.
 func (r *Recorder) write(rows []tables.StructureRow) error {
 	if r.opts.Dir == "" {
 		return nil
@@ -464,7 +465,7 @@ func (r *Recorder) op(o *event.Op) error {
 		r.current = s
 	}
 	if s == nil || s.decode != o.Decode {
-		r.orphans++ // the capture began in the middle of a decode, or lost its beginning
+		r.orphans++ // the capture began during a decode, or the decode's begin was lost
 		return nil
 	}
 	reads, err := r.resolve(o)
@@ -477,10 +478,10 @@ func (r *Recorder) op(o *event.Op) error {
 		selected = r.selected
 	}
 	r.accesses = r.accesses[:0]
-	most := 0 // the row that reads most
+	most := 0 // index of the access that reads most
 	for i := range reads {
 		rd := &reads[i]
-		if rd.embeds { // the step's token ids
+		if rd.embeds { // collect the step's token ids
 			s.blind = s.blind || o.IDs == nil
 			s.TokenIDs = append(s.TokenIDs, o.IDs...)
 		}
@@ -518,7 +519,7 @@ func (r *Recorder) op(o *event.Op) error {
 	return r.opCame(o)
 }
 
-// resolve joins the sources of an op with the models.
+// resolve finds the sources of an op in the models.
 func (r *Recorder) resolve(o *event.Op) ([]read, error) {
 	if o.Memo != nil {
 		if known, ok := o.Memo.Value.(*resolved); ok && known.by == r && known.files == len(r.files) {
@@ -607,7 +608,7 @@ func (r *Recorder) outsideSource(src *event.Source) {
 		return
 	}
 	r.outside[src.Name] = src.Bytes()
-	if len(r.models) == 1 { // else nobody knows whose it is
+	if len(r.models) == 1 { // with several models it is unknown which one the weight belongs to
 		r.models[0].sawLayer(layerOf(src.Name))
 	}
 }
@@ -642,7 +643,7 @@ func (r *Recorder) access(a *tables.Access, o *event.Op, s *step, rd *read, sele
 	return nil
 }
 
-// gatherable is how many rows or experts the tokens of a batch gather, or can gather at most.
+// gatherable is how many rows or experts the batch's tokens gather, or at most can.
 func gatherable(o *event.Op, s *step, m *model) int64 {
 	if o.Selects > 0 {
 		return int64(o.Selects)
@@ -657,10 +658,10 @@ func gatherable(o *event.Op, s *step, m *model) int64 {
 	return n
 }
 
-// route writes the routing of a layer once per graph: gate, up and down follow the same choice. The warm-up, which
-// uses all experts, routes nothing.
+// route writes the routing of a layer, once per graph, because gate, up and down use the same choice. The warm-up uses all experts, so it
+// has no routing.
 func (r *Recorder) route(o *event.Op, s *step, layer int32) error {
-	if s.graph != o.Graph { // llama.cpp cuts a large batch in several graphs
+	if s.graph != o.Graph { // llama.cpp splits a large batch into several graphs
 		s.graph = o.Graph
 		s.base += s.tokens
 		s.tokens = int32(o.IDRows)
@@ -683,12 +684,12 @@ func (r *Recorder) route(o *event.Op, s *step, layer int32) error {
 	return nil
 }
 
-// distinct appends the first of each id to out, which is empty and not nil then.
+// distinct appends each id once, in order of first occurrence, to out, which must be empty and not nil.
 func distinct(out, ids []int32) []int32 {
 	if out == nil {
 		out = make([]int32, 0, min(len(ids), 64))
 	}
-	if len(ids) <= 32 { // most are: the experts of a token
+	if len(ids) <= 32 { // the usual case: the experts of a token
 		for _, id := range ids {
 			if !slices.Contains(out, id) {
 				out = append(out, id)
@@ -710,7 +711,7 @@ func printable(name string) bool {
 	return name != "" && !strings.ContainsFunc(name, func(c rune) bool { return c < ' ' || c > '~' })
 }
 
-// describe brings meta up to date.
+// describe updates meta.
 func (r *Recorder) describe() error {
 	r.meta.Seconds = r.now().Sub(r.meta.Started).Seconds()
 	if r.opts.Libraries != nil {
@@ -743,8 +744,8 @@ func (r *Recorder) describe() error {
 	return nil
 }
 
-// Finish ends the capture and describes it. Call it once, after the last event; cause is why the capture stopped early,
-// nil if it did not. With ErrOutside and ErrNoDecode the capture holds what was seen.
+// Finish ends the capture and returns its description. Call it once, after the last event. cause is why the capture stopped early, nil if
+// it did not. With the errors ErrOutside and ErrNoDecode the capture is still valid and holds what was seen.
 func (r *Recorder) Finish(cause error) (*tables.Meta, error) {
 	open := make([]*step, 0, len(r.steps))
 	for _, s := range r.steps {

@@ -7,14 +7,14 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// This file adds up what came from disk again.
+// This file sums up what was read from disk more than once, while the capture runs.
 
 const (
 	rereadTop       = 20
 	rereadProcesses = 64
 )
 
-// rereadAccount sums up page-ins and stalls. Its size is bounded by the number of tensors.
+// rereadAccount sums up page-ins and stalls per tensor. Its size is bounded by the number of tensors.
 type rereadAccount struct {
 	tensors   []tensorAccount // by structure row
 	none      tensorAccount   // metadata and padding

@@ -1,10 +1,12 @@
-// Package trace owns the tables of a capture: their Arrow schemas, a writer that survives being killed, a reader,
-// and the join of captured events with the models' structure. It does not know how events are captured.
+// Package trace stores captures: it joins a capturer's events with the models' structure and writes the tables of a capture as Arrow files,
+// with a writer that survives being killed; it reads them back, and exports tables as Parquet, Arrow or CSV. It does not know how events
+// are captured. The rows themselves are defined in package trace/tables.
 //
-// A capture is a directory. Each table is an Arrow IPC stream (a stream that was cut short still yields its whole
-// batches); capture.json holds counters and descriptions and is replaced atomically.
+// A capture is a directory. Each table is an Arrow IPC stream: if it is cut short, its complete batches can still be read. capture.json
+// holds descriptions and counters and is replaced atomically.
 //
-// A capturer hands its events to a [Session], or to a [Recorder] where there is one process. [Open] reads what they wrote:
+// A [Session] takes a capturer's events (package capture feeds it); with a single process, a [Recorder] suffices. Neither is safe for
+// concurrent use. [Open] reads what they wrote:
 //
 //	c, err := trace.Open("capture")
 //	...
@@ -27,24 +29,24 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 )
 
-// Names of the files of a capture directory. Where a capture is rotated, a table goes on in numbered segments:
-// access.arrows, access.0001.arrows, ...
+// Names of the files of a capture directory. If a capture is rotated, a table continues in numbered segments: access.arrows,
+// access.0001.arrows, ...
 const (
 	AccessFile    = "access.arrows"
 	RouteFile     = "route.arrows"
 	StepFile      = "steps.arrows"
 	PageInFile    = "pagein.arrows"  // only if page-ins were observed
-	BufferFile    = "buffers.arrows" // only if buffers were
+	BufferFile    = "buffers.arrows" // only if buffers were observed
 	StructureFile = "structure.arrows"
 	MetaFile      = "capture.json"
 )
 
-// streamFiles are the tables that are continued in segments.
+// streamFiles are the tables that may have several segments.
 var streamFiles = []string{AccessFile, RouteFile, StepFile, PageInFile, BufferFile}
 
 var segmentName = regexp.MustCompile(`^([a-z]+)\.([0-9]{4,9})\.arrows$`)
 
-// segmentFile is the name of a table's segment.
+// segmentFile is the file name of a table's segment.
 func segmentFile(table string, segment int) string {
 	if segment == 0 {
 		return table
@@ -65,7 +67,7 @@ func segmentOf(name string) (table string, segment int, ok bool) {
 	return m[1] + ".arrows", segment, err == nil && segment > 0
 }
 
-// SchemaVersion is stored in the metadata of each table's schema and in capture.json. Readers refuse others.
+// SchemaVersion is stored in the metadata of each table's schema and in capture.json. Readers reject other versions.
 const SchemaVersion = 2
 
 func tableMetadata(fingerprint string) *arrow.Metadata {
@@ -81,7 +83,7 @@ var (
 	int32List = arrow.ListOf(arrow.PrimitiveTypes.Int32)
 )
 
-// columnsOf are the columns of the tables that are streams.
+// columnsOf are the columns of each table in streamFiles.
 var columnsOf = map[string][]arrow.Field{
 	AccessFile: {
 		{Name: "timestamp", Type: arrow.PrimitiveTypes.Int64},
@@ -99,7 +101,7 @@ var columnsOf = map[string][]arrow.Field{
 		{Name: "experts", Type: int32List, Nullable: true},
 		{Name: "context", Type: arrow.PrimitiveTypes.Int32},
 		{Name: "stall_ns", Type: arrow.PrimitiveTypes.Int64, Nullable: true},
-		{Name: "model", Type: arrow.PrimitiveTypes.Int32}, // a tensor's name is unique within its model
+		{Name: "model", Type: arrow.PrimitiveTypes.Int32}, // a tensor's name is unique only within its model
 	},
 	RouteFile: {
 		{Name: "step", Type: arrow.PrimitiveTypes.Int32},

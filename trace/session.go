@@ -1,6 +1,6 @@
 package trace
 
-// This file owns the capture of several processes: each that computes has a Recorder.
+// This file captures several processes: each that computes has its own Recorder.
 
 import (
 	"errors"
@@ -12,26 +12,26 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// Session records a target and, if RecorderOptions.Follow is set, the processes that it starts: each that decodes gets a capture of
-// its own, in Dir/<pid> (Dir/<pid>-2 if the number comes again). Without Follow the capture is Dir itself, and all events are taken
-// for the target's. Timestamps of all captures count from the same moment. It is not safe for concurrent use.
+// Session records a target and, if RecorderOptions.Follow is set, the processes that it starts. With Follow, each process that decodes gets
+// its own capture in Dir/<pid> (Dir/<pid>-2 if the pid is reused). Without, the capture is Dir itself and all events are attributed to the
+// target. The timestamps of all captures count from the same moment. A Session is not safe for concurrent use.
 type Session struct {
 	opts    RecorderOptions
 	clock   clock
 	csv     *csvStream
-	live    map[int32]*Recorder // by process; without Follow, the one recorder under 0
-	recent  *Recorder           // of those, the one that was asked for last,
-	of      int32               // and its process
-	ended   []*tables.Meta      // of processes that decoded
-	errs    []error             // of those, and of processes that could not be recorded
-	used    map[string]int      // captures by directory
+	live    map[int32]*Recorder // by process; without Follow there is one, under 0
+	recent  *Recorder           // the one that was used last
+	of      int32               // the process of recent
+	ended   []*tables.Meta      // descriptions of processes that decoded and have ended
+	errs    []error             // errors of these, and of processes that could not be recorded
+	used    map[string]int      // number of captures by directory name
 	events  uint64
-	last    Status // of processes that ended
+	last    Status // sums over processes that have ended
 	broken  map[int32]bool
-	cleared bool // an earlier session's captures are gone
+	cleared bool // the captures of an earlier session have been deleted
 }
 
-// NewSession begins now.
+// NewSession returns a Session for a capture that begins now.
 func NewSession(opts RecorderOptions) (*Session, error) {
 	c, err := startClock()
 	if err != nil {
@@ -47,7 +47,7 @@ func NewSession(opts RecorderOptions) (*Session, error) {
 	return s, nil
 }
 
-// recorder returns that of a process, which is begun if need be.
+// recorder returns the recorder of a process; it creates it if there is none.
 func (s *Session) recorder(pid int32) *Recorder {
 	if !s.opts.Follow {
 		pid = 0
@@ -79,7 +79,7 @@ func (s *Session) recorder(pid int32) *Recorder {
 	return r
 }
 
-// place decides on the directory of a capture that is about to be made. The first one takes the place of an earlier session's.
+// place chooses the directory of a capture that is about to be created. Before the first one it deletes an earlier session's captures.
 func (s *Session) place(dir string) (string, error) {
 	if !s.cleared {
 		if err := clearCapture(s.opts.Dir); err != nil {
@@ -95,7 +95,7 @@ func (s *Session) place(dir string) (string, error) {
 	return dir, nil
 }
 
-// Handle takes the next event.
+// Handle processes the next event.
 func (s *Session) Handle(ev event.Event) error {
 	s.events++
 	switch e := ev.(type) {
@@ -120,8 +120,7 @@ func (s *Session) Handle(ev event.Event) error {
 	return nil
 }
 
-// hand gives an event to its process's recorder. Where several processes are recorded, one that has a layout of its own does not end
-// the others' captures.
+// hand passes an event to the recorder of its process. With Follow, a process whose struct layout is wrong ends only its own capture.
 func (s *Session) hand(pid int32, e event.Event) error {
 	if len(s.broken) > 0 && s.broken[pid] {
 		return nil
@@ -143,12 +142,13 @@ func (s *Session) begin(e event.ProcessBegin) error {
 	r := s.recorder(e.PID)
 	r.meta.Parent = int(e.Parent)
 	if len(e.Command) > 0 {
-		r.meta.Command = e.Command // of the target too: what runs now, if it was started by another program
+		r.meta.Command = e.Command // for the target, too: it may be a wrapper that has become another program
 	}
 	return nil
 }
 
-// pageIn tells every recorder: whose page came is known when it names its files. To the others the process is just another one.
+// pageIn passes a page-in to all recorders, because only they know which files are their models'. For other processes' recorders its cause
+// is "other".
 func (s *Session) pageIn(e event.PageIn) error {
 	for pid, r := range s.live {
 		seen := e
@@ -162,7 +162,8 @@ func (s *Session) pageIn(e event.PageIn) error {
 	return nil
 }
 
-// end finishes the capture of a process. The target's goes on if it has not decoded: it is what there is to tell if nobody does.
+// end finishes the capture of a process. If the target has not decoded, its capture is kept open, because it is what Finish returns if no
+// process decodes.
 func (s *Session) end(pid int32) error {
 	r := s.live[pid]
 	if r == nil || pid == int32(s.opts.PID) && r.meta.Steps == 0 {
@@ -171,7 +172,7 @@ func (s *Session) end(pid int32) error {
 	return s.finish(pid, nil)
 }
 
-// finish ends the capture of a process, and keeps its description if it decoded.
+// finish ends the capture of a process, and keeps its description if the process decoded.
 func (s *Session) finish(pid int32, cause error) error {
 	r := s.live[pid]
 	delete(s.live, pid)
@@ -191,7 +192,7 @@ func (s *Session) finish(pid int32, cause error) error {
 	return nil
 }
 
-// Flush is Recorder.Flush for all.
+// Flush calls Recorder.Flush for each process.
 func (s *Session) Flush() error {
 	for _, r := range s.live {
 		if err := r.Flush(); err != nil {
@@ -201,9 +202,8 @@ func (s *Session) Flush() error {
 	return nil
 }
 
-// Finish ends all captures; call it once, as Recorder.Finish. Without Follow it returns one description. With it, it returns those of
-// the processes that decoded, in the order in which they ended; ErrNoDecode means that none did, and the description is the
-// target's then.
+// Finish ends all captures. Call it once; cause is as in Recorder.Finish. Without Follow it returns one description. With Follow it returns
+// those of the processes that decoded, in the order in which they ended; if none did, it returns the target's description with ErrNoDecode.
 func (s *Session) Finish(cause error) ([]*tables.Meta, error) {
 	if !s.opts.Follow {
 		meta, err := s.live[0].Finish(cause)
@@ -232,16 +232,16 @@ func (s *Session) Finish(cause error) ([]*tables.Meta, error) {
 	return s.ended, errors.Join(s.errs...)
 }
 
-// Status is what a line on a terminal tells about a capture that is under way.
+// Status is the progress of a running capture, to be shown on a terminal.
 type Status struct {
-	Events    uint64 // handled
+	Events    uint64 // events handled
 	Steps     int
-	Tokens    int // generated
+	Tokens    int // tokens generated
 	Rows      int64
-	Phase     tables.Phase // of the step that began last
-	Running   bool         // a decode is under way
-	Processes int          // that are recorded
-	// Counters are at most a flush old, and those of all processes together.
+	Phase     tables.Phase // phase of the latest step
+	Running   bool         // whether a decode is open
+	Processes int          // processes being recorded
+	// Counters are sums over all processes. They are as old as the last flush.
 	Counters event.Counters
 }
 
@@ -251,7 +251,7 @@ func (st *Status) add(r *Recorder) {
 	st.Rows += int64(r.served)
 }
 
-// Status is cheap. Call it where Handle is called.
+// Status is cheap. Call it in the goroutine that calls Handle.
 func (s *Session) Status() Status {
 	st := s.last
 	st.Events = s.events

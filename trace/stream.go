@@ -1,6 +1,6 @@
 package trace
 
-// This file owns one table as an Arrow IPC stream: rows are collected, batches written, segments follow one another.
+// This file writes one table as an Arrow IPC stream: it collects rows, writes them in batches, and continues in segments.
 
 import (
 	"encoding/binary"
@@ -18,27 +18,28 @@ import (
 )
 
 const (
-	// batchRows is the number of rows that are held in memory before a batch is written.
+	// batchRows is how many rows are buffered before a batch is written.
 	batchRows = 32768
-	// dictionaryLimit bounds a dictionary: beyond it, a batch's is forgotten, and the next batch's replaces it.
+	// dictionaryLimit bounds a dictionary's entries. When it is exceeded, the dictionary is dropped after a batch, and the next batch
+	// starts a new one.
 	dictionaryLimit = 1 << 16
 )
 
-// stream writes one table. A row is appended column by column, in the schema's order, and ended. What has not the columns of the schema (too few
-// values in a row, too many, or of another type) is an error: it is not written, nor is anything after it.
+// stream writes one table. A row is appended column by column in the schema's order, and ended with endRow. If the values of a row do not
+// match the schema (too few, too many, or of another type), endRow returns an error; and no batch is written from then on.
 type stream struct {
 	dir, name string
 	schema    *arrow.Schema
-	columns   []columnBuffer // indices, where the column has a dictionary
-	dicts     []*dictionary  // nil where it has none
-	beyond    columnBuffer   // takes the values for which there is no column, and all of them after an error
-	at        int            // the column that comes next
-	err       error          // rows were not as the schema has them
-	rows      int            // that are not written yet
+	columns   []columnBuffer // the indices if the column has a dictionary
+	dicts     []*dictionary  // nil for columns without dictionary
+	beyond    columnBuffer   // receives values for which there is no column, and all values after an error
+	at        int            // the next column
+	err       error          // a row did not match the schema
+	rows      int            // rows that are buffered
 
 	file *os.File
 	w    *ipc.Writer
-	out  []byte // of w, not in the file yet
+	out  []byte // bytes from w that are not yet in the file
 	size int64  // bytes of this segment
 }
 
@@ -60,7 +61,7 @@ func createStream(dir, table string, segment int, fingerprint string) (*stream, 
 	return s, nil
 }
 
-// begin starts a segment. A batch without rows carries the schema: a table is readable from the start.
+// begin starts a segment. It writes an empty batch with the schema, so that the table is readable from the start.
 func (s *stream) begin(segment int) error {
 	f, err := os.Create(filepath.Join(s.dir, segmentFile(s.name, segment)))
 	if err != nil {
@@ -71,7 +72,7 @@ func (s *stream) begin(segment int) error {
 	return s.writeBatch()
 }
 
-// collecting takes what the writer writes in many pieces.
+// collecting buffers the many small pieces that the Arrow writer writes.
 type collecting struct{ s *stream }
 
 func (c collecting) Write(b []byte) (int, error) {
@@ -79,7 +80,7 @@ func (c collecting) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// writeOut writes what was collected to the segment's file.
+// writeOut writes the buffered bytes to the segment's file.
 func (s *stream) writeOut() error {
 	n, err := s.file.Write(s.out)
 	s.size += int64(n)
@@ -101,7 +102,7 @@ func (s *stream) next() *columnBuffer {
 	return c
 }
 
-// noColumn takes a value that endRow will complain of.
+// noColumn returns a place for a value that no column takes; endRow reports it.
 func (s *stream) noColumn() *columnBuffer {
 	s.at++
 	s.beyond.reset()
@@ -130,7 +131,7 @@ func (s *stream) bool(v bool) {
 
 func (s *stream) null() { s.next().null(s.rows) }
 
-// observed is a time or null.
+// observed appends a time, or null for NotObserved.
 func (s *stream) observed(v int64) {
 	if v == tables.NotObserved {
 		s.null()
@@ -139,7 +140,7 @@ func (s *stream) observed(v int64) {
 	s.int64(v)
 }
 
-// list is null if values is nil.
+// list appends a list, or null if values is nil.
 func (s *stream) list(values []int32) {
 	if values == nil {
 		s.null()
@@ -148,7 +149,7 @@ func (s *stream) list(values []int32) {
 	s.next().list(s.rows, values)
 }
 
-// text looks v up in the column's dictionary.
+// text appends a string as its index in the column's dictionary.
 func (s *stream) text(v string) {
 	if s.at >= len(s.dicts) {
 		s.next()
@@ -161,7 +162,7 @@ func (s *stream) text(v string) {
 	s.int32(s.dicts[s.at].index(v))
 }
 
-// textOrNull is null if v is empty.
+// textOrNull appends a string, or null if v is empty.
 func (s *stream) textOrNull(v string) {
 	if v == "" {
 		s.null()
@@ -170,14 +171,14 @@ func (s *stream) textOrNull(v string) {
 	s.text(v)
 }
 
-// short is a value of a small dictionary that is filled from the start.
+// short appends an index into a small dictionary that was filled at the start.
 func (s *stream) short(v uint8) {
 	c := s.next()
 	c.mark(s.rows, true)
 	c.values = append(c.values, v)
 }
 
-// endRow ends a row, of which all columns must have been set, and writes a batch now and then.
+// endRow ends a row, for which all columns must have been set. It writes a batch when enough rows are buffered.
 func (s *stream) endRow() error {
 	if s.err == nil && s.at != len(s.columns) {
 		s.fail(fmt.Errorf("a row sets %d of %d columns", s.at, len(s.columns)))
@@ -192,7 +193,7 @@ func (s *stream) endRow() error {
 	return nil
 }
 
-// fail keeps a mistake in how rows are made: no batch is written from now on.
+// fail records that a row did not match the schema; no batch is written from now on.
 func (s *stream) fail(err error) {
 	if s.err == nil {
 		s.err = fmt.Errorf("write table %s: %w", s.name, err)
@@ -200,7 +201,7 @@ func (s *stream) fail(err error) {
 	s.at = len(s.columns)
 }
 
-// flush writes the rows that are held.
+// flush writes the buffered rows.
 func (s *stream) flush() error {
 	if s.err != nil {
 		return s.err
@@ -251,7 +252,7 @@ func (s *stream) writeBatch() error {
 	return nil
 }
 
-// end writes what is held and ends the segment.
+// end writes the buffered rows and ends the segment.
 func (s *stream) end() error {
 	err := s.flush()
 	if e := errors.Join(s.w.Close(), s.writeOut()); err == nil && e != nil {
@@ -271,13 +272,13 @@ func (s *stream) release() {
 	}
 }
 
-// dictionary holds the distinct strings of a column in the order in which they came. A batch that meets a new one replaces the
-// stream's dictionary; an array that has not changed is not written again.
+// dictionary holds the distinct strings of a column in the order in which they first occurred. A batch with a new string replaces the
+// stream's dictionary; an unchanged array is not written again.
 type dictionary struct {
 	values []string
 	known  map[string]int32
-	built  arrow.Array // of values; nil if it is to be made
-	kept   bool        // others hold its indices: it is not forgotten
+	built  arrow.Array // array of values; nil if it must be rebuilt
+	kept   bool        // other code holds its indices, so it must not be dropped
 }
 
 func newDictionary() *dictionary { return &dictionary{known: map[string]int32{}} }

@@ -1,7 +1,7 @@
 package trace
 
-// This file writes a capture directory. Invariant: at any moment the bytes of a table on disk are whole batches,
-// save for at most the last one, and capture.json is a whole document.
+// This file writes a capture directory. Invariant: at any moment each table on disk consists of complete batches, except possibly for the
+// last one, and capture.json is a complete document.
 
 import (
 	"errors"
@@ -22,18 +22,18 @@ import (
 // Writer writes one capture. It is not safe for concurrent use.
 type Writer struct {
 	dir         string
-	fingerprint string // of all models
+	fingerprint string // of all models together
 	structure   []tables.StructureRow
-	names       []int32   // index in the dictionary of tensor names, by structure row; the same in all tables
-	streams     []*stream // as streamFiles; nil until the table is asked for
-	access      *stream   // of those
+	names       []int32   // by structure row: index in the dictionary of tensor names, which is the same in all tables
+	streams     []*stream // in the order of streamFiles; nil until the table is used
+	access      *stream   // the stream of the access table
 	rows        int64     // of the access table
 	segments    tables.Segments
-	segmentRows []int64 // rows of the access table in each segment that is kept
+	segmentRows []int64 // rows of the access table in each segment that exists
 }
 
-// Create makes dir (its parents too) and writes the structure table. An older capture in dir is replaced;
-// a directory that holds anything else is refused. The structure's rows are the tensors that Access.Tensor can name.
+// Create creates dir (and its parents) and writes the structure table. It replaces an older capture in dir; if dir holds anything else, it
+// returns ErrOccupied. Access.Tensor is an index into structure.
 func Create(dir string, meta *tables.Meta, structure []tables.StructureRow) (*Writer, error) {
 	if err := clearCapture(dir); err != nil {
 		return nil, err
@@ -58,7 +58,7 @@ func Create(dir string, meta *tables.Meta, structure []tables.StructureRow) (*Wr
 	return w, nil
 }
 
-// Extend appends rows to the structure table, which is replaced at once: those of a model that meta has come to name.
+// Extend appends rows, the tensors of a model that was added to meta, to the structure table. The table is replaced atomically.
 func (w *Writer) Extend(meta *tables.Meta, rows []tables.StructureRow) error {
 	var prints []string
 	for _, m := range meta.Models {
@@ -77,7 +77,7 @@ func (w *Writer) Extend(meta *tables.Meta, rows []tables.StructureRow) error {
 	return nil
 }
 
-// fill puts what is known from the start into a table's dictionaries, so that the stream need not replace them.
+// fill puts the strings that are known from the start into a table's dictionaries, so that the stream need not replace these later.
 func (w *Writer) fill(s *stream) {
 	var names []string
 	switch s.name {
@@ -106,7 +106,7 @@ func (w *Writer) fill(s *stream) {
 	}
 }
 
-// stream returns a table, which is created when it is first asked for.
+// stream returns a table; it creates it on first use.
 func (w *Writer) stream(name string) (*stream, error) {
 	i := slices.Index(streamFiles, name)
 	if w.streams[i] == nil {
@@ -120,13 +120,13 @@ func (w *Writer) stream(name string) (*stream, error) {
 	return w.streams[i], nil
 }
 
-// own matches what a capture directory may hold besides the segments of tables.
+// own lists the files of a capture directory other than the segments of tables.
 var own = []string{StructureFile, StructureFile + ".tmp", MetaFile, MetaFile + ".tmp"}
 
-// processDir is the name of the capture of one of several processes, see Session.
+// processDir matches the name of one process's capture in a session's directory.
 var processDir = regexp.MustCompile(`^[0-9]+(-[0-9]+)?$`)
 
-// clearCapture empties dir of an earlier capture, so that no table of another run can be read as one of this.
+// clearCapture deletes an earlier capture in dir, so that none of its tables is mistaken for one of this run.
 func clearCapture(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make capture directory: %w", err)
@@ -143,7 +143,8 @@ func clearCapture(dir string) error {
 	return nil
 }
 
-// captureFiles lists what an earlier run left in dir, a directory behind what it holds. Anything else is an error.
+// captureFiles lists what an earlier run left in dir, the contents of a directory before the directory. Anything that is not of a capture
+// is an error.
 func captureFiles(dir string, processes bool) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -226,7 +227,7 @@ func (w *Writer) Step(r *tables.StepRow) error {
 	return s.endRow()
 }
 
-// PageIn appends a row. The table is made with its first row, or by PageIns.
+// PageIn appends a row. The table is created with the first row, or by PageIns.
 func (w *Writer) PageIn(r *tables.PageInRow) error {
 	s, err := w.stream(PageInFile)
 	if err != nil {
@@ -252,13 +253,13 @@ func (w *Writer) PageIn(r *tables.PageInRow) error {
 	return s.endRow()
 }
 
-// PageIns makes the pagein table: it says that page-ins are observed, even if there are none.
+// PageIns creates the pagein table, which shows that page-ins are observed even if there are none.
 func (w *Writer) PageIns() error {
 	_, err := w.stream(PageInFile)
 	return err
 }
 
-// Buffer appends a row. The table is made with its first row.
+// Buffer appends a row. The table is created with the first row.
 func (w *Writer) Buffer(r *tables.BufferRow) error {
 	s, err := w.stream(BufferFile)
 	if err != nil {
@@ -277,7 +278,7 @@ func (w *Writer) Buffer(r *tables.BufferRow) error {
 	return s.endRow()
 }
 
-// Flush writes what is held in memory, and meta.
+// Flush writes buffered rows, and meta.
 func (w *Writer) Flush(meta *tables.Meta) error {
 	for _, s := range w.streams {
 		if s != nil {
@@ -292,7 +293,7 @@ func (w *Writer) Flush(meta *tables.Meta) error {
 	return writeMeta(w.dir, meta)
 }
 
-// SegmentBytes is the size of the current segment of all tables.
+// SegmentBytes is the size of the current segment, all tables together.
 func (w *Writer) SegmentBytes() int64 {
 	var n int64
 	for _, s := range w.streams {
@@ -303,8 +304,8 @@ func (w *Writer) SegmentBytes() int64 {
 	return n
 }
 
-// Rotate ends the tables' segments and begins the next ones. Of the segments, the newest keep are kept, all if keep is 0. Meta
-// says what is gone, before it goes.
+// Rotate ends the current segments of the tables and begins new ones. It keeps the newest keep segments, all if keep is 0. meta lists
+// deleted segments before they are deleted.
 func (w *Writer) Rotate(meta *tables.Meta, keep int) error {
 	if err := w.Flush(meta); err != nil {
 		return err
@@ -330,7 +331,7 @@ func (w *Writer) Rotate(meta *tables.Meta, keep int) error {
 		w.segmentRows = w.segmentRows[1:]
 	}
 	if keep <= 0 {
-		w.segmentRows = w.segmentRows[len(w.segmentRows)-1:] // nothing will be deleted
+		w.segmentRows = w.segmentRows[len(w.segmentRows)-1:] // nothing is ever deleted
 	}
 	if err := w.Flush(meta); err != nil {
 		return err
@@ -346,7 +347,7 @@ func (w *Writer) Rotate(meta *tables.Meta, keep int) error {
 	return nil
 }
 
-// Close flushes, ends the streams and says in meta whether the capture is complete.
+// Close flushes, ends the streams and records in meta whether the capture is complete.
 func (w *Writer) Close(meta *tables.Meta, complete bool) error {
 	meta.Complete = complete
 	err := w.Flush(meta)
@@ -362,11 +363,11 @@ func (w *Writer) Close(meta *tables.Meta, complete bool) error {
 	return err
 }
 
-// abandon closes what Create has opened.
+// abandon closes what Create opened.
 func (w *Writer) abandon() {
 	for _, s := range w.streams {
 		if s != nil {
-			_ = s.end() // the error that led here is the one to tell
+			_ = s.end() // the error that led here is the one to report
 			s.release()
 		}
 	}

@@ -1,6 +1,6 @@
 package preload
 
-// This file compiles the shim, once per user and version of the source.
+// This file compiles the shim, once for each user and version of the source.
 
 import (
 	"bytes"
@@ -28,17 +28,17 @@ var shimText string
 //go:embed wire.h
 var wireHeaderText string
 
-// shimSource is the shim with all that it includes: it is compiled from standard input, where there are no files beside it.
+// shimSource is the shim with its includes inserted: it is compiled from standard input, so there are no files next to it.
 var shimSource = ggml.IncludeGathers(strings.Replace(shimText, `#include "wire.h"`, wireHeaderText, 1))
 
-// -ldl is for glibc before 2.34.
+// -ldl is needed for glibc before 2.34.
 var compilerFlags = []string{"-std=gnu11", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-fexceptions", "-fno-strict-aliasing", "-x", "c", "-", "-ldl"}
 
-// separators part the names in LD_PRELOAD; no name can hold one.
+// separators separate names in LD_PRELOAD, so no name may contain them.
 const separators = " :"
 
-// build returns the path of the shim, which programs of another user must be able to open if foreign is set. temp is a directory that the caller
-// removes in the end, "" if the shim is in the cache.
+// build returns the path of the shim. If foreign is set, programs of other users must be able to open it. temp is a directory that the
+// caller removes in the end; "" if the shim is in the cache.
 func build(ctx context.Context, foreign bool) (path, temp string, err error) {
 	cached, err := cachedShim(ctx)
 	if err != nil && !errors.Is(err, errNoCache) {
@@ -68,10 +68,11 @@ func build(ctx context.Context, foreign bool) (path, temp string, err error) {
 	return path, temp, nil
 }
 
-// errNoCache says that the user has no cache directory that is his.
+// errNoCache says that the user has no cache directory of their own.
 var errNoCache = errors.New("no cache directory")
 
-// cachedShim returns the shim in the user's cache directory, compiled first if it is not there. Its name stands for all that went into it.
+// cachedShim returns the shim in the user's cache directory; it compiles the shim if it is not there. The file name is a hash of everything
+// that determines its contents.
 func cachedShim(ctx context.Context) (string, error) {
 	dir, err := os.UserCacheDir()
 	if err != nil {
@@ -95,14 +96,14 @@ func cachedShim(ctx context.Context) (string, error) {
 	if err := compile(ctx, made); err != nil {
 		return "", err
 	}
-	// Whoever else compiled it at the same time made the same.
+	// If another process compiled it at the same time, it made the same file.
 	if err := os.Rename(made, path); err != nil {
 		return "", fmt.Errorf("keep the shim: %w", err)
 	}
 	return path, nil
 }
 
-// ours: what somebody else can write is not loaded into the user's programs.
+// ours reports whether only this user can write the file: nothing else may be loaded into the user's programs.
 func ours(path string) bool {
 	info, err := os.Lstat(path)
 	if err != nil {

@@ -1,6 +1,6 @@
 //go:build ignore
 
-// This file says which names the Go side has for what wire.h defines; cgo -godefs makes wire_defs.go of it.
+// This file gives the Go names for the types and constants of wire.h; cgo -godefs generates wire_defs.go from it.
 
 package preload
 

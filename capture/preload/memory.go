@@ -1,6 +1,6 @@
 package preload
 
-// This file owns the shared memory: a file with a header and a slot for each process, as wire.h lays them out.
+// This file manages the shared memory: a file with a header and a slot for each process, laid out as in wire.h.
 
 import (
 	"errors"
@@ -18,10 +18,10 @@ import (
 	"tensorcast/ggml"
 )
 
-// slots is how many processes can compute at once.
+// slots is how many processes can compute at the same time.
 const slots = 16
 
-// memory is the shared file, which is locked as long as its maker lives.
+// memory is the shared file. It stays locked as long as the process that made it lives.
 type memory struct {
 	file *os.File
 	path string
@@ -31,7 +31,7 @@ type memory struct {
 
 const filePrefix = "tensorcast-preload-"
 
-// directories lists where shared memory may be made, the best first. Only the last may be on a disk.
+// directories lists where the shared memory may be made, the best first. Only the last one may be on a disk.
 func directories(foreign bool) []string {
 	var dirs []string
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" && filepath.IsAbs(dir) && !foreign {
@@ -40,7 +40,7 @@ func directories(foreign bool) []string {
 	return append(dirs, "/dev/shm", os.TempDir())
 }
 
-// newMemory makes the file, for programs that run with credential (nil: the caller's).
+// newMemory makes the file for programs that run with credential (nil: the caller's).
 func newMemory(ring int, credential *syscall.Credential) (*memory, error) {
 	var errs []error
 	for _, dir := range directories(credential != nil) {
@@ -67,12 +67,12 @@ func makeMemory(dir string, ring int, credential *syscall.Credential) (*memory, 
 }
 
 func (m *memory) init(credential *syscall.Credential) error {
-	// Shared: the maker removes it, others that look for abandoned files want it exclusively.
+	// A shared lock. Others that look for abandoned files try to lock them exclusively.
 	if err := unix.Flock(int(m.file.Fd()), unix.LOCK_SH|unix.LOCK_NB); err != nil {
 		return err
 	}
 	if _, err := os.Stat(m.path); err != nil {
-		return err // between the creation and the lock it looked abandoned
+		return err // removed before it was locked, because it looked abandoned
 	}
 	if credential != nil {
 		if err := m.file.Chown(int(credential.Uid), int(credential.Gid)); err != nil {
@@ -80,7 +80,7 @@ func (m *memory) init(credential *syscall.Credential) error {
 		}
 	}
 	stride := slotHeader + m.ring
-	size := int64(slotHeader + slots*stride) // sparse: a process without graphs takes no memory
+	size := int64(slotHeader + slots*stride) // sparse: only the slots of processes that compute take memory
 	if err := m.file.Truncate(size); err != nil {
 		return err
 	}
@@ -95,7 +95,7 @@ func (m *memory) init(credential *syscall.Credential) error {
 	return nil
 }
 
-// removeAbandoned removes what sessions of this user left that were killed.
+// removeAbandoned removes the files of sessions that were killed, as far as this user may.
 func removeAbandoned(dir string) {
 	paths, err := filepath.Glob(filepath.Join(dir, filePrefix+"*"))
 	if err != nil {
@@ -114,7 +114,7 @@ func removeAbandoned(dir string) {
 	}
 }
 
-// close tells the programs, and removes the file; those that run keep their mapping of it.
+// close tells the programs to stop and removes the file. Running programs keep their mapping of it.
 func (m *memory) close() error {
 	var errs []error
 	if m.b != nil {
@@ -130,19 +130,19 @@ func (m *memory) close() error {
 
 func (m *memory) header() *wireHeader { return (*wireHeader)(unsafe.Pointer(&m.b[0])) }
 
-// at is the offset of a slot.
+// at is the offset of slot i.
 func (m *memory) at(i int) int { return slotHeader + i*(slotHeader+int(m.ring)) }
 
-// slot is what a slot begins with. Programs write to it at any time: its members are read and written atomically.
+// slot is the head of slot i. Programs write to it at any time, so its members are accessed atomically.
 func (m *memory) slot(i int) *wireSlot { return (*wireSlot)(unsafe.Pointer(&m.b[m.at(i)])) }
 
-// buffer is a slot's ring of records.
+// buffer is the ring buffer of slot i.
 func (m *memory) buffer(i int) []byte {
 	begin := m.at(i) + slotHeader
 	return m.b[begin : begin+int(m.ring)]
 }
 
-// putLayout writes a layout that no reader looks at before the count says so.
+// putLayout stores layout i. Programs do not read it before the count is raised.
 func (m *memory) putLayout(i int, l ggml.Layout) {
 	m.header().Layout[i] = wireLayout{
 		Type: l.Type, Ne: l.NE, Nb: l.NB, Op: l.Op, Flags: l.Flags, Src: l.Src, Max_src: l.MaxSrc, View_src: l.ViewSrc, Data: l.Data, Name: l.Name,
@@ -151,15 +151,15 @@ func (m *memory) putLayout(i int, l ggml.Layout) {
 	atomic.StoreUint32(&m.header().Layouts, uint32(i+1))
 }
 
-// stop tells the programs that nobody will read any more.
+// stop tells the programs that nobody reads any more.
 func (m *memory) stop() { atomic.StoreUint32(&m.header().Closed, 1) }
 
 func (m *memory) pid(slot int) int { return int(atomic.LoadUint32(&m.slot(slot).Pid)) }
 
-// free gives the slot of a process that is gone to another.
+// free makes the slot of an ended process available.
 func (m *memory) free(slot int) {
 	at := m.at(slot)
-	clear(m.b[at+int(unsafe.Offsetof(wireSlot{}.Nodes)) : at+slotHeader]) // the process's number last: then the slot may be taken
+	clear(m.b[at+int(unsafe.Offsetof(wireSlot{}.Nodes)) : at+slotHeader]) // the pid is cleared last: from then on the slot may be taken
 	atomic.StoreUint32(&m.slot(slot).Pid, 0)
 }
 
@@ -172,7 +172,8 @@ func (m *memory) counters(p *process) event.Counters {
 		OthersLost: atomic.LoadUint64(&s.Others_lost), Clipped: p.clipped, Received: p.received,
 	}
 	c.Hits = atomic.LoadUint64(&s.Nodes)
-	// A process that was killed may have counted a graph's nodes and not yet said what became of them, or sent what it had not finished.
+	// A killed process may have counted a graph's nodes without counting what became of them, or counted ops as sent without completing the
+	// record.
 	if p.gone && c.OpsSent > c.Received {
 		c.OpsSent = c.Received
 	}
@@ -182,10 +183,10 @@ func (m *memory) counters(p *process) event.Counters {
 	return c
 }
 
-// recordHead is how many bytes of a record say what it is.
+// recordHead is the size in bytes of a record's head.
 const recordHead = uint64(unsafe.Sizeof(wireRecord{}))
 
-// read gives the records that a slot's ring holds to each, in order, as parts of the shared memory that are valid during the call.
+// read passes the records in a slot's ring buffer to each, in order. body is shared memory that is valid during the call.
 func (m *memory) read(slot int, each func(kind uint32, body []byte) error) (n int, err error) {
 	ring, s := m.buffer(slot), m.slot(slot)
 	head := atomic.LoadUint64(&s.Head)

@@ -1,9 +1,11 @@
-// Package preload observes a llama.cpp program without root: a shim in C, which LD_PRELOAD brings into the program, stands before the exported
-// ggml_graph_compute, llama_decode and llama_set_warmup, and writes what each graph reads to shared memory; a [Session] reads it there.
+// Package preload observes a llama.cpp program without root. A library in C (the shim), which LD_PRELOAD loads into the program, intercepts
+// the calls of ggml_graph_compute, llama_decode and llama_set_warmup, and writes what each graph reads to shared memory; a [Session] reads
+// it there. Package capture is its user.
 //
-// It sees whole graphs, not the ops inside: an [event.Op] has the time at which its graph began, no duration, and no experts (routing is not computed
-// yet when a graph begins). Ops that ggml fuses come one by one. Only calls between shared libraries, or through a library's own
-// procedure linkage table, can be interposed: a program that holds ggml statically, or one linked with -Bsymbolic, needs the probes of package ebpf.
+// It observes whole graphs, not the ops inside: an [event.Op] has the time at which its graph began, no duration, and no experts (when a
+// graph begins, its router has not run yet). Ops that ggml fuses are reported one by one. Only calls between shared libraries, or through a
+// library's own procedure linkage table, can be intercepted: a program that is linked with ggml statically, or with -Bsymbolic, needs the
+// probes of package ebpf.
 package preload
 
 import (
@@ -23,13 +25,13 @@ import (
 )
 
 var (
-	// ErrNoCompiler says that the shim cannot be built.
+	// ErrNoCompiler says that the shim cannot be compiled.
 	ErrNoCompiler = errors.New("the preloaded library is built by a C compiler (cc, gcc or clang), and there is none: install one (Debian, Ubuntu: apt-get install gcc libc6-dev)")
 	// ErrNotLoaded says that no process loaded the shim.
 	ErrNotLoaded = errors.New("the shim was not loaded (the program is linked statically, has privileges of its own, runs in a container, or uses another C library)")
-	// ErrNoGraph says that the shim was loaded and ggml_graph_compute was never called through it.
+	// ErrNoGraph says that the shim was loaded, but ggml_graph_compute was never called through it.
 	ErrNoGraph = errors.New("the program ended, or the capture did, without a call of ggml_graph_compute that can be interposed: it computed nothing, or holds ggml statically")
-	// ErrOtherProcess says that only processes which the target started computed graphs.
+	// ErrOtherProcess says that graphs were computed only by processes that the target started.
 	ErrOtherProcess = errors.New("the program itself computed nothing, but a process that it started did")
 )
 
@@ -43,45 +45,46 @@ const (
 	envPreload = "LD_PRELOAD"
 )
 
-// Options of a Session.
+// Options configure a Session.
 type Options struct {
-	// RingBytes is the size of the buffer of each process, a power of two of at least 4 KiB; 0 means 8 MiB.
+	// RingBytes is the size of each process's ring buffer, a power of two of at least 4 KiB; 0 means 8 MiB.
 	RingBytes int
-	// Interval is how often Run looks for events; 0 means 10 ms. Tick is called by Run that often, after the events at hand.
+	// Interval is how often Run looks for events; 0 means 10 ms. Run calls Tick at this interval, after the pending events.
 	Interval time.Duration
 	Tick     func() error
-	Follow   bool // report processes that the target starts, too
-	// Credential is what the program will run with, if that is not what the caller runs with: it must be able to open the shim and the shared memory.
+	Follow   bool // also report processes that the target starts
+	// Credential is the program's user, if other than the caller's: it must be able to open the shim and the shared memory.
 	Credential *syscall.Credential
-	// Layouts are what is known of the target's ggml from its files (see [ggml.Infer]); they are tried before those of released versions.
+	// Layouts are those found in the target's files (see [ggml.Infer]), if any; the shim tries them before those of released versions.
 	Layouts []ggml.Layout
 	Log     *slog.Logger
 }
 
-// Session is shared memory that programs write to, and its reader. Its methods are not safe for concurrent use.
+// Session is the shared memory that programs write to, and its reader. Its methods are not safe for concurrent use.
 type Session struct {
 	opts    Options
-	shim    string // the library's path
-	temp    string // a directory to remove at the end; "" if there is none
+	shim    string // path of the library
+	temp    string // a directory to remove at the end, or ""
 	mem     *memory
-	layouts []ggml.Layout // as in the header
-	target  int           // process; 0 before Run
+	layouts []ggml.Layout // those in the header, in order
+	target  int           // pid of the target; 0 before Run
 	procs   map[int]*process
-	strays  map[int]string // processes that compute but are not followed: their commands
-	loaded  bool           // some process has loaded the shim; kept at Close
-	ended   event.Counters // of followed processes that are gone
+	strays  map[int]string // command lines of processes that compute but are not followed
+	loaded  bool           // set by Close: some process has loaded the shim
+	ended   event.Counters // sums over followed processes that have ended
 	images  []imageInfo
-	unread  uint64 // graphs of processes that are gone, which the shim could not read
+	unread  uint64 // graphs of ended processes that the shim could not read
 }
 
-// imageInfo is a library with a ggml_graph_compute.
+// imageInfo is a library whose ggml_graph_compute was called.
 type imageInfo struct {
 	pid                   int
 	path, version, commit string
 	layout                ggml.Layout
 }
 
-// Start makes the shared memory, and the shim if it is not in the user's cache: that takes a C compiler ([ErrNoCompiler]). Close the session.
+// Start makes the shared memory, and compiles the shim if it is not in the user's cache, which needs a C compiler ([ErrNoCompiler]). The
+// caller must call Close.
 func Start(ctx context.Context, opts Options) (*Session, error) {
 	if opts.RingBytes == 0 {
 		opts.RingBytes = defaultRing
@@ -113,7 +116,7 @@ func Start(ctx context.Context, opts Options) (*Session, error) {
 	return s, nil
 }
 
-// offer adds a layout for the shim to try; false if it has been offered, or there is no more room.
+// offer adds a layout for the shim to try. It returns false if the layout was offered before, or if there is no more room.
 func (s *Session) offer(l ggml.Layout) bool {
 	same := func(o ggml.Layout) bool {
 		o.Origin = l.Origin
@@ -127,7 +130,7 @@ func (s *Session) offer(l ggml.Layout) bool {
 	return true
 }
 
-// Environ returns env with what brings the shim into a program; other libraries that are preloaded stay.
+// Environ returns env with the variables that load the shim into a program. Other preloaded libraries stay.
 func (s *Session) Environ(env []string) []string {
 	preload := s.shim
 	out := make([]string, 0, len(env)+2)
@@ -155,7 +158,7 @@ func (s *Session) Libraries() []string {
 	return paths
 }
 
-// Target is what a process has said about its ggml.
+// Target returns what a process has reported about its ggml.
 func (s *Session) Target(pid int) event.TargetInfo {
 	for _, im := range s.images {
 		if im.pid == pid {
@@ -165,7 +168,7 @@ func (s *Session) Target(pid int) event.TargetInfo {
 	return event.TargetInfo{}
 }
 
-// Seen says, after Run, whether the target reported any graph: nil, [ErrNotLoaded], [ErrOtherProcess] or [ErrNoGraph].
+// Seen says, after Run, why the target reported no graph: [ErrNotLoaded], [ErrOtherProcess] or [ErrNoGraph]; nil if it reported one.
 func (s *Session) Seen() error {
 	switch {
 	case len(s.images) > 0:
@@ -180,8 +183,8 @@ func (s *Session) Seen() error {
 	return ErrNoGraph
 }
 
-// Counters reads the account of every op that the followed processes computed. Its sums hold once they have stopped. Hits are
-// ops of graphs, not calls of probes.
+// Counters reads the counters of the followed processes. The sums are exact once these have stopped. Hits are the nodes of graphs, not
+// calls.
 func (s *Session) Counters() (event.Counters, error) {
 	sum := s.ended
 	for _, p := range s.procs {
@@ -203,7 +206,7 @@ func addCounters(sum *event.Counters, c event.Counters) {
 	sum.Clipped += c.Clipped
 }
 
-// wasLoaded says whether any process has loaded the shim.
+// wasLoaded reports whether any process has loaded the shim.
 func (s *Session) wasLoaded() bool {
 	if s.mem.b == nil { // closed
 		return s.loaded
@@ -211,7 +214,8 @@ func (s *Session) wasLoaded() bool {
 	return atomic.LoadUint32(&s.mem.header().Loaded) > 0
 }
 
-// Close tells programs that still run to report nothing more, and removes the shared memory. Call it once, after Run has returned; then Counters, Seen and the like still answer.
+// Close tells programs that still run to report nothing more, and removes the shared memory. Call it once, after Run has returned.
+// Counters, Seen, Libraries and Target still work afterwards.
 func (s *Session) Close() error {
 	for _, p := range s.procs {
 		p.close()

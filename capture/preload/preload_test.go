@@ -1,6 +1,6 @@
 package preload
 
-// These tests run real programs, as an ordinary user, with the shim that the user's compiler makes.
+// These tests run real programs, as an ordinary user, with the shim compiled by this machine's compiler.
 
 import (
 	"bytes"

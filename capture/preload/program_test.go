@@ -1,6 +1,6 @@
 package preload
 
-// These tests look at programs that behave in their own ways: they fork, exec, die, or keep their ggml from us.
+// These tests run programs that behave unusually: they fork, exec, die, or hide their ggml.
 
 import (
 	"errors"

@@ -1,6 +1,6 @@
 package preload
 
-// This file turns the records of processes into events.
+// This file reads the records that processes write and turns them into events.
 
 import (
 	"context"
@@ -19,31 +19,31 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// process is one that has a slot.
+// process is a process that has a slot.
 type process struct {
 	pid, slot int
-	handle    *proc.Process // nil if the kernel gives none
+	handle    *proc.Process // nil if it could not be opened
 	followed  bool
 	begun     bool
 	gone      bool
-	received  uint64 // ops
-	clipped   uint64 // of them, without the rows that they gather
+	received  uint64 // number of ops
+	clipped   uint64 // of these, how many lack the rows that they gather
 	ops       map[uint32]string
 	paths     map[event.FileID]string
-	shown     map[event.FileID]bool // files that a FileSeen told of
+	shown     map[event.FileID]bool // files for which FileSeen was sent
 	templates map[uint32]*template
-	decodes   bool // llama_decode is seen: no step has to be derived
+	decodes   bool // llama_decode is observed, so steps need not be derived
 	derived   event.DerivedSteps
 }
 
 func (p *process) close() {
 	if p.handle != nil {
-		_ = p.handle.Close() // a descriptor that was only polled
+		_ = p.handle.Close() // it was only polled
 		p.handle = nil
 	}
 }
 
-// alive says whether the process still runs. Its handle does not take another process of the same number for it.
+// alive reports whether the process still runs. With a handle, a reused pid is not mistaken for it.
 func (p *process) alive() bool {
 	if p.handle == nil {
 		return !errors.Is(unix.Kill(p.pid, 0), unix.ESRCH)
@@ -52,9 +52,9 @@ func (p *process) alive() bool {
 	return err != nil || !ended
 }
 
-// Run hands events of the process pid, and with Follow of all that compute, to handle until ctx is done; then it hands over what
-// the programs have written by then and returns nil. It returns the first error of handle or Tick at once. The slices of an
-// [event.Op]'s Sources are shared by events: they must not be modified. Run is called once; after it programs report nothing more.
+// Run passes the events of process pid, and with Follow those of all processes that compute, to handle until ctx is done; then it passes on
+// what the programs have written by then and returns nil. If handle or Tick fails, Run returns the error at once. The Sources of an
+// [event.Op] are shared between events and must not be modified. Call Run once; after it, programs report nothing more.
 func (s *Session) Run(ctx context.Context, pid int, handle func(event.Event) error) error {
 	defer s.mem.stop()
 	s.target = pid
@@ -92,7 +92,7 @@ func (s *Session) look(handle func(event.Event) error) error {
 		if p == nil {
 			p = s.meet(pid, i)
 		}
-		gone := !p.alive() // asked first: then what is read below is all
+		gone := !p.alive() // checked before reading, so that after an end nothing remains unread
 		n, err := s.drain(p, handle)
 		if err != nil {
 			return err
@@ -106,7 +106,7 @@ func (s *Session) look(handle func(event.Event) error) error {
 	return nil
 }
 
-// meet begins with a process that has taken a slot.
+// meet adds a process that has taken a slot.
 func (s *Session) meet(pid, slot int) *process {
 	p := &process{
 		pid: pid, slot: slot, followed: pid == s.target || s.opts.Follow,
@@ -119,10 +119,10 @@ func (s *Session) meet(pid, slot int) *process {
 	return p
 }
 
-// begin tells of a process that is followed, before its first event.
+// begin sends ProcessBegin before a followed process's first event.
 func (s *Session) begin(p *process, r *processRecord, handle func(event.Event) error) error {
 	switch {
-	case p.begun: // it has called execve
+	case p.begun: // a second one comes after an execve
 		return nil
 	case !p.followed:
 		p.begun = true
@@ -138,7 +138,7 @@ func (s *Session) begin(p *process, r *processRecord, handle func(event.Event) e
 	return handle(e)
 }
 
-// part ends with a process that is gone and has nothing more to say.
+// part removes a process that has ended and whose records have all been read.
 func (s *Session) part(p *process, handle func(event.Event) error) error {
 	p.gone = true
 	p.close()
@@ -154,7 +154,7 @@ func (s *Session) part(p *process, handle func(event.Event) error) error {
 	return s.end(p, handle)
 }
 
-// end tells of the end of a process.
+// end sends a process's last events.
 func (s *Session) end(p *process, handle func(event.Event) error) error {
 	if !p.begun {
 		return nil
@@ -169,7 +169,7 @@ func (s *Session) end(p *process, handle func(event.Event) error) error {
 	return handle(event.ProcessEnd{Time: now.Nano(), PID: int32(p.pid)})
 }
 
-// finish ends with all processes.
+// finish ends all processes at the end of the session.
 func (s *Session) finish(handle func(event.Event) error) error {
 	for _, p := range s.procs {
 		if !p.followed {
@@ -190,7 +190,7 @@ func (s *Session) finish(handle func(event.Event) error) error {
 	return nil
 }
 
-// drain reads what a process has written and returns the number of records.
+// drain reads what a process has written, and returns the number of records.
 func (s *Session) drain(p *process, handle func(event.Event) error) (int, error) {
 	n, err := s.mem.read(p.slot, func(kind uint32, body []byte) error { return s.record(p, kind, body, handle) })
 	if err != nil {
@@ -266,11 +266,12 @@ func (s *Session) record(p *process, kind uint32, body []byte, handle func(event
 	return fmt.Errorf("%w: a record of kind %d", errCorrupt, kind)
 }
 
-// image hears which library computes. If no layout fits, its files may know one: then the shim tries that with the next graph.
+// image handles the report of a library that computes. If none of the offered layouts fits, its files may tell another one, which the shim
+// then tries with the next graph.
 func (s *Session) image(p *process, im *imageRecord) error {
 	if im.layout == noLayout {
 		for _, path := range libraries(proc.HostPath(p.pid, im.path, 0)) {
-			if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() { // the target names it: opening a pipe would wait
+			if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() { // the target chose the path: opening a FIFO would block
 				continue
 			}
 			scanned, err := ggml.Scan(path)
@@ -295,7 +296,7 @@ func (s *Session) image(p *process, im *imageRecord) error {
 	return nil
 }
 
-// layoutError is event.ErrLayout with the evidence.
+// layoutError returns event.ErrLayout with the evidence.
 func (s *Session) layoutError(im *imageRecord) error {
 	for _, raw := range im.samples {
 		if err := s.layouts[0].Check(raw, 0); err != nil {
@@ -305,7 +306,7 @@ func (s *Session) layoutError(im *imageRecord) error {
 	return fmt.Errorf("%w: %s (its graphs and ggml's own functions disagree on it)", event.ErrLayout, im.path)
 }
 
-// libraries lists a library of ggml and its neighbours, which may have the debug information.
+// libraries lists a library of ggml and its neighbours, which may have debug information.
 func libraries(path string) []string {
 	paths := []string{path}
 	entries, err := os.ReadDir(filepath.Dir(path))
@@ -364,8 +365,8 @@ func (s *Session) graph(p *process, g *graphRecord, handle func(event.Event) err
 	return nil
 }
 
-// derive begins a step where token embeddings are looked up and no llama_decode was ever seen: the program gets that
-// function from dlsym.
+// derive begins a step at a lookup of token embeddings if llama_decode was never observed, as in a program that gets this function from
+// dlsym.
 func (p *process) derive(t *template, g *graphRecord, handle func(event.Event) error) error {
 	if p.decodes {
 		return nil
@@ -381,7 +382,7 @@ func (p *process) derive(t *template, g *graphRecord, handle func(event.Event) e
 	return nil
 }
 
-// showFile tells of a file before the first op that reads from it.
+// showFile sends FileSeen before the first op that reads from a file.
 func (s *Session) showFile(p *process, src *event.Source, handle func(event.Event) error) error {
 	if !src.InFile || p.shown[src.File] {
 		return nil
@@ -391,7 +392,7 @@ func (s *Session) showFile(p *process, src *event.Source, handle func(event.Even
 		return fmt.Errorf("%w: a file that it never named", errCorrupt)
 	}
 	p.shown[src.File] = true
-	// /proc/PID/maps writes a newline as \012, and says of a file that was removed that it was.
+	// In /proc/PID/maps a newline is written as \012, and a removed file has the suffix " (deleted)".
 	path = strings.TrimSuffix(strings.ReplaceAll(path, `\012`, "\n"), " (deleted)")
 	return handle(event.FileSeen{PID: int32(p.pid), File: src.File, Path: proc.HostPath(p.pid, path, src.File.Ino)})
 }

@@ -1,16 +1,17 @@
 //go:build ignore
 
-// (The line above keeps the go command, which would want cgo for a C file, away from this one.)
+// (The first line keeps the go command, which would require cgo for a C file, from compiling this one.)
 //
-// The shim that LD_PRELOAD brings into a llama.cpp program. It stands before the exported ggml_graph_compute, llama_decode and
-// llama_set_warmup, says in shared memory what the graph reads, and calls the real function. Package preload reads the other end.
+// The library ("shim") that LD_PRELOAD loads into a llama.cpp program. It intercepts the exported ggml_graph_compute, llama_decode and
+// llama_set_warmup, writes to shared memory what a graph reads, and calls the real function. Package preload reads the shared memory.
 //
-// What protects the target: nothing here waits for the reader (a full ring loses events and counts them), allocates with malloc,
-// or writes to the target's memory. A graph is walked directly only after every tensor of the first one was read with
-// bounds and agreed with ggml's own getters. A forked child lets everything pass. errno stays what it was.
+// What protects the target: the shim never waits for the reader (if the ring buffer is full, events are lost and counted), does not
+// allocate with malloc, and does not write to the target's memory. Graphs are accessed directly only after every tensor of the first graph
+// was read through the kernel, which survives bad addresses, and agreed with ggml's own getters. In a forked child the shim does nothing.
+// errno is preserved.
 //
-// The walk costs some ten microseconds per graph: its ops go through shared memory once ("template"), later graphs of the same
-// ops are one short record.
+// Cost: some ten microseconds per graph. The ops of a graph are written once (as a "template"); later graphs with the same ops are one
+// short record.
 //
 // Build: cc -shared -fPIC -fvisibility=hidden; x86-64 and arm64.
 
@@ -54,7 +55,7 @@ static uint64_t now(void)
     return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
-// ---- mmap and munmap: only to notice that what is known of the memory map is out of date
+// ---- mmap and munmap: intercepted only to notice that the known memory map is out of date
 
 static void *(*real_mmap)(void *, size_t, int, int, int, off_t);
 static int (*real_munmap)(void *, size_t);
@@ -67,7 +68,7 @@ static void forget(void *address, size_t size)
     if (lo < load(&used_hi) && lo + size > load(&used_lo)) store(&stale, true);
 }
 
-// Before our constructor ran, libraries may map memory already.
+// Libraries may map memory before our constructor has run, so real_mmap may not be set yet.
 static void *map(void *address, size_t size, int prot, int flags, int fd, off_t offset)
 {
     if (flags & MAP_FIXED) forget(address, size);
@@ -109,9 +110,9 @@ __attribute__((constructor)) static void begin(void)
 
 static struct slot *slot_at(uint32_t i) { return (struct slot *)((char *)hdr + SLOT_HEADER + i * hdr->slot_bytes); }
 
-// ---- the ring
+// ---- the ring buffer
 
-// reserve returns room for what follows the head of a record, which commit completes; NULL if there is none. Records do not wrap around.
+// reserve returns space for the body of a record, which commit completes; NULL if the ring buffer is full. Records do not wrap around.
 static void *reserve(enum kind kind, size_t size)
 {
     uint64_t ring = hdr->ring_bytes, head = slot->head, at = head & (ring - 1), left = ring - at;
@@ -131,7 +132,8 @@ static void *reserve(enum kind kind, size_t size)
 
 static void commit(void) { store(&slot->head, pending); }
 
-// ---- one thread at a time writes. The lock word is the owner's process: a child forked while another thread held it takes over.
+// ---- the writer lock. Its value is the pid of the owner: if a child was forked while another thread held the lock, the child takes it
+// over.
 
 static pid_t owner;
 
@@ -169,7 +171,7 @@ static bool claim(pid_t pid)
 
 static bool introduced;
 
-// introduce tells which process this is, before anything else.
+// introduce writes the record that describes this process, before any other record.
 static bool introduce(void)
 {
     char command[2048];
@@ -189,7 +191,7 @@ static bool introduce(void)
     return true;
 }
 
-// enter takes the lock if this process is to be traced. leave gives it back.
+// enter takes the lock if this process is to be traced; leave releases it.
 static bool enter(void)
 {
     if (!hdr || load(&hdr->closed)) return false;
@@ -214,10 +216,11 @@ static bool enter(void)
 
 static void leave(void) { unlock(); }
 
-// ---- the functions behind ours
+// ---- finding the real functions
 
-// find returns the function of this name that the object with the address caller means; ours is what it must not be. ggml loads its
-// CPU code with RTLD_LOCAL: only that object's own handle finds it. The handle is kept, so that the library stays while we know its functions.
+// find returns the function with this name that the object around the address caller would have called; ours is the one that it must not
+// be. ggml loads its CPU code with RTLD_LOCAL, so only that object's own handle finds the function. The handle is kept open so that the
+// library is not unloaded.
 static void *find(const char *name, const void *caller, const void *ours)
 {
     Dl_info info;
@@ -243,7 +246,8 @@ static int collect(struct dl_phdr_info *info, size_t size, void *arg)
     return 0;
 }
 
-// find_anywhere asks every loaded object: a program that got our function from dlsym(RTLD_DEFAULT) says nothing of the library it means.
+// find_anywhere asks every loaded object. It is needed if the program got our function from dlsym(RTLD_DEFAULT): then the caller does not
+// tell the library.
 static __attribute__((noinline)) void *find_anywhere(const char *name, const void *ours)
 {
     struct objects o = {.n = 0};
@@ -257,7 +261,7 @@ static __attribute__((noinline)) void *find_anywhere(const char *name, const voi
     return NULL;
 }
 
-// Where a call comes from tells which of several ggml it means; found once for each such place.
+// The real functions by call site: a process may have several ggml, and the caller tells which one is meant.
 struct callers { int n; struct { const void *caller; void *fn; } at[32]; };
 
 static void *real(struct callers *known, const char *name, const void *caller, const void *ours)
@@ -305,7 +309,8 @@ static bool starts(const char *p, const char *end, const char *with)
     return (size_t)(end - p) >= n && memcmp(p, with, n) == 0;
 }
 
-// read_mapping parses a line, "lo-hi r--s offset major:minor ino   /path", of a file that could hold a model.
+// read_mapping parses a line of /proc/self/maps, "lo-hi r--s offset major:minor ino   /path", and returns whether the file could hold a
+// model.
 static bool read_mapping(const char *p, const char *end, struct mapping *m)
 {
     uint64_t lo, hi, major, minor;
@@ -354,7 +359,7 @@ static const struct mapping *mapping_of(uint64_t address)
     return lo < n_mappings && mappings[lo].lo <= address ? &mappings[lo] : NULL;
 }
 
-// tell names a file to the reader before the first template that needs it.
+// tell writes a file's record for the reader, which must precede the first template with that file.
 static bool tell(const struct mapping *m)
 {
     for (int i = 0; i < n_told; i++)
@@ -385,7 +390,7 @@ static const char *(*op_name)(uint32_t);
 enum class { UNKNOWN, NAMELESS, EMPTY, PLAIN, GATHERING }; // GATHERING and above: by their places in gathers
 enum { FLAG_COMPUTE = 16, TYPE_I32 = 26, MAX_LISTS = 8, TYPES = 40 };
 
-// peek reads this process's own memory without trusting the address; it returns how many bytes it got.
+// peek reads this process's own memory without crashing on a bad address; it returns how many bytes were read.
 static size_t peek(void *into, const void *from, size_t size)
 {
     struct iovec local = {into, size}, remote = {(void *)from, size};
@@ -401,7 +406,7 @@ static size_t peek(void *into, const void *from, size_t size)
 
 static bool pointer(uint64_t p) { return p % 8 == 0 && p >= 4096 && p < (uint64_t)1 << 56; }
 
-// plausible says whether these bytes can be a tensor of the layout.
+// plausible tells whether these bytes can be a tensor with this layout.
 static bool plausible(const struct layout *l, const char *t, size_t size)
 {
     if (size < l->name + NAME || FIELD(t, l->type, uint32_t) >= 1024 || FIELD(t, l->op, uint32_t) >= sizeof class_of_op) return false;
@@ -422,7 +427,7 @@ static bool plausible(const struct layout *l, const char *t, size_t size)
     return n > 0 && n < NAME;
 }
 
-// What ggml exports to look at its own structs; NULL where it does not.
+// Getters that ggml exports for its own structs; NULL where there is none.
 static struct {
     const char *(*get_name)(const void *);
     void *(*get_data)(const void *);
@@ -435,7 +440,7 @@ static struct {
 static bool getters_agree(const struct layout *l, tensor t)
 {
     int64_t n = 1;
-    // A leaf's elements, or blocks, lie side by side. Types beyond those that ggml has must not be asked for.
+    // The elements (or blocks) of a leaf are contiguous. The getters must not be called for types that ggml does not have.
     bool leaf = FIELD(t, l->op, uint32_t) == 0 && !FIELD(t, l->view_src, void *) && FIELD(t, l->type, uint32_t) < TYPES;
     for (int i = 0; i < 4; i++) n = (int64_t)((uint64_t)n * (uint64_t)FIELD(t, l->ne + 8 * i, int64_t));
     return (!getter.get_name || getter.get_name(t) == t + l->name) && (!getter.get_data || getter.get_data(t) == FIELD(t, l->data, void *)) &&
@@ -450,7 +455,7 @@ static void sample(struct image_record *r, const char *raw, size_t n)
     memcpy(r->sample[r->samples++], raw, n);
 }
 
-// fits reads every tensor of a graph with bounds, and says whether all of them can have the layout.
+// fits reads every tensor of a graph through the kernel, and tells whether all of them can have the layout.
 static bool fits(const struct layout *l, const char *graph, struct image_record *samples)
 {
     char g[128], raw[SAMPLE], src[SAMPLE];
@@ -482,8 +487,8 @@ static void copy_name(uint8_t *to, const char *from)
     memset(to + n, 0, NAME - n);
 }
 
-// learn_layout finds the layout that the first graph has, among those that the reader offers, and reports what it found.
-// fn is the real ggml_graph_compute.
+// learn_layout finds the layout of the first graph among those that the reader offers, and writes a record of the result. fn is the real
+// ggml_graph_compute.
 static void learn_layout(const char *graph, void *fn)
 {
     uint32_t n = load(&hdr->layouts);
@@ -525,7 +530,7 @@ static void learn_layout(const char *graph, void *fn)
 
 // ---- walking a graph
 
-// peek_name copies the name of an op, which must be one.
+// peek_name copies the name of an op; false if it is not a valid one.
 static bool peek_name(char *to, const char *from)
 {
     size_t got = peek(to, from, NAME), n = 0;
@@ -535,7 +540,8 @@ static bool peek_name(char *to, const char *from)
     return true;
 }
 
-// class says what kind of op a number is. The reader gets its name; *told is false if that must be tried again.
+// class returns the class of an op number, and writes the op's name for the reader. *told becomes false if the ring buffer was full; then
+// it is tried again.
 static enum class class(uint32_t op, bool *told)
 {
     if (op >= sizeof class_of_op) return NAMELESS;
@@ -587,7 +593,7 @@ static uint64_t mix_bytes(uint64_t h, const void *p, size_t n)
     return h;
 }
 
-// weight fills in the source that t is, if it is a weight: a leaf or a view in a file, or a leaf named like one that was copied elsewhere.
+// weight fills in *s if t is a weight: a leaf or a view in a file, or a leaf with a weight's name that was copied elsewhere.
 static bool weight(tensor t, struct source *s)
 {
     uint64_t data = FIELD(t, lay.data, uint64_t);
@@ -616,7 +622,7 @@ struct walk {
     size_t ids_bytes;
 };
 
-// readable says whether ids can be read before the graph runs: an input, not another op's result.
+// readable tells whether ids can be read before the graph runs: they are an input, not another op's result.
 static bool readable(tensor ids)
 {
     uint32_t op = FIELD(ids, lay.op, uint32_t);
@@ -627,8 +633,8 @@ static bool readable(tensor ids)
            ne[0] * ne[1] <= MAX_IDS && ne[2] == 1 && ne[3] == 1;
 }
 
-// walk goes over the ops that the CPU backend will run and finds those that read weights. With an into of the size that an earlier walk told,
-// it writes them there. With files it tells the reader of each file.
+// walk goes through the ops that the CPU backend will run and collects those that read weights in w. If into is not NULL, it also writes
+// them there; an earlier walk has told the size. If files is set, it writes a record for each file.
 static void walk(const char *graph, struct walk *w, char *into, bool files)
 {
     int32_t n = FIELD(graph, lay.n_nodes, int32_t);
@@ -677,7 +683,7 @@ static void walk(const char *graph, struct walk *w, char *into, bool files)
 
 static uint64_t templates[MAX_TEMPLATES]; // the hash of the template that the reader has at this place; 0: none
 
-// send_template makes the reader know the graph's ops. It may find that the memory map was out of date, and then walks anew.
+// send_template writes the graph's template for the reader. It rereads the memory map first, and walks the graph again.
 static bool send_template(const char *graph, struct walk *w)
 {
     read_maps();
@@ -719,7 +725,7 @@ static void write_ids(char *at, struct walk *w)
     }
 }
 
-// graph_begin reports a graph and returns its number; 0 if it is not reported.
+// graph_begin writes the record of a graph and returns the graph's number; 0 if the graph is not reported.
 static uint32_t graph_begin(const char *graph, void *fn)
 {
     uint64_t time = now();
@@ -784,7 +790,7 @@ EXPORT int ggml_graph_compute(void *graph, void *plan)
 
 // ---- decodes
 
-// llama_batch, and room for what later versions may append: it travels by value, and all of it must arrive.
+// llama_batch, with room for members that later versions may append: it is passed by value, and must be passed on completely.
 struct batch {
     int32_t n_tokens;
     int32_t *token;
@@ -796,8 +802,8 @@ struct batch {
 
 enum { CHUNK = 64, MAX_SEQS_OF_TOKEN = 8 };
 
-// sequences marks the sequences of the batch's tokens and returns how many there are; -1 if they cannot be told. The arrays are read with bounds: a later
-// llama_batch may have other members.
+// sequences collects the sequences of the batch's tokens and returns how many there are; -1 if they cannot be read. The arrays are read
+// through the kernel, because a later llama_batch may have other members there.
 static int sequences(const struct batch *b, uint64_t *marks)
 {
     int count = 0;

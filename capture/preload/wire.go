@@ -1,6 +1,6 @@
 package preload
 
-// This file reads the records of the shim, which wire.h defines. They come from another program's memory: nothing in them is believed without bounds.
+// This file decodes the shim's records, which wire.h defines. They come from another program's memory, so nothing in them is trusted.
 
 import (
 	"bytes"
@@ -14,7 +14,7 @@ import (
 	"tensorcast/gguf"
 )
 
-// reader takes values from a record; what goes beyond its end is zero and sets short.
+// reader takes values from a record. Reading beyond its end gives zeros and sets short.
 type reader struct {
 	b     []byte
 	short bool
@@ -38,17 +38,17 @@ func (r *reader) u32() uint32 {
 	return 0
 }
 
-// fixed takes a struct of wire.h.
+// fixed reads a struct of wire.h.
 func fixed[T any](r *reader) (v T) {
 	to := unsafe.Slice((*byte)(unsafe.Pointer(&v)), unsafe.Sizeof(v))
 	copy(to, r.take(len(to)))
 	return v
 }
 
-// rest is a string that ends at a zero, or with the record.
+// rest reads a string that ends at a zero byte or with the record.
 func (r *reader) rest() string { return text(r.take(len(r.b))) }
 
-// text is a string that ends at a zero, or with its bytes.
+// text converts a string that ends at a zero byte or with b.
 func text(b []byte) string {
 	if end := bytes.IndexByte(b, 0); end >= 0 {
 		b = b[:end]
@@ -63,7 +63,7 @@ func (r *reader) err(what string) error {
 	return nil
 }
 
-// processRecord says who writes.
+// processRecord describes the process that writes.
 type processRecord struct {
 	parent  int32
 	command []string
@@ -79,11 +79,11 @@ func readProcess(body []byte) (processRecord, error) {
 	return p, r.err("a process")
 }
 
-// imageRecord says which library computes, and how its structs look.
+// imageRecord describes the library that computes, and the layout of its structs.
 type imageRecord struct {
 	layout          uint32
 	version, commit string
-	samples         [][]byte // tensors of the first graph
+	samples         [][]byte // raw tensors of the first graph
 	path            string
 }
 
@@ -113,7 +113,7 @@ func readFile(body []byte) (id event.FileID, path string, err error) {
 	return event.FileID{Dev: w.Dev, Ino: w.Ino}, r.rest(), r.err("a file")
 }
 
-// template is what graphs of the same ops have in common.
+// template is what graphs with the same ops have in common.
 type template struct {
 	hash uint64
 	ops  []templateOp
@@ -121,7 +121,7 @@ type template struct {
 
 type templateOp struct {
 	op      uint32
-	node    uint32      // among those that the graph computes
+	node    uint32      // index among the nodes that the graph computes
 	gather  ggml.Gather // its Dim is 0 if the op does not gather
 	selects uint32
 	sources []event.Source
@@ -164,12 +164,12 @@ func readSource(r *reader) event.Source {
 	return s
 }
 
-// graphRecord is one call of ggml_graph_compute.
+// graphRecord is a call of ggml_graph_compute.
 type graphRecord struct {
 	time                              int64
 	hash, seq                         uint64
 	tid, decode, graph, template, ops uint32
-	ids                               map[int]idList // by the op's place in the template
+	ids                               map[int]idList // by the op's index in the template
 }
 
 type idList struct {

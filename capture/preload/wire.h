@@ -1,5 +1,5 @@
-// What the shim (shim.c) and its reader (Go) share: the layout of the shared memory, the records in it, and their limits. The Go side of
-// it, wire_defs.go, is generated from here by way of defs.go: go generate ./capture/preload.
+// Shared by the shim (shim.c) and its reader (Go): the layout of the shared memory, the records in it, and their limits. wire_defs.go, the
+// Go side, is generated from this file and defs.go: go generate ./capture/preload.
 #ifndef TENSORCAST_WIRE_H
 #define TENSORCAST_WIRE_H
 #include <stdalign.h>

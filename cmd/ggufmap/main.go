@@ -34,7 +34,7 @@ follows. It reads the metadata only, so a model of any size takes milliseconds. 
   --wide      adds file, shape, expert_count, expert_stride_bytes, kind and resident_bytes (in the page cache)
   --experts   a row per expert's slice: its extent, expert and projection (gate, up, down, gate_up)
   --metadata  a row per metadata entry; --elements tells how much of an array to show
-  --summary   bytes by layer, component and type, always read or by expert, the largest tensors; text unless --format says else
+  --summary   sums of bytes by layer, component, type and when they are read, and the largest tensors; text unless --format is given
   --check     what is wrong with the files, a line each; exit code 1 if there is anything
 
 In CSV, text that a spreadsheet would run as a formula gets a leading apostrophe.
@@ -49,7 +49,7 @@ const example = `  ggufmap model.gguf > structure.csv
   ggufmap --metadata --elements -1 --format json model.gguf | jq '.[] | select(.key == "tokenizer.ggml.tokens")'
   ggufmap --check *.gguf`
 
-// findingsError says that --check found something.
+// findingsError says that --check has findings.
 type findingsError struct{ findings, files int }
 
 func (e findingsError) Error() string {
@@ -58,7 +58,7 @@ func (e findingsError) Error() string {
 
 func main() { cli.Main(newCommand()) }
 
-// options are the flags.
+// options holds the values of the flags.
 type options struct {
 	output, format                          string
 	wide, experts, metadata, summary, check bool
@@ -112,7 +112,7 @@ func (o *options) validate(stdout io.Writer) error {
 	return nil
 }
 
-// run writes what was asked for, whole or not at all.
+// run writes the requested table, completely or not at all.
 func (o *options) run(ctx context.Context, paths []string, stdout io.Writer) error {
 	models, findings, err := o.open(ctx, paths)
 	if err != nil {
@@ -142,7 +142,7 @@ func (o *options) run(ctx context.Context, paths []string, stdout io.Writer) err
 	return nil
 }
 
-// open returns the models that the paths name, each once. With --check, what cannot be opened is a finding and no error.
+// open opens the models that the paths name, each once. With --check, a file that cannot be opened is a finding, not an error.
 func (o *options) open(ctx context.Context, paths []string) (models []*gguf.Model, findings []inspect.Finding, err error) {
 	var seen []os.FileInfo
 	for _, path := range paths {
@@ -151,7 +151,7 @@ func (o *options) open(ctx context.Context, paths []string) (models []*gguf.Mode
 		}
 		info, err := os.Stat(path)
 		if err == nil && isOneOf(info, seen) {
-			continue // a part of a model that came before
+			continue // part of a model that is already open
 		}
 		m, err := o.openModel(path)
 		if err != nil {

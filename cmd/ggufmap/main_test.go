@@ -138,8 +138,8 @@ func TestSplitModel(t *testing.T) {
 	}
 }
 
-// Each table in each format: that it is of the format, and has what the table is about. That the formats are right is
-// package trace's to test, that the tables are, package inspect's.
+// Each table in each format: it has the right format and shows the right thing. The details of formats are tested in package trace, those
+// of tables in package inspect.
 func TestFormats(t *testing.T) {
 	dir := t.TempDir()
 	model := filepath.Join(dir, "m.gguf")
@@ -231,7 +231,7 @@ func TestCheck(t *testing.T) {
 	if code, stdout, stderr := call(t, "--check", sound); code != 0 || stdout != "" || stderr != "" {
 		t.Errorf("sound: exit %d, %q, %q", code, stdout, stderr)
 	}
-	// All files are looked at, whatever the ones before are.
+	// All files are checked, whatever is wrong with the ones before.
 	code, stdout, stderr := call(t, "--check", text, filepath.Join(dir, "s-00001-of-00002.gguf"), sound, odd)
 	lines := strings.Split(strings.TrimSuffix(stdout, "\n"), "\n")
 	if code != 1 || len(lines) != 3 || stderr != "ggufmap: 3 findings in 3 files\n" {
@@ -315,7 +315,7 @@ func TestOutput(t *testing.T) {
 		t.Errorf("the file's mode was not kept: %v, %v", info, err)
 	}
 
-	// What is not a file is written to, not replaced: -o /dev/null by root must leave /dev/null alone.
+	// Anything but a regular file is written to, not replaced: -o /dev/null run by root must not destroy /dev/null.
 	fifo := filepath.Join(dir, "fifo")
 	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)

@@ -1,6 +1,6 @@
 package main
 
-// This file owns writing the table to a file: never over the model, and whole or not at all.
+// This file writes the table to a file: never over the model, and completely or not at all.
 
 import (
 	"fmt"
@@ -11,8 +11,8 @@ import (
 	"tensorcast/internal/outfile"
 )
 
-// writeOutput writes data to the file at path, made from the models that the inputs name. A regular file is replaced in one step and
-// keeps its mode, through symbolic links; anything else (a device, a pipe) is written to as it is.
+// writeOutput writes data to the file at path. It refuses to overwrite a file of the models. A regular file is replaced atomically and
+// keeps its mode; symbolic links are followed; anything else (a device, a pipe) is written directly.
 func writeOutput(path string, inputs []string, models []*gguf.Model, data []byte) error {
 	if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
 		for _, m := range models {

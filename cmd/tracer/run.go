@@ -132,7 +132,7 @@ func (s *session) open(args []string, log *slog.Logger) error {
 // tick is called now and then between events, by the goroutine that handles them.
 func (s *session) tick() error {
 	status := s.recorder.Status()
-	if !s.modest && status.Steps > 0 { // what comes before, probes and models, is not to take longer
+	if !s.modest && status.Steps > 0 { // not before: attaching probes and loading the model should be fast
 		proc.GiveWay()
 		s.modest = true
 	}
@@ -140,7 +140,7 @@ func (s *session) tick() error {
 	return s.recorder.Flush()
 }
 
-// run lets the target go, and is over when the target is.
+// run lets the target run, and returns when it has ended.
 func (s *session) run(ctx context.Context) (int, error) {
 	runErr := s.user.Do(func() error { return s.capture.Run(ctx, s.recorder.Handle) })
 	if runErr != nil && s.pid == 0 {
@@ -153,7 +153,7 @@ func (s *session) run(ctx context.Context) (int, error) {
 		metas, err = s.recorder.Finish(runErr)
 		return err
 	})
-	if runErr != nil || finishErr != nil { // then only what there is to read is worth a summary
+	if runErr != nil || finishErr != nil { // after an error, a summary is worth printing only if something was captured
 		metas = slices.DeleteFunc(metas, func(m *tables.Meta) bool { return m.Rows == 0 })
 	}
 	if err := summarise(os.Stderr, s.options, metas); err != nil {

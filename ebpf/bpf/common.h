@@ -1,5 +1,6 @@
-/* What the programs on the target (trace.bpf.c) and those on the kernel (system.bpf.c) share: maps, events, and the way from an
- * address to a file. Each object declares the maps; user space loads trace.bpf.c first and hands its maps to the other. */
+/* Shared by the programs on the target's functions (trace.bpf.c) and those on the kernel's tracepoints (system.bpf.c): maps, numbers, and
+ * the way from an address to a file. Both objects declare the maps of this file; user space loads trace.bpf.c first and passes its maps to
+ * the other object. */
 #ifndef TENSORCAST_COMMON_H
 #define TENSORCAST_COMMON_H
 #include "kernel.h"
@@ -9,9 +10,9 @@
 
 /* Set before loading. */
 const volatile u32 page_shift;
-const volatile u64 wake_at; /* bytes that wake the reader */
+const volatile u64 wake_at; /* the reader is woken when the ring buffer holds more bytes than this */
 
-/* User space has these numbers from here: bpf2go makes Go constants of them. */
+/* bpf2go generates Go constants from the following enums, so that user space has the same numbers. */
 enum kind {
 	KIND_OPS = 1,
 	KIND_TEMPLATE,
@@ -22,7 +23,7 @@ enum kind {
 	KIND_GRAPH,
 	KIND_BUFFERS,
 	KIND_SAMPLE,
-	SYSTEM_KINDS = 64, /* those of system.bpf.c begin here */
+	SYSTEM_KINDS = 64, /* the kinds of system.bpf.c begin here */
 };
 
 enum counter {
@@ -41,28 +42,28 @@ enum counter {
 };
 
 enum limit {
-	MAX_NODE_SRC = 16, /* at least GGML_MAX_SRC, which is 10, and 16 in a fork */
-	SIGNED_SRC = 4,    /* sources by which a node is known again, and that may hold ids */
+	MAX_NODE_SRC = 16, /* at least GGML_MAX_SRC, which is 10 in ggml, 16 in a fork */
+	SIGNED_SRC = 4,    /* the first sources, which identify a node together with its op; ids are among them */
 	MAX_GATHERS = 8,   /* gathering ops */
 	NO_OP = 0xffffffff, /* no op has this number */
 };
 
-/* How an op reads only those slices of a source that another one names. User space fills in what its table of ggml's ops says. */
+/* An op that reads only those slices of one source that another source lists. User space fills in the table of package ggml. */
 struct gather {
-	u32 op; /* its number in the target's ggml; NO_OP: it has none, or there are fewer such ops */
+	u32 op; /* its number in the target's ggml; NO_OP: the entry is unused */
 	u8 source;
-	u8 ids;     /* the source that holds the slices' numbers */
-	u8 experts; /* they are experts, else rows */
+	u8 ids;     /* index of the source that holds the slices' numbers */
+	u8 experts; /* 1: the numbers are experts, 0: rows */
 	u8 pad;
 };
 
-/* How a ggml numbers its ops and lays out its structs. First what each hit needs. */
+/* How a ggml numbers its ops and lays out its structs. The fields that each hit needs come first. */
 struct layout {
-	/* byte offsets in ggml_tensor, in ggml_cgraph the last two */
-	u32 ne; /* s64 ne[4], then u64 nb[4]; 0: not known yet */
+	/* byte offsets in ggml_tensor; the last two in ggml_cgraph */
+	u32 ne; /* s64 ne[4], followed by u64 nb[4]; 0: the layout is not known yet */
 	u32 op;
 	u32 src;
-	u32 forget; /* nothing tells that a buffer is freed: what a node reads is looked up each time */
+	u32 forget; /* 1: freed buffers are not observed, so what a node reads must be looked up each time */
 	u32 flags;  /* 0: no such member */
 	u32 max_src;
 	u32 view_src;
@@ -73,27 +74,27 @@ struct layout {
 	struct gather gathers[MAX_GATHERS];
 };
 
-/* What user space tells the programs about a process. */
+/* Configuration and state of a traced process; user space creates the entry. */
 struct target_config {
 	struct layout layout;
 	u32 follow;
-	u32 samples; /* tensors that were sent raw, for user space to check the offsets */
-	u64 named;   /* inode of the file that the reader was woken for last */
-	/* Where disk reads are observed: the op begun last, whichever the thread, as that is what the other compute threads work on. */
+	u32 samples; /* tensors sent raw so far, with which user space checks the offsets */
+	u64 named;   /* inode of the last file for which the reader was woken to find its path */
+	/* For page-ins: the op begun last in any thread, because the other compute threads work on the same op. */
 	u32 decode;
 	u32 pad;
 	u64 seq;
-	u64 stalled; /* ns that threads waited for the disk, all together */
+	u64 stalled; /* ns that threads waited for the disk, summed over threads */
 };
 
-/* Side by side: the target's own data has pushed them out of the caches at every hit. */
+/* Counters of one CPU, together in memory: at every hit, the target's own data has evicted them from the CPU caches. */
 struct counts {
 	u64 of[COUNTERS];
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 8 << 20); /* or what user space wants, as in the other maps */
+	__uint(max_entries, 8 << 20); /* default; user space may set another size, for the other maps, too */
 } events SEC(".maps");
 
 struct {
@@ -120,7 +121,8 @@ static __always_inline void count_many(u32 which, u64 n)
 
 static __always_inline void count(u32 which) { count_many(which, 1); }
 
-/* Events are collected until the reader looks by itself: to wake it takes a core from the target, whose threads spin on all of them. */
+/* Wakes the reader only if the ring buffer has filled up, otherwise the reader polls: waking it takes a core from the target, whose threads
+ * spin on all cores. */
 static __always_inline u64 wakeup(void)
 {
 	return bpf_ringbuf_query(&events, BPF_RB_AVAIL_DATA) > wake_at ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;

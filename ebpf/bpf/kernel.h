@@ -1,8 +1,8 @@
-/* The few kernel types that the programs read, relocated by CO-RE: only the members named here are looked up in the
- * running kernel's BTF. Written by hand so that building the object needs no vmlinux.h of some machine. */
+/* The few kernel types that the programs read. They are relocated by CO-RE: only the members named here are looked up in the running
+ * kernel's BTF. They are written by hand so that building needs no vmlinux.h of a particular machine. */
 #ifndef TENSORCAST_KERNEL_H
 #define TENSORCAST_KERNEL_H
-#define __VMLINUX_H__ /* bpf_tracing.h: registers have their kernel names */
+#define __VMLINUX_H__ /* makes bpf_tracing.h use the kernel's register names */
 
 typedef unsigned char __u8;
 typedef unsigned short __u16;
@@ -64,8 +64,8 @@ struct vm_area_struct {
 } CORE;
 
 struct task_struct {
-	int pid;  /* user space calls it tid */
-	int tgid; /* and this pid */
+	int pid;  /* user space calls this tid */
+	int tgid; /* user space calls this pid */
 } CORE;
 
 struct linux_binprm;

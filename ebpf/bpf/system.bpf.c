@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
-/* What the kernel does for and to the targets: the pages of files that come from disk and why, how long threads wait for
- * them, and processes that fork and exec. */
+/* Programs on kernel tracepoints that observe the targets: pages of files that are read from disk and why, how long threads wait for them,
+ * and processes that fork and exec. */
 #include "common.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* User space has these numbers from here: bpf2go makes Go constants of them. */
+/* bpf2go generates Go constants from these enums, so that user space has the same numbers. */
 enum event_kind { KIND_PAGES = SYSTEM_KINDS, KIND_FORK, KIND_EXEC };
 enum cause { CAUSE_FAULT, CAUSE_READAHEAD, CAUSE_READ, CAUSE_OTHER };
 
@@ -31,19 +31,19 @@ struct process_event {
 };
 
 #define TASK_UNINTERRUPTIBLE 2
-#define FAULT_PRESENT 1 /* x86: the page is there, the access is not allowed */
+#define FAULT_PRESENT 1 /* x86: the page is present, the access is not permitted */
 
-/* The tracepoint has told the order of a folio since Linux 6.9; before, each page had its event. */
+/* 1 if the tracepoint has the folio's order (since Linux 6.9); before, there is one event per page. */
 const volatile u32 has_order;
 
 struct io {
-	u64 off_since; /* when it began to wait; 0 if it does not */
-	/* the file page that it has last touched without finding it in its page table */
+	u64 off_since; /* when the thread began to wait; 0: it does not wait */
+	/* the file page that the thread's last page fault was for */
 	u64 fault_ino;
 	u64 fault_index;
 	u32 fault_dev;
 	u32 faulted;
-	struct pages_event run; /* pages that follow each other, not sent yet; none if its count is 0 */
+	struct pages_event run; /* consecutive pages that are not sent yet; none if count is 0 */
 };
 
 struct file_key {
@@ -59,7 +59,7 @@ struct {
 	__type(value, struct io);
 } io_threads SEC(".maps");
 
-/* Files of which it matters what other processes read. */
+/* Model files, for which page-ins caused by other processes are reported, too. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 256);
@@ -173,7 +173,7 @@ int page_fault(struct page_fault *f)
 	return 0;
 }
 
-/* A thread that waits uninterruptibly waits for the disk, nearly always. */
+/* An uninterruptible wait is nearly always one for the disk. */
 SEC("tp_btf/sched_switch")
 int BPF_PROG(switched, bool preempt, struct task_struct *prev, struct task_struct *next, u32 prev_state)
 {
@@ -205,7 +205,7 @@ static __always_inline void send_process(u32 kind, u32 tgid, u32 parent)
 		count(COUNT_OTHERS_LOST);
 }
 
-/* A child runs the same code as its parent until it calls execve, so it is watched from its first instruction on. */
+/* A child runs the same code as its parent until it calls execve, so it becomes a target with its first instruction. */
 SEC("tp_btf/sched_process_fork")
 int BPF_PROG(forked, struct task_struct *parent, struct task_struct *child)
 {
@@ -216,7 +216,7 @@ int BPF_PROG(forked, struct task_struct *parent, struct task_struct *child)
 	if (!cfg || !cfg->follow)
 		return 0;
 	struct target_config copy = *cfg;
-	copy.named = 0; /* its files are told of by themselves */
+	copy.named = 0; /* the path of a file is looked up for each process */
 	copy.decode = 0;
 	copy.stalled = 0;
 	if (!bpf_map_update_elem(&targets, &to, &copy, BPF_NOEXIST))

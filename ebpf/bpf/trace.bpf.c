@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR Apache-2.0)
-/* Probes on an unmodified llama.cpp. One hit per op and compute thread, of which thread 0 decides what an op reads; or one
- * hit per graph.
+/* Programs on uprobes in an unmodified llama.cpp. There is one hit per op and compute thread (only the one of thread 0 is
+ * evaluated), or one hit per graph.
  *
- * What an op reads is looked up when its node is met first, and sent as a template; from then on an op is a short event that
- * names the template. A node is met again if its op and its first sources are the same and no buffer of the target's ggml was freed since.
+ * When a node of a graph is met for the first time, the program looks up what its op reads and sends that as a template. From then on an op
+ * is a short record with the template's id. A node counts as the same if its op and its first sources are unchanged and no ggml buffer of
+ * the target was freed since.
  *
- * Between two ops megabytes of weights have gone through the caches: what counts is how many lines of memory and code a hit touches. So a
- * thread finds its state by its number, and a template is expected to follow the one that it followed the last time; maps are searched
- * where that fails.
+ * Cost: between two ops, megabytes of weights have gone through the CPU caches, so a hit costs as much as the number of cache lines of data
+ * and code that it touches. Therefore a thread finds its state by its thread id in an array, and the next template is predicted to be the
+ * one that followed the last time; maps are searched only if this fails.
  *
- * Scratch memory lives in a map value per thread, not per CPU: uprobe programs may be preempted by another thread
- * that hits a probe on the same CPU, but a thread does not interrupt itself.
+ * Scratch memory is a map value per thread, not per CPU: a uprobe program may be preempted by another thread that hits a probe on the same
+ * CPU, but a thread does not interrupt itself.
  *
- * An op is sent when the next one begins, because only then is its duration known. */
+ * An op is sent when the next one begins, because only then its duration is known. */
 #include "common.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL"; /* bpf_find_vma and bpf_probe_read_user are GPL-only helpers */
 
-#define MAX_WEIGHTS 4 /* weights per op that an event carries */
+#define MAX_WEIGHTS 4 /* weights per op that a template carries */
 #define IDS_PER_EVENT 128
 #define MAX_IDS 65536
 #define MAX_NODES (1 << 20)
@@ -33,16 +34,16 @@ enum op_flag { OP_FUSED = 1, OP_CLIPPED = 2, OP_GATHERS = 4, OP_BUFFERS = 8, OP_
 enum source_flag { SOURCE_IN_FILE = 1, SOURCE_UNRESOLVED = 2 };
 
 /* Set before loading. */
-const volatile u32 want_graph;   /* a hit per graph, not per op */
-const volatile u32 want_buffers; /* tensors besides weights, too */
-const volatile u32 want_io;      /* tell what a page that comes from disk is needed for */
+const volatile u32 want_graph;   /* 1: a hit per graph, 0: per op */
+const volatile u32 want_buffers; /* also report tensors that are no weights */
+const volatile u32 want_io;      /* record which op is running, for page-ins */
 const volatile u32 wide;         /* processes that are no targets hit the probes, too */
 const volatile u32 batch;        /* ops that are sent together, 1 to MAX_BATCHED */
-const volatile u32 template_mask; /* one less than the entries of templates, which are a power of two */
+const volatile u32 template_mask; /* number of templates, a power of two, minus one */
 
 struct source {
 	u64 data;
-	u64 offset; /* in the file */
+	u64 offset; /* offset in the file */
 	u64 ino;
 	u32 dev;
 	u32 type;
@@ -58,12 +59,12 @@ struct template_event {
 	u32 kind;
 	u32 tgid;
 	u32 id;
-	u32 shape; /* of which this is the next op; 0 for none */
+	u32 shape; /* the shape whose next op this is; 0 for none */
 	u32 op;
 	u32 fused_op;
 	u32 flags;
 	u32 nsrc;
-	u64 ids;   /* tensor that it gathers by; 0 if it does not */
+	u64 ids;   /* address of the tensor with the ids that it gathers by; 0 if it does not gather */
 	u32 slots; /* ids per token */
 	u32 pad;
 	struct source src[MAX_WEIGHTS];
@@ -72,9 +73,9 @@ struct template_event {
 struct op_record {
 	u64 time;
 	u64 duration;
-	u32 id;       /* of the template */
-	u32 seq;      /* its low bits */
-	u32 ids_back; /* by how much the op whose ids this one shares came earlier */
+	u32 id;       /* id of the template */
+	u32 seq;      /* low 32 bits of its number */
+	u32 ids_back; /* how many ops earlier the shared ids were sent; 0: with this op */
 	u32 flags;
 };
 
@@ -86,8 +87,8 @@ struct ops_event {
 	u32 decode;
 	u32 graph;
 	u32 n;
-	u64 seq;     /* of the last op, or of a later one without weights */
-	u64 stalled; /* ns that the target waited for the disk during the op; sent one at a time then */
+	u64 seq;     /* number of the last op, or of a later one without weights */
+	u64 stalled; /* ns that the target waited for the disk during the op; with want_io, ops are sent one by one */
 	struct op_record ops[MAX_BATCHED];
 };
 
@@ -119,7 +120,7 @@ struct decode_event {
 	u32 pad;
 };
 
-/* A sequence of ops that graphs have; its templates follow. */
+/* Announces a sequence of ops that graphs have; the templates of the ops follow. */
 struct shape_event {
 	u32 kind;
 	u32 tgid;
@@ -134,7 +135,7 @@ struct graph_event {
 	u32 shape;
 	u64 time;
 	u64 duration;
-	u64 seq; /* of its first op; also names its ids */
+	u64 seq; /* number of its first op, under which its ids are sent */
 	u32 decode;
 	u32 graph;
 };
@@ -165,7 +166,7 @@ struct sample_event {
 	u8 raw[512];
 };
 
-/* A node that was met, by its address and what it was then: a prompt's graph and that of a token take turns in the same memory. */
+/* Identifies a node by its address and contents: the graph of a prompt and that of a token use the same memory in turn. */
 struct node_key {
 	u64 node;
 	u64 signature;
@@ -173,12 +174,12 @@ struct node_key {
 	u32 epoch;
 };
 
-/* One line of the cache. A template is at its id modulo the number of places: the oldest makes room for a new one. */
+/* One cache line. A template is stored at its id modulo the size of the map: a new one replaces the oldest. */
 struct template {
 	struct node_key key;
-	u64 ids; /* tensor that the op gathers by */
+	u64 ids; /* address of the tensor with the ids that the op gathers by */
 	u32 id;
-	u32 next; /* where the template is that followed this one the last time */
+	u32 next; /* index of the template that followed this one the last time */
 	u32 nsrc;
 	u32 flags;
 	u64 pad[2];
@@ -195,10 +196,10 @@ struct shape {
 	u32 ngathers;
 	u64 gathers[SHAPE_GATHERS]; /* tensors that hold row numbers when the graph begins */
 	u32 nreads;
-	u16 reads[SHAPE_READS]; /* nodes that read weights, by their numbers; there may be more of them */
+	u16 reads[SHAPE_READS]; /* indices of the nodes that read weights; nreads above SHAPE_READS: they did not fit */
 };
 
-/* Where a graph lay, */
+/* Memory in which a graph was found ... */
 struct place {
 	u64 nodes;
 	u32 n;
@@ -207,42 +208,42 @@ struct place {
 	u32 pad;
 };
 
-/* and what it was there. */
+/* ... and which graph it was. */
 struct placed {
 	u64 signature;
-	u64 reads; /* signature of the nodes that read weights */
+	u64 reads; /* signature over the nodes that read weights */
 };
 
 struct thread {
-	/* one line, all that a hit touches here besides its record */
-	u64 id;    /* bpf_get_current_pid_tgid of the one that has this slot; 0: it is free */
+	/* These fill one cache line, the only one that a hit touches here besides its record. */
+	u64 id;    /* bpf_get_current_pid_tgid of the thread that owns this slot; 0: free */
 	u64 seq;
-	u64 began; /* when the op that is under way did */
-	u32 expected; /* where the template of the next op is, presumably, */
-	u32 last;     /* and that of the last one */
-	u32 epoch;    /* when the graph began */
-	u32 op;       /* offsets of the layout */
+	u64 began; /* start time of the running op */
+	u32 expected; /* predicted index of the next op's template */
+	u32 last;     /* index of the last op's template */
+	u32 epoch;    /* value of epoch when the graph began */
+	u32 op;       /* op and src: copies of the layout's offsets */
 	u32 src;
-	u32 hits, no_weight, begun; /* not in counters yet */
-	u16 n;      /* ops in evs that are over */
-	u16 batch;  /* what was set before loading is far away from here */
+	u32 hits, no_weight, begun; /* not yet added to counters */
+	u16 n;      /* finished ops in evs */
+	u16 batch;  /* copy of the constant, which is in another cache line */
 	u8 buffers;
 	u8 io;
-	u8 ready;   /* a graph has begun: epoch and layout are those of its target until it ends */
-	u8 pending; /* an op in evs, behind the others, or the graph in gr, is under way */
+	u8 ready;   /* inside a graph: epoch and layout are valid until it ends */
+	u8 pending; /* an op is running: the last one in evs, or the graph in gr */
 	struct ops_event evs;
-	/* seldom touched */
+	/* rarely used */
 	struct layout layout;
-	u32 configuration; /* when it was copied */
+	u32 configuration; /* value of configurations when layout was copied */
 	u32 pad;
 	u64 context;
-	u64 ids_tensor; /* the ids that were sent last, */
-	u64 ids_seq;    /* with which op, */
-	u32 ids_graph;  /* in which graph */
+	u64 ids_tensor; /* the ids that were sent last: address of their tensor, */
+	u64 ids_seq;    /* the op that they were sent with, */
+	u32 ids_graph;  /* and the graph */
 	u32 decode;
 	u32 graph;
-	u32 clipped; /* the op that is being looked at could not be read whole */
-	u64 stalled; /* the target's, when the op began */
+	u32 clipped; /* 1: the current op could not be read completely */
+	u64 stalled; /* the target's value when the op began */
 	u64 sources[MAX_NODE_SRC];
 	u64 weight[MAX_WEIGHTS];
 	struct graph_event gr;
@@ -254,16 +255,17 @@ struct thread {
 	struct buffers_event bufs;
 } __attribute__((aligned(64)));
 
-/* Threads that compute as thread 0, by their numbers. The size of this map is a constant: each hit needs it, and a variable is one line more. */
+/* State of threads that act as ggml's thread 0, at their thread id modulo THREAD_SLOTS. The size is a constant, because each hit needs it
+ * and a variable would be in another cache line. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE); /* begins with a page, and so a line */
+	__uint(map_flags, BPF_F_MMAPABLE); /* mmapable maps begin at a page, and so at a cache line */
 	__uint(max_entries, THREAD_SLOTS);
 	__type(key, u32);
 	__type(value, struct thread);
 } slots SEC(".maps");
 
-/* Those whose slot another one has. */
+/* State of threads whose slot is taken by another thread. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH); /* threads come and go */
 	__uint(max_entries, 512);
@@ -286,7 +288,7 @@ struct {
 	__type(value, struct template);
 } templates SEC(".maps");
 
-/* Where the template of a node is. */
+/* Index of each known node's template. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 32768);
@@ -311,11 +313,11 @@ struct {
 static const struct thread new_thread; /* zeroes: a thread is too large for the BPF stack */
 u32 decodes;
 u32 graphs;
-u32 names; /* of templates and shapes */
-u32 epoch; /* counts what may make a known node another one: buffers that were freed */
-u32 configurations; /* counts what user space has put into targets */
+u32 names; /* last id given to a template or shape */
+u32 epoch; /* incremented when a buffer is freed: known nodes may have become others */
+u32 configurations; /* incremented when user space changes targets */
 
-/* bpf2go makes Go types of these */
+/* Make bpf2go generate Go types for these. */
 const struct ops_event *unused_ops_event __attribute__((unused));
 const struct ids_event *unused_ids_event __attribute__((unused));
 const struct decode_event *unused_decode_event __attribute__((unused));
@@ -332,7 +334,7 @@ const enum source_flag *unused_source_flag __attribute__((unused));
 
 static __always_inline u32 this_tgid(void) { return bpf_get_current_pid_tgid() >> 32; }
 
-/* The config of this process, if it is a target whose ggml is known. */
+/* The configuration of this process; NULL unless it is a target whose ggml is known. */
 static __always_inline struct target_config *target(void)
 {
 	u32 tgid = this_tgid();
@@ -340,7 +342,7 @@ static __always_inline struct target_config *target(void)
 	return cfg && cfg->layout.ne ? cfg : NULL;
 }
 
-/* What follows is out of the way of a hit, whose code leaves the caches, too. */
+/* Rarely run functions: kept apart so that the code of a hit stays in few cache lines. */
 #define SELDOM static __attribute__((noinline))
 
 SELDOM struct thread *find_thread(struct thread *slot, u64 id)
@@ -357,7 +359,7 @@ SELDOM struct thread *find_thread(struct thread *slot, u64 id)
 	return th;
 }
 
-/* The state of this thread; NULL if it is not of a target whose ggml is known. */
+/* The state of this thread; NULL unless it belongs to a target whose ggml is known. */
 SELDOM struct thread *this_thread(void)
 {
 	u64 id = bpf_get_current_pid_tgid();
@@ -397,7 +399,7 @@ static __always_inline bool send(void *event, u64 size)
 	return false;
 }
 
-/* Sends the ops that are over, and counts. */
+/* Sends the finished ops and adds up the counts. */
 SELDOM int send_ops(struct thread *th)
 {
 	count_many(COUNT_HITS, th->hits);
@@ -425,7 +427,7 @@ SELDOM int send_ops(struct thread *th)
 	return 0;
 }
 
-/* Ends the op that is under way: its duration is known now. */
+/* Ends the running op: its duration is known now. */
 static __always_inline void finish_op(struct thread *th, u64 now)
 {
 	u32 n = th->n;
@@ -437,7 +439,7 @@ static __always_inline void finish_op(struct thread *th, u64 now)
 		send_ops(th);
 }
 
-/* Ends what is under way. */
+/* Ends the running op or graph and sends everything. */
 SELDOM int finish(struct thread *th, u64 now)
 {
 	if (th->pending && want_graph) {
@@ -450,8 +452,8 @@ SELDOM int finish(struct thread *th, u64 now)
 	return send_ops(th);
 }
 
-/* Whether the tensor's name says that it is a weight: ".weight" or ".bias" at its end. Only asked of leaf tensors
- * outside any file, to notice weights that llama.cpp copied at load. */
+/* Whether the name marks a weight: it ends in ".weight" or ".bias". Only used for leaf tensors outside any file, to notice weights that
+ * llama.cpp copied when it loaded the model. */
 static __always_inline bool named_weight(const char *name)
 {
 	u32 len = 0;
@@ -478,7 +480,7 @@ static __always_inline bool named_weight(const char *name)
 static __always_inline long read_u64(u64 *to, u64 address) { return bpf_probe_read_user(to, sizeof(*to), (void *)address); }
 static __always_inline long read_u32(u32 *to, u64 address) { return bpf_probe_read_user(to, sizeof(*to), (void *)address); }
 
-/* Sends a tensor as it is, that user space may judge whether the offsets hold. */
+/* Sends the raw bytes of a tensor, with which user space checks the layout's offsets. */
 static __always_inline void send_sample(struct thread *th, u64 tensor)
 {
 	struct target_config *cfg = target();
@@ -489,7 +491,7 @@ static __always_inline void send_sample(struct thread *th, u64 tensor)
 	s->kind = KIND_SAMPLE;
 	s->tgid = this_tgid();
 	s->tensor = tensor;
-	/* Tensors lie side by side in their context: what follows one can be read as well, save at the end of it. */
+	/* Tensors lie side by side in their context, so more bytes than one tensor can be read, except at the context's end. */
 	if (bpf_probe_read_user(s->raw, sizeof(s->raw), (void *)tensor)) {
 		__builtin_memset(s->raw, 0, sizeof(s->raw));
 		if (bpf_probe_read_user(s->raw, 336, (void *)tensor))
@@ -498,7 +500,7 @@ static __always_inline void send_sample(struct thread *th, u64 tensor)
 	send(s, sizeof(*s));
 }
 
-/* Functions that are not static are verified by themselves, once, and not anew at each call: loading takes a fraction of the time. */
+/* Functions that are not static are verified once instead of at each call, which makes loading several times faster. */
 
 /* Adds the tensor to th->tm if it is a weight. */
 __attribute__((noinline)) int add_weight(struct thread *th, u64 tensor)
@@ -553,15 +555,15 @@ __attribute__((noinline)) int add_weight(struct thread *th, u64 tensor)
 	return 0;
 }
 
-/* What a node is known by, as far apart as in every ggml of the last years: one read, not two. */
+/* The fields that identify a node, at the distance that they have in all recent versions of ggml: one read instead of two. */
 struct signed_node {
 	u32 op;
 	u32 between[17];
 	u64 src[SIGNED_SRC];
 };
 
-/* Says which node this is, by its op and its first sources, each by its place; 0 if they cannot be read. Ops with more sources than that (attention)
- * do not differ in those alone. */
+/* A signature of a node: its op and its first sources in order; 0 if they cannot be read. Ops with more sources (attention) also differ in
+ * the first ones. */
 static __always_inline u64 sign(u32 op_at, u32 src_at, u64 node, struct signed_node *n)
 {
 	const u64 k = 0x9e3779b97f4a7c15;
@@ -575,7 +577,7 @@ static __always_inline u64 sign(u32 op_at, u32 src_at, u64 node, struct signed_n
 	return ((n->op + n->src[0]) * k + n->src[1] * (k << 1 | 1) + n->src[2] * (k << 2 | 1) + n->src[3] * (k << 3 | 1)) | 1;
 }
 
-/* How an op gathers; NULL if it reads all of its sources. */
+/* How an op gathers; NULL if it reads all of its sources completely. */
 static __always_inline struct gather *gather_of(struct thread *th, u32 op)
 {
 	for (u32 i = 0; i < MAX_GATHERS; i++)
@@ -584,7 +586,7 @@ static __always_inline struct gather *gather_of(struct thread *th, u32 op)
 	return NULL;
 }
 
-/* The op and all sources of a node, into th->sources. */
+/* Reads the op of a node, and all its sources into th->sources. */
 static __always_inline bool read_node(struct thread *th, u64 node, u32 *op)
 {
 	if (bpf_probe_read_user(op, sizeof(*op), (void *)(node + th->layout.op)) ||
@@ -592,12 +594,12 @@ static __always_inline bool read_node(struct thread *th, u64 node, u32 *op)
 		return false;
 	for (u32 i = 0; i < MAX_NODE_SRC; i++)
 		if (i >= th->layout.max_src)
-			th->sources[i] = 0; /* what was read there is another member */
+			th->sources[i] = 0; /* beyond GGML_MAX_SRC is another member */
 	return true;
 }
 
-/* Sends th->tm. A file that is new in it is named by the target's memory map, for which the target must be there still: the reader looks at
- * once. */
+/* Sends th->tm. If it has a file that is new, the reader is woken at once: it finds the file's path in the target's memory map, which
+ * exists only as long as the target does. */
 static __always_inline bool send_template(struct thread *th)
 {
 	struct template_event *tm = &th->tm;
@@ -617,7 +619,7 @@ static __always_inline bool send_template(struct thread *th)
 	return false;
 }
 
-/* Whether a source of the node that was learned last is one of its n weights. */
+/* Whether source is among the first n weights of the node that was learned last. */
 static __always_inline bool is_weight(struct thread *th, u32 n, u64 source)
 {
 	for (u32 i = 0; i < MAX_WEIGHTS; i++)
@@ -626,7 +628,7 @@ static __always_inline bool is_weight(struct thread *th, u32 n, u64 source)
 	return false;
 }
 
-/* Learns what a node reads (with the one fused to it, or 0) and sends that as a template. */
+/* Finds out what a node reads (together with second, if not 0, which is fused to it) and sends that as a template. */
 __attribute__((noinline)) int learn(struct thread *th, u64 node, u64 second)
 {
 	if (!th)
@@ -683,7 +685,7 @@ static __always_inline bool is(const struct template *t, const struct node_key *
 	return t->key.node == key->node && t->key.signature == key->signature && t->key.tgid == key->tgid && t->key.epoch == key->epoch;
 }
 
-/* What a node reads that was not expected: from memory or anew. */
+/* The template of a node that was not predicted: from the maps, or by learning it. */
 SELDOM struct template *meet(struct thread *th, struct node_key *key, u64 second)
 {
 	u32 at = 0;
@@ -696,7 +698,7 @@ SELDOM struct template *meet(struct thread *th, struct node_key *key, u64 second
 	if (!t || !is(t, key)) {
 		th->tm.shape = 0;
 		th->known.key = *key;
-		/* What could not be sent, or read whole, is learned again the next time. */
+		/* A template that could not be sent or read completely is not stored, so it is learned again the next time. */
 		if (!learn(th, key->node, second) || th->known.flags & (OP_CLIPPED | OP_UNRESOLVED) || want_buffers || th->layout.forget)
 			return &th->known;
 		at = th->known.id & template_mask;
@@ -748,7 +750,7 @@ static long send_id(u32 i, void *arg)
 	return 0;
 }
 
-/* Sends the row numbers or experts that a tensor holds now. false if they cannot be read or sent whole. */
+/* Sends the ids (rows or experts) that a tensor holds now; false if they could not be read or sent completely. */
 __attribute__((noinline)) int send_ids(struct thread *th, u64 tensor, u64 seq)
 {
 	if (!th)
@@ -775,7 +777,8 @@ __attribute__((noinline)) int send_ids(struct thread *th, u64 tensor, u64 seq)
 	return !l.lost;
 }
 
-/* The ids that the op of this seq gathers by, and how much earlier they were sent: gate, up and down of a layer share one ids tensor. */
+/* Sends the ids that the current op gathers by, unless they were sent before: gate, up and down of a layer share one ids tensor. Returns
+ * how many ops earlier they were sent. */
 static __always_inline u32 add_ids(struct thread *th, u64 tensor)
 {
 	if (th->ids_tensor == tensor && th->ids_graph == th->graph)
@@ -812,7 +815,7 @@ __attribute__((noinline)) int add_buffer(struct thread *th, u64 tensor, u32 writ
 	return 0;
 }
 
-/* What the node touches besides weights; false if it could not be sent. */
+/* Sends the tensors other than weights that the node touches; false if that failed. */
 __attribute__((noinline)) int send_buffers(struct thread *th, u64 node, u64 result)
 {
 	if (!th)
@@ -839,7 +842,7 @@ __attribute__((noinline)) int send_buffers(struct thread *th, u64 node, u64 resu
 	return send(&th->bufs, __builtin_offsetof(struct buffers_event, buffers) + n * sizeof(struct buffer));
 }
 
-/* A hit that is not thread 0's. */
+/* A hit of another thread than thread 0, or one whose arguments could not be read. */
 SELDOM int other_hit(bool unreadable)
 {
 	if (wide && !target())
@@ -849,7 +852,7 @@ SELDOM int other_hit(bool unreadable)
 	return 0;
 }
 
-/* Page-ins are told with the op during which they come. */
+/* Records the running op in the target's state, for page-ins. */
 SELDOM int tell_op(struct thread *th)
 {
 	struct target_config *cfg = target();
@@ -861,7 +864,7 @@ SELDOM int tell_op(struct thread *th)
 	return 0;
 }
 
-/* Sends what an op needs besides its template. Returns its flags. */
+/* Sends what an op needs in addition to its template. Returns the op's flags. */
 SELDOM u32 accompany(struct thread *th, struct template *known, struct op_record *o, u64 result)
 {
 	u32 flags = known->flags;
@@ -902,7 +905,7 @@ static __always_inline int op_hit(u64 params, u64 node, u64 second)
 		now = bpf_ktime_get_ns();
 		finish_op(th, now);
 	}
-	/* Under way while the node is read. */
+	/* Start loading the template into the cache while the node is read. */
 	struct template *t = bpf_map_lookup_elem(&templates, &th->expected);
 	if (t)
 		(void)*(volatile u64 *)&t->key.node;
@@ -945,7 +948,7 @@ static __always_inline int op_hit(u64 params, u64 node, u64 second)
 	return 0;
 }
 
-/* bool ggml_cpu_extra_compute_forward(params, tensor): the CPU backend asks it first for each op that it runs. */
+/* bool ggml_cpu_extra_compute_forward(params, tensor): the CPU backend calls it first for each op that it runs. */
 SEC("uprobe.multi")
 int BPF_KPROBE(op, u64 params, u64 tensor)
 {
@@ -968,7 +971,8 @@ struct graph_loop {
 	struct shape *of;
 };
 
-/* The order of ops and sources of a graph, whatever the addresses of its nodes are. */
+/* Adds a node to the signature of a graph, which consists of the nodes' ops and sources in order and does not depend on the nodes' own
+ * addresses. */
 static long sign_node(u32 i, void *arg)
 {
 	struct graph_loop *l = arg;
@@ -977,7 +981,7 @@ static long sign_node(u32 i, void *arg)
 	if (!read_u64(&node, l->nodes + 8 * i))
 		signature = sign(l->th->op, l->th->src, node, &n);
 	struct gather *gather = gather_of(l->th, n.op);
-	/* The warm-up uses all experts: how many there are per token makes another graph. */
+	/* The warm-up uses all experts. Their number per token must change the signature. */
 	if (gather && gather->experts)
 		for (u32 k = 0; k < SIGNED_SRC; k++)
 			if (k == gather->ids)
@@ -997,8 +1001,9 @@ static long sign_read(u32 i, void *arg)
 	return l->of ? sign_node(l->of->reads[i & (SHAPE_READS - 1)], l) : 1;
 }
 
-/* The same of those nodes only that read weights, a third of all; 0 if there are none, or too many to know. One difference would not be seen:
- * in the same memory, with as many nodes and the same reads, a node that read no weight reads one. No such graphs are known. */
+/* The signature over only those nodes that read weights (about a third); 0 if there are none or too many to remember. It misses one kind of
+ * difference: in the same memory, with the same number of nodes and the same reads, a node that read no weight now reads one. No such
+ * graphs are known. */
 static __always_inline u64 sign_reads(struct thread *th, u64 nodes, struct shape *of)
 {
 	struct graph_loop l = {.th = th, .nodes = nodes, .signature = 1, .of = of};
@@ -1037,13 +1042,13 @@ static long learn_node(u32 i, void *arg)
 	return 0;
 }
 
-/* What the graph's ops read, which is learned if it is not known: th->shape, save for its reads. */
+/* Sets th->shape, except for its reads, to what the graph's ops read; learns it if it is not known. False if the nodes cannot be read. */
 static __always_inline bool find_shape(struct thread *th, u64 nodes, u32 n)
 {
 	struct place place = {.nodes = nodes, .n = n, .tgid = this_tgid(), .epoch = epoch};
 	struct shape_key key = {.tgid = place.tgid, .epoch = place.epoch};
 	struct shape *known = NULL;
-	/* The next token's is the same graph, or another one in the same memory. */
+	/* The next token usually has the same graph, or another one in the same memory. */
 	struct placed *placed = th->layout.forget ? NULL : bpf_map_lookup_elem(&places, &place);
 	if (placed) {
 		key.signature = placed->signature;
@@ -1066,7 +1071,7 @@ static __always_inline bool find_shape(struct thread *th, u64 nodes, u32 n)
 				bpf_loop(n, learn_node, &l, 0);
 			else
 				l.failed = 1;
-			/* What could not be sent whole is sent again with the next graph; this one then says what it can. */
+			/* If the templates could not all be sent, they are sent again with the next graph; this graph uses the others. */
 			if (l.failed)
 				return true;
 			bpf_map_update_elem(&shapes, &key, &th->shape, BPF_ANY);
@@ -1083,7 +1088,7 @@ static __always_inline bool find_shape(struct thread *th, u64 nodes, u32 n)
 	return true;
 }
 
-/* A graph begins: sends what its ops read, if that is not known, and the rows that it looks up. */
+/* Begin of a graph: sends what its ops read, if that is not known, and the rows that it looks up. */
 static __always_inline void whole_graph(struct thread *th, u64 graph, u64 now)
 {
 	u32 n = 0;
@@ -1147,7 +1152,7 @@ struct batch_loop {
 	u32 failed;
 };
 
-/* A token may be of several sequences, as a common prefix is: the first stands for it. */
+/* Adds the sequence of a token. A token may belong to several sequences (a common prefix); only the first counts. */
 static long add_sequence(u32 i, void *arg)
 {
 	struct batch_loop *l = arg;
@@ -1162,8 +1167,8 @@ static long add_sequence(u32 i, void *arg)
 	return 0;
 }
 
-/* int32_t llama_decode(ctx, struct llama_batch batch): the batch, larger than 16 bytes, is passed on the stack on
- * x86-64 and by reference on arm64. The cookie is how many bytes the prologue had pushed. */
+/* int32_t llama_decode(ctx, struct llama_batch batch): batch is larger than 16 bytes, so it is passed on the stack on x86-64, and by
+ * reference on arm64. The cookie is the number of bytes that the prologue has pushed before the probe. */
 SEC("uprobe.multi")
 int BPF_KPROBE(decode_begin, u64 context, u64 batch)
 {
@@ -1228,7 +1233,7 @@ int BPF_KPROBE(set_warmup, u64 context, u64 on)
 	return 0;
 }
 
-/* void ggml_backend_buffer_free(buffer): weights and graphs live in buffers. What is known of nodes is forgotten. */
+/* void ggml_backend_buffer_free(buffer): weights and graphs live in buffers, so known nodes become invalid. */
 SEC("uprobe.multi")
 int BPF_KPROBE(buffer_free)
 {

@@ -1,14 +1,13 @@
 package accounting
 
-// This file says what must be equal in an account, and what is not.
+// This file defines which sums of an account must be equal.
 
 import (
 	"errors"
 	"fmt"
 )
 
-// Check returns an error that names every sum that does not come out. Whether anything was lost is not its concern: all that
-// was must be in the account.
+// Check returns an error that names every sum that is wrong. Lost ops are no error as long as the counters include them.
 func (a *Account) Check() error {
 	n, c := a.Count, a.Counters
 	var wrong []error
@@ -17,7 +16,7 @@ func (a *Account) Check() error {
 			wrong = append(wrong, fmt.Errorf("%s: %d, not %d", what, got, want))
 		}
 	}
-	// A missed hit is one of any op, on any thread.
+	// A missed hit may be one of any op on any thread.
 	equal("hits and recursion misses, against threads x ops that ran", c.Hits+c.Misses, uint64(n.Ops*n.Threads))
 	equal("received + lost + filtered (+ unfinished and unreadable), against hits", c.Received+c.OpsLost+c.Filtered()+c.Unfinished+c.Faults, c.Hits)
 	equal("received, against sent", c.Received, c.OpsSent)

@@ -1,12 +1,13 @@
 //go:build ignore
 
-// (The line above keeps the go command, which would want cgo for a C file, away from this one.)
+// (The first line keeps the go command, which would require cgo for a C file, from compiling this one.)
 //
-// opsource runs a small graph over and over on llama.cpp's real CPU backend, at a chosen rate of ops, and prints how many it ran: a count that
-// no tracer has a part in, and more ops per second than a model gives. A graph looks up token embeddings, as a step of llama.cpp
-// does first, and then multiplies with weights that lie in a mapped GGUF file; every eighth op adds results and reads no weight.
+// opsource runs a small graph again and again on llama.cpp's real CPU backend, at a given rate of ops, and prints how many ops it ran. This
+// count does not depend on a tracer, and the rate can be higher than any model's. A graph first looks up token embeddings, as a step of
+// llama.cpp does, and then multiplies by weights in a mapped GGUF file; every eighth op adds results and reads no weight.
 //
-// No header of ggml is needed: functions are looked up by name, and the little of struct ggml_tensor that is used is checked against ggml's own getters.
+// It needs no header of ggml: functions are looked up by name, and the few fields of struct ggml_tensor that it uses are checked against
+// ggml's own getters.
 //
 // Build: gcc -O2 -o opsource opsource.c -ldl
 
@@ -88,7 +89,8 @@ enum { TYPE_I32 = 26, DEVICE_CPU = 0 };
 FUNCTIONS(DECLARE)
 static void (*ggml_backend_load_all_from_path)(const char *);
 
-// open_lib loads dir's library of one name; its file may carry a version before or after ".so". False if there is none.
+// open_lib loads the library with this name from dir; the file name may have a version before or after ".so". Returns false if there is
+// none.
 static bool open_lib(const char *dir, const char *name)
 {
     static const char *const suffix[] = {".so", ".so.[0-9]*", ".v[0-9]*.so"};
@@ -146,7 +148,7 @@ static tensor *weight(const char *name)
     return t;
 }
 
-// build makes a graph of n nodes: one lookup of an embedding, then products with attn_q, a square matrix, and every eighth node a sum.
+// build makes a graph of n nodes: a lookup of token embeddings, then products with attn_q, a square matrix; every eighth node is a sum.
 static void *build(int n, long *with_weight)
 {
     void *ctx = ggml_init((init_params){.mem_size = (n + 2L) * ggml_tensor_overhead() + ggml_graph_overhead_custom(n + 8, false) + 4096, .no_alloc = true});

@@ -1,6 +1,6 @@
 package accounting
 
-// This file runs the series of runs that the instrument is, and prints it.
+// This file makes the series of runs, and prints the result.
 
 import (
 	"context"
@@ -16,37 +16,38 @@ import (
 	"tensorcast/experiments/llama"
 )
 
-// Config says what is run.
+// Config says what to run.
 type Config struct {
-	Ops    int64  // of a run
+	Ops    int64  // per run
 	Rate   int64  // ops per second of the steady run
 	Tracer string // path of the command
 
-	// Progress, if not nil, is told which run begins, after done of total. It is called from one goroutine.
+	// Progress, if not nil, is called when a run begins: done of total runs are complete, and what names the run. It is called from one
+	// goroutine.
 	Progress func(done, total int, what string)
 }
 
-// Report is a whole series.
+// Report is the result of a series.
 type Report struct {
-	Interrupted bool  `json:"interrupted,omitempty"` // runs that were to follow are missing
+	Interrupted bool  `json:"interrupted,omitempty"` // some runs are missing
 	Runs        []Run `json:"runs"`
 }
 
-// Run is one run and what is wrong with it.
+// Run is one run, with what is wrong with it.
 type Run struct {
 	Name string `json:"run"`
 	*Account
 	Wrong string `json:"wrong,omitempty"`
 }
 
-// Measure makes a run at the rate, one at full speed, one on two threads with a tenth of the ops, and one with a buffer of 4 KiB, which
-// must lose some. If one cannot be made, or ctx ends, it returns the report of those before it (nil if there is none) with the error.
+// Measure makes four runs: one at cfg.Rate, one at full speed, one on two threads with a tenth of the ops, and one with a ring buffer of 4
+// KiB, which must lose ops. If a run fails or ctx ends, it returns the report of the runs before (nil if there are none) with the error.
 func Measure(ctx context.Context, in *llama.Installation, cfg Config) (report *Report, err error) {
 	dir, err := os.MkdirTemp("", "accounting")
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = os.RemoveAll(dir) }() // nothing depends on it any more
+	defer func() { _ = os.RemoveAll(dir) }() // a directory left behind does no harm
 	source, err := NewSource(ctx, dir, in)
 	if err != nil {
 		return nil, err
@@ -55,7 +56,7 @@ func Measure(ctx context.Context, in *llama.Installation, cfg Config) (report *R
 		name  string
 		load  Load
 		flags []string
-		also  func(*Account) string // what else is wrong
+		also  func(*Account) string // finds further faults of this run
 	}{
 		{fmt.Sprintf("%s ops/s, default buffer", humanize.Comma(cfg.Rate)), Load{Ops: cfg.Ops, Rate: cfg.Rate}, nil, cfg.nothingLost},
 		{"full speed, default buffer", Load{Ops: cfg.Ops}, nil, nil},
@@ -90,7 +91,7 @@ func Measure(ctx context.Context, in *llama.Installation, cfg Config) (report *R
 	return &r, nil
 }
 
-// nothingLost checks the steady run.
+// nothingLost checks the run at a steady rate.
 func (c *Config) nothingLost(a *Account) string {
 	if lost := a.Counters.Lost(); lost > 0 {
 		return fmt.Sprintf("%d events were lost", lost)
@@ -108,7 +109,7 @@ func somethingLost(a *Account) string {
 	return ""
 }
 
-// Err says that runs do not hold, and why the first of them does not; nil if all do.
+// Err returns an error with the first faulty run; nil if there is none.
 func (r *Report) Err() error {
 	wrong := 0
 	var first *Run

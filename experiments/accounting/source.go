@@ -1,10 +1,11 @@
-// Package accounting holds a tracer's account of ops against a count that it has no part in.
+// Package accounting checks a tracer's counters against an independent count. "lab accounting" runs it.
 //
-// What is traced is a source of ops: a program made for this. It is a small C program (opsource.c, compiled by gcc) that runs a graph on llama.cpp's CPU backend over and over, at a chosen rate that
-// may be far beyond what a model reaches, and says how many ops it ran. It has no llama_decode: each graph begins with a lookup of token embeddings, as a step does.
+// The traced program is made for this purpose: a small C program (opsource.c, compiled by gcc) that runs a graph on llama.cpp's CPU backend
+// repeatedly and reports how many ops it ran. Its rate of ops is configurable and may be far higher than any model's. It does not call
+// llama_decode; each graph begins with a lookup of token embeddings, as a step does.
 package accounting
 
-// This file compiles and runs the source.
+// This file compiles and runs the traced program, the source of ops.
 
 import (
 	"bytes"
@@ -31,9 +32,9 @@ import (
 //go:embed opsource.c
 var source string
 
-// compile writes the program to the file path. Without gcc it fails with [llama.ErrUnavailable].
+// compile compiles the source to the file path. Without gcc it fails with [llama.ErrUnavailable].
 func compile(ctx context.Context, path string) error {
-	// -ldl is for glibc before 2.34.
+	// -ldl is needed for glibc before 2.34.
 	cmd := exec.CommandContext(ctx, "gcc", "-o", path, "-std=gnu11", "-O2", "-x", "c", "-", "-ldl")
 	cmd.Stdin = strings.NewReader(source)
 	cmd.WaitDelay = 2 * time.Second
@@ -48,11 +49,11 @@ func compile(ctx context.Context, path string) error {
 	return nil
 }
 
-// Source is a compiled source with the model that its ops read, in a directory of the caller.
+// Source is the compiled source of ops and the model that its ops read, in a directory of the caller.
 type Source struct{ program, model string }
 
-// NewSource compiles the source in dir, beside links to the libraries of an installation: there a tracer finds them before they are loaded, so that
-// no op is too early for it. It also writes a model whose ops take less than a microsecond.
+// NewSource compiles the source in dir, next to links to an installation's libraries: a tracer finds the libraries there before they are
+// loaded, so that even the first op is traced. It also writes the model, which is small so that an op takes less than a microsecond.
 func NewSource(ctx context.Context, dir string, in *llama.Installation) (*Source, error) {
 	s := &Source{program: filepath.Join(dir, "opsource"), model: filepath.Join(dir, "model.gguf")}
 	if err := compile(ctx, s.program); err != nil {
@@ -77,15 +78,15 @@ func NewSource(ctx context.Context, dir string, in *llama.Installation) (*Source
 	return s, nil
 }
 
-// Load is how many ops are run, and how fast.
+// Load says how many ops to run, and how fast.
 type Load struct {
-	Ops     int64 // at least; whole graphs are run
-	Rate    int64 // ops per second; 0: as many as it can
-	Nodes   int   // of a graph; 0: 1000
+	Ops     int64 // the least number; only complete graphs are run
+	Rate    int64 // ops per second; 0: as fast as possible
+	Nodes   int   // nodes per graph; 0: 1000
 	Threads int   // 0: 1
 }
 
-// Args is the command that runs the source.
+// Args returns the command line that runs the source.
 func (s *Source) Args(l Load) []string {
 	args := []string{s.program, "-m", s.model, "--ops", strconv.FormatInt(l.Ops, 10), "--rate", strconv.FormatInt(l.Rate, 10)}
 	if l.Nodes > 0 {
@@ -97,17 +98,17 @@ func (s *Source) Args(l Load) []string {
 	return args
 }
 
-// Count is what the source says at its end.
+// Count is what the source reports at its end.
 type Count struct {
 	Graphs    int64   `json:"graphs"`
 	Ops       int64   `json:"ops"`
-	WeightOps int64   `json:"weight_ops"` // those of Ops that read a weight
+	WeightOps int64   `json:"weight_ops"` // ops that read a weight
 	Threads   int64   `json:"threads"`
 	Seconds   float64 `json:"seconds"`
 	Rate      float64 `json:"rate"` // ops per second
 }
 
-// Account is what the source and a tracer say of one run.
+// Account is what the source and the tracer report about one run.
 type Account struct {
 	Count    Count          `json:"count"`
 	Counters event.Counters `json:"counters"`
@@ -115,14 +116,14 @@ type Account struct {
 	Rows     int64          `json:"rows"`
 }
 
-// Run runs the source under a tracer command with some of its flags. The capture is in out then.
+// Run runs the source under a tracer command with the given flags. The capture is written to out.
 func (s *Source) Run(ctx context.Context, tracer, out string, l Load, flags ...string) (*Account, error) {
 	args := append(append([]string{"-o", out}, flags...), "--")
-	// In a process group of its own a terminal's Ctrl-C does not reach it: what it then has is not taken for its failure.
+	// In a process group of its own, so that a terminal's Ctrl-C does not reach the tracer and look like its failure.
 	cmd := proc.GroupCommand(ctx, append(append([]string{tracer}, args...), s.Args(l)...)...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it passes that on
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // the tracer passes it on
 	cmd.WaitDelay = 10 * time.Second
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {

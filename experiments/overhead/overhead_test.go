@@ -1,6 +1,6 @@
 package overhead
 
-// These tests let the test program itself play the target, at whose speed is planted what an observer costs; one attaches real probes.
+// In these tests the test program itself is the target, slowed down by a known amount while it is observed; one test attaches real probes.
 
 import (
 	"bytes"

@@ -1,6 +1,6 @@
 package overhead
 
-// This file makes of the segments what a reader wants: an overhead with its interval, by observer, as a table.
+// This file computes each observer's overhead with its interval from the segments, and formats the table.
 
 import (
 	"fmt"
@@ -15,45 +15,46 @@ import (
 	"tensorcast/internal/tabular"
 )
 
-// Report is a whole series.
+// Report is the result of a series.
 type Report struct {
 	Started time.Time    `json:"started"`
 	Host    host.Info    `json:"host"`
 	Target  []string     `json:"target"`
-	Run     llama.Result `json:"run"` // what the target says of itself; of whole runs the first
+	Run     llama.Result `json:"run"` // what the target reports about itself; with Whole, the first target
 	Whole   bool         `json:"whole_runs"`
-	// Interrupted says that pairs that were to follow are missing. An observer with fewer than LeastPairs pairs then has no interval.
+	// Interrupted says that some pairs are missing. An observer with fewer than LeastPairs pairs has no interval.
 	Interrupted bool  `json:"interrupted,omitempty"`
 	Rows        []Row `json:"observers"`
 }
 
 // Segment is one generation.
 type Segment struct {
-	TokS     float64 `json:"tok_s"`     // tokens over the sum of their times
-	MedianMs float64 `json:"median_ms"` // of a token
+	TokS     float64 `json:"tok_s"`     // number of tokens divided by the sum of their times
+	MedianMs float64 `json:"median_ms"` // median time of a token
 }
 
-// Pair is two segments that follow one another, in either order.
+// Pair is a plain and an observed segment that follow one another, in either order.
 type Pair struct {
 	Plain    Segment `json:"plain"`
 	Observed Segment `json:"observed"`
 }
 
-// Row is one observer. Overheads are shares of the plain speed in tokens per second that are lost, so 0.01 is 1 %.
+// Row is the result for one observer. An overhead is the share of the plain speed (tokens per second) that is lost: 0.01 is 1 %.
 type Row struct {
 	Observer
-	Error    string `json:"error,omitempty"` // why it did not observe; there is no summary then
+	Error    string `json:"error,omitempty"` // why it did not observe; the row then has no summary
 	Pairs    []Pair `json:"pairs"`
-	SameText bool   `json:"same_text"` // in all segments the same tokens were generated
-	Probes   int    `json:"probes"`    // places at which the target's code was changed
+	SameText bool   `json:"same_text"` // all segments generated the same tokens
+	Probes   int    `json:"probes"`    // number of places where the target's code was changed
 
 	Plain    float64 `json:"plain_tok_s"`    // median
 	Observed float64 `json:"observed_tok_s"` // median
-	// Overhead is estimated from the logarithms of the pairs' ratios.
+	// Overhead is estimated from the logarithms of the pairs' speed ratios.
 	Overhead stats.Interval `json:"overhead"`
 	Median   float64        `json:"median_of_pairs"`
-	MAD      float64        `json:"mad_of_pairs"` // of the pairs' overheads
-	// Token is the same of the median token of each segment: what happens to few tokens, here or elsewhere on the machine, does not show in it.
+	MAD      float64        `json:"mad_of_pairs"` // median absolute deviation of the pairs' overheads
+	// Token is the same for the median token of each segment. It does not show effects on a few tokens, such as other activity on the
+	// machine.
 	Token stats.Interval `json:"median_token"`
 }
 
@@ -76,7 +77,7 @@ func (r *Report) summarise() {
 	}
 }
 
-// pairs is the number of all pairs.
+// pairs is the total number of pairs.
 func (r *Report) pairs() int {
 	n := 0
 	for _, row := range r.Rows {
@@ -85,10 +86,10 @@ func (r *Report) pairs() int {
 	return n
 }
 
-// lost makes of a logarithm of a ratio of speeds the share that is lost.
+// lost converts the logarithm of a ratio of speeds to the share that is lost.
 func lost(log float64) float64 { return -math.Expm1(log) }
 
-// columns are those of the table.
+// columns are the columns of the table.
 var columns = tabular.Left("observer", "probes", "tok/s plain", "observed", "overhead %", "95 % interval", "median of pairs", "their MAD", "median token %", "95 % interval", "pairs", "same text")
 
 func (r *Report) rows() [][]string {
@@ -113,7 +114,7 @@ func (r *Report) rows() [][]string {
 
 func percent(share float64) string { return fmt.Sprintf("%.2f", 100*share) }
 
-// between is a dash where there are too few pairs for an interval.
+// between formats an interval; it is a dash if there are too few pairs.
 func between(i stats.Interval) string {
 	if !i.Holds() {
 		return "-"
@@ -121,7 +122,7 @@ func between(i stats.Interval) string {
 	return percent(i.Low) + " to " + percent(i.High)
 }
 
-// conditions says under what conditions the numbers hold.
+// conditions describes the conditions under which the numbers were measured.
 func (r *Report) conditions() tabular.Lines {
 	segments := "segments of one running process"
 	if r.Whole {
@@ -133,7 +134,7 @@ func (r *Report) conditions() tabular.Lines {
 	}
 }
 
-// remarks says what a reader must know beside the table.
+// remarks are the notes that belong to the table.
 func (r *Report) remarks() tabular.Lines {
 	var lines tabular.Lines
 	if r.Interrupted {

@@ -1,6 +1,6 @@
 package overhead
 
-// This file runs the target and cuts its stream of tokens into generations.
+// This file runs the target and splits its stream of tokens into generations.
 
 import (
 	"context"
@@ -17,25 +17,25 @@ import (
 	"tensorcast/internal/stats"
 )
 
-// target is a target that runs.
+// target is a running target.
 type target struct {
 	cmd    *exec.Cmd
 	stream *llama.Stream
 	stderr proc.Tail
-	whole  chan generation // the last one that is over and was not asked for; closed when there are no more
-	err    error           // why there are no more, after whole is closed
-	after  int64           // generations that began before are not asked for
+	whole  chan generation // the latest generation that is complete and not taken yet; closed at the end of the stream
+	err    error           // why the stream ended; set before whole is closed
+	after  int64           // generations that began before this time (ns) are dropped
 	cancel context.CancelFunc
 }
 
-// generation is what one generation was.
+// generation is one complete generation.
 type generation struct {
-	begin int64 // of the first token, ns of CLOCK_MONOTONIC
+	begin int64 // start of the first token, ns of CLOCK_MONOTONIC
 	ms    []float64
 	ids   []int32
 }
 
-// startTarget waits until the target has loaded its model.
+// startTarget starts the target and waits until it has loaded its model.
 func startTarget(ctx context.Context, args []string) (*target, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	t := &target{cmd: proc.GroupCommand(ctx, args...), whole: make(chan generation, 1), cancel: cancel}
@@ -51,7 +51,7 @@ func startTarget(ctx context.Context, args []string) (*target, error) {
 	if t.stream, err = llama.NewStream(&gather{out}); err != nil {
 		t.err = err
 		close(t.whole)
-		if !errors.Is(err, io.ErrUnexpectedEOF) { // it may go on for ever
+		if !errors.Is(err, io.ErrUnexpectedEOF) { // otherwise the target still runs, perhaps for ever
 			cancel()
 		}
 		defer t.stop()
@@ -61,7 +61,7 @@ func startTarget(ctx context.Context, args []string) (*target, error) {
 	return t, nil
 }
 
-// read keeps the last whole generation. The first one is left out: caches and clocks warm up.
+// read keeps the latest complete generation. It drops the first one, in which caches and clocks warm up.
 func (t *target) read() {
 	defer close(t.whole)
 	number, g := 0, generation{}
@@ -92,7 +92,7 @@ func (t *target) read() {
 	}
 }
 
-// next waits for the next whole generation: after the last, or from forget on.
+// next waits for the next complete generation that began after the last forget.
 func (t *target) next(ctx context.Context) (generation, error) {
 	for {
 		select {
@@ -109,12 +109,12 @@ func (t *target) next(ctx context.Context) (generation, error) {
 	}
 }
 
-// forget leaves out the generation that is under way.
+// forget drops the current generation.
 func (t *target) forget() { t.after = monotonic() }
 
-// failure says why the target ended, if it has.
+// failure returns why the target has ended; nil if it has not.
 func (t *target) failure() error {
-	soon := time.After(time.Second) // it may just be ending
+	soon := time.After(time.Second) // it may be about to end
 	for open := true; open; {
 		select {
 		case <-soon:
@@ -122,7 +122,7 @@ func (t *target) failure() error {
 		case _, open = <-t.whole:
 		}
 	}
-	_ = t.cmd.Wait() // ProcessState has it
+	_ = t.cmd.Wait() // the result is in ProcessState
 	text := t.stderr.LastLine()
 	if text == "" {
 		text = t.cmd.ProcessState.String()
@@ -133,13 +133,13 @@ func (t *target) failure() error {
 	return fmt.Errorf("the target: %w", t.err)
 }
 
-// stop ends the target, and a command that started it.
+// stop ends the target, and the command that started it, if any.
 func (t *target) stop() {
-	_ = unix.Kill(-t.cmd.Process.Pid, unix.SIGINT) // it may have ended by now; what does not end is killed
+	_ = unix.Kill(-t.cmd.Process.Pid, unix.SIGINT) // it may have ended already; if it does not end, it is killed
 	timer := time.AfterFunc(proc.Grace, t.cancel)
 	for range t.whole {
 	}
-	_ = t.cmd.Wait() // a signal ended it
+	_ = t.cmd.Wait() // ended by a signal
 	timer.Stop()
 	t.cancel()
 }
@@ -155,7 +155,7 @@ func (g generation) segment() Segment {
 	return Segment{TokS: 1000 * float64(len(g.ms)) / sum, MedianMs: stats.Median(g.ms)}
 }
 
-// gather reads what has come in a while.
+// gather reads all that has arrived during an interval.
 type gather struct{ r io.Reader }
 
 func (g *gather) Read(b []byte) (int, error) {
@@ -166,7 +166,7 @@ func (g *gather) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// monotonic is the clock of the target's tokens.
+// monotonic returns the time of the clock that the target uses, in ns.
 func monotonic() int64 {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // it cannot fail

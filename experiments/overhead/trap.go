@@ -1,6 +1,7 @@
 package overhead
 
-// This file observes nothing where tracer observes ops: what is lost then, the kernel takes for the hits themselves.
+// This file implements the observer "trap": it sets a probe that does nothing where tracer sets its probe for ops. Its overhead is the
+// kernel's cost of the hits alone.
 
 import (
 	"context"
@@ -14,8 +15,9 @@ import (
 	"tensorcast/ggml"
 )
 
-// Trap sets a program that returns at once on the instruction of library, a file that holds ggml's CPU code, on which tracer sets its probe
-// for ops, and removes it when ctx is done. Only hits of the process count, which takes uprobe_multi (Linux 6.6; its filter: 6.10).
+// Trap sets a BPF program that returns at once on the instruction on which tracer sets its probe for ops. library is a file with ggml's CPU
+// code. The probe is removed when ctx is done. Only hits of the process pid count, which requires uprobe_multi (Linux 6.6; its process
+// filter: 6.10).
 func Trap(ctx context.Context, pid int, library string) (err error) {
 	im, err := ggml.Scan(library)
 	if err != nil {

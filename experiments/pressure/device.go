@@ -1,6 +1,6 @@
 package pressure
 
-// This file knows the disk that a file is on: its name, its counters, its readahead.
+// This file finds the disk that a file is on: its name, its counters, its readahead.
 
 import (
 	"errors"
@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// disk is a whole disk: reads are accounted to it, not to its partitions. A volume of a device mapper counts as one.
+// disk is a whole disk, because reads are accounted to disks, not partitions. A device-mapper volume counts as one.
 type disk struct {
 	name         string
 	major, minor uint32
@@ -36,7 +36,7 @@ func findDisk(path string) (disk, error) {
 		return disk{}, err
 	}
 	dev := stat.Dev
-	if unix.Major(dev) == 0 { // btrfs and others have a number of their own; the mount names the disk
+	if unix.Major(dev) == 0 { // btrfs and others have device numbers of their own; the mount has the disk
 		var err error
 		if dev, err = mountedFrom(path); err != nil {
 			return disk{}, err
@@ -76,7 +76,7 @@ func mountedFrom(path string) (uint64, error) {
 	source, longest := "", -1
 	for _, m := range mounts {
 		point := strings.TrimSuffix(m.MountPoint, "/")
-		if (path == point || strings.HasPrefix(path, point+"/")) && len(point) >= longest { // of two at one place the later hides the earlier
+		if (path == point || strings.HasPrefix(path, point+"/")) && len(point) >= longest { // of two mounts at one place, the later one hides the earlier
 			source, longest = m.Source, len(point)
 		}
 	}
@@ -87,10 +87,10 @@ func mountedFrom(path string) (uint64, error) {
 	return stat.Rdev, nil
 }
 
-// sector is the unit of the kernel's counters, whatever the disk's own.
+// sector is the unit of the kernel's counters in bytes, for every disk.
 const sector = 512
 
-// readBytes returns what anybody has read from the disk.
+// readBytes returns how many bytes all processes have read from the disk.
 func (d disk) readBytes() (int64, error) {
 	fs, err := blockdevice.NewDefaultFS()
 	if err != nil {
@@ -107,7 +107,7 @@ func (d disk) readaheadFile() string {
 	return filepath.Join("/sys/block", d.name, "queue/read_ahead_kb")
 }
 
-// readahead is how far the kernel reads ahead in a file that is opened now, in KiB.
+// readahead is how far the kernel reads ahead in a newly opened file, in KiB.
 func (d disk) readahead() (int, error) {
 	text, err := os.ReadFile(d.readaheadFile())
 	if err != nil {

@@ -1,6 +1,6 @@
 package pressure
 
-// This file measures what the disk below a file can deliver: the BW_disk of the bound.
+// This file measures the bandwidth of the disk below a file: BW_disk in the bound.
 
 import (
 	"context"
@@ -16,10 +16,10 @@ import (
 	"tensorcast/internal/uring"
 )
 
-// ErrNoDirectIO says that a file cannot be read past the page cache, so that no disk can be measured through it.
+// ErrNoDirectIO says that a file cannot be read with direct I/O, so that the disk cannot be measured through it.
 var ErrNoDirectIO = errors.New("no direct I/O")
 
-// Beyond these a point would need gigabytes of buffers, and tell nothing more.
+// Limits: beyond these, a point would need gigabytes of buffers and give no more information.
 const (
 	maxDepth = 256
 	maxBlock = 16 << 20
@@ -30,14 +30,14 @@ type Extent struct {
 	Offset, Length int64 // bytes
 }
 
-// DiskOptions says what DiskBandwidth tries. Zero values mean the defaults.
+// DiskOptions says which combinations DiskBandwidth measures. Zero values mean the defaults.
 type DiskOptions struct {
 	Depths    []int         // reads in flight; 1 to 256; default 1, 2, 4, 8, 16, 32
 	Blocks    []int         // bytes per read, multiples of the alignment up to 16 MiB; default 128 KiB, 512 KiB, 1 MiB
 	PointTime time.Duration // how long one combination reads, unless it has read all extents before; default 0.5 s
 }
 
-// DiskPoint is one combination of depth and block size.
+// DiskPoint is the result for one combination of depth and block size.
 type DiskPoint struct {
 	Depth          int           `json:"depth"`
 	Block          int           `json:"block_bytes"`
@@ -46,24 +46,24 @@ type DiskPoint struct {
 	BytesPerSecond float64       `json:"bytes_per_second"`
 }
 
-// DiskResult is a whole sweep.
+// DiskResult is the result of a sweep over all combinations.
 type DiskResult struct {
-	Points    []DiskPoint `json:"points"` // by block, then by depth, as the options order them
-	Best      DiskPoint   `json:"best"`   // the one with the most bytes per second
-	Queue     string      `json:"queue"`  // what read: io_uring, or where that is refused posix_fadvise (threads that call pread)
+	Points    []DiskPoint `json:"points"` // by block size, then by depth, in the order of the options
+	Best      DiskPoint   `json:"best"`   // the one with the highest bandwidth
+	Queue     string      `json:"queue"`  // how it was read: io_uring, or where that is refused posix_fadvise (threads that call pread)
 	Alignment int         `json:"alignment_bytes"`
 }
 
-// DiskBandwidth reads the extents of the file at path with O_DIRECT, in the given order and over and over, at each
-// combination of depth and block size. Each point goes on where the one before it stopped: to begin again would read
-// what a cache below the file system (of the device, of a hypervisor) has just seen. Extents are widened to whole
-// pages, as the page cache would read them, and joined where they then touch the one before.
+// DiskBandwidth reads the extents of the file at path with O_DIRECT, in the given order and repeatedly, at each combination of depth and
+// block size. Each point continues where the one before stopped: starting again would read what a cache below the file system (of the
+// device or a hypervisor) has just seen. Extents are widened to whole pages, as the page cache would read them, and joined if they then
+// touch the one before.
 //
-// The page cache does not serve the reads and does not change: not by O_DIRECT on ext4, XFS or a block device. Btrfs reads
-// compressed extents through it all the same. The file must not be written to meanwhile.
+// The page cache is not used and not changed, because of O_DIRECT, on ext4, XFS and block devices. Btrfs, however, reads compressed extents
+// through it. The file must not be written to meanwhile.
 //
-// It fails with ErrNoDirectIO where the file system has no direct I/O or is in memory, and with the context's error when
-// ctx ends, after waiting for the reads in flight.
+// It fails with ErrNoDirectIO if the file system has no direct I/O or is in memory, and with the context's error when ctx ends, after
+// waiting for the reads in flight.
 func DiskBandwidth(ctx context.Context, path string, extents []Extent, opts DiskOptions) (DiskResult, error) {
 	result, err := diskBandwidth(ctx, path, extents, opts)
 	if err != nil {
@@ -113,7 +113,7 @@ func diskBandwidth(ctx context.Context, path string, extents []Extent, opts Disk
 		}
 		largest = max(largest, block)
 	}
-	// Mapped and not from Go's heap, which would keep it: what measures should not hold memory during the run that follows.
+	// Mapped instead of allocated on Go's heap, which would keep the memory during the run that follows.
 	memory, err := unix.Mmap(-1, 0, deepest*largest+alignment, unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
 	if err != nil {
@@ -139,7 +139,7 @@ func diskBandwidth(ctx context.Context, path string, extents []Extent, opts Disk
 	return result, nil
 }
 
-// readPoint keeps depth reads of up to block bytes in flight until the time is over or all extents were read once.
+// readPoint keeps depth reads of up to block bytes in flight until the time is over or all extents have been read once.
 func readPoint(ctx context.Context, fd int, s *scan, buffers []byte, block, depth int, limit time.Duration) (DiskPoint, string, error) {
 	queue, err := uring.Open(uint32(depth), uring.WithWorkers(depth))
 	if err != nil {
@@ -147,11 +147,11 @@ func readPoint(ctx context.Context, fd int, s *scan, buffers []byte, block, dept
 	}
 	defer queue.Close()
 
-	free := make([]uint64, depth) // the buffers, which are also the tags
+	free := make([]uint64, depth) // indices of free buffers, which are also the tags
 	for i := range free {
 		free[i] = uint64(i)
 	}
-	want := make([]int64, depth) // bytes that the read into each buffer must give
+	want := make([]int64, depth) // expected bytes of the read into each buffer
 	done := make([]uring.Completion, 0, depth)
 	point := DiskPoint{Depth: depth, Block: block}
 
@@ -194,8 +194,8 @@ func readPoint(ctx context.Context, fd int, s *scan, buffers []byte, block, dept
 
 // openDirect opens the file at path with O_DIRECT and returns the descriptor and the file's size.
 func openDirect(path string) (fd int, size int64, err error) {
-	// Opening a FIFO would wait for a writer, so look first. O_NONBLOCK is no way out: reads through io_uring would fail
-	// where they have to wait.
+	// Opening a FIFO would block until there is a writer, so look first. O_NONBLOCK is no alternative: reads through io_uring would fail
+	// where they would have to wait.
 	var stat unix.Stat_t
 	if err := unix.Stat(path, &stat); err != nil {
 		return -1, 0, fmt.Errorf("stat: %w", err)
@@ -215,7 +215,7 @@ func openDirect(path string) (fd int, size int64, err error) {
 			unix.Close(fd)
 		}
 	}()
-	// Since Linux 6.6 tmpfs takes O_DIRECT, and copies from memory as ever.
+	// Since Linux 6.6 tmpfs accepts O_DIRECT, but copies from memory as before.
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(fd, &fs); err != nil {
 		return -1, 0, fmt.Errorf("statfs: %w", err)
@@ -226,14 +226,14 @@ func openDirect(path string) (fd int, size int64, err error) {
 	return fd, stat.Size, nil
 }
 
-// directAlignment returns what offsets, lengths and addresses must be multiples of: a power of two, and no less than a
-// page, since that is what the page cache reads.
+// directAlignment returns what offsets, lengths and addresses must be multiples of: a power of two, at least a page, since the page cache
+// reads whole pages.
 func directAlignment(fd int) (int, error) {
 	page := os.Getpagesize()
 	var stat unix.Statx_t
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &stat)
 	if err != nil || stat.Mask&unix.STATX_DIOALIGN == 0 {
-		return max(page, 4096), nil // a kernel before 6.1, or a file system that does not say: no known one needs more
+		return max(page, 4096), nil // a kernel before 6.1, or a file system that does not report it: no known one needs more
 	}
 	if stat.Dio_offset_align == 0 {
 		return 0, fmt.Errorf("%w to this file: encrypted, compressed or journalled data goes through the page cache", ErrNoDirectIO)
@@ -241,20 +241,20 @@ func directAlignment(fd int) (int, error) {
 	return max(page, int(stat.Dio_offset_align), int(stat.Dio_mem_align)), nil
 }
 
-// alignTo drops the beginning of memory up to a multiple of alignment, which is a power of two.
+// alignTo cuts off the beginning of memory up to a multiple of alignment, which is a power of two.
 func alignTo(memory []byte, alignment int) []byte {
 	address := uintptr(unsafe.Pointer(unsafe.SliceData(memory)))
 	return memory[-address&uintptr(alignment-1):]
 }
 
-// scan goes through ranges of a file, round and round.
+// scan cycles through ranges of a file.
 type scan struct {
-	ranges []Extent // aligned, not empty; the last may reach beyond the end of the file
+	ranges []Extent // aligned and not empty; the last may extend beyond the end of the file
 	size   int64    // of the file
 	total  int64    // bytes in ranges
 
 	index  int   // of the current range
-	offset int64 // in it
+	offset int64 // position in the current range
 }
 
 func newScan(extents []Extent, size, alignment int64) (*scan, error) {
@@ -286,7 +286,7 @@ func newScan(extents []Extent, size, alignment int64) (*scan, error) {
 	return s, nil
 }
 
-// next returns the next block, which is shorter at the end of a range.
+// next returns the next block; the last one of a range may be shorter.
 func (s *scan) next(block int64) Extent {
 	r := s.ranges[s.index]
 	e := Extent{r.Offset + s.offset, min(block, r.Length-s.offset)}

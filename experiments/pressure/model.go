@@ -1,6 +1,6 @@
 package pressure
 
-// This file looks at the model file's pages in the page cache, drops them and loads them.
+// This file measures which pages of the model file are in the page cache, drops them and loads them.
 
 import (
 	"context"
@@ -43,7 +43,7 @@ func (m *modelFile) resident() (int64, error) { return pagecache.Resident(m.file
 // ErrStillCached says that the kernel does not drop the model from the page cache.
 var ErrStillCached = errors.New("the model stays in the page cache: another process maps it, or holds it locked. End that process")
 
-// drop drops all of the file from the page cache, and verifies it.
+// drop drops all of the file from the page cache, and checks that it is gone.
 func (m *modelFile) drop(ctx context.Context) error {
 	left, err := pagecache.Drop(ctx, m.file)
 	if err == nil && left > 0 {
@@ -52,7 +52,7 @@ func (m *modelFile) drop(ctx context.Context) error {
 	return err
 }
 
-// load reads all of the file into the page cache. It is charged to this process's group.
+// load reads the whole file into the page cache. It is charged to this process's memory cgroup.
 func (m *modelFile) load(ctx context.Context) error {
 	buffer := make([]byte, 1<<20)
 	for offset := int64(0); offset < m.size; {

@@ -1,18 +1,17 @@
-// Package pressure measures a llama.cpp that has less memory than its model, with and without a helper.
+// Package pressure measures a llama.cpp that has less memory than its model, with and without a helper. "lab pressure" runs it.
 //
-// A run is one target process in a fresh memory control group with a limit; a helper, if the variant has one, is in the same
-// group, so that its memory counts too. Before a run the model is dropped from the page cache, and that is verified.
-// Variants take turns (A B B A), so that a machine that drifts treats them alike. What is measured once: M, the bytes of weights
-// that a generated token reads (traced); the target's own memory that is not page cache of the model, the time to compute a
-// token, and the text (all without a limit); and the disk's bandwidth. From these follows the bound that no
-// strategy can pass:
+// A run is one target process in a new memory control group with a limit. A helper, if the variant has one, is in the same group, so that
+// its memory counts, too. Before a run, the model is dropped from the page cache, and this is verified. Variants take turns (A B B A), so
+// that a drift of the machine affects them alike. Measured once are: M, the bytes of weights that a generated token reads (traced); the
+// target's own memory, which is its memory except page cache of the model, the time to compute a token, and the text (all without a limit);
+// and the disk's bandwidth. They give the bound that no strategy can exceed:
 //
 //	tok/s <= min(1/T_compute, BW_disk/(M-R)), R = limit - own memory
 //
-// Numbers per token are of generation only: the target writes a byte to descriptor 3 when the prompt is decoded and after each token
-// (llamarun --mark 3), and at each byte the counters are read.
+// Numbers per token cover generation only: the target writes a byte to descriptor 3 when the prompt has been decoded and after each token
+// (llamarun --mark 3), and the counters are read at each byte.
 //
-// Amounts are bytes. Everything needs root: it makes control groups and traces.
+// Amounts are bytes. Everything needs root, to make control groups and to trace.
 package pressure
 
 // This file runs a series: the measurements that are made once, and the variants in turn.
@@ -34,30 +33,31 @@ import (
 // Variant is one way to run the target under the limit.
 type Variant struct {
 	Name   string `json:"name"`
-	Helper string `json:"helper,omitempty"` // a simple shell command; {pid} in it is the target's process id; empty: none
-	Flags  string `json:"flags,omitempty"`  // more arguments for the target, in the shell's syntax
+	Helper string `json:"helper,omitempty"` // a simple shell command; {pid} is replaced by the target's process id; empty: none
+	Flags  string `json:"flags,omitempty"`  // additional arguments for the target, in the shell's syntax
 }
 
-// Config says what a series measures.
+// Config says what to measure.
 type Config struct {
 	Model string
-	// Target is the command. It must print llamarun's JSON, and write its marks to descriptor 3.
+	// Target is the command line. It must print llamarun's JSON, and write its marks to descriptor 3.
 	Target []string
-	// Trace is a shorter run of the same, to count the weights that a token reads. It is not used if Weights is given; nil: Target.
+	// Trace is a shorter run of the same, used to count the weights that a token reads. nil means Target. It is not used if Weights is
+	// given.
 	Trace []string
 
 	X     float64 // limit = X * M + own memory
-	Limit int64   // or the limit itself; X is then 0
+	Limit int64   // the limit itself, in bytes; then X is 0
 
-	Weights   int64 // M, instead of tracing; the disk is then measured over the whole file, and the model taken for dense
+	Weights   int64 // M, if it is not to be traced; the disk is then measured over the whole file, and the model is assumed to be dense
 	Repeat    int   // runs of each variant
 	Variants  []Variant
-	Readahead int // of the disk, in KiB, set for the series and restored; 0: as it is
+	Readahead int // of the disk, in KiB, set for the series and restored; 0: unchanged
 	Disk      DiskOptions
 
-	// Progress, if not nil, is told what is being done: done of total runs are over. It is called from one goroutine at a time.
+	// Progress, if not nil, is called with what is being done: done of total runs are complete. It is called from one goroutine at a time.
 	Progress func(done, total int, what string)
-	Log      *slog.Logger // warnings; nil: none
+	Log      *slog.Logger // receives warnings; nil: none
 }
 
 func (c *Config) check() error {
@@ -86,7 +86,7 @@ func (c *Config) check() error {
 	return nil
 }
 
-// ErrNotRoot says that the caller may not do what a measurement takes.
+// ErrNotRoot says that the caller is not root, as a measurement requires.
 var ErrNotRoot = errors.New("not root: a measurement makes control groups, drops the page cache and traces")
 
 // series is the state of one Measure.
@@ -98,15 +98,14 @@ type series struct {
 	report *Report
 	done   int
 	total  int
-	settle time.Duration // how long to wait for the kernel to add up the pressure
+	settle time.Duration // how long to wait until the kernel has updated the pressure
 }
 
-// pressureSettle is more than the kernel's interval of two seconds.
+// pressureSettle is a little more than the kernel's interval of two seconds.
 const pressureSettle = 2100 * time.Millisecond
 
-// Measure runs a series. When ctx ends, it ends all processes it started. If the series is cut short, by ctx or by what fails, the report of the
-// runs before that (nil if there is none) comes with the error. Whatever the outcome, no control group of it is left, and the disk's
-// readahead is as it was.
+// Measure runs a series. When ctx ends, all processes that it started are ended. If ctx ends or a run fails, the report of the runs so far
+// (nil if there are none) is returned with the error. In any case, its control groups are removed and the disk's readahead is restored.
 func Measure(ctx context.Context, cfg Config) (*Report, error) {
 	return measure(ctx, cfg, pressureSettle)
 }
@@ -199,8 +198,8 @@ func (s *series) all(ctx context.Context) error {
 		return err
 	}
 
-	// The first run without a limit is cold: all of the model that it needs is then charged to its group, so that what
-	// is left of the group's usage is the target's own. The second finds all in memory: it shows what computing takes.
+	// The first run without a limit starts cold: all of the model that it needs is then charged to its group, so the rest of the group's
+	// usage is the target's own memory. The second run finds everything in memory: it measures the computing time.
 	own, err := s.unlimited(ctx, "own memory", false)
 	if err != nil {
 		return err
@@ -239,7 +238,7 @@ func (s *series) all(ctx context.Context) error {
 	return nil
 }
 
-// unlimited runs the plain target without a limit: with all of the model in memory, or none of it.
+// unlimited runs the plain target without a limit, with all of the model in memory or none of it.
 func (s *series) unlimited(ctx context.Context, name string, warm bool) (*Run, error) {
 	run, err := s.run(ctx, runSpec{variant: Variant{Name: name}, warm: warm, own: !warm})
 	if err != nil {
@@ -261,7 +260,7 @@ func (s *series) unlimited(ctx context.Context, name string, warm bool) (*Run, e
 	return run, nil
 }
 
-// order returns which of n variants each of n*repeat runs takes: forward, then backward, so that a steady drift weighs on all alike.
+// order returns the variant, of n, for each of n*repeat runs: forward, then backward, so that a steady drift affects all alike.
 func order(n, repeat int) []int {
 	var all []int
 	for round := range repeat {

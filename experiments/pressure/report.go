@@ -1,6 +1,6 @@
 package pressure
 
-// This file makes of the runs what a reader wants: medians and spread by variant, the bound, the noise; as a table.
+// This file summarises the runs: medians and spreads by variant, the bound, the noise. It formats the table.
 
 import (
 	"fmt"
@@ -15,31 +15,31 @@ import (
 	"tensorcast/internal/tabular"
 )
 
-// mib is the unit of amounts in tables.
+// mib is the unit of amounts in tables, in bytes.
 const mib = 1 << 20
 
-// Report is a whole series.
+// Report is the result of a series.
 type Report struct {
 	Started time.Time `json:"started"`
 	Host    host.Info `json:"host"`
 	Disk    DiskInfo  `json:"disk"`
 	Model   ModelInfo `json:"model"`
 	Target  []string  `json:"target"`
-	// Interrupted says that runs that were to follow are missing, and the measurements after them.
+	// Interrupted says that some runs, and the measurements after them, are missing.
 	Interrupted bool `json:"interrupted,omitempty"`
 
-	X       float64 `json:"x,omitempty"` // as asked for; 0 if the limit was
+	X       float64 `json:"x,omitempty"` // as requested; 0 if the limit was given
 	Limit   int64   `json:"limit_bytes"`
-	Own     int64   `json:"own_bytes"`     // the target's memory that is not page cache of the model, at most
-	Compute float64 `json:"t_compute_s"`   // seconds per token with all in memory; the less of before and after
-	BW      float64 `json:"bw_disk_bytes"` // per second; the best of both sweeps
-	// Bound is the most tokens per second that any strategy can reach; 0 if it is not known: with experts the least number of bytes depends
-	// on which ones the router takes.
+	Own     int64   `json:"own_bytes"`     // the largest amount of the target's memory, without page cache of the model
+	Compute float64 `json:"t_compute_s"`   // seconds per token with everything in memory; the lesser of before and after
+	BW      float64 `json:"bw_disk_bytes"` // bytes per second; the better of two sweeps
+	// Bound is the largest number of tokens per second that any strategy can reach. It is 0 if unknown: with experts, the least number of
+	// bytes depends on the router's choices.
 	Bound float64 `json:"bound_tok_s"`
 
-	Text       string     `json:"text"`      // of the first run without a limit
-	Unlimited  []Run      `json:"unlimited"` // cold; in memory before and after
-	Runs       []Run      `json:"runs"`      // in the order in which they were made
+	Text       string     `json:"text"`      // text of the first run without a limit
+	Unlimited  []Run      `json:"unlimited"` // the cold run, and those with everything in memory before and after the series
+	Runs       []Run      `json:"runs"`      // in chronological order
 	Variants   []Variant  `json:"variants"`
 	Summaries  []Summary  `json:"summaries"` // by variant
 	Noise      []Noise    `json:"noise"`
@@ -47,28 +47,28 @@ type Report struct {
 	DiskAfter  DiskResult `json:"disk_after"`
 }
 
-// DiskInfo is the disk that the model is on.
+// DiskInfo describes the disk that the model is on.
 type DiskInfo struct {
 	Name               string `json:"name"`
 	ReadaheadKiB       int    `json:"readahead_kib"` // during the series
 	ReadaheadKiBBefore int    `json:"readahead_kib_before"`
 }
 
-// ModelInfo is the model.
+// ModelInfo describes the model.
 type ModelInfo struct {
 	Path       string `json:"path"`
 	Bytes      int64  `json:"bytes"`
 	TokenBytes int64  `json:"token_bytes"` // M
-	Routed     bool   `json:"routed"`      // by a router, to experts
+	Routed     bool   `json:"routed"`      // tokens are routed to experts
 }
 
-// Summary is what the runs of one variant have in common. The spreads are of the finished runs.
+// Summary summarises the runs of one variant. The spreads are over finished runs only.
 type Summary struct {
 	Variant  string `json:"variant"`
 	Runs     int    `json:"runs"`
 	Finished int    `json:"finished"`
 	Killed   int    `json:"oom_killed"`
-	OOMKills int64  `json:"oom_kills"` // of processes, helpers included
+	OOMKills int64  `json:"oom_kills"` // processes killed for lack of memory, including helpers
 	TextSame int    `json:"text_same"`
 	Disagree int    `json:"disagree"`
 
@@ -79,16 +79,16 @@ type Summary struct {
 	Faults  stats.Spread `json:"major_faults_per_token"`
 	Some    stats.Spread `json:"pressure_some_s"`
 	Full    stats.Spread `json:"pressure_full_s"`
-	Speedup stats.Spread `json:"speedup"`  // over the first variant in the same round
-	OfBound float64      `json:"of_bound"` // median tok/s over the bound; 0 if that is not known
+	Speedup stats.Spread `json:"speedup"`  // compared with the first variant in the same round
+	OfBound float64      `json:"of_bound"` // median tok/s divided by the bound; 0 if that is unknown
 }
 
-// Noise compares two variants that are the same but for their names: what differs is the instrument's own.
+// Noise compares two variants that are identical except for their names: the difference is the instrument's noise.
 type Noise struct {
 	A          string  `json:"a"`
 	B          string  `json:"b"`
-	Difference float64 `json:"difference"` // of the medians of tok/s, relative to their mean
-	Spread     float64 `json:"spread"`     // max - min of the wider one, relative to the same
+	Difference float64 `json:"difference"` // difference of the medians of tok/s, relative to their mean
+	Spread     float64 `json:"spread"`     // max - min of the variant that spreads more, relative to the same mean
 }
 
 // Within reports whether the difference is less than the spread.
@@ -169,7 +169,7 @@ func bound(r *Report) float64 {
 	return most
 }
 
-// columns are those of the table.
+// columns are the columns of the table.
 var columns = tabular.Left("variant", "tok/s", "min..max", "p5", "MiB/token", "faults/token", "stalled some/full s", "speedup", "min..max", "of bound", "same text", "OOM-killed")
 
 func (r *Report) rows() [][]string {
@@ -201,7 +201,7 @@ func (r *Report) rows() [][]string {
 	return rows
 }
 
-// number prints three significant digits, and no exponent.
+// number formats v with three significant digits, without exponent.
 func number(v float64) string {
 	switch a := math.Abs(v); {
 	case v == 0:
@@ -224,7 +224,7 @@ func (r *Report) document() tabular.Document {
 	return tabular.Document{r.conditions(), &tabular.Table{Columns: columns, Rows: r.rows()}, r.remarks()}
 }
 
-// conditions says under what conditions the numbers hold.
+// conditions describes the conditions under which the numbers were measured.
 func (r *Report) conditions() tabular.Lines {
 	limit := fmt.Sprintf("limit %s MiB, of which the target's own memory takes %s: %s are left for the model, x = %.2f", number(float64(r.Limit)/mib),
 		number(float64(r.Own)/mib), number(float64(r.Limit-r.Own)/mib), float64(r.Limit-r.Own)/float64(r.Model.TokenBytes))
@@ -257,7 +257,7 @@ func (r *Report) diskBound() string {
 	return "none: all fits"
 }
 
-// remarks says what a reader must know beside the table.
+// remarks are the notes that belong to the table.
 func (r *Report) remarks() tabular.Lines {
 	var lines tabular.Lines
 	if r.Interrupted {

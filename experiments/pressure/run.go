@@ -1,6 +1,6 @@
 package pressure
 
-// This file makes one run: target and helper in a fresh control group, counters read as the target goes on.
+// This file makes one run: target and helper in a new control group, with counters read while the target runs.
 
 import (
 	"bytes"
@@ -36,67 +36,67 @@ const (
 	Failed   Outcome = "failed"     // anything else: see Error
 )
 
-// Run is one run of the target. Per-token numbers are of generation: prompt, warm-up and loading are left out. They are 0 unless Outcome is
+// Run is one run of the target. Numbers per token cover generation only, without prompt, warm-up and loading. They are 0 unless Outcome is
 // Finished. Times are milliseconds.
 type Run struct {
 	Variant string  `json:"variant"`
 	Round   int     `json:"round"`
-	Limit   int64   `json:"limit_bytes"` // 0: none
+	Limit   int64   `json:"limit_bytes"` // 0: no limit
 	Outcome Outcome `json:"outcome"`
 	Error   string  `json:"error,omitempty"`
 	Text    string  `json:"text"`
-	// TextSame says that text and tokens are those of the first run without a limit.
+	// TextSame says that text and tokens are the same as in the first run without a limit.
 	TextSame bool    `json:"text_same"`
 	Tokens   []int32 `json:"tokens"`
 
 	TokS     float64   `json:"tok_s"`
-	P5       float64   `json:"p5_tok_s"` // 5 % of the tokens came at this speed or slower
+	P5       float64   `json:"p5_tok_s"` // speed of the slowest 5 % of the tokens: they came at this speed or slower
 	TokenMs  []float64 `json:"token_ms"`
 	PromptMs float64   `json:"prompt_ms"`
 	LoadMs   float64   `json:"load_ms"`
 
-	BytesPerToken     float64 `json:"bytes_per_token"`      // read from the disk on the group's account
-	DiskBytesPerToken float64 `json:"disk_bytes_per_token"` // read from the disk by anybody
-	Disagree          bool    `json:"disagree"`             // these two differ by more than 3 %: somebody else used the disk, or an account is wrong
-	TokenBytes        []int64 `json:"token_bytes"`          // on the group's account, by token
+	BytesPerToken     float64 `json:"bytes_per_token"`      // read from the disk, by the group's account
+	DiskBytesPerToken float64 `json:"disk_bytes_per_token"` // read from the disk by all processes
+	Disagree          bool    `json:"disagree"`             // the two numbers above differ by more than 3 %: another process used the disk, or one of the accounts is wrong
+	TokenBytes        []int64 `json:"token_bytes"`          // by the group's account, for each token
 	TargetPerToken    float64 `json:"target_bytes_per_token"`
 	HelperPerToken    float64 `json:"helper_bytes_per_token"`
 	FaultsPerToken    float64 `json:"major_faults_per_token"` // of the target
-	Faults            int64   `json:"major_faults"`           // of the target, in its whole life
+	Faults            int64   `json:"major_faults"`           // of the target, from its start to its end
 
-	Some     time.Duration `json:"pressure_some_ns"` // memory pressure of the group, over the whole run
+	Some     time.Duration `json:"pressure_some_ns"` // memory pressure of the group during the whole run
 	Full     time.Duration `json:"pressure_full_ns"`
-	Whole    bool          `json:"pressure_of_host"` // the kernel gave only the machine's
+	Whole    bool          `json:"pressure_of_host"` // the pressure is that of the whole machine, because the kernel reports no other
 	OOMKills int64         `json:"oom_kills"`        // in the group, helper included
-	Peak     int64         `json:"peak_bytes"`       // of the group's usage, at the marks
+	Peak     int64         `json:"peak_bytes"`       // largest usage of the group, observed at the marks
 	Own      int64         `json:"own_bytes,omitempty"`
-	Cached   int64         `json:"cached_bytes"` // of the model, right before the run
+	Cached   int64         `json:"cached_bytes"` // bytes of the model in the page cache right before the run
 
 	Helper *HelperEnd `json:"helper,omitempty"`
 }
 
-// HelperEnd says what became of the helper.
+// HelperEnd says how the helper ended.
 type HelperEnd struct {
 	Early  bool   `json:"early"` // it ended before the last token
 	Status string `json:"status"`
-	Output string `json:"output"` // its stdout and stderr, the end of it if it is long
+	Output string `json:"output"` // the end of its stdout and stderr
 }
 
 type runSpec struct {
 	variant Variant
 	round   int
 	limit   int64 // 0: none
-	warm    bool  // the model is in the page cache, else it is not
+	warm    bool  // true: the model is in the page cache at the start; false: it is not
 	own     bool  // measure the target's own memory
 }
 
-// markFD is where the target finds the pipe for its marks.
+// markFD is the descriptor on which the target finds the pipe for its marks.
 const markFD = 3
 
-// tolerance is by how much the group's account and the disk's may differ.
+// tolerance is by how much the accounts of the group and the disk may differ.
 const tolerance = 0.03
 
-// run makes one run. What the target does is in Run, an error is the instrument's own.
+// run makes one run. A failure of the target is recorded in Run; an error is a failure of the instrument.
 func (s *series) run(ctx context.Context, spec runSpec) (run *Run, err error) {
 	run = &Run{Variant: spec.variant.Name, Round: spec.round, Limit: spec.limit}
 	s.progress(run.Variant + ": preparing")
@@ -136,14 +136,14 @@ func (s *series) run(ctx context.Context, spec runSpec) (run *Run, err error) {
 		return nil, err
 	}
 	defer t.marks.Close()
-	// Who counts is there before the helper is: a mark that waits is counted late.
+	// The observer is ready before the helper starts, so that no mark is counted late.
 	observer := &observer{group: group, disk: s.disk, target: t.cmd.Process.Pid}
 	var watchers sync.WaitGroup
 	watchers.Go(func() {
 		observer.follow(t.marks, func(n int) { s.progress(fmt.Sprintf("%s: token %d", run.Variant, n)) })
 	})
 	endWatch := func() {
-		_ = t.marks.SetReadDeadline(time.Now().Add(time.Second)) // if something that the target started keeps the pipe open
+		_ = t.marks.SetReadDeadline(time.Now().Add(time.Second)) // a process that the target started may keep the pipe open
 		watchers.Wait()
 	}
 	var h *helper
@@ -161,7 +161,7 @@ func (s *series) run(ctx context.Context, spec runSpec) (run *Run, err error) {
 	if spec.own {
 		watchers.Go(func() { own, ownErr = s.ownMemory(group, stop) })
 	}
-	// The target is not reaped before its last counters are read.
+	// The target must not be reaped before its last counters have been read.
 	t.exited()
 	close(stop)
 	endWatch()
@@ -201,7 +201,7 @@ func (s *series) run(ctx context.Context, spec runSpec) (run *Run, err error) {
 	return run, run.finish(t, waitErr, observer.samples)
 }
 
-// finish fills in what the target's result and the samples say.
+// finish fills in what follows from the target's result and the samples.
 func (run *Run) finish(t *target, waitErr error, samples []sample) error {
 	fail := func(outcome Outcome, format string, args ...any) error {
 		run.Outcome, run.Error = outcome, fmt.Sprintf(format, args...)
@@ -258,7 +258,7 @@ func (run *Run) finish(t *target, waitErr error, samples []sample) error {
 	return nil
 }
 
-// disagree compares two accounts of bytes per token. Below a tenth of a MiB it is noise of other programs.
+// disagree compares two accounts of bytes per token. Differences below a tenth of a MiB are noise of other programs.
 func disagree(group, disk float64) bool {
 	diff := max(group-disk, disk-group)
 	return diff > tolerance*max(group, disk) && diff > 0.1*(1<<20)
@@ -266,26 +266,26 @@ func disagree(group, disk float64) bool {
 
 // ---- counters
 
-// sample is the counters at one mark.
+// sample holds the counters at one mark.
 type sample struct {
-	group, disk    int64 // bytes read: on the group's account, from the disk by anybody
-	target, helper int64 // bytes that these processes had read
-	faults         int64 // major ones of the target
+	group, disk    int64 // bytes read: by the group's account; from the disk by all processes
+	target, helper int64 // bytes that these processes have read
+	faults         int64 // major page faults of the target
 	usage          int64
 }
 
-// observer reads counters whenever the target makes a mark.
+// observer reads the counters at each of the target's marks.
 type observer struct {
 	group   *cgroup.Group
 	disk    disk
 	target  int
-	helper  atomic.Pointer[helper] // nil until it is started
+	helper  atomic.Pointer[helper] // nil until the helper is started
 	samples []sample
-	alone   bool // at the last mark there was no helper
+	alone   bool // there was no helper at the last mark
 	err     error
 }
 
-// follow returns when the pipe ends or its deadline is over.
+// follow returns when the pipe ends or its deadline passes.
 func (o *observer) follow(marks io.Reader, progress func(token int)) {
 	b := make([]byte, 1)
 	for {
@@ -305,7 +305,7 @@ func (o *observer) follow(marks io.Reader, progress func(token int)) {
 func (o *observer) sample() (sample, error) {
 	var s sample
 	var err error
-	// The target first: it goes on meanwhile, and may end.
+	// The target first: it continues meanwhile, and may end.
 	p, err := procfs.NewProc(o.target)
 	if err != nil {
 		return s, err
@@ -324,7 +324,7 @@ func (o *observer) sample() (sample, error) {
 	if s.usage, err = o.group.Usage(); err != nil {
 		return s, err
 	}
-	// Which of the two read is told where the kernel tells it.
+	// Which of the two has read is known only if the kernel reports it.
 	s.target = readBytes(o.target)
 	h := o.helper.Load()
 	if o.alone = h.ended(); !o.alone {
@@ -333,7 +333,7 @@ func (o *observer) sample() (sample, error) {
 	return s, nil
 }
 
-// readBytes returns what a process had read from disks; 0 if it is gone.
+// readBytes returns how many bytes a process has read from disks; 0 if it has ended.
 func readBytes(pid int) int64 {
 	p, err := procfs.NewProc(pid)
 	if err != nil {
@@ -346,17 +346,18 @@ func readBytes(pid int) int64 {
 	return int64(counters.ReadBytes)
 }
 
-// ownInterval: the first seconds, where memory is allocated, are over soon; a sample costs about a millisecond.
+// ownInterval is how often the target's own memory is sampled. The phase in which it allocates memory is short; a sample takes about a
+// millisecond.
 const ownInterval = 20 * time.Millisecond
 
-// ownMemory returns the most that the group used beside the model's page cache, until stop is closed.
+// ownMemory returns the largest usage of the group without the model's page cache, until stop is closed.
 func (s *series) ownMemory(group *cgroup.Group, stop <-chan struct{}) (int64, error) {
 	var most int64
 	tick := time.NewTicker(ownInterval)
 	defer tick.Stop()
 	for {
-		// In this order: the page cache grows meanwhile, so that the difference is too small rather than too large while
-		// the model is read, and exact when it is.
+		// In this order: the page cache grows between the two reads, so while the model is being loaded the difference is rather too small
+		// than too large; afterwards it is exact.
 		usage, err := group.Usage()
 		if err != nil {
 			return 0, err
@@ -379,18 +380,18 @@ func (s *series) ownMemory(group *cgroup.Group, stop <-chan struct{}) (int64, er
 // exitNotJoined is the exit code of a process that could not enter the group.
 const exitNotJoined = 125
 
-// inGroup returns the arguments of a command that enters the group before it becomes the command args, followed by words in the shell's syntax:
-// so all of its memory is charged to the group, from its first instruction.
+// inGroup returns the arguments of a command that enters the group before it becomes the command args, followed by words in the shell's
+// syntax. So all of its memory is charged to the group, from its first instruction on.
 func inGroup(group *cgroup.Group, args []string, words string) []string {
 	files := group.ProcsFiles()
 	script := `n=$1; shift; while [ "$n" -gt 0 ]; do echo 0 > "$1" || exit ` + strconv.Itoa(exitNotJoined) + `; shift; n=$((n-1)); done; exec "$@" ` + words
 	return slices.Concat([]string{"/bin/sh", "-c", script, joining, strconv.Itoa(len(files))}, files, args)
 }
 
-// joining is the name of the shell that is not the command yet.
+// joining is the name of the shell before it becomes the command.
 const joining = "tensorcast-joining"
 
-// target is a target that runs.
+// target is a running target.
 type target struct {
 	cmd            *exec.Cmd
 	marks          *os.File
@@ -404,7 +405,7 @@ func startTarget(ctx context.Context, group *cgroup.Group, args []string, flags 
 	}
 	all := inGroup(group, args, flags)
 	t := &target{cmd: exec.CommandContext(ctx, all[0], all[1:]...), marks: r}
-	t.cmd.WaitDelay = time.Second // for what keeps its output open
+	t.cmd.WaitDelay = time.Second // for processes that keep its output open
 	t.cmd.ExtraFiles = []*os.File{w}
 	t.cmd.Stdout, t.cmd.Stderr = &t.stdout, &t.stderr
 	err = t.cmd.Start()
@@ -413,7 +414,7 @@ func startTarget(ctx context.Context, group *cgroup.Group, args []string, flags 
 		r.Close()
 		return nil, fmt.Errorf("start the target: %w", err)
 	}
-	// A helper looks at what the process runs: that must not be the shell any more.
+	// A helper examines what the process runs, which must no longer be the shell.
 	for {
 		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", t.cmd.Process.Pid))
 		if err != nil || !bytes.Contains(line, []byte("\x00"+joining+"\x00")) || ctx.Err() != nil {
@@ -423,7 +424,7 @@ func startTarget(ctx context.Context, group *cgroup.Group, args []string, flags 
 	}
 }
 
-// exited returns when the target has ended. It is not reaped yet.
+// exited returns when the target has ended; it is not reaped yet.
 func (t *target) exited() {
 	for unix.Waitid(unix.P_PID, t.cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
 	}
@@ -431,11 +432,11 @@ func (t *target) exited() {
 
 func (t *target) kill() error {
 	err := t.cmd.Process.Kill()
-	_ = t.cmd.Wait() // that it was killed is no news
+	_ = t.cmd.Wait() // that it was killed is expected
 	return err
 }
 
-// helper is a helper that runs; nil is none.
+// helper is a running helper; nil if there is none.
 type helper struct{ *proc.Group }
 
 func startHelper(ctx context.Context, group *cgroup.Group, command string, target int) (*helper, error) {
@@ -446,16 +447,16 @@ func startHelper(ctx context.Context, group *cgroup.Group, command string, targe
 	return &helper{g}, nil
 }
 
-// ended reports whether there is no helper, or none any more.
+// ended reports whether there is no helper, or it has ended.
 func (h *helper) ended() bool { return h == nil || h.Ended() }
 
-// stop ends the helper and returns what became of it. early says that it had ended while the target still ran: a helper that ends by
-// itself when its target does is not early.
+// stop ends the helper and returns how it ended. early says that it ended while the target was still running; ending together with the
+// target is not early.
 func (h *helper) stop(early bool) *HelperEnd {
 	if h == nil {
 		return nil
 	}
-	_ = h.Stop(syscall.SIGTERM) // what does not end is killed
+	_ = h.Stop(syscall.SIGTERM) // if it does not end, it is killed
 	h.Kill()
 	return &HelperEnd{Early: early, Status: h.State().String(), Output: h.Output.String()}
 }

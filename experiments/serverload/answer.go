@@ -1,6 +1,6 @@
 package serverload
 
-// This file asks for one completion and reads it as it streams.
+// This file requests one completion and reads it from the stream.
 
 import (
 	"bufio"
@@ -20,18 +20,18 @@ import (
 type answer struct {
 	tokens []int32
 	gaps   []float64 // ms from each token to the next
-	took   float64   // ms, from the request to its end
+	took   float64   // ms from the request to the end of the answer
 }
 
 var words = strings.Fields("once upon a time the page cache held one weight of every layer and no other token came to read it again")
 
-// prompt is another one for each request, of another length.
+// prompt returns a prompt that differs between requests, also in length.
 func prompt(q request) string {
 	n := 1 + (3*q.client+5*q.number)%len(words)
 	return fmt.Sprintf("%d %d %s", q.client, q.number, strings.Join(words[:n], " "))
 }
 
-// complete asks the server. An answer that breaks off, or is no answer, is an error.
+// complete makes a request. An answer that breaks off, or an HTTP error, is an error.
 func (r *run) complete(ctx context.Context, q request) (*answer, error) {
 	body, err := json.Marshal(map[string]any{
 		"prompt": prompt(q), "n_predict": r.cfg.Tokens, "temperature": 0, "seed": 1, "ignore_eos": true, "cache_prompt": false, "stream": true, "return_tokens": true,
@@ -51,7 +51,7 @@ func (r *run) complete(ctx context.Context, q request) (*answer, error) {
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(io.LimitReader(resp.Body, 200)) // the status says enough
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, 200)) // if the body cannot be read, the status says enough
 		return nil, fmt.Errorf("status %s: %s", resp.Status, bytes.TrimSpace(text))
 	}
 	a := &answer{}
@@ -62,7 +62,7 @@ func (r *run) complete(ctx context.Context, q request) (*answer, error) {
 	return a, nil
 }
 
-// read reads server-sent events to the one that says stop.
+// read reads server-sent events until the one that marks the end.
 func (a *answer) read(body io.Reader, now func() time.Time) error {
 	var last time.Time
 	lines := bufio.NewScanner(body)

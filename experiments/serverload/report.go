@@ -1,6 +1,6 @@
 package serverload
 
-// This file adds up what the clients saw.
+// This file summarises what the clients saw.
 
 import (
 	"fmt"
@@ -11,26 +11,26 @@ import (
 	"tensorcast/internal/tabular"
 )
 
-// Report is what came out.
+// Report is the result of a measurement.
 type Report struct {
 	Server     []string `json:"server"`
 	Observer   string   `json:"observer"`
 	Clients    int      `json:"clients"`
 	Plain      Phase    `json:"plain"`
 	Observed   Phase    `json:"observed"`
-	Attached   int      `json:"attached"`    // how often the observer was
-	ExitStatus int      `json:"exit_status"` // of the server, after SIGTERM
-	// Interrupted says that answers that were to follow are missing. The server was then killed.
+	Attached   int      `json:"attached"`    // how often the observer was attached
+	ExitStatus int      `json:"exit_status"` // exit status of the server after SIGTERM
+	// Interrupted says that some answers are missing. The server was then killed.
 	Interrupted bool `json:"interrupted,omitempty"`
 }
 
-// Phase is all phases of one kind together. Times are milliseconds.
+// Phase sums up all phases of one kind (plain or observed). Times are milliseconds.
 type Phase struct {
 	Answers int       `json:"answers"`
-	Same    int       `json:"same"`  // answers whose tokens are those of the first plain phase
-	Short   int       `json:"short"` // answers with another number of tokens than was asked for
+	Same    int       `json:"same"`  // answers with the same tokens as in the first plain phase
+	Short   int       `json:"short"` // answers with another number of tokens than requested
 	Took    []float64 `json:"took_ms"`
-	Gaps    []float64 `json:"-"` // from a token to the next
+	Gaps    []float64 `json:"-"` // time from one token to the next
 }
 
 func (p *Phase) add(a *answer, same bool, tokens int) {
@@ -45,7 +45,7 @@ func (p *Phase) add(a *answer, same bool, tokens int) {
 	p.Gaps = append(p.Gaps, a.gaps...)
 }
 
-// Disturbed says what the observer did to the clients; empty if it did nothing.
+// Disturbed says how the observer disturbed the clients; empty if it did not.
 func (r *Report) Disturbed() string {
 	switch {
 	case r.Plain.Short+r.Observed.Short > 0:
@@ -58,10 +58,10 @@ func (r *Report) Disturbed() string {
 	return ""
 }
 
-// columns are those of the table.
+// columns are the columns of the table.
 var columns = tabular.Left("phases", "answers", "same tokens", "answer p50 ms", "p95", "max", "token p50 ms", "p99", "max")
 
-// WriteText writes the report for a terminal. Of times there are quantiles.
+// WriteText writes the report for a terminal, with quantiles of the times.
 func (r *Report) WriteText(w io.Writer) error {
 	end := fmt.Sprintf("%d clients at a time; the observer attached and detached %d times; the server ended with %d.", r.Clients, r.Attached, r.ExitStatus)
 	if r.Interrupted {

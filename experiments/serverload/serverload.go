@@ -1,11 +1,12 @@
-// Package serverload shows what clients of a llama-server notice of an observer that attaches to it and detaches from it over and over.
+// Package serverload shows what clients of a llama-server notice of an observer that is attached and detached again and again. "lab
+// serverload" runs it.
 //
-// As many clients as the server has slots ask for completions at temperature 0, all the time. Phases alternate: in a plain one nobody
-// observes, in an observed one the observer comes and goes. Each request is made once in every phase, so each answer has a plain twin, and its
-// tokens must be the same.
+// As many clients as the server has slots request completions at temperature 0, without pause. Phases alternate: plain ones without an
+// observer, and observed ones in which the observer comes and goes. Each request is made once in every phase, so each answer has a plain
+// counterpart with which its tokens can be compared.
 //
-// What is computed together in a batch rounds otherwise than what is computed alone, and requests do not meet in the same way twice. So
-// answers may differ between plain phases, too; only where they do not, equality proves anything. The report says both.
+// Computing several requests in one batch rounds differently than computing one alone, and requests do not always meet in the same batches.
+// Therefore answers may differ even between plain phases; equality is evidence only if they do not. The report shows both.
 package serverload
 
 // This file runs the phases.
@@ -27,17 +28,17 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// Config says what is run.
+// Config says what to run.
 type Config struct {
-	Server   []string // llama-server and its flags, all but --host, --port and --parallel
-	Observer string   // a simple shell command that observes until SIGINT; {pid} in it is the server's process id
-	Clients  int      // and slots
-	Requests int      // of each client in a phase
-	Tokens   int      // of an answer
-	Rounds   int      // of four phases: plain, observed, observed, plain
+	Server   []string // llama-server and its flags, except --host, --port and --parallel
+	Observer string   // a simple shell command that observes until SIGINT; {pid} is replaced by the server's process id
+	Clients  int      // number of clients, and of the server's slots
+	Requests int      // requests per client in a phase
+	Tokens   int      // tokens per answer
+	Rounds   int      // rounds of four phases: plain, observed, observed, plain
 	On, Off  time.Duration
 
-	// Progress, if not nil, is told of each answer. It may be called by several goroutines at once.
+	// Progress, if not nil, is called for each answer. It may be called by several goroutines at the same time.
 	Progress func(done, total int)
 }
 
@@ -55,7 +56,7 @@ func (c *Config) check() error {
 	return nil
 }
 
-// run is one server and what its clients see.
+// run is the state of a measurement: a server and what its clients see.
 type run struct {
 	cfg     Config
 	pid     int
@@ -64,13 +65,13 @@ type run struct {
 	mu      sync.Mutex
 	done    int
 	report  *Report
-	answers map[request][]int32 // of the first plain phase
+	answers map[request][]int32 // tokens of the first plain phase's answers
 }
 
 type request struct{ client, number int }
 
-// Measure runs it all. That the server fails, that an answer is an error or that the observer does not attach is an error. If ctx ends, the report
-// of the answers up to then (nil if there is none) comes with ctx's error.
+// Measure runs all phases. It is an error if the server fails, if an answer is an error, or if the observer does not attach. If ctx ends,
+// the report of the answers so far (nil if there are none) is returned with ctx's error.
 func Measure(ctx context.Context, cfg Config) (*Report, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
@@ -85,7 +86,7 @@ func Measure(ctx context.Context, cfg Config) (*Report, error) {
 		return nil, fmt.Errorf("start the server: %w", err)
 	}
 	defer server.Kill()
-	transport := &http.Transport{DisableKeepAlives: true} // the server closes a connection when it likes, and a POST is not repeated
+	transport := &http.Transport{DisableKeepAlives: true} // the server may close a connection at any time, and a POST is not retried
 	r := &run{
 		cfg: cfg, pid: server.PID, url: fmt.Sprintf("http://127.0.0.1:%d", port), client: &http.Client{Transport: transport},
 		report: &Report{Server: cfg.Server, Observer: cfg.Observer, Clients: cfg.Clients}, answers: map[request][]int32{},
@@ -104,7 +105,7 @@ func Measure(ctx context.Context, cfg Config) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	// It must still end as it should.
+	// The server must still end properly.
 	if err := server.Stop(syscall.SIGTERM); err != nil {
 		return nil, fmt.Errorf("the server: %w", err)
 	}
@@ -116,7 +117,7 @@ func (r *run) all(ctx context.Context, server *proc.Group) error {
 	if err := r.ready(ctx, server); err != nil {
 		return err
 	}
-	if err := r.phase(ctx, &Phase{}, false); err != nil { // the first one warms up
+	if err := r.phase(ctx, &Phase{}, false); err != nil { // the first phase warms up
 		return err
 	}
 	for range r.cfg.Rounds {
@@ -155,7 +156,7 @@ func (r *run) ready(ctx context.Context, server *proc.Group) error {
 	return errors.New("it was not ready")
 }
 
-// phase makes every request once. In an observed one the observer is on at least once.
+// phase makes every request once. In an observed phase the observer is attached at least once.
 func (r *run) phase(ctx context.Context, into *Phase, observed bool) error {
 	observing, stop := context.WithCancel(ctx)
 	defer stop()
@@ -183,15 +184,15 @@ func (r *run) phase(ctx context.Context, into *Phase, observed bool) error {
 	return errors.Join(err, observerErr)
 }
 
-// comeAndGo attaches and detaches until the phase ends, and says how often it attached. The first time the observer stays as long as it should
-// even if the phase is over sooner, so that it is seen whether it observes at all.
+// comeAndGo attaches and detaches the observer until the phase ends, and returns how often it was attached. The first time, the observer
+// stays for its full time even if the phase ends sooner, to see whether it observes at all.
 func (r *run) comeAndGo(ctx, phase context.Context) (int, error) {
 	for n := 0; ; n++ {
 		enough := phase.Done()
 		if n == 0 {
 			enough = ctx.Done()
 		}
-		// Without the end of ctx, which is not the observer's: it is told to end as always.
+		// The observer must not be killed when ctx ends; it is asked to end as usual.
 		o, err := proc.StartGroup(context.WithoutCancel(ctx), "/bin/sh", "-c", "exec "+strings.ReplaceAll(r.cfg.Observer, "{pid}", strconv.Itoa(r.pid)))
 		if err != nil {
 			return n, fmt.Errorf("start the observer: %w", err)
@@ -217,7 +218,7 @@ func (r *run) comeAndGo(ctx, phase context.Context) (int, error) {
 	}
 }
 
-// ask makes one request and adds what became of it to into.
+// ask makes one request and adds the result to into.
 func (r *run) ask(ctx context.Context, into *Phase, q request) error {
 	a, err := r.complete(ctx, q)
 	if err != nil {
@@ -238,7 +239,7 @@ func (r *run) ask(ctx context.Context, into *Phase, q request) error {
 	return nil
 }
 
-// freePort is a port that nobody listens on now.
+// freePort returns a port on which nobody listens at the moment.
 func freePort() (int, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

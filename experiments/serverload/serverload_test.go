@@ -1,6 +1,7 @@
 package serverload
 
-// The test program itself plays the server; and tracer comes and goes while a real llama.cpp decodes several sequences at once.
+// In these tests the test program itself is the server. Another test attaches and detaches tracer while a real llama.cpp decodes several
+// sequences at once.
 
 import (
 	"context"

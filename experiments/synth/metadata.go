@@ -1,7 +1,7 @@
 package synth
 
-// This file encodes what stands before the weights in a GGUF v3 file: the metadata, with the vocabulary, and the tensor
-// table. All integers are little-endian; a string is its uint64 length and its bytes.
+// This file encodes what precedes the weights in a GGUF v3 file: the metadata with the vocabulary, and the tensor table. All integers are
+// little-endian; a string is its length as uint64, and its bytes.
 
 import (
 	"encoding/binary"
@@ -14,7 +14,7 @@ import (
 const (
 	ggufMagic   = "GGUF"
 	ggufVersion = 3
-	alignment   = 32 // of every tensor's offset, the usual value
+	alignment   = 32 // alignment of the tensors' offsets; the usual value
 )
 
 // Value types of GGUF metadata (enum gguf_type).
@@ -35,7 +35,7 @@ const (
 	tokenByte    = 6
 )
 
-// Token ids. Byte b is token firstByte+b.
+// Token ids. Byte b has the token firstByte+b.
 const (
 	tokenUnk  = 0
 	tokenBOS  = 1
@@ -43,11 +43,11 @@ const (
 	firstByte = 3
 )
 
-// spaceMark is how SentencePiece writes a space.
+// spaceMark is how SentencePiece represents a space.
 const spaceMark = "\u2581"
 
-// fileType is general.file_type (enum llama_ftype) of a model of t, or -1 if synth does not write t. A model that is
-// Q4_K throughout is what llama.cpp comes closest to calling Q4_K_S.
+// fileType is general.file_type (enum llama_ftype) of a model with weights of type t, or -1 if synth does not write t. For Q4_K it is
+// Q4_K_S, which is llama.cpp's closest name for a model that is Q4_K throughout.
 func fileType(t gguf.Type) int {
 	switch t {
 	case gguf.F32:
@@ -113,12 +113,12 @@ func (e *encoder) kvArray(name string, elemType uint32, n int) {
 	e.u64(uint64(n))
 }
 
-// token is the text, the score and the kind of token id.
+// token returns the text, the score and the kind of a token.
 //
-// The first 259 are those of a SentencePiece model with byte fallback. Space is not the byte token <0x20> but U+2581, as
-// SentencePiece writes it: the tokenizer replaces spaces before it looks anything up. So a prompt is cut into single
-// bytes. The others (only with a larger Vocab) are distinct words, each after a space; they have at least two letters,
-// and since no token of one letter and a space stands between, the tokenizer never merges bytes into them: only the model says them.
+// The first 259 are those of a SentencePiece model with byte fallback. The space is not the byte token <0x20> but U+2581, as in
+// SentencePiece, because the tokenizer replaces spaces first. So a prompt is split into single bytes. Further tokens (with a larger Vocab)
+// are distinct words, each preceded by a space. They have at least two letters, and as there are no tokens of a space and one letter, the
+// tokenizer never merges bytes into them: they appear only in the model's output.
 func token(id int) (text string, score float32, kind uint32) {
 	switch {
 	case id == tokenUnk:
@@ -133,14 +133,14 @@ func token(id int) (text string, score float32, kind uint32) {
 		return fmt.Sprintf("<0x%02X>", id-firstByte), 0, tokenByte
 	}
 	var word []byte
-	for n := id - ByteVocab + 27; n > 0; n = (n - 1) / 26 { // bijective base 26: 27 is the first with two digits
+	for n := id - ByteVocab + 27; n > 0; n = (n - 1) / 26 { // bijective base 26; 27 is the first number with two digits
 		word = append(word, byte('a'+(n-1)%26))
 	}
-	return spaceMark + string(word), -float32(id), tokenNormal // rarer words have lower scores, as in real vocabularies
+	return spaceMark + string(word), -float32(id), tokenNormal // later words have lower scores, as in real vocabularies
 }
 
-// header encodes everything up to the first tensor's bytes, padding included. cfg has its defaults; the offsets of
-// tensors count from the end of the header, as in the file.
+// header encodes everything before the first tensor's bytes, including padding. cfg must have its defaults filled in; the tensors' offsets
+// are relative to the end of the header, as in the file.
 func header(cfg Config, tensors []Tensor) []byte {
 	var e encoder
 	e.kvStr("general.architecture", "llama")

@@ -1,6 +1,6 @@
 package synth
 
-// This file lists a model's tensors, in file order, with the distribution of their values.
+// This file lists a model's tensors in file order, with the distribution of their values.
 
 import (
 	"fmt"
@@ -20,26 +20,26 @@ type Tensor struct {
 	spans []span
 }
 
-// Plan is a model that is ready to be written. It does not change and may be used from several goroutines.
+// Plan describes a model completely; it can be written. It is immutable and may be used by several goroutines.
 type Plan struct {
-	// Config is the description that the plan was made from, its defaults filled in.
+	// Config is the configuration that the plan was made from, with defaults filled in.
 	Config Config
 	// Tensors are in file order.
 	Tensors []Tensor
-	// Size is that of the whole file in bytes.
+	// Size is the size of the whole file in bytes.
 	Size int64
 
 	header []byte
 }
 
-// How strongly some matrices differ from unit gain (see layerTensors and vocabSpans).
+// By how much some matrices differ from unit gain (see layerTensors and vocabSpans).
 const (
 	queryKeyGain = 2
 	logitStd     = 4
 	damping      = 1. / 16
 )
 
-// NewPlan checks cfg and lays the file out. An impossible cfg gives a *ConfigError.
+// NewPlan checks cfg and lays out the file. If the model is impossible, the error is a *ConfigError.
 func NewPlan(cfg Config) (*Plan, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.check(); err != nil {
@@ -79,8 +79,8 @@ func setSizes(ts []Tensor) error {
 	return nil
 }
 
-// modelTensors lists the tensors as llama.cpp's own converter and quantiser leave them: the vocabulary's first, then layer by
-// layer in alphabetical order, so that file order is not access order (ffn_down comes before ffn_up, for one).
+// modelTensors lists the tensors in the order in which llama.cpp's converter and quantiser write them: the vocabulary's first, then layer
+// by layer in alphabetical order. So file order is not access order (for example, ffn_down precedes ffn_up).
 func modelTensors(cfg Config) []Tensor {
 	ts := vocabTensors(cfg)
 	for l := range cfg.Layers {
@@ -89,11 +89,11 @@ func modelTensors(cfg Config) []Tensor {
 	return ts
 }
 
-// vocabTensors lists the tensors outside the layers.
+// vocabTensors lists the tensors that belong to no layer.
 func vocabTensors(cfg Config) []Tensor {
 	n, vocab := int64(cfg.Embd), int64(cfg.Vocab)
 	outStd := logitStd / math.Sqrt(float64(n))
-	// One row of the embedding is the first content of the residual stream: values of std 1 have the size of what the
+	// A row of the embedding is the initial content of the residual stream: with a standard deviation of 1 it is as large as what the
 	// layers add to it.
 	const embdStd = 1
 	if !cfg.Tied {
@@ -103,8 +103,8 @@ func vocabTensors(cfg Config) []Tensor {
 			matrix("token_embd.weight", cfg.Type, embdStd, n, vocab),
 		}
 	}
-	// The token's own embedding is still in the residual stream at the end, and would make a tied model say the same
-	// token for ever. Random signs of the last norm's weights hide it; their size sets that of the logits.
+	// At the end, the residual stream still contains the token's own embedding, so a tied model would repeat the same token. Random signs
+	// of the last norm's weights prevent this; their size determines the size of the logits.
 	return []Tensor{
 		{Name: "output_norm.weight", Type: gguf.F32, Shape: []int64{n},
 			spans: []span{{elems: n, mean: float32(outStd), std: float32(outStd * normStd), randomSign: true}}},
@@ -112,10 +112,9 @@ func vocabTensors(cfg Config) []Tensor {
 	}
 }
 
-// layerTensors lists the tensors of layer l. A matrix has values of std gain/sqrt(fan-in), so that inputs of unit size
-// (which the norms make) give outputs of size gain. Gains are 1, except that queries and keys are a little larger:
-// attention must prefer some tokens to others, or all late positions would see the same average of the context, and
-// the text would fall into a short cycle.
+// layerTensors lists the tensors of layer l. The values of a matrix have the standard deviation gain/sqrt(fan-in), so that inputs of unit
+// size (which the norms produce) give outputs of size gain. Gains are 1, except that queries and keys are a little larger: attention must
+// prefer some tokens, otherwise all late positions would see the same average of the context, and the text would fall into a short cycle.
 func layerTensors(cfg Config, l int) []Tensor {
 	n, ff := int64(cfg.Embd), int64(cfg.FF)
 	kv := n / int64(cfg.Heads) * int64(cfg.KVHeads)
@@ -139,14 +138,14 @@ func layerTensors(cfg Config, l int) []Tensor {
 	return append(ts,
 		matrix(name("ffn_down_exps"), cfg.Type, unitFF, ff, n, experts),
 		matrix(name("ffn_gate_exps"), cfg.Type, unit, n, ff, experts),
-		// The router stays F32, as in real files. Its scores are N(0, 1): no expert is preferred beforehand, and the
-		// chosen ones differ in weight.
+		// The router is F32, as in real files. Its scores are N(0, 1): no expert is preferred in general, and the chosen ones have
+		// different weights.
 		matrix(name("ffn_gate_inp"), gguf.F32, unit, n, experts),
 		normTensor(name("ffn_norm"), n),
 		matrix(name("ffn_up_exps"), cfg.Type, unit, n, ff, experts))
 }
 
-// matrix is a tensor of values with mean 0.
+// matrix returns a tensor of values with mean 0.
 func matrix(name string, typ gguf.Type, std float64, shape ...int64) Tensor {
 	elems := int64(1)
 	for _, n := range shape {
@@ -155,17 +154,17 @@ func matrix(name string, typ gguf.Type, std float64, shape ...int64) Tensor {
 	return Tensor{Name: name, Type: typ, Shape: shape, spans: []span{{elems: elems, std: float32(std)}}}
 }
 
-// normStd is how far the weights of a norm lie from 1.
+// normStd is the standard deviation of a norm's weights from 1.
 const normStd = 0.05
 
 func normTensor(name string, n int64) Tensor {
 	return Tensor{Name: name, Type: gguf.F32, Shape: []int64{n}, spans: []span{{elems: n, mean: 1, std: normStd}}}
 }
 
-// vocabSpans is the distribution of the matrix that makes the logits, one row per token. Logits come out as N(0, logitStd).
-// Rows of the control tokens and of bytes that are not printable ASCII or a line feed are damped: their logits stay
-// near 0, far below the largest of about a hundred others. So text is valid, readable ASCII, and no </s> ends it early,
-// though it stays possible, as in a normal model (a probability of about 1e-4 per token at temperature 1).
+// vocabSpans is the distribution of the matrix that computes the logits, with one row per token. Logits are N(0, logitStd), except that the
+// rows of control tokens and of bytes that are neither printable ASCII nor line feeds are scaled down: their logits stay near 0, far below
+// the largest of about a hundred others. So the text is readable ASCII, and </s> does not end it early, though it remains possible, as in a
+// real model (a probability of about 1e-4 per token at temperature 1).
 func vocabSpans(cfg Config, std float64) []span {
 	var spans []span
 	for id := range cfg.Vocab {

@@ -1,15 +1,15 @@
 package synth
 
-// This file chooses the dimensions of a model from the size that its file should have.
+// This file chooses a model's dimensions for a given file size.
 
 import (
 	"fmt"
 	"math"
 )
 
-// Sized returns base with Layers, Embd, FF, Heads and KVHeads set so that the file comes close to target bytes: within 2 % from
-// 50 MB (dense) or 300 MB (32 experts) up, and usually within 1 %. Smaller files come in coarser steps. If none comes within a
-// quarter of target (it is too small, or larger than the proportions allow), the error is a *ConfigError.
+// Sized returns base with Layers, Embd, FF, Heads and KVHeads set so that the file has about target bytes: within 2 % from 50 MB (dense) or
+// 300 MB (32 experts) on, usually within 1 %. Smaller files have coarser steps. If no model comes within a quarter of target (because it is
+// too small, or too large for the proportions), the error is a *ConfigError.
 //
 // The proportions are those of trained models: depth grows with width, FF is about 2.75 times Embd (divided by the number
 // of experts used), heads are 64 or 128 wide, and up to four query heads share one key head.
@@ -19,7 +19,7 @@ func Sized(target int64, base Config) (Config, error) {
 		widest     = 16384
 		mostLayers = 128
 	)
-	// 64 and 256 are whole numbers of blocks.
+	// 64 and 256 are multiples of the types' block lengths.
 	ffStep := max(64, int(base.Type.BlockElems()))
 	ffRatio := 2.75 / float64(max(base.Used, 1))
 
@@ -40,7 +40,7 @@ func Sized(target int64, base Config) (Config, error) {
 		if err != nil {
 			return Config{}, err
 		}
-		perStep := float64(next - layer) // a layer's size is linear in FF
+		perStep := float64(next - layer) // a layer's size is a linear function of FF
 		usualFF := ffRatio * float64(embd)
 		usualLayers := max(4, float64(embd)/128)
 		for layers := 1; layers <= mostLayers; layers++ {
@@ -48,8 +48,8 @@ func Sized(target int64, base Config) (Config, error) {
 			steps = max(0, min(steps, math.Floor(4*usualFF/float64(ffStep))))
 			c.Layers, c.FF = layers, ffStep*(1+int(steps))
 			size := float64(fixed) + float64(layers)*(float64(layer)+steps*perStep)
-			// The size is what was asked for: a miss counts ten times as much as the same deviation from the usual
-			// proportions, and beyond 1 % a hundred times more.
+			// The size has priority over the usual proportions: a deviation of the size counts ten times as much as the same deviation of
+			// the proportions, and beyond 1 % a hundred times.
 			miss := math.Abs(size/float64(target) - 1)
 			cost := 10*miss + 100*max(0, miss-0.01) +
 				math.Abs(math.Log(float64(layers)/usualLayers)) + math.Abs(math.Log(float64(c.FF)/usualFF))
@@ -64,7 +64,7 @@ func Sized(target int64, base Config) (Config, error) {
 	return best, nil
 }
 
-// usualHeads is the number of heads and of key/value heads at a width that is a multiple of 256.
+// usualHeads returns the numbers of query heads and of key/value heads for a width that is a multiple of 256.
 func usualHeads(embd int) (heads, kvHeads int) {
 	heads = embd / 64
 	if embd >= 2048 {
@@ -78,7 +78,7 @@ func usualHeads(embd int) (heads, kvHeads int) {
 	return heads, heads
 }
 
-// sizes is the bytes that cfg's file has whatever the number of layers, and the bytes of one layer's weights.
+// sizes returns the bytes of cfg's file that do not depend on the number of layers, and the bytes of one layer's weights.
 func sizes(cfg Config) (fixed, layer int64, err error) {
 	outside, inside := vocabTensors(cfg), layerTensors(cfg, 0)
 	if err := setSizes(outside); err != nil {

@@ -1,13 +1,13 @@
 // Package synth writes GGUF models with random weights that a real llama.cpp loads and runs.
 //
-// Experiments need models of any size whose bytes can be made again anywhere: Config says what to build, NewPlan works
-// out every tensor and the exact file size, and Plan.Write streams the file in constant memory. The models are of the
-// `llama` architecture, dense or mixture of experts, with a byte-level vocabulary. They are noise, but well-behaved
-// noise: activations stay finite through any number of layers, greedy text varies and depends on the whole prompt,
-// the routed experts change from token to token, and the end-of-text token practically never comes.
+// Experiments need models of any size that can be made anywhere with the same bytes: [Config] describes a model, [NewPlan] computes every
+// tensor and the exact file size, and [Plan.Write] streams the file in constant memory. The models have the `llama` architecture, dense or
+// mixture of experts, with a byte-level vocabulary. Their weights are noise, but they behave: activations stay finite through any number of
+// layers, greedy text varies and depends on the whole prompt, the experts change from token to token, and the end-of-text token practically
+// never comes. "lab synth" and tests use it.
 package synth
 
-// This file holds the description of a model and the check that llama.cpp can run it.
+// This file defines the configuration of a model and checks whether llama.cpp can run it.
 
 import (
 	"fmt"
@@ -16,42 +16,42 @@ import (
 	"tensorcast/gguf"
 )
 
-// Config describes a model. Its zero values of Vocab and Ctx mean "the usual"; all other dimensions are required.
-// Config is a plain value: the same Config gives the same bytes on every machine.
+// Config describes a model. The zero values of Vocab and Ctx mean the usual values; all other dimensions are required. The same Config
+// gives the same bytes on every machine.
 type Config struct {
 	Layers  int // transformer blocks, 1 to 512
 	Embd    int // width of the residual stream, in elements; a whole number of blocks of Type
 	FF      int // hidden width of the feed-forward network, of each expert if Experts > 0; a whole number of blocks of Type
 	Heads   int // query heads; Embd/Heads is the head width, which must be even
 	KVHeads int // key and value heads; must divide Heads
-	Vocab   int // tokens; 0 means ByteVocab, the least possible. Tokens beyond it are words that only the model says.
+	Vocab   int // tokens; 0 means ByteVocab, the least possible. Tokens beyond it are words that only occur in the model's output.
 	Ctx     int // context length to declare; 0 means 4096
 	Experts int // experts per layer, 2 to 512; 0 makes a dense model
 	Used    int // experts per token
 
-	Type gguf.Type // of every matrix except the router: one of Types
+	Type gguf.Type // of all matrices except the router: one of Types
 	Seed uint64    // of all values
-	Tied bool      // leave out output.weight, so that token_embd.weight serves for the logits too
+	Tied bool      // no output.weight: token_embd.weight is used for the logits, too
 }
 
 // ByteVocab is the size of the byte-level vocabulary: <unk>, <s>, </s> and the 256 bytes.
 const ByteVocab = 259
 
-// Limits of a Config. Layers and experts are llama.cpp's own (LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS). The other one is
-// ours: beyond any real model, and small enough that no size computed here can pass 63 bits
-// (512 layers x 3 matrices x 512 experts x 2^20 x 2^20 elements x 4 bytes < 2^63).
+// Limits of a Config. Those for layers and experts are llama.cpp's (LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS). The one for dimensions is ours:
+// it is beyond any real model, and no size computed here exceeds 63 bits (512 layers x 3 matrices x 512 experts x 2^20 x 2^20 elements x 4
+// bytes < 2^63).
 const (
 	maxLayers  = 512
 	maxExperts = 512
 	maxDim     = 1 << 20
 )
 
-// Types lists the weight types that can be written.
+// Types lists the supported weight types.
 func Types() []gguf.Type {
 	return []gguf.Type{gguf.F32, gguf.F16, gguf.Q8_0, gguf.Q4_0, gguf.Q4_K}
 }
 
-// ParseType is the type of Types with this name, in upper or lower case.
+// ParseType returns the type with this name, in upper or lower case.
 func ParseType(name string) (gguf.Type, error) {
 	var names []string
 	for _, t := range Types() {
@@ -63,15 +63,15 @@ func ParseType(name string) (gguf.Type, error) {
 	return 0, &ConfigError{"type", fmt.Sprintf("%q is not one of %s", name, strings.Join(names, ", "))}
 }
 
-// ConfigError says which setting of a Config makes the model impossible, and why.
+// ConfigError says which setting makes a model impossible, and why.
 type ConfigError struct {
-	Setting string // the flag's name, e.g. "kv-heads"
-	Reason  string // what is wrong with its value and what would be right
+	Setting string // name of the flag, e.g. "kv-heads"
+	Reason  string // what is wrong with the value, and what would be right
 }
 
 func (e *ConfigError) Error() string { return e.Setting + ": " + e.Reason }
 
-// withDefaults fills in the settings whose zero value has a meaning.
+// withDefaults fills in the settings whose zero value means a default.
 func (c Config) withDefaults() Config {
 	if c.Vocab == 0 {
 		c.Vocab = ByteVocab
@@ -89,7 +89,7 @@ func (c Config) check() error {
 	}
 	minExperts := 0
 	if c.Experts != 0 || c.Used != 0 {
-		minExperts = 2 // llama.cpp takes a model with one expert for a dense one and then misses its tensors
+		minExperts = 2 // llama.cpp treats a model with one expert as dense, and then misses tensors
 	}
 	for _, f := range []struct {
 		setting     string

@@ -1,12 +1,11 @@
 package synth
 
-// This file makes the random values: it turns uniformly random bytes, in place, into blocks of a ggml type.
+// This file generates the random values: it turns uniformly random bytes, in place, into blocks of a ggml type.
 //
-// Values are drawn by table from the quantiles of a normal distribution (each equally likely), which costs one look-up per
-// byte. Quantised blocks are not the quantisation of anything: their codes are drawn directly, with a
-// scale per block that varies as much as it would in a real file, so that decoded values have mean 0 and the wanted
-// standard deviation. Arithmetic is limited to operations that round the same on every CPU (conversions keep Go from
-// fusing a multiplication and an addition), so that equal seeds give equal bytes everywhere.
+// Values are drawn from a table with equally likely quantiles of a normal distribution, which costs one lookup per byte. Quantised blocks
+// are not quantised from anything: their codes are drawn directly, with a scale per block that varies as much as in real files, so that
+// decoded values have mean 0 and the wanted standard deviation. Only operations are used that round the same on every CPU (explicit
+// conversions keep Go from fusing a multiplication and an addition), so that equal seeds give equal bytes everywhere.
 
 import (
 	"crypto/sha256"
@@ -19,16 +18,16 @@ import (
 	"tensorcast/gguf/half"
 )
 
-// span is a run of consecutive elements of a tensor with one distribution, a whole number of blocks long.
-// Only F32 has a mean other than 0 or random signs.
+// span is a run of elements of a tensor with the same distribution. Its length is a whole number of blocks. Only F32 supports a mean other
+// than 0, and random signs.
 type span struct {
 	elems      int64
 	mean, std  float32
 	randomSign bool
 }
 
-// stream is the source of a tensor's random bytes. It depends on the seed and the tensor's name only, so that the
-// values of one tensor do not change when others come or go. How much is read at a time does not matter.
+// stream returns the source of a tensor's random bytes. It depends only on the seed and the tensor's name, so the values of a tensor do not
+// depend on other tensors, nor on how much is read at a time.
 func stream(seed uint64, tensor string) *rand.ChaCha8 {
 	return rand.NewChaCha8(sha256.Sum256(append(binary.LittleEndian.AppendUint64(nil, seed), tensor...)))
 }
@@ -37,17 +36,17 @@ func stream(seed uint64, tensor string) *rand.ChaCha8 {
 type sampler struct {
 	normal [1 << 16]float32 // quantiles of N(0, 1)
 
-	q8    [256]byte // a random byte to an int8 code
-	q8Std float64   // std of the codes
-	// Two codes of 4 bits from a random byte: Q4_0 decodes a code c to d*(c-8), so its codes are symmetric about 8 (1 to 15);
-	// Q4_K decodes it to d*scale*c - dmin*min, where we set dmin*min = 7.5*d*scale, so its codes are symmetric about 7.5.
+	q8    [256]byte // maps a random byte to an int8 code
+	q8Std float64   // standard deviation of the codes
+	// Maps a random byte to two codes of 4 bits. Q4_0 decodes a code c to d*(c-8), so its codes are symmetric about 8 (1 to 15). Q4_K
+	// decodes it to d*scale*c - dmin*min; we set dmin*min = 7.5*d*scale, so its codes are symmetric about 7.5.
 	q4, q4k       [256]byte
 	q4Std, q4kStd float64
 
-	jitter [16]float64 // factors of the scale of a block of Q8_0 or Q4_0; mean square 1
+	jitter [16]float64 // factors for the scale of a block of Q8_0 or Q4_0; their mean square is 1
 }
 
-// Scales of Q4_K's sub-blocks are uniform in 32..63 (the upper half of their 6 bits, where real files have most of them).
+// The scales of Q4_K's sub-blocks are uniform in 32..63 (the upper half of their 6 bits, where most scales in real files are).
 const (
 	subScaleMin  = 32
 	subScaleMask = 31
@@ -65,7 +64,7 @@ func newSampler() *sampler {
 		s.normal[i] = float32(q)
 		sum += float64(q * q)
 	}
-	lost := math.Sqrt(sum / float64(len(s.normal))) // the cut tails cost a little of the variance
+	lost := math.Sqrt(sum / float64(len(s.normal))) // cutting off the tails reduces the variance a little
 	for i, q := range s.normal {
 		s.normal[i] = float32(float64(q) / lost)
 	}
@@ -80,7 +79,7 @@ func newSampler() *sampler {
 
 	var low4, low4k [16]byte
 	var sum4, sum4k float64
-	for i := range 8 { // the upper half, mirrored, so that the mean is exactly 0
+	for i := range 8 { // the upper half, and its mirror image, so that the mean is exactly 0
 		q := quantile(8+i, 16) / quantile(15, 16)
 		c := math.Round(7 * q)
 		low4[8+i], low4[7-i] = byte(8+c), byte(8-c)
@@ -106,7 +105,7 @@ func newSampler() *sampler {
 	return s
 }
 
-// shape turns the uniformly random bytes of buf, a whole number of blocks of t, into blocks with the distribution of sp.
+// shape turns the uniformly random bytes of buf, a whole number of blocks of type t, into blocks with the distribution sp.
 func (s *sampler) shape(t gguf.Type, buf []byte, sp span) error {
 	switch t {
 	case gguf.F32:
@@ -142,7 +141,8 @@ func (s *sampler) shapeF16(buf []byte, sp span) {
 	}
 }
 
-// shapeBlocks makes blocks of an F16 scale d followed by codes: Q8_0 and Q4_0. unit is the scale for which codes have the wanted std.
+// shapeBlocks makes blocks of an F16 scale d followed by codes: Q8_0 and Q4_0. With the scale unit, codes have the wanted standard
+// deviation.
 func (s *sampler) shapeBlocks(buf []byte, blockBytes int, codes *[256]byte, unit float64) {
 	var scales [16]uint16
 	for i, j := range s.jitter {
@@ -157,14 +157,14 @@ func (s *sampler) shapeBlocks(buf []byte, blockBytes int, codes *[256]byte, unit
 	}
 }
 
-// shapeQ4K makes blocks of 256 elements: F16 d, F16 dmin, 12 bytes with 8 scales and 8 minimums of 6 bits, 128 bytes of codes.
+// shapeQ4K makes blocks of 256 elements: F16 d, F16 dmin, 12 bytes with 8 scales and 8 minima of 6 bits, 128 bytes of codes.
 func (s *sampler) shapeQ4K(buf []byte, sp span) {
 	var sum float64
 	for r := range subScaleMask + 1 {
 		sum += float64((subScaleMin + r) * (subScaleMin + r))
 	}
 	meanScale := math.Sqrt(sum / (subScaleMask + 1))
-	// Rounded to a multiple of 16 units in the last place, 7.5*d is an F16 too, and the mean exactly 0.
+	// d is rounded to a multiple of 16 units in the last place, so that 7.5*d is an F16, too, and the mean exactly 0.
 	d := (half.Round(float32(float64(sp.std)/(s.q4kStd*meanScale))) + 8) &^ 0xf
 	dmin := half.Round(7.5 * half.Float32(d))
 
@@ -173,7 +173,7 @@ func (s *sampler) shapeQ4K(buf []byte, sp span) {
 		binary.LittleEndian.PutUint16(buf, d)
 		binary.LittleEndian.PutUint16(buf[2:], dmin)
 		packed := buf[4:16]
-		var sc [8]byte // of each sub-block of 32; the minimum is the same number
+		var sc [8]byte // of each sub-block of 32 elements; its minimum is the same number
 		for i := range sc {
 			sc[i] = subScaleMin + packed[i]&subScaleMask
 		}

@@ -11,12 +11,12 @@ import (
 	"tensorcast/internal/outfile"
 )
 
-// chunkBytes is how much is made and written at a time; it bounds the memory that writing takes.
+// chunkBytes is how much is generated and written at a time; it bounds the memory use.
 const chunkBytes = 1 << 20
 
-// Write writes the model to w: exactly p.Size bytes if it returns nil. It takes about 2 MiB of memory whatever the size.
-// After each piece of at most 1 MiB it calls progress (if not nil) with the bytes written so far. It stops with
-// ctx's cause when ctx ends. Errors of w are wrapped.
+// Write writes the model to w: exactly p.Size bytes, unless it returns an error. It takes about 2 MiB of memory for any size. After each
+// piece of at most 1 MiB it calls progress (if not nil) with the number of bytes written so far. When ctx ends, it returns ctx's cause.
+// Errors of w are wrapped.
 func (p *Plan) Write(ctx context.Context, w io.Writer, progress func(written int64)) error {
 	if progress == nil {
 		progress = func(int64) {}
@@ -26,7 +26,7 @@ func (p *Plan) Write(ctx context.Context, w io.Writer, progress func(written int
 		return fmt.Errorf("write header: %w", err)
 	}
 	s := newSampler()
-	// A model has many small tensors: gather them.
+	// A model has many small tensors, so buffer them.
 	buffered := bufio.NewWriterSize(out, chunkBytes)
 	buf := make([]byte, chunkBytes)
 	end := int64(len(p.header))
@@ -48,7 +48,7 @@ func (p *Plan) Write(ctx context.Context, w io.Writer, progress func(written int
 	return nil
 }
 
-// writeTensor writes the values of t to w, with buf as working space.
+// writeTensor writes the values of t to w; buf is scratch space.
 func (p *Plan) writeTensor(ctx context.Context, w io.Writer, s *sampler, t Tensor, buf []byte) error {
 	random := stream(p.Config.Seed, t.Name)
 	wholeBlocks := int64(len(buf)) / t.Type.BlockBytes() * t.Type.BlockBytes()
@@ -75,7 +75,7 @@ func (p *Plan) writeTensor(ctx context.Context, w io.Writer, s *sampler, t Tenso
 	return nil
 }
 
-// countingWriter reports how much has gone through it.
+// countingWriter counts the bytes written through it.
 type countingWriter struct {
 	w        io.Writer
 	written  int64
@@ -89,10 +89,9 @@ func (c *countingWriter) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// WriteFile writes the model to the file at path, as Write does. The file appears whole or not at all: it is
-// written beside path under a temporary name (".<name>.<pid>.tmp", removed on failure) and then renamed, over an older file if there is one.
-// A symbolic link is followed. If path is a device or a pipe, it is written directly.
-// The file is not synced to disk: a lost model can be made again.
+// WriteFile writes the model to the file at path, as Write does. The file appears completely or not at all: it is written under a temporary
+// name next to path and then renamed, possibly over an existing file. A symbolic link is followed; a device or a pipe is written directly.
+// The file is not synced to disk, because a lost model can be made again.
 func (p *Plan) WriteFile(ctx context.Context, path string, progress func(written int64)) error {
 	if err := outfile.Write(path, func(w io.Writer) error { return p.Write(ctx, w, progress) }); err != nil {
 		return fmt.Errorf("write model: %w", err)

@@ -1,6 +1,6 @@
 package attention
 
-// This file owns attention over the cache: the exact one, and the one that selects.
+// This file computes attention over the cache, exactly or selectively.
 
 import (
 	"fmt"
@@ -11,43 +11,44 @@ import (
 	"tensorcast/fabric/vec"
 )
 
-// Options say how [Cache.Attend] selects.
+// Options configure [Cache.Attend].
 type Options struct {
-	Scale float32 // of the scores, usually 1/sqrt(Dim)
+	Scale float32 // factor of the scores, usually 1/sqrt(Dim)
 
-	// Positions that a query head takes: at most Top for their estimated scores, the first Sinks, and Audit others, evenly spread, that show how good the
-	// estimates are. Those of the unfinished block, 63 at most, are taken anyway.
+	// Which positions a query head evaluates exactly: at most Top with the highest estimated scores, the first Sinks, and Audit others,
+	// evenly spread, which show how good the estimates are. The positions of the unfinished block (at most 63) are always evaluated.
 	Top, Sinks, Audit int
 
-	// Leave is the share of the softmax's mass, by the estimates, that may be left to the mean values of blocks: no more of the Top are taken than
-	// that needs. At 0 all are.
+	// Leave is the share of the softmax's mass, as estimated, that may be approximated by the mean values of blocks: only as many of the
+	// Top are evaluated as this requires. At 0 all of the Top are.
 	Leave float64
 
-	// Tolerance is the largest error of a result, |result - exact| / |exact| by the estimates, that is accepted. A query head beyond it takes all
-	// positions. At +Inf none does.
+	// Tolerance is the largest accepted error of a result, |result - exact| / |exact|, as estimated. A query head with a larger one falls
+	// back to all positions. +Inf disables fallbacks.
 	Tolerance float64
 
-	// Pause is the number of calls after a fallback in which that query head takes all positions without an estimate.
+	// Pause is the number of calls after a fallback in which that query head uses all positions at once, without estimating.
 	Pause int
 }
 
-// Stats says what [Cache.Attend] did. Numbers are sums over query heads unless they say otherwise.
+// Stats says what [Cache.Attend] did. Numbers are sums over query heads unless noted otherwise.
 type Stats struct {
-	Positions int // that there were
-	Exact     int // of which the exact score was used; after a fallback all
-	Fallbacks int // query heads that took all positions, for the tolerance or in a pause
+	Positions int // number of positions
+	Exact     int // positions whose exact score was used; after a fallback, all
+	Fallbacks int // query heads that used all positions, because of the tolerance or a pause
 
-	// The largest estimates of a query head: of the mass that it left to mean values, and of its error. Without regard to a fallback.
+	// The largest estimates of any query head, before a fallback: the softmax mass that was approximated by mean values, and the relative
+	// error.
 	Missed, Error float64
 }
 
-// scratch is the memory that Cache works in.
+// scratch is working memory of a Cache.
 type scratch struct {
 	vector                []float32 // Dim elements
 	rotated               []float32
-	even                  []float32  // the weights of a block's mean
+	even                  []float32  // equal weights, for a block's mean
 	queryPlus, queryMinus [][]uint64 // by digit
-	keyPlus, keyMinus     [][]uint64 // seal's windows into those of a head
+	keyPlus, keyMinus     [][]uint64 // in seal, the part of a head's planes that belongs to the block
 	products              []int32
 	estimates, weights    []float32 // by sealed position
 	blocks                []float32 // by block: products with means, then weights of means
@@ -75,11 +76,12 @@ func newScratch(cfg Config, words int) scratch {
 	return s
 }
 
-// chunk is the number of positions that a step of the online softmax takes: keys and values of 128 elements in 128 KiB.
+// chunk is the number of positions per step of the online softmax: keys and values of 128 elements then take 128 KiB.
 const chunk = 128
 
-// online is softmax and the sum of values in one pass: the largest score so far, the sum of e^(score - largest), and in dst the
-// values weighted with the same. A larger score rescales both. (M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018.)
+// online computes the softmax and the weighted sum of values in one pass. It keeps the largest score so far, the sum of e^(score -
+// largest), and in dst the sum of the values with the same weights. A larger score rescales both. (M. Milakov, N. Gimelshein, "Online
+// normalizer calculation for softmax", 2018.)
 type online struct {
 	largest float32
 	sum     float64
@@ -91,7 +93,7 @@ func start(dst []float32) online {
 	return online{largest: float32(math.Inf(-1)), dst: dst}
 }
 
-// raise makes m the largest score if it is larger.
+// raise rescales if m is larger than the largest score so far.
 func (o *online) raise(m float32) {
 	if m > o.largest {
 		if o.sum != 0 {
@@ -103,7 +105,7 @@ func (o *online) raise(m float32) {
 	}
 }
 
-// add takes the positions at, at most a chunk, with their scores, which become weights.
+// add adds the positions in at, at most chunk of them. scores is overwritten with the weights.
 func (o *online) add(values, scores []float32, at []int32) {
 	o.raise(vec.Max(scores))
 	o.sum += vec.ExpSum(scores, scores, o.largest)
@@ -116,7 +118,7 @@ func (o *online) finish() {
 	}
 }
 
-// score sets scores to those of q at the positions at.
+// score computes the scores of q with the positions in at.
 func (h *head) score(scores, q []float32, at []int32, scale float32) {
 	vec.DotRows(scores, q, h.keys, at)
 	vec.Scale(scores, scale)
@@ -129,11 +131,11 @@ func (c *Cache) check(dst, q []float32) {
 	}
 }
 
-// Dense sets dst to the attention of the newest position over all: for each query head softmax(scale q K) V. Queries and results are Heads x
-// Group x Dim elements: the query heads that share a head of keys follow each other. An empty cache gives zeros. It panics if the lengths do not
-// fit. dst and q must not overlap. It allocates nothing.
+// Dense computes the attention of the newest position over all positions: for each query head, dst is softmax(scale q K) V. Queries and
+// results have Heads x Group x Dim elements; the query heads that share a head of keys are adjacent. An empty cache gives zeros. It panics
+// if the lengths do not fit. dst and q must not overlap. It does not allocate.
 //
-// Query heads of a group go through keys and values together, a chunk at a time, so that these come from memory once.
+// The query heads of a group process keys and values together, chunk by chunk, so that these are read from memory only once.
 func (c *Cache) Dense(dst, q []float32, scale float32) {
 	c.check(dst, q)
 	size := c.cfg.Group * c.cfg.Dim
@@ -146,7 +148,7 @@ func (c *Cache) Dense(dst, q []float32, scale float32) {
 	}
 }
 
-// dense is Dense for those query heads of one head that members lists; dst and q are those of the whole group.
+// dense is Dense for the query heads of one head that members lists; dst and q are those of the whole group.
 func (c *Cache) dense(h *head, dst, q []float32, scale float32, members []int) {
 	d, s := c.cfg.Dim, &c.scratch
 	for _, g := range members {
@@ -164,23 +166,23 @@ func (c *Cache) dense(h *head, dst, q []float32, scale float32, members []int) {
 	}
 }
 
-// Attend does what Dense does, but looks only at positions that count by the estimates. For each query head:
+// Attend is an approximation of Dense that evaluates only those positions that matter according to estimates. For each query head:
 //
-//  1. Scores of all positions in whole blocks are estimated.
-//  2. The first Sinks positions, Audit others and those of the unfinished block are taken: their scores are computed exactly.
-//  3. The weight of the others is estimated: a score whose error is normal with variance s^2 has e^score e^(s^2/2) in the mean. s^2 is
-//     |q|^2 r_j Scale^2 / Dim, where r_j is the squared error of the ternary key, whose direction is taken as random. If sinks and audit show a larger error,
-//     s^2 is raised in proportion.
-//  4. The best are taken: Top, or as many as Leave needs.
-//  5. For the others the mean values of their blocks count, with the estimated weights.
-//  6. The error of that is estimated. If it is more than the tolerance, the result is Dense's, bit for bit.
+//  1. It estimates the scores of all positions in complete blocks.
+//  2. It evaluates the first Sinks positions, Audit others and those of the unfinished block: it computes their scores exactly.
+//  3. It estimates the weights of the others. If the error of a score is normal with variance s^2, the mean weight is
+//     e^score e^(s^2/2). s^2 is |q|^2 r_j Scale^2 / Dim, where r_j is the squared error of the ternary key, whose direction is assumed
+//     random. If the errors at the sinks and audit positions are larger, s^2 is scaled up in proportion.
+//  4. It evaluates the positions with the largest weights: Top, or as many as Leave requires.
+//  5. It approximates the others by the mean values of their blocks, with the estimated weights.
+//  6. It estimates the error of that. If the error exceeds the tolerance, the result is computed as by Dense, bit for bit.
 //
-// The estimate of the error takes weights and values as independent: then the square of the error is the sum of the squares of what was left out,
-// each the mean of weight^2 e^(s^2) times the block's mean of |value|^2. With keys of two digits it is right within a third on random numbers. Of the
-// heads of a small trained model most are as near, but a quarter have up to twice the estimated error and one in twenty four times: there, neighbours with
-// like values have like weights.
+// The estimated error assumes that weights and values are independent. Its square is then the sum, over what was approximated, of the mean
+// of weight^2 e^(s^2) times the block's mean of |value|^2. With keys of two digits, this is right within a third on random numbers. In a
+// small trained model it is equally good for most heads, but a quarter of the heads have up to twice the estimated error and one in twenty
+// four times: there, similar values have similar weights.
 //
-// It panics as Dense does, and allocates nothing.
+// It panics as Dense does, and does not allocate.
 func (c *Cache) Attend(dst, q []float32, o Options) Stats {
 	c.check(dst, q)
 	var st Stats
@@ -201,7 +203,7 @@ func (c *Cache) Attend(dst, q []float32, o Options) Stats {
 				st.Exact += len(c.scratch.taken)
 				continue
 			}
-			// Or it is NaN, which nothing is known of.
+			// The error may also be NaN, which says nothing about the result.
 			failed = append(failed, g)
 			h.pauses[g] = o.Pause
 		}
@@ -214,11 +216,11 @@ func (c *Cache) Attend(dst, q []float32, o Options) Stats {
 	return st
 }
 
-// Taken returns the positions, in no order, that the last query head of the last call of Attend took, if it did not fall back. They are valid until the
-// next call.
+// Taken returns the positions that the last query head of the last call of Attend evaluated, in any order, if it did not fall back. They
+// are valid until the next call.
 func (c *Cache) Taken() []int32 { return c.scratch.taken }
 
-// estimate returns the estimated scores of all sealed positions.
+// estimate returns the estimated scores of all positions in complete blocks.
 func (c *Cache) estimate(h *head, q []float32, scale float32) []float32 {
 	s, blocks := &c.scratch, c.sealed/block
 	estimates, products := s.estimates[:c.sealed], s.products[:c.sealed]
@@ -227,7 +229,7 @@ func (c *Cache) estimate(h *head, q []float32, scale float32) []float32 {
 		x *= scale
 		fill := [8]float32{x, x, x, x, x, x, x, x}
 		for i := 0; i < block; i += len(fill) {
-			*(*[8]float32)(estimates[b*block+i:]) = fill // eight at once, which the compiler does not do by itself
+			*(*[8]float32)(estimates[b*block+i:]) = fill // eight at once; the compiler does not vectorise this
 		}
 	}
 	c.rotation.apply(s.rotated, q)
@@ -246,8 +248,8 @@ func (c *Cache) estimate(h *head, q []float32, scale float32) []float32 {
 	return estimates
 }
 
-// sparse is Attend for one query head without the fallback. It returns the estimates of the mass left to mean values and of the error. The positions
-// taken are in c.scratch.taken.
+// sparse is Attend for one query head, without the fallback. It returns the estimates of the approximated mass and of the relative error.
+// The evaluated positions are in c.scratch.taken.
 func (c *Cache) sparse(h *head, dst, q []float32, o Options) (missed, failure float64) {
 	s := &c.scratch
 	s.taken = s.taken[:0]
@@ -275,7 +277,7 @@ func (c *Cache) sparse(h *head, dst, q []float32, o Options) (missed, failure fl
 		weights[j] = 0
 	}
 
-	// The best may have raised the largest score, from which weights count.
+	// Evaluating the best positions may have raised the largest score, to which weights are relative.
 	factor := math.Exp(float64(shift - sum.largest))
 	var left, square float64
 	for b := range blocks {
@@ -292,7 +294,7 @@ func (c *Cache) sparse(h *head, dst, q []float32, o Options) (missed, failure fl
 	return left / sum.sum, math.Sqrt(square/float64(vec.Dot(dst, dst))) / sum.sum
 }
 
-// take computes the scores at positions and adds their values.
+// take computes the scores of positions exactly and adds their values.
 func (c *Cache) take(h *head, sum *online, q []float32, positions []int32, scale float32) {
 	s := &c.scratch
 	for at := range slices.Chunk(positions, chunk) {
@@ -303,8 +305,8 @@ func (c *Cache) take(h *head, sum *online, q []float32, positions []int32, scale
 	s.taken = append(s.taken, positions...)
 }
 
-// takeFixed takes sinks and audit, of whole blocks, and sets their estimates to -Inf. It returns the variance of a score's error over the squared error
-// of the key.
+// takeFixed evaluates the sinks and the audit positions (of complete blocks) and sets their estimates to -Inf. It returns the variance of a
+// score's error, relative to the key's squared error.
 func (c *Cache) takeFixed(h *head, sum *online, q, estimates []float32, o Options) float64 {
 	s, n := &c.scratch, len(estimates)
 	fixed := s.fixed[:0]
@@ -332,16 +334,18 @@ func (c *Cache) takeFixed(h *head, sum *online, q, estimates []float32, o Option
 	sum.add(h.values, scores, fixed)
 	s.taken = append(s.taken, fixed...)
 	if seen > expected {
-		variance *= seen / expected // without errors expected the estimates are NaN, and nothing is left out
+		variance *= seen / expected // if no error is expected, the estimates are NaN and nothing is approximated
 	}
 	return variance
 }
 
-// leastOf returns a t above 0 that at most n of the weights reach, and, but for ties, no fewer than 15/16 n if there are. Weights are 0 or more.
+// leastOf returns a threshold above 0 that at most n of the weights reach and, except for ties, at least 15/16 n, if there are as many.
+// Weights are not negative.
 //
-// Halving goes through the bits of float32, which have the order of the numbers: as many steps for small weights as for large.
+// It bisects the bit patterns of float32, which have the same order as the numbers, so that small weights take no more steps than large
+// ones.
 func leastOf(weights []float32, n int) float32 {
-	low, high := uint32(1), above(weights) // more than n reach low, n or fewer high
+	low, high := uint32(1), above(weights) // more than n weights reach low, at most n reach high
 	if vec.CountAtLeast(weights, math.Float32frombits(low)) <= n {
 		return math.Float32frombits(low)
 	}
@@ -361,8 +365,8 @@ func leastOf(weights []float32, n int) float32 {
 	return math.Float32frombits(high)
 }
 
-// leastFor returns a t, at least low, for which the weights that are less add up to allowed or less, and, if there is one, to 7/8 of that at least. It
-// returns low if those below low are more already.
+// leastFor returns a threshold of at least low such that the weights below it add up to at most allowed and, if possible, to at least 7/8
+// of that. It returns low if the weights below low add up to more already.
 func leastFor(weights []float32, low float32, allowed float64) float32 {
 	from, to := math.Float32bits(low), above(weights)
 	for from+1 < to {
@@ -380,5 +384,5 @@ func leastFor(weights []float32, low float32, allowed float64) float32 {
 	return math.Float32frombits(from)
 }
 
-// above returns the bits of the float32 that follows the largest of the weights.
+// above returns the bit pattern of the float32 that follows the largest weight.
 func above(weights []float32) uint32 { return math.Float32bits(max(0, vec.Max(weights))) + 1 }

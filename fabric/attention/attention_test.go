@@ -1,6 +1,7 @@
 package attention
 
-// This file checks attention against plain float64 arithmetic: the exact one within rounding, the one that selects within what it says of itself.
+// This file checks attention against plain float64 arithmetic: exact attention within rounding errors, selective attention within its own
+// error estimates.
 
 import (
 	"encoding/binary"

@@ -1,7 +1,7 @@
 package attention
 
-// This file compares the time of attention that selects with that of dense attention. Each iteration runs both on the same cache; "x-dense" is how many
-// times faster the first is, the median. Package measure has the table with errors beside it.
+// This file compares the times of selective and dense attention. Each iteration runs both on the same cache; "x-dense" is the median factor
+// by which the selective one is faster. Package measure has the table with errors.
 
 import (
 	"fmt"

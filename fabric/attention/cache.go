@@ -1,22 +1,24 @@
-// Package attention computes attention over a cache of keys and values while it looks at few of them: scores of all positions are estimated by bit counts
-// on ternary copies of query and keys, the best are computed exactly, and where the estimates say that what was left out could matter all are.
+// Package attention computes attention over a cache of keys and values while it reads only a few of them. It estimates the scores of all
+// positions with bit counts on ternary copies of query and keys, evaluates the best positions exactly, and falls back to all positions if
+// the estimated error is too large. Package measure compares it with dense attention.
 //
-// A [Cache] holds keys and values in float32. Every 64 positions (a block) the keys get a ternary copy: the block's mean is taken off, the rest is
-// rotated (see rotation) and written as one or two balanced ternary digits per element with one scale per position. With m the
-// mean of position j's block, R the rotation, and k' and q' the ternary copies of R (k_j - m) and R q,
+// A [Cache] holds keys and values in float32. For every 64 positions (a block), the keys get a ternary copy: the block's mean is
+// subtracted, the rest is rotated (see rotation) and written as one or two balanced ternary digits per element, with one scale per
+// position. With m the mean of the block of position j, R the rotation, and k' and q' the ternary copies of R (k_j - m) and R q,
 //
 //	q k_j = q m + (R q) (R (k_j - m)) ~ q m + q' k'
 //
-// and q' k' is a few bit counts ([popcount.DotRows]). The mean is what keys have in common, often more than what differs; the rotation
-// spreads elements that stand out, so that the error of a ternary key has no preferred direction: that makes it predictable. [Cache.Attend] has
-// the steps that follow; [Cache.Dense] is exact.
+// and q' k' takes a few bit counts ([popcount.DotRows]). The mean is what the keys have in common, often more than their differences. The
+// rotation spreads elements that stand out, so that the error of a ternary key has no preferred direction and its effect can be predicted.
+// The further steps are described at [Cache.Attend]; [Cache.Dense] is exact.
 //
-// For d elements, a power of two of 64 or more, and p digits a position takes 8 d bytes in float32, d p / 4 + 8 for the ternary copy and d / 8 for the means.
+// For d elements (a power of two, at least 64) and p digits, a position takes 8 d bytes in float32, d p / 4 + 8 for the ternary copy and d
+// / 8 for the means.
 //
 // A Cache is for one goroutine.
 package attention
 
-// This file owns the cache: what it stores, and how positions are appended.
+// This file defines the cache: what it stores, and how positions are appended.
 
 import (
 	"errors"
@@ -25,47 +27,47 @@ import (
 	"tensorcast/fabric/vec"
 )
 
-// block is the number of positions that share a mean and become ternary at once.
+// block is the number of positions that share a mean and get their ternary copy at the same time.
 const block = 64
 
-// ErrFull means that the cache has no room for another position.
+// ErrFull says that the cache has no room for another position.
 var ErrFull = errors.New("the cache is full")
 
 // Config is the shape of a Cache.
 type Config struct {
 	Heads       int // heads of keys and values
-	Group       int // query heads for each of these
+	Group       int // query heads per head of keys and values
 	Dim         int // elements of a head's vector; multiples of 16 are fast
-	Capacity    int // positions
+	Capacity    int // largest number of positions
 	KeyDigits   int // ternary digits per element of a key, 1 or 2
-	QueryDigits int // and of a query, 1 to 3
+	QueryDigits int // ternary digits per element of a query, 1 to 3
 }
 
-// Cache has the keys and values of the positions so far.
+// Cache holds the keys and values of the positions so far.
 type Cache struct {
 	cfg      Config
 	n        int // positions
-	sealed   int // of these, how many have a ternary copy: whole blocks
+	sealed   int // positions with a ternary copy: those of complete blocks
 	heads    []head
 	rotation rotation
-	all      []int32 // 0, 1, 2, ...: every position in turn
+	all      []int32 // 0, 1, 2, ...: the list of all positions
 	scratch  scratch
 }
 
-// head is what a Cache has for one head. Rows are positions, or blocks, one after the other.
+// head is the part of a Cache for one head. Rows are positions or blocks.
 type head struct {
-	keys, values []float32 // of Dim elements
-	means        []float32 // blocks of Dim elements: the means of keys
+	keys, values []float32 // a row of Dim elements per position
+	means        []float32 // a row of Dim elements per block: the means of the keys
 	valueMeans   []float32
-	valueSquares []float32  // by block: the mean of |value|^2
-	plus, minus  [][]uint64 // by digit: rows of words
-	scales       []float32  // of the ternary copy
-	residuals    []float32  // its squared error, of the whole vector
-	residual     float64    // the sum of these
-	pauses       []int      // by query head: Options.Pause, counted down
+	valueSquares []float32  // by block: mean of |value|^2
+	plus, minus  [][]uint64 // by digit: a row of words per position
+	scales       []float32  // by position: scale of the ternary copy
+	residuals    []float32  // by position: squared error of the ternary copy
+	residual     float64    // sum of residuals
+	pauses       []int      // by query head: calls left of Options.Pause
 }
 
-// New returns an empty cache. All memory is allocated here.
+// New returns an empty cache, with all its memory allocated.
 func New(cfg Config) (*Cache, error) {
 	for _, v := range []struct {
 		name       string
@@ -107,7 +109,7 @@ func planes(digits, words int) [][]uint64 {
 // Len returns the number of positions.
 func (c *Cache) Len() int { return c.n }
 
-// Append adds a position: keys and values of all heads, Heads x Dim elements each, copied. It panics if there are not as many.
+// Append adds a position. keys and values have Heads x Dim elements each and are copied. It panics if the lengths do not fit.
 func (c *Cache) Append(keys, values []float32) error {
 	d := c.cfg.Dim
 	if len(keys) != len(c.heads)*d || len(values) != len(c.heads)*d {
@@ -129,7 +131,7 @@ func (c *Cache) Append(keys, values []float32) error {
 	return nil
 }
 
-// seal makes the ternary copy of the block at position c.sealed.
+// seal makes the ternary copy of the block that begins at position c.sealed.
 func (c *Cache) seal(h *head) {
 	d, words := c.cfg.Dim, len(c.rotation.signs)/64
 	keys, positions := h.keys[c.sealed*d:][:block*d], c.all[c.sealed:][:block]

@@ -1,6 +1,6 @@
 package attention
 
-// This file turns vectors into ternary digits: the rotation before, and the quantiser.
+// This file turns vectors into ternary digits: the rotation, and the quantiser.
 
 import (
 	"math"
@@ -10,13 +10,14 @@ import (
 	"tensorcast/fabric/vec"
 )
 
-// rotation is x -> H S x / sqrt(n), with S random signs and H the Hadamard matrix of size n: it is orthogonal, so products stay what they
-// were, and it spreads what a few elements of keys have in excess over all of them, where one step size fits all.
+// rotation is the map x -> H S x / sqrt(n), where S are random signs and H is the Hadamard matrix of size n. It is orthogonal, so products
+// do not change. It spreads large elements of keys over all elements, so that one step size fits all.
 type rotation struct {
 	signs []float32 // +-1/sqrt(n)
 }
 
-// newRotation makes the rotation for vectors of d elements, which become as many as the next power of two, 64 at least: whole words of trits.
+// newRotation returns the rotation for vectors of d elements. The rotated vectors have the next power of two elements, at least 64, so that
+// trits fill whole words.
 func newRotation(d int) rotation {
 	n := max(64, 1<<bits.Len(uint(d-1)))
 	rng := rand.New(rand.NewPCG(0x7472697473, uint64(n)))
@@ -27,7 +28,7 @@ func newRotation(d int) rotation {
 	return r
 }
 
-// apply writes the rotated x to dst, of len(r.signs) elements. Elements that x lacks are zeros.
+// apply writes the rotated x to dst, which has len(r.signs) elements. x is padded with zeros.
 func (r rotation) apply(dst, x []float32) {
 	for i, v := range x {
 		dst[i] = v * r.signs[i]
@@ -36,7 +37,7 @@ func (r rotation) apply(dst, x []float32) {
 	hadamard(dst)
 }
 
-// hadamard multiplies x, whose length is a power of two, 8 at least, with the Hadamard matrix in Sylvester's order.
+// hadamard multiplies x with the Hadamard matrix in Sylvester's order. The length of x must be a power of two, at least 8.
 func hadamard(x []float32) {
 	for i := 0; i+8 <= len(x); i += 8 {
 		y := (*[8]float32)(x[i:])
@@ -57,14 +58,15 @@ func hadamard(x []float32) {
 	}
 }
 
-// maxPlanes is the largest number of ternary digits of an element.
+// maxPlanes is the largest number of ternary digits per element.
 const maxPlanes = 3
 
-// steps has, by number of digits p, the step of the uniform quantiser with 3^p levels that has the least squared error on a normal distribution of variance
-// 1 (J. Max, "Quantizing for minimum distortion", 1960, table II and its continuation).
+// steps holds, by number of digits p, the step of the uniform quantiser with 3^p levels that has the least squared error for a standard
+// normal distribution (J. Max, "Quantizing for minimum distortion", 1960, table II and its continuation).
 var steps = [maxPlanes + 1]float32{1: 1.224, 2: 0.534, 3: 0.217}
 
-// digits has the bits of the balanced ternary digits of v at index v + 13: bit p of the low nibble is set if digit p is +1, of the high one if -1.
+// digits holds the balanced ternary digits of v at index v + 13: bit p of the low nibble is set if digit p is +1, of the high nibble if it
+// is -1.
 var digits = func() (table [27]uint8) {
 	for v := -13; v <= 13; v++ {
 		rest := v
@@ -83,8 +85,9 @@ var digits = func() (table [27]uint8) {
 	return table
 }()
 
-// ternarise writes x as scale times integers of len(plus) balanced ternary digits each: digit p in plus[p] and minus[p], bit-sliced. It returns the scale that
-// has the least squared error with these integers, and that error. The integers are the elements in steps that suit a normal distribution, rounded.
+// ternarise approximates x by scale times integers of len(plus) balanced ternary digits, with digit p bit-sliced in plus[p] and minus[p].
+// The integers are the elements divided by a step that suits a normal distribution, rounded. The returned scale has the least squared error
+// with these integers; residual is that error.
 func ternarise(plus, minus [][]uint64, x []float32) (scale, residual float32) {
 	planes := len(plus)
 	for p := range planes {
@@ -103,7 +106,7 @@ func ternarise(plus, minus [][]uint64, x []float32) (scale, residual float32) {
 	for w := range len(x) / 64 {
 		var pos, neg [maxPlanes]uint64
 		for i, v := range x[64*w:][:64] {
-			// The shift makes it positive, where truncation rounds down.
+			// The shift makes the argument positive, for which the conversion rounds down.
 			n := min(max(int32(v*inverse+64.5)-64, -level), level)
 			product += v * float32(n)
 			square += n * n

@@ -1,7 +1,7 @@
 package decompose
 
-// This file has the types with exact planes: where their blocks keep codes and scales. The blocks are described in package gguf, which decodes
-// them; here they are taken apart and put together again.
+// This file describes the types with exact planes: where their blocks keep codes and scales. It takes blocks apart and assembles them
+// again. Package gguf, which decodes them, documents their formats.
 
 import (
 	"encoding/binary"
@@ -10,22 +10,23 @@ import (
 	"tensorcast/gguf"
 )
 
-// codec is a type with exact planes. A weight is scale * (code - offset + center) - minimum, with the integer code - offset in the planes.
+// codec describes a type with exact planes. A weight is scale * (code - offset + center) - minimum; the planes hold the integer code -
+// offset.
 type codec struct {
 	planes int
 	offset int
 	center int32
-	block  int  // weights that share a scale
-	halfs  bool // a scale is a half; else a small integer times the half of 256 weights
-	min    bool // there are minima, of the scales' form
+	block  int  // weights per scale
+	halfs  bool // a scale is a half; otherwise a small integer times the half of 256 weights
+	min    bool // there are minima, in the same form as scales
 
-	// split takes whole blocks apart. It reports false if join would not rebuild them.
+	// split takes whole blocks apart. It returns false if join would not restore them.
 	split func(codes []byte, f *factors, src []byte) bool
-	// join is its inverse, for codes that split can give.
+	// join is the inverse of split.
 	join func(dst []byte, codes []byte, f *factors)
 }
 
-// factors are the scales and minima of the blocks at work.
+// factors are the scales and minima of some blocks.
 type factors struct{ scale, min part }
 
 type part struct {
@@ -51,7 +52,7 @@ var codecs = map[gguf.Type]*codec{
 	gguf.TQ2_0: {planes: 1, offset: 1, block: 256, halfs: true, split: splitT2, join: joinT2},
 }
 
-// ExactPlanes is the number of planes that Exact makes of a type; 0 if the type has none.
+// ExactPlanes is the number of planes that Exact makes for a type; 0 if the type has no exact planes.
 func ExactPlanes(t gguf.Type) int {
 	if c := codecs[t]; c != nil {
 		return c.planes
@@ -59,7 +60,7 @@ func ExactPlanes(t gguf.Type) int {
 	return 0
 }
 
-// scales makes scales for n weights in whole blocks.
+// scales allocates scales for n weights in whole blocks.
 func (c *codec) scales(n int) fabric.Scales {
 	if c.halfs {
 		return fabric.Scales{Block: c.block, Half: make([]uint16, n/c.block)}
@@ -67,7 +68,7 @@ func (c *codec) scales(n int) fabric.Scales {
 	return fabric.Scales{Block: c.block, Sub: make([]int8, n/c.block), Super: make([]uint16, n/256)}
 }
 
-// factors are those of the matrix' weights first to end-1, in whole blocks.
+// factors returns the factors of the matrix's weights from first to end-1, in whole blocks.
 func (c *codec) factors(m *fabric.Matrix, first, end int) factors {
 	cut := func(s *fabric.Scales) part {
 		if c.halfs {
@@ -87,13 +88,13 @@ func putHalf(b []byte, h uint16) { binary.LittleEndian.PutUint16(b, h) }
 func word(b []byte) uint64       { return binary.LittleEndian.Uint64(b) }
 func putWord(b []byte, w uint64) { binary.LittleEndian.PutUint64(b, w) }
 
-// ones has the lowest bit of each byte; ones times a byte has that byte in each.
+// ones has the lowest bit of each byte set; ones times a byte repeats that byte.
 const ones = 0x0101010101010101
 
-// negative turns the sign of a half: Q4_1 and Q5_1 add their minimum.
+// negative is the sign bit of a half: Q4_1 and Q5_1 add their minimum instead of subtracting it.
 const negative = 0x8000
 
-// splitNibbles takes 16 bytes apart, of which the low nibbles are the first 16 codes.
+// splitNibbles splits 16 bytes: the low nibbles are the first 16 codes, the high ones the others.
 func splitNibbles(codes, q []byte) {
 	codes, q = codes[:32], q[:16]
 	for j := 0; j < 16; j += 8 {
@@ -110,11 +111,11 @@ func joinNibbles(q, codes []byte) {
 	}
 }
 
-// splitFifth adds bits to 32 codes, each as a 16.
+// splitFifth adds the fifth bits to 32 codes.
 func splitFifth(codes, bits []byte) {
 	codes, bits = codes[:32], bits[:4]
 	for j, b := range bits {
-		// Bit i of b goes to byte i: there it is bit i, and the only one that carries into bit 7.
+		// Byte i keeps bit i of b, which the constant added then carries into bit 7.
 		w := uint64(b) * ones & 0x8040201008040201
 		w = (w + 0x00406070787c7e7f) >> 7 & ones
 		putWord(codes[8*j:], word(codes[8*j:])|w<<4)
@@ -205,7 +206,7 @@ func join51(dst []byte, codes []byte, f *factors) {
 	}
 }
 
-// The codes of Q8_0 are signed: with the top bit turned they are 128 more.
+// The codes of Q8_0 are signed; inverting the top bit adds 128.
 
 func split80(codes []byte, f *factors, src []byte) bool {
 	for i := range f.scale.half {
@@ -229,7 +230,7 @@ func join80(dst []byte, codes []byte, f *factors) {
 	}
 }
 
-// The codes of Q1_0 are 0 and 2, so that 1 is 0.
+// The codes of Q1_0 are 0 and 2; less the offset of 1 they are -1 and +1.
 
 func split10(codes []byte, f *factors, src []byte) bool {
 	for i := range f.scale.half {
@@ -285,7 +286,7 @@ func join20(dst []byte, codes []byte, f *factors) {
 	}
 }
 
-// splitPairs takes bytes apart that have two bits each of four codes 32 apart: 32 bytes for 128 codes.
+// splitPairs splits bytes with two bits each of four codes that are 32 apart: 32 bytes hold 128 codes.
 func splitPairs(codes, q []byte) {
 	for j := 0; j < len(q); j += 8 {
 		w, c := word(q[j:]), codes[j/32*128+j%32:]
@@ -365,7 +366,7 @@ func join3K(dst []byte, codes []byte, f *factors) {
 	}
 }
 
-// splitScales takes the scales and minima of Q4_K and Q5_K apart, of 6 bits each.
+// splitScales unpacks the 6-bit scales and minima of Q4_K and Q5_K.
 func splitScales(scale, min []int8, b []byte) {
 	scale, min, b = scale[:8], min[:8], b[:12]
 	for s := range 4 {
@@ -403,7 +404,7 @@ func join4K(dst []byte, codes []byte, f *factors) {
 	}
 }
 
-// splitHalves takes 128 bytes apart, of which each 32 have 32 codes in their low nibbles, and the next 32 in their high ones.
+// splitHalves splits 128 bytes: each 32 bytes hold 32 codes in their low nibbles and the next 32 in their high ones.
 func splitHalves(c, q []byte) {
 	for g := range 4 {
 		for j := 0; j < 32; j += 8 {
@@ -495,8 +496,8 @@ func join6K(dst []byte, codes []byte, f *factors) {
 	}
 }
 
-// fractions has the bytes of TQ1_0. Five digits of base 3, the first the most significant, make an integer below 243, and that over 243,
-// rounded up, is a fraction of 256 (quantize_row_tq1_0_ref in ggml-quants.c).
+// fractions converts the bytes of TQ1_0. Five base-3 digits, the most significant first, form an integer below 243; that divided by 243,
+// rounded up, is stored as a fraction of 256 (quantize_row_tq1_0_ref in ggml-quants.c).
 var fractions = func() (t struct {
 	digits [256][5]byte
 	used   [256]bool // by five digits
@@ -522,7 +523,8 @@ func fraction(digits *[5]byte) byte {
 	return byte((v*256 + 242) / 243)
 }
 
-// In a block of TQ1_0 the digits of 32 bytes are 32 weights apart, of the next 16 bytes 16, of the last 4 bytes, which have four each, 4.
+// In a block of TQ1_0, the digits of a byte are 32 weights apart in the first 32 bytes, 16 apart in the next 16, and 4 apart in the last 4,
+// which hold four digits each.
 
 func splitT1(codes []byte, f *factors, src []byte) bool {
 	ok := true
@@ -566,7 +568,7 @@ func joinT1(dst []byte, codes []byte, f *factors) {
 	}
 }
 
-// splitT2 refuses code 3, which is 2 times the scale to ggml, and no trit.
+// splitT2 returns false for code 3: for ggml it means 2 times the scale, but it is no trit.
 func splitT2(codes []byte, f *factors, src []byte) bool {
 	var both uint64
 	for i := range f.scale.half {

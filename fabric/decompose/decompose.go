@@ -1,13 +1,13 @@
-// Package decompose makes ternary planes of ggml's tensors, and weights of planes.
+// Package decompose converts ggml's tensors to matrices of ternary planes, and back to weights.
 //
-// Exact gives planes from which Bytes rebuilds the blocks of a quantised tensor bit for bit; Lossy gives fewer planes, fitted to the weights;
-// Dequantize gives the weights that planes stand for.
+// [Exact] makes planes from which [Bytes] restores the blocks of a quantised tensor bit for bit. [Lossy] makes fewer planes, fitted to the
+// weights. [Dequantize] computes the weights that planes represent. Package fabric/plan chooses between them.
 //
-// The functions work on whole tensors as rows of a matrix. A tensor of experts is its experts' rows, one after the other: no row knows of
-// another, so that an expert's slice of rows is what its own decomposition would be.
+// The functions work on whole tensors as rows of a matrix. In a tensor of experts, the rows of all experts follow each other. Rows are
+// independent, so an expert's rows are the same as if that expert had been decomposed alone.
 package decompose
 
-// This file holds what callers choose, and the sharing of rows among goroutines.
+// This file defines options and errors, and distributes rows over goroutines.
 
 import (
 	"context"
@@ -24,28 +24,29 @@ import (
 	"tensorcast/gguf"
 )
 
-// ErrInexact says that weights have no exact planes: their type has none, or their bytes are not the one encoding that Bytes rebuilds.
+// ErrInexact says that weights have no exact planes: their type has none, or their bytes are not the encoding that Bytes would restore.
 var ErrInexact = errors.New("no exact planes")
 
-// ErrNotFinite says that weights are infinite or not a number, to which planes cannot be fitted.
+// ErrNotFinite says that weights are infinite or NaN, so planes cannot be fitted to them.
 var ErrNotFinite = errors.New("a weight is not finite")
 
-// Options are those of any decomposition. The zero value is valid.
+// Options apply to all decompositions. The zero value is valid.
 type Options struct {
-	Layout   trit.Layout    // of the planes; trit.PT5Striped if it is 0
-	Workers  int            // goroutines at most; as many as GOMAXPROCS if it is 0
-	Progress func(rows int) // if it is not nil, it is called with the number of rows done so far, by one goroutine at a time
+	Layout   trit.Layout    // layout of the planes; 0: trit.PT5Striped
+	Workers  int            // largest number of goroutines; 0: GOMAXPROCS
+	Progress func(rows int) // if not nil, called with the number of rows done so far, by one goroutine at a time
 }
 
-// Error is how far fitted weights are from those that they were fitted to, both sums over all weights.
+// Error compares fitted weights with the original ones.
 type Error struct {
-	Signal float64 // of the squares of the weights
-	Noise  float64 // of the squares of the differences
+	Signal float64 // sum of the squared weights
+	Noise  float64 // sum of the squared differences
 }
 
-// SNR is the ratio of signal to noise in decibels: +Inf if there is no noise.
+// SNR is the ratio of signal to noise in decibels; +Inf if there is no noise.
 //
-// It is that of the products, too: with x of independent elements of equal variance, the noise of Wx is to Wx as that of W is to W.
+// The same ratio holds for products: if the elements of x are independent with equal variance, the noise of Wx relative to Wx is the noise
+// of W relative to W.
 func (e Error) SNR() float64 {
 	if e.Noise == 0 {
 		return math.Inf(1)
@@ -53,10 +54,10 @@ func (e Error) SNR() float64 {
 	return 10 * math.Log10(e.Signal/e.Noise)
 }
 
-// chunk is about how many weights a goroutine takes at once: enough to make the taking cheap, few enough for an end within milliseconds.
+// chunk is about how many weights a goroutine takes at a time: enough to make the overhead small, few enough to end within milliseconds.
 const chunk = 1 << 18
 
-// eachRows calls do for ranges of rows that together are all rows, from several goroutines at once.
+// eachRows calls do concurrently for ranges of rows that cover all rows.
 func (o *Options) eachRows(ctx context.Context, rows, cols int, do func(first, end int) error) error {
 	workers := o.Workers
 	if workers <= 0 {
@@ -91,7 +92,7 @@ func (o *Options) eachRows(ctx context.Context, rows, cols int, do func(first, e
 	return ctx.Err()
 }
 
-// begin makes a matrix without terms, and checks that src holds it. It returns the bytes of a row of src.
+// begin returns a matrix without terms, after checking that src has the right size. It also returns the bytes per row of src.
 func (o *Options) begin(t gguf.Type, rows, cols int, src []byte) (*fabric.Matrix, int, error) {
 	layout := o.Layout
 	if layout == 0 {

@@ -1,6 +1,6 @@
 package decompose
 
-// This file computes the weights that planes stand for.
+// This file computes the weights that planes represent.
 
 import (
 	"errors"
@@ -12,10 +12,10 @@ import (
 
 var errShape = errors.New("planes or scales do not have the matrix' size")
 
-// Dequantize writes a row's weights to dst, which has m.Cols elements. Those of an exact matrix are, bit for bit, what ggml and
-// gguf.Dequantize make of the original blocks; the sign of a NaN may differ. Sums are over the terms in their order, in float32.
+// Dequantize writes a row's weights to dst, which has m.Cols elements. For an exact matrix they are, bit for bit, what ggml and
+// gguf.Dequantize compute from the original blocks, except for the sign of NaNs. Terms are summed in order, in float32.
 //
-// The error wraps trit.ErrInvalid if planes hold what are no trits; a matrix whose parts do not have its size is an error, too. Any number of
+// The error wraps trit.ErrInvalid if planes hold invalid trits. A matrix whose parts have the wrong size is an error, too. Any number of
 // goroutines may call it.
 func Dequantize(dst []float32, m *fabric.Matrix, row int) error {
 	if len(dst) != m.Cols || row < 0 || row >= m.Rows {
@@ -35,7 +35,7 @@ func Dequantize(dst []float32, m *fabric.Matrix, row int) error {
 			if s.Block > 0 && c%s.Block == 0 {
 				scale = factor(s, row, m.Cols, c)
 			}
-			// The first is no sum with 0, which would lose the sign of -0.
+			// The first term is assigned, because adding it to 0 would lose the sign of -0.
 			if w := float32(scale * float32(v)); i == 0 {
 				dst[c] = w
 			} else {
@@ -55,7 +55,7 @@ func Dequantize(dst []float32, m *fabric.Matrix, row int) error {
 	return nil
 }
 
-// factor is the scale of a block: as ggml has it, the half times the small integer, if there is one.
+// factor is the scale of a block: the half, times the small integer if there is one, computed as in ggml.
 func factor(s *fabric.Scales, row, cols, col int) float32 {
 	block := row*ceilDiv(cols, s.Block) + col/s.Block
 	if s.Sub == nil {
@@ -64,7 +64,7 @@ func factor(s *fabric.Scales, row, cols, col int) float32 {
 	return float32(half.Float32(s.Super[row*ceilDiv(cols, 256)+col/256]) * float32(s.Sub[block]))
 }
 
-// integers gives what a term's planes and center are in a row. trits is scratch of the same length.
+// integers computes the integers of a term's planes and center in a row. trits is scratch of the same length.
 func integers(dst []int32, trits []int8, m *fabric.Matrix, term *fabric.Term, row int) error {
 	for c := range dst {
 		dst[c] = term.Center
@@ -83,7 +83,7 @@ func integers(dst []int32, trits []int8, m *fabric.Matrix, term *fabric.Term, ro
 	return nil
 }
 
-// checkPlanes checks that planes and scales have the matrix' size.
+// checkPlanes checks that planes and scales have the size of the matrix.
 func checkPlanes(m *fabric.Matrix) error {
 	if !m.Layout.Valid() || m.Rows <= 0 || m.Cols <= 0 || len(m.Terms) == 0 {
 		return errShape

@@ -1,10 +1,10 @@
 package decompose
 
-// This file turns codes, a byte for each weight, into planes.
+// This file converts codes, one byte per weight, to planes.
 //
-// A code c stands for the integer c - offset, whose balanced-ternary digits are the trits of the planes. All planes are made at once: a
-// table holds, for each place in a byte of trits and each code, a word with a byte for each plane, which is the digit's part in that byte.
-// The sum of five such words (four in the layout of two bits) has a whole byte of each plane, and no carries.
+// A code c represents the integer c - offset, whose balanced-ternary digits are the trits of the planes. All planes are made at the same
+// time: a table has, for each position in a byte of trits and each code, a word with one byte per plane, which is the digit's contribution
+// to that byte. The sum of five such words (four in the two-bit layout) is a complete byte of each plane; there are no carries.
 
 import (
 	"encoding/binary"
@@ -12,11 +12,11 @@ import (
 	"tensorcast/fabric/trit"
 )
 
-// tileElems is the number of weights that are converted at once: whole groups of every layout, whole blocks of every type, and few enough to stay
-// in the first cache.
+// tileElems is the number of weights that are converted at a time: whole groups of every layout, whole blocks of every type, and few enough
+// to stay in the first-level cache.
 const tileElems = 1280
 
-// places is the digits' parts: [place][code].
+// places holds the digits' contributions: [position][code].
 type places [5][256]uint64
 
 // packer writes planes of one layout.
@@ -28,7 +28,7 @@ type packer struct {
 	vector vector // for stripes
 }
 
-// newPacker makes the tables for codes of integers that fit planes; the other codes of a byte get parts without meaning.
+// newPacker makes the tables for codes whose integers fit the planes. The entries of other codes are meaningless.
 func newPacker(layout trit.Layout, planes, offset int) *packer {
 	p := &packer{layout: layout, planes: planes, offset: offset}
 	for c := range 256 {
@@ -50,7 +50,7 @@ func newPacker(layout trit.Layout, planes, offset int) *packer {
 	return p
 }
 
-// trits gives the digits of a code, least significant first.
+// trits returns the digits of a code, least significant first.
 func (p *packer) trits(t []int8, code byte) {
 	v := int(code) - p.offset
 	for d := range t {
@@ -58,14 +58,14 @@ func (p *packer) trits(t []int8, code byte) {
 	}
 }
 
-// balanced takes the least significant digit, of -1, 0 and 1, off v.
+// balanced removes the least significant balanced digit (-1, 0 or 1) from v and returns it.
 func balanced(v *int) int8 {
 	digit := ((*v+1)%3+3)%3 - 1
 	*v = (*v - digit) / 3
 	return int8(digit)
 }
 
-// pack writes n codes, 1 to tileElems, to the planes from byte at on. It may change the codes after the n-th.
+// pack writes n codes, 1 to tileElems, to the planes from byte at on. It may change codes after the n-th.
 func (p *packer) pack(planes [][]byte, at int, codes *[tileElems]byte, n int) {
 	size := p.layout.RowBytes(n)
 	elems, _ := p.layout.Group()
@@ -76,7 +76,7 @@ func (p *packer) pack(planes [][]byte, at int, codes *[tileElems]byte, n int) {
 	case trit.PT5Striped, trit.TwoBit:
 		p.stripes(planes, at, codes, size/64)
 	case trit.PT5:
-		// Bytes beyond the last, of codes without meaning, are made and dropped.
+		// Bytes beyond the last are computed, too, from meaningless codes, and dropped.
 		for j := 0; j < size; j += 8 {
 			var r [8]uint64
 			c := (*[40]byte)(codes[5*j:])
@@ -110,7 +110,7 @@ func (p *packer) pack(planes [][]byte, at int, codes *[tileElems]byte, n int) {
 	}
 }
 
-// stripesGo writes groups of 64 bytes, in which a byte's trits are 64 weights apart. Eight bytes are made at once.
+// stripesGo writes groups of 64 bytes, where the trits of a byte are 64 weights apart. It computes eight bytes at a time.
 func (p *packer) stripesGo(planes [][]byte, at int, codes *[tileElems]byte, groups int) {
 	elems, _ := p.layout.Group()
 	five := elems == 320
@@ -141,8 +141,8 @@ func (p *packer) stripesGo(planes [][]byte, at int, codes *[tileElems]byte, grou
 	}
 }
 
-// transpose exchanges byte j of word i and byte i of word j: first the quarters of the square, then theirs, then single bytes (Warren, Hacker's
-// Delight, 7-3).
+// transpose swaps byte j of word i with byte i of word j: first the quarters of the square, then the quarters of these, then single bytes
+// (Warren, Hacker's Delight, 7-3).
 func transpose(r *[8]uint64) {
 	for i := range 4 {
 		t := (r[i]>>32 ^ r[i+4]) & 0xffffffff

@@ -8,15 +8,15 @@ import (
 
 var hasVBMI = cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512VBMI
 
-// halves are the tables of stripesVBMI: as a vector permutes a table of 64 bytes, codes of more values are cut into their three low digits and
-// the others, of at most 27 values each.
+// halves are the tables of stripesVBMI. A vector lookup has 64 entries, so codes with more values are split into their three low digits and
+// the others, with at most 27 values each.
 type halves struct {
 	high  [256]byte // the code of the high digits: 13 more than their integer
-	cut   [64]byte  // what is left of a code without that, so that the rest is the code of the low digits
+	cut   [64]byte  // what to subtract from a code, so that the code of its low digits remains
 	parts [8][5][64]byte
 }
 
-// vector is what stripes needs beside the tables of places; without the processor's instructions t is nil.
+// vector is what stripes needs in addition to places. t is nil if the processor lacks the instructions.
 type vector struct {
 	t         *halves
 	low, high int // planes that are made of the codes or their low digits, and of the high ones

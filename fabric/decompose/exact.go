@@ -1,6 +1,6 @@
 package decompose
 
-// This file makes exact planes, and blocks of them.
+// This file makes exact planes from blocks, and blocks from exact planes.
 
 import (
 	"bytes"
@@ -13,11 +13,11 @@ import (
 	"tensorcast/gguf"
 )
 
-// Exact makes planes of src, rows of cols weights in blocks of type t, from which Bytes rebuilds src. They are the balanced-ternary digits of
-// the blocks' integer codes, less half their range where they have no sign; scales and minima are kept as they are, bit for bit.
+// Exact makes planes from src, rows of cols weights in blocks of type t, such that Bytes restores src. The planes are the balanced-ternary
+// digits of the blocks' integer codes, minus half their range if the codes are unsigned. Scales and minima are kept bit for bit.
 //
-// The error wraps ErrInexact if there are no such planes: ExactPlanes tells which types have none; of the others TQ1_0 and TQ2_0 have bytes
-// that are no trits. It uses several goroutines, and ends early with ctx's error.
+// The error wraps ErrInexact if there are no such planes: for types without (see ExactPlanes), and for TQ1_0 and TQ2_0 with bytes that are
+// no trits. It uses several goroutines, and ends early with ctx's error.
 func Exact(ctx context.Context, t gguf.Type, rows, cols int, src []byte, o Options) (*fabric.Matrix, error) {
 	c := codecs[t]
 	if c == nil {
@@ -62,8 +62,9 @@ func Exact(ctx context.Context, t gguf.Type, rows, cols int, src []byte, o Optio
 // errNotExact is wrapped by the errors of Bytes.
 var errNotExact = errors.New("the matrix is no exact decomposition")
 
-// Bytes writes to dst the blocks of type m.Origin that m was made of. dst has the bytes of m.Rows rows. It is an error if m is not exact or not
-// what Exact makes: if planes, scales or minima are not of the type's number and size, or hold what the type's blocks cannot.
+// Bytes writes to dst the blocks of type m.Origin from which m was made. dst must have the size of m.Rows rows. It is an error if m is not
+// exact, or is not what Exact makes: if planes, scales or minima have the wrong number or size, or values that the type's blocks cannot
+// hold.
 func Bytes(dst []byte, m *fabric.Matrix) error {
 	c := codecs[m.Origin]
 	if !m.Exact || c == nil {
@@ -97,7 +98,7 @@ func Bytes(dst []byte, m *fabric.Matrix) error {
 			row = row[len(b):]
 			f := c.factors(m, r*m.Cols+col, r*m.Cols+col+n)
 			c.join(b, codes[:n], &f)
-			// What does not fit the blocks' bits has been cut off, and is missed when they are taken apart again.
+			// Values that do not fit the blocks' bits have been truncated; this shows when the blocks are split again.
 			g := f.clone()
 			if !c.split(again[:], &g, b) || !bytes.Equal(codes[:n], again[:n]) || !f.equal(&g) || !c.inRange(ints[col:col+n]) {
 				return fmt.Errorf("rebuild %v: row %d, columns %d to %d do not fit its blocks: %w", m.Origin, r, col, col+n-1, errNotExact)
@@ -107,7 +108,7 @@ func Bytes(dst []byte, m *fabric.Matrix) error {
 	return nil
 }
 
-// inRange reports whether the integers' codes fit a byte.
+// inRange reports whether the integers' codes fit into a byte.
 func (c *codec) inRange(ints []int32) bool {
 	for _, v := range ints {
 		if code := int(v-c.center) + c.offset; code < 0 || code > 255 {
@@ -117,7 +118,7 @@ func (c *codec) inRange(ints []int32) bool {
 	return true
 }
 
-// fits checks the form of m: that of what Exact makes of the type.
+// fits checks that m has the form that Exact gives to this type.
 func (c *codec) fits(m *fabric.Matrix) error {
 	n := m.Rows * m.Cols
 	same := func(s *fabric.Scales, want bool) bool {

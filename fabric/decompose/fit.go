@@ -2,15 +2,15 @@ package decompose
 
 // This file fits the factors of planes to blocks of weights.
 //
-// With k planes a weight w becomes one of 3^k levels, sum a_p t_p. Given the factors, the best level for each weight is the nearest. Given
-// each weight's digits, the best factors solve a least-squares problem of k unknowns. Neither step makes the error larger. Where the planes
-// share one factor, a_p = 3^p a, the levels are its multiples, the nearest is found by rounding, and the least-squares problem is one
-// division.
+// With k planes, a weight w is approximated by one of 3^k levels, sum a_p t_p. Given the factors a_p, the best level for each weight is the
+// nearest. Given each weight's digits t_p, the best factors solve a least-squares problem with k unknowns. Both steps never increase the
+// error, so they are alternated. If the planes share one factor, a_p = 3^p a, the levels are multiples of a: the nearest is found by
+// rounding, and the least-squares problem is one division.
 //
-// Either finds only a minimum near to where it began: several beginnings are tried.
+// This finds only a local minimum, so several starting points are tried.
 //
-// Sixteen blocks are fitted at once, each in a lane of vectors: a row has a weight of each. Only magnitudes count, as levels come in pairs of
-// opposite signs. They are scaled by a power of two, so that the largest is near 1.
+// Sixteen blocks are fitted at a time, each in one lane of the vectors: a row holds one weight of each block. Only magnitudes are used,
+// because levels come in pairs of opposite signs. They are scaled by a power of two such that the largest is near 1.
 
 import (
 	"math"
@@ -24,20 +24,20 @@ const (
 	lanes     = 16
 )
 
-// vec has a number of each block.
+// vec has one number per block.
 type vec [lanes]float32
 
-// fitter fits groups of blocks. One goroutine uses it at a time.
+// fitter fits groups of blocks. It is for one goroutine at a time.
 type fitter struct {
 	fit Fit
-	top float32 // the largest integer of so many digits
+	top float32 // the largest integer with this number of digits
 
-	weights []float32 // of sixteen blocks, and
-	codes   []byte    // what becomes of them, where they are not in one piece
+	weights []float32 // weights of sixteen blocks, and
+	codes   []byte    // the resulting codes, if they are not contiguous
 
-	size   []vec          // the magnitudes of the blocks' weights, scaled
+	size   []vec          // magnitudes of the blocks' weights, scaled
 	digits [][lanes]int32 // the integers found for them
-	most   vec            // the largest, scaled
+	most   vec            // the largest magnitude, scaled
 	unit   [lanes]int32   // the exponents of the scales
 }
 
@@ -50,7 +50,7 @@ func newFitter(fit Fit) *fitter {
 	return f
 }
 
-// solve gives the factors of the blocks as halfs, and in digits the integer of each weight's magnitude.
+// solve computes the factors of the blocks as halfs, and in digits the integer for each weight's magnitude.
 func (f *fitter) solve(scales *[maxFree][lanes]uint16, errs *[lanes]Error) {
 	var a [maxFree]vec
 	var e sums
@@ -62,7 +62,7 @@ func (f *fitter) solve(scales *[maxFree][lanes]uint16, errs *[lanes]Error) {
 	} else {
 		a = f.alternate()
 	}
-	// What is stored are halfs: with these the digits are found.
+	// The factors are stored as halfs, so the digits are chosen for these.
 	for p := range planes {
 		for l, unit := range f.unit {
 			unit := float32(math.Ldexp(1, int(unit)))
@@ -86,8 +86,8 @@ func (f *fitter) solve(scales *[maxFree][lanes]uint16, errs *[lanes]Error) {
 	}
 }
 
-// grid gives the factors if planes share them. A few are tried, and then the best one for the integers that the best of them gives. With more
-// levels the error has more minima.
+// grid computes the factor if planes share one. It tries a few, and then the least-squares factor for the integers of the best one. With
+// more levels, the error has more local minima.
 func (f *fitter) grid() (a vec) {
 	tries, again, low, high := 8, 1, float32(0.7), float32(1.05)
 	switch {
@@ -130,24 +130,24 @@ func (f *fitter) grid() (a vec) {
 	return a
 }
 
-// starts are factors to begin with, relative to the largest magnitude: of 150 random ones, those that gave the least error together on normally
-// distributed weights in blocks of 32.
+// starts are initial factors, relative to the largest magnitude. They were chosen from 150 random ones as those that together gave the
+// least error for normally distributed weights in blocks of 32.
 var starts = [maxFree + 1][][maxFree]float32{
 	2: {{.318, .651}, {.502, .505}},
 	3: {{.128, .374, .487}, {.158, .288, .557}, {.077, .231, .692}},
 	4: {{.025, .075, .225, .675}, {.090, .129, .187, .578}, {.070, .229, .332, .344}},
 }
 
-// Steps of alternating least squares: from each start, and then from where the best start has led.
+// Numbers of steps of alternating least squares: from each starting point, and then from the best result.
 const (
 	firstSteps = 2
 	moreSteps  = 4
 )
 
-// alternate gives a factor for each plane, in rising order.
+// alternate computes a factor for each plane, in ascending order.
 func (f *fitter) alternate() [maxFree]vec {
 	var best [maxFree]vec
-	var most vec // of the gains: how much of the power the levels explain
+	var most vec // the best gain, i.e. how much of the power the levels explain
 	for _, start := range starts[f.fit.Planes] {
 		var a [maxFree]vec
 		var gain vec
@@ -170,5 +170,5 @@ func (f *fitter) alternate() [maxFree]vec {
 	return best
 }
 
-// scaleHalf is the half nearest to a factor, which is not negative; what is beyond the largest half becomes the largest.
+// scaleHalf is the half nearest to a factor, which must not be negative. Larger values become the largest half.
 func scaleHalf(x float32) uint16 { return half.Round(min(x, 65504)) }

@@ -1,14 +1,14 @@
 package decompose
 
-// This file has the loops over the weights of sixteen blocks at once. The functions of lanes_amd64.s do the same operations in the same order: no
-// product is fused with a sum, so that all processors find the same planes.
+// This file has the loops over the weights of sixteen blocks. The functions in lanes_amd64.s do the same operations in the same order, and
+// never fuse a product with a sum, so that all processors compute the same planes.
 
 import "math"
 
-// uppers is the number of combinations of digits of all planes but the lowest, opposite ones left out: those of the integers from 0.
+// uppers is the number of combinations of the digits of all planes except the lowest, without those of negative integers.
 func uppers(planes int) int { return [...]int{2: 2, 3: 5, 4: 14}[planes] }
 
-// upperDigits has the digits of those combinations, as factors, and the integers that they make with a lowest digit of 0.
+// upperDigits holds the digits of these combinations as factors; upperInts the integers that they form with a lowest digit of 0.
 var upperDigits, upperInts = func() (digits [maxFree - 1]vec, ints [lanes]int32) {
 	for c := range uppers(maxFree) {
 		rest := c
@@ -20,8 +20,8 @@ var upperDigits, upperInts = func() (digits [maxFree - 1]vec, ints [lanes]int32)
 	return digits, ints
 }()
 
-// spreadGo gives the magnitudes of sixteen blocks, which follow each other in w, a lane to each. They are scaled by 2 to the power of -unit, so
-// that the largest, most, is 1 or more (unless it is subnormal) and below 4. If a weight is not finite, most is not, and the rest has no meaning.
+// spreadGo stores the magnitudes of sixteen consecutive blocks in w, one lane per block. They are scaled by 2^-unit such that the largest,
+// most, is at least 1 (unless it is subnormal) and below 4. If a weight is not finite, most is not either, and the rest is meaningless.
 func spreadGo(size []vec, most *vec, unit *[lanes]int32, w []float32) {
 	n := len(size)
 	for l := range lanes {
@@ -39,8 +39,8 @@ func spreadGo(size []vec, most *vec, unit *[lanes]int32, w []float32) {
 	}
 }
 
-// gatherGo makes codes of the integers of magnitudes, block by block as the weights in w: offset more than the integers, which have the weights'
-// signs. The digits of an integer's opposite are the opposite ones.
+// gatherGo computes codes from the integers of magnitudes, block by block as the weights in w: the integers get the weights' signs, and
+// offset is added.
 func gatherGo(codes []byte, digits [][lanes]int32, w []float32, offset int) {
 	n := len(digits)
 	for l := range lanes {
@@ -51,8 +51,8 @@ func gatherGo(codes []byte, digits [][lanes]int32, w []float32, offset int) {
 	}
 }
 
-// gridSumsGo rounds magnitudes times s to integers of at most top. r becomes the sum of the products of these and the magnitudes, g that of
-// their squares.
+// gridSumsGo rounds magnitudes times s to integers of at most top. It sets r to the sum of the products of integers and magnitudes, g to
+// the sum of the squared integers.
 func gridSumsGo(r, g *vec, size []vec, s *vec, top float32) {
 	*r, *g = vec{}, vec{}
 	for i := range size {
@@ -68,10 +68,10 @@ func rounded(v, s, top float32) float32 {
 	return float32(int32(min(float32(v*s)+0.5, top)))
 }
 
-// sums are those of a block's squares: of its magnitudes, and of what the levels leave of them.
+// sums are, for each block, the sum of the squared magnitudes, and of the squares of the errors.
 type sums struct{ power, left vec }
 
-// gridRoundGo gives the integers that gridSums sums; they stand for multiples of a.
+// gridRoundGo computes the integers that gridSums sums up; they represent multiples of a.
 func gridRoundGo(digits [][lanes]int32, e *sums, size []vec, a, s *vec, top float32) {
 	*e = sums{}
 	for i := range size {
@@ -85,10 +85,11 @@ func gridRoundGo(digits [][lanes]int32, e *sums, size []vec, a, s *vec, top floa
 	}
 }
 
-// nearest finds the level next to v: the combination of upper digits, the lowest digit, and the distance. levels are those of the combinations.
+// nearest finds the level nearest to v: it returns the combination of upper digits, the lowest digit, and the distance. levels has the
+// levels of the combinations.
 //
-// The factors rise. Of levels below 0 none is sought, though some combinations make one that is just above 0 with the opposite of the upper digits:
-// where factors nearly repeat each other, so that it lies close to another.
+// The factors are ascending. Levels of negative integers are not considered, although with nearly equal factors some of them are just above
+// 0; another level is then close to them.
 func nearest(v, a0 float32, levels []vec, l int) (c int, digit int32, e float32) {
 	d := v
 	e = min(v, abs(v-a0))
@@ -109,7 +110,7 @@ func nearest(v, a0 float32, levels []vec, l int) (c int, digit int32, e float32)
 
 func abs(x float32) float32 { return math.Float32frombits(math.Float32bits(x) &^ (1 << 31)) }
 
-// upperLevels are the levels of combinations of upper digits.
+// upperLevels computes the levels of the combinations of upper digits.
 func upperLevels(a *[maxFree]vec, planes int) (levels [lanes]vec) {
 	for c := range uppers(planes) {
 		for l := range lanes {
@@ -122,7 +123,7 @@ func upperLevels(a *[maxFree]vec, planes int) (levels [lanes]vec) {
 	return levels
 }
 
-// assignGo gives the integers of the levels next to the magnitudes. The factors rise; those from planes on are 0.
+// assignGo computes the integers of the levels nearest to the magnitudes. The factors are ascending; those from planes on are 0.
 func assignGo(digits [][lanes]int32, e *sums, size []vec, a *[maxFree]vec, planes int) {
 	levels := upperLevels(a, planes)
 	*e = sums{}
@@ -136,8 +137,9 @@ func assignGo(digits [][lanes]int32, e *sums, size []vec, a *[maxFree]vec, plane
 	}
 }
 
-// alternateGo does steps of alternating least squares: it replaces the factors by the best ones for the digits that the magnitudes have with
-// them. The factors rise, before and after; those from planes on are 0. gain is by how much the last ones make the sum of the squares smaller.
+// alternateGo does steps of alternating least squares: each replaces the factors by the best ones for the digits that the magnitudes have
+// with the old ones. The factors are ascending, before and after; those from planes on are 0. gain is by how much the last factors reduce
+// the sum of squares.
 func alternateGo(a *[maxFree]vec, gain *vec, size []vec, planes, steps int) {
 	for range steps {
 		levels := upperLevels(a, planes)
@@ -167,8 +169,9 @@ func alternateGo(a *[maxFree]vec, gain *vec, size []vec, planes, steps int) {
 	}
 }
 
-// leastSquares solves g a = r, of which g's lower half is given. A plane that no weight needs, or that repeats others, gets a factor of 0: g has
-// small integers, so that what is left of such a plane is far below the share of 2^-10.
+// leastSquares solves g a = r, where only the lower half of g is given. A plane that no weight needs, or that depends on others, gets the
+// factor 0. Such a plane is recognised by its pivot, which is below 2^-10 of its diagonal element: g consists of small integers, so the
+// pivots of other planes are larger.
 func leastSquares(g *[maxFree][maxFree]float32, r *[maxFree]float32, gain *float32) (a [maxFree]float32) {
 	var least, inverse [maxFree]float32
 	for p := range least {

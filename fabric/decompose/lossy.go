@@ -13,15 +13,15 @@ import (
 
 // Fit says how weights are approximated.
 type Fit struct {
-	Planes int // 1 to 6; 1 to 4 if they do not share a factor
-	Block  int // columns that share factors: 16, 32, 64, 128 or 256
-	// Shared gives a block one factor, of which plane p has 3^p times: weights become its multiples, and the matrix has one term. Otherwise
-	// each plane has a factor for each block, and is a term. That is less error for as many planes, and 2 bytes a block more for each
-	// plane but the first.
+	Planes int // 1 to 6; without Shared, 1 to 4
+	Block  int // columns per block: 16, 32, 64, 128 or 256
+	// Shared gives each block one factor; plane p has 3^p times that, so weights become multiples of the factor, and the matrix has one
+	// term. Otherwise each plane has a factor for each block, and is a term of its own: this has a smaller error for the same number of
+	// planes, and takes 2 bytes more per block for each plane except the first.
 	Shared bool
 }
 
-// Check tells what is wrong with f; nil if it can be made.
+// Check returns an error if f is not valid.
 func (f Fit) Check() error {
 	most := maxFree
 	if f.Shared {
@@ -37,13 +37,14 @@ func (f Fit) Check() error {
 	return fmt.Errorf("fit planes to blocks of %d weights: 16, 32, 64, 128 and 256 are possible", f.Block)
 }
 
-// batch is about how many weights are fitted at once: many groups of blocks, that stay in the second cache.
+// batch is about how many weights are fitted at a time: many groups of blocks that fit into the second-level cache.
 const batch = 1 << 14
 
-// Lossy makes planes of src, rows of cols weights in blocks of type t, which package gguf must decode. It makes the squared error of each block
-// small by alternating least squares, for factors as they are stored, in half precision. It returns what error is left.
+// Lossy makes planes of src, rows of cols weights in blocks of type t, which package gguf must be able to decode. It reduces the squared
+// error of each block by alternating least squares, with factors as they are stored, in half precision. It returns the remaining error.
 //
-// The error wraps ErrNotFinite if a weight is not finite, and gguf.ErrNoDecoder. It uses several goroutines, and ends early with ctx's error.
+// The error wraps ErrNotFinite if a weight is not finite, or gguf.ErrNoDecoder. It uses several goroutines, and ends early with ctx's
+// error.
 func Lossy(ctx context.Context, t gguf.Type, rows, cols int, src []byte, fit Fit, o Options) (*fabric.Matrix, Error, error) {
 	m, rowBytes, err := o.begin(t, rows, cols, src)
 	if err != nil {
@@ -63,7 +64,7 @@ func Lossy(ctx context.Context, t gguf.Type, rows, cols int, src []byte, fit Fit
 		m.Terms = append(m.Terms, term)
 		planes = append(planes, term.Planes...)
 	}
-	// The integers of six digits are too many for codes of a byte.
+	// The integers of six digits do not fit into a code of one byte.
 	digits := fit.Planes
 	if fit.Planes == maxPlanes {
 		digits = 3
@@ -79,7 +80,7 @@ func Lossy(ctx context.Context, t gguf.Type, rows, cols int, src []byte, fit Fit
 		f := newFitter(fit)
 		step := max(1, batch/cols)
 		weights := make([]float32, min(step, end-first)*cols)
-		// With six digits there are two codes of three each for a weight.
+		// With six digits, a weight has two codes of three digits each.
 		codes := [2][]byte{make([]byte, len(weights))}
 		if digits < fit.Planes {
 			codes[1] = make([]byte, len(weights))
@@ -117,8 +118,8 @@ func Lossy(ctx context.Context, t gguf.Type, rows, cols int, src []byte, fit Fit
 	return m, total, nil
 }
 
-// rows fits n rows, of which w has the weights, to planes: it writes the scales of m's rows from first on, and the codes of the weights'
-// integers, which are offset more: one code of all digits, or two of three digits, the low ones first.
+// rows fits n rows, whose weights are in w. It writes the scales of m's rows from first on, and the codes of the weights' integers, which
+// are increased by offset: one code with all digits, or two with three digits each, the low ones first.
 func (f *fitter) rows(m *fabric.Matrix, codes *[2][]byte, offset int, errs []Error, w []float32, first, n int) error {
 	cols, size := m.Cols, f.fit.Block
 	perRow := ceilDiv(cols, size)
@@ -131,7 +132,7 @@ func (f *fitter) rows(m *fabric.Matrix, codes *[2][]byte, offset int, errs []Err
 	for group := 0; group < n*perRow; group += lanes {
 		used := min(lanes, n*perRow-group)
 		at, _ := bounds(group)
-		// Blocks that are short, or missing, are filled up with zeros, which change nothing.
+		// Short or missing blocks are filled up with zeros, which do not affect the others.
 		whole := used == lanes && cols%size == 0
 		in := w[at:]
 		if !whole {

@@ -1,10 +1,11 @@
 package hyper
 
-// This file owns block codes: sparse vectors that can be bound.
+// This file implements block codes: sparse vectors that can be bound.
 //
-// The product of two vectors with few trits has next to none. In a block code every block of 64 positions has one trit that is not 0 (1.6 % of all),
-// and binding adds positions modulo 64 and multiplies signs: the bound vector is as sparse as its factors, and like neither. A block is a word, so
-// that binding is a rotation. (Laiho et al., "High-dimensional computing with sparse vectors", 2015, here with signs.)
+// The element-wise product of two sparse vectors is nearly empty. A block code has exactly one trit that is not 0 in each block of 64
+// positions (1.6 % of all), and binding adds the positions modulo 64 and multiplies the signs. So the result is as sparse as its factors,
+// and similar to neither. As a block is one word, binding is a rotation. (Laiho et al., "High-dimensional computing with sparse vectors",
+// 2015, here with signs.)
 
 import (
 	"math/bits"
@@ -14,7 +15,7 @@ import (
 // BlockLength is the number of trits in a block.
 const BlockLength = 64
 
-// RandomBlocks fills v with a block code: one trit of +1 or -1 in every word.
+// RandomBlocks fills v with a random block code: one trit of +1 or -1 in every word.
 func RandomBlocks(v Vector, rng *rand.Rand) {
 	for w := range v.Plus {
 		r := rng.Uint64()
@@ -24,10 +25,10 @@ func RandomBlocks(v Vector, rng *rand.Rand) {
 	}
 }
 
-// BlockBind sets dst to a bound by the block code key. a may be any vector, as a sum of block codes. dst may be a or key.
+// BlockBind sets dst to a bound with the block code key. a may be any vector, for example a sum of block codes. dst may be a or key.
 func BlockBind(dst, a, key Vector) { turn(dst, a, key, 1) }
 
-// BlockUnbind takes the binding by key back. dst may be a or key.
+// BlockUnbind reverses the binding with key. dst may be a or key.
 func BlockUnbind(dst, a, key Vector) { turn(dst, a, key, -1) }
 
 func turn(dst, a, key Vector, direction int) {

@@ -1,6 +1,6 @@
 package hyper
 
-// This file owns the measurement of what a bundle can hold, beside what theory expects.
+// This file measures how much a bundle can hold, and compares with theory.
 
 import (
 	"context"
@@ -14,17 +14,17 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Coding is a way to keep key-value pairs in a bundle.
+// Coding is a way to store key-value pairs in a bundle.
 type Coding int
 
 const (
 	Majority      Coding = iota // dense vectors, signs of the sum
 	Thresholded                 // dense vectors, signs of the sum beyond 0.6 standard deviations
-	Exact                       // dense vectors, the sum's digits
+	Exact                       // dense vectors, all digits of the sum
 	Blocks                      // block codes (1.6 % of the trits), signs of the sum
-	SparseProduct               // sparse vectors (2 % of the trits), element-wise products, signs of the sum: what does not work
-	Nested                      // records of records of records, as many fields on each level; read by path
-	NestedCleanup               // the same, each record on the path looked up among those of its level
+	SparseProduct               // sparse vectors (2 % of the trits), element-wise products, signs of the sum; shows that this does not work
+	Nested                      // records of records of records, with the same number of fields on each level; read by path
+	NestedCleanup               // the same, with each record on the path looked up among those of its level
 )
 
 var codings = [...]string{"majority", "thresholded", "exact", "blocks", "sparse-product", "nested", "nested-cleanup"}
@@ -45,10 +45,10 @@ func (c Coding) String() string {
 	return codings[c]
 }
 
-// MarshalText gives the coding's name.
+// MarshalText returns the coding's name.
 func (c Coding) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
 
-// UnmarshalText takes the coding's name.
+// UnmarshalText parses the coding's name.
 func (c *Coding) UnmarshalText(text []byte) error {
 	for i, name := range codings {
 		if string(text) == name {
@@ -65,35 +65,35 @@ const (
 	levels        = 3
 )
 
-// CapacityConfig says what Capacity measures: each coding with each dimension and number of items.
+// CapacityConfig says what Capacity measures: each coding with each dimension and each number of items.
 type CapacityConfig struct {
 	Codings    []Coding
 	Dims       []int // multiples of 64
-	Items      []int // pairs in a bundle, up to 4096; nested codings take only cubes, as they have as many fields on each level
-	Candidates int   // values that the memory knows; 0 for as many as items
+	Items      []int // pairs in a bundle, at most 4096; nested codings require cubes, because they have the same number of fields on each level
+	Candidates int   // values that the memory knows; 0: as many as items
 	Queries    int   // per row, over as many fresh bundles as needed
 	Seed       uint64
 }
 
-// CapacityRow is the outcome for one coding, dimension and number of items.
+// CapacityRow is the result for one coding, dimension and number of items.
 type CapacityRow struct {
 	Coding     Coding  `json:"coding"`
 	Dim        int     `json:"dim"`
 	Items      int     `json:"items"`
 	Candidates int     `json:"candidates"`
 	Queries    int     `json:"queries"`
-	Measured   float64 `json:"measured"`  // share of queries whose best match is the value that was put in
-	Predicted  float64 `json:"predicted"` // by theory, see theory.go
+	Measured   float64 `json:"measured"`  // share of queries whose best match is the right value
+	Predicted  float64 `json:"predicted"` // the same by theory, see theory.go
 }
 
-// StandardError is Measured's if Predicted is true and all queries are independent.
+// StandardError is the standard error of Measured if Predicted is true and all queries are independent.
 func (r CapacityRow) StandardError() float64 {
 	return math.Sqrt(r.Predicted * (1 - r.Predicted) / float64(r.Queries))
 }
 
 const maxItems = 4096
 
-// Check tells what is wrong with a configuration.
+// Check returns an error if the configuration is not valid.
 func (c CapacityConfig) Check() error {
 	var errs []error
 	for _, x := range c.Codings {
@@ -120,8 +120,8 @@ func (c CapacityConfig) Check() error {
 	return errors.Join(errs...)
 }
 
-// Capacity measures all rows, on all processors. The same configuration gives the same rows. progress, if not nil, is called after
-// each row, by one goroutine at a time. It fails on a configuration that Check refuses, and when ctx ends: then the rows that are done come with
+// Capacity measures all rows, on all processors. The same configuration always gives the same rows. progress, if not nil, is called after
+// each row, by one goroutine at a time. It fails for a configuration that Check rejects. When ctx ends, it returns the complete rows with
 // ctx's error.
 func Capacity(ctx context.Context, c CapacityConfig, progress func(done, total int)) ([]CapacityRow, error) {
 	if err := c.Check(); err != nil {
@@ -172,7 +172,7 @@ func Capacity(ctx context.Context, c CapacityConfig, progress func(done, total i
 	return rows, nil
 }
 
-// root is the number of fields on each level of n values, 0 if n is no cube.
+// root is the number of fields on each level for n values; 0 if n is no cube.
 func root(n int) int {
 	if b := int(math.Round(math.Cbrt(float64(n)))); b*b*b == n {
 		return b
@@ -180,9 +180,9 @@ func root(n int) int {
 	return 0
 }
 
-// measure fills in what is measured and predicted.
+// measure fills in the measured and predicted values.
 func (r *CapacityRow) measure(ctx context.Context, seed uint64) error {
-	// A generator of its own for each row, so that neither the order of rows nor their choice matters.
+	// Each row has its own generator, so that its result does not depend on the other rows.
 	rng := rand.New(rand.NewPCG(seed, uint64(r.Coding)<<56|uint64(r.Dim)<<28|uint64(r.Items)<<14|uint64(r.Candidates)))
 	trial := newPairs
 	if r.Coding >= Nested {
@@ -230,7 +230,7 @@ func (r *CapacityRow) predict() float64 {
 	return bestOf(r.Dim, 1, mean, active, overall, others)
 }
 
-// values returns a memory of the row's candidates, and which of them each item has: different ones, as far as there are enough.
+// values returns a memory of the row's candidates, and which of them each item has: different ones, if there are enough.
 func (r *CapacityRow) values(random func(Vector), rng *rand.Rand) (m *Memory, item []int) {
 	m = NewMemory(r.Dim, r.Candidates)
 	v := New(r.Dim)
@@ -244,7 +244,8 @@ func (r *CapacityRow) values(random func(Vector), rng *rand.Rand) (m *Memory, it
 	return m, item[:r.Items]
 }
 
-// newPairs makes a bundle of key-value pairs. The function that it returns asks for the value of one key, and reports whether the right one was found.
+// newPairs makes a bundle of key-value pairs. The returned function queries the value of a key, and reports whether the right one was
+// found.
 func newPairs(r *CapacityRow, rng *rand.Rand) func(i int) bool {
 	random, bind, unbind := func(v Vector) { Random(v, rng) }, Bind, Bind
 	switch r.Coding {
@@ -284,12 +285,12 @@ func newPairs(r *CapacityRow, rng *rand.Rand) func(i int) bool {
 	}
 }
 
-// newTree makes a record of records of records of values, and like newPairs a function that asks for the value at the end of one path.
+// newTree makes a record of records of records of values. Like newPairs it returns a function that queries the value at the end of a path.
 func newTree(r *CapacityRow, rng *rand.Rand) func(i int) bool {
 	b := root(r.Items)
 	random := func(v Vector) { Random(v, rng) }
 	m, item := r.values(random, rng)
-	var roles [levels][]Vector // the same roles in all records of a level
+	var roles [levels][]Vector // all records of a level have the same roles
 	for l := range roles {
 		for range b {
 			role := New(r.Dim)
@@ -297,7 +298,7 @@ func newTree(r *CapacityRow, rng *rand.Rand) func(i int) bool {
 			roles[l] = append(roles[l], role)
 		}
 	}
-	// Value (i*b + j)*b + k is under the path i, j, k; records are in order, too.
+	// Value (i*b + j)*b + k is at the path i, j, k; records are numbered in the same way.
 	level := m
 	of := item
 	var memories [levels]*Memory // what the fields of each level's records hold

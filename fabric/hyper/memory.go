@@ -1,6 +1,6 @@
 package hyper
 
-// This file owns the cleanup memory: known vectors, and which of them a noisy one is.
+// This file implements the cleanup memory: known vectors, among which it finds the one most similar to a noisy vector.
 
 import (
 	"fmt"
@@ -8,7 +8,7 @@ import (
 	"tensorcast/fabric/popcount"
 )
 
-// Memory holds known vectors of one dimension, by number in the order of adding.
+// Memory holds known vectors of one dimension, numbered in the order in which they were added.
 type Memory struct {
 	words, n    int
 	plus, minus []uint64
@@ -33,21 +33,21 @@ func (m *Memory) Add(v Vector) int {
 	return m.n - 1
 }
 
-// At is vector i. Changing its trits changes the memory. It is valid until the next Add.
+// At returns vector i. Changing its trits changes the memory. It is valid until the next Add.
 func (m *Memory) At(i int) Vector {
 	first, end := i*m.words, (i+1)*m.words
 	return Vector{m.plus[first:end:end], m.minus[first:end:end]}
 }
 
-// Scores sets dst, of Len elements, to the dot products with the query: sum of 3^p query[p], digits as Sum.Digits makes them, or one vector.
-// They are exact modulo 2^32.
+// Scores sets dst, which has Len elements, to the dot products with the query: one vector, or the digits of a sum as from Sum.Digits (then
+// the query is sum of 3^p query[p]). They are exact modulo 2^32.
 func (m *Memory) Scores(dst []int32, query ...Vector) {
 	if len(dst) != m.n {
 		panic(fmt.Sprintf("hyper: %d scores of %d vectors", len(dst), m.n))
 	}
 	clear(dst)
 	var part [64]int32
-	for first := 0; first < m.n; first += len(part) { // few vectors at a time: they stay in the cache while the digits change
+	for first := 0; first < m.n; first += len(part) { // few vectors at a time, so that they stay in the cache while the digits change
 		rows := min(len(part), m.n-first)
 		plus, minus := m.plus[first*m.words:(first+rows)*m.words], m.minus[first*m.words:(first+rows)*m.words]
 		scale := int32(1)
@@ -61,14 +61,14 @@ func (m *Memory) Scores(dst []int32, query ...Vector) {
 	}
 }
 
-// Match is a vector of a memory, and its dot product with what was looked for.
+// Match is a vector of a memory, and its dot product with the query.
 type Match struct {
 	Item  int
 	Score int32
 }
 
-// Top fills dst with the best scores, the best first, of equal ones the lower number first, and returns how many there are:
-// len(dst), or fewer if there are fewer scores.
+// Top fills dst with the best scores, the best first (of equal ones, the lower number first), and returns how many there are: len(dst), or
+// fewer if there are fewer scores.
 func Top(dst []Match, scores []int32) int {
 	n := 0
 	for i, s := range scores {

@@ -1,30 +1,32 @@
 package hyper
 
-// This file owns records: bundles of values under roles, nested, and edited in place.
+// This file implements records: bundles of values under roles, which can be nested and edited in place.
 //
-// A record is the ternary form of the sum of role * P(value) over its fields, where * is Bind and P is Permute by 1. A value may be the ternary form of a
-// record. A path of roles r0, r1, .. then stands before the value as r0 * P(r1) * P^2(r2) ..: its order matters, and the same roles may serve
-// on each level. Since P moves a trit by one place and Bind keeps its place, one trit of a value touches one count of each record that it is in.
+// A record is the ternary form of the sum of role * P(value) over its fields, where * is Bind and P is Permute by 1. A value may itself be
+// the ternary form of a record. Then the value at a path of roles r0, r1, .. is multiplied by r0 * P(r1) * P^2(r2) ..: the order of the
+// path matters, and the same roles can be used on each level. As P moves each trit by one place and Bind does not move it, a trit of a
+// value affects one count of each record that contains the value.
 
 import "math/bits"
 
-// Record is a bundle that is kept with its counts, so that changes are exact: whatever was changed in whatever order, the record is the same, bit for
-// bit, as one built afresh. It must not be changed by several goroutines at once, nor while one reads it or a record that it is in.
+// Record is a bundle that is kept with its counts, so that changes are exact: after any changes in any order, the record is the same, bit
+// for bit, as one built from scratch. It must not be changed concurrently, nor while it, or a record that contains it, is being read.
 type Record struct {
 	sum       *Sum
 	trits     Vector
 	term      Vector // scratch
 	threshold int32
-	parent    *Record // nil if the record is in none
+	parent    *Record // nil if the record is in no other
 	role      Vector  // its role there
 }
 
-// NewRecord returns an empty record for vectors of d trits; threshold as in Sum.Ternary.
+// NewRecord returns an empty record for vectors of d trits; threshold is as in Sum.Ternary.
 func NewRecord(d int, threshold int32) *Record {
 	return &Record{sum: NewSum(d), trits: New(d), term: New(d), threshold: threshold}
 }
 
-// Child returns a new, empty record in r under role, with r's threshold. r follows all its changes. The child keeps role, whose trits must not change.
+// Child returns a new, empty record in r under role, with r's threshold. r follows all its changes. The child keeps a reference to role,
+// whose trits must not change.
 func (r *Record) Child(role Vector) *Record {
 	r.sum.vector(role)
 	c := NewRecord(r.trits.Dim(), r.threshold)
@@ -32,13 +34,13 @@ func (r *Record) Child(role Vector) *Record {
 	return c
 }
 
-// Vector is the record's ternary form. It follows the record's changes and must not be changed otherwise.
+// Vector is the record's ternary form. It is updated when the record changes, and must not be changed by the caller.
 func (r *Record) Vector() Vector { return r.trits }
 
 // Put adds value under role.
 func (r *Record) Put(role, value Vector) { r.add(role, value, 1) }
 
-// Delete takes away what was put under role. With any other value than that it adds noise instead.
+// Delete removes what was put under role. value must be the same; any other value adds noise.
 func (r *Record) Delete(role, value Vector) { r.add(role, value, -1) }
 
 func (r *Record) add(role, value Vector, weight int32) {
@@ -59,13 +61,13 @@ func (r *Record) add(role, value Vector, weight int32) {
 	}
 }
 
-// tell makes the parent follow trit i, which grew by delta.
+// tell updates the parent for trit i, which has grown by delta.
 func (r *Record) tell(i int, delta int8) {
 	next := (i + 1) % r.trits.Dim()
 	r.parent.bump(next, r.role.At(next)*delta)
 }
 
-// bump adds delta to count i, and changes what follows from it.
+// bump adds delta to count i and updates the trit and the parent.
 func (r *Record) bump(i int, delta int8) {
 	c := r.sum.Counts[i] + int32(delta)
 	r.sum.Counts[i] = c
@@ -86,8 +88,8 @@ func (r *Record) bump(i int, delta int8) {
 	}
 }
 
-// Read sets dst to the value under a path of roles of the record v, with the noise of all that v holds besides: a Memory tells what it is.
-// scratch is overwritten; it and dst must not overlap each other or the others.
+// Read sets dst to the value at a path of roles of the record v, plus noise from everything else in v: use a Memory to identify it. scratch
+// is overwritten. scratch and dst must not overlap each other or the arguments.
 func Read(dst, scratch, v Vector, path ...Vector) {
 	dst.check(scratch, v)
 	dst.Copy(v)
@@ -97,14 +99,14 @@ func Read(dst, scratch, v Vector, path ...Vector) {
 	}
 }
 
-// Lens is a view of the value under one role of a record: what is set in it is set in the record, and in all that the record is in.
+// Lens is a view of the value under one role of a record. Changes through it change the record, and all records that contain it.
 type Lens struct {
 	record      *Record
 	role, value Vector
 }
 
-// Lens returns a view of the value under role, which must be what was put there: known, or found by Open. The lens copies value; it keeps
-// role, whose trits must not change.
+// Lens returns a view of the value under role. value must be what was put there: known to the caller, or found by Open. The lens copies
+// value; it keeps a reference to role, whose trits must not change.
 func (r *Record) Lens(role, value Vector) *Lens {
 	r.sum.vector(role)
 	own := New(r.trits.Dim())
@@ -112,8 +114,8 @@ func (r *Record) Lens(role, value Vector) *Lens {
 	return &Lens{r, role, own}
 }
 
-// Open reads the value under role and returns a view of the vector of m that it is most like, and the match. If that is not what was put there (a full
-// record, a value that a lens has changed and m does not know), edits add noise.
+// Open reads the value under role, looks up the most similar vector of m, and returns a view of that, and the match. If this is not the
+// value that was put there (the record is too full, or a lens has changed the value to one that m does not know), edits add noise.
 func (r *Record) Open(role Vector, m *Memory) (*Lens, Match) {
 	noisy := New(r.trits.Dim())
 	Read(noisy, r.term, r.trits, role)
@@ -124,10 +126,10 @@ func (r *Record) Open(role Vector, m *Memory) (*Lens, Match) {
 // At returns trit i of the value.
 func (l *Lens) At(i int) int8 { return l.value.At(i) }
 
-// Value is the value, to be read, or added to a Memory that shall know it. It follows the lens's changes and must not be changed otherwise.
+// Value is the current value, to be read or added to a Memory. It follows the lens's changes and must not be changed by the caller.
 func (l *Lens) Value() Vector { return l.value }
 
-// Set makes trit i of the value what the sign of t is, at the cost of one count per level of nesting.
+// Set sets trit i of the value to the sign of t. It costs one count per level of nesting.
 func (l *Lens) Set(i int, t int8) {
 	old := l.value.At(i)
 	l.value.Set(i, t)
@@ -137,7 +139,7 @@ func (l *Lens) Set(i int, t int8) {
 	}
 }
 
-// Replace makes the value another one.
+// Replace replaces the value.
 func (l *Lens) Replace(value Vector) {
 	l.record.Delete(l.role, l.value)
 	l.record.Put(l.role, value)

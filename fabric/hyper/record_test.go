@@ -2,7 +2,7 @@ package hyper
 
 import "testing"
 
-// tree is records of records of records of values, built in one go: what edits in place must come to.
+// tree is records of records of records of values, built from scratch: edits in place must give the same.
 type tree struct {
 	d, b   int
 	roles  [3][]Vector

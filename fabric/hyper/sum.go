@@ -1,16 +1,16 @@
 package hyper
 
-// This file owns bundles: exact sums of vectors, and their ternary forms.
+// This file implements bundles: exact sums of vectors, and their ternary forms.
 
 import "math/bits"
 
-// Sum is a sum of vectors: a count per position, which stays exact as long as fewer than 2^31 vectors are added.
+// Sum is a sum of vectors: a count per position, which is exact as long as fewer than 2^31 vectors are added.
 type Sum struct{ Counts []int32 }
 
 // NewSum returns the sum of no vectors of d trits. It panics unless d is a positive multiple of 64.
 func NewSum(d int) *Sum { return &Sum{make([]int32, New(d).Dim())} }
 
-// Add adds v times weight; a negative weight takes away what was added.
+// Add adds v times weight; a negative weight removes what was added.
 func (s *Sum) Add(v Vector, weight int32) {
 	s.vector(v)
 	for w := range v.Plus {
@@ -24,7 +24,7 @@ func (s *Sum) Add(v Vector, weight int32) {
 	}
 }
 
-// vector panics if v's dimension is not the sum's.
+// vector panics if v does not have the sum's dimension.
 func (s *Sum) vector(v Vector) {
 	v.check()
 	if v.Dim() != len(s.Counts) {
@@ -32,9 +32,9 @@ func (s *Sum) vector(v Vector) {
 	}
 }
 
-// Ternary sets dst to the signs of the counts that are beyond threshold, which must not be negative, and to 0 elsewhere: with threshold 0 the
-// majority, in which ties are 0. About 0.6 standard deviations of the counts keep the most of them in one trit: a correlation of 0.90, where
-// the majority has sqrt(2/pi) = 0.80 (both for normal counts).
+// Ternary sets dst to the signs of those counts whose magnitude is above threshold, and to 0 elsewhere. threshold must not be negative; 0
+// gives the majority, with 0 for ties. A threshold of about 0.6 standard deviations of the counts preserves most: a correlation of 0.90
+// with the counts, compared with sqrt(2/pi) = 0.80 for the majority (both for normally distributed counts).
 func (s *Sum) Ternary(dst Vector, threshold int32) {
 	s.vector(dst)
 	for w := range dst.Plus {
@@ -45,14 +45,14 @@ func (s *Sum) Ternary(dst Vector, threshold int32) {
 // word is the ternary form of counts 64w to 64w+63.
 func (s *Sum) word(w int, threshold int32) (plus, minus uint64) {
 	const sign = 1 << 31
-	for _, c := range s.Counts[64*w:][:64] { // shifts by a variable would cost more
+	for _, c := range s.Counts[64*w:][:64] { // shifting by a variable would be slower
 		plus = plus>>1 | uint64(uint32(threshold-c)&sign)<<32
 		minus = minus>>1 | uint64(uint32(c+threshold)&sign)<<32
 	}
 	return plus, minus
 }
 
-// Threshold returns the least threshold that leaves the given share of trits, or less, not 0.
+// Threshold returns the least threshold with which at most the given share of trits is not 0.
 func (s *Sum) Threshold(density float64) int32 {
 	most := int32(0)
 	for _, c := range s.Counts {
@@ -72,8 +72,8 @@ func (s *Sum) Threshold(density float64) int32 {
 	return 0
 }
 
-// Digits sets dst to the balanced-ternary digits of the counts: count = sum of 3^p dst[p]. It reports whether there were enough of them:
-// k digits reach to (3^k - 1)/2. With all digits as its query, a Memory scores the sum itself, which loses nothing to rounding.
+// Digits sets dst to the balanced-ternary digits of the counts: count = sum of 3^p dst[p]. It reports whether there were enough digits: k
+// digits reach (3^k - 1)/2. With all digits as its query, a Memory scores the exact sum, without the loss of rounding to one trit.
 func (s *Sum) Digits(dst []Vector) bool {
 	for _, v := range dst {
 		s.vector(v)

@@ -1,26 +1,26 @@
 package hyper
 
-// This file owns what is to be expected: how often the right vector is found, by the theory of sums of independent random trits.
+// This file predicts how often the right vector is found, from the theory of sums of independent random trits.
 //
-// A bundle's trit S is a function of the sum of one pair's trit x (+1 or -1) and of those of the other pairs. Unbinding and multiplying with the right value,
-// its score is a sum of independent terms with mean r = E[S x]; the score of any other vector has mean 0. Both are normal for many terms. For N dense pairs
-// the majority has r = sqrt(2/(pi N)) for large N, and with D trits the signal is d' = r sqrt(D) = sqrt(2/pi) sqrt(D/N) standard deviations: the rule of
-// sqrt(D/N). Rounding at the best threshold makes the factor 0.90, no rounding 1. A block code of D/64 trits has the same d' as long
-// as N is below 64, where few trits meet.
+// A trit S of a bundle is a function of the sum of one pair's trit x (+1 or -1) and those of the other pairs. After unbinding and
+// multiplying by the right value, its score is a sum of independent terms with mean r = E[S x]; the score of any other vector has mean 0.
+// With many terms both are normally distributed. For N dense pairs, the majority has r = sqrt(2/(pi N)) for large N, so with D trits the
+// signal is d' = r sqrt(D) = sqrt(2/pi) sqrt(D/N) standard deviations: it grows with sqrt(D/N). Rounding at the best threshold makes the
+// factor 0.90, no rounding 1. A block code of D/64 trits has the same d' while N is below 64, because few of its trits collide.
 
 import "math"
 
-// walk is the distribution of a sum of steps of +1, 0 and -1: element i is the probability of i - len/2.
+// walk is the distribution of a sum of steps of +1, 0 and -1: element i is the probability of the sum i - len/2.
 type walk []float64
 
-// newWalk is the sum of no steps, with room for sums up to reach.
+// newWalk is the sum of no steps, with room for sums from -reach to reach.
 func newWalk(reach int) walk {
 	w := make(walk, 2*reach+1)
 	w[reach] = 1
 	return w
 }
 
-// step adds a step. What leaves the reach is dropped.
+// step adds a step. Sums beyond the reach are dropped.
 func (w walk) step(up, down float64) {
 	before := 0.0
 	for i, here := range w {
@@ -32,8 +32,8 @@ func (w walk) step(up, down float64) {
 	}
 }
 
-// transfer says what a bundle of n pairs does to the trits of one of them. A pair's trit is not 0 with probability density. With x that trit,
-// mean is E[S x] where x is not 0, active P(S not 0) there, and overall P(S not 0) anywhere.
+// transfer describes what a bundle of n pairs does to the trits of one of them. A pair's trit is not 0 with probability density. Let x be
+// that trit: mean is E[S x] where x is not 0, active is P(S not 0) there, and overall is P(S not 0) anywhere.
 func transfer(n int, density float64, threshold int) (mean, active, overall float64) {
 	rest := newWalk(n - 1) // the other pairs' trits
 	for range n - 1 {
@@ -55,7 +55,7 @@ func transfer(n int, density float64, threshold int) (mean, active, overall floa
 	return up - down, up + down, density*(up+down) + (1-density)*beyond
 }
 
-// best is the probability that a normal score beats all of others independent normal scores with mean 0.
+// best is the probability that a normally distributed score exceeds all of others independent normal scores with mean 0.
 func best(mean, variance, otherVariance float64, others int) float64 {
 	const step, limit = 0.01, 8.0
 	sd, otherSD := math.Sqrt(max(0, variance)), math.Sqrt(otherVariance)
@@ -67,14 +67,14 @@ func best(mean, variance, otherVariance float64, others int) float64 {
 	return min(1, sum*step/math.Sqrt(2*math.Pi))
 }
 
-// bestOf is best for a part of the positions, a share density, in which the vectors are not 0, of d: mean, active and overall are transfer's.
+// bestOf is best for vectors of d positions of which a share density is not 0; mean, active and overall are transfer's.
 func bestOf(d int, density, mean, active, overall float64, others int) float64 {
 	n := float64(d) * density
 	return best(n*mean, n*(active-density*mean*mean), n*overall, others)
 }
 
-// nested is the probability that the value at the end of a path is the best of candidates, in d trits with branches fields on each of 3 levels.
-// With cleanup, the record at each step is looked up among all records of its level.
+// nested is the probability that the value at the end of a path is the best of candidates, with d trits and branches fields on each of 3
+// levels. With cleanup, the record at each step is looked up among all records of its level.
 func nested(d, branches, candidates int, cleanup bool) float64 {
 	mean1, active1, overall1 := transfer(branches, 1, 0)
 	mean2, active2, overall2 := transfer(branches, overall1, 0)
@@ -87,7 +87,7 @@ func nested(d, branches, candidates int, cleanup bool) float64 {
 	return bestOf(d, 1, mean1*mean2*mean3, overall3, overall3, candidates-1)
 }
 
-// blocks is the probability for block codes of few blocks: bestOf without the normal approximation.
+// blocks is the probability for block codes with few blocks: bestOf without the normal approximation.
 func blocks(blocks, n, candidates int) float64 {
 	mean, active, overall := transfer(n, 1./BlockLength, 0)
 	right, other := newWalk(blocks), newWalk(blocks)
@@ -103,9 +103,10 @@ func blocks(blocks, n, candidates int) float64 {
 	return min(1, total)
 }
 
-// sparseProduct is the probability for element-wise products of sparse vectors, of which the share density is not 0. Too few trits are left for
-// normal scores: density^2 d have the signal. Their number and that of the trits that other pairs leave under the key are Poisson; scores are walks.
-// A value under another key has density^3 d trits in common with that key and the one asked for, which add steps to its score.
+// sparseProduct is the probability for element-wise products of sparse vectors, in which the share density is not 0. Too few trits remain
+// for normally distributed scores: density^2 d have the signal. Their number, and that of the trits that other pairs leave under the key,
+// is Poisson distributed; scores are walks. A value under another key shares density^3 d trits with that key and the queried one, which add
+// steps to its score.
 func sparseProduct(d, n, candidates int, density float64) float64 {
 	product := density * density
 	mean, active, overall := transfer(n, product, 0)
@@ -114,7 +115,7 @@ func sparseProduct(d, n, candidates int, density float64) float64 {
 	noises := poisson(float64(d) * density * (1 - density) * (overall - product*active) / (1 - product))
 	shared := poisson(float64(d) * product * density * active * float64(n-1) / float64(candidates))
 
-	// other is another vector's score when k trits are left under the key; reach is beyond 10 standard deviations.
+	// other is another vector's score if k trits remain under the key; reach is beyond 10 standard deviations.
 	reach := len(signals) + len(shared) + int(10*math.Sqrt(density*float64(len(signals)+len(noises))))
 	other, steps := make(walk, 2*reach+1), newWalk(reach)
 	for _, p := range shared {
@@ -123,7 +124,7 @@ func sparseProduct(d, n, candidates int, density float64) float64 {
 		}
 		steps.step(.5, .5)
 	}
-	// right[a] is the right one's score when a of the trits have the signal.
+	// right[a] is the right vector's score if a of the trits have the signal.
 	right := make([]walk, len(signals))
 	for a := range right {
 		right[a] = newWalk(a)
@@ -150,8 +151,8 @@ func sparseProduct(d, n, candidates int, density float64) float64 {
 	return min(1, total)
 }
 
-// first is the probability to be chosen among candidates of which the others, independently, are below with probability below and equal with
-// probability equal, if chance decides between equals.
+// first is the probability of being chosen among candidates. Each of the others is independently lower with probability below, and equal
+// with probability equal; ties are broken at random.
 func first(below, equal float64, candidates int) float64 {
 	n := float64(candidates)
 	if equal < 1e-12 {
@@ -160,7 +161,7 @@ func first(below, equal float64, candidates int) float64 {
 	return (math.Pow(below+equal, n) - math.Pow(below, n)) / (n * equal)
 }
 
-// poisson returns the probabilities of 0, 1, 2 .. events, as far as they matter.
+// poisson returns the probabilities of 0, 1, 2 .. events, as far as they are relevant.
 func poisson(mean float64) []float64 {
 	p := make([]float64, int(mean+10*math.Sqrt(mean))+20)
 	for k := range p {

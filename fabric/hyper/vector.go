@@ -1,16 +1,18 @@
-// Package hyper computes with hypervectors: long random ternary vectors that stand for things, of which structures are made by arithmetic.
+// Package hyper computes with hypervectors: long random ternary vectors that represent things, from which structures are built by
+// arithmetic.
 //
-//   - Bind multiplies element by element: a pair of key and value, like neither. With a key of +1 and -1 it is its own inverse.
-//   - Sum adds vectors; its ternary form (a bundle) resembles each of them, and holds key-value pairs that can be asked for.
-//   - Permute rotates: it gives order, so that a path of roles is not the same as its reverse.
-//   - Memory tells which known vector a noisy one is (cleanup).
-//   - Record nests bundles, and keeps them right while single trits of a value deep inside change (Lens).
-//   - BlockBind binds sparse vectors, for which element-wise products do not work.
+//   - [Bind] multiplies element by element. It makes a pair of key and value, which is similar to neither. A key of +1 and -1 is its own inverse.
+//   - [Sum] adds vectors. Its ternary form (a bundle) is similar to each of them, and holds key-value pairs that can be queried.
+//   - [Permute] rotates. It expresses order, so that a path of roles differs from its reverse.
+//   - [Memory] finds the known vector that is most similar to a noisy one (cleanup).
+//   - [Record] nests bundles, and keeps them exact while single trits of a value inside them change ([Lens]).
+//   - [BlockBind] binds sparse vectors, for which element-wise products do not work.
 //
-// All similarity is package popcount's dot product. What a bundle can hold is a matter of chance that theory predicts; Capacity measures both.
+// Similarity is package popcount's dot product. How much a bundle can hold is a matter of probability, which theory predicts; [Capacity]
+// measures it and compares. "lab hyper" runs that.
 //
-// A vector's dimension is a multiple of 64. Functions panic if vectors that belong together have different dimensions. They write where the
-// caller says, and allocate nothing unless they return it. Values that are not being changed may be read by any number of goroutines.
+// A vector's dimension is a multiple of 64. Functions panic if vectors that belong together have different dimensions. They write results
+// to an argument, and allocate only what they return. Values that are not being changed may be read by any number of goroutines.
 package hyper
 
 import (
@@ -20,10 +22,10 @@ import (
 	"tensorcast/fabric/popcount"
 )
 
-// This file owns single vectors: making, binding, permuting and comparing them.
+// This file implements single vectors: creating, binding, permuting and comparing them.
 
-// Vector is a vector of trits, bit-sliced: trit 64w+i is +1 if bit i of Plus[w] is set, -1 if bit i of Minus[w] is, else 0.
-// Both slices have the same length, and no bit is set in both. A copy shares its trits.
+// Vector is a vector of trits, bit-sliced: trit 64w+i is +1 if bit i of Plus[w] is set, -1 if bit i of Minus[w] is set, else 0. Both slices
+// have the same length, and no bit is set in both. Copies share their trits.
 type Vector struct{ Plus, Minus []uint64 }
 
 // New returns a vector of d zeros. It panics unless d is a positive multiple of 64.
@@ -43,7 +45,7 @@ func (v Vector) At(i int) int8 {
 	return int8(v.Plus[i/64]>>(i%64)&1) - int8(v.Minus[i/64]>>(i%64)&1)
 }
 
-// Set makes trit i what the sign of t is.
+// Set sets trit i to the sign of t.
 func (v Vector) Set(i int, t int8) {
 	w, bit := i/64, uint64(1)<<(i%64)
 	v.Plus[w] &^= bit
@@ -74,7 +76,7 @@ func (v Vector) check(others ...Vector) {
 	}
 }
 
-// Random fills v with +1 and -1, a dense vector.
+// Random fills v with +1 and -1, as a dense vector.
 func Random(v Vector, rng *rand.Rand) {
 	for w := range v.Plus {
 		v.Plus[w] = rng.Uint64()
@@ -82,7 +84,7 @@ func Random(v Vector, rng *rand.Rand) {
 	}
 }
 
-// RandomSparse fills v with n trits of +1 or -1 among zeros. It panics if v has fewer than n.
+// RandomSparse sets n random trits of v to +1 or -1 and the others to 0. It panics if v has fewer than n.
 func RandomSparse(v Vector, n int, rng *rand.Rand) {
 	if n < 0 || n > v.Dim() {
 		panic(fmt.Sprintf("hyper: %d trits that are not 0 among %d", n, v.Dim()))
@@ -97,8 +99,8 @@ func RandomSparse(v Vector, n int, rng *rand.Rand) {
 	}
 }
 
-// Bind sets dst to the products of a's and b's trits. Where b is not 0, binding with b once more gives a back; where it is, a is lost:
-// of two random vectors with a share rho of trits that are not 0, rho^2 remains. dst may be a or b.
+// Bind sets dst to the products of a's and b's trits. Where b is not 0, binding with b again restores a; where b is 0, a is lost: for two
+// random vectors with a share rho of trits that are not 0, the share rho^2 remains. dst may be a or b.
 func Bind(dst, a, b Vector) {
 	dst.check(a, b)
 	n := len(dst.Plus)

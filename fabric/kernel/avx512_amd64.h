@@ -1,6 +1,7 @@
 // Macros of the AVX-512 code.
 
-// QUOTIENT of the bytes Z0: Z1 = b/9, Z2 = b%9; spoils Z3. Z31 has the low bytes of words, Z30 7282 in each word, Z29 9q by q.
+// QUOTIENT computes Z1 = b/9 and Z2 = b%9 of the bytes b in Z0; it overwrites Z3. Z31 has the low bytes of words, Z30 7282 in each word,
+// Z29 9q by q.
 #define QUOTIENT \
 	VPANDD      Z31, Z0, Z1        \
 	VPMULHUW    Z30, Z1, Z1        \

@@ -1,6 +1,6 @@
 package kernel
 
-// This file declares the assembly, tells which of it the processor runs, and chooses.
+// This file declares the assembly functions, and chooses those that the processor supports.
 
 import (
 	"math/bits"
@@ -63,7 +63,7 @@ func (l Level) hasProduct(layout trit.Layout, planes, block int) bool {
 	return false
 }
 
-// productAssembly is called if hasProduct is true.
+// productAssembly must only be called if hasProduct is true.
 func (l Level) productAssembly(p *Product) {
 	two := p.Layout == trit.TwoBit
 	switch {
@@ -78,7 +78,7 @@ func (l Level) productAssembly(p *Product) {
 	}
 }
 
-// productRows multiplies one plane in blocks of 256: as many rows together as there is assembly for, and the rest one by one.
+// productRows multiplies one plane in blocks of 256: as many rows at a time as the assembly supports, and the remaining ones one by one.
 func productRows(p *Product) {
 	together := 2
 	if p.Layout == trit.TwoBit {
@@ -138,7 +138,7 @@ func (l Level) expandAssembly(dst []float32, pitch int, s *Scales) bool {
 	return true
 }
 
-// expandAVX2 has the assembly do eights of a row, and the rest done without.
+// expandAVX2 computes multiples of eight blocks of a row in assembly, and the rest in Go.
 func expandAVX2(dst []float32, pitch int, s *Scales) {
 	eights := s.Blocks / 8
 	rest := Scales{Rows: 1, Blocks: s.Blocks % 8, With: s.With[8*eights:], Supers: 1, Per: s.Per}
@@ -204,13 +204,13 @@ func (l Level) sumAssembly(dst []int32, q []int8) bool {
 	return true
 }
 
-// spread tells which factor each lane of a stripe takes, for blocks of 16 and of 32.
+// spread holds, for blocks of 16 and of 32, the index of the factor for each lane of a stripe.
 var spread = [2][16]int32{
 	{0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3},
 	{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1},
 }
 
-// superLanes are, for Per of 1, 2, 4, 8 and 16, what expandSub512 takes.
+// superLanes holds, for Per of 1, 2, 4, 8 and 16, the lanes argument of expandSub512.
 var superLanes = func() (all [5][2][16]int32) {
 	for i := range all {
 		for lane := range 16 {

@@ -4,7 +4,7 @@ package kernel
 
 import "tensorcast/fabric/trit"
 
-// This file stands in for the assembly where there is none.
+// This file replaces the assembly on other processors.
 
 const hasAVX2, hasAVX512 = false, false
 

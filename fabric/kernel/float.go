@@ -1,24 +1,24 @@
 package kernel
 
-// This file multiplies with vectors that are not quantised.
+// This file multiplies by vectors of float32.
 
-// FloatRows is a product of decoded rows with one vector of float32.
+// FloatRows is a product of decoded rows by one vector of float32.
 type FloatRows struct {
 	Weights []byte // Count rows, Pitch bytes apart
 	Pitch   int
 	Count   int
-	Stripes int       // of a row
+	Stripes int       // stripes per row
 	X       []float32 // Stripes*64 values
-	Add     int32     // to each byte of Weights
-	// Block is the number of columns that share a factor: a multiple of 16. Factors are as in Rows.
+	Add     int32     // added to each byte of Weights
+	// Block is the number of columns that share a factor, a multiple of 16. Factors are as in Rows.
 	Block       int
 	Factors     []float32
 	FactorPitch int
-	// Dst gets, added to what is there, a row's sum over blocks of factor * (weights * x), all in float32.
+	// A row's result is added to Dst: the sum over blocks of factor * (weights * x), all in float32.
 	Dst []float32
 }
 
-// DotFloat multiplies.
+// DotFloat computes the product.
 func (l Level) DotFloat(r *FloatRows) {
 	if r.Count == 0 || r.Stripes == 0 || l.floatAssembly(r) {
 		return

@@ -1,6 +1,6 @@
 package kernel
 
-// This file fuzzes the assembly against its Go twins: lengths, tails, and starts at any address.
+// This file fuzzes the assembly against the equivalent Go: all lengths, tails, and start addresses.
 
 import (
 	"bytes"

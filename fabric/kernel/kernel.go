@@ -1,30 +1,31 @@
-// Package kernel multiplies planes of trits with int8 activations: the inner loops, in assembly beside Go that gives the same integers.
+// Package kernel has the inner loops of package fabric: it multiplies planes of trits by int8 activations, in assembly and in equivalent Go
+// that gives the same integers.
 //
-// A product has two steps. Decode rebuilds the weights of some rows from all their planes at once, in registers, and leaves them as
-// bytes in the first-level cache; Dot multiplies such rows with one vector. Several vectors share the bytes. For one vector, Multiply has
-// loops that do both without storing weights.
+// A product has two steps. [Level.Decode] computes the weights of some rows from all their planes at once, in registers, and stores them as
+// bytes, which stay in the first-level cache; [Level.Dot] multiplies these rows by a vector. If there are several vectors, they share the
+// bytes. For a single vector, [Level.Multiply] has loops that do both without storing weights.
 //
-// The functions check nothing: arguments that do not fit each other lead to reads and writes out of bounds. Package fabric checks.
-// They allocate nothing and may be called concurrently.
+// The functions check nothing: inconsistent arguments lead to reads and writes out of bounds. Package fabric does the checking. The
+// functions do not allocate and may be called concurrently.
 package kernel
 
-// This file holds what all implementations share: the levels and the form of decoded weights.
+// This file defines what all implementations share: the levels and the form of decoded weights.
 
 import "tensorcast/fabric/trit"
 
-// Level is an implementation: the instruction set that it needs.
+// Level is an implementation, named by the instruction set that it needs.
 type Level uint8
 
 const (
 	Go     Level = iota // no assembly
-	AVX2                // and FMA, F16C
-	AVX512              // F, BW, DQ, VL, VBMI, VNNI and GFNI: Intel since Ice Lake, AMD since Zen 4
+	AVX2                // with FMA and F16C
+	AVX512              // with F, BW, DQ, VL, VBMI, VNNI and GFNI: Intel since Ice Lake, AMD since Zen 4
 )
 
 // String is the level's name.
 func (l Level) String() string { return [...]string{"go", "avx2", "avx512"}[l] }
 
-// Levels are those that this processor has, the fastest last.
+// Levels lists the levels that this processor supports, the fastest last.
 func Levels() []Level {
 	all := []Level{Go}
 	if hasAVX2 {
@@ -36,7 +37,7 @@ func Levels() []Level {
 	return all
 }
 
-// Best is the fastest level that this processor has.
+// Best is the fastest level that this processor supports.
 func Best() Level {
 	switch {
 	case hasAVX512:
@@ -47,17 +48,17 @@ func Best() Level {
 	return Go
 }
 
-// MaxPlanes is the number of planes that Decode puts together: a weight must fit a byte.
+// MaxPlanes is the largest number of planes that Decode combines: a weight must fit into a byte.
 const MaxPlanes = 6
 
-// SmallPlanes is the number of planes up to which weights are below 128 as Decode writes them.
+// SmallPlanes is the largest number of planes for which decoded weights are below 128.
 const SmallPlanes = 4
 
-// Stripe is the number of columns that the loops take at a time. Rows of decoded weights, activations and sums have whole stripes.
+// Stripe is the number of columns that the loops process at a time. Rows of decoded weights, activations and sums consist of whole stripes.
 const Stripe = 64
 
-// Offset is what Decode adds to a weight of the given number of planes, so that its byte is not negative: all digits' 1, that is
-// (3^planes - 1) / 2, for up to 5 planes; 128 for 6, whose weight must be in -128..127.
+// Offset is what Decode adds to a weight of the given number of planes so that its byte is not negative: (3^planes - 1) / 2 for up to 5
+// planes (each digit plus 1), and 128 for 6 planes, whose weights must be in -128..127.
 func Offset(planes int) int32 {
 	if planes == MaxPlanes {
 		return 128
@@ -69,11 +70,12 @@ func Offset(planes int) int32 {
 	return (n - 1) / 2
 }
 
-// tables are what Decode's assembly looks up, for the plane of the digit 3^p: what a byte adds to the bytes of its trits.
+// tables are the lookup tables of Decode's assembly, by plane (digit 3^p): what a byte of the plane contributes to the weights of its
+// trits.
 type tables struct {
-	// Of a PT-5 byte b with q = b/9 and r = b%9: by r trits 0 and 1, by q trits 2, 3 and 4.
+	// For a PT-5 byte b with q = b/9 and r = b%9: trits 0 and 1 by r, trits 2, 3 and 4 by q.
 	pt5 [MaxPlanes][5][64]byte
-	// Of half a two-bit byte: its lower trit, its upper; four times, for lookups in 16 bytes.
+	// For half of a two-bit byte: its lower and its upper trit; four copies, for lookups in 16 bytes.
 	twoBit [MaxPlanes][2][64]byte
 	nine   [64]byte // 9q by q
 }
@@ -101,13 +103,13 @@ func newTables() *tables {
 	return t
 }
 
-// The digits of six planes, 0 to 2 each, make weight + 364; with this the byte is weight + 128 (mod 256).
+// The digits of six planes, from 0 to 2 each, add up to weight + 364; with this constant the byte is weight + 128 (mod 256).
 const sixthBase = 128 - 364 + 256
 
-// Decode writes the weights of whole groups, planes[p][0:n] of layout l (PT5Striped or TwoBit) with the digit 3^p, to dst: a byte
-// each, the weight plus Offset(len(planes)), in the order of columns. There are 1 to MaxPlanes planes. dst has n/64 groups of trits.
+// Decode writes the weights of whole groups to dst: planes[p][0:n], of layout PT5Striped or TwoBit, holds the digit 3^p. Each weight is one
+// byte, increased by Offset(len(planes)), in the order of columns. There are 1 to MaxPlanes planes. dst has room for n/64 groups of trits.
 //
-// Bytes that hold no trits give weights that are none of theirs, and may spoil their neighbours'.
+// Bytes that are no valid codes give meaningless weights, also for neighbouring bytes.
 func (l Level) Decode(layout trit.Layout, dst []byte, planes [][]byte, n int) {
 	if n > 0 && !l.decodeAssembly(layout, dst, planes, n) {
 		decode(layout, dst, planes, n)
@@ -152,29 +154,29 @@ func groupTrits(l trit.Layout) int {
 	return n
 }
 
-// Rows is a product of decoded rows with one vector. Column c belongs to lane c%64/4 of stripe c/64.
+// Rows is a product of decoded rows by one vector. Column c belongs to lane c%64/4 of stripe c/64.
 type Rows struct {
 	Weights []byte // Count rows, Pitch bytes apart
-	Small   bool   // no weight is above 127: they are of up to SmallPlanes
+	Small   bool   // no weight is above 127, i.e. there are at most SmallPlanes planes
 	Pitch   int
 	Count   int
-	Stripes int // of a row
-	// X is the vector, Stripes*64 values.
+	Stripes int // stripes per row
+	// X is the vector, of Stripes*64 values.
 	X []int8
 	// Block is the number of columns that share a factor: 16, 32 or a multiple of 64.
 	Block int
-	// Bias is added to the integers: 16 lanes per stripe; if Block is above 64, per block.
+	// Bias is added to the integers: 16 lanes per stripe, or if Block is above 64, per block.
 	Bias []int32
-	// Factors are a row's, one a block, the last block may be short; then the next row's, FactorPitch later. The assembly
-	// reads, but does not use, up to 15 beyond the last.
+	// Factors has one factor per block of a row (the last block may be short); the next row's factors are FactorPitch later. The assembly
+	// reads up to 15 elements beyond the last one, but does not use them.
 	Factors     []float32
 	FactorPitch int
-	// Dst gets, added to what is there, a row's sum over blocks of factor * (bias + weights * x).
+	// A row's result is added to Dst: the sum over blocks of factor * (bias + weights * x).
 	Dst []float32
 }
 
-// Dot multiplies. The integers of a block are exact; they are summed in 32 bits, which Block up to 65,536 keeps. Factor times integer is
-// summed in float32, in an order that differs between levels.
+// Dot computes the product. The integer of a block is exact; it is summed in 32 bits, which suffices for Block up to 65,536. The products
+// of factor and integer are summed in float32, in an order that depends on the level.
 func (l Level) Dot(r *Rows) {
 	if r.Count > 0 && r.Stripes > 0 && !l.dotAssembly(r) {
 		dot(r)
@@ -207,33 +209,34 @@ func dot(r *Rows) {
 	}
 }
 
-// Product is a product of rows of planes with one vector.
+// Product is a product of rows of planes by one vector.
 type Product struct {
 	Layout trit.Layout
-	// Planes are what Decode takes: Count rows of Groups groups each, one after the other.
+	// Planes are as for Decode: Count rows of Groups groups each, one after the other.
 	Planes [][]byte
 	Groups int
 	Count  int
-	// Skip may be nil. Else a group of a row, of Groups to a row, whose byte is not 0 adds up to 0, with Bias, whatever X is: it need not be read.
+	// Skip, if not nil, has a byte per group, Groups per row. If it is not 0, the group's products add up to 0 together with Bias, so the
+	// group need not be read.
 	Skip []byte
-	// X, Block, Bias, Factors and Dst are as in Rows. X, Bias and a row's factors go on until all columns of its groups have theirs,
-	// and those of the rest of a block; where there is no column they are finite numbers, and X is 0.
+	// X, Block, Bias, Factors and Dst are as in Rows. X, Bias and a row's factors cover all columns of its groups, and the rest of a block.
+	// Beyond the last column, X is 0 and the others are finite.
 	X           []int8
 	Block       int
 	Bias        []int32
 	Factors     []float32
 	FactorPitch int
 	Dst         []float32
-	// Weights has room for a row at least: Groups times a group's trits. What it holds afterwards is not defined.
+	// Weights is scratch with room for at least one row: Groups times a group's trits.
 	Weights []byte
 }
 
-// OneLoop reports whether Multiply has one loop for so many planes and such blocks.
+// OneLoop reports whether Multiply has a single-pass loop for this number of planes and this block.
 func (l Level) OneLoop(layout trit.Layout, planes, block int) bool {
 	return l.hasProduct(layout, planes, block)
 }
 
-// Multiply does Decode and Dot, in one loop where there is one for the case.
+// Multiply does Decode and Dot, in one pass if there is a loop for the case.
 func (l Level) Multiply(p *Product) {
 	if p.Count == 0 || p.Groups == 0 {
 		return

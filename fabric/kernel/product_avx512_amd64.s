@@ -1,10 +1,10 @@
-// AVX-512: the products of one vector, decoding and multiplying in one loop.
+// AVX-512: products by one vector, with decoding and multiplying in one loop.
 
 #include "go_asm.h"
 #include "textflag.h"
 #include "avx512_amd64.h"
 
-// The products of one vector: decoding and multiplying in one loop, so that memory is read evenly. Their registers:
+// Decoding and multiplying are in one loop so that memory is read evenly. Registers of these products:
 //
 // AX the Product, or a plane's header; DI dst; SI planes; DX offset in planes; R8 x; R12 bias; R11 factors of the row, R10 those
 // to come; CX groups left in the row; R15 rows left; BX, R13 temporary.

@@ -1,6 +1,6 @@
 package kernel
 
-// This file quantises vectors as ggml does it, and sums them.
+// This file quantises vectors as ggml does, and sums them.
 
 import (
 	"math"
@@ -8,7 +8,7 @@ import (
 	"tensorcast/gguf/half"
 )
 
-// Quantize writes x as signed bytes to q, with a factor per block of 32 or 256 to scale, as fabric.Activations describes it.
+// Quantize writes x as signed bytes to q, and a factor per block of 32 or 256 to scale, as fabric.Activations describes.
 func (l Level) Quantize(q []int8, scale []float32, x []float32, block int) {
 	q = q[:len(x)]
 	if whole := len(x) / block * block; whole > 0 && l.quantizeAssembly(q[:whole], scale, x[:whole], block) {
@@ -41,7 +41,7 @@ func quantize32(q []int8, x []float32) float32 {
 			q[i] = 127
 		case r >= -128 && r < 127:
 			q[i] = int8(r)
-		default: // the processor's conversion makes the smallest integer of what is out of range
+		default: // as the processor's conversion does for numbers out of range
 			q[i] = -128
 		}
 	}
@@ -70,7 +70,7 @@ func quantize256(q []int8, x []float32) float32 {
 
 func abs(x float32) float32 { return math.Float32frombits(math.Float32bits(x) &^ (1 << 31)) }
 
-// SumFours writes the sum of each four of q, whole stripes, to dst.
+// SumFours writes the sum of each four elements of q, which has whole stripes, to dst.
 func (l Level) SumFours(dst []int32, q []int8) {
 	if len(q) == 0 || l.sumAssembly(dst, q) {
 		return

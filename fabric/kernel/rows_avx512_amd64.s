@@ -1,11 +1,11 @@
-// AVX-512: the products of one plane in blocks of 256, several rows at a time. Sums of one row wait for each other; those of
-// several rows fill the time between.
+// AVX-512: products of one plane in blocks of 256, for several rows at a time: the sums of one row depend on each other, so those of
+// several rows are interleaved to fill the latency.
 
 #include "go_asm.h"
 #include "textflag.h"
 #include "avx512_amd64.h"
 
-// Memory is prefetched in its order, not in that of the rows; AHEAD of the first row's beginning.
+// Memory is prefetched in the order of addresses, not of rows: AHEAD bytes beyond the first row.
 #define AHEAD 8192
 
 // TOTAL adds the lanes of ACC to the float32 at TO.

@@ -1,20 +1,20 @@
 package kernel
 
-// This file makes factors of scales: what a Product takes.
+// This file computes a Product's factors from scales.
 
 import "tensorcast/gguf/half"
 
-// Scales are those of some rows, in blocks of columns.
+// Scales are the scales of some rows, in one of two forms.
 type Scales struct {
-	Rows, Blocks int       // blocks of a row
-	Half         []uint16  // if not nil, an IEEE 754 half per block
-	Sub          []int8    // else an integer per block,
-	Super        []uint16  // times the half of Per blocks;
-	Supers, Per  int       // Supers of a row. Per is 1, 2, 4, 8 or 16
-	With         []float32 // Blocks numbers, of which each multiplies its block's scale in every row
+	Rows, Blocks int       // Blocks is the number of blocks per row
+	Half         []uint16  // if not nil, an IEEE 754 half per block;
+	Sub          []int8    // otherwise an integer per block,
+	Super        []uint16  // times a half per super-block of Per blocks
+	Supers, Per  int       // Supers is the number of super-blocks per row; Per is 1, 2, 4, 8 or 16
+	With         []float32 // Blocks numbers; each multiplies its block's scale in every row
 }
 
-// Expand writes the products of scales with s.With to dst: a row's, then the next row's pitch later.
+// Expand writes the products of the scales and s.With to dst. Rows are pitch elements apart.
 func (l Level) Expand(dst []float32, pitch int, s *Scales) {
 	if s.Rows > 0 && s.Blocks > 0 && !l.expandAssembly(dst, pitch, s) {
 		expand(dst, pitch, s)
@@ -40,7 +40,7 @@ func expand(dst []float32, pitch int, s *Scales) {
 	}
 }
 
-// SubtractSums subtracts from each of dst a sum of n values: of v[i*pitch:][:n] from dst[i].
+// SubtractSums subtracts from each dst[i] the sum of the n values v[i*pitch:][:n].
 func (l Level) SubtractSums(dst, v []float32, pitch, n int) {
 	if len(dst) > 0 && n > 0 && !l.subtractAssembly(dst, v, pitch, n) {
 		for i := range dst {

@@ -1,4 +1,4 @@
-// AVX-512: factors of scales.
+// AVX-512: computing factors from scales.
 
 #include "go_asm.h"
 #include "textflag.h"

@@ -1,28 +1,28 @@
 package kernel
 
-// This file multiplies planes of which most trits are 0: by their other trits.
+// This file multiplies sparse planes, using a list of the trits that are not 0.
 
-// MaxSparseCols is the number of columns that an entry can tell apart.
+// MaxSparseCols is the largest number of columns for which entries can be encoded.
 const MaxSparseCols = 1 << 15
 
-// SparseRows is a product of rows of one plane with one vector.
+// SparseRows is a product of rows of one sparse plane by one vector.
 type SparseRows struct {
-	// Begin tells where the entries of each row begin: Count+1 numbers.
+	// Begin holds the index of each row's first entry: Count+1 numbers.
 	Begin []uint32
-	// Entries are a trit each that is not 0: its column times 2, plus 1 if it is negative.
+	// Entries describe the trits that are not 0: the column times 2, plus 1 if the trit is negative.
 	Entries []uint16
 	Count   int
-	X       []int8 // from which up to 3 bytes beyond the last column are read
+	X       []int8 // read up to 3 bytes beyond the last column
 	Weight  float32
-	Shift   uint32 // a factor's block of columns is 1 << Shift
+	Shift   uint32 // the columns of a factor's block are 1 << Shift
 	Factors []float32
 	// FactorPitch is as in Rows.
 	FactorPitch int
-	// Dst gets, added to what is there, Weight times a row's sum of trit * x * factor. The products trit * x are exact.
+	// A row's result is added to Dst: Weight times the sum of trit * x * factor. The products trit * x are exact.
 	Dst []float32
 }
 
-// DotSparse multiplies.
+// DotSparse computes the product.
 func (l Level) DotSparse(r *SparseRows) {
 	if r.Count == 0 || l.sparseAssembly(r) {
 		return

@@ -1,4 +1,4 @@
-// AVX-512: planes of few trits that are not 0.
+// AVX-512: products of planes with few trits that are not 0.
 
 #include "go_asm.h"
 #include "textflag.h"

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// randomSparse makes a product of which nothing is rounded.
+// randomSparse makes a product that can be computed without rounding.
 func randomSparse(rng *rand.Rand, cols, count int, density float64) *SparseRows {
 	shift := uint32(4 + rng.IntN(5))
 	blocks := (cols-1)>>shift + 1

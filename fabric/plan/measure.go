@@ -1,6 +1,6 @@
 package plan
 
-// This file measures what forms of a model's matrices cost and lose, and makes the matrices of a plan.
+// This file measures the size and error of the possible forms of a model's matrices, and makes the matrices of a plan.
 
 import (
 	"context"
@@ -14,21 +14,21 @@ import (
 	"tensorcast/gguf"
 )
 
-// ErrModel says that a plan is of another model.
+// ErrModel says that a plan was made for another model.
 var ErrModel = errors.New("the plan is of another model")
 
-// ErrBound says that a matrix, seen whole, does not keep the bound that the sample of its rows did.
+// ErrBound says that a whole matrix does not meet the bound, although the sample of its rows did.
 var ErrBound = errors.New("the bound is not kept")
 
 // Config says how to measure. The zero value is valid.
 type Config struct {
-	Rows     int             // of each matrix, evenly spread; 0: all
-	Forms    []decompose.Fit // to measure beside exact planes; Forms() if it is nil
-	Workers  int             // goroutines at most; as many as GOMAXPROCS if it is 0
+	Rows     int             // number of rows of each matrix to sample, evenly spread; 0: all
+	Forms    []decompose.Fit // forms to measure in addition to exact planes; nil: Forms()
+	Workers  int             // largest number of goroutines; 0: GOMAXPROCS
 	Progress func(done, total int)
 }
 
-// Forms are the fitted forms that are worth measuring: 1 to 6 planes with one factor for each block of 16 to 256, and 2 to 4 planes
+// Forms returns the fitted forms that are worth measuring: 1 to 6 planes with one factor for each block of 16 to 256, and 2 to 4 planes
 // with a factor each for a block of 32 or 64.
 func Forms() []decompose.Fit {
 	var forms []decompose.Fit
@@ -43,17 +43,17 @@ func Forms() []decompose.Fit {
 	return forms
 }
 
-// role is what may become of a tensor.
+// role says which forms a tensor may get.
 type role int
 
 const (
 	stays    role = iota
-	lossless      // exact planes
+	lossless      // only exact planes
 	lossy         // any planes
 )
 
-// roleOf knows what is multiplied by vectors: the projections of attention, feed-forward and experts, and that to the vocabulary, which decides
-// between tokens directly and must not lose anything. Rows of embeddings are looked up, routers and norms are small.
+// roleOf tells which tensors are multiplied by vectors: the projections of attention, feed-forward and experts. The projection to the
+// vocabulary decides directly between tokens, so it must be lossless. Rows of embeddings are looked up; routers and norms are small.
 func roleOf(t *gguf.Tensor) role {
 	if len(t.Shape) < 2 || !strings.HasSuffix(t.Name, ".weight") {
 		return stays
@@ -67,7 +67,7 @@ func roleOf(t *gguf.Tensor) role {
 	return stays
 }
 
-// shape is the tensor as a matrix: the rows of all experts follow each other.
+// shape is the tensor's shape as a matrix; the rows of all experts follow each other.
 func shape(t *gguf.Tensor) (rows, cols int) {
 	rows = 1
 	for _, n := range t.Shape[1:] {
@@ -76,8 +76,8 @@ func shape(t *gguf.Tensor) (rows, cols int) {
 	return rows, int(t.Shape[0])
 }
 
-// Measure measures all matrices of a model. A form that a matrix cannot have (no exact planes, a type without decoder, weights that are not
-// finite) is left out; the native one is always there.
+// Measure measures all matrices of a model. Forms that a matrix cannot have (no exact planes, no decoder for the type, weights that are not
+// finite) are left out; the native form is always included.
 func Measure(ctx context.Context, w *gguf.Weights, cfg Config) (*Survey, error) {
 	forms := cfg.Forms
 	if forms == nil {
@@ -123,8 +123,8 @@ func Measure(ctx context.Context, w *gguf.Weights, cfg Config) (*Survey, error) 
 	return s, nil
 }
 
-// sample copies rows of a matrix, evenly spread: all, if most is 0. What the file loses meanwhile is an error here, and would end the process
-// if another goroutine touched it.
+// sample copies rows of a matrix, evenly spread; all, if most is 0. If the file is truncated meanwhile, that is an error here; touched in
+// another goroutine, it would end the process.
 func sample(h gguf.Weight, rows, most int) (sample []byte, n int, err error) {
 	n = rows
 	if most > 0 {
@@ -142,11 +142,11 @@ func sample(h gguf.Weight, rows, most int) (sample []byte, n int, err error) {
 	return sample, n, err
 }
 
-// measure adds the forms of a matrix, of which b has some rows.
+// measure adds the forms of a matrix, from the sampled rows in b.
 func measure(ctx context.Context, m *Tensor, b []byte, rows int, r role, forms []decompose.Fit, workers int) error {
 	o := decompose.Options{Workers: workers}
 	add := func(c Choice, of *fabric.Matrix) {
-		// Rows are alike: what the sample takes, scaled.
+		// Rows are similar, so the size is scaled up from the sample.
 		c.Bytes = stored(of) / int64(rows) * int64(m.Rows)
 		m.Choices = append(m.Choices, c)
 	}
@@ -180,7 +180,7 @@ func measure(ctx context.Context, m *Tensor, b []byte, rows int, r role, forms [
 	return nil
 }
 
-// stored is the bytes of a matrix' planes and scales in a frame, where planes are sequential PT-5, without its header.
+// stored is the size in bytes of a matrix's planes and scales in a frame (planes as sequential PT-5), without the header.
 func stored(m *fabric.Matrix) int64 {
 	scales := func(s *fabric.Scales) int64 { return int64(2*len(s.Half) + len(s.Sub) + 2*len(s.Super)) }
 	n := scales(&m.Min)
@@ -190,8 +190,8 @@ func stored(m *fabric.Matrix) int64 {
 	return n
 }
 
-// Decompose makes the matrix that a plan has for a tensor; nil if that stays native. The error wraps ErrModel if the weights have no such tensor,
-// and ErrBound if the whole matrix loses more than the plan's bound allows.
+// Decompose makes the matrix that a plan has for a tensor; nil if the tensor stays native. The error wraps ErrModel if the weights have no
+// such tensor, or ErrBound if the whole matrix does not meet the plan's bound.
 func (p *Plan) Decompose(ctx context.Context, t *Planned, w *gguf.Weights, o decompose.Options) (*fabric.Matrix, error) {
 	h, ok := w.Lookup(t.Name)
 	if !ok {
@@ -229,7 +229,8 @@ func decomposed(ctx context.Context, h gguf.Weight, t *Planned, o decompose.Opti
 	return decompose.Lossy(ctx, h.Tensor.Type, t.Rows, t.Cols, b, t.fit(), o)
 }
 
-// Apply makes the matrices of a plan, one at a time, and calls use with each; those that stay native are left out. An error of use ends it.
+// Apply makes the matrices of a plan one by one and calls use with each, except for tensors that stay native. If use fails, Apply returns
+// its error.
 func (p *Plan) Apply(ctx context.Context, w *gguf.Weights, o decompose.Options, use func(t *Planned, m *fabric.Matrix) error) error {
 	for i := range p.Tensors {
 		t := &p.Tensors[i]

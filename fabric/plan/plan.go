@@ -1,11 +1,13 @@
-// Package plan decides in which form each weight matrix of a model is kept: as it is, or as how many ternary planes.
+// Package plan decides in which form each weight matrix of a model is stored: unchanged, or in how many ternary planes. "lab fabricplan"
+// runs it.
 //
-// Measure finds what each form costs and how far it is from the weights. A Survey then answers what a profile needs, what the best use of a
-// number of bytes is, and how bytes buy accuracy. Errors are those of products with white activations: for x of independent elements of
-// equal variance, E|(V-W)x|^2 / E|Wx|^2 is |V-W|^2 / |W|^2, the noise of the weights V relative to W.
+// [Measure] determines the size and the error of each form. From the resulting [Survey] one gets the [Plan] for a profile, the best plan
+// for a number of bytes, and the trade-off between bytes and error. Errors are those of products with random activations: for x with
+// independent elements of equal variance, E|(V-W)x|^2 / E|Wx|^2 is |V-W|^2 / |W|^2, the noise of the weights V relative to W. For weights
+// that are to be edited or used in exact arithmetic, [CalibrateTrytes] determines the number of trits instead.
 package plan
 
-// This file has the profiles, and the plans that they make.
+// This file defines the profiles and makes plans.
 
 import (
 	"cmp"
@@ -18,20 +20,20 @@ import (
 	"tensorcast/gguf"
 )
 
-// ErrBudget says that a model cannot be made as small as it was to be.
+// ErrBudget says that a model cannot be made as small as requested.
 var ErrBudget = errors.New("no plan takes so few bytes")
 
-// ErrNotMeasured says that a survey has not measured a form that is asked for.
+// ErrNotMeasured says that a survey has not measured the requested form.
 var ErrNotMeasured = errors.New("the form has not been measured")
 
-// Profile is a contract: no matrix loses more than the bound.
+// Profile is a guarantee: no matrix has a larger error than the bound allows.
 type Profile struct {
 	Name string
-	// Bound is the least ratio of a matrix' products to their error, in decibels; +Inf if there must be none.
+	// Bound is the least ratio of a matrix's products to their error, in decibels; +Inf if no error is allowed.
 	Bound float64
 }
 
-// Profiles are those that have names, the most accurate first.
+// Profiles returns the named profiles, the most accurate first.
 func Profiles() []Profile {
 	return []Profile{
 		{"accurate", math.Inf(1)},
@@ -40,34 +42,35 @@ func Profiles() []Profile {
 	}
 }
 
-// The bounds come from lab divergence on a trained model of 5 M weights in F16 and two texts. The mean KL divergence of its predictions is
-// about 0.3 to 0.45 times the matrices' mean noise.
+// The bounds were determined with "lab divergence" on a trained model of 5 M weights in F16 and two texts. The mean KL divergence of its
+// predictions is about 0.3 to 0.45 times the mean noise of the matrices.
 const (
-	// No worse than Q4_K_M, which diverges by 0.0016 and 0.0018 nats: matrices of 23.5 dB or more, 24.0 dB in the mean, by 0.0011 and 0.0013.
+	// Not worse than Q4_K_M, which diverges by 0.0016 and 0.0018 nats: matrices of at least 23.5 dB, 24.0 dB on average, diverge by 0.0011
+	// and 0.0013.
 	balancedBound = 23.5
-	// About 0.01 nats, a percent of perplexity: matrices of 15 dB or more, 15.4 dB in the mean, diverge by 0.010 and 0.012.
+	// About 0.01 nats, or one percent of perplexity: matrices of at least 15 dB, 15.4 dB on average, diverge by 0.010 and 0.012.
 	fastBound = 15
 )
 
 // Choice is a form of a matrix.
 type Choice struct {
-	Native bool `json:"native"`           // as it is in the file
-	Exact  bool `json:"exact,omitempty"`  // planes from which the file's bytes can be rebuilt
-	Planes int  `json:"planes,omitempty"` // 0 if it is native
-	Block  int  `json:"block,omitempty"`  // columns that share factors, if planes are fitted
+	Native bool `json:"native"`           // unchanged from the file
+	Exact  bool `json:"exact,omitempty"`  // planes from which the file's bytes can be restored
+	Planes int  `json:"planes,omitempty"` // 0 for native
+	Block  int  `json:"block,omitempty"`  // columns that share factors, for fitted planes
 	Shared bool `json:"shared,omitempty"` // a block has one factor for all planes
 
-	Bytes int64   `json:"bytes"`            // native: in the file; planes: those and the scales of a frame of sequential PT-5
-	Noise float64 `json:"noise"`            // sum of the squared errors over sum of the squared weights
-	SNR   float64 `json:"snr_db,omitempty"` // Noise in decibels; absent if it is 0
+	Bytes int64   `json:"bytes"`            // native: size in the file; planes: size of planes and scales in a frame of sequential PT-5
+	Noise float64 `json:"noise"`            // sum of squared errors divided by sum of squared weights
+	SNR   float64 `json:"snr_db,omitempty"` // the same in decibels; absent if there is no noise
 }
 
-// fit is the form as package decompose has it.
+// fit returns the form as a decompose.Fit.
 func (c *Choice) fit() decompose.Fit {
 	return decompose.Fit{Planes: c.Planes, Block: c.Block, Shared: c.Shared}
 }
 
-// String is short: "native", "4 exact", "3/32 shared" (planes, block).
+// String is a short name: "native", "4 exact", "3/32 shared" (planes, block).
 func (c *Choice) String() string {
 	switch {
 	case c.Native:
@@ -80,46 +83,46 @@ func (c *Choice) String() string {
 	return fmt.Sprintf("%d/%d", c.Planes, c.Block)
 }
 
-// Planned is a matrix and the form that it gets.
+// Planned is a matrix and the form chosen for it.
 type Planned struct {
 	Name string `json:"name"`
-	Type string `json:"type"` // in the file
-	Rows int    `json:"rows"` // of all experts, if it has experts
+	Type string `json:"type"` // type in the file
+	Rows int    `json:"rows"` // with experts, of all of them
 	Cols int    `json:"cols"`
 	Choice
 }
 
-// Plan is a form for each weight matrix of a model; everything else stays as it is. Package encoding/json writes and reads it.
+// Plan has a form for each weight matrix of a model; everything else stays unchanged. It can be written and read with encoding/json.
 type Plan struct {
 	Profile string  `json:"profile"`
-	Bound   float64 `json:"bound_db,omitempty"` // 0: of an exact plan, or one without a bound
-	Weights int64   `json:"weights"`            // of the model, and
-	Bytes   int64   `json:"bytes"`              // theirs, with what stays as it is
-	// Noise is the mean of the matrices' noise, each counting alike: each multiplies what the others have made noisy.
+	Bound   float64 `json:"bound_db,omitempty"` // 0: an exact plan, or one without a bound
+	Weights int64   `json:"weights"`            // number of weights in the model
+	Bytes   int64   `json:"bytes"`              // size of the model, including unchanged tensors
+	// Noise is the mean of the matrices' noise, unweighted, because the noise of each matrix affects the input of the others.
 	Noise   float64   `json:"noise"`
 	Tensors []Planned `json:"tensors"` // in the order of the file
 }
 
-// BytesPerWeight is over the whole model.
+// BytesPerWeight is the average over the whole model.
 func (p *Plan) BytesPerWeight() float64 { return float64(p.Bytes) / float64(p.Weights) }
 
-// Tensor is what has been measured of a matrix.
+// Tensor holds the measurements of a matrix.
 type Tensor struct {
 	Name       string
 	Type       gguf.Type
 	Rows, Cols int
-	Choices    []Choice // the first is native
+	Choices    []Choice // the first one is native
 }
 
-// Survey is what has been measured of a model. It does not change after Measure: any number of goroutines may use it.
+// Survey holds the measurements of a model. It is immutable after Measure; any number of goroutines may use it.
 type Survey struct {
 	Tensors []Tensor
-	Weights int64 // of the model, those of tensors that always stay as they are included
-	Other   int64 // bytes of those tensors
+	Weights int64 // number of weights in the model, including tensors that always stay unchanged
+	Other   int64 // size of these unchanged tensors
 }
 
-// Plan gives each matrix the form of fewest bytes that keeps the profile's bound. If that is +Inf, matrices get exact planes where there are
-// any, even where these are larger than the native form, which they replace without a loss.
+// Plan gives each matrix the smallest form that meets the profile's bound. If the bound is +Inf, matrices get exact planes if possible,
+// even where these are larger than the native form.
 func (s *Survey) Plan(p Profile) *Plan {
 	bound := p.Bound
 	lossless := math.IsInf(bound, 1)
@@ -142,13 +145,13 @@ func (s *Survey) Plan(p Profile) *Plan {
 	})
 }
 
-// smaller reports whether c takes fewer bytes than d, or as many with less noise.
+// smaller reports whether c takes fewer bytes than d, or the same with less noise.
 func smaller(c, d *Choice) bool {
 	return c.Bytes < d.Bytes || c.Bytes == d.Bytes && c.Noise < d.Noise
 }
 
-// Uniform gives each matrix the same fitted form; those that must not lose anything stay native. The error wraps ErrNotMeasured if that is
-// none of the forms measured.
+// Uniform gives each matrix the same fitted form; matrices that must be lossless stay native. The error wraps ErrNotMeasured if f was not
+// measured.
 func (s *Survey) Uniform(f decompose.Fit) (*Plan, error) {
 	found := false
 	name := (&Choice{Planes: f.Planes, Block: f.Block, Shared: f.Shared}).String()
@@ -167,7 +170,7 @@ func (s *Survey) Uniform(f decompose.Fit) (*Plan, error) {
 	return p, nil
 }
 
-// plan gives each matrix what choose returns.
+// plan gives each matrix the form that choose returns.
 func (s *Survey) plan(name string, bound float64, choose func(i int, t *Tensor) *Choice) *Plan {
 	p := &Plan{Profile: name, Bound: bound, Weights: s.Weights, Bytes: s.Other}
 	for i := range s.Tensors {
@@ -180,14 +183,14 @@ func (s *Survey) plan(name string, bound float64, choose func(i int, t *Tensor) 
 	return p
 }
 
-// Point is a place on the front of bytes against noise.
+// Point is a point on the front of bytes against noise.
 type Point struct {
-	Bytes          int64   `json:"bytes"` // of the whole model
+	Bytes          int64   `json:"bytes"` // size of the whole model
 	BytesPerWeight float64 `json:"bytes_per_weight"`
-	Noise          float64 `json:"noise"` // as Plan's
+	Noise          float64 `json:"noise"` // as Plan.Noise
 }
 
-// SNR is the noise in decibels, +Inf if there is none.
+// SNR is the noise in decibels; +Inf if there is none.
 func (p Point) SNR() float64 { return decibels(p.Noise) }
 
 func decibels(noise float64) float64 {
@@ -197,17 +200,17 @@ func decibels(noise float64) float64 {
 	return -10 * math.Log10(noise)
 }
 
-// trade is the replacement of a matrix' form by the next larger one.
+// trade is the replacement of a matrix's form by the next larger one.
 type trade struct {
 	tensor int
 	to     *Choice
 	bytes  int64
-	noise  float64 // that it takes away
+	noise  float64 // by how much the noise decreases
 }
 
-// trades are all that are worth while, the best bytes first, and the smallest forms, from which they start. For each matrix the forms are those on
-// the lower convex hull of noise over bytes; with these, going through the trades in order gives a plan of least mean noise for each number
-// of bytes that it passes (Shoham and Gersho 1988, as Everett's multipliers).
+// trades returns all useful trades, those with the most noise removed per byte first, and the smallest forms, from which they start. For
+// each matrix, the forms are those on the lower convex hull of noise over bytes. Making these trades in order gives, at each size reached,
+// a plan with the least mean noise for its size (Shoham and Gersho 1988, after Everett's multipliers).
 func (s *Survey) trades() (first []*Choice, list []trade) {
 	for i := range s.Tensors {
 		hull := hull(s.Tensors[i].Choices)
@@ -216,12 +219,12 @@ func (s *Survey) trades() (first []*Choice, list []trade) {
 			list = append(list, trade{i, c, c.Bytes - hull[j].Bytes, (hull[j].Noise - c.Noise) / float64(len(s.Tensors))})
 		}
 	}
-	// Stable: of trades that are equally good, which a hull has in order, the first comes first.
+	// Stable, so that equally good trades of one hull keep their order.
 	slices.SortStableFunc(list, func(a, b trade) int { return cmp.Compare(b.noise/float64(b.bytes), a.noise/float64(a.bytes)) })
 	return first, list
 }
 
-// hull has the choices on the lower convex hull, by rising bytes and falling noise.
+// hull returns the choices on the lower convex hull, by increasing bytes and decreasing noise.
 func hull(choices []Choice) []*Choice {
 	var sorted []*Choice
 	for i := range choices {
@@ -245,7 +248,7 @@ func hull(choices []Choice) []*Choice {
 	return h
 }
 
-// Front has the plans of least noise for their bytes, by rising bytes: from the smallest forms to those without a loss.
+// Front returns the plans with the least noise for their size, by increasing size: from the smallest forms to lossless ones.
 func (s *Survey) Front() []Point {
 	first, list := s.trades()
 	p := s.plan("", 0, func(i int, _ *Tensor) *Choice { return first[i] })
@@ -256,15 +259,15 @@ func (s *Survey) Front() []Point {
 		at.BytesPerWeight = float64(at.Bytes) / float64(s.Weights)
 		at.Noise -= t.noise
 		if i == len(list)-1 {
-			at.Noise = 0 // without what rounding has left
+			at.Noise = 0 // what remains is rounding error
 		}
 		front = append(front, at)
 	}
 	return front
 }
 
-// Within is the best plan of at most that many bytes for the whole model, by trades in the order of their worth: those that do not fit are left
-// out. The error wraps ErrBudget if there is none.
+// Within returns the best plan with at most the given number of bytes for the whole model. It makes trades in order of their value and
+// leaves out those that do not fit. The error wraps ErrBudget if there is no such plan.
 func (s *Survey) Within(bytes int64) (*Plan, error) {
 	chosen, list := s.trades()
 	left := bytes - s.Other

@@ -1,6 +1,6 @@
 package plan
 
-// This file writes a survey, a plan and a calibration for people: as tables and as a figure.
+// This file formats a survey, a plan and a calibration for people: as tables and as a figure.
 
 import (
 	"fmt"
@@ -22,10 +22,10 @@ import (
 	"tensorcast/internal/tabular"
 )
 
-// frontRows is about how many points of a front a table has.
+// frontRows is about how many points of a front the table shows.
 const frontRows = 16
 
-// WriteText writes the plan, and the front and profiles that the survey has, for a terminal.
+// WriteText writes the plan, and the survey's front and profiles, for a terminal.
 func (s *Survey) WriteText(w io.Writer, p *Plan) error { return s.document(p).WriteText(w) }
 
 // WriteMarkdown writes the same for a document.
@@ -41,7 +41,7 @@ func (s *Survey) document(p *Plan) tabular.Document {
 	return tabular.Document{s.forms(p), s.profiles(), s.front()}
 }
 
-// forms has the matrices of a plan. Those of one name in different layers that have the same form are one row.
+// forms lists the matrices of a plan. Matrices with the same name and form in different layers share a row.
 func (s *Survey) forms(p *Plan) *tabular.Table {
 	forms := &tabular.Table{
 		Title:   fmt.Sprintf("Plan %q: %.4f bytes/weight, mean noise %s", p.Profile, p.BytesPerWeight(), dB(decibels(p.Noise))),
@@ -73,7 +73,7 @@ func (s *Survey) forms(p *Plan) *tabular.Table {
 		bytes[n] += t.Bytes
 		noise[n] = max(noise[n], t.Noise)
 	}
-	// Those of one name follow each other.
+	// Rows with the same name are adjacent.
 	place := map[string]int{}
 	for n, g := range order {
 		if _, ok := place[g.name]; !ok {
@@ -89,7 +89,7 @@ func (s *Survey) forms(p *Plan) *tabular.Table {
 	return forms
 }
 
-// front has some of the points of the front, the first and the last among them.
+// front lists some points of the front, including the first and the last.
 func (s *Survey) front() *tabular.Table {
 	front := &tabular.Table{Title: "Pareto front: the least mean noise for the bytes of the whole model", Columns: tabular.Right("bytes", "bytes/weight", "SNR")}
 	points := s.Front()
@@ -171,7 +171,7 @@ func dB(v float64) string {
 	return fmt.Sprintf("%.1f dB", v)
 }
 
-// The colours are told apart by the colour-blind (Okabe and Ito 2008).
+// Colours that the colour-blind can distinguish (Okabe and Ito 2008).
 var (
 	ink   = color.RGBA{0x20, 0x20, 0x20, 0xff}
 	grid  = color.RGBA{0xe4, 0xe4, 0xe8, 0xff}
@@ -180,8 +180,8 @@ var (
 	plain = color.RGBA{0x80, 0x80, 0x80, 0xff}
 )
 
-// WriteFigure draws, as a PNG, the front, the profiles, and the forms where all matrices have the same: bytes per weight of the whole model
-// against mean noise in decibels. Plans without a loss are not on it: the title tells the least bytes that they take.
+// WriteFigure draws a PNG with the front, the profiles, and the forms applied uniformly: bytes per weight of the whole model against mean
+// noise in decibels. Lossless plans are not in the figure; the title shows the least size for these.
 func (s *Survey) WriteFigure(w io.Writer, model string) error {
 	f := plot.New()
 	f.Title.Text = model + ": bytes per weight against error"
@@ -278,7 +278,7 @@ func (s *Survey) WriteFigure(w io.Writer, model string) error {
 	return nil
 }
 
-// ticks are at the multiples of step; each n-th has a number.
+// ticks places ticks at the multiples of step; each n-th has a number.
 func ticks(step float64, n int) plot.TickerFunc {
 	return func(low, high float64) []plot.Tick {
 		var t []plot.Tick

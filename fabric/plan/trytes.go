@@ -1,6 +1,6 @@
 package plan
 
-// This file holds a model's scalars as packed trytes: one depth for each layer, set by calibration.
+// This file stores a model's weights as packed trytes, with a depth for each layer that calibration determines.
 
 import (
 	"context"
@@ -16,46 +16,46 @@ import (
 	"tensorcast/gguf"
 )
 
-// Trytes is how many trits the scalars of each layer take, where they are edited or reckoned with exactly (package tryte) instead of multiplied
-// by as planes. Package encoding/json writes and reads it.
+// Trytes says how many trits the weights of each layer need if they are to be edited or used in exact arithmetic (package tryte) instead of
+// being multiplied as planes. It can be written and read with encoding/json.
 type Trytes struct {
-	Bound  float64      `json:"bound_db"`           // every tensor's values are at least so far above the error with which they are held
-	Values int64        `json:"values"`             // that are held, and
-	Trits  int64        `json:"trits"`              // theirs
-	Layers []TryteLayer `json:"layers"`             // by number
-	Left   []TryteLeft  `json:"left_out,omitempty"` // tensors that are not held
+	Bound  float64      `json:"bound_db"`           // every tensor's values are at least this far above their error
+	Values int64        `json:"values"`             // number of values stored
+	Trits  int64        `json:"trits"`              // number of trits for these
+	Layers []TryteLayer `json:"layers"`             // in order
+	Left   []TryteLeft  `json:"left_out,omitempty"` // tensors that are not stored as trytes
 }
 
-// TryteLayer is a layer: numbers of one depth, so that those of different tensors can be added and compared trit by trit.
+// TryteLayer is a layer. All its values have the same depth, so that values of different tensors can be added and compared trit by trit.
 type TryteLayer struct {
-	Layer   int           `json:"layer"` // -1 for tensors that are in none
-	Depth   int           `json:"depth"` // the most that one of its tensors needs
+	Layer   int           `json:"layer"` // -1 for tensors that belong to none
+	Depth   int           `json:"depth"` // the largest need of its tensors
 	Tensors []TryteTensor `json:"tensors"`
 }
 
-// TryteTensor is a tensor's part in its layer.
+// TryteTensor is a tensor of a layer.
 type TryteTensor struct {
 	Name    string  `json:"name"`
-	Type    string  `json:"type"` // in the file
+	Type    string  `json:"type"` // type in the file
 	Values  int64   `json:"values"`
-	Need    int     `json:"need"`             // trits that it needs, were it alone
-	Scale   float32 `json:"scale"`            // what the number 1 stands for
-	SNR     float64 `json:"snr_db,omitempty"` // of the rows that were looked at; absent if there is no error
-	Clipped int64   `json:"clipped"`          // of their values: beyond the range
+	Need    int     `json:"need"`             // trits that it needs by itself
+	Scale   float32 `json:"scale"`            // value of the number 1
+	SNR     float64 `json:"snr_db,omitempty"` // of the sampled rows; absent if there is no error
+	Clipped int64   `json:"clipped"`          // sampled values beyond the range
 }
 
-// TryteLeft is a tensor that trytes do not hold, and why.
+// TryteLeft is a tensor that is not stored as trytes, with the reason.
 type TryteLeft struct {
 	Name string `json:"name"`
 	Why  string `json:"why"`
 }
 
-// scaleSamples is from how many values a scale is fitted. Whether a depth is enough is asked of all rows that are looked at.
+// scaleSamples is the number of values to which a scale is fitted. Whether a depth suffices is tested on all sampled rows.
 const scaleSamples = 1 << 14
 
-// CalibrateTrytes finds, for each layer, the smallest depth at which each of its tensors keeps a bound in decibels, and for each tensor the scale of
-// least error at that depth. It looks at cfg.Rows rows of each tensor, and ignores cfg.Forms. Tensors without decoder, with values that are
-// not finite, or for which tryte.MaxDepth trits are too few, are left out.
+// CalibrateTrytes determines, for each layer, the smallest depth with which each of its tensors meets a bound in decibels, and for each
+// tensor the scale with the least error at that depth. It samples cfg.Rows rows of each tensor, and ignores cfg.Forms. Tensors without a
+// decoder, with values that are not finite, or for which tryte.MaxDepth trits do not suffice, are left out.
 func CalibrateTrytes(ctx context.Context, w *gguf.Weights, bound float64, cfg Config) (*Trytes, error) {
 	if !(bound > 0) {
 		return nil, fmt.Errorf("calibrate trytes for %g dB: want more than 0", bound)
@@ -133,16 +133,16 @@ func each(ctx context.Context, all []*scalars, workers int, do func(*scalars) er
 	return group.Wait()
 }
 
-// scalars is a tensor that is calibrated.
+// scalars is a tensor being calibrated.
 type scalars struct {
 	TryteTensor
 	h    gguf.Weight
-	why  string // it is left out
+	why  string // why it is left out
 	seen []float32
-	few  [][]float32 // of these, for the scale
+	few  [][]float32 // some of these, to which the scale is fitted
 }
 
-// need finds what the tensor needs alone.
+// need determines how many trits the tensor needs by itself.
 func (s *scalars) need(bound float64, most int) error {
 	t := s.h.Tensor
 	s.Name, s.Type = t.Name, t.Type.String()
@@ -194,7 +194,7 @@ func (s *scalars) need(bound float64, most int) error {
 	return nil
 }
 
-// deepen takes the layer's depth.
+// deepen recalibrates the tensor for its layer's depth.
 func (s *scalars) deepen(depth int, bound float64) error {
 	if s.why != "" {
 		return nil
@@ -205,13 +205,14 @@ func (s *scalars) deepen(depth int, bound float64) error {
 		}
 	}
 	if math.IsInf(s.SNR, 1) {
-		s.SNR = 0 // there is no error: JSON has no infinity
+		s.SNR = 0 // no error; JSON has no infinity
 	}
 	s.seen, s.few = nil, nil
 	return nil
 }
 
-// at finds the scale for a depth: from few values, unless the rest has what these have not, such as one that is a hundred times as large.
+// at fits the scale for a depth: to a few values, or to all if the others differ from these, for example with one that is a hundred times
+// as large.
 func (s *scalars) at(depth int, bound float64) error {
 	for _, from := range [][][]float32{s.few, {s.seen}} {
 		c, err := tryte.CalibrateDepth(from, depth)
@@ -225,7 +226,7 @@ func (s *scalars) at(depth int, bound float64) error {
 	return nil
 }
 
-// measure holds all values that were looked at.
+// measure passes all sampled values through trytes.
 func (s *scalars) measure(c tryte.Calibration) {
 	h := newHolder(c.Depth, c.Scale)
 	row := make([]float32, holdAtOnce)
@@ -236,10 +237,10 @@ func (s *scalars) measure(c tryte.Calibration) {
 	s.Scale, s.SNR, s.Clipped = c.Scale, h.snr(), h.clipped
 }
 
-// holdAtOnce is how many values are held in one vector.
+// holdAtOnce is how many values are stored in one vector.
 const holdAtOnce = 4096
 
-// holder passes values through trytes and counts what they lose.
+// holder stores values as trytes and measures the error.
 type holder struct {
 	depth         int
 	scale         float32
@@ -252,7 +253,7 @@ func newHolder(depth int, scale float32) *holder {
 	return &holder{depth: depth, scale: scale, v: tryte.NewVector(holdAtOnce, depth)}
 }
 
-// hold stores in dst what trytes make of src, of which there are up to holdAtOnce.
+// hold stores src, of at most holdAtOnce values, as trytes and writes the resulting values to dst.
 func (h *holder) hold(dst, src []float32) {
 	if h.v.Len() != len(src) {
 		h.v = tryte.NewVector(len(src), h.depth)
@@ -273,7 +274,7 @@ func (h *holder) snr() float64 {
 	return 10 * math.Log10(h.signal/h.noise)
 }
 
-// extent is the tensor as rows, one if it is a vector.
+// extent is the tensor's shape as rows; one row if it is a vector.
 func extent(t *gguf.Tensor) (rows, cols int) {
 	if len(t.Shape) == 0 {
 		return 1, 1
@@ -281,7 +282,7 @@ func extent(t *gguf.Tensor) (rows, cols int) {
 	return shape(t)
 }
 
-// Lookup finds a tensor's part and its layer's depth.
+// Lookup returns a tensor and its layer's depth.
 func (t *Trytes) Lookup(name string) (tensor *TryteTensor, depth int, ok bool) {
 	for i := range t.Layers {
 		for j := range t.Layers[i].Tensors {
@@ -293,9 +294,9 @@ func (t *Trytes) Lookup(name string) (tensor *TryteTensor, depth int, ok bool) {
 	return nil, 0, false
 }
 
-// Hold passes all values of a tensor through trytes, in the order of the file, and calls emit with what these hold, in pieces that are valid until
-// it returns. An error of emit ends it. Others wrap ErrModel if the calibration has no such tensor, and ErrBound, after the last piece, if
-// the whole tensor loses more than the rows that were looked at.
+// Hold passes all values of a tensor through trytes, in the order of the file, and calls emit with the resulting values, in pieces that are
+// valid until emit returns. If emit fails, Hold returns its error. Other errors wrap ErrModel if the calibration has no such tensor, or
+// ErrBound, after the last piece, if the whole tensor has a larger error than the bound allows, unlike the sampled rows.
 func (t *Trytes) Hold(ctx context.Context, w *gguf.Weights, name string, emit func(values []float32) error) error {
 	fail := func(err error) error { return fmt.Errorf("hold %s as trytes: %w", name, err) }
 	c, depth, ok := t.Lookup(name)

@@ -1,6 +1,6 @@
 package plan
 
-// This file writes models with the weights that a plan's planes, or trytes, stand for. Any llama.cpp runs them.
+// This file writes models with the weights that a plan's planes, or trytes, represent. Any llama.cpp can run them.
 
 import (
 	"context"
@@ -11,8 +11,8 @@ import (
 	"tensorcast/gguf/rewrite"
 )
 
-// WriteModel writes a copy of the model file from, whose weights w are, to the file to: whole or not at all. Tensors that the plan leaves native
-// are copied, those with exact planes keep their type, and those with fitted planes become F32.
+// WriteModel writes a copy of the model file from to the file to, completely or not at all; w must be from's weights. Tensors that stay
+// native are copied, those with exact planes keep their type, and those with fitted planes become F32.
 func (p *Plan) WriteModel(ctx context.Context, w *gguf.Weights, from, to string) error {
 	planned := map[string]*Planned{}
 	for i := range p.Tensors {
@@ -58,7 +58,8 @@ func (p *Plan) WriteModel(ctx context.Context, w *gguf.Weights, from, to string)
 	})
 }
 
-// WriteModel writes a copy of the model file from, whose weights w are, to the file to: whole or not at all. Tensors that trytes hold become F32.
+// WriteModel writes a copy of the model file from to the file to, completely or not at all; w must be from's weights. Tensors that are
+// stored as trytes become F32.
 func (t *Trytes) WriteModel(ctx context.Context, w *gguf.Weights, from, to string) error {
 	return rewrite.WriteFile(ctx, to, from, func(tensor *gguf.Tensor) (rewrite.Replacement, bool) {
 		if _, _, ok := t.Lookup(tensor.Name); !ok {

@@ -1,12 +1,13 @@
-// Package popcount multiplies ternary vectors by ternary vectors: the dot product becomes two bit counts.
+// Package popcount computes dot products of ternary vectors with two bit counts. Packages attention and hyper use it.
 //
-// Vectors are bit-sliced: two []uint64 of equal length, plus and minus. Trit 64w+i is +1 if bit i of plus[w] is set, -1 if bit i of minus[w] is,
-// else 0. With both = (ap|am) & (bp|bm), the positions where neither factor is zero, and differ = both & (ap^bp), those where the signs differ,
+// Vectors are bit-sliced: two []uint64 of equal length, plus and minus. Trit 64w+i is +1 if bit i of plus[w] is set, -1 if bit i of
+// minus[w] is set, else 0. Let both = (ap|am) & (bp|bm), the positions where no factor is zero, and differ = both & (ap^bp), those where
+// the signs differ. Then
 //
 //	sum a_i b_i = popcnt(ap&bp | am&bm) - popcnt(ap&bm | am&bp) = popcnt(both) - 2 popcnt(differ).
 //
-// A bit that is set in plus and minus is invalid and makes the result meaningless; bits after the last trit must be 0 in one factor at least.
-// A result holds up to 2^31 - 1 trits (256 MiB of each slice). All functions may be called concurrently.
+// A bit that is set in plus and minus is invalid and makes the result meaningless. Bits after the last trit must be 0 in at least one
+// factor. A result can count up to 2^31 - 1 trits (256 MiB per slice). All functions may be called concurrently.
 package popcount
 
 import (
@@ -14,14 +15,14 @@ import (
 	"math/bits"
 )
 
-// This file owns the package's functions, the choice of the variant that runs, and the variant in Go.
+// This file defines the package's functions, chooses the variant, and has the variant in Go.
 
 // Variant is one implementation of the package. All give the same results.
 type Variant uint8
 
 const (
 	Go     Variant = iota // math/bits
-	AVX2                  // counts of nibbles by table; also needs POPCNT
+	AVX2                  // counts nibbles with a lookup table; also needs POPCNT
 	AVX512                // VPOPCNTDQ, VPTERNLOG
 )
 
@@ -35,7 +36,7 @@ func (v Variant) String() string {
 	return "go"
 }
 
-// fastest is what the package's functions use.
+// fastest is the variant that the package's functions use.
 var fastest = Variants()[0]
 
 // Dot returns the sum of a_i b_i. It panics if the lengths differ.
@@ -49,14 +50,14 @@ func DotRows(dst []int32, qPlus, qMinus, rowsPlus, rowsMinus []uint64) {
 	fastest.DotRows(dst, qPlus, qMinus, rowsPlus, rowsMinus)
 }
 
-// Dot is the function Dot by variant v, which must be one of Variants.
+// Dot is the function Dot in variant v, which must be one of Variants.
 func (v Variant) Dot(aPlus, aMinus, bPlus, bMinus []uint64) int32 {
 	var dst [1]int32
 	v.DotRows(dst[:], aPlus, aMinus, bPlus, bMinus)
 	return dst[0]
 }
 
-// DotRows is the function DotRows by variant v, which must be one of Variants.
+// DotRows is the function DotRows in variant v, which must be one of Variants.
 func (v Variant) DotRows(dst []int32, qPlus, qMinus, rowsPlus, rowsMinus []uint64) {
 	words := len(qPlus)
 	if len(qMinus) != words || len(rowsPlus) != len(dst)*words || len(rowsMinus) != len(dst)*words {

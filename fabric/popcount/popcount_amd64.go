@@ -1,10 +1,10 @@
 package popcount
 
-// This file owns the choice among the assembly of popcount_amd64.s.
+// This file chooses between the assembly functions of popcount_amd64.s.
 
 import "golang.org/x/sys/cpu"
 
-// Variants lists the variants that this machine runs, the fastest first.
+// Variants lists the variants that this machine supports, the fastest first.
 func Variants() []Variant {
 	var v []Variant
 	if x := &cpu.X86; x.HasAVX512F && x.HasAVX512DQ && x.HasAVX512VL && x.HasAVX512VPOPCNTDQ && x.HasBMI2 {
@@ -27,7 +27,7 @@ func (v Variant) rows(dst []int32, qp, qm, rowsPlus, rowsMinus []uint64) {
 	}
 }
 
-// rowsAVX512 sets rows dot products. rows and words are 1 or more.
+// rowsAVX512 computes the dot products of rows rows. rows and words must be at least 1.
 //
 //go:noescape
 func rowsAVX512(dst *int32, rows, words int, qp, qm, rp, rm *uint64)

@@ -1,4 +1,4 @@
-// The dot products of a query and many rows, by AVX-512 and by AVX2. See rowsGo for what they compute.
+// The dot products of a query and many rows, with AVX-512 and with AVX2. rowsGo computes the same.
 
 #include "textflag.h"
 

@@ -2,7 +2,7 @@
 
 package popcount
 
-// Variants lists the variants that this machine runs, the fastest first.
+// Variants lists the variants that this machine supports, the fastest first.
 func Variants() []Variant { return []Variant{Go} }
 
 func (Variant) rows(dst []int32, qp, qm, rowsPlus, rowsMinus []uint64) {

@@ -1,19 +1,19 @@
 package trit
 
-// This file holds the loops over whole blocks of each layout. They work on words of eight bytes at a time: a trit is a byte on one side, and
-// sums, products and shifts of the other side are chosen so that nothing carries from one byte to the next.
+// This file has the loops over whole blocks of each layout. They process words of eight bytes: unpacked trits are one byte each, and sums,
+// products and shifts are chosen such that nothing carries from one byte to the next.
 
-// maxTrits and maxBytes are those of the largest block.
+// maxTrits and maxBytes are the size of the largest block.
 const maxTrits, maxBytes = 320, 64
 
 const (
 	ones   = 0x0101010101010101
 	threes = 0x0303030303030303
 	tops   = 0x8080808080808080
-	evens  = 0x00ff00ff00ff00ff // the even bytes, as lanes of 16 bits
+	evens  = 0x00ff00ff00ff00ff // the even bytes, as 16-bit lanes
 )
 
-// block is the number of trits and bytes that the loops take at once: a group, and eight of them in PT5.
+// block returns the number of trits and bytes that the loops process at a time: a group, or eight groups in PT5.
 func (l Layout) block() (trits, bytes int) {
 	if l == PT5 {
 		return 40, 8
@@ -21,7 +21,7 @@ func (l Layout) block() (trits, bytes int) {
 	return l.Group()
 }
 
-// packBlocks packs whole blocks; t has as many as dst.
+// packBlocks packs whole blocks. t has as many trits as dst has room for.
 func (l Layout) packBlocks(dst, t []byte) {
 	switch l {
 	case PT5:
@@ -49,12 +49,12 @@ func (l Layout) unpackBlocks(t, src []byte) {
 	}
 }
 
-// codes reports whether every byte of a row holds trits.
+// codes reports whether all bytes of a row are valid codes.
 func (l Layout) codes(src []byte) bool {
 	var bad uint64
 	switch l {
 	case PT5, PT5Striped:
-		// A byte above 242 has its top bit set, and 13 more than its others reach it.
+		// A byte above 242 has its top bit set, and adding 13 to its other seven bits carries into that bit.
 		for ; len(src) >= 8; src = src[8:] {
 			w := word(src)
 			bad |= (w&^tops + 13*ones) & w & tops
@@ -77,14 +77,14 @@ func (l Layout) codes(src []byte) bool {
 	return bad == 0
 }
 
-// raised is t+1 in each byte.
+// raised adds 1 to each byte.
 func raised(t uint64) uint64 { return (t&threes + ones) & threes }
 
-// lowered is d-1 in each byte, for d of 0 to 2.
+// lowered subtracts 1 from each byte of 0 to 2.
 func lowered(d uint64) uint64 { return (d | tops) - ones ^ tops }
 
-// pt5Code is the code of the trits in the five low bytes: byte 4 of the product is the sum of each digit times its power of three. The bytes
-// below it reach 240 at most, so that nothing carries into it.
+// pt5Code is the code of the trits in the five low bytes. Byte 4 of the product is the sum of each digit times its power of three; the
+// bytes below it are at most 240, so nothing carries into it.
 func pt5Code(t uint64) byte {
 	const powers = 1<<32 | 3<<24 | 9<<16 | 27<<8 | 81
 	return byte(raised(t) * powers >> 32)
@@ -105,7 +105,7 @@ func packPT5(dst, t []byte) {
 	}
 }
 
-// pt5Trits has the trits of each code in its five low bytes.
+// pt5Trits holds the trits of each code, in the five low bytes.
 var pt5Trits = func() (table [256]uint64) {
 	for code := range 243 {
 		for i := range 5 {
@@ -118,7 +118,7 @@ var pt5Trits = func() (table [256]uint64) {
 func unpackPT5(t, src []byte) {
 	for len(t) >= 40 && len(src) >= 8 {
 		b, s := (*[40]byte)(t), (*[8]byte)(src)
-		// Each word brings three bytes too many, which the next overwrites.
+		// Each word writes three bytes too many, which the next one overwrites.
 		putWord(b[0:8], pt5Trits[s[0]])
 		putWord(b[5:13], pt5Trits[s[1]])
 		putWord(b[10:18], pt5Trits[s[2]])
@@ -147,7 +147,7 @@ func packStriped(dst, t []byte) {
 	}
 }
 
-// third is each byte divided by three, rounded down, for bytes up to 242: x/3 = 171x >> 9 there.
+// third divides each byte by three, rounding down, for bytes up to 242: there x/3 = 171x >> 9.
 func third(w uint64) uint64 {
 	const low7 = 0x007f007f007f007f
 	return w&evens*171>>9&low7 | w>>8&evens*171>>9&low7<<8
@@ -193,7 +193,7 @@ func unpackTwoBit(t, src []byte) {
 	}
 }
 
-// gathered has bit 0 of byte i at bit i: the products 2^(8i) * 2^(56-7i) meet in the top byte, and no others do.
+// gathered moves bit 0 of byte i to bit i: the products 2^(8i) * 2^(56-7i) meet in the top byte, and no others do.
 func gathered(w uint64) uint64 { return w & ones * 0x0102040810204080 >> 56 }
 
 func packSliced(dst, t []byte) {

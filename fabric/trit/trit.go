@@ -1,7 +1,8 @@
-// Package trit lays out balanced-ternary digits (trits: -1, 0, +1) in memory, and converts between the layouts.
+// Package trit stores balanced-ternary digits (trits: -1, 0, +1) in memory in several layouts, and converts between them. Package fabric
+// and its subpackages build on it.
 package trit
 
-// This file holds the layouts: how many bytes a row takes, packing, unpacking, checking and converting rows of any length.
+// This file defines the layouts: the size of a row, and packing, unpacking, checking and converting rows of any length.
 
 import (
 	"encoding/binary"
@@ -10,28 +11,28 @@ import (
 	"unsafe"
 )
 
-// ErrInvalid is wrapped by the errors of Unpack, Check and Convert when bytes hold no trits.
+// ErrInvalid is wrapped by the errors of Unpack, Check and Convert for bytes that are no valid code.
 var ErrInvalid = errors.New("not a code of a trit")
 
-// Layout is how a row of trits lies in bytes. A row takes whole groups; what a group has after the row's last trit are trits of value 0.
+// Layout says how a row of trits is stored. A row consists of whole groups; trits of a group beyond the end of the row are 0.
 type Layout uint8
 
 const (
-	// PT5 holds 5 trits a byte, in order: byte j is the sum of (t[5j+i] + 1) * 3^i for i of 0 to 4, from 0 to 242. A group is a byte.
+	// PT5 stores 5 trits per byte, in order: byte j is the sum of (t[5j+i] + 1) * 3^i for i of 0 to 4, from 0 to 242. A group is one byte.
 	PT5 Layout = 1 + iota
-	// PT5Striped holds them 320 to a group of 64 bytes: byte j of a group has its trits j, j+64, j+128, j+192 and j+256, coded as in PT5.
-	// A vector of 64 bytes so gives the digits of 64 neighbours, five times.
+	// PT5Striped stores 320 trits in a group of 64 bytes: byte j has the group's trits j, j+64, j+128, j+192 and j+256, coded as in PT5. So
+	// each digit of a 64-byte vector belongs to 64 neighbouring trits.
 	PT5Striped
-	// TwoBit holds 256 trits to a group of 64 bytes: byte j of a group has t+1 of its trits j, j+64, j+128 and j+192, at bits 0, 2, 4 and 6.
+	// TwoBit stores 256 trits in a group of 64 bytes: byte j has t+1 for the group's trits j, j+64, j+128 and j+192, at bits 0, 2, 4 and 6.
 	TwoBit
-	// Sliced holds 64 trits to a group of 16 bytes, two little-endian words: bit i of the first is set if trit i is +1, of the second if it
-	// is -1.
+	// Sliced stores 64 trits in a group of 16 bytes, as two little-endian words: bit i of the first is set if trit i is +1, of the second
+	// if it is -1.
 	Sliced
 )
 
 var layouts = [...]struct {
 	name         string
-	trits, bytes int // of a group
+	trits, bytes int // size of a group
 }{PT5: {"pt5", 5, 1}, PT5Striped: {"pt5-striped", 320, 64}, TwoBit: {"two-bit", 256, 64}, Sliced: {"sliced", 64, 16}}
 
 // Valid reports whether l is one of the constants.
@@ -45,7 +46,7 @@ func (l Layout) String() string {
 	return layouts[l].name
 }
 
-// Group is the number of trits and of bytes in a group; 0 if l is not valid.
+// Group returns the number of trits and of bytes in a group; 0 if l is not valid.
 func (l Layout) Group() (trits, bytes int) {
 	if !l.Valid() {
 		return 0, 0
@@ -53,7 +54,7 @@ func (l Layout) Group() (trits, bytes int) {
 	return layouts[l].trits, layouts[l].bytes
 }
 
-// RowBytes is the number of bytes of a row of n trits: whole groups. n must not be negative; l must be valid.
+// RowBytes is the size in bytes of a row of n trits, in whole groups. n must not be negative; l must be valid.
 func (l Layout) RowBytes(n int) int {
 	trits, bytes := l.Group()
 	groups := n / trits
@@ -64,7 +65,7 @@ func (l Layout) RowBytes(n int) int {
 }
 
 // Pack writes a row of trits to dst, which has RowBytes(len(t)) bytes. It panics if dst is shorter or l is not valid. Every value must be
-// -1, 0 or +1: what others pack to is not defined.
+// -1, 0 or +1; the result for others is undefined.
 func (l Layout) Pack(dst []byte, t []int8) {
 	dst = dst[:l.RowBytes(len(t))]
 	trits, size := l.block()
@@ -80,9 +81,9 @@ func (l Layout) Pack(dst []byte, t []int8) {
 	}
 }
 
-// Unpack reads a row of len(dst) trits from src, which has RowBytes(len(dst)) bytes. It panics if src is shorter or l is not valid. Bytes
-// that hold no trits, and trits other than 0 after the row's last, are an error that wraps ErrInvalid and tells the byte; dst may then hold
-// part of the row.
+// Unpack reads a row of len(dst) trits from src, which has RowBytes(len(dst)) bytes. It panics if src is shorter or l is not valid. Invalid
+// codes, and trits other than 0 after the end of the row, are errors that wrap ErrInvalid and name the byte; dst may then hold a part of
+// the row.
 func (l Layout) Unpack(dst []int8, src []byte) error {
 	src = src[:l.RowBytes(len(dst))]
 	if !l.codes(src) {
@@ -102,7 +103,7 @@ func (l Layout) Unpack(dst []int8, src []byte) error {
 	return nil
 }
 
-// Check finds what Unpack would find wrong with a row of n trits.
+// Check returns the error that Unpack would return for a row of n trits.
 func (l Layout) Check(src []byte, n int) error {
 	src = src[:l.RowBytes(n)]
 	trits, size := l.block()
@@ -114,7 +115,7 @@ func (l Layout) Check(src []byte, n int) error {
 	return nil
 }
 
-// unpackLast reads the n trits of a row's last block, which is not full and whose codes are valid. It reports whether only zeros follow them.
+// unpackLast unpacks the n trits of an incomplete last block, whose codes must be valid. It reports whether only zeros follow.
 func (l Layout) unpackLast(dst *[maxTrits]int8, src []byte, n int) bool {
 	trits, size := l.block()
 	var code [maxBytes]byte
@@ -127,7 +128,7 @@ func (l Layout) unpackLast(dst *[maxTrits]int8, src []byte, n int) bool {
 	return rest == 0
 }
 
-// zero fills bytes of a row with trits of value 0.
+// zero sets the bytes of a row to trits of value 0.
 func (l Layout) zero(b []byte) {
 	code := [...]byte{PT5: 121, PT5Striped: 121, TwoBit: 0x55, Sliced: 0}[l]
 	for i := range b {
@@ -135,16 +136,16 @@ func (l Layout) zero(b []byte) {
 	}
 }
 
-// Convert writes the row of n trits that src holds in one layout to dst in another, or copies it if the layouts are one. dst has
+// Convert converts a row of n trits from src in one layout to dst in another; if the layouts are the same, it copies. dst has
 // to.RowBytes(n) bytes and src from.RowBytes(n); they must not overlap. It panics if one is shorter or a layout is not valid. Errors are
-// those of from.Unpack; dst may then hold part of the row. It does not allocate.
+// those of from.Unpack; dst may then hold a part of the row. It does not allocate.
 func Convert(dst []byte, to Layout, src []byte, from Layout, n int) error {
 	dst, src = dst[:to.RowBytes(n)], src[:from.RowBytes(n)]
 	if to == from {
 		copy(dst, src)
 		return from.Check(src, n)
 	}
-	// Whole groups of every layout, and small enough to stay in the first cache between the two passes.
+	// Whole groups of every layout, and small enough to stay in the first-level cache between the two passes.
 	const piece = 1280
 	var t [piece]int8
 	for at := 0; at < n; at += piece {
@@ -158,7 +159,7 @@ func Convert(dst []byte, to Layout, src []byte, from Layout, n int) error {
 	return nil
 }
 
-// fault describes the first thing wrong with a row of n trits, in which something is.
+// fault describes the first error in a row of n trits, which must have one.
 func (l Layout) fault(src []byte, n int) error {
 	trits, bytes := l.Group()
 	for j, b := range src {
@@ -181,7 +182,7 @@ func (l Layout) fault(src []byte, n int) error {
 	return nil
 }
 
-// at is trit i of a row whose codes are valid, and the byte that holds it; of a sliced row's two the first.
+// at returns trit i of a row with valid codes, and the index of its byte; in a sliced row, the first of its two.
 func (l Layout) at(src []byte, i int) (j int, t int8) {
 	switch l {
 	case PT5:
@@ -204,7 +205,7 @@ func pt5Trit(b byte, i int) int8 {
 	return int8(b%3) - 1
 }
 
-// asBytes is t as the two's complement bytes that the word-wise code of this package works on.
+// asBytes reinterprets t as bytes, for the word-wise code of this package.
 func asBytes(t []int8) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(t))), len(t))
 }

@@ -1,6 +1,6 @@
 package tryte
 
-// This file chooses how many trits, and what scale, the values of a layer need.
+// This file determines how many trits, and which scale, the values of a layer need.
 
 import (
 	"errors"
@@ -8,23 +8,24 @@ import (
 	"math"
 )
 
-// ErrTarget says that MaxDepth trits do not meet an error bound.
+// ErrTarget says that even MaxDepth trits do not meet an error bound.
 var ErrTarget = errors.New("no depth meets the bound")
 
-// Calibration is how the values of a layer are held: as Vectors of a depth, and a scale (Vector.SetFloats).
+// Calibration says how the values of a layer are stored: the depth of the Vectors, and the scale (see Vector.SetFloats).
 type Calibration struct {
 	Depth   int
 	Scale   float32
-	SNR     float64 // of the samples, in decibels: their power over that of the error; +Inf if there is none
-	Clipped int     // how many of the samples are beyond the range and more than half a scale from its end
+	SNR     float64 // signal-to-noise ratio of the samples, in decibels; +Inf if there is no error
+	Clipped int     // number of samples that are more than half a scale beyond the range
 }
 
-// Calibrate finds the smallest depth at which samples of a layer's values can be held with an error of at least snr decibels below them, and the
-// scale with the least mean square error there: where values have long tails it clips some of them for finer steps.
+// Calibrate returns the smallest depth with which samples of a layer's values have a signal-to-noise ratio of at least snr decibels, and
+// the scale with the least mean square error at that depth. If values have long tails, that scale clips some of them in exchange for finer
+// steps.
 //
-// The samples, of one or several vectors, stand for the values to come: some thousands are enough for bounds of up to about 40 dB. It takes
-// a few hundred operations per sample and depth. The error wraps ErrTarget if no depth meets the bound; others are about samples that are
-// infinite or not numbers, or missing. If all are 0, depth 1 and scale 1 are right.
+// The samples, from one or several vectors, should represent the values to come: some thousands suffice for bounds of up to about 40 dB. It
+// takes a few hundred operations per sample and depth. The error wraps ErrTarget if no depth meets the bound; other errors are about
+// samples that are infinite, NaN or missing. If all samples are 0, the result is depth 1 and scale 1.
 func Calibrate(samples [][]float32, snr float64) (Calibration, error) {
 	s, err := collect(samples)
 	if err != nil {
@@ -42,8 +43,8 @@ func Calibrate(samples [][]float32, snr float64) (Calibration, error) {
 	return c, fmt.Errorf("calibrate for %.1f dB: %d trits give %.1f: %w", snr, c.Depth, c.SNR, ErrTarget)
 }
 
-// CalibrateDepth finds the scale with the least mean square error for a depth that is given, of 1 to MaxDepth: the layer's, where another part of
-// it needs more trits than these values. Samples and errors are as Calibrate's.
+// CalibrateDepth returns the scale with the least mean square error for a given depth of 1 to MaxDepth, such as that of the layer, which
+// may be larger than these values need. Samples and errors are as for Calibrate.
 func CalibrateDepth(samples [][]float32, depth int) (Calibration, error) {
 	if depth < 1 || depth > MaxDepth {
 		return Calibration{}, fmt.Errorf("calibrate %d trits: 1 to %d are possible", depth, MaxDepth)
@@ -55,7 +56,7 @@ func CalibrateDepth(samples [][]float32, depth int) (Calibration, error) {
 	return s.fit(depth), nil
 }
 
-// sample is what values there are, without their signs: the codes are symmetric.
+// sample is the magnitudes of the values; signs do not matter because the codes are symmetric.
 type sample struct {
 	magnitudes  []float64
 	power, most float64
@@ -94,18 +95,18 @@ func (s *sample) fit(depth int) Calibration {
 		}
 		return next
 	}
-	// The error has several minima. Steps of a quarter octave from twice the scale that clips nothing (with fewer levels than values some
-	// may better be 0) find the slope of the lowest.
+	// The error has several local minima. Steps of a quarter octave, starting from twice the scale that clips nothing (with fewer levels
+	// than values, making some of them 0 may be better), find the valley of the lowest one.
 	for i := range 64 {
 		try(2 * s.most / levels * math.Exp2(-float64(i)/4))
 	}
-	// From there on the scale is fitted to the codes and the codes to the scale in turn: neither makes the error larger.
+	// From there, alternately fit the scale to the codes and the codes to the scale: neither increases the error.
 	_, scale, _ := s.measure(best, levels)
 	for before := math.Inf(1); scale > 0 && noise < before*(1-1e-6); {
 		before = noise
 		scale = try(scale)
 	}
-	// Halving steps beside it: codes that do not change hold the scale where it is, a little off the minimum.
+	// Then try smaller and smaller steps around it, because unchanged codes can hold the scale a little off the minimum.
 	for step := 1.0 / 16; step > 1e-4; step /= 2 {
 		center := best
 		try(center * (1 + step))
@@ -114,7 +115,7 @@ func (s *sample) fit(depth int) Calibration {
 	return s.result(depth, float32(min(best, math.MaxFloat32)))
 }
 
-// measure is the square error at a scale, the scale that is best for the codes, and how many values are clipped.
+// measure returns the squared error with a scale, the best scale for the resulting codes, and how many values are clipped.
 func (s *sample) measure(scale, levels float64) (noise, next float64, clipped int) {
 	var product, square float64
 	inverse := 1 / scale
@@ -135,7 +136,7 @@ func (s *sample) measure(scale, levels float64) (noise, next float64, clipped in
 	return noise, next, clipped
 }
 
-// result is what a scale gives after it was rounded.
+// result is the calibration with a scale that is rounded to float32.
 func (s *sample) result(depth int, scale float32) Calibration {
 	if scale == 0 {
 		scale = math.SmallestNonzeroFloat32

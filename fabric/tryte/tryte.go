@@ -1,22 +1,23 @@
-// Package tryte holds numbers of several trits, for elements that need exact edits and arithmetic: a Tryte is one number, a Vector many.
+// Package tryte implements numbers of several trits, for values that need exact edits and arithmetic: a [Tryte] is one number, a [Vector]
+// many. [Calibrate] determines how many trits floats need. Package fabric/plan uses it.
 //
-// A number of depth n is the sum of t_d 3^d for d of 0 to n-1, from -Max(n) to Max(n): any integer there has just one form. What makes
-// balanced ternary pleasant holds in both types:
+// A number of depth n is the sum of t_d 3^d for d from 0 to n-1. It ranges from -Max(n) to Max(n), and each integer in that range has
+// exactly one form. Both types have the properties of balanced ternary:
 //
-//   - Negation turns every trit around; no number lacks its opposite.
-//   - A sum beyond the range is its result plus a carry of -1 or +1 times 3^n: there is overflow where the carry is not 0.
-//   - Numbers are ordered as their trits are, from the highest down.
-//   - Dropping low trits rounds to the nearest; ties cannot be.
+//   - Negation inverts every trit; every number has its opposite.
+//   - A sum beyond the range is the result plus a carry of -1 or +1 times 3^n: there is an overflow if the carry is not 0.
+//   - Numbers are ordered like their trits, from the highest down.
+//   - Dropping low trits rounds to the nearest number; there are no ties.
 package tryte
 
-// This file holds the number that stands alone.
+// This file implements single numbers.
 
 import (
 	"fmt"
 	"math/bits"
 )
 
-// MaxDepth is the number of trits that a number can have. Max(MaxDepth) fits an int32.
+// MaxDepth is the largest number of trits of a number. Max(MaxDepth) fits an int32.
 const MaxDepth = 20
 
 var powers = func() (p [MaxDepth + 1]int64) {
@@ -27,14 +28,14 @@ var powers = func() (p [MaxDepth + 1]int64) {
 	return
 }()
 
-// Max is the largest number of depth trits, (3^depth - 1) / 2. It panics if depth is not in 0..MaxDepth.
+// Max is the largest number with depth trits, (3^depth - 1) / 2. It panics if depth is not in 0..MaxDepth.
 func Max(depth int) int32 { return int32((powers[depth] - 1) / 2) }
 
-// Tryte is a number of up to MaxDepth trits, coded binary: a bit in one word for each trit that is +1, in the other for each that is -1. The
+// Tryte is a number of up to MaxDepth trits, stored as two words of bits: one for the trits that are +1, one for those that are -1. The
 // zero value is 0. Trytes are equal (==) if their numbers are.
 type Tryte struct{ plus, minus uint32 }
 
-// five has the trits of the numbers -121 to 121: those that are +1 in the low byte, those that are -1 in the high.
+// five holds the trits of the numbers -121 to 121: the +1 in the low byte, the -1 in the high byte.
 var five = func() (table [243]uint16) {
 	for i := range table {
 		for d, n := 0, i; d < 5; d, n = d+1, n/3 {
@@ -49,7 +50,7 @@ var five = func() (table [243]uint16) {
 	return
 }()
 
-// Of is v as trits. It panics if v is not in -Max(MaxDepth)..Max(MaxDepth).
+// Of returns v as a Tryte. It panics if v is not in -Max(MaxDepth)..Max(MaxDepth).
 func Of(v int32) Tryte {
 	if v < -Max(MaxDepth) || v > Max(MaxDepth) {
 		panic(fmt.Sprintf("tryte: %d does not fit %d trits", v, MaxDepth))
@@ -58,7 +59,7 @@ func Of(v int32) Tryte {
 }
 
 func of(v int32) (t Tryte) {
-	// With 1 added to each trit, the digits of a plain ternary number remain.
+	// Adding 1 to each trit turns it into a digit of an ordinary ternary number.
 	n := uint32(v + Max(MaxDepth))
 	for d := 0; d < MaxDepth; d += 5 {
 		c := five[n%243]
@@ -69,7 +70,7 @@ func of(v int32) (t Tryte) {
 	return t
 }
 
-// Int is the number.
+// Int returns the number.
 func (t Tryte) Int() int32 {
 	v := int64(0)
 	for p := t.plus; p != 0; p &= p - 1 {
@@ -81,7 +82,7 @@ func (t Tryte) Int() int32 {
 	return int32(v)
 }
 
-// String is the trits from the highest that is not 0 down: "+0-" is 8.
+// String lists the trits from the highest that is not 0 down: "+0-" is 8.
 func (t Tryte) String() string {
 	b := []byte{}
 	for d := max(t.Depth(), 1) - 1; d >= 0; d-- {
@@ -90,16 +91,16 @@ func (t Tryte) String() string {
 	return string(b)
 }
 
-// Depth is the number of trits up to the highest that is not 0: 0 for the number 0.
+// Depth is the number of trits up to the highest that is not 0; it is 0 for the number 0.
 func (t Tryte) Depth() int { return bits.Len32(t.plus | t.minus) }
 
-// Trit is the trit of 3^d. It panics if d is not in 0..MaxDepth-1.
+// Trit returns the trit of 3^d. It panics if d is not in 0..MaxDepth-1.
 func (t Tryte) Trit(d int) int8 {
 	place(d)
 	return int8(t.plus>>d&1) - int8(t.minus>>d&1)
 }
 
-// With is t with the trit of 3^d replaced. It panics if d is not in 0..MaxDepth-1 or trit not in -1..1.
+// With returns t with the trit of 3^d replaced. It panics if d is not in 0..MaxDepth-1 or trit not in -1..1.
 func (t Tryte) With(d int, trit int8) Tryte {
 	place(d)
 	plus, minus := signs(trit)
@@ -114,7 +115,7 @@ func place(d int) {
 	}
 }
 
-// signs are words of ones where a trit has the sign.
+// signs returns words of ones if the trit has the sign.
 func signs(trit int8) (plus, minus uint64) {
 	switch trit {
 	case 1:
@@ -127,7 +128,7 @@ func signs(trit int8) (plus, minus uint64) {
 	panic(fmt.Sprintf("tryte: %d is not a trit", trit))
 }
 
-// word is either type of bits that hold a trit each.
+// word is a word with one bit per trit.
 type word interface{ uint32 | uint64 }
 
 // half adds trits bit by bit: the sum is s + 3k.
@@ -137,13 +138,13 @@ func half[W word](ap, am, bp, bm W) (sp, sm, kp, km W) {
 	return p&^m&^kp | km, m&^p&^km | kp, kp, km
 }
 
-// Add is t + u in depth trits, and the carry: the exact sum is sum + carry 3^depth. It panics if depth is not in 0..MaxDepth or less than
-// an operand's.
+// Add returns t + u in depth trits, and the carry: the exact sum is sum + carry 3^depth. It panics if depth is not in 0..MaxDepth or less
+// than an operand's depth.
 func (t Tryte) Add(u Tryte, depth int) (sum Tryte, carry int8) {
 	if depth > MaxDepth || max(t.Depth(), u.Depth()) > depth {
 		panic(fmt.Sprintf("tryte: numbers of %d and %d trits in %d", t.Depth(), u.Depth(), depth))
 	}
-	// All places at once; carries of carries need another turn. What goes out at the top needs none.
+	// All positions at once; carries that cause carries take another round. A carry out of the top takes none.
 	for u != (Tryte{}) {
 		var k Tryte
 		t.plus, t.minus, k.plus, k.minus = half(t.plus, t.minus, u.plus, u.minus)
@@ -154,27 +155,27 @@ func (t Tryte) Add(u Tryte, depth int) (sum Tryte, carry int8) {
 	return t, carry
 }
 
-// low is t without the trits from depth up.
+// low returns t without the trits from depth on.
 func (t Tryte) low(depth int) Tryte {
 	mask := uint32(1)<<depth - 1
 	return Tryte{t.plus & mask, t.minus & mask}
 }
 
-// Sub is t - u as Add is t + u.
+// Sub returns t - u; see Add.
 func (t Tryte) Sub(u Tryte, depth int) (difference Tryte, carry int8) { return t.Add(u.Neg(), depth) }
 
-// Neg is -t.
+// Neg returns -t.
 func (t Tryte) Neg() Tryte { return Tryte{t.minus, t.plus} }
 
-// Mul is t times a trit. It panics if that is not in -1..1.
+// Mul returns t times a trit. It panics if the trit is not in -1..1.
 func (t Tryte) Mul(trit int8) Tryte {
 	plus, minus := signs(trit)
 	p, m := uint32(plus), uint32(minus)
 	return Tryte{t.plus&p | t.minus&m, t.plus&m | t.minus&p}
 }
 
-// Shift is t times 3^k in depth trits. k may be negative: then it is rounded to the nearest. fits is false if trits other than 0 were lost at
-// the top. It panics if depth is not in 0..MaxDepth.
+// Shift returns t times 3^k in depth trits. If k is negative, the result is rounded to the nearest number. fits is false if trits other
+// than 0 were lost at the top. It panics if depth is not in 0..MaxDepth.
 func (t Tryte) Shift(k, depth int) (shifted Tryte, fits bool) {
 	if depth < 0 || depth > MaxDepth {
 		panic(fmt.Sprintf("tryte: %d trits", depth))
@@ -187,7 +188,7 @@ func (t Tryte) Shift(k, depth int) (shifted Tryte, fits bool) {
 	return Tryte{t.plus << k, t.minus << k}.low(depth), fits
 }
 
-// Cmp is -1, 0 or +1 as t is less than u, equal or more.
+// Cmp returns -1, 0 or +1 if t is less than, equal to or greater than u.
 func (t Tryte) Cmp(u Tryte) int {
 	differ := (t.plus ^ u.plus) | (t.minus ^ u.minus)
 	if differ == 0 {

@@ -1,6 +1,7 @@
 package tryte
 
-// This file holds vectors of numbers, bit-sliced: one word has the same trit of 64 elements, so that carries of all 64 go on together.
+// This file implements vectors of numbers, bit-sliced: one word has the same trit of 64 elements, so that the carries of 64 elements
+// propagate together.
 
 import (
 	"fmt"
@@ -8,27 +9,27 @@ import (
 	"math/bits"
 )
 
-// Overflow is what becomes of a result that is beyond the range.
+// Overflow says what to do with a result beyond the range.
 type Overflow uint8
 
 const (
-	Wrap     Overflow = iota // it is taken modulo 3^depth: the carry is dropped
-	Saturate                 // it is the nearest number of the range
+	Wrap     Overflow = iota // take it modulo 3^depth: the carry is dropped
+	Saturate                 // replace it by the nearest number of the range
 )
 
-// Vector is numbers of one depth. Methods that set a vector take the operands as arguments, which may be the vector itself; they panic if lengths
-// or depths differ where they say so. A vector is for one goroutine that sets, or any number that read.
+// Vector holds numbers of one depth. Methods that set a vector take the operands as arguments, which may be the vector itself. They panic
+// if lengths or depths do not agree as documented. A vector may be changed by one goroutine, or read by any number.
 type Vector struct {
 	n, depth, words int
 
 	// Trit d of element i is bit i%64 of word d*words + i/64. Bits after the last element are 0.
 	plus, minus []uint64
 
-	// Where the last result was beyond the range, and on which side.
+	// Elements whose last result was above or below the range.
 	over, under []uint64
 }
 
-// NewVector is n zeros of depth trits. It panics if n is negative or depth not in 1..MaxDepth.
+// NewVector returns n zeros of depth trits. It panics if n is negative or depth is not in 1..MaxDepth.
 func NewVector(n, depth int) *Vector {
 	if n < 0 || depth < 1 || depth > MaxDepth {
 		panic(fmt.Sprintf("tryte: a vector of %d numbers of %d trits", n, depth))
@@ -46,8 +47,8 @@ func (v *Vector) Len() int { return v.n }
 // Depth is the number of trits of an element.
 func (v *Vector) Depth() int { return v.depth }
 
-// Plane is the trit of 3^d of all elements, bit-sliced: bit i%64 of word i/64 is set in plus if that of element i is +1, in minus if it is -1. The
-// words are the vector's own: setting them sets it. Never set a bit in both, or one after the last element.
+// Plane returns the trit of 3^d of all elements, bit-sliced: bit i%64 of word i/64 is set in plus if element i has +1, in minus if it has
+// -1. The words belong to the vector: changing them changes it. Never set a bit in both, or one after the last element.
 func (v *Vector) Plane(d int) (plus, minus []uint64) {
 	from, to := d*v.words, (d+1)*v.words
 	return v.plus[from:to:to], v.minus[from:to:to]
@@ -59,7 +60,7 @@ func (v *Vector) check(i int) {
 	}
 }
 
-// At is element i.
+// At returns element i.
 func (v *Vector) At(i int) (t Tryte) {
 	v.check(i)
 	for d := range v.depth {
@@ -70,7 +71,7 @@ func (v *Vector) At(i int) (t Tryte) {
 	return t
 }
 
-// Set makes t element i. It panics if t has more trits.
+// Set sets element i to t. It panics if t has more trits than the vector.
 func (v *Vector) Set(i int, t Tryte) {
 	v.check(i)
 	if t.Depth() > v.depth {
@@ -87,7 +88,7 @@ func (v *Vector) put(i, d int, plus, minus uint64) {
 	v.minus[w] = v.minus[w]&^(1<<bit) | minus<<bit
 }
 
-// SetTrit edits one trit, that of 3^d of element i, and nothing else.
+// SetTrit sets the trit of 3^d of element i, and nothing else.
 func (v *Vector) SetTrit(i, d int, trit int8) {
 	v.check(i)
 	if uint(d) >= uint(v.depth) {
@@ -97,8 +98,8 @@ func (v *Vector) SetTrit(i, d int, trit int8) {
 	v.put(i, d, plus&1, minus&1)
 }
 
-// Over is +1 if the last operation's result for element i was above the range, -1 if it was below, else 0. Of Add and Sub that is the carry: with
-// Wrap the exact result is At(i) + Over(i) 3^depth.
+// Over is +1 if the last operation's result for element i was above the range, -1 if it was below, else 0. After Add and Sub this is the
+// carry: with Wrap, the exact result is At(i) + Over(i) 3^depth.
 func (v *Vector) Over(i int) int8 {
 	v.check(i)
 	return int8(v.over[i/64]>>(i%64)&1) - int8(v.under[i/64]>>(i%64)&1)
@@ -110,7 +111,7 @@ func (v *Vector) same(a *Vector) {
 	}
 }
 
-// Add sets each element to the sum of a's and b's, which have v's length and depth, and returns how many were beyond the range.
+// Add sets each element to the sum of a's and b's, which have v's length and depth, and returns how many results were beyond the range.
 func (v *Vector) Add(a, b *Vector, o Overflow) int {
 	v.same(a)
 	v.same(b)
@@ -118,7 +119,7 @@ func (v *Vector) Add(a, b *Vector, o Overflow) int {
 	return v.beyond(o)
 }
 
-// Sub sets each element to the difference of a's and b's as Add does to the sum.
+// Sub sets each element to the difference of a's and b's, like Add.
 func (v *Vector) Sub(a, b *Vector, o Overflow) int {
 	v.same(a)
 	v.same(b)
@@ -133,7 +134,7 @@ func (v *Vector) add(a *Vector, bp, bm []uint64) {
 			sp, sm, kp, km := half(a.plus[at], a.minus[at], bp[at], bm[at])
 			var lp, lm uint64
 			v.plus[at], v.minus[at], lp, lm = half(sp, sm, cp, cm)
-			// Two carries from one place cancel or are one: 1 + 1 + 1 leaves a sum of 0.
+			// Two carries from one position cancel, or only one is set: 1 + 1 + 1 has a sum of 0.
 			kp, km = kp|lp, km|lm
 			cp, cm = kp&^km, km&^kp
 		}
@@ -141,7 +142,7 @@ func (v *Vector) add(a *Vector, bp, bm []uint64) {
 	}
 }
 
-// beyond counts the elements beyond the range, and makes the nearest of them if it must.
+// beyond counts the elements beyond the range, and with Saturate replaces them by the nearest number.
 func (v *Vector) beyond(o Overflow) (count int) {
 	for w, over := range v.over {
 		under := v.under[w]
@@ -174,7 +175,7 @@ func (v *Vector) Neg(a *Vector) {
 	v.inRange()
 }
 
-// MulTrits sets each element to that of a, which has v's length and depth, times the lowest trit of t's, which has v's length.
+// MulTrits sets each element to a's times the lowest trit of t's. a has v's length and depth, t has v's length.
 func (v *Vector) MulTrits(a, t *Vector) {
 	v.same(a)
 	if t.n != v.n {
@@ -190,14 +191,14 @@ func (v *Vector) MulTrits(a, t *Vector) {
 	v.inRange()
 }
 
-// Shift sets each element to a's times 3^k, which is rounded to the nearest if k is negative, and returns how many were beyond the range. a has
-// v's length; its depth may differ: Shift(a, 0, o) changes the depth.
+// Shift sets each element to a's times 3^k, rounded to the nearest number if k is negative, and returns how many results were beyond the
+// range. a has v's length, but may have another depth: Shift(a, 0, o) changes the depth.
 func (v *Vector) Shift(a *Vector, k int, o Overflow) int {
 	if a.n != v.n {
 		panic(fmt.Sprintf("tryte: %d numbers from %d", v.n, a.n))
 	}
 	k = max(-MaxDepth, min(k, MaxDepth))
-	// Before a's trits are written over: the highest of those lost that is not 0 tells the side.
+	// Before a's trits are overwritten: the highest lost trit that is not 0 tells the side.
 	for w := range v.words {
 		var over, under uint64
 		for d := a.depth - 1; d >= max(v.depth-k, 0); d-- {
@@ -209,7 +210,7 @@ func (v *Vector) Shift(a *Vector, k int, o Overflow) int {
 	}
 	for d := range v.depth {
 		if k > 0 {
-			d = v.depth - 1 - d // from the top down: a plane is read before it is written over
+			d = v.depth - 1 - d // from the top down, so that a plane is read before it is overwritten
 		}
 		plus, minus := v.Plane(d)
 		if from := d - k; from >= 0 && from < a.depth {
@@ -224,7 +225,7 @@ func (v *Vector) Shift(a *Vector, k int, o Overflow) int {
 	return v.beyond(o)
 }
 
-// Compare sets each element to -1, 0 or +1 as a's is less than b's, equal or more. a and b have v's length, and one depth.
+// Compare sets each element to -1, 0 or +1 if a's is less than, equal to or greater than b's. a and b have v's length and the same depth.
 func (v *Vector) Compare(a, b *Vector) {
 	a.same(b)
 	if a.n != v.n {
@@ -246,7 +247,8 @@ func (v *Vector) Compare(a, b *Vector) {
 	v.inRange()
 }
 
-// SetInts sets all elements; x has as many. Those beyond the range become the nearest of it; it returns how many there were.
+// SetInts sets all elements; x has the same length. Values beyond the range are replaced by the nearest number; it returns how many there
+// were.
 func (v *Vector) SetInts(x []int32) int {
 	if len(x) != v.n {
 		panic(fmt.Sprintf("tryte: %d integers for %d numbers", len(x), v.n))
@@ -259,7 +261,7 @@ func (v *Vector) SetInts(x []int32) int {
 	return v.beyond(Wrap)
 }
 
-// Ints stores all elements in dst, which has as many.
+// Ints stores all elements in dst, which has the same length.
 func (v *Vector) Ints(dst []int32) {
 	if len(dst) != v.n {
 		panic(fmt.Sprintf("tryte: %d integers for %d numbers", len(dst), v.n))
@@ -271,7 +273,7 @@ func (v *Vector) Ints(dst []int32) {
 	}
 }
 
-// digits is the value of each word of five bits as trits that are 0 or +1.
+// digits holds the value of each word of five bits, as trits that are 0 or +1.
 var digits = func() (table [32]int32) {
 	for bits := range table {
 		for d := range 5 {
@@ -281,7 +283,7 @@ var digits = func() (table [32]int32) {
 	return
 }()
 
-// transposed swaps rows and columns of the 8 x 8 bits whose rows are the bytes.
+// transposed transposes an 8 x 8 matrix of bits whose rows are the bytes.
 func transposed(x uint64) uint64 {
 	t := (x ^ x>>7) & 0x00aa00aa00aa00aa
 	x ^= t ^ t<<7
@@ -291,7 +293,7 @@ func transposed(x uint64) uint64 {
 	return x ^ t ^ t<<28
 }
 
-// load stores the elements of word w in n: five trits of eight elements at a time.
+// load stores the elements of word w in n, five trits of eight elements at a time.
 func (v *Vector) load(n *[64]int32, w int) {
 	clear(n[:])
 	for first := 0; first < v.depth; first += 5 {
@@ -310,10 +312,10 @@ func (v *Vector) load(n *[64]int32, w int) {
 	}
 }
 
-// store sets the elements of word w to n, which is in the range: five trits of eight elements at a time.
+// store sets the elements of word w to n, which must be in the range, five trits of eight elements at a time.
 func (v *Vector) store(n *[64]int32, w int) {
 	groups := (v.depth + 4) / 5
-	var rest [64]uint32 // with 1 added to each trit, as in Of
+	var rest [64]uint32 // with 1 added to each trit, as in of
 	for i, n := range n {
 		rest[i] = uint32(n + Max(5*groups))
 	}
@@ -339,8 +341,8 @@ func (v *Vector) store(n *[64]int32, w int) {
 	}
 }
 
-// SetFloats sets all elements to the nearest of x / scale, of two the even one; x has as many. Those beyond the range become the nearest of it, a
-// NaN becomes 0; it returns how many there were of both. It panics if scale is not positive and finite.
+// SetFloats sets all elements to x / scale, rounded to the nearest number (ties to even); x has the same length. Values beyond the range
+// are replaced by the nearest number, NaN by 0; it returns how many of both there were. It panics if scale is not positive and finite.
 func (v *Vector) SetFloats(x []float32, scale float32) int {
 	if len(x) != v.n {
 		panic(fmt.Sprintf("tryte: %d floats for %d numbers", len(x), v.n))
@@ -360,7 +362,7 @@ func (v *Vector) SetFloats(x []float32, scale float32) int {
 	return v.beyond(Wrap) + notNumbers
 }
 
-// Floats stores all elements times scale in dst, which has as many.
+// Floats stores all elements times scale in dst, which has the same length.
 func (v *Vector) Floats(dst []float32, scale float32) {
 	if len(dst) != v.n {
 		panic(fmt.Sprintf("tryte: %d floats for %d numbers", len(dst), v.n))
@@ -375,7 +377,7 @@ func (v *Vector) Floats(dst []float32, scale float32) {
 	}
 }
 
-// fill sets each element to a number of the range, and tells whether it stands for one above or below.
+// fill sets each element to a number of the range, and records whether the value was above or below the range.
 func (v *Vector) fill(number func(i int) (n int32, over, under bool)) {
 	for w := range v.words {
 		var n [64]int32

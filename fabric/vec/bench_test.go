@@ -1,7 +1,7 @@
 package vec
 
-// This file compares the variants in time. Each iteration runs the variant and then the Go one on the same data, so that what else the
-// machine does hits both; "x-go" is the ratio of the sums, how many times faster the variant is.
+// This file compares the times of the variants. Each iteration runs a variant and then the Go one on the same data, so that other activity
+// of the machine affects both; "x-go" is the ratio of the sums, the factor by which the variant is faster.
 
 import (
 	"fmt"

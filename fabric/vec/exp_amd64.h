@@ -1,5 +1,5 @@
-// Constants of e^x, as float32: see func exp in vec_go.go. Multiply-add is fused here, so ln 2 comes as its nearest float32 and the rest: the
-// product of that with n <= 2^8 is rounded only after the difference, which is exact.
+// Constants of e^x, as float32: see func exp in vec_go.go. Here, multiply-add is fused, so ln 2 is split into its nearest float32 and the
+// remainder: the product of n (at most 2^8) with the first part is not rounded before the difference, which is exact.
 
 #define EXP_LOG2E 0x3fb8aa3b
 #define EXP_LN2   0x3f317218

@@ -1,7 +1,7 @@
 package vec
 
-// This file compares the kernels with those of a real libggml-cpu: results, and in a benchmark times. cgo is not allowed in tests, so a small C
-// program calls the library.
+// This file compares the kernels with those of a real libggml-cpu: the results, and in a benchmark the times. cgo is not allowed in tests,
+// so a small C program calls the library.
 
 import (
 	"encoding/binary"

@@ -1,6 +1,7 @@
 package vec
 
-// This file checks that no kernel touches memory behind or before its slices: they lie at the edges of a page between two that cannot be accessed.
+// This file checks that no kernel accesses memory before or after its slices: they are placed at the edges of a page between two
+// inaccessible pages.
 
 import (
 	"math/rand/v2"

@@ -1,22 +1,22 @@
-// Package vec has the float32 kernels of the emulator's own graph: dot products, sums, softmax, RMS norm, and what attention needs
-// of them, on rows picked by index.
+// Package vec has the float32 kernels that fabric's attention and its model use: dot products, sums, softmax, RMS norm, and the same on
+// rows selected by index.
 //
-// Each kernel has three variants: AVX-512, AVX2 with FMA, and Go. The fastest that the machine runs is taken; the variants add in
-// other orders, so their results differ in the last bits, within the bounds that the functions state. u is 2^-24, half the distance
-// from 1 to the next float32. NaN and infinities follow IEEE 754 unless a function says otherwise.
+// Each kernel has three variants: AVX-512, AVX2 with FMA, and Go. The fastest that the machine supports is used. The variants add in
+// different orders, so their results differ in the last bits, within the bounds that the functions state. There, u is 2^-24, half the
+// distance from 1 to the next float32. NaN and infinities follow IEEE 754 unless noted otherwise.
 //
-// A slice may start at any address. Where a function has a destination and sources they may be the same slice, but must not overlap
-// otherwise. Lengths that do not fit panic, as they do with gonum. All functions allocate nothing and may be called concurrently.
+// Slices may start at any address. A destination may be the same slice as a source, but slices must not overlap otherwise. Lengths that do
+// not fit cause a panic, as in gonum. No function allocates; all may be called concurrently.
 package vec
 
-// This file owns the functions that others call, and what they promise.
+// This file defines the exported functions and what they guarantee.
 
 import (
 	"fmt"
 	"math"
 )
 
-// same panics unless n, the length of a slice beside one of want elements, is want.
+// same panics unless the length n is want.
 func same(n, want int) {
 	if n != want {
 		panic(fmt.Sprintf("vec: %d elements beside %d", n, want))
@@ -36,7 +36,7 @@ func Add(dst, a, b []float32) {
 	fastest.add(dst, a, b)
 }
 
-// AXPY adds s a[i] to dst[i], in one rounding or two.
+// AXPY adds s a[i] to dst[i], with one or two roundings.
 func AXPY(dst []float32, s float32, a []float32) {
 	same(len(a), len(dst))
 	fastest.axpy(dst, a, s)
@@ -45,19 +45,20 @@ func AXPY(dst []float32, s float32, a []float32) {
 // Scale multiplies each x[i] by s.
 func Scale(x []float32, s float32) { fastest.scale(x, s) }
 
-// Max returns the largest element. It passes over NaN: of nothing else, and of nothing at all, the largest is -Inf.
+// Max returns the largest element. NaN is ignored; if there is no other element, the result is -Inf.
 func Max(x []float32) float32 { return fastest.max(x) }
 
-// ExpSum sets dst[i] to e^(x[i] - shift) and returns their sum in double precision. The difference is rounded to float32; the power of that
-// is within 1 unit in the last place. Of less than -87 it is 0: no result is subnormal, which would be slow. e^Inf is Inf, and NaN stays NaN.
+// ExpSum sets dst[i] to e^(x[i] - shift) and returns the sum in float64. The difference is rounded to float32; its exponential is accurate
+// to 1 unit in the last place. For differences below -87 it is 0, so that no result is subnormal, which would be slow. e^Inf is Inf, and
+// NaN stays NaN.
 func ExpSum(dst, x []float32, shift float32) float64 {
 	same(len(x), len(dst))
 	return fastest.expSum(dst, x, shift)
 }
 
-// Softmax sets x[i] to e^(s x[i] - m) / sum over j of e^(s x[j] - m), where m is the largest s x[i]: ggml's soft_max without mask, sinks and ALiBi.
-// The relative error of a result that is not subnormal is at most (|s x[i] - m| + 8) u, beside what rounding s x[i] costs; powers of less than -87
-// are 0.
+// Softmax sets x[i] to e^(s x[i] - m) / sum over j of e^(s x[j] - m), where m is the largest s x[i]: ggml's soft_max without mask, sinks
+// and ALiBi. The relative error of a result that is not subnormal is at most (|s x[i] - m| + 8) u, in addition to that of rounding s x[i].
+// Exponentials of less than -87 are 0.
 //
 // An element that is -Inf becomes 0. If one is NaN or +Inf, or all are -Inf, all become NaN.
 func Softmax(x []float32, s float32) {
@@ -70,9 +71,9 @@ func Softmax(x []float32, s float32) {
 
 // RMSNorm sets dst[i] to x[i] / sqrt(mean of x[j]^2 + eps) w[i].
 //
-// It does ggml's operations: squares rounded to float32 are added in float64, the mean is rounded to float32, then one division gives the
-// scale and two products the result. Only the order of the additions in float64 differs, which the rounding of the mean hides but for
-// rare ties; so the results are ggml's to the bit, except where that mean rounds the other way.
+// It performs ggml's operations: squares rounded to float32 are added in float64, the mean is rounded to float32, then one division gives
+// the scale and two products the result. Only the order of the additions in float64 differs, and rounding the mean hides that except for
+// rare ties. So the results are ggml's to the bit, unless that mean is rounded differently.
 func RMSNorm(dst, x, w []float32, eps float32) {
 	same(len(x), len(dst))
 	same(len(w), len(dst))
@@ -84,18 +85,19 @@ func RMSNorm(dst, x, w []float32, eps float32) {
 	fastest.mulScaled(dst, x, w, scale)
 }
 
-// AddInt32 adds s w[i] n[i] to dst[i]: integer products, each row with its scale, become floats. |n[i]| must be at most 2^24.
+// AddInt32 adds s w[i] n[i] to dst[i]. It converts integer products, each with the scale of its row, to floats. |n[i]| must be at most
+// 2^24.
 func AddInt32(dst []float32, s float32, w []float32, n []int32) {
 	same(len(w), len(dst))
 	same(len(n), len(dst))
 	fastest.addInt32(dst, w, n, s)
 }
 
-// CountAtLeast returns how many elements are t or more. NaN is not.
+// CountAtLeast returns how many elements are t or more. NaN does not count.
 func CountAtLeast(x []float32, t float32) int { return fastest.countAtLeast(x, t) }
 
-// IndexAtLeast writes the indexes of the elements that are t or more to dst, in order, and returns how many there are. NaN is not. dst must be as
-// long as x or longer; what lies behind the indexes is left as it was.
+// IndexAtLeast writes the indices of the elements that are t or more to dst, in order, and returns how many there are. NaN does not count.
+// dst must be at least as long as x; its elements after the indices are unchanged.
 func IndexAtLeast(dst []int32, x []float32, t float32) int {
 	if len(dst) < len(x) {
 		panic(fmt.Sprintf("vec: space for %d indexes of %d elements", len(dst), len(x)))
@@ -103,10 +105,10 @@ func IndexAtLeast(dst []int32, x []float32, t float32) int {
 	return fastest.indexAtLeast(dst, x, t)
 }
 
-// SumBelow returns the sum of the elements that are less than t, in double precision.
+// SumBelow returns the sum of the elements that are less than t, in float64.
 func SumBelow(x []float32, t float32) float64 { return fastest.sumBelow(x, t) }
 
-// rowsFit panics unless every index picks a row of d elements.
+// rowsFit panics unless every index selects a row of d elements.
 func rowsFit(rows []float32, at []int32, d int) {
 	if d == 0 {
 		panic("vec: rows of no elements")
@@ -121,7 +123,7 @@ func rowsFit(rows []float32, at []int32, d int) {
 	}
 }
 
-// DotRows sets dst[i] to the dot product of q and row at[i], of as many elements as q has; rows are stored one after the other. The error is
+// DotRows sets dst[i] to the dot product of q and row at[i]. Rows have the length of q and are stored one after the other. The error is
 // Dot's. Lengths that are multiples of 16 are fast.
 func DotRows(dst, q, rows []float32, at []int32) {
 	same(len(dst), len(at))
@@ -129,8 +131,9 @@ func DotRows(dst, q, rows []float32, at []int32) {
 	fastest.dotRows(dst, q, rows, at)
 }
 
-// AddRows adds the sum of w[i] times row at[i] to dst; rows of as many elements as dst has are stored one after the other. The error of an
-// element is at most (n + 4) u times the sum of the magnitudes of what is added, where n is len(at). Lengths that are multiples of 16 are fast.
+// AddRows adds the sum of w[i] times row at[i] to dst. Rows have the length of dst and are stored one after the other. The error of an
+// element is at most (n + 4) u times the sum of the magnitudes of what is added, where n is len(at). Lengths that are multiples of 16 are
+// fast.
 func AddRows(dst, w, rows []float32, at []int32) {
 	same(len(w), len(at))
 	rowsFit(rows, at, len(dst))

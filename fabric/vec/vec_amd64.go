@@ -1,11 +1,11 @@
 package vec
 
-// This file owns the choice among the assembly of vec_avx512_amd64.s and vec_avx2_amd64.s. All of it takes slices of any length and address,
-// of which the first one's, or the only source's, length counts, unless a comment says otherwise.
+// This file chooses between the assembly functions of vec_avx512_amd64.s and vec_avx2_amd64.s. These accept slices of any length and
+// address. The length of the first slice counts, unless noted otherwise.
 
 import "golang.org/x/sys/cpu"
 
-// variants lists what this machine runs, the fastest first.
+// variants lists the variants that this machine supports, the fastest first.
 func variants() []variant {
 	var v []variant
 	if x := &cpu.X86; x.HasAVX512F && x.HasAVX2 && x.HasFMA && x.HasPOPCNT {
@@ -149,10 +149,10 @@ func (v variant) sumBelow(x []float32, t float32) float64 {
 	}
 }
 
-// The assembly for rows takes several at once and whole registers only. It does not check the indexes.
+// The assembly for rows processes several rows at a time and whole registers only. It does not check indices.
 
 func (v variant) dotRows(dst, q, rows []float32, at []int32) {
-	whole := 0 // rows that the assembly does
+	whole := 0 // number of rows that the assembly processes
 	switch {
 	case v == avx512 && len(q)%16 == 0:
 		whole = len(at) &^ 3
@@ -211,12 +211,12 @@ func indexAtLeastAVX512(dst []int32, x []float32, t float32) int
 //go:noescape
 func sumBelowAVX512(x []float32, t float32) float64
 
-// dotRowsAVX512 needs len(dst) a multiple of 4, len(q) of 16.
+// dotRowsAVX512 requires that len(dst) is a multiple of 4 and len(q) of 16.
 //
 //go:noescape
 func dotRowsAVX512(dst, q, rows []float32, at []int32)
 
-// addRowsAVX512 needs len(dst) a multiple of 16.
+// addRowsAVX512 requires that len(dst) is a multiple of 16.
 //
 //go:noescape
 func addRowsAVX512(dst, w, rows []float32, at []int32)
@@ -257,12 +257,12 @@ func indexAtLeastAVX2(dst []int32, x []float32, t float32) int
 //go:noescape
 func sumBelowAVX2(x []float32, t float32) float64
 
-// dotRowsAVX2 needs len(dst) a multiple of 4, len(q) of 8.
+// dotRowsAVX2 requires that len(dst) is a multiple of 4 and len(q) of 8.
 //
 //go:noescape
 func dotRowsAVX2(dst, q, rows []float32, at []int32)
 
-// addRowsAVX2 needs len(dst) a multiple of 8.
+// addRowsAVX2 requires that len(dst) is a multiple of 8.
 //
 //go:noescape
 func addRowsAVX2(dst, w, rows []float32, at []int32)

@@ -1,9 +1,9 @@
 // The kernels in AVX2 and FMA.
 //
-// Those that go through slices element by element share EACH, which runs the macro BODY for every 8 elements: AX is the index of the first.
-// BODY loads with LOAD and stores with STORE. Y15 has all bits set in the lanes that count: all, but for the last 1 to 7 elements. Then LOAD gives
-// 0 for others, and neither touches memory there. CX has the length at the start; AX, BX, CX, Y15 are used up. BODY may use other
-// registers, and is there twice: labels in it would be, too.
+// Functions that process slices element by element share EACH, which runs the macro BODY for every 8 elements; AX is the index of the
+// first. BODY loads with LOAD and stores with STORE. Y15 has all bits set in the active lanes: all lanes, except for the last 1 to 7
+// elements. For inactive lanes LOAD gives 0, and neither LOAD nor STORE touches memory. CX has the length at the start; AX, BX, CX and Y15
+// are overwritten. BODY may use other registers. It is expanded twice, so it must not contain labels.
 
 #include "textflag.h"
 #include "exp_amd64.h"

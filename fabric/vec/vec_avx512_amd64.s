@@ -1,8 +1,8 @@
 // The kernels in AVX-512 (the F part of it).
 //
-// Those that go through slices element by element share EACH, which runs the macro BODY for every 16 elements: AX is the index of the first,
-// K1 has a bit for each, all but at the end of the slice. Masked loads read no memory that their mask leaves out. CX has the length
-// at the start; AX, BX, CX, K1 are used up. BODY may use other registers.
+// Functions that process slices element by element share EACH, which runs the macro BODY for every 16 elements. AX is the index of the
+// first; K1 has a bit for each element (fewer than 16 at the end of the slice). Masked loads do not touch memory outside their mask. CX has
+// the length at the start; AX, BX, CX and K1 are overwritten. BODY may use other registers.
 
 #include "textflag.h"
 #include "exp_amd64.h"

@@ -1,8 +1,8 @@
 package vec
 
-// This file has the kernels in Go: the reference for the assembly, and what other machines run.
+// This file has the kernels in Go: the reference for the assembly, and the implementation for other machines.
 //
-// Products are converted before they are added to something, so that no compiler fuses the two: what these functions return is the same on every
+// Products are converted explicitly before they are added, so that no compiler fuses the two operations: the results are the same on every
 // architecture.
 
 import "math"
@@ -18,7 +18,7 @@ const (
 
 func (v variant) String() string { return [...]string{"go", "avx2", "avx512"}[v] }
 
-// fastest is what the package's functions use.
+// fastest is the variant that the package's functions use.
 var fastest = variants()[0]
 
 func dotGo(a, b []float32) float32 {
@@ -95,8 +95,9 @@ func expSumGo(dst, x []float32, shift float32) float64 {
 	return sum
 }
 
-// exp returns e^x as x = n ln 2 + r, |r| <= ln 2 / 2, and e^r = 1 + r + r^2 p(r). p has degree 4 and was fitted to the least relative error of e^r,
-// 3.8e-9 with rounded coefficients: 1/16 of u. ln 2 comes in two parts, of which the first has nine bits, so that its product with n is exact.
+// exp computes e^x with x = n ln 2 + r, |r| <= ln 2 / 2, and e^r = 1 + r + r^2 p(r). p has degree 4 and was fitted for the least relative
+// error of e^r: 3.8e-9 with rounded coefficients, 1/16 of u. ln 2 is split into two parts, the first of which has nine bits, so that its
+// product with n is exact.
 func exp(x float32) float32 {
 	switch {
 	case x != x:
@@ -109,7 +110,7 @@ func exp(x float32) float32 {
 	const (
 		ln2High = 0.693359375
 		ln2Low  = -2.12194440e-4
-		toInt   = 3 << 22 // a float32 of this size has no fraction
+		toInt   = 3 << 22 // a float32 of this size has no fractional part
 	)
 	n := float32(x*math.Log2E) + toInt - toInt
 	r := x - float32(n*ln2High)
@@ -119,7 +120,7 @@ func exp(x float32) float32 {
 	p = float32(r*p) + expC3
 	p = float32(r*p) + expC2
 	p = float32(float32(r*r)*p) + r + 1
-	// Two factors: 2^128 is beyond the range, where the result may not be.
+	// Two factors, because 2^128 is out of range although the result may not be.
 	half := int32(n) >> 1
 	return float32(p*power(half)) * power(int32(n)-half)
 }
@@ -128,8 +129,8 @@ func exp(x float32) float32 {
 func power(n int32) float32 { return math.Float32frombits(uint32(n+127) << 23) }
 
 const (
-	expLow  = -87 // what is less has the power 0
-	expHigh = 89  // e^x rounds to Inf from 88.73 up
+	expLow  = -87 // below this, the result is 0
+	expHigh = 89  // e^x rounds to Inf from 88.73 on
 	expC2   = 0.49999994
 	expC3   = 0.16666521
 	expC4   = 0.04166839
@@ -168,7 +169,7 @@ func sumBelowGo(x []float32, t float32) float64 {
 	return sum
 }
 
-// dotRowsBy and addRowsBy do with single rows what the assembly does with several at once; v is the variant that handles a row.
+// dotRowsBy and addRowsBy process rows one by one; v is the variant used for each row.
 func dotRowsBy(v variant, dst, q, rows []float32, at []int32) {
 	for i, r := range at {
 		dst[i] = v.dot(q, rows[int(r)*len(q):][:len(q)])

@@ -2,7 +2,7 @@
 
 package vec
 
-// This file takes the kernels in Go where there is no assembly.
+// This file uses the kernels in Go on machines without assembly.
 
 func variants() []variant { return []variant{inGo} }
 

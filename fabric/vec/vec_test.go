@@ -1,7 +1,7 @@
 package vec
 
-// This file checks what the functions promise: bounds of error against float64, exact results, special values, panics. Each check runs for
-// every variant that the machine has.
+// This file checks what the functions guarantee: error bounds against float64, exact results, special values, panics. Each check runs for
+// every variant that the machine supports.
 
 import (
 	"encoding/binary"

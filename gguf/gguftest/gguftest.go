@@ -1,4 +1,4 @@
-// Package gguftest writes small GGUF files for tests.
+// Package gguftest writes small GGUF files for tests. The weights in them are zeros; real values come from package experiments/synth.
 package gguftest
 
 import (
@@ -11,10 +11,10 @@ import (
 	"tensorcast/gguf"
 )
 
-// Alignment is that of every model's tensors.
+// Alignment is the alignment of every model's tensors, in bytes.
 const Alignment = 32
 
-// Model is a model's metadata and tensors, of version 3 and little endian.
+// Model is the metadata and tensors of a model, written as GGUF version 3, little endian.
 type Model struct {
 	KVs     []KV
 	Tensors []Tensor
@@ -26,14 +26,14 @@ type KV struct {
 	Value any
 }
 
-// Tensor is a tensor, which is stored after the one before it.
+// Tensor describes a tensor. Tensors are stored in the order of the model's list.
 type Tensor struct {
 	Name  string
 	Type  gguf.Type
 	Shape []int64
 }
 
-// Write writes the model to a new file at path. The weights are zeros and take no space.
+// Write writes the model to a new file at path. The weights are zeros, stored as a hole that takes no disk space.
 func (m *Model) Write(tb testing.TB, path string) {
 	tb.Helper()
 	head, data := m.encode(tb)
@@ -45,7 +45,7 @@ func (m *Model) Write(tb testing.TB, path string) {
 	}
 }
 
-// encode returns what comes before the weights, and how many bytes these take.
+// encode returns the bytes before the weights, and the size of the weights.
 func (m *Model) encode(tb testing.TB) (b []byte, data int64) {
 	le := binary.LittleEndian
 	b = le.AppendUint32([]byte("GGUF"), 3)
@@ -116,8 +116,8 @@ func appendString(b []byte, s string) []byte {
 	return append(binary.LittleEndian.AppendUint64(b, uint64(len(s))), s...)
 }
 
-// MoE is a model of some layers whose tensors have every kind of name: attention, router, experts with fused and with
-// separate matrices and biases, shared experts, norms.
+// MoE returns a mixture-of-experts model whose tensors have every kind of name: attention, router, experts with fused and with separate
+// matrices and biases, shared experts, norms.
 func MoE(layers int, experts int64) *Model {
 	const embd, ffn = 64, 32
 	m := &Model{

@@ -1,6 +1,6 @@
 package inspect
 
-// This file looks for what is wrong with a model that can be read.
+// This file finds faults in models that package gguf can read.
 
 import (
 	"fmt"
@@ -9,18 +9,18 @@ import (
 	"tensorcast/gguf"
 )
 
-// Finding is something wrong with a file.
+// Finding is a fault of a file.
 type Finding struct {
 	File   string // path
-	Tensor string // "" if the finding is about no single one
+	Tensor string // "" if the finding concerns no single tensor
 	Text   string
 }
 
-// maxGGMLName is the length of tensor names from which ggml refuses a file.
+// maxGGMLName is the length in bytes from which ggml rejects tensor names.
 const maxGGMLName = 64
 
-// Check looks for what gguf reads and llama.cpp does not, for bytes that are nobody's, and for metadata that contradict
-// each other or the tensors. What gguf.OpenModel refuses cannot be asked any more: its error is the finding.
+// Check reports what gguf accepts but llama.cpp does not, bytes that belong to no tensor, and metadata that contradict each other or the
+// tensors. Files that gguf.OpenModel rejects cannot be checked; its error is the finding.
 func Check(m *gguf.Model) []Finding {
 	c := checker{model: m, first: m.Files[0]}
 	for _, f := range m.Files {
@@ -33,7 +33,7 @@ func Check(m *gguf.Model) []Finding {
 
 type checker struct {
 	model    *gguf.Model
-	first    *gguf.File // which has the model's metadata
+	first    *gguf.File // the file with the model's metadata
 	findings []Finding
 }
 
@@ -64,7 +64,7 @@ func (c *checker) file(f *gguf.File) {
 	}
 }
 
-// architecture compares the tensors with what the metadata say about them.
+// architecture compares the tensors with the metadata that describe them.
 func (c *checker) architecture() {
 	arch, ok := c.first.String("general.architecture")
 	if !ok {
@@ -81,7 +81,7 @@ func (c *checker) architecture() {
 				layers[n] = true
 				last = max(last, n)
 			}
-			// GroveMoE's chunk experts have a number of their own.
+			// GroveMoE's chunk experts have a count of their own.
 			if n := t.Experts(); n > 0 && uint64(n) != experts && !strings.Contains(t.Name, "_chexps.") {
 				if hasExperts {
 					c.report(f, t.Name, "%d experts, %s.expert_count says %d", n, arch, experts)
@@ -106,7 +106,7 @@ func (c *checker) architecture() {
 	}
 }
 
-// vocabulary compares the tokenizer's arrays, which go by token.
+// vocabulary compares the lengths of the tokenizer's arrays, which have an entry per token.
 func (c *checker) vocabulary() {
 	tokens := int64(-1)
 	for i := range c.first.Metadata {
@@ -125,7 +125,7 @@ func (c *checker) vocabulary() {
 				c.report(c.first, "", "%s has %d elements for %d tokens", kv.Key, kv.Len, tokens)
 			}
 		case strings.HasPrefix(kv.Key, "tokenizer.ggml.") && strings.HasSuffix(kv.Key, "_token_id"):
-			// Some writers say "none" by the largest number.
+			// Some writers use the largest number for "none".
 			if id, ok := c.first.Uint(kv.Key); ok && id >= uint64(tokens) && id != 1<<32-1 {
 				c.report(c.first, "", "%s is %d, there are %d tokens", kv.Key, id, tokens)
 			}
@@ -144,7 +144,7 @@ func FindingsTable(findings []Finding) *Table {
 	return &Table{Columns: []Column{{"file", files}, {"tensor_name", tensors}, {"finding", texts}}}
 }
 
-// String is the finding as a line for people.
+// String formats the finding as one line.
 func (f Finding) String() string {
 	if f.Tensor == "" {
 		return fmt.Sprintf("%s: %s", f.File, f.Text)

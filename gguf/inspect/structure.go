@@ -1,6 +1,6 @@
 package inspect
 
-// This file makes the tables of extents: a row per tensor, or per expert's slice.
+// This file makes the tables of extents: a row per tensor, or per expert.
 
 import (
 	"errors"
@@ -28,7 +28,7 @@ import (
 //	kind                 "attention", "expert", ...
 //	resident_bytes       of the tensor that are in the page cache, exact to a page at either end
 //
-// A wide table asks the kernel about each tensor, of files that must not have changed since they were opened.
+// A wide table queries the page cache for each tensor; the files must not have changed since they were opened.
 func Structure(models []*gguf.Model, wide bool) (*Table, error) {
 	var (
 		c        columns
@@ -82,16 +82,16 @@ func Structure(models []*gguf.Model, wide bool) (*Table, error) {
 	return t, nil
 }
 
-// maxSlices bounds the rows of Experts: a file of no size can claim any number of experts.
+// maxSlices bounds the rows of Experts: even a small file can declare any number of experts.
 const maxSlices = 1 << 24
 
-// Experts returns a row per expert's slice, in the order of models, files and offsets: the six columns of Structure, with
-// the slice's extent, then
+// Experts returns a row per expert's slice, in the order of models, files and offsets. It has the six columns of Structure, with the
+// slice's extent, then
 //
 //	expert      from 0
 //	projection  "gate", "up", "down" or "gate_up"; "" where each expert has tensors of its own
 //
-// and, if there is more than one file, the column file. Shared experts, which all tokens go through, have no slices.
+// and, if there is more than one file, the column file. Shared experts, which every token uses, are not listed.
 func Experts(models []*gguf.Model) (*Table, error) {
 	var (
 		c           columns
@@ -107,7 +107,7 @@ func Experts(models []*gguf.Model) (*Table, error) {
 					continue
 				}
 				n, stride, first := t.Experts(), t.ExpertStride(), 0
-				if n == 0 { // a tensor of one expert
+				if n == 0 { // a tensor that holds a single expert
 					n, stride, first = 1, t.Size, t.ExpertAt(t.Offset)
 				}
 				if n > maxSlices-len(experts) {
@@ -129,7 +129,7 @@ func Experts(models []*gguf.Model) (*Table, error) {
 	return t, nil
 }
 
-// columns are those that both tables have.
+// columns are the columns that both tables have.
 type columns struct {
 	name, typ, component, file []string
 	offset, size               []int64

@@ -1,6 +1,6 @@
 package inspect
 
-// This file makes the sums of a model's bytes.
+// This file sums the bytes of a model's tensors by several criteria.
 
 import (
 	"bytes"
@@ -19,7 +19,7 @@ import (
 // largest is how many of the largest tensors a summary names.
 const largest = 10
 
-// Summary is the sums of a model's bytes.
+// Summary holds the sums for one model.
 type Summary struct {
 	Model string // the first file's name
 	Files int
@@ -27,13 +27,13 @@ type Summary struct {
 	Rows  []SummaryRow
 }
 
-// SummaryRow is the sum of some of a model's tensors.
+// SummaryRow is the sum over one group of tensors.
 type SummaryRow struct {
-	// Group is
+	// Group is the criterion, Name the group of tensors under it:
 	//
-	//	tensors    all of them
-	//	read       by when they are read: "always", for each token; "lookup", a row for each token; "experts", those that are
-	//	           chosen; "experts of a token", what is read of these for a token, as <architecture>.expert_used_count says
+	//	tensors    all tensors
+	//	read       by when they are read: "always" (for each token), "lookup" (one row per token), "experts" (only the chosen ones);
+	//	           "experts of a token" is the part of these that one token reads, by <architecture>.expert_used_count
 	//	kind       as gguf.Kind
 	//	layer      "0", "1", ...; "none" for tensors in no layer
 	//	component  the name after "blk.N.", over all layers
@@ -91,7 +91,7 @@ func summarise(m *gguf.Model) *Summary {
 			switch {
 			case k == gguf.KindExpert:
 				when = "experts"
-			// Without an output matrix, that of the embeddings is read whole for each token.
+			// A model without an output matrix uses the token embeddings as one, and reads them whole for each token.
 			case k == gguf.KindEmbedding && (untied || t.Name != "token_embd.weight"):
 				when = "lookup"
 			}

@@ -1,8 +1,8 @@
-// Package inspect makes tables about GGUF models: which bytes hold which tensor and which expert, the metadata, sums, and
-// what is wrong with a file. It reads metadata and never weights.
+// Package inspect makes the tables that ggufmap prints about GGUF models: which bytes hold which tensor and which expert ([Structure],
+// [Experts]), the metadata ([Metadata]), sums ([Summarise]), and what is wrong with a file ([Check]). It reads metadata, never weights.
 package inspect
 
-// This file owns Table: what all of them are, and its forms that need no library.
+// This file defines Table and writes it as JSON.
 
 import (
 	"bytes"
@@ -23,7 +23,7 @@ import (
 type Table struct {
 	Columns []Column
 
-	typed map[string][]json.RawMessage // columns that JSON has a better form for than text
+	typed map[string][]json.RawMessage // columns whose JSON values are not plain text
 }
 
 // Column is a column of a table.
@@ -66,8 +66,8 @@ func (t *Table) WriteJSON(w io.Writer) error {
 	return nil
 }
 
-// appendJSON appends a value of a metadata entry or of a cell. JSON has no form for a float that is not finite: it is
-// written as text. Bytes of a string that are no UTF-8 are replaced.
+// appendJSON appends a metadata value or a cell as JSON. Floats that are not finite are written as strings, because JSON has no form for
+// them. Invalid UTF-8 is replaced.
 func appendJSON(b []byte, v any) []byte {
 	float := func(f float64, bits int) []byte {
 		if math.IsNaN(f) || math.IsInf(f, 0) {
@@ -85,7 +85,7 @@ func appendJSON(b []byte, v any) []byte {
 		e := json.NewEncoder(&buf)
 		e.SetEscapeHTML(false)
 		if err := e.Encode(v); err != nil {
-			return append(b, `""`...) // a string always has a form
+			return append(b, `""`...) // cannot happen: a string can always be encoded
 		}
 		return append(b, bytes.TrimSuffix(buf.Bytes(), []byte{'\n'})...)
 	}
@@ -102,8 +102,7 @@ func appendJSON(b []byte, v any) []byte {
 	return fmt.Append(b, v) // integers and booleans
 }
 
-// text is a value as it stands in a cell: a string as it is, unless it would do more to a terminal than print, an array as
-// JSON.
+// text formats a value for a cell: a string as it is unless it holds control characters (which could act on a terminal), an array as JSON.
 func text(v any) string {
 	s, ok := v.(string)
 	if !ok {
@@ -124,7 +123,7 @@ func containsControl(s string) bool {
 	return false
 }
 
-// fileNames is what the files are called in tables: their base names, or the paths where two have the same.
+// fileNames returns what the files are called in tables: the base name, or the path where two files have the same base name.
 func fileNames(models []*gguf.Model) map[*gguf.File]string {
 	count := map[string]int{}
 	names := map[*gguf.File]string{}

@@ -1,7 +1,8 @@
 package rewrite
 
-// This file owns what is before the tensors' data: it finds where the metadata end and in which order the tensor table names the tensors, which
-// package gguf does not tell, and makes the records of a new table. The file has been parsed: what is read anew only has to be the same still.
+// This file handles what precedes the tensors' data. It finds where the metadata end and in which order the tensor table lists the tensors,
+// which package gguf does not tell, and makes records for a new table. As the file has been parsed before, reading it again only checks
+// that it is unchanged.
 
 import (
 	"bufio"
@@ -15,10 +16,10 @@ import (
 type head struct {
 	wide        int            // bytes of a length: 4 in version 1 of the format, else 8
 	metadataEnd int64          // where the tensor table begins
-	tensors     []*gguf.Tensor // in the table's order
+	tensors     []*gguf.Tensor // in the order of the table
 }
 
-// walk reads the head of f, which r holds.
+// walk reads the head of file f from r.
 func walk(f *gguf.File, r io.ReaderAt) (head, error) {
 	h := head{wide: 8}
 	if f.Version == 1 {
@@ -46,7 +47,7 @@ func walk(f *gguf.File, r io.ReaderAt) (head, error) {
 	return h, nil
 }
 
-// record appends t's record of the tensor table to b; the offset counts from the begin of the data.
+// record appends t's record of the tensor table to b; offset counts from the start of the data.
 func (h *head) record(b []byte, t *gguf.Tensor, as gguf.Type, offset int64) []byte {
 	length := func(n uint64) {
 		if h.wide == 4 {
@@ -65,11 +66,11 @@ func (h *head) record(b []byte, t *gguf.Tensor, as gguf.Type, offset int64) []by
 	return binary.LittleEndian.AppendUint64(b, uint64(offset))
 }
 
-// walker goes through a head. After an error it reads zeros.
+// walker reads through a head. After an error it returns zeros.
 type walker struct {
 	r    *bufio.Reader
 	wide int
-	left int64 // bytes of the head to come
+	left int64 // bytes of the head that remain
 	err  error
 }
 
@@ -80,7 +81,7 @@ func (w *walker) changed() error {
 	return gguf.ErrChanged
 }
 
-// check reports whether n bytes may come.
+// check reports whether n more bytes may be read.
 func (w *walker) check(n int64) bool {
 	if w.err == nil && (n < 0 || n > w.left) {
 		w.err = gguf.ErrChanged
@@ -129,13 +130,13 @@ func (w *walker) number(n int) int64 {
 
 func (w *walker) length() int64 { return w.number(w.wide) }
 
-// widths are the bytes of a value of each type of fixed size.
+// widths are the sizes in bytes of the types of fixed size.
 var widths = map[gguf.ValueType]int64{
 	gguf.ValueUint8: 1, gguf.ValueInt8: 1, gguf.ValueBool: 1, gguf.ValueUint16: 2, gguf.ValueInt16: 2, gguf.ValueUint32: 4, gguf.ValueInt32: 4,
 	gguf.ValueFloat32: 4, gguf.ValueUint64: 8, gguf.ValueInt64: 8, gguf.ValueFloat64: 8,
 }
 
-// value skips a metadata entry's type and value.
+// value skips the type and the value of a metadata entry.
 func (w *walker) value() {
 	switch t := gguf.ValueType(w.number(4)); t {
 	case gguf.ValueString:
@@ -147,7 +148,7 @@ func (w *walker) value() {
 			for ; n > 0 && w.err == nil; n-- {
 				w.skip(w.length())
 			}
-		case n > w.left: // and so the product fits
+		case n > w.left: // so the product below cannot overflow
 			w.check(n)
 		default:
 			w.skip(n * widths[elem])

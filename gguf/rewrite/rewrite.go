@@ -1,8 +1,8 @@
-// Package rewrite writes a GGUF file from another one, with some tensors replaced by other values, possibly of another type. What an
-// approximation of the weights does to a model is then seen in an unmodified llama.cpp.
+// Package rewrite copies a GGUF file while it replaces some tensors by other values, possibly of another type ([Write], [WriteFile]). With
+// it one can see in an unmodified llama.cpp what an approximation of the weights does to a model; package fabric/plan does so.
 package rewrite
 
-// This file owns the new file: where its tensors lie, and their bytes.
+// This file plans where the new file's tensors lie, and writes it.
 
 import (
 	"bufio"
@@ -20,19 +20,19 @@ import (
 	"tensorcast/internal/outfile"
 )
 
-// bufferBytes bounds the memory that writing takes, besides the tensor table.
+// bufferBytes bounds the memory that writing needs in addition to the tensor table.
 const bufferBytes = 1 << 20
 
-// Replacement is what a tensor becomes. Its shape stays.
+// Replacement says what a tensor is replaced by. The shape stays the same.
 type Replacement struct {
 	Type gguf.Type
-	// Write writes all bytes of the tensor, in as many pieces as it likes, in the order of the file: dimension 0 is contiguous, numbers are
-	// little-endian. It passes on the errors of w, which end it when the context ends.
+	// Write writes all bytes of the tensor, in pieces of any size, in the order of the file: dimension 0 is contiguous, numbers are
+	// little-endian. It must return the errors of w; w fails when the context is done.
 	Write func(w io.Writer) error
 }
 
-// F32 is a replacement by float32 values. produce calls emit with all of them in the order of the file, in as many pieces as it likes, and
-// passes on its errors.
+// F32 returns a replacement by float32 values. produce passes all values to emit, in the order of the file and in pieces of any size. It
+// must return the errors of emit.
 func F32(produce func(emit func(values []float32) error) error) Replacement {
 	return Replacement{Type: gguf.F32, Write: func(w io.Writer) error {
 		buf := make([]byte, 0, 64<<10)
@@ -53,15 +53,16 @@ func F32(produce func(emit func(values []float32) error) error) Replacement {
 	}}
 }
 
-// Write writes to w the file f, which r holds, with the tensors for which replace reports true replaced. It calls replace once for each tensor
-// before it writes anything, and each Replacement's Write once, in the order of the file. nil replaces nothing.
+// Write copies file f, which it reads from r, to w, and replaces the tensors for which replace reports true. It calls replace once for each
+// tensor before it writes anything, and then the Write of each Replacement once, in the order of the file. A nil replace replaces nothing.
 //
-// The metadata stay bit for bit, general.file_type among them: llama.cpp goes by the tensors' own types. The tensors keep the order of the file's
-// table and follow each other closely, as ggml demands; each is padded with zeros to the alignment. What a file written by ggml or its
-// Python package becomes if nothing is replaced is the same file.
+// The metadata stay bit for bit the same, including general.file_type; llama.cpp goes by the types of the tensors. The tensors keep the
+// order of the file's table and are stored without gaps, as ggml demands, each padded with zeros to the alignment. If nothing is replaced,
+// a file that was written by ggml or its Python package is copied exactly.
 //
-// Memory does not grow with the tensors. Errors are ctx's cause, those of r, w and the replacements, gguf.ErrChanged if r no longer holds f,
-// gguf.ErrTruncated, errors.ErrUnsupported for a big-endian file, and others for replacements that do not fit. w then has a part of the file.
+// Memory use does not depend on the size of the tensors. Errors are ctx's cause, those of r, w and the replacements, gguf.ErrChanged if r
+// no longer holds f, gguf.ErrTruncated, errors.ErrUnsupported for a big-endian file, and others for replacements that do not fit. After an
+// error, w holds part of a file.
 func Write(ctx context.Context, w io.Writer, f *gguf.File, r io.ReaderAt, replace func(*gguf.Tensor) (Replacement, bool)) error {
 	if f.BigEndian {
 		return fmt.Errorf("rewrite: a big-endian file: %w", errors.ErrUnsupported)
@@ -84,9 +85,9 @@ func Write(ctx context.Context, w io.Writer, f *gguf.File, r io.ReaderAt, replac
 	return nil
 }
 
-// WriteFile writes to the file at path what the GGUF file at src becomes, as Write does. The file appears whole or not at all: it is written
-// beside path under a temporary name and then renamed, over an older file if there is one, be it src itself. A symbolic link is followed.
-// It is not synced to disk: it can be made again.
+// WriteFile is Write from the GGUF file at src to the file at path. The new file appears whole or not at all: it is written under a
+// temporary name beside path and then renamed, possibly over an existing file, even over src. A symbolic link is followed. The file is not
+// synced to disk, because it can be made again.
 func WriteFile(ctx context.Context, path, src string, replace func(*gguf.Tensor) (Replacement, bool)) error {
 	in, err := os.Open(src)
 	if err != nil {
@@ -97,7 +98,7 @@ func WriteFile(ctx context.Context, path, src string, replace func(*gguf.Tensor)
 	if err != nil {
 		return fmt.Errorf("rewrite: %w", err)
 	}
-	// The file that is parsed is the one that is copied, whatever happens to its name.
+	// Parse what is open, so that the file that is parsed is the one that is copied even if its name is reused.
 	f, err := gguf.Parse(in, info.Size())
 	if err != nil {
 		return fmt.Errorf("rewrite %s: %w", src, err)
@@ -116,12 +117,12 @@ type plan struct {
 type planned struct {
 	*gguf.Tensor
 	size int64        // bytes in the new file
-	by   *Replacement // nil: the tensor stays
+	by   *Replacement // nil: the tensor is copied
 }
 
 func newPlan(f *gguf.File, h head, replace func(*gguf.Tensor) (Replacement, bool)) (*plan, error) {
 	p := &plan{file: f, head: h}
-	end := int64(0) // of the data, relative to its begin
+	end := int64(0) // end of the data, relative to its start
 	for _, t := range h.tensors {
 		n := planned{t, t.Size, nil}
 		typ := t.Type
@@ -141,12 +142,12 @@ func newPlan(f *gguf.File, h head, replace func(*gguf.Tensor) (Replacement, bool
 		end += n.size + padding(n.size, f.Alignment)
 		p.tensors = append(p.tensors, n)
 	}
-	// The table is as long as it was: the data begins where it did.
+	// The table keeps its length, so the data begin where they did.
 	p.table = append(p.table, make([]byte, f.DataOffset-h.metadataEnd-int64(len(p.table)))...)
 	return p, nil
 }
 
-// sizeOf is the number of bytes that t takes as type as.
+// sizeOf is the number of bytes that t has with type as.
 func sizeOf(t *gguf.Tensor, as gguf.Type) (int64, error) {
 	row, err := as.RowBytes(t.Shape[0])
 	if err != nil {
@@ -173,7 +174,7 @@ func (p *plan) write(ctx context.Context, w io.Writer, r io.ReaderAt) error {
 		return fmt.Errorf("tensor table: %w", err)
 	}
 	for _, t := range p.tensors {
-		if ctx.Err() != nil { // small tensors stay in the buffer
+		if ctx.Err() != nil { // checked here as well, because small tensors stay in the buffer
 			return context.Cause(ctx)
 		}
 		if t.by == nil {
@@ -183,7 +184,7 @@ func (p *plan) write(ctx context.Context, w io.Writer, r io.ReaderAt) error {
 		} else {
 			l := &limitedWriter{w: w, left: t.size}
 			err := t.by.Write(l)
-			// A writer's error tells more than what its caller made of it, and must not be lost if the caller did.
+			// The writer's own error says more than what the replacement made of it, and is reported even if the replacement dropped it.
 			if err := cmp.Or(l.err, err); err != nil {
 				return fmt.Errorf("replace %s: %w", t.Name, err)
 			}
@@ -198,7 +199,7 @@ func (p *plan) write(ctx context.Context, w io.Writer, r io.ReaderAt) error {
 	return nil
 }
 
-// copyRange copies n bytes from off on, with buf as working space.
+// copyRange copies n bytes from offset off; buf is working space.
 func copyRange(w io.Writer, r io.ReaderAt, off, n int64, buf []byte) error {
 	copied, err := io.CopyBuffer(struct{ io.Writer }{w}, io.NewSectionReader(r, off, n), buf)
 	if err == nil && copied < n {
@@ -207,7 +208,7 @@ func copyRange(w io.Writer, r io.ReaderAt, off, n int64, buf []byte) error {
 	return err
 }
 
-// contextWriter ends with its context.
+// contextWriter fails once its context is done.
 type contextWriter struct {
 	ctx context.Context
 	w   io.Writer
@@ -220,7 +221,7 @@ func (c *contextWriter) Write(b []byte) (int, error) {
 	return c.w.Write(b)
 }
 
-// limitedWriter refuses more than left bytes, and keeps its first error.
+// limitedWriter accepts at most left bytes, and remembers its first error.
 type limitedWriter struct {
 	w    io.Writer
 	left int64

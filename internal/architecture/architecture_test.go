@@ -1,4 +1,4 @@
-// Package architecture_test holds the code against ARCHITECTURE.md: its table says which packages there are and which arrows they may have.
+// Package architecture_test checks the code against ARCHITECTURE.md: the table there lists the packages and which imports they may have.
 package architecture_test
 
 import (

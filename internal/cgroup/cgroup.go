@@ -1,12 +1,13 @@
-// Package cgroup knows the memory control group of a process: how much it may use, how much it uses, and who else limits it.
+// Package cgroup reads and manages memory control groups: how much memory a process's group may use, how much it uses, which ancestors
+// limit it, and how much the group reads from disk. Package prefetch asks it for the room that is left; the experiments make groups with
+// limits.
 //
-// Both versions are supported: the memory controller in its own hierarchy (v1) and the unified hierarchy (v2); also the mixed
-// form, where memory is v1 and a v2 hierarchy without it stands beside, which then gives the group's pressure. The group's
-// account of disk reads comes along: on v1 it is in another hierarchy (blkio), on v2 in the same directory.
+// Both versions are supported: version 1, where memory and disk reads (blkio) have separate hierarchies, and version 2 with one hierarchy.
+// In the mixed form, memory is version 1, and a version 2 hierarchy without the memory controller gives the group's pressure.
 //
-// All amounts are bytes. A [Group] holds names only and no descriptors; every call reads the kernel's files anew, so its
-// methods may be called concurrently. A file that this kernel does not have (an old kernel, a controller that is not enabled)
-// is an error that wraps [fs.ErrNotExist] where the answer depends on it, and a zero where it is one number of several.
+// All amounts are bytes. A [Group] holds only names, no descriptors, and every call reads the kernel's files, so its methods may be called
+// concurrently. If a file does not exist (an old kernel, a controller that is not enabled), the result is an error that wraps
+// [fs.ErrNotExist]; where the file holds just one of several numbers, that number is 0.
 package cgroup
 
 import (
@@ -23,23 +24,23 @@ import (
 )
 
 var (
-	// ErrNoController means that this kernel, or this container, has no memory controller that can be seen.
+	// ErrNoController says that no memory controller is visible in this kernel or container.
 	ErrNoController = errors.New("no memory control group hierarchy is mounted")
-	// ErrHidden means that the process is in a group outside of what this cgroup namespace or container shows.
+	// ErrHidden says that the process's group is outside of what this cgroup namespace or container shows.
 	ErrHidden = errors.New("the control group of the process is not visible from here")
 )
 
-// hierarchy is one directory of one mounted cgroup hierarchy; the zero value is that of a hierarchy that is not mounted.
+// hierarchy is a group's directory in a mounted cgroup hierarchy. The zero value stands for a hierarchy that is not mounted.
 type hierarchy struct {
-	mount string // where the hierarchy is mounted
-	rel   string // the group below it: "/" or "/a/b"
+	mount string // mount point of the hierarchy
+	rel   string // path of the group below mount: "/" or "/a/b"
 }
 
 func (h hierarchy) dir() string { return filepath.Join(h.mount, h.rel) }
 
 func (h hierarchy) file(name string) string { return filepath.Join(h.mount, h.rel, name) }
 
-// chain lists the group and its visible ancestors, from the group up.
+// chain lists the group and its visible ancestors, the group first.
 func (h hierarchy) chain() []hierarchy {
 	var all []hierarchy
 	for rel := h.rel; ; rel = path.Dir(rel) {
@@ -55,36 +56,36 @@ type Group struct {
 	version int
 	sys     system
 	mem     hierarchy
-	io      hierarchy // has the account of disk reads; on version 2 the same as mem
-	v2      hierarchy // has the account of pressure; on version 2 the same as mem
+	io      hierarchy // where disk reads are accounted; on version 2 the same as mem
+	v2      hierarchy // where pressure is accounted; on version 2 the same as mem
 }
 
 // Version is 1 or 2.
 func (g *Group) Version() int { return g.version }
 
-// Name is the group's path in the hierarchy as far as it is visible here: "/" or "/a/b".
+// Name is the visible part of the group's path in the hierarchy: "/" or "/a/b".
 func (g *Group) Name() string { return g.mem.rel }
 
-// Dir is the directory of the group's memory files.
+// Dir is the directory with the group's memory files.
 func (g *Group) Dir() string { return g.mem.dir() }
 
-// Hidden reports whether the group has ancestors that are not visible here, as in a container: their limits hold all the same.
+// Hidden reports whether the group has ancestors that are not visible here, as in a container. Their limits apply nevertheless.
 func (g *Group) Hidden() bool {
 	top := hierarchy{g.mem.mount, "/"}
 	if g.version == 1 {
-		_, err := os.Stat(top.file("release_agent")) // only the true root has it
+		_, err := os.Stat(top.file("release_agent")) // only the real root has this file
 		return err != nil
 	}
-	_, err := os.Stat(top.file("cgroup.type")) // only the true root has it not
+	_, err := os.Stat(top.file("cgroup.type")) // all groups except the real root have this file
 	return err == nil
 }
 
-// system is where the kernel's files are; tests put a tree of fixtures there.
+// system is the root of the file system with the kernel's files; tests use a tree of fixtures.
 type system struct{ root string }
 
 func (s system) proc() (procfs.FS, error) { return procfs.NewFS(filepath.Join(s.root, "/proc")) }
 
-// Find returns the memory control group that the process is in. pid 0 is the caller.
+// Find returns the memory control group of a process. pid 0 is the caller.
 func Find(pid int) (*Group, error) { return system{"/"}.find(pid) }
 
 func (s system) find(pid int) (*Group, error) {
@@ -111,7 +112,7 @@ func (s system) lookup(pid int) (*Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	mounts, err := proc.GetMounts() // ours: it is we who open the files
+	mounts, err := proc.GetMounts() // the mounts of this process, which opens the files
 	if err != nil {
 		return nil, err
 	}
@@ -151,14 +152,14 @@ func (s system) lookup(pid int) (*Group, error) {
 	return g, nil
 }
 
-// hasMemory reports whether a unified hierarchy has the memory controller: not if a v1 hierarchy has taken it.
+// hasMemory reports whether a version 2 hierarchy has the memory controller; it has not if a version 1 hierarchy uses it.
 func hasMemory(mount string) bool {
 	text, err := os.ReadFile(filepath.Join(mount, "cgroup.controllers"))
 	return err == nil && slices.Contains(strings.Fields(string(text)), "memory")
 }
 
-// mounted finds the group's directory. group is as /proc/PID/cgroup has it, controller is "" for the unified hierarchy. A
-// hierarchy may be mounted in several places, each showing all of it or a part.
+// mounted finds the group's directory. group is the path in /proc/PID/cgroup; controller is "" for version 2. A hierarchy may be mounted in
+// several places, each of which shows all of it or a part.
 func (s system) mounted(mounts []*procfs.MountInfo, controller, group string) (hierarchy, error) {
 	err := fmt.Errorf("the hierarchy of %s is not mounted", group)
 	for _, m := range mounts {
@@ -180,10 +181,10 @@ func (s system) mounted(mounts []*procfs.MountInfo, controller, group string) (h
 	return hierarchy{}, err
 }
 
-// below returns path relative to root, as an absolute path; false if it is not below root or leaves it.
+// below returns group relative to root, as an absolute path; false if it is not below root.
 func below(group, root string) (string, bool) {
 	if slices.Contains(strings.Split(group, "/"), "..") {
-		return "", false // how a namespace names what is outside of it
+		return "", false // a cgroup namespace shows groups outside of it like this
 	}
 	if root != "/" {
 		rest, ok := strings.CutPrefix(group, root)
@@ -195,10 +196,10 @@ func below(group, root string) (string, bool) {
 	return path.Join("/", group), true
 }
 
-// unlimited is above any limit that means something; v1 says "no limit" by the largest number of whole pages.
+// unlimited is above any meaningful limit; version 1 expresses "no limit" by the largest number of whole pages.
 const unlimited = 1 << 62
 
-// number reads a file with one number. "max" is [unlimited].
+// number reads a file with a single number; "max" is [unlimited].
 func number(file string) (int64, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -215,7 +216,7 @@ func number(file string) (int64, error) {
 	return int64(min(n, unlimited)), nil
 }
 
-// pairs reads a file of lines "name number".
+// pairs reads a file with lines of the form "name number".
 func pairs(file string) (map[string]int64, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {

@@ -1,4 +1,5 @@
-// This file changes groups: it makes and removes them, limits them, and moves processes into them. Root, or an owner of the directories, can.
+// This file changes groups: it creates and removes them, sets limits, and moves processes. This takes root, or ownership of the
+// directories.
 
 package cgroup
 
@@ -16,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Root returns the highest visible group: the parent for a group that nothing else shall limit.
+// Root returns the highest visible group. It is the parent for a group that nothing else should limit.
 func Root() (*Group, error) {
 	g, err := Find(0)
 	if err != nil {
@@ -25,7 +26,7 @@ func Root() (*Group, error) {
 	return g.at(func(string) string { return "/" }), nil
 }
 
-// at returns the group that has another place in each of g's hierarchies.
+// at returns the group at another path, in each of g's hierarchies.
 func (g *Group) at(place func(rel string) string) *Group {
 	other := *g
 	for _, h := range []*hierarchy{&other.mem, &other.io, &other.v2} {
@@ -36,7 +37,7 @@ func (g *Group) at(place func(rel string) string) *Group {
 	return &other
 }
 
-// hierarchies lists the group's directories, each once, memory first.
+// hierarchies lists the group's directories without duplicates, memory first.
 func (g *Group) hierarchies() []hierarchy {
 	all := []hierarchy{g.mem}
 	for _, h := range []hierarchy{g.io, g.v2} {
@@ -47,8 +48,8 @@ func (g *Group) hierarchies() []hierarchy {
 	return all
 }
 
-// Create makes a group below parent, in all of parent's hierarchies. On v2 the parent's controllers memory and io are
-// enabled for its children, and stay so; that is refused (EBUSY) if the parent has processes of its own and is not the root.
+// Create creates a group below parent, in all of parent's hierarchies. On version 2 it enables the controllers memory and io for the
+// parent's children, permanently; the kernel refuses that (EBUSY) if the parent has processes of its own and is not the root.
 func Create(parent *Group, name string) (*Group, error) {
 	if name == "" || name == "." || name == ".." || strings.Contains(name, "/") {
 		return nil, fmt.Errorf("create control group %q: not a name", name)
@@ -60,7 +61,7 @@ func Create(parent *Group, name string) (*Group, error) {
 		} else if err != nil {
 			return nil, fmt.Errorf("enable the memory controller below %s: %w", parent.Name(), err)
 		}
-		// Reading disks is accounted without it, per process: its lack shows in ReadBytes.
+		// Without the io controller, ReadBytes has nothing to report, but the group is still useful.
 		if err := write(control, "+io"); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 			return nil, fmt.Errorf("enable the io controller below %s: %w", parent.Name(), err)
 		}
@@ -78,10 +79,12 @@ func Create(parent *Group, name string) (*Group, error) {
 	return g, nil
 }
 
-// removeTimeout bounds how long Remove waits for killed processes to be gone. One that sits in the kernel, in a page fault on a slow disk, takes its time.
+// removeTimeout bounds how long Remove waits until killed processes are gone. A process in the kernel, for example in a page fault on a
+// slow disk, takes a while.
 const removeTimeout = 10 * time.Second
 
-// Remove kills what is in the group and removes it; a group with groups in it is refused. Page cache that is still charged to it then counts for nobody. A group that is gone is no error.
+// Remove kills the processes in the group and removes the group. A group with subgroups is not removed. Page cache that was charged to the
+// group is then charged to no group. It is no error if the group does not exist.
 func (g *Group) Remove() error {
 	deadline := time.Now().Add(removeTimeout)
 	for {
@@ -94,7 +97,7 @@ func (g *Group) Remove() error {
 			switch {
 			case err == nil || err == unix.ENOENT:
 			case err == unix.EBUSY && !hasGroups(h.dir()):
-				busy = err // its processes are not gone yet
+				busy = err // its processes have not ended yet
 			default:
 				return fmt.Errorf("remove control group %s: %w", h.dir(), err)
 			}
@@ -114,7 +117,7 @@ func hasGroups(dir string) bool {
 	return err == nil && slices.ContainsFunc(entries, os.DirEntry.IsDir)
 }
 
-// Procs returns the ids of the processes in the group, those of its descendants left out.
+// Procs returns the ids of the processes in the group, without those in its descendants.
 func (g *Group) Procs() ([]int, error) {
 	text, err := os.ReadFile(g.mem.file("cgroup.procs"))
 	if err != nil {
@@ -126,7 +129,7 @@ func (g *Group) Procs() ([]int, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", g.mem.file("cgroup.procs"), err)
 		}
-		if pid > 0 { // 0 is a process that this pid namespace does not show
+		if pid > 0 { // 0 stands for a process that is not visible in this pid namespace
 			pids = append(pids, pid)
 		}
 	}
@@ -149,8 +152,8 @@ func (g *Group) kill() error {
 	return nil
 }
 
-// Join moves the process into the group: for memory, and where that is another hierarchy also for the account of disk
-// reads and of pressure. pid 0 is the caller. What it was charged for before stays with the group that it leaves.
+// Join moves a process into the group, in all of the group's hierarchies. pid 0 is the caller. Memory that was charged before stays charged
+// to the group that the process leaves.
 func (g *Group) Join(pid int) error {
 	for _, file := range g.ProcsFiles() {
 		if err := write(file, strconv.Itoa(pid)); err != nil {
@@ -160,7 +163,7 @@ func (g *Group) Join(pid int) error {
 	return nil
 }
 
-// ProcsFiles returns the cgroup.procs files of the group, memory's first: a process that writes 0 to each has joined.
+// ProcsFiles returns the cgroup.procs files of the group, memory's first. A process joins the group by writing 0 to each.
 func (g *Group) ProcsFiles() []string {
 	var files []string
 	for _, h := range g.hierarchies() {
@@ -169,8 +172,8 @@ func (g *Group) ProcsFiles() []string {
 	return files
 }
 
-// SetLimit limits the group and keeps it from swapping. A limit below the usage reclaims first; if that does not suffice,
-// v1 refuses (EBUSY) and v2 kills.
+// SetLimit limits the group's memory and prevents it from swapping. If the limit is below the usage, the kernel reclaims; if that does not
+// suffice, version 1 refuses (EBUSY) and version 2 kills.
 func (g *Group) SetLimit(limit int64) error {
 	if limit <= 0 {
 		return fmt.Errorf("limit control group %s to %d bytes: not an amount", g.Name(), limit)
@@ -185,11 +188,11 @@ func (g *Group) setLimit(limit string) error {
 	if g.version == 2 {
 		return errors.Join(ignoreAbsent(write(g.mem.file("memory.swap.max"), "0")), write(g.mem.file("memory.max"), limit))
 	}
-	// A group of v1 inherits its parent's swappiness; 0 keeps it from swapping as long as there is page cache to drop.
+	// A version 1 group inherits its parent's swappiness; 0 prevents swapping as long as there is page cache to drop.
 	if err := ignoreAbsent(write(g.mem.file("memory.swappiness"), "0")); err != nil {
 		return err
 	}
-	// The limit of memory and swap may never be below that of memory: so it goes first on the way up and last on the way down.
+	// The limit of memory plus swap must never be below that of memory, so it is raised first and lowered last.
 	memory, both := g.mem.file("memory.limit_in_bytes"), g.mem.file("memory.memsw.limit_in_bytes")
 	err := write(memory, limit)
 	if errors.Is(err, unix.EINVAL) {
@@ -211,14 +214,14 @@ func ignoreAbsent(err error) error {
 	return err
 }
 
-// AccountReads makes sure that ReadBytes counts what is read from this disk from now on. On v1 since Linux 6.10 nothing is counted for
-// a disk until some group's reads from it were limited once; so this sets a limit that none reaches, and takes it back.
+// AccountReads makes sure that ReadBytes counts the reads from this disk from now on. Since Linux 6.10, version 1 counts nothing for a disk
+// until a group's reads from it have been throttled once. Therefore this sets a limit that is never reached, and removes it.
 func (g *Group) AccountReads(major, minor uint32) error {
 	if g.version != 1 || g.io == (hierarchy{}) {
 		return nil
 	}
 	file := g.io.file("blkio.throttle.read_bps_device")
-	for _, limit := range []uint64{1 << 62, 0} { // 0 is none
+	for _, limit := range []uint64{1 << 62, 0} { // 0 removes the limit
 		if err := write(file, fmt.Sprintf("%d:%d %d", major, minor, limit)); err != nil {
 			return fmt.Errorf("account for reads of disk %d:%d: %w", major, minor, err)
 		}
@@ -226,7 +229,7 @@ func (g *Group) AccountReads(major, minor uint32) error {
 	return nil
 }
 
-// write writes to one of the kernel's files, which exist or do not: it never creates one.
+// write writes to an existing file of the kernel; it never creates one.
 func write(file, text string) error {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_TRUNC, 0)
 	if err != nil {

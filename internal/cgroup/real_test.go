@@ -1,4 +1,4 @@
-// The tests of this file need the kernel and root; they make control groups below the highest visible one and remove them.
+// These tests need the kernel and root: they create control groups below the highest visible one and remove them.
 
 package cgroup
 

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// Limit returns the group's own limit: memory.max or memory.high, whichever is less; on v1 the limit of memory, or of memory and swap
-// together. ok is false if it has none. The limits of its ancestors hold too: see [Group.Levels].
+// Limit returns the group's own limit in bytes: the lesser of memory.max and memory.high; on version 1 the lesser of the limits of memory
+// and of memory plus swap. ok is false if it has none. The limits of its ancestors apply, too: see [Group.Levels].
 func (g *Group) Limit() (limit int64, ok bool, err error) {
 	levels, err := g.level(g.mem)
 	if err != nil {
@@ -28,7 +28,7 @@ func (g *Group) Limit() (limit int64, ok bool, err error) {
 	return limit, ok, nil
 }
 
-// Usage returns what is charged to the group and its descendants, page cache included.
+// Usage returns the bytes charged to the group and its descendants, including page cache.
 func (g *Group) Usage() (int64, error) {
 	return number(g.mem.file(g.names().usage))
 }
@@ -42,28 +42,28 @@ func (g *Group) names() names {
 	return names{"memory.current", "memory.events"}
 }
 
-// limits are the files of the limits that a group may have, each with that of what counts against it.
+// limits lists the files of the limits that a group may have, each with the file of the usage that counts against it.
 func (g *Group) limits() []struct{ limit, usage string } {
 	if g.version == 1 {
-		// The second counts swap too; without swap it is the first. It is absent if the kernel does not account for swap.
+		// The second one includes swap. Without swap it equals the first; it does not exist if the kernel does not account for swap.
 		return []struct{ limit, usage string }{{"memory.limit_in_bytes", "memory.usage_in_bytes"}, {"memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes"}}
 	}
 	return []struct{ limit, usage string }{{"memory.max", "memory.current"}, {"memory.high", "memory.current"}}
 }
 
-// Level is one limit that binds a group: its own, or that of an ancestor.
+// Level is a limit that applies to a group: its own, or an ancestor's.
 type Level struct {
-	Name  string // the group's path, with the limit's kind: "/a/b memory.max"
+	Name  string // the limiting group's path and the kind of limit: "/a/b memory.max"
 	Limit int64
 	Usage int64 // what counts against the limit
 }
 
-// Headroom is what may still be charged before the limit; negative if it was lowered below the usage.
+// Headroom is how much may still be charged before the limit is reached. It is negative if the limit was lowered below the usage.
 func (l Level) Headroom() int64 { return l.Limit - l.Usage }
 
-// Levels returns the limits that bind the group, its own first, then those of its ancestors up to the last visible one. It is empty if
-// nothing limits the group but the host. On v1 the limits of hidden ancestors are known too, as one more level with the
-// usage of the highest visible group, the least that theirs can be. On v2 they are not: see [Group.Hidden].
+// Levels returns the limits that apply to the group: its own first, then those of its ancestors up to the last visible one. It is empty if
+// only the host limits the group. On version 1 the kernel also tells the least limit of hidden ancestors; it is one more level, with the
+// usage of the highest visible group, which is the least that theirs can be. On version 2 hidden limits are unknown: see [Group.Hidden].
 func (g *Group) Levels() ([]Level, error) {
 	var all []Level
 	least := int64(unlimited)
@@ -93,14 +93,14 @@ func (g *Group) Levels() ([]Level, error) {
 	return all, nil
 }
 
-// level returns the limits that are set at one group of the chain.
+// level returns the limits of one group of the chain.
 func (g *Group) level(h hierarchy) ([]Level, error) {
 	var all []Level
 	for _, kind := range g.limits() {
 		limit, err := number(h.file(kind.limit))
 		if errors.Is(err, fs.ErrNotExist) {
-			// The root of v2 has none, and neither has a group whose parent does not enable the controller. But a group that
-			// is gone is an error: it must not read as unlimited.
+			// The root of version 2 has no limit files, nor has a group whose parent does not enable the controller. But a group that no
+			// longer exists must not look unlimited: that is an error.
 			if _, err := os.Stat(h.dir()); err != nil {
 				return nil, err
 			}
@@ -121,13 +121,13 @@ func (g *Group) level(h hierarchy) ([]Level, error) {
 	return all, nil
 }
 
-// HostMemory is the machine's memory.
+// HostMemory is the machine's memory, in bytes.
 type HostMemory struct {
 	Total     int64
-	Available int64 // what new programs can have without swapping: MemAvailable, which counts page cache that can be dropped
+	Available int64 // MemAvailable: what new programs can have without swapping; it includes page cache that can be dropped
 }
 
-// Host reads the machine's memory, which bounds a group like one more level.
+// Host reads the machine's memory, which limits a group like one more level.
 func Host() (HostMemory, error) { return system{"/"}.host() }
 
 func (s system) host() (HostMemory, error) {
@@ -145,17 +145,17 @@ func (s system) host() (HostMemory, error) {
 	return HostMemory{int64(*info.MemTotalBytes), int64(*info.MemAvailableBytes)}, nil
 }
 
-// Stat says what a group's memory is used for, descendants included. Shmem is part of File, Mapped too.
+// Stat is what a group's memory is used for, in bytes, including its descendants. Mapped and Shmem are parts of File.
 type Stat struct {
-	Anon        int64 // of no file: heap, stack
+	Anon        int64 // memory of no file: heap, stack
 	File        int64 // page cache
-	Mapped      int64 // of File, what some process has mapped
-	Shmem       int64 // of File, what has no file to go back to: shared memory, tmpfs
-	Unevictable int64 // what reclaim cannot take: mlock
-	Kernel      int64 // the kernel's own on behalf of the group
+	Mapped      int64 // page cache that some process maps
+	Shmem       int64 // shared memory and tmpfs, which have no file on disk
+	Unevictable int64 // locked memory (mlock), which reclaim cannot take
+	Kernel      int64 // memory of the kernel itself, used for the group
 }
 
-// Stat reads it. A number that this kernel does not give is 0.
+// Stat reads the group's memory statistics. A number that this kernel does not report is 0.
 func (g *Group) Stat() (Stat, error) {
 	m, err := pairs(g.mem.file("memory.stat"))
 	if err != nil {
@@ -171,7 +171,7 @@ func (g *Group) Stat() (Stat, error) {
 	return Stat{m["total_rss"], m["total_cache"], m["total_mapped_file"], m["total_shmem"], m["total_unevictable"], kernel}, nil
 }
 
-// OOMKills returns how many processes of the group the kernel killed for lack of memory, since the group exists.
+// OOMKills returns how many processes of the group the kernel has killed for lack of memory since the group was created.
 func (g *Group) OOMKills() (int64, error) {
 	file := g.mem.file(g.names().events)
 	m, err := pairs(file)
@@ -185,14 +185,15 @@ func (g *Group) OOMKills() (int64, error) {
 	return n, nil
 }
 
-// Pressure is the time that was lost waiting for memory, since the group exists. The kernel adds it up every two seconds.
+// Pressure is the time lost waiting for memory since the group was created. The kernel updates it every two seconds.
 type Pressure struct {
 	Some  time.Duration // at least one task waited
-	Full  time.Duration // all tasks that had something to do waited
-	Whole bool          // these are of the whole machine since it started: the group has no account of its own
+	Full  time.Duration // all tasks that could have run waited
+	Whole bool          // the values are those of the whole machine since boot, because the group has none of its own
 }
 
-// Pressure reads it. An error wraps [fs.ErrNotExist] if the kernel does not account for pressure (it came with Linux 4.20, and can be switched off).
+// Pressure reads the group's memory pressure. The error wraps [fs.ErrNotExist] if the kernel does not account for pressure (new in Linux
+// 4.20, optional).
 func (g *Group) Pressure() (Pressure, error) {
 	if g.v2 != (hierarchy{}) && g.v2.rel != "/" {
 		p, err := pressure(g.v2.file("memory.pressure"))
@@ -205,7 +206,7 @@ func (g *Group) Pressure() (Pressure, error) {
 	return p, err
 }
 
-// pressure reads lines of the form "some avg10=0.00 avg60=0.00 avg300=0.00 total=123", in microseconds.
+// pressure parses lines of the form "some avg10=0.00 avg60=0.00 avg300=0.00 total=123"; total is in microseconds.
 func pressure(file string) (Pressure, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -232,8 +233,9 @@ func pressure(file string) (Pressure, error) {
 	return p, nil
 }
 
-// ReadBytes returns what the group and its descendants read from a disk, since the group exists. The disk is named as
-// stat(2) gives a file's device; but a partition has no account of its own: name its disk. See [Group.AccountReads].
+// ReadBytes returns how many bytes the group and its descendants have read from a disk since the group was created. The disk is given by
+// the device number that stat(2) reports for a file. Partitions have no account of their own; use the number of their disk. See
+// [Group.AccountReads].
 func (g *Group) ReadBytes(major, minor uint32) (int64, error) {
 	if g.io == (hierarchy{}) {
 		return 0, fmt.Errorf("no disk account of control groups is mounted: %w", fs.ErrNotExist)
@@ -271,5 +273,5 @@ func (g *Group) ReadBytes(major, minor uint32) (int64, error) {
 		}
 		return n, nil
 	}
-	return 0, nil // nothing was read yet
+	return 0, nil // nothing has been read yet
 }

@@ -1,4 +1,4 @@
-// This file notices that a limit is changed, at once and at the cost of one system call.
+// This file detects changes of limits at once, at the cost of one system call per check.
 
 package cgroup
 
@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Watch tells when somebody writes a limit of a group or of a visible ancestor. Not for concurrent use.
+// Watch detects writes to the limits of a group and its visible ancestors. Not for concurrent use.
 type Watch struct{ fd int }
 
-// Watch begins to watch the limits of the group. Close it. The kernel's own files tell inotify about writes, though not about
-// changes that the kernel itself makes.
+// Watch starts to watch the limits of the group. The caller must call Close. inotify reports writes to the kernel's files, but not changes
+// that the kernel makes itself.
 func (g *Group) Watch() (*Watch, error) {
 	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
 	if err != nil {
@@ -30,12 +30,12 @@ func (g *Group) Watch() (*Watch, error) {
 	return &Watch{fd}, nil
 }
 
-// Changed reports whether a limit was written since the last call. It does not wait.
+// Changed reports whether a limit was written since the last call. It does not block.
 func (w *Watch) Changed() bool {
 	var buf [4096]byte
 	n, _ := unix.Read(w.fd, buf[:])
 	return n > 0
 }
 
-// Close ends the watch.
+// Close stops watching.
 func (w *Watch) Close() error { return unix.Close(w.fd) }

@@ -1,20 +1,21 @@
-// Package cli is the frame that all commands share: what an error looks like and which exit code it has, signals, --version, flags with
-// enumerated values and sizes, JSON. Package progress shows how far a command is, package status what a capture is doing.
+// Package cli is the frame that all commands share: errors and exit codes, signals, --version, flags with enumerated values and sizes, JSON
+// output. Its subpackage progress shows how far a command is, subpackage status what a capture is doing.
 //
-// A command builds its cobra.Command and hands it to [Main]:
+// A command builds its cobra.Command and passes it to [Main]:
 //
 //	func main() { cli.Main(command()) }
 //
 // RunE writes to cmd.OutOrStdout and cmd.ErrOrStderr, waits on cmd.Context, and returns an error. [Usage] and [Usagef] mark errors of the
-// command line; what cobra refuses before RunE (flags, arguments, subcommands) needs no mark. Errors are printed here, not by the command:
+// command line; errors that cobra finds before RunE (flags, arguments, subcommands) are marked automatically. This package prints the
+// errors, not the command:
 //
 //	name: message (see name --help)    wrong usage: exit code 2
-//	name: message                      anything else that failed: exit code 1
+//	name: message                      any other failure: exit code 1
 //
-// where name is the command with its subcommands ("lab overhead"). [Exit] chooses another code.
+// Here, name is the command with its subcommands ("lab overhead"). [Exit] sets another exit code.
 //
-// The context ends at the first SIGINT, SIGTERM or SIGHUP: see [Signals]. A command then removes what is not whole, ends what it
-// started and returns the context's error, which is printed as "name: interrupted by SIGINT". A command that must handle signals
+// The context ends at the first SIGINT, SIGTERM or SIGHUP: see [Signals]. A command then removes incomplete outputs, ends the processes
+// that it has started and returns the context's error, which is printed as "name: interrupted by SIGINT". A command that handles signals
 // itself, because it passes them on to a command that it runs, uses [Run] instead of Main:
 //
 //	func main() { os.Exit(cli.Run(context.Background(), command(), os.Args[1:], os.Stdout, os.Stderr)) }
@@ -22,7 +23,7 @@
 // Run is also what tests call.
 package cli
 
-// This file runs a command, and makes of its error a line and an exit code.
+// This file runs a command and turns its error into a message and an exit code.
 
 import (
 	"context"
@@ -45,13 +46,13 @@ const (
 	BadUsage = 2
 )
 
-// UsageError is an error of the command line: whoever wrote it can mend it by reading --help.
+// UsageError is an error of the command line, which the user can correct after reading --help.
 type UsageError struct{ Err error }
 
 func (e *UsageError) Error() string { return e.Err.Error() }
 func (e *UsageError) Unwrap() error { return e.Err }
 
-// Usage marks err as an error of the command line. Of nil it makes nil.
+// Usage marks err as an error of the command line; nil stays nil.
 func Usage(err error) error {
 	if err == nil {
 		return nil
@@ -62,7 +63,8 @@ func Usage(err error) error {
 // Usagef is [fmt.Errorf] for errors of the command line.
 func Usagef(format string, args ...any) error { return &UsageError{fmt.Errorf(format, args...)} }
 
-// Exit is an error that ends the command with a code of its own: tracer ends as the command that it traced. Nothing is printed if Err is nil.
+// Exit is an error that ends the command with an exit code of its own: tracer returns the code of the command that it traced. Nothing is
+// printed if Err is nil.
 type Exit struct {
 	Code int
 	Err  error
@@ -77,7 +79,7 @@ func (e *Exit) Error() string {
 
 func (e *Exit) Unwrap() error { return e.Err }
 
-// Main runs the command that the process is, with a context that [Signals] end, and ends the process.
+// Main runs the command of this process, with a context that [Signals] end, and ends the process.
 func Main(root *cobra.Command) {
 	ctx, stop := Signals(context.Background())
 	code := Run(ctx, root, os.Args[1:], os.Stdout, os.Stderr)
@@ -85,15 +87,15 @@ func Main(root *cobra.Command) {
 	os.Exit(code)
 }
 
-// Run runs a command once and returns its exit code. It completes root: with --version, and with errors for what no subcommand is.
+// Run runs a command once and returns its exit code. It adds --version to root, and errors for unknown subcommands.
 func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr io.Writer) int {
-	accepted := false // what cobra refuses before RunE is the command line's fault
+	accepted := false // false: an error comes from cobra, so it is one of the command line
 	prepare(root, &accepted)
 	root.SilenceUsage, root.SilenceErrors = true, true
 	root.Version = Version()
 	root.Flags().Bool("version", false, "print the version")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
-	root.SetArgs(append([]string{}, args...)) // cobra takes nil for the process's own
+	root.SetArgs(append([]string{}, args...)) // cobra takes nil for os.Args
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	cmd, err := root.ExecuteContextC(ctx)
@@ -121,7 +123,7 @@ func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 	return code
 }
 
-// others lists what is joined in err beside the end of the context: what failed while the command cleaned up.
+// others lists the errors joined in err other than the end of the context: failures while the command cleaned up.
 func others(err error) []error {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		var all []error
@@ -139,7 +141,7 @@ func others(err error) []error {
 	return nil
 }
 
-// prepare makes each command say that it was accepted, and those that only hold subcommands refuse anything else.
+// prepare makes each command record that its command line was accepted, and commands with subcommands reject unknown ones.
 func prepare(cmd *cobra.Command, accepted *bool) {
 	for _, sub := range cmd.Commands() {
 		prepare(sub, accepted)
@@ -157,7 +159,7 @@ func prepare(cmd *cobra.Command, accepted *bool) {
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		var names []string
 		for _, sub := range cmd.Commands() {
-			if sub.IsAvailableCommand() && sub.Name() != "completion" { // cobra's own, beside ours
+			if sub.IsAvailableCommand() && sub.Name() != "completion" { // not cobra's own, listed beside ours
 				names = append(names, sub.Name())
 			}
 		}
@@ -170,10 +172,10 @@ func prepare(cmd *cobra.Command, accepted *bool) {
 		return Usagef("no command %q: want %s", args[0], OneOf(names))
 	}
 	cmd.SuggestionsMinimumDistance = 2
-	cmd.RunE = func(*cobra.Command, []string) error { return nil } // else cobra shows the help instead of asking Args
+	cmd.RunE = func(*cobra.Command, []string) error { return nil } // without this, cobra would show the help instead of calling Args
 }
 
-// flagError says in one form what is wrong with a flag's value: --name "value": why.
+// flagError brings errors about a flag's value into one form: --name "value": why.
 func flagError(err error) error {
 	var invalid *pflag.InvalidValueError
 	if !errors.As(err, &invalid) {
@@ -193,7 +195,7 @@ func flagError(err error) error {
 	return fmt.Errorf("--%s %q: %s", flag.Name, invalid.GetValue(), why)
 }
 
-// OneOf lists words as in "a, b or c".
+// OneOf joins words, as in "a, b or c".
 func OneOf(words []string) string {
 	if len(words) < 2 {
 		return strings.Join(words, "")
@@ -202,7 +204,7 @@ func OneOf(words []string) string {
 	return strings.Join(words[:last], ", ") + " or " + words[last]
 }
 
-// WriteJSON writes v as every command does: indented, a line at the end.
+// WriteJSON writes v in the form that all commands use: indented, with a newline at the end.
 func WriteJSON(w io.Writer, v any) error {
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
@@ -210,7 +212,7 @@ func WriteJSON(w io.Writer, v any) error {
 	return enc.Encode(v)
 }
 
-// IsTerminal says whether w, or a command's standard stream, is a terminal.
+// IsTerminal reports whether w, or a command's standard stream, is a terminal.
 func IsTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))

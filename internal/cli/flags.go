@@ -1,6 +1,6 @@
 package cli
 
-// This file owns flags whose values are one of several words, or a size.
+// This file defines flags whose values are enumerated words or a size.
 
 import (
 	"fmt"
@@ -13,11 +13,11 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// EnumVar adds a flag that takes one of choices, in upper or lower case; *p is its default, which need not be one of them. The help and errors
-// list the choices, and shells complete them.
+// EnumVar adds a flag that takes one of choices, in upper or lower case. *p is the default, which need not be one of the choices. Help and
+// errors list the choices, and shells complete them.
 func EnumVar(cmd *cobra.Command, p *string, name, shorthand string, choices []string, usage string) {
 	cmd.Flags().VarP(&enum{p, *p, choices}, name, shorthand, usage)
-	// It fails only for a flag that is not there.
+	// The error is impossible: the flag exists.
 	_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(choices, cobra.ShellCompDirectiveNoFileComp))
 }
 
@@ -28,7 +28,7 @@ type enum struct {
 }
 
 func (e *enum) String() string { return *e.value }
-func (e *enum) Type() string   { return strings.Join(e.choices, "|") } // the help's name for a value
+func (e *enum) Type() string   { return strings.Join(e.choices, "|") } // how the help calls the value
 
 func (e *enum) Set(text string) error {
 	if text == e.preset {
@@ -50,7 +50,7 @@ func choose(text string, choices []string) (string, error) {
 	return choices[i], nil
 }
 
-// EnumsVar adds a flag that takes some of choices, with commas between them or given several times; *p is its default.
+// EnumsVar adds a flag that takes several of choices, separated by commas or in several flags. *p is the default.
 func EnumsVar(cmd *cobra.Command, p *[]string, name string, choices []string, usage string) {
 	cmd.Flags().Var(&enums{value: p, choices: choices}, name, usage)
 	_ = cmd.RegisterFlagCompletionFunc(name, func(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
@@ -65,7 +65,7 @@ func EnumsVar(cmd *cobra.Command, p *[]string, name string, choices []string, us
 
 type enums struct {
 	value   *[]string
-	set     bool // the default is replaced
+	set     bool // the default has been replaced
 	choices []string
 }
 
@@ -88,8 +88,8 @@ func (e *enums) Set(text string) error {
 	return nil
 }
 
-// SizeVar adds a flag that takes a number of bytes, 1 or more: 600MB, 2GiB, 4096. *p stays as it is, and the help shows no default, if it
-// is not given.
+// SizeVar adds a flag that takes a number of bytes, at least 1: 600MB, 2GiB, 4096. If the flag is not given, *p is unchanged. The help
+// shows no default.
 func SizeVar(f *pflag.FlagSet, p *int64, name, usage string) { f.Var((*size)(p), name, usage) }
 
 type size int64

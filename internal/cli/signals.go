@@ -1,6 +1,6 @@
 package cli
 
-// This file owns what signals do to a command.
+// This file defines what signals do to a command.
 
 import (
 	"context"
@@ -13,23 +13,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Interrupted is the cause of a context that a signal ended. It is a [context.Canceled].
+// Interrupted is the cause of a context that a signal has ended. It wraps [context.Canceled].
 type Interrupted struct{ Signal syscall.Signal }
 
 func (e *Interrupted) Error() string { return "interrupted by " + unix.SignalName(e.Signal) }
 func (e *Interrupted) Unwrap() error { return context.Canceled }
 
-// oneRequest is how long signals count as one: timeout(1) signals a process and then its process group, which it is in.
+// oneRequest is the time within which two signals count as one: timeout(1) signals a process and then the process group, which contains the
+// process.
 const oneRequest = 300 * time.Millisecond
 
-// Signals returns a context that ends when the process is told to end, with [Interrupted] as its cause: by SIGINT, SIGTERM, or SIGHUP. The
-// command then ends in order, with outputs that are whole or not there. A second signal, at least 300 ms later, ends the process at
-// once with exit code 128 + its number; temporary files and started processes may stay. stop gives the signals back, and waits.
+// Signals returns a context that ends at SIGINT, SIGTERM or SIGHUP, with [Interrupted] as its cause. The command should then end in order,
+// with outputs that are complete or do not exist. A second signal, at least 300 ms later, ends the process at once with exit code 128 + its
+// number; temporary files and started processes may remain. stop restores the signals' effect, and waits for the goroutine.
 //
-// SIGHUP that is ignored when the process starts stays ignored: that is how nohup keeps a command alive. SIGINT is heard even if it
-// is ignored then. A shell without job control, which is every script's, starts background jobs with SIGINT ignored so that they outlive
-// a Ctrl-C that ends the script; but then `kill -INT $!` would not end them either, and a measurement that goes on unseen spoils
-// the next one. So Ctrl-C in a script also ends the commands that it runs in the background; setsid(1) keeps one out of the terminal's reach.
+// If SIGHUP is ignored when the process starts, it stays ignored; that is how nohup keeps a command alive. SIGINT is handled even if it is
+// ignored at the start. Shells without job control (all scripts) start background jobs with SIGINT ignored, so that a Ctrl-C that ends the
+// script does not end the jobs; but then `kill -INT $!` would not end them either, and a measurement that continues unseen disturbs the
+// next one. As a consequence, Ctrl-C in a script also ends these commands in its background; setsid(1) prevents that.
 func Signals(parent context.Context) (ctx context.Context, stop func()) {
 	heard := []os.Signal{unix.SIGINT, unix.SIGTERM}
 	if !signal.Ignored(unix.SIGHUP) {

@@ -1,6 +1,6 @@
 package cli
 
-// This file says what was built.
+// This file reports the version of the build.
 
 import (
 	"fmt"
@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Version is what --version prints: the release or the revision that the command was built from, and with what.
+// Version is what --version prints: the release or revision that the command was built from, and the Go version.
 func Version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

@@ -1,7 +1,7 @@
-// Package host describes the machine that this program runs on, so that measurements say where they were made.
+// Package host describes the machine that this program runs on ([Read]), so that measurements record where they were made.
 package host
 
-// This file asks the system.
+// This file reads the description from the system.
 
 import (
 	"cmp"
@@ -14,21 +14,21 @@ import (
 	"tensorcast/internal/cgroup"
 )
 
-// Info describes a machine. What the system does not tell is zero.
+// Info describes a machine. Fields that the system does not report are zero.
 type Info struct {
 	Kernel   string `json:"kernel"` // release, as uname -r has it
 	Arch     string `json:"arch"`   // GOARCH
-	CPU      string `json:"cpu"`    // model name of the first one; arm64 has none
-	CPUs     int    `json:"cpus"`   // logical ones that this process may run on
+	CPU      string `json:"cpu"`    // model name of the first CPU; not available on arm64
+	CPUs     int    `json:"cpus"`   // logical CPUs that this process may run on
 	Memory   int64  `json:"memory_bytes"`
 	PageSize int    `json:"page_size"` // bytes
-	// CgroupVersion is that of the hierarchy with the memory controller, 1 or 2; 0 if there is none that can be seen.
+	// CgroupVersion is the version (1 or 2) of the hierarchy with the memory controller; 0 if none is visible.
 	CgroupVersion int `json:"cgroup_version"`
-	// Load is how many processes wanted a CPU, on average over the last minute before Read.
+	// Load is the load average over the minute before Read.
 	Load float64 `json:"load_before"`
 }
 
-// Read describes this machine as it is now.
+// Read describes this machine in its current state.
 func Read() Info {
 	h := Info{Arch: runtime.GOARCH, CPUs: runtime.NumCPU(), PageSize: os.Getpagesize()}
 	var u unix.Utsname
@@ -54,5 +54,5 @@ func Read() Info {
 	return h
 }
 
-// CPUName is the name of the CPU for people.
+// CPUName is the CPU's name, or "unknown CPU".
 func (h Info) CPUName() string { return cmp.Or(h.CPU, "unknown CPU") }

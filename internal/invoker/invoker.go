@@ -1,7 +1,7 @@
-// Package invoker knows on whose behalf a program works that was started with sudo: who that is, which environment sudo
-// replaced, and how to act with that user's permissions.
+// Package invoker finds out on whose behalf a program runs that was started with sudo: who that user is, which environment sudo replaced,
+// and how to act with the user's permissions. cmd/tracer runs its target as that user and writes files for them.
 //
-// All methods may be called on a nil *User, which means that there is nobody to act for: then nothing is changed.
+// All methods may be called on a nil *User, which means that there is nobody to act for; they then change nothing.
 package invoker
 
 import (
@@ -23,18 +23,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// User is the user who typed sudo.
+// User is the user who ran sudo.
 type User struct {
 	UID, GID uint32
-	Groups   []uint32 // supplementary, as a login has them
+	Groups   []uint32 // supplementary groups, as after a login
 	Name     string
 	Home     string
-	Shell    string   // empty if it is not known
-	environ  []string // that sudo was started with; nil if sudo was not found
+	Shell    string   // empty if unknown
+	environ  []string // environment that sudo was started with; nil if sudo was not found
 }
 
-// Find returns who is meant by the variables of sudo in a process's environment. It returns nil if sudo was not used, or by
-// root, or if the process is not root: then it cannot act for anyone else.
+// Find returns the user that sudo's variables in a process's environment name. It returns nil if sudo was not used, or was used by root, or
+// if this process is not root and so cannot act for others.
 func Find(environ []string) (*User, error) {
 	text, ok := lookup(environ, "SUDO_UID")
 	if !ok || os.Geteuid() != 0 {
@@ -51,7 +51,7 @@ func Find(environ []string) (*User, error) {
 	if err != nil {
 		return nil, fmt.Errorf("who used sudo (SUDO_UID is %s): %w", text, err)
 	}
-	// sudo's group is the one the user was in, which newgrp may have changed.
+	// sudo records the user's current group, which newgrp may have changed.
 	primary, ok := lookup(environ, "SUDO_GID")
 	if !ok {
 		primary = account.Gid
@@ -79,13 +79,13 @@ func Find(environ []string) (*User, error) {
 		u.Shell = shell(passwd, text)
 		passwd.Close()
 	}
-	if u.Shell == "" { // the account is not in that file, but in a directory service
+	if u.Shell == "" { // the account comes from a directory service, not from this file
 		u.Shell, _ = lookup(u.environ, "SHELL")
 	}
 	return u, nil
 }
 
-// shell finds the login shell of a user id, which os/user does not tell.
+// shell finds the login shell of a user id, which os/user does not provide.
 func shell(passwd io.Reader, uid string) string {
 	lines := bufio.NewScanner(passwd)
 	for lines.Scan() {
@@ -96,7 +96,7 @@ func shell(passwd io.Reader, uid string) string {
 	return ""
 }
 
-// Credential is what the user's processes run with.
+// Credential is what processes of the user run with.
 func (u *User) Credential() *syscall.Credential {
 	if u == nil {
 		return nil
@@ -104,9 +104,9 @@ func (u *User) Credential() *syscall.Credential {
 	return &syscall.Credential{Uid: u.UID, Gid: u.GID, Groups: u.Groups}
 }
 
-// Env turns the environment that sudo made for root into one for the user: the account's HOME, USER, LOGNAME and SHELL, the
-// user's own PATH (sudo's is secure_path), and what sudo left out, such as LD_LIBRARY_PATH. Any other variable of own
-// stays: it may have been set on sudo's command line.
+// Env turns own, the environment that sudo made for root, into one for the user: with the account's HOME, USER, LOGNAME and SHELL, the
+// user's own PATH (sudo's is secure_path), and variables that sudo removed, such as LD_LIBRARY_PATH. Other variables of own stay, because
+// they may have been set on sudo's command line.
 func (u *User) Env(own []string) []string {
 	if u == nil {
 		return own
@@ -129,7 +129,7 @@ func (u *User) Env(own []string) []string {
 	for _, kv := range own {
 		name, value, _ := strings.Cut(kv, "=")
 		switch {
-		case strings.HasPrefix(name, "SUDO_"), name == "SHELL", name == "MAIL": // of sudo, and root's
+		case strings.HasPrefix(name, "SUDO_"), name == "SHELL", name == "MAIL": // set by sudo, or root's
 			continue
 		}
 		if v, ok := set[name]; ok {
@@ -148,10 +148,10 @@ func (u *User) Env(own []string) []string {
 	return env
 }
 
-// LookPath finds a command as the user's shell would, along the PATH of env.
+// LookPath finds a command as the user's shell would, in the PATH of env.
 func (u *User) LookPath(name string, env []string) (string, error) {
 	if strings.Contains(name, "/") {
-		return name, nil // execve says what is wrong with it
+		return name, nil // execve will report what is wrong with it
 	}
 	path, _ := lookup(env, "PATH")
 	found := ""
@@ -161,7 +161,7 @@ func (u *User) LookPath(name string, env []string) (string, error) {
 			if dir == "" {
 				dir = "."
 			}
-			candidate := dir + "/" + name // a slash keeps LookPath from searching
+			candidate := dir + "/" + name // with a slash in it, LookPath does not search
 			_, err := exec.LookPath(candidate)
 			if err == nil {
 				found = candidate
@@ -181,16 +181,16 @@ func (u *User) LookPath(name string, env []string) (string, error) {
 	return found, err
 }
 
-// Do calls f on a thread of its own that creates and opens files as the user: what f writes is the user's, and is written only
-// where the user may write, whatever symbolic links were planted on the way. Reading is not restricted (f may read
-// models and memory maps of any process), nor are the other powers of root. Goroutines that f starts have none of this.
+// Do calls f on a thread of its own, whose files are created and opened as the user: what f writes belongs to the user and is written only
+// where the user may write, even through symbolic links that somebody planted. Reading is not restricted (f may read models and memory maps
+// of any process), nor are root's other privileges. Goroutines that f starts are not affected by this.
 func (u *User) Do(f func() error) error {
 	if u == nil {
 		return f()
 	}
 	done := make(chan error, 1)
 	go func() {
-		// Never unlocked: the thread ends with this goroutine, and its identity with it.
+		// Never unlocked: the thread ends with this goroutine, so no other goroutine gets its identity.
 		runtime.LockOSThread()
 		if err := u.assume(); err != nil {
 			done <- fmt.Errorf("act as %s: %w", u.Name, err)
@@ -201,8 +201,8 @@ func (u *User) Do(f func() error) error {
 	return <-done
 }
 
-// assume changes the file system's view of the calling thread. (The functions of x/sys/unix are for one thread, as the
-// kernel's are; those of syscall would be for all.)
+// assume changes the file system identity of the calling thread. (The functions of x/sys/unix, like the kernel's, affect one thread; those
+// of package syscall would affect all.)
 func (u *User) assume() error {
 	groups := make([]int, len(u.Groups))
 	for i, g := range u.Groups {
@@ -211,7 +211,7 @@ func (u *User) assume() error {
 	if err := unix.Setgroups(groups); err != nil {
 		return fmt.Errorf("set groups: %w", err)
 	}
-	// These two report no errors: what holds afterwards is asked for by setting what cannot be.
+	// setfsuid and setfsgid report no errors. To read back the result, they are called again with an invalid id.
 	if err := unix.Setfsgid(int(u.GID)); err != nil {
 		return fmt.Errorf("set the group for files: %w", err)
 	}
@@ -224,7 +224,7 @@ func (u *User) assume() error {
 	if uid, err := unix.SetfsuidRetUid(-1); err != nil || uid != int(u.UID) {
 		return errors.New("the kernel refused the user for files")
 	}
-	// That took away all capabilities over files; the one for reading comes back.
+	// This has removed all capabilities for files. Restore the one for reading.
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var caps [2]unix.CapUserData
 	if err := unix.Capget(&header, &caps[0]); err != nil {
@@ -237,7 +237,7 @@ func (u *User) assume() error {
 	return nil
 }
 
-// lookup returns the value of a variable.
+// lookup returns the value of an environment variable.
 func lookup(environ []string, name string) (string, bool) {
 	for _, kv := range environ {
 		if n, v, ok := strings.Cut(kv, "="); ok && n == name {

@@ -1,6 +1,6 @@
 package invoker
 
-// This file finds the environment that the user had when sudo was typed.
+// This file finds the environment that the user had when sudo was run.
 
 import (
 	"os"
@@ -8,12 +8,12 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// maxAncestors bounds the walk towards process 1, which ends there anyway unless processes come and go meanwhile.
+// maxAncestors bounds the walk up to process 1; without it, the walk might not end if processes come and go meanwhile.
 const maxAncestors = 100
 
-// sudoEnviron returns the environment that sudo was started with: what the kernel keeps of sudo's own process, the first ancestor
-// without variables of sudo. Where sudo has replaced itself with its command instead of waiting for it, that is the user's shell, as it was
-// started. nil if neither is an ancestor any more.
+// sudoEnviron returns the environment that sudo was started with: that of sudo's own process, which is the first ancestor without sudo's
+// variables. If sudo has replaced itself by its command instead of waiting for it, this is the user's shell, with the environment that it
+// was started with. nil if neither is an ancestor any more.
 func sudoEnviron(uid uint32) []string {
 	pid := os.Getppid()
 	for range maxAncestors {
@@ -32,7 +32,7 @@ func sudoEnviron(uid uint32) []string {
 		if _, inside := lookup(environ, "SUDO_UID"); !inside {
 			status, err := proc.NewStatus()
 			if err != nil || stat.Comm != "sudo" && status.UIDs[0] != uint64(uid) {
-				return nil // sudo is gone, and this is whoever took its children
+				return nil // sudo has ended; this process has adopted its children
 			}
 			return environ
 		}

@@ -1,4 +1,4 @@
-// Package outfile writes output files whole or not at all.
+// Package outfile writes output files completely or not at all. All code that writes a file which a user names uses it.
 package outfile
 
 import (
@@ -10,11 +10,12 @@ import (
 	"path/filepath"
 )
 
-// Write gives the file at path what write writes. The file appears when write has returned without an error: until then it is beside path under a
-// temporary name, and an older file of that name, which it then replaces in one step, stays. It takes the older file's permissions, else those of
-// the umask. A symbolic link is followed. A device or a pipe is written directly. Nothing is synced to disk: outputs can be made again.
+// Write creates the file at path with what write writes. The file appears only after write has returned without error: until then, the data
+// are in a temporary file next to path, which is then renamed over an existing file. The new file has the permissions of the one that it
+// replaces, else those of the umask. A symbolic link is followed. A device or a pipe is written directly. Nothing is synced to disk,
+// because outputs can be made again.
 //
-// Errors of write are returned as they are; others name path.
+// Errors of write are returned unchanged; others name path.
 func Write(path string, write func(io.Writer) error) (err error) {
 	target, mode := path, fs.FileMode(0)
 	info, err := os.Stat(path)
@@ -59,7 +60,7 @@ func Write(path string, write func(io.Writer) error) (err error) {
 	return nil
 }
 
-// named is an error of the temporary file, whose name would only puzzle.
+// named replaces the temporary file's name in an error by path.
 func named(err error, path string) error {
 	if e := (*fs.PathError)(nil); errors.As(err, &e) {
 		return &fs.PathError{Op: e.Op, Path: path, Err: e.Err}

@@ -1,6 +1,6 @@
 package pagecache
 
-// This file drops a file's pages.
+// This file drops a file's pages from the page cache.
 
 import (
 	"context"
@@ -11,13 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dropTimeout bounds how long pages may take to become free: those of a process that has just ended do.
+// dropTimeout bounds how long Drop waits for pages to become free; those of a process that has just ended do so after a moment.
 const dropTimeout = 5 * time.Second
 
-// Drop drops all of a file from the page cache, and returns how many bytes stay resident: 0 unless another process maps them or holds them locked.
-// Writing to drop_caches would not do more: it skips mapped pages, too. Pages may take a moment to become free; Drop waits up to five seconds.
+// Drop drops all of a file's pages from the page cache, and returns how many bytes are still resident: 0 unless another process maps them
+// or holds them locked. (Writing to drop_caches would not do more, because it skips mapped pages, too.) Drop waits up to five seconds for
+// pages to become free.
 func Drop(ctx context.Context, f *os.File) (left int64, err error) {
-	if err := f.Sync(); err != nil { // a page that is not written back stays
+	if err := f.Sync(); err != nil { // pages that are not written back cannot be dropped
 		return 0, fmt.Errorf("sync %s: %w", f.Name(), err)
 	}
 	info, err := f.Stat()

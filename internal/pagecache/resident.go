@@ -1,7 +1,7 @@
-// Package pagecache asks which bytes of files are in memory, and drops them.
+// Package pagecache tells which bytes of files are resident in the page cache ([Resident]), and drops them ([Drop]).
 package pagecache
 
-// This file asks.
+// This file measures residency.
 
 import (
 	"errors"
@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mincoreBytes bounds what is mapped at once, and so the answer, which has a byte per page.
+// mincoreBytes bounds how much is mapped at once, and so the size of mincore's result, which has a byte per page.
 const mincoreBytes = 1 << 30
 
-// Resident is how many bytes of a file's range are in the page cache. It counts whole pages, those that the range begins
-// and ends in too, so the answer may exceed length. It reads nothing and brings nothing into the cache: it asks cachestat
-// (Linux 6.5) or, without that, mincore, which answers only those who own the file or may write it (since Linux 5.2).
+// Resident returns how many bytes of a file's range are in the page cache. It counts whole pages, including the first and the last one, so
+// the result may exceed length. It reads nothing into the cache: it uses cachestat (Linux 6.5) or, without that, mincore, which since Linux
+// 5.2 tells the truth only to users who own the file or may write to it.
 func Resident(f *os.File, offset, length int64) (int64, error) {
 	if length <= 0 {
 		return 0, nil
@@ -30,7 +30,7 @@ func Resident(f *os.File, offset, length int64) (int64, error) {
 	if err == nil {
 		return int64(stat.Cache) * int64(os.Getpagesize()), nil
 	}
-	// A sandbox may refuse a call that it does not know.
+	// A sandbox may refuse a system call that it does not know.
 	if !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EPERM) {
 		return 0, fmt.Errorf("ask for the resident pages of %s: %w", f.Name(), err)
 	}
@@ -41,9 +41,9 @@ func Resident(f *os.File, offset, length int64) (int64, error) {
 	return n, nil
 }
 
-// mincore counts what a mapping that is never touched would find.
+// mincore counts the resident pages of a mapping that is never touched.
 func mincore(f *os.File, offset, length int64) (int64, error) {
-	// To others, the kernel says that all pages are resident.
+	// To other users, the kernel reports all pages as resident.
 	var stat unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &stat); err != nil {
 		return 0, err

@@ -1,6 +1,6 @@
 package proc
 
-// This file keeps this process's threads out of a target's way.
+// This file keeps this process's threads from disturbing a target.
 
 import (
 	"os"
@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// GiveWay makes this process's threads wait for the next tick of the scheduler where they would preempt another thread (SCHED_BATCH). They get
-// as much of the processor as before. It is meant for a process beside a target whose compute threads spin on all cores: a thread that wakes
-// would push one of them aside, and the others wait for it at their next barrier.
+// GiveWay changes the scheduling policy of this process's threads to SCHED_BATCH: a thread that wakes up waits for the next scheduler tick
+// instead of preempting another thread. Its share of the processor is unchanged. It is meant for a process beside a target whose compute
+// threads spin on all cores: preempting one of them would make all others wait at their next barrier.
 //
-// Children inherit the policy: call it when the target has been started. It is a courtesy: where the kernel refuses, nothing changes.
+// Children inherit the policy, so call it after the target has been started. If the kernel refuses, nothing changes.
 func GiveWay() {
 	threads, err := os.ReadDir("/proc/self/task")
 	if err != nil {

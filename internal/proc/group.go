@@ -1,6 +1,6 @@
 package proc
 
-// This file runs commands in process groups of their own: each is told to end by a signal, and killed as a whole if it does not.
+// This file runs commands in process groups of their own. A group is asked to end with a signal, and killed as a whole if it does not.
 
 import (
 	"context"
@@ -13,29 +13,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Grace is how long a Group may take to end when it is told to: to remove many probes takes seconds.
+// Grace is how long a Group may take to end after a signal: removing many probes takes seconds.
 const Grace = 30 * time.Second
 
-// GroupCommand is exec.CommandContext of a command in a process group of its own: a terminal's Ctrl-C does not reach it, and when ctx
-// ends all of the group is killed.
+// GroupCommand is exec.CommandContext for a command in a process group of its own: a terminal's Ctrl-C does not reach it, and the whole
+// group is killed when ctx ends.
 func GroupCommand(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
-	cmd.WaitDelay = time.Second // for what keeps its output open
+	cmd.WaitDelay = time.Second // for processes that keep its output open
 	return cmd
 }
 
-// Group is a command that runs in a process group of its own, with what it has started. Its methods are safe for concurrent use.
+// Group is a command that runs in a process group of its own, together with the processes that it has started. Its methods are safe for
+// concurrent use.
 type Group struct {
-	PID    int             // of the command, and of the group
+	PID    int             // process id of the command and process group id
 	Done   <-chan struct{} // closed when the command has ended
-	Output Tail            // of what the command writes
+	Output Tail            // the end of the command's output
 	cmd    *exec.Cmd
 	cancel context.CancelFunc
 }
 
-// StartGroup starts a command. It must be ended by Kill, whatever became of it; the end of ctx kills it too.
+// StartGroup starts a command. The caller must call Kill in any case. The group is also killed when ctx ends.
 func StartGroup(ctx context.Context, args ...string) (*Group, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
@@ -48,7 +49,7 @@ func StartGroup(ctx context.Context, args ...string) (*Group, error) {
 	g.PID = g.cmd.Process.Pid
 	go func() {
 		defer close(done)
-		_ = g.cmd.Wait() // State has it
+		_ = g.cmd.Wait() // its result is in State
 	}()
 	return g, nil
 }
@@ -63,9 +64,9 @@ func (g *Group) Ended() bool {
 	}
 }
 
-// Stop tells the group to end by a signal, and waits for the command's end. It fails after Grace.
+// Stop sends a signal to the group and waits for the end of the command. It fails after Grace.
 func (g *Group) Stop(signal syscall.Signal) error {
-	_ = unix.Kill(-g.PID, signal) // it may have ended by now
+	_ = unix.Kill(-g.PID, signal) // it may have ended already
 	select {
 	case <-g.Done:
 		return nil
@@ -74,16 +75,16 @@ func (g *Group) Stop(signal syscall.Signal) error {
 	}
 }
 
-// Kill kills the group, if the command has not ended, and waits for the command's end.
+// Kill kills the group unless the command has ended, and waits for the command's end.
 func (g *Group) Kill() {
 	g.cancel()
 	<-g.Done
 }
 
-// State is how the command ended; it is there when Done is closed.
+// State is how the command ended; it is valid once Done is closed.
 func (g *Group) State() *os.ProcessState { return g.cmd.ProcessState }
 
-// LastLine is what the command said last, for a message.
+// LastLine is the last line that the command wrote, for an error message.
 func (g *Group) LastLine() string {
 	if text := g.Output.LastLine(); text != "" {
 		return text

@@ -1,8 +1,10 @@
-// Package proc knows processes: it starts commands that wait for probes, or in process groups of their own, passes signals on to them, holds a
-// process so that no other is taken for it, and reads what a process maps and where its files are found.
+// Package proc handles processes of the system. It starts commands that stay stopped until probes are attached ([Launch]) or that run in
+// process groups of their own ([StartGroup]), passes signals on to them ([Relay]), holds running processes by pidfd so that a reused
+// process id is not mistaken for them ([Open]), and reads which files a process maps and where these can be opened ([Mappings],
+// [HostPath]).
 package proc
 
-// This file holds running processes by descriptors.
+// This file holds running processes by pidfd.
 
 import (
 	"context"
@@ -13,11 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process is a running process that need not be a child. It is held by a pidfd: another process that gets the same id
-// later is never taken for it. Its methods are safe for concurrent use, except Close.
+// Process is a running process, not necessarily a child. It is held by a pidfd, so a later process with the same id is never mistaken for
+// it. Its methods are safe for concurrent use, except Close.
 type Process struct{ pid, fd int }
 
-// Open finds a process. The error is ErrNoProcess if there is none. Close it.
+// Open opens a process. The error is ErrNoProcess if it does not exist. The caller must call Close.
 func Open(pid int) (*Process, error) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	switch {
@@ -34,10 +36,10 @@ func Open(pid int) (*Process, error) {
 // PID is the process id.
 func (p *Process) PID() int { return p.pid }
 
-// Ended says whether the process has ended. While it has not, its id is its own.
+// Ended reports whether the process has ended. As long as it has not, its id cannot be reused.
 func (p *Process) Ended() (bool, error) { return p.poll(-1, 0) }
 
-// Wait returns when the process has ended, or with ctx's error. Meanwhile it takes no time from anybody.
+// Wait returns when the process has ended, or with ctx's error. It sleeps until then.
 func (p *Process) Wait(ctx context.Context) error {
 	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 	if err != nil {
@@ -64,9 +66,9 @@ func (p *Process) Wait(ctx context.Context) error {
 	}
 }
 
-// poll waits up to timeout milliseconds (-1: for ever), or until wake can be read, and says whether the process has ended.
+// poll waits up to timeout milliseconds (-1: without limit), or until wake is readable, and reports whether the process has ended.
 func (p *Process) poll(wake, timeout int) (bool, error) {
-	fds := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}, {Fd: int32(wake), Events: unix.POLLIN}} // poll passes over a negative one
+	fds := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}, {Fd: int32(wake), Events: unix.POLLIN}} // poll ignores negative descriptors
 	_, err := unix.Poll(fds, timeout)
 	if errors.Is(err, unix.EINTR) {
 		return false, nil
@@ -77,16 +79,16 @@ func (p *Process) poll(wake, timeout int) (bool, error) {
 	return fds[0].Revents != 0, nil
 }
 
-// Close lets go of the process, which is not affected.
+// Close releases the pidfd; the process is not affected.
 func (p *Process) Close() error { return unix.Close(p.fd) }
 
-// PageOut reclaims the process's pages of a range of its addresses, of length bytes (process_madvise with MADV_PAGEOUT, Linux 5.10). It needs
-// ptrace access and CAP_SYS_NICE, and that the process or the caller may write the mapped file, or owns it. Pages that another process maps too
-// stay, without an error. The error wraps unix.ESRCH if the process has ended.
+// PageOut reclaims the process's pages in an address range of length bytes (process_madvise with MADV_PAGEOUT, Linux 5.10). It needs ptrace
+// access and CAP_SYS_NICE, and the process or the caller must own the mapped file or be allowed to write it. Pages that another process
+// maps, too, are not reclaimed; that is no error. The error wraps unix.ESRCH if the process has ended.
 func (p *Process) PageOut(address uint64, length int64) error {
 	iov := unix.RemoteIovec{Base: uintptr(address), Len: int(length)}
 	_, _, errno := unix.Syscall6(unix.SYS_PROCESS_MADVISE, uintptr(p.fd), uintptr(unsafe.Pointer(&iov)), 1, unix.MADV_PAGEOUT, 0, 0)
-	// ENOMEM: a part of the range is not mapped, the rest was done.
+	// ENOMEM: a part of the range is not mapped; the rest has been reclaimed.
 	if errno != 0 && errno != unix.ENOMEM {
 		return fmt.Errorf("page out %d bytes at %#x of process %d: %w", length, address, p.pid, errno)
 	}

@@ -1,7 +1,7 @@
 package proc
 
-// This file stops a command, and what it starts, behind each execve: behind a shell, a wrapper or a server that starts workers the
-// probes are in place before the first instruction of the program that computes.
+// This file stops a command, and the processes that it starts, after each execve. So probes are in place before the first instruction of
+// the program that computes, even if a shell, a wrapper or a server starts it.
 
 import (
 	"errors"
@@ -11,17 +11,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hold is what a Child does at each execve.
+// hold handles the stops of a Child at each execve.
 type hold struct {
 	follow bool
 	look   func(pid int) (found bool)
 	status int
 	err    error
-	reaped bool          // the child has ended, and nobody else will hear of it
-	ended  chan struct{} // closed when status and err are valid
+	reaped bool          // the child has ended and its status was taken
+	ended  chan struct{} // closed once status and err are valid
 }
 
-// reap takes the status of the child's end.
+// reap stores the child's exit status.
 func (h *hold) reap(status unix.WaitStatus) {
 	h.reaped = true
 	if h.status = status.ExitStatus(); status.Signaled() {
@@ -29,19 +29,19 @@ func (h *hold) reap(status unix.WaitStatus) {
 	}
 }
 
-// ReleaseHeld lets the child run as Release does, but calls look, in another goroutine, whenever it has called execve and waits
-// for probes; with follow also what it starts. Once look has found something, that process is let go for good. Until then the
-// process is under ptrace, which no second debugger can join; if the caller dies, the kernel lets it go.
+// ReleaseHeld lets the child run as Release does. In addition, whenever the child (with follow also a process that it started) has called
+// execve, it is stopped, and look is called in another goroutine. Once look returns true, that process is detached for good. Until then it
+// is under ptrace, so no debugger can attach to it; if the caller dies, the kernel lets it run.
 func (c *Child) ReleaseHeld(follow bool, look func(pid int) (found bool)) error {
-	if c.cmd.SysProcAttr.Ptrace { // else it runs already
+	if c.cmd.SysProcAttr.Ptrace { // else it is already running
 		c.hold = &hold{follow: follow, look: look, ended: make(chan struct{})}
 	}
 	return c.Release()
 }
 
-// seize exchanges the trace that began with the child's own request for one that leaves stops and their ends to the terminal
-// and the shell as they are (PTRACE_SEIZE, Linux 3.4), and lets the child run. The child is stopped. The error is unix.ESRCH if it was
-// killed meanwhile and is still to be waited for.
+// seize replaces the trace that the child itself requested by one that leaves stop signals to the terminal and the shell (PTRACE_SEIZE,
+// Linux 3.4), and lets the child run. The child must be stopped. The error is unix.ESRCH if the child was killed meanwhile; it must still
+// be waited for.
 func (c *Child) seize() error {
 	pid := c.PID()
 	if err := ptrace(unix.PTRACE_DETACH, pid, uintptr(unix.SIGSTOP)); err != nil {
@@ -66,10 +66,10 @@ func (c *Child) seize() error {
 	if err := unix.Kill(pid, unix.SIGCONT); err != nil {
 		return err
 	}
-	return ignoreGone(unix.PtraceCont(pid, 0)) // from here on run hears of its end
+	return ignoreGone(unix.PtraceCont(pid, 0)) // from here on, run handles its end
 }
 
-// stopped waits for the child's next stop, or its end.
+// stopped waits for the next stop or the end of the process.
 func (h *hold) stopped(pid, options int) (ended bool, err error) {
 	for {
 		var status unix.WaitStatus
@@ -87,7 +87,8 @@ func (h *hold) stopped(pid, options int) (ended bool, err error) {
 	}
 }
 
-// run serves the stops of the child and what it starts until the child has ended. Its thread is the tracer.
+// run handles the stops of the child and of the processes that it starts, until the child has ended. It must run on the thread that is the
+// tracer.
 func (h *hold) run(child int) {
 	defer close(h.ended)
 	for !h.reaped {
@@ -112,7 +113,7 @@ func (h *hold) run(child int) {
 			} else {
 				err = unix.PtraceCont(pid, 0)
 			}
-		case event == unix.PTRACE_EVENT_STOP && sig != unix.SIGTRAP: // stopped by the terminal or kill -STOP: so it stays
+		case event == unix.PTRACE_EVENT_STOP && sig != unix.SIGTRAP: // stopped by the terminal or kill -STOP: leave it stopped
 			err = ptrace(unix.PTRACE_LISTEN, pid, 0)
 		case event != 0:
 			err = unix.PtraceCont(pid, 0)
@@ -125,7 +126,7 @@ func (h *hold) run(child int) {
 	}
 }
 
-// ignoreGone: a process may be killed at any time, stopped or not.
+// ignoreGone drops ESRCH: a process may be killed at any time, even while it is stopped.
 func ignoreGone(err error) error {
 	if errors.Is(err, unix.ESRCH) {
 		return nil

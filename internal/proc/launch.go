@@ -1,6 +1,6 @@
 package proc
 
-// This file starts a command so that probes are in place before its first instruction.
+// This file starts a command that stays stopped until probes are attached.
 
 import (
 	"errors"
@@ -14,19 +14,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Child is a command that was started stopped, right behind its execve. If the tracer dies before Release, the kernel
-// lets the child run (ptrace's detach on exit): it is never left hanging.
+// Child is a command that was started and is stopped right after its execve. If the tracer dies before Release, the kernel lets the child
+// run (ptrace detaches on exit).
 type Child struct {
 	cmd     *exec.Cmd
 	release chan struct{}
 	done    chan error
-	hold    *hold // nil unless it is stopped at each execve
+	hold    *hold // nil unless the child is to be stopped at each execve
 }
 
-// Launch starts cmd, stopped, in the caller's process group. The caller must call Release, then Wait.
+// Launch starts cmd in the caller's process group, stopped after its execve. The caller must call Release, then Wait.
 //
-// A program with privileges of its own (set-user-ID, as sudo; file capabilities) is not stopped if it runs as another user than
-// root: the kernel does not grant them under ptrace. Probes then come while it runs.
+// A program with privileges of its own (set-user-ID, such as sudo, or file capabilities) is not stopped unless it runs as root, because the
+// kernel does not grant the privileges under ptrace. It runs while probes are attached.
 func Launch(cmd *exec.Cmd) (*Child, error) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -35,13 +35,13 @@ func Launch(cmd *exec.Cmd) (*Child, error) {
 	if c := cmd.SysProcAttr.Credential; c != nil {
 		uid = int(c.Uid)
 	}
-	// The child asks to be traced, so execve stops it. The kernel takes the request as made with the child's own
-	// credentials (since 5.2), whoever the parent is.
+	// The child itself asks to be traced (PTRACE_TRACEME), so execve stops it. Since Linux 5.2 the kernel checks this request with the
+	// child's own credentials, whoever the parent is.
 	cmd.SysProcAttr.Ptrace = uid == 0 || !privileged(cmd.Path)
 	return start(cmd)
 }
 
-// Start starts cmd as Launch does, but does not stop it: for what needs no probes. Release must be called all the same.
+// Start starts cmd as Launch does, but does not stop it. Release and Wait must be called nevertheless.
 func Start(cmd *exec.Cmd) (*Child, error) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -59,7 +59,7 @@ func start(cmd *exec.Cmd) (*Child, error) {
 		defer runtime.UnlockOSThread()
 		err := c.start()
 		if err != nil && cmd.Process != nil {
-			_ = cmd.Process.Kill() // nothing is left of it
+			_ = cmd.Process.Kill() // do not leave a stopped process behind
 			_ = cmd.Wait()
 		}
 		started <- err
@@ -69,7 +69,7 @@ func start(cmd *exec.Cmd) (*Child, error) {
 		<-c.release
 		h := c.hold
 		if err = c.letRun(); err != nil {
-			_ = unix.Kill(c.PID(), unix.SIGKILL) // it is not left stopped
+			_ = unix.Kill(c.PID(), unix.SIGKILL) // do not leave it stopped
 			err = fmt.Errorf("let %s run: %w", cmd.Path, err)
 		}
 		held := c.hold != nil
@@ -78,7 +78,7 @@ func start(cmd *exec.Cmd) (*Child, error) {
 			h.run(c.PID())
 		}
 		if h != nil {
-			runtime.LockOSThread() // what it has started may still be traced: the kernel lets go of it when this thread ends
+			runtime.LockOSThread() // processes that it has started may still be traced: the kernel detaches them when this thread ends
 		}
 	}()
 	if err := <-started; err != nil {
@@ -87,13 +87,13 @@ func start(cmd *exec.Cmd) (*Child, error) {
 	return c, nil
 }
 
-// letRun ends the stop behind execve.
+// letRun ends the stop after execve.
 func (c *Child) letRun() error {
 	switch {
 	case c.hold != nil:
 		err := c.seize()
 		if err != nil {
-			c.hold = nil // Wait waits for it as for any other
+			c.hold = nil // it has ended; Wait reaps it as usual
 		}
 		return ignoreGone(err)
 	case c.cmd.SysProcAttr.Ptrace:
@@ -102,7 +102,7 @@ func (c *Child) letRun() error {
 	return nil
 }
 
-// privileged says whether a program gains privileges by being executed. What cannot be read is left to execve to refuse.
+// privileged reports whether a program gains privileges when it is executed. If the file cannot be read, execve will report it.
 func privileged(path string) bool {
 	if info, err := os.Stat(path); err == nil && info.Mode()&(fs.ModeSetuid|fs.ModeSetgid) != 0 {
 		return true
@@ -111,12 +111,12 @@ func privileged(path string) bool {
 	return err == nil && n > 0
 }
 
-// start returns when the child is stopped, if it is to be.
+// start returns once the child has been started and, if requested, is stopped.
 func (c *Child) start() error {
 	if err := c.cmd.Start(); err != nil {
 		var path *fs.PathError
 		if errors.As(err, &path) {
-			err = path.Err // it names the path again
+			err = path.Err // the message names the path anyway
 		}
 		return fmt.Errorf("start %s: %w", c.cmd.Path, err)
 	}
@@ -135,7 +135,7 @@ func (c *Child) start() error {
 			return fmt.Errorf("%s ended before it began", c.cmd.Path)
 		case status.StopSignal() == unix.SIGTRAP:
 			return nil
-		default: // a signal came before execve did: let it have its effect
+		default: // a signal arrived before execve: deliver it
 			if err := unix.PtraceCont(pid, int(status.StopSignal())); err != nil && !errors.Is(err, unix.ESRCH) {
 				return fmt.Errorf("start %s: %w", c.cmd.Path, err)
 			}
@@ -146,17 +146,17 @@ func (c *Child) start() error {
 // PID is the child's process id.
 func (c *Child) PID() int { return c.cmd.Process.Pid }
 
-// Release lets the child run. It must be called once, and Wait after it, also if it fails: then the child is killed.
+// Release lets the child run. It must be called once, and then Wait, even if Release fails; in that case the child is killed.
 func (c *Child) Release() error {
 	close(c.release)
 	return <-c.done
 }
 
-// Wait waits for the child to end and returns its exit status as a shell would: 128+n after signal n.
+// Wait waits until the child has ended and returns its exit status as a shell would: 128+n after signal n.
 func (c *Child) Wait() (int, error) {
 	if c.hold != nil {
 		<-c.hold.ended
-		if err := c.cmd.Wait(); err != nil && !errors.Is(err, unix.ECHILD) { // it was waited for already
+		if err := c.cmd.Wait(); err != nil && !errors.Is(err, unix.ECHILD) { // already reaped
 			return 0, fmt.Errorf("wait for %s: %w", c.cmd.Path, err)
 		}
 		return c.hold.status, c.hold.err
@@ -173,5 +173,5 @@ func (c *Child) Wait() (int, error) {
 	return c.cmd.ProcessState.ExitCode(), nil
 }
 
-// Signal passes a signal on to the child. One that was sent while it is stopped takes effect at Release, SIGKILL at once.
+// Signal sends a signal to the child. While the child is stopped, SIGKILL takes effect at once, others at Release.
 func (c *Child) Signal(s syscall.Signal) error { return c.cmd.Process.Signal(s) }

@@ -1,6 +1,6 @@
 package proc
 
-// This file asks a process which files it maps.
+// This file reads which files a process maps, and finds them.
 
 import (
 	"errors"
@@ -15,24 +15,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoProcess says that the target does not exist (any more).
+// ErrNoProcess says that the process does not exist or has ended.
 var ErrNoProcess = errors.New("no such process")
 
 // Mapping is a file that a process maps.
 type Mapping struct {
 	Path       string // as the process sees it
-	Start, End uint64 // addresses
-	Offset     uint64 // byte of the file at Start
+	Start, End uint64 // address range
+	Offset     uint64 // file offset of Start
 	Executable bool
-	File       FileID // as the memory map has it, which on overlayfs and btrfs is not the kernel's own
+	File       FileID // as in the memory map; on overlayfs and btrfs the kernel's own numbers differ
 }
 
-// FileID identifies a file by the numbers of its device and its inode. The device is in the kernel's form, as tracepoints have it:
-// major<<20 | minor.
+// FileID identifies a file by device and inode number. The device number has the kernel's form, as in tracepoints: major<<20 | minor.
 type FileID struct{ Dev, Ino uint64 }
 
-// HostPath is where this process can open the mapped file: by its path (see HostPath), or, if it has been replaced there or lies in another
-// mount namespace, through the mapping itself (which needs CAP_CHECKPOINT_RESTORE).
+// HostPath is a path with which this process can open the mapped file: that of HostPath below, or, if the file was replaced there or is in
+// another mount namespace, one through the mapping itself (which needs CAP_CHECKPOINT_RESTORE).
 func (m *Mapping) HostPath(pid int) string {
 	path := HostPath(pid, m.Path, m.File.Ino)
 	if key, err := FileOf(path); err == nil && key.Ino == m.File.Ino {
@@ -45,7 +44,7 @@ func (m *Mapping) HostPath(pid int) string {
 	return path
 }
 
-// Mappings lists the file mappings of a process.
+// Mappings lists the file mappings of a process. The error is ErrNoProcess if it has ended.
 func Mappings(pid int) ([]Mapping, error) {
 	proc, err := procfs.NewProc(pid)
 	if err != nil {
@@ -70,10 +69,11 @@ func Mappings(pid int) ([]Mapping, error) {
 	return files, nil
 }
 
-// HostPath is where this process can open a file that process pid knows as path. The process may have another root directory (a container):
-// then the file is found below /proc/<pid>/root, as long as the process is there. Where both paths lead to the same file, it is path, which
-// outlives the process. ino is the file's inode if it is known, else 0; a file of another inode is taken only if there is no better one. The
-// device is not compared: on overlayfs and btrfs a memory map has another one than stat.
+// HostPath is a path with which this process can open the file that process pid calls path. If that process has another root directory (a
+// container), the file is found below /proc/<pid>/root, as long as the process exists. If both paths lead to the same file, HostPath
+// returns path, which remains valid after the process has ended. ino is the file's inode number, or 0 if unknown; a file with another inode
+// is returned only if there is no better one. Device numbers are not compared, because on overlayfs and btrfs those in a memory map differ
+// from stat's.
 func HostPath(pid int, path string, ino uint64) string {
 	inside := filepath.Join("/proc", strconv.Itoa(pid), "root", path)
 	in, inErr := FileOf(inside)
@@ -90,7 +90,7 @@ func HostPath(pid int, path string, ino uint64) string {
 	return inside
 }
 
-// FileOf identifies the file at path, a symbolic link followed.
+// FileOf identifies the file at path; a symbolic link is followed.
 func FileOf(path string) (FileID, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -99,12 +99,12 @@ func FileOf(path string) (FileID, error) {
 	return kernelFile(uint64(st.Dev), st.Ino), nil
 }
 
-// kernelFile converts stat's device number to the kernel's own.
+// kernelFile converts stat's device number to the kernel's form.
 func kernelFile(dev, ino uint64) FileID {
 	return FileID{Dev: uint64(unix.Major(dev))<<20 | uint64(unix.Minor(dev)), Ino: ino}
 }
 
-// CommandLine is the command line of a process; nil for one that is gone, or a thread of the kernel.
+// CommandLine is the command line of a process; nil if the process has ended or is a kernel thread.
 func CommandLine(pid int) []string {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if err != nil || len(data) == 0 {

@@ -1,6 +1,6 @@
 package proc
 
-// This file takes signals on behalf of a command, and leaves those alone that were ignored when this process started (nohup).
+// This file handles signals on behalf of a command. Signals that were ignored when this process started (nohup) stay ignored.
 
 import (
 	"context"
@@ -31,11 +31,10 @@ func heeded(signals []syscall.Signal) []os.Signal {
 	return of
 }
 
-// Relay takes signals that this process gets, to pass them on to a command. Those that are being ignored stay ignored: the command, which
-// inherits that, is to ignore them too.
+// Relay catches signals to this process and passes them on to a command. Ignored signals stay ignored; the command inherits that.
 type Relay struct{ signals chan os.Signal }
 
-// NewRelay begins to take signals; those that come before Run wait. Stop it.
+// NewRelay starts to catch signals. Signals that arrive before Run are kept for it. The caller must call Stop.
 func NewRelay(signals ...syscall.Signal) *Relay {
 	r := &Relay{make(chan os.Signal, 16)}
 	if heeded := heeded(signals); len(heeded) > 0 {
@@ -44,7 +43,8 @@ func NewRelay(signals ...syscall.Signal) *Relay {
 	return r
 }
 
-// Run hands signals to send until ctx is done, save those that a terminal has sent to the command, too. Signals that come later have no effect.
+// Run passes signals to send until ctx is done, except for signals that a terminal has sent to the command, too. Signals that arrive after
+// Run are dropped.
 func (r *Relay) Run(ctx context.Context, send func(syscall.Signal)) {
 	for {
 		select {
@@ -58,18 +58,18 @@ func (r *Relay) Run(ctx context.Context, send func(syscall.Signal)) {
 	}
 }
 
-// Stop gives the signals their former effect again.
+// Stop restores the signals' former effect.
 func (r *Relay) Stop() { signal.Stop(r.signals) }
 
-// fromTerminal says whether a signal is one that a terminal sends to the whole process group in its foreground, and that group is
-// ours: then the command has got it by itself. (The same signal sent by kill cannot be told apart.)
+// fromTerminal guesses whether the terminal has sent a signal to its whole foreground process group, if that is ours; then the command has
+// received it, too. (The same signal sent by kill cannot be distinguished.)
 func fromTerminal(s syscall.Signal) bool {
 	if s != syscall.SIGINT && s != syscall.SIGQUIT {
 		return false
 	}
 	tty, err := os.Open("/dev/tty")
 	if err != nil {
-		return false // no terminal controls us
+		return false // this process has no controlling terminal
 	}
 	defer tty.Close()
 	foreground, err := unix.IoctlGetInt(int(tty.Fd()), unix.TIOCGPGRP)

@@ -1,13 +1,13 @@
 package proc
 
-// This file keeps the end of what a command writes.
+// This file keeps the end of a command's output.
 
 import (
 	"strings"
 	"sync"
 )
 
-// tailBytes is how much a Tail keeps.
+// tailBytes is how many bytes a Tail keeps.
 const tailBytes = 64 << 10
 
 // Tail keeps the last 64 KiB of what is written to it. It is safe for concurrent use.
@@ -27,7 +27,7 @@ func (t *Tail) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// String is all that is kept.
+// String returns all that was kept.
 func (t *Tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

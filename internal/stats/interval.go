@@ -4,35 +4,35 @@ package stats
 
 import "slices"
 
-// Confidence is the level that intervals are made for: two-sided, so that each of the ends is a bound of 97.5 %.
+// Confidence is the level of the intervals. They are two-sided, so each end alone is a bound of 97.5 %.
 const Confidence = 0.95
 
-// Interval is an estimate with an interval around it that contains the truth with a probability of at least Level.
+// Interval is an estimate with a confidence interval, in the unit of the values.
 type Interval struct {
 	Estimate float64 `json:"estimate"`
 	Low      float64 `json:"low"`
 	High     float64 `json:"high"`
-	// Level is the probability that the interval contains the truth. It is at least Confidence, unless there are too few values for that: five values
-	// or fewer, of which even the widest interval has less.
+	// Level is the probability with which the interval contains the true value. It is at least Confidence, except for five values or fewer:
+	// then even the widest interval has a lower level.
 	Level float64 `json:"level"`
 }
 
-// Holds reports whether the interval has the Confidence.
+// Holds reports whether the interval reaches Confidence.
 func (i Interval) Holds() bool { return i.Level >= Confidence }
 
-// Map is the interval of f of the quantity. f is monotonic; where it falls, the ends change places.
+// Map applies a monotonic function to the interval. If f decreases, the ends change places.
 func (i Interval) Map(f func(float64) float64) Interval {
 	a, b := f(i.Low), f(i.High)
 	return Interval{Estimate: f(i.Estimate), Low: min(a, b), High: max(a, b), Level: i.Level}
 }
 
-// HodgesLehmann estimates the centre of a symmetric distribution that x is drawn from: the median of the Walsh averages (x_i+x_j)/2, i <= j.
-// Of paired differences it is the shift between the two of a pair. The interval reaches from the k-th smallest of the averages to the
-// k-th largest, where k is the largest number for which Wilcoxon's signed-rank statistic is less than k with a probability of at most
-// (1-Confidence)/2. All is 0 if there are no values.
+// HodgesLehmann estimates the centre of the symmetric distribution from which x is drawn, as the median of the Walsh averages (x_i+x_j)/2,
+// i <= j. If x holds paired differences, this is the shift between the two members of a pair. The interval reaches from the k-th smallest
+// to the k-th largest Walsh average, where k is the largest number for which P(T < k) <= (1-Confidence)/2, with T Wilcoxon's signed-rank
+// statistic. The result is zero if there are no values.
 //
-// Hollander, Wolfe, Chicken: Nonparametric Statistical Methods, 3rd edition, 3.2 (equation 3.23) and 3.3 (equation 3.27). It is what R's
-// wilcox.test(x, conf.int = TRUE) computes. It takes time and memory in proportion to the square of the number of values.
+// Source: Hollander, Wolfe, Chicken: Nonparametric Statistical Methods, 3rd edition, 3.2 (equation 3.23) and 3.3 (equation 3.27). R's
+// wilcox.test(x, conf.int = TRUE) computes the same. Time and memory grow with the square of the number of values.
 func HodgesLehmann(x []float64) Interval {
 	if len(x) == 0 {
 		return Interval{}
@@ -48,10 +48,11 @@ func HodgesLehmann(x []float64) Interval {
 	return Interval{Estimate: interpolate(walsh, 0.5), Low: walsh[k-1], High: walsh[len(walsh)-k], Level: 1 - 2*below}
 }
 
-// signedRankQuantile is the largest k for which P(T < k) <= p, where T is the sum of those of the ranks 1 to n that a fair coin chooses, and
-// that probability. k is at least 1; the probability may then be larger than p. The distribution of T is made by adding a rank at a time.
+// signedRankQuantile returns the largest k for which P(T < k) <= p, and that probability. T is the sum over the ranks 1 to n of which each
+// is included with probability 1/2. k is at least 1; then the probability may exceed p. The distribution of T is computed by adding one
+// rank at a time.
 func signedRankQuantile(n int, p float64) (k int, below float64) {
-	probability := make([]float64, n*(n+1)/2+1) // of each sum
+	probability := make([]float64, n*(n+1)/2+1) // by sum
 	probability[0] = 1
 	for rank := 1; rank <= n; rank++ {
 		for sum := rank * (rank + 1) / 2; sum >= 0; sum-- {

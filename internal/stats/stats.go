@@ -1,27 +1,27 @@
-// Package stats describes samples without assuming how they are distributed: quantiles, medians, spreads, and an estimate with a
-// confidence interval.
+// Package stats describes samples without assumptions about their distribution: quantiles, medians, spreads ([Spread]), and an estimate
+// with a confidence interval ([HodgesLehmann]). The instruments use it.
 //
-// No function changes the values that it is given. None has an answer for NaN: a sample with one has an unspecified result. gonum's package
-// stat does not replace this one: of the quantiles that are needed it has one (type 1), and neither a median nor a rank interval.
+// No function changes its arguments. If a sample contains NaN, the result is unspecified. gonum's package stat does not provide this: it
+// has one of the needed kinds of quantile (type 1), and neither a median nor a rank-based interval.
 package stats
 
-// This file describes one sample: quantiles, the median, how far values are from it, and means of groups.
+// This file describes one sample: quantiles, the median, deviations from it, and means of groups.
 
 import (
 	"math"
 	"slices"
 )
 
-// Number is what samples are made of.
+// Number is the type of a sample's values.
 type Number interface {
 	~int | ~int32 | ~int64 | ~uint64 | ~float32 | ~float64
 }
 
-// Quantile is the value below which a share q of the sample lies, from 0 (its minimum) to 1 (its maximum); a q beyond is taken for the nearer
-// of these. It interpolates linearly between the two nearest values: type 7 of Hyndman and Fan, "Sample Quantiles in Statistical Packages"
-// (The American Statistician 50, 1996), the default of R and NumPy. It is 0 if there are no values.
+// Quantile is the value below which a share q of the sample lies: 0 gives the minimum, 1 the maximum, and values outside are clamped. It
+// interpolates linearly between the two nearest values: type 7 of Hyndman and Fan, "Sample Quantiles in Statistical Packages" (The American
+// Statistician 50, 1996), the default of R and NumPy. It is 0 if there are no values.
 //
-// Computing is in float64: integers beyond 2^53 are rounded.
+// It computes in float64, so integers beyond 2^53 are rounded.
 func Quantile[T Number](values []T, q float64) float64 {
 	if len(values) == 0 {
 		return 0
@@ -29,7 +29,7 @@ func Quantile[T Number](values []T, q float64) float64 {
 	return interpolate(slices.Sorted(slices.Values(values)), q)
 }
 
-// interpolate is Quantile of sorted values, of which there is at least one.
+// interpolate is Quantile for sorted values, of which there must be at least one.
 func interpolate[T Number](sorted []T, q float64) float64 {
 	at := min(max(q, 0), 1) * float64(len(sorted)-1)
 	i := int(at)
@@ -40,9 +40,9 @@ func interpolate[T Number](sorted []T, q float64) float64 {
 	return low + (at-float64(i))*(float64(sorted[i+1])-low)
 }
 
-// EmpiricalQuantile is the least of the values that at least a share q of all do not exceed: the inverse of the empirical distribution function,
-// type 1 of Hyndman and Fan. Unlike [Quantile] it is always one of the values, and its promise holds of samples of any size: at least the share q
-// of them is not above it. It is 0 if there are none.
+// EmpiricalQuantile is the smallest value for which at least a share q of the sample is less than or equal to it: the inverse of the
+// empirical distribution function, type 1 of Hyndman and Fan. Unlike [Quantile] it is always one of the values, so this guarantee holds for
+// samples of any size. It is 0 if there are no values.
 func EmpiricalQuantile(values []float64, q float64) float64 {
 	if len(values) == 0 {
 		return 0
@@ -51,11 +51,11 @@ func EmpiricalQuantile(values []float64, q float64) float64 {
 	return slices.Sorted(slices.Values(values))[max(rank, 1)-1]
 }
 
-// Median is the middle value, or the mean of the middle two: Quantile of 1/2. It is 0 if there are no values.
+// Median is the middle value, or the mean of the middle two. It is 0 if there are no values.
 func Median[T Number](values []T) float64 { return Quantile(values, 0.5) }
 
-// MAD is the median absolute deviation: the median distance from the median. Unlike the standard deviation it is moved little by one outlier.
-// Of a normal distribution it is 0.6745 standard deviations; it is not scaled by that.
+// MAD is the median absolute deviation: the median distance of the values from their median. Unlike the standard deviation it hardly
+// changes with one outlier. For a normal distribution it is 0.6745 standard deviations; it is not scaled to one.
 func MAD[T Number](values []T) float64 {
 	centre, distances := Median(values), make([]float64, len(values))
 	for i, v := range values {
@@ -64,7 +64,7 @@ func MAD[T Number](values []T) float64 {
 	return Median(distances)
 }
 
-// Spread describes repeated measurements of one quantity, in its unit.
+// Spread describes repeated measurements of one quantity, in the unit of the quantity.
 type Spread struct {
 	N      int     `json:"n"`
 	Median float64 `json:"median"`
@@ -73,7 +73,7 @@ type Spread struct {
 	MAD    float64 `json:"mad"` // median distance from the median
 }
 
-// Describe makes the Spread of a sample, all zero if there are no values.
+// Describe computes the Spread of a sample; it is zero if there are no values.
 func Describe(values []float64) Spread {
 	if len(values) == 0 {
 		return Spread{}
@@ -84,11 +84,10 @@ func Describe(values []float64) Spread {
 // Range is Max - Min.
 func (s Spread) Range() float64 { return s.Max - s.Min }
 
-// MeanOfGroups is the mean of values that come in groups of equal size, one group after the other, and its standard error from how the groups' means
-// differ: the sample standard deviation of these means over the square root of their number. That is for values that depend on each
-// other within a group but not from group to group (batch means; in sampling: equally large clusters). The error is 0 if there is one group,
-// which differs from nothing. Values that are left over after the last whole group do not count; if there are fewer values than groups, both
-// results are 0.
+// MeanOfGroups returns the mean of values that come in consecutive groups of equal size, and its standard error, estimated from the
+// differences between the groups' means: their sample standard deviation divided by the square root of their number. It is for values that
+// are correlated within a group but not between groups (batch means; in sampling, equally large clusters). The error is 0 if there is only
+// one group. Values left over after the last complete group are ignored; if there are fewer values than groups, both results are 0.
 func MeanOfGroups(values []float64, groups int) (mean, standardError float64) {
 	if groups < 1 || len(values) < groups {
 		return 0, 0

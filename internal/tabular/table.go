@@ -1,6 +1,6 @@
 package tabular
 
-// This file lays a table out.
+// This file lays out a table.
 
 import (
 	"slices"
@@ -8,18 +8,18 @@ import (
 	"unicode/utf8"
 )
 
-// gap is between columns of text.
+// gap separates columns of text.
 const gap = "  "
 
-// oneLine keeps a cell on its line.
+// oneLine removes line breaks and tabs from a cell.
 var oneLine = strings.NewReplacer("\r\n", " ", "\n", " ", "\t", " ")
 
-// inCell also keeps a cell of Markdown in its column.
+// inCell does the same for a cell in Markdown, and escapes bars.
 var inCell = strings.NewReplacer("\r\n", " ", "\n", " ", "\t", " ", "|", `\|`)
 
 func (t *Table) empty() bool { return t.Title == "" && len(t.Columns) == 0 && len(t.Rows) == 0 }
 
-// names is the row of names, and whether there is any.
+// names returns the row of column names, and whether any column has a name.
 func (t *Table) names() ([]string, bool) {
 	names, any := make([]string, len(t.Columns)), false
 	for i, c := range t.Columns {
@@ -28,7 +28,7 @@ func (t *Table) names() ([]string, bool) {
 	return names, any
 }
 
-// width is the number of columns: of those with a name, or of the longest row.
+// width is the number of columns: that of the named ones, or of the longest row if it is longer.
 func (t *Table) width() int {
 	n := len(t.Columns)
 	for _, row := range t.Rows {
@@ -37,7 +37,7 @@ func (t *Table) width() int {
 	return n
 }
 
-// filled returns a row's cells, as many as the table has columns, none longer than a line.
+// filled returns a row's cells, padded to the width of the table and freed of line breaks.
 func (t *Table) filled(row []string, replace *strings.Replacer) []string {
 	cells := make([]string, t.width())
 	for i, cell := range row {
@@ -79,9 +79,9 @@ func (t *Table) text(b *strings.Builder) {
 
 func (t *Table) markdown(b *strings.Builder) {
 	if t.Title != "" {
-		b.WriteString(t.Title + "\n\n") // a table begins a paragraph
+		b.WriteString(t.Title + "\n\n") // a table must begin a paragraph
 	}
-	names, _ := t.names() // Markdown has no table without that row
+	names, _ := t.names() // Markdown requires a row of names
 	rule := make([]string, t.width())
 	for j := range rule {
 		rule[j] = "---"

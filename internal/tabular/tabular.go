@@ -1,7 +1,7 @@
-// Package tabular writes reports for people: lines and tables, for a terminal as text in aligned columns, for a document as Markdown. (What a
-// program reads is the report's own value as JSON, with numbers that are not rounded.)
+// Package tabular writes reports for people: lines and tables, as text in aligned columns for a terminal, or as Markdown. (Programs read a
+// report's own value as JSON instead, with numbers that are not rounded.)
 //
-// A report describes itself once, as a [Document], and is then written in either form:
+// A report describes itself once, as a [Document], which can be written in either form:
 //
 //	d := tabular.Document{
 //		tabular.Lines{"machine: 4 x CPU"},
@@ -10,7 +10,7 @@
 //	err := d.WriteText(os.Stdout)
 package tabular
 
-// This file has the parts of a document, and the order in which they are written.
+// This file defines the parts of a document and writes them in order.
 
 import (
 	"fmt"
@@ -18,7 +18,7 @@ import (
 	"strings"
 )
 
-// Document is what a report says, from top to bottom. Parts with nothing in them are left out; between the others is an empty line.
+// Document is the content of a report, from top to bottom. Empty parts are left out; an empty line separates the others.
 type Document []Part
 
 // Part is [Lines] or a [*Table].
@@ -28,27 +28,27 @@ type Part interface {
 	markdown(b *strings.Builder)
 }
 
-// Lines are sentences, one a line; in Markdown they are the items of a list.
+// Lines are sentences, one per line; in Markdown they become a list.
 type Lines []string
 
-// Table has a row of names and rows of cells.
+// Table is a table with named columns.
 type Table struct {
-	Title   string // a line above the table; none if it is empty
+	Title   string // written above the table, if not empty
 	Columns []Column
-	// Rows have a cell for each column. One that is shorter ends in empty cells. Further cells are in columns without a name.
+	// Rows have a cell for each column. Missing cells are empty; additional cells are in columns without a name.
 	Rows [][]string
 }
 
-// Column is one column of a table. A table whose columns have no names has, as text, no row of names.
+// Column is a column of a table. If no column has a name, the text form has no row of names.
 type Column struct {
 	Name  string
-	Right bool // cells end at the same place, as numbers do, and not begin there
+	Right bool // align the cells to the right, as for numbers
 }
 
-// Left are columns of text.
+// Left returns columns of text.
 func Left(names ...string) []Column { return columns(false, names) }
 
-// Right are columns of numbers.
+// Right returns columns of numbers.
 func Right(names ...string) []Column { return columns(true, names) }
 
 func columns(right bool, names []string) []Column {
@@ -59,12 +59,12 @@ func columns(right bool, names []string) []Column {
 	return all
 }
 
-// WriteText writes the document for a terminal. Columns are two spaces apart, each as wide as its widest cell, in characters. The document is
-// one Write; an error is the writer's.
+// WriteText writes the document for a terminal. Columns are two spaces apart, each as wide as its widest cell, counted in characters. The
+// document is written with one call of Write, whose error is returned.
 func (d Document) WriteText(w io.Writer) error { return d.write(w, Part.text) }
 
-// WriteMarkdown writes the document as Markdown with tables (GitHub's, and CommonMark's where it has that extension). A bar in a cell is
-// escaped; other Markdown in cells is kept. The document is one Write; an error is the writer's.
+// WriteMarkdown writes the document as Markdown with tables (an extension of CommonMark that GitHub has). Bars in cells are escaped; other
+// Markdown in cells is kept. The document is written with one call of Write, whose error is returned.
 func (d Document) WriteMarkdown(w io.Writer) error { return d.write(w, Part.markdown) }
 
 func (d Document) write(w io.Writer, part func(Part, *strings.Builder)) error {

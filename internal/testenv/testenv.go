@@ -1,4 +1,5 @@
-// Package testenv is for tests of several packages: root, commands built for a test, patience.
+// Package testenv helps tests of several packages: it skips tests that need root or a real machine, builds commands, and waits for
+// conditions.
 package testenv
 
 import (
@@ -9,7 +10,7 @@ import (
 	"time"
 )
 
-// NeedMachine skips the test where only what needs no machine of its own is wanted: no root, no network, no llama.cpp, no patience (go test -short).
+// NeedMachine skips the test in short mode (go test -short), which is for tests without root, network, llama.cpp or long waits.
 func NeedMachine(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
@@ -17,7 +18,7 @@ func NeedMachine(t testing.TB) {
 	}
 }
 
-// NeedRoot skips the test with a reason unless it runs as root; in CI (the variable CI is set) it fails instead. It implies NeedMachine.
+// NeedRoot skips the test unless it runs as root; in CI (the variable CI is set) the test fails instead. It implies NeedMachine.
 func NeedRoot(t testing.TB) {
 	t.Helper()
 	NeedMachine(t)
@@ -30,13 +31,13 @@ func NeedRoot(t testing.TB) {
 	t.Skip("eBPF probes and memory cgroups need root")
 }
 
-// BuildCommand builds the command of the package in the working directory of the test, for TestMain, and returns its path
-// and a function that removes it.
+// BuildCommand builds the command in the test's working directory. It returns the path of the program, and a function that removes it. It
+// is meant for TestMain.
 func BuildCommand(name string) (path string, remove func(), err error) {
 	return BuildPackage(name, ".")
 }
 
-// BuildPackage does that with another command's package ("tensorcast/cmd/tracer").
+// BuildPackage does the same for another package's command ("tensorcast/cmd/tracer").
 func BuildPackage(name, pkg string) (path string, remove func(), err error) {
 	dir, err := os.MkdirTemp("", name+"-test")
 	if err != nil {
@@ -44,14 +45,14 @@ func BuildPackage(name, pkg string) (path string, remove func(), err error) {
 	}
 	remove = func() { os.RemoveAll(dir) }
 	path = filepath.Join(dir, name)
-	// giouring's link to a guarded symbol: see the Makefile.
+	// -checklinkname=0 is needed for giouring: see the Makefile.
 	cmd := exec.Command("go", "build", "-ldflags=-checklinkname=0", "-o", path, pkg)
 	cmd.Stderr = os.Stderr
 	if err := cmd.Run(); err != nil {
 		remove()
 		return "", nil, err
 	}
-	// Tests run it as another user, too.
+	// Tests also run the program as another user.
 	if err := os.Chmod(dir, 0o755); err != nil {
 		remove()
 		return "", nil, err
@@ -59,7 +60,7 @@ func BuildPackage(name, pkg string) (path string, remove func(), err error) {
 	return path, remove, nil
 }
 
-// WaitFor waits until done, at most a minute: that something happens at all is tested, never how fast.
+// WaitFor waits until done returns true, at most a minute: tests check that something happens, not how fast.
 func WaitFor(t testing.TB, what string, done func() bool) {
 	t.Helper()
 	deadline := time.Now().Add(time.Minute)

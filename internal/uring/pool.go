@@ -1,6 +1,6 @@
 package uring
 
-// This file owns pool: the Queue for where io_uring is refused.
+// This file implements pool, the Queue that is used where io_uring is refused.
 
 import (
 	"errors"
@@ -12,21 +12,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// poolWorkers is how many goroutines, each of which holds a thread in the kernel, a pool has by default. Advice
-// blocks for as long as it takes to start the reads, so few suffice.
+// poolWorkers is the default number of goroutines, each of which occupies a thread while it is in the kernel. Advice blocks only until the
+// reads are started, so few suffice.
 const poolWorkers = 4
 
-// pool is a Queue whose operations are plain system calls of a few goroutines, which Close ends.
+// pool is a Queue whose operations are plain system calls of a few goroutines; Close ends them.
 type pool struct {
 	entries  int
 	inFlight int
 	queued   []call
 
-	// Both channels hold as many as can be in flight: neither Submit nor a worker ever waits for the other side.
+	// Both channels have room for all operations in flight, so neither Submit nor a worker ever blocks on them.
 	calls chan call // nil after Close
 	done  chan Completion
 
-	closing atomic.Bool // what has not begun is not to be done
+	closing atomic.Bool // calls that have not begun are to be dropped
 	workers sync.WaitGroup
 }
 
@@ -53,7 +53,7 @@ func newPool(entries uint32, opts ...Option) *pool {
 	return p
 }
 
-// work does calls until there are no more.
+// work executes calls until the channel is closed.
 func (p *pool) work(calls <-chan call) {
 	for c := range calls {
 		if p.closing.Load() {
@@ -107,7 +107,7 @@ func (p *pool) Submit() (int, error) {
 	for _, c := range p.queued {
 		p.calls <- c
 	}
-	clear(p.queued) // they refer to buffers
+	clear(p.queued) // drop references to buffers
 	p.queued = p.queued[:0]
 	return n, nil
 }

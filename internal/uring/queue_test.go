@@ -1,6 +1,6 @@
 package uring
 
-// This file tests, on the running kernel, what both implementations promise.
+// This file tests, on the running kernel, what both implementations guarantee.
 
 import (
 	"bytes"

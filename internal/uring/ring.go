@@ -1,6 +1,6 @@
 package uring
 
-// This file owns Ring: io_uring through giouring, and what giouring gets wrong.
+// This file implements Ring: io_uring through giouring, with workarounds for giouring's faults.
 
 import (
 	"errors"
@@ -14,17 +14,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ring is a Queue on one io_uring instance. It has no kernel thread that polls (SQPOLL), which would take a core from
-// the target, and none of the flags that tie completions to one thread entering the kernel: a goroutine moves.
+// Ring is a Queue on an io_uring instance. It does not use a kernel thread that polls (SQPOLL), because that would take a core from the
+// target, nor flags that bind completions to one thread, because goroutines move between threads.
 type Ring struct {
 	ring *giouring.Ring // nil after Close
 
-	// operations has a place for every completion that the completion queue can hold, so that it never overflows.
-	// An operation's index is its user data. The references keep buffers alive: the kernel's are invisible to Go.
+	// operations has an entry for every completion that fits the completion queue, so the queue never overflows. An operation's index is
+	// its user data. The entries keep the buffers alive, because Go does not see the kernel's references.
 	operations []operation
-	free       []uint32 // indices
+	free       []uint32 // indices of free entries
 
-	refused []Completion // not to be seen by the kernel, not reaped
+	refused []Completion // completed without the kernel, not yet reaped
 }
 
 type operation struct {
@@ -33,8 +33,8 @@ type operation struct {
 	buf  []byte
 }
 
-// New makes a ring that takes at least entries operations between two calls of Submit, rounded up to a power of two,
-// and twice as many in flight. entries is 1 to 32768. It fails with ErrRefused where io_uring is not allowed.
+// New makes a ring that accepts at least entries operations between two calls of Submit, rounded up to a power of two, and twice as many in
+// flight. entries is 1 to 32768. It fails with ErrRefused if io_uring is not allowed here.
 func New(entries uint32, opts ...Option) (*Ring, error) {
 	ring := giouring.NewRing()
 	if err := ring.QueueInit(entries, 0); err != nil {
@@ -47,8 +47,8 @@ func New(entries uint32, opts ...Option) (*Ring, error) {
 		return nil, err
 	}
 	if n := collect(opts).workers; n > 0 {
-		// Bounded workers do regular files, unbounded ones sockets and pipes. giouring's own call passes 64-bit numbers
-		// where the kernel reads 32-bit ones.
+		// Bounded workers serve regular files, unbounded ones sockets and pipes. giouring's own function passes 64-bit numbers where the
+		// kernel reads 32-bit ones.
 		limits := [2]uint32{uint32(n), uint32(n)}
 		_, errno := ring.Register(ring.RingFd(), giouring.RegisterIOWQMaxWorkers, unsafe.Pointer(&limits), uint32(len(limits)))
 		if errno != 0 {
@@ -101,9 +101,9 @@ func (r *Ring) Fadvise(fd int, offset, length int64, advice int, tag uint64) boo
 	return true
 }
 
-// queue takes a cleared submission entry and a place for op, whose index it leaves in the entry's UserData; nil if there
-// is none. giouring's Prepare functions leave alone the fields that they do not use, and the entries are used
-// again: the flags of a read would be the advice that the entry held before.
+// queue returns a cleared submission entry and stores op in a free place, whose index it sets as the entry's UserData; nil if there is no
+// room. The entry must be cleared because entries are reused, and giouring's Prepare functions do not set fields that they do not use: a
+// read would take the former entry's advice for its flags.
 func (r *Ring) queue(op operation) *giouring.SubmissionQueueEntry {
 	if r.full() {
 		return nil
@@ -120,7 +120,7 @@ func (r *Ring) queue(op operation) *giouring.SubmissionQueueEntry {
 	return sqe
 }
 
-// refuse completes op without the kernel.
+// refuse completes op with an error, without the kernel.
 func (r *Ring) refuse(op operation, err error) bool {
 	if r.full() {
 		return false
@@ -131,15 +131,15 @@ func (r *Ring) refuse(op operation, err error) bool {
 
 func (r *Ring) full() bool { return r.ring == nil || r.InFlight() >= len(r.operations) }
 
-// InFlight counts the operations queued or submitted, and not reaped.
+// InFlight is the number of operations that are queued or submitted and have not been reaped.
 func (r *Ring) InFlight() int { return len(r.operations) - len(r.free) + len(r.refused) }
 
-// Submit hands what is queued to the kernel: see Queue.
+// Submit passes what is queued to the kernel: see Queue.
 func (r *Ring) Submit() (int, error) {
 	if r.ring == nil {
 		return 0, fmt.Errorf("submit to io_uring: %w", os.ErrClosed)
 	}
-	// The kernel stops behind an operation that it rejects, which gets a completion like any other.
+	// The kernel stops after an operation that it rejects; that one is completed like any other.
 	submitted := 0
 	for r.ring.SQReady() > 0 {
 		n, err := r.ring.Submit()
@@ -173,14 +173,14 @@ func (r *Ring) Reap(wait int, into []Completion) ([]Completion, error) {
 		if missing <= 0 {
 			return into, nil
 		}
-		// Go's scheduler sends its threads signals: EINTR is common.
+		// Go's scheduler sends signals to its threads, so EINTR is common.
 		if _, err := r.ring.WaitCQENr(uint32(missing)); err != nil && !errors.Is(err, unix.EINTR) {
 			return r.drain(into), fmt.Errorf("reap from io_uring: %w", os.NewSyscallError("io_uring_enter", err))
 		}
 	}
 }
 
-// drain appends the completions that are there, without a system call.
+// drain appends the available completions, without a system call.
 func (r *Ring) drain(into []Completion) []Completion {
 	seen := uint32(0)
 	r.ring.ForEachCQE(func(cqe *giouring.CompletionQueueEvent) {
@@ -198,20 +198,20 @@ func (r *Ring) drain(into []Completion) []Completion {
 	return into
 }
 
-// Close cancels or waits for what is in flight: see Queue.
+// Close cancels operations or waits for them: see Queue.
 func (r *Ring) Close() error {
 	if r.ring == nil {
 		return nil
 	}
-	// This call, which Linux has since 6.0, needs no submission and so leaves what is only queued there. It ends what waits
-	// for a worker; a read that the disk has begun cannot be cancelled. Without it everything is waited for.
+	// This request (Linux 6.0) cancels what waits for a worker; a read that the disk has begun cannot be cancelled. It is not a submission,
+	// so operations that are only queued stay so. Without it, Close waits for everything.
 	_, _ = r.ring.RegisterSyncCancel(&giouring.SyncCancelReg{Fd: -1, Flags: giouring.AsyncCancelAny})
 
 	submitted := len(r.operations) - len(r.free) - int(r.ring.SQReady())
 	for done := r.drain(nil); len(done) < submitted; done = r.drain(done) {
 		if _, err := r.ring.WaitCQENr(1); err != nil && !errors.Is(err, unix.EINTR) {
-			// To return now would free buffers that the disk still writes to. Completions come without our waiting in
-			// the kernel, so look again.
+			// Returning now would free buffers that the disk still writes to. Completions arrive even if nobody waits in the kernel, so
+			// look again.
 			time.Sleep(time.Millisecond)
 		}
 	}

@@ -1,6 +1,6 @@
 package uring
 
-// This file tests what only the ring does: refusals, cancelling, the kernel's workers.
+// This file tests what only the ring does: refusals, cancelling, and limiting the kernel's workers.
 
 import (
 	"errors"

@@ -1,6 +1,6 @@
 package tables
 
-// This file defines what an export is made of.
+// This file defines the parts of an exported table.
 
 // Column is a column of a table to export.
 type Column struct {
@@ -9,5 +9,5 @@ type Column struct {
 	Values any
 }
 
-// Field is a pair that describes a table as a whole.
+// Field is a key and value that describe a table as a whole.
 type Field struct{ Key, Value string }

@@ -14,37 +14,37 @@ type Meta struct {
 	Schema    int              `json:"schema"`
 	Started   time.Time        `json:"started"`
 	Seconds   float64          `json:"seconds"`
-	Command   []string         `json:"command,omitempty"` // of the process
+	Command   []string         `json:"command,omitempty"` // command line of the traced process
 	PID       int              `json:"pid"`
-	Parent    int              `json:"parent,omitempty"` // the process that started it, if that is traced too
+	Parent    int              `json:"parent,omitempty"` // pid of the process that started it, if that is traced too
 	Detail    string           `json:"detail"`           // one of the constants Detail...
 	Target    event.TargetInfo `json:"target"`
 	Host      Host             `json:"host"`
 	Models    []ModelInfo      `json:"models"`    // in the order in which they were first read; StructureRow.Model is an index
-	Libraries []string         `json:"libraries"` // files that carry probes
-	Contexts  int              `json:"contexts"`  // llama_contexts that decoded
+	Libraries []string         `json:"libraries"` // files in which the capturer has probes
+	Contexts  int              `json:"contexts"`  // number of llama_contexts that decoded
 	Steps     int              `json:"steps"`
 	Tokens    int              `json:"tokens"` // generated, over all contexts and sequences
-	Rows      int64            `json:"rows"`   // of the access table, deleted ones too
+	Rows      int64            `json:"rows"`   // rows of the access table, including deleted segments
 	Segments  Segments         `json:"segments"`
-	// Rereads is what was read from disk, and again; null unless page-ins were observed.
+	// Rereads sums up what was read from disk, once and again; null unless page-ins were observed.
 	Rereads  *Rereads       `json:"rereads"`
 	Counters event.Counters `json:"counters"`
 	Outside  Outside        `json:"outside_mapping"`
-	Complete bool           `json:"complete"` // false while the capture runs, and for ever if the tracer was killed
+	Complete bool           `json:"complete"` // false while the capture runs; stays false if the tracer was killed
 
-	Dir string `json:"-"` // of the capture; empty if none was written
+	Dir string `json:"-"` // directory of the capture; empty if none was written
 }
 
-// What was observed, in Meta.Detail.
+// What was observed, for Meta.Detail.
 const (
 	DetailOp      = "op"      // each op with its time
 	DetailGraph   = "graph"   // the sequence of ops; no times of ops, no experts
 	DetailOpIO    = "op+io"   // each op with its time and its stall, and each read of a model file from disk
-	DetailPreload = "preload" // what a library in the target sees: graphs and their ops
+	DetailPreload = "preload" // what the library in the target sees: graphs and their ops
 )
 
-// Host is the machine of a capture.
+// Host describes the machine on which a capture was made.
 type Host struct {
 	Kernel      string `json:"kernel"`
 	Arch        string `json:"arch"`
@@ -80,21 +80,21 @@ type ModelFile struct {
 // Segments says how a rotated capture is cut: segment 0 is access.arrows (and so on for the other tables), segment 1
 // is access.0001.arrows.
 type Segments struct {
-	First       int   `json:"first"`        // that is still there
-	Last        int   `json:"last"`         // that is written to
-	Deleted     int   `json:"deleted"`      // the oldest ones
-	DeletedRows int64 `json:"deleted_rows"` // of the access table, in them
+	First       int   `json:"first"`        // oldest that still exists
+	Last        int   `json:"last"`         // newest, being written to
+	Deleted     int   `json:"deleted"`      // number of deleted ones, the oldest
+	DeletedRows int64 `json:"deleted_rows"` // rows of the access table in deleted segments
 }
 
-// Outside describes weights that the target reads from memory that is not a mapping of the model file.
+// Outside describes weights that the target reads from memory that is no mapping of the model file.
 type Outside struct {
 	Tensors int   `json:"tensors"`
 	Bytes   int64 `json:"bytes"`
-	// Example is the name of one of them.
+	// Example is the name of one such weight.
 	Example string `json:"example,omitempty"`
 }
 
-// LayersText is one line for each model of which some layers were not computed on the CPU, for people. It is nil if there are none.
+// LayersText returns, for people, one line for each model of which some layers were not computed on the CPU; nil if there is none.
 func (m *Meta) LayersText() []string {
 	var lines []string
 	for _, mod := range m.Models {

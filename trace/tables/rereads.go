@@ -1,6 +1,6 @@
 package tables
 
-// This file accounts for what came from disk more than once: which tensors, why, for whom.
+// This file describes what was read from disk more than once: which tensors, why, and by which process.
 
 import (
 	"cmp"
@@ -16,34 +16,34 @@ import (
 	"tensorcast/internal/tabular"
 )
 
-// Rereads sums up the bytes of model files that came from disk, by whether they had come before since the capture began. What
-// was in memory when it began and came from disk later has come once.
+// Rereads sums up the bytes of model files that were read from disk during a capture. Bytes count as re-read from their second read on.
+// What was in memory when the capture began counts as not read before.
 type Rereads struct {
 	FirstBytes  int64            `json:"first_bytes"`
-	RereadBytes int64            `json:"reread_bytes"` // that had come before
+	RereadBytes int64            `json:"reread_bytes"` // bytes that had been read before
 	ByCause     map[string]int64 `json:"by_cause"`     // RereadBytes by the pagein table's cause
 	ByProcess   []ProcessBytes   `json:"by_process"`   // RereadBytes, most first
-	StallNS     int64            `json:"stall_ns"`     // that the target's threads together waited for the disk within ops that read weights
-	Tensors     []TensorRereads  `json:"tensors"`      // most re-read bytes first, then most stall; at most 20 in capture.json
+	StallNS     int64            `json:"stall_ns"`     // ns that the target's threads together waited for the disk in ops that read weights
+	Tensors     []TensorRereads  `json:"tensors"`      // most re-read bytes first, then longest stall; at most 20 in capture.json
 }
 
-// ProcessBytes is the part of one process. PID 0 stands for the rest, where there were many.
+// ProcessBytes is the share of one process. PID 0 stands for all remaining ones, if there were many.
 type ProcessBytes struct {
 	PID   int32 `json:"pid"`
 	Bytes int64 `json:"bytes"`
 }
 
-// TensorRereads is the part of one tensor.
+// TensorRereads is the share of one tensor.
 type TensorRereads struct {
 	Name        string           `json:"tensor_name"` // empty for metadata and padding
 	Model       int32            `json:"model"`       // index of Meta.Models
 	FirstBytes  int64            `json:"first_bytes"`
 	RereadBytes int64            `json:"reread_bytes"`
-	ByCause     map[string]int64 `json:"by_cause"` // RereadBytes
-	StallNS     int64            `json:"stall_ns"` // of the ops that read it, see Access.Stall
+	ByCause     map[string]int64 `json:"by_cause"` // RereadBytes by cause
+	StallNS     int64            `json:"stall_ns"` // of the ops that read the tensor, see Access.Stall
 }
 
-// WriteText writes the summary for people to read, with at most top tensors: which bytes were read from disk again, and why.
+// WriteText describes in words and a table, with at most top tensors, which bytes were read from disk again, and why.
 func (r *Rereads) WriteText(w io.Writer, top int) error {
 	return tabular.Document{tabular.Lines{r.sentence()}, r.tensors(top)}.WriteText(w)
 }
@@ -69,7 +69,7 @@ func (r *Rereads) sentence() string {
 	return text
 }
 
-// tensors is empty if nothing was read again.
+// tensors is empty if nothing was re-read.
 func (r *Rereads) tensors(top int) *tabular.Table {
 	var rows [][]string
 	for _, t := range r.Tensors[:min(max(top, 0), len(r.Tensors))] {
@@ -87,7 +87,7 @@ func (r *Rereads) tensors(top int) *tabular.Table {
 	}
 }
 
-// duration has three digits or so.
+// duration formats ns with about three digits.
 func duration(ns int64) string {
 	d := time.Duration(ns)
 	for unit := time.Second; unit > time.Microsecond; unit /= 10 {
@@ -100,7 +100,7 @@ func duration(ns int64) string {
 
 func size(n int64) string { return humanize.Bytes(uint64(max(n, 0))) }
 
-// causes is "fault 90 %, readahead 10 %".
+// causes formats shares, for example as "fault 90 %, readahead 10 %".
 func causes(bytes map[string]int64) string {
 	var total int64
 	for _, n := range bytes {

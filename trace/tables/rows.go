@@ -1,5 +1,6 @@
-// Package tables defines what a capture holds: a row of each table, and the description in capture.json. It knows no file format, so that
-// programs which only speak of rows do not carry Arrow.
+// Package tables defines what a capture holds: a row of each table ([Access], [Route], [StepRow], [PageInRow], [BufferRow], [StructureRow])
+// and the description in capture.json ([Meta]). It knows no file format, so that programs that only use the rows do not link Arrow; package
+// trace reads and writes them.
 package tables
 
 import (
@@ -10,13 +11,13 @@ import (
 	"tensorcast/event"
 )
 
-// This file defines a row of each table.
+// This file defines the rows of the tables.
 
 // Phase says what a step was for.
 type Phase uint8
 
 const (
-	PhaseWarmup     Phase = iota // llama.cpp's warm-up decode: all experts, output thrown away
+	PhaseWarmup     Phase = iota // llama.cpp's warm-up decode: it uses all experts, its output is discarded
 	PhasePrompt                  // prompt processing
 	PhaseGeneration              // one new token, or one for each of several sequences
 )
@@ -30,10 +31,10 @@ func (p Phase) String() string {
 	return "phase(" + strconv.Itoa(int(p)) + ")"
 }
 
-// PhaseNames are the names of the phases, each at its number.
+// PhaseNames returns the names of the phases, indexed by Phase.
 func PhaseNames() []string { return slices.Clone(phaseNames) }
 
-// ParsePhase is the phase of a name.
+// ParsePhase returns the phase that has this name.
 func ParsePhase(s string) (Phase, error) {
 	i := slices.Index(phaseNames, s)
 	if i < 0 {
@@ -42,82 +43,82 @@ func ParsePhase(s string) (Phase, error) {
 	return Phase(i), nil
 }
 
-// NotObserved stands for a time that was not observed: null in the tables.
+// NotObserved marks a time that was not observed; in the tables it is null.
 const NotObserved = -1
 
-// Access is a row of the access table: one op read one weight.
+// Access is a row of the access table: an op read a weight.
 type Access struct {
 	Timestamp int64 // ns since the capture began, when thread 0 entered the op
-	Step      int32 // llama_decode call, from 0, warm-up included
-	Token     int32 // which of its context's generation steps this is, from 0; -1 in warm-up and prompt
+	Step      int32 // number of the llama_decode call, from 0, including the warm-up
+	Token     int32 // number of the generation step within its context, from 0; -1 in warm-up and prompt
 	Phase     Phase
 	Thread    int32 // kernel thread id
 	Op        string
 	Tensor    int32  // row of the structure table
 	DataPtr   uint64 // address in the target
-	Offset    int64  // absolute byte in the model file where the read begins; the tensor's first byte if several rows or experts were gathered
-	// Bytes are the distinct bytes of the tensor that the op reads. Where rows or experts are gathered whose ids were not
-	// observed (detail "graph"), it is the most that the batch's tokens can gather, which is exact for one token.
+	Offset    int64  // absolute offset in the model file where the read begins; if several rows or experts were gathered, the tensor's first byte
+	// Bytes is the number of distinct bytes of the tensor that the op reads. If it gathers rows or experts whose ids were not observed
+	// (detail "graph"), this is the most that the batch's tokens can gather; for one token it is exact.
 	Bytes    int64
 	Layer    int32
-	Duration int64   // ns, of the whole op: the same in each of its rows; NotObserved
-	Experts  []int32 // distinct experts in order of first use; nil unless the op selects experts and the ids were observed
+	Duration int64   // ns, of the whole op, the same in each of its rows; or NotObserved
+	Experts  []int32 // distinct experts in order of first use; nil unless the op selects experts and their ids were observed
 	Context  int32   // llama_context of the process, from 0 in order of appearance
-	// Stall is how long the target's threads together waited for the disk during the op, in ns. An op that reads several
-	// weights has it in the row that reads most, and 0 in the others, so that sums are true. NotObserved.
+	// Stall is how long, in ns, the target's threads together waited for the disk during the op; or NotObserved. If an op reads several
+	// weights, the row that reads most has the stall and the others have 0, so that sums are right.
 	Stall int64
 }
 
-// Route is a row of the route table: the router gave a token's slot to an expert.
+// Route is a row of the route table: the router assigned an expert to a token's slot.
 type Route struct {
 	Step     int32
 	Token    int32 // as in Access
 	Layer    int32
-	Slot     int32 // 0 is the expert with the highest score
+	Slot     int32 // rank of the expert; 0 has the highest score
 	Expert   int32
-	Position int32 // index of the token within the step's batch; 0 in generation of one sequence
+	Position int32 // index of the token within the step's batch; 0 if one sequence is generated
 }
 
-// StepRow is a row of the steps table: one llama_decode call. Rows are in the order in which the steps ended.
+// StepRow is a row of the steps table: a llama_decode call. Rows are in the order in which the steps ended.
 //
-// A batch of several tokens, each of another sequence, in a context that has had its prompt, is the generation of several
-// tokens (a server with parallel slots): one step of the generation phase, with one index Token, and Tokens of them.
-// A batch of several tokens of one sequence is a prompt, or part of one; the tokens of a draft that are verified look the same.
+// A batch with several tokens, each of another sequence, in a context that has had its prompt, generates several tokens (a server with
+// parallel slots): it is one step of the generation phase, with one Token number, and Tokens says how many were generated. A batch with
+// several tokens of one sequence is a prompt or a part of one; the verification of draft tokens looks the same.
 type StepRow struct {
 	Step      int32
 	PID       int32
 	Thread    int32 // kernel thread id
 	Context   int32 // as in Access
 	Phase     Phase
-	Tokens    int32   // in the batch
+	Tokens    int32   // tokens in the batch
 	Token     int32   // as in Access
-	TokenIDs  []int32 // that were looked up in the token embeddings, in order of the batch; nil if not observed
-	Sequences []int32 // ascending; nil if not known
+	TokenIDs  []int32 // ids that were looked up in the token embeddings, in batch order; nil if not observed
+	Sequences []int32 // ascending; nil if unknown
 	Begin     int64   // ns since the capture began
-	End       int64   // NotObserved
-	Derived   bool    // begin and end are those of its ops: no llama_decode was seen
+	End       int64   // ns since the capture began; or NotObserved
+	Derived   bool    // llama_decode was not observed: begin and end are those of the step's ops
 }
 
-// PageInRow is a row of the pagein table: bytes of a model file that came from disk. It ends where a tensor or an expert's slice
-// does, and where the number of times changes that the bytes had been read before.
+// PageInRow is a row of the pagein table: consecutive bytes of a model file that were read from disk. They belong to one tensor or one
+// expert's slice, and were all read equally often before.
 type PageInRow struct {
 	Timestamp int64  // ns since the capture began
 	Step      int32  // -1 between steps
 	File      string // base name, as in the structure table
-	Offset    int64  // absolute byte in the file
+	Offset    int64  // absolute offset in the file
 	Bytes     int64
 	Tensor    int32 // row of the structure table; -1 for metadata and padding
-	Expert    int32 // whose slice it is; -1
+	Expert    int32 // the expert whose slice it is; -1 if none
 	PID       int32 // process that caused it
 	Thread    int32
 	Cause     event.Cause
-	// Rereads is how many times before these bytes had come from disk since the capture began; 65535 stands for that and more.
+	// Rereads is how often these bytes had been read from disk before during the capture; 65535 means that or more.
 	Rereads int32
-	Op      string // that the step's thread 0 was in; empty if it was in none, or in one without weights
+	Op      string // the op that the step's thread 0 was in; empty if there was none, or one that reads no weights
 	Model   int32  // as in StructureRow
 }
 
-// BufferKind says what a buffer is for.
+// BufferKind is the purpose of a buffer.
 type BufferKind uint8
 
 const (
@@ -128,10 +129,10 @@ const (
 
 var bufferKindNames = []string{"activation", "input", "kv"}
 
-// BufferKindNames are the names of the kinds, each at its number.
+// BufferKindNames returns the names of the kinds, indexed by BufferKind.
 func BufferKindNames() []string { return slices.Clone(bufferKindNames) }
 
-// ParseBufferKind is the kind of a name.
+// ParseBufferKind returns the kind that has this name.
 func ParseBufferKind(s string) (BufferKind, error) {
 	i := slices.Index(bufferKindNames, s)
 	if i < 0 {
@@ -147,7 +148,7 @@ func (k BufferKind) String() string {
 	return "buffer(" + strconv.Itoa(int(k)) + ")"
 }
 
-// KindOf follows the names that llama.cpp and ggml give. Views of a tensor keep its name, with something behind it.
+// KindOf goes by the names that llama.cpp and ggml give. The name of a view begins with that of its tensor.
 func KindOf(b *event.Buffer) BufferKind {
 	begins := func(prefixes ...string) bool {
 		return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(b.Root, p) || strings.HasPrefix(b.Name, p) })
@@ -168,24 +169,24 @@ type BufferRow struct {
 	Op        string
 	Seq       int64  // number of the op within the capture: the same in each of its rows
 	Buffer    string // ggml's name of the tensor
-	Root      string // of the tensor that it is a view of; empty if it is none
+	Root      string // name of the tensor that it is a view of; empty if it is no view
 	Kind      BufferKind
-	Write     bool   // the op's result, else a source
+	Write     bool   // true: the op writes it; false: the op reads it
 	DataPtr   uint64 // address in the target
-	Bytes     int64  // that it spans
+	Bytes     int64  // extent in bytes
 }
 
-// StructureRow is a row of the structure table: one tensor of a model.
+// StructureRow is a row of the structure table: a tensor of a model.
 type StructureRow struct {
 	Name         string // unique within the model
-	Offset       int64  // absolute byte in File
+	Offset       int64  // absolute offset in File
 	Size         int64  // bytes, without padding
 	Type         string
 	Layer        int32 // -1 if none
 	Component    string
 	File         string  // base name
 	Shape        []int64 // fastest dimension first
-	Experts      int32   // 0 unless the tensor holds one slice per expert
-	ExpertStride int64   // bytes between slices
+	Experts      int32   // 0 unless the tensor has one slice per expert
+	ExpertStride int64   // bytes from one slice to the next
 	Model        int32   // index of Meta.Models
 }

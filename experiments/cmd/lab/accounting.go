@@ -1,6 +1,6 @@
 package main
 
-// This file is "lab accounting": millions of ops under tracer, each accounted for. See package accounting.
+// This file implements "lab accounting", which traces millions of ops and checks that each is accounted for. See package accounting.
 
 import (
 	"context"

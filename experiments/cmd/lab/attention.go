@@ -1,6 +1,6 @@
 package main
 
-// This file is "lab attention": ternary attention beside dense attention, errors and times. See package measure.
+// This file implements "lab attention", which compares errors and times of ternary and dense attention. See package measure.
 
 import (
 	"context"
@@ -43,17 +43,17 @@ func attentionCommand() *cobra.Command {
 		Long: `Attention computes attention of one new position over a cache of keys and values twice: over all positions, and with the selection by ternary
 estimates of package attention. A row of the table is a workload, its shape and a tolerance:
 
-  fallback    query heads that took all positions, because the estimates say that the error would exceed the tolerance
-  exact       positions whose exact score was used
-  missed      the softmax's mass elsewhere: by the estimates, before any fallback; in truth; and the largest of a query head
-  recall      of the 64 positions with the largest scores, those that were used exactly
-  error       |result - dense| / |dense|: by the estimates, before any fallback: what the tolerance is held against; in truth; the largest
+  fallback    share of query heads that used all positions, because the estimated error exceeded the tolerance
+  exact       share of positions whose exact score was used
+  missed      share of the softmax's mass at the other positions: estimated (before any fallback); measured; the largest of any query head
+  recall      share of the 64 positions with the largest scores that were evaluated exactly
+  error       |result - dense| / |dense|: estimated (before any fallback; compared with the tolerance); measured; the largest
   dense, ternary   microseconds of a step: all query heads of one new position, one thread; medians
-  speedup     dense / ternary, which take turns: median and quartiles over runs of as many steps as a pause and its estimate take
+  speedup     dense / ternary, which alternate: median and quartiles over runs of pause + 1 steps
 
 Workloads are flat, peaks and outliers (random numbers), and with --model the keys, values and queries that a trained model computes over
---text, each head of each layer in each of --windows; the model must have a vocabulary of bytes. Positions are by default half a block of 64 more than
-2048 and 4096: so many are in the unfinished block on average. For figures it needs a quiet machine.
+--text: each head of each layer in each of --windows windows. The model must have a byte-level vocabulary. By default, positions are half a block of 64
+more than 2048 and 4096, because on average the unfinished block is half full. Times need a quiet machine.
 
 Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 		Example: `  lab attention --markdown
@@ -76,20 +76,20 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	f.IntSliceVar(&o.positions, "positions", []int{2080, 4128}, "positions in the cache, several with commas")
 	f.StringSliceVar(&o.tolerances, "tolerance", []string{"0.05", "none"}, "estimated error beyond which a query head falls back, several with commas")
 	f.Float64Var(&o.Leave, "leave", 0, "share of the mass that may be left to mean values: no more positions are taken")
-	f.IntVar(&o.Pause, "pause", 15, "steps after a fallback in which a query head is not estimated")
+	f.IntVar(&o.Pause, "pause", 15, "steps after a fallback in which a query head uses all positions without estimating")
 	f.IntVar(&o.heads, "heads", 8, "heads of keys and values")
-	f.IntVar(&o.group, "group", 4, "query heads for each of these")
+	f.IntVar(&o.group, "group", 4, "query heads per head of keys and values")
 	f.IntVar(&o.KeyDigits, "key-digits", 2, "ternary digits of a key's element, 1 or 2")
 	f.IntVar(&o.QueryDigits, "query-digits", 2, "ternary digits of a query's element, 1 to 3")
-	f.IntVar(&o.Top, "top", 0, "the most positions that a query head takes for their estimates (default a 16th of all)")
-	f.IntVar(&o.Sinks, "sinks", 4, "first positions that are always taken")
-	f.IntVar(&o.Audit, "audit", 32, "positions that are taken to see how good the estimates are")
+	f.IntVar(&o.Top, "top", 0, "largest number of positions that a query head evaluates exactly because of their estimates (default a 16th of all)")
+	f.IntVar(&o.Sinks, "sinks", 4, "number of first positions that are always evaluated exactly")
+	f.IntVar(&o.Audit, "audit", 32, "positions that are evaluated exactly to check the estimates")
 	f.IntVar(&o.Pairs, "pairs", 64, "pairs of steps that are timed, rounded up to whole runs")
 	f.IntVar(&o.evict, "evict", 0, "read that many `MiB` of other memory before each step")
 	f.Uint64Var(&o.seed, "seed", 1, "of the random numbers")
 	f.StringVarP(&o.model, "model", "m", "", "a trained model, a GGUF `file`, instead of random numbers")
 	f.StringVar(&o.text, "text", "", "the `file` with the text that it reads")
-	f.IntVar(&o.windows, "windows", 2, "windows of the text, as long as there are positions")
+	f.IntVar(&o.windows, "windows", 2, "number of windows of the text; each is as long as there are positions")
 	f.BoolVar(&o.json, "json", false, "print JSON")
 	f.BoolVar(&o.markdown, "markdown", false, "print the table as Markdown")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress")
@@ -131,7 +131,7 @@ func (o *attentionOptions) check() error {
 	return nil
 }
 
-// parseTolerance reads one of --tolerance.
+// parseTolerance parses one value of --tolerance.
 func parseTolerance(text string) (measure.Tolerance, error) {
 	if text == "none" {
 		return measure.Tolerance(math.Inf(1)), nil
@@ -143,13 +143,13 @@ func parseTolerance(text string) (measure.Tolerance, error) {
 	return measure.Tolerance(t), nil
 }
 
-// attentionReport is a whole series.
+// attentionReport is the result of a series.
 type attentionReport struct {
-	Interrupted bool          `json:"interrupted,omitempty"` // rows that were to follow are missing
+	Interrupted bool          `json:"interrupted,omitempty"` // some rows are missing
 	Rows        []measure.Row `json:"rows"`
 }
 
-// measure makes the rows. If it fails or ctx ends, the rows before that (nil if there are none) come with the error.
+// measure computes the rows. If it fails or ctx ends, it returns the rows before (nil if there are none) with the error.
 func (o *attentionOptions) measure(ctx context.Context, stderr io.Writer) (*attentionReport, error) {
 	var sources []func(positions int) (*measure.Workload, error)
 	if o.model != "" {

@@ -1,6 +1,6 @@
 package main
 
-// This file has what several instruments need: how a report is printed, flags of the target, other commands of the project.
+// This file has what several instruments share: printing a report, flags of the target, finding the project's other commands.
 
 import (
 	"errors"
@@ -17,27 +17,27 @@ import (
 	"tensorcast/internal/outfile"
 )
 
-// report is what an instrument prints; it is encoded as JSON as it is.
+// report is the result of an instrument. It can also be encoded as JSON.
 type report interface {
 	WriteText(io.Writer) error
 	WriteMarkdown(io.Writer) error
 }
 
-// output is where a report goes, and in which form.
+// output says where a report is written and in which form.
 type output struct {
 	json     string
 	markdown bool
 	quiet    bool
 }
 
-// add adds the flags. what is what the JSON holds; table is what is printed else.
+// add adds the flags. what describes the contents of the JSON, table what is printed otherwise.
 func (o *output) add(f *pflag.FlagSet, what, table string) {
 	f.StringVar(&o.json, "json", "", fmt.Sprintf("write %s to this `file` as JSON; - is standard output, instead of the %s", what, table))
 	f.BoolVar(&o.markdown, "markdown", false, fmt.Sprintf("print the %s as Markdown", table))
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress")
 }
 
-// print prints and writes a report.
+// print writes the report as the flags say.
 func (o *output) print(w io.Writer, r report) error {
 	if o.json == "-" {
 		return cli.WriteJSON(w, r)
@@ -53,20 +53,20 @@ func (o *output) print(w io.Writer, r report) error {
 	return r.WriteText(w)
 }
 
-// addDriver adds the flags for llamarun.
+// addDriver adds the flags for the driver llamarun.
 func addDriver(f *pflag.FlagSet, o *llama.Options, tokensText string) {
 	f.IntVarP(&o.Tokens, "tokens", "n", 32, tokensText)
 	f.IntVarP(&o.Threads, "threads", "t", 2, "threads of the target")
 	f.StringVarP(&o.Prompt, "prompt", "p", "The page cache", "the prompt")
 }
 
-// bound is the least value of a flag that is a number.
+// bound is the least allowed value of a numeric flag.
 type bound struct {
 	flag         string
 	value, least int
 }
 
-// check returns an error for the first value that is too small.
+// check returns an error for the first value below its bound.
 func check(bounds ...bound) error {
 	for _, b := range bounds {
 		if b.value < b.least {
@@ -76,7 +76,7 @@ func check(bounds ...bound) error {
 	return nil
 }
 
-// needRoot refuses to go on without root, which the instrument needs for what why says.
+// needRoot returns an error unless this process is root; why says what root is needed for.
 func needRoot(why string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("this needs root, " + why + ": use sudo")
@@ -84,7 +84,7 @@ func needRoot(why string) error {
 	return nil
 }
 
-// beside is the path of another command of the project: the one beside this program, else its name, for PATH.
+// beside returns the path of another command of the project: the file next to this program, else the bare name, to be found in PATH.
 func beside(name string) string {
 	if self, err := os.Executable(); err == nil {
 		if path, err := exec.LookPath(filepath.Join(filepath.Dir(self), name)); err == nil {

@@ -1,6 +1,6 @@
 package main
 
-// This file is "lab divergence": how far models are from a reference model in what they predict. See package divergence.
+// This file implements "lab divergence", which measures how far models' predictions are from a reference model's. See package divergence.
 
 import (
 	"context"
@@ -36,8 +36,8 @@ how often the likeliest token is the same, and both perplexities.
 
 Texts are cut and scored as llama-perplexity does: chunks of -c tokens, of which the second half is scored.
 
-By default each llama.cpp has one thread and as many run at once as there are CPUs. While it runs, the reference's logits are kept in
-a directory for temporary files (TMPDIR): for each text about 2 bytes per token of it and token of the vocabulary. --limit bounds that.
+By default each llama.cpp has one thread and as many run at the same time as there are CPUs. While it runs, the reference's logits are stored
+in a temporary directory (TMPDIR): for each text about 2 bytes times tokens of the text times size of the vocabulary. --limit bounds that.
 
 Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 		Example: `  lab divergence -m f16.gguf --candidate q8=q8_0.gguf --candidate q4=q4_k_m.gguf --text prose.txt --text tech.txt
@@ -65,13 +65,13 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	f.IntVarP(&o.Context, "ctx", "c", 256, "tokens of a chunk")
 	f.IntVar(&o.Chunks, "limit", 0, "no more chunks of each text than this; 0 for all")
 	f.IntVarP(&o.Threads, "threads", "t", 1, "threads of each llama.cpp")
-	f.IntVarP(&o.Parallel, "parallel", "j", 0, "llama.cpps that run at once; 0 for as many as the CPUs have threads for")
+	f.IntVarP(&o.Parallel, "parallel", "j", 0, "llama.cpps that run at the same time; 0 for as many as the CPUs suffice for")
 	o.add(f, "the rows", "table")
 
 	return cmd
 }
 
-// complete checks and translates what the flags say.
+// complete checks the flags and derives the configuration from them.
 func (o *divergenceOptions) complete() error {
 	switch {
 	case o.Reference == "":

@@ -1,6 +1,7 @@
 package main
 
-// This file is "lab fabricplan": in how many ternary planes, or trytes of how many trits, the weights of a model are kept. See package plan.
+// This file implements "lab fabricplan", which decides in how many ternary planes, or trytes of how many trits, a model's weights are kept.
+// See package plan.
 
 import (
 	"context"
@@ -35,7 +36,7 @@ type fabricplanOptions struct {
 	write    string
 	quiet    bool
 
-	choice string // the flag that chooses the plan
+	choice string // name of the flag that selected the kind of plan
 }
 
 func fabricplanCommand() *cobra.Command {
@@ -46,15 +47,14 @@ func fabricplanCommand() *cobra.Command {
 		Long: `Fabricplan measures, for each weight matrix of a model, what ternary planes cost in bytes and lose in accuracy: exact ones, and fitted
 ones of 1 to 6 planes. It prints a plan, the named profiles, and the Pareto front of bytes per weight against error.
 
-The plan is that of a profile (accurate: no loss; balanced; fast), of a bound on the error of each matrix, of a number of bytes per
-weight for the whole model, or of one form for all matrices. Matrices for which the file's own type takes fewer bytes stay native, and
-so do those that cannot keep the bound.
+The plan follows a profile (accurate: no loss; balanced; fast), a bound on the error of each matrix, a number of bytes per weight for the
+whole model, or one form for all matrices. Matrices stay native if the file's own type takes fewer bytes, or if no form meets the bound.
 
---trytes calibrates packed trytes instead, for values that are to be edited or reckoned with exactly: the trits that each layer needs
+--trytes calibrates packed trytes instead, for values that are to be edited or used in exact arithmetic: the trits that each layer needs
 so that every tensor's values are DB decibels above their error, and the scale of each tensor.
 
---write makes a model with the weights that the plan's planes, or the trytes, stand for: as F32 where these are fitted, in the file's
-own type where planes are exact. Any llama.cpp runs it; lab divergence tells how far its predictions are from the original's.
+--write writes a model with the weights that the plan's planes, or the trytes, represent: as F32 where these are fitted, in the file's
+own type where planes are exact. Any llama.cpp can run it; lab divergence measures how far its predictions are from the original's.
 
 Exit codes: 0 planned; 1 not planned or not written; 2 wrong usage.`,
 		Example: `  lab fabricplan -m model.gguf --profile balanced --figure front.png
@@ -186,7 +186,7 @@ func (o *fabricplanOptions) plan(ctx context.Context, stdout, stderr io.Writer) 
 		func(w io.Writer) error { return survey.WriteMarkdown(w, p) })
 }
 
-// print prints a result in the form that the flags name.
+// print prints a result in the form that the flags select.
 func (o *fabricplanOptions) print(stdout io.Writer, result any, text, markdown func(io.Writer) error) error {
 	switch {
 	case o.json:
@@ -208,5 +208,5 @@ func (o *fabricplanOptions) choose(s *plan.Survey) (*plan.Plan, error) {
 	}
 	profiles := plan.Profiles()
 	i := slices.IndexFunc(profiles, func(p plan.Profile) bool { return p.Name == o.profile })
-	return s.Plan(profiles[i]), nil // the flag takes no other name
+	return s.Plan(profiles[i]), nil // the flag accepts no other name
 }

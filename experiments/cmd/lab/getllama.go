@@ -1,6 +1,6 @@
 package main
 
-// This file is "lab getllama": a llama.cpp and the driver llamarun, put into the cache.
+// This file implements "lab getllama", which puts a llama.cpp and the driver llamarun into the cache.
 
 import (
 	"errors"
@@ -50,7 +50,7 @@ Exit codes: 0 done, 1 failure, 2 wrong usage.`,
 	return cmd
 }
 
-// symlink makes path a symbolic link to dir. It replaces a link in one step, and nothing else.
+// symlink makes path a symbolic link to dir. An existing link is replaced atomically; anything else at path is an error.
 func symlink(dir, path string) error {
 	info, err := os.Lstat(path)
 	switch {

@@ -1,6 +1,7 @@
 package main
 
-// This file is "lab hyper": how many key-value pairs a hypervector holds, beside what theory expects. See package hyper.
+// This file implements "lab hyper", which measures how many key-value pairs a hypervector holds and compares with theory. See package
+// hyper.
 
 import (
 	"cmp"
@@ -31,14 +32,14 @@ func hyperCommand() *cobra.Command {
 		Use:   "hyper [flags]",
 		Short: "Measure how many key-value pairs a hypervector holds",
 		Long: `Hyper puts random key-value pairs into one hypervector, asks for each value by its key, and counts how often the right one is the nearest
-of all candidates. It prints a table per coding: the share found, and in parentheses what theory expects. What is below 90 % is marked.
+of all candidates. It prints a table per coding: the share found, and in parentheses what theory expects. Shares below 90 % are marked.
 
   majority         dense vectors, signs of the sum
   thresholded      dense vectors, signs of the sum beyond 0.6 standard deviations
   exact            dense vectors, the sum itself
   blocks           block codes: 1 trit of 64
-  sparse-product   sparse vectors (2 %), multiplied element by element: what does not work
-  nested           records of records of records, asked by path (numbers of items that are cubes)
+  sparse-product   sparse vectors (2 %), multiplied element by element: shows that this does not work
+  nested           records of records of records, queried by path (only for numbers of items that are cubes)
   nested-cleanup   the same, the record looked up at each step
 
 The same flags give the same figures, on any machine.
@@ -73,7 +74,7 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	f.IntSliceVar(&o.Dims, "dims", []int{1024, 2048, 4096, 8192, 16384, 32768, 65536}, "trits of a vector, multiples of 64")
 	f.IntSliceVar(&o.Items, "items", []int{8, 16, 32, 64, 128, 256, 512, 1024}, "pairs in one vector")
 	f.IntVar(&o.Candidates, "candidates", 0, "values that are known; 0 for as many as there are pairs")
-	f.IntVar(&o.Queries, "queries", 1024, "questions for each figure, to as many fresh vectors as needed")
+	f.IntVar(&o.Queries, "queries", 1024, "queries for each figure, on as many new vectors as needed")
 	f.Uint64Var(&o.Seed, "seed", 1, "seed of all vectors")
 	o.add(f, "all figures", "tables")
 
@@ -91,10 +92,10 @@ func (o *hyperOptions) measure(ctx context.Context, stdout, stderr io.Writer) er
 	return errors.Join(err, o.print(stdout, &hyperReport{Seed: o.Seed, Rows: rows, Interrupted: err != nil}))
 }
 
-// hyperReport is a whole series.
+// hyperReport is the result of a series.
 type hyperReport struct {
 	Seed        uint64              `json:"seed"`
-	Interrupted bool                `json:"interrupted,omitempty"` // rows are missing
+	Interrupted bool                `json:"interrupted,omitempty"` // some rows are missing
 	Rows        []hyper.CapacityRow `json:"rows"`
 }
 
@@ -104,7 +105,7 @@ func (r *hyperReport) WriteText(w io.Writer) error { return r.write(w, false) }
 // WriteMarkdown writes the same tables for a document.
 func (r *hyperReport) WriteMarkdown(w io.Writer) error { return r.write(w, true) }
 
-// enough is the share of values found below which a figure is marked.
+// enough is the share of items found below which a cell is marked.
 const enough = 0.9
 
 func (r *hyperReport) write(w io.Writer, markdown bool) error {

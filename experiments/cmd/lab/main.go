@@ -1,8 +1,9 @@
-// Command lab holds the project's instruments, each a subcommand: what measures tracer and prefetchd on a real llama.cpp, what measures the
-// emulated device, and what makes the models and the llama.cpp that both run on.
+// Command lab holds the project's instruments as subcommands: those that measure tracer and prefetchd on a real llama.cpp, those that
+// measure the emulated device, and those that make models and fetch the llama.cpp for the others.
 package main
 
-// This file is the command that holds the others. Each of them is a file; what they measure is in the packages of experiments and fabric.
+// This file defines the root command. Each subcommand is in a file of its own; what they measure is implemented in the packages below
+// experiments and fabric.
 
 import (
 	"github.com/spf13/cobra"

@@ -1,6 +1,6 @@
 package main
 
-// This file is "lab overhead": what observing a llama.cpp costs it. See package overhead.
+// This file implements "lab overhead", which measures what observing costs a llama.cpp. See package overhead.
 
 import (
 	"context"
@@ -26,7 +26,7 @@ type overheadOptions struct {
 	observers []string
 }
 
-// endless generations: the target is ended when the last pair is made.
+// endless is a number of generations that is never reached: the target is ended after the last pair.
 const endless = 1 << 29
 
 func overheadCommand() *cobra.Command {
@@ -42,24 +42,24 @@ that is lost (Hodges-Lehmann estimate of the pairs' ratios, with its 95 % interv
 ggml's CPU code, {out} a fresh directory. With --whole every generation has a process of its own, and {target} may stand for
 the command that the observer starts. These names need no command:
 
-  none           nobody: the control
+  none           no observer: the control
   op             tracer --detail op
   graph          tracer --detail graph
   op+io          tracer --detail op+io
-  trap           a program that returns at once, where tracer observes ops: what the kernel asks for the hits alone
+  trap           a program that returns at once, where tracer observes ops: the kernel's cost of the hits alone
   bpftrace       bpftrace, counting the hits of the function that tracer probes
   bpftrace-ops   bpftrace, counting the hits of each op's function (ggml_compute_forward_*)
 
 The target is llamarun (which is installed if it is not), or the command after --: it must print what llamarun --stream does, without end.
 
-Needs root. For figures it needs a quiet machine, of which the target leaves no core to others.
+Needs root. Figures need a quiet machine, because the target uses all cores.
 
 Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 		Example: `  lab synth -o 1b.gguf --layers 22 --embd 2048 --ff 5632 --heads 16 --kv-heads 4 --type Q8_0
   sudo lab overhead -m 1b.gguf --pairs 20
   sudo lab overhead -m tiny.gguf --tokens 512 --pairs 100 --observer none --observer op
   sudo lab overhead -m 1b.gguf --whole --observer 'op=tracer -o {out} -- {target}' --json runs.json`,
-		Args: cobra.ArbitraryArgs, // the target's command
+		Args: cobra.ArbitraryArgs, // the command line of the target
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.Target = args
 			if err := o.complete(); err != nil {
@@ -77,19 +77,19 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	f.BoolVar(&o.Whole, "whole", false, "a process of its own for each generation")
 	o.add(f, "all pairs", "table")
 	cmd.AddCommand(trapCommand())
-	// It fails only for a flag that is not there.
+	// The error is impossible: the flag exists.
 	_ = cmd.RegisterFlagCompletionFunc("observer", cobra.FixedCompletions(observers, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
-// trap is the observer of that name.
+// trapCommand returns the subcommand "trap", the observer with that name.
 func trapCommand() *cobra.Command {
 	var pid int
 	cmd := &cobra.Command{
 		Use:   "trap --pid N FILE",
 		Short: "Set a program that returns at once where tracer observes ops, until SIGINT",
 		Long: `Trap sets a program that returns at once on the function that tracer observes for ops, in FILE, which holds ggml's CPU code, for one
-process, until SIGINT. What the process loses is what the kernel asks for the hits: no tracer that probes each op costs less.`,
+process, until SIGINT. What the process loses is the kernel's cost of the hits: no tracer that probes each op can cost less.`,
 		Example: `  sudo lab overhead trap --pid $(pidof llama-cli) libggml-cpu-haswell.so`,
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -103,10 +103,10 @@ process, until SIGINT. What the process loses is what the kernel asks for the hi
 	return cmd
 }
 
-// observers are the names that need no command, in the order of the help
+// observers are the names of the predefined observers, in the order of the help.
 var observers = []string{"none", "op", "graph", "op+io", "trap", "bpftrace", "bpftrace-ops"}
 
-// commandOf is the command of a name that needs none given. tracer is the one beside this program, else the one in PATH.
+// commandOf returns the command of a predefined observer. It uses the tracer next to this program, else the one in PATH.
 func commandOf(name string) (string, bool) {
 	switch name {
 	case "none":
@@ -127,7 +127,7 @@ func commandOf(name string) (string, bool) {
 	return "", false
 }
 
-// complete checks and translates what the flags say.
+// complete checks the flags and derives the configuration from them.
 func (o *overheadOptions) complete() error {
 	if o.driver.Model == "" && len(o.Target) == 0 {
 		return errors.New("no model: give -m model.gguf")

@@ -1,6 +1,6 @@
 package main
 
-// This file is "lab pressure": llama.cpp under a memory limit, with and without a helper. See package pressure.
+// This file implements "lab pressure", which runs llama.cpp under a memory limit, with and without a helper. See package pressure.
 
 import (
 	"context"
@@ -27,7 +27,7 @@ type pressureOptions struct {
 	driver   llama.Options
 }
 
-// traceTokens is enough to see that tokens read the same.
+// traceTokens is how many tokens are traced: enough to see whether they read the same.
 const traceTokens = 3
 
 func pressureCommand() *cobra.Command {
@@ -39,7 +39,7 @@ func pressureCommand() *cobra.Command {
 and reports its speed, what it read per token, and how that compares to the best that any strategy could reach.
 Variants (with a helper, with other flags) take turns, A B B A. The limit counts the helper's memory too.
 
---x is the share of the weights that has room: limit = x * M + the target's own memory, where M (the weights that a token reads)
+--x is the share of the weights that fits into memory: limit = x * M + the target's own memory, where M (the weights that a token reads)
 and the target's own memory are measured first, without a limit. So are the time to compute a token and the text.
 
 --variant NAME[=HELPER][ :: FLAGS]: HELPER is a shell command that starts with the target and gets SIGTERM when that ends;
@@ -77,7 +77,7 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	return cmd
 }
 
-// complete checks and translates what the flags say.
+// complete checks the flags and derives the configuration from them.
 func (o *pressureOptions) complete() error {
 	if o.Model == "" {
 		return errors.New("no model: give -m model.gguf")
@@ -113,7 +113,7 @@ func (o *pressureOptions) complete() error {
 	return nil
 }
 
-// parseVariant reads NAME[=HELPER][ :: FLAGS].
+// parseVariant parses NAME[=HELPER][ :: FLAGS].
 func parseVariant(text string) pressure.Variant {
 	text, flags, _ := strings.Cut(text, " :: ")
 	name, helper, _ := strings.Cut(text, "=")

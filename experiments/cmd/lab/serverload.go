@@ -1,6 +1,7 @@
 package main
 
-// This file is "lab serverload": what clients of a llama-server notice of a tracer that comes and goes. See package serverload.
+// This file implements "lab serverload", which shows what clients of a llama-server notice when tracers attach and detach. See package
+// serverload.
 
 import (
 	"context"
@@ -25,8 +26,8 @@ func serverloadCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serverload [flags] -- llama-server -m model.gguf [flag...]",
 		Short: "Show what a llama-server's clients notice of a tracer that comes and goes",
-		Long: `Serverload starts a llama-server and keeps all of its slots busy with completions at temperature 0, while an observer attaches to it
-and detaches from it over and over; and the same without. It compares tokens and latencies.
+		Long: `Serverload starts a llama-server and keeps all of its slots busy with completions at temperature 0. In every other phase an observer
+attaches to it and detaches from it over and over. It compares tokens and latencies.
 
 The command after -- is given --host, --port and --parallel. Needs root for tracer.
 
@@ -55,7 +56,7 @@ Exit codes: 0 the clients' tokens are the same, none is missing and the server e
 	return cmd
 }
 
-// completeServerload checks what the flags say.
+// completeServerload checks the flags.
 func completeServerload(cfg *serverload.Config) error {
 	if len(cfg.Server) == 0 {
 		return errors.New("no server: give -- llama-server -m model.gguf")
@@ -75,7 +76,7 @@ func measureServerload(ctx context.Context, cfg serverload.Config, asJSON bool, 
 		if err != nil {
 			return err
 		}
-		defer func() { _ = os.RemoveAll(dir) }() // nothing depends on it any more
+		defer func() { _ = os.RemoveAll(dir) }() // a directory left behind does no harm
 		cfg.Observer = fmt.Sprintf("'%s' --pid {pid} -o '%s'", strings.ReplaceAll(beside("tracer"), "'", `'\''`), filepath.Join(dir, "capture"))
 	}
 	bar := progress.New(stderr, progress.Options{What: "answers"})

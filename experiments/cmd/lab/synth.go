@@ -1,6 +1,6 @@
 package main
 
-// This file is "lab synth": a GGUF model with random weights that a real llama.cpp loads and runs. See package synth.
+// This file implements "lab synth", which writes a GGUF model with random weights that a real llama.cpp loads and runs. See package synth.
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 	"tensorcast/internal/cli/progress"
 )
 
-// dimensions are the flags that --size stands for.
+// dimensions are the flags that --size replaces.
 var dimensions = []string{"layers", "embd", "ff", "heads", "kv-heads"}
 
 func synthCommand() *cobra.Command {
@@ -71,7 +71,7 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
 	f.Uint64Var(&cfg.Seed, "seed", 1, "seed of all values")
 	f.IntVar(&cfg.Experts, "experts", 0, "experts per layer; 0 makes a dense model")
 	f.IntVar(&cfg.Used, "used", 0, "experts used per token")
-	f.BoolVar(&cfg.Tied, "tied", false, "leave out output.weight: the embedding makes the logits too")
+	f.BoolVar(&cfg.Tied, "tied", false, "no output.weight: the token embeddings are used for the logits, too")
 	f.IntVar(&cfg.Layers, "layers", 0, "layers")
 	f.IntVar(&cfg.Embd, "embd", 0, "width of the model, a multiple of the type's block (Q4_K: 256, Q8_0 and Q4_0: 32)")
 	f.IntVar(&cfg.FF, "ff", 0, "width of the feed-forward network (of each expert), a multiple of the type's block")
@@ -82,7 +82,7 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
 	return cmd
 }
 
-// sized completes cfg's dimensions: from size if it is given, which excludes giving them by flags.
+// sized sets cfg's dimensions from size, if size is given; the dimensions' flags must then not be given.
 func sized(cmd *cobra.Command, cfg synth.Config, size int64) (synth.Config, error) {
 	given := ""
 	for _, name := range dimensions {
@@ -104,7 +104,7 @@ func sized(cmd *cobra.Command, cfg synth.Config, size int64) (synth.Config, erro
 	return synth.Sized(size, cfg)
 }
 
-// impossible marks the error of a model that cannot be as the flags say.
+// impossible marks a *synth.ConfigError as an error of the command line.
 func impossible(err error) error {
 	var config *synth.ConfigError
 	if errors.As(err, &config) {
@@ -113,7 +113,7 @@ func impossible(err error) error {
 	return err
 }
 
-// writeSynth writes the model to the file out, or to stdout if out is "-". On a terminal it says what the model is like.
+// writeSynth writes the model to the file out, or to stdout if out is "-". On a terminal it also describes the model.
 func writeSynth(ctx context.Context, plan *synth.Plan, out string, stdout, stderr io.Writer) error {
 	if out == "-" && cli.IsTerminal(stdout) {
 		return cli.Usagef("stdout is a terminal: pipe the model somewhere, or name a file with -o")

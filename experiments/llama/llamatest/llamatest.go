@@ -1,4 +1,4 @@
-// Package llamatest gives tests a llama.cpp.
+// Package llamatest gives tests an installed llama.cpp and synthetic models.
 package llamatest
 
 import (
@@ -12,12 +12,12 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// ForTest returns the installed llama.cpp. Where this machine cannot have one (no npm, no network, no gcc) it skips the test with
-// the reason, except in CI (the variable CI is set): there a test that does not run is a failure. It implies testenv.NeedMachine.
+// ForTest returns the installed llama.cpp. If this machine cannot have one (no npm, no network, no gcc), it skips the test with the reason;
+// in CI (the variable CI is set) the test fails instead. It implies testenv.NeedMachine.
 func ForTest(t testing.TB) *llama.Installation {
 	t.Helper()
 	testenv.NeedMachine(t)
-	// The bound is there for a network that swallows packets.
+	// The timeout is for a network that drops packets.
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	in, err := llama.Install(ctx)

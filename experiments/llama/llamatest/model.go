@@ -1,6 +1,6 @@
 package llamatest
 
-// This file makes models.
+// This file makes synthetic models.
 
 import (
 	"path/filepath"

@@ -1,9 +1,10 @@
-// Package measure compares attention that selects by ternary estimates with dense attention: how wrong it is, and how long it takes.
+// Package measure compares attention that selects positions by ternary estimates (package attention) with dense attention: how large its
+// errors are, and how long it takes. "lab attention" runs it.
 //
-// All but the times is the same in every run on one kind of processor.
+// Everything except for the times is the same in every run on the same kind of processor.
 package measure
 
-// This file owns the comparison.
+// This file makes the comparison.
 
 import (
 	"context"
@@ -27,10 +28,10 @@ type Setting struct {
 	Audit       int       `json:"audit"`
 	Leave       float64   `json:"leave"`
 	Tolerance   Tolerance `json:"tolerance"`
-	Pause       int       `json:"pause"` // for the times: errors are those of calls that estimate
+	Pause       int       `json:"pause"` // for the times only: errors are measured on calls that estimate
 }
 
-// Tolerance is [attention.Options.Tolerance]. +Inf is written "none", in JSON null.
+// Tolerance is [attention.Options.Tolerance]. +Inf is formatted as "none", in JSON as null.
 type Tolerance float64
 
 func (t Tolerance) String() string {
@@ -48,46 +49,47 @@ func (t Tolerance) MarshalJSON() ([]byte, error) {
 	return []byte(t.String()), nil
 }
 
-// Row is one comparison. What is a share of something is from 0 to 1; means are over query heads, fallbacks among them (which have no error).
+// Row is the result of one comparison. Shares are from 0 to 1. Means are over query heads, including those that fell back (and so have no
+// error).
 type Row struct {
 	Workload  string `json:"workload"`
-	Heads     int    `json:"heads"` // of keys
-	Group     int    `json:"group"` // query heads for each of these
+	Heads     int    `json:"heads"` // heads of keys
+	Group     int    `json:"group"` // query heads per head of keys
 	Dim       int    `json:"dim"`
 	Positions int    `json:"positions"`
 	Setting
 
-	Fallbacks float64 `json:"fallbacks"` // share of the query heads
-	Exact     float64 `json:"exact"`     // share of the positions whose exact score was used
-	Missed    float64 `json:"missed"`    // share of the softmax's mass at other positions
+	Fallbacks float64 `json:"fallbacks"` // share of query heads that fell back
+	Exact     float64 `json:"exact"`     // share of positions whose exact score was used
+	Missed    float64 `json:"missed"`    // share of the softmax's mass at the other positions
 	MaxMissed float64 `json:"missed_max"`
-	Recall    float64 `json:"recall"` // share of the 64 positions with the largest scores that were among the exact ones
+	Recall    float64 `json:"recall"` // share of the 64 positions with the largest scores that were evaluated exactly
 	Error     float64 `json:"error"`  // |result - dense| / |dense|
 	MaxError  float64 `json:"error_max"`
 
-	// What Attend estimates, before any fallback.
+	// What Attend estimated, before any fallback.
 	EstimatedMissed float64 `json:"missed_estimated"`
 	EstimatedError  float64 `json:"error_estimated"`
 
-	// A step is attention for all query heads of one position. Times are medians. The speedup is the median, with its quartiles, over runs of Pause + 1 pairs
-	// of steps, of the ratio of the runs' sums: so every run has its share of estimates that failed.
+	// A step is attention for all query heads of one position. Times are medians. The speedup is the median (with quartiles) of the ratio
+	// of sums over runs of Pause + 1 pairs of steps, so that every run has its share of failed estimates.
 	DenseMicros   float64    `json:"dense_us"`
 	TernaryMicros float64    `json:"ternary_us"`
 	Speedup       float64    `json:"speedup"`
 	Quartiles     [2]float64 `json:"speedup_quartiles"`
 }
 
-// recalled is the number of best positions that [Row.Recall] asks for.
+// recalled is the number of best positions for [Row.Recall].
 const recalled = 64
 
-// Timing says how times are taken: dense and ternary steps in turn, Pairs of them, or more for whole runs of Pause + 1. Before each, a slice
-// of Evict bytes is read, which pushes keys and values out of the processor's caches as the other layers of a model do.
+// Timing says how times are measured: dense and ternary steps alternate, for Pairs pairs, rounded up to whole runs of Pause + 1. Before
+// each step Evict bytes are read, which evicts keys and values from the processor's caches as the other layers of a model would.
 type Timing struct {
 	Pairs int
 	Evict int
 }
 
-// Compare makes the comparison.
+// Compare compares ternary with dense attention on one workload.
 func Compare(ctx context.Context, w *Workload, s Setting, t Timing) (Row, error) {
 	row := Row{Workload: w.Name, Heads: len(w.Keys), Group: w.Group, Dim: w.Dim, Positions: w.Positions, Setting: s}
 	if err := row.errors(ctx, w); err != nil {
@@ -99,7 +101,7 @@ func Compare(ctx context.Context, w *Workload, s Setting, t Timing) (Row, error)
 	return row, nil
 }
 
-// cache returns a cache of the heads of w from first on.
+// cache returns a cache with the heads of w from first on.
 func (s Setting) cache(w *Workload, first, heads, group int) (*attention.Cache, error) {
 	c, err := attention.New(attention.Config{Heads: heads, Group: group, Dim: w.Dim, Capacity: w.Positions, KeyDigits: s.KeyDigits, QueryDigits: s.QueryDigits})
 	if err != nil {
@@ -122,7 +124,7 @@ func (s Setting) options(w *Workload) attention.Options {
 	return attention.Options{Scale: w.scale(), Top: s.Top, Sinks: s.Sinks, Audit: s.Audit, Leave: s.Leave, Tolerance: float64(s.Tolerance), Pause: s.Pause}
 }
 
-// errors looks at each query head alone, for what it took.
+// errors evaluates each query head separately, because Taken is per query head.
 func (r *Row) errors(ctx context.Context, w *Workload) error {
 	d, n := w.Dim, float64(len(w.Keys)*w.Group)
 	got, want := make([]float32, d), make([]float32, d)
@@ -179,7 +181,7 @@ func distance(a, b []float32) float64 {
 	return math.Sqrt(diff / norm)
 }
 
-// recall is the share of the best positions that were taken.
+// recall is the share of the best positions that were evaluated.
 func recall(weights []float32, taken []int32) float64 {
 	sorted := slices.Clone(weights)
 	slices.Sort(sorted)
@@ -190,7 +192,7 @@ func recall(weights []float32, taken []int32) float64 {
 			found++
 		}
 	}
-	return min(1, float64(found)/float64(best)) // of equals at the edge all count
+	return min(1, float64(found)/float64(best)) // of equal ones at the limit, any counts
 }
 
 func (r *Row) times(ctx context.Context, w *Workload, t Timing) error {
@@ -215,13 +217,13 @@ func (r *Row) times(ctx context.Context, w *Workload, t Timing) error {
 		c.Attend(dst, q, o)
 		return time.Since(start)
 	}
-	dense() // first touch
+	dense() // warm up
 	if r.Pause == 0 {
-		ternary() // which with a pause would be the only one that estimates
+		ternary() // with a pause, the first call would be the only one that estimates
 	}
 	var ds, ts, ratios []float64
 	for len(ds) < t.Pairs {
-		var all [2]time.Duration // of dense and ternary steps from one pause to the next
+		var all [2]time.Duration // sums of dense and ternary steps over a run
 		for i := range r.Pause + 1 {
 			if err := ctx.Err(); err != nil {
 				return err

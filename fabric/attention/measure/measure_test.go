@@ -1,6 +1,6 @@
 package measure
 
-// This file checks that the comparison says what is there, on small workloads, and that the model's forward pass is the model's.
+// This file checks the comparison on small workloads, and that the forward pass computes what the model does.
 
 import (
 	"context"

@@ -1,6 +1,6 @@
 package measure
 
-// This file computes keys, values and queries of a trained model: a plain forward pass of the llama architecture on package vec.
+// This file computes keys, values and queries of a trained model with a forward pass of the llama architecture, on package vec.
 
 import (
 	"errors"
@@ -12,15 +12,15 @@ import (
 	"tensorcast/gguf"
 )
 
-// byteToken is the token of byte 0 in a vocabulary of bytes, which begins with <unk>, <s> and </s>.
+// byteToken is the token of byte 0 in a byte-level vocabulary, which begins with <unk>, <s> and </s>.
 const byteToken = 3
 
-// Model returns the keys, values and newest queries that the model in the GGUF file at path computes over text, of which each window has as many bytes
-// as positions, less one for <s>: a head of the workload is a head of a layer in a window. It also returns the mean cross-entropy of the
-// text's bytes in nats, which shows whether the model is at home with that many positions.
+// Model returns the keys, values and newest queries that the model in the GGUF file at path computes for text. The text is split into
+// windows of positions - 1 bytes, which with <s> are positions tokens each. A head of the workload is a head of a layer in a window. Model
+// also returns the mean cross-entropy of the bytes in nats, which shows whether the model copes with that many positions.
 //
-// It takes models of the llama architecture without biases, experts and scaled positions, of any type that gguf decodes, with a vocabulary
-// of bytes.
+// It supports models of the llama architecture without biases, experts and scaled positions, with a byte-level vocabulary, in any type that
+// package gguf decodes.
 func Model(path string, text []byte, positions, windows int) (w *Workload, nats float64, err error) {
 	m, err := open(path)
 	if err != nil {
@@ -43,7 +43,7 @@ func Model(path string, text []byte, positions, windows int) (w *Workload, nats 
 type model struct {
 	heads, kvHeads, dim, embd int
 	eps                       float32
-	frequencies               []float64 // of the pairs of a head's elements, radians per position
+	frequencies               []float64 // angle per position of each pair of a head's elements, radians
 	embedding, norm, output   []float32
 	layers                    []layer
 	rows                      []int32 // 0, 1, 2, ...
@@ -131,10 +131,11 @@ func open(path string) (_ *model, err error) {
 	return m, err
 }
 
-// multiply sets dst to the matrix, whose rows are as long as x, times x.
+// multiply computes dst = matrix x. The rows of matrix are as long as x.
 func (m *model) multiply(dst, matrix, x []float32) { vec.DotRows(dst, x, matrix, m.rows[:len(dst)]) }
 
-// rotate turns neighbouring elements of each head by the angle of their frequency at a position (rotary embedding, ggml's "normal" mode).
+// rotate applies the rotary embedding for a position: it rotates neighbouring elements of each head by the angle of their frequency (ggml's
+// "normal" mode).
 func (m *model) rotate(x []float32, position int) {
 	for i := 0; i < len(x); i += 2 {
 		sin, cos := math.Sincos(float64(position) * m.frequencies[i%m.dim/2])

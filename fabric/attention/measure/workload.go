@@ -1,6 +1,6 @@
 package measure
 
-// This file owns the synthetic workloads.
+// This file generates the synthetic workloads.
 
 import (
 	"fmt"
@@ -8,7 +8,8 @@ import (
 	"math/rand/v2"
 )
 
-// Workload is what attention is computed on: for each head, Positions vectors of Dim elements one after the other, and Group queries.
+// Workload is the input of attention: for each head, the keys and values of Positions positions, and the queries of Group query heads, each
+// with Dim elements.
 type Workload struct {
 	Name           string
 	Dim, Positions int
@@ -17,17 +18,17 @@ type Workload struct {
 	Queries        [][]float32
 }
 
-// scale of the scores.
+// scale is the factor of the scores.
 func (w *Workload) scale() float32 { return float32(1 / math.Sqrt(float64(w.Dim))) }
 
 // Kinds are the names of the synthetic workloads.
 //
-//   - flat: all elements are normal of variance 1, and so are scores then: hundreds of positions carry the softmax. No selection of few can do
-//     this well.
-//   - peaks: keys next to each other correlate (0.7), and each query has four keys added, so that these have scores 9 above the rest. This
-//     spreads the other scores, too, for queries are longer then: with deviations of 1.9 (128 elements) to 2.5 (64).
-//   - outliers: that, with keys as models have them: a common part that is larger than what differs, and every 16th element at four times
-//     the others' deviation with a mean of about ten.
+//   - flat: all elements are standard normal, and so are the scores: hundreds of positions carry the softmax. No selection of a few
+//     positions can approximate this well.
+//   - peaks: keys next to each other are correlated (0.7), and four keys are added to each query, so that these have scores 9 above the
+//     rest. The queries get longer by this, which spreads the other scores, too: with standard deviations of 1.9 (128 elements) to 2.5 (64).
+//   - outliers: as peaks, with keys like those of real models: their common part is larger than their differences, and every 16th element
+//     has four times the standard deviation of the others, and a mean of about ten.
 var Kinds = []string{"flat", "peaks", "outliers"}
 
 const (
@@ -36,7 +37,7 @@ const (
 	correlation = 0.7 // of an element in neighbouring positions
 )
 
-// Synthetic returns a workload of random numbers.
+// Synthetic returns a workload of random numbers of the given kind.
 func Synthetic(kind string, dim, positions, heads, group int, seed uint64) (*Workload, error) {
 	if kind != "flat" && kind != "peaks" && kind != "outliers" {
 		return nil, fmt.Errorf("a workload %q: want one of %v", kind, Kinds)
@@ -55,7 +56,7 @@ func Synthetic(kind string, dim, positions, heads, group int, seed uint64) (*Wor
 			}
 		}
 		keys, values, queries := make([]float32, positions*dim), make([]float32, positions*dim), make([]float32, group*dim)
-		last := make([]float64, dim) // of the key, before mean and deviation
+		last := make([]float64, dim) // the last key, before mean and deviation are applied
 		differ := make([]float64, positions*dim)
 		for p := range positions {
 			for i := range dim {
@@ -82,7 +83,7 @@ func Synthetic(kind string, dim, positions, heads, group int, seed uint64) (*Wor
 				}
 			}
 			for i, x := range q {
-				queries[g*dim+i] = float32(x / deviation[i]) // scores are as without outliers, but for a constant
+				queries[g*dim+i] = float32(x / deviation[i]) // so that scores are as without outliers, except for a constant
 			}
 		}
 		w.Keys, w.Values, w.Queries = append(w.Keys, keys), append(w.Values, values), append(w.Queries, queries)

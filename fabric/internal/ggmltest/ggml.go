@@ -1,7 +1,7 @@
-// Package ggmltest gives tests and benchmarks the rival: the dot products and the quantisers of a real libggml-cpu.
+// Package ggmltest lets tests and benchmarks compare with the real ggml: the dot products and quantisers of libggml-cpu, called the rival.
 //
-// They run in a C program of its own (rival.c, compiled by gcc for each test), which loads the library with dlopen and loops over rows
-// itself: the tests of this repository are built without cgo, and a call from Go would cost the rival time that is not its own.
+// They run in a separate C program (rival.c, compiled by gcc for each test), which loads the library with dlopen and loops over rows
+// itself. There are two reasons: this repository's tests are built without cgo, and calls from Go would cost the rival time.
 package ggmltest
 
 import (
@@ -26,9 +26,9 @@ import (
 //go:embed rival.c
 var source string
 
-// Rival is the running program. It is for one goroutine.
+// Rival is the running C program. It is for one goroutine.
 type Rival struct {
-	Library string // the file name of the library that it took: the one that llama.cpp would take on this processor
+	Library string // file name of the library in use: the one that llama.cpp would choose on this processor
 
 	in   io.WriteCloser
 	out  *bufio.Reader
@@ -49,7 +49,7 @@ const (
 	opRead
 )
 
-// ForTest starts a Rival that ends with the test. Where there can be none it skips the test with the reason; in CI it fails instead.
+// ForTest starts a Rival that ends with the test. If that is impossible, it skips the test with the reason; in CI the test fails instead.
 func ForTest(tb testing.TB) *Rival {
 	tb.Helper()
 	dir := llamatest.ForTest(tb).Dir
@@ -109,7 +109,8 @@ func (r *Rival) send(q request, data any) error {
 	return nil
 }
 
-// Quantize returns x in ggml's blocks of type t, Q8_0 or Q8_K, of which len(x) is a multiple, and keeps it for Multiply.
+// Quantize returns x in ggml's blocks of type t, Q8_0 or Q8_K; len(x) must be a multiple of the block length. The Rival keeps the result
+// for Multiply.
 func (r *Rival) Quantize(t gguf.Type, x []float32) ([]byte, error) {
 	n, err := t.RowBytes(int64(len(x)))
 	if err != nil {
@@ -125,7 +126,8 @@ func (r *Rival) Quantize(t gguf.Type, x []float32) ([]byte, error) {
 	return blocks, nil
 }
 
-// Load gives it a matrix of type t, rows of cols elements, and has it keep that many copies, one after the other, on pages that may be huge.
+// Load sends a matrix of type t, with rows of cols elements. The Rival keeps the given number of consecutive copies, if possible on huge
+// pages.
 func (r *Rival) Load(t gguf.Type, rows, cols, copies int, data []byte) error {
 	n, err := t.RowBytes(int64(cols))
 	if err != nil {
@@ -138,8 +140,8 @@ func (r *Rival) Load(t gguf.Type, rows, cols, copies int, data []byte) error {
 	return r.send(request{Op: opLoad, Type: uint32(t), Rows: uint64(rows), Cols: uint64(cols), Count: uint64(copies)}, data)
 }
 
-// Multiply multiplies the matrix, of type t, with the activations: count times, each time with the next copy. It returns how long the
-// loop took in C, and the last product, of rows elements.
+// Multiply multiplies the matrix, of type t, by the activations count times, each time with the next copy. It returns the time of the loop
+// in C, and the last product, of rows elements.
 func (r *Rival) Multiply(t gguf.Type, count int) (time.Duration, []float32, error) {
 	if err := r.send(request{Op: opMultiply, Type: uint32(t), Count: uint64(count)}, nil); err != nil {
 		return 0, nil, err
@@ -155,8 +157,8 @@ func (r *Rival) Multiply(t gguf.Type, count int) (time.Duration, []float32, erro
 	return time.Duration(binary.NativeEndian.Uint64(answer)), dst, nil
 }
 
-// Read reads the matrix' bytes, count times, each time the next copy, with the widest loads that the processor has, and with
-// prefetching so many bytes ahead: the bandwidth that a kernel can reach. It returns how long that took.
+// Read reads the bytes of the matrix count times, each time of the next copy, with the widest loads that the processor has, and prefetching
+// ahead bytes in advance. It returns the time, from which follows the bandwidth that a kernel can reach.
 func (r *Rival) Read(count, ahead int) (time.Duration, error) {
 	if err := r.send(request{Op: opRead, Type: uint32(gguf.Q8_K), Cols: uint64(ahead), Count: uint64(count)}, nil); err != nil {
 		return 0, err

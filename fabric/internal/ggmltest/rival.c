@@ -1,11 +1,13 @@
 //go:build ignore
 
-/* rival answers for the CPU backend of a real ggml: it quantises activations, and multiplies a matrix with them, row by row in C.
+/* rival is a C program around the CPU backend of a real ggml: it quantises activations, and multiplies a matrix by them, row by row.
  *
- *   rival BASE CPU...   BASE is libggml-base.so; of the CPU libraries it takes the one with the highest ggml_backend_score, as llama.cpp does
+ *   rival BASE CPU...   BASE is libggml-base.so; of the CPU libraries it uses the one with the highest ggml_backend_score, as llama.cpp
+ * does
  *
- * It first writes the path of the library that it took, and a newline. Then it reads requests from stdin and writes answers to
- * stdout, in the machine's byte order. A request is a struct request with its data; see the cases of main. The declarations are ggml's. */
+ * It first writes the path of the library in use, and a newline. Then it reads requests from stdin and writes answers to stdout, in the
+ * machine's byte order. A request is a struct request followed by its data; see the cases in main. The declarations are copied from ggml.
+ * */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>

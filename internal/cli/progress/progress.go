@@ -1,5 +1,5 @@
-// Package progress shows on a terminal how far a command is. It is the only user of the progress bar's library, and apart from package cli
-// because a command that shows no progress should not carry that.
+// Package progress shows on a terminal how far a command is ([Bar]). It is the only package that imports the progress bar's library; it is
+// separate from package cli so that commands without progress do not link that library.
 package progress
 
 import (
@@ -13,30 +13,30 @@ import (
 	"tensorcast/internal/cli"
 )
 
-// Bar is a line on a terminal that shows how much is done; elsewhere, as in a pipe, it is silent. Close takes the line away. Its methods
+// Bar shows on one line of a terminal how much is done. If the output is no terminal, nothing is shown. Close removes the line. Its methods
 // may be called concurrently.
 type Bar struct {
 	w     io.Writer
 	o     Options
-	shown bool // w is a terminal, and not to be quiet
+	shown bool // w is a terminal, and Quiet is not set
 
 	mu    sync.Mutex
-	bar   *progressbar.ProgressBar // nil before there is something to show, and after Close
-	total int64                    // of bar; -1: not known
+	bar   *progressbar.ProgressBar // nil before the first output and after Close
+	total int64                    // length of bar; -1: unknown
 	what  string
-	stop  func() // ends the goroutine that keeps the line moving
+	stop  func() // ends the goroutine that redraws the line
 }
 
-// Options says what a Bar shows.
+// Options configure a Bar.
 type Options struct {
-	Quiet   bool   // nothing
+	Quiet   bool   // show nothing
 	Bytes   bool   // amounts are bytes
-	Predict bool   // how long it will take: for parts that take equally long
-	What    string // what is being done, until Update says something else
-	Width   int    // columns for what is being done, so that the bar stands still when that changes; 0: as many as it takes
+	Predict bool   // show the estimated remaining time; for parts that take equally long
+	What    string // what is being done, until Update changes it
+	Width   int    // columns reserved for What, so that the bar does not move when it changes; 0: as many as needed
 }
 
-// New begins a line on w if that is a terminal. It is seen from the first Update on, or at once if o.What says what is being done.
+// New prepares a line on w if that is a terminal. The line is shown at the first Update, or at once if o.What is set.
 func New(w io.Writer, o Options) *Bar {
 	p := &Bar{w: w, o: o, shown: !o.Quiet && cli.IsTerminal(w), what: o.What}
 	if o.What != "" {
@@ -45,7 +45,7 @@ func New(w io.Writer, o Options) *Bar {
 	return p
 }
 
-// Update says that done of total (0 or less: not known) is done, and what is being done now; "" leaves that as it is.
+// Update sets how much is done, the total (0 or less: unknown), and what is being done ("": unchanged).
 func (p *Bar) Update(done, total int64, what string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -63,21 +63,21 @@ func (p *Bar) Update(done, total int64, what string) {
 		p.bar.Describe(p.description())
 	}
 	if total > 0 {
-		done = min(done, total-1) // at its end the bar goes away, which is for Close to do
+		done = min(done, total-1) // a complete bar would disappear; that is for Close to do
 	}
-	_ = p.bar.Set64(done) // a terminal that is gone is not the command's failure
+	_ = p.bar.Set64(done) // a failing terminal must not fail the command
 }
 
-// begin replaces the bar by one of that length.
+// begin replaces the bar by one of length total.
 func (p *Bar) begin(total int64, count bool) {
 	if p.bar != nil {
-		_ = p.bar.Finish() // likewise
+		_ = p.bar.Finish() // ignored for the same reason
 	}
 	options := []progressbar.Option{
 		progressbar.OptionSetWriter(p.w), progressbar.OptionSetWidth(20), progressbar.OptionSetDescription(p.description()),
 		progressbar.OptionShowBytes(p.o.Bytes), progressbar.OptionClearOnFinish(), progressbar.OptionSetElapsedTime(true),
 		progressbar.OptionSetPredictTime(p.o.Predict && total > 0), progressbar.OptionSpinnerType(14), progressbar.OptionThrottle(turn / 2),
-		progressbar.OptionSetSpinnerChangeInterval(0), // else a goroutine that nobody ends would turn it
+		progressbar.OptionSetSpinnerChangeInterval(0), // otherwise the library starts a goroutine that never ends
 	}
 	if total > 0 || count {
 		options = append(options, progressbar.OptionShowCount())
@@ -95,10 +95,10 @@ func (p *Bar) description() string {
 	return p.what
 }
 
-// turn is how often the line is drawn if nothing happens: its clock goes on.
+// turn is how often the line is redrawn without changes, because it shows the elapsed time.
 const turn = 200 * time.Millisecond
 
-// move starts the goroutine that does that, and returns what ends it.
+// move starts the goroutine that redraws the line, and returns the function that ends it.
 func (p *Bar) move() (stop func()) {
 	stopping, ended := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -124,23 +124,23 @@ func (p *Bar) move() (stop func()) {
 	}
 }
 
-// Write writes to the terminal, or whatever it is, in place of the line, which comes back with its next change.
+// Write removes the line and writes b to the output; the line comes back with its next change.
 func (p *Bar) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.bar != nil {
-		_ = p.bar.Clear() // likewise
+		_ = p.bar.Clear() // ignored for the same reason
 	}
 	return p.w.Write(b)
 }
 
-// Close takes the line away. It may be called again; an Update after it is too late and shows nothing.
+// Close removes the line. It may be called more than once; a later Update shows nothing.
 func (p *Bar) Close() {
 	p.mu.Lock()
 	stop := p.stop
 	p.stop = nil
 	if p.bar != nil {
-		_ = p.bar.Finish() // likewise
+		_ = p.bar.Finish() // ignored for the same reason
 	}
 	p.bar, p.shown = nil, false
 	p.mu.Unlock()

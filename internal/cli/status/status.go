@@ -1,4 +1,5 @@
-// Package status shows how a capture is getting on: one line of a terminal, renewed every second.
+// Package status shows the progress of a capture on one line of a terminal, updated every second: [Meter] computes rates, [Text] formats
+// the line, [Line] shows it. cmd/tracer uses it.
 package status
 
 import (
@@ -10,26 +11,26 @@ import (
 	"github.com/dustin/go-humanize"
 )
 
-// Sample is what is known of a capture at one moment. Its numbers only grow.
+// Sample holds the counts of a capture at one moment. They never decrease.
 type Sample struct {
 	Time   time.Time
-	Events uint64 // received
+	Events uint64 // events received
 	Lost   uint64
-	Tokens int // generated
+	Tokens int // tokens generated
 }
 
-// window is what rates are averaged over: long enough to be read, short enough to follow.
+// window is the time over which rates are averaged: long enough for steady numbers, short enough to follow changes.
 const window = 5 * time.Second
 
-// Meter computes rates. The zero Meter is ready; it is not safe for concurrent use.
+// Meter computes rates. The zero value is ready to use; it is not safe for concurrent use.
 type Meter struct {
-	samples []Sample // ascending, those of the last window and the one before
+	samples []Sample // in order of time: those of the last window, and the one before
 }
 
-// Rates are per second, over the last seconds.
+// Rates are averages per second over the last seconds.
 type Rates struct{ Tokens, Events float64 }
 
-// Add takes the next sample and returns the rates up to it; they are 0 until there are two samples.
+// Add adds a sample and returns the rates up to it; they are 0 until there are two samples.
 func (m *Meter) Add(s Sample) Rates {
 	m.samples = append(m.samples, s)
 	first := 0
@@ -45,42 +46,42 @@ func (m *Meter) Add(s Sample) Rates {
 	return Rates{float64(s.Tokens-from.Tokens) / seconds, float64(s.Events-from.Events) / seconds}
 }
 
-// Text is the line for a sample: what the target is doing, how fast, and what was lost.
+// Text formats the line for a sample: what the target is doing, how fast, and what was lost.
 func Text(phase string, s Sample, r Rates) string {
 	return fmt.Sprintf("%s  %.1f tok/s  %s tokens  %s events/s  %s lost", phase, r.Tokens, humanize.Comma(int64(s.Tokens)),
 		humanize.Comma(int64(r.Events)), humanize.Comma(int64(s.Lost)))
 }
 
-// Line is a line of a terminal. The goroutine that shows text never waits for the terminal, which may be stopped (Ctrl-S): text
-// that is not written yet is replaced by newer text.
+// Line is a line on a terminal. A goroutine writes it, so that the caller never waits for the terminal, which may be stopped (Ctrl-S). Text
+// that has not been written yet is replaced by newer text.
 type Line struct {
 	width func() int
 	next  chan string
 	done  chan struct{}
 	close sync.Once
 
-	mu    sync.Mutex // held while something is written
+	mu    sync.Mutex // held while writing
 	w     io.Writer
 	shown bool
 }
 
-// NewLine begins a line on w, a terminal of width columns. Close it.
+// NewLine returns a line on w, a terminal whose width in columns is width(). The caller must call Close.
 func NewLine(w io.Writer, width func() int) *Line {
 	l := &Line{w: w, width: width, next: make(chan string, 1), done: make(chan struct{})}
 	go l.run()
 	return l
 }
 
-const erase = "\r\x1b[K" // to the line's beginning, clear to its end
+const erase = "\r\x1b[K" // move to the start of the line, clear to its end
 
-// What cannot be written to the terminal is not shown: nothing hangs on it.
+// run writes the line. Errors are ignored: nothing depends on the terminal.
 func (l *Line) run() {
 	defer close(l.done)
 	for text := range l.next {
-		if n := l.width() - 1; n >= 0 && len(text) > n { // a full line would wrap, and could not be erased
+		if n := l.width() - 1; n >= 0 && len(text) > n { // a full line would wrap and could not be erased
 			text = text[:n]
 		}
-		// The cursor is left at the beginning: what somebody else writes replaces the line, instead of being appended to it.
+		// The cursor is left at the start of the line, so that other output replaces the line instead of following it.
 		l.mu.Lock()
 		_, _ = fmt.Fprint(l.w, erase, text, "\r")
 		l.shown = true
@@ -89,7 +90,7 @@ func (l *Line) run() {
 	_, _ = l.Write(nil)
 }
 
-// Show replaces the line's text, of ASCII characters. It must not be called concurrently, or after Close.
+// Show replaces the text of the line, which must be ASCII. It must not be called concurrently, or after Close.
 func (l *Line) Show(text string) {
 	for {
 		select {
@@ -104,8 +105,8 @@ func (l *Line) Show(text string) {
 	}
 }
 
-// Write writes to the terminal in place of the line, which comes back with the next Show. It may be called concurrently, and
-// after Close.
+// Write removes the line and writes p to the terminal; the line comes back with the next Show. It may be called concurrently, and after
+// Close.
 func (l *Line) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -121,7 +122,7 @@ func (l *Line) Write(p []byte) (int, error) {
 	return l.w.Write(p)
 }
 
-// Close clears the line. It may be called again.
+// Close removes the line. It may be called more than once.
 func (l *Line) Close() {
 	l.close.Do(func() { close(l.next) })
 	<-l.done
