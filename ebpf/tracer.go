@@ -492,6 +492,9 @@ const minPoll = 10 * time.Millisecond
 
 const defaultInterval = time.Second
 
+// eventsPerLook is how many events are handled between two looks at the clock.
+const eventsPerLook = 64
+
 // Run passes events to handle until ctx is done; then it passes on what the ring buffer still holds and returns nil. The next Op overwrites
 // the one that *Op points to. If handle or Tick returns an error, Run returns it at once. Call it once.
 func (t *Tracer) Run(ctx context.Context, handle func(event.Event) error) error {
@@ -500,6 +503,7 @@ func (t *Tracer) Run(ctx context.Context, handle func(event.Event) error) error 
 	defer stop()
 	var rec ringbuf.Record
 	var look time.Time // when to look for libraries next
+	behind := false    // events were left in the ring buffer: a handler that is slower than the events come must not keep Tick from being called
 	for {
 		if now := time.Now(); now.After(look) {
 			look = now.Add(t.opts.Interval)
@@ -518,13 +522,26 @@ func (t *Tracer) Run(ctx context.Context, handle func(event.Event) error) error 
 				}
 			}
 		}
-		if wait := min(t.opts.Interval, max(time.Until(look), lookInterval)); wait >= minPoll {
+		switch wait := min(t.opts.Interval, max(time.Until(look), lookInterval)); {
+		case behind:
+			t.reader.SetDeadline(time.Now())
+		case wait >= minPoll:
 			t.reader.SetDeadline(time.Now().Add(wait))
-		} else {
+		default:
 			time.Sleep(wait)
 			t.reader.SetDeadline(time.Now())
 		}
-		for {
+		behind = false
+		var begun time.Time // when the first event was read
+		for n := 0; ; n++ {
+			if n%eventsPerLook == 1 {
+				if begun.IsZero() {
+					begun = time.Now()
+				} else if time.Since(begun) >= t.opts.Interval {
+					behind = true
+					break
+				}
+			}
 			err := t.reader.ReadInto(&rec)
 			if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, ringbuf.ErrFlushed) {
 				break
@@ -539,7 +556,7 @@ func (t *Tracer) Run(ctx context.Context, handle func(event.Event) error) error 
 				return err
 			}
 		}
-		if ctx.Err() != nil {
+		if ctx.Err() != nil && !behind {
 			return t.finish(handle)
 		}
 		if err := t.serveExecs(); err != nil {
