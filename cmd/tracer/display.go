@@ -28,8 +28,7 @@ const displayInterval = 900 * time.Millisecond
 // newDisplay returns nil where a line would not be seen, or would be written across the text of the command or ours.
 func newDisplay(o options) *display {
 	stderr := int(os.Stderr.Fd())
-	stdoutUsed := o.pid == 0 || o.out == toStdout
-	if !term.IsTerminal(stderr) || stdoutUsed && term.IsTerminal(int(os.Stdout.Fd())) {
+	if !term.IsTerminal(stderr) || o.stdoutUsed() && term.IsTerminal(int(os.Stdout.Fd())) {
 		return nil
 	}
 	return &display{line: status.NewLine(os.Stderr, func() int {

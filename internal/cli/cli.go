@@ -19,7 +19,7 @@
 //
 //	func main() { os.Exit(cli.Run(context.Background(), command(), os.Args[1:], os.Stdout, os.Stderr)) }
 //
-// Run is also what tests call.
+// It takes [FirstSignal] where signals are to end it. Run is also what tests call.
 package cli
 
 // This file runs a command, and makes of its error a line and an exit code.

@@ -171,6 +171,25 @@ func TestSecondSignal(t *testing.T) {
 	}
 }
 
+// After FirstSignal the command has as long as it wants.
+func TestFirstSignal(t *testing.T) {
+	t.Parallel()
+	s := start(t, asCommand+`=first exec "$0" wait --deaf "$1"`, filepath.Join(t.TempDir(), "file"))
+	for range 2 {
+		s.signal(t, unix.SIGINT)
+		time.Sleep(2 * oneRequest)
+	}
+	s.signal(t, unix.SIGKILL)
+	if s.end(t); s.shell.ProcessState.String() != "signal: killed" {
+		t.Errorf("%v, %q", s.shell.ProcessState, s.stderr.String())
+	}
+	heard := start(t, asCommand+`=first exec "$0" wait "$1"`, filepath.Join(t.TempDir(), "file"))
+	heard.signal(t, unix.SIGTERM)
+	if code := heard.end(t); code != 1 || heard.stderr.String() != "demo wait: interrupted by SIGTERM\n" {
+		t.Errorf("exit %d, %q", code, heard.stderr.String())
+	}
+}
+
 // timeout signals the command, and then its group.
 func TestTimeout(t *testing.T) {
 	t.Parallel()
