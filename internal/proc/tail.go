@@ -35,7 +35,10 @@ func (t *Tail) String() string {
 }
 
 // LastLine is the last line that is not empty.
-func (t *Tail) LastLine() string {
-	text := strings.TrimSpace(t.String())
+func (t *Tail) LastLine() string { return LastLine(t.String()) }
+
+// LastLine is the last line of a text that is not empty.
+func LastLine(text string) string {
+	text = strings.TrimSpace(text)
 	return text[strings.LastIndexByte(text, '\n')+1:]
 }
