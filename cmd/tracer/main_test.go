@@ -309,7 +309,7 @@ func TestShortRun(t *testing.T) {
 // which finds one under the new name in a library that is preloaded. Graphs are traced; of ops tracer says that they cannot be.
 func TestOldGGML(t *testing.T) {
 	testenv.NeedRoot(t)
-	in := linked(t, llamatest.ForTest(t))
+	in := llamatest.Public(t, llamatest.ForTest(t))
 	libs, err := filepath.Glob(filepath.Join(in.Dir, "libggml-cpu*.so"))
 	if err != nil || len(libs) == 0 {
 		t.Skipf("no libggml-cpu*.so in %s: %v", in.Dir, err)
@@ -365,10 +365,7 @@ func TestAttachToRunning(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
-	testenv.WaitFor(t, "the target to map the model", func() bool {
-		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", target.Process.Pid))
-		return err == nil && bytes.Contains(maps, []byte(o.Model))
-	})
+	testenv.WaitMapped(t, target.Process.Pid, o.Model)
 	dir := filepath.Join(t.TempDir(), "capture")
 	tracer := exec.Command(tracerBinary, "-o", dir, "--pid", fmt.Sprint(target.Process.Pid))
 	var stderr bytes.Buffer

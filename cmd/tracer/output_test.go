@@ -209,10 +209,7 @@ func TestRunningTarget(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
-	testenv.WaitFor(t, "the target to map the model", func() bool {
-		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", target.Process.Pid))
-		return err == nil && strings.Contains(string(maps), o.Model)
-	})
+	testenv.WaitMapped(t, target.Process.Pid, o.Model)
 	pid := fmt.Sprint(target.Process.Pid)
 
 	t.Run("CSV to a pipe", func(t *testing.T) {
@@ -418,7 +415,7 @@ func TestStripped(t *testing.T) {
 // --preload needs no root at all.
 func TestPreloadWithoutRoot(t *testing.T) {
 	testenv.NeedRoot(t) // to become somebody else
-	in := linked(t, llamatest.ForTest(t))
+	in := llamatest.Public(t, llamatest.ForTest(t))
 	model := publicModel(t)
 	o := llama.Options{Model: model, Prompt: "rootless", Tokens: 4, Threads: 1, NoRepack: true}
 	dir := owned(t)

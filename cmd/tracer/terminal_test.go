@@ -9,96 +9,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/internal/testenv"
 )
-
-// terminal is a pseudo-terminal and what was written to it.
-type terminal struct {
-	master, slave *os.File
-	mu            sync.Mutex
-	screen        bytes.Buffer
-}
-
-func newTerminal(t *testing.T) *terminal {
-	t.Helper()
-	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Skip("no pseudo-terminals: ", err)
-	}
-	fd := int(master.Fd())
-	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
-		t.Fatal(err)
-	}
-	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
-	if err != nil {
-		t.Fatal(err)
-	}
-	slave, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80}); err != nil {
-		t.Fatal(err)
-	}
-	term := &terminal{master: master, slave: slave}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		buf := make([]byte, 4096)
-		for {
-			n, err := master.Read(buf)
-			if err != nil {
-				return // all that have the terminal open have closed it
-			}
-			term.mu.Lock()
-			term.screen.Write(buf[:n])
-			term.mu.Unlock()
-		}
-	}()
-	t.Cleanup(func() {
-		slave.Close()
-		<-done
-		master.Close()
-	})
-	return term
-}
-
-func (t *terminal) text() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.screen.String()
-}
-
-// start starts a command in the terminal's foreground.
-func (term *terminal) start(t *testing.T, cmd *exec.Cmd) {
-	t.Helper()
-	cmd.Stdin, cmd.Stderr = term.slave, term.slave
-	if cmd.Stdout == nil {
-		cmd.Stdout = term.slave
-	}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }) // what a failure leaves, which would keep the terminal open
-}
-
-func (term *terminal) press(t *testing.T, key string) {
-	t.Helper()
-	if _, err := term.master.WriteString(key); err != nil {
-		t.Fatal(err)
-	}
-}
-
-const ctrlC = "\x03"
 
 func TestStatusLine(t *testing.T) {
 	testenv.NeedRoot(t)
@@ -110,37 +27,34 @@ func TestStatusLine(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
-		testenv.WaitFor(t, "the target to map the model", func() bool {
-			maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", target.Process.Pid))
-			return err == nil && bytes.Contains(maps, []byte(o.Model))
-		})
-		term := newTerminal(t)
+		testenv.WaitMapped(t, target.Process.Pid, o.Model)
+		term := testenv.NewTerminal(t)
 		cmd := exec.Command(tracerBinary, "-o", filepath.Join(t.TempDir(), "capture"), "--pid", fmt.Sprint(target.Process.Pid))
-		term.start(t, cmd)
-		testenv.WaitFor(t, "two status lines", func() bool { return strings.Count(term.text(), " tok/s ") >= 2 })
-		term.press(t, ctrlC)
+		term.Start(cmd)
+		testenv.WaitFor(t, "two status lines", func() bool { return strings.Count(term.Text(), " tok/s ") >= 2 })
+		term.Press(testenv.CtrlC)
 		if err := cmd.Wait(); err != nil {
-			t.Fatalf("tracer: %v\n%s", err, term.text())
+			t.Fatalf("tracer: %v\n%s", err, term.Text())
 		}
 		if err := target.Process.Signal(syscall.Signal(0)); err != nil {
 			t.Errorf("the target did not survive the tracer: %v", err)
 		}
-		testenv.WaitFor(t, "the summary", func() bool { return strings.Contains(term.text(), "filtered") })
-		before, _, _ := strings.Cut(term.text(), "tracer: ")
+		testenv.WaitFor(t, "the summary", func() bool { return strings.Contains(term.Text(), "filtered") })
+		before, _, _ := strings.Cut(term.Text(), "tracer: ")
 		if _, rest, ok := cutLast(before, " lost"); !ok || !strings.Contains(rest, "\r\x1b[K") {
-			t.Errorf("the line was not cleared before the summary: %q", term.text())
+			t.Errorf("the line was not cleared before the summary: %q", term.Text())
 		}
-		if !strings.Contains(term.text(), "generation  ") && !strings.Contains(term.text(), "prompt  ") {
-			t.Errorf("the line has no phase: %q", term.text())
+		if !strings.Contains(term.Text(), "generation  ") && !strings.Contains(term.Text(), "prompt  ") {
+			t.Errorf("the line has no phase: %q", term.Text())
 		}
 	})
 	t.Run("command whose output goes elsewhere", func(t *testing.T) {
-		term := newTerminal(t)
+		term := testenv.NewTerminal(t)
 		cmd := exec.Command(tracerBinary, append([]string{"-o", filepath.Join(t.TempDir(), "capture"), "--", "sh", "-c", `echo own; exec "$@"`, "sh"}, in.Command(t.Context(), o).Args...)...)
 		var out bytes.Buffer
 		cmd.Stdout = &out
-		term.start(t, cmd)
-		testenv.WaitFor(t, "a status line", func() bool { return strings.Contains(term.text(), " tok/s ") })
+		term.Start(cmd)
+		testenv.WaitFor(t, "a status line", func() bool { return strings.Contains(term.Text(), " tok/s ") })
 		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
@@ -195,14 +109,14 @@ func TestCommandOwnsTheTerminal(t *testing.T) {
 	if out, err := exec.Command("gcc", "-o", program, source).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	term := newTerminal(t)
+	term := testenv.NewTerminal(t)
 	cmd := exec.Command(tracerBinary, "-o", filepath.Join(dir, "capture"), "--", program)
-	term.start(t, cmd)
-	testenv.WaitFor(t, "the command to begin", func() bool { return strings.Contains(term.text(), "ready") })
+	term.Start(cmd)
+	testenv.WaitFor(t, "the command to begin", func() bool { return strings.Contains(term.Text(), "ready") })
 	const got, presses = "got from terminal", 16 // many: where tracer sends a signal while the terminal's is pending, the two are one
 	for i := range presses {
-		term.press(t, ctrlC)
-		testenv.WaitFor(t, "the command to get Ctrl-C", func() bool { return strings.Count(term.text(), got) > i })
+		term.Press(testenv.CtrlC)
+		testenv.WaitFor(t, "the command to get Ctrl-C", func() bool { return strings.Count(term.Text(), got) > i })
 	}
 	if err := cmd.Process.Signal(syscall.SIGUSR1); err != nil { // passed on behind what came before: it ends the command
 		t.Fatal(err)
@@ -211,7 +125,7 @@ func TestCommandOwnsTheTerminal(t *testing.T) {
 	if got, want := cmd.ProcessState.ExitCode(), 128+int(syscall.SIGUSR1); got != want {
 		t.Errorf("status %d, want %d", got, want)
 	}
-	if text := term.text(); strings.Count(text, got) != presses || strings.Contains(text, "got from process") || strings.Contains(text, "\x1b") {
+	if text := term.Text(); strings.Count(text, got) != presses || strings.Contains(text, "got from process") || strings.Contains(text, "\x1b") {
 		t.Errorf("the terminal shows %q", text)
 	}
 }
