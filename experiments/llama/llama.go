@@ -19,6 +19,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"tensorcast/internal/cc"
 )
 
 // Version is the version of the prebuilt llama.cpp's npm package. It is not llama.cpp's own version: [Result] has that.
@@ -152,7 +153,7 @@ func libNames(dir string) ([]string, error) {
 
 // buildID stands for everything that decides what the compiled driver is.
 func buildID() string {
-	return hash(driverSource, strings.Join(compilerFlags, " "), runtime.GOARCH)
+	return hash(driverSource, cc.Flags, compilerFlag, runtime.GOARCH)
 }
 
 // hash is a short name for its arguments.
