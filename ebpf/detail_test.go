@@ -16,14 +16,13 @@ import (
 	"testing"
 	"unsafe"
 
-	"golang.org/x/sys/unix"
-
 	"tensorcast/event"
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
 	"tensorcast/internal/cgroup"
+	"tensorcast/internal/pagecache"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/testenv"
 )
@@ -184,11 +183,8 @@ func forget(t *testing.T, path string) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := f.Sync(); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
-		t.Fatal(err)
+	if left, err := pagecache.Drop(t.Context(), f); err != nil || left > 0 {
+		t.Fatalf("%d bytes stay in memory: %v", left, err)
 	}
 }
 

@@ -136,10 +136,7 @@ func TestExamineRunning(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
-	testenv.WaitFor(t, "the target to map the model", func() bool {
-		files, err := proc.Mappings(target.Process.Pid)
-		return err != nil || slices.ContainsFunc(files, func(m proc.Mapping) bool { return m.Path == model })
-	})
+	testenv.WaitMapped(t, target.Process.Pid, model)
 	r := examine(t, ExamineOptions{PID: target.Process.Pid})
 	roles := r.roles()
 	if !r.OK || roles[ggml.RoleOp] != 1 || roles[ggml.RoleGraph] != 1 || roles[ggml.RoleDecode] != 1 || !slices.Equal(r.Target.Models, []string{model}) {

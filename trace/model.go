@@ -103,7 +103,7 @@ func openModel(path string) (m *gguf.Model, split splitKey, err error) {
 	return m, split, nil
 }
 
-// identify describes the files of a model.
+// identify returns names, sizes and fingerprints of a model's files.
 func identify(m *gguf.Model) ([]tables.ModelFile, error) {
 	var files []tables.ModelFile
 	for _, f := range m.Files {
@@ -116,7 +116,7 @@ func identify(m *gguf.Model) ([]tables.ModelFile, error) {
 	return files, nil
 }
 
-// accepts reports whether the files of another, one part of a split model, are missing in this one.
+// accepts reports whether another, a single part of a split model, is a missing part of this model.
 func (m *model) accepts(another *gguf.Model, split splitKey) bool {
 	if split == (splitKey{}) || split != m.split {
 		return false

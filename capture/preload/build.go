@@ -3,21 +3,19 @@ package preload
 // This file compiles the shim, once for each user and version of the source.
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	_ "embed"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"syscall"
-	"time"
 
 	"tensorcast/ggml"
+	"tensorcast/internal/cc"
 )
 
 //go:generate sh -c "go tool cgo -godefs defs.go | gofmt > wire_defs.go; rm -rf _obj _cgo_*.o"
@@ -31,8 +29,7 @@ var wireHeaderText string
 // shimSource is the shim with its includes inserted: it is compiled from standard input, so there are no files next to it.
 var shimSource = ggml.IncludeGathers(strings.Replace(shimText, `#include "wire.h"`, wireHeaderText, 1))
 
-// -ldl is needed for glibc before 2.34.
-var compilerFlags = []string{"-std=gnu11", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-fexceptions", "-fno-strict-aliasing", "-x", "c", "-", "-ldl"}
+var compilerFlags = []string{"-shared", "-fPIC", "-fvisibility=hidden", "-fexceptions", "-fno-strict-aliasing"}
 
 // separators separate names in LD_PRELOAD, so no name may contain them.
 const separators = " :"
@@ -82,7 +79,7 @@ func cachedShim(ctx context.Context) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil || !ours(dir) {
 		return "", errNoCache
 	}
-	sum := sha256.Sum256([]byte(shimSource + "\x00" + strings.Join(compilerFlags, " ") + "\x00" + runtime.GOARCH))
+	sum := sha256.Sum256([]byte(shimSource + "\x00" + cc.Flags + " " + strings.Join(compilerFlags, " ") + "\x00" + runtime.GOARCH))
 	path := filepath.Join(dir, fmt.Sprintf("preload-%x.so", sum[:8]))
 	if ours(path) {
 		return path, nil
@@ -115,28 +112,14 @@ func ours(path string) bool {
 
 // compile writes the shim to the new file path.
 func compile(ctx context.Context, path string) error {
-	var compiler string
-	for _, name := range []string{"cc", "gcc", "clang"} {
-		if found, err := exec.LookPath(name); err == nil {
-			compiler = found
-			break
-		}
-	}
-	if compiler == "" {
-		return ErrNoCompiler
-	}
-	cmd := exec.CommandContext(ctx, compiler, append([]string{"-o", path}, compilerFlags...)...)
-	cmd.Stdin = strings.NewReader(shimSource)
-	cmd.WaitDelay = 2 * time.Second
-	out, err := cmd.CombinedOutput()
+	err := cc.Compile(ctx, path, shimSource, compilerFlags...)
 	switch {
 	case err == nil:
 		return nil
-	case ctx.Err() != nil:
-		return fmt.Errorf("compile the shim: %w", context.Cause(ctx))
+	case errors.Is(err, cc.ErrNoCompiler):
+		return fmt.Errorf("%w: %w", ErrNoCompiler, err)
 	}
-	first, _, _ := bytes.Cut(bytes.TrimSpace(out), []byte("\n"))
-	return fmt.Errorf("compile the shim: %s: %w: %s (are the C library's headers installed? Debian, Ubuntu: apt-get install libc6-dev)", compiler, err, first)
+	return fmt.Errorf("compile the shim: %w (are the C library's headers installed? Debian, Ubuntu: apt-get install libc6-dev)", err)
 }
 
 func copyFile(to, from string) error {

@@ -15,6 +15,7 @@ import (
 
 	"tensorcast/event"
 	"tensorcast/ggml"
+	"tensorcast/internal/testenv"
 )
 
 // session makes one without a shim.
@@ -178,6 +179,7 @@ func TestBadRing(t *testing.T) {
 
 // The shim is compiled once, and found where the name of the cache directory would be two in LD_PRELOAD, or where there is none.
 func TestCache(t *testing.T) {
+	testenv.NeedMachine(t) // it compiles the shim
 	for _, tc := range []struct {
 		name, cache string
 		temp        bool

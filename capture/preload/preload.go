@@ -25,8 +25,8 @@ import (
 )
 
 var (
-	// ErrNoCompiler says that the shim cannot be compiled.
-	ErrNoCompiler = errors.New("the preloaded library is built by a C compiler (cc, gcc or clang), and there is none: install one (Debian, Ubuntu: apt-get install gcc libc6-dev)")
+	// ErrNoCompiler says that the shim cannot be built.
+	ErrNoCompiler = errors.New("the preloaded library is built by a C compiler")
 	// ErrNotLoaded says that no process loaded the shim.
 	ErrNotLoaded = errors.New("the shim was not loaded (the program is linked statically, has privileges of its own, runs in a container, or uses another C library)")
 	// ErrNoGraph says that the shim was loaded, but ggml_graph_compute was never called through it.

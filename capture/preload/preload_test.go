@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -49,49 +48,10 @@ func openDir(t *testing.T) string {
 	return dir
 }
 
-// install returns a llama.cpp that the ordinary user can run: the cache may lie in root's home.
+// install returns a llama.cpp that the ordinary user can run.
 func install(t *testing.T) *llama.Installation {
 	t.Helper()
-	in := llamatest.ForTest(t)
-	if ordinary() == nil {
-		return in
-	}
-	dir := openDir(t)
-	entries, err := os.ReadDir(in.Dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range entries {
-		link(t, filepath.Join(in.Dir, e.Name()), filepath.Join(dir, e.Name()))
-	}
-	return &llama.Installation{Dir: dir, Driver: filepath.Join(dir, filepath.Base(in.Driver))}
-}
-
-// link gives a file a second name, or copies it to another file system.
-func link(t *testing.T, from, to string) {
-	t.Helper()
-	from, err := filepath.EvalSymlinks(from)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if os.Link(from, to) == nil {
-		return
-	}
-	in, err := os.Open(from)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer in.Close()
-	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o755)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.Copy(out, in); err != nil {
-		t.Fatal(err)
-	}
-	if err := out.Close(); err != nil {
-		t.Fatal(err)
-	}
+	return llamatest.Public(t, llamatest.ForTest(t))
 }
 
 func model(t *testing.T, c synth.Config) string {

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/term"
 
+	"tensorcast/internal/cli"
 	"tensorcast/internal/cli/status"
 	"tensorcast/trace"
 )
@@ -27,13 +28,11 @@ const displayInterval = 900 * time.Millisecond
 
 // newDisplay returns nil where a line would not be seen, or would be written across the text of the command or ours.
 func newDisplay(o options) *display {
-	stderr := int(os.Stderr.Fd())
-	stdoutUsed := o.pid == 0 || o.out == toStdout
-	if !term.IsTerminal(stderr) || stdoutUsed && term.IsTerminal(int(os.Stdout.Fd())) {
+	if !cli.IsTerminal(os.Stderr) || o.stdoutUsed() && cli.IsTerminal(os.Stdout) {
 		return nil
 	}
 	return &display{line: status.NewLine(os.Stderr, func() int {
-		width, _, err := term.GetSize(stderr)
+		width, _, err := term.GetSize(int(os.Stderr.Fd()))
 		if err != nil {
 			return 80
 		}

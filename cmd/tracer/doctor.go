@@ -3,7 +3,6 @@ package main
 // This file is `tracer doctor`: it prints what ebpf.Examine finds out.
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"tensorcast/ebpf"
+	"tensorcast/internal/cli"
 )
 
 func newDoctorCommand() *cobra.Command {
@@ -37,9 +37,8 @@ Exit status: 0 if tracer would work as it is (--detail op), 1 if not, 2 for wron
 			}
 			return nil
 		},
-		SilenceUsage: true, SilenceErrors: true,
-		Run: func(_ *cobra.Command, args []string) {
-			os.Exit(diagnose(os.Stdout, os.Stderr, ebpf.ExamineOptions{PID: int(pid), Command: args, Env: os.Environ()}, asJSON))
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return diagnose(cmd.OutOrStdout(), ebpf.ExamineOptions{PID: int(pid), Command: args, Env: os.Environ()}, asJSON)
 		},
 	}
 	f := cmd.Flags()
@@ -49,26 +48,21 @@ Exit status: 0 if tracer would work as it is (--detail op), 1 if not, 2 for wron
 	return cmd
 }
 
-// diagnose prints a report and returns the exit status.
-func diagnose(stdout, stderr io.Writer, opts ebpf.ExamineOptions, asJSON bool) int {
+// diagnose prints a report, and returns an error if tracer would not work.
+func diagnose(stdout io.Writer, opts ebpf.ExamineOptions, asJSON bool) error {
 	report, err := ebpf.Examine(opts)
-	if err == nil {
-		if asJSON {
-			enc := json.NewEncoder(stdout)
-			enc.SetIndent("", "  ")
-			err = enc.Encode(report)
-		} else {
-			err = printReport(stdout, report)
-		}
+	if err != nil {
+		return err
 	}
-	switch {
-	case err != nil:
-		fmt.Fprintln(stderr, "tracer:", err)
-		return exitFailure
-	case !report.OK:
-		return exitFailure
+	if asJSON {
+		err = cli.WriteJSON(stdout, report)
+	} else {
+		err = printReport(stdout, report)
 	}
-	return 0
+	if err == nil && !report.OK {
+		err = &cli.Exit{Code: cli.Failure} // the report says why
+	}
+	return err
 }
 
 // printReport writes a report for people.

@@ -3,14 +3,22 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"strings"
 	"testing"
 
-	"tensorcast/ebpf"
 	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/internal/cli"
 )
+
+// doctor runs the command, and returns its exit status.
+func doctor(t *testing.T, stdout, stderr io.Writer, args ...string) int {
+	t.Helper()
+	return cli.Run(t.Context(), newCommand(nil), append([]string{"doctor"}, args...), stdout, stderr)
+}
 
 func TestDoctor(t *testing.T) {
 	in := llamatest.ForTest(t)
@@ -20,25 +28,25 @@ func TestDoctor(t *testing.T) {
 	}
 	status := 0
 	if os.Geteuid() != 0 {
-		status = exitFailure
+		status = cli.Failure
 	}
 	for name, tc := range map[string]struct {
-		opts   ebpf.ExamineOptions
+		args   []string
 		status int
 		stdout []string // parts of it
 		stderr string
 	}{
 		"prebuilt": {
-			ebpf.ExamineOptions{Command: []string{in.Driver}}, status,
+			[]string{"--", in.Driver}, status,
 			[]string{"kernel ", "uprobe_multi", "CAP_BPF", "--detail op+io", "libggml-base.so: ggml ", "ggml_cpu_extra_compute_forward+4", "push, 0.55 µs per hit", "layout: type 0, ne 16", "(code of ", "--preload"}, "",
 		},
-		"nothing":    {ebpf.ExamineOptions{Command: []string{"true"}}, exitFailure, []string{"found no ggml", "what to do", "--pid"}, ""},
-		"no command": {ebpf.ExamineOptions{Command: []string{"/no/such/llama-cli"}}, exitFailure, nil, "/no/such/llama-cli"},
-		"no process": {ebpf.ExamineOptions{PID: gone.Process.Pid}, exitFailure, nil, "no such process"},
+		"nothing":    {[]string{"--", "true"}, cli.Failure, []string{"found no ggml", "what to do", "--pid"}, ""},
+		"no command": {[]string{"/no/such/llama-cli"}, cli.Failure, nil, "/no/such/llama-cli"},
+		"no process": {[]string{"--pid", fmt.Sprint(gone.Process.Pid)}, cli.Failure, nil, "no such process"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var stdout, stderr bytes.Buffer
-			if got := diagnose(&stdout, &stderr, tc.opts, false); got != tc.status {
+			if got := doctor(t, &stdout, &stderr, tc.args...); got != tc.status {
 				t.Errorf("status %d, want %d", got, tc.status)
 			}
 			for _, part := range tc.stdout {
@@ -53,7 +61,7 @@ func TestDoctor(t *testing.T) {
 				return
 			}
 			stdout.Reset()
-			if got := diagnose(&stdout, &stderr, tc.opts, true); got != tc.status {
+			if got := doctor(t, &stdout, &stderr, append([]string{"--json"}, tc.args...)...); got != tc.status {
 				t.Errorf("JSON: status %d, want %d", got, tc.status)
 			}
 			var r struct {
@@ -69,10 +77,9 @@ func TestDoctor(t *testing.T) {
 
 func TestDoctorArguments(t *testing.T) {
 	for _, args := range [][]string{{"--pid", "0"}, {"--pid", "x"}, {"--pid", "1", "--", "true"}, {"--nope"}} {
-		cmd := newDoctorCommand()
-		cmd.SetArgs(args)
-		if err := cmd.Execute(); err == nil { // else it would have ended the test
-			t.Errorf("%q is accepted", args)
+		var stdout, stderr bytes.Buffer
+		if got := doctor(t, &stdout, &stderr, args...); got != cli.BadUsage || stdout.Len() > 0 || strings.Count(stderr.String(), "\n") != 1 {
+			t.Errorf("%q: status %d, %q, %q", args, got, stdout.String(), stderr.String())
 		}
 	}
 }

@@ -32,6 +32,9 @@ func policies(t *testing.T, pid int) (found []uint32) {
 			found = append(found, attr.Policy)
 		}
 	}
+	if len(found) == 0 {
+		t.Fatalf("process %d has no thread", pid)
+	}
 	return found
 }
 

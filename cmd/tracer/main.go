@@ -4,41 +4,25 @@ package main
 // This file is the command line: flags, help, exit statuses.
 
 import (
-	"fmt"
+	"context"
 	"os"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
-)
 
-// exitFailure and exitUsage are the statuses of tracer's own failures; else it ends with its command's.
-const (
-	exitFailure = 1
-	exitUsage   = 2
+	"tensorcast/internal/cli"
+	"tensorcast/trace/tables"
 )
 
 func main() {
 	// Events make garbage that is gone at once; to look for it seldom costs the target less of its cores than some memory.
 	debug.SetGCPercent(400)
-	status, accepted := 0, false
-	root := newCommand(func(cmd *cobra.Command, o options, args []string) error {
-		accepted = true
-		var err error
-		status, err = run(cmd.Context(), o, args)
-		return o.advise(err)
-	})
-	if err := root.Execute(); err != nil {
-		fmt.Fprintln(os.Stderr, "tracer:", err)
-		if accepted {
-			os.Exit(exitFailure)
-		}
-		os.Exit(exitUsage)
-	}
-	os.Exit(status)
+	os.Exit(cli.Run(context.Background(), newCommand(run), os.Args[1:], os.Stdout, os.Stderr))
 }
 
-func newCommand(run func(*cobra.Command, options, []string) error) *cobra.Command {
-	var o options
+// newCommand is the command line of run, which returns the exit status of what was traced.
+func newCommand(run func(ctx context.Context, o options, args []string) (status int, err error)) *cobra.Command {
+	o := options{detail: tables.DetailOp}
 	root := &cobra.Command{
 		Use:   "tracer [flags] -- command [argument...]",
 		Short: "Watch which tensors an unmodified llama.cpp reads",
@@ -64,15 +48,20 @@ with --pid 0. With --strict 1 also if any event was lost or could not be read wh
   sudo tracer --detail op+io --rotate 1GiB --keep 4 --pid $(pidof llama-server)
   sudo tracer --csv -o reads.csv -- llama-cli -m model.gguf --no-repack -p "hi"
   tracer --preload -- llama-cli -m model.gguf --no-repack -p "hi"`,
-		Args:         func(cmd *cobra.Command, args []string) error { return o.check(cmd.Flags(), args) },
-		SilenceUsage: true, SilenceErrors: true,
-		RunE: func(cmd *cobra.Command, args []string) error { return run(cmd, o, args) },
+		Args: func(cmd *cobra.Command, args []string) error { return o.check(cmd.Flags(), args) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			status, err := run(cmd.Context(), o, args)
+			if err == nil && status != cli.OK {
+				return &cli.Exit{Code: status}
+			}
+			return o.advise(err)
+		},
 	}
 	f := root.Flags()
 	f.SortFlags = false
 	f.VarP(&o.pid, "pid", "p", "trace the running process `N`")
 	f.StringVarP(&o.out, "output", "o", "capture", "capture `directory`, an earlier capture in it is replaced; with --csv a file (capture.csv), or - for\nstandard output (--pid only, and the default there)")
-	f.Var(&o.detail, "detail", "how closely to look: graph (the sequence of ops, without times and chosen experts), op, or op+io (also each read\nfrom disk, and how long ops waited for the disk)")
+	cli.EnumVar(root, &o.detail, "detail", "", detailNames, "how closely to look: graph (the sequence of ops, without times and chosen experts), op, or op+io (also each read\nfrom disk, and how long ops waited for the disk)")
 	f.BoolVar(&o.buffers, "buffers", false, "record KV cache and activations, too")
 	f.BoolVar(&o.follow, "follow", false, "trace processes that the target starts, too: one capture for each that decodes, in directory/PID")
 	f.Var(&o.rotate, "rotate", "begin new table files every `SIZE` (1GiB) or DURATION (10m)")
@@ -82,12 +71,10 @@ with --pid 0. With --strict 1 also if any event was lost or could not be read wh
 	f.BoolVar(&o.preload, "preload", false, "without root and probes, by a C library in the target's LD_PRELOAD (needs cc): graphs, no times and no chosen experts")
 	f.Uint32Var(&o.ringKiB, "buffer", 8192, "size of the event buffer in `KiB`, a power of two")
 	f.BoolVar(&o.strict, "strict", false, "fail if any event was lost or could not be read whole")
-	f.BoolVar(&o.json, "json", false, "print the summary as JSON on standard error (with --follow one line for each process)")
+	f.BoolVar(&o.json, "json", false, "print the summary as JSON (with --follow one line for each process) on standard output, or on standard error\nwhere standard output is the command's or has the CSV")
 	f.BoolVar(&o.perf, "perf-events", false, "attach through perf events, as on kernels before 6.6 (slower to attach and detach)")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "say which probes are set")
 	f.SetInterspersed(false)
-	// Fails only for flags that are not there, which the tests would notice.
-	_ = root.RegisterFlagCompletionFunc("detail", cobra.FixedCompletions(detailNames(), cobra.ShellCompDirectiveNoFileComp))
 	root.AddCommand(newDoctorCommand())
 	return root
 }

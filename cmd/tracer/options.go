@@ -19,7 +19,7 @@ import (
 type options struct {
 	pid     processID
 	out     string
-	detail  detail
+	detail  string // one of detailNames
 	buffers bool
 	follow  bool
 	rotate  rotation
@@ -82,6 +82,9 @@ func (o *options) check(flags *pflag.FlagSet, args []string) error {
 	return nil
 }
 
+// stdoutUsed says whether standard output belongs to something else than the summary.
+func (o *options) stdoutUsed() bool { return o.pid == 0 || o.out == toStdout }
+
 func isNumber(s string) bool {
 	_, err := strconv.ParseUint(s, 10, 32)
 	return err == nil
@@ -108,42 +111,10 @@ func (p *processID) Set(s string) error {
 	return nil
 }
 
-// detail is the value of --detail.
-type detail struct{ ebpf.Detail }
+// detailNames are the values of --detail, and capturedAs what they mean to the probes.
+var detailNames = []string{tables.DetailGraph, tables.DetailOp, tables.DetailOpIO}
 
-var details = []struct {
-	name string
-	is   ebpf.Detail
-}{{tables.DetailGraph, ebpf.DetailGraph}, {tables.DetailOp, ebpf.DetailOp}, {tables.DetailOpIO, ebpf.DetailIO}}
-
-func detailNames() []string {
-	var names []string
-	for _, d := range details {
-		names = append(names, d.name)
-	}
-	return names
-}
-
-func (d *detail) String() string {
-	for _, known := range details {
-		if known.is == d.Detail {
-			return known.name
-		}
-	}
-	return ""
-}
-
-func (d *detail) Type() string { return "LEVEL" }
-
-func (d *detail) Set(s string) error {
-	for _, known := range details {
-		if known.name == s {
-			d.Detail = known.is
-			return nil
-		}
-	}
-	return fmt.Errorf("the levels are %s", strings.Join(detailNames(), ", "))
-}
+var capturedAs = map[string]ebpf.Detail{tables.DetailGraph: ebpf.DetailGraph, tables.DetailOp: ebpf.DetailOp, tables.DetailOpIO: ebpf.DetailIO}
 
 // rotation is the value of --rotate: by size or by time. The zero rotation is none.
 type rotation struct {

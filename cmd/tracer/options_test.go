@@ -2,23 +2,34 @@ package main
 
 import (
 	"bytes"
-	"io"
+	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/spf13/cobra"
+	"tensorcast/internal/cli"
 )
 
-// parse returns what the command line asks for, and the error of parsing it.
-func parse(args ...string) (got options, err error) {
-	root := newCommand(func(_ *cobra.Command, o options, _ []string) error {
-		got = o
-		return nil
+// parsed is what the command line asks for.
+type parsed struct {
+	options
+	args           []string
+	ran            bool // it was accepted
+	code           int
+	stdout, stderr string
+}
+
+func parse(t *testing.T, args ...string) (p parsed) {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	root := newCommand(func(_ context.Context, o options, args []string) (int, error) {
+		p.options, p.args, p.ran = o, args, true
+		return 0, nil
 	})
-	root.SetArgs(args)
-	err = root.Execute()
-	return got, err
+	p.code = cli.Run(t.Context(), root, args, &stdout, &stderr)
+	p.stdout, p.stderr = stdout.String(), stderr.String()
+	return p
 }
 
 func TestUsageErrors(t *testing.T) {
@@ -34,7 +45,7 @@ func TestUsageErrors(t *testing.T) {
 		"--buffer 5 -- true":                     "power of two",
 		"--buffer 2 -- true":                     "power of two",
 		"--buffer 4194304 -- true":               "or less",
-		"--detail all -- true":                   "graph, op, op+io",
+		"--detail all -- true":                   "graph, op or op+io",
 		"--keep 3 -- true":                       "give --rotate",
 		"--rotate 1MiB --keep -1 -- true":        "--keep -1",
 		"--rotate 0 -- true":                     "1MiB",
@@ -56,54 +67,74 @@ func TestUsageErrors(t *testing.T) {
 		"--preload --buffers -- true":            "not with --detail, --buffers",
 		"--preload --perf-events -- true":        "--perf-events",
 		"--rotate 1GiB --rotate 10x -- true":     "nor a duration",
-		"--detail op+io --detail nothing -- tru": "graph, op, op+io",
+		"--detail op+io --detail nothing -- tru": "graph, op or op+io",
 	} {
 		t.Run(line, func(t *testing.T) {
-			_, err := parse(strings.Fields(line)...)
-			if err == nil || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "\n") {
-				t.Errorf("error %v, want one line with %q", err, says)
+			p := parse(t, strings.Fields(line)...)
+			if p.ran || p.code != cli.BadUsage || p.stdout != "" || !strings.Contains(p.stderr, says) {
+				t.Errorf("accepted: %v; exit %d, %q, want %d and %q", p.ran, p.code, p.stderr, cli.BadUsage, says)
+			}
+			if !strings.HasPrefix(p.stderr, "tracer: ") || !strings.HasSuffix(p.stderr, "\n") || strings.Count(p.stderr, "\n") != 1 {
+				t.Errorf("want one line: %q", p.stderr)
 			}
 		})
 	}
 }
 
 func TestUsage(t *testing.T) {
-	for line, check := range map[string]func(options) bool{
-		"-- true":                func(o options) bool { return o.out == "capture" && o.detail.String() == "op" && o.rotate == rotation{} },
-		"true --pid 1":           func(o options) bool { return o.pid == 0 }, // flags behind the command are the command's
-		"--detail op+io -- true": func(o options) bool { return o.detail.String() == "op+io" },
-		"--rotate 1GiB -- true":  func(o options) bool { return o.rotate == rotation{bytes: 1 << 30} },
-		"--rotate 10M -- true":   func(o options) bool { return o.rotate == rotation{bytes: 10e6} },
-		"--rotate 10m --keep 2 -p 1": func(o options) bool {
-			return o.rotate == rotation{every: 10 * time.Minute} && o.keep == 2 && o.pid == 1
+	for line, check := range map[string]func(parsed) bool{
+		"-- true":                func(p parsed) bool { return p.out == "capture" && p.detail == "op" && p.rotate == rotation{} },
+		"-- true --pid 1":        func(p parsed) bool { return p.pid == 0 && slices.Equal(p.args, []string{"true", "--pid", "1"}) },
+		"true --pid 1 --version": func(p parsed) bool { return p.pid == 0 && len(p.args) == 4 }, // flags behind the command are the command's
+		"--detail op+io -- true": func(p parsed) bool { return p.detail == "op+io" },
+		"--rotate 1GiB -- true":  func(p parsed) bool { return p.rotate == rotation{bytes: 1 << 30} },
+		"--rotate 10M -- true":   func(p parsed) bool { return p.rotate == rotation{bytes: 10e6} },
+		"--rotate 10m --keep 2 -p 1": func(p parsed) bool {
+			return p.rotate == rotation{every: 10 * time.Minute} && p.keep == 2 && p.pid == 1 && len(p.args) == 0
 		},
-		"--csv -- true":               func(o options) bool { return o.out == "capture.csv" },
-		"--csv --pid 1":               func(o options) bool { return o.out == toStdout },
-		"--csv --pid 1 -o x.csv":      func(o options) bool { return o.out == "x.csv" },
-		"--csv --pid 1 -o -":          func(o options) bool { return o.out == toStdout },
-		"--preload --follow -- true":  func(o options) bool { return o.preload && o.follow },
-		"--buffers --buffer 4 -- sh":  func(o options) bool { return o.buffers && o.ringKiB == 4 },
-		"--csv --detail graph -- tru": func(o options) bool { return o.csv && o.detail.String() == "graph" },
+		"--csv -- true":               func(p parsed) bool { return p.out == "capture.csv" && p.stdoutUsed() },
+		"--csv --pid 1":               func(p parsed) bool { return p.out == toStdout && p.stdoutUsed() },
+		"--csv --pid 1 -o x.csv":      func(p parsed) bool { return p.out == "x.csv" && !p.stdoutUsed() },
+		"--csv --pid 1 -o -":          func(p parsed) bool { return p.out == toStdout && p.stdoutUsed() },
+		"--preload --follow -- true":  func(p parsed) bool { return p.preload && p.follow },
+		"--buffers --buffer 4 -- sh":  func(p parsed) bool { return p.buffers && p.ringKiB == 4 },
+		"--csv --detail graph -- tru": func(p parsed) bool { return p.csv && p.detail == "graph" },
 	} {
 		t.Run(line, func(t *testing.T) {
-			o, err := parse(strings.Fields(line)...)
-			if err != nil || !check(o) {
-				t.Errorf("%+v, error %v", o, err)
+			p := parse(t, strings.Fields(line)...)
+			if !p.ran || p.code != cli.OK || p.stdout != "" || p.stderr != "" || !check(p) {
+				t.Errorf("accepted: %v; exit %d, %q; %+v, %q", p.ran, p.code, p.stderr, p.options, p.args)
 			}
 		})
 	}
 }
 
-func TestCompletion(t *testing.T) {
-	root := newCommand(nil)
-	var out bytes.Buffer
-	root.SetOut(&out)
-	root.SetErr(io.Discard)
-	root.SetArgs([]string{"__complete", "--detail", ""})
-	if err := root.Execute(); err != nil {
-		t.Fatal(err)
+// Each level of detail is one that the probes know, and no two are the same.
+func TestDetailNames(t *testing.T) {
+	seen := map[any]bool{}
+	for _, name := range detailNames {
+		level, ok := capturedAs[name]
+		if !ok || seen[level] {
+			t.Errorf("--detail %s: %v, known: %v", name, level, ok)
+		}
+		seen[level] = true
 	}
-	if want := "graph\nop\nop+io\n"; !strings.HasPrefix(out.String(), want) {
-		t.Errorf("completions %q, want %q", out.String(), want)
+}
+
+func TestCompletion(t *testing.T) {
+	if got, want := parse(t, "__complete", "--detail", "").stdout, "graph\nop\nop+io\n"; !strings.HasPrefix(got, want) {
+		t.Errorf("completions %q, want %q", got, want)
+	}
+}
+
+func TestVersion(t *testing.T) {
+	for _, args := range [][]string{{"--version"}, {"--help"}} { // they need no command
+		p := parse(t, args...)
+		if p.ran || p.code != cli.OK || p.stderr != "" || !strings.Contains(p.stdout, "tracer") {
+			t.Errorf("%s: ran: %v; exit %d, %q, %q", args, p.ran, p.code, p.stdout, p.stderr)
+		}
+		if args[0] == "--version" && !strings.HasPrefix(p.stdout, "tracer version ") {
+			t.Errorf("%q", p.stdout)
+		}
 	}
 }

@@ -3,8 +3,10 @@ package main
 // These tests are about what is written: levels of detail, CSV, rotation, several processes and models, the summary.
 
 import (
+	"bufio"
 	"encoding/csv"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -165,7 +167,7 @@ func TestCSV(t *testing.T) {
 		t.Errorf("besides the CSV there is %v (%v)", entries, err)
 	}
 	got := readCSV(t, f)
-	if len(got) != len(want) {
+	if len(got) != len(want) || len(want) == 0 {
 		t.Fatalf("%d lines, want %d", len(got), len(want))
 	}
 	for i := range got {
@@ -173,6 +175,15 @@ func TestCSV(t *testing.T) {
 			t.Fatalf("line %d is %q, want %q", i, got[i], want[i])
 		}
 	}
+}
+
+// oneSummary reads what --json prints of one process.
+func oneSummary(t *testing.T, text string) (m tables.Meta) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(text), &m); err != nil || strings.Count(text, "\n") != 1 {
+		t.Fatalf("want one line of JSON (%v):\n%s", err, text)
+	}
+	return m
 }
 
 func readCSV(t *testing.T, r io.Reader) [][]string {
@@ -198,14 +209,13 @@ func TestRunningTarget(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
-	testenv.WaitFor(t, "the target to map the model", func() bool {
-		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", target.Process.Pid))
-		return err == nil && strings.Contains(string(maps), o.Model)
-	})
+	testenv.WaitMapped(t, target.Process.Pid, o.Model)
 	pid := fmt.Sprint(target.Process.Pid)
 
 	t.Run("CSV to a pipe", func(t *testing.T) {
-		cmd := exec.Command(tracerBinary, "--csv", "--pid", pid)
+		cmd := exec.Command(tracerBinary, "--csv", "--json", "--pid", pid)
+		var stderr strings.Builder
+		cmd.Stderr = &stderr
 		out, err := cmd.StdoutPipe()
 		if err != nil {
 			t.Fatal(err)
@@ -234,6 +244,48 @@ func TestRunningTarget(t *testing.T) {
 		}
 		if lines := readCSV(t, strings.NewReader(text.String()+string(rest))); len(lines) < 100 {
 			t.Errorf("%d lines", len(lines))
+		}
+		if m := oneSummary(t, stderr.String()); m.PID != target.Process.Pid || m.Rows == 0 { // standard output has the CSV
+			t.Errorf("summary %+v", m)
+		}
+	})
+	t.Run("background job of a script", func(t *testing.T) { // a shell starts it with SIGINT ignored
+		dir := filepath.Join(t.TempDir(), "capture")
+		script := exec.Command("sh", "-c", `"$@" & echo $! >&2; wait $!`, "sh", tracerBinary, "-o", dir, "--json", "--pid", pid)
+		var stdout strings.Builder
+		script.Stdout = &stdout
+		stderr, err := script.StderrPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := script.Start(); err != nil {
+			t.Fatal(err)
+		}
+		said := bufio.NewReader(stderr)
+		line, err := said.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		tracer, err := strconv.Atoi(strings.TrimSpace(line))
+		if err != nil {
+			t.Fatal(err)
+		}
+		testenv.WaitFor(t, "a whole batch to be written", func() bool { return wholeRows(dir) > 0 })
+		for range 2 { // the second has no effect: what was captured is written to its end
+			if err := syscall.Kill(tracer, syscall.SIGINT); err != nil && !errors.Is(err, syscall.ESRCH) {
+				t.Fatal(err)
+			}
+		}
+		rest, err := io.ReadAll(said)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := script.Wait(); err != nil || len(rest) > 0 {
+			t.Errorf("tracer: %v\n%s", err, rest)
+		}
+		c, rows := readCapture(t, dir)
+		if m := oneSummary(t, stdout.String()); !c.Meta.Complete || m.Rows != int64(len(rows)) || len(rows) == 0 || m.PID != target.Process.Pid {
+			t.Errorf("%d rows, complete: %v; the summary tells of %d rows of process %d", len(rows), c.Meta.Complete, m.Rows, m.PID)
 		}
 	})
 	t.Run("reader goes away", func(t *testing.T) {
@@ -286,8 +338,8 @@ func TestFollow(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "capture")
 	script := `"$0" "$@" >/dev/null & "$0" "$@" >/dev/null & wait`
 	r := runTracer(t, append([]string{"-o", dir, "--follow", "--json", "--", "sh", "-c", script}, in.Command(t.Context(), o).Args...)...)
-	if r.status != 0 {
-		t.Fatalf("tracer ended with %d:\n%s", r.status, r.stderr)
+	if r.status != 0 || r.stdout != "" { // which is the command's
+		t.Fatalf("tracer ended with %d, %q:\n%s", r.status, r.stdout, r.stderr)
 	}
 	pids := map[int]bool{}
 	for line := range strings.Lines(r.stderr) {
@@ -363,7 +415,7 @@ func TestStripped(t *testing.T) {
 // --preload needs no root at all.
 func TestPreloadWithoutRoot(t *testing.T) {
 	testenv.NeedRoot(t) // to become somebody else
-	in := linked(t, llamatest.ForTest(t))
+	in := llamatest.Public(t, llamatest.ForTest(t))
 	model := publicModel(t)
 	o := llama.Options{Model: model, Prompt: "rootless", Tokens: 4, Threads: 1, NoRepack: true}
 	dir := owned(t)
@@ -388,22 +440,22 @@ func TestSummary(t *testing.T) {
 		Counters: event.Counters{Received: 56790, OtherThreads: 40, NoWeight: 60, OpsLost: 5, PagesLost: 2, Faults: 1},
 		Models:   []tables.ModelInfo{{Path: "/m.gguf", Layers: 24, LayersSeen: "0-11", LayersElsewhere: "12-23"}},
 	}
-	cases := map[string]struct {
-		o    options
-		want string
-	}{
-		"capture": {options{out: "capture"}, `tracer: capture (detail op, 2.3 s)
-  decodes     1,234   1,200 generated tokens, 3 contexts
+	const rows = `  decodes     1,234   1,200 generated tokens, 3 contexts
   rows        56,789  in 5 table files, of which the oldest 2 were removed (1,000 rows)
   received    56,790  ops
   lost        7       5 ops, 2 page-ins
   filtered    100     40 of other threads, 60 ops without a weight
   incomplete  1       could not be read whole: see counters in capture.json
   layers 0-11 of 24 were computed on the CPU; 12-23 elsewhere
-`},
-		"follow": {options{out: "capture", follow: true}, "tracer: capture, process 77 (detail op, 2.3 s)\n"},
-		"CSV":    {options{out: "x.csv", csv: true}, "tracer: x.csv (detail op, 2.3 s)\n"},
-		"stdout": {options{out: toStdout, csv: true}, "tracer: standard output (detail op, 2.3 s)\n"},
+`
+	cases := map[string]struct {
+		o       options
+		heading string
+	}{
+		"capture": {options{out: "capture"}, "tracer: capture (detail op, 2.3 s)\n"},
+		"follow":  {options{out: "capture", follow: true}, "tracer: capture, process 77 (detail op, 2.3 s)\n"},
+		"CSV":     {options{out: "x.csv", csv: true}, "tracer: x.csv (detail op, 2.3 s)\n"},
+		"stdout":  {options{out: toStdout, csv: true}, "tracer: standard output (detail op, 2.3 s)\n"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -411,8 +463,8 @@ func TestSummary(t *testing.T) {
 			if err := summarise(&b, tc.o, []*tables.Meta{m}); err != nil {
 				t.Fatal(err)
 			}
-			if !strings.HasPrefix(b.String(), tc.want) {
-				t.Errorf("summary\n%s, want\n%s", b.String(), tc.want)
+			if want := tc.heading + rows; b.String() != want {
+				t.Errorf("summary\n%s, want\n%s", b.String(), want)
 			}
 		})
 	}

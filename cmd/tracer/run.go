@@ -15,6 +15,7 @@ import (
 
 	"tensorcast/capture"
 	"tensorcast/event"
+	"tensorcast/internal/cli"
 	"tensorcast/internal/invoker"
 	"tensorcast/internal/proc"
 	"tensorcast/trace"
@@ -47,9 +48,9 @@ func run(ctx context.Context, o options, args []string) (status int, err error) 
 	if s.user, err = invoker.Find(os.Environ()); err != nil {
 		return 0, err
 	}
-	if o.pid != 0 { // later signals have no effect, so that what was captured is written to its end
-		var stop context.CancelFunc
-		ctx, stop = proc.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	if o.pid != 0 { // further signals have no effect: what was captured is written to its end
+		var stop func()
+		ctx, stop = cli.FirstSignal(ctx)
 		defer stop()
 	}
 	if err := s.begin(ctx, args, log); err != nil {
@@ -68,7 +69,7 @@ func run(ctx context.Context, o options, args []string) (status int, err error) 
 // begin starts the command, or finds the process.
 func (s *session) begin(ctx context.Context, args []string, log *slog.Logger) (err error) {
 	opts := capture.Options{
-		Preload: s.preload, Detail: s.detail.Detail, Buffers: s.buffers, PerfEvents: s.perf, Follow: s.follow, RingBytes: int(s.ringKiB) << 10,
+		Preload: s.preload, Detail: capturedAs[s.detail], Buffers: s.buffers, PerfEvents: s.perf, Follow: s.follow, RingBytes: int(s.ringKiB) << 10,
 		Tick: s.tick, Signals: passedOn, Log: log,
 	}
 	if s.pid != 0 {
@@ -107,7 +108,7 @@ func (s *session) open(args []string, log *slog.Logger) error {
 	}
 	ro := trace.RecorderOptions{
 		Command: args, PID: s.capture.PID(), Log: log, Counters: s.capture.Counters, Libraries: s.capture.Libraries, Target: s.capture.Describe,
-		Detail: s.detail.String(), RotateBytes: s.rotate.bytes, RotateEvery: s.rotate.every, RotateKeep: s.keep, Follow: s.follow,
+		Detail: s.detail, RotateBytes: s.rotate.bytes, RotateEvery: s.rotate.every, RotateKeep: s.keep, Follow: s.follow,
 	}
 	if s.preload {
 		ro.Detail = tables.DetailPreload
@@ -156,14 +157,18 @@ func (s *session) run(ctx context.Context) (int, error) {
 	if runErr != nil || finishErr != nil { // after an error, a summary is worth printing only if something was captured
 		metas = slices.DeleteFunc(metas, func(m *tables.Meta) bool { return m.Rows == 0 })
 	}
-	if err := summarise(os.Stderr, s.options, metas); err != nil {
+	summary := os.Stderr
+	if s.json && !s.stdoutUsed() {
+		summary = os.Stdout
+	}
+	if err := summarise(summary, s.options, metas); err != nil {
 		return 0, err
 	}
 	switch {
 	case waitErr != nil:
 		return 0, errors.Join(waitErr, runErr)
 	case runErr != nil && s.pid == 0:
-		return exitFailure, nil // it was said when it happened
+		return cli.Failure, nil // the error has been printed already
 	case runErr != nil:
 		return 0, runErr
 	case errors.Is(finishErr, event.ErrNoDecode), finishErr != nil && errors.Is(s.capture.Explain(), event.ErrOldGGML):

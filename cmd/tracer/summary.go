@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/dustin/go-humanize"
 
 	"tensorcast/event"
+	"tensorcast/internal/tabular"
 	"tensorcast/trace"
 	"tensorcast/trace/tables"
 )
@@ -31,18 +31,11 @@ func summarise(w io.Writer, o options, metas []*tables.Meta) error {
 		return nil
 	}
 	for _, m := range metas {
-		if _, err := fmt.Fprintln(w, "tracer:", heading(o, m)); err != nil {
-			return err
-		}
-		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		for _, row := range rows(m) {
-			if row[len(row)-1] == "" {
-				row = row[:len(row)-1]
+		parts := []tabular.Document{{&tabular.Table{Title: "tracer: " + heading(o, m), Rows: rows(m)}}, {layers(m)}}
+		for _, d := range parts { // each by itself: between parts of one document is an empty line
+			if err := d.WriteText(w); err != nil {
+				return err
 			}
-			fmt.Fprintf(t, "  %s\n", strings.Join(row, "\t"))
-		}
-		if err := t.Flush(); err != nil {
-			return err
 		}
 		if m.Rereads != nil {
 			if err := m.Rereads.WriteText(w, topRereads); err != nil {
@@ -69,6 +62,9 @@ func heading(o options, m *tables.Meta) string {
 	return fmt.Sprintf("%s (detail %s, %.1f s)", where, m.Detail, m.Seconds)
 }
 
+// indent stands before each line below the heading.
+const indent = "  "
+
 // rows are name, number, remark.
 func rows(m *tables.Meta) [][]string {
 	c := m.Counters
@@ -87,10 +83,19 @@ func rows(m *tables.Meta) [][]string {
 	if n := c.Incomplete(); n > 0 {
 		table = append(table, []string{"incomplete", count(n), "could not be read whole: see counters in " + trace.MetaFile})
 	}
-	for _, line := range m.LayersText() {
-		table = append(table, []string{line})
+	for _, row := range table {
+		row[0] = indent + row[0]
 	}
 	return table
+}
+
+// layers says which layers were computed where it was not seen.
+func layers(m *tables.Meta) tabular.Lines {
+	var lines tabular.Lines
+	for _, line := range m.LayersText() {
+		lines = append(lines, indent+line)
+	}
+	return lines
 }
 
 func segments(s tables.Segments) string {

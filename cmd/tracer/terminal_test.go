@@ -9,95 +9,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/internal/testenv"
 )
-
-// terminal is a pseudo-terminal and what was written to it.
-type terminal struct {
-	master, slave *os.File
-	mu            sync.Mutex
-	screen        bytes.Buffer
-}
-
-func newTerminal(t *testing.T) *terminal {
-	t.Helper()
-	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Skip("no pseudo-terminals: ", err)
-	}
-	fd := int(master.Fd())
-	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
-		t.Fatal(err)
-	}
-	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
-	if err != nil {
-		t.Fatal(err)
-	}
-	slave, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80}); err != nil {
-		t.Fatal(err)
-	}
-	term := &terminal{master: master, slave: slave}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		buf := make([]byte, 4096)
-		for {
-			n, err := master.Read(buf)
-			if err != nil {
-				return // all that have the terminal open have closed it
-			}
-			term.mu.Lock()
-			term.screen.Write(buf[:n])
-			term.mu.Unlock()
-		}
-	}()
-	t.Cleanup(func() {
-		slave.Close()
-		<-done
-		master.Close()
-	})
-	return term
-}
-
-func (t *terminal) text() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.screen.String()
-}
-
-// start starts a command in the terminal's foreground.
-func (term *terminal) start(t *testing.T, cmd *exec.Cmd) {
-	t.Helper()
-	cmd.Stdin, cmd.Stderr = term.slave, term.slave
-	if cmd.Stdout == nil {
-		cmd.Stdout = term.slave
-	}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func (term *terminal) press(t *testing.T, key string) {
-	t.Helper()
-	if _, err := term.master.WriteString(key); err != nil {
-		t.Fatal(err)
-	}
-}
-
-const ctrlC = "\x03"
 
 func TestStatusLine(t *testing.T) {
 	testenv.NeedRoot(t)
@@ -109,73 +27,105 @@ func TestStatusLine(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
-		testenv.WaitFor(t, "the target to map the model", func() bool {
-			maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", target.Process.Pid))
-			return err == nil && bytes.Contains(maps, []byte(o.Model))
-		})
-		term := newTerminal(t)
+		testenv.WaitMapped(t, target.Process.Pid, o.Model)
+		term := testenv.NewTerminal(t)
 		cmd := exec.Command(tracerBinary, "-o", filepath.Join(t.TempDir(), "capture"), "--pid", fmt.Sprint(target.Process.Pid))
-		term.start(t, cmd)
-		testenv.WaitFor(t, "two status lines", func() bool { return strings.Count(term.text(), " tok/s ") >= 2 })
-		term.press(t, ctrlC)
+		term.Start(cmd)
+		testenv.WaitFor(t, "two status lines", func() bool { return strings.Count(term.Text(), " tok/s ") >= 2 })
+		term.Press(testenv.CtrlC)
 		if err := cmd.Wait(); err != nil {
-			t.Fatalf("tracer: %v\n%s", err, term.text())
+			t.Fatalf("tracer: %v\n%s", err, term.Text())
 		}
 		if err := target.Process.Signal(syscall.Signal(0)); err != nil {
 			t.Errorf("the target did not survive the tracer: %v", err)
 		}
-		testenv.WaitFor(t, "the summary", func() bool { return strings.Contains(term.text(), "filtered") })
-		line := term.text()
-		line = line[strings.LastIndex(line, "lost\r"):] // the last status line's end
-		line, _, _ = strings.Cut(line, "tracer: ")
-		if !strings.Contains(line, "\r\x1b[K") {
-			t.Errorf("the line was not cleared before the summary: %q", term.text())
+		testenv.WaitFor(t, "the summary", func() bool { return strings.Contains(term.Text(), "filtered") })
+		before, _, _ := strings.Cut(term.Text(), "tracer: ")
+		if _, rest, ok := cutLast(before, " lost"); !ok || !strings.Contains(rest, "\r\x1b[K") {
+			t.Errorf("the line was not cleared before the summary: %q", term.Text())
 		}
-		if !strings.Contains(term.text(), "generation  ") && !strings.Contains(term.text(), "prompt  ") {
-			t.Errorf("the line has no phase: %q", term.text())
+		if !strings.Contains(term.Text(), "generation  ") && !strings.Contains(term.Text(), "prompt  ") {
+			t.Errorf("the line has no phase: %q", term.Text())
 		}
 	})
 	t.Run("command whose output goes elsewhere", func(t *testing.T) {
-		term := newTerminal(t)
-		cmd := exec.Command(tracerBinary, append([]string{"-o", filepath.Join(t.TempDir(), "capture"), "--"}, in.Command(t.Context(), o).Args...)...)
+		term := testenv.NewTerminal(t)
+		cmd := exec.Command(tracerBinary, append([]string{"-o", filepath.Join(t.TempDir(), "capture"), "--", "sh", "-c", `echo own; exec "$@"`, "sh"}, in.Command(t.Context(), o).Args...)...)
 		var out bytes.Buffer
 		cmd.Stdout = &out
-		term.start(t, cmd)
-		testenv.WaitFor(t, "a status line", func() bool { return strings.Contains(term.text(), " tok/s ") })
+		term.Start(cmd)
+		testenv.WaitFor(t, "a status line", func() bool { return strings.Contains(term.Text(), " tok/s ") })
 		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
 		_ = cmd.Wait()
-		if strings.Contains(out.String(), "tok/s ") {
-			t.Errorf("standard output is not the command's own: %q", out.String())
+		if got := cmd.ProcessState.ExitCode(); got != 128+int(syscall.SIGTERM) {
+			t.Errorf("status %d", got)
+		}
+		// The driver prints as it goes, one long line of JSON.
+		text := out.String()
+		if !strings.HasPrefix(text, "own\n{") || strings.Count(text, "\n") > 2 || strings.Contains(text, "\x1b") || strings.Contains(text, " tok/s ") {
+			t.Errorf("standard output is not the command's own: %q", text[:min(len(text), 200)])
 		}
 	})
 }
 
+// cutLast is strings.Cut around the last sep.
+func cutLast(s, sep string) (before, after string, found bool) {
+	i := strings.LastIndex(s, sep)
+	if i < 0 {
+		return s, "", false
+	}
+	return s[:i], s[i+len(sep):], true
+}
+
+// listener is a command that tells who sent it SIGINT: to a shell, two that come close together are one.
+const listener = `#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+static void say(const char *text) { if (write(1, text, strlen(text)) < 0) _exit(4); }
+static void got(int signal, siginfo_t *info, void *context) { say(info->si_code == SI_KERNEL ? "got from terminal\n" : "got from process\n"); }
+
+int main(void)
+{
+	struct sigaction action = { .sa_sigaction = got, .sa_flags = SA_SIGINFO };
+	sigaction(SIGINT, &action, 0);
+	if (isatty(0) && isatty(1) && isatty(2))
+		say("ready\n");
+	for (;;)
+		pause();
+}
+`
+
 // On a terminal the command gets Ctrl-C from the terminal, and not again from tracer; its text is not written across.
 func TestCommandOwnsTheTerminal(t *testing.T) {
 	testenv.NeedRoot(t)
-	term := newTerminal(t)
-	flag := filepath.Join(t.TempDir(), "end")
-	const script = `trap 'echo got INT' INT
-[ -t 0 ] && [ -t 1 ] && [ -t 2 ] && echo ready
-while ! [ -e "$0" ]; do sleep 0.05; done
-exit 3`
-	cmd := exec.Command(tracerBinary, "-o", filepath.Join(t.TempDir(), "capture"), "--", "sh", "-c", script, flag)
-	term.start(t, cmd)
-	testenv.WaitFor(t, "the command to begin", func() bool { return strings.Contains(term.text(), "ready") })
-	for i := range 3 {
-		term.press(t, ctrlC)
-		testenv.WaitFor(t, "the command to get Ctrl-C", func() bool { return strings.Count(term.text(), "got INT") > i })
+	dir := t.TempDir()
+	source, program := filepath.Join(dir, "listener.c"), filepath.Join(dir, "listener")
+	if err := os.WriteFile(source, []byte(listener), 0o600); err != nil {
+		t.Fatal(err)
 	}
-	if err := os.WriteFile(flag, nil, 0o644); err != nil {
+	if out, err := exec.Command("gcc", "-o", program, source).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	term := testenv.NewTerminal(t)
+	cmd := exec.Command(tracerBinary, "-o", filepath.Join(dir, "capture"), "--", program)
+	term.Start(cmd)
+	testenv.WaitFor(t, "the command to begin", func() bool { return strings.Contains(term.Text(), "ready") })
+	const got, presses = "got from terminal", 16 // many: where tracer sends a signal while the terminal's is pending, the two are one
+	for i := range presses {
+		term.Press(testenv.CtrlC)
+		testenv.WaitFor(t, "the command to get Ctrl-C", func() bool { return strings.Count(term.Text(), got) > i })
+	}
+	if err := cmd.Process.Signal(syscall.SIGUSR1); err != nil { // passed on behind what came before: it ends the command
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	if got := cmd.ProcessState.ExitCode(); got != 3 {
-		t.Errorf("status %d, want 3", got)
+	if got, want := cmd.ProcessState.ExitCode(), 128+int(syscall.SIGUSR1); got != want {
+		t.Errorf("status %d, want %d", got, want)
 	}
-	if text := term.text(); strings.Count(text, "got INT") != 3 || strings.Contains(text, "\x1b") {
+	if text := term.Text(); strings.Count(text, got) != presses || strings.Contains(text, "got from process") || strings.Contains(text, "\x1b") {
 		t.Errorf("the terminal shows %q", text)
 	}
 }

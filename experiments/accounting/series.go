@@ -4,16 +4,15 @@ package accounting
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"text/tabwriter"
 
 	"github.com/dustin/go-humanize"
 
 	"tensorcast/experiments/llama"
+	"tensorcast/internal/tabular"
 )
 
 // Config says what to run.
@@ -126,23 +125,25 @@ func (r *Report) Err() error {
 	return fmt.Errorf("%d of %d runs do not hold; %s: %s", wrong, len(r.Runs), first.Name, first.Wrong)
 }
 
+var columns = []string{"run", "ops/s", "ops ran x threads", "hits", "misses", "received", "lost", "filtered", "unfinished", "all equal"}
+
 // WriteText writes the report for a terminal.
 func (r *Report) WriteText(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "run\tops/s\tops ran x threads\thits\tmisses\treceived\tlost\tfiltered\tunfinished\t all equal\t")
+	t := tabular.Table{Columns: tabular.Right(columns...)}
 	for _, run := range r.Runs {
 		c, equal := run.Counters, "yes"
 		if run.Wrong != "" {
 			equal = "NO"
 		}
-		n := func(v uint64) string { return humanize.Comma(int64(v)) }
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", run.Name, humanize.Comma(int64(run.Count.Rate)), n(uint64(run.Count.Ops*run.Count.Threads)),
-			n(c.Hits), n(c.Misses), n(c.Received), n(c.OpsLost), n(c.Filtered()), n(c.Unfinished), equal)
+		row := []string{run.Name, humanize.Comma(int64(run.Count.Rate))}
+		for _, n := range []uint64{uint64(run.Count.Ops * run.Count.Threads), c.Hits, c.Misses, c.Received, c.OpsLost, c.Filtered(), c.Unfinished} {
+			row = append(row, humanize.Comma(int64(n)))
+		}
+		t.Rows = append(t.Rows, append(row, equal))
 	}
-	err := t.Flush()
+	d := tabular.Document{&t}
 	if r.Interrupted {
-		_, also := fmt.Fprintf(w, "\nINTERRUPTED: the runs that were to follow are missing.\n")
-		err = errors.Join(err, also)
+		d = append(d, tabular.Lines{"INTERRUPTED: the runs that were to follow are missing."})
 	}
-	return err
+	return d.WriteText(w)
 }

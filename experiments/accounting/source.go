@@ -15,16 +15,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"time"
 
 	"tensorcast/event"
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
+	"tensorcast/internal/cc"
 	"tensorcast/internal/proc"
 	"tensorcast/trace"
 )
@@ -32,21 +31,16 @@ import (
 //go:embed opsource.c
 var source string
 
-// compile compiles the source to the file path. Without gcc it fails with [llama.ErrUnavailable].
+// compile writes the program to the file path. Without a C compiler it fails with [llama.ErrUnavailable].
 func compile(ctx context.Context, path string) error {
-	// -ldl is needed for glibc before 2.34.
-	cmd := exec.CommandContext(ctx, "gcc", "-o", path, "-std=gnu11", "-O2", "-x", "c", "-", "-ldl")
-	cmd.Stdin = strings.NewReader(source)
-	cmd.WaitDelay = 2 * time.Second
-	out, err := cmd.CombinedOutput()
-	if errors.Is(err, exec.ErrNotFound) {
-		return fmt.Errorf("%w: gcc is not installed (on Debian or Ubuntu: apt-get install gcc libc6-dev)", llama.ErrUnavailable)
+	err := cc.Compile(ctx, path, source)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, cc.ErrNoCompiler):
+		return fmt.Errorf("%w: %w", llama.ErrUnavailable, err)
 	}
-	if err != nil {
-		first, _, _ := bytes.Cut(bytes.TrimSpace(out), []byte("\n"))
-		return fmt.Errorf("compile opsource: %w: %s", err, first)
-	}
-	return nil
+	return fmt.Errorf("compile opsource: %w", err)
 }
 
 // Source is the compiled source of ops and the model that its ops read, in a directory of the caller.

@@ -3,16 +3,13 @@
 package llama
 
 import (
-	"bytes"
 	"context"
 	_ "embed"
 	"errors"
 	"fmt"
-	"os/exec"
-	"strings"
-	"time"
 
 	"tensorcast/ggml"
+	"tensorcast/internal/cc"
 )
 
 const driverName = "llamarun"
@@ -23,23 +20,17 @@ var driverText string
 // driverSource is the driver with its includes inserted.
 var driverSource = ggml.IncludeGathers(driverText)
 
-// -ldl and -pthread are needed for glibc before 2.34.
-var compilerFlags = []string{"-std=gnu11", "-O2", "-x", "c", "-", "-ldl", "-pthread"}
+// compilerFlag is for glibc before 2.34.
+const compilerFlag = "-pthread"
 
 // compile writes the driver to the new file path.
 func compile(ctx context.Context, path string) error {
-	cmd := exec.CommandContext(ctx, "gcc", append([]string{"-o", path}, compilerFlags...)...)
-	cmd.Stdin = strings.NewReader(driverSource)
-	cmd.WaitDelay = 2 * time.Second
-	out, err := cmd.CombinedOutput()
+	err := cc.Compile(ctx, path, driverSource, compilerFlag)
 	switch {
 	case err == nil:
 		return nil
-	case ctx.Err() != nil:
-		return fmt.Errorf("compile %s: %w", driverName, context.Cause(ctx))
-	case errors.Is(err, exec.ErrNotFound):
-		return fmt.Errorf("%w: gcc is not installed (on Debian or Ubuntu: apt-get install gcc libc6-dev)", ErrUnavailable)
+	case errors.Is(err, cc.ErrNoCompiler):
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	first, _, _ := bytes.Cut(bytes.TrimSpace(out), []byte("\n"))
-	return fmt.Errorf("compile %s: %w: %s", driverName, err, first)
+	return fmt.Errorf("compile %s: %w", driverName, err)
 }

@@ -19,6 +19,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"tensorcast/internal/cc"
 )
 
 // Version is the version of the npm package with the prebuilt llama.cpp. llama.cpp's own version is in [Result].
@@ -153,7 +154,7 @@ func libNames(dir string) ([]string, error) {
 
 // buildID identifies everything that determines the compiled driver.
 func buildID() string {
-	return hash(driverSource, strings.Join(compilerFlags, " "), runtime.GOARCH)
+	return hash(driverSource, cc.Flags, compilerFlag, runtime.GOARCH)
 }
 
 // hash returns a short name for its arguments.

@@ -87,6 +87,9 @@ func observing(flag string) string {
 func TestMeasurePlanted(t *testing.T) {
 	for _, whole := range []bool{false, true} {
 		t.Run(fmt.Sprintf("whole=%v", whole), func(t *testing.T) {
+			if whole {
+				testenv.NeedMachine(t)
+			}
 			cfg, flag := planted(t)
 			cfg.Whole = whole
 			cfg.Observers = []Observer{{Name: "none"}, {Name: "planted", Command: observing(flag)}, {Name: "absent", Command: "nosuch {pid}"}, {Name: "ends", Command: "echo no right {pid}"}}

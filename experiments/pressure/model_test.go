@@ -8,12 +8,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"tensorcast/internal/testenv"
 	"testing"
 
 	"golang.org/x/sys/unix"
 )
 
 func TestDropAndLoad(t *testing.T) {
+	testenv.NeedMachine(t)
 	const size = 8<<20 + 100
 	f := diskFile(t, size)
 	m, err := openModel(f.Name())

@@ -24,6 +24,7 @@ import (
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
 	"tensorcast/internal/cgroup"
+	"tensorcast/internal/testenv"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -52,9 +53,7 @@ const scriptModel = 48 << 20
 // needs skips the test where control groups cannot be made, and checks at its end that none is left, nor a descriptor.
 func needs(t *testing.T) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("a measurement needs root")
-	}
+	testenv.NeedRoot(t)
 	root, err := cgroup.Root()
 	if errors.Is(err, cgroup.ErrNoController) {
 		t.Skip(err)

@@ -7,10 +7,10 @@ import (
 	"io"
 	"math"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"tensorcast/internal/host"
+	"tensorcast/internal/proc"
 	"tensorcast/internal/stats"
 	"tensorcast/internal/tabular"
 )
@@ -293,7 +293,7 @@ func (r *Report) remarks() tabular.Lines {
 				lines = append(lines, fmt.Sprintf("%s, round %d: %s: %s", run.Variant, run.Round+1, run.Outcome, run.Error))
 			}
 			if h := run.Helper; h != nil && h.Early && run.Outcome == Finished {
-				lines = append(lines, fmt.Sprintf("%s, round %d: the helper ended before the target (%s): %s", run.Variant, run.Round+1, h.Status, lastLine(h.Output)))
+				lines = append(lines, fmt.Sprintf("%s, round %d: the helper ended before the target (%s): %s", run.Variant, run.Round+1, h.Status, proc.LastLine(h.Output)))
 			}
 		}
 	}
@@ -304,9 +304,4 @@ func (r *Report) remarks() tabular.Lines {
 		}
 	}
 	return lines
-}
-
-func lastLine(text string) string {
-	text = strings.TrimSpace(text)
-	return text[strings.LastIndexByte(text, '\n')+1:]
 }

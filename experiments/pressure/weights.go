@@ -21,12 +21,12 @@ import (
 
 // weights is what a generated token reads.
 type weights struct {
-	tokenBytes int64    // distinct bytes
-	routed     bool     // which ones depends on a router (MoE)
-	extents    []Extent // whole tensors that a token reads from, in the order of first access; embedding rows are left out
+	tokenBytes int64    // distinct bytes per token
+	routed     bool     // which weights are read depends on a router (MoE)
+	extents    []Extent // whole tensors that a token reads from, in the order of first access, without embedding rows
 }
 
-// traceWeights runs the command to its end, traced.
+// traceWeights runs the command to its end under a tracer.
 func traceWeights(ctx context.Context, args []string, log *slog.Logger) (w weights, err error) {
 	dir, err := os.MkdirTemp("", "tensorcast-pressure-")
 	if err != nil {
@@ -86,7 +86,7 @@ func traceRun(ctx context.Context, dir string, args []string, log *slog.Logger) 
 	return nil
 }
 
-// countWeights takes what a token reads from a capture.
+// countWeights computes from a capture what a token reads.
 func countWeights(c *trace.Capture) (w weights, err error) {
 	files := map[string]bool{}
 	for _, row := range c.Structure {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -107,6 +108,13 @@ func playServer(behaviour string, args []string) {
 // played is a series with the played server. Its observer makes the file flag.
 func played(t *testing.T, behaviour string) Config {
 	t.Helper()
+	port, err := freePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port)); errors.Is(err, syscall.ENETUNREACH) {
+		t.Skipf("the loopback interface is down: %v", err)
+	}
 	t.Setenv(envServer, behaviour)
 	flag := filepath.Join(t.TempDir(), "observed")
 	self, err := os.Executable()

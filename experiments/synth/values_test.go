@@ -85,6 +85,7 @@ func TestValues(t *testing.T) {
 			"wide":  func(c *Config) { c.Layers, c.FF = 1, 10240 }, // ffn_down so small that Q4_K's scales are subnormal
 		} {
 			t.Run(typ.String()+"/"+name, func(t *testing.T) {
+				t.Parallel()
 				p, b := mustWrite(t, small(func(c *Config) { c.Type = typ; change(c) }))
 				n, ff := float64(p.Config.Embd), float64(p.Config.FF)
 				for _, x := range p.Tensors {

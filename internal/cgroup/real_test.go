@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"tensorcast/internal/testenv"
 	"testing"
 	"time"
 
@@ -38,9 +39,7 @@ func TestSelf(t *testing.T) {
 // newGroup makes a group for a test.
 func newGroup(t *testing.T) *Group {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("making control groups needs root")
-	}
+	testenv.NeedRoot(t)
 	root, err := Root()
 	if errors.Is(err, ErrNoController) {
 		t.Skip(err)

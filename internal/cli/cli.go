@@ -20,7 +20,7 @@
 //
 //	func main() { os.Exit(cli.Run(context.Background(), command(), os.Args[1:], os.Stdout, os.Stderr)) }
 //
-// Run is also what tests call.
+// Where signals should end it, it uses [FirstSignal]. Tests call Run, too.
 package cli
 
 // This file runs a command and turns its error into a message and an exit code.

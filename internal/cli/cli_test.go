@@ -19,7 +19,12 @@ import (
 const asCommand = "TENSORCAST_CLI_TEST"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(asCommand) != "" {
+	switch os.Getenv(asCommand) {
+	case "":
+	case "first":
+		ctx, _ := FirstSignal(context.Background()) // for as long as there is the process
+		os.Exit(Run(ctx, command(), os.Args[1:], os.Stdout, os.Stderr))
+	default:
 		Main(command())
 	}
 	goleak.VerifyTestMain(m)

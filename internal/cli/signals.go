@@ -32,18 +32,28 @@ const oneRequest = 300 * time.Millisecond
 // script does not end the jobs; but then `kill -INT $!` would not end them either, and a measurement that continues unseen disturbs the
 // next one. As a consequence, Ctrl-C in a script also ends these commands in its background; setsid(1) prevents that.
 func Signals(parent context.Context) (ctx context.Context, stop func()) {
+	return signals(parent, func(s syscall.Signal) { os.Exit(128 + int(s)) })
+}
+
+// FirstSignal is Signals for a command that has much to write after it was told to end: further signals have no effect until stop.
+func FirstSignal(parent context.Context) (ctx context.Context, stop func()) {
+	return signals(parent, func(syscall.Signal) {})
+}
+
+// signals is Signals or FirstSignal: it calls again for each signal after the first.
+func signals(parent context.Context, again func(syscall.Signal)) (ctx context.Context, stop func()) {
 	heard := []os.Signal{unix.SIGINT, unix.SIGTERM}
 	if !signal.Ignored(unix.SIGHUP) {
 		heard = append(heard, unix.SIGHUP)
 	}
-	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, heard...)
+	came := make(chan os.Signal, 8)
+	signal.Notify(came, heard...)
 	ctx, cancel := context.WithCancelCause(parent)
 	stopping, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
 		select {
-		case s := <-signals:
+		case s := <-came:
 			cancel(&Interrupted{s.(syscall.Signal)})
 		case <-stopping:
 			return
@@ -51,9 +61,9 @@ func Signals(parent context.Context) (ctx context.Context, stop func()) {
 		first := time.Now()
 		for {
 			select {
-			case s := <-signals:
+			case s := <-came:
 				if time.Since(first) >= oneRequest {
-					os.Exit(128 + int(s.(syscall.Signal)))
+					again(s.(syscall.Signal))
 				}
 			case <-stopping:
 				return
@@ -61,7 +71,7 @@ func Signals(parent context.Context) (ctx context.Context, stop func()) {
 		}
 	}()
 	return ctx, sync.OnceFunc(func() {
-		signal.Stop(signals)
+		signal.Stop(came)
 		close(stopping)
 		<-ended
 		cancel(nil)

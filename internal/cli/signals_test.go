@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -107,6 +108,9 @@ func TestSignals(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			if tt.signal == unix.SIGHUP && signal.Ignored(unix.SIGHUP) {
+				t.Skip("SIGHUP is ignored: these tests run under nohup")
+			}
 			dir := t.TempDir()
 			old := filepath.Join(dir, "old")
 			if err := os.WriteFile(old, []byte("old"), 0o644); err != nil {
@@ -168,6 +172,25 @@ func TestSecondSignal(t *testing.T) {
 		if code := s.end(t); code != 128+int(unix.SIGINT) {
 			t.Errorf("exit %d, %q", code, s.stderr.String())
 		}
+	}
+}
+
+// After FirstSignal the command has as long as it wants.
+func TestFirstSignal(t *testing.T) {
+	t.Parallel()
+	s := start(t, asCommand+`=first exec "$0" wait --deaf "$1"`, filepath.Join(t.TempDir(), "file"))
+	for range 2 {
+		s.signal(t, unix.SIGINT)
+		time.Sleep(2 * oneRequest)
+	}
+	s.signal(t, unix.SIGKILL)
+	if s.end(t); s.shell.ProcessState.String() != "signal: killed" {
+		t.Errorf("%v, %q", s.shell.ProcessState, s.stderr.String())
+	}
+	heard := start(t, asCommand+`=first exec "$0" wait "$1"`, filepath.Join(t.TempDir(), "file"))
+	heard.signal(t, unix.SIGTERM)
+	if code := heard.end(t); code != 1 || heard.stderr.String() != "demo wait: interrupted by SIGTERM\n" {
+		t.Errorf("exit %d, %q", code, heard.stderr.String())
 	}
 }
 

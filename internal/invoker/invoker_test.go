@@ -93,7 +93,7 @@ func TestEnv(t *testing.T) {
 
 func TestLookPath(t *testing.T) {
 	u := find(t)
-	dir := open(t)
+	dir := testenv.PublicDir(t)
 	write := func(name string, mode fs.FileMode) string {
 		path := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -128,21 +128,9 @@ func TestLookPath(t *testing.T) {
 	}
 }
 
-// open returns a directory that every user can reach.
-func open(t *testing.T) string {
-	t.Helper()
-	dir := t.TempDir()
-	for _, d := range []string{dir, filepath.Dir(dir)} {
-		if err := os.Chmod(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return dir
-}
-
 func TestDoWritesAsTheUser(t *testing.T) {
 	u := find(t)
-	dir := open(t)
+	dir := testenv.PublicDir(t)
 	mine := filepath.Join(dir, "mine")
 	if err := os.Mkdir(mine, 0o700); err != nil {
 		t.Fatal(err)
@@ -203,9 +191,12 @@ func TestDoWritesAsTheUser(t *testing.T) {
 // helper makes the test binary report what it finds as an ancestor's environment.
 const helper = "INVOKER_TEST_HELPER"
 
+// stranger is a user whom no process of the test belongs to.
+func stranger() uint32 { return uint32(os.Geteuid()) + 1 }
+
 func TestMain(m *testing.M) {
 	if os.Getenv(helper) != "" {
-		path, _ := lookup(sudoEnviron(nobody), "PATH")
+		path, _ := lookup(sudoEnviron(stranger()), "PATH")
 		os.Stdout.WriteString(path)
 		return
 	}

@@ -147,12 +147,7 @@ func TestLaunchFails(t *testing.T) {
 // Under ptrace the kernel gives a set-user-ID program no privileges, unless root is the tracer.
 func TestLaunchSetUserID(t *testing.T) {
 	testenv.NeedRoot(t)
-	dir := t.TempDir()
-	for _, d := range []string{dir, filepath.Dir(dir)} {
-		if err := os.Chmod(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
+	dir := testenv.PublicDir(t)
 	var fs unix.Statfs_t
 	if err := unix.Statfs(dir, &fs); err != nil {
 		t.Fatal(err)

@@ -11,16 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NotifyContext is signal.NotifyContext without the signals that are being ignored: under nohup SIGHUP stays without effect. Until stop is
-// called the signals do nothing but end the context.
-func NotifyContext(ctx context.Context, signals ...syscall.Signal) (notified context.Context, stop context.CancelFunc) {
-	if heeded := heeded(signals); len(heeded) > 0 { // none would mean all
-		return signal.NotifyContext(ctx, heeded...)
-	}
-	return context.WithCancel(ctx)
-}
-
-// heeded are those of the signals that are not ignored.
+// heeded returns those signals that are not ignored.
 func heeded(signals []syscall.Signal) []os.Signal {
 	var of []os.Signal
 	for _, s := range signals {

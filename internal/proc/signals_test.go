@@ -65,26 +65,3 @@ func TestRelay(t *testing.T) {
 		t.Errorf("got %q, SIGUSR2 ignored: %v", said(), signal.Ignored(syscall.SIGUSR2))
 	}
 }
-
-// A signal ends the context, further ones do nothing; one that is ignored does not.
-func TestNotifyContext(t *testing.T) {
-	signal.Ignore(syscall.SIGUSR2)
-	defer signal.Reset(syscall.SIGUSR2)
-	ctx, stop := NotifyContext(t.Context(), syscall.SIGUSR1, syscall.SIGUSR2)
-	raise(t, syscall.SIGUSR2)
-	if err := ctx.Err(); err != nil || !signal.Ignored(syscall.SIGUSR2) {
-		t.Errorf("an ignored signal: %v, still ignored: %v", err, signal.Ignored(syscall.SIGUSR2))
-	}
-	raise(t, syscall.SIGUSR1)
-	<-ctx.Done()
-	raise(t, syscall.SIGUSR1)
-	stop()
-
-	// With no signal left it is not one that every signal ends.
-	ctx, stop = NotifyContext(t.Context(), syscall.SIGUSR2)
-	defer stop()
-	raise(t, syscall.SIGWINCH)
-	if err := ctx.Err(); err != nil {
-		t.Errorf("another signal: %v", err)
-	}
-}

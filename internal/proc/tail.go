@@ -34,8 +34,11 @@ func (t *Tail) String() string {
 	return string(t.b)
 }
 
-// LastLine is the last line that is not empty.
-func (t *Tail) LastLine() string {
-	text := strings.TrimSpace(t.String())
+// LastLine returns the last line that is not empty.
+func (t *Tail) LastLine() string { return LastLine(t.String()) }
+
+// LastLine returns the last line of a text that is not empty.
+func LastLine(text string) string {
+	text = strings.TrimSpace(text)
 	return text[strings.LastIndexByte(text, '\n')+1:]
 }

@@ -60,12 +60,12 @@ type ModelInfo struct {
 	Fingerprint string `json:"fingerprint"` // of the first file
 	Bytes       int64  `json:"bytes"`       // of all files
 	Tensors     int    `json:"tensors"`
-	Layers      int    `json:"layers"` // that have tensors
-	// Files are the parts in their order; where they cannot be found by their names, in the order in which they were first read. Captures of earlier
-	// versions do not tell them.
+	Layers      int    `json:"layers"` // number of layers that have tensors
+	// Files are the model's parts in order, or, if parts are not found by name, in the order in which they were first read. Captures of earlier
+	// versions lack them.
 	Files []ModelFile `json:"files,omitempty"`
-	// LayersSeen are the layers of which an op of the CPU read a weight ("0-11,20"), LayersElsewhere the others, once a step
-	// is over: they are computed by another device.
+	// LayersSeen are the layers of which an op on the CPU read a weight ("0-11,20"). LayersElsewhere are the others, set once a step is
+	// over: another device computes them.
 	LayersSeen      string `json:"layers_seen"`
 	LayersElsewhere string `json:"layers_elsewhere,omitempty"`
 }
@@ -77,8 +77,8 @@ type ModelFile struct {
 	Fingerprint string `json:"fingerprint"` // see gguf.File.Fingerprint
 }
 
-// Segments says how a rotated capture is cut: segment 0 is access.arrows (and so on for the other tables), segment 1
-// is access.0001.arrows.
+// Segments describes the segments of a rotated capture: segment 0 is access.arrows (and so on for the other tables), segment 1 is
+// access.0001.arrows.
 type Segments struct {
 	First       int   `json:"first"`        // oldest that still exists
 	Last        int   `json:"last"`         // newest, being written to

@@ -9,16 +9,14 @@ import (
 	"io"
 	"math"
 	"os"
-	"slices"
 	"strconv"
-	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
 	"tensorcast/fabric/attention/measure"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/cli/progress"
+	"tensorcast/internal/tabular"
 )
 
 type attentionOptions struct {
@@ -219,10 +217,10 @@ func (o *attentionOptions) print(r *attentionReport, stdout io.Writer) error {
 	if o.json {
 		return cli.WriteJSON(stdout, r)
 	}
-	table := [][]string{attentionColumns}
+	t := tabular.Table{Columns: tabular.Right(attentionColumns...)}
 	for _, r := range r.Rows {
 		percent := func(x float64) string { return fmt.Sprintf("%.3g", 100*x) }
-		table = append(table, []string{
+		t.Rows = append(t.Rows, []string{
 			r.Workload, fmt.Sprintf("%d x %d", r.Heads, r.Group), fmt.Sprint(r.Dim), fmt.Sprint(r.Positions), r.Tolerance.String(),
 			percent(r.Fallbacks), percent(r.Exact), percent(r.EstimatedMissed), percent(r.Missed), percent(r.MaxMissed), percent(r.Recall),
 			percent(r.EstimatedError), percent(r.Error), percent(r.MaxError),
@@ -230,24 +228,12 @@ func (o *attentionOptions) print(r *attentionReport, stdout io.Writer) error {
 			fmt.Sprintf("%.2f to %.2f", r.Quartiles[0], r.Quartiles[1]),
 		})
 	}
-	var b strings.Builder
-	if o.markdown {
-		rule := slices.Repeat([]string{"---"}, len(attentionColumns))
-		for _, cells := range slices.Insert(table, 1, rule) {
-			fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | "))
-		}
-	} else {
-		t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
-		for _, cells := range table {
-			fmt.Fprintln(t, strings.Join(cells, "\t")+"\t")
-		}
-		if err := t.Flush(); err != nil {
-			return err
-		}
-	}
+	d := tabular.Document{&t}
 	if r.Interrupted {
-		fmt.Fprintln(&b, "\nINTERRUPTED: rows that were to follow are missing.")
+		d = append(d, tabular.Lines{"INTERRUPTED: rows that were to follow are missing."})
 	}
-	_, err := io.WriteString(stdout, b.String())
-	return err
+	if o.markdown {
+		return d.WriteMarkdown(stdout)
+	}
+	return d.WriteText(stdout)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -58,26 +59,28 @@ func TestAttention(t *testing.T) {
 
 // An interrupted series prints the rows that it has.
 func TestAttentionInterrupted(t *testing.T) {
-	t.Parallel()
 	args := []string{"attention", "--dim", "16", "--positions", "100", "--heads", "2", "--group", "2", "--pairs", "100", "--tolerance", strings.Repeat("0.05,", 20_000) + "none"}
-	for _, format := range []string{"", "--markdown", "--json"} {
-		with := args
-		if format != "" {
-			with = append(with, format)
-		}
-		code, stdout, stderr := interrupted(t, 2*time.Second, with...)
-		if code != 1 || stderr != "lab attention: interrupted by SIGINT\n" {
-			t.Fatalf("%s: exit %d, %q", format, code, stderr)
-		}
-		if format != "--json" {
-			if !strings.Contains(stdout, "INTERRUPTED") || !strings.Contains(stdout, "flat") {
-				t.Errorf("%s:\n%s", format, stdout)
+	for _, format := range []string{"text", "--markdown", "--json"} {
+		t.Run(format, func(t *testing.T) {
+			t.Parallel()
+			with := slices.Clone(args)
+			if format != "text" {
+				with = append(with, format)
 			}
-			continue
-		}
-		var r attentionReport
-		if err := json.Unmarshal([]byte(stdout), &r); err != nil || !r.Interrupted || len(r.Rows) == 0 || len(r.Rows) >= 60_000 {
-			t.Errorf("%v: %s", err, stdout)
-		}
+			code, stdout, stderr := interrupted(t, 2*time.Second, with...)
+			if code != 1 || stderr != "lab attention: interrupted by SIGINT\n" {
+				t.Fatalf("exit %d, %q", code, stderr)
+			}
+			if format != "--json" {
+				if !strings.Contains(stdout, "INTERRUPTED") || !strings.Contains(stdout, "flat") {
+					t.Errorf("%s", stdout)
+				}
+				return
+			}
+			var r attentionReport
+			if err := json.Unmarshal([]byte(stdout), &r); err != nil || !r.Interrupted || len(r.Rows) == 0 || len(r.Rows) >= 60_000 {
+				t.Errorf("%v: %s", err, stdout)
+			}
+		})
 	}
 }

@@ -10,14 +10,13 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
 	"tensorcast/fabric/hyper"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/cli/progress"
+	"tensorcast/internal/tabular"
 )
 
 type hyperOptions struct {
@@ -100,44 +99,32 @@ type hyperReport struct {
 }
 
 // WriteText writes a table for each coding.
-func (r *hyperReport) WriteText(w io.Writer) error { return r.write(w, false) }
+func (r *hyperReport) WriteText(w io.Writer) error { return r.document(false).WriteText(w) }
 
 // WriteMarkdown writes the same tables for a document.
-func (r *hyperReport) WriteMarkdown(w io.Writer) error { return r.write(w, true) }
+func (r *hyperReport) WriteMarkdown(w io.Writer) error { return r.document(true).WriteMarkdown(w) }
 
 // enough is the share of items found below which a cell is marked.
 const enough = 0.9
 
-func (r *hyperReport) write(w io.Writer, markdown bool) error {
+func (r *hyperReport) document(markdown bool) (d tabular.Document) {
 	for rows := r.Rows; len(rows) > 0; {
 		end := 1
 		for end < len(rows) && rows[end].Coding == rows[0].Coding {
 			end++
 		}
-		if err := hyperTable(w, rows[:end], markdown); err != nil {
-			return err
-		}
-		if rows = rows[end:]; len(rows) > 0 {
-			if _, err := fmt.Fprintln(w); err != nil {
-				return err
-			}
-		}
+		d = append(d, hyperTable(rows[:end], markdown))
+		rows = rows[end:]
 	}
 	if r.Interrupted {
-		_, err := fmt.Fprintln(w, "\nINTERRUPTED: figures are missing.")
-		return err
+		d = append(d, tabular.Lines{"INTERRUPTED: figures are missing."})
 	}
-	return nil
+	return d
 }
 
-// hyperTable writes the table of one coding: a line per dimension, a column per number of items and candidates. What was not measured is "-".
-func hyperTable(w io.Writer, rows []hyper.CapacityRow, markdown bool) error {
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	line := func(cells []string) { fmt.Fprintln(tw, strings.Join(cells, "\t")) }
-	if markdown {
-		line = func(cells []string) { fmt.Fprintf(tw, "| %s |\n", strings.Join(cells, " | ")) }
-	}
-	var dims, columns []int // columns are the first rows of their numbers
+// hyperTable is the table of one coding: a row per dimension, a column per number of items and candidates. "-" marks what was not measured.
+func hyperTable(rows []hyper.CapacityRow, markdown bool) *tabular.Table {
+	var dims, columns []int // of each column, the first row
 	for i, r := range rows {
 		if !slices.Contains(dims, r.Dim) {
 			dims = append(dims, r.Dim)
@@ -147,13 +134,9 @@ func hyperTable(w io.Writer, rows []hyper.CapacityRow, markdown bool) error {
 		}
 	}
 	slices.SortStableFunc(columns, func(a, b int) int { return cmp.Compare(rows[a].Items, rows[b].Items) })
-	head, rule := []string{rows[0].Coding.String()}, []string{"---"}
+	t := tabular.Table{Columns: tabular.Left(rows[0].Coding.String())}
 	for _, c := range columns {
-		head, rule = append(head, fmt.Sprintf("%d of %d", rows[c].Items, rows[c].Candidates)), append(rule, "---")
-	}
-	line(head)
-	if markdown {
-		line(rule)
+		t.Columns = append(t.Columns, tabular.Left(fmt.Sprintf("%d of %d", rows[c].Items, rows[c].Candidates))...)
 	}
 	for _, dim := range dims {
 		cells := []string{fmt.Sprintf("%d trits", dim)}
@@ -166,9 +149,9 @@ func hyperTable(w io.Writer, rows []hyper.CapacityRow, markdown bool) error {
 			}
 			cells = append(cells, cell)
 		}
-		line(cells)
+		t.Rows = append(t.Rows, cells)
 	}
-	return tw.Flush()
+	return &t
 }
 
 func sameColumn(a, b hyper.CapacityRow) bool {

@@ -63,7 +63,12 @@ nested    8 of 8
 | 64 trits | **0.000** (0.001) |
 `} {
 		var b bytes.Buffer
-		if err := (&hyperReport{Rows: rows}).write(&b, markdown); err != nil || b.String() != want {
+		r := hyperReport{Rows: rows}
+		write := r.WriteText
+		if markdown {
+			write = r.WriteMarkdown
+		}
+		if err := write(&b); err != nil || b.String() != want {
 			t.Errorf("%v\n%s\nwant\n%s", err, b.String(), want)
 		}
 	}
