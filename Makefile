@@ -51,8 +51,8 @@ experiments: build ## measure what tracer costs and whether it accounts for ever
 	@mkdir -p demo
 	bin/lab synth -o demo/1b.gguf --layers 22 --embd 2048 --ff 5632 --heads 16 --kv-heads 4 --type Q8_0
 	bin/lab synth -o demo/tiny.gguf --layers 6 --embd 512 --ff 1408 --heads 8 --kv-heads 2 --type Q8_0
-	bin/lab overhead -m demo/1b.gguf --pairs 40 --markdown --json demo/overhead-1b.json
-	bin/lab overhead -m demo/tiny.gguf --tokens 512 --pairs 40 --markdown --json demo/overhead-tiny.json
+	bin/lab overhead -m demo/1b.gguf --pairs 40 --markdown --save demo/overhead-1b.json
+	bin/lab overhead -m demo/tiny.gguf --tokens 512 --pairs 40 --markdown --save demo/overhead-tiny.json
 	bin/lab accounting
 
 fuzz: ## fuzz the parsers, FUZZTIME (a minute) each

@@ -25,29 +25,31 @@ type report interface {
 
 // output says where a report is written and in which form.
 type output struct {
-	json     string
+	json     bool
+	save     string // file
 	markdown bool
 	quiet    bool
 }
 
 // add adds the flags. what describes the contents of the JSON, table what is printed otherwise.
 func (o *output) add(f *pflag.FlagSet, what, table string) {
-	f.StringVar(&o.json, "json", "", fmt.Sprintf("write %s to this `file` as JSON; - is standard output, instead of the %s", what, table))
+	f.BoolVar(&o.json, "json", false, fmt.Sprintf("print %s as JSON instead of the %s", what, table))
+	f.StringVar(&o.save, "save", "", fmt.Sprintf("also write %s to this `file` as JSON", what))
 	f.BoolVar(&o.markdown, "markdown", false, fmt.Sprintf("print the %s as Markdown", table))
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress")
 }
 
 // print writes the report as the flags say.
 func (o *output) print(w io.Writer, r report) error {
-	if o.json == "-" {
-		return cli.WriteJSON(w, r)
-	}
-	if o.json != "" {
-		if err := outfile.Write(o.json, func(w io.Writer) error { return cli.WriteJSON(w, r) }); err != nil {
+	if o.save != "" {
+		if err := outfile.Write(o.save, func(w io.Writer) error { return cli.WriteJSON(w, r) }); err != nil {
 			return err
 		}
 	}
-	if o.markdown {
+	switch {
+	case o.json:
+		return cli.WriteJSON(w, r)
+	case o.markdown:
 		return r.WriteMarkdown(w)
 	}
 	return r.WriteText(w)

@@ -42,7 +42,7 @@ in a temporary directory (TMPDIR): for each text about 2 bytes times tokens of t
 Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 		Example: `  lab divergence -m f16.gguf --candidate q8=q8_0.gguf --candidate q4=q4_k_m.gguf --text prose.txt --text tech.txt
   lab divergence -m 7b-q8_0.gguf --candidate fast=7b-fast-f32.gguf --bytes fast=0.41 --text wiki.txt -c 512 --limit 20 -t 8 -j 1
-  lab divergence -m f16.gguf --candidate q4=q4_k_m.gguf --text prose.txt --json -`,
+  lab divergence -m f16.gguf --candidate q4=q4_k_m.gguf --text prose.txt --json`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return fmt.Errorf("unexpected argument %q (a model goes after --candidate NAME=, a text after --text)", args[0])

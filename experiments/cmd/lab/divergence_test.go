@@ -54,12 +54,13 @@ func TestDivergence(t *testing.T) {
 			t.Errorf("%v: exit %d, %s", more, code, stdout)
 		}
 	}
-	for _, to := range []string{"-", filepath.Join(t.TempDir(), "report.json")} {
-		code, stdout, _ := lab(t.Context(), append(args, "--json", to)...)
+	path := filepath.Join(t.TempDir(), "report.json")
+	for _, flags := range [][]string{{"--json"}, {"--save", path}} {
+		code, stdout, _ := lab(t.Context(), append(args, flags...)...)
 		data := []byte(stdout)
-		if to != "-" {
+		if len(flags) > 1 {
 			var err error
-			if data, err = os.ReadFile(to); err != nil {
+			if data, err = os.ReadFile(path); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -46,7 +46,7 @@ The same flags give the same figures, on any machine.
 Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 		Example: `  lab hyper
   lab hyper --coding exact --dims 1024,4096 --items 128 --candidates 64 --queries 10000
-  lab hyper --markdown --json capacity.json`,
+  lab hyper --markdown --save capacity.json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, name := range o.codings {

@@ -30,7 +30,7 @@ func TestHyperFails(t *testing.T) {
 	cancel()
 	small := []string{"hyper", "--coding", "majority", "--dims", "64", "--items", "2", "--queries", "1"}
 	for name, ctx := range map[string]context.Context{"none/figures.json": t.Context(), "context canceled": ended} {
-		code, stdout, stderr := lab(ctx, append(small, "--json", filepath.Join(t.TempDir(), "none/figures.json"))...)
+		code, stdout, stderr := lab(ctx, append(small, "--save", filepath.Join(t.TempDir(), "none/figures.json"))...)
 		if code != 1 || !strings.Contains(stderr, name) || stdout != "" {
 			t.Errorf("%s: exit %d, %q", name, code, stderr)
 		}
@@ -96,7 +96,7 @@ INTERRUPTED: figures are missing.
 func TestHyperInterrupted(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "figures.json")
-	code, stdout, stderr := interrupted(t, 2*time.Second, "hyper", "--dims", "64,65536", "--queries", "20000", "--items", "2,1024", "--coding", "exact", "--json", path)
+	code, stdout, stderr := interrupted(t, 2*time.Second, "hyper", "--dims", "64,65536", "--queries", "20000", "--items", "2,1024", "--coding", "exact", "--save", path)
 	if code != 1 || stderr != "lab hyper: interrupted by SIGINT\n" || !strings.Contains(stdout, "INTERRUPTED") || !strings.Contains(stdout, "64 trits") {
 		t.Fatalf("exit %d, %q\n%s", code, stderr, stdout)
 	}
@@ -112,11 +112,11 @@ func TestHyperInterrupted(t *testing.T) {
 
 func TestHyper(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "figures.json")
-	args := []string{"hyper", "--coding", "exact,blocks", "--dims", "1024", "--items", "8,128", "--candidates", "64", "--queries", "256", "--seed", "7", "--json"}
-	if code, stdout, stderr := lab(t.Context(), append(args, path)...); code != 0 || strings.Count(stdout, "\n") != 5 {
+	args := []string{"hyper", "--coding", "exact,blocks", "--dims", "1024", "--items", "8,128", "--candidates", "64", "--queries", "256", "--seed", "7"}
+	if code, stdout, stderr := lab(t.Context(), append(args, "--save", path)...); code != 0 || strings.Count(stdout, "\n") != 5 {
 		t.Fatalf("exit %d, %q, %q", code, stdout, stderr)
 	}
-	code, again, stderr := lab(t.Context(), append(args, "-")...)
+	code, again, stderr := lab(t.Context(), append(args, "--json")...)
 	if code != 0 {
 		t.Fatalf("exit %d, %q", code, stderr)
 	}

@@ -58,7 +58,7 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 		Example: `  lab synth -o 1b.gguf --layers 22 --embd 2048 --ff 5632 --heads 16 --kv-heads 4 --type Q8_0
   sudo lab overhead -m 1b.gguf --pairs 20
   sudo lab overhead -m tiny.gguf --tokens 512 --pairs 100 --observer none --observer op
-  sudo lab overhead -m 1b.gguf --whole --observer 'op=tracer -o {out} -- {target}' --json runs.json`,
+  sudo lab overhead -m 1b.gguf --whole --observer 'op=tracer -o {out} -- {target}' --save runs.json`,
 		Args: cobra.ArbitraryArgs, // the command line of the target
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.Target = args

@@ -64,7 +64,7 @@ func TestOverheadInterrupted(t *testing.T) {
 	llamatest.ForTest(t)
 	model := llamatest.Model(t, synth.Config{Layers: 2, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1})
 	path := filepath.Join(t.TempDir(), "pairs.json")
-	code, stdout, stderr := interrupted(t, 10*time.Second, "overhead", "-m", model, "-n", "16", "-t", "1", "--pairs", "10000", "--settle", "100ms", "--observer", "none", "--observer", "trap", "--json", path)
+	code, stdout, stderr := interrupted(t, 10*time.Second, "overhead", "-m", model, "-n", "16", "-t", "1", "--pairs", "10000", "--settle", "100ms", "--observer", "none", "--observer", "trap", "--save", path)
 	if code != 1 || stderr != "lab overhead: interrupted by SIGINT\n" || !strings.Contains(stdout, "INTERRUPTED after") {
 		t.Fatalf("exit %d, %q\n%s", code, stderr, stdout)
 	}

@@ -53,7 +53,7 @@ Needs root: it makes control groups, drops the page cache and traces. It needs a
 Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 		Example: `  sudo lab pressure -m model.gguf --x 0.85 --variant plain --variant 'both=bin/prefetchd --pid {pid}'
   sudo lab pressure -m model.gguf --limit 1GB --noise --repeat 6          # plain against plain
-  sudo lab pressure -m model.gguf --x 0.5 --readahead 128 --json runs.json --markdown`,
+  sudo lab pressure -m model.gguf --x 0.5 --readahead 128 --save runs.json --markdown`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.Target = args
 			if err := o.complete(); err != nil {

@@ -54,11 +54,11 @@ func TestParseVariant(t *testing.T) {
 	}
 }
 
-// --json FILE is written besides the table.
-func TestPressureJSONFile(t *testing.T) {
+// The file of --save is written besides the table.
+func TestSave(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "runs.json")
 	var stdout bytes.Buffer
-	if err := (&output{json: path}).print(&stdout, &pressure.Report{X: 2, Variants: []pressure.Variant{{Name: "plain"}}, Summaries: []pressure.Summary{{Runs: 1}}}); err != nil {
+	if err := (&output{save: path}).print(&stdout, &pressure.Report{X: 2, Variants: []pressure.Variant{{Name: "plain"}}, Summaries: []pressure.Summary{{Runs: 1}}}); err != nil {
 		t.Fatal(err)
 	}
 	b, err := os.ReadFile(path)
