@@ -24,8 +24,8 @@ import (
 	"strings"
 	"testing"
 
+	"tensorcast/experiments/llama/ggmltest"
 	"tensorcast/fabric"
-	"tensorcast/fabric/internal/ggmltest"
 	"tensorcast/fabric/trit"
 	"tensorcast/gguf"
 )

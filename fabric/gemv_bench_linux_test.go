@@ -13,9 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tensorcast/experiments/llama/ggmltest"
 	"tensorcast/fabric"
 	"tensorcast/fabric/decompose"
-	"tensorcast/fabric/internal/ggmltest"
 	"tensorcast/fabric/kernel"
 	"tensorcast/fabric/trit"
 	"tensorcast/gguf"

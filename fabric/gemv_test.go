@@ -7,9 +7,9 @@ import (
 	"slices"
 	"testing"
 
+	"tensorcast/experiments/llama/ggmltest"
 	"tensorcast/fabric"
 	"tensorcast/fabric/decompose"
-	"tensorcast/fabric/internal/ggmltest"
 	"tensorcast/fabric/kernel"
 	"tensorcast/fabric/trit"
 	"tensorcast/gguf"
