@@ -110,7 +110,8 @@ func TestDiskBandwidth(t *testing.T) {
 			best := DiskPoint{}
 			for _, p := range got.Points {
 				settings = append(settings, [2]int{p.Block, p.Depth})
-				if p.Bytes <= 0 || p.Bytes > size || p.Elapsed <= 0 || p.BytesPerSecond != float64(p.Bytes)/p.Elapsed.Seconds() {
+				// A fast disk gives all of it; where the point before stopped inside a block, the last one is read in part again.
+				if p.Bytes <= 0 || p.Bytes >= size+int64(p.Block) || p.Elapsed <= 0 || p.BytesPerSecond != float64(p.Bytes)/p.Elapsed.Seconds() {
 					t.Errorf("%+v", p)
 				}
 				if p.BytesPerSecond > best.BytesPerSecond {
