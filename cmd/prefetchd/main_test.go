@@ -18,8 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"tensorcast/capture"
 	"tensorcast/event"
 	"tensorcast/experiments/llama"
@@ -27,6 +25,7 @@ import (
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
 	"tensorcast/internal/cgroup"
+	"tensorcast/internal/pagecache"
 	"tensorcast/internal/testenv"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
@@ -102,11 +101,8 @@ func forget(t *testing.T, path string) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := f.Sync(); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
-		t.Fatal(err)
+	if left, err := pagecache.Drop(t.Context(), f); left > 0 || err != nil {
+		t.Fatalf("%d bytes stay in memory, %v", left, err)
 	}
 }
 
@@ -328,7 +324,7 @@ func TestRepacked(t *testing.T) {
 	in := llamatest.ForTest(t)
 	q4 := model
 	q4.Type, q4.Layers = gguf.Q4_0, 2
-	target := in.Command(t.Context(), llama.Options{Model: llamatest.Model(t, q4), Prompt: "x", Tokens: 1000, Threads: 1})
+	target := in.Command(t.Context(), llama.Options{Model: llamatest.Model(t, q4), Prompt: "x", Tokens: 1000, Threads: 1, Repeat: 1000}) // until it is killed
 	if err := target.Start(); err != nil {
 		t.Fatal(err)
 	}
