@@ -5,6 +5,7 @@ package trace
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -36,6 +37,12 @@ func NewSession(opts RecorderOptions) (*Session, error) {
 	c, err := startClock()
 	if err != nil {
 		return nil, err
+	}
+	// Known now, this keeps a command from being run that could not be recorded.
+	if opts.Dir != "" {
+		if _, err := captureFiles(opts.Dir, true); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
 	}
 	s := &Session{opts: opts, clock: c, live: map[int32]*Recorder{}, used: map[string]int{}, broken: map[int32]bool{}}
 	if opts.CSV != nil {

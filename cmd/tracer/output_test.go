@@ -480,3 +480,23 @@ func TestSummary(t *testing.T) {
 		})
 	}
 }
+
+// A directory that holds other files is refused before the command runs: it is there to be traced.
+func TestOccupiedDirectory(t *testing.T) {
+	testenv.NeedRoot(t)
+	dir, ran := t.TempDir(), filepath.Join(t.TempDir(), "ran")
+	if err := os.WriteFile(filepath.Join(dir, "thesis.txt"), []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(tracerBinary, "-o", dir, "--", "touch", ran)
+	out, _ := cmd.CombinedOutput()
+	if line := strings.TrimSpace(string(out)); cmd.ProcessState.ExitCode() != 1 || strings.Contains(line, "\n") || !strings.Contains(line, "thesis.txt") || !strings.Contains(line, "-o") {
+		t.Errorf("status %d, %q", cmd.ProcessState.ExitCode(), line)
+	}
+	if _, err := os.Stat(ran); err == nil {
+		t.Error("the command ran")
+	}
+	if data, err := os.ReadFile(filepath.Join(dir, "thesis.txt")); err != nil || string(data) != "mine" {
+		t.Errorf("%q, %v", data, err)
+	}
+}
