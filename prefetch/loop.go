@@ -245,6 +245,7 @@ func (c *Controller) mappedElsewhere(d *decode, file int, base uint64) (followed
 	}
 	// Another context with a mapping of its own: the model was loaded a second time, or again.
 	c.help.decode = 0
+	d.context.forget()
 	d.context.foreign, d.context.elsewhere = true, true
 	return false, nil
 }

@@ -249,6 +249,17 @@ func TestReloadInAnotherContext(t *testing.T) {
 	}
 }
 
+// The same in a context that is known already, as it decoded before.
+func TestReloadInKnownContext(t *testing.T) {
+	r := settled(t, 0.8, prefetch.Options{}, nil)
+	r.runOther(5, r.cycle, 2)
+	r.Remap()
+	r.runOther(5, r.cycle, 12)
+	if token, s := r.runOther(5, r.cycle, 5), r.Summary(); s.Learned != 2 || token.Misses > 0 {
+		t.Errorf("learned %d times; %d pages missing", s.Learned, token.Misses)
+	}
+}
+
 // A second context on the same mapping is followed as the first one is, without learning anew.
 func TestSecondContextOfTheModel(t *testing.T) {
 	r := settled(t, 0.8, prefetch.Options{}, nil)
