@@ -165,6 +165,9 @@ func TestNoCycle(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			out := t.TempDir()
+			if err := os.WriteFile(filepath.Join(out, cycleFile), []byte("of an earlier capture"), 0o600); err != nil {
+				t.Fatal(err)
+			}
 			code, stdout, stderr := execute(t, "-c", plant(t, tables.Meta{Models: []tables.ModelInfo{tc.model}}, true, whole, whole), "-o", out)
 			if code != cli.OK || !strings.HasPrefix(stderr, "analyze: warning: pattern.json is left out: ") || !strings.Contains(stderr, tc.want) || strings.Count(stderr, "\n") != 1 {
 				t.Errorf("exit %d, stderr %q, want a warning with %q", code, stderr, tc.want)

@@ -2,7 +2,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -125,7 +124,7 @@ func run(cmd *cobra.Command, o options) (err error) {
 
 	err = target.Run(cmd.Context(), controller.Handle)
 	s := controller.Summary()
-	if err != nil && !errors.Is(err, proc.ErrNoProcess) && !errors.Is(err, context.Canceled) { // the target has ended, as it may
+	if err != nil && !errors.Is(err, proc.ErrNoProcess) { // the target has ended, as it may
 		return err
 	}
 	if s.PerToken == 0 {
