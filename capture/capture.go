@@ -63,8 +63,8 @@ type Capture struct {
 // as for cmd.Start, but that must not be called; with Options.Preload its environment is changed. A set-user-ID program cannot be stopped
 // unless it runs as root, so its first ops may be missed.
 //
-// ctx is for the preparation only. Errors are those of exec.Cmd.Start, event.ErrPermission, event.ErrNoBTF, preload.ErrNoCompiler and
-// others.
+// ctx is for the preparation only. Errors are those of exec.Cmd.Start, event.ErrPermission, event.ErrUserNamespace, event.ErrNoBTF, proc.ErrForeignProc,
+// preload.ErrNoCompiler and others.
 func Start(ctx context.Context, cmd *exec.Cmd, opts Options) (*Capture, error) {
 	if err := opts.check(); err != nil {
 		return nil, err
@@ -158,11 +158,12 @@ func newTracer(pid int, command []string, opts Options) (*ebpf.Tracer, error) {
 	})
 }
 
+// check looks for what makes every capture futile.
 func (o *Options) check() error {
 	if o.RingBytes < 0 || int64(o.RingBytes) > math.MaxUint32 {
 		return fmt.Errorf("a buffer of %d bytes: want a power of two below 4 GiB", o.RingBytes)
 	}
-	return nil
+	return proc.CheckMount()
 }
 
 // PID is the process id of the target.

@@ -116,8 +116,11 @@ type ExamineOptions struct {
 }
 
 // Examine examines the kernel, this process's privileges and the target. It returns an error if the target does not exist (ErrNoProcess,
-// exec.ErrNotFound, fs.ErrNotExist); all other obstacles are in the report.
+// exec.ErrNotFound, fs.ErrNotExist) or cannot be looked at (proc.ErrForeignProc); all other obstacles are in the report.
 func Examine(opts ExamineOptions) (*Report, error) {
+	if err := proc.CheckMount(); err != nil {
+		return nil, err // all that could be read of the target would be another process's
+	}
 	r := &Report{}
 	t, err := r.target(opts)
 	if err != nil {
@@ -141,10 +144,11 @@ func (r *Report) machine() error {
 	if err != nil {
 		return err
 	}
-	r.privileges(have)
+	if err := r.privileges(have); err != nil {
+		return err
+	}
 	r.settings(have)
-	r.features()
-	return nil
+	return r.features()
 }
 
 // target reports on the target's files.
@@ -188,7 +192,11 @@ func capabilities() (uint64, error) {
 
 func holds(set uint64, capability int) bool { return set>>capability&1 == 1 }
 
-func (r *Report) privileges(have uint64) {
+func (r *Report) privileges(have uint64) error {
+	confined, err := proc.InUserNamespace()
+	if err != nil {
+		return err
+	}
 	for _, c := range []struct {
 		name   string
 		number int
@@ -201,11 +209,16 @@ func (r *Report) privileges(have uint64) {
 	} {
 		f := Finding{Name: c.name, State: No, Use: c.use}
 		admin := c.number == unix.CAP_BPF || c.number == unix.CAP_PERFMON
-		if holds(have, c.number) || admin && holds(have, unix.CAP_SYS_ADMIN) {
+		switch {
+		case !holds(have, c.number) && !(admin && holds(have, unix.CAP_SYS_ADMIN)):
+		case confined:
+			f.Detail = "held in this user namespace only"
+		default:
 			f.State = Yes
 		}
 		r.Capabilities = append(r.Capabilities, f)
 	}
+	return nil
 }
 
 func (r *Report) settings(have uint64) {
@@ -235,22 +248,34 @@ func (r *Report) settings(have uint64) {
 }
 
 // features tries the features of the kernel.
-func (r *Report) features() {
+func (r *Report) features() error {
+	confined, err := proc.InUserNamespace()
+	if err != nil {
+		return err
+	}
+	if confined {
+		r.advise("%s", event.ErrUserNamespace)
+	}
 	add := func(name, use string, err error) State {
 		f := Finding{Name: name, State: Yes, Use: use}
 		switch {
 		case err == nil:
+		case confined:
+			f.State, f.Detail = No, "refused in a user namespace"
 		case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES), errors.Is(err, fs.ErrPermission), errors.Is(err, event.ErrPermission):
 			f.State, f.Detail = Unknown, "needs root to find out"
 		default:
 			f.State, f.Detail = No, firstLine(err)
 		}
 		r.Features = append(r.Features, f)
+		if confined {
+			return Unknown // a refusal tells nothing of the kernel
+		}
 		return f.State
 	}
-	_, err := btf.LoadKernelSpec()
+	_, err = btf.LoadKernelSpec()
 	if add("BTF", "find which file an address belongs to", err) == No {
-		r.advise("the kernel has no type information: use one built with CONFIG_DEBUG_INFO_BTF=y (all large distributions have it)")
+		r.advise("the kernel shows no type information: mount sysfs if /sys/kernel/btf is missing here, else use a kernel built with CONFIG_DEBUG_INFO_BTF=y (all large distributions have it)")
 	}
 	old := false
 	for _, f := range []struct {
@@ -283,6 +308,14 @@ func (r *Report) features() {
 	}
 	add("programs of op", "--detail op", op)
 	add("programs of op+io", "--detail op+io", io)
+	ino, err := proc.PIDNamespace()
+	if err != nil {
+		return err
+	}
+	if ino != 0 && (op == nil || errors.Is(op, event.ErrPIDNamespace)) { // else the programs did not come that far
+		add("PID namespace", "tell processes by the ids that they have in this container", op)
+	}
+	return nil
 }
 
 // feature returns the finding with this name.

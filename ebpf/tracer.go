@@ -146,14 +146,20 @@ func (t *Tracer) load() error {
 	if err != nil {
 		return fmt.Errorf("configure the embedded programs: %w", err)
 	}
+	if err := setNamespace(spec); err != nil {
+		return err
+	}
 	if err := spec.LoadAndAssign(&t.objs, nil); err != nil {
-		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
-			return fmt.Errorf("%w (%v)", event.ErrPermission, err)
+		if isRefusal(err) {
+			return refused(err)
 		}
 		if _, btfErr := btf.LoadKernelSpec(); btfErr != nil {
 			return fmt.Errorf("%w (%v)", event.ErrNoBTF, btfErr)
 		}
 		return fmt.Errorf("load the probes into the kernel: %w", err)
+	}
+	if err := checkNamespace(t.objs.Whoami); err != nil {
+		return errors.Join(err, t.objs.Close())
 	}
 	t.main.maxTemplates = t.objs.Templates.MaxEntries()
 	if t.reader, err = ringbuf.NewReader(t.objs.Events); err != nil {
@@ -468,8 +474,8 @@ func (t *Tracer) attachSite(ex *link.Executable, s ggml.Site) error {
 			}
 		}
 		switch {
-		case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES):
-			return fmt.Errorf("%w (%v)", event.ErrPermission, err)
+		case isRefusal(err):
+			return refused(err)
 		case errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH):
 			return fmt.Errorf("process %d: %w", t.opts.PID, proc.ErrNoProcess)
 		case err != nil:
