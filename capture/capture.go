@@ -47,6 +47,8 @@ type Options struct {
 	// means the capturer's default: one second for probes, 10 ms for the library.
 	Interval time.Duration
 	Tick     func() error
+	// Pause is as in ebpf.Options; it has no effect with Preload.
+	Pause func() time.Duration
 	// Signals are passed on to a command that Start starts, from before its start until Close. Exceptions: signals that this process
 	// ignores, because the command ignores them, too (nohup); and a SIGINT or SIGQUIT that the terminal has sent to both.
 	Signals []syscall.Signal
@@ -153,7 +155,7 @@ func attach(p *proc.Process, opts Options) (*ebpf.Tracer, error) {
 
 func newTracer(pid int, command []string, opts Options) (*ebpf.Tracer, error) {
 	return ebpf.New(ebpf.Options{
-		PID: pid, Hints: hints(command, pid), RingBytes: uint32(opts.RingBytes), PerfEvents: opts.PerfEvents, Interval: opts.Interval, Tick: opts.Tick,
+		PID: pid, Hints: hints(command, pid), RingBytes: uint32(opts.RingBytes), PerfEvents: opts.PerfEvents, Interval: opts.Interval, Tick: opts.Tick, Pause: opts.Pause,
 		Detail: opts.Detail, Buffers: opts.Buffers, Follow: opts.Follow, Small: opts.Small, Log: opts.Log,
 	})
 }

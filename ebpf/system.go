@@ -241,7 +241,7 @@ func (t *Tracer) forked(e *systemProcessEvent) error {
 
 // execed looks at the program that a target runs after an execve. What was found in the old program is dropped.
 func (t *Tracer) execed(p *target) error {
-	p.begun, p.decodes, p.mapped, p.likely = false, false, nil, nil
+	p.begun, p.decodes, p.mapped, p.likely, p.search = false, false, nil, nil, search{}
 	p.readCommand()
 	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", p.pid))
 	if err != nil {
