@@ -117,6 +117,9 @@ func run(cmd *cobra.Command, o options) (err error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("process %d: %w", o.pid, proc.ErrNoProcess)
 	}
+	if errors.Is(err, cgroup.ErrHidden) && o.Budget == 0 { // its limits apply, whatever they are
+		return fmt.Errorf("%w: mount the cgroup hierarchy here, run this on the host, or say with --budget how much of the model to keep in memory", err)
+	}
 	if err != nil {
 		log.Warn("no memory cgroup: only the host's memory bounds the budget", "error", err)
 	}

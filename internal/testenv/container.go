@@ -11,6 +11,7 @@ import (
 // Container says how a container differs from the host, besides having PID and mount namespaces of its own.
 type Container struct {
 	User   bool   // it has a user namespace of its own, too, in which the caller is root
+	Cgroup bool   // it has a cgroup namespace of its own; the hierarchies that are mounted stay those of the host
 	NoProc bool   // /proc stays that of the host
 	First  string // shell commands that run in it before the command
 }
@@ -24,6 +25,9 @@ func (c Container) Command(t testing.TB, args ...string) *exec.Cmd {
 	}
 	cmd := exec.Command("sh", append([]string{"-c", script + c.First + "\nexec \"$@\"", "sh"}, args...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Unshareflags: syscall.CLONE_NEWNS} // which makes mounts private
+	if c.Cgroup {
+		cmd.SysProcAttr.Unshareflags |= syscall.CLONE_NEWCGROUP
+	}
 	if c.User {
 		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
 		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{Size: 1, HostID: syscall.Getuid()}}
