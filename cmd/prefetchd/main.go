@@ -141,7 +141,7 @@ func run(cmd *cobra.Command, o options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, target.Close()) }()
-	if err := prefetch.Settle(group, !o.noJoin, log); err != nil {
+	if err := prefetch.Settle(cmd.Context(), group, !o.noJoin, log); err != nil {
 		return err
 	}
 
