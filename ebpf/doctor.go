@@ -43,6 +43,8 @@ type Report struct {
 	Modes        []Mode    `json:"modes"`
 	Advice       []string  `json:"advice"` // what to do about problems, one line each
 	OK           bool      `json:"ok"`     // tracer would work with its default, --detail op
+
+	refused, remedy string // why the kernel refuses what root may do, and what to do; empty: it does not, as far as is known
 }
 
 // State is the result of a test.
@@ -149,7 +151,7 @@ func (r *Report) machine() error {
 		return err
 	}
 	r.settings(have)
-	return r.features()
+	return r.features(have)
 }
 
 // target reports on the target's files.
@@ -249,29 +251,27 @@ func (r *Report) settings(have uint64) {
 }
 
 // features tries the features of the kernel.
-func (r *Report) features() error {
+func (r *Report) features(have uint64) error {
 	confined, err := proc.InUserNamespace()
 	if err != nil {
 		return err
 	}
-	if confined {
-		r.advise("%s", event.ErrUserNamespace)
+	switch {
+	case confined:
+		r.refused, r.remedy = "refused in a user namespace", event.ErrUserNamespace.Error()
+	case len(lacking(have)) == 0 && filtered():
+		r.refused, r.remedy = "refused by a seccomp filter", "the seccomp filter of this process (of its container) must allow bpf and perf_event_open"
 	}
 	add := func(name, use string, err error) State {
 		f := Finding{Name: name, State: Yes, Use: use}
 		switch {
 		case err == nil:
-		case confined:
-			f.State, f.Detail = No, "refused in a user namespace"
-		case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES), errors.Is(err, fs.ErrPermission), errors.Is(err, event.ErrPermission):
-			f.State, f.Detail = Unknown, "needs root to find out"
+		case isRefusal(err), errors.Is(err, fs.ErrPermission), errors.Is(err, event.ErrPermission), errors.Is(err, event.ErrUserNamespace):
+			f.State, f.Detail = Unknown, cmp.Or(r.refused, "needs root to find out")
 		default:
 			f.State, f.Detail = No, firstLine(err)
 		}
 		r.Features = append(r.Features, f)
-		if confined {
-			return Unknown // a refusal tells nothing of the kernel
-		}
 		return f.State
 	}
 	_, err = btf.LoadKernelSpec()
@@ -587,25 +587,25 @@ func (r *Report) judge(t *examined) {
 	if r.Target != nil {
 		lacks = r.judgeTarget(t)
 	}
-	root := t.hidden
+	denied := t.hidden
 	for _, name := range []string{"op", "graph", "op+io"} {
 		m := Mode{Name: name}
 		switch programs := r.feature("programs of " + name); {
 		case programs.State == Unknown:
-			m.Reason, root = "needs root (sudo), or CAP_BPF and CAP_PERFMON", true
+			m.Reason, denied = cmp.Or(r.refused, "needs root (sudo), or CAP_BPF and CAP_PERFMON"), true
 		case programs.State == No:
 			m.Reason = programs.Detail
 		case r.feature("uprobe_multi").State != Yes && r.feature("perf uprobes").State != Yes:
 			m.Reason = "the kernel lets this process attach no uprobes"
-			root = root || r.feature("perf uprobes").State == Unknown
+			denied = denied || r.feature("perf uprobes").State == Unknown
 		default:
 			m.Reason = lacks[name]
 		}
 		m.OK = m.Reason == ""
 		r.Modes = append(r.Modes, m)
 	}
-	if root {
-		r.advise("run tracer as root (sudo): --detail op, graph and op+io need it, --preload does not")
+	if denied {
+		r.advise("%s", cmp.Or(r.remedy, "run tracer as root (sudo): --detail op, graph and op+io need it, --preload does not"))
 	}
 	if r.Target != nil {
 		r.Modes = append(r.Modes, Mode{Name: "preload", OK: lacks["preload"] == "", Reason: lacks["preload"]})

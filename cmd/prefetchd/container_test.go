@@ -34,7 +34,7 @@ func TestInContainer(t *testing.T) {
 	}
 	said := filepath.Join(t.TempDir(), "said.json")
 	args := append([]string{"sh", "-c", `said=$1; shift; helper=$1; shift; "$@" > "$said" & exec "$helper" --wait --json --pid $!`, "sh", said, prefetchd}, in.Command(t.Context(), o).Args...)
-	cmd := testenv.Container{}.Command(t, args...)
+	cmd := testenv.Container{}.Command(args...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
@@ -71,7 +71,7 @@ func TestContainerFromOutside(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := llama.Options{Model: filepath.Join(hidden, "m.gguf"), Prompt: "x", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20}
-	target := testenv.Container{First: fmt.Sprintf("mount -t tmpfs tmpfs %s; cp %s %s/m.gguf", hidden, model, hidden)}.Command(t, in.Command(t.Context(), o).Args...)
+	target := testenv.Container{First: fmt.Sprintf("mount -t tmpfs tmpfs %s; cp %s %s/m.gguf", hidden, model, hidden)}.Command(in.Command(t.Context(), o).Args...)
 	if err := target.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func TestUselessContainer(t *testing.T) {
 				t.Skip("the tests run in the root of the hierarchy, which a cgroup namespace shows whole")
 			}
 			args := append([]string{"sh", "-c", `helper=$1; shift; "$@" > /dev/null & "$helper" --wait --pid $!; status=$?; kill $!; exit $status`, "sh", prefetchd}, in.Command(t.Context(), o).Args...)
-			cmd := tc.container.Command(t, args...)
+			cmd := tc.container.Command(args...)
 			var stderr bytes.Buffer
 			cmd.Stderr = &stderr
 			stop := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })

@@ -7,12 +7,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
@@ -59,6 +63,27 @@ func pagedIn(t *testing.T, c *trace.Capture) map[int32]int64 {
 	return by
 }
 
+// filteredTest is the variable that makes the tests' program run another one, its arguments, under a seccomp filter that refuses bpf, as Docker's does.
+const filteredTest = "TENSORCAST_TEST_FILTERED"
+
+// runFiltered does so. It does not return.
+func runFiltered(args []string) {
+	runtime.LockOSThread() // the filter is this thread's, and that of the program that it becomes
+	refused := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 0}, // the number of the system call
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: 0, Jf: 1, K: unix.SYS_BPF},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	program := unix.SockFprog{Len: uint16(len(refused)), Filter: &refused[0]}
+	err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0)
+	if err == nil {
+		err = unix.Exec(args[0], args, os.Environ())
+	}
+	fmt.Fprintln(os.Stderr, "run it filtered:", err)
+	os.Exit(1)
+}
+
 // In a container tracer sees what it sees on the host, and calls processes and threads what they are called there.
 func TestInContainer(t *testing.T) {
 	testenv.NeedRoot(t)
@@ -71,7 +96,7 @@ func TestInContainer(t *testing.T) {
 			dropped(t, o.Model)
 			dir := filepath.Join(t.TempDir(), "capture")
 			args := append([]string{tracerBinary, "-o", dir, "--strict", "--detail", detail, "--"}, in.Command(t.Context(), o).Args...)
-			r := finish(t, testenv.Container{}.Command(t, args...))
+			r := finish(t, testenv.Container{}.Command(args...))
 			if r.status != 0 {
 				t.Fatalf("tracer ended with %d:\n%s", r.status, r.stderr)
 			}
@@ -111,7 +136,7 @@ func TestDeeperContainer(t *testing.T) {
 	outside, want := traced(t, in, o)
 	dir := filepath.Join(t.TempDir(), "capture")
 	args := append([]string{tracerBinary, "-o", dir, "--strict", "--follow", "--", unshare, "--fork", "--pid"}, in.Command(t.Context(), o).Args...)
-	r := finish(t, testenv.Container{}.Command(t, args...))
+	r := finish(t, testenv.Container{}.Command(args...))
 	if r.status != 0 {
 		t.Fatalf("tracer ended with %d:\n%s", r.status, r.stderr)
 	}
@@ -147,7 +172,7 @@ func TestContainerFromOutside(t *testing.T) {
 	}
 	container := testenv.Container{First: fmt.Sprintf("mount -t tmpfs tmpfs %s; cp %s %s/m.gguf", hidden, o.Model, hidden)}
 	o.Model, o.Repeat = filepath.Join(hidden, "m.gguf"), 1<<20
-	target := container.Command(t, in.Command(t.Context(), o).Args...)
+	target := container.Command(in.Command(t.Context(), o).Args...)
 	if err := target.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -182,18 +207,30 @@ func TestUselessContainer(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	driver := in.Command(t.Context(), llama.Options{Model: llamatest.Model(t, denseModel), Prompt: "x", Tokens: 1000, Threads: 1, NoRepack: true, Repeat: 1 << 20}).Args // a command that tracer must not wait for
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, tc := range map[string]struct {
 		container testenv.Container
+		through   []string // runs tracer
 		says      string
 	}{
-		"user namespace": {testenv.Container{User: true}, "user namespace"},
-		"no proc":        {testenv.Container{NoProc: true}, "mount proc"},
-		"no types":       {testenv.Container{First: "mount -t tmpfs tmpfs /sys/kernel/btf"}, "/sys/kernel/btf"},
-		"empty proc":     {testenv.Container{NoProc: true, First: "mount -t tmpfs tmpfs /proc"}, "mount proc"},
+		"user namespace": {testenv.Container{User: true}, nil, "user namespace"},
+		"no proc":        {testenv.Container{NoProc: true}, nil, "mount proc"},
+		"no types":       {testenv.Container{First: "mount -t tmpfs tmpfs /sys/kernel/btf"}, nil, "/sys/kernel/btf"},
+		"empty proc":     {testenv.Container{NoProc: true, First: "mount -t tmpfs tmpfs /proc"}, nil, "mount proc"},
+		"capabilities":   {testenv.Container{}, []string{"setpriv", "--bounding-set", "-sys_admin,-bpf", "--inh-caps", "-sys_admin,-bpf"}, "CAP_BPF"},
+		"seccomp":        {testenv.Container{First: "export " + filteredTest + "=1"}, []string{self}, "seccomp"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if len(tc.through) > 0 {
+				if _, err := exec.LookPath(tc.through[0]); err != nil {
+					t.Skip(err)
+				}
+			}
 			dir := filepath.Join(t.TempDir(), "capture")
-			cmd := tc.container.Command(t, append([]string{tracerBinary, "-o", dir, "--"}, driver...)...)
+			cmd := tc.container.Command(slices.Concat(tc.through, []string{tracerBinary, "-o", dir, "--"}, driver)...)
 			stop := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
 			defer stop.Stop()
 			r := finish(t, cmd)
@@ -203,13 +240,13 @@ func TestUselessContainer(t *testing.T) {
 			if _, err := os.Stat(dir); err == nil {
 				t.Error("a capture was written")
 			}
-			r = finish(t, tc.container.Command(t, tracerBinary, "doctor"))
+			r = finish(t, tc.container.Command(append(tc.through, tracerBinary, "doctor")...))
 			if r.status != cli.Failure || !strings.Contains(r.stdout+r.stderr, tc.says) || strings.Count(r.stderr, "\n") > 1 {
 				t.Errorf("doctor: status %d: %s%s", r.status, r.stdout, r.stderr)
 			}
 		})
 	}
-	if r := finish(t, testenv.Container{}.Command(t, tracerBinary, "doctor")); r.status != cli.OK || !strings.Contains(r.stdout, "PID namespace") {
+	if r := finish(t, testenv.Container{}.Command(tracerBinary, "doctor")); r.status != cli.OK || !strings.Contains(r.stdout, "PID namespace") {
 		t.Errorf("doctor in a container: status %d: %s%s", r.status, r.stdout, r.stderr)
 	}
 }

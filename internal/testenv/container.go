@@ -5,7 +5,6 @@ package testenv
 import (
 	"os/exec"
 	"syscall"
-	"testing"
 )
 
 // Container says how a container differs from the host, besides having PID and mount namespaces of its own.
@@ -17,8 +16,7 @@ type Container struct {
 }
 
 // Command is a command in a new container, where it becomes process 1, from args: the program and its arguments. Kill its Process, and all of the container ends.
-func (c Container) Command(t testing.TB, args ...string) *exec.Cmd {
-	t.Helper()
+func (c Container) Command(args ...string) *exec.Cmd {
 	script := "set -e\n"
 	if !c.NoProc {
 		script += "mount -t proc proc /proc\n"
