@@ -44,8 +44,12 @@ func Settle(ctx gocontext.Context, group *cgroup.Group, join bool, log *slog.Log
 		log.Warn("not joining the target's cgroup: an out-of-memory kill there takes all of it (memory.oom.group)", "cgroup", dir)
 		return nil
 	}
-	if unit, err := fragile(ctx, systemd.System, group.Name()); unit != "" {
-		log.Warn("not joining the target's cgroup: an out-of-memory kill there ends the whole unit, or may; set OOMPolicy=continue in it", "unit", unit, "error", err)
+	switch unit, err := fragile(ctx, systemd.System, group.Name()); {
+	case err != nil:
+		log.Warn("not joining the target's cgroup: an out-of-memory kill there may end the whole unit", "unit", unit, "error", err)
+		return nil
+	case unit != "":
+		log.Warn("not joining the target's cgroup: an out-of-memory kill there ends the whole unit; set OOMPolicy=continue in it", "unit", unit)
 		return nil
 	}
 	debug.FreeOSMemory() // what setting up took is not the target's to pay
