@@ -6,6 +6,7 @@ require (
 	github.com/apache/arrow/go/v17 v17.0.0
 	github.com/cilium/ebpf v0.22.0
 	github.com/dustin/go-humanize v1.1.0
+	github.com/godbus/dbus/v5 v5.2.4
 	github.com/pawelgaczynski/giouring v0.0.0-20230826085535-69588b89acb9
 	github.com/prometheus/procfs v0.23.0
 	github.com/schollz/progressbar/v3 v3.19.1

@@ -47,6 +47,8 @@ type Options struct {
 	// means the capturer's default: one second for probes, 10 ms for the library.
 	Interval time.Duration
 	Tick     func() error
+	// Pause is as in ebpf.Options; it has no effect with Preload.
+	Pause func() time.Duration
 	// Signals are passed on to a command that Start starts, from before its start until Close. Exceptions: signals that this process
 	// ignores, because the command ignores them, too (nohup); and a SIGINT or SIGQUIT that the terminal has sent to both.
 	Signals []syscall.Signal
@@ -63,8 +65,8 @@ type Capture struct {
 // as for cmd.Start, but that must not be called; with Options.Preload its environment is changed. A set-user-ID program cannot be stopped
 // unless it runs as root, so its first ops may be missed.
 //
-// ctx is for the preparation only. Errors are those of exec.Cmd.Start, event.ErrPermission, event.ErrNoBTF, preload.ErrNoCompiler and
-// others.
+// ctx is for the preparation only. Errors are those of exec.Cmd.Start, event.ErrPermission, event.ErrUserNamespace, event.ErrNoBTF, proc.ErrForeignProc,
+// preload.ErrNoCompiler and others.
 func Start(ctx context.Context, cmd *exec.Cmd, opts Options) (*Capture, error) {
 	if err := opts.check(); err != nil {
 		return nil, err
@@ -153,16 +155,17 @@ func attach(p *proc.Process, opts Options) (*ebpf.Tracer, error) {
 
 func newTracer(pid int, command []string, opts Options) (*ebpf.Tracer, error) {
 	return ebpf.New(ebpf.Options{
-		PID: pid, Hints: hints(command, pid), RingBytes: uint32(opts.RingBytes), PerfEvents: opts.PerfEvents, Interval: opts.Interval, Tick: opts.Tick,
+		PID: pid, Hints: hints(command, pid), RingBytes: uint32(opts.RingBytes), PerfEvents: opts.PerfEvents, Interval: opts.Interval, Tick: opts.Tick, Pause: opts.Pause,
 		Detail: opts.Detail, Buffers: opts.Buffers, Follow: opts.Follow, Small: opts.Small, Log: opts.Log,
 	})
 }
 
+// check looks for what makes every capture futile.
 func (o *Options) check() error {
 	if o.RingBytes < 0 || int64(o.RingBytes) > math.MaxUint32 {
 		return fmt.Errorf("a buffer of %d bytes: want a power of two below 4 GiB", o.RingBytes)
 	}
-	return nil
+	return proc.CheckMount()
 }
 
 // PID is the process id of the target.

@@ -43,6 +43,8 @@ type Report struct {
 	Modes        []Mode    `json:"modes"`
 	Advice       []string  `json:"advice"` // what to do about problems, one line each
 	OK           bool      `json:"ok"`     // tracer would work with its default, --detail op
+
+	refused, remedy string // why the kernel refuses what root may do, and what to do; empty: it does not, as far as is known
 }
 
 // State is the result of a test.
@@ -117,8 +119,11 @@ type ExamineOptions struct {
 }
 
 // Examine examines the kernel, this process's privileges and the target. It returns an error if the target does not exist (ErrNoProcess,
-// exec.ErrNotFound, fs.ErrNotExist); all other obstacles are in the report.
+// exec.ErrNotFound, fs.ErrNotExist) or cannot be looked at (proc.ErrForeignProc); all other obstacles are in the report.
 func Examine(opts ExamineOptions) (*Report, error) {
+	if err := proc.CheckMount(); err != nil {
+		return nil, err // all that could be read of the target would be another process's
+	}
 	r := &Report{}
 	t, err := r.target(opts)
 	if err != nil {
@@ -142,10 +147,11 @@ func (r *Report) machine() error {
 	if err != nil {
 		return err
 	}
-	r.privileges(have)
+	if err := r.privileges(have); err != nil {
+		return err
+	}
 	r.settings(have)
-	r.features()
-	return nil
+	return r.features(have)
 }
 
 // target reports on the target's files.
@@ -189,7 +195,11 @@ func capabilities() (uint64, error) {
 
 func holds(set uint64, capability int) bool { return set>>capability&1 == 1 }
 
-func (r *Report) privileges(have uint64) {
+func (r *Report) privileges(have uint64) error {
+	confined, err := proc.InUserNamespace()
+	if err != nil {
+		return err
+	}
 	for _, c := range []struct {
 		name   string
 		number int
@@ -202,11 +212,16 @@ func (r *Report) privileges(have uint64) {
 	} {
 		f := Finding{Name: c.name, State: No, Use: c.use}
 		admin := c.number == unix.CAP_BPF || c.number == unix.CAP_PERFMON
-		if holds(have, c.number) || admin && holds(have, unix.CAP_SYS_ADMIN) {
+		switch {
+		case !holds(have, c.number) && !(admin && holds(have, unix.CAP_SYS_ADMIN)):
+		case confined:
+			f.Detail = "held in this user namespace only"
+		default:
 			f.State = Yes
 		}
 		r.Capabilities = append(r.Capabilities, f)
 	}
+	return nil
 }
 
 func (r *Report) settings(have uint64) {
@@ -236,22 +251,32 @@ func (r *Report) settings(have uint64) {
 }
 
 // features tries the features of the kernel.
-func (r *Report) features() {
+func (r *Report) features(have uint64) error {
+	confined, err := proc.InUserNamespace()
+	if err != nil {
+		return err
+	}
+	switch {
+	case confined:
+		r.refused, r.remedy = "refused in a user namespace", event.ErrUserNamespace.Error()
+	case len(lacking(have)) == 0 && filtered():
+		r.refused, r.remedy = "refused by a seccomp filter", "the seccomp filter of this process (of its container) must allow bpf and perf_event_open"
+	}
 	add := func(name, use string, err error) State {
 		f := Finding{Name: name, State: Yes, Use: use}
 		switch {
 		case err == nil:
-		case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES), errors.Is(err, fs.ErrPermission), errors.Is(err, event.ErrPermission):
-			f.State, f.Detail = Unknown, "needs root to find out"
+		case isRefusal(err), errors.Is(err, fs.ErrPermission), errors.Is(err, event.ErrPermission), errors.Is(err, event.ErrUserNamespace):
+			f.State, f.Detail = Unknown, cmp.Or(r.refused, "needs root to find out")
 		default:
 			f.State, f.Detail = No, firstLine(err)
 		}
 		r.Features = append(r.Features, f)
 		return f.State
 	}
-	_, err := btf.LoadKernelSpec()
+	_, err = btf.LoadKernelSpec()
 	if add("BTF", "find which file an address belongs to", err) == No {
-		r.advise("the kernel has no type information: use one built with CONFIG_DEBUG_INFO_BTF=y (all large distributions have it)")
+		r.advise("the kernel shows no type information: mount sysfs if /sys/kernel/btf is missing here, else use a kernel built with CONFIG_DEBUG_INFO_BTF=y (all large distributions have it)")
 	}
 	old := false
 	for _, f := range []struct {
@@ -284,6 +309,14 @@ func (r *Report) features() {
 	}
 	add("programs of op", "--detail op", op)
 	add("programs of op+io", "--detail op+io", io)
+	ino, err := proc.PIDNamespace()
+	if err != nil {
+		return err
+	}
+	if ino != 0 && (op == nil || errors.Is(op, event.ErrPIDNamespace)) { // else the programs did not come that far
+		add("PID namespace", "tell processes by the ids that they have in this container", op)
+	}
+	return nil
 }
 
 // feature returns the finding with this name.
@@ -554,25 +587,25 @@ func (r *Report) judge(t *examined) {
 	if r.Target != nil {
 		lacks = r.judgeTarget(t)
 	}
-	root := t.hidden
+	denied := t.hidden
 	for _, name := range []string{"op", "graph", "op+io"} {
 		m := Mode{Name: name}
 		switch programs := r.feature("programs of " + name); {
 		case programs.State == Unknown:
-			m.Reason, root = "needs root (sudo), or CAP_BPF and CAP_PERFMON", true
+			m.Reason, denied = cmp.Or(r.refused, "needs root (sudo), or CAP_BPF and CAP_PERFMON"), true
 		case programs.State == No:
 			m.Reason = programs.Detail
 		case r.feature("uprobe_multi").State != Yes && r.feature("perf uprobes").State != Yes:
 			m.Reason = "the kernel lets this process attach no uprobes"
-			root = root || r.feature("perf uprobes").State == Unknown
+			denied = denied || r.feature("perf uprobes").State == Unknown
 		default:
 			m.Reason = lacks[name]
 		}
 		m.OK = m.Reason == ""
 		r.Modes = append(r.Modes, m)
 	}
-	if root {
-		r.advise("run tracer as root (sudo): --detail op, graph and op+io need it, --preload does not")
+	if denied {
+		r.advise("%s", cmp.Or(r.remedy, "run tracer as root (sudo): --detail op, graph and op+io need it, --preload does not"))
 	}
 	if r.Target != nil {
 		r.Modes = append(r.Modes, Mode{Name: "preload", OK: lacks["preload"] == "", Reason: lacks["preload"]})

@@ -57,6 +57,9 @@ func openSystem(objs *traceObjects, opts Options) (*system, error) {
 		spec.Variables["wake_at"].Set(wakeAt(objs.Events.MaxEntries()))); err != nil {
 		return nil, fmt.Errorf("configure the embedded programs: %w", err)
 	}
+	if err := setNamespace(spec); err != nil {
+		return nil, err
+	}
 	for name, m := range map[string]*ebpf.Map{"events": objs.Events, "targets": objs.Targets, "counters": objs.Counters} {
 		spec.Maps[name].MaxEntries = m.MaxEntries()
 	}
@@ -72,8 +75,8 @@ func openSystem(objs *traceObjects, opts Options) (*system, error) {
 			opts.Log.Debug("cannot notice that the target execs", "error", err)
 			return nil, nil
 		}
-		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
-			return nil, fmt.Errorf("%w (%v)", event.ErrPermission, err)
+		if isRefusal(err) {
+			return nil, refused(err)
 		}
 		return nil, fmt.Errorf("load the programs for the kernel's tracepoints: %w", err)
 	}
@@ -238,7 +241,7 @@ func (t *Tracer) forked(e *systemProcessEvent) error {
 
 // execed looks at the program that a target runs after an execve. What was found in the old program is dropped.
 func (t *Tracer) execed(p *target) error {
-	p.begun, p.decodes, p.mapped, p.likely = false, false, nil, nil
+	p.begun, p.decodes, p.mapped, p.likely, p.search = false, false, nil, nil, search{}
 	p.readCommand()
 	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", p.pid))
 	if err != nil {

@@ -125,6 +125,7 @@ const (
 	systemProgSwitched          = "switched"
 	systemVarHasOrder           = "has_order"
 	systemVarPageShift          = "page_shift"
+	systemVarPidNamespace       = "pid_namespace"
 	systemVarUnusedCause        = "unused_cause"
 	systemVarUnusedEventKind    = "unused_event_kind"
 	systemVarUnusedFileKey      = "unused_file_key"
@@ -200,6 +201,7 @@ type systemMapSpecs struct {
 type systemVariableSpecs struct {
 	HasOrder           *ebpf.VariableSpec `ebpf:"has_order"`
 	PageShift          *ebpf.VariableSpec `ebpf:"page_shift"`
+	PidNamespace       *ebpf.VariableSpec `ebpf:"pid_namespace"`
 	UnusedCause        *ebpf.VariableSpec `ebpf:"unused_cause"`
 	UnusedEventKind    *ebpf.VariableSpec `ebpf:"unused_event_kind"`
 	UnusedFileKey      *ebpf.VariableSpec `ebpf:"unused_file_key"`
@@ -252,6 +254,7 @@ func (m *systemMaps) Close() error {
 type systemVariables struct {
 	HasOrder           *ebpf.Variable `ebpf:"has_order"`
 	PageShift          *ebpf.Variable `ebpf:"page_shift"`
+	PidNamespace       *ebpf.Variable `ebpf:"pid_namespace"`
 	UnusedCause        *ebpf.Variable `ebpf:"unused_cause"`
 	UnusedEventKind    *ebpf.Variable `ebpf:"unused_event_kind"`
 	UnusedFileKey      *ebpf.Variable `ebpf:"unused_file_key"`

@@ -27,6 +27,7 @@ type target struct {
 	config      traceLayout
 	configured  bool
 	begun       bool // an event has arrived, so ggml was found and no further libraries are looked for
+	search      search
 	announced   bool // ProcessBegin was sent
 	command     []string
 	files       map[string]event.FileID // files that ops read from, by the target's path

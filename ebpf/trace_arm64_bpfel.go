@@ -364,6 +364,7 @@ const (
 	traceProgGraphEnd           = "graph_end"
 	traceProgOp                 = "op"
 	traceProgSetWarmup          = "set_warmup"
+	traceProgWhoami             = "whoami"
 	traceVarBatch               = "batch"
 	traceVarConfigurations      = "configurations"
 	traceVarDecodes             = "decodes"
@@ -371,6 +372,7 @@ const (
 	traceVarGraphs              = "graphs"
 	traceVarNames               = "names"
 	traceVarPageShift           = "page_shift"
+	traceVarPidNamespace        = "pid_namespace"
 	traceVarTemplateMask        = "template_mask"
 	traceVarUnusedBuffersEvent  = "unused_buffers_event"
 	traceVarUnusedCounter       = "unused_counter"
@@ -442,6 +444,7 @@ type traceProgramSpecs struct {
 	GraphEnd    *ebpf.ProgramSpec `ebpf:"graph_end"`
 	Op          *ebpf.ProgramSpec `ebpf:"op"`
 	SetWarmup   *ebpf.ProgramSpec `ebpf:"set_warmup"`
+	Whoami      *ebpf.ProgramSpec `ebpf:"whoami"`
 }
 
 // traceMapSpecs contains maps before they are loaded into the kernel.
@@ -471,6 +474,7 @@ type traceVariableSpecs struct {
 	Graphs              *ebpf.VariableSpec `ebpf:"graphs"`
 	Names               *ebpf.VariableSpec `ebpf:"names"`
 	PageShift           *ebpf.VariableSpec `ebpf:"page_shift"`
+	PidNamespace        *ebpf.VariableSpec `ebpf:"pid_namespace"`
 	TemplateMask        *ebpf.VariableSpec `ebpf:"template_mask"`
 	UnusedBuffersEvent  *ebpf.VariableSpec `ebpf:"unused_buffers_event"`
 	UnusedCounter       *ebpf.VariableSpec `ebpf:"unused_counter"`
@@ -550,6 +554,7 @@ type traceVariables struct {
 	Graphs              *ebpf.Variable `ebpf:"graphs"`
 	Names               *ebpf.Variable `ebpf:"names"`
 	PageShift           *ebpf.Variable `ebpf:"page_shift"`
+	PidNamespace        *ebpf.Variable `ebpf:"pid_namespace"`
 	TemplateMask        *ebpf.Variable `ebpf:"template_mask"`
 	UnusedBuffersEvent  *ebpf.Variable `ebpf:"unused_buffers_event"`
 	UnusedCounter       *ebpf.Variable `ebpf:"unused_counter"`
@@ -583,6 +588,7 @@ type tracePrograms struct {
 	GraphEnd    *ebpf.Program `ebpf:"graph_end"`
 	Op          *ebpf.Program `ebpf:"op"`
 	SetWarmup   *ebpf.Program `ebpf:"set_warmup"`
+	Whoami      *ebpf.Program `ebpf:"whoami"`
 }
 
 func (p *tracePrograms) Close() error {
@@ -595,6 +601,7 @@ func (p *tracePrograms) Close() error {
 		p.GraphEnd,
 		p.Op,
 		p.SetWarmup,
+		p.Whoami,
 	)
 }
 

@@ -49,10 +49,13 @@ type Options struct {
 	// means one second. Run calls Tick at this interval, after the pending events.
 	Interval time.Duration
 	Tick     func() error
-	Detail   Detail
-	Buffers  bool // also report other tensors than weights (Op.Buffers), and ops that read no weight
-	Follow   bool // also trace processes that the target starts
-	Log      *slog.Logger
+	// Pause, if not nil, is asked for the time until the next Tick instead of Interval: a caller that has nothing to do without events may let Run
+	// sleep. Events then wait for as long, save for the first op that reads a file, and what fills an eighth of the buffer.
+	Pause   func() time.Duration
+	Detail  Detail
+	Buffers bool // also report other tensors than weights (Op.Buffers), and ops that read no weight
+	Follow  bool // also trace processes that the target starts
+	Log     *slog.Logger
 }
 
 // Detail is how closely a target is observed; more detail costs the target more time.
@@ -68,6 +71,7 @@ const (
 // concurrently with others.
 type Tracer struct {
 	opts     Options
+	glance   time.Duration // see search
 	objs     traceObjects
 	system   *system // nil if the kernel supports none of these programs
 	reader   *ringbuf.Reader
@@ -105,6 +109,11 @@ func New(opts Options) (*Tracer, error) {
 	if opts.Interval == 0 {
 		opts.Interval = defaultInterval
 	}
+	glance := patientInterval
+	if opts.Pause == nil {
+		glance = glanceInterval
+		opts.Pause = func() time.Duration { return opts.Interval }
+	}
 	if opts.Tick == nil {
 		opts.Tick = func() error { return nil }
 	}
@@ -116,7 +125,7 @@ func New(opts Options) (*Tracer, error) {
 		return nil, err
 	}
 	t := &Tracer{
-		opts: opts, multi: !opts.PerfEvents && features.HaveBPFLinkUprobeMulti() == nil, images: map[proc.FileID]*ggml.Image{}, files: map[*ggml.Image]*os.File{}, done: map[attachment]bool{}, execs: make(chan execRequest, 1), ran: make(chan struct{}),
+		opts: opts, glance: glance, multi: !opts.PerfEvents && features.HaveBPFLinkUprobeMulti() == nil, images: map[proc.FileID]*ggml.Image{}, files: map[*ggml.Image]*os.File{}, done: map[attachment]bool{}, execs: make(chan execRequest, 1), ran: make(chan struct{}),
 		main: main, targets: map[uint32]*target{uint32(opts.PID): main},
 	}
 	// Before Linux 6.10, uprobe_multi filters by thread and would miss the compute threads.
@@ -148,14 +157,20 @@ func (t *Tracer) load() error {
 	if err != nil {
 		return fmt.Errorf("configure the embedded programs: %w", err)
 	}
+	if err := setNamespace(spec); err != nil {
+		return err
+	}
 	if err := spec.LoadAndAssign(&t.objs, nil); err != nil {
-		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
-			return fmt.Errorf("%w (%v)", event.ErrPermission, err)
+		if isRefusal(err) {
+			return refused(err)
 		}
 		if _, btfErr := btf.LoadKernelSpec(); btfErr != nil {
 			return fmt.Errorf("%w (%v)", event.ErrNoBTF, btfErr)
 		}
 		return fmt.Errorf("load the probes into the kernel: %w", err)
+	}
+	if err := checkNamespace(t.objs.Whoami); err != nil {
+		return errors.Join(err, t.objs.Close())
 	}
 	t.main.maxTemplates = t.objs.Templates.MaxEntries()
 	if t.reader, err = ringbuf.NewReader(t.objs.Events); err != nil {
@@ -486,8 +501,8 @@ func (t *Tracer) attachSite(ex *link.Executable, s ggml.Site) error {
 			}
 		}
 		switch {
-		case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES):
-			return fmt.Errorf("%w (%v)", event.ErrPermission, err)
+		case isRefusal(err):
+			return refused(err)
 		case errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH):
 			return fmt.Errorf("process %d: %w", t.opts.PID, proc.ErrNoProcess)
 		case err != nil:
@@ -497,13 +512,6 @@ func (t *Tracer) attachSite(ex *link.Executable, s ggml.Site) error {
 	}
 	return nil
 }
-
-// lookInterval is how often Run looks for libraries that the target loads late, until ggml is found. lookAgain is how often it looks after
-// that, until the first op is seen: the library that is really used may be yet another one.
-const (
-	lookInterval = 2 * time.Millisecond
-	lookAgain    = 500 * time.Millisecond
-)
 
 // minPoll is the shortest wait for which epoll is used: it waits whole milliseconds, rounded down, so shorter waits would spin.
 const minPoll = 10 * time.Millisecond
@@ -520,27 +528,13 @@ func (t *Tracer) Run(ctx context.Context, handle func(event.Event) error) error 
 	stop := context.AfterFunc(ctx, func() { t.reader.Flush() })
 	defer stop()
 	var rec ringbuf.Record
-	var look time.Time // when to look for libraries next
-	behind := false    // events were left in the ring buffer: a handler that is slower than the events come must not keep Tick from being called
+	behind := false // events were left in the ring buffer: a handler that is slower than the events come must not keep Tick from being called
 	for {
-		if now := time.Now(); now.After(look) {
-			look = now.Add(t.opts.Interval)
-			for _, p := range t.targets {
-				if p.begun {
-					continue
-				}
-				if again := now.Add(lookAgain); again.Before(look) {
-					look = again
-				}
-				if err := t.attachMapped(p); err != nil && !errors.Is(err, proc.ErrNoProcess) {
-					return err
-				}
-				if t.ready(p) != nil {
-					look = now.Add(lookInterval)
-				}
-			}
+		look, err := t.lookForLibraries()
+		if err != nil {
+			return err
 		}
-		switch wait := min(t.opts.Interval, max(time.Until(look), lookInterval)); {
+		switch wait := min(t.opts.Pause(), max(time.Until(look), lookInterval)); {
 		case behind:
 			t.reader.SetDeadline(time.Now())
 		case wait >= minPoll:

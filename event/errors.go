@@ -17,12 +17,16 @@ var (
 	ErrLayout = errors.New("the target's ggml_tensor has a layout that this version does not know")
 	// ErrPermission says that the kernel refused to load or attach the probes.
 	ErrPermission = errors.New("not permitted to load eBPF probes: run as root (sudo), or with CAP_BPF and CAP_PERFMON")
+	// ErrUserNamespace says that the kernel refused to load or attach the probes because this process is in a user namespace.
+	ErrUserNamespace = errors.New("the kernel refuses eBPF in a user namespace (a container without root): run this on the host, or in a container that has the host's user namespace and all privileges")
+	// ErrPIDNamespace says that the probes cannot translate process ids to those of the PID namespace that this process is in.
+	ErrPIDNamespace = errors.New("the probes cannot tell the process ids of this PID namespace (a container): run this on the host")
 	// ErrNoGGML says that the target holds no ggml code that probes could be attached to.
 	ErrNoGGML = errors.New("found no ggml in the target: is it a llama.cpp program, and not stripped?")
 	// ErrOldGGML says that the target's ggml lacks the function that the probes need.
 	ErrOldGGML = errors.New("this ggml has no ggml_cpu_extra_compute_forward (it is older than December 2024, a fork, or inlined)")
 	// ErrNoBTF says that the kernel has no BTF (a description of its types), which the probes need.
-	ErrNoBTF = errors.New("this kernel does not describe its types (no /sys/kernel/btf/vmlinux): use one built with CONFIG_DEBUG_INFO_BTF=y")
+	ErrNoBTF = errors.New("this kernel does not describe its types (no /sys/kernel/btf/vmlinux): mount sysfs, or use a kernel built with CONFIG_DEBUG_INFO_BTF=y")
 )
 
 // OutsideError wraps ErrOutside with how many tensors and bytes are concerned, and with what to do about it.

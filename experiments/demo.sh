@@ -40,4 +40,4 @@ say "5. What it read, token by token"
 run bin/analyze --heatmap --capture demo/capture --output demo/analysis
 
 say "6. The same model in memory for 85 % of its weights: plain, and with prefetchd attached"
-run bin/lab pressure -m demo/model.gguf --x 0.85 --tokens "$tokens" --repeat 2 --variant plain --variant 'prefetchd=bin/prefetchd --pid {pid}'
+run bin/lab pressure -m demo/model.gguf --x 0.85 --tokens "$tokens" --repeat 2 --variant plain --variant 'prefetchd=bin/prefetchd --wait --pid {pid}'

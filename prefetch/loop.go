@@ -40,7 +40,7 @@ const (
 )
 
 // Controller keeps the model of one target in memory as far as it fits. Feed it with the target's events, and call Tick
-// about every millisecond.
+// as often as Pause says.
 type Controller struct {
 	opts  Options
 	pages Pages
@@ -57,6 +57,7 @@ type Controller struct {
 	resident int64
 
 	looked, otherSince time.Time // see look
+	busy               time.Time // see Pause
 
 	followed      time.Time // when the first blocks were held
 	sum           Summary

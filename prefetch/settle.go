@@ -4,23 +4,25 @@ package prefetch
 // what it reads like the target would, and get a core when it needs one.
 
 import (
+	gocontext "context"
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime/debug"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"tensorcast/internal/cgroup"
+	"tensorcast/internal/systemd"
 )
 
 // Settle prepares this process, in this order: it makes itself the out-of-memory killer's choice, lifts its limit on
 // locked memory, raises the calling thread's priority, and joins the target's memory cgroup (unless join is false), so that pages that it
 // reads are charged where the target's are. Only the first is indispensable; what else fails is logged.
-func Settle(group *cgroup.Group, join bool, log *slog.Logger) error {
+func Settle(ctx gocontext.Context, group *cgroup.Group, join bool, log *slog.Logger) error {
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0); err != nil {
 		return fmt.Errorf("offer itself to the out-of-memory killer: %w", err)
 	}
@@ -42,8 +44,12 @@ func Settle(group *cgroup.Group, join bool, log *slog.Logger) error {
 		log.Warn("not joining the target's cgroup: an out-of-memory kill there takes all of it (memory.oom.group)", "cgroup", dir)
 		return nil
 	}
-	if unit := filepath.Base(group.Name()); strings.HasSuffix(unit, ".service") && !survivesOOM(unit) {
-		log.Warn("not joining the target's cgroup: an out-of-memory kill there ends the whole service; set OOMPolicy=continue in its unit", "unit", unit)
+	switch unit, err := fragile(ctx, systemd.System, group.Name()); {
+	case err != nil:
+		log.Warn("not joining the target's cgroup: an out-of-memory kill there may end the whole unit", "unit", unit, "error", err)
+		return nil
+	case unit != "":
+		log.Warn("not joining the target's cgroup: an out-of-memory kill there ends the whole unit; set OOMPolicy=continue in it", "unit", unit)
 		return nil
 	}
 	debug.FreeOSMemory() // what setting up took is not the target's to pay
@@ -69,9 +75,26 @@ func oomGroup(group *cgroup.Group) (string, error) {
 	}
 }
 
-// survivesOOM reports whether systemd lets a service go on after one of its processes was killed for memory, which is not
-// its default. Where systemd cannot be asked, it does not.
-func survivesOOM(unit string) bool {
-	out, err := exec.Command("systemctl", "show", "--property=OOMPolicy", "--value", unit).Output()
-	return err == nil && strings.TrimSpace(string(out)) == "continue"
+// askTime is how long systemd may take to answer.
+const askTime = 5 * time.Second
+
+// fragile returns the control group of the systemd unit that is, or may be, ended as a whole after one of its processes was killed for memory, if group is one or in one;
+// else nothing. The error says why that is not known.
+//
+// A unit in another one (of a user's systemd, or of a container's) is watched by somebody else, whom root should not ask: it may be ended, for all that we know.
+func fragile(ctx gocontext.Context, bus, group string) (unit string, err error) {
+	units := systemd.Units(group)
+	switch len(units) {
+	case 0:
+		return "", nil
+	case 1:
+		ctx, cancel := gocontext.WithTimeout(ctx, askTime)
+		defer cancel()
+		survives, err := systemd.SurvivesOOM(ctx, bus, units[0])
+		if survives {
+			return "", nil
+		}
+		return units[0], err
+	}
+	return units[len(units)-1], systemd.ErrUnknown
 }

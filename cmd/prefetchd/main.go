@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"tensorcast/capture"
+	"tensorcast/event"
 	"tensorcast/internal/cgroup"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/proc"
@@ -26,6 +27,7 @@ type options struct {
 	strategy string
 	pattern  string
 	noJoin   bool
+	wait     bool
 	json     bool
 	verbose  bool
 	prefetch.Options
@@ -47,9 +49,14 @@ With --pattern it begins with what analyze found out, as soon as the target maps
 pattern of another model is refused. If the target then reads something else, that is learned instead.
 
 Needs root. The model must be read through a file mapping: start llama.cpp with --no-repack, without --no-mmap.
+A process that holds no ggml is refused; --wait sleeps until it has loaded it.
+
+In a container it needs what it needs on the host: eBPF (no user namespace of its own), /proc of its PID namespace, and
+the target's memory cgroup, or --budget. From the host it helps a target in a container.
 
 Exit status: 0 when the target ended or prefetchd was interrupted, 1 on failure, 2 for wrong usage.`,
 		Example: `  sudo prefetchd --pid $(pidof llama-server)
+  sudo prefetchd --wait --pid $!
   sudo prefetchd --pid $(pidof llama-server) --pattern analysis/pattern.json`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
@@ -60,11 +67,12 @@ Exit status: 0 when the target ended or prefetchd was interrupted, 1 on failure,
 			}
 			return nil
 		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd, o) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.advise(run(cmd, o)) },
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.IntVarP(&o.pid, "pid", "p", 0, "help the running process `N`")
+	f.BoolVar(&o.wait, "wait", false, "wait until the process has loaded ggml; else one that has not is refused")
 	f.StringVar(&o.pattern, "pattern", "", "begin with the pattern in `FILE`, which analyze wrote (pattern.json)")
 	cli.EnumVar(cmd, &o.strategy, "strategy", "", prefetch.StrategyNames(),
 		"both (pin what fits, stream the rest), pin or stream alone, or keep (as both, but what is held is not locked: the kernel can take it back)")
@@ -76,8 +84,16 @@ Exit status: 0 when the target ended or prefetchd was interrupted, 1 on failure,
 	return cmd
 }
 
-// tick is how often the control loop looks.
+// tick is how often the control loop looks while it is busy.
 const tick = time.Millisecond
+
+// advise adds to an error which flag of prefetchd helps.
+func (o *options) advise(err error) error {
+	if errors.Is(err, event.ErrNoGGML) && !o.wait {
+		return fmt.Errorf("%w If it loads it later, add --wait", err)
+	}
+	return err
+}
 
 func run(cmd *cobra.Command, o options) (err error) {
 	level := slog.LevelWarn
@@ -92,11 +108,17 @@ func run(cmd *cobra.Command, o options) (err error) {
 		return err
 	}
 
+	if err := proc.CheckMount(); err != nil {
+		return err
+	}
 	// Priority belongs to a thread, and the kernel's workers for io_uring inherit that of the thread that submits.
 	runtime.LockOSThread()
 	group, err := cgroup.Find(o.pid)
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("process %d: %w", o.pid, proc.ErrNoProcess)
+	}
+	if errors.Is(err, cgroup.ErrHidden) && o.Budget == 0 { // its limits apply, whatever they are
+		return fmt.Errorf("%w: mount the cgroup hierarchy here, run this on the host, or say with --budget how much of the model to keep in memory", err)
 	}
 	if err != nil {
 		log.Warn("no memory cgroup: only the host's memory bounds the budget", "error", err)
@@ -114,12 +136,12 @@ func run(cmd *cobra.Command, o options) (err error) {
 	}
 	defer func() { err = errors.Join(err, pages.Close()) }()
 	controller := prefetch.New(pages, o.Options)
-	target, err := capture.Attach(o.pid, capture.Options{Interval: tick, Tick: controller.Tick, Late: true, Small: true, Log: log})
+	target, err := capture.Attach(o.pid, capture.Options{Interval: tick, Tick: controller.Tick, Pause: controller.Pause, Late: o.wait, Small: true, Log: log})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, target.Close()) }()
-	if err := prefetch.Settle(group, !o.noJoin, log); err != nil {
+	if err := prefetch.Settle(cmd.Context(), group, !o.noJoin, log); err != nil {
 		return err
 	}
 
@@ -128,7 +150,7 @@ func run(cmd *cobra.Command, o options) (err error) {
 	if err != nil && !errors.Is(err, proc.ErrNoProcess) { // the target has ended, as it may
 		return err
 	}
-	if s.PerToken == 0 {
+	if s.PerToken == 0 && cmd.Context().Err() == nil {
 		if err := target.Explain(); err != nil {
 			return err
 		}

@@ -623,11 +623,14 @@ func TestBadInput(t *testing.T) {
 	if err := gone.Run(); err != nil {
 		t.Fatal(err)
 	}
-	sleeper := exec.Command("sleep", "1")
-	if err := sleeper.Start(); err != nil {
-		t.Fatal(err)
+	sleeper, brief := exec.Command("sleep", "1000"), exec.Command("sleep", "2")
+	for _, cmd := range []*exec.Cmd{sleeper, brief} {
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = cmd.Process.Kill() }()
+		go func() { _ = cmd.Wait() }()
 	}
-	go func() { _ = sleeper.Wait() }()
 	for name, tc := range map[string]struct {
 		args   []string
 		status int
@@ -641,7 +644,8 @@ func TestBadInput(t *testing.T) {
 		"no pattern":      {[]string{"--pid", "1", "--pattern", "/no/such/pattern.json"}, 1, "/no/such/pattern.json", false},
 		"not a pattern":   {[]string{"--pid", "1", "--pattern", "main.go"}, 1, "main.go", false},
 		"no such process": {[]string{"--pid", fmt.Sprint(gone.Process.Pid)}, 1, fmt.Sprint(gone.Process.Pid), true},
-		"no ggml":         {[]string{"--pid", fmt.Sprint(sleeper.Process.Pid)}, 1, "found no ggml", true},
+		"no ggml":         {[]string{"--pid", fmt.Sprint(sleeper.Process.Pid)}, 1, "--wait", true},
+		"no ggml, ever":   {[]string{"--wait", "--pid", fmt.Sprint(brief.Process.Pid)}, 1, "found no ggml", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if tc.root {

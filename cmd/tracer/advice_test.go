@@ -19,6 +19,8 @@ func TestAdvice(t *testing.T) {
 	for err, want := range map[error]string{
 		event.ErrOldGGML:        "--detail graph",
 		event.ErrNoBTF:          "--preload",
+		event.ErrUserNamespace:  "--preload",
+		event.ErrPIDNamespace:   "",
 		event.ErrNoGGML:         "--follow",
 		preload.ErrNoCompiler:   "without --preload",
 		preload.ErrNotLoaded:    "without --preload",
@@ -28,6 +30,7 @@ func TestAdvice(t *testing.T) {
 		event.ErrPermission:     "",
 		event.ErrNoDecode:       "",
 		proc.ErrNoProcess:       "",
+		proc.ErrForeignProc:     "",
 	} {
 		if found := flag.FindString(err.Error()); found != "" {
 			t.Errorf("the library's error names a flag: %v", err)

@@ -30,6 +30,9 @@ import (
 var tracerBinary string
 
 func TestMain(m *testing.M) {
+	if os.Getenv(filteredTest) != "" {
+		runFiltered(os.Args[1:])
+	}
 	path, remove, err := testenv.BuildCommand("tracer")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "build tracer:", err)

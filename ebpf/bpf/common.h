@@ -11,6 +11,7 @@
 /* Set before loading. */
 const volatile u32 page_shift;
 const volatile u64 wake_at; /* the reader is woken when the ring buffer holds more bytes than this */
+const volatile u32 pid_namespace; /* inode number of user space's PID namespace; 0: the first one, whose ids are the kernel's own */
 
 /* bpf2go generates Go constants from the following enums, so that user space has the same numbers. */
 enum kind {
@@ -120,6 +121,46 @@ static __always_inline void count_many(u32 which, u64 n)
 }
 
 static __always_inline void count(u32 which) { count_many(which, 1); }
+
+#define PID_LEVELS 33 /* the kernel's MAX_PID_NS_LEVEL and the first */
+
+/* The number of a task, given the address of its struct pid, in user space's PID namespace. 0: it is not in that one nor in one below. (The
+ * helper bpf_get_ns_current_pid_tgid knows only tasks in that very namespace.) Not static: it is verified once. */
+__attribute__((noinline)) int number_here(u64 address)
+{
+	struct pid *pid = (struct pid *)address;
+	u32 level = BPF_CORE_READ(pid, level);
+	/* Most often the first is it: the tool runs beside its target. */
+	for (u32 i = 0; i < PID_LEVELS && i <= level; i++) {
+		struct upid id;
+		if (bpf_probe_read_kernel(&id, sizeof(id), (void *)(pid->numbers + (level - i))))
+			return 0;
+		if (BPF_CORE_READ(id.ns, ns.inum) == pid_namespace)
+			return id.nr;
+	}
+	return 0;
+}
+
+/* The ids of a task as user space sees them. Without a PID namespace of its own, this costs nothing more than the kernel's. */
+static __always_inline u32 tid_of(struct task_struct *task)
+{
+	return pid_namespace ? number_here((u64)BPF_CORE_READ(task, thread_pid)) : task->pid;
+}
+
+static __always_inline u32 tgid_of(struct task_struct *task)
+{
+	return pid_namespace ? number_here((u64)BPF_CORE_READ(task, group_leader, thread_pid)) : task->tgid;
+}
+
+static __always_inline u32 this_tgid(void)
+{
+	return pid_namespace ? tgid_of(bpf_get_current_task_btf()) : bpf_get_current_pid_tgid() >> 32;
+}
+
+static __always_inline u32 this_tid(void)
+{
+	return pid_namespace ? tid_of(bpf_get_current_task_btf()) : (u32)bpf_get_current_pid_tgid();
+}
 
 /* Wakes the reader only if the ring buffer has filled up, otherwise the reader polls: waking it takes a core from the target, whose threads
  * spin on all cores. */

@@ -63,9 +63,31 @@ struct vm_area_struct {
 	struct file *vm_file;
 } CORE;
 
+struct ns_common {
+	unsigned int inum;
+} CORE;
+
+struct pid_namespace {
+	struct ns_common ns;
+} CORE;
+
+/* The number of a task in one PID namespace. */
+struct upid {
+	int nr;
+	struct pid_namespace *ns;
+} CORE;
+
+/* A task's numbers, from that in the first PID namespace (level 0) to that in its own. */
+struct pid {
+	unsigned int level;
+	struct upid numbers[1];
+} CORE;
+
 struct task_struct {
-	int pid;  /* user space calls this tid */
-	int tgid; /* user space calls this pid */
+	int pid;  /* in the first PID namespace; user space calls this tid */
+	int tgid; /* likewise; user space calls this pid */
+	struct task_struct *group_leader;
+	struct pid *thread_pid; /* since Linux 4.19 */
 } CORE;
 
 struct linux_binprm;

@@ -110,10 +110,9 @@ struct page_added {
 SEC("tracepoint/filemap/mm_filemap_add_to_page_cache")
 int page_added(struct page_added *a)
 {
-	u64 id = bpf_get_current_pid_tgid();
-	u32 tgid = id >> 32;
+	u32 tgid = this_tgid(), tid = this_tid();
 	struct pages_event e = {
-		.kind = KIND_PAGES, .tgid = tgid, .tid = (u32)id, .ino = a->ino, .index = a->index, .count = 1, .dev = a->dev, .cause = CAUSE_OTHER,
+		.kind = KIND_PAGES, .tgid = tgid, .tid = tid, .ino = a->ino, .index = a->index, .count = 1, .dev = a->dev, .cause = CAUSE_OTHER,
 	};
 	if (has_order)
 		e.count <<= a->order & 31;
@@ -126,7 +125,7 @@ int page_added(struct page_added *a)
 		}
 		return 0;
 	}
-	struct io *io = this_io((u32)id);
+	struct io *io = this_io(tid);
 	if (!io)
 		return 0;
 	if (io->faulted && io->fault_ino == e.ino && io->fault_dev == e.dev)
@@ -156,11 +155,10 @@ struct page_fault {
 SEC("tracepoint/exceptions/page_fault_user")
 int page_fault(struct page_fault *f)
 {
-	u64 id = bpf_get_current_pid_tgid();
-	u32 tgid = id >> 32;
+	u32 tgid = this_tgid();
 	if (!bpf_map_lookup_elem(&targets, &tgid) || f->error & FAULT_PRESENT)
 		return 0;
-	struct io *io = this_io((u32)id);
+	struct io *io = this_io(this_tid());
 	if (!io)
 		return 0;
 	flush_run(io);
@@ -177,19 +175,20 @@ int page_fault(struct page_fault *f)
 SEC("tp_btf/sched_switch")
 int BPF_PROG(switched, bool preempt, struct task_struct *prev, struct task_struct *next, u32 prev_state)
 {
-	u32 tgid = prev->tgid;
-	if (prev_state & TASK_UNINTERRUPTIBLE && bpf_map_lookup_elem(&targets, &tgid)) {
-		struct io *io = this_io(prev->pid);
+	u32 tgid;
+	if (prev_state & TASK_UNINTERRUPTIBLE) {
+		tgid = tgid_of(prev);
+		struct io *io = bpf_map_lookup_elem(&targets, &tgid) ? this_io(tid_of(prev)) : NULL;
 		if (io) {
 			io->off_since = bpf_ktime_get_ns();
 			flush_run(io);
 		}
 	}
-	tgid = next->tgid;
+	tgid = tgid_of(next);
 	struct target_config *cfg = bpf_map_lookup_elem(&targets, &tgid);
 	if (!cfg)
 		return 0;
-	u32 tid = next->pid;
+	u32 tid = tid_of(next);
 	struct io *io = bpf_map_lookup_elem(&io_threads, &tid);
 	if (io && io->off_since) {
 		__sync_fetch_and_add(&cfg->stalled, bpf_ktime_get_ns() - io->off_since);
@@ -209,9 +208,9 @@ static __always_inline void send_process(u32 kind, u32 tgid, u32 parent)
 SEC("tp_btf/sched_process_fork")
 int BPF_PROG(forked, struct task_struct *parent, struct task_struct *child)
 {
-	u32 from = parent->tgid, to = child->tgid;
-	if (from == to)
+	if (parent->tgid == child->tgid)
 		return 0; /* a thread */
+	u32 from = tgid_of(parent), to = tgid_of(child);
 	struct target_config *cfg = bpf_map_lookup_elem(&targets, &from);
 	if (!cfg || !cfg->follow)
 		return 0;
@@ -227,7 +226,7 @@ int BPF_PROG(forked, struct task_struct *parent, struct task_struct *child)
 SEC("tp_btf/sched_process_exec")
 int BPF_PROG(execed, struct task_struct *p, int old_pid, struct linux_binprm *bprm)
 {
-	u32 tgid = p->tgid;
+	u32 tgid = tgid_of(p);
 	if (bpf_map_lookup_elem(&targets, &tgid))
 		send_process(KIND_EXEC, tgid, 0);
 	return 0;

@@ -231,7 +231,7 @@ struct thread {
 	u8 io;
 	u8 ready;   /* inside a graph: epoch and layout are valid until it ends */
 	u8 pending; /* an op is running: the last one in evs, or the graph in gr */
-	struct ops_event evs;
+	struct ops_event evs; /* its tgid and tid, user space's ids of this thread, are valid from the begin of a graph or decode on */
 	/* rarely used */
 	struct layout layout;
 	u32 configuration; /* value of configurations when layout was copied */
@@ -332,8 +332,6 @@ const enum limit *unused_limit __attribute__((unused));
 const enum op_flag *unused_op_flag __attribute__((unused));
 const enum source_flag *unused_source_flag __attribute__((unused));
 
-static __always_inline u32 this_tgid(void) { return bpf_get_current_pid_tgid() >> 32; }
-
 /* The configuration of this process; NULL unless it is a target whose ggml is known. */
 static __always_inline struct target_config *target(void)
 {
@@ -370,6 +368,8 @@ SELDOM struct thread *this_thread(void)
 	if (!th)
 		return NULL;
 	th->epoch = epoch;
+	th->evs.tgid = this_tgid();
+	th->evs.tid = this_tid();
 	if (th->configuration != configurations || !th->layout.ne) {
 		u32 configuration = configurations;
 		struct target_config *cfg = target();
@@ -412,8 +412,6 @@ SELDOM int send_ops(struct thread *th)
 	if (n > MAX_BATCHED)
 		n = MAX_BATCHED;
 	th->evs.kind = KIND_OPS;
-	th->evs.tgid = this_tgid();
-	th->evs.tid = (u32)bpf_get_current_pid_tgid();
 	th->evs.decode = th->decode;
 	th->evs.graph = th->graph;
 	th->evs.n = n;
@@ -489,7 +487,7 @@ static __always_inline void send_sample(struct thread *th, u64 tensor)
 	cfg->samples++;
 	struct sample_event *s = &th->sample;
 	s->kind = KIND_SAMPLE;
-	s->tgid = this_tgid();
+	s->tgid = th->evs.tgid;
 	s->tensor = tensor;
 	/* Tensors lie side by side in their context, so more bytes than one tensor can be read, except at the context's end. */
 	if (bpf_probe_read_user(s->raw, sizeof(s->raw), (void *)tensor)) {
@@ -672,7 +670,7 @@ __attribute__((noinline)) int learn(struct thread *th, u64 node, u64 second)
 	if (!tm->nsrc && !want_buffers)
 		return 1;
 	tm->kind = KIND_TEMPLATE;
-	tm->tgid = this_tgid();
+	tm->tgid = th->evs.tgid;
 	if (!send_template(th)) {
 		th->known.id = 0;
 		return 0;
@@ -766,8 +764,8 @@ __attribute__((noinline)) int send_ids(struct thread *th, u64 tensor, u64 seq)
 	if (s.ne[0] <= 0 || s.ne[1] <= 0 || s.ne[0] > MAX_IDS || s.ne[1] > MAX_IDS || n > MAX_IDS || s.ne[2] > 1 || s.ne[3] > 1)
 		return 0;
 	th->ids.kind = KIND_IDS;
-	th->ids.tgid = this_tgid();
-	th->ids.tid = (u32)bpf_get_current_pid_tgid();
+	th->ids.tgid = th->evs.tgid;
+	th->ids.tid = th->evs.tid;
 	th->ids.seq = seq;
 	th->ids.tensor = tensor;
 	th->ids.slots = s.ne[0];
@@ -833,8 +831,8 @@ __attribute__((noinline)) int send_buffers(struct thread *th, u64 node, u64 resu
 	}
 	add_buffer(th, result, 1);
 	th->bufs.kind = KIND_BUFFERS;
-	th->bufs.tgid = this_tgid();
-	th->bufs.tid = (u32)bpf_get_current_pid_tgid();
+	th->bufs.tgid = th->evs.tgid;
+	th->bufs.tid = th->evs.tid;
 	th->bufs.seq = th->seq;
 	u32 n = th->bufs.n;
 	if (n > MAX_NODE_SRC + 1)
@@ -1045,7 +1043,7 @@ static long learn_node(u32 i, void *arg)
 /* Sets th->shape, except for its reads, to what the graph's ops read; learns it if it is not known. False if the nodes cannot be read. */
 static __always_inline bool find_shape(struct thread *th, u64 nodes, u32 n)
 {
-	struct place place = {.nodes = nodes, .n = n, .tgid = this_tgid(), .epoch = epoch};
+	struct place place = {.nodes = nodes, .n = n, .tgid = th->evs.tgid, .epoch = epoch};
 	struct shape_key key = {.tgid = place.tgid, .epoch = place.epoch};
 	struct shape *known = NULL;
 	/* The next token usually has the same graph, or another one in the same memory. */
@@ -1103,8 +1101,8 @@ static __always_inline void whole_graph(struct thread *th, u64 graph, u64 now)
 		if (i < th->shape.ngathers)
 			send_ids(th, th->shape.gathers[i], th->seq);
 	th->gr.kind = KIND_GRAPH;
-	th->gr.tgid = this_tgid();
-	th->gr.tid = (u32)bpf_get_current_pid_tgid();
+	th->gr.tgid = th->evs.tgid;
+	th->gr.tid = th->evs.tid;
 	th->gr.shape = th->shape.id;
 	th->gr.time = now;
 	th->gr.seq = th->seq;
@@ -1193,8 +1191,8 @@ int BPF_KPROBE(decode_begin, u64 context, u64 batch)
 	th->context = context;
 	th->decode = __sync_fetch_and_add(&decodes, 1) + 1;
 	u32 *warm = bpf_map_lookup_elem(&warm_contexts, &context);
-	e.tgid = this_tgid();
-	e.tid = (u32)bpf_get_current_pid_tgid();
+	e.tgid = th->evs.tgid;
+	e.tid = th->evs.tid;
 	e.time = bpf_ktime_get_ns();
 	e.context = context;
 	e.decode = th->decode;
@@ -1211,8 +1209,7 @@ int BPF_KRETPROBE(decode_end)
 		return 0;
 	u64 now = bpf_ktime_get_ns();
 	finish(th, now);
-	struct decode_event e = {.kind = KIND_DECODE_END, .tgid = this_tgid(), .time = now, .context = th->context, .decode = th->decode};
-	e.tid = (u32)bpf_get_current_pid_tgid();
+	struct decode_event e = {.kind = KIND_DECODE_END, .tgid = th->evs.tgid, .tid = th->evs.tid, .time = now, .context = th->context, .decode = th->decode};
 	th->decode = 0;
 	struct target_config *cfg = target();
 	if (cfg)
@@ -1240,4 +1237,11 @@ int BPF_KPROBE(buffer_free)
 	if (target())
 		__sync_fetch_and_add(&epoch, 1);
 	return 0;
+}
+
+/* Not attached: user space runs it once, to see whether its own id is the one that it knows. */
+SEC("raw_tp")
+int whoami(void *ctx)
+{
+	return this_tgid();
 }

@@ -132,8 +132,8 @@ func (s system) lookup(pid int) (*Group, error) {
 		}
 		h, err := s.mounted(mounts, controller, c.Path)
 		switch {
-		case err != nil && controller != "blkio":
-			hidden = errors.Join(hidden, err)
+		case errors.Is(err, ErrHidden) && controller != "blkio":
+			hidden = err
 		case err != nil:
 		case controller == "memory":
 			g.version, g.mem = 1, h
@@ -146,8 +146,11 @@ func (s system) lookup(pid int) (*Group, error) {
 	if g.version == 0 && g.v2 != (hierarchy{}) && hasMemory(g.v2.mount) {
 		g.version, g.mem, g.io = 2, g.v2, g.v2
 	}
-	if g.version == 0 {
-		return nil, errors.Join(ErrNoController, hidden)
+	switch {
+	case g.version == 0 && hidden != nil:
+		return nil, hidden
+	case g.version == 0:
+		return nil, ErrNoController
 	}
 	return g, nil
 }
@@ -161,7 +164,7 @@ func hasMemory(mount string) bool {
 // mounted finds the group's directory. group is the path in /proc/PID/cgroup; controller is "" for version 2. A hierarchy may be mounted in
 // several places, each of which shows all of it or a part.
 func (s system) mounted(mounts []*procfs.MountInfo, controller, group string) (hierarchy, error) {
-	err := fmt.Errorf("the hierarchy of %s is not mounted", group)
+	err := ErrNoController
 	for _, m := range mounts {
 		if controller == "" {
 			if m.FSType != "cgroup2" {

@@ -88,6 +88,9 @@ func (p *Process) Close() error { return unix.Close(p.fd) }
 func (p *Process) PageOut(address uint64, length int64) error {
 	iov := unix.RemoteIovec{Base: uintptr(address), Len: int(length)}
 	_, _, errno := unix.Syscall6(unix.SYS_PROCESS_MADVISE, uintptr(p.fd), uintptr(unsafe.Pointer(&iov)), 1, unix.MADV_PAGEOUT, 0, 0)
+	if errno == unix.EPERM {
+		return fmt.Errorf("page out memory of process %d: %w: it takes CAP_SYS_NICE and CAP_SYS_PTRACE", p.pid, errno)
+	}
 	// ENOMEM: a part of the range is not mapped; the rest has been reclaimed.
 	if errno != 0 && errno != unix.ENOMEM {
 		return fmt.Errorf("page out %d bytes at %#x of process %d: %w", length, address, p.pid, errno)

@@ -26,7 +26,7 @@ measured so far, which then says that it was interrupted (in JSON: "interrupted"
 Exit codes: 0 done; 1 failed, not measured, or interrupted; 2 wrong usage.`,
 		Example: `  lab getllama --link .llama
   lab synth -o model.gguf --size 800MB --type Q8_0
-  sudo lab pressure -m model.gguf --x 0.85 --variant plain --variant 'both=bin/prefetchd --pid {pid}'`,
+  sudo lab pressure -m model.gguf --x 0.85 --variant plain --variant 'both=bin/prefetchd --wait --pid {pid}'`,
 		DisableFlagsInUseLine: true,
 	}
 	root.AddGroup(

@@ -51,7 +51,7 @@ and write a byte to descriptor 3 when the prompt is decoded and after each token
 Needs root: it makes control groups, drops the page cache and traces. It needs a quiet machine.
 
 Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
-		Example: `  sudo lab pressure -m model.gguf --x 0.85 --variant plain --variant 'both=bin/prefetchd --pid {pid}'
+		Example: `  sudo lab pressure -m model.gguf --x 0.85 --variant plain --variant 'both=bin/prefetchd --wait --pid {pid}'
   sudo lab pressure -m model.gguf --limit 1GB --noise --repeat 6          # plain against plain
   sudo lab pressure -m model.gguf --x 0.5 --readahead 128 --save runs.json --markdown`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -98,7 +98,7 @@ func (o *pressureOptions) complete() error {
 	for _, text := range o.variants {
 		v := parseVariant(text)
 		if v.Name == "" || seen[v.Name] {
-			return fmt.Errorf("--variant %q: want a name of its own, as in plain or 'both=prefetchd --pid {pid}'", text)
+			return fmt.Errorf("--variant %q: want a name of its own, as in plain or 'both=prefetchd --wait --pid {pid}'", text)
 		}
 		seen[v.Name] = true
 		o.Variants = append(o.Variants, v)

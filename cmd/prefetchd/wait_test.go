@@ -1,0 +1,142 @@
+package main
+
+// These tests let prefetchd wait: asleep, and not longer than there is something to wait for.
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"tensorcast/experiments/llama"
+	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/experiments/synth"
+	"tensorcast/gguf"
+	"tensorcast/internal/testenv"
+)
+
+// processorTime is what all threads of a process have used.
+func processorTime(t *testing.T, pid int) (sum time.Duration) {
+	t.Helper()
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	if err != nil || len(threads) == 0 {
+		t.Fatalf("process %d has no threads, %v", pid, err)
+	}
+	for _, file := range threads {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fields := strings.Fields(string(text))
+		n, err := strconv.ParseInt(fields[0], 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum += time.Duration(n)
+	}
+	return sum
+}
+
+// waiting starts prefetchd for a process.
+func waiting(t *testing.T, pid int, flags ...string) *helper {
+	t.Helper()
+	h := &helper{Cmd: exec.Command(prefetchd, append([]string{"--pid", fmt.Sprint(pid), "--json"}, flags...)...)}
+	h.Stdout, h.Stderr = &h.stdout, &h.stderr
+	if err := h.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = h.Process.Kill(); _ = h.Wait() })
+	return h
+}
+
+// While nothing happens prefetchd sleeps: where there is no ggml yet, and where ggml has no model yet. A signal ends it.
+func TestWaitsAsleep(t *testing.T) {
+	testenv.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	libraries, err := filepath.Glob(filepath.Join(in.Dir, "libggml-cpu-x64.so"))
+	if err != nil || len(libraries) == 0 {
+		t.Skip("this llama.cpp has no CPU library that every processor runs")
+	}
+	loaded := exec.Command("sleep", "1000")
+	loaded.Env = append(os.Environ(), "LD_PRELOAD="+filepath.Join(in.Dir, "libggml-base.so")+":"+libraries[0])
+	helpers := map[string]*helper{}
+	for name, target := range map[string]*exec.Cmd{"no ggml": exec.Command("sleep", "1000"), "no model": loaded} {
+		if err := target.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = target.Process.Kill(); _ = target.Wait() })
+		if target == loaded {
+			testenv.WaitMapped(t, target.Process.Pid, libraries[0])
+			helpers[name] = waiting(t, target.Process.Pid)
+		} else {
+			helpers[name] = waiting(t, target.Process.Pid, "--wait")
+		}
+	}
+	begun, before := map[string]time.Time{}, map[string]time.Duration{}
+	for name, h := range helpers {
+		testenv.WaitFor(t, name+": to be settled", func() bool {
+			adj, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", h.Process.Pid))
+			return err == nil && strings.TrimSpace(string(adj)) == "1000"
+		})
+	}
+	time.Sleep(4 * time.Second) // it looks often for a while after its start
+	for name, h := range helpers {
+		begun[name], before[name] = time.Now(), processorTime(t, h.Process.Pid)
+	}
+	time.Sleep(4 * time.Second)
+	for name, h := range helpers {
+		took, passed := processorTime(t, h.Process.Pid)-before[name], time.Since(begun[name])
+		share := 100 * took.Seconds() / passed.Seconds()
+		t.Logf("%s: %.2f %% of a core", name, share)
+		if share >= 1 { // the bar is 0.5; on a machine where others run, each of a few dozen awakenings costs more
+			t.Errorf("%s: waiting takes %.2f %% of a core", name, share)
+		}
+		if err := h.Process.Signal(syscall.SIGINT); err != nil {
+			t.Fatal(err)
+		}
+		if err := h.Wait(); err != nil || strings.Contains(h.stderr.String(), "ggml") {
+			t.Errorf("%s: interrupted: %v, %s", name, err, h.stderr.String())
+		}
+	}
+}
+
+// A process that loads ggml after a while is helped from then on.
+func TestWaits(t *testing.T) {
+	testenv.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	model := llamatest.Model(t, synth.Config{Layers: 2, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1})
+	o := llama.Options{Model: model, Prompt: "x", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20}
+	gate := filepath.Join(t.TempDir(), "gate")
+	target := exec.Command("sh", append([]string{"-c", `while [ ! -e "$0" ]; do sleep 0.1; done; exec "$@"`, gate}, in.Command(t.Context(), o).Args...)...)
+	if err := target.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
+	h := waiting(t, target.Process.Pid, "--wait", "--verbose")
+	testenv.WaitFor(t, "prefetchd to be settled", func() bool {
+		adj, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", h.Process.Pid))
+		return err == nil && bytes.Equal(bytes.TrimSpace(adj), []byte("1000"))
+	})
+	if err := os.WriteFile(gate, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	testenv.WaitMapped(t, target.Process.Pid, model)
+	locked := func() bool {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", h.Process.Pid))
+		return err == nil && field(status, "VmLck:") > 0
+	}
+	testenv.WaitFor(t, "the model to be held", locked)
+	if err := target.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = target.Wait()
+	if s := h.summary(t); s.Learned == 0 || s.Tokens == 0 {
+		t.Errorf("summary %+v", s)
+	}
+}

@@ -1,0 +1,84 @@
+package ebpf
+
+// This file makes the programs work in a PID namespace (a container), and explains why the kernel refuses them.
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"tensorcast/event"
+	"tensorcast/internal/proc"
+)
+
+// setNamespace tells programs, before they are loaded, in which PID namespace this process is: all ids that they take and send are those of that namespace.
+func setNamespace(spec *ebpf.CollectionSpec) error {
+	ino, err := proc.PIDNamespace()
+	if err != nil {
+		return err
+	}
+	if err := spec.Variables["pid_namespace"].Set(ino); err != nil {
+		return fmt.Errorf("configure the embedded programs: %w", err)
+	}
+	return nil
+}
+
+// checkNamespace runs a program in this process, to see that the ids of this PID namespace are told: else no event would ever come. whoami is that program, loaded.
+func checkNamespace(whoami *ebpf.Program) error {
+	ino, err := proc.PIDNamespace()
+	if ino == 0 || err != nil {
+		return err
+	}
+	pid, err := whoami.Run(&ebpf.RunOptions{})
+	if err != nil {
+		return fmt.Errorf("%w: try it: %w", event.ErrPIDNamespace, err)
+	}
+	if int(pid) != os.Getpid() {
+		return fmt.Errorf("%w: it calls process %d %d", event.ErrPIDNamespace, os.Getpid(), pid)
+	}
+	return nil
+}
+
+// isRefusal reports whether the kernel denies something to this process.
+func isRefusal(err error) bool { return errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) }
+
+// refused explains a refusal: the error wraps event.ErrPermission or event.ErrUserNamespace. Where the reason is known, the kernel's words, which know none, are left out.
+func refused(err error) error {
+	if in, nsErr := proc.InUserNamespace(); nsErr == nil && in {
+		return event.ErrUserNamespace
+	}
+	have, capErr := capabilities()
+	if capErr != nil {
+		return fmt.Errorf("%w (%v)", event.ErrPermission, err)
+	}
+	if names := lacking(have); len(names) > 0 {
+		return fmt.Errorf("%w (this process lacks %s)", event.ErrPermission, strings.Join(names, " and "))
+	}
+	if filtered() {
+		return fmt.Errorf("%w; this process has them, but a seccomp filter, as containers have, which must allow bpf and perf_event_open (%v)", event.ErrPermission, err)
+	}
+	return fmt.Errorf("%w (%v)", event.ErrPermission, err)
+}
+
+// lacking names the capabilities that are needed and not in a set.
+func lacking(set uint64) (names []string) {
+	for _, c := range []struct {
+		name   string
+		number int
+	}{{"CAP_BPF", unix.CAP_BPF}, {"CAP_PERFMON", unix.CAP_PERFMON}} {
+		if !holds(set, c.number) && !holds(set, unix.CAP_SYS_ADMIN) {
+			names = append(names, c.name)
+		}
+	}
+	return names
+}
+
+// filtered reports whether a seccomp filter judges this process's system calls, as containers have by default.
+func filtered() bool {
+	status, err := os.ReadFile("/proc/self/status")
+	return err == nil && strings.Contains(string(status), "\nSeccomp:\t2\n")
+}

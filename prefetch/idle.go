@@ -1,0 +1,31 @@
+package prefetch
+
+// This file tells how often the control loop is to look.
+
+import "time"
+
+const (
+	busyPause = time.Millisecond
+	// restPause is for a target that has not decoded for restAfter: what it reads next is noticed a little later, limits too.
+	restPause = 20 * time.Millisecond
+	restAfter = time.Second
+	// idlePause is for a target that was never seen to read a model, storedPause for one whose cycle is stored: it is followed as soon as it maps the model.
+	idlePause   = 500 * time.Millisecond
+	storedPause = 250 * time.Millisecond
+)
+
+// Pause is how long Tick need not be called, unless events come. As long as there is nothing to follow, it is long: each call takes a core from the target. Ask after each
+// Tick.
+func (c *Controller) Pause() time.Duration {
+	switch now := c.now(); {
+	case len(c.contexts.open) > 0 || c.help != nil && c.help.holding:
+		c.busy = now
+	case c.help == nil && c.opts.Stored != nil:
+		return storedPause
+	case c.help == nil && len(c.files) == 0:
+		return idlePause
+	case now.Sub(c.busy) >= restAfter:
+		return restPause
+	}
+	return busyPause
+}
