@@ -231,9 +231,7 @@ func (s *Session) Flush() error {
 // Finish ends all captures. Call it once; cause is as in Recorder.Finish. Without Follow it returns one description. With Follow it returns
 // those of the processes that decoded, in the order in which they ended; if none did, it returns the target's description with ErrNoDecode.
 func (s *Session) Finish(cause error) ([]*tables.Meta, error) {
-	if s.dir != nil {
-		defer s.dir.Forget()
-	}
+	defer s.leave()
 	if !s.opts.Follow {
 		meta, err := s.live[0].Finish(cause)
 		if meta == nil {
@@ -259,6 +257,17 @@ func (s *Session) Finish(cause error) ([]*tables.Meta, error) {
 		return []*tables.Meta{meta}, errors.Join(append(s.errs, err)...)
 	}
 	return s.ended, errors.Join(s.errs...)
+}
+
+// leave gives the directory back. It is removed if the session made it for nothing.
+func (s *Session) leave() {
+	switch {
+	case s.dir == nil:
+	case s.cleared:
+		s.dir.Close()
+	default:
+		s.dir.Forget()
+	}
 }
 
 // Status is the progress of a running capture, to be shown on a terminal.

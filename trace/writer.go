@@ -521,7 +521,8 @@ func writeStructure(dir *outfile.Dir, fingerprint string, rows []tables.Structur
 	defer rec.Release()
 
 	return dir.Write(StructureFile, fileMode, func(w io.Writer) error {
-		table := ipc.NewWriter(struct{ io.Writer }{w}, ipc.WithSchema(schema), ipc.WithZstd())
-		return cmp.Or(table.Write(rec), table.Close())
+		dst := newLatched(w)
+		table := ipc.NewWriter(dst, ipc.WithSchema(schema), ipc.WithZstd())
+		return cmp.Or(table.Write(rec), table.Close(), dst.end())
 	})
 }

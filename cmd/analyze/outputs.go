@@ -68,14 +68,20 @@ var outputs = []output{
 
 // writeOutputs writes the files and returns their paths. All are made before the first appears, and those of an earlier capture are removed
 // before that, so that at no moment files of two captures are mixed. One that cannot be made does not stay from an earlier capture either.
-func writeOutputs(ctx context.Context, a *analysis) ([]string, error) {
+func writeOutputs(ctx context.Context, a *analysis) (written []string, err error) {
 	dir, err := outfile.OpenDir(a.options.output, 0o755)
 	if err != nil {
 		return nil, fmt.Errorf("output directory: %w", err)
 	}
-	defer dir.Forget()
 	var made []*outfile.File
-	var stale, written []string
+	var stale []string
+	defer func() {
+		if err != nil {
+			dir.Forget()
+		} else {
+			dir.Close()
+		}
+	}()
 	defer func() {
 		for _, f := range made {
 			f.Discard() // unless it has been committed
