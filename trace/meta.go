@@ -6,26 +6,24 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"tensorcast/internal/outfile"
 	"tensorcast/trace/tables"
 )
 
-func writeMeta(dir string, m *tables.Meta) error {
+func writeMeta(dir *outfile.Dir, m *tables.Meta) error {
 	data, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", MetaFile, err)
 	}
-	path := filepath.Join(dir, MetaFile)
-	tmp := path + ".tmp"
-	if err := os.WriteFile(tmp, append(data, '\n'), 0o644); err != nil {
-		return fmt.Errorf("write %s: %w", MetaFile, err)
-	}
-	if err := os.Rename(tmp, path); err != nil {
-		return fmt.Errorf("replace %s: %w", MetaFile, err)
-	}
-	return nil
+	return dir.Write(MetaFile, fileMode, func(w io.Writer) error {
+		_, err := w.Write(append(data, '\n'))
+		return err
+	})
 }
 
 var (

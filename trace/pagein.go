@@ -234,6 +234,9 @@ func (r *Recorder) writePageIn(p *part, e *event.PageIn, op string) error {
 			var end int64
 			row.Tensor, row.Expert, end = p.pieceAt(at)
 			row.Offset, row.Bytes = at, min(to, end)-at
+			if r.opts.NoTokenIDs && row.Tensor >= 0 && embedsTokens(r.rows[row.Tensor].Name) {
+				row.Offset = r.rows[row.Tensor].Offset
+			}
 			r.rereads.pageIn(&row)
 			if r.w == nil {
 				continue
@@ -244,6 +247,11 @@ func (r *Recorder) writePageIn(p *part, e *event.PageIn, op string) error {
 		}
 		return nil
 	})
+}
+
+// embedsTokens says whether a tensor has a row for each token: which of its pages are read tells which tokens there were.
+func embedsTokens(tensor string) bool {
+	return tensor == event.TokenEmbeddings || tensor == "per_layer_"+event.TokenEmbeddings
 }
 
 // pieceAt returns what byte off of the file belongs to, and where that ends: an expert's slice, a tensor, or (row -1) metadata or padding.

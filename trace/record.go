@@ -41,6 +41,9 @@ type RecorderOptions struct {
 	RotateBytes int64
 	RotateEvery time.Duration
 	RotateKeep  int
+	// NoTokenIDs leaves out of the capture what tells the tokens: their ids, which rows of their embeddings were read, and the arguments of the
+	// command, which may hold the prompt. Warm-ups are told from prompts all the same.
+	NoTokenIDs bool
 	// Follow makes a Session record each process that decodes in its own directory, Dir/<pid>.
 	Follow bool
 }
@@ -54,8 +57,8 @@ type Recorder struct {
 	begun int64 // ns, CLOCK_MONOTONIC
 	now   func() time.Time
 	csv   *csvStream // nil if not asked for
-	// place, if not nil, chooses the directory of the capture that is about to be created; dir is opts.Dir.
-	place func(dir string) (string, error)
+	// create creates the capture, when the first weight is read.
+	create func(*tables.Meta, []tables.StructureRow) (*Writer, error)
 
 	flushed, rotated time.Time
 	w                *Writer // nil until a model is read
@@ -147,7 +150,11 @@ func NewRecorder(opts RecorderOptions) (*Recorder, error) {
 			return nil, err
 		}
 	}
-	return newRecorder(opts, clock, stream), nil
+	r := newRecorder(opts, clock, stream)
+	r.create = func(meta *tables.Meta, rows []tables.StructureRow) (*Writer, error) {
+		return Create(opts.Dir, meta, rows)
+	}
+	return r, nil
 }
 
 // clock is the start of a capture by two clocks.
@@ -173,10 +180,19 @@ func newRecorder(opts RecorderOptions, c clock, stream *csvStream) *Recorder {
 		files: map[event.FileID]*part{}, contexts: map[uint64]*contextState{}, steps: map[int32]*step{}, outside: map[string]int64{},
 	}
 	r.meta = tables.Meta{
-		Started: c.started, Command: opts.Command, PID: opts.PID, Host: thisHost(), Models: []tables.ModelInfo{},
-		Detail: cmp.Or(opts.Detail, tables.DetailOp), Dir: opts.Dir,
+		Started: c.started, PID: opts.PID, Host: thisHost(), Models: []tables.ModelInfo{},
+		Detail: cmp.Or(opts.Detail, tables.DetailOp), NoTokenIDs: opts.NoTokenIDs, Dir: opts.Dir,
 	}
+	r.setCommand(opts.Command)
 	return r
+}
+
+// setCommand notes the command line of the process.
+func (r *Recorder) setCommand(line []string) {
+	if r.opts.NoTokenIDs && len(line) > 1 {
+		line = line[:1]
+	}
+	r.meta.Command = line
 }
 
 // Handle processes the next event.
@@ -433,12 +449,7 @@ func (r *Recorder) write(rows []tables.StructureRow) error {
 		return r.w.Extend(&r.meta, rows)
 	}
 	var err error
-	if r.place != nil {
-		if r.meta.Dir, err = r.place(r.opts.Dir); err != nil {
-			return err
-		}
-	}
-	if r.w, err = Create(r.meta.Dir, &r.meta, rows); err != nil {
+	if r.w, err = r.create(&r.meta, rows); err != nil {
 		return err
 	}
 	r.rotated = r.now()
@@ -477,7 +488,7 @@ func (r *Recorder) op(o *event.Op) error {
 	most := 0 // index of the access that reads most
 	for i := range reads {
 		rd := &reads[i]
-		if rd.embeds { // collect the step's token ids
+		if rd.embeds && !r.opts.NoTokenIDs { // collect the step's token ids
 			s.blind = s.blind || o.IDs == nil
 			s.TokenIDs = append(s.TokenIDs, o.IDs...)
 		}
@@ -633,7 +644,7 @@ func (r *Recorder) access(a *tables.Access, o *event.Op, s *step, rd *read, sele
 	case o.ByExpert:
 		a.Experts = selected
 		return r.route(o, s, a.Layer)
-	case len(selected) == 1:
+	case len(selected) == 1 && !r.opts.NoTokenIDs:
 		a.Offset += int64(selected[0]) * rd.stride
 	}
 	return nil
@@ -757,11 +768,11 @@ func (r *Recorder) Finish(cause error) (*tables.Meta, error) {
 	}
 	errs = append(errs, r.describe())
 	if r.w != nil {
-		errs = append(errs, r.w.Close(&r.meta, cause == nil && errors.Join(errs...) == nil))
+		errs = append(errs, r.w.Close(&r.meta, cause == nil && cmp.Or(errs...) == nil))
 	} else {
 		r.meta.Dir = ""
 	}
-	if err := errors.Join(errs...); err != nil {
+	if err := cmp.Or(errs...); err != nil { // the first: the others follow from it, or are the same
 		return nil, err
 	}
 	if r.orphans > 0 {

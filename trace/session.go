@@ -5,21 +5,24 @@ package trace
 import (
 	"errors"
 	"fmt"
-	"io/fs"
+	"log/slog"
 	"maps"
-	"path/filepath"
 	"slices"
+
 	"tensorcast/event"
+	"tensorcast/internal/outfile"
 	"tensorcast/trace/tables"
 )
 
 // Session records a target and, if RecorderOptions.Follow is set, the processes that it starts. With Follow, each process that decodes gets
 // its own capture in Dir/<pid> (Dir/<pid>-2 if the pid is reused). Without, the capture is Dir itself and all events are attributed to the
-// target. The timestamps of all captures count from the same moment. A Session is not safe for concurrent use.
+// target. The timestamps of all captures count from the same moment. Dir is locked from the beginning to Finish: only one Session writes to
+// it. A Session is not safe for concurrent use.
 type Session struct {
 	opts    RecorderOptions
 	clock   clock
 	csv     *csvStream
+	dir     *outfile.Dir        // nil if no capture is written
 	live    map[int32]*Recorder // by process; without Follow there is one, under 0
 	recent  *Recorder           // the one that was used last
 	of      int32               // the process of recent
@@ -32,21 +35,24 @@ type Session struct {
 	cleared bool // the captures of an earlier session have been deleted
 }
 
-// NewSession returns a Session for a capture that begins now.
+// NewSession returns a Session for a capture that begins now. It fails as Create does if there can be no capture in Dir: known before a command
+// is run that could not be recorded. An earlier capture stays until the first weight is read.
 func NewSession(opts RecorderOptions) (*Session, error) {
 	c, err := startClock()
 	if err != nil {
 		return nil, err
 	}
-	// Known now, this keeps a command from being run that could not be recorded.
-	if opts.Dir != "" {
-		if _, err := captureFiles(opts.Dir, true); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
-		}
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Session{opts: opts, clock: c, live: map[int32]*Recorder{}, used: map[string]int{}, broken: map[int32]bool{}}
 	if opts.CSV != nil {
 		if s.csv, err = newCSVStream(opts.CSV); err != nil {
+			return nil, err
+		}
+	}
+	if opts.Dir != "" {
+		if s.dir, err = openDir(opts.Dir, opts.Log); err != nil {
 			return nil, err
 		}
 	}
@@ -74,32 +80,45 @@ func (s *Session) recorder(pid int32) *Recorder {
 		if int(pid) != s.opts.PID {
 			opts.Command = nil
 		}
-		if opts.Dir != "" {
-			opts.Dir = filepath.Join(opts.Dir, fmt.Sprint(pid))
-		}
 	}
 	r := newRecorder(opts, s.clock, s.csv)
-	if s.opts.Follow && s.opts.Dir != "" {
-		r.place = s.place
-	}
+	r.create = func(meta *tables.Meta, rows []tables.StructureRow) (*Writer, error) { return s.create(pid, meta, rows) }
 	s.live[pid] = r
 	return r
 }
 
-// place chooses the directory of a capture that is about to be created. Before the first one it deletes an earlier session's captures.
-func (s *Session) place(dir string) (string, error) {
+// create creates the capture of a process. Before the first one it deletes an earlier session's captures.
+func (s *Session) create(pid int32, meta *tables.Meta, rows []tables.StructureRow) (*Writer, error) {
 	if !s.cleared {
-		if err := clearCapture(s.opts.Dir); err != nil {
-			return "", err
+		if err := clearCapture(s.dir); err != nil {
+			return nil, err
 		}
 		s.cleared = true
 	}
-	name := filepath.Base(dir)
+	if !s.opts.Follow {
+		return create(s.dir, meta, rows)
+	}
+	name := fmt.Sprint(pid)
 	s.used[name]++
 	if n := s.used[name]; n > 1 {
-		dir = fmt.Sprintf("%s-%d", dir, n)
+		name = fmt.Sprintf("%s-%d", name, n)
 	}
-	return dir, nil
+	dir, err := s.dir.Sub(name, dirMode)
+	if err != nil {
+		return nil, err
+	}
+	if err := lock(dir); err != nil && !errors.Is(err, errors.ErrUnsupported) {
+		dir.Close()
+		return nil, err
+	}
+	meta.Dir = dir.Path("")
+	w, err := create(dir, meta, rows)
+	if err != nil {
+		dir.Close()
+		return nil, err
+	}
+	w.owned = true
+	return w, nil
 }
 
 // Handle processes the next event.
@@ -149,7 +168,7 @@ func (s *Session) begin(e event.ProcessBegin) error {
 	r := s.recorder(e.PID)
 	r.meta.Parent = int(e.Parent)
 	if len(e.Command) > 0 {
-		r.meta.Command = e.Command // for the target, too: it may be a wrapper that has become another program
+		r.setCommand(e.Command) // for the target, too: it may be a wrapper that has become another program
 	}
 	return nil
 }
@@ -212,6 +231,7 @@ func (s *Session) Flush() error {
 // Finish ends all captures. Call it once; cause is as in Recorder.Finish. Without Follow it returns one description. With Follow it returns
 // those of the processes that decoded, in the order in which they ended; if none did, it returns the target's description with ErrNoDecode.
 func (s *Session) Finish(cause error) ([]*tables.Meta, error) {
+	defer s.leave()
 	if !s.opts.Follow {
 		meta, err := s.live[0].Finish(cause)
 		if meta == nil {
@@ -237,6 +257,17 @@ func (s *Session) Finish(cause error) ([]*tables.Meta, error) {
 		return []*tables.Meta{meta}, errors.Join(append(s.errs, err)...)
 	}
 	return s.ended, errors.Join(s.errs...)
+}
+
+// leave gives the directory back. It is removed if the session made it for nothing.
+func (s *Session) leave() {
+	switch {
+	case s.dir == nil:
+	case s.cleared:
+		s.dir.Close()
+	default:
+		s.dir.Forget()
+	}
 }
 
 // Status is the progress of a running capture, to be shown on a terminal.

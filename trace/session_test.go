@@ -132,9 +132,7 @@ func TestSessionFollows(t *testing.T) {
 		t.Errorf("the directory of all: %v", err)
 	}
 	// Another session takes the place of all that, with and without processes.
-	next := newTarget(t, follow)
-	next.s.opts.Dir, next.dir = x.dir, x.dir
-	next.s.live[10].opts.Dir = filepath.Join(x.dir, "10")
+	next := newTarget(t, func(o *RecorderOptions) { follow(o); o.Dir = x.dir })
 	next.decode(10, 1)
 	if _, err := next.s.Finish(nil); err != nil {
 		t.Fatal(err)

@@ -3,17 +3,17 @@ package trace
 // This file writes one table as an Arrow IPC stream: it collects rows, writes them in batches, and continues in segments.
 
 import (
+	"cmp"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/ipc"
 	"github.com/apache/arrow/go/v17/arrow/memory"
 
+	"tensorcast/internal/outfile"
 	"tensorcast/trace/tables"
 )
 
@@ -26,16 +26,19 @@ const (
 )
 
 // stream writes one table. A row is appended column by column in the schema's order, and ended with endRow. If the values of a row do not
-// match the schema (too few, too many, or of another type), endRow returns an error; and no batch is written from then on.
+// match the schema (too few, too many, or of another type), endRow returns an error. After an error nothing is written any more, so that the
+// table ends with the last batch before it; the same error is returned from then on.
 type stream struct {
-	dir, name string
-	schema    *arrow.Schema
-	columns   []columnBuffer // the indices if the column has a dictionary
-	dicts     []*dictionary  // nil for columns without dictionary
-	beyond    columnBuffer   // receives values for which there is no column, and all values after an error
-	at        int            // the next column
-	err       error          // a row did not match the schema
-	rows      int            // rows that are buffered
+	dir     *outfile.Dir
+	name    string
+	schema  *arrow.Schema
+	columns []columnBuffer // the indices if the column has a dictionary
+	dicts   []*dictionary  // nil for columns without dictionary
+	beyond  columnBuffer   // receives values for which there is no column, and all values after an error
+	at      int            // the next column
+	err     error          // a row did not match the schema, or a batch could not be written
+	torn    bool           // the latter: the table may end in a part of a batch
+	rows    int            // rows that are buffered
 
 	file *os.File
 	w    *ipc.Writer
@@ -43,7 +46,7 @@ type stream struct {
 	size int64  // bytes of this segment
 }
 
-func createStream(dir, table string, segment int, fingerprint string) (*stream, error) {
+func createStream(dir *outfile.Dir, table string, segment int, fingerprint string) (*stream, error) {
 	fields := columnsOf[table]
 	s := &stream{dir: dir, name: table, schema: arrow.NewSchema(fields, tableMetadata(fingerprint)), dicts: make([]*dictionary, len(fields)),
 		beyond: newColumnBuffer(arrow.PrimitiveTypes.Int8, false)}
@@ -63,9 +66,9 @@ func createStream(dir, table string, segment int, fingerprint string) (*stream, 
 
 // begin starts a segment. It writes an empty batch with the schema, so that the table is readable from the start.
 func (s *stream) begin(segment int) error {
-	f, err := os.Create(filepath.Join(s.dir, segmentFile(s.name, segment)))
+	f, err := s.dir.Create(segmentFile(s.name, segment), fileMode)
 	if err != nil {
-		return fmt.Errorf("create table: %w", err)
+		return err
 	}
 	s.file, s.size = f, 0
 	s.w = ipc.NewWriter(collecting{s}, ipc.WithSchema(s.schema), ipc.WithZstd())
@@ -242,7 +245,8 @@ func (s *stream) writeBatch() error {
 		err = s.writeOut()
 	}
 	if err != nil {
-		return fmt.Errorf("write %s: %w", s.file.Name(), err)
+		s.err, s.torn = err, true
+		return err
 	}
 	for _, d := range s.dicts {
 		if d != nil && len(d.values) > dictionaryLimit && !d.kept {
@@ -255,12 +259,11 @@ func (s *stream) writeBatch() error {
 // end writes the buffered rows and ends the segment.
 func (s *stream) end() error {
 	err := s.flush()
-	if e := errors.Join(s.w.Close(), s.writeOut()); err == nil && e != nil {
-		err = fmt.Errorf("end %s: %w", s.file.Name(), e)
+	if !s.torn {
+		err = cmp.Or(err, s.w.Close(), s.writeOut())
 	}
-	if e := s.file.Close(); err == nil && e != nil {
-		err = fmt.Errorf("close %s: %w", s.file.Name(), e)
-	}
+	err = cmp.Or(err, s.file.Close())
+	s.err = cmp.Or(s.err, err)
 	return err
 }
 

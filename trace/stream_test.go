@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/apache/arrow/go/v17/arrow/ipc"
+
+	"tensorcast/internal/outfile"
 )
 
 // A row that has not the columns of the schema is an error that names the table, at once or with the batch; neither it nor a row after it is
@@ -49,7 +51,10 @@ func TestRowsThatAreNotAsTheSchema(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			s, err := createStream(dir, test.table, 0, "")
+			d, err := outfile.OpenDir(dir, dirMode)
+			check(t, err)
+			defer d.Close()
+			s, err := createStream(d, test.table, 0, "")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -252,6 +252,7 @@ func TestRotateKeepsTheNewest(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(dir, "*.arrows")); len(left) != 1+2*len(streamFiles) {
 		t.Errorf("the directory holds %v", left)
 	}
+	w.dir.Close()
 	// Another capture takes the place of all that.
 	writeCapture(t, dir, testRows(1), nil)
 	if got, err := readRows(open(t, dir)); err != nil || len(got) != 1 {

@@ -1,17 +1,21 @@
 package trace
 
 // This file writes a capture directory. Invariant: at any moment each table on disk consists of complete batches, except possibly for the
-// last one, and capture.json is a complete document.
+// last one, and capture.json is a complete document, which says that the capture is complete only if nothing is missing.
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
+	"io"
+	"io/fs"
+	"log/slog"
 	"regexp"
 	"slices"
 	"strings"
+
 	"tensorcast/event"
+	"tensorcast/internal/outfile"
 	"tensorcast/trace/tables"
 
 	"github.com/apache/arrow/go/v17/arrow/array"
@@ -19,9 +23,17 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 )
 
-// Writer writes one capture. It is not safe for concurrent use.
+// A capture holds the ids of the tokens, which are the prompt: it is its owner's only.
+const (
+	fileMode = 0o600
+	dirMode  = 0o700
+)
+
+// Writer writes one capture. After an error it writes nothing more and returns that error. It is not safe for concurrent use.
 type Writer struct {
-	dir         string
+	dir         *outfile.Dir
+	owned       bool   // dir is closed with the Writer
+	err         error  // what went wrong first
 	fingerprint string // of all models together
 	structure   []tables.StructureRow
 	names       []int32   // by structure row: index in the dictionary of tensor names, which is the same in all tables
@@ -33,11 +45,32 @@ type Writer struct {
 }
 
 // Create creates dir (and its parents) and writes the structure table. It replaces an older capture in dir; if dir holds anything else, it
-// returns ErrOccupied. Access.Tensor is an index into structure.
+// returns ErrOccupied, and if another Writer has it open, in whatever process, ErrBusy. A directory that others can write to is refused
+// (outfile.ErrUnsafe). Access.Tensor is an index into structure.
 func Create(dir string, meta *tables.Meta, structure []tables.StructureRow) (*Writer, error) {
+	d, err := openDir(dir, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return nil, err
+	}
+	w, err := replace(d, meta, structure)
+	if err != nil {
+		d.Forget()
+		return nil, err
+	}
+	w.owned = true
+	return w, nil
+}
+
+// replace clears a directory and creates a capture in it.
+func replace(dir *outfile.Dir, meta *tables.Meta, structure []tables.StructureRow) (*Writer, error) {
 	if err := clearCapture(dir); err != nil {
 		return nil, err
 	}
+	return create(dir, meta, structure)
+}
+
+// create creates a capture in a directory that holds none.
+func create(dir *outfile.Dir, meta *tables.Meta, structure []tables.StructureRow) (*Writer, error) {
 	w := &Writer{dir: dir, streams: make([]*stream, len(streamFiles)), segmentRows: []int64{0}}
 	meta.Schema = SchemaVersion
 	meta.Complete = false
@@ -66,7 +99,7 @@ func (w *Writer) Extend(meta *tables.Meta, rows []tables.StructureRow) error {
 	}
 	w.fingerprint = strings.Join(prints, ",")
 	w.structure = append(w.structure, rows...)
-	if err := writeStructure(filepath.Join(w.dir, StructureFile), w.fingerprint, w.structure); err != nil {
+	if err := w.failed(writeStructure(w.dir, w.fingerprint, w.structure)); err != nil {
 		return err
 	}
 	for _, s := range w.streams {
@@ -108,11 +141,14 @@ func (w *Writer) fill(s *stream) {
 
 // stream returns a table; it creates it on first use.
 func (w *Writer) stream(name string) (*stream, error) {
+	if w.err != nil {
+		return nil, w.err
+	}
 	i := slices.Index(streamFiles, name)
 	if w.streams[i] == nil {
 		s, err := createStream(w.dir, name, w.segments.Last, w.fingerprint)
 		if err != nil {
-			return nil, err
+			return nil, w.failed(err)
 		}
 		w.fill(s)
 		w.streams[i] = s
@@ -120,58 +156,133 @@ func (w *Writer) stream(name string) (*stream, error) {
 	return w.streams[i], nil
 }
 
-// own lists the files of a capture directory other than the segments of tables.
-var own = []string{StructureFile, StructureFile + ".tmp", MetaFile, MetaFile + ".tmp"}
+// failed notes the first error and returns it.
+func (w *Writer) failed(err error) error {
+	w.err = cmp.Or(w.err, err)
+	return w.err
+}
+
+// own lists the files of a capture directory other than the segments of tables; earlier versions left the temporary ones when they were killed.
+var own = []string{MetaFile, MetaFile + ".tmp", StructureFile, StructureFile + ".tmp"}
+
+func isOwn(name string) bool {
+	_, _, segment := segmentOf(name)
+	return segment || slices.Contains(own, name) || slices.Contains(own, outfile.Temporary(name))
+}
 
 // processDir matches the name of one process's capture in a session's directory.
 var processDir = regexp.MustCompile(`^[0-9]+(-[0-9]+)?$`)
 
-// clearCapture deletes an earlier capture in dir, so that none of its tables is mistaken for one of this run.
-func clearCapture(dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("make capture directory: %w", err)
+// ErrBusy says that another tracer writes to the directory.
+var ErrBusy = errors.New("is being written by another tracer")
+
+// openDir opens the directory of a capture, makes it if need be, and locks it. It fails with ErrOccupied if it holds anything else than a
+// capture, and with ErrBusy.
+func openDir(path string, log *slog.Logger) (*outfile.Dir, error) {
+	const attempts = 10
+	for i := 0; ; i++ {
+		d, err := outfile.OpenDir(path, dirMode)
+		if err != nil {
+			return nil, fmt.Errorf("capture directory: %w", err)
+		}
+		err = lock(d)
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && i < attempts: // a tracer that captured nothing has removed it
+			d.Close()
+			continue
+		case errors.Is(err, errors.ErrUnsupported):
+			log.Warn("another tracer that writes to the same directory would not be noticed", "error", err)
+			err = nil
+		}
+		if err == nil {
+			err = onlyCapture(d, true)
+		}
+		if err != nil {
+			d.Forget()
+			return nil, err
+		}
+		return d, nil
 	}
-	files, err := captureFiles(dir, true)
+}
+
+// onlyCapture returns ErrOccupied if dir holds anything that is not of a capture.
+func onlyCapture(dir *outfile.Dir, processes bool) error {
+	entries, err := dir.Entries()
 	if err != nil {
 		return err
 	}
-	for _, f := range files {
-		if err := os.Remove(f); err != nil {
-			return fmt.Errorf("remove the earlier capture: %w", err)
+	for _, e := range entries {
+		switch {
+		case isOwn(e.Name):
+		case processes && e.Dir && processDir.MatchString(e.Name):
+			if err := within(dir, e.Name, func(d *outfile.Dir) error { return onlyCapture(d, false) }); err != nil {
+				return err
+			}
+		default:
+			return fmt.Errorf("%s holds %s, which is %w", dir.Path(""), e.Name, ErrOccupied)
 		}
 	}
 	return nil
 }
 
-// captureFiles lists what an earlier run left in dir, the contents of a directory before the directory. Anything that is not of a capture
-// is an error.
-func captureFiles(dir string, processes bool) ([]string, error) {
-	entries, err := os.ReadDir(dir)
+// clearCapture deletes an earlier capture in dir, so that none of its tables is mistaken for one of this run: first its description, so that
+// it is no capture any more.
+func clearCapture(dir *outfile.Dir) error {
+	if err := onlyCapture(dir, true); err != nil {
+		return err
+	}
+	return removeAll(dir)
+}
+
+func removeAll(dir *outfile.Dir) error {
+	entries, err := dir.Entries()
 	if err != nil {
-		return nil, fmt.Errorf("read capture directory: %w", err)
+		return err
 	}
-	var files []string
-	for _, e := range entries {
-		path := filepath.Join(dir, e.Name())
-		_, _, segment := segmentOf(e.Name())
-		switch {
-		case segment, slices.Contains(own, e.Name()):
-		case processes && e.IsDir() && processDir.MatchString(e.Name()):
-			inside, err := captureFiles(path, false)
-			if err != nil {
-				return nil, err
+	for _, description := range []bool{true, false} {
+		for _, e := range entries {
+			if (e.Name == MetaFile) != description {
+				continue
 			}
-			files = append(files, inside...)
-		default:
-			return nil, fmt.Errorf("%s holds %s, which is %w", dir, e.Name(), ErrOccupied)
+			if e.Dir {
+				if err := within(dir, e.Name, removeAll); err != nil {
+					return err
+				}
+			}
+			if err := dir.Remove(e.Name); err != nil {
+				return fmt.Errorf("replace the earlier capture: %w", err)
+			}
 		}
-		files = append(files, path)
 	}
-	return files, nil
+	return nil
+}
+
+// within calls do with a directory in dir, locked.
+func within(dir *outfile.Dir, name string, do func(*outfile.Dir) error) error {
+	sub, err := dir.Sub(name, dirMode)
+	if err != nil {
+		return err
+	}
+	defer sub.Close()
+	if err := lock(sub); err != nil && !errors.Is(err, errors.ErrUnsupported) {
+		return err
+	}
+	return do(sub)
+}
+
+func lock(dir *outfile.Dir) error {
+	err := dir.Lock()
+	if errors.Is(err, outfile.ErrLocked) {
+		return fmt.Errorf("%s %w", dir.Path(""), ErrBusy)
+	}
+	return err
 }
 
 // Access appends a row.
 func (w *Writer) Access(a *tables.Access) error {
+	if w.err != nil {
+		return w.err
+	}
 	s := w.access
 	w.rows++
 	w.segmentRows[len(w.segmentRows)-1]++
@@ -191,7 +302,7 @@ func (w *Writer) Access(a *tables.Access) error {
 	s.int32(a.Context)
 	s.observed(a.Stall)
 	s.int32(w.structure[a.Tensor].Model)
-	return s.endRow()
+	return w.failed(s.endRow())
 }
 
 // Route appends a row.
@@ -203,7 +314,7 @@ func (w *Writer) Route(r *tables.Route) error {
 	for _, v := range [...]int32{r.Step, r.Token, r.Layer, r.Slot, r.Expert, r.Position} {
 		s.int32(v)
 	}
-	return s.endRow()
+	return w.failed(s.endRow())
 }
 
 // Step appends a row.
@@ -224,7 +335,7 @@ func (w *Writer) Step(r *tables.StepRow) error {
 	s.int64(r.Begin)
 	s.observed(r.End)
 	s.bool(r.Derived)
-	return s.endRow()
+	return w.failed(s.endRow())
 }
 
 // PageIn appends a row. The table is created with the first row, or by PageIns.
@@ -250,7 +361,7 @@ func (w *Writer) PageIn(r *tables.PageInRow) error {
 	s.textOrNull(r.Op)
 	s.text(r.File)
 	s.int32(r.Model)
-	return s.endRow()
+	return w.failed(s.endRow())
 }
 
 // PageIns creates the pagein table, which shows that page-ins are observed even if there are none.
@@ -275,18 +386,27 @@ func (w *Writer) Buffer(r *tables.BufferRow) error {
 	s.bool(r.Write)
 	s.uint64(r.DataPtr)
 	s.int64(r.Bytes)
-	return s.endRow()
+	return w.failed(s.endRow())
 }
 
 // Flush writes buffered rows, and meta.
 func (w *Writer) Flush(meta *tables.Meta) error {
+	if err := w.flushRows(); err != nil {
+		return err
+	}
+	return w.failed(w.describe(meta))
+}
+
+func (w *Writer) flushRows() error {
 	for _, s := range w.streams {
-		if s != nil {
-			if err := s.flush(); err != nil {
-				return err
-			}
+		if s != nil && w.err == nil {
+			_ = w.failed(s.flush())
 		}
 	}
+	return w.err
+}
+
+func (w *Writer) describe(meta *tables.Meta) error {
 	meta.Schema = SchemaVersion
 	meta.Rows = w.rows
 	meta.Segments = w.segments
@@ -316,10 +436,10 @@ func (w *Writer) Rotate(meta *tables.Meta, keep int) error {
 		if s == nil {
 			continue
 		}
-		if err := s.end(); err != nil {
+		if err := w.failed(s.end()); err != nil {
 			return err
 		}
-		if err := s.begin(w.segments.Last); err != nil {
+		if err := w.failed(s.begin(w.segments.Last)); err != nil {
 			return err
 		}
 	}
@@ -338,32 +458,36 @@ func (w *Writer) Rotate(meta *tables.Meta, keep int) error {
 	}
 	for ; first < w.segments.First; first++ {
 		for _, name := range streamFiles {
-			err := os.Remove(filepath.Join(w.dir, segmentFile(name, first)))
-			if err != nil && !errors.Is(err, os.ErrNotExist) {
-				return fmt.Errorf("delete the oldest segment: %w", err)
+			err := w.dir.Remove(segmentFile(name, first))
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return w.failed(fmt.Errorf("delete the oldest segment: %w", err))
 			}
 		}
 	}
 	return nil
 }
 
-// Close flushes, ends the streams and records in meta whether the capture is complete.
+// Close flushes, ends the streams and then records in meta whether the capture is complete: it is not if anything went wrong.
 func (w *Writer) Close(meta *tables.Meta, complete bool) error {
-	meta.Complete = complete
-	err := w.Flush(meta)
+	_ = w.flushRows() // all, before the first is ended
 	for _, s := range w.streams {
-		if s == nil {
-			continue
+		if s != nil {
+			_ = w.failed(s.end())
+			s.release()
 		}
-		if e := s.end(); err == nil {
-			err = e
-		}
-		s.release()
 	}
-	return err
+	meta.Complete = complete && w.err == nil
+	if err := w.describe(meta); err != nil {
+		_ = w.failed(err)
+		meta.Complete = false // what is on disk is an earlier description
+	}
+	if w.owned {
+		w.dir.Close()
+	}
+	return w.err
 }
 
-// abandon closes what Create opened.
+// abandon closes what create opened.
 func (w *Writer) abandon() {
 	for _, s := range w.streams {
 		if s != nil {
@@ -373,8 +497,8 @@ func (w *Writer) abandon() {
 	}
 }
 
-// writeStructure replaces the table at path.
-func writeStructure(path, fingerprint string, rows []tables.StructureRow) error {
+// writeStructure replaces the table.
+func writeStructure(dir *outfile.Dir, fingerprint string, rows []tables.StructureRow) error {
 	schema := structureSchema(fingerprint)
 	b := array.NewRecordBuilder(memory.DefaultAllocator, schema)
 	defer b.Release()
@@ -396,16 +520,9 @@ func writeStructure(path, fingerprint string, rows []tables.StructureRow) error 
 	rec := b.NewRecord()
 	defer rec.Release()
 
-	f, err := os.Create(path + ".tmp")
-	if err != nil {
-		return fmt.Errorf("create table: %w", err)
-	}
-	w := ipc.NewWriter(f, ipc.WithSchema(schema), ipc.WithZstd())
-	if err := errors.Join(w.Write(rec), w.Close(), f.Close()); err != nil {
-		return fmt.Errorf("write %s: %w", StructureFile, err)
-	}
-	if err := os.Rename(path+".tmp", path); err != nil {
-		return fmt.Errorf("replace %s: %w", StructureFile, err)
-	}
-	return nil
+	return dir.Write(StructureFile, fileMode, func(w io.Writer) error {
+		dst := newLatched(w)
+		table := ipc.NewWriter(dst, ipc.WithSchema(schema), ipc.WithZstd())
+		return cmp.Or(table.Write(rec), table.Close(), dst.end())
+	})
 }

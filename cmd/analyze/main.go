@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"os"
 	"strings"
 
 	"github.com/dustin/go-humanize"
@@ -120,9 +119,6 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 		return fmt.Errorf("read %s: %w", o.capture, err)
 	}
 
-	if err := os.MkdirAll(o.output, 0o755); err != nil {
-		return fmt.Errorf("make output directory: %w", err)
-	}
 	written, err := writeOutputs(ctx, &analysis{options: o, meta: capture.Meta, pattern: p, summary: summary, warn: func(format string, args ...any) {
 		fmt.Fprintf(stderr, "analyze: warning: "+format+"\n", args...)
 	}})

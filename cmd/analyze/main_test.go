@@ -228,7 +228,7 @@ func TestFailures(t *testing.T) {
 		{"order", []string{"--order", "size"}, cli.BadUsage, `--order "size": want access or file`},
 		{"context", []string{"--context", "-2"}, cli.BadUsage, "--context is -2, want 0 or more"},
 		{"top", []string{"--top", "-1"}, cli.BadUsage, "want 0 or more"},
-		{"output is a file", []string{"-c", plant(t, tables.Meta{}, true, whole), "-o", filepath.Join(plant(t, tables.Meta{}, true), trace.MetaFile)}, cli.Failure, "make output directory"},
+		{"output is a file", []string{"-c", plant(t, tables.Meta{}, true, whole), "-o", filepath.Join(plant(t, tables.Meta{}, true), trace.MetaFile)}, cli.Failure, "output directory: open "},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if tc.args[0] != "-c" {

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
-	"path/filepath"
 
 	"tensorcast/heatmap"
 	"tensorcast/internal/outfile"
@@ -68,28 +66,63 @@ var outputs = []output{
 	}},
 }
 
-// writeOutputs writes the files and returns their paths. One that cannot be made does not stay from an earlier capture.
-func writeOutputs(ctx context.Context, a *analysis) ([]string, error) {
-	var written []string
+// writeOutputs writes the files and returns their paths. All are made before the first appears, and those of an earlier capture are removed
+// before that, so that at no moment files of two captures are mixed. One that cannot be made does not stay from an earlier capture either.
+func writeOutputs(ctx context.Context, a *analysis) (written []string, err error) {
+	dir, err := outfile.OpenDir(a.options.output, 0o755)
+	if err != nil {
+		return nil, fmt.Errorf("output directory: %w", err)
+	}
+	var made []*outfile.File
+	var stale []string
+	defer func() {
+		if err != nil {
+			dir.Forget()
+		} else {
+			dir.Close()
+		}
+	}()
+	defer func() {
+		for _, f := range made {
+			f.Discard() // unless it has been committed
+		}
+	}()
 	for _, o := range outputs {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		path := filepath.Join(a.options.output, o.name)
 		write, err := o.of(a)
 		if err != nil {
 			a.warn("%s is left out: %v", o.name, err)
-			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return nil, fmt.Errorf("remove what an earlier capture left: %w", err)
-			}
+		}
+		if write != nil || err != nil {
+			stale = append(stale, o.name)
 		}
 		if write == nil {
 			continue
 		}
-		if err := outfile.Write(path, write); err != nil {
+		f, err := dir.Begin(o.name, 0o666)
+		if err != nil {
 			return nil, err
 		}
-		written = append(written, path)
+		made = append(made, f)
+		if err := write(f); err != nil {
+			return nil, err
+		}
+		written = append(written, dir.Path(o.name))
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	for _, name := range stale {
+		if err := dir.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("replace the earlier output: %w", err)
+		}
+	}
+	for _, f := range made {
+		if err := f.Commit(); err != nil {
+			return nil, err
+		}
 	}
 	return written, nil
 }

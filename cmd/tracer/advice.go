@@ -27,6 +27,7 @@ func (o *options) advise(err error) error {
 		{when: preload.ErrNoGraph, advice: "; in that case trace it as root, without --preload"},
 		{when: preload.ErrOtherProcess, advice: ": use --follow"},
 		{when: trace.ErrOccupied, advice: ": choose another directory with -o"},
+		{when: trace.ErrBusy, advice: ": choose another directory with -o"},
 	} {
 		if errors.Is(err, a.when) && !a.hidden {
 			return fmt.Errorf("%w%s", err, a.advice)

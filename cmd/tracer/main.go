@@ -33,6 +33,10 @@ structure.arrows (the model), pagein.arrows (--detail op+io: what came from disk
 Needs root, or CAP_BPF and CAP_PERFMON; or --preload. The model must be read through a file mapping: start llama.cpp
 with --no-repack, and without --no-mmap.
 
+A capture holds the ids of the tokens, which are the prompt and the answer: only its owner can read it. --no-token-ids
+leaves them out. The directory must be one that nobody else can write to; one tracer writes to it at a time. A CSV file
+appears when the trace is whole.
+
 The command runs as the user who typed sudo, with that user's groups, HOME, PATH and environment, and what is written
 belongs to that user; --as-root runs the command as root. It keeps its standard streams, terminal and process
 group. SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to it, unless the terminal
@@ -63,6 +67,7 @@ with --pid 0. With --strict 1 also if any event was lost or could not be read wh
 	f.StringVarP(&o.out, "output", "o", "capture", "capture `directory`, an earlier capture in it is replaced; with --csv a file (capture.csv), or - for\nstandard output (--pid only, and the default there)")
 	cli.EnumVar(root, &o.detail, "detail", "", detailNames, "how closely to look: graph (the sequence of ops, without times and chosen experts), op, or op+io (also each read\nfrom disk, and how long ops waited for the disk)")
 	f.BoolVar(&o.buffers, "buffers", false, "record KV cache and activations, too")
+	f.BoolVar(&o.noTokenIDs, "no-token-ids", false, "leave out what tells the tokens: their ids, which rows of their embeddings were read, the command's arguments")
 	f.BoolVar(&o.follow, "follow", false, "trace processes that the target starts, too: one capture for each that decodes, in directory/PID")
 	f.Var(&o.rotate, "rotate", "begin new table files every `SIZE` (1GiB) or DURATION (10m)")
 	f.IntVar(&o.keep, "keep", 0, "with --rotate, keep the newest `N` of them (0: all)")

@@ -32,6 +32,8 @@ type options struct {
 	json    bool
 	perf    bool
 	verbose bool
+
+	noTokenIDs bool
 }
 
 // toStdout is the output that stands for standard output.

@@ -500,3 +500,108 @@ func TestOccupiedDirectory(t *testing.T) {
 		t.Errorf("%q, %v", data, err)
 	}
 }
+
+// Root writes nothing where somebody else can have put links, and says so before the command runs.
+func TestDirectoryOfSomebodyElse(t *testing.T) {
+	testenv.NeedRoot(t)
+	precious := filepath.Join(t.TempDir(), "precious")
+	if err := os.WriteFile(precious, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	theirs := owned(t)
+	for _, name := range []string{trace.MetaFile, trace.MetaFile + ".tmp", trace.AccessFile, "reads.csv"} {
+		symlink(t, precious, filepath.Join(theirs, name))
+	}
+	for name, flags := range map[string][]string{
+		"the directory": {"-o", theirs}, "a link to one": {"-o", filepath.Join(theirs, "link")}, "through a link": {"-o", filepath.Join(theirs, "link", "capture")},
+		"CSV": {"--csv", "-o", filepath.Join(theirs, "reads.csv")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			mine := t.TempDir()
+			_ = os.Remove(filepath.Join(theirs, "link"))
+			symlink(t, mine, filepath.Join(theirs, "link"))
+			ran := filepath.Join(t.TempDir(), "ran")
+			r := runTracer(t, append(flags, "--", "touch", ran)...)
+			if line := oneError(t, r); r.status != 1 || !strings.Contains(line, "not safe to write to") || !strings.Contains(line, "nobody") {
+				t.Errorf("status %d, %q", r.status, line)
+			}
+			if _, err := os.Stat(ran); err == nil {
+				t.Error("the command ran")
+			}
+			if data, err := os.ReadFile(precious); err != nil || string(data) != "precious" {
+				t.Errorf("root's file holds %q (%v)", data, err)
+			}
+			if entries, err := os.ReadDir(mine); err != nil || len(entries) != 0 {
+				t.Errorf("root's directory holds %v (%v)", entries, err)
+			}
+		})
+	}
+}
+
+// Of two tracers with one directory the second says so before its command runs, and takes nothing from the first.
+func TestTwoTracers(t *testing.T) {
+	testenv.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	o := shortRun(t, denseModel)
+	o.Tokens, o.Repeat = 100, 1<<20
+	target := in.Command(t.Context(), o)
+	if err := target.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
+	testenv.WaitMapped(t, target.Process.Pid, o.Model)
+	dir, ran := filepath.Join(t.TempDir(), "capture"), filepath.Join(t.TempDir(), "ran")
+	first := exec.Command(tracerBinary, "-o", dir, "--pid", fmt.Sprint(target.Process.Pid))
+	var stderr strings.Builder
+	first.Stderr = &stderr
+	if err := first.Start(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.WaitFor(t, "a whole batch to be written", func() bool { return wholeRows(dir) > 0 })
+	second := runTracer(t, "-o", dir, "--", "touch", ran)
+	if line := oneError(t, second); second.status != 1 || !strings.Contains(line, dir+" is being written by another tracer") || !strings.Contains(line, "-o") {
+		t.Errorf("status %d, %q", second.status, line)
+	}
+	if _, err := os.Stat(ran); err == nil {
+		t.Error("the second command ran")
+	}
+	if err := first.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Wait(); err != nil {
+		t.Fatalf("the first tracer: %v\n%s", err, stderr.String())
+	}
+	if c, rows := readCapture(t, dir); !c.Meta.Complete || int64(len(rows)) != c.Meta.Rows || len(rows) == 0 {
+		t.Errorf("%d rows, %+v", len(rows), c.Meta)
+	}
+}
+
+// --no-token-ids changes what is told of the tokens, and nothing else.
+func TestNoTokenIDs(t *testing.T) {
+	testenv.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	o := shortRun(t, denseModel)
+	told := func(flags ...string) (ids, rest []string, c *trace.Capture) {
+		c, rows := traced(t, in, o, flags...)
+		for s, err := range c.Steps() {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s.TokenIDs != nil {
+				ids = append(ids, fmt.Sprint(s.TokenIDs))
+			}
+			rest = append(rest, fmt.Sprint(s.Phase, s.Tokens, s.Token))
+		}
+		return ids, append(rest, tensors(c, rows)...), c
+	}
+	for _, flags := range [][]string{nil, {"--detail", "op+io"}, {"--preload"}} {
+		with, rest, c := told(flags...)
+		without, same, hidden := told(append(flags, "--no-token-ids")...)
+		if len(with) != c.Meta.Steps || len(without) != 0 || !slices.Equal(rest, same) {
+			t.Errorf("%q: ids of %d and %d steps of %d", flags, len(with), len(without), c.Meta.Steps)
+		}
+		if len(c.Meta.Command) < 2 || !slices.Equal(hidden.Meta.Command, c.Meta.Command[:1]) || !hidden.Meta.NoTokenIDs || c.Meta.NoTokenIDs {
+			t.Errorf("%q: %+v", flags, hidden.Meta)
+		}
+	}
+}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -17,6 +16,7 @@ import (
 	"tensorcast/event"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/invoker"
+	"tensorcast/internal/outfile"
 	"tensorcast/internal/proc"
 	"tensorcast/trace"
 	"tensorcast/trace/tables"
@@ -31,7 +31,7 @@ type session struct {
 	user     *invoker.User // whose the output is; nil: ours
 	capture  *capture.Capture
 	recorder *trace.Session
-	csv      io.Closer // nil if there is none to close
+	csv      *outfile.File // nil if there is none
 	display  *display
 	modest   bool // our threads give way
 }
@@ -57,11 +57,9 @@ func run(ctx context.Context, o options, args []string) (status int, err error) 
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, s.capture.Close()) }()
+	defer func() { s.csv.Discard() }() // unless it has been committed
 	if err := s.user.Do(func() error { return s.open(args, log) }); err != nil {
 		return 0, err
-	}
-	if s.csv != nil {
-		defer func() { err = errors.Join(err, s.user.Do(s.csv.Close)) }()
 	}
 	return s.run(ctx)
 }
@@ -109,23 +107,23 @@ func (s *session) open(args []string, log *slog.Logger) error {
 	ro := trace.RecorderOptions{
 		Command: args, PID: s.capture.PID(), Log: log, Counters: s.capture.Counters, Libraries: s.capture.Libraries, Target: s.capture.Describe,
 		Detail: s.detail, RotateBytes: s.rotate.bytes, RotateEvery: s.rotate.every, RotateKeep: s.keep, Follow: s.follow,
+		NoTokenIDs: s.noTokenIDs,
 	}
 	if s.preload {
 		ro.Detail = tables.DetailPreload
 	}
+	var err error
 	switch {
 	case s.out == toStdout:
 		ro.CSV = os.Stdout
 	case s.options.csv:
-		file, err := os.Create(s.out)
-		if err != nil {
-			return fmt.Errorf("write CSV: %w", err)
+		if s.csv, err = outfile.Create(s.out); err != nil {
+			return err
 		}
-		ro.CSV, s.csv = file, file
+		ro.CSV = s.csv
 	default:
 		ro.Dir = s.out
 	}
-	var err error
 	s.recorder, err = trace.NewSession(ro)
 	return err
 }
@@ -152,6 +150,9 @@ func (s *session) run(ctx context.Context) (int, error) {
 	var metas []*tables.Meta
 	finishErr := s.user.Do(func() (err error) {
 		metas, err = s.recorder.Finish(runErr)
+		if s.csv != nil && runErr == nil && (err == nil || errors.Is(err, event.ErrOutside)) { // what was seen is whole
+			return errors.Join(err, s.csv.Commit())
+		}
 		return err
 	})
 	if runErr != nil || finishErr != nil { // after an error, a summary is worth printing only if something was captured

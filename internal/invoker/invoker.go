@@ -33,6 +33,16 @@ type User struct {
 	environ  []string // environment that sudo was started with; nil if sudo was not found
 }
 
+// UID is the id of the user that Find would find; ok is false if there is none, or if sudo's variables make no sense, which Find reports.
+func UID(environ []string) (uid uint32, ok bool) {
+	text, ok := lookup(environ, "SUDO_UID")
+	n, err := strconv.ParseUint(text, 10, 32)
+	if !ok || err != nil || n == 0 || os.Geteuid() != 0 {
+		return 0, false
+	}
+	return uint32(n), true
+}
+
 // Find returns the user that sudo's variables in a process's environment name. It returns nil if sudo was not used, or was used by root, or
 // if this process is not root and so cannot act for others.
 func Find(environ []string) (*User, error) {

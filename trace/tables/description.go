@@ -31,7 +31,10 @@ type Meta struct {
 	Rereads  *Rereads       `json:"rereads"`
 	Counters event.Counters `json:"counters"`
 	Outside  Outside        `json:"outside_mapping"`
-	Complete bool           `json:"complete"` // false while the capture runs; stays false if the tracer was killed
+	// NoTokenIDs says that what tells the tokens was left out: StepRow.TokenIDs is nil, reads of gathered rows and page-ins of token embeddings
+	// begin at the tensor's first byte, and Command has no arguments.
+	NoTokenIDs bool `json:"no_token_ids,omitempty"`
+	Complete   bool `json:"complete"` // false while the capture runs; stays false if the tracer was killed
 
 	Dir string `json:"-"` // directory of the capture; empty if none was written
 }

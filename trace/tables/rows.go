@@ -56,7 +56,7 @@ type Access struct {
 	Op        string
 	Tensor    int32  // row of the structure table
 	DataPtr   uint64 // address in the target
-	Offset    int64  // absolute offset in the model file where the read begins; if several rows or experts were gathered, the tensor's first byte
+	Offset    int64  // absolute offset in the model file where the read begins; if several rows or experts were gathered (or see Meta.NoTokenIDs), the tensor's first byte
 	// Bytes is the number of distinct bytes of the tensor that the op reads. If it gathers rows or experts whose ids were not observed
 	// (detail "graph"), this is the most that the batch's tokens can gather; for one token it is exact.
 	Bytes    int64
@@ -92,7 +92,7 @@ type StepRow struct {
 	Phase     Phase
 	Tokens    int32   // tokens in the batch
 	Token     int32   // as in Access
-	TokenIDs  []int32 // ids that were looked up in the token embeddings, in batch order; nil if not observed
+	TokenIDs  []int32 // ids that were looked up in the token embeddings, in batch order; nil if not observed, or left out (Meta.NoTokenIDs)
 	Sequences []int32 // ascending; nil if unknown
 	Begin     int64   // ns since the capture began
 	End       int64   // ns since the capture began; or NotObserved
@@ -105,7 +105,7 @@ type PageInRow struct {
 	Timestamp int64  // ns since the capture began
 	Step      int32  // -1 between steps
 	File      string // base name, as in the structure table
-	Offset    int64  // absolute offset in the file
+	Offset    int64  // absolute offset in the file; of token embeddings the tensor's first byte if Meta.NoTokenIDs
 	Bytes     int64
 	Tensor    int32 // row of the structure table; -1 for metadata and padding
 	Expert    int32 // the expert whose slice it is; -1 if none

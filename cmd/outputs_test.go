@@ -1,0 +1,356 @@
+// Package cmd_test has tests over all commands.
+package cmd_test
+
+// This file has one test over everything that the commands write: whatever goes wrong while they do, and whenever, an output is whole or not
+// there. prefetchd is not here: it writes no file.
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"tensorcast/experiments/llama"
+	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/experiments/synth"
+	"tensorcast/gguf"
+	"tensorcast/internal/outfile"
+	"tensorcast/internal/testenv"
+	"tensorcast/internal/testenv/faults"
+	"tensorcast/trace"
+)
+
+var bin = map[string]string{} // commands by name
+
+func TestMain(m *testing.M) {
+	faults.Launched()
+	status := 1
+	func() {
+		for name, pkg := range map[string]string{
+			"ggufmap": "tensorcast/cmd/ggufmap", "analyze": "tensorcast/cmd/analyze", "tracer": "tensorcast/cmd/tracer", "lab": "tensorcast/experiments/cmd/lab",
+		} {
+			path, remove, err := testenv.BuildPackage(name, pkg)
+			if err != nil {
+				fmt.Fprintf(os.Stderr, "build %s: %v\n", name, err)
+				return
+			}
+			defer remove()
+			bin[name] = path
+		}
+		status = m.Run()
+	}()
+	os.Exit(status)
+}
+
+var tiny = synth.Config{Layers: 2, Embd: 128, FF: 256, Heads: 2, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}
+
+// tool is a command that writes to a directory, which is its working directory.
+type tool struct {
+	args []string
+	// outputs are the files that appear whole; nil if the output is a capture in the directory "capture".
+	outputs []string
+	// varies: two runs write other bytes (they tell times), of the same form.
+	varies bool
+	faults int // if the command is slow, about so many calls fail, spread over the run; 0: all
+}
+
+func TestOutputsAreWholeOrAbsent(t *testing.T) {
+	testenv.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	model := llamatest.Model(t, tiny)
+	o := llama.Options{Model: model, Prompt: "a b", Tokens: 2, Threads: 1, NoRepack: true}
+	target := in.Command(t.Context(), o).Args
+	capture := filepath.Join(t.TempDir(), "capture")
+	if out, err := exec.Command(bin["tracer"], append([]string{"-o", capture, "--"}, target...)...).CombinedOutput(); err != nil {
+		t.Fatalf("trace: %v\n%s", err, out)
+	}
+	for name, tool := range map[string]tool{
+		"ggufmap":         {args: []string{"ggufmap", "-o", "s.csv", model}, outputs: []string{"s.csv"}},
+		"ggufmap parquet": {args: []string{"ggufmap", "--wide", "--format", "parquet", "-o", "s.parquet", model}, outputs: []string{"s.parquet"}, faults: 2},
+		"analyze": {args: []string{"analyze", "-c", capture, "-o", "analysis", "--heatmap"}, outputs: []string{"analysis/pattern.parquet",
+			"analysis/pattern.csv", "analysis/pattern.json", "analysis/heatmap_access_per_token.png"}, faults: 6},
+		"lab synth": {args: []string{"lab", "synth", "-o", "m.gguf", "--layers", "1", "--embd", "64", "--ff", "64", "--heads", "2", "--kv-heads", "2", "--type", "Q8_0"},
+			outputs: []string{"m.gguf"}},
+		"lab --save": {args: []string{"lab", "hyper", "--coding", "exact", "--dims", "1024", "--items", "8", "--queries", "64", "--save", "r.json"}, outputs: []string{"r.json"}},
+		"lab fabricplan": {args: []string{"lab", "fabricplan", "-m", model, "--planes", "1", "--write", "w.gguf", "--figure", "f.png"},
+			outputs: []string{"w.gguf", "f.png"}, faults: 1},
+		// A capture's files are the same whoever observes; --preload is the fastest.
+		"tracer":     {args: append([]string{"tracer", "--preload", "-o", "capture", "--"}, target...), faults: 10},
+		"tracer CSV": {args: append([]string{"tracer", "--preload", "--csv", "-o", "reads.csv", "--"}, target...), outputs: []string{"reads.csv"}, varies: true, faults: 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tool.args = slices.Clone(tool.args)
+			tool.args[0] = bin[tool.args[0]]
+			tool.test(t)
+			tool.testFullDisk(t)
+		})
+	}
+}
+
+// run runs the tool in dir.
+func (c *tool) run(t *testing.T, dir string, f faults.Fault) (faults.Outcome, string) {
+	t.Helper()
+	cmd := exec.Command(c.args[0], c.args[1:]...)
+	cmd.Dir = dir
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	return faults.Run(t, cmd, dir, f), stderr.String()
+}
+
+// read returns the outputs that are there, and what else is.
+func (c *tool) read(t *testing.T, dir string) (files map[string]string, others []string) {
+	t.Helper()
+	files = map[string]string{}
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		name, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		if !slices.Contains(c.outputs, name) {
+			others = append(others, name)
+			return nil
+		}
+		data, err := os.ReadFile(path)
+		files[name] = string(data)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files, others
+}
+
+// sample returns at most most numbers of 1 to n, if most is not 0, among them the last ones.
+func sample(n, most int) []int {
+	var all []int
+	for i := range n {
+		if most == 0 || n <= most || i*most/n != (i-1)*most/n || i > n-3 {
+			all = append(all, i+1)
+		}
+	}
+	return all
+}
+
+// old is what is there before: outputs of an earlier run, which are other ones.
+const old = "an earlier output\n"
+
+func (c *tool) test(t *testing.T) {
+	for _, before := range []string{"", old} {
+		for _, named := range []bool{false, true} {
+			switch {
+			case c.outputs == nil && before != "": // a directory that holds something else is refused
+				continue
+			case c.faults != 0 && named != (before != ""): // these are slow: not all four combinations
+				continue
+			}
+			fresh := func() string {
+				dir := t.TempDir()
+				for _, name := range c.outputs {
+					if before == "" {
+						break
+					}
+					path := filepath.Join(dir, name)
+					if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(before), 0o640)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				return dir
+			}
+			dir := fresh()
+			whole, stderr := c.run(t, dir, faults.Fault{Named: named})
+			want, others := c.read(t, dir)
+			if whole.Status != 0 || len(want) != len(c.outputs) || c.outputs != nil && len(others) > 0 {
+				t.Fatalf("without a fault: status %d, %d outputs, and %q\n%s", whole.Status, len(want), others, stderr)
+			}
+			if len(whole.Calls) < 3 {
+				t.Fatalf("without a fault %d calls are seen: %q", len(whole.Calls), whole.Calls)
+			}
+			n := 0
+			for _, at := range sample(len(whole.Calls), c.faults) {
+				for _, f := range []faults.Fault{{Errno: errnoFor(whole.Calls[at-1])}, {Signal: syscall.SIGKILL}, {Signal: syscall.SIGINT}} {
+					f.At, f.Named = at, named
+					n++
+					c.check(t, fresh(), before, want, f)
+					if t.Failed() {
+						t.Fatalf("the calls are %q", whole.Calls)
+					}
+				}
+			}
+			t.Logf("before %q, named %v: %d calls, %d faults", before, named, len(whole.Calls), n)
+		}
+	}
+}
+
+// testFullDisk runs the tool on a real full disk.
+func (c *tool) testFullDisk(t *testing.T) {
+	const filler = "filler"
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	full, err := os.Create(filepath.Join(dir, filler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	for err == nil { // to the last page
+		_, err = full.Write(make([]byte, 4<<10))
+	}
+	out, stderr := c.run(t, dir, faults.Fault{})
+	wrong := func(format string, args ...any) {
+		t.Helper()
+		t.Errorf("%s\nstatus %d: %s", fmt.Sprintf(format, args...), out.Status, stderr)
+	}
+	c.checkError(faults.Fault{Errno: unix.ENOSPC}, out.Status, stderr, wrong)
+	files, others := c.read(t, dir)
+	if len(files) > 0 {
+		wrong("%d outputs are there", len(files))
+	}
+	if c.outputs == nil {
+		c.checkCapture(filepath.Join(dir, "capture"), out.Status, wrong)
+	} else if !slices.Equal(others, []string{filler}) {
+		wrong("left is %q", others)
+	}
+}
+
+// errnoFor is what goes wrong with a call in practice.
+func errnoFor(call string) syscall.Errno {
+	switch op, _, _ := strings.Cut(call, " "); op {
+	case "write", "mkdir":
+		return unix.ENOSPC
+	case "open", "link":
+		return unix.EACCES
+	}
+	return unix.EIO
+}
+
+func (c *tool) check(t *testing.T, dir, before string, want map[string]string, f faults.Fault) {
+	t.Helper()
+	out, stderr := c.run(t, dir, f)
+	call := "none"
+	if len(out.Calls) >= f.At {
+		call = out.Calls[f.At-1]
+	}
+	wrong := func(format string, args ...any) {
+		t.Helper()
+		t.Errorf("%v (%s): %s\nstatus %d: %s", f, call, fmt.Sprintf(format, args...), out.Status, stderr)
+	}
+	if f.Signal == unix.SIGKILL && out.Status != -1 && call != "none" {
+		wrong("it was not killed")
+	}
+	if f.Errno != 0 && call != "none" {
+		c.checkError(f, out.Status, stderr, wrong)
+	}
+	if c.outputs == nil {
+		c.checkCapture(filepath.Join(dir, "capture"), out.Status, wrong)
+	} else {
+		got, others := c.read(t, dir)
+		for _, name := range c.outputs {
+			text, there := got[name]
+			switch {
+			case !there && (before == "" || strings.Contains(name, "/")): // analyze removes all that is old before the first new one appears
+			case there && (text == before || text == want[name] || c.varies && sameForm(text, want[name], f.Signal == unix.SIGINT)):
+			default:
+				wrong("%s is neither whole nor absent: %d bytes of %d", name, len(text), len(want[name]))
+			}
+			if out.Status == 0 && text == before {
+				wrong("it says that all is well, and %s is not there", name)
+			}
+		}
+		for _, name := range others {
+			// Killed in the moment between two names, a whole file stays under the temporary one; without O_TMPFILE any part of it.
+			if f.Signal != unix.SIGKILL || outfile.Temporary(filepath.Base(name)) == "" {
+				wrong("%s is left", name)
+			}
+		}
+	}
+	// What is left does not stand in the way of the next run.
+	if f.Signal == unix.SIGKILL && (c.faults == 0 || c.outputs == nil) {
+		if again, stderr := c.run(t, dir, faults.Fault{}); again.Status != 0 {
+			wrong("the next run: status %d\n%s", again.Status, stderr)
+		}
+	}
+}
+
+// checkError: one line that names what the user named and why, once.
+func (c *tool) checkError(f faults.Fault, status int, stderr string, wrong func(string, ...any)) {
+	if status != 1 {
+		wrong("it says that all is well")
+	}
+	why := f.Errno.Error()
+	names := false
+	for _, name := range append([]string{"capture"}, c.outputs...) {
+		names = names || strings.Contains(stderr, name) || strings.Contains(stderr, filepath.Dir(name)+":")
+	}
+	if strings.Count(stderr, why) != 1 || strings.Contains(stderr, ".tmp") || !names {
+		wrong("want one line with a name of an output and %q", why)
+	}
+}
+
+// checkCapture: if it says that it is complete, it is; else what is there can be read.
+func (c *tool) checkCapture(dir string, status int, wrong func(string, ...any)) {
+	opened, err := trace.Open(dir)
+	if errors.Is(err, trace.ErrNoCapture) {
+		if status == 0 {
+			wrong("there is no capture")
+		}
+		return
+	}
+	if err != nil {
+		wrong("the capture cannot be opened: %v", err)
+		return
+	}
+	rows, steps := int64(0), 0
+	for _, err := range opened.Accesses() {
+		if err != nil {
+			wrong("its rows: %v", err)
+			return
+		}
+		rows++
+	}
+	for _, err := range opened.Steps() {
+		if err != nil {
+			wrong("its steps: %v", err)
+			return
+		}
+		steps++
+	}
+	m := opened.Meta
+	switch {
+	case m.Complete && (rows != m.Rows || steps != m.Steps || rows == 0):
+		wrong("it says that it is complete, with %d rows and %d steps: there are %d and %d", m.Rows, m.Steps, rows, steps)
+	case !m.Complete && status == 0:
+		wrong("it is not complete")
+	}
+}
+
+// sameForm: CSV files of the same work differ in times and addresses. If the command was interrupted, the file has what was seen until then.
+func sameForm(a, b string, interrupted bool) bool {
+	lines, want := strings.Split(a, "\n"), strings.Split(b, "\n")
+	if len(lines) != len(want) && !interrupted || len(lines) < 2 || lines[0] != want[0] {
+		return false
+	}
+	for _, line := range lines[:len(lines)-1] {
+		if strings.Count(line, ",") != strings.Count(want[0], ",") {
+			return false
+		}
+	}
+	return lines[len(lines)-1] == "" // it ends with a whole line
+}
