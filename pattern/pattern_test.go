@@ -78,7 +78,7 @@ type capture struct {
 
 func newCapture(t *testing.T, model []tables.StructureRow) *capture {
 	t.Helper()
-	c := &capture{t: t, dir: t.TempDir(), model: model, meta: &tables.Meta{Models: []tables.ModelInfo{{Path: "/models/m.gguf", Fingerprint: "f", Tensors: len(model)}}}}
+	c := &capture{t: t, dir: t.TempDir(), model: model, meta: &tables.Meta{Models: []tables.ModelInfo{{Path: "/models/m.gguf", Fingerprint: someFingerprint, Tensors: len(model)}}}}
 	w, err := trace.Create(c.dir, c.meta, model)
 	if err != nil {
 		t.Fatal(err)
