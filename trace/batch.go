@@ -125,11 +125,13 @@ func sound(a arrow.Array, nullable bool) error {
 	if !nullable && a.NullN() != 0 {
 		return errors.New("has nulls, which it may not")
 	}
-	switch a := a.(type) {
-	case *array.Boolean:
-		if bits := a.Data().Buffers()[1]; n > 0 && (bits == nil || bits.Len() < (n+7)/8) {
+	// Arrow takes what lies behind a buffer, as far as it has memory there.
+	if f, ok := a.DataType().(arrow.FixedWidthDataType); ok && n > 0 {
+		if values := a.Data().Buffers()[1]; values == nil || values.Len() < (n*f.BitWidth()+7)/8 {
 			return fmt.Errorf("has not as many values as rows, %d", n)
 		}
+	}
+	switch a := a.(type) {
 	case *array.String:
 		if n > 0 {
 			return ascending(n, a.ValueOffset, len(a.ValueBytes()))
