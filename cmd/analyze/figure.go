@@ -22,11 +22,17 @@ const (
 
 var panelNames = [...]string{tables.PhaseWarmup: "warm-up", tables.PhasePrompt: "prompt", tables.PhaseGeneration: "generated tokens"}
 
+// maxCells bounds the memory of a matrix at 256 MiB.
+const maxCells = 64 << 20
+
 // matrix has a row per tensor and a column per step, phase by phase. A value is the bytes read over the tensor's bytes. What a
 // step that is cut short has not read was not observed.
-func matrix(p *pattern.Pattern, order string) *heatmap.Matrix {
+func matrix(p *pattern.Pattern, order string) (*heatmap.Matrix, error) {
 	m := &heatmap.Matrix{}
 	rows := p.AccessOrder()
+	if len(rows) > maxCells/len(p.Steps) {
+		return nil, fmt.Errorf("%d tensors in %d steps are too many to draw", len(rows), len(p.Steps))
+	}
 	if order == orderFile {
 		slices.Sort(rows)
 	}
@@ -60,7 +66,7 @@ func matrix(p *pattern.Pattern, order string) *heatmap.Matrix {
 			m.Columns = append(m.Columns, heatmap.Column{Panel: panel, Number: number, Marked: p.Deviates(s)})
 		}
 	}
-	return m
+	return m, nil
 }
 
 func share(read, size int64, cutShort bool) float32 {
