@@ -4,6 +4,7 @@ package heatmap
 
 import (
 	"math"
+	"sort"
 	"strconv"
 
 	"golang.org/x/image/font"
@@ -245,13 +246,8 @@ func (f *figure) fit(s string, st style, width int) string {
 		return s
 	}
 	r := []rune(s)
-	for keep := len(r) - 1; keep > 0; keep-- {
-		cut := string(r[:(keep+1)/2]) + "…" + string(r[len(r)-keep/2:])
-		if f.textWidth(cut, st) <= width {
-			return cut
-		}
-	}
-	return "…"
+	cut := func(keep int) string { return string(r[:(keep+1)/2]) + "…" + string(r[len(r)-keep/2:]) }
+	return cut(sort.Search(len(r)-1, func(keep int) bool { return f.textWidth(cut(keep+1), st) > width }))
 }
 
 func (f *figure) font(st style) plotfont.Font {

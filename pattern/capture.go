@@ -25,6 +25,15 @@ func (p *Pattern) Cycle(meta *tables.Meta) (*Cycle, error) {
 		return nil, err
 	}
 	ref := p.reference[tables.PhaseGeneration]
+	if len(ref.reads) > maxReads {
+		return nil, fmt.Errorf("make a cycle of the capture: %w: it has %d reads (at most %d)", ErrInvalid, len(ref.reads), maxReads)
+	}
+	index := map[string]int{} // of files
+	for i := range files {
+		if _, twice := index[files[i].Name]; !twice {
+			index[files[i].Name] = i
+		}
+	}
 	c := &Cycle{Files: files, Reads: make([]CycleRead, len(ref.reads))}
 	nanos := p.least(ref)
 	bytes := make([]int64, len(ref.steps))
@@ -34,9 +43,13 @@ func (p *Pattern) Cycle(meta *tables.Meta) (*Cycle, error) {
 			bytes[j] = p.Steps[step].Reads[i].Bytes
 		}
 		n := int64(stats.Median(bytes))
+		file, ok := index[row.File]
+		if !ok {
+			file = -1
+		}
 		r := &c.Reads[i]
 		*r = CycleRead{
-			File: slices.IndexFunc(files, func(f CycleFile) bool { return f.Name == row.File }), Tensor: row.Name, Op: read.Op,
+			File: file, Tensor: row.Name, Op: read.Op,
 			Offset: p.offsets[ref.sequence][i], Length: n, Nanos: nanos[i],
 		}
 		if gather, ok := gatherOf(read.Op); ok {

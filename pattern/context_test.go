@@ -30,7 +30,7 @@ func TestContextsAreToldApart(t *testing.T) {
 		for i, r := range reads {
 			err := c.w.Access(&tables.Access{
 				Timestamp: int64(step)*1000 + int64(i), Step: step, Token: token, Phase: tables.PhaseGeneration, Thread: 1, Op: r.op, Tensor: r.tensor, Bytes: r.bytes,
-				Context: context, Duration: tables.NotObserved,
+				Offset: c.model[r.tensor].Offset, Context: context, Duration: tables.NotObserved,
 			})
 			if err != nil {
 				t.Fatal(err)

@@ -286,7 +286,7 @@ func TestCycleOfCapture(t *testing.T) {
 		{Name: "unread", Offset: 80000, Size: 8000, File: "m-2.gguf", Model: 1},
 	}
 	c := newCapture(t, model)
-	c.meta.Models = []tables.ModelInfo{{Files: []tables.ModelFile{
+	c.meta.Models = []tables.ModelInfo{{Fingerprint: someFingerprint, Files: []tables.ModelFile{
 		{Name: "m-1.gguf", Bytes: 1e5, Fingerprint: someFingerprint}, {Name: "m-2.gguf", Bytes: 1e6, Fingerprint: someFingerprint},
 	}}, {}}
 	write := func(step int32, phase tables.Phase, experts []int32, nanos ...int64) {

@@ -89,6 +89,16 @@ var (
 	ErrNoAccesses = errors.New("the capture holds no accesses")
 	ErrNoTokens   = errors.New("the capture holds no generated token")
 	ErrNoContext  = errors.New("the capture holds no such context")
+	// ErrTooMuch says that a capture holds more than can be: what is kept of it is bounded, and sums do not overflow.
+	ErrTooMuch = errors.New("the capture holds too much")
+)
+
+// What a capture may hold. A large batch, which is cut in many graphs, has some 50,000 reads; 2^28 reads are a week of a large model's tokens.
+const (
+	maxStepReads    = 1 << 18
+	maxCaptureReads = 1 << 28
+	maxStepBytes    = 1 << 53 // medians, which are floating-point numbers, are exact
+	maxCaptureBytes = 1 << 62
 )
 
 // ContextReads is what one context read of one model.
@@ -139,8 +149,8 @@ func OptionsOf(meta *tables.Meta, steps iter.Seq2[*tables.StepRow, error]) (Opti
 // headless capture, so is the first step if it ends like the reference. A token that is the longest one is never cut short, so
 // that a capture of one token keeps it.
 //
-// Build fails with ErrNoAccesses, ErrNoTokens or ErrNoContext when there is nothing to analyse, or with the error that accesses
-// yields.
+// Build fails with ErrNoAccesses, ErrNoTokens or ErrNoContext when there is nothing to analyse, with ErrTooMuch, or with the error that
+// accesses yields. Rows are as trace reads them: what package trace checks of a row is not checked again.
 func Build(structure []tables.StructureRow, accesses iter.Seq2[*tables.Access, error], o Options) (*Pattern, error) {
 	p := &Pattern{Structure: structure, compute: map[timed][]int64{}}
 	b := collector{pattern: p, parallel: o.Parallel, open: map[int32]*openStep{}, ops: map[string]string{}, known: map[string]int{}}
@@ -218,9 +228,13 @@ func (p *Pattern) choose(context int) error {
 
 // contextList is "0, 1, 4".
 func (p *Pattern) contextList() string {
+	const named = 16
 	var names []string
 	for i, c := range p.Contexts {
 		if i == 0 || c.Context != p.Contexts[i-1].Context {
+			if len(names) == named {
+				return strings.Join(names, ", ") + ", ..."
+			}
 			names = append(names, fmt.Sprint(c.Context))
 		}
 	}
@@ -366,11 +380,14 @@ type collector struct {
 	open     map[int32]*openStep // by thread
 	ops      map[string]string   // the strings of a row are valid until the next one: keep one copy of each
 	known    map[string]int      // key of a sequence, with all bytes -> index of Pattern.sequences
+	reads    int                 // of all steps
+	bytes    int64               // that they read: no part of them overflows if this does not
 }
 
 type openStep struct {
 	index   int // of Pattern.Steps
 	reads   []Read
+	bytes   int64 // sum over reads
 	offsets []int64
 	begin   []int64
 	compute []int64
@@ -387,6 +404,9 @@ func (b *collector) add(a *tables.Access) error {
 	if int(a.Phase) >= len(b.pattern.reference) {
 		return fmt.Errorf("a row has %v", a.Phase)
 	}
+	if b.reads++; b.reads > maxCaptureReads {
+		return fmt.Errorf("%w: more than %d reads", ErrTooMuch, maxCaptureReads)
+	}
 	o := b.open[a.Thread]
 	if o == nil || b.pattern.Steps[o.index].Number != a.Step {
 		if o != nil {
@@ -396,6 +416,11 @@ func (b *collector) add(a *tables.Access) error {
 		b.open[a.Thread] = o
 		b.pattern.Steps = append(b.pattern.Steps, Step{Number: a.Step, Token: a.Token, Phase: a.Phase, thread: a.Thread, context: a.Context})
 	}
+	if len(o.reads) == maxStepReads || a.Bytes > maxStepBytes-o.bytes || a.Bytes > maxCaptureBytes-b.bytes {
+		return fmt.Errorf("%w: step %d has %d reads of %d bytes, and one of %d, after %d bytes in all", ErrTooMuch, a.Step, len(o.reads), o.bytes, a.Bytes, b.bytes)
+	}
+	o.bytes += a.Bytes
+	b.bytes += a.Bytes
 	op, ok := b.ops[a.Op]
 	if !ok {
 		op = strings.Clone(a.Op)

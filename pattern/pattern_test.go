@@ -5,6 +5,7 @@ import (
 	"encoding/csv"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -78,7 +79,7 @@ type capture struct {
 
 func newCapture(t *testing.T, model []tables.StructureRow) *capture {
 	t.Helper()
-	c := &capture{t: t, dir: t.TempDir(), model: model, meta: &tables.Meta{Models: []tables.ModelInfo{{Path: "/models/m.gguf", Fingerprint: "f", Tensors: len(model)}}}}
+	c := &capture{t: t, dir: t.TempDir(), model: model, meta: &tables.Meta{Models: []tables.ModelInfo{{Path: "/models/m.gguf", Fingerprint: someFingerprint, Tensors: len(model)}}}}
 	w, err := trace.Create(c.dir, c.meta, model)
 	if err != nil {
 		t.Fatal(err)
@@ -648,4 +649,59 @@ func ExampleSummary_WriteText() {
 	// top re-read tensors, by bytes over the whole run
 	//   size  reads/token  bytes/token   share  run total  times its size  tensor
 	// 2.0 kB            1       2.0 kB  66.7 %     8.0 kB               4  output.weight
+}
+
+// What is kept of a capture is bounded, and sums do not overflow.
+func TestTooMuch(t *testing.T) {
+	structure := []tables.StructureRow{{Name: "a.weight", Size: math.MaxInt64}}
+	for name, tc := range map[string]struct {
+		rows int
+		row  func(i int) tables.Access
+		says string
+	}{
+		"reads of a step":    {maxStepReads + 1, func(int) tables.Access { return tables.Access{Op: "MUL_MAT"} }, "step 0 has 262144 reads of 0 bytes, and one of 0"},
+		"bytes of a step":    {2, func(int) tables.Access { return tables.Access{Bytes: 1<<52 + 1} }, "step 0 has 1 reads of 4503599627370497 bytes"},
+		"bytes of a read":    {1, func(int) tables.Access { return tables.Access{Bytes: math.MaxInt64} }, "and one of 9223372036854775807"},
+		"bytes of a capture": {513, func(i int) tables.Access { return tables.Access{Step: int32(i), Bytes: maxStepBytes} }, "after 4611686018427387904 bytes in all"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := Build(structure, func(yield func(*tables.Access, error) bool) {
+				for i := range tc.rows {
+					if a := tc.row(i); !yield(&a, nil) {
+						return
+					}
+				}
+			}, Options{Context: MostRead})
+			if !errors.Is(err, ErrTooMuch) || !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("error %v, want %q", err, tc.says)
+			}
+		})
+	}
+}
+
+// A sequence that no cycle may have is refused before anything is made of it, and a list of contexts stays short.
+func TestLongSequenceAndManyContexts(t *testing.T) {
+	structure := []tables.StructureRow{{Name: "a.weight", Size: 100, File: "m.gguf"}}
+	rows := func(n int, context func(i int) int32) func(yield func(*tables.Access, error) bool) {
+		return func(yield func(*tables.Access, error) bool) {
+			for i := range n {
+				a := tables.Access{Op: "MUL_MAT", Bytes: 1, Phase: tables.PhaseGeneration, Context: context(i), Step: context(i)}
+				if !yield(&a, nil) {
+					return
+				}
+			}
+		}
+	}
+	p, err := Build(structure, rows(maxReads+1, func(int) int32 { return 0 }), Options{Context: MostRead, Complete: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	meta := &tables.Meta{Models: []tables.ModelInfo{{Bytes: 1000, Fingerprint: someFingerprint}}}
+	if _, err := p.Cycle(meta); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "32769 reads (at most 32768)") {
+		t.Errorf("error %v", err)
+	}
+	_, err = Build(structure, rows(5000, func(i int) int32 { return int32(i) }), Options{Context: 5000, Complete: true})
+	if !errors.Is(err, ErrNoContext) || !strings.HasSuffix(err.Error(), "14, 15, ...") || len(err.Error()) > 200 {
+		t.Errorf("error %.300v", err)
+	}
 }

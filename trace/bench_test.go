@@ -9,6 +9,7 @@ import (
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
+	"tensorcast/trace/tables"
 )
 
 // BenchmarkRecorder takes tokens of a model with 22 layers, 70 ms each by the clock, and says what a row costs: its own work, and its part of
@@ -60,4 +61,36 @@ func BenchmarkRecorder(b *testing.B) {
 	if _, err := s.r.Finish(nil); err != nil {
 		b.Fatal(err)
 	}
+}
+
+// BenchmarkAccesses says what reading a row costs.
+func BenchmarkAccesses(b *testing.B) {
+	dir := b.TempDir()
+	meta := &tables.Meta{}
+	w, err := Create(dir, meta, testStructure)
+	if err != nil {
+		b.Fatal(err)
+	}
+	rows := testRows(10 * batchRows)
+	for i := range rows {
+		if err := w.Access(&rows[i]); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := w.Close(meta, true); err != nil {
+		b.Fatal(err)
+	}
+	c, err := Open(dir)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		for _, err := range c.Accesses() {
+			if err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(rows)), "ns/row")
 }

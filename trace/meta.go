@@ -8,10 +8,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"path/filepath"
 
 	"tensorcast/internal/outfile"
+	"tensorcast/internal/regular"
 	"tensorcast/trace/tables"
 )
 
@@ -33,8 +33,9 @@ var (
 	ErrOccupied = errors.New("not part of a capture")
 )
 
+// readMeta reads and checks the description. No path in it is opened: they are told to people.
 func readMeta(dir string) (*tables.Meta, error) {
-	data, err := os.ReadFile(filepath.Join(dir, MetaFile))
+	data, err := regular.ReadHere(filepath.Join(dir, MetaFile), maxMeta)
 	if errors.Is(err, fs.ErrNotExist) {
 		if several, _ := filepath.Glob(filepath.Join(dir, "*", MetaFile)); len(several) > 0 {
 			return nil, fmt.Errorf("%s: %w, but of %d processes in directories of its own: name one, such as %s", dir, ErrNoCapture, len(several), filepath.Dir(several[0]))
@@ -46,10 +47,13 @@ func readMeta(dir string) (*tables.Meta, error) {
 	}
 	var m tables.Meta
 	if err := json.Unmarshal(data, &m); err != nil {
-		return nil, fmt.Errorf("parse %s: %w", filepath.Join(dir, MetaFile), err)
+		return nil, fmt.Errorf("%s is %w: %.200w", filepath.Join(dir, MetaFile), ErrDamaged, err)
 	}
 	if m.Schema != SchemaVersion {
 		return nil, fmt.Errorf("%s has schema version %d, this program reads %d: capture again", dir, m.Schema, SchemaVersion)
+	}
+	if err := checkMeta(&m); err != nil {
+		return nil, fmt.Errorf("%s is %w: %w", filepath.Join(dir, MetaFile), ErrDamaged, err)
 	}
 	return &m, nil
 }

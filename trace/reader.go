@@ -5,57 +5,44 @@ package trace
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"iter"
-	"os"
 	"path/filepath"
-	"slices"
 	"tensorcast/event"
 	"tensorcast/trace/tables"
-
-	"github.com/apache/arrow/go/v17/arrow"
-	"github.com/apache/arrow/go/v17/arrow/array"
-	"github.com/apache/arrow/go/v17/arrow/ipc"
 )
 
 // Capture is a capture directory opened for reading. Its methods yield the rows of the tables in the order of capture, over all segments.
-// If a stream was cut short, the rows end after its last complete batch; that is no error (Meta.Complete tells). A table that was not
-// written has no rows. A Capture may be used concurrently.
+// If the capture is not complete (Meta.Complete) and a stream was cut short, the rows end after its last complete batch; that is no error. A
+// table that was not written has no rows. A Capture may be used concurrently.
+//
+// The directory may be somebody else's: nothing in it is believed unchecked. Only regular files in the directory itself are opened; what
+// reading takes is bounded by their sizes; and a row that contradicts itself, or the structure, is an error that names the table and the row.
+// All such errors wrap ErrDamaged or ErrMixed.
 type Capture struct {
 	Dir       string
 	Meta      *tables.Meta
 	Structure []tables.StructureRow // ordered by model, file and offset
+	// Doubts are contradictions between capture.json and the tables, a line each. Only an incomplete capture may have some: its tracer was
+	// killed between two writes, or writes still.
+	Doubts []string
 
 	byName []map[string]int32 // structure rows by tensor name, for each model
 }
 
-// Open reads the description and the structure of the capture in dir. It fails with ErrNoCapture if there is none.
+// Open reads the description and the structure of the capture in dir, and compares the tables with the description. It fails with ErrNoCapture
+// if there is none, with ErrDamaged, and with ErrMixed.
 func Open(dir string) (*Capture, error) {
 	meta, err := readMeta(dir)
 	if err != nil {
 		return nil, err
 	}
 	c := &Capture{Dir: dir, Meta: meta}
-	for rec, err := range records(filepath.Join(dir, StructureFile)) {
-		if err != nil {
-			return nil, err
-		}
-		rows, err := structureRows(rec)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", StructureFile, err)
-		}
-		c.Structure = append(c.Structure, rows...)
+	if err := c.readStructure(); err != nil {
+		return nil, err
 	}
-	for i, r := range c.Structure {
-		if r.Model < 0 || int(r.Model) > len(c.byName) {
-			return nil, fmt.Errorf("%s: row %d is of model %d", StructureFile, i, r.Model)
-		}
-		if int(r.Model) == len(c.byName) {
-			c.byName = append(c.byName, map[string]int32{})
-		}
-		c.byName[r.Model][r.Name] = int32(i)
+	if err := c.compare(); err != nil {
+		return nil, err
 	}
 	return c, nil
 }
@@ -84,7 +71,7 @@ func (c *Capture) Accesses() iter.Seq2[*tables.Access, error] {
 				Op: op.value(i), Tensor: tensor, DataPtr: data.Value(i), Offset: offset.Value(i), Bytes: bytes.Value(i),
 				Layer: layer.Value(i), Duration: observed(duration, i), Experts: experts.value(i), Context: llama.Value(i), Stall: observed(stall, i),
 			}
-			return nil
+			return checkAccess(a, &c.Structure[tensor])
 		}
 	})
 }
@@ -95,7 +82,7 @@ func (c *Capture) Routes() iter.Seq2[tables.Route, error] {
 		step, token, layer, slot, expert, position := b.int32("step"), b.int32("token"), b.int32("layer"), b.int32("slot"), b.int32("expert"), b.int32("position")
 		return func(i int, r *tables.Route) error {
 			*r = tables.Route{Step: step.Value(i), Token: token.Value(i), Layer: layer.Value(i), Slot: slot.Value(i), Expert: expert.Value(i), Position: position.Value(i)}
-			return nil
+			return checkRoute(r)
 		}
 	}))
 }
@@ -118,7 +105,7 @@ func (c *Capture) Steps() iter.Seq2[*tables.StepRow, error] {
 				Step: step.Value(i), PID: pid.Value(i), Thread: thread.Value(i), Context: llama.Value(i), Phase: p, Tokens: tokens.Value(i), Token: token.Value(i),
 				TokenIDs: ids.value(i), Sequences: sequences.value(i), Begin: begin.Value(i), End: observed(end, i), Derived: derived.Value(i),
 			}
-			return nil
+			return checkStep(s)
 		}
 	})
 }
@@ -138,11 +125,15 @@ func (c *Capture) PageIns() iter.Seq2[*tables.PageInRow, error] {
 				Expert: expert.Value(i), PID: pid.Value(i), Thread: thread.Value(i), Rereads: rereads.Value(i), Op: op.value(i), Model: model.Value(i),
 			}
 			var err error
-			if r.Cause, err = event.ParseCause(cause.value(i)); err != nil || name.isNull(i) {
+			if r.Cause, err = event.ParseCause(cause.value(i)); err != nil {
 				return err
 			}
-			r.Tensor, err = c.tensor(r.Model, name.value(i))
-			return err
+			if !name.isNull(i) {
+				if r.Tensor, err = c.tensor(r.Model, name.value(i)); err != nil {
+					return err
+				}
+			}
+			return checkPageIn(r)
 		}
 	})
 }
@@ -164,7 +155,7 @@ func (c *Capture) Buffers() iter.Seq2[*tables.BufferRow, error] {
 				Timestamp: timestamp.Value(i), Step: step.Value(i), Op: op.value(i), Seq: seq.Value(i), Buffer: buffer.value(i), Root: root.value(i),
 				Kind: k, Write: write.Value(i), DataPtr: data.Value(i), Bytes: bytes.Value(i),
 			}
-			return nil
+			return checkBuffer(r)
 		}
 	})
 }
@@ -182,9 +173,13 @@ func (c *Capture) Rereads(ctx context.Context, top int) (*tables.Rereads, error)
 		return nil, nil
 	}
 	var account rereadAccount
+	var bytes, stall int64 // in all: no part of them overflows if they do not
 	for r, err := range c.PageIns() {
 		if err := cmp.Or(err, ctx.Err()); err != nil {
 			return nil, err
+		}
+		if bytes += r.Bytes; bytes < 0 {
+			return nil, fmt.Errorf("%s is %w", PageInFile, damage("its rows together are of too many bytes"))
 		}
 		account.pageIn(r)
 	}
@@ -193,6 +188,9 @@ func (c *Capture) Rereads(ctx context.Context, top int) (*tables.Rereads, error)
 			return nil, err
 		}
 		if a.Stall > 0 {
+			if stall += a.Stall; stall < 0 {
+				return nil, fmt.Errorf("%s is %w", AccessFile, damage("its rows together stall for too long"))
+			}
 			account.stall(a.Tensor, a.Stall)
 		}
 	}
@@ -208,24 +206,29 @@ func (c *Capture) tensor(model int32, name string) (int32, error) {
 	return 0, fmt.Errorf("a row names tensor %.100q of model %d, which the structure table lacks", name, model)
 }
 
-// segments lists the files of a table in order.
+// segments lists the files of a table in order, those that capture.json tells of, and of an incomplete capture one more: its tracer may have
+// been killed before it told of that one. A segment that is said to be deleted is not read, even if it is still there.
 func (c *Capture) segments(table string) ([]string, error) {
-	entries, err := os.ReadDir(c.Dir)
+	all, err := c.numbers()
 	if err != nil {
-		return nil, fmt.Errorf("read capture directory: %w", err)
+		return nil, err
 	}
-	var numbers []int
-	for _, e := range entries {
-		if t, n, ok := segmentOf(e.Name()); ok && t == table {
-			numbers = append(numbers, n)
+	var files []string
+	for _, n := range all[table] {
+		if c.told(n) {
+			files = append(files, filepath.Join(c.Dir, segmentFile(table, n)))
 		}
 	}
-	slices.Sort(numbers)
-	files := make([]string, len(numbers))
-	for i, n := range numbers {
-		files[i] = filepath.Join(c.Dir, segmentFile(table, n))
-	}
 	return files, nil
+}
+
+// told says whether a segment is one of the capture.
+func (c *Capture) told(segment int) bool {
+	last := c.Meta.Segments.Last
+	if !c.Meta.Complete {
+		last++
+	}
+	return segment >= c.Meta.Segments.First && segment <= last
 }
 
 // rowsOf yields the rows of a table. For each batch, open looks up the columns and returns the function that fills a row from them.
@@ -238,26 +241,28 @@ func rowsOf[R any](c *Capture, table string, open func(*columns) func(int, *R) e
 		}
 		var row R
 		for _, path := range files {
-			for rec, err := range records(path) {
+			before := int64(0) // rows of the file's earlier batches
+			for rec, err := range records(path, c.Meta.Complete) {
 				if err != nil {
 					yield(nil, err)
 					return
 				}
-				b := &columns{rec: rec}
-				fill := open(b)
-				if err := errors.Join(b.errs...); err != nil {
-					yield(nil, fmt.Errorf("%s: %w", filepath.Base(path), err))
+				var fill func(int, *R) error
+				err := columnsIn(rec, columnsOf[table], func(b *columns) { fill = open(b) })
+				if err != nil {
+					yield(nil, fmt.Errorf("%s is %w: rows from %d on: %w", filepath.Base(path), ErrDamaged, before, err))
 					return
 				}
 				for i := range int(rec.NumRows()) {
 					if err := fill(i, &row); err != nil {
-						yield(nil, fmt.Errorf("%s: %w", filepath.Base(path), err))
+						yield(nil, fmt.Errorf("%s is %w: row %d: %w", filepath.Base(path), ErrDamaged, before+int64(i), err))
 						return
 					}
 					if !yield(&row, nil) {
 						return
 					}
 				}
+				before += rec.NumRows()
 			}
 		}
 	}
@@ -277,154 +282,4 @@ func values[R any](rows iter.Seq2[*R, error]) iter.Seq2[R, error] {
 			}
 		}
 	}
-}
-
-// records yields the complete batches of an Arrow stream. A record is valid until the next one is requested.
-func records(path string) iter.Seq2[arrow.Record, error] {
-	return func(yield func(arrow.Record, error) bool) {
-		f, err := os.Open(path)
-		if err != nil {
-			yield(nil, fmt.Errorf("open table: %w", err))
-			return
-		}
-		defer f.Close()
-		r, err := ipc.NewReader(f)
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			return // killed before the first batch was complete
-		}
-		if err != nil {
-			yield(nil, fmt.Errorf("read %s: %w", path, err))
-			return
-		}
-		defer r.Release()
-		for r.Next() {
-			if !yield(r.Record(), nil) {
-				return
-			}
-		}
-		// A truncated stream ends inside a message; the complete batches have been yielded.
-		if err := r.Err(); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-			yield(nil, fmt.Errorf("read %s: %w", path, err))
-		}
-	}
-}
-
-// columns gives typed access to the columns of a batch by name. Missing columns and wrong types are collected in errs.
-type columns struct {
-	rec  arrow.Record
-	errs []error
-}
-
-func column[A arrow.Array](b *columns, name string) A {
-	var none A
-	found := b.rec.Schema().FieldIndices(name)
-	if len(found) != 1 {
-		b.errs = append(b.errs, fmt.Errorf("column %s is missing", name))
-		return none
-	}
-	a, ok := b.rec.Column(found[0]).(A)
-	if !ok {
-		b.errs = append(b.errs, fmt.Errorf("column %s is %s, which this program does not read", name, b.rec.Column(found[0]).DataType()))
-	}
-	return a
-}
-
-func (b *columns) int32(name string) *array.Int32   { return column[*array.Int32](b, name) }
-func (b *columns) int64(name string) *array.Int64   { return column[*array.Int64](b, name) }
-func (b *columns) uint64(name string) *array.Uint64 { return column[*array.Uint64](b, name) }
-func (b *columns) bool(name string) *array.Boolean  { return column[*array.Boolean](b, name) }
-func (b *columns) string(name string) *array.String { return column[*array.String](b, name) }
-
-// observed returns a value, or NotObserved for null.
-func observed(a *array.Int64, i int) int64 {
-	if a.IsNull(i) {
-		return tables.NotObserved
-	}
-	return a.Value(i)
-}
-
-// textColumn is a column of strings with a dictionary.
-type textColumn struct {
-	indices *array.Dictionary
-	values  *array.String
-}
-
-func (b *columns) text(name string) textColumn {
-	t := textColumn{indices: column[*array.Dictionary](b, name)}
-	if t.indices == nil {
-		return t
-	}
-	var ok bool
-	if t.values, ok = t.indices.Dictionary().(*array.String); !ok {
-		b.errs = append(b.errs, fmt.Errorf("the dictionary of column %s holds %s, which this program does not read", name, t.indices.Dictionary().DataType()))
-	}
-	return t
-}
-
-func (t textColumn) isNull(i int) bool { return t.indices.IsNull(i) }
-
-// value is empty if the column is null or its index is not in the dictionary.
-func (t textColumn) value(i int) string {
-	if t.indices.IsNull(i) {
-		return ""
-	}
-	at := t.indices.GetValueIndex(i)
-	if at < 0 || at >= t.values.Len() {
-		return ""
-	}
-	return t.values.Value(at)
-}
-
-// listColumn is a column of lists of int32.
-type listColumn struct {
-	lists  *array.List
-	values *array.Int32
-}
-
-func (b *columns) list(name string) listColumn {
-	l := listColumn{lists: column[*array.List](b, name)}
-	if l.lists == nil {
-		return l
-	}
-	var ok bool
-	if l.values, ok = l.lists.ListValues().(*array.Int32); !ok {
-		b.errs = append(b.errs, fmt.Errorf("column %s holds lists of %s, which this program does not read", name, l.lists.ListValues().DataType()))
-	}
-	return l
-}
-
-// value is nil if the column is null.
-func (l listColumn) value(i int) []int32 {
-	if l.lists.IsNull(i) {
-		return nil
-	}
-	from, to := l.lists.ValueOffsets(i)
-	return l.values.Int32Values()[from:to:to]
-}
-
-func structureRows(rec arrow.Record) ([]tables.StructureRow, error) {
-	b := &columns{rec: rec}
-	var (
-		name, offset, size, typ = b.string("tensor_name"), b.int64("offset_bytes"), b.int64("size_bytes"), b.string("type")
-		layer, component, file  = b.int32("layer"), b.string("component"), b.string("file")
-		shape                   = column[*array.List](b, "shape")
-		experts, stride, model  = b.int32("expert_count"), b.int64("expert_stride_bytes"), b.int32("model")
-	)
-	if err := errors.Join(b.errs...); err != nil {
-		return nil, err
-	}
-	dims, ok := shape.ListValues().(*array.Int64)
-	if !ok {
-		return nil, fmt.Errorf("column shape holds %s, want int64", shape.ListValues().DataType())
-	}
-	rows := make([]tables.StructureRow, rec.NumRows())
-	for i := range rows {
-		from, to := shape.ValueOffsets(i)
-		rows[i] = tables.StructureRow{
-			Name: name.Value(i), Offset: offset.Value(i), Size: size.Value(i), Type: typ.Value(i), Layer: layer.Value(i),
-			Component: component.Value(i), File: file.Value(i), Shape: slices.Clone(dims.Int64Values()[from:to]),
-			Experts: experts.Value(i), ExpertStride: stride.Value(i), Model: model.Value(i),
-		}
-	}
-	return rows, nil
 }

@@ -44,6 +44,9 @@ const (
 // streamFiles are the tables that may have several segments.
 var streamFiles = []string{AccessFile, RouteFile, StepFile, PageInFile, BufferFile}
 
+// maxSegments bounds the numbers of segments: they have at most nine digits.
+const maxSegments = 1e9
+
 var segmentName = regexp.MustCompile(`^([a-z]+)\.([0-9]{4,9})\.arrows$`)
 
 // segmentFile is the file name of a table's segment.
@@ -70,9 +73,15 @@ func segmentOf(name string) (table string, segment int, ok bool) {
 // SchemaVersion is stored in the metadata of each table's schema and in capture.json. Readers reject other versions.
 const SchemaVersion = 2
 
+// Keys of a table's metadata: its schema version, and the fingerprints of the models that were known when it was begun, separated by commas.
+const (
+	metadataVersion = "tensorcast.schema"
+	metadataModels  = "tensorcast.model"
+)
+
 func tableMetadata(fingerprint string) *arrow.Metadata {
 	m := arrow.NewMetadata(
-		[]string{"tensorcast.schema", "tensorcast.model", "tensorcast.clock"},
+		[]string{metadataVersion, metadataModels, "tensorcast.clock"},
 		[]string{strconv.Itoa(SchemaVersion), fingerprint, "ns since capture start, CLOCK_MONOTONIC"})
 	return &m
 }

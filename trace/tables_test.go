@@ -151,7 +151,7 @@ func TestTablesRoundTripOverSegments(t *testing.T) {
 			for i := range segments {
 				for _, table := range streamFiles {
 					n := int64(0)
-					for rec, err := range records(filepath.Join(dir, segmentFile(table, i))) {
+					for rec, err := range records(filepath.Join(dir, segmentFile(table, i)), true) {
 						if err != nil {
 							t.Fatal(err)
 						}
@@ -184,7 +184,7 @@ func TestCutAnyTable(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := w.Close(meta, true); err != nil {
+	if err := w.Close(meta, false); err != nil {
 		t.Fatal(err)
 	}
 	c := open(t, dir)
@@ -277,11 +277,11 @@ func TestDictionariesGrow(t *testing.T) {
 	}
 	// The structure grows after the tables were begun; the second model has a tensor of the same name.
 	second := []tables.StructureRow{{Name: "other.weight", Model: 1, Shape: []int64{1}}, {Name: testStructure[0].Name, Model: 1, Shape: []int64{1}}}
-	check(t, w.Access(&tables.Access{Tensor: 0, Op: "A"}))
+	check(t, w.Access(&tables.Access{Tensor: 0, Op: "A", Offset: testStructure[0].Offset}))
 	check(t, w.Flush(meta))
 	check(t, w.Extend(meta, second))
 	for _, row := range []int32{3, 0, 2} {
-		check(t, w.Access(&tables.Access{Tensor: row, Op: fmt.Sprint("B", row)}))
+		check(t, w.Access(&tables.Access{Tensor: row, Op: fmt.Sprint("B", row), Offset: w.structure[row].Offset}))
 		check(t, w.PageIn(&tables.PageInRow{Tensor: row, Model: w.structure[row].Model}))
 	}
 	check(t, w.Close(meta, true))

@@ -22,7 +22,7 @@ func testRows(n int) []tables.Access {
 	for i := range rows {
 		rows[i] = tables.Access{
 			Timestamp: int64(i) * 10, Step: int32(i / 2), Token: int32(i/2) - 1, Phase: tables.Phase(i % 3), Thread: 77, Op: "MUL_MAT", Tensor: int32(i % 2),
-			DataPtr: 0x7f0000000000 + uint64(i), Offset: testStructure[i%2].Offset, Bytes: int64(i), Layer: int32(i%2) - 1, Duration: int64(i) + 5,
+			DataPtr: 0x7f0000000000 + uint64(i), Offset: testStructure[i%2].Offset, Bytes: int64(i % 1000), Layer: int32(i%2) - 1, Duration: int64(i) + 5,
 			Context: int32(i % 7), Stall: int64(i) + 3,
 		}
 		if i%5 == 4 {
@@ -110,7 +110,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// A stream that was cut anywhere yields a prefix of its rows, in whole batches, and no error that stops an analysis.
+// A stream that was cut anywhere because the tracer was killed yields a prefix of its rows, in whole batches, and no error that stops an analysis.
 func TestCutStream(t *testing.T) {
 	dir := t.TempDir()
 	rows := testRows(batchRows + 5)
@@ -124,6 +124,7 @@ func TestCutStream(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	c.Meta.Complete = false
 	step := max(1, len(whole)/500)
 	seen := map[int]bool{}
 	for cut := 0; cut <= len(whole); cut += step {

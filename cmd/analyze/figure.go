@@ -22,11 +22,20 @@ const (
 
 var panelNames = [...]string{tables.PhaseWarmup: "warm-up", tables.PhasePrompt: "prompt", tables.PhaseGeneration: "generated tokens"}
 
+// What bounds the memory of a heatmap: the values, at 192 MiB, and the cells that are drawn, of which each phase has at most 1200 columns.
+const (
+	maxValues = 48 << 20
+	maxCells  = 16 << 20
+)
+
 // matrix has a row per tensor and a column per step, phase by phase. A value is the bytes read over the tensor's bytes. What a
 // step that is cut short has not read was not observed.
-func matrix(p *pattern.Pattern, order string) *heatmap.Matrix {
+func matrix(p *pattern.Pattern, order string) (*heatmap.Matrix, error) {
 	m := &heatmap.Matrix{}
 	rows := p.AccessOrder()
+	if len(rows) > maxValues/len(p.Steps) || len(rows) > maxCells/min(len(p.Steps), 3*1200) {
+		return nil, fmt.Errorf("%d tensors in %d steps are too many to draw", len(rows), len(p.Steps))
+	}
 	if order == orderFile {
 		slices.Sort(rows)
 	}
@@ -60,7 +69,7 @@ func matrix(p *pattern.Pattern, order string) *heatmap.Matrix {
 			m.Columns = append(m.Columns, heatmap.Column{Panel: panel, Number: number, Marked: p.Deviates(s)})
 		}
 	}
-	return m
+	return m, nil
 }
 
 func share(read, size int64, cutShort bool) float32 {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"slices"
 	"strings"
 
 	"github.com/dustin/go-humanize"
@@ -99,7 +100,8 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	accesses, done := watched(ctx, capture, stderr)
 	p, err := pattern.Build(capture.Structure, accesses, build)
 	done()
-	for _, w := range pattern.Warnings(capture.Meta) {
+	warnings := slices.Concat(pattern.Warnings(capture.Meta), capture.Doubts)
+	for _, w := range warnings {
 		fmt.Fprintf(stderr, "analyze: warning: %s\n", w)
 	}
 	if errors.Is(err, pattern.ErrNoAccesses) || errors.Is(err, pattern.ErrNoTokens) {
@@ -115,6 +117,7 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 		fmt.Fprintf(stderr, "analyze: %s\n", contextText(p, capture.Meta))
 	}
 	summary := p.Summarize(capture.Meta, o.top)
+	summary.Warnings = warnings
 	if summary.Rereads, err = capture.Rereads(ctx, o.top); err != nil {
 		return fmt.Errorf("read %s: %w", o.capture, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/csv"
 	"encoding/json"
+	"fmt"
 	"image/png"
 	"math"
 	"os"
@@ -256,7 +257,7 @@ func TestContextsAndRereads(t *testing.T) {
 	for step := range int32(6) {
 		context := step % 2
 		for _, tensor := range whole[:4-2*context] {
-			a := tables.Access{Step: step, Token: step / 2, Phase: tables.PhaseGeneration, Op: "MUL_MAT", Context: context, Tensor: tensor, Bytes: model[tensor].Size, Timestamp: int64(step) * 100, Stall: 1e9}
+			a := tables.Access{Step: step, Token: step / 2, Phase: tables.PhaseGeneration, Op: "MUL_MAT", Context: context, Tensor: tensor, Bytes: model[tensor].Size, Offset: model[tensor].Offset, Timestamp: int64(step) * 100, Stall: 1e9}
 			if err := w.Access(&a); err != nil {
 				t.Fatal(err)
 			}
@@ -335,7 +336,10 @@ func TestMatrix(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			m := matrix(p, tc.order)
+			m, err := matrix(p, tc.order)
+			if err != nil {
+				t.Fatal(err)
+			}
 			var labels []string
 			for _, r := range m.Rows {
 				labels = append(labels, strings.TrimSpace(r.Block+" "+r.Label))
@@ -352,5 +356,43 @@ func TestMatrix(t *testing.T) {
 				t.Errorf("columns %+v", m.Columns)
 			}
 		})
+	}
+}
+
+// A heatmap whose matrix would not fit in memory is left out.
+func TestMatrixTooLarge(t *testing.T) {
+	for _, tc := range []struct {
+		tensors, steps int
+		says           string
+	}{
+		{1000, 3000, "<nil>"}, {300, 170000, "300 tensors in 170000 steps are too many to draw"}, {20000, 900, "20000 tensors in 900 steps are too many to draw"},
+	} {
+		p := &pattern.Pattern{Structure: make([]tables.StructureRow, tc.tensors), Steps: make([]pattern.Step, tc.steps)}
+		if _, err := matrix(p, orderAccess); fmt.Sprint(err) != tc.says {
+			t.Errorf("error %v, want %s", err, tc.says)
+		}
+	}
+}
+
+// A capture that contradicts itself is refused if it is complete; if its tracer was killed, that is told, and the rest is analysed.
+func TestContradictions(t *testing.T) {
+	for _, complete := range []bool{true, false} {
+		dir := plant(t, tables.Meta{}, complete, whole, whole)
+		path := filepath.Join(dir, trace.MetaFile)
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, bytes.Replace(text, []byte(`"rows": 12`), []byte(`"rows": 13`), 1), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		const says = "capture.json tells of 13 rows of the access table, of which 0 were deleted, and the files hold 12"
+		code, stdout, stderr := execute(t, "-c", dir, "-o", t.TempDir(), "--json")
+		if complete && (code != cli.Failure || !strings.Contains(stderr, says+": copy the whole capture again, or capture again") || strings.Count(stderr, "\n") != 1) {
+			t.Errorf("exit %d, stderr %q", code, stderr)
+		}
+		if !complete && (code != cli.OK || !strings.Contains(stderr, "analyze: warning: "+says) || !strings.Contains(stdout, says)) {
+			t.Errorf("exit %d, stderr %q, stdout %s", code, stderr, stdout)
+		}
 	}
 }

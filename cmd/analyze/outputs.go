@@ -60,9 +60,11 @@ var outputs = []output{
 		if !a.options.heatmap {
 			return nil, nil
 		}
-		return func(w io.Writer) error {
-			return heatmap.WritePNG(w, matrix(a.pattern, a.options.order), figureText(a.summary, a.options.order))
-		}, nil
+		m, err := matrix(a.pattern, a.options.order)
+		if err != nil {
+			return nil, err
+		}
+		return func(w io.Writer) error { return heatmap.WritePNG(w, m, figureText(a.summary, a.options.order)) }, nil
 	}},
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"os"
 	"runtime"
 	"time"
 
@@ -18,6 +17,7 @@ import (
 	"tensorcast/internal/cgroup"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/proc"
+	"tensorcast/internal/regular"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
 )
@@ -163,7 +163,7 @@ func readPattern(path string) (*pattern.Cycle, error) {
 	if path == "" {
 		return nil, nil
 	}
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("read the pattern: %w", err)
 	}

@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"tensorcast/capture"
 	"tensorcast/event"
 	"tensorcast/experiments/llama"
@@ -631,6 +633,10 @@ func TestBadInput(t *testing.T) {
 		defer func() { _ = cmd.Process.Kill() }()
 		go func() { _ = cmd.Wait() }()
 	}
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for name, tc := range map[string]struct {
 		args   []string
 		status int
@@ -643,6 +649,7 @@ func TestBadInput(t *testing.T) {
 		"budget":          {[]string{"--pid", "1", "--budget", "much"}, 2, "much", false},
 		"no pattern":      {[]string{"--pid", "1", "--pattern", "/no/such/pattern.json"}, 1, "/no/such/pattern.json", false},
 		"not a pattern":   {[]string{"--pid", "1", "--pattern", "main.go"}, 1, "main.go", false},
+		"a FIFO":          {[]string{"--pid", "1", "--pattern", fifo}, 1, "fifo: not a regular file", false},
 		"no such process": {[]string{"--pid", fmt.Sprint(gone.Process.Pid)}, 1, fmt.Sprint(gone.Process.Pid), true},
 		"no ggml":         {[]string{"--pid", fmt.Sprint(sleeper.Process.Pid)}, 1, "--wait", true},
 		"no ggml, ever":   {[]string{"--wait", "--pid", fmt.Sprint(brief.Process.Pid)}, 1, "found no ggml", true},

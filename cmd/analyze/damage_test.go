@@ -1,0 +1,175 @@
+package main
+
+// This file puts damaged captures through the whole of analyze.
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tensorcast/internal/cli"
+	"tensorcast/trace/tracetest"
+)
+
+var (
+	mutations = flag.Int("mutations", 300, "how many damaged captures are analysed")
+	firstSeed = flag.Uint64("mutation", 0, "the first of them, to repeat one")
+)
+
+const (
+	childVariable = "TENSORCAST_DAMAGED_CAPTURES" // in the process that analyses them
+
+	maxCPU    = 5 * time.Second // for one capture
+	maxMemory = 500 << 20       // Go's, from the operating system
+	maxWait   = 2 * time.Minute // for one capture, on a busy machine
+)
+
+// Whatever a capture holds, analyze says in one line what is wrong with it, or analyses it; it neither panics nor hangs, and takes little memory. `make fuzz`
+// tries more captures than `make test`.
+func TestDamagedCaptures(t *testing.T) {
+	if os.Getenv(childVariable) != "" {
+		analyzeDamaged(t)
+		return
+	}
+	// In a process of its own, so that memory is measured, and that what cannot be recovered from is told with the capture that caused it.
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestDamagedCaptures$", "-test.timeout=0", fmt.Sprint("-mutations=", *mutations), fmt.Sprint("-mutation=", *firstSeed))
+	cmd.Env = append(os.Environ(), childVariable+"=1")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	hang := time.AfterFunc(maxWait, cancel)
+	last, said := "", ""
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		hang.Reset(maxWait)
+		switch line := lines.Text(); {
+		case strings.HasPrefix(line, "capture "):
+			last = line
+		default:
+			said += line + "\n"
+		}
+	}
+	hung := !hang.Stop()
+	err = cmd.Wait()
+	switch {
+	case hung:
+		t.Fatalf("%s hangs\n%s", last, said)
+	case err != nil:
+		t.Fatalf("%v at %s (see -mutation)\n%s%.5000s", err, last, said, stderr.String())
+	}
+	t.Logf("%sat most %d MiB resident", said, cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss>>10)
+}
+
+// nonsense is what no capture of real files comes to: negative numbers of bytes, and exabytes.
+var nonsense = regexp.MustCompile(`-[0-9.]+ [kMGTPE]?B\b|[0-9] EB|NaN|Inf\b`)
+
+// analyzeDamaged says which capture comes next, so that the parent knows it.
+func analyzeDamaged(t *testing.T) {
+	parent := t.TempDir()
+	whole, rotated, killed := filepath.Join(parent, "whole"), filepath.Join(parent, "rotated"), filepath.Join(parent, "killed")
+	for dir, o := range map[string]tracetest.Options{whole: {}, rotated: {Segments: 4, Keep: 3}, killed: {Segments: 2, Killed: true}} {
+		if err := tracetest.Write(dir, o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	damager, err := tracetest.NewDamager(filepath.Join("..", "..", "trace", "testdata", "capture-2"), whole, rotated, killed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var (
+		worst, worstCPU time.Duration
+		slowest         uint64
+		codes           = map[int]int{}
+	)
+	for seed := *firstSeed; seed < *firstSeed+uint64(*mutations); seed++ {
+		dir, out := filepath.Join(parent, "capture"), filepath.Join(parent, "analysis")
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		done, err := damager.Write(dir, seed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Printf("capture %d: %s\n", seed, done)
+		args := []string{"-c", dir, "-o", out}
+		if seed%2 == 0 {
+			args = append(args, "--json")
+		}
+		if seed%64 == 0 {
+			args = append(args, "--heatmap")
+		}
+		var stdout, stderr bytes.Buffer
+		begin, cpu := time.Now(), cpuTime()
+		code := cli.Run(context.Background(), command(), args, &stdout, &stderr)
+		took, used := time.Since(begin), cpuTime()-cpu
+		if used > worstCPU {
+			worstCPU, slowest = used, seed
+		}
+		worst = max(worst, took)
+		codes[code]++
+		if code != cli.OK && code != cli.Failure {
+			t.Errorf("capture %d, %s: exit %d", seed, done, code)
+		}
+		if code == cli.OK && nonsense.Match(stdout.Bytes()) || code == cli.Failure && stdout.Len() > 0 {
+			t.Errorf("capture %d, %s: it says\n%.3000s", seed, done, stdout.String())
+		}
+		failures := 0
+		for line := range strings.Lines(stderr.String()) {
+			if !strings.HasPrefix(line, "analyze: ") || len(line) > 6000 || nonsense.MatchString(line) {
+				t.Errorf("capture %d, %s: it says %.3000q", seed, done, line)
+			}
+			if !strings.HasPrefix(line, "analyze: warning: ") && !strings.HasPrefix(line, "analyze: the capture holds several contexts") {
+				failures++
+			}
+		}
+		if code == cli.Failure && failures != 1 || code == cli.OK && failures > 0 {
+			t.Errorf("capture %d, %s: exit %d, and it says\n%.3000s", seed, done, code, stderr.String())
+		}
+		if used > maxCPU {
+			t.Errorf("capture %d, %s: %v of the processor", seed, done, used)
+		}
+		for _, d := range []string{dir, out} {
+			if err := os.RemoveAll(d); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	var mem runtime.MemStats
+	runtime.ReadMemStats(&mem)
+	if mem.Sys > maxMemory {
+		t.Errorf("Go took %d MiB", mem.Sys>>20)
+	}
+	fmt.Fprintf(io.Writer(os.Stdout), "%d captures: %d analysed, %d refused; at most %v each, and %v of the processor (capture %d); %d MiB of Go's memory, ",
+		*mutations, codes[cli.OK], codes[cli.Failure], worst.Round(time.Millisecond), worstCPU.Round(time.Millisecond), slowest, mem.Sys>>20)
+	fmt.Println()
+}
+
+// cpuTime is what this process has used of the processors.
+func cpuTime() time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}

@@ -1,0 +1,254 @@
+package trace
+
+// This file reads the batches of a table, and gives typed access to their columns. Arrow looks at the bounds of a column only when a value is
+// taken, and panics then; here a column is checked as a whole before anything is taken of it.
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"path/filepath"
+	"slices"
+
+	"github.com/apache/arrow/go/v17/arrow"
+	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/ipc"
+
+	"tensorcast/trace/tables"
+)
+
+// records yields the complete batches of a table's file. A record is valid until the next one is requested. Where the file ends before the
+// stream's mark, the records end, with an error if the file should be whole.
+func records(path string, whole bool) iter.Seq2[arrow.Record, error] {
+	return func(yield func(arrow.Record, error) bool) {
+		m, err := openMessages(path)
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		defer m.close()
+		var r *ipc.Reader
+		err = guard(func() (err error) {
+			r, err = ipc.NewReaderFromMessageReader(m)
+			return err
+		})
+		for err == nil {
+			var rec arrow.Record
+			err = guard(func() error {
+				if r.Next() {
+					rec = r.Record()
+				}
+				return r.Err()
+			})
+			if err != nil || rec == nil {
+				break
+			}
+			if !yield(rec, nil) {
+				r.Release()
+				return
+			}
+		}
+		if err := m.ending(err, whole); err != nil {
+			yield(nil, fmt.Errorf("%s is %w", filepath.Base(path), err))
+		}
+		if r != nil {
+			r.Release()
+		}
+	}
+}
+
+// ending says what was wrong with a stream that has ended, perhaps because Arrow refused a message.
+func (m *messages) ending(refused error, whole bool) error {
+	switch {
+	case errors.Is(m.err, io.EOF):
+		return nil
+	case errors.Is(m.err, io.ErrUnexpectedEOF) && whole:
+		return damage("it ends within a batch, after %d bytes: copy the whole capture again, or capture again", m.size)
+	case errors.Is(m.err, io.ErrUnexpectedEOF):
+		return nil // its tracer was killed
+	case m.err != nil:
+		return m.err
+	case errors.Is(refused, ErrDamaged):
+		return refused
+	case refused != nil:
+		return damage("%.300w", refused)
+	}
+	return damage("it ends before its end")
+}
+
+// columns gives typed access to the columns of a batch by name. The first that is missing, of a wrong type, or not sound is told in err.
+type columns struct {
+	rec    arrow.Record
+	fields []arrow.Field // as this program writes them
+	err    error
+}
+
+// columnsIn calls open with the columns of a batch.
+func columnsIn(rec arrow.Record, fields []arrow.Field, open func(*columns)) error {
+	return guard(func() error {
+		b := &columns{rec: rec, fields: fields}
+		open(b)
+		return b.err
+	})
+}
+
+func column[A arrow.Array](b *columns, name string) A {
+	var none A
+	fail := func(format string, args ...any) A {
+		if b.err == nil {
+			b.err = fmt.Errorf("column "+name+" "+format, args...)
+		}
+		return none
+	}
+	want := b.fields[slices.IndexFunc(b.fields, func(f arrow.Field) bool { return f.Name == name })]
+	found := b.rec.Schema().FieldIndices(name)
+	if len(found) != 1 {
+		return fail("is missing")
+	}
+	got := b.rec.Column(found[0])
+	if !arrow.TypeEqual(got.DataType(), want.Type) {
+		return fail("is %s, which this program does not read", got.DataType())
+	}
+	if err := sound(got, want.Nullable); err != nil {
+		return fail("%w", err)
+	}
+	return got.(A)
+}
+
+// sound checks that all values of an array can be taken.
+func sound(a arrow.Array, nullable bool) error {
+	n := a.Len()
+	if bits := a.NullBitmapBytes(); bits != nil && len(bits) < (n+7)/8 {
+		return fmt.Errorf("says in %d bytes which of %d values are null", len(bits), n)
+	}
+	if !nullable && a.NullN() != 0 {
+		return errors.New("has nulls, which it may not")
+	}
+	// Arrow takes what lies behind a buffer, as far as it has memory there.
+	if f, ok := a.DataType().(arrow.FixedWidthDataType); ok && n > 0 {
+		if values := a.Data().Buffers()[1]; values == nil || values.Len() < (n*f.BitWidth()+7)/8 {
+			return fmt.Errorf("has not as many values as rows, %d", n)
+		}
+	}
+	switch a := a.(type) {
+	case *array.String:
+		if n > 0 {
+			return ascending(n, a.ValueOffset, len(a.ValueBytes()))
+		}
+	case *array.List:
+		if n > 0 {
+			offsets := a.Offsets()
+			if len(offsets) <= n {
+				return fmt.Errorf("has offsets for %d lists of %d", len(offsets)-1, n)
+			}
+			if err := ascending(n, func(i int) int { return int(offsets[i]) }, a.ListValues().Len()); err != nil {
+				return err
+			}
+		}
+		return sound(a.ListValues(), false)
+	case *array.Dictionary:
+		return soundText(a)
+	}
+	return nil
+}
+
+// ascending checks the n+1 offsets of n values in so many bytes or items.
+func ascending(n int, offset func(int) int, items int) error {
+	before := 0
+	for i := range n + 1 {
+		at := offset(i)
+		if at < before || at > items {
+			return fmt.Errorf("has value %d at %d, after one at %d, of %d", i, at, before, items)
+		}
+		before = at
+	}
+	return nil
+}
+
+// soundText checks a column of strings with a dictionary.
+func soundText(a *array.Dictionary) error {
+	if a.Len() == 0 {
+		return nil // and perhaps no dictionary
+	}
+	values, ok := a.Dictionary().(*array.String)
+	if !ok {
+		return fmt.Errorf("has a dictionary of %s", a.Dictionary().DataType())
+	}
+	if err := errors.Join(sound(a.Indices(), true), sound(values, false)); err != nil {
+		return err
+	}
+	for i := range values.Len() {
+		if name := values.Value(i); len(name) > maxName {
+			return fmt.Errorf("has a name of %d bytes", len(name))
+		}
+	}
+	for i := range a.Len() {
+		// An index is never negative, as it is taken for unsigned.
+		if !a.IsNull(i) && a.GetValueIndex(i) >= values.Len() {
+			return fmt.Errorf("has value %d of a dictionary of %d in its row %d", a.GetValueIndex(i), values.Len(), i)
+		}
+	}
+	return nil
+}
+
+func (b *columns) int32(name string) *array.Int32   { return column[*array.Int32](b, name) }
+func (b *columns) int64(name string) *array.Int64   { return column[*array.Int64](b, name) }
+func (b *columns) uint64(name string) *array.Uint64 { return column[*array.Uint64](b, name) }
+func (b *columns) bool(name string) *array.Boolean  { return column[*array.Boolean](b, name) }
+func (b *columns) string(name string) *array.String { return column[*array.String](b, name) }
+
+// observed returns a value, or NotObserved for null.
+func observed(a *array.Int64, i int) int64 {
+	if a.IsNull(i) {
+		return tables.NotObserved
+	}
+	return a.Value(i)
+}
+
+// textColumn is a column of strings with a dictionary.
+type textColumn struct {
+	indices *array.Dictionary
+	values  *array.String
+}
+
+func (b *columns) text(name string) textColumn {
+	t := textColumn{indices: column[*array.Dictionary](b, name)}
+	if t.indices != nil && t.indices.Len() > 0 {
+		t.values = t.indices.Dictionary().(*array.String) // see soundText
+	}
+	return t
+}
+
+func (t textColumn) isNull(i int) bool { return t.indices.IsNull(i) }
+
+// value is empty if the column is null.
+func (t textColumn) value(i int) string {
+	if t.indices.IsNull(i) {
+		return ""
+	}
+	return t.values.Value(t.indices.GetValueIndex(i))
+}
+
+// listColumn is a column of lists of int32.
+type listColumn struct {
+	lists  *array.List
+	values *array.Int32
+}
+
+func (b *columns) list(name string) listColumn {
+	l := listColumn{lists: column[*array.List](b, name)}
+	if l.lists != nil {
+		l.values = l.lists.ListValues().(*array.Int32)
+	}
+	return l
+}
+
+// value is nil if the column is null.
+func (l listColumn) value(i int) []int32 {
+	if l.lists.IsNull(i) {
+		return nil
+	}
+	from, to := l.lists.ValueOffsets(i)
+	return l.values.Int32Values()[from:to:to]
+}
