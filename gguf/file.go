@@ -7,7 +7,7 @@
 //     they read the one part that they are given; [OpenModel] finds the other parts and returns a [Model].
 //   - A [Tensor] knows its extent in its file, its layer and component, and the extents of its experts. Locate returns the tensor and
 //     expert that hold a byte.
-//   - [OpenWeights] maps a model. A [Weight] gives the bytes of a tensor, its values as float32, and how much of it is in memory.
+//   - [OpenWeights] maps a model. A [Weight] gives the bytes of a tensor and its values as float32.
 //
 // Nearly all other packages use this one. Files, models and weights may be used by any number of goroutines.
 package gguf
@@ -41,7 +41,7 @@ var (
 // ErrChanged says that a file was changed or replaced after it was opened.
 var ErrChanged = errors.New("the file has changed since it was opened")
 
-// File is the structure of one GGUF file. It holds the metadata except for long arrays. It holds no file descriptor, so it needs no closing
+// File is the structure of one GGUF file. It holds the metadata except for arrays and long strings. It holds no file descriptor, so it needs no closing
 // and stays valid when the file changes. It is not modified after Open or Parse, so any number of goroutines may use it.
 type File struct {
 	Path       string   // as given to Open; empty after Parse
@@ -54,7 +54,8 @@ type File struct {
 	Tensors    []Tensor // ordered by Offset, no two overlap, names are unique
 
 	enc    encoding
-	kept   []byte      // values of the metadata
+	kept   []byte      // values of the metadata that are no arrays and no long strings
+	memory int64       // bytes that the structure takes
 	r      io.ReaderAt // nil after Open
 	info   os.FileInfo // nil after Parse
 	byKey  []int32     // indices into Metadata, ordered by key
@@ -102,8 +103,11 @@ func openRegular(path string) (*os.File, os.FileInfo, error) {
 	return file, info, nil
 }
 
-// reopen opens the file again and checks that it has not changed.
-func (f *File) reopen() (*os.File, error) {
+// Reopen opens the file again. It returns ErrChanged if the file has changed since Open.
+func (f *File) Reopen() (*os.File, error) {
+	if f.info == nil {
+		return nil, errors.New("open a model again: it was not read from a file")
+	}
 	file, info, err := openRegular(f.Path)
 	if err != nil {
 		return nil, err
@@ -120,7 +124,7 @@ func (f *File) reread(do func(io.ReaderAt) error) error {
 	if f.r != nil {
 		return do(f.r)
 	}
-	file, err := f.reopen()
+	file, err := f.Reopen()
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"slices"
 
 	"github.com/apache/arrow/go/v17/arrow"
@@ -25,41 +26,74 @@ import (
 // WriteParquet writes a table as one Parquet file, compressed with Zstandard. The fields become the file's key-value metadata, which pandas
 // and DuckDB show. It does not close w.
 func WriteParquet(w io.Writer, columns []tables.Column, fields ...tables.Field) error {
-	rec, err := record(columns, fields)
+	return WriteParquetBatches(w, func(yield func([]tables.Column, error) bool) { yield(columns, nil) }, fields...)
+}
+
+// WriteParquetBatches is WriteParquet for a table that comes some rows at a time, each time with the same columns. They become row groups. An
+// error among them ends it.
+func WriteParquetBatches(w io.Writer, batches iter.Seq2[[]tables.Column, error], fields ...tables.Field) error {
+	err := write(batches, fields, func(schema *arrow.Schema) (recordWriter, error) {
+		// The writer closes destinations that have a Close method. Hide it: closing w is the caller's task.
+		dst := struct{ io.Writer }{w}
+		// By default the schema's root is marked as repeated. Readers that take this literally fail on every column.
+		props := parquet.NewWriterProperties(parquet.WithRootRepetition(parquet.Repetitions.Required),
+			parquet.WithCompression(compress.Codecs.Zstd), parquet.WithCreatedBy("tensorcast"))
+		return pqarrow.NewFileWriter(schema, dst, props, pqarrow.DefaultWriterProps())
+	})
 	if err != nil {
-		return fmt.Errorf("write Parquet: %w", err)
-	}
-	defer rec.Release()
-	// The writer closes destinations that have a Close method. Hide it: closing w is the caller's task.
-	dst := struct{ io.Writer }{w}
-	// By default the schema's root is marked as repeated. Readers that take this literally fail on every column.
-	props := parquet.NewWriterProperties(parquet.WithRootRepetition(parquet.Repetitions.Required),
-		parquet.WithCompression(compress.Codecs.Zstd), parquet.WithCreatedBy("tensorcast"))
-	pw, err := pqarrow.NewFileWriter(rec.Schema(), dst, props, pqarrow.DefaultWriterProps())
-	if err != nil {
-		return fmt.Errorf("write Parquet: %w", err)
-	}
-	if err := errors.Join(pw.Write(rec), pw.Close()); err != nil {
 		return fmt.Errorf("write Parquet: %w", err)
 	}
 	return nil
 }
 
-// WriteArrow writes a table as one Arrow IPC file (Feather version 2). The fields become the schema's metadata. It does not close w.
-func WriteArrow(w io.Writer, columns []tables.Column, fields ...tables.Field) error {
-	rec, err := record(columns, fields)
+// WriteArrowBatches writes a table that comes some rows at a time, each time with the same columns, as one Arrow IPC file (Feather version 2).
+// The fields become the schema's metadata. It does not close w.
+func WriteArrowBatches(w io.Writer, batches iter.Seq2[[]tables.Column, error], fields ...tables.Field) error {
+	err := write(batches, fields, func(schema *arrow.Schema) (recordWriter, error) {
+		return ipc.NewFileWriter(&positionWriter{w: w}, ipc.WithSchema(schema))
+	})
 	if err != nil {
-		return fmt.Errorf("write Arrow: %w", err)
-	}
-	defer rec.Release()
-	fw, err := ipc.NewFileWriter(&positionWriter{w: w}, ipc.WithSchema(rec.Schema()))
-	if err != nil {
-		return fmt.Errorf("write Arrow: %w", err)
-	}
-	if err := errors.Join(fw.Write(rec), fw.Close()); err != nil {
 		return fmt.Errorf("write Arrow: %w", err)
 	}
 	return nil
+}
+
+type recordWriter interface {
+	Write(arrow.Record) error
+	Close() error
+}
+
+// write opens a writer when the first batch has told the schema, and passes all of them to it.
+func write(batches iter.Seq2[[]tables.Column, error], fields []tables.Field, open func(*arrow.Schema) (recordWriter, error)) error {
+	var out recordWriter
+	one := func(columns []tables.Column) error {
+		rec, err := record(columns, fields)
+		if err != nil {
+			return err
+		}
+		defer rec.Release()
+		if out == nil {
+			if out, err = open(rec.Schema()); err != nil {
+				return err
+			}
+		}
+		return out.Write(rec)
+	}
+	for columns, err := range batches {
+		if err == nil {
+			err = one(columns)
+		}
+		if err != nil {
+			if out != nil {
+				_ = out.Close() // frees its memory; the file is not whole anyway
+			}
+			return err
+		}
+	}
+	if out == nil {
+		return errors.New("a table needs a column")
+	}
+	return out.Close()
 }
 
 // positionWriter counts what was written. Arrow's file writer seeks only to learn its position, so this suffices to write a file to a pipe.
@@ -126,7 +160,8 @@ func record(columns []tables.Column, fields []tables.Field) (arrow.Record, error
 			return nil, err
 		}
 		arrays = append(arrays, a)
-		schema[i] = arrow.Field{Name: c.Name, Type: a.DataType()}
+		_, nullable := c.Values.([]*int64)
+		schema[i] = arrow.Field{Name: c.Name, Type: a.DataType(), Nullable: nullable}
 		if a.Len() != arrays[0].Len() {
 			return nil, fmt.Errorf("column %s has %d rows, column %s has %d", c.Name, a.Len(), columns[0].Name, arrays[0].Len())
 		}
@@ -151,6 +186,17 @@ func arrayOf(c tables.Column) (arrow.Array, error) {
 		b := array.NewInt64Builder(mem)
 		defer b.Release()
 		b.AppendValues(v, nil)
+		return b.NewArray(), nil
+	case []*int64:
+		b := array.NewInt64Builder(mem)
+		defer b.Release()
+		for _, n := range v {
+			if n == nil {
+				b.AppendNull()
+			} else {
+				b.Append(*n)
+			}
+		}
 		return b.NewArray(), nil
 	case []float64:
 		b := array.NewFloat64Builder(mem)

@@ -18,6 +18,7 @@ import (
 
 	"tensorcast/gguf"
 	"tensorcast/gguf/gguftest"
+	"tensorcast/internal/testenv"
 )
 
 // ggufmap is the path of the built command.
@@ -374,5 +375,44 @@ func TestCompletion(t *testing.T) {
 func TestVersion(t *testing.T) {
 	if code, stdout, stderr := call(t, "--version"); code != 0 || stderr != "" || !strings.HasPrefix(stdout, "ggufmap version ") || !strings.Contains(stdout, "go1.") {
 		t.Errorf("exit %d, %q, %q", code, stdout, stderr)
+	}
+}
+
+// A user who may read a file but does not own it is not told what of it is in memory. Everything else is there.
+func TestWideOfSomebodyElsesFile(t *testing.T) {
+	testenv.NeedRoot(t)
+	dir := t.TempDir()
+	model := filepath.Join(dir, "m.gguf")
+	gguftest.MoE(1, 2).Write(t, model)
+	for _, path := range []string{filepath.Dir(ggufmap), filepath.Dir(dir), dir, model} {
+		if err := os.Chmod(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for format, resident := range map[string]func(row string) string{
+		"csv":  func(row string) string { return row[strings.LastIndex(row, ",")+1:] },
+		"json": func(row string) string { return row[strings.LastIndex(row, ":")+1:] },
+	} {
+		var stdout, stderr bytes.Buffer
+		cmd := exec.Command(ggufmap, "--wide", "--format", format, model)
+		cmd.Stdout, cmd.Stderr, cmd.Dir = &stdout, &stderr, "/"
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		if err := cmd.Run(); err != nil {
+			t.Fatalf("%v: %s", err, &stderr)
+		}
+		rows := strings.Split(strings.TrimSuffix(stdout.String(), "\n"), "\n")[1:]
+		empty := map[string]string{"csv": "", "json": "null}"}[format]
+		for _, row := range rows {
+			if row != "]" && strings.TrimSuffix(resident(row), ",") != empty {
+				t.Errorf("%s: %s", format, row)
+			}
+		}
+		if got := stderr.String(); len(rows) < 10 || strings.Count(got, "\n") != 1 || !strings.Contains(got, "resident_bytes is empty") ||
+			!strings.Contains(got, model) || !strings.Contains(got, "only to the file's owner and to who may write it") {
+			t.Errorf("%s: %d rows, %q", format, len(rows), got)
+		}
+	}
+	if code, _, stderr := call(t, "--wide", model); code != 0 || stderr != "" {
+		t.Errorf("the owner: exit %d, %s", code, stderr)
 	}
 }
