@@ -4,6 +4,8 @@ package trace
 // that Arrow stays inside this package.
 
 import (
+	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -32,9 +34,8 @@ func WriteParquet(w io.Writer, columns []tables.Column, fields ...tables.Field) 
 // WriteParquetBatches is WriteParquet for a table that comes some rows at a time, each time with the same columns. They become row groups. An
 // error among them ends it.
 func WriteParquetBatches(w io.Writer, batches iter.Seq2[[]tables.Column, error], fields ...tables.Field) error {
-	err := write(batches, fields, func(schema *arrow.Schema) (recordWriter, error) {
-		// The writer closes destinations that have a Close method. Hide it: closing w is the caller's task.
-		dst := struct{ io.Writer }{w}
+	dst := newLatched(w)
+	err := write(dst, batches, fields, func(schema *arrow.Schema) (recordWriter, error) {
 		// By default the schema's root is marked as repeated. Readers that take this literally fail on every column.
 		props := parquet.NewWriterProperties(parquet.WithRootRepetition(parquet.Repetitions.Required),
 			parquet.WithCompression(compress.Codecs.Zstd), parquet.WithCreatedBy("tensorcast"))
@@ -49,8 +50,9 @@ func WriteParquetBatches(w io.Writer, batches iter.Seq2[[]tables.Column, error],
 // WriteArrowBatches writes a table that comes some rows at a time, each time with the same columns, as one Arrow IPC file (Feather version 2).
 // The fields become the schema's metadata. It does not close w.
 func WriteArrowBatches(w io.Writer, batches iter.Seq2[[]tables.Column, error], fields ...tables.Field) error {
-	err := write(batches, fields, func(schema *arrow.Schema) (recordWriter, error) {
-		return ipc.NewFileWriter(&positionWriter{w: w}, ipc.WithSchema(schema))
+	dst := newLatched(w)
+	err := write(dst, batches, fields, func(schema *arrow.Schema) (recordWriter, error) {
+		return ipc.NewFileWriter(&positionWriter{w: dst}, ipc.WithSchema(schema))
 	})
 	if err != nil {
 		return fmt.Errorf("write Arrow: %w", err)
@@ -63,8 +65,33 @@ type recordWriter interface {
 	Close() error
 }
 
-// write opens a writer when the first batch has told the schema, and passes all of them to it.
-func write(batches iter.Seq2[[]tables.Column, error], fields []tables.Field, open func(*arrow.Schema) (recordWriter, error)) error {
+// latched takes what Arrow writes, in many small pieces, and keeps the first error of w to itself until end: Arrow's Parquet writer panics
+// after an error. Nothing is written after it. It has no Close method: Arrow's writers close destinations that have one, which is the
+// caller's task.
+type latched struct {
+	w   *bufio.Writer
+	err error
+}
+
+func newLatched(w io.Writer) *latched { return &latched{w: bufio.NewWriterSize(w, 64<<10)} }
+
+func (l *latched) Write(b []byte) (int, error) {
+	if l.err == nil {
+		_, l.err = l.w.Write(b)
+	}
+	return len(b), nil
+}
+
+// end writes what is buffered.
+func (l *latched) end() error {
+	if l.err == nil {
+		l.err = l.w.Flush()
+	}
+	return l.err
+}
+
+// write opens a writer to dst when the first batch has told the schema, and passes all of them to it.
+func write(dst *latched, batches iter.Seq2[[]tables.Column, error], fields []tables.Field, open func(*arrow.Schema) (recordWriter, error)) error {
 	var out recordWriter
 	one := func(columns []tables.Column) error {
 		rec, err := record(columns, fields)
@@ -77,7 +104,7 @@ func write(batches iter.Seq2[[]tables.Column, error], fields []tables.Field, ope
 				return err
 			}
 		}
-		return out.Write(rec)
+		return cmp.Or(out.Write(rec), dst.err)
 	}
 	for columns, err := range batches {
 		if err == nil {
@@ -93,7 +120,7 @@ func write(batches iter.Seq2[[]tables.Column, error], fields []tables.Field, ope
 	if out == nil {
 		return errors.New("a table needs a column")
 	}
-	return out.Close()
+	return cmp.Or(out.Close(), dst.end())
 }
 
 // positionWriter counts what was written. Arrow's file writer seeks only to learn its position, so this suffices to write a file to a pipe.

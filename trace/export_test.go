@@ -120,6 +120,9 @@ func TestWriteArrowReadsBack(t *testing.T) {
 	if err := WriteArrowBatches(failing{}, batches(exportColumns())); err == nil {
 		t.Error("no error from a writer that fails")
 	}
+	if err := WriteParquet(failing{}, exportColumns()); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("error %v", err)
+	}
 }
 
 type failing struct{}

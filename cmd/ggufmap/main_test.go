@@ -348,12 +348,17 @@ func TestFullDisk(t *testing.T) {
 		t.Skip(err)
 	}
 	defer full.Close()
-	cmd := exec.Command(ggufmap, write(t, filepath.Join(t.TempDir(), "m.gguf"), tinyModel()))
-	cmd.Stdout = full
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	if err := cmd.Run(); cmd.ProcessState.ExitCode() != 1 || !strings.Contains(stderr.String(), "no space left") {
-		t.Errorf("%v: %s", err, &stderr)
+	small := write(t, filepath.Join(t.TempDir(), "m.gguf"), tinyModel())
+	large := filepath.Join(t.TempDir(), "large.gguf") // whose table is longer than all buffers
+	gguftest.MoE(1, 1<<17).Write(t, large)
+	for _, args := range [][]string{{small}, {"--format", "json", small}, {"--format", "parquet", small}, {"--experts", "--format", "parquet", large}, {"--experts", "--format", "arrow", large}} {
+		cmd := exec.Command(ggufmap, args...)
+		cmd.Stdout = full
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		if err := cmd.Run(); cmd.ProcessState.ExitCode() != 1 || !strings.Contains(stderr.String(), "no space left") || strings.Count(stderr.String(), "\n") != 1 {
+			t.Errorf("%q: %v: %s", args, err, &stderr)
+		}
 	}
 }
 
