@@ -260,7 +260,7 @@ func (o *options) write(w, stderr io.Writer, models []*gguf.Model, findings []in
 	case o.wide:
 		var told sync.Once
 		t = inspect.Wide(models, func(err error) {
-			told.Do(func() { fmt.Fprintf(stderr, "ggufmap: resident_bytes is empty: %v\n", err) })
+			told.Do(func() { fmt.Fprintf(stderr, "ggufmap: resident_bytes is empty: %s\n", cli.Message(err)) })
 		})
 	default:
 		t = inspect.Structure(models)

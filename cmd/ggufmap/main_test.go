@@ -421,3 +421,20 @@ func TestWideOfSomebodyElsesFile(t *testing.T) {
 		t.Errorf("the owner: exit %d, %s", code, stderr)
 	}
 }
+
+// The name of a file cannot act on the terminal, nor make a line of its own.
+func TestNamesOnATerminal(t *testing.T) {
+	dir := t.TempDir()
+	path := write(t, filepath.Join(dir, "\x1b]0;title\a\nggufmap: all is well \u202e.gguf"), tinyModel())
+	const shown = `\x1b]0;title\a\nggufmap: all is well \u202e.gguf`
+	for _, args := range [][]string{{"--check", path}, {"--summary", path}, {path + ".none"}} {
+		term := testenv.NewTerminal(t)
+		cmd := exec.Command(ggufmap, args...)
+		term.Start(cmd)
+		_ = cmd.Wait() // with --check there is something wrong
+		screen := strings.ReplaceAll(term.End(), "\r\n", "\n")
+		if !strings.Contains(screen, shown) || strings.ContainsAny(screen, "\x1b\a\u202e") || strings.Contains(screen, "\nggufmap: all is well") {
+			t.Errorf("%q prints %q", args[:1], screen)
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"tensorcast/gguf"
+	"tensorcast/internal/visible"
 )
 
 // Finding is a fault of a file.
@@ -154,10 +155,10 @@ func FindingsTable(findings []Finding) *Table {
 	}}
 }
 
-// String formats the finding as one line.
+// String formats the finding as one line, whatever the names in it are.
 func (f Finding) String() string {
 	if f.Tensor == "" {
-		return fmt.Sprintf("%s: %s", f.File, f.Text)
+		return visible.Line(fmt.Sprintf("%s: %s", f.File, f.Text))
 	}
-	return fmt.Sprintf("%s: tensor %s: %s", f.File, f.Tensor, f.Text)
+	return visible.Line(fmt.Sprintf("%s: tensor %s: %s", f.File, f.Tensor, f.Text))
 }

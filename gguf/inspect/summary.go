@@ -14,6 +14,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"tensorcast/gguf"
+	"tensorcast/internal/visible"
 )
 
 // largest is how many of the largest tensors a summary names.
@@ -194,7 +195,7 @@ func (s *Summary) WriteText(w io.Writer) error {
 	if s.Files > 1 {
 		files = fmt.Sprintf("%d files", s.Files)
 	}
-	fmt.Fprintf(out, "%s: %s in %s\n", s.Model, humanize.IBytes(uint64(s.Bytes)), files)
+	fmt.Fprintf(out, "%s: %s in %s\n", visible.Line(s.Model), humanize.IBytes(uint64(s.Bytes)), files)
 	width := 0
 	for _, r := range s.Rows {
 		width = max(width, min(maxWidth, utf8.RuneCountInString(r.Name)))
