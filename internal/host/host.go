@@ -5,6 +5,7 @@ package host
 
 import (
 	"cmp"
+	"math"
 	"os"
 	"runtime"
 
@@ -38,20 +39,25 @@ func Read() Info {
 	if group, err := cgroup.Find(0); err == nil {
 		h.CgroupVersion = group.Version()
 	}
-	proc, err := procfs.NewDefaultFS()
+	h.texts(procfs.DefaultMountPoint)
+	return h
+}
+
+// texts reads what the kernel tells as text in the proc file system.
+func (h *Info) texts(mount string) {
+	proc, err := procfs.NewFS(mount)
 	if err != nil {
-		return h
+		return
 	}
 	if cpus, err := proc.CPUInfo(); err == nil && len(cpus) > 0 {
 		h.CPU = cpus[0].ModelName
 	}
-	if memory, err := proc.Meminfo(); err == nil && memory.MemTotalBytes != nil {
+	if memory, err := proc.Meminfo(); err == nil && memory.MemTotalBytes != nil && *memory.MemTotalBytes <= math.MaxInt64 {
 		h.Memory = int64(*memory.MemTotalBytes)
 	}
-	if load, err := proc.LoadAvg(); err == nil {
+	if load, err := proc.LoadAvg(); err == nil && load.Load1 >= 0 && load.Load1 <= math.MaxFloat64 { // ParseFloat takes "NaN" and "Inf", JSON has neither
 		h.Load = load.Load1
 	}
-	return h
 }
 
 // CPUName is the CPU's name, or "unknown CPU".
