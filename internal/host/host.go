@@ -7,7 +7,9 @@ import (
 	"cmp"
 	"math"
 	"os"
+	"path/filepath"
 	"runtime"
+	"strings"
 
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
@@ -49,8 +51,8 @@ func (h *Info) texts(mount string) {
 	if err != nil {
 		return
 	}
-	if cpus, err := proc.CPUInfo(); err == nil && len(cpus) > 0 {
-		h.CPU = cpus[0].ModelName
+	if text, err := os.ReadFile(filepath.Join(mount, "cpuinfo")); err == nil {
+		h.CPU = modelName(string(text))
 	}
 	if memory, err := proc.Meminfo(); err == nil && memory.MemTotalBytes != nil && *memory.MemTotalBytes <= math.MaxInt64 {
 		h.Memory = int64(*memory.MemTotalBytes)
@@ -58,6 +60,16 @@ func (h *Info) texts(mount string) {
 	if load, err := proc.LoadAvg(); err == nil && load.Load1 >= 0 && load.Load1 <= math.MaxFloat64 { // ParseFloat takes "NaN" and "Inf", JSON has neither
 		h.Load = load.Load1
 	}
+}
+
+// modelName is that of the first CPU in the text of cpuinfo, "" if it has none. (Package procfs panics on texts that it does not expect.)
+func modelName(cpuinfo string) string {
+	for line := range strings.Lines(cpuinfo) {
+		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
 }
 
 // CPUName is the CPU's name, or "unknown CPU".
