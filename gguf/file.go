@@ -9,6 +9,11 @@
 //     expert that hold a byte.
 //   - [OpenWeights] maps a model. A [Weight] gives the bytes of a tensor and its values as float32.
 //
+// What a file makes a reader hold is bounded, whatever it says: the metadata have at most 256 MiB, which are read but not kept (real ones
+// have up to 13 MB); the structure of a model, all its parts together, takes at most 32 MiB of memory, some 240,000 tensors with
+// usual names (384 experts in 60 layers, with tensors of their own, would be 69,120); a name has at most 65,535 bytes, a tensor four dimensions, an array no arrays. What goes beyond is an error.
+// Counts and lengths are checked against the file's size before anything is allocated.
+//
 // Nearly all other packages use this one. Files, models and weights may be used by any number of goroutines.
 package gguf
 

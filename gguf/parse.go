@@ -36,7 +36,8 @@ const (
 	maxOffset = math.MaxInt64 // file offsets are int64
 
 	// maxStructure bounds the memory in bytes that the structure of a model takes, all parts together: sizes of records and names, and copies
-	// of short strings. A model of 100,000 tensors with usual names takes 18 MB; one with an expert per tensor has 70,000.
+	// of short strings. 100,000 tensors with names of 30 bytes take 14 MB; 384 experts in 60
+	// layers, with three tensors each, would be 69,120.
 	maxStructure = 32 << 20
 
 	// A tensor takes memory for its Tensor, its Location and its place in the order by name, an entry for its KV and its place.

@@ -3,7 +3,6 @@ package cli
 // This file keeps text from acting on a terminal: names in models, of files and of processes are chosen by others.
 
 import (
-	"errors"
 	"io"
 	"os"
 	"strings"
@@ -77,19 +76,31 @@ func (s *screen) end() {
 // Message is an error's text for people: errors that were joined have a line each, and nothing else makes a line. A name with a line break
 // in it cannot pass for a message of its own.
 func Message(err error) string {
-	text := err.Error()
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		var texts, lines []string
-		for _, e := range joined.Unwrap() {
+	var inner []error
+	switch e := err.(type) {
+	case interface{ Unwrap() []error }:
+		inner = e.Unwrap()
+	case interface{ Unwrap() error }:
+		inner = []error{e.Unwrap()}
+	}
+	var texts, lines []string
+	for _, e := range inner {
+		if e != nil {
 			texts, lines = append(texts, e.Error()), append(lines, Message(e))
 		}
-		if strings.Join(texts, "\n") == text {
-			return strings.Join(lines, "\n")
-		}
-	} else if inner := errors.Unwrap(err); inner != nil {
-		if before, ok := strings.CutSuffix(text, inner.Error()); ok {
-			return visible.Line(before) + Message(inner)
-		}
 	}
-	return visible.Line(text)
+	text := err.Error()
+	if len(texts) > 1 && text == strings.Join(texts, "\n") {
+		return strings.Join(lines, "\n")
+	}
+	var message strings.Builder
+	for i := range texts {
+		before, after, ok := strings.Cut(text, texts[i])
+		if !ok {
+			break // the rest is not made of the errors that it wraps
+		}
+		message.WriteString(visible.Line(before) + lines[i])
+		text = after
+	}
+	return message.String() + visible.Line(text)
 }

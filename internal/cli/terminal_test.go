@@ -70,13 +70,17 @@ func TestPipe(t *testing.T) {
 func TestMessage(t *testing.T) {
 	one, two := errors.New("one\nof"), errors.New("two")
 	for want, err := range map[string]error{
-		`one\nof`:             one,
-		"one\\nof\ntwo":       errors.Join(one, two),
-		"both: one\\nof\ntwo": fmt.Errorf("both: %w", errors.Join(one, two)),
-		`a\nb: two`:           fmt.Errorf("a\nb: %w", two),
-		`a\nb: two, one\nof`:  fmt.Errorf("a\nb: %w, %w", two, one),
-		`two: a\nb`:           fmt.Errorf("%w: a\nb", two),
-		"one\\nof\ntwo\ntwo":  errors.Join(errors.Join(one, two), two),
+		`one\nof`:              one,
+		"one\\nof\ntwo":        errors.Join(one, two),
+		"both: one\\nof\ntwo":  fmt.Errorf("both: %w", errors.Join(one, two)),
+		`a\nb: two`:            fmt.Errorf("a\nb: %w", two),
+		`a\nb: two, one\nof`:   fmt.Errorf("a\nb: %w, %w", two, one),
+		`two: a\nb`:            fmt.Errorf("%w: a\nb", two),
+		"one\\nof\ntwo: a\\nb": fmt.Errorf("%w: a\nb", errors.Join(one, two)),
+		"one\\nof\ntwo, two":   fmt.Errorf("%w, %w", errors.Join(one, two), two),
+		"other words":          &Exit{Err: errors.New("other words")},
+		"exit code 1":          &Exit{Code: 1},
+		"one\\nof\ntwo\ntwo":   errors.Join(errors.Join(one, two), two),
 	} {
 		if got := Message(err); got != want {
 			t.Errorf("%q: %q, want %q", err, got, want)
