@@ -55,11 +55,14 @@ experiments: build ## measure what tracer costs and whether it accounts for ever
 	bin/lab overhead -m demo/tiny.gguf --tokens 512 --pairs 40 --markdown --save demo/overhead-tiny.json
 	bin/lab accounting
 
-fuzz: ## analyse 10,000 damaged captures; then fuzz the parsers, FUZZTIME (a minute) each
-	go test -v -count 1 -timeout 60m -run '^TestDamagedCaptures$$' ./cmd/analyze -mutations 10000
-	for package in $$(grep -rl '^func Fuzz' --include='*_test.go' . | xargs -n 1 dirname | sort -u); do \
-		for target in $$(go test -list '^Fuzz' $$package | grep ^Fuzz); do \
-			go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x $$package || exit 1; \
+fuzz: ## analyse 10,000 damaged captures; then fuzz the parsers, FUZZTIME (a minute) each; ends at the first failure
+	go test $(LDFLAGS) -v -count 1 -timeout 60m -run '^TestDamagedCaptures$$' ./cmd/analyze -mutations 10000
+	@for package in $$(grep -rl '^func Fuzz' --include='*_test.go' . | xargs -n 1 dirname | sort -u); do \
+		list=$$(go test $(LDFLAGS) -list '^Fuzz' $$package) || { echo "$$list"; echo "make fuzz: the tests of $$package cannot be run"; exit 1; }; \
+		for target in $$(echo "$$list" | grep '^Fuzz'); do \
+			echo "== $$target in $$package"; \
+			go test $(LDFLAGS) -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x $$package || \
+				{ echo "make fuzz: $$target in $$package failed; commit the input, which is below $$package/testdata/fuzz/$$target, with the fix"; exit 1; }; \
 		done; \
 	done
 

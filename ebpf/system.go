@@ -247,11 +247,11 @@ func (t *Tracer) execed(p *target) error {
 	if err != nil {
 		return nil // it has ended
 	}
-	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.pid))
+	env, err := proc.Environ(p.pid)
 	if err != nil {
 		return nil
 	}
-	if err := t.attachLikely(p, proc.Locate(p.pid, exe, 0).Path, strings.Split(string(env), "\x00")); err != nil && !errors.Is(err, proc.ErrNoProcess) {
+	if err := t.attachLikely(p, proc.Locate(p.pid, exe, 0).Path, env); err != nil && !errors.Is(err, proc.ErrNoProcess) {
 		return err
 	}
 	return nil

@@ -7,7 +7,12 @@
 //     they read the one part that they are given; [OpenModel] finds the other parts and returns a [Model].
 //   - A [Tensor] knows its extent in its file, its layer and component, and the extents of its experts. Locate returns the tensor and
 //     expert that hold a byte.
-//   - [OpenWeights] maps a model. A [Weight] gives the bytes of a tensor, its values as float32, and how much of it is in memory.
+//   - [OpenWeights] maps a model. A [Weight] gives the bytes of a tensor and its values as float32.
+//
+// What a file makes a reader hold is bounded, whatever it says: the metadata have at most 256 MiB, which are read but not kept (real ones
+// have up to 13 MB); the structure of a model, all its parts together, takes at most 32 MiB of memory, some 240,000 tensors with
+// usual names (384 experts in 60 layers, with tensors of their own, would be 69,120); a name has at most 65,535 bytes, a tensor four dimensions, an array no arrays. What goes beyond is an error.
+// Counts and lengths are checked against the file's size before anything is allocated.
 //
 // Nearly all other packages use this one. Files, models and weights may be used by any number of goroutines.
 package gguf
@@ -43,7 +48,7 @@ var (
 // ErrChanged says that a file was changed or replaced after it was opened.
 var ErrChanged = errors.New("the file has changed since it was opened")
 
-// File is the structure of one GGUF file. It holds the metadata except for long arrays. It holds no file descriptor, so it needs no closing
+// File is the structure of one GGUF file. It holds the metadata except for arrays and long strings. It holds no file descriptor, so it needs no closing
 // and stays valid when the file changes. It is not modified after Open or Parse, so any number of goroutines may use it.
 type File struct {
 	Path       string   // as given to Open; empty after Parse
@@ -56,7 +61,8 @@ type File struct {
 	Tensors    []Tensor // ordered by Offset, no two overlap, names are unique
 
 	enc    encoding
-	kept   []byte      // values of the metadata
+	kept   []byte      // values of the metadata that are no arrays and no long strings
+	memory int64       // bytes that the structure takes
 	r      io.ReaderAt // nil after Open
 	info   os.FileInfo // nil after Parse
 	byKey  []int32     // indices into Metadata, ordered by key
@@ -98,8 +104,11 @@ func openRegular(path string) (*os.File, os.FileInfo, error) {
 // Info describes the file as it was when it was opened; nil after Parse.
 func (f *File) Info() os.FileInfo { return f.info }
 
-// reopen opens the file again and checks that it has not changed.
-func (f *File) reopen() (*os.File, error) {
+// Reopen opens the file again. It returns ErrChanged if the file has changed since Open.
+func (f *File) Reopen() (*os.File, error) {
+	if f.info == nil {
+		return nil, errors.New("open a model again: it was not read from a file")
+	}
 	file, info, err := openRegular(f.Path)
 	if err != nil {
 		return nil, err
@@ -116,7 +125,7 @@ func (f *File) reread(do func(io.ReaderAt) error) error {
 	if f.r != nil {
 		return do(f.r)
 	}
-	file, err := f.reopen()
+	file, err := f.Reopen()
 	if err != nil {
 		return err
 	}

@@ -60,7 +60,7 @@ func checkInvariants(t *testing.T, f *File) {
 				answers++
 			}
 		}
-		if _, err := f.Value(kv, -1); err != nil {
+		if _, err := valueOf(f, kv, -1); err != nil {
 			t.Fatalf("entry %+v: %v", kv, err)
 		}
 		if answers > 1 || ss && int64(len(values)) != kv.Len || isUint && u > math.MaxInt64 && kv.Type != ValueUint64 {
@@ -102,8 +102,8 @@ func FuzzParse(f *testing.F) {
 			t.Fatal("pieces change the result")
 		}
 		for i := range whole.Metadata {
-			a, err := whole.Value(&whole.Metadata[i], -1)
-			b, err2 := pieces.Value(&pieces.Metadata[i], -1)
+			a, err := valueOf(whole, &whole.Metadata[i], -1)
+			b, err2 := valueOf(pieces, &pieces.Metadata[i], -1)
 			// NaN differs from itself.
 			if err != nil || err2 != nil || fmt.Sprint(a) != fmt.Sprint(b) {
 				t.Fatalf("pieces change the value of %q: %v, %v", whole.Metadata[i].Key, err, err2)

@@ -20,10 +20,7 @@ type mapping struct {
 
 // mapFile maps the file that f was read from.
 func mapFile(f *File) (*mapping, error) {
-	if f.info == nil {
-		return nil, errors.New("map a model: it was not read from a file")
-	}
-	file, err := f.reopen()
+	file, err := f.Reopen()
 	if err != nil {
 		return nil, err
 	}

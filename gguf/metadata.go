@@ -1,12 +1,14 @@
 package gguf
 
 // This file defines metadata values: their types, and decoding them on demand. A tokenizer's arrays hold hundreds of thousands of strings
-// that most callers never need; these stay in the file until they are asked for.
+// that most callers never need. They stay in the file until they are asked for, and are then read piece by piece: a file that takes no
+// space may claim to hold a string of 255 MiB.
 
 import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"sort"
 	"strings"
 )
@@ -75,14 +77,14 @@ func (f *File) find(key string) (*KV, bool) {
 	return &f.Metadata[f.byKey[i]], true
 }
 
-// scalar returns the bytes of a value that is no array.
+// scalar returns the bytes of a value that is kept.
 func (f *File) scalar(kv *KV) []byte { return f.kept[kv.kept:][:kv.size] }
 
-// String returns the value of a string entry. It reports false if there is no such key or it is of another type. Unlike
-// names, values may hold any bytes: quote them before printing.
+// String returns the value of a string entry. It reports false if there is no such key, it is of another type, or it is longer than 64 KiB:
+// Each reads long ones. Unlike names, values may hold any bytes: quote them before printing.
 func (f *File) String(key string) (string, bool) {
 	kv, ok := f.find(key)
-	if !ok || kv.Type != ValueString {
+	if !ok || kv.Type != ValueString || kv.kept == inFile {
 		return "", false
 	}
 	return string(f.scalar(kv)), true
@@ -143,54 +145,95 @@ func (f *File) Bool(key string) (value, ok bool) {
 	return f.enc.bool(f.scalar(kv)), true
 }
 
-// Strings returns an array of strings, such as tokenizer.ggml.tokens. Each call decodes it anew; a long array is read from the file, which
-// must not have changed (ErrChanged). It returns ErrNoValue if there is no such key or it is of another type.
+// Strings returns an array of strings, such as tokenizer.ggml.tokens, all in memory. Each call reads it from the file, which must not have
+// changed (ErrChanged). It returns ErrNoValue if there is no such key or it is of another type.
 func (f *File) Strings(key string) ([]string, error) {
 	kv, ok := f.find(key)
 	if !ok || kv.Type != ValueArray || kv.Elem != ValueString {
 		return nil, fmt.Errorf("%w: an array of strings, %.100q", ErrNoValue, key)
 	}
-	v, err := f.Value(kv, -1)
+	all := []string{}
+	err := f.Each(kv, -1, func(value any) error {
+		var b []byte
+		for piece, err := range value.(*Text).Pieces() {
+			if err != nil {
+				return err
+			}
+			b = append(b, piece...)
+		}
+		all = append(all, string(b))
+		return nil
+	})
 	if err != nil {
 		return nil, err
 	}
-	return v.([]string), nil
+	return all, nil
 }
 
-// Value decodes the value of an entry of f.Metadata. The result is a uint8 to float64, bool or string, or for an array a slice of one of
-// these with the first limit elements, all if limit is negative. A long array is read from the file, which must not have changed
-// (ErrChanged).
-func (f *File) Value(kv *KV, limit int64) (any, error) {
-	if kv.Type != ValueArray {
-		return f.enc.value(kv.Type, f.scalar(kv)), nil
+// Text is a string of the metadata. It may be long, and is read in pieces. It is valid until the function that got it returns.
+type Text struct {
+	entry *KV
+	src   *source
+	off   int64
+	n     int64
+}
+
+// Len is the string's length in bytes.
+func (t *Text) Len() int64 { return t.n }
+
+// Pieces are the string's bytes, in pieces of at most 64 KiB that are valid until the next one and may end within a character. They can be
+// gone through more than once.
+func (t *Text) Pieces() iter.Seq2[[]byte, error] {
+	return func(yield func([]byte, error) bool) {
+		for done := int64(0); done < t.n; {
+			n := min(t.n-done, t.src.piece)
+			b, err := t.src.at(t.off+done, n)
+			if err != nil {
+				yield(nil, t.entry.errorf(err))
+				return
+			}
+			if !yield(b[:n:n], nil) {
+				return
+			}
+			done += n
+		}
+	}
+}
+
+func (kv *KV) errorf(err error) error { return fmt.Errorf("read %.100q: %w", kv.Key, err) }
+
+// Each calls do with the value of an entry of f.Metadata: once, or with each of the first limit elements of an array, all if limit is
+// negative. A value is a uint8 to float64, a bool or a *Text. Arrays and long strings are read from the file, which must not have changed
+// (ErrChanged); however long they are, some 100 KiB of memory are used. An error of do ends Each, which returns it as it is.
+func (f *File) Each(kv *KV, limit int64, do func(value any) error) error {
+	if kv.kept != inFile {
+		if kv.Type == ValueString {
+			return do(&Text{kv, &source{buf: f.scalar(kv), size: kv.size, piece: max(kv.size, 1)}, 0, kv.size})
+		}
+		return do(f.enc.value(kv.Type, f.scalar(kv)))
 	}
 	n := kv.Len
-	if limit >= 0 {
+	if kv.Type == ValueArray && limit >= 0 {
 		n = min(n, limit)
 	}
-	var elems any
-	decode := func(src *source, off int64) error {
-		var err error
-		elems, err = f.enc.elements(src, off, kv.Elem, n)
-		return err
-	}
-	if kv.kept != inFile {
-		b := f.kept[kv.kept:][:kv.size]
-		if err := decode(&source{buf: b, size: kv.size}, 0); err != nil {
-			return nil, err
-		}
-		return elems, nil
-	}
+	var own error // do's
 	err := f.reread(func(r io.ReaderAt) error {
-		return decode(&source{r: r, size: kv.off + kv.size, piece: pieceBytes}, kv.off)
+		src := &source{r: r, size: kv.off + kv.size, piece: pieceBytes}
+		if kv.Type == ValueString {
+			own = do(&Text{kv, src, kv.off, kv.size})
+			return nil
+		}
+		var err error
+		own, err = f.enc.elements(kv, src, n, do)
+		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("read %.100q: %w", kv.Key, err)
+		return kv.errorf(err)
 	}
-	return elems, nil
+	return own
 }
 
-// value decodes a value that is no array.
+// value decodes a number or a boolean.
 func (e encoding) value(t ValueType, b []byte) any {
 	switch t {
 	case ValueUint8:
@@ -209,8 +252,6 @@ func (e encoding) value(t ValueType, b []byte) any {
 		return e.f32(b)
 	case ValueBool:
 		return e.bool(b)
-	case ValueString:
-		return string(b)
 	case ValueUint64:
 		return e.u64(b)
 	case ValueInt64:
@@ -219,65 +260,37 @@ func (e encoding) value(t ValueType, b []byte) any {
 	return e.f64(b)
 }
 
-// elements decodes the first n elements of the array at off. Parse has checked that they exist, but the file may have changed since.
-func (e encoding) elements(src *source, off int64, t ValueType, n int64) (any, error) {
-	switch t {
-	case ValueUint8:
-		return fixed(src, off, n, 1, e.u8)
-	case ValueInt8:
-		return fixed(src, off, n, 1, e.i8)
-	case ValueUint16:
-		return fixed(src, off, n, 2, e.u16)
-	case ValueInt16:
-		return fixed(src, off, n, 2, e.i16)
-	case ValueUint32:
-		return fixed(src, off, n, 4, e.u32)
-	case ValueInt32:
-		return fixed(src, off, n, 4, e.i32)
-	case ValueFloat32:
-		return fixed(src, off, n, 4, e.f32)
-	case ValueBool:
-		return fixed(src, off, n, 1, e.bool)
-	case ValueUint64:
-		return fixed(src, off, n, 8, e.u64)
-	case ValueInt64:
-		return fixed(src, off, n, 8, e.i64)
-	case ValueFloat64:
-		return fixed(src, off, n, 8, e.f64)
-	}
-	values := make([]string, n)
-	for i := range values {
-		if e.wide > src.size-off {
+// elements calls do with the first n elements of an array. Parse has checked that they exist, but the file may have changed since. The first
+// error is do's.
+func (e encoding) elements(kv *KV, src *source, n int64, do func(any) error) (own, err error) {
+	off, text := kv.off, &Text{entry: kv, src: src}
+	for range n {
+		width := valueTypes[kv.Elem].bytes
+		if kv.Elem == ValueString {
+			width = e.wide
+		}
+		if width > src.size-off {
 			return nil, ErrChanged
 		}
-		b, err := src.at(off, e.wide)
-		if err != nil {
-			return nil, err
-		}
-		length := e.length(b)
-		off += e.wide
-		if length > uint64(src.size-off) {
-			return nil, ErrChanged
-		}
-		if b, err = src.at(off, int64(length)); err != nil {
-			return nil, err
-		}
-		values[i] = string(b[:length])
-		off += int64(length)
-	}
-	return values, nil
-}
-
-// fixed decodes n values of width bytes each.
-func fixed[T any](src *source, off, n, width int64, decode func([]byte) T) ([]T, error) {
-	values := make([]T, n)
-	for i := range values {
 		b, err := src.at(off, width)
 		if err != nil {
 			return nil, err
 		}
-		values[i] = decode(b)
 		off += width
+		if kv.Elem != ValueString {
+			own = do(e.value(kv.Elem, b))
+		} else {
+			length := e.length(b)
+			if length > uint64(src.size-off) {
+				return nil, ErrChanged
+			}
+			text.off, text.n = off, int64(length)
+			off += int64(length)
+			own = do(text)
+		}
+		if own != nil {
+			return own, nil
+		}
 	}
-	return values, nil
+	return nil, nil
 }

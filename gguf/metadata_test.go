@@ -3,15 +3,20 @@ package gguf
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 )
 
-// arrays has an array of every element type, and two that are too long to keep.
+// longText is a string that is not kept.
+var longText = strings.Repeat("a long text, ", maxKept/10)
+
+// arrays has an array of every element type, two of them longer than a piece, and strings.
 func arrays(tb testing.TB) (m *model, want map[string]any) {
 	tb.Helper()
 	long := make([]string, 9000)
@@ -27,7 +32,7 @@ func arrays(tb testing.TB) (m *model, want map[string]any) {
 		"u8": []uint8{1, 255}, "i8": []int8{-1, 2}, "u16": []uint16{1, 65535}, "i16": []int16{-2, 3},
 		"u32": []uint32{1, math.MaxUint32}, "i32": []int32{-3, 4}, "f32": []float32{0.5, -2}, "bool": []bool{true, false},
 		"str": []string{"", "héllo", "\x00\xff"}, "u64": []uint64{1, math.MaxUint64}, "i64": []int64{-4, 5}, "f64": []float64{0.25, -8},
-		"none": []uint8{}, "long str": long, "long f32": floats, "scalar": uint16(7),
+		"none": []uint8{}, "long str": long, "long f32": floats, "scalar": uint16(7), "short": "kept", "long": longText, "empty": "",
 	}
 	join := func(b ...[]byte) []byte { return bytes.Join(b, nil) }
 	m = &model{version: 3, alignment: 32}
@@ -50,12 +55,46 @@ func arrays(tb testing.TB) (m *model, want map[string]any) {
 	m.kvs = append(m.kvs,
 		kvSpec{"str", ValueArray, stringArray("", "héllo", "\x00\xff")},
 		kvSpec{"long str", ValueArray, stringArray(long...)},
-		kvSpec{"scalar", ValueUint16, u16(7)})
+		kvSpec{"scalar", ValueUint16, u16(7)}, kvSpec{"short", ValueString, str("kept")}, kvSpec{"long", ValueString, str(longText)},
+		kvSpec{"empty", ValueString, str("")})
 	m.tensors = []tensorSpec{{name: "x", dims: []uint64{32}, typ: F32}}
 	return m, want
 }
 
-func TestValue(t *testing.T) {
+// valueOf collects what Each gives: a value, or the elements of an array as a slice of their type.
+func valueOf(f *File, kv *KV, limit int64) (any, error) {
+	var value any
+	var elems reflect.Value
+	if kv.Type == ValueArray {
+		types := []any{[]uint8{}, []int8{}, []uint16{}, []int16{}, []uint32{}, []int32{}, []float32{}, []bool{}, []string{}, nil, []uint64{}, []int64{}, []float64{}}
+		elems = reflect.ValueOf(types[kv.Elem])
+	}
+	err := f.Each(kv, limit, func(v any) error {
+		if text, ok := v.(*Text); ok {
+			var b []byte
+			for piece, err := range text.Pieces() {
+				if err != nil {
+					return err
+				}
+				b = append(b, piece...)
+			}
+			if int64(len(b)) != text.Len() {
+				return fmt.Errorf("%d bytes of a text of %d", len(b), text.Len())
+			}
+			v = string(b)
+		}
+		if value = v; elems.IsValid() {
+			elems = reflect.Append(elems, reflect.ValueOf(v))
+		}
+		return nil
+	})
+	if elems.IsValid() {
+		value = elems.Interface()
+	}
+	return value, err
+}
+
+func TestEach(t *testing.T) {
 	m, want := arrays(t)
 	for _, enc := range encodings {
 		m.version, m.big = enc.version, enc.big
@@ -75,7 +114,7 @@ func TestValue(t *testing.T) {
 			for i := range f.Metadata {
 				kv := &f.Metadata[i]
 				all := reflect.ValueOf(want[kv.Key])
-				if got, err := f.Value(kv, -1); err != nil || !reflect.DeepEqual(got, all.Interface()) {
+				if got, err := valueOf(f, kv, -1); err != nil || !reflect.DeepEqual(got, all.Interface()) {
 					t.Errorf("%s: %s: %v, %v, want %v", enc.name, kv.Key, got, err, all)
 				}
 				if kv.Type != ValueArray {
@@ -83,7 +122,7 @@ func TestValue(t *testing.T) {
 				}
 				for _, limit := range []int{0, 1, all.Len() + 1} {
 					want := all.Slice(0, min(limit, all.Len())).Interface()
-					if got, err := f.Value(kv, int64(limit)); err != nil || !reflect.DeepEqual(got, want) {
+					if got, err := valueOf(f, kv, int64(limit)); err != nil || !reflect.DeepEqual(got, want) {
 						t.Errorf("%s: the first %d of %s: %v, %v, want %v", enc.name, limit, kv.Key, got, err, want)
 					}
 				}
@@ -130,8 +169,8 @@ func TestValueOfChangedFile(t *testing.T) {
 			if _, err := f.Fingerprint(); name != "written in secret" && !errors.Is(err, ErrChanged) {
 				t.Errorf("error %v", err)
 			}
-			if got, err := f.Strings("str"); err != nil || len(got) != 3 {
-				t.Errorf("a short array: %q, %v", got, err)
+			if got, ok := f.String("short"); !ok || got != "kept" {
+				t.Errorf("a short string: %q, %v", got, ok)
 			}
 		})
 	}
@@ -149,5 +188,24 @@ func check(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// What do returns comes back as it is: it is not an error of the file.
+func TestEachEnds(t *testing.T) {
+	m, _ := arrays(t)
+	f := mustParse(t, m.encode())
+	for i := range f.Metadata {
+		kv, calls := &f.Metadata[i], 0
+		err := f.Each(kv, -1, func(any) error {
+			calls++
+			return os.ErrClosed
+		})
+		if kv.Len > 0 && (err != os.ErrClosed || calls != 1) {
+			t.Errorf("%s: %v after %d calls", kv.Key, err, calls)
+		}
+	}
+	if s, ok := f.String("long"); ok {
+		t.Errorf("a string of %d bytes is kept", len(s))
 	}
 }

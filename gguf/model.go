@@ -117,7 +117,7 @@ func openParts(given *File, count uint64) ([]*File, error) {
 	}
 
 	var files []*File
-	tensors := uint64(0)
+	tensors, memory := uint64(0), int64(0)
 	for i := range count {
 		f := given
 		if i != no {
@@ -131,6 +131,9 @@ func openParts(given *File, count uint64) ([]*File, error) {
 		}
 		files = append(files, f)
 		tensors += uint64(len(f.Tensors))
+		if memory += f.memory; memory > maxStructure {
+			return nil, &fs.PathError{Op: "read", Path: f.Path, Err: fmt.Errorf("the structure of the %d parts up to here takes more than %d MiB of memory", i+1, maxStructure>>20)}
+		}
 	}
 	for _, f := range files {
 		if want, ok := f.Uint(splitTensorsKey); ok && want != tensors {

@@ -221,3 +221,19 @@ func TestOpenModelOfOneFile(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// The bound on a structure's memory holds for all parts together.
+func TestSplitModelBound(t *testing.T) {
+	for count, fits := range map[int]bool{maxStructure/maxKeptAll - 1: true, maxStructure/maxKeptAll + 1: false} {
+		paths := splitModel(t, count, func(parts []*model) {
+			for _, m := range parts {
+				for i := range maxKeptAll / maxKept {
+					m.kvs = append(m.kvs, kvSpec{fmt.Sprint(i), ValueString, str(strings.Repeat("x", maxKept))})
+				}
+			}
+		})
+		if _, err := OpenModel(paths[0]); (err == nil) != fits || !fits && !strings.Contains(err.Error(), "takes more than 32 MiB of memory") {
+			t.Errorf("%d parts: %v", count, err)
+		}
+	}
+}

@@ -2,6 +2,7 @@ package gguf
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -435,5 +436,78 @@ func TestOpen(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), tt.want) || tt.is != nil && !errors.Is(err, tt.is) {
 			t.Errorf("%s: error %v, want %q", tt.path, err, tt.want)
 		}
+	}
+}
+
+// Files with as many records as fit the limit for a structure take the memory that was accounted for, and files with more are refused: a file
+// is quickly made.
+func TestStructureBound(t *testing.T) {
+	le := binary.LittleEndian
+	name := func(b []byte, s string) []byte { return append(le.AppendUint64(b, uint64(len(s))), s...) }
+	entry := func(key string) func([]byte, int) []byte {
+		return func(b []byte, i int) []byte {
+			return append(le.AppendUint32(name(b, fmt.Sprintf(key, i)), uint32(ValueUint8)), 1)
+		}
+	}
+	tensor := func(called string) func([]byte, int) []byte {
+		return func(b []byte, i int) []byte {
+			b = le.AppendUint64(le.AppendUint32(name(b, fmt.Sprintf(called, i)), 1), 1)
+			return le.AppendUint64(le.AppendUint32(b, uint32(I8)), 32*uint64(i))
+		}
+	}
+	kept := strings.Repeat("x", 1000)
+	for what, tt := range map[string]struct {
+		records int // that fit
+		tensors bool
+		record  func(b []byte, i int) []byte
+	}{
+		"entries":   {maxStructure / (int(entryMemory) + 6 + 1), false, entry("%06x")},
+		"long keys": {maxStructure / (int(entryMemory) + 60000 + 1), false, entry("%060000x")},
+		"strings": {4 * maxKeptAll / 1000, false, func(b []byte, i int) []byte {
+			return name(le.AppendUint32(name(b, fmt.Sprintf("%06x", i)), uint32(ValueString)), kept)
+		}},
+		"tensors":    {maxStructure / (int(tensorMemory) + 6 + 8), true, tensor("%06x")},
+		"long names": {maxStructure / (int(tensorMemory) + 60000 + 8), true, tensor("%060000x")},
+	} {
+		t.Run(what, func(t *testing.T) {
+			for _, more := range []int{0, 1} {
+				n := tt.records + more
+				if what == "strings" && more > 0 {
+					break // what is not kept costs no memory
+				}
+				b := le.AppendUint32([]byte(magic), 3)
+				counts := [2]uint64{0, uint64(n)}
+				if tt.tensors {
+					counts = [2]uint64{uint64(n), 0}
+				}
+				b = le.AppendUint64(le.AppendUint64(b, counts[0]), counts[1])
+				for i := range n {
+					b = tt.record(b, i)
+				}
+				var before, after runtime.MemStats
+				runtime.GC()
+				runtime.ReadMemStats(&before)
+				f, err := Parse(sparse(b), 1<<32)
+				runtime.GC()
+				runtime.ReadMemStats(&after)
+				if more > 0 {
+					if err == nil || !strings.Contains(err.Error(), "takes more than 32 MiB of memory") {
+						t.Errorf("%d records: %v", n, err)
+					}
+					break
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				m := &Model{Files: []*File{f}}
+				check(t, m.index())
+				runtime.ReadMemStats(&after)
+				if used := int64(after.HeapAlloc) - int64(before.HeapAlloc); used > maxStructure*5/4 || used > 2*f.memory {
+					t.Errorf("%d records take %d bytes of memory, accounted for are %d", n, used, f.memory)
+				}
+				runtime.KeepAlive(m)
+				runtime.KeepAlive(b)
+			}
+		})
 	}
 }

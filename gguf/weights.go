@@ -1,6 +1,6 @@
 package gguf
 
-// This file gives access to a model's weights: as bytes, as floats, and how much of them is in memory.
+// This file gives access to a model's weights: as bytes and as floats.
 
 import (
 	"errors"
@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"sync"
 	"sync/atomic"
-	"tensorcast/internal/pagecache"
 )
 
 // Weights gives access to the weights of a model through read-only mappings. Data is read only when it is used, so opening takes as long
@@ -155,20 +154,6 @@ func (h Weight) Prefetch() error {
 		h.w.parts[h.extent.file].willNeed(h.extent.off+done, min(prefetchBytes, h.extent.size-done))
 	}
 	return nil
-}
-
-// Resident is the number of the weights' bytes that are in the page cache. The cache works in pages, which neighbouring tensors may share,
-// so the result is exact to one page at either end.
-func (h Weight) Resident() (int64, error) {
-	if err := h.w.enter(); err != nil {
-		return 0, h.errorf(err)
-	}
-	defer h.w.leave()
-	n, err := pagecache.Resident(h.w.parts[h.extent.file].file, h.extent.off, h.extent.size)
-	if err != nil {
-		return 0, h.errorf(err)
-	}
-	return min(n, h.extent.size), nil
 }
 
 // Floats are the values of a tensor, or of an expert's slice, in the order of the file. They are shared: do not write to them. Data must

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"slices"
 
 	"github.com/apache/arrow/go/v17/arrow"
@@ -27,23 +28,41 @@ import (
 // WriteParquet writes a table as one Parquet file, compressed with Zstandard. The fields become the file's key-value metadata, which pandas
 // and DuckDB show. It does not close w.
 func WriteParquet(w io.Writer, columns []tables.Column, fields ...tables.Field) error {
-	rec, err := record(columns, fields)
-	if err != nil {
-		return fmt.Errorf("write Parquet: %w", err)
-	}
-	defer rec.Release()
+	return WriteParquetBatches(w, func(yield func([]tables.Column, error) bool) { yield(columns, nil) }, fields...)
+}
+
+// WriteParquetBatches is WriteParquet for a table that comes some rows at a time, each time with the same columns. They become row groups. An
+// error among them ends it.
+func WriteParquetBatches(w io.Writer, batches iter.Seq2[[]tables.Column, error], fields ...tables.Field) error {
 	dst := newLatched(w)
-	// By default the schema's root is marked as repeated. Readers that take this literally fail on every column.
-	props := parquet.NewWriterProperties(parquet.WithRootRepetition(parquet.Repetitions.Required),
-		parquet.WithCompression(compress.Codecs.Zstd), parquet.WithCreatedBy("tensorcast"))
-	pw, err := pqarrow.NewFileWriter(rec.Schema(), dst, props, pqarrow.DefaultWriterProps())
+	err := write(dst, batches, fields, func(schema *arrow.Schema) (recordWriter, error) {
+		// By default the schema's root is marked as repeated. Readers that take this literally fail on every column.
+		props := parquet.NewWriterProperties(parquet.WithRootRepetition(parquet.Repetitions.Required),
+			parquet.WithCompression(compress.Codecs.Zstd), parquet.WithCreatedBy("tensorcast"))
+		return pqarrow.NewFileWriter(schema, dst, props, pqarrow.DefaultWriterProps())
+	})
 	if err != nil {
-		return fmt.Errorf("write Parquet: %w", err)
-	}
-	if err := cmp.Or(pw.Write(rec), pw.Close(), dst.end()); err != nil {
 		return fmt.Errorf("write Parquet: %w", err)
 	}
 	return nil
+}
+
+// WriteArrowBatches writes a table that comes some rows at a time, each time with the same columns, as one Arrow IPC file (Feather version 2).
+// The fields become the schema's metadata. It does not close w.
+func WriteArrowBatches(w io.Writer, batches iter.Seq2[[]tables.Column, error], fields ...tables.Field) error {
+	dst := newLatched(w)
+	err := write(dst, batches, fields, func(schema *arrow.Schema) (recordWriter, error) {
+		return ipc.NewFileWriter(&positionWriter{w: dst}, ipc.WithSchema(schema))
+	})
+	if err != nil {
+		return fmt.Errorf("write Arrow: %w", err)
+	}
+	return nil
+}
+
+type recordWriter interface {
+	Write(arrow.Record) error
+	Close() error
 }
 
 // latched takes what Arrow writes, in many small pieces, and keeps the first error of w to itself until end: Arrow's Parquet writer panics
@@ -71,22 +90,37 @@ func (l *latched) end() error {
 	return l.err
 }
 
-// WriteArrow writes a table as one Arrow IPC file (Feather version 2). The fields become the schema's metadata. It does not close w.
-func WriteArrow(w io.Writer, columns []tables.Column, fields ...tables.Field) error {
-	rec, err := record(columns, fields)
-	if err != nil {
-		return fmt.Errorf("write Arrow: %w", err)
+// write opens a writer to dst when the first batch has told the schema, and passes all of them to it.
+func write(dst *latched, batches iter.Seq2[[]tables.Column, error], fields []tables.Field, open func(*arrow.Schema) (recordWriter, error)) error {
+	var out recordWriter
+	one := func(columns []tables.Column) error {
+		rec, err := record(columns, fields)
+		if err != nil {
+			return err
+		}
+		defer rec.Release()
+		if out == nil {
+			if out, err = open(rec.Schema()); err != nil {
+				return err
+			}
+		}
+		return cmp.Or(out.Write(rec), dst.err)
 	}
-	defer rec.Release()
-	dst := newLatched(w)
-	fw, err := ipc.NewFileWriter(&positionWriter{w: dst}, ipc.WithSchema(rec.Schema()))
-	if err != nil {
-		return fmt.Errorf("write Arrow: %w", err)
+	for columns, err := range batches {
+		if err == nil {
+			err = one(columns)
+		}
+		if err != nil {
+			if out != nil {
+				_ = out.Close() // frees its memory; the file is not whole anyway
+			}
+			return err
+		}
 	}
-	if err := cmp.Or(fw.Write(rec), fw.Close(), dst.end()); err != nil {
-		return fmt.Errorf("write Arrow: %w", err)
+	if out == nil {
+		return errors.New("a table needs a column")
 	}
-	return nil
+	return cmp.Or(out.Close(), dst.end())
 }
 
 // positionWriter counts what was written. Arrow's file writer seeks only to learn its position, so this suffices to write a file to a pipe.
@@ -126,9 +160,8 @@ func WriteCSV(w io.Writer, columns []tables.Column) error {
 		return fmt.Errorf("write CSV: %w", err)
 	}
 	defer rec.Release()
-	dst := newLatched(w)
-	cw := csv.NewWriter(dst, rec.Schema(), csv.WithHeader(true))
-	if err := cmp.Or(cw.Write(rec), cw.Flush(), dst.end()); err != nil {
+	cw := csv.NewWriter(w, rec.Schema(), csv.WithHeader(true))
+	if err := errors.Join(cw.Write(rec), cw.Flush()); err != nil {
 		return fmt.Errorf("write CSV: %w", err)
 	}
 	return nil
@@ -154,7 +187,8 @@ func record(columns []tables.Column, fields []tables.Field) (arrow.Record, error
 			return nil, err
 		}
 		arrays = append(arrays, a)
-		schema[i] = arrow.Field{Name: c.Name, Type: a.DataType()}
+		_, nullable := c.Values.([]*int64)
+		schema[i] = arrow.Field{Name: c.Name, Type: a.DataType(), Nullable: nullable}
 		if a.Len() != arrays[0].Len() {
 			return nil, fmt.Errorf("column %s has %d rows, column %s has %d", c.Name, a.Len(), columns[0].Name, arrays[0].Len())
 		}
@@ -179,6 +213,17 @@ func arrayOf(c tables.Column) (arrow.Array, error) {
 		b := array.NewInt64Builder(mem)
 		defer b.Release()
 		b.AppendValues(v, nil)
+		return b.NewArray(), nil
+	case []*int64:
+		b := array.NewInt64Builder(mem)
+		defer b.Release()
+		for _, n := range v {
+			if n == nil {
+				b.AppendNull()
+			} else {
+				b.Append(*n)
+			}
+		}
 		return b.NewArray(), nil
 	case []float64:
 		b := array.NewFloat64Builder(mem)

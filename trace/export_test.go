@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/csv"
+	"errors"
 	"io"
+	"iter"
 	"math"
 	"reflect"
+	"strconv"
 	"strings"
 	"tensorcast/trace/tables"
 	"testing"
@@ -25,6 +28,16 @@ func exportColumns() []tables.Column {
 		{Name: "tensor_name", Values: []string{"token_embd.weight", "a,\"b\"", "ünï"}},
 		{Name: "offset_bytes", Values: []int64{0, 1 << 40, math.MaxInt64}},
 		{Name: "relative_time", Values: []float64{0, 0.1, 1.0 / 3}},
+	}
+}
+
+func batches(all ...[]tables.Column) iter.Seq2[[]tables.Column, error] {
+	return func(yield func([]tables.Column, error) bool) {
+		for _, b := range all {
+			if !yield(b, nil) {
+				return
+			}
+		}
 	}
 }
 
@@ -80,7 +93,7 @@ func TestWriteParquetReadsBack(t *testing.T) {
 
 func TestWriteArrowReadsBack(t *testing.T) {
 	var buf bytes.Buffer
-	if err := WriteArrow(&buf, exportColumns(), tables.Field{Key: "tensorcast.model", Value: "abc"}); err != nil {
+	if err := WriteArrowBatches(&buf, batches(exportColumns(), exportColumns()), tables.Field{Key: "tensorcast.model", Value: "abc"}); err != nil {
 		t.Fatal(err)
 	}
 	r, err := ipc.NewFileReader(bytes.NewReader(buf.Bytes()))
@@ -92,8 +105,8 @@ func TestWriteArrowReadsBack(t *testing.T) {
 	if got, ok := meta.GetValue("tensorcast.model"); !ok || got != "abc" {
 		t.Errorf("metadata tensorcast.model = %q", got)
 	}
-	rec, err := r.Record(0)
-	if err != nil || r.NumRecords() != 1 {
+	rec, err := r.Record(1)
+	if err != nil || r.NumRecords() != 2 {
 		t.Fatalf("%d records: %v", r.NumRecords(), err)
 	}
 	want, err := record(exportColumns(), []tables.Field{{Key: "tensorcast.model", Value: "abc"}})
@@ -104,8 +117,11 @@ func TestWriteArrowReadsBack(t *testing.T) {
 	if !array.RecordEqual(rec, want) || !rec.Schema().Equal(want.Schema()) {
 		t.Errorf("got %v, want %v", rec, want)
 	}
-	if err := WriteArrow(failing{}, exportColumns()); err == nil {
+	if err := WriteArrowBatches(failing{}, batches(exportColumns())); err == nil {
 		t.Error("no error from a writer that fails")
+	}
+	if err := WriteParquet(failing{}, exportColumns()); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("error %v", err)
 	}
 }
 
@@ -170,5 +186,49 @@ func TestCSVIsSafeForSpreadsheets(t *testing.T) {
 	}
 	if want := "tensor_name,layer\n'=1+2,-1\nblk.0.x,0\n"; out.String() != want {
 		t.Errorf("got %q, want %q", out.String(), want)
+	}
+}
+
+// A table that comes in parts reads back whole; unknown numbers are null.
+func TestBatches(t *testing.T) {
+	var want []string
+	part := func(first int) []tables.Column {
+		n := int64(first)
+		want = append(want, strconv.Itoa(first), array.NullValueStr)
+		return []tables.Column{{Name: "n", Values: []*int64{&n, nil}}}
+	}
+	parts := batches(part(1), part(2), part(3))
+	var buf bytes.Buffer
+	if err := WriteParquetBatches(&buf, parts); err != nil {
+		t.Fatal(err)
+	}
+	pf, err := file.NewParquetReader(bytes.NewReader(buf.Bytes()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pf.Close()
+	r, err := pqarrow.NewFileReader(pf, pqarrow.ArrowReadProperties{}, memory.DefaultAllocator)
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, err := r.ReadTable(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Release()
+	var got []string
+	for _, chunk := range table.Column(0).Data().Chunks() {
+		for i := range chunk.Len() {
+			got = append(got, chunk.ValueStr(i))
+		}
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("read %q, want %q", got, want)
+	}
+	bad := func(yield func([]tables.Column, error) bool) { _ = yield(part(1), nil) && yield(nil, io.ErrNoProgress) }
+	for _, err := range []error{WriteParquetBatches(io.Discard, bad), WriteArrowBatches(io.Discard, bad)} {
+		if !errors.Is(err, io.ErrNoProgress) {
+			t.Errorf("error %v", err)
+		}
 	}
 }

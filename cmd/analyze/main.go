@@ -17,6 +17,7 @@ import (
 
 	"tensorcast/internal/cli"
 	"tensorcast/internal/cli/progress"
+	"tensorcast/internal/visible"
 	"tensorcast/pattern"
 	"tensorcast/trace"
 	"tensorcast/trace/tables"
@@ -102,7 +103,7 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	done()
 	warnings := slices.Concat(pattern.Warnings(capture.Meta), capture.Doubts)
 	for _, w := range warnings {
-		fmt.Fprintf(stderr, "analyze: warning: %s\n", w)
+		fmt.Fprintf(stderr, "analyze: warning: %s\n", visible.Line(w))
 	}
 	if errors.Is(err, pattern.ErrNoAccesses) || errors.Is(err, pattern.ErrNoTokens) {
 		return fmt.Errorf("%s: %w: trace a run that generates text, such as `tracer -- llama-cli -m model.gguf --no-repack -p \"hi\" -n 32`", o.capture, err)
@@ -114,7 +115,7 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 		return fmt.Errorf("read %s: %w", o.capture, err)
 	}
 	if len(p.Contexts) > 1 {
-		fmt.Fprintf(stderr, "analyze: %s\n", contextText(p, capture.Meta))
+		fmt.Fprintf(stderr, "analyze: %s\n", visible.Line(contextText(p, capture.Meta)))
 	}
 	summary := p.Summarize(capture.Meta, o.top)
 	summary.Warnings = warnings
@@ -123,7 +124,7 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	}
 
 	written, err := writeOutputs(ctx, &analysis{options: o, meta: capture.Meta, pattern: p, summary: summary, warn: func(format string, args ...any) {
-		fmt.Fprintf(stderr, "analyze: warning: "+format+"\n", args...)
+		fmt.Fprintf(stderr, "analyze: warning: %s\n", visible.Line(fmt.Sprintf(format, args...)))
 	}})
 	if err != nil {
 		return err
@@ -162,7 +163,7 @@ func printSummary(w io.Writer, s *pattern.Summary, files []string, asJSON bool) 
 	}
 	fmt.Fprintln(w)
 	for _, f := range files {
-		if _, err := fmt.Fprintf(w, "wrote %s\n", f); err != nil {
+		if _, err := fmt.Fprintf(w, "wrote %s\n", visible.Line(f)); err != nil {
 			return err
 		}
 	}

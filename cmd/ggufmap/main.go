@@ -2,13 +2,15 @@
 package main
 
 import (
-	"bytes"
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"runtime/debug"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -31,7 +33,8 @@ const long = `ggufmap prints the structure of GGUF model files: one row per tens
 Of a split model any part will do: the others are found beside it. If there is more than one file, the column file
 follows. It reads the metadata only, so a model of any size takes milliseconds. Instead of that table:
 
-  --wide      adds file, shape, expert_count, expert_stride_bytes, kind and resident_bytes (in the page cache)
+  --wide      adds file, shape, expert_count, expert_stride_bytes, kind and resident_bytes (in the page cache; empty
+              for files that you neither own nor may write, as Linux does not tell then)
   --experts   a row per expert's slice: its extent, expert and projection (gate, up, down, gate_up)
   --metadata  a row per metadata entry; --elements tells how much of an array to show
   --summary   sums of bytes by layer, component, type and when they are read, and the largest tensors; text unless --format is given
@@ -56,7 +59,14 @@ func (e findingsError) Error() string {
 	return fmt.Sprintf("%d findings in %d files", e.findings, e.files)
 }
 
-func main() { cli.Main(newCommand()) }
+func main() {
+	// Tables are made while they are written: let their garbage not add up to as much as is alive.
+	debug.SetMemoryLimit(memoryLimit)
+	cli.Main(newCommand())
+}
+
+// memoryLimit is from which size in bytes on memory is collected more often. A structure that uses up its bound takes 32 MiB.
+const memoryLimit = 96 << 20
 
 // options holds the values of the flags.
 type options struct {
@@ -80,7 +90,9 @@ func newCommand() *cobra.Command {
 			}
 			return o.validate(cmd.OutOrStdout())
 		},
-		RunE: func(cmd *cobra.Command, args []string) error { return o.run(cmd.Context(), args, cmd.OutOrStdout()) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return o.run(cmd.Context(), args, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
@@ -112,24 +124,26 @@ func (o *options) validate(stdout io.Writer) error {
 	return nil
 }
 
-// run writes the requested table, completely or not at all.
-func (o *options) run(ctx context.Context, paths []string, stdout io.Writer) error {
+// run writes the requested table. All files have been read and found sound before anything is written; a table for standard output that is
+// longer than the buffer remains incomplete if a file changes meanwhile.
+func (o *options) run(ctx context.Context, paths []string, stdout, stderr io.Writer) error {
 	models, findings, err := o.open(ctx, paths)
 	if err != nil {
 		return err
 	}
-	var out bytes.Buffer
-	if err := o.write(&out, models, findings); err != nil {
-		return err
-	}
-	if err := ctx.Err(); err != nil {
-		return err
+	write := func(w io.Writer) error {
+		out := bufio.NewWriterSize(interruptible{ctx, w}, outputBuffer)
+		if err := o.write(out, stderr, models, findings); err != nil {
+			return err
+		}
+		return out.Flush()
 	}
 	if o.output == "-" {
-		if _, err := out.WriteTo(stdout); err != nil {
-			return fmt.Errorf("write the table: %w", err)
-		}
-	} else if err := writeOutput(o.output, paths, models, out.Bytes()); err != nil {
+		err = write(stdout)
+	} else {
+		err = writeOutput(o.output, paths, models, write)
+	}
+	if err != nil {
 		return err
 	}
 	if len(findings) > 0 {
@@ -140,6 +154,22 @@ func (o *options) run(ctx context.Context, paths []string, stdout io.Writer) err
 		return findingsError{len(findings), len(files)}
 	}
 	return nil
+}
+
+// outputBuffer is the length of tables that are written at once.
+const outputBuffer = 1 << 20
+
+// interruptible ends a long table when the context does.
+type interruptible struct {
+	ctx context.Context
+	w   io.Writer
+}
+
+func (i interruptible) Write(b []byte) (int, error) {
+	if err := i.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return i.w.Write(b)
 }
 
 // open opens the models that the paths name, each once. With --check, a file that cannot be opened is a finding, not an error.
@@ -198,13 +228,15 @@ func (o *options) openModel(path string) (*gguf.Model, error) {
 	return m, err
 }
 
-func (o *options) write(w io.Writer, models []*gguf.Model, findings []inspect.Finding) error {
+func (o *options) write(w, stderr io.Writer, models []*gguf.Model, findings []inspect.Finding) error {
 	var t *inspect.Table
 	var err error
 	switch {
 	case o.check && o.format == "":
 		for _, f := range findings {
-			fmt.Fprintln(w, f)
+			if _, err := fmt.Fprintln(w, f); err != nil {
+				return fmt.Errorf("write the findings: %w", err)
+			}
 		}
 		return nil
 	case o.summary && o.format == "":
@@ -222,25 +254,31 @@ func (o *options) write(w io.Writer, models []*gguf.Model, findings []inspect.Fi
 	case o.summary:
 		t = inspect.SummaryTable(inspect.Summarise(models))
 	case o.metadata:
-		t, err = inspect.Metadata(models, o.elements)
+		t = inspect.Metadata(models, o.elements)
 	case o.experts:
 		t, err = inspect.Experts(models)
+	case o.wide:
+		var told sync.Once
+		t = inspect.Wide(models, func(err error) {
+			told.Do(func() { fmt.Fprintf(stderr, "ggufmap: resident_bytes is empty: %s\n", cli.Message(err)) })
+		})
 	default:
-		t, err = inspect.Structure(models, o.wide)
+		t = inspect.Structure(models)
 	}
 	if err != nil {
 		return err
 	}
-	if o.format == "json" {
+	switch o.format {
+	case "json":
 		return t.WriteJSON(w)
+	case "arrow", "parquet":
+		return o.writeColumns(w, t, models)
 	}
-	columns := make([]tables.Column, len(t.Columns))
-	for i, c := range t.Columns {
-		columns[i] = tables.Column(c)
-	}
-	if o.format != "arrow" && o.format != "parquet" {
-		return trace.WriteCSV(w, columns)
-	}
+	return t.WriteCSV(w)
+}
+
+// writeColumns writes the table in a format that is laid out by column.
+func (o *options) writeColumns(w io.Writer, t *inspect.Table, models []*gguf.Model) error {
 	var fields []tables.Field
 	if len(models) == 1 {
 		fingerprint, err := models[0].Files[0].Fingerprint()
@@ -249,8 +287,24 @@ func (o *options) write(w io.Writer, models []*gguf.Model, findings []inspect.Fi
 		}
 		fields = append(fields, tables.Field{Key: "tensorcast.model", Value: fingerprint})
 	}
-	if o.format == "arrow" {
-		return trace.WriteArrow(w, columns, fields...)
+	batches := func(yield func([]tables.Column, error) bool) {
+		for batch, err := range t.Batches() {
+			columns := make([]tables.Column, len(batch))
+			for i, c := range batch {
+				columns[i] = tables.Column(c)
+			}
+			if !yield(columns, err) {
+				return
+			}
+		}
 	}
-	return trace.WriteParquet(w, columns, fields...)
+	write := trace.WriteParquetBatches
+	if o.format == "arrow" {
+		write = trace.WriteArrowBatches
+	}
+	err := write(w, batches, fields...)
+	if errors.Is(err, inspect.ErrLongValue) {
+		err = fmt.Errorf("%w: use --format csv or json", err)
+	}
+	return err
 }

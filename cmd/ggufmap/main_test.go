@@ -18,6 +18,7 @@ import (
 
 	"tensorcast/gguf"
 	"tensorcast/gguf/gguftest"
+	"tensorcast/internal/testenv"
 )
 
 // ggufmap is the path of the built command.
@@ -347,12 +348,17 @@ func TestFullDisk(t *testing.T) {
 		t.Skip(err)
 	}
 	defer full.Close()
-	cmd := exec.Command(ggufmap, write(t, filepath.Join(t.TempDir(), "m.gguf"), tinyModel()))
-	cmd.Stdout = full
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	if err := cmd.Run(); cmd.ProcessState.ExitCode() != 1 || !strings.Contains(stderr.String(), "no space left") {
-		t.Errorf("%v: %s", err, &stderr)
+	small := write(t, filepath.Join(t.TempDir(), "m.gguf"), tinyModel())
+	large := filepath.Join(t.TempDir(), "large.gguf") // whose table is longer than all buffers
+	gguftest.MoE(1, 1<<17).Write(t, large)
+	for _, args := range [][]string{{small}, {"--format", "json", small}, {"--format", "parquet", small}, {"--experts", "--format", "parquet", large}, {"--experts", "--format", "arrow", large}} {
+		cmd := exec.Command(ggufmap, args...)
+		cmd.Stdout = full
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		if err := cmd.Run(); cmd.ProcessState.ExitCode() != 1 || !strings.Contains(stderr.String(), "no space left") || strings.Count(stderr.String(), "\n") != 1 {
+			t.Errorf("%q: %v: %s", args, err, &stderr)
+		}
 	}
 }
 
@@ -374,5 +380,61 @@ func TestCompletion(t *testing.T) {
 func TestVersion(t *testing.T) {
 	if code, stdout, stderr := call(t, "--version"); code != 0 || stderr != "" || !strings.HasPrefix(stdout, "ggufmap version ") || !strings.Contains(stdout, "go1.") {
 		t.Errorf("exit %d, %q, %q", code, stdout, stderr)
+	}
+}
+
+// A user who may read a file but does not own it is not told what of it is in memory. Everything else is there.
+func TestWideOfSomebodyElsesFile(t *testing.T) {
+	testenv.NeedRoot(t)
+	dir := t.TempDir()
+	model := filepath.Join(dir, "m.gguf")
+	gguftest.MoE(1, 2).Write(t, model)
+	for _, path := range []string{filepath.Dir(ggufmap), filepath.Dir(dir), dir, model} {
+		if err := os.Chmod(path, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for format, resident := range map[string]func(row string) string{
+		"csv":  func(row string) string { return row[strings.LastIndex(row, ",")+1:] },
+		"json": func(row string) string { return row[strings.LastIndex(row, ":")+1:] },
+	} {
+		var stdout, stderr bytes.Buffer
+		cmd := exec.Command(ggufmap, "--wide", "--format", format, model)
+		cmd.Stdout, cmd.Stderr, cmd.Dir = &stdout, &stderr, "/"
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		if err := cmd.Run(); err != nil {
+			t.Fatalf("%v: %s", err, &stderr)
+		}
+		rows := strings.Split(strings.TrimSuffix(stdout.String(), "\n"), "\n")[1:]
+		empty := map[string]string{"csv": "", "json": "null}"}[format]
+		for _, row := range rows {
+			if row != "]" && strings.TrimSuffix(resident(row), ",") != empty {
+				t.Errorf("%s: %s", format, row)
+			}
+		}
+		if got := stderr.String(); len(rows) < 10 || strings.Count(got, "\n") != 1 || !strings.Contains(got, "resident_bytes is empty") ||
+			!strings.Contains(got, model) || !strings.Contains(got, "only to the file's owner and to who may write it") {
+			t.Errorf("%s: %d rows, %q", format, len(rows), got)
+		}
+	}
+	if code, _, stderr := call(t, "--wide", model); code != 0 || stderr != "" {
+		t.Errorf("the owner: exit %d, %s", code, stderr)
+	}
+}
+
+// The name of a file cannot act on the terminal, nor make a line of its own.
+func TestNamesOnATerminal(t *testing.T) {
+	dir := t.TempDir()
+	path := write(t, filepath.Join(dir, "\x1b]0;title\a\nggufmap: all is well \u202e.gguf"), tinyModel())
+	const shown = `\x1b]0;title\a\nggufmap: all is well \u202e.gguf`
+	for _, args := range [][]string{{"--check", path}, {"--summary", path}, {path + ".none"}} {
+		term := testenv.NewTerminal(t)
+		cmd := exec.Command(ggufmap, args...)
+		term.Start(cmd)
+		_ = cmd.Wait() // with --check there is something wrong
+		screen := strings.ReplaceAll(term.End(), "\r\n", "\n")
+		if !strings.Contains(screen, shown) || strings.ContainsAny(screen, "\x1b\a\u202e") || strings.Contains(screen, "\nggufmap: all is well") {
+			t.Errorf("%q prints %q", args[:1], screen)
+		}
 	}
 }

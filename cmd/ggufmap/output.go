@@ -11,9 +11,9 @@ import (
 	"tensorcast/internal/outfile"
 )
 
-// writeOutput writes data to the file at path. It refuses to overwrite a file of the models. A regular file is replaced atomically and
+// writeOutput writes the file at path with write. It refuses to overwrite a file of the models. A regular file is replaced atomically and
 // keeps its mode; symbolic links are followed; anything else (a device, a pipe) is written directly.
-func writeOutput(path string, inputs []string, models []*gguf.Model, data []byte) error {
+func writeOutput(path string, inputs []string, models []*gguf.Model, write func(io.Writer) error) error {
 	if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
 		for _, m := range models {
 			for _, f := range m.Files {
@@ -27,7 +27,7 @@ func writeOutput(path string, inputs []string, models []*gguf.Model, data []byte
 		}
 	}
 
-	if err := outfile.Write(path, func(w io.Writer) error { _, err := w.Write(data); return err }); err != nil {
+	if err := outfile.Write(path, write); err != nil {
 		return fmt.Errorf("write the table: %w", err)
 	}
 	return nil

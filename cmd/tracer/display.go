@@ -62,7 +62,7 @@ func (d *display) Show(s trace.Status) {
 // Log is where messages go.
 func (d *display) Log() io.Writer {
 	if d == nil {
-		return os.Stderr
+		return cli.Safe(os.Stderr)
 	}
 	return d.line
 }

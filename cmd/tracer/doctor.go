@@ -14,6 +14,7 @@ import (
 
 	"tensorcast/ebpf"
 	"tensorcast/internal/cli"
+	"tensorcast/internal/visible"
 )
 
 func newDoctorCommand() *cobra.Command {
@@ -97,7 +98,7 @@ func printReport(to io.Writer, r *ebpf.Report) error {
 	if len(r.Advice) > 0 {
 		fmt.Fprintf(w, "\nwhat to do\n")
 		for _, line := range r.Advice {
-			fmt.Fprintf(w, "  - %s\n", line)
+			fmt.Fprintf(w, "  - %s\n", visible.Line(line))
 		}
 	}
 	return w.Flush() // with the first error of those before
@@ -109,7 +110,7 @@ func findings(w io.Writer, list []ebpf.Finding) {
 		if f.Detail != "" {
 			note += ": " + f.Detail
 		}
-		fmt.Fprintf(w, "  %s\t%s\t%s\n", f.State, f.Name, note)
+		fmt.Fprintf(w, "  %s\t%s\t%s\n", f.State, f.Name, visible.Line(note))
 	}
 }
 
@@ -118,9 +119,9 @@ func printTarget(w io.Writer, t *ebpf.Target) {
 	if t.PID != 0 {
 		fmt.Fprintf(w, " %d", t.PID)
 	}
-	fmt.Fprintf(w, " %s\n", strings.Join(t.Command, " "))
+	fmt.Fprintf(w, " %s\n", visible.Line(strings.Join(t.Command, " ")))
 	for _, m := range t.Models {
-		fmt.Fprintf(w, "  maps the model %s\n", m)
+		fmt.Fprintf(w, "  maps the model %s\n", visible.Line(m))
 	}
 	for _, f := range t.Files {
 		var about []string
@@ -139,13 +140,13 @@ func printTarget(w io.Writer, t *ebpf.Target) {
 		if f.Problem != "" {
 			about = append(about, f.Problem)
 		}
-		fmt.Fprintf(w, "  %s", f.Path)
+		fmt.Fprintf(w, "  %s", visible.Line(f.Path))
 		if len(about) > 0 {
-			fmt.Fprintf(w, ": %s", strings.Join(about, ", "))
+			fmt.Fprintf(w, ": %s", visible.Line(strings.Join(about, ", ")))
 		}
 		fmt.Fprintln(w)
 		for _, p := range f.Probes {
-			fmt.Fprintf(w, "    %s\t%s+%d\tat %#x, %s per hit\n", p.Role, p.Symbol, p.Skip, p.Offset+p.Skip, p.Cost)
+			fmt.Fprintf(w, "    %s\t%s+%d\tat %#x, %s per hit\n", p.Role, visible.Line(p.Symbol), p.Skip, p.Offset+p.Skip, p.Cost)
 		}
 	}
 	if t.Layout != nil {

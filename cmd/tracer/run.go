@@ -33,12 +33,14 @@ type session struct {
 	recorder *trace.Session
 	csv      *outfile.File // nil if there is none
 	display  *display
+	stdout   io.Writer
+	stderr   io.Writer
 	modest   bool // our threads give way
 }
 
 // run traces, and returns the exit status of what was traced.
 func run(ctx context.Context, o options, args []string) (status int, err error) {
-	s := session{options: o, display: newDisplay(o)}
+	s := session{options: o, display: newDisplay(o), stdout: cli.Safe(os.Stdout), stderr: cli.Safe(os.Stderr)}
 	defer s.display.Close()
 	level := slog.LevelWarn
 	if o.verbose {
@@ -115,7 +117,7 @@ func (s *session) open(args []string, log *slog.Logger) error {
 	var err error
 	switch {
 	case s.out == toStdout:
-		ro.CSV = os.Stdout
+		ro.CSV = s.stdout
 	case s.options.csv:
 		if s.csv, err = outfile.Create(s.out); err != nil {
 			return err
@@ -143,7 +145,7 @@ func (s *session) tick() error {
 func (s *session) run(ctx context.Context) (int, error) {
 	runErr := s.user.Do(func() error { return s.capture.Run(ctx, s.recorder.Handle) })
 	if runErr != nil && s.pid == 0 {
-		fmt.Fprintf(s.display.Log(), "tracer: %v (the command goes on, untraced)\n", s.advise(runErr)) // its end may be far away
+		fmt.Fprintf(s.display.Log(), "tracer: %s (the command goes on, untraced)\n", cli.Message(s.advise(runErr))) // its end may be far away
 	}
 	status, waitErr := s.capture.Wait(ctx)
 	s.display.Close()
@@ -158,9 +160,9 @@ func (s *session) run(ctx context.Context) (int, error) {
 	if runErr != nil || finishErr != nil { // after an error, a summary is worth printing only if something was captured
 		metas = slices.DeleteFunc(metas, func(m *tables.Meta) bool { return m.Rows == 0 })
 	}
-	summary := os.Stderr
+	summary := s.stderr
 	if s.json && !s.stdoutUsed() {
-		summary = os.Stdout
+		summary = s.stdout
 	}
 	if err := summarise(summary, s.options, metas); err != nil {
 		return 0, err
@@ -191,7 +193,7 @@ func (s *session) nothingSeen(status int, err error) (int, error) {
 		err = why
 	}
 	if status != 0 {
-		fmt.Fprintln(os.Stderr, "tracer:", s.advise(err))
+		fmt.Fprintln(s.stderr, "tracer:", cli.Message(s.advise(err)))
 		return status, nil
 	}
 	return 0, err

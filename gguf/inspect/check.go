@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"tensorcast/gguf"
+	"tensorcast/internal/visible"
 )
 
 // Finding is a fault of a file.
@@ -28,17 +29,26 @@ func Check(m *gguf.Model) []Finding {
 	}
 	c.architecture()
 	c.vocabulary()
+	if n := c.found - maxFindings; n > 0 {
+		c.findings = append(c.findings, Finding{c.first.Path, "", fmt.Sprintf("%d more findings are not listed", n)})
+	}
 	return c.findings
 }
+
+// maxFindings is how many findings are listed: a file may have some in each of 200,000 tensors.
+const maxFindings = 10_000
 
 type checker struct {
 	model    *gguf.Model
 	first    *gguf.File // the file with the model's metadata
 	findings []Finding
+	found    int // also those that are not listed
 }
 
 func (c *checker) report(f *gguf.File, tensor, format string, args ...any) {
-	c.findings = append(c.findings, Finding{f.Path, tensor, fmt.Sprintf(format, args...)})
+	if c.found++; c.found <= maxFindings {
+		c.findings = append(c.findings, Finding{f.Path, tensor, fmt.Sprintf(format, args...)})
+	}
 }
 
 func (c *checker) file(f *gguf.File) {
@@ -84,9 +94,9 @@ func (c *checker) architecture() {
 			// GroveMoE's chunk experts have a count of their own.
 			if n := t.Experts(); n > 0 && uint64(n) != experts && !strings.Contains(t.Name, "_chexps.") {
 				if hasExperts {
-					c.report(f, t.Name, "%d experts, %s.expert_count says %d", n, arch, experts)
+					c.report(f, t.Name, "%d experts, %.100s.expert_count says %d", n, arch, experts)
 				} else {
-					c.report(f, t.Name, "%d experts, and no %s.expert_count", n, arch)
+					c.report(f, t.Name, "%d experts, and no %.100s.expert_count", n, arch)
 				}
 			}
 		}
@@ -99,10 +109,10 @@ func (c *checker) architecture() {
 		c.report(c.first, "", "%d layers, the highest is %d: layer %d is missing", len(layers), last, missing)
 	}
 	if n, ok := c.first.Uint(arch + ".block_count"); ok && n != uint64(last+1) && last >= 0 {
-		c.report(c.first, "", "%d layers, %s.block_count says %d", last+1, arch, n)
+		c.report(c.first, "", "%d layers, %.100s.block_count says %d", last+1, arch, n)
 	}
 	if used, ok := c.first.Uint(arch + ".expert_used_count"); ok && used > experts {
-		c.report(c.first, "", "%s.expert_used_count is %d, of %d experts", arch, used, experts)
+		c.report(c.first, "", "%.100s.expert_used_count is %d, of %d experts", arch, used, experts)
 	}
 }
 
@@ -122,12 +132,12 @@ func (c *checker) vocabulary() {
 		switch {
 		case kv.Type == gguf.ValueArray && (kv.Key == "tokenizer.ggml.scores" || kv.Key == "tokenizer.ggml.token_type"):
 			if kv.Len != tokens {
-				c.report(c.first, "", "%s has %d elements for %d tokens", kv.Key, kv.Len, tokens)
+				c.report(c.first, "", "%.100s has %d elements for %d tokens", kv.Key, kv.Len, tokens)
 			}
 		case strings.HasPrefix(kv.Key, "tokenizer.ggml.") && strings.HasSuffix(kv.Key, "_token_id"):
 			// Some writers use the largest number for "none".
 			if id, ok := c.first.Uint(kv.Key); ok && id >= uint64(tokens) && id != 1<<32-1 {
-				c.report(c.first, "", "%s is %d, there are %d tokens", kv.Key, id, tokens)
+				c.report(c.first, "", "%.100s is %d, there are %d tokens", kv.Key, id, tokens)
 			}
 		}
 	}
@@ -135,19 +145,20 @@ func (c *checker) vocabulary() {
 
 // FindingsTable returns a row per finding: file, tensor_name and finding.
 func FindingsTable(findings []Finding) *Table {
-	files, tensors, texts := []string{}, []string{}, []string{}
-	for _, f := range findings {
-		files = append(files, f.File)
-		tensors = append(tensors, f.Tensor)
-		texts = append(texts, f.Text)
-	}
-	return &Table{Columns: []Column{{"file", files}, {"tensor_name", tensors}, {"finding", texts}}}
+	return &Table{columns: []column{{"file", text}, {"tensor_name", text}, {"finding", text}}, each: func(row func([]cell) error) error {
+		for _, f := range findings {
+			if err := row([]cell{str(f.File), str(f.Tensor), str(f.Text)}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}}
 }
 
-// String formats the finding as one line.
+// String formats the finding as one line, whatever the names in it are.
 func (f Finding) String() string {
 	if f.Tensor == "" {
-		return fmt.Sprintf("%s: %s", f.File, f.Text)
+		return visible.Line(fmt.Sprintf("%s: %s", f.File, f.Text))
 	}
-	return fmt.Sprintf("%s: tensor %s: %s", f.File, f.Tensor, f.Text)
+	return visible.Line(fmt.Sprintf("%s: tensor %s: %s", f.File, f.Tensor, f.Text))
 }

@@ -33,35 +33,55 @@ func open(t *testing.T, models ...*gguftest.Model) []*gguf.Model {
 	return opened
 }
 
-func names(t *Table) (all []string) {
-	for _, c := range t.Columns {
-		all = append(all, c.Name)
+// collect returns all rows of a table at once.
+func collect(t *Table) ([]Column, error) {
+	var all []Column
+	for batch, err := range t.Batches() {
+		if err != nil {
+			return nil, err
+		}
+		if all == nil {
+			all = batch
+			continue
+		}
+		for i, c := range batch {
+			all[i].Values = reflect.AppendSlice(reflect.ValueOf(all[i].Values), reflect.ValueOf(c.Values)).Interface()
+		}
 	}
-	return all
+	return all, nil
 }
 
 // rows are the cells as text, a string per row.
-func rows(t *Table) []string {
-	n := reflect.ValueOf(t.Columns[0].Values).Len()
+func rows(t *testing.T, table *Table) []string {
+	t.Helper()
+	columns, err := collect(table)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := reflect.ValueOf(columns[0].Values).Len()
 	all := make([]string, n)
 	for i := range all {
 		var cells []string
-		for _, c := range t.Columns {
-			cells = append(cells, fmt.Sprint(reflect.ValueOf(c.Values).Index(i)))
+		for _, c := range columns {
+			v := reflect.ValueOf(c.Values).Index(i)
+			if v.Kind() == reflect.Pointer && !v.IsNil() {
+				v = v.Elem()
+			}
+			cells = append(cells, fmt.Sprint(v))
 		}
 		all[i] = strings.Join(cells, " ")
 	}
 	return all
 }
 
-const six = "tensor_name offset_bytes size_bytes type layer component"
+const sixNames = "tensor_name offset_bytes size_bytes type layer component"
 
 func expectTable(t *testing.T, table *Table, columns string, want []string) {
 	t.Helper()
-	if got := strings.Join(names(table), " "); got != columns {
+	if got := strings.Join(table.Names(), " "); got != columns {
 		t.Errorf("columns %s, want %s", got, columns)
 	}
-	if got := rows(table); !reflect.DeepEqual(got, want) {
+	if got := rows(t, table); !reflect.DeepEqual(got, want) {
 		t.Errorf("rows\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
@@ -78,25 +98,15 @@ func TestStructure(t *testing.T) {
 	d := one[0].Files[0].DataOffset
 	norm := fmt.Sprintf("output_norm.weight %d 20 F32 -1 output_norm.weight", d)
 	exps := fmt.Sprintf("blk.3.ffn_up_exps.weight %d 204 Q8_0 3 ffn_up_exps.weight", d+32)
-	table, err := Structure(one, false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	expectTable(t, table, six, []string{norm, exps})
+	expectTable(t, Structure(one), sixNames, []string{norm, exps})
 
 	two := open(t, pair(), pair())
-	if table, err = Structure(two, false); err != nil {
-		t.Fatal(err)
-	}
-	expectTable(t, table, six+" file", []string{norm + " m0.gguf", exps + " m0.gguf", norm + " m1.gguf", exps + " m1.gguf"})
+	expectTable(t, Structure(two), sixNames+" file", []string{norm + " m0.gguf", exps + " m0.gguf", norm + " m1.gguf", exps + " m1.gguf"})
 
 	// Two files of one name are told apart by their paths.
 	same := append(open(t, pair()), open(t, pair())...)
-	if table, err = Structure(same, false); err != nil {
-		t.Fatal(err)
-	}
 	p0, p1 := same[0].Files[0].Path, same[1].Files[0].Path
-	expectTable(t, table, six+" file", []string{norm + " " + p0, exps + " " + p0, norm + " " + p1, exps + " " + p1})
+	expectTable(t, Structure(same), sixNames+" file", []string{norm + " " + p0, exps + " " + p0, norm + " " + p1, exps + " " + p1})
 }
 
 func TestStructureWide(t *testing.T) {
@@ -107,18 +117,15 @@ func TestStructureWide(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := models[0].Files[0].DataOffset
-	table, err := Structure(models, true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	expectTable(t, table, six+" file shape expert_count expert_stride_bytes kind resident_bytes", []string{
+	table := Wide(models, func(err error) { t.Error(err) })
+	expectTable(t, table, sixNames+" file shape expert_count expert_stride_bytes kind resident_bytes", []string{
 		fmt.Sprintf("output_norm.weight %d 20 F32 -1 output_norm.weight m0.gguf 5 0 0 norm 20", d),
 		fmt.Sprintf("blk.3.ffn_up_exps.weight %d 204 Q8_0 3 ffn_up_exps.weight m0.gguf 32x2x3 3 68 expert 204", d+32),
 	})
 	if err := os.WriteFile(models[0].Files[0].Path, data[:len(data)-100], 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Structure(models, true); !errors.Is(err, gguf.ErrChanged) {
+	if _, err := collect(table); !errors.Is(err, gguf.ErrChanged) {
 		t.Errorf("error %v", err)
 	}
 }
@@ -137,15 +144,15 @@ func TestExperts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	expectTable(t, table, six+" expert projection", []string{
+	expectTable(t, table, sixNames+" expert projection", []string{
 		fmt.Sprintf("blk.0.ffn_gate_up_exps.weight %d 72 Q4_0 0 ffn_gate_up_exps.weight 0 gate_up", d),
 		fmt.Sprintf("blk.0.ffn_gate_up_exps.weight %d 72 Q4_0 0 ffn_gate_up_exps.weight 1 gate_up", d+72),
 		fmt.Sprintf("blk.0.ffn_down_exps.bias %d 12 F32 0 ffn_down_exps.bias 0 down", d+160),
 		fmt.Sprintf("blk.0.ffn_down_exps.bias %d 12 F32 0 ffn_down_exps.bias 1 down", d+160+12),
 		fmt.Sprintf("blk.1.ffn_up.7.weight %d 24 F32 1 ffn_up.7.weight 7 ", d+160+32+32+32),
 	})
-	if table, err = Experts(append(models, models...)); err != nil || len(rows(table)) != 10 {
-		t.Errorf("%v, %v", rows(table), err)
+	if table, err = Experts(append(models, models...)); err != nil || len(rows(t, table)) != 10 {
+		t.Errorf("%v, %v", rows(t, table), err)
 	}
 	// A file that takes no space claims 2^30 experts of a byte.
 	huge := open(t, &gguftest.Model{Tensors: []gguftest.Tensor{{Name: "blk.0.ffn_up_exps.weight", Type: gguf.I8, Shape: []int64{1, 1, 1 << 30}}}})
@@ -161,11 +168,15 @@ func TestExpertsAgreeWithLocate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	columns, err := collect(table)
+	if err != nil {
+		t.Fatal(err)
+	}
 	var (
-		tensors = table.Columns[0].Values.([]string)
-		offsets = table.Columns[1].Values.([]int64)
-		sizes   = table.Columns[2].Values.([]int64)
-		experts = table.Columns[6].Values.([]int32)
+		tensors = columns[0].Values.([]string)
+		offsets = columns[1].Values.([]int64)
+		sizes   = columns[2].Values.([]int64)
+		experts = columns[6].Values.([]int32)
 	)
 	owner := map[int64]int{}
 	for i := range offsets {
@@ -189,20 +200,13 @@ func TestMetadata(t *testing.T) {
 		{Key: "text", Value: "two\nlines, <b>\"quoted\"</b>"}, {Key: "escape", Value: "\x1b[2J"}, {Key: "bytes", Value: "a\xff"}, {Key: "bidi", Value: "a\u202eb"},
 		{Key: "strings", Value: []string{"a", "\"", "\x00"}}, {Key: "floats", Value: []float32{0.1, nan, inf}}, {Key: "none", Value: []int32{}},
 	}})
-	table, err := Metadata(models, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
-	expectTable(t, table, "key type length value", []string{
+	expectTable(t, Metadata(models, 2), "key type length value", []string{
 		"u16 u16 1 7", "i32 i32 1 -7", "f32 f32 1 0.1", "nan f32 1 \"NaN\"", "bool bool 1 true",
 		"text str 1 two\nlines, <b>\"quoted\"</b>", `escape str 1 "\u001b[2J"`, `bytes str 1 "a\ufffd"`, "bidi str 1 \"a\u202eb\"",
 		`strings arr[str] 3 ["a","\""]`, `floats arr[f32] 3 [0.1,"NaN"]`, "none arr[i32] 0 []",
 	})
-	if table, err = Metadata(models, -1); err != nil {
-		t.Fatal(err)
-	}
 	var out bytes.Buffer
-	if err := table.WriteJSON(&out); err != nil {
+	if err := Metadata(models, -1).WriteJSON(&out); err != nil {
 		t.Fatal(err)
 	}
 	var got []struct {
@@ -219,26 +223,37 @@ func TestMetadata(t *testing.T) {
 			t.Errorf("%s: %v, want %v", got[i].Key, got[i].Value, w)
 		}
 	}
-	if table, err = Metadata(append(models, models[0]), 0); err != nil || table.Columns[0].Name != "key" {
-		t.Errorf("one file twice: columns %v, %v", names(table), err)
+	if got := Metadata(append(models, models[0]), 0).Names(); got[0] != "key" {
+		t.Errorf("one file twice: columns %v", got)
 	}
-	if table, err = Metadata(append(models, open(t, pair())...), 0); err != nil || table.Columns[0].Name != "file" {
-		t.Errorf("two files: columns %v, %v", names(table), err)
+	if got := Metadata(append(models, open(t, pair())...), 0).Names(); got[0] != "file" {
+		t.Errorf("two files: columns %v", got)
 	}
 }
 
-func TestWriteJSON(t *testing.T) {
-	table := &Table{Columns: []Column{{"s", []string{"a\"b", "<é>"}}, {"i", []int32{1, -2}}, {"l", []int64{1 << 62, 0}}, {"f", []float64{0.1, math.Inf(-1)}}}}
+func TestWrite(t *testing.T) {
+	table := &Table{columns: []column{{"s", text}, {"i", int32s}, {"l", int64s}, {"n", int64sOrNull}, {"f", floats}}, each: func(row func([]cell) error) error {
+		if err := row([]cell{str("a\"b"), num(1), num(int64(1 << 62)), num(7), {f: 0.1}}); err != nil {
+			return err
+		}
+		return row([]cell{str("<é>"), num(-2), num(0), {null: true}, {f: math.Inf(-1)}})
+	}}
 	var out bytes.Buffer
 	if err := table.WriteJSON(&out); err != nil {
 		t.Fatal(err)
 	}
-	want := "[\n" + `{"s":"a\"b","i":1,"l":4611686018427387904,"f":0.1},` + "\n" + `{"s":"<é>","i":-2,"l":0,"f":"-Inf"}` + "\n]\n"
+	want := "[\n" + `{"s":"a\"b","i":1,"l":4611686018427387904,"n":7,"f":0.1},` + "\n" + `{"s":"<é>","i":-2,"l":0,"n":null,"f":"-Inf"}` + "\n]\n"
 	if out.String() != want {
 		t.Errorf("got %s, want %s", out.String(), want)
 	}
-	if err := table.WriteJSON(failing{}); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("error %v", err)
+	out.Reset()
+	if err := table.WriteCSV(&out); err != nil || out.String() != "s,i,l,n,f\n\"a\"\"b\",1,4611686018427387904,7,0.1\n<é>,-2,0,,-Inf\n" {
+		t.Errorf("CSV %s, %v", &out, err)
+	}
+	for _, err := range []error{table.WriteJSON(failing{}), table.WriteCSV(failing{})} {
+		if !errors.Is(err, os.ErrClosed) {
+			t.Errorf("error %v", err)
+		}
 	}
 	out.Reset()
 	if err := FindingsTable(nil).WriteJSON(&out); err != nil || !json.Valid(out.Bytes()) {
@@ -327,10 +342,10 @@ func TestSummarise(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	expect := "group name tensors size_bytes share"
-	if got := strings.Join(names(SummaryTable([]*Summary{s})), " "); got != expect {
+	if got := strings.Join(SummaryTable([]*Summary{s}).Names(), " "); got != expect {
 		t.Errorf("columns %s", got)
 	}
-	if got := strings.Join(names(SummaryTable([]*Summary{s, s})), " "); got != "model "+expect {
+	if got := strings.Join(SummaryTable([]*Summary{s, s}).Names(), " "); got != "model "+expect {
 		t.Errorf("columns %s", got)
 	}
 	// A part of a split model may hold metadata alone.
@@ -393,7 +408,7 @@ func TestCheck(t *testing.T) {
 					t.Errorf("findings\n%sdo not say %q", &text, w)
 				}
 			}
-			if got := rows(FindingsTable(findings)); len(got) != len(findings) {
+			if got := rows(t, FindingsTable(findings)); len(got) != len(findings) {
 				t.Errorf("%d rows", len(got))
 			}
 		})

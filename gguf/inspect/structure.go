@@ -5,11 +5,21 @@ package inspect
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"strconv"
 	"strings"
 
 	"tensorcast/gguf"
+	"tensorcast/internal/pagecache"
 )
+
+// six are the first columns of both tables.
+var six = []column{{"tensor_name", text}, {"offset_bytes", int64s}, {"size_bytes", int64s}, {"type", text}, {"layer", int32s}, {"component", text}}
+
+func sixCells(cells []cell, t *gguf.Tensor, offset, size int64) []cell {
+	return append(cells[:0], str(t.Name), num(offset), num(size), str(t.Type.String()), num(t.Layer()), str(t.Component()))
+}
 
 // Structure returns a row per tensor, in the order of models, files and offsets. The first six columns are always
 //
@@ -20,66 +30,90 @@ import (
 //	layer         N of "blk.N.", -1 if the tensor is in no layer
 //	component     the name after "blk.N.", else the whole name
 //
-// If there is more than one file, the column file follows. Wide tables have it too, and after it
+// If there is more than one file, the column file follows.
+func Structure(models []*gguf.Model) *Table {
+	names := fileNames(models)
+	t := &Table{columns: six}
+	if len(names) > 1 {
+		t.columns = append(six[:len(six):len(six)], column{"file", text})
+	}
+	t.each = func(row func([]cell) error) error {
+		var cells []cell
+		for _, m := range models {
+			for _, f := range m.Files {
+				for i := range f.Tensors {
+					x := &f.Tensors[i]
+					cells = append(sixCells(cells, x, x.Offset, x.Size), str(names[f]))
+					if err := row(cells); err != nil {
+						return err
+					}
+				}
+			}
+		}
+		return nil
+	}
+	return t
+}
+
+// Wide returns Structure's table with the column file and after it
 //
 //	shape                elements per dimension, fastest first: "4096x14336x8"
 //	expert_count         0 unless the tensor has a slice per expert
 //	expert_stride_bytes  from one slice to the next, and a slice's size; 0 likewise
 //	kind                 "attention", "expert", ...
-//	resident_bytes       of the tensor that are in the page cache, exact to a page at either end
+//	resident_bytes       of the tensor that are in the page cache, exact to a page at either end; null if that is not known
 //
-// A wide table queries the page cache for each tensor; the files must not have changed since they were opened.
-func Structure(models []*gguf.Model, wide bool) (*Table, error) {
-	var (
-		c        columns
-		names    = fileNames(models)
-		shapes   []string
-		experts  []int64
-		stride   []int64
-		kinds    []string
-		resident []int64
-	)
-	for _, m := range models {
-		var w *gguf.Weights
-		if wide {
-			var err error
-			if w, err = gguf.OpenWeights(m, 0); err != nil {
-				return nil, err
-			}
-		}
-		for i, f := range m.Files {
-			for j := range f.Tensors {
-				t := &f.Tensors[j]
-				c.add(t, t.Offset, t.Size, names[f])
-				if !wide {
-					continue
+// The page cache is asked about each tensor; the files must not have changed since they were opened. If the kernel does not tell
+// what is resident of a file, unknown is called once for it with the reason, which names the file.
+func Wide(models []*gguf.Model, unknown func(error)) *Table {
+	names := fileNames(models)
+	t := &Table{columns: append(six[:len(six):len(six)], column{"file", text}, column{"shape", text}, column{"expert_count", int64s},
+		column{"expert_stride_bytes", int64s}, column{"kind", text}, column{"resident_bytes", int64sOrNull})}
+	t.each = func(row func([]cell) error) error {
+		for _, m := range models {
+			for _, f := range m.Files {
+				if err := wideRows(f, names[f], unknown, row); err != nil {
+					return err
 				}
-				shapes = append(shapes, shape(t))
-				experts = append(experts, int64(t.Experts()))
-				stride = append(stride, t.ExpertStride())
-				kinds = append(kinds, t.Kind().String())
-				n, err := w.At(gguf.Location{Tensor: t, Expert: -1, File: i}).Resident()
-				if err != nil {
-					return nil, errors.Join(err, w.Close())
-				}
-				resident = append(resident, n)
 			}
 		}
-		if wide {
-			if err := w.Close(); err != nil {
-				return nil, err
+		return nil
+	}
+	return t
+}
+
+func wideRows(f *gguf.File, name string, unknown func(error), row func([]cell) error) (err error) {
+	file, err := f.Reopen()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	known := true
+	var cells []cell
+	for i := range f.Tensors {
+		x := &f.Tensors[i]
+		var resident cell
+		if known {
+			resident, err = residency(file, x)
+			if errors.Is(err, fs.ErrPermission) {
+				unknown(err)
+				known = false
+			} else if err != nil {
+				return err
 			}
 		}
+		resident.null = !known
+		cells = append(sixCells(cells, x, x.Offset, x.Size), str(name), str(shape(x)), num(x.Experts()), num(x.ExpertStride()), str(x.Kind().String()), resident)
+		if err := row(cells); err != nil {
+			return err
+		}
 	}
-	t := &Table{Columns: c.six()}
-	if wide || len(names) > 1 {
-		t.Columns = append(t.Columns, Column{"file", c.file})
-	}
-	if wide {
-		t.Columns = append(t.Columns, Column{"shape", shapes}, Column{"expert_count", experts}, Column{"expert_stride_bytes", stride},
-			Column{"kind", kinds}, Column{"resident_bytes", resident})
-	}
-	return t, nil
+	return nil
+}
+
+func residency(file *os.File, t *gguf.Tensor) (cell, error) {
+	n, err := pagecache.Resident(file, t.Offset, t.Size)
+	return num(min(n, t.Size)), err
 }
 
 // maxSlices bounds the rows of Experts: even a small file can declare any number of experts.
@@ -93,63 +127,52 @@ const maxSlices = 1 << 24
 //
 // and, if there is more than one file, the column file. Shared experts, which every token uses, are not listed.
 func Experts(models []*gguf.Model) (*Table, error) {
-	var (
-		c           columns
-		names       = fileNames(models)
-		experts     []int32
-		projections []string
-	)
+	names := fileNames(models)
+	slices := 0
 	for _, m := range models {
 		for _, f := range m.Files {
 			for i := range f.Tensors {
 				t := &f.Tensors[i]
-				if t.Kind() != gguf.KindExpert {
-					continue
-				}
-				n, stride, first := t.Experts(), t.ExpertStride(), 0
-				if n == 0 { // a tensor that holds a single expert
-					n, stride, first = 1, t.Size, t.ExpertAt(t.Offset)
-				}
-				if n > maxSlices-len(experts) {
+				n := t.Experts()
+				if n > maxSlices-slices {
 					return nil, fmt.Errorf("%s: tensor %.100q has %d experts, more rows than a table of %d", f.Path, t.Name, n, maxSlices)
 				}
-				projection := t.Projection()
-				for e := range n {
-					c.add(t, t.Offset+int64(e)*stride, stride, names[f])
-					experts = append(experts, int32(first+e))
-					projections = append(projections, projection)
-				}
+				slices += n
 			}
 		}
 	}
-	t := &Table{Columns: append(c.six(), Column{"expert", experts}, Column{"projection", projections})}
+	t := &Table{columns: append(six[:len(six):len(six)], column{"expert", int32s}, column{"projection", text})}
 	if len(names) > 1 {
-		t.Columns = append(t.Columns, Column{"file", c.file})
+		t.columns = append(t.columns, column{"file", text})
+	}
+	t.each = func(row func([]cell) error) error {
+		var cells []cell
+		for _, m := range models {
+			for _, f := range m.Files {
+				for i := range f.Tensors {
+					x := &f.Tensors[i]
+					if x.Kind() != gguf.KindExpert {
+						continue
+					}
+					n, stride, first := x.Experts(), x.ExpertStride(), 0
+					if n == 0 { // a tensor that holds a single expert
+						n, stride, first = 1, x.Size, x.ExpertAt(x.Offset)
+					}
+					projection := str(x.Projection())
+					cells = sixCells(cells, x, 0, stride)
+					for e := range n {
+						cells[1] = num(x.Offset + int64(e)*stride)
+						cells = append(cells[:len(six)], num(first+e), projection, str(names[f]))
+						if err := row(cells); err != nil {
+							return err
+						}
+					}
+				}
+			}
+		}
+		return nil
 	}
 	return t, nil
-}
-
-// columns are the columns that both tables have.
-type columns struct {
-	name, typ, component, file []string
-	offset, size               []int64
-	layer                      []int32
-}
-
-func (c *columns) add(t *gguf.Tensor, offset, size int64, file string) {
-	c.name = append(c.name, t.Name)
-	c.offset = append(c.offset, offset)
-	c.size = append(c.size, size)
-	c.typ = append(c.typ, t.Type.String())
-	c.layer = append(c.layer, int32(t.Layer()))
-	c.component = append(c.component, t.Component())
-	c.file = append(c.file, file)
-}
-
-func (c *columns) six() []Column {
-	return []Column{
-		{"tensor_name", c.name}, {"offset_bytes", c.offset}, {"size_bytes", c.size}, {"type", c.typ}, {"layer", c.layer}, {"component", c.component},
-	}
 }
 
 func shape(t *gguf.Tensor) string {

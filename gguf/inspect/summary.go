@@ -3,7 +3,7 @@ package inspect
 // This file sums the bytes of a model's tensors by several criteria.
 
 import (
-	"bytes"
+	"bufio"
 	"cmp"
 	"fmt"
 	"io"
@@ -14,6 +14,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"tensorcast/gguf"
+	"tensorcast/internal/visible"
 )
 
 // largest is how many of the largest tensors a summary names.
@@ -78,9 +79,21 @@ func (s *sums) add(name string, bytes int64) {
 	s.rows[i].Bytes += bytes
 }
 
+func bySize(a, b SummaryRow) int {
+	return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Name, b.Name))
+}
+
+// layerNumber is the number of a layer's row, -1 for "none".
+func layerNumber(name string) int {
+	n, err := strconv.Atoi(name)
+	if err != nil {
+		return -1
+	}
+	return n
+}
+
 func summarise(m *gguf.Model) *Summary {
 	var total, read, kind, layer, component, typ, single sums
-	order := map[string]int{"none": -1}
 	_, untied := m.Lookup("output.weight")
 	for _, f := range m.Files {
 		for i := range f.Tensors {
@@ -100,20 +113,22 @@ func summarise(m *gguf.Model) *Summary {
 			name := "none"
 			if n := t.Layer(); n >= 0 {
 				name = strconv.Itoa(n)
-				order[name] = n
 			}
 			layer.add(name, t.Size)
 			component.add(t.Component(), t.Size)
 			typ.add(t.Type.String(), t.Size)
-			single.add(t.Name, t.Size)
+			single.rows = append(single.rows, SummaryRow{Name: t.Name, Tensors: 1, Bytes: t.Size})
+			if len(single.rows) == 2*largest {
+				slices.SortFunc(single.rows, bySize)
+				single.rows = single.rows[:largest]
+			}
 		}
 	}
-	bySize := func(a, b SummaryRow) int { return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Name, b.Name)) }
 	for _, s := range []*sums{&kind, &component, &typ, &single} {
 		slices.SortFunc(s.rows, bySize)
 	}
 	slices.SortFunc(read.rows, func(a, b SummaryRow) int { return cmp.Compare(a.Name, b.Name) })
-	slices.SortFunc(layer.rows, func(a, b SummaryRow) int { return cmp.Compare(order[a.Name], order[b.Name]) })
+	slices.SortFunc(layer.rows, func(a, b SummaryRow) int { return cmp.Compare(layerNumber(a.Name), layerNumber(b.Name)) })
 	single.rows = single.rows[:min(largest, len(single.rows))]
 
 	f := m.Files[0]
@@ -130,10 +145,17 @@ func summarise(m *gguf.Model) *Summary {
 	if len(total.rows) == 0 {
 		return s
 	}
-	for _, g := range []struct {
+	groups := []struct {
 		name string
 		sums *sums
-	}{{"tensors", &total}, {"read", &read}, {"kind", &kind}, {"type", &typ}, {"layer", &layer}, {"component", &component}, {"largest", &single}} {
+	}{{"tensors", &total}, {"read", &read}, {"kind", &kind}, {"type", &typ}, {"layer", &layer}, {"component", &component}, {"largest", &single}}
+	n := 0
+	for _, g := range groups {
+		g.sums.index = nil // a file may have 200,000 tensors, each with a component of its own
+		n += len(g.sums.rows)
+	}
+	s.Rows = make([]SummaryRow, 0, n)
+	for _, g := range groups {
 		for _, r := range g.sums.rows {
 			r.Group = g.name
 			r.Share = float64(r.Bytes) / float64(total.rows[0].Bytes)
@@ -146,41 +168,37 @@ func summarise(m *gguf.Model) *Summary {
 // SummaryTable returns a row per sum: group, name, tensors, size_bytes and share. If there is more than one model, the
 // column model comes first.
 func SummaryTable(summaries []*Summary) *Table {
-	var (
-		models, groups, names []string
-		tensors, sizes        []int64
-		shares                []float64
-	)
-	for _, s := range summaries {
-		for _, r := range s.Rows {
-			models = append(models, s.Model)
-			groups = append(groups, r.Group)
-			names = append(names, r.Name)
-			tensors = append(tensors, r.Tensors)
-			sizes = append(sizes, r.Bytes)
-			shares = append(shares, r.Share)
-		}
-	}
-	t := &Table{}
+	columns := []column{{"group", text}, {"name", text}, {"tensors", int64s}, {"size_bytes", int64s}, {"share", floats}}
 	if len(summaries) > 1 {
-		t.Columns = []Column{{"model", models}}
+		columns = append([]column{{"model", text}}, columns...)
 	}
-	t.Columns = append(t.Columns, Column{"group", groups}, Column{"name", names}, Column{"tensors", tensors},
-		Column{"size_bytes", sizes}, Column{"share", shares})
-	return t
+	return &Table{columns: columns, each: func(row func([]cell) error) error {
+		for _, s := range summaries {
+			for _, r := range s.Rows {
+				cells := []cell{str(s.Model), str(r.Group), str(r.Name), num(r.Tensors), num(r.Bytes), {f: r.Share}}
+				if err := row(cells[len(cells)-len(columns):]); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}}
 }
+
+// maxWidth is the width of the widest column of names. llama.cpp refuses longer names of tensors; those that a file has nevertheless stick out.
+const maxWidth = maxGGMLName
 
 // WriteText writes the summary for people.
 func (s *Summary) WriteText(w io.Writer) error {
-	out := &bytes.Buffer{}
+	out := bufio.NewWriterSize(w, buffered) // it keeps its error for Flush
 	files := "1 file"
 	if s.Files > 1 {
 		files = fmt.Sprintf("%d files", s.Files)
 	}
-	fmt.Fprintf(out, "%s: %s in %s\n", s.Model, humanize.IBytes(uint64(s.Bytes)), files)
+	fmt.Fprintf(out, "%s: %s in %s\n", visible.Line(s.Model), humanize.IBytes(uint64(s.Bytes)), files)
 	width := 0
 	for _, r := range s.Rows {
-		width = max(width, utf8.RuneCountInString(r.Name))
+		width = max(width, min(maxWidth, utf8.RuneCountInString(r.Name)))
 	}
 	group := ""
 	for _, r := range s.Rows {
@@ -190,7 +208,7 @@ func (s *Summary) WriteText(w io.Writer) error {
 		}
 		fmt.Fprintf(out, "%-*s  %8d  %16d  %10s  %5.1f %%\n", width, r.Name, r.Tensors, r.Bytes, humanize.IBytes(uint64(r.Bytes)), 100*r.Share)
 	}
-	if _, err := out.WriteTo(w); err != nil {
+	if err := out.Flush(); err != nil {
 		return fmt.Errorf("write the summary: %w", err)
 	}
 	return nil

@@ -1,73 +1,130 @@
 // Package inspect makes the tables that ggufmap prints about GGUF models: which bytes hold which tensor and which expert ([Structure],
 // [Experts]), the metadata ([Metadata]), sums ([Summarise]), and what is wrong with a file ([Check]). It reads metadata, never weights.
+//
+// A table is made while it is written. Small files can describe large tables, so no more than a few MiB of one are in memory at a time.
 package inspect
 
 // This file defines Table and writes it as JSON.
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
 	"math"
 	"path/filepath"
-	"reflect"
 	"strconv"
-	"unicode"
-	"unicode/utf8"
 
 	"tensorcast/gguf"
 )
 
-// Table is a list of columns of the same length.
+// Table is a table that is made anew each time it is written. The models that it describes must not have changed since they were opened
+// (gguf.ErrChanged) if it shows metadata or residency.
 type Table struct {
-	Columns []Column
-
-	typed map[string][]json.RawMessage // columns whose JSON values are not plain text
+	columns []column
+	each    func(row func([]cell) error) error // calls row with each row; the cells are valid until it returns
 }
 
-// Column is a column of a table.
-type Column struct {
-	Name   string
-	Values any // []int32, []int64, []float64 or []string
+type column struct {
+	name string
+	kind kind
 }
 
-// WriteJSON writes the table as a JSON array with an object per row.
+// kind is the type of a column's values.
+type kind uint8
+
+const (
+	text kind = iota
+	int32s
+	int64s
+	int64sOrNull
+	floats
+)
+
+// cell is a value; the column says which field holds it.
+type cell struct {
+	s     string
+	n     int64
+	f     float64
+	null  bool
+	value *value // of text, instead of s: what may be too long for memory
+}
+
+func str(s string) cell           { return cell{s: s} }
+func num[T int | int64](n T) cell { return cell{n: int64(n)} }
+
+// Names are the names of the columns.
+func (t *Table) Names() []string {
+	var names []string
+	for _, c := range t.columns {
+		names = append(names, c.name)
+	}
+	return names
+}
+
+// buffered is how many bytes are passed on at once.
+const buffered = 64 << 10
+
+// WriteJSON writes the table as a JSON array with an object per row. Metadata values keep their types.
 func (t *Table) WriteJSON(w io.Writer) error {
-	cells := make([][]byte, len(t.Columns))
-	values := make([]reflect.Value, len(t.Columns))
-	for i, c := range t.Columns {
-		cells[i] = append(appendJSON(nil, c.Name), ':')
-		values[i] = reflect.ValueOf(c.Values)
+	out := bufio.NewWriterSize(w, buffered)
+	var names [][]byte
+	for _, c := range t.columns {
+		names = append(names, append(appendJSON(nil, c.name), ':'))
 	}
-	out := []byte{'['}
-	for row := range values[0].Len() {
-		if row > 0 {
-			out = append(out, ',')
-		}
-		out = append(out, "\n{"...)
-		for i, c := range t.Columns {
+	var b []byte
+	separator := "[\n"
+	err := t.each(func(row []cell) error {
+		b = append(append(b[:0], separator...), '{')
+		separator = ",\n"
+		for i, c := range t.columns {
 			if i > 0 {
-				out = append(out, ',')
+				b = append(b, ',')
 			}
-			out = append(out, cells[i]...)
-			if typed := t.typed[c.Name]; typed != nil {
-				out = append(out, typed[row]...)
-			} else {
-				out = appendJSON(out, values[i].Index(row).Interface())
+			b = append(b, names[i]...)
+			if v := row[i].value; v != nil {
+				if _, err := out.Write(b); err != nil {
+					return err
+				}
+				b = b[:0]
+				if err := v.writeJSON(out); err != nil {
+					return err
+				}
+				continue
 			}
+			b = c.appendJSON(b, row[i])
 		}
-		out = append(out, '}')
+		_, err := out.Write(append(b, '}'))
+		return err
+	})
+	if err == nil {
+		if separator != ",\n" {
+			_ = out.WriteByte('[') // a bufio.Writer keeps its error for Flush
+		}
+		_, _ = out.WriteString("\n]\n")
+		err = out.Flush()
 	}
-	out = append(out, "\n]\n"...)
-	if _, err := w.Write(out); err != nil {
+	if err != nil {
 		return fmt.Errorf("write JSON: %w", err)
 	}
 	return nil
 }
 
-// appendJSON appends a metadata value or a cell as JSON. Floats that are not finite are written as strings, because JSON has no form for
-// them. Invalid UTF-8 is replaced.
+func (c column) appendJSON(b []byte, v cell) []byte {
+	switch {
+	case v.null:
+		return append(b, "null"...)
+	case c.kind == text:
+		return appendJSON(b, v.s)
+	case c.kind == floats:
+		return appendJSON(b, v.f)
+	}
+	return strconv.AppendInt(b, v.n, 10)
+}
+
+// appendJSON appends a value as JSON. Floats that are not finite are written as strings, because JSON has no form for them. Invalid UTF-8 is
+// replaced.
 func appendJSON(b []byte, v any) []byte {
 	float := func(f float64, bits int) []byte {
 		if math.IsNaN(f) || math.IsInf(f, 0) {
@@ -80,6 +137,10 @@ func appendJSON(b []byte, v any) []byte {
 		return float(float64(v), 32)
 	case float64:
 		return float(v, 64)
+	case uint8: // the fallback takes five times longer, and arrays are long
+		return strconv.AppendUint(b, uint64(v), 10)
+	case int32:
+		return strconv.AppendInt(b, int64(v), 10)
 	case string:
 		var buf bytes.Buffer
 		e := json.NewEncoder(&buf)
@@ -89,38 +150,7 @@ func appendJSON(b []byte, v any) []byte {
 		}
 		return append(b, bytes.TrimSuffix(buf.Bytes(), []byte{'\n'})...)
 	}
-	if r := reflect.ValueOf(v); r.Kind() == reflect.Slice {
-		b = append(b, '[')
-		for i := range r.Len() {
-			if i > 0 {
-				b = append(b, ',')
-			}
-			b = appendJSON(b, r.Index(i).Interface())
-		}
-		return append(b, ']')
-	}
-	return fmt.Append(b, v) // integers and booleans
-}
-
-// text formats a value for a cell: a string as it is unless it holds control characters (which could act on a terminal), an array as JSON.
-func text(v any) string {
-	s, ok := v.(string)
-	if !ok {
-		return string(appendJSON(nil, v))
-	}
-	if !utf8.ValidString(s) || containsControl(s) {
-		return string(appendJSON(nil, s))
-	}
-	return s
-}
-
-func containsControl(s string) bool {
-	for _, r := range s {
-		if unicode.IsControl(r) && r != '\n' && r != '\t' && r != '\r' || unicode.Is(unicode.Bidi_Control, r) {
-			return true
-		}
-	}
-	return false
+	return fmt.Append(b, v) // other integers and booleans
 }
 
 // fileNames returns what the files are called in tables: the base name, or the path where two files have the same base name.

@@ -204,36 +204,47 @@ const unlimited = 1 << 62
 
 // number reads a file with a single number; "max" is [unlimited].
 func number(file string) (int64, error) {
+	return parsed(file, parseNumber)
+}
+
+// parsed reads a file and parses its text; errors name the file.
+func parsed[T any](file string, parse func(text string) (T, error)) (T, error) {
+	var none T
 	text, err := os.ReadFile(file)
 	if err != nil {
-		return 0, err
+		return none, err
 	}
-	word := strings.TrimSpace(string(text))
+	value, err := parse(string(text))
+	if err != nil {
+		return none, fmt.Errorf("%s: %w", file, err)
+	}
+	return value, nil
+}
+
+func parseNumber(text string) (int64, error) {
+	word := strings.TrimSpace(text)
 	if word == "max" {
 		return unlimited, nil
 	}
 	n, err := strconv.ParseUint(word, 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("%s: %w", file, err)
-	}
-	return int64(min(n, unlimited)), nil
+	return int64(min(n, unlimited)), err
 }
 
 // pairs reads a file with lines of the form "name number".
 func pairs(file string) (map[string]int64, error) {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
+	return parsed(file, parsePairs)
+}
+
+func parsePairs(text string) (map[string]int64, error) {
 	m := map[string]int64{}
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(text) {
 		name, value, ok := strings.Cut(strings.TrimSpace(line), " ")
 		if !ok {
 			continue
 		}
 		n, err := strconv.ParseUint(value, 10, 64)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %s: %w", file, name, err)
+			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 		m[name] = int64(min(n, unlimited))
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -142,7 +143,7 @@ func (s system) host() (HostMemory, error) {
 	if info.MemTotalBytes == nil || info.MemAvailableBytes == nil {
 		return HostMemory{}, errors.New("meminfo does not say MemTotal and MemAvailable (Linux has both since 3.14)")
 	}
-	return HostMemory{int64(*info.MemTotalBytes), int64(*info.MemAvailableBytes)}, nil
+	return HostMemory{int64(min(*info.MemTotalBytes, unlimited)), int64(min(*info.MemAvailableBytes, unlimited))}, nil
 }
 
 // Stat is what a group's memory is used for, in bytes, including its descendants. Mapped and Shmem are parts of File.
@@ -207,21 +208,22 @@ func (g *Group) Pressure() (Pressure, error) {
 }
 
 // pressure parses lines of the form "some avg10=0.00 avg60=0.00 avg300=0.00 total=123"; total is in microseconds.
-func pressure(file string) (Pressure, error) {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return Pressure{}, err
-	}
+func pressure(file string) (Pressure, error) { return parsed(file, parsePressure) }
+
+func parsePressure(text string) (Pressure, error) {
 	var p Pressure
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(text) {
 		kind, _, _ := strings.Cut(line, " ")
 		_, total, ok := strings.Cut(line, "total=")
 		if !ok {
 			continue
 		}
-		us, err := strconv.ParseInt(strings.TrimSpace(total), 10, 64)
+		us, err := strconv.ParseUint(strings.TrimSpace(total), 10, 64)
 		if err != nil {
-			return Pressure{}, fmt.Errorf("%s: %w", file, err)
+			return Pressure{}, err
+		}
+		if us > uint64(math.MaxInt64/time.Microsecond) {
+			return Pressure{}, fmt.Errorf("%s: %d us are not a time", kind, us)
 		}
 		switch d := time.Duration(us) * time.Microsecond; kind {
 		case "some":
@@ -244,18 +246,19 @@ func (g *Group) ReadBytes(major, minor uint32) (int64, error) {
 	if g.version == 1 {
 		name = "blkio.throttle.io_service_bytes_recursive"
 	}
-	text, err := os.ReadFile(g.io.file(name))
-	if err != nil {
-		return 0, err
-	}
 	device := fmt.Sprintf("%d:%d", major, minor)
-	for line := range strings.Lines(string(text)) {
+	return parsed(g.io.file(name), func(text string) (int64, error) { return parseReads(text, g.version, device) })
+}
+
+// parseReads finds how much was read from a device; 0 if there is nothing of it.
+func parseReads(text string, version int, device string) (int64, error) {
+	for line := range strings.Lines(text) {
 		words := strings.Fields(line)
 		if len(words) < 2 || words[0] != device {
 			continue
 		}
 		value := ""
-		if g.version == 1 { // "8:0 Read 4096"
+		if version == 1 { // "8:0 Read 4096"
 			if words[1] != "Read" || len(words) != 3 {
 				continue
 			}
@@ -267,11 +270,8 @@ func (g *Group) ReadBytes(major, minor uint32) (int64, error) {
 				}
 			}
 		}
-		n, err := strconv.ParseInt(value, 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("%s: %w", g.io.file(name), err)
-		}
-		return n, nil
+		n, err := strconv.ParseUint(value, 10, 63)
+		return int64(n), err
 	}
 	return 0, nil // nothing has been read yet
 }

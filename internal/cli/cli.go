@@ -5,7 +5,8 @@
 //
 //	func main() { cli.Main(command()) }
 //
-// RunE writes to cmd.OutOrStdout and cmd.ErrOrStderr, waits on cmd.Context, and returns an error. [Usage] and [Usagef] mark errors of the
+// RunE writes to cmd.OutOrStdout and cmd.ErrOrStderr, waits on cmd.Context, and returns an error. On a terminal, text that others chose is
+// shown and cannot act (see [Safe]). [Usage] and [Usagef] mark errors of the
 // command line; errors that cobra finds before RunE (flags, arguments, subcommands) are marked automatically. This package prints the
 // errors, not the command:
 //
@@ -36,7 +37,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"golang.org/x/term"
 )
 
 // Exit codes.
@@ -87,8 +87,15 @@ func Main(root *cobra.Command) {
 	os.Exit(code)
 }
 
-// Run runs a command once and returns its exit code. It adds --version to root, and errors for unknown subcommands.
+// Run runs a command once and returns its exit code. It adds --version to root, and errors for unknown subcommands. What the command prints
+// on a terminal passes [Safe].
 func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr io.Writer) int {
+	stdout, stderr = Safe(stdout), Safe(stderr)
+	for _, w := range []io.Writer{stdout, stderr} {
+		if s, ok := w.(*screen); ok {
+			defer s.end()
+		}
+	}
 	accepted := false // false: an error comes from cobra, so it is one of the command line
 	prepare(root, &accepted)
 	root.SilenceUsage, root.SilenceErrors = true, true
@@ -106,7 +113,7 @@ func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 	name := cmd.CommandPath()
 	var usage *UsageError
 	if !accepted || errors.As(err, &usage) {
-		fmt.Fprintf(stderr, "%s: %s (see %s --help)\n", name, strings.ReplaceAll(err.Error(), "\n", "; "), name)
+		fmt.Fprintf(stderr, "%s: %s (see %s --help)\n", name, strings.ReplaceAll(Message(err), "\n", "; "), name)
 		return BadUsage
 	}
 	code := Failure
@@ -119,7 +126,7 @@ func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = errors.Join(append([]error{context.Cause(ctx)}, others(err)...)...)
 	}
-	fmt.Fprintf(stderr, "%s: %v\n", name, err)
+	fmt.Fprintf(stderr, "%s: %s\n", name, Message(err))
 	return code
 }
 
@@ -210,10 +217,4 @@ func WriteJSON(w io.Writer, v any) error {
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", " ")
 	return enc.Encode(v)
-}
-
-// IsTerminal reports whether w, or a command's standard stream, is a terminal.
-func IsTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd()))
 }

@@ -5,8 +5,11 @@ package host
 
 import (
 	"cmp"
+	"math"
 	"os"
+	"path/filepath"
 	"runtime"
+	"strings"
 
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
@@ -38,20 +41,35 @@ func Read() Info {
 	if group, err := cgroup.Find(0); err == nil {
 		h.CgroupVersion = group.Version()
 	}
-	proc, err := procfs.NewDefaultFS()
+	h.texts(procfs.DefaultMountPoint)
+	return h
+}
+
+// texts reads what the kernel tells as text in the proc file system.
+func (h *Info) texts(mount string) {
+	proc, err := procfs.NewFS(mount)
 	if err != nil {
-		return h
+		return
 	}
-	if cpus, err := proc.CPUInfo(); err == nil && len(cpus) > 0 {
-		h.CPU = cpus[0].ModelName
+	if text, err := os.ReadFile(filepath.Join(mount, "cpuinfo")); err == nil {
+		h.CPU = modelName(string(text))
 	}
-	if memory, err := proc.Meminfo(); err == nil && memory.MemTotalBytes != nil {
+	if memory, err := proc.Meminfo(); err == nil && memory.MemTotalBytes != nil && *memory.MemTotalBytes <= math.MaxInt64 {
 		h.Memory = int64(*memory.MemTotalBytes)
 	}
-	if load, err := proc.LoadAvg(); err == nil {
+	if load, err := proc.LoadAvg(); err == nil && load.Load1 >= 0 && load.Load1 <= math.MaxFloat64 { // ParseFloat takes "NaN" and "Inf", JSON has neither
 		h.Load = load.Load1
 	}
-	return h
+}
+
+// modelName is that of the first CPU in the text of cpuinfo, "" if it has none. (Package procfs panics on texts that it does not expect.)
+func modelName(cpuinfo string) string {
+	for line := range strings.Lines(cpuinfo) {
+		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
 }
 
 // CPUName is the CPU's name, or "unknown CPU".

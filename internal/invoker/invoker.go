@@ -98,6 +98,7 @@ func Find(environ []string) (*User, error) {
 // shell finds the login shell of a user id, which os/user does not provide.
 func shell(passwd io.Reader, uid string) string {
 	lines := bufio.NewScanner(passwd)
+	lines.Buffer(nil, 16<<20) // it would end at a line that is too long
 	for lines.Scan() {
 		if f := strings.Split(lines.Text(), ":"); len(f) == 7 && f[2] == uid {
 			return f[6]

@@ -16,8 +16,9 @@ import (
 const mincoreBytes = 1 << 30
 
 // Resident returns how many bytes of a file's range are in the page cache. It counts whole pages, including the first and the last one, so
-// the result may exceed length. It reads nothing into the cache: it uses cachestat (Linux 6.5) or, without that, mincore, which since Linux
-// 5.2 tells the truth only to users who own the file or may write to it.
+// the result may exceed length. It reads nothing into the cache: it uses cachestat (Linux 6.5) or, without that, mincore. The kernel tells
+// which pages are resident only to users who own the file or may write to it (mincore since Linux 5.2, later cachestat too);
+// for others the error wraps fs.ErrPermission.
 func Resident(f *os.File, offset, length int64) (int64, error) {
 	if length <= 0 {
 		return 0, nil
@@ -50,7 +51,7 @@ func mincore(f *os.File, offset, length int64) (int64, error) {
 	}
 	self := fmt.Sprintf("/proc/self/fd/%d", f.Fd())
 	if uid := os.Geteuid(); uid != 0 && uint32(uid) != stat.Uid && unix.Access(self, unix.W_OK) != nil {
-		return 0, fmt.Errorf("%w: before Linux 6.5 that is told only to its owner and to who may write it", unix.EPERM)
+		return 0, fmt.Errorf("%w: the kernel tells them only to the file's owner and to who may write it", unix.EPERM)
 	}
 	page := int64(os.Getpagesize())
 	var resident int64

@@ -9,10 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"syscall"
 
-	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"tensorcast/internal/regular"
@@ -51,25 +49,17 @@ func (m *Mapping) Locate(pid int) Place {
 
 // Mappings lists the file mappings of a process. The error is ErrNoProcess if it has ended.
 func Mappings(pid int) ([]Mapping, error) {
-	proc, err := procfs.NewProc(pid)
-	if err != nil {
-		return nil, fmt.Errorf("process %d: %w", pid, ErrNoProcess)
+	maps, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+	var files []Mapping
+	if err == nil {
+		defer maps.Close()
+		files, err = readMappings(maps)
 	}
-	maps, err := proc.ProcMaps()
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("process %d: %w", pid, ErrNoProcess)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the memory map of process %d: %w", pid, err)
-	}
-	var files []Mapping
-	for _, m := range maps {
-		if m.Inode == 0 || !strings.HasPrefix(m.Pathname, "/") {
-			continue
-		}
-		files = append(files, Mapping{
-			Path: m.Pathname, Start: uint64(m.StartAddr), End: uint64(m.EndAddr), Offset: uint64(m.Offset), Executable: m.Perms.Execute, File: kernelFile(m.Dev, m.Inode),
-		})
 	}
 	return files, nil
 }
@@ -149,13 +139,4 @@ func IDOf(info fs.FileInfo) FileID {
 // kernelFile converts stat's device number to the kernel's form.
 func kernelFile(dev, ino uint64) FileID {
 	return FileID{Dev: uint64(unix.Major(dev))<<20 | uint64(unix.Minor(dev)), Ino: ino}
-}
-
-// CommandLine is the command line of a process; nil if the process has ended or is a kernel thread.
-func CommandLine(pid int) []string {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	if err != nil || len(data) == 0 {
-		return nil
-	}
-	return strings.Split(strings.TrimSuffix(string(data), "\x00"), "\x00")
 }

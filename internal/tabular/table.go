@@ -6,16 +6,15 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"tensorcast/internal/visible"
 )
 
 // gap separates columns of text.
 const gap = "  "
 
-// oneLine removes line breaks and tabs from a cell.
-var oneLine = strings.NewReplacer("\r\n", " ", "\n", " ", "\t", " ")
-
-// inCell does the same for a cell in Markdown, and escapes bars.
-var inCell = strings.NewReplacer("\r\n", " ", "\n", " ", "\t", " ", "|", `\|`)
+// inCell is [visible.Line] for a cell in Markdown: it escapes bars.
+func inCell(s string) string { return strings.ReplaceAll(visible.Line(s), "|", `\|`) }
 
 func (t *Table) empty() bool { return t.Title == "" && len(t.Columns) == 0 && len(t.Rows) == 0 }
 
@@ -37,11 +36,11 @@ func (t *Table) width() int {
 	return n
 }
 
-// filled returns a row's cells, padded to the width of the table and freed of line breaks.
-func (t *Table) filled(row []string, replace *strings.Replacer) []string {
+// filled returns a row's cells, padded to the width of the table, as safe shows them.
+func (t *Table) filled(row []string, safe func(string) string) []string {
 	cells := make([]string, t.width())
 	for i, cell := range row {
-		cells[i] = replace.Replace(cell)
+		cells[i] = safe(cell)
 	}
 	return cells
 }
@@ -50,7 +49,7 @@ func (t *Table) right(column int) bool { return column < len(t.Columns) && t.Col
 
 func (t *Table) text(b *strings.Builder) {
 	if t.Title != "" {
-		b.WriteString(t.Title + "\n")
+		b.WriteString(visible.Line(t.Title) + "\n")
 	}
 	rows := t.Rows
 	if names, any := t.names(); any {
@@ -59,7 +58,7 @@ func (t *Table) text(b *strings.Builder) {
 	widths := make([]int, t.width())
 	cells := make([][]string, len(rows))
 	for i, row := range rows {
-		cells[i] = t.filled(row, oneLine)
+		cells[i] = t.filled(row, visible.Line)
 		for j, cell := range cells[i] {
 			widths[j] = max(widths[j], utf8.RuneCountInString(cell))
 		}
@@ -79,7 +78,7 @@ func (t *Table) text(b *strings.Builder) {
 
 func (t *Table) markdown(b *strings.Builder) {
 	if t.Title != "" {
-		b.WriteString(t.Title + "\n\n") // a table must begin a paragraph
+		b.WriteString(visible.Line(t.Title) + "\n\n") // a table must begin a paragraph
 	}
 	names, _ := t.names() // Markdown requires a row of names
 	rule := make([]string, t.width())

@@ -1,4 +1,5 @@
-// Package tabular writes reports for people: lines and tables, as text in aligned columns for a terminal, or as Markdown. (Programs read a
+// Package tabular writes reports for people: lines and tables, as text in aligned columns for a terminal, or as Markdown. What is not a line of
+// text in a cell or line is made visible (see package visible): names are chosen by others, and must not make rows of their own. (Programs read a
 // report's own value as JSON instead, with numbers that are not rounded.)
 //
 // A report describes itself once, as a [Document], which can be written in either form:
@@ -16,6 +17,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
+
+	"tensorcast/internal/visible"
 )
 
 // Document is the content of a report, from top to bottom. Empty parts are left out; an empty line separates the others.
@@ -88,12 +91,12 @@ func (l Lines) empty() bool { return len(l) == 0 }
 
 func (l Lines) text(b *strings.Builder) {
 	for _, line := range l {
-		fmt.Fprintln(b, line)
+		fmt.Fprintln(b, visible.Line(line))
 	}
 }
 
 func (l Lines) markdown(b *strings.Builder) {
 	for _, line := range l {
-		fmt.Fprintf(b, "* %s\n", oneLine.Replace(line))
+		fmt.Fprintf(b, "* %s\n", visible.Line(line))
 	}
 }

@@ -64,8 +64,8 @@ func TestDocument(t *testing.T) {
 		},
 		"cells of several lines": {
 			Document{&Table{Columns: Left("x", "y"), Rows: [][]string{{"a\nb", "c\td"}}}},
-			"x    y\na b  c d\n",
-			"| x | y |\n| --- | --- |\n| a b | c d |\n",
+			"x     y\na\\nb  c\\td\n",
+			"| x | y |\n| --- | --- |\n| a\\nb | c\\td |\n",
 		},
 	} {
 		text, markdown := written(t, test.d)

@@ -11,12 +11,14 @@ import (
 	"github.com/schollz/progressbar/v3"
 
 	"tensorcast/internal/cli"
+	"tensorcast/internal/visible"
 )
 
 // Bar shows on one line of a terminal how much is done. If the output is no terminal, nothing is shown. Close removes the line. Its methods
 // may be called concurrently.
 type Bar struct {
-	w     io.Writer
+	w     io.Writer // of messages
+	raw   io.Writer // the same without cli.Safe
 	o     Options
 	shown bool // w is a terminal, and Quiet is not set
 
@@ -38,7 +40,7 @@ type Options struct {
 
 // New prepares a line on w if that is a terminal. The line is shown at the first Update, or at once if o.What is set.
 func New(w io.Writer, o Options) *Bar {
-	p := &Bar{w: w, o: o, shown: !o.Quiet && cli.IsTerminal(w), what: o.What}
+	p := &Bar{w: cli.Safe(w), raw: cli.Raw(w), o: o, shown: !o.Quiet && cli.IsTerminal(w), what: o.What}
 	if o.What != "" {
 		p.Update(0, 0, "")
 	}
@@ -74,7 +76,7 @@ func (p *Bar) begin(total int64, count bool) {
 		_ = p.bar.Finish() // ignored for the same reason
 	}
 	options := []progressbar.Option{
-		progressbar.OptionSetWriter(p.w), progressbar.OptionSetWidth(20), progressbar.OptionSetDescription(p.description()),
+		progressbar.OptionSetWriter(p.raw), progressbar.OptionSetWidth(20), progressbar.OptionSetDescription(p.description()),
 		progressbar.OptionShowBytes(p.o.Bytes), progressbar.OptionClearOnFinish(), progressbar.OptionSetElapsedTime(true),
 		progressbar.OptionSetPredictTime(p.o.Predict && total > 0), progressbar.OptionSpinnerType(14), progressbar.OptionThrottle(turn / 2),
 		progressbar.OptionSetSpinnerChangeInterval(0), // otherwise the library starts a goroutine that never ends
@@ -89,10 +91,11 @@ func (p *Bar) begin(total int64, count bool) {
 }
 
 func (p *Bar) description() string {
+	what := visible.Line(p.what)
 	if p.o.Width > 0 {
-		return fmt.Sprintf("%-*.*s", p.o.Width, p.o.Width, p.what)
+		return fmt.Sprintf("%-*.*s", p.o.Width, p.o.Width, what)
 	}
-	return p.what
+	return what
 }
 
 // turn is how often the line is redrawn without changes, because it shows the elapsed time.

@@ -31,26 +31,26 @@ func TestBar(t *testing.T) {
 		p := New(term.Slave, o)
 		time.Sleep(2 * turn) // the line moves by itself
 		for i := range int64(4) {
-			p.Update(i+1, 4, "adding up")
+			p.Update(i+1, 4, "adding up\x1b[2J")
 			time.Sleep(turn)
 		}
-		fmt.Fprintln(p, "warning")
+		fmt.Fprintln(p, "warning\x1b[2J")
 		p.Close()
 		p.Update(1, 4, "too late")
 		screen := term.End()
 		if name == "quiet" {
-			if screen != "warning\r\n" {
+			if screen != `warning\x1b[2J`+"\r\n" {
 				t.Errorf("quiet: %q", screen)
 			}
 			continue
 		}
-		for _, want := range []string{"working", "adding up", "3/4", "\rwarning\r\n"} {
+		for _, want := range []string{"working", "adding up", "3/4", `\x1b[2J`, "\rwarning\\x1b[2J\r\n"} {
 			if !strings.Contains(screen, want) {
 				t.Errorf("no %q on the screen: %q", want, screen)
 			}
 		}
 		last := screen[strings.LastIndex(strings.TrimSuffix(screen, "\r"), "\r"):]
-		if strings.Contains(screen, "too late") || strings.TrimSpace(last) != "" {
+		if strings.Contains(screen, "too late") || strings.Contains(screen, "\x1b[2J") || strings.TrimSpace(last) != "" {
 			t.Errorf("the line stays: %q", screen)
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+
+	"tensorcast/internal/visible"
 )
 
 // Sample holds the counts of a capture at one moment. They never decrease.
@@ -105,8 +107,8 @@ func (l *Line) Show(text string) {
 	}
 }
 
-// Write removes the line and writes p to the terminal; the line comes back with the next Show. It may be called concurrently, and after
-// Close.
+// Write removes the line and writes p, whole messages, to the terminal, with what would act on it made visible; the line comes back with the
+// next Show. It may be called concurrently, and after Close.
 func (l *Line) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -119,7 +121,10 @@ func (l *Line) Write(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
-	return l.w.Write(p)
+	if _, err := l.w.Write(visible.Append(nil, p)); err != nil {
+		return 0, err
+	}
+	return len(p), nil
 }
 
 // Close removes the line. It may be called more than once.

@@ -95,6 +95,16 @@ func TestLineGivesWay(t *testing.T) {
 	}
 }
 
+// Messages cannot act on the terminal.
+func TestLineShowsMessages(t *testing.T) {
+	var b bytes.Buffer
+	l := NewLine(&b, func() int { return 80 })
+	defer l.Close()
+	if n, err := l.Write([]byte("read \x1b[2J: no\n")); n != 14 || err != nil || b.String() != "read \\x1b[2J: no\n" {
+		t.Errorf("%q, %d bytes, %v", &b, n, err)
+	}
+}
+
 // stopped is a terminal that takes nothing until it is let go.
 type stopped struct {
 	mu sync.Mutex

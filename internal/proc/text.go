@@ -1,0 +1,136 @@
+package proc
+
+// This file parses texts of /proc that another process chooses a part of: the names that it maps, its command line, its environment.
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxText bounds what is read of a command line or an environment. execve bounds them by the stack's limit, 2 MiB as a rule; but a process
+	// with a user namespace of its own can declare gigabytes of its memory to be its arguments (PR_SET_MM_MAP).
+	maxText = 1 << 20
+
+	// maxMaps bounds what is read of a memory map. Usual ones have some 100 KB; a process can make 65,530 mappings with names of 4 KB.
+	maxMaps = 64 << 20
+)
+
+var errMaps = errors.New("not a line of a memory map")
+
+// readMappings parses /proc/PID/maps and returns the mappings of files:
+//
+//	55d0c6a00000-55d0c6a02000 r-xp 00001000 08:01 1234       /usr/bin/a name  with spaces
+//
+// The kernel writes a line feed in a name as \012 and everything else as it is, so that this text in a name is taken for a line feed, too.
+func readMappings(r io.Reader) ([]Mapping, error) {
+	all := &io.LimitedReader{R: r, N: maxMaps}
+	lines := bufio.NewScanner(all)
+	lines.Buffer(nil, 64<<10) // a name has up to 4096 bytes, each of which may be written as four
+	var files []Mapping
+	paths := map[string]string{} // a file is mapped in several pieces
+	for lines.Scan() {
+		m, err := parseMapping(lines.Text())
+		if err != nil {
+			return nil, fmt.Errorf("%w: %.200q", err, lines.Text())
+		}
+		if m.File.Ino == 0 || !strings.HasPrefix(m.Path, "/") {
+			continue
+		}
+		if path, ok := paths[m.Path]; ok {
+			m.Path = path
+		} else {
+			m.Path = strings.Clone(m.Path) // not the whole line
+			paths[m.Path] = m.Path
+		}
+		files = append(files, m)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, err
+	}
+	if all.N == 0 {
+		return nil, fmt.Errorf("it has more than %d MiB", maxMaps>>20)
+	}
+	return files, nil
+}
+
+func parseMapping(line string) (m Mapping, err error) {
+	var fields [5]string
+	rest := line
+	for i := range fields {
+		var ok bool
+		if fields[i], rest, ok = strings.Cut(rest, " "); !ok && i < len(fields)-1 {
+			return m, errMaps
+		}
+	}
+	numbers := func(text string, separator string, base int, into ...*uint64) {
+		for i, part := range strings.SplitN(text, separator, len(into)) {
+			n, parseErr := strconv.ParseUint(part, base, 64)
+			if parseErr != nil {
+				err = errMaps
+			}
+			*into[i] = n
+			if i == len(into)-1 {
+				return
+			}
+		}
+		err = errMaps
+	}
+	var major, minor uint64
+	numbers(fields[0], "-", 16, &m.Start, &m.End)
+	numbers(fields[2], "-", 16, &m.Offset)
+	numbers(fields[3], ":", 16, &major, &minor)
+	numbers(fields[4], "-", 10, &m.File.Ino)
+	if err != nil || len(fields[1]) != 4 || m.Start >= m.End || major >= 1<<12 || minor >= 1<<20 {
+		return Mapping{}, errMaps
+	}
+	m.Executable = fields[1][2] == 'x'
+	m.File.Dev = major<<20 | minor
+	m.Path = strings.ReplaceAll(strings.TrimLeft(rest, " "), `\012`, "\n")
+	return m, nil
+}
+
+// strings0 splits what the kernel ends with a zero byte each.
+func strings0(data []byte) []string {
+	if len(data) == 0 {
+		return nil
+	}
+	return strings.Split(strings.TrimSuffix(string(data), "\x00"), "\x00")
+}
+
+// CommandLine is the command line of a process, at most the first MiB of it; nil if the process has ended or is a kernel thread.
+func CommandLine(pid int) []string {
+	data, err := readText(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if err != nil {
+		return nil
+	}
+	return strings0(data)
+}
+
+// Environ is the environment that a process was started with, at most the first MiB of it. The error is ErrNoProcess if it has ended.
+func Environ(pid int) ([]string, error) {
+	data, err := readText(fmt.Sprintf("/proc/%d/environ", pid))
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		return nil, fmt.Errorf("process %d: %w", pid, ErrNoProcess)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the environment of process %d: %w", pid, err)
+	}
+	return strings0(data), nil
+}
+
+func readText(name string) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxText))
+}
