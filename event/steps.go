@@ -40,6 +40,9 @@ func (d *DerivedSteps) Decode(tid int32) uint32 {
 	return 0
 }
 
+// Open is how many threads have an open step.
+func (d *DerivedSteps) Open() int { return len(d.open) }
+
 // Extend moves the end of the thread's open step, if there is one, to end (ns, CLOCK_MONOTONIC).
 func (d *DerivedSteps) Extend(tid int32, end int64) {
 	if step := d.open[tid]; step != nil {

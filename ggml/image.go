@@ -15,9 +15,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
+
+	"tensorcast/internal/regular"
 )
 
 // Role says what a hit on a function tells the tracer.
@@ -109,7 +110,7 @@ func (im *Image) Has(r Role) bool {
 // Scan reads an ELF file and, if kept in a separate file, its debug information. A file that is not ELF has no sites; that is no error. An
 // error means that the file could not be read or that its ELF structures are contradictory. Scan may be called concurrently.
 func Scan(path string) (*Image, error) {
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("read symbols: %w", err)
 	}
