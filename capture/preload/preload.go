@@ -29,7 +29,7 @@ var (
 	// ErrNotLoaded says that no process loaded the shim.
 	ErrNotLoaded = errors.New("the shim was not loaded (the program is linked statically, has privileges of its own, runs in a container, or uses another C library)")
 	// ErrNoGraph says that the shim was loaded, but ggml_graph_compute was never called through it.
-	ErrNoGraph = errors.New("the program ended, or the capture did, without a call of ggml_graph_compute that can be interposed: it computed nothing, or holds ggml statically")
+	ErrNoGraph = errors.New("no call of ggml_graph_compute could be interposed: the program computed nothing, or holds ggml statically")
 	// ErrOtherProcess says that graphs were computed only by processes that the target started.
 	ErrOtherProcess = errors.New("the program itself computed nothing, but a process that it started did")
 )
@@ -174,7 +174,7 @@ func (s *Session) Seen() error {
 		return nil
 	case len(s.strays) > 0:
 		for pid, command := range s.strays {
-			return fmt.Errorf("%w (process %d, %s)", ErrOtherProcess, pid, command)
+			return fmt.Errorf("%w (process %d, %q)", ErrOtherProcess, pid, command)
 		}
 	case !s.wasLoaded():
 		return ErrNotLoaded

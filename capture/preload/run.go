@@ -355,7 +355,7 @@ func (s *Session) image(p *process, im *imageRecord) error {
 	l := s.layouts[im.layout]
 	for _, raw := range im.samples {
 		if err := l.Check(raw, 0); err != nil {
-			return fmt.Errorf("%s: %w", im.path, err)
+			return fmt.Errorf("%w: %q: %w", event.ErrLayout, im.path, err)
 		}
 	}
 	if len(s.images) < maxImages {
@@ -369,10 +369,10 @@ func (s *Session) image(p *process, im *imageRecord) error {
 func (s *Session) layoutError(im *imageRecord) error {
 	for _, raw := range im.samples {
 		if err := s.layouts[0].Check(raw, 0); err != nil {
-			return fmt.Errorf("%w: %s: %w", event.ErrLayout, im.path, err)
+			return fmt.Errorf("%w: %q: %w", event.ErrLayout, im.path, err)
 		}
 	}
-	return fmt.Errorf("%w: %s (its graphs and ggml's own functions disagree on it)", event.ErrLayout, im.path)
+	return fmt.Errorf("%w: %q (its graphs and ggml's own functions disagree on it)", event.ErrLayout, im.path)
 }
 
 // libraries lists a library of ggml and its neighbours, which may have debug information; not all that a target could put there.
