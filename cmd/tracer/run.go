@@ -3,6 +3,7 @@ package main
 // This file runs a capture from its beginning to its end.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -188,6 +189,8 @@ func (s *session) run(ctx context.Context) (int, error) {
 func (s *session) nothingSeen(status int, err error) (int, error) {
 	if why := s.capture.Explain(); why != nil {
 		err = why
+	} else {
+		err = fmt.Errorf("%w: %s before llama_decode was called", event.ErrNoDecode, cmp.Or(s.capture.Ending(), "the capture ended"))
 	}
 	if status != 0 {
 		fmt.Fprintln(os.Stderr, "tracer:", s.advise(err))
