@@ -58,7 +58,7 @@ func run(ctx context.Context, o options, args []string) (status int, err error) 
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, s.capture.Close()) }()
-	if err := s.user.Do(func() error { return s.open(args, log) }); err != nil {
+	if err := s.user.Do(func() error { return s.open(ctx, args, log) }); err != nil {
 		return 0, err
 	}
 	if s.csv != nil {
@@ -102,8 +102,8 @@ func (s *session) command(args []string) (*exec.Cmd, error) {
 	}, nil
 }
 
-// open opens the output.
-func (s *session) open(args []string, log *slog.Logger) error {
+// open opens the output. Standard output is waited for until ctx ends.
+func (s *session) open(ctx context.Context, args []string, log *slog.Logger) error {
 	if s.pid != 0 {
 		args = proc.CommandLine(int(s.pid))
 	}
@@ -116,7 +116,7 @@ func (s *session) open(args []string, log *slog.Logger) error {
 	}
 	switch {
 	case s.out == toStdout:
-		ro.CSV = os.Stdout
+		ro.CSV = cli.Unblocked(ctx, os.Stdout)
 	case s.options.csv:
 		file, err := os.Create(s.out)
 		if err != nil {

@@ -1,0 +1,74 @@
+package cli
+
+// This file keeps a pipe that nobody reads from making a command deaf to signals.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrNotRead says that a command was told to end while nobody read what it writes.
+var ErrNotRead = errors.New("nobody reads the output")
+
+// patience is how long, once the context has ended, a write waits for somebody to read.
+const patience = 300 * time.Millisecond
+
+// Unblocked returns a writer to f, a pipe or a terminal that may be full. It waits for its reader until ctx ends, and then no longer: what
+// cannot be written within 300 ms is an error that wraps ErrNotRead, and so is each later write. It may be used concurrently.
+func Unblocked(ctx context.Context, f *os.File) io.Writer { return &unblocked{ctx: ctx, file: f} }
+
+type unblocked struct {
+	ctx  context.Context
+	file *os.File
+
+	mu     sync.Mutex
+	failed error
+}
+
+// atomicWrite is PIPE_BUF: a pipe that poll calls writable takes as many bytes at once (pipe(7)).
+const atomicWrite = 4096
+
+func (u *unblocked) Write(p []byte) (n int, err error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for n < len(p) && u.failed == nil {
+		if u.failed = u.wait(); u.failed != nil {
+			break
+		}
+		var part int
+		part, u.failed = u.file.Write(p[n:min(n+atomicWrite, len(p))])
+		n += part
+	}
+	return n, u.failed
+}
+
+// wait returns once the file takes something. It looks at the context now and then, which is simpler than to be woken, and soon enough.
+func (u *unblocked) wait() error {
+	fds := []unix.PollFd{{Fd: int32(u.file.Fd()), Events: unix.POLLOUT}}
+	var ended time.Time
+	for {
+		switch ready, err := unix.Poll(fds, 50); {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return fmt.Errorf("wait for the reader of %s: %w", u.file.Name(), err)
+		case ready > 0: // or the reader is gone, which the write will tell
+			return nil
+		}
+		if u.ctx.Err() == nil {
+			continue
+		}
+		if ended.IsZero() {
+			ended = time.Now()
+		}
+		if time.Since(ended) >= patience {
+			return fmt.Errorf("%s: %w", u.file.Name(), ErrNotRead)
+		}
+	}
+}
