@@ -79,6 +79,7 @@ type Tracer struct {
 	done     map[attachment]bool
 	attached []string // paths of files that carry probes
 	main     *target
+	known    *known // shared by all targets
 	targets  map[uint32]*target
 	received atomic.Uint64
 	// counts of: sources whose mapping could not be found; ops whose ids or template did not arrive
@@ -111,7 +112,7 @@ func New(opts Options) (*Tracer, error) {
 	if err := rlimit.RemoveMemlock(); err != nil { // kernels before 5.11 charge maps to RLIMIT_MEMLOCK
 		opts.Log.Debug("cannot raise RLIMIT_MEMLOCK", "error", err)
 	}
-	main, err := newTarget(opts.PID, 0)
+	main, err := newTarget(opts.PID, 0, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -157,7 +158,8 @@ func (t *Tracer) load() error {
 		}
 		return fmt.Errorf("load the probes into the kernel: %w", err)
 	}
-	t.main.maxTemplates = t.objs.Templates.MaxEntries()
+	t.known = newKnown(t.objs.Templates.MaxEntries())
+	t.main.known = t.known
 	if t.reader, err = ringbuf.NewReader(t.objs.Events); err != nil {
 		return errors.Join(fmt.Errorf("open the ring buffer: %w", err), t.objs.Close())
 	}
@@ -662,6 +664,7 @@ func (t *Tracer) reap(handle func(event.Event) error) error {
 				return err
 			}
 		}
+		t.known.forget(p)
 		delete(t.targets, tgid)
 		if err := t.objs.Targets.Delete(tgid); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("forget process %d: %w", p.pid, err)

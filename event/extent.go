@@ -72,7 +72,7 @@ func (s *Source) In(file *gguf.File, files ...*gguf.File) (*gguf.Tensor, error) 
 		return nil, contradicts("%s of type %v", t.Name, t.Type)
 	case s.Bytes() > t.End()-s.Offset:
 		return nil, contradicts("%s, which ends after %d bytes", t.Name, t.End()-s.Offset)
-	case s.Name == "" || strings.ContainsFunc(s.Name, func(c rune) bool { return c < ' ' || c > '~' }):
+	case s.Name == "" || len(s.Name) > maxName || strings.ContainsFunc(s.Name, func(c rune) bool { return c < ' ' || c > '~' }):
 		return nil, contradicts("%s, and that is no name", t.Name)
 	}
 	if name, _, _ := strings.Cut(s.Name, " ("); name != t.Name { // else it is the tensor, or a view of it: "blk.0.ssm_a (reshaped)"

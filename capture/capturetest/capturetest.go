@@ -125,7 +125,8 @@ func NewModel(t testing.TB) *Model {
 	return to
 }
 
-// Args is the command line of a scenario that goes on for a while. The words are those of faketarget.c: "early", "wait".
+// Args is the command line of a scenario that goes on for a while. The words are those of faketarget.c: "early",
+// "remap", "wait".
 func (f *Target) Args(m *Model, scenario string, long time.Duration, words ...string) []string {
 	return append([]string{f.Program, m.Path, m.table, scenario, strconv.FormatFloat(long.Seconds(), 'f', -1, 64)}, words...)
 }

@@ -6,8 +6,9 @@
 // out tensors, graphs and batches of its choice. It computes nothing. A scenario first runs some decodes that are true to the model, so that
 // the tensors that a tracer checks at the beginning are good, and lies from then on; with the word "early" it lies at once.
 //
-//     faketarget MODEL TABLE SCENARIO SECONDS [early] [wait]
+//     faketarget MODEL TABLE SCENARIO SECONDS [early] [remap] [wait]
 //
+// With the word "remap" the lies are about another mapping of the model, so that a helper that knows what a token reads learns it anew.
 // TABLE lists the model's tensors: name, ggml's type number, four extents, offset, bytes. With the word "wait" it prints "ready" and reads a line
 // before it begins. At its end it prints how many decodes it ran.
 //
@@ -132,8 +133,10 @@ API int ggml_graph_compute(graph *g, void *plan)
     graph *real = plan; // the graph may lie anywhere
     for (int i = 0; i < real->real; i++) {
         tensor *node = real->run[i];
-        if ((uintptr_t)node > 1 << 20 && (uintptr_t)node >> 47 == 0 && node->extra) ggml_compute_forward_rms_norm_mul_fused(&mine, node, node->extra);
-        else ggml_cpu_extra_compute_forward(&mine, node);
+        if (i + 1 < real->real && node > (tensor *)4096 && (uintptr_t)node >> 47 == 0 && node->extra == real->run[i + 1])
+            ggml_compute_forward_rms_norm_mul_fused(&mine, node, real->run[++i]);
+        else
+            ggml_cpu_extra_compute_forward(&mine, node);
     }
     return 0;
 }
@@ -269,6 +272,7 @@ static void build(model_graph *m, int layers)
         tensor *norm = node(OP_RMS_NORM, x, NULL, NULL);
         norm->extra = node(OP_MUL, norm, W("attn_norm"), NULL);
         add(m, norm);
+        add(m, norm->extra);
         add(m, node(OP_MUL_MAT, W("attn_q"), x, NULL));
         add(m, node(OP_ADD, x, x, NULL));
         add(m, node(OP_MUL_MAT, W("ffn_gate_inp"), x, NULL));
@@ -715,7 +719,7 @@ int main(int argc, char **argv)
         return 0;
     }
     if (argc < 5) {
-        fputs("faketarget MODEL TABLE SCENARIO SECONDS [early] [wait]\n", stderr);
+        fputs("faketarget MODEL TABLE SCENARIO SECONDS [early] [remap] [wait]\n", stderr);
         return 2;
     }
     void (*run)(void) = NULL;
@@ -725,12 +729,14 @@ int main(int argc, char **argv)
         fprintf(stderr, "faketarget: there is no scenario %s\n", argv[3]);
         return 2;
     }
-    bool early = false, wait = false;
+    bool early = false, remap = false, wait = false;
     for (int i = 5; i < argc; i++) {
         early |= !strcmp(argv[i], "early");
+        remap |= !strcmp(argv[i], "remap");
         wait |= !strcmp(argv[i], "wait");
     }
     for (int i = 0; i < 5; i++) again_args[i] = argv[i];
+
     path = argv[1];
     open_model(argv[2]);
     while (true) {
@@ -756,6 +762,7 @@ int main(int argc, char **argv)
         renew(); // tensors that are met for the first time are checked
         rest();
     }
+    if (remap) mapping = map_model(file_size);
     run();
     printf("%ld\n", decodes);
     return 0;
