@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 	"unsafe"
 
 	"tensorcast/event"
@@ -30,6 +31,8 @@ type target struct {
 	announced   bool // ProcessBegin was sent
 	command     []string
 	files       map[string]event.FileID // files that ops read from, by the target's path
+	memory      []proc.Mapping          // its memory map, as resolve read it
+	read        time.Time               // when
 	seen        map[event.FileID]bool   // files that have, or have not, been found: at most maxFiles
 	known       *known
 	decodes     bool               // llama_decode is observed, so steps need not be derived
@@ -244,6 +247,9 @@ func (p *target) findFile(id event.FileID, address uint64, hints []string) (proc
 	return proc.Place{}, fmt.Errorf("the target ended before its model file (device %#x, inode %d) could be named, trace a longer run: %w", id.Dev, id.Ino, proc.ErrNoProcess)
 }
 
+// mapInterval is how old the memory map may be in which sources are looked up: a target that starts threads without end makes many of these. Events are older.
+const mapInterval = 100 * time.Millisecond
+
 // covers reports whether a memory map, which is in ascending order, was read beyond an address. That of a process that is about to end ends anywhere.
 func covers(files []proc.Mapping, address uint64) bool {
 	return len(files) > 0 && files[len(files)-1].End > address
@@ -251,11 +257,17 @@ func covers(files []proc.Mapping, address uint64) bool {
 
 // resolve finds the mapping of a source for which the program could not search the memory map, because another thread was changing it.
 func (p *target) resolve(s *event.Source) bool {
-	files, err := proc.Mappings(p.pid)
-	if err != nil || !covers(files, s.Data) {
+	if now := time.Now(); now.Sub(p.read) > mapInterval {
+		files, err := proc.Mappings(p.pid)
+		if err != nil {
+			return false
+		}
+		p.memory, p.read = files, now
+	}
+	if !covers(p.memory, s.Data) {
 		return false
 	}
-	for _, m := range files {
+	for _, m := range p.memory {
 		if s.Data >= m.Start && s.Data < m.End {
 			id, known := p.files[m.Path]
 			if !known {

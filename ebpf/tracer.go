@@ -512,10 +512,13 @@ const minPoll = 10 * time.Millisecond
 
 const defaultInterval = time.Second
 
+// recordHeader is what the ring buffer adds to each event, in bytes.
+const recordHeader = 8
+
 // eventsPerLook is how many events are handled between two looks at the clock.
 const eventsPerLook = 64
 
-// Run passes events to handle until ctx is done; then it passes on what the ring buffer still holds and returns nil. The next Op overwrites
+// Run passes events to handle until ctx is done; then it passes on what the ring buffer holds at that time and returns nil. The next Op overwrites
 // the one that *Op points to. If handle or Tick returns an error, Run returns it at once. Call it once.
 func (t *Tracer) Run(ctx context.Context, handle func(event.Event) error) error {
 	defer close(t.ran)
@@ -524,6 +527,7 @@ func (t *Tracer) Run(ctx context.Context, handle func(event.Event) error) error 
 	var rec ringbuf.Record
 	var look time.Time // when to look for libraries next
 	behind := false    // events were left in the ring buffer: a handler that is slower than the events come must not keep Tick from being called
+	left := -1         // when ctx is done: bytes of events that came before; a target that goes on sends more and more
 	for {
 		if now := time.Now(); now.After(look) {
 			look = now.Add(t.opts.Interval)
@@ -555,6 +559,9 @@ func (t *Tracer) Run(ctx context.Context, handle func(event.Event) error) error 
 		var begun time.Time // when the first event was read
 		for n := 0; ; n++ {
 			if n%eventsPerLook == 1 {
+				if left < 0 && ctx.Err() != nil {
+					left = t.reader.AvailableBytes()
+				}
 				if begun.IsZero() {
 					begun = time.Now()
 				} else if time.Since(begun) >= t.opts.Interval {
@@ -574,6 +581,11 @@ func (t *Tracer) Run(ctx context.Context, handle func(event.Event) error) error 
 			}
 			if err := t.dispatch(rec.RawSample, handle); err != nil {
 				return err
+			}
+			if left >= 0 {
+				if left -= len(rec.RawSample) + recordHeader; left <= 0 {
+					return t.finish(handle)
+				}
 			}
 		}
 		if ctx.Err() != nil && !behind {
