@@ -130,3 +130,8 @@ func NewModel(t testing.TB) *Model {
 func (f *Target) Args(m *Model, scenario string, long time.Duration, words ...string) []string {
 	return append([]string{f.Program, m.Path, m.table, scenario, strconv.FormatFloat(long.Seconds(), 'f', -1, 64)}, words...)
 }
+
+// Ops are the names of the target's ops, by number.
+func Ops() []string {
+	return []string{"NONE", "ADD", "MUL", "RMS_NORM", "MUL_MAT", "MUL_MAT_ID", "GET_ROWS", "UNARY"}
+}
