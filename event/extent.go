@@ -89,9 +89,9 @@ func (s *Source) In(file *gguf.File, files ...*gguf.File) (*gguf.Tensor, error) 
 }
 
 // Slices is how many slices of the source an op can gather that gathers along a dimension, and the bytes of each; 0 and 0 if there is no
-// such dimension. Neither is negative, and their product does not wrap.
+// such dimension, or the source says nonsense. Neither is negative, and their product does not wrap.
 func (s *Source) Slices(dim int) (n, size int64) {
-	if dim <= 0 || dim >= len(s.NE) || s.Bytes() <= 0 {
+	if dim <= 0 || dim >= len(s.NE) || s.Bytes() <= 0 || s.Bytes() >= MaxBytes {
 		return 0, 0
 	}
 	n = max(s.NE[dim], 0)
