@@ -31,7 +31,7 @@ type Target struct {
 	Program string
 }
 
-// The libraries, in the order in which one may need the ones before it.
+// The libraries, each of which may need those before it, as ggml's do.
 var libraries = []struct{ name, symbol string }{{"libggml-base.so", "LIBBASE"}, {"libggml-cpu.so", "LIBCPU"}, {"libllama.so", "LIBLLAMA"}}
 
 // New compiles the target for the time of the test. It skips the test where there is no C compiler.
@@ -47,15 +47,16 @@ func New(t testing.TB) *Target {
 }
 
 func compile(ctx context.Context, dir string) (*Target, error) {
-	var links []string
+	links := []string{"-pthread", "-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN"}
 	for _, l := range libraries {
-		if err := cc.Compile(ctx, filepath.Join(dir, l.name), source, "-D"+l.symbol, "-shared", "-fPIC", "-w"); err != nil {
+		path := filepath.Join(dir, l.name)
+		if err := cc.Compile(ctx, path, source, append([]string{"-D" + l.symbol, "-shared", "-fPIC", "-w", "-Wl,-soname," + l.name}, links...)...); err != nil {
 			return nil, fmt.Errorf("compile %s: %w", l.name, err)
 		}
-		links = append(links, filepath.Join(dir, l.name))
+		links = append(links, path)
 	}
 	program := filepath.Join(dir, "faketarget")
-	if err := cc.Compile(ctx, program, source, append([]string{"-Wl,--no-as-needed", "-pthread", "-Wl,-rpath,$ORIGIN", "-Wl,--disable-new-dtags"}, links...)...); err != nil {
+	if err := cc.Compile(ctx, program, source, links...); err != nil {
 		return nil, fmt.Errorf("compile faketarget: %w", err)
 	}
 	return &Target{Dir: dir, Program: program}, nil
