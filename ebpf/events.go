@@ -219,10 +219,10 @@ func (t *Tracer) show(p *target, o *event.Op, handle func(event.Event) error) er
 	return err
 }
 
-// showFile sends FileSeen for the file of a source; told is false if the file is mapped no more.
+// showFile sends FileSeen for the file of a source; told is false if the file is mapped no more, or cannot be looked for.
 func (t *Tracer) showFile(p *target, s *event.Source, handle func(event.Event) error) (told bool, err error) {
 	at, err := p.findFile(s.File, s.Data, t.opts.Hints)
-	if errors.Is(err, errNotMapped) || errors.Is(err, proc.ErrNoProcess) && len(p.seen) > 0 { // else nothing can be told of this process
+	if errors.Is(err, errNotMapped) || errors.Is(err, errTooOften) || errors.Is(err, proc.ErrNoProcess) && len(p.seen) > 0 { // else nothing can be told of this process
 		return false, nil
 	}
 	if err != nil {

@@ -4,9 +4,12 @@ package ebpf
 // so does this: a target may send any number of them.
 
 import (
+	"errors"
 	"maps"
+	"time"
 
 	"tensorcast/event"
+	"tensorcast/internal/proc"
 )
 
 // known is what is kept for all targets of a Tracer.
@@ -19,6 +22,8 @@ type known struct {
 	idCount   int
 	buffers   map[uint32]buffers // by thread
 	clock     uint64
+	begun     time.Time
+	spent     time.Duration // on reading memory maps
 }
 
 // Bounds. A model has few different graphs, but each size of a prompt has one.
@@ -54,7 +59,27 @@ type buffers struct {
 }
 
 func newKnown(templates uint32) *known {
-	return &known{templates: make([]*template, templates), shapes: map[uint32]*shape{}, ids: map[uint32][]gathered{}, buffers: map[uint32]buffers{}}
+	return &known{templates: make([]*template, templates), shapes: map[uint32]*shape{}, ids: map[uint32][]gathered{}, buffers: map[uint32]buffers{}, begun: time.Now()}
+}
+
+// Reading the memory maps of targets, of up to 65530 lines each, takes mapTime at once and then no more than one part in mapShare of the time.
+const (
+	mapTime  = 300 * time.Millisecond
+	mapShare = 20
+)
+
+// errTooOften says that memory maps were read too often for what that takes.
+var errTooOften = errors.New("the target makes too many mappings to look at each")
+
+// mappings is proc.Mappings, unless that has taken too much time.
+func (k *known) mappings(pid int) ([]proc.Mapping, error) {
+	begun := time.Now()
+	if k.spent > mapTime+begun.Sub(k.begun)/mapShare {
+		return nil, errTooOften
+	}
+	files, err := proc.Mappings(pid)
+	k.spent += time.Since(begun)
+	return files, err
 }
 
 func (k *known) add(t *template) { k.templates[t.id%uint32(len(k.templates))] = t }

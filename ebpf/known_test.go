@@ -1,6 +1,7 @@
 package ebpf
 
 import (
+	"errors"
 	"os"
 	"testing"
 	"time"
@@ -114,9 +115,25 @@ func TestFilesAreBounded(t *testing.T) {
 	}
 }
 
+// A target that makes mappings without end has them looked at for a while, then now and then.
+func TestMappingsAreBounded(t *testing.T) {
+	k := newKnown(1)
+	if _, err := k.mappings(os.Getpid()); err != nil || k.spent <= 0 {
+		t.Fatalf("%v, took %v", err, k.spent)
+	}
+	k.spent = 2 * mapTime
+	if _, err := k.mappings(os.Getpid()); !errors.Is(err, errTooOften) {
+		t.Errorf("after %v: %v", k.spent, err)
+	}
+	k.begun = k.begun.Add(-2 * mapShare * mapTime)
+	if _, err := k.mappings(os.Getpid()); err != nil {
+		t.Errorf("later: %v", err)
+	}
+}
+
 // The memory map of a process that is about to end is cut anywhere: what is not in it may have been mapped.
 func TestCutMemoryMap(t *testing.T) {
-	p := &target{memory: []proc.Mapping{{Path: "/model", Start: 0x1000, End: 0x5000, Offset: 0x2000}, {Path: "/libc", Start: 0x9000, End: 0xa000}}, read: time.Now().Add(time.Hour)}
+	p := &target{known: newKnown(1), memory: []proc.Mapping{{Path: "/model", Start: 0x1000, End: 0x5000, Offset: 0x2000}, {Path: "/libc", Start: 0x9000, End: 0xa000}}, read: time.Now().Add(time.Hour)}
 	for address, want := range map[uint64]struct{ resolved, inFile bool }{0x1800: {true, true}, 0x6000: {true, false}, 0xa000: {false, false}} {
 		s := event.Source{Data: address}
 		if resolved := p.resolve(&s); resolved != want.resolved || s.InFile != want.inFile || s.InFile && s.Offset != 0x2800 {

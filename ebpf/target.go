@@ -226,7 +226,7 @@ var errNotMapped = errors.New("the file is mapped no more")
 // findFile finds the file that the target maps at an address. If the target has ended, its memory map is gone; then the hints
 // are compared by inode number. (The device number does not help: on overlayfs and btrfs, stat returns another one than the kernel uses.)
 func (p *target) findFile(id event.FileID, address uint64, hints []string) (proc.Place, error) {
-	files, err := proc.Mappings(p.pid)
+	files, err := p.known.mappings(p.pid)
 	if err != nil && !errors.Is(err, proc.ErrNoProcess) {
 		return proc.Place{}, err
 	}
@@ -258,7 +258,7 @@ func covers(files []proc.Mapping, address uint64) bool {
 // resolve finds the mapping of a source for which the program could not search the memory map, because another thread was changing it.
 func (p *target) resolve(s *event.Source) bool {
 	if now := time.Now(); now.Sub(p.read) > mapInterval {
-		files, err := proc.Mappings(p.pid)
+		files, err := p.known.mappings(p.pid)
 		if err != nil {
 			return false
 		}
