@@ -268,9 +268,21 @@ func (t *Tracer) AttachLikely(exe string, env []string) error {
 }
 
 func (t *Tracer) attachLikely(p *target, exe string, env []string) (err error) {
-	p.likely, err = t.attach(p, append([]string{exe}, likelyLibraries(exe, env)...))
+	paths, damaged := []string{exe}, 0
+	libraries := likelyLibraries(exe, env)
+	for _, path := range libraries[:min(len(libraries), maxLikely)] {
+		if _, err := t.scan(path); err == nil {
+			paths = append(paths, path)
+		} else if damaged++; damaged == 1 { // it may never be mapped
+			t.opts.Log.Warn("a library that the program may load cannot be read", "error", err)
+		}
+	}
+	p.likely, err = t.attach(p, paths)
 	return err
 }
+
+// maxLikely is how many libraries are looked at before a program has mapped them.
+const maxLikely = 256
 
 // AttachMapped sets probes on the libraries that the target has mapped by now.
 func (t *Tracer) AttachMapped() error { return t.attachMapped(t.main) }

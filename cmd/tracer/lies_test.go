@@ -3,8 +3,14 @@ package main
 // These tests trace a target that lies: whatever it says, tracer ends, is brief, and takes little.
 
 import (
+	"bytes"
+	"debug/elf"
+	"encoding/binary"
 	"errors"
 	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -80,6 +86,59 @@ func TestLies(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Libraries beside the program that are damaged, and that it does not load, are no reason not to trace.
+func TestDamagedLibraries(t *testing.T) {
+	testenv.NeedRoot(t)
+	f := capturetest.New(t)
+	good, err := os.ReadFile(filepath.Join(f.Dir, "libggml-cpu.so"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	for i := range 40 {
+		bad := slices.Clone(good)
+		switch {
+		case i == 0: // its names are in a section that is not there
+			binary.LittleEndian.PutUint32(bad[tableLink(t, good):], 1<<20)
+		case i == 1:
+			bad = nil
+		case i < 10:
+			bad = bad[:len(bad)*i/10]
+		case i < 20: // section headers
+			for j := len(bad) - 64*20; j < len(bad); j++ {
+				bad[j] ^= byte(r.IntN(256)) & byte(r.IntN(256)) & byte(r.IntN(256))
+			}
+		default:
+			for range 1 << (i - 20) / 4 {
+				bad[r.IntN(len(bad))] = byte(r.IntN(256))
+			}
+		}
+		if err := os.WriteFile(filepath.Join(f.Dir, fmt.Sprintf("libggml-damaged-%d.so", i)), bad, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out := filepath.Join(t.TempDir(), "capture")
+	args := append([]string{"-o", out, "--"}, f.Args(capturetest.NewModel(t), "control", 200*time.Millisecond)...)
+	o := capturetest.Run(t, exec.CommandContext(t.Context(), tracerBinary, args...), nil)
+	t.Log(o.String())
+	o.Check(t)
+	if o.Status != 0 || strings.Count(o.Stderr, "cannot be read") != 1 {
+		t.Errorf("status %d:\n%s", o.Status, o.Stderr)
+	}
+	plausible(t, out, true)
+}
+
+// tableLink is where a library says in which section the names of its symbols are.
+func tableLink(t *testing.T, library []byte) uint64 {
+	t.Helper()
+	f, err := elf.NewFile(bytes.NewReader(library))
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(f.Sections, func(s *elf.Section) bool { return s.Type == elf.SHT_DYNSYM })
+	return binary.LittleEndian.Uint64(library[40:]) + uint64(i)*64 + 40 // e_shoff, sh_link
 }
 
 // plausible reads a capture of the fake target's model: no row has more than a tensor, or what is negative.
