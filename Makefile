@@ -55,12 +55,14 @@ experiments: build ## measure what tracer costs and whether it accounts for ever
 	bin/lab overhead -m demo/tiny.gguf --tokens 512 --pairs 40 --markdown --save demo/overhead-tiny.json
 	bin/lab accounting
 
-fuzz: ## fuzz the parsers, FUZZTIME (a minute) each
+fuzz: ## fuzz the parsers, FUZZTIME (a minute) each, and the tracers with a target that lies (root)
 	for package in $$(grep -rl '^func Fuzz' --include='*_test.go' . | xargs -n 1 dirname | sort -u); do \
-		for target in $$(go test -list '^Fuzz' $$package | grep ^Fuzz); do \
-			go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 2s $$package || exit 1; \
+		for target in $$(go test $(LDFLAGS) -list '^Fuzz' $$package | grep ^Fuzz); do \
+			go test $(LDFLAGS) -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 2s $$package || exit 1; \
 		done; \
 	done
+	go test $(LDFLAGS) -run '^TestMutatedStreams$$' -v ./ebpf -streams 10000
+	go test $(LDFLAGS) -run '^(TestLies|TestLiarIsLeft)$$' -timeout 1h ./cmd/tracer ./cmd/prefetchd -lies
 
 lint: ## gofmt, vet, staticcheck
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$unformatted" ]; then echo "gofmt -w these:"; echo "$$unformatted"; exit 1; fi
