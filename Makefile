@@ -55,8 +55,7 @@ experiments: build ## measure what tracer costs and whether it accounts for ever
 	bin/lab overhead -m demo/tiny.gguf --tokens 512 --pairs 40 --markdown --save demo/overhead-tiny.json
 	bin/lab accounting
 
-fuzz: ## analyse 10,000 damaged captures; then fuzz the parsers, FUZZTIME (a minute) each; ends at the first failure
-	go test $(LDFLAGS) -v -count 1 -timeout 60m -run '^TestDamagedCaptures$$' ./cmd/analyze -mutations 10000
+fuzz: ## fuzz the parsers, FUZZTIME (a minute) each; then 10,000 damaged captures and streams of events, and a target that lies (root)
 	@for package in $$(grep -rl '^func Fuzz' --include='*_test.go' . | xargs -n 1 dirname | sort -u); do \
 		list=$$(go test $(LDFLAGS) -list '^Fuzz' $$package) || { echo "$$list"; echo "make fuzz: the tests of $$package cannot be run"; exit 1; }; \
 		for target in $$(echo "$$list" | grep '^Fuzz'); do \
@@ -65,6 +64,9 @@ fuzz: ## analyse 10,000 damaged captures; then fuzz the parsers, FUZZTIME (a min
 				{ echo "make fuzz: $$target in $$package failed; commit the input, which is below $$package/testdata/fuzz/$$target, with the fix"; exit 1; }; \
 		done; \
 	done
+	go test $(LDFLAGS) -v -count 1 -timeout 60m -run '^TestDamagedCaptures$$' ./cmd/analyze -mutations 10000
+	go test $(LDFLAGS) -run '^TestMutatedStreams$$' -v ./ebpf -streams 10000
+	go test $(LDFLAGS) -run '^(TestLies|TestLiarIsLeft)$$' -timeout 1h ./cmd/tracer ./cmd/prefetchd -lies
 
 lint: ## gofmt, vet, staticcheck
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$unformatted" ]; then echo "gofmt -w these:"; echo "$$unformatted"; exit 1; fi

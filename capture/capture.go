@@ -207,8 +207,22 @@ func (c *Capture) Libraries() []string { return c.capturer.Libraries() }
 func (c *Capture) Describe(pid int) event.TargetInfo { return c.capturer.Describe(pid) }
 
 // Explain says, after Run, why no decode or op was seen: event.ErrNoGGML, event.ErrOldGGML, preload.ErrNotLoaded, preload.ErrNoGraph or
-// preload.ErrOtherProcess; nil if no reason is known.
-func (c *Capture) Explain() error { return c.capturer.Explain() }
+// preload.ErrOtherProcess, and after Wait also how the target ended before; nil if nothing stood in the way. The target may have ended even
+// then before its first decode: see Ending.
+func (c *Capture) Explain() error {
+	err := c.capturer.Explain()
+	// These two are the reason however the target ended.
+	if err == nil || errors.Is(err, event.ErrOldGGML) || errors.Is(err, preload.ErrOtherProcess) {
+		return err
+	}
+	if ending := c.Ending(); ending != "" {
+		return fmt.Errorf("%s before anything was seen: %w", ending, err)
+	}
+	return err
+}
+
+// Ending says, after Run and Wait, how the target ended ("the command ended with exit status 1"); "" if it has not.
+func (c *Capture) Ending() string { return c.target.ending() }
 
 // Close ends the capture and releases its resources. A command that is still running is killed; a process that Attach has found continues.
 // Call it once, after Run has returned or instead of Run.

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"tensorcast/internal/proc"
 )
 
@@ -24,6 +26,8 @@ type target interface {
 	ended(ctx context.Context) error
 	// wait waits, after run, until a command has ended; it kills the command if ctx is done first.
 	wait(ctx context.Context) (status int, err error)
+	// ending says, after run, how the target ended; "" if it has not.
+	ending() string
 	close() error
 }
 
@@ -90,6 +94,19 @@ func (c *command) wait(ctx context.Context) (int, error) {
 	return c.status, c.err
 }
 
+func (c *command) ending() string {
+	select {
+	case <-c.over:
+	default:
+		return ""
+	}
+	text := fmt.Sprintf("the command ended with exit status %d", c.status)
+	if name := unix.SignalName(syscall.Signal(c.status - 128)); name != "" {
+		text += fmt.Sprintf(" (128 + %s)", name) // by that signal, or as a shell whose last command was
+	}
+	return text
+}
+
 func (c *command) kill() error {
 	if err := c.child.Signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("kill process %d: %w", c.PID(), err)
@@ -130,6 +147,13 @@ func (p process) ended(ctx context.Context) error {
 }
 
 func (p process) wait(context.Context) (int, error) { return 0, nil }
+
+func (p process) ending() string {
+	if ended, err := p.Ended(); !ended || err != nil {
+		return ""
+	}
+	return fmt.Sprintf("process %d ended", p.PID())
+}
 
 func (p process) close() error { return p.Close() }
 

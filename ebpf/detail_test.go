@@ -403,22 +403,23 @@ func TestManyThreads(t *testing.T) {
 // A template is found by its id until another one takes its place.
 func TestTemplatesTakeTurns(t *testing.T) {
 	const maxTemplates = 64
-	p := &target{ops: []string{"MUL_MAT"}, maxTemplates: maxTemplates}
+	k := newKnown(maxTemplates)
+	p := &target{ops: []string{"MUL_MAT"}, known: k}
 	learn := func(id uint32) {
 		if _, _, err := p.learn(&traceTemplateEvent{Id: id}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if p.template(1) != nil {
+	if k.template(p, 1) != nil {
 		t.Error("there is a template before the first came")
 	}
 	learn(1)
 	learn(2)
-	if p.template(1) == nil || p.template(0) != nil || p.template(1+maxTemplates) != nil {
+	if k.template(p, 1) == nil || k.template(p, 0) != nil || k.template(p, 1+maxTemplates) != nil {
 		t.Error("a template is not found by its id, or by another's")
 	}
 	learn(1 + maxTemplates)
-	if p.template(1) != nil || p.template(1+maxTemplates) == nil || p.template(2) == nil {
+	if k.template(p, 1) != nil || k.template(p, 1+maxTemplates) == nil || k.template(p, 2) == nil {
 		t.Error("a new template did not take the place of the oldest")
 	}
 }
@@ -507,8 +508,9 @@ func TestUnresolved(t *testing.T) {
 	if err := gone.Run(); err != nil {
 		t.Fatal(err)
 	}
-	p := &target{pid: gone.Process.Pid, ops: []string{"MUL_MAT"}, maxTemplates: 8}
-	tr := &Tracer{targets: map[uint32]*target{7: p}}
+	k := newKnown(8)
+	p := &target{pid: gone.Process.Pid, ops: []string{"MUL_MAT"}, known: k}
+	tr := &Tracer{targets: map[uint32]*target{7: p}, known: k}
 	e := traceTemplateEvent{Kind: uint32(traceKindKIND_TEMPLATE), Tgid: 7, Id: 3, Nsrc: 1}
 	e.Src[0].Flags = uint32(traceSourceFlagSOURCE_UNRESOLVED)
 	raw := unsafe.Slice((*byte)(unsafe.Pointer(&e)), unsafe.Sizeof(e))

@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"slices"
 	"unsafe"
 
 	"tensorcast/event"
+	"tensorcast/internal/proc"
 )
 
 // view interprets raw as a T. If raw is long enough, the result points into raw, which the next record overwrites; if the tail is missing,
@@ -51,13 +53,13 @@ func (t *Tracer) dispatch(raw []byte, handle func(event.Event) error) error {
 		}
 		return nil
 	case traceKindKIND_SHAPE:
-		p.learnShape(view[traceShapeEvent](raw).Id)
+		t.known.learn(p, view[traceShapeEvent](raw).Id)
 		return nil
 	case traceKindKIND_IDS:
-		p.collect(view[traceIdsEvent](raw))
+		t.known.collect(p, view[traceIdsEvent](raw))
 		return nil
 	case traceKindKIND_BUFFERS:
-		p.keepBuffers(view[traceBuffersEvent](raw))
+		t.known.keepBuffers(p, view[traceBuffersEvent](raw))
 		return nil
 	}
 	if err := t.announce(p, handle); err != nil {
@@ -70,7 +72,7 @@ func (t *Tracer) dispatch(raw []byte, handle func(event.Event) error) error {
 		if err != nil {
 			return err
 		}
-		return t.show(p, known.op.Sources, handle)
+		return t.show(p, &known.op, handle)
 	case traceKindKIND_OPS:
 		e := view[traceOpsEvent](raw)
 		for i := range min(int(e.N), len(e.Ops)) {
@@ -119,7 +121,7 @@ func (t *Tracer) announce(p *target, handle func(event.Event) error) error {
 
 func (t *Tracer) op(p *target, of *traceOpsEvent, e *traceOpRecord, handle func(event.Event) error) error {
 	p.begun = true
-	known := p.template(e.Id)
+	known := t.known.template(p, e.Id)
 	if known == nil { // the template event was lost; that loss is counted where it happened
 		t.incomplete.Add(1)
 		return nil
@@ -133,7 +135,7 @@ func (t *Tracer) op(p *target, of *traceOpsEvent, e *traceOpRecord, handle func(
 		o.Stall = int64(of.Stalled)
 	}
 	if o.GatherDim > 0 && len(o.Sources) > 0 {
-		if g, ok := p.gathered(of.Tid, o.Seq-uint64(e.IdsBack), known.ids); ok {
+		if g, ok := t.known.gathered(p, of.Tid, o.Seq-uint64(e.IdsBack), known.ids); ok {
 			o.IDs, o.IDRows = g.ids, g.rows
 		} else {
 			if !o.Clipped {
@@ -143,7 +145,7 @@ func (t *Tracer) op(p *target, of *traceOpsEvent, e *traceOpRecord, handle func(
 		}
 	}
 	if has(e.Flags, traceOpFlagOP_BUFFERS) {
-		if b := p.buffers[of.Tid]; b.seq == o.Seq {
+		if b := t.known.buffers[of.Tid]; b.of == p && b.seq == o.Seq {
 			o.Buffers = b.list
 		}
 	}
@@ -153,12 +155,11 @@ func (t *Tracer) op(p *target, of *traceOpsEvent, e *traceOpRecord, handle func(
 // graph sends the ops that a graph of this shape has.
 func (t *Tracer) graph(p *target, e *traceGraphEvent, handle func(event.Event) error) error {
 	p.begun = true
-	s := p.shapes[e.Shape]
+	s := t.known.shape(p, e.Shape)
 	if s == nil {
 		t.incomplete.Add(1)
 		return nil
 	}
-	s.used = t.received.Load()
 	rows := 0 // tokens in the graph: the number of embeddings that it looks up
 	for _, known := range s.ops {
 		t.graphOps++
@@ -169,7 +170,7 @@ func (t *Tracer) graph(p *target, e *traceGraphEvent, handle func(event.Event) e
 		switch {
 		case o.GatherDim == 0:
 		case !o.ByExpert:
-			if g, ok := p.gathered(e.Tid, e.Seq, known.ids); ok {
+			if g, ok := t.known.gathered(p, e.Tid, e.Seq, known.ids); ok {
 				o.IDs, o.IDRows = g.ids, g.rows
 				rows = g.rows * g.slots
 			} else {
@@ -195,24 +196,40 @@ func (t *Tracer) emit(p *target, o *event.Op, handle func(event.Event) error) er
 }
 
 // show sends FileSeen for files that are new. It is called when a template arrives, before the first op that uses it: the path must be
-// looked up before the target ends.
-func (t *Tracer) show(p *target, sources []event.Source, handle func(event.Event) error) error {
-	for i := range sources {
-		s := &sources[i]
-		if !s.InFile || p.seen[s.File] {
-			continue
+// looked up before the target ends. Sources in files that cannot be told are left out and counted.
+func (t *Tracer) show(p *target, o *event.Op, handle func(event.Event) error) error {
+	var err error
+	o.Sources = slices.DeleteFunc(o.Sources, func(s event.Source) bool {
+		if !s.InFile || err != nil {
+			return false
 		}
-		p.seen[s.File] = true
-		at, err := p.findFile(s.File, s.Data, t.opts.Hints)
-		if err != nil {
-			return err
+		told, seen := p.seen[s.File]
+		if !seen && len(p.seen) < maxFiles {
+			if told, err = t.showFile(p, &s, handle); err == nil {
+				p.seen[s.File] = told
+			}
 		}
-		if err := t.system.watch(s.File); err != nil {
-			return err
+		if !told && err == nil {
+			o.Clipped = true
+			t.unresolved.Add(1)
+			return true
 		}
-		if err := handle(event.FileSeen{PID: int32(p.pid), File: s.File, Path: at.Path, ID: event.FileID(at.ID)}); err != nil {
-			return err
-		}
+		return false
+	})
+	return err
+}
+
+// showFile sends FileSeen for the file of a source; told is false if the file is mapped no more, or cannot be looked for.
+func (t *Tracer) showFile(p *target, s *event.Source, handle func(event.Event) error) (told bool, err error) {
+	at, err := p.findFile(s.File, s.Data, t.opts.Hints)
+	if errors.Is(err, errNotMapped) || errors.Is(err, errTooOften) || errors.Is(err, proc.ErrNoProcess) && len(p.seen) > 0 { // else nothing can be told of this process
+		return false, nil
 	}
-	return nil
+	if err != nil {
+		return false, err
+	}
+	if err := t.system.watch(s.File); err != nil {
+		return false, err
+	}
+	return true, handle(event.FileSeen{PID: int32(p.pid), File: s.File, Path: at.Path, ID: event.FileID(at.ID)})
 }

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"tensorcast/ggml"
 	"tensorcast/internal/regular"
 )
 
@@ -39,7 +40,7 @@ func runPath(exe, origin string) []string {
 		return nil
 	}
 	defer file.Close()
-	f, err := elf.NewFile(file)
+	f, err := ggml.OpenELF(file)
 	if err != nil {
 		return nil
 	}

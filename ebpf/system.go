@@ -226,7 +226,7 @@ func (t *Tracer) forked(e *systemProcessEvent) error {
 	if parent == nil || t.targets[e.Tgid] != nil {
 		return nil
 	}
-	p, err := newTarget(int(e.Tgid), parent.pid)
+	p, err := newTarget(int(e.Tgid), parent.pid, t.known)
 	if errors.Is(err, proc.ErrNoProcess) {
 		return nil // it has ended already
 	}
@@ -234,7 +234,6 @@ func (t *Tracer) forked(e *systemProcessEvent) error {
 		return err
 	}
 	p.likely, p.ops, p.layout, p.config, p.configured = parent.images(), parent.ops, parent.layout, parent.config, parent.configured
-	p.maxTemplates = parent.maxTemplates
 	t.targets[e.Tgid] = p
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 	"unsafe"
 
 	"tensorcast/event"
@@ -31,19 +32,20 @@ type target struct {
 	announced   bool // ProcessBegin was sent
 	command     []string
 	files       map[string]event.FileID // files that ops read from, by the target's path
-	seen        map[event.FileID]bool
-	// templates are stored at their id modulo maxTemplates, as in the programs: a new one replaces the oldest.
-	templates    []*template
-	maxTemplates uint32
-	shapes       map[uint32]*shape
-	ids          map[uint32][]gathered // by thread, oldest first
-	buffers      map[uint32]buffers    // by thread
-	decodes      bool                  // llama_decode is observed, so steps need not be derived
-	derived      event.DerivedSteps    // steps where it is not: it has no symbol, or other code computes (as in Ollama's own engine)
+	memory      []proc.Mapping          // its memory map, as resolve read it
+	read        time.Time               // when
+	seen        map[event.FileID]bool   // files that have, or have not, been found: at most maxFiles
+	known       *known
+	decodes     bool               // llama_decode is observed, so steps need not be derived
+	derived     event.DerivedSteps // steps where it is not: it has no symbol, or other code computes (as in Ollama's own engine)
 }
+
+// maxFiles is how many files a process may read weights from. Each is looked up once in its memory map, which may be long.
+const maxFiles = 256
 
 // template is what the op of a node reads. Op events refer to it by id.
 type template struct {
+	of    *target
 	id    uint32
 	op    event.Op // without times
 	ids   uint64   // address of the tensor with the ids that it gathers by
@@ -51,39 +53,14 @@ type template struct {
 	memo  event.Memo
 }
 
-// shape is the sequence of ops of a graph, in graph detail.
-type shape struct {
-	ops  []*template
-	used uint64 // number of the event that used it last
-}
-
-// maxShapes bounds memory; a model has few different graphs.
-const maxShapes = 256
-
-// gathered is the ids of one op; they arrive in pieces.
-type gathered struct {
-	seq, tensor uint64
-	slots, rows int
-	ids         []int32
-	got         int
-}
-
-// keptIDs is how many of them are kept per thread: more than the ops of one event can refer to.
-const keptIDs = 64
-
-type buffers struct {
-	seq  uint64
-	list []event.Buffer
-}
-
-func newTarget(pid, parent int) (*target, error) {
+func newTarget(pid, parent int, known *known) (*target, error) {
 	process, err := proc.Open(pid)
 	if err != nil {
 		return nil, err
 	}
 	return &target{
-		pid: pid, parent: parent, process: process, files: map[string]event.FileID{}, seen: map[event.FileID]bool{},
-		shapes: map[uint32]*shape{}, ids: map[uint32][]gathered{}, buffers: map[uint32]buffers{}, derived: event.DerivedSteps{PID: int32(pid)},
+		pid: pid, parent: parent, process: process, files: map[string]event.FileID{}, seen: map[event.FileID]bool{}, known: known,
+		derived: event.DerivedSteps{PID: int32(pid)},
 	}, nil
 }
 
@@ -181,7 +158,7 @@ func (p *target) learn(e *traceTemplateEvent) (t *template, unresolved uint64, e
 	if err != nil {
 		return nil, 0, err
 	}
-	t = &template{id: e.Id, ids: e.Ids, slots: int(e.Slots), op: event.Op{PID: int32(p.pid), Name: name, Clipped: has(e.Flags, traceOpFlagOP_CLIPPED)}}
+	t = &template{of: p, id: e.Id, ids: e.Ids, slots: int(e.Slots), op: event.Op{PID: int32(p.pid), Name: name, Clipped: has(e.Flags, traceOpFlagOP_CLIPPED)}}
 	if has(e.Flags, traceOpFlagOP_FUSED) {
 		second, err := p.opName(e.FusedOp)
 		if err != nil {
@@ -206,71 +183,11 @@ func (p *target) learn(e *traceTemplateEvent) (t *template, unresolved uint64, e
 		t.op.Sources = append(t.op.Sources, s)
 	}
 	if e.Shape != 0 {
-		if s := p.shapes[e.Shape]; s != nil {
-			s.ops = append(s.ops, t)
-		}
-		return t, unresolved, nil
+		p.known.extend(p, e.Shape, t)
+	} else {
+		p.known.add(t)
 	}
-	if p.templates == nil {
-		p.templates = make([]*template, p.maxTemplates)
-	}
-	p.templates[e.Id%p.maxTemplates] = t
 	return t, unresolved, nil
-}
-
-// template returns the template with this id; nil if it did not arrive.
-func (p *target) template(id uint32) *template {
-	if p.templates == nil {
-		return nil
-	}
-	if t := p.templates[id%p.maxTemplates]; t != nil && t.id == id {
-		return t
-	}
-	return nil
-}
-
-// learnShape creates a shape; the templates of its ops follow.
-func (p *target) learnShape(id uint32) {
-	if len(p.shapes) >= maxShapes {
-		oldest, first := uint32(0), true
-		for i, s := range p.shapes {
-			if first || s.used < p.shapes[oldest].used {
-				oldest, first = i, false
-			}
-		}
-		delete(p.shapes, oldest)
-	}
-	p.shapes[id] = &shape{}
-}
-
-// collect stores a piece of ids. All pieces precede the op that gathers by them.
-func (p *target) collect(e *traceIdsEvent) {
-	all := p.ids[e.Tid]
-	i := len(all) - 1
-	if i < 0 || all[i].seq != e.Seq || all[i].tensor != e.Tensor {
-		if len(all) >= keptIDs {
-			all = append(all[:0], all[keptIDs/2:]...)
-		}
-		i = len(all)
-		all = append(all, gathered{seq: e.Seq, tensor: e.Tensor, slots: int(e.Slots), rows: int(e.Rows), ids: make([]int32, int(e.Slots)*int(e.Rows))})
-		p.ids[e.Tid] = all
-	}
-	g := &all[i]
-	first, n := int(e.First), min(int(e.N), len(e.Ids))
-	if first+n <= len(g.ids) {
-		g.got += copy(g.ids[first:], e.Ids[:n])
-	}
-}
-
-// gathered returns the ids that an op gathers by; false if they are incomplete.
-func (p *target) gathered(tid uint32, seq, tensor uint64) (*gathered, bool) {
-	all := p.ids[tid]
-	for i := len(all) - 1; i >= 0; i-- {
-		if g := &all[i]; g.seq == seq && g.tensor == tensor {
-			return g, g.got == len(g.ids) && g.got > 0
-		}
-	}
-	return nil, false
 }
 
 func cString(raw []int8) string {
@@ -295,19 +212,22 @@ func strides(nb [4]uint64) (to [4]int64) {
 	return to
 }
 
-func (p *target) keepBuffers(e *traceBuffersEvent) {
+func bufferList(e *traceBuffersEvent) []event.Buffer {
 	list := make([]event.Buffer, min(int(e.N), len(e.Buffers)))
 	for i := range list {
 		b := &e.Buffers[i]
 		list[i] = event.Buffer{Name: cString(b.Name[:]), Root: cString(b.Root[:]), Data: b.Data, Type: gguf.Type(b.Type), NE: b.Ne, NB: strides(b.Nb), Write: b.Write != 0}
 	}
-	p.buffers[e.Tid] = buffers{e.Seq, list}
+	return list
 }
+
+// errNotMapped says that a target has unmapped a file that it was about to read.
+var errNotMapped = errors.New("the file is mapped no more")
 
 // findFile finds the file that the target maps at an address. If the target has ended, its memory map is gone; then the hints
 // are compared by inode number. (The device number does not help: on overlayfs and btrfs, stat returns another one than the kernel uses.)
 func (p *target) findFile(id event.FileID, address uint64, hints []string) (proc.Place, error) {
-	files, err := proc.Mappings(p.pid)
+	files, err := p.known.mappings(p.pid)
 	if err != nil && !errors.Is(err, proc.ErrNoProcess) {
 		return proc.Place{}, err
 	}
@@ -322,16 +242,33 @@ func (p *target) findFile(id event.FileID, address uint64, hints []string) (proc
 			return proc.Place{Path: hint, ID: key}, nil
 		}
 	}
+	if covers(files, address) {
+		return proc.Place{}, errNotMapped
+	}
 	return proc.Place{}, fmt.Errorf("the target ended before its model file (device %#x, inode %d) could be named, trace a longer run: %w", id.Dev, id.Ino, proc.ErrNoProcess)
+}
+
+// mapInterval is how old the memory map may be in which sources are looked up: a target that starts threads without end makes many of these. Events are older.
+const mapInterval = 100 * time.Millisecond
+
+// covers reports whether a memory map, which is in ascending order, was read beyond an address. That of a process that is about to end ends anywhere.
+func covers(files []proc.Mapping, address uint64) bool {
+	return len(files) > 0 && files[len(files)-1].End > address
 }
 
 // resolve finds the mapping of a source for which the program could not search the memory map, because another thread was changing it.
 func (p *target) resolve(s *event.Source) bool {
-	files, err := proc.Mappings(p.pid)
-	if err != nil {
+	if now := time.Now(); now.Sub(p.read) > mapInterval {
+		files, err := p.known.mappings(p.pid)
+		if err != nil {
+			return false
+		}
+		p.memory, p.read = files, now
+	}
+	if !covers(p.memory, s.Data) {
 		return false
 	}
-	for _, m := range files {
+	for _, m := range p.memory {
 		if s.Data >= m.Start && s.Data < m.End {
 			id, known := p.files[m.Path]
 			if !known {

@@ -83,6 +83,7 @@ type Tracer struct {
 	done     map[attachment]bool
 	attached []string // paths of files that carry probes
 	main     *target
+	known    *known // shared by all targets
 	targets  map[uint32]*target
 	received atomic.Uint64
 	// counts of: sources whose mapping could not be found; ops whose ids or template did not arrive
@@ -120,7 +121,7 @@ func New(opts Options) (*Tracer, error) {
 	if err := rlimit.RemoveMemlock(); err != nil { // kernels before 5.11 charge maps to RLIMIT_MEMLOCK
 		opts.Log.Debug("cannot raise RLIMIT_MEMLOCK", "error", err)
 	}
-	main, err := newTarget(opts.PID, 0)
+	main, err := newTarget(opts.PID, 0, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -172,7 +173,8 @@ func (t *Tracer) load() error {
 	if err := checkNamespace(t.objs.Whoami); err != nil {
 		return errors.Join(err, t.objs.Close())
 	}
-	t.main.maxTemplates = t.objs.Templates.MaxEntries()
+	t.known = newKnown(t.objs.Templates.MaxEntries())
+	t.main.known = t.known
 	if t.reader, err = ringbuf.NewReader(t.objs.Events); err != nil {
 		return errors.Join(fmt.Errorf("open the ring buffer: %w", err), t.objs.Close())
 	}
@@ -281,9 +283,21 @@ func (t *Tracer) AttachLikely(exe string, env []string) error {
 }
 
 func (t *Tracer) attachLikely(p *target, exe string, env []string) (err error) {
-	p.likely, err = t.attach(p, append([]string{exe}, likelyLibraries(exe, env)...))
+	paths, damaged := []string{exe}, 0
+	libraries := likelyLibraries(exe, env)
+	for _, path := range libraries[:min(len(libraries), maxLikely)] {
+		if _, err := t.scan(path); err == nil {
+			paths = append(paths, path)
+		} else if damaged++; damaged == 1 { // it may never be mapped
+			t.opts.Log.Warn("a library that the program may load cannot be read", "error", err)
+		}
+	}
+	p.likely, err = t.attach(p, paths)
 	return err
 }
+
+// maxLikely is how many libraries are looked at before a program has mapped them.
+const maxLikely = 256
 
 // AttachMapped sets probes on the libraries that the target has mapped by now.
 func (t *Tracer) AttachMapped() error { return t.attachMapped(t.main) }
@@ -518,10 +532,13 @@ const minPoll = 10 * time.Millisecond
 
 const defaultInterval = time.Second
 
+// recordHeader is what the ring buffer adds to each event, in bytes.
+const recordHeader = 8
+
 // eventsPerLook is how many events are handled between two looks at the clock.
 const eventsPerLook = 64
 
-// Run passes events to handle until ctx is done; then it passes on what the ring buffer still holds and returns nil. The next Op overwrites
+// Run passes events to handle until ctx is done; then it passes on what the ring buffer holds at that time and returns nil. The next Op overwrites
 // the one that *Op points to. If handle or Tick returns an error, Run returns it at once. Call it once.
 func (t *Tracer) Run(ctx context.Context, handle func(event.Event) error) error {
 	defer close(t.ran)
@@ -529,6 +546,7 @@ func (t *Tracer) Run(ctx context.Context, handle func(event.Event) error) error 
 	defer stop()
 	var rec ringbuf.Record
 	behind := false // events were left in the ring buffer: a handler that is slower than the events come must not keep Tick from being called
+	left := -1      // when ctx is done: bytes of events that came before; a target that goes on sends more and more
 	for {
 		look, err := t.lookForLibraries()
 		if err != nil {
@@ -547,6 +565,9 @@ func (t *Tracer) Run(ctx context.Context, handle func(event.Event) error) error 
 		var begun time.Time // when the first event was read
 		for n := 0; ; n++ {
 			if n%eventsPerLook == 1 {
+				if left < 0 && ctx.Err() != nil {
+					left = t.reader.AvailableBytes()
+				}
 				if begun.IsZero() {
 					begun = time.Now()
 				} else if time.Since(begun) >= t.opts.Interval {
@@ -566,6 +587,11 @@ func (t *Tracer) Run(ctx context.Context, handle func(event.Event) error) error 
 			}
 			if err := t.dispatch(rec.RawSample, handle); err != nil {
 				return err
+			}
+			if left >= 0 {
+				if left -= len(rec.RawSample) + recordHeader; left <= 0 {
+					return t.finish(handle)
+				}
 			}
 		}
 		if ctx.Err() != nil && !behind {
@@ -656,6 +682,7 @@ func (t *Tracer) reap(handle func(event.Event) error) error {
 				return err
 			}
 		}
+		t.known.forget(p)
 		delete(t.targets, tgid)
 		if err := t.objs.Targets.Delete(tgid); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			return fmt.Errorf("forget process %d: %w", p.pid, err)

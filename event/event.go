@@ -176,32 +176,3 @@ func ParseCause(name string) (Cause, error) {
 }
 
 func (c Cause) String() string { return causeNames[min(c, CauseOther)] }
-
-// Bytes is the extent that the source spans, in bytes (ggml_nbytes): what an op reads of it unless it gathers.
-func (s *Source) Bytes() int64 { return extent(s.Type, &s.NE, &s.NB) }
-
-// Bytes is the extent that the buffer spans, in bytes (ggml_nbytes).
-func (b *Buffer) Bytes() int64 { return extent(b.Type, &b.NE, &b.NB) }
-
-// extent computes ggml_nbytes; it is 0 for a tensor without elements and for an unknown type.
-func extent(t gguf.Type, ne, nb *[4]int64) int64 {
-	for _, n := range ne {
-		if n <= 0 {
-			return 0
-		}
-	}
-	elems := t.BlockElems()
-	if elems == 0 {
-		return 0
-	}
-	var total int64
-	if elems == 1 {
-		total = t.BlockBytes() + (ne[0]-1)*nb[0]
-	} else {
-		total = ne[0] * nb[0] / elems
-	}
-	for d := 1; d < 4; d++ {
-		total += (ne[d] - 1) * nb[d]
-	}
-	return total
-}

@@ -14,6 +14,9 @@ type DerivedSteps struct {
 	open  map[int32]*derivedStep // by thread
 }
 
+// maxDerived is how many steps may be open at a time: more threads than any program computes in.
+const maxDerived = 4096
+
 type derivedStep struct {
 	decode uint32
 	end    int64
@@ -23,6 +26,11 @@ type derivedStep struct {
 func (d *DerivedSteps) Begin(tid int32, time int64, tokens int, handle func(Event) error) error {
 	if err := d.EndThread(tid, handle); err != nil {
 		return err
+	}
+	if len(d.open) >= maxDerived { // most of these threads have ended in a step
+		if err := d.End(handle); err != nil {
+			return err
+		}
 	}
 	if d.open == nil {
 		d.open = map[int32]*derivedStep{}
@@ -39,6 +47,9 @@ func (d *DerivedSteps) Decode(tid int32) uint32 {
 	}
 	return 0
 }
+
+// Open is how many threads have an open step.
+func (d *DerivedSteps) Open() int { return len(d.open) }
 
 // Extend moves the end of the thread's open step, if there is one, to end (ns, CLOCK_MONOTONIC).
 func (d *DerivedSteps) Extend(tid int32, end int64) {

@@ -10,7 +10,7 @@ import (
 // dwarfLayout looks for struct ggml_tensor and, which not every file describes, struct ggml_cgraph. It returns nil if there is no complete
 // ggml_tensor.
 func dwarfLayout(d *dwarf.Data, path string) (*Layout, error) {
-	r := d.Reader()
+	r := &entries{Reader: d.Reader()}
 	tensor, graph := map[string]member{}, map[string]member{}
 	for tensor["name"].size == 0 || len(graph) == 0 {
 		e, err := r.Next()
@@ -77,7 +77,7 @@ func dwarfLayout(d *dwarf.Data, path string) (*Layout, error) {
 type member struct{ offset, size int64 }
 
 // membersOf reads the fields of the struct whose entry r has just returned.
-func membersOf(d *dwarf.Data, r *dwarf.Reader) (map[string]member, error) {
+func membersOf(d *dwarf.Data, r *entries) (map[string]member, error) {
 	members := map[string]member{}
 	for {
 		e, err := r.Next()
@@ -91,12 +91,79 @@ func membersOf(d *dwarf.Data, r *dwarf.Reader) (map[string]member, error) {
 		offset, placed := e.Val(dwarf.AttrDataMemberLoc).(int64)
 		kind, typed := e.Val(dwarf.AttrType).(dwarf.Offset)
 		if e.Tag == dwarf.TagMember && named && placed && typed {
-			t, err := d.Type(kind)
+			size, err := sizeOf(d, kind, maxNesting)
 			if err != nil {
 				return nil, err
 			}
-			members[name] = member{offset, t.Size()}
+			members[name] = member{offset, size}
 		}
+		r.SkipChildren()
+	}
+}
+
+// entries is a dwarf.Reader that stops when the entries' strings have become too much: an entry is small, and a string that it names may be long.
+type entries struct {
+	*dwarf.Reader
+	text int
+}
+
+func (r *entries) Next() (*dwarf.Entry, error) {
+	e, err := r.Reader.Next()
+	if err != nil || e == nil {
+		return e, err
+	}
+	for i := range e.Field {
+		if s, ok := e.Field[i].Val.(string); ok {
+			r.text += len(s)
+		}
+	}
+	if r.text > maxDebugText {
+		return nil, fmt.Errorf("the names in debug information: %w", errTooLarge)
+	}
+	return e, nil
+}
+
+// maxNesting is how many types a member's type may be made of: an array of a typedef of a pointer is two.
+const maxNesting = 16
+
+// sizeOf is the size of a type in bytes; 0 if it has none. (dwarf.Type.Size does not end for a typedef of itself.)
+func sizeOf(d *dwarf.Data, at dwarf.Offset, nesting int) (int64, error) {
+	if nesting == 0 {
+		return 0, errNoLayout
+	}
+	r := d.Reader()
+	r.Seek(at)
+	e, err := r.Next()
+	if err != nil || e == nil {
+		return 0, err
+	}
+	if size, ok := e.Val(dwarf.AttrByteSize).(int64); ok {
+		return size, nil
+	}
+	of, typed := e.Val(dwarf.AttrType).(dwarf.Offset)
+	switch {
+	case e.Tag == dwarf.TagPointerType:
+		return int64(r.AddressSize()), nil
+	case !typed:
+		return 0, nil
+	}
+	size, err := sizeOf(d, of, nesting-1)
+	if err != nil || e.Tag != dwarf.TagArrayType || !e.Children {
+		return size, err
+	}
+	for {
+		e, err := r.Next()
+		if err != nil || e == nil || e.Tag == 0 {
+			return size, err
+		}
+		n, counted := e.Val(dwarf.AttrCount).(int64)
+		if last, ok := e.Val(dwarf.AttrUpperBound).(int64); !counted && ok {
+			n = last + 1
+		}
+		if n < 0 || n > TensorBytes || size > TensorBytes { // no member of a tensor
+			return 0, nil
+		}
+		size *= n
 		r.SkipChildren()
 	}
 }

@@ -132,7 +132,7 @@ func ScanFile(f *os.File) (*Image, error) {
 // scan is Scan for r, whose path is path and which belongs to the user owner. debugDir is where distributions keep separate debug information.
 func scan(r io.ReaderAt, path, debugDir string, owner uint32) (*Image, error) {
 	im := &Image{Path: path}
-	f, err := elf.NewFile(r)
+	f, err := OpenELF(r)
 	var format *elf.FormatError
 	if errors.As(err, &format) || errors.Is(err, io.EOF) { // EOF: shorter than a header
 		return im, nil

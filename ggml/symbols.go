@@ -8,7 +8,6 @@ import (
 	"debug/dwarf"
 	"debug/elf"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -62,45 +61,9 @@ func wanted(name string) bool {
 		name == buildNumber || name == buildCommit
 }
 
-// Limits on what is read from an untrusted file.
-const (
-	maxSection = 1 << 30 // a section of symbols, strings or relocations
-	maxDebug   = 2 << 30 // all sections of debug information together
-)
-
-var errTooLarge = errors.New("larger than any llama.cpp needs")
-
-// collect adds the symbols of .dynsym and .symtab.
-func (s *symbols) collect(f *elf.File) error {
-	for _, sec := range f.Sections {
-		switch sec.Type {
-		case elf.SHT_SYMTAB, elf.SHT_DYNSYM, elf.SHT_STRTAB, elf.SHT_GNU_VERSYM, elf.SHT_GNU_VERDEF, elf.SHT_GNU_VERNEED:
-			if sec.Size > maxSection || sec.Flags&elf.SHF_COMPRESSED != 0 {
-				return fmt.Errorf("section %q: %w", sec.Name, errTooLarge)
-			}
-		}
-	}
-	for _, read := range []func() ([]elf.Symbol, error){f.DynamicSymbols, f.Symbols} {
-		list, err := read()
-		if err != nil && !errors.Is(err, elf.ErrNoSymbols) {
-			return err
-		}
-		for _, sym := range list {
-			kind := elf.STT_FUNC // a program that loads llama.cpp at run time may have pointer variables with the functions' names
-			if strings.HasPrefix(sym.Name, "LLAMA_") {
-				kind = elf.STT_OBJECT
-			}
-			if sym.Section != elf.SHN_UNDEF && elf.ST_TYPE(sym.Info) == kind {
-				s.add(sym.Name, sym.Value, sym.Size)
-			}
-		}
-	}
-	return nil
-}
-
 // collectDWARF adds functions that are named only in debug information.
 func (s *symbols) collectDWARF(d *dwarf.Data) error {
-	r := d.Reader()
+	r := &entries{Reader: d.Reader()}
 	for {
 		e, err := r.Next()
 		if err != nil || e == nil {
@@ -141,16 +104,20 @@ func debugData(f *elf.File) (*dwarf.Data, error) {
 	if !hasDebug(f) {
 		return nil, nil
 	}
-	var total uint64
-	for _, s := range f.Sections {
-		if strings.HasPrefix(s.Name, ".debug_") || strings.HasPrefix(s.Name, ".zdebug_") {
-			if total += s.Size; s.Size > maxDebug || total > maxDebug {
-				return nil, fmt.Errorf("debug information: %w", errTooLarge)
-			}
-		}
+	if err := checkDebug(f); err != nil {
+		return nil, err
 	}
 	mentioned := false
-	for _, name := range []string{".debug_str", ".zdebug_str", ".debug_info", ".zdebug_info"} { // short strings may be in .debug_info itself
+	for _, name := range []string{".debug_str", ".zdebug_str", ".debug_line_str"} {
+		if s := f.Section(name); s != nil && s.Type != elf.SHT_NOBITS {
+			found, err := stringsOf(s, "ggml_")
+			if err != nil {
+				return nil, err
+			}
+			mentioned = mentioned || found
+		}
+	}
+	for _, name := range []string{".debug_info", ".zdebug_info"} { // short strings may be here
 		if s := f.Section(name); s != nil && !mentioned {
 			data, err := s.Data()
 			if err != nil {
@@ -222,7 +189,7 @@ func openDebug(name string, owner uint32) *debugELF {
 		return nil
 	}
 	if by, err := ownerOf(file); err == nil && (by == owner || by == 0) {
-		if f, err := elf.NewFile(file); err == nil {
+		if f, err := OpenELF(file); err == nil {
 			return &debugELF{f, file}
 		}
 	}
@@ -273,6 +240,9 @@ func debugLink(f *elf.File) (string, uint32) {
 }
 
 func sumIs(f *os.File, want uint32) bool {
+	if info, err := f.Stat(); err != nil || info.Size() > maxDebugFile {
+		return false
+	}
 	sum := crc32.NewIEEE()
 	if _, err := io.Copy(sum, io.NewSectionReader(f, 0, math.MaxInt64)); err != nil {
 		return false

@@ -35,6 +35,9 @@ type Outside struct {
 // several times.
 const maxReads = 1 << 15
 
+// maxOutside bounds Outside.Bytes, so that the sum over a decode that never ends does not wrap.
+const maxOutside = 1 << 62
+
 // NewBuilder makes a Builder. files tells the index of a file in Cycle.Files; reads of a file for which ok is false are left out.
 func NewBuilder(files func(event.FileID) (index int, ok bool)) *Builder {
 	return &Builder{files: files}
@@ -51,7 +54,7 @@ func (b *Builder) Op(o *event.Op) {
 	for i := range o.Sources {
 		if s := &o.Sources[i]; !s.InFile {
 			b.outside.Reads++
-			b.outside.Bytes += s.Bytes()
+			b.outside.Bytes = min(b.outside.Bytes+s.Bytes(), maxOutside)
 		}
 	}
 	ReadsOf(o, func(source int, r CycleRead) bool {

@@ -18,6 +18,8 @@ const (
 	patience = 64
 	// maxContexts bounds how many are remembered: a server may make one per request.
 	maxContexts = 64
+	// maxOpen bounds how many decodes may be open at a time, in as many threads.
+	maxOpen = 1024
 )
 
 // contexts are those of a target.
@@ -80,6 +82,9 @@ func (cs *contexts) begin(e event.DecodeBegin) *decode {
 	if x.cycle == nil && e.Tokens > 0 && e.Tokens <= lessonTokens {
 		d.lesson = &lesson{pattern.NewBuilder(cs.file), map[int]uint64{}}
 		d.lesson.Begin()
+	}
+	if len(cs.open) >= maxOpen { // most of these threads have ended in a decode
+		clear(cs.open)
 	}
 	cs.open[e.TID] = d
 	return d

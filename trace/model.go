@@ -79,6 +79,15 @@ func (m *model) add(files []*gguf.File, row int) []tables.StructureRow {
 	return rows
 }
 
+// files are those of its parts.
+func (m *model) files() []*gguf.File {
+	files := make([]*gguf.File, len(m.parts))
+	for i, p := range m.parts {
+		files[i] = p.file
+	}
+	return files
+}
+
 // openModel reads the model at path, one of whose files has the id. If the other parts of a split model cannot be found by name, as in a download cache that names files
 // by their content, the model is the one part and split is set.
 func openModel(path string, id event.FileID) (m *gguf.Model, split splitKey, err error) {

@@ -67,6 +67,7 @@ type Recorder struct {
 	rows             []tables.StructureRow
 	contexts         map[uint64]*contextState
 	steps            map[int32]*step // open steps by thread
+	tokenIDs         int             // in them
 	current          *step           // the one of them that had the latest op
 	recent           [1 << 10]numbered
 	early            []tables.StepRow // steps that ended before a weight was read
@@ -76,6 +77,7 @@ type Recorder struct {
 	reads            []read // scratch: the reads of an op without a memo
 	accesses         []tables.Access
 	selected         []int32 // scratch: distinct ids of an op
+	unknownIDs       uint64  // ops whose ids were none yet when they were read
 	served           uint64  // accesses emitted so far
 	events           uint64
 	phase            tables.Phase
@@ -104,7 +106,8 @@ type numbered struct {
 type read struct {
 	tables.Access
 	part   *part // nil if the source is in no model file
-	stride int64 // bytes of a row or an expert if the op gathers
+	slices int64 // rows or experts that the source has, if the op gathers
+	stride int64 // bytes of each
 	embeds bool  // the rows are token embeddings
 }
 
@@ -136,6 +139,9 @@ const (
 	maxContexts   = 4096    // contexts remembered at a time; a server may create one per request
 	maxOutside    = 1 << 16 // tensors outside a mapping that are counted separately
 	maxEarly      = 1024
+	maxSteps      = 4096    // open at a time, in as many threads
+	maxTokenIDs   = 1 << 21 // kept of the steps that are open
+	maxTokens     = 1 << 24 // in a batch
 )
 
 // NewRecorder returns a Recorder for a capture that begins now.
@@ -284,6 +290,16 @@ func (r *Recorder) decodeBegin(e event.DecodeBegin) error {
 			return err
 		}
 	}
+	if len(r.steps) >= maxSteps { // no program decodes in so many threads: most have ended in a decode
+		for _, s := range r.steps {
+			if err := r.endStep(s, tables.NotObserved); err != nil {
+				return err
+			}
+		}
+	}
+	if e.Tokens < 0 || e.Tokens > maxTokens {
+		e.Tokens = -1
+	}
 	c := r.context(e.Context)
 	s := &step{
 		StepRow: tables.StepRow{
@@ -335,6 +351,7 @@ func (r *Recorder) endStep(s *step, end int64) error {
 	delete(r.steps, s.Thread)
 	r.current = nil
 	s.End = end
+	r.tokenIDs -= len(s.TokenIDs)
 	if s.blind {
 		s.TokenIDs = nil
 	}
@@ -479,18 +496,27 @@ func (r *Recorder) op(o *event.Op) error {
 	if err != nil {
 		return err
 	}
-	var selected []int32
+	var selected []int32 // nil: not known
 	if o.IDs != nil {
-		r.selected = distinct(r.selected[:0], o.IDs)
-		selected = r.selected
+		if selected, err = r.gathered(o, reads); err != nil {
+			return err
+		}
 	}
 	r.accesses = r.accesses[:0]
 	most := 0 // index of the access that reads most
 	for i := range reads {
 		rd := &reads[i]
 		if rd.embeds && !r.opts.NoTokenIDs { // collect the step's token ids
-			s.blind = s.blind || o.IDs == nil
-			s.TokenIDs = append(s.TokenIDs, o.IDs...)
+			s.blind = s.blind || selected == nil || r.tokenIDs+len(o.IDs) > maxTokenIDs
+			if !s.blind {
+				before := len(s.TokenIDs)
+				for _, id := range o.IDs {
+					if id >= 0 {
+						s.TokenIDs = append(s.TokenIDs, id)
+					}
+				}
+				r.tokenIDs += len(s.TokenIDs) - before
+			}
 		}
 		if rd.part == nil {
 			continue
@@ -555,29 +581,42 @@ func (r *Recorder) resolve(o *event.Op) ([]read, error) {
 func (r *Recorder) resolveSource(o *event.Op, src *event.Source) (read, error) {
 	rd := read{embeds: o.GatherDim == 1 && !o.ByExpert && src.Name == event.TokenEmbeddings}
 	if !src.InFile {
-		r.outsideSource(src)
-		return rd, nil
+		return rd, r.outsideSource(o, src)
 	}
 	p := r.files[src.File]
 	if p == nil {
 		return rd, nil
 	}
-	t, ok := p.file.At(src.Offset)
-	if !ok || t.Type != src.Type || !printable(src.Name) {
-		holds := "no tensor"
-		if ok {
-			holds = fmt.Sprintf("%s of type %v", t.Name, t.Type)
-		}
-		return rd, fmt.Errorf("%w: op %s reads %q of type %v at byte %d of %s, where the file has %s", event.ErrLayout, o.Name, src.Name, src.Type, src.Offset, p.file.Path, holds)
+	t, err := src.In(p.file, p.model.files()...)
+	if err != nil {
+		return rd, fmt.Errorf("op %s: %w", o.Name, err)
 	}
 	row := p.rows[t]
 	rd.part = p
 	rd.Access = tables.Access{Op: o.Name, Tensor: row, DataPtr: src.Data, Offset: src.Offset, Bytes: src.Bytes(), Layer: r.rows[row].Layer}
-	if o.GatherDim > 0 && o.GatherDim <= 3 {
-		rd.stride = src.NB[o.GatherDim]
-	}
+	rd.slices, rd.stride = src.Slices(o.GatherDim)
 	p.model.sawLayer(int(rd.Layer))
 	return rd, nil
+}
+
+// gathered returns the distinct ids of an op, in order of first occurrence: each is the number of a slice that the op's first source has. Negative ids are left out, as
+// a fork of ggml gathers nothing by them. It returns nil if the ids are not known: when a graph is reported before it runs, those that it is about to compute are not there yet.
+func (r *Recorder) gathered(o *event.Op, reads []read) ([]int32, error) {
+	r.selected = distinct(r.selected[:0], o.IDs)
+	if len(reads) == 0 || reads[0].part == nil {
+		return r.selected, nil
+	}
+	for _, id := range r.selected {
+		if int64(id) < reads[0].slices {
+			continue
+		}
+		if o.Duration < 0 {
+			r.unknownIDs++
+			return nil, nil
+		}
+		return nil, fmt.Errorf("%w: op %s gathers slice %d of %s, which has %d", event.ErrLayout, o.Name, id, r.rows[reads[0].Tensor].Name, reads[0].slices)
+	}
+	return r.selected, nil
 }
 
 func (r *Recorder) writeAccess(a *tables.Access) error {
@@ -599,6 +638,9 @@ func (r *Recorder) writeBuffers(o *event.Op, s *step) error {
 	}
 	for i := range o.Buffers {
 		b := &o.Buffers[i]
+		if b.Bytes() >= event.MaxBytes {
+			return fmt.Errorf("%w: op %s touches %q of type %v with %v elements", event.ErrLayout, o.Name, b.Name, b.Type, b.NE)
+		}
 		row := tables.BufferRow{
 			Timestamp: o.Time - r.begun, Step: s.Step, Op: o.Name, Seq: int64(o.Seq), Buffer: b.Name, Root: b.Root,
 			Kind: tables.KindOf(b), Write: b.Write, DataPtr: b.Data, Bytes: b.Bytes(),
@@ -610,14 +652,19 @@ func (r *Recorder) writeBuffers(o *event.Op, s *step) error {
 	return nil
 }
 
-func (r *Recorder) outsideSource(src *event.Source) {
+func (r *Recorder) outsideSource(o *event.Op, src *event.Source) error {
 	if _, known := r.outside[src.Name]; known || len(r.outside) >= maxOutside {
-		return
+		return nil
 	}
-	r.outside[src.Name] = src.Bytes()
+	n := src.Bytes()
+	if n >= event.MaxBytes || !printable(src.Name) {
+		return fmt.Errorf("%w: op %s reads %q of type %v with %v elements", event.ErrLayout, o.Name, src.Name, src.Type, src.NE)
+	}
+	r.outside[src.Name] = n
 	if len(r.models) == 1 { // with several models it is unknown which one the weight belongs to
 		r.models[0].sawLayer(layerOf(src.Name))
 	}
+	return nil
 }
 
 // access completes the row of one source.
@@ -627,7 +674,7 @@ func (r *Recorder) access(a *tables.Access, o *event.Op, s *step, rd *read, sele
 	if o.GatherDim <= 0 || o.GatherDim > 3 {
 		return nil
 	}
-	if s.first != nil && !o.ByExpert && o.IDs != nil {
+	if s.first != nil && !o.ByExpert && selected != nil {
 		if slices.Equal(o.IDs, rd.part.model.warmup) {
 			s.Phase, s.first.prompted = tables.PhaseWarmup, false
 			r.phase = s.Phase
@@ -635,11 +682,11 @@ func (r *Recorder) access(a *tables.Access, o *event.Op, s *step, rd *read, sele
 		s.first = nil
 		a.Phase = s.Phase
 	}
-	if o.IDs == nil {
-		a.Bytes = min(a.Bytes, gatherable(o, s, rd.part.model)*rd.stride)
+	if selected == nil {
+		a.Bytes = min(a.Bytes, min(gatherable(o, s, rd.part.model), rd.slices)*rd.stride)
 		return nil
 	}
-	a.Bytes = int64(len(selected)) * rd.stride
+	a.Bytes = min(a.Bytes, min(int64(len(selected)), rd.slices)*rd.stride)
 	switch {
 	case o.ByExpert:
 		a.Experts = selected
@@ -681,8 +728,11 @@ func (r *Recorder) route(o *event.Op, s *step, layer int32) error {
 		s.routed = map[int32]bool{}
 	}
 	s.routed[layer] = true
-	slots := len(o.IDs) / o.IDRows
+	slots := max(len(o.IDs)/o.IDRows, 1)
 	for i, expert := range o.IDs {
+		if expert < 0 {
+			continue
+		}
 		row := tables.Route{Step: s.Step, Token: s.Token, Layer: layer, Slot: int32(i % slots), Expert: expert, Position: s.base + int32(i/slots)}
 		if err := r.w.Route(&row); err != nil {
 			return err
@@ -691,14 +741,14 @@ func (r *Recorder) route(o *event.Op, s *step, layer int32) error {
 	return nil
 }
 
-// distinct appends each id once, in order of first occurrence, to out, which must be empty and not nil.
+// distinct appends each id that is not negative once, in order of first occurrence, to out, which must be empty. The result is not nil.
 func distinct(out, ids []int32) []int32 {
 	if out == nil {
 		out = make([]int32, 0, min(len(ids), 64))
 	}
 	if len(ids) <= 32 { // the usual case: the experts of a token
 		for _, id := range ids {
-			if !slices.Contains(out, id) {
+			if id >= 0 && !slices.Contains(out, id) {
 				out = append(out, id)
 			}
 		}
@@ -706,7 +756,7 @@ func distinct(out, ids []int32) []int32 {
 	}
 	seen := make(map[int32]bool, len(ids))
 	for _, id := range ids {
-		if !seen[id] {
+		if id >= 0 && !seen[id] {
 			seen[id] = true
 			out = append(out, id)
 		}
@@ -748,6 +798,7 @@ func (r *Recorder) describe() error {
 		}
 	}
 	r.meta.Counters.PageInsDropped = r.dropped + r.pending.lost
+	r.meta.Counters.Clipped += r.unknownIDs
 	return nil
 }
 

@@ -2,8 +2,10 @@ package trace
 
 import (
 	"errors"
+	"math"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -225,6 +227,102 @@ func TestRecorderRoutes(t *testing.T) {
 	}
 }
 
+// Ids are numbers of slices that the tensor has, or nothing that was there when the graph was reported. By negative ones nothing is read.
+func TestRecorderChecksIDs(t *testing.T) {
+	experts := func(s *script, duration int64, ids ...int32) error {
+		s.seq++
+		return s.r.Handle(&event.Op{
+			Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: ids, IDRows: 1, Duration: duration, TID: 7, Decode: s.decode, Graph: s.graph, Seq: s.seq,
+			Sources: []event.Source{s.source("blk.0.ffn_up_exps.weight")},
+		})
+	}
+	begin := func() *script {
+		s := newScript(t, tinyMoE)
+		s.handle(seenAt(0, fileID, s.model.Path))
+		s.begin(1, 1)
+		return s
+	}
+	for _, ids := range [][]int32{{4, 1}, {0, math.MaxInt32}} {
+		if err := experts(begin(), 5, ids...); !errors.Is(err, event.ErrLayout) || !strings.Contains(err.Error(), "which has 4") {
+			t.Errorf("experts %v: %v", ids, err)
+		}
+	}
+	s := begin()
+	s.embed(3, -1)
+	if err := experts(s, 5, 2, -1, math.MinInt32); err != nil {
+		t.Fatal(err)
+	}
+	if err := experts(s, -1, 1<<30, 2); err != nil { // of a graph that has not begun to run
+		t.Fatal(err)
+	}
+	s.end()
+	meta, err := s.r.Finish(nil)
+	if err != nil || meta.Counters.Clipped != 1 {
+		t.Errorf("%v, counters %+v", err, meta.Counters)
+	}
+	c, err := Open(s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	up, _ := s.model.Lookup("blk.0.ffn_up_exps.weight")
+	var bytes []int64
+	for a, err := range c.Accesses() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		bytes = append(bytes, a.Bytes)
+	}
+	if want := []int64{272, up.ExpertStride(), 2 * up.ExpertStride()}; !slices.Equal(bytes, want) {
+		t.Errorf("bytes %v, want %v", bytes, want)
+	}
+	for r, err := range c.Routes() {
+		if err != nil || r.Expert != 2 {
+			t.Errorf("%+v, %v", r, err)
+		}
+	}
+	for step, err := range c.Steps() {
+		if err != nil || !slices.Equal(step.TokenIDs, []int32{3}) {
+			t.Errorf("tokens %v, %v", step.TokenIDs, err)
+		}
+	}
+}
+
+// Decodes that never end, in threads without end, of tokens without end, do not add up.
+func TestRecorderIsBounded(t *testing.T) {
+	s := newScript(t, tiny)
+	s.handle(seenAt(0, fileID, s.model.Path))
+	embed := event.Op{Name: "GET_ROWS", GatherDim: 1, IDs: make([]int32, 1<<16), IDRows: 1, Sources: []event.Source{s.source("token_embd.weight")}}
+	for i := range 2 * maxSteps {
+		tid := int32(100 + i)
+		s.handle(event.DecodeBegin{TID: tid, Context: uint64(i), Decode: uint32(i + 1), Tokens: math.MinInt32})
+		o := embed
+		o.TID, o.Decode = tid, uint32(i+1)
+		if i%16 == 0 {
+			s.handle(&o)
+		}
+		if len(s.r.steps) > maxSteps || s.r.tokenIDs > maxTokenIDs {
+			t.Fatalf("%d steps are open, with %d tokens", len(s.r.steps), s.r.tokenIDs)
+		}
+	}
+	if _, err := s.r.Finish(nil); err != nil || s.r.tokenIDs != 0 {
+		t.Errorf("%d tokens, %v", s.r.tokenIDs, err)
+	}
+	c, err := Open(s.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for step, err := range c.Steps() {
+		if err != nil || step.Tokens != -1 {
+			t.Fatalf("%+v, %v", step, err)
+		}
+		n++
+	}
+	if n != 2*maxSteps {
+		t.Errorf("%d steps", n)
+	}
+}
+
 func TestRecorderRefuses(t *testing.T) {
 	t.Run("wrong layout", func(t *testing.T) {
 		for name, change := range map[string]func(*event.Source){
@@ -233,6 +331,9 @@ func TestRecorderRefuses(t *testing.T) {
 			"no name":      func(s *event.Source) { s.Name = "" },
 			"past tensors": func(s *event.Source) { s.Offset = 1 << 40 },
 			"in metadata":  func(s *event.Source) { s.Offset = 100 },
+			"other's name": func(s *event.Source) { s.Name = "token_embd.weight" },
+			"too long":     func(s *event.Source) { s.NE[1] *= 1 << 40 },
+			"outside":      func(s *event.Source) { s.InFile, s.NE[1] = false, 1<<60 },
 		} {
 			s := newScript(t, tiny)
 			s.handle(seenAt(0, fileID, s.model.Path))

@@ -27,7 +27,8 @@ type Session struct {
 	recent  *Recorder           // the one that was used last
 	of      int32               // the process of recent
 	ended   []*tables.Meta      // descriptions of processes that decoded and have ended
-	errs    []error             // errors of these, and of processes that could not be recorded
+	errs    []error             // errors of these, and of processes that could not be recorded: the first maxErrors
+	more    int                 // errors that are not among them
 	used    map[string]int      // number of captures by directory name
 	events  uint64
 	last    Status // sums over processes that have ended
@@ -154,7 +155,7 @@ func (s *Session) hand(pid int32, e event.Event) error {
 	err := s.recorder(pid).Handle(e)
 	if err != nil && s.opts.Follow && errors.Is(err, event.ErrLayout) {
 		s.broken[pid] = true
-		s.errs = append(s.errs, fmt.Errorf("process %d: %w", pid, err))
+		s.failed(pid, err)
 		return s.finish(pid, err)
 	}
 	return err
@@ -213,9 +214,29 @@ func (s *Session) finish(pid int32, cause error) error {
 	}
 	s.ended = append(s.ended, meta)
 	if err != nil {
-		s.errs = append(s.errs, fmt.Errorf("process %d: %w", pid, err))
+		s.failed(pid, err)
 	}
 	return nil
+}
+
+// maxErrors is how many errors are told in full: a target may start any number of processes.
+const maxErrors = 8
+
+// failed keeps an error of a process for Finish.
+func (s *Session) failed(pid int32, err error) {
+	if len(s.errs) < maxErrors {
+		s.errs = append(s.errs, fmt.Errorf("process %d: %w", pid, err))
+	} else {
+		s.more++
+	}
+}
+
+// errors are those that were kept, and how many more there were.
+func (s *Session) errors() error {
+	if s.more == 0 {
+		return errors.Join(s.errs...)
+	}
+	return errors.Join(append(slices.Clone(s.errs), fmt.Errorf("and %d more processes failed", s.more))...)
 }
 
 // Flush calls Recorder.Flush for each process.
@@ -254,9 +275,9 @@ func (s *Session) Finish(cause error) ([]*tables.Meta, error) {
 		if meta == nil {
 			return nil, err
 		}
-		return []*tables.Meta{meta}, errors.Join(append(s.errs, err)...)
+		return []*tables.Meta{meta}, errors.Join(s.errors(), err)
 	}
-	return s.ended, errors.Join(s.errs...)
+	return s.ended, s.errors()
 }
 
 // leave gives the directory back. It is removed if the session made it for nothing.

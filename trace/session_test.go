@@ -175,6 +175,16 @@ func TestSessionOfProcessesThatFail(t *testing.T) {
 	if metas[0].PID != 12 || metas[0].Complete || metas[1].PID != 11 || metas[1].Rows != 2 || !metas[1].Complete {
 		t.Errorf("captures %+v", metas)
 	}
+	// Of many the first are told.
+	x = newTarget(t, follow)
+	for pid := int32(100); pid < 150; pid++ {
+		x.handle(event.DecodeBegin{PID: pid, TID: 1, Decode: 1, Tokens: 1})
+		x.handle(seenAt(pid, fileID, x.model.Path))
+		x.handle(&event.Op{PID: pid, TID: 1, Decode: 1, Name: "MUL_MAT", Sources: []event.Source{wrong}})
+	}
+	if _, err := x.s.Finish(nil); !errors.Is(err, event.ErrLayout) || strings.Count(err.Error(), "\n") != maxErrors || !strings.HasSuffix(err.Error(), "and 42 more processes failed") {
+		t.Errorf("error %v", err)
+	}
 	// Without Follow it ends the capture.
 	x = newTarget(t, func(*RecorderOptions) {})
 	x.decode(10, 4)

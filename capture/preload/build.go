@@ -8,6 +8,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -34,20 +35,23 @@ var compilerFlags = []string{"-shared", "-fPIC", "-fvisibility=hidden", "-fexcep
 // separators separate names in LD_PRELOAD, so no name may contain them.
 const separators = " :"
 
-// build returns the path of the shim. If foreign is set, programs of other users must be able to open it. temp is a directory that the
-// caller removes in the end; "" if the shim is in the cache.
-func build(ctx context.Context, foreign bool) (path, temp string, err error) {
+// tempPrefix begins the names of the directories with a shim that is not in the cache.
+const tempPrefix = "tensorcast-preload-"
+
+// build returns the path of the shim. If foreign is set, programs of other users must be able to open it. temp is for the caller to remove
+// in the end; nil if the shim is in the cache.
+func build(ctx context.Context, foreign bool) (path string, temp *temporary, err error) {
 	cached, err := cachedShim(ctx)
 	if err != nil && !errors.Is(err, errNoCache) {
-		return "", "", err
+		return "", nil, err
 	}
 	if cached != "" && !foreign && !strings.ContainsAny(cached, separators) {
-		return cached, "", nil
+		return cached, nil, nil
 	}
-	if temp, err = os.MkdirTemp("", "tensorcast-preload-"); err != nil {
-		return "", "", fmt.Errorf("make the shim: %w", err)
+	if temp, err = newTemporary(os.TempDir(), tempPrefix); err != nil {
+		return "", nil, fmt.Errorf("make the shim: %w", err)
 	}
-	path = filepath.Join(temp, "shim.so")
+	path = filepath.Join(temp.path, "shim.so")
 	if cached != "" {
 		err = copyFile(path, cached)
 	} else {
@@ -57,10 +61,10 @@ func build(ctx context.Context, foreign bool) (path, temp string, err error) {
 		err = fmt.Errorf("the directory %q has a space or a colon in its name, which LD_PRELOAD does not allow: set TMPDIR to another one", os.TempDir())
 	}
 	if err == nil {
-		err = errors.Join(os.Chmod(temp, 0o755), os.Chmod(path, 0o755))
+		err = errors.Join(os.Chmod(temp.path, 0o755), os.Chmod(path, 0o755))
 	}
 	if err != nil {
-		return "", "", errors.Join(err, os.RemoveAll(temp))
+		return "", nil, errors.Join(err, temp.remove())
 	}
 	return path, temp, nil
 }
@@ -76,20 +80,20 @@ func cachedShim(ctx context.Context) (string, error) {
 		return "", errNoCache
 	}
 	dir = filepath.Join(dir, "tensorcast")
-	if err := os.MkdirAll(dir, 0o755); err != nil || !ours(dir) {
+	if err := os.MkdirAll(dir, 0o755); err != nil || !ours(dir, fs.ModeDir) {
 		return "", errNoCache
 	}
 	sum := sha256.Sum256([]byte(shimSource + "\x00" + cc.Flags + " " + strings.Join(compilerFlags, " ") + "\x00" + runtime.GOARCH))
 	path := filepath.Join(dir, fmt.Sprintf("preload-%x.so", sum[:8]))
-	if ours(path) {
+	if ours(path, 0) {
 		return path, nil
 	}
-	tmp, err := os.MkdirTemp(dir, ".new-")
+	tmp, err := newTemporary(dir, ".new-")
 	if err != nil {
 		return "", errNoCache
 	}
-	defer os.RemoveAll(tmp)
-	made := filepath.Join(tmp, "shim.so")
+	defer func() { _ = tmp.remove() }() // the next session tries again
+	made := filepath.Join(tmp.path, "shim.so")
 	if err := compile(ctx, made); err != nil {
 		return "", err
 	}
@@ -100,14 +104,15 @@ func cachedShim(ctx context.Context) (string, error) {
 	return path, nil
 }
 
-// ours reports whether only this user can write the file: nothing else may be loaded into the user's programs.
-func ours(path string) bool {
+// ours reports whether the file is of this type (0: a regular file) and only this user can write it: nothing else may be loaded into the
+// user's programs.
+func ours(path string, is fs.FileMode) bool {
 	info, err := os.Lstat(path)
 	if err != nil {
 		return false
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
-	return ok && int(st.Uid) == os.Geteuid() && info.Mode().Perm()&0o022 == 0 && info.Mode().Type()&^os.ModeDir == 0
+	return ok && int(st.Uid) == os.Geteuid() && info.Mode().Perm()&0o022 == 0 && info.Mode().Type() == is
 }
 
 // compile writes the shim to the new file path.

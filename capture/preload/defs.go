@@ -16,6 +16,7 @@ const (
 	samples     = C.SAMPLES
 	sampleBytes = C.SAMPLE
 
+	maxRecord    = C.MAX_RECORD
 	maxSources   = C.MAX_SRC
 	maxNames     = C.MAX_OPS
 	maxOps       = C.MAX_NODES

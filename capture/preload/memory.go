@@ -1,15 +1,23 @@
 package preload
 
-// This file manages the shared memory: a file with a header and a slot for each process, laid out as in wire.h.
+// This file manages the shared memory: a header and a slot for each process, laid out as in wire.h.
+//
+// It is a memfd (Linux 3.17), sealed so that nobody can change its size: a page that is mapped and then cut off would end the process that
+// touches it, target or reader, with SIGBUS. It needs no directory, has no size limit of a mounted file system, and is gone with the last
+// process that has it open or mapped. Programs open it as /proc/PID/fd/N, which the kernel allows those that may read PID's memory
+// (PTRACE_MODE_READ): processes of the same user, unless they run in another PID or user namespace.
+//
+// Programs may write anything to it at any time. So what is read is copied first, then checked, and the reader's own state is kept elsewhere.
 
 import (
 	"errors"
 	"fmt"
-	"io/fs"
+	"io"
 	"os"
-	"path/filepath"
+	"os/exec"
 	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -21,111 +29,129 @@ import (
 // slots is how many processes can compute at the same time.
 const slots = 16
 
-// memory is the shared file. It stays locked as long as the process that made it lives.
+// memory is the shared memory, and where its reader is.
 type memory struct {
-	file *os.File
-	path string
-	b    []byte
-	ring uint64 // bytes
+	file   *os.File
+	holder *holder // nil if programs may look at this process
+	b      []byte
+	ring   uint64        // bytes
+	tail   [slots]uint64 // how far each slot was read
+	body   []byte        // of the record that is being read
 }
 
-const filePrefix = "tensorcast-preload-"
+// memoryName is what /proc/PID/fd shows for the shared memory. The shim compares it: a process id that was reused is not ours.
+const memoryName = "tensorcast-preload"
 
-// directories lists where the shared memory may be made, the best first. Only the last one may be on a disk.
-func directories(foreign bool) []string {
-	var dirs []string
-	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" && filepath.IsAbs(dir) && !foreign {
-		dirs = append(dirs, dir)
-	}
-	return append(dirs, "/dev/shm", os.TempDir())
-}
-
-// newMemory makes the file for programs that run with credential (nil: the caller's).
+// newMemory makes shared memory for programs that run with credential (nil: the caller's).
 func newMemory(ring int, credential *syscall.Credential) (*memory, error) {
-	var errs []error
-	for _, dir := range directories(credential != nil) {
-		m, err := makeMemory(dir, ring, credential)
-		if err == nil {
-			return m, nil
-		}
-		errs = append(errs, err)
+	m := &memory{ring: uint64(ring)}
+	err := m.init()
+	if err == nil && !mayLook(credential) {
+		m.holder, err = hold(m.file, credential)
 	}
-	return nil, fmt.Errorf("make shared memory: %w", errors.Join(errs...))
-}
-
-func makeMemory(dir string, ring int, credential *syscall.Credential) (*memory, error) {
-	removeAbandoned(dir)
-	f, err := os.CreateTemp(dir, filePrefix)
 	if err != nil {
-		return nil, err
-	}
-	m := &memory{file: f, path: f.Name(), ring: uint64(ring)}
-	if err := m.init(credential); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", m.path, err), m.close())
+		return nil, errors.Join(fmt.Errorf("make shared memory: %w", err), m.close())
 	}
 	return m, nil
 }
 
-func (m *memory) init(credential *syscall.Credential) error {
-	// A shared lock. Others that look for abandoned files try to lock them exclusively.
-	if err := unix.Flock(int(m.file.Fd()), unix.LOCK_SH|unix.LOCK_NB); err != nil {
-		return err
+func (m *memory) init() error {
+	// Where the sysctl vm.memfd_noexec is 2, this flag (Linux 6.3) is obligatory; older kernels refuse it. It allows seals, too.
+	fd, err := unix.MemfdCreate(memoryName, unix.MFD_CLOEXEC|unix.MFD_NOEXEC_SEAL)
+	if errors.Is(err, unix.EINVAL) {
+		fd, err = unix.MemfdCreate(memoryName, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	}
-	if _, err := os.Stat(m.path); err != nil {
-		return err // removed before it was locked, because it looked abandoned
+	if err != nil {
+		return fmt.Errorf("memfd_create: %w", err)
 	}
-	if credential != nil {
-		if err := m.file.Chown(int(credential.Uid), int(credential.Gid)); err != nil {
-			return err
-		}
-	}
+	m.file = os.NewFile(uintptr(fd), memoryName)
 	stride := slotHeader + m.ring
 	size := int64(slotHeader + slots*stride) // sparse: only the slots of processes that compute take memory
-	if err := m.file.Truncate(size); err != nil {
-		return err
+	if err := unix.Ftruncate(fd, size); err != nil {
+		return fmt.Errorf("%d bytes: %w", size, err)
 	}
-	b, err := unix.Mmap(int(m.file.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return err
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
+		return fmt.Errorf("seal its size: %w", err)
 	}
-	m.b = b
+	if m.b, err = unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		return fmt.Errorf("map it: %w", err)
+	}
 	h := m.header()
 	h.Slots, h.Slot_bytes, h.Ring_bytes = slots, stride, m.ring
 	h.Magic = magic
 	return nil
 }
 
-// removeAbandoned removes the files of sessions that were killed, as far as this user may.
-func removeAbandoned(dir string) {
-	paths, err := filepath.Glob(filepath.Join(dir, filePrefix+"*"))
-	if err != nil {
-		return
+// path is the name by which programs open the memory.
+func (m *memory) path() string {
+	if m.holder != nil {
+		return m.holder.path()
 	}
-	for _, path := range paths {
-		f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-		if err != nil {
-			continue
-		}
-		info, err := f.Stat()
-		if err == nil && info.Mode().IsRegular() && unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
-			_ = os.Remove(path)
-		}
-		f.Close()
-	}
+	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), m.file.Fd())
 }
 
-// close tells the programs to stop and removes the file. Running programs keep their mapping of it.
+// foreign reports whether a program with this credential (nil: the caller's) runs as somebody else.
+func foreign(c *syscall.Credential) bool {
+	return c != nil && (int(c.Uid) != os.Geteuid() || int(c.Gid) != os.Getegid())
+}
+
+// mayLook reports whether a program with this credential may open the descriptors of this process: not those of a program that has
+// privileges by its file (which is then not "dumpable"), and not another user's.
+func mayLook(c *syscall.Credential) bool {
+	dumpable, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
+	return err == nil && dumpable == 1 && !foreign(c)
+}
+
+// holder is a process that has the memory open so that another user's programs can open it there. It ends when this process does.
+type holder struct {
+	cmd   *exec.Cmd
+	alive io.Closer // its standard input
+}
+
+// heldAs is the first descriptor after the standard ones: os/exec puts it there.
+const heldAs = 3
+
+func hold(file *os.File, c *syscall.Credential) (*holder, error) {
+	path, err := exec.LookPath("cat") // it waits for its input to end, which is all that is wanted
+	if err != nil {
+		return nil, err
+	}
+	// A process group of its own: the terminal's Ctrl-C is not for it.
+	h := &holder{cmd: &exec.Cmd{Path: path, Args: []string{path}, Dir: "/", ExtraFiles: []*os.File{file}, SysProcAttr: &syscall.SysProcAttr{Credential: c, Setpgid: true}}}
+	h.cmd.Env = []string{}
+	if h.alive, err = h.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	if err := h.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start a process that holds it: %w", err)
+	}
+	return h, nil
+}
+
+func (h *holder) path() string { return fmt.Sprintf("/proc/%d/fd/%d", h.cmd.Process.Pid, heldAs) }
+
+// close ends the holder. Its user may have stopped or killed it, which is no error.
+func (h *holder) close() {
+	_ = h.alive.Close()
+	_ = h.cmd.Process.Kill()
+	_ = h.cmd.Wait()
+}
+
+// close tells the programs to stop. Running programs keep their mapping.
 func (m *memory) close() error {
 	var errs []error
 	if m.b != nil {
-		atomic.StoreUint32(&m.header().Closed, 1)
+		m.stop()
 		errs = append(errs, unix.Munmap(m.b))
 		m.b = nil
 	}
-	if err := os.Remove(m.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		errs = append(errs, err)
+	if m.holder != nil {
+		m.holder.close()
 	}
-	return errors.Join(append(errs, m.file.Close())...)
+	if m.file != nil {
+		errs = append(errs, m.file.Close())
+	}
+	return errors.Join(errs...)
 }
 
 func (m *memory) header() *wireHeader { return (*wireHeader)(unsafe.Pointer(&m.b[0])) }
@@ -154,11 +180,22 @@ func (m *memory) putLayout(i int, l ggml.Layout) {
 // stop tells the programs that nobody reads any more.
 func (m *memory) stop() { atomic.StoreUint32(&m.header().Closed, 1) }
 
-func (m *memory) pid(slot int) int { return int(atomic.LoadUint32(&m.slot(slot).Pid)) }
+// pid is the process that says it has the slot; 0 if none does.
+func (m *memory) pid(slot int) (int, error) {
+	pid := atomic.LoadUint32(&m.slot(slot).Pid)
+	if pid > maxPID {
+		return 0, fmt.Errorf("%w: process %d", errCorrupt, pid)
+	}
+	return int(pid), nil
+}
+
+// maxPID is the kernel's PID_MAX_LIMIT on 64-bit machines.
+const maxPID = 4 << 20
 
 // free makes the slot of an ended process available.
 func (m *memory) free(slot int) {
 	at := m.at(slot)
+	m.tail[slot] = 0
 	clear(m.b[at+int(unsafe.Offsetof(wireSlot{}.Nodes)) : at+slotHeader]) // the pid is cleared last: from then on the slot may be taken
 	atomic.StoreUint32(&m.slot(slot).Pid, 0)
 }
@@ -172,6 +209,10 @@ func (m *memory) counters(p *process) event.Counters {
 		OthersLost: atomic.LoadUint64(&s.Others_lost), Clipped: p.clipped, Received: p.received,
 	}
 	c.Hits = atomic.LoadUint64(&s.Nodes)
+	if p.abandoned && c.OpsSent > c.Received {
+		c.OpsLost += c.OpsSent - c.Received
+		c.OpsSent = c.Received
+	}
 	// A killed process may have counted a graph's nodes without counting what became of them, or counted ops as sent without completing the
 	// record.
 	if p.gone && c.OpsSent > c.Received {
@@ -186,34 +227,40 @@ func (m *memory) counters(p *process) event.Counters {
 // recordHead is the size in bytes of a record's head.
 const recordHead = uint64(unsafe.Sizeof(wireRecord{}))
 
-// read passes the records in a slot's ring buffer to each, in order. body is shared memory that is valid during the call.
-func (m *memory) read(slot int, each func(kind uint32, body []byte) error) (n int, err error) {
+// read passes the records in a slot's ring buffer to each, in order, until all that was there at first is read, or until the time after.
+// The body is valid during the call.
+func (m *memory) read(slot int, after time.Time, each func(kind uint32, body []byte) error) (n int, err error) {
 	ring, s := m.buffer(slot), m.slot(slot)
-	head := atomic.LoadUint64(&s.Head)
-	tail := atomic.LoadUint64(&s.Tail)
+	head := atomic.LoadUint64(&s.Head) // once: a target that writes faster than we read does not keep us here
+	tail := m.tail[slot]
 	if head-tail > m.ring {
 		return 0, fmt.Errorf("%w: %d bytes in a buffer of %d", errCorrupt, head-tail, m.ring)
 	}
-	for tail != head {
+	for first := true; tail != head && (first || time.Now().Before(after)); first = false {
 		pos := tail & (m.ring - 1)
 		if m.ring-pos < recordHead {
-			return n, errCorrupt
+			return n, fmt.Errorf("%w: a record at byte %d of a buffer of %d", errCorrupt, pos, m.ring)
 		}
 		record := fixed[wireRecord](&reader{b: ring[pos:]})
 		kind, size := record.Kind, uint64(record.Size)
-		if size < recordHead || size%8 != 0 || size > m.ring-pos || size > head-tail {
+		if size < recordHead || size%8 != 0 || size > m.ring-pos || size > head-tail || kind != kindPad && size > maxRecord {
 			return n, fmt.Errorf("%w: a record of %d bytes", errCorrupt, size)
 		}
 		if kind != kindPad {
-			if err := each(kind, ring[pos+recordHead:pos+size]); err != nil {
+			m.body = append(m.body[:0], ring[pos+recordHead:pos+size]...)
+			if err := each(kind, m.body); err != nil {
 				return n, err
 			}
 			n++
 		}
 		tail += size
+		m.tail[slot] = tail
 		atomic.StoreUint64(&s.Tail, tail)
 	}
 	return n, nil
 }
 
-var errCorrupt = errors.New("the shared memory was overwritten by the target")
+// left reports how many bytes of a slot were not read.
+func (m *memory) left(slot int) uint64 { return atomic.LoadUint64(&m.slot(slot).Head) - m.tail[slot] }
+
+var errCorrupt = errors.New("the shared memory holds what the preloaded library does not write")

@@ -10,8 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-
-	"golang.org/x/sys/unix"
+	"time"
 
 	"tensorcast/event"
 	"tensorcast/ggml"
@@ -21,17 +20,27 @@ import (
 // session makes one without a shim.
 func session(t testing.TB) *Session {
 	t.Helper()
-	m, err := makeMemory(t.TempDir(), minRing, nil)
+	m, err := newMemory(minRing, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &Session{opts: Options{Log: slog.New(slog.DiscardHandler)}, mem: m, procs: map[int]*process{}, strays: map[int]string{}, layouts: ggml.Candidates()}
+	return sessionIn(t, m)
+}
+
+func sessionIn(t testing.TB, m *memory) *Session {
+	t.Helper()
+	s := bare(m)
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
 		}
 	})
 	return s
+}
+
+// bare is a session without a shim, which the caller closes.
+func bare(m *memory) *Session {
+	return &Session{opts: Options{Log: slog.New(slog.DiscardHandler), Tick: func() error { return nil }, Interval: time.Millisecond}, mem: m, procs: map[int]*process{}, strays: map[int]string{}, layouts: ggml.Candidates()}
 }
 
 // The target may write anything to its ring: that is an error, never more.
@@ -57,9 +66,9 @@ func TestCorruptRing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := session(t).mem
 			copy(m.buffer(3), tc.ring)
-			atomic.StoreUint64(&m.slot(3).Tail, tc.tail)
+			m.tail[3] = tc.tail
 			atomic.StoreUint64(&m.slot(3).Head, tc.head)
-			if n, err := m.read(3, func(uint32, []byte) error { return nil }); !errors.Is(err, errCorrupt) || n != 0 {
+			if n, err := m.read(3, time.Time{}, func(uint32, []byte) error { return nil }); !errors.Is(err, errCorrupt) || n != 0 {
 				t.Errorf("%d records, %v", n, err)
 			}
 		})
@@ -69,7 +78,7 @@ func TestCorruptRing(t *testing.T) {
 // Records wrap around as the shim writes them: what does not fit before the ring's end is padded.
 func TestRingWraps(t *testing.T) {
 	m := session(t).mem
-	atomic.StoreUint64(&m.slot(0).Tail, minRing-16)
+	m.tail[0] = minRing - 16
 	ring := m.buffer(0)
 	put := func(pos, kind, size uint32) {
 		binary.NativeEndian.PutUint32(ring[pos:], kind)
@@ -80,7 +89,7 @@ func TestRingWraps(t *testing.T) {
 	put(40, kindOpName, 24)
 	atomic.StoreUint64(&m.slot(0).Head, minRing+64)
 	var got []uint32
-	n, err := m.read(0, func(kind uint32, body []byte) error {
+	n, err := m.read(0, time.Now().Add(time.Minute), func(kind uint32, body []byte) error {
 		got = append(got, kind, uint32(len(body)))
 		return nil
 	})
@@ -107,10 +116,7 @@ func FuzzRecord(f *testing.F) {
 		}
 		for _, b := range [][]byte{body, second} {
 			if err := s.record(p, uint32(kind), b, handle); err != nil && !errors.Is(err, errCorrupt) && !errors.Is(err, event.ErrLayout) {
-				var mismatch *ggml.MismatchError
-				if !errors.As(err, &mismatch) {
-					t.Error(err)
-				}
+				t.Error(err)
 			}
 			// A graph of the template that this may have been.
 			if kind == kindTemplate {
@@ -126,38 +132,6 @@ func FuzzRecord(f *testing.F) {
 			}
 		}
 	})
-}
-
-// What a killed session left is removed by the next; what a living one uses stays.
-func TestAbandonedMemory(t *testing.T) {
-	dir := t.TempDir()
-	abandoned := filepath.Join(dir, filePrefix+"abandoned")
-	other := filepath.Join(dir, "tensorcast-notes")
-	for _, path := range []string{abandoned, other} {
-		if err := os.WriteFile(path, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	first, err := makeMemory(dir, minRing, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	second, err := makeMemory(dir, minRing, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for path, want := range map[string]bool{abandoned: false, other: true, first.path: true, second.path: true} {
-		if _, err := os.Stat(path); (err == nil) != want {
-			t.Errorf("%s: %v", path, err)
-		}
-	}
-	if err := errors.Join(first.close(), second.close()); err != nil {
-		t.Error(err)
-	}
-	var st unix.Stat_t
-	if err := unix.Stat(first.path, &st); err != unix.ENOENT {
-		t.Errorf("%s is left: %v", first.path, err)
-	}
 }
 
 func TestNoCompiler(t *testing.T) {
@@ -222,9 +196,10 @@ func TestCache(t *testing.T) {
 }
 
 func TestEnviron(t *testing.T) {
-	s := &Session{shim: "/c/shim.so", mem: &memory{path: "/dev/shm/x"}}
+	s := session(t)
+	s.shim = "/c/shim.so"
 	got := strings.Join(s.Environ([]string{"LD_PRELOAD=/usr/lib/other.so", "B=c"}), " ")
-	if want := "B=c LD_PRELOAD=/c/shim.so:/usr/lib/other.so TENSORCAST_PRELOAD=/dev/shm/x"; got != want {
+	if want := "B=c LD_PRELOAD=/c/shim.so:/usr/lib/other.so TENSORCAST_PRELOAD=" + s.mem.path(); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -30,7 +29,7 @@ var (
 	// ErrNotLoaded says that no process loaded the shim.
 	ErrNotLoaded = errors.New("the shim was not loaded (the program is linked statically, has privileges of its own, runs in a container, or uses another C library)")
 	// ErrNoGraph says that the shim was loaded, but ggml_graph_compute was never called through it.
-	ErrNoGraph = errors.New("the program ended, or the capture did, without a call of ggml_graph_compute that can be interposed: it computed nothing, or holds ggml statically")
+	ErrNoGraph = errors.New("no call of ggml_graph_compute could be interposed: the program computed nothing, or holds ggml statically")
 	// ErrOtherProcess says that graphs were computed only by processes that the target started.
 	ErrOtherProcess = errors.New("the program itself computed nothing, but a process that it started did")
 )
@@ -53,7 +52,7 @@ type Options struct {
 	Interval time.Duration
 	Tick     func() error
 	Follow   bool // also report processes that the target starts
-	// Credential is the program's user, if other than the caller's: it must be able to open the shim and the shared memory.
+	// Credential is what the program runs with; nil: what the caller runs with.
 	Credential *syscall.Credential
 	// Layouts are those found in the target's files (see [ggml.Infer]), if any; the shim tries them before those of released versions.
 	Layouts []ggml.Layout
@@ -63,13 +62,14 @@ type Options struct {
 // Session is the shared memory that programs write to, and its reader. Its methods are not safe for concurrent use.
 type Session struct {
 	opts    Options
-	shim    string // path of the library
-	temp    string // a directory to remove at the end, or ""
+	shim    string     // path of the library
+	temp    *temporary // where the shim is, if not in the cache
 	mem     *memory
 	layouts []ggml.Layout // those in the header, in order
 	target  int           // pid of the target; 0 before Run
 	procs   map[int]*process
-	strays  map[int]string // command lines of processes that compute but are not followed
+	strays  map[int]string // command lines of processes that compute but are not followed, maxStrays at most
+	weights int            // sources of the templates of all processes
 	loaded  bool           // set by Close: some process has loaded the shim
 	ended   event.Counters // sums over followed processes that have ended
 	images  []imageInfo
@@ -102,13 +102,12 @@ func Start(ctx context.Context, opts Options) (*Session, error) {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &Session{opts: opts, procs: map[int]*process{}, strays: map[int]string{}}
-	foreign := opts.Credential != nil && int(opts.Credential.Uid) != os.Geteuid()
 	var err error
-	if s.shim, s.temp, err = build(ctx, foreign); err != nil {
+	if s.shim, s.temp, err = build(ctx, foreign(opts.Credential)); err != nil {
 		return nil, err
 	}
 	if s.mem, err = newMemory(opts.RingBytes, opts.Credential); err != nil {
-		return nil, errors.Join(err, s.removeTemp())
+		return nil, errors.Join(err, s.temp.remove())
 	}
 	for _, l := range slices.Concat(opts.Layouts, ggml.Candidates()) {
 		s.offer(l)
@@ -144,7 +143,7 @@ func (s *Session) Environ(env []string) []string {
 			out = append(out, v)
 		}
 	}
-	return append(out, envPreload+"="+preload, envPath+"="+s.mem.path)
+	return append(out, envPreload+"="+preload, envPath+"="+s.mem.path())
 }
 
 // Libraries lists the files whose ggml_graph_compute reported graphs.
@@ -175,7 +174,7 @@ func (s *Session) Seen() error {
 		return nil
 	case len(s.strays) > 0:
 		for pid, command := range s.strays {
-			return fmt.Errorf("%w (process %d, %s)", ErrOtherProcess, pid, command)
+			return fmt.Errorf("%w (process %d, %q)", ErrOtherProcess, pid, command)
 		}
 	case !s.wasLoaded():
 		return ErrNotLoaded
@@ -225,12 +224,5 @@ func (s *Session) Close() error {
 	}
 	clear(s.procs)
 	s.loaded = s.wasLoaded()
-	return errors.Join(s.mem.close(), s.removeTemp())
-}
-
-func (s *Session) removeTemp() error {
-	if s.temp == "" {
-		return nil
-	}
-	return os.RemoveAll(s.temp)
+	return errors.Join(s.mem.close(), s.temp.remove())
 }

@@ -80,12 +80,17 @@ type scene struct {
 	Options
 	event func(*exec.Cmd, event.Event) // hears each event as it comes
 	fails bool                         // Run is to return an error
+	// mayFail lets Run return an error or not; the program goes on.
+	mayFail bool
+	asRoot  bool // the program's user is root
 }
 
 // observe runs a program to its end.
 func observe(t *testing.T, cmd *exec.Cmd, sc scene) run {
 	t.Helper()
-	sc.Credential = ordinary()
+	if !sc.asRoot {
+		sc.Credential = ordinary()
+	}
 	s, err := Start(t.Context(), sc.Options)
 	if err != nil {
 		t.Fatal(err)
@@ -116,11 +121,11 @@ func observe(t *testing.T, cmd *exec.Cmd, sc scene) run {
 		}
 		return nil
 	})
-	if r.err != nil {
+	if r.err != nil && !sc.mayFail {
 		_ = cmd.Process.Kill()
 	}
 	<-ctx.Done()
-	if (r.err != nil) != sc.fails {
+	if (r.err != nil) != sc.fails && !sc.mayFail {
 		t.Fatalf("Run returned %v; standard error: %s", r.err, stderr.String())
 	}
 	if r.counters, err = s.Counters(); err != nil {

@@ -319,7 +319,7 @@ func TestReaderGivesUp(t *testing.T) {
 	if !errors.Is(err, enough) {
 		t.Errorf("Run returned %v", err)
 	}
-	path := s.mem.path
+	path := s.mem.path()
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
@@ -332,8 +332,12 @@ func TestReaderGivesUp(t *testing.T) {
 	if c, err := s.Counters(); err != nil || c.Received == 0 || s.Seen() != nil {
 		t.Errorf("closed: %+v, %v; %v", c, err, s.Seen())
 	}
-	for _, left := range []string{path, s.temp} {
-		if _, err := os.Stat(left); left != "" && !errors.Is(err, os.ErrNotExist) {
+	lefts := []string{path}
+	if s.temp != nil {
+		lefts = append(lefts, s.temp.path)
+	}
+	for _, left := range lefts {
+		if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s is left: %v", left, err)
 		}
 	}

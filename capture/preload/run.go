@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -26,13 +28,15 @@ type process struct {
 	followed  bool
 	begun     bool
 	gone      bool
+	abandoned bool   // records of it were left unread
 	received  uint64 // number of ops
 	clipped   uint64 // of these, how many lack the rows that they gather
 	ops       map[uint32]string
 	paths     map[event.FileID]string
 	shown     map[event.FileID]bool // files for which FileSeen was sent
 	templates map[uint32]*template
-	decodes   bool // llama_decode is observed, so steps need not be derived
+	open      map[int32]uint32 // decodes that have not ended, by thread
+	decodes   bool             // llama_decode is observed, so steps need not be derived
 	derived   event.DerivedSteps
 }
 
@@ -52,6 +56,22 @@ func (p *process) alive() bool {
 	return err != nil || !ended
 }
 
+const (
+	// longestLook is how long a look at the slots takes at most, roughly: programs may write as fast as their events are handled.
+	longestLook = 100 * time.Millisecond
+	// longestFinish is how long, at the end, the remaining records are handled; what is left then is counted as lost.
+	longestFinish = 500 * time.Millisecond
+
+	// These bound memory, whatever programs write. None of them is near what a llama.cpp program needs.
+	maxFiles   = 1 << 10 // that a process reads weights from
+	maxPath    = 4 << 12 // bytes of a path: PATH_MAX, each byte escaped
+	maxCommand = 1 << 12 // bytes; the shim sends fewer
+	maxOpen    = 1 << 12 // decodes that have not ended
+	maxWeights = 1 << 18 // sources of ops in all templates
+	maxStrays  = 1 << 6
+	maxImages  = 1 << 6
+)
+
 // Run passes the events of process pid, and with Follow those of all processes that compute, to handle until ctx is done; then it passes on
 // what the programs have written by then and returns nil. If handle or Tick fails, Run returns the error at once. The Sources of an
 // [event.Op] are shared between events and must not be modified. Call Run once; after it, programs report nothing more.
@@ -60,16 +80,9 @@ func (s *Session) Run(ctx context.Context, pid int, handle func(event.Event) err
 	s.target = pid
 	tick := time.NewTicker(s.opts.Interval)
 	defer tick.Stop()
-	for {
-		done := ctx.Err() != nil
-		if done {
-			s.mem.stop()
-		}
-		if err := s.look(handle); err != nil {
+	for ctx.Err() == nil {
+		if err := s.look(time.Now().Add(longestLook), handle); err != nil {
 			return err
-		}
-		if done {
-			return s.finish(handle)
 		}
 		if err := s.opts.Tick(); err != nil {
 			return err
@@ -79,25 +92,29 @@ func (s *Session) Run(ctx context.Context, pid int, handle func(event.Event) err
 		case <-tick.C:
 		}
 	}
+	s.mem.stop()
+	return s.finish(handle)
 }
 
-// look reads what all processes have written.
-func (s *Session) look(handle func(event.Event) error) error {
+// look reads what all processes have written, until the time after.
+func (s *Session) look(after time.Time, handle func(event.Event) error) error {
 	for i := range slots {
-		pid := s.mem.pid(i)
-		if pid == 0 {
-			continue
-		}
-		p := s.procs[i]
-		if p == nil {
-			p = s.meet(pid, i)
-		}
-		gone := !p.alive() // checked before reading, so that after an end nothing remains unread
-		n, err := s.drain(p, handle)
+		pid, err := s.mem.pid(i)
 		if err != nil {
 			return err
 		}
-		if gone && n == 0 {
+		p := s.procs[i]
+		switch {
+		case p == nil && pid == 0:
+			continue
+		case p == nil:
+			p = s.meet(pid, i)
+		}
+		gone := !p.alive() // checked before reading, so that after an end nothing remains unread
+		if err := s.drain(p, after, handle); err != nil {
+			return err
+		}
+		if gone && s.mem.left(i) == 0 {
 			if err := s.part(p, handle); err != nil {
 				return err
 			}
@@ -110,7 +127,7 @@ func (s *Session) look(handle func(event.Event) error) error {
 func (s *Session) meet(pid, slot int) *process {
 	p := &process{
 		pid: pid, slot: slot, followed: pid == s.target || s.opts.Follow,
-		ops: map[uint32]string{}, paths: map[event.FileID]string{}, shown: map[event.FileID]bool{}, templates: map[uint32]*template{}, derived: event.DerivedSteps{PID: int32(pid)},
+		ops: map[uint32]string{}, paths: map[event.FileID]string{}, shown: map[event.FileID]bool{}, templates: map[uint32]*template{}, open: map[int32]uint32{}, derived: event.DerivedSteps{PID: int32(pid)},
 	}
 	if handle, err := proc.Open(pid); err == nil {
 		p.handle = handle
@@ -126,8 +143,11 @@ func (s *Session) begin(p *process, r *processRecord, handle func(event.Event) e
 		return nil
 	case !p.followed:
 		p.begun = true
-		s.strays[p.pid] = strings.Join(r.command, " ")
-		s.opts.Log.Debug("a process that is not followed computes", "pid", p.pid, "command", s.strays[p.pid])
+		command := strings.Join(r.command, " ")
+		if len(s.strays) < maxStrays {
+			s.strays[p.pid] = command
+		}
+		s.opts.Log.Debug("a process that is not followed computes", "pid", p.pid, "command", command)
 		return nil
 	}
 	p.begun = true
@@ -148,6 +168,9 @@ func (s *Session) part(p *process, handle func(event.Event) error) error {
 	}
 	s.mem.free(p.slot)
 	delete(s.procs, p.slot)
+	for _, t := range p.templates {
+		s.weights -= t.weights
+	}
 	if !p.followed {
 		return nil
 	}
@@ -171,11 +194,19 @@ func (s *Session) end(p *process, handle func(event.Event) error) error {
 
 // finish ends all processes at the end of the session.
 func (s *Session) finish(handle func(event.Event) error) error {
+	deadline := time.Now().Add(longestFinish)
+	for again := true; again; {
+		if err := s.look(deadline, handle); err != nil {
+			return err
+		}
+		again = time.Now().Before(deadline) && slices.ContainsFunc(slices.Collect(maps.Keys(s.procs)), func(i int) bool { return s.mem.left(i) > 0 })
+	}
 	for _, p := range s.procs {
 		if !p.followed {
 			continue
 		}
 		p.gone = !p.alive()
+		p.abandoned = s.mem.left(p.slot) > 0
 		if err := s.end(p, handle); err != nil {
 			return err
 		}
@@ -185,18 +216,18 @@ func (s *Session) finish(handle func(event.Event) error) error {
 		s.opts.Log.Warn("some processes were left out: too many computed at once", "at once", slots)
 	}
 	if s.unread > 0 {
-		s.opts.Log.Warn("some graphs were left out: the layout of their tensors was not known when they ran", "graphs", s.unread)
+		s.opts.Log.Warn("some graphs were left out: when they ran, the layout of their tensors or the memory map was not known", "graphs", s.unread)
 	}
 	return nil
 }
 
-// drain reads what a process has written, and returns the number of records.
-func (s *Session) drain(p *process, handle func(event.Event) error) (int, error) {
-	n, err := s.mem.read(p.slot, func(kind uint32, body []byte) error { return s.record(p, kind, body, handle) })
+// drain reads what a process has written, until the time after.
+func (s *Session) drain(p *process, after time.Time, handle func(event.Event) error) error {
+	_, err := s.mem.read(p.slot, after, func(kind uint32, body []byte) error { return s.record(p, kind, body, handle) })
 	if err != nil {
-		return n, fmt.Errorf("process %d: %w", p.pid, err)
+		return fmt.Errorf("process %d: %w", p.pid, err)
 	}
-	return n, nil
+	return nil
 }
 
 func (s *Session) record(p *process, kind uint32, body []byte, handle func(event.Event) error) error {
@@ -226,12 +257,20 @@ func (s *Session) record(p *process, kind uint32, body []byte, handle func(event
 		return err
 	case kindFile:
 		id, path, err := readFile(body)
+		if err != nil {
+			return err
+		}
+		if _, known := p.paths[id]; !known && len(p.paths) >= maxFiles {
+			return fmt.Errorf("%w: more than %d files", errCorrupt, maxFiles)
+		}
 		p.paths[id] = path
-		return err
+		return nil
 	case kindTemplate:
 		id, t, err := readTemplate(body)
-		p.templates[id] = t
-		return err
+		if err != nil {
+			return err
+		}
+		return s.learn(p, id, t)
 	case kindGraph:
 		g, err := readGraph(body)
 		if err != nil {
@@ -253,6 +292,10 @@ func (s *Session) record(p *process, kind uint32, body []byte, handle func(event
 		if err := p.derived.EndThread(int32(d.tid), handle); err != nil {
 			return err
 		}
+		if err := p.endStale(d.time, handle); err != nil {
+			return err
+		}
+		p.open[int32(d.tid)] = d.decode
 		return handle(event.DecodeBegin{
 			Time: d.time, PID: int32(p.pid), TID: int32(d.tid), Context: d.context, Decode: d.decode, Tokens: d.tokens, Warmup: d.warmup, Sequences: d.sequences,
 		})
@@ -261,9 +304,36 @@ func (s *Session) record(p *process, kind uint32, body []byte, handle func(event
 		if err != nil {
 			return err
 		}
+		delete(p.open, int32(d.tid))
 		return handle(event.DecodeEnd{Time: d.time, PID: int32(p.pid), TID: int32(d.tid), Decode: d.decode})
 	}
 	return fmt.Errorf("%w: a record of kind %d", errCorrupt, kind)
+}
+
+// learn keeps a template, in the place of the one that had its id.
+func (s *Session) learn(p *process, id uint32, t *template) error {
+	if old := p.templates[id]; old != nil {
+		s.weights -= old.weights
+	}
+	p.templates[id] = t
+	if s.weights += t.weights; s.weights > maxWeights {
+		return fmt.Errorf("%w: graphs with more than %d different weights", errCorrupt, maxWeights)
+	}
+	return nil
+}
+
+// endStale ends the decodes under way if there are too many, because the records of their ends were lost: their threads are gone.
+func (p *process) endStale(time int64, handle func(event.Event) error) error {
+	if len(p.open) < maxOpen {
+		return nil
+	}
+	for tid, decode := range p.open {
+		if err := handle(event.DecodeEnd{Time: time, PID: int32(p.pid), TID: tid, Decode: decode}); err != nil {
+			return err
+		}
+	}
+	clear(p.open)
+	return nil
 }
 
 // image handles the report of a library that computes. If none of the offered layouts fits, its files may tell another one, which the shim
@@ -285,10 +355,12 @@ func (s *Session) image(p *process, im *imageRecord) error {
 	l := s.layouts[im.layout]
 	for _, raw := range im.samples {
 		if err := l.Check(raw, 0); err != nil {
-			return fmt.Errorf("%s: %w", im.path, err)
+			return fmt.Errorf("%w: %q: %w", event.ErrLayout, im.path, err)
 		}
 	}
-	s.images = append(s.images, imageInfo{p.pid, im.path, im.version, im.commit, l})
+	if len(s.images) < maxImages {
+		s.images = append(s.images, imageInfo{p.pid, im.path, im.version, im.commit, l})
+	}
 	s.opts.Log.Debug("graphs are seen", "pid", p.pid, "library", im.path, "layout", l.String())
 	return nil
 }
@@ -297,13 +369,13 @@ func (s *Session) image(p *process, im *imageRecord) error {
 func (s *Session) layoutError(im *imageRecord) error {
 	for _, raw := range im.samples {
 		if err := s.layouts[0].Check(raw, 0); err != nil {
-			return fmt.Errorf("%w: %s: %w", event.ErrLayout, im.path, err)
+			return fmt.Errorf("%w: %q: %w", event.ErrLayout, im.path, err)
 		}
 	}
-	return fmt.Errorf("%w: %s (its graphs and ggml's own functions disagree on it)", event.ErrLayout, im.path)
+	return fmt.Errorf("%w: %q (its graphs and ggml's own functions disagree on it)", event.ErrLayout, im.path)
 }
 
-// libraries lists a library of ggml and its neighbours, which may have debug information.
+// libraries lists a library of ggml and its neighbours, which may have debug information; not all that a target could put there.
 func libraries(path string) []string {
 	paths := []string{path}
 	entries, err := os.ReadDir(filepath.Dir(path))
@@ -311,6 +383,9 @@ func libraries(path string) []string {
 		return paths
 	}
 	for _, e := range entries {
+		if len(paths) >= maxImages {
+			break
+		}
 		if name := e.Name(); strings.HasPrefix(name, "libggml") && strings.Contains(name, ".so") && name != filepath.Base(path) {
 			paths = append(paths, filepath.Join(filepath.Dir(path), name))
 		}
@@ -373,6 +448,11 @@ func (p *process) derive(t *template, g *graphRecord, handle func(event.Event) e
 		ids, ok := g.ids[i]
 		if !ok || o.sources[0].Name != event.TokenEmbeddings {
 			continue
+		}
+		if p.derived.Open() >= maxOpen { // of threads that are gone
+			if err := p.derived.End(handle); err != nil {
+				return err
+			}
 		}
 		return p.derived.Begin(int32(g.tid), g.time, len(ids.ids), handle)
 	}

@@ -8,7 +8,9 @@
 // What protects the target: the shim never waits for the reader (if the ring buffer is full, events are lost and counted), does not
 // allocate with malloc, and does not write to the target's memory. Graphs are accessed directly only after every tensor of the first graph
 // was read through the kernel, which survives bad addresses, and agreed with ggml's own getters. In a forked child the shim does nothing.
-// errno is preserved.
+// errno is preserved. Shared memory is mapped only if it is sealed, so that nobody can cut it off (SIGBUS); what others could change in it
+// is copied and checked before it is used. No call of the shim's is a point where a thread can be cancelled. Under a seccomp filter,
+// system calls that such filters often forbid, perhaps on pain of death, are avoided.
 //
 // Cost: some ten microseconds per graph. The ops of a graph are written once (as a "template"); later graphs with the same ops are one
 // short record.
@@ -27,6 +29,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -42,9 +45,13 @@
 #define add(p, v) __atomic_fetch_add(p, v, __ATOMIC_RELAXED)
 
 static struct header *hdr; // NULL: not wanted here
-static struct slot *slot;  // this process's
+static uint32_t slots;     // these three as in the header when it was checked
+static uint64_t slot_bytes, ring_bytes;
+static struct slot *slot; // this process's
 static pid_t slot_pid;
+static uint64_t head;    // bytes ever written, as slot->head: our own copy
 static uint64_t pending; // head when the record under way is complete
+static bool off;         // something is wrong here: report nothing more
 
 static __thread struct { uint32_t tid, decode; } self __attribute__((tls_model("initial-exec")));
 
@@ -54,6 +61,11 @@ static uint64_t now(void)
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
+
+// System calls without the C library's wrappers, in which pthread_cancel would end a thread that holds our lock.
+static int raw_open(const char *path, int flags) { return (int)syscall(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC); }
+static void raw_close(int fd) { syscall(SYS_close, fd); }
+static ssize_t raw_read(int fd, void *into, size_t size) { return syscall(SYS_read, fd, into, size); }
 
 // ---- mmap and munmap: intercepted only to notice that the known memory map is out of date
 
@@ -87,39 +99,65 @@ EXPORT int munmap(void *address, size_t size)
     return real_munmap ? real_munmap(address, size) : (int)syscall(SYS_munmap, address, size);
 }
 
+#ifndef F_GET_SEALS // some C libraries' headers have it only in linux/fcntl.h
+#define F_GET_SEALS 1034
+#define F_SEAL_SHRINK 2
+#endif
+
+// open_memory opens the shared memory, "/proc/PID/fd/N". If its owner is gone, that may be anything by now, or nothing.
+static int open_memory(const char *path)
+{
+    static const char is[] = "/memfd:tensorcast-preload ";
+    char link[sizeof is];
+    if (syscall(SYS_readlinkat, AT_FDCWD, path, link, sizeof link) != sizeof link || memcmp(link, is, sizeof is - 1)) return -1;
+    return raw_open(path, O_RDWR | O_NOCTTY | O_NONBLOCK);
+}
+
+// map_memory maps the shared memory if it is what it should be, and cannot be cut off.
+static struct header *map_memory(int fd)
+{
+    struct stat st;
+    int seals = (int)syscall(SYS_fcntl, fd, F_GET_SEALS);
+    if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &st) || st.st_size < SLOT_HEADER) return NULL;
+    struct header *h = map(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (h == MAP_FAILED) return NULL;
+    slots = h->slots, slot_bytes = h->slot_bytes, ring_bytes = h->ring_bytes;
+    uint64_t room = (uint64_t)st.st_size - SLOT_HEADER;
+    if (h->magic == MAGIC && ring_bytes >= 64 && ring_bytes <= room && !(ring_bytes & (ring_bytes - 1)) && slot_bytes == SLOT_HEADER + ring_bytes && slots > 0 &&
+        slots <= room / slot_bytes)
+        return h;
+    if (real_munmap) real_munmap(h, (size_t)st.st_size);
+    return NULL;
+}
+
 __attribute__((constructor)) static void begin(void)
 {
     int saved = errno;
     real_mmap = (void *(*)(void *, size_t, int, int, int, off_t))dlsym(RTLD_NEXT, "mmap");
     real_munmap = (int (*)(void *, size_t))dlsym(RTLD_NEXT, "munmap");
     const char *path = getenv("TENSORCAST_PRELOAD");
-    int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
-    struct stat st;
-    if (fd >= 0 && fstat(fd, &st) == 0 && st.st_size > (off_t)sizeof *hdr) {
-        struct header *h = map(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        if (h != MAP_FAILED) {
-            if (h->magic == MAGIC && (uint64_t)st.st_size >= SLOT_HEADER + h->slots * h->slot_bytes) {
-                hdr = h;
-                add(&h->loaded, 1);
-            }
-        }
+    int fd = path ? open_memory(path) : -1;
+    if (fd >= 0) {
+        hdr = map_memory(fd);
+        raw_close(fd);
     }
-    if (fd >= 0) close(fd);
+    if (hdr) add(&hdr->loaded, 1);
     errno = saved;
 }
 
-static struct slot *slot_at(uint32_t i) { return (struct slot *)((char *)hdr + SLOT_HEADER + i * hdr->slot_bytes); }
+static struct slot *slot_at(uint32_t i) { return (struct slot *)((char *)hdr + SLOT_HEADER + i * slot_bytes); }
 
 // ---- the ring buffer
 
 // reserve returns space for the body of a record, which commit completes; NULL if the ring buffer is full. Records do not wrap around.
 static void *reserve(enum kind kind, size_t size)
 {
-    uint64_t ring = hdr->ring_bytes, head = slot->head, at = head & (ring - 1), left = ring - at;
+    uint64_t ring = ring_bytes, at = head & (ring - 1), left = ring - at, unread = head - load(&slot->tail);
     char *base = (char *)slot + SLOT_HEADER;
+    if (size > MAX_RECORD - sizeof(struct record)) return NULL;
     size = sizeof(struct record) + ((size + 7) & ~(size_t)7);
     uint64_t need = size <= left ? size : left + size;
-    if (size > ring || need > ring - (head - load(&slot->tail))) return NULL;
+    if (size > ring || unread > ring || need > ring - unread) return NULL;
     if (size > left) {
         *(struct record *)(base + at) = (struct record){PAD, (uint32_t)left};
         at = 0;
@@ -130,7 +168,11 @@ static void *reserve(enum kind kind, size_t size)
     return r + 1;
 }
 
-static void commit(void) { store(&slot->head, pending); }
+static void commit(void)
+{
+    head = pending;
+    store(&slot->head, head);
+}
 
 // ---- the writer lock. Its value is the pid of the owner: if a child was forked while another thread held the lock, the child takes it
 // over.
@@ -144,21 +186,25 @@ static bool lock(pid_t pid)
         if (__atomic_compare_exchange_n(&owner, &is, pid, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) return true;
         if (is != pid && __atomic_compare_exchange_n(&owner, &is, pid, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) return true;
         if (i < 200) sched_yield();
-        else nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL); // the owner may have a lower priority
+        else syscall(SYS_nanosleep, &(struct timespec){.tv_nsec = 50000}, NULL); // the owner may have a lower priority
     }
-    return false; // never block the target
+    // Never block the target, and do not wait again and again for a thread that was cancelled.
+    static int failures;
+    if (add(&failures, 1) >= 8) store(&off, true);
+    return false;
 }
 
 static void unlock(void) { store(&owner, 0); }
 
 static bool claim(pid_t pid)
 {
-    for (uint32_t i = 0; i < hdr->slots; i++)
+    for (uint32_t i = 0; i < slots; i++)
         if (load(&slot_at(i)->pid) == (uint32_t)pid) { // the program that this process ran before it called execve
             slot = slot_at(i);
-            return true;
+            head = load(&slot->head);
+            return head % 8 == 0;
         }
-    for (uint32_t i = 0; i < hdr->slots; i++) {
+    for (uint32_t i = 0; i < slots; i++) {
         uint32_t is = 0;
         if (__atomic_compare_exchange_n(&slot_at(i)->pid, &is, (uint32_t)pid, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {
             slot = slot_at(i);
@@ -176,10 +222,10 @@ static bool introduce(void)
 {
     char command[2048];
     ssize_t n = -1;
-    int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    int fd = raw_open("/proc/self/cmdline", O_RDONLY);
     if (fd >= 0) {
-        n = read(fd, command, sizeof command);
-        close(fd);
+        n = raw_read(fd, command, sizeof command);
+        raw_close(fd);
     }
     if (n < 0) n = 0;
     struct process_record *r = reserve(PROCESS, sizeof *r + (size_t)n);
@@ -194,7 +240,7 @@ static bool introduce(void)
 // enter takes the lock if this process is to be traced; leave releases it.
 static bool enter(void)
 {
-    if (!hdr || load(&hdr->closed)) return false;
+    if (!hdr || load(&off) || load(&hdr->closed)) return false;
     pid_t pid = getpid();
     if (slot_pid && slot_pid != pid) return false; // forked: the ring is the parent's
     if (!lock(pid)) {
@@ -202,14 +248,14 @@ static bool enter(void)
         return false;
     }
     if (!slot_pid) {
-        if (!claim(pid)) hdr = NULL;
+        if (!claim(pid)) store(&off, true);
         slot_pid = pid;
     }
-    if (hdr && !self.tid) self.tid = (uint32_t)syscall(SYS_gettid);
-    if (!hdr) {
+    if (load(&off)) {
         unlock();
         return false;
     }
+    if (!self.tid) self.tid = (uint32_t)syscall(SYS_gettid);
     if (!introduced) introduced = introduce();
     return true;
 }
@@ -288,7 +334,7 @@ struct mapping { uintptr_t lo, hi; uint64_t offset, ino, dev; const char *path; 
 enum { MAPS_TEXT = 16 << 20, MAX_MAPPINGS = 1 << 16, MAX_FILES = 64 };
 static char *maps_text; // address space, of which only what /proc/self/maps needs is used
 static struct mapping *mappings;
-static int n_mappings;
+static int n_mappings = -1; // -1: never read
 static struct { uint64_t dev, ino; } told[MAX_FILES]; // files that the reader knows
 static int n_told;
 
@@ -325,10 +371,9 @@ static bool read_mapping(const char *p, const char *end, struct mapping *m)
     return true;
 }
 
+// read_maps leaves what is known as it is if /proc cannot be read, for example after chroot.
 static void read_maps(void)
 {
-    store(&stale, false);
-    n_mappings = 0;
     if (!mappings) {
         int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
         char *m = map(NULL, MAPS_TEXT + MAX_MAPPINGS * sizeof *mappings, PROT_READ | PROT_WRITE, flags, -1, 0);
@@ -336,11 +381,13 @@ static void read_maps(void)
         maps_text = m;
         mappings = (struct mapping *)(m + MAPS_TEXT);
     }
-    int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+    int fd = raw_open("/proc/self/maps", O_RDONLY);
     if (fd < 0) return;
+    store(&stale, false);
+    n_mappings = 0;
     size_t len = 0;
-    for (ssize_t n; len < MAPS_TEXT && ((n = read(fd, maps_text + len, MAPS_TEXT - len)) > 0 || (n < 0 && errno == EINTR));) len += n > 0 ? (size_t)n : 0;
-    close(fd);
+    for (ssize_t n; len < MAPS_TEXT && ((n = raw_read(fd, maps_text + len, MAPS_TEXT - len)) > 0 || (n < 0 && errno == EINTR));) len += n > 0 ? (size_t)n : 0;
+    raw_close(fd);
     for (const char *p = maps_text, *end = maps_text + len, *eol; p < end && n_mappings < MAX_MAPPINGS; p = eol + 1) {
         eol = memchr(p, '\n', (size_t)(end - p));
         if (!eol) break;
@@ -388,21 +435,32 @@ static uint8_t class_of_op[MAX_OPS];
 static const char *(*op_name)(uint32_t);
 
 enum class { UNKNOWN, NAMELESS, EMPTY, PLAIN, GATHERING }; // GATHERING and above: by their places in gathers
-enum { FLAG_COMPUTE = 16, TYPE_I32 = 26, MAX_LISTS = 8, TYPES = 40 };
+enum { FLAG_COMPUTE = 16, TYPE_I32 = 26, MAX_LISTS = 8, TYPES = 40, GRAPH_BYTES = 128 };
 
-// peek reads this process's own memory without crashing on a bad address; it returns how many bytes were read.
-static size_t peek(void *into, const void *from, size_t size)
+// peeks reads pieces of this process's own memory, one after the other, without crashing on a bad address; it returns how many bytes were
+// read. process_vm_readv is often forbidden by seccomp filters (it is a debugger's), and some end the process for it: systemd's do.
+static size_t peeks(void *into, const struct iovec *from, size_t pieces)
 {
-    struct iovec local = {into, size}, remote = {(void *)from, size};
-    ssize_t n = process_vm_readv(slot_pid, &local, 1, &remote, 1, 0);
-    if (n < 0 && (errno == ENOSYS || errno == EPERM)) { // a container's filter
-        int fd = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
-        if (fd < 0) return 0;
-        n = pread(fd, into, size, (off_t)(uintptr_t)from);
-        close(fd);
+    size_t sum = 0;
+    for (size_t i = 0; i < pieces; i++) sum += from[i].iov_len;
+    if (prctl(PR_GET_SECCOMP) == 0) {
+        struct iovec local = {into, sum};
+        ssize_t n = process_vm_readv(slot_pid, &local, 1, from, (unsigned long)pieces, 0);
+        if (n >= 0 || (errno != ENOSYS && errno != EPERM)) return n < 0 ? 0 : (size_t)n;
     }
-    return n < 0 ? 0 : (size_t)n;
+    int fd = raw_open("/proc/self/mem", O_RDONLY);
+    if (fd < 0) return 0;
+    size_t done = 0;
+    for (size_t i = 0; i < pieces; i++) {
+        ssize_t n = syscall(SYS_pread64, fd, (char *)into + done, from[i].iov_len, (off_t)(uintptr_t)from[i].iov_base);
+        done += n < 0 ? 0 : (size_t)n;
+        if (n != (ssize_t)from[i].iov_len) break;
+    }
+    raw_close(fd);
+    return done;
 }
+
+static size_t peek(void *into, const void *from, size_t size) { return peeks(into, &(struct iovec){(void *)from, size}, 1); }
 
 static bool pointer(uint64_t p) { return p % 8 == 0 && p >= 4096 && p < (uint64_t)1 << 56; }
 
@@ -455,11 +513,21 @@ static void sample(struct image_record *r, const char *raw, size_t n)
     memcpy(r->sample[r->samples++], raw, n);
 }
 
+// possible tells whether all offsets lie in what fits reads of a tensor and a graph.
+static bool possible(const struct layout *l)
+{
+    const uint32_t at[] = {l->type, l->op, l->flags, l->view_src, l->data, l->name, l->ne, l->nb, l->src, l->n_nodes, l->nodes};
+    for (size_t i = 0; i < sizeof at / sizeof *at; i++)
+        if (at[i] > SAMPLE) return false;
+    return l->max_src <= MAX_SRC && l->type + 4 <= SAMPLE && l->op + 4 <= SAMPLE && l->flags + 4 <= SAMPLE && l->view_src + 8 <= SAMPLE && l->data + 8 <= SAMPLE &&
+           l->name + NAME <= SAMPLE && l->ne + 32 <= SAMPLE && l->nb + 32 <= SAMPLE && l->src + 8 * l->max_src <= SAMPLE && l->n_nodes + 4 <= GRAPH_BYTES && l->nodes + 8 <= GRAPH_BYTES;
+}
+
 // fits reads every tensor of a graph through the kernel, and tells whether all of them can have the layout.
 static bool fits(const struct layout *l, const char *graph, struct image_record *samples)
 {
-    char g[128], raw[SAMPLE], src[SAMPLE];
-    if (l->n_nodes + 4 > sizeof g || l->nodes + 8 > sizeof g || l->max_src > MAX_SRC || peek(g, graph, sizeof g) != sizeof g) return false;
+    char g[GRAPH_BYTES], raw[SAMPLE], src[SAMPLE];
+    if (peek(g, graph, sizeof g) != sizeof g) return false;
     int32_t n = FIELD(g, l->n_nodes, int32_t);
     const char *nodes = FIELD(g, l->nodes, const char *);
     if (n <= 0 || n > MAX_NODES || !pointer((uintptr_t)nodes)) return false;
@@ -517,8 +585,9 @@ static void learn_layout(const char *graph, void *fn)
     r->layout = NO_LAYOUT;
     for (uint32_t i = tried; i < n && !known; i++) {
         r->samples = 0;
-        if (fits(&hdr->layout[i], graph, r)) {
-            lay = hdr->layout[i];
+        struct layout offered = hdr->layout[i];
+        if (possible(&offered) && fits(&offered, graph, r)) {
+            lay = offered;
             known = true;
             known_fn = fn;
             r->layout = i;
@@ -739,6 +808,11 @@ static uint32_t graph_begin(const char *graph, void *fn)
     }
     struct walk w;
     if (load(&stale)) read_maps();
+    if (n_mappings < 0) {
+        add(&slot->unread, 1);
+        leave();
+        return 0;
+    }
     walk(graph, &w, NULL, false);
     bool sent = w.ops > 0 && (templates[w.hash % MAX_TEMPLATES] == w.hash || send_template(graph, &w));
     struct graph_record *r = sent ? reserve(GRAPH, sizeof *r + w.ids_bytes) : NULL;
@@ -818,8 +892,7 @@ static int sequences(const struct batch *b, uint64_t *marks)
             remote[k] = (struct iovec){lists[k], 4 * (size_t)counts[k]};
             total += counts[k];
         }
-        struct iovec local = {ids, 4 * (size_t)total};
-        if (process_vm_readv(slot_pid, &local, 1, remote, (unsigned long)n, 0) != 4 * total) return -1;
+        if (peeks(ids, remote, (size_t)n) != 4 * (size_t)total) return -1;
         for (int32_t k = 0; k < total; k++) {
             if (ids[k] < 0 || ids[k] >= MAX_SEQ_ID) return -1;
             uint64_t bit = (uint64_t)1 << ids[k] % 64;

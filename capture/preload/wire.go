@@ -73,6 +73,9 @@ func readProcess(body []byte) (processRecord, error) {
 	r := reader{b: body}
 	w := fixed[wireProcess](&r)
 	p := processRecord{parent: int32(w.Parent)}
+	if w.Bytes > maxCommand {
+		return p, fmt.Errorf("%w: a command line of %d bytes", errCorrupt, w.Bytes)
+	}
 	if line := r.take(int(w.Bytes)); len(line) > 0 {
 		p.command = strings.Split(string(bytes.TrimSuffix(line, []byte{0})), "\x00")
 	}
@@ -110,13 +113,17 @@ func readOpName(body []byte) (op uint32, name string, err error) {
 func readFile(body []byte) (id event.FileID, path string, err error) {
 	r := reader{b: body}
 	w := fixed[wireFile](&r)
+	if len(r.b) > maxPath {
+		return id, "", fmt.Errorf("%w: a path of %d bytes", errCorrupt, len(r.b))
+	}
 	return event.FileID{Dev: w.Dev, Ino: w.Ino}, r.rest(), r.err("a file")
 }
 
 // template is what graphs with the same ops have in common.
 type template struct {
-	hash uint64
-	ops  []templateOp
+	hash    uint64
+	ops     []templateOp
+	weights int // sources of all ops
 }
 
 type templateOp struct {
@@ -149,6 +156,7 @@ func readTemplate(body []byte) (id uint32, t *template, err error) {
 			op.sources = append(op.sources, readSource(&r))
 		}
 		t.ops = append(t.ops, op)
+		t.weights += len(op.sources)
 	}
 	return w.Id, t, r.err("a graph's ops")
 }

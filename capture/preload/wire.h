@@ -13,6 +13,7 @@ enum {
     NAME = 64,          // bytes of a name
     SAMPLES = 4,        // tensors
     SAMPLE = 512,       // bytes of one
+    MAX_RECORD = 16 << 20, // bytes
     MAX_SRC = 10,       // sources of an op
     MAX_OPS = 1024,     // numbers of ops
     MAX_NODES = 1 << 20, // of a graph
@@ -44,7 +45,7 @@ struct slot {
     uint32_t pid; // 0: free
     uint32_t pad;
     uint64_t nodes, no_weight, ops_sent, ops_lost, others_lost; // nodes = no_weight + ops_sent + ops_lost
-    uint64_t unread;                                            // graphs that could not be read: layout unknown
+    uint64_t unread;                                            // graphs that could not be read: the layout or the memory map is unknown
     uint64_t graphs, decodes;
     alignas(64) uint64_t head; // bytes ever written
     alignas(64) uint64_t tail; // bytes ever read

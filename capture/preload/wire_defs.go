@@ -12,6 +12,7 @@ const (
 	samples     = 0x4
 	sampleBytes = 0x200
 
+	maxRecord    = 0x1000000
 	maxSources   = 0xa
 	maxNames     = 0x400
 	maxOps       = 0x100000

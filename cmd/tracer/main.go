@@ -17,6 +17,7 @@ import (
 func main() {
 	// Events make garbage that is gone at once; to look for it seldom costs the target less of its cores than some memory.
 	debug.SetGCPercent(400)
+	debug.SetMemoryLimit(256 << 20) // from here on it is looked for often: a target may send anything, and wants its memory
 	os.Exit(cli.Run(context.Background(), newCommand(run), os.Args[1:], os.Stdout, os.Stderr))
 }
 

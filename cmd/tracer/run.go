@@ -3,9 +3,11 @@ package main
 // This file runs a capture from its beginning to its end.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -60,7 +62,7 @@ func run(ctx context.Context, o options, args []string) (status int, err error) 
 	}
 	defer func() { err = errors.Join(err, s.capture.Close()) }()
 	defer func() { s.csv.Discard() }() // unless it has been committed
-	if err := s.user.Do(func() error { return s.open(args, log) }); err != nil {
+	if err := s.user.Do(func() error { return s.open(ctx, args, log) }); err != nil {
 		return 0, err
 	}
 	return s.run(ctx)
@@ -101,8 +103,8 @@ func (s *session) command(args []string) (*exec.Cmd, error) {
 	}, nil
 }
 
-// open opens the output.
-func (s *session) open(args []string, log *slog.Logger) error {
+// open opens the output. Standard output is waited for until ctx ends.
+func (s *session) open(ctx context.Context, args []string, log *slog.Logger) error {
 	if s.pid != 0 {
 		args = proc.CommandLine(int(s.pid))
 	}
@@ -117,7 +119,7 @@ func (s *session) open(args []string, log *slog.Logger) error {
 	var err error
 	switch {
 	case s.out == toStdout:
-		ro.CSV = s.stdout
+		ro.CSV = cli.Unblocked(ctx, s.stdout)
 	case s.options.csv:
 		if s.csv, err = outfile.Create(s.out); err != nil {
 			return err
@@ -191,6 +193,8 @@ func (s *session) run(ctx context.Context) (int, error) {
 func (s *session) nothingSeen(status int, err error) (int, error) {
 	if why := s.capture.Explain(); why != nil {
 		err = why
+	} else {
+		err = fmt.Errorf("%w: %s before llama_decode was called", event.ErrNoDecode, cmp.Or(s.capture.Ending(), "the capture ended"))
 	}
 	if status != 0 {
 		fmt.Fprintln(s.stderr, "tracer:", cli.Message(s.advise(err)))

@@ -19,6 +19,9 @@ import (
 // topRereads is how many tensors the table of what was read from disk again has.
 const topRereads = 10
 
+// maxTold is how many processes people read of: a target may start any number.
+const maxTold = 8
+
 // summarise describes captures: as JSON, one object a line, or for people to read.
 func summarise(w io.Writer, o options, metas []*tables.Meta) error {
 	if o.json {
@@ -30,7 +33,8 @@ func summarise(w io.Writer, o options, metas []*tables.Meta) error {
 		}
 		return nil
 	}
-	for _, m := range metas {
+	told := metas[:min(len(metas), maxTold)]
+	for _, m := range told {
 		parts := []tabular.Document{{&tabular.Table{Title: "tracer: " + heading(o, m), Rows: rows(m)}}, {layers(m)}}
 		for _, d := range parts { // each by itself: between parts of one document is an empty line
 			if err := d.WriteText(w); err != nil {
@@ -41,6 +45,11 @@ func summarise(w io.Writer, o options, metas []*tables.Meta) error {
 			if err := m.Rereads.WriteText(w, topRereads); err != nil {
 				return err
 			}
+		}
+	}
+	if more := len(metas) - len(told); more > 0 {
+		if _, err := fmt.Fprintf(w, "tracer: %s (and %s more processes: --json tells of each)\n", o.out, humanize.Comma(int64(more))); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -21,7 +21,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL"; /* bpf_find_vma and bpf_probe_re
 #define MAX_WEIGHTS 4 /* weights per op that a template carries */
 #define IDS_PER_EVENT 128
 #define MAX_IDS 65536
-#define MAX_NODES (1 << 20)
+#define MAX_NODES (1 << 18) /* of a graph; the largest have some 10^5 */
 #define MAX_BATCH 65536
 #define MAX_SAMPLES 64
 #define SHAPE_GATHERS 4

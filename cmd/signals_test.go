@@ -1,0 +1,239 @@
+// Package cmd_test has tests over all commands.
+package cmd_test
+
+// This file tests that a signal ends every command soon, whatever it is doing.
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"tensorcast/experiments/llama"
+	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/experiments/synth"
+	"tensorcast/gguf"
+	"tensorcast/internal/cli"
+	"tensorcast/internal/testenv"
+)
+
+// soon is within which a signal ends a command. On a busy machine everything may take longer now and then: the best of some attempts counts.
+// No attempt may take as long as tooLate.
+const (
+	soon     = time.Second
+	attempts = 4
+	tooLate  = 30 * time.Second
+)
+
+// scene is a command that is signalled.
+type scene struct {
+	args []string // the command, by its name, and its arguments
+	// ready reports whether the command does what the scene is about. Output is what it has written to standard error.
+	ready func(pid int, output string) bool
+	// stalled: nobody reads its standard output.
+	stalled bool
+	signal  func(t *testing.T, pid int, sig syscall.Signal) // nil: to the command
+	status  int                                             // -1: any
+}
+
+func TestSignalsEndCommandsSoon(t *testing.T) {
+	testenv.NeedRoot(t)
+	bin := map[string]string{}
+	for name, pkg := range map[string]string{
+		"analyze": "tensorcast/cmd/analyze", "tracer": "tensorcast/cmd/tracer", "prefetchd": "tensorcast/cmd/prefetchd", "lab": "tensorcast/experiments/cmd/lab",
+	} {
+		path, remove, err := testenv.BuildPackage(name, pkg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(remove)
+		bin[name] = path
+	}
+	in := llamatest.ForTest(t)
+	o := llama.Options{
+		Model:  llamatest.Model(t, synth.Config{Layers: 3, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}),
+		Prompt: "x", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20,
+	}
+	command := in.Command(t.Context(), o).Args
+	running, stopped := target(t, in, o), target(t, in, o)
+	if err := syscall.Kill(stopped, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	capture := filepath.Join(t.TempDir(), "capture")
+	long := exec.Command("timeout", "--signal=INT", "4", bin["tracer"], "-o", capture, "--pid", fmt.Sprint(running))
+	if out, err := long.CombinedOutput(); err != nil && long.ProcessState.ExitCode() != 124 { // timeout's own
+		t.Fatalf("%v\n%s", err, out)
+	}
+	tracer := func(dir string, args ...string) []string {
+		return append([]string{"tracer", "-v", "-o", filepath.Join(t.TempDir(), dir)}, args...)
+	}
+	attached := func(_ int, output string) bool { return strings.Contains(output, "ggml_backend_buffer_free") } // the last probe
+	after := func(d time.Duration) func(int, string) bool {
+		var begun time.Time
+		last := 0
+		return func(pid int, _ string) bool {
+			if pid != last {
+				last, begun = pid, time.Now()
+			}
+			return time.Since(begun) > d
+		}
+	}
+	// The command that tracer has started ends by itself once the signal is passed on.
+	computing := func(pid int, _ string) bool {
+		child := childOf(pid)
+		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", child))
+		return child != 0 && err == nil && bytes.Contains(maps, []byte(o.Model))
+	}
+	deaf := append([]string{"--", "sh", "-c", `trap "" INT TERM; "$@"; exit 5`, "sh"}, "sleep", "600")
+	for name, s := range map[string]scene{
+		"tracer":                   {args: tracer("a", "--pid", fmt.Sprint(running)), ready: attached, status: -1},
+		"tracer, graphs":           {args: tracer("b", "--detail", "graph", "--pid", fmt.Sprint(running)), ready: attached, status: -1},
+		"tracer, io":               {args: tracer("c", "--detail", "op+io", "--pid", fmt.Sprint(running)), ready: attached, status: -1},
+		"tracer, processes":        {args: tracer("d", "--follow", "--pid", fmt.Sprint(running)), ready: attached, status: -1},
+		"tracer, a stopped target": {args: tracer("e", "--pid", fmt.Sprint(stopped)), ready: attached, status: cli.Failure},
+		"tracer, its output is not read": {
+			args: []string{"tracer", "-v", "--csv", "--pid", fmt.Sprint(running)}, ready: attached, stalled: true, status: cli.Failure,
+		},
+		"tracer, a command":            {args: tracer("f", append([]string{"--"}, command...)...), ready: computing, status: -1},
+		"tracer, a preloaded command":  {args: tracer("g", append([]string{"--preload", "--"}, command...)...), ready: computing, status: -1},
+		"tracer, a deaf command":       {args: tracer("h", deaf...), ready: after(time.Second), signal: deafened, status: -1},
+		"tracer, a deaf one preloaded": {args: tracer("i", append([]string{"--preload"}, deaf...)...), ready: after(time.Second), signal: deafened, status: -1},
+		"prefetchd":                    {args: []string{"prefetchd", "--pid", fmt.Sprint(running)}, ready: after(2 * time.Second), status: cli.OK},
+		"prefetchd, a stopped target":  {args: []string{"prefetchd", "--pid", fmt.Sprint(stopped)}, ready: after(time.Second), status: cli.OK},
+		"analyze":                      {args: []string{"analyze", "-c", capture, "-o", filepath.Join(t.TempDir(), "analysis"), "--heatmap"}, ready: after(30 * time.Millisecond), status: -1},
+		"lab synth":                    {args: []string{"lab", "synth", "-o", filepath.Join(t.TempDir(), "m.gguf"), "--layers", "100", "--embd", "2048", "--ff", "8192", "--heads", "16", "--kv-heads", "4", "--type", "Q8_0"}, ready: after(300 * time.Millisecond), status: cli.Failure},
+	} {
+		for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+			t.Run(name+", "+sig.String(), func(t *testing.T) {
+				var took []time.Duration
+				for range attempts {
+					d := s.run(t, bin, sig)
+					if took = append(took, d); d < soon || t.Failed() {
+						return
+					}
+				}
+				t.Errorf("it ends after %v", took)
+			})
+		}
+	}
+}
+
+// target starts a llama.cpp that generates until the test ends.
+func target(t *testing.T, in *llama.Installation, o llama.Options) (pid int) {
+	t.Helper()
+	cmd := in.Command(t.Context(), o)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	testenv.WaitMapped(t, cmd.Process.Pid, o.Model)
+	return cmd.Process.Pid
+}
+
+// deafened signals a tracer whose command ignores signals; then that command ends by another hand.
+func deafened(t *testing.T, pid int, sig syscall.Signal) {
+	t.Helper()
+	if err := syscall.Kill(pid, sig); err != nil {
+		t.Fatal(err)
+	}
+	shell := childOf(pid)
+	for until := time.Now().Add(300 * time.Millisecond); time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
+		if childOf(pid) != shell {
+			t.Fatal("the command ended by the signal")
+		}
+	}
+	for p := shell; p != 0; p = childOf(p) {
+		defer syscall.Kill(p, syscall.SIGKILL) //nolint:errcheck
+	}
+}
+
+// childOf is a process that the process has started; 0 if there is none.
+func childOf(pid int) (child int) {
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, task := range tasks {
+		data, err := os.ReadFile(task)
+		if err != nil {
+			continue
+		}
+		if n, _ := fmt.Sscan(string(data), &child); n == 1 {
+			return child
+		}
+	}
+	return 0
+}
+
+// run starts the command, signals it, and returns how long it then took.
+func (s *scene) run(t *testing.T, bin map[string]string, sig syscall.Signal) time.Duration {
+	t.Helper()
+	cmd := exec.Command(bin[s.args[0]], s.args[1:]...)
+	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	cmd.Stderr = log
+	said := func() string {
+		text, err := os.ReadFile(log.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	if s.stalled {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		defer w.Close()
+		w.Fd() // makes it block, as a shell's pipe does
+		cmd.Stdout = w
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = cmd.Wait() // the status is looked at below
+	}()
+	defer func() {
+		if child := childOf(cmd.Process.Pid); child != 0 {
+			_ = syscall.Kill(child, syscall.SIGKILL)
+		}
+		_ = cmd.Process.Kill()
+		<-ended
+	}()
+	testenv.WaitFor(t, "the command to get on", func() bool {
+		select {
+		case <-ended:
+			return true
+		default:
+			return s.ready(cmd.Process.Pid, said())
+		}
+	})
+	if s.stalled {
+		time.Sleep(time.Second) // until the pipe is full
+	}
+	if s.signal == nil {
+		_ = cmd.Process.Signal(sig)
+	} else {
+		s.signal(t, cmd.Process.Pid, sig)
+	}
+	begun := time.Now()
+	select {
+	case <-ended:
+	case <-time.After(tooLate):
+		t.Errorf("still there after %v:\n%s", tooLate, said())
+	}
+	took := time.Since(begun)
+	if got := cmd.ProcessState; s.status >= 0 && got != nil && got.ExitCode() != s.status {
+		t.Errorf("%v, want status %d:\n%s", got, s.status, said())
+	}
+	return took
+}

@@ -1,0 +1,236 @@
+package main
+
+// These tests trace a target that lies: whatever it says, tracer ends, is brief, and takes little.
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"tensorcast/capture/capturetest"
+	"tensorcast/internal/cli"
+	"tensorcast/internal/testenv"
+	"tensorcast/trace"
+)
+
+var allLies = flag.Bool("lies", false, "let the lying target run every scenario in every detail")
+
+// details are the ways to look at a target.
+var details = []struct {
+	name  string
+	flags []string
+}{
+	{"op", nil}, {"graph", []string{"--detail", "graph"}}, {"op+io", []string{"--detail", "op+io"}}, {"buffers", []string{"--buffers"}}, {"follow", []string{"--follow"}},
+	{"preload", []string{"--preload"}},
+}
+
+// contradictions are scenarios in which the target contradicts its model's file, and what of that tracer tells.
+var contradictions = map[string]string{
+	"huge_ne": `"output.weight"`, "huge_nb": `"output.weight"`, "large_ne": `"output.weight"`, "negative_ne": `"output.weight"`, "negative_nb": `"output.weight"`, "wrap": "which ends after",
+	"bad_type": "type(9999)", "other_type": "type F32", "odd_address": "byte 12345", "metadata": "byte 0", "end_of_file": "no tensor", "other_offset": "blk.0.attn_q.weight",
+	"overlap": "which ends after 138992 bytes", "other_name": "it has token_embd.weight at byte", "unterminated_name": "no name", "escape_name": `\x1b[2J`, "invalid_name": `\xff\xfe`,
+	"empty_name": `""`, "huge_op": "5000", "negative_op": "4294967295",
+}
+
+// opContradictions are told where ops are observed, and not only graphs.
+var opContradictions = map[string]string{"huge_experts": "slice 1073741824", "huge_rows": "slice 2147483647"}
+
+func TestLies(t *testing.T) {
+	testenv.NeedRoot(t)
+	f := capturetest.New(t)
+	few := map[string]string{ // of each kind one, in turn
+		"control": "op graph op+io buffers follow preload", "huge_ne": "op preload", "other_offset": "graph", "other_name": "op+io", "escape_name": "op", "huge_rows": "op", "negative_experts": "op",
+		"unmapped_nodes": "graph", "long_graph": "graph", "flood_nodes": "op+io", "flood_files": "op", "flood_ids": "graph", "unended_threads": "op", "huge_tokens": "op", "truncated": "op", "unmap": "op",
+		"forks": "follow", "wild_sources": "buffers",
+	}
+	for _, scenario := range f.Scenarios(t) {
+		for _, d := range details {
+			if !*allLies && !slices.Contains(strings.Fields(few[scenario]), d.name) {
+				continue
+			}
+			t.Run(scenario+" "+d.name, func(t *testing.T) {
+				m, out := capturetest.NewModel(t), filepath.Join(t.TempDir(), "capture")
+				args := append(append([]string{"-o", out}, d.flags...), "--")
+				o := capturetest.Run(t, exec.CommandContext(t.Context(), tracerBinary, append(args, f.Args(m, scenario, 300*time.Millisecond)...)...), nil)
+				t.Log(o.String())
+				o.Check(t)
+				evidence := contradictions[scenario]
+				switch {
+				case evidence == "" && d.name != "graph" && d.name != "preload":
+					evidence = opContradictions[scenario]
+				case scenario == "unterminated_name" && d.name == "preload": // the library cuts it
+					evidence = ""
+				}
+				switch {
+				case evidence != "" && (o.Status != cli.Failure || !strings.Contains(o.Stderr, evidence) || !strings.Contains(o.Stderr, "layout")):
+					t.Errorf("status %d, and no word of %s:\n%s", o.Status, evidence, o.Stderr)
+				case scenario == "control" && o.Status != 0:
+					t.Errorf("status %d:\n%s", o.Status, o.Stderr)
+				}
+				if d.name != "follow" {
+					plausible(t, out, scenario == "control")
+				}
+			})
+		}
+	}
+}
+
+// Libraries beside the program that are damaged, and that it does not load, are no reason not to trace.
+func TestDamagedLibraries(t *testing.T) {
+	testenv.NeedRoot(t)
+	f := capturetest.New(t)
+	good, err := os.ReadFile(filepath.Join(f.Dir, "libggml-cpu.so"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	for i := range 40 {
+		bad := slices.Clone(good)
+		switch {
+		case i == 0: // its names are in a section that is not there
+			binary.LittleEndian.PutUint32(bad[tableLink(t, good):], 1<<20)
+		case i == 1:
+			bad = nil
+		case i < 10:
+			bad = bad[:len(bad)*i/10]
+		case i < 20: // section headers
+			for j := len(bad) - 64*20; j < len(bad); j++ {
+				bad[j] ^= byte(r.IntN(256)) & byte(r.IntN(256)) & byte(r.IntN(256))
+			}
+		default:
+			for range 1 << (i - 20) / 4 {
+				bad[r.IntN(len(bad))] = byte(r.IntN(256))
+			}
+		}
+		if err := os.WriteFile(filepath.Join(f.Dir, fmt.Sprintf("libggml-damaged-%d.so", i)), bad, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out := filepath.Join(t.TempDir(), "capture")
+	args := append([]string{"-o", out, "--"}, f.Args(capturetest.NewModel(t), "control", 200*time.Millisecond)...)
+	o := capturetest.Run(t, exec.CommandContext(t.Context(), tracerBinary, args...), nil)
+	t.Log(o.String())
+	o.Check(t)
+	if o.Status != 0 || strings.Count(o.Stderr, "cannot be read") != 1 {
+		t.Errorf("status %d:\n%s", o.Status, o.Stderr)
+	}
+	plausible(t, out, true)
+}
+
+// tableLink is where a library says in which section the names of its symbols are.
+func tableLink(t *testing.T, library []byte) uint64 {
+	t.Helper()
+	f, err := elf.NewFile(bytes.NewReader(library))
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(f.Sections, func(s *elf.Section) bool { return s.Type == elf.SHT_DYNSYM })
+	return binary.LittleEndian.Uint64(library[40:]) + uint64(i)*64 + 40 // e_shoff, sh_link
+}
+
+// plausible reads a capture of the fake target's model: no row has more than a tensor, or what is negative.
+func plausible(t *testing.T, dir string, whole bool) {
+	t.Helper()
+	c, err := trace.Open(dir)
+	if err != nil && !whole && errors.Is(err, trace.ErrNoCapture) {
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, names := 0, map[string]bool{}
+	for a, err := range c.Accesses() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		row := &c.Structure[a.Tensor]
+		if a.Bytes < 0 || a.Bytes > row.Size || a.Offset < row.Offset || a.Offset+a.Bytes > row.Offset+row.Size || a.Duration < -1 {
+			t.Fatalf("%+v of %+v", a, row)
+		}
+		for _, e := range a.Experts {
+			if e < 0 || e >= capturetest.Experts {
+				t.Fatalf("expert %d", e)
+			}
+		}
+		rows++
+		names[row.Name] = true
+	}
+	for r, err := range c.Routes() {
+		if err != nil || r.Expert < 0 || r.Expert >= capturetest.Experts || r.Slot < 0 || r.Position < 0 {
+			t.Fatalf("%+v, %v", r, err)
+		}
+	}
+	for s, err := range c.Steps() {
+		if err != nil || s.Tokens < -1 || s.Tokens > 1<<24 || len(s.TokenIDs) > 1<<21 || slices.ContainsFunc(s.TokenIDs, func(id int32) bool { return id < 0 }) {
+			t.Fatalf("a step of %d tokens, %v", s.Tokens, err)
+		}
+	}
+	for b, err := range c.Buffers() {
+		if err != nil || b.Bytes < 0 || b.Bytes >= 1<<46 {
+			t.Fatalf("%+v, %v", b, err)
+		}
+	}
+	if whole && (rows == 0 || len(names) != len(c.Structure)) {
+		t.Errorf("%d rows of %d tensors, the model has %d", rows, len(names), len(c.Structure))
+	}
+}
+
+// Asked to end, tracer does, whatever the target is at. An attached one removes its probes first.
+func TestLiarIsLeft(t *testing.T) {
+	testenv.NeedRoot(t)
+	f := capturetest.New(t)
+	for _, scenario := range f.Scenarios(t) {
+		for i, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+			quick := map[string]int{"flood_nodes": 0, "long_shapes": 1, "unended_threads": 0}
+			if which, ok := quick[scenario]; !*allLies && (!ok || which != i) || scenario == "killed" {
+				continue
+			}
+			t.Run(scenario+" "+sig.String(), func(t *testing.T) {
+				m := capturetest.NewModel(t)
+				args := f.Args(m, scenario, time.Minute)
+				target := exec.CommandContext(t.Context(), args[0], args[1:]...)
+				if err := target.Start(); err != nil {
+					t.Fatal(err)
+				}
+				defer func() {
+					_ = target.Process.Kill() // it may have ended
+					_ = target.Wait()
+				}()
+				var asked time.Time
+				begun := time.Now()
+				flags := []string{"-o", filepath.Join(t.TempDir(), "capture"), "--detail", []string{"op", "graph", "op+io"}[len(scenario)%3], "--pid"}
+				o := capturetest.Run(t, exec.CommandContext(t.Context(), tracerBinary, append(flags, strconv.Itoa(target.Process.Pid))...), func(pid int, _ string) bool {
+					if time.Since(begun) < time.Second {
+						return false
+					}
+					asked = time.Now()
+					if err := syscall.Kill(pid, sig); err != nil {
+						t.Error(err)
+					}
+					return true
+				})
+				if asked.IsZero() { // it contradicted itself before
+					t.Logf("%s\n%s", o.String(), o.Stderr)
+				} else if long := time.Since(asked); long > 10*time.Second {
+					t.Errorf("it ended %v later", long)
+				} else {
+					t.Logf("ended after %v; %s", long.Round(time.Millisecond), o.String())
+				}
+				o.Check(t)
+			})
+		}
+	}
+}

@@ -1,0 +1,144 @@
+package ggml
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/binary"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+)
+
+// object is an ELF file of these sections, after the empty one, with their headers. Their names are section names in the first.
+func object(sections []elf.Section64, data [][]byte) []byte {
+	var file bytes.Buffer
+	head := elf.Header64{Type: uint16(elf.ET_DYN), Machine: uint16(elf.EM_X86_64), Version: 1, Ehsize: 64, Shentsize: 64, Shnum: uint16(len(sections) + 1), Shstrndx: 1}
+	copy(head.Ident[:], "\x7fELF\x02\x01\x01")
+	body := []byte{}
+	for i := range sections {
+		sections[i].Off = 64 + uint64(len(body))
+		body = append(body, data[i]...)
+		if sections[i].Size == 0 {
+			sections[i].Size = uint64(len(data[i]))
+		}
+	}
+	head.Shoff = 64 + uint64(len(body))
+	_ = binary.Write(&file, binary.LittleEndian, head) // a Buffer takes everything
+	file.Write(body)
+	_ = binary.Write(&file, binary.LittleEndian, append([]elf.Section64{{}}, sections...))
+	return file.Bytes()
+}
+
+// allocated is how many bytes a function allocates.
+func allocated(f func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}
+
+// The symbols of a file may all have the same name, which is as long as the table of names.
+func TestLongSymbolNames(t *testing.T) {
+	const n = 100_000
+	names := append([]byte("\x00ggml_op_name\x00.s\x00.t\x00"), append(bytes.Repeat([]byte("x"), 1<<20), 0)...)
+	var table bytes.Buffer
+	for i := range uint64(n) {
+		sym := elf.Sym64{Name: 20, Info: byte(elf.STT_FUNC), Shndx: 1, Value: 1 + i}
+		if i == n/2 {
+			sym.Name = 1
+		}
+		_ = binary.Write(&table, binary.LittleEndian, sym) // a Buffer takes everything
+	}
+	file := object([]elf.Section64{{Name: 17, Type: uint32(elf.SHT_STRTAB)}, {Name: 14, Type: uint32(elf.SHT_SYMTAB), Link: 1, Entsize: 24}}, [][]byte{names, table.Bytes()})
+	f, err := OpenELF(bytes.NewReader(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := symbols{byName: map[string]symbol{}}
+	if bytes := allocated(func() { err = all.collect(f) }); err != nil || bytes > 32<<20 {
+		t.Errorf("%v, %d bytes", err, bytes)
+	}
+	if s := all.byName["ggml_op_name"]; len(all.list) != 1 || s.address != 1+n/2 {
+		t.Errorf("%+v", all.list)
+	}
+}
+
+// What a section says of its size is not believed, nor what it says of itself decompressed.
+func TestHugeSections(t *testing.T) {
+	names := []byte("\x00.debug_info\x00.debug_str\x00.dynamic\x00")
+	for what, section := range map[string]elf.Section64{
+		"names":   {Name: 1, Type: uint32(elf.SHT_STRTAB), Size: 1 << 40},
+		"dynamic": {Name: 24, Type: uint32(elf.SHT_DYNAMIC), Size: 1 << 40},
+		"symbols": {Name: 1, Type: uint32(elf.SHT_SYMTAB), Flags: uint64(elf.SHF_COMPRESSED)},
+	} {
+		chdr := make([]byte, 64)
+		chdr[0] = byte(elf.COMPRESS_ZLIB)
+		if _, err := OpenELF(bytes.NewReader(object([]elf.Section64{{Type: uint32(elf.SHT_STRTAB)}, section}, [][]byte{names, chdr}))); !errors.Is(err, errTooLarge) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	var chdr bytes.Buffer
+	_ = binary.Write(&chdr, binary.LittleEndian, elf.Chdr64{Type: uint32(elf.COMPRESS_ZLIB), Size: 1 << 30}) // a Buffer takes everything
+	file := object([]elf.Section64{{Type: uint32(elf.SHT_STRTAB)}, {Name: 1, Type: uint32(elf.SHT_PROGBITS)}, {Name: 13, Type: uint32(elf.SHT_PROGBITS), Flags: uint64(elf.SHF_COMPRESSED)}},
+		[][]byte{names, []byte("ggml_"), chdr.Bytes()})
+	im, err := scan(bytes.NewReader(file), "/nowhere/bomb", "/nowhere", 0)
+	if err != nil || !errors.Is(im.LayoutErr, errTooLarge) {
+		t.Errorf("%v; %v", err, im.LayoutErr)
+	}
+	file = object([]elf.Section64{{Type: uint32(elf.SHT_STRTAB)}, {Name: 1, Type: uint32(elf.SHT_PROGBITS)}, {Name: 13, Type: uint32(elf.SHT_PROGBITS)}},
+		[][]byte{names, []byte("ggml_"), bytes.Repeat([]byte("x"), 2*maxDebugString)})
+	if im, err = scan(bytes.NewReader(file), "/nowhere/long", "/nowhere", 0); err != nil || !errors.Is(im.LayoutErr, errTooLarge) {
+		t.Errorf("a long string: %v; %v", err, im.LayoutErr)
+	}
+}
+
+// cyclic is debug information in which a member of ggml_tensor is of a typedef of itself.
+const cyclic = `
+.section .debug_abbrev,"",@progbits
+.byte 1, 0x11, 1, 0, 0
+.byte 2, 0x13, 1, 0x03, 0x08, 0x0b, 0x0b, 0, 0
+.byte 3, 0x0d, 0, 0x03, 0x08, 0x49, 0x13, 0x38, 0x0b, 0, 0
+.byte 4, 0x16, 0, 0x03, 0x08, 0x49, 0x13, 0, 0
+.byte 0
+.section .debug_info,"",@progbits
+begin: .long end - from
+from: .short 4
+.long 0
+.byte 8
+.byte 1
+.byte 2
+.string "ggml_tensor"
+.byte 16
+.byte 3
+.string "type"
+.long loop - begin
+.byte 0
+.byte 0
+loop: .byte 4
+.string "loop"
+.long loop - begin
+.byte 0
+end:
+`
+
+func TestTypedefOfItself(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "cyclic.so")
+	cmd := exec.Command("gcc", "-shared", "-nostdlib", "-o", path, "-x", "assembler", "-")
+	cmd.Stdin = strings.NewReader(cyclic)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Skipf("no assembler: %v\n%s", err, out)
+	}
+	file, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	im, err := scan(bytes.NewReader(file), path, "/nowhere", 0)
+	if err != nil || !errors.Is(im.LayoutErr, errNoLayout) {
+		t.Errorf("%v; %v", err, im.LayoutErr)
+	}
+}
