@@ -603,7 +603,7 @@ func (r *Recorder) resolveSource(o *event.Op, src *event.Source) (read, error) {
 // a fork of ggml gathers nothing by them. It returns nil if the ids are not known: when a graph is reported before it runs, those that it is about to compute are not there yet.
 func (r *Recorder) gathered(o *event.Op, reads []read) ([]int32, error) {
 	r.selected = distinct(r.selected[:0], o.IDs)
-	if len(reads) == 0 || reads[0].part == nil {
+	if o.GatherDim <= 0 || len(reads) == 0 || reads[0].part == nil {
 		return r.selected, nil
 	}
 	for _, id := range r.selected {

@@ -69,7 +69,7 @@ func TestLies(t *testing.T) {
 				if way != "late" {
 					words = append(words, way)
 				}
-				target, begin := liar(t, f.Args(capturetest.NewModel(t), scenario, 300*time.Millisecond, words...))
+				target, begin := liar(t, f.Args(capturetest.NewModel(t), scenario, 150*time.Millisecond, words...))
 				o := capturetest.Run(t, exec.CommandContext(t.Context(), prefetchd, "--verbose", "--no-join", "--pid", strconv.Itoa(target.Process.Pid)), func(_ int, said string) bool {
 					if !attached(said) {
 						return false

@@ -26,6 +26,9 @@ import (
 	"tensorcast/trace"
 )
 
+// long is for how long a scenario goes on.
+const long = 150 * time.Millisecond
+
 var allLies = flag.Bool("lies", false, "let the lying target run every scenario in every detail")
 
 // details are the ways to look at a target.
@@ -64,7 +67,7 @@ func TestLies(t *testing.T) {
 			t.Run(scenario+" "+d.name, func(t *testing.T) {
 				m, out := capturetest.NewModel(t), filepath.Join(t.TempDir(), "capture")
 				args := append(append([]string{"-o", out}, d.flags...), "--")
-				o := capturetest.Run(t, exec.CommandContext(t.Context(), tracerBinary, append(args, f.Args(m, scenario, 300*time.Millisecond)...)...), nil)
+				o := capturetest.Run(t, exec.CommandContext(t.Context(), tracerBinary, append(args, f.Args(m, scenario, long)...)...), nil)
 				t.Log(o.String())
 				o.Check(t)
 				evidence := contradictions[scenario]
@@ -108,7 +111,7 @@ func TestDamagedLibraries(t *testing.T) {
 			bad = bad[:len(bad)*i/10]
 		case i < 20: // section headers
 			for j := len(bad) - 64*20; j < len(bad); j++ {
-				bad[j] ^= byte(r.IntN(256)) & byte(r.IntN(256)) & byte(r.IntN(256))
+				bad[j] ^= byte(r.IntN(256) & r.IntN(256))
 			}
 		default:
 			for range 1 << (i - 20) / 4 {
@@ -120,7 +123,7 @@ func TestDamagedLibraries(t *testing.T) {
 		}
 	}
 	out := filepath.Join(t.TempDir(), "capture")
-	args := append([]string{"-o", out, "--"}, f.Args(capturetest.NewModel(t), "control", 200*time.Millisecond)...)
+	args := append([]string{"-o", out, "--"}, f.Args(capturetest.NewModel(t), "control", long)...)
 	o := capturetest.Run(t, exec.CommandContext(t.Context(), tracerBinary, args...), nil)
 	t.Log(o.String())
 	o.Check(t)
@@ -224,10 +227,10 @@ func TestLiarIsLeft(t *testing.T) {
 				})
 				if asked.IsZero() { // it contradicted itself before
 					t.Logf("%s\n%s", o.String(), o.Stderr)
-				} else if long := time.Since(asked); long > 10*time.Second {
-					t.Errorf("it ended %v later", long)
+				} else if later := time.Since(asked); later > 10*time.Second {
+					t.Errorf("it ended %v later", later)
 				} else {
-					t.Logf("ended after %v; %s", long.Round(time.Millisecond), o.String())
+					t.Logf("ended after %v; %s", later.Round(time.Millisecond), o.String())
 				}
 				o.Check(t)
 			})
