@@ -117,7 +117,8 @@ func TestInContainer(t *testing.T) {
 			if detail != tables.DetailOpIO {
 				return
 			}
-			if in, out := pagedIn(t, inside)[int32(result.PID)], pagedIn(t, outside)[int32(outside.Meta.PID)]; in != out || in == 0 {
+			// tracer reads the file, too: who brings in which page differs a little.
+			if in, out := pagedIn(t, inside)[int32(result.PID)], pagedIn(t, outside)[int32(outside.Meta.PID)]; in < out*9/10 || out < in*9/10 || in == 0 {
 				t.Errorf("%d bytes came from disk, outside %d", in, out)
 			}
 		})
