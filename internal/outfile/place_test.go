@@ -86,6 +86,9 @@ func TestNamesThatOthersMade(t *testing.T) {
 			path := filepath.Join(dir, "out.txt")
 			must(t, syscall.Mkfifo(path, 0o666))
 			must(t, os.Chown(path, other, other))
+			reader, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // else writing would block instead of failing
+			must(t, err)
+			t.Cleanup(func() { reader.Close() })
 		}, "", false, false},
 		"another's link to a device": {us, 0o1777, func(t *testing.T, dir, _ string) {
 			symlink(t, os.DevNull, filepath.Join(dir, "out.txt"), other)
