@@ -56,7 +56,7 @@ experiments: build ## measure what tracer costs and whether it accounts for ever
 	bin/lab accounting
 
 fuzz: ## analyse 10,000 damaged captures; then fuzz the parsers, FUZZTIME (a minute) each
-	go test -v -count 1 -timeout 60m -run '^TestDamagedCaptures$$' ./cmd/analyze -mutations 10000
+	go test -v -count 1 -timeout 60m -run '^TestDamagedCaptures$$' ./cmd/analyze -args -mutations 10000
 	for package in $$(grep -rl '^func Fuzz' --include='*_test.go' . | xargs -n 1 dirname | sort -u); do \
 		for target in $$(go test -list '^Fuzz' $$package | grep ^Fuzz); do \
 			go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x $$package || exit 1; \
