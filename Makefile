@@ -64,9 +64,9 @@ fuzz: ## fuzz the parsers, FUZZTIME (a minute) each; then 10,000 damaged capture
 				{ echo "make fuzz: $$target in $$package failed; commit the input, which is below $$package/testdata/fuzz/$$target, with the fix"; exit 1; }; \
 		done; \
 	done
-	go test $(LDFLAGS) -v -count 1 -timeout 60m -run '^TestDamagedCaptures$$' ./cmd/analyze -mutations 10000
-	go test $(LDFLAGS) -run '^TestMutatedStreams$$' -v ./ebpf -streams 10000
-	go test $(LDFLAGS) -run '^(TestLies|TestLiarIsLeft)$$' -timeout 1h ./cmd/tracer ./cmd/prefetchd -lies
+	go test $(LDFLAGS) -v -count 1 -timeout 60m -run '^TestDamagedCaptures$$' ./cmd/analyze -args -mutations 10000
+	go test $(LDFLAGS) -run '^TestMutatedStreams$$' -v ./ebpf -args -streams 10000
+	go test $(LDFLAGS) -run '^(TestLies|TestLiarIsLeft)$$' -timeout 1h ./cmd/tracer ./cmd/prefetchd -args -lies
 
 lint: ## gofmt, vet, staticcheck
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$unformatted" ]; then echo "gofmt -w these:"; echo "$$unformatted"; exit 1; fi
