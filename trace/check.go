@@ -83,7 +83,7 @@ func checkRoute(r *tables.Route) error {
 
 func checkStep(s *tables.StepRow) error {
 	switch {
-	case s.Step < 0 || s.Token < -1 || s.Context < 0 || s.Tokens < 0:
+	case s.Step < 0 || s.Token < -1 || s.Context < 0 || s.Tokens < -1:
 		return fmt.Errorf("it is step %d of context %d, with token %d, of %d", s.Step, s.Context, s.Token, s.Tokens)
 	case !isTime(s.Begin) || s.End != tables.NotObserved && !isTime(s.End):
 		return fmt.Errorf("it begins at %d ns and ends at %d ns", s.Begin, s.End)

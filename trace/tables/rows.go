@@ -90,7 +90,7 @@ type StepRow struct {
 	Thread    int32 // kernel thread id
 	Context   int32 // as in Access
 	Phase     Phase
-	Tokens    int32   // tokens in the batch
+	Tokens    int32   // tokens in the batch; -1 if the target told a number that none has
 	Token     int32   // as in Access
 	TokenIDs  []int32 // ids that were looked up in the token embeddings, in batch order; nil if not observed, or left out (Meta.NoTokenIDs)
 	Sequences []int32 // ascending; nil if unknown

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -105,13 +106,14 @@ func TestSynthInterrupted(t *testing.T) {
 			t.Fatalf("ended before it was interrupted: %v, stderr %q", err, stderr.String())
 		case <-tick.C:
 		}
-		temps, err := filepath.Glob(filepath.Join(dir, ".model.gguf.*.tmp"))
+		open, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", cmd.Process.Pid))
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, temp := range temps {
-			info, err := os.Stat(temp)
-			started = err == nil && info.Size() > 0
+		for _, fd := range open { // the output has no name yet
+			to, err := os.Readlink(fd)
+			info, statErr := os.Stat(fd)
+			started = started || err == nil && strings.HasPrefix(to, dir+"/") && statErr == nil && info.Mode().IsRegular() && info.Size() > 0
 		}
 	}
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {
