@@ -3,7 +3,6 @@ package main
 // These tests let prefetchd wait: asleep, and not longer than there is something to wait for.
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
@@ -55,6 +54,15 @@ func waiting(t *testing.T, pid int, flags ...string) *helper {
 	return h
 }
 
+// waitSettled waits until it has set up everything.
+func (h *helper) waitSettled(t *testing.T) {
+	t.Helper()
+	testenv.WaitFor(t, "prefetchd to be settled", func() bool {
+		adj, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", h.Process.Pid))
+		return err == nil && strings.TrimSpace(string(adj)) == "1000"
+	})
+}
+
 // While nothing happens prefetchd sleeps: where there is no ggml yet, and where ggml has no model yet. A signal ends it.
 func TestWaitsAsleep(t *testing.T) {
 	testenv.NeedRoot(t)
@@ -79,11 +87,8 @@ func TestWaitsAsleep(t *testing.T) {
 		}
 	}
 	begun, before := map[string]time.Time{}, map[string]time.Duration{}
-	for name, h := range helpers {
-		testenv.WaitFor(t, name+": to be settled", func() bool {
-			adj, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", h.Process.Pid))
-			return err == nil && strings.TrimSpace(string(adj)) == "1000"
-		})
+	for _, h := range helpers {
+		h.waitSettled(t)
 	}
 	time.Sleep(4 * time.Second) // it looks often for a while after its start
 	for name, h := range helpers {
@@ -119,10 +124,7 @@ func TestWaits(t *testing.T) {
 	}
 	defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
 	h := waiting(t, target.Process.Pid, "--wait", "--verbose")
-	testenv.WaitFor(t, "prefetchd to be settled", func() bool {
-		adj, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", h.Process.Pid))
-		return err == nil && bytes.Equal(bytes.TrimSpace(adj), []byte("1000"))
-	})
+	h.waitSettled(t)
 	if err := os.WriteFile(gate, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -138,5 +140,24 @@ func TestWaits(t *testing.T) {
 	_ = target.Wait()
 	if s := h.summary(t); s.Learned == 0 || s.Tokens == 0 {
 		t.Errorf("summary %+v", s)
+	}
+}
+
+// Where the target ends without ggml, that is told.
+func TestWaitsInVain(t *testing.T) {
+	testenv.NeedRoot(t)
+	target := exec.Command("sleep", "1000")
+	if err := target.Start(); err != nil {
+		t.Fatal(err)
+	}
+	h := waiting(t, target.Process.Pid, "--wait")
+	h.waitSettled(t)
+	if err := target.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = target.Wait()
+	_ = h.Wait()
+	if text := h.stderr.String(); h.ProcessState.ExitCode() != 1 || !strings.HasPrefix(text, "prefetchd: found no ggml") || strings.Contains(text, "--wait") || strings.Count(text, "\n") != 1 {
+		t.Errorf("status %d: %s", h.ProcessState.ExitCode(), text)
 	}
 }
