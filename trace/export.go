@@ -4,7 +4,6 @@ package trace
 // that Arrow stays inside this package.
 
 import (
-	"bufio"
 	"cmp"
 	"errors"
 	"fmt"
@@ -32,7 +31,7 @@ func WriteParquet(w io.Writer, columns []tables.Column, fields ...tables.Field) 
 		return fmt.Errorf("write Parquet: %w", err)
 	}
 	defer rec.Release()
-	dst := newLatched(w)
+	dst := &latched{w: w}
 	// By default the schema's root is marked as repeated. Readers that take this literally fail on every column.
 	props := parquet.NewWriterProperties(parquet.WithRootRepetition(parquet.Repetitions.Required),
 		parquet.WithCompression(compress.Codecs.Zstd), parquet.WithCreatedBy("tensorcast"))
@@ -40,35 +39,25 @@ func WriteParquet(w io.Writer, columns []tables.Column, fields ...tables.Field) 
 	if err != nil {
 		return fmt.Errorf("write Parquet: %w", err)
 	}
-	if err := cmp.Or(pw.Write(rec), pw.Close(), dst.end()); err != nil {
+	err = errors.Join(pw.Write(rec), pw.Close())
+	if err := cmp.Or(dst.err, err); err != nil {
 		return fmt.Errorf("write Parquet: %w", err)
 	}
 	return nil
 }
 
-// latched takes what Arrow writes, in many small pieces, and keeps the first error of w to itself until end: Arrow's Parquet writer panics
-// after an error. Nothing is written after it. It has no Close method: Arrow's writers close destinations that have one, which is the
-// caller's task.
+// latched passes on what Arrow writes until the first error of w, which it keeps: Arrow's Parquet writer panics after an error. Nothing is
+// written after it. It has no Close method: Arrow's writers close destinations that have one, which is the caller's task.
 type latched struct {
-	w   *bufio.Writer
+	w   io.Writer
 	err error
 }
-
-func newLatched(w io.Writer) *latched { return &latched{w: bufio.NewWriterSize(w, 64<<10)} }
 
 func (l *latched) Write(b []byte) (int, error) {
 	if l.err == nil {
 		_, l.err = l.w.Write(b)
 	}
 	return len(b), nil
-}
-
-// end writes what is buffered.
-func (l *latched) end() error {
-	if l.err == nil {
-		l.err = l.w.Flush()
-	}
-	return l.err
 }
 
 // WriteArrow writes a table as one Arrow IPC file (Feather version 2). The fields become the schema's metadata. It does not close w.
@@ -78,12 +67,13 @@ func WriteArrow(w io.Writer, columns []tables.Column, fields ...tables.Field) er
 		return fmt.Errorf("write Arrow: %w", err)
 	}
 	defer rec.Release()
-	dst := newLatched(w)
+	dst := &latched{w: w}
 	fw, err := ipc.NewFileWriter(&positionWriter{w: dst}, ipc.WithSchema(rec.Schema()))
 	if err != nil {
 		return fmt.Errorf("write Arrow: %w", err)
 	}
-	if err := cmp.Or(fw.Write(rec), fw.Close(), dst.end()); err != nil {
+	err = errors.Join(fw.Write(rec), fw.Close())
+	if err := cmp.Or(dst.err, err); err != nil {
 		return fmt.Errorf("write Arrow: %w", err)
 	}
 	return nil
@@ -126,9 +116,10 @@ func WriteCSV(w io.Writer, columns []tables.Column) error {
 		return fmt.Errorf("write CSV: %w", err)
 	}
 	defer rec.Release()
-	dst := newLatched(w)
+	dst := &latched{w: w}
 	cw := csv.NewWriter(dst, rec.Schema(), csv.WithHeader(true))
-	if err := cmp.Or(cw.Write(rec), cw.Flush(), dst.end()); err != nil {
+	err = errors.Join(cw.Write(rec), cw.Flush())
+	if err := cmp.Or(dst.err, err); err != nil {
 		return fmt.Errorf("write CSV: %w", err)
 	}
 	return nil

@@ -521,8 +521,9 @@ func writeStructure(dir *outfile.Dir, fingerprint string, rows []tables.Structur
 	defer rec.Release()
 
 	return dir.Write(StructureFile, fileMode, func(w io.Writer) error {
-		dst := newLatched(w)
+		dst := &latched{w: w}
 		table := ipc.NewWriter(dst, ipc.WithSchema(schema), ipc.WithZstd())
-		return cmp.Or(table.Write(rec), table.Close(), dst.end())
+		err := errors.Join(table.Write(rec), table.Close())
+		return cmp.Or(dst.err, err)
 	})
 }
