@@ -493,11 +493,11 @@ func TestFindFileOfTheEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := &target{pid: gone.Process.Pid}
-	if path, err := p.findFile(event.FileID{Dev: 1 << 40, Ino: key.Ino}, 0x1000, []string{"-m", other, model}); path != model || err != nil {
-		t.Errorf("found %q, %v", path, err)
+	if at, err := p.findFile(event.FileID{Dev: 1 << 40, Ino: key.Ino}, 0x1000, []string{"-m", other, model}); at != (proc.Place{Path: model, ID: key}) || err != nil {
+		t.Errorf("found %+v, %v", at, err)
 	}
-	if path, err := p.findFile(event.FileID(key), 0x1000, []string{"-m", other}); err == nil {
-		t.Errorf("found %q among files that it is not", path)
+	if at, err := p.findFile(event.FileID(key), 0x1000, []string{"-m", other}); err == nil {
+		t.Errorf("found %+v among files that it is not", at)
 	}
 }
 

@@ -30,6 +30,7 @@ import (
 	"tensorcast/event"
 	"tensorcast/ggml"
 	"tensorcast/internal/proc"
+	"tensorcast/internal/regular"
 )
 
 // Report says whether a target could be traced, and if not, why.
@@ -445,7 +446,7 @@ func (r *Report) process(t *examined) error {
 	}
 	var paths []string
 	for _, m := range files {
-		path := m.HostPath(t.pid)
+		path := m.Locate(t.pid).Path
 		switch {
 		case m.Executable:
 			paths = append(paths, path)
@@ -458,11 +459,7 @@ func (r *Report) process(t *examined) error {
 }
 
 func isGGUF(path string) bool {
-	st, err := os.Stat(path)
-	if err != nil || !st.Mode().IsRegular() {
-		return false
-	}
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return false
 	}
@@ -496,7 +493,7 @@ func (r *Report) command(t *examined, command, env []string) error {
 }
 
 func firstLineOf(path string) (string, bool) {
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return "", false
 	}
@@ -661,12 +658,7 @@ func notPreloaded(t *examined) string {
 	if st, err := os.Stat(t.exe); err == nil && st.Mode()&(os.ModeSetuid|os.ModeSetgid) != 0 {
 		return "the program is setuid or setgid, where LD_PRELOAD is ignored"
 	}
-	f, err := elf.Open(t.exe)
-	if err != nil {
-		return "" // a script: its interpreter inherits LD_PRELOAD
-	}
-	defer f.Close()
-	if !slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
+	if _, interpreted, err := elfKind(t.exe); err == nil && !interpreted { // an error: a script, whose interpreter inherits LD_PRELOAD
 		return "the program is linked statically: there is no LD_PRELOAD"
 	}
 	return ""
@@ -674,10 +666,20 @@ func notPreloaded(t *examined) string {
 
 // isLibrary reports whether a file is a shared library rather than a program.
 func isLibrary(path string) bool {
-	f, err := elf.Open(path)
+	typ, interpreted, err := elfKind(path)
+	return err == nil && typ == elf.ET_DYN && !interpreted
+}
+
+// elfKind is the type of an ELF file, and whether a dynamic loader starts it.
+func elfKind(path string) (typ elf.Type, interpreted bool, err error) {
+	file, err := regular.Open(path)
 	if err != nil {
-		return false
+		return 0, false, err
 	}
-	defer f.Close()
-	return f.Type == elf.ET_DYN && !slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP })
+	defer file.Close()
+	f, err := elf.NewFile(file)
+	if err != nil {
+		return 0, false, err
+	}
+	return f.Type, slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }), nil
 }

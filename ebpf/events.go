@@ -203,14 +203,14 @@ func (t *Tracer) show(p *target, sources []event.Source, handle func(event.Event
 			continue
 		}
 		p.seen[s.File] = true
-		path, err := p.findFile(s.File, s.Data, t.opts.Hints)
+		at, err := p.findFile(s.File, s.Data, t.opts.Hints)
 		if err != nil {
 			return err
 		}
 		if err := t.system.watch(s.File); err != nil {
 			return err
 		}
-		if err := handle(event.FileSeen{PID: int32(p.pid), File: s.File, Path: path}); err != nil {
+		if err := handle(event.FileSeen{PID: int32(p.pid), File: s.File, Path: at.Path, ID: event.FileID(at.ID)}); err != nil {
 			return err
 		}
 	}

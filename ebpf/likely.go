@@ -6,6 +6,8 @@ import (
 	"debug/elf"
 	"path/filepath"
 	"strings"
+
+	"tensorcast/internal/regular"
 )
 
 // likelyLibraries lists the llama.cpp libraries that the dynamic loader finds for a program: next to it, in its run path and in
@@ -32,11 +34,15 @@ func likelyLibraries(exe string, env []string) []string {
 }
 
 func runPath(exe, origin string) []string {
-	f, err := elf.Open(exe)
+	file, err := regular.Open(exe)
 	if err != nil {
 		return nil
 	}
-	defer f.Close()
+	defer file.Close()
+	f, err := elf.NewFile(file)
+	if err != nil {
+		return nil
+	}
 	var dirs []string
 	for _, tag := range []elf.DynTag{elf.DT_RPATH, elf.DT_RUNPATH} {
 		entries, err := f.DynString(tag)

@@ -248,7 +248,7 @@ func (t *Tracer) execed(p *target) error {
 	if err != nil {
 		return nil
 	}
-	if err := t.attachLikely(p, proc.HostPath(p.pid, exe, 0), strings.Split(string(env), "\x00")); err != nil && !errors.Is(err, proc.ErrNoProcess) {
+	if err := t.attachLikely(p, proc.Locate(p.pid, exe, 0).Path, strings.Split(string(env), "\x00")); err != nil && !errors.Is(err, proc.ErrNoProcess) {
 		return err
 	}
 	return nil

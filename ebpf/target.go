@@ -303,25 +303,25 @@ func (p *target) keepBuffers(e *traceBuffersEvent) {
 	p.buffers[e.Tid] = buffers{e.Seq, list}
 }
 
-// findFile returns a path for the file that the target maps at an address. If the target has ended, its memory map is gone; then the hints
+// findFile finds the file that the target maps at an address. If the target has ended, its memory map is gone; then the hints
 // are compared by inode number. (The device number does not help: on overlayfs and btrfs, stat returns another one than the kernel uses.)
-func (p *target) findFile(id event.FileID, address uint64, hints []string) (string, error) {
+func (p *target) findFile(id event.FileID, address uint64, hints []string) (proc.Place, error) {
 	files, err := proc.Mappings(p.pid)
 	if err != nil && !errors.Is(err, proc.ErrNoProcess) {
-		return "", err
+		return proc.Place{}, err
 	}
 	for _, m := range files {
 		if address >= m.Start && address < m.End {
 			p.files[m.Path] = id
-			return m.HostPath(p.pid), nil
+			return m.Locate(p.pid), nil
 		}
 	}
 	for _, hint := range hints {
 		if key, err := proc.FileOf(hint); err == nil && key.Ino == id.Ino {
-			return hint, nil
+			return proc.Place{Path: hint, ID: key}, nil
 		}
 	}
-	return "", fmt.Errorf("the target ended before its model file (device %#x, inode %d) could be named, trace a longer run: %w", id.Dev, id.Ino, proc.ErrNoProcess)
+	return proc.Place{}, fmt.Errorf("the target ended before its model file (device %#x, inode %d) could be named, trace a longer run: %w", id.Dev, id.Ino, proc.ErrNoProcess)
 }
 
 // resolve finds the mapping of a source for which the program could not search the memory map, because another thread was changing it.

@@ -26,6 +26,7 @@ import (
 	"tensorcast/event"
 	"tensorcast/ggml"
 	"tensorcast/internal/proc"
+	"tensorcast/internal/regular"
 )
 
 // Options of a Tracer.
@@ -74,6 +75,7 @@ type Tracer struct {
 	multi    bool
 	wide     bool                        // probes fire in every process that runs the file; the programs ignore those that are no targets
 	images   map[proc.FileID]*ggml.Image // files that were scanned
+	files    map[*ggml.Image]*os.File    // those of them that can carry probes, open: probes go to what was scanned, wherever its name leads by then
 	done     map[attachment]bool
 	attached []string // paths of files that carry probes
 	main     *target
@@ -114,7 +116,7 @@ func New(opts Options) (*Tracer, error) {
 		return nil, err
 	}
 	t := &Tracer{
-		opts: opts, multi: !opts.PerfEvents && features.HaveBPFLinkUprobeMulti() == nil, images: map[proc.FileID]*ggml.Image{}, done: map[attachment]bool{}, execs: make(chan execRequest, 1), ran: make(chan struct{}),
+		opts: opts, multi: !opts.PerfEvents && features.HaveBPFLinkUprobeMulti() == nil, images: map[proc.FileID]*ggml.Image{}, files: map[*ggml.Image]*os.File{}, done: map[attachment]bool{}, execs: make(chan execRequest, 1), ran: make(chan struct{}),
 		main: main, targets: map[uint32]*target{uint32(opts.PID): main},
 	}
 	// Before Linux 6.10, uprobe_multi filters by thread and would miss the compute threads.
@@ -251,6 +253,10 @@ func (t *Tracer) Close() error {
 		errs = append(errs, p.process.Close())
 	}
 	clear(t.targets)
+	for _, f := range t.files {
+		errs = append(errs, f.Close())
+	}
+	clear(t.files)
 	return errors.Join(errs...)
 }
 
@@ -275,7 +281,7 @@ func (t *Tracer) attachMapped(p *target) error {
 	var paths []string
 	for _, m := range files {
 		if m.Executable {
-			paths = append(paths, m.HostPath(p.pid))
+			paths = append(paths, m.Locate(p.pid).Path)
 		}
 	}
 	p.mapped, err = t.attach(p, paths)
@@ -359,24 +365,35 @@ func (t *Tracer) Describe(pid int) event.TargetInfo {
 	return info
 }
 
-// scan returns the image of a file; each file is read once. The image is nil if the path cannot be opened (any more, or in this mount
+// maxImages bounds the files with probes. A llama.cpp has about ten: one for each kind of processor.
+const maxImages = 256
+
+// scan returns the image of a file; each file is read once. The image is nil if the path does not lead to a file (any more, or in this mount
 // namespace).
 func (t *Tracer) scan(path string) (*ggml.Image, error) {
-	key, err := proc.FileOf(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil // deleted, or in another mount namespace
+	if key, err := proc.FileOf(path); err == nil && t.images[key] != nil {
+		return t.images[key], nil // no need to open it
+	}
+	f, err := regular.Open(path)
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, regular.ErrNotRegular) {
+		return nil, nil // deleted, in another mount namespace, or something that is only named like a library
 	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("look for ggml: %w", err)
 	}
-	if im, ok := t.images[key]; ok {
-		return im, nil
-	}
-	im, err := ggml.Scan(path)
+	info, err := f.Stat()
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(fmt.Errorf("look for ggml: %w", err), f.Close())
 	}
-	t.images[key] = im
+	im, err := ggml.ScanFile(f)
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	t.images[proc.IDOf(info)] = im
+	if len(im.Sites) == 0 || len(t.files) >= maxImages {
+		return im, f.Close()
+	}
+	t.files[im] = f
 	return im, nil
 }
 
@@ -391,10 +408,11 @@ func (t *Tracer) attachImage(im *ggml.Image, seldom bool) error {
 		return nil
 	}
 	t.done[done] = true
-	ex, err := link.OpenExecutable(im.Path)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil // the path led through a process that has ended, or the file was replaced
+	file := t.files[im]
+	if file == nil {
+		return fmt.Errorf("the target has more than %d libraries with ggml's functions: no probe on %s", maxImages, im.Path)
 	}
+	ex, err := link.OpenExecutable(fmt.Sprintf("/proc/self/fd/%d", file.Fd()))
 	if err != nil {
 		return fmt.Errorf("open %s: %w", im.Path, err)
 	}

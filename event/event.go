@@ -24,6 +24,9 @@ type FileSeen struct {
 	PID  int32
 	File FileID
 	Path string // where the capturing process can open the file; in a container this is not the path that the target knows
+	// ID is the file's device and inode number as the capturing process's stat tells them (File has those of the memory map). Whoever opens Path
+	// compares them: by then the name may lead elsewhere. Zero if the file is not known to be at Path.
+	ID FileID
 }
 
 // DecodeBegin is the start of a step: the entry of llama_decode, or what stands for it (see Derived).

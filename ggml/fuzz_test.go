@@ -27,7 +27,7 @@ func FuzzScan(f *testing.F) {
 	}
 	f.Add([]byte("\x7fELF"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		im, err := scan(bytes.NewReader(data), "/nowhere/fuzzed", "/nowhere")
+		im, err := scan(bytes.NewReader(data), "/nowhere/fuzzed", "/nowhere", 0)
 		if err != nil {
 			return
 		}

@@ -18,6 +18,8 @@ import (
 	"os"
 	"slices"
 	"strings"
+
+	"tensorcast/internal/regular"
 )
 
 // Role says what a hit on a function tells the tracer.
@@ -109,16 +111,26 @@ func (im *Image) Has(r Role) bool {
 // Scan reads an ELF file and, if kept in a separate file, its debug information. A file that is not ELF has no sites; that is no error. An
 // error means that the file could not be read or that its ELF structures are contradictory. Scan may be called concurrently.
 func Scan(path string) (*Image, error) {
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("read symbols: %w", err)
 	}
 	defer f.Close()
-	return scan(f, path, "/usr/lib/debug")
+	return ScanFile(f)
 }
 
-// scan is Scan for r, whose path is path. debugDir is where distributions keep separate debug information.
-func scan(r io.ReaderAt, path, debugDir string) (*Image, error) {
+// ScanFile is Scan for a file that is open already; its name is the path beside which separate debug information is looked for. It does not
+// close the file, nor move its offset.
+func ScanFile(f *os.File) (*Image, error) {
+	owner, err := ownerOf(f)
+	if err != nil {
+		return nil, fmt.Errorf("read symbols of %s: %w", f.Name(), err)
+	}
+	return scan(f, f.Name(), "/usr/lib/debug", owner)
+}
+
+// scan is Scan for r, whose path is path and which belongs to the user owner. debugDir is where distributions keep separate debug information.
+func scan(r io.ReaderAt, path, debugDir string, owner uint32) (*Image, error) {
 	im := &Image{Path: path}
 	f, err := elf.NewFile(r)
 	var format *elf.FormatError
@@ -140,7 +152,7 @@ func scan(r io.ReaderAt, path, debugDir string) (*Image, error) {
 	if err := all.collect(f); err != nil {
 		return nil, fmt.Errorf("read symbols of %s: %w", path, err)
 	}
-	im.fromDebug(f, all, debugDir)
+	im.fromDebug(f, all, debugDir, owner)
 	for _, s := range all.list {
 		r, ok := roleOf(s.name)
 		if !ok {
@@ -185,15 +197,15 @@ func scan(r io.ReaderAt, path, debugDir string) (*Image, error) {
 
 // fromDebug adds what debug information has: stripped symbols, and the layout. Debug information is optional, so errors are only recorded
 // in LayoutErr.
-func (im *Image) fromDebug(f *elf.File, all *symbols, debugDir string) {
+func (im *Image) fromDebug(f *elf.File, all *symbols, debugDir string, owner uint32) {
 	path := im.Path
 	if !hasDebug(f) {
-		apart, name := debugFile(f, path, debugDir)
+		apart := debugFile(f, path, debugDir, owner)
 		if apart == nil {
 			return
 		}
-		defer apart.Close()
-		f, path = apart, name
+		defer apart.file.Close()
+		f, path = apart.File, apart.file.Name()
 		if err := all.collect(f); err != nil {
 			im.LayoutErr = fmt.Errorf("read symbols of %s: %w", path, err)
 		}

@@ -12,10 +12,15 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"tensorcast/internal/regular"
 )
 
 // symbol is a function or an object of the file.
@@ -167,36 +172,70 @@ func debugData(f *elf.File) (*dwarf.Data, error) {
 // insideContainer matches the path of a file in another mount namespace, as package ebpf writes it.
 var insideContainer = regexp.MustCompile(`^/proc/[0-9]+/root`)
 
+// debugELF is a file with debug information.
+type debugELF struct {
+	*elf.File
+	file *os.File
+}
+
 // debugFile finds the separate file with the stripped debug information: by build id, then by .gnu_debuglink. dir is where distributions
-// keep such files. It returns nil if there is none; else the caller closes the file.
-func debugFile(f *elf.File, path, dir string) (*elf.File, string) {
+// keep such files, owner the user who owns the stripped file. It returns nil if there is none; else the caller closes its file.
+func debugFile(f *elf.File, path, dir string, owner uint32) *debugELF {
 	root := insideContainer.FindString(path)
 	id := buildID(f)
 	if len(id) > 2 {
 		name := filepath.Join(root+dir, ".build-id", hex.EncodeToString(id[:1]), hex.EncodeToString(id[1:])+".debug")
-		if d, err := elf.Open(name); err == nil {
-			if bytes.Equal(buildID(d), id) {
-				return d, name
+		if d := openDebug(name, owner); d != nil {
+			if bytes.Equal(buildID(d.File), id) {
+				return d
 			}
-			d.Close()
+			d.file.Close()
 		}
 	}
 	link, sum := debugLink(f)
 	if link == "" {
-		return nil, ""
+		return nil
 	}
 	own := filepath.Dir(path)
 	for _, name := range []string{
 		filepath.Join(own, link), filepath.Join(own, ".debug", link), filepath.Join(root+dir, strings.TrimPrefix(own, root), link),
 	} {
-		if name == path || !sumIs(name, sum) {
+		if name == path {
 			continue
 		}
-		if d, err := elf.Open(name); err == nil {
-			return d, name
+		if d := openDebug(name, owner); d != nil {
+			if sumIs(d.file, sum) {
+				return d
+			}
+			d.file.Close()
 		}
 	}
-	return nil, ""
+	return nil
+}
+
+// openDebug opens a file with debug information, nil if it cannot be used. It must belong to the owner of the file that it describes, or to
+// root. Else somebody who links to a system library from a directory of theirs could lay a file beside that link which says where in the
+// library probes are to be set, for all who use it: neither the build id nor the CRC tells who wrote it.
+func openDebug(name string, owner uint32) *debugELF {
+	file, err := regular.Open(name)
+	if err != nil {
+		return nil
+	}
+	if by, err := ownerOf(file); err == nil && (by == owner || by == 0) {
+		if f, err := elf.NewFile(file); err == nil {
+			return &debugELF{f, file}
+		}
+	}
+	file.Close()
+	return nil
+}
+
+func ownerOf(f *os.File) (uint32, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return 0, fmt.Errorf("stat %s: %w", f.Name(), err)
+	}
+	return st.Uid, nil
 }
 
 // buildID returns the linker's build id note; nil if there is none.
@@ -233,18 +272,9 @@ func debugLink(f *elf.File) (string, uint32) {
 	return filepath.Base(string(name)), f.ByteOrder.Uint32(data[len(data)-4:])
 }
 
-func sumIs(path string, want uint32) bool {
-	st, err := os.Stat(path)
-	if err != nil || !st.Mode().IsRegular() { // opening a FIFO would block
-		return false
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
+func sumIs(f *os.File, want uint32) bool {
 	sum := crc32.NewIEEE()
-	if _, err := io.Copy(sum, f); err != nil {
+	if _, err := io.Copy(sum, io.NewSectionReader(f, 0, math.MaxInt64)); err != nil {
 		return false
 	}
 	return sum.Sum32() == want

@@ -28,6 +28,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"tensorcast/internal/regular"
 )
 
 var (
@@ -76,22 +78,13 @@ func Open(path string) (*File, error) {
 	return f, nil
 }
 
-var errNotRegular = errors.New("not a regular file")
-
 func openRegular(path string) (*os.File, os.FileInfo, error) {
-	// Opening a FIFO would block until there is a writer, so look first.
-	info, err := os.Stat(path)
+	file, err := regular.Open(path) // the names of other parts and of models that a target maps are others'
 	if err != nil {
-		return nil, nil, &fs.PathError{Op: "open", Path: path, Err: pathless(err)}
+		return nil, nil, err
 	}
-	if !info.Mode().IsRegular() {
-		return nil, nil, &fs.PathError{Op: "open", Path: path, Err: errNotRegular}
-	}
-	file, err := os.Open(path)
+	info, err := file.Stat()
 	if err != nil {
-		return nil, nil, &fs.PathError{Op: "open", Path: path, Err: pathless(err)}
-	}
-	if info, err = file.Stat(); err != nil {
 		file.Close()
 		return nil, nil, &fs.PathError{Op: "open", Path: path, Err: pathless(err)}
 	}
@@ -101,6 +94,9 @@ func openRegular(path string) (*os.File, os.FileInfo, error) {
 	_ = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_RANDOM)
 	return file, info, nil
 }
+
+// Info describes the file as it was when it was opened; nil after Parse.
+func (f *File) Info() os.FileInfo { return f.info }
 
 // reopen opens the file again and checks that it has not changed.
 func (f *File) reopen() (*os.File, error) {

@@ -323,7 +323,13 @@ func TestSplitModelsTellTheSame(t *testing.T) {
 			}
 		}
 	}
-	hand(event.FileSeen{File: ids[1], Path: paths[1]}, event.FileSeen{File: ids[0], Path: paths[0]})
+	for i := range ids {
+		here, err := proc.FileOf(paths[1-i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		hand(event.FileSeen{File: ids[1-i], Path: paths[1-i], ID: event.FileID(here)})
+	}
 	time := int64(0)
 	for decode := range uint32(6) {
 		begin := event.DecodeBegin{Time: time, TID: 7, Context: 5, Decode: decode + 1, Tokens: 1}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tensorcast/event"
 	"tensorcast/internal/pagecache"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/uring"
@@ -59,8 +60,8 @@ func (k *KernelPages) Close() error {
 func (k *KernelPages) Name() string { return k.queue.Name() }
 
 // Open implements Pages.
-func (k *KernelPages) Open(path string) (file int, size int64, err error) {
-	f, err := openModelFile(path)
+func (k *KernelPages) Open(path string, id event.FileID) (file int, size int64, err error) {
+	f, err := openModelFile(proc.Place{Path: path, ID: proc.FileID(id)})
 	if err != nil {
 		return 0, 0, err
 	}
@@ -178,8 +179,8 @@ const (
 	maxPiece = minBlock
 )
 
-func openModelFile(path string) (*modelFile, error) {
-	f, err := os.Open(path)
+func openModelFile(at proc.Place) (*modelFile, error) {
+	f, err := at.Open()
 	if err != nil {
 		return nil, fmt.Errorf("open the model: %w", err)
 	}
@@ -187,17 +188,17 @@ func openModelFile(path string) (*modelFile, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("stat the model: %w", err), f.Close())
 	}
-	m := &modelFile{path: path, file: f, info: info, size: info.Size(), piece: min(max(readAheadBytes(f), minPiece), maxPiece) / pageSize * pageSize}
+	m := &modelFile{path: at.Path, file: f, info: info, size: info.Size(), piece: min(max(readAheadBytes(f), minPiece), maxPiece) / pageSize * pageSize}
 	if m.mapping, err = unix.Mmap(int(f.Fd()), 0, int(m.size), unix.PROT_READ, unix.MAP_SHARED); err != nil {
-		return nil, errors.Join(fmt.Errorf("map %s: %w", path, err), f.Close())
+		return nil, errors.Join(fmt.Errorf("map %s: %w", at.Path, err), f.Close())
 	}
 	// A fault of mlock must not read around itself, and reads through the descriptor must not leave readahead marks,
 	// which would make the target read ahead in file order.
 	if err := unix.Madvise(m.mapping, unix.MADV_RANDOM); err != nil {
-		return nil, errors.Join(fmt.Errorf("advise the mapping of %s: %w", path, err), m.close())
+		return nil, errors.Join(fmt.Errorf("advise the mapping of %s: %w", at.Path, err), m.close())
 	}
 	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM); err != nil {
-		return nil, errors.Join(fmt.Errorf("advise %s: %w", path, err), m.close())
+		return nil, errors.Join(fmt.Errorf("advise %s: %w", at.Path, err), m.close())
 	}
 	return m, nil
 }

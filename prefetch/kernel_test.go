@@ -1,6 +1,7 @@
 package prefetch
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -11,6 +12,9 @@ import (
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
+	"tensorcast/event"
+	"tensorcast/internal/proc"
+	"tensorcast/internal/regular"
 	"tensorcast/internal/testenv"
 )
 
@@ -43,15 +47,27 @@ func TestKernelPages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file, got, err := k.Open(path)
+	file, got, err := k.Open(path, idOf(t, path))
 	if err != nil || got != size {
 		t.Fatalf("%d bytes, %v", got, err)
 	}
-	if again, _, err := k.Open(path); again != file || err != nil {
+	if again, _, err := k.Open(path, idOf(t, path)); again != file || err != nil {
 		t.Errorf("the same file is number %d, then %d, %v", file, again, err)
 	}
-	if _, _, err := k.Open(path + " is not there"); err == nil {
+	if _, _, err := k.Open(path+" is not there", idOf(t, path)); err == nil {
 		t.Error("no error for a file that is not there")
+	}
+	other := idOf(t, path)
+	other.Ino++
+	if _, _, err := k.Open(path, other); !errors.Is(err, proc.ErrOtherFile) {
+		t.Errorf("a file that took the place of the model: %v", err)
+	}
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := k.Open(fifo, idOf(t, fifo)); !errors.Is(err, regular.ErrNotRegular) { // with os.Open the test would hang here
+		t.Errorf("a FIFO that took the place of the model: %v", err)
 	}
 	k.Map(file, uint64(uintptr(unsafe.Pointer(&mapping[0]))))
 	check := func(what string, err error) {
@@ -140,7 +156,7 @@ func TestKernelPagesFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer k.Close()
-	file, _, err := k.Open(path)
+	file, _, err := k.Open(path, idOf(t, path))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,4 +176,13 @@ func TestKernelPagesFull(t *testing.T) {
 		}
 		return k.ReadAhead(Range{file, 0, mib})
 	})
+}
+
+func idOf(t *testing.T, path string) event.FileID {
+	t.Helper()
+	id, err := proc.FileOf(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return event.FileID(id)
 }

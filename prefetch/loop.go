@@ -4,6 +4,7 @@ package prefetch
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"time"
@@ -24,8 +25,11 @@ type Options struct {
 	// asked now and then.
 	Stored *pattern.Cycle
 	Models func() (Model, error)
-	Log    *slog.Logger
-	Now    func() time.Time // the clock; nil: time.Now
+	// Weights tells where the weights of a file lie, as ReadWeights does: nothing else is read or held, whatever the target says. nil: only the files' sizes bound what
+	// is read.
+	Weights func(path string, id event.FileID) (Weights, error)
+	Log     *slog.Logger
+	Now     func() time.Time // the clock; nil: time.Now
 }
 
 const (
@@ -42,7 +46,7 @@ type Controller struct {
 	pages Pages
 	now   func() time.Time
 	files map[event.FileID]int // as Pages numbers them
-	sizes []int64
+	known []knownFile
 
 	contexts contexts
 	meter    meter
@@ -57,7 +61,7 @@ type Controller struct {
 	followed      time.Time // when the first blocks were held
 	sum           Summary
 	decodingNanos int64
-	refused       bool // a read beyond its file was told of
+	refused       bool // a read of what is no weight was told of
 }
 
 // LevelBudget is Summary.Level where Options.Budget is what bounds.
@@ -128,7 +132,7 @@ func (c *Controller) Summary() Summary {
 func (c *Controller) Handle(ev event.Event) error {
 	switch e := ev.(type) {
 	case event.FileSeen:
-		file, err := c.open(e.Path)
+		file, err := c.open(e.Path, e.ID)
 		if err != nil {
 			return err
 		}
@@ -141,18 +145,6 @@ func (c *Controller) Handle(ev event.Event) error {
 		return c.op(e)
 	}
 	return nil
-}
-
-// open makes a file known, once.
-func (c *Controller) open(path string) (file int, err error) {
-	file, size, err := c.pages.Open(path)
-	if err != nil {
-		return 0, err
-	}
-	if file == len(c.sizes) {
-		c.sizes = append(c.sizes, size)
-	}
-	return file, nil
 }
 
 func (c *Controller) decodeBegin(e event.DecodeBegin) {
@@ -313,28 +305,40 @@ func (c *Controller) learn(d *decode) error {
 	return nil
 }
 
-// checkReads is a cycle without reads that do not lie within their file, which is told of once; nil if nothing is left that every token reads.
+// checkReads is a cycle without reads that are no weights of their file, which is told of once; nil if nothing is left that every token reads, or more than a
+// token can read.
 func (c *Controller) checkReads(cycle *pattern.Cycle) *pattern.Cycle {
 	if cycle == nil {
 		return nil
 	}
-	useful := false
+	var whole int64
 	cycle.Reads = slices.DeleteFunc(cycle.Reads, func(r pattern.CycleRead) bool {
-		size := c.sizes[r.File]
-		if r.Offset < 0 || r.Length <= 0 || r.Length > size || r.Offset > size-r.Length {
-			if !c.refused {
-				c.refused = true
-				c.opts.Log.Warn("the target reads weights beyond the end of its model file, it seems: they are left to it", "tensor", r.Tensor, "offset", r.Offset, "bytes", r.Length, "file size", size)
-			}
+		f := &c.known[r.File]
+		if !f.holds(&r) {
+			c.refuse("the target reads what is no weight of its model file, it seems: it is left to it", "tensor", r.Tensor, "offset", r.Offset, "bytes", r.Length, "file size", f.size)
 			return true
 		}
-		useful = useful || !r.Gathers()
+		if !r.Gathers() && whole <= maxCycleBytes {
+			whole += r.Length
+		}
 		return false
 	})
-	if !useful {
+	if whole > maxCycleBytes {
+		c.refuse("the target reads more than any token of a model can: it is left alone")
+		return nil
+	}
+	if whole == 0 {
 		return nil
 	}
 	return cycle
+}
+
+// refuse tells, once, that the target says something impossible.
+func (c *Controller) refuse(what string, args ...any) {
+	if !c.refused {
+		c.refused = true
+		c.opts.Log.Warn(what, args...)
+	}
 }
 
 // follow begins to help a context whose cycle is known. why is told if another one, or another cycle, was being followed.
@@ -368,26 +372,30 @@ func (c *Controller) start(cycle *pattern.Cycle, bases map[int]uint64) error {
 	return nil
 }
 
-// Use begins with a cycle that was stored, before the target has decoded. Paths are its files, in the order of cycle.Files, which must be those of the cycle; bases
-// are where the target maps them, 0 where that is not known. What the target then reads is compared with it once, and learned instead if it differs.
-func (c *Controller) Use(cycle *pattern.Cycle, paths []string, bases []uint64) error {
+// Use begins with a cycle that was stored, before the target has decoded. Files are those of the cycle, in the order of cycle.Files, where they can be opened and
+// where the target maps them (0 where that is not known). What the target then reads is compared with it once, and learned instead if it differs.
+func (c *Controller) Use(cycle *pattern.Cycle, files []Mapped) error {
 	mine := &pattern.Cycle{Files: cycle.Files, Reads: slices.Clone(cycle.Reads)}
 	at := map[int]uint64{}
-	numbers := make([]int, len(paths))
-	for i, path := range paths {
+	numbers := make([]int, len(files))
+	for i, f := range files {
 		var err error
-		if numbers[i], err = c.open(path); err != nil {
+		if numbers[i], err = c.open(f.Path, f.ID); err != nil {
 			return err
 		}
-		if bases[i] != 0 {
-			at[numbers[i]] = bases[i]
+		if f.Base != 0 {
+			at[numbers[i]] = f.Base
 		}
 	}
+	var whole int64
 	for i := range mine.Reads {
 		r := &mine.Reads[i]
 		r.File = numbers[r.File]
-		if r.End() > c.sizes[r.File] {
-			return errors.New("the pattern reads beyond the end of its model's file")
+		if !c.known[r.File].holds(r) {
+			return fmt.Errorf("the pattern reads %d bytes at %d as %q, which are no weight of its model", r.Length, r.Offset, r.Tensor)
+		}
+		if whole += r.Length; whole > maxCycleBytes {
+			return errors.New("the pattern reads more than any token of a model can")
 		}
 	}
 	c.contexts.stored = mine
@@ -401,8 +409,8 @@ func (c *Controller) checkRoom() error {
 	c.checked = c.now()
 	if c.checked.After(c.countAt) {
 		c.resident = 0
-		for file, size := range c.sizes {
-			n, err := c.pages.Resident(Range{file, 0, size})
+		for file := range c.known {
+			n, err := c.pages.Resident(Range{file, 0, c.known[file].size})
 			if err != nil {
 				return err
 			}

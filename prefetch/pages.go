@@ -1,5 +1,7 @@
 package prefetch
 
+import "tensorcast/event"
+
 // This file defines the levers on pages. The kernel has them (kernel.go); package sim has them in virtual time.
 
 // Range is a part of a file of the model.
@@ -15,8 +17,9 @@ func (r Range) End() int64 { return r.Offset + r.Length }
 // Pages is what can be done to the pages of a model that another process, the target, maps. Only Lock and Keep wait for the disk. What is asked of
 // pages that are not there, or that somebody else holds, does nothing, without an error. For one goroutine.
 type Pages interface {
-	// Open makes a file of the model known and returns its index, the next one from 0 unless the same file was opened before, and its size in bytes.
-	Open(path string) (file int, size int64, err error)
+	// Open makes a file of the model known and returns its index, the next one from 0 unless the same file was opened before, and its size in bytes. It fails if path
+	// leads to another file than the one with this id by now (see event.FileSeen).
+	Open(path string, id event.FileID) (file int, size int64, err error)
 	// Map says at which address the target maps the first byte of a file. PageOut needs it.
 	Map(file int, base uint64)
 

@@ -31,7 +31,7 @@ type Visit struct {
 	From, To int // indices of Schedule.Reads
 }
 
-// NewSchedule cuts a cycle, whose reads must lie within their files. near is how many bytes may be read between two uses of a block
+// NewSchedule cuts a cycle, whose reads must lie within their files and add up to no more than maxCycleBytes. near is how many bytes may be read between two uses of a block
 // for it to stay in memory in between: at most the window.
 func NewSchedule(c *pattern.Cycle, near int64) *Schedule {
 	s := &Schedule{}

@@ -4,9 +4,9 @@ package prefetch
 
 import (
 	"errors"
-	"fmt"
 	"time"
 
+	"tensorcast/event"
 	"tensorcast/gguf"
 	"tensorcast/internal/proc"
 	"tensorcast/pattern"
@@ -14,9 +14,15 @@ import (
 
 // Model is the files of the models that a target maps.
 type Model struct {
-	Files []pattern.CycleFile
-	Paths []string // where this process can open them
-	Bases []uint64 // address in the target of each file's first byte
+	Files  []pattern.CycleFile
+	Mapped []Mapped // of the same files
+}
+
+// Mapped is a file as a target maps it.
+type Mapped struct {
+	Path string       // where this process can open it
+	ID   event.FileID // as stat tells it, see event.FileSeen
+	Base uint64       // address in the target of the file's first byte
 }
 
 // lookInterval is how often a target is asked whether it has mapped its model by now.
@@ -49,7 +55,7 @@ func (c *Controller) look() error {
 	if c.help != nil {
 		return nil // the target was faster: its cycle was learned
 	}
-	return c.Use(cycle, m.Paths, m.Bases)
+	return c.Use(cycle, m.Mapped)
 }
 
 // MappedModels returns a function that lists the GGUF files which the process pid maps at the time, in the order of their addresses. It is not safe for
@@ -68,22 +74,21 @@ func MappedModels(pid int) func() (Model, error) {
 				continue
 			}
 			seen[mapping.File] = true
-			path := mapping.HostPath(pid)
-			part, err := gguf.OpenPart(path)
+			at := mapping.Locate(pid)
+			part, err := openPart(at.Path, event.FileID(at.ID))
 			if errors.Is(err, gguf.ErrNotGGUF) {
 				others[mapping.File] = true
 				continue
 			}
 			if err != nil {
-				return m, fmt.Errorf("read the structure of a file that the target maps: %w", err)
+				return m, err
 			}
 			files, err := pattern.FilesOf(part)
 			if err != nil {
 				return m, err
 			}
 			m.Files = append(m.Files, files...)
-			m.Paths = append(m.Paths, path)
-			m.Bases = append(m.Bases, mapping.Start-mapping.Offset)
+			m.Mapped = append(m.Mapped, Mapped{at.Path, event.FileID(at.ID), mapping.Start - mapping.Offset})
 		}
 		return m, nil
 	}

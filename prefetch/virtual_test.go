@@ -3,11 +3,14 @@ package prefetch_test
 // This file tests the control loop in virtual time: staging, evicting, shrinking, relearning, late reads, contexts. No root, no clock, no disk.
 
 import (
+	"cmp"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
 	"tensorcast/event"
+	"tensorcast/gguf"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
 	"tensorcast/sim"
@@ -333,7 +336,7 @@ func TestLargestContextIsFollowed(t *testing.T) {
 // A cycle that is known from a file is held before the first token.
 func TestStoredCycle(t *testing.T) {
 	r := newRig(t, 0.85, prefetch.Options{}, nil)
-	if err := r.Use(r.cycle, []string{r.Path(0)}, []uint64{0}); err != nil {
+	if err := r.Use(r.cycle, []prefetch.Mapped{{Path: r.Path(0)}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.Sleep(time.Second); err != nil {
@@ -356,7 +359,7 @@ func TestStoredCycle(t *testing.T) {
 func TestStoredCycleContradicted(t *testing.T) {
 	r := newRig(t, 0.85, prefetch.Options{}, nil)
 	half := &pattern.Cycle{Reads: r.cycle.Reads[:len(r.cycle.Reads)/2]}
-	if err := r.Use(half, []string{r.Path(0)}, []uint64{0}); err != nil {
+	if err := r.Use(half, []prefetch.Mapped{{Path: r.Path(0)}}); err != nil {
 		t.Fatal(err)
 	}
 	r.run(12)
@@ -371,7 +374,7 @@ func TestStoredCycleContradicted(t *testing.T) {
 func TestStoredCycleBeyondTheFile(t *testing.T) {
 	r := newRig(t, 0.85, prefetch.Options{}, nil)
 	wrong := &pattern.Cycle{Reads: []pattern.CycleRead{{Offset: 1 << 40, Length: 4096}}}
-	if err := r.Use(wrong, []string{r.Path(0)}, []uint64{0}); err == nil {
+	if err := r.Use(wrong, []prefetch.Mapped{{Path: r.Path(0)}}); err == nil {
 		t.Error("no error")
 	}
 }
@@ -393,6 +396,40 @@ func TestReadsBeyondTheFile(t *testing.T) {
 	}
 	if s := r.Summary(); s.PerToken != before.PerToken || s.Learned != 1 {
 		t.Errorf("%+v, before %+v", s, before)
+	}
+}
+
+// What is no weight of the file, as its own table has it, is left to the target, in a cycle that is learned and in a stored one.
+func TestReadsOfNoWeight(t *testing.T) {
+	learned := model(0, 10)
+	table := prefetch.Weights{}
+	for _, at := range learned.Reads {
+		table = append(table, prefetch.Weight{Offset: at.Offset, End: at.End()})
+	}
+	slices.SortFunc(table, func(a, b prefetch.Weight) int { return cmp.Compare(a.Offset, b.Offset) })
+	left := table[3]
+	table = slices.Delete(table, 3, 4)
+	opts := prefetch.Options{Weights: func(string, event.FileID) (prefetch.Weights, error) { return table, nil }}
+	r := settled(t, 2, opts, nil)
+	if s := r.Summary(); s.PerToken < r.cycle.Bytes()-(left.End-left.Offset) || s.PerToken > r.cycle.Bytes()-(left.End-left.Offset)+2*mib {
+		t.Errorf("follows %d bytes of %d, of which %d are no weight", s.PerToken, r.cycle.Bytes(), left.End-left.Offset)
+	}
+	r = newRig(t, 2, opts, nil)
+	if err := r.Use(r.cycle, []prefetch.Mapped{{Path: r.Path(0)}}); err == nil {
+		t.Error("a stored cycle that reads what is no weight is used")
+	}
+	// A file that is no model has no weights.
+	opts.Weights = func(string, event.FileID) (prefetch.Weights, error) { return nil, gguf.ErrNotGGUF }
+	r = newRig(t, 2, opts, nil)
+	r.run(12)
+	if s := r.Summary(); s.Learned != 0 || s.Pinned != 0 || s.Streamed != 0 {
+		t.Errorf("helps with a file that is no model: %+v", s)
+	}
+	broken := errors.New("broken")
+	opts.Weights = func(string, event.FileID) (prefetch.Weights, error) { return nil, broken }
+	r = newRig(t, 2, opts, nil)
+	if _, err := r.Run(1, r.cycle, 1); !errors.Is(err, broken) {
+		t.Errorf("a model that cannot be read: %v", err)
 	}
 }
 
@@ -418,7 +455,7 @@ func TestStoredCycleOfModelMappedLater(t *testing.T) {
 		switch asked++; {
 		case asked > 8:
 			m.Files = []pattern.CycleFile{{Name: "draft.gguf", Size: 7, Fingerprint: "b"}, {Name: "renamed.gguf", Size: 1 << 40, Fingerprint: "a"}}
-			m.Paths, m.Bases = []string{"model-1.gguf", "model-0.gguf"}, []uint64{0, 0}
+			m.Mapped = []prefetch.Mapped{{Path: "model-1.gguf"}, {Path: "model-0.gguf"}}
 		case asked > 4:
 			m.Files = []pattern.CycleFile{{Name: "draft.gguf", Size: 7, Fingerprint: "b"}}
 		}

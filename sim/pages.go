@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"tensorcast/event"
 	"tensorcast/prefetch"
 )
 
@@ -50,8 +51,8 @@ var _ prefetch.Pages = (*Pages)(nil)
 // queueBytes is the backlog of the disk, in bytes, above which ReadAhead refuses.
 const queueBytes = 128 << 20
 
-// Open implements prefetch.Pages. path is as in events.
-func (p *Pages) Open(path string) (file int, size int64, err error) {
+// Open implements prefetch.Pages. path is as in events; no file is ever replaced here.
+func (p *Pages) Open(path string, _ event.FileID) (file int, size int64, err error) {
 	for f := range p.m.cache.files {
 		if p.m.Path(f) != path {
 			continue

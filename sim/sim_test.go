@@ -110,7 +110,7 @@ func TestHelper(t *testing.T) {
 			return
 		}
 		locked = true
-		if _, _, err := pages.Open(m.Path(0)); err != nil {
+		if _, _, err := pages.Open(m.Path(0), event.FileID{}); err != nil {
 			t.Error(err)
 		}
 		if err := pages.Lock(prefetch.Range{Length: 4 * mib}); err != nil {
@@ -138,7 +138,7 @@ func TestLocked(t *testing.T) {
 	c := scan(16, mib, 0)
 	m := sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 8 * mib, Bandwidth: 1 << 30})
 	pages := m.Pages()
-	if _, _, err := pages.Open(m.Path(0)); err != nil {
+	if _, _, err := pages.Open(m.Path(0), event.FileID{}); err != nil {
 		t.Fatal(err)
 	}
 	first := prefetch.Range{Length: 6 * mib}
@@ -170,7 +170,7 @@ func TestReferencedPagesOutliveThoseReadAhead(t *testing.T) {
 	c := scan(8, mib, 0)
 	m := sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 6 * mib, Bandwidth: 1 << 40})
 	pages := m.Pages()
-	if _, _, err := pages.Open(m.Path(0)); err != nil {
+	if _, _, err := pages.Open(m.Path(0), event.FileID{}); err != nil {
 		t.Fatal(err)
 	}
 	part := &pattern.Cycle{Reads: c.Reads[:4]}
@@ -193,7 +193,7 @@ func TestPageOut(t *testing.T) {
 	c := scan(4, mib, 0)
 	m := sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 100 * mib, Bandwidth: 1 << 30})
 	pages := m.Pages()
-	if _, _, err := pages.Open(m.Path(0)); err != nil {
+	if _, _, err := pages.Open(m.Path(0), event.FileID{}); err != nil {
 		t.Fatal(err)
 	}
 	r := prefetch.Range{Length: 4 * mib}
@@ -219,7 +219,7 @@ func TestPageOut(t *testing.T) {
 	if out(); resident() != 0 {
 		t.Errorf("%d bytes are left", resident())
 	}
-	if _, _, err := pages.Open("other.gguf"); err == nil {
+	if _, _, err := pages.Open("other.gguf", event.FileID{}); err == nil {
 		t.Error("no error for a file that is not there")
 	}
 }

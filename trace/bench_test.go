@@ -29,7 +29,7 @@ func BenchmarkRecorder(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	handle(event.FileSeen{File: fileID, Path: f.Path})
+	handle(seenAt(0, fileID, f.Path))
 	var ops []event.Op
 	for i := range f.Tensors {
 		o := event.Op{TID: 7, Name: "MUL_MAT", Sources: []event.Source{sourceOf(&f.Tensors[i])}, Memo: &event.Memo{}}

@@ -6,13 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
+	"tensorcast/event"
 	"tensorcast/gguf"
+	"tensorcast/internal/proc"
 	"tensorcast/trace/tables"
 )
 
@@ -37,8 +38,8 @@ type splitKey struct {
 type part struct {
 	model *model
 	file  *gguf.File
-	name  string // base name
-	info  os.FileInfo
+	name  string                 // base name
+	id    event.FileID           // as stat tells it
 	rows  map[*gguf.Tensor]int32 // structure rows
 	pages pageCounts
 }
@@ -61,8 +62,7 @@ func newModel(index int, m *gguf.Model) *model {
 func (m *model) add(files []*gguf.File, row int) []tables.StructureRow {
 	var rows []tables.StructureRow
 	for _, f := range files {
-		p := &part{model: m, file: f, name: filepath.Base(f.Path), rows: make(map[*gguf.Tensor]int32, len(f.Tensors))}
-		p.info, _ = os.Stat(f.Path) // if this fails, the path identifies the file
+		p := &part{model: m, file: f, name: filepath.Base(f.Path), id: event.FileID(proc.IDOf(f.Info())), rows: make(map[*gguf.Tensor]int32, len(f.Tensors))}
 		for i := range f.Tensors {
 			t := &f.Tensors[i]
 			p.rows[t] = int32(row + len(rows))
@@ -79,17 +79,17 @@ func (m *model) add(files []*gguf.File, row int) []tables.StructureRow {
 	return rows
 }
 
-// is reports whether the part is the file at path.
-func (p *part) is(path string) bool {
-	if info, err := os.Stat(path); err == nil && p.info != nil {
-		return os.SameFile(info, p.info)
+// openModel reads the model at path, one of whose files has the id. If the other parts of a split model cannot be found by name, as in a download cache that names files
+// by their content, the model is the one part and split is set.
+func openModel(path string, id event.FileID) (m *gguf.Model, split splitKey, err error) {
+	m, split, err = readModel(path)
+	if err == nil && !slices.ContainsFunc(m.Files, func(f *gguf.File) bool { return event.FileID(proc.IDOf(f.Info())) == id }) {
+		err = fmt.Errorf("%s: %w", path, proc.ErrOtherFile)
 	}
-	return filepath.Clean(path) == filepath.Clean(p.file.Path)
+	return m, split, err
 }
 
-// openModel reads the model at path. If the other parts of a split model cannot be found by name, as in a download cache that names files
-// by their content, the model is the one part and split is set.
-func openModel(path string) (m *gguf.Model, split splitKey, err error) {
+func readModel(path string) (m *gguf.Model, split splitKey, err error) {
 	m, err = gguf.OpenModel(path)
 	if !errors.Is(err, gguf.ErrPartName) {
 		return m, split, err

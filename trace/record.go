@@ -375,13 +375,13 @@ func (r *Recorder) fileSeen(e event.FileSeen) error {
 	}
 	for _, m := range r.models {
 		for _, p := range m.parts {
-			if p.is(e.Path) {
+			if p.id == e.ID {
 				r.files[e.File] = p
 				return r.knownFile(e.File)
 			}
 		}
 	}
-	opened, split, err := openModel(e.Path)
+	opened, split, err := openModel(e.Path, e.ID)
 	switch {
 	case errors.Is(err, gguf.ErrNotGGUF):
 		r.opts.Log.Debug("not a model", "file", e.Path)
@@ -399,16 +399,12 @@ func (r *Recorder) fileSeen(e event.FileSeen) error {
 		return err
 	}
 	r.rows = append(r.rows, rows...)
-	m := r.models[len(r.models)-1]
-	for _, other := range r.models {
-		for _, p := range other.parts {
-			if p.is(e.Path) {
-				r.files[e.File], m = p, other
+	for _, m := range r.models {
+		for _, p := range m.parts {
+			if p.id == e.ID {
+				r.files[e.File] = p
 			}
 		}
-	}
-	if r.files[e.File] == nil { // the file no longer exists
-		r.files[e.File] = m.parts[0]
 	}
 	if err := r.write(rows); err != nil {
 		return err

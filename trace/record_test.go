@@ -11,6 +11,7 @@ import (
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
+	"tensorcast/internal/proc"
 	"tensorcast/trace/tables"
 )
 
@@ -112,7 +113,7 @@ func TestRecorderPhasesAndBytes(t *testing.T) {
 	s := newScript(t, tiny)
 	bos, _ := s.model.Uint("tokenizer.ggml.bos_token_id")
 	eos, _ := s.model.Uint("tokenizer.ggml.eos_token_id")
-	s.handle(event.FileSeen{File: fileID, Path: s.model.Path})
+	s.handle(seenAt(0, fileID, s.model.Path))
 
 	// warm-up, then a prompt of two other tokens that repeat one row, then two tokens
 	s.begin(1, 2)
@@ -179,7 +180,7 @@ func TestRecorderPhasesAndBytes(t *testing.T) {
 
 func TestRecorderRoutes(t *testing.T) {
 	s := newScript(t, tinyMoE)
-	s.handle(event.FileSeen{File: fileID, Path: s.model.Path})
+	s.handle(seenAt(0, fileID, s.model.Path))
 	gate, up := s.source("blk.0.ffn_gate_exps.weight"), s.source("blk.0.ffn_up_exps.weight")
 	prompt := []int32{0, 1, 1, 3, 0, 3} // three tokens, two slots
 	s.begin(1, 5)
@@ -234,7 +235,7 @@ func TestRecorderRefuses(t *testing.T) {
 			"in metadata":  func(s *event.Source) { s.Offset = 100 },
 		} {
 			s := newScript(t, tiny)
-			s.handle(event.FileSeen{File: fileID, Path: s.model.Path})
+			s.handle(seenAt(0, fileID, s.model.Path))
 			s.begin(1, 1)
 			src := s.source("output.weight")
 			change(&src)
@@ -246,7 +247,7 @@ func TestRecorderRefuses(t *testing.T) {
 	})
 	t.Run("copied weights", func(t *testing.T) {
 		s := newScript(t, tiny)
-		s.handle(event.FileSeen{File: fileID, Path: s.model.Path})
+		s.handle(seenAt(0, fileID, s.model.Path))
 		s.begin(1, 1)
 		s.embed(3)
 		src := s.source("output.weight")
@@ -269,7 +270,7 @@ func TestRecorderRefuses(t *testing.T) {
 	})
 	t.Run("middle of a decode", func(t *testing.T) {
 		s := newScript(t, tiny)
-		s.handle(event.FileSeen{File: fileID, Path: s.model.Path})
+		s.handle(seenAt(0, fileID, s.model.Path))
 		s.embed(3) // no begin was seen
 		s.begin(1, 1)
 		s.embed(4)
@@ -302,7 +303,7 @@ func TestMemo(t *testing.T) {
 		}
 		for token := range 4 {
 			if token == 2 { // the same model by another name: its rows count from now on
-				s.handle(event.FileSeen{File: elsewhere.File, Path: s.model.Path})
+				s.handle(seenAt(0, elsewhere.File, s.model.Path))
 			}
 			s.begin(1, 3)
 			for i, o := range ops {
@@ -339,4 +340,10 @@ func TestMemo(t *testing.T) {
 			t.Errorf("with a memo %+v\nwithout %+v", c, captures[0])
 		}
 	}
+}
+
+// seenAt tells that a process maps the file at path. If there is none, the event is what a capturer sends that did not find the file.
+func seenAt(pid int32, file event.FileID, path string) event.FileSeen {
+	id, _ := proc.FileOf(path)
+	return event.FileSeen{PID: pid, File: file, Path: path, ID: event.FileID(id)}
 }

@@ -49,7 +49,7 @@ func (s *script) finish() (*tables.Meta, *Capture) {
 
 func (s *script) seen() {
 	s.t.Helper()
-	s.handle(event.FileSeen{File: fileID, Path: s.model.Path})
+	s.handle(seenAt(0, fileID, s.model.Path))
 }
 
 func TestRecorderSteps(t *testing.T) {
@@ -257,8 +257,8 @@ func TestRecorderTwoModels(t *testing.T) {
 	s.end()
 	main := s.model
 	s.model = second
-	s.handle(event.FileSeen{File: draftID, Path: path})
-	s.handle(event.FileSeen{File: linkID, Path: link})
+	s.handle(seenAt(0, draftID, path))
+	s.handle(seenAt(0, linkID, link))
 	s.begin(2, 4)
 	for _, id := range []event.FileID{draftID, linkID} {
 		src := s.source("blk.0.ffn_norm.weight")
@@ -317,7 +317,7 @@ func TestRecorderPartsByContent(t *testing.T) {
 		fingerprint, err := f.Fingerprint()
 		check(t, err)
 		want = append(want, tables.ModelFile{Name: name, Bytes: f.Size, Fingerprint: fingerprint})
-		s.handle(event.FileSeen{File: event.FileID{Dev: 1, Ino: uint64(no)}, Path: path})
+		s.handle(seenAt(0, event.FileID{Dev: 1, Ino: uint64(no)}, path))
 	}
 	s.begin(1, 1)
 	s.end()

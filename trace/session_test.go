@@ -54,7 +54,7 @@ func (x *target) decode(pid int32, tokens int32) {
 	x.n++
 	tid := 100 * pid
 	x.handle(event.DecodeBegin{PID: pid, TID: tid, Decode: x.n, Tokens: tokens, Context: 1})
-	x.handle(event.FileSeen{PID: pid, File: fileID, Path: x.model.Path})
+	x.handle(seenAt(pid, fileID, x.model.Path))
 	x.handle(&event.Op{PID: pid, TID: tid, Decode: x.n, Name: "MUL_MAT", Sources: []event.Source{x.sc.source("output.weight")}})
 	x.handle(event.DecodeEnd{PID: pid, TID: tid, Decode: x.n})
 }
@@ -161,7 +161,7 @@ func TestSessionOfProcessesThatFail(t *testing.T) {
 	x = newTarget(t, follow)
 	x.decode(11, 4)
 	x.handle(event.DecodeBegin{PID: 12, TID: 1, Decode: 1, Tokens: 1})
-	x.handle(event.FileSeen{PID: 12, File: fileID, Path: x.model.Path})
+	x.handle(seenAt(12, fileID, x.model.Path))
 	wrong := x.sc.source("output.weight")
 	wrong.Type = gguf.F16
 	for range 2 {
@@ -224,7 +224,7 @@ func victim(dir, path string) error {
 	}
 	clock := time.Now()
 	r.now = func() time.Time { clock = clock.Add(time.Second); return clock } // everything is flushed at once
-	if err := r.Handle(event.FileSeen{File: fileID, Path: path}); err != nil {
+	if err := r.Handle(seenAt(0, fileID, path)); err != nil {
 		return err
 	}
 	fmt.Println("begun")

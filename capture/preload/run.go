@@ -270,10 +270,7 @@ func (s *Session) record(p *process, kind uint32, body []byte, handle func(event
 // then tries with the next graph.
 func (s *Session) image(p *process, im *imageRecord) error {
 	if im.layout == noLayout {
-		for _, path := range libraries(proc.HostPath(p.pid, im.path, 0)) {
-			if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() { // the target chose the path: opening a FIFO would block
-				continue
-			}
+		for _, path := range libraries(proc.Locate(p.pid, im.path, 0).Path) {
 			scanned, err := ggml.Scan(path)
 			if err == nil && scanned.Layout != nil && s.offer(*scanned.Layout) {
 				s.opts.Log.Debug("another layout", "file", path, "layout", scanned.Layout.String())
@@ -394,5 +391,6 @@ func (s *Session) showFile(p *process, src *event.Source, handle func(event.Even
 	p.shown[src.File] = true
 	// In /proc/PID/maps a newline is written as \012, and a removed file has the suffix " (deleted)".
 	path = strings.TrimSuffix(strings.ReplaceAll(path, `\012`, "\n"), " (deleted)")
-	return handle(event.FileSeen{PID: int32(p.pid), File: src.File, Path: proc.HostPath(p.pid, path, src.File.Ino)})
+	at := proc.Locate(p.pid, path, src.File.Ino)
+	return handle(event.FileSeen{PID: int32(p.pid), File: src.File, Path: at.Path, ID: event.FileID(at.ID)})
 }

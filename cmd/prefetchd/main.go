@@ -107,6 +107,7 @@ func run(cmd *cobra.Command, o options) (err error) {
 	}
 	defer func() { err = errors.Join(err, memory.Close()) }()
 	o.Memory, o.Log, o.Models = memory, log, prefetch.MappedModels(o.pid)
+	o.Weights = prefetch.ReadWeights
 	pages, err := prefetch.NewKernelPages(o.pid, log)
 	if err != nil {
 		return err

@@ -1,7 +1,7 @@
 // Package proc handles processes of the system. It starts commands that stay stopped until probes are attached ([Launch]) or that run in
 // process groups of their own ([StartGroup]), passes signals on to them ([Relay]), holds running processes by pidfd so that a reused
 // process id is not mistaken for them ([Open]), and reads which files a process maps and where these can be opened ([Mappings],
-// [HostPath]).
+// [Mapping.Locate], [Locate]).
 package proc
 
 // This file holds running processes by pidfd.
