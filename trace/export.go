@@ -104,7 +104,8 @@ func write(dst *latched, batches iter.Seq2[[]tables.Column, error], fields []tab
 				return err
 			}
 		}
-		return cmp.Or(out.Write(rec), dst.err)
+		err = out.Write(rec)
+		return cmp.Or(dst.err, err)
 	}
 	for columns, err := range batches {
 		if err == nil {
@@ -120,7 +121,8 @@ func write(dst *latched, batches iter.Seq2[[]tables.Column, error], fields []tab
 	if out == nil {
 		return errors.New("a table needs a column")
 	}
-	return cmp.Or(out.Close(), dst.end())
+	err := out.Close()
+	return cmp.Or(dst.end(), err)
 }
 
 // positionWriter counts what was written. Arrow's file writer seeks only to learn its position, so this suffices to write a file to a pipe.
@@ -160,8 +162,10 @@ func WriteCSV(w io.Writer, columns []tables.Column) error {
 		return fmt.Errorf("write CSV: %w", err)
 	}
 	defer rec.Release()
-	cw := csv.NewWriter(w, rec.Schema(), csv.WithHeader(true))
-	if err := errors.Join(cw.Write(rec), cw.Flush()); err != nil {
+	dst := newLatched(w)
+	cw := csv.NewWriter(dst, rec.Schema(), csv.WithHeader(true))
+	err = errors.Join(cw.Write(rec), cw.Flush())
+	if err := cmp.Or(dst.end(), err); err != nil {
 		return fmt.Errorf("write CSV: %w", err)
 	}
 	return nil

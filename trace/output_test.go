@@ -215,10 +215,13 @@ func tmpfs(t *testing.T, size int) string {
 	return dir
 }
 
-// On a full disk the error names the user's file, once, and again each time; the capture is not complete, and what fit can be read.
+// On a full disk the error names the user's file, once, and again each time; the capture is not complete, and what fit can be read, also if
+// there is room again when the capture ends.
 func TestDiskFull(t *testing.T) {
 	for size := 16 << 10; size < 1<<20; size *= 4 {
-		dir := filepath.Join(tmpfs(t, size), "capture")
+		disk := tmpfs(t, size)
+		dir, filler := filepath.Join(disk, "capture"), filepath.Join(disk, "filler")
+		check(t, os.WriteFile(filler, make([]byte, size/4), 0o600))
 		meta := &tables.Meta{}
 		w, err := Create(dir, meta, testStructure)
 		if err == nil {
@@ -229,8 +232,13 @@ func TestDiskFull(t *testing.T) {
 				}
 			}
 			first := err
+			before := sizeOf(t, filepath.Join(dir, AccessFile))
+			check(t, os.Remove(filler))
 			if err = w.Close(meta, true); err == nil || first != nil && err.Error() != first.Error() {
 				t.Errorf("%d bytes: rows failed with %v, Close with %v", size, first, err)
+			}
+			if after := sizeOf(t, filepath.Join(dir, AccessFile)); first != nil && after != before { // behind a part of a batch
+				t.Errorf("%d bytes: the table grew from %d to %d bytes after the error", size, before, after)
 			}
 		}
 		if !errors.Is(err, unix.ENOSPC) {
@@ -250,6 +258,13 @@ func TestDiskFull(t *testing.T) {
 			t.Errorf("%d bytes: %d rows, %v, %+v", size, len(rows), err, c.Meta)
 		}
 	}
+}
+
+func sizeOf(t *testing.T, path string) int64 {
+	t.Helper()
+	info, err := os.Stat(path)
+	check(t, err)
+	return info.Size()
 }
 
 // Of an earlier capture the description goes first: killed meanwhile, what is left is no capture.

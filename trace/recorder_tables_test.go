@@ -485,7 +485,7 @@ func TestCSV(t *testing.T) {
 	if want := "-0.000000001,0,'=1+2,0x0,0\n"; !strings.HasSuffix(out.String(), want) {
 		t.Errorf("got %q, want %q at the end", out.String(), want)
 	}
-	if _, err := NewRecorder(RecorderOptions{CSV: failing{}}); err == nil {
+	if _, err := NewRecorder(RecorderOptions{CSV: &failing{}}); err == nil {
 		t.Error("no error from a writer that fails")
 	}
 }

@@ -523,6 +523,7 @@ func writeStructure(dir *outfile.Dir, fingerprint string, rows []tables.Structur
 	return dir.Write(StructureFile, fileMode, func(w io.Writer) error {
 		dst := newLatched(w)
 		table := ipc.NewWriter(dst, ipc.WithSchema(schema), ipc.WithZstd())
-		return cmp.Or(table.Write(rec), table.Close(), dst.end())
+		err := errors.Join(table.Write(rec), table.Close())
+		return cmp.Or(dst.end(), err)
 	})
 }
