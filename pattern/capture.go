@@ -25,9 +25,6 @@ func (p *Pattern) Cycle(meta *tables.Meta) (*Cycle, error) {
 		return nil, err
 	}
 	ref := p.reference[tables.PhaseGeneration]
-	if len(ref.reads) > maxReads {
-		return nil, fmt.Errorf("make a cycle of the capture: %w: it has %d reads (at most %d)", ErrInvalid, len(ref.reads), maxReads)
-	}
 	index := map[string]int{} // of files
 	for i := range files {
 		if _, twice := index[files[i].Name]; !twice {

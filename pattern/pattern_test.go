@@ -679,7 +679,7 @@ func TestTooMuch(t *testing.T) {
 	}
 }
 
-// A sequence that no cycle may have is refused before anything is made of it, and a list of contexts stays short.
+// A sequence that no cycle may have is refused, and a list of contexts stays short.
 func TestLongSequenceAndManyContexts(t *testing.T) {
 	structure := []tables.StructureRow{{Name: "a.weight", Size: 100, File: "m.gguf"}}
 	rows := func(n int, context func(i int) int32) func(yield func(*tables.Access, error) bool) {
