@@ -62,6 +62,7 @@ fuzz: ## fuzz the parsers, FUZZTIME (a minute) each, and the tracers with a targ
 		done; \
 	done
 	go test $(LDFLAGS) -run '^TestMutatedStreams$$' -v ./ebpf -streams 10000
+	go test $(LDFLAGS) -run '^TestDamagedStreams$$' -v ./capture/preload -streams 10000
 	go test $(LDFLAGS) -run '^(TestLies|TestLiarIsLeft)$$' -timeout 1h ./cmd/tracer ./cmd/prefetchd -lies
 
 lint: ## gofmt, vet, staticcheck
