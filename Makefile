@@ -67,6 +67,7 @@ fuzz: ## fuzz the parsers, FUZZTIME (a minute) each; then 10,000 damaged capture
 	go test $(LDFLAGS) -v -count 1 -timeout 60m -run '^TestDamagedCaptures$$' ./cmd/analyze -args -mutations 10000
 	go test $(LDFLAGS) -run '^TestMutatedStreams$$' -v ./ebpf -args -streams 10000
 	go test $(LDFLAGS) -run '^(TestLies|TestLiarIsLeft)$$' -timeout 1h ./cmd/tracer ./cmd/prefetchd -args -lies
+	go test $(LDFLAGS) -run '^TestDamagedStreams$$' -v ./capture/preload -args -streams 10000
 
 lint: ## gofmt, vet, staticcheck
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$unformatted" ]; then echo "gofmt -w these:"; echo "$$unformatted"; exit 1; fi

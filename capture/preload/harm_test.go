@@ -24,6 +24,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tensorcast/capture/capturetest"
 	"tensorcast/event"
 	"tensorcast/internal/testenv"
 )
@@ -201,6 +202,20 @@ func TestOddTargetIsUnharmed(t *testing.T) {
 			}
 			if !tc.broken && ops != tc.want {
 				t.Errorf("%d ops, want %d (%v)", ops, tc.want, r.seen)
+			}
+		})
+	}
+}
+
+// A program whose graphs have addresses that it does not follow itself is not ended by the shim, which does.
+func TestBadAddresses(t *testing.T) {
+	f, m := capturetest.New(t), capturetest.NewModel(t)
+	for _, scenario := range []string{"control", "wild_sources", "unmapped_rows", "huge_graph", "negative_graph", "unmapped_nodes", "wild_nodes", "no_graph", "unmap"} {
+		t.Run(scenario, func(t *testing.T) {
+			args := f.Args(m, scenario, 100*time.Millisecond)
+			r := observe(t, exec.CommandContext(t.Context(), args[0], args[1:]...), scene{mayFail: true})
+			if !r.state.Success() || r.err != nil && !errors.Is(r.err, event.ErrLayout) || scenario == "control" && len(r.events) == 0 {
+				t.Errorf("the program: %v, %s; %d events, %v", r.state, r.stderr, len(r.events), r.err)
 			}
 		})
 	}

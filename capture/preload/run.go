@@ -216,7 +216,7 @@ func (s *Session) finish(handle func(event.Event) error) error {
 		s.opts.Log.Warn("some processes were left out: too many computed at once", "at once", slots)
 	}
 	if s.unread > 0 {
-		s.opts.Log.Warn("some graphs were left out: when they ran, the layout of their tensors or the memory map was not known", "graphs", s.unread)
+		s.opts.Log.Warn("some graphs were left out: the layout of their tensors or the memory map was not known when they ran, or they have bad addresses", "graphs", s.unread)
 	}
 	return nil
 }

@@ -7,7 +7,7 @@
 //
 // What protects the target: the shim never waits for the reader (if the ring buffer is full, events are lost and counted), does not
 // allocate with malloc, and does not write to the target's memory. Graphs are accessed directly only after every tensor of the first graph
-// was read through the kernel, which survives bad addresses, and agreed with ggml's own getters. In a forked child the shim does nothing.
+// was read through the kernel, which survives bad addresses, and agreed with ggml's own getters; and each page only after it was read so. In a forked child the shim does nothing.
 // errno is preserved. Shared memory is mapped only if it is sealed, so that nobody can cut it off (SIGBUS); what others could change in it
 // is copied and checked before it is used. No call of the shim's is a point where a thread can be cancelled. Under a seccomp filter,
 // system calls that such filters often forbid, perhaps on pain of death, are avoided.
@@ -73,10 +73,12 @@ static void *(*real_mmap)(void *, size_t, int, int, int, off_t);
 static int (*real_munmap)(void *, size_t);
 static uintptr_t used_lo = UINTPTR_MAX, used_hi; // spans the mappings that weights are read from
 static bool stale = true;
+static bool unmapped; // pages that were readable may no longer be
 
 static void forget(void *address, size_t size)
 {
     uintptr_t lo = (uintptr_t)address;
+    store(&unmapped, true);
     if (lo < load(&used_hi) && lo + size > load(&used_lo)) store(&stale, true);
 }
 
@@ -427,6 +429,7 @@ typedef const char *tensor; // a ggml_tensor, whose fields are found by the layo
 #define FIELD(t, at, type) (*(__typeof__(type) const *)((t) + (at)))
 
 static struct layout lay;
+static size_t tensor_bytes;  // of a tensor, as far as lay has fields in it
 static bool known;           // lay is the layout of the library with the function known_fn
 static void *known_fn;
 static uint32_t tried;       // layouts of the header that did not fit
@@ -435,7 +438,7 @@ static uint8_t class_of_op[MAX_OPS];
 static const char *(*op_name)(uint32_t);
 
 enum class { UNKNOWN, NAMELESS, EMPTY, PLAIN, GATHERING }; // GATHERING and above: by their places in gathers
-enum { FLAG_COMPUTE = 16, TYPE_I32 = 26, MAX_LISTS = 8, TYPES = 40, GRAPH_BYTES = 128 };
+enum { FLAG_COMPUTE = 16, TYPE_I32 = 26, MAX_LISTS = 8, TYPES = 40, GRAPH_BYTES = 128, MAX_STRIDE = 1 << 24 };
 
 // peeks reads pieces of this process's own memory, one after the other, without crashing on a bad address; it returns how many bytes were
 // read. process_vm_readv is often forbidden by seccomp filters (it is a debugger's), and some end the process for it: systemd's do.
@@ -461,6 +464,24 @@ static size_t peeks(void *into, const struct iovec *from, size_t pieces)
 }
 
 static size_t peek(void *into, const void *from, size_t size) { return peeks(into, &(struct iovec){(void *)from, size}, 1); }
+
+enum { PAGE_SHIFT = 12, PAGES = 8192 };
+static uintptr_t readable_pages[PAGES]; // by their numbers: those that were read once, plus 1
+
+// touchable tells whether these bytes can be accessed directly.
+static bool touchable(const void *from, size_t size)
+{
+    uintptr_t first = (uintptr_t)from >> PAGE_SHIFT, last = ((uintptr_t)from + size - 1) >> PAGE_SHIFT;
+    if (!first || last < first) return false;
+    for (uintptr_t page = first; page <= last; page++) {
+        uintptr_t *seen = &readable_pages[(page ^ page >> 13) % PAGES];
+        char c;
+        if (*seen == page + 1) continue;
+        if (peek(&c, (const void *)(page << PAGE_SHIFT), 1) != 1) return false;
+        *seen = page + 1;
+    }
+    return true;
+}
 
 static bool pointer(uint64_t p) { return p % 8 == 0 && p >= 4096 && p < (uint64_t)1 << 56; }
 
@@ -521,6 +542,15 @@ static bool possible(const struct layout *l)
         if (at[i] > SAMPLE) return false;
     return l->max_src <= MAX_SRC && l->type + 4 <= SAMPLE && l->op + 4 <= SAMPLE && l->flags + 4 <= SAMPLE && l->view_src + 8 <= SAMPLE && l->data + 8 <= SAMPLE &&
            l->name + NAME <= SAMPLE && l->ne + 32 <= SAMPLE && l->nb + 32 <= SAMPLE && l->src + 8 * l->max_src <= SAMPLE && l->n_nodes + 4 <= GRAPH_BYTES && l->nodes + 8 <= GRAPH_BYTES;
+}
+
+static size_t extent(const struct layout *l)
+{
+    const size_t ends[] = {l->type + 4, l->op + 4, l->flags + 4, l->view_src + 8, l->data + 8, l->name + NAME, l->ne + 32, l->nb + 32, l->src + 8 * l->max_src};
+    size_t most = 0;
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+        if (ends[i] > most) most = ends[i];
+    return most;
 }
 
 // fits reads every tensor of a graph through the kernel, and tells whether all of them can have the layout.
@@ -588,6 +618,7 @@ static void learn_layout(const char *graph, void *fn)
         struct layout offered = hdr->layout[i];
         if (possible(&offered) && fits(&offered, graph, r)) {
             lay = offered;
+            tensor_bytes = extent(&lay);
             known = true;
             known_fn = fn;
             r->layout = i;
@@ -687,9 +718,13 @@ struct walk {
     uint64_t hash;
     uint32_t nodes, ops, sources, lists;
     bool told; // the reader knows the names of all ops, and all files where that was asked for
+    bool bad;  // the graph cannot be read
     struct { tensor t; uint32_t op; } list[MAX_LISTS];
     size_t ids_bytes;
 };
+
+// tensor_at tells whether a tensor can be accessed at this address.
+static bool tensor_at(tensor t) { return pointer((uintptr_t)t) && touchable(t, tensor_bytes); }
 
 // readable tells whether ids can be read before the graph runs: they are an input, not another op's result.
 static bool readable(tensor ids)
@@ -697,18 +732,26 @@ static bool readable(tensor ids)
     uint32_t op = FIELD(ids, lay.op, uint32_t);
     tensor view = FIELD(ids, lay.view_src, tensor);
     const int64_t *ne = (const int64_t *)(ids + lay.ne);
-    if (op && !(view && FIELD(view, lay.op, uint32_t) == 0)) return false;
-    return FIELD(ids, lay.data, const void *) && FIELD(ids, lay.type, uint32_t) == TYPE_I32 && ne[0] > 0 && ne[1] > 0 && ne[0] <= MAX_IDS && ne[1] <= MAX_IDS &&
-           ne[0] * ne[1] <= MAX_IDS && ne[2] == 1 && ne[3] == 1;
+    const uint64_t *nb = (const uint64_t *)(ids + lay.nb);
+    if (op && !(view && tensor_at(view) && FIELD(view, lay.op, uint32_t) == 0)) return false;
+    if (!FIELD(ids, lay.data, const void *) || FIELD(ids, lay.type, uint32_t) != TYPE_I32 || ne[0] <= 0 || ne[1] <= 0 || ne[0] > MAX_IDS || ne[1] > MAX_IDS ||
+        ne[0] * ne[1] > MAX_IDS || ne[2] != 1 || ne[3] != 1 || nb[0] > MAX_STRIDE || nb[1] > MAX_STRIDE)
+        return false;
+    size_t size = (uint64_t)(ne[0] - 1) * nb[0] + (uint64_t)(ne[1] - 1) * nb[1] + 4;
+    return size <= MAX_STRIDE && touchable(FIELD(ids, lay.data, const void *), size);
 }
 
 // walk goes through the ops that the CPU backend will run and collects those that read weights in w. If into is not NULL, it also writes
 // them there; an earlier walk has told the size. If files is set, it writes a record for each file.
 static void walk(const char *graph, struct walk *w, char *into, bool files)
 {
+    *w = (struct walk){.told = true, .bad = true};
+    if (!touchable(graph, GRAPH_BYTES)) return;
     int32_t n = FIELD(graph, lay.n_nodes, int32_t);
     const tensor *nodes = FIELD(graph, lay.nodes, const tensor *);
-    *w = (struct walk){.told = true};
+    if (n < 0 || n > MAX_NODES || (n && !touchable(nodes, 8 * (size_t)n))) return;
+    for (int32_t i = 0; i < n; i++)
+        if (!tensor_at(nodes[i])) return;
     for (int32_t i = 0; lay.flags && !flags_computed && i < n; i++) flags_computed = FIELD(nodes[i], lay.flags, uint32_t) & FLAG_COMPUTE;
     for (int32_t i = 0; i < n; i++) {
         tensor t = nodes[i];
@@ -723,7 +766,9 @@ static void walk(const char *graph, struct walk *w, char *into, bool files)
         for (uint32_t k = 0; k < lay.max_src; k++) {
             tensor t_src = FIELD(t, lay.src + 8 * k, tensor);
             struct source s;
-            if (!t_src || !weight(t_src, &s)) continue;
+            if (!t_src) continue;
+            if (!tensor_at(t_src)) return;
+            if (!weight(t_src, &s)) continue;
             if (into) memcpy(into + sizeof op + op.sources * sizeof s, &s, sizeof s);
             if (files && s.mapped) w->told = tell(mapping_of(s.data)) && w->told;
             hash = mix_bytes(hash, &s, sizeof s);
@@ -748,6 +793,7 @@ static void walk(const char *graph, struct walk *w, char *into, bool files)
         w->ops++;
         w->sources += op.sources;
     }
+    w->bad = false;
 }
 
 static uint64_t templates[MAX_TEMPLATES]; // the hash of the template that the reader has at this place; 0: none
@@ -757,7 +803,7 @@ static bool send_template(const char *graph, struct walk *w)
 {
     read_maps();
     walk(graph, w, NULL, true);
-    if (!w->told) return false;
+    if (w->bad || !w->told) return false;
     size_t size = w->ops * sizeof(struct op) + w->sources * sizeof(struct source);
     struct template_record *r = reserve(TEMPLATE, sizeof *r + size);
     if (!r) return false;
@@ -766,6 +812,7 @@ static bool send_template(const char *graph, struct walk *w)
     r->ops = w->ops;
     struct walk again;
     walk(graph, &again, (char *)(r + 1), false);
+    if (again.bad || again.hash != w->hash) return false; // another thread changes it
     commit();
     templates[r->id] = w->hash;
     for (int i = 0; i < n_mappings; i++) {
@@ -808,12 +855,16 @@ static uint32_t graph_begin(const char *graph, void *fn)
     }
     struct walk w;
     if (load(&stale)) read_maps();
-    if (n_mappings < 0) {
+    if (load(&unmapped)) {
+        store(&unmapped, false);
+        memset(readable_pages, 0, sizeof readable_pages);
+    }
+    if (n_mappings >= 0) walk(graph, &w, NULL, false);
+    if (n_mappings < 0 || w.bad) {
         add(&slot->unread, 1);
         leave();
         return 0;
     }
-    walk(graph, &w, NULL, false);
     bool sent = w.ops > 0 && (templates[w.hash % MAX_TEMPLATES] == w.hash || send_template(graph, &w));
     struct graph_record *r = sent ? reserve(GRAPH, sizeof *r + w.ids_bytes) : NULL;
     uint64_t seq = slot->nodes;

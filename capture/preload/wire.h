@@ -45,7 +45,7 @@ struct slot {
     uint32_t pid; // 0: free
     uint32_t pad;
     uint64_t nodes, no_weight, ops_sent, ops_lost, others_lost; // nodes = no_weight + ops_sent + ops_lost
-    uint64_t unread;                                            // graphs that could not be read: the layout or the memory map is unknown
+    uint64_t unread;                                            // graphs that could not be read: the layout or the memory map is unknown, or addresses are bad
     uint64_t graphs, decodes;
     alignas(64) uint64_t head; // bytes ever written
     alignas(64) uint64_t tail; // bytes ever read

@@ -177,7 +177,7 @@ func (s *session) run(ctx context.Context) (int, error) {
 	case runErr != nil:
 		return 0, runErr
 	case errors.Is(finishErr, event.ErrNoDecode), finishErr != nil && errors.Is(s.capture.Explain(), event.ErrOldGGML):
-		return s.nothingSeen(status, finishErr)
+		return s.nothingSeen(status)
 	case finishErr != nil:
 		return 0, finishErr
 	}
@@ -190,10 +190,9 @@ func (s *session) run(ctx context.Context) (int, error) {
 }
 
 // nothingSeen says why no decode was seen, or no op of any. A command that failed has its own reasons, and its own status.
-func (s *session) nothingSeen(status int, err error) (int, error) {
-	if why := s.capture.Explain(); why != nil {
-		err = why
-	} else {
+func (s *session) nothingSeen(status int) (int, error) {
+	err := s.capture.Explain()
+	if err == nil {
 		err = fmt.Errorf("%w: %s before llama_decode was called", event.ErrNoDecode, cmp.Or(s.capture.Ending(), "the capture ended"))
 	}
 	if status != 0 {
