@@ -493,7 +493,7 @@ func TestFindFileOfTheEnded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &target{pid: gone.Process.Pid}
+	p := &target{pid: gone.Process.Pid, known: newKnown(1)}
 	if at, err := p.findFile(event.FileID{Dev: 1 << 40, Ino: key.Ino}, 0x1000, []string{"-m", other, model}); at != (proc.Place{Path: model, ID: key}) || err != nil {
 		t.Errorf("found %+v, %v", at, err)
 	}
