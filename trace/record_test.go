@@ -294,10 +294,10 @@ func TestRecorderIsBounded(t *testing.T) {
 	embed := event.Op{Name: "GET_ROWS", GatherDim: 1, IDs: make([]int32, 1<<16), IDRows: 1, Sources: []event.Source{s.source("token_embd.weight")}}
 	for i := range 2 * maxSteps {
 		tid := int32(100 + i)
-		s.handle(event.DecodeBegin{TID: tid, Context: uint64(i), Decode: uint32(i + 1), Tokens: math.MinInt32})
+		s.handle(event.DecodeBegin{TID: tid, Context: 1, Decode: uint32(i + 1), Tokens: math.MinInt32})
 		o := embed
 		o.TID, o.Decode = tid, uint32(i+1)
-		if i%16 == 0 {
+		if i%128 == 0 {
 			s.handle(&o)
 		}
 		if len(s.r.steps) > maxSteps || s.r.tokenIDs > maxTokenIDs {
