@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -448,7 +449,7 @@ func TestOpeningTouchesNoWeights(t *testing.T) {
 			check(t, w.Close())
 		})
 	}
-	if allocs[0] != allocs[1] {
+	if math.Abs(allocs[0]-allocs[1]) > 2 { // the runtime allocates now and then, too
 		t.Errorf("%v allocations for 1 GiB, %v for 1 TiB", allocs[0], allocs[1])
 	}
 }
