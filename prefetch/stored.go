@@ -4,6 +4,8 @@ package prefetch
 
 import (
 	"errors"
+	"io/fs"
+	"os"
 	"time"
 
 	"tensorcast/event"
@@ -62,6 +64,12 @@ func (c *Controller) look() error {
 // concurrent use.
 func MappedModels(pid int) func() (Model, error) {
 	others := map[proc.FileID]bool{} // files that are no models
+	type read struct {
+		path string
+		of   fs.FileInfo
+		file pattern.CycleFile
+	}
+	models := map[proc.FileID]read{} // those that were read: a target keeps the same ones for long, and they are asked for often
 	return func() (Model, error) {
 		var m Model
 		mappings, err := proc.Mappings(pid)
@@ -75,6 +83,12 @@ func MappedModels(pid int) func() (Model, error) {
 			}
 			seen[mapping.File] = true
 			at := mapping.Locate(pid)
+			known, ok := models[at.ID]
+			if now, err := os.Stat(at.Path); ok && err == nil && known.path == at.Path && os.SameFile(now, known.of) && now.Size() == known.of.Size() && now.ModTime().Equal(known.of.ModTime()) {
+				m.Files = append(m.Files, known.file)
+				m.Mapped = append(m.Mapped, Mapped{at.Path, event.FileID(at.ID), mapping.Start - mapping.Offset})
+				continue
+			}
 			part, err := openPart(at.Path, event.FileID(at.ID))
 			if errors.Is(err, gguf.ErrNotGGUF) {
 				others[mapping.File] = true
@@ -87,7 +101,8 @@ func MappedModels(pid int) func() (Model, error) {
 			if err != nil {
 				return m, err
 			}
-			m.Files = append(m.Files, files...)
+			models[at.ID] = read{at.Path, part.Files[0].Info(), files[0]}
+			m.Files = append(m.Files, files[0])
 			m.Mapped = append(m.Mapped, Mapped{at.Path, event.FileID(at.ID), mapping.Start - mapping.Offset})
 		}
 		return m, nil

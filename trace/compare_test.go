@@ -207,7 +207,7 @@ func TestNonsenseInRows(t *testing.T) {
 		"page-in of step -2":     {page: func(r *tables.PageInRow) { r.Step = -2 }, table: PageInFile, says: "of step -2"},
 		"page-in of model -1":    {page: func(r *tables.PageInRow) { r.Model = -1 }, table: PageInFile, says: "of model -1"},
 		"negative buffer":        {buffer: func(r *tables.BufferRow) { r.Bytes = -8 }, table: BufferFile, says: "of -8 bytes"},
-		"tokens":                 {step: func(r *tables.StepRow) { r.Tokens = -1 }, table: StepFile, says: "of -1"},
+		"tokens":                 {step: func(r *tables.StepRow) { r.Tokens = -2 }, table: StepFile, says: "of -2"},
 		"begin":                  {step: func(r *tables.StepRow) { r.Begin = math.MaxInt64 }, table: StepFile, says: "it begins at 9223372036854775807 ns"},
 		"slot":                   {route: func(r *tables.Route) { r.Slot = -1 }, table: RouteFile, says: "slot -1"},
 		"a name that is no name": {access: func(a *tables.Access) { a.Op = strings.Repeat("x", 256) }, says: "column op has a name of 256 bytes"},

@@ -142,6 +142,9 @@ const (
 	maxSteps      = 4096    // open at a time, in as many threads
 	maxTokenIDs   = 1 << 21 // kept of the steps that are open
 	maxTokens     = 1 << 24 // in a batch
+	maxRecorded   = 64      // models
+	// A structure row and its tensor take some 300 bytes. Models have up to a few thousand tensors.
+	maxStructureRows = 1 << 19
 )
 
 // NewRecorder returns a Recorder for a capture that begins now.
@@ -399,6 +402,9 @@ func (r *Recorder) fileSeen(e event.FileSeen) error {
 		}
 	}
 	opened, split, err := openModel(e.Path, e.ID)
+	if err == nil && (len(r.models) == maxRecorded || len(r.rows)+opened.Tensors() > maxStructureRows) {
+		err = fmt.Errorf("with its %d tensors the capture would have %d models with %d tensors, more than it holds", opened.Tensors(), len(r.models)+1, len(r.rows)+opened.Tensors())
+	}
 	switch {
 	case errors.Is(err, gguf.ErrNotGGUF):
 		r.opts.Log.Debug("not a model", "file", e.Path)

@@ -327,6 +327,24 @@ func TestRecorderPartsByContent(t *testing.T) {
 	}
 }
 
+// A target that maps model after model does not fill the memory: from some number on they are left out, as other files are.
+func TestRecorderModelsAreBounded(t *testing.T) {
+	s := newScript(t, tiny)
+	dir := t.TempDir()
+	s.seen()
+	for no := range maxRecorded + 3 {
+		m := gguftest.Model{Tensors: []gguftest.Tensor{{Name: "blk.0.attn_norm.weight", Type: gguf.F32, Shape: []int64{int64(8 + no)}}}}
+		path := filepath.Join(dir, fmt.Sprint(no))
+		m.Write(t, path)
+		s.handle(seenAt(0, event.FileID{Dev: 1, Ino: uint64(no)}, path))
+	}
+	s.begin(1, 1)
+	s.end()
+	if meta, _ := s.finish(); len(meta.Models) != maxRecorded {
+		t.Errorf("%d models", len(meta.Models))
+	}
+}
+
 func TestRecorderLayersSeen(t *testing.T) {
 	four := tiny
 	four.Layers = 4
