@@ -157,7 +157,7 @@ func TestWaitsInVain(t *testing.T) {
 	}
 	_ = target.Wait()
 	_ = h.Wait()
-	if text := h.stderr.String(); h.ProcessState.ExitCode() != 1 || !strings.HasPrefix(text, "prefetchd: found no ggml") || strings.Contains(text, "--wait") || strings.Count(text, "\n") != 1 {
+	if text := h.stderr.String(); h.ProcessState.ExitCode() != 1 || !strings.HasPrefix(text, fmt.Sprintf("prefetchd: process %d ended before anything was seen: found no ggml", target.Process.Pid)) || strings.Contains(text, "--wait") || strings.Count(text, "\n") != 1 {
 		t.Errorf("status %d: %s", h.ProcessState.ExitCode(), text)
 	}
 }
