@@ -18,6 +18,7 @@ import (
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
+	"tensorcast/gguf/gguftest"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/testenv"
 )
@@ -45,7 +46,7 @@ func TestSignalsEndCommandsSoon(t *testing.T) {
 	testenv.NeedRoot(t)
 	bin := map[string]string{}
 	for name, pkg := range map[string]string{
-		"analyze": "tensorcast/cmd/analyze", "tracer": "tensorcast/cmd/tracer", "prefetchd": "tensorcast/cmd/prefetchd", "lab": "tensorcast/experiments/cmd/lab",
+		"analyze": "tensorcast/cmd/analyze", "tracer": "tensorcast/cmd/tracer", "prefetchd": "tensorcast/cmd/prefetchd", "ggufmap": "tensorcast/cmd/ggufmap", "lab": "tensorcast/experiments/cmd/lab",
 	} {
 		path, remove, err := testenv.BuildPackage(name, pkg)
 		if err != nil {
@@ -64,6 +65,8 @@ func TestSignalsEndCommandsSoon(t *testing.T) {
 	if err := syscall.Kill(stopped, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	arrays := filepath.Join(t.TempDir(), "arrays.gguf")
+	(&gguftest.Model{KVs: manyArrays()}).Write(t, arrays)
 	capture := filepath.Join(t.TempDir(), "capture")
 	long := exec.Command("timeout", "--signal=INT", "4", bin["tracer"], "-o", capture, "--pid", fmt.Sprint(running))
 	if out, err := long.CombinedOutput(); err != nil && long.ProcessState.ExitCode() != 124 { // timeout's own
@@ -99,14 +102,17 @@ func TestSignalsEndCommandsSoon(t *testing.T) {
 		"tracer, its output is not read": {
 			args: []string{"tracer", "-v", "--csv", "--pid", fmt.Sprint(running)}, ready: attached, stalled: true, status: cli.Failure,
 		},
-		"tracer, a command":            {args: tracer("f", append([]string{"--"}, command...)...), ready: computing, status: -1},
-		"tracer, a preloaded command":  {args: tracer("g", append([]string{"--preload", "--"}, command...)...), ready: computing, status: -1},
-		"tracer, a deaf command":       {args: tracer("h", deaf...), ready: after(time.Second), signal: deafened, status: -1},
-		"tracer, a deaf one preloaded": {args: tracer("i", append([]string{"--preload"}, deaf...)...), ready: after(time.Second), signal: deafened, status: -1},
-		"prefetchd":                    {args: []string{"prefetchd", "--pid", fmt.Sprint(running)}, ready: after(2 * time.Second), status: cli.OK},
-		"prefetchd, a stopped target":  {args: []string{"prefetchd", "--pid", fmt.Sprint(stopped)}, ready: after(time.Second), status: cli.OK},
-		"analyze":                      {args: []string{"analyze", "-c", capture, "-o", filepath.Join(t.TempDir(), "analysis"), "--heatmap"}, ready: after(30 * time.Millisecond), status: -1},
-		"lab synth":                    {args: []string{"lab", "synth", "-o", filepath.Join(t.TempDir(), "m.gguf"), "--layers", "100", "--embd", "2048", "--ff", "8192", "--heads", "16", "--kv-heads", "4", "--type", "Q8_0"}, ready: after(300 * time.Millisecond), status: cli.Failure},
+		"tracer, a command":               {args: tracer("f", append([]string{"--"}, command...)...), ready: computing, status: -1},
+		"tracer, a preloaded command":     {args: tracer("g", append([]string{"--preload", "--"}, command...)...), ready: computing, status: -1},
+		"tracer, a deaf command":          {args: tracer("h", deaf...), ready: after(time.Second), signal: deafened, status: -1},
+		"tracer, a deaf one preloaded":    {args: tracer("i", append([]string{"--preload"}, deaf...)...), ready: after(time.Second), signal: deafened, status: -1},
+		"prefetchd":                       {args: []string{"prefetchd", "--pid", fmt.Sprint(running)}, ready: after(2 * time.Second), status: cli.OK},
+		"prefetchd, a stopped target":     {args: []string{"prefetchd", "--pid", fmt.Sprint(stopped)}, ready: after(time.Second), status: cli.OK},
+		"analyze":                         {args: []string{"analyze", "-c", capture, "-o", filepath.Join(t.TempDir(), "analysis"), "--heatmap"}, ready: after(30 * time.Millisecond), status: -1},
+		"ggufmap":                         {args: []string{"ggufmap", "--metadata", "--elements", "-1", "--format", "parquet", "-o", filepath.Join(t.TempDir(), "out"), arrays}, ready: after(300 * time.Millisecond), status: cli.Failure},
+		"ggufmap, its output is not read": {args: []string{"ggufmap", "--metadata", "--elements", "-1", arrays}, ready: after(300 * time.Millisecond), stalled: true, status: cli.Failure},
+		"prefetchd, while it attaches":    {args: []string{"prefetchd", "--pid", fmt.Sprint(running)}, ready: after(50 * time.Millisecond), status: -1},
+		"lab synth":                       {args: []string{"lab", "synth", "-o", filepath.Join(t.TempDir(), "m.gguf"), "--layers", "100", "--embd", "2048", "--ff", "8192", "--heads", "16", "--kv-heads", "4", "--type", "Q8_0"}, ready: after(300 * time.Millisecond), status: cli.Failure},
 	} {
 		sig := syscall.SIGINT
 		if len(name)%2 == 0 { // to the commands the two are the same
@@ -123,6 +129,14 @@ func TestSignalsEndCommandsSoon(t *testing.T) {
 			t.Errorf("it ends after %v", took)
 		})
 	}
+}
+
+// manyArrays is metadata of which a table takes seconds to write.
+func manyArrays() (kvs []gguftest.KV) {
+	for i := range 1000 {
+		kvs = append(kvs, gguftest.KV{Key: fmt.Sprintf("array.%d", i), Value: make([]int32, 50_000)})
+	}
+	return kvs
 }
 
 // target starts a llama.cpp that generates until the test ends.

@@ -3,6 +3,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -133,7 +134,7 @@ func (o *options) run(ctx context.Context, paths []string, stdout, stderr io.Wri
 	}
 	write := func(w io.Writer) error {
 		out := bufio.NewWriterSize(interruptible{ctx, w}, outputBuffer)
-		if err := o.write(out, stderr, models, findings); err != nil {
+		if err := o.write(ctx, out, stderr, models, findings); err != nil {
 			return err
 		}
 		return out.Flush()
@@ -228,7 +229,7 @@ func (o *options) openModel(path string) (*gguf.Model, error) {
 	return m, err
 }
 
-func (o *options) write(w, stderr io.Writer, models []*gguf.Model, findings []inspect.Finding) error {
+func (o *options) write(ctx context.Context, w, stderr io.Writer, models []*gguf.Model, findings []inspect.Finding) error {
 	var t *inspect.Table
 	var err error
 	switch {
@@ -272,13 +273,13 @@ func (o *options) write(w, stderr io.Writer, models []*gguf.Model, findings []in
 	case "json":
 		return t.WriteJSON(w)
 	case "arrow", "parquet":
-		return o.writeColumns(w, t, models)
+		return o.writeColumns(ctx, w, t, models)
 	}
 	return t.WriteCSV(w)
 }
 
 // writeColumns writes the table in a format that is laid out by column.
-func (o *options) writeColumns(w io.Writer, t *inspect.Table, models []*gguf.Model) error {
+func (o *options) writeColumns(ctx context.Context, w io.Writer, t *inspect.Table, models []*gguf.Model) error {
 	var fields []tables.Field
 	if len(models) == 1 {
 		fingerprint, err := models[0].Files[0].Fingerprint()
@@ -293,7 +294,7 @@ func (o *options) writeColumns(w io.Writer, t *inspect.Table, models []*gguf.Mod
 			for i, c := range batch {
 				columns[i] = tables.Column(c)
 			}
-			if !yield(columns, err) {
+			if !yield(columns, cmp.Or(ctx.Err(), err)) { // Parquet is written when much has been gathered
 				return
 			}
 		}

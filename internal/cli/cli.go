@@ -88,7 +88,7 @@ func Main(root *cobra.Command) {
 }
 
 // Run runs a command once and returns its exit code. It adds --version to root, and errors for unknown subcommands. What the command prints
-// on a terminal passes [Safe].
+// on a terminal passes [Safe]; once ctx has ended, a reader that does not read keeps it no longer than [Unblocked] does.
 func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr io.Writer) int {
 	stdout, stderr = Safe(stdout), Safe(stderr)
 	for _, w := range []io.Writer{stdout, stderr} {
@@ -96,6 +96,7 @@ func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 			defer s.end()
 		}
 	}
+	stdout = Unblocked(ctx, stdout)
 	accepted := false // false: an error comes from cobra, so it is one of the command line
 	prepare(root, &accepted)
 	root.SilenceUsage, root.SilenceErrors = true, true

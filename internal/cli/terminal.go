@@ -24,10 +24,13 @@ func Safe(w io.Writer) io.Writer {
 	return &screen{file: f}
 }
 
-// Raw returns the terminal behind a writer that Safe returned, for those that move its cursor; else w.
+// Raw returns the file behind a writer that Safe or Unblocked returned, for those that move a terminal's cursor; else w.
 func Raw(w io.Writer) io.Writer {
-	if s, ok := w.(*screen); ok {
-		return s.file
+	switch w := w.(type) {
+	case *screen:
+		return w.file
+	case *unblocked:
+		return w.file
 	}
 	return w
 }
