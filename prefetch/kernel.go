@@ -113,9 +113,18 @@ func (k *KernelPages) Poll() error {
 func (k *KernelPages) Lock(r Range) error {
 	f := k.files[r.File]
 	if err := unix.Mlock(f.part(r)); err != nil {
-		return fmt.Errorf("lock %d bytes of %s in memory: %w", r.Length, f.path, err)
+		return fmt.Errorf("lock %d bytes of %s in memory: %w%s", r.Length, f.path, err, whyNotLocked())
 	}
 	return nil
+}
+
+// whyNotLocked adds the usual reason to mlock's error: a process without CAP_IPC_LOCK may lock no more than RLIMIT_MEMLOCK.
+func whyNotLocked() string {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil || limit.Cur == unix.RLIM_INFINITY {
+		return ""
+	}
+	return fmt.Sprintf(": without CAP_IPC_LOCK it may lock %d bytes", limit.Cur)
 }
 
 // Keep implements Pages. The pages are mapped here for a moment only: what two processes map cannot be paged out.
