@@ -106,7 +106,7 @@ func TestNothingSeen(t *testing.T) {
 						t.Fatal(err)
 					}
 					defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
-					awaitOpen(t, target.Process.Pid)
+					awaitOpen(t, func() []int { return []int{target.Process.Pid} })
 					flags = append(flags, "-v", "--pid", fmt.Sprint(target.Process.Pid))
 				} else {
 					flags = append(append(flags, "--"), tc.command...)
@@ -139,9 +139,8 @@ func TestNothingSeen(t *testing.T) {
 						_ = cmd.Process.Signal(tc.signal)
 					}
 				case tc.signal != 0:
-					var pids []int
-					testenv.WaitFor(t, "tracer to start the command", func() bool { pids = children(cmd.Process.Pid); return len(pids) == 1 })
-					awaitOpen(t, pids[0])
+					pid := awaitOpen(t, func() []int { return children(cmd.Process.Pid) })
+					defer func() { _ = unix.Kill(pid, unix.SIGKILL) }() // it goes on without tracer
 					_ = cmd.Process.Signal(tc.signal)
 				}
 				_ = cmd.Wait() // the test looks at the status
@@ -171,17 +170,23 @@ func TestNothingSeen(t *testing.T) {
 	}
 }
 
-// awaitOpen waits until a process's first thread is in openat, which only a FIFO makes long.
-func awaitOpen(t *testing.T, pid int) {
+// awaitOpen waits until the first thread of one of the processes is in openat, which only a FIFO makes long. Of a tracer's children the first
+// may be one that Go starts and ends at once, to find out whether the kernel has pidfds.
+func awaitOpen(t *testing.T, candidates func() []int) (pid int) {
 	t.Helper()
-	at := 0
+	at := map[int]int{}
 	testenv.WaitFor(t, "the target to wait for its model", func() bool {
-		call, err := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", pid))
-		if err != nil || !strings.HasPrefix(string(call), fmt.Sprintf("%d ", unix.SYS_OPENAT)) {
-			at = 0
-			return false
+		for _, pid = range candidates() {
+			call, err := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", pid))
+			if err != nil || !strings.HasPrefix(string(call), fmt.Sprintf("%d ", unix.SYS_OPENAT)) {
+				at[pid] = 0
+				continue
+			}
+			if at[pid]++; at[pid] > 20 {
+				return true
+			}
 		}
-		at++
-		return at > 20
+		return false
 	})
+	return pid
 }
