@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"tensorcast/internal/testenv"
 )
 
 const mapsText = `55d0c6a00000-55d0c6a02000 r-xp 00001000 08:01 1234                       /usr/bin/cat
@@ -105,6 +107,11 @@ func TestCommandLineAndEnviron(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Skip(err)
 		}
+		// The new program's descriptors are closed, which Start waits for, a moment before its arguments are in place.
+		testenv.WaitFor(t, "the program to have its arguments", func() bool {
+			env, err := Environ(cmd.Process.Pid)
+			return err != nil || len(env) > 0
+		})
 		line := CommandLine(cmd.Process.Pid)
 		env, err := Environ(cmd.Process.Pid)
 		if err != nil || !slices.Equal(env, cmd.Env) {
