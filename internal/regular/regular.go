@@ -66,32 +66,23 @@ func retry(open func() (int, error)) (int, error) {
 
 // Read returns the contents of a regular file of at most limit bytes. It is opened by Open. The error is a [*fs.PathError]; it wraps
 // ErrTooLarge if there is more, also if the file grows while it is read.
-func Read(name string, limit int64) ([]byte, error) {
-	f, err := Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return read(f, limit)
-}
+func Read(name string, limit int64) ([]byte, error) { return read(Open, name, limit) }
 
 // ReadHere is Read with OpenHere.
-func ReadHere(name string, limit int64) ([]byte, error) {
-	f, err := OpenHere(name)
+func ReadHere(name string, limit int64) ([]byte, error) { return read(OpenHere, name, limit) }
+
+func read(open func(string) (*os.File, error), name string, limit int64) ([]byte, error) {
+	f, err := open(name)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	return read(f, limit)
-}
-
-func read(f *os.File, limit int64) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(data)) > limit {
-		err = &fs.PathError{Op: "read", Path: f.Name(), Err: fmt.Errorf("%w: more than %d bytes", ErrTooLarge, limit)}
-	}
 	if err != nil {
 		return nil, err
+	}
+	if int64(len(data)) > limit {
+		return nil, &fs.PathError{Op: "read", Path: name, Err: fmt.Errorf("%w: more than %d bytes", ErrTooLarge, limit)}
 	}
 	return data, nil
 }
