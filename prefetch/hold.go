@@ -1,6 +1,6 @@
 package prefetch
 
-// This file holds blocks in memory, as many as the room allows, and gives them back when it shrinks.
+// This file holds blocks in memory, as many as the room allows, gives them back when it shrinks, and notices when the kernel takes them.
 
 import (
 	"slices"
@@ -12,15 +12,17 @@ type helping struct {
 	schedule *Schedule
 	follower
 	window
-	held      []bool // by block
+	want      []bool // by block: to be held, when the target has passed it, or while it is idle
+	wantBytes int64
+	held      []bool // by block: in memory, as far as is known
 	heldBytes int64
+	seen      []time.Time    // by block: when all of it was last seen in memory
 	bases     map[int]uint64 // by file: where the target maps its first byte; 0 is not known yet
-	toHold    []int          // blocks, in the order of holding
-	advised   int            // how many of toHold are being read
-	holding   bool           // toHold is being worked off; else the target is followed
-	toDrop    []int          // blocks that the target had read before it was followed, to be paged out
-	dropped   bool           // toDrop was made
 	spare     []int64        // what could be held besides, at the last looks
+	rested    time.Time      // when the last decode ended
+	toHold    []int          // while the target rests: blocks that are wanted, to be read
+	advised   int            // how many of toHold are being read
+	looked    time.Time      // while the target rests: when what is held was last looked at
 }
 
 const (
@@ -28,140 +30,245 @@ const (
 	holdsAhead = 16
 	// slice bounds how long one tick works on what can wait.
 	slice = 4 * time.Millisecond
-	// slack is how far what is held may be above its budget before it is given back, half of the least that is left free.
+	// slack is how far what is wanted may be above its budget before it is given back, half of the least that is left free.
 	slack = 6 << 20
 	// spareChecks is how many looks in a row must find room before more is held.
 	spareChecks = 10
+	// rest is how long the target computes nothing before it is taken to wait for somebody.
+	rest = 20 * time.Millisecond
+	// seenFor is how long a block that was seen in memory is taken to be there.
+	seenFor = 20 * time.Millisecond
+	// restLook is how often what is held is looked at while the target rests.
+	restLook = 500 * time.Millisecond
+	// little is taken by reclaim now and then. More is a need that is yielded to, for yieldTime at first; twice as long whenever what was read again is taken again.
+	little       = 8 << 20
+	yieldTime    = 500 * time.Millisecond
+	maxYieldTime = 16 * time.Second
 )
 
+// yield is the memory that the kernel took for others, and that is left to them for a while.
+type yield struct {
+	taken int64     // bytes, since since
+	since time.Time //
+	until time.Time // no more than most is held before
+	most  int64
+	time  time.Duration
+}
+
 func newHelping(s *Schedule) *helping {
-	return &helping{schedule: s, follower: newFollower(s), held: make([]bool, len(s.Blocks)), bases: map[int]uint64{}, holding: true}
+	n := len(s.Blocks)
+	return &helping{
+		schedule: s, follower: newFollower(s), window: window{visits: s.Visits}, want: make([]bool, n), held: make([]bool, n), seen: make([]time.Time, n), bases: map[int]uint64{},
+	}
 }
 
 // input is what the strategy decides from, in a room.
 func (c *Controller) input(room int64) Input {
-	return Input{Schedule: c.help.schedule, Compute: c.help.compute(), Held: c.help.held, Room: room, Window: c.help.window.bytes, Disk: c.meter.best}
+	return Input{Schedule: c.help.schedule, Compute: c.help.compute(), Held: c.help.want, Room: room, Window: c.help.window.bytes, Disk: c.meter.best}
 }
 
-// holdSome reads the blocks to hold, several at a time, and locks or keeps them in order.
-func (c *Controller) holdSome() error {
+// wantMore adds blocks to those that are to be held. They are when the target has passed them: then they are in memory anyway.
+func (h *helping) wantMore(blocks []int) {
+	for _, b := range blocks {
+		if !h.want[b] {
+			h.want[b] = true
+			h.wantBytes += h.schedule.Blocks[b].Length
+		}
+	}
+}
+
+// adopt holds a block that the target has passed, so that it is in memory. If some of it is not any more, that is left for the next visit, unless it is to be locked.
+func (c *Controller) adopt(block int) error {
 	h := c.help
-	begun := c.now()
-	for len(h.toHold) > 0 && c.now().Sub(begun) < slice {
-		for h.advised < min(len(h.toHold), holdsAhead) {
-			b := h.schedule.Blocks[h.toHold[h.advised]]
-			there, err := c.pages.Resident(b)
+	r := h.schedule.Blocks[block]
+	if c.opts.Lock {
+		if err := c.pages.Lock(r); err != nil {
+			return err
+		}
+	} else if there, err := c.pages.Resident(r); err != nil || there < r.Length {
+		return err
+	}
+	c.hold(block)
+	return nil
+}
+
+func (c *Controller) hold(block int) {
+	h := c.help
+	h.held[block], h.seen[block] = true, c.now()
+	h.heldBytes += h.schedule.Blocks[block].Length
+	if c.followed.IsZero() {
+		c.followed = c.now()
+	}
+}
+
+// mayHold says whether a block that is wanted may be held now: not where that is memory which others needed a moment ago.
+func (c *Controller) mayHold(block int) bool {
+	h := c.help
+	return !c.now().Before(c.yield.until) || h.heldBytes+h.schedule.Blocks[block].Length <= c.yield.most
+}
+
+// lose notes that a block is not held any longer.
+func (h *helping) lose(block int) {
+	if h.held[block] {
+		h.held[block] = false
+		h.heldBytes -= h.schedule.Blocks[block].Length
+	}
+}
+
+// giveBack releases a block and frees its pages.
+func (c *Controller) giveBack(block int) error {
+	h := c.help
+	r := h.schedule.Blocks[block]
+	if h.want[block] {
+		h.want[block] = false
+		h.wantBytes -= r.Length
+	}
+	if !h.held[block] {
+		return nil
+	}
+	h.lose(block)
+	if err := c.pages.Release(r); err != nil {
+		return err
+	}
+	return c.pages.PageOut(r)
+}
+
+// isThere says whether a block is held, and still in memory as far as that is known. If needed, it is looked at, unless that was done a moment ago.
+func (c *Controller) isThere(block int, needed bool) (bool, error) {
+	h := c.help
+	if !h.held[block] || c.opts.Lock || !needed || c.now().Sub(h.seen[block]) < seenFor {
+		return h.held[block], nil
+	}
+	r := h.schedule.Blocks[block]
+	there, err := c.pages.Resident(r)
+	if err != nil {
+		return false, err
+	}
+	if there >= r.Length {
+		h.seen[block] = c.now()
+		return true, nil
+	}
+	h.lose(block)
+	c.taken(r.Length - there)
+	return false, nil
+}
+
+// taken notes that the kernel took memory for others. More than a little is left to them for a while.
+func (c *Controller) taken(bytes int64) {
+	y, now := &c.yield, c.now()
+	c.sum.Taken += bytes
+	if now.Sub(y.since) > yieldTime {
+		if now.Sub(y.since) > 2*maxYieldTime {
+			y.time = 0
+		}
+		y.since, y.taken = now, 0
+	}
+	y.taken += bytes
+	if y.taken <= max(little, c.help.heldBytes/32) {
+		return
+	}
+	if now.After(y.until) {
+		y.time = min(max(2*y.time, yieldTime), maxYieldTime)
+		c.opts.Log.Info("the kernel took memory for others", "bytes", y.taken, "held", c.help.heldBytes, "left alone for", y.time)
+	}
+	y.until, y.most = now.Add(y.time), c.help.heldBytes
+}
+
+// holdWhileResting reads what is wanted while the target computes nothing, several blocks at a time, and keeps or locks them in order of use. It also looks whether what is
+// held is still there.
+func (c *Controller) holdWhileResting() error {
+	h := c.help
+	now := c.now()
+	if h.decode != 0 || now.Sub(h.rested) < rest {
+		h.toHold, h.advised = nil, 0
+		return nil
+	}
+	if len(h.toHold) == 0 {
+		if now.Sub(h.looked) < restLook {
+			return nil
+		}
+		h.looked = now
+		lost := false
+		for b, want := range h.want {
+			held := h.held[b]
+			there, err := c.isThere(b, true)
 			if err != nil {
 				return err
 			}
-			if !c.pages.ReadAhead(b) {
+			if want && !there {
+				h.toHold = append(h.toHold, b)
+			}
+			lost = lost || held != h.held[b]
+		}
+		if lost {
+			h.rewind(&h.follower)
+		}
+		for _, st := range h.staged {
+			if _, _, err := c.readAhead(h.schedule.Blocks[st.block]); err != nil {
+				return err
+			}
+		}
+	}
+	for len(h.toHold) > 0 && c.now().Sub(now) < slice {
+		for h.advised < min(len(h.toHold), holdsAhead) {
+			b := h.schedule.Blocks[h.toHold[h.advised]]
+			read, ok, err := c.readAhead(b)
+			if err != nil {
+				return err
+			}
+			if !ok {
 				break
 			}
-			c.meter.add(max(b.Length-there, 0))
+			c.meter.add(read)
 			h.advised++
 		}
 		if err := c.pages.Poll(); err != nil {
 			return err
 		}
-		if err := c.hold(h.toHold[0]); err != nil {
-			return err
+		b := h.toHold[0]
+		if h.want[b] && !h.held[b] && c.mayHold(b) { // the room may have shrunk meanwhile
+			lever := c.pages.Keep
+			if c.opts.Lock {
+				lever = c.pages.Lock
+			}
+			if err := lever(h.schedule.Blocks[b]); err != nil {
+				return err
+			}
+			c.hold(b)
 		}
 		h.toHold = h.toHold[1:]
 		h.advised = max(h.advised-1, 0)
 	}
-	if len(h.toHold) > 0 {
-		return nil
-	}
-	c.opts.Log.Info("held in memory", "bytes", h.heldBytes)
-	h.holding = false
-	if c.opts.Strategy.Streams() && !h.dropped {
-		h.dropped = true
-		for b, held := range h.held {
-			if !held {
-				h.toDrop = append(h.toDrop, b)
-			}
-		}
-	}
-	if c.followed.IsZero() {
-		c.followed = c.now()
-	}
-	c.restream()
 	return nil
 }
 
-func (c *Controller) hold(block int) error {
-	r := c.help.schedule.Blocks[block]
-	lever := c.pages.Lock
-	if c.opts.Strategy.Lever() == LeverKeep {
-		lever = c.pages.Keep
-	}
-	if err := lever(r); err != nil {
-		return err
-	}
-	c.help.held[block] = true
-	c.help.heldBytes += r.Length
-	return nil
-}
-
-// giveBack releases a block and frees its pages.
-func (c *Controller) giveBack(block int) error {
-	r := c.help.schedule.Blocks[block]
-	if err := c.pages.Release(r); err != nil {
-		return err
-	}
-	c.help.held[block] = false
-	c.help.heldBytes -= r.Length
-	return c.pages.PageOut(r)
-}
-
-func (c *Controller) restream() {
-	if c.opts.Strategy.Streams() {
-		c.help.window.restream(c.help.schedule, c.help.held, &c.help.follower)
-	}
-}
-
-// dropSome pages out what the target had read by itself before it was followed.
-func (c *Controller) dropSome() error {
-	h := c.help
-	begun := c.now()
-	for len(h.toDrop) > 0 && c.now().Sub(begun) < slice {
-		if b := h.toDrop[0]; !h.held[b] && !h.isStaged(b) {
-			if err := c.pages.PageOut(h.schedule.Blocks[b]); err != nil {
-				return err
-			}
-		}
-		h.toDrop = h.toDrop[1:]
-	}
-	return nil
-}
-
-// adjust follows limits that change and a target that grows: what is held beyond the budget is given back at once, room that
+// adjust follows limits that change and a target that grows: what is wanted beyond the budget is given back at once, room that
 // has come free is used.
 func (c *Controller) adjust() error {
 	if err := c.checkRoom(); err != nil {
 		return err
 	}
 	h := c.help
-	if h.holding {
-		return c.stopHolding()
-	}
 	in := c.input(c.room.Bytes)
 	budget := c.opts.Strategy.Plan(in).Budget
-	if h.heldBytes > budget+slack {
+	if h.wantBytes > budget+slack {
 		h.spare = nil
 		in.Room -= minBlock
+		held := h.heldBytes
 		for _, b := range c.opts.Strategy.Plan(in).Release {
 			if err := c.giveBack(b); err != nil {
 				return err
 			}
 		}
-		c.sum.Shrunk++
-		c.opts.Log.Info("gave memory back", "held", h.heldBytes, "room", c.room.Bytes, "bounded by", c.room.Level)
-		c.restream()
+		if h.heldBytes < held {
+			h.rewind(&h.follower)
+			c.sum.Shrunk++
+			c.opts.Log.Info("gave memory back", "held", h.heldBytes, "room", c.room.Bytes, "bounded by", c.room.Level)
+		}
 		return nil
 	}
 	// The counters are blurred: what was free for a while is free.
-	h.spare = append(h.spare, budget-h.heldBytes)
+	h.spare = append(h.spare, budget-h.wantBytes)
 	if len(h.spare) < spareChecks {
 		return nil
 	}
@@ -170,29 +277,8 @@ func (c *Controller) adjust() error {
 	if least < 4*minBlock {
 		return nil
 	}
-	in.Room -= budget - h.heldBytes - (least - minBlock)
-	h.toHold = c.opts.Strategy.Plan(in).Hold
-	h.holding, h.advised = true, 0
-	c.opts.Log.Info("holding more", "held", h.heldBytes, "bytes", least)
-	return nil
-}
-
-// stopHolding ends the holding of more where the budget has shrunk meanwhile.
-func (c *Controller) stopHolding() error {
-	h := c.help
-	budget := c.opts.Strategy.Plan(c.input(c.room.Bytes)).Budget
-	if h.heldBytes <= budget {
-		return nil
-	}
-	c.sum.Shrunk++
-	h.toHold, h.advised = nil, 0
-	for b := len(h.held) - 1; b >= 0 && h.heldBytes > budget; b-- {
-		if !h.held[b] {
-			continue
-		}
-		if err := c.giveBack(b); err != nil {
-			return err
-		}
-	}
+	in.Room -= budget - h.wantBytes - (least - minBlock)
+	h.wantMore(c.opts.Strategy.Plan(in).Hold)
+	c.opts.Log.Info("holding more", "held", h.heldBytes, "wanted", h.wantBytes)
 	return nil
 }

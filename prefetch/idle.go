@@ -18,7 +18,7 @@ const (
 // Tick.
 func (c *Controller) Pause() time.Duration {
 	switch now := c.now(); {
-	case len(c.contexts.open) > 0 || c.help != nil && c.help.holding:
+	case len(c.contexts.open) > 0 || c.help != nil && len(c.help.toHold) > 0:
 		c.busy = now
 	case c.help == nil && c.opts.Stored != nil:
 		return storedPause

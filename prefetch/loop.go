@@ -21,6 +21,9 @@ type Options struct {
 	Budget int64
 	// Window is how many bytes may be read ahead or wait to be paged out; 0 chooses.
 	Window int64
+	// Lock locks what is held: nobody can reclaim it, not even when the target needs memory to live. Else it is kept: read, and never paged out from here, but the
+	// kernel takes it when somebody needs the memory.
+	Lock bool
 	// Stored, if not nil, is a cycle to begin with, before the target has decoded. Models lists what the target maps at the time: until that is the cycle's model it is
 	// asked now and then.
 	Stored *pattern.Cycle
@@ -55,6 +58,7 @@ type Controller struct {
 	checked  time.Time
 	countAt  time.Time // when what is resident is to be counted next
 	resident int64
+	yield    yield
 
 	looked, otherSince time.Time // see look
 	busy               time.Time // see Pause
@@ -67,6 +71,9 @@ type Controller struct {
 
 // LevelBudget is Summary.Level where Options.Budget is what bounds.
 const LevelBudget = "budget"
+
+// LevelOthers is Summary.Level while memory that the kernel took of what was kept is left to those who needed it.
+const LevelOthers = "memory that others needed"
 
 // Summary says what a Controller did.
 type Summary struct {
@@ -83,6 +90,7 @@ type Summary struct {
 	Level        string  `json:"bounded_by"`
 	Late         int     `json:"late"`           // visits that the target reached first
 	Shrunk       int     `json:"shrunk"`         // times that memory was given back
+	Taken        int64   `json:"taken_bytes"`    // that were kept, and that the kernel took for others
 	Learned      int     `json:"learned"`        // cycles that were followed, one after the other
 	Stored       bool    `json:"stored_pattern"` // the first of them was Options.Stored
 	Queue        string  `json:"queue"`
@@ -167,7 +175,7 @@ func (c *Controller) decodeEnd(e event.DecodeEnd) error {
 		return nil
 	}
 	if h := c.help; h != nil && h.decode == e.Decode && h.tid == e.TID {
-		h.decode = 0
+		h.decode, h.rested = 0, c.now()
 		switch {
 		case h.met > 0:
 			if c.contexts.main == nil { // the cycle came from a file: this is the context that has it
@@ -367,7 +375,7 @@ func (c *Controller) start(cycle *pattern.Cycle, bases map[int]uint64) error {
 		c.mapped(file, base)
 	}
 	c.sum.Learned++
-	h.toHold = c.opts.Strategy.Plan(c.input(c.room.Bytes)).Hold
+	h.wantMore(c.opts.Strategy.Plan(c.input(c.room.Bytes)).Hold)
 	c.opts.Log.Info("learned the pattern", "reads", len(h.schedule.Reads), "bytes", h.schedule.Bytes, "blocks", len(h.schedule.Blocks),
 		"room", c.room.Bytes, "bounded by", c.room.Level, "window", window)
 	return nil
@@ -420,7 +428,7 @@ func (c *Controller) checkRoom() error {
 		c.countAt = c.now().Add(max(4*budgetInterval, 50*c.now().Sub(c.checked)))
 	}
 	var locked int64
-	if c.help != nil && c.opts.Strategy.Lever() == LeverLock {
+	if c.help != nil && c.opts.Lock {
 		locked = c.help.heldBytes
 	}
 	room, err := c.opts.Memory.Room(c.resident, locked)
@@ -431,6 +439,9 @@ func (c *Controller) checkRoom() error {
 	room.Bytes -= max(12<<20, room.Limit/128)
 	if c.opts.Budget > 0 && c.opts.Budget < room.Bytes {
 		room.Bytes, room.Level = c.opts.Budget, LevelBudget
+	}
+	if most := c.yield.most + c.windowFor(room.Bytes); c.now().Before(c.yield.until) && most < room.Bytes {
+		room.Bytes, room.Level = most, LevelOthers
 	}
 	c.room = room
 	if c.help != nil {
@@ -471,25 +482,17 @@ func (c *Controller) Tick() error {
 			return err
 		}
 	}
-	if c.help.holding {
-		if err := c.holdSome(); err != nil || c.help.holding {
-			return err
-		}
-	}
-	if !c.opts.Strategy.Streams() {
-		return nil
-	}
-	if err := c.dropSome(); err != nil {
+	if err := c.holdWhileResting(); err != nil {
 		return err
 	}
 	h := c.help
 	begun := c.now()
-	if err := h.evict(h.schedule, &h.follower, c.pages); err != nil {
+	if err := c.behind(); err != nil {
 		return err
 	}
 	evicted := c.now()
 	before := h.streamed
-	err := h.fill(h.schedule, &h.follower, c.pages)
+	err := c.ahead()
 	c.meter.add(h.streamed - before)
 	c.sum.EvictSec += evicted.Sub(begun).Seconds()
 	c.sum.StageSec += c.now().Sub(evicted).Seconds()

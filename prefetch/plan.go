@@ -27,24 +27,15 @@ type Plan struct {
 	Release []int // of those that are held, blocks to give back
 }
 
-// Lever is how a block is held.
-type Lever int
-
-const (
-	LeverLock Lever = iota // nobody can reclaim it
-	LeverKeep              // read once, never paged out by us; the kernel may take it back
-)
-
 // Strategy is a way to share the room between what is held and what is streamed. Plan is a pure function.
 type Strategy interface {
 	Name() string
 	Plan(in Input) Plan
-	Lever() Lever
 	Streams() bool // what is not held is read ahead of its use, and paged out behind it; else it is left to the target
 }
 
 // Strategies lists all, the default first.
-func Strategies() []Strategy { return []Strategy{Both{}, Pin{}, Stream{}, Keep{}} }
+func Strategies() []Strategy { return []Strategy{Both{}, Pin{}, Stream{}} }
 
 // StrategyNames are the names that ParseStrategy knows.
 func StrategyNames() []string {

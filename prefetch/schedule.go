@@ -105,17 +105,6 @@ func NewSchedule(c *pattern.Cycle, near int64) *Schedule {
 	return s
 }
 
-// streamed lists the visits to blocks that are not held.
-func (s *Schedule) streamed(held []bool) []Visit {
-	var out []Visit
-	for _, v := range s.Visits {
-		if !held[v.Block] {
-			out = append(out, v)
-		}
-	}
-	return out
-}
-
 // bytes sums up blocks.
 func (s *Schedule) bytes(blocks []int) (sum int64) {
 	for _, b := range blocks {

@@ -5,5 +5,4 @@ type Stream struct{}
 
 func (Stream) Name() string       { return "stream" }
 func (Stream) Plan(in Input) Plan { return planSpread(in, 0) }
-func (Stream) Lever() Lever       { return LeverKeep }
 func (Stream) Streams() bool      { return true }

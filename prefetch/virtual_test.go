@@ -120,28 +120,29 @@ func settled(t *testing.T, share float64, opts prefetch.Options, change func(*si
 // In the steady state the target finds everything in memory, no byte is read that is held, and the disk never rests.
 func TestStaging(t *testing.T) {
 	for _, share := range []float64{0.95, 0.85, 0.7, 0.5, 0.3} {
-		for _, strategy := range []prefetch.Strategy{prefetch.Both{}, prefetch.Keep{}} {
-			r := settled(t, share, prefetch.Options{Strategy: strategy}, nil)
+		for _, lock := range []bool{false, true} {
+			r := settled(t, share, prefetch.Options{Lock: lock}, nil)
+			late := r.Summary().Late // in the first token
 			token := r.run(20)
 			s := r.Summary()
-			if token.Misses != 0 || token.TargetBytes != 0 || s.Late != 0 {
-				t.Errorf("%s at %v: %d pages were missing, %d visits late", s.Strategy, share, token.Misses, s.Late)
+			if token.Misses != 0 || token.TargetBytes != 0 || s.Late != late {
+				t.Errorf("locked %v, at %v: %d pages were missing, %d visits late", lock, share, token.Misses, s.Late-late)
 			}
 			if least := int64(share*float64(r.cycle.Bytes())) - reserve - window - 2*mib; s.Pinned < least {
-				t.Errorf("%s at %v: %d bytes held, %d have room", s.Strategy, share, s.Pinned, least)
+				t.Errorf("locked %v, at %v: %d bytes held, %d have room", lock, share, s.Pinned, least)
 			}
 			missing := r.cycle.Bytes() - s.Pinned
 			if token.HelperBytes < missing-mib || token.HelperBytes > missing+missing/10+4*mib {
-				t.Errorf("%s at %v: %d bytes read for a token that misses %d", s.Strategy, share, token.HelperBytes, missing)
+				t.Errorf("locked %v, at %v: %d bytes read for a token that misses %d", lock, share, token.HelperBytes, missing)
 			}
 			if disk := time.Duration(float64(token.HelperBytes) / 1.5); token.Time > disk+disk/5 {
-				t.Errorf("%s at %v: a token takes %v, the disk %v", s.Strategy, share, token.Time, disk)
+				t.Errorf("locked %v, at %v: a token takes %v, the disk %v", lock, share, token.Time, disk)
 			}
 			if plain := alone(t, share, nil); plain.Time < token.Time*5/4 || plain.TargetBytes < r.cycle.Bytes()*95/100 {
-				t.Errorf("%s at %v: %v a token, %v without help, which reads %d bytes", s.Strategy, share, token.Time, plain.Time, plain.TargetBytes)
+				t.Errorf("locked %v, at %v: %v a token, %v without help, which reads %d bytes", lock, share, token.Time, plain.Time, plain.TargetBytes)
 			}
 			if expected := float64(time.Second) / float64(token.Time); s.Expected < expected*0.8 || s.Expected > expected*1.25 {
-				t.Errorf("%s at %v: expected %.2f tok/s, came to %.2f", s.Strategy, share, s.Expected, expected)
+				t.Errorf("locked %v, at %v: expected %.2f tok/s, came to %.2f", lock, share, s.Expected, expected)
 			}
 		}
 	}
@@ -149,8 +150,8 @@ func TestStaging(t *testing.T) {
 
 // What the target has passed is paged out: beside what is held there is never more than the window and what is on its way out.
 func TestEviction(t *testing.T) {
-	for _, strategy := range []prefetch.Strategy{prefetch.Both{}, prefetch.Stream{}, prefetch.Keep{}} {
-		r := settled(t, 0.6, prefetch.Options{Strategy: strategy}, nil)
+	for _, opts := range []prefetch.Options{{}, {Lock: true}, {Strategy: prefetch.Stream{}}} {
+		r := settled(t, 0.6, opts, nil)
 		over := 0
 		for i := range 200 {
 			r.At(time.Duration(i)*time.Millisecond+r.Now().Sub(r.Began()), func() {
@@ -168,7 +169,7 @@ func TestEviction(t *testing.T) {
 
 // A strategy that streams nothing leaves the rest to the target.
 func TestPinOnly(t *testing.T) {
-	r := settled(t, 0.85, prefetch.Options{Strategy: prefetch.Pin{}}, nil)
+	r := settled(t, 0.85, prefetch.Options{Strategy: prefetch.Pin{}, Lock: true}, nil)
 	out := r.pages.Calls.PageOut
 	token := r.run(10)
 	if token.HelperBytes != 0 || r.pages.Calls.PageOut != out || token.TargetBytes == 0 {
@@ -181,8 +182,8 @@ func TestPinOnly(t *testing.T) {
 
 // A limit that is cut is followed with the next tick; room that has come free is used within a second.
 func TestShrinking(t *testing.T) {
-	for _, strategy := range []prefetch.Strategy{prefetch.Both{}, prefetch.Keep{}} {
-		r := settled(t, 0.9, prefetch.Options{Strategy: strategy}, nil)
+	for _, lock := range []bool{false, true} {
+		r := settled(t, 0.9, prefetch.Options{Lock: lock}, nil)
 		full, before := r.Limit(), r.Summary().Pinned
 		cut := r.Now().Sub(r.Began()) + 3*time.Millisecond
 		var after int64
@@ -191,23 +192,64 @@ func TestShrinking(t *testing.T) {
 		r.run(10)
 		s := r.Summary()
 		if after > full/2-reserve || s.Shrunk == 0 || s.Pinned < full/2-reserve-window-8*mib {
-			t.Errorf("%s: of %d bytes %d were held 20 ms after the limit fell to %d, %d in the end", s.Strategy, before, after, full/2, s.Pinned)
+			t.Errorf("locked %v: of %d bytes %d were held 20 ms after the limit fell to %d, %d in the end", lock, before, after, full/2, s.Pinned)
 		}
 		if locked := r.Locked(); locked > full/2-reserve {
-			t.Errorf("%s: %d bytes are locked", s.Strategy, locked)
+			t.Errorf("locked %v: %d bytes are locked", lock, locked)
 		}
 		// What is locked cannot be reclaimed in the moment of the cut. What is kept can.
-		if over := r.Overcommitted(); (over > 0) != (strategy.Lever() == prefetch.LeverLock) {
-			t.Errorf("%s: %d bytes beyond the limit", s.Strategy, over)
+		if over := r.Overcommitted(); (over > 0) != lock {
+			t.Errorf("locked %v: %d bytes beyond the limit", lock, over)
 		}
 		r.SetLimit(full)
 		r.run(20)
 		if again := r.Summary().Pinned; again < before-8*mib {
-			t.Errorf("%s: %d bytes held again of %d", s.Strategy, again, before)
+			t.Errorf("locked %v: %d bytes held again of %d", lock, again, before)
 		}
 		if token := r.run(5); token.Misses > 0 {
-			t.Errorf("%s: %d pages were missing after the limit was as before", s.Strategy, token.Misses)
+			t.Errorf("locked %v: %d pages were missing after the limit was as before", lock, token.Misses)
 		}
+	}
+}
+
+// What the kernel takes of kept blocks for a neighbour is noticed when the target is about to need it. It is left to the neighbour for a while, and comes back.
+func TestTaken(t *testing.T) {
+	r := settled(t, 0.9, prefetch.Options{}, nil)
+	before := r.Summary()
+	r.Take(before.Pinned / 2)
+	first := r.run(1)
+	s := r.Summary()
+	if s.Taken < before.Pinned/4 || s.Pinned > before.Pinned*3/4 || s.Level != prefetch.LevelOthers {
+		t.Errorf("%d bytes held of %d, %d were taken; bounded by %s", s.Pinned, before.Pinned, s.Taken, s.Level)
+	}
+	if first.TargetBytes > 16*mib {
+		t.Errorf("the target read %d bytes itself", first.TargetBytes)
+	}
+	r.run(40)
+	if s := r.Summary(); s.Pinned < before.Pinned-8*mib || s.Level == prefetch.LevelOthers || s.Learned != 1 {
+		t.Errorf("a while later %d bytes are held of %d; bounded by %s", s.Pinned, before.Pinned, s.Level)
+	}
+	// A few pages are read again, and no more said.
+	taken := r.Summary().Taken
+	r.Take(4 * mib)
+	if token, s := r.run(2), r.Summary(); s.Taken < taken+2*mib || s.Pinned < before.Pinned-8*mib || s.Level == prefetch.LevelOthers || token.TargetBytes > 2*mib { // some of it was in the window
+		t.Errorf("%d bytes were taken, %d are held, bounded by %s; the target read %d", s.Taken-taken, s.Pinned, s.Level, token.TargetBytes)
+	}
+}
+
+// While the target rests, too, and before its next token.
+func TestTakenWhileResting(t *testing.T) {
+	r := settled(t, 0.9, prefetch.Options{}, nil)
+	before := r.Summary().Pinned
+	r.Take(before / 2)
+	if err := r.Sleep(20 * time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if s := r.Summary(); s.Taken == 0 || s.Pinned < before-8*mib {
+		t.Errorf("%d bytes are held of %d, %d were taken", s.Pinned, before, s.Taken)
+	}
+	if token := r.run(1); token.TargetBytes > 8*mib { // the window was full: one block before it may be missing, around which the target reads 8 MiB
+		t.Errorf("the target read %d bytes itself", token.TargetBytes)
 	}
 }
 
@@ -215,13 +257,13 @@ func TestShrinking(t *testing.T) {
 func TestShrinkingWhileHolding(t *testing.T) {
 	r := newRig(t, 0.9, prefetch.Options{}, func(c *sim.Config) { c.Bandwidth = 0.3e9 })
 	full := r.Limit()
-	r.At(1500*time.Millisecond, func() {
+	r.At(1300*time.Millisecond, func() {
 		if held := r.Summary().Pinned; held < full/8 || held > full/2 {
 			t.Fatalf("%d bytes of %d are held: the test does not meet the moment", held, full)
 		}
 		r.SetLimit(full / 8)
 	})
-	r.At(1600*time.Millisecond, func() {
+	r.At(1400*time.Millisecond, func() {
 		if held := r.Summary().Pinned; held > full/8 {
 			t.Errorf("%d bytes are held with a limit of %d", held, full/8)
 		}
@@ -279,7 +321,7 @@ func TestLateReads(t *testing.T) {
 	if r.Summary().Late == 0 || token.Misses == 0 {
 		t.Fatalf("%d visits were late, %d pages missing: the test does not meet its case", r.Summary().Late, token.Misses)
 	}
-	if plain := alone(t, 0.6, slow); token.Time > plain.Time {
+	if plain := alone(t, 0.6, slow); token.Time > plain.Time*101/100 {
 		t.Errorf("%v a token, %v without help", token.Time, plain.Time)
 	}
 	if r.Overcommitted() > 0 {

@@ -1,119 +1,130 @@
 package prefetch
 
-// This file is the window: what is not held is read ahead of the target, and paged out behind it.
+// This file is the window: what is read ahead of the target, and what becomes of it behind the target: it is held from then on, or paged out.
 
 import "slices"
 
-// window owns the visits that are streamed. Visit i of token n is number n*len(stream) + i.
+// window owns the visits that are staged. Visit i of token n is number n*len(visits) + i.
 type window struct {
 	bytes  int64   // that may be staged
-	stream []Visit // in order
-	next   int64   // number of the visit to stage next
+	visits []Visit // of the schedule, in order
+	next   int64   // number of the visit to look at next
 	staged []stage
 	ahead  int64    // bytes of staged
-	last   position // of the first read of the visit staged last
+	passed position // of the first read of the furthest visit that was looked at
 
 	streamed int64 // bytes read ahead, ever
 	late     int   // visits that the target reached first
 }
 
-// stage is a visit that was read ahead, or met in memory, and is to be paged out once it is over.
+// stage is a visit that was read ahead, or met in memory, and whose block is to be held or paged out once it is over.
 type stage struct {
 	block int
 	end   position // behind its last read
 }
 
-// restream lists what is to be streamed, after held has changed. What is held now is not the window's any more.
-func (w *window) restream(s *Schedule, held []bool, f *follower) {
-	w.stream = s.streamed(held)
-	w.next = 0
-	w.staged = slices.DeleteFunc(w.staged, func(st stage) bool {
-		if !held[st.block] {
-			return false
-		}
-		w.ahead -= s.Blocks[st.block].Length
-		return true
-	})
-	w.skip(f)
-}
-
 // at is the visit that a number stands for, and the positions of its first read and behind its last.
 func (w *window) at(number int64, f *follower) (v Visit, from, end position) {
-	token := position(number / int64(len(w.stream)))
-	v = w.stream[number%int64(len(w.stream))]
+	token := position(number / int64(len(w.visits)))
+	v = w.visits[number%int64(len(w.visits))]
 	return v, token*position(f.reads) + position(v.From), token*position(f.reads) + position(v.To) + 1
-}
-
-// skip passes over visits that are over, or staged.
-func (w *window) skip(f *follower) {
-	if len(w.stream) == 0 {
-		return
-	}
-	w.next = max(w.next, f.token(f.now)*int64(len(w.stream)))
-	for {
-		if _, from, end := w.at(w.next, f); end > f.now && (len(w.staged) == 0 || from > w.last) {
-			return
-		}
-		w.next++
-	}
 }
 
 func (w *window) isStaged(block int) bool {
 	return slices.ContainsFunc(w.staged, func(st stage) bool { return st.block == block })
 }
 
-// evict pages out the visits that are over. A block on the border of two weights may be staged for a later visit too:
-// it stays for that one.
-func (w *window) evict(s *Schedule, f *follower, pages Pages) error {
-	var over []int
+// over removes the visits that are over and returns their blocks.
+func (w *window) over(s *Schedule, f *follower) (blocks []int) {
 	w.staged = slices.DeleteFunc(w.staged, func(st stage) bool {
 		if st.end > f.now {
 			return false
 		}
 		w.ahead -= s.Blocks[st.block].Length
-		over = append(over, st.block)
+		blocks = append(blocks, st.block)
 		return true
 	})
-	for _, b := range over {
-		if w.isStaged(b) {
-			continue
-		}
-		if err := pages.PageOut(s.Blocks[b]); err != nil {
-			return err
+	return blocks
+}
+
+// rewind looks again at what lies ahead: some of it was held when it was passed over, and is not any more.
+func (w *window) rewind(f *follower) { w.next = min(w.next, f.token(f.now)*int64(len(w.visits))) }
+
+// behind clears the window of what the target has passed: the blocks that are wanted are held from now on, the others are paged out.
+func (c *Controller) behind() error {
+	h := c.help
+	for _, b := range h.over(h.schedule, &h.follower) {
+		switch {
+		case h.held[b]:
+		case h.want[b] && c.mayHold(b):
+			if err := c.adopt(b); err != nil {
+				return err
+			}
+		case c.opts.Strategy.Streams() && !h.isStaged(b): // a block on the border of two weights may be staged for a later visit, too
+			if err := c.pages.PageOut(h.schedule.Blocks[b]); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-// fill reads ahead of the target as far as the window goes.
-func (w *window) fill(s *Schedule, f *follower, pages Pages) error {
-	if len(w.stream) == 0 {
-		return nil
-	}
+// ahead reads ahead of the target as far as the window goes, what is held and was taken among it.
+func (c *Controller) ahead() error {
+	h := c.help
+	w, f := &h.window, &h.follower
+	// Of a token that is over nothing is left to do but to page out what it read last.
+	w.next = max(w.next, (f.token(f.now)-1)*int64(len(w.visits)))
 	queued := false
 	for {
 		v, from, end := w.at(w.next, f)
-		length := s.Blocks[v.Block].Length
+		if from > f.now+position(f.reads) { // all is held
+			break
+		}
+		b := v.Block
+		if slices.Contains(w.staged, stage{b, end}) || end <= f.now && from < w.passed {
+			w.next++
+			continue
+		}
+		there, err := c.isThere(b, end > f.now)
+		if err != nil {
+			return err
+		}
+		if there || !c.opts.Strategy.Streams() && !h.want[b] {
+			w.next++
+			continue
+		}
+		length := h.schedule.Blocks[b].Length
 		if w.ahead > 0 && w.ahead+length > w.bytes {
 			break
 		}
-		// What is over was read by the target itself: it only waits to be paged out.
-		if end > f.now {
-			if !pages.ReadAhead(s.Blocks[v.Block]) {
-				break
-			}
-			queued = true
-			w.streamed += length
-		} else {
+		// What is over was read by the target itself: it only waits to be paged out, or held.
+		if end <= f.now {
 			w.late++
+		} else if read, ok, err := c.readAhead(h.schedule.Blocks[b]); err != nil {
+			return err
+		} else if !ok {
+			break
+		} else if read > 0 {
+			queued = true
+			w.streamed += read
 		}
-		w.staged = append(w.staged, stage{v.Block, end})
-		w.last = from
+		w.staged = append(w.staged, stage{b, end})
 		w.ahead += length
 		w.next++
+		w.passed = max(w.passed, from)
 	}
 	if !queued {
 		return nil
 	}
-	return pages.Poll()
+	return c.pages.Poll()
+}
+
+// readAhead reads what of a block is not in memory. It returns how many bytes these are, and false if too many reads are under way.
+func (c *Controller) readAhead(r Range) (bytes int64, ok bool, err error) {
+	there, err := c.pages.Resident(r)
+	if err != nil || there >= r.Length {
+		return 0, true, err
+	}
+	return r.Length - there, c.pages.ReadAhead(r), nil
 }

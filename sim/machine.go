@@ -114,6 +114,14 @@ func (m *Machine) SetLimit(bytes int64) {
 	m.cache.reclaim(m.now)
 }
 
+// Take reclaims bytes of the page cache, as if somebody had needed and freed them since.
+func (m *Machine) Take(bytes int64) {
+	limit := m.cache.limit
+	m.cache.limit = max(m.cache.used-bytes, 0)
+	m.cache.reclaim(m.now)
+	m.cache.limit = limit
+}
+
 // Limit returns the limit in bytes.
 func (m *Machine) Limit() int64 { return m.cfg.Limit }
 

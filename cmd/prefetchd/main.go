@@ -75,7 +75,8 @@ Exit status: 0 when the target ended or prefetchd was interrupted, 1 on failure,
 	f.BoolVar(&o.wait, "wait", false, "wait until the process has loaded ggml; else one that has not is refused")
 	f.StringVar(&o.pattern, "pattern", "", "begin with the pattern in `FILE`, which analyze wrote (pattern.json)")
 	cli.EnumVar(cmd, &o.strategy, "strategy", "", prefetch.StrategyNames(),
-		"both (pin what fits, stream the rest), pin or stream alone, or keep (as both, but what is held is not locked: the kernel can take it back)")
+		"both (hold what fits, stream the rest), pin or stream alone")
+	f.BoolVar(&o.Lock, "lock", false, "lock what is held (mlock): the kernel cannot take it back, not even when it must kill a process instead")
 	cli.SizeVar(f, &o.Budget, "budget", "never keep more of the model in memory than `SIZE` (600MB, 2GiB); the limits of cgroups and host hold besides")
 	cli.SizeVar(f, &o.Window, "window", "`SIZE` of what is read ahead and not yet paged out (chosen)")
 	f.BoolVar(&o.noJoin, "no-join", false, "stay in the own cgroup: pages read ahead are then not charged to the target's")
