@@ -263,6 +263,7 @@ func (c *Controller) adjust() error {
 		if h.heldBytes < held {
 			h.rewind(&h.follower)
 			c.sum.Shrunk++
+			c.shrunk = c.now()
 			c.opts.Log.Info("gave memory back", "held", h.heldBytes, "room", c.room.Bytes, "bounded by", c.room.Level)
 		}
 		return nil
@@ -274,6 +275,11 @@ func (c *Controller) adjust() error {
 	}
 	least := slices.Min(h.spare)
 	h.spare = nil
+	if fits, err := c.fits(); err != nil {
+		return err
+	} else if fits != nil {
+		return c.standBack(fits)
+	}
 	if least < 4*minBlock {
 		return nil
 	}

@@ -62,6 +62,11 @@ type Controller struct {
 
 	looked, otherSince time.Time // see look
 	busy               time.Time // see Pause
+	heard              time.Time // when the last event came
+	mapsAt             time.Time // when the target was last asked whether it still maps what is followed
+	watch              watchdog
+	shrunk             time.Time  // when memory was given back last
+	stood              *StandBack // the last one; nil while there is something to win, for all that is known
 
 	followed      time.Time // when the first blocks were held
 	sum           Summary
@@ -139,6 +144,7 @@ func (c *Controller) Summary() Summary {
 
 // Handle takes the target's next event.
 func (c *Controller) Handle(ev event.Event) error {
+	c.heard = c.now()
 	switch e := ev.(type) {
 	case event.FileSeen:
 		file, err := c.open(e.Path, e.ID)
@@ -182,8 +188,9 @@ func (c *Controller) decodeEnd(e event.DecodeEnd) error {
 				c.contexts.main = d.context
 			}
 			if h.begun != 0 {
-				c.sum.Tokens++
-				c.decodingNanos += e.Time - h.begun
+				if err := c.token(e.Time - h.begun); err != nil {
+					return err
+				}
 			}
 		case d.context == c.contexts.main:
 			d.context.forget()
@@ -288,11 +295,11 @@ func (c *Controller) learn(d *decode) error {
 		return nil
 	}
 	l.End()
-	if outside := l.Outside(); outside.Reads > 0 && c.help == nil {
-		return event.OutsideError(outside.Reads, outside.Bytes)
-	}
 	cycle := c.checkReads(l.Cycle())
 	if cycle == nil {
+		if outside := l.Outside(); outside.Reads > 0 && c.help == nil {
+			return c.standBack(&StandBack{Reason: Outside, Err: event.OutsideError(outside.Reads, outside.Bytes)})
+		}
 		return nil
 	}
 	x := d.context
@@ -375,7 +382,13 @@ func (c *Controller) start(cycle *pattern.Cycle, bases map[int]uint64) error {
 		c.mapped(file, base)
 	}
 	c.sum.Learned++
+	if fits, err := c.fits(); err != nil {
+		return err
+	} else if fits != nil {
+		return c.standBack(fits)
+	}
 	h.wantMore(c.opts.Strategy.Plan(c.input(c.room.Bytes)).Hold)
+	c.watch = newWatchdog(c.contexts.stored == nil)
 	c.opts.Log.Info("learned the pattern", "reads", len(h.schedule.Reads), "bytes", h.schedule.Bytes, "blocks", len(h.schedule.Blocks),
 		"room", c.room.Bytes, "bounded by", c.room.Level, "window", window)
 	return nil
@@ -481,6 +494,12 @@ func (c *Controller) Tick() error {
 		if err := c.adjust(); err != nil {
 			return err
 		}
+	}
+	if err := c.checkMapped(); err != nil || c.help == nil {
+		return err
+	}
+	if c.watch.aside {
+		return nil
 	}
 	if err := c.holdWhileResting(); err != nil {
 		return err
