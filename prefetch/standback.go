@@ -60,6 +60,9 @@ const (
 // standBack gives everything back, and returns s.
 func (c *Controller) standBack(s *StandBack) error {
 	s.Room, s.at = c.room, c.now()
+	if c.help != nil {
+		c.sum.PerToken = c.help.schedule.Bytes
+	}
 	if err := c.giveUp(s.Error()); err != nil {
 		return err
 	}
