@@ -75,6 +75,7 @@ type Controller struct {
 	followed      time.Time // when the first blocks were held
 	sum           Summary
 	decodingNanos int64
+	unreadable    bool // a block that cannot be read was told of
 	refused       bool // a read of what is no weight was told of
 }
 

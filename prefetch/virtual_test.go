@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -658,5 +659,50 @@ func TestUnmapped(t *testing.T) {
 	}
 	if s := r.Summary(); s.Pinned != 0 || r.Status().Phase != prefetch.Waiting {
 		t.Errorf("%d bytes are held for nobody", s.Pinned)
+	}
+}
+
+// failing is a disk of which some blocks cannot be read.
+type failing struct {
+	*sim.Pages
+	from, to int64
+	tried    map[int64]int
+}
+
+func (f *failing) read(r prefetch.Range, lever func(prefetch.Range) error) error {
+	if r.End() > f.from && r.Offset < f.to {
+		f.tried[r.Offset]++
+		return fmt.Errorf("read: %w", prefetch.ErrUnreadable)
+	}
+	return lever(r)
+}
+
+func (f *failing) Lock(r prefetch.Range) error { return f.read(r, f.Pages.Lock) }
+func (f *failing) Keep(r prefetch.Range) error { return f.read(r, f.Pages.Keep) }
+
+// Blocks that cannot be read are left out, tried once and told once; all others are held.
+func TestUnreadable(t *testing.T) {
+	for _, lock := range []bool{false, true} {
+		r := newRig(t, 0.85, prefetch.Options{}, nil)
+		var said strings.Builder
+		disk := &failing{r.pages, 40 * mib, 60 * mib, map[int64]int{}}
+		opts := prefetch.Options{Lock: lock, Memory: r.Memory(), Now: r.Now, Log: slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelWarn}))}
+		r.Controller = prefetch.New(disk, opts)
+		r.Attach(r.Controller)
+		if err := r.Use(r.cycle, []prefetch.Mapped{{Path: r.Path(0)}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Sleep(time.Second); err != nil {
+			t.Fatal(err)
+		}
+		r.run(5)
+		for at, n := range disk.tried {
+			if n != 1 {
+				t.Errorf("locked %v: the block at %d was tried %d times", lock, at, n)
+			}
+		}
+		if s := r.Summary(); s.Pinned < r.cycle.Bytes()/2 || len(disk.tried) == 0 || strings.Count(said.String(), "\n") != 1 {
+			t.Errorf("locked %v: %d bytes are held, %d blocks were tried; said %s", lock, s.Pinned, len(disk.tried), said.String())
+		}
 	}
 }
