@@ -38,9 +38,15 @@ func command() *cobra.Command {
 		Use:   "prefetchd --pid N",
 		Short: "Keep the right bytes of a model in memory for a running llama.cpp",
 		Long: `Keep the right bytes of a model in memory for a running, unmodified llama.cpp.
-Learns from the warm-up or the first generated token what each token reads, pins as much of it as fits (mlock), and reads the
+Learns from the warm-up or the first generated token what each token reads, keeps as much of it as fits in memory, and reads the
 rest ahead of its use (io_uring), paging out behind. Joins the target's memory cgroup, keeps to the least
 headroom of that cgroup, its ancestors and the host, and ends with the target, releasing everything.
+
+What is kept is not locked: the kernel takes it when somebody needs memory, and prefetchd gives way for a while. With
+--lock it cannot: then the kernel may have to kill a process of the cgroup instead, the target among them.
+
+Tokens with help are compared with tokens without, and help that does not win is given up. Where there is nothing to win
+(the model fits, its weights are not read from the file), it says why, sleeps, and looks again now and then.
 
 With --pattern it begins with what analyze found out, as soon as the target maps the model, before its first token. The
 pattern of another model is refused. If the target then reads something else, that is learned instead.
