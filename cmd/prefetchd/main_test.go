@@ -323,6 +323,24 @@ func TestBudgetAlone(t *testing.T) {
 	}
 }
 
+// A model in several files is helped with all of them.
+func TestSplitModel(t *testing.T) {
+	r := newRig(t, 0.6, 150)
+	parts := llamatest.Split(t, r.options.Model)
+	whole := r.options.Model
+	r.options.Model = parts[0]
+	for _, part := range parts {
+		forget(t, part)
+	}
+	r.start()
+	h := r.help()
+	r.options.Model = whole
+	r.finish()
+	if s := h.summary(t); s.PerToken < r.size*9/10 || s.PerToken > r.size+4<<20 || s.Pinned < r.size/4 || s.Streamed == 0 || s.Learned != 1 {
+		t.Errorf("summary %+v for a model of %d bytes", s, r.size)
+	}
+}
+
 // A prompt that goes through the model in several passes, of which only the last goes all the way, does not confuse.
 func TestLongPrompt(t *testing.T) {
 	r := newRig(t, 0.7, 100)
