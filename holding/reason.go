@@ -74,7 +74,9 @@ func (h *Holding) Judge(room int64, claimed bool) Verdict {
 	if claimed {
 		find(true, OtherPrefetcher, "another prefetcher helps process %d already: end that one first, or leave it to it", h.PID)
 	}
-	h.whereWeights(find)
+	for _, f := range h.WhereWeights() {
+		find(f.Blocks, f.Reason, "%s", f.Text)
+	}
 	for i := range h.Files {
 		f := &h.Files[i]
 		name := visible.Line(filepath.Base(f.Path))
@@ -152,13 +154,17 @@ func keepBlocking(blocking, notes []Finding) (still, all []Finding) {
 	return still, notes
 }
 
-// whereWeights says why weights that are not read from the file cannot be helped.
-func (h *Holding) whereWeights(find func(blocks bool, reason Reason, format string, args ...any)) {
+// WhereWeights says of weights that are not read from a mapped file where they are instead. A finding blocks if a token reads nothing else that counts. The reasons
+// are NoModel, OnDevice, Copied and Undecided.
+func (h *Holding) WhereWeights() (findings []Finding) {
+	find := func(blocks bool, reason Reason, format string, args ...any) {
+		findings = append(findings, Finding{Reason: reason, Blocks: blocks, Text: fmt.Sprintf(format, args...)})
+	}
 	all := h.Weights.Total()
 	much := func(n int64) bool { return n > all/negligible }
 	if h.Mode == ModeNone {
 		find(true, NoModel, "the process maps no GGUF file, and no weights were found in its memory: it is no llama.cpp, or has not loaded its model yet")
-		return
+		return findings
 	}
 	nothing := !much(h.PerToken)
 	if much(h.Weights.Device) {
@@ -174,6 +180,7 @@ func (h *Holding) whereWeights(find func(blocks bool, reason Reason, format stri
 	if much(h.Weights.Unknown) {
 		find(nothing, Undecided, "where %s of %s of weights are is not known: llama.cpp may still be loading, or its memory may not be read (run as root); ask again", size(h.Weights.Unknown), size(all))
 	}
+	return findings
 }
 
 func size(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
