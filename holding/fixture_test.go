@@ -181,6 +181,26 @@ func TestDevices(t *testing.T) {
 	}
 }
 
+// What was found is looked for at the same place first; when the process has moved it, it is found anew.
+func TestAgain(t *testing.T) {
+	f := newFake(t, 1<<10)
+	l := ggml.Candidates()[0]
+	f.put(t, l, 1, 1, 1, 1)
+	e := newExaminer(system{f.root}, fixturePID)
+	for _, addresses := range [][]uint64{{1, 1, 1, 1}, {1, anonAt, anonAt, anonAt}, {1, 1, 1, 1}} {
+		f.put(t, l, addresses...)
+		h, err := e.Examine(t.Context(), Options{})
+		if want := map[bool]Mode{true: ModeMapped, false: ModeCopied}[addresses[1] == 1]; err != nil || !h.Exact || h.Mode != want || len(e.hits) != 1 || e.hits[0] != heapAt {
+			t.Fatalf("%+v, %v, %#x", h, err, e.hits)
+		}
+	}
+	read := &zeros{} // weights are not there any more
+	tab := &table{space: &space{areas: []area{{start: heapAt, end: heapAt + heapSize, kind: kindMemory, scan: true}}}, layouts: ggml.Candidates(), byName: map[string][]*weight{"x.weight": nil}, missing: 1}
+	if tab.scan(t.Context(), read, []uint64{heapAt, 1 << 50}); read.n != 2*heapSize || len(tab.hits) > 0 {
+		t.Errorf("read %d bytes, %#x", read.n, tab.hits)
+	}
+}
+
 // Tensors that are not the model's, or not any more, count for nothing.
 func TestForeignTensors(t *testing.T) {
 	f := newFake(t, 1<<10)
@@ -369,7 +389,7 @@ func TestScanIsBounded(t *testing.T) {
 		if !heap {
 			tab.space = &space{areas: sp.areas[:1000]}
 		}
-		tab.scan(t.Context(), read)
+		tab.scan(t.Context(), read, nil)
 		if read.n < maxScan || read.n > maxScan+chunk+overlap {
 			t.Errorf("read %d MiB", read.n>>20)
 		}

@@ -90,6 +90,7 @@ type Examiner struct {
 	pid   int
 	other map[proc.FileID]bool // files that are no models
 	parts map[proc.FileID]part
+	hits  []uint64 // where in the process's memory weights were found: they are looked for there first
 }
 
 // New returns an examiner of the process pid.

@@ -209,3 +209,37 @@ func TestPlaces(t *testing.T) {
 		t.Errorf("deleted: %+v\n%+v", v, h)
 	}
 }
+
+// What a look costs, with a vocabulary of usual size.
+func BenchmarkExamine(b *testing.B) {
+	testenv.NeedRoot(b)
+	in := llamatest.ForTest(b)
+	cfg := small(gguf.Q4_0)
+	cfg.Layers, cfg.Vocab = 32, 128000
+	cmd := in.Command(b.Context(), llama.Options{Model: llamatest.Model(b, cfg), Prompt: "x", Tokens: 8, Threads: 1, NoRepack: true, Repeat: 1 << 20, Stream: true})
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	if _, err := llama.NewStream(out); err != nil {
+		b.Fatal(err)
+	}
+	e := New(cmd.Process.Pid)
+	for name, look := range map[string]func() (*Holding, error){
+		"first":  func() (*Holding, error) { return New(cmd.Process.Pid).Examine(b.Context(), Options{}) },
+		"again":  func() (*Holding, error) { return e.Examine(b.Context(), Options{}) },
+		"others": func() (*Holding, error) { return e.Examine(b.Context(), Options{Others: true}) },
+	} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				if h, err := look(); err != nil || !h.Exact {
+					b.Fatalf("%+v, %v", h, err)
+				}
+			}
+		})
+	}
+}

@@ -29,6 +29,9 @@ const (
 	perArea   = 4 << 10 // what a small area is taken to cost
 )
 
+// maxHits bounds how many chunks are remembered between two looks. The tables of a model with a thousand weights take half of one.
+const maxHits = 16
+
 // maxFound bounds how many weights are remembered of a process whose model's file is not known.
 const maxFound = 1 << 17
 
@@ -57,6 +60,7 @@ type table struct {
 	byName  map[string][]*weight
 	missing int // weights that were not found yet
 	loose   map[string]looseWeight
+	hits    []uint64 // chunks of memory with weights
 }
 
 // looseWeight is a weight of a model whose file is not known.
@@ -81,7 +85,8 @@ func (e *Examiner) locate(ctx context.Context, sp *space, models []*model, h *Ho
 	}
 	if mem, err := os.Open(e.sys.path(e.pid, "mem")); err == nil { // else: no ptrace access
 		defer mem.Close()
-		t.scan(ctx, mem)
+		t.scan(ctx, mem, e.hits)
+		e.hits = t.hits
 	}
 	if len(models) == 0 {
 		for _, w := range t.loose {
@@ -161,8 +166,24 @@ func (t *table) sum(all []*weight, h *Holding) {
 	}
 }
 
-// scan reads the memory in which tables may be, the heap first, then the smallest areas.
-func (t *table) scan(ctx context.Context, mem io.ReaderAt) {
+// scan reads the memory in which tables may be: what had them before, then the heap, then the smallest areas.
+func (t *table) scan(ctx context.Context, mem io.ReaderAt, before []uint64) {
+	buf := make([]byte, overlap+chunk)
+	left := int64(maxScan)
+	// read looks at a chunk that ends at end or earlier. It returns false when there is no more of this area.
+	read := func(from, end uint64) bool {
+		n, err := mem.ReadAt(buf[:min(end-from, uint64(len(buf)))], int64(from))
+		left -= max(int64(n), perArea)
+		if t.look(buf[:n], from) && len(t.hits) < maxHits && !slices.Contains(t.hits, from) {
+			t.hits = append(t.hits, from)
+		}
+		return n > 0 && (err == nil || errors.Is(err, io.EOF))
+	}
+	for _, from := range before {
+		if a := t.space.at(from); a != nil && a.scan {
+			read(from, a.end)
+		}
+	}
 	var where []*area
 	for i := range t.space.areas {
 		if t.space.areas[i].scan {
@@ -178,24 +199,18 @@ func (t *table) scan(ctx context.Context, mem io.ReaderAt) {
 		}
 		return cmp.Compare(a.end-a.start, b.end-b.start)
 	})
-	buf := make([]byte, overlap+chunk)
-	left := int64(maxScan)
 	for _, a := range where {
 		pieces := [][2]uint64{{a.start, a.end}}
 		if a.end-a.start > largeArea && !a.heap {
 			pieces = [][2]uint64{{a.start, a.start + areaEnd}, {a.end - areaEnd, a.end}}
 		}
 		for _, p := range pieces {
-			for at := p[0]; at < p[1]; at += chunk {
+			for from := p[0]; ; from += chunk {
 				if left <= 0 || ctx.Err() != nil || t.done() {
 					return
 				}
-				from := max(p[0], at-min(at, overlap))
-				n, err := mem.ReadAt(buf[:min(at+chunk, p[1])-from], int64(from))
-				left -= max(int64(n), perArea)
-				t.look(buf[:n], from)
-				if n == 0 || err != nil && !errors.Is(err, io.EOF) {
-					break // not mapped any more
+				if !read(from, p[1]) || p[1]-from <= uint64(len(buf)) {
+					break
 				}
 			}
 		}
@@ -205,12 +220,12 @@ func (t *table) scan(ctx context.Context, mem io.ReaderAt) {
 // done says that nothing is to be found any more.
 func (t *table) done() bool { return len(t.byName) > 0 && t.missing == 0 }
 
-// look searches memory that begins at an address for tensors with the names of weights.
-func (t *table) look(memory []byte, address uint64) {
+// look searches memory that begins at an address for tensors with the names of weights, and says whether there are any.
+func (t *table) look(memory []byte, address uint64) (found bool) {
 	for at := 0; ; {
 		i := bytes.Index(memory[at:], suffix)
 		if i < 0 {
-			return
+			return found
 		}
 		end := at + i + len(suffix) - 1
 		at = end
@@ -218,6 +233,7 @@ func (t *table) look(memory []byte, address uint64) {
 		begin := bytes.LastIndexByte(memory[max(0, end-longestName):end], 0) + max(0, end-longestName) + 1
 		for _, l := range t.layouts {
 			if base := begin - int(l.Name); base >= 0 && (address+uint64(base))%8 == 0 && t.tensor(memory[base:], string(memory[begin:end]), &l) {
+				found = true
 				break
 			}
 		}
