@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -110,17 +109,21 @@ func TestDoctorRefuses(t *testing.T) {
 	if status != cli.Failure || d.OK || len(d.Verdict.Findings) == 0 || d.Verdict.Findings[0].Reason != holding.Copied || !strings.HasPrefix(d.Line, "nothing to win: ") || !strings.Contains(d.Line, "--no-repack") {
 		t.Errorf("repacked: status %d, %+v", status, d)
 	}
-	gone := exec.Command("true")
+	gone, sleep := exec.Command("true"), exec.Command("sleep", "1000")
 	if err := gone.Run(); err != nil {
 		t.Fatal(err)
 	}
+	if err := sleep.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = sleep.Process.Kill(); _ = sleep.Wait() }()
 	for name, tc := range map[string]struct {
 		args   []string
 		status int
 		stdout string // its first line
 		stderr string
 	}{
-		"no llama.cpp": {[]string{"--pid", fmt.Sprint(os.Getppid())}, cli.Failure, "nothing to win: the process maps no GGUF file", ""},
+		"no llama.cpp": {[]string{"--pid", fmt.Sprint(sleep.Process.Pid)}, cli.Failure, "nothing to win: the process maps no GGUF file", ""},
 		"gone":         {[]string{"--pid", fmt.Sprint(gone.Process.Pid)}, cli.Failure, "", "no such process"},
 		"no process":   {nil, cli.BadUsage, "", "--pid N"},
 		"0":            {[]string{"--pid", "0"}, cli.BadUsage, "", "--pid N"},
