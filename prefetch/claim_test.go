@@ -118,8 +118,16 @@ func TestClaim(t *testing.T) {
 			if err != nil {
 				t.Fatalf("its holder was killed: %v", err)
 			}
-			defer again.Close()
+			if err := again.Close(); err != nil {
+				t.Fatal(err)
+			}
 			_ = target.Process.Kill()
+			if err := p.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := claim(p, open); !errors.Is(err, proc.ErrNoProcess) { // its parent does not know yet
+				t.Errorf("the target is a zombie: %v", err)
+			}
 			_ = target.Wait()
 			if _, err := claim(p, open); !errors.Is(err, proc.ErrNoProcess) {
 				t.Errorf("the target has ended: %v", err)
