@@ -261,6 +261,24 @@ func TestPresumed(t *testing.T) {
 	}
 }
 
+// A model that was cut off or replaced since it was mapped is said to be just that.
+func TestChanged(t *testing.T) {
+	for name, change := range map[string]func(path string) error{
+		"cut off":  func(path string) error { return os.Truncate(path, 60) },
+		"replaced": func(path string) error { return errors.Join(os.Rename(path, path+".old"), os.WriteFile(path, []byte("GGUF"), 0o600)) },
+	} {
+		f := newFake(t, 1<<10)
+		f.put(t, ggml.Candidates()[0], 1, 1, 1, 1)
+		if err := change(f.model); err != nil {
+			t.Fatal(err)
+		}
+		h := f.examine(t)
+		if v := h.Judge(-1, false); v.Helps || !slices.Equal(reasons(v, true), []Reason{FileChanged}) || !strings.Contains(v.Line(), "model.gguf cannot be read") {
+			t.Errorf("%s: %+v, %+v", name, h, v)
+		}
+	}
+}
+
 func TestStoreOf(t *testing.T) {
 	for _, tc := range []struct {
 		magic      int64
@@ -301,7 +319,7 @@ func TestJudgeFiles(t *testing.T) {
 		"dax":        {func(f *File) { f.Store = StoreDAX }, DAX},
 		"ramfs":      {func(f *File) { f.Store, f.System = StoreMemory, "ramfs" }, InMemory},
 		"another's":  {func(f *File) { f.PageOut = false }, NoPageOut},
-		"nothing":    {func(f *File) { f.PerToken = 0 }, Undecided},
+		"nothing":    {func(f *File) { f.PerToken = 0 }, Negligible},
 		"on network": {func(f *File) { f.Store, f.System = StoreNetwork, "nfs" }, Network},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -5,6 +5,7 @@ package holding
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -22,6 +23,7 @@ const (
 	Copied          Reason = "copied"
 	OnDevice        Reason = "on a GPU"
 	Undecided       Reason = "undecided"
+	Negligible      Reason = "negligible"
 	InMemory        Reason = "tmpfs"
 	HugeTLB         Reason = "hugetlb"
 	DAX             Reason = "dax"
@@ -59,7 +61,8 @@ func (v *Verdict) Line() string {
 	return "nothing to win: " + v.Findings[0].Text
 }
 
-// Judge decides with the room that is left for pages of the model, those that are resident included; a negative one is unknown. claimed says that another helper has claimed the process.
+// Judge decides with the room that is left for pages of the model, those that are resident included, after what whoever asks keeps in reserve; a negative one is
+// unknown. claimed says that another helper has claimed the process.
 func (h *Holding) Judge(room int64, claimed bool) Verdict {
 	var v Verdict
 	var notes []Finding
@@ -87,7 +90,7 @@ func (h *Holding) Judge(room int64, claimed bool) Verdict {
 		}
 		switch {
 		case f.Changed:
-			find(false, FileChanged, "%s cannot be read as the file that the process maps: it was replaced, cut off or is damaged; restart llama.cpp with the model that is there now", name)
+			find(h.Mode == ModeNone, FileChanged, "%s cannot be read as the file that the process maps: it was replaced, cut off or is damaged; restart llama.cpp with the model that is there now", name)
 			continue
 		case f.Store == StoreMemory:
 			find(!useless, InMemory, "%s lies on %s%s: its pages are memory already, and paging them out would swap; put the model on a disk", name, f.System, reads)
@@ -134,7 +137,7 @@ func (h *Holding) Judge(room int64, claimed bool) Verdict {
 	}
 	v.Helps = len(v.Findings) == 0 && helpable
 	if !v.Helps && len(v.Findings) == 0 { // all of it is too small to matter
-		find(true, Undecided, "a token reads only %s of the model's file", size(v.PerToken))
+		find(true, Negligible, "a token reads only %s of the model's file", size(v.PerToken))
 	}
 	v.Findings = append(v.Findings, notes...)
 	return v
@@ -162,6 +165,9 @@ func (h *Holding) WhereWeights() (findings []Finding) {
 	}
 	all := h.Weights.Total()
 	much := func(n int64) bool { return n > all/negligible }
+	if h.Mode == ModeNone && slices.ContainsFunc(h.Files, func(f File) bool { return f.Changed }) {
+		return nil // whatever it computes with, it is in that file
+	}
 	if h.Mode == ModeNone {
 		find(true, NoModel, "the process maps no GGUF file, and no weights were found in its memory: it is no llama.cpp, or has not loaded its model yet")
 		return findings
