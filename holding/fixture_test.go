@@ -264,8 +264,10 @@ func TestPresumed(t *testing.T) {
 // A model that was cut off or replaced since it was mapped is said to be just that.
 func TestChanged(t *testing.T) {
 	for name, change := range map[string]func(path string) error{
-		"cut off":  func(path string) error { return os.Truncate(path, 60) },
-		"replaced": func(path string) error { return errors.Join(os.Rename(path, path+".old"), os.WriteFile(path, []byte("GGUF"), 0o600)) },
+		"cut off": func(path string) error { return os.Truncate(path, 60) },
+		"replaced": func(path string) error {
+			return errors.Join(os.Rename(path, path+".old"), os.WriteFile(path, []byte("GGUF"), 0o600))
+		},
 	} {
 		f := newFake(t, 1<<10)
 		f.put(t, ggml.Candidates()[0], 1, 1, 1, 1)
