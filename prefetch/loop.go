@@ -24,8 +24,8 @@ type Options struct {
 	// Lock locks what is held: nobody can reclaim it, not even when the target needs memory to live. Else it is kept: read, and never paged out from here, but the
 	// kernel takes it when somebody needs the memory.
 	Lock bool
-	// NoCompare helps without comparing with tokens without help: it is given up only where everything fits.
-	NoCompare bool
+	// Always helps without comparing with tokens without help: it is given up only where everything fits.
+	Always bool
 	// Stored, if not nil, is a cycle to begin with, before the target has decoded. Models lists what the target maps at the time: until that is the cycle's model it is
 	// asked now and then.
 	Stored *pattern.Cycle
@@ -33,8 +33,10 @@ type Options struct {
 	// Weights tells where the weights of a file lie, as ReadWeights does: nothing else is read or held, whatever the target says. nil: only the files' sizes bound what
 	// is read.
 	Weights func(path string, id event.FileID) (Weights, error)
-	Log     *slog.Logger
-	Now     func() time.Time // the clock; nil: time.Now
+	// Judge, if not nil, says why the target cannot be helped, by how it holds its model: nil if it can. It is asked when a cycle is known, and when paging out has no effect.
+	Judge func() error
+	Log   *slog.Logger
+	Now   func() time.Time // the clock; nil: time.Now
 }
 
 const (
@@ -70,6 +72,7 @@ type Controller struct {
 	mapsAt             time.Time // when the target was last asked whether it still maps what is followed
 	watch              watchdog
 	shrunk             time.Time  // when memory was given back last
+	judgeAt            time.Time  // when Judge is to be asked again, see Look
 	stood              *StandBack // the last one; nil while there is something to win, for all that is known
 
 	followed      time.Time // when the first blocks were held
@@ -391,13 +394,16 @@ func (c *Controller) start(cycle *pattern.Cycle, bases map[int]uint64) error {
 		c.mapped(file, base)
 	}
 	c.sum.Learned++
+	if err := c.judge(); err != nil {
+		return err
+	}
 	if fits, err := c.fits(); err != nil {
 		return err
 	} else if fits != nil {
 		return c.standBack(fits)
 	}
 	h.wantMore(c.opts.Strategy.Plan(c.input(c.room.Bytes)).Hold)
-	c.watch = newWatchdog(c.contexts.stored == nil && !c.opts.NoCompare)
+	c.watch = newWatchdog(c.contexts.stored == nil && !c.opts.Always)
 	c.opts.Log.Info("learned the pattern", "reads", len(h.schedule.Reads), "bytes", h.schedule.Bytes, "blocks", len(h.schedule.Blocks),
 		"room", c.room.Bytes, "bounded by", c.room.Level, "window", window)
 	return nil

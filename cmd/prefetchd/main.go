@@ -82,7 +82,7 @@ Exit status: 0 when the target ended or prefetchd was interrupted, 1 on failure,
 	f.BoolVar(&o.Lock, "lock", false, "lock what is held (mlock): the kernel cannot take it back, not even when it must kill a process instead")
 	cli.SizeVar(f, &o.Budget, "budget", "never keep more of the model in memory than `SIZE` (600MB, 2GiB); the limits of cgroups and host hold besides")
 	cli.SizeVar(f, &o.Window, "window", "`SIZE` of what is read ahead and not yet paged out (chosen)")
-	f.BoolVar(&o.NoCompare, "no-compare", false, "help without measuring whether it wins: to study a strategy")
+	f.BoolVar(&o.Always, "always", false, "help without measuring whether it wins, mixtures of experts too: to study a strategy")
 	f.BoolVar(&o.noJoin, "no-join", false, "stay in the own cgroup: pages read ahead are then not charged to the target's")
 	f.BoolVar(&o.json, "json", false, "print the summary as JSON")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "say what is being done")

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"tensorcast/capture"
+	"tensorcast/holding"
 	"tensorcast/internal/cgroup"
 	"tensorcast/internal/proc"
 	"tensorcast/prefetch"
@@ -22,7 +23,7 @@ type Options struct {
 	PID  int
 	Late bool // the target may load ggml later; else one that has none is an error
 	Join bool // this process joins the target's memory cgroup, so that it pays there for what it reads
-	// Prefetch is what a Controller is made with. Its Memory, Models, Weights and Log are set by Run.
+	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Judge and Log are set by Run.
 	Prefetch prefetch.Options
 	// Tell is called with what is being done, several times a second while the target decodes; nil: nobody asks.
 	Tell func(prefetch.Status)
@@ -78,9 +79,16 @@ func Run(ctx context.Context, o Options) (s prefetch.Summary, err error) {
 		return s, err
 	}
 	defer func() { err = errors.Join(err, process.Close()) }()
+	claim, err := prefetch.Claim(process)
+	if err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, claim.Close()) }()
 
 	p := o.Prefetch
 	p.Memory, p.Log, p.Models, p.Weights = memory, o.Log, prefetch.MappedModels(o.PID), prefetch.ReadWeights
+	examiner := holding.New(o.PID)
+	p.Judge = func() error { return v.judge(ctx, examiner) }
 	v.controller = prefetch.New(pages, p)
 	for {
 		stood, err := v.help(ctx)
@@ -93,6 +101,30 @@ func Run(ctx context.Context, o Options) (s prefetch.Summary, err error) {
 			return v.controller.Summary(), err
 		}
 	}
+}
+
+// judge says why a target cannot be helped, by how it holds its model. What is not known yet, or too little to matter, the events will tell.
+func (v *server) judge(ctx context.Context, e *holding.Examiner) error {
+	h, err := e.Examine(ctx, holding.Options{Others: true})
+	if err != nil {
+		v.o.Log.Debug("cannot find out how the target holds its model", "error", err)
+		return nil
+	}
+	const unknownRoom = -1 // the controller knows it
+	for _, f := range h.Judge(unknownRoom, false).Findings {
+		switch f.Reason {
+		case holding.NoModel, holding.Undecided, holding.FileChanged, holding.Negligible:
+			continue
+		case holding.RoutedExperts:
+			if v.o.Prefetch.Always { // what every token reads can be helped with, though that wins little
+				continue
+			}
+		}
+		if f.Blocks {
+			return errors.New(f.Text)
+		}
+	}
+	return nil
 }
 
 // help attaches to the target and works until the target or ctx ends, or there is nothing to win: then it says so.
