@@ -473,7 +473,7 @@ func (c *Controller) Tick() error {
 	c.meter.tick(c.now())
 	// A limit that has just been lowered leaves the target only what is not locked: milliseconds count. What was resident
 	// has been reclaimed for it.
-	changed := c.opts.Memory.Changed()
+	changed := c.opts.Memory.Changed().Look
 	if changed {
 		c.countAt = time.Time{}
 	}

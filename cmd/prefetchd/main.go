@@ -4,7 +4,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"runtime"
 	"time"
@@ -114,17 +113,10 @@ func run(cmd *cobra.Command, o options) (err error) {
 	}
 	// Priority belongs to a thread, and the kernel's workers for io_uring inherit that of the thread that submits.
 	runtime.LockOSThread()
-	group, err := cgroup.Find(o.pid)
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("process %d: %w", o.pid, proc.ErrNoProcess)
-	}
-	if errors.Is(err, cgroup.ErrHidden) && o.Budget == 0 { // its limits apply, whatever they are
+	memory, err := prefetch.NewProcessMemory(o.pid, prefetch.MemoryOptions{TrustHost: o.Budget > 0, Log: log})
+	if errors.Is(err, cgroup.ErrHidden) { // its limits apply, whatever they are
 		return fmt.Errorf("%w: mount the cgroup hierarchy here, run this on the host, or say with --budget how much of the model to keep in memory", err)
 	}
-	if err != nil {
-		log.Warn("no memory cgroup: only the host's memory bounds the budget", "error", err)
-	}
-	memory, err := prefetch.NewCgroupMemory(group)
 	if err != nil {
 		return err
 	}
@@ -142,8 +134,11 @@ func run(cmd *cobra.Command, o options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, target.Close()) }()
-	if err := prefetch.Settle(cmd.Context(), group, !o.noJoin, log); err != nil {
+	if err := prefetch.Settle(log); err != nil {
 		return err
+	}
+	if !o.noJoin {
+		memory.Join(cmd.Context())
 	}
 
 	err = target.Run(cmd.Context(), controller.Handle)
