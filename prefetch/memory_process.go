@@ -300,6 +300,11 @@ func (m *ProcessMemory) Room(resident, locked int64) (Room, error) {
 	if u.floor == 0 {
 		u.floor = m.floor.bytes()
 	}
+	if m.now().Sub(m.found) >= placeInterval { // nobody asks Changed
+		if _, err := m.follow(); err != nil {
+			return Room{}, err
+		}
+	}
 	if err := m.charged(&u); err != nil {
 		return Room{}, err
 	}

@@ -116,14 +116,21 @@ func (p *Place) exiting() (bool, error) {
 	if err != nil {
 		return true, nil
 	}
-	text := string(buf[:n])
-	words := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
+	exiting, err := parseExiting(string(buf[:n]))
+	if err != nil {
+		return false, fmt.Errorf("/proc/%d/stat: %w", p.pid, err)
+	}
+	return exiting, nil
+}
+
+func parseExiting(stat string) (bool, error) {
+	words := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
 	if len(words) < 7 {
-		return false, fmt.Errorf("/proc/%d/stat: %d words", p.pid, len(words))
+		return false, fmt.Errorf("%d words behind the name", len(words))
 	}
 	flags, err := strconv.ParseUint(words[6], 10, 64)
 	if err != nil {
-		return false, fmt.Errorf("/proc/%d/stat: flags: %w", p.pid, err)
+		return false, fmt.Errorf("flags: %w", err)
 	}
 	return flags&isExiting != 0, nil
 }
