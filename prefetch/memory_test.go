@@ -573,6 +573,37 @@ func TestMoved(t *testing.T) {
 	}
 }
 
+// Close waits for a move that is under way: afterwards this process moves no more.
+func TestCloseWhileJoining(t *testing.T) {
+	_, a, b := family(t)
+	home := ownGroup(t)
+	defer func() {
+		if err := home.Join(os.Getpid()); err != nil {
+			t.Error(err)
+		}
+	}()
+	h := newHog(t, a)
+	m, err := NewProcessMemory(h.Process.Pid, MemoryOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Join(t.Context())
+	m.joining.want(b)
+	m.joining.close()
+	select {
+	case <-m.joining.done:
+	default:
+		t.Error("it is still moving")
+	}
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
+	m.joining.want(a)
+	if m.joining.wait(); *ownGroup(t) == *a {
+		t.Error("it moves after Close")
+	}
+}
+
 func (h *hog) move(to *cgroup.Group) error { return to.Join(h.Process.Pid) }
 
 // A group that the target left is removed before anybody looks.

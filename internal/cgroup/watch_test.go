@@ -187,20 +187,35 @@ func TestKernelModifies(t *testing.T) {
 	testenv.WaitFor(t, "the change of populated", func() bool { return w.Notices().Limit })
 }
 
-// A trigger is set where the kernel has pressure stall information, with or without privileges, for the host and for the group.
-func TestTrigger(t *testing.T) {
+// Each source that this kernel has is watched; triggers with or without privileges.
+func TestSources(t *testing.T) {
 	g := newGroup(t)
-	if _, err := HostPressure(); err != nil {
-		t.Skip(err)
-	}
 	w := watch(t, g, system{"/"})
-	var host, group bool
+	has := map[string]int{}
 	for _, src := range w.told {
-		host = host || src.host
-		group = group || src.short == "memory pressure (PSI)"
+		has[src.short]++
 	}
-	if !host || !group && g.v2 != (hierarchy{}) {
-		t.Errorf("triggers: of the host %v, of the group %v", host, group)
+	for _, src := range w.written {
+		has[filepath.Base(src.events)]++
+	}
+	var want []string
+	if _, err := HostPressure(); err == nil {
+		want = append(want, "memory pressure of the host (PSI)")
+		if g.v2 != (hierarchy{}) {
+			want = append(want, "memory pressure (PSI)")
+		}
+	}
+	if g.version == 1 {
+		want = append(want, "memory.pressure_level: medium", "memory.pressure_level: critical", "memory.oom_control: out of memory", "memory.pressure_level: critical of /")
+	} else if _, err := os.Stat(g.mem.file("memory.events.local")); err == nil {
+		want = append(want, "memory.events.local")
+	} else {
+		want = append(want, "memory.events")
+	}
+	for _, what := range want {
+		if has[what] == 0 {
+			t.Errorf("%s is not watched; what is: %v", what, has)
+		}
 	}
 }
 
