@@ -118,6 +118,7 @@ func (m *ProcessMemory) start() error {
 	if m.watch, err = cgroup.NewWatch(nil, m.opts.Log); err != nil { // the target's group is watched as soon as it is found
 		return err
 	}
+	m.told = !m.opts.TrustHost // the error tells it
 	if _, err := m.follow(); err != nil {
 		return err
 	}
@@ -127,6 +128,7 @@ func (m *ProcessMemory) start() error {
 		}
 		return fmt.Errorf("%w: %w", cgroup.ErrHidden, m.why)
 	}
+	m.told = m.hidden
 	return nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -238,9 +239,11 @@ func TestHostIsShort(t *testing.T) {
 // Where the group is hidden nothing is known of its limits, so there is no room; unless the caller has a bound of its own.
 func TestHiddenGroup(t *testing.T) {
 	memory := cgroup.HostMemory{Total: 16 << 30, Available: 12 << 30}
+	var said strings.Builder
+	log := slog.New(slog.NewTextHandler(&said, nil))
 	p := &planted{memory: memory, err: cgroup.ErrHidden, moved: true}
-	if _, err := p.start(MemoryOptions{}); !errors.Is(err, cgroup.ErrHidden) {
-		t.Errorf("hidden from the beginning: %v", err)
+	if _, err := p.start(MemoryOptions{Log: log}); !errors.Is(err, cgroup.ErrHidden) || said.Len() > 0 {
+		t.Errorf("hidden from the beginning: %v; it said: %s", err, said.String())
 	}
 	p = &planted{memory: memory, err: cgroup.ErrHidden, moved: true}
 	trusting, err := p.start(MemoryOptions{TrustHost: true})
@@ -253,7 +256,7 @@ func TestHiddenGroup(t *testing.T) {
 	}
 
 	p = &planted{memory: memory, err: cgroup.ErrNoController, moved: true}
-	m, err := p.start(MemoryOptions{})
+	m, err := p.start(MemoryOptions{Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,6 +270,9 @@ func TestHiddenGroup(t *testing.T) {
 		if r, err := m.Room(1<<30, 0); err != nil || r != (Room{Level: LevelHidden}) {
 			t.Errorf("%+v, %v", r, err)
 		}
+	}
+	if n := strings.Count(said.String(), "its limits are not known"); n != 1 {
+		t.Errorf("it is said %d times:\n%s", n, said.String())
 	}
 	p.err, p.moved = cgroup.ErrNoController, true
 	p.time = p.time.Add(placeInterval)
