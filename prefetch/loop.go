@@ -71,6 +71,8 @@ type Controller struct {
 	heard              time.Time // when the last event came
 	mapsAt             time.Time // when the target was last asked whether it still maps what is followed
 	watch              watchdog
+	short              string     // why memory was short when something said so last,
+	shortAt            time.Time  // at shortAt
 	shrunk             time.Time  // when memory was given back last
 	judgeAt            time.Time  // when Judge is to be asked again, see Look
 	stood              *StandBack // the last one; nil while there is something to win, for all that is known
@@ -463,8 +465,7 @@ func (c *Controller) checkRoom() error {
 	if err != nil {
 		return err
 	}
-	// Some is left free: the target's own memory grows, and per-CPU batches blur the counters.
-	room.Bytes -= max(12<<20, room.Limit/128)
+	room.Bytes -= room.margin()
 	if c.opts.Budget > 0 && c.opts.Budget < room.Bytes {
 		room.Bytes, room.Level = c.opts.Budget, LevelBudget
 	}
@@ -478,14 +479,24 @@ func (c *Controller) checkRoom() error {
 	return nil
 }
 
+// margin is left free of a room: the target's own memory grows, and per-CPU batches blur the counters.
+func (r *Room) margin() int64 { return max(12<<20, r.Limit/128) }
+
+// Keepable is how much of a model can be kept in the room.
+func (r *Room) Keepable() int64 {
+	bytes := r.Bytes - r.margin()
+	return max(bytes-windowIn(bytes, defaultWindow), 0)
+}
+
 // windowFor is the window in a room.
 func (c *Controller) windowFor(room int64) int64 {
-	window := c.opts.Window
-	if window == 0 {
-		window = defaultWindow
+	if c.opts.Window == 0 {
+		return windowIn(room, defaultWindow)
 	}
-	return max(min(window, room/4), 0)
+	return windowIn(room, c.opts.Window)
 }
+
+func windowIn(room, window int64) int64 { return max(min(window, room/4), 0) }
 
 // Tick does what is due. It does not wait for the disk, save for blocks that are to be held.
 func (c *Controller) Tick() error {
@@ -501,7 +512,11 @@ func (c *Controller) Tick() error {
 	c.meter.tick(c.now())
 	// A limit that has just been lowered leaves the target only what is not locked: milliseconds count. What was resident
 	// has been reclaimed for it.
-	changed := c.opts.Memory.Changed()
+	change := c.opts.Memory.Changed()
+	changed := change.Look
+	if change.Short != "" {
+		c.short, c.shortAt = change.Short, c.now()
+	}
 	if changed {
 		c.countAt = time.Time{}
 	}

@@ -5,7 +5,6 @@ package serve
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"log/slog"
 	"runtime"
@@ -13,7 +12,6 @@ import (
 
 	"tensorcast/capture"
 	"tensorcast/holding"
-	"tensorcast/internal/cgroup"
 	"tensorcast/internal/proc"
 	"tensorcast/prefetch"
 )
@@ -23,6 +21,8 @@ type Options struct {
 	PID  int
 	Late bool // the target may load ggml later; else one that has none is an error
 	Join bool // this process joins the target's memory cgroup, so that it pays there for what it reads
+	// Leave is how many bytes of the host's available memory are left to others; 0 chooses (see prefetch.MemoryOptions).
+	Leave int64
 	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Judge and Log are set by Run.
 	Prefetch prefetch.Options
 	// Tell is called with what is being done, several times a second while the target decodes; nil: nobody asks.
@@ -43,7 +43,7 @@ const (
 type server struct {
 	o          Options
 	controller *prefetch.Controller
-	group      *cgroup.Group
+	memory     *prefetch.ProcessMemory
 	settled    bool
 	told       time.Time
 }
@@ -54,21 +54,12 @@ func Run(ctx context.Context, o Options) (s prefetch.Summary, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	v := &server{o: o}
-	v.group, err = cgroup.Find(o.PID)
-	if errors.Is(err, fs.ErrNotExist) {
-		return s, fmt.Errorf("process %d: %w", o.PID, proc.ErrNoProcess)
-	}
-	if errors.Is(err, cgroup.ErrHidden) && o.Prefetch.Budget == 0 { // its limits apply, whatever they are
-		return s, err
-	}
-	if err != nil {
-		o.Log.Warn("no memory cgroup: only the host's memory bounds the budget", "error", err)
-	}
-	memory, err := prefetch.NewCgroupMemory(v.group)
+	memory, err := prefetch.NewProcessMemory(o.PID, prefetch.MemoryOptions{Leave: o.Leave, TrustHost: o.Prefetch.Budget > 0, Log: o.Log})
 	if err != nil {
 		return s, err
 	}
 	defer func() { err = errors.Join(err, memory.Close()) }()
+	v.memory = memory
 	pages, err := prefetch.NewKernelPages(o.PID, o.Log)
 	if err != nil {
 		return s, err
@@ -138,8 +129,11 @@ func (v *server) help(ctx context.Context) (stood *prefetch.StandBack, err error
 	}
 	defer func() { err = errors.Join(err, target.Close()) }()
 	if !v.settled {
-		if err := prefetch.Settle(ctx, v.group, v.o.Join, v.o.Log); err != nil {
+		if err := prefetch.Settle(v.o.Log); err != nil {
 			return nil, err
+		}
+		if v.o.Join {
+			v.memory.Join(ctx)
 		}
 		v.settled = true
 	}
