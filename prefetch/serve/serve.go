@@ -54,6 +54,16 @@ func Run(ctx context.Context, o Options) (s prefetch.Summary, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	v := &server{o: o}
+	process, err := proc.Open(o.PID)
+	if err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, process.Close()) }()
+	claim, err := prefetch.Claim(process)
+	if err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, claim.Close()) }()
 	memory, err := prefetch.NewProcessMemory(o.PID, prefetch.MemoryOptions{Leave: o.Leave, TrustHost: o.Prefetch.Budget > 0, Log: o.Log})
 	if err != nil {
 		return s, err
@@ -65,16 +75,6 @@ func Run(ctx context.Context, o Options) (s prefetch.Summary, err error) {
 		return s, err
 	}
 	defer func() { err = errors.Join(err, pages.Close()) }()
-	process, err := proc.Open(o.PID)
-	if err != nil {
-		return s, err
-	}
-	defer func() { err = errors.Join(err, process.Close()) }()
-	claim, err := prefetch.Claim(process)
-	if err != nil {
-		return s, err
-	}
-	defer func() { err = errors.Join(err, claim.Close()) }()
 
 	p := o.Prefetch
 	p.Memory, p.Log, p.Models, p.Weights = memory, o.Log, prefetch.MappedModels(o.PID), prefetch.ReadWeights
