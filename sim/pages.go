@@ -153,7 +153,7 @@ func (p *Pages) Release(r prefetch.Range) error {
 func (p *Pages) PageOut(r prefetch.Range) error {
 	p.Calls.PageOut++
 	p.spend(p.m.cfg.Costs.PageOut, r.Length)
-	if p.bases[r.File] == 0 {
+	if p.bases[r.File] == 0 || p.m.shared[p.files[r.File]] {
 		return nil
 	}
 	p.each(r, func(pg *page) {

@@ -1,0 +1,185 @@
+// Package serve helps one target from now until it ends: it attaches probes to it, hands their events to a prefetch.Controller, and where there is nothing to win it takes the probes
+// away, sleeps, and looks again now and then.
+package serve
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"runtime"
+	"time"
+
+	"tensorcast/capture"
+	"tensorcast/holding"
+	"tensorcast/internal/proc"
+	"tensorcast/prefetch"
+)
+
+// Options say whom to help, and how.
+type Options struct {
+	PID  int
+	Late bool // the target may load ggml later; else one that has none is an error
+	Join bool // this process joins the target's memory cgroup, so that it pays there for what it reads
+	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Judge and Log are set by Run.
+	Prefetch prefetch.Options
+	// Tell is called with what is being done, several times a second while the target decodes; nil: nobody asks.
+	Tell func(prefetch.Status)
+	Log  *slog.Logger
+}
+
+const (
+	// tick is how often the control loop looks while it is busy.
+	tick = time.Millisecond
+	// lookInterval is how often it is asked whether there is something to win by now.
+	lookInterval = time.Second
+	// tellInterval is how often Tell is called at most.
+	tellInterval = 250 * time.Millisecond
+)
+
+// server is the help for one target.
+type server struct {
+	o          Options
+	controller *prefetch.Controller
+	memory     *prefetch.ProcessMemory
+	settled    bool
+	told       time.Time
+}
+
+// Run helps until the target ends, or ctx does; both are no error. It locks its goroutine to a thread for as long, as priority belongs to a thread, and the kernel's workers for
+// io_uring inherit that of the thread that submits. Errors are those of capture.Attach, cgroup.ErrHidden without a budget, and others; the target goes on as if nothing had been.
+func Run(ctx context.Context, o Options) (s prefetch.Summary, err error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	v := &server{o: o}
+	// With a budget, limits that are not known are the user's business.
+	v.memory, err = prefetch.NewProcessMemory(o.PID, prefetch.MemoryOptions{TrustHost: o.Prefetch.Budget > 0, Log: o.Log})
+	if err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, v.memory.Close()) }()
+	pages, err := prefetch.NewKernelPages(o.PID, o.Log)
+	if err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, pages.Close()) }()
+	process, err := proc.Open(o.PID)
+	if err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, process.Close()) }()
+	claim, err := prefetch.Claim(process)
+	if err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, claim.Close()) }()
+
+	p := o.Prefetch
+	p.Memory, p.Log, p.Models, p.Weights = v.memory, o.Log, prefetch.MappedModels(o.PID), prefetch.ReadWeights
+	examiner := holding.New(o.PID)
+	p.Judge = func() error { return v.judge(ctx, examiner) }
+	v.controller = prefetch.New(pages, p)
+	for {
+		stood, err := v.help(ctx)
+		if err != nil || stood == nil {
+			return v.controller.Summary(), err
+		}
+		v.tell(true)
+		ended, err := v.idle(ctx, process)
+		if err != nil || ended {
+			return v.controller.Summary(), err
+		}
+	}
+}
+
+// judge says why a target cannot be helped, by how it holds its model. What is not known yet, or too little to matter, the events will tell.
+func (v *server) judge(ctx context.Context, e *holding.Examiner) error {
+	h, err := e.Examine(ctx, holding.Options{Others: true})
+	if err != nil {
+		v.o.Log.Debug("cannot find out how the target holds its model", "error", err)
+		return nil
+	}
+	const unknownRoom = -1 // the controller knows it
+	for _, f := range h.Judge(unknownRoom, false).Findings {
+		switch f.Reason {
+		case holding.NoModel, holding.Undecided, holding.FileChanged, holding.Negligible:
+			continue
+		case holding.RoutedExperts:
+			if v.o.Prefetch.Always { // what every token reads can be helped with, though that wins little
+				continue
+			}
+		}
+		if f.Blocks {
+			return errors.New(f.Text)
+		}
+	}
+	return nil
+}
+
+// help attaches to the target and works until the target or ctx ends, or there is nothing to win: then it says so.
+func (v *server) help(ctx context.Context) (stood *prefetch.StandBack, err error) {
+	target, err := capture.Attach(v.o.PID, capture.Options{Interval: tick, Tick: v.tick, Pause: v.controller.Pause, Late: v.o.Late, Small: true, Log: v.o.Log})
+	if err != nil {
+		if v.settled && errors.Is(err, proc.ErrNoProcess) { // it was helped before, and has ended
+			err = nil
+		}
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, target.Close()) }()
+	if !v.settled {
+		if err := prefetch.Settle(v.o.Log); err != nil {
+			return nil, err
+		}
+		if v.o.Join {
+			v.memory.Join(ctx)
+		}
+		v.settled = true
+	}
+	err = target.Run(ctx, v.controller.Handle)
+	switch {
+	case errors.As(err, &stood):
+		return stood, nil
+	case err != nil && !errors.Is(err, proc.ErrNoProcess): // the target has ended, as it may
+		return nil, err
+	case v.controller.Summary().PerToken == 0 && ctx.Err() == nil:
+		return nil, target.Explain()
+	}
+	return nil, nil
+}
+
+// idle sleeps until there is something to win, or the target or ctx has ended.
+func (v *server) idle(ctx context.Context, process *proc.Process) (ended bool, err error) {
+	for {
+		sleep, cancel := context.WithTimeout(ctx, lookInterval)
+		err := process.Wait(sleep)
+		cancel()
+		switch {
+		case err == nil || ctx.Err() != nil:
+			return true, nil
+		case !errors.Is(err, context.DeadlineExceeded):
+			return false, err
+		}
+		again, err := v.controller.Look()
+		if errors.Is(err, proc.ErrNoProcess) || errors.Is(err, fs.ErrNotExist) {
+			continue // it is ending
+		}
+		if again || err != nil {
+			return false, err
+		}
+	}
+}
+
+func (v *server) tick() error {
+	err := v.controller.Tick()
+	v.tell(false)
+	return err
+}
+
+// tell says what is being done, unless that was done a moment ago.
+func (v *server) tell(now bool) {
+	if v.o.Tell == nil || !now && time.Since(v.told) < tellInterval {
+		return
+	}
+	v.told = time.Now()
+	v.o.Tell(v.controller.Status())
+}
