@@ -92,8 +92,11 @@ type hostSources struct {
 // is trusted then.
 func NewProcessMemory(pid int, opts MemoryOptions) (*ProcessMemory, error) {
 	place, err := cgroup.NewPlace(pid)
+	if errors.Is(err, cgroup.ErrEnded) {
+		return nil, fmt.Errorf("process %d: %w", pid, proc.ErrNoProcess)
+	}
 	if err != nil {
-		return nil, ended(err)
+		return nil, err
 	}
 	return newProcessMemory(place, hostSources{cgroup.Host, cgroup.HostPaging, cgroup.HostPressure}, time.Now, opts)
 }

@@ -59,7 +59,7 @@ func TestFollowsMovedTarget(t *testing.T) {
 	r := newRig(t, 2, 100)
 	r.options.Repeat = 1 << 20
 	r.start()
-	h := waiting(t, r.target.Process.Pid, "--wait")
+	h := waiting(t, r.target.Process.Pid, "--wait", "--always")
 	testenv.WaitFor(t, "prefetchd to join the target's group", func() bool { return r.joined(h) })
 	root, err := cgroup.Root()
 	if err != nil {
@@ -98,7 +98,7 @@ func TestNoJoin(t *testing.T) {
 	r := newRig(t, 2, 100)
 	r.options.Repeat = 1 << 20
 	r.start()
-	h := waiting(t, r.target.Process.Pid, "--wait", "--no-join")
+	h := waiting(t, r.target.Process.Pid, "--wait", "--always", "--no-join")
 	h.waitSettled(t)
 	joined := false
 	for range 20 {

@@ -77,7 +77,7 @@ func Run(ctx context.Context, o Options) (s prefetch.Summary, err error) {
 	defer func() { err = errors.Join(err, pages.Close()) }()
 
 	p := o.Prefetch
-	p.Memory, p.Log, p.Models, p.Weights = memory, o.Log, prefetch.MappedModels(o.PID), prefetch.ReadWeights
+	p.Memory, p.Log, p.Models, p.Weights = v.memory, o.Log, prefetch.MappedModels(o.PID), prefetch.ReadWeights
 	examiner := holding.New(o.PID)
 	p.Judge = func() error { return v.judge(ctx, examiner) }
 	v.controller = prefetch.New(pages, p)
