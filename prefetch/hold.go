@@ -3,6 +3,7 @@ package prefetch
 // This file holds blocks in memory, as many as the room allows, gives them back when it shrinks, and notices when the kernel takes them.
 
 import (
+	"errors"
 	"slices"
 	"time"
 )
@@ -14,6 +15,7 @@ type helping struct {
 	window
 	want      []bool // by block: to be held, when the target has passed it, or while it is idle
 	wantBytes int64
+	bad       []bool // by block: it cannot be read
 	held      []bool // by block: in memory, as far as is known
 	heldBytes int64
 	seen      []time.Time    // by block: when all of it was last seen in memory
@@ -58,7 +60,7 @@ type yield struct {
 func newHelping(s *Schedule) *helping {
 	n := len(s.Blocks)
 	return &helping{
-		schedule: s, follower: newFollower(s), window: window{visits: s.Visits}, want: make([]bool, n), held: make([]bool, n), seen: make([]time.Time, n), bases: map[int]uint64{},
+		schedule: s, follower: newFollower(s), window: window{visits: s.Visits}, want: make([]bool, n), bad: make([]bool, n), held: make([]bool, n), seen: make([]time.Time, n), bases: map[int]uint64{},
 	}
 }
 
@@ -70,7 +72,7 @@ func (c *Controller) input(room int64) Input {
 // wantMore adds blocks to those that are to be held. They are when the target has passed them: then they are in memory anyway.
 func (h *helping) wantMore(blocks []int) {
 	for _, b := range blocks {
-		if !h.want[b] {
+		if !h.want[b] && !h.bad[b] {
 			h.want[b] = true
 			h.wantBytes += h.schedule.Blocks[b].Length
 		}
@@ -82,7 +84,7 @@ func (c *Controller) adopt(block int) error {
 	h := c.help
 	r := h.schedule.Blocks[block]
 	if c.opts.Lock {
-		if err := c.pages.Lock(r); err != nil {
+		if ok, err := c.read(block, c.pages.Lock); !ok || err != nil {
 			return err
 		}
 	} else if there, err := c.pages.Resident(r); err != nil || there < r.Length {
@@ -90,6 +92,21 @@ func (c *Controller) adopt(block int) error {
 	}
 	c.hold(block)
 	return nil
+}
+
+// read applies a lever that reads a block. A block that cannot be read is not wanted any more, which is told once: the target may never read that page of it.
+func (c *Controller) read(block int, lever func(Range) error) (ok bool, err error) {
+	err = lever(c.help.schedule.Blocks[block])
+	if !errors.Is(err, ErrUnreadable) {
+		return err == nil, err
+	}
+	c.help.bad[block] = true
+	c.help.unwant(block)
+	if !c.unreadable {
+		c.unreadable = true
+		c.opts.Log.Warn("a part of the model is left to the target", "error", err)
+	}
+	return false, nil
 }
 
 func (c *Controller) hold(block int) {
@@ -115,14 +132,18 @@ func (h *helping) lose(block int) {
 	}
 }
 
+func (h *helping) unwant(block int) {
+	if h.want[block] {
+		h.want[block] = false
+		h.wantBytes -= h.schedule.Blocks[block].Length
+	}
+}
+
 // giveBack releases a block and frees its pages.
 func (c *Controller) giveBack(block int) error {
 	h := c.help
 	r := h.schedule.Blocks[block]
-	if h.want[block] {
-		h.want[block] = false
-		h.wantBytes -= r.Length
-	}
+	h.unwant(block)
 	if !h.held[block] {
 		return nil
 	}
@@ -231,10 +252,11 @@ func (c *Controller) holdWhileResting() error {
 			if c.opts.Lock {
 				lever = c.pages.Lock
 			}
-			if err := lever(h.schedule.Blocks[b]); err != nil {
+			if ok, err := c.read(b, lever); err != nil {
 				return err
+			} else if ok {
+				c.hold(b)
 			}
-			c.hold(b)
 		}
 		h.toHold = h.toHold[1:]
 		h.advised = max(h.advised-1, 0)
@@ -263,6 +285,7 @@ func (c *Controller) adjust() error {
 		if h.heldBytes < held {
 			h.rewind(&h.follower)
 			c.sum.Shrunk++
+			c.shrunk = c.now()
 			c.opts.Log.Info("gave memory back", "held", h.heldBytes, "room", c.room.Bytes, "bounded by", c.room.Level)
 		}
 		return nil
@@ -274,6 +297,11 @@ func (c *Controller) adjust() error {
 	}
 	least := slices.Min(h.spare)
 	h.spare = nil
+	if fits, err := c.fits(); err != nil {
+		return err
+	} else if fits != nil {
+		return c.standBack(fits)
+	}
 	if least < 4*minBlock {
 		return nil
 	}

@@ -6,7 +6,7 @@ import "time"
 
 const (
 	busyPause = time.Millisecond
-	// restPause is for a target that has not decoded for restAfter: what it reads next is noticed a little later, limits too.
+	// restPause is for a target that has not decoded for restAfter, or that was stopped in a decode: what it reads next is noticed a little later, limits too.
 	restPause = 20 * time.Millisecond
 	restAfter = time.Second
 	// idlePause is for a target that was never seen to read a model, storedPause for one whose cycle is stored: it is followed as soon as it maps the model.
@@ -18,7 +18,7 @@ const (
 // Tick.
 func (c *Controller) Pause() time.Duration {
 	switch now := c.now(); {
-	case len(c.contexts.open) > 0 || c.help != nil && len(c.help.toHold) > 0:
+	case len(c.contexts.open) > 0 && now.Sub(c.heard) < restAfter || c.help != nil && len(c.help.toHold) > 0:
 		c.busy = now
 	case c.help == nil && c.opts.Stored != nil:
 		return storedPause

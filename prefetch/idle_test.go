@@ -37,14 +37,19 @@ func TestPause(t *testing.T) {
 	for decode := range uint32(2) {
 		handle(event.DecodeBegin{TID: 1, Decode: decode + 1, Context: 1, Tokens: 1})
 		expect("a decode", 0, time.Millisecond)
+		now = now.Add(500 * time.Millisecond)
+		expect("a long op", 0, time.Millisecond)
 		now = now.Add(time.Minute)
-		expect("a long decode", 0, time.Millisecond)
+		expect("a target that was stopped in a decode", 10*time.Millisecond, time.Second)
 		handle(event.DecodeEnd{TID: 1, Decode: decode + 1})
 		if decode == 0 {
 			expect("a decode that read no file", 200*time.Millisecond, time.Second)
 			handle(event.FileSeen{File: event.FileID{Ino: 1}, Path: m.Path(0)})
 			continue
 		}
+		handle(event.DecodeBegin{TID: 1, Decode: decode + 2, Context: 1, Tokens: 1})
+		expect("the next decode", 0, time.Millisecond)
+		handle(event.DecodeEnd{TID: 1, Decode: decode + 2})
 		now = now.Add(100 * time.Millisecond)
 		expect("between two tokens", 0, time.Millisecond)
 		now = now.Add(2 * time.Second)

@@ -3,6 +3,7 @@ package prefetch
 // This file has the levers on the kernel's page cache: reads ahead by io_uring (FADV_WILLNEED), locks by mlock, paging out by process_madvise.
 
 import (
+	gocontext "context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -26,6 +27,7 @@ type KernelPages struct {
 	queue       uring.Queue
 	files       []*modelFile
 	completions []uring.Completion
+	failed      bool // a read did, which was told
 	log         *slog.Logger
 }
 
@@ -102,9 +104,15 @@ func (k *KernelPages) Poll() error {
 		return err
 	}
 	for _, done := range k.completions {
-		if done.Err != nil {
-			k.log.Warn("a read ahead failed", "error", done.Err)
+		if done.Err == nil {
+			continue
 		}
+		level := slog.LevelWarn
+		if k.failed { // a disk that fails does so often
+			level = slog.LevelDebug
+		}
+		k.failed = true
+		k.log.Log(gocontext.Background(), level, "a read ahead failed: it is left to the target", "error", done.Err)
 	}
 	return nil
 }
@@ -112,7 +120,11 @@ func (k *KernelPages) Poll() error {
 // Lock implements Pages. The file may have been truncated: then mlock fails, nothing is touched from user space.
 func (k *KernelPages) Lock(r Range) error {
 	f := k.files[r.File]
-	if err := unix.Mlock(f.part(r)); err != nil {
+	err := unix.Mlock(f.part(r))
+	if errors.Is(err, unix.ENOMEM) && k.unreadable(r) { // mlock says of a failed read that there is no such memory
+		return fmt.Errorf("lock %d bytes of %s in memory: %w", r.Length, f.path, ErrUnreadable)
+	}
+	if err != nil {
 		return fmt.Errorf("lock %d bytes of %s in memory: %w%s", r.Length, f.path, err, whyNotLocked())
 	}
 	return nil
@@ -134,11 +146,18 @@ func (k *KernelPages) Keep(r Range) error {
 	if errors.Is(err, unix.EINVAL) { // before Linux 5.14: what was read ahead is all
 		return nil
 	}
+	// EFAULT: to touch the page would be SIGBUS, as the file was truncated or the disk cannot read it. EHWPOISON: the memory is broken.
+	if errors.Is(err, unix.EFAULT) || errors.Is(err, unix.EHWPOISON) {
+		err = ErrUnreadable
+	}
 	if err != nil {
-		return fmt.Errorf("read %d bytes of %s: %w", r.Length, f.path, err)
+		return fmt.Errorf("read %d bytes at %d of %s: %w", r.Length, r.Offset, f.path, err)
 	}
 	return f.unmap(r)
 }
+
+// unreadable says whether a range cannot be read.
+func (k *KernelPages) unreadable(r Range) bool { return errors.Is(k.Keep(r), ErrUnreadable) }
 
 // Release implements Pages.
 func (k *KernelPages) Release(r Range) error {

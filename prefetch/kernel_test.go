@@ -92,9 +92,10 @@ func TestKernelPages(t *testing.T) {
 	}
 	whole := Range{file, 0, size}
 	block := func(i int64) Range { return Range{file, i * 2 * mib, 2 * mib} }
+	touched := byte(0)
 	touch := func(r Range) {
 		for at := r.Offset; at < r.End(); at += pageSize {
-			_ = mapping[at]
+			touched += mapping[at] // a load that is not used would not be made
 		}
 	}
 
@@ -135,6 +136,15 @@ func TestKernelPages(t *testing.T) {
 	check("page out", k.PageOut(block(1)))
 	if n, l := resident(block(1)), locked()-before; n != 0 || l != 0 {
 		t.Errorf("%d bytes are resident, %d locked, after release", n, l)
+	}
+
+	// What cannot be read is an error of its own: here, as somebody has truncated the file.
+	end := int64(size) - 2*mib
+	check("truncate", os.Truncate(path, end))
+	for name, hold := range map[string]func(Range) error{"keep": k.Keep, "lock": k.Lock} {
+		if err := hold(Range{file, end, 2 * mib}); !errors.Is(err, ErrUnreadable) {
+			t.Errorf("%s behind the end of the file: %v", name, err)
+		}
 	}
 
 	check("lock", k.Lock(block(3)))

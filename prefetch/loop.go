@@ -24,6 +24,8 @@ type Options struct {
 	// Lock locks what is held: nobody can reclaim it, not even when the target needs memory to live. Else it is kept: read, and never paged out from here, but the
 	// kernel takes it when somebody needs the memory.
 	Lock bool
+	// NoCompare helps without comparing with tokens without help: it is given up only where everything fits.
+	NoCompare bool
 	// Stored, if not nil, is a cycle to begin with, before the target has decoded. Models lists what the target maps at the time: until that is the cycle's model it is
 	// asked now and then.
 	Stored *pattern.Cycle
@@ -38,6 +40,8 @@ type Options struct {
 const (
 	// budgetInterval is how often limits are looked at.
 	budgetInterval = 50 * time.Millisecond
+	// outsideShare times as much outside the model's file as in it leaves nothing to help with: norms are never copied.
+	outsideShare = 8
 	// defaultWindow holds what the disk delivers while the slowest part of the loop runs, several times over.
 	defaultWindow = 16 << 20
 )
@@ -62,10 +66,16 @@ type Controller struct {
 
 	looked, otherSince time.Time // see look
 	busy               time.Time // see Pause
+	heard              time.Time // when the last event came
+	mapsAt             time.Time // when the target was last asked whether it still maps what is followed
+	watch              watchdog
+	shrunk             time.Time  // when memory was given back last
+	stood              *StandBack // the last one; nil while there is something to win, for all that is known
 
 	followed      time.Time // when the first blocks were held
 	sum           Summary
 	decodingNanos int64
+	unreadable    bool // a block that cannot be read was told of
 	refused       bool // a read of what is no weight was told of
 }
 
@@ -93,6 +103,7 @@ type Summary struct {
 	Taken        int64   `json:"taken_bytes"`    // that were kept, and that the kernel took for others
 	Learned      int     `json:"learned"`        // cycles that were followed, one after the other
 	Stored       bool    `json:"stored_pattern"` // the first of them was Options.Stored
+	Idle         string  `json:"idle"`           // why there was nothing to win in the end; empty if there was
 	Queue        string  `json:"queue"`
 	StageSec     float64 `json:"stage_seconds"`  // spent on asking for reads
 	EvictSec     float64 `json:"evict_seconds"`  // spent on paging out
@@ -128,6 +139,9 @@ func (c *Controller) Summary() Summary {
 			s.Expected = float64(time.Second) / float64(expected)
 		}
 	}
+	if c.stood != nil {
+		s.Idle = c.stood.Error()
+	}
 	if !c.followed.IsZero() {
 		s.FollowSec = c.now().Sub(c.followed).Seconds()
 	}
@@ -139,6 +153,7 @@ func (c *Controller) Summary() Summary {
 
 // Handle takes the target's next event.
 func (c *Controller) Handle(ev event.Event) error {
+	c.heard = c.now()
 	switch e := ev.(type) {
 	case event.FileSeen:
 		file, err := c.open(e.Path, e.ID)
@@ -182,8 +197,9 @@ func (c *Controller) decodeEnd(e event.DecodeEnd) error {
 				c.contexts.main = d.context
 			}
 			if h.begun != 0 {
-				c.sum.Tokens++
-				c.decodingNanos += e.Time - h.begun
+				if err := c.token(e.Time - h.begun); err != nil {
+					return err
+				}
 			}
 		case d.context == c.contexts.main:
 			d.context.forget()
@@ -288,10 +304,10 @@ func (c *Controller) learn(d *decode) error {
 		return nil
 	}
 	l.End()
-	if outside := l.Outside(); outside.Reads > 0 && c.help == nil {
-		return event.OutsideError(outside.Reads, outside.Bytes)
-	}
 	cycle := c.checkReads(l.Cycle())
+	if outside := l.Outside(); c.help == nil && outside.Reads > 0 && (cycle == nil || outside.Bytes > outsideShare*bytesOf(cycle)) {
+		return c.standBack(&StandBack{Reason: Outside, Err: event.OutsideError(outside.Reads, outside.Bytes)})
+	}
 	if cycle == nil {
 		return nil
 	}
@@ -375,7 +391,13 @@ func (c *Controller) start(cycle *pattern.Cycle, bases map[int]uint64) error {
 		c.mapped(file, base)
 	}
 	c.sum.Learned++
+	if fits, err := c.fits(); err != nil {
+		return err
+	} else if fits != nil {
+		return c.standBack(fits)
+	}
 	h.wantMore(c.opts.Strategy.Plan(c.input(c.room.Bytes)).Hold)
+	c.watch = newWatchdog(c.contexts.stored == nil && !c.opts.NoCompare)
 	c.opts.Log.Info("learned the pattern", "reads", len(h.schedule.Reads), "bytes", h.schedule.Bytes, "blocks", len(h.schedule.Blocks),
 		"room", c.room.Bytes, "bounded by", c.room.Level, "window", window)
 	return nil
@@ -481,6 +503,12 @@ func (c *Controller) Tick() error {
 		if err := c.adjust(); err != nil {
 			return err
 		}
+	}
+	if err := c.checkMapped(); err != nil || c.help == nil {
+		return err
+	}
+	if c.watch.aside {
+		return nil
 	}
 	if err := c.holdWhileResting(); err != nil {
 		return err

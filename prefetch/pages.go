@@ -1,8 +1,15 @@
 package prefetch
 
-import "tensorcast/event"
-
 // This file defines the levers on pages. The kernel has them (kernel.go); package sim has them in virtual time.
+
+import (
+	"errors"
+
+	"tensorcast/event"
+)
+
+// ErrUnreadable says that bytes of a file cannot be read: the disk fails there, or the file was truncated.
+var ErrUnreadable = errors.New("it cannot be read: the disk fails, or the file was truncated")
 
 // Range is a part of a file of the model.
 type Range struct {
@@ -27,7 +34,8 @@ type Pages interface {
 	ReadAhead(r Range) bool
 	// Poll hands reads that were begun to the kernel and collects those that have been taken up.
 	Poll() error
-	// Lock has a range in memory, read if need be, until Release or the end of this process: nobody can reclaim it.
+	// Lock has a range in memory, read if need be, until Release or the end of this process: nobody can reclaim it. Its error, and Keep's, wraps ErrUnreadable if that cannot
+	// be done.
 	Lock(r Range) error
 	// Keep has a range in memory, read if need be. The kernel may take it back when somebody needs the memory.
 	Keep(r Range) error

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"slices"
 	"time"
 
 	"tensorcast/event"
@@ -107,4 +108,28 @@ func MappedModels(pid int) func() (Model, error) {
 		}
 		return m, nil
 	}
+}
+
+// silence is how long the target is not heard of before it is asked, as often, whether it still maps what is followed: it may have executed another program, or unloaded the
+// model, even in the middle of a decode.
+const silence = 2 * time.Second
+
+// checkMapped gives up what the target maps no more.
+func (c *Controller) checkMapped() error {
+	now := c.now()
+	if c.opts.Models == nil || now.Sub(c.heard) < silence || now.Sub(c.mapsAt) < silence {
+		return nil
+	}
+	c.mapsAt = now
+	m, err := c.models()
+	if err != nil {
+		return err
+	}
+	for _, base := range c.help.bases {
+		if base != 0 && !slices.ContainsFunc(m.Mapped, func(at Mapped) bool { return at.Base == base }) {
+			c.contexts = newContexts(c.contexts.file)
+			return c.giveUp("the target maps the model no more")
+		}
+	}
+	return nil
 }

@@ -5,7 +5,10 @@ package prefetch_test
 import (
 	"cmp"
 	"errors"
+	"fmt"
+	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -110,7 +113,7 @@ func alone(t *testing.T, share float64, change func(*sim.Config)) sim.Token {
 func settled(t *testing.T, share float64, opts prefetch.Options, change func(*sim.Config)) *rig {
 	t.Helper()
 	r := newRig(t, share, opts, change)
-	r.run(12)
+	r.run(16)
 	if r.Summary().Learned != 1 {
 		t.Fatalf("learned %d times", r.Summary().Learned)
 	}
@@ -222,7 +225,7 @@ func TestTaken(t *testing.T) {
 	if s.Taken < before.Pinned/4 || s.Pinned > before.Pinned*3/4 || s.Level != prefetch.LevelOthers {
 		t.Errorf("%d bytes held of %d, %d were taken; bounded by %s", s.Pinned, before.Pinned, s.Taken, s.Level)
 	}
-	if first.TargetBytes > 16*mib {
+	if first.TargetBytes > 48*mib { // what was staged was taken, too, and the target reads 8 MiB around each page that it misses
 		t.Errorf("the target read %d bytes itself", first.TargetBytes)
 	}
 	r.run(40)
@@ -257,18 +260,25 @@ func TestTakenWhileResting(t *testing.T) {
 func TestShrinkingWhileHolding(t *testing.T) {
 	r := newRig(t, 0.9, prefetch.Options{}, func(c *sim.Config) { c.Bandwidth = 0.3e9 })
 	full := r.Limit()
-	r.At(1300*time.Millisecond, func() {
-		if held := r.Summary().Pinned; held < full/8 || held > full/2 {
-			t.Fatalf("%d bytes of %d are held: the test does not meet the moment", held, full)
-		}
-		r.SetLimit(full / 8)
-	})
-	r.At(1400*time.Millisecond, func() {
-		if held := r.Summary().Pinned; held > full/8 {
-			t.Errorf("%d bytes are held with a limit of %d", held, full/8)
-		}
-	})
-	r.run(5)
+	met := false
+	for at := time.Duration(0); at < 8*time.Second; at += 10 * time.Millisecond {
+		r.At(at, func() {
+			if held := r.Summary().Pinned; met || held < full/8 || held > full*3/4 {
+				return
+			}
+			met = true
+			r.SetLimit(full / 8)
+			r.At(at+100*time.Millisecond, func() {
+				if held := r.Summary().Pinned; held > full/8 {
+					t.Errorf("%d bytes are held with a limit of %d", held, full/8)
+				}
+			})
+		})
+	}
+	r.run(8)
+	if !met {
+		t.Error("the test did not meet the moment")
+	}
 }
 
 // A target that maps its model anew is learned anew, and helped as before.
@@ -313,19 +323,34 @@ func TestSecondContextOfTheModel(t *testing.T) {
 	}
 }
 
-// A helper that comes late (it has no core) leaves reads to the target, catches up, and is no harm.
+// A helper that comes late (it has no core) wins nothing. It finds that out, and leaves the target alone.
 func TestLateReads(t *testing.T) {
 	slow := func(c *sim.Config) { c.Tick = 40 * time.Millisecond }
-	r := settled(t, 0.6, prefetch.Options{}, slow)
-	token := r.run(20)
-	if r.Summary().Late == 0 || token.Misses == 0 {
-		t.Fatalf("%d visits were late, %d pages missing: the test does not meet its case", r.Summary().Late, token.Misses)
+	r := newRig(t, 0.6, prefetch.Options{}, slow)
+	tokens, err := r.Run(1, r.cycle, 100)
+	var stood *prefetch.StandBack
+	if !errors.As(err, &stood) || stood.Reason != prefetch.NoWin || stood.With < stood.Without*97/100 {
+		t.Fatalf("%v", err)
 	}
-	if plain := alone(t, 0.6, slow); token.Time > plain.Time*101/100 {
-		t.Errorf("%v a token, %v without help", token.Time, plain.Time)
+	var sum time.Duration
+	for _, token := range tokens[3:] {
+		sum += token.Time
 	}
-	if r.Overcommitted() > 0 {
-		t.Errorf("%d bytes beyond the limit", r.Overcommitted())
+	if r.Summary().Late == 0 {
+		t.Error("no visit was late: the test does not meet its case")
+	}
+	if plain := alone(t, 0.6, slow); sum/time.Duration(len(tokens)-3) > plain.Time*101/100 {
+		t.Errorf("%v a token, %v without help", sum/time.Duration(len(tokens)-3), plain.Time)
+	}
+	if s := r.Summary(); s.Pinned != 0 || r.Overcommitted() > 0 {
+		t.Errorf("%d bytes are held, %d beyond the limit", s.Pinned, r.Overcommitted())
+	}
+	if again, err := r.Look(); again || err != nil {
+		t.Errorf("it would try again at once (%v)", err)
+	}
+	r.Rest(10 * time.Minute)
+	if again, err := r.Look(); !again || err != nil {
+		t.Errorf("it never tries again (%v)", err)
 	}
 }
 
@@ -358,7 +383,13 @@ func TestContextsAreFollowedApart(t *testing.T) {
 
 // The model that is read most is helped, whichever decodes first.
 func TestLargestContextIsFollowed(t *testing.T) {
-	r := newRig(t, 0.7, prefetch.Options{}, nil)
+	r := newRig(t, 0.7, prefetch.Options{Models: func() (m prefetch.Model, err error) {
+		for i, size := range []int64{280 * mib, 28 * mib} {
+			m.Files = append(m.Files, pattern.CycleFile{Size: size})
+			m.Mapped = append(m.Mapped, prefetch.Mapped{Path: fmt.Sprintf("model-%d.gguf", i), ID: sim.FileID(i)})
+		}
+		return m, nil
+	}}, nil)
 	r.runOther(2, r.another, 3)
 	small := r.Summary()
 	if small.PerToken < r.another.Bytes() || small.PerToken > r.another.Bytes()+2*mib {
@@ -400,7 +431,7 @@ func TestStoredCycle(t *testing.T) {
 // A stored cycle that the target contradicts is given up for what it reads.
 func TestStoredCycleContradicted(t *testing.T) {
 	r := newRig(t, 0.85, prefetch.Options{}, nil)
-	half := &pattern.Cycle{Reads: r.cycle.Reads[:len(r.cycle.Reads)/2]}
+	half := &pattern.Cycle{Reads: r.cycle.Reads[:len(r.cycle.Reads)*9/10]}
 	if err := r.Use(half, []prefetch.Mapped{{Path: r.Path(0)}}); err != nil {
 		t.Fatal(err)
 	}
@@ -452,24 +483,24 @@ func TestReadsOfNoWeight(t *testing.T) {
 	left := table[3]
 	table = slices.Delete(table, 3, 4)
 	opts := prefetch.Options{Weights: func(string, event.FileID) (prefetch.Weights, error) { return table, nil }}
-	r := settled(t, 2, opts, nil)
+	r := settled(t, 0.85, opts, nil)
 	if s := r.Summary(); s.PerToken < r.cycle.Bytes()-(left.End-left.Offset) || s.PerToken > r.cycle.Bytes()-(left.End-left.Offset)+2*mib {
 		t.Errorf("follows %d bytes of %d, of which %d are no weight", s.PerToken, r.cycle.Bytes(), left.End-left.Offset)
 	}
-	r = newRig(t, 2, opts, nil)
+	r = newRig(t, 0.85, opts, nil)
 	if err := r.Use(r.cycle, []prefetch.Mapped{{Path: r.Path(0)}}); err == nil {
 		t.Error("a stored cycle that reads what is no weight is used")
 	}
 	// A file that is no model has no weights.
 	opts.Weights = func(string, event.FileID) (prefetch.Weights, error) { return nil, gguf.ErrNotGGUF }
-	r = newRig(t, 2, opts, nil)
+	r = newRig(t, 0.85, opts, nil)
 	r.run(12)
 	if s := r.Summary(); s.Learned != 0 || s.Pinned != 0 || s.Streamed != 0 {
 		t.Errorf("helps with a file that is no model: %+v", s)
 	}
 	broken := errors.New("broken")
 	opts.Weights = func(string, event.FileID) (prefetch.Weights, error) { return nil, broken }
-	r = newRig(t, 2, opts, nil)
+	r = newRig(t, 0.85, opts, nil)
 	if _, err := r.Run(1, r.cycle, 1); !errors.Is(err, broken) {
 		t.Errorf("a model that cannot be read: %v", err)
 	}
@@ -507,7 +538,7 @@ func TestStoredCycleOfModelMappedLater(t *testing.T) {
 	if err := r.Sleep(3 * time.Second); err != nil {
 		t.Fatal(err)
 	}
-	if held := r.Summary().Pinned; held < r.cycle.Bytes()/2 || asked != 9 {
+	if held := r.Summary().Pinned; held < r.cycle.Bytes()/2 || asked < 9 {
 		t.Errorf("%d bytes are held; asked %d times", held, asked)
 	}
 	if token, s := r.run(5), r.Summary(); s.Learned != 1 || token.TargetBytes > r.cycle.Bytes()/20 {
@@ -528,5 +559,150 @@ func TestStoredCycleOfAnotherModel(t *testing.T) {
 	r = newRig(t, 0.85, opts, nil)
 	if _, err := r.Run(1, r.cycle, 3); !errors.Is(err, pattern.ErrOtherModel) {
 		t.Errorf("%v", err)
+	}
+}
+
+// Where everything fits nothing is held, until the room shrinks or another model is mapped.
+func TestFits(t *testing.T) {
+	var more int64
+	opts := prefetch.Options{Models: func() (prefetch.Model, error) {
+		return prefetch.Model{Files: []pattern.CycleFile{{Size: 280 * mib}, {Size: more}}, Mapped: []prefetch.Mapped{{ID: sim.FileID(0)}, {ID: sim.FileID(7)}}}, nil
+	}}
+	for name, change := range map[string]func(r *rig){
+		"a lower limit": func(r *rig) { r.SetLimit(r.cycle.Bytes()) },
+		"another model": func(*rig) { more = 300 * mib },
+	} {
+		more = 0
+		r := newRig(t, 1.5, opts, nil)
+		var stood *prefetch.StandBack
+		if tokens, err := r.Run(1, r.cycle, 5); !errors.As(err, &stood) || stood.Reason != prefetch.Fits || len(tokens) > 1 {
+			t.Fatalf("%s: %v after %d tokens", name, err, len(tokens))
+		}
+		if s := r.Status(); s.Phase != prefetch.Idle || !strings.Contains(s.String(), "fits") || s.Held != 0 {
+			t.Errorf("%s: %v", name, s)
+		}
+		if again, err := r.Look(); again || err != nil {
+			t.Errorf("%s: nothing has changed, and it looks again (%v)", name, err)
+		}
+		change(r)
+		if again, err := r.Look(); !again || err != nil {
+			t.Errorf("%s: it does not look again (%v)", name, err)
+		}
+	}
+	// What comes to fit while it is held is let go.
+	r := settled(t, 0.8, prefetch.Options{}, nil)
+	r.SetLimit(2 * r.cycle.Bytes())
+	var stood *prefetch.StandBack
+	if _, err := r.Run(1, r.cycle, 30); !errors.As(err, &stood) || stood.Reason != prefetch.Fits || r.Summary().Pinned != 0 {
+		t.Errorf("%v; %d bytes are held", err, r.Summary().Pinned)
+	}
+	// A caller's budget is no limit of the target's.
+	r = settled(t, 1.5, prefetch.Options{Budget: 200 * mib}, nil)
+	if s := r.Summary(); s.Pinned == 0 || s.Level != prefetch.LevelBudget {
+		t.Errorf("%+v", s)
+	}
+}
+
+// Tokens are measured without help before anything is held, and again when those with help take as long: the target has become slower in computing.
+func TestCompared(t *testing.T) {
+	r := newRig(t, 0.85, prefetch.Options{}, nil)
+	r.run(2)
+	if s := r.Status(); s.Phase != prefetch.Comparing || s.Held != 0 || r.Locked() != 0 {
+		t.Errorf("%+v", s)
+	}
+	r.run(20)
+	s := r.Status()
+	if s.Phase != prefetch.Helping || s.Before <= 0 || s.Now < s.Before*5/4 || s.Streamed <= 0 || s.Streamed > s.PerToken/2 {
+		t.Errorf("%+v", s)
+	}
+	for i := range r.cycle.Reads {
+		r.cycle.Reads[i].Nanos *= 18
+	}
+	held := s.Held
+	compared := false
+	for range 60 {
+		r.run(1)
+		compared = compared || r.Status().Phase == prefetch.Comparing
+	}
+	if s := r.Status(); !compared || s.Phase != prefetch.Helping || s.Held < held-8*mib || s.Now < s.Before*101/100 || s.Before > 10 {
+		t.Errorf("compared %v: %+v", compared, s)
+	}
+	if s := r.Summary(); s.Taken > mib || s.Learned != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A target that has executed another program, or unloaded its model, is not held for.
+func TestUnmapped(t *testing.T) {
+	mapped := []prefetch.Mapped{{}}
+	opts := prefetch.Options{Models: func() (m prefetch.Model, err error) {
+		m.Mapped = mapped
+		m.Files = make([]pattern.CycleFile, len(mapped))
+		return m, nil
+	}}
+	r := newRig(t, 0.85, opts, nil)
+	mapped[0].Base = r.Base(0)
+	r.run(16)
+	if err := r.Sleep(time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	if held := r.Summary().Pinned; held == 0 {
+		t.Error("what the target maps is given up while it rests")
+	}
+	// In the middle of a decode.
+	if err := r.Handle(event.DecodeBegin{TID: 1, Context: 1, Decode: 7000, Tokens: 1}); err != nil {
+		t.Fatal(err)
+	}
+	mapped = nil
+	if err := r.Sleep(5 * time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if s := r.Summary(); s.Pinned != 0 || r.Status().Phase != prefetch.Waiting {
+		t.Errorf("%d bytes are held for nobody", s.Pinned)
+	}
+}
+
+// failing is a disk of which some blocks cannot be read.
+type failing struct {
+	*sim.Pages
+	from, to int64
+	tried    map[int64]int
+}
+
+func (f *failing) read(r prefetch.Range, lever func(prefetch.Range) error) error {
+	if r.End() > f.from && r.Offset < f.to {
+		f.tried[r.Offset]++
+		return fmt.Errorf("read: %w", prefetch.ErrUnreadable)
+	}
+	return lever(r)
+}
+
+func (f *failing) Lock(r prefetch.Range) error { return f.read(r, f.Pages.Lock) }
+func (f *failing) Keep(r prefetch.Range) error { return f.read(r, f.Pages.Keep) }
+
+// Blocks that cannot be read are left out, tried once and told once; all others are held.
+func TestUnreadable(t *testing.T) {
+	for _, lock := range []bool{false, true} {
+		r := newRig(t, 0.85, prefetch.Options{}, nil)
+		var said strings.Builder
+		disk := &failing{r.pages, 40 * mib, 60 * mib, map[int64]int{}}
+		opts := prefetch.Options{Lock: lock, Memory: r.Memory(), Now: r.Now, Log: slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelWarn}))}
+		r.Controller = prefetch.New(disk, opts)
+		r.Attach(r.Controller)
+		if err := r.Use(r.cycle, []prefetch.Mapped{{Path: r.Path(0)}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Sleep(time.Second); err != nil {
+			t.Fatal(err)
+		}
+		r.run(5)
+		for at, n := range disk.tried {
+			if n != 1 {
+				t.Errorf("locked %v: the block at %d was tried %d times", lock, at, n)
+			}
+		}
+		if s := r.Summary(); s.Pinned < r.cycle.Bytes()/2 || len(disk.tried) == 0 || strings.Count(said.String(), "\n") != 1 {
+			t.Errorf("locked %v: %d bytes are held, %d blocks were tried; said %s", lock, s.Pinned, len(disk.tried), said.String())
+		}
 	}
 }

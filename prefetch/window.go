@@ -47,6 +47,9 @@ func (w *window) over(s *Schedule, f *follower) (blocks []int) {
 	return blocks
 }
 
+// drop forgets what is staged: it is left in memory as it is.
+func (w *window) drop() { w.staged, w.ahead = nil, 0 }
+
 // rewind looks again at what lies ahead: some of it was held when it was passed over, and is not any more.
 func (w *window) rewind(f *follower) { w.next = min(w.next, f.token(f.now)*int64(len(w.visits))) }
 

@@ -125,6 +125,9 @@ func (m *Machine) Take(bytes int64) {
 // Limit returns the limit in bytes.
 func (m *Machine) Limit() int64 { return m.cfg.Limit }
 
+// Base is the address at which the target maps the first byte of a file.
+func (m *Machine) Base(file int) uint64 { return m.base + uint64(file)<<36 }
+
 // Remap changes the addresses at which the target maps its files, from the next op on, as if it had loaded its model again.
 func (m *Machine) Remap() { m.base += 1 << 40 }
 
@@ -148,7 +151,9 @@ func (m *Machine) Run(context uint64, cycle *pattern.Cycle, tokens int) ([]Token
 		m.decode++
 		m.send(event.DecodeBegin{Time: m.now, PID: 1, TID: 1, Context: context, Decode: m.decode, Tokens: 1})
 		for i := range cycle.Reads {
-			m.read(&cycle.Reads[i])
+			if m.err == nil {
+				m.read(&cycle.Reads[i])
+			}
 		}
 		m.send(event.DecodeEnd{Time: m.now, PID: 1, TID: 1, Decode: m.decode})
 		if m.err != nil {
@@ -166,11 +171,17 @@ func (m *Machine) Sleep(d time.Duration) error {
 	return m.err
 }
 
+// Rest advances time while neither the target nor the helper does anything: the helper gave up, and Run returned its error.
+func (m *Machine) Rest(d time.Duration) {
+	m.err, m.helper = nil, nil
+	m.until(m.now + int64(d))
+}
+
 // read simulates an op that reads one weight: it touches the pages in order, and computes in between.
 func (m *Machine) read(r *pattern.CycleRead) {
 	if !m.told[r.File] {
 		m.told[r.File] = true
-		m.send(event.FileSeen{PID: 1, File: FileID(r.File), Path: m.Path(r.File)})
+		m.send(event.FileSeen{PID: 1, File: FileID(r.File), ID: FileID(r.File), Path: m.Path(r.File)})
 	}
 	begun := m.now
 	first, last := r.Offset/m.cfg.Page, (r.End()-1)/m.cfg.Page
@@ -182,7 +193,7 @@ func (m *Machine) read(r *pattern.CycleRead) {
 	m.send(&event.Op{
 		Time: begun, Duration: m.now - begun, Stall: -1, PID: 1, TID: 1, Decode: m.decode, Name: r.Op,
 		Sources: []event.Source{{
-			Name: r.Tensor, Data: m.base + uint64(r.File)<<36 + uint64(r.Offset), InFile: true, File: FileID(r.File), Offset: r.Offset,
+			Name: r.Tensor, Data: m.Base(r.File) + uint64(r.Offset), InFile: true, File: FileID(r.File), Offset: r.Offset,
 			NE: [4]int64{r.Length / 4, 1, 1, 1}, NB: [4]int64{4, r.Length, r.Length, r.Length}, // type 0 is F32
 		}},
 	})

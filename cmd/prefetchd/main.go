@@ -4,15 +4,11 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"runtime"
-	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"tensorcast/capture"
 	"tensorcast/event"
 	"tensorcast/internal/cgroup"
 	"tensorcast/internal/cli"
@@ -20,6 +16,7 @@ import (
 	"tensorcast/internal/regular"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/serve"
 )
 
 type options struct {
@@ -41,9 +38,15 @@ func command() *cobra.Command {
 		Use:   "prefetchd --pid N",
 		Short: "Keep the right bytes of a model in memory for a running llama.cpp",
 		Long: `Keep the right bytes of a model in memory for a running, unmodified llama.cpp.
-Learns from the warm-up or the first generated token what each token reads, pins as much of it as fits (mlock), and reads the
+Learns from the warm-up or the first generated token what each token reads, keeps as much of it as fits in memory, and reads the
 rest ahead of its use (io_uring), paging out behind. Joins the target's memory cgroup, keeps to the least
 headroom of that cgroup, its ancestors and the host, and ends with the target, releasing everything.
+
+What is kept is not locked: the kernel takes it when somebody needs memory, and prefetchd gives way for a while. With
+--lock it cannot: then the kernel may have to kill a process of the cgroup instead, the target among them.
+
+Tokens with help are compared with tokens without, and help that does not win is given up. Where there is nothing to win
+(the model fits, its weights are not read from the file), it says why, sleeps, and looks again now and then.
 
 With --pattern it begins with what analyze found out, as soon as the target maps the model, before its first token. The
 pattern of another model is refused. If the target then reads something else, that is learned instead.
@@ -79,82 +82,46 @@ Exit status: 0 when the target ended or prefetchd was interrupted, 1 on failure,
 	f.BoolVar(&o.Lock, "lock", false, "lock what is held (mlock): the kernel cannot take it back, not even when it must kill a process instead")
 	cli.SizeVar(f, &o.Budget, "budget", "never keep more of the model in memory than `SIZE` (600MB, 2GiB); the limits of cgroups and host hold besides")
 	cli.SizeVar(f, &o.Window, "window", "`SIZE` of what is read ahead and not yet paged out (chosen)")
+	f.BoolVar(&o.NoCompare, "no-compare", false, "help without measuring whether it wins: to study a strategy")
 	f.BoolVar(&o.noJoin, "no-join", false, "stay in the own cgroup: pages read ahead are then not charged to the target's")
 	f.BoolVar(&o.json, "json", false, "print the summary as JSON")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "say what is being done")
+	cmd.AddCommand(newDoctorCommand())
 	return cmd
 }
 
-// tick is how often the control loop looks while it is busy.
-const tick = time.Millisecond
-
 // advise adds to an error which flag of prefetchd helps.
 func (o *options) advise(err error) error {
-	if errors.Is(err, event.ErrNoGGML) && !o.wait {
+	switch {
+	case errors.Is(err, event.ErrNoGGML) && !o.wait:
 		return fmt.Errorf("%w If it loads it later, add --wait", err)
+	case errors.Is(err, cgroup.ErrHidden):
+		return fmt.Errorf("%w: mount the cgroup hierarchy here, run this on the host, or say with --budget how much of the model to keep in memory", err)
 	}
 	return err
 }
 
 func run(cmd *cobra.Command, o options) (err error) {
-	level := slog.LevelWarn
-	if o.verbose {
-		level = slog.LevelDebug
-	}
-	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
 	if o.Strategy, err = prefetch.ParseStrategy(o.strategy); err != nil {
 		return cli.Usage(err)
 	}
 	if o.Stored, err = readPattern(o.pattern); err != nil {
 		return err
 	}
-
 	if err := proc.CheckMount(); err != nil {
 		return err
 	}
-	// Priority belongs to a thread, and the kernel's workers for io_uring inherit that of the thread that submits.
-	runtime.LockOSThread()
-	group, err := cgroup.Find(o.pid)
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("process %d: %w", o.pid, proc.ErrNoProcess)
+	level := slog.LevelWarn
+	if o.verbose {
+		level = slog.LevelDebug
 	}
-	if errors.Is(err, cgroup.ErrHidden) && o.Budget == 0 { // its limits apply, whatever they are
-		return fmt.Errorf("%w: mount the cgroup hierarchy here, run this on the host, or say with --budget how much of the model to keep in memory", err)
-	}
-	if err != nil {
-		log.Warn("no memory cgroup: only the host's memory bounds the budget", "error", err)
-	}
-	memory, err := prefetch.NewCgroupMemory(group)
+	live := newLive(cmd.ErrOrStderr())
+	defer live.close()
+	log := slog.New(slog.NewTextHandler(live, &slog.HandlerOptions{Level: level}))
+	s, err := serve.Run(cmd.Context(), serve.Options{PID: o.pid, Late: o.wait, Join: !o.noJoin, Prefetch: o.Options, Tell: live.tell, Log: log})
+	live.close()
 	if err != nil {
 		return err
-	}
-	defer func() { err = errors.Join(err, memory.Close()) }()
-	o.Memory, o.Log, o.Models = memory, log, prefetch.MappedModels(o.pid)
-	o.Weights = prefetch.ReadWeights
-	pages, err := prefetch.NewKernelPages(o.pid, log)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, pages.Close()) }()
-	controller := prefetch.New(pages, o.Options)
-	target, err := capture.Attach(o.pid, capture.Options{Interval: tick, Tick: controller.Tick, Pause: controller.Pause, Late: o.wait, Small: true, Log: log})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, target.Close()) }()
-	if err := prefetch.Settle(cmd.Context(), group, !o.noJoin, log); err != nil {
-		return err
-	}
-
-	err = target.Run(cmd.Context(), controller.Handle)
-	s := controller.Summary()
-	if err != nil && !errors.Is(err, proc.ErrNoProcess) { // the target has ended, as it may
-		return err
-	}
-	if s.PerToken == 0 && cmd.Context().Err() == nil {
-		if err := target.Explain(); err != nil {
-			return err
-		}
 	}
 	return report(cmd, o, s)
 }
@@ -183,6 +150,9 @@ func report(cmd *cobra.Command, o options, s prefetch.Summary) error {
 	if o.json {
 		return cli.WriteJSON(cmd.OutOrStdout(), s)
 	}
+	if s.Idle != "" && s.Tokens == 0 {
+		return nil // that was told
+	}
 	if s.PerToken == 0 {
 		_, err := fmt.Fprintln(cmd.ErrOrStderr(), "prefetchd: the target generated no token: nothing was learned")
 		return err
@@ -192,7 +162,7 @@ func report(cmd *cobra.Command, o options, s prefetch.Summary) error {
 		perToken = s.Streamed / int64(s.Tokens)
 	}
 	bytes := func(n int64) string { return humanize.IBytes(uint64(n)) }
-	_, err := fmt.Fprintf(cmd.ErrOrStderr(), "prefetchd: %d tokens at %.2f tok/s; of %s that each token reads, %s pinned, %s streamed per token (%s in all), %d late; room for %s (%s); %s\n",
+	_, err := fmt.Fprintf(cmd.ErrOrStderr(), "prefetchd: %d tokens at %.2f tok/s; of %s that each token reads, %s kept, %s streamed per token (%s in all), %d late; room for %s (%s); %s\n",
 		s.Tokens, s.TokensPerSec, bytes(s.PerToken), bytes(s.Pinned), bytes(perToken), bytes(s.Streamed), s.Late, bytes(s.Room), s.Level, s.Queue)
 	return err
 }

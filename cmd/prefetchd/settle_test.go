@@ -32,7 +32,7 @@ func TestHostileGroup(t *testing.T) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	r.options.Repeat = 1 << 20
 	r.start()
-	h := waiting(t, r.target.Process.Pid, "--wait")
+	h := waiting(t, r.target.Process.Pid, "--wait", "--lock", "--no-compare", "--budget", fmt.Sprint(r.size/2))
 	testenv.WaitFor(t, "the model to be held", func() bool {
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", h.Process.Pid))
 		return err == nil && field(status, "VmLck:")<<10 > r.size/4

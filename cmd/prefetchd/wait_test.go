@@ -123,7 +123,7 @@ func TestWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
-	h := waiting(t, target.Process.Pid, "--wait", "--verbose")
+	h := waiting(t, target.Process.Pid, append([]string{"--wait", "--verbose"}, little...)...)
 	h.waitSettled(t)
 	if err := os.WriteFile(gate, nil, 0o600); err != nil {
 		t.Fatal(err)

@@ -1,11 +1,13 @@
 package main
 
-// This file is `tracer doctor`: it prints what ebpf.Examine finds out.
+// This file is `tracer doctor`: it prints what ebpf.Examine finds out, and whether a process reads its weights from a file at all.
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"strings"
 	"text/tabwriter"
@@ -13,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"tensorcast/ebpf"
+	"tensorcast/holding"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/visible"
 )
@@ -28,6 +31,9 @@ target is made of, which probes would be set where and at what cost. Nothing is 
 
 Works without root, and says what root would add.
 
+With --pid it also says whether the process reads its weights from the model's file: those that llama.cpp copied when it
+loaded them (repacked, --no-mmap), or that are on a GPU, cannot be traced.
+
 Exit status: 0 if tracer would work as it is (--detail op), 1 if not, 2 for wrong usage.`,
 		Example: `  tracer doctor                                   # this machine
   sudo tracer doctor --pid $(pidof llama-server)
@@ -39,7 +45,7 @@ Exit status: 0 if tracer would work as it is (--detail op), 1 if not, 2 for wron
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return diagnose(cmd.OutOrStdout(), ebpf.ExamineOptions{PID: int(pid), Command: args, Env: os.Environ()}, asJSON)
+			return diagnose(cmd.Context(), cmd.OutOrStdout(), ebpf.ExamineOptions{PID: int(pid), Command: args, Env: os.Environ()}, asJSON)
 		},
 	}
 	f := cmd.Flags()
@@ -49,25 +55,60 @@ Exit status: 0 if tracer would work as it is (--detail op), 1 if not, 2 for wron
 	return cmd
 }
 
+// report is what doctor reports.
+type report struct {
+	*ebpf.Report
+	Holding *holding.Holding  `json:"holding,omitempty"` // how a running process holds its model
+	Weights []holding.Finding `json:"weights,omitempty"` // what of it cannot be traced
+}
+
 // diagnose prints a report, and returns an error if tracer would not work.
-func diagnose(stdout io.Writer, opts ebpf.ExamineOptions, asJSON bool) error {
-	report, err := ebpf.Examine(opts)
+func diagnose(ctx context.Context, stdout io.Writer, opts ebpf.ExamineOptions, asJSON bool) error {
+	found, err := ebpf.Examine(opts)
 	if err != nil {
 		return err
 	}
-	if asJSON {
-		err = cli.WriteJSON(stdout, report)
-	} else {
-		err = printReport(stdout, report)
+	r := &report{Report: found}
+	if err := r.weights(ctx, opts.PID); err != nil {
+		return err
 	}
-	if err == nil && !report.OK {
+	if asJSON {
+		err = cli.WriteJSON(stdout, r)
+	} else {
+		err = printReport(stdout, r)
+	}
+	if err == nil && !r.OK {
 		err = &cli.Exit{Code: cli.Failure} // the report says why
 	}
 	return err
 }
 
+// weights adds which of a process's weights are copies or on a GPU: a read of these cannot be told from the address, and of a process that reads no others nothing is traced.
+func (r *report) weights(ctx context.Context, pid int) error {
+	if pid == 0 {
+		return nil
+	}
+	h, err := holding.New(pid).Examine(ctx, holding.Options{})
+	if errors.Is(err, fs.ErrPermission) { // which the report says
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	r.Holding = h
+	for _, f := range h.WhereWeights() {
+		if f.Reason != holding.Copied && f.Reason != holding.OnDevice {
+			continue // the rest is no reason not to trace
+		}
+		r.Weights = append(r.Weights, f)
+		r.Advice = append(r.Advice, f.Text)
+		r.OK = r.OK && !f.Blocks
+	}
+	return nil
+}
+
 // printReport writes a report for people.
-func printReport(to io.Writer, r *ebpf.Report) error {
+func printReport(to io.Writer, r *report) error {
 	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "kernel %s\n", r.Kernel)
 	findings(w, r.Features)
@@ -80,6 +121,9 @@ func printReport(to io.Writer, r *ebpf.Report) error {
 	}
 	if r.Target != nil {
 		printTarget(w, r.Target)
+	}
+	if r.Holding != nil && r.Holding.Mode != holding.ModeNone {
+		fmt.Fprintf(w, "  weights: %s\n", r.Holding.Mode)
 	}
 	fmt.Fprintf(w, "\nways to trace\n")
 	for _, m := range r.Modes {

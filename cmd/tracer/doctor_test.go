@@ -10,8 +10,12 @@ import (
 	"strings"
 	"testing"
 
+	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/experiments/synth"
+	"tensorcast/gguf"
 	"tensorcast/internal/cli"
+	"tensorcast/internal/testenv"
 )
 
 // doctor runs the command, and returns its exit status.
@@ -81,5 +85,52 @@ func TestDoctorArguments(t *testing.T) {
 		if got := doctor(t, &stdout, &stderr, args...); got != cli.BadUsage || stdout.Len() > 0 || strings.Count(stderr.String(), "\n") != 1 {
 			t.Errorf("%q: status %d, %q, %q", args, got, stdout.String(), stderr.String())
 		}
+	}
+}
+
+// Of a running process it is told whether its weights can be seen at all, and what to do if not.
+func TestDoctorWeights(t *testing.T) {
+	testenv.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	// Norms and embeddings are not repacked: they must not be much beside the rest.
+	model := llamatest.Model(t, synth.Config{Layers: 2, Embd: 256, FF: 4096, Heads: 4, KVHeads: 2, Type: gguf.Q4_0, Seed: 1})
+	for name, tc := range map[string]struct {
+		options llama.Options
+		status  int
+		stdout  []string
+		advised bool
+	}{
+		"mapped":     {llama.Options{NoRepack: true}, cli.OK, []string{"weights: mapped"}, false},
+		"repacked":   {llama.Options{}, cli.Failure, []string{"weights: copied", "start llama.cpp with --no-repack"}, true},
+		"not mapped": {llama.Options{LoadMode: "none"}, cli.Failure, []string{"weights: copied", "without --no-mmap"}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := tc.options
+			o.Model, o.Prompt, o.Tokens, o.Threads, o.Repeat, o.Stream = model, "x", 8, 1, 1<<20, true
+			target := in.Command(t.Context(), o)
+			out, err := target.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := target.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
+			if _, err := llama.NewStream(out); err != nil { // it has loaded its model
+				t.Fatal(err)
+			}
+			var stdout, stderr bytes.Buffer
+			if got := doctor(t, &stdout, &stderr, "--pid", fmt.Sprint(target.Process.Pid)); got != tc.status || stderr.Len() > 0 {
+				t.Errorf("status %d: %s", got, stderr.String())
+			}
+			for _, part := range tc.stdout {
+				if !strings.Contains(stdout.String(), part) {
+					t.Errorf("no %q in\n%s", part, stdout.String())
+				}
+			}
+			if advised := strings.Contains(stdout.String(), "what to do"); advised != tc.advised {
+				t.Errorf("advice:\n%s", stdout.String())
+			}
+		})
 	}
 }

@@ -25,43 +25,58 @@ const (
 
 var errMaps = errors.New("not a line of a memory map")
 
-// readMappings parses /proc/PID/maps and returns the mappings of files:
+// Area is a piece of a process's address space.
+type Area struct {
+	Mapping                         // of memory that is no file's, Path is "" or what the kernel calls it ("[heap]"), and File.Ino is 0
+	Readable, Writable, Shared bool // Shared is false for a private mapping
+}
+
+// readMappings returns the mappings of files in the text of /proc/PID/maps.
+func readMappings(r io.Reader) ([]Mapping, error) {
+	var files []Mapping
+	paths := map[string]string{} // a file is mapped in several pieces
+	err := EachArea(r, func(a *Area) {
+		if a.File.Ino == 0 || !strings.HasPrefix(a.Path, "/") {
+			return
+		}
+		if path, ok := paths[a.Path]; ok {
+			a.Path = path
+		} else {
+			a.Path = strings.Clone(a.Path) // not the whole line
+			paths[a.Path] = a.Path
+		}
+		files = append(files, a.Mapping)
+	})
+	return files, err
+}
+
+// EachArea parses the text of /proc/PID/maps and calls visit for each line, in the order of addresses. visit may keep the area, but a clone of its Path: that
+// is a part of the line.
 //
 //	55d0c6a00000-55d0c6a02000 r-xp 00001000 08:01 1234       /usr/bin/a name  with spaces
 //
 // The kernel writes a line feed in a name as \012 and everything else as it is, so that this text in a name is taken for a line feed, too.
-func readMappings(r io.Reader) ([]Mapping, error) {
+func EachArea(r io.Reader, visit func(*Area)) error {
 	all := &io.LimitedReader{R: r, N: maxMaps}
 	lines := bufio.NewScanner(all)
 	lines.Buffer(nil, 64<<10) // a name has up to 4096 bytes, each of which may be written as four
-	var files []Mapping
-	paths := map[string]string{} // a file is mapped in several pieces
 	for lines.Scan() {
-		m, err := parseMapping(lines.Text())
+		a, err := parseArea(lines.Text())
 		if err != nil {
-			return nil, fmt.Errorf("%w: %.200q", err, lines.Text())
+			return fmt.Errorf("%w: %.200q", err, lines.Text())
 		}
-		if m.File.Ino == 0 || !strings.HasPrefix(m.Path, "/") {
-			continue
-		}
-		if path, ok := paths[m.Path]; ok {
-			m.Path = path
-		} else {
-			m.Path = strings.Clone(m.Path) // not the whole line
-			paths[m.Path] = m.Path
-		}
-		files = append(files, m)
+		visit(&a)
 	}
 	if err := lines.Err(); err != nil {
-		return nil, err
+		return err
 	}
 	if all.N == 0 {
-		return nil, fmt.Errorf("it has more than %d MiB", maxMaps>>20)
+		return fmt.Errorf("it has more than %d MiB", maxMaps>>20)
 	}
-	return files, nil
+	return nil
 }
 
-func parseMapping(line string) (m Mapping, err error) {
+func parseArea(line string) (m Area, err error) {
 	var fields [5]string
 	rest := line
 	for i := range fields {
@@ -89,9 +104,9 @@ func parseMapping(line string) (m Mapping, err error) {
 	numbers(fields[3], ":", 16, &major, &minor)
 	numbers(fields[4], "-", 10, &m.File.Ino)
 	if err != nil || len(fields[1]) != 4 || m.Start >= m.End || major >= 1<<12 || minor >= 1<<20 {
-		return Mapping{}, errMaps
+		return Area{}, errMaps
 	}
-	m.Executable = fields[1][2] == 'x'
+	m.Readable, m.Writable, m.Executable, m.Shared = fields[1][0] == 'r', fields[1][1] == 'w', fields[1][2] == 'x', fields[1][3] == 's'
 	m.File.Dev = major<<20 | minor
 	m.Path = strings.ReplaceAll(strings.TrimLeft(rest, " "), `\012`, "\n")
 	return m, nil

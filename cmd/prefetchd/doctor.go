@@ -1,0 +1,266 @@
+package main
+
+// This file is `prefetchd doctor`: it says beforehand whether prefetchd would help a process.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"tensorcast/ebpf"
+	"tensorcast/holding"
+	"tensorcast/internal/cgroup"
+	"tensorcast/internal/cli"
+	"tensorcast/internal/proc"
+	"tensorcast/internal/uring"
+	"tensorcast/internal/visible"
+	"tensorcast/prefetch"
+)
+
+func newDoctorCommand() *cobra.Command {
+	var pid int
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "doctor --pid N",
+		Short: "Say whether prefetchd would help a process, and why not",
+		Long: `Say whether prefetchd would help a running llama.cpp: how it holds its model (mapped, copied, on a GPU), on what
+the model lies and who else uses it, how much room there is, and whether this process may do what prefetchd does.
+Nothing is changed, and the process is not slowed down.
+
+Exit status: 0 if prefetchd would help, 1 if not, 2 for wrong usage.`,
+		Example: `  sudo prefetchd doctor --pid $(pidof llama-server)`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return cli.Usagef("unexpected argument %q: say which process to look at with --pid", args[0])
+			}
+			if pid <= 0 {
+				return cli.Usagef("say which process to look at: prefetchd doctor --pid N")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			d, err := diagnose(cmd.Context(), pid)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				err = cli.WriteJSON(cmd.OutOrStdout(), d)
+			} else {
+				err = d.print(cmd.OutOrStdout())
+			}
+			if err == nil && !d.OK {
+				err = &cli.Exit{Code: cli.Failure} // the report says why
+			}
+			return err
+		},
+	}
+	f := cmd.Flags()
+	f.IntVarP(&pid, "pid", "p", 0, "look at the running process `N`")
+	f.BoolVar(&asJSON, "json", false, "print the report as JSON")
+	return cmd
+}
+
+// diagnosis is what doctor reports.
+type diagnosis struct {
+	Line    string           `json:"line"` // the verdict
+	OK      bool             `json:"ok"`   // prefetchd would help, and can
+	Command []string         `json:"command"`
+	Verdict holding.Verdict  `json:"verdict"`
+	Holding *holding.Holding `json:"holding"`
+	Room    *prefetch.Room   `json:"room,omitempty"` // for pages of the model, those that are resident included
+	NoRoom  string           `json:"no_room,omitempty"`
+	Claimed bool             `json:"claimed"` // another prefetchd helps the process
+	Means   []means          `json:"means"`
+}
+
+// means is something that prefetchd uses.
+type means struct {
+	Name   string `json:"name"`
+	OK     bool   `json:"ok"`
+	Needed bool   `json:"needed"`
+	Detail string `json:"detail,omitempty"` // why not, or what is used
+}
+
+// diagnose finds out about a process. It returns an error if the process does not exist or cannot be looked at.
+func diagnose(ctx context.Context, pid int) (d *diagnosis, err error) {
+	if err := proc.CheckMount(); err != nil {
+		return nil, err
+	}
+	target, err := proc.Open(pid)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, target.Close()) }()
+	d = &diagnosis{Command: proc.CommandLine(pid)}
+	if d.Holding, err = holding.New(pid).Examine(ctx, holding.Options{Others: true}); errors.Is(err, fs.ErrPermission) {
+		return nil, fmt.Errorf("%w: run this as root (sudo)", err)
+	} else if err != nil {
+		return nil, err
+	}
+	if d.Claimed, err = prefetch.Claimed(target); err != nil {
+		return nil, err
+	}
+	bytes := int64(-1)
+	if room, err := roomOf(pid, d.Holding); err != nil {
+		d.NoRoom = err.Error()
+	} else {
+		d.Room, bytes = &room, room.Bytes
+	}
+	d.Verdict = d.Holding.Judge(bytes, d.Claimed)
+	d.Line, d.OK = d.Verdict.Line(), d.Verdict.Helps
+	if d.Means, err = tryMeans(target, d.Holding); err != nil {
+		return nil, err
+	}
+	for _, m := range d.Means {
+		if d.OK && m.Needed && !m.OK {
+			d.OK, d.Line = false, fmt.Sprintf("cannot help: %s: %s", m.Name, m.Detail)
+		}
+	}
+	return d, nil
+}
+
+// roomOf says how much of the model may be in the memory that the process has. An error says why that is not known.
+func roomOf(pid int, h *holding.Holding) (room prefetch.Room, err error) {
+	group, err := cgroup.Find(pid)
+	if errors.Is(err, cgroup.ErrHidden) {
+		return room, err
+	}
+	if err != nil {
+		group = nil // only the host bounds it
+	}
+	memory, err := prefetch.NewCgroupMemory(group)
+	if err != nil {
+		return room, err
+	}
+	defer func() { err = errors.Join(err, memory.Close()) }()
+	var resident int64
+	for _, f := range h.Files {
+		resident += max(f.Resident, 0)
+	}
+	return memory.Room(resident, 0)
+}
+
+// tryMeans tries what prefetchd needs, without effect on the process.
+func tryMeans(target *proc.Process, h *holding.Holding) ([]means, error) {
+	report, err := ebpf.Examine(ebpf.ExamineOptions{PID: target.PID()})
+	if err != nil {
+		return nil, err
+	}
+	events := means{Name: "eBPF probes", Needed: true, OK: report.OK}
+	if !report.OK {
+		events.Detail = report.Modes[0].Reason + "; `tracer doctor --pid " + strconv.Itoa(target.PID()) + "` says more"
+	}
+	pageOut := means{Name: "paging out of the process", Needed: true, OK: true}
+	if err := target.PageOut(0, 0); err != nil { // the kernel asks for the right to do so before it looks at the range
+		pageOut.OK, pageOut.Detail = false, err.Error()
+	}
+	ring := means{Name: "io_uring", OK: true}
+	if r, err := uring.New(1); err != nil {
+		ring.OK, ring.Detail = false, err.Error()+"; a few threads do its work"
+	} else if err := r.Close(); err != nil {
+		return nil, err
+	}
+	return []means{events, pageOut, ring}, nil
+}
+
+// print writes the report for people, the verdict first.
+func (d *diagnosis) print(to io.Writer) error {
+	fmt.Fprintf(to, "%s\n\n", d.Line) // not a cell of the table below
+	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
+	h := d.Holding
+	fmt.Fprintf(w, "process %d %s\n", h.PID, visible.Line(strings.Join(d.Command, " ")))
+	for _, f := range h.Files {
+		d.printFile(w, f)
+	}
+	how := "as its own table of tensors says"
+	if !h.Exact {
+		how = "as far as can be told from outside"
+	}
+	fmt.Fprintf(w, "  weights\t%s, %s\n", h.Mode, how)
+	for _, part := range []struct {
+		bytes int64
+		where string
+	}{
+		{h.Weights.Mapped, "in the mapped file"}, {h.Weights.Copied, "copied to its own memory"}, {h.Weights.Device, "on a GPU"}, {h.Weights.Unknown, "of which that is not known"},
+		{h.Routed, "in routed experts"}, {h.PerToken, "read from the file by each token, at most"},
+	} {
+		if part.bytes > 0 {
+			fmt.Fprintf(w, "  \t%s %s\n", size(part.bytes), part.where)
+		}
+	}
+	fmt.Fprintf(w, "  own memory\t%s, %s locked\n", size(h.Own), size(h.Locked))
+	if len(h.Devices)+len(h.Backends) > 0 {
+		fmt.Fprintf(w, "  GPU\t%s\n", visible.Line(strings.Join(append(append([]string{}, h.Devices...), h.Backends...), ", ")))
+	}
+	others := make([]string, 0, len(h.Others))
+	for _, o := range h.Others {
+		others = append(others, strconv.Itoa(o.PID)+" "+visible.Line(o.Name))
+	}
+	if h.OthersCut {
+		others = append(others, "some may not be looked at")
+	}
+	if len(others) > 0 {
+		fmt.Fprintf(w, "  others on the model\t%s\n", strings.Join(others, ", "))
+	}
+	switch {
+	case d.Room == nil:
+		fmt.Fprintf(w, "  room\tnot known: %s\n", visible.Line(cli.Message(errors.New(d.NoRoom))))
+	case d.Room.Level == "host":
+		fmt.Fprintf(w, "  room\t%s, bounded by the host's memory (%s)\n", size(d.Room.Bytes), size(d.Room.Limit))
+	default:
+		fmt.Fprintf(w, "  room\t%s, bounded by the cgroup %s (%s)\n", size(d.Room.Bytes), visible.Line(d.Room.Level), size(d.Room.Limit))
+	}
+	fmt.Fprintf(w, "\nthis process\n")
+	for _, m := range d.Means {
+		state := "yes"
+		if !m.OK {
+			state = "no"
+		}
+		fmt.Fprintf(w, "  %s\t%s", state, m.Name)
+		if m.Detail != "" {
+			fmt.Fprintf(w, ": %s", visible.Line(m.Detail))
+		}
+		fmt.Fprintln(w)
+	}
+	rest := d.Verdict.Findings
+	if !d.Verdict.Helps {
+		rest = rest[1:] // the first is the verdict
+	}
+	if len(rest) > 0 {
+		fmt.Fprintf(w, "\nbesides\n")
+	}
+	for _, f := range rest {
+		fmt.Fprintf(w, "  - %s\n", visible.Line(f.Text))
+	}
+	return w.Flush() // with the first error of those before
+}
+
+func (d *diagnosis) printFile(w io.Writer, f holding.File) {
+	about := []string{size(f.Size)}
+	if f.Resident >= 0 {
+		about = append(about, size(f.Resident)+" resident")
+	}
+	if f.System != "" {
+		about = append(about, "on "+f.System)
+	}
+	if f.Device != "" {
+		about = append(about, "device "+f.Device)
+	}
+	if f.ReadAhead >= 0 {
+		about = append(about, "readahead "+size(f.ReadAhead))
+	}
+	if f.Changed {
+		about = []string{"not readable as the file that the process maps"}
+	}
+	fmt.Fprintf(w, "  model\t%s: %s\n", visible.Line(f.Path), visible.Line(strings.Join(about, ", ")))
+}
+
+func size(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }

@@ -1,0 +1,64 @@
+package main
+
+// This file shows what prefetchd is doing: on one line of a terminal that changes, elsewhere in one line per change.
+
+import (
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/term"
+
+	"tensorcast/internal/cli"
+	"tensorcast/internal/cli/status"
+	"tensorcast/internal/visible"
+	"tensorcast/prefetch"
+)
+
+// live shows the present status, and passes messages on.
+type live struct {
+	to    io.Writer
+	line  *status.Line // nil if to is no terminal
+	phase prefetch.Phase
+}
+
+func newLive(to io.Writer) *live {
+	l := &live{to: to, phase: prefetch.Waiting}
+	if f, ok := cli.Raw(to).(*os.File); ok && cli.IsTerminal(to) {
+		l.line = status.NewLine(f, func() int {
+			width, _, err := term.GetSize(int(f.Fd()))
+			if err != nil {
+				return 0 // it is gone
+			}
+			return width
+		})
+		l.to = l.line
+	}
+	return l
+}
+
+// tell shows a status.
+func (l *live) tell(s prefetch.Status) {
+	text := visible.Line(s.String())
+	switch {
+	case s.Phase == prefetch.Helping && s.Now == 0: // what is kept is not settled
+		if l.line != nil {
+			l.line.Show(text)
+		}
+		return
+	case l.line != nil && s.Phase != prefetch.Idle: // that stays, and is worth a line of its own
+		l.line.Show(text)
+	case s.Phase != l.phase:
+		fmt.Fprintf(l.to, "prefetchd: %s\n", text)
+	}
+	l.phase = s.Phase
+}
+
+func (l *live) Write(p []byte) (int, error) { return l.to.Write(p) }
+
+// close removes the line.
+func (l *live) close() {
+	if l.line != nil {
+		l.line.Close()
+	}
+}

@@ -1,0 +1,482 @@
+package holding
+
+// These tests have what this machine lacks: GPUs, DAX, huge pages. A process is a directory as /proc has it.
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tensorcast/ggml"
+	"tensorcast/gguf"
+	"tensorcast/gguf/gguftest"
+	"tensorcast/internal/proc"
+	"tensorcast/internal/testenv"
+)
+
+// Addresses of the process that fixtures describe.
+const (
+	heapAt   = 0x20000
+	heapSize = 0x20000
+	anonAt   = 0x1000000
+	modelAt  = 0x10000000
+	gpuAt    = 0x40000000
+	reserved = 0x50000000 // addresses without access, where a driver puts a GPU's memory
+	areaSize = 0x4000000
+)
+
+const fixturePID = 1<<22 + 7 // beyond what a kernel gives
+
+// fake is a process in a tree of fixtures.
+type fake struct {
+	root  string
+	model string
+	file  *gguf.File
+}
+
+func newFake(t *testing.T, ownKiB int) *fake {
+	t.Helper()
+	f := &fake{root: t.TempDir()}
+	f.model = filepath.Join(f.root, "model.gguf")
+	var tensors []gguftest.Tensor
+	for _, name := range []string{"token_embd.weight", "blk.0.ffn_up.weight", "blk.1.ffn_up.weight", "output.weight"} {
+		tensors = append(tensors, gguftest.Tensor{Name: name, Type: gguf.F32, Shape: []int64{1024, 1024}})
+	}
+	(&gguftest.Model{Tensors: tensors}).Write(t, f.model)
+	var err error
+	if f.file, err = gguf.Open(f.model); err != nil {
+		t.Fatal(err)
+	}
+	id := proc.IDOf(f.file.Info())
+	f.write(t, "maps", fmt.Sprintf(`00010000-00011000 r-xp 00000000 08:01 77 /usr/lib/libggml-cuda.so
+%08x-%08x rw-p 00000000 00:00 0 [heap]
+%08x-%08x rw-p 00000000 00:00 0 
+%08x-%08x r--s 00000000 %02x:%02x %d %s
+%08x-%08x rw-s 00000000 00:06 9 /dev/nvidia-uvm
+%08x-%08x ---p 00000000 00:00 0 
+`, heapAt, heapAt+heapSize, anonAt, anonAt+areaSize, modelAt, modelAt+(f.file.Size+4095)/4096*4096, id.Dev>>20, id.Dev&(1<<20-1), id.Ino, f.model,
+		gpuAt, gpuAt+areaSize, reserved, reserved+areaSize))
+	f.write(t, "status", fmt.Sprintf("Name:\tfake\nRssAnon:\t%d kB\nVmSwap:\t0 kB\nVmLck:\t0 kB\n", ownKiB))
+	f.write(t, "mem", "")
+	if err := os.Mkdir(f.path("fd"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/dev/nvidiactl", f.path("fd/5")); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func (f *fake) path(name string) string {
+	return filepath.Join(f.root, "proc", fmt.Sprint(fixturePID), name)
+}
+
+func (f *fake) write(t *testing.T, name, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(f.path(name)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(f.path(name), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// tensor is struct ggml_tensor of a weight.
+func tensor(l ggml.Layout, w *gguf.Tensor, data uint64) []byte {
+	b := make([]byte, l.Name+64)
+	binary.LittleEndian.PutUint32(b[l.Type:], uint32(w.Type))
+	stride := uint64(4)
+	for i := range uint32(4) {
+		n := uint64(1)
+		if int(i) < len(w.Shape) {
+			n = uint64(w.Shape[i])
+		}
+		binary.LittleEndian.PutUint64(b[l.NE+8*i:], n)
+		binary.LittleEndian.PutUint64(b[l.NB+8*i:], stride)
+		stride *= n
+	}
+	binary.LittleEndian.PutUint64(b[l.Data:], data)
+	copy(b[l.Name:], w.Name)
+	return b
+}
+
+// put writes a tensor to the process's memory for each weight, with the address of its data; 1 stands for its place in the file.
+func (f *fake) put(t *testing.T, l ggml.Layout, addresses ...uint64) {
+	t.Helper()
+	mem, err := os.OpenFile(f.path("mem"), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mem.Close()
+	for i, address := range addresses {
+		w := &f.file.Tensors[i]
+		if address == 1 {
+			address = modelAt + uint64(w.Offset)
+		}
+		if _, err := mem.WriteAt(tensor(l, w, address), int64(heapAt+0x1008+0x400*i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := mem.Truncate(heapAt + heapSize); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (f *fake) examine(t *testing.T) *Holding {
+	t.Helper()
+	h, err := newExaminer(system{f.root}, fixturePID).Examine(t.Context(), Options{Others: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+const each = 4 << 20 // bytes of each weight of the fixture
+
+// With a GPU, what the processor reads counts: by the addresses of the weights, in all layouts of ggml's tensors.
+func TestDevices(t *testing.T) {
+	for name, tc := range map[string]struct {
+		addresses []uint64
+		ownKiB    int
+		weights   Weights
+		mode      Mode
+		exact     bool
+		blocks    []Reason
+		notes     []Reason
+	}{
+		"all offloaded": {[]uint64{1, gpuAt, gpuAt + each, gpuAt + 2*each}, 1 << 10, Weights{Mapped: each, Device: 3 * each}, ModeDevice, true, []Reason{OnDevice}, nil},
+		"one layer":     {[]uint64{1, gpuAt, 1, 1}, 1 << 10, Weights{Mapped: 3 * each, Device: each}, ModePartly, true, nil, []Reason{OnDevice}},
+		"reserved":      {[]uint64{1, reserved, 1, 1}, 1 << 10, Weights{Mapped: 3 * each, Device: each}, ModePartly, true, nil, []Reason{OnDevice}},
+		"no address":    {[]uint64{1, 0x1000, 1, 1}, 1 << 10, Weights{Mapped: 3 * each, Device: each}, ModePartly, true, nil, []Reason{OnDevice}}, // Vulkan's
+		"not used":      {[]uint64{1, 1, 1, 1}, 1 << 10, Weights{Mapped: 4 * each}, ModeMapped, true, nil, nil},
+		"copies, too":   {[]uint64{1, gpuAt, anonAt, anonAt + each}, 9 << 10, Weights{Mapped: each, Device: each, Copied: 2 * each}, ModeCopied, true, []Reason{Copied}, []Reason{OnDevice}},
+		"not found":     {nil, 1 << 10, Weights{Unknown: 4 * each}, ModeUnknown, false, []Reason{Undecided}, nil},
+		"being loaded":  {[]uint64{0, 0, 0, 0}, 1 << 10, Weights{Unknown: 4 * each}, ModeUnknown, false, []Reason{Undecided}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, layout := range ggml.Candidates() {
+				f := newFake(t, tc.ownKiB)
+				f.put(t, layout, tc.addresses...)
+				h := f.examine(t)
+				v := h.Judge(-1, false)
+				if h.Weights != tc.weights || h.Mode != tc.mode || h.Exact != tc.exact || !slices.Equal(reasons(v, true), tc.blocks) || !slices.Equal(reasons(v, false), tc.notes) {
+					t.Errorf("%s: %+v\n%+v", layout.Origin, h, v)
+				}
+				if !slices.Equal(h.Devices, []string{"/dev/nvidia-uvm", "/dev/nvidiactl"}) || !slices.Equal(h.Backends, []string{"cuda"}) {
+					t.Errorf("devices %q, backends %q", h.Devices, h.Backends)
+				}
+			}
+		})
+	}
+}
+
+// What was found is looked for at the same place first; when the process has moved it, it is found anew.
+func TestAgain(t *testing.T) {
+	f := newFake(t, 1<<10)
+	l := ggml.Candidates()[0]
+	f.put(t, l, 1, 1, 1, 1)
+	e := newExaminer(system{f.root}, fixturePID)
+	for _, addresses := range [][]uint64{{1, 1, 1, 1}, {1, anonAt, anonAt, anonAt}, {1, 1, 1, 1}} {
+		f.put(t, l, addresses...)
+		h, err := e.Examine(t.Context(), Options{})
+		if want := map[bool]Mode{true: ModeMapped, false: ModeCopied}[addresses[1] == 1]; err != nil || !h.Exact || h.Mode != want || len(e.hits) != 1 || e.hits[0] != heapAt {
+			t.Fatalf("%+v, %v, %#x", h, err, e.hits)
+		}
+	}
+	read := &zeros{} // weights are not there any more
+	tab := &table{space: &space{areas: []area{{start: heapAt, end: heapAt + heapSize, kind: kindMemory, scan: true}}}, layouts: ggml.Candidates(), byName: map[string][]*weight{"x.weight": nil}, missing: 1}
+	if tab.scan(t.Context(), read, []uint64{heapAt, 1 << 50}); read.n != 2*heapSize || len(tab.hits) > 0 {
+		t.Errorf("read %d bytes, %#x", read.n, tab.hits)
+	}
+}
+
+// Tensors that are not the model's, or not any more, count for nothing.
+func TestForeignTensors(t *testing.T) {
+	f := newFake(t, 1<<10)
+	l := ggml.Candidates()[0]
+	w := f.file.Tensors[1]
+	w.Shape = []int64{1024, 512}
+	other := f.file.Tensors[1]
+	other.Type = gguf.F16
+	view := tensor(l, &f.file.Tensors[1], anonAt)
+	binary.LittleEndian.PutUint64(view[l.ViewSrc:], heapAt)
+	wrong := modelAt + uint64(f.file.Tensors[2].Offset) // another tensor's place
+	var mem []byte
+	for _, b := range [][]byte{tensor(l, &w, anonAt), tensor(l, &other, anonAt), view, tensor(l, &f.file.Tensors[1], wrong)} {
+		mem = append(append(mem, make([]byte, 64)...), b...)
+	}
+	f.put(t, l, 1, 0, 1, 1)
+	file, err := os.OpenFile(f.path("mem"), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if _, err := file.WriteAt(mem, heapAt); err != nil {
+		t.Fatal(err)
+	}
+	if h := f.examine(t); h.Weights != (Weights{Mapped: 3 * each, Unknown: each}) {
+		t.Errorf("%+v", h)
+	}
+}
+
+// Where the memory may not be read, little memory of its own shows that the weights were not copied; much of it shows nothing. While the model is being loaded
+// nothing is presumed.
+func TestPresumed(t *testing.T) {
+	for name, tc := range map[string]struct {
+		ownKiB   int
+		readable bool
+		want     Mode
+	}{
+		"little": {1 << 10, false, ModeMapped}, "much": {1 << 20, false, ModeUnknown}, "being loaded": {1 << 10, true, ModeUnknown},
+	} {
+		f := newFake(t, tc.ownKiB)
+		text, err := os.ReadFile(f.path("maps"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := slices.DeleteFunc(strings.SplitAfter(string(text), "\n"), func(l string) bool { return strings.Contains(l, "cuda") || strings.Contains(l, "nvidia") })
+		f.write(t, "maps", strings.Join(lines, ""))
+		if err := os.Remove(f.path("fd/5")); err != nil {
+			t.Fatal(err)
+		}
+		if tc.readable {
+			f.put(t, ggml.Candidates()[0], 0, 0, 0, 0)
+		} else if err := os.Remove(f.path("mem")); err != nil {
+			t.Fatal(err)
+		}
+		if h := f.examine(t); h.Mode != tc.want || h.Exact {
+			t.Errorf("%s: %+v", name, h)
+		}
+	}
+}
+
+// A model that was cut off or replaced since it was mapped is said to be just that.
+func TestChanged(t *testing.T) {
+	for name, change := range map[string]func(path string) error{
+		"cut off": func(path string) error { return os.Truncate(path, 60) },
+		"replaced": func(path string) error {
+			return errors.Join(os.Rename(path, path+".old"), os.WriteFile(path, []byte("GGUF"), 0o600))
+		},
+	} {
+		f := newFake(t, 1<<10)
+		f.put(t, ggml.Candidates()[0], 1, 1, 1, 1)
+		if err := change(f.model); err != nil {
+			t.Fatal(err)
+		}
+		h := f.examine(t)
+		if v := h.Judge(-1, false); v.Helps || !slices.Equal(reasons(v, true), []Reason{FileChanged}) || !strings.Contains(v.Line(), "model.gguf cannot be read") {
+			t.Errorf("%s: %+v, %+v", name, h, v)
+		}
+	}
+}
+
+func TestStoreOf(t *testing.T) {
+	for _, tc := range []struct {
+		magic      int64
+		attributes uint64
+		store      Store
+		name       string
+	}{
+		{unix.EXT4_SUPER_MAGIC, 0, StoreDisk, ""},
+		{unix.EXT4_SUPER_MAGIC, unix.STATX_ATTR_DAX, StoreDAX, ""},
+		{unix.FUSE_SUPER_MAGIC, unix.STATX_ATTR_DAX, StoreDAX, ""}, // virtiofs
+		{unix.TMPFS_MAGIC, 0, StoreMemory, "tmpfs"},
+		{unix.HUGETLBFS_MAGIC, 0, StoreHuge, "hugetlbfs"},
+		{unix.NFS_SUPER_MAGIC, 0, StoreNetwork, "nfs"},
+		{unix.V9FS_MAGIC, 0, StoreNetwork, "9p"},
+	} {
+		if store, name := storeOf(tc.magic, tc.attributes); store != tc.store || name != tc.name {
+			t.Errorf("%#x, %#x: %s %q", tc.magic, tc.attributes, store, name)
+		}
+	}
+}
+
+// One file that cannot be helped blocks if there is no other one that can.
+func TestJudgeFiles(t *testing.T) {
+	disk := File{Path: "/a.gguf", PerToken: 100, Store: StoreDisk, PageOut: true}
+	holding := func(files ...File) *Holding {
+		h := &Holding{PID: 5, Mode: ModeMapped, Files: files}
+		for _, f := range files {
+			h.Weights.Mapped += f.PerToken
+			h.PerToken += f.PerToken
+		}
+		return h
+	}
+	for name, tc := range map[string]struct {
+		change func(f *File)
+		reason Reason
+	}{
+		"hugetlb":    {func(f *File) { f.Store, f.System = StoreHuge, "hugetlbfs" }, HugeTLB},
+		"dax":        {func(f *File) { f.Store = StoreDAX }, DAX},
+		"ramfs":      {func(f *File) { f.Store, f.System = StoreMemory, "ramfs" }, InMemory},
+		"another's":  {func(f *File) { f.PageOut = false }, NoPageOut},
+		"nothing":    {func(f *File) { f.PerToken = 0 }, Negligible},
+		"on network": {func(f *File) { f.Store, f.System = StoreNetwork, "nfs" }, Network},
+	} {
+		t.Run(name, func(t *testing.T) {
+			changed := disk
+			tc.change(&changed)
+			h := holding(changed)
+			h.Weights.Mapped = 100
+			if v := h.Judge(-1, false); tc.reason == Network {
+				if !v.Helps || v.PerToken != 100 || !slices.Equal(reasons(v, false), []Reason{Network}) {
+					t.Errorf("%+v", v)
+				}
+			} else if v.Helps || v.PerToken != 0 || !slices.Equal(reasons(v, true), []Reason{tc.reason}) || !strings.HasPrefix(v.Line(), "nothing to win: ") {
+				t.Errorf("%+v", v)
+			}
+			if v := holding(changed, disk).Judge(50, false); !v.Helps || v.Keep != 50 || len(reasons(v, true)) > 0 {
+				t.Errorf("beside another one: %+v", v)
+			}
+		})
+	}
+}
+
+// crowdVariable makes the test program a process that maps a model, and as many areas as the kernel lets it.
+const crowdVariable = "HOLDING_TEST_CROWD"
+
+func init() {
+	model := os.Getenv(crowdVariable)
+	if model == "" {
+		return
+	}
+	f, err := os.Open(model)
+	if err == nil {
+		_, err = unix.Mmap(int(f.Fd()), 0, 1<<20, unix.PROT_READ, unix.MAP_SHARED)
+	}
+	page := os.Getpagesize()
+	b, mapErr := unix.Mmap(-1, 0, 70000*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	for i := 0; mapErr == nil && i < 70000; i += 2 {
+		b[i*page] = 1
+		if unix.Mprotect(b[i*page:(i+1)*page], unix.PROT_READ|unix.PROT_WRITE|unix.PROT_EXEC) != nil {
+			break // no more
+		}
+	}
+	fmt.Println(err, mapErr)
+	time.Sleep(time.Hour)
+}
+
+// A process that maps all that it can costs no more than a bounded time.
+func TestCrowd(t *testing.T) {
+	testenv.NeedRoot(t)
+	f := newFake(t, 1)
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), crowdVariable+"="+f.model)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	said := make([]byte, 100)
+	if n, err := out.Read(said); err != nil || string(said[:n]) != "<nil> <nil>\n" {
+		t.Fatalf("%s, %v", said[:n], err)
+	}
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", cmd.Process.Pid))
+	if areas := bytes.Count(maps, []byte("\n")); err != nil || areas < 30000 {
+		t.Fatalf("%d areas, %v", areas, err)
+	}
+	began := time.Now()
+	h, err := New(cmd.Process.Pid).Examine(t.Context(), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d areas: %v", bytes.Count(maps, []byte("\n")), time.Since(began))
+	if len(h.Files) != 1 || h.Files[0].Weights != 4*each || h.Files[0].Mapped != 0 || h.Weights.Copied != 4*each || h.Exact { // no weight lies in the first MiB as a whole
+		t.Errorf("%+v", h)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := New(cmd.Process.Pid).Examine(ctx, Options{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+}
+
+// What is read of a process's memory is bounded, whatever it has.
+func TestScanIsBounded(t *testing.T) {
+	sp := &space{}
+	for i := range uint64(1000) { // 60 GiB, each area small enough to be read as a whole
+		sp.areas = append(sp.areas, area{start: (i + 1) << 32, end: (i+1)<<32 + largeArea, kind: kindMemory, scan: true})
+	}
+	sp.areas = append(sp.areas, area{start: 1 << 46, end: 1<<46 + 1<<40, kind: kindMemory, scan: true, heap: true})
+	for _, heap := range []bool{true, false} {
+		read := &zeros{}
+		tab := &table{space: sp, layouts: ggml.Candidates(), byName: map[string][]*weight{"x.weight": nil}, missing: 1}
+		if !heap {
+			tab.space = &space{areas: sp.areas[:1000]}
+		}
+		tab.scan(t.Context(), read, nil)
+		if read.n < maxScan || read.n > maxScan+chunk+overlap {
+			t.Errorf("read %d MiB", read.n>>20)
+		}
+	}
+}
+
+// zeros is memory without end.
+type zeros struct{ n int64 }
+
+func (z *zeros) ReadAt(b []byte, _ int64) (int, error) {
+	z.n += int64(len(b))
+	return len(b), nil
+}
+
+func TestGone(t *testing.T) {
+	gone := exec.Command("true")
+	if err := gone.Run(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(gone.Process.Pid).Examine(t.Context(), Options{Others: true}); !errors.Is(err, proc.ErrNoProcess) {
+		t.Errorf("a process that has ended: %v", err)
+	}
+	sleep := exec.Command("sleep", "1000") // this process has tensors of other tests in its memory
+	if err := sleep.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = sleep.Process.Kill(); _ = sleep.Wait() }()
+	h, err := New(sleep.Process.Pid).Examine(t.Context(), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v := h.Judge(-1, false); h.Mode != ModeNone || v.Helps || !slices.Equal(reasons(v, true), []Reason{NoModel}) {
+		t.Errorf("a process without a model: %+v, %+v", h, v)
+	}
+}
+
+// Any bytes may be in a process's memory.
+func FuzzMemory(f *testing.F) {
+	l := ggml.Candidates()[0]
+	w := gguf.Tensor{Name: "blk.0.ffn_up.weight", Type: gguf.F32, Shape: []int64{1024, 1024}, Size: each}
+	f.Add(tensor(l, &w, anonAt), true)
+	f.Add(tensor(l, &w, 0), false)
+	f.Add([]byte(".weight\x00.weight\x00"), true)
+	sp := &space{areas: []area{{start: anonAt, end: anonAt + areaSize, kind: kindMemory}}}
+	f.Fuzz(func(t *testing.T, memory []byte, loose bool) {
+		known := &weight{model: &model{}, of: &w}
+		tab := &table{space: sp, layouts: ggml.Candidates(), byName: map[string][]*weight{}, loose: map[string]looseWeight{}}
+		if !loose {
+			tab.byName[w.Name], tab.missing = []*weight{known}, 1
+		}
+		tab.look(memory, heapAt)
+		if tab.missing < 0 || !loose && known.seen.somewhere() != (tab.missing == 0) {
+			t.Errorf("%d missing, %+v", tab.missing, known.seen)
+		}
+		for name, w := range tab.loose {
+			if w.size < 0 || w.size > maxBytes || len(name) > longestName {
+				t.Errorf("%q: %d bytes", name, w.size)
+			}
+		}
+	})
+}

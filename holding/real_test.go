@@ -1,0 +1,245 @@
+package holding
+
+// These tests look at a real llama.cpp.
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"tensorcast/experiments/llama"
+	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/experiments/synth"
+	"tensorcast/gguf"
+	"tensorcast/internal/testenv"
+)
+
+// small is a model of 5 MB as Q4_0, which a processor with AVX2 repacks by itself, and 39 MB as F32, which none does.
+func small(typ gguf.Type) synth.Config {
+	return synth.Config{Layers: 4, Embd: 512, FF: 1024, Heads: 8, KVHeads: 4, Type: typ, Seed: 3}
+}
+
+// start starts llama.cpp and returns its process id when it has loaded its model. end ends it.
+func start(t *testing.T, in *llama.Installation, o llama.Options) (pid int, end func()) {
+	t.Helper()
+	o.Prompt, o.Tokens, o.Threads, o.Repeat, o.Stream = "x", 8, 1, 1<<20, true
+	cmd := in.Command(t.Context(), o)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	end = func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }
+	t.Cleanup(end)
+	if _, err := llama.NewStream(out); err != nil {
+		t.Fatal(err)
+	}
+	// It fills the pipe, and waits.
+	return cmd.Process.Pid, end
+}
+
+func examine(t *testing.T, pid int) *Holding {
+	t.Helper()
+	h, err := New(pid).Examine(t.Context(), Options{Others: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func reasons(v Verdict, blocks bool) (all []Reason) {
+	for _, f := range v.Findings {
+		if f.Blocks == blocks {
+			all = append(all, f.Reason)
+		}
+	}
+	return all
+}
+
+// However a real llama.cpp loads its weights, it is told what it computes with.
+func TestLoadModes(t *testing.T) {
+	testenv.NeedRoot(t) // to read another process's memory
+	in := llamatest.ForTest(t)
+	f32, q40 := llamatest.Model(t, small(gguf.F32)), llamatest.Model(t, small(gguf.Q4_0))
+	moe := small(gguf.F32)
+	moe.FF, moe.Experts, moe.Used = 256, 4, 2
+	experts := llamatest.Model(t, moe)
+	for name, tc := range map[string]struct {
+		options llama.Options
+		mode    Mode
+		blocks  []Reason
+		text    string // a part of what is said
+	}{
+		"mapped":         {llama.Options{Model: f32}, ModeMapped, nil, "would help: keeps about"},
+		"not repacked":   {llama.Options{Model: q40, NoRepack: true}, ModeMapped, nil, "would help: keeps about"},
+		"repacked":       {llama.Options{Model: q40}, ModeCopied, []Reason{Copied}, "--no-repack"},
+		"not mapped":     {llama.Options{Model: f32, LoadMode: "none"}, ModeCopied, []Reason{Copied}, "--no-mmap"},
+		"direct":         {llama.Options{Model: f32, LoadMode: "dio"}, ModeCopied, []Reason{Copied}, "--no-mmap"},
+		"locked":         {llama.Options{Model: f32, LoadMode: "mmap+mlock"}, ModeMapped, []Reason{Locked}, "--mlock"},
+		"experts":        {llama.Options{Model: experts}, ModeMapped, []Reason{RoutedExperts}, "routed experts"},
+		"repacked draft": {llama.Options{Model: f32, Model2: q40}, ModePartly, nil, "would help: keeps about"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pid, end := start(t, in, tc.options)
+			h := examine(t, pid)
+			end()
+			v := h.Judge(-1, false)
+			if h.Mode != tc.mode || !h.Exact || !slices.Equal(reasons(v, true), tc.blocks) || v.Helps != (tc.blocks == nil) || !strings.Contains(v.Line(), tc.text) || strings.Contains(v.Line(), "\n") {
+				t.Errorf("%s, exact %v: %s\n%+v\n%+v", h.Mode, h.Exact, v.Line(), h, v)
+			}
+			files := 1
+			if h.Mode == ModeCopied && tc.options.LoadMode != "" {
+				files = 0
+			} else if tc.options.Model2 != "" {
+				files = 2
+			}
+			if len(h.Files) != files || len(h.Others) > 0 {
+				t.Fatalf("%d files, others %v", len(h.Files), h.Others)
+			}
+			total := int64(0)
+			for _, path := range []string{tc.options.Model, tc.options.Model2} {
+				if path == "" {
+					continue
+				}
+				total += weightsOf(t, path)
+			}
+			if h.Weights.Total() != total || h.Weights.Unknown > 0 || h.Weights.Device > 0 {
+				t.Errorf("%+v of %d bytes", h.Weights, total)
+			}
+			if name == "mapped" {
+				f := h.Files[0]
+				if f.Path != f32 || f.Mapped != total || f.Resident < total || !f.PageOut || f.PerToken >= total || f.PerToken < total/2 || v.Keep != f.PerToken {
+					t.Errorf("%+v", f)
+				}
+				if v := h.Judge(f.PerToken, false); v.Helps || !slices.Equal(reasons(v, true), []Reason{Fits}) {
+					t.Errorf("with room for all: %+v", v)
+				}
+				if v := h.Judge(f.PerToken/2, false); !v.Helps || v.Keep != f.PerToken/2 {
+					t.Errorf("with room for a half: %+v", v)
+				}
+				if v := h.Judge(0, true); v.Helps || reasons(v, true)[0] != OtherPrefetcher {
+					t.Errorf("helped by another one: %+v", v)
+				}
+			}
+			if (h.Routed > 0) != (name == "experts") {
+				t.Errorf("%d bytes of experts", h.Routed)
+			}
+		})
+	}
+}
+
+func weightsOf(t *testing.T, path string) (n int64) {
+	t.Helper()
+	f, err := gguf.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range f.Tensors {
+		n += f.Tensors[i].Size
+	}
+	return n
+}
+
+// Two processes on one model, as long as both are there.
+func TestOthers(t *testing.T) {
+	testenv.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	model := llamatest.Model(t, small(gguf.F32))
+	first, _ := start(t, in, llama.Options{Model: model})
+	second, end := start(t, in, llama.Options{Model: model})
+	h := examine(t, first)
+	if len(h.Others) != 1 || h.Others[0] != (Other{second, "llamarun"}) {
+		t.Fatalf("others: %v, want %d", h.Others, second)
+	}
+	v := h.Judge(-1, false)
+	if i := slices.IndexFunc(v.Findings, func(f Finding) bool { return f.Reason == Shared }); i < 0 || !v.Findings[i].Blocks || !slices.Equal(v.Findings[i].PIDs, []int{second}) || v.Helps {
+		t.Errorf("%+v", v)
+	}
+	end()
+	if h := examine(t, first); len(h.Others) > 0 {
+		t.Errorf("after its end: %v", h.Others)
+	}
+}
+
+// A model on tmpfs is memory; one that was deleted or has a name that would act on a terminal is a model nevertheless.
+func TestPlaces(t *testing.T) {
+	testenv.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	model := llamatest.Model(t, small(gguf.F32))
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64m"); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}()
+	data, err := os.ReadFile(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := filepath.Join(dir, "a\x1b[31m\u202e.gguf")
+	if err := os.WriteFile(there, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	pid, end := start(t, in, llama.Options{Model: there})
+	h := examine(t, pid)
+	v := h.Judge(-1, false)
+	if !slices.Equal(reasons(v, true), []Reason{InMemory}) || v.Helps || h.Files[0].Store != StoreMemory || strings.ContainsAny(v.Line(), "\x1b\u202e") || !strings.Contains(v.Line(), "tmpfs") {
+		t.Errorf("%q\n%+v", v.Line(), h)
+	}
+	end()
+
+	pid, _ = start(t, in, llama.Options{Model: model})
+	if err := os.Remove(model); err != nil {
+		t.Fatal(err)
+	}
+	h = examine(t, pid)
+	if v := h.Judge(-1, false); !v.Helps || len(h.Files) != 1 || h.Mode != ModeMapped {
+		t.Errorf("deleted: %+v\n%+v", v, h)
+	}
+}
+
+// What a look costs, with a vocabulary of usual size.
+func BenchmarkExamine(b *testing.B) {
+	testenv.NeedRoot(b)
+	in := llamatest.ForTest(b)
+	cfg := small(gguf.Q4_0)
+	cfg.Layers, cfg.Vocab = 32, 128000
+	cmd := in.Command(b.Context(), llama.Options{Model: llamatest.Model(b, cfg), Prompt: "x", Tokens: 8, Threads: 1, NoRepack: true, Repeat: 1 << 20, Stream: true})
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	if _, err := llama.NewStream(out); err != nil {
+		b.Fatal(err)
+	}
+	e := New(cmd.Process.Pid)
+	for name, look := range map[string]func() (*Holding, error){
+		"first":  func() (*Holding, error) { return New(cmd.Process.Pid).Examine(b.Context(), Options{}) },
+		"again":  func() (*Holding, error) { return e.Examine(b.Context(), Options{}) },
+		"others": func() (*Holding, error) { return e.Examine(b.Context(), Options{Others: true}) },
+	} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				if h, err := look(); err != nil || !h.Exact {
+					b.Fatalf("%+v, %v", h, err)
+				}
+			}
+		})
+	}
+}

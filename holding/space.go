@@ -1,0 +1,142 @@
+package holding
+
+// This file reads a process's address space: what its areas are, which files it maps, and which of them belong to a GPU.
+
+import (
+	"cmp"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"tensorcast/internal/proc"
+)
+
+// kind is what an area is, as far as it tells where weights are.
+type kind uint8
+
+const (
+	kindOther  kind = iota // nothing that holds weights: reserved addresses, the kernel's own
+	kindFile               // a file that may be a model
+	kindMemory             // memory that is no file's, readable and writable
+	kindDevice             // a GPU's
+)
+
+type area struct {
+	start, end uint64
+	offset     uint64 // in the file
+	file       proc.FileID
+	kind       kind
+	scan       bool // ggml's tables may be in it
+	heap       bool
+}
+
+// space is a process's address space.
+type space struct {
+	areas    []area // by address
+	files    map[proc.FileID]*mapped
+	devices  []string
+	backends []string
+}
+
+// mapped is a file that is mapped, not as a program.
+type mapped struct {
+	first proc.Mapping
+	bytes uint64 // of all its areas
+}
+
+func (s system) space(pid int) (*space, error) {
+	f, err := os.Open(s.path(pid, "maps"))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	sp := &space{files: map[proc.FileID]*mapped{}}
+	programs := map[proc.FileID]bool{}
+	err = proc.EachArea(f, func(a *proc.Area) {
+		is := area{start: a.Start, end: a.End, offset: a.Offset, file: a.File}
+		named := strings.HasPrefix(a.Path, "/")
+		switch {
+		case isDevice(a.Path):
+			sp.devices = addDevice(sp.devices, a.Path)
+			is.kind = kindDevice
+		case a.File.Ino == 0 && !named, strings.HasPrefix(a.Path, "/memfd:"), strings.HasPrefix(a.Path, "/dev/zero"), strings.HasPrefix(a.Path, "/anon_hugepage"), strings.HasPrefix(a.Path, "/SYSV"):
+			if !a.Readable || !a.Writable || strings.HasPrefix(a.Path, "[v") {
+				break
+			}
+			is.kind = kindMemory
+			is.scan = !a.Shared && !named && !strings.HasPrefix(a.Path, "[stack")
+			is.heap = a.Path == "[heap]"
+		case a.Executable:
+			programs[a.File] = true
+			sp.backends = addBackend(sp.backends, a.Path)
+		case a.Readable && named:
+			is.kind = kindFile
+			if m := sp.files[a.File]; m != nil {
+				m.bytes += a.End - a.Start
+				break
+			}
+			m := &mapped{first: a.Mapping, bytes: a.End - a.Start}
+			m.first.Path = strings.Clone(a.Path)
+			sp.files[a.File] = m
+		}
+		sp.areas = append(sp.areas, is)
+	})
+	for id := range programs {
+		delete(sp.files, id)
+	}
+	return sp, err
+}
+
+// at returns the area that holds an address; nil if none does.
+func (s *space) at(address uint64) *area {
+	i, found := slices.BinarySearchFunc(s.areas, address, func(a area, at uint64) int { return cmp.Compare(a.start, at) })
+	if !found {
+		i--
+	}
+	if i < 0 || address >= s.areas[i].end {
+		return nil
+	}
+	return &s.areas[i]
+}
+
+// maxFiles bounds how many of the files that a process maps are looked at, the largest first: usual ones map some 50, and a model is no small one.
+const maxFiles = 512
+
+// candidates lists the files that may be models, the largest first.
+func (s *space) candidates() []*mapped {
+	all := slices.SortedFunc(maps.Values(s.files), func(a, b *mapped) int {
+		return cmp.Or(cmp.Compare(b.bytes, a.bytes), cmp.Compare(a.first.Start, b.first.Start))
+	})
+	return all[:min(len(all), maxFiles)]
+}
+
+// devicePaths begin the names of GPUs' files: NVIDIA's, AMD's compute driver, all that have a driver for rendering (AMD, Intel, and others with Vulkan), accelerators.
+var devicePaths = []string{"/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel/", "/dev/dxg"}
+
+func isDevice(path string) bool {
+	return slices.ContainsFunc(devicePaths, func(p string) bool { return strings.HasPrefix(path, p) })
+}
+
+// maxNames bounds lists of names.
+const maxNames = 32
+
+func addDevice(to []string, path string) []string {
+	if !isDevice(path) || slices.Contains(to, path) || len(to) == maxNames {
+		return to
+	}
+	return append(to, strings.Clone(path))
+}
+
+// backends are ggml's libraries that keep weights in another memory than the processor's, by the word in their names (libggml-cuda.so).
+var backends = []string{"cuda", "hip", "musa", "vulkan", "sycl", "opencl", "cann", "webgpu", "metal", "rpc", "hexagon", "zdnn", "virtgpu"}
+
+func addBackend(to []string, path string) []string {
+	rest, ok := strings.CutPrefix(filepath.Base(path), "libggml-")
+	i := slices.IndexFunc(backends, func(b string) bool { return strings.HasPrefix(rest, b+".") || strings.HasPrefix(rest, b+"-") })
+	if !ok || i < 0 || slices.Contains(to, backends[i]) {
+		return to
+	}
+	return append(to, backends[i])
+}

@@ -1,0 +1,312 @@
+package holding
+
+// This file looks for ggml's tensors in a process's memory, and tells by the addresses of their data where the weights are.
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"math/bits"
+	"os"
+	"slices"
+	"strings"
+
+	"tensorcast/ggml"
+	"tensorcast/gguf"
+)
+
+// What is read of a process's memory is bounded. ggml's tables lie in the heap, which has some 10 MB, and 100 MB with a large vocabulary; the areas of weights and of
+// contexts' keys and values need not be read. An area that the kernel has joined with one of these holds a table at one of its ends.
+const (
+	maxScan   = 256 << 20 // bytes in all
+	largeArea = 64 << 20  // beyond this, only the ends of an area are read, save of the heap
+	areaEnd   = 8 << 20
+	chunk     = 1 << 20
+	overlap   = 1 << 10 // a tensor may lie across the end of a chunk
+	perArea   = 4 << 10 // what a small area is taken to cost
+)
+
+// maxHits bounds how many chunks are remembered between two looks. The tables of a model with a thousand weights take half of one.
+const maxHits = 16
+
+// maxFound bounds how many weights are remembered of a process whose model's file is not known.
+const maxFound = 1 << 17
+
+// longestName bounds a tensor's name: GGML_MAX_NAME is 64, and may be raised.
+const longestName = 128
+
+var suffix = []byte(".weight\x00")
+
+// seen is where a weight was found.
+type seen struct{ mapped, copied, device, empty bool }
+
+func (s seen) somewhere() bool { return s.mapped || s.copied || s.device }
+
+// weight is a tensor of a file.
+type weight struct {
+	model *model
+	of    *gguf.Tensor
+	seen  seen
+}
+
+// table collects what is found.
+type table struct {
+	space   *space
+	gpu     bool // the process uses a GPU, or may
+	layouts []ggml.Layout
+	byName  map[string][]*weight
+	missing int // weights that were not found yet
+	loose   map[string]looseWeight
+	hits    []uint64 // chunks of memory with weights
+}
+
+// looseWeight is a weight of a model whose file is not known.
+type looseWeight struct {
+	size int64
+	seen seen
+}
+
+// locate fills in where the weights are.
+func (e *Examiner) locate(ctx context.Context, sp *space, models []*model, h *Holding) {
+	t := &table{space: sp, gpu: len(h.Devices)+len(h.Backends) > 0, layouts: ggml.Candidates(), byName: map[string][]*weight{}, loose: map[string]looseWeight{}}
+	var all []*weight
+	for _, m := range models {
+		for i := range m.gguf.Tensors {
+			w := &weight{model: m, of: &m.gguf.Tensors[i]}
+			all = append(all, w)
+			if strings.HasSuffix(w.of.Name, ".weight") {
+				t.byName[w.of.Name] = append(t.byName[w.of.Name], w)
+				t.missing++
+			}
+		}
+	}
+	if mem, err := os.Open(e.sys.path(e.pid, "mem")); err == nil { // else: no ptrace access
+		defer mem.Close()
+		t.scan(ctx, mem, e.hits)
+		e.hits = t.hits
+	}
+	if len(models) == 0 {
+		for _, w := range t.loose {
+			switch {
+			case w.seen.copied:
+				h.Weights.Copied += w.size
+			case w.seen.device:
+				h.Weights.Device += w.size
+			}
+		}
+		h.Exact = h.Weights.Total() > 0
+		return
+	}
+	t.sum(all, h)
+}
+
+// sum adds up where the weights of files are.
+func (t *table) sum(all []*weight, h *Holding) {
+	var total, found int64
+	for _, w := range all {
+		total += w.of.Size
+		if w.seen.somewhere() {
+			found += w.of.Size
+		}
+	}
+	h.Exact = total > 0 && total-found <= total/negligible
+	var hidden int64 // of which nothing is known but that they are mapped
+	hasOutput := t.byName["output.weight"] != nil
+	perToken := map[*model]int64{}
+	add := func(w *weight) {
+		h.Weights.Mapped += w.of.Size
+		if w.of.Experts() > 0 {
+			h.Routed += w.of.Size
+		}
+		// Rows are looked up in a table of embeddings; all of it is read only where it gives the logits, too.
+		rows := w.of.Name == "per_layer_token_embd.weight" || w.of.Name == "token_embd.weight" && (hasOutput || w.seen.copied || w.seen.device)
+		if !rows {
+			perToken[w.model] += w.of.Size
+		}
+	}
+	var unseen []*weight
+	for _, w := range all {
+		switch {
+		case w.seen.mapped:
+			add(w)
+		case w.seen.copied:
+			h.Weights.Copied += w.of.Size
+		case w.seen.device:
+			h.Weights.Device += w.of.Size
+		case w.seen.empty:
+			h.Weights.Unknown += w.of.Size // it is being loaded
+		case covered(w.model.spans, w.of.Offset, w.of.End()):
+			hidden += w.of.Size
+			unseen = append(unseen, w)
+		case t.gpu:
+			h.Weights.Device += w.of.Size
+		default:
+			h.Weights.Copied += w.of.Size
+		}
+	}
+	// Where the table of tensors was not found, a process that has not even half as much memory of its own did not copy these weights.
+	presumed := h.Exact || !t.gpu && h.Own < hidden/2
+	for _, w := range unseen {
+		if presumed {
+			add(w)
+		} else {
+			h.Weights.Unknown += w.of.Size
+		}
+	}
+	for i := range h.Files {
+		for m, n := range perToken {
+			if m.file.ID == h.Files[i].ID {
+				h.Files[i].PerToken = n
+				h.PerToken += n
+			}
+		}
+	}
+}
+
+// scan reads the memory in which tables may be: what had them before, then the heap, then the smallest areas.
+func (t *table) scan(ctx context.Context, mem io.ReaderAt, before []uint64) {
+	buf := make([]byte, overlap+chunk)
+	left := int64(maxScan)
+	// read looks at a chunk that ends at end or earlier. It returns false when there is no more of this area.
+	read := func(from, end uint64) bool {
+		n, err := mem.ReadAt(buf[:min(end-from, uint64(len(buf)))], int64(from))
+		left -= max(int64(n), perArea)
+		if t.look(buf[:n], from) && len(t.hits) < maxHits && !slices.Contains(t.hits, from) {
+			t.hits = append(t.hits, from)
+		}
+		return n > 0 && (err == nil || errors.Is(err, io.EOF))
+	}
+	for _, from := range before {
+		if a := t.space.at(from); a != nil && a.scan {
+			read(from, a.end)
+		}
+	}
+	var where []*area
+	for i := range t.space.areas {
+		if t.space.areas[i].scan {
+			where = append(where, &t.space.areas[i])
+		}
+	}
+	slices.SortStableFunc(where, func(a, b *area) int {
+		if a.heap != b.heap {
+			if a.heap {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Compare(a.end-a.start, b.end-b.start)
+	})
+	for _, a := range where {
+		pieces := [][2]uint64{{a.start, a.end}}
+		if a.end-a.start > largeArea && !a.heap {
+			pieces = [][2]uint64{{a.start, a.start + areaEnd}, {a.end - areaEnd, a.end}}
+		}
+		for _, p := range pieces {
+			for from := p[0]; ; from += chunk {
+				if left <= 0 || ctx.Err() != nil || t.done() {
+					return
+				}
+				if !read(from, p[1]) || p[1]-from <= uint64(len(buf)) {
+					break
+				}
+			}
+		}
+	}
+}
+
+// done says that nothing is to be found any more.
+func (t *table) done() bool { return len(t.byName) > 0 && t.missing == 0 }
+
+// look searches memory that begins at an address for tensors with the names of weights, and says whether there are any.
+func (t *table) look(memory []byte, address uint64) (found bool) {
+	for at := 0; ; {
+		i := bytes.Index(memory[at:], suffix)
+		if i < 0 {
+			return found
+		}
+		end := at + i + len(suffix) - 1
+		at = end
+		// The bytes before a name are the address of the tensor's data, whose last byte is zero in all address spaces.
+		begin := bytes.LastIndexByte(memory[max(0, end-longestName):end], 0) + max(0, end-longestName) + 1
+		for _, l := range t.layouts {
+			if base := begin - int(l.Name); base >= 0 && (address+uint64(base))%8 == 0 && t.tensor(memory[base:], string(memory[begin:end]), &l) {
+				found = true
+				break
+			}
+		}
+	}
+}
+
+// tensor takes note of memory that begins with a tensor of that name. It returns false if that is none, or one that is not of the model.
+func (t *table) tensor(raw []byte, name string, l *ggml.Layout) bool {
+	if l.Check(raw, 0) != nil {
+		return false
+	}
+	u64 := func(at uint32) uint64 { return binary.LittleEndian.Uint64(raw[at:]) }
+	if u64(l.ViewSrc) != 0 || binary.LittleEndian.Uint32(raw[l.Op:]) != 0 {
+		return false // computed
+	}
+	data := u64(l.Data)
+	if len(t.byName) == 0 {
+		if _, known := t.loose[name]; !known && len(t.loose) == maxFound {
+			return false
+		}
+		overflow, size := bits.Mul64(u64(l.NB+24), u64(l.NE+24))
+		w := looseWeight{size: bounded(size)}
+		w.seen, _ = t.where(data, nil)
+		if overflow == 0 && w.seen.somewhere() {
+			t.loose[strings.Clone(name)] = w
+		}
+		return true
+	}
+	fits := false
+	for _, w := range t.byName[name] {
+		if uint32(w.of.Type) != binary.LittleEndian.Uint32(raw[l.Type:]) {
+			continue
+		}
+		same := true
+		for i := range uint32(4) {
+			n := int64(1)
+			if int(i) < len(w.of.Shape) {
+				n = w.of.Shape[i]
+			}
+			same = same && u64(l.NE+8*i) == uint64(n)
+		}
+		if !same {
+			continue
+		}
+		fits = true
+		s, here := t.where(data, w)
+		if s.mapped && !here {
+			continue // the same name in another file
+		}
+		before := w.seen.somewhere()
+		w.seen = seen{w.seen.mapped || s.mapped, w.seen.copied || s.copied, w.seen.device || s.device, w.seen.empty || s.empty}
+		if !before && w.seen.somewhere() {
+			t.missing--
+		}
+	}
+	return fits
+}
+
+// where says what is at the address of a weight's data, and if that is a mapped file, whether it is this weight's place in it.
+func (t *table) where(data uint64, w *weight) (s seen, here bool) {
+	if data == 0 {
+		return seen{empty: true}, false
+	}
+	switch a := t.space.at(data); {
+	case a != nil && a.kind == kindFile:
+		if w == nil {
+			return seen{}, false
+		}
+		return seen{mapped: true}, a.file == w.model.file.ID && a.offset+(data-a.start) == uint64(w.of.Offset)
+	case a != nil && a.kind == kindMemory:
+		return seen{copied: true}, false
+	case a != nil && a.kind == kindDevice, t.gpu: // addresses of a GPU's memory are reserved in the process, or none of its own
+		return seen{device: true}, false
+	}
+	return seen{}, false // left over from what was freed
+}

@@ -1,0 +1,161 @@
+// Package serve helps one target from now until it ends: it attaches probes to it, hands their events to a prefetch.Controller, and where there is nothing to win it takes the probes
+// away, sleeps, and looks again now and then.
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"runtime"
+	"time"
+
+	"tensorcast/capture"
+	"tensorcast/internal/cgroup"
+	"tensorcast/internal/proc"
+	"tensorcast/prefetch"
+)
+
+// Options say whom to help, and how.
+type Options struct {
+	PID  int
+	Late bool // the target may load ggml later; else one that has none is an error
+	Join bool // this process joins the target's memory cgroup, so that it pays there for what it reads
+	// Prefetch is what a Controller is made with. Its Memory, Models, Weights and Log are set by Run.
+	Prefetch prefetch.Options
+	// Tell is called with what is being done, several times a second while the target decodes; nil: nobody asks.
+	Tell func(prefetch.Status)
+	Log  *slog.Logger
+}
+
+const (
+	// tick is how often the control loop looks while it is busy.
+	tick = time.Millisecond
+	// lookInterval is how often it is asked whether there is something to win by now.
+	lookInterval = time.Second
+	// tellInterval is how often Tell is called at most.
+	tellInterval = 250 * time.Millisecond
+)
+
+// server is the help for one target.
+type server struct {
+	o          Options
+	controller *prefetch.Controller
+	group      *cgroup.Group
+	settled    bool
+	told       time.Time
+}
+
+// Run helps until the target ends, or ctx does; both are no error. It locks its goroutine to a thread for as long, as priority belongs to a thread, and the kernel's workers for
+// io_uring inherit that of the thread that submits. Errors are those of capture.Attach, cgroup.ErrHidden without a budget, and others; the target goes on as if nothing had been.
+func Run(ctx context.Context, o Options) (s prefetch.Summary, err error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	v := &server{o: o}
+	v.group, err = cgroup.Find(o.PID)
+	if errors.Is(err, fs.ErrNotExist) {
+		return s, fmt.Errorf("process %d: %w", o.PID, proc.ErrNoProcess)
+	}
+	if errors.Is(err, cgroup.ErrHidden) && o.Prefetch.Budget == 0 { // its limits apply, whatever they are
+		return s, err
+	}
+	if err != nil {
+		o.Log.Warn("no memory cgroup: only the host's memory bounds the budget", "error", err)
+	}
+	memory, err := prefetch.NewCgroupMemory(v.group)
+	if err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, memory.Close()) }()
+	pages, err := prefetch.NewKernelPages(o.PID, o.Log)
+	if err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, pages.Close()) }()
+	process, err := proc.Open(o.PID)
+	if err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, process.Close()) }()
+
+	p := o.Prefetch
+	p.Memory, p.Log, p.Models, p.Weights = memory, o.Log, prefetch.MappedModels(o.PID), prefetch.ReadWeights
+	v.controller = prefetch.New(pages, p)
+	for {
+		stood, err := v.help(ctx)
+		if err != nil || stood == nil {
+			return v.controller.Summary(), err
+		}
+		v.tell(true)
+		ended, err := v.idle(ctx, process)
+		if err != nil || ended {
+			return v.controller.Summary(), err
+		}
+	}
+}
+
+// help attaches to the target and works until the target or ctx ends, or there is nothing to win: then it says so.
+func (v *server) help(ctx context.Context) (stood *prefetch.StandBack, err error) {
+	target, err := capture.Attach(v.o.PID, capture.Options{Interval: tick, Tick: v.tick, Pause: v.controller.Pause, Late: v.o.Late, Small: true, Log: v.o.Log})
+	if err != nil {
+		if v.settled && errors.Is(err, proc.ErrNoProcess) { // it was helped before, and has ended
+			err = nil
+		}
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, target.Close()) }()
+	if !v.settled {
+		if err := prefetch.Settle(ctx, v.group, v.o.Join, v.o.Log); err != nil {
+			return nil, err
+		}
+		v.settled = true
+	}
+	err = target.Run(ctx, v.controller.Handle)
+	switch {
+	case errors.As(err, &stood):
+		return stood, nil
+	case err != nil && !errors.Is(err, proc.ErrNoProcess): // the target has ended, as it may
+		return nil, err
+	case v.controller.Summary().PerToken == 0 && ctx.Err() == nil:
+		return nil, target.Explain()
+	}
+	return nil, nil
+}
+
+// idle sleeps until there is something to win, or the target or ctx has ended.
+func (v *server) idle(ctx context.Context, process *proc.Process) (ended bool, err error) {
+	for {
+		sleep, cancel := context.WithTimeout(ctx, lookInterval)
+		err := process.Wait(sleep)
+		cancel()
+		switch {
+		case err == nil || ctx.Err() != nil:
+			return true, nil
+		case !errors.Is(err, context.DeadlineExceeded):
+			return false, err
+		}
+		again, err := v.controller.Look()
+		if errors.Is(err, proc.ErrNoProcess) || errors.Is(err, fs.ErrNotExist) {
+			continue // it is ending
+		}
+		if again || err != nil {
+			return false, err
+		}
+	}
+}
+
+func (v *server) tick() error {
+	err := v.controller.Tick()
+	v.tell(false)
+	return err
+}
+
+// tell says what is being done, unless that was done a moment ago.
+func (v *server) tell(now bool) {
+	if v.o.Tell == nil || !now && time.Since(v.told) < tellInterval {
+		return
+	}
+	v.told = time.Now()
+	v.o.Tell(v.controller.Status())
+}

@@ -1,0 +1,137 @@
+package prefetch
+
+// This file says when there is nothing to win, and when to look again.
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/dustin/go-humanize"
+)
+
+// Reason is why a target is left alone.
+type Reason string
+
+// Reasons that a Controller finds out.
+const (
+	Fits    Reason = "fits"    // all that a token reads has room
+	NoWin   Reason = "no win"  // tokens with help take as long as without
+	Outside Reason = "outside" // the weights lie outside the mappings of their file
+)
+
+// StandBack is the error of Handle and Tick that says that there is nothing to win: nothing is held any more. The controller needs no events until Look says so; if it gets some
+// nevertheless, it begins anew.
+type StandBack struct {
+	Reason        Reason
+	With, Without time.Duration // NoWin: a token's
+	Bytes         int64         // Fits: that a token reads, and the sizes of other models that the target maps
+	Room          Room          // that there was
+	Err           error         // Outside: which weights, and what to do
+	mapped        int64         // bytes of all model files that the target mapped
+	at            time.Time
+}
+
+func (s *StandBack) Error() string {
+	switch s.Reason {
+	case Fits:
+		return fmt.Sprintf("everything fits: %s of weights, room for %s (%s)", humanize.IBytes(uint64(s.Bytes)), humanize.IBytes(uint64(max(s.Room.Bytes, 0))), s.Room.Level)
+	case NoWin:
+		return fmt.Sprintf("no win: %.2f tok/s with help, %.2f without: all given back", perSecond(s.With), perSecond(s.Without))
+	}
+	return s.Err.Error()
+}
+
+func (s *StandBack) Unwrap() error { return s.Err }
+
+func perSecond(d time.Duration) float64 {
+	if d <= 0 {
+		return 0
+	}
+	return float64(time.Second) / float64(d)
+}
+
+const (
+	// noWinTime is how long help that did not win is not tried again, unless the room changes by a noWinShare of what a token reads.
+	noWinTime  = 5 * time.Minute
+	noWinShare = 16
+)
+
+// standBack gives everything back, and returns s.
+func (c *Controller) standBack(s *StandBack) error {
+	s.Room, s.at = c.room, c.now()
+	if c.help != nil {
+		c.sum.PerToken = c.help.schedule.Bytes
+	}
+	if err := c.giveUp(s.Error()); err != nil {
+		return err
+	}
+	c.contexts = newContexts(c.contexts.file)
+	c.stood = s
+	return s
+}
+
+// fits says whether all that the target reads has room, by its limits, not by the caller's budget: what a token reads, and the other models that it maps, as their turn may come.
+func (c *Controller) fits() (*StandBack, error) {
+	s := &StandBack{Reason: Fits, Bytes: c.help.schedule.Bytes}
+	room := c.room.Bytes - c.help.window.bytes
+	if c.room.Level == LevelBudget || c.room.Level == LevelOthers || room < s.Bytes {
+		return nil, nil
+	}
+	models, err := c.models()
+	if err != nil {
+		return nil, err
+	}
+	s.mapped = models.bytes()
+	for i, at := range models.Mapped {
+		if !slices.ContainsFunc(c.help.schedule.Blocks, func(b Range) bool { return c.known[b.File].id == at.ID }) {
+			s.Bytes += models.Files[i].Size
+		}
+	}
+	if room < s.Bytes {
+		return nil, nil
+	}
+	return s, nil
+}
+
+// models are those that the target maps now.
+func (c *Controller) models() (Model, error) {
+	if c.opts.Models == nil {
+		return Model{}, nil
+	}
+	return c.opts.Models()
+}
+
+func (m *Model) bytes() (sum int64) {
+	for _, f := range m.Files {
+		sum += f.Size
+	}
+	return sum
+}
+
+// Look says, after a StandBack, whether there is something to win by now: then the target's events are needed again. It costs little, and needs to be asked once a second.
+func (c *Controller) Look() (again bool, err error) {
+	s := c.stood
+	if s == nil {
+		return true, nil
+	}
+	c.opts.Memory.Changed() // the room is looked at anyway
+	if err := c.checkRoom(); err != nil {
+		return false, err
+	}
+	switch s.Reason {
+	case Fits:
+		models, err := c.models()
+		if err != nil {
+			return false, err
+		}
+		again = c.room.Bytes < s.Bytes || models.bytes() != s.mapped
+	case NoWin:
+		change := c.room.Bytes - s.Room.Bytes
+		again = max(change, -change) > s.Bytes/noWinShare || c.now().Sub(s.at) > noWinTime
+	}
+	if again {
+		c.stood = nil
+	}
+	return again, nil
+}

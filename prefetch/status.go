@@ -1,0 +1,83 @@
+package prefetch
+
+// This file says what a controller is doing.
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/dustin/go-humanize"
+)
+
+// Phase is what a controller is doing.
+type Phase string
+
+const (
+	Waiting   Phase = "waiting"     // for the target to decode
+	Comparing Phase = "comparing"   // tokens are measured without help
+	Helping   Phase = "helping"     //
+	Giving    Phase = "giving back" // memory is short
+	Idle      Phase = "idle"        // nothing is to be won
+)
+
+// Status is what a controller is doing now. Sizes are bytes.
+type Status struct {
+	Phase    Phase   `json:"phase"`
+	Why      string  `json:"why,omitempty"` // Idle: what there is no win for; Giving: what bounds the room
+	Held     int64   `json:"held_bytes"`
+	Wanted   int64   `json:"wanted_bytes"`          // of what a token reads, that is to be held
+	PerToken int64   `json:"token_bytes"`           // that a token reads
+	Streamed int64   `json:"streamed_bytes"`        // a token, lately
+	Before   float64 `json:"before_tokens_per_sec"` // without help, when that was measured last; 0: it was not
+	Now      float64 `json:"tokens_per_sec"`        // lately, with help; 0: not known
+}
+
+// Status says what the controller is doing.
+func (c *Controller) Status() Status {
+	h, w := c.help, &c.watch
+	if h == nil {
+		if c.stood != nil {
+			return Status{Phase: Idle, Why: c.stood.Error()}
+		}
+		return Status{Phase: Waiting}
+	}
+	s := Status{Phase: Helping, Held: h.heldBytes, Wanted: h.wantBytes, PerToken: h.schedule.Bytes, Before: perSecond(time.Duration(w.plain))}
+	if n := int64(len(w.with)); n > 0 {
+		s.Now, s.Streamed = perSecond(time.Duration(median(w.with))), (w.marks[n-1]-w.streamed)/n
+	}
+	switch {
+	case w.aside:
+		s.Phase = Comparing
+	case c.now().Before(c.yield.until), c.now().Before(c.shrunk.Add(shrunkTime)):
+		s.Phase, s.Why = Giving, c.room.Level
+	}
+	return s
+}
+
+// shrunkTime is how long it is told that memory was given back.
+const shrunkTime = 2 * time.Second
+
+// String is one line for people.
+func (s Status) String() string {
+	bytes := func(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
+	switch s.Phase {
+	case Waiting:
+		return "learning: waiting for the target to decode"
+	case Idle:
+		return "idle: " + s.Why
+	case Comparing:
+		return "comparing: tokens without help are measured"
+	}
+	line := fmt.Sprintf("keeping %s of %s", bytes(s.Held), bytes(s.PerToken))
+	if s.Phase == Giving {
+		line = fmt.Sprintf("giving back: memory is short (%s); %s", s.Why, line)
+	}
+	if s.Now == 0 {
+		return line
+	}
+	line += fmt.Sprintf(", streaming %s/token, ", bytes(s.Streamed))
+	if s.Before > 0 {
+		return line + fmt.Sprintf("%.2f tok/s, %.2f before", s.Now, s.Before)
+	}
+	return line + fmt.Sprintf("%.2f tok/s", s.Now)
+}

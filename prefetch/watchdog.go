@@ -1,0 +1,120 @@
+package prefetch
+
+// This file compares the target's tokens with help and without: help that does not win is given up.
+
+import (
+	"slices"
+	"time"
+)
+
+// watchdog measures how long tokens take, in ns by the target's clock. Before anything is held it stands aside for a few tokens; later again when tokens with help take as long
+// as those did: the context has grown, a neighbour has come, or the help is none.
+type watchdog struct {
+	aside    bool    // tokens are measured without help now
+	skip     int     // tokens that are not counted, as what was before still shows in them
+	without  []int64 // tokens without help, of this comparison
+	plain    int64   // how long a token takes without help; 0: not known
+	with     []int64 // the last tokens with help
+	tokens   int     // with help, since the last comparison
+	next     int     // tokens after which there may be another one
+	streamed int64   // bytes that had been read ahead at the beginning of with's first token, see Status
+	marks    []int64 // and at the end of each
+}
+
+const (
+	// firstTokens are measured before anything is held: one shows little, and each costs what the help would have saved.
+	firstTokens = 2
+	// againTokens are measured in a later comparison, after asideTokens: then the page cache is as the target alone makes it, since it has touched all once.
+	againTokens = 3
+	asideTokens = 1
+	// settleTokens pass until what is held and what streams have settled.
+	settleTokens = 8
+	// lastTokens of those with help are compared.
+	lastTokens = 16
+	// unknownTokens pass with help before it is compared for the first time, where nothing was measured before: a stored pattern begins at once.
+	unknownTokens = 64
+	// leastGain is how much faster tokens with help have to be.
+	leastGain = 1.02
+	// maxNext bounds how rarely help that won is compared again.
+	maxNext = 4096
+)
+
+// newWatchdog begins with a comparison, if first is true.
+func newWatchdog(first bool) watchdog {
+	return watchdog{aside: first, next: settleTokens + lastTokens/2}
+}
+
+// token notes a generated token of the context that is followed, of nanos.
+func (c *Controller) token(nanos int64) error {
+	w := &c.watch
+	if w.aside {
+		if w.skip > 0 {
+			w.skip--
+			return nil
+		}
+		w.without = append(w.without, nanos)
+		return c.compare()
+	}
+	c.sum.Tokens++
+	c.decodingNanos += nanos
+	if w.tokens++; w.tokens <= settleTokens {
+		w.streamed = c.help.streamed
+		return nil
+	}
+	w.with, w.marks = append(w.with, nanos), append(w.marks, c.help.streamed)
+	if len(w.with) > lastTokens {
+		w.streamed = w.marks[0]
+		w.with, w.marks = slices.Delete(w.with, 0, 1), slices.Delete(w.marks, 0, 1)
+	}
+	switch {
+	case c.opts.NoCompare, w.tokens < w.next, w.plain == 0 && w.tokens < unknownTokens:
+		return nil
+	case w.plain > 0 && float64(median(w.with))*leastGain < float64(w.plain):
+		return nil
+	}
+	c.opts.Log.Info("comparing with tokens without help", "with", time.Duration(median(w.with)), "without, before", time.Duration(w.plain))
+	return c.stepAside()
+}
+
+// compare ends a comparison once enough tokens were measured without help.
+func (c *Controller) compare() error {
+	w := &c.watch
+	first := len(w.with) == 0
+	if want := againTokens; !first && len(w.without) < want || first && len(w.without) < firstTokens {
+		return nil
+	}
+	w.plain = median(w.without)
+	if first {
+		w.plain = slices.Min(w.without) // the next one may be slow for another reason
+	} else if with := median(w.with); float64(with)*leastGain >= float64(w.plain) {
+		return c.standBack(&StandBack{Reason: NoWin, With: time.Duration(with), Without: time.Duration(w.plain)})
+	} else {
+		w.next = min(2*w.next, maxNext)
+		c.opts.Log.Info("help wins", "with", time.Duration(with), "without", time.Duration(w.plain))
+	}
+	w.aside, w.without, w.tokens, w.with, w.marks = false, nil, 0, nil, nil
+	return nil
+}
+
+// stepAside leaves the target alone for a comparison. What was held counts as held no more: the target's own misses take its memory.
+func (c *Controller) stepAside() error {
+	w, h := &c.watch, c.help
+	w.aside, w.skip = true, asideTokens
+	for b, held := range h.held {
+		if !held {
+			continue
+		}
+		h.lose(b)
+		if err := c.pages.Release(h.schedule.Blocks[b]); err != nil {
+			return err
+		}
+	}
+	h.drop()
+	return nil
+}
+
+// median of at least one number.
+func median(all []int64) int64 {
+	sorted := slices.Sorted(slices.Values(all))
+	return sorted[len(sorted)/2]
+}
