@@ -19,6 +19,7 @@ scene() { # NAME LIMIT HELPER: runs the model in a new group; sets peak to what 
 	mkdir $group
 	echo "$2" > $group/memory.max
 	echo 0 > $group/memory.swap.max 2> /dev/null || true
+	sync
 	echo 3 > /proc/sys/vm/drop_caches
 	began=$(date +%s)
 	sh -c 'echo 0 > "$0/cgroup.procs"; exec "$@"' $group llama/llamarun -m model.gguf -p a -n "$tokens" -t 1 --no-repack > "$1.json" 2> "$1.log" &
@@ -41,7 +42,7 @@ scene() { # NAME LIMIT HELPER: runs the model in a new group; sets peak to what 
 	echo "    memory.events: $(tr '\n' ' ' < $group/memory.events)"
 	echo "    memory.pressure: $(tr '\n' ' ' < $group/memory.pressure)"
 	echo "    io.stat: $(cat $group/io.stat)"
-	grep -o '"text": *".*"' "$1.json" > "$1.text" || { echo "    no text:"; tail -n 3 "$1.log"; failed=1; }
+	grep -o '"tokens":\[[^]]*\]' "$1.json" > "$1.text" || { echo "    no text:"; tail -n 3 "$1.log"; failed=1; }
 	if cmp -s free.text "$1.text"; then echo "    the text is that without a limit"; else echo "    THE TEXT DIFFERS"; failed=1; fi
 	[ "$status" = 0 ] || failed=1
 	rmdir $group
