@@ -81,7 +81,9 @@ type Other struct {
 
 // Options of Examine.
 type Options struct {
-	Others bool // look for other processes, which costs more than all the rest
+	// Others says to look for other processes. That took 5 ms of a processor on a machine with 100 processes; all the rest took 9 ms the first time, with a vocabulary of
+	// 128,000 words, and 2 ms when it was asked again (BenchmarkExamine).
+	Others bool
 }
 
 // Examiner examines one process, again and again. It keeps what it has read of files that do not change. Not for concurrent use.

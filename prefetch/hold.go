@@ -66,6 +66,9 @@ func newHelping(s *Schedule) *helping {
 
 // input is what the strategy decides from, in a room.
 func (c *Controller) input(room int64) Input {
+	if c.opts.Lock {
+		room = min(room, c.room.Lockable+c.help.window.bytes)
+	}
 	return Input{Schedule: c.help.schedule, Compute: c.help.compute(), Held: c.help.want, Room: room, Window: c.help.window.bytes, Disk: c.meter.best}
 }
 

@@ -121,16 +121,16 @@ func TestKernelPages(t *testing.T) {
 		t.Errorf("%d bytes are locked", n)
 	}
 	for _, b := range []int64{0, 1, 2} {
-		touch(block(b))
-		if n := resident(block(b)); n != 2*mib {
-			t.Errorf("%d bytes of block %d are resident", n, b)
-		}
+		testenv.WaitFor(t, "a block to be resident", func() bool { // a kernel that reclaims what is cold (DAMON) may take a page at any time
+			touch(block(b))
+			return resident(block(b)) == 2*mib
+		})
 	}
-	check("page out", k.PageOut(whole))
 	for b, want := range []int64{0, 2 * mib, 0} { // what is kept is kept only as long as nobody, be it us, takes it
-		if n := resident(block(int64(b))); n != want {
-			t.Errorf("%d bytes of block %d are resident after all was paged out, want %d", n, b, want)
-		}
+		testenv.WaitFor(t, "all to be paged out but what is locked", func() bool { // a page that another processor has in hand is skipped
+			check("page out", k.PageOut(whole))
+			return resident(block(int64(b))) == want
+		})
 	}
 	check("release", k.Release(block(1)))
 	check("page out", k.PageOut(block(1)))

@@ -24,8 +24,8 @@ type Options struct {
 	// Lock locks what is held: nobody can reclaim it, not even when the target needs memory to live. Else it is kept: read, and never paged out from here, but the
 	// kernel takes it when somebody needs the memory.
 	Lock bool
-	// NoCompare helps without comparing with tokens without help: it is given up only where everything fits.
-	NoCompare bool
+	// Always helps without comparing with tokens without help: it is given up only where everything fits.
+	Always bool
 	// Stored, if not nil, is a cycle to begin with, before the target has decoded. Models lists what the target maps at the time: until that is the cycle's model it is
 	// asked now and then.
 	Stored *pattern.Cycle
@@ -33,8 +33,10 @@ type Options struct {
 	// Weights tells where the weights of a file lie, as ReadWeights does: nothing else is read or held, whatever the target says. nil: only the files' sizes bound what
 	// is read.
 	Weights func(path string, id event.FileID) (Weights, error)
-	Log     *slog.Logger
-	Now     func() time.Time // the clock; nil: time.Now
+	// Judge, if not nil, says why the target cannot be helped, by how it holds its model: nil if it can. It is asked when a cycle is known, and when paging out has no effect.
+	Judge func() error
+	Log   *slog.Logger
+	Now   func() time.Time // the clock; nil: time.Now
 }
 
 const (
@@ -69,7 +71,10 @@ type Controller struct {
 	heard              time.Time // when the last event came
 	mapsAt             time.Time // when the target was last asked whether it still maps what is followed
 	watch              watchdog
+	short              string     // why memory was short when something said so last,
+	shortAt            time.Time  // at shortAt
 	shrunk             time.Time  // when memory was given back last
+	judgeAt            time.Time  // when Judge is to be asked again, see Look
 	stood              *StandBack // the last one; nil while there is something to win, for all that is known
 
 	followed      time.Time // when the first blocks were held
@@ -391,13 +396,16 @@ func (c *Controller) start(cycle *pattern.Cycle, bases map[int]uint64) error {
 		c.mapped(file, base)
 	}
 	c.sum.Learned++
+	if err := c.judge(); err != nil {
+		return err
+	}
 	if fits, err := c.fits(); err != nil {
 		return err
 	} else if fits != nil {
 		return c.standBack(fits)
 	}
 	h.wantMore(c.opts.Strategy.Plan(c.input(c.room.Bytes)).Hold)
-	c.watch = newWatchdog(c.contexts.stored == nil && !c.opts.NoCompare)
+	c.watch = newWatchdog(c.contexts.stored == nil && !c.opts.Always)
 	c.opts.Log.Info("learned the pattern", "reads", len(h.schedule.Reads), "bytes", h.schedule.Bytes, "blocks", len(h.schedule.Blocks),
 		"room", c.room.Bytes, "bounded by", c.room.Level, "window", window)
 	return nil
@@ -457,8 +465,7 @@ func (c *Controller) checkRoom() error {
 	if err != nil {
 		return err
 	}
-	// Some is left free: the target's own memory grows, and per-CPU batches blur the counters.
-	room.Bytes -= max(12<<20, room.Limit/128)
+	room.Bytes -= room.margin()
 	if c.opts.Budget > 0 && c.opts.Budget < room.Bytes {
 		room.Bytes, room.Level = c.opts.Budget, LevelBudget
 	}
@@ -472,14 +479,24 @@ func (c *Controller) checkRoom() error {
 	return nil
 }
 
+// margin is left free of a room: the target's own memory grows, and per-CPU batches blur the counters.
+func (r *Room) margin() int64 { return max(12<<20, r.Limit/128) }
+
+// Keepable is how much of a model can be kept in the room.
+func (r *Room) Keepable() int64 {
+	bytes := r.Bytes - r.margin()
+	return max(bytes-windowIn(bytes, defaultWindow), 0)
+}
+
 // windowFor is the window in a room.
 func (c *Controller) windowFor(room int64) int64 {
-	window := c.opts.Window
-	if window == 0 {
-		window = defaultWindow
+	if c.opts.Window == 0 {
+		return windowIn(room, defaultWindow)
 	}
-	return max(min(window, room/4), 0)
+	return windowIn(room, c.opts.Window)
 }
+
+func windowIn(room, window int64) int64 { return max(min(window, room/4), 0) }
 
 // Tick does what is due. It does not wait for the disk, save for blocks that are to be held.
 func (c *Controller) Tick() error {
@@ -495,7 +512,11 @@ func (c *Controller) Tick() error {
 	c.meter.tick(c.now())
 	// A limit that has just been lowered leaves the target only what is not locked: milliseconds count. What was resident
 	// has been reclaimed for it.
-	changed := c.opts.Memory.Changed()
+	change := c.opts.Memory.Changed()
+	changed := change.Look
+	if change.Short != "" {
+		c.short, c.shortAt = change.Short, c.now()
+	}
 	if changed {
 		c.countAt = time.Time{}
 	}

@@ -20,9 +20,9 @@ import (
 )
 
 // Settle prepares this process, in this order: it makes itself the out-of-memory killer's choice, lifts its limit on
-// locked memory, raises the calling thread's priority, and joins the target's memory cgroup (unless join is false), so that pages that it
-// reads are charged where the target's are. Only the first is indispensable; what else fails is logged.
-func Settle(ctx gocontext.Context, group *cgroup.Group, join bool, log *slog.Logger) error {
+// locked memory, and raises the calling thread's priority. Only the first is indispensable; what else fails is logged. See also
+// [ProcessMemory.Join].
+func Settle(log *slog.Logger) error {
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0); err != nil {
 		return fmt.Errorf("offer itself to the out-of-memory killer: %w", err)
 	}
@@ -35,28 +35,33 @@ func Settle(ctx gocontext.Context, group *cgroup.Group, join bool, log *slog.Log
 	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, -15); err != nil {
 		log.Warn("cannot raise the priority", "error", err)
 	}
-	if group == nil || !join {
-		return nil
-	}
+	return nil
+}
+
+// join moves this process to the target's memory cgroup, so that pages that it reads are charged where the target's are; not where a kill there would take all of it. It
+// says whether it did; if not, the log says why. It asks systemd, which may take askTime.
+func join(ctx gocontext.Context, group *cgroup.Group, log *slog.Logger) bool {
 	if dir, err := oomGroup(group); err != nil {
-		return err
+		log.Warn("not joining the target's cgroup: it is not known whether an out-of-memory kill there takes all of it", "cgroup", group.Name(), "error", err)
+		return false
 	} else if dir != "" {
 		log.Warn("not joining the target's cgroup: an out-of-memory kill there takes all of it (memory.oom.group)", "cgroup", dir)
-		return nil
+		return false
 	}
 	switch unit, err := fragile(ctx, systemd.System, group.Name()); {
 	case err != nil:
 		log.Warn("not joining the target's cgroup: an out-of-memory kill there may end the whole unit", "unit", unit, "error", err)
-		return nil
+		return false
 	case unit != "":
 		log.Warn("not joining the target's cgroup: an out-of-memory kill there ends the whole unit; set OOMPolicy=continue in it", "unit", unit)
-		return nil
+		return false
 	}
 	debug.FreeOSMemory() // what setting up took is not the target's to pay
 	if err := group.Join(os.Getpid()); err != nil {
 		log.Warn("cannot join the target's memory cgroup: pages read ahead are charged elsewhere", "error", err)
+		return false
 	}
-	return nil
+	return true
 }
 
 // oomGroup returns the first cgroup on the way up whose processes are killed together.

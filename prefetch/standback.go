@@ -18,6 +18,7 @@ const (
 	Fits    Reason = "fits"    // all that a token reads has room
 	NoWin   Reason = "no win"  // tokens with help take as long as without
 	Outside Reason = "outside" // the weights lie outside the mappings of their file
+	Judged  Reason = "judged"  // Options.Judge said so
 )
 
 // StandBack is the error of Handle and Tick that says that there is nothing to win: nothing is held any more. The controller needs no events until Look says so; if it gets some
@@ -27,7 +28,7 @@ type StandBack struct {
 	With, Without time.Duration // NoWin: a token's
 	Bytes         int64         // Fits: that a token reads, and the sizes of other models that the target maps
 	Room          Room          // that there was
-	Err           error         // Outside: which weights, and what to do
+	Err           error         // Outside: which weights, and what to do; Judged: why
 	mapped        int64         // bytes of all model files that the target mapped
 	at            time.Time
 }
@@ -55,7 +56,21 @@ const (
 	// noWinTime is how long help that did not win is not tried again, unless the room changes by a noWinShare of what a token reads.
 	noWinTime  = 5 * time.Minute
 	noWinShare = 16
+	// judgeTime is how often it is judged whether a target can be helped that could not be. It takes judgeShare times as long as that at least.
+	judgeTime  = 2 * time.Second
+	judgeShare = 500
 )
+
+// judge stands back if the target cannot be helped.
+func (c *Controller) judge() error {
+	if c.opts.Judge == nil {
+		return nil
+	}
+	if err := c.opts.Judge(); err != nil {
+		return c.standBack(&StandBack{Reason: Judged, Err: err})
+	}
+	return nil
+}
 
 // standBack gives everything back, and returns s.
 func (c *Controller) standBack(s *StandBack) error {
@@ -126,6 +141,11 @@ func (c *Controller) Look() (again bool, err error) {
 			return false, err
 		}
 		again = c.room.Bytes < s.Bytes || models.bytes() != s.mapped
+	case Judged:
+		if now := c.now(); !now.Before(c.judgeAt) {
+			again = c.opts.Judge() == nil
+			c.judgeAt = now.Add(max(judgeTime, judgeShare*c.now().Sub(now)))
+		}
 	case NoWin:
 		change := c.room.Bytes - s.Room.Bytes
 		again = max(change, -change) > s.Bytes/noWinShare || c.now().Sub(s.at) > noWinTime

@@ -50,6 +50,9 @@ func (c *Controller) Status() Status {
 		s.Phase = Comparing
 	case c.now().Before(c.yield.until), c.now().Before(c.shrunk.Add(shrunkTime)):
 		s.Phase, s.Why = Giving, c.room.Level
+		if c.now().Before(c.shortAt.Add(shrunkTime)) {
+			s.Why += ", " + c.short
+		}
 	}
 	return s
 }

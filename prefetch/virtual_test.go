@@ -706,3 +706,29 @@ func TestUnreadable(t *testing.T) {
 		}
 	}
 }
+
+// A target that cannot be helped is left alone, until it can. If that begins later, it is noticed: paging out has no effect.
+func TestJudged(t *testing.T) {
+	why := errors.New("two processes map it")
+	asked := 0
+	var verdict error
+	r := newRig(t, 0.7, prefetch.Options{Judge: func() error { asked++; return verdict }}, nil)
+	r.run(16)
+	if asked != 1 {
+		t.Errorf("asked %d times", asked)
+	}
+	verdict = why
+	r.Map(0, true)
+	var stood *prefetch.StandBack
+	if _, err := r.Run(1, r.cycle, 30); !errors.As(err, &stood) || stood.Reason != prefetch.Judged || !errors.Is(err, why) || r.Summary().Pinned != 0 {
+		t.Fatalf("%v; %d bytes are held", err, r.Summary().Pinned)
+	}
+	if again, err := r.Look(); again || err != nil {
+		t.Errorf("it looks again though nothing has changed (%v)", err)
+	}
+	verdict = nil
+	r.Rest(time.Minute)
+	if again, err := r.Look(); !again || err != nil {
+		t.Errorf("it does not look again (%v)", err)
+	}
+}

@@ -67,7 +67,7 @@ func (c *Controller) token(nanos int64) error {
 		w.with, w.marks = slices.Delete(w.with, 0, 1), slices.Delete(w.marks, 0, 1)
 	}
 	switch {
-	case c.opts.NoCompare, w.tokens < w.next, w.plain == 0 && w.tokens < unknownTokens:
+	case c.opts.Always, w.tokens < w.next, w.plain == 0 && w.tokens < unknownTokens:
 		return nil
 	case w.plain > 0 && float64(median(w.with))*leastGain < float64(w.plain):
 		return nil

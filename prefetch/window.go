@@ -15,6 +15,8 @@ type window struct {
 
 	streamed int64 // bytes read ahead, ever
 	late     int   // visits that the target reached first
+	pagedOut int   // blocks
+	stuck    int   // samples in a row of blocks that stayed
 }
 
 // stage is a visit that was read ahead, or met in memory, and whose block is to be held or paged out once it is over.
@@ -64,12 +66,42 @@ func (c *Controller) behind() error {
 				return err
 			}
 		case c.opts.Strategy.Streams() && !h.isStaged(b): // a block on the border of two weights may be staged for a later visit, too
-			if err := c.pages.PageOut(h.schedule.Blocks[b]); err != nil {
+			if err := c.pageOut(h.schedule.Blocks[b]); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+const (
+	// sampleEvery is how many blocks are paged out between two looks whether that has an effect,
+	sampleEvery = 64
+	// and stuckSamples are so many in a row of which more than half stayed: somebody else maps the model, too.
+	stuckSamples = 4
+)
+
+// pageOut pages a block out, and now and then looks whether that had an effect.
+func (c *Controller) pageOut(r Range) error {
+	w := &c.help.window
+	if err := c.pages.PageOut(r); err != nil {
+		return err
+	}
+	if w.pagedOut++; w.pagedOut%sampleEvery != 0 {
+		return nil
+	}
+	left, err := c.pages.Resident(r)
+	if err != nil {
+		return err
+	}
+	if left <= r.Length/2 {
+		w.stuck = 0
+		return nil
+	}
+	if w.stuck++; w.stuck%stuckSamples != 0 {
+		return nil
+	}
+	return c.judge()
 }
 
 // ahead reads ahead of the target as far as the window goes, what is held and was taken among it.

@@ -64,6 +64,7 @@ type Machine struct {
 	base   uint64
 	queued []event.Event
 	told   map[int]bool // files for which FileSeen was sent
+	shared map[int]bool // files that another process maps
 	decode uint32
 	token  Token
 	timers []timer
@@ -87,7 +88,7 @@ func New(cfg Config) *Machine {
 		cfg.Tick = time.Millisecond
 	}
 	cfg.Readahead = max(cfg.Readahead, cfg.Page)
-	m := &Machine{cfg: cfg, base: 0x7f0000000000, told: map[int]bool{}}
+	m := &Machine{cfg: cfg, base: 0x7f0000000000, told: map[int]bool{}, shared: map[int]bool{}}
 	m.cache.init(&cfg)
 	m.disk = disk{bandwidth: cfg.Bandwidth, latency: int64(cfg.Latency)}
 	return m
@@ -124,6 +125,9 @@ func (m *Machine) Take(bytes int64) {
 
 // Limit returns the limit in bytes.
 func (m *Machine) Limit() int64 { return m.cfg.Limit }
+
+// Map has another process map a file, or no more: then its pages cannot be paged out.
+func (m *Machine) Map(file int, mapped bool) { m.shared[file] = mapped }
 
 // Base is the address at which the target maps the first byte of a file.
 func (m *Machine) Base(file int) uint64 { return m.base + uint64(file)<<36 }

@@ -24,14 +24,14 @@ type Memory struct {
 
 // Room implements prefetch.Memory.
 func (r *Memory) Room(_, _ int64) (prefetch.Room, error) {
-	return prefetch.Room{Bytes: r.m.cfg.Limit, Limit: r.m.cfg.Limit, Level: "simulated"}, nil
+	return prefetch.Room{Bytes: r.m.cfg.Limit, Limit: r.m.cfg.Limit, Level: "simulated", Lockable: r.m.cfg.Limit}, nil
 }
 
 // Changed implements prefetch.Memory.
-func (r *Memory) Changed() bool {
+func (r *Memory) Changed() prefetch.Change {
 	changed := r.seen != r.m.cfg.Limit
 	r.seen = r.m.cfg.Limit
-	return changed
+	return prefetch.Change{Look: changed}
 }
 
 // Pages implements prefetch.Pages in virtual time.
@@ -153,7 +153,7 @@ func (p *Pages) Release(r prefetch.Range) error {
 func (p *Pages) PageOut(r prefetch.Range) error {
 	p.Calls.PageOut++
 	p.spend(p.m.cfg.Costs.PageOut, r.Length)
-	if p.bases[r.File] == 0 {
+	if p.bases[r.File] == 0 || p.m.shared[p.files[r.File]] {
 		return nil
 	}
 	p.each(r, func(pg *page) {

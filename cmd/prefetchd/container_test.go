@@ -24,7 +24,7 @@ import (
 var tiny = synth.Config{Layers: 3, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}
 
 // little makes prefetchd lock a part of the tiny model, which would fit.
-var little = []string{"--budget", "1500KB", "--lock", "--no-compare"}
+var little = []string{"--budget", "1500KB", "--lock", "--always"}
 
 // In a container prefetchd follows its target as on the host.
 func TestInContainer(t *testing.T) {
@@ -36,7 +36,7 @@ func TestInContainer(t *testing.T) {
 		t.Fatal(err)
 	}
 	said := filepath.Join(t.TempDir(), "said.json")
-	args := append([]string{"sh", "-c", `said=$1; shift; helper=$1; shift; "$@" > "$said" & exec "$helper" --wait --budget 1500KB --no-compare --json --pid $!`, "sh", said, prefetchd}, in.Command(t.Context(), o).Args...)
+	args := append([]string{"sh", "-c", `said=$1; shift; helper=$1; shift; "$@" > "$said" & exec "$helper" --wait --budget 1500KB --always --json --pid $!`, "sh", said, prefetchd}, in.Command(t.Context(), o).Args...)
 	cmd := testenv.Container{}.Command(args...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

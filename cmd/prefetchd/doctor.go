@@ -17,7 +17,6 @@ import (
 
 	"tensorcast/ebpf"
 	"tensorcast/holding"
-	"tensorcast/internal/cgroup"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/uring"
@@ -112,7 +111,7 @@ func diagnose(ctx context.Context, pid int) (d *diagnosis, err error) {
 	if room, err := roomOf(pid, d.Holding); err != nil {
 		d.NoRoom = err.Error()
 	} else {
-		d.Room, bytes = &room, room.Bytes
+		d.Room, bytes = &room, room.Keepable()
 	}
 	d.Verdict = d.Holding.Judge(bytes, d.Claimed)
 	d.Line, d.OK = d.Verdict.Line(), d.Verdict.Helps
@@ -129,14 +128,7 @@ func diagnose(ctx context.Context, pid int) (d *diagnosis, err error) {
 
 // roomOf says how much of the model may be in the memory that the process has. An error says why that is not known.
 func roomOf(pid int, h *holding.Holding) (room prefetch.Room, err error) {
-	group, err := cgroup.Find(pid)
-	if errors.Is(err, cgroup.ErrHidden) {
-		return room, err
-	}
-	if err != nil {
-		group = nil // only the host bounds it
-	}
-	memory, err := prefetch.NewCgroupMemory(group)
+	memory, err := prefetch.NewProcessMemory(pid, prefetch.MemoryOptions{})
 	if err != nil {
 		return room, err
 	}

@@ -70,7 +70,7 @@ func TestLies(t *testing.T) {
 					words = append(words, way)
 				}
 				target, begin := liar(t, f.Args(capturetest.NewModel(t), scenario, 150*time.Millisecond, words...))
-				o := capturetest.Run(t, exec.CommandContext(t.Context(), prefetchd, "--verbose", "--no-join", "--budget", "1200KB", "--no-compare", "--pid", strconv.Itoa(target.Process.Pid)), func(_ int, said string) bool {
+				o := capturetest.Run(t, exec.CommandContext(t.Context(), prefetchd, "--verbose", "--no-join", "--budget", "1200KB", "--always", "--pid", strconv.Itoa(target.Process.Pid)), func(_ int, said string) bool {
 					if !attached(said) {
 						return false
 					}
@@ -100,7 +100,7 @@ func TestLiarIsLeft(t *testing.T) {
 			t.Run(scenario+" "+sig.String(), func(t *testing.T) {
 				target, begin := liar(t, f.Args(capturetest.NewModel(t), scenario, time.Minute, "wait"))
 				var begun, asked time.Time
-				o := capturetest.Run(t, exec.CommandContext(t.Context(), prefetchd, "--verbose", "--no-join", "--budget", "1200KB", "--no-compare", "--pid", strconv.Itoa(target.Process.Pid)), func(pid int, said string) bool {
+				o := capturetest.Run(t, exec.CommandContext(t.Context(), prefetchd, "--verbose", "--no-join", "--budget", "1200KB", "--always", "--pid", strconv.Itoa(target.Process.Pid)), func(pid int, said string) bool {
 					switch {
 					case begun.IsZero() && attached(said):
 						begun = time.Now()

@@ -27,6 +27,7 @@ type options struct {
 	wait     bool
 	json     bool
 	verbose  bool
+	leave    int64
 	prefetch.Options
 }
 
@@ -81,8 +82,9 @@ Exit status: 0 when the target ended or prefetchd was interrupted, 1 on failure,
 		"both (hold what fits, stream the rest), pin or stream alone")
 	f.BoolVar(&o.Lock, "lock", false, "lock what is held (mlock): the kernel cannot take it back, not even when it must kill a process instead")
 	cli.SizeVar(f, &o.Budget, "budget", "never keep more of the model in memory than `SIZE` (600MB, 2GiB); the limits of cgroups and host hold besides")
+	cli.SizeVar(f, &o.leave, "leave", "leave `SIZE` of the host's available memory to other programs (chosen: more while they wait for memory)")
 	cli.SizeVar(f, &o.Window, "window", "`SIZE` of what is read ahead and not yet paged out (chosen)")
-	f.BoolVar(&o.NoCompare, "no-compare", false, "help without measuring whether it wins: to study a strategy")
+	f.BoolVar(&o.Always, "always", false, "help without measuring whether it wins, mixtures of experts too: to study a strategy")
 	f.BoolVar(&o.noJoin, "no-join", false, "stay in the own cgroup: pages read ahead are then not charged to the target's")
 	f.BoolVar(&o.json, "json", false, "print the summary as JSON")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "say what is being done")
@@ -118,7 +120,10 @@ func run(cmd *cobra.Command, o options) (err error) {
 	live := newLive(cmd.ErrOrStderr())
 	defer live.close()
 	log := slog.New(slog.NewTextHandler(live, &slog.HandlerOptions{Level: level}))
-	s, err := serve.Run(cmd.Context(), serve.Options{PID: o.pid, Late: o.wait, Join: !o.noJoin, Prefetch: o.Options, Tell: live.tell, Log: log})
+	if o.Lock {
+		log.Warn("what is locked the kernel cannot take: if another program in the target's cgroup needs more memory at once than is left, it may kill the target")
+	}
+	s, err := serve.Run(cmd.Context(), serve.Options{PID: o.pid, Late: o.wait, Join: !o.noJoin, Leave: o.leave, Prefetch: o.Options, Tell: live.tell, Log: log})
 	live.close()
 	if err != nil {
 		return err

@@ -138,7 +138,7 @@ type helper struct {
 // help starts a prefetchd that does not ask whether it wins, which depends on what else runs on the machine.
 func (r *rig) help(flags ...string) *helper {
 	r.t.Helper()
-	h := &helper{Cmd: exec.Command(prefetchd, append([]string{"--pid", fmt.Sprint(r.target.Process.Pid), "--json", "--no-compare"}, flags...)...)}
+	h := &helper{Cmd: exec.Command(prefetchd, append([]string{"--pid", fmt.Sprint(r.target.Process.Pid), "--json", "--always"}, flags...)...)}
 	h.Stdout, h.Stderr = &h.stdout, &h.stderr
 	if err := h.Start(); err != nil {
 		r.t.Fatal(err)

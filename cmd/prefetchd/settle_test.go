@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"tensorcast/internal/cgroup"
 	"tensorcast/internal/testenv"
@@ -32,7 +33,7 @@ func TestHostileGroup(t *testing.T) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	r.options.Repeat = 1 << 20
 	r.start()
-	h := waiting(t, r.target.Process.Pid, "--wait", "--lock", "--no-compare", "--budget", fmt.Sprint(r.size/2))
+	h := waiting(t, r.target.Process.Pid, "--wait", "--lock", "--always", "--budget", fmt.Sprint(r.size/2))
 	testenv.WaitFor(t, "the model to be held", func() bool {
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", h.Process.Pid))
 		return err == nil && field(status, "VmLck:")<<10 > r.size/4
@@ -51,4 +52,65 @@ func TestHostileGroup(t *testing.T) {
 	if args, err := os.ReadFile(called); err == nil {
 		t.Errorf("systemctl was run: %s", args)
 	}
+}
+
+// A target that is moved to another control group is followed there: its limit is what bounds from then on, and what is read ahead is charged there.
+func TestFollowsMovedTarget(t *testing.T) {
+	r := newRig(t, 2, 100)
+	r.options.Repeat = 1 << 20
+	r.start()
+	h := waiting(t, r.target.Process.Pid, "--wait")
+	testenv.WaitFor(t, "prefetchd to join the target's group", func() bool { return r.joined(h) })
+	root, err := cgroup.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := r.group
+	t.Cleanup(func() {
+		if err := left.Remove(); err != nil {
+			t.Error(err)
+		}
+	})
+	if r.group, err = cgroup.Create(root, fmt.Sprintf("tensorcast-test-%d-moved", os.Getpid())); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.group.SetLimit(r.size + own); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.group.Join(r.target.Process.Pid); err != nil {
+		t.Fatal(err)
+	}
+	testenv.WaitFor(t, "prefetchd to follow", func() bool { return r.joined(h) })
+	if err := left.Remove(); err != nil { // nobody is left in it
+		t.Error(err)
+	}
+	if err := r.target.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = r.target.Wait()
+	if s := h.summary(t); !strings.HasPrefix(s.Level, r.group.Name()+" ") {
+		t.Errorf("bounded by %q, in %s; it said: %s", s.Level, r.group.Name(), h.stderr.String())
+	}
+}
+
+// With --no-join it stays where it is, wherever the target goes.
+func TestNoJoin(t *testing.T) {
+	r := newRig(t, 2, 100)
+	r.options.Repeat = 1 << 20
+	r.start()
+	h := waiting(t, r.target.Process.Pid, "--wait", "--no-join")
+	h.waitSettled(t)
+	joined := false
+	for range 20 {
+		joined = joined || r.joined(h)
+		time.Sleep(10 * time.Millisecond)
+	}
+	if joined {
+		t.Error("it joined")
+	}
+	if err := r.target.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = r.target.Wait()
+	h.summary(t)
 }

@@ -57,20 +57,20 @@ func TestLevels(t *testing.T) {
 		want []Level
 	}{
 		{"v2", 100, []Level{
-			{"/user.slice/llama.service memory.max", 1073741824, 981467136},
-			{"/user.slice/llama.service memory.high", 1000000000, 981467136},
-			{"/user.slice memory.max", 2147483648, 2000000000},
+			{"/user.slice/llama.service memory.max", 1073741824, 981467136, 733999104},
+			{"/user.slice/llama.service memory.high", 1000000000, 981467136, 733999104},
+			{"/user.slice memory.max", 2147483648, 2000000000, 1100000000},
 		}},
 		{"v2", 101, nil},
 		{"v2", 102, nil},
-		{"v2-container", 7, []Level{{"/ memory.max", 536870912, 436207616}}},
+		{"v2-container", 7, []Level{{"/ memory.max", 536870912, 436207616, 733999104}}},
 		{"v1", 100, []Level{
-			{"/jobs/llama memory.limit_in_bytes", 943718400, 800000000},
-			{"/jobs/llama memory.memsw.limit_in_bytes", 943718400, 850000000},
-			{"/jobs memory.limit_in_bytes", 1048576000, 900000000},
+			{"/jobs/llama memory.limit_in_bytes", 943718400, 800000000, 2611073024},
+			{"/jobs/llama memory.memsw.limit_in_bytes", 943718400, 850000000, 2611073024},
+			{"/jobs memory.limit_in_bytes", 1048576000, 900000000, 2790931456},
 		}},
 		{"v1", 101, nil},
-		{"v1-container", 7, []Level{{"/ memory.limit_in_bytes", 4000000000, 700000000}, {"a hidden ancestor", 1000000000, 700000000}}},
+		{"v1-container", 7, []Level{{"/ memory.limit_in_bytes", 4000000000, 700000000, 499000000}, {"a hidden ancestor", 1000000000, 700000000, 499000000}}},
 	} {
 		g, err := fixture(t, test.tree).find(test.pid)
 		if err != nil {
@@ -94,9 +94,9 @@ func TestGroupNumbers(t *testing.T) {
 		major, minor uint32
 		want         numbers
 	}{
-		{"v2", 8, 0, numbers{1000000000, 981467136, 1, 734003200, Stat{241172480, 734003200, 733986816, 4096, 20480, 6291456},
+		{"v2", 8, 0, numbers{1000000000, 981467136, 1, 734003200, Stat{241172480, 734003200, 733986816, 4096, 20480, 234003200, 6291456},
 			Pressure{2500 * time.Millisecond, 1750 * time.Millisecond, false}}},
-		{"v1", 254, 0, numbers{943718400, 800000000, 3, 43982848, Stat{18100224, 2620141568, 16150528, 9068544, 13312000, 5242880},
+		{"v1", 254, 0, numbers{943718400, 800000000, 3, 43982848, Stat{18100224, 2620141568, 16150528, 9068544, 13312000, 2312237056, 5242880},
 			Pressure{3 * time.Millisecond, time.Millisecond, false}}},
 	} {
 		g, err := fixture(t, test.tree).find(100)
@@ -149,11 +149,28 @@ func TestPressureOfTheHost(t *testing.T) {
 
 func TestHost(t *testing.T) {
 	got, err := fixture(t, "v2").host()
-	if want := (HostMemory{16316412 << 10, 9876544 << 10}); got != want || err != nil {
+	if want := (HostMemory{16316412 << 10, 9876544 << 10, 2123456 << 10, 5123456 << 10}); got != want || err != nil {
 		t.Errorf("%+v, %v; want %+v", got, err, want)
 	}
 	if _, err := fixture(t, "none").host(); err == nil {
 		t.Error("no error without meminfo")
+	}
+}
+
+// What reclaim did, save for what did not happen because the machine was short.
+func TestPaging(t *testing.T) {
+	page := int64(os.Getpagesize())
+	got, err := fixture(t, "v2").paging()
+	if want := (Paging{SwapIns: 1024 * page, Scanned: 730 * page}); got != want || err != nil {
+		t.Errorf("%+v, %v; want %+v", got, err, want)
+	}
+	// Linux 4.4
+	got, err = parsePaging("pswpin 1\npgscan_kswapd_dma 1\npgscan_kswapd_normal 2\npgscan_direct_normal 4\npgscan_direct_throttle 8\n")
+	if want := (Paging{SwapIns: page, Scanned: 7 * page}); got != want || err != nil {
+		t.Errorf("%+v, %v; want %+v", got, err, want)
+	}
+	if _, err := fixture(t, "none").paging(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without vmstat: %v", err)
 	}
 }
 

@@ -18,6 +18,9 @@ func FuzzTexts(f *testing.F) {
 		"anon 4096\nfile 8192\nhierarchical_memory_limit 9223372036854771712\n", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n", "name\nno number\n",
 		"some avg10=0.00 avg60=0.00 avg300=0.00 total=123\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=45\n", "some total=9223372036854775807\n",
 		"8:0 rbytes=4096 wbytes=0 rios=1 wios=0 dbytes=0 dios=0\n", "8:0 Read 4096\n8:0 Write 1\nTotal 4097\n", "8:0 rbytes=-1\n",
+		"MemTotal: 16 kB\nMemAvailable: 8 kB\nActive(file): 4 kB\nInactive(file): 18446744073709551615 kB\n", "MemTotal:\nMemAvailable: 8 kB\n",
+		"pswpin 3\nzswpin 18446744073709551615\npgscan_kswapd 1\npgscan_direct_dma 9223372036854775807\npgscan_direct_throttle x\n",
+		"100 (a) b) S 1 100 100 0 -1 4194560 1 2 3\n", ") ) S 1 1 1 1 1 -1\n",
 	} {
 		f.Add(text)
 	}
@@ -35,6 +38,13 @@ func FuzzTexts(f *testing.F) {
 		if p, err := parsePressure(text); err == nil && (p.Some < 0 || p.Full < 0 || p.Whole || p.Some%time.Microsecond != 0) {
 			t.Errorf("%+v", p)
 		}
+		if h, err := parseHost(text); err == nil && (min(h.Total, h.Available, h.ActiveFile, h.InactiveFile) < 0 || max(h.Total, h.Available) > unlimited) {
+			t.Errorf("%+v", h)
+		}
+		if p, err := parsePaging(text); err == nil && (min(p.SwapIns, p.Scanned) < 0 || max(p.SwapIns, p.Scanned) > unlimited) {
+			t.Errorf("%+v", p)
+		}
+		_, _ = parseExiting(text)
 		for version := 1; version <= 2; version++ {
 			if n, err := parseReads(text, version, "8:0"); err == nil && n < 0 {
 				t.Errorf("version %d: %d bytes were read", version, n)

@@ -240,33 +240,3 @@ func TestRemoveKills(t *testing.T) {
 	}
 	<-done
 }
-
-// A limit that is written is noticed; reading it is not.
-func TestWatch(t *testing.T) {
-	g := newGroup(t)
-	w, err := g.Watch()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Close()
-	if w.Changed() {
-		t.Error("a change before there was any")
-	}
-	if _, err := g.Levels(); err != nil {
-		t.Fatal(err)
-	}
-	if w.Changed() {
-		t.Error("reading a limit is taken for a change")
-	}
-	for _, limit := range []int64{64 << 20, 32 << 20} {
-		if err := g.SetLimit(limit); err != nil {
-			t.Fatal(err)
-		}
-		if !w.Changed() {
-			t.Errorf("limit %d was not noticed", limit)
-		}
-		if w.Changed() {
-			t.Error("noticed twice")
-		}
-	}
-}

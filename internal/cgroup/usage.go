@@ -6,12 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 )
 
 // Limit returns the group's own limit in bytes: the lesser of memory.max and memory.high; on version 1 the lesser of the limits of memory
@@ -57,6 +54,7 @@ type Level struct {
 	Name  string // the limiting group's path and the kind of limit: "/a/b memory.max"
 	Limit int64
 	Usage int64 // what counts against the limit
+	Cache int64 // page cache of files that is part of Usage, which reclaim can take unless it is locked; without shared memory and tmpfs
 }
 
 // Headroom is how much may still be charged before the limit is reached. It is negative if the limit was lowered below the usage.
@@ -84,11 +82,16 @@ func (g *Group) Levels() ([]Level, error) {
 			return nil, err
 		}
 		if limit, ok := stat["hierarchical_memory_limit"]; ok && limit < least {
-			usage, err := number(hierarchy{g.mem.mount, "/"}.file(g.names().usage))
+			top := hierarchy{g.mem.mount, "/"}
+			usage, err := number(top.file(g.names().usage))
 			if err != nil {
 				return nil, err
 			}
-			all = append(all, Level{"a hidden ancestor", limit, usage})
+			stat, err := g.stat(top)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, Level{"a hidden ancestor", limit, usage, stat.Cache()})
 		}
 	}
 	return all, nil
@@ -117,59 +120,58 @@ func (g *Group) level(h hierarchy) ([]Level, error) {
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, Level{h.rel + " " + kind.limit, limit, usage})
+		all = append(all, Level{h.rel + " " + kind.limit, limit, usage, 0})
+	}
+	if len(all) == 0 {
+		return nil, nil
+	}
+	stat, err := g.stat(h)
+	if err != nil {
+		return nil, err
+	}
+	for i := range all {
+		all[i].Cache = stat.Cache()
 	}
 	return all, nil
 }
 
-// HostMemory is the machine's memory, in bytes.
-type HostMemory struct {
-	Total     int64
-	Available int64 // MemAvailable: what new programs can have without swapping; it includes page cache that can be dropped
-}
-
-// Host reads the machine's memory, which limits a group like one more level.
-func Host() (HostMemory, error) { return system{"/"}.host() }
-
-func (s system) host() (HostMemory, error) {
-	proc, err := s.proc()
-	if err != nil {
-		return HostMemory{}, err
-	}
-	info, err := proc.Meminfo()
-	if err != nil {
-		return HostMemory{}, fmt.Errorf("read meminfo: %w", err)
-	}
-	if info.MemTotalBytes == nil || info.MemAvailableBytes == nil {
-		return HostMemory{}, errors.New("meminfo does not say MemTotal and MemAvailable (Linux has both since 3.14)")
-	}
-	return HostMemory{int64(min(*info.MemTotalBytes, unlimited)), int64(min(*info.MemAvailableBytes, unlimited))}, nil
-}
-
-// Stat is what a group's memory is used for, in bytes, including its descendants. Mapped and Shmem are parts of File.
+// Stat is what a group's memory is used for, in bytes, including its descendants. Mapped, Shmem and ActiveFile are parts of File.
 type Stat struct {
 	Anon        int64 // memory of no file: heap, stack
 	File        int64 // page cache
 	Mapped      int64 // page cache that some process maps
 	Shmem       int64 // shared memory and tmpfs, which have no file on disk
 	Unevictable int64 // locked memory (mlock), which reclaim cannot take
-	Kernel      int64 // memory of the kernel itself, used for the group
+	ActiveFile  int64 // page cache that was used more than once of late, as far as reclaim knows; nothing that is locked
+	Kernel      int64 // memory of the kernel itself, used for the group; only [Group.Stat] has it
 }
+
+// Cache is the page cache of files, without shared memory and tmpfs: dropping that takes swap.
+func (s Stat) Cache() int64 { return max(s.File-s.Shmem, 0) }
 
 // Stat reads the group's memory statistics. A number that this kernel does not report is 0.
 func (g *Group) Stat() (Stat, error) {
-	m, err := pairs(g.mem.file("memory.stat"))
+	stat, err := g.stat(g.mem)
+	if err != nil || g.version == 2 {
+		return stat, err
+	}
+	stat.Kernel, err = number(g.mem.file("memory.kmem.usage_in_bytes"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return Stat{}, err
+	}
+	return stat, nil
+}
+
+// stat reads the statistics of one group of the chain.
+func (g *Group) stat(h hierarchy) (Stat, error) {
+	m, err := pairs(h.file("memory.stat"))
 	if err != nil {
 		return Stat{}, err
 	}
 	if g.version == 2 {
-		return Stat{m["anon"], m["file"], m["file_mapped"], m["shmem"], m["unevictable"], m["kernel"]}, nil
+		return Stat{m["anon"], m["file"], m["file_mapped"], m["shmem"], m["unevictable"], m["active_file"], m["kernel"]}, nil
 	}
-	kernel, err := number(g.mem.file("memory.kmem.usage_in_bytes"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return Stat{}, err
-	}
-	return Stat{m["total_rss"], m["total_cache"], m["total_mapped_file"], m["total_shmem"], m["total_unevictable"], kernel}, nil
+	return Stat{m["total_rss"], m["total_cache"], m["total_mapped_file"], m["total_shmem"], m["total_unevictable"], m["total_active_file"], 0}, nil
 }
 
 // OOMKills returns how many processes of the group the kernel has killed for lack of memory since the group was created.
@@ -184,55 +186,6 @@ func (g *Group) OOMKills() (int64, error) {
 		return 0, fmt.Errorf("%s: no oom_kill (Linux has it since 4.13): %w", file, fs.ErrNotExist)
 	}
 	return n, nil
-}
-
-// Pressure is the time lost waiting for memory since the group was created. The kernel updates it every two seconds.
-type Pressure struct {
-	Some  time.Duration // at least one task waited
-	Full  time.Duration // all tasks that could have run waited
-	Whole bool          // the values are those of the whole machine since boot, because the group has none of its own
-}
-
-// Pressure reads the group's memory pressure. The error wraps [fs.ErrNotExist] if the kernel does not account for pressure (new in Linux
-// 4.20, optional).
-func (g *Group) Pressure() (Pressure, error) {
-	if g.v2 != (hierarchy{}) && g.v2.rel != "/" {
-		p, err := pressure(g.v2.file("memory.pressure"))
-		if !errors.Is(err, fs.ErrNotExist) {
-			return p, err
-		}
-	}
-	p, err := pressure(filepath.Join(g.sys.root, "/proc/pressure/memory"))
-	p.Whole = true
-	return p, err
-}
-
-// pressure parses lines of the form "some avg10=0.00 avg60=0.00 avg300=0.00 total=123"; total is in microseconds.
-func pressure(file string) (Pressure, error) { return parsed(file, parsePressure) }
-
-func parsePressure(text string) (Pressure, error) {
-	var p Pressure
-	for line := range strings.Lines(text) {
-		kind, _, _ := strings.Cut(line, " ")
-		_, total, ok := strings.Cut(line, "total=")
-		if !ok {
-			continue
-		}
-		us, err := strconv.ParseUint(strings.TrimSpace(total), 10, 64)
-		if err != nil {
-			return Pressure{}, err
-		}
-		if us > uint64(math.MaxInt64/time.Microsecond) {
-			return Pressure{}, fmt.Errorf("%s: %d us are not a time", kind, us)
-		}
-		switch d := time.Duration(us) * time.Microsecond; kind {
-		case "some":
-			p.Some = d
-		case "full":
-			p.Full = d
-		}
-	}
-	return p, nil
 }
 
 // ReadBytes returns how many bytes the group and its descendants have read from a disk since the group was created. The disk is given by

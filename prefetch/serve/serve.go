@@ -5,14 +5,13 @@ package serve
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"log/slog"
 	"runtime"
 	"time"
 
 	"tensorcast/capture"
-	"tensorcast/internal/cgroup"
+	"tensorcast/holding"
 	"tensorcast/internal/proc"
 	"tensorcast/prefetch"
 )
@@ -22,7 +21,9 @@ type Options struct {
 	PID  int
 	Late bool // the target may load ggml later; else one that has none is an error
 	Join bool // this process joins the target's memory cgroup, so that it pays there for what it reads
-	// Prefetch is what a Controller is made with. Its Memory, Models, Weights and Log are set by Run.
+	// Leave is how many bytes of the host's available memory are left to others; 0 chooses (see prefetch.MemoryOptions).
+	Leave int64
+	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Judge and Log are set by Run.
 	Prefetch prefetch.Options
 	// Tell is called with what is being done, several times a second while the target decodes; nil: nobody asks.
 	Tell func(prefetch.Status)
@@ -42,7 +43,7 @@ const (
 type server struct {
 	o          Options
 	controller *prefetch.Controller
-	group      *cgroup.Group
+	memory     *prefetch.ProcessMemory
 	settled    bool
 	told       time.Time
 }
@@ -53,21 +54,12 @@ func Run(ctx context.Context, o Options) (s prefetch.Summary, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	v := &server{o: o}
-	v.group, err = cgroup.Find(o.PID)
-	if errors.Is(err, fs.ErrNotExist) {
-		return s, fmt.Errorf("process %d: %w", o.PID, proc.ErrNoProcess)
-	}
-	if errors.Is(err, cgroup.ErrHidden) && o.Prefetch.Budget == 0 { // its limits apply, whatever they are
-		return s, err
-	}
-	if err != nil {
-		o.Log.Warn("no memory cgroup: only the host's memory bounds the budget", "error", err)
-	}
-	memory, err := prefetch.NewCgroupMemory(v.group)
+	memory, err := prefetch.NewProcessMemory(o.PID, prefetch.MemoryOptions{Leave: o.Leave, TrustHost: o.Prefetch.Budget > 0, Log: o.Log})
 	if err != nil {
 		return s, err
 	}
 	defer func() { err = errors.Join(err, memory.Close()) }()
+	v.memory = memory
 	pages, err := prefetch.NewKernelPages(o.PID, o.Log)
 	if err != nil {
 		return s, err
@@ -78,9 +70,16 @@ func Run(ctx context.Context, o Options) (s prefetch.Summary, err error) {
 		return s, err
 	}
 	defer func() { err = errors.Join(err, process.Close()) }()
+	claim, err := prefetch.Claim(process)
+	if err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, claim.Close()) }()
 
 	p := o.Prefetch
 	p.Memory, p.Log, p.Models, p.Weights = memory, o.Log, prefetch.MappedModels(o.PID), prefetch.ReadWeights
+	examiner := holding.New(o.PID)
+	p.Judge = func() error { return v.judge(ctx, examiner) }
 	v.controller = prefetch.New(pages, p)
 	for {
 		stood, err := v.help(ctx)
@@ -95,6 +94,30 @@ func Run(ctx context.Context, o Options) (s prefetch.Summary, err error) {
 	}
 }
 
+// judge says why a target cannot be helped, by how it holds its model. What is not known yet, or too little to matter, the events will tell.
+func (v *server) judge(ctx context.Context, e *holding.Examiner) error {
+	h, err := e.Examine(ctx, holding.Options{Others: true})
+	if err != nil {
+		v.o.Log.Debug("cannot find out how the target holds its model", "error", err)
+		return nil
+	}
+	const unknownRoom = -1 // the controller knows it
+	for _, f := range h.Judge(unknownRoom, false).Findings {
+		switch f.Reason {
+		case holding.NoModel, holding.Undecided, holding.FileChanged, holding.Negligible:
+			continue
+		case holding.RoutedExperts:
+			if v.o.Prefetch.Always { // what every token reads can be helped with, though that wins little
+				continue
+			}
+		}
+		if f.Blocks {
+			return errors.New(f.Text)
+		}
+	}
+	return nil
+}
+
 // help attaches to the target and works until the target or ctx ends, or there is nothing to win: then it says so.
 func (v *server) help(ctx context.Context) (stood *prefetch.StandBack, err error) {
 	target, err := capture.Attach(v.o.PID, capture.Options{Interval: tick, Tick: v.tick, Pause: v.controller.Pause, Late: v.o.Late, Small: true, Log: v.o.Log})
@@ -106,8 +129,11 @@ func (v *server) help(ctx context.Context) (stood *prefetch.StandBack, err error
 	}
 	defer func() { err = errors.Join(err, target.Close()) }()
 	if !v.settled {
-		if err := prefetch.Settle(ctx, v.group, v.o.Join, v.o.Log); err != nil {
+		if err := prefetch.Settle(v.o.Log); err != nil {
 			return nil, err
+		}
+		if v.o.Join {
+			v.memory.Join(ctx)
 		}
 		v.settled = true
 	}
