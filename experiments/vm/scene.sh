@@ -8,14 +8,14 @@
 # needs seconds for a token of a small model.
 set -eu
 bin=$(cd "$(dirname "$0")/../../bin" && pwd)
-megabytes=${1:-24} tokens=${2:-12} percent=${3:-85}
+megabytes=${1:-48} tokens=${2:-12} percent=${3:-85}
 cd "${TMPDIR:?this runs in the machine of run.sh}"
 "$bin/lab" getllama --link llama > /dev/null
 [ -e model.gguf ] || "$bin/lab" synth -o model.gguf --size "${megabytes}MB" --type Q8_0 --seed 1
 group=/sys/fs/cgroup/scene
 failed=0
 
-scene() { # NAME LIMIT HELPER: runs the model in a new group; sets peak to what the group used
+scene() { # NAME LIMIT HELPER: runs the model in a new group; sets own to the most that the group used besides page cache
 	mkdir $group
 	echo "$2" > $group/memory.max
 	echo 0 > $group/memory.swap.max 2> /dev/null || true
@@ -29,16 +29,16 @@ scene() { # NAME LIMIT HELPER: runs the model in a new group; sets peak to what 
 		"$bin/prefetchd" --verbose --wait --pid $target 2>&1 | sed 's/^/    /' &
 		helper=$!
 	fi
-	peak=0
+	own=0
 	while kill -0 $target 2> /dev/null; do
-		now=$(cat $group/memory.current)
-		[ "$now" -le $peak ] || peak=$now
+		now=$(($(cat $group/memory.current) - $(sed -n 's/^file //p' $group/memory.stat)))
+		[ "$now" -le $own ] || own=$now
 		sleep 1
 	done
 	status=0
 	wait $target || status=$?
 	[ -z "$helper" ] || wait $helper || true
-	echo "$1: limit $2, $(($(date +%s) - began)) s, exit status $status, at most $peak bytes used"
+	echo "$1: limit $2, $(($(date +%s) - began)) s, exit status $status, at most $own bytes used besides page cache"
 	echo "    memory.events: $(tr '\n' ' ' < $group/memory.events)"
 	echo "    memory.pressure: $(tr '\n' ' ' < $group/memory.pressure)"
 	echo "    io.stat: $(cat $group/io.stat)"
@@ -50,7 +50,7 @@ scene() { # NAME LIMIT HELPER: runs the model in a new group; sets peak to what 
 
 scene free max ''
 size=$(stat -c %s model.gguf)
-limit=$((peak - size * (100 - percent) / 100))
+limit=$((own + size * percent / 100)) # of which prefetchd's own memory takes its part
 scene plain $limit ''
 scene prefetchd $limit yes
 exit $failed
