@@ -9,8 +9,11 @@ package_gcc := gcc libc6-dev
 package_npm := npm
 NEEDED := gcc npm
 FUZZTIME := 60s
+# Packages whose tests `make vm` runs; options of experiments/vm/run.sh, for instance --suite bookworm-backports.
+VM_PACKAGES := internal/uring internal/pagecache internal/proc internal/cgroup prefetch ebpf capture
+VM_OPTIONS :=
 
-.PHONY: help build deps demo test test-unit bench experiments lint generate fuzz clean
+.PHONY: help build deps demo test test-unit vm bench experiments lint generate fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -43,6 +46,13 @@ test: deps ## run every test; those that need root run only as root, and say so
 
 test-unit: ## run the tests that need no root, no network and no llama.cpp: below two minutes
 	go test -short $(LDFLAGS) ./...
+
+vm: build ## in QEMU, with Debian's own kernel and cgroup v2: tests that depend on the kernel, and prefetchd in too little memory (no root; slow without KVM)
+	@for package in $(VM_PACKAGES); do \
+		mkdir -p $(BIN)/vm/$$(dirname $$package) && go test -c $(LDFLAGS) -o $(BIN)/vm/$$package.test ./$$package || exit 1; \
+	done
+	experiments/vm/run.sh --limit 7200 $(VM_OPTIONS) experiments/vm/tests.sh $(VM_PACKAGES)
+	experiments/vm/run.sh --disk-rate 20 $(VM_OPTIONS) experiments/vm/scene.sh
 
 bench: deps ## benchmarks
 	go test -run '^$$' -bench . -benchmem $(LDFLAGS) ./...

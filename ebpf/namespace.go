@@ -43,8 +43,14 @@ func checkNamespace(whoami *ebpf.Program) error {
 	return nil
 }
 
-// isRefusal reports whether the kernel denies something to this process.
-func isRefusal(err error) bool { return errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) }
+// isRefusal reports whether the kernel denies something to this process. What its verifier finds wrong with a program is EACCES, too, but comes with the
+// verifier's words, and more rights would not help: it is the programs' fault.
+func isRefusal(err error) bool {
+	if verifier, ok := errors.AsType[*ebpf.VerifierError](err); ok && len(verifier.Log) > 0 {
+		return false
+	}
+	return errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES)
+}
 
 // refused explains a refusal: the error wraps event.ErrPermission or event.ErrUserNamespace. Where the reason is known, the kernel's words, which know none, are left out.
 func refused(err error) error {

@@ -513,7 +513,6 @@ __attribute__((noinline)) int add_weight(struct thread *th, u64 tensor)
 	}
 	if (!data || (op && !view))
 		return 0; /* the result of an op, not a weight */
-	u32 n = th->tm.nsrc;
 	struct vma_query q = {.address = data};
 	long err = find_vma(&q);
 	u32 flags = 0;
@@ -531,11 +530,15 @@ __attribute__((noinline)) int add_weight(struct thread *th, u64 tensor)
 		if (err)
 			flags = SOURCE_UNRESOLVED; /* user space looks it up */
 	}
-	if (n >= MAX_WEIGHTS) {
+	if (th->tm.nsrc >= MAX_WEIGHTS) {
 		th->tm.flags |= OP_CLIPPED;
 		return 0;
 	}
 	send_sample(th, tensor);
+	/* Read and compared only here: a verifier that loses what it knew of a number on the stack (6.1) refuses one that was compared before. */
+	u32 n = *(volatile u32 *)&th->tm.nsrc;
+	if (n >= MAX_WEIGHTS)
+		return 0; /* never */
 	struct source *to = &th->tm.src[n];
 	to->data = data;
 	to->offset = q.offset;
