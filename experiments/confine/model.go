@@ -9,6 +9,8 @@ import (
 	"io"
 	"os"
 
+	"golang.org/x/sys/unix"
+
 	"tensorcast/internal/pagecache"
 	"tensorcast/internal/regular"
 )
@@ -43,6 +45,21 @@ func (m *Model) Resident() (int64, error) { return pagecache.Resident(m.file, 0,
 
 // ErrStillCached says that the kernel does not drop the model from the page cache.
 var ErrStillCached = errors.New("the model stays in the page cache: another process maps it, or holds it locked. End that process")
+
+// ErrInMemory says that a model is on a file system that has no other place for it than memory, so that it cannot be dropped.
+var ErrInMemory = errors.New("a file system in memory")
+
+// OnDisk fails with [ErrInMemory] if the model is in memory anyway (tmpfs).
+func (m *Model) OnDisk() error {
+	var stat unix.Statfs_t
+	if err := unix.Fstatfs(int(m.file.Fd()), &stat); err != nil {
+		return fmt.Errorf("statfs %s: %w", m.file.Name(), err)
+	}
+	if stat.Type == unix.TMPFS_MAGIC || stat.Type == unix.RAMFS_MAGIC {
+		return fmt.Errorf("%s: %w", m.file.Name(), ErrInMemory)
+	}
+	return nil
+}
 
 // Left drops the file from the page cache, and returns how many bytes remain all the same, after waiting a few seconds for pages of
 // processes that have just ended: see [pagecache.Drop].

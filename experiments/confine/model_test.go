@@ -26,17 +26,20 @@ func file(t *testing.T, size int) *os.File {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { f.Close() })
-	var fs unix.Statfs_t
-	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {
-		t.Fatal(err)
-	}
-	if fs.Type == unix.TMPFS_MAGIC {
-		t.Skip("a file system in memory: set TMPDIR to a directory on a disk")
-	}
 	if _, err := f.Write(make([]byte, size)); err != nil {
 		t.Fatal(err)
 	}
 	if err := f.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	m, err := Open(f.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	if err := m.OnDisk(); errors.Is(err, ErrInMemory) {
+		t.Skipf("%v: set TMPDIR to a directory on a disk", err)
+	} else if err != nil {
 		t.Fatal(err)
 	}
 	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
@@ -112,5 +115,30 @@ func TestOpenRefuses(t *testing.T) {
 	}
 	if _, err := Open(empty); err == nil {
 		t.Error("an empty model was opened")
+	}
+}
+
+func TestOnDisk(t *testing.T) {
+	testenv.NeedRoot(t)
+	dir := t.TempDir()
+	if err := unix.Mount("none", dir, "tmpfs", 0, "size=1m"); err != nil {
+		t.Skipf("mount tmpfs: %v", err) // in a container
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	path := filepath.Join(dir, "model")
+	if err := os.WriteFile(path, []byte("x"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	m, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	if err := m.OnDisk(); !errors.Is(err, ErrInMemory) {
+		t.Errorf("on tmpfs: %v", err)
 	}
 }
