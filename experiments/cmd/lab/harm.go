@@ -81,11 +81,11 @@ Exit codes: 0 no harm; 1 the target died or hung in more runs with the helper th
 	f.IntVar(&o.Pairs, "pairs", 10, "pairs of each scene and share")
 	f.IntVar(&o.Parallel, "parallel", 1, "pairs at the same time; from 2 on speeds are not compared")
 	f.Uint64Var(&o.Seed, "seed", 1, "seed of the moments")
-	f.IntVar(&o.Settle, "settle", 5, "tokens before any scene, in which the helper takes hold")
+	f.IntVar(&o.Settle, "settle", 8, "tokens before any scene, in which the helper takes hold")
 	f.DurationVar(&o.Hold, "hold", 1500*time.Millisecond, "how long a scene lasts")
 	f.DurationVar(&o.Timeout, "timeout", 5*time.Minute, "how long a run may take; a target that takes longer counts as hung")
 	addDriver(f, &o.driver, "tokens to generate")
-	f.Lookup("tokens").DefValue, o.driver.Tokens = "14", 14
+	f.Lookup("tokens").DefValue, o.driver.Tokens = "18", 18
 	o.add(f, "all runs", "table")
 	return cmd
 }
