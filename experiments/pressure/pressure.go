@@ -26,6 +26,7 @@ import (
 	"slices"
 	"time"
 
+	"tensorcast/experiments/confine"
 	"tensorcast/internal/cgroup"
 	"tensorcast/internal/host"
 )
@@ -92,7 +93,7 @@ var ErrNotRoot = errors.New("not root: a measurement makes control groups, drops
 // series is the state of one Measure.
 type series struct {
 	cfg    Config
-	model  *modelFile
+	model  *confine.Model
 	disk   disk
 	root   *cgroup.Group
 	report *Report
@@ -124,10 +125,10 @@ func measure(ctx context.Context, cfg Config, settle time.Duration) (report *Rep
 		cfg.Trace = cfg.Target
 	}
 	s := &series{cfg: cfg, settle: settle, total: 3 + cfg.Repeat*len(cfg.Variants)}
-	if s.model, err = openModel(cfg.Model); err != nil {
+	if s.model, err = confine.Open(cfg.Model); err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, s.model.close()) }()
+	defer func() { err = errors.Join(err, s.model.Close()) }()
 	if s.disk, err = diskOf(cfg.Model); err != nil {
 		return nil, err
 	}
@@ -141,8 +142,8 @@ func measure(ctx context.Context, cfg Config, settle time.Duration) (report *Rep
 	if err != nil {
 		return nil, err
 	}
-	if memory.Available < s.model.size {
-		return nil, fmt.Errorf("%s has %d MiB and this machine %d MiB free: the runs without a limit would be under pressure too. Take a smaller model", cfg.Model, s.model.size>>20, memory.Available>>20)
+	if memory.Available < s.model.Size {
+		return nil, fmt.Errorf("%s has %d MiB and this machine %d MiB free: the runs without a limit would be under pressure too. Take a smaller model", cfg.Model, s.model.Size>>20, memory.Available>>20)
 	}
 	before, err := s.disk.readahead()
 	if err != nil {
@@ -161,7 +162,7 @@ func measure(ctx context.Context, cfg Config, settle time.Duration) (report *Rep
 	s.report = &Report{
 		Started: time.Now(), Host: host.Read(), Target: cfg.Target, X: cfg.X, Limit: cfg.Limit, Variants: cfg.Variants,
 		Disk:  DiskInfo{Name: s.disk.name, ReadaheadKiB: readahead, ReadaheadKiBBefore: before},
-		Model: ModelInfo{Path: cfg.Model, Bytes: s.model.size, TokenBytes: cfg.Weights},
+		Model: ModelInfo{Path: cfg.Model, Bytes: s.model.Size, TokenBytes: cfg.Weights},
 	}
 	err = s.all(ctx)
 	if err != nil {
@@ -182,14 +183,17 @@ func (s *series) progress(what string) {
 
 func (s *series) all(ctx context.Context) error {
 	r := s.report
-	extents := []Extent{{0, s.model.size}}
+	extents := []Extent{{0, s.model.Size}}
 	if s.cfg.Weights == 0 {
 		s.progress("tracing what a token reads")
-		w, err := traceWeights(ctx, s.cfg.Trace, s.cfg.Log)
+		w, err := confine.TraceWeights(ctx, s.cfg.Trace, s.cfg.Log)
 		if err != nil {
 			return fmt.Errorf("measure the weights that a token reads: %w", err)
 		}
-		extents, r.Model.TokenBytes, r.Model.Routed = w.extents, w.tokenBytes, w.routed
+		extents, r.Model.TokenBytes, r.Model.Routed = nil, w.TokenBytes, w.Routed
+		for _, e := range w.Extents {
+			extents = append(extents, Extent(e))
+		}
 	}
 
 	var err error

@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,6 +20,7 @@ import (
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
+	"tensorcast/experiments/confine"
 	"tensorcast/experiments/llama"
 	"tensorcast/internal/cgroup"
 	"tensorcast/internal/proc"
@@ -101,14 +101,14 @@ func (s *series) run(ctx context.Context, spec runSpec) (run *Run, err error) {
 	run = &Run{Variant: spec.variant.Name, Round: spec.round, Limit: spec.limit}
 	s.progress(run.Variant + ": preparing")
 	if spec.warm {
-		err = s.model.load(ctx)
+		err = s.model.Load(ctx)
 	} else {
-		err = s.model.drop(ctx)
+		err = s.model.Drop(ctx)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if run.Cached, err = s.model.resident(); err != nil {
+	if run.Cached, err = s.model.Resident(); err != nil {
 		return nil, err
 	}
 
@@ -159,7 +159,7 @@ func (s *series) run(ctx context.Context, spec runSpec) (run *Run, err error) {
 	var own int64
 	var ownErr error
 	if spec.own {
-		watchers.Go(func() { own, ownErr = s.ownMemory(group, stop) })
+		watchers.Go(func() { own, ownErr = s.model.OwnMemory(group, stop) })
 	}
 	// The target must not be reaped before its last counters have been read.
 	t.exited()
@@ -214,7 +214,7 @@ func (run *Run) finish(t *target, waitErr error, samples []sample) error {
 		if text := strings.TrimSpace(t.stderr.String()); text != "" {
 			message += ": " + text
 		}
-		if exit.ExitCode() == exitNotJoined {
+		if exit.ExitCode() == confine.ExitNotJoined {
 			return fmt.Errorf("put the target into the control group: %s", message)
 		}
 		if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() && status.Signal() == syscall.SIGKILL && run.OOMKills > 0 {
@@ -346,50 +346,7 @@ func readBytes(pid int) int64 {
 	return int64(counters.ReadBytes)
 }
 
-// ownInterval is how often the target's own memory is sampled. The phase in which it allocates memory is short; a sample takes about a
-// millisecond.
-const ownInterval = 20 * time.Millisecond
-
-// ownMemory returns the largest usage of the group without the model's page cache, until stop is closed.
-func (s *series) ownMemory(group *cgroup.Group, stop <-chan struct{}) (int64, error) {
-	var most int64
-	tick := time.NewTicker(ownInterval)
-	defer tick.Stop()
-	for {
-		// In this order: the page cache grows between the two reads, so while the model is being loaded the difference is rather too small
-		// than too large; afterwards it is exact.
-		usage, err := group.Usage()
-		if err != nil {
-			return 0, err
-		}
-		cached, err := s.model.resident()
-		if err != nil {
-			return 0, err
-		}
-		most = max(most, usage-cached)
-		select {
-		case <-tick.C:
-		case <-stop:
-			return most, nil
-		}
-	}
-}
-
 // ---- processes
-
-// exitNotJoined is the exit code of a process that could not enter the group.
-const exitNotJoined = 125
-
-// inGroup returns the arguments of a command that enters the group before it becomes the command args, followed by words in the shell's
-// syntax. So all of its memory is charged to the group, from its first instruction on.
-func inGroup(group *cgroup.Group, args []string, words string) []string {
-	files := group.ProcsFiles()
-	script := `n=$1; shift; while [ "$n" -gt 0 ]; do echo 0 > "$1" || exit ` + strconv.Itoa(exitNotJoined) + `; shift; n=$((n-1)); done; exec "$@" ` + words
-	return slices.Concat([]string{"/bin/sh", "-c", script, joining, strconv.Itoa(len(files))}, files, args)
-}
-
-// joining is the name of the shell before it becomes the command.
-const joining = "tensorcast-joining"
 
 // target is a running target.
 type target struct {
@@ -403,7 +360,7 @@ func startTarget(ctx context.Context, group *cgroup.Group, args []string, flags 
 	if err != nil {
 		return nil, err
 	}
-	all := inGroup(group, args, flags)
+	all := confine.In(group, args, flags)
 	t := &target{cmd: exec.CommandContext(ctx, all[0], all[1:]...), marks: r}
 	t.cmd.WaitDelay = time.Second // for processes that keep its output open
 	t.cmd.ExtraFiles = []*os.File{w}
@@ -414,14 +371,8 @@ func startTarget(ctx context.Context, group *cgroup.Group, args []string, flags 
 		r.Close()
 		return nil, fmt.Errorf("start the target: %w", err)
 	}
-	// A helper examines what the process runs, which must no longer be the shell.
-	for {
-		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", t.cmd.Process.Pid))
-		if err != nil || !bytes.Contains(line, []byte("\x00"+joining+"\x00")) || ctx.Err() != nil {
-			return t, nil
-		}
-		time.Sleep(time.Millisecond)
-	}
+	confine.Joined(ctx, t.cmd.Process.Pid)
+	return t, nil
 }
 
 // exited returns when the target has ended; it is not reaped yet.
@@ -440,7 +391,7 @@ func (t *target) kill() error {
 type helper struct{ *proc.Group }
 
 func startHelper(ctx context.Context, group *cgroup.Group, command string, target int) (*helper, error) {
-	g, err := proc.StartGroup(ctx, inGroup(group, nil, strings.ReplaceAll(command, "{pid}", strconv.Itoa(target)))...)
+	g, err := proc.StartGroup(ctx, confine.In(group, nil, strings.ReplaceAll(command, "{pid}", strconv.Itoa(target)))...)
 	if err != nil {
 		return nil, fmt.Errorf("start the helper: %w", err)
 	}

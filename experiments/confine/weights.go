@@ -1,4 +1,4 @@
-package pressure
+package confine
 
 // This file measures M, the bytes of weights that a generated token reads, by tracing a run of the target.
 
@@ -19,16 +19,22 @@ import (
 	"tensorcast/trace"
 )
 
-// weights is what a generated token reads.
-type weights struct {
-	tokenBytes int64    // distinct bytes per token
-	routed     bool     // which weights are read depends on a router (MoE)
-	extents    []Extent // whole tensors that a token reads from, in the order of first access, without embedding rows
+// Extent is a range of bytes of a file.
+type Extent struct {
+	Offset, Length int64 // bytes
 }
 
-// traceWeights runs the command to its end under a tracer.
-func traceWeights(ctx context.Context, args []string, log *slog.Logger) (w weights, err error) {
-	dir, err := os.MkdirTemp("", "tensorcast-pressure-")
+// Weights is what a generated token reads.
+type Weights struct {
+	TokenBytes int64    // distinct bytes per token
+	Routed     bool     // which weights are read depends on a router (MoE)
+	Extents    []Extent // whole tensors that a token reads from, in the order of first access, without embedding rows
+}
+
+// TraceWeights runs the command to its end under a tracer, and counts what its tokens read. The command finds descriptor 3 open, for
+// marks. log receives warnings.
+func TraceWeights(ctx context.Context, args []string, log *slog.Logger) (w Weights, err error) {
+	dir, err := os.MkdirTemp("", "tensorcast-weights-")
 	if err != nil {
 		return w, err
 	}
@@ -87,7 +93,7 @@ func traceRun(ctx context.Context, dir string, args []string, log *slog.Logger) 
 }
 
 // countWeights computes from a capture what a token reads.
-func countWeights(c *trace.Capture) (w weights, err error) {
+func countWeights(c *trace.Capture) (w Weights, err error) {
 	files := map[string]bool{}
 	for _, row := range c.Structure {
 		files[row.File] = true
@@ -110,15 +116,15 @@ func countWeights(c *trace.Capture) (w weights, err error) {
 	if err != nil {
 		return w, err
 	}
-	w.tokenBytes = cycle.Bytes()
+	w.TokenBytes = cycle.Bytes()
 	seen := map[Extent]bool{}
 	for i := range cycle.Reads {
 		r := &cycle.Reads[i]
-		w.routed = w.routed || r.Experts
+		w.Routed = w.Routed || r.Experts
 		e := Extent{r.Offset, r.Length}
 		if (!r.Gathers() || r.Experts) && !seen[e] {
 			seen[e] = true
-			w.extents = append(w.extents, e)
+			w.Extents = append(w.Extents, e)
 		}
 	}
 	return w, nil

@@ -1,4 +1,4 @@
-package pressure
+package confine
 
 // This file tests what is taken from a capture, on captures whose content is known.
 
@@ -58,13 +58,13 @@ func TestCountWeights(t *testing.T) {
 	all.Bytes, all.Experts = 8000, []int32{0, 1, 2, 3, 4, 5, 6, 7}
 	for name, tc := range map[string]struct {
 		prompt, token []tables.Access
-		want          weights
+		want          Weights
 	}{
-		"dense": {[]tables.Access{embed, norm, output}, []tables.Access{embed, norm, output}, weights{tokenBytes: 64 + 64 + 6400, extents: []Extent{{8000, 64}, {20000, 6400}}}},
-		"experts": {[]tables.Access{embed, norm, all, output}, []tables.Access{embed, norm, experts, output}, weights{
-			tokenBytes: 64 + 64 + 2000 + 6400, routed: true, extents: []Extent{{8000, 64}, {9000, 8000}, {20000, 6400}},
+		"dense": {[]tables.Access{embed, norm, output}, []tables.Access{embed, norm, output}, Weights{TokenBytes: 64 + 64 + 6400, Extents: []Extent{{8000, 64}, {20000, 6400}}}},
+		"experts": {[]tables.Access{embed, norm, all, output}, []tables.Access{embed, norm, experts, output}, Weights{
+			TokenBytes: 64 + 64 + 2000 + 6400, Routed: true, Extents: []Extent{{8000, 64}, {9000, 8000}, {20000, 6400}},
 		}},
-		"tied embeddings, a weight twice": {[]tables.Access{tied}, []tables.Access{embed, norm, norm, tied}, weights{tokenBytes: 64 + 6400, extents: []Extent{{8000, 64}, {1000, 6400}}}},
+		"tied embeddings, a weight twice": {[]tables.Access{tied}, []tables.Access{embed, norm, norm, tied}, Weights{TokenBytes: 64 + 6400, Extents: []Extent{{8000, 64}, {1000, 6400}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := countWeights(plantWeights(t, rows, tc.prompt, tc.token, tc.token, tc.token[1:])) // the last token lacks a read

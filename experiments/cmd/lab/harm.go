@@ -1,0 +1,189 @@
+package main
+
+// This file implements "lab harm", which looks for harm that a helper does to llama.cpp. See package harm.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"tensorcast/experiments/confine"
+	"tensorcast/experiments/harm"
+	"tensorcast/experiments/llama"
+	"tensorcast/experiments/synth"
+	"tensorcast/gguf"
+	"tensorcast/internal/cli"
+	"tensorcast/internal/cli/progress"
+)
+
+type harmOptions struct {
+	harm.Config
+	output
+	scenes []string
+	size   int64 // of the model that is made if none is given
+	driver llama.Options
+}
+
+func harmCommand() *cobra.Command {
+	o := harmOptions{size: 764 << 20}
+	var forms strings.Builder
+	for _, f := range harm.Forms {
+		fmt.Fprintf(&forms, "  %-18s %s\n", f[0], f[1])
+	}
+	cmd := &cobra.Command{
+		Use:   "harm --helper COMMAND [-m model.gguf] [flags]",
+		Short: "Look for harm that a helper does: who is killed when memory gets short?",
+		Long: `Harm runs a llama.cpp in a fresh memory control group that holds a share of its model, in pairs, with and without a helper. At a random
+moment of the generation a scene happens. It reports who was killed, whether the text is that of a run without a limit, and what is left when
+target and helper have ended: pages of the model that cannot be dropped, processes.
+
+The helper is a shell command that starts with the target, outside of its group, and gets SIGTERM when that ends; {pid} in it is the target's
+process id. The limit is x * M + the target's own memory, both of which are measured first: M is what a token reads of the model.
+
+Scenes (amounts may be others):
+` + forms.String() + `and sets of them: hogs (those of memory and limits), faults (those of signals and limits), all.
+What takes memory is held for --hold, and then released. Scenes of the helper alone have no runs without it.
+
+Needs root: it makes control groups, drops the page cache and traces. Speeds need a quiet machine, kills and texts do not: with --parallel
+several pairs run at the same time, each on its copy of the model.
+
+Exit codes: 0 no harm; 1 the target died or hung in more runs with the helper than without, a text differs, something is left, or not measured;
+2 wrong usage.`,
+		Example: `  sudo lab harm --helper 'bin/prefetchd --wait --pid {pid}' --x 0.85 --scenes instant:150MB --pairs 5
+  sudo lab harm --helper 'bin/prefetchd --wait --pid {pid}' --x 0.85,0.7,0.5 --scenes hogs --pairs 10 --parallel 2 --save harm.json
+  sudo lab harm --helper 'bin/prefetchd --wait --pid {pid}' --scenes faults --pairs 29 --seed 2`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.complete(); err != nil {
+				return cli.Usage(err)
+			}
+			return o.measure(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.Helper, "helper", "", "the helper, a shell `command`")
+	f.StringVarP(&o.Model, "model", "m", "", "the model, a GGUF `file` on a disk (default: one with random weights is made)")
+	cli.SizeVar(f, &o.size, "size", "size of the model that is made")
+	f.StringVar(&o.Dir, "dir", "/var/tmp", "`directory` on a disk for the model that is made, and for copies")
+	cli.SizeVar(f, &o.Weights, "weights", "the weights that a token reads, as a `size`, instead of tracing")
+	f.Float64SliceVar(&o.X, "x", []float64{0.85}, "`shares` of the weights that a token reads, beside the target's own memory")
+	f.StringSliceVar(&o.scenes, "scenes", []string{"hogs"}, "what happens, see above")
+	f.IntVar(&o.Pairs, "pairs", 10, "pairs of each scene and share")
+	f.IntVar(&o.Parallel, "parallel", 1, "pairs at the same time; from 2 on speeds are not compared")
+	f.Uint64Var(&o.Seed, "seed", 1, "seed of the moments")
+	f.IntVar(&o.Settle, "settle", 8, "tokens before any scene, in which the helper takes hold")
+	f.DurationVar(&o.Hold, "hold", 1500*time.Millisecond, "how long a scene lasts")
+	f.DurationVar(&o.Timeout, "timeout", 5*time.Minute, "how long a run may take; a target that takes longer counts as hung")
+	addDriver(f, &o.driver, "tokens to generate")
+	f.Lookup("tokens").DefValue, o.driver.Tokens = "18", 18
+	o.add(f, "all runs", "table")
+	return cmd
+}
+
+// complete checks the flags and derives the configuration from them.
+func (o *harmOptions) complete() (err error) {
+	if o.Helper == "" {
+		return errors.New("no helper: give --helper 'prefetchd --wait --pid {pid}'")
+	}
+	if err := check(bound{"pairs", o.Pairs, 1}, bound{"parallel", o.Parallel, 1}, bound{"settle", o.Settle, 1}, bound{"threads", o.driver.Threads, 1}, bound{"tokens", o.driver.Tokens, o.Settle + 1}); err != nil {
+		return err
+	}
+	for _, x := range o.X {
+		if !(x > 0) || math.IsInf(x, 0) {
+			return fmt.Errorf("--x %v: want positive numbers", x)
+		}
+	}
+	if len(o.X) == 0 {
+		return errors.New("--x: want at least one share")
+	}
+	if o.Hold < 0 {
+		return fmt.Errorf("--hold %v: want no less than 0", o.Hold)
+	}
+	if o.Timeout <= 0 {
+		return fmt.Errorf("--timeout %v: want some time", o.Timeout)
+	}
+	if o.Scenes, err = harm.ParseScenes(o.scenes); err != nil {
+		return fmt.Errorf("--scenes: %w", err)
+	}
+	if len(o.Scenes) == 0 {
+		return errors.New("--scenes: want at least one scene")
+	}
+	o.Tokens = o.driver.Tokens
+	return nil
+}
+
+func (o *harmOptions) measure(ctx context.Context, stdout, stderr io.Writer) (err error) {
+	if err := needRoot("to make control groups, drop the page cache and trace"); err != nil {
+		return err
+	}
+	in, err := llama.Install(ctx)
+	if err != nil {
+		return err
+	}
+	command := func(tokens int) func(string) []string {
+		return func(model string) []string {
+			d := o.driver
+			d.Model, d.Tokens, d.NoRepack, d.Stream = model, tokens, true, true
+			return in.Command(ctx, d).Args
+		}
+	}
+	o.Target, o.Trace = command(o.Tokens), command(traceTokens)
+	bar := progress.New(stderr, progress.Options{Quiet: o.quiet, Width: 40, Predict: true})
+	defer bar.Close()
+	o.Log = slog.New(slog.NewTextHandler(bar, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	o.Progress = func(done, total int, what string) { bar.Update(int64(done), int64(total), what) }
+	if o.Model == "" {
+		remove, err := o.makeModel(ctx, func(written, size int64) {
+			bar.Update(0, 0, fmt.Sprintf("making a model: %s of %s", humanize.IBytes(uint64(written)), humanize.IBytes(uint64(size))))
+		})
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, remove()) }()
+	}
+	r, err := harm.Measure(ctx, o.Config)
+	bar.Close()
+	if errors.Is(err, confine.ErrInMemory) {
+		err = fmt.Errorf("%w: give --dir, or -m, on a disk", err)
+	}
+	if r == nil {
+		return err
+	}
+	err = errors.Join(err, o.print(stdout, r))
+	if found := r.Harm(); found != "" {
+		err = errors.Join(err, errors.New(found))
+	}
+	return err
+}
+
+// makeModel writes a model with random weights. The caller must call remove.
+func (o *harmOptions) makeModel(ctx context.Context, progress func(written, size int64)) (remove func() error, err error) {
+	cfg, err := synth.Sized(o.size, synth.Config{Type: gguf.Q8_0, Seed: 1})
+	if err != nil {
+		return nil, cli.Usage(err)
+	}
+	plan, err := synth.NewPlan(cfg)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp(o.Dir, "tensorcast-harm-model-")
+	if err != nil {
+		return nil, err
+	}
+	o.Model = filepath.Join(dir, "model.gguf")
+	remove = func() error { return os.RemoveAll(dir) }
+	if err := plan.WriteFile(ctx, o.Model, func(written int64) { progress(written, plan.Size) }); err != nil {
+		return nil, errors.Join(err, remove())
+	}
+	return remove, nil
+}

@@ -1,0 +1,71 @@
+package confine
+
+// This file puts commands into a group, and measures what a target needs of its memory.
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	"tensorcast/internal/cgroup"
+)
+
+// ExitNotJoined is the exit code of a command of [In] that could not enter the group.
+const ExitNotJoined = 125
+
+// joining is the name of the shell before it becomes the command.
+const joining = "tensorcast-joining"
+
+// In returns the arguments of a command that enters the group before it becomes the command args, followed by words in the shell's
+// syntax. So all of its memory is charged to the group, from its first instruction on.
+func In(group *cgroup.Group, args []string, words string) []string {
+	files := group.ProcsFiles()
+	script := `n=$1; shift; while [ "$n" -gt 0 ]; do echo 0 > "$1" || exit ` + strconv.Itoa(ExitNotJoined) + `; shift; n=$((n-1)); done; exec "$@" ` + words
+	return slices.Concat([]string{"/bin/sh", "-c", script, joining, strconv.Itoa(len(files))}, files, args)
+}
+
+// Joined waits until a process that was started with the arguments of [In] is no longer the shell: a helper examines what the process runs.
+// It also returns when the process has ended or ctx ends.
+func Joined(ctx context.Context, pid int) {
+	for ctx.Err() == nil {
+		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if err != nil || !bytes.Contains(line, []byte("\x00"+joining+"\x00")) {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// ownInterval is how often the target's own memory is sampled. The phase in which it allocates memory is short; a sample takes about a
+// millisecond.
+const ownInterval = 20 * time.Millisecond
+
+// OwnMemory returns the largest usage of the group, in bytes, without the model's page cache, until stop is closed. It is the target's own
+// memory if the model was in no page cache when the target started, so that all of it is charged to the group.
+func (m *Model) OwnMemory(group *cgroup.Group, stop <-chan struct{}) (int64, error) {
+	var most int64
+	tick := time.NewTicker(ownInterval)
+	defer tick.Stop()
+	for {
+		// In this order: the page cache grows between the two reads, so while the model is being loaded the difference is rather too small
+		// than too large; afterwards it is exact.
+		usage, err := group.Usage()
+		if err != nil {
+			return 0, err
+		}
+		cached, err := m.Resident()
+		if err != nil {
+			return 0, err
+		}
+		most = max(most, usage-cached)
+		select {
+		case <-tick.C:
+		case <-stop:
+			return most, nil
+		}
+	}
+}

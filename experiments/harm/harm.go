@@ -1,0 +1,345 @@
+// Package harm looks for harm that a helper does to a llama.cpp: does it die, or say something else, with a helper where it would not without
+// one? "lab harm" runs it.
+//
+// A run is one target in a new memory control group that holds a share x of the model. A helper, any command, starts beside it, outside of
+// that group. While the target generates, at a random moment, a [Scene] happens: another process in the group takes memory, the limit
+// changes, somebody is killed or stopped. Afterwards it is recorded who was killed, whether the text is that of a reference run without a
+// limit, and what is left when target and helper have ended: processes, and pages of the model that cannot be dropped.
+//
+// Runs are made in pairs, with and without the helper, that share the scene's moment; which of the two is first alternates. Kills and texts
+// need no quiet machine, so several pairs may run at the same time, each on a copy of the model, as its pages are shared else.
+//
+// Amounts are bytes. Everything needs root, to make control groups and to trace.
+package harm
+
+// This file makes a series: what is measured once, and the pairs.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"tensorcast/experiments/confine"
+	"tensorcast/experiments/llama"
+	"tensorcast/internal/cc"
+	"tensorcast/internal/cgroup"
+	"tensorcast/internal/host"
+	"tensorcast/internal/regular"
+)
+
+// Config says what to run.
+type Config struct {
+	Model string
+	// Target is the command line that runs a model: it must print what llamarun --stream prints, and generate the same text each time.
+	Target func(model string) []string
+	// Trace is a shorter run of the same, to count the weights that a token reads. It is not used if Weights is given.
+	Trace   func(model string) []string
+	Weights int64 // that a token reads, in bytes
+
+	Helper   string // a simple shell command; {pid} is replaced by the target's process id
+	X        []float64
+	Scenes   []Scene
+	Pairs    int           // of each scene and x
+	Tokens   int           // that the target generates
+	Settle   int           // no scene happens before this many tokens
+	Seed     uint64        // of the moments
+	Hold     time.Duration // how long a scene lasts, once it is complete
+	Timeout  time.Duration // of a run; a target that takes longer hangs
+	Parallel int           // pairs that run at the same time
+	Dir      string        // where copies of the model and a program are put; with Parallel 1 only the program
+
+	// Progress, if not nil, is called with what is being done: done of total runs are complete. It is called from one goroutine at a time.
+	Progress func(done, total int, what string)
+	Log      *slog.Logger // receives warnings; nil: none
+}
+
+func (c *Config) check() error {
+	switch {
+	case c.Model == "":
+		return errors.New("no model")
+	case c.Target == nil || c.Weights == 0 && c.Trace == nil:
+		return errors.New("no target command")
+	case c.Helper == "":
+		return errors.New("no helper")
+	case len(c.X) == 0 || len(c.Scenes) == 0 || c.Pairs < 1 || c.Parallel < 1:
+		return errors.New("nothing to run: want shares, scenes, pairs")
+	case c.Settle < 1 || c.Tokens <= c.Settle:
+		return errors.New("the target must generate more tokens than those before a scene, which are at least one")
+	case c.Hold < 0 || c.Timeout <= 0 || c.Weights < 0:
+		return errors.New("a time or size is not a positive number")
+	case slices.ContainsFunc(c.X, func(x float64) bool { return !(x > 0) || math.IsInf(x, 0) }):
+		return errors.New("a share of the model is not a positive number")
+	}
+	return nil
+}
+
+// ErrNotRoot says that the caller is not root.
+var ErrNotRoot = errors.New("not root: it makes control groups, drops the page cache and traces")
+
+// series is the state of one Measure.
+type series struct {
+	cfg    Config
+	root   *cgroup.Group
+	name   string // begins the names of its groups; no other series has it
+	hog    string // the program
+	report *Report
+	runs   atomic.Int64 // started so far
+
+	mu    sync.Mutex // protects what follows, and report.Runs
+	done  int
+	total int
+}
+
+// lane is what one pair at a time runs on.
+type lane struct {
+	path  string
+	model *confine.Model
+}
+
+// Measure runs a series. When ctx ends, all processes that it started are ended. If ctx ends or a run fails, the report of the whole pairs
+// so far (nil if there are none) is returned with the error. In any case its control groups, processes and files are gone afterwards.
+func Measure(ctx context.Context, cfg Config) (report *Report, err error) {
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	if os.Geteuid() != 0 {
+		return nil, ErrNotRoot
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	s := &series{cfg: cfg}
+	if s.root, err = cgroup.Root(); err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp(cfg.Dir, fmt.Sprintf("tensorcast-harm-%d-", os.Getpid()))
+	if err != nil {
+		return nil, err
+	}
+	s.name = filepath.Base(dir)
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	s.hog = filepath.Join(dir, "hog")
+	if err := cc.Compile(ctx, s.hog, hogSource); err != nil {
+		return nil, fmt.Errorf("compile the program that takes memory: %w", err)
+	}
+	specs := s.specs()
+	for _, pair := range specs {
+		s.total += len(pair)
+	}
+	s.report = &Report{
+		Started: time.Now(), Host: host.Read(), Model: cfg.Model, TokenBytes: cfg.Weights, Helper: cfg.Helper,
+		Seed: cfg.Seed, Hold: cfg.Hold, Settle: cfg.Settle, Parallel: cfg.Parallel, Runs: []Run{},
+	}
+	first, err := s.open(cfg.Model)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, first.model.Close()) }()
+	if err := first.model.OnDisk(); err != nil {
+		return nil, err
+	}
+	s.report.ModelBytes = first.model.Size
+	memory, err := cgroup.Host()
+	if err != nil {
+		return nil, err
+	}
+	if need := first.model.Size * int64(cfg.Parallel); memory.Available < need {
+		return nil, fmt.Errorf("%d runs at a time of %s need %d MiB and this machine has %d MiB free: it would be under pressure itself", cfg.Parallel, cfg.Model, need>>20, memory.Available>>20)
+	}
+	if err := s.reference(ctx, first); err != nil {
+		return nil, err
+	}
+	err = s.all(ctx, first, dir, specs)
+	if err != nil {
+		if len(s.report.Runs) == 0 {
+			return nil, err
+		}
+		s.report.Interrupted = true
+	}
+	s.report.summarise(cfg)
+	return s.report, err
+}
+
+func (s *series) open(path string) (*lane, error) {
+	m, err := confine.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	return &lane{path, m}, nil
+}
+
+func (s *series) progress(what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cfg.Progress != nil {
+		s.cfg.Progress(s.done, s.total, what)
+	}
+}
+
+// specs lists the runs of each pair, in the order in which they are made. All scenes take turns, so that a series that is cut short has
+// some of each.
+func (s *series) specs() [][]spec {
+	var all [][]spec
+	for n := range s.cfg.Pairs {
+		for _, x := range s.cfg.X {
+			for _, scene := range s.cfg.Scenes {
+				pair := []spec{{scene, x, n, true}}
+				if !scene.helperOnly() {
+					pair = append(pair, spec{scene, x, n, false})
+				}
+				if n%2 == 1 {
+					slices.Reverse(pair)
+				}
+				all = append(all, pair)
+			}
+		}
+	}
+	return all
+}
+
+// reference runs the target without limit and helper: its text is what all others must generate, and its memory tells the limit.
+func (s *series) reference(ctx context.Context, l *lane) (err error) {
+	if s.report.TokenBytes == 0 {
+		s.progress("tracing what a token reads")
+		w, err := confine.TraceWeights(ctx, s.cfg.Trace(l.path), s.cfg.Log)
+		if err != nil {
+			return fmt.Errorf("measure the weights that a token reads: %w", err)
+		}
+		s.report.TokenBytes = w.TokenBytes
+	}
+	s.progress("reference run")
+	if err := l.model.Drop(ctx); err != nil {
+		return err
+	}
+	name := s.name + "-reference"
+	group, err := cgroup.Create(s.root, name)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, end(variable+"="+name), group.Remove()) }()
+	running, cancel := context.WithTimeoutCause(ctx, s.cfg.Timeout, errHung)
+	defer cancel()
+	t, err := startTarget(running, group, s.cfg.Target(l.path), variable+"="+name)
+	if err != nil {
+		return err
+	}
+	defer t.kill(cancel)
+	var own int64
+	var ownErr error
+	var watch sync.WaitGroup
+	watch.Go(func() { own, ownErr = l.model.OwnMemory(group, t.done) })
+	t.follow(func(int, llama.Token) {})
+	watch.Wait()
+	switch {
+	case running.Err() != nil:
+		return fmt.Errorf("the target without a limit: %w", context.Cause(running))
+	case ownErr != nil:
+		return fmt.Errorf("measure the target's own memory: %w", ownErr)
+	case !t.cmd.ProcessState.Success() || t.err != nil || len(t.ids) != s.cfg.Tokens:
+		return fmt.Errorf("the target fails without a limit: %s", t.problem())
+	}
+	s.report.Own, s.report.Text, s.report.TokenIDs = own, t.text.String(), t.ids
+	return nil
+}
+
+// limit is that of a group which holds the share x of what a token reads.
+func (s *series) limit(x float64) int64 {
+	return (int64(x*float64(s.report.TokenBytes)) + s.report.Own) &^ int64(os.Getpagesize()-1) // as the kernel does
+}
+
+// all runs the pairs, several at the same time if so configured.
+func (s *series) all(ctx context.Context, first *lane, dir string, specs [][]spec) (err error) {
+	lanes := []*lane{first}
+	for n := 1; n < min(s.cfg.Parallel, len(specs)); n++ {
+		s.progress("copying the model")
+		path := filepath.Join(dir, fmt.Sprintf("model-%d.gguf", n))
+		if err := copyFile(ctx, path, s.cfg.Model); err != nil {
+			return err
+		}
+		l, err := s.open(path)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, l.model.Close()) }()
+		lanes = append(lanes, l)
+	}
+	next := make(chan []spec)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		defer close(next)
+		for _, pair := range specs {
+			select {
+			case next <- pair:
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+		return nil
+	})
+	for _, l := range lanes {
+		g.Go(func() error {
+			for pair := range next {
+				if err := s.pair(ctx, l, pair); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+// pair makes the runs of a pair, and reports them when it is whole.
+func (s *series) pair(ctx context.Context, l *lane, pair []spec) error {
+	var runs []Run
+	for _, r := range pair {
+		run, err := s.run(ctx, l, r)
+		if err != nil {
+			return fmt.Errorf("%s: %w", r, err)
+		}
+		runs = append(runs, *run)
+		s.mu.Lock()
+		s.done++
+		s.mu.Unlock()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.report.Runs = append(s.report.Runs, runs...)
+	return nil
+}
+
+// copyFile copies a file; the copy has pages of its own in the page cache.
+func copyFile(ctx context.Context, to, from string) (err error) {
+	in, err := regular.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	for {
+		n, err := io.CopyN(out, in, 64<<20)
+		switch {
+		case n == 0 && errors.Is(err, io.EOF):
+			return nil
+		case err != nil && !errors.Is(err, io.EOF):
+			return fmt.Errorf("copy the model: %w", err)
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		}
+	}
+}

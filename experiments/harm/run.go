@@ -1,0 +1,437 @@
+package harm
+
+// This file makes one run: a target in a group with a limit, perhaps a helper beside it, a scene, and then a look at what is left.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/procfs"
+
+	"tensorcast/experiments/confine"
+	"tensorcast/experiments/llama"
+	"tensorcast/internal/cgroup"
+	"tensorcast/internal/proc"
+)
+
+// Outcome says how a target ended.
+type Outcome string
+
+const (
+	Finished Outcome = "finished"   // with all its tokens
+	Killed   Outcome = "oom-killed" // for lack of memory
+	Failed   Outcome = "failed"     // otherwise, and not by the scene: see Run.Error
+	Hung     Outcome = "hung"       // it was ended because it took too long
+	Ended    Outcome = "ended"      // by the scene
+)
+
+// Lost reports whether the target died, for another reason than the scene's own signal.
+func (o Outcome) Lost() bool { return o == Killed || o == Failed }
+
+// Run is one run of a target.
+type Run struct {
+	Scene   string  `json:"scene"`
+	X       float64 `json:"x"`
+	Pair    int     `json:"pair"`
+	Helped  bool    `json:"helped"` // with the helper
+	Limit   int64   `json:"limit_bytes"`
+	Moment  Moment  `json:"moment"`
+	Acted   bool    `json:"acted"`   // the scene happened; false: the target ended before
+	Refused bool    `json:"refused"` // the kernel did not set the scene's limit
+
+	Outcome  Outcome `json:"outcome"`
+	Status   string  `json:"status"` // how the target ended, in the words of package os
+	Error    string  `json:"error,omitempty"`
+	Tokens   int     `json:"tokens"`    // generated
+	TextSame bool    `json:"text_same"` // tokens and text are those of the reference; of a run without all tokens: its beginning
+	TokS     float64 `json:"tok_s"`     // 0 unless Outcome is Finished, and if several runs went on at the same time
+
+	OOMKills   int64      `json:"oom_kills"` // processes that the kernel has killed in the group, target and helper included
+	Hogs       int        `json:"hogs"`
+	HogsKilled int        `json:"hogs_killed"`
+	Helper     *HelperEnd `json:"helper,omitempty"`
+
+	// What is there when target and helper have ended: bytes of the model that a drop of the page cache leaves, and processes that were
+	// started by the target, the helper or the scene, or are in the group.
+	PagesLeft     int64    `json:"pages_left_bytes"`
+	ProcessesLeft []string `json:"processes_left,omitempty"`
+}
+
+// HelperEnd says how the helper ended.
+type HelperEnd struct {
+	Killed bool   `json:"killed"` // by SIGKILL, and not by the scene
+	Early  bool   `json:"early"`  // it ended before the last token, and not by the scene
+	Hung   bool   `json:"hung"`   // it did not end after the target's end and SIGTERM
+	Status string `json:"status"`
+	Output string `json:"output"` // the end of its stdout and stderr
+}
+
+// Moment is when a scene happens.
+type Moment struct {
+	Token    int     `json:"token"`    // after this many tokens
+	Fraction float64 `json:"fraction"` // and this part of the time that the last one took; in the scene "moved" both give way to earliest and latest
+}
+
+// The target is moved this long after the helper was started: the helper has looked, and not yet taken hold.
+const (
+	earliest = 100 * time.Millisecond
+	latest   = time.Second
+)
+
+// spec is a run that is to be made.
+type spec struct {
+	scene  Scene
+	x      float64
+	pair   int
+	helped bool
+}
+
+// moment draws the scene's moment, the same one for both runs of a pair.
+func (s *series) moment(r spec) Moment {
+	h := fnv.New64a()
+	fmt.Fprint(h, r.scene, r.x, r.pair)
+	random := rand.New(rand.NewPCG(s.cfg.Seed, h.Sum64()))
+	last := max(s.cfg.Settle, s.cfg.Tokens*3/5)
+	return Moment{s.cfg.Settle + random.IntN(last-s.cfg.Settle+1), random.Float64()}
+}
+
+var errHung = errors.New("it took too long")
+
+// variable marks the processes of a run: those that leave their group and their parents are found by it.
+const variable = "TENSORCAST_HARM_RUN"
+
+// run makes one run with a lane's model. What a target or a helper does wrong is recorded in Run; an error is a failure of the instrument,
+// or ctx's. In any case the run's groups and processes are gone afterwards.
+func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error) {
+	run = &Run{Scene: r.scene.String(), X: r.x, Pair: r.pair, Helped: r.helped, Moment: s.moment(r), Hogs: r.scene.hogs}
+	run.Limit = s.limit(r.x)
+	s.progress(r.String() + ": preparing")
+	if err := l.model.Drop(ctx); err != nil {
+		return nil, err
+	}
+	name := fmt.Sprintf("%s-%d", s.name, s.runs.Add(1))
+	marker := variable + "=" + name
+	group, err := cgroup.Create(s.root, name)
+	if err != nil {
+		return nil, err
+	}
+	groups := []*cgroup.Group{group}
+	defer func() {
+		err = errors.Join(err, end(marker))
+		for _, g := range groups {
+			err = errors.Join(err, g.Remove())
+		}
+	}()
+	if err := group.SetLimit(run.Limit); err != nil {
+		return nil, err
+	}
+	home := group
+	if r.scene.kind == moved {
+		if home, err = cgroup.Create(s.root, name+"-outside"); err != nil {
+			return nil, err
+		}
+		groups = append(groups, home)
+	}
+
+	running, cancel := context.WithTimeoutCause(ctx, s.cfg.Timeout, errHung)
+	defer cancel()
+	t, err := startTarget(running, home, s.cfg.Target(l.path), marker)
+	if err != nil {
+		return nil, err
+	}
+	defer t.kill(cancel)
+	var h *proc.Group
+	if r.helped {
+		command := "export " + marker + "; exec " + strings.ReplaceAll(s.cfg.Helper, "{pid}", strconv.Itoa(t.pid))
+		if h, err = proc.StartGroup(ctx, "/bin/sh", "-c", command); err != nil {
+			return nil, fmt.Errorf("start the helper: %w", err)
+		}
+		defer h.Kill()
+	}
+	a := &actor{scene: r.scene, group: group, limit: run.Limit, target: t.pid, model: l.path, helper: h, hold: s.cfg.Hold, done: t.done}
+	defer func() {
+		_, releaseErr := a.release()
+		err = errors.Join(err, releaseErr)
+	}()
+	if err := a.prepare(ctx, s.hog, marker); err != nil {
+		return nil, err
+	}
+
+	var early atomic.Bool // the helper had ended at the last token
+	acting := make(chan error, 1)
+	moment := make(chan time.Duration, 1)
+	if r.scene.kind == moved {
+		moment <- earliest + time.Duration(run.Moment.Fraction*float64(latest-earliest))
+	}
+	go func() {
+		select {
+		case wait := <-moment:
+			select {
+			case <-time.After(wait):
+			case <-t.done:
+			}
+			acting <- a.act(running)
+		case <-t.done:
+			acting <- nil
+		}
+	}()
+	t.follow(func(n int, token llama.Token) {
+		early.Store(h != nil && h.Ended())
+		if n == run.Moment.Token && r.scene.kind != moved {
+			moment <- time.Duration(run.Moment.Fraction * float64(token.End-token.Begin))
+		}
+		s.progress(fmt.Sprintf("%s: token %d", r, n))
+	})
+	if err := <-acting; err != nil && ctx.Err() == nil {
+		return nil, fmt.Errorf("scene %s: %w", r.scene, err)
+	}
+	if _, err := a.release(); err != nil { // they still wait if the target ended before the scene
+		return nil, fmt.Errorf("scene %s: %w", r.scene, err)
+	}
+	if h != nil {
+		run.Helper = stopHelperOf(h, early.Load(), a)
+	}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	run.Acted, run.Refused, run.HogsKilled = a.acted, a.refused, a.killed
+	for _, g := range groups {
+		n, err := g.OOMKills()
+		if err != nil {
+			return nil, err
+		}
+		run.OOMKills += n
+	}
+	if err := run.finish(t, running, a.ended, s); err != nil {
+		return nil, err
+	}
+	if run.ProcessesLeft, err = left(ctx, marker, groups); err != nil {
+		return nil, err
+	}
+	run.PagesLeft, err = l.model.Left(ctx)
+	return run, err
+}
+
+func (r spec) String() string {
+	who := "without"
+	if r.helped {
+		who = "with"
+	}
+	return fmt.Sprintf("%s x=%g %s", r.scene, r.x, who)
+}
+
+// finish fills in how the target ended.
+func (run *Run) finish(t *target, running context.Context, ended bool, s *series) error {
+	run.Status, run.Tokens = t.cmd.ProcessState.String(), len(t.ids)
+	text := t.text.String()
+	run.TextSame = len(t.ids) <= len(s.report.TokenIDs) && slices.Equal(t.ids, s.report.TokenIDs[:len(t.ids)]) && strings.HasPrefix(s.report.Text, text)
+	if len(t.ids) == len(s.report.TokenIDs) {
+		run.TextSame = run.TextSame && text == s.report.Text
+	}
+	status, _ := t.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	killed := status.Signaled() && status.Signal() == syscall.SIGKILL
+	switch {
+	case status.Exited() && status.ExitStatus() == confine.ExitNotJoined:
+		return fmt.Errorf("put the target into the control group: %s", t.problem())
+	case status.Exited() && status.ExitStatus() == 0 && len(t.ids) == len(s.report.TokenIDs):
+		run.Outcome = Finished
+		if s.cfg.Parallel == 1 {
+			run.TokS = t.speed()
+		}
+	case killed && ended:
+		run.Outcome = Ended
+	case killed && errors.Is(context.Cause(running), errHung):
+		run.Outcome, run.Error = Hung, fmt.Sprintf("%v: %d of %d tokens in %v", errHung, len(t.ids), len(s.report.TokenIDs), s.cfg.Timeout)
+	case killed && run.OOMKills > 0:
+		run.Outcome = Killed
+	default:
+		run.Outcome, run.Error = Failed, t.problem()
+	}
+	return nil
+}
+
+// stopHelperOf ends the helper, and returns how it ended. A helper that the scene has killed or stopped is not to blame.
+func stopHelperOf(h *proc.Group, early bool, a *actor) *HelperEnd {
+	byScene := a.acted && (a.scene.kind == killHelper || a.scene.kind == termHelper)
+	err := h.Stop(syscall.SIGTERM)
+	h.Kill()
+	status, _ := h.State().Sys().(syscall.WaitStatus)
+	return &HelperEnd{
+		Killed: err == nil && status.Signaled() && status.Signal() == syscall.SIGKILL && !(byScene && a.scene.kind == killHelper),
+		Early:  early && !byScene, Hung: err != nil, Status: h.State().String(), Output: h.Output.String(),
+	}
+}
+
+// ---- target
+
+// target is a running target.
+type target struct {
+	cmd    *exec.Cmd
+	pid    int
+	done   chan struct{} // closed when it has ended
+	stdout io.Reader
+	stderr proc.Tail
+
+	ids         []int32 // of the generated tokens
+	text        strings.Builder
+	first, last llama.Token
+	err         error // of its output
+	waited      bool
+}
+
+func startTarget(ctx context.Context, group *cgroup.Group, args []string, marker string) (*target, error) {
+	t := &target{cmd: proc.GroupCommand(ctx, confine.In(group, args, "")...), done: make(chan struct{})}
+	t.cmd.Env = append(os.Environ(), marker)
+	t.cmd.Stderr = &t.stderr
+	var err error
+	if t.stdout, err = t.cmd.StdoutPipe(); err == nil {
+		err = t.cmd.Start()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("start the target: %w", err)
+	}
+	t.pid = t.cmd.Process.Pid
+	confine.Joined(ctx, t.pid)
+	return t, nil
+}
+
+// follow reads the target's tokens until it ends, and waits for it. each is called with the number of tokens so far.
+func (t *target) follow(each func(n int, token llama.Token)) {
+	stream, err := llama.NewStream(t.stdout)
+	for err == nil {
+		var token llama.Token
+		if token, err = stream.Next(); err != nil {
+			break
+		}
+		if len(t.ids) == 0 {
+			t.first = token
+		}
+		t.last = token
+		t.ids = append(t.ids, token.ID)
+		t.text.WriteString(token.Text)
+		each(len(t.ids), token)
+	}
+	if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.err = err
+	}
+	_, _ = io.Copy(io.Discard, t.stdout) // it must not wait for a reader
+	_ = t.cmd.Wait()                     // its state is looked at
+	t.waited = true
+	close(t.done)
+}
+
+// kill ends a target that was not followed to its end.
+func (t *target) kill(cancel context.CancelFunc) {
+	if t.waited {
+		return
+	}
+	cancel()
+	_ = t.cmd.Wait() // that it was killed is expected
+	t.waited = true
+	close(t.done)
+}
+
+// speed returns generated tokens per second.
+func (t *target) speed() float64 {
+	if took := time.Duration(t.last.End - t.first.Begin); took > 0 {
+		return float64(len(t.ids)) / took.Seconds()
+	}
+	return 0
+}
+
+// problem says why a target did not generate all its tokens.
+func (t *target) problem() string {
+	message := fmt.Sprintf("%v after %d tokens", t.cmd.ProcessState, len(t.ids))
+	if t.err != nil {
+		message += ": " + t.err.Error()
+	}
+	if line := t.stderr.LastLine(); line != "" {
+		message += ": " + line
+	}
+	return message
+}
+
+// ---- what is left
+
+// leaving is how long processes may take to end after their parents.
+const leaving = time.Second
+
+// left lists the processes that are left of a run, once those that are ending have ended.
+func left(ctx context.Context, marker string, groups []*cgroup.Group) ([]string, error) {
+	end := time.Now().Add(leaving)
+	for {
+		pids, err := marked(marker)
+		if err != nil {
+			return nil, err
+		}
+		for _, g := range groups {
+			in, err := g.Procs()
+			if err != nil {
+				return nil, err
+			}
+			pids = append(pids, in...)
+		}
+		if len(pids) == 0 {
+			return nil, nil
+		}
+		if time.Now().After(end) {
+			var lines []string
+			slices.Sort(pids)
+			for _, pid := range slices.Compact(pids) {
+				lines = append(lines, fmt.Sprintf("%d %s", pid, strings.Join(proc.CommandLine(pid), " ")))
+			}
+			return lines, nil
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// marked lists the processes that have the marker in the environment that they were started with.
+func marked(marker string) ([]int, error) {
+	all, err := procfs.AllProcs()
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	var pids []int
+	for _, p := range all {
+		env, err := proc.Environ(p.PID) // fails if it has ended
+		if err == nil && slices.Contains(env, marker) {
+			pids = append(pids, p.PID)
+		}
+	}
+	return pids, nil
+}
+
+// end kills the processes that are left of a run.
+func end(marker string) error {
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		pids, err := marked(marker)
+		if err != nil || len(pids) == 0 {
+			return err
+		}
+		for _, pid := range pids {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("processes %v do not end", pids)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}

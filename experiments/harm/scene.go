@@ -1,0 +1,144 @@
+package harm
+
+// This file names the scenes: what happens to a target, or to its helper, while it generates.
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/dustin/go-humanize"
+)
+
+type kind string
+
+const (
+	none       kind = "none"
+	instant    kind = "instant"
+	slow       kind = "slow"
+	swarm      kind = "swarm"
+	limit      kind = "limit"
+	moved      kind = "moved"
+	killHelper kind = "kill-helper"
+	termHelper kind = "term-helper"
+	stopHelper kind = "stop-helper"
+	stopTarget kind = "stop-target"
+	killTarget kind = "kill-target"
+)
+
+// Scene is one thing that happens in a run, at a random moment. It is made by [ParseScenes].
+type Scene struct {
+	text   string // as ParseScenes takes it, with all its amounts
+	kind   kind
+	hogs   int     // processes that take memory in the target's group
+	size   int64   // of each, in bytes
+	rate   int64   // of each, in bytes per second; 0: as fast as the kernel gives it
+	factor float64 // of the limit
+}
+
+// String is the scene as ParseScenes takes it.
+func (s Scene) String() string { return s.text }
+
+// helperOnly says that the scene happens to the helper, so that there is nothing to see without one.
+func (s Scene) helperOnly() bool {
+	return s.kind == killHelper || s.kind == termHelper || s.kind == stopHelper
+}
+
+// sets are names for several scenes.
+var sets = map[string][]string{
+	"hogs":   {"instant:50MB", "instant:150MB", "instant:400MB", "slow:400MB@100MB", "swarm:40x10MB", "limit:0.5", "moved", "none"},
+	"faults": {"kill-helper", "term-helper", "stop-helper", "stop-target", "kill-target", "limit:0.5", "limit:1.5"},
+}
+
+// Forms are the scenes that ParseScenes takes, for a help text, each with what happens in it.
+var Forms = [][2]string{
+	{"none", "nothing"},
+	{"instant:150MB", "a process in the target's group takes this much memory as fast as the kernel gives it"},
+	{"slow:400MB@100MB", "the same, at this many bytes per second"},
+	{"swarm:40x10MB", "the same, by this many processes at once, each this much"},
+	{"limit:0.5", "the group's limit is multiplied by this; afterwards it is what it was"},
+	{"moved", "the target starts in a group without a limit, and is moved to its own when the helper has looked; its pages are dropped then"},
+	{"kill-helper", "SIGKILL to the helper"},
+	{"term-helper", "SIGTERM to the helper"},
+	{"stop-helper", "SIGSTOP to the helper, afterwards SIGCONT"},
+	{"stop-target", "SIGSTOP to the target, afterwards SIGCONT"},
+	{"kill-target", "SIGKILL to the target"},
+}
+
+// ParseScenes parses scenes: the forms of [Forms], and the names of sets ("hogs", "faults", "all"). A scene that is named twice counts
+// once.
+func ParseScenes(names []string) ([]Scene, error) {
+	var all []Scene
+	for _, name := range names {
+		of, ok := sets[name]
+		switch {
+		case name == "all":
+			of = slices.Concat(sets["hogs"], sets["faults"])
+		case !ok:
+			of = []string{name}
+		}
+		for _, text := range of {
+			s, err := parseScene(text)
+			if err != nil {
+				return nil, err
+			}
+			if !slices.Contains(all, s) {
+				all = append(all, s)
+			}
+		}
+	}
+	return all, nil
+}
+
+// most bounds what a scene takes: more is a slip of the pen.
+const (
+	mostHogs  = 1000
+	mostBytes = 1 << 40
+)
+
+func parseScene(text string) (Scene, error) {
+	name, amount, given := strings.Cut(text, ":")
+	s := Scene{text: text, kind: kind(name)}
+	ok := true
+	switch s.kind {
+	case none, moved, killHelper, termHelper, stopHelper, stopTarget, killTarget:
+		ok = !given
+	case instant:
+		s.hogs = 1
+		s.size, ok = amountOf(amount)
+	case slow:
+		size, rate, _ := strings.Cut(amount, "@")
+		s.hogs = 1
+		var rated bool
+		s.size, ok = amountOf(size)
+		s.rate, rated = amountOf(rate)
+		ok = ok && rated
+	case swarm:
+		n, size, _ := strings.Cut(amount, "x")
+		var err error
+		s.hogs, err = strconv.Atoi(n)
+		s.size, ok = amountOf(size)
+		ok = ok && err == nil && s.hogs > 0 && s.hogs <= mostHogs
+	case limit:
+		var err error
+		s.factor, err = strconv.ParseFloat(amount, 64)
+		ok = err == nil && s.factor > 0 && s.factor <= 100 && !math.IsNaN(s.factor)
+	default:
+		ok = false
+	}
+	if !ok {
+		var forms []string
+		for _, f := range Forms {
+			forms = append(forms, f[0])
+		}
+		return Scene{}, fmt.Errorf("scene %q: want one of hogs, faults, all, or such as %s", text, strings.Join(forms, ", "))
+	}
+	return s, nil
+}
+
+func amountOf(text string) (int64, bool) {
+	n, err := humanize.ParseBytes(text)
+	return int64(min(n, mostBytes)), err == nil && n > 0 && n <= mostBytes
+}
