@@ -451,7 +451,7 @@ func TestTargetKilled(t *testing.T) {
 
 // A limit that is lowered under what is kept takes effect at once: the kernel takes it, prefetchd gives way, nobody is killed.
 func TestLimitLowered(t *testing.T) {
-	r := newRig(t, 0.6, 300)
+	r := newRig(t, 0.6, 150)
 	r.start()
 	h := r.help()
 	r.waitHelping(h)
