@@ -25,7 +25,9 @@ func Split(t testing.TB, path string) (parts [2]string) {
 		t.Fatal(err)
 	}
 	tensors := model.Files[0].Tensors
-	str := func(b []byte, s string) []byte { return append(binary.LittleEndian.AppendUint64(b, uint64(len(s))), s...) }
+	str := func(b []byte, s string) []byte {
+		return append(binary.LittleEndian.AppendUint64(b, uint64(len(s))), s...)
+	}
 	const header = 24 // magic, version, number of tensors, number of key-value pairs
 	kvs := binary.LittleEndian.Uint64(whole[header-8:])
 	table := bytes.Index(whole, str(nil, tensors[0].Name)) // behind the key-value pairs
