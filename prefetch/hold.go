@@ -42,19 +42,23 @@ const (
 	seenFor = 20 * time.Millisecond
 	// restLook is how often what is held is looked at while the target rests.
 	restLook = 500 * time.Millisecond
-	// little is taken by reclaim now and then. More is a need that is yielded to, for yieldTime at first; twice as long whenever what was read again is taken again.
-	little       = 8 << 20
-	yieldTime    = 500 * time.Millisecond
-	maxYieldTime = 16 * time.Second
+	// little is taken by reclaim now and then, in takenTime. More, or more than a takenShare of what is held, says that too little is left free.
+	little     = 8 << 20
+	takenShare = 32
+	takenTime  = 500 * time.Millisecond
+	// marginShare of the room bounds the margin, easeRate is how many bytes it falls in a second.
+	marginShare = 8
+	easeRate    = 4 << 20
 )
 
-// yield is the memory that the kernel took for others, and that is left to them for a while.
-type yield struct {
-	taken int64     // bytes, since since
-	since time.Time //
-	until time.Time // no more than most is held before
-	most  int64
-	time  time.Duration
+// squeeze is what the kernel takes of what is kept though there should be room: reads of the target around its misses, and whoever takes memory and gives it back at once, need
+// some for moments. A margin is left free for them. It grows with what is taken, and falls slowly while nothing is.
+type squeeze struct {
+	taken   int64     // bytes, since since
+	since   time.Time //
+	missing int64     // bytes that were taken, and are not explained yet
+	margin  int64     // bytes left free
+	eased   time.Time // when the margin fell last
 }
 
 func newHelping(s *Schedule) *helping {
@@ -121,12 +125,6 @@ func (c *Controller) hold(block int) {
 	}
 }
 
-// mayHold says whether a block that is wanted may be held now: not where that is memory which others needed a moment ago.
-func (c *Controller) mayHold(block int) bool {
-	h := c.help
-	return !c.now().Before(c.yield.until) || h.heldBytes+h.schedule.Blocks[block].Length <= c.yield.most
-}
-
 // lose notes that a block is not held any longer.
 func (h *helping) lose(block int) {
 	if h.held[block] {
@@ -177,25 +175,39 @@ func (c *Controller) isThere(block int, needed bool) (bool, error) {
 	return false, nil
 }
 
-// taken notes that the kernel took memory for others. More than a little is left to them for a while.
+// taken notes that the kernel took bytes of what is kept. Where somebody has the memory now, the room says so: it is looked at at once.
 func (c *Controller) taken(bytes int64) {
-	y, now := &c.yield, c.now()
+	q, now := &c.squeeze, c.now()
 	c.sum.Taken += bytes
-	if now.Sub(y.since) > yieldTime {
-		if now.Sub(y.since) > 2*maxYieldTime {
-			y.time = 0
-		}
-		y.since, y.taken = now, 0
+	if now.Sub(q.since) > takenTime {
+		q.since, q.taken = now, 0
 	}
-	y.taken += bytes
-	if y.taken <= max(little, c.help.heldBytes/32) {
+	if q.taken += bytes; q.taken <= max(little, c.help.heldBytes/takenShare) {
 		return
 	}
-	if now.After(y.until) {
-		y.time = min(max(2*y.time, yieldTime), maxYieldTime)
-		c.opts.Log.Info("the kernel took memory for others", "bytes", y.taken, "held", c.help.heldBytes, "left alone for", y.time)
+	c.checked, c.countAt = time.Time{}, time.Time{}
+	q.missing += q.taken
+	q.taken = 0
+}
+
+// explain grows the margin by what was taken, unless room says that somebody else has it now, or had a moment ago. The result is the room without the margin.
+func (c *Controller) explain(room int64) int64 {
+	q := &c.squeeze
+	q.ease(c.checked)
+	if q.missing > 0 && c.help != nil && !c.checked.Before(c.shrunk.Add(shrunkTime)) && room-q.margin-c.windowFor(room) >= c.help.wantBytes-slack {
+		q.margin = min(q.margin+q.missing, max(room, 0)/marginShare)
+		c.opts.Log.Info("the kernel took what is kept", "bytes", q.missing, "held", c.help.heldBytes, "left free", q.margin)
 	}
-	y.until, y.most = now.Add(y.time), c.help.heldBytes
+	q.missing = 0
+	return room - q.margin
+}
+
+// ease lets the margin fall.
+func (q *squeeze) ease(now time.Time) {
+	if passed := now.Sub(q.eased).Seconds(); passed > 0 && !q.eased.IsZero() {
+		q.margin = max(q.margin-int64(min(passed, 3600)*easeRate), 0)
+	}
+	q.eased = now
 }
 
 // holdWhileResting reads what is wanted while the target computes nothing, several blocks at a time, and keeps or locks them in order of use. It also looks whether what is
@@ -250,7 +262,7 @@ func (c *Controller) holdWhileResting() error {
 			return err
 		}
 		b := h.toHold[0]
-		if h.want[b] && !h.held[b] && c.mayHold(b) { // the room may have shrunk meanwhile
+		if h.want[b] && !h.held[b] { // the room may have shrunk meanwhile
 			lever := c.pages.Keep
 			if c.opts.Lock {
 				lever = c.pages.Lock
@@ -288,7 +300,9 @@ func (c *Controller) adjust() error {
 		if h.heldBytes < held {
 			h.rewind(&h.follower)
 			c.sum.Shrunk++
-			c.shrunk = c.now()
+			if held > budget+c.squeeze.margin { // not only for the margin
+				c.shrunk = c.now()
+			}
 			c.opts.Log.Info("gave memory back", "held", h.heldBytes, "room", c.room.Bytes, "bounded by", c.room.Level)
 		}
 		return nil

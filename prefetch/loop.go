@@ -64,7 +64,7 @@ type Controller struct {
 	checked  time.Time
 	countAt  time.Time // when what is resident is to be counted next
 	resident int64
-	yield    yield
+	squeeze  squeeze
 
 	looked, otherSince time.Time // see look
 	busy               time.Time // see Pause
@@ -86,9 +86,6 @@ type Controller struct {
 
 // LevelBudget is Summary.Level where Options.Budget is what bounds.
 const LevelBudget = "budget"
-
-// LevelOthers is Summary.Level while memory that the kernel took of what was kept is left to those who needed it.
-const LevelOthers = "memory that others needed"
 
 // Summary says what a Controller did.
 type Summary struct {
@@ -469,9 +466,7 @@ func (c *Controller) checkRoom() error {
 	if c.opts.Budget > 0 && c.opts.Budget < room.Bytes {
 		room.Bytes, room.Level = c.opts.Budget, LevelBudget
 	}
-	if most := c.yield.most + c.windowFor(room.Bytes); c.now().Before(c.yield.until) && most < room.Bytes {
-		room.Bytes, room.Level = most, LevelOthers
-	}
+	room.Bytes = c.explain(room.Bytes)
 	c.room = room
 	if c.help != nil {
 		c.help.window.bytes = c.windowFor(room.Bytes)

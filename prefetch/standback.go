@@ -90,7 +90,7 @@ func (c *Controller) standBack(s *StandBack) error {
 func (c *Controller) fits() (*StandBack, error) {
 	s := &StandBack{Reason: Fits, Bytes: c.help.schedule.Bytes}
 	room := c.room.Bytes - c.help.window.bytes
-	if c.room.Level == LevelBudget || c.room.Level == LevelOthers || room < s.Bytes {
+	if c.room.Level == LevelBudget || room < s.Bytes {
 		return nil, nil
 	}
 	models, err := c.models()

@@ -48,7 +48,7 @@ func (c *Controller) Status() Status {
 	switch {
 	case w.aside:
 		s.Phase = Comparing
-	case c.now().Before(c.yield.until), c.now().Before(c.shrunk.Add(shrunkTime)):
+	case c.now().Before(c.shrunk.Add(shrunkTime)):
 		s.Phase, s.Why = Giving, c.room.Level
 		if c.now().Before(c.shortAt.Add(shrunkTime)) {
 			s.Why += ", " + c.short

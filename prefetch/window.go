@@ -61,7 +61,7 @@ func (c *Controller) behind() error {
 	for _, b := range h.over(h.schedule, &h.follower) {
 		switch {
 		case h.held[b]:
-		case h.want[b] && c.mayHold(b):
+		case h.want[b]:
 			if err := c.adopt(b); err != nil {
 				return err
 			}
