@@ -74,7 +74,11 @@ func (c *Controller) judge() error {
 
 // standBack gives everything back, and returns s.
 func (c *Controller) standBack(s *StandBack) error {
-	s.Room, s.at = c.room, c.now()
+	models, err := c.models()
+	if err != nil {
+		return err
+	}
+	s.Room, s.at, s.mapped = c.room, c.now(), models.bytes()
 	if c.help != nil {
 		c.sum.PerToken = c.help.schedule.Bytes
 	}
@@ -97,7 +101,6 @@ func (c *Controller) fits() (*StandBack, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.mapped = models.bytes()
 	for i, at := range models.Mapped {
 		if !slices.ContainsFunc(c.help.schedule.Blocks, func(b Range) bool { return c.known[b.File].id == at.ID }) {
 			s.Bytes += models.Files[i].Size
@@ -135,12 +138,12 @@ func (c *Controller) Look() (again bool, err error) {
 		return false, err
 	}
 	switch s.Reason {
-	case Fits:
+	case Fits, Outside:
 		models, err := c.models()
 		if err != nil {
 			return false, err
 		}
-		again = c.room.Bytes < s.Bytes || models.bytes() != s.mapped
+		again = models.bytes() != s.mapped || s.Reason == Fits && c.room.Bytes < s.Bytes
 	case Judged:
 		if now := c.now(); !now.Before(c.judgeAt) {
 			again = c.opts.Judge() == nil

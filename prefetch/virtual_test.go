@@ -736,3 +736,27 @@ func TestJudged(t *testing.T) {
 		t.Errorf("it does not look again (%v)", err)
 	}
 }
+
+// Weights that were copied at load are none of prefetchd's business, until the target loads another model.
+func TestOutside(t *testing.T) {
+	mapped := int64(280 * mib)
+	r := newRig(t, 0.85, prefetch.Options{Models: func() (prefetch.Model, error) {
+		return prefetch.Model{Files: []pattern.CycleFile{{Size: mapped}}, Mapped: []prefetch.Mapped{{ID: sim.FileID(0)}}}, nil
+	}}, nil)
+	var err error
+	copied := &event.Op{TID: 1, Decode: 1, Name: "MUL_MAT", Sources: []event.Source{{Name: "w", NE: [4]int64{1 << 20, 1, 1, 1}, NB: [4]int64{4, 4 << 20, 4 << 20, 4 << 20}}}}
+	for _, e := range []event.Event{event.DecodeBegin{TID: 1, Context: 1, Decode: 1, Tokens: 1}, copied, event.DecodeEnd{TID: 1, Decode: 1}} {
+		err = r.Handle(e)
+	}
+	var stood *prefetch.StandBack
+	if !errors.As(err, &stood) || stood.Reason != prefetch.Outside || !errors.Is(err, event.ErrOutside) {
+		t.Fatalf("%v", err)
+	}
+	if again, err := r.Look(); again || err != nil {
+		t.Errorf("it looks again though nothing has changed (%v)", err)
+	}
+	mapped = 300 * mib
+	if again, err := r.Look(); !again || err != nil {
+		t.Errorf("it does not look again (%v)", err)
+	}
+}
