@@ -55,6 +55,7 @@ func (x *context) forget() { x.cycle, x.bases = nil, nil }
 type decode struct {
 	context *context
 	decode  uint32
+	begun   int64   // ns, if it generates one token; 0 else
 	lesson  *lesson // nil if there is nothing to learn
 }
 
@@ -79,6 +80,9 @@ func (cs *contexts) begin(e event.DecodeBegin) *decode {
 	cs.clock++
 	x.used = cs.clock
 	d := &decode{context: x, decode: e.Decode}
+	if e.Tokens == 1 {
+		d.begun = e.Time
+	}
 	if x.cycle == nil && e.Tokens > 0 && e.Tokens <= lessonTokens {
 		d.lesson = &lesson{pattern.NewBuilder(cs.file), map[int]uint64{}}
 		d.lesson.Begin()

@@ -125,6 +125,39 @@ func (c *Controller) hold(block int) {
 	}
 }
 
+// takeHold makes of what the target alone left in memory what the plan wants: blocks that are wanted, and there, are held from now on. What is neither wanted nor
+// about to be used is paged out: it would take the room of what is.
+func (c *Controller) takeHold() error {
+	h := c.help
+	if c.opts.Lock { // that would read what is missing, and wait for it
+		return nil
+	}
+	soon, bytes := make([]bool, len(h.held)), int64(0)
+	for _, v := range h.visits { // a token begins next
+		if b := v.Block; !h.want[b] && !soon[b] {
+			if bytes += h.schedule.Blocks[b].Length; bytes > h.window.bytes {
+				break
+			}
+			soon[b] = true
+		}
+	}
+	for b, r := range h.schedule.Blocks {
+		there, err := c.pages.Resident(r)
+		if err != nil {
+			return err
+		}
+		switch {
+		case h.want[b] && there >= r.Length:
+			c.hold(b)
+		case !h.want[b] && there > 0 && !soon[b] && c.opts.Strategy.Streams():
+			if err := c.pages.PageOut(r); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // lose notes that a block is not held any longer.
 func (h *helping) lose(block int) {
 	if h.held[block] {

@@ -217,7 +217,11 @@ func (c *Controller) decodeEnd(e event.DecodeEnd) error {
 			return err
 		}
 	}
-	return c.learn(d)
+	before := c.help
+	if err := c.learn(d); err != nil || c.help == nil || c.help == before || !c.watch.aside || d.begun == 0 {
+		return err
+	}
+	return c.token(e.Time - d.begun) // what was learned from is a token without help
 }
 
 func (c *Controller) op(o *event.Op) (err error) {
@@ -403,6 +407,11 @@ func (c *Controller) start(cycle *pattern.Cycle, bases map[int]uint64) error {
 	}
 	h.wantMore(c.opts.Strategy.Plan(c.input(c.room.Bytes)).Hold)
 	c.watch = newWatchdog(c.contexts.stored == nil && !c.opts.Always)
+	if !c.watch.aside && len(bases) > 0 {
+		if err := c.takeHold(); err != nil {
+			return err
+		}
+	}
 	c.opts.Log.Info("learned the pattern", "reads", len(h.schedule.Reads), "bytes", h.schedule.Bytes, "blocks", len(h.schedule.Blocks),
 		"room", c.room.Bytes, "bounded by", c.room.Level, "window", window)
 	return nil

@@ -279,9 +279,32 @@ func TestShrinkingWhileHolding(t *testing.T) {
 			})
 		})
 	}
-	r.run(8)
+	if err := r.Use(r.cycle, []prefetch.Mapped{{Path: r.Path(0)}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Sleep(4 * time.Second); err != nil {
+		t.Fatal(err)
+	}
 	if !met {
 		t.Error("the test did not meet the moment")
+	}
+}
+
+// What the target alone left in memory is taken over at once: the first token with help misses only what was not there.
+func TestTakeHold(t *testing.T) {
+	r := newRig(t, 0.85, prefetch.Options{}, nil)
+	for _, tokens := range []int{0, 1} {
+		r.run(tokens)
+		if err := r.Sleep(5 * time.Millisecond); err != nil { // the helper looks each millisecond
+			t.Fatal(err)
+		}
+	}
+	held := r.Summary().Pinned
+	if held < r.cycle.Bytes()*6/10 {
+		t.Errorf("%d bytes are held after the token that was learned from", held)
+	}
+	if first := r.run(1); first.TargetBytes+first.HelperBytes > r.cycle.Bytes()/2 {
+		t.Errorf("the first token with help reads %d bytes of %d", first.TargetBytes+first.HelperBytes, r.cycle.Bytes())
 	}
 }
 

@@ -14,6 +14,7 @@ type watchdog struct {
 	skip     int     // tokens that are not counted, as what was before still shows in them
 	without  []int64 // tokens without help, of this comparison
 	plain    int64   // how long a token takes without help; 0: not known
+	sure     bool    // plain is the median of several, or far from those with help
 	with     []int64 // the last tokens with help
 	tokens   int     // with help, since the last comparison
 	next     int     // tokens after which there may be another one
@@ -22,8 +23,11 @@ type watchdog struct {
 }
 
 const (
-	// firstTokens are measured before anything is held: one shows little, and each costs what the help would have saved.
-	firstTokens = 2
+	// firstTokens are measured before anything is held, the one that was learned from among them: each costs what the help would have saved. One shows little: where help seems to win
+	// by less than clearGain, there is another comparison after doubtTokens.
+	firstTokens = 1
+	clearGain   = 1.3
+	doubtTokens = 32
 	// againTokens are measured in a later comparison, after asideTokens: then the page cache is as the target alone makes it, since it has touched all once.
 	againTokens = 3
 	asideTokens = 1
@@ -69,7 +73,13 @@ func (c *Controller) token(nanos int64) error {
 	switch {
 	case c.opts.Always, w.tokens < w.next, w.plain == 0 && w.tokens < unknownTokens:
 		return nil
-	case w.plain > 0 && float64(median(w.with))*leastGain < float64(w.plain):
+	case w.plain == 0:
+	case w.sure || w.tokens < doubtTokens:
+		if float64(median(w.with))*leastGain < float64(w.plain) {
+			return nil
+		}
+	case float64(median(w.with))*clearGain < float64(w.plain):
+		w.sure = true
 		return nil
 	}
 	c.opts.Log.Info("comparing with tokens without help", "with", time.Duration(median(w.with)), "without, before", time.Duration(w.plain))
@@ -84,8 +94,8 @@ func (c *Controller) compare() error {
 		return nil
 	}
 	w.plain = median(w.without)
-	if first {
-		w.plain = slices.Min(w.without) // the next one may be slow for another reason
+	if w.sure = !first; first {
+		w.plain = slices.Min(w.without) // another one may be slow for another reason
 	} else if with := median(w.with); float64(with)*leastGain >= float64(w.plain) {
 		return c.standBack(&StandBack{Reason: NoWin, With: time.Duration(with), Without: time.Duration(w.plain)})
 	} else {
@@ -93,7 +103,7 @@ func (c *Controller) compare() error {
 		c.opts.Log.Info("help wins", "with", time.Duration(with), "without", time.Duration(w.plain))
 	}
 	w.aside, w.without, w.tokens, w.with, w.marks = false, nil, 0, nil, nil
-	return nil
+	return c.takeHold()
 }
 
 // stepAside leaves the target alone for a comparison. What was held counts as held no more: the target's own misses take its memory.
