@@ -26,7 +26,7 @@ const (
 type StandBack struct {
 	Reason        Reason
 	With, Without time.Duration // NoWin: a token's
-	Bytes         int64         // Fits: that a token reads, and the sizes of other models that the target maps
+	Bytes         int64         // that a token reads; Fits: and the sizes of other models that the target maps
 	Room          Room          // that there was
 	Err           error         // Outside: which weights, and what to do; Judged: why
 	mapped        int64         // bytes of all model files that the target mapped
@@ -81,6 +81,7 @@ func (c *Controller) standBack(s *StandBack) error {
 	s.Room, s.at, s.mapped = c.room, c.now(), models.bytes()
 	if c.help != nil {
 		c.sum.PerToken = c.help.schedule.Bytes
+		s.Bytes = max(s.Bytes, c.help.schedule.Bytes)
 	}
 	if err := c.giveUp(s.Error()); err != nil {
 		return err

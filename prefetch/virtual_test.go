@@ -372,8 +372,12 @@ func TestLateReads(t *testing.T) {
 	if s := r.Summary(); s.Pinned != 0 || r.Overcommitted() > 0 {
 		t.Errorf("%d bytes are held, %d beyond the limit", s.Pinned, r.Overcommitted())
 	}
-	if again, err := r.Look(); again || err != nil {
-		t.Errorf("it would try again at once (%v)", err)
+	full := r.Limit()
+	for _, limit := range []int64{full, full + 2*mib, full - 8*mib} { // memory is never quite the same
+		r.SetLimit(limit)
+		if again, err := r.Look(); again || err != nil {
+			t.Errorf("it would try again at once, with %d bytes instead of %d (%v)", limit, full, err)
+		}
 	}
 	r.Rest(10 * time.Minute)
 	if again, err := r.Look(); !again || err != nil {
