@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// watchdog measures how long tokens take, in ns by the target's clock. Before anything is held it stands aside for a few tokens; later again when tokens with help take as long
+// watchdog measures how long tokens take, in ns by the target's clock. Before anything is held it stands aside for one token; later again when tokens with help take as long
 // as those did: the context has grown, a neighbour has come, or the help is none.
 type watchdog struct {
 	aside    bool    // tokens are measured without help now
@@ -23,9 +23,8 @@ type watchdog struct {
 }
 
 const (
-	// firstTokens are measured before anything is held, the one that was learned from among them: each costs what the help would have saved. One shows little: where help seems to win
-	// by less than clearGain, there is another comparison after doubtTokens.
-	firstTokens = 1
+	// Before anything is held one token is measured, the one that was learned from where it can be: each costs what the help would have saved. One shows little: where help seems to
+	// win by less than clearGain, there is another comparison after doubtTokens.
 	clearGain   = 1.3
 	doubtTokens = 32
 	// againTokens are measured in a later comparison, after asideTokens: then the page cache is as the target alone makes it, since it has touched all once.
@@ -90,15 +89,15 @@ func (c *Controller) token(nanos int64) error {
 func (c *Controller) compare() error {
 	w := &c.watch
 	first := len(w.with) == 0
-	if want := againTokens; !first && len(w.without) < want || first && len(w.without) < firstTokens {
+	if !first && len(w.without) < againTokens {
 		return nil
 	}
-	w.plain = median(w.without)
-	if w.sure = !first; first {
-		w.plain = slices.Min(w.without) // another one may be slow for another reason
-	} else if with := median(w.with); float64(with)*leastGain >= float64(w.plain) {
-		return c.standBack(&StandBack{Reason: NoWin, With: time.Duration(with), Without: time.Duration(w.plain)})
-	} else {
+	w.plain, w.sure = median(w.without), !first
+	if !first {
+		with := median(w.with)
+		if float64(with)*leastGain >= float64(w.plain) {
+			return c.standBack(&StandBack{Reason: NoWin, With: time.Duration(with), Without: time.Duration(w.plain)})
+		}
 		w.next = min(2*w.next, maxNext)
 		c.opts.Log.Info("help wins", "with", time.Duration(with), "without", time.Duration(w.plain))
 	}
