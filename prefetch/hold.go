@@ -11,6 +11,7 @@ import (
 // helping is all that belongs to one cycle while its target is being helped. To give up is to release what is held and to drop the whole of it.
 type helping struct {
 	schedule *Schedule
+	block    int64 // in which the schedule was cut, as the pages had it
 	follower
 	window
 	want      []bool // by block: to be held, when the target has passed it, or while it is idle
@@ -25,6 +26,7 @@ type helping struct {
 	toHold    []int          // while the target rests: blocks that are wanted, to be read
 	advised   int            // how many of toHold are being read
 	looked    time.Time      // while the target rests: when what is held was last looked at
+	sweepAt   time.Time      // when to sweep next
 }
 
 const (

@@ -1,6 +1,14 @@
 package prefetch
 
-// This file has the levers on the kernel's page cache: reads ahead by io_uring (FADV_WILLNEED), locks by mlock, paging out by process_madvise.
+// This file has the levers on the kernel's page cache: reads ahead by io_uring, locks by mlock, paging out by process_madvise.
+//
+// Reads ahead are of large folios where the file system has them: these cost a quarter of the kernel's time. FADV_WILLNEED reads single pages whatever the file system can do
+// (force_page_cache_ra, mm/readahead.c). A fault in a mapping with MADV_HUGEPAGE reads a large folio (do_sync_mmap_readahead, mm/filemap.c, since Linux 5.18; ext4 has
+// them since 6.16, xfs since 5.18), at any readahead of the device. MADV_POPULATE_READ faults without touching; MADV_DONTNEED right after it unmaps the folio here.
+//
+// Such a fault reads two folios, and marks the second: whoever touches that one reads ahead some more, up to twice the device's readahead. MADV_RANDOM would leave one folio,
+// and the mark on it. Only where the second is in memory already there is no mark. So a read waits until what follows it in the file is in memory, if that is being read, too;
+// if it is not, single pages are read.
 
 import (
 	gocontext "context"
@@ -8,8 +16,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"strconv"
-	"strings"
+	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -27,8 +35,18 @@ type KernelPages struct {
 	queue       uring.Queue
 	files       []*modelFile
 	completions []uring.Completion
-	failed      bool // a read did, which was told
+	folio       int64           // bytes of a large folio, 0 if this kernel has none
+	waiting     []Range         // reads of large folios that wait for what follows them
+	underWay    map[uint64]read // reads of large folios, by tag
+	tag         uint64          // the last one
+	failed      bool            // a read did, which was told
 	log         *slog.Logger
+}
+
+// read is one of large folios.
+type read struct {
+	Range
+	look bool // at what came of it, which is still mapped for that
 }
 
 // queueEntries is how many requests may be under way.
@@ -45,7 +63,7 @@ func NewKernelPages(pid int, log *slog.Logger) (*KernelPages, error) {
 	if err != nil {
 		return nil, errors.Join(err, target.Close())
 	}
-	return &KernelPages{target: target, queue: queue, log: log}, nil
+	return &KernelPages{target: target, queue: queue, folio: pagecache.FolioBytes(), underWay: map[uint64]read{}, log: log}, nil
 }
 
 // Close implements Pages.
@@ -63,7 +81,7 @@ func (k *KernelPages) Name() string { return k.queue.Name() }
 
 // Open implements Pages.
 func (k *KernelPages) Open(path string, id event.FileID) (file int, size int64, err error) {
-	f, err := openModelFile(proc.Place{Path: path, ID: proc.FileID(id)})
+	f, err := openModelFile(proc.Place{Path: path, ID: proc.FileID(id)}, k.folio)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -72,6 +90,12 @@ func (k *KernelPages) Open(path string, id event.FileID) (file int, size int64, 
 			return i, known.size, f.close()
 		}
 	}
+	if err := f.probe(); err != nil {
+		return 0, 0, errors.Join(err, f.close())
+	}
+	if k.folio > 0 && f.folio == 0 {
+		k.tellPages(f)
+	}
 	k.files = append(k.files, f)
 	return len(k.files) - 1, f.size, nil
 }
@@ -79,8 +103,34 @@ func (k *KernelPages) Open(path string, id event.FileID) (file int, size int64, 
 // Map implements Pages.
 func (k *KernelPages) Map(file int, base uint64) { k.files[file].base = base }
 
+// Block implements Pages.
+func (k *KernelPages) Block() int64 {
+	for _, f := range k.files {
+		if f.folio == 0 {
+			return minBlock
+		}
+	}
+	return max(k.folio, minBlock)
+}
+
 // ReadAhead implements Pages.
 func (k *KernelPages) ReadAhead(r Range) bool {
+	f := k.files[r.File]
+	if f.wholeFolios(r) {
+		if k.isPending(r) {
+			return true
+		}
+		if k.queue.InFlight()+len(folioAdvices)*(len(k.waiting)+1) > queueEntries {
+			return false
+		}
+		k.waiting = append(k.waiting, r)
+		return true
+	}
+	return k.readPages(r)
+}
+
+// readPages reads single pages.
+func (k *KernelPages) readPages(r Range) bool {
 	f := k.files[r.File]
 	if int64(k.queue.InFlight())+(r.Length+f.piece-1)/f.piece > queueEntries {
 		return false
@@ -93,8 +143,60 @@ func (k *KernelPages) ReadAhead(r Range) bool {
 	return true
 }
 
+// folioAdvices read a large folio and unmap it here.
+var folioAdvices = []int{unix.MADV_POPULATE_READ, unix.MADV_DONTNEED}
+
+// begin begins those reads of large folios of which what follows is in memory, or is not to be expected.
+func (k *KernelPages) begin() error {
+	var err error
+	k.waiting = slices.DeleteFunc(k.waiting, func(r Range) bool {
+		f := k.files[r.File]
+		next := Range{r.File, r.End(), min(f.folio, f.size-r.End())}
+		there, e := k.Resident(next)
+		err = errors.Join(err, e)
+		switch {
+		case f.folio == 0:
+			return k.readPages(r)
+		case there >= next.Length: // or nothing follows
+		case k.isPending(next):
+			return false
+		default:
+			return k.readPages(r)
+		}
+		look, advices := f.toLook(), folioAdvices
+		if look {
+			advices = advices[:1]
+		}
+		k.tag++
+		if !k.queue.Madvise(f.part(r), advices, k.tag) {
+			return false
+		}
+		f.reads++
+		k.underWay[k.tag] = read{r, look}
+		return true
+	})
+	return err
+}
+
+// isPending says whether some of a range waits to be read as large folios, or is being read.
+func (k *KernelPages) isPending(r Range) bool {
+	overlaps := func(p Range) bool { return p.File == r.File && p.Offset < r.End() && r.Offset < p.End() }
+	if slices.ContainsFunc(k.waiting, overlaps) {
+		return true
+	}
+	for _, p := range k.underWay {
+		if overlaps(p.Range) {
+			return true
+		}
+	}
+	return false
+}
+
 // Poll implements Pages. A read that failed is no reason to stop: the target will read for itself.
 func (k *KernelPages) Poll() error {
+	if err := k.begin(); err != nil {
+		return err
+	}
 	if _, err := k.queue.Submit(); err != nil {
 		return err
 	}
@@ -104,22 +206,62 @@ func (k *KernelPages) Poll() error {
 		return err
 	}
 	for _, done := range k.completions {
-		if done.Err == nil {
-			continue
+		if err := k.completed(done); err != nil {
+			return err
 		}
-		level := slog.LevelWarn
-		if k.failed { // a disk that fails does so often
-			level = slog.LevelDebug
-		}
-		k.failed = true
-		k.log.Log(gocontext.Background(), level, "a read ahead failed: it is left to the target", "error", done.Err)
 	}
 	return nil
+}
+
+// completed notes that a read is over, or begun as far as pages go.
+func (k *KernelPages) completed(done uring.Completion) error {
+	if r, ok := k.underWay[done.Tag]; ok {
+		delete(k.underWay, done.Tag)
+		if err := k.examine(r, done.Err); err != nil {
+			return err
+		}
+	}
+	if done.Err == nil {
+		return nil
+	}
+	level := slog.LevelWarn
+	if k.failed { // a disk that fails does so often
+		level = slog.LevelDebug
+	}
+	k.failed = true
+	k.log.Log(gocontext.Background(), level, "a read ahead failed: it is left to the target", "error", done.Err)
+	return nil
+}
+
+// examine looks at a read of large folios that is over, and gives them up where there are none.
+func (k *KernelPages) examine(r read, failed error) error {
+	f := k.files[r.File]
+	gone := errors.Is(failed, unix.EINVAL) // before Linux 5.14 there is no MADV_POPULATE_READ
+	if r.look && failed == nil {
+		gone = f.look(r.Range)
+	}
+	if r.look {
+		if err := f.unmap(r.Range); err != nil {
+			return err
+		}
+	}
+	if !gone || f.folio == 0 {
+		return nil
+	}
+	k.tellPages(f)
+	return f.onlyPages()
+}
+
+func (k *KernelPages) tellPages(f *modelFile) {
+	k.log.Info("there are no large folios: single pages are read, which costs more of the kernel's time", "file", f.path)
 }
 
 // Lock implements Pages. The file may have been truncated: then mlock fails, nothing is touched from user space.
 func (k *KernelPages) Lock(r Range) error {
 	f := k.files[r.File]
+	if err := k.finish(r); err != nil {
+		return err
+	}
 	err := unix.Mlock(f.part(r))
 	if errors.Is(err, unix.ENOMEM) && k.unreadable(r) { // mlock says of a failed read that there is no such memory
 		return fmt.Errorf("lock %d bytes of %s in memory: %w", r.Length, f.path, ErrUnreadable)
@@ -129,6 +271,20 @@ func (k *KernelPages) Lock(r Range) error {
 	}
 	return nil
 }
+
+// finish waits until reads of a range are over: a fault on it now would find it missing, and read what follows it, too.
+func (k *KernelPages) finish(r Range) error {
+	for k.isPending(r) {
+		if err := k.Poll(); err != nil {
+			return err
+		}
+		time.Sleep(finishPause)
+	}
+	return nil
+}
+
+// finishPause is a fraction of what reading a large folio takes.
+const finishPause = 100 * time.Microsecond
 
 // whyNotLocked adds the usual reason to mlock's error: a process without CAP_IPC_LOCK may lock no more than RLIMIT_MEMLOCK.
 func whyNotLocked() string {
@@ -142,6 +298,9 @@ func whyNotLocked() string {
 // Keep implements Pages. The pages are mapped here for a moment only: what two processes map cannot be paged out.
 func (k *KernelPages) Keep(r Range) error {
 	f := k.files[r.File]
+	if err := k.finish(r); err != nil {
+		return err
+	}
 	err := unix.Madvise(f.part(r), unix.MADV_POPULATE_READ)
 	if errors.Is(err, unix.EINVAL) { // before Linux 5.14: what was read ahead is all
 		return nil
@@ -177,7 +336,10 @@ func (k *KernelPages) PageOut(r Range) error {
 		}
 		return err
 	}
-	// What the target has not touched, no process maps.
+	// What the target has not touched, no process maps. Where something is left, FADV_DONTNEED may wait for all processors (lru_add_drain_all, up to 44 ms).
+	if left, err := k.Resident(r); left == 0 || err != nil {
+		return err
+	}
 	if err := unix.Fadvise(int(f.file.Fd()), r.Offset, r.Length, unix.FADV_DONTNEED); err != nil {
 		return fmt.Errorf("drop pages of %s: %w", f.path, err)
 	}
@@ -188,76 +350,3 @@ func (k *KernelPages) PageOut(r Range) error {
 func (k *KernelPages) Resident(r Range) (int64, error) {
 	return pagecache.Resident(k.files[r.File].file, r.Offset, r.Length)
 }
-
-// modelFile is a file of the model, open for reading ahead, and mapped for locking. Of the mapping only locked pages stay
-// touched: MADV_PAGEOUT skips pages that two processes map, so what is streamed must not be mapped here.
-type modelFile struct {
-	path    string
-	file    *os.File
-	info    os.FileInfo
-	size    int64
-	piece   int64  // bytes of one read ahead
-	base    uint64 // address in the target of the first byte
-	mapping []byte
-}
-
-// FADV_WILLNEED reads no more of a range than the device's readahead or its largest request, without an error.
-const (
-	minPiece = 128 << 10 // Linux's usual readahead
-	maxPiece = minBlock
-)
-
-func openModelFile(at proc.Place) (*modelFile, error) {
-	f, err := at.Open()
-	if err != nil {
-		return nil, fmt.Errorf("open the model: %w", err)
-	}
-	info, err := f.Stat()
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("stat the model: %w", err), f.Close())
-	}
-	m := &modelFile{path: at.Path, file: f, info: info, size: info.Size(), piece: min(max(readAheadBytes(f), minPiece), maxPiece) / pageSize * pageSize}
-	if m.mapping, err = unix.Mmap(int(f.Fd()), 0, int(m.size), unix.PROT_READ, unix.MAP_SHARED); err != nil {
-		return nil, errors.Join(fmt.Errorf("map %s: %w", at.Path, err), f.Close())
-	}
-	// A fault of mlock must not read around itself, and reads through the descriptor must not leave readahead marks,
-	// which would make the target read ahead in file order.
-	if err := unix.Madvise(m.mapping, unix.MADV_RANDOM); err != nil {
-		return nil, errors.Join(fmt.Errorf("advise the mapping of %s: %w", at.Path, err), m.close())
-	}
-	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM); err != nil {
-		return nil, errors.Join(fmt.Errorf("advise %s: %w", at.Path, err), m.close())
-	}
-	return m, nil
-}
-
-// readAheadBytes is the readahead of the device that holds a file, as the kernel knows it by the file's device number.
-func readAheadBytes(f *os.File) int64 {
-	var stat unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &stat); err != nil {
-		return minPiece
-	}
-	data, err := os.ReadFile(fmt.Sprintf("/sys/class/bdi/%d:%d/read_ahead_kb", unix.Major(stat.Dev), unix.Minor(stat.Dev)))
-	if err != nil {
-		return minPiece
-	}
-	kib, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
-	if err != nil {
-		return minPiece
-	}
-	return kib << 10
-}
-
-// part is a range of the mapping.
-func (m *modelFile) part(r Range) []byte { return m.mapping[r.Offset:min(r.End(), m.size)] }
-
-// unmap drops this process's page table entries of a range.
-func (m *modelFile) unmap(r Range) error {
-	if err := unix.Madvise(m.part(r), unix.MADV_DONTNEED); err != nil {
-		return fmt.Errorf("unmap %d bytes of %s: %w", r.Length, m.path, err)
-	}
-	return nil
-}
-
-// close unmaps the file, which undoes all locks.
-func (m *modelFile) close() error { return errors.Join(unix.Munmap(m.mapping), m.file.Close()) }

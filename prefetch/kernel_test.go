@@ -158,7 +158,7 @@ func TestKernelPages(t *testing.T) {
 func TestKernelPagesFull(t *testing.T) {
 	testenv.NeedRoot(t)
 	path := filepath.Join(t.TempDir(), "model")
-	if err := os.WriteFile(path, make([]byte, mib), 0o644); err != nil {
+	if err := os.WriteFile(path, make([]byte, 2*mib), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	k, err := NewKernelPages(os.Getpid(), slog.New(slog.DiscardHandler))

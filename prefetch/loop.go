@@ -387,7 +387,8 @@ func (c *Controller) start(cycle *pattern.Cycle, bases map[int]uint64) error {
 		return err
 	}
 	window := c.windowFor(c.room.Bytes)
-	h := newHelping(NewSchedule(cycle, window/2))
+	h := newHelping(NewSchedule(cycle, c.pages.Block(), window/2))
+	h.block = c.pages.Block()
 	if len(h.schedule.Reads) == 0 {
 		return nil
 	}
@@ -524,6 +525,12 @@ func (c *Controller) Tick() error {
 	if changed {
 		c.countAt = time.Time{}
 	}
+	if c.pages.Block() != c.help.block {
+		if c.contexts.main != nil {
+			c.contexts.main.forget()
+		}
+		return c.giveUp("the file is read in other blocks now")
+	}
 	if changed || c.now().Sub(c.checked) > budgetInterval {
 		if err := c.adjust(); err != nil {
 			return err
@@ -536,6 +543,9 @@ func (c *Controller) Tick() error {
 		return nil
 	}
 	if err := c.holdWhileResting(); err != nil {
+		return err
+	}
+	if err := c.sweep(); err != nil {
 		return err
 	}
 	h := c.help

@@ -30,6 +30,8 @@ type Pages interface {
 	// Map says at which address the target maps the first byte of a file. PageOut needs it.
 	Map(file int, base uint64)
 
+	// Block is the unit in which reading, and paging out, costs least: a power of two of bytes, which may change when a file turns out to be of another kind than it seemed.
+	Block() int64
 	// ReadAhead begins to read a range into the page cache. It returns false if too many reads are under way: what is missing the target reads by itself.
 	ReadAhead(r Range) bool
 	// Poll hands reads that were begun to the kernel and collects those that have been taken up.

@@ -7,7 +7,7 @@ import (
 )
 
 func TestSpread(t *testing.T) {
-	s := NewSchedule(sequence(100*mib, 100*mib), 0)
+	s := NewSchedule(sequence(100*mib, 100*mib), minBlock, 0)
 	var all []int
 	for b := range s.Blocks {
 		all = append(all, b)
@@ -40,7 +40,7 @@ func TestSpread(t *testing.T) {
 
 // What a strategy decides: never more than fits beside the window, what is held stays as far as it can, and a plan that was carried out asks for nothing more.
 func TestStrategies(t *testing.T) {
-	s := NewSchedule(randomCycle(5), 4*mib)
+	s := NewSchedule(randomCycle(5), minBlock, 4*mib)
 	for _, strategy := range Strategies() {
 		parsed, err := ParseStrategy(strategy.Name())
 		if err != nil || parsed != strategy {
@@ -92,7 +92,7 @@ func TestStrategies(t *testing.T) {
 }
 
 func TestExpected(t *testing.T) {
-	in := Input{Schedule: NewSchedule(sequence(100*mib), 0), Compute: 10 * time.Millisecond, Disk: 1000 * mib}
+	in := Input{Schedule: NewSchedule(sequence(100*mib), minBlock, 0), Compute: 10 * time.Millisecond, Disk: 1000 * mib}
 	for held, want := range map[int64]time.Duration{0: 100 * time.Millisecond, 50 * mib: 50 * time.Millisecond, 100 * mib: 10 * time.Millisecond, 99 * mib: 10 * time.Millisecond} {
 		if got := in.Expected(held); got < want-want/50 || got > want+want/50 {
 			t.Errorf("with %d bytes held a token takes %v, want %v", held, got, want)

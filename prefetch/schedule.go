@@ -9,7 +9,7 @@ import (
 	"tensorcast/pattern"
 )
 
-// minBlock is the unit of holding and streaming, in bytes. Blocks are aligned in the file: a lock that cuts a large folio keeps the
+// minBlock is the least unit of holding and streaming, in bytes. Blocks are aligned in the file: a lock that cuts a large folio keeps the
 // whole folio in memory.
 const minBlock = 1 << 20
 
@@ -31,9 +31,10 @@ type Visit struct {
 	From, To int // indices of Schedule.Reads
 }
 
-// NewSchedule cuts a cycle, whose reads must lie within their files and add up to no more than maxCycleBytes. near is how many bytes may be read between two uses of a block
+// NewSchedule cuts a cycle, whose reads must lie within their files and add up to no more than maxCycleBytes, in blocks of size bytes, a power of two, or of a multiple if
+// these were too many. near is how many bytes may be read between two uses of a block
 // for it to stay in memory in between: at most the window.
-func NewSchedule(c *pattern.Cycle, near int64) *Schedule {
+func NewSchedule(c *pattern.Cycle, size, near int64) *Schedule {
 	s := &Schedule{}
 	var total int64
 	type span struct{ first, end int64 }
@@ -52,7 +53,6 @@ func NewSchedule(c *pattern.Cycle, near int64) *Schedule {
 		}
 		spans[r.File] = span{min(of.first, r.Offset), max(of.end, r.End())}
 	}
-	size := int64(minBlock)
 	for total/size > maxBlocks {
 		size *= 2
 	}

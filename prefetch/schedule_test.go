@@ -39,7 +39,7 @@ func randomCycle(seed uint64) *pattern.Cycle {
 // Whenever a read is under way, each of its bytes lies in a block that is held or that a visit keeps in memory.
 func TestScheduleCoversReads(t *testing.T) {
 	for seed := range uint64(20) {
-		s := NewSchedule(randomCycle(seed), 8*mib)
+		s := NewSchedule(randomCycle(seed), minBlock, 8*mib)
 		held := make([]bool, len(s.Blocks))
 		for _, b := range (Both{}).Plan(Input{Schedule: s, Held: held, Room: s.Bytes / 2}).Hold {
 			held[b] = true
@@ -74,7 +74,7 @@ func TestScheduleCoversReads(t *testing.T) {
 
 // Blocks do not overlap, are aligned, and cover little more than the reads.
 func TestBlocks(t *testing.T) {
-	s := NewSchedule(randomCycle(3), 0)
+	s := NewSchedule(randomCycle(3), minBlock, 0)
 	var total int64
 	for _, r := range s.Reads {
 		total += r.Length
@@ -98,7 +98,7 @@ func TestBlocks(t *testing.T) {
 func TestGathersAreLeftOut(t *testing.T) {
 	c := sequence(mib, 100*mib, mib)
 	c.Reads[1].Slice, c.Reads[1].Slices = mib, 2
-	if s := NewSchedule(c, 0); len(s.Reads) != 2 || s.Bytes > 4*mib || len(s.Blocks) > 4 {
+	if s := NewSchedule(c, minBlock, 0); len(s.Reads) != 2 || s.Bytes > 4*mib || len(s.Blocks) > 4 {
 		t.Errorf("%d reads, %d bytes", len(s.Reads), s.Bytes)
 	}
 }
@@ -111,7 +111,7 @@ func TestVisits(t *testing.T) {
 		near   int64
 		visits int
 	}{{0, 2}, {mib/4 - 1, 2}, {mib / 4, 1}} {
-		s := NewSchedule(again, tc.near)
+		s := NewSchedule(again, minBlock, tc.near)
 		n := 0
 		for _, v := range s.Visits {
 			if s.Blocks[v.Block].Offset == 4096 { // only reads 0, 1 and 3 lie in it
@@ -129,7 +129,7 @@ func TestScheduleOfHugeModel(t *testing.T) {
 	for i := range 200 {
 		c.Reads = append(c.Reads, pattern.CycleRead{Offset: int64(i) << 30, Length: 1 << 30})
 	}
-	if s := NewSchedule(c, 0); len(s.Blocks) > maxBlocks || s.Bytes != 200<<30 {
+	if s := NewSchedule(c, minBlock, 0); len(s.Blocks) > maxBlocks || s.Bytes != 200<<30 {
 		t.Errorf("%d blocks, %d bytes", len(s.Blocks), s.Bytes)
 	}
 }

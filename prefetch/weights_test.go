@@ -68,7 +68,7 @@ func TestCycleOfTooManyBytes(t *testing.T) {
 	for i := range c.Reads {
 		c.Reads[i] = pattern.CycleRead{Length: size}
 	}
-	if s := NewSchedule(c, 0); len(s.Blocks) == 0 || len(s.Blocks) > maxBlocks || s.Bytes != size {
+	if s := NewSchedule(c, minBlock, 0); len(s.Blocks) == 0 || len(s.Blocks) > maxBlocks || s.Bytes != size {
 		t.Errorf("%d blocks, %d bytes", len(s.Blocks), s.Bytes)
 	}
 }

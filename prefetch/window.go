@@ -2,7 +2,10 @@ package prefetch
 
 // This file is the window: what is read ahead of the target, and what becomes of it behind the target: it is held from then on, or paged out.
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // window owns the visits that are staged. Visit i of token n is number n*len(visits) + i.
 type window struct {
@@ -22,7 +25,10 @@ type window struct {
 // stage is a visit that was read ahead, or met in memory, and whose block is to be held or paged out once it is over.
 type stage struct {
 	block int
-	end   position // behind its last read
+	from  position  // its first read
+	end   position  // behind its last read
+	begun time.Time // when it was asked for
+	sure  bool      // it was looked at shortly before its use, or need not be
 }
 
 // at is the visit that a number stands for, and the positions of its first read and behind its last.
@@ -34,6 +40,11 @@ func (w *window) at(number int64, f *follower) (v Visit, from, end position) {
 
 func (w *window) isStaged(block int) bool {
 	return slices.ContainsFunc(w.staged, func(st stage) bool { return st.block == block })
+}
+
+// isStagedFor says whether a block is staged for the visit that ends at end.
+func (w *window) isStagedFor(block int, end position) bool {
+	return slices.ContainsFunc(w.staged, func(st stage) bool { return st.block == block && st.end == end })
 }
 
 // over removes the visits that are over and returns their blocks.
@@ -110,14 +121,17 @@ func (c *Controller) ahead() error {
 	w, f := &h.window, &h.follower
 	// Of a token that is over nothing is left to do but to page out what it read last.
 	w.next = max(w.next, (f.token(f.now)-1)*int64(len(w.visits)))
-	queued := false
+	queued, err := c.again()
+	if err != nil {
+		return err
+	}
 	for {
 		v, from, end := w.at(w.next, f)
 		if from > f.now+position(f.reads) { // all is held
 			break
 		}
 		b := v.Block
-		if slices.Contains(w.staged, stage{b, end}) || end <= f.now && from < w.passed {
+		if w.isStagedFor(b, end) || end <= f.now && from < w.passed {
 			w.next++
 			continue
 		}
@@ -130,7 +144,13 @@ func (c *Controller) ahead() error {
 			continue
 		}
 		length := h.schedule.Blocks[b].Length
-		if w.ahead > 0 && w.ahead+length > w.bytes {
+		needed := length
+		if end > f.now {
+			if needed, err = c.run(w.next); err != nil {
+				return err
+			}
+		}
+		if w.ahead > 0 && w.ahead+needed > w.bytes {
 			break
 		}
 		// What is over was read by the target itself: it only waits to be paged out, or held.
@@ -144,7 +164,7 @@ func (c *Controller) ahead() error {
 			queued = true
 			w.streamed += read
 		}
-		w.staged = append(w.staged, stage{b, end})
+		w.staged = append(w.staged, stage{block: b, from: from, end: end, begun: c.now(), sure: end <= f.now})
 		w.ahead += length
 		w.next++
 		w.passed = max(w.passed, from)
@@ -153,6 +173,142 @@ func (c *Controller) ahead() error {
 		return nil
 	}
 	return c.pages.Poll()
+}
+
+// insertTime is how long after it was asked for a block may be missing because it was not begun to be read.
+const insertTime = 10 * time.Millisecond
+
+// again looks at what was read ahead and is needed next. What is missing was taken before it was used: it is read again, and accounted as what is kept would be.
+func (c *Controller) again() (queued bool, err error) {
+	h := c.help
+	for i := range h.staged {
+		st := &h.staged[i]
+		if st.sure || st.from > h.now+1 || c.now().Sub(st.begun) < insertTime {
+			continue
+		}
+		st.sure = true
+		read, ok, err := c.readAhead(h.schedule.Blocks[st.block])
+		if err != nil {
+			return queued, err
+		}
+		if read > 0 && ok {
+			queued = true
+			h.streamed += read
+			c.taken(read)
+		}
+	}
+	return queued, nil
+}
+
+// runBlocks bounds a run. A window has room for two.
+const runBlocks = 4
+
+// run is how many bytes are to be read ahead together with a visit's block: those of the blocks that follow it in the file, are needed next, and are not in memory. A large
+// folio can be read once what follows it in the file is there (see Pages.ReadAhead), so the last of them is read first. Runs end at the same places each time.
+func (c *Controller) run(number int64) (bytes int64, err error) {
+	h := c.help
+	v, _, _ := h.at(number, &h.follower)
+	last := h.schedule.Blocks[v.Block]
+	bytes = last.Length
+	if h.block <= minBlock || c.opts.Window != 0 && c.opts.Window < 2*runBlocks*h.block {
+		return bytes, nil
+	}
+	for last.End()%(runBlocks*h.block) != 0 {
+		number++
+		v, _, end := h.at(number, &h.follower)
+		r := h.schedule.Blocks[v.Block]
+		if r.File != last.File || r.Offset != last.End() || h.held[v.Block] || h.isStagedFor(v.Block, end) {
+			break
+		}
+		there, err := c.pages.Resident(r)
+		if err != nil {
+			return 0, err
+		}
+		if there >= r.Length {
+			break
+		}
+		bytes += r.Length
+		last = r
+	}
+	return bytes, nil
+}
+
+const (
+	// sweepInterval is how often what is in memory is compared with what is to be. It takes no more than a sweepShare of the time,
+	sweepInterval = 4 * time.Millisecond
+	sweepShare    = 20
+	// and rests for a while when what is too much cannot be paged out, or is none of the blocks'.
+	sweepRest = 100 * time.Millisecond
+	// sweepSlack blocks may be in memory besides: what is read by single pages is not there all at once.
+	sweepSlack = 4
+)
+
+// sweep pages out what is neither held nor needed soon. A miss of the target reads up to twice the device's readahead around itself, which would take the memory of what was
+// read ahead, and so cause the next miss.
+func (c *Controller) sweep() error {
+	h, begun := c.help, c.now()
+	if !c.opts.Strategy.Streams() || begun.Before(h.sweepAt) {
+		return nil
+	}
+	pause := sweepInterval
+	defer func() { h.sweepAt = c.now().Add(max(pause, sweepShare*c.now().Sub(begun))) }()
+	var there int64
+	for file := range c.known {
+		n, err := c.pages.Resident(Range{file, 0, c.known[file].size})
+		if err != nil {
+			return err
+		}
+		there += n
+	}
+	if there <= max(h.heldBytes+h.ahead+sweepSlack*h.block, c.room.Bytes) { // what nobody needs the room of may stay
+		return nil
+	}
+	soon := h.soon()
+	swept := false
+	for b, r := range h.schedule.Blocks {
+		if h.held[b] || h.want[b] || soon[b] {
+			continue
+		}
+		n, err := c.pages.Resident(r)
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			continue
+		}
+		swept = true
+		if err := c.pageOut(r); err != nil {
+			return err
+		}
+	}
+	if !swept {
+		pause = sweepRest
+	}
+	return nil
+}
+
+// soon are the blocks that are staged, and those of the visits from the one that is under way on, up to a window beyond what was looked at.
+func (h *helping) soon() map[int]bool {
+	soon := map[int]bool{}
+	for _, st := range h.staged {
+		soon[st.block] = true
+	}
+	bytes := h.bytes
+	n := int64(len(h.visits))
+	number := h.token(h.now) * n
+	for range n {
+		v, _, end := h.at(number, &h.follower)
+		if end > h.now {
+			if number >= h.next {
+				if bytes -= h.schedule.Blocks[v.Block].Length; bytes < 0 {
+					break
+				}
+			}
+			soon[v.Block] = true
+		}
+		number++
+	}
+	return soon
 }
 
 // readAhead reads what of a block is not in memory. It returns how many bytes these are, and false if too many reads are under way.

@@ -28,6 +28,7 @@ type Config struct {
 	Limit  int64 // size of the page cache for the models, in bytes
 	// Page is the page size of the cache in bytes; 0 means 64 KiB, which is coarser than the kernel's so that long runs are fast.
 	Page      int64
+	Block     int64         // in which the helper is told to read, see prefetch.Pages; 0 means 1 MiB
 	Readahead int64         // bytes that a miss of the target reads, aligned; at least a page
 	Bandwidth float64       // of the disk, bytes per second
 	Latency   time.Duration // of each request, in addition to the transfer
@@ -83,6 +84,9 @@ var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 func New(cfg Config) *Machine {
 	if cfg.Page == 0 {
 		cfg.Page = 64 << 10
+	}
+	if cfg.Block == 0 {
+		cfg.Block = 1 << 20
 	}
 	if cfg.Tick == 0 {
 		cfg.Tick = time.Millisecond

@@ -95,6 +95,9 @@ func (p *Pages) spend(perMiB time.Duration, bytes int64) {
 	p.m.doing = max(p.m.now, p.m.doing) + int64(perMiB)*bytes>>20
 }
 
+// Block implements prefetch.Pages.
+func (p *Pages) Block() int64 { return p.m.cfg.Block }
+
 // ReadAhead implements prefetch.Pages.
 func (p *Pages) ReadAhead(r prefetch.Range) bool {
 	behind := float64(p.m.disk.free-max(p.m.now, p.m.doing)) / 1e9 * p.m.disk.bandwidth

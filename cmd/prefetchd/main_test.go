@@ -486,7 +486,7 @@ func TestWithoutIOURing(t *testing.T) {
 	r.start()
 	h := r.help()
 	r.finish()
-	if s := h.summary(t); s.Queue != "posix_fadvise" || s.Streamed == 0 {
+	if s := h.summary(t); s.Queue != "system calls" || s.Streamed == 0 {
 		t.Errorf("summary %+v", s)
 	}
 }

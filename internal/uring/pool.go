@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// poolWorkers is the default number of goroutines, each of which occupies a thread while it is in the kernel. Advice blocks only until the
-// reads are started, so few suffice.
+// poolWorkers is the default number of goroutines, each of which occupies a thread while it is in the kernel. Advice on files blocks only until the
+// reads are started, so few suffice; memory that is populated by as many reads of 2 MiB at once keeps a disk busy.
 const poolWorkers = 4
 
 // pool is a Queue whose operations are plain system calls of a few goroutines; Close ends them.
@@ -70,7 +70,7 @@ func (p *pool) work(calls <-chan call) {
 	}
 }
 
-func (p *pool) Name() string { return "posix_fadvise" }
+func (p *pool) Name() string { return "system calls" }
 
 func (p *pool) Read(fd int, buf []byte, offset int64, tag uint64) bool {
 	return p.queue(call{name: "read", tag: tag, do: func() (int, error) {
@@ -87,6 +87,25 @@ func (p *pool) Fadvise(fd int, offset, length int64, advice int, tag uint64) boo
 			return 0, err
 		}
 		return 0, unix.Fadvise(fd, offset, length, advice)
+	}})
+}
+
+func (p *pool) Madvise(mem []byte, advices []int, tag uint64) bool {
+	return p.queue(call{name: "madvise", tag: tag, do: func() (int, error) {
+		if len(advices) == 0 || int64(len(mem)) > MaxLength {
+			return 0, unix.EINVAL
+		}
+		var first error
+		for _, advice := range advices {
+			err := unix.Madvise(mem, advice)
+			for errors.Is(err, unix.EINTR) {
+				err = unix.Madvise(mem, advice)
+			}
+			if first == nil {
+				first = err
+			}
+		}
+		return 0, first
 	}})
 }
 

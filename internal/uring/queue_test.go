@@ -23,7 +23,7 @@ func forEach(t *testing.T, test func(t *testing.T, open func(entries uint32, opt
 	t.Run("io_uring", func(t *testing.T) {
 		test(t, func(entries uint32, opts ...Option) Queue { return newRing(t, entries, opts...) })
 	})
-	t.Run("posix_fadvise", func(t *testing.T) {
+	t.Run("system calls", func(t *testing.T) {
 		test(t, func(entries uint32, opts ...Option) Queue {
 			p := newPool(entries, opts...)
 			t.Cleanup(func() { p.Close() })
@@ -437,4 +437,38 @@ func BenchmarkRead(b *testing.B) {
 			read(b, p, depth)
 		})
 	}
+}
+
+// Advice on memory is followed in order, reports its first error, and completes once.
+func TestMadvise(t *testing.T) {
+	forEach(t, func(t *testing.T, open func(uint32, ...Option) Queue) {
+		const size = 4 << 20
+		f, _ := onDisk(t, size)
+		mem, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Munmap(mem)
+		q := open(8)
+		if !q.Madvise(mem[:size/2], []int{unix.MADV_RANDOM, unix.MADV_POPULATE_READ, unix.MADV_DONTNEED}, 7) || !q.Madvise(mem[size/2:], []int{-1, unix.MADV_RANDOM}, 8) {
+			t.Fatal("refused")
+		}
+		done := reap(t, q, q.InFlight())
+		if len(done) != 2 || q.InFlight() != 0 {
+			t.Fatalf("%d completions, then %d operations in flight", len(done), q.InFlight())
+		}
+		for _, c := range done {
+			if c.Tag == 7 && c.Err != nil || c.Tag == 8 && !errors.Is(c.Err, unix.EINVAL) {
+				t.Errorf("call %d: %v", c.Tag, c.Err)
+			}
+		}
+		if n := cached(t, f, 0, size/2); n != size/2 {
+			t.Errorf("%d bytes were read", n)
+		}
+		for q.Madvise(mem, []int{unix.MADV_RANDOM, unix.MADV_NORMAL}, 9) { // until it is full
+		}
+		if n := len(reap(t, q, q.InFlight())); n == 0 || q.InFlight() != 0 {
+			t.Errorf("%d completions when it was full, then %d operations in flight", n, q.InFlight())
+		}
+	})
 }

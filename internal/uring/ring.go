@@ -31,6 +31,13 @@ type operation struct {
 	name string
 	tag  uint64
 	buf  []byte
+	run  *run // of Madvise; else nil
+}
+
+// run is a call of Madvise, of several operations.
+type run struct {
+	left int
+	err  error
 }
 
 // New makes a ring that accepts at least entries operations between two calls of Submit, rounded up to a power of two, and twice as many in
@@ -98,6 +105,28 @@ func (r *Ring) Fadvise(fd int, offset, length int64, advice int, tag uint64) boo
 	data := sqe.UserData
 	sqe.PrepareFadvise(fd, uint64(offset), int(length), uint32(advice))
 	sqe.UserData = data
+	return true
+}
+
+// Madvise queues memory advice: see Queue. The operations are linked, so that the kernel begins each when the one before is over (IOSQE_IO_HARDLINK, Linux 5.5: also if
+// that failed). A link ends with a submission, so Submit passes all on at once.
+func (r *Ring) Madvise(mem []byte, advices []int, tag uint64) bool {
+	op := operation{name: "madvise", tag: tag, buf: mem, run: &run{left: len(advices)}}
+	if len(advices) == 0 || int64(len(mem)) > MaxLength {
+		return r.refuse(op, unix.EINVAL)
+	}
+	if r.ring == nil || r.InFlight()+len(advices) > len(r.operations) || int(r.ring.SQSpaceLeft()) < len(advices) {
+		return false
+	}
+	for i, advice := range advices {
+		sqe := r.queue(op)
+		data := sqe.UserData
+		sqe.PrepareMadvise(uintptr(unsafe.Pointer(unsafe.SliceData(mem))), uint(len(mem)), advice)
+		sqe.UserData = data
+		if i < len(advices)-1 {
+			sqe.Flags |= giouring.SqeIOHardlink
+		}
+	}
 	return true
 }
 
@@ -169,7 +198,7 @@ func (r *Ring) Reap(wait int, into []Completion) ([]Completion, error) {
 	for {
 		before := len(into)
 		into = r.drain(into)
-		missing -= len(into) - before
+		missing = min(missing-(len(into)-before), r.InFlight()) // several operations may have one completion
 		if missing <= 0 {
 			return into, nil
 		}
@@ -190,7 +219,16 @@ func (r *Ring) drain(into []Completion) []Completion {
 		if cqe.Res < 0 {
 			c.N, c.Err = 0, os.NewSyscallError(op.name, syscall.Errno(-cqe.Res))
 		}
-		into = append(into, c)
+		if op.run != nil {
+			op.run.left--
+			if op.run.err == nil {
+				op.run.err = c.Err
+			}
+			c.Err = op.run.err
+		}
+		if op.run == nil || op.run.left == 0 {
+			into = append(into, c)
+		}
 		*op = operation{}
 		r.free = append(r.free, uint32(cqe.UserData))
 	})

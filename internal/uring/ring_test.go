@@ -55,7 +55,7 @@ func TestOpenRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer q.Close()
-			if q.Name() != "posix_fadvise" {
+			if q.Name() != "system calls" {
 				t.Errorf("Open gives %s", q.Name())
 			}
 			buf := make([]byte, 100)

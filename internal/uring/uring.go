@@ -1,5 +1,5 @@
-// Package uring passes many file reads and pieces of page-cache advice to the kernel at once ([Queue]): through io_uring, or where that is
-// refused, through a few goroutines that call pread and posix_fadvise. [Open] chooses. Package prefetch uses it.
+// Package uring passes many file reads and pieces of advice on page cache and memory to the kernel at once ([Queue]): through io_uring, or where
+// that is refused, through a few goroutines that call pread, posix_fadvise and madvise. [Open] chooses. Package prefetch uses it.
 //
 // It is the only package that imports giouring, which links only with -ldflags=-checklinkname=0.
 //
@@ -33,14 +33,14 @@ var ErrRefused = errors.New("io_uring is refused here")
 // Completion is the result of one operation.
 type Completion struct {
 	Tag uint64
-	N   int   // Read: bytes read, fewer than requested only at the end of the file; Fadvise: 0
+	N   int   // Read: bytes read, fewer than requested only at the end of the file; else 0
 	Err error // wraps a syscall.Errno; EINVAL for a negative offset or length, or a length above MaxLength
 }
 
 // Queue lets the kernel execute operations while the caller does something else. Operations run and complete in any order. Not safe for
 // concurrent use.
 type Queue interface {
-	// Name is "io_uring" or "posix_fadvise".
+	// Name is "io_uring" or "system calls".
 	Name() string
 
 	// Read queues a read of len(buf) bytes at offset. If the queue is full, it does nothing and returns false: then call Submit if
@@ -54,6 +54,11 @@ type Queue interface {
 	// being read.
 	Fadvise(fd int, offset, length int64, advice int, tag uint64) bool
 
+	// Madvise queues madvise(2) with each of advices (unix.MADV_*) on mem, one after the other, whatever becomes of those before; mem begins on a page of a mapping, which
+	// must stay for as long as a buffer of Read. It returns false as Read does. Its one completion comes when all are over; its error is the first one. What a kernel worker
+	// does for mem it does in this process: reads are charged to this process's control group, page tables are this process's.
+	Madvise(mem []byte, advices []int, tag uint64) bool
+
 	// Submit passes the queued operations to the kernel and returns how many these were. After an error the rest is still queued.
 	Submit() (int, error)
 
@@ -61,11 +66,11 @@ type Queue interface {
 	// have to wait, it first submits what is queued. Even with an error it appends what is available.
 	Reap(wait int, into []Completion) ([]Completion, error)
 
-	// InFlight is the number of operations that are queued or submitted and have not been reaped.
+	// InFlight is the number of operations that are queued or submitted and have not been reaped; each advice of Madvise is one.
 	InFlight() int
 
 	// Close drops what is queued, cancels what can be cancelled and waits for the rest; their completions are lost. After that, nothing
-	// uses a buffer or descriptor any more. Later calls of Read and Fadvise return false, Submit and Reap fail with os.ErrClosed. The error
+	// uses a buffer or descriptor any more. Later calls of Read, Fadvise and Madvise return false, Submit and Reap fail with os.ErrClosed. The error
 	// is always nil.
 	io.Closer
 }

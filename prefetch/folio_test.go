@@ -1,0 +1,131 @@
+package prefetch
+
+// This file tests reads of large folios, on a file system that has them.
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"tensorcast/internal/pagecache"
+	"tensorcast/internal/testenv"
+)
+
+// Blocks of a run that are asked for at once are read as large folios, whatever the order, and nothing but them; the target finds no readahead mark on them.
+func TestFolios(t *testing.T) {
+	testenv.NeedRoot(t)
+	path := filepath.Join(t.TempDir(), "model")
+	const size = 64 * mib
+	if err := os.WriteFile(path, make([]byte, size), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+		t.Fatal(err)
+	}
+	target, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(target)
+	k, err := NewKernelPages(os.Getpid(), slog.New(slog.NewTextHandler(t.Output(), nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	file, _, err := k.Open(path, idOf(t, path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if k.Block() != 2*mib {
+		t.Skipf("no large folios on this file system: blocks of %d", k.Block())
+	}
+	k.Map(file, uint64(uintptr(unsafe.Pointer(&target[0]))))
+	resident := func(r Range) int64 {
+		n, err := k.Resident(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	whole := Range{file, 0, size}
+	if n := resident(whole); n != 0 {
+		t.Skipf("%d bytes are in memory at the beginning", n)
+	}
+	block := func(i int64) Range { return Range{file, i * 2 * mib, 2 * mib} }
+	read := func(blocks ...int64) {
+		t.Helper()
+		for _, b := range blocks {
+			if !k.ReadAhead(block(b)) {
+				t.Fatal("refused")
+			}
+		}
+		testenv.WaitFor(t, "what was asked for", func() bool {
+			if err := k.Poll(); err != nil {
+				t.Fatal(err)
+			}
+			for _, b := range blocks {
+				if resident(block(b)) != 2*mib || k.isPending(block(b)) {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	// huge is how much of a block this process finds in large folios when it touches it; that is what the target finds.
+	huge := func(b int64) int64 {
+		t.Helper()
+		m := k.files[file]
+		part := m.part(block(b))
+		if err := unix.Madvise(part, unix.MADV_POPULATE_READ); err != nil {
+			t.Fatal(err)
+		}
+		n, err := pagecache.Huge(part)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := m.unmap(block(b)); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	read(6) // of nothing behind it is known: single pages
+	read(3, 4, 5)
+	if n := resident(whole); n != 8*mib {
+		t.Errorf("%d bytes are in memory, of 4 blocks that were asked for", n)
+	}
+	for b, want := range map[int64]int64{3: 2 * mib, 4: 2 * mib, 5: 2 * mib, 6: 0} {
+		if n := huge(b); n != want {
+			t.Errorf("block %d: %d bytes lie in a large folio, want %d", b, n, want)
+		}
+	}
+	for at := block(3).Offset; at < block(6).End(); at += pageSize {
+		touched += target[at]
+	}
+	if n := resident(whole); n != 8*mib {
+		t.Errorf("%d bytes are in memory after the target touched 8 MiB", n)
+	}
+	if err := k.PageOut(whole); err != nil {
+		t.Fatal(err)
+	}
+	if n := resident(whole); n != 0 {
+		t.Errorf("%d bytes are in memory after they were paged out", n)
+	}
+	read(31) // the last of the file: nothing follows
+	if n := huge(31); n != 2*mib {
+		t.Errorf("the last block: %d bytes lie in a large folio", n)
+	}
+}
+
+var touched byte // a load that is not used would not be made

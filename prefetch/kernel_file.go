@@ -1,0 +1,202 @@
+package prefetch
+
+// This file has a file of the model as the levers on the kernel's page cache need it: open, mapped, and known by the folios that its file system gives.
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"tensorcast/internal/pagecache"
+	"tensorcast/internal/proc"
+)
+
+// modelFile is a file of the model, open for reading ahead, and mapped for locking and for reading large folios. Of the mapping only locked pages stay
+// touched: MADV_PAGEOUT skips pages that two processes map, so what is streamed must not be mapped here.
+type modelFile struct {
+	path     string
+	file     *os.File
+	info     os.FileInfo
+	size     int64
+	piece    int64  // bytes of one read ahead by pages
+	base     uint64 // address in the target of the first byte
+	mapping  []byte
+	reserved []byte // of address space, with the mapping in it
+
+	folio  int64 // bytes of a large folio; 0 if the file system gives none, for all that is known
+	reads  int   // of large folios
+	looked int   // at how many of these
+	small  int   // and the last so many in a row were none
+}
+
+// FADV_WILLNEED reads no more of a range than the device's readahead or its largest request, without an error.
+const (
+	minPiece = 128 << 10 // Linux's usual readahead
+	maxPiece = minBlock
+)
+
+// Whether what was read is a large folio is looked at for the first firstLooks reads, and then for one of lookEvery. Folios are given up after firstLooks small ones in a
+// row at the beginning, as the file system has none then, and later after lastLooks: memory is fragmented.
+const (
+	firstLooks = 3
+	lastLooks  = 8
+	lookEvery  = 64
+)
+
+// openModelFile opens and maps a file. folio is the size of large folios to try, or 0.
+func openModelFile(at proc.Place, folio int64) (_ *modelFile, err error) {
+	f, err := at.Open()
+	if err != nil {
+		return nil, fmt.Errorf("open the model: %w", err)
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("stat the model: %w", err), f.Close())
+	}
+	m := &modelFile{path: at.Path, file: f, info: info, size: info.Size(), folio: folio, piece: min(max(readAheadBytes(f), minPiece), maxPiece) / pageSize * pageSize}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.close())
+		}
+	}()
+	if err := m.mmap(folio); err != nil {
+		return nil, fmt.Errorf("map %s: %w", at.Path, err)
+	}
+	if folio > 0 && unix.Madvise(m.mapping, unix.MADV_HUGEPAGE) != nil { // EINVAL: this kernel has none
+		m.folio = 0
+	}
+	if m.folio == 0 {
+		if err := m.onlyPages(); err != nil {
+			return nil, err
+		}
+	}
+	// Reads through the descriptor must not leave readahead marks, which would make the target read ahead in file order.
+	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM); err != nil {
+		return nil, fmt.Errorf("advise %s: %w", at.Path, err)
+	}
+	return m, nil
+}
+
+// mmap maps the file so that its large folios lie at multiples of their size: only then one page table entry maps each.
+func (m *modelFile) mmap(align int64) error {
+	align = max(align, pageSize)
+	var err error
+	if m.reserved, err = unix.Mmap(-1, 0, int(m.size+align), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE); err != nil {
+		return err
+	}
+	start := unsafe.Pointer(unsafe.SliceData(m.reserved))
+	start = unsafe.Add(start, (align-int64(uintptr(start))%align)%align)
+	at, err := unix.MmapPtr(int(m.file.Fd()), 0, start, uintptr(m.size), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_FIXED)
+	if err != nil {
+		return err
+	}
+	m.mapping = unsafe.Slice((*byte)(at), m.size)
+	return nil
+}
+
+// onlyPages gives up large folios.
+func (m *modelFile) onlyPages() error {
+	if m.folio > 0 {
+		m.folio = 0
+		if err := unix.Madvise(m.mapping, unix.MADV_NOHUGEPAGE); err != nil {
+			return fmt.Errorf("advise the mapping of %s: %w", m.path, err)
+		}
+	}
+	// A fault of mlock must not read around itself.
+	if err := unix.Madvise(m.mapping, unix.MADV_RANDOM); err != nil {
+		return fmt.Errorf("advise the mapping of %s: %w", m.path, err)
+	}
+	return nil
+}
+
+// probe reads large folios to see whether the file system has any. It takes what is not in memory, from the end of the file on, and drops it again.
+func (m *modelFile) probe() error {
+	probed := 0
+	for at := (m.size/max(m.folio, 1) - 1) * m.folio; at >= 0 && m.folio > 0 && probed < firstLooks; at -= m.folio {
+		r := Range{Offset: at, Length: m.folio}
+		if there, err := pagecache.Resident(m.file, r.Offset, min(2*m.folio, m.size-r.Offset)); err != nil {
+			return err
+		} else if there > 0 {
+			continue
+		}
+		probed++
+		err := unix.Madvise(m.part(r), unix.MADV_POPULATE_READ)
+		gone := m.look(r)
+		if e := m.unmap(r); e != nil {
+			return e
+		}
+		// The fault has read what follows, too.
+		if e := unix.Fadvise(int(m.file.Fd()), r.Offset, 2*m.folio, unix.FADV_DONTNEED); e != nil {
+			return fmt.Errorf("drop pages of %s: %w", m.path, e)
+		}
+		if gone || errors.Is(err, unix.EINVAL) { // before Linux 5.14 there is no MADV_POPULATE_READ
+			return m.onlyPages()
+		}
+		if err == nil && m.small == 0 {
+			return nil
+		}
+	}
+	return nil
+}
+
+// wholeFolios says whether a range is made of large folios, the last one as far as the file has it.
+func (m *modelFile) wholeFolios(r Range) bool {
+	return m.folio > 0 && r.Offset%m.folio == 0 && (r.Length%m.folio == 0 || r.End() >= m.size)
+}
+
+// toLook says whether the next read is to be looked at.
+func (m *modelFile) toLook() bool { return m.looked < firstLooks || m.reads%lookEvery == 0 }
+
+// look looks whether what was read, and is mapped, lies in large folios. It says whether they are to be given up.
+func (m *modelFile) look(r Range) (givenUp bool) {
+	m.looked++
+	huge, err := pagecache.Huge(m.part(r))
+	if err == nil && huge >= min(r.Length, m.folio) {
+		m.small = 0
+		return false
+	}
+	m.small++ // before Linux 6.7 it is not known
+	return m.small == m.looked && m.small >= firstLooks || m.small >= lastLooks
+}
+
+// readAheadBytes is the readahead of the device that holds a file, as the kernel knows it by the file's device number.
+func readAheadBytes(f *os.File) int64 {
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &stat); err != nil {
+		return minPiece
+	}
+	data, err := os.ReadFile(fmt.Sprintf("/sys/class/bdi/%d:%d/read_ahead_kb", unix.Major(stat.Dev), unix.Minor(stat.Dev)))
+	if err != nil {
+		return minPiece
+	}
+	kib, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
+	if err != nil {
+		return minPiece
+	}
+	return kib << 10
+}
+
+// part is a range of the mapping.
+func (m *modelFile) part(r Range) []byte { return m.mapping[r.Offset:min(r.End(), m.size)] }
+
+// unmap drops this process's page table entries of a range.
+func (m *modelFile) unmap(r Range) error {
+	if err := unix.Madvise(m.part(r), unix.MADV_DONTNEED); err != nil {
+		return fmt.Errorf("unmap %d bytes of %s: %w", r.Length, m.path, err)
+	}
+	return nil
+}
+
+// close unmaps the file, which undoes all locks.
+func (m *modelFile) close() error {
+	var err error
+	if m.reserved != nil {
+		err = unix.Munmap(m.reserved)
+	}
+	return errors.Join(err, m.file.Close())
+}

@@ -1,0 +1,104 @@
+package prefetch_test
+
+// This file tests the window in virtual time: what is read together, what is swept, and what is lost before its use.
+
+import (
+	"testing"
+	"time"
+
+	"tensorcast/prefetch"
+	"tensorcast/sim"
+)
+
+// asked remembers which blocks were asked for between two calls of Poll.
+type asked struct {
+	*sim.Pages
+	batch   map[prefetch.Range]bool
+	batches []map[prefetch.Range]bool
+}
+
+func (a *asked) ReadAhead(r prefetch.Range) bool {
+	if !a.Pages.ReadAhead(r) {
+		return false
+	}
+	if a.batch == nil {
+		a.batch = map[prefetch.Range]bool{}
+	}
+	a.batch[r] = true
+	return true
+}
+
+func (a *asked) Poll() error {
+	if a.batch != nil {
+		a.batches = append(a.batches, a.batch)
+		a.batch = nil
+	}
+	return a.Pages.Poll()
+}
+
+// Large folios that follow each other in the file, and in the order of use, are asked for at once, up to a place that is the same each time: so that the last can be read
+// first, and each finds the next one in memory.
+func TestRuns(t *testing.T) {
+	const block = 2 * mib
+	for _, share := range []float64{0.3, 0.6, 0.85} {
+		r := newRig(t, share, prefetch.Options{}, func(c *sim.Config) { c.Block = block })
+		disk := &asked{Pages: r.pages}
+		r.Controller = prefetch.New(disk, prefetch.Options{Memory: r.Memory(), Now: r.Now})
+		r.Attach(r.Controller)
+		r.run(16)
+		disk.batches = nil
+		token := r.run(10)
+		if token.Misses > 2*10 {
+			t.Errorf("at %v: %d pages were missing", share, token.Misses)
+		}
+		reads, alone := 0, 0
+		for i, batch := range disk.batches[:len(disk.batches)-1] {
+			for b := range batch {
+				reads++
+				next := prefetch.Range{File: b.File, Offset: b.End(), Length: block}
+				if b.End()%(4*block) != 0 && !batch[next] && disk.batches[i+1][next] {
+					alone++
+				}
+			}
+		}
+		if reads == 0 || alone > reads/50 {
+			t.Errorf("at %v: %d of %d blocks were asked for right before what follows them", share, alone, reads)
+		}
+	}
+}
+
+// What is in memory without being held, staged or needed soon is paged out while the target computes: its reads around a miss would take the room of the others.
+func TestSweep(t *testing.T) {
+	r := settled(t, 0.15, prefetch.Options{Strategy: prefetch.Stream{}, Always: true}, nil)
+	now := r.Now().Sub(r.Began())
+	var before, after int64
+	r.At(now+10*time.Millisecond, func() {
+		if !r.pages.ReadAhead(prefetch.Range{Offset: 240 * mib, Length: 24 * mib}) { // the target is at the beginning
+			t.Error("the disk is busy")
+		}
+		before = r.Used()
+	})
+	r.At(now+60*time.Millisecond, func() { after = r.Used() })
+	r.run(3)
+	if before < 30*mib || after > 20*mib {
+		t.Errorf("%d bytes were in memory, later %d", before, after)
+	}
+}
+
+// What was read ahead and taken before its use is read again in time, and counts as taken.
+func TestLostBeforeUse(t *testing.T) {
+	r := settled(t, 0.5, prefetch.Options{}, nil)
+	before := r.Summary().Taken
+	now := r.Now().Sub(r.Began())
+	const times = 10
+	for i := range times {
+		r.At(now+time.Duration(20*i)*time.Millisecond, func() { r.Take(24 * mib) })
+	}
+	token := r.run(3)
+	if s := r.Summary(); s.Taken == before {
+		t.Error("nothing was taken: the test does not meet its case")
+	}
+	if token.Misses > 16*times { // 16 pages are a block: that which is needed next
+		t.Errorf("%d pages were missing", token.Misses)
+	}
+}
