@@ -35,6 +35,8 @@ type Options struct {
 	Weights func(path string, id event.FileID) (Weights, error)
 	// Judge, if not nil, says why the target cannot be helped, by how it holds its model: nil if it can. It is asked when a cycle is known, and when paging out has no effect.
 	Judge func() error
+	// Begin, if not nil, is called when there seems to be something to win, before anything of the model is read; and again after a StandBack.
+	Begin func()
 	Log   *slog.Logger
 	Now   func() time.Time // the clock; nil: time.Now
 }
@@ -82,6 +84,7 @@ type Controller struct {
 	decodingNanos int64
 	unreadable    bool // a block that cannot be read was told of
 	refused       bool // a read of what is no weight was told of
+	begun         bool // Begin was called
 }
 
 // LevelBudget is Summary.Level where Options.Budget is what bounds.
@@ -405,6 +408,10 @@ func (c *Controller) start(cycle *pattern.Cycle, bases map[int]uint64) error {
 		return err
 	} else if fits != nil {
 		return c.standBack(fits)
+	}
+	if c.opts.Begin != nil && !c.begun {
+		c.begun = true
+		c.opts.Begin()
 	}
 	h.wantMore(c.opts.Strategy.Plan(c.input(c.room.Bytes)).Hold)
 	c.watch = newWatchdog(c.contexts.stored == nil && !c.opts.Always)

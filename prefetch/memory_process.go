@@ -212,16 +212,36 @@ func (m *ProcessMemory) follow() (changed bool, err error) {
 	case m.group != nil:
 		m.opts.Log.Debug("the target's memory cgroup", "version", m.group.Version(), "name", m.group.Name())
 	}
-	m.joining.want(m.group)
+	if m.joining.staying {
+		m.joining.want(m.group)
+	}
 	return true, nil
 }
 
 // Join moves this process to the target's memory cgroup, and again whenever the target is moved, as long as ctx is not done: pages that it reads are charged where the target's are. Where
-// it must not or cannot join, the log says so once, and it goes back to where it was in the beginning. It is no error that the group cannot be joined.
+// it must not or cannot join, the log says so once, and it goes back to where it was in the beginning. It is no error that the group cannot be joined. Until Leave, later calls do
+// nothing; the first call's ctx counts for all.
 func (m *ProcessMemory) Join(ctx gocontext.Context) {
-	m.joining.begin(ctx, m.opts.Log)
+	if m.joining.staying {
+		return
+	}
+	if m.joining.ctx == nil {
+		m.joining.begin(ctx, m.opts.Log)
+	}
+	m.joining.staying = true
 	m.joining.want(m.group)
 	m.joining.wait()
+}
+
+// Leave takes this process back to the memory cgroup where it was in the beginning, if Join moved it, until Join is called again. What it has allocated meanwhile stays charged where
+// it was until it is freed.
+func (m *ProcessMemory) Leave() {
+	if !m.joining.staying {
+		return
+	}
+	m.joining.want(nil)
+	m.joining.wait()
+	m.joining.staying = false
 }
 
 // Changed implements Memory. If nothing happened it takes one system call, and a few more every 10 ms.
@@ -360,10 +380,12 @@ type joining struct {
 	log    *slog.Logger
 	home   *cgroup.Group // where this process was in the beginning; nil: not known
 	away   bool          // it is not there
-	told   bool          // that a group was not joined was said
-	target *cgroup.Group // to be joined next
-	due    bool
-	done   chan struct{} // closed when a move is over; nil: there is none under way
+	// staying says that this process is to be where the target is.
+	staying bool
+	told    bool          // that a group was not joined was said
+	target  *cgroup.Group // to be joined next
+	due     bool
+	done    chan struct{} // closed when a move is over; nil: there is none under way
 }
 
 func (j *joining) begin(ctx gocontext.Context, log *slog.Logger) {

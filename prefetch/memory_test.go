@@ -530,6 +530,22 @@ func TestMoved(t *testing.T) {
 	if *ownGroup(t) != *a {
 		t.Fatalf("in %s, not joined", ownGroup(t).Name())
 	}
+	m.Leave()
+	if *ownGroup(t) != *home {
+		t.Fatalf("in %s after Leave", ownGroup(t).Name())
+	}
+	if err := h.move(b); err != nil {
+		t.Fatal(err)
+	}
+	testenv.WaitFor(t, "the move to be noticed", func() bool { m.Changed(); return *m.Group() == *b })
+	if m.joining.wait(); *ownGroup(t) != *home {
+		t.Fatalf("it follows to %s after Leave", ownGroup(t).Name())
+	}
+	if err := h.move(a); err != nil {
+		t.Fatal(err)
+	}
+	m.Join(t.Context())
+	testenv.WaitFor(t, "this process to follow again", func() bool { m.Changed(); return *ownGroup(t) == *a })
 	var all []time.Duration
 	for _, to := range []*cgroup.Group{b, a, b, a, service, a, service, b} {
 		still(m)

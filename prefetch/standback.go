@@ -87,7 +87,7 @@ func (c *Controller) standBack(s *StandBack) error {
 		return err
 	}
 	c.contexts = newContexts(c.contexts.file)
-	c.stood = s
+	c.stood, c.begun = s, false
 	return s
 }
 

@@ -620,8 +620,37 @@ func TestFits(t *testing.T) {
 			t.Errorf("%s: it does not look again (%v)", name, err)
 		}
 	}
+	// Where nothing is to be won nothing begins; where it is, and again after that was over, it begins before anything is read.
+	begun := 0
+	var r *rig
+	opts.Begin = func() {
+		if begun++; r.pages.Calls != (sim.Calls{}) && begun == 1 || r.Summary().Pinned > 0 {
+			t.Errorf("%+v before it begins", r.pages.Calls)
+		}
+	}
+	more = 0
+	r = newRig(t, 1.5, opts, nil)
+	if _, err := r.Run(1, r.cycle, 5); err == nil || begun != 0 {
+		t.Errorf("begun %d times, though all fits (%v)", begun, err)
+	}
+	full := r.Limit()
+	for i := range 2 {
+		r.SetLimit(r.cycle.Bytes() * 8 / 10)
+		if again, err := r.Look(); !again || err != nil {
+			t.Fatal(err)
+		}
+		r.Attach(r.Controller)
+		r.run(20)
+		if begun != i+1 || r.Summary().Pinned == 0 {
+			t.Errorf("begun %d times", begun)
+		}
+		r.SetLimit(full)
+		if _, err := r.Run(1, r.cycle, 30); err == nil || begun != i+1 {
+			t.Errorf("begun %d times; %v", begun, err)
+		}
+	}
 	// What comes to fit while it is held is let go.
-	r := settled(t, 0.8, prefetch.Options{}, nil)
+	r = settled(t, 0.8, prefetch.Options{}, nil)
 	r.SetLimit(2 * r.cycle.Bytes())
 	var stood *prefetch.StandBack
 	if _, err := r.Run(1, r.cycle, 30); !errors.As(err, &stood) || stood.Reason != prefetch.Fits || r.Summary().Pinned != 0 {

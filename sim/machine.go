@@ -98,8 +98,8 @@ func New(cfg Config) *Machine {
 	return m
 }
 
-// Attach gives the machine a helper. Without one the target runs alone.
-func (m *Machine) Attach(h Helper) { m.helper, m.tick = h, m.now }
+// Attach gives the machine a helper, also after that has failed. Without one the target runs alone.
+func (m *Machine) Attach(h Helper) { m.helper, m.tick, m.err = h, m.now, nil }
 
 // Now returns the time of the helper's clock.
 func (m *Machine) Now() time.Time { return epoch.Add(time.Duration(max(m.now, m.doing))) }

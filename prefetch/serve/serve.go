@@ -23,7 +23,7 @@ type Options struct {
 	Join bool // this process joins the target's memory cgroup, so that it pays there for what it reads
 	// Leave is how many bytes of the host's available memory are left to others; 0 chooses (see prefetch.MemoryOptions).
 	Leave int64
-	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Judge and Log are set by Run.
+	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Judge, Begin and Log are set by Run.
 	Prefetch prefetch.Options
 	// Tell is called with what is being done, several times a second while the target decodes; nil: nobody asks.
 	Tell func(prefetch.Status)
@@ -80,6 +80,10 @@ func Run(ctx context.Context, o Options) (s prefetch.Summary, err error) {
 	p.Memory, p.Log, p.Models, p.Weights = v.memory, o.Log, prefetch.MappedModels(o.PID), prefetch.ReadWeights
 	examiner := holding.New(o.PID)
 	p.Judge = func() error { return v.judge(ctx, examiner) }
+	if o.Join {
+		// Not before: what this process takes until then, and where there is nothing to win, is not the target's to pay.
+		p.Begin = func() { v.memory.Join(ctx) }
+	}
 	v.controller = prefetch.New(pages, p)
 	for {
 		stood, err := v.help(ctx)
@@ -87,6 +91,7 @@ func Run(ctx context.Context, o Options) (s prefetch.Summary, err error) {
 			return v.controller.Summary(), err
 		}
 		v.tell(true)
+		v.memory.Leave()
 		ended, err := v.idle(ctx, process)
 		if err != nil || ended {
 			return v.controller.Summary(), err
@@ -131,9 +136,6 @@ func (v *server) help(ctx context.Context) (stood *prefetch.StandBack, err error
 	if !v.settled {
 		if err := prefetch.Settle(v.o.Log); err != nil {
 			return nil, err
-		}
-		if v.o.Join {
-			v.memory.Join(ctx)
 		}
 		v.settled = true
 	}
