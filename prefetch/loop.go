@@ -15,7 +15,7 @@ import (
 
 // Options of a Controller.
 type Options struct {
-	Strategy Strategy // nil: Both
+	Strategy Strategy // nil: Auto
 	Memory   Memory
 	// Budget caps the bytes of the model in memory, whatever Memory says; 0: no cap.
 	Budget int64
@@ -124,7 +124,7 @@ func New(pages Pages, opts Options) *Controller {
 		opts.Now = time.Now
 	}
 	if opts.Strategy == nil {
-		opts.Strategy = Both{}
+		opts.Strategy = Auto{}
 	}
 	files := map[event.FileID]int{}
 	file := func(id event.FileID) (int, bool) { i, known := files[id]; return i, known }
@@ -323,12 +323,18 @@ func (c *Controller) learn(d *decode) error {
 	x := d.context
 	x.cycle, x.bases = cycle, l.bases
 	switch stored := c.contexts.stored; {
+	case c.onlyStored() && stored == nil && c.contexts.main == nil:
+		x.forget()
+		return nil
 	case c.help == nil:
 		return c.follow(x, "")
 	case stored != nil && (x == c.contexts.main || c.contexts.main == nil && sameFiles(stored, x.cycle)):
 		c.contexts.stored = nil
 		if !sameReads(stored, x.cycle) {
-			return c.follow(x, "the target does not read what the pattern says")
+			if c.onlyStored() {
+				return c.standBack(&StandBack{Reason: Differs, Err: errOtherReads})
+			}
+			return c.follow(x, errOtherReads.Error())
 		}
 		c.contexts.main = x
 	case x.elsewhere: // the mapping that was made last is the one that is in use, as far as can be told
@@ -338,6 +344,11 @@ func (c *Controller) learn(d *decode) error {
 	}
 	return nil
 }
+
+// onlyStored says that nothing is followed but what is stored.
+func (c *Controller) onlyStored() bool { _, only := c.opts.Strategy.(Pattern); return only }
+
+var errOtherReads = errors.New("the target does not read what the pattern says")
 
 // checkReads is a cycle without reads that are no weights of their file, which is told of once; nil if nothing is left that every token reads, or more than a
 // token can read.

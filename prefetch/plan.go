@@ -35,7 +35,7 @@ type Strategy interface {
 }
 
 // Strategies lists all, the default first.
-func Strategies() []Strategy { return []Strategy{Both{}, Pin{}, Stream{}} }
+func Strategies() []Strategy { return []Strategy{Auto{}, Pin{}, Stream{}, Pattern{}} }
 
 // StrategyNames are the names that ParseStrategy knows.
 func StrategyNames() []string {
@@ -46,8 +46,14 @@ func StrategyNames() []string {
 	return names
 }
 
+// formerAuto is what Auto was called before there were plans.
+const formerAuto = "both"
+
 // ParseStrategy finds a strategy by its name.
 func ParseStrategy(name string) (Strategy, error) {
+	if name == formerAuto {
+		return Auto{}, nil
+	}
 	for _, s := range Strategies() {
 		if s.Name() == name {
 			return s, nil
@@ -66,7 +72,8 @@ func (in *Input) Expected(held int64) time.Duration {
 	return max(in.Compute, time.Duration(missing/in.Disk*1e9))
 }
 
-// planSpread holds budget bytes, spread evenly over the order of use: while held weights are being computed there is always something to read from disk.
+// planSpread holds budget bytes. First those blocks that a token needs more than once: to stream one costs its bytes each time. The others are spread evenly over the order of use:
+// while held weights are being computed there is always something to read from disk, and what is streamed stands apart in the file.
 // What is held already stays, as far as the budget allows.
 func planSpread(in Input, budget int64) Plan {
 	s := in.Schedule
@@ -81,11 +88,30 @@ func planSpread(in Input, budget int64) Plan {
 	}
 	switch have := s.bytes(held); {
 	case have > p.Budget:
-		p.Release = s.spreadAtLeast(held, have-p.Budget)
+		once, often := s.byVisits(held)
+		p.Release = s.spreadAtLeast(once, have-p.Budget)
+		if freed := s.bytes(p.Release); freed < have-p.Budget {
+			p.Release = append(p.Release, s.spreadAtLeast(often, have-p.Budget-freed)...)
+		}
 	case have < p.Budget:
-		p.Hold = s.spread(rest, p.Budget-have)
+		once, often := s.byVisits(rest)
+		p.Hold = s.spread(often, p.Budget-have)
+		p.Hold = append(p.Hold, s.spread(once, p.Budget-have-s.bytes(p.Hold))...)
+		slices.Sort(p.Hold)
 	}
 	return p
+}
+
+// byVisits parts blocks that a token needs once from those that it needs several times.
+func (s *Schedule) byVisits(blocks []int) (once, often []int) {
+	for _, b := range blocks {
+		if s.uses[b] > 1 {
+			often = append(often, b)
+		} else {
+			once = append(once, b)
+		}
+	}
+	return once, often
 }
 
 // spread picks candidates (indices of blocks, in the order of use) of about budget bytes in all, and not more, spread

@@ -38,6 +38,34 @@ func TestSpread(t *testing.T) {
 	}
 }
 
+// What a token needs several times is held first, and given back last: streamed, it would be read as often.
+func TestOftenFirst(t *testing.T) {
+	c := sequence(3*mib, 40*mib, 40*mib)
+	c.Reads = append(c.Reads, c.Reads[0], c.Reads[1], c.Reads[0])
+	s := NewSchedule(c, minBlock, 0)
+	held := make([]bool, len(s.Blocks))
+	in := Input{Schedule: s, Held: held, Room: 3 * mib}
+	for _, b := range (Auto{}).Plan(in).Hold {
+		held[b] = true
+		if s.uses[b] < 2 {
+			t.Errorf("block %d, of one visit, is held first", b)
+		}
+	}
+	for b := range held {
+		held[b] = true
+	}
+	in.Room = 60 * mib
+	for _, b := range (Auto{}).Plan(in).Release {
+		if s.uses[b] > 1 {
+			t.Errorf("block %d, of %d visits, is given back first", b, s.uses[b])
+		}
+	}
+	in.Room = 0
+	if p := (Auto{}).Plan(in); len(p.Release) != len(held) {
+		t.Errorf("%d of %d blocks are given back where there is no room", len(p.Release), len(held))
+	}
+}
+
 // What a strategy decides: never more than fits beside the window, what is held stays as far as it can, and a plan that was carried out asks for nothing more.
 func TestStrategies(t *testing.T) {
 	s := NewSchedule(randomCycle(5), minBlock, 4*mib)

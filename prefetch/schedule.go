@@ -22,6 +22,7 @@ type Schedule struct {
 	Blocks []Range // in the order of first use; they do not overlap
 	Visits []Visit // in the order of From
 	Bytes  int64   // of all blocks
+	uses   []int   // by block: how many visits it has
 	Nanos  []int64 // by read: how long its op was seen to compute, in ns; -1 if it was not
 }
 
@@ -86,17 +87,20 @@ func NewSchedule(c *pattern.Cycle, size, near int64) *Schedule {
 		}
 		before += r.Length
 	}
+	s.uses = make([]int, len(s.Blocks))
 	for b := range s.Blocks {
 		last := uses[b][0]
 		v := Visit{Block: b, From: last.read, To: last.read}
 		for _, u := range uses[b][1:] {
 			if u.before-(last.before+s.Reads[last.read].Length) > near {
 				s.Visits = append(s.Visits, v)
+				s.uses[b]++
 				v = Visit{Block: b, From: u.read}
 			}
 			v.To, last = u.read, u
 		}
 		s.Visits = append(s.Visits, v)
+		s.uses[b]++
 	}
 	// Blocks of one read are used in the order of the file.
 	slices.SortStableFunc(s.Visits, func(a, b Visit) int {

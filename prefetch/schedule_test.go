@@ -41,7 +41,7 @@ func TestScheduleCoversReads(t *testing.T) {
 	for seed := range uint64(20) {
 		s := NewSchedule(randomCycle(seed), minBlock, 8*mib)
 		held := make([]bool, len(s.Blocks))
-		for _, b := range (Both{}).Plan(Input{Schedule: s, Held: held, Room: s.Bytes / 2}).Hold {
+		for _, b := range (Auto{}).Plan(Input{Schedule: s, Held: held, Room: s.Bytes / 2}).Hold {
 			held[b] = true
 		}
 		stream := slices.DeleteFunc(slices.Clone(s.Visits), func(v Visit) bool { return held[v.Block] })

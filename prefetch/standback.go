@@ -19,6 +19,7 @@ const (
 	NoWin   Reason = "no win"  // tokens with help take as long as without
 	Outside Reason = "outside" // the weights lie outside the mappings of their file
 	Judged  Reason = "judged"  // Options.Judge said so
+	Differs Reason = "differs" // the target does not read what the stored pattern says, and nothing else is to be learned
 )
 
 // StandBack is the error of Handle and Tick that says that there is nothing to win: nothing is held any more. The controller needs no events until Look says so; if it gets some
@@ -28,7 +29,7 @@ type StandBack struct {
 	With, Without time.Duration // NoWin: a token's
 	Bytes         int64         // that a token reads; Fits: and the sizes of other models that the target maps
 	Room          Room          // that there was
-	Err           error         // Outside: which weights, and what to do; Judged: why
+	Err           error         // Outside: which weights, and what to do; Judged and Differs: why
 	mapped        int64         // bytes of all model files that the target mapped
 	at            time.Time
 }
@@ -139,7 +140,7 @@ func (c *Controller) Look() (again bool, err error) {
 		return false, err
 	}
 	switch s.Reason {
-	case Fits, Outside:
+	case Fits, Outside, Differs:
 		models, err := c.models()
 		if err != nil {
 			return false, err

@@ -475,6 +475,35 @@ func TestStoredCycleContradicted(t *testing.T) {
 	}
 }
 
+// A strategy that goes by the stored pattern only neither learns another one nor learns one at all.
+func TestPatternOnly(t *testing.T) {
+	opts := prefetch.Options{Strategy: prefetch.Pattern{}}
+	r := newRig(t, 0.85, opts, nil)
+	half := &pattern.Cycle{Reads: r.cycle.Reads[:len(r.cycle.Reads)*9/10]}
+	if err := r.Use(half, []prefetch.Mapped{{Path: r.Path(0)}}); err != nil {
+		t.Fatal(err)
+	}
+	var stood *prefetch.StandBack
+	if _, err := r.Run(1, r.cycle, 5); !errors.As(err, &stood) || stood.Reason != prefetch.Differs || r.Summary().Pinned != 0 {
+		t.Errorf("%v; %d bytes are held", err, r.Summary().Pinned)
+	}
+	if again, err := r.Look(); again || err != nil {
+		t.Errorf("it would try again with the same model (%v)", err)
+	}
+	r = newRig(t, 0.85, opts, nil)
+	r.run(10)
+	if s := r.Summary(); s.Learned != 0 || s.Pinned != 0 {
+		t.Errorf("learned %d times without a pattern", s.Learned)
+	}
+	if err := r.Use(r.cycle, []prefetch.Mapped{{Path: r.Path(0), Base: r.Base(0)}}); err != nil {
+		t.Fatal(err)
+	}
+	r.run(20)
+	if s := r.Summary(); s.Learned != 1 || s.Pinned == 0 || s.Idle != "" {
+		t.Errorf("%+v", s)
+	}
+}
+
 func TestStoredCycleBeyondTheFile(t *testing.T) {
 	r := newRig(t, 0.85, prefetch.Options{}, nil)
 	wrong := &pattern.Cycle{Reads: []pattern.CycleRead{{Offset: 1 << 40, Length: 4096}}}

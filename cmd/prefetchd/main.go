@@ -79,7 +79,7 @@ Exit status: 0 when the target ended or prefetchd was interrupted, 1 on failure,
 	f.BoolVar(&o.wait, "wait", false, "wait until the process has loaded ggml; else one that has not is refused")
 	f.StringVar(&o.pattern, "pattern", "", "begin with the pattern in `FILE`, which analyze wrote (pattern.json)")
 	cli.EnumVar(cmd, &o.strategy, "strategy", "", prefetch.StrategyNames(),
-		"both (hold what fits, stream the rest), pin or stream alone")
+		"auto (hold what fits, stream the rest), pin or stream alone, pattern (as auto, by --pattern only)")
 	f.BoolVar(&o.Lock, "lock", false, "lock what is held (mlock): the kernel cannot take it back, not even when it must kill a process instead")
 	cli.SizeVar(f, &o.Budget, "budget", "never keep more of the model in memory than `SIZE` (600MB, 2GiB); the limits of cgroups and host hold besides")
 	cli.SizeVar(f, &o.leave, "leave", "leave `SIZE` of the host's available memory to other programs (chosen: more while they wait for memory)")
@@ -106,6 +106,9 @@ func (o *options) advise(err error) error {
 func run(cmd *cobra.Command, o options) (err error) {
 	if o.Strategy, err = prefetch.ParseStrategy(o.strategy); err != nil {
 		return cli.Usage(err)
+	}
+	if _, only := o.Strategy.(prefetch.Pattern); only && o.pattern == "" {
+		return cli.Usagef("--strategy pattern needs --pattern FILE")
 	}
 	if o.Stored, err = readPattern(o.pattern); err != nil {
 		return err

@@ -231,7 +231,7 @@ func (h *helper) summary(t *testing.T) prefetch.Summary {
 
 // With each strategy the text is the same, what is pinned and streamed is what the strategy says, and the limit holds.
 func TestStrategies(t *testing.T) {
-	for _, flags := range [][]string{{"both"}, {"both", "--lock"}, {"pin", "--lock"}, {"stream"}} {
+	for _, flags := range [][]string{{"auto"}, {"both", "--lock"}, {"pin", "--lock"}, {"stream"}} {
 		strategy, locks := flags[0], len(flags) > 1
 		t.Run(strings.Join(flags, " "), func(t *testing.T) {
 			r := newRig(t, 0.6, 150)
