@@ -336,13 +336,12 @@ func (k *KernelPages) PageOut(r Range) error {
 		}
 		return err
 	}
-	// What the target has not touched, no process maps. Where something is left, FADV_DONTNEED may wait for all processors (lru_add_drain_all, up to 44 ms).
+	// What the target has not touched, no process maps. FADV_DONTNEED may wait for all processors, up to 44 ms (lru_add_drain_all): it is asked for only where something is left, and
+	// not waited for.
 	if left, err := k.Resident(r); left == 0 || err != nil {
 		return err
 	}
-	if err := unix.Fadvise(int(f.file.Fd()), r.Offset, r.Length, unix.FADV_DONTNEED); err != nil {
-		return fmt.Errorf("drop pages of %s: %w", f.path, err)
-	}
+	k.queue.Fadvise(int(f.file.Fd()), r.Offset, r.Length, unix.FADV_DONTNEED, 0) // if the queue is full it stays until the next time
 	return nil
 }
 

@@ -43,7 +43,7 @@ type Pages interface {
 	Keep(r Range) error
 	// Release undoes Lock. The pages stay, until they are paged out or reclaimed.
 	Release(r Range) error
-	// PageOut frees the pages of a range that are not locked.
+	// PageOut frees the pages of a range that are not locked: at once those that the target has touched, others after a moment.
 	PageOut(r Range) error
 	// Resident is how many bytes of a range are in memory, in whole pages.
 	Resident(r Range) (int64, error)
