@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"time"
 
@@ -48,6 +49,8 @@ const (
 	outsideShare = 8
 	// defaultWindow holds what the disk delivers while the slowest part of the loop runs, several times over.
 	defaultWindow = 16 << 20
+	// maxWindow bounds what very large weights (output.weight) make of it.
+	maxWindow = 64 << 20
 )
 
 // Controller keeps the model of one target in memory as far as it fits. Feed it with the target's events, and call Tick
@@ -407,7 +410,7 @@ func (c *Controller) start(cycle *pattern.Cycle, bases map[int]uint64) error {
 		return nil
 	}
 	c.help = h
-	h.window.bytes = window
+	h.window.bytes = c.windowFor(c.room.Bytes)
 	for file, base := range bases {
 		c.mapped(file, base)
 	}
@@ -511,12 +514,24 @@ func (r *Room) Keepable() int64 {
 	return max(bytes-windowIn(bytes, defaultWindow), 0)
 }
 
-// windowFor is the window in a room.
+// windowFor is the window in a room: what is streamed of the op that is under way and of the next one, and two blocks that are being read meanwhile. More would be taken from
+// what is held; less would have the disk wait for the target. Where single pages are read, it is what the disk delivers while the slowest part of the loop runs, several times
+// over.
 func (c *Controller) windowFor(room int64) int64 {
-	if c.opts.Window == 0 {
+	if c.opts.Window > 0 {
+		return windowIn(room, c.opts.Window)
+	}
+	h := c.help
+	if h == nil || h.block <= minBlock {
 		return windowIn(room, defaultWindow)
 	}
-	return windowIn(room, c.opts.Window)
+	var largest int64
+	for _, r := range h.schedule.Reads {
+		largest = max(largest, r.Length)
+	}
+	share := 1 - float64(max(room-defaultWindow, 0))/float64(h.schedule.Bytes)
+	blocks := int64(math.Ceil(max(share, 0) * float64(largest) / float64(h.block)))
+	return windowIn(room, min((2*blocks+2)*h.block, maxWindow))
 }
 
 func windowIn(room, window int64) int64 { return max(min(window, room/4), 0) }
