@@ -558,7 +558,7 @@ func (t *Tracer) Run(ctx context.Context, handle func(event.Event) error) error 
 		case wait >= minPoll:
 			t.reader.SetDeadline(time.Now().Add(wait))
 		default:
-			time.Sleep(wait)
+			nanosleep(wait)
 			t.reader.SetDeadline(time.Now())
 		}
 		behind = false
@@ -607,6 +607,13 @@ func (t *Tracer) Run(ctx context.Context, handle func(event.Event) error) error 
 			return err
 		}
 	}
+}
+
+// nanosleep sleeps in the kernel. time.Sleep parks the goroutine, and another thread has to wake this one: where the target's threads spin on all processors that thread may wait for a
+// time slice, whatever the priority of the one that Run is locked to. A signal ends it early, which does no harm.
+func nanosleep(d time.Duration) {
+	ts := unix.NsecToTimespec(int64(max(d, 0)))
+	_ = unix.Nanosleep(&ts, nil)
 }
 
 // Execed sets probes for the program that a process, stopped after its execve, is about to run. It returns true if ggml was found, or if

@@ -85,6 +85,7 @@ type Controller struct {
 	followed      time.Time // when the first blocks were held
 	sum           Summary
 	decodingNanos int64
+	swept         int64 // bytes that were paged out unused
 	unreadable    bool // a block that cannot be read was told of
 	refused       bool // a read of what is no weight was told of
 	begun         bool // Begin was called
@@ -109,6 +110,7 @@ type Summary struct {
 	Late         int     `json:"late"`           // visits that the target reached first
 	Shrunk       int     `json:"shrunk"`         // times that memory was given back
 	Taken        int64   `json:"taken_bytes"`    // that were kept, and that the kernel took for others
+	Beyond       Beyond  `json:"beyond"`         // why more was streamed than has no room
 	Learned      int     `json:"learned"`        // cycles that were followed, one after the other
 	Stored       bool    `json:"stored_pattern"` // the first of them was Options.Stored
 	Idle         string  `json:"idle"`           // why there was nothing to win in the end; empty if there was
@@ -142,6 +144,7 @@ func (c *Controller) Summary() Summary {
 		s.Pinned, s.Window, s.PerToken, s.Disk = h.heldBytes, h.window.bytes, h.schedule.Bytes, c.meter.best
 		s.Streamed += h.streamed
 		s.Late += h.late
+		s.Beyond = c.beyond()
 		in := c.input(c.room.Bytes)
 		if expected := in.Expected(h.heldBytes); expected > 0 {
 			s.Expected = float64(time.Second) / float64(expected)

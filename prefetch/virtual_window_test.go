@@ -102,3 +102,20 @@ func TestLostBeforeUse(t *testing.T) {
 		t.Errorf("%d pages were missing", token.Misses)
 	}
 }
+
+// What is read beyond what has no room is accounted for: the parts add up.
+func TestBeyond(t *testing.T) {
+	for _, share := range []float64{0.85, 0.5} {
+		r := settled(t, share, prefetch.Options{}, nil)
+		token := r.run(10)
+		s := r.Summary()
+		b := s.Beyond
+		missing := r.cycle.Bytes() - r.Limit()
+		if b.Window != window || b.Reserve != reserve {
+			t.Errorf("at %v: %+v", share, b)
+		}
+		if diff := token.HelperBytes - (missing + b.Window + b.Reserve + b.LeftFree + b.Unused + b.Twice + b.Taken); diff < -4*mib || diff > 4*mib {
+			t.Errorf("at %v: %d bytes read, %d missing: %+v leaves %d", share, token.HelperBytes, missing, b, diff)
+		}
+	}
+}

@@ -277,6 +277,7 @@ func (c *Controller) sweep() error {
 			continue
 		}
 		swept = true
+		c.swept += n
 		if err := c.pageOut(r); err != nil {
 			return err
 		}

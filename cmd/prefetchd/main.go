@@ -172,5 +172,11 @@ func report(cmd *cobra.Command, o options, s prefetch.Summary) error {
 	bytes := func(n int64) string { return humanize.IBytes(uint64(n)) }
 	_, err := fmt.Fprintf(cmd.ErrOrStderr(), "prefetchd: %d tokens at %.2f tok/s; of %s that each token reads, %s kept, %s streamed per token (%s in all), %d late; room for %s (%s); %s\n",
 		s.Tokens, s.TokensPerSec, bytes(s.PerToken), bytes(s.Pinned), bytes(perToken), bytes(s.Streamed), s.Late, bytes(s.Room), s.Level, s.Queue)
+	if err != nil || s.Streamed == 0 {
+		return err
+	}
+	b := s.Beyond
+	_, err = fmt.Fprintf(cmd.ErrOrStderr(), "prefetchd: memory that keeps nothing: window %s, reserve %s, left free %s, unused %s; read again per token: needed twice %s, taken by the kernel %s, swept %s\n",
+		bytes(b.Window), bytes(b.Reserve), bytes(b.LeftFree), bytes(b.Unused), bytes(b.Twice), bytes(b.Taken), bytes(b.Swept))
 	return err
 }
