@@ -473,8 +473,8 @@ func (c *Controller) Use(cycle *pattern.Cycle, files []Mapped) error {
 	return c.start(mine, at)
 }
 
-// checkRoom asks how much memory there is. What is resident is counted less often: that walks all
-// pages of the model, and is to take no more than a fiftieth of the time.
+// checkRoom asks how much memory there is. What is resident is to be counted at the same time, as what is staged comes and goes; only where that takes long, as it walks all
+// folios of the model, it is counted less often, so that it takes no more than a fiftieth of the time.
 func (c *Controller) checkRoom() error {
 	c.checked = c.now()
 	if c.checked.After(c.countAt) {
@@ -486,7 +486,7 @@ func (c *Controller) checkRoom() error {
 			}
 			c.resident += n
 		}
-		c.countAt = c.now().Add(max(4*budgetInterval, 50*c.now().Sub(c.checked)))
+		c.countAt = c.now().Add(50 * c.now().Sub(c.checked))
 	}
 	var locked int64
 	if c.help != nil && c.opts.Lock {
