@@ -125,6 +125,21 @@ func TestFolios(t *testing.T) {
 		}
 		return resident(whole) == 0
 	})
+	// A block of several folios.
+	two := Range{file, 10 * 2 * mib, 4 * mib}
+	read(12)
+	if !k.ReadAhead(two) {
+		t.Fatal("refused")
+	}
+	testenv.WaitFor(t, "two folios", func() bool {
+		if err := k.Poll(); err != nil {
+			t.Fatal(err)
+		}
+		return resident(two) == 4*mib && !k.isPending(two)
+	})
+	if n := resident(whole); huge(10) != 2*mib || huge(11) != 2*mib || n != 6*mib {
+		t.Errorf("a block of two folios: %d and %d bytes lie in large ones; %d are in memory", huge(10), huge(11), n)
+	}
 	read(31) // the last of the file: nothing follows
 	if n := huge(31); n != 2*mib {
 		t.Errorf("the last block: %d bytes lie in a large folio", n)

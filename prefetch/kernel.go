@@ -120,10 +120,13 @@ func (k *KernelPages) ReadAhead(r Range) bool {
 		if k.isPending(r) {
 			return true
 		}
-		if k.queue.InFlight()+len(folioAdvices)*(len(k.waiting)+1) > queueEntries {
+		folios := int((r.Length + f.folio - 1) / f.folio)
+		if k.queue.InFlight()+len(folioAdvices)*(len(k.waiting)+folios) > queueEntries {
 			return false
 		}
-		k.waiting = append(k.waiting, r)
+		for at := r.Offset; at < r.End(); at += f.folio {
+			k.waiting = append(k.waiting, Range{r.File, at, min(f.folio, r.End()-at)})
+		}
 		return true
 	}
 	return k.readPages(r)

@@ -86,9 +86,9 @@ type Controller struct {
 	sum           Summary
 	decodingNanos int64
 	swept         int64 // bytes that were paged out unused
-	unreadable    bool // a block that cannot be read was told of
-	refused       bool // a read of what is no weight was told of
-	begun         bool // Begin was called
+	unreadable    bool  // a block that cannot be read was told of
+	refused       bool  // a read of what is no weight was told of
+	begun         bool  // Begin was called
 }
 
 // LevelBudget is Summary.Level where Options.Budget is what bounds.
