@@ -73,6 +73,11 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 	if out, err := exec.Command(bin["tracer"], append([]string{"-o", capture, "--"}, target...)...).CombinedOutput(); err != nil {
 		t.Fatalf("trace: %v\n%s", err, out)
 	}
+	series := filepath.Join(t.TempDir(), "runs.json")
+	if err := os.WriteFile(series, []byte(`{"model": {"path": "m.gguf", "token_bytes": 1000}, "variants": [{"name": "plain"}], "results": [{"limit_bytes": 500}],
+		"runs": [{"variant": "plain", "limit_bytes": 500, "outcome": "finished", "tok_s": 1, "token_ms": [1000]}]}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	for name, tool := range map[string]tool{
 		"ggufmap":         {args: []string{"ggufmap", "-o", "s.csv", model}, outputs: []string{"s.csv"}},
 		"ggufmap parquet": {args: []string{"ggufmap", "--wide", "--format", "parquet", "-o", "s.parquet", model}, outputs: []string{"s.parquet"}, faults: 2},
@@ -81,6 +86,8 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 		"lab synth": {args: []string{"lab", "synth", "-o", "m.gguf", "--layers", "1", "--embd", "64", "--ff", "64", "--heads", "2", "--kv-heads", "2", "--type", "Q8_0"},
 			outputs: []string{"m.gguf"}},
 		"lab --save": {args: []string{"lab", "hyper", "--coding", "exact", "--dims", "1024", "--items", "8", "--queries", "64", "--save", "r.json"}, outputs: []string{"r.json"}},
+		"lab pressure": {args: []string{"lab", "pressure", "--from", series, "--save", "s.json", "--parquet", "r.parquet", "--figure", "f.svg"},
+			outputs: []string{"s.json", "r.parquet", "f.svg"}, faults: 2},
 		"lab fabricplan": {args: []string{"lab", "fabricplan", "-m", model, "--planes", "1", "--write", "w.gguf", "--figure", "f.png"},
 			outputs: []string{"w.gguf", "f.png"}, faults: 1},
 		// A capture's files are the same whoever observes; --preload is the fastest.

@@ -1,12 +1,11 @@
 package confine
 
-// This file measures which pages of the model file are in the page cache, drops them and loads them.
+// This file measures which pages of the model file are in the page cache, and drops them.
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -72,23 +71,4 @@ func (m *Model) Drop(ctx context.Context) error {
 		return fmt.Errorf("%s: %d of %d MiB: %w", m.file.Name(), left>>20, m.Size>>20, ErrStillCached)
 	}
 	return err
-}
-
-// Load reads the whole file into the page cache. It is charged to this process's memory cgroup.
-func (m *Model) Load(ctx context.Context) error {
-	buffer := make([]byte, 1<<20)
-	for offset := int64(0); offset < m.Size; {
-		if err := ctx.Err(); err != nil {
-			return context.Cause(ctx)
-		}
-		n, err := m.file.ReadAt(buffer, offset)
-		if err != nil && !errors.Is(err, io.EOF) {
-			return err
-		}
-		if n == 0 {
-			return fmt.Errorf("read %s: %w", m.file.Name(), io.ErrUnexpectedEOF)
-		}
-		offset += int64(n)
-	}
-	return nil
 }

@@ -48,7 +48,7 @@ func file(t *testing.T, size int) *os.File {
 	return f
 }
 
-func TestDropAndLoad(t *testing.T) {
+func TestDrop(t *testing.T) {
 	testenv.NeedMachine(t)
 	const size = 8<<20 + 100
 	f := file(t, size)
@@ -66,7 +66,7 @@ func TestDropAndLoad(t *testing.T) {
 		}
 	}
 	check("at first", 0)
-	if err := m.Load(t.Context()); err != nil {
+	if _, err := os.ReadFile(f.Name()); err != nil {
 		t.Fatal(err)
 	}
 	check("loaded", 8<<20+page)
@@ -95,10 +95,8 @@ func TestDropAndLoad(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	for what, err := range map[string]error{"drop": m.Drop(ctx), "load": m.Load(ctx)} {
-		if !errors.Is(err, context.Canceled) {
-			t.Errorf("%s, cancelled: %v", what, err)
-		}
+	if err := m.Drop(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("drop, cancelled: %v", err)
 	}
 }
 

@@ -38,15 +38,6 @@ func (o Observer) shell(values *strings.Replacer) []string {
 	return []string{"/bin/sh", "-c", "exec " + values.Replace(o.Command)}
 }
 
-// quote quotes words for the shell.
-func quote(words ...string) string {
-	quoted := make([]string, len(words))
-	for i, w := range words {
-		quoted[i] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
-	}
-	return strings.Join(quoted, " ")
-}
-
 func startObserver(ctx context.Context, spec Observer, target int) (*observer, error) {
 	program, _, _ := strings.Cut(spec.Command, " ")
 	if _, err := exec.LookPath(program); err != nil {
@@ -60,7 +51,7 @@ func startObserver(ctx context.Context, spec Observer, target int) (*observer, e
 	if err != nil {
 		return nil, err
 	}
-	args := spec.shell(strings.NewReplacer("{pid}", strconv.Itoa(target), "{ggml}", ggml, "{out}", quote(out)))
+	args := spec.shell(strings.NewReplacer("{pid}", strconv.Itoa(target), "{ggml}", ggml, "{out}", proc.Quote(out)))
 	g, err := proc.StartGroup(ctx, args...)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start %s: %w", spec.Name, err), os.RemoveAll(out))

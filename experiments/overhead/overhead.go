@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"tensorcast/internal/host"
+	"tensorcast/internal/proc"
 )
 
 // Observer is a way to observe the target.
@@ -207,7 +208,7 @@ func (s *series) wholeRun(ctx context.Context, row *Row, observed bool, into *Se
 			return err
 		}
 		defer func() { _ = os.RemoveAll(out) }() // a directory left behind does not affect the results
-		command = row.shell(strings.NewReplacer("{out}", quote(out), "{target}", quote(s.cfg.Target...)))
+		command = row.shell(strings.NewReplacer("{out}", proc.Quote(out), "{target}", proc.Quote(s.cfg.Target...)))
 	}
 	t, err := startTarget(ctx, command)
 	if err != nil {

@@ -3,11 +3,13 @@ package pressure
 // This file measures the bandwidth of the disk below a file: BW_disk in the bound.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -30,32 +32,61 @@ type Extent struct {
 	Offset, Length int64 // bytes
 }
 
-// DiskOptions says which combinations DiskBandwidth measures. Zero values mean the defaults.
-type DiskOptions struct {
-	Depths    []int         // reads in flight; 1 to 256; default 1, 2, 4, 8, 16, 32
-	Blocks    []int         // bytes per read, multiples of the alignment up to 16 MiB; default 128 KiB, 512 KiB, 1 MiB
-	PointTime time.Duration // how long one combination reads, unless it has read all extents before; default 0.5 s
+// DiskSetting is a way to read: block bytes at a time, depth of these reads in flight.
+type DiskSetting struct {
+	Block int `json:"block_bytes"` // a multiple of the alignment, up to 16 MiB
+	Depth int `json:"depth"`       // 1 to 256
 }
 
-// DiskPoint is the result for one combination of depth and block size.
+// gridInFlight bounds block * depth in the grid. A device takes some hundred KiB to a few MiB to be busy; beyond this, only buffers would grow.
+const gridInFlight = 64 << 20
+
+// Grid returns the settings among which a disk's best is looked for: blocks of 128 KiB to 8 MiB at depths of 1 to 32, up to 64 MiB in flight.
+func Grid() []DiskSetting {
+	var all []DiskSetting
+	for _, block := range []int{128 << 10, 512 << 10, 1 << 20, 2 << 20, 8 << 20} {
+		for _, depth := range []int{1, 4, 8, 32} {
+			if block*depth <= gridInFlight {
+				all = append(all, DiskSetting{block, depth})
+			}
+		}
+	}
+	return all
+}
+
+// DiskOptions says what DiskBandwidth measures. Zero values mean the defaults.
+type DiskOptions struct {
+	Settings  []DiskSetting // default [Grid]
+	PointTime time.Duration // how long each setting reads, unless it has read all extents before; default 0.3 s
+}
+
+// DiskPoint is the result for one setting.
 type DiskPoint struct {
-	Depth          int           `json:"depth"`
-	Block          int           `json:"block_bytes"`
+	DiskSetting
 	Bytes          int64         `json:"bytes"` // read
 	Elapsed        time.Duration `json:"elapsed_ns"`
 	BytesPerSecond float64       `json:"bytes_per_second"`
 }
 
-// DiskResult is the result of a sweep over all combinations.
+// DiskResult is the result of all settings.
 type DiskResult struct {
-	Points    []DiskPoint `json:"points"` // by block size, then by depth, in the order of the options
+	Points    []DiskPoint `json:"points"` // in the order of the options
 	Best      DiskPoint   `json:"best"`   // the one with the highest bandwidth
 	Queue     string      `json:"queue"`  // how it was read: io_uring, or where that is refused posix_fadvise (threads that call pread)
 	Alignment int         `json:"alignment_bytes"`
 }
 
-// DiskBandwidth reads the extents of the file at path with O_DIRECT, in the given order and repeatedly, at each combination of depth and
-// block size. Each point continues where the one before stopped: starting again would read what a cache below the file system (of the
+// Fastest returns the n settings with the highest bandwidth, or all if there are fewer, best first.
+func (r *DiskResult) Fastest(n int) []DiskSetting {
+	points := slices.SortedStableFunc(slices.Values(r.Points), func(a, b DiskPoint) int { return cmp.Compare(b.BytesPerSecond, a.BytesPerSecond) })
+	var all []DiskSetting
+	for _, p := range points[:min(n, len(points))] {
+		all = append(all, p.DiskSetting)
+	}
+	return all
+}
+
+// DiskBandwidth reads the extents of the file at path with O_DIRECT, in the given order and repeatedly, at each setting. Each point continues where the one before stopped: starting again would read what a cache below the file system (of the
 // device or a hypervisor) has just seen. Extents are widened to whole pages, as the page cache would read them, and joined if they then
 // touch the one before.
 //
@@ -73,14 +104,11 @@ func DiskBandwidth(ctx context.Context, path string, extents []Extent, opts Disk
 }
 
 func diskBandwidth(ctx context.Context, path string, extents []Extent, opts DiskOptions) (DiskResult, error) {
-	if len(opts.Depths) == 0 {
-		opts.Depths = []int{1, 2, 4, 8, 16, 32}
-	}
-	if len(opts.Blocks) == 0 {
-		opts.Blocks = []int{128 << 10, 512 << 10, 1 << 20}
+	if len(opts.Settings) == 0 {
+		opts.Settings = Grid()
 	}
 	if opts.PointTime == 0 {
-		opts.PointTime = 500 * time.Millisecond
+		opts.PointTime = 300 * time.Millisecond
 	}
 	if opts.PointTime < 0 {
 		return DiskResult{}, fmt.Errorf("a time of %v", opts.PointTime)
@@ -100,47 +128,43 @@ func diskBandwidth(ctx context.Context, path string, extents []Extent, opts Disk
 		return DiskResult{}, err
 	}
 
-	deepest, largest := 0, 0
-	for _, depth := range opts.Depths {
-		if depth < 1 || depth > maxDepth {
-			return DiskResult{}, fmt.Errorf("a depth of %d: want 1 to %d", depth, maxDepth)
+	most := 0 // bytes in flight
+	for _, set := range opts.Settings {
+		if set.Depth < 1 || set.Depth > maxDepth {
+			return DiskResult{}, fmt.Errorf("a depth of %d: want 1 to %d", set.Depth, maxDepth)
 		}
-		deepest = max(deepest, depth)
-	}
-	for _, block := range opts.Blocks {
-		if block < 1 || block > maxBlock || block%alignment != 0 {
-			return DiskResult{}, fmt.Errorf("a block of %d bytes: want a multiple of %d, up to %d", block, alignment, maxBlock)
+		if set.Block < 1 || set.Block > maxBlock || set.Block%alignment != 0 {
+			return DiskResult{}, fmt.Errorf("a block of %d bytes: want a multiple of %d, up to %d", set.Block, alignment, maxBlock)
 		}
-		largest = max(largest, block)
+		most = max(most, set.Depth*set.Block)
 	}
 	// Mapped instead of allocated on Go's heap, which would keep the memory during the run that follows.
-	memory, err := unix.Mmap(-1, 0, deepest*largest+alignment, unix.PROT_READ|unix.PROT_WRITE,
+	memory, err := unix.Mmap(-1, 0, most+alignment, unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
 	if err != nil {
-		return DiskResult{}, fmt.Errorf("map %d buffers of %d bytes: %w", deepest, largest, err)
+		return DiskResult{}, fmt.Errorf("map %d bytes of buffers: %w", most, err)
 	}
 	defer unix.Munmap(memory)
 	buffers := alignTo(memory, alignment)
 
 	result := DiskResult{Alignment: alignment}
-	for _, block := range opts.Blocks {
-		for _, depth := range opts.Depths {
-			point, queue, err := readPoint(ctx, fd, s, buffers, block, depth, opts.PointTime)
-			if err != nil {
-				return DiskResult{}, err
-			}
-			result.Points = append(result.Points, point)
-			result.Queue = queue
-			if point.BytesPerSecond > result.Best.BytesPerSecond {
-				result.Best = point
-			}
+	for _, set := range opts.Settings {
+		point, queue, err := readPoint(ctx, fd, s, buffers, set, opts.PointTime)
+		if err != nil {
+			return DiskResult{}, err
+		}
+		result.Points = append(result.Points, point)
+		result.Queue = queue
+		if point.BytesPerSecond > result.Best.BytesPerSecond {
+			result.Best = point
 		}
 	}
 	return result, nil
 }
 
 // readPoint keeps depth reads of up to block bytes in flight until the time is over or all extents have been read once.
-func readPoint(ctx context.Context, fd int, s *scan, buffers []byte, block, depth int, limit time.Duration) (DiskPoint, string, error) {
+func readPoint(ctx context.Context, fd int, s *scan, buffers []byte, set DiskSetting, limit time.Duration) (DiskPoint, string, error) {
+	block, depth := set.Block, set.Depth
 	queue, err := uring.Open(uint32(depth), uring.WithWorkers(depth))
 	if err != nil {
 		return DiskPoint{}, "", err
@@ -153,7 +177,7 @@ func readPoint(ctx context.Context, fd int, s *scan, buffers []byte, block, dept
 	}
 	want := make([]int64, depth) // expected bytes of the read into each buffer
 	done := make([]uring.Completion, 0, depth)
-	point := DiskPoint{Depth: depth, Block: block}
+	point := DiskPoint{DiskSetting: set}
 
 	start := time.Now()
 	for asked := int64(0); ; {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -95,7 +96,7 @@ func TestDiskBandwidth(t *testing.T) {
 			}
 			before := diskBytes(t)
 			got, err := DiskBandwidth(t.Context(), f.Name(), []Extent{{0, size}}, DiskOptions{
-				Depths: []int{1, 4}, Blocks: []int{128 << 10, 256 << 10}, PointTime: 50 * time.Millisecond,
+				Settings: []DiskSetting{{128 << 10, 1}, {128 << 10, 4}, {256 << 10, 1}, {256 << 10, 4}}, PointTime: 50 * time.Millisecond,
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -106,10 +107,10 @@ func TestDiskBandwidth(t *testing.T) {
 			}
 
 			var sum int64
-			var settings [][2]int
+			var settings []DiskSetting
 			best := DiskPoint{}
 			for _, p := range got.Points {
-				settings = append(settings, [2]int{p.Block, p.Depth})
+				settings = append(settings, p.DiskSetting)
 				// A fast disk gives all of it; where the point before stopped inside a block, the last one is read in part again.
 				if p.Bytes <= 0 || p.Bytes >= size+int64(p.Block) || p.Elapsed <= 0 || p.BytesPerSecond != float64(p.Bytes)/p.Elapsed.Seconds() {
 					t.Errorf("%+v", p)
@@ -119,7 +120,7 @@ func TestDiskBandwidth(t *testing.T) {
 				}
 				sum += p.Bytes
 			}
-			if want := [][2]int{{128 << 10, 1}, {128 << 10, 4}, {256 << 10, 1}, {256 << 10, 4}}; !reflect.DeepEqual(settings, want) {
+			if want := []DiskSetting{{128 << 10, 1}, {128 << 10, 4}, {256 << 10, 1}, {256 << 10, 4}}; !reflect.DeepEqual(settings, want) {
 				t.Errorf("points %v, want %v", settings, want)
 			}
 			if got.Best != best {
@@ -144,7 +145,7 @@ func TestDiskBandwidthReadsExtentsOnce(t *testing.T) {
 		{400_032, 9_600},    // up to 413696
 		{1 << 20, 1000},     // at the end of the file: no whole page
 		{32, 64}, {4095, 0}, // 0 to 4096
-	}, DiskOptions{Depths: []int{1, 3}, Blocks: []int{128 << 10}, PointTime: time.Hour})
+	}, DiskOptions{Settings: []DiskSetting{{128 << 10, 1}, {128 << 10, 3}}, PointTime: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,6 +176,35 @@ func TestScan(t *testing.T) {
 	}
 }
 
+// Small and large requests, alone and many at once, and no more buffers than a small machine has.
+func TestGrid(t *testing.T) {
+	seen := map[DiskSetting]bool{}
+	for _, s := range Grid() {
+		if s.Block*s.Depth > gridInFlight || seen[s] {
+			t.Errorf("%+v is too much, or twice", s)
+		}
+		seen[s] = true
+	}
+	for _, s := range []DiskSetting{{128 << 10, 1}, {128 << 10, 32}, {2 << 20, 32}, {8 << 20, 1}, {8 << 20, 8}} {
+		if !seen[s] {
+			t.Errorf("%+v is not in the grid", s)
+		}
+	}
+}
+
+func TestFastest(t *testing.T) {
+	var r DiskResult
+	for i, speed := range []float64{300, 100, 500, 300} {
+		r.Points = append(r.Points, DiskPoint{DiskSetting: DiskSetting{4096, i}, BytesPerSecond: speed})
+	}
+	if got, want := r.Fastest(3), []DiskSetting{{4096, 2}, {4096, 0}, {4096, 3}}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if got := r.Fastest(9); len(got) != 4 {
+		t.Errorf("of four the best nine are %v", got)
+	}
+}
+
 func TestDiskBandwidthErrors(t *testing.T) {
 	f := diskFile(t, 10_000)
 	whole := []Extent{{0, 10_000}}
@@ -190,9 +220,9 @@ func TestDiskBandwidthErrors(t *testing.T) {
 		{"beyond the end", f.Name(), []Extent{{9_000, 1_001}}, DiskOptions{}, "the file has 10000"},
 		{"wraps", f.Name(), []Extent{{9_000, 1<<63 - 1}}, DiskOptions{}, "the file has 10000"},
 		{"negative", f.Name(), []Extent{{-1, 10}}, DiskOptions{}, "the file has 10000"},
-		{"depth", f.Name(), whole, DiskOptions{Depths: []int{0}}, "depth of 0"},
-		{"depth too large", f.Name(), whole, DiskOptions{Depths: []int{1 << 40}}, "want 1 to 256"},
-		{"block", f.Name(), whole, DiskOptions{Blocks: []int{1000}}, "multiple of"},
+		{"depth", f.Name(), whole, DiskOptions{Settings: []DiskSetting{{4096, 0}}}, "depth of 0"},
+		{"depth too large", f.Name(), whole, DiskOptions{Settings: []DiskSetting{{4096, 1 << 40}}}, "want 1 to 256"},
+		{"block", f.Name(), whole, DiskOptions{Settings: []DiskSetting{{1000, 1}}}, "multiple of"},
 		{"time", f.Name(), whole, DiskOptions{PointTime: -1}, "time of -1ns"},
 		{"directory", filepath.Dir(f.Name()), whole, DiskOptions{}, "not a regular file"},
 		{"device", os.DevNull, whole, DiskOptions{}, "not a regular file"},

@@ -1,15 +1,21 @@
 // Package pressure measures a llama.cpp that has less memory than its model, with and without a helper. "lab pressure" runs it.
 //
 // A run is one target process in a new memory control group with a limit. A helper, if the variant has one, is in the same group, so that
-// its memory counts, too. Before a run, the model is dropped from the page cache, and this is verified. Variants take turns (A B B A), so
-// that a drift of the machine affects them alike. Measured once are: M, the bytes of weights that a generated token reads (traced); the
-// target's own memory, which is its memory except page cache of the model, the time to compute a token, and the text (all without a limit);
-// and the disk's bandwidth. They give the bound that no strategy can exceed:
+// its memory counts, too. Before a run, the model is dropped from the page cache, and this is verified. A series has one or more settings (how
+// much memory, how much readahead), one after the other. At each, variants take turns (A B B A), so that a drift of the machine affects them
+// alike. Measured once are: M, the bytes of weights that a generated token reads (traced); the target's own memory, which is its memory
+// except page cache of the model, the time to compute a token, and the text (all without a limit). The disk's bandwidth is measured before,
+// between and after the runs. They give the bound that no strategy can exceed:
 //
 //	tok/s <= min(1/T_compute, BW_disk/(M-R)), R = limit - own memory
 //
+// T_compute is the lesser of that with the model in single pages and that with it in large folios. BW_disk is the median of the readings, or
+// the rate at which the runs may read, if that is less. The disk's best request size and depth are looked for on a grid, once; a reading is
+// the best of the three that were the fastest there.
+//
 // Numbers per token cover generation only: the target writes a byte to descriptor 3 when the prompt has been decoded and after each token
-// (llamarun --mark 3), and the counters are read at each byte.
+// (llamarun --mark 3), and the counters are read at each byte. The first tokens are the start-up, in which a helper takes hold; what comes
+// after them is the steady state, for which there are numbers apart.
 //
 // Amounts are bytes. Everything needs root, to make control groups and to trace.
 package pressure
@@ -33,9 +39,18 @@ import (
 
 // Variant is one way to run the target under the limit.
 type Variant struct {
-	Name   string `json:"name"`
-	Helper string `json:"helper,omitempty"` // a simple shell command; {pid} is replaced by the target's process id; empty: none
-	Flags  string `json:"flags,omitempty"`  // additional arguments for the target, in the shell's syntax
+	Name string `json:"name"`
+	// Helper is a simple shell command; empty: none. In it are replaced: {pid} by the target's process id, {model} by the model's path, {limit} by the
+	// run's limit and {room} by what that leaves for the model, limit - own memory, both in bytes.
+	Helper string `json:"helper,omitempty"`
+	Flags  string `json:"flags,omitempty"` // additional arguments for the target, in the shell's syntax
+}
+
+// Setting is what all variants are run under, in turn. Either X or Limit is given.
+type Setting struct {
+	X         float64 `json:"x,omitempty"`             // limit = X * M + own memory
+	Limit     int64   `json:"limit_bytes,omitempty"`   // the limit itself
+	Readahead int     `json:"readahead_kib,omitempty"` // of the disk, set for the runs and restored; 0: as it is
 }
 
 // Config says what to measure.
@@ -47,14 +62,17 @@ type Config struct {
 	// given.
 	Trace []string
 
-	X     float64 // limit = X * M + own memory
-	Limit int64   // the limit itself, in bytes; then X is 0
+	Settings []Setting
+	Weights  int64 // M, if it is not to be traced; the disk is then measured over the whole file, and the model is assumed to be dense
+	Repeat   int   // runs of each variant at each setting
+	Skip     int   // tokens that are the start-up
+	Variants []Variant
+	Throttle int64 // bytes per second that target and helper may read from the disk together, under the limit; 0: what it gives
+	Disk     DiskOptions
 
-	Weights   int64 // M, if it is not to be traced; the disk is then measured over the whole file, and the model is assumed to be dense
-	Repeat    int   // runs of each variant
-	Variants  []Variant
-	Readahead int // of the disk, in KiB, set for the series and restored; 0: unchanged
-	Disk      DiskOptions
+	// Load is a command that loads the model into the page cache; it is called with a [Unit] and the model's path, and prints what [Load]
+	// returns as JSON. It is run in the group of the run, which is charged. nil: this process loads, and its own group is charged.
+	Load []string
 
 	// Progress, if not nil, is called with what is being done: done of total runs are complete. It is called from one goroutine at a time.
 	Progress func(done, total int, what string)
@@ -67,14 +85,25 @@ func (c *Config) check() error {
 		return errors.New("no model")
 	case len(c.Target) == 0:
 		return errors.New("no target command")
-	case (c.X > 0) == (c.Limit > 0):
-		return errors.New("give a limit in bytes or a share of the model, one of them")
-	case c.X < 0 || c.Limit < 0 || c.Weights < 0 || c.Readahead < 0 || math.IsNaN(c.X) || math.IsInf(c.X, 0):
-		return errors.New("a limit, share, size or readahead is not a positive number")
+	case len(c.Settings) == 0:
+		return errors.New("give a limit in bytes or a share of the model")
+	case c.Weights < 0 || c.Throttle < 0 || c.Skip < 0:
+		return errors.New("a size, rate or number of tokens is not a positive number")
 	case c.Repeat < 1:
 		return errors.New("a series has at least one repeat")
 	case len(c.Variants) == 0:
 		return errors.New("no variant")
+	}
+	for i, set := range c.Settings {
+		if (set.X != 0) == (set.Limit != 0) {
+			return errors.New("give a limit in bytes or a share of the model, one of them")
+		}
+		if set.X < 0 || set.Limit < 0 || set.Readahead < 0 || math.IsNaN(set.X) || math.IsInf(set.X, 0) {
+			return errors.New("a limit, share or readahead is not a positive number")
+		}
+		if slices.Contains(c.Settings[:i], set) {
+			return fmt.Errorf("two settings are the same: %s", set)
+		}
 	}
 	for i, v := range c.Variants {
 		if v.Name == "" {
@@ -85,6 +114,18 @@ func (c *Config) check() error {
 		}
 	}
 	return nil
+}
+
+// String describes the setting: "x = 0.85, readahead 128 KiB".
+func (s Setting) String() string {
+	text := fmt.Sprintf("x = %g", s.X)
+	if s.Limit > 0 {
+		text = fmt.Sprintf("limit %s MiB", number(float64(s.Limit)/mib))
+	}
+	if s.Readahead > 0 {
+		text += fmt.Sprintf(", readahead %d KiB", s.Readahead)
+	}
+	return text
 }
 
 // ErrNotRoot says that the caller is not root, as a measurement requires.
@@ -100,10 +141,19 @@ type series struct {
 	done   int
 	total  int
 	settle time.Duration // how long to wait until the kernel has updated the pressure
+
+	extents []Extent      // what the disk is measured on
+	fastest []DiskSetting // of the grid
 }
 
 // pressureSettle is a little more than the kernel's interval of two seconds.
 const pressureSettle = 2100 * time.Millisecond
+
+// unlimitedRuns are one from a cold cache, and one of each unit before and after the others.
+const unlimitedRuns = 5
+
+// fastestSettings is how many of the grid's settings are measured again: the best of a single grid may have been best by chance.
+const fastestSettings = 3
 
 // Measure runs a series. When ctx ends, all processes that it started are ended. If ctx ends or a run fails, the report of the runs so far
 // (nil if there are none) is returned with the error. In any case, its control groups are removed and the disk's readahead is restored.
@@ -124,7 +174,7 @@ func measure(ctx context.Context, cfg Config, settle time.Duration) (report *Rep
 	if cfg.Trace == nil {
 		cfg.Trace = cfg.Target
 	}
-	s := &series{cfg: cfg, settle: settle, total: 3 + cfg.Repeat*len(cfg.Variants)}
+	s := &series{cfg: cfg, settle: settle, total: unlimitedRuns + len(cfg.Settings)*cfg.Repeat*len(cfg.Variants)}
 	if s.model, err = confine.Open(cfg.Model); err != nil {
 		return nil, err
 	}
@@ -149,20 +199,18 @@ func measure(ctx context.Context, cfg Config, settle time.Duration) (report *Rep
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Readahead > 0 {
+	if slices.ContainsFunc(cfg.Settings, func(set Setting) bool { return set.Readahead > 0 }) {
 		defer func() { err = errors.Join(err, s.disk.setReadahead(before)) }()
-		if err := s.disk.setReadahead(cfg.Readahead); err != nil {
-			return nil, err
-		}
-	}
-	readahead, err := s.disk.readahead()
-	if err != nil {
-		return nil, err
 	}
 	s.report = &Report{
-		Started: time.Now(), Host: host.Read(), Target: cfg.Target, X: cfg.X, Limit: cfg.Limit, Variants: cfg.Variants,
-		Disk:  DiskInfo{Name: s.disk.name, ReadaheadKiB: readahead, ReadaheadKiBBefore: before},
+		Started: time.Now(), Host: host.Read(), Target: cfg.Target, Variants: cfg.Variants, Skip: cfg.Skip, Throttle: cfg.Throttle,
+		Disk:  DiskInfo{Name: s.disk.name, ReadaheadKiBBefore: before},
 		Model: ModelInfo{Path: cfg.Model, Bytes: s.model.Size, TokenBytes: cfg.Weights},
+	}
+	if cfg.Throttle > 0 {
+		if err := s.tryThrottle(); err != nil {
+			return nil, err
+		}
 	}
 	err = s.all(ctx)
 	if err != nil {
@@ -183,68 +231,146 @@ func (s *series) progress(what string) {
 
 func (s *series) all(ctx context.Context) error {
 	r := s.report
-	extents := []Extent{{0, s.model.Size}}
+	s.extents = []Extent{{0, s.model.Size}}
 	if s.cfg.Weights == 0 {
 		s.progress("tracing what a token reads")
 		w, err := confine.TraceWeights(ctx, s.cfg.Trace, s.cfg.Log)
 		if err != nil {
 			return fmt.Errorf("measure the weights that a token reads: %w", err)
 		}
-		extents, r.Model.TokenBytes, r.Model.Routed = nil, w.TokenBytes, w.Routed
+		s.extents, r.Model.TokenBytes, r.Model.Routed = nil, w.TokenBytes, w.Routed
 		for _, e := range w.Extents {
-			extents = append(extents, Extent(e))
+			s.extents = append(s.extents, Extent(e))
 		}
 	}
 
-	var err error
-	s.progress("measuring the disk")
-	if r.DiskBefore, err = DiskBandwidth(ctx, s.cfg.Model, extents, s.cfg.Disk); err != nil {
-		return err
-	}
-
 	// The first run without a limit starts cold: all of the model that it needs is then charged to its group, so the rest of the group's
-	// usage is the target's own memory. The second run finds everything in memory: it measures the computing time.
-	own, err := s.unlimited(ctx, "own memory", false)
+	// usage is the target's own memory. The others find everything in memory: they measure the computing time.
+	own, err := s.unlimited(ctx, "own memory", "")
 	if err != nil {
 		return err
 	}
 	r.Own, r.Text = own.Own, own.Text
-	if _, err := s.unlimited(ctx, "in memory", true); err != nil {
+	if err := s.place(); err != nil {
 		return err
 	}
-	if r.Limit == 0 {
-		r.Limit = int64(s.cfg.X*float64(r.Model.TokenBytes)) + r.Own
-	}
-	r.Limit &^= int64(os.Getpagesize() - 1) // as the kernel does
-	if r.Limit <= r.Own {
-		return fmt.Errorf("the limit of %d MiB leaves nothing for the model: the target's own memory is %d MiB", r.Limit>>20, r.Own>>20)
+	if err := s.inMemory(ctx, ""); err != nil {
+		return err
 	}
 
-	for i, v := range order(len(s.cfg.Variants), s.cfg.Repeat) {
-		variant := s.cfg.Variants[v]
-		run, err := s.run(ctx, runSpec{variant: variant, round: i / len(s.cfg.Variants), limit: r.Limit})
-		if err != nil {
+	s.progress("looking for the disk's best request size")
+	if r.Grid, err = DiskBandwidth(ctx, s.cfg.Model, s.extents, s.cfg.Disk); err != nil {
+		return err
+	}
+	s.fastest = r.Grid.Fastest(fastestSettings)
+	if err := s.readDisk(ctx); err != nil {
+		return err
+	}
+	for i, set := range s.cfg.Settings {
+		if set.Readahead > 0 {
+			if err := s.disk.setReadahead(set.Readahead); err != nil {
+				return err
+			}
+		}
+		if r.Results[i].ReadaheadKiB, err = s.disk.readahead(); err != nil {
 			return err
 		}
-		run.TextSame = run.Outcome == Finished && run.Text == own.Text && slices.Equal(run.Tokens, own.Tokens)
-		r.Runs = append(r.Runs, *run)
-		s.done++
+		if err := s.at(ctx, i); err != nil {
+			return err
+		}
 	}
-
-	if _, err := s.unlimited(ctx, "in memory, afterwards", true); err != nil {
-		return err
-	}
-	s.progress("measuring the disk again")
-	if r.DiskAfter, err = DiskBandwidth(ctx, s.cfg.Model, extents, s.cfg.Disk); err != nil {
+	if err := s.inMemory(ctx, ", afterwards"); err != nil {
 		return err
 	}
 	s.progress("")
 	return nil
 }
 
+// at runs all variants at a setting, and measures the disk in the middle and at the end.
+func (s *series) at(ctx context.Context, setting int) error {
+	r := s.report
+	turns := order(len(s.cfg.Variants), s.cfg.Repeat)
+	for i, v := range turns {
+		run, err := s.run(ctx, runSpec{
+			variant: s.cfg.Variants[v], setting: setting, round: i / len(s.cfg.Variants), limit: r.Results[setting].Limit, throttle: s.cfg.Throttle,
+		})
+		if err != nil {
+			return err
+		}
+		first := &r.Unlimited[0]
+		run.TextSame = run.Outcome == Finished && run.Text == first.Text && slices.Equal(run.Tokens, first.Tokens)
+		r.Runs = append(r.Runs, *run)
+		s.done++
+		if i+1 == len(turns)/2 || i+1 == len(turns) {
+			if err := s.readDisk(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// readDisk takes a reading of the disk.
+func (s *series) readDisk(ctx context.Context) error {
+	s.progress("measuring the disk")
+	options := s.cfg.Disk
+	options.Settings = s.fastest
+	result, err := DiskBandwidth(ctx, s.cfg.Model, s.extents, options)
+	if err != nil {
+		return err
+	}
+	s.report.Readings = append(s.report.Readings, DiskReading{len(s.report.Runs), result})
+	return nil
+}
+
+// place computes the limits. None may be so small that it is for nothing that the others are measured.
+func (s *series) place() error {
+	r := s.report
+	for _, set := range s.cfg.Settings {
+		result := Result{Setting: set, Limit: set.Limit}
+		if set.Limit == 0 {
+			result.Limit = int64(set.X*float64(r.Model.TokenBytes)) + r.Own
+		}
+		result.Limit &^= int64(os.Getpagesize() - 1) // as the kernel does
+		if result.Limit <= r.Own {
+			return fmt.Errorf("the limit of %d MiB leaves nothing for the model: the target's own memory is %d MiB", result.Limit>>20, r.Own>>20)
+		}
+		r.Results = append(r.Results, result)
+	}
+	return nil
+}
+
+// tryThrottle fails if groups cannot be throttled here, before anything is measured.
+func (s *series) tryThrottle() (err error) {
+	group, err := cgroup.Create(s.root, fmt.Sprintf("tensorcast-pressure-%d-throttle", os.Getpid()))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, group.Remove()) }()
+	return group.SetReadRate(s.disk.major, s.disk.minor, s.cfg.Throttle)
+}
+
+// inMemory measures how long a token takes with the model in memory, in pages and, where there are any, in folios.
+func (s *series) inMemory(ctx context.Context, when string) error {
+	if _, err := s.unlimited(ctx, "in pages"+when, Pages); err != nil {
+		return err
+	}
+	if s.report.NoFolios != "" {
+		s.total--
+		return nil
+	}
+	_, err := s.unlimited(ctx, "in folios"+when, Folios)
+	if none := (*noFoliosError)(nil); errors.As(err, &none) {
+		s.report.NoFolios = none.why
+		s.total--
+		return nil
+	}
+	return err
+}
+
 // unlimited runs the plain target without a limit, with all of the model in memory or none of it.
-func (s *series) unlimited(ctx context.Context, name string, warm bool) (*Run, error) {
-	run, err := s.run(ctx, runSpec{variant: Variant{Name: name}, warm: warm, own: !warm})
+func (s *series) unlimited(ctx context.Context, name string, in Unit) (*Run, error) {
+	run, err := s.run(ctx, runSpec{variant: Variant{Name: name}, in: in, own: in == ""})
 	if err != nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -27,7 +28,23 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// loadArg makes the test's program what Config.Load names.
+const loadArg = "load-for-the-test"
+
+func TestMain(m *testing.M) {
+	if len(os.Args) == 4 && os.Args[1] == loadArg {
+		l, err := Load(context.Background(), os.Args[3], Unit(os.Args[2]))
+		if err == nil {
+			err = json.NewEncoder(os.Stdout).Encode(l)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // script reads the model once per token, and does what its second argument says. It leaves time to read counters at a mark: what cat
 // reads is the script's when cat ends, and the group's at once.
@@ -114,20 +131,21 @@ func scripted(t *testing.T) Config {
 		t.Fatal(err)
 	}
 	return Config{
-		Model: f.Name(), Target: []string{"/bin/sh", path, f.Name()}, Weights: scriptModel, X: 0.5, Repeat: 1, Variants: []Variant{{Name: "plain"}},
-		Disk: DiskOptions{Depths: []int{4}, Blocks: []int{1 << 20}, PointTime: 50 * time.Millisecond},
+		Model: f.Name(), Target: []string{"/bin/sh", path, f.Name()}, Weights: scriptModel, Settings: []Setting{{X: 0.5}}, Repeat: 1, Skip: 1, Variants: []Variant{{Name: "plain"}},
+		Disk: DiskOptions{Settings: []DiskSetting{{1 << 20, 4}}, PointTime: 50 * time.Millisecond},
 	}
 }
 
 func TestSeries(t *testing.T) {
 	cfg := scripted(t)
 	cfg.Repeat = 2
+	cfg.Load = []string{os.Args[0], loadArg}
 	cfg.Variants = []Variant{
 		{Name: "plain"},
 		{Name: "other", Flags: "other"},
 		{Name: "eats", Flags: "eat"},
 		{Name: "dies", Helper: "sh -c 'echo helper is gone; exit 7'"},
-		{Name: "helped", Helper: `sh -c 'echo target {pid}; cat /proc/{pid}/cgroup /proc/self/cgroup; tr "\0" " " < /proc/{pid}/cmdline; echo; exec sleep 1000'`},
+		{Name: "helped", Helper: `sh -c 'echo target {pid} {limit} {room} {model}; cat /proc/{pid}/cgroup /proc/self/cgroup; tr "\0" " " < /proc/{pid}/cmdline; echo; exec sleep 1000'`},
 		{Name: "again"},
 	}
 	r, err := measure(t.Context(), cfg, 0)
@@ -150,8 +168,16 @@ func TestSeries(t *testing.T) {
 	if r.Own <= 0 || r.Own > 16<<20 {
 		t.Errorf("the script takes %d bytes beside the file", r.Own)
 	}
-	if want := (scriptModel/2 + r.Own) &^ int64(os.Getpagesize()-1); r.Limit != want {
-		t.Errorf("limit %d, want %d", r.Limit, want)
+	at := &r.Results[0]
+	if want := (scriptModel/2 + r.Own) &^ int64(os.Getpagesize()-1); at.Limit != want || math.Abs(at.X-0.5) > 0.001 {
+		t.Errorf("limit %d, want %d; x = %v", at.Limit, want, at.X)
+	}
+	var after []int // runs before each reading of the disk
+	for _, reading := range r.Readings {
+		after = append(after, reading.AfterRuns)
+	}
+	if !slices.Equal(after, []int{0, 6, 12}) {
+		t.Errorf("the disk was measured after %v runs", after)
 	}
 	for _, run := range r.Runs {
 		if run.Cached != 0 {
@@ -170,8 +196,8 @@ func TestSeries(t *testing.T) {
 		if run.TextSame != (run.Variant != "other") {
 			t.Errorf("%s: text %q, same %v", run.Variant, run.Text, run.TextSame)
 		}
-		if run.Peak <= 0 || run.Peak > r.Limit {
-			t.Errorf("%s: used %d of %d", run.Variant, run.Peak, r.Limit)
+		if run.Peak <= 0 || run.Peak > at.Limit {
+			t.Errorf("%s: used %d of %d", run.Variant, run.Peak, at.Limit)
 		}
 		// A cyclic scan of what does not fit reads nearly all of it, every time; more if readahead brings what is evicted before its
 		// use. Cat reads it, nobody else: the kernel adds it to its parent's account.
@@ -191,6 +217,9 @@ func TestSeries(t *testing.T) {
 		if run.DiskBytesPerToken < run.BytesPerToken {
 			t.Errorf("%s: the disk gave %.0f, the group took %.0f", run.Variant, run.DiskBytesPerToken, run.BytesPerToken)
 		}
+		if s := run.Steady; s == nil || math.Abs(s.TokS-60) > 1e-9 || s.BytesPerToken != float64(sum-run.TokenBytes[0])/3 || math.Abs(s.StartShare-1.0/6) > 1e-9 {
+			t.Errorf("%s: steady state %+v", run.Variant, s)
+		}
 		if run.TokS != 66.7 || run.P5 != 50 || run.PromptMs != 5 || run.LoadMs != 7 {
 			t.Errorf("%s: %+v", run.Variant, run)
 		}
@@ -202,6 +231,9 @@ func TestSeries(t *testing.T) {
 		case "helped":
 			if h == nil || h.Early || h.Status != "signal: terminated" {
 				t.Fatalf("helped: helper %+v", h)
+			}
+			if want := fmt.Sprintf("target %s %d %d %s", strings.Fields(lines0(h.Output))[1], at.Limit, at.Limit-r.Own, cfg.Model); lines0(h.Output) != want {
+				t.Errorf("helped: %q, want %q", lines0(h.Output), want)
 			}
 			// Its control groups and the target's are the same ones, made for this run; the target is no longer the shell that joins.
 			lines := strings.Split(h.Output, "\n")
@@ -223,13 +255,14 @@ func TestSeries(t *testing.T) {
 			t.Errorf("%+v", u)
 		}
 	}
-	if cold, warm := r.Unlimited[0], r.Unlimited[1]; cold.Cached != 0 || warm.Cached != scriptModel || warm.BytesPerToken != 0 || cold.Own != r.Own {
+	if cold, warm := r.Unlimited[0], r.Unlimited[1]; cold.Cached != 0 || warm.Cached != scriptModel || warm.BytesPerToken != 0 || cold.Own != r.Own || cold.Loaded != nil {
 		t.Errorf("cold %+v\nwarm %+v", cold, warm)
 	}
-	if len(r.Noise) != 1 || r.Noise[0].A != "plain" || r.Noise[0].B != "again" {
-		t.Errorf("noise %+v", r.Noise)
+	checkUnits(t, r)
+	if len(at.Noise) != 1 || at.Noise[0].A != "plain" || at.Noise[0].B != "again" {
+		t.Errorf("noise %+v", at.Noise)
 	}
-	if s := r.Summaries[2]; s.Killed != 2 || s.Finished != 0 || s.Runs != 2 {
+	if s := at.Summaries[2]; s.Killed != 2 || s.Finished != 0 || s.Runs != 2 {
 		t.Errorf("eats: %+v", s)
 	}
 
@@ -250,8 +283,39 @@ func TestSeries(t *testing.T) {
 	}
 }
 
-// The readahead is another one while runs go on, and as it was when they are over.
-func TestReadahead(t *testing.T) {
+func lines0(text string) string {
+	line, _, _ := strings.Cut(text, "\n")
+	return line
+}
+
+// checkUnits checks that the runs in memory were in what they are named after, and that the faster one counts.
+func checkUnits(t *testing.T, r *Report) {
+	t.Helper()
+	var units []Unit
+	for _, u := range r.Unlimited {
+		units = append(units, u.In)
+		switch l := u.Loaded; {
+		case u.In == "":
+		case l == nil || l.Resident < scriptModel*9/10: // DAMON may have taken a few
+			t.Errorf("in %s: %+v", u.In, l)
+		case l.Unknown != "":
+			t.Logf("not known what it is made of: %s", l.Unknown)
+		case u.In == Pages && l.Large > 0, u.In == Folios && l.Large < scriptModel/2, l.Huge > l.Large:
+			t.Errorf("in %s: %+v", u.In, l)
+		}
+	}
+	want := []Unit{"", Pages, Folios, Pages, Folios}
+	if r.NoFolios != "" {
+		t.Logf("no folios: %s", r.NoFolios)
+		want = []Unit{"", Pages, Pages}
+	}
+	if !slices.Equal(units, want) {
+		t.Errorf("runs in %q, want %q (%s)", units, want, r.NoFolios)
+	}
+}
+
+// At each setting the readahead is the one that it names, and in the end it is as it was.
+func TestSettings(t *testing.T) {
 	cfg := scripted(t)
 	d, err := diskOf(cfg.Model)
 	if err != nil {
@@ -261,24 +325,82 @@ func TestReadahead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg.Readahead = before + 4
-	during := 0
+	cfg.Settings = []Setting{{X: 0.7, Readahead: before + 4}, {X: 0.5, Readahead: before + 8}}
+	cfg.Variants = append(cfg.Variants, Variant{Name: "again"})
+	var during []int
 	cfg.Progress = func(_, _ int, what string) {
-		if strings.HasPrefix(what, "plain: token") {
-			during, err = d.readahead()
+		if strings.HasSuffix(what, "again: token 4") {
+			kib, err := d.readahead()
+			if err != nil {
+				t.Error(err)
+			}
+			during = append(during, kib)
 		}
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	r, measureErr := measure(ctx, cfg, 0)
-	if measureErr != nil || err != nil {
-		t.Fatal(measureErr, err)
+	r, err := measure(t.Context(), cfg, 0)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if during != before+4 || r.Disk.ReadaheadKiB != before+4 || r.Disk.ReadaheadKiBBefore != before {
-		t.Errorf("%d KiB during the series, report %+v; was %d", during, r.Disk, before)
+	if want := []int{before + 4, before + 8}; !slices.Equal(during, want) || r.Results[0].ReadaheadKiB != want[0] || r.Results[1].ReadaheadKiB != want[1] || r.Disk.ReadaheadKiBBefore != before {
+		t.Errorf("%v KiB during the series, want %v; report %+v, %+v", during, want, r.Disk, r.Results)
 	}
 	if after, err := d.readahead(); after != before || err != nil {
 		t.Errorf("readahead %d KiB afterwards, was %d (%v)", after, before, err)
+	}
+	var runs []string
+	for _, run := range r.Runs {
+		runs = append(runs, fmt.Sprint(run.Variant, " ", run.Setting))
+		if run.Limit != r.Results[run.Setting].Limit {
+			t.Errorf("%s at setting %d: limit %d, want %d", run.Variant, run.Setting, run.Limit, r.Results[run.Setting].Limit)
+		}
+	}
+	if want := []string{"plain 0", "again 0", "plain 1", "again 1"}; !slices.Equal(runs, want) {
+		t.Errorf("runs %q, want %q", runs, want)
+	}
+	if r.Results[0].Limit <= r.Results[1].Limit || r.Results[0].Bound <= 0 || len(r.Results[1].Summaries) != 2 || r.Results[1].Summaries[1].Finished != 1 {
+		t.Errorf("results %+v", r.Results)
+	}
+	if len(r.Readings) != 5 { // before, in the middle and at the end of each
+		t.Errorf("%d readings of the disk", len(r.Readings))
+	}
+	var text strings.Builder
+	if err := r.WriteText(&text); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{fmt.Sprintf("x = 0.70, readahead %d KiB: limit", before+4), fmt.Sprintf("x = 0.50, readahead %d KiB: limit", before+8), "All settings: tok/s in the steady state (after token 1)"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("the report does not say %q:\n%s", want, text.String())
+		}
+	}
+}
+
+// What the target reads through the page cache takes as long as the throttle demands.
+func TestThrottle(t *testing.T) {
+	cfg := scripted(t)
+	cfg.Throttle = 100e6
+	var begin, end time.Time
+	cfg.Progress = func(_, _ int, what string) {
+		switch what {
+		case "plain: token 0":
+			begin = time.Now()
+		case "plain: token 4":
+			end = time.Now()
+		}
+	}
+	r, err := measure(t.Context(), cfg, 0)
+	if errors.Is(err, cgroup.ErrNoDiskControl) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The kernel lets pass at once what a slice of time allows.
+	read := 4 * r.Runs[0].BytesPerToken
+	if took, least := end.Sub(begin).Seconds(), 0.8*read/100e6; took < least {
+		t.Errorf("%.0f bytes were read in %.2f s, which takes %.2f or more at 100 MB/s", read, took, least)
+	}
+	if r.BW > 100e6 || r.DiskBW < r.BW {
+		t.Errorf("bandwidth %v, the disk's %v", r.BW, r.DiskBW)
 	}
 }
 
@@ -318,9 +440,10 @@ func TestMeasureRefuses(t *testing.T) {
 		"no model":       {func(c *Config) { c.Model += "-not" }, "no such file"},
 		"directory":      {func(c *Config) { c.Model = filepath.Dir(c.Model) }, "not a regular file"},
 		"no target":      {func(c *Config) { c.Target = []string{"/no/such/program"} }, "/no/such/program"},
-		"no limit":       {func(c *Config) { c.X = 0 }, "limit"},
-		"two limits":     {func(c *Config) { c.Limit = 1 << 30 }, "limit"},
-		"small limit":    {func(c *Config) { c.X, c.Limit = 0, 64<<10 }, "leaves nothing for the model"},
+		"no limit":       {func(c *Config) { c.Settings = nil }, "limit"},
+		"two limits":     {func(c *Config) { c.Settings = []Setting{{X: 0.5, Limit: 1 << 30}} }, "limit"},
+		"equal settings": {func(c *Config) { c.Settings = []Setting{{X: 0.5}, {X: 0.5}} }, "x = 0.5"},
+		"small limit":    {func(c *Config) { c.Settings = append(c.Settings, Setting{Limit: 64 << 10}) }, "leaves nothing for the model"},
 		"no repeat":      {func(c *Config) { c.Repeat = 0 }, "repeat"},
 		"no variant":     {func(c *Config) { c.Variants = nil }, "variant"},
 		"equal variants": {func(c *Config) { c.Variants = []Variant{{Name: "a"}, {Name: "a"}} }, "named a"},
@@ -351,13 +474,19 @@ func TestCancel(t *testing.T) {
 		done <- err
 	}()
 	for n := 0; n < 2; { // target and helper run
-		left, err := filepath.Glob(filepath.Join(root.Dir(), fmt.Sprintf("tensorcast-pressure-%d-2", os.Getpid()), "cgroup.procs"))
+		left, err := filepath.Glob(filepath.Join(root.Dir(), fmt.Sprintf("tensorcast-pressure-%d-*", os.Getpid()), "cgroup.procs"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, file := range left {
 			text, _ := os.ReadFile(file)
-			n = len(strings.Fields(string(text)))
+			n = 0
+			for _, pid := range strings.Fields(string(text)) {
+				line, _ := os.ReadFile("/proc/" + pid + "/cmdline")
+				if strings.HasPrefix(string(line), "sleep\x001000") {
+					n++
+				}
+			}
 		}
 		select {
 		case err := <-done:
@@ -375,10 +504,17 @@ func TestCancel(t *testing.T) {
 func TestInterrupted(t *testing.T) {
 	cfg := scripted(t)
 	cfg.Repeat = 3
-	for after, want := range map[int]int{2: 0, 4: 2} { // two runs are without a limit
+	first := 0 // how many runs without a limit come before the others
+	for _, want := range []int{0, 2} {
 		ctx, cancel := context.WithCancel(t.Context())
 		cfg.Progress = func(done, _ int, what string) {
-			if done == after && strings.HasPrefix(what, "plain: token") {
+			if !strings.HasPrefix(what, "plain: token") {
+				return
+			}
+			if first == 0 {
+				first = done
+			}
+			if done == first+want {
 				cancel()
 			}
 		}
@@ -398,7 +534,7 @@ func TestInterrupted(t *testing.T) {
 		if err != nil || !strings.Contains(string(data), `"interrupted":true`) {
 			t.Errorf("%v: %s", err, data)
 		}
-		if len(r.Runs) != want || r.Summaries[0].Finished != want || r.Compute <= 0 || !strings.Contains(text.String(), "INTERRUPTED after 2 runs") || !strings.Contains(markdown.String(), "* INTERRUPTED after 2 runs") {
+		if len(r.Runs) != want || r.Results[0].Summaries[0].Finished != want || r.Compute <= 0 || !strings.Contains(text.String(), "INTERRUPTED after 2 runs") || !strings.Contains(markdown.String(), "* INTERRUPTED after 2 runs") {
 			t.Errorf("%s\n%+v", &text, r)
 		}
 	}
@@ -442,8 +578,8 @@ func TestLlama(t *testing.T) {
 
 	o.Ops, o.Mark = "", markFD
 	cfg := Config{
-		Model: o.Model, Target: in.Command(t.Context(), o).Args, X: 0.7, Repeat: 1, Variants: []Variant{{Name: "plain"}, {Name: "mlock", Flags: "--load-mode=none"}},
-		Disk: DiskOptions{Depths: []int{4}, Blocks: []int{1 << 20}, PointTime: 50 * time.Millisecond},
+		Model: o.Model, Target: in.Command(t.Context(), o).Args, Settings: []Setting{{X: 0.7}}, Repeat: 1, Variants: []Variant{{Name: "plain"}, {Name: "copied", Flags: "--load-mode=none"}},
+		Disk: DiskOptions{Settings: []DiskSetting{{1 << 20, 4}}, PointTime: 50 * time.Millisecond},
 	}
 	r, err := measure(t.Context(), cfg, 0)
 	if err != nil {
@@ -459,7 +595,7 @@ func TestLlama(t *testing.T) {
 	if unmapped.Outcome != Killed { // all weights in anonymous memory: more than the limit
 		t.Errorf("without mmap: %s %s", unmapped.Outcome, unmapped.Error)
 	}
-	if r.Bound <= 0 || r.Bound > 1/r.Compute || r.Summaries[0].OfBound <= 0 {
-		t.Errorf("bound %v of 1/%v, reached %v", r.Bound, r.Compute, r.Summaries[0].OfBound)
+	if at := r.Results[0]; at.Bound <= 0 || at.Bound > 1/r.Compute || at.Summaries[0].OfBound <= 0 {
+		t.Errorf("bound %v of 1/%v, reached %v", at.Bound, r.Compute, at.Summaries[0].OfBound)
 	}
 }

@@ -1,12 +1,16 @@
 package pressure
 
-// This file summarises the runs: medians and spreads by variant, the bound, the noise. It formats the table.
+// This file summarises the runs: medians and spreads by setting and variant, the bound, the noise. It formats the tables.
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"tensorcast/internal/host"
@@ -28,30 +32,85 @@ type Report struct {
 	// Interrupted says that some runs, and the measurements after them, are missing.
 	Interrupted bool `json:"interrupted,omitempty"`
 
-	X       float64 `json:"x,omitempty"` // as requested; 0 if the limit was given
-	Limit   int64   `json:"limit_bytes"`
-	Own     int64   `json:"own_bytes"`     // the largest amount of the target's memory, without page cache of the model
-	Compute float64 `json:"t_compute_s"`   // seconds per token with everything in memory; the lesser of before and after
-	BW      float64 `json:"bw_disk_bytes"` // bytes per second; the better of two sweeps
+	Skip     int   `json:"skip"`                                // tokens at the beginning of a run that are its start-up
+	Throttle int64 `json:"throttle_bytes_per_second,omitempty"` // which target and helper may read together; 0: no limit
+	Own      int64 `json:"own_bytes"`                           // the largest amount of the target's memory, without page cache of the model
+
+	// Seconds per token with everything in memory, with the model in single pages and in large folios: the lesser of before and after the
+	// runs, in the steady state if the runs have one; 0 if not measured.
+	ComputePages  float64 `json:"t_compute_pages_s"`
+	ComputeFolios float64 `json:"t_compute_folios_s"`
+	NoFolios      string  `json:"no_folios,omitempty"` // why it was not measured in folios
+	Compute       float64 `json:"t_compute_s"`         // the lesser of the two
+
+	Grid     DiskResult    `json:"disk_grid"`
+	Readings []DiskReading `json:"disk_readings"`         // in chronological order
+	DiskBW   float64       `json:"disk_bytes_per_second"` // the median of the readings
+	BW       float64       `json:"bw_bytes_per_second"`   // that which the bound is computed from: the disk's, or the throttle's if that is less
+
+	Text      string    `json:"text"`      // text of the first run without a limit
+	Unlimited []Run     `json:"unlimited"` // the cold run, and those with everything in memory before and after the series
+	Runs      []Run     `json:"runs"`      // in chronological order
+	Variants  []Variant `json:"variants"`
+	Results   []Result  `json:"results"` // by setting
+}
+
+// ErrNotReport says that data are no report of a series.
+var ErrNotReport = errors.New("not a saved series")
+
+// ReadReport parses a report that was saved as JSON, and computes again what follows from its runs and readings, with another number of tokens
+// as the start-up if skip is not negative. The error wraps [ErrNotReport].
+func ReadReport(data []byte, skip int) (*Report, error) {
+	r := new(Report)
+	if err := json.Unmarshal(data, r); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNotReport, err)
+	}
+	switch {
+	case len(r.Variants) == 0 || len(r.Results) == 0:
+		return nil, fmt.Errorf("%w: it has no variants or no results (an older version saved less)", ErrNotReport)
+	case r.Model.TokenBytes <= 0 || r.Own < 0:
+		return nil, fmt.Errorf("%w: a token reads %d bytes, and %d are the target's own", ErrNotReport, r.Model.TokenBytes, r.Own)
+	}
+	for _, run := range r.Runs {
+		if run.Setting < 0 || run.Setting >= len(r.Results) {
+			return nil, fmt.Errorf("%w: a run at setting %d of %d", ErrNotReport, run.Setting, len(r.Results))
+		}
+	}
+	for _, run := range r.Unlimited {
+		if run.Limit != 0 {
+			return nil, fmt.Errorf("%w: a run without a limit has one of %d bytes", ErrNotReport, run.Limit)
+		}
+	}
+	if skip >= 0 {
+		r.Skip = skip
+	}
+	r.summarise()
+	return r, nil
+}
+
+// Result is what came out at one setting.
+type Result struct {
+	Setting      Setting `json:"setting"`
+	Limit        int64   `json:"limit_bytes"`
+	ReadaheadKiB int     `json:"readahead_kib"` // of the disk during the runs
+	X            float64 `json:"x"`             // share of the weights that fits beside the target's own memory
 	// Bound is the largest number of tokens per second that any strategy can reach. It is 0 if unknown: with experts, the least number of
 	// bytes depends on the router's choices.
-	Bound float64 `json:"bound_tok_s"`
+	Bound     float64   `json:"bound_tok_s"`
+	Summaries []Summary `json:"summaries"` // by variant
+	Noise     []Noise   `json:"noise"`
+}
 
-	Text       string     `json:"text"`      // text of the first run without a limit
-	Unlimited  []Run      `json:"unlimited"` // the cold run, and those with everything in memory before and after the series
-	Runs       []Run      `json:"runs"`      // in chronological order
-	Variants   []Variant  `json:"variants"`
-	Summaries  []Summary  `json:"summaries"` // by variant
-	Noise      []Noise    `json:"noise"`
-	DiskBefore DiskResult `json:"disk_before"`
-	DiskAfter  DiskResult `json:"disk_after"`
+// DiskReading is one measurement of the disk, by the settings that were the fastest of the grid. Its value is that of the best.
+type DiskReading struct {
+	AfterRuns int        `json:"after_runs"` // how many runs under a limit were before it
+	Result    DiskResult `json:"result"`
 }
 
 // DiskInfo describes the disk that the model is on.
 type DiskInfo struct {
 	Name               string `json:"name"`
-	ReadaheadKiB       int    `json:"readahead_kib"` // during the series
-	ReadaheadKiBBefore int    `json:"readahead_kib_before"`
+	ReadaheadKiBBefore int    `json:"readahead_kib_before"` // before the series
 }
 
 // ModelInfo describes the model.
@@ -81,6 +140,13 @@ type Summary struct {
 	Full    stats.Spread `json:"pressure_full_s"`
 	Speedup stats.Spread `json:"speedup"`  // compared with the first variant in the same round
 	OfBound float64      `json:"of_bound"` // median tok/s divided by the bound; 0 if that is unknown
+
+	// The same of the steady state; without values if no run has one.
+	Steady        stats.Spread `json:"steady_tok_s"`
+	SteadyBytes   stats.Spread `json:"steady_bytes_per_token"`
+	SteadyFaults  stats.Spread `json:"steady_major_faults_per_token"`
+	SteadyOfBound float64      `json:"steady_of_bound"`
+	StartShare    stats.Spread `json:"startup_share"` // of the time of all tokens
 }
 
 // Noise compares two variants that are identical except for their names: the difference is the instrument's noise.
@@ -94,21 +160,63 @@ type Noise struct {
 // Within reports whether the difference is less than the spread.
 func (n Noise) Within() bool { return n.Difference <= n.Spread }
 
+// summarise computes all that follows from the runs and readings. It may be called again.
 func (r *Report) summarise() {
-	for i, u := range r.Unlimited {
-		if i > 0 && u.TokS > 0 && (r.Compute == 0 || 1/u.TokS < r.Compute) {
-			r.Compute = 1 / u.TokS
+	for _, runs := range [][]Run{r.Unlimited, r.Runs} {
+		for i := range runs {
+			runs[i].Steady = runs[i].steadyAfter(r.Skip)
 		}
 	}
-	r.BW = max(r.DiskBefore.Best.BytesPerSecond, r.DiskAfter.Best.BytesPerSecond)
-	r.Bound = bound(r)
+	r.ComputePages, r.ComputeFolios = r.compute(Pages), r.compute(Folios)
+	if r.Compute = r.ComputePages; r.ComputeFolios > 0 && (r.Compute == 0 || r.ComputeFolios < r.Compute) {
+		r.Compute = r.ComputeFolios
+	}
+	var readings []float64
+	for i := range r.Readings {
+		readings = append(readings, r.Readings[i].Result.Best.BytesPerSecond)
+	}
+	r.DiskBW = stats.Median(readings)
+	if r.BW = r.DiskBW; r.Throttle > 0 {
+		r.BW = min(r.BW, float64(r.Throttle))
+	}
+	for i := range r.Results {
+		r.summariseAt(i)
+	}
+}
 
+// compute is the least time per token of the runs in memory in that unit, in seconds; 0 if there are none.
+func (r *Report) compute(in Unit) float64 {
+	var least float64
+	for i := range r.Unlimited {
+		u := &r.Unlimited[i]
+		speed := u.TokS
+		if u.Steady != nil {
+			speed = u.Steady.TokS
+		}
+		if u.In == in && speed > 0 && (least == 0 || 1/speed < least) {
+			least = 1 / speed
+		}
+	}
+	return least
+}
+
+// summariseAt computes the result of a setting.
+func (r *Report) summariseAt(setting int) {
+	at := &r.Results[setting]
+	at.X = float64(at.Limit-r.Own) / float64(r.Model.TokenBytes)
+	at.Bound = r.bound(at.X)
+	at.Summaries, at.Noise = nil, nil
 	base := map[int]float64{} // tok/s of the first variant by round
+	for _, run := range r.Runs {
+		if run.Setting == setting && run.Variant == r.Variants[0].Name && run.Outcome == Finished {
+			base[run.Round] = run.TokS
+		}
+	}
 	for _, v := range r.Variants {
 		s := Summary{Variant: v.Name}
-		var tokS, p5, bytes, onDisk, faults, some, full, speedup []float64
+		var tokS, p5, bytes, onDisk, faults, some, full, speedup, steady, steadyBytes, steadyFaults, start []float64
 		for _, run := range r.Runs {
-			if run.Variant != v.Name {
+			if run.Setting != setting || run.Variant != v.Name {
 				continue
 			}
 			s.Runs++
@@ -130,69 +238,84 @@ func (r *Report) summarise() {
 			bytes, onDisk = append(bytes, run.BytesPerToken), append(onDisk, run.DiskBytesPerToken)
 			faults = append(faults, run.FaultsPerToken)
 			some, full = append(some, run.Some.Seconds()), append(full, run.Full.Seconds())
-			if v.Name == r.Variants[0].Name {
-				base[run.Round] = run.TokS
-			}
 			if b := base[run.Round]; b > 0 {
 				speedup = append(speedup, run.TokS/b)
+			}
+			if run.Steady != nil {
+				steady, start = append(steady, run.Steady.TokS), append(start, run.Steady.StartShare)
+				steadyBytes, steadyFaults = append(steadyBytes, run.Steady.BytesPerToken), append(steadyFaults, run.Steady.FaultsPerToken)
 			}
 		}
 		s.TokS, s.P5, s.Bytes, s.OnDisk, s.Faults = stats.Describe(tokS), stats.Describe(p5), stats.Describe(bytes), stats.Describe(onDisk), stats.Describe(faults)
 		s.Some, s.Full, s.Speedup = stats.Describe(some), stats.Describe(full), stats.Describe(speedup)
-		if r.Bound > 0 {
-			s.OfBound = s.TokS.Median / r.Bound
+		s.Steady, s.SteadyBytes, s.SteadyFaults, s.StartShare = stats.Describe(steady), stats.Describe(steadyBytes), stats.Describe(steadyFaults), stats.Describe(start)
+		if at.Bound > 0 {
+			s.OfBound, s.SteadyOfBound = s.TokS.Median/at.Bound, s.Steady.Median/at.Bound
 		}
-		r.Summaries = append(r.Summaries, s)
+		at.Summaries = append(at.Summaries, s)
 	}
 	for i, a := range r.Variants {
 		for j, b := range r.Variants[:i] {
 			if a.Helper != b.Helper || a.Flags != b.Flags {
 				continue
 			}
-			sa, sb := r.Summaries[i].TokS, r.Summaries[j].TokS
+			sa, sb := at.Summaries[i].TokS, at.Summaries[j].TokS
 			if mean := (sa.Median + sb.Median) / 2; mean > 0 && sa.N > 0 && sb.N > 0 {
-				r.Noise = append(r.Noise, Noise{b.Name, a.Name, math.Abs(sa.Median-sb.Median) / mean, max(sa.Range(), sb.Range()) / mean})
+				at.Noise = append(at.Noise, Noise{b.Name, a.Name, math.Abs(sa.Median-sb.Median) / mean, max(sa.Range(), sb.Range()) / mean})
 			}
 		}
 	}
 }
 
-// bound is min(1/T_compute, BW/(M-R)).
-func bound(r *Report) float64 {
+// bound is min(1/T_compute, BW/(M-R)) where R = x * M; 0 if unknown.
+func (r *Report) bound(x float64) float64 {
 	if r.Model.Routed || r.Compute <= 0 {
 		return 0
 	}
 	most := 1 / r.Compute
-	if missing := r.Model.TokenBytes - (r.Limit - r.Own); missing > 0 {
-		most = min(most, r.BW/float64(missing))
+	if missing := (1 - x) * float64(r.Model.TokenBytes); missing > 0 {
+		most = min(most, r.BW/missing)
 	}
 	return most
 }
 
-// columns are the columns of the table.
-var columns = tabular.Left("variant", "tok/s", "min..max", "p5", "MiB/token", "faults/token", "stalled some/full s", "speedup", "min..max", "of bound", "same text", "OOM-killed")
+// columns are the columns of a setting's table.
+var columns = tabular.Left("variant", "tok/s", "min..max", "steady tok/s", "min..max", "start-up", "p5", "MiB/token", "steady MiB/token", "faults/token", "steady faults/token",
+	"stalled some/full s", "speedup", "min..max", "of bound", "steady of bound", "same text", "OOM-killed")
 
-func (r *Report) rows() [][]string {
+// rows are the table of a setting.
+func (r *Report) rows(at *Result) [][]string {
 	rows := [][]string{}
-	if len(r.Unlimited) > 1 {
-		u := r.Unlimited[1]
-		rows = append(rows, []string{"(no limit)", number(1 / r.Compute), "", number(u.P5), number(u.BytesPerToken / mib), number(u.FaultsPerToken), "", "", "", "", "", ""})
+	for i := range r.Unlimited {
+		// Of those in memory, the fastest.
+		u := &r.Unlimited[i]
+		if u.In == "" || r.compute(u.In) != r.Compute || len(rows) > 0 {
+			continue
+		}
+		row := []string{"(no limit, in " + string(u.In) + ")", number(u.TokS), "", "-", "", "-", number(u.P5), number(u.BytesPerToken / mib), "-", number(u.FaultsPerToken), "-"}
+		if s := u.Steady; s != nil {
+			row[3], row[5], row[8], row[10] = number(s.TokS), percent(s.StartShare), number(s.BytesPerToken/mib), number(s.FaultsPerToken)
+		}
+		rows = append(rows, row)
 	}
-	for _, s := range r.Summaries {
+	for _, s := range at.Summaries {
 		row := []string{s.Variant}
 		if s.Finished == 0 {
-			row = append(row, "-", "", "-", "-", "-", "-", "-", "", "-")
+			row = append(row, "-", "", "-", "", "-", "-", "-", "-", "-", "-", "-", "-", "", "-", "-")
 		} else {
-			share := "-"
-			if s.OfBound > 0 {
-				share = fmt.Sprintf("%.0f %%", 100*s.OfBound)
+			row = append(row, number(s.TokS.Median), span(s.TokS), median(s.Steady, 1), span(s.Steady), "-", number(s.P5.Median), number(s.Bytes.Median/mib), median(s.SteadyBytes, mib),
+				number(s.Faults.Median), median(s.SteadyFaults, 1), number(s.Some.Median)+" / "+number(s.Full.Median), "-", "", "-", "-")
+			if s.StartShare.N > 0 {
+				row[5] = percent(s.StartShare.Median)
 			}
-			row = append(row, number(s.TokS.Median), number(s.TokS.Min)+".."+number(s.TokS.Max), number(s.P5.Median), number(s.Bytes.Median/mib), number(s.Faults.Median),
-				number(s.Some.Median)+" / "+number(s.Full.Median))
 			if s.Speedup.N > 0 {
-				row = append(row, number(s.Speedup.Median)+"x", number(s.Speedup.Min)+".."+number(s.Speedup.Max), share)
-			} else {
-				row = append(row, "-", "", share)
+				row[12], row[13] = number(s.Speedup.Median)+"x", span(s.Speedup)
+			}
+			if s.OfBound > 0 {
+				row[14] = percent(s.OfBound)
+			}
+			if s.SteadyOfBound > 0 {
+				row[15] = percent(s.SteadyOfBound)
 			}
 		}
 		row = append(row, fmt.Sprintf("%d of %d", s.TextSame, s.Runs), fmt.Sprintf("%d of %d", s.Killed, s.Runs))
@@ -200,6 +323,24 @@ func (r *Report) rows() [][]string {
 	}
 	return rows
 }
+
+// span is the range of a sample; empty if it has no values.
+func span(s stats.Spread) string {
+	if s.N == 0 {
+		return ""
+	}
+	return number(s.Min) + ".." + number(s.Max)
+}
+
+// median is the median of a sample in units; "-" if it has no values.
+func median(s stats.Spread, unit float64) string {
+	if s.N == 0 {
+		return "-"
+	}
+	return number(s.Median / unit)
+}
+
+func percent(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) }
 
 // number formats v with three significant digits, without exponent.
 func number(v float64) string {
@@ -221,86 +362,223 @@ func (r *Report) WriteText(w io.Writer) error { return r.document().WriteText(w)
 func (r *Report) WriteMarkdown(w io.Writer) error { return r.document().WriteMarkdown(w) }
 
 func (r *Report) document() tabular.Document {
-	return tabular.Document{r.conditions(), &tabular.Table{Columns: columns, Rows: r.rows()}, r.remarks()}
+	d := tabular.Document{r.conditions()}
+	for i := range r.Results {
+		if at := &r.Results[i]; r.reached(i) {
+			d = append(d, &tabular.Table{Title: r.title(at), Columns: columns, Rows: r.rows(at)})
+		}
+	}
+	return append(d, r.overview(), r.remarks())
+}
+
+// reached reports whether there is a run at a setting: there may be none in an interrupted series.
+func (r *Report) reached(setting int) bool {
+	return slices.ContainsFunc(r.Runs, func(run Run) bool { return run.Setting == setting })
+}
+
+func (r *Report) title(at *Result) string {
+	text := fmt.Sprintf("x = %.2f, readahead %d KiB: limit %s MiB, of which %s are left for the model", at.X, at.ReadaheadKiB, number(float64(at.Limit)/mib), number(float64(at.Limit-r.Own)/mib))
+	if at.Bound > 0 {
+		text += fmt.Sprintf("; bound: %s tok/s = min(1/T_compute = %s, bandwidth / missing bytes = %s)", number(at.Bound), number(1/r.Compute), r.diskBound(at))
+	}
+	return text
+}
+
+// overview has a row for each setting; nil if there is only one.
+func (r *Report) overview() *tabular.Table {
+	t := &tabular.Table{}
+	if len(r.Results) < 2 {
+		return t
+	}
+	t.Title = "All settings: " + r.speedName()
+	t.Columns = slices.Concat(tabular.Right("x", "readahead KiB", "bound"), tabular.Left(names(r.Variants)...))
+	for i := range r.Results {
+		at := &r.Results[i]
+		row := []string{fmt.Sprintf("%.2f", at.X), fmt.Sprint(at.ReadaheadKiB), "-"}
+		if at.Bound > 0 {
+			row[2] = number(at.Bound)
+		}
+		for j := range at.Summaries {
+			speed := at.Summaries[j].speed(r.hasSteady())
+			cell := median(speed, 1)
+			if at.Bound > 0 && speed.N > 0 {
+				cell += " (" + percent(speed.Median/at.Bound) + ")"
+			}
+			row = append(row, cell)
+		}
+		t.Rows = append(t.Rows, row)
+	}
+	return t
+}
+
+// hasSteady reports whether all runs that finished have a steady state, so that they can be compared by it.
+func (r *Report) hasSteady() bool {
+	return !slices.ContainsFunc(r.Runs, func(run Run) bool { return run.Outcome == Finished && run.Steady == nil })
+}
+
+// speed is the tok/s of the steady state, or of all tokens.
+func (s *Summary) speed(steady bool) stats.Spread {
+	if steady {
+		return s.Steady
+	}
+	return s.TokS
+}
+
+// speedName says what speed returns.
+func (r *Report) speedName() string {
+	if r.hasSteady() && r.Skip > 0 {
+		return fmt.Sprintf("tok/s in the steady state (after token %d)", r.Skip)
+	}
+	return "tok/s"
+}
+
+func names(variants []Variant) []string {
+	var all []string
+	for _, v := range variants {
+		all = append(all, v.Name)
+	}
+	return all
 }
 
 // conditions describes the conditions under which the numbers were measured.
 func (r *Report) conditions() tabular.Lines {
-	limit := fmt.Sprintf("limit %s MiB, of which the target's own memory takes %s: %s are left for the model, x = %.2f", number(float64(r.Limit)/mib),
-		number(float64(r.Own)/mib), number(float64(r.Limit-r.Own)/mib), float64(r.Limit-r.Own)/float64(r.Model.TokenBytes))
-	lines := tabular.Lines{
-		fmt.Sprintf("model: %s, %s MiB; a token reads %s MiB", filepath.Base(r.Model.Path), number(float64(r.Model.Bytes)/mib), number(float64(r.Model.TokenBytes)/mib)),
-		limit,
-		fmt.Sprintf("machine: %d x %s, %s GiB, Linux %s, cgroup v%d", r.Host.CPUs, r.Host.CPUName(), number(float64(r.Host.Memory)/(1<<30)), r.Host.Kernel, r.Host.CgroupVersion),
-		fmt.Sprintf("disk: %s, readahead %d KiB, %s MiB/s before and %s after (O_DIRECT, queue depth %d)", r.Disk.Name, r.Disk.ReadaheadKiB,
-			number(r.DiskBefore.Best.BytesPerSecond/mib), number(r.DiskAfter.Best.BytesPerSecond/mib), r.bestDepth()),
+	var speeds []string
+	for i := range r.Readings {
+		speeds = append(speeds, number(r.Readings[i].Result.Best.BytesPerSecond/mib))
 	}
-	if r.Bound > 0 {
-		lines = append(lines, fmt.Sprintf("bound: %s tok/s = min(1/T_compute = %s, disk bandwidth / missing bytes = %s)", number(r.Bound), number(1/r.Compute), r.diskBound()))
-	} else {
-		lines = append(lines, fmt.Sprintf("bound: not known: how many bytes must be read depends on the experts that the router takes; 1/T_compute = %s tok/s", number(1/r.Compute)))
+	best := r.Grid.Best
+	lines := tabular.Lines{
+		fmt.Sprintf("model: %s, %s MiB; a token reads %s MiB; the target's own memory takes %s MiB", filepath.Base(r.Model.Path), number(float64(r.Model.Bytes)/mib),
+			number(float64(r.Model.TokenBytes)/mib), number(float64(r.Own)/mib)),
+		fmt.Sprintf("machine: %d x %s, %s GiB, Linux %s, cgroup v%d", r.Host.CPUs, r.Host.CPUName(), number(float64(r.Host.Memory)/(1<<30)), r.Host.Kernel, r.Host.CgroupVersion),
+		fmt.Sprintf("disk: %s, %s MiB/s, the median of %d readings: %s (O_DIRECT; best of a grid: %d KiB, %d in flight)", r.Disk.Name, number(r.DiskBW/mib),
+			len(speeds), strings.Join(speeds, ", "), best.Block>>10, best.Depth),
+	}
+	if r.Throttle > 0 {
+		lines = append(lines, fmt.Sprintf("throttle: the runs may read %s MiB/s: their bandwidth is %s MiB/s", number(float64(r.Throttle)/mib), number(r.BW/mib)))
+	}
+	if r.Compute > 0 {
+		lines = append(lines, "T_compute: "+r.computeText())
+	}
+	if r.Model.Routed {
+		lines = append(lines, "bound: not known: how many bytes must be read depends on the experts that the router takes")
 	}
 	return lines
 }
 
-func (r *Report) bestDepth() int {
-	if r.DiskAfter.Best.BytesPerSecond > r.DiskBefore.Best.BytesPerSecond {
-		return r.DiskAfter.Best.Depth
+// computeText tells both times, and which counts.
+func (r *Report) computeText() string {
+	ms := func(s float64) string { return number(1000*s) + " ms a token" }
+	pages := ms(r.ComputePages) + " with the model in single pages"
+	if r.ComputeFolios == 0 {
+		if r.NoFolios == "" {
+			return pages
+		}
+		return pages + "; in large folios not measured: " + r.NoFolios
 	}
-	return r.DiskBefore.Best.Depth
+	kind := "large folios"
+	for i := range r.Unlimited {
+		l := r.Unlimited[i].Loaded
+		switch {
+		case r.Unlimited[i].In != Folios || l == nil:
+		case l.Unknown != "":
+			kind = "what should be large folios (" + l.Unknown + ")"
+		default:
+			kind = fmt.Sprintf("large folios (%s have 2 MiB)", percent(float64(l.Huge)/float64(max(l.Resident, 1))))
+		}
+	}
+	faster := "folios"
+	if r.ComputePages > 0 && r.ComputePages <= r.ComputeFolios {
+		faster = "pages"
+	}
+	return fmt.Sprintf("%s, %s in %s: the bound is that of %s", pages, ms(r.ComputeFolios), kind, faster)
 }
 
-func (r *Report) diskBound() string {
-	if missing := r.Model.TokenBytes - (r.Limit - r.Own); missing > 0 {
-		return number(r.BW / float64(missing))
+func (r *Report) diskBound(at *Result) string {
+	if missing := (1 - at.X) * float64(r.Model.TokenBytes); missing > 0 {
+		return number(r.BW / missing)
 	}
 	return "none: all fits"
 }
 
-// remarks are the notes that belong to the table.
+// remarks are the notes that belong to the tables.
 func (r *Report) remarks() tabular.Lines {
 	var lines tabular.Lines
 	if r.Interrupted {
-		lines = append(lines, fmt.Sprintf("INTERRUPTED after %d runs: those that were to follow are missing, and the disk's bandwidth and the speed in memory afterwards.", len(r.Runs)))
+		lines = append(lines, fmt.Sprintf("INTERRUPTED after %d runs: those that were to follow are missing, and what is measured after them.", len(r.Runs)))
 	}
-	lines = append(lines, fmt.Sprintf("Medians over %d interleaved runs. MiB/token: read from disk on the control group's account while tokens were generated.", r.Summaries[0].Runs))
-	if len(r.Summaries) > 1 {
+	repeats := 0
+	for i := range r.Results {
+		for _, s := range r.Results[i].Summaries {
+			repeats = max(repeats, s.Runs)
+		}
+	}
+	lines = append(lines, fmt.Sprintf("Medians over %d interleaved runs. MiB/token: read from disk on the control group's account while tokens were generated.", repeats))
+	if r.hasSteady() && len(r.Runs) > 0 && r.Skip > 0 {
+		text := fmt.Sprintf("Steady: without the first %d tokens.", r.Skip)
+		if i := slices.IndexFunc(r.Runs, func(run Run) bool { return len(run.TokenMs) > 0 }); i >= 0 {
+			text += fmt.Sprintf(" Start-up: the share of the time that these took; %s if they were as fast as the others.", percent(float64(r.Skip)/float64(len(r.Runs[i].TokenMs))))
+		}
+		lines = append(lines, text)
+	} else if !r.hasSteady() {
+		lines = append(lines, fmt.Sprintf("No steady state: there are runs with no more than the %d tokens of the start-up.", r.Skip))
+	}
+	if len(r.Variants) > 1 {
 		lines = append(lines, fmt.Sprintf("Speedup: over %s in the same round.", r.Variants[0].Name))
 	}
-	for _, n := range r.Noise {
-		verdict := "within"
-		if !n.Within() {
-			verdict = "NOT within: take more repeats, or a quieter machine"
-		}
-		lines = append(lines, fmt.Sprintf("Noise: %s and %s are the same; their medians differ by %.1f %%, one run from another by up to %.1f %%: %s.", n.A, n.B, 100*n.Difference, 100*n.Spread, verdict))
-	}
-	for i, s := range r.Summaries {
-		if s.Disagree > 0 {
-			lines = append(lines, fmt.Sprintf("%s: in %d of %d runs the disk's own counter differs by more than %.0f %%: %s MiB/token, not %s.", s.Variant, s.Disagree, s.Finished, 100*tolerance,
-				number(s.OnDisk.Median/mib), number(s.Bytes.Median/mib)))
-		}
-		if s.TextSame < s.Finished {
-			lines = append(lines, fmt.Sprintf("%s: THE TEXT DIFFERS from that of the run without a limit in %d of %d runs.", s.Variant, s.Finished-s.TextSame, s.Finished))
-		}
-		if s.Killed < int(s.OOMKills) {
-			lines = append(lines, fmt.Sprintf("%s: %d processes other than the target were killed for lack of memory.", s.Variant, int(s.OOMKills)-s.Killed))
-		}
-		for _, run := range r.Runs {
-			if run.Variant != r.Variants[i].Name {
-				continue
-			}
-			if run.Outcome != Finished {
-				lines = append(lines, fmt.Sprintf("%s, round %d: %s: %s", run.Variant, run.Round+1, run.Outcome, run.Error))
-			}
-			if h := run.Helper; h != nil && h.Early && run.Outcome == Finished {
-				lines = append(lines, fmt.Sprintf("%s, round %d: the helper ended before the target (%s): %s", run.Variant, run.Round+1, h.Status, proc.LastLine(h.Output)))
-			}
+	for i := range r.Results {
+		if r.reached(i) {
+			lines = append(lines, r.remarksAt(i)...)
 		}
 	}
 	for _, u := range r.Unlimited {
 		if !u.TextSame {
 			lines = append(lines, "The target's text differs between runs without a limit: its equality means nothing here.")
 			break
+		}
+	}
+	return lines
+}
+
+// remarksAt are the notes on a setting. They begin with its name if there are several.
+func (r *Report) remarksAt(setting int) tabular.Lines {
+	var lines tabular.Lines
+	at := &r.Results[setting]
+	add := func(format string, args ...any) {
+		text := fmt.Sprintf(format, args...)
+		if len(r.Results) > 1 {
+			text = at.Setting.String() + ": " + text
+		}
+		lines = append(lines, text)
+	}
+	for _, n := range at.Noise {
+		verdict := "within"
+		if !n.Within() {
+			verdict = "NOT within: take more repeats, or a quieter machine"
+		}
+		add("Noise: %s and %s are the same; their medians differ by %.1f %%, one run from another by up to %.1f %%: %s.", n.A, n.B, 100*n.Difference, 100*n.Spread, verdict)
+	}
+	for _, s := range at.Summaries {
+		if s.Disagree > 0 {
+			add("%s: in %d of %d runs the disk's own counter differs by more than %.0f %%: %s MiB/token, not %s.", s.Variant, s.Disagree, s.Finished, 100*tolerance,
+				number(s.OnDisk.Median/mib), number(s.Bytes.Median/mib))
+		}
+		if s.TextSame < s.Finished {
+			add("%s: THE TEXT DIFFERS from that of the run without a limit in %d of %d runs.", s.Variant, s.Finished-s.TextSame, s.Finished)
+		}
+		if s.Killed < int(s.OOMKills) {
+			add("%s: %d processes other than the target were killed for lack of memory.", s.Variant, int(s.OOMKills)-s.Killed)
+		}
+		for _, run := range r.Runs {
+			if run.Variant != s.Variant || run.Setting != setting {
+				continue
+			}
+			if run.Outcome != Finished {
+				add("%s, round %d: %s: %s", run.Variant, run.Round+1, run.Outcome, run.Error)
+			}
+			if h := run.Helper; h != nil && h.Early && run.Outcome == Finished {
+				add("%s, round %d: the helper ended before the target (%s): %s", run.Variant, run.Round+1, h.Status, proc.LastLine(h.Output))
+			}
 		}
 	}
 	return lines

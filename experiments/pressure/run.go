@@ -5,11 +5,13 @@ package pressure
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -40,8 +42,10 @@ const (
 // Finished. Times are milliseconds.
 type Run struct {
 	Variant string  `json:"variant"`
+	Setting int     `json:"setting"` // index of the setting in [Report.Results]; 0 of runs without a limit
 	Round   int     `json:"round"`
-	Limit   int64   `json:"limit_bytes"` // 0: no limit
+	Limit   int64   `json:"limit_bytes"`  // 0: no limit
+	In      Unit    `json:"in,omitempty"` // how the model was in memory before the run; empty: not at all
 	Outcome Outcome `json:"outcome"`
 	Error   string  `json:"error,omitempty"`
 	Text    string  `json:"text"`
@@ -59,6 +63,7 @@ type Run struct {
 	DiskBytesPerToken float64 `json:"disk_bytes_per_token"` // read from the disk by all processes
 	Disagree          bool    `json:"disagree"`             // the two numbers above differ by more than 3 %: another process used the disk, or one of the accounts is wrong
 	TokenBytes        []int64 `json:"token_bytes"`          // by the group's account, for each token
+	TokenFaults       []int64 `json:"token_major_faults"`   // of the target, for each token
 	TargetPerToken    float64 `json:"target_bytes_per_token"`
 	HelperPerToken    float64 `json:"helper_bytes_per_token"`
 	FaultsPerToken    float64 `json:"major_faults_per_token"` // of the target
@@ -71,8 +76,46 @@ type Run struct {
 	Peak     int64         `json:"peak_bytes"`       // largest usage of the group, observed at the marks
 	Own      int64         `json:"own_bytes,omitempty"`
 	Cached   int64         `json:"cached_bytes"` // bytes of the model in the page cache right before the run
+	Loaded   *Loaded       `json:"loaded,omitempty"`
 
+	Steady *Steady    `json:"steady,omitempty"` // nil unless there are tokens after the start-up
 	Helper *HelperEnd `json:"helper,omitempty"`
+}
+
+// Steady is what a run did after its start-up, which are its first tokens.
+type Steady struct {
+	TokS           float64 `json:"tok_s"`
+	BytesPerToken  float64 `json:"bytes_per_token"`
+	FaultsPerToken float64 `json:"major_faults_per_token"`
+	StartShare     float64 `json:"startup_share"` // of the time of all tokens, which the start-up took
+}
+
+// steadyAfter returns what the run did after its first skip tokens; nil if it has no more than these.
+func (run *Run) steadyAfter(skip int) *Steady {
+	n := len(run.TokenMs) - skip
+	if run.Outcome != Finished || n <= 0 || skip < 0 {
+		return nil
+	}
+	start, rest := sum(run.TokenMs[:skip]), sum(run.TokenMs[skip:])
+	if rest <= 0 {
+		return nil
+	}
+	s := &Steady{TokS: 1000 * float64(n) / rest, StartShare: start / (start + rest)}
+	if len(run.TokenBytes) == len(run.TokenMs) {
+		s.BytesPerToken = float64(sum(run.TokenBytes[skip:])) / float64(n)
+	}
+	if len(run.TokenFaults) == len(run.TokenMs) {
+		s.FaultsPerToken = float64(sum(run.TokenFaults[skip:])) / float64(n)
+	}
+	return s
+}
+
+func sum[T int64 | float64](values []T) T {
+	var all T
+	for _, v := range values {
+		all += v
+	}
+	return all
 }
 
 // HelperEnd says how the helper ended.
@@ -83,11 +126,13 @@ type HelperEnd struct {
 }
 
 type runSpec struct {
-	variant Variant
-	round   int
-	limit   int64 // 0: none
-	warm    bool  // true: the model is in the page cache at the start; false: it is not
-	own     bool  // measure the target's own memory
+	variant  Variant
+	setting  int
+	round    int
+	limit    int64 // 0: none
+	throttle int64 // bytes per second that the group may read; 0: no limit
+	in       Unit  // how the model is in the page cache at the start; empty: it is not
+	own      bool  // measure the target's own memory
 }
 
 // markFD is the descriptor on which the target finds the pipe for its marks.
@@ -98,27 +143,36 @@ const tolerance = 0.03
 
 // run makes one run. A failure of the target is recorded in Run; an error is a failure of the instrument.
 func (s *series) run(ctx context.Context, spec runSpec) (run *Run, err error) {
-	run = &Run{Variant: spec.variant.Name, Round: spec.round, Limit: spec.limit}
+	run = &Run{Variant: spec.variant.Name, Setting: spec.setting, Round: spec.round, Limit: spec.limit, In: spec.in}
 	s.progress(run.Variant + ": preparing")
-	if spec.warm {
-		err = s.model.Load(ctx)
-	} else {
-		err = s.model.Drop(ctx)
-	}
-	if err != nil {
+	if err := s.model.Drop(ctx); err != nil {
 		return nil, err
 	}
-	if run.Cached, err = s.model.Resident(); err != nil {
-		return nil, err
-	}
-
 	group, err := cgroup.Create(s.root, fmt.Sprintf("tensorcast-pressure-%d-%d", os.Getpid(), s.done))
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, group.Remove()) }()
+	if spec.in != "" {
+		loaded, err := s.load(ctx, group, spec.in)
+		if err != nil {
+			return nil, err
+		}
+		if why := loaded.noFolios(); spec.in == Folios && why != "" {
+			return nil, &noFoliosError{why}
+		}
+		run.Loaded = &loaded
+	}
+	if run.Cached, err = s.model.Resident(); err != nil {
+		return nil, err
+	}
 	if spec.limit > 0 {
 		if err := group.SetLimit(spec.limit); err != nil {
+			return nil, err
+		}
+	}
+	if spec.throttle > 0 {
+		if err := group.SetReadRate(s.disk.major, s.disk.minor, spec.throttle); err != nil {
 			return nil, err
 		}
 	}
@@ -148,7 +202,8 @@ func (s *series) run(ctx context.Context, spec runSpec) (run *Run, err error) {
 	}
 	var h *helper
 	if spec.variant.Helper != "" {
-		if h, err = startHelper(ctx, group, spec.variant.Helper, t.cmd.Process.Pid); err != nil {
+		command := s.fill(spec.variant.Helper, t.cmd.Process.Pid, spec.limit)
+		if h, err = startHelper(ctx, group, command); err != nil {
 			err = errors.Join(err, t.kill())
 			endWatch()
 			return nil, err
@@ -251,6 +306,7 @@ func (run *Run) finish(t *target, waitErr error, samples []sample) error {
 	run.FaultsPerToken = per(first.faults, last.faults)
 	for i := range n {
 		run.TokenBytes = append(run.TokenBytes, samples[i+1].group-samples[i].group)
+		run.TokenFaults = append(run.TokenFaults, samples[i+1].faults-samples[i].faults)
 	}
 	for _, s := range samples {
 		run.Peak = max(run.Peak, s.usage)
@@ -262,6 +318,33 @@ func (run *Run) finish(t *target, waitErr error, samples []sample) error {
 func disagree(group, disk float64) bool {
 	diff := max(group-disk, disk-group)
 	return diff > tolerance*max(group, disk) && diff > 0.1*(1<<20)
+}
+
+// noFoliosError says why a run in large folios cannot be made.
+type noFoliosError struct{ why string }
+
+func (e *noFoliosError) Error() string { return "no large folios: " + e.why }
+
+// load has the model loaded by a process of the group, so that the group is charged.
+func (s *series) load(ctx context.Context, group *cgroup.Group, unit Unit) (l Loaded, err error) {
+	if s.cfg.Load == nil {
+		return Load(ctx, s.cfg.Model, unit)
+	}
+	args := confine.In(group, slices.Concat(s.cfg.Load, []string{string(unit), s.cfg.Model}), "")
+	cmd := proc.GroupCommand(ctx, args...)
+	var stderr proc.Tail
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	switch {
+	case ctx.Err() != nil:
+		return l, context.Cause(ctx)
+	case err != nil:
+		return l, fmt.Errorf("load the model into memory: %w: %s", err, stderr.LastLine())
+	}
+	if err := json.Unmarshal(out, &l); err != nil {
+		return l, fmt.Errorf("load the model into memory: %w", err)
+	}
+	return l, nil
 }
 
 // ---- counters
@@ -390,8 +473,14 @@ func (t *target) kill() error {
 // helper is a running helper; nil if there is none.
 type helper struct{ *proc.Group }
 
-func startHelper(ctx context.Context, group *cgroup.Group, command string, target int) (*helper, error) {
-	g, err := proc.StartGroup(ctx, confine.In(group, nil, strings.ReplaceAll(command, "{pid}", strconv.Itoa(target)))...)
+// fill replaces the names in braces in a helper's command: see [Variant].
+func (s *series) fill(command string, target int, limit int64) string {
+	return strings.NewReplacer("{pid}", strconv.Itoa(target), "{limit}", strconv.FormatInt(limit, 10), "{room}", strconv.FormatInt(limit-s.report.Own, 10),
+		"{model}", proc.Quote(s.cfg.Model)).Replace(command)
+}
+
+func startHelper(ctx context.Context, group *cgroup.Group, command string) (*helper, error) {
+	g, err := proc.StartGroup(ctx, confine.In(group, nil, command)...)
 	if err != nil {
 		return nil, fmt.Errorf("start the helper: %w", err)
 	}

@@ -252,6 +252,36 @@ func TestWrites(t *testing.T) {
 	}
 }
 
+// The file of the limit exists only where the kernel has such limits, so it is made here.
+func TestReadRate(t *testing.T) {
+	for tree, want := range map[string][2]string{"v1": {"blkio.throttle.read_bps_device", "8:0 500000000"}, "v2": {"io.max", "8:0 rbps=500000000"}} {
+		g, err := writable(t, tree).find(100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := g.SetReadRate(8, 0, 500e6); !errors.Is(err, ErrNoDiskControl) || !strings.Contains(err.Error(), want[0]) {
+			t.Errorf("%s without limits: %v", tree, err)
+		}
+		file := g.io.file(want[0])
+		if err := os.WriteFile(file, nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := g.SetReadRate(8, 0, 500e6); err != nil {
+			t.Error(err)
+		}
+		if got, err := os.ReadFile(file); string(got) != want[1] || err != nil {
+			t.Errorf("%s: %q, %v; want %q", tree, got, err, want[1])
+		}
+		if err := g.SetReadRate(8, 0, 0); err == nil {
+			t.Errorf("%s: a rate of 0 is accepted", tree)
+		}
+		g.io = hierarchy{}
+		if err := g.SetReadRate(8, 0, 500e6); !errors.Is(err, ErrNoDiskControl) || !strings.Contains(err.Error(), "mount -t cgroup -o blkio") {
+			t.Errorf("%s, not mounted: %v", tree, err)
+		}
+	}
+}
+
 func TestCreateOnV2(t *testing.T) {
 	s := writable(t, "v2")
 	g, err := s.find(101)

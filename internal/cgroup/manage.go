@@ -229,6 +229,33 @@ func (g *Group) AccountReads(major, minor uint32) error {
 	return nil
 }
 
+// ErrNoDiskControl says that reads from disks cannot be limited or counted here. The error that wraps it says why.
+var ErrNoDiskControl = errors.New("control groups do not reach disks here")
+
+// SetReadRate limits how many bytes the group reads per second from a disk, by whatever way: the kernel charges what is read into the page
+// cache to the task that submits it (a fault, a readahead, an madvise). The disk is given as for [Group.ReadBytes]. The error wraps [ErrNoDiskControl] where the io controller (version 1: blkio) is not mounted, not enabled or has no
+// limits (CONFIG_BLK_DEV_THROTTLING).
+func (g *Group) SetReadRate(major, minor uint32, bytesPerSecond int64) error {
+	if bytesPerSecond <= 0 {
+		return fmt.Errorf("limit the reads of control group %s to %d bytes per second: not an amount", g.Name(), bytesPerSecond)
+	}
+	file, text, missing := "io.max", fmt.Sprintf("%d:%d rbps=%d", major, minor, bytesPerSecond), "the io controller is not enabled above the group"
+	if g.version == 1 {
+		file, text, missing = "blkio.throttle.read_bps_device", fmt.Sprintf("%d:%d %d", major, minor, bytesPerSecond), "the kernel has no CONFIG_BLK_DEV_THROTTLING"
+	}
+	if g.io == (hierarchy{}) {
+		return fmt.Errorf("%w: the blkio hierarchy is not mounted: mkdir -p /sys/fs/cgroup/blkio && mount -t cgroup -o blkio none /sys/fs/cgroup/blkio", ErrNoDiskControl)
+	}
+	err := write(g.io.file(file), text)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: %s, or %s", ErrNoDiskControl, err, missing)
+	}
+	if err != nil {
+		return fmt.Errorf("limit the reads of control group %s from disk %d:%d: %w", g.Name(), major, minor, err)
+	}
+	return nil
+}
+
 // write writes to an existing file of the kernel; it never creates one.
 func write(file, text string) error {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_TRUNC, 0)

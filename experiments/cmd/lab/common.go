@@ -39,12 +39,11 @@ func (o *output) add(f *pflag.FlagSet, what, table string) {
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "show no progress")
 }
 
-// print writes the report as the flags say.
-func (o *output) print(w io.Writer, r report) error {
+// print writes the report as the flags say. If it cannot be saved it is printed all the same: measuring again would take long.
+func (o *output) print(w io.Writer, r report) (err error) {
 	if o.save != "" {
-		if err := outfile.Write(o.save, func(w io.Writer) error { return cli.WriteJSON(w, r) }); err != nil {
-			return err
-		}
+		saved := outfile.Write(o.save, func(w io.Writer) error { return cli.WriteJSON(w, r) })
+		defer func() { err = errors.Join(saved, err) }()
 	}
 	switch {
 	case o.json:

@@ -45,5 +45,6 @@ Exit codes: 0 done; 1 failed, not measured, or interrupted; 2 wrong usage.`,
 		c.GroupID = c.group
 		root.AddCommand(c.Command)
 	}
+	root.AddCommand(loadCommand(), pinCommand()) // hidden: for lab pressure itself
 	return root
 }

@@ -3,47 +3,82 @@ package main
 // This file implements "lab pressure", which runs llama.cpp under a memory limit, with and without a helper. See package pressure.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"math"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 
+	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/pressure"
+	"tensorcast/internal/cgroup"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/cli/progress"
+	"tensorcast/internal/outfile"
+	"tensorcast/internal/proc"
+	"tensorcast/internal/regular"
+	"tensorcast/trace"
 )
 
 type pressureOptions struct {
 	pressure.Config
 	output
-	variants []string
-	noise    bool
-	driver   llama.Options
+	x         []float64
+	limit     int64
+	readahead []int
+	throttle  string
+	variants  []string
+	noise     bool
+	driver    llama.Options
+	from      string
+	parquet   string
+	figure    string
 }
 
 // traceTokens is how many tokens are traced: enough to see whether they read the same.
 const traceTokens = 3
 
+// staticName is the variant that needs no helper to be given.
+const staticName = "static"
+
 func pressureCommand() *cobra.Command {
 	var o pressureOptions
 	cmd := &cobra.Command{
-		Use:   "pressure -m model.gguf (--x SHARE | --limit SIZE) [flags] [-- target...]",
+		Use:   "pressure -m model.gguf (--x SHARES | --limit SIZE) [flags] [-- target...]",
 		Short: "Measure llama.cpp under a memory limit, with and without a helper",
 		Long: `Pressure runs a llama.cpp in a fresh memory control group with a limit, its model dropped from the page cache,
 and reports its speed, what it read per token, and how that compares to the best that any strategy could reach.
 Variants (with a helper, with other flags) take turns, A B B A. The limit counts the helper's memory too.
+Several shares and readaheads make a series over all combinations, one after the other.
 
 --x is the share of the weights that fits into memory: limit = x * M + the target's own memory, where M (the weights that a token reads)
 and the target's own memory are measured first, without a limit. So are the time to compute a token and the text.
 
---variant NAME[=HELPER][ :: FLAGS]: HELPER is a shell command that starts with the target and gets SIGTERM when that ends;
-{pid} in it is the target's process id. FLAGS are more arguments for the target.
+The bound is min(1/T_compute, bandwidth / missing bytes).
+T_compute is measured with all of the model in memory, before and after the runs: in single pages, and in large folios (2 MiB)
+where the file system has them. The lesser counts.
+The disk's bandwidth is read past the page cache (O_DIRECT): once on a grid of request sizes (128 KiB to 8 MiB) and depths (1 to 32), 0.3 s each,
+6 s in all, then the three best of them, 1 s in all, before, in the middle of and after the runs of each combination. The median of these decides.
+
+--variant NAME[=HELPER][ :: FLAGS]: HELPER is a shell command that starts with the target and gets SIGTERM when that ends.
+In it, {pid} is the target's process id, {model} the model's path, {limit} the limit and {room} what that leaves for the model, in bytes.
+FLAGS are more arguments for the target. Baselines:
+  plain                                     nothing
+  static                                    locks the first bytes of the model, and nothing else, as vmtouch -l would: all that is left for the
+                                            model but 48 MiB, through which the rest streams (another amount: see lab pin --help)
+  'mlock :: --load-mode=mmap+mlock'         another way to load (none, mmap, mlock, mmap+mlock, dio: see llamarun --help)
+  'before=OLD/bin/prefetchd --pid {pid}'    another build of a helper, for instance of the previous release
+
+--throttle limits how fast target and helper read from the disk (blkio.throttle of cgroup v1, io.max of v2), as a slower disk would.
 
 The target is llamarun (which is installed if it is not), or the command after --: it must print llamarun's JSON,
 and write a byte to descriptor 3 when the prompt is decoded and after each token (llamarun --mark 3).
@@ -53,42 +88,80 @@ Needs root: it makes control groups, drops the page cache and traces. It needs a
 Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 		Example: `  sudo lab pressure -m model.gguf --x 0.85 --variant plain --variant 'both=bin/prefetchd --wait --pid {pid}'
   sudo lab pressure -m model.gguf --limit 1GB --noise --repeat 6          # plain against plain
-  sudo lab pressure -m model.gguf --x 0.5 --readahead 128 --save runs.json --markdown`,
+  sudo lab pressure -m model.gguf --x 0.3,0.5,0.7,0.85 --readahead 128,8192 --tokens 40 --skip 8 --save runs.json --figure speed.svg \
+      --variant plain --variant static --variant 'both=bin/prefetchd --wait --pid {pid}' --variant 'old=OLD/bin/prefetchd --wait --pid {pid}'
+  sudo lab pressure -m model.gguf --x 0.85 --throttle 500MB/s --markdown --variant plain --variant 'both=bin/prefetchd --wait --pid {pid}'
+  lab pressure --from runs.json --skip 12 --figure speed.pdf --parquet runs.parquet          # what was measured, again`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.Target = args
+			if o.from != "" {
+				return o.show(cmd)
+			}
 			if err := o.complete(); err != nil {
 				return cli.Usage(err)
+			}
+			if f := cmd.Flags(); f.Changed("skip") && len(args) == 0 && o.Skip >= o.driver.Tokens {
+				return cli.Usagef("--skip %d: of %d tokens none is left", o.Skip, o.driver.Tokens)
 			}
 			return o.measure(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	f := cmd.Flags()
 	f.StringVarP(&o.Model, "model", "m", "", "the model, a GGUF `file` on a disk")
-	f.Float64Var(&o.X, "x", 0, "the limit as a `share` of the weights that a token reads, beside the target's own memory")
-	cli.SizeVar(f, &o.Limit, "limit", "the limit as a `size`: 1GB, 800MiB")
+	f.Float64SliceVar(&o.x, "x", nil, "the limits as `shares` of the weights that a token reads, beside the target's own memory")
+	f.Lookup("x").DefValue = "" // there is none
+	cli.SizeVar(f, &o.limit, "limit", "the limit as a `size`: 1GB, 800MiB")
 	f.StringArrayVar(&o.variants, "variant", nil, "a variant `NAME[=HELPER][ :: FLAGS]`; give it several times (default plain)")
 	f.BoolVar(&o.noise, "noise", false, "run the first variant twice, under two names: what differs is noise")
-	f.IntVar(&o.Repeat, "repeat", 4, "runs of each variant")
-	f.IntVar(&o.Readahead, "readahead", 0, "the disk's readahead in `KiB` for the series; restored afterwards (default: as it is)")
+	f.IntVar(&o.Repeat, "repeat", 4, "runs of each variant in each combination")
+	f.IntVar(&o.Skip, "skip", 8, "tokens that are the start-up; the steady state after them is reported apart")
+	f.IntSliceVar(&o.readahead, "readahead", nil, "the disk's readaheads in `KiB`; restored afterwards (default: as it is)")
+	f.StringVar(&o.throttle, "throttle", "", "the `rate` at which the runs may read from the disk: 500MB/s (default: as fast as it is)")
 	cli.SizeVar(f, &o.Weights, "weights", "the weights that a token reads, as a `size`, instead of tracing")
 	addDriver(f, &o.driver, "tokens to generate")
 	o.add(f, "all runs", "table")
+	f.StringVar(&o.parquet, "parquet", "", "also write the runs to this `file` as a Parquet table, a row for each")
+	f.StringVar(&o.figure, "figure", "", "also draw tok/s against x, with the bound above, to this `file`: "+strings.Join(pressure.FigureFormats, ", "))
+	f.StringVar(&o.from, "from", "", "measure nothing: show what --save wrote to this `file`")
 
 	return cmd
 }
 
 // complete checks the flags and derives the configuration from them.
-func (o *pressureOptions) complete() error {
+func (o *pressureOptions) complete() (err error) {
 	if o.Model == "" {
 		return errors.New("no model: give -m model.gguf")
 	}
-	if (o.X != 0) == (o.Limit != 0) {
+	if (len(o.x) != 0) == (o.limit != 0) {
 		return errors.New("give the limit: --x SHARE or --limit SIZE")
 	}
-	if o.X < 0 || math.IsNaN(o.X) || math.IsInf(o.X, 0) {
-		return fmt.Errorf("--x %v: want a positive number", o.X)
+	for _, x := range o.x {
+		if !(x > 0) || math.IsInf(x, 0) {
+			return fmt.Errorf("--x %v: want positive numbers", x)
+		}
 	}
-	if err := check(bound{"repeat", o.Repeat, 1}, bound{"tokens", o.driver.Tokens, 1}, bound{"threads", o.driver.Threads, 1}, bound{"readahead", o.Readahead, 0}); err != nil {
+	if err := check(bound{"repeat", o.Repeat, 1}, bound{"tokens", o.driver.Tokens, 1}, bound{"threads", o.driver.Threads, 1}, bound{"skip", o.Skip, 0}); err != nil {
+		return err
+	}
+	for _, kib := range o.readahead {
+		if kib < 1 {
+			return fmt.Errorf("--readahead %d: want 1 or more", kib)
+		}
+	}
+	o.Settings = o.settings()
+	for i, set := range o.Settings {
+		if slices.Contains(o.Settings[:i], set) {
+			return errors.New("--x or --readahead: a value is given twice")
+		}
+	}
+	if o.throttle != "" {
+		rate, err := humanize.ParseBytes(strings.TrimSuffix(o.throttle, "/s"))
+		if err != nil || rate == 0 || rate > math.MaxInt64 {
+			return fmt.Errorf("--throttle %q: want a rate such as 500MB/s", o.throttle)
+		}
+		o.Throttle = int64(rate)
+	}
+	if err := o.checkOutputs(); err != nil {
 		return err
 	}
 	if len(o.variants) == 0 {
@@ -101,6 +174,9 @@ func (o *pressureOptions) complete() error {
 			return fmt.Errorf("--variant %q: want a name of its own, as in plain or 'both=prefetchd --wait --pid {pid}'", text)
 		}
 		seen[v.Name] = true
+		if v.Name == staticName && v.Helper == "" {
+			v.Helper = proc.Quote(self()) + " pin --pid {pid} --room {room} {model}"
+		}
 		o.Variants = append(o.Variants, v)
 	}
 	if o.noise {
@@ -111,6 +187,48 @@ func (o *pressureOptions) complete() error {
 		o.Variants = append(o.Variants, again)
 	}
 	return nil
+}
+
+// settings are all combinations of limits and readaheads.
+func (o *pressureOptions) settings() []pressure.Setting {
+	limits := []pressure.Setting{{Limit: o.limit}}
+	if o.limit == 0 {
+		limits = nil
+		for _, x := range o.x {
+			limits = append(limits, pressure.Setting{X: x})
+		}
+	}
+	if len(o.readahead) == 0 {
+		return limits
+	}
+	var all []pressure.Setting
+	for _, kib := range o.readahead {
+		for _, set := range limits {
+			set.Readahead = kib
+			all = append(all, set)
+		}
+	}
+	return all
+}
+
+// checkOutputs finds out before hours of measuring whether the figure can be drawn.
+func (o *pressureOptions) checkOutputs() error {
+	if o.figure != "" && !slices.Contains(pressure.FigureFormats, figureFormat(o.figure)) {
+		return fmt.Errorf("--figure %q: want a name that ends in one of .%s", o.figure, strings.Join(pressure.FigureFormats, ", ."))
+	}
+	return nil
+}
+
+func figureFormat(file string) string {
+	return strings.ToLower(strings.TrimPrefix(filepath.Ext(file), "."))
+}
+
+// self is how this program is called.
+func self() string {
+	if path, err := os.Executable(); err == nil {
+		return path
+	}
+	return "lab"
 }
 
 // parseVariant parses NAME[=HELPER][ :: FLAGS].
@@ -135,14 +253,61 @@ func (o *pressureOptions) measure(ctx context.Context, stdout, stderr io.Writer)
 		d.Tokens = traceTokens
 		o.Trace = in.Command(ctx, d).Args
 	}
+	o.Load = []string{self(), "load"}
 	bar := progress.New(stderr, progress.Options{Quiet: o.quiet, Width: 40})
 	defer bar.Close()
 	o.Log = slog.New(slog.NewTextHandler(bar, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	o.Progress = func(done, total int, what string) { bar.Update(int64(done), int64(total), what) }
 	r, err := pressure.Measure(ctx, o.Config)
 	bar.Close()
+	if errors.Is(err, cgroup.ErrNoDiskControl) && o.throttle != "" {
+		err = fmt.Errorf("--throttle: %w", err)
+	}
 	if r == nil {
 		return err
 	}
-	return errors.Join(err, o.print(stdout, r))
+	return errors.Join(err, o.write(stdout, r))
+}
+
+// maxSaved bounds the file of --from. A run of 1000 tokens takes some 40 KB.
+const maxSaved = 1 << 30
+
+// show writes what an earlier series measured.
+func (o *pressureOptions) show(cmd *cobra.Command) error {
+	for _, flag := range []string{"model", "x", "limit", "variant", "noise", "repeat", "readahead", "throttle", "weights", "tokens", "threads", "prompt"} {
+		if cmd.Flags().Changed(flag) {
+			return cli.Usagef("--%s: with --from nothing is measured", flag)
+		}
+	}
+	skip := -1
+	if cmd.Flags().Changed("skip") {
+		if skip = o.Skip; skip < 0 {
+			return cli.Usagef("--skip %d: want 0 or more", skip)
+		}
+	}
+	if err := o.checkOutputs(); err != nil {
+		return cli.Usage(err)
+	}
+	data, err := regular.Read(o.from, maxSaved)
+	if err != nil {
+		return err
+	}
+	r, err := pressure.ReadReport(data, skip)
+	if err != nil {
+		return fmt.Errorf("%s: %w", o.from, err)
+	}
+	return o.write(cmd.OutOrStdout(), r)
+}
+
+// write writes the report to all that the flags name. What was measured is not lost if one of them fails: the others are written all the same.
+// The error is the first one; the others mostly have the same reason.
+func (o *pressureOptions) write(stdout io.Writer, r *pressure.Report) error {
+	err := o.print(stdout, r)
+	if o.parquet != "" {
+		err = cmp.Or(err, outfile.Write(o.parquet, func(w io.Writer) error { return trace.WriteParquet(w, r.Columns()) }))
+	}
+	if o.figure != "" {
+		err = cmp.Or(err, outfile.Write(o.figure, func(w io.Writer) error { return r.WriteFigure(w, figureFormat(o.figure)) }))
+	}
+	return err
 }

@@ -3,12 +3,19 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"tensorcast/experiments/llama"
 	"tensorcast/experiments/pressure"
+	"tensorcast/internal/cgroup"
+	"tensorcast/internal/proc"
+	"tensorcast/internal/testenv"
 )
 
 func TestPressureUsage(t *testing.T) {
@@ -22,7 +29,18 @@ func TestPressureUsage(t *testing.T) {
 		{[]string{"-m", "x", "--x", "1", "--weights", "0"}, `--weights "0"`},
 		{[]string{"-m", "x", "--x", "1", "--repeat", "0"}, "--repeat 0"},
 		{[]string{"-m", "x", "--x", "1", "--tokens", "0"}, "--tokens 0"},
-		{[]string{"-m", "x", "--x", "1", "--readahead", "-1"}, "--readahead -1"},
+		{[]string{"-m", "x", "--x", "1", "--readahead", "128,-1"}, "--readahead -1"},
+		{[]string{"-m", "x", "--x", "0.5,-1"}, "--x -1"},
+		{[]string{"-m", "x", "--x", "0.5", "--x", "0.5"}, "given twice"},
+		{[]string{"-m", "x", "--x", "0.5", "--readahead", "128,128"}, "given twice"},
+		{[]string{"-m", "x", "--x", "0.5", "--skip", "-1"}, "--skip -1"},
+		{[]string{"-m", "x", "--x", "0.5", "--skip", "8", "--tokens", "8"}, "--skip 8: of 8 tokens none is left"},
+		{[]string{"-m", "x", "--x", "0.5", "--throttle", "fast"}, `--throttle "fast": want a rate such as 500MB/s`},
+		{[]string{"-m", "x", "--x", "0.5", "--throttle", "0/s"}, "--throttle"},
+		{[]string{"-m", "x", "--x", "0.5", "--figure", "speed.gif"}, "ends in one of .png, .svg, .pdf"},
+		{[]string{"--from", "runs.json", "--figure", "speed"}, "ends in one of .png, .svg, .pdf"},
+		{[]string{"--from", "runs.json", "-m", "x"}, "--model: with --from nothing is measured"},
+		{[]string{"--from", "runs.json", "--skip", "-2"}, "--skip -2"},
 		{[]string{"-m", "x", "--x", "1", "--variant", "=h"}, "a name of its own"},
 		{[]string{"-m", "x", "--x", "1", "--variant", "a", "--variant", "a=h"}, "a name of its own"},
 		{[]string{"-m", "x", "--x", "1", "--variant", "a", "--variant", "a again", "--noise"}, "takes that name"},
@@ -54,11 +72,159 @@ func TestParseVariant(t *testing.T) {
 	}
 }
 
+// --x and --readahead give all combinations, the shares of one readahead together.
+func TestPressureSettings(t *testing.T) {
+	const limit = 1 << 30
+	for _, test := range []struct {
+		o    pressureOptions
+		want []pressure.Setting
+	}{
+		{pressureOptions{x: []float64{0.5, 0.7}}, []pressure.Setting{{X: 0.5}, {X: 0.7}}},
+		{pressureOptions{limit: limit}, []pressure.Setting{{Limit: limit}}},
+		{pressureOptions{x: []float64{0.5, 0.7}, readahead: []int{8192, 128}}, []pressure.Setting{{X: 0.5, Readahead: 8192}, {X: 0.7, Readahead: 8192}, {X: 0.5, Readahead: 128}, {X: 0.7, Readahead: 128}}},
+		{pressureOptions{limit: limit, readahead: []int{128}}, []pressure.Setting{{Limit: limit, Readahead: 128}}},
+	} {
+		if got := test.o.settings(); !slices.Equal(got, test.want) {
+			t.Errorf("%+v, want %+v", got, test.want)
+		}
+	}
+}
+
+// The static baseline needs no helper, but may be given one.
+func TestStaticVariant(t *testing.T) {
+	o := pressureOptions{variants: []string{"plain", "static"}, x: []float64{0.5}}
+	o.Model, o.Repeat, o.driver = "m.gguf", 1, llama.Options{Tokens: 1, Threads: 1}
+	o.throttle = "500MB/s"
+	if err := o.complete(); err != nil {
+		t.Fatal(err)
+	}
+	if v := o.Variants[1]; v.Name != "static" || !strings.HasSuffix(v.Helper, "' pin --pid {pid} --room {room} {model}") || o.Variants[0].Helper != "" {
+		t.Errorf("%+v", o.Variants)
+	}
+	if o.Throttle != 500e6 {
+		t.Errorf("throttle %d", o.Throttle)
+	}
+	o.variants, o.Variants = []string{"static=vmtouch -l -p 0-{room} {model}"}, nil
+	if err := o.complete(); err != nil || o.Variants[0].Helper != "vmtouch -l -p 0-{room} {model}" {
+		t.Errorf("%v, %+v", err, o.Variants)
+	}
+}
+
+// saved is a series as --save writes it: one run of four tokens, of which the first is slow.
+const saved = `{"model": {"path": "m.gguf", "token_bytes": 1000}, "skip": 2, "variants": [{"name": "plain"}], "results": [{"limit_bytes": 500}],
+	"runs": [{"variant": "plain", "limit_bytes": 500, "outcome": "finished", "tok_s": 1, "token_ms": [3400, 200, 200, 200]}]}`
+
+// What was measured is shown again, in all forms, without root.
+func TestFrom(t *testing.T) {
+	dir := t.TempDir()
+	in, out := filepath.Join(dir, "runs.json"), filepath.Join(dir, "again.json")
+	figure, table := filepath.Join(dir, "speed.SVG"), filepath.Join(dir, "runs.parquet")
+	if err := os.WriteFile(in, []byte(saved), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, stderr := lab(t.Context(), "pressure", "--from", in, "--skip", "1", "--save", out, "--figure", figure, "--parquet", table)
+	if code != 0 || stderr != "" || !strings.Contains(stdout, "Steady: without the first 1 tokens") || !strings.Contains(stdout, "85 %") {
+		t.Errorf("exit %d, %q\n%s", code, stderr, stdout)
+	}
+	for file, want := range map[string]string{figure: "<?xml", table: "PAR1", out: "{"} {
+		if data, err := os.ReadFile(file); err != nil || !strings.HasPrefix(string(data), want) {
+			t.Errorf("%s: %v, begins with %.8q", file, err, data)
+		}
+	}
+	// What was written is shown again as it was.
+	if code, again, _ := lab(t.Context(), "pressure", "--from", out); code != 0 || again != stdout {
+		t.Errorf("exit %d\n%s\nwant\n%s", code, again, stdout)
+	}
+	// What cannot be written does not keep the others from being written, and is told once.
+	if err := os.Remove(table); err != nil {
+		t.Fatal(err)
+	}
+	nowhere := filepath.Join(dir, "none", "x.json")
+	code, again, stderr := lab(t.Context(), "pressure", "--from", out, "--save", nowhere, "--parquet", table, "--figure", filepath.Join(dir, "none", "x.png"))
+	if code != 1 || again != stdout || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "no such file") {
+		t.Errorf("exit %d, %q\n%s", code, stderr, again)
+	}
+	if _, err := os.Stat(table); err != nil {
+		t.Error(err)
+	}
+	if err := os.WriteFile(in, []byte(`{"runs": []}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for file, want := range map[string]string{in: "not a saved series", dir: "not a regular file", filepath.Join(dir, "none"): "no such file"} {
+		if code, _, stderr := lab(t.Context(), "pressure", "--from", file); code != 1 || !strings.Contains(stderr, want) || strings.Count(stderr, "\n") != 1 {
+			t.Errorf("%s: exit %d, %q, want %q", file, code, stderr, want)
+		}
+	}
+}
+
+func TestPinAndLoadUsage(t *testing.T) {
+	testUsage(t, "pin", []usageTest{
+		{[]string{"file"}, "give --pid"},
+		{[]string{"--pid", "1", "file"}, "give --room"},
+		{[]string{"--pid", "1", "--room", "x", "file"}, `--room "x"`},
+		{[]string{"--pid", "1", "--room", "1GB"}, "arg(s)"},
+	})
+	testUsage(t, "load", []usageTest{{[]string{"heaps", "file"}, `"heaps": want pages or folios`}, {[]string{"pages"}, "arg(s)"}})
+}
+
+// cyclic reads the model as often as it generates tokens.
+const cyclic = `printf b >&3
+sleep 0.05
+for i in 1 2 3 4; do cat "$1" >/dev/null; printf t >&3; sleep 0.05; done
+echo '{"text":"x","tokens":[1,2,3,4],"token_ms":[40,20,20,20],"tok_s":40}'`
+
+// A whole series, with the processes that lab starts of itself: the model is loaded in the group of the run, and what the static baseline has
+// locked need not be read again.
+func TestPressureStatic(t *testing.T) {
+	testenv.NeedRoot(t)
+	if _, err := cgroup.Root(); errors.Is(err, cgroup.ErrNoController) {
+		t.Skip(err)
+	}
+	dir := t.TempDir()
+	model, script, out := filepath.Join(dir, "the model"), filepath.Join(dir, "target.sh"), filepath.Join(dir, "runs.json")
+	const size = 64 << 20
+	content := make([]byte, size)
+	rand.NewChaCha8([32]byte{}).Read(content)
+	if err := errors.Join(os.WriteFile(model, content, 0o644), os.WriteFile(script, []byte(cyclic), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	cmd, stdout, stderr := labProcess(t, "pressure", "-q", "-m", model, "--weights", "64MiB", "--x", "0.8", "--readahead", "128", "--repeat", "1", "--skip", "1", "--save", out,
+		"--variant", "plain", "--variant", "static="+proc.Quote(os.Args[0])+" pin --pid {pid} --room {room} --leave 24MiB {model}", "--", "/bin/sh", script, model)
+	if err := cmd.Run(); strings.Contains(stderr.String(), "put the model on one") || strings.Contains(stderr.String(), pressure.ErrNoDirectIO.Error()) {
+		t.Skip(stderr.String())
+	} else if err != nil {
+		t.Fatalf("%v: %s", err, stderr)
+	}
+	t.Logf("\n%s", stdout)
+	data, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := pressure.ReadReport(data, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, u := range r.Unlimited[1:] {
+		// A kernel that reclaims cold pages by itself (DAMON) may have taken a few.
+		if u.Loaded == nil || u.Cached < size*9/10 || u.Peak < size/2 {
+			t.Errorf("%s: %d of %d bytes in memory, %d charged, %+v", u.Variant, u.Cached, size, u.Peak, u.Loaded)
+		}
+	}
+	plain, static := r.Runs[0], r.Runs[1]
+	if plain.Outcome != pressure.Finished || static.Outcome != pressure.Finished || static.Helper == nil || static.Helper.Early {
+		t.Fatalf("%+v\n%+v", plain, static)
+	}
+	// Some 27 MiB are locked. They are the first that are read, and the lock takes a moment.
+	if plain.Steady.BytesPerToken < 0.8*size || static.Steady.BytesPerToken > 0.75*size || !strings.HasPrefix(static.Helper.Output, "locked the first ") {
+		t.Errorf("%.0f bytes a token, with the static baseline %.0f; it says %q", plain.Steady.BytesPerToken, static.Steady.BytesPerToken, static.Helper.Output)
+	}
+}
+
 // The file of --save is written besides the table.
 func TestSave(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "runs.json")
 	var stdout bytes.Buffer
-	if err := (&output{save: path}).print(&stdout, &pressure.Report{X: 2, Variants: []pressure.Variant{{Name: "plain"}}, Summaries: []pressure.Summary{{Runs: 1}}}); err != nil {
+	if err := (&output{save: path}).print(&stdout, &pressure.Report{Own: 2, Variants: []pressure.Variant{{Name: "plain"}}}); err != nil {
 		t.Fatal(err)
 	}
 	b, err := os.ReadFile(path)
@@ -66,7 +232,7 @@ func TestSave(t *testing.T) {
 		t.Fatal(err)
 	}
 	var r pressure.Report
-	if err := json.Unmarshal(b, &r); err != nil || r.X != 2 || !strings.HasPrefix(stdout.String(), "model: ") {
+	if err := json.Unmarshal(b, &r); err != nil || r.Own != 2 || !strings.HasPrefix(stdout.String(), "model: ") {
 		t.Errorf("%s, %v; printed %q", b, err, stdout.String())
 	}
 }

@@ -1,0 +1,31 @@
+package pressure
+
+// This file fuzzes what is read of a file.
+
+import (
+	"encoding/json"
+	"io"
+	"testing"
+)
+
+// FuzzReadReport: whatever a file says, it is refused, or can be shown in all forms.
+func FuzzReadReport(f *testing.F) {
+	r := planted()
+	r.summarise()
+	data, err := json.Marshal(r)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(data, 1)
+	f.Add([]byte(`{"model": {"token_bytes": 1000}, "variants": [{"name": "plain"}], "results": [{"limit_bytes": 500}],
+		"runs": [{"variant": "plain", "limit_bytes": 500, "outcome": "finished", "tok_s": 1, "token_ms": [1000, 1]}]}`), 1)
+	f.Fuzz(func(t *testing.T, data []byte, skip int) {
+		r, err := ReadReport(data, skip)
+		if err != nil {
+			return
+		}
+		r.Columns()
+		_ = r.WriteText(io.Discard) // errors are those of the writer
+		_ = r.WriteFigure(io.Discard, "svg")
+	})
+}
