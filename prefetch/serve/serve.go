@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"runtime"
+	"runtime/debug"
 	"time"
 
 	"tensorcast/capture"
@@ -91,6 +92,7 @@ func Run(ctx context.Context, o Options) (s prefetch.Summary, err error) {
 			return v.controller.Summary(), err
 		}
 		v.tell(true)
+		debug.FreeOSMemory() // whoever pays for this process may be the target's neighbour
 		v.memory.Leave()
 		ended, err := v.idle(ctx, process)
 		if err != nil || ended {
