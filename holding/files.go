@@ -35,6 +35,7 @@ type File struct {
 	Changed   bool   `json:"changed"`    // it cannot be opened as what the process maps, or is no whole GGUF file any more; only Path is set then
 
 	ID proc.FileID `json:"-"` // as in the memory map
+	At proc.Place  `json:"-"` // to open it: nothing if it is Changed
 }
 
 // Store is what the pages of a file are to the kernel.
@@ -192,20 +193,21 @@ func (e *Examiner) model(c *mapped, before map[proc.FileID]part) (*model, error)
 			return nil, &damagedError{err}
 		}
 		known = part{of: info, gguf: parsed}
-		if known.store, known.sys, err = store(f); err != nil {
+		if known.store, known.sys, err = StoreOf(f); err != nil {
 			return nil, err
 		}
 	}
 	e.parts[at.ID] = known
 	device, readAhead := e.sys.device(info)
-	m := &model{gguf: known.gguf, file: File{Device: device, ReadAhead: readAhead, Path: at.Path, Size: info.Size(), Store: known.store, System: known.sys, PageOut: mayPageOut(f, info)}}
+	m := &model{gguf: known.gguf, file: File{Device: device, ReadAhead: readAhead, Path: at.Path, At: at, Size: info.Size(), Store: known.store, System: known.sys, PageOut: mayPageOut(f, info)}}
 	if m.file.Resident, err = pagecache.Resident(f, 0, info.Size()); err != nil {
 		m.file.Resident = -1
 	}
 	return m, nil
 }
 
-func store(f *os.File) (Store, string, error) {
+// StoreOf says what the pages of an open file are to the kernel, and the name of its file system, see File.System.
+func StoreOf(f *os.File) (s Store, system string, err error) {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil {
 		return "", "", fmt.Errorf("ask for the file system of %s: %w", f.Name(), err)
@@ -214,8 +216,8 @@ func store(f *os.File) (Store, string, error) {
 	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, 0, &st); err != nil && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EPERM) {
 		return "", "", fmt.Errorf("ask for the attributes of %s: %w", f.Name(), err)
 	}
-	s, name := storeOf(int64(fs.Type), st.Attributes&st.Attributes_mask)
-	return s, name, nil
+	s, system = storeOf(int64(fs.Type), st.Attributes&st.Attributes_mask)
+	return s, system, nil
 }
 
 // device finds the device of a file, by the number that stat has; on overlayfs that is none.

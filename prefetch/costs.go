@@ -68,7 +68,7 @@ const (
 
 // MeasureCosts measures on a file, which this process must own or be allowed to write: only then does the kernel say what of it is in memory, and page it out. This process plays the
 // target, by a mapping of its own. It reads parts that are not in memory, a few hundred MiB in all but no more at once than a share of what memory has to spare, and drops
-// what it read. What is in memory stays as it is.
+// what it read. What is in memory stays as it is; only what another process reads of the same parts meanwhile, and has not touched by the end of a round, goes with the rest.
 //
 // The error says why nothing could be measured; it wraps ErrUnreadable if the file cannot be read, and ctx's error if that is done.
 func MeasureCosts(ctx gocontext.Context, at proc.Place) (*Costs, error) {
@@ -87,7 +87,8 @@ type costLimits struct {
 	level  string
 }
 
-// spareMemory is how much more memory this process may take without anybody having to give something up: of the host's, what is not left to others anyhow.
+// spareMemory is how much more memory this process may take: at the limits of its cgroup and those above, what is not used; of the host's available memory, what is not left to
+// others anyhow. (Where all of the host's memory is page cache, the kernel drops what is coldest of it for what is read.)
 func spareMemory() (bytes int64, level string, err error) {
 	host, err := cgroup.Host()
 	if err != nil {

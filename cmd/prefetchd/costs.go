@@ -1,0 +1,124 @@
+package main
+
+// This file is the part of `prefetchd doctor` that measures what reading the model's file, touching it and paging it out cost.
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"slices"
+
+	"github.com/dustin/go-humanize"
+
+	"tensorcast/holding"
+	"tensorcast/internal/cli"
+	"tensorcast/internal/proc"
+	"tensorcast/internal/tabular"
+	"tensorcast/prefetch"
+)
+
+// fileCosts are those of a file of the model.
+type fileCosts struct {
+	Path        string          `json:"path"`
+	Costs       *prefetch.Costs `json:"costs,omitempty"`
+	NotMeasured string          `json:"not_measured,omitempty"` // why there are none
+}
+
+// costsOf measures on a file for each device that holds files of the model: the one with the most that is not in memory. The error is ctx's.
+func costsOf(ctx context.Context, files []holding.File) ([]fileCosts, error) {
+	files = slices.DeleteFunc(slices.Clone(files), func(f holding.File) bool { return f.Changed })
+	slices.SortStableFunc(files, func(a, b holding.File) int {
+		return cmp.Compare(b.Size-max(b.Resident, 0), a.Size-max(a.Resident, 0))
+	})
+	var all []fileCosts
+	seen := map[uint64]bool{}
+	for _, f := range files {
+		if seen[f.At.ID.Dev] {
+			continue
+		}
+		seen[f.At.ID.Dev] = true
+		c, err := measure(ctx, f.At)
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		measured := fileCosts{Path: f.Path, Costs: c}
+		if err != nil {
+			measured.NotMeasured = cli.Message(err)
+		}
+		all = append(all, measured)
+	}
+	return all, nil
+}
+
+// measureFile measures on the file that a user names.
+func measureFile(ctx context.Context, path string) (fileCosts, error) {
+	id, err := proc.FileOf(path)
+	if err != nil {
+		return fileCosts{}, err
+	}
+	c, err := measure(ctx, proc.Place{Path: path, ID: id})
+	return fileCosts{Path: path, Costs: c}, err
+}
+
+// measure measures on a file whose pages are read from somewhere.
+func measure(ctx context.Context, at proc.Place) (*prefetch.Costs, error) {
+	f, err := at.Open()
+	if err != nil {
+		return nil, err
+	}
+	store, system, err := holding.StoreOf(f)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return nil, err
+	}
+	switch store {
+	case holding.StoreMemory, holding.StoreHuge:
+		return nil, fmt.Errorf("%s lies in memory (%s): nothing is read from a disk", at.Path, system)
+	case holding.StoreDAX:
+		return nil, fmt.Errorf("%s lies in persistent memory: it is mapped without a page cache", at.Path)
+	}
+	c, err := prefetch.MeasureCosts(ctx, at)
+	if errors.Is(err, fs.ErrPermission) {
+		err = fmt.Errorf("%w: run this as root (sudo), or as the owner of the file", err)
+	}
+	return c, err
+}
+
+// wayNames are for people.
+var wayNames = map[prefetch.Way]string{
+	prefetch.WayPages:        "single pages",
+	prefetch.WayFolios:       "large folios",
+	prefetch.WayFoliosByPage: "large folios, touched before",
+}
+
+// print writes the figures for people.
+func (c fileCosts) print(to io.Writer) error {
+	heading := "costs of reading " + c.Path
+	if c.Costs == nil {
+		return tabular.Document{tabular.Lines{heading + ": not measured", "  " + c.NotMeasured}}.WriteText(to)
+	}
+	table := &tabular.Table{
+		Title:   heading + ", in microseconds of processor time per MiB",
+		Columns: slices.Concat(tabular.Left(""), tabular.Right("read", "touch", "page out", "sum", "faults per MiB", "read at", "in folios")),
+	}
+	rounds := 0
+	for _, w := range c.Costs.Ways {
+		rounds = max(rounds, w.Rounds)
+		table.Rows = append(table.Rows, []string{
+			"  " + wayNames[w.Way], fmt.Sprintf("%.0f", w.Read), fmt.Sprintf("%.0f", w.Touch), fmt.Sprintf("%.0f", w.PageOut), fmt.Sprintf("%.0f", w.Sum()),
+			fmt.Sprintf("%.1f", w.Faults), humanize.IBytes(uint64(w.Bandwidth)) + "/s", fmt.Sprintf("%.0f %%", 100*w.InFolios),
+		})
+	}
+	notes := tabular.Lines{fmt.Sprintf("  medians; rounds: %d; read in each: %s", rounds, size(c.Costs.Ways[0].Bytes))}
+	if c.Costs.Folio > 0 {
+		notes = append(notes, "  large folios are of "+size(c.Costs.Folio))
+	} else {
+		notes = append(notes, "  no large folios: "+c.Costs.NoFolios)
+	}
+	if c.Costs.Left > 0 {
+		notes = append(notes, fmt.Sprintf("  %s that were read stay in memory: another process uses them now", size(c.Costs.Left)))
+	}
+	return tabular.Document{table, notes}.WriteText(to)
+}

@@ -1,0 +1,207 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"tensorcast/internal/cgroup"
+	"tensorcast/internal/cli"
+	"tensorcast/internal/pagecache"
+	"tensorcast/internal/testenv"
+	"tensorcast/prefetch"
+)
+
+// onDisk makes a file of which nothing is in memory.
+func onDisk(t *testing.T, size int) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "model.gguf")
+	if err := os.WriteFile(path, make([]byte, size), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	forget(t, path)
+	return path
+}
+
+// resident is how much of a file is in memory.
+func resident(t *testing.T, path string) int64 {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := pagecache.Resident(f, 0, info.Size())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// Costs of a file, without a process: for people, and in JSON from within a cgroup that has little memory to spare.
+func TestDoctorModel(t *testing.T) {
+	testenv.NeedRoot(t)
+	path := onDisk(t, 96<<20)
+	stdout, stderr, status := doctor(t, nil, "--model", path)
+	if status != cli.OK || stderr != "" || !strings.HasPrefix(stdout, "costs of reading "+path) {
+		t.Fatalf("status %d\n%s%s", status, stdout, stderr)
+	}
+	for _, part := range []string{"single pages  ", "page out", "folios", "iB/s"} {
+		if !strings.Contains(stdout, part) {
+			t.Errorf("no %q in\n%s", part, stdout)
+		}
+	}
+	if n := resident(t, path); n != 0 {
+		t.Errorf("%d bytes stay in memory", n)
+	}
+
+	root, err := cgroup.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	group, err := cgroup.Create(root, fmt.Sprintf("tensorcast-test-%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := group.Remove(); err != nil {
+			t.Error(err)
+		}
+	})
+	const limit = 80 << 20
+	if err := group.SetLimit(limit); err != nil {
+		t.Fatal(err)
+	}
+	inGroup := []string{"sh", "-c", "for f in " + strings.Join(group.ProcsFiles(), " ") + `; do echo $$ > $f; done; exec "$0" "$@"`}
+	stdout, stderr, status = doctor(t, inGroup, "--model", path, "--json")
+	var c fileCosts
+	if err := json.Unmarshal([]byte(stdout), &c); err != nil || status != cli.OK || stderr != "" {
+		t.Fatalf("status %d, %v\n%s%s", status, err, stdout, stderr)
+	}
+	if c.Path != path || c.NotMeasured != "" || c.Costs == nil || len(c.Costs.Ways) == 0 {
+		t.Fatalf("%+v", c)
+	}
+	for _, w := range c.Costs.Ways {
+		if w.Bytes > limit/2 || w.Bytes == 0 || w.Sum() <= 0 {
+			t.Errorf("with a limit of %d bytes: %+v", limit, w)
+		}
+	}
+	if n := resident(t, path); n != 0 {
+		t.Errorf("%d bytes stay in memory", n)
+	}
+}
+
+func TestDoctorModelRefuses(t *testing.T) {
+	testenv.NeedRoot(t)
+	whole := filepath.Join(t.TempDir(), "whole")
+	if err := os.WriteFile(whole, make([]byte, 8<<20), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	type refused struct {
+		args   []string
+		status int
+		stderr string
+	}
+	cases := map[string]refused{
+		"all in memory":  {[]string{"--model", whole}, cli.Failure, "all of " + whole + " is in memory"},
+		"nothing there":  {[]string{"--model", whole + " is not there"}, cli.Failure, "no such file"},
+		"a directory":    {[]string{"--model", t.TempDir()}, cli.Failure, "not a regular file"},
+		"a FIFO":         {[]string{"--model", fifo}, cli.Failure, "not a regular file"}, // with os.Open it would hang here
+		"and a process":  {[]string{"--model", whole, "--pid", "1"}, cli.BadUsage, "--pid N --costs"},
+		"of no process":  {[]string{"--costs"}, cli.BadUsage, "--pid N"},
+		"of no value":    {[]string{"--model"}, cli.BadUsage, "--model"},
+		"of an argument": {[]string{"--costs", "x"}, cli.BadUsage, "unexpected argument"},
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs("/dev/shm", &fs); err == nil && fs.Type == unix.TMPFS_MAGIC {
+		f, err := os.CreateTemp("/dev/shm", "tensorcast-test-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer os.Remove(f.Name())
+		defer f.Close()
+		if err := f.Truncate(64 << 20); err != nil { // a hole: to read it would fill it, and nothing could drop that
+			t.Fatal(err)
+		}
+		cases["in memory by nature"] = refused{[]string{"--model", f.Name()}, cli.Failure, "lies in memory (tmpfs)"}
+		defer func() {
+			if n := resident(t, f.Name()); n != 0 {
+				t.Errorf("%d bytes of a hole in tmpfs were made", n)
+			}
+		}()
+	}
+	for name, tc := range cases {
+		stdout, stderr, status := doctor(t, nil, tc.args...)
+		if status != tc.status || stdout != "" || !strings.Contains(stderr, tc.stderr) || strings.Count(stderr, "\n") != 1 {
+			t.Errorf("%s: status %d\n%s%s", name, status, stdout, stderr)
+		}
+	}
+	if n := resident(t, whole); n != 8<<20 {
+		t.Errorf("of a file that was in memory %d bytes are", n)
+	}
+	// Another user neither owns the file nor may write it: the kernel does not tell what of it is in memory.
+	public := filepath.Join(testenv.PublicDir(t), "model")
+	if err := os.WriteFile(public, make([]byte, 8<<20), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	forget(t, public)
+	stdout, stderr, status := doctor(t, []string{"setpriv", "--reuid", "65534", "--clear-groups"}, "--model", public)
+	if status != cli.Failure || stdout != "" || !strings.Contains(stderr, "as the owner of the file") {
+		t.Errorf("another user: status %d\n%s%s", status, stdout, stderr)
+	}
+}
+
+// Costs of the model of a process that is there, and rests.
+func TestDoctorCosts(t *testing.T) {
+	r := newRig(t, 0.3, 100)
+	r.options.Repeat = 1 << 20
+	r.start()
+	pid := r.target.Process.Pid
+	d, _ := asked(t, pid)
+	if d.Costs != nil {
+		t.Errorf("measured without being asked: %+v", d.Costs)
+	}
+	if err := r.target.Process.Signal(syscall.SIGSTOP); err != nil { // else it reads what is being measured
+		t.Fatal(err)
+	}
+	before := resident(t, r.options.Model)
+	stdout, stderr, status := doctor(t, nil, "--pid", fmt.Sprint(pid), "--costs", "--json")
+	d = diagnosis{}
+	if err := json.Unmarshal([]byte(stdout), &d); err != nil || stderr != "" || status != cli.OK {
+		t.Fatalf("status %d, %v: %s%s", status, err, stdout, stderr)
+	}
+	if len(d.Costs) != 1 || d.Costs[0].Path != r.options.Model || d.Costs[0].Costs == nil || d.Costs[0].Costs.Ways[0].Way != prefetch.WayPages || d.Costs[0].Costs.Left != 0 {
+		t.Fatalf("%+v", d.Costs)
+	}
+	if after := resident(t, r.options.Model); after != before {
+		t.Errorf("%d bytes of the model were in memory before, %d after", before, after)
+	}
+	stdout, stderr, status = doctor(t, nil, "--pid", fmt.Sprint(pid), "--costs")
+	if status != cli.OK || stderr != "" || !strings.HasPrefix(stdout, "would help: ") || !strings.Contains(stdout, "\n\ncosts of reading "+r.options.Model) {
+		t.Errorf("status %d\n%s%s", status, stdout, stderr)
+	}
+
+	cat := exec.Command("cat", r.options.Model) // all of it comes into memory, outside of the target's group
+	if err := cat.Run(); err != nil {
+		t.Fatal(err)
+	}
+	stdout, stderr, _ = doctor(t, nil, "--pid", fmt.Sprint(pid), "--costs")
+	if stderr != "" || !strings.Contains(stdout, ": not measured\n  all of "+r.options.Model+" is in memory") {
+		t.Errorf("all in memory\n%s%s", stdout, stderr)
+	}
+}
