@@ -188,7 +188,7 @@ func TestDoctorCosts(t *testing.T) {
 	if len(d.Costs) != 1 || d.Costs[0].Path != r.options.Model || d.Costs[0].Costs == nil || d.Costs[0].Costs.Ways[0].Way != prefetch.WayPages || d.Costs[0].Costs.Left != 0 {
 		t.Fatalf("%+v", d.Costs)
 	}
-	if after := resident(t, r.options.Model); after != before {
+	if after := resident(t, r.options.Model); after > before { // a kernel that reclaims what is cold by itself may have taken some
 		t.Errorf("%d bytes of the model were in memory before, %d after", before, after)
 	}
 	stdout, stderr, status = doctor(t, nil, "--pid", fmt.Sprint(pid), "--costs")
