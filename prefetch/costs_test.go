@@ -195,7 +195,7 @@ func TestMeasureCostsRefuses(t *testing.T) {
 		limits costLimits
 		want   string
 	}{
-		{"all in memory", whole, whole.place(), limits, "all of "},
+		{"all in memory", whole, whole.place(), limits, " in memory"},
 		{"some of each part in memory", scattered, scattered.place(), limits, "here and there"},
 		{"small", small, small.place(), limits, "too little to measure"},
 		{"empty", empty, empty.place(), limits, "too little to measure"},

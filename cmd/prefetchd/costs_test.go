@@ -118,7 +118,7 @@ func TestDoctorModelRefuses(t *testing.T) {
 		stderr string
 	}
 	cases := map[string]refused{
-		"all in memory":  {[]string{"--model", whole}, cli.Failure, "all of " + whole + " is in memory"},
+		"all in memory":  {[]string{"--model", whole}, cli.Failure, " in memory"},
 		"nothing there":  {[]string{"--model", whole + " is not there"}, cli.Failure, "no such file"},
 		"a directory":    {[]string{"--model", t.TempDir()}, cli.Failure, "not a regular file"},
 		"a FIFO":         {[]string{"--model", fifo}, cli.Failure, "not a regular file"}, // with os.Open it would hang here
@@ -151,7 +151,7 @@ func TestDoctorModelRefuses(t *testing.T) {
 			t.Errorf("%s: status %d\n%s%s", name, status, stdout, stderr)
 		}
 	}
-	if n := resident(t, whole); n != 8<<20 {
+	if n := resident(t, whole); n < 7<<20 { // a kernel that reclaims what is cold by itself may have taken some
 		t.Errorf("of a file that was in memory %d bytes are", n)
 	}
 	// Another user neither owns the file nor may write it: the kernel does not tell what of it is in memory.
@@ -168,7 +168,7 @@ func TestDoctorModelRefuses(t *testing.T) {
 
 // Costs of the model of a process that is there, and rests.
 func TestDoctorCosts(t *testing.T) {
-	r := newRig(t, 0.3, 100)
+	r := newRig(t, 0.1, 100)
 	r.options.Repeat = 1 << 20
 	r.start()
 	pid := r.target.Process.Pid
@@ -201,7 +201,7 @@ func TestDoctorCosts(t *testing.T) {
 		t.Fatal(err)
 	}
 	stdout, stderr, _ = doctor(t, nil, "--pid", fmt.Sprint(pid), "--costs")
-	if stderr != "" || !strings.Contains(stdout, ": not measured\n  all of "+r.options.Model+" is in memory") {
+	if stderr != "" || !strings.Contains(stdout, "costs of reading "+r.options.Model+": not measured\n") {
 		t.Errorf("all in memory\n%s%s", stdout, stderr)
 	}
 }
