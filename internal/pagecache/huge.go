@@ -35,7 +35,7 @@ type pmScanArg struct {
 }
 
 // pageRegion is the kernel's struct page_region.
-type pageRegion struct{ start, end, categories uint64 }
+type pageRegion struct{ start, end, _ uint64 }
 
 const (
 	pagemapScan = 0xc0606610 // _IOWR('f', 16, struct pm_scan_arg)
