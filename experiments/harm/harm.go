@@ -57,12 +57,17 @@ type Config struct {
 	Hold     time.Duration // how long a scene lasts, once it is complete
 	Timeout  time.Duration // of a run; a target that takes longer hangs
 	Parallel int           // pairs that run at the same time
+	// HelpedOnly leaves out the runs without the helper: a target that is lost at all counts as harmed then.
+	HelpedOnly bool
 	Dir      string        // where copies of the model and a program are put; with Parallel 1 only the program
 
 	// Progress, if not nil, is called with what is being done: done of total runs are complete. It is called from one goroutine at a time.
 	Progress func(done, total int, what string)
 	Log      *slog.Logger // receives warnings; nil: none
 }
+
+// compared says that a scene has runs without the helper, too.
+func (c *Config) compared(s Scene) bool { return !c.HelpedOnly && !s.helperOnly() }
 
 func (c *Config) check() error {
 	switch {
@@ -195,7 +200,7 @@ func (s *series) specs() [][]spec {
 		for _, x := range s.cfg.X {
 			for _, scene := range s.cfg.Scenes {
 				pair := []spec{{scene, x, n, true}}
-				if !scene.helperOnly() {
+				if s.cfg.compared(scene) {
 					pair = append(pair, spec{scene, x, n, false})
 				}
 				if n%2 == 1 {

@@ -51,7 +51,7 @@ type Row struct {
 	Limit   int64   `json:"limit_bytes"`
 	Pairs   int     `json:"pairs"`
 	With    Side    `json:"with"`
-	Without *Side   `json:"without,omitempty"` // nil if the scene needs a helper
+	Without *Side   `json:"without,omitempty"` // nil if there are no runs without: the scene needs a helper, or Config.HelpedOnly
 	// Ratio is tok/s with the helper over tok/s without, by pair. It is nil if there is no pair in which both finished, or if several runs
 	// went on at the same time.
 	Ratio *stats.Interval `json:"ratio,omitempty"`
@@ -95,7 +95,7 @@ func (r *Report) summarise(cfg Config) {
 	for _, x := range cfg.X {
 		for _, scene := range cfg.Scenes {
 			row := Row{Scene: scene.String(), X: x}
-			if !scene.helperOnly() {
+			if cfg.compared(scene) {
 				row.Without = &Side{}
 			}
 			speed := map[int][2]float64{} // with, without; by pair

@@ -465,6 +465,18 @@ func TestMadvise(t *testing.T) {
 		if n := cached(t, f, 0, size/2); n != size/2 {
 			t.Errorf("%d bytes were read", n)
 		}
+		// Close waits for those that are under way, be there several operations to a completion.
+		other := open(8)
+		if !other.Madvise(mem, []int{unix.MADV_POPULATE_READ, unix.MADV_DONTNEED}, 1) {
+			t.Fatal("refused")
+		}
+		submit(t, other, other.InFlight())
+		if !other.Madvise(mem, []int{unix.MADV_POPULATE_READ, unix.MADV_DONTNEED}, 2) {
+			t.Fatal("refused")
+		}
+		if err := other.Close(); err != nil {
+			t.Error(err)
+		}
 		for q.Madvise(mem, []int{unix.MADV_RANDOM, unix.MADV_NORMAL}, 9) { // until it is full
 		}
 		if n := len(reap(t, q, q.InFlight())); n == 0 || q.InFlight() != 0 {

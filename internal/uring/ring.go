@@ -245,8 +245,8 @@ func (r *Ring) Close() error {
 	// so operations that are only queued stay so. Without it, Close waits for everything.
 	_, _ = r.ring.RegisterSyncCancel(&giouring.SyncCancelReg{Fd: -1, Flags: giouring.AsyncCancelAny})
 
-	submitted := len(r.operations) - len(r.free) - int(r.ring.SQReady())
-	for done := r.drain(nil); len(done) < submitted; done = r.drain(done) {
+	queued := int(r.ring.SQReady())
+	for r.drain(nil); len(r.operations)-len(r.free) > queued; r.drain(nil) {
 		if _, err := r.ring.WaitCQENr(1); err != nil && !errors.Is(err, unix.EINTR) {
 			// Returning now would free buffers that the disk still writes to. Completions arrive even if nobody waits in the kernel, so
 			// look again.

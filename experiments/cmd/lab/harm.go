@@ -52,7 +52,8 @@ process id. The limit is x * M + the target's own memory, both of which are meas
 
 Scenes (amounts may be others):
 ` + forms.String() + `and sets of them: hogs (those of memory and limits), faults (those of signals and limits), all.
-What takes memory is held for --hold, and then released. Scenes of the helper alone have no runs without it.
+What takes memory is held for --hold, and then released. Scenes of the helper alone have no runs without it, and with --helped no scene has:
+then a target that is lost at all counts as harmed.
 
 Needs root: it makes control groups, drops the page cache and traces. Speeds need a quiet machine, kills and texts do not: with --parallel
 several pairs run at the same time, each on its copy of the model.
@@ -80,6 +81,7 @@ Exit codes: 0 no harm; 1 the target died or hung in more runs with the helper th
 	f.StringSliceVar(&o.scenes, "scenes", []string{"hogs"}, "what happens, see above")
 	f.IntVar(&o.Pairs, "pairs", 10, "pairs of each scene and share")
 	f.IntVar(&o.Parallel, "parallel", 1, "pairs at the same time; from 2 on speeds are not compared")
+	f.BoolVar(&o.HelpedOnly, "helped", false, "only the runs with the helper: half the time, and enough where nothing is lost")
 	f.Uint64Var(&o.Seed, "seed", 1, "seed of the moments")
 	f.IntVar(&o.Settle, "settle", 8, "tokens before any scene, in which the helper takes hold")
 	f.DurationVar(&o.Hold, "hold", 1500*time.Millisecond, "how long a scene lasts")
