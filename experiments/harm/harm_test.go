@@ -429,6 +429,20 @@ func TestParallel(t *testing.T) {
 	}
 }
 
+// Without runs without the helper, a target that is lost at all was harmed.
+func TestHelpedOnly(t *testing.T) {
+	cfg := known(t, "sleep 1000", "kill-target")
+	cfg.HelpedOnly, cfg.Pairs = true, 2
+	r := measure(t, cfg)
+	if len(r.Runs) != 2 || len(r.Rows) != 1 || r.Rows[0].Without != nil || r.Rows[0].With.Runs != 2 {
+		t.Errorf("%d runs, rows %+v", len(r.Runs), r.Rows)
+	}
+	lost := &Report{Rows: []Row{{With: Side{Runs: 2, Lost: 1}}}}
+	if lost.Harm() == "" {
+		t.Error("a lost target is no harm where there are no runs without the helper")
+	}
+}
+
 // A series that is cut short ends its processes and reports whole pairs; without any there is no report.
 func TestInterrupted(t *testing.T) {
 	for after, want := range map[int]int{1: 0, 3: 2} {
