@@ -151,34 +151,46 @@ var folioAdvices = []int{unix.MADV_POPULATE_READ, unix.MADV_DONTNEED}
 
 // begin begins those reads of large folios of which what follows is in memory, or is not to be expected.
 func (k *KernelPages) begin() error {
-	var err error
-	k.waiting = slices.DeleteFunc(k.waiting, func(r Range) bool {
-		f := k.files[r.File]
-		next := Range{r.File, r.End(), min(f.folio, f.size-r.End())}
-		there, e := k.Resident(next)
-		err = errors.Join(err, e)
-		switch {
-		case f.folio == 0:
-			return k.readPages(r)
-		case there >= next.Length: // or nothing follows
-		case k.isPending(next):
-			return false
-		default:
-			return k.readPages(r)
+	if len(k.waiting) == 0 {
+		return nil
+	}
+	var still []Range
+	for _, r := range k.waiting {
+		begun, err := k.beginOne(r)
+		if err != nil {
+			return err
 		}
-		look, advices := f.toLook(), folioAdvices
-		if look {
-			advices = advices[:1]
+		if !begun {
+			still = append(still, r)
 		}
-		k.tag++
-		if !k.queue.Madvise(f.part(r), advices, k.tag) {
-			return false
-		}
-		f.reads++
-		k.underWay[k.tag] = read{r, look}
-		return true
-	})
-	return err
+	}
+	k.waiting = still
+	return nil
+}
+
+// beginOne begins a read of a large folio, unless it is to wait.
+func (k *KernelPages) beginOne(r Range) (begun bool, err error) {
+	f := k.files[r.File]
+	if f.folio == 0 {
+		return k.readPages(r), nil
+	}
+	next := Range{r.File, r.End(), min(f.folio, f.size-r.End())}
+	if there, err := k.Resident(next); err != nil {
+		return false, err
+	} else if there < next.Length {
+		return !k.isPending(next) && k.readPages(r), nil
+	}
+	look, advices := f.toLook(), folioAdvices
+	if look {
+		advices = advices[:1]
+	}
+	k.tag++
+	if !k.queue.Madvise(f.part(r), advices, k.tag) {
+		return false, nil
+	}
+	f.reads++
+	k.underWay[k.tag] = read{r, look}
+	return true, nil
 }
 
 // isPending says whether some of a range waits to be read as large folios, or is being read.
