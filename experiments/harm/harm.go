@@ -59,7 +59,7 @@ type Config struct {
 	Parallel int           // pairs that run at the same time
 	// HelpedOnly leaves out the runs without the helper: a target that is lost at all counts as harmed then.
 	HelpedOnly bool
-	Dir      string        // where copies of the model and a program are put; with Parallel 1 only the program
+	Dir        string // where copies of the model and a program are put; with Parallel 1 only the program
 
 	// Progress, if not nil, is called with what is being done: done of total runs are complete. It is called from one goroutine at a time.
 	Progress func(done, total int, what string)
