@@ -11,7 +11,8 @@ import (
 // helping is all that belongs to one cycle while its target is being helped. To give up is to release what is held and to drop the whole of it.
 type helping struct {
 	schedule *Schedule
-	block    int64 // in which the schedule was cut, as the pages had it
+	block    int64 // in which the schedule was cut
+	unit     int64 // in which the pages were best read then
 	follower
 	window
 	want      []bool // by block: to be held, when the target has passed it, or while it is idle

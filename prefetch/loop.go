@@ -407,8 +407,10 @@ func (c *Controller) start(cycle *pattern.Cycle, bases map[int]uint64) error {
 		return err
 	}
 	window := c.windowFor(c.room.Bytes)
-	h := newHelping(NewSchedule(cycle, c.pages.Block(), window/2))
-	h.block = c.pages.Block()
+	unit := c.pages.Block()
+	block := blockFor(cycle, unit)
+	h := newHelping(NewSchedule(cycle, block, window/2))
+	h.unit, h.block = unit, block
 	if len(h.schedule.Reads) == 0 {
 		return nil
 	}
@@ -440,6 +442,17 @@ func (c *Controller) start(cycle *pattern.Cycle, bases map[int]uint64) error {
 	c.opts.Log.Info("learned the pattern", "reads", len(h.schedule.Reads), "bytes", h.schedule.Bytes, "blocks", len(h.schedule.Blocks),
 		"room", c.room.Bytes, "bounded by", c.room.Level, "window", window)
 	return nil
+}
+
+// leastBlocks is how many blocks a cycle is cut in at least, if they are not to be smaller than minBlock.
+const leastBlocks = 64
+
+// blockFor is the size of a cycle's blocks, where the pages are best read in units: a small model's are smaller, so that a part of it can be held.
+func blockFor(cycle *pattern.Cycle, unit int64) int64 {
+	if unit > minBlock && bytesOf(cycle)/unit < leastBlocks {
+		return minBlock
+	}
+	return unit
 }
 
 // Use begins with a cycle that was stored, before the target has decoded. Files are those of the cycle, in the order of cycle.Files, where they can be opened and
@@ -561,7 +574,7 @@ func (c *Controller) Tick() error {
 	if changed {
 		c.countAt = time.Time{}
 	}
-	if c.pages.Block() != c.help.block {
+	if c.pages.Block() != c.help.unit {
 		if c.contexts.main != nil {
 			c.contexts.main.forget()
 		}

@@ -37,13 +37,13 @@ type Strategy interface {
 // Strategies lists all, the default first.
 func Strategies() []Strategy { return []Strategy{Auto{}, Pin{}, Stream{}, Pattern{}} }
 
-// StrategyNames are the names that ParseStrategy knows.
+// StrategyNames are the names that ParseStrategy knows, that of the default first.
 func StrategyNames() []string {
 	var names []string
 	for _, s := range Strategies() {
 		names = append(names, s.Name())
 	}
-	return names
+	return append(names, formerAuto)
 }
 
 // formerAuto is what Auto was called before there were plans.

@@ -79,7 +79,7 @@ Exit status: 0 when the target ended or prefetchd was interrupted, 1 on failure,
 	f.BoolVar(&o.wait, "wait", false, "wait until the process has loaded ggml; else one that has not is refused")
 	f.StringVar(&o.pattern, "pattern", "", "begin with the pattern in `FILE`, which analyze wrote (pattern.json)")
 	cli.EnumVar(cmd, &o.strategy, "strategy", "", prefetch.StrategyNames(),
-		"auto (hold what fits, stream the rest), pin or stream alone, pattern (as auto, by --pattern only)")
+		"auto (hold what fits, stream the rest), pin or stream alone, pattern (as auto, by --pattern only); both is auto's former name")
 	f.BoolVar(&o.Lock, "lock", false, "lock what is held (mlock): the kernel cannot take it back, not even when it must kill a process instead")
 	cli.SizeVar(f, &o.Budget, "budget", "never keep more of the model in memory than `SIZE` (600MB, 2GiB); the limits of cgroups and host hold besides")
 	cli.SizeVar(f, &o.leave, "leave", "leave `SIZE` of the host's available memory to other programs (chosen: more while they wait for memory)")

@@ -56,7 +56,7 @@ func TestHostileGroup(t *testing.T) {
 
 // A target that is moved to another control group is followed there: its limit is what bounds from then on, and what is read ahead is charged there.
 func TestFollowsMovedTarget(t *testing.T) {
-	r := newRig(t, 2, 100)
+	r := newRig(t, 0.7, 100) // it joins where there is something to win
 	r.options.Repeat = 1 << 20
 	r.start()
 	h := waiting(t, r.target.Process.Pid, "--wait", "--always")
@@ -74,7 +74,7 @@ func TestFollowsMovedTarget(t *testing.T) {
 	if r.group, err = cgroup.Create(root, fmt.Sprintf("tensorcast-test-%d-moved", os.Getpid())); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.group.SetLimit(r.size + own); err != nil {
+	if err := r.group.SetLimit(r.size*7/10 + own); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.group.Join(r.target.Process.Pid); err != nil {
