@@ -3,15 +3,19 @@ package prefetch
 // This file tests reads of large folios, on a file system that has them.
 
 import (
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"tensorcast/internal/pagecache"
+	"tensorcast/internal/proc"
 	"tensorcast/internal/testenv"
 )
 
@@ -147,3 +151,53 @@ func TestFolios(t *testing.T) {
 }
 
 var touched byte // a load that is not used would not be made
+
+// While nothing is read khugepaged is to leave the model alone.
+func TestRest(t *testing.T) {
+	testenv.NeedRoot(t)
+	k := &KernelPages{folio: pagecache.FolioBytes()}
+	if k.folio == 0 {
+		t.Skip("this kernel has no large folios")
+	}
+	path := filepath.Join(t.TempDir(), "model")
+	if err := os.WriteFile(path, make([]byte, 4*mib), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f, err := openModelFile(proc.Place{Path: path, ID: proc.FileID(idOf(t, path))}, k.folio)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := f.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	k.files = []*modelFile{f}
+	for _, step := range []struct {
+		do   func() error
+		want string
+	}{{func() error { return nil }, "hg"}, {k.Rest, "nh"}, {k.Wake, "hg"}} {
+		if err := step.do(); err != nil {
+			t.Fatal(err)
+		}
+		if flags := vmFlags(t, f.mapping); !slices.Contains(flags, step.want) {
+			t.Errorf("flags of the mapping: %v, want %s among them", flags, step.want)
+		}
+	}
+}
+
+// vmFlags are the kernel's flags of one of this process's mappings (proc_pid_smaps(5)).
+func vmFlags(t *testing.T, mapping []byte) []string {
+	t.Helper()
+	smaps, err := os.ReadFile("/proc/self/smaps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, found := strings.Cut(string(smaps), fmt.Sprintf("%x-", uintptr(unsafe.Pointer(unsafe.SliceData(mapping)))))
+	_, after, flagged := strings.Cut(after, "VmFlags: ")
+	if !found || !flagged {
+		t.Fatal("the mapping is not in smaps")
+	}
+	line, _, _ := strings.Cut(after, "\n")
+	return strings.Fields(line)
+}

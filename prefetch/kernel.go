@@ -76,6 +76,26 @@ func (k *KernelPages) Close() error {
 	return errors.Join(append(errs, k.target.Close())...)
 }
 
+// Rest prepares for a long time without reads, and Wake for reads again. Meanwhile khugepaged leaves the mappings alone: on kernels with CONFIG_READ_ONLY_THP_FOR_FS it
+// would read what is missing of a folio of which a page is in memory (collapse_file, mm/khugepaged.c).
+func (k *KernelPages) Rest() error { return k.advise(unix.MADV_NOHUGEPAGE) }
+
+// Wake undoes Rest.
+func (k *KernelPages) Wake() error { return k.advise(unix.MADV_HUGEPAGE) }
+
+// advise gives an advice about the mappings of files that are read in large folios.
+func (k *KernelPages) advise(advice int) error {
+	for _, f := range k.files {
+		if f.folio == 0 {
+			continue
+		}
+		if err := unix.Madvise(f.mapping, advice); err != nil {
+			return fmt.Errorf("advise the kernel about large folios of %s: %w", f.path, err)
+		}
+	}
+	return nil
+}
+
 // Name implements Pages.
 func (k *KernelPages) Name() string { return k.queue.Name() }
 

@@ -179,6 +179,7 @@ func TestDoctorCosts(t *testing.T) {
 	if err := r.target.Process.Signal(syscall.SIGSTOP); err != nil { // else it reads what is being measured
 		t.Fatal(err)
 	}
+	asked(t, pid) // reads what describes the model, which need not be in memory any more
 	before := resident(t, r.options.Model)
 	stdout, stderr, status := doctor(t, nil, "--pid", fmt.Sprint(pid), "--costs", "--json")
 	d = diagnosis{}

@@ -44,9 +44,10 @@ func Joined(ctx context.Context, pid int) {
 // millisecond.
 const ownInterval = 20 * time.Millisecond
 
-// OwnMemory returns the largest usage of the group, in bytes, without the model's page cache, until stop is closed. It is the target's own
-// memory if the model was in no page cache when the target started, so that all of it is charged to the group.
-func (m *Model) OwnMemory(group *cgroup.Group, stop <-chan struct{}) (int64, error) {
+// OwnMemory returns the largest usage of the group, in bytes, without page cache of files, until stop is closed: memory of no file, and the kernel's for the group. A
+// program's own file and its libraries are left out, as they are charged to whoever reads them first: counted in, the same target would be measured once with them and
+// once without.
+func OwnMemory(group *cgroup.Group, stop <-chan struct{}) (int64, error) {
 	var most int64
 	tick := time.NewTicker(ownInterval)
 	defer tick.Stop()
@@ -57,11 +58,11 @@ func (m *Model) OwnMemory(group *cgroup.Group, stop <-chan struct{}) (int64, err
 		if err != nil {
 			return 0, err
 		}
-		cached, err := m.Resident()
+		stat, err := group.Stat()
 		if err != nil {
 			return 0, err
 		}
-		most = max(most, usage-cached)
+		most = max(most, usage-stat.Cache())
 		select {
 		case <-tick.C:
 		case <-stop:

@@ -243,7 +243,7 @@ func (s *series) reference(ctx context.Context, l *lane) (err error) {
 	var own int64
 	var ownErr error
 	var watch sync.WaitGroup
-	watch.Go(func() { own, ownErr = l.model.OwnMemory(group, t.done) })
+	watch.Go(func() { own, ownErr = confine.OwnMemory(group, t.done) })
 	t.follow(func(int, llama.Token) {})
 	watch.Wait()
 	switch {

@@ -4,7 +4,7 @@
 // its memory counts, too. Before a run, the model is dropped from the page cache, and this is verified. A series has one or more settings (how
 // much memory, how much readahead), one after the other. At each, variants take turns (A B B A), so that a drift of the machine affects them
 // alike. Measured once are: M, the bytes of weights that a generated token reads (traced); the target's own memory, which is its memory
-// except page cache of the model, the time to compute a token, and the text (all without a limit). The disk's bandwidth is measured before,
+// without page cache, the time to compute a token, and the text (all without a limit). The disk's bandwidth is measured before,
 // between and after the runs. They give the bound that no strategy can exceed:
 //
 //	tok/s <= min(1/T_compute, BW_disk/(M-R)), R = limit - own memory

@@ -214,7 +214,7 @@ func (s *series) run(ctx context.Context, spec runSpec) (run *Run, err error) {
 	var own int64
 	var ownErr error
 	if spec.own {
-		watchers.Go(func() { own, ownErr = s.model.OwnMemory(group, stop) })
+		watchers.Go(func() { own, ownErr = confine.OwnMemory(group, stop) })
 	}
 	// The target must not be reaped before its last counters have been read.
 	t.exited()

@@ -94,8 +94,14 @@ func Run(ctx context.Context, o Options) (s prefetch.Summary, err error) {
 		v.tell(true)
 		debug.FreeOSMemory() // whoever pays for this process may be the target's neighbour
 		v.memory.Leave()
+		if err := pages.Rest(); err != nil {
+			return v.controller.Summary(), err
+		}
 		ended, err := v.idle(ctx, process)
 		if err != nil || ended {
+			return v.controller.Summary(), err
+		}
+		if err := pages.Wake(); err != nil {
 			return v.controller.Summary(), err
 		}
 	}
