@@ -530,7 +530,12 @@ func (r *Room) Keepable() int64 {
 	return max(bytes-windowIn(bytes, defaultWindow), 0)
 }
 
-// windowFor is the window in a room: what is streamed of the op that is under way and of the next one, and two blocks that are being read meanwhile. More would be taken from
+// busyBlocks is how many blocks are being read, or have been and wait for the target, besides those of the ops that the window is for. With two the disk rested for a quarter
+// of the time, as whoever asks for reads gets a core only now and then beside the target's threads; with eight for a tenth, which was worth more than the memory that they take:
+// 1.1 to 1.3 times the tokens at all shares of a model from 0.2 to 0.85. docs/performance.md has the figures.
+const busyBlocks = 8
+
+// windowFor is the window in a room: what is streamed of the op that is under way and of the next one, and busyBlocks. More would be taken from
 // what is held; less would have the disk wait for the target. Where single pages are read, it is what the disk delivers while the slowest part of the loop runs, several times
 // over.
 func (c *Controller) windowFor(room int64) int64 {
@@ -547,7 +552,7 @@ func (c *Controller) windowFor(room int64) int64 {
 	}
 	share := 1 - float64(max(room-defaultWindow, 0))/float64(h.schedule.Bytes)
 	blocks := int64(math.Ceil(max(share, 0) * float64(largest) / float64(h.block)))
-	return windowIn(room, min((2*blocks+2)*h.block, maxWindow))
+	return windowIn(room, min((2*blocks+busyBlocks)*h.block, maxWindow))
 }
 
 func windowIn(room, window int64) int64 { return max(min(window, room/4), 0) }
