@@ -89,6 +89,18 @@ type Controller struct {
 	unreadable    bool  // a block that cannot be read was told of
 	refused       bool  // a read of what is no weight was told of
 	begun         bool  // Begin was called
+	atToken       account
+}
+
+// account is how the memory was used when a token ended. A target that is ending frees its own memory: what there is room for then says nothing about its tokens.
+type account struct {
+	room   Room
+	window int64
+	beyond Beyond
+}
+
+func (c *Controller) account() account {
+	return account{c.room, c.help.window.bytes, c.beyond()}
 }
 
 // LevelBudget is Summary.Level where Options.Budget is what bounds.
@@ -139,17 +151,24 @@ func New(pages Pages, opts Options) *Controller {
 // Summary describes the work so far.
 func (c *Controller) Summary() Summary {
 	s := c.sum
-	s.Strategy, s.Queue, s.Room, s.Level = c.opts.Strategy.Name(), c.pages.Name(), c.room.Bytes, c.room.Level
+	s.Strategy, s.Queue = c.opts.Strategy.Name(), c.pages.Name()
+	room := c.room
 	if h := c.help; h != nil {
-		s.Pinned, s.Window, s.PerToken, s.Disk = h.heldBytes, h.window.bytes, h.schedule.Bytes, c.meter.best
+		a := c.atToken
+		if a.room == (Room{}) { // there was no token yet
+			a = c.account()
+		}
+		room = a.room
+		s.Pinned, s.Window, s.PerToken, s.Disk = h.heldBytes, a.window, h.schedule.Bytes, c.meter.best
 		s.Streamed += h.streamed
 		s.Late += h.late
-		s.Beyond = c.beyond()
-		in := c.input(c.room.Bytes)
+		s.Beyond = a.beyond
+		in := c.input(room.Bytes)
 		if expected := in.Expected(h.heldBytes); expected > 0 {
 			s.Expected = float64(time.Second) / float64(expected)
 		}
 	}
+	s.Room, s.Level = room.Bytes, room.Level
 	if c.stood != nil {
 		s.Idle = c.stood.Error()
 	}
@@ -297,7 +316,7 @@ func (c *Controller) giveUp(why string) error {
 	c.opts.Log.Info("learning anew", "why", why)
 	c.sum.Streamed += h.streamed
 	c.sum.Late += h.late
-	c.help, c.contexts.main, c.contexts.stored = nil, nil, nil
+	c.help, c.contexts.main, c.contexts.stored, c.atToken = nil, nil, nil, account{}
 	for b, held := range h.held {
 		if !held {
 			continue

@@ -221,16 +221,15 @@ func TestTaken(t *testing.T) {
 	before := r.Summary()
 	r.Take(before.Pinned / 2)
 	first := r.run(1)
-	s := r.Summary()
-	if s.Taken < before.Pinned/4 || s.Room >= before.Room {
-		t.Errorf("%d bytes were taken of %d; there is room for %d, before %d", s.Taken, before.Pinned, s.Room, before.Room)
+	if s := r.Summary(); s.Taken < before.Pinned/4 {
+		t.Errorf("%d bytes were taken of %d", s.Taken, before.Pinned)
 	}
 	if first.TargetBytes > 48*mib { // what was staged was taken, too, and the target reads 8 MiB around each page that it misses
 		t.Errorf("the target read %d bytes itself", first.TargetBytes)
 	}
 	r.run(2)
-	if s := r.Summary(); s.Pinned < before.Pinned*3/4 || s.Pinned > before.Pinned-8*mib {
-		t.Errorf("%d bytes are held again of %d", s.Pinned, before.Pinned)
+	if s := r.Summary(); s.Pinned < before.Pinned*3/4 || s.Pinned > before.Pinned-8*mib || s.Room >= before.Room {
+		t.Errorf("%d bytes are held again of %d; there is room for %d, before %d", s.Pinned, before.Pinned, s.Room, before.Room)
 	}
 	r.run(160)
 	if s := r.Summary(); s.Pinned < before.Pinned-8*mib || s.Learned != 1 {

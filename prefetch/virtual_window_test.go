@@ -119,3 +119,21 @@ func TestBeyond(t *testing.T) {
 		}
 	}
 }
+
+// A target that ends frees its own memory first: that is not room which was left unused.
+func TestBeyondOfAnEnd(t *testing.T) {
+	r := settled(t, 0.85, prefetch.Options{}, nil)
+	r.run(10)
+	before := r.Summary()
+	r.SetLimit(r.Limit() + 40*mib)
+	if err := r.Sleep(120 * time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	if s := r.Summary(); s.Beyond != before.Beyond || s.Room != before.Room || s.Window != before.Window {
+		t.Errorf("room for %d, before %d; %+v, before %+v", s.Room, before.Room, s.Beyond, before.Beyond)
+	}
+	r.run(3)
+	if s := r.Summary(); s.Room <= before.Room {
+		t.Errorf("room for %d, before %d, while it goes on", s.Room, before.Room)
+	}
+}
