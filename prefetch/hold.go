@@ -67,7 +67,7 @@ type squeeze struct {
 func newHelping(s *Schedule) *helping {
 	n := len(s.Blocks)
 	return &helping{
-		schedule: s, follower: newFollower(s), window: window{visits: s.Visits}, want: make([]bool, n), bad: make([]bool, n), held: make([]bool, n), seen: make([]time.Time, n), bases: map[int]uint64{},
+		schedule: s, follower: newFollower(s), window: window{visits: s.Visits, early: make([]position, n)}, want: make([]bool, n), bad: make([]bool, n), held: make([]bool, n), seen: make([]time.Time, n), bases: map[int]uint64{},
 	}
 }
 

@@ -49,8 +49,6 @@ const (
 	outsideShare = 8
 	// defaultWindow holds what the disk delivers while the slowest part of the loop runs, several times over.
 	defaultWindow = 16 << 20
-	// maxWindow bounds what very large weights (output.weight) make of it.
-	maxWindow = 64 << 20
 )
 
 // Controller keeps the model of one target in memory as far as it fits. Feed it with the target's events, and call Tick
@@ -554,6 +552,9 @@ func (r *Room) Keepable() int64 {
 // 1.1 to 1.3 times the tokens at all shares of a model from 0.2 to 0.85. docs/performance.md has the figures.
 const busyBlocks = 8
 
+// opBlocks bounds what of the window is for the ops: what a large weight (output.weight) has behind it is paged out while it is being read, see within.
+const opBlocks = 8
+
 // windowFor is the window in a room: what is streamed of the op that is under way and of the next one, and busyBlocks. More would be taken from
 // what is held; less would have the disk wait for the target. Where single pages are read, it is what the disk delivers while the slowest part of the loop runs, several times
 // over.
@@ -571,7 +572,7 @@ func (c *Controller) windowFor(room int64) int64 {
 	}
 	share := 1 - float64(max(room-defaultWindow, 0))/float64(h.schedule.Bytes)
 	blocks := int64(math.Ceil(max(share, 0) * float64(largest) / float64(h.block)))
-	return windowIn(room, min((2*blocks+busyBlocks)*h.block, maxWindow))
+	return windowIn(room, (min(2*blocks, opBlocks)+busyBlocks)*h.block)
 }
 
 func windowIn(room, window int64) int64 { return max(min(window, room/4), 0) }
