@@ -38,8 +38,10 @@ type Options struct {
 	Judge func() error
 	// Begin, if not nil, is called when there seems to be something to win, before anything of the model is read; and again after a StandBack.
 	Begin func()
-	Log   *slog.Logger
-	Now   func() time.Time // the clock; nil: time.Now
+	// Own, if not nil, is how many bytes of memory this process takes for itself.
+	Own func() int64
+	Log *slog.Logger
+	Now func() time.Time // the clock; nil: time.Now
 }
 
 const (
@@ -161,6 +163,9 @@ func (c *Controller) Summary() Summary {
 		s.Streamed += h.streamed
 		s.Late += h.late
 		s.Beyond = a.beyond
+		if c.opts.Own != nil {
+			s.Beyond.Own = c.opts.Own()
+		}
 		in := c.input(room.Bytes)
 		if expected := in.Expected(h.heldBytes); expected > 0 {
 			s.Expected = float64(time.Second) / float64(expected)

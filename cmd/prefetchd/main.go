@@ -176,7 +176,7 @@ func report(cmd *cobra.Command, o options, s prefetch.Summary) error {
 		return err
 	}
 	b := s.Beyond
-	_, err = fmt.Fprintf(cmd.ErrOrStderr(), "prefetchd: memory that keeps nothing: window %s, reserve %s, left free %s, unused %s; read again per token: needed twice %s, taken by the kernel %s, swept %s\n",
-		bytes(b.Window), bytes(b.Reserve), bytes(b.LeftFree), bytes(b.Unused), bytes(b.Twice), bytes(b.Taken), bytes(b.Swept))
+	_, err = fmt.Fprintf(cmd.ErrOrStderr(), "prefetchd: memory that keeps nothing: window %s, reserve %s, left free %s, prefetchd itself %s, unused %s; read again per token: needed twice %s, taken by the kernel %s, swept %s\n",
+		bytes(b.Window), bytes(b.Reserve), bytes(b.LeftFree), bytes(b.Own), bytes(b.Unused), bytes(b.Twice), bytes(b.Taken), bytes(b.Swept))
 	return err
 }

@@ -535,8 +535,12 @@ func TestOwnMemory(t *testing.T) {
 	}()
 	r.finish()
 	<-done
-	if s := h.summary(t); s.Tokens < r.options.Tokens/3 || samples < 10 {
+	s := h.summary(t)
+	if s.Tokens < r.options.Tokens/3 || samples < 10 {
 		t.Fatalf("%d samples; summary %+v", samples, s)
+	}
+	if own := s.Beyond.Own; own < anonymous/2 || own > anonymous+8<<20 { // it grows while the summary is made
+		t.Errorf("it says that it takes %d bytes, of %d that were seen", own, anonymous)
 	}
 	t.Logf("at most %.1f MB: anonymous memory %.1f MB, BPF maps %.1f MB (%d samples)", float64(most)/1e6, float64(anonymous)/1e6, float64(maps)/1e6, samples)
 	if most >= bar {

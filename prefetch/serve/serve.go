@@ -11,6 +11,8 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/prometheus/procfs"
+
 	"tensorcast/capture"
 	"tensorcast/holding"
 	"tensorcast/internal/proc"
@@ -24,7 +26,7 @@ type Options struct {
 	Join bool // this process joins the target's memory cgroup, so that it pays there for what it reads
 	// Leave is how many bytes of the host's available memory are left to others; 0 chooses (see prefetch.MemoryOptions).
 	Leave int64
-	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Judge, Begin and Log are set by Run.
+	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Judge, Begin, Own and Log are set by Run.
 	Prefetch prefetch.Options
 	// Tell is called with what is being done, several times a second while the target decodes; nil: nobody asks.
 	Tell func(prefetch.Status)
@@ -85,6 +87,7 @@ func Run(ctx context.Context, o Options) (s prefetch.Summary, err error) {
 		// Not before: what this process takes until then, and where there is nothing to win, is not the target's to pay.
 		p.Begin = func() { v.memory.Join(ctx) }
 	}
+	p.Own = ownMemory
 	v.controller = prefetch.New(pages, p)
 	for {
 		stood, err := v.help(ctx)
@@ -194,4 +197,17 @@ func (v *server) tell(now bool) {
 	}
 	v.told = time.Now()
 	v.o.Tell(v.controller.Status())
+}
+
+// ownMemory is this process's anonymous memory in bytes; 0 if that cannot be told.
+func ownMemory() int64 {
+	p, err := procfs.Self()
+	if err != nil {
+		return 0
+	}
+	status, err := p.NewStatus()
+	if err != nil {
+		return 0
+	}
+	return int64(status.RssAnon)
 }
