@@ -111,8 +111,8 @@ type Summary struct {
 	Strategy     string  `json:"strategy"`
 	Tokens       int     `json:"tokens"`                  // generated while prefetching
 	TokensPerSec float64 `json:"tokens_per_sec"`          // over these
-	Expected     float64 `json:"expected_tokens_per_sec"` // by the plan, from the disk's bandwidth as measured here and the time that ops compute; 0 if not known
-	Disk         float64 `json:"disk_bytes_per_sec"`      // that the disk was seen to deliver, in the fastest quarter of a second
+	Expected     float64 `json:"expected_tokens_per_sec"` // with what was held in the end, from the disk's bandwidth as measured here and the time that ops compute (opTimes); 0 if not known
+	Disk         float64 `json:"disk_bytes_per_sec"`      // that the disk was seen to deliver, over a tenth of a second or more
 	Pinned       int64   `json:"pinned_bytes"`            // held at the end
 	Streamed     int64   `json:"streamed_bytes"`          // read ahead
 	Window       int64   `json:"window_bytes"`
@@ -166,10 +166,7 @@ func (c *Controller) Summary() Summary {
 		if c.opts.Own != nil {
 			s.Beyond.Own = c.opts.Own()
 		}
-		in := c.input(room.Bytes)
-		if expected := in.Expected(h.heldBytes); expected > 0 {
-			s.Expected = float64(time.Second) / float64(expected)
-		}
+		s.Expected = perSecond(h.predict(a.window, h.times(), c.meter.best))
 	}
 	s.Room, s.Level = room.Bytes, room.Level
 	if c.stood != nil {
@@ -224,6 +221,7 @@ func (c *Controller) decodeEnd(e event.DecodeEnd) error {
 	}
 	if h := c.help; h != nil && h.decode == e.Decode && h.tid == e.TID {
 		h.decode, h.rested = 0, c.now()
+		h.end(e.Time)
 		switch {
 		case h.met > 0:
 			if c.contexts.main == nil { // the cycle came from a file: this is the context that has it
@@ -279,7 +277,7 @@ func (c *Controller) op(o *event.Op) (err error) {
 				d.lesson.bases[file] = base
 			}
 		}
-		if followed && !r.Gathers() && c.help.done(place{file, r.Offset}, r.Nanos) && c.help.bases[file] != base {
+		if followed && !r.Gathers() && c.help.done(place{file, r.Offset}, o, r.Nanos) && c.help.bases[file] != base {
 			followed, err = c.mappedElsewhere(d, file, base)
 		}
 		return err == nil
@@ -593,7 +591,7 @@ func (c *Controller) Tick() error {
 	if err := c.pages.Poll(); err != nil {
 		return err
 	}
-	c.meter.tick(c.now())
+	c.meter.tick(c.now(), c.help.ahead+int64(c.help.advised)*c.help.block)
 	// A limit that has just been lowered leaves the target only what is not locked: milliseconds count. What was resident
 	// has been reclaimed for it.
 	change := c.opts.Memory.Changed()
