@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"tensorcast/event"
+	"tensorcast/internal/proc"
 	"tensorcast/pattern"
 )
 
@@ -27,6 +28,9 @@ type Options struct {
 	Lock bool
 	// Always helps without comparing with tokens without help: it is given up only where everything fits.
 	Always bool
+	// Dry, if not nil, makes it a dry run: once a cycle is known it is planned for, nothing is held or streamed, and Handle or Tick return ErrPlanned. Dry measures what the disk delivers
+	// of blocks of a file, as Bandwidth does.
+	Dry func(at proc.Place, blocks []Range) (perSecond float64, err error)
 	// Stored, if not nil, is a cycle to begin with, before the target has decoded. Models lists what the target maps at the time: until that is the cycle's model it is
 	// asked now and then.
 	Stored *pattern.Cycle
@@ -448,11 +452,14 @@ func (c *Controller) start(cycle *pattern.Cycle, bases map[int]uint64) error {
 	} else if fits != nil {
 		return c.standBack(fits)
 	}
+	h.wantMore(c.opts.Strategy.Plan(c.input(c.room.Bytes)).Hold)
+	if c.opts.Dry != nil {
+		return c.dry()
+	}
 	if c.opts.Begin != nil && !c.begun {
 		c.begun = true
 		c.opts.Begin()
 	}
-	h.wantMore(c.opts.Strategy.Plan(c.input(c.room.Bytes)).Hold)
 	c.watch = newWatchdog(c.contexts.stored == nil && !c.opts.Always)
 	if !c.watch.aside && len(bases) > 0 {
 		if err := c.takeHold(); err != nil {

@@ -3,11 +3,13 @@ package prefetch_test
 // This file compares predictions with what the simulated machine then does.
 
 import (
+	"errors"
 	"math/rand/v2"
 	"testing"
 	"time"
 
 	"tensorcast/event"
+	"tensorcast/internal/proc"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
 	"tensorcast/sim"
@@ -74,5 +76,55 @@ func TestExpectedSampling(t *testing.T) {
 	token := r.run(20)
 	if got, want := time.Duration(float64(time.Second)/r.Summary().Expected), samplingTime+token.Time; got < samplingTime || got > want {
 		t.Errorf("%v a token are expected, %v of which after the last op; the others take %v", got, samplingTime, token.Time)
+	}
+}
+
+// A dry run touches nothing, and foresees what then comes.
+func TestDry(t *testing.T) {
+	c := model(0, 10)
+	const disk = 1.5e9
+	measured := 0
+	opts := prefetch.Options{Always: true, Dry: func(at proc.Place, blocks []prefetch.Range) (float64, error) {
+		if measured++; at.Path == "" || len(blocks) == 0 {
+			t.Errorf("asked for %d blocks of %q", len(blocks), at.Path)
+		}
+		return disk, nil
+	}}
+	began := false
+	opts.Begin = func() { began = true }
+	for _, stored := range []bool{true, false} {
+		dry := machine(t, c, 0.7, disk, opts)
+		var err error
+		if stored {
+			err = dry.Use(c, []prefetch.Mapped{{Path: dry.Path(0)}})
+		} else {
+			_, err = dry.Run(1, c, 5)
+		}
+		if !errors.Is(err, prefetch.ErrPlanned) || dry.pages.Calls != (sim.Calls{}) || began {
+			t.Errorf("%v; %+v", err, dry.pages.Calls)
+		}
+		var kept int64
+		for _, p := range dry.Parts() {
+			if p.Kept {
+				kept += p.Bytes
+			}
+		}
+		helped := machine(t, c, 0.7, disk, prefetch.Options{Always: true})
+		helped.run(20)
+		token, s := helped.run(20), dry.Summary()
+		if kept == 0 || s.Pinned < kept || s.Pinned < helped.Summary().Pinned-2*mib || s.Pinned > helped.Summary().Pinned+2*mib {
+			t.Errorf("%d bytes would be kept, %d in all parts, %d are", s.Pinned, kept, helped.Summary().Pinned)
+		}
+		if got := s.Expected * token.Time.Seconds(); got < 0.97 || got > 1.05 {
+			t.Errorf("stored %v: %.2f tok/s expected, %v a token", stored, s.Expected, token.Time)
+		}
+	}
+	if measured != 2 {
+		t.Errorf("the disk was measured %d times", measured)
+	}
+	fits := machine(t, c, 2, disk, opts)
+	var stood *prefetch.StandBack
+	if _, err := fits.Run(1, c, 5); !errors.As(err, &stood) || stood.Reason != prefetch.Fits || len(fits.Parts()) != 0 {
+		t.Errorf("where all fits: %v", err)
 	}
 }

@@ -23,6 +23,8 @@ type options struct {
 	pid      int
 	strategy string
 	pattern  string
+	plan     string
+	dry      bool
 	noJoin   bool
 	wait     bool
 	json     bool
@@ -51,6 +53,11 @@ Tokens with help are compared with tokens without, and help that does not win is
 
 With --pattern it begins with what analyze found out, as soon as the target maps the model, before its first token. The
 pattern of another model is refused. If the target then reads something else, that is learned instead.
+
+With --dry-run it learns, or takes from --pattern, what a token reads, measures the room and the disk (reads below the
+page cache for a moment, beside those of the target), says what would be kept and how many tokens per second are
+expected, and ends: nothing is kept. --plan writes that, or what is kept in the end, as CSV: file, offset_bytes,
+size_bytes, tensor_name, visits (times that a token reads it from disk if it is streamed), state (kept or streamed).
 
 Needs root. The model must be read through a file mapping: start llama.cpp with --no-repack, without --no-mmap.
 A process that holds no ggml is refused; --wait sleeps until it has loaded it.
@@ -88,6 +95,7 @@ Exit status: 0 when the target ended or prefetchd was interrupted, 1 on failure,
 	f.BoolVar(&o.noJoin, "no-join", false, "stay in the own cgroup: pages read ahead are then not charged to the target's")
 	f.BoolVar(&o.json, "json", false, "print the summary as JSON")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "say what is being done")
+	planFlags(f, &o)
 	cmd.AddCommand(newDoctorCommand())
 	return cmd
 }
@@ -126,9 +134,16 @@ func run(cmd *cobra.Command, o options) (err error) {
 	if o.Lock {
 		log.Warn("what is locked the kernel cannot take: if another program in the target's cgroup needs more memory at once than is left, it may kill the target")
 	}
-	s, err := serve.Run(cmd.Context(), serve.Options{PID: o.pid, Late: o.wait, Join: !o.noJoin, Leave: o.leave, Prefetch: o.Options, Tell: live.tell, Log: log})
-	live.close()
+	plan, err := openPlan(&o, cmd.OutOrStdout())
 	if err != nil {
+		return err
+	}
+	s, err := serve.Run(cmd.Context(), serve.Options{PID: o.pid, Late: o.wait, Join: !o.noJoin, Dry: o.dry, Leave: o.leave, Prefetch: o.Options, Tell: live.tell, Planned: plan.take, Log: log})
+	live.close()
+	if err == nil && o.dry && s.PerToken == 0 && s.Idle == "" {
+		err = errors.New("the target generated no token: nothing was learned")
+	}
+	if err := plan.finish(err); err != nil {
 		return err
 	}
 	return report(cmd, o, s)
@@ -158,6 +173,9 @@ func report(cmd *cobra.Command, o options, s prefetch.Summary) error {
 	if o.json {
 		return cli.WriteJSON(cmd.OutOrStdout(), s)
 	}
+	if o.dry {
+		return reportDry(cmd, &o, s)
+	}
 	if s.Idle != "" && s.Tokens == 0 {
 		return nil // that was told
 	}
@@ -169,9 +187,13 @@ func report(cmd *cobra.Command, o options, s prefetch.Summary) error {
 	if s.Tokens > 0 {
 		perToken = s.Streamed / int64(s.Tokens)
 	}
+	expected := ""
+	if s.Expected > 0 {
+		expected = fmt.Sprintf(" (%.2f expected)", s.Expected)
+	}
 	bytes := func(n int64) string { return humanize.IBytes(uint64(n)) }
-	_, err := fmt.Fprintf(cmd.ErrOrStderr(), "prefetchd: %d tokens at %.2f tok/s; of %s that each token reads, %s kept, %s streamed per token (%s in all), %d late; room for %s (%s); %s\n",
-		s.Tokens, s.TokensPerSec, bytes(s.PerToken), bytes(s.Pinned), bytes(perToken), bytes(s.Streamed), s.Late, bytes(s.Room), s.Level, s.Queue)
+	_, err := fmt.Fprintf(cmd.ErrOrStderr(), "prefetchd: %d tokens at %.2f tok/s%s; of %s that each token reads, %s kept, %s streamed per token (%s in all), %d late; room for %s (%s); %s\n",
+		s.Tokens, s.TokensPerSec, expected, bytes(s.PerToken), bytes(s.Pinned), bytes(perToken), bytes(s.Streamed), s.Late, bytes(s.Room), s.Level, s.Queue)
 	if err != nil || s.Streamed == 0 {
 		return err
 	}

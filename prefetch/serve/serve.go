@@ -24,13 +24,17 @@ type Options struct {
 	PID  int
 	Late bool // the target may load ggml later; else one that has none is an error
 	Join bool // this process joins the target's memory cgroup, so that it pays there for what it reads
+	// Dry plans only: Run ends with what would be held, or with why nothing would be (Summary.Idle).
+	Dry bool
 	// Leave is how many bytes of the host's available memory are left to others; 0 chooses (see prefetch.MemoryOptions).
 	Leave int64
-	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Judge, Begin, Own and Log are set by Run.
+	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Dry, Judge, Begin, Own and Log are set by Run.
 	Prefetch prefetch.Options
 	// Tell is called with what is being done, several times a second while the target decodes; nil: nobody asks.
 	Tell func(prefetch.Status)
-	Log  *slog.Logger
+	// Planned is called in the end with what is held and streamed; nil: nobody asks.
+	Planned func([]prefetch.Part)
+	Log     *slog.Logger
 }
 
 const (
@@ -83,15 +87,21 @@ func Run(ctx context.Context, o Options) (s prefetch.Summary, err error) {
 	p.Memory, p.Log, p.Models, p.Weights = v.memory, o.Log, prefetch.MappedModels(o.PID), prefetch.ReadWeights
 	examiner := holding.New(o.PID)
 	p.Judge = func() error { return v.judge(ctx, examiner) }
+	if o.Dry {
+		p.Dry = prefetch.Bandwidth
+	}
 	if o.Join {
 		// Not before: what this process takes until then, and where there is nothing to win, is not the target's to pay.
 		p.Begin = func() { v.memory.Join(ctx) }
 	}
 	p.Own = ownMemory
 	v.controller = prefetch.New(pages, p)
+	if o.Planned != nil {
+		defer func() { o.Planned(v.controller.Parts()) }()
+	}
 	for {
 		stood, err := v.help(ctx)
-		if err != nil || stood == nil {
+		if err != nil || stood == nil || o.Dry {
 			return v.controller.Summary(), err
 		}
 		v.tell(true)
@@ -154,6 +164,8 @@ func (v *server) help(ctx context.Context) (stood *prefetch.StandBack, err error
 	switch {
 	case errors.As(err, &stood):
 		return stood, nil
+	case errors.Is(err, prefetch.ErrPlanned):
+		return nil, nil
 	case err != nil && !errors.Is(err, proc.ErrNoProcess): // the target has ended, as it may
 		return nil, err
 	case v.controller.Summary().PerToken == 0 && ctx.Err() == nil:
