@@ -542,6 +542,9 @@ func (c *Controller) checkRoom() error {
 	}
 	room.Bytes = c.explain(room.Bytes)
 	c.room = room
+	if room.Level != c.atToken.room.Level { // the target was moved, or something else bounds it
+		c.atToken = account{}
+	}
 	if c.help != nil {
 		c.help.window.bytes = c.windowFor(room.Bytes)
 	}
