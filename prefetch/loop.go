@@ -562,7 +562,7 @@ func (r *Room) Keepable() int64 {
 
 // busyBlocks is how many blocks are being read, or have been and wait for the target, besides those of the ops that the window is for. With two the disk rested for a quarter
 // of the time, as whoever asks for reads gets a core only now and then beside the target's threads; with eight for a tenth, which was worth more than the memory that they take:
-// 1.1 to 1.3 times the tokens at all shares of a model from 0.2 to 0.85. docs/performance.md has the figures.
+// docs/performance.md has the figures, at 0.85 of a model.
 const busyBlocks = 8
 
 // opBlocks bounds what of the window is for the ops: what a large weight (output.weight) has behind it is paged out while it is being read, see within.

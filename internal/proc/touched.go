@@ -47,9 +47,9 @@ func (p *Process) pagemap(address uint64, length int64) ([]byte, error) {
 		return nil, errors.Join(err, unix.ESRCH)
 	}
 	page := uint64(os.Getpagesize())
-	first, end := address/page, (address+uint64(length)+page-1)/page
-	entries := make([]byte, (end-first)*pagemapEntry)
-	n, err := f.ReadAt(entries, int64(first*pagemapEntry))
+	pages := (address%page + uint64(length) + page - 1) / page // the address may be the target's word: its sum with length may overflow
+	entries := make([]byte, pages*pagemapEntry)
+	n, err := f.ReadAt(entries, int64(address/page*pagemapEntry))
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}

@@ -44,8 +44,8 @@ func TestTouched(t *testing.T) {
 		t.Fatal(err)
 	}
 	check(0, len(memory), false)
-	for _, address := range []uint64{0, 1 << 46, 1<<63 - 1} {
-		if touched, err := p.Touched(address, 1); touched || err != nil {
+	for _, address := range []uint64{0, 1 << 46, 1<<63 - 1, 1<<64 - 1} {
+		if touched, err := p.Touched(address, 2<<12); touched || err != nil {
 			t.Errorf("at %#x: %v, %v", address, touched, err)
 		}
 	}
