@@ -34,6 +34,8 @@ type Options struct {
 	Detail     ebpf.Detail
 	Buffers    bool
 	PerfEvents bool
+	// Selected and AtOnce are as in ebpf.Options. The library cannot tell what they ask for: with Preload they are an error.
+	Selected, AtOnce bool
 	// Follow also observes processes that the target starts.
 	Follow bool
 	// Late lets Attach accept a process that has not loaded ggml yet: Run looks for its libraries. Follow implies Late.
@@ -54,6 +56,9 @@ type Options struct {
 	Signals []syscall.Signal
 	Log     *slog.Logger // nil discards
 }
+
+// ErrNeedsProbes says that something was asked for that the preloaded library cannot see.
+var ErrNeedsProbes = errors.New("is seen by the kernel's probes only")
 
 // Capture is a target with a capturer attached. Its methods are for one goroutine, except for PID.
 type Capture struct {
@@ -156,7 +161,7 @@ func attach(p *proc.Process, opts Options) (*ebpf.Tracer, error) {
 func newTracer(pid int, command []string, opts Options) (*ebpf.Tracer, error) {
 	return ebpf.New(ebpf.Options{
 		PID: pid, Hints: hints(command, pid), RingBytes: uint32(opts.RingBytes), PerfEvents: opts.PerfEvents, Interval: opts.Interval, Tick: opts.Tick, Pause: opts.Pause,
-		Detail: opts.Detail, Buffers: opts.Buffers, Follow: opts.Follow, Small: opts.Small, Log: opts.Log,
+		Detail: opts.Detail, Buffers: opts.Buffers, Selected: opts.Selected, AtOnce: opts.AtOnce, Follow: opts.Follow, Small: opts.Small, Log: opts.Log,
 	})
 }
 
@@ -164,6 +169,9 @@ func newTracer(pid int, command []string, opts Options) (*ebpf.Tracer, error) {
 func (o *Options) check() error {
 	if o.RingBytes < 0 || int64(o.RingBytes) > math.MaxUint32 {
 		return fmt.Errorf("a buffer of %d bytes: want a power of two below 4 GiB", o.RingBytes)
+	}
+	if o.Preload && o.Selected {
+		return fmt.Errorf("the preloaded library sees whole graphs: which experts are chosen %w", ErrNeedsProbes)
 	}
 	return proc.CheckMount()
 }

@@ -82,6 +82,8 @@ func (t *Tracer) dispatch(raw []byte, handle func(event.Event) error) error {
 			}
 		}
 		return nil
+	case traceKindKIND_SELECTED:
+		return t.selected(p, view[traceSelectedEvent](raw), handle)
 	case traceKindKIND_GRAPH:
 		return t.graph(p, view[traceGraphEvent](raw), handle)
 	case traceKindKIND_DECODE_BEGIN:
@@ -150,6 +152,19 @@ func (t *Tracer) op(p *target, of *traceOpsEvent, e *traceOpRecord, handle func(
 		}
 	}
 	return t.emit(p, o, handle)
+}
+
+// selected tells of the experts that a layer has chosen; their ids have arrived before.
+func (t *Tracer) selected(p *target, e *traceSelectedEvent, handle func(event.Event) error) error {
+	g, ok := t.known.gathered(p, e.Tid, e.Seq, e.Tensor)
+	if !ok {
+		t.incomplete.Add(1)
+		return nil
+	}
+	return handle(event.Selected{
+		Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid), Decode: p.decodeOf(int32(e.Tid), e.Decode), Graph: e.Graph, Seq: e.Seq, Layer: e.Layer,
+		IDs: g.ids, IDRows: g.rows,
+	})
 }
 
 // graph sends the ops that a graph of this shape has.

@@ -145,6 +145,14 @@ func (p *target) derive(o *event.Op, handle func(event.Event) error) error {
 	return nil
 }
 
+// decodeOf is the decode of an event other than an op: the one that the programs told, or the derived step that is open.
+func (p *target) decodeOf(tid int32, told uint32) uint32 {
+	if told != 0 || p.decodes {
+		return told
+	}
+	return p.derived.Decode(tid)
+}
+
 func (p *target) opName(op uint32) (string, error) {
 	if int(op) >= len(p.ops) {
 		return "", fmt.Errorf("%w: a tensor has op number %d, but the target's ggml has %d (layout: %s)", event.ErrLayout, op, len(p.ops), p.layout)

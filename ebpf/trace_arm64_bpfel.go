@@ -120,6 +120,7 @@ const (
 	traceKindKIND_GRAPH        traceKind = 7
 	traceKindKIND_BUFFERS      traceKind = 8
 	traceKindKIND_SAMPLE       traceKind = 9
+	traceKindKIND_SELECTED     traceKind = 10
 	traceKindSYSTEM_KINDS      traceKind = 64
 )
 
@@ -164,6 +165,7 @@ const (
 	traceOpFlagOP_GATHERS    traceOpFlag = 4
 	traceOpFlagOP_BUFFERS    traceOpFlag = 8
 	traceOpFlagOP_UNRESOLVED traceOpFlag = 16
+	traceOpFlagOP_TAPPED     traceOpFlag = 32
 )
 
 type traceOpRecord struct {
@@ -210,6 +212,19 @@ type traceSampleEvent struct {
 	Tgid   uint32
 	Tensor uint64
 	Raw    [512]uint8
+}
+
+type traceSelectedEvent struct {
+	_      structs.HostLayout
+	Kind   uint32
+	Tgid   uint32
+	Tid    uint32
+	Decode uint32
+	Time   uint64
+	Seq    uint64
+	Tensor uint64
+	Graph  uint32
+	Layer  int32
 }
 
 type traceShape struct {
@@ -272,14 +287,16 @@ type traceTargetConfig struct {
 }
 
 type traceTemplate struct {
-	_     structs.HostLayout
-	Key   traceNodeKey
-	Ids   uint64
-	Id    uint32
-	Next  uint32
-	Nsrc  uint32
-	Flags uint32
-	Pad   [2]uint64
+	_      structs.HostLayout
+	Key    traceNodeKey
+	Ids    uint64
+	Id     uint32
+	Next   uint32
+	Nsrc   uint32
+	Flags  uint32
+	Tapped uint64
+	Layer  int32
+	Tap    uint32
 }
 
 type traceTemplateEvent struct {
@@ -332,6 +349,7 @@ type traceThread struct {
 	Stalled       uint64
 	Sources       [16]uint64
 	Weight        [4]uint64
+	Label         [8]uint64
 	Gr            traceGraphEvent
 	Tm            traceTemplateEvent
 	Ids           traceIdsEvent
@@ -365,6 +383,7 @@ const (
 	traceProgOp                 = "op"
 	traceProgSetWarmup          = "set_warmup"
 	traceProgWhoami             = "whoami"
+	traceVarAtOnce              = "at_once"
 	traceVarBatch               = "batch"
 	traceVarConfigurations      = "configurations"
 	traceVarDecodes             = "decodes"
@@ -384,6 +403,7 @@ const (
 	traceVarUnusedOpFlag        = "unused_op_flag"
 	traceVarUnusedOpsEvent      = "unused_ops_event"
 	traceVarUnusedSampleEvent   = "unused_sample_event"
+	traceVarUnusedSelectedEvent = "unused_selected_event"
 	traceVarUnusedShapeEvent    = "unused_shape_event"
 	traceVarUnusedSourceFlag    = "unused_source_flag"
 	traceVarUnusedTemplateEvent = "unused_template_event"
@@ -391,6 +411,7 @@ const (
 	traceVarWantBuffers         = "want_buffers"
 	traceVarWantGraph           = "want_graph"
 	traceVarWantIo              = "want_io"
+	traceVarWantSelected        = "want_selected"
 	traceVarWide                = "wide"
 )
 
@@ -467,6 +488,7 @@ type traceMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type traceVariableSpecs struct {
+	AtOnce              *ebpf.VariableSpec `ebpf:"at_once"`
 	Batch               *ebpf.VariableSpec `ebpf:"batch"`
 	Configurations      *ebpf.VariableSpec `ebpf:"configurations"`
 	Decodes             *ebpf.VariableSpec `ebpf:"decodes"`
@@ -486,6 +508,7 @@ type traceVariableSpecs struct {
 	UnusedOpFlag        *ebpf.VariableSpec `ebpf:"unused_op_flag"`
 	UnusedOpsEvent      *ebpf.VariableSpec `ebpf:"unused_ops_event"`
 	UnusedSampleEvent   *ebpf.VariableSpec `ebpf:"unused_sample_event"`
+	UnusedSelectedEvent *ebpf.VariableSpec `ebpf:"unused_selected_event"`
 	UnusedShapeEvent    *ebpf.VariableSpec `ebpf:"unused_shape_event"`
 	UnusedSourceFlag    *ebpf.VariableSpec `ebpf:"unused_source_flag"`
 	UnusedTemplateEvent *ebpf.VariableSpec `ebpf:"unused_template_event"`
@@ -493,6 +516,7 @@ type traceVariableSpecs struct {
 	WantBuffers         *ebpf.VariableSpec `ebpf:"want_buffers"`
 	WantGraph           *ebpf.VariableSpec `ebpf:"want_graph"`
 	WantIo              *ebpf.VariableSpec `ebpf:"want_io"`
+	WantSelected        *ebpf.VariableSpec `ebpf:"want_selected"`
 	Wide                *ebpf.VariableSpec `ebpf:"wide"`
 }
 
@@ -547,6 +571,7 @@ func (m *traceMaps) Close() error {
 //
 // It can be passed to loadTraceObjects or ebpf.CollectionSpec.LoadAndAssign.
 type traceVariables struct {
+	AtOnce              *ebpf.Variable `ebpf:"at_once"`
 	Batch               *ebpf.Variable `ebpf:"batch"`
 	Configurations      *ebpf.Variable `ebpf:"configurations"`
 	Decodes             *ebpf.Variable `ebpf:"decodes"`
@@ -566,6 +591,7 @@ type traceVariables struct {
 	UnusedOpFlag        *ebpf.Variable `ebpf:"unused_op_flag"`
 	UnusedOpsEvent      *ebpf.Variable `ebpf:"unused_ops_event"`
 	UnusedSampleEvent   *ebpf.Variable `ebpf:"unused_sample_event"`
+	UnusedSelectedEvent *ebpf.Variable `ebpf:"unused_selected_event"`
 	UnusedShapeEvent    *ebpf.Variable `ebpf:"unused_shape_event"`
 	UnusedSourceFlag    *ebpf.Variable `ebpf:"unused_source_flag"`
 	UnusedTemplateEvent *ebpf.Variable `ebpf:"unused_template_event"`
@@ -573,6 +599,7 @@ type traceVariables struct {
 	WantBuffers         *ebpf.Variable `ebpf:"want_buffers"`
 	WantGraph           *ebpf.Variable `ebpf:"want_graph"`
 	WantIo              *ebpf.Variable `ebpf:"want_io"`
+	WantSelected        *ebpf.Variable `ebpf:"want_selected"`
 	Wide                *ebpf.Variable `ebpf:"wide"`
 }
 

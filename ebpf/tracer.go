@@ -55,7 +55,12 @@ type Options struct {
 	Detail  Detail
 	Buffers bool // also report other tensors than weights (Op.Buffers), and ops that read no weight
 	Follow  bool // also trace processes that the target starts
-	Log     *slog.Logger
+	// Selected asks for event.Selected: which experts a layer is about to read. DetailGraph does not see them. Ops are then sent one by one, so that events arrive in the
+	// order in which they happened.
+	Selected bool
+	// AtOnce wakes the reader for each event.Selected, which then does not wait for Interval or Pause to be over. The calls of Tick do not become more.
+	AtOnce bool
+	Log    *slog.Logger
 }
 
 // Detail is how closely a target is observed; more detail costs the target more time.
@@ -125,6 +130,9 @@ func New(opts Options) (*Tracer, error) {
 	if err != nil {
 		return nil, err
 	}
+	if opts.Selected && opts.Detail == DetailGraph {
+		return nil, errors.Join(errors.New("which experts are chosen is not seen in whole graphs: observe ops"), main.process.Close())
+	}
 	t := &Tracer{
 		opts: opts, glance: glance, multi: !opts.PerfEvents && features.HaveBPFLinkUprobeMulti() == nil, images: map[proc.FileID]*ggml.Image{}, files: map[*ggml.Image]*os.File{}, done: map[attachment]bool{}, execs: make(chan execRequest, 1), ran: make(chan struct{}),
 		main: main, targets: map[uint32]*target{uint32(opts.PID): main},
@@ -153,6 +161,7 @@ func (t *Tracer) load() error {
 	err = errors.Join(spec.Variables["want_graph"].Set(flag(t.opts.Detail == DetailGraph)), spec.Variables["want_buffers"].Set(flag(t.opts.Buffers)),
 		spec.Variables["want_io"].Set(flag(t.opts.Detail == DetailIO)), spec.Variables["wide"].Set(flag(t.wide)),
 		spec.Variables["page_shift"].Set(pageShift()), spec.Variables["batch"].Set(t.opts.batch()),
+		spec.Variables["want_selected"].Set(flag(t.opts.Selected)), spec.Variables["at_once"].Set(flag(t.opts.AtOnce)),
 		spec.Variables["wake_at"].Set(wakeAt(spec.Maps["events"].MaxEntries)),
 		spec.Variables["template_mask"].Set(spec.Maps["templates"].MaxEntries-1))
 	if err != nil {
@@ -232,7 +241,7 @@ func (t *Tracer) MapBytes() (int64, error) {
 
 // batch is how many ops are sent together: one, if somebody waits for them or their order with other events matters.
 func (o *Options) batch() uint32 {
-	if o.Interval < 100*time.Millisecond || o.Detail == DetailIO || o.Buffers {
+	if o.Interval < 100*time.Millisecond || o.Detail == DetailIO || o.Buffers || o.Selected {
 		return 1
 	}
 	return uint32(len(traceOpsEvent{}.Ops))
@@ -552,13 +561,17 @@ func (t *Tracer) Run(ctx context.Context, handle func(event.Event) error) error 
 		if err != nil {
 			return err
 		}
+		var nap time.Time // until when this loop rests, save for events that wake it
 		switch wait := min(t.opts.Pause(), max(time.Until(look), lookInterval)); {
 		case behind:
 			t.reader.SetDeadline(time.Now())
 		case wait >= minPoll:
 			t.reader.SetDeadline(time.Now().Add(wait))
 		default:
-			nanosleep(wait)
+			nap = time.Now().Add(wait)
+			if err := t.rest(wait); err != nil {
+				return err
+			}
 			t.reader.SetDeadline(time.Now())
 		}
 		behind = false
@@ -576,6 +589,14 @@ func (t *Tracer) Run(ctx context.Context, handle func(event.Event) error) error 
 				}
 			}
 			err := t.reader.ReadInto(&rec)
+			if left := time.Until(nap); errors.Is(err, os.ErrDeadlineExceeded) && left > 0 && t.opts.AtOnce {
+				if err := t.rest(left); err != nil {
+					return err
+				}
+				t.reader.SetDeadline(time.Now())
+				begun = time.Time{}
+				continue
+			}
 			if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, ringbuf.ErrFlushed) {
 				break
 			}
@@ -607,6 +628,20 @@ func (t *Tracer) Run(ctx context.Context, handle func(event.Event) error) error 
 			return err
 		}
 	}
+}
+
+// rest waits for a time of below a millisecond or some, or with AtOnce until the programs wake the reader or have left something in the ring buffer.
+func (t *Tracer) rest(d time.Duration) error {
+	if !t.opts.AtOnce {
+		nanosleep(d)
+		return nil
+	}
+	ring := []unix.PollFd{{Fd: int32(t.objs.Events.FD()), Events: unix.POLLIN}}
+	ts := unix.NsecToTimespec(int64(max(d, 0)))
+	if _, err := unix.Ppoll(ring, &ts, nil); err != nil && !errors.Is(err, unix.EINTR) {
+		return fmt.Errorf("wait for the ring buffer: %w", err)
+	}
+	return nil
 }
 
 // nanosleep sleeps in the kernel. time.Sleep parks the goroutine, and another thread has to wake this one: where the target's threads spin on all processors that thread may wait for a

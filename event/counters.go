@@ -12,7 +12,7 @@ type Counters struct {
 	OpsLost        uint64 `json:"ops_lost"`                   // lost: the ring buffer was full
 	Unfinished     uint64 `json:"unfinished"`                 // still running when the capture ended
 	Received       uint64 `json:"received"`                   // ops that were read from the ring buffer
-	OthersLost     uint64 `json:"others_lost"`                // other events (begin and end of decodes, ids) lost because the ring buffer was full
+	OthersLost     uint64 `json:"others_lost"`                // other events (begin and end of decodes, ids, chosen experts) lost because the ring buffer was full
 	Faults         uint64 `json:"faults"`                     // the op itself could not be read from the target's memory
 	Unresolved     uint64 `json:"unresolved"`                 // source tensors whose address could not be resolved to a mapping
 	Clipped        uint64 `json:"clipped"`                    // ops whose weights or ids could not be read completely, or do not fit an event

@@ -15,7 +15,7 @@ import (
 	"tensorcast/gguf"
 )
 
-// Event is one observation: a FileSeen, DecodeBegin, DecodeEnd, *Op, PageIn, ProcessBegin or ProcessEnd. Events of one thread arrive in the
+// Event is one observation: a FileSeen, DecodeBegin, DecodeEnd, *Op, Selected, PageIn, ProcessBegin or ProcessEnd. Events of one thread arrive in the
 // order in which they happened; those of different threads may not.
 type Event interface{ event() }
 
@@ -82,6 +82,20 @@ type Op struct {
 	// Memo, if not nil, is shared by all ops of one process that have the same Name, GatherDim, ByExpert and Sources. A consumer can keep
 	// in it what it has computed from these fields.
 	Memo *Memo
+}
+
+// Selected tells which experts a layer of a mixture is about to read. It is sent, if the capturer was asked for that, when the router has chosen them and before the
+// first op that reads one begins; that op's [Op] repeats them, when it is over. The warm-up chooses all experts.
+type Selected struct {
+	Time   int64 // ns, CLOCK_MONOTONIC
+	PID    int32
+	TID    int32
+	Decode uint32 // as in Op, like the following two
+	Graph  uint32
+	Seq    uint64  // of the op that began: it uses the choice, and reads no expert unless it is the first that does
+	Layer  int32   // -1 if the target's tensors do not tell
+	IDs    []int32 // the experts: IDRows rows (tokens) of len(IDs)/IDRows slots, the first with the highest score; whoever gets them may keep, but not change them
+	IDRows int
 }
 
 // Memo holds what a consumer of events has computed from an op. Only one consumer of a stream may use it, in the goroutine that handles the
@@ -157,6 +171,7 @@ func (FileSeen) event()     {}
 func (DecodeBegin) event()  {}
 func (DecodeEnd) event()    {}
 func (*Op) event()          {}
+func (Selected) event()     {}
 func (PageIn) event()       {}
 func (ProcessBegin) event() {}
 func (ProcessEnd) event()   {}

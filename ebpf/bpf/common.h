@@ -24,6 +24,7 @@ enum kind {
 	KIND_GRAPH,
 	KIND_BUFFERS,
 	KIND_SAMPLE,
+	KIND_SELECTED,
 	SYSTEM_KINDS = 64, /* the kinds of system.bpf.c begin here */
 };
 

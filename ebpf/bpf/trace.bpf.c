@@ -19,6 +19,7 @@
 char LICENSE[] SEC("license") = "Dual BSD/GPL"; /* bpf_find_vma and bpf_probe_read_user are GPL-only helpers */
 
 #define MAX_WEIGHTS 4 /* weights per op that a template carries */
+#define ONLY_TAPPED 64 /* number of weights of a template that is there only because something is told of when its op begins */
 #define IDS_PER_EVENT 128
 #define MAX_IDS 65536
 #define MAX_NODES (1 << 18) /* of a graph; the largest have some 10^5 */
@@ -29,8 +30,9 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL"; /* bpf_find_vma and bpf_probe_re
 #define MAX_BATCHED 16
 #define THREAD_SLOTS 64
 
-enum op_flag { OP_FUSED = 1, OP_CLIPPED = 2, OP_GATHERS = 4, OP_BUFFERS = 8, OP_UNRESOLVED = 16 };
+enum op_flag { OP_FUSED = 1, OP_CLIPPED = 2, OP_GATHERS = 4, OP_BUFFERS = 8, OP_UNRESOLVED = 16, OP_TAPPED = 32 };
 #define EBUSY 16
+enum tap { TAP_NONE, TAP_SELECTED };
 enum source_flag { SOURCE_IN_FILE = 1, SOURCE_UNRESOLVED = 2 };
 
 /* Set before loading. */
@@ -39,6 +41,8 @@ const volatile u32 want_buffers; /* also report tensors that are no weights */
 const volatile u32 want_io;      /* record which op is running, for page-ins */
 const volatile u32 wide;         /* processes that are no targets hit the probes, too */
 const volatile u32 batch;        /* ops that are sent together, 1 to MAX_BATCHED */
+const volatile u32 want_selected; /* tell of the chosen experts before they run */
+const volatile u32 at_once;       /* wake the reader for that, however little the ring buffer holds */
 const volatile u32 template_mask; /* number of templates, a power of two, minus one */
 
 struct source {
@@ -159,6 +163,19 @@ struct buffers_event {
 	struct buffer buffers[MAX_NODE_SRC + 1];
 };
 
+/* The experts that a layer has chosen; its ids were sent before. */
+struct selected_event {
+	u32 kind;
+	u32 tgid;
+	u32 tid;
+	u32 decode;
+	u64 time;
+	u64 seq;    /* number of the op that reads the choice first */
+	u64 tensor; /* address of the ids */
+	u32 graph;
+	s32 layer; /* -1: not known */
+};
+
 struct sample_event {
 	u32 kind;
 	u32 tgid;
@@ -180,9 +197,11 @@ struct template {
 	u64 ids; /* address of the tensor with the ids that the op gathers by */
 	u32 id;
 	u32 next; /* index of the template that followed this one the last time */
-	u32 nsrc;
+	u32 nsrc;   /* weights, or ONLY_TAPPED */
 	u32 flags;
-	u64 pad[2];
+	u64 tapped; /* with OP_TAPPED: address of the tensor that is told of when the op begins */
+	s32 layer;  /* whose tensor it is; -1: not known */
+	u32 tap;    /* what is told, an enum tap */
 };
 
 struct shape_key {
@@ -246,6 +265,7 @@ struct thread {
 	u64 stalled; /* the target's value when the op began */
 	u64 sources[MAX_NODE_SRC];
 	u64 weight[MAX_WEIGHTS];
+	u64 label[8]; /* the name of a tensor */
 	struct graph_event gr;
 	struct template_event tm;
 	struct ids_event ids;
@@ -326,6 +346,7 @@ const struct shape_event *unused_shape_event __attribute__((unused));
 const struct graph_event *unused_graph_event __attribute__((unused));
 const struct buffers_event *unused_buffers_event __attribute__((unused));
 const struct sample_event *unused_sample_event __attribute__((unused));
+const struct selected_event *unused_selected_event __attribute__((unused));
 const enum kind *unused_kind __attribute__((unused));
 const enum counter *unused_counter __attribute__((unused));
 const enum limit *unused_limit __attribute__((unused));
@@ -629,6 +650,66 @@ static __always_inline bool is_weight(struct thread *th, u32 n, u64 source)
 	return false;
 }
 
+/* The first 8 bytes of a literal as a number, the first lowest. (A loop over a literal would need a map that holds it.) */
+#define AT(s, i) ((u64)(u8)(s)[i] << 8 * (i))
+#define WORD(s) (AT(s, 0) | AT(s, 1) | AT(s, 2) | AT(s, 3) | AT(s, 4) | AT(s, 5) | AT(s, 6) | AT(s, 7))
+#define BYTES(word, n) ((word) & ((1ULL << 8 * (n)) - 1))
+
+/* The number of up to four digits at a place of a label, and where it ends; -1 if there is none. */
+static __always_inline s32 number(const u64 *label, u32 at, u32 *end)
+{
+	const char *text = (const char *)label;
+	s32 n = -1;
+	*end = at;
+#pragma unroll
+	for (u32 i = 0; i < 4; i++) {
+		u32 digit = (u8)text[(at + i) & 63] - '0';
+		if (digit > 9)
+			break;
+		n = (n < 0 ? 0 : n) * 10 + digit;
+		*end = at + i + 1;
+	}
+	return n;
+}
+
+/* Reads a tensor's name into th->label. */
+static __always_inline bool read_label(struct thread *th, u64 tensor)
+{
+	return tensor && !bpf_probe_read_user(th->label, sizeof(th->label), (void *)(tensor + th->layout.name));
+}
+
+/* Decides what is told of when the op of th->tm begins. The chosen experts are known when the op before is over, which sorts: llama.cpp then looks up
+ * their weights (get_rows by ffn_moe_topk-L), and only then the experts run. Where it does not, or names its tensors otherwise, the experts' first op tells. */
+__attribute__((noinline)) int find_tap(struct thread *th)
+{
+	if (!th)
+		return 0;
+	th->known.tap = TAP_NONE;
+	th->known.layer = -1;
+	struct gather *gather = gather_of(th, th->tm.op);
+	if (!gather)
+		return 0;
+	u64 source = th->sources[gather->source & (MAX_NODE_SRC - 1)], ids = th->sources[gather->ids & (MAX_NODE_SRC - 1)];
+	u32 end = 0;
+	s32 layer = -1;
+	if (gather->experts) {
+		if (!th->known.ids)
+			return 0;
+		if (read_label(th, source) && BYTES(th->label[0], 4) == WORD("blk.\0\0\0\0"))
+			layer = number(th->label, 4, &end);
+	} else {
+		if (!read_label(th, ids) || th->label[0] != WORD("ffn_moe_") || BYTES(th->label[1], 5) != WORD("topk-\0\0\0"))
+			return 0;
+		layer = number(th->label, 13, &end);
+		if (layer < 0 || ((char *)th->label)[end & 63])
+			return 0;
+	}
+	th->known.tapped = ids;
+	th->known.layer = layer;
+	th->known.tap = TAP_SELECTED;
+	return 0;
+}
+
 /* Finds out what a node reads (together with second, if not 0, which is fused to it) and sends that as a template. */
 __attribute__((noinline)) int learn(struct thread *th, u64 node, u64 second)
 {
@@ -648,6 +729,10 @@ __attribute__((noinline)) int learn(struct thread *th, u64 node, u64 second)
 	struct gather *gather = gather_of(th, tm->op);
 	if (gather && is_weight(th, tm->nsrc, th->sources[gather->source & (MAX_NODE_SRC - 1)]))
 		ids = th->sources[gather->ids & (MAX_NODE_SRC - 1)];
+	th->known.ids = ids;
+	th->known.tap = TAP_NONE;
+	if (want_selected)
+		find_tap(th);
 	if (second) {
 		tm->flags |= OP_FUSED;
 		if (!read_node(th, second, &tm->fused_op))
@@ -667,8 +752,12 @@ __attribute__((noinline)) int learn(struct thread *th, u64 node, u64 second)
 	tm->id = __sync_fetch_and_add(&names, 1) + 1;
 	th->known.id = tm->id;
 	th->known.next = 0;
-	th->known.ids = ids;
 	th->known.nsrc = tm->nsrc;
+	if (th->known.tap) {
+		tm->flags |= OP_TAPPED;
+		if (!tm->nsrc && !want_buffers)
+			th->known.nsrc = ONLY_TAPPED;
+	}
 	th->known.flags = tm->flags;
 	if (!tm->nsrc && !want_buffers)
 		return 1;
@@ -791,6 +880,25 @@ static __always_inline u32 add_ids(struct thread *th, u64 tensor)
 	th->ids_tensor = tensor;
 	th->ids_graph = th->graph;
 	th->ids_seq = th->seq;
+	return 0;
+}
+
+/* Tells which experts a layer has chosen, unless that was done in this graph. */
+SELDOM int tell_selected(struct thread *th, u64 tensor, s32 layer)
+{
+	if (th->ids_tensor == tensor && th->ids_graph == th->graph)
+		return 0;
+	if (!send_ids(th, tensor, th->seq))
+		return 0; /* the experts' ops try again, and account for it */
+	th->ids_tensor = tensor;
+	th->ids_graph = th->graph;
+	th->ids_seq = th->seq;
+	struct selected_event e = {
+		.kind = KIND_SELECTED, .tgid = th->evs.tgid, .tid = th->evs.tid, .decode = th->decode, .time = bpf_ktime_get_ns(), .seq = th->seq, .tensor = tensor,
+		.graph = th->graph, .layer = layer,
+	};
+	if (bpf_ringbuf_output(&events, &e, sizeof(e), at_once ? BPF_RB_FORCE_WAKEUP : wakeup()))
+		count(COUNT_OTHERS_LOST);
 	return 0;
 }
 
@@ -940,10 +1048,17 @@ static __always_inline int op_hit(u64 params, u64 node, u64 second)
 	o->id = t->id;
 	o->seq = th->seq;
 	o->ids_back = 0;
-	if (unlikely(t->ids || t->flags & OP_CLIPPED || th->buffers))
+	if (unlikely(t->ids || t->flags & (OP_CLIPPED | OP_TAPPED) || th->buffers)) {
+		if (t->flags & OP_TAPPED)
+			tell_selected(th, t->tapped, t->layer);
+		if (t->nsrc == ONLY_TAPPED) {
+			th->no_weight++;
+			return 0;
+		}
 		o->flags = accompany(th, t, o, second ? second : node);
-	else
+	} else {
 		o->flags = t->flags;
+	}
 	th->pending = 1;
 	th->begun++;
 	return 0;

@@ -1,0 +1,161 @@
+package ebpf
+
+// These tests look at what is told of a mixture's experts before they run.
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tensorcast/event"
+	"tensorcast/experiments/llama"
+	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/internal/proc"
+	"tensorcast/internal/testenv"
+)
+
+// mixtures are models to look at: a synthetic one, and a trained one where there is one.
+func mixtures(t *testing.T) map[string]func(*testing.T) (*llama.Installation, llama.Options) {
+	return map[string]func(*testing.T) (*llama.Installation, llama.Options){
+		"synthetic": func(t *testing.T) (*llama.Installation, llama.Options) { return options(t, moe) },
+		"trained": func(t *testing.T) (*llama.Installation, llama.Options) {
+			testenv.NeedRoot(t)
+			path := llamatest.Trained(t, "tiny-moe-q8_0.gguf")
+			return llamatest.ForTest(t), llama.Options{Model: path, Prompt: "Once upon a time there was", Tokens: 12, Threads: 1, NoRepack: true}
+		},
+	}
+}
+
+// layerOf is the layer whose weight an op reads first.
+func layerOf(t *testing.T, o *event.Op) (layer int32) {
+	t.Helper()
+	if _, err := fmt.Sscanf(o.Sources[0].Name, "blk.%d.", &layer); err != nil {
+		t.Fatalf("source %q: %v", o.Sources[0].Name, err)
+	}
+	return layer
+}
+
+// Each layer's choice is told once in each graph, before the first op that reads an expert begins, and is what that op gathers by: in a prompt, whose tokens'
+// choices lie apart in memory, and for a token.
+func TestSelected(t *testing.T) {
+	for name, model := range mixtures(t) {
+		for variant, opts := range map[string]Options{
+			"op": {}, "io": {Detail: DetailIO}, "buffers": {Buffers: true}, "small": {Small: true, Interval: time.Millisecond, AtOnce: true},
+			"tiny": {Small: true, templates: 8}, // nodes are forgotten all the time
+		} {
+			t.Run(name+" "+variant, func(t *testing.T) {
+				in, o := model(t)
+				opts.Selected = true
+				events, _ := watch(t, opts, in.Command(t.Context(), o), nil)
+				told := map[string]*event.Selected{}
+				tokens := map[uint32]int32{}
+				prompts, generated := 0, 0
+				place := func(decode, graph uint32, layer int32) string { return fmt.Sprint(decode, " ", graph, " ", layer) }
+				first := map[string]bool{}
+				for _, e := range events {
+					switch e := e.(type) {
+					case event.DecodeBegin:
+						tokens[e.Decode] = e.Tokens
+					case event.Selected:
+						at := place(e.Decode, e.Graph, e.Layer)
+						if told[at] != nil || e.Layer < 0 || e.Decode == 0 || len(e.IDs) == 0 || e.TID == 0 || e.PID == 0 {
+							t.Fatalf("%+v after %+v", e, told[at])
+						}
+						told[at] = &e
+						if e.IDRows > 1 {
+							prompts++
+						} else if tokens[e.Decode] == 1 {
+							generated++
+						}
+					case *event.Op:
+						if !e.ByExpert {
+							continue
+						}
+						at := place(e.Decode, e.Graph, layerOf(t, e))
+						s := told[at]
+						if s == nil {
+							t.Fatalf("layer, graph %s: %s comes before the choice is told", at, e.Sources[0].Name)
+						}
+						if !slices.Equal(s.IDs, e.IDs) || s.IDRows != e.IDRows || s.TID != e.TID {
+							t.Errorf("%s: told %v in %d rows, read %v in %d", at, s.IDs, s.IDRows, e.IDs, e.IDRows)
+						}
+						// The lookup of the chosen experts' weights is an op before.
+						if s.Seq >= e.Seq || s.Time >= e.Time {
+							t.Errorf("%s: told at %d, in op %d; %s began at %d, as op %d", at, s.Time, s.Seq, e.Sources[0].Name, e.Time, e.Seq)
+						}
+						first[at] = true
+					}
+				}
+				if len(first) != len(told) || prompts == 0 || generated < o.Tokens-1 {
+					t.Errorf("%d choices told, %d of prompts, %d of single tokens; %d were used", len(told), prompts, generated, len(first))
+				}
+			})
+		}
+	}
+}
+
+// Nothing is told that was not asked for; and in whole graphs it cannot be.
+func TestSelectedUnasked(t *testing.T) {
+	in, o := options(t, moe)
+	events, _ := watch(t, Options{AtOnce: true}, in.Command(t.Context(), o), nil)
+	if n := len(all[event.Selected](events)); n != 0 {
+		t.Errorf("%d choices were told", n)
+	}
+	if tr, err := New(Options{PID: unix.Getpid(), Detail: DetailGraph, Selected: true}); err == nil || !strings.Contains(err.Error(), "observe ops") {
+		t.Errorf("%v, %v", tr, err)
+	}
+}
+
+// Whoever asks for it is woken: the choices of a token come at once, however long the reader would sleep, and Tick is not called more often. Others wait.
+func TestSelectedAtOnce(t *testing.T) {
+	in, o := options(t, moe)
+	o.Tokens = 100 // they do not fill an eighth of the buffer, which wakes the reader, too
+	const (
+		attempts = 10 // on a busy machine the reader gets no processor for longer than the target runs
+		soon     = time.Millisecond
+	)
+	for _, pause := range []time.Duration{time.Hour, minPoll - time.Millisecond} {
+		// lag is what a quarter of the choices took at most until they were handed over.
+		lag := func(atOnce bool) time.Duration {
+			var lags []time.Duration
+			ticks := 0
+			opts := Options{Selected: true, AtOnce: atOnce, Interval: time.Hour, Pause: func() time.Duration { return pause }, Tick: func() error { ticks++; return nil }}
+			begun := time.Now()
+			watchEach(t, opts, in.Command(t.Context(), o), func(*proc.Child) {}, func(e event.Event) {
+				if s, is := e.(event.Selected); is {
+					lags = append(lags, time.Duration(now(t)-s.Time))
+				}
+			})
+			if most := 10 + int(time.Since(begun)/lookInterval); ticks > most {
+				t.Errorf("pause %v, at once %v: %d ticks, want at most %d", pause, atOnce, ticks, most)
+			}
+			slices.Sort(lags)
+			return lags[len(lags)/4]
+		}
+		if late := lag(false); late < soon {
+			t.Errorf("pause %v: a quarter of the choices came within %v, though nobody was to be woken", pause, late)
+		}
+		shortest := time.Hour
+		for range attempts {
+			if shortest = min(shortest, lag(true)); shortest < soon {
+				break
+			}
+		}
+		if shortest >= soon {
+			t.Errorf("pause %v: a quarter of the choices took %v to come, in the best of %d runs", pause, shortest, attempts)
+		}
+	}
+}
+
+func now(t *testing.T) int64 {
+	t.Helper()
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		t.Fatal(err)
+	}
+	return ts.Nano()
+}
