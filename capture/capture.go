@@ -34,8 +34,10 @@ type Options struct {
 	Detail     ebpf.Detail
 	Buffers    bool
 	PerfEvents bool
-	// Selected and AtOnce are as in ebpf.Options. The library cannot tell what they ask for: with Preload they are an error.
-	Selected, AtOnce bool
+	// Selected, Inputs, InputRows and AtOnce are as in ebpf.Options. The library cannot tell what they ask for: with Preload the first two are an error.
+	Selected          bool
+	Inputs, InputRows int
+	AtOnce            bool
 	// Follow also observes processes that the target starts.
 	Follow bool
 	// Late lets Attach accept a process that has not loaded ggml yet: Run looks for its libraries. Follow implies Late.
@@ -161,7 +163,7 @@ func attach(p *proc.Process, opts Options) (*ebpf.Tracer, error) {
 func newTracer(pid int, command []string, opts Options) (*ebpf.Tracer, error) {
 	return ebpf.New(ebpf.Options{
 		PID: pid, Hints: hints(command, pid), RingBytes: uint32(opts.RingBytes), PerfEvents: opts.PerfEvents, Interval: opts.Interval, Tick: opts.Tick, Pause: opts.Pause,
-		Detail: opts.Detail, Buffers: opts.Buffers, Selected: opts.Selected, AtOnce: opts.AtOnce, Follow: opts.Follow, Small: opts.Small, Log: opts.Log,
+		Detail: opts.Detail, Buffers: opts.Buffers, Selected: opts.Selected, Inputs: opts.Inputs, InputRows: opts.InputRows, AtOnce: opts.AtOnce, Follow: opts.Follow, Small: opts.Small, Log: opts.Log,
 	})
 }
 
@@ -170,8 +172,8 @@ func (o *Options) check() error {
 	if o.RingBytes < 0 || int64(o.RingBytes) > math.MaxUint32 {
 		return fmt.Errorf("a buffer of %d bytes: want a power of two below 4 GiB", o.RingBytes)
 	}
-	if o.Preload && o.Selected {
-		return fmt.Errorf("the preloaded library sees whole graphs: which experts are chosen %w", ErrNeedsProbes)
+	if o.Preload && (o.Selected || o.Inputs != 0) {
+		return fmt.Errorf("the preloaded library sees whole graphs: what routers read and choose %w", ErrNeedsProbes)
 	}
 	return proc.CheckMount()
 }

@@ -84,6 +84,8 @@ func (t *Tracer) dispatch(raw []byte, handle func(event.Event) error) error {
 		return nil
 	case traceKindKIND_SELECTED:
 		return t.selected(p, view[traceSelectedEvent](raw), handle)
+	case traceKindKIND_INPUT:
+		return t.input(p, view[traceInputEvent](raw), handle)
 	case traceKindKIND_GRAPH:
 		return t.graph(p, view[traceGraphEvent](raw), handle)
 	case traceKindKIND_DECODE_BEGIN:
@@ -164,6 +166,22 @@ func (t *Tracer) selected(p *target, e *traceSelectedEvent, handle func(event.Ev
 	return handle(event.Selected{
 		Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid), Decode: p.decodeOf(int32(e.Tid), e.Decode), Graph: e.Graph, Seq: e.Seq, Layer: e.Layer,
 		IDs: g.ids, IDRows: g.rows,
+	})
+}
+
+// input puts the pieces of a row together, and hands it over when it is whole.
+func (t *Tracer) input(p *target, e *traceInputEvent, handle func(event.Event) error) error {
+	values, ok := t.known.join(p, e)
+	if !ok {
+		return nil
+	}
+	point := event.PointRouter
+	if e.Tap == uint32(traceTapTAP_ATTENTION) {
+		point = event.PointAttention
+	}
+	return handle(event.RouterInput{
+		Time: int64(e.Time), PID: int32(p.pid), TID: int32(e.Tid), Decode: p.decodeOf(int32(e.Tid), e.Decode), Graph: e.Graph, Seq: e.Seq, Layer: e.Layer,
+		Point: point, Row: int(e.Row), Rows: int(e.Rows), Values: values,
 	})
 }
 

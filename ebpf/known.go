@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"runtime"
 	"time"
 
@@ -25,6 +26,7 @@ type known struct {
 	ids       map[uint32][]gathered // by thread, oldest first
 	idCount   int
 	buffers   map[uint32]buffers // by thread
+	rows      map[uint32]*row    // by thread: the one whose pieces arrive
 	clock     uint64
 	begun     time.Time
 	spent     time.Duration // on reading memory maps
@@ -38,6 +40,7 @@ const (
 	maxIDsOfOp = 1 << 16 // as many as the programs send
 	maxIDs     = 1 << 24 // of all threads
 	maxThreads = 1024    // more than the programs know
+	maxDim     = 1 << 16 // values of a row, as many as the programs send
 )
 
 // shape is the sequence of ops of a graph, in graph detail.
@@ -56,6 +59,14 @@ type gathered struct {
 	got         int
 }
 
+// row is a row of a router's input. Its pieces arrive in order; of one that has lost a piece the others follow no more.
+type row struct {
+	of            *target
+	seq           uint64
+	row, dim, tap uint32
+	values        []float32
+}
+
 type buffers struct {
 	of   *target
 	seq  uint64
@@ -63,7 +74,7 @@ type buffers struct {
 }
 
 func newKnown(templates uint32) *known {
-	return &known{templates: make([]*template, templates), shapes: map[uint32]*shape{}, ids: map[uint32][]gathered{}, buffers: map[uint32]buffers{}, begun: time.Now()}
+	return &known{templates: make([]*template, templates), shapes: map[uint32]*shape{}, ids: map[uint32][]gathered{}, buffers: map[uint32]buffers{}, rows: map[uint32]*row{}, begun: time.Now()}
 }
 
 // Reading the memory maps of targets, of up to 65530 lines each, takes mapTime of a CPU at once and then no more than one part in mapShare of the time.
@@ -180,6 +191,7 @@ func (k *known) forget(of *target) {
 			k.drop(id)
 		}
 	}
+	maps.DeleteFunc(k.rows, func(_ uint32, r *row) bool { return r.of == of })
 	maps.DeleteFunc(k.buffers, func(_ uint32, b buffers) bool { return b.of == of })
 	for tid, all := range k.ids {
 		if len(all) > 0 && all[len(all)-1].of == of {
@@ -240,6 +252,32 @@ func (k *known) gathered(of *target, tid uint32, seq, tensor uint64) (*gathered,
 		}
 	}
 	return nil, false
+}
+
+// join adds a piece to the row that it belongs to. ok tells that the row is whole; its values are valid until the next call.
+func (k *known) join(of *target, e *traceInputEvent) (values []float32, ok bool) {
+	if e.Dim == 0 || e.Dim > maxDim || e.First > e.Dim || e.N > min(e.Dim-e.First, uint32(len(e.Values))) {
+		return nil, false
+	}
+	r := k.rows[e.Tid]
+	if r == nil {
+		if len(k.rows) >= maxThreads {
+			clear(k.rows)
+		}
+		r = &row{}
+		k.rows[e.Tid] = r
+	}
+	if e.First == 0 {
+		r.of, r.values = of, r.values[:0]
+		r.seq, r.row, r.dim, r.tap = e.Seq, e.Row, e.Dim, e.Tap
+	}
+	if r.of != of || r.seq != e.Seq || r.row != e.Row || r.dim != e.Dim || r.tap != e.Tap || len(r.values) != int(e.First) {
+		return nil, false
+	}
+	for _, bits := range e.Values[:e.N] {
+		r.values = append(r.values, math.Float32frombits(bits))
+	}
+	return r.values, len(r.values) == int(e.Dim)
 }
 
 // keepBuffers stores what the next op of a thread touches.

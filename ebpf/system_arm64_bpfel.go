@@ -24,7 +24,7 @@ const (
 
 type systemCounts struct {
 	_  structs.HostLayout
-	Of [11]uint64
+	Of [13]uint64
 }
 
 type systemEventKind uint32

@@ -48,12 +48,14 @@ const (
 	traceCounterCOUNT_CLIPPED       traceCounter = 8
 	traceCounterCOUNT_PAGES_SENT    traceCounter = 9
 	traceCounterCOUNT_PAGES_LOST    traceCounter = 10
-	traceCounterCOUNTERS            traceCounter = 11
+	traceCounterCOUNT_INPUTS_SENT   traceCounter = 11
+	traceCounterCOUNT_INPUTS_LOST   traceCounter = 12
+	traceCounterCOUNTERS            traceCounter = 13
 )
 
 type traceCounts struct {
 	_  structs.HostLayout
-	Of [11]uint64
+	Of [13]uint64
 }
 
 type traceDecodeEvent struct {
@@ -108,6 +110,25 @@ type traceIdsEvent struct {
 	Ids    [128]int32
 }
 
+type traceInputEvent struct {
+	_      structs.HostLayout
+	Kind   uint32
+	Tgid   uint32
+	Tid    uint32
+	Decode uint32
+	Time   uint64
+	Seq    uint64
+	Graph  uint32
+	Layer  int32
+	Tap    uint32
+	Rows   uint32
+	Row    uint32
+	Dim    uint32
+	First  uint32
+	N      uint32
+	Values [512]uint32
+}
+
 type traceKind uint32
 
 const (
@@ -121,6 +142,7 @@ const (
 	traceKindKIND_BUFFERS      traceKind = 8
 	traceKindKIND_SAMPLE       traceKind = 9
 	traceKindKIND_SELECTED     traceKind = 10
+	traceKindKIND_INPUT        traceKind = 11
 	traceKindSYSTEM_KINDS      traceKind = 64
 )
 
@@ -273,6 +295,15 @@ const (
 	traceSourceFlagSOURCE_UNRESOLVED traceSourceFlag = 2
 )
 
+type traceTap uint32
+
+const (
+	traceTapTAP_NONE      traceTap = 0
+	traceTapTAP_SELECTED  traceTap = 1
+	traceTapTAP_ROUTER    traceTap = 2
+	traceTapTAP_ATTENTION traceTap = 3
+)
+
 type traceTargetConfig struct {
 	_       structs.HostLayout
 	Layout  traceLayout
@@ -316,48 +347,53 @@ type traceTemplateEvent struct {
 }
 
 type traceThread struct {
-	_             structs.HostLayout
-	Id            uint64
-	Seq           uint64
-	Began         uint64
-	Expected      uint32
-	Last          uint32
-	Epoch         uint32
-	Op            uint32
-	Src           uint32
-	Hits          uint32
-	NoWeight      uint32
-	Begun         uint32
-	N             uint16
-	Batch         uint16
-	Buffers       uint8
-	Io            uint8
-	Ready         uint8
-	Pending       uint8
-	Evs           traceOpsEvent
-	Layout        traceLayout
-	Configuration uint32
-	Pad           uint32
-	_             [4]byte
-	Context       uint64
-	IdsTensor     uint64
-	IdsSeq        uint64
-	IdsGraph      uint32
-	Decode        uint32
-	Graph         uint32
-	Clipped       uint32
-	Stalled       uint64
-	Sources       [16]uint64
-	Weight        [4]uint64
-	Label         [8]uint64
-	Gr            traceGraphEvent
-	Tm            traceTemplateEvent
-	Ids           traceIdsEvent
-	Known         traceTemplate
-	Shape         traceShape
-	Sample        traceSampleEvent
-	Bufs          traceBuffersEvent
-	_             [56]byte
+	_              structs.HostLayout
+	Id             uint64
+	Seq            uint64
+	Began          uint64
+	Expected       uint32
+	Last           uint32
+	Epoch          uint32
+	Op             uint32
+	Src            uint32
+	Hits           uint32
+	NoWeight       uint32
+	Begun          uint32
+	N              uint16
+	Batch          uint16
+	Buffers        uint8
+	Io             uint8
+	Ready          uint8
+	Pending        uint8
+	Evs            traceOpsEvent
+	Layout         traceLayout
+	Configuration  uint32
+	Pad            uint32
+	_              [4]byte
+	Context        uint64
+	IdsTensor      uint64
+	IdsSeq         uint64
+	IdsGraph       uint32
+	Decode         uint32
+	Graph          uint32
+	Clipped        uint32
+	Attention      uint64
+	AttentionGraph uint32
+	Singles        uint32
+	Skip           uint32
+	Pad2           uint32
+	Stalled        uint64
+	Sources        [16]uint64
+	Weight         [4]uint64
+	Label          [8]uint64
+	Gr             traceGraphEvent
+	Tm             traceTemplateEvent
+	Ids            traceIdsEvent
+	Known          traceTemplate
+	Shape          traceShape
+	Sample         traceSampleEvent
+	Bufs           traceBuffersEvent
+	_              [32]byte
 }
 
 // Names of all BPF objects in the ELF.
@@ -389,6 +425,7 @@ const (
 	traceVarDecodes             = "decodes"
 	traceVarEpoch               = "epoch"
 	traceVarGraphs              = "graphs"
+	traceVarInputRows           = "input_rows"
 	traceVarNames               = "names"
 	traceVarPageShift           = "page_shift"
 	traceVarPidNamespace        = "pid_namespace"
@@ -398,6 +435,7 @@ const (
 	traceVarUnusedDecodeEvent   = "unused_decode_event"
 	traceVarUnusedGraphEvent    = "unused_graph_event"
 	traceVarUnusedIdsEvent      = "unused_ids_event"
+	traceVarUnusedInputEvent    = "unused_input_event"
 	traceVarUnusedKind          = "unused_kind"
 	traceVarUnusedLimit         = "unused_limit"
 	traceVarUnusedOpFlag        = "unused_op_flag"
@@ -406,10 +444,12 @@ const (
 	traceVarUnusedSelectedEvent = "unused_selected_event"
 	traceVarUnusedShapeEvent    = "unused_shape_event"
 	traceVarUnusedSourceFlag    = "unused_source_flag"
+	traceVarUnusedTap           = "unused_tap"
 	traceVarUnusedTemplateEvent = "unused_template_event"
 	traceVarWakeAt              = "wake_at"
 	traceVarWantBuffers         = "want_buffers"
 	traceVarWantGraph           = "want_graph"
+	traceVarWantInputs          = "want_inputs"
 	traceVarWantIo              = "want_io"
 	traceVarWantSelected        = "want_selected"
 	traceVarWide                = "wide"
@@ -494,6 +534,7 @@ type traceVariableSpecs struct {
 	Decodes             *ebpf.VariableSpec `ebpf:"decodes"`
 	Epoch               *ebpf.VariableSpec `ebpf:"epoch"`
 	Graphs              *ebpf.VariableSpec `ebpf:"graphs"`
+	InputRows           *ebpf.VariableSpec `ebpf:"input_rows"`
 	Names               *ebpf.VariableSpec `ebpf:"names"`
 	PageShift           *ebpf.VariableSpec `ebpf:"page_shift"`
 	PidNamespace        *ebpf.VariableSpec `ebpf:"pid_namespace"`
@@ -503,6 +544,7 @@ type traceVariableSpecs struct {
 	UnusedDecodeEvent   *ebpf.VariableSpec `ebpf:"unused_decode_event"`
 	UnusedGraphEvent    *ebpf.VariableSpec `ebpf:"unused_graph_event"`
 	UnusedIdsEvent      *ebpf.VariableSpec `ebpf:"unused_ids_event"`
+	UnusedInputEvent    *ebpf.VariableSpec `ebpf:"unused_input_event"`
 	UnusedKind          *ebpf.VariableSpec `ebpf:"unused_kind"`
 	UnusedLimit         *ebpf.VariableSpec `ebpf:"unused_limit"`
 	UnusedOpFlag        *ebpf.VariableSpec `ebpf:"unused_op_flag"`
@@ -511,10 +553,12 @@ type traceVariableSpecs struct {
 	UnusedSelectedEvent *ebpf.VariableSpec `ebpf:"unused_selected_event"`
 	UnusedShapeEvent    *ebpf.VariableSpec `ebpf:"unused_shape_event"`
 	UnusedSourceFlag    *ebpf.VariableSpec `ebpf:"unused_source_flag"`
+	UnusedTap           *ebpf.VariableSpec `ebpf:"unused_tap"`
 	UnusedTemplateEvent *ebpf.VariableSpec `ebpf:"unused_template_event"`
 	WakeAt              *ebpf.VariableSpec `ebpf:"wake_at"`
 	WantBuffers         *ebpf.VariableSpec `ebpf:"want_buffers"`
 	WantGraph           *ebpf.VariableSpec `ebpf:"want_graph"`
+	WantInputs          *ebpf.VariableSpec `ebpf:"want_inputs"`
 	WantIo              *ebpf.VariableSpec `ebpf:"want_io"`
 	WantSelected        *ebpf.VariableSpec `ebpf:"want_selected"`
 	Wide                *ebpf.VariableSpec `ebpf:"wide"`
@@ -577,6 +621,7 @@ type traceVariables struct {
 	Decodes             *ebpf.Variable `ebpf:"decodes"`
 	Epoch               *ebpf.Variable `ebpf:"epoch"`
 	Graphs              *ebpf.Variable `ebpf:"graphs"`
+	InputRows           *ebpf.Variable `ebpf:"input_rows"`
 	Names               *ebpf.Variable `ebpf:"names"`
 	PageShift           *ebpf.Variable `ebpf:"page_shift"`
 	PidNamespace        *ebpf.Variable `ebpf:"pid_namespace"`
@@ -586,6 +631,7 @@ type traceVariables struct {
 	UnusedDecodeEvent   *ebpf.Variable `ebpf:"unused_decode_event"`
 	UnusedGraphEvent    *ebpf.Variable `ebpf:"unused_graph_event"`
 	UnusedIdsEvent      *ebpf.Variable `ebpf:"unused_ids_event"`
+	UnusedInputEvent    *ebpf.Variable `ebpf:"unused_input_event"`
 	UnusedKind          *ebpf.Variable `ebpf:"unused_kind"`
 	UnusedLimit         *ebpf.Variable `ebpf:"unused_limit"`
 	UnusedOpFlag        *ebpf.Variable `ebpf:"unused_op_flag"`
@@ -594,10 +640,12 @@ type traceVariables struct {
 	UnusedSelectedEvent *ebpf.Variable `ebpf:"unused_selected_event"`
 	UnusedShapeEvent    *ebpf.Variable `ebpf:"unused_shape_event"`
 	UnusedSourceFlag    *ebpf.Variable `ebpf:"unused_source_flag"`
+	UnusedTap           *ebpf.Variable `ebpf:"unused_tap"`
 	UnusedTemplateEvent *ebpf.Variable `ebpf:"unused_template_event"`
 	WakeAt              *ebpf.Variable `ebpf:"wake_at"`
 	WantBuffers         *ebpf.Variable `ebpf:"want_buffers"`
 	WantGraph           *ebpf.Variable `ebpf:"want_graph"`
+	WantInputs          *ebpf.Variable `ebpf:"want_inputs"`
 	WantIo              *ebpf.Variable `ebpf:"want_io"`
 	WantSelected        *ebpf.Variable `ebpf:"want_selected"`
 	Wide                *ebpf.Variable `ebpf:"wide"`

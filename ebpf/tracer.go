@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/bits"
 	"os"
 	"slices"
@@ -58,7 +59,11 @@ type Options struct {
 	// Selected asks for event.Selected: which experts a layer is about to read. DetailGraph does not see them. Ops are then sent one by one, so that events arrive in the
 	// order in which they happened.
 	Selected bool
-	// AtOnce wakes the reader for each event.Selected, which then does not wait for Interval or Pause to be over. The calls of Tick do not become more.
+	// Inputs asks for event.RouterInput for one in so many tokens; 0 for none. It is counted in decodes of one token, of which the first is one, and in the rows of
+	// a batch, of which the last is one. A batch tells of at most InputRows tokens, at equal distances; 0 means 64. A row of more than 65536 values, or of others
+	// than float32, counts as lost. Otherwise what is said of Selected holds.
+	Inputs, InputRows int
+	// AtOnce wakes the reader for each event.Selected, and for a layer's event.RouterInput, which then does not wait for Interval or Pause to be over. The calls of Tick do not become more.
 	AtOnce bool
 	Log    *slog.Logger
 }
@@ -130,8 +135,11 @@ func New(opts Options) (*Tracer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if opts.Selected && opts.Detail == DetailGraph {
-		return nil, errors.Join(errors.New("which experts are chosen is not seen in whole graphs: observe ops"), main.process.Close())
+	if opts.routing() && opts.Detail == DetailGraph {
+		return nil, errors.Join(errors.New("what routers read and choose is not seen in whole graphs: observe ops"), main.process.Close())
+	}
+	if opts.Inputs < 0 || opts.InputRows < 0 || opts.Inputs > math.MaxInt32 || opts.InputRows > math.MaxInt32 {
+		return nil, errors.Join(fmt.Errorf("routers' inputs for one in %d tokens, and for %d of a batch: want 0 or more", opts.Inputs, opts.InputRows), main.process.Close())
 	}
 	t := &Tracer{
 		opts: opts, glance: glance, multi: !opts.PerfEvents && features.HaveBPFLinkUprobeMulti() == nil, images: map[proc.FileID]*ggml.Image{}, files: map[*ggml.Image]*os.File{}, done: map[attachment]bool{}, execs: make(chan execRequest, 1), ran: make(chan struct{}),
@@ -162,6 +170,7 @@ func (t *Tracer) load() error {
 		spec.Variables["want_io"].Set(flag(t.opts.Detail == DetailIO)), spec.Variables["wide"].Set(flag(t.wide)),
 		spec.Variables["page_shift"].Set(pageShift()), spec.Variables["batch"].Set(t.opts.batch()),
 		spec.Variables["want_selected"].Set(flag(t.opts.Selected)), spec.Variables["at_once"].Set(flag(t.opts.AtOnce)),
+		spec.Variables["want_inputs"].Set(uint32(t.opts.Inputs)), spec.Variables["input_rows"].Set(uint32(cmp.Or(t.opts.InputRows, defaultInputRows))),
 		spec.Variables["wake_at"].Set(wakeAt(spec.Maps["events"].MaxEntries)),
 		spec.Variables["template_mask"].Set(spec.Maps["templates"].MaxEntries-1))
 	if err != nil {
@@ -241,11 +250,17 @@ func (t *Tracer) MapBytes() (int64, error) {
 
 // batch is how many ops are sent together: one, if somebody waits for them or their order with other events matters.
 func (o *Options) batch() uint32 {
-	if o.Interval < 100*time.Millisecond || o.Detail == DetailIO || o.Buffers || o.Selected {
+	if o.Interval < 100*time.Millisecond || o.Detail == DetailIO || o.Buffers || o.routing() {
 		return 1
 	}
 	return uint32(len(traceOpsEvent{}.Ops))
 }
+
+// routing reports whether anything of a mixture's routing is to be told before the experts run.
+func (o *Options) routing() bool { return o.Selected || o.Inputs != 0 }
+
+// defaultInputRows of a prompt suffice to learn from, and fit the ring buffer many times.
+const defaultInputRows = 64
 
 // wakeAt is the fill level in bytes at which the programs wake the reader.
 func wakeAt(ringBytes uint32) uint64 { return uint64(ringBytes) / 8 }
@@ -787,5 +802,6 @@ func (t *Tracer) Counters() (event.Counters, error) {
 		Unfinished: sum[traceCounterCOUNT_BEGUN] - sum[traceCounterCOUNT_SENT] - sum[traceCounterCOUNT_LOST], Received: t.received.Load(), OthersLost: sum[traceCounterCOUNT_OTHERS_LOST],
 		Faults: sum[traceCounterCOUNT_FAULTS], Unresolved: t.unresolved.Load(), Clipped: sum[traceCounterCOUNT_CLIPPED] + t.incomplete.Load(), Misses: t.misses.Load(),
 		PagesSent: sum[traceCounterCOUNT_PAGES_SENT], PagesLost: sum[traceCounterCOUNT_PAGES_LOST],
+		InputsSent: sum[traceCounterCOUNT_INPUTS_SENT], InputsLost: sum[traceCounterCOUNT_INPUTS_LOST],
 	}, nil
 }

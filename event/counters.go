@@ -19,12 +19,14 @@ type Counters struct {
 	Misses         uint64 `json:"recursion_misses,omitempty"` // hits that the kernel skipped because another probe was running on that CPU
 	PagesSent      uint64 `json:"pages_sent,omitempty"`       // page-ins written to the ring buffer
 	PagesLost      uint64 `json:"pages_lost,omitempty"`       // page-ins lost because the ring buffer was full
+	InputsSent     uint64 `json:"inputs_sent,omitempty"`      // rows of routers' inputs (RouterInput) that were written to the ring buffer
+	InputsLost     uint64 `json:"inputs_lost,omitempty"`      // rows of them that were lost because it was full, or could not be read
 	PageInsDropped uint64 `json:"page_ins_dropped,omitempty"` // page-ins that came before their file was known to be a model's, and exceeded what is kept of such
 }
 
 // Lost is the number of events that are missing from the tables.
 func (c Counters) Lost() uint64 {
-	return c.OpsLost + c.OthersLost + c.Misses + c.PagesLost + c.PageInsDropped
+	return c.OpsLost + c.OthersLost + c.Misses + c.PagesLost + c.InputsLost + c.PageInsDropped
 }
 
 // Incomplete is the number of ops whose rows are missing or lack data for another reason than a lost event.

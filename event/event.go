@@ -15,7 +15,8 @@ import (
 	"tensorcast/gguf"
 )
 
-// Event is one observation: a FileSeen, DecodeBegin, DecodeEnd, *Op, Selected, PageIn, ProcessBegin or ProcessEnd. Events of one thread arrive in the
+// Event is one observation: a FileSeen, DecodeBegin, DecodeEnd, *Op, Selected,
+// RouterInput, PageIn, ProcessBegin or ProcessEnd. Events of one thread arrive in the
 // order in which they happened; those of different threads may not.
 type Event interface{ event() }
 
@@ -98,6 +99,47 @@ type Selected struct {
 	IDRows int
 }
 
+// RouterInput is what a layer of a mixture is about to compute with: a row of its router's input, or of what its attention reads (the layer's norm of all that was
+// computed before). It is sent, if the capturer was asked for that, when the op that reads it begins.
+type RouterInput struct {
+	Time   int64 // ns, CLOCK_MONOTONIC
+	PID    int32
+	TID    int32
+	Decode uint32 // as in Op, like the following two
+	Graph  uint32
+	Seq    uint64 // of the op that reads it
+	Layer  int32
+	Point  Point
+	// Row is that of a token among the Rows of the graph. llama.cpp leaves out, in its last layer, rows of which nobody wants the output: there it is the row among the others.
+	Row, Rows int
+	// Values has a value for each dimension of the model. The capturer may overwrite them once the event has been handled.
+	Values []float32
+}
+
+// Point is where in a layer a RouterInput was read.
+type Point uint8
+
+const (
+	PointRouter    Point = iota // the router's input: its matrix times this gives the scores of the experts
+	PointAttention              // the input of the layer's attention
+)
+
+var pointNames = []string{"router", "attention"}
+
+// PointNames returns the names of the points, indexed by Point.
+func PointNames() []string { return slices.Clone(pointNames) }
+
+// ParsePoint returns the point that has this name.
+func ParsePoint(name string) (Point, error) {
+	i := slices.Index(pointNames, name)
+	if i < 0 {
+		return 0, fmt.Errorf("point %q is not one of %v", name, pointNames)
+	}
+	return Point(i), nil
+}
+
+func (p Point) String() string { return pointNames[min(p, PointAttention)] }
+
 // Memo holds what a consumer of events has computed from an op. Only one consumer of a stream may use it, in the goroutine that handles the
 // events. Capturers do not look at it. The zero value is empty.
 type Memo struct{ Value any }
@@ -172,6 +214,7 @@ func (DecodeBegin) event()  {}
 func (DecodeEnd) event()    {}
 func (*Op) event()          {}
 func (Selected) event()     {}
+func (RouterInput) event()  {}
 func (PageIn) event()       {}
 func (ProcessBegin) event() {}
 func (ProcessEnd) event()   {}

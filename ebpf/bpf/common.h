@@ -25,6 +25,7 @@ enum kind {
 	KIND_BUFFERS,
 	KIND_SAMPLE,
 	KIND_SELECTED,
+	KIND_INPUT,
 	SYSTEM_KINDS = 64, /* the kinds of system.bpf.c begin here */
 };
 
@@ -40,6 +41,8 @@ enum counter {
 	COUNT_CLIPPED,
 	COUNT_PAGES_SENT,
 	COUNT_PAGES_LOST,
+	COUNT_INPUTS_SENT,
+	COUNT_INPUTS_LOST,
 	COUNTERS,
 };
 

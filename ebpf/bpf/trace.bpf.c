@@ -24,6 +24,8 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL"; /* bpf_find_vma and bpf_probe_re
 #define MAX_IDS 65536
 #define MAX_NODES (1 << 18) /* of a graph; the largest have some 10^5 */
 #define MAX_BATCH 65536
+#define INPUT_PIECE 512 /* values of a router's input that are sent together */
+#define MAX_DIM 65536
 #define MAX_SAMPLES 64
 #define SHAPE_GATHERS 4
 #define SHAPE_READS 2048 /* a power of two */
@@ -32,7 +34,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL"; /* bpf_find_vma and bpf_probe_re
 
 enum op_flag { OP_FUSED = 1, OP_CLIPPED = 2, OP_GATHERS = 4, OP_BUFFERS = 8, OP_UNRESOLVED = 16, OP_TAPPED = 32 };
 #define EBUSY 16
-enum tap { TAP_NONE, TAP_SELECTED };
+enum tap { TAP_NONE, TAP_SELECTED, TAP_ROUTER, TAP_ATTENTION };
 enum source_flag { SOURCE_IN_FILE = 1, SOURCE_UNRESOLVED = 2 };
 
 /* Set before loading. */
@@ -43,6 +45,8 @@ const volatile u32 wide;         /* processes that are no targets hit the probes
 const volatile u32 batch;        /* ops that are sent together, 1 to MAX_BATCHED */
 const volatile u32 want_selected; /* tell of the chosen experts before they run */
 const volatile u32 at_once;       /* wake the reader for that, however little the ring buffer holds */
+const volatile u32 want_inputs;   /* tell of the routers' inputs for one in so many tokens; 0: of none */
+const volatile u32 input_rows;    /* of a batch at most, at least 1 */
 const volatile u32 template_mask; /* number of templates, a power of two, minus one */
 
 struct source {
@@ -176,6 +180,25 @@ struct selected_event {
 	s32 layer; /* -1: not known */
 };
 
+/* A piece of a row of a router's input, or of what attention reads. Its pieces are sent one after the other. */
+struct input_event {
+	u32 kind;
+	u32 tgid;
+	u32 tid;
+	u32 decode;
+	u64 time;
+	u64 seq;
+	u32 graph;
+	s32 layer;
+	u32 tap;
+	u32 rows;
+	u32 row;
+	u32 dim;
+	u32 first;
+	u32 n;
+	u32 values[INPUT_PIECE]; /* float32 */
+};
+
 struct sample_event {
 	u32 kind;
 	u32 tgid;
@@ -262,6 +285,11 @@ struct thread {
 	u32 decode;
 	u32 graph;
 	u32 clipped; /* 1: the current op could not be read completely */
+	u64 attention; /* what attention reads was sent last: address of the tensor, */
+	u32 attention_graph; /* and the graph */
+	u32 singles; /* decodes of one token so far */
+	u32 skip; /* 1: no inputs of this decode are wanted */
+	u32 pad2;
 	u64 stalled; /* the target's value when the op began */
 	u64 sources[MAX_NODE_SRC];
 	u64 weight[MAX_WEIGHTS];
@@ -346,6 +374,8 @@ const struct shape_event *unused_shape_event __attribute__((unused));
 const struct graph_event *unused_graph_event __attribute__((unused));
 const struct buffers_event *unused_buffers_event __attribute__((unused));
 const struct sample_event *unused_sample_event __attribute__((unused));
+const struct input_event *unused_input_event __attribute__((unused));
+const enum tap *unused_tap __attribute__((unused));
 const struct selected_event *unused_selected_event __attribute__((unused));
 const enum kind *unused_kind __attribute__((unused));
 const enum counter *unused_counter __attribute__((unused));
@@ -678,20 +708,44 @@ static __always_inline bool read_label(struct thread *th, u64 tensor)
 	return tensor && !bpf_probe_read_user(th->label, sizeof(th->label), (void *)(tensor + th->layout.name));
 }
 
-/* Decides what is told of when the op of th->tm begins. The chosen experts are known when the op before is over, which sorts: llama.cpp then looks up
- * their weights (get_rows by ffn_moe_topk-L), and only then the experts run. Where it does not, or names its tensors otherwise, the experts' first op tells. */
+/* Decides what is told of when the op of th->tm begins:
+ *
+ * The chosen experts are known when the op before is over, which sorts: llama.cpp then looks up their weights (get_rows by ffn_moe_topk-L), and only then the
+ * experts run. Where it does not, or names its tensors otherwise, the experts' first op tells.
+ *
+ * A router's input is the second source of the product with blk.L.ffn_gate_inp.weight, and what attention reads that of the products of its matrices with
+ * attn_norm-L. */
 __attribute__((noinline)) int find_tap(struct thread *th)
 {
 	if (!th)
 		return 0;
-	th->known.tap = TAP_NONE;
-	th->known.layer = -1;
 	struct gather *gather = gather_of(th, th->tm.op);
-	if (!gather)
-		return 0;
-	u64 source = th->sources[gather->source & (MAX_NODE_SRC - 1)], ids = th->sources[gather->ids & (MAX_NODE_SRC - 1)];
 	u32 end = 0;
+	if (!gather) {
+		u64 weight = th->sources[0], input = th->sources[1];
+		if (!want_inputs || !th->tm.nsrc || !input || th->weight[0] != weight || !read_label(th, weight) || BYTES(th->label[0], 4) != WORD("blk.\0\0\0\0"))
+			return 0;
+		s32 layer = number(th->label, 4, &end);
+		if (bpf_probe_read_user(th->label, 24, (void *)(weight + th->layout.name + end)))
+			return 0;
+		u32 tap = TAP_ROUTER;
+		if (th->label[0] != WORD(".ffn_gat") || th->label[1] != WORD("e_inp.we") || BYTES(th->label[2], 5) != WORD("ight\0\0\0\0")) {
+			tap = TAP_ATTENTION;
+			if (!read_label(th, input) || th->label[0] != WORD("attn_nor") || BYTES(th->label[1], 2) != WORD("m-\0\0\0\0\0\0"))
+				return 0;
+			layer = number(th->label, 10, &end);
+		}
+		if (layer < 0)
+			return 0;
+		th->known.tapped = input;
+		th->known.layer = layer;
+		th->known.tap = tap;
+		return 0;
+	}
+	u64 source = th->sources[gather->source & (MAX_NODE_SRC - 1)], ids = th->sources[gather->ids & (MAX_NODE_SRC - 1)];
 	s32 layer = -1;
+	if (!want_selected)
+		return 0;
 	if (gather->experts) {
 		if (!th->known.ids)
 			return 0;
@@ -731,7 +785,7 @@ __attribute__((noinline)) int learn(struct thread *th, u64 node, u64 second)
 		ids = th->sources[gather->ids & (MAX_NODE_SRC - 1)];
 	th->known.ids = ids;
 	th->known.tap = TAP_NONE;
-	if (want_selected)
+	if (want_selected || want_inputs)
 		find_tap(th);
 	if (second) {
 		tm->flags |= OP_FUSED;
@@ -902,6 +956,110 @@ SELDOM int tell_selected(struct thread *th, u64 tensor, s32 layer)
 	return 0;
 }
 
+struct input_loop {
+	struct thread *th;
+	u64 data;
+	u64 nb1;
+	u64 time;
+	s32 layer;
+	u32 tap;
+	u32 dim, pieces;
+	u32 rows, from, stride;
+	u32 n;
+	u32 lost; /* the row has a piece that was lost */
+};
+
+/* Sends a piece: they are numbered through all rows that are sent. */
+static long send_input(u32 i, void *arg)
+{
+	struct input_loop *l = arg;
+	struct thread *th = l->th;
+	if (!l->pieces)
+		return 1;
+	u32 piece = i % l->pieces, row = l->from + i / l->pieces * l->stride, first = piece * INPUT_PIECE;
+	if (!piece)
+		l->lost = 0;
+	struct input_event *e = l->lost ? NULL : bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+	if (!e) {
+		l->lost = 1;
+	} else {
+		e->kind = KIND_INPUT;
+		e->tgid = th->evs.tgid;
+		e->tid = th->evs.tid;
+		e->decode = th->decode;
+		e->time = l->time;
+		e->seq = th->seq;
+		e->graph = th->graph;
+		e->layer = l->layer;
+		e->tap = l->tap;
+		e->rows = l->rows;
+		e->row = row;
+		e->dim = l->dim;
+		e->first = first;
+		u32 n = l->dim - first;
+		if (n > INPUT_PIECE)
+			n = INPUT_PIECE;
+		e->n = n;
+		if (bpf_probe_read_user(e->values, n * sizeof(u32), (void *)(l->data + row * l->nb1 + first * sizeof(u32)))) {
+			l->lost = 1;
+			bpf_ringbuf_discard(e, BPF_RB_NO_WAKEUP);
+		} else {
+			bpf_ringbuf_submit(e, i + 1 == l->n && at_once ? BPF_RB_FORCE_WAKEUP : wakeup());
+		}
+	}
+	if (piece == l->pieces - 1)
+		count(l->lost ? COUNT_INPUTS_LOST : COUNT_INPUTS_SENT);
+	return 0;
+}
+
+/* Sends the values that a router, or attention, is about to read: of a batch the last row and others at equal distances before it. */
+__attribute__((noinline)) int tell_input(struct thread *th, u64 tensor, s32 layer, u32 tap)
+{
+	if (!th)
+		return 0;
+	struct {
+		s64 ne[4];
+		u64 nb[4];
+	} s;
+	u64 data;
+	u32 type;
+	if (read_u32(&type, tensor) || bpf_probe_read_user(&s, sizeof(s), (void *)(tensor + th->layout.ne)) || read_u64(&data, tensor + th->layout.data) ||
+	    type || s.nb[0] != sizeof(u32) || s.ne[0] <= 0 || s.ne[0] > MAX_DIM || s.ne[1] <= 0 || s.ne[1] > MAX_BATCH || s.ne[2] != 1 || s.ne[3] != 1) {
+		count(COUNT_INPUTS_LOST);
+		return 0;
+	}
+	u32 rows = s.ne[1], most = input_rows, stride = want_inputs;
+	if (!most || !stride)
+		return 0; /* never */
+	if ((rows + most - 1) / most > stride)
+		stride = (rows + most - 1) / most;
+	u32 sent = (rows - 1) / stride + 1, pieces = (s.ne[0] + INPUT_PIECE - 1) / INPUT_PIECE;
+	struct input_loop l = {
+		.th = th, .data = data, .nb1 = s.nb[1], .time = bpf_ktime_get_ns(), .layer = layer, .tap = tap, .dim = s.ne[0], .pieces = pieces,
+		.rows = rows, .from = rows - 1 - (sent - 1) * stride, .stride = stride, .n = sent * pieces,
+	};
+	bpf_loop(l.n, send_input, &l, 0);
+	return 0;
+}
+
+/* Tells what an op's template asks for. */
+SELDOM int tell(struct thread *th, struct template *t)
+{
+	u64 tensor = t->tapped;
+	u32 tap = t->tap;
+	if (tap == TAP_SELECTED)
+		return tell_selected(th, tensor, t->layer);
+	if (th->skip)
+		return 0;
+	if (tap == TAP_ATTENTION) { /* several matrices read it */
+		if (th->attention == tensor && th->attention_graph == th->graph)
+			return 0;
+		th->attention = tensor;
+		th->attention_graph = th->graph;
+	}
+	return tell_input(th, tensor, t->layer, tap);
+}
+
 __attribute__((noinline)) int add_buffer(struct thread *th, u64 tensor, u32 write)
 {
 	if (!th)
@@ -1050,7 +1208,7 @@ static __always_inline int op_hit(u64 params, u64 node, u64 second)
 	o->ids_back = 0;
 	if (unlikely(t->ids || t->flags & (OP_CLIPPED | OP_TAPPED) || th->buffers)) {
 		if (t->flags & OP_TAPPED)
-			tell_selected(th, t->tapped, t->layer);
+			tell(th, t);
 		if (t->nsrc == ONLY_TAPPED) {
 			th->no_weight++;
 			return 0;
@@ -1308,6 +1466,8 @@ int BPF_KPROBE(decode_begin, u64 context, u64 batch)
 	}
 	th->context = context;
 	th->decode = __sync_fetch_and_add(&decodes, 1) + 1;
+	if (want_inputs)
+		th->skip = e.tokens == 1 && th->singles++ % want_inputs;
 	u32 *warm = bpf_map_lookup_elem(&warm_contexts, &context);
 	e.tgid = th->evs.tgid;
 	e.tid = th->evs.tid;

@@ -1,0 +1,256 @@
+package ebpf
+
+// These tests look at what routers and attention are told to read. The control: a router's matrix times its input gives the choice that was made.
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tensorcast/event"
+	"tensorcast/experiments/llama"
+	"tensorcast/experiments/synth"
+	"tensorcast/gguf"
+	"tensorcast/internal/proc"
+)
+
+// weights dequantises tensors of a model.
+func weights(t *testing.T, path string) func(format string, args ...any) ([]float32, *gguf.Tensor) {
+	t.Helper()
+	m, err := gguf.OpenModel(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := gguf.OpenWeights(m, 1<<30)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return func(format string, args ...any) ([]float32, *gguf.Tensor) {
+		h, ok := w.Lookup(fmt.Sprintf(format, args...))
+		if !ok {
+			t.Fatalf("the model has no "+format, args...)
+		}
+		f, err := h.Float32()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Release()
+		return slices.Clone(f.Data), h.Tensor
+	}
+}
+
+// best is the numbers of the k largest products of a matrix's rows with a vector, ascending.
+func best(matrix, v []float32, k int) (at []int32) {
+	var scores []float64
+	for row := range slices.Chunk(matrix, len(v)) {
+		sum := 0.0
+		for i := range row {
+			sum += float64(row[i]) * float64(v[i])
+		}
+		at = append(at, int32(len(scores)))
+		scores = append(scores, sum)
+	}
+	slices.SortFunc(at, func(a, b int32) int { return cmp.Compare(scores[b], scores[a]) })
+	at = at[:k]
+	slices.Sort(at)
+	return at
+}
+
+// normed is the mean square of what is left of a norm's result when the norm's weights are taken out: 1, if it is one.
+func normed(v, weight []float32) float64 {
+	sum := 0.0
+	for i := range v {
+		x := float64(v[i] / weight[i])
+		sum += x * x
+	}
+	return sum / float64(len(v))
+}
+
+type place struct {
+	decode, graph uint32
+	layer         int32
+}
+
+// choices are the experts of each layer and graph, token by token, as the ops that read them tell.
+func choices(t *testing.T, events []event.Event) map[place][][]int32 {
+	t.Helper()
+	routes := map[place][][]int32{}
+	for _, o := range all[*event.Op](events) {
+		if at := (place{o.Decode, o.Graph, 0}); o.ByExpert {
+			at.layer = layerOf(t, o)
+			routes[at] = slices.Collect(slices.Chunk(o.IDs, len(o.IDs)/o.IDRows))
+		}
+	}
+	return routes
+}
+
+// The control: the inputs of each layer and token, prompt and generation, times the router's matrix give exactly the experts that are chosen; and come before these run.
+func TestInputs(t *testing.T) {
+	models := mixtures(t)
+	models["pieces"] = func(t *testing.T) (*llama.Installation, llama.Options) { // a row takes three
+		return options(t, synth.Config{Layers: 2, Embd: 1280, FF: 64, Heads: 10, KVHeads: 2, Vocab: 300, Ctx: 256, Type: gguf.Q8_0, Seed: 4, Experts: 8, Used: 2})
+	}
+	for name, model := range models {
+		for variant, opts := range map[string]Options{"alone": {}, "with choices": {Selected: true, AtOnce: true, Interval: time.Millisecond, Small: true}} {
+			t.Run(name+" "+variant, func(t *testing.T) {
+				in, o := model(t)
+				opts.Inputs, opts.RingBytes = 1, 8<<20
+				events, _, counters := watchLossy(t, opts, in.Command(t.Context(), o), func(*proc.Child) {}, func(event.Event) {})
+				inputs := all[event.RouterInput](events)
+				if counters.Lost() != 0 || counters.Incomplete() != 0 || counters.InputsSent != uint64(len(inputs)) {
+					t.Errorf("%d inputs, counters %+v", len(inputs), counters)
+				}
+				weight := weights(t, o.Model)
+				routes := choices(t, events)
+				began := map[place]int64{} // the first op that reads an expert
+				for _, op := range all[*event.Op](events) {
+					if op.ByExpert {
+						at := place{op.Decode, op.Graph, layerOf(t, op)}
+						began[at] = cmp.Or(began[at], op.Time)
+					}
+				}
+				right, prompts, generated := 0, 0, 0
+				rows := map[place]map[event.Point]int{}
+				for i := range inputs {
+					e := &inputs[i]
+					at := place{e.Decode, e.Graph, e.Layer}
+					if rows[at] == nil {
+						rows[at] = map[event.Point]int{}
+					}
+					if e.Row != rows[at][e.Point] || e.Decode == 0 || e.TID == 0 || e.PID == 0 || e.Time > began[at] {
+						t.Fatalf("layer %d, %v: row %d of %d, want %d; at %d, experts at %d", e.Layer, e.Point, e.Row, e.Rows, rows[at][e.Point], e.Time, began[at])
+					}
+					rows[at][e.Point]++
+					kind := "attn"
+					if e.Point == event.PointRouter {
+						kind = "ffn"
+						matrix, tensor := weight("blk.%d.ffn_gate_inp.weight", e.Layer)
+						if len(e.Values) != int(tensor.Shape[0]) || e.Rows != len(routes[at]) {
+							t.Fatalf("%d values, shape %v; %d rows, %d choices", len(e.Values), tensor.Shape, e.Rows, len(routes[at]))
+						}
+						want := slices.Sorted(slices.Values(routes[at][e.Row]))
+						if got := best(matrix, e.Values, len(want)); !slices.Equal(got, want) {
+							t.Errorf("layer %d, row %d of %d: the router's matrix chooses %v, the target %v", e.Layer, e.Row, e.Rows, got, want)
+						} else {
+							right++
+						}
+						if e.Rows > 1 {
+							prompts++
+						} else {
+							generated++
+						}
+					}
+					norm, _ := weight("blk.%d.%s_norm.weight", e.Layer, kind)
+					if m := normed(e.Values, norm); math.Abs(m-1) > 0.1 { // the norm adds an epsilon
+						t.Errorf("layer %d, %v, row %d: no norm's result, its mean square is %g", e.Layer, e.Point, e.Row, m)
+					}
+				}
+				for at := range routes {
+					if rows[at][event.PointRouter] != len(routes[at]) || rows[at][event.PointAttention] < len(routes[at]) {
+						t.Errorf("%+v: %d rows of choices, inputs of %v", at, len(routes[at]), rows[at])
+					}
+				}
+				if prompts == 0 || generated < o.Tokens-1 {
+					t.Errorf("inputs of %d rows of prompts, %d single ones", prompts, generated)
+				}
+				t.Logf("%d rows of routers' inputs, %d chosen right", prompts+generated, right)
+			})
+		}
+	}
+}
+
+// Of one in N tokens: of decodes of one token the first and every Nth after it, of a batch the last row and others before it, as many as were wanted.
+func TestInputsOfSome(t *testing.T) {
+	in, o := options(t, moe)
+	o.Tokens = 9
+	for _, tc := range []struct {
+		every, most int
+	}{{2, 0}, {3, 2}, {1, 1}, {100, 0}} {
+		events, _ := watch(t, Options{Inputs: tc.every, InputRows: tc.most}, in.Command(t.Context(), o), nil)
+		tokens, singles, wanted := map[uint32]int32{}, 0, map[uint32]bool{}
+		for _, d := range all[event.DecodeBegin](events) {
+			tokens[d.Decode] = d.Tokens
+			if wanted[d.Decode] = d.Tokens != 1; d.Tokens == 1 {
+				wanted[d.Decode] = singles%tc.every == 0
+				singles++
+			}
+		}
+		rows := map[uint32][]int{} // of the first layer's attention, which all tokens pass
+		for _, e := range all[event.RouterInput](events) {
+			if !wanted[e.Decode] {
+				t.Fatalf("one in %d: an input of decode %d, of %d tokens", tc.every, e.Decode, tokens[e.Decode])
+			}
+			if e.Layer == 0 && e.Point == event.PointAttention {
+				rows[e.Decode] = append(rows[e.Decode], e.Row)
+			}
+		}
+		for decode, want := range wanted {
+			if !want {
+				continue
+			}
+			n := int(tokens[decode])
+			got, most := rows[decode], cmp.Or(tc.most, defaultInputRows)
+			stride := max(tc.every, (n+most-1)/most)
+			if len(got) != (n-1)/stride+1 || got[len(got)-1] != n-1 || len(got) > most {
+				t.Fatalf("one in %d, at most %d: rows %v of %d", tc.every, most, got, n)
+			}
+			for i := range got[1:] {
+				if got[i+1]-got[i] != stride {
+					t.Errorf("one in %d, at most %d: rows %v of %d", tc.every, most, got, n)
+				}
+			}
+		}
+		if len(wanted) < 10 || singles < 8 {
+			t.Errorf("%d decodes, %d of one token", len(wanted), singles)
+		}
+	}
+}
+
+// What the ring buffer has no room for is counted, row by row: what is handed over is whole.
+func TestInputsLost(t *testing.T) {
+	in, o := options(t, moe)
+	o.Tokens = 40
+	run := func(ring uint32, slow bool) (n int, c event.Counters) {
+		events, _, c := watchLossy(t, Options{Inputs: 1, RingBytes: ring}, in.Command(t.Context(), o), func(*proc.Child) {}, func(e event.Event) {
+			if r, is := e.(event.RouterInput); is {
+				if len(r.Values) != moe.Embd {
+					t.Errorf("a row of %d values", len(r.Values))
+				}
+				if slow {
+					time.Sleep(20 * time.Millisecond)
+				}
+				slow = false
+			}
+		})
+		return len(all[event.RouterInput](events)), c
+	}
+	all, whole := run(8<<20, false)
+	some, lossy := run(16<<10, true)
+	if whole.InputsLost != 0 || whole.InputsSent != uint64(all) || all == 0 {
+		t.Errorf("%d inputs, counters %+v", all, whole)
+	}
+	if lossy.InputsLost == 0 || lossy.InputsSent != uint64(some) || lossy.InputsSent+lossy.InputsLost != whole.InputsSent || lossy.Lost() < lossy.InputsLost {
+		t.Errorf("of %d inputs %d were handed over, counters %+v", all, some, lossy)
+	}
+}
+
+// What cannot be asked for is refused.
+func TestInputsRefused(t *testing.T) {
+	for _, opts := range []Options{{Inputs: -1}, {InputRows: -1}, {Inputs: 1, Detail: DetailGraph}} {
+		opts.PID = unix.Getpid()
+		if tr, err := New(opts); err == nil {
+			t.Errorf("%+v is taken", opts)
+			tr.Close()
+		}
+	}
+}
