@@ -15,6 +15,7 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/ipc"
 
+	"tensorcast/gguf/half"
 	"tensorcast/trace/tables"
 )
 
@@ -107,13 +108,23 @@ func column[A arrow.Array](b *columns, name string) A {
 		return fail("is missing")
 	}
 	got := b.rec.Column(found[0])
-	if !arrow.TypeEqual(got.DataType(), want.Type) {
+	if !readable(got.DataType(), want.Type) {
 		return fail("is %s, which this program does not read", got.DataType())
 	}
 	if err := sound(got, want.Nullable); err != nil {
 		return fail("%w", err)
 	}
 	return got.(A)
+}
+
+// readable says whether a column is of the type that was wanted. Lists of a fixed size may have another one.
+func readable(got, want arrow.DataType) bool {
+	g, ok := got.(*arrow.FixedSizeListType)
+	w, also := want.(*arrow.FixedSizeListType)
+	if ok && also {
+		return g.Len() > 0 && g.Len() <= tables.MaxHidden && arrow.TypeEqual(g.Elem(), w.Elem())
+	}
+	return arrow.TypeEqual(got, want)
 }
 
 // sound checks that all values of an array can be taken.
@@ -145,6 +156,11 @@ func sound(a arrow.Array, nullable bool) error {
 			if err := ascending(n, func(i int) int { return int(offsets[i]) }, a.ListValues().Len()); err != nil {
 				return err
 			}
+		}
+		return sound(a.ListValues(), false)
+	case *array.FixedSizeList:
+		if size := int(a.DataType().(*arrow.FixedSizeListType).Len()); a.ListValues().Len() < n*size {
+			return fmt.Errorf("has %d values for %d rows of %d", a.ListValues().Len(), n, size)
 		}
 		return sound(a.ListValues(), false)
 	case *array.Dictionary:
@@ -251,4 +267,26 @@ func (l listColumn) value(i int) []int32 {
 	}
 	from, to := l.lists.ValueOffsets(i)
 	return l.values.Int32Values()[from:to:to]
+}
+
+// halfColumn is a column of lists of halves, all of the same size.
+type halfColumn struct {
+	size   int
+	values *array.Float16
+}
+
+func (b *columns) halves(name string) halfColumn {
+	lists := column[*array.FixedSizeList](b, name)
+	if lists == nil {
+		return halfColumn{}
+	}
+	return halfColumn{int(lists.DataType().(*arrow.FixedSizeListType).Len()), lists.ListValues().(*array.Float16)}
+}
+
+// value appends a row's values to out.
+func (h halfColumn) value(i int, out []float32) []float32 {
+	for _, v := range h.values.Values()[i*h.size : (i+1)*h.size] {
+		out = append(out, half.Float32(v.Uint16()))
+	}
+	return out
 }

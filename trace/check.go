@@ -110,6 +110,13 @@ func checkBuffer(r *tables.BufferRow) error {
 	return nil
 }
 
+func checkHidden(r *tables.HiddenRow) error {
+	if r.Step < 0 || r.Token < -1 || r.Layer < 0 || r.Position < 0 {
+		return fmt.Errorf("it is of step %d, token %d, layer %d, position %d", r.Step, r.Token, r.Layer, r.Position)
+	}
+	return nil
+}
+
 func isTime(ns int64) bool     { return ns >= -maxTime && ns <= maxTime }
 func isDuration(ns int64) bool { return ns >= tables.NotObserved && ns <= maxTime }
 
@@ -130,6 +137,9 @@ func checkMeta(m *tables.Meta) error {
 		{"pid", int64(m.PID)}, {"parent", int64(m.Parent)}, {"contexts", int64(m.Contexts)}, {"steps", int64(m.Steps)}, {"tokens", int64(m.Tokens)}, {"rows", m.Rows},
 		{"memory_bytes", m.Host.MemoryBytes}, {"cpus", int64(m.Host.CPUs)}, {"page_size", int64(m.Host.PageSize)},
 		{"outside_mapping.tensors", int64(m.Outside.Tensors)}, {"outside_mapping.bytes", m.Outside.Bytes},
+	}
+	if h := m.Hidden; h != nil {
+		numbers = append(numbers, number{"hidden.every", int64(h.Every)}, number{"hidden.values", int64(h.Values)}, number{"hidden.rows", h.Rows}, number{"hidden.left_out", h.LeftOut})
 	}
 	texts := []string{m.Detail, m.Outside.Example}
 	files := 0

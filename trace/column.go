@@ -11,13 +11,15 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/array"
 	"github.com/apache/arrow/go/v17/arrow/bitutil"
 	"github.com/apache/arrow/go/v17/arrow/memory"
+
+	"tensorcast/gguf/half"
 )
 
-// columnBuffer holds one column: values of a fixed width, or bits, or lists of int32.
+// columnBuffer holds one column: values of a fixed width, or bits, or lists of int32, or as many halves for each row.
 type columnBuffer struct {
 	typ      arrow.DataType // of the indices if the column has a dictionary
 	nullable bool
-	width    int    // bytes per value; 0 for bits and lists
+	width    int    // bytes per row; 0 for bits and lists
 	values   []byte // in host byte order; for lists, their items
 	ends     []byte // where each list ends in values (int32), after a leading 0
 	valid    []byte // bits
@@ -28,6 +30,9 @@ func newColumnBuffer(typ arrow.DataType, nullable bool) columnBuffer {
 	c := columnBuffer{typ: typ, nullable: nullable}
 	if f, ok := typ.(arrow.FixedWidthDataType); ok {
 		c.width = f.BitWidth() / 8
+	}
+	if l, ok := typ.(*arrow.FixedSizeListType); ok {
+		c.width = int(l.Len()) * arrow.Float16SizeBytes
 	}
 	c.reset()
 	return c
@@ -69,6 +74,14 @@ func (c *columnBuffer) list(row int, items []int32) {
 	c.end()
 }
 
+// halves appends a row of values, rounded to half precision. Values beyond that become infinite.
+func (c *columnBuffer) halves(row int, values []float32) {
+	c.mark(row, true)
+	for _, v := range values {
+		c.values = binary.NativeEndian.AppendUint16(c.values, half.Round(v))
+	}
+}
+
 func (c *columnBuffer) end() {
 	c.ends = binary.NativeEndian.AppendUint32(c.ends, uint32(len(c.values)/4))
 }
@@ -107,6 +120,11 @@ func (c *columnBuffer) array(rows int) arrow.Array {
 		data := array.NewData(l.Elem(), len(c.values)/4, []*memory.Buffer{nil, buffers[1]}, nil, 0, 0)
 		defer data.Release()
 		items, buffers[1] = []arrow.ArrayData{data}, memory.NewBufferBytes(c.ends)
+	}
+	if l, ok := c.typ.(*arrow.FixedSizeListType); ok {
+		data := array.NewData(l.Elem(), rows*int(l.Len()), []*memory.Buffer{nil, buffers[1]}, nil, 0, 0)
+		defer data.Release()
+		items, buffers = []arrow.ArrayData{data}, buffers[:1]
 	}
 	data := array.NewData(c.typ, rows, buffers, items, c.nulls, 0)
 	defer data.Release()

@@ -6,6 +6,7 @@ import (
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
+	"github.com/apache/arrow/go/v17/arrow/float16"
 	"github.com/apache/arrow/go/v17/arrow/memory"
 )
 
@@ -16,9 +17,10 @@ func TestColumnsAreAsArrowsBuilders(t *testing.T) {
 		{Name: "int32", Type: arrow.PrimitiveTypes.Int32}, {Name: "int32 or null", Type: arrow.PrimitiveTypes.Int32, Nullable: true},
 		{Name: "uint64", Type: arrow.PrimitiveTypes.Uint64}, {Name: "int8", Type: arrow.PrimitiveTypes.Int8},
 		{Name: "bool", Type: arrow.FixedWidthTypes.Boolean}, {Name: "list", Type: int32List, Nullable: true},
+		{Name: "halves", Type: arrow.FixedSizeListOfNonNullable(3, arrow.FixedWidthTypes.Float16)},
 	}
 	random := rand.New(rand.NewPCG(1, 2))
-	s := &stream{schema: arrow.NewSchema(fields, nil), dicts: make([]*dictionary, len(fields))}
+	s := &stream{most: 1 << 20, schema: arrow.NewSchema(fields, nil), dicts: make([]*dictionary, len(fields))}
 	var builders []array.Builder
 	for _, f := range fields {
 		s.columns = append(s.columns, newColumnBuffer(f.Type, f.Nullable))
@@ -61,6 +63,13 @@ func TestColumnsAreAsArrowsBuilders(t *testing.T) {
 			} else {
 				b.Append(true)
 				b.ValueBuilder().(*array.Int32Builder).AppendValues(list, nil)
+			}
+			values := []float32{float32(random.IntN(2049)), -0.5, 0x1p-14}
+			s.halves(values)
+			halves := builders[8].(*array.FixedSizeListBuilder)
+			halves.Append(true)
+			for _, v := range values {
+				halves.ValueBuilder().(*array.Float16Builder).Append(float16.New(v))
 			}
 			if err := s.endRow(); err != nil {
 				t.Fatal(err)

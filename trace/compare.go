@@ -195,11 +195,11 @@ func (c *Capture) compare() error {
 	return nil
 }
 
-// compareSegments checks which segments of a table there are. Those of page-ins and buffers begin when the first was observed, if ever.
+// compareSegments checks which segments of a table there are. Those of page-ins, buffers and routers' inputs begin when the first was observed, if ever.
 func (c *Capture) compareSegments(table string, numbers []int, doubt func(string, ...any) error) error {
 	told := c.Meta.Segments
 	from := told.First
-	if table == PageInFile || table == BufferFile {
+	if table == PageInFile || table == BufferFile || table == HiddenFile {
 		from = told.Last + 1
 		if first := slices.IndexFunc(numbers, c.told); first >= 0 {
 			from = min(from, numbers[first])

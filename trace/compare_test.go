@@ -52,6 +52,9 @@ func all(c *Capture) error {
 	for _, e := range c.Buffers() {
 		err = errors.Join(err, e)
 	}
+	for _, e := range c.Hidden() {
+		err = errors.Join(err, e)
+	}
 	return err
 }
 
@@ -187,6 +190,7 @@ func TestNonsenseInRows(t *testing.T) {
 		buffer func(r *tables.BufferRow)
 		step   func(r *tables.StepRow)
 		route  func(r *tables.Route)
+		hidden func(r *tables.HiddenRow)
 		table  string
 		says   string
 	}{
@@ -210,6 +214,10 @@ func TestNonsenseInRows(t *testing.T) {
 		"tokens":                 {step: func(r *tables.StepRow) { r.Tokens = -2 }, table: StepFile, says: "of -2"},
 		"begin":                  {step: func(r *tables.StepRow) { r.Begin = math.MaxInt64 }, table: StepFile, says: "it begins at 9223372036854775807 ns"},
 		"slot":                   {route: func(r *tables.Route) { r.Slot = -1 }, table: RouteFile, says: "slot -1"},
+		"hidden step":            {hidden: func(r *tables.HiddenRow) { r.Step = -1 }, table: HiddenFile, says: "of step -1"},
+		"hidden token":           {hidden: func(r *tables.HiddenRow) { r.Token = -2 }, table: HiddenFile, says: "token -2"},
+		"hidden layer":           {hidden: func(r *tables.HiddenRow) { r.Layer = -1 }, table: HiddenFile, says: "layer -1"},
+		"hidden position":        {hidden: func(r *tables.HiddenRow) { r.Position = -1 }, table: HiddenFile, says: "position -1"},
 		"a name that is no name": {access: func(a *tables.Access) { a.Op = strings.Repeat("x", 256) }, says: "column op has a name of 256 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -219,7 +227,7 @@ func TestNonsenseInRows(t *testing.T) {
 			check(t, err)
 			plant(t, w, testRows(4))
 			// The nonsense is in the last row of each table.
-			a, p, b, s, r := testRows(1)[0], testPageIns[0], testBuffers[0], testSteps[0], tables.Route{}
+			a, p, b, s, r, h := testRows(1)[0], testPageIns[0], testBuffers[0], testSteps[0], tables.Route{}, testHidden[0]
 			switch {
 			case tc.access != nil:
 				tc.access(&a)
@@ -231,11 +239,13 @@ func TestNonsenseInRows(t *testing.T) {
 				tc.step(&s)
 			case tc.route != nil:
 				tc.route(&r)
+			case tc.hidden != nil:
+				tc.hidden(&h)
 			}
-			check(t, errors.Join(w.Access(&a), w.PageIn(&p), w.Buffer(&b), w.Step(&s), w.Route(&r), w.Close(meta, true)))
+			check(t, errors.Join(w.Access(&a), w.PageIn(&p), w.Buffer(&b), w.Step(&s), w.Route(&r), w.Hidden(&h), w.Close(meta, true)))
 			table, row := AccessFile, 4
 			if tc.table != "" {
-				table, row = tc.table, map[string]int{PageInFile: len(testPageIns), BufferFile: len(testBuffers), StepFile: len(testSteps), RouteFile: 1}[tc.table]
+				table, row = tc.table, map[string]int{PageInFile: len(testPageIns), BufferFile: len(testBuffers), StepFile: len(testSteps), RouteFile: 1, HiddenFile: len(testHidden)}[tc.table]
 			}
 			err = all(open(t, dir))
 			where := fmt.Sprintf("%s is damaged: row %d: ", table, row)

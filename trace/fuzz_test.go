@@ -89,6 +89,14 @@ func read(t *testing.T, files map[string][]byte) error {
 			t.Errorf("%+v", r)
 		}
 	}
+	for r, err := range c.Hidden() {
+		if err != nil {
+			return err
+		}
+		if len(r.Values) == 0 || len(r.Values) > tables.MaxHidden || r.Layer < 0 {
+			t.Errorf("%+v", r)
+		}
+	}
 	for _, err := range c.Routes() {
 		if err != nil {
 			return err

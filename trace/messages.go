@@ -17,12 +17,13 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"tensorcast/internal/regular"
+	"tensorcast/trace/tables"
 )
 
 // ErrDamaged says that a file of a capture holds something that no tracer writes.
 var ErrDamaged = errors.New("damaged")
 
-// What a table may hold. Batches have up to 32768 rows, which take 3 MB, or 30 MB if each lists 256 experts; dictionaries have up to 98303
+// What a table may hold. Batches have up to 32768 rows, which take 3 MB, or 30 MB if each lists 256 experts; those of the hidden table are ended at 8 MiB; dictionaries have up to 98303
 // names of 63 bytes.
 const (
 	maxHead       = 1 << 20  // bytes of a message's metadata
@@ -43,14 +44,16 @@ const (
 const (
 	continuation = 0xFFFFFFFF // begins a message
 
-	messageVersion, messageKind, messageHeader, messageBody                     = 0, 1, 2, 3
-	schemaFields, schemaMetadata                                                = 1, 2
-	fieldName, fieldType, fieldDictionary, fieldChildren, fieldMetadata         = 0, 2, 4, 5, 6
-	batchLength, batchNodes, batchBuffers, batchCompression, batchVariadic      = 0, 1, 2, 3, 4
-	dictionaryID, dictionaryData, dictionaryDelta                               = 0, 1, 2
-	compressionCodec, compressionMethod                                         = 0, 1
-	typeInt, typeFloatingPoint, typeUTF8, typeBool, typeList               byte = 2, 3, 5, 6, 12
-	codecZstd                                                              byte = 1
+	messageVersion, messageKind, messageHeader, messageBody                               = 0, 1, 2, 3
+	schemaFields, schemaMetadata                                                          = 1, 2
+	fieldName, fieldType, fieldOfType, fieldDictionary, fieldChildren, fieldMetadata      = 0, 2, 3, 4, 5, 6
+	listSize                                                                              = 0
+	batchLength, batchNodes, batchBuffers, batchCompression, batchVariadic                = 0, 1, 2, 3, 4
+	dictionaryID, dictionaryData, dictionaryDelta                                         = 0, 1, 2
+	compressionCodec, compressionMethod                                                   = 0, 1
+	typeInt, typeFloatingPoint, typeUTF8, typeBool, typeList                         byte = 2, 3, 5, 6, 12
+	typeFixedSizeList                                                                byte = 16
+	codecZstd                                                                        byte = 1
 
 	structBytes = 16 // of a node (length, nulls) and of a buffer (offset, length)
 )
@@ -318,6 +321,14 @@ func (c *schemaCheck) fields(t flat, field, nesting int) error {
 		_, indexed := f.child(fieldDictionary)
 		switch {
 		case typ == typeUTF8:
+		case typ == typeFixedSizeList && !indexed:
+			size := int32(0)
+			if list, ok := f.child(fieldOfType); ok {
+				size = list.GetInt32Slot(slot(listSize), 0)
+			}
+			if size <= 0 || size > tables.MaxHidden {
+				return damage("a column of lists of %d values", size)
+			}
 		case indexed, typ != typeInt && typ != typeFloatingPoint && typ != typeBool && typ != typeList:
 			return damage("a column of type %d", typ)
 		}

@@ -93,6 +93,40 @@ func nested() []byte {
 	return head
 }
 
+// fixed is a schema of one column, of lists of so many values.
+func fixed(size int32) []byte {
+	return built(ipc.MessageSchema, 0, func(b *flatbuffers.Builder) flatbuffers.UOffsetT {
+		b.StartObject(1)
+		b.PrependInt32Slot(listSize, size, 0)
+		list := b.EndObject()
+		b.StartObject(6)
+		b.PrependByteSlot(fieldType, typeFixedSizeList, 0)
+		b.PrependUOffsetTSlot(fieldOfType, list, 0)
+		field := b.EndObject()
+		b.StartVector(4, 1, 4)
+		b.PrependUOffsetT(field)
+		fields := b.EndVector(1)
+		b.StartObject(2)
+		b.PrependUOffsetTSlot(schemaFields, fields, 0)
+		return b.EndObject()
+	})
+}
+
+// lists is a table of one column, of two lists of three halves, whose one batch says that there are so many lists and halves.
+func lists(t *testing.T, rows, values int64) []byte {
+	t.Helper()
+	typ := arrow.FixedSizeListOfNonNullable(3, arrow.FixedWidthTypes.Float16)
+	schema := arrow.NewSchema([]arrow.Field{{Name: "values", Type: typ}}, nil)
+	var buf bytes.Buffer
+	w := ipc.NewWriter(&buf, ipc.WithSchema(schema))
+	none := array.NewRecordBuilder(memory.DefaultAllocator, schema).NewRecord()
+	defer none.Release()
+	check(t, w.Write(none)) // the schema is written with it
+	n := 8 + binary.LittleEndian.Uint32(buf.Bytes()[4:])
+	m := message{kind: ipc.MessageRecordBatch, version: 4, batch: &batch{rows: rows, nodes: []span{{rows, 0}, {values, 0}}, buffers: []span{{}, {}, {0, 2 * values}}}}
+	return append(append(bytes.Clone(buf.Bytes()[:n]), framed(m.unpacked(16), 16)...), 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0)
+}
+
 // many is a message whose header has a list that says it has n elements.
 func many(kind ipc.MessageType, field int, n uint32) []byte {
 	return built(kind, 0, func(b *flatbuffers.Builder) flatbuffers.UOffsetT {
@@ -146,6 +180,10 @@ func TestHostileTables(t *testing.T) {
 		"columns without end":     {framed(many(ipc.MessageSchema, schemaFields, math.MaxUint32), 0), "a list of 4294967295 elements"},
 		"metadata without end":    {framed(many(ipc.MessageSchema, schemaMetadata, math.MaxUint32), 0), "a list of 4294967295 elements"},
 		"columns within columns":  {framed(nested(), 0), "lists of lists"},
+		"lists of no value":       {framed(fixed(0), 0), "a column of lists of 0 values"},
+		"lists of negative size":  {framed(fixed(-1), 0), "a column of lists of -1 values"},
+		"lists without end":       {framed(fixed(math.MaxInt32), 0), "a column of lists of 2147483647 values"},
+		"fewer values than lists": {lists(t, 3, 6), "has 6 values for 3 rows of 3"},
 		"nodes without end":       {with(framed(many(ipc.MessageRecordBatch, batchNodes, math.MaxUint32), 0)), "a list of 4294967295 elements"},
 		"views":                   {with(framed(many(ipc.MessageRecordBatch, batchVariadic, 0x10000000), 0)), "a list of 268435456 elements"},
 		"negative rows":           {with(framed(batchOf(-1, 0), 0)), "a batch of -1 rows"},

@@ -160,6 +160,23 @@ func (c *Capture) Buffers() iter.Seq2[*tables.BufferRow, error] {
 	})
 }
 
+// Hidden yields the hidden table. The row is reused: copy it, and Values, to keep it.
+func (c *Capture) Hidden() iter.Seq2[*tables.HiddenRow, error] {
+	return rowsOf(c, HiddenFile, func(b *columns) func(int, *tables.HiddenRow) error {
+		step, token, layer, point, position, values := b.int32("step"), b.int32("token"), b.int32("layer"), b.text("point"), b.int32("position"), b.halves("values")
+		return func(i int, r *tables.HiddenRow) error {
+			p, err := event.ParsePoint(point.value(i))
+			if err != nil {
+				return err
+			}
+			*r = tables.HiddenRow{
+				Step: step.Value(i), Token: token.Value(i), Layer: layer.Value(i), Point: p, Position: position.Value(i), Values: values.value(i, r.Values[:0]),
+			}
+			return checkHidden(r)
+		}
+	})
+}
+
 // HasPageIns reports whether page-ins were observed, even if none happened.
 func (c *Capture) HasPageIns() bool {
 	files, err := c.segments(PageInFile)

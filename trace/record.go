@@ -44,6 +44,8 @@ type RecorderOptions struct {
 	// NoTokenIDs leaves out of the capture what tells the tokens: their ids, which rows of their embeddings were read, and the arguments of the
 	// command, which may hold the prompt. Warm-ups are told from prompts all the same.
 	NoTokenIDs bool
+	// Hidden says that routers' inputs are observed, for one in so many tokens; they make the hidden table.
+	Hidden int
 	// Follow makes a Session record each process that decodes in its own directory, Dir/<pid>.
 	Follow bool
 }
@@ -192,6 +194,9 @@ func newRecorder(opts RecorderOptions, c clock, stream *csvStream) *Recorder {
 		Started: c.started, PID: opts.PID, Host: thisHost(), Models: []tables.ModelInfo{},
 		Detail: cmp.Or(opts.Detail, tables.DetailOp), NoTokenIDs: opts.NoTokenIDs, Dir: opts.Dir,
 	}
+	if opts.Hidden > 0 {
+		r.meta.Hidden = &tables.Hidden{Every: opts.Hidden}
+	}
 	r.setCommand(opts.Command)
 	return r
 }
@@ -216,6 +221,8 @@ func (r *Recorder) Handle(ev event.Event) error {
 		return r.decodeEnd(e)
 	case *event.Op:
 		return r.op(e)
+	case event.RouterInput:
+		return r.routerInput(e)
 	case event.PageIn:
 		return r.pageIn(e)
 	}
@@ -718,15 +725,44 @@ func gatherable(o *event.Op, s *step, m *model) int64 {
 	return n
 }
 
+// enter notes that the step is in a graph of so many tokens: llama.cpp splits a large batch into several.
+func (s *step) enter(graph uint32, tokens int) {
+	if s.graph == graph {
+		return
+	}
+	s.graph = graph
+	s.base += s.tokens
+	s.tokens = int32(tokens)
+	clear(s.routed)
+}
+
+// routerInput writes a row of the hidden table. The warm-up, which uses all experts, has none.
+func (r *Recorder) routerInput(e event.RouterInput) error {
+	if r.meta.Hidden == nil {
+		r.meta.Hidden = &tables.Hidden{}
+	}
+	h := r.meta.Hidden
+	s := r.steps[e.TID]
+	switch {
+	case s == nil || s.decode != e.Decode || s.Phase == tables.PhaseWarmup, e.Layer < 0, len(e.Values) == 0 || len(e.Values) > tables.MaxHidden,
+		e.Row < 0 || e.Row >= e.Rows || e.Rows > maxTokens, h.Values != 0 && h.Values != len(e.Values):
+		h.LeftOut++
+		return nil
+	}
+	s.enter(e.Graph, e.Rows)
+	if r.w == nil {
+		h.LeftOut++
+		return nil
+	}
+	h.Values = len(e.Values)
+	h.Rows++
+	return r.w.Hidden(&tables.HiddenRow{Step: s.Step, Token: s.Token, Layer: e.Layer, Point: e.Point, Position: s.base + int32(e.Row), Values: e.Values})
+}
+
 // route writes the routing of a layer, once per graph, because gate, up and down use the same choice. The warm-up uses all experts, so it
 // has no routing.
 func (r *Recorder) route(o *event.Op, s *step, layer int32) error {
-	if s.graph != o.Graph { // llama.cpp splits a large batch into several graphs
-		s.graph = o.Graph
-		s.base += s.tokens
-		s.tokens = int32(o.IDRows)
-		clear(s.routed)
-	}
+	s.enter(o.Graph, o.IDRows)
 	if r.w == nil || s.routed[layer] || s.Phase == tables.PhaseWarmup || o.IDRows == 0 {
 		return nil
 	}

@@ -214,6 +214,70 @@ func TestRecorderBuffers(t *testing.T) {
 	}
 }
 
+// What routers read has the position that their choice has in the route table; the warm-up's is left out, and what is of another model.
+func TestRecorderHidden(t *testing.T) {
+	s := newScript(t, tinyMoE)
+	s.seen()
+	input := func(layer int32, point event.Point, row, rows, n int) {
+		t.Helper()
+		s.handle(event.RouterInput{Time: s.time, TID: 7, Decode: s.decode, Graph: s.graph, Layer: layer, Point: point, Row: row, Rows: rows, Values: slices.Repeat([]float32{float32(row) + 0.5}, n)})
+	}
+	gate := s.source("blk.0.ffn_gate_exps.weight")
+	choose := func(rows int) {
+		t.Helper()
+		s.op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: slices.Repeat([]int32{3, 1}, rows), IDRows: rows, Sources: []event.Source{gate}})
+	}
+	input(0, event.PointRouter, 0, 1, 4) // before the first whole decode
+	s.handle(event.DecodeBegin{Time: s.time, TID: 7, Context: 1, Decode: 1, Tokens: 2, Warmup: true})
+	s.decode, s.graph = 1, 1
+	input(0, event.PointRouter, 0, 2, 4)
+	s.end()
+	s.begin(1, 5)
+	s.embed(4, 5, 6, 7, 8)
+	for row := range 3 {
+		input(0, event.PointAttention, row, 3, 4)
+	}
+	input(0, event.PointRouter, 2, 3, 4)
+	choose(3)
+	s.graph++ // the batch's second half
+	input(0, event.PointRouter, 1, 2, 4)
+	choose(2)
+	input(0, event.PointRouter, 2, 2, 4)  // there is no such row
+	input(0, event.PointRouter, 0, 2, 5)  // another model's
+	input(-1, event.PointRouter, 0, 2, 4) // no layer
+	s.end()
+	s.begin(1, 1)
+	s.embed(9)
+	input(0, event.PointRouter, 0, 1, 4)
+	choose(1)
+	s.end()
+	meta, c := s.finish()
+	var want []tables.HiddenRow
+	for _, r := range []struct {
+		step, token, position int32
+		point                 event.Point
+		value                 float32
+	}{{1, -1, 0, event.PointAttention, 0.5}, {1, -1, 1, event.PointAttention, 1.5}, {1, -1, 2, event.PointAttention, 2.5}, {1, -1, 2, event.PointRouter, 2.5}, {1, -1, 4, event.PointRouter, 1.5}, {2, 0, 0, event.PointRouter, 0.5}} {
+		want = append(want, tables.HiddenRow{Step: r.step, Token: r.token, Point: r.point, Position: r.position, Values: slices.Repeat([]float32{r.value}, 4)})
+	}
+	if got := hiddenOf(t, c); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v\nwant %+v", got, want)
+	}
+	if h := meta.Hidden; h == nil || *h != (tables.Hidden{Values: 4, Rows: 6, LeftOut: 5}) {
+		t.Errorf("%+v", meta.Hidden)
+	}
+	chosen := map[int32]bool{}
+	for r, err := range c.Routes() {
+		check(t, err)
+		chosen[r.Position] = chosen[r.Position] || r.Step == 1
+	}
+	for _, r := range want {
+		if r.Step == 1 && !chosen[r.Position] {
+			t.Errorf("nothing was chosen for %+v", r)
+		}
+	}
+}
+
 // The stall of an op is in one of its rows, the largest.
 func TestRecorderStall(t *testing.T) {
 	s := newScript(t, tiny)

@@ -37,12 +37,13 @@ const (
 	StepFile      = "steps.arrows"
 	PageInFile    = "pagein.arrows"  // only if page-ins were observed
 	BufferFile    = "buffers.arrows" // only if buffers were observed
+	HiddenFile    = "hidden.arrows"  // only if routers' inputs were observed
 	StructureFile = "structure.arrows"
 	MetaFile      = "capture.json"
 )
 
 // streamFiles are the tables that may have several segments.
-var streamFiles = []string{AccessFile, RouteFile, StepFile, PageInFile, BufferFile}
+var streamFiles = []string{AccessFile, RouteFile, StepFile, PageInFile, BufferFile, HiddenFile}
 
 // maxSegments bounds the numbers of segments: they have at most nine digits.
 const maxSegments = 1e9
@@ -92,7 +93,7 @@ var (
 	int32List = arrow.ListOf(arrow.PrimitiveTypes.Int32)
 )
 
-// columnsOf are the columns of each table in streamFiles.
+// columnsOf are the columns of each table in streamFiles. How many values a row of the hidden table has depends on the model: see hiddenColumns.
 var columnsOf = map[string][]arrow.Field{
 	AccessFile: {
 		{Name: "timestamp", Type: arrow.PrimitiveTypes.Int64},
@@ -161,6 +162,19 @@ var columnsOf = map[string][]arrow.Field{
 		{Name: "data_ptr", Type: arrow.PrimitiveTypes.Uint64},
 		{Name: "bytes", Type: arrow.PrimitiveTypes.Int64},
 	},
+	HiddenFile: hiddenColumns(1),
+}
+
+// hiddenColumns are the columns of the hidden table for rows of n values.
+func hiddenColumns(n int) []arrow.Field {
+	return []arrow.Field{
+		{Name: "step", Type: arrow.PrimitiveTypes.Int32},
+		{Name: "token", Type: arrow.PrimitiveTypes.Int32},
+		{Name: "layer", Type: arrow.PrimitiveTypes.Int32},
+		{Name: "point", Type: shortDict},
+		{Name: "position", Type: arrow.PrimitiveTypes.Int32},
+		{Name: "values", Type: arrow.FixedSizeListOfNonNullable(int32(n), arrow.FixedWidthTypes.Float16)},
+	}
 }
 
 func structureSchema(fingerprint string) *arrow.Schema {

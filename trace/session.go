@@ -143,6 +143,8 @@ func (s *Session) Handle(ev event.Event) error {
 		return s.hand(e.PID, e)
 	case *event.Op:
 		return s.hand(e.PID, e)
+	case event.RouterInput:
+		return s.hand(e.PID, e)
 	}
 	return nil
 }

@@ -20,6 +20,8 @@ import (
 const (
 	// batchRows is how many rows are buffered before a batch is written.
 	batchRows = 32768
+	// batchBytes is the same for the values of the hidden table: a row has up to 128 KiB.
+	batchBytes = 8 << 20
 	// dictionaryLimit bounds a dictionary's entries. When it is exceeded, the dictionary is dropped after a batch, and the next batch
 	// starts a new one.
 	dictionaryLimit = 1 << 16
@@ -39,6 +41,7 @@ type stream struct {
 	err     error          // a row did not match the schema, or a batch could not be written
 	torn    bool           // the latter: the table may end in a part of a batch
 	rows    int            // rows that are buffered
+	most    int            // of them
 
 	file *os.File
 	w    *ipc.Writer
@@ -46,16 +49,18 @@ type stream struct {
 	size int64  // bytes of this segment
 }
 
-func createStream(dir *outfile.Dir, table string, segment int, fingerprint string) (*stream, error) {
-	fields := columnsOf[table]
+// createStream creates a table with these columns.
+func createStream(dir *outfile.Dir, table string, fields []arrow.Field, segment int, fingerprint string) (*stream, error) {
 	s := &stream{dir: dir, name: table, schema: arrow.NewSchema(fields, tableMetadata(fingerprint)), dicts: make([]*dictionary, len(fields)),
-		beyond: newColumnBuffer(arrow.PrimitiveTypes.Int8, false)}
+		beyond: newColumnBuffer(arrow.PrimitiveTypes.Int8, false), most: batchRows}
 	for i, f := range fields {
 		typ := f.Type
 		if d, ok := typ.(*arrow.DictionaryType); ok {
 			typ, s.dicts[i] = d.IndexType, newDictionary()
 		}
-		s.columns = append(s.columns, newColumnBuffer(typ, f.Nullable))
+		c := newColumnBuffer(typ, f.Nullable)
+		s.most = min(s.most, batchBytes/max(c.width, 1))
+		s.columns = append(s.columns, c)
 	}
 	if err := s.begin(segment); err != nil {
 		s.release()
@@ -152,6 +157,9 @@ func (s *stream) list(values []int32) {
 	s.next().list(s.rows, values)
 }
 
+// halves appends a row of values.
+func (s *stream) halves(values []float32) { s.next().halves(s.rows, values) }
+
 // text appends a string as its index in the column's dictionary.
 func (s *stream) text(v string) {
 	if s.at >= len(s.dicts) {
@@ -190,7 +198,7 @@ func (s *stream) endRow() error {
 		return s.err
 	}
 	s.at = 0
-	if s.rows++; s.rows >= batchRows {
+	if s.rows++; s.rows >= s.most {
 		return s.flush()
 	}
 	return nil

@@ -54,7 +54,7 @@ func TestRowsThatAreNotAsTheSchema(t *testing.T) {
 			d, err := outfile.OpenDir(dir, dirMode)
 			check(t, err)
 			defer d.Close()
-			s, err := createStream(d, test.table, 0, "")
+			s, err := createStream(d, test.table, columnsOf[test.table], 0, "")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -3,10 +3,13 @@ package trace
 import (
 	"fmt"
 	"iter"
+	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 	"tensorcast/event"
 	"tensorcast/trace/tables"
 	"testing"
@@ -48,6 +51,11 @@ func buffersOf(t *testing.T, c *Capture) []tables.BufferRow {
 	return collect(t, c.Buffers(), nil)
 }
 
+func hiddenOf(t *testing.T, c *Capture) []tables.HiddenRow {
+	t.Helper()
+	return collect(t, c.Hidden(), func(r *tables.HiddenRow) { r.Values = slices.Clone(r.Values) })
+}
+
 func open(t *testing.T, dir string) *Capture {
 	t.Helper()
 	c, err := Open(dir)
@@ -74,6 +82,11 @@ var (
 		{Timestamp: 2, Step: 0, Op: "MUL_MAT", Seq: 1<<40 + 1, Buffer: "inp_tokens", Kind: tables.BufferInput, DataPtr: 16, Bytes: 4},
 		{Timestamp: 2, Step: 0, Op: "MUL_MAT", Seq: 1<<40 + 1, Buffer: "Qcur-0", Kind: tables.BufferActivation, DataPtr: 16, Bytes: 4},
 	}
+	testHidden = []tables.HiddenRow{ // of halves
+		{Step: 0, Token: -1, Layer: 1, Point: event.PointAttention, Position: 0, Values: []float32{0, -1, 0.5, 65504, 0x1p-24}},
+		{Step: 0, Token: -1, Layer: 1, Point: event.PointRouter, Position: 2, Values: []float32{1.5, 2, 3, 4, float32(math.Inf(-1))}},
+		{Step: 1, Token: 12, Layer: 3, Point: event.PointRouter, Values: []float32{-0.25, 0, 0, 0, 1}},
+	}
 )
 
 // plant appends every table's test rows.
@@ -97,6 +110,9 @@ func plant(t *testing.T, w *Writer, rows []tables.Access) {
 	}
 	for i := range testBuffers {
 		check(w.Buffer(&testBuffers[i]))
+	}
+	for i := range testHidden {
+		check(w.Hidden(&testHidden[i]))
 	}
 }
 
@@ -143,6 +159,9 @@ func TestTablesRoundTripOverSegments(t *testing.T) {
 			}
 			if got := buffersOf(t, c); !reflect.DeepEqual(got, repeat(testBuffers, segments)) {
 				t.Errorf("buffers %+v", got)
+			}
+			if got := hiddenOf(t, c); !reflect.DeepEqual(got, repeat(testHidden, segments)) {
+				t.Errorf("hidden %+v", got)
 			}
 			if c.Meta.Segments != (tables.Segments{Last: segments - 1}) || c.Meta.Rows != int64(7*segments) {
 				t.Errorf("%+v, %d rows", c.Meta.Segments, c.Meta.Rows)
@@ -193,6 +212,7 @@ func TestCutAnyTable(t *testing.T) {
 		StepFile:   func() int { return len(stepsOf(t, c)) },
 		PageInFile: func() int { return len(pageInsOf(t, c)) },
 		BufferFile: func() int { return len(buffersOf(t, c)) },
+		HiddenFile: func() int { return len(hiddenOf(t, c)) },
 		RouteFile: func() (n int) {
 			for _, err := range c.Routes() {
 				check(t, err)
@@ -257,6 +277,55 @@ func TestRotateKeepsTheNewest(t *testing.T) {
 	writeCapture(t, dir, testRows(1), nil)
 	if got, err := readRows(open(t, dir)); err != nil || len(got) != 1 {
 		t.Errorf("%d rows, %v after another capture", len(got), err)
+	}
+}
+
+// Rows of many values are written in batches that readers take, and are rounded to half precision; all have as many values.
+func TestHiddenRowsAreWide(t *testing.T) {
+	dir := t.TempDir()
+	w, err := Create(dir, &tables.Meta{}, testStructure)
+	check(t, err)
+	const n = 8192
+	row := tables.HiddenRow{Values: make([]float32, n)}
+	rows := 3*batchBytes/(2*n) + 5 // four batches
+	random := rand.New(rand.NewPCG(3, 1))
+	for i := range row.Values {
+		row.Values[i] = random.Float32() // does not compress
+	}
+	row.Values[0], row.Values[1], row.Values[2] = 1+0x1p-11, 1e6, -1e-9
+	for i := range rows {
+		row.Position = int32(i)
+		check(t, w.Hidden(&row))
+	}
+	check(t, w.Close(&tables.Meta{}, true))
+	c := open(t, dir)
+	i := 0
+	for r, err := range c.Hidden() {
+		check(t, err)
+		if r.Position != int32(i) || len(r.Values) != n || r.Values[0] != 1 || !math.IsInf(float64(r.Values[1]), 1) || r.Values[2] != 0 || math.Abs(float64(r.Values[n-1]-row.Values[n-1])) > 0x1p-12 {
+			t.Fatalf("row %d is at %d and has %d values, %v", i, r.Position, len(r.Values), r.Values[:3])
+		}
+		i++
+	}
+	if i != rows {
+		t.Errorf("%d rows, want %d", i, rows)
+	}
+
+	w, err = Create(t.TempDir(), &tables.Meta{}, testStructure)
+	check(t, err)
+	check(t, w.Hidden(&row))
+	row.Values = row.Values[:7]
+	if err := w.Hidden(&row); err == nil || !strings.Contains(err.Error(), "has 7 values, the first had 8192") {
+		t.Errorf("a shorter row: %v", err)
+	}
+	w.dir.Close()
+	for _, n := range []int{0, tables.MaxHidden + 1} {
+		w, err := Create(t.TempDir(), &tables.Meta{}, testStructure)
+		check(t, err)
+		if err := w.Hidden(&tables.HiddenRow{Values: make([]float32, n)}); err == nil {
+			t.Errorf("a row of %d values is taken", n)
+		}
+		w.dir.Close()
 	}
 }
 

@@ -39,6 +39,7 @@ type Writer struct {
 	names       []int32   // by structure row: index in the dictionary of tensor names, which is the same in all tables
 	streams     []*stream // in the order of streamFiles; nil until the table is used
 	access      *stream   // the stream of the access table
+	hidden      int       // values of a row of the hidden table; 0 until there is one
 	rows        int64     // of the access table
 	segments    tables.Segments
 	segmentRows []int64 // rows of the access table in each segment that exists
@@ -120,6 +121,8 @@ func (w *Writer) fill(s *stream) {
 		names = event.CauseNames()
 	case BufferFile:
 		names = tables.BufferKindNames()
+	case HiddenFile:
+		names = event.PointNames()
 	}
 	for i, d := range s.dicts {
 		if d != nil && s.schema.Field(i).Type == shortDict {
@@ -146,7 +149,11 @@ func (w *Writer) stream(name string) (*stream, error) {
 	}
 	i := slices.Index(streamFiles, name)
 	if w.streams[i] == nil {
-		s, err := createStream(w.dir, name, w.segments.Last, w.fingerprint)
+		fields := columnsOf[name]
+		if name == HiddenFile {
+			fields = hiddenColumns(w.hidden)
+		}
+		s, err := createStream(w.dir, name, fields, w.segments.Last, w.fingerprint)
 		if err != nil {
 			return nil, w.failed(err)
 		}
@@ -386,6 +393,27 @@ func (w *Writer) Buffer(r *tables.BufferRow) error {
 	s.bool(r.Write)
 	s.uint64(r.DataPtr)
 	s.int64(r.Bytes)
+	return w.failed(s.endRow())
+}
+
+// Hidden appends a row. The table is created with the first one; the others must have as many values, at most tables.MaxHidden.
+func (w *Writer) Hidden(r *tables.HiddenRow) error {
+	if w.hidden == 0 {
+		w.hidden = len(r.Values)
+	}
+	if n := len(r.Values); n == 0 || n > tables.MaxHidden || n != w.hidden {
+		return w.failed(fmt.Errorf("write table %s: a row has %d values, the first had %d", HiddenFile, n, w.hidden))
+	}
+	s, err := w.stream(HiddenFile)
+	if err != nil {
+		return err
+	}
+	s.int32(r.Step)
+	s.int32(r.Token)
+	s.int32(r.Layer)
+	s.short(uint8(min(r.Point, event.PointAttention)))
+	s.int32(r.Position)
+	s.halves(r.Values)
 	return w.failed(s.endRow())
 }
 

@@ -29,7 +29,8 @@ func newCommand(run func(ctx context.Context, o options, args []string) (status 
 		Short: "Watch which tensors an unmodified llama.cpp reads",
 		Long: `Watch which tensors an unmodified llama.cpp reads, token by token, through eBPF uprobes.
 Writes a capture directory: access.arrows (what each op reads), steps.arrows (decodes), route.arrows (experts chosen),
-structure.arrows (the model), pagein.arrows (--detail op+io: what came from disk), buffers.arrows (--buffers), capture.json.
+structure.arrows (the model), pagein.arrows (--detail op+io: what came from disk), buffers.arrows (--buffers), hidden.arrows
+(--hidden), capture.json.
 
 Needs root, or CAP_BPF and CAP_PERFMON; or --preload. The model must be read through a file mapping: start llama.cpp
 with --no-repack, and without --no-mmap.
@@ -68,6 +69,8 @@ with --pid 0. With --strict 1 also if any event was lost or could not be read wh
 	f.StringVarP(&o.out, "output", "o", "capture", "capture `directory`, an earlier capture in it is replaced; with --csv a file (capture.csv), or - for\nstandard output (--pid only, and the default there)")
 	cli.EnumVar(root, &o.detail, "detail", "", detailNames, "how closely to look: graph (the sequence of ops, without times and chosen experts), op, or op+io (also each read\nfrom disk, and how long ops waited for the disk)")
 	f.BoolVar(&o.buffers, "buffers", false, "record KV cache and activations, too")
+	f.IntVar(&o.hidden, "hidden", 0, "record what the routers of a mixture of experts, and attention, read: every `N`th token (--hidden alone: every token; of a\nprompt at most 64). Who knows a model can tell the tokens from it")
+	f.Lookup("hidden").NoOptDefVal = "1"
 	f.BoolVar(&o.noTokenIDs, "no-token-ids", false, "leave out what tells the tokens: their ids, which rows of their embeddings were read, the command's arguments")
 	f.BoolVar(&o.follow, "follow", false, "trace processes that the target starts, too: one capture for each that decodes, in directory/PID")
 	f.Var(&o.rotate, "rotate", "begin new table files every `SIZE` (1GiB) or DURATION (10m)")

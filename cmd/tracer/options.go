@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -21,6 +22,7 @@ type options struct {
 	out     string
 	detail  string // one of detailNames
 	buffers bool
+	hidden  int // every how many tokens; 0: not
 	follow  bool
 	rotate  rotation
 	keep    int
@@ -48,6 +50,8 @@ func (o *options) check(flags *pflag.FlagSet, args []string) error {
 	}
 	command := o.pid == 0
 	switch {
+	case o.hidden != 0 && command && len(args) > 0 && isNumber(args[0]):
+		return fmt.Errorf("write --hidden=%s", args[0])
 	case command && len(args) == 0:
 		return errors.New("say what to trace: `tracer -- command` or `tracer --pid N`")
 	case !command && len(args) > 0 && isNumber(args[0]):
@@ -74,6 +78,16 @@ func (o *options) check(flags *pflag.FlagSet, args []string) error {
 		return errors.New("--csv has no column for the process: not with --follow")
 	case o.csv && o.buffers:
 		return errors.New("--csv has the reads of weights only: not with --buffers")
+	case flags.Changed("hidden") && (o.hidden < 1 || o.hidden > math.MaxInt32):
+		return fmt.Errorf("--hidden=%d: give 1 for every token, 2 for every second one, and so on", o.hidden)
+	case o.csv && o.hidden != 0:
+		return errors.New("--csv has the reads of weights only: not with --hidden")
+	case o.preload && o.hidden != 0:
+		return errors.New("--hidden needs the kernel's probes: not with --preload")
+	case o.hidden != 0 && o.detail == tables.DetailGraph:
+		return errors.New("--hidden needs the ops: not with --detail graph")
+	case o.hidden != 0 && o.noTokenIDs:
+		return errors.New("--hidden records what the tokens can be told from: not with --no-token-ids")
 	case o.asRoot && !command:
 		return errors.New("--as-root is for a command: not with --pid")
 	case o.preload && !command:

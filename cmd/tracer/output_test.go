@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,6 +23,7 @@ import (
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
+	"tensorcast/gguf"
 	"tensorcast/internal/testenv"
 	"tensorcast/trace"
 	"tensorcast/trace/tables"
@@ -136,6 +138,91 @@ func TestBuffers(t *testing.T) {
 	}
 	if c.Meta.Steps == 0 || t.Failed() {
 		t.Logf("%d steps; caches written %v; reads by kind %v", c.Meta.Steps, written, read)
+	}
+}
+
+// With --hidden the capture tells what the routers read, of one in N tokens: their matrices choose from it what the route table says of the same step, layer and
+// position. Nothing else changes, and what was sent is in the table or was left out.
+func TestHidden(t *testing.T) {
+	testenv.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	o := shortRun(t, moeModel)
+	plain, rows := traced(t, in, o)
+	want := tensors(plain, rows)
+	m, err := gguf.OpenModel(o.Model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := gguf.OpenWeights(m, 1<<28)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	type place struct{ step, layer, position int32 }
+	told := map[int]int{}
+	for _, every := range []int{1, 2} {
+		c, rows := traced(t, in, o, fmt.Sprintf("--hidden=%d", every))
+		if got := tensors(c, rows); !slices.Equal(got, want) {
+			t.Errorf("%d reads of weights, want %d as without --hidden", len(got), len(want))
+		}
+		chosen := map[place][]int32{}
+		for r, err := range c.Routes() {
+			if err != nil {
+				t.Fatal(err)
+			}
+			at := place{r.Step, r.Layer, r.Position}
+			chosen[at] = append(chosen[at], r.Expert)
+		}
+		steps, all := map[int32]bool{}, 0
+		for h, err := range c.Hidden() {
+			if err != nil {
+				t.Fatal(err)
+			}
+			all++
+			if h.Point != event.PointRouter {
+				continue
+			}
+			if h.Token >= 0 {
+				steps[h.Step] = true
+			}
+			told[every]++
+			router, _ := w.Lookup(fmt.Sprintf("blk.%d.ffn_gate_inp.weight", h.Layer))
+			matrix, err := router.Float32()
+			if err != nil {
+				t.Fatal(err)
+			}
+			experts := chosen[place{h.Step, h.Layer, h.Position}]
+			least, most, size := math.Inf(1), math.Inf(-1), 0.0 // of the chosen, of the others
+			for e := range moeModel.Experts {
+				score := 0.0
+				for i, v := range h.Values {
+					score += float64(v) * float64(matrix.Data[e*len(h.Values)+i])
+				}
+				size = max(size, math.Abs(score))
+				if slices.Contains(experts, int32(e)) {
+					least = min(least, score)
+				} else {
+					most = max(most, score)
+				}
+			}
+			matrix.Release()
+			if len(experts) != moeModel.Used || least < most-size/500 { // halves have 11 bits
+				t.Errorf("step %d, layer %d, position %d: chosen are %v; the least of their scores is %g, the most of the others' %g", h.Step, h.Layer, h.Position, experts, least, most)
+			}
+		}
+		meta := c.Meta.Hidden
+		if meta == nil || meta.Every != every || meta.Values != moeModel.Embd || meta.Rows != int64(all) || meta.Rows+meta.LeftOut != int64(c.Meta.Counters.InputsSent) || c.Meta.Counters.InputsLost != 0 {
+			t.Errorf("%d rows, %+v, counters %+v", all, meta, c.Meta.Counters)
+		}
+		if tokens := (c.Meta.Tokens + every - 1) / every; len(steps) != tokens || tokens == 0 {
+			t.Errorf("one in %d: %d steps of %d tokens have inputs", every, len(steps), c.Meta.Tokens)
+		}
+		if every == 1 && told[every] != len(chosen) {
+			t.Errorf("inputs of %d choices, of %d", told[every], len(chosen))
+		}
+	}
+	if told[2] >= told[1] || told[2] == 0 {
+		t.Errorf("%d inputs of one in two tokens, %d of all", told[2], told[1])
 	}
 }
 

@@ -71,7 +71,7 @@ func run(ctx context.Context, o options, args []string) (status int, err error) 
 // begin starts the command, or finds the process.
 func (s *session) begin(ctx context.Context, args []string, log *slog.Logger) (err error) {
 	opts := capture.Options{
-		Preload: s.preload, Detail: capturedAs[s.detail], Buffers: s.buffers, PerfEvents: s.perf, Follow: s.follow, RingBytes: int(s.ringKiB) << 10,
+		Preload: s.preload, Detail: capturedAs[s.detail], Buffers: s.buffers, Inputs: s.hidden, PerfEvents: s.perf, Follow: s.follow, RingBytes: int(s.ringKiB) << 10,
 		Tick: s.tick, Signals: passedOn, Log: log,
 	}
 	if s.pid != 0 {
@@ -111,7 +111,7 @@ func (s *session) open(ctx context.Context, args []string, log *slog.Logger) err
 	ro := trace.RecorderOptions{
 		Command: args, PID: s.capture.PID(), Log: log, Counters: s.capture.Counters, Libraries: s.capture.Libraries, Target: s.capture.Describe,
 		Detail: s.detail, RotateBytes: s.rotate.bytes, RotateEvery: s.rotate.every, RotateKeep: s.keep, Follow: s.follow,
-		NoTokenIDs: s.noTokenIDs,
+		NoTokenIDs: s.noTokenIDs, Hidden: s.hidden,
 	}
 	if s.preload {
 		ro.Detail = tables.DetailPreload

@@ -89,6 +89,9 @@ func rows(m *tables.Meta) [][]string {
 		{"lost", count(c.Lost()), losses(c)},
 		{"filtered", count(c.Filtered()), fmt.Sprintf("%s of other threads, %s ops without a weight", count(c.OtherThreads), count(c.NoWeight))},
 	}
+	if h := m.Hidden; h != nil {
+		table = append(table, []string{"hidden", humanize.Comma(h.Rows), fmt.Sprintf("inputs of routers and attention, of %d values", h.Values)})
+	}
 	if n := c.Incomplete(); n > 0 {
 		table = append(table, []string{"incomplete", count(n), "could not be read whole: see counters in " + trace.MetaFile})
 	}
@@ -125,7 +128,7 @@ func losses(c event.Counters) string {
 		name string
 	}{
 		{c.OpsLost, "ops"}, {c.OthersLost, "other events"}, {c.Misses, "hits that the kernel skipped"},
-		{c.PagesLost + c.PageInsDropped, "page-ins"},
+		{c.PagesLost + c.PageInsDropped, "page-ins"}, {c.InputsLost, "routers' inputs"},
 	} {
 		if k.n > 0 {
 			kinds = append(kinds, humanize.Comma(int64(k.n))+" "+k.name)

@@ -1466,8 +1466,6 @@ int BPF_KPROBE(decode_begin, u64 context, u64 batch)
 	}
 	th->context = context;
 	th->decode = __sync_fetch_and_add(&decodes, 1) + 1;
-	if (want_inputs)
-		th->skip = e.tokens == 1 && th->singles++ % want_inputs;
 	u32 *warm = bpf_map_lookup_elem(&warm_contexts, &context);
 	e.tgid = th->evs.tgid;
 	e.tid = th->evs.tid;
@@ -1475,6 +1473,8 @@ int BPF_KPROBE(decode_begin, u64 context, u64 batch)
 	e.context = context;
 	e.decode = th->decode;
 	e.warmup = warm && *warm;
+	if (want_inputs)
+		th->skip = e.tokens == 1 && !e.warmup && th->singles++ % want_inputs;
 	send(&e, sizeof(e));
 	return 0;
 }

@@ -28,7 +28,9 @@ type Meta struct {
 	Rows      int64            `json:"rows"`   // rows of the access table, including deleted segments
 	Segments  Segments         `json:"segments"`
 	// Rereads sums up what was read from disk, once and again; null unless page-ins were observed.
-	Rereads  *Rereads       `json:"rereads"`
+	Rereads *Rereads `json:"rereads"`
+	// Hidden describes the hidden table; null unless routers' inputs were observed.
+	Hidden   *Hidden        `json:"hidden,omitempty"`
 	Counters event.Counters `json:"counters"`
 	Outside  Outside        `json:"outside_mapping"`
 	// NoTokenIDs says that what tells the tokens was left out: StepRow.TokenIDs is nil, reads of gathered rows and page-ins of token embeddings
@@ -37,6 +39,14 @@ type Meta struct {
 	Complete   bool `json:"complete"` // false while the capture runs; stays false if the tracer was killed
 
 	Dir string `json:"-"` // directory of the capture; empty if none was written
+}
+
+// Hidden describes the hidden table. Rows and LeftOut together are Counters.InputsSent.
+type Hidden struct {
+	Every   int   `json:"every"`    // one in so many tokens was observed: of decodes of one token, and of the rows of a batch
+	Values  int   `json:"values"`   // of a row; 0 if there is none
+	Rows    int64 `json:"rows"`     // including deleted segments
+	LeftOut int64 `json:"left_out"` // rows that came before the first whole decode, in a warm-up, or with another number of values (a second model's)
 }
 
 // What was observed, for Meta.Detail.

@@ -1,4 +1,5 @@
-// Package tables defines what a capture holds: a row of each table ([Access], [Route], [StepRow], [PageInRow], [BufferRow], [StructureRow])
+// Package tables defines what a capture holds: a row of each table ([Access], [Route], [StepRow], [PageInRow], [BufferRow], [HiddenRow],
+// [StructureRow])
 // and the description in capture.json ([Meta]). It knows no file format, so that programs that only use the rows do not link Arrow; package
 // trace reads and writes them.
 package tables
@@ -175,6 +176,19 @@ type BufferRow struct {
 	DataPtr   uint64 // address in the target
 	Bytes     int64  // extent in bytes
 }
+
+// HiddenRow is a row of the hidden table: what a router, or attention, was about to read of a token.
+type HiddenRow struct {
+	Step     int32
+	Token    int32 // as in Access
+	Layer    int32
+	Point    event.Point
+	Position int32     // as in Route: together with Step and Layer it tells which rows of the route table are the router's choice
+	Values   []float32 // rounded to half precision in the table; all rows of a capture have as many
+}
+
+// MaxHidden is how many values a row of the hidden table may have.
+const MaxHidden = 1 << 16
 
 // StructureRow is a row of the structure table: a tensor of a model.
 type StructureRow struct {

@@ -122,6 +122,7 @@ func (c *capture) step(meta *tables.Meta) {
 				for slot, e := range a.Experts {
 					c.do(c.w.Route(&tables.Route{Step: c.steps, Token: token, Layer: t.Layer, Slot: int32(slot), Expert: e}))
 				}
+				c.do(c.w.Hidden(&tables.HiddenRow{Step: c.steps, Token: token, Layer: t.Layer, Point: event.Point(c.steps % 2), Values: []float32{0.5, float32(c.steps), -1}}))
 				c.do(c.w.PageIn(&tables.PageInRow{
 					Timestamp: c.clock, Step: c.steps, File: t.File, Offset: t.Offset, Bytes: 1000, Tensor: tensor, Expert: a.Experts[0], PID: 100, Thread: 101,
 					Cause: event.Cause(c.steps % 4), Rereads: c.steps / 4, Op: a.Op, Model: t.Model,
