@@ -11,6 +11,7 @@ import (
 	"io"
 	"iter"
 	"slices"
+	"strconv"
 
 	"github.com/apache/arrow/go/v17/arrow"
 	"github.com/apache/arrow/go/v17/arrow/array"
@@ -145,30 +146,63 @@ func (p *positionWriter) Seek(offset int64, whence int) (int64, error) {
 }
 
 // WriteCSV writes a table as CSV (RFC 4180, line feeds, with a header). Numbers read back as the same value. Text that a spreadsheet would
-// take for a formula gets a leading apostrophe. It does not close w.
+// take for a formula gets a leading apostrophe. A list is one text, with a space between its values. It does not close w.
 func WriteCSV(w io.Writer, columns []tables.Column) error {
-	columns = slices.Clone(columns)
-	for i, c := range columns {
-		if text, ok := c.Values.([]string); ok {
-			safe := make([]string, len(text))
-			for j, s := range text {
-				safe[j] = gguf.SpreadsheetCell(s)
+	return WriteCSVBatches(w, func(yield func([]tables.Column, error) bool) { yield(columns, nil) })
+}
+
+// WriteCSVBatches is WriteCSV for a table that comes some rows at a time, each time with the same columns.
+func WriteCSVBatches(w io.Writer, batches iter.Seq2[[]tables.Column, error]) error {
+	texts := func(yield func([]tables.Column, error) bool) {
+		for columns, err := range batches {
+			if !yield(inCells(columns), err) {
+				return
 			}
-			columns[i].Values = safe
 		}
 	}
-	rec, err := record(columns, nil)
+	dst := newLatched(w)
+	err := write(dst, texts, nil, func(schema *arrow.Schema) (recordWriter, error) {
+		return lines{csv.NewWriter(dst, schema, csv.WithHeader(true))}, nil
+	})
 	if err != nil {
 		return fmt.Errorf("write CSV: %w", err)
 	}
-	defer rec.Release()
-	dst := newLatched(w)
-	cw := csv.NewWriter(dst, rec.Schema(), csv.WithHeader(true))
-	err = errors.Join(cw.Write(rec), cw.Flush())
-	if err := cmp.Or(dst.end(), err); err != nil {
-		return fmt.Errorf("write CSV: %w", err)
-	}
 	return nil
+}
+
+// lines is a csv.Writer that is closed like other writers.
+type lines struct{ *csv.Writer }
+
+func (l lines) Close() error { return l.Flush() }
+
+// inCells makes of columns what the cells of a spreadsheet hold.
+func inCells(columns []tables.Column) []tables.Column {
+	columns = slices.Clone(columns)
+	for i, c := range columns {
+		var text []string
+		switch v := c.Values.(type) {
+		case []string:
+			for _, s := range v {
+				text = append(text, gguf.SpreadsheetCell(s))
+			}
+		case [][]float32:
+			var b []byte
+			for _, row := range v {
+				b = b[:0]
+				for j, x := range row {
+					if j > 0 {
+						b = append(b, ' ')
+					}
+					b = strconv.AppendFloat(b, float64(x), 'g', -1, 32)
+				}
+				text = append(text, string(b))
+			}
+		default:
+			continue
+		}
+		columns[i].Values = text
+	}
+	return columns
 }
 
 // record builds one Arrow record. The caller releases it.
@@ -236,6 +270,21 @@ func arrayOf(c tables.Column) (arrow.Array, error) {
 		return b.NewArray(), nil
 	case []string:
 		return stringArray(v), nil
+	case [][]float32:
+		size := 1
+		if len(v) > 0 {
+			size = len(v[0])
+		}
+		b := array.NewListBuilderWithField(mem, arrow.Field{Name: "item", Type: arrow.PrimitiveTypes.Float32}) // Parquet has no lists of a fixed size
+		defer b.Release()
+		for i, row := range v {
+			if len(row) != size || size == 0 {
+				return nil, fmt.Errorf("column %s has %d values in row %d, %d in the first", c.Name, len(row), i, size)
+			}
+			b.Append(true)
+			b.ValueBuilder().(*array.Float32Builder).AppendValues(row, nil)
+		}
+		return b.NewArray(), nil
 	}
 	return nil, fmt.Errorf("column %s holds %T, which is not exported", c.Name, c.Values)
 }

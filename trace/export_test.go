@@ -9,8 +9,10 @@ import (
 	"iter"
 	"math"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
+	"tensorcast/event"
 	"tensorcast/trace/tables"
 	"testing"
 
@@ -251,5 +253,87 @@ func TestExportToWhatFails(t *testing.T) {
 			}
 		}
 		check(t, write(&failing{whole.Len()}))
+	}
+}
+
+// The hidden table is exported in pieces; Parquet readers get lists, and CSV one text a row whose numbers read back as the same values.
+func TestHiddenExports(t *testing.T) {
+	dir := t.TempDir()
+	w, err := Create(dir, &tables.Meta{}, testStructure)
+	check(t, err)
+	const n, rows = 4096, exportBytes/4/4096 + 3 // two pieces
+	row := tables.HiddenRow{Step: 2, Token: 1, Layer: 5, Point: event.PointAttention, Values: make([]float32, n)}
+	row.Values[1], row.Values[2], row.Values[n-1] = -0.333251953125, 65504, 0x1p-24
+	for i := range rows {
+		row.Position, row.Values[0] = int32(i), float32(i)
+		check(t, w.Hidden(&row))
+	}
+	check(t, w.Close(&tables.Meta{}, true))
+	c := open(t, dir)
+
+	var buf bytes.Buffer
+	check(t, WriteParquetBatches(&buf, c.HiddenColumns(t.Context()), tables.Field{Key: "k", Value: "v"}))
+	pf, err := file.NewParquetReader(bytes.NewReader(buf.Bytes()))
+	check(t, err)
+	defer pf.Close()
+	if pf.NumRowGroups() != 2 || pf.NumRows() != rows {
+		t.Errorf("%d rows in %d groups, want %d in 2", pf.NumRows(), pf.NumRowGroups(), rows)
+	}
+	r, err := pqarrow.NewFileReader(pf, pqarrow.ArrowReadProperties{}, memory.DefaultAllocator)
+	check(t, err)
+	tbl, err := r.ReadTable(t.Context())
+	check(t, err)
+	defer tbl.Release()
+	i := 0
+	for _, chunk := range tbl.Column(5).Data().Chunks() {
+		lists := chunk.(array.ListLike)
+		values := lists.ListValues().(*array.Float32)
+		for j := range lists.Len() {
+			from, to := lists.ValueOffsets(j)
+			row.Values[0] = float32(i)
+			if got := values.Float32Values()[from:to]; !slices.Equal(got, row.Values) {
+				t.Fatalf("row %d reads back as %v..., %d values", i, got[:min(3, len(got))], len(got))
+			}
+			i++
+		}
+	}
+	if i != rows {
+		t.Errorf("%d lists, want %d", i, rows)
+	}
+
+	buf.Reset()
+	check(t, WriteCSVBatches(&buf, c.HiddenColumns(t.Context())))
+	lines, err := csv.NewReader(&buf).ReadAll()
+	check(t, err)
+	if len(lines) != 1+rows || !slices.Equal(lines[0], []string{"step", "token", "layer", "point", "position", "values"}) {
+		t.Fatalf("%d lines, %q", len(lines), lines[0])
+	}
+	for i, line := range lines[1:] {
+		if !slices.Equal(line[:5], []string{"2", "1", "5", "attention", strconv.Itoa(i)}) {
+			t.Fatalf("line %d begins with %q", i, line[:5])
+		}
+		row.Values[0] = float32(i)
+		for j, text := range strings.Split(line[5], " ") {
+			if v, err := strconv.ParseFloat(text, 32); err != nil || float32(v) != row.Values[j] {
+				t.Fatalf("line %d, value %d is %q, want %g", i, j, text, row.Values[j])
+			}
+		}
+	}
+
+	done, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := WriteCSVBatches(io.Discard, c.HiddenColumns(done)); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, want that it was cancelled", err)
+	}
+	none := t.TempDir()
+	writeCapture(t, none, testRows(1), nil)
+	if err := WriteParquetBatches(io.Discard, open(t, none).HiddenColumns(t.Context())); !errors.Is(err, ErrNoHidden) {
+		t.Errorf("%v, want %v", err, ErrNoHidden)
+	}
+	if err := WriteCSV(io.Discard, []tables.Column{{Name: "x", Values: [][]float32{{1}, {1, 2}}}}); err != nil {
+		t.Error(err) // a text may have any length
+	}
+	if err := WriteParquet(io.Discard, []tables.Column{{Name: "x", Values: [][]float32{{1}, {1, 2}}}}); err == nil {
+		t.Error("lists of two sizes are exported")
 	}
 }

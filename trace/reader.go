@@ -5,9 +5,11 @@ package trace
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"path/filepath"
+	"slices"
 	"tensorcast/event"
 	"tensorcast/trace/tables"
 )
@@ -175,6 +177,50 @@ func (c *Capture) Hidden() iter.Seq2[*tables.HiddenRow, error] {
 			return checkHidden(r)
 		}
 	})
+}
+
+// ErrNoHidden says that a capture has no hidden table, or that it has no row.
+var ErrNoHidden = errors.New("no routers' inputs were recorded")
+
+// exportBytes bounds the values of the hidden table that are exported together.
+const exportBytes = 4 << 20
+
+// HiddenColumns yields the hidden table some rows at a time, to be exported. It fails with ErrNoHidden if there is none, and with ctx's error if ctx is done first.
+func (c *Capture) HiddenColumns(ctx context.Context) iter.Seq2[[]tables.Column, error] {
+	return func(yield func([]tables.Column, error) bool) {
+		var (
+			step, token, layer, position []int32
+			point                        []string
+			values                       [][]float32
+			some                         bool
+		)
+		flush := func() bool {
+			more := yield([]tables.Column{
+				{Name: "step", Values: step}, {Name: "token", Values: token}, {Name: "layer", Values: layer}, {Name: "point", Values: point},
+				{Name: "position", Values: position}, {Name: "values", Values: values},
+			}, nil)
+			step, token, layer, position, point, values = nil, nil, nil, nil, nil, nil
+			return more
+		}
+		for r, err := range c.Hidden() {
+			if err := cmp.Or(err, ctx.Err()); err != nil {
+				yield(nil, err)
+				return
+			}
+			some = true
+			step, token, layer, position = append(step, r.Step), append(token, r.Token), append(layer, r.Layer), append(position, r.Position)
+			point, values = append(point, r.Point.String()), append(values, slices.Clone(r.Values))
+			if len(values)*len(r.Values)*4 >= exportBytes && !flush() {
+				return
+			}
+		}
+		switch {
+		case !some:
+			yield(nil, ErrNoHidden)
+		case len(values) > 0:
+			flush()
+		}
+	}
 }
 
 // HasPageIns reports whether page-ins were observed, even if none happened.

@@ -33,7 +33,14 @@ type options struct {
 	top     int
 	json    bool
 	context int
+	hidden  string // a format, or ""
 }
+
+// Formats of an exported table.
+const (
+	formatParquet = "parquet"
+	formatCSV     = "csv"
+)
 
 func command() *cobra.Command {
 	o := options{order: orderAccess}
@@ -47,6 +54,7 @@ func command() *cobra.Command {
   pattern.json                    the same of one generated token, for programs that plan reads: the model's files
                                   and their fingerprints, and each read with its place and how long the op computes
   heatmap_access_per_token.png    with --heatmap: the share of each tensor that each step reads
+  hidden.parquet or hidden.csv    with --hidden: what routers read (tracer --hidden); in CSV a row's values are one text
 
 It prints the tensors, the bytes read per token, the tensors that are read most, and whether all generated tokens read
 the same tensors in the same order; if not, where they differ. Positions count from 0 and are the pattern's seq. The
@@ -82,6 +90,7 @@ Exit status: 0 done, whatever the pattern is; 1 failed; 2 the command line is wr
 	f.StringVarP(&o.output, "output", "o", "analysis", "`directory` to write to; made if need be")
 	f.BoolVar(&o.heatmap, "heatmap", false, "draw "+heatmapFile)
 	cli.EnumVar(cmd, &o.order, "order", "", []string{orderAccess, orderFile}, "rows of the heatmap: access is first read first, file as in the model's file")
+	cli.EnumVar(cmd, &o.hidden, "hidden", "", []string{formatParquet, formatCSV}, "export the table of what routers read, as parquet or csv")
 	f.IntVar(&o.top, "top", 10, "list at most `n` tensors, and n differences")
 	f.IntVar(&o.context, "context", pattern.MostRead, "analyse context `n` (default: that which read most)")
 	f.BoolVar(&o.json, "json", false, "print the summary as JSON")
@@ -123,7 +132,7 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 		return fmt.Errorf("read %s: %w", o.capture, err)
 	}
 
-	written, err := writeOutputs(ctx, &analysis{options: o, meta: capture.Meta, pattern: p, summary: summary, warn: func(format string, args ...any) {
+	written, err := writeOutputs(ctx, &analysis{options: o, meta: capture.Meta, pattern: p, summary: summary, hidden: capture.HiddenColumns(ctx), warn: func(format string, args ...any) {
 		fmt.Fprintf(stderr, "analyze: warning: %s\n", visible.Line(fmt.Sprintf(format, args...)))
 	}})
 	if err != nil {

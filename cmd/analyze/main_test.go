@@ -20,6 +20,7 @@ import (
 	"tensorcast/pattern"
 	"tensorcast/trace"
 	"tensorcast/trace/tables"
+	"tensorcast/trace/tracetest"
 )
 
 // model's file order is not its access order.
@@ -123,6 +124,31 @@ func TestAnalyze(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(filepath.Join(out, "*.tmp")); left != nil {
 		t.Errorf("left behind: %v", left)
+	}
+}
+
+// The hidden table is exported if that is asked for. Where there is none, that is said, and the rest is written.
+func TestHidden(t *testing.T) {
+	capture := filepath.Join(t.TempDir(), "capture")
+	if err := tracetest.Write(capture, tracetest.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	out := t.TempDir()
+	for _, format := range []string{formatParquet, formatCSV} {
+		path := filepath.Join(out, "hidden."+format)
+		if code, stdout, stderr := execute(t, "-c", capture, "-o", out, "--hidden", format); code != cli.OK || !strings.Contains(stdout, "wrote "+path) {
+			t.Errorf("exit %d, stdout %q, stderr %q", code, stdout, stderr)
+		}
+		if data, err := os.ReadFile(path); err != nil || format == formatCSV && !strings.HasPrefix(string(data), "step,token,layer,point,position,values\n") || format == formatParquet && !strings.HasPrefix(string(data), "PAR1") {
+			t.Errorf("%.100q, %v", data, err)
+		}
+	}
+	if code, stdout, stderr := execute(t, "-c", plant(t, tables.Meta{}, true, whole, whole), "-o", out, "--hidden", "csv"); code != cli.OK || strings.Contains(stdout, "hidden.csv") ||
+		!strings.Contains(stdout, "wrote "+filepath.Join(out, csvFile)) || !strings.Contains(stderr, "hidden.csv is left out: no routers' inputs were recorded: trace with --hidden") {
+		t.Errorf("exit %d, stdout %q, stderr %q", code, stdout, stderr)
+	}
+	if _, err := os.Stat(filepath.Join(out, hiddenCSV)); err == nil {
+		t.Error("another capture's hidden.csv is still there")
 	}
 }
 

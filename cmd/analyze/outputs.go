@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
 
 	"tensorcast/heatmap"
 	"tensorcast/internal/outfile"
@@ -22,6 +23,9 @@ const (
 	parquetFile = "pattern.parquet"
 	csvFile     = "pattern.csv"
 	cycleFile   = "pattern.json"
+
+	hiddenParquet = "hidden.parquet"
+	hiddenCSV     = "hidden.csv"
 )
 
 // analysis is what outputs are made of.
@@ -30,6 +34,7 @@ type analysis struct {
 	meta    *tables.Meta
 	pattern *pattern.Pattern
 	summary *pattern.Summary
+	hidden  iter.Seq2[[]tables.Column, error] // the hidden table
 	warn    func(format string, args ...any)
 }
 
@@ -66,6 +71,31 @@ var outputs = []output{
 		}
 		return func(w io.Writer) error { return heatmap.WritePNG(w, m, figureText(a.summary, a.options.order)) }, nil
 	}},
+	{hiddenParquet, func(a *analysis) (func(io.Writer) error, error) {
+		if a.options.hidden != formatParquet {
+			return nil, nil
+		}
+		return func(w io.Writer) error {
+			return trace.WriteParquetBatches(w, a.hidden, tables.Field{Key: "tensorcast.model", Value: fingerprint(a.meta, a.pattern.Model)})
+		}, a.hasHidden()
+	}},
+	{hiddenCSV, func(a *analysis) (func(io.Writer) error, error) {
+		if a.options.hidden != formatCSV {
+			return nil, nil
+		}
+		return func(w io.Writer) error { return trace.WriteCSVBatches(w, a.hidden) }, a.hasHidden()
+	}},
+}
+
+// hasHidden says whether there is a hidden table to export.
+func (a *analysis) hasHidden() error {
+	for _, err := range a.hidden {
+		if errors.Is(err, trace.ErrNoHidden) {
+			return fmt.Errorf("%w: trace with --hidden", err)
+		}
+		break // other errors are told when it is written
+	}
+	return nil
 }
 
 // writeOutputs writes the files and returns their paths. All are made before the first appears, and those of an earlier capture are removed
@@ -95,6 +125,7 @@ func writeOutputs(ctx context.Context, a *analysis) (written []string, err error
 		}
 		write, err := o.of(a)
 		if err != nil {
+			write = nil
 			a.warn("%s is left out: %v", o.name, err)
 		}
 		if write != nil || err != nil {
