@@ -121,7 +121,7 @@ func (s *seen) handle(e event.Event) error {
 func TestStart(t *testing.T) {
 	in, o := generation(t)
 	for name, opts := range map[string]Options{
-		"op": {}, "graph": {Detail: ebpf.DetailGraph}, "perf events": {PerfEvents: true}, "follow": {Follow: true}, "preload": {Preload: true},
+		"op": {}, "op, and what routers read and choose": {Selected: true, Inputs: 1, AtOnce: true}, "graph": {Detail: ebpf.DetailGraph}, "perf events": {PerfEvents: true}, "follow": {Follow: true}, "preload": {Preload: true},
 	} {
 		for _, wrapped := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, wrapped %v", name, wrapped), func(t *testing.T) {
@@ -494,6 +494,9 @@ func TestErrors(t *testing.T) {
 			start(Options{Preload: true}, "/no/such/program"), os.ErrNotExist, "/no/such/program",
 		},
 		"odd buffer":           {start(Options{RingBytes: 5000}, "sleep", "600"), nil, ""},
+		"choices, preload":     {start(Options{Preload: true, Selected: true}, "sleep", "600"), ErrNeedsProbes, "what routers read and choose"},
+		"inputs, preload":      {start(Options{Preload: true, Inputs: 2}, "sleep", "600"), ErrNeedsProbes, "what routers read and choose"},
+		"choices of graphs":    {start(Options{Detail: ebpf.DetailGraph, Selected: true}, "sleep", "600"), nil, "observe ops"},
 		"odd buffer, preload":  {start(Options{RingBytes: 5000, Preload: true}, "sleep", "600"), nil, "5000"},
 		"negative buffer":      {start(Options{RingBytes: -1}, "sleep", "600"), nil, "-1"},
 		"buffer beyond 32 bit": {start(Options{RingBytes: 1 << 40}, "sleep", "600"), nil, fmt.Sprint(1 << 40)},

@@ -245,6 +245,7 @@ func TestRecordCorpus(t *testing.T) {
 	f := capturetest.New(t)
 	for name, opts := range map[string]Options{
 		"op": {}, "graph": {Detail: DetailGraph}, "io": {Detail: DetailIO, Interval: minPoll}, "buffers": {Buffers: true},
+		"routing": {Selected: true, Inputs: 1},
 	} {
 		m := capturetest.NewModel(t)
 		id, err := proc.FileOf(m.Path)
@@ -255,6 +256,13 @@ func TestRecordCorpus(t *testing.T) {
 		events := recorded(t, exec.CommandContext(t.Context(), args[0], args[1:]...), opts, id.Ino)
 		if len(events) < 20 {
 			t.Errorf("%s: only %d events", name, len(events))
+		}
+		kinds := map[traceKind]int{}
+		for _, raw := range events {
+			kinds[traceKind(binary.NativeEndian.Uint32(raw))]++
+		}
+		if opts.Selected && (kinds[traceKindKIND_SELECTED] == 0 || kinds[traceKindKIND_INPUT] == 0) {
+			t.Errorf("%s: events by kind %v", name, kinds)
 		}
 		if !*record {
 			newReplayer(t).replay(t, join(events), "")
@@ -318,7 +326,8 @@ func recorded(t *testing.T, cmd *exec.Cmd, opts Options, inode uint64) (events [
 				}
 			}
 			copy(raw, unsafe.Slice((*byte)(unsafe.Pointer(&e)), unsafe.Sizeof(e)))
-		case traceKindKIND_OPS, traceKindKIND_IDS, traceKindKIND_DECODE_BEGIN, traceKindKIND_DECODE_END, traceKindKIND_GRAPH, traceKindKIND_BUFFERS:
+		case traceKindKIND_OPS, traceKindKIND_IDS, traceKindKIND_DECODE_BEGIN, traceKindKIND_DECODE_END, traceKindKIND_GRAPH, traceKindKIND_BUFFERS,
+			traceKindKIND_SELECTED, traceKindKIND_INPUT:
 			binary.NativeEndian.PutUint32(raw[8:], tid)
 		}
 		events = append(events, raw)

@@ -44,6 +44,8 @@ type Options struct {
 	Small bool
 	// templates is the number of nodes that are remembered, a power of two; 0 means the default for Small. Tests use few.
 	templates uint32
+	// naps is the length from which on Run waits by epoll; 0 means minPoll. Tests use longer ones.
+	naps time.Duration
 	// PerfEvents attaches through perf events even if the kernel has uprobe_multi (Linux 6.6).
 	PerfEvents bool
 	// Interval bounds how long an event waits in the ring buffer: the reader is woken earlier only when an eighth of the buffer is full. 0
@@ -580,7 +582,7 @@ func (t *Tracer) Run(ctx context.Context, handle func(event.Event) error) error 
 		switch wait := min(t.opts.Pause(), max(time.Until(look), lookInterval)); {
 		case behind:
 			t.reader.SetDeadline(time.Now())
-		case wait >= minPoll:
+		case wait >= cmp.Or(t.opts.naps, minPoll):
 			t.reader.SetDeadline(time.Now().Add(wait))
 		default:
 			nap = time.Now().Add(wait)

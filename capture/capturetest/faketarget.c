@@ -260,6 +260,7 @@ static void add(model_graph *m, tensor *t) { m->g.run[m->g.real++] = t; }
 static void build(model_graph *m, int layers)
 {
     memset(m, 0, sizeof *m);
+    for (long i = 0; i < 256; i++) ((float *)scratch)[i] = i; // what was never written cannot be read by probes
     m->g.run = m->g.nodes = m->list;
     m->rows = plain(TYPE_I32, 1, 1, rows_of_batch, "inp_tokens");
     m->rows->flags = 1;
