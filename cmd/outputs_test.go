@@ -88,7 +88,7 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 		"lab synth": {args: []string{"lab", "synth", "-o", "m.gguf", "--layers", "1", "--embd", "64", "--ff", "64", "--heads", "2", "--kv-heads", "2", "--type", "Q8_0"},
 			outputs: []string{"m.gguf"}},
 		"lab synth --inflate": {args: []string{"lab", "synth", "-o", "m.gguf", "--inflate", "2", llamatest.Model(t, tinyMoE)}, outputs: []string{"m.gguf"}, faults: 2},
-		"lab --save": {args: []string{"lab", "hyper", "--coding", "exact", "--dims", "1024", "--items", "8", "--queries", "64", "--save", "r.json"}, outputs: []string{"r.json"}},
+		"lab --save":          {args: []string{"lab", "hyper", "--coding", "exact", "--dims", "1024", "--items", "8", "--queries", "64", "--save", "r.json"}, outputs: []string{"r.json"}},
 		"lab pressure": {args: []string{"lab", "pressure", "--from", series, "--save", "s.json", "--parquet", "r.parquet", "--figure", "f.svg"},
 			outputs: []string{"s.json", "r.parquet", "f.svg"}, faults: 2},
 		"lab fabricplan": {args: []string{"lab", "fabricplan", "-m", model, "--planes", "1", "--write", "w.gguf", "--figure", "f.png"},

@@ -54,10 +54,13 @@ func TestInflatedInLlama(t *testing.T) {
 			return path
 		},
 	}
-	for _, typ := range synth.Types() {
+	for _, typ := range []gguf.Type{gguf.F16, gguf.Q8_0, gguf.Q4_K} {
 		c := moe
 		c.Type = typ
 		models[typ.String()] = func(t *testing.T) string { return llamatest.Model(t, c) }
+	}
+	for _, kind := range []string{"qwen2moe shared", "deepseek2 sigmoid", "deepseek2 fused", "gpt-oss"} {
+		models[kind] = func(t *testing.T) string { return llamatest.Model(t, llamatest.Routers()[kind]) }
 	}
 	for name, model := range models {
 		t.Run(name, func(t *testing.T) {

@@ -26,7 +26,7 @@ import (
 var dimensions = []string{"layers", "embd", "ff", "heads", "kv-heads"}
 
 func synthCommand() *cobra.Command {
-	var cfg synth.Config
+	cfg := synth.Config{Arch: synth.Archs()[0]}
 	var out string
 	var size int64
 	var factor int
@@ -34,8 +34,9 @@ func synthCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "synth -o MODEL {--size SIZE | --layers N --embd N --ff N --heads N | --inflate N SOURCE}",
 		Short: "Write a GGUF model with random weights that llama.cpp loads and runs, or one with heavier experts",
-		Long: `Synth writes a model of the llama architecture, dense or mixture of experts, with random weights and a
-byte-level vocabulary. llama.cpp runs it like any other; its text is varied nonsense. The same flags give the same bytes.
+		Long: `Synth writes a model with random weights and a byte-level vocabulary: a llama, dense or mixture of experts, or with --arch
+another mixture of experts, whose router is of another kind. llama.cpp runs it like any other; its text is varied nonsense.
+The same flags give the same bytes.
 
 Either --size chooses the dimensions, or --layers, --embd, --ff, --heads (and --kv-heads) give them.
 
@@ -49,6 +50,9 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
 		Example: `  lab synth -o model.gguf --size 1GB --type Q8_0 --seed 1
   lab synth -o moe.gguf --size 1.4GB --type Q8_0 --experts 32 --used 4
   lab synth -o small.gguf --layers 4 --embd 256 --ff 768 --heads 4 --type Q4_K
+  lab synth -o sigmoid.gguf --arch deepseek2 --sigmoid --groups 4 --groups-used 2 --experts 16 --used 4 --layers 4 --embd 256 --ff 128 --heads 4
+  lab synth -o gptoss.gguf --arch gpt-oss --experts 32 --used 4 --layers 4 --embd 256 --ff 256 --heads 4 --kv-heads 2
+  lab synth -o hashed.gguf --arch deepseek4 --hashed 2 --experts 16 --used 4 --layers 4 --embd 256 --ff 128 --heads 4
   lab synth -o - --size 20MB --type F16 | sha256sum
   lab synth -o big.gguf --inflate 32 tiny-moe-q8_0.gguf`,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -93,6 +97,13 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
 	f.Uint64Var(&cfg.Seed, "seed", 1, "seed of all values")
 	f.IntVar(&cfg.Experts, "experts", 0, "experts per layer; 0 makes a dense model")
 	f.IntVar(&cfg.Used, "used", 0, "experts used per token")
+	cli.EnumVar(cmd, &cfg.Arch, "arch", "", synth.Archs(), "architecture, which has a kind of router")
+	f.IntVar(&cfg.Groups, "groups", 0, "groups of experts, of which the best are chosen first")
+	f.IntVar(&cfg.GroupsUsed, "groups-used", 0, "groups used per token")
+	f.IntVar(&cfg.Shared, "shared", 0, "shared experts, which every token uses (qwen2moe, deepseek2, deepseek4; default 1)")
+	f.BoolVar(&cfg.Sigmoid, "sigmoid", false, "a router with sigmoid and a bias for the choice (deepseek2)")
+	f.BoolVar(&cfg.Fused, "fused", false, "gate and up of the experts in one tensor (deepseek2)")
+	f.IntVar(&cfg.Hashed, "hashed", 0, "first layers in which the token's id chooses the experts (deepseek4)")
 	f.BoolVar(&cfg.Tied, "tied", false, "no output.weight: the token embeddings are used for the logits, too")
 	f.IntVar(&cfg.Layers, "layers", 0, "layers")
 	f.IntVar(&cfg.Embd, "embd", 0, "width of the model, a multiple of the type's block (Q4_K: 256, Q8_0 and Q4_0: 32)")
