@@ -53,6 +53,8 @@ func TestMain(m *testing.M) {
 
 var tiny = synth.Config{Layers: 2, Embd: 128, FF: 256, Heads: 2, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}
 
+var tinyMoE = synth.Config{Layers: 1, Embd: 64, FF: 64, Heads: 2, KVHeads: 2, Experts: 2, Used: 1, Type: gguf.Q8_0, Seed: 1}
+
 // tool is a command that writes to a directory, which is its working directory.
 type tool struct {
 	args []string
@@ -85,7 +87,8 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 			"analysis/pattern.csv", "analysis/pattern.json", "analysis/heatmap_access_per_token.png"}, faults: 6},
 		"lab synth": {args: []string{"lab", "synth", "-o", "m.gguf", "--layers", "1", "--embd", "64", "--ff", "64", "--heads", "2", "--kv-heads", "2", "--type", "Q8_0"},
 			outputs: []string{"m.gguf"}},
-		"lab --save": {args: []string{"lab", "hyper", "--coding", "exact", "--dims", "1024", "--items", "8", "--queries", "64", "--save", "r.json"}, outputs: []string{"r.json"}},
+		"lab synth --inflate": {args: []string{"lab", "synth", "-o", "m.gguf", "--inflate", "2", llamatest.Model(t, tinyMoE)}, outputs: []string{"m.gguf"}, faults: 2},
+		"lab --save":          {args: []string{"lab", "hyper", "--coding", "exact", "--dims", "1024", "--items", "8", "--queries", "64", "--save", "r.json"}, outputs: []string{"r.json"}},
 		"lab pressure": {args: []string{"lab", "pressure", "--from", series, "--save", "s.json", "--parquet", "r.parquet", "--figure", "f.svg"},
 			outputs: []string{"s.json", "r.parquet", "f.svg"}, faults: 2},
 		"lab fabricplan": {args: []string{"lab", "fabricplan", "-m", model, "--planes", "1", "--write", "w.gguf", "--figure", "f.png"},

@@ -373,6 +373,9 @@ static void record(const tensor *t, const context *c)
             for (int64_t k = 0; k < n; k++) fprintf(ops_file.f, "%s%" PRId64, k ? "," : "", list[k]);
             fputs("],\"last_experts\":[", ops_file.f);
             for (int64_t k = 0; k < ids->ne[0]; k++) fprintf(ops_file.f, "%s%" PRId32, k ? "," : "", id_at(ids, k, ids->ne[1] - 1, 0));
+            fputs("],\"ids\":[", ops_file.f);
+            for (int64_t k = 0; k < ids->ne[0] * ids->ne[1]; k++)
+                fprintf(ops_file.f, "%s%" PRId32, k ? "," : "", id_at(ids, k % ids->ne[0], k / ids->ne[0], 0));
             fputs("]", ops_file.f);
         }
         fputs("}\n", ops_file.f);

@@ -36,6 +36,9 @@ type Op struct {
 
 	Experts     []int32 `json:"experts"`      // distinct selected experts in order of first appearance (by token, then by slot); nil if the op does not select experts
 	LastExperts []int32 `json:"last_experts"` // the last token's experts by slot
+	// IDs are all tokens' experts: those of the first token by slot, then those of the second one. In the last layer a graph may compute
+	// only the tokens whose output is wanted.
+	IDs []int32 `json:"ids"`
 }
 
 // ReadOps reads a file that the driver wrote with Options.Ops, in the order of execution.

@@ -36,7 +36,7 @@ func TestInLlama(t *testing.T) {
 				t.Fatal(err)
 			}
 			dir := t.TempDir()
-			o := llama.Options{Model: filepath.Join(dir, "model.gguf"), Prompt: "Once upon a time", Tokens: 64, Repeat: 2}
+			o := llama.Options{Model: filepath.Join(dir, "model.gguf"), Prompt: "Once upon a time", Tokens: 64, Repeat: 2, Threads: 1}
 			if err := plan.WriteFile(t.Context(), o.Model, nil); err != nil {
 				t.Fatal(err)
 			}

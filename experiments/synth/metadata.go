@@ -143,25 +143,40 @@ func token(id int) (text string, score float32, kind uint32) {
 // are relative to the end of the header, as in the file.
 func header(cfg Config, tensors []Tensor) []byte {
 	var e encoder
-	e.kvStr("general.architecture", "llama")
+	e.kvStr("general.architecture", cfg.Arch)
+	g, own := graphs[cfg.Arch], cfg.Arch+"."
+	kvHeads, rotated := cfg.KVHeads, cfg.Embd/cfg.Heads
+	if g.oneKV {
+		kvHeads = 1
+	}
+	if g.ropeHalf {
+		rotated /= 2
+	}
 	e.kvStr("general.type", "model")
 	e.kvStr("general.name", fmt.Sprintf("synth %dx%d %v seed %d", cfg.Layers, cfg.Embd, cfg.Type, cfg.Seed))
 	e.kvU32("general.alignment", alignment)
 	e.kvU32("general.file_type", fileType(cfg.Type))
 	e.kvU32("general.quantization_version", 2)
-	e.kvU32("llama.vocab_size", cfg.Vocab)
-	e.kvU32("llama.context_length", cfg.Ctx)
-	e.kvU32("llama.embedding_length", cfg.Embd)
-	e.kvU32("llama.block_count", cfg.Layers)
-	e.kvU32("llama.feed_forward_length", cfg.FF)
-	e.kvU32("llama.rope.dimension_count", cfg.Embd/cfg.Heads)
-	e.kvF32("llama.rope.freq_base", 10000)
-	e.kvU32("llama.attention.head_count", cfg.Heads)
-	e.kvU32("llama.attention.head_count_kv", cfg.KVHeads)
-	e.kvF32("llama.attention.layer_norm_rms_epsilon", 1e-5)
+	e.kvU32(own+"vocab_size", cfg.Vocab)
+	e.kvU32(own+"context_length", cfg.Ctx)
+	e.kvU32(own+"embedding_length", cfg.Embd)
+	e.kvU32(own+"block_count", cfg.Layers)
+	e.kvU32(own+"feed_forward_length", cfg.FF)
+	e.kvU32(own+"rope.dimension_count", rotated)
+	e.kvF32(own+"rope.freq_base", 10000)
+	e.kvU32(own+"attention.head_count", cfg.Heads)
+	e.kvU32(own+"attention.head_count_kv", kvHeads)
+	e.kvF32(own+"attention.layer_norm_rms_epsilon", 1e-5)
 	if cfg.Experts > 0 {
-		e.kvU32("llama.expert_count", cfg.Experts)
-		e.kvU32("llama.expert_used_count", cfg.Used)
+		e.kvU32(own+"expert_count", cfg.Experts)
+		e.kvU32(own+"expert_used_count", cfg.Used)
+	}
+	if cfg.Groups > 0 {
+		e.kvU32(own+"expert_group_count", cfg.Groups)
+		e.kvU32(own+"expert_group_used_count", cfg.GroupsUsed)
+	}
+	if g.metadata != nil {
+		g.metadata(&e, cfg)
 	}
 	e.kvStr("tokenizer.ggml.model", "llama")
 	e.kvArray("tokenizer.ggml.tokens", kvString, cfg.Vocab)

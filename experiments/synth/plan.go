@@ -97,11 +97,18 @@ func vocabTensors(cfg Config) []Tensor {
 	// layers add to it.
 	const embdStd = 1
 	if !cfg.Tied {
-		return []Tensor{
+		ts := []Tensor{
 			{Name: "output.weight", Type: cfg.Type, Shape: []int64{n, vocab}, spans: vocabSpans(cfg, outStd)},
-			normTensor("output_norm.weight", n),
-			matrix("token_embd.weight", cfg.Type, embdStd, n, vocab),
+			{Name: "output_norm.weight", Type: gguf.F32, Shape: []int64{n}, spans: []span{{elems: n, mean: 1, std: normStd}}},
+			{Name: "token_embd.weight", Type: cfg.Type, Shape: []int64{n, vocab}, spans: []span{{elems: n * vocab, std: embdStd}}},
 		}
+		if cfg.Arch == deepseek4Arch { // the streams become one
+			ts = append(ts,
+				Tensor{Name: "output_hc_base.weight", Type: gguf.F32, Shape: []int64{streams}, spans: []span{{elems: streams, std: 0.5}}},
+				Tensor{Name: "output_hc_fn.weight", Type: gguf.F32, Shape: []int64{streams * n, streams}, spans: []span{{elems: streams * n * streams, std: float32(1 / math.Sqrt(float64(streams*n)))}}},
+				Tensor{Name: "output_hc_scale.weight", Type: gguf.F32, Shape: []int64{1}, spans: []span{{elems: 1, mean: 1, std: normStd}}})
+		}
+		return ts
 	}
 	// At the end, the residual stream still contains the token's own embedding, so a tied model would repeat the same token. Random signs
 	// of the last norm's weights prevent this; their size determines the size of the logits.
@@ -112,54 +119,8 @@ func vocabTensors(cfg Config) []Tensor {
 	}
 }
 
-// layerTensors lists the tensors of layer l. The values of a matrix have the standard deviation gain/sqrt(fan-in), so that inputs of unit
-// size (which the norms produce) give outputs of size gain. Gains are 1, except that queries and keys are a little larger: attention must
-// prefer some tokens, otherwise all late positions would see the same average of the context, and the text would fall into a short cycle.
-func layerTensors(cfg Config, l int) []Tensor {
-	n, ff := int64(cfg.Embd), int64(cfg.FF)
-	kv := n / int64(cfg.Heads) * int64(cfg.KVHeads)
-	name := func(component string) string { return fmt.Sprintf("blk.%d.%s.weight", l, component) }
-	unit, unitFF := 1/math.Sqrt(float64(n)), 1/math.Sqrt(float64(ff))
-	ts := []Tensor{
-		matrix(name("attn_k"), cfg.Type, queryKeyGain*unit, n, kv),
-		normTensor(name("attn_norm"), n),
-		matrix(name("attn_output"), cfg.Type, unit, n, n),
-		matrix(name("attn_q"), cfg.Type, queryKeyGain*unit, n, n),
-		matrix(name("attn_v"), cfg.Type, unit, n, kv),
-	}
-	if cfg.Experts == 0 {
-		return append(ts,
-			matrix(name("ffn_down"), cfg.Type, unitFF, ff, n),
-			matrix(name("ffn_gate"), cfg.Type, unit, n, ff),
-			normTensor(name("ffn_norm"), n),
-			matrix(name("ffn_up"), cfg.Type, unit, n, ff))
-	}
-	experts := int64(cfg.Experts)
-	return append(ts,
-		matrix(name("ffn_down_exps"), cfg.Type, unitFF, ff, n, experts),
-		matrix(name("ffn_gate_exps"), cfg.Type, unit, n, ff, experts),
-		// The router is F32, as in real files. Its scores are N(0, 1): no expert is preferred in general, and the chosen ones have
-		// different weights.
-		matrix(name("ffn_gate_inp"), gguf.F32, unit, n, experts),
-		normTensor(name("ffn_norm"), n),
-		matrix(name("ffn_up_exps"), cfg.Type, unit, n, ff, experts))
-}
-
-// matrix returns a tensor of values with mean 0.
-func matrix(name string, typ gguf.Type, std float64, shape ...int64) Tensor {
-	elems := int64(1)
-	for _, n := range shape {
-		elems *= n
-	}
-	return Tensor{Name: name, Type: typ, Shape: shape, spans: []span{{elems: elems, std: float32(std)}}}
-}
-
 // normStd is the standard deviation of a norm's weights from 1.
 const normStd = 0.05
-
-func normTensor(name string, n int64) Tensor {
-	return Tensor{Name: name, Type: gguf.F32, Shape: []int64{n}, spans: []span{{elems: n, mean: 1, std: normStd}}}
-}
 
 // vocabSpans is the distribution of the matrix that computes the logits, with one row per token. Logits are N(0, logitStd), except that the
 // rows of control tokens and of bytes that are neither printable ASCII nor line feeds are scaled down: their logits stay near 0, far below

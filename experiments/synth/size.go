@@ -19,6 +19,9 @@ func Sized(target int64, base Config) (Config, error) {
 		widest     = 16384
 		mostLayers = 128
 	)
+	if base.Arch != "" && base.Arch != llamaArch {
+		return Config{}, &ConfigError{"size", fmt.Sprintf("it is known which dimensions a llama of that size has, not a %s; give its dimensions instead", base.Arch)}
+	}
 	// 64 and 256 are multiples of the types' block lengths.
 	ffStep := max(64, int(base.Type.BlockElems()))
 	ffRatio := 2.75 / float64(max(base.Used, 1))

@@ -1,8 +1,8 @@
 // Package synth writes GGUF models with random weights that a real llama.cpp loads and runs.
 //
 // Experiments need models of any size that can be made anywhere with the same bytes: [Config] describes a model, [NewPlan] computes every
-// tensor and the exact file size, and [Plan.Write] streams the file in constant memory. The models have the `llama` architecture, dense or
-// mixture of experts, with a byte-level vocabulary. Their weights are noise, but they behave: activations stay finite through any number of
+// tensor and the exact file size, and [Plan.Write] streams the file in constant memory. The models have the graph of llama, dense or
+// mixture of experts, or another one with another kind of router ([Archs]), and a byte-level vocabulary. Their weights are noise, but they behave: activations stay finite through any number of
 // layers, greedy text varies and depends on the whole prompt, the experts change from token to token, and the end-of-text token practically
 // never comes. "lab synth" and tests use it.
 package synth
@@ -28,6 +28,14 @@ type Config struct {
 	Ctx     int // context length to declare; 0 means 4096
 	Experts int // experts per layer, 2 to 512; 0 makes a dense model
 	Used    int // experts per token
+
+	Arch       string // the graph: one of Archs; "" means llama. All others have experts.
+	Groups     int    // groups of experts, of which the best GroupsUsed are chosen before experts are; 0: none
+	GroupsUsed int
+	Shared     int  // shared experts, as wide as the others, which every token uses; 0 means 1 where the graph has them
+	Sigmoid    bool // the router scores by sigmoid, and has a bias that only the choice sees (deepseek2)
+	Fused      bool // the experts' gate and up are one tensor (deepseek2)
+	Hashed     int  // first layers in which the token's id chooses the experts (deepseek4)
 
 	Type gguf.Type // of all matrices except the router: one of Types
 	Seed uint64    // of all values
@@ -79,6 +87,12 @@ func (c Config) withDefaults() Config {
 	if c.Ctx == 0 {
 		c.Ctx = 4096
 	}
+	if c.Arch == "" {
+		c.Arch = llamaArch
+	}
+	if graphs[c.Arch].shared && c.Shared == 0 {
+		c.Shared = 1
+	}
 	return c
 }
 
@@ -87,8 +101,12 @@ func (c Config) check() error {
 	if fileType(c.Type) < 0 {
 		return &ConfigError{"type", fmt.Sprintf("%v weights cannot be written", c.Type)}
 	}
+	g, ok := graphs[c.Arch]
+	if !ok {
+		return &ConfigError{"arch", fmt.Sprintf("%q is not one of %s", c.Arch, strings.Join(Archs(), ", "))}
+	}
 	minExperts := 0
-	if c.Experts != 0 || c.Used != 0 {
+	if c.Experts != 0 || c.Used != 0 || c.Arch != llamaArch {
 		minExperts = 2 // llama.cpp treats a model with one expert as dense, and then misses tensors
 	}
 	for _, f := range []struct {
@@ -105,6 +123,10 @@ func (c Config) check() error {
 		{"ctx", c.Ctx, 1, maxDim * 16},
 		{"experts", c.Experts, minExperts, maxExperts},
 		{"used", c.Used, min(c.Experts, 1), c.Experts},
+		{"groups", c.Groups, 0, max(c.Experts-1, 0)},
+		{"groups-used", c.GroupsUsed, min(c.Groups, 1), max(c.Groups-1, min(c.Groups, 1))},
+		{"shared", c.Shared, 0, maxExperts},
+		{"hashed", c.Hashed, 0, c.Layers},
 	} {
 		if f.value < f.least || f.value > f.most {
 			return &ConfigError{f.setting, fmt.Sprintf("%d is outside %d to %d", f.value, f.least, f.most)}
@@ -120,6 +142,38 @@ func (c Config) check() error {
 		return &ConfigError{"heads", fmt.Sprintf("%d heads do not divide a width of %d into heads of an even width", c.Heads, c.Embd)}
 	case c.Heads%c.KVHeads != 0:
 		return &ConfigError{"kv-heads", fmt.Sprintf("%d does not divide %d heads", c.KVHeads, c.Heads)}
+	}
+	return c.checkArch(g)
+}
+
+// checkArch checks what depends on the graph.
+func (c Config) checkArch(g graph) error {
+	lacks := func(setting, what string) error {
+		return &ConfigError{setting, fmt.Sprintf("%s has no %s", c.Arch, what)}
+	}
+	switch {
+	case c.Sigmoid && !g.sigmoid:
+		return lacks("sigmoid", "router with sigmoid")
+	case c.Fused && !g.fusable:
+		return lacks("fused", "tensors of gate and up")
+	case c.Shared > 0 && !g.shared:
+		return lacks("shared", "shared experts")
+	case c.Hashed > 0 && c.Arch != deepseek4Arch:
+		return lacks("hashed", "routers that go by the token's id")
+	case c.Tied && g.untied:
+		return lacks("tied", "output from token embeddings")
+	case c.Groups == 1 || c.Groups > 1 && (c.Experts%c.Groups != 0 || c.Experts < 2*c.Groups):
+		return &ConfigError{"groups", fmt.Sprintf("%d experts cannot be in %d groups: want two groups or more, of two or more, all of the same size", c.Experts, c.Groups)}
+	case c.Groups > 1 && c.Used > c.Experts/c.Groups*c.GroupsUsed:
+		return &ConfigError{"groups-used", fmt.Sprintf("%d groups have fewer than %d experts", c.GroupsUsed, c.Used)}
+	case g.ropeHalf && c.Embd%(4*c.Heads) != 0:
+		return &ConfigError{"heads", fmt.Sprintf("%s needs heads whose width is a multiple of 4", c.Arch)}
+	case c.Arch == deepseek4Arch && c.Embd%(32*c.Heads) != 0: // the indexer's keys are rotated 64 at a time
+		return &ConfigError{"heads", fmt.Sprintf("%s needs heads whose width is a multiple of 32", c.Arch)}
+	case c.Arch == deepseek2Arch && (c.Layers == 26 || c.Layers == 27 || c.Layers == 48 && c.Vocab == 128256):
+		return &ConfigError{"layers", fmt.Sprintf("llama.cpp takes a deepseek2 of %d layers for a lite one, with other tensors", c.Layers)}
+	case c.FF*max(c.Shared, 1) > maxDim:
+		return &ConfigError{"shared", fmt.Sprintf("%d experts of width %d are wider than %d", c.Shared, c.FF, maxDim)}
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -57,6 +59,14 @@ func TestParsesBack(t *testing.T) {
 		"tied":  small(func(c *Config) { c.Tied = true }),
 		"vocab": small(func(c *Config) { c.Vocab = 2000 }),
 		"moe":   small(func(c *Config) { c.Experts, c.Used = 8, 2 }),
+		"sigmoid": small(func(c *Config) {
+			c.Arch, c.Sigmoid, c.Experts, c.Used, c.Groups, c.GroupsUsed, c.Shared = "deepseek2", true, 8, 2, 4, 2, 3
+		}),
+		"fused Q4_K": small(func(c *Config) { c.Arch, c.Fused, c.Experts, c.Used, c.Type = "deepseek2", true, 8, 2, gguf.Q4_K }),
+		"qwen2moe":   small(func(c *Config) { c.Arch, c.Experts, c.Used = "qwen2moe", 8, 2 }),
+		"qwen3moe":   small(func(c *Config) { c.Arch, c.Experts, c.Used = "qwen3moe", 8, 2 }),
+		"gpt-oss":    small(func(c *Config) { c.Arch, c.Experts, c.Used = "gpt-oss", 8, 2 }),
+		"deepseek4":  small(func(c *Config) { c.Arch, c.Experts, c.Used, c.Hashed = "deepseek4", 8, 2, 1 }),
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, b := mustWrite(t, cfg)
@@ -155,8 +165,13 @@ func TestBytes(t *testing.T) {
 		{small(nil), "06fe578b00a5714e"},
 		{small(func(c *Config) { c.Type = gguf.Q4_0 }), "7386812cb0fe0f97"},
 		{small(func(c *Config) { c.Type, c.Experts, c.Used = gguf.Q4_K, 4, 2 }), "e5bd86b97041a666"},
+		{small(func(c *Config) { c.Arch, c.Sigmoid, c.Fused, c.Experts, c.Used = "deepseek2", true, true, 4, 2 }), "b81768629aaec01c"},
+		{small(func(c *Config) { c.Arch, c.Hashed, c.Experts, c.Used = "deepseek4", 1, 4, 2 }), "4039e93c7228f29d"},
+		{small(func(c *Config) { c.Arch, c.Experts, c.Used = "gpt-oss", 4, 2 }), "549851cac977e222"},
+		{small(func(c *Config) { c.Arch, c.Experts, c.Used = "qwen2moe", 4, 2 }), "79ab01b5346f6ece"},
+		{small(func(c *Config) { c.Arch, c.Experts, c.Used = "qwen3moe", 4, 2 }), "e5466be45b84cd3a"},
 	} {
-		t.Run(tt.cfg.Type.String(), func(t *testing.T) {
+		t.Run(tt.cfg.Arch+tt.cfg.Type.String(), func(t *testing.T) {
 			_, b := mustWrite(t, tt.cfg)
 			sum := sha256.Sum256(b)
 			if got := hex.EncodeToString(sum[:8]); got != tt.want {
@@ -346,6 +361,28 @@ func TestImpossible(t *testing.T) {
 		{"used", func(c *Config) { c.Experts, c.Used = 8, 9 }},
 		{"type", func(c *Config) { c.Type = gguf.Q6_K }},
 		{"type", func(c *Config) { c.Type = 4 }},
+		{"arch", func(c *Config) { c.Arch = "gpt2" }},
+		{"experts", func(c *Config) { c.Arch = "qwen3moe" }}, // it has no dense form
+		{"used", func(c *Config) { c.Arch, c.Experts = "gpt-oss", 4 }},
+		{"groups", func(c *Config) { c.Groups, c.GroupsUsed = 2, 1 }},
+		{"groups", func(c *Config) { c.Experts, c.Used, c.Groups, c.GroupsUsed = 8, 2, 1, 1 }},
+		{"groups", func(c *Config) { c.Experts, c.Used, c.Groups, c.GroupsUsed = 8, 2, 3, 1 }},
+		{"groups", func(c *Config) { c.Experts, c.Used, c.Groups, c.GroupsUsed = 8, 2, 8, 1 }},
+		{"groups-used", func(c *Config) { c.Experts, c.Used, c.Groups, c.GroupsUsed = 8, 2, 4, 4 }},
+		{"groups-used", func(c *Config) { c.Experts, c.Used, c.Groups = 8, 2, 4 }},
+		{"groups-used", func(c *Config) { c.Experts, c.Used, c.Groups, c.GroupsUsed = 8, 5, 4, 2 }},
+		{"groups-used", func(c *Config) { c.Experts, c.Used, c.GroupsUsed = 8, 2, 2 }},
+		{"shared", func(c *Config) { c.Shared = 1 }},
+		{"shared", func(c *Config) { c.Arch, c.Experts, c.Used, c.Shared = "deepseek2", 8, 2, -1 }},
+		{"shared", func(c *Config) { c.Arch, c.Experts, c.Used, c.Shared, c.FF = "deepseek2", 8, 2, 512, 1<<20 }},
+		{"sigmoid", func(c *Config) { c.Arch, c.Experts, c.Used, c.Sigmoid = "qwen2moe", 8, 2, true }},
+		{"fused", func(c *Config) { c.Experts, c.Used, c.Fused = 8, 2, true }},
+		{"hashed", func(c *Config) { c.Arch, c.Experts, c.Used, c.Hashed = "deepseek2", 8, 2, 1 }},
+		{"hashed", func(c *Config) { c.Arch, c.Experts, c.Used, c.Hashed = "deepseek4", 8, 2, 3 }},
+		{"tied", func(c *Config) { c.Arch, c.Experts, c.Used, c.Tied = "gpt-oss", 8, 2, true }},
+		{"layers", func(c *Config) { c.Arch, c.Experts, c.Used, c.Layers = "deepseek2", 8, 2, 27 }},
+		{"heads", func(c *Config) { c.Arch, c.Experts, c.Used, c.Heads, c.KVHeads = "deepseek2", 8, 2, 128, 1 }},
+		{"heads", func(c *Config) { c.Arch, c.Experts, c.Used, c.Heads, c.KVHeads = "deepseek4", 8, 2, 16, 1 }},
 	} {
 		_, err := NewPlan(small(tt.change))
 		var config *ConfigError
@@ -417,10 +454,42 @@ func TestSized(t *testing.T) {
 		"bad type":     {1e9, Config{Type: gguf.Q6_K}},
 		"no such type": {1e9, Config{Type: 4}},
 		"bad experts":  {1e9, Config{Type: gguf.Q8_0, Experts: 4, Used: 5}},
+		"another arch": {1e9, Config{Type: gguf.Q8_0, Experts: 4, Used: 2, Arch: "gpt-oss"}},
 	} {
 		var config *ConfigError
 		if cfg, err := Sized(bad.target, bad.cfg); !errors.As(err, &config) {
 			t.Errorf("%s: %+v, error %v", name, cfg, err)
+		}
+	}
+}
+
+// TestHashed looks at the table by which token ids choose experts: no expert twice for a token, and all about equally often. It is larger
+// than what is made at a time.
+func TestHashed(t *testing.T) {
+	const used, experts, vocab = 3, 7, 100_000
+	p, b := mustWrite(t, small(func(c *Config) {
+		c.Arch, c.Hashed, c.Experts, c.Used, c.Vocab, c.Embd, c.FF, c.Layers = "deepseek4", 1, experts, used, vocab, 128, 32, 1
+	}))
+	i := slices.IndexFunc(p.Tensors, func(t Tensor) bool { return t.Name == "blk.0.ffn_gate_tid2eid.weight" })
+	table := b[p.Tensors[i].Offset:][:p.Tensors[i].Size]
+	if len(table) != 4*used*vocab {
+		t.Fatalf("%d bytes", len(table))
+	}
+	var count [experts]int
+	for row := range slices.Chunk(table, 4*used) {
+		seen := map[uint32]bool{}
+		for id := range slices.Chunk(row, 4) {
+			e := binary.LittleEndian.Uint32(id)
+			if e >= experts || seen[e] {
+				t.Fatalf("row %v", row)
+			}
+			seen[e] = true
+			count[e]++
+		}
+	}
+	for e, n := range count {
+		if mean := used * vocab / experts; n < mean*98/100 || n > mean*102/100 {
+			t.Errorf("expert %d is chosen %d times, on average they are %d times", e, n, mean)
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 
 	"tensorcast/gguf"
 	"tensorcast/gguf/half"
@@ -24,6 +25,7 @@ type span struct {
 	elems      int64
 	mean, std  float32
 	randomSign bool
+	choose, of int // I32: each run of so many elements is a choice among so many numbers, without repetition
 }
 
 // stream returns the source of a tensor's random bytes. It depends only on the seed and the tensor's name, so the values of a tensor do not
@@ -112,6 +114,8 @@ func (s *sampler) shape(t gguf.Type, buf []byte, sp span) error {
 		s.shapeF32(buf, sp)
 	case gguf.F16:
 		s.shapeF16(buf, sp)
+	case gguf.I32:
+		shapeChoices(buf, sp)
 	case gguf.Q8_0:
 		s.shapeBlocks(buf, 34, &s.q8, float64(sp.std)/s.q8Std)
 	case gguf.Q4_0:
@@ -138,6 +142,21 @@ func (s *sampler) shapeF32(buf []byte, sp span) {
 func (s *sampler) shapeF16(buf []byte, sp span) {
 	for ; len(buf) >= 2; buf = buf[2:] {
 		binary.LittleEndian.PutUint16(buf, half.Round(s.normal[binary.LittleEndian.Uint16(buf)]*sp.std))
+	}
+}
+
+func shapeChoices(buf []byte, sp span) {
+	row := make([]uint32, 0, sp.choose) // sorted: what the run has so far
+	for ; len(buf) >= 4; buf = buf[4:] {
+		v := binary.LittleEndian.Uint32(buf) % uint32(sp.of-len(row)) // the v-th of those that are left
+		at := 0
+		for ; at < len(row) && row[at] <= v; at++ {
+			v++
+		}
+		binary.LittleEndian.PutUint32(buf, v)
+		if row = slices.Insert(row, at, v); len(row) == sp.choose {
+			row = row[:0]
+		}
 	}
 }
 

@@ -51,8 +51,9 @@ func (p *Plan) Write(ctx context.Context, w io.Writer, progress func(written int
 // writeTensor writes the values of t to w; buf is scratch space.
 func (p *Plan) writeTensor(ctx context.Context, w io.Writer, s *sampler, t Tensor, buf []byte) error {
 	random := stream(p.Config.Seed, t.Name)
-	wholeBlocks := int64(len(buf)) / t.Type.BlockBytes() * t.Type.BlockBytes()
 	for _, sp := range t.spans {
+		unit := t.Type.BlockBytes() * int64(max(sp.choose, 1))
+		wholeBlocks := int64(len(buf)) / unit * unit
 		left, err := t.Type.RowBytes(sp.elems)
 		if err != nil {
 			return err

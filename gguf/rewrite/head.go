@@ -1,7 +1,7 @@
 package rewrite
 
-// This file handles what precedes the tensors' data. It finds where the metadata end and in which order the tensor table lists the tensors,
-// which package gguf does not tell, and makes records for a new table. As the file has been parsed before, reading it again only checks
+// This file handles what precedes the tensors' data. It finds where the metadata end, where numbers lie in them and in which order the tensor
+// table lists the tensors, which package gguf does not tell, and makes records for a new table. As the file has been parsed before, reading it again only checks
 // that it is unchanged.
 
 import (
@@ -9,6 +9,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"slices"
 
 	"tensorcast/gguf"
 )
@@ -17,19 +18,37 @@ type head struct {
 	wide        int            // bytes of a length: 4 in version 1 of the format, else 8
 	metadataEnd int64          // where the tensor table begins
 	tensors     []*gguf.Tensor // in the order of the table
+	patches     []patch        // in the order of the file
 }
 
-// walk reads the head of file f from r.
-func walk(f *gguf.File, r io.ReaderAt) (head, error) {
+// patch is what some bytes of the metadata are replaced by.
+type patch struct {
+	at    int64
+	bytes []byte
+}
+
+// walk reads the head of file f from r, and makes patches of numbers.
+func walk(f *gguf.File, r io.ReaderAt, numbers []Number) (head, error) {
 	h := head{wide: 8}
 	if f.Version == 1 {
 		h.wide = 4
 	}
 	w := walker{wide: h.wide, left: f.DataOffset, r: bufio.NewReaderSize(io.NewSectionReader(r, 0, f.DataOffset), 64<<10)}
 	w.skip(int64(4 + 4 + 2*h.wide)) // magic, version, counts
-	for range f.Metadata {
-		w.skip(w.length()) // key
+	for _, kv := range f.Metadata {
+		w.skip(w.length())              // key
+		at := f.DataOffset - w.left + 4 // behind the type
 		w.value()
+		if i := slices.IndexFunc(numbers, func(n Number) bool { return n.Key == kv.Key }); i >= 0 {
+			b, err := numbers[i].encode(kv.Type)
+			if err != nil {
+				return h, err
+			}
+			h.patches = append(h.patches, patch{at, b})
+		}
+	}
+	if w.err == nil && len(h.patches) < len(numbers) {
+		return h, missing(f, numbers)
 	}
 	h.metadataEnd = f.DataOffset - w.left
 	for range f.Tensors {
@@ -47,8 +66,37 @@ func walk(f *gguf.File, r io.ReaderAt) (head, error) {
 	return h, nil
 }
 
-// record appends t's record of the tensor table to b; offset counts from the start of the data.
-func (h *head) record(b []byte, t *gguf.Tensor, as gguf.Type, offset int64) []byte {
+// encode returns the number as an entry of that type stores it.
+func (n Number) encode(t gguf.ValueType) ([]byte, error) {
+	bits := 8 * int(widths[t])
+	switch t {
+	case gguf.ValueUint8, gguf.ValueUint16, gguf.ValueUint32, gguf.ValueUint64:
+	case gguf.ValueInt8, gguf.ValueInt16, gguf.ValueInt32, gguf.ValueInt64:
+		bits--
+	default:
+		return nil, fmt.Errorf("metadata entry %q is of type %v, no integer", n.Key, t)
+	}
+	if n.Value>>bits != 0 {
+		return nil, fmt.Errorf("metadata entry %q: %d does not fit type %v", n.Key, n.Value, t)
+	}
+	return binary.LittleEndian.AppendUint64(nil, n.Value)[:widths[t]], nil
+}
+
+// missing is the error for numbers some of which f has no entry for, or which name an entry twice.
+func missing(f *gguf.File, numbers []Number) error {
+	for i, n := range numbers {
+		if !slices.ContainsFunc(f.Metadata, func(kv gguf.KV) bool { return kv.Key == n.Key }) {
+			return fmt.Errorf("metadata entry %q: %w", n.Key, gguf.ErrNoValue)
+		}
+		if slices.ContainsFunc(numbers[:i], func(o Number) bool { return o.Key == n.Key }) {
+			return fmt.Errorf("metadata entry %q is set twice", n.Key)
+		}
+	}
+	return gguf.ErrChanged // not reached: keys are unique
+}
+
+// record appends t's record of the tensor table to b, with another type and shape; offset counts from the start of the data.
+func (h *head) record(b []byte, t *gguf.Tensor, as gguf.Type, shape []int64, offset int64) []byte {
 	length := func(n uint64) {
 		if h.wide == 4 {
 			b = binary.LittleEndian.AppendUint32(b, uint32(n))
@@ -58,8 +106,8 @@ func (h *head) record(b []byte, t *gguf.Tensor, as gguf.Type, offset int64) []by
 	}
 	length(uint64(len(t.Name)))
 	b = append(b, t.Name...)
-	b = binary.LittleEndian.AppendUint32(b, uint32(len(t.Shape)))
-	for _, n := range t.Shape {
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(shape)))
+	for _, n := range shape {
 		length(uint64(n))
 	}
 	b = binary.LittleEndian.AppendUint32(b, uint32(as))

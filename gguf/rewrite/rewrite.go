@@ -1,5 +1,6 @@
-// Package rewrite copies a GGUF file while it replaces some tensors by other values, possibly of another type ([Write], [WriteFile]). With
-// it one can see in an unmodified llama.cpp what an approximation of the weights does to a model; package fabric/plan does so.
+// Package rewrite copies a GGUF file while it replaces some tensors by other values, possibly of another type or shape ([Write],
+// [WriteFile]). With it one can see in an unmodified llama.cpp what an approximation of the weights does to a model (package fabric/plan does
+// so), or make a model's experts larger (package experiments/synth).
 package rewrite
 
 // This file plans where the new file's tensors lie, and writes it.
@@ -14,21 +15,29 @@ import (
 	"io"
 	"math"
 	"math/bits"
-	"os"
+	"slices"
 
 	"tensorcast/gguf"
 	"tensorcast/internal/outfile"
+	"tensorcast/internal/regular"
 )
 
 // bufferBytes bounds the memory that writing needs in addition to the tensor table.
 const bufferBytes = 1 << 20
 
-// Replacement says what a tensor is replaced by. The shape stays the same.
+// Replacement says what a tensor is replaced by.
 type Replacement struct {
-	Type gguf.Type
+	Type  gguf.Type
+	Shape []int64 // elements per dimension, as many dimensions as the tensor has; nil: its shape stays the same
 	// Write writes all bytes of the tensor, in pieces of any size, in the order of the file: dimension 0 is contiguous, numbers are
 	// little-endian. It must return the errors of w; w fails when the context is done.
 	Write func(w io.Writer) error
+}
+
+// Number is a new value for an integer of the metadata. The entry keeps its type.
+type Number struct {
+	Key   string
+	Value uint64
 }
 
 // F32 returns a replacement by float32 values. produce passes all values to emit, in the order of the file and in pieces of any size. It
@@ -56,18 +65,18 @@ func F32(produce func(emit func(values []float32) error) error) Replacement {
 // Write copies file f, which it reads from r, to w, and replaces the tensors for which replace reports true. It calls replace once for each
 // tensor before it writes anything, and then the Write of each Replacement once, in the order of the file. A nil replace replaces nothing.
 //
-// The metadata stay bit for bit the same, including general.file_type; llama.cpp goes by the types of the tensors. The tensors keep the
+// The metadata stay bit for bit the same, except for numbers, and including general.file_type; llama.cpp goes by the types of the tensors. The tensors keep the
 // order of the file's table and are stored without gaps, as ggml demands, each padded with zeros to the alignment. If nothing is replaced,
 // a file that was written by ggml or its Python package is copied exactly.
 //
 // Memory use does not depend on the size of the tensors. Errors are ctx's cause, those of r, w and the replacements, gguf.ErrChanged if r
-// no longer holds f, gguf.ErrTruncated, errors.ErrUnsupported for a big-endian file, and others for replacements that do not fit. After an
-// error, w holds part of a file.
-func Write(ctx context.Context, w io.Writer, f *gguf.File, r io.ReaderAt, replace func(*gguf.Tensor) (Replacement, bool)) error {
+// no longer holds f, gguf.ErrTruncated, gguf.ErrNoValue for a number that f has no entry for, errors.ErrUnsupported for a big-endian file, and
+// others for replacements and numbers that do not fit. After an error, w holds part of a file.
+func Write(ctx context.Context, w io.Writer, f *gguf.File, r io.ReaderAt, replace func(*gguf.Tensor) (Replacement, bool), numbers ...Number) error {
 	if f.BigEndian {
 		return fmt.Errorf("rewrite: a big-endian file: %w", errors.ErrUnsupported)
 	}
-	head, err := walk(f, r)
+	head, err := walk(f, r, numbers)
 	if err != nil {
 		return fmt.Errorf("rewrite: %w", err)
 	}
@@ -89,7 +98,7 @@ func Write(ctx context.Context, w io.Writer, f *gguf.File, r io.ReaderAt, replac
 // temporary name beside path and then renamed, possibly over an existing file, even over src. A symbolic link is followed. The file is not
 // synced to disk, because it can be made again.
 func WriteFile(ctx context.Context, path, src string, replace func(*gguf.Tensor) (Replacement, bool)) error {
-	in, err := os.Open(src)
+	in, err := regular.Open(src)
 	if err != nil {
 		return fmt.Errorf("rewrite: %w", err)
 	}
@@ -125,17 +134,20 @@ func newPlan(f *gguf.File, h head, replace func(*gguf.Tensor) (Replacement, bool
 	end := int64(0) // end of the data, relative to its start
 	for _, t := range h.tensors {
 		n := planned{t, t.Size, nil}
-		typ := t.Type
+		typ, shape := t.Type, t.Shape
 		if replace != nil {
 			if by, ok := replace(t); ok {
+				if by.Shape != nil {
+					shape = by.Shape
+				}
 				var err error
-				if n.size, err = sizeOf(t, by.Type); err != nil {
+				if n.size, err = h.sizeOf(t, by.Type, shape); err != nil {
 					return nil, fmt.Errorf("replace %s by %v: %w", t.Name, by.Type, err)
 				}
 				n.by, typ = &by, by.Type
 			}
 		}
-		p.table = h.record(p.table, t, typ, end)
+		p.table = h.record(p.table, t, typ, shape, end)
 		if n.size > math.MaxInt64-end-f.DataOffset-f.Alignment {
 			return nil, fmt.Errorf("replace %s: the file's size does not fit 63 bits", t.Name)
 		}
@@ -147,14 +159,20 @@ func newPlan(f *gguf.File, h head, replace func(*gguf.Tensor) (Replacement, bool
 	return p, nil
 }
 
-// sizeOf is the number of bytes that t has with type as.
-func sizeOf(t *gguf.Tensor, as gguf.Type) (int64, error) {
-	row, err := as.RowBytes(t.Shape[0])
+// sizeOf is the number of bytes that t has with another type and shape.
+func (h *head) sizeOf(t *gguf.Tensor, as gguf.Type, shape []int64) (int64, error) {
+	if len(shape) != len(t.Shape) || slices.Min(shape) < 1 {
+		return 0, fmt.Errorf("shape %v, which was %v", shape, t.Shape)
+	}
+	if h.wide == 4 && slices.Max(shape) > math.MaxUint32 {
+		return 0, fmt.Errorf("shape %v does not fit version 1 of the format", shape)
+	}
+	row, err := as.RowBytes(shape[0])
 	if err != nil {
 		return 0, err
 	}
 	size := uint64(row)
-	for _, n := range t.Shape[1:] {
+	for _, n := range shape[1:] {
 		var hi uint64
 		if hi, size = bits.Mul64(size, uint64(n)); hi != 0 || size > math.MaxInt64 {
 			return 0, errors.New("its size does not fit 63 bits")
@@ -167,7 +185,7 @@ func padding(size, alignment int64) int64 { return -size & (alignment - 1) }
 
 func (p *plan) write(ctx context.Context, w io.Writer, r io.ReaderAt) error {
 	buf := make([]byte, bufferBytes)
-	if err := copyRange(w, r, 0, p.head.metadataEnd, buf); err != nil {
+	if err := p.writeMetadata(w, r, buf); err != nil {
 		return fmt.Errorf("metadata: %w", err)
 	}
 	if _, err := w.Write(p.table); err != nil {
@@ -197,6 +215,21 @@ func (p *plan) write(ctx context.Context, w io.Writer, r io.ReaderAt) error {
 		}
 	}
 	return nil
+}
+
+// writeMetadata copies all that precedes the tensor table, with the patches; buf is working space.
+func (p *plan) writeMetadata(w io.Writer, r io.ReaderAt, buf []byte) error {
+	at := int64(0)
+	for _, patch := range p.head.patches {
+		if err := copyRange(w, r, at, patch.at-at, buf); err != nil {
+			return err
+		}
+		if _, err := w.Write(patch.bytes); err != nil {
+			return err
+		}
+		at = patch.at + int64(len(patch.bytes))
+	}
+	return copyRange(w, r, at, p.head.metadataEnd-at, buf)
 }
 
 // copyRange copies n bytes from offset off; buf is working space.

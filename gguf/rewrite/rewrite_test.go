@@ -161,6 +161,79 @@ func TestReplace(t *testing.T) {
 	}
 }
 
+// TestShapeAndNumbers gives tensors another shape and the metadata other numbers, of every width, and looks at all that was not to change.
+func TestShapeAndNumbers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "m.gguf")
+	m := &gguftest.Model{
+		KVs: []gguftest.KV{{Key: "first", Value: uint32(1)}, {Key: "s", Value: "text"}, {Key: "half", Value: uint16(7)}, {Key: "list", Value: []int32{1, 2}}, {Key: "f", Value: float32(1)},
+			{Key: "signed", Value: int32(-5)}, {Key: "last", Value: uint32(3)}},
+		Tensors: []gguftest.Tensor{{Name: "a", Type: gguf.F32, Shape: []int64{3, 2}}, {Name: "b", Type: gguf.F16, Shape: []int64{5}}},
+	}
+	m.Write(t, path)
+	b, f := file(t, path)
+	as := func(shape ...int64) func(*gguf.Tensor) (rewrite.Replacement, bool) {
+		return func(t *gguf.Tensor) (rewrite.Replacement, bool) {
+			return rewrite.Replacement{Type: gguf.F32, Shape: shape, Write: func(w io.Writer) error {
+				_, err := w.Write(pattern("a", 4*3*70))
+				return err
+			}}, t.Name == "a"
+		}
+	}
+	var out bytes.Buffer
+	// The order is not that of the file.
+	err := rewrite.Write(t.Context(), &out, f, bytes.NewReader(b), as(3, 70), rewrite.Number{Key: "last", Value: 1<<32 - 1}, rewrite.Number{Key: "half", Value: 65535}, rewrite.Number{Key: "signed", Value: 1<<31 - 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := parse(t, out.Bytes())
+	for key, want := range map[string]uint64{"first": 1, "half": 65535, "signed": 1<<31 - 1, "last": 1<<32 - 1} {
+		if v, ok := got.Uint(key); v != want || !ok {
+			t.Errorf("%s is %d, want %d", key, v, want)
+		}
+	}
+	if !reflect.DeepEqual(typesOf(got), typesOf(f)) {
+		t.Errorf("metadata %v, were %v", typesOf(got), typesOf(f))
+	}
+	if s, _ := got.String("s"); s != "text" {
+		t.Errorf("s is %q", s)
+	}
+	x, _ := got.Lookup("a")
+	y, _ := got.Lookup("b")
+	if !slices.Equal(x.Shape, []int64{3, 70}) || !bytes.Equal(out.Bytes()[x.Offset:x.End()], pattern("a", 4*3*70)) || !slices.Equal(y.Shape, []int64{5}) {
+		t.Errorf("tensors %+v, %+v", x, y)
+	}
+	for name, c := range map[string]struct {
+		replace func(*gguf.Tensor) (rewrite.Replacement, bool)
+		numbers []rewrite.Number
+		is      error
+		message string
+	}{
+		"fewer dimensions": {replace: as(6), message: "shape [6], which was [3 2]"},
+		"an empty one":     {replace: as(3, 0), message: "shape [3 0]"},
+		"too large":        {replace: as(1<<40, 1<<40), message: "63 bits"},
+		"no such entry":    {numbers: []rewrite.Number{{Key: "none", Value: 1}}, is: gguf.ErrNoValue, message: `"none"`},
+		"twice":            {numbers: []rewrite.Number{{Key: "last", Value: 1}, {Key: "last", Value: 2}}, message: "twice"},
+		"a string":         {numbers: []rewrite.Number{{Key: "s", Value: 1}}, message: "no integer"},
+		"a list":           {numbers: []rewrite.Number{{Key: "list", Value: 1}}, message: "no integer"},
+		"a float":          {numbers: []rewrite.Number{{Key: "f", Value: 1}}, message: "no integer"},
+		"too wide":         {numbers: []rewrite.Number{{Key: "half", Value: 65536}}, message: "does not fit type u16"},
+		"too wide, signed": {numbers: []rewrite.Number{{Key: "signed", Value: 1 << 31}}, message: "does not fit type i32"},
+	} {
+		err := rewrite.Write(t.Context(), io.Discard, f, bytes.NewReader(b), c.replace, c.numbers...)
+		if err == nil || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), c.message) {
+			t.Errorf("%s: %v, want %q", name, err, c.message)
+		}
+	}
+}
+
+// typesOf lists the metadata without their values.
+func typesOf(f *gguf.File) (list []string) {
+	for _, kv := range f.Metadata {
+		list = append(list, kv.Key, kv.Type.String())
+	}
+	return list
+}
+
 func TestF32(t *testing.T) {
 	var b bytes.Buffer
 	many := make([]float32, 100_000)

@@ -85,6 +85,65 @@ func TestSynthStdout(t *testing.T) {
 	}
 }
 
+// TestInflate: the copy appears whole, and what cannot be inflated leaves nothing and gets one line.
+func TestInflate(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name string, flags ...string) {
+		t.Helper()
+		args := append([]string{"synth", "-o", filepath.Join(dir, name), "--layers", "1", "--embd", "64", "--ff", "64", "--heads", "2"}, flags...)
+		if code, _, stderr := lab(t.Context(), args...); code != 0 {
+			t.Fatalf("exit %d: %s", code, stderr)
+		}
+	}
+	moe := []string{"--experts", "4", "--used", "2"}
+	write("dense.gguf")
+	write("moe.gguf", moe...)
+	write("float.gguf", append(moe, "--type", "F16")...)
+	if err := os.WriteFile(filepath.Join(dir, "text"), []byte("no model"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		args   []string
+		code   int
+		stderr string // part of the one line; none if empty
+	}{
+		"quantised":  {[]string{"--inflate", "4", "moe.gguf"}, 0, ""},
+		"over it":    {[]string{"--inflate", "4", "moe.gguf", "--seed", "3"}, 0, ""},
+		"float":      {[]string{"--inflate", "4", "float.gguf"}, 0, "zeros"},
+		"dense":      {[]string{"--inflate", "4", "dense.gguf"}, 1, "no experts"},
+		"no model":   {[]string{"--inflate", "4", "text"}, 1, "text"},
+		"no file":    {[]string{"--inflate", "4", "none"}, 1, "none"},
+		"directory":  {[]string{"--inflate", "4", "."}, 1, "regular"},
+		"device":     {[]string{"--inflate", "4", "/dev/zero"}, 1, "regular"},
+		"once":       {[]string{"--inflate", "1", "moe.gguf"}, 2, "inflate"},
+		"no source":  {[]string{"--inflate", "4"}, 2, "name one"},
+		"two":        {[]string{"--inflate", "4", "moe.gguf", "float.gguf"}, 2, "name one"},
+		"with size":  {[]string{"--inflate", "4", "moe.gguf", "--size", "5MB"}, 2, "--size"},
+		"with type":  {[]string{"--inflate", "4", "moe.gguf", "--type", "F16"}, 2, "--type"},
+		"no inflate": {[]string{"moe.gguf"}, 2, "--inflate"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := filepath.Join(t.TempDir(), "out.gguf")
+			cmd, stdout, stderr := labProcess(t, append([]string{"synth", "-o", out}, tt.args...)...)
+			cmd.Dir = dir
+			code := exitCode(t, cmd.Run())
+			said := stderr.String()
+			if code != tt.code || stdout.Len() > 0 || !strings.Contains(said, tt.stderr) || (said != "") != (tt.stderr != "") || strings.Count(said, "\n") > 1 {
+				t.Errorf("exit %d, want %d; stdout %q, stderr %q, want one line with %q", code, tt.code, stdout.String(), said, tt.stderr)
+			}
+			f, err := gguf.Open(out)
+			if (err == nil) != (tt.code == 0) {
+				t.Fatal(err)
+			}
+			if err == nil {
+				if ff, _ := f.Uint("llama.feed_forward_length"); ff != 256 {
+					t.Errorf("feed_forward_length is %d", ff)
+				}
+			}
+		})
+	}
+}
+
 // TestSynthInterrupted stops the command in the middle: nothing stays, and an old file is as it was.
 func TestSynthInterrupted(t *testing.T) {
 	dir := t.TempDir()
