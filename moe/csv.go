@@ -17,7 +17,7 @@ import (
 const csvMagic = "# route_trace v1"
 
 // ErrNotCSV says that a file does not begin as such a trace does.
-var ErrNotCSV = errors.New("not a routing trace (it does not begin with \"" + csvMagic + "\")")
+var ErrNotCSV = errors.New("no routing trace: it does not begin with \"" + csvMagic + "\"")
 
 // maxLine is how long a line may be, in bytes.
 const maxLine = 1 << 12

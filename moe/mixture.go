@@ -36,6 +36,20 @@ type pending struct {
 	inputs []float32
 }
 
+// pend finds the prediction of a layer; if there is none, a free one, or the one that waits in its place.
+func (l *lead) pend(layer int) *pending {
+	found := &l.pending[layer%l.ahead]
+	for i := range l.pending {
+		switch p := &l.pending[i]; {
+		case p.layer == layer:
+			return p
+		case p.layer < 0 && found.layer >= 0:
+			found = p
+		}
+	}
+	return found
+}
+
 const (
 	mixStep    = 0.05
 	mixOwnStep = 0.01
@@ -80,7 +94,7 @@ func (m *Mixture) Scores(layer int, scores []float32) {
 	}
 	inputs := m.scored
 	if l.ahead == ahead {
-		p := &l.pending[layer%ahead]
+		p := l.pend(layer)
 		p.layer, inputs = layer, p.inputs
 	}
 	for i, p := range m.of {
@@ -108,7 +122,7 @@ func (m *Mixture) mix(l *lead, layer int, inputs, scores []float32) {
 func (m *Mixture) Observe(layer int, chosen []int32) {
 	for i := range m.leads {
 		l := &m.leads[i]
-		if p := &l.pending[layer%l.ahead]; p.layer == layer {
+		if p := l.pend(layer); p.layer == layer {
 			p.layer = -1
 			if len(chosen) > 0 {
 				m.learn(l, layer, p.inputs, chosen)
@@ -155,10 +169,11 @@ func (w *weight) step(g, size float32) {
 	}
 }
 
-// NewIDs mixes all that can be told from the chosen experts alone, and from the tokens' ids where they are known. It takes at most about bytes
-// of memory for what follows what, or none of that where a single such table is larger. What is nearest comes first.
+// NewIDs mixes all that can be told from the chosen experts alone, and from the tokens' ids where they are known. Its tables
+// take at most about bytes of memory: what does not fit is left out, what is nearest comes first.
 func NewIDs(s Shape, leads []int, bytes int64) *Mixture {
-	of := []Predictor{NewFrequency(s, 0.9), NewFrequency(s, 0.98), NewPrevious(s), NewSameToken(s, rememberedIDs)}
+	of := []Predictor{NewFrequency(s, 0.9), NewFrequency(s, 0.98), NewPrevious(s), NewSameToken(s, bytes/16)}
+	bytes -= bytes / 16
 	var used []int
 	for _, distance := range []int{1, 2, 4, s.Layers, 3} {
 		if distance > s.Layers || slices.Contains(used, distance) {
@@ -172,6 +187,3 @@ func NewIDs(s Shape, leads []int, bytes int64) *Mixture {
 	}
 	return NewMixture(s, leads, of...)
 }
-
-// rememberedIDs is how many tokens are remembered by their id: most of a text is of far fewer.
-const rememberedIDs = 1024

@@ -194,8 +194,10 @@ type SameToken struct {
 	known  bool    // it was met before
 }
 
-// NewSameToken makes a predictor that remembers up to ids tokens.
-func NewSameToken(s Shape, ids int) *SameToken {
+// NewSameToken makes a predictor that takes about bytes of memory, and remembers as many tokens as fit, 1 to 4096: most of a text is of fewer.
+func NewSameToken(s Shape, bytes int64) *SameToken {
+	const most = 4096
+	ids := int(min(max(bytes/int64(s.Layers*(4*s.K+2)+4), 1), most))
 	t := &SameToken{rates: newRates(s), layers: s.Layers, ids: make([]int32, ids), sets: newChoices(s, ids*s.Layers), place: -1}
 	for i := range t.ids {
 		t.ids[i] = UnknownID

@@ -5,6 +5,7 @@ package moe
 import (
 	"fmt"
 	"iter"
+	"slices"
 
 	"tensorcast/trace/tables"
 )
@@ -15,44 +16,23 @@ type Step struct {
 	IDs   []int32 // of the batch's tokens; nil if they were not observed
 }
 
-// Steps are the steps of one context of a capture, by number, without the warm-up, which uses all experts. The context is that with most
-// tokens in decode, then most in the prompt, then the first, if context is -1.
+// Steps are the steps of one context of a capture, by number, without the warm-up, which uses all experts.
 func Steps(rows iter.Seq2[*tables.StepRow, error], context int32) (map[int32]Step, error) {
-	type size struct{ decode, prompt int64 }
-	all := map[int32]map[int32]Step{}
-	sizes := map[int32]size{}
+	all := map[int32]Step{}
 	for r, err := range rows {
 		if err != nil {
 			return nil, err
 		}
-		if r.Phase == tables.PhaseWarmup {
+		if r.Context != context || r.Phase == tables.PhaseWarmup {
 			continue
 		}
-		s := Step{Phase: Prompt, IDs: append([]int32(nil), r.TokenIDs...)}
-		n := sizes[r.Context]
+		s := Step{Phase: Prompt, IDs: slices.Clone(r.TokenIDs)}
 		if r.Phase == tables.PhaseGeneration {
 			s.Phase = Decode
-			n.decode++
-		} else {
-			n.prompt++
 		}
-		sizes[r.Context] = n
-		if all[r.Context] == nil {
-			all[r.Context] = map[int32]Step{}
-		}
-		all[r.Context][r.Step] = s
+		all[r.Step] = s
 	}
-	if context >= 0 {
-		return all[context], nil
-	}
-	best := int32(-1)
-	for c, n := range sizes {
-		b, first := sizes[best], best < 0
-		if first || n.decode > b.decode || n.decode == b.decode && (n.prompt > b.prompt || n.prompt == b.prompt && c < best) {
-			best = c
-		}
-	}
-	return all[best], nil
+	return all, nil
 }
 
 // OfStructure is an empty trace of a model: its layers with experts, and how large these are. It is nil if the model has none, or layers that

@@ -17,8 +17,10 @@ const (
 	maxLayers  = 1 << 10
 	maxExperts = 1 << 14
 	maxChosen  = 1 << 8  // per token and layer
-	maxCells   = 1 << 23 // tokens times layers: 64 MiB
+	maxCells   = 1 << 22 // tokens times layers: 32 MiB
+	maxAll     = 1 << 17 // layers times experts
 	maxBytes   = 1 << 40 // of an expert
+	maxTotal   = 1 << 53 // bytes that all tokens need together, so that sums and times do not overflow
 )
 
 // Phase says what a token was for.
@@ -96,7 +98,7 @@ func (t *Trace) TokenBytes() int64 {
 		if l.Bytes == 0 {
 			return 0
 		}
-		sum += l.Bytes * int64(t.K)
+		sum += l.Bytes * int64(t.K) // at most 2^58 in all
 	}
 	return sum
 }
@@ -118,6 +120,9 @@ type builder struct {
 func newBuilder(t *Trace) (*builder, error) {
 	if len(t.Layers) < 1 || len(t.Layers) > maxLayers || t.Experts < 1 || t.Experts > maxExperts {
 		return nil, fmt.Errorf("%d layers with %d experts, want 1 to %d layers and 1 to %d experts", len(t.Layers), t.Experts, maxLayers, maxExperts)
+	}
+	if len(t.Layers)*t.Experts > maxAll {
+		return nil, fmt.Errorf("%d layers with %d experts, want %d experts at most in all", len(t.Layers), t.Experts, maxAll)
 	}
 	b := &builder{trace: t, layers: map[int32]int{}, last: make([]int, len(t.Layers)), seen: make([]uint32, t.Experts)}
 	for i, l := range t.Layers {
@@ -240,6 +245,9 @@ func (b *builder) finish() (*Trace, error) {
 		}
 	}
 	t.Layers, t.cells, t.K = layers, cells, int(k)
+	if bytes := t.TokenBytes(); bytes > maxTotal/int64(len(t.Tokens)) {
+		return nil, fmt.Errorf("%d tokens of %d bytes of experts are too many", len(t.Tokens), bytes)
+	}
 	t.Tokens, t.chosen = slices.Clip(t.Tokens), slices.Clip(t.chosen)
 	return t, nil
 }

@@ -85,8 +85,8 @@ func TestReadCSV(t *testing.T) {
 func TestReadCSVRefuses(t *testing.T) {
 	row := func(s string) string { return heading + "0,1,5,0,0,7,1\n0,1,5,0,1,6,1\n" + s + "\n" }
 	for _, tc := range []struct{ text, says string }{
-		{"", "not a routing trace"},
-		{"turn,phase\n", "not a routing trace"},
+		{"", "no routing trace"},
+		{"turn,phase\n", "no routing trace"},
 		{csvMagic, "no routes"},
 		{heading, "no routes"},
 		{row("0,1,5,0,1"), "line 8: 5 fields: expert is missing"},
@@ -110,6 +110,8 @@ func TestReadCSVRefuses(t *testing.T) {
 		{csvMagic + "\nturn,phase,step,layer,slot,expert\n", "line 2: the lines above say 0 layers"},
 		{csvMagic + "\n# n_layer=-1\n", `line 2: n_layer is "-1"`},
 		{csvMagic + "\n# n_layer=2 n_expert=4 n_expert_used=5\nturn,phase,step,layer,slot,expert\n", "line 3: the lines above say 2 layers, 4 experts, 5 per token"},
+		{csvMagic + "\n# n_layer=1024 n_expert=1024 n_expert_used=1\nturn,phase,step,layer,slot,expert\n", "line 3: 1024 layers with 1024 experts, want 131072"},
+		{csvMagic + "\n# n_layer=1 n_expert=1 n_expert_used=1\n# layer=0 expert_bytes=1099511627776\nturn,phase,step,layer,slot,expert\n" + many(9000), "9000 tokens of 1099511627776 bytes of experts are too many"},
 		{csvMagic + "\n# layer=5000 expert_bytes=4\n", "line 2: layer 5000"},
 		{csvMagic + "\n#" + strings.Repeat("x", maxLine), "line 2: bufio.Scanner: token too long"},
 		{"\x1f\x8bxxxxxxxxxxxx", "decompress: "},
@@ -121,6 +123,15 @@ func TestReadCSVRefuses(t *testing.T) {
 	}
 }
 
+// many rows are of a token each.
+func many(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "0,1,%d,0,0,0\n", i)
+	}
+	return b.String()
+}
+
 // A trace that claims many layers takes no more memory than the bound.
 func TestReadCSVIsBounded(t *testing.T) {
 	var b strings.Builder
@@ -129,7 +140,7 @@ func TestReadCSVIsBounded(t *testing.T) {
 		fmt.Fprintf(&b, "0,1,%d,0,0,1\n", i)
 	}
 	_, err := ReadCSV(strings.NewReader(b.String()))
-	if err == nil || !strings.Contains(err.Error(), "more than 8192 tokens are too many") {
+	if err == nil || !strings.Contains(err.Error(), "more than 4096 tokens are too many") {
 		t.Error(err)
 	}
 }
@@ -189,7 +200,7 @@ func TestFromRoutes(t *testing.T) {
 		{Step: 1, Phase: tables.PhasePrompt, TokenIDs: []int32{10, 11}},
 		{Step: 2, Phase: tables.PhasePrompt, Context: 1, TokenIDs: []int32{99}}, // a draft model
 		{Step: 3, Phase: tables.PhaseGeneration, TokenIDs: []int32{12}},
-	}, nil), -1)
+	}, nil), 0)
 	if err != nil || len(steps) != 2 {
 		t.Fatal(steps, err)
 	}
