@@ -157,7 +157,49 @@ func TestSameToken(t *testing.T) {
 	}, func(token int) int32 { return ids[token] })
 	between(t, "by id", recall(t, tr, NewSameToken(s, 1<<20), 250, 1), 1, 1)
 	between(t, "mixture", recall(t, tr, NewIDs(s, []int{1}, 1<<30), 250, 1), 0.99, 1)
-	between(t, "one place for all ids", recall(t, tr, NewSameToken(s, 1), 250, 1), 0, 0.25) // in which another's choices must not be taken for its own
+	between(t, "one place for all ids", recall(t, tr, NewSameToken(s, 1), 250, 1), 0, 0.25)
+	one := NewSameToken(s, 1) // in whose only place another's choices must not be taken for its own
+	scores := make([]float32, s.Experts)
+	one.Begin(1)
+	one.Observe(0, []int32{3, 4, 5, 6})
+	for _, tc := range []struct {
+		id    int32
+		known bool
+	}{{1, true}, {2, false}} {
+		one.Begin(tc.id)
+		if one.Scores(0, scores); (scores[3] > scores[7]) != tc.known {
+			t.Errorf("token %d: scores %.2f", tc.id, scores)
+		}
+	}
+}
+
+// rightIn is a predictor that knows one layer, and says something else of all others with the same confidence.
+type rightIn struct {
+	layer int
+	trace *Trace
+	token int
+}
+
+func (p *rightIn) Begin(int32)          { p.token++ }
+func (p *rightIn) Observe(int, []int32) {}
+func (p *rightIn) Scores(layer int, scores []float32) {
+	for e := range scores {
+		scores[e] = -4
+	}
+	for _, e := range p.trace.Chosen(p.token, layer) {
+		if layer != p.layer {
+			e = (e + 1 + int32(p.token%13)) % int32(len(scores))
+		}
+		scores[e] = 4
+	}
+}
+
+func TestMixtureTellsLayersApart(t *testing.T) {
+	s := Shape{Layers: 2, Experts: 16, K: 2}
+	r := rand.New(rand.NewPCG(11, 12))
+	tr := synthetic(t, s, 1000, func(int, int, [][]int32) []int32 { return distinct(r, s) }, nil)
+	m := NewMixture(s, []int{1}, &rightIn{0, tr, -1}, &rightIn{1, tr, -1})
+	between(t, "mixture", recall(t, tr, m, 500, 1), 0.99, 1)
 }
 
 // What is right in one layer and wrong in another is weighed by layer, and scores mean what they say.

@@ -18,6 +18,7 @@ const (
 	maxExperts = 1 << 14
 	maxChosen  = 1 << 8  // per token and layer
 	maxCells   = 1 << 22 // tokens times layers: 32 MiB
+	maxChoices = 1 << 25 // in all: 128 MiB
 	maxAll     = 1 << 17 // layers times experts
 	maxBytes   = 1 << 40 // of an expert
 	maxTotal   = 1 << 53 // bytes that all tokens need together, so that sums and times do not overflow
@@ -115,6 +116,7 @@ type builder struct {
 	last   []int         // by layer: the token that has the last row
 	seen   []uint32      // by expert: the row that chose it last, for doubles
 	row    uint32
+	most   int // choices
 }
 
 func newBuilder(t *Trace) (*builder, error) {
@@ -124,7 +126,7 @@ func newBuilder(t *Trace) (*builder, error) {
 	if len(t.Layers)*t.Experts > maxAll {
 		return nil, fmt.Errorf("%d layers with %d experts, want %d experts at most in all", len(t.Layers), t.Experts, maxAll)
 	}
-	b := &builder{trace: t, layers: map[int32]int{}, last: make([]int, len(t.Layers)), seen: make([]uint32, t.Experts)}
+	b := &builder{trace: t, most: maxChoices, layers: map[int32]int{}, last: make([]int, len(t.Layers)), seen: make([]uint32, t.Experts)}
 	for i, l := range t.Layers {
 		if _, twice := b.layers[l.Number]; twice || l.Bytes < 0 || l.Bytes > maxBytes {
 			return nil, fmt.Errorf("layer %d is there twice, or has experts of %d bytes", l.Number, l.Bytes)
@@ -151,6 +153,8 @@ func (b *builder) add(r row) error {
 		return fmt.Errorf("layer %d is none of the model's %d with experts", r.layer, len(t.Layers))
 	case r.expert < 0 || int(r.expert) >= t.Experts:
 		return fmt.Errorf("expert %d, want 0 to %d", r.expert, t.Experts-1)
+	case len(t.chosen) >= b.most:
+		return fmt.Errorf("more than %d rows are too many", b.most)
 	case r.slot < 0 || r.slot >= maxChosen || t.K > 0 && int(r.slot) >= t.K:
 		return fmt.Errorf("slot %d, want 0 to %d", r.slot, cmp.Or(t.K, maxChosen)-1)
 	}

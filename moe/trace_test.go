@@ -145,6 +145,19 @@ func TestReadCSVIsBounded(t *testing.T) {
 	}
 }
 
+func TestRowsAreBounded(t *testing.T) {
+	b, err := newBuilder(&Trace{Experts: 9, Layers: []Layer{{}}})
+	if err != nil || b.most != maxChoices {
+		t.Fatal(b, err)
+	}
+	b.most = 3
+	for slot := range int32(4) {
+		if err := b.add(row{slot: slot, expert: slot}); (err != nil) != (slot == 3) {
+			t.Errorf("row %d: %v", slot, err)
+		}
+	}
+}
+
 func FuzzReadCSV(f *testing.F) {
 	f.Add([]byte(good))
 	f.Add([]byte(heading + "1,1,0,2,0,3\n"))

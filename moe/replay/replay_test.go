@@ -277,6 +277,12 @@ func TestRefuted(t *testing.T) {
 	if got.SpeculativeBytes != 3*mib || got.WastedBytes != 3*mib || got.Stall != (10+3*18)*time.Millisecond || got.DemandBytes != 4*mib {
 		t.Errorf("%+v", got)
 	}
+	// What is dropped before the end was read for nothing as well.
+	cfg.Capacity, cfg.Policy = 2*mib, moe.NewLRU(tr.Shape())
+	got = forecast(t, tr, Forecast{&foretold{trace: tr, token: -1, wrong: 1, second: true}, []int{1}}, cfg)[0]
+	if got.SpeculativeBytes == 0 || got.WastedBytes != got.SpeculativeBytes {
+		t.Errorf("%+v", got)
+	}
 }
 
 // Whatever is asked for, the cache is never larger than it may be, and the books balance.
