@@ -433,7 +433,8 @@ type worth struct {
 
 func (a *worth) less(b *worth) bool { return a.w < b.w || a.w == b.w && a.id < b.id }
 
-// Probable is the threshold that reads no more than LRU would on the traces that were tried, and misses least.
+// Probable is a threshold with which no more is read than LRU would read, even if the disk has time for all of it: found on one public trace (Qwen3-30B
+// with room for 6, 12 and 24 % of its experts). Another model may want another one.
 const Probable = 0.45
 
 // IDs is the forecast that is known best here for a model whose ids alone are seen: of what comes next, and of the same layer one token later, which
