@@ -64,6 +64,8 @@ experts that a mixture-of-experts model chooses are compared apart from the sequ
 A capture may hold several contexts (llama_context), as of a draft model. analyze takes the one that read most in
 generation, and says so; --context takes another.
 
+analyze moe says what a cache of a mixture-of-experts model's experts would gain.
+
 Exit status: 0 done, whatever the pattern is; 1 failed; 2 the command line is wrong.`,
 		Example: `  sudo tracer -- llama-cli -m model.gguf --no-repack -p "hi" -n 32
   analyze --heatmap
@@ -94,6 +96,8 @@ Exit status: 0 done, whatever the pattern is; 1 failed; 2 the command line is wr
 	f.IntVar(&o.top, "top", 10, "list at most `n` tensors, and n differences")
 	f.IntVar(&o.context, "context", pattern.MostRead, "analyse context `n` (default: that which read most)")
 	f.BoolVar(&o.json, "json", false, "print the summary as JSON")
+	cmd.AddCommand(moeCommand())
+	cmd.CompletionOptions.HiddenDefaultCmd = true
 	return cmd
 }
 

@@ -1,0 +1,195 @@
+package main
+
+// This file has the subcommand moe: how a mixture-of-experts model uses its experts, and what prediction and caches would gain.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"tensorcast/internal/cli"
+	"tensorcast/internal/cli/progress"
+	"tensorcast/internal/regular"
+	"tensorcast/moe"
+	"tensorcast/moe/replay"
+	"tensorcast/trace"
+)
+
+type moeOptions struct {
+	rooms     []string
+	bandwidth int64
+	latency   time.Duration
+	compute   time.Duration
+	context   int32
+	json      bool
+}
+
+func moeCommand() *cobra.Command {
+	o := moeOptions{bandwidth: 1.5e9}
+	cmd := &cobra.Command{
+		Use:   "moe [flags] TRACE|CAPTURE",
+		Short: "Say what a cache of experts, and predicting them, would gain",
+		Long: `analyze moe reads which experts a mixture-of-experts model chose: from a capture that tracer made (its directory),
+or from a routing trace in CSV (route_trace v1, gzip or not). It prints a verdict, then
+
+  hits, bytes and times     of caches of several sizes: what is kept last, most often, ...; with what is probable read
+                            ahead; and by Belady's rule, which knows the future and bounds the others
+  recall                    of predictors that know nothing but the experts chosen before (and the tokens' ids)
+  load, reuse, neighbours   how evenly experts are used, after how many tokens again, and whether by the next one
+
+Caches are simulated: an expert is read whole, the disk does one thing at a time, demand first, and nothing else needs
+memory. The prompt fills the cache and is learned from; generated tokens are counted. A capture of a server with several
+slots is taken as one sequence.
+
+Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
+		Example: `  sudo tracer -o run -- llama-cli -m moe.gguf --no-repack -p "hi" -n 200
+  analyze moe run
+  analyze moe --room 4GB --room 8GB --bandwidth 3GB --compute 40ms run
+  analyze moe --json qwen.route.csv.gz | jq .verdict`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return cli.Usagef("%d arguments: want one, a capture's directory or a routing trace", len(args))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			study := replay.Options{
+				Disk: replay.Disk{Bandwidth: float64(o.bandwidth), Latency: o.latency}, Workers: runtime.GOMAXPROCS(0),
+			}
+			if o.bandwidth < replay.MinBandwidth {
+				return cli.Usagef("--bandwidth is %s per second, want %s or more", humanize.Bytes(uint64(o.bandwidth)), humanize.Bytes(replay.MinBandwidth))
+			}
+			const longest = time.Minute
+			if o.latency < 0 || o.latency > longest || o.compute < 0 || o.compute > longest {
+				return cli.Usagef("--latency is %v, --compute %v: want 0 to %v", o.latency, o.compute, longest)
+			}
+			if o.context < 0 && cmd.Flags().Changed("context") {
+				return cli.Usagef("--context is %d, want 0 or more", o.context)
+			}
+			for _, text := range o.rooms {
+				n, err := humanize.ParseBytes(text)
+				if err != nil || n == 0 || n > 1<<50 {
+					return cli.Usagef("--room %q: want a size such as 600MB or 2GiB", text)
+				}
+				study.Rooms = append(study.Rooms, int64(n))
+			}
+			return analyzeMoE(cmd.Context(), args[0], &o, &study, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringSliceVar(&o.rooms, "room", nil, "memory for experts, a `size`; several times, or with commas (default: 10, 20, 40 and 60 % of all experts)")
+	cli.SizeVar(f, &o.bandwidth, "bandwidth", "of the disk, bytes per second")
+	f.DurationVar(&o.latency, "latency", 100*time.Microsecond, "of a read, `time` besides the transfer")
+	f.DurationVar(&o.compute, "compute", 50*time.Millisecond, "`time` that a token takes if nothing is missing; half of it before a layer's router, half after it")
+	f.Int32Var(&o.context, "context", -1, "of a capture, analyse context `n` (default: that which chose experts most often)")
+	f.BoolVar(&o.json, "json", false, "print everything as JSON")
+	return cmd
+}
+
+func analyzeMoE(ctx context.Context, name string, o *moeOptions, study *replay.Options, stdout, stderr io.Writer) error {
+	routes, err := readRoutes(ctx, name, o.context)
+	if errors.Is(err, moe.ErrNoRoutes) {
+		return fmt.Errorf("read %s: %w: trace a mixture-of-experts model, such as `tracer -- llama-cli -m moe.gguf --no-repack -p \"hi\" -n 200`, not with --preload and with --detail op at least", name, err)
+	}
+	if err != nil {
+		return fmt.Errorf("read %s: %w", name, err)
+	}
+	layer := o.compute / time.Duration(len(routes.Layers))
+	study.Compute = replay.Compute{Before: layer / 2, After: layer - layer/2}
+	bar := progress.New(stderr, progress.Options{What: "replaying", Predict: true})
+	study.Done = func(done, total int) { bar.Update(int64(done), int64(total), "") }
+	found, err := replay.NewStudy(ctx, routes, *study)
+	bar.Close()
+	if err != nil {
+		return err
+	}
+	if o.json {
+		return cli.WriteJSON(stdout, found)
+	}
+	return found.Document().WriteText(stdout)
+}
+
+// readRoutes reads a capture's directory, or a CSV file.
+func readRoutes(ctx context.Context, name string, context int32) (*moe.Trace, error) {
+	if info, err := os.Stat(name); err == nil && info.IsDir() {
+		return captureRoutes(ctx, name, context)
+	}
+	f, err := regular.Open(name)
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		return nil, path.Err
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	t, err := moe.ReadCSV(f)
+	if errors.Is(err, moe.ErrNotCSV) {
+		return nil, fmt.Errorf("no capture's directory, and %w", err)
+	}
+	return t, err
+}
+
+// captureRoutes reads the routes of one context of a capture: of that which chose experts most often if context is -1.
+func captureRoutes(ctx context.Context, dir string, context int32) (*moe.Trace, error) {
+	c, err := trace.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	type chooser struct {
+		rows  int
+		model int32
+	}
+	choosers := map[int32]chooser{}
+	best := int32(-1)
+	n := 0
+	for a, err := range c.Accesses() {
+		if err != nil {
+			return nil, err
+		}
+		if n++; n%4096 == 0 && ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if len(a.Experts) == 0 {
+			continue
+		}
+		now := choosers[a.Context]
+		now.rows++
+		now.model = c.Structure[a.Tensor].Model
+		choosers[a.Context] = now
+		if best < 0 || now.rows > choosers[best].rows || now.rows == choosers[best].rows && a.Context < best {
+			best = a.Context
+		}
+	}
+	if context >= 0 {
+		best = context
+	}
+	from, ok := choosers[best]
+	if !ok {
+		return nil, moe.ErrNoRoutes
+	}
+	steps, err := moe.Steps(c.Steps(), best)
+	if err != nil {
+		return nil, err
+	}
+	model := fmt.Sprint("model ", from.model)
+	if int(from.model) < len(c.Meta.Models) {
+		model = filepath.Base(strings.TrimSpace(c.Meta.Models[from.model].Path))
+	}
+	empty := moe.OfStructure(model, c.Structure, from.model)
+	if empty == nil {
+		return nil, moe.ErrNoRoutes
+	}
+	return moe.FromRoutes(empty, c.Routes(), steps)
+}

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"tensorcast/internal/cli"
+	"tensorcast/trace/tables"
+	"tensorcast/trace/tracetest"
+)
+
+const routeTrace = `# route_trace v1
+# model=/m/planted.gguf n_layer=2 n_expert=4 n_expert_used=1
+# layer=0 expert_bytes=1000000
+# layer=1 expert_bytes=1000000
+turn,phase,step,layer,slot,expert
+0,0,0,0,0,1
+0,0,0,1,0,2
+0,1,1,0,0,1
+0,1,1,1,0,2
+0,1,2,0,0,1
+0,1,2,1,0,3
+`
+
+func TestMoE(t *testing.T) {
+	dir := t.TempDir()
+	file, capture := filepath.Join(dir, "a.csv"), filepath.Join(dir, "capture")
+	if err := os.WriteFile(file, []byte(routeTrace), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := tracetest.Write(capture, tracetest.Options{Segments: 3}); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		args []string
+		says []string
+	}{
+		{[]string{file}, []string{"planted.gguf: 2 layers with 4 experts, of which a token chooses 1; 1 tokens of prompts, 2 generated", "experts: 7.6 MiB in all, 1.9 MiB per token", "Belady"}},
+		// The draft model's context has no experts; the ids of tokens are known.
+		{[]string{"--room", "4kB,5kB", capture}, []string{"moe.gguf: 2 layers with 8 experts, of which a token chooses 2; 1 tokens of prompts, 13 generated", "same token before", "4.9 KiB of experts in memory (31 %)"}},
+	} {
+		code, stdout, stderr := execute(t, append([]string{"moe"}, tc.args...)...)
+		if code != cli.OK || stderr != "" || !strings.HasPrefix(stdout, "the ") {
+			t.Fatalf("%v: exit %d, stderr %q, stdout\n%s", tc.args, code, stderr, stdout)
+		}
+		for _, want := range tc.says {
+			if !strings.Contains(stdout, want) {
+				t.Errorf("%v: output lacks %q:\n%s", tc.args, want, stdout)
+			}
+		}
+	}
+	code, stdout, stderr := execute(t, "moe", "--json", "--compute", "10ms", "--bandwidth", "100MB", "--latency", "1ms", "--room", "2MB", file)
+	var got struct {
+		Verdict []string
+		Rooms   []struct {
+			Policies []struct {
+				Name       string
+				Used, Hits int
+				Time       int64 `json:"time_ns"`
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil || stderr != "" || len(got.Verdict) < 4 || len(got.Rooms) != 1 {
+		t.Fatalf("exit %d, %v, stderr %q, stdout\n%s", code, err, stderr, stdout)
+	}
+	// The prompt left 1 and 2 in memory, so that three of four are hits; the other is read in 10 ms and there after 1 more.
+	if lru := got.Rooms[0].Policies[0]; lru.Name != "LRU" || lru.Used != 4 || lru.Hits != 3 || lru.Time != 2*10e6+11e6 {
+		t.Errorf("%+v", lru)
+	}
+}
+
+// What is wrong is said in one line, with what to do.
+func TestMoERefuses(t *testing.T) {
+	dir := t.TempDir()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	for name, text := range map[string]string{"other": "a,b\n", "bad": routeTrace + "0,1,3,0,0,4\n", "good": routeTrace} {
+		if err := os.WriteFile(in(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := unix.Mkfifo(in("fifo"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := tracetest.Write(in("capture"), tracetest.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	dense := plant(t, tables.Meta{}, true, whole, whole)
+	for _, tc := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{in("nothing")}, cli.Failure, "nothing: no such file or directory"},
+		{[]string{in("fifo")}, cli.Failure, "fifo: not a regular file"},
+		{[]string{in("other")}, cli.Failure, "other: no capture's directory, and no routing trace: it does not begin with"},
+		{[]string{in("bad")}, cli.Failure, "bad: line 12: expert 4, want 0 to 3"},
+		{[]string{dir}, cli.Failure, "no capture"},
+		{[]string{dense}, cli.Failure, "no routes: trace a mixture-of-experts model"},
+		{[]string{"--context", "1", in("capture")}, cli.Failure, "no routes: trace a mixture-of-experts model"},
+		{[]string{}, cli.BadUsage, "0 arguments: want one, a capture's directory or a routing trace"},
+		{[]string{in("good"), in("good")}, cli.BadUsage, "2 arguments"},
+		{[]string{"--room", "much", in("good")}, cli.BadUsage, `--room "much": want a size`},
+		{[]string{"--bandwidth", "1kB", in("good")}, cli.BadUsage, "--bandwidth is 1.0 kB per second, want 10 MB or more"},
+		{[]string{"--compute", "-1s", in("good")}, cli.BadUsage, "want 0 to 1m0s"},
+		{[]string{"--context", "-1", in("good")}, cli.BadUsage, "--context is -1, want 0 or more"},
+	} {
+		code, stdout, stderr := execute(t, append([]string{"moe"}, tc.args...)...)
+		if code != tc.code || stdout != "" || !strings.Contains(stderr, tc.says) || strings.Count(stderr, "\n") != 1 || !strings.HasPrefix(stderr, "analyze moe: ") {
+			t.Errorf("%v: exit %d, stderr %q, want %d, %q", tc.args, code, stderr, tc.code, tc.says)
+		}
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(&cli.Interrupted{Signal: syscall.SIGINT})
+	var out, errs strings.Builder
+	if code := cli.Run(ctx, command(), []string{"moe", in("good")}, &out, &errs); code != cli.Failure || errs.String() != "analyze moe: interrupted by SIGINT\n" {
+		t.Errorf("exit %d, stderr %q", code, errs.String())
+	}
+	if code, _, stderr := execute(t, "mo"); code != cli.BadUsage || !strings.Contains(stderr, `unexpected argument "mo"`) {
+		t.Errorf("exit %d, stderr %q", code, stderr)
+	}
+}

@@ -1,0 +1,168 @@
+package moe
+
+// This file measures predictors on a trace.
+
+import (
+	"context"
+	"slices"
+)
+
+// budgets are the numbers of experts, in units of K, at which a prediction is judged.
+var budgets = []float64{0.5, 1, 2, 3}
+
+// Score says how good a predictor's first n experts were.
+type Score struct {
+	Budget    float64 `json:"budget"`    // n in units of K
+	N         int     `json:"n"`         // at least 1
+	Recall    float64 `json:"recall"`    // the share of the chosen experts that were among the n
+	Precision float64 `json:"precision"` // the share of the n that were chosen
+}
+
+// LeadScores are those of predictions some routers ahead.
+type LeadScores struct {
+	Lead    int       `json:"lead"`
+	Scores  []Score   `json:"scores"`   // at 0.5, 1, 2 and 3 times K
+	Curve   []float64 `json:"curve"`    // recall at K in each eighth of the scored tokens, the first first
+	ByLayer []float64 `json:"by_layer"` // recall at K
+}
+
+// Evaluation is how good a predictor is on a trace.
+type Evaluation struct {
+	Trained int          `json:"trained"` // tokens that were learned from before the first was scored
+	Scored  int          `json:"scored"`  // tokens that were scored, and learned from after that
+	Leads   []LeadScores `json:"leads"`
+}
+
+const curvePoints = 8
+
+// Evaluate runs a predictor, which has seen nothing yet, over a trace. Tokens from first on are scored, each before it is learned from; those
+// before are only learned from. A prediction with lead h of a layer is made when the router h layers before has chosen, or, in the first
+// layers, when the token has begun. What a target computes as one batch, a prompt, is learned token by token.
+func Evaluate(ctx context.Context, t *Trace, p Predictor, first int, leads []int) (*Evaluation, error) {
+	s := t.Shape()
+	ev := &Evaluation{Trained: first, Scored: len(t.Tokens) - first}
+	sums := make([]sum, len(leads))
+	for i := range sums {
+		sums[i].layers = make([][2]int, s.Layers)
+	}
+	wide := s.N(slices.Max(budgets))
+	scores, order := make([]float32, s.Experts), make([]int32, s.Experts)
+	// The best experts of each lead and layer, from when they are predicted until the layer is observed.
+	best := make([][]int32, len(leads)*s.Layers)
+	for i := range best {
+		best[i] = make([]int32, 0, wide)
+	}
+	predict := func(lead, layer int) {
+		p.Scores(layer, scores)
+		best[lead*s.Layers+layer] = append(best[lead*s.Layers+layer][:0], Top(scores, order, wide)...)
+	}
+	for token := range t.Tokens {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		p.Begin(t.Tokens[token].ID)
+		for i, h := range leads {
+			for layer := range min(h, s.Layers) {
+				predict(i, layer)
+			}
+		}
+		for layer := range s.Layers {
+			chosen := t.Chosen(token, layer)
+			if token >= first && len(chosen) > 0 {
+				part := (token - first) * curvePoints / ev.Scored
+				for i := range leads {
+					sums[i].add(&s, best[i*s.Layers+layer], chosen, layer, part)
+				}
+			}
+			p.Observe(layer, chosen)
+			for i, h := range leads {
+				if layer+h < s.Layers {
+					predict(i, layer+h)
+				}
+			}
+		}
+	}
+	for i, h := range leads {
+		ev.Leads = append(ev.Leads, sums[i].scores(&s, h))
+	}
+	return ev, nil
+}
+
+// N is a budget in units of K as a number of experts, at least 1.
+func (s *Shape) N(budget float64) int { return min(max(int(budget*float64(s.K)), 1), s.Experts) }
+
+// Top returns the n experts with the highest scores, the highest first; among equals, that with the lowest number. They are in order, which
+// has room for all.
+func Top(scores []float32, order []int32, n int) []int32 {
+	order = order[:0]
+	for e := range scores {
+		at := len(order)
+		for at > 0 && scores[order[at-1]] < scores[e] {
+			at--
+		}
+		if at >= n {
+			continue
+		}
+		if len(order) < n {
+			order = append(order, 0)
+		}
+		copy(order[at+1:], order[at:])
+		order[at] = int32(e)
+	}
+	return order
+}
+
+// sum counts hits.
+type sum struct {
+	hits, tried []int // by budget
+	chosen      int
+	layers      [][2]int // hits at K and chosen, by layer
+	parts       [curvePoints][2]int
+}
+
+func (u *sum) add(s *Shape, best, chosen []int32, layer, part int) {
+	if u.hits == nil {
+		u.hits, u.tried = make([]int, len(budgets)), make([]int, len(budgets))
+	}
+	u.chosen += len(chosen)
+	for i, b := range budgets {
+		n := min(s.N(b), len(best))
+		hits := 0
+		for _, e := range best[:n] {
+			if contains(chosen, e) {
+				hits++
+			}
+		}
+		u.hits[i] += hits
+		u.tried[i] += n
+		if b == 1 {
+			u.layers[layer][0] += hits
+			u.layers[layer][1] += len(chosen)
+			u.parts[part][0] += hits
+			u.parts[part][1] += len(chosen)
+		}
+	}
+}
+
+func (u *sum) scores(s *Shape, h int) LeadScores {
+	l := LeadScores{Lead: h}
+	for i, b := range budgets {
+		if u.hits != nil {
+			l.Scores = append(l.Scores, Score{Budget: b, N: s.N(b), Recall: ratio(u.hits[i], u.chosen), Precision: ratio(u.hits[i], u.tried[i])})
+		}
+	}
+	for _, p := range u.parts {
+		l.Curve = append(l.Curve, ratio(p[0], p[1]))
+	}
+	for _, p := range u.layers {
+		l.ByLayer = append(l.ByLayer, ratio(p[0], p[1]))
+	}
+	return l
+}
+
+func ratio(a, b int) float64 {
+	if b == 0 {
+		return 0
+	}
+	return float64(a) / float64(b)
+}
