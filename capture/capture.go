@@ -58,7 +58,7 @@ type Options struct {
 // Capture is a target with a capturer attached. Its methods are for one goroutine, except for PID.
 type Capture struct {
 	target   target
-	capturer capturer
+	capturer capturer // nil after Unload
 }
 
 // Start starts cmd in the caller's process group, stopped after its execve, and attaches to it. The caller must call Close. cmd is prepared
@@ -224,6 +224,19 @@ func (c *Capture) Explain() error {
 // Ending says, after Run and Wait, how the target ended ("the command ended with exit status 1"); "" if it has not.
 func (c *Capture) Ending() string { return c.target.ending() }
 
+// Unload, after Run, frees what observing took. The target goes on, and may be attached to again; of this capture only PID, Wait, Ending and Close may be called then.
+func (c *Capture) Unload() error {
+	err := c.capturer.Close()
+	c.capturer = nil
+	return err
+}
+
 // Close ends the capture and releases its resources. A command that is still running is killed; a process that Attach has found continues.
 // Call it once, after Run has returned or instead of Run.
-func (c *Capture) Close() error { return errors.Join(c.target.close(), c.capturer.Close()) }
+func (c *Capture) Close() error {
+	err := c.target.close()
+	if c.capturer != nil {
+		err = errors.Join(err, c.capturer.Close())
+	}
+	return err
+}

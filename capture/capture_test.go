@@ -439,6 +439,48 @@ func TestAttach(t *testing.T) {
 	}
 }
 
+// After Unload nothing is left of observing a command, which goes on, can be attached to again, and is ended by Close.
+func TestUnload(t *testing.T) {
+	cmd := endless(t)
+	c, err := Start(t.Context(), cmd, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	enough := errors.New("enough")
+	if err := c.Run(t.Context(), func(event.Event) error { return enough }); !errors.Is(err, enough) {
+		t.Fatal(err)
+	}
+	before := descriptors(t)
+	if err := c.Unload(); err != nil {
+		t.Fatal(err)
+	}
+	if after := descriptors(t); after >= before {
+		t.Errorf("%d descriptors before, %d after", before, after)
+	}
+	goesOn(t, c.PID())
+	again, err := Attach(c.PID(), Options{Late: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ops := 0
+	if err := again.Run(t.Context(), func(ev event.Event) error {
+		if _, ok := ev.(*event.Op); ok {
+			if ops++; ops == 10 {
+				return enough
+			}
+		}
+		return nil
+	}); !errors.Is(err, enough) {
+		t.Error(err)
+	}
+	if err := errors.Join(again.Close(), c.Close()); err != nil {
+		t.Error(err)
+	}
+	if _, ok := stat(t, c.PID()); ok {
+		t.Error("the command still runs")
+	}
+}
+
 // A process that ends while it is observed ends Run.
 func TestAttachedProcessEnds(t *testing.T) {
 	testenv.NeedRoot(t)
