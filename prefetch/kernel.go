@@ -201,6 +201,13 @@ func (k *KernelPages) beginOne(r Range) (begun bool, err error) {
 		return !k.isPending(next) && k.readPages(r), nil
 	}
 	look, advices := f.toLook(), folioAdvices
+	if look { // pages that somebody else has read, as a target that loads its model does, say nothing about the file system
+		there, err := k.Resident(r)
+		if err != nil {
+			return false, err
+		}
+		look = there == 0
+	}
 	if look {
 		advices = advices[:1]
 	}
