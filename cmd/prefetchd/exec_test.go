@@ -202,3 +202,11 @@ func TestExecUsage(t *testing.T) {
 		}
 	}
 }
+
+// learnings is how many cycles may be followed, one after the other. Where probes come into a decode, the next one may begin with the last op of that one: then it is not what was guessed.
+func learnings(s prefetch.Summary) int {
+	if s.Guessed {
+		return 2
+	}
+	return 1
+}
