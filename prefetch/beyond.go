@@ -9,6 +9,7 @@ type Beyond struct {
 	Window   int64 `json:"window"`    // what is read ahead and not yet paged out
 	Reserve  int64 `json:"reserve"`   // left free for the target's growth, and because counters are blurred
 	LeftFree int64 `json:"left_free"` // left free besides, as the kernel took what was kept
+	Own      int64 `json:"own"`       // of this process, if Options.Own tells it: the target's group pays for what of it was taken since it was joined
 	Unused   int64 `json:"unused"`    // room for which no block was chosen, or which was taken and not read again yet
 	// Bytes per token.
 	Twice int64 `json:"twice"` // of streamed blocks that a token needs again later, by the plan

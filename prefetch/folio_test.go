@@ -148,6 +148,25 @@ func TestFolios(t *testing.T) {
 	if n := huge(31); n != 2*mib {
 		t.Errorf("the last block: %d bytes lie in a large folio", n)
 	}
+	// What somebody else has read of blocks in single pages says nothing about the file system.
+	m := k.files[file]
+	m.reads, m.looked, m.small = 0, 0, 0
+	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM); err != nil {
+		t.Fatal(err)
+	}
+	read(28)
+	for b := int64(27); b > 27-2*firstLooks; b-- {
+		if _, err := f.ReadAt(make([]byte, 1), block(b).Offset); err != nil {
+			t.Fatal(err)
+		}
+		if n := resident(block(b)); n == 0 || n == 2*mib {
+			t.Fatalf("%d bytes of block %d are in memory", n, b)
+		}
+		read(b)
+	}
+	if k.Block() != 2*mib {
+		t.Error("large folios were given up")
+	}
 }
 
 var touched byte // a load that is not used would not be made

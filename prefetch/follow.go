@@ -4,7 +4,8 @@ package prefetch
 
 import (
 	"slices"
-	"time"
+
+	"tensorcast/event"
 )
 
 // place is where a read begins.
@@ -26,11 +27,13 @@ type follower struct {
 	met    int     // reads of the cycle that were met in it
 	moved  bool    // now is a position in it
 	nanos  []int64 // by read: the least that its op was seen to take, in ns; -1 if it was not. Whatever disturbs an op, and the disk, adds to it.
+	gaps   []int64 // as opTimes.gaps, as seen lately; -1 if it was not
 	begun  int64   // ns, when it began, if it generates one token; 0 else
+	ended  int64   // ns, when the last read's op was over, or the decode began; 0: not known, or it generates no token
 }
 
 func newFollower(s *Schedule) follower {
-	f := follower{reads: len(s.Reads), index: map[place][]int{}, nanos: slices.Clone(s.Nanos)}
+	f := follower{reads: len(s.Reads), index: map[place][]int{}, nanos: slices.Clone(s.Nanos), gaps: slices.Repeat([]int64{-1}, len(s.Reads)+1)}
 	for i, r := range s.Reads {
 		at := place{r.File, r.Offset}
 		f.index[at] = append(f.index[at], i)
@@ -44,7 +47,7 @@ func (f *follower) token(p position) int64 { return int64(p) / int64(f.reads) }
 // begin follows a decode. The position moves on to the first read of the next token: at once, or with the first read that is of the cycle if it is not sure
 // that this decode has it.
 func (f *follower) begin(tid int32, decode uint32, begun int64, sure bool) {
-	f.decode, f.tid, f.met, f.begun, f.moved = decode, tid, 0, begun, false
+	f.decode, f.tid, f.met, f.begun, f.ended, f.moved = decode, tid, 0, begun, begun, false
 	if sure {
 		f.move()
 	}
@@ -57,8 +60,8 @@ func (f *follower) move() {
 	}
 }
 
-// done notes that the target has done the op that reads the weight at a place, in nanos (-1: not observed). It is false if the cycle has no such read.
-func (f *follower) done(at place, nanos int64) bool {
+// done notes that the target has done an op that reads the weight at a place, in nanos without waiting for the disk (-1: not observed). It is false if the cycle has no such read.
+func (f *follower) done(at place, o *event.Op, nanos int64) bool {
 	reads := f.index[at]
 	if len(reads) == 0 {
 		return false
@@ -77,14 +80,33 @@ func (f *follower) done(at place, nanos int64) bool {
 	if least := &f.nanos[reads[i]]; nanos >= 0 && (*least < 0 || nanos < *least) {
 		*least = nanos
 	}
+	if p := token*n + position(reads[i]); p == f.now && f.ended != 0 && o.Time >= f.ended { // not of the second weight of an op
+		f.gap(reads[i], o.Time-f.ended)
+	}
+	f.ended = 0
+	if f.begun != 0 && o.Duration >= 0 {
+		f.ended = o.Time + o.Duration
+	}
 	f.now = token*n + position(reads[i]) + 1
 	return true
 }
 
-// compute is how long the ops of a token take, as far as they were observed.
-func (f *follower) compute() (sum time.Duration) {
-	for _, n := range f.nanos {
-		sum += time.Duration(max(n, 0))
+// end notes when the decode ended.
+func (f *follower) end(at int64) {
+	if f.met > 0 && f.now%position(f.reads) == 0 && f.ended != 0 && at >= f.ended {
+		f.gap(f.reads, at-f.ended)
 	}
-	return sum
+	f.ended = 0
+}
+
+// gapShare of what was seen before is replaced by a new observation.
+const gapShare = 8
+
+// gap notes what lies between two ops. It waits for no disk, so what it took lately is what it takes: attention grows with the context.
+func (f *follower) gap(i int, nanos int64) {
+	if g := &f.gaps[i]; *g < 0 {
+		*g = nanos
+	} else {
+		*g += (nanos - *g) / gapShare
+	}
 }

@@ -67,7 +67,7 @@ type squeeze struct {
 func newHelping(s *Schedule) *helping {
 	n := len(s.Blocks)
 	return &helping{
-		schedule: s, follower: newFollower(s), window: window{visits: s.Visits}, want: make([]bool, n), bad: make([]bool, n), held: make([]bool, n), seen: make([]time.Time, n), bases: map[int]uint64{},
+		schedule: s, follower: newFollower(s), window: window{visits: s.Visits, early: make([]position, n)}, want: make([]bool, n), bad: make([]bool, n), held: make([]bool, n), seen: make([]time.Time, n), bases: map[int]uint64{},
 	}
 }
 
@@ -76,7 +76,7 @@ func (c *Controller) input(room int64) Input {
 	if c.opts.Lock {
 		room = min(room, c.room.Lockable+c.help.window.bytes)
 	}
-	return Input{Schedule: c.help.schedule, Compute: c.help.compute(), Held: c.help.want, Room: room, Window: c.help.window.bytes, Disk: c.meter.best}
+	return Input{Schedule: c.help.schedule, Held: c.help.want, Room: room, Window: c.help.window.bytes}
 }
 
 // wantMore adds blocks to those that are to be held. They are when the target has passed them: then they are in memory anyway.

@@ -391,3 +391,12 @@ func (k *KernelPages) PageOut(r Range) error {
 func (k *KernelPages) Resident(r Range) (int64, error) {
 	return pagecache.Resident(k.files[r.File].file, r.Offset, r.Length)
 }
+
+// Touched implements Pages. Of a large folio a target that touches one page has all.
+func (k *KernelPages) Touched(r Range) (bool, error) {
+	touched, err := k.target.Touched(k.files[r.File].base+uint64(r.Offset), r.Length)
+	if errors.Is(err, proc.ErrNoProcess) {
+		return false, nil
+	}
+	return touched, err
+}

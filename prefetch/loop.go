@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"tensorcast/event"
+	"tensorcast/internal/proc"
 	"tensorcast/pattern"
 )
 
@@ -27,6 +28,9 @@ type Options struct {
 	Lock bool
 	// Always helps without comparing with tokens without help: it is given up only where everything fits.
 	Always bool
+	// Dry, if not nil, makes it a dry run: once a cycle is known it is planned for, nothing is held or streamed, and Handle or Tick return ErrPlanned. Dry measures what the disk delivers
+	// of blocks of a file, as Bandwidth does.
+	Dry func(at proc.Place, blocks []Range) (perSecond float64, err error)
 	// Stored, if not nil, is a cycle to begin with, before the target has decoded. Models lists what the target maps at the time: until that is the cycle's model it is
 	// asked now and then.
 	Stored *pattern.Cycle
@@ -41,8 +45,10 @@ type Options struct {
 	Judge func() error
 	// Begin, if not nil, is called when there seems to be something to win, before anything of the model is read; and again after a StandBack.
 	Begin func()
-	Log   *slog.Logger
-	Now   func() time.Time // the clock; nil: time.Now
+	// Own, if not nil, is how many bytes of memory this process takes for itself.
+	Own func() int64
+	Log *slog.Logger
+	Now func() time.Time // the clock; nil: time.Now
 }
 
 const (
@@ -52,8 +58,6 @@ const (
 	outsideShare = 8
 	// defaultWindow holds what the disk delivers while the slowest part of the loop runs, several times over.
 	defaultWindow = 16 << 20
-	// maxWindow bounds what very large weights (output.weight) make of it.
-	maxWindow = 64 << 20
 )
 
 // Controller keeps the model of one target in memory as far as it fits. Feed it with the target's events, and call Tick
@@ -116,8 +120,8 @@ type Summary struct {
 	Strategy     string  `json:"strategy"`
 	Tokens       int     `json:"tokens"`                  // generated while prefetching
 	TokensPerSec float64 `json:"tokens_per_sec"`          // over these
-	Expected     float64 `json:"expected_tokens_per_sec"` // by the plan, from the disk's bandwidth as measured here and the time that ops compute; 0 if not known
-	Disk         float64 `json:"disk_bytes_per_sec"`      // that the disk was seen to deliver, in the fastest quarter of a second
+	Expected     float64 `json:"expected_tokens_per_sec"` // with what was held in the end, from the disk's bandwidth as measured here and the time that ops compute (opTimes); 0 if not known
+	Disk         float64 `json:"disk_bytes_per_sec"`      // that the disk was seen to deliver, over a tenth of a second or more
 	Pinned       int64   `json:"pinned_bytes"`            // held at the end
 	Streamed     int64   `json:"streamed_bytes"`          // read ahead
 	Window       int64   `json:"window_bytes"`
@@ -169,10 +173,10 @@ func (c *Controller) Summary() Summary {
 		s.Streamed += h.streamed
 		s.Late += h.late
 		s.Beyond = a.beyond
-		in := c.input(room.Bytes)
-		if expected := in.Expected(h.heldBytes); expected > 0 {
-			s.Expected = float64(time.Second) / float64(expected)
+		if c.opts.Own != nil {
+			s.Beyond.Own = c.opts.Own()
 		}
+		s.Expected = perSecond(h.predict(a.window, h.times(), c.meter.best))
 	}
 	s.Room, s.Level = room.Bytes, room.Level
 	if c.stood != nil {
@@ -227,6 +231,7 @@ func (c *Controller) decodeEnd(e event.DecodeEnd) error {
 	}
 	if h := c.help; h != nil && h.decode == e.Decode && h.tid == e.TID {
 		h.decode, h.rested = 0, c.now()
+		h.end(e.Time)
 		switch {
 		case h.met > 0:
 			if c.contexts.main == nil { // the cycle came from a file: this is the context that has it
@@ -282,7 +287,7 @@ func (c *Controller) op(o *event.Op) (err error) {
 				d.lesson.bases[file] = base
 			}
 		}
-		if followed && !r.Gathers() && c.help.done(place{file, r.Offset}, r.Nanos) && c.help.bases[file] != base {
+		if followed && !r.Gathers() && c.help.done(place{file, r.Offset}, o, r.Nanos) && c.help.bases[file] != base {
 			followed, err = c.mappedElsewhere(d, file, base)
 		}
 		return err == nil
@@ -456,11 +461,14 @@ func (c *Controller) start(cycle *pattern.Cycle, bases map[int]uint64) error {
 			return err
 		}
 	}
+	h.wantMore(c.opts.Strategy.Plan(c.input(c.room.Bytes)).Hold)
+	if c.opts.Dry != nil {
+		return c.dry()
+	}
 	if c.opts.Begin != nil && !c.begun {
 		c.begun = true
 		c.opts.Begin()
 	}
-	h.wantMore(c.opts.Strategy.Plan(c.input(c.room.Bytes)).Hold)
 	c.watch = newWatchdog(c.contexts.stored == nil && !c.opts.Always)
 	if !c.watch.aside && len(bases) > 0 && c.load == nil {
 		if err := c.takeHold(); err != nil {
@@ -525,6 +533,7 @@ func (c *Controller) Use(cycle *pattern.Cycle, files []Mapped) error {
 		}
 	}
 	c.contexts.stored = mine
+	c.sum.Stored = !c.guessed
 	c.loads(loading)
 	return c.start(mine, at)
 }
@@ -558,6 +567,9 @@ func (c *Controller) checkRoom() error {
 	}
 	room.Bytes = c.explain(room.Bytes)
 	c.room = room
+	if room.Level != c.atToken.room.Level { // the target was moved, or something else bounds it
+		c.atToken = account{}
+	}
 	if c.help != nil {
 		c.help.window.bytes = c.windowFor(room.Bytes)
 	}
@@ -575,8 +587,11 @@ func (r *Room) Keepable() int64 {
 
 // busyBlocks is how many blocks are being read, or have been and wait for the target, besides those of the ops that the window is for. With two the disk rested for a quarter
 // of the time, as whoever asks for reads gets a core only now and then beside the target's threads; with eight for a tenth, which was worth more than the memory that they take:
-// 1.1 to 1.3 times the tokens at all shares of a model from 0.2 to 0.85. docs/performance.md has the figures.
+// docs/performance.md has the figures, at 0.85 of a model.
 const busyBlocks = 8
+
+// opBlocks bounds what of the window is for the ops: what a large weight (output.weight) has behind it is paged out while it is being read, see within.
+const opBlocks = 8
 
 // windowFor is the window in a room: what is streamed of the op that is under way and of the next one, and busyBlocks. More would be taken from
 // what is held; less would have the disk wait for the target. Where single pages are read, it is what the disk delivers while the slowest part of the loop runs, several times
@@ -595,7 +610,7 @@ func (c *Controller) windowFor(room int64) int64 {
 	}
 	share := 1 - float64(max(room-defaultWindow, 0))/float64(h.schedule.Bytes)
 	blocks := int64(math.Ceil(max(share, 0) * float64(largest) / float64(h.block)))
-	return windowIn(room, min((2*blocks+busyBlocks)*h.block, maxWindow))
+	return windowIn(room, (min(2*blocks, opBlocks)+busyBlocks)*h.block)
 }
 
 func windowIn(room, window int64) int64 { return max(min(window, room/4), 0) }
@@ -611,7 +626,7 @@ func (c *Controller) Tick() error {
 	if err := c.pages.Poll(); err != nil {
 		return err
 	}
-	c.meter.tick(c.now())
+	c.meter.tick(c.now(), c.help.ahead+int64(c.help.advised)*c.help.block)
 	// A limit that has just been lowered leaves the target only what is not locked: milliseconds count. What was resident
 	// has been reclaimed for it.
 	change := c.opts.Memory.Changed()

@@ -4,26 +4,29 @@ package prefetch
 
 import "time"
 
-// meter is the disk's bandwidth as far as it was asked for: the most that was read in a quarter of a second. A disk that never had to hurry is faster than that.
+// meter is the disk's bandwidth as far as it was asked for: the most that was surely read in a time. A disk that never had to hurry is faster than that.
 type meter struct {
 	begun time.Time
-	bytes int64
+	bytes int64   // asked for since
 	best  float64 // bytes per second
 }
 
-const meterInterval = 250 * time.Millisecond
+const (
+	meterLeast = 100 * time.Millisecond
+	meterMost  = time.Second
+)
 
 // add notes reads that were begun.
 func (m *meter) add(bytes int64) { m.bytes += bytes }
 
-// tick ends an interval that is over.
-func (m *meter) tick(now time.Time) {
+// tick looks at what was read since the interval began. Of what was asked for, as much as pending may not have been read yet.
+func (m *meter) tick(now time.Time, pending int64) {
 	elapsed := now.Sub(m.begun)
-	if elapsed < meterInterval {
+	if elapsed < meterLeast {
 		return
 	}
-	if elapsed < 2*meterInterval { // else nobody looked for a while
-		m.best = max(m.best, float64(m.bytes)/elapsed.Seconds())
+	m.best = max(m.best, float64(m.bytes-pending)/elapsed.Seconds())
+	if elapsed >= meterMost {
+		m.begun, m.bytes = now, 0
 	}
-	m.begun, m.bytes = now, 0
 }

@@ -27,7 +27,7 @@ type Pages interface {
 	// Open makes a file of the model known and returns its index, the next one from 0 unless the same file was opened before, and its size in bytes. It fails if path
 	// leads to another file than the one with this id by now (see event.FileSeen).
 	Open(path string, id event.FileID) (file int, size int64, err error)
-	// Map says at which address the target maps the first byte of a file. PageOut needs it.
+	// Map says at which address the target maps the first byte of a file. PageOut and Touched need it.
 	Map(file int, base uint64)
 
 	// Block is the unit in which reading, and paging out, costs least: a power of two of bytes, which may change when a file turns out to be of another kind than it seemed.
@@ -47,6 +47,9 @@ type Pages interface {
 	PageOut(r Range) error
 	// Resident is how many bytes of a range are in memory, in whole pages.
 	Resident(r Range) (int64, error)
+
+	// Touched says whether the target has touched pages of a range since they were paged out last. Needs Map.
+	Touched(r Range) (bool, error)
 
 	// Name says by what means reads are begun.
 	Name() string

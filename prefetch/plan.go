@@ -7,17 +7,14 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 )
 
 // Input is what a strategy decides from.
 type Input struct {
 	Schedule *Schedule
-	Compute  time.Duration // that a token's ops take, without waiting for the disk; 0 if it is not known
-	Held     []bool        // by block: held now
-	Room     int64         // bytes of the model that may be in memory, a reserve taken off
-	Window   int64         // of that, bytes that may be read ahead or wait to be paged out while the rest is streamed
-	Disk     float64       // bytes per second that the disk was seen to deliver; 0 if it is not known
+	Held     []bool // by block: held now
+	Room     int64  // bytes of the model that may be in memory, a reserve taken off
+	Window   int64  // of that, bytes that may be read ahead or wait to be paged out while the rest is streamed
 }
 
 // Plan is what a strategy decides.
@@ -60,16 +57,6 @@ func ParseStrategy(name string) (Strategy, error) {
 		}
 	}
 	return nil, fmt.Errorf("strategy %q is not one of %s", name, strings.Join(StrategyNames(), ", "))
-}
-
-// Expected is how long a token will take with held bytes of the schedule in memory: what computes and what streams go on side by side, so the slower one decides.
-// 0 if the disk's bandwidth is not known.
-func (in *Input) Expected(held int64) time.Duration {
-	if in.Disk <= 0 {
-		return 0
-	}
-	missing := float64(max(in.Schedule.Bytes-held, 0))
-	return max(in.Compute, time.Duration(missing/in.Disk*1e9))
 }
 
 // planSpread holds budget bytes. First those blocks that a token needs more than once: to stream one costs its bytes each time. The others are spread evenly over the order of use:

@@ -3,7 +3,6 @@ package prefetch
 import (
 	"slices"
 	"testing"
-	"time"
 )
 
 func TestSpread(t *testing.T) {
@@ -116,18 +115,5 @@ func TestStrategies(t *testing.T) {
 	}
 	if _, err := ParseStrategy("all"); err == nil {
 		t.Error("no error for a strategy that does not exist")
-	}
-}
-
-func TestExpected(t *testing.T) {
-	in := Input{Schedule: NewSchedule(sequence(100*mib), minBlock, 0), Compute: 10 * time.Millisecond, Disk: 1000 * mib}
-	for held, want := range map[int64]time.Duration{0: 100 * time.Millisecond, 50 * mib: 50 * time.Millisecond, 100 * mib: 10 * time.Millisecond, 99 * mib: 10 * time.Millisecond} {
-		if got := in.Expected(held); got < want-want/50 || got > want+want/50 {
-			t.Errorf("with %d bytes held a token takes %v, want %v", held, got, want)
-		}
-	}
-	in.Disk = 0
-	if got := in.Expected(0); got != 0 {
-		t.Errorf("%v without knowing the disk", got)
 	}
 }

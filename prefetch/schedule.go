@@ -18,12 +18,13 @@ const maxBlocks = 16384
 
 // Schedule is what one token reads, in blocks. It is not changed once it is made.
 type Schedule struct {
-	Reads  []Range // in order of use; what gathers is left out: which rows and experts it reads depends on the token
-	Blocks []Range // in the order of first use; they do not overlap
-	Visits []Visit // in the order of From
-	Bytes  int64   // of all blocks
-	uses   []int   // by block: how many visits it has
-	Nanos  []int64 // by read: how long its op was seen to compute, in ns; -1 if it was not
+	Reads   []Range  // in order of use; what gathers is left out: which rows and experts it reads depends on the token
+	Blocks  []Range  // in the order of first use; they do not overlap
+	Visits  []Visit  // in the order of From
+	Bytes   int64    // of all blocks
+	uses    []int    // by block: how many visits it has
+	Tensors []string // by read
+	Nanos   []int64  // by read: how long its op was seen to compute, in ns; -1 if it was not
 }
 
 // Visit is an uninterrupted use of a block: it is needed from the beginning of read From to the end of read To.
@@ -47,6 +48,7 @@ func NewSchedule(c *pattern.Cycle, size, near int64) *Schedule {
 		}
 		s.Reads = append(s.Reads, Range{r.File, r.Offset, r.Length})
 		s.Nanos = append(s.Nanos, r.Nanos)
+		s.Tensors = append(s.Tensors, r.Tensor)
 		total += r.Length
 		of, ok := spans[r.File]
 		if !ok {

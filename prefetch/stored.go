@@ -93,7 +93,6 @@ func (c *Controller) look() error {
 	if c.help != nil {
 		return nil // the target was faster: its cycle was learned
 	}
-	c.sum.Stored = true
 	return c.Use(cycle, m.Mapped)
 }
 
@@ -203,11 +202,6 @@ func MappedModels(pid int) func() (Model, error) {
 
 func (m *Model) add(file pattern.CycleFile, at Mapped, part *gguf.File) {
 	m.Files, m.Mapped, m.Parts = append(m.Files, file), append(m.Mapped, at), append(m.Parts, part)
-}
-
-// Touched returns a function that tells which addresses the process pid has in its page tables.
-func Touched(pid int) func(addresses []uint64) ([]bool, error) {
-	return func(addresses []uint64) ([]bool, error) { return proc.Present(pid, addresses) }
 }
 
 // silence is how long the target is not heard of before it is asked, as often, whether it still maps what is followed: it may have executed another program, or unloaded the

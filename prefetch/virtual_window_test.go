@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"tensorcast/pattern"
 	"tensorcast/prefetch"
 	"tensorcast/sim"
 )
@@ -78,10 +79,48 @@ func TestSweep(t *testing.T) {
 		}
 		before = r.Used()
 	})
-	r.At(now+60*time.Millisecond, func() { after = r.Used() })
+	r.At(now+250*time.Millisecond, func() { after = r.Used() })
 	r.run(3)
 	if before < 30*mib || after > 20*mib {
 		t.Errorf("%d bytes were in memory, later %d", before, after)
+	}
+}
+
+// giant is a cycle with one weight of most of its bytes, as a small model with a large vocabulary has.
+func giant() *pattern.Cycle {
+	c := model(0, 2)
+	const size = 224 * mib
+	c.Reads = append(c.Reads, pattern.CycleRead{Tensor: "output.weight", Op: "MUL_MAT", Offset: 64 * mib, Length: size, Nanos: size / 20})
+	return c
+}
+
+// A weight that is larger than the window is paged out behind the target while it is being read: else the window would be full in the middle of it, and the rest left to the target.
+func TestLargeWeight(t *testing.T) {
+	for share, bar := range map[float64]int{0.8: 0, 0.5: 60, 0.3: 200} { // without looking into the op 280 and more
+		r := newRig(t, share, prefetch.Options{}, func(c *sim.Config) { c.Cycles, c.Block = []*pattern.Cycle{giant()}, 2*mib })
+		r.cycle = giant()
+		r.run(16)
+		late := r.Summary().Late
+		token := r.run(10)
+		if s := r.Summary(); token.Misses > bar || s.Late != late {
+			t.Errorf("at %v: %d pages were missing in 10 tokens, %d visits late", share, token.Misses, s.Late-late)
+		}
+	}
+}
+
+// A batch may go through a weight more than once: nothing is paged out before its op is over.
+func TestLargeWeightOfABatch(t *testing.T) {
+	r := newRig(t, 0.5, prefetch.Options{}, func(c *sim.Config) { c.Cycles, c.Block = []*pattern.Cycle{giant()}, 2*mib })
+	r.cycle = giant()
+	r.run(16)
+	single := r.pages.Calls.Touched
+	if single == 0 {
+		t.Fatal("nobody asked what the target has touched")
+	}
+	r.Batch = 8
+	r.run(3)
+	if asked := r.pages.Calls.Touched; asked != single {
+		t.Errorf("asked %d times in batches", asked-single)
 	}
 }
 

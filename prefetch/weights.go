@@ -62,6 +62,7 @@ const maxCycleBytes = 1 << 50
 // knownFile is what is known about a file of the model.
 type knownFile struct {
 	id      event.FileID
+	path    string // as it was opened
 	size    int64
 	weights Weights
 	checked bool // weights is what the file says; else only its size bounds what is read of it
@@ -73,7 +74,7 @@ func (c *Controller) open(path string, id event.FileID) (file int, err error) {
 	if err != nil || file < len(c.known) {
 		return file, err
 	}
-	f := knownFile{id: id, size: size}
+	f := knownFile{id: id, path: path, size: size}
 	if c.opts.Weights != nil {
 		f.weights, err = c.opts.Weights(path, id)
 		if err != nil && !errors.Is(err, gguf.ErrNotGGUF) { // of another file nothing is a weight

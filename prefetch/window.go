@@ -3,6 +3,7 @@ package prefetch
 // This file is the window: what is read ahead of the target, and what becomes of it behind the target: it is held from then on, or paged out.
 
 import (
+	"cmp"
 	"slices"
 	"time"
 )
@@ -13,8 +14,9 @@ type window struct {
 	visits []Visit // of the schedule, in order
 	next   int64   // number of the visit to look at next
 	staged []stage
-	ahead  int64    // bytes of staged
-	passed position // of the first read of the furthest visit that was looked at
+	ahead  int64      // bytes of staged
+	passed position   // of the first read of the furthest visit that was looked at
+	early  []position // by block: the end of its last visit that was over before its op was
 
 	streamed int64 // bytes read ahead, ever
 	late     int   // visits that the target reached first
@@ -69,7 +71,12 @@ func (w *window) rewind(f *follower) { w.next = min(w.next, f.token(f.now)*int64
 // behind clears the window of what the target has passed: the blocks that are wanted are held from now on, the others are paged out.
 func (c *Controller) behind() error {
 	h := c.help
-	for _, b := range h.over(h.schedule, &h.follower) {
+	over := h.over(h.schedule, &h.follower)
+	passed, err := c.within()
+	if err != nil {
+		return err
+	}
+	for _, b := range append(over, passed...) {
 		switch {
 		case h.held[b]:
 		case h.want[b]:
@@ -83,6 +90,49 @@ func (c *Controller) behind() error {
 		}
 	}
 	return nil
+}
+
+// leadBlocks is how many blocks lie at least between a block that is over and one that the target has touched, while it is in the op that reads both: ggml's threads take the
+// rows of a weight in chunks, in order (ggml_compute_forward_mul_mat), so all of them are close together.
+const leadBlocks = 2
+
+// within removes the visits of the op that is under way which the target has passed, and returns their blocks: those that lie leadBlocks before one that it has touched, if it has touched
+// all that was staged in between. Threads that share a weight otherwise, a part for each, are not ahead of each other then. It looks when the window is full, which an op that
+// reads more than the window would be stopped by, and only while a single token is generated: a batch may go through a weight several times.
+func (c *Controller) within() (blocks []int, err error) {
+	h := c.help
+	if h.decode == 0 || h.begun == 0 || h.block < h.unit || h.ahead+h.block <= h.window.bytes {
+		return nil, nil
+	}
+	var visits []int // indices of staged
+	for i, st := range h.staged {
+		if st.from <= h.now && st.end == h.now+1 {
+			visits = append(visits, i)
+		}
+	}
+	at := func(i int) *Range { return &h.schedule.Blocks[h.staged[visits[i]].block] }
+	slices.SortFunc(visits, func(a, b int) int {
+		return cmp.Compare(h.schedule.Blocks[h.staged[a].block].Offset, h.schedule.Blocks[h.staged[b].block].Offset)
+	})
+	over := 0
+	for next := range visits {
+		if touched, err := c.pages.Touched(*at(next)); err != nil {
+			return nil, err
+		} else if !touched {
+			break
+		}
+		for over < next && at(over).End()+leadBlocks*h.block <= at(next).Offset {
+			over++
+		}
+	}
+	for _, i := range visits[:over] {
+		st := &h.staged[i]
+		h.early[st.block] = st.end
+		blocks = append(blocks, st.block)
+		h.ahead -= h.schedule.Blocks[st.block].Length
+	}
+	h.staged = slices.DeleteFunc(h.staged, func(st stage) bool { return h.early[st.block] == st.end })
+	return blocks, nil
 }
 
 const (
@@ -131,7 +181,7 @@ func (c *Controller) ahead() error {
 			break
 		}
 		b := v.Block
-		if w.isStagedFor(b, end) || end <= f.now && from < w.passed {
+		if w.isStagedFor(b, end) || w.early[b] == end || end <= f.now && from < w.passed {
 			w.next++
 			continue
 		}

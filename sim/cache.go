@@ -8,6 +8,7 @@ type page struct {
 	present    bool
 	ready      int64 // ns: when its read from disk completes
 	touched    bool  // the target has touched it since reclaim last looked at it
+	mapped     bool  // the target has it in its page tables
 	locked     bool
 	active     bool
 	prev, next *page
@@ -64,7 +65,7 @@ func (c *cache) insert(p *page, ready, now int64) {
 	c.reclaim(now)
 }
 
-func (c *cache) touch(p *page) { p.touched = true }
+func (c *cache) touch(p *page) { p.touched, p.mapped = true, true }
 
 func (c *cache) remove(p *page) {
 	p.unlink()

@@ -55,6 +55,7 @@ type Token struct {
 
 // Machine is a running simulation. Make it with New.
 type Machine struct {
+	Batch  int32 // tokens that a decode has from now on; 0 is one
 	cfg    Config
 	cache  cache
 	disk   disk
@@ -157,7 +158,7 @@ func (m *Machine) Run(context uint64, cycle *pattern.Cycle, tokens int) ([]Token
 		m.token = Token{}
 		begun := m.now
 		m.decode++
-		m.send(event.DecodeBegin{Time: m.now, PID: 1, TID: 1, Context: context, Decode: m.decode, Tokens: 1})
+		m.send(event.DecodeBegin{Time: m.now, PID: 1, TID: 1, Context: context, Decode: m.decode, Tokens: max(m.Batch, 1)})
 		for i := range cycle.Reads {
 			if m.err == nil {
 				m.read(&cycle.Reads[i])

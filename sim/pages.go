@@ -44,7 +44,7 @@ type Pages struct {
 }
 
 // Calls counts the calls.
-type Calls struct{ ReadAhead, Lock, Keep, Release, PageOut int }
+type Calls struct{ ReadAhead, Lock, Keep, Release, PageOut, Touched int }
 
 var _ prefetch.Pages = (*Pages)(nil)
 
@@ -178,6 +178,15 @@ func (p *Pages) Resident(r prefetch.Range) (bytes int64, err error) {
 		}
 	})
 	return bytes, nil
+}
+
+// Touched implements prefetch.Pages.
+func (p *Pages) Touched(r prefetch.Range) (touched bool, err error) {
+	p.Calls.Touched++
+	if p.bases[r.File] != 0 {
+		p.each(r, func(pg *page) { touched = touched || pg.mapped })
+	}
+	return touched, nil
 }
 
 // Name implements prefetch.Pages.

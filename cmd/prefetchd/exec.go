@@ -50,6 +50,12 @@ func runCommand(cmd *cobra.Command, o options, args []string) (err error) {
 			return err
 		}
 	}
+	plan, err := openPlan(&o, cmd.OutOrStdout())
+	if err != nil {
+		return err
+	}
+	defer func() { err = plan.finish(err) }()
+	so.Planned = plan.take
 	command, err := user.Command(args)
 	if err != nil {
 		return &cli.Exit{Code: statusOf(err), Err: err}

@@ -28,6 +28,8 @@ type options struct {
 	asRoot   bool
 	strategy string
 	pattern  string
+	plan     string
+	dry      bool
 	noJoin   bool
 	wait     bool
 	json     bool
@@ -70,6 +72,11 @@ root. It keeps its standard streams, terminal and process group. SIGINT, SIGQUIT
 passed on to it, unless the terminal has sent them to both. It must become llama.cpp itself (a shell's exec may): what it
 starts is not helped.
 
+With --dry-run it learns, or takes from --pattern, what a token reads, measures the room and the disk (reads below the
+page cache for a moment, beside those of the target), says what would be kept and how many tokens per second are
+expected, and ends: nothing is kept. --plan writes that, or what is kept in the end, as CSV: file, offset_bytes,
+size_bytes, tensor_name, visits (times that a token reads it from disk if it is streamed), state (kept or streamed).
+
 Needs root. The model must be read through a file mapping: start llama.cpp with --no-repack, without --no-mmap.
 A process that holds no ggml is refused; --wait sleeps until it has loaded it.
 
@@ -110,6 +117,7 @@ cannot be run, 1 if it was not started for another reason, 2 for wrong usage.`,
 	f.BoolVar(&o.noJoin, "no-join", false, "stay in the own cgroup: pages read ahead are then not charged to the target's")
 	f.BoolVar(&o.json, "json", false, "print the summary as JSON (with --exec on standard error: standard output is the command's)")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "say what is being done")
+	planFlags(f, &o)
 	cmd.AddCommand(newDoctorCommand())
 	return cmd
 }
@@ -134,6 +142,10 @@ func (o *options) check(args []string) error {
 		return cli.Usagef("say which command to start: prefetchd --exec -- llama-cli -m model.gguf")
 	case o.exec && o.wait:
 		return cli.Usagef("--wait is for --pid: a command is waited for anyway")
+	case o.exec && o.dry:
+		return cli.Usagef("--dry-run is for --pid: start the command without prefetchd")
+	case o.exec && o.plan == toStdout:
+		return cli.Usagef("with --exec standard output is the command's: name a file after --plan")
 	case o.exec:
 		return nil
 	case o.asRoot:
@@ -169,7 +181,7 @@ func (o *options) prepare(live *live) (serve.Options, error) {
 	if o.Lock {
 		log.Warn("what is locked the kernel cannot take: if another program in the target's cgroup needs more memory at once than is left, it may kill the target")
 	}
-	return serve.Options{PID: o.pid, Late: o.wait || o.exec, Join: !o.noJoin, Leave: o.leave, Prefetch: o.Options, Tell: live.tell, Log: log}, nil
+	return serve.Options{PID: o.pid, Late: o.wait || o.exec, Join: !o.noJoin, Dry: o.dry, Leave: o.leave, Prefetch: o.Options, Tell: live.tell, Log: log}, nil
 }
 
 // run helps a process.
@@ -180,10 +192,21 @@ func run(cmd *cobra.Command, o options) error {
 	if err != nil {
 		return err
 	}
-	s, err := serve.Run(cmd.Context(), so)
-	live.close()
+	plan, err := openPlan(&o, cmd.OutOrStdout())
 	if err != nil {
 		return err
+	}
+	so.Planned = plan.take
+	s, err := serve.Run(cmd.Context(), so)
+	live.close()
+	if err == nil && o.dry && s.PerToken == 0 && s.Idle == "" {
+		err = errors.New("the target generated no token: nothing was learned")
+	}
+	if err := plan.finish(err); err != nil {
+		return err
+	}
+	if o.dry && !o.json {
+		return reportDry(cmd, &o, s)
 	}
 	return report(cmd.OutOrStdout(), cmd.ErrOrStderr(), o, s)
 }
@@ -224,14 +247,18 @@ func report(asJSON, asText io.Writer, o options, s prefetch.Summary) error {
 	if s.Tokens > 0 {
 		perToken = s.Streamed / int64(s.Tokens)
 	}
+	expected := ""
+	if s.Expected > 0 {
+		expected = fmt.Sprintf(" (%.2f expected)", s.Expected)
+	}
 	bytes := func(n int64) string { return humanize.IBytes(uint64(n)) }
-	_, err := fmt.Fprintf(asText, "prefetchd: %d tokens at %.2f tok/s; of %s that each token reads, %s kept, %s streamed per token (%s in all), %d late; room for %s (%s); %s\n",
-		s.Tokens, s.TokensPerSec, bytes(s.PerToken), bytes(s.Pinned), bytes(perToken), bytes(s.Streamed), s.Late, bytes(s.Room), s.Level, s.Queue)
+	_, err := fmt.Fprintf(asText, "prefetchd: %d tokens at %.2f tok/s%s; of %s that each token reads, %s kept, %s streamed per token (%s in all), %d late; room for %s (%s); %s\n",
+		s.Tokens, s.TokensPerSec, expected, bytes(s.PerToken), bytes(s.Pinned), bytes(perToken), bytes(s.Streamed), s.Late, bytes(s.Room), s.Level, s.Queue)
 	if err != nil || s.Streamed == 0 {
 		return err
 	}
 	b := s.Beyond
-	_, err = fmt.Fprintf(asText, "prefetchd: memory that keeps nothing: window %s, reserve %s, left free %s, unused %s; read again per token: needed twice %s, taken by the kernel %s, swept %s\n",
-		bytes(b.Window), bytes(b.Reserve), bytes(b.LeftFree), bytes(b.Unused), bytes(b.Twice), bytes(b.Taken), bytes(b.Swept))
+	_, err = fmt.Fprintf(asText, "prefetchd: memory that keeps nothing: window %s, reserve %s, left free %s, prefetchd itself %s, unused %s; read again per token: needed twice %s, taken by the kernel %s, swept %s\n",
+		bytes(b.Window), bytes(b.Reserve), bytes(b.LeftFree), bytes(b.Own), bytes(b.Unused), bytes(b.Twice), bytes(b.Taken), bytes(b.Swept))
 	return err
 }

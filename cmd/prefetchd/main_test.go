@@ -535,8 +535,12 @@ func TestOwnMemory(t *testing.T) {
 	}()
 	r.finish()
 	<-done
-	if s := h.summary(t); s.Tokens < r.options.Tokens/3 || samples < 10 {
+	s := h.summary(t)
+	if s.Tokens < r.options.Tokens/3 || samples < 10 {
 		t.Fatalf("%d samples; summary %+v", samples, s)
+	}
+	if own := s.Beyond.Own; own < anonymous/2 || own > anonymous+8<<20 { // it grows while the summary is made
+		t.Errorf("it says that it takes %d bytes, of %d that were seen", own, anonymous)
 	}
 	t.Logf("at most %.1f MB: anonymous memory %.1f MB, BPF maps %.1f MB (%d samples)", float64(most)/1e6, float64(anonymous)/1e6, float64(maps)/1e6, samples)
 	if most >= bar {
@@ -632,7 +636,7 @@ func (r *rig) storedPattern() string {
 	return path
 }
 
-// With a stored pattern the model is held before the target has decoded anything.
+// With a stored pattern the model is held before the target has decoded anything. What is held in the end is written where --plan says.
 func TestStoredPattern(t *testing.T) {
 	r := newRig(t, 0.6, 60)
 	stored := r.storedPattern()
@@ -640,14 +644,20 @@ func TestStoredPattern(t *testing.T) {
 	if err := r.target.Process.Signal(syscall.SIGSTOP); err != nil { // it has mapped the model, and may be reading its metadata
 		t.Fatal(err)
 	}
-	h := r.help("--lock", "--pattern", stored)
+	plan := filepath.Join(t.TempDir(), "plan.csv")
+	h := r.help("--lock", "--pattern", stored, "--plan", plan)
 	r.waitLocked(h)
 	if err := r.target.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
 	r.finish()
-	if s := h.summary(t); !s.Stored || s.Learned != 1 || s.Tokens < r.options.Tokens/2 || s.Streamed == 0 {
+	s := h.summary(t)
+	if !s.Stored || s.Learned != 1 || s.Tokens < r.options.Tokens/2 || s.Streamed == 0 || s.Expected <= 0 {
 		t.Errorf("summary %+v", s)
+	}
+	kept, streamed := planned(t, plan) // without the bytes of the first and last block that are no weights
+	if kept == 0 || kept > s.Pinned || kept < s.Pinned-2<<20 || kept+streamed > s.PerToken || kept+streamed < s.PerToken-4<<20 {
+		t.Errorf("by the plan %d bytes are kept and %d streamed, by the summary %d of %d are kept", kept, streamed, s.Pinned, s.PerToken)
 	}
 }
 

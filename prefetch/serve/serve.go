@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/prometheus/procfs"
+
 	"tensorcast/capture"
 	"tensorcast/holding"
 	"tensorcast/internal/proc"
@@ -26,13 +28,17 @@ type Options struct {
 	PID  int  // the target; Start sets it
 	Late bool // the target may load ggml later; else one that has none is an error
 	Join bool // this process joins the target's memory cgroup, so that it pays there for what it reads
+	// Dry plans only: Run ends with what would be held, or with why nothing would be (Summary.Idle).
+	Dry bool
 	// Leave is how many bytes of the host's available memory are left to others; 0 chooses (see prefetch.MemoryOptions).
 	Leave int64
-	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Touched, Judge, Begin and Log are set here.
+	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Touched, Dry, Judge, Begin, Own and Log are set here.
 	Prefetch prefetch.Options
 	// Tell is called with what is being done, several times a second while the target decodes; nil: nobody asks.
 	Tell func(prefetch.Status)
-	Log  *slog.Logger
+	// Planned is called in the end with what is held and streamed; nil: nobody asks.
+	Planned func([]prefetch.Part)
+	Log     *slog.Logger
 }
 
 const (
@@ -171,17 +177,25 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 
 	p := o.Prefetch
 	p.Memory, p.Log, p.Models, p.Weights = v.memory, o.Log, prefetch.MappedModels(o.PID), prefetch.ReadWeights
-	p.Touched = prefetch.Touched(o.PID)
 	examiner := holding.New(o.PID)
 	p.Judge = func() error { return v.judge(ctx, examiner) }
+	if o.Dry {
+		p.Dry = prefetch.Bandwidth
+	} else { // nothing is read while the target loads, so nothing need be guessed
+		p.Touched = process.TouchedAt
+	}
 	if o.Join {
 		// Not before: what this process takes until then, and where there is nothing to win, is not the target's to pay.
 		p.Begin = func() { v.memory.Join(ctx) }
 	}
+	p.Own = ownMemory
 	v.controller = prefetch.New(pages, p)
+	if o.Planned != nil {
+		defer func() { o.Planned(v.controller.Parts()) }()
+	}
 	for {
 		stood, err := v.help(ctx)
-		if err != nil || stood == nil {
+		if err != nil || stood == nil || o.Dry {
 			return v.controller.Summary(), err
 		}
 		v.tell(true)
@@ -252,6 +266,8 @@ func (v *server) help(ctx context.Context) (stood *prefetch.StandBack, err error
 			return stood, target.Unload()
 		}
 		return stood, nil
+	case errors.Is(err, prefetch.ErrPlanned):
+		return nil, nil
 	case err != nil && !errors.Is(err, proc.ErrNoProcess): // the target has ended, as it may
 		return nil, err
 	case !started && !v.seen() && ctx.Err() == nil:
@@ -308,4 +324,17 @@ func (v *server) tell(now bool) {
 	}
 	v.told = time.Now()
 	v.o.Tell(v.controller.Status())
+}
+
+// ownMemory is this process's anonymous memory in bytes; 0 if that cannot be told.
+func ownMemory() int64 {
+	p, err := procfs.Self()
+	if err != nil {
+		return 0
+	}
+	status, err := p.NewStatus()
+	if err != nil {
+		return 0
+	}
+	return int64(status.RssAnon)
 }

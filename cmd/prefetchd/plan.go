@@ -1,0 +1,101 @@
+package main
+
+// This file tells what is, or would be, kept: --plan and --dry-run.
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"tensorcast/gguf"
+	"tensorcast/internal/cli"
+	"tensorcast/internal/outfile"
+	"tensorcast/prefetch"
+)
+
+// toStdout, as the name of a file, is standard output.
+const toStdout = "-"
+
+// planFlags are the flags of this file.
+func planFlags(f *pflag.FlagSet, o *options) {
+	f.StringVar(&o.plan, "plan", "", "write what is kept and what is streamed in the end to `FILE` as CSV (-: standard output)")
+	f.BoolVar(&o.dry, "dry-run", false, "learn what a token reads, tell what would be kept and the expected tokens per second, and end: nothing is kept")
+}
+
+// planFile is the file that --plan names. It appears whole, in the end, or not at all.
+type planFile struct {
+	to    io.Writer
+	file  *outfile.File // nil if there is none, or it is standard output
+	parts []prefetch.Part
+}
+
+// openPlan begins the file; nil if none is wanted.
+func openPlan(o *options, stdout io.Writer) (*planFile, error) {
+	switch {
+	case o.plan == "":
+		return nil, nil
+	case o.plan == toStdout && o.json:
+		return nil, cli.Usagef("--plan - and --json both write to standard output: name a file after --plan")
+	case o.plan == toStdout:
+		return &planFile{to: stdout}, nil
+	}
+	if _, err := gguf.OpenPart(o.plan); err == nil {
+		return nil, fmt.Errorf("write the plan: %s is a model; name another file", o.plan)
+	}
+	f, err := outfile.Create(o.plan)
+	if err != nil {
+		return nil, fmt.Errorf("write the plan: %w", err)
+	}
+	return &planFile{to: f, file: f}, nil
+}
+
+// take notes the plan.
+func (p *planFile) take(parts []prefetch.Part) {
+	if p != nil {
+		p.parts = parts
+	}
+}
+
+// finish writes the plan, unless err says that there is none.
+func (p *planFile) finish(err error) error {
+	if p == nil {
+		return err
+	}
+	defer p.file.Discard() // nothing, once it is there
+	if err == nil {
+		err = prefetch.WriteParts(p.to, p.parts)
+	}
+	if err != nil || p.file == nil {
+		return err
+	}
+	if err := p.file.Commit(); err != nil {
+		return fmt.Errorf("write the plan: %w", err)
+	}
+	return nil
+}
+
+// reportDry tells what a dry run has found out, on standard output unless the plan goes there.
+func reportDry(cmd *cobra.Command, o *options, s prefetch.Summary) error {
+	stdout := cmd.OutOrStdout()
+	if o.plan == toStdout {
+		stdout = cmd.ErrOrStderr()
+	}
+	if s.Idle != "" {
+		_, err := fmt.Fprintf(stdout, "nothing would be kept: %s\n", s.Idle)
+		return err
+	}
+	size := func(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
+	expected := "the disk could not be measured: no expectation"
+	switch {
+	case s.Expected > 0 && s.Stored:
+		expected = fmt.Sprintf("%.2f tok/s expected", s.Expected)
+	case s.Expected > 0:
+		expected = fmt.Sprintf("%.2f tok/s expected by the disk alone (how long computing takes is in a pattern: --pattern FILE)", s.Expected)
+	}
+	_, err := fmt.Fprintf(stdout, "of %s that each token reads %s would be kept and %s streamed, in room for %s (%s) with a window of %s; the disk delivers %s/s; %s\n",
+		size(s.PerToken), size(s.Pinned), size(s.PerToken-s.Pinned), size(s.Room), s.Level, size(s.Window), size(int64(s.Disk)), expected)
+	return err
+}

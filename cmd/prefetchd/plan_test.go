@@ -1,0 +1,129 @@
+package main
+
+import (
+	"bytes"
+	"encoding/csv"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"tensorcast/capture/capturetest"
+	"tensorcast/internal/testenv"
+	"tensorcast/prefetch"
+)
+
+// planned reads a plan: the bytes that are kept, and those that are streamed.
+func planned(t *testing.T, path string) (kept, streamed int64) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	rows, err := csv.NewReader(f).ReadAll()
+	if err != nil || len(rows) == 0 || strings.Join(rows[0], ",") != "file,offset_bytes,size_bytes,tensor_name,visits,state" {
+		t.Fatalf("%d rows, %v", len(rows), err)
+	}
+	for _, row := range rows[1:] {
+		n, err := strconv.ParseInt(row[2], 10, 64)
+		if err != nil || n <= 0 || !strings.HasSuffix(row[0], ".gguf") || !strings.HasSuffix(row[3], ".weight") {
+			t.Errorf("row %q", row)
+		}
+		if row[5] == "kept" {
+			kept += n
+		} else {
+			streamed += n
+		}
+	}
+	return kept, streamed
+}
+
+// A dry run ends by itself, reads nothing into memory, and leaves the target as it was.
+func TestDryRun(t *testing.T) {
+	r := newRig(t, 0.6, 60)
+	stored := r.storedPattern()
+	r.options.Repeat = 1 << 20
+	r.start()
+	if err := r.target.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	testenv.WaitFor(t, "the target to stop", func() bool { // mapping the model, it reads it first (MAP_POPULATE)
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.target.Process.Pid))
+		return err == nil && bytes.Contains(status, []byte("State:\tT"))
+	})
+	path := filepath.Join(t.TempDir(), "plan.csv")
+	before := resident(t, r.options.Model)
+	pid := fmt.Sprint(r.target.Process.Pid)
+	out, err := exec.Command(prefetchd, "--wait", "--pid", pid, "--dry-run", "--pattern", stored, "--plan", path, "--budget", fmt.Sprint(r.size/2)).Output()
+	if text := string(out); err != nil || !strings.Contains(text, "would be kept") || !strings.Contains(text, " tok/s expected") || strings.Contains(text, "alone") || strings.Count(text, "\n") != 1 {
+		t.Errorf("%v: %s", err, out)
+	}
+	if kept, streamed := planned(t, path); kept < r.size/4 || streamed < r.size*4/10 {
+		t.Errorf("%d bytes would be kept, %d streamed", kept, streamed)
+	}
+	if after := resident(t, r.options.Model); after > before {
+		t.Errorf("%d bytes of the model are in memory, %d before", after, before)
+	}
+	if err := r.target.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	out, err = exec.Command(prefetchd, "--wait", "--pid", pid, "--dry-run", "--json").Output() // it learns first
+	var s prefetch.Summary
+	if err == nil {
+		err = json.Unmarshal(out, &s)
+	}
+	if err != nil || s.Pinned < r.size/4 || s.Expected <= 0 || s.Disk <= 0 || s.Stored || s.Tokens != 0 || s.Streamed != 0 {
+		t.Errorf("%v: %s", err, out)
+	}
+	if err := r.target.Process.Signal(syscall.Signal(0)); err != nil {
+		t.Errorf("the target: %v", err)
+	}
+	if err := r.target.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = r.target.Wait()
+}
+
+// What cannot be written is told before anything is done; what was there stays if prefetchd fails.
+func TestPlanArguments(t *testing.T) {
+	testenv.NeedRoot(t)
+	dir := t.TempDir()
+	model := capturetest.NewModel(t).Path
+	before, err := os.ReadFile(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	written := filepath.Join(dir, "plan.csv")
+	if err := os.WriteFile(written, []byte("a former plan"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		args   []string
+		status int
+		says   string
+	}{
+		"twice to standard output": {[]string{"--plan", "-", "--json"}, 2, "--plan - and --json"},
+		"over a model":             {[]string{"--plan", model}, 1, "is a model"},
+		"a directory":              {[]string{"--plan", dir}, 1, "is a directory"},
+		"no target":                {[]string{"--plan", written}, 1, "ggml"},
+		"nowhere":                  {[]string{"--plan", filepath.Join(dir, "no", "plan.csv")}, 1, "no such file"},
+	} {
+		cmd := exec.Command(prefetchd, append([]string{"--pid", fmt.Sprint(os.Getpid())}, tc.args...)...)
+		out, _ := cmd.CombinedOutput()
+		if lines := strings.Split(strings.TrimSpace(string(out)), "\n"); cmd.ProcessState.ExitCode() != tc.status || len(lines) != 1 || !strings.Contains(lines[0], tc.says) {
+			t.Errorf("%s: status %d, %q", name, cmd.ProcessState.ExitCode(), out)
+		}
+	}
+	if after, err := os.ReadFile(model); err != nil || !bytes.Equal(before, after) {
+		t.Errorf("the model has changed (%v)", err)
+	}
+	if after, err := os.ReadFile(written); err != nil || string(after) != "a former plan" {
+		t.Errorf("%q in the former plan's place, %v", after, err)
+	}
+}

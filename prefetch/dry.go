@@ -1,0 +1,92 @@
+package prefetch
+
+// This file plans without helping.
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"tensorcast/internal/proc"
+)
+
+// ErrPlanned is the error of Handle and Tick that ends a dry run (Options.Dry): Summary and Parts tell what would be held.
+var ErrPlanned = errors.New("a dry run ends with the plan")
+
+// dry ends a dry run: what is planned to be held counts as held.
+func (c *Controller) dry() error {
+	h := c.help
+	f := &c.known[h.schedule.Blocks[0].File]
+	disk, err := c.opts.Dry(proc.Place{Path: f.path, ID: proc.FileID(f.id)}, h.schedule.Blocks)
+	if err != nil {
+		c.opts.Log.Warn("cannot measure the disk", "error", err)
+	}
+	c.meter.best = disk
+	if !c.sum.Stored { // it was learned from a token that waited for the disk
+		for i := range h.nanos {
+			h.nanos[i] = -1
+		}
+	}
+	h.held, h.heldBytes = h.want, h.wantBytes
+	return ErrPlanned
+}
+
+const (
+	bandwidthTime  = 300 * time.Millisecond
+	bandwidthDepth = 16
+)
+
+// Bandwidth reads blocks of a file for a moment, many at a time, and says how many bytes per second the disk delivers, as far as it is asked in this way, beside what else is read. The
+// blocks must be aligned to pages; those of other files than the first one's are left out. It reads with O_DIRECT: the page cache is neither used nor changed on ext4, XFS and block
+// devices. Where a file system has no O_DIRECT it is an error, and if another file is there now.
+func Bandwidth(at proc.Place, blocks []Range) (perSecond float64, err error) {
+	f, err := at.Open()
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), unix.O_RDONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, &os.PathError{Op: "read without the page cache", Path: at.Path, Err: err}
+	}
+	defer unix.Close(fd)
+	order := rand.Perm(len(blocks)) // what the device read ahead would be faster
+	var next, bytes atomic.Int64
+	begun := time.Now()
+	var group errgroup.Group
+	for range bandwidthDepth {
+		group.Go(func() error {
+			buffer, err := unix.Mmap(-1, 0, minBlock, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS) // aligned
+			if err != nil {
+				return err
+			}
+			defer unix.Munmap(buffer)
+			for first := true; first || time.Since(begun) < bandwidthTime; first = false { // it may have waited for a processor
+				i := next.Add(1) - 1
+				if i >= int64(len(order)) {
+					return nil
+				}
+				b := blocks[order[i]]
+				if b.File != blocks[0].File {
+					continue
+				}
+				n, err := unix.Pread(fd, buffer[:min(b.Length, minBlock)], b.Offset)
+				if err != nil && !errors.Is(err, unix.EINTR) {
+					return &os.PathError{Op: "read without the page cache", Path: at.Path, Err: err}
+				}
+				bytes.Add(int64(max(n, 0)))
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return 0, err
+	}
+	return float64(bytes.Load()) / time.Since(begun).Seconds(), nil
+}

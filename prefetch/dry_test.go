@@ -1,0 +1,49 @@
+package prefetch
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"tensorcast/internal/proc"
+	"tensorcast/internal/regular"
+)
+
+func placeOf(t *testing.T, path string) proc.Place {
+	return proc.Place{Path: path, ID: proc.FileID(idOf(t, path))}
+}
+
+// The disk is measured below the page cache; only regular files are read.
+func TestBandwidth(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "model")
+	if err := os.WriteFile(path, make([]byte, 5*mib), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var blocks []Range
+	for i := range int64(5) {
+		blocks = append(blocks, Range{0, i * mib, mib}, Range{1, i * mib, mib}) // those of another file are left out
+	}
+	got, err := Bandwidth(placeOf(t, path), blocks)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
+		t.Skip("no O_DIRECT here")
+	}
+	if err != nil || got <= 0 {
+		t.Errorf("%v, %v", got, err)
+	}
+	fifo := filepath.Join(dir, "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Bandwidth(placeOf(t, fifo), blocks); !errors.Is(err, regular.ErrNotRegular) {
+		t.Errorf("a pipe: %v", err)
+	}
+	other := placeOf(t, path)
+	other.ID.Ino++
+	if _, err := Bandwidth(other, blocks); !errors.Is(err, proc.ErrOtherFile) {
+		t.Errorf("another file: %v", err)
+	}
+}

@@ -1,0 +1,95 @@
+package prefetch
+
+import (
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"tensorcast/event"
+)
+
+// What an op was seen to take is told from what it waited, as far as layers and held weights tell it.
+func TestTimes(t *testing.T) {
+	const m = mib
+	s := NewSchedule(sequence(4*m, 4*m, 4*m, 4*m, 2*m, 32*m, 6*m, 6*m), minBlock, 0)
+	h := newHelping(s)
+	h.bytes = 8 * m
+	h.nanos = []int64{500, 400, 430, -1, 300, 90000, 900, 1000}
+	hold := func(read int, held bool) {
+		for _, v := range s.Visits {
+			if v.From <= read && read <= v.To {
+				h.held[v.Block] = held
+			}
+		}
+	}
+	// Nothing is held: the large op is as slow as one of the layers, the others of their length as the fastest of them.
+	if got, want := h.times().reads, []float64{400, 400, 400, 400, 300, 90000, 900, 900}; !slices.Equal(got, want) {
+		t.Errorf("three of four layers were seen: %v, want %v", got, want)
+	}
+	h.nanos[3] = 410
+	if got, want := h.times().reads, []float64{400, 400, 400, 400, 300, 3200, 900, 900}; !slices.Equal(got, want) {
+		t.Errorf("four layers were seen: %v, want %v", got, want)
+	}
+	hold(4, true) // 150 ns a mebibyte
+	if got := h.times().reads[5]; got != 32*150 {
+		t.Errorf("by a read that waits for nothing the large op takes %v", got)
+	}
+	for i := range h.held {
+		h.held[i] = true
+	}
+	if got := h.times().reads[5]; got != 90000 {
+		t.Errorf("it is held, and takes %v", got)
+	}
+	h.nanos[4] = -1
+	if got, want := h.times().reads[4], 2.0*(4*400+90000+2*900)/(4*4+32+2*6); math.Abs(got-want) > 1 {
+		t.Errorf("an op that was not seen takes %v, want %v", got, want)
+	}
+}
+
+// What lies between ops is what they were seen to leave lately; not what a decode of another kind leaves, or one of which something was missed.
+func TestGaps(t *testing.T) {
+	s := NewSchedule(sequence(mib, mib, mib, 4096), minBlock, 0)
+	f := newFollower(s)
+	at := func(i int) place { return place{0, s.Reads[i].Offset} }
+	decode := func(begun int64, gap int64, reads ...int) {
+		f.begin(1, f.decode+1, begun, true)
+		now := begun
+		for _, i := range reads {
+			now += gap
+			f.done(at(i), &event.Op{Time: now, Duration: 100}, 100)
+			if i == 2 { // another weight of the same op
+				f.done(at(3), &event.Op{Time: now, Duration: 100}, 0)
+			}
+			now += 100
+		}
+		f.end(now + 2*gap)
+	}
+	decode(1000, 80, 0, 1, 2)
+	if want := []int64{80, 80, 80, -1, 160}; !slices.Equal(f.gaps, want) {
+		t.Errorf("%v, want %v", f.gaps, want)
+	}
+	decode(2000, 160, 0, 2)
+	if want := []int64{90, 80, 80, -1, 180}; !slices.Equal(f.gaps, want) {
+		t.Errorf("a read was missed: %v, want %v", f.gaps, want)
+	}
+	decode(0, 1000, 0, 1, 2)
+	if want := []int64{90, 80, 80, -1, 180}; !slices.Equal(f.gaps, want) {
+		t.Errorf("a prompt: %v, want %v", f.gaps, want)
+	}
+}
+
+// What was asked for is not what has come.
+func TestMeter(t *testing.T) {
+	var m meter
+	now := time.Unix(1000, 0)
+	m.tick(now, 0)
+	for range 50 {
+		now = now.Add(10 * time.Millisecond)
+		m.add(10 * mib)
+		m.tick(now, 50*mib)
+	}
+	if want := 450.0 * mib / 0.5; m.best < want*0.99 || m.best > want*1.01 {
+		t.Errorf("%.0f bytes a second were seen, %.0f have come", m.best, want)
+	}
+}
