@@ -49,14 +49,14 @@ func (r *rig) exec(flags ...string) *helper {
 	return h
 }
 
-// execSummary waits for prefetchd, and returns the summary that it wrote to standard error.
-func (r *rig) execSummary(h *helper) (s prefetch.Summary) {
+// execSummary waits for prefetchd, which ends with a status, and returns the summary that it wrote to standard error.
+func (r *rig) execSummary(h *helper, status int) (s prefetch.Summary) {
 	r.t.Helper()
-	err := h.Wait()
+	_ = h.Wait()
 	said := h.stderr.String()
 	begin := strings.Index(said, "{")
-	if err != nil || begin < 0 {
-		r.t.Fatalf("prefetchd: %v, %s", err, said)
+	if got := h.ProcessState.ExitCode(); got != status || begin < 0 {
+		r.t.Fatalf("prefetchd: status %d, %s", got, said)
 	}
 	if err := json.Unmarshal([]byte(said[begin:]), &s); err != nil {
 		r.t.Fatalf("%v: %s", err, said)
@@ -68,7 +68,7 @@ func (r *rig) execSummary(h *helper) (s prefetch.Summary) {
 func TestExec(t *testing.T) {
 	r := newRig(t, 0.6, 60)
 	h := r.exec("--always")
-	s := r.execSummary(h)
+	s := r.execSummary(h, 0)
 	if !s.Guessed || s.Learned != 1 || s.Stored || s.Tokens < r.options.Tokens*9/10 || s.Pinned < r.size/4 || s.Streamed == 0 {
 		t.Errorf("summary %+v", s)
 	}
@@ -85,13 +85,17 @@ func TestExec(t *testing.T) {
 	}
 }
 
-// Where everything fits, the load is helped, and then prefetchd sleeps without probes until the target ends.
+// Where everything fits, the load is helped, and then prefetchd sleeps without probes until the target ends. Signals reach it then, too.
 func TestExecFits(t *testing.T) {
-	r := newRig(t, 2, 300)
+	r := newRig(t, 2, 100)
+	r.options.Repeat = 1000 // until it is ended
 	h := r.exec()
 	testenv.WaitFor(t, "prefetchd to say so", func() bool { return strings.Contains(h.stderr.String(), "prefetchd: idle: everything fits") })
 	testenv.WaitFor(t, "the probes to be removed", func() bool { return mapMemory(h.Process.Pid) == 0 })
-	if s := r.execSummary(h); !s.Guessed || s.Pinned != 0 || !strings.Contains(s.Idle, "fits") {
+	if err := h.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if s := r.execSummary(h, 128+int(syscall.SIGTERM)); !s.Guessed || s.Pinned != 0 || !strings.Contains(s.Idle, "fits") {
 		t.Errorf("summary %+v", s)
 	}
 }
@@ -194,6 +198,8 @@ func TestExecUsage(t *testing.T) {
 		"--pid 1 true":             "unexpected argument",
 		"--pid 1 -- --exec":        "unexpected argument",
 		"--exec --strategy x true": "strategy",
+		"--exec --dry-run true":    "--dry-run is for --pid",
+		"--exec --plan - true":     "name a file after --plan",
 	} {
 		cmd := exec.CommandContext(t.Context(), prefetchd, strings.Fields(line)...)
 		out, _ := cmd.CombinedOutput()
@@ -201,12 +207,4 @@ func TestExecUsage(t *testing.T) {
 			t.Errorf("%s: status %d, %s", line, cmd.ProcessState.ExitCode(), out)
 		}
 	}
-}
-
-// learnings is how many cycles may be followed, one after the other. Where probes come into a decode, the next one may begin with the last op of that one: then it is not what was guessed.
-func learnings(s prefetch.Summary) int {
-	if s.Guessed {
-		return 2
-	}
-	return 1
 }
