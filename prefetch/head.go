@@ -23,7 +23,7 @@ type Head struct {
 // NamedHead is the head of the largest GGUF file that the arguments of a command name, alone or as --flag=file; nil if they name none. It is what fits in room, and in budget if that is
 // not 0. Close it. What cannot be read is left to the command, as is every error.
 func NamedHead(args []string, room Room, budget int64) *Head {
-	var largest *gguf.File
+	var largest *Head
 	for _, arg := range args {
 		if _, value, ok := strings.Cut(arg, "="); ok && strings.HasPrefix(arg, "-") {
 			arg = value
@@ -31,22 +31,38 @@ func NamedHead(args []string, room Room, budget int64) *Head {
 		if filepath.Ext(arg) != ".gguf" { // else each argument would be opened
 			continue
 		}
-		if m, err := gguf.OpenPart(arg); err == nil && (largest == nil || m.Files[0].Size > largest.Size) {
-			largest = m.Files[0]
+		h := openHead(arg)
+		if h == nil {
+			continue
+		}
+		if largest == nil || h.bytes > largest.bytes {
+			h, largest = largest, h
+		}
+		if h != nil {
+			_ = h.Close() // nothing was written
 		}
 	}
 	if largest == nil {
 		return nil
 	}
-	f, err := regular.Open(largest.Path)
+	largest.bytes = min(room.Keepable(), largest.bytes)
+	if budget > 0 {
+		largest.bytes = min(largest.bytes, budget)
+	}
+	return largest
+}
+
+// openHead opens a file, of which all is the head; nil if it is none, or no GGUF file as far as its first bytes tell: to parse it would wait for the disk.
+func openHead(path string) *Head {
+	f, err := regular.Open(path)
 	if err != nil {
 		return nil
 	}
-	bytes := min(room.Keepable(), largest.Size)
-	if budget > 0 {
-		bytes = min(bytes, budget)
+	if info, err := f.Stat(); err == nil && gguf.Is(f) {
+		return &Head{f, info.Size()}
 	}
-	return &Head{f, bytes}
+	_ = f.Close() // nothing was written
+	return nil
 }
 
 // headStep is half of what is under way at a time: whatever else the target reads meanwhile, its libraries, waits no longer than for that.
