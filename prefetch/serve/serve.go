@@ -257,7 +257,12 @@ func (v *server) help(ctx context.Context) (stood *prefetch.StandBack, err error
 		}
 		v.settled = true
 	}
-	v.command = nil
+	if started {
+		if err := v.tick(); err != nil { // it has no model yet: what it maps is seen to be new
+			return nil, err
+		}
+		v.command = nil
+	}
 	err = target.Run(ctx, v.controller.Handle)
 	switch {
 	case errors.As(err, &stood):
