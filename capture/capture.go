@@ -78,9 +78,10 @@ func Start(ctx context.Context, cmd *exec.Cmd, opts Options) (*Capture, error) {
 	if err != nil {
 		return nil, err
 	}
-	tracer, err := newTracer(target.PID(), cmd.Args, opts)
+	program := ebpf.Program{Path: executable(cmd), Env: cmd.Environ()}
+	tracer, err := newTracer(target.PID(), cmd.Args, program, opts)
 	if err == nil {
-		if err = tracer.AttachLikely(executable(cmd), cmd.Environ()); err != nil {
+		if err = tracer.AttachLikely(program.Path, program.Env); err != nil {
 			err = errors.Join(err, tracer.Close())
 		}
 	}
@@ -132,7 +133,7 @@ func Attach(pid int, opts Options) (*Capture, error) {
 }
 
 func attach(p *proc.Process, opts Options) (*ebpf.Tracer, error) {
-	tracer, err := newTracer(p.PID(), proc.CommandLine(p.PID()), opts)
+	tracer, err := newTracer(p.PID(), proc.CommandLine(p.PID()), ebpf.Program{}, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -153,9 +154,9 @@ func attach(p *proc.Process, opts Options) (*ebpf.Tracer, error) {
 	return tracer, nil
 }
 
-func newTracer(pid int, command []string, opts Options) (*ebpf.Tracer, error) {
+func newTracer(pid int, command []string, program ebpf.Program, opts Options) (*ebpf.Tracer, error) {
 	return ebpf.New(ebpf.Options{
-		PID: pid, Hints: hints(command, pid), RingBytes: uint32(opts.RingBytes), PerfEvents: opts.PerfEvents, Interval: opts.Interval, Tick: opts.Tick, Pause: opts.Pause,
+		PID: pid, Program: program, Hints: hints(command, pid), RingBytes: uint32(opts.RingBytes), PerfEvents: opts.PerfEvents, Interval: opts.Interval, Tick: opts.Tick, Pause: opts.Pause,
 		Detail: opts.Detail, Buffers: opts.Buffers, Follow: opts.Follow, Small: opts.Small, Log: opts.Log,
 	})
 }
