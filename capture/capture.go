@@ -65,7 +65,7 @@ var ErrNeedsProbes = errors.New("is seen by the kernel's probes only")
 // Capture is a target with a capturer attached. Its methods are for one goroutine, except for PID.
 type Capture struct {
 	target   target
-	capturer capturer
+	capturer capturer // nil after Unload
 }
 
 // Start starts cmd in the caller's process group, stopped after its execve, and attaches to it. The caller must call Close. cmd is prepared
@@ -85,9 +85,10 @@ func Start(ctx context.Context, cmd *exec.Cmd, opts Options) (*Capture, error) {
 	if err != nil {
 		return nil, err
 	}
-	tracer, err := newTracer(target.PID(), cmd.Args, opts)
+	program := ebpf.Program{Path: executable(cmd), Env: cmd.Environ()}
+	tracer, err := newTracer(target.PID(), cmd.Args, program, opts)
 	if err == nil {
-		if err = tracer.AttachLikely(executable(cmd), cmd.Environ()); err != nil {
+		if err = tracer.AttachLikely(program.Path, program.Env); err != nil {
 			err = errors.Join(err, tracer.Close())
 		}
 	}
@@ -139,7 +140,7 @@ func Attach(pid int, opts Options) (*Capture, error) {
 }
 
 func attach(p *proc.Process, opts Options) (*ebpf.Tracer, error) {
-	tracer, err := newTracer(p.PID(), proc.CommandLine(p.PID()), opts)
+	tracer, err := newTracer(p.PID(), proc.CommandLine(p.PID()), ebpf.Program{}, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -160,9 +161,9 @@ func attach(p *proc.Process, opts Options) (*ebpf.Tracer, error) {
 	return tracer, nil
 }
 
-func newTracer(pid int, command []string, opts Options) (*ebpf.Tracer, error) {
+func newTracer(pid int, command []string, program ebpf.Program, opts Options) (*ebpf.Tracer, error) {
 	return ebpf.New(ebpf.Options{
-		PID: pid, Hints: hints(command, pid), RingBytes: uint32(opts.RingBytes), PerfEvents: opts.PerfEvents, Interval: opts.Interval, Tick: opts.Tick, Pause: opts.Pause,
+		PID: pid, Program: program, Hints: hints(command, pid), RingBytes: uint32(opts.RingBytes), PerfEvents: opts.PerfEvents, Interval: opts.Interval, Tick: opts.Tick, Pause: opts.Pause,
 		Detail: opts.Detail, Buffers: opts.Buffers, Selected: opts.Selected, Inputs: opts.Inputs, InputRows: opts.InputRows, AtOnce: opts.AtOnce, Follow: opts.Follow, Small: opts.Small, Log: opts.Log,
 	})
 }
@@ -234,6 +235,19 @@ func (c *Capture) Explain() error {
 // Ending says, after Run and Wait, how the target ended ("the command ended with exit status 1"); "" if it has not.
 func (c *Capture) Ending() string { return c.target.ending() }
 
+// Unload, after Run, frees what observing took. The target goes on, and may be attached to again; of this capture only PID, Wait, Ending and Close may be called then.
+func (c *Capture) Unload() error {
+	err := c.capturer.Close()
+	c.capturer = nil
+	return err
+}
+
 // Close ends the capture and releases its resources. A command that is still running is killed; a process that Attach has found continues.
 // Call it once, after Run has returned or instead of Run.
-func (c *Capture) Close() error { return errors.Join(c.target.close(), c.capturer.Close()) }
+func (c *Capture) Close() error {
+	err := c.target.close()
+	if c.capturer != nil {
+		err = errors.Join(err, c.capturer.Close())
+	}
+	return err
+}

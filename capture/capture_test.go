@@ -386,6 +386,18 @@ func TestSignals(t *testing.T) {
 	}
 }
 
+// waitForGGML waits until a process can be attached to.
+func waitForGGML(t *testing.T, pid int) {
+	t.Helper()
+	testenv.WaitFor(t, "the target to have ggml", func() bool {
+		c, err := Attach(pid, Options{})
+		if err != nil && !errors.Is(err, event.ErrNoGGML) && !errors.Is(err, event.ErrOldGGML) { // libraries come one by one
+			t.Fatal(err)
+		}
+		return err == nil && c.Close() == nil
+	})
+}
+
 // A running process is observed until the context ends, again until it ends itself, and is left alone otherwise.
 func TestAttach(t *testing.T) {
 	cmd := endless(t)
@@ -394,13 +406,7 @@ func TestAttach(t *testing.T) {
 	}
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	pid := cmd.Process.Pid
-	testenv.WaitFor(t, "the target to have ggml", func() bool {
-		c, err := Attach(pid, Options{})
-		if err != nil && !errors.Is(err, event.ErrNoGGML) && !errors.Is(err, event.ErrOldGGML) { // libraries come one by one
-			t.Fatal(err)
-		}
-		return err == nil && c.Close() == nil
-	})
+	waitForGGML(t, pid)
 	for _, ends := range []bool{false, true} {
 		c, err := Attach(pid, Options{Interval: time.Millisecond})
 		if err != nil {
@@ -436,6 +442,97 @@ func TestAttach(t *testing.T) {
 		if !ends {
 			goesOn(t, pid)
 		}
+	}
+}
+
+// A decode in whose middle the probes were set leaves nothing to the next one, which begins with its own first op.
+func TestAttachInDecode(t *testing.T) {
+	cmd := endless(t)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	waitForGGML(t, cmd.Process.Pid)
+	inside := 0
+	for range 5 {
+		if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil { // most of its time it computes
+			t.Fatal(err)
+		}
+		c, err := Attach(cmd.Process.Pid, Options{Interval: time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		decode, first, enough := uint32(0), "", errors.New("enough")
+		if err := c.Run(t.Context(), func(e event.Event) error {
+			switch e := e.(type) {
+			case event.DecodeBegin:
+				decode = e.Decode
+			case *event.Op:
+				if decode == 0 {
+					inside++
+				} else {
+					first = e.Sources[0].Name
+					return enough
+				}
+			}
+			return nil
+		}); !errors.Is(err, enough) {
+			t.Fatal(err)
+		}
+		if first != event.TokenEmbeddings {
+			t.Errorf("the first whole decode begins with %s", first)
+		}
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if inside == 0 {
+		t.Error("the probes were never set in the middle of a decode")
+	}
+}
+
+// After Unload nothing is left of observing a command, which goes on, can be attached to again, and is ended by Close.
+func TestUnload(t *testing.T) {
+	cmd := endless(t)
+	c, err := Start(t.Context(), cmd, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	enough := errors.New("enough")
+	if err := c.Run(t.Context(), func(event.Event) error { return enough }); !errors.Is(err, enough) {
+		t.Fatal(err)
+	}
+	before := descriptors(t)
+	if err := c.Unload(); err != nil {
+		t.Fatal(err)
+	}
+	if after := descriptors(t); after >= before {
+		t.Errorf("%d descriptors before, %d after", before, after)
+	}
+	goesOn(t, c.PID())
+	again, err := Attach(c.PID(), Options{Late: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ops := 0
+	if err := again.Run(t.Context(), func(ev event.Event) error {
+		if _, ok := ev.(*event.Op); ok {
+			if ops++; ops == 10 {
+				return enough
+			}
+		}
+		return nil
+	}); !errors.Is(err, enough) {
+		t.Error(err)
+	}
+	if err := errors.Join(again.Close(), c.Close()); err != nil {
+		t.Error(err)
+	}
+	if _, ok := stat(t, c.PID()); ok {
+		t.Error("the command still runs")
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -379,27 +380,41 @@ func counting(kind ebpf.ProgramType, attach ebpf.AttachType, to *ebpf.Map) (*ebp
 // tryUprobe sets a probe on a function of this program and calls the function from a thread other than the first: kernels before 6.10 apply
 // a multi-uprobe's process filter to the thread only.
 func tryUprobe(multi bool) error {
+	remove, err := hitUprobe(multi)
+	return errors.Join(err, remove())
+}
+
+// hitUprobe does that, and leaves the probe in place: to remove it waits for the kernel, some 50 ms. remove is never nil.
+func hitUprobe(multi bool) (remove func() error, err error) {
+	var made []io.Closer
+	remove = func() error {
+		var errs []error
+		for _, c := range slices.Backward(made) {
+			errs = append(errs, c.Close())
+		}
+		return errors.Join(errs...)
+	}
 	hits, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
 	if err != nil {
-		return err
+		return remove, err
 	}
-	defer hits.Close()
+	made = append(made, hits)
 	attach := ebpf.AttachNone
 	if multi {
 		attach = ebpf.AttachTraceUprobeMulti
 	}
 	p, err := counting(ebpf.Kprobe, attach, hits)
 	if err != nil {
-		return err
+		return remove, err
 	}
-	defer p.Close()
+	made = append(made, p)
 	offset, err := offsetOf(reflect.ValueOf(probed).Pointer())
 	if err != nil {
-		return err
+		return remove, err
 	}
 	ex, err := link.OpenExecutable("/proc/self/exe")
 	if err != nil {
-		return err
+		return remove, err
 	}
 	var l link.Link
 	if multi {
@@ -408,20 +423,18 @@ func tryUprobe(multi bool) error {
 		l, err = ex.Uprobe("probed", p, &link.UprobeOptions{Address: offset, PID: os.Getpid()})
 	}
 	if err != nil {
-		return err
+		return remove, err
 	}
+	made = append(made, l)
 	onOtherThread(func() { runtime.KeepAlive(probed(1)) })
-	if err := l.Close(); err != nil {
-		return err
-	}
 	var seen uint64
 	if err := hits.Lookup(uint32(0), &seen); err != nil {
-		return err
+		return remove, err
 	}
 	if seen == 0 {
-		return errors.New("a hit in another thread than the first is not seen")
+		return remove, errors.New("a hit in another thread than the first is not seen")
 	}
-	return nil
+	return remove, nil
 }
 
 // probed is the function that tryUprobe probes.

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"tensorcast/ggml"
+	"tensorcast/internal/proc"
 	"tensorcast/internal/regular"
 )
 
@@ -31,7 +32,25 @@ func likelyLibraries(exe string, env []string) []string {
 			}
 		}
 	}
-	return files
+	return files[:min(len(files), maxLikely)]
+}
+
+// maxLikely is how many libraries are looked at before a program has mapped them.
+const maxLikely = 256
+
+// scanLikely scans what a program is likely to load.
+func scanLikely(p Program) map[string]scanned {
+	all := map[string]scanned{p.Path: scanFile(p.Path)}
+	seen := map[proc.FileID]bool{}
+	for _, path := range likelyLibraries(p.Path, p.Env) {
+		id, err := proc.FileOf(path)
+		if err != nil || seen[id] { // several names of one library
+			continue
+		}
+		seen[id] = true
+		all[path] = scanFile(path)
+	}
+	return all
 }
 
 func runPath(exe, origin string) []string {

@@ -46,6 +46,47 @@ func TestLikelyLibrariesThatAreNone(t *testing.T) {
 	}
 }
 
+// What a program is likely to load is scanned once, ahead; what is not used of that is closed.
+func TestScanAhead(t *testing.T) {
+	testenv.NeedRoot(t)
+	dir := llamatest.ForTest(t).Dir
+	libraries, err := filepath.Glob(filepath.Join(dir, "libggml-cpu*.so"))
+	if err != nil || len(libraries) == 0 {
+		t.Fatalf("%q, %v", libraries, err)
+	}
+	program := Program{Path: filepath.Join(dir, "llamarun")}
+	before := descriptors(t)
+	for _, attach := range []bool{true, false} {
+		tr, err := New(Options{PID: os.Getpid(), RingBytes: 4096, Program: program})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range append(libraries, program.Path) {
+			if tr.scanned[path].image == nil {
+				t.Errorf("%s was not scanned ahead", path)
+			}
+		}
+		if attach {
+			ahead := tr.scanned[libraries[0]].image
+			if err := tr.AttachLikely(program.Path, program.Env); err != nil {
+				t.Error(err)
+			}
+			if im, err := tr.scan(libraries[0]); im != ahead || err != nil {
+				t.Errorf("%s was scanned again, %v", libraries[0], err)
+			}
+			if len(tr.scanned) > 0 || len(tr.Attached()) < len(libraries) {
+				t.Errorf("%d files are left, probes in %q", len(tr.scanned), tr.Attached())
+			}
+		}
+		if err := tr.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if after := descriptors(t); after > before+2 { // the runtime opens its own when it first waits
+		t.Errorf("%d descriptors before, %d after", before, after)
+	}
+}
+
 // Probes go to the file whose symbols were read. If its name leads to another file by then, that one is not touched: its owner would say
 // where in it probes are set.
 func TestProbesGoToWhatWasScanned(t *testing.T) {

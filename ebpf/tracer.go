@@ -12,6 +12,7 @@ import (
 	"math/bits"
 	"os"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -67,7 +68,15 @@ type Options struct {
 	Inputs, InputRows int
 	// AtOnce wakes the reader for each event.Selected, and for a layer's event.RouterInput, which then does not wait for Interval or Pause to be over. The calls of Tick do not become more.
 	AtOnce bool
-	Log    *slog.Logger
+	// Program is a program that AttachLikely will be called for: what it is likely to load is scanned while New loads the programs into the kernel.
+	Program Program
+	Log     *slog.Logger
+}
+
+// Program is a program that is about to run.
+type Program struct {
+	Path string // empty: there is none
+	Env  []string
 }
 
 // Detail is how closely a target is observed; more detail costs the target more time.
@@ -90,6 +99,7 @@ type Tracer struct {
 	links    []link.Link
 	multi    bool
 	wide     bool                        // probes fire in every process that runs the file; the programs ignore those that are no targets
+	scanned  map[string]scanned          // files that were scanned ahead and not asked for yet, by path
 	images   map[proc.FileID]*ggml.Image // files that were scanned
 	files    map[*ggml.Image]*os.File    // those of them that can carry probes, open: probes go to what was scanned, wherever its name leads by then
 	done     map[attachment]bool
@@ -143,14 +153,30 @@ func New(opts Options) (*Tracer, error) {
 	if opts.Inputs < 0 || opts.InputRows < 0 || opts.Inputs > math.MaxInt32 || opts.InputRows > math.MaxInt32 {
 		return nil, errors.Join(fmt.Errorf("routers' inputs for one in %d tokens, and for %d of a batch: want 0 or more", opts.Inputs, opts.InputRows), main.process.Close())
 	}
+	var beside sync.WaitGroup
+	var ahead map[string]scanned
+	if opts.Program.Path != "" {
+		beside.Go(func() { ahead = scanLikely(opts.Program) })
+	}
 	t := &Tracer{
 		opts: opts, glance: glance, multi: !opts.PerfEvents && features.HaveBPFLinkUprobeMulti() == nil, images: map[proc.FileID]*ggml.Image{}, files: map[*ggml.Image]*os.File{}, done: map[attachment]bool{}, execs: make(chan execRequest, 1), ran: make(chan struct{}),
 		main: main, targets: map[uint32]*target{uint32(opts.PID): main},
 	}
 	// Before Linux 6.10, uprobe_multi filters by thread and would miss the compute threads.
-	t.wide = opts.Follow || t.multi && tryUprobe(true) != nil
-	if err := t.load(); err != nil {
-		return nil, errors.Join(err, main.process.Close())
+	if t.wide = opts.Follow; t.multi && !t.wide {
+		remove, err := hitUprobe(true)
+		t.wide = err != nil
+		beside.Go(func() {
+			if err := remove(); err != nil {
+				opts.Log.Debug("cannot remove the probe of a test", "error", err)
+			}
+		})
+	}
+	err = t.load()
+	beside.Wait()
+	t.scanned = ahead
+	if err != nil {
+		return nil, errors.Join(err, main.process.Close(), t.closeScanned())
 	}
 	return t, nil
 }
@@ -300,7 +326,7 @@ func (t *Tracer) Close() error {
 		errs = append(errs, f.Close())
 	}
 	clear(t.files)
-	return errors.Join(errs...)
+	return errors.Join(append(errs, t.closeScanned())...)
 }
 
 // AttachLikely sets probes on the libraries that a program is likely to load, before it runs.
@@ -310,8 +336,7 @@ func (t *Tracer) AttachLikely(exe string, env []string) error {
 
 func (t *Tracer) attachLikely(p *target, exe string, env []string) (err error) {
 	paths, damaged := []string{exe}, 0
-	libraries := likelyLibraries(exe, env)
-	for _, path := range libraries[:min(len(libraries), maxLikely)] {
+	for _, path := range likelyLibraries(exe, env) {
 		if _, err := t.scan(path); err == nil {
 			paths = append(paths, path)
 		} else if damaged++; damaged == 1 { // it may never be mapped
@@ -319,11 +344,8 @@ func (t *Tracer) attachLikely(p *target, exe string, env []string) (err error) {
 		}
 	}
 	p.likely, err = t.attach(p, paths)
-	return err
+	return errors.Join(err, t.closeScanned())
 }
-
-// maxLikely is how many libraries are looked at before a program has mapped them.
-const maxLikely = 256
 
 // AttachMapped sets probes on the libraries that the target has mapped by now.
 func (t *Tracer) AttachMapped() error { return t.attachMapped(t.main) }
@@ -429,27 +451,59 @@ func (t *Tracer) scan(path string) (*ggml.Image, error) {
 	if key, err := proc.FileOf(path); err == nil && t.images[key] != nil {
 		return t.images[key], nil // no need to open it
 	}
+	s, ahead := t.scanned[path]
+	delete(t.scanned, path)
+	if !ahead {
+		s = scanFile(path)
+	}
+	if s.image == nil {
+		return nil, s.err
+	}
+	t.images[s.id] = s.image
+	if len(s.image.Sites) == 0 || len(t.files) >= maxImages {
+		return s.image, s.file.Close()
+	}
+	t.files[s.image] = s.file
+	return s.image, nil
+}
+
+// scanned is a file that was scanned.
+type scanned struct {
+	image *ggml.Image // nil if there is none, or err
+	id    proc.FileID
+	file  *os.File // nil if image is
+	err   error
+}
+
+func scanFile(path string) scanned {
 	f, err := regular.Open(path)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, regular.ErrNotRegular) {
-		return nil, nil // deleted, in another mount namespace, or something that is only named like a library
+		return scanned{} // deleted, in another mount namespace, or something that is only named like a library
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look for ggml: %w", err)
+		return scanned{err: fmt.Errorf("look for ggml: %w", err)}
 	}
 	info, err := f.Stat()
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("look for ggml: %w", err), f.Close())
+		return scanned{err: errors.Join(fmt.Errorf("look for ggml: %w", err), f.Close())}
 	}
 	im, err := ggml.ScanFile(f)
 	if err != nil {
-		return nil, errors.Join(err, f.Close())
+		return scanned{err: errors.Join(err, f.Close())}
 	}
-	t.images[proc.IDOf(info)] = im
-	if len(im.Sites) == 0 || len(t.files) >= maxImages {
-		return im, f.Close()
+	return scanned{image: im, id: proc.IDOf(info), file: f}
+}
+
+// closeScanned forgets what was scanned ahead in vain.
+func (t *Tracer) closeScanned() error {
+	var errs []error
+	for _, s := range t.scanned {
+		if s.file != nil {
+			errs = append(errs, s.file.Close())
+		}
 	}
-	t.files[im] = f
-	return im, nil
+	t.scanned = nil
+	return errors.Join(errs...)
 }
 
 // attachImage sets probes on the rarely hit functions of a file, or on all others, unless that was done before.

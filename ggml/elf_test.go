@@ -126,13 +126,44 @@ loop: .byte 4
 end:
 `
 
-func TestTypedefOfItself(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "cyclic.so")
+// assemble makes a library of assembly.
+func assemble(t *testing.T, text string) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "made.so")
 	cmd := exec.Command("gcc", "-shared", "-nostdlib", "-o", path, "-x", "assembler", "-")
-	cmd.Stdin = strings.NewReader(cyclic)
+	cmd.Stdin = strings.NewReader(text)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Skipf("no assembler: %v\n%s", err, out)
 	}
+	return path
+}
+
+// Debug information that lies apart is not read if the symbols beside it name none of ggml's functions: that of libc is large.
+func TestForeignDebugFile(t *testing.T) {
+	for _, foreign := range []bool{true, false} {
+		text := cyclic
+		if !foreign {
+			text += ".text\n.globl ggml_mul_mat\n.type ggml_mul_mat, @function\nggml_mul_mat: ret\n.size ggml_mul_mat, 1\n"
+		}
+		path := assemble(t, text)
+		for _, args := range [][]string{{"--only-keep-debug", path, path + ".debug"}, {"--strip-debug", path}, {"--add-gnu-debuglink=" + path + ".debug", path}} {
+			if out, err := exec.Command("objcopy", args...).CombinedOutput(); err != nil {
+				t.Skipf("no objcopy: %v\n%s", err, out)
+			}
+		}
+		file, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		im, err := scan(bytes.NewReader(file), path, "/nowhere", uint32(os.Getuid()))
+		if err != nil || errors.Is(im.LayoutErr, errNoLayout) == foreign {
+			t.Errorf("foreign %v: %v; %v", foreign, err, im.LayoutErr)
+		}
+	}
+}
+
+func TestTypedefOfItself(t *testing.T) {
+	path := assemble(t, cyclic)
 	file, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

@@ -198,7 +198,7 @@ func scan(r io.ReaderAt, path, debugDir string, owner uint32) (*Image, error) {
 // fromDebug adds what debug information has: stripped symbols, and the layout. Debug information is optional, so errors are only recorded
 // in LayoutErr.
 func (im *Image) fromDebug(f *elf.File, all *symbols, debugDir string, owner uint32) {
-	path := im.Path
+	path, foreign := im.Path, false
 	if !hasDebug(f) {
 		apart := debugFile(f, path, debugDir, owner)
 		if apart == nil {
@@ -209,8 +209,9 @@ func (im *Image) fromDebug(f *elf.File, all *symbols, debugDir string, owner uin
 		if err := all.collect(f); err != nil {
 			im.LayoutErr = fmt.Errorf("read symbols of %s: %w", path, err)
 		}
+		foreign = f.Section(".symtab") != nil && len(all.list) == 0
 	}
-	d, err := debugData(f)
+	d, err := debugData(f, foreign)
 	if err == nil && d != nil {
 		if f.Section(".symtab") == nil {
 			err = all.collectDWARF(d)

@@ -99,8 +99,8 @@ func hasDebug(f *elf.File) bool {
 	return s != nil && s.Type != elf.SHT_NOBITS
 }
 
-// debugData opens the debug information of a file; nil if it does not describe ggml.
-func debugData(f *elf.File) (*dwarf.Data, error) {
+// debugData opens the debug information of a file; nil if it does not describe ggml. Of a file that is foreign, for all that its symbols tell, only the strings are looked at.
+func debugData(f *elf.File, foreign bool) (*dwarf.Data, error) {
 	if !hasDebug(f) {
 		return nil, nil
 	}
@@ -118,7 +118,7 @@ func debugData(f *elf.File) (*dwarf.Data, error) {
 		}
 	}
 	for _, name := range []string{".debug_info", ".zdebug_info"} { // short strings may be here
-		if s := f.Section(name); s != nil && !mentioned {
+		if s := f.Section(name); s != nil && !mentioned && !foreign {
 			data, err := s.Data()
 			if err != nil {
 				return nil, fmt.Errorf("read %s: %w", name, err)

@@ -69,6 +69,13 @@ type File struct {
 	byName []int32     // indices into Tensors, ordered by name
 }
 
+// Is says whether a file begins as GGUF files do. Whether it is a valid one, Parse tells.
+func Is(r io.ReaderAt) bool {
+	var begin [len(magic)]byte
+	n, _ := r.ReadAt(begin[:], 0) // what cannot be read is none
+	return n == len(begin) && string(begin[:]) == magic
+}
+
 // Open reads the structure of the GGUF file at path. All its errors are [*fs.PathError]; they wrap those of the file system or of Parse.
 func Open(path string) (*File, error) {
 	file, info, err := openRegular(path)

@@ -8,8 +8,17 @@ import (
 	"errors"
 	"reflect"
 	"regexp"
+	"strings"
 	"testing"
 )
+
+func TestIs(t *testing.T) {
+	for text, want := range map[string]bool{"": false, "GGU": false, "GGUF": true, "GGUFrest": true, "FUGG": false, string(small().encode()): true} {
+		if got := Is(strings.NewReader(text)); got != want {
+			t.Errorf("%.8q: %v", text, got)
+		}
+	}
+}
 
 func TestAtAndLookup(t *testing.T) {
 	f := mustParse(t, small().encode())

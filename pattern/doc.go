@@ -18,5 +18,5 @@
 //
 // A [Cycle] is what is left when only the next token matters: the reads of one token, with their places in the model's files and the time that each
 // op computes. [Pattern.Cycle] takes it from a capture, [Builder] learns it from a running target's events, and of the same run they tell the same.
-// [Cycle.Write] and [ReadCycle] keep it in a file (pattern.json).
+// [Cycle.Write] and [ReadCycle] keep it in a file (pattern.json). [Guess] makes one of a model that nobody has seen running.
 package pattern

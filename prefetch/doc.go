@@ -6,7 +6,8 @@
 // That reaches M - R bytes per token, Belady's minimum, less the window that is under way.
 //
 // It has three parts. The planner ([Schedule], [Strategy]) is pure: a cycle, the room and what is held now give a plan. The control loop
-// ([Controller]) learns cycles from the target's events, follows the target and carries plans out; its clock is injected. [Pages] are the levers on the page
+// ([Controller]) learns cycles from the target's events, or begins with one that is stored or guessed. It follows the target, first
+// through its load, and carries plans out; its clock is injected. [Pages] are the levers on the page
 // cache: [KernelPages] has the kernel's, package sim has them in virtual time, where the loop is tested.
 //
 // The package takes events of package event; it does not know how they are captured.

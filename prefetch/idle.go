@@ -9,19 +9,18 @@ const (
 	// restPause is for a target that has not decoded for restAfter, or that was stopped in a decode: what it reads next is noticed a little later, limits too.
 	restPause = 20 * time.Millisecond
 	restAfter = time.Second
-	// idlePause is for a target that was never seen to read a model, storedPause for one whose cycle is stored: it is followed as soon as it maps the model.
-	idlePause   = 500 * time.Millisecond
-	storedPause = 250 * time.Millisecond
+	// idlePause is for a target that was never seen to read a model.
+	idlePause = 500 * time.Millisecond
 )
 
 // Pause is how long Tick need not be called, unless events come. As long as there is nothing to follow, it is long: each call takes a core from the target. Ask after each
 // Tick.
 func (c *Controller) Pause() time.Duration {
 	switch now := c.now(); {
-	case len(c.contexts.open) > 0 && now.Sub(c.heard) < restAfter || c.help != nil && len(c.help.toHold) > 0:
+	case len(c.contexts.open) > 0 && now.Sub(c.heard) < restAfter || c.help != nil && len(c.help.toHold) > 0, c.load != nil:
 		c.busy = now
-	case c.help == nil && c.opts.Stored != nil:
-		return storedPause
+	case c.help == nil && c.seeks():
+		return max(c.lookInterval(), busyPause)
 	case c.help == nil && len(c.files) == 0:
 		return idlePause
 	case now.Sub(c.busy) >= restAfter:

@@ -395,7 +395,7 @@ func (k *KernelPages) Resident(r Range) (int64, error) {
 // Touched implements Pages. Of a large folio a target that touches one page has all.
 func (k *KernelPages) Touched(r Range) (bool, error) {
 	touched, err := k.target.Touched(k.files[r.File].base+uint64(r.Offset), r.Length)
-	if errors.Is(err, unix.ESRCH) {
+	if errors.Is(err, proc.ErrNoProcess) {
 		return false, nil
 	}
 	return touched, err

@@ -58,7 +58,7 @@ func openModelFile(at proc.Place, folio int64) (_ *modelFile, err error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("stat the model: %w", err), f.Close())
 	}
-	m := &modelFile{path: at.Path, file: f, info: info, size: info.Size(), folio: folio, piece: min(max(readAheadBytes(f), minPiece), maxPiece) / pageSize * pageSize}
+	m := &modelFile{path: at.Path, file: f, info: info, size: info.Size(), folio: folio, piece: pieceOf(f)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, m.close())
@@ -162,6 +162,11 @@ func (m *modelFile) look(r Range) (givenUp bool) {
 	}
 	m.small++ // before Linux 6.7 it is not known
 	return m.small == m.looked && m.small >= firstLooks || m.small >= lastLooks
+}
+
+// pieceOf is how many bytes of a file may be advised at once.
+func pieceOf(f *os.File) int64 {
+	return min(max(readAheadBytes(f), minPiece), maxPiece) / pageSize * pageSize
 }
 
 // readAheadBytes is the readahead of the device that holds a file, as the kernel knows it by the file's device number.

@@ -35,6 +35,9 @@ type Options struct {
 	// asked now and then.
 	Stored *pattern.Cycle
 	Models func() (Model, error)
+	// Touched tells which addresses the target has in its page tables: then it is also helped while it loads the model, with a guess (see pattern.Guess) if Stored is nil. nil: it is
+	// not. It has no effect with Lock: what is locked for a wrong guess would be missing to the load.
+	Touched func(addresses []uint64) ([]bool, error)
 	// Weights tells where the weights of a file lie, as ReadWeights does: nothing else is read or held, whatever the target says. nil: only the files' sizes bound what
 	// is read.
 	Weights func(path string, id event.FileID) (Weights, error)
@@ -75,16 +78,18 @@ type Controller struct {
 	resident int64
 	squeeze  squeeze
 
-	looked, otherSince time.Time // see look
-	busy               time.Time // see Pause
-	heard              time.Time // when the last event came
-	mapsAt             time.Time // when the target was last asked whether it still maps what is followed
-	watch              watchdog
-	short              string     // why memory was short when something said so last,
-	shortAt            time.Time  // at shortAt
-	shrunk             time.Time  // when memory was given back last
-	judgeAt            time.Time  // when Judge is to be asked again, see Look
-	stood              *StandBack // the last one; nil while there is something to win, for all that is known
+	seek    seek
+	load    *loading  // nil unless the target loads what is followed
+	guessed bool      // what is followed was guessed, and the target has not read it yet
+	busy    time.Time // see Pause
+	heard   time.Time // when the last event came
+	mapsAt  time.Time // when the target was last asked whether it still maps what is followed
+	watch   watchdog
+	short   string     // why memory was short when something said so last,
+	shortAt time.Time  // at shortAt
+	shrunk  time.Time  // when memory was given back last
+	judgeAt time.Time  // when Judge is to be asked again, see Look
+	stood   *StandBack // the last one; nil while there is something to win, for all that is known
 
 	followed      time.Time // when the first blocks were held
 	sum           Summary
@@ -123,13 +128,14 @@ type Summary struct {
 	PerToken     int64   `json:"weight_bytes_per_token"` // that each token reads and this process can help with
 	Room         int64   `json:"room_bytes"`
 	Level        string  `json:"bounded_by"`
-	Late         int     `json:"late"`           // visits that the target reached first
-	Shrunk       int     `json:"shrunk"`         // times that memory was given back
-	Taken        int64   `json:"taken_bytes"`    // that were kept, and that the kernel took for others
-	Beyond       Beyond  `json:"beyond"`         // why more was streamed than has no room
-	Learned      int     `json:"learned"`        // cycles that were followed, one after the other
-	Stored       bool    `json:"stored_pattern"` // the first of them was Options.Stored
-	Idle         string  `json:"idle"`           // why there was nothing to win in the end; empty if there was
+	Late         int     `json:"late"`            // visits that the target reached first
+	Shrunk       int     `json:"shrunk"`          // times that memory was given back
+	Taken        int64   `json:"taken_bytes"`     // that were kept, and that the kernel took for others
+	Beyond       Beyond  `json:"beyond"`          // why more was streamed than has no room
+	Learned      int     `json:"learned"`         // cycles that were followed, one after the other
+	Stored       bool    `json:"stored_pattern"`  // the first of them was Options.Stored
+	Guessed      bool    `json:"guessed_pattern"` // the first of them was a guess
+	Idle         string  `json:"idle"`            // why there was nothing to win in the end; empty if there was
 	Queue        string  `json:"queue"`
 	StageSec     float64 `json:"stage_seconds"`  // spent on asking for reads
 	EvictSec     float64 `json:"evict_seconds"`  // spent on paging out
@@ -322,6 +328,7 @@ func (c *Controller) giveUp(why string) error {
 	c.sum.Streamed += h.streamed
 	c.sum.Late += h.late
 	c.help, c.contexts.main, c.contexts.stored, c.atToken = nil, nil, nil, account{}
+	c.guessed, c.load = false, nil
 	for b, held := range h.held {
 		if !held {
 			continue
@@ -344,12 +351,14 @@ func (c *Controller) learn(d *decode) error {
 	}
 	l.End()
 	cycle := c.checkReads(l.Cycle())
-	if outside := l.Outside(); c.help == nil && outside.Reads > 0 && (cycle == nil || outside.Bytes > outsideShare*bytesOf(cycle)) {
+	if outside := l.Outside(); (c.help == nil || c.guessed) && outside.Reads > 0 && (cycle == nil || outside.Bytes > outsideShare*bytesOf(cycle)) {
 		return c.standBack(&StandBack{Reason: Outside, Err: event.OutsideError(outside.Reads, outside.Bytes)})
 	}
 	if cycle == nil {
 		return nil
 	}
+	guessed := c.guessed
+	c.guessed = false
 	x := d.context
 	x.cycle, x.bases = cycle, l.bases
 	switch stored := c.contexts.stored; {
@@ -367,6 +376,9 @@ func (c *Controller) learn(d *decode) error {
 			return c.follow(x, errOtherReads.Error())
 		}
 		c.contexts.main = x
+		if guessed {
+			return c.winnable()
+		}
 	case x.elsewhere: // the mapping that was made last is the one that is in use, as far as can be told
 		return c.follow(x, "the model was mapped anew")
 	case x.foreign && bytesOf(x.cycle) > c.help.schedule.Bytes:
@@ -444,13 +456,10 @@ func (c *Controller) start(cycle *pattern.Cycle, bases map[int]uint64) error {
 		c.mapped(file, base)
 	}
 	c.sum.Learned++
-	if err := c.judge(); err != nil {
-		return err
-	}
-	if fits, err := c.fits(); err != nil {
-		return err
-	} else if fits != nil {
-		return c.standBack(fits)
+	if c.load == nil {
+		if err := c.winnable(); err != nil {
+			return err
+		}
 	}
 	h.wantMore(c.opts.Strategy.Plan(c.input(c.room.Bytes)).Hold)
 	if c.opts.Dry != nil {
@@ -461,13 +470,26 @@ func (c *Controller) start(cycle *pattern.Cycle, bases map[int]uint64) error {
 		c.opts.Begin()
 	}
 	c.watch = newWatchdog(c.contexts.stored == nil && !c.opts.Always)
-	if !c.watch.aside && len(bases) > 0 {
+	if !c.watch.aside && len(bases) > 0 && c.load == nil {
 		if err := c.takeHold(); err != nil {
 			return err
 		}
 	}
 	c.opts.Log.Info("learned the pattern", "reads", len(h.schedule.Reads), "bytes", h.schedule.Bytes, "blocks", len(h.schedule.Blocks),
 		"room", c.room.Bytes, "bounded by", c.room.Level, "window", window)
+	return nil
+}
+
+// winnable stands back if the target cannot be helped, or needs no help.
+func (c *Controller) winnable() error {
+	if err := c.judge(); err != nil {
+		return err
+	}
+	if fits, err := c.fits(); err != nil {
+		return err
+	} else if fits != nil {
+		return c.standBack(fits)
+	}
 	return nil
 }
 
@@ -488,6 +510,7 @@ func (c *Controller) Use(cycle *pattern.Cycle, files []Mapped) error {
 	mine := &pattern.Cycle{Files: cycle.Files, Reads: slices.Clone(cycle.Reads)}
 	at := map[int]uint64{}
 	numbers := make([]int, len(files))
+	var loading []loadFile
 	for i, f := range files {
 		var err error
 		if numbers[i], err = c.open(f.Path, f.ID); err != nil {
@@ -495,6 +518,7 @@ func (c *Controller) Use(cycle *pattern.Cycle, files []Mapped) error {
 		}
 		if f.Base != 0 {
 			at[numbers[i]] = f.Base
+			loading = append(loading, loadFile{file: numbers[i], base: f.Base})
 		}
 	}
 	var whole int64
@@ -509,7 +533,8 @@ func (c *Controller) Use(cycle *pattern.Cycle, files []Mapped) error {
 		}
 	}
 	c.contexts.stored = mine
-	c.sum.Stored = true
+	c.sum.Stored = !c.guessed
+	c.loads(loading)
 	return c.start(mine, at)
 }
 
@@ -625,6 +650,9 @@ func (c *Controller) Tick() error {
 	}
 	if err := c.checkMapped(); err != nil || c.help == nil {
 		return err
+	}
+	if c.load != nil {
+		return c.stageLoading()
 	}
 	if c.watch.aside {
 		return nil

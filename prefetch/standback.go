@@ -94,6 +94,9 @@ func (c *Controller) standBack(s *StandBack) error {
 
 // fits says whether all that the target reads has room, by its limits, not by the caller's budget: what a token reads, and the other models that it maps, as their turn may come.
 func (c *Controller) fits() (*StandBack, error) {
+	if c.load != nil || c.guessed { // it is not in memory yet, or nobody knows whether the target reads it there: its first decode tells
+		return nil, nil
+	}
 	s := &StandBack{Reason: Fits, Bytes: c.help.schedule.Bytes}
 	room := c.room.Bytes - c.help.window.bytes
 	if c.room.Level == LevelBudget || room < s.Bytes {

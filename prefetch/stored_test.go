@@ -11,6 +11,7 @@ import (
 
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
+	"tensorcast/gguf/gguftest"
 	"tensorcast/internal/proc"
 	"tensorcast/pattern"
 )
@@ -66,5 +67,34 @@ func TestMappedModels(t *testing.T) {
 	}
 	if _, err := MappedModels(1 << 22)(); !errors.Is(err, proc.ErrNoProcess) {
 		t.Errorf("a process that is not there: %v", err)
+	}
+}
+
+// A split model is one only once all of its parts are mapped, and with a draft model beside it nobody knows which computes.
+func TestWholeModel(t *testing.T) {
+	part := func(split ...uint16) *gguf.File {
+		path := filepath.Join(t.TempDir(), "part.gguf")
+		m := gguftest.Model{Tensors: []gguftest.Tensor{{Name: "a", Type: gguf.F32, Shape: []int64{256}}}}
+		if split != nil {
+			m.KVs = []gguftest.KV{{Key: "split.no", Value: split[0]}, {Key: "split.count", Value: split[1]}}
+		}
+		m.Write(t, path)
+		opened, err := gguf.OpenPart(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return opened.Files[0]
+	}
+	one, first, second := part(), part(0, 2), part(1, 2)
+	for _, tc := range []struct {
+		parts []*gguf.File
+		whole bool
+	}{
+		{nil, false}, {[]*gguf.File{one}, true}, {[]*gguf.File{part(0, 1)}, true}, {[]*gguf.File{one, one}, false},
+		{[]*gguf.File{first}, false}, {[]*gguf.File{first, second}, true}, {[]*gguf.File{first, second, one}, false}, {[]*gguf.File{first, one}, false},
+	} {
+		if got := (Model{Parts: tc.parts}).whole(); got != tc.whole {
+			t.Errorf("%d parts: %v", len(tc.parts), got)
+		}
 	}
 }

@@ -2,9 +2,12 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"os"
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
@@ -21,6 +24,8 @@ import (
 
 type options struct {
 	pid      int
+	exec     bool
+	asRoot   bool
 	strategy string
 	pattern  string
 	plan     string
@@ -33,12 +38,18 @@ type options struct {
 	prefetch.Options
 }
 
-func main() { cli.Main(command()) }
+func main() {
+	ctx, stop := cli.Signals(context.Background())
+	code := cli.Run(ctx, command(stop), os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
 
-func command() *cobra.Command {
+// command is the command line. unheard lets signals take their usual effect, instead of ending the context: with --exec they are the command's.
+func command(unheard func()) *cobra.Command {
 	o := options{strategy: prefetch.StrategyNames()[0]}
 	cmd := &cobra.Command{
-		Use:   "prefetchd --pid N",
+		Use:   "prefetchd (--pid N | --exec [flags] -- command [argument...])",
 		Short: "Keep the right bytes of a model in memory for a running llama.cpp",
 		Long: `Keep the right bytes of a model in memory for a running, unmodified llama.cpp.
 Learns from the warm-up or the first generated token what each token reads, keeps as much of it as fits in memory, and reads the
@@ -51,8 +62,15 @@ What is kept is not locked: the kernel takes it when somebody needs memory, and 
 Tokens with help are compared with tokens without, and help that does not win is given up. Where there is nothing to win
 (the model fits, its weights are not read from the file), it says why, sleeps, and looks again now and then.
 
-With --pattern it begins with what analyze found out, as soon as the target maps the model, before its first token. The
-pattern of another model is refused. If the target then reads something else, that is learned instead.
+While the target loads its model, that is read ahead of it at the disk's bandwidth, and what the first token reads stays. Which
+weights are read in which order is guessed from the file; what the target then reads is learned instead if it differs.
+With --pattern it is what analyze found out; the pattern of another model is refused. With --exec prefetchd starts the
+command itself, and reads the head of the file that its arguments name (*.gguf) while probes are set.
+
+The command runs as the user who typed sudo, with that user's groups, HOME, PATH and environment; --as-root runs it as
+root. It keeps its standard streams, terminal and process group. SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are
+passed on to it, unless the terminal has sent them to both. It must become llama.cpp itself (a shell's exec may): what it
+starts is not helped.
 
 With --dry-run it learns, or takes from --pattern, what a token reads, measures the room and the disk (reads below the
 page cache for a moment, beside those of the target), says what would be kept and how many tokens per second are
@@ -65,24 +83,28 @@ A process that holds no ggml is refused; --wait sleeps until it has loaded it.
 In a container it needs what it needs on the host: eBPF (no user namespace of its own), /proc of its PID namespace, and
 the target's memory cgroup, or --budget. From the host it helps a target in a container.
 
-Exit status: 0 when the target ended or prefetchd was interrupted, 1 on failure, 2 for wrong usage.`,
-		Example: `  sudo prefetchd --pid $(pidof llama-server)
+Exit status: with --pid 0 when the target ended or prefetchd was interrupted, 1 on failure, 2 for wrong usage. With --exec
+the command's own (128+n if signal n ended it), also if helping it failed; 127 if there is no such program, 126 if it
+cannot be run, 1 if it was not started for another reason, 2 for wrong usage.`,
+		Example: `  sudo prefetchd --exec -- llama-cli -m model.gguf --no-repack -p "hi" -n 32
+  sudo prefetchd --pid $(pidof llama-server)
   sudo prefetchd --wait --pid $!
   sudo prefetchd --pid $(pidof llama-server) --pattern analysis/pattern.json`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return cli.Usagef("unexpected argument %q: say which process to help with --pid", args[0])
+		Args: func(_ *cobra.Command, args []string) error { return o.check(args) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if o.exec {
+				unheard()
+				return o.advise(runCommand(cmd, o, args))
 			}
-			if o.pid <= 0 {
-				return cli.Usagef("say which process to help: prefetchd --pid N")
-			}
-			return nil
+			return o.advise(run(cmd, o))
 		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.advise(run(cmd, o)) },
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
+	f.SetInterspersed(false)
 	f.IntVarP(&o.pid, "pid", "p", 0, "help the running process `N`")
+	f.BoolVar(&o.exec, "exec", false, "start the command that follows, and help it from the first touch of its model on")
+	f.BoolVar(&o.asRoot, "as-root", false, "with --exec, run the command as root, not as the user who typed sudo")
 	f.BoolVar(&o.wait, "wait", false, "wait until the process has loaded ggml; else one that has not is refused")
 	f.StringVar(&o.pattern, "pattern", "", "begin with the pattern in `FILE`, which analyze wrote (pattern.json)")
 	cli.EnumVar(cmd, &o.strategy, "strategy", "", prefetch.StrategyNames(),
@@ -93,7 +115,7 @@ Exit status: 0 when the target ended or prefetchd was interrupted, 1 on failure,
 	cli.SizeVar(f, &o.Window, "window", "`SIZE` of what is read ahead and not yet paged out (chosen)")
 	f.BoolVar(&o.Always, "always", false, "help without measuring whether it wins, mixtures of experts too: to study a strategy")
 	f.BoolVar(&o.noJoin, "no-join", false, "stay in the own cgroup: pages read ahead are then not charged to the target's")
-	f.BoolVar(&o.json, "json", false, "print the summary as JSON")
+	f.BoolVar(&o.json, "json", false, "print the summary as JSON (with --exec on standard error: standard output is the command's)")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "say what is being done")
 	planFlags(f, &o)
 	cmd.AddCommand(newDoctorCommand())
@@ -103,7 +125,7 @@ Exit status: 0 when the target ended or prefetchd was interrupted, 1 on failure,
 // advise adds to an error which flag of prefetchd helps.
 func (o *options) advise(err error) error {
 	switch {
-	case errors.Is(err, event.ErrNoGGML) && !o.wait:
+	case errors.Is(err, event.ErrNoGGML) && !o.wait && !o.exec:
 		return fmt.Errorf("%w If it loads it later, add --wait", err)
 	case errors.Is(err, cgroup.ErrHidden):
 		return fmt.Errorf("%w: mount the cgroup hierarchy here, run this on the host, or say with --budget how much of the model to keep in memory", err)
@@ -111,34 +133,71 @@ func (o *options) advise(err error) error {
 	return err
 }
 
-func run(cmd *cobra.Command, o options) (err error) {
+// check says in one line what is wrong with the arguments.
+func (o *options) check(args []string) error {
+	switch {
+	case o.exec && o.pid != 0:
+		return cli.Usagef("give --exec or --pid, not both")
+	case o.exec && len(args) == 0:
+		return cli.Usagef("say which command to start: prefetchd --exec -- llama-cli -m model.gguf")
+	case o.exec && o.wait:
+		return cli.Usagef("--wait is for --pid: a command is waited for anyway")
+	case o.exec && o.dry:
+		return cli.Usagef("--dry-run is for --pid: start the command without prefetchd")
+	case o.exec && o.plan == toStdout:
+		return cli.Usagef("with --exec standard output is the command's: name a file after --plan")
+	case o.exec:
+		return nil
+	case o.asRoot:
+		return cli.Usagef("--as-root is for --exec: not with --pid")
+	case len(args) > 0:
+		return cli.Usagef("unexpected argument %q: say which process to help with --pid, or start a command with --exec", args[0])
+	case o.pid <= 0:
+		return cli.Usagef("say which process to help: prefetchd --pid N, or start it: prefetchd --exec -- command")
+	}
+	return nil
+}
+
+// prepare checks what does not depend on the target, and says how it is helped.
+func (o *options) prepare(live *live) (serve.Options, error) {
+	var err error
 	if o.Strategy, err = prefetch.ParseStrategy(o.strategy); err != nil {
-		return cli.Usage(err)
+		return serve.Options{}, cli.Usage(err)
 	}
 	if _, only := o.Strategy.(prefetch.Pattern); only && o.pattern == "" {
-		return cli.Usagef("--strategy pattern needs --pattern FILE")
+		return serve.Options{}, cli.Usagef("--strategy pattern needs --pattern FILE")
 	}
 	if o.Stored, err = readPattern(o.pattern); err != nil {
-		return err
+		return serve.Options{}, err
 	}
 	if err := proc.CheckMount(); err != nil {
-		return err
+		return serve.Options{}, err
 	}
 	level := slog.LevelWarn
 	if o.verbose {
 		level = slog.LevelDebug
 	}
-	live := newLive(cmd.ErrOrStderr())
-	defer live.close()
 	log := slog.New(slog.NewTextHandler(live, &slog.HandlerOptions{Level: level}))
 	if o.Lock {
 		log.Warn("what is locked the kernel cannot take: if another program in the target's cgroup needs more memory at once than is left, it may kill the target")
+	}
+	return serve.Options{PID: o.pid, Late: o.wait || o.exec, Join: !o.noJoin, Dry: o.dry, Leave: o.leave, Prefetch: o.Options, Tell: live.tell, Log: log}, nil
+}
+
+// run helps a process.
+func run(cmd *cobra.Command, o options) error {
+	live := newLive(cmd.ErrOrStderr())
+	defer live.close()
+	so, err := o.prepare(live)
+	if err != nil {
+		return err
 	}
 	plan, err := openPlan(&o, cmd.OutOrStdout())
 	if err != nil {
 		return err
 	}
-	s, err := serve.Run(cmd.Context(), serve.Options{PID: o.pid, Late: o.wait, Join: !o.noJoin, Dry: o.dry, Leave: o.leave, Prefetch: o.Options, Tell: live.tell, Planned: plan.take, Log: log})
+	so.Planned = plan.take
+	s, err := serve.Run(cmd.Context(), so)
 	live.close()
 	if err == nil && o.dry && s.PerToken == 0 && s.Idle == "" {
 		err = errors.New("the target generated no token: nothing was learned")
@@ -146,7 +205,10 @@ func run(cmd *cobra.Command, o options) (err error) {
 	if err := plan.finish(err); err != nil {
 		return err
 	}
-	return report(cmd, o, s)
+	if o.dry && !o.json {
+		return reportDry(cmd, &o, s)
+	}
+	return report(cmd.OutOrStdout(), cmd.ErrOrStderr(), o, s)
 }
 
 // readPattern reads a stored cycle; nil if there is no path.
@@ -166,21 +228,19 @@ func readPattern(path string) (*pattern.Cycle, error) {
 	return c, nil
 }
 
-func report(cmd *cobra.Command, o options, s prefetch.Summary) error {
+// report prints the summary: as JSON to one writer, as text to the other.
+func report(asJSON, asText io.Writer, o options, s prefetch.Summary) error {
 	if s.Level == prefetch.LevelBudget {
 		s.Level = "--budget"
 	}
 	if o.json {
-		return cli.WriteJSON(cmd.OutOrStdout(), s)
-	}
-	if o.dry {
-		return reportDry(cmd, &o, s)
+		return cli.WriteJSON(asJSON, s)
 	}
 	if s.Idle != "" && s.Tokens == 0 {
 		return nil // that was told
 	}
 	if s.PerToken == 0 {
-		_, err := fmt.Fprintln(cmd.ErrOrStderr(), "prefetchd: the target generated no token: nothing was learned")
+		_, err := fmt.Fprintln(asText, "prefetchd: the target generated no token: nothing was learned")
 		return err
 	}
 	perToken := int64(0)
@@ -192,13 +252,13 @@ func report(cmd *cobra.Command, o options, s prefetch.Summary) error {
 		expected = fmt.Sprintf(" (%.2f expected)", s.Expected)
 	}
 	bytes := func(n int64) string { return humanize.IBytes(uint64(n)) }
-	_, err := fmt.Fprintf(cmd.ErrOrStderr(), "prefetchd: %d tokens at %.2f tok/s%s; of %s that each token reads, %s kept, %s streamed per token (%s in all), %d late; room for %s (%s); %s\n",
+	_, err := fmt.Fprintf(asText, "prefetchd: %d tokens at %.2f tok/s%s; of %s that each token reads, %s kept, %s streamed per token (%s in all), %d late; room for %s (%s); %s\n",
 		s.Tokens, s.TokensPerSec, expected, bytes(s.PerToken), bytes(s.Pinned), bytes(perToken), bytes(s.Streamed), s.Late, bytes(s.Room), s.Level, s.Queue)
 	if err != nil || s.Streamed == 0 {
 		return err
 	}
 	b := s.Beyond
-	_, err = fmt.Fprintf(cmd.ErrOrStderr(), "prefetchd: memory that keeps nothing: window %s, reserve %s, left free %s, prefetchd itself %s, unused %s; read again per token: needed twice %s, taken by the kernel %s, swept %s\n",
+	_, err = fmt.Fprintf(asText, "prefetchd: memory that keeps nothing: window %s, reserve %s, left free %s, prefetchd itself %s, unused %s; read again per token: needed twice %s, taken by the kernel %s, swept %s\n",
 		bytes(b.Window), bytes(b.Reserve), bytes(b.LeftFree), bytes(b.Own), bytes(b.Unused), bytes(b.Twice), bytes(b.Taken), bytes(b.Swept))
 	return err
 }

@@ -10,7 +10,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"os/exec"
 	"slices"
 	"syscall"
 
@@ -78,29 +77,16 @@ func (s *session) begin(ctx context.Context, args []string, log *slog.Logger) (e
 		s.capture, err = capture.Attach(int(s.pid), opts)
 		return err
 	}
-	cmd, err := s.command(args)
+	user := s.user
+	if s.asRoot {
+		user = nil
+	}
+	cmd, err := user.Command(args)
 	if err != nil {
 		return err
 	}
 	s.capture, err = capture.Start(ctx, cmd, opts)
 	return err
-}
-
-// command is the command with our streams, as the user on whose behalf we work.
-func (s *session) command(args []string) (*exec.Cmd, error) {
-	user := s.user
-	if s.asRoot {
-		user = nil
-	}
-	env := user.Env(os.Environ())
-	path, err := user.LookPath(args[0], env)
-	if err != nil {
-		return nil, err
-	}
-	return &exec.Cmd{
-		Path: path, Args: args, Env: env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
-		SysProcAttr: &syscall.SysProcAttr{Credential: user.Credential()},
-	}, nil
 }
 
 // open opens the output. Standard output is waited for until ctx ends.

@@ -1464,12 +1464,15 @@ int BPF_KPROBE(decode_begin, u64 context, u64 batch)
 		e.sequences_known = !l.failed;
 		__builtin_memcpy(e.sequences, l.set, sizeof(e.sequences));
 	}
+	/* If the probes were set in the middle of a decode, its end was not seen: its last op is still running, it seems. */
+	u64 now = bpf_ktime_get_ns();
+	finish(th, now);
 	th->context = context;
 	th->decode = __sync_fetch_and_add(&decodes, 1) + 1;
 	u32 *warm = bpf_map_lookup_elem(&warm_contexts, &context);
 	e.tgid = th->evs.tgid;
 	e.tid = th->evs.tid;
-	e.time = bpf_ktime_get_ns();
+	e.time = now;
 	e.context = context;
 	e.decode = th->decode;
 	e.warmup = warm && *warm;

@@ -192,6 +192,19 @@ func (u *User) LookPath(name string, env []string) (string, error) {
 	return found, err
 }
 
+// Command is the command args with this process's streams, as the user: the user's environment, ids and PATH. The error says that it was not found.
+func (u *User) Command(args []string) (*exec.Cmd, error) {
+	env := u.Env(os.Environ())
+	path, err := u.LookPath(args[0], env)
+	if err != nil {
+		return nil, err
+	}
+	return &exec.Cmd{
+		Path: path, Args: args, Env: env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
+		SysProcAttr: &syscall.SysProcAttr{Credential: u.Credential()},
+	}, nil
+}
+
 // Do calls f on a thread of its own, whose files are created and opened as the user: what f writes belongs to the user and is written only
 // where the user may write, even through symbolic links that somebody planted. Reading is not restricted (f may read models and memory maps
 // of any process), nor are root's other privileges. Goroutines that f starts are not affected by this.

@@ -111,6 +111,16 @@ func privileged(path string) bool {
 	return err == nil && n > 0
 }
 
+// StartError says that a program could not be executed: it is not there, it may not be, or it is none.
+type StartError struct {
+	Path string
+	Err  error
+}
+
+func (e *StartError) Error() string { return fmt.Sprintf("start %s: %v", e.Path, e.Err) }
+
+func (e *StartError) Unwrap() error { return e.Err }
+
 // start returns once the child has been started and, if requested, is stopped.
 func (c *Child) start() error {
 	if err := c.cmd.Start(); err != nil {
@@ -118,7 +128,7 @@ func (c *Child) start() error {
 		if errors.As(err, &path) {
 			err = path.Err // the message names the path anyway
 		}
-		return fmt.Errorf("start %s: %w", c.cmd.Path, err)
+		return &StartError{c.cmd.Path, err}
 	}
 	if !c.cmd.SysProcAttr.Ptrace {
 		return nil

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"slices"
 	"testing"
 	"unsafe"
 
@@ -44,10 +45,17 @@ func TestTouched(t *testing.T) {
 		t.Fatal(err)
 	}
 	check(0, len(memory), false)
-	for _, address := range []uint64{0, 1 << 46, 1<<63 - 1, 1<<64 - 1} {
+	nowhere := []uint64{0, 1 << 46, 1<<63 - 1, 1<<64 - 1}
+	for _, address := range nowhere {
 		if touched, err := p.Touched(address, 2<<12); touched || err != nil {
 			t.Errorf("at %#x: %v, %v", address, touched, err)
 		}
+	}
+	memory[3*page], memory[5*page+7] = 1, 1
+	at := func(i int) uint64 { return base + uint64(i*page) }
+	got, err := p.TouchedAt(append([]uint64{at(2), at(3) + 9, at(4), at(5), at(700)}, nowhere...))
+	if want := []bool{false, true, false, true, false, false, false, false, false}; !slices.Equal(got, want) || err != nil {
+		t.Errorf("%v, %v; want %v", got, err, want)
 	}
 }
 
@@ -65,7 +73,10 @@ func TestTouchedOfAnEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait() // it was killed
-	if touched, err := p.Touched(1<<20, 1); touched || !errors.Is(err, unix.ESRCH) {
+	if touched, err := p.Touched(1<<20, 1); touched || !errors.Is(err, ErrNoProcess) {
+		t.Errorf("%v, %v", touched, err)
+	}
+	if touched, err := p.TouchedAt([]uint64{1 << 20}); touched != nil || !errors.Is(err, ErrNoProcess) {
 		t.Errorf("%v, %v", touched, err)
 	}
 }

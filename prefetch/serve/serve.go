@@ -7,8 +7,12 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
+	"os"
+	"os/exec"
 	"runtime"
 	"runtime/debug"
+	"sync"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/procfs"
@@ -21,14 +25,14 @@ import (
 
 // Options say whom to help, and how.
 type Options struct {
-	PID  int
+	PID  int  // the target; Start sets it
 	Late bool // the target may load ggml later; else one that has none is an error
 	Join bool // this process joins the target's memory cgroup, so that it pays there for what it reads
 	// Dry plans only: Run ends with what would be held, or with why nothing would be (Summary.Idle).
 	Dry bool
 	// Leave is how many bytes of the host's available memory are left to others; 0 chooses (see prefetch.MemoryOptions).
 	Leave int64
-	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Dry, Judge, Begin, Own and Log are set by Run.
+	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Touched, Dry, Judge, Begin, Own and Log are set here.
 	Prefetch prefetch.Options
 	// Tell is called with what is being done, several times a second while the target decodes; nil: nobody asks.
 	Tell func(prefetch.Status)
@@ -49,18 +53,106 @@ const (
 // server is the help for one target.
 type server struct {
 	o          Options
+	command    *capture.Capture // what was started, until it was run
 	controller *prefetch.Controller
 	memory     *prefetch.ProcessMemory
 	settled    bool
+	unloaded   bool // the probes of the command's start were removed
 	told       time.Time
 }
 
 // Run helps until the target ends, or ctx does; both are no error. It locks its goroutine to a thread for as long, as priority belongs to a thread, and the kernel's workers for
 // io_uring inherit that of the thread that submits. Errors are those of capture.Attach, cgroup.ErrHidden without a budget, and others; the target goes on as if nothing had been.
 func Run(ctx context.Context, o Options) (s prefetch.Summary, err error) {
+	return (&server{o: o}).run(ctx)
+}
+
+// Target is a command that was started to be helped.
+type Target struct {
+	server  *server
+	capture *capture.Capture
+	head    *head
+}
+
+// head reads the head of the command's model.
+type head struct {
+	*prefetch.Head // nil if there is none
+	stop           context.CancelFunc
+	reading        sync.WaitGroup
+}
+
+// readHead begins to do so.
+func readHead(ctx context.Context, args []string, o *Options) (*head, error) {
+	h := &head{stop: func() {}}
+	// The command begins in this process's cgroup.
+	memory, err := prefetch.NewProcessMemory(os.Getpid(), prefetch.MemoryOptions{Leave: o.Leave, TrustHost: o.Prefetch.Budget > 0, Log: o.Log})
+	if err != nil {
+		return nil, err
+	}
+	room, err := memory.Room(0, 0)
+	if err := errors.Join(err, memory.Close()); err != nil {
+		return nil, err
+	}
+	if h.Head = prefetch.NamedHead(args, room, o.Prefetch.Budget); h.Head == nil {
+		return h, nil
+	}
+	ctx, h.stop = context.WithCancel(ctx)
+	h.reading.Go(func() { h.Read(ctx) })
+	return h, nil
+}
+
+func (h *head) close() error {
+	h.stop()
+	h.reading.Wait()
+	if h.Head == nil {
+		return nil
+	}
+	return h.Head.Close()
+}
+
+// Start starts a command, stopped behind its execve, so that it is helped from its first touch of the model on. While probes are set, the head of the model that its arguments name
+// is read. signals are passed on to it, see capture.Options. The errors are those of capture.Start, and cgroup.ErrHidden. The caller must call Close.
+func Start(ctx context.Context, cmd *exec.Cmd, signals []syscall.Signal, o Options) (*Target, error) {
+	v := &server{o: o}
+	h, err := readHead(ctx, cmd.Args, &o)
+	if err != nil {
+		return nil, err
+	}
+	opts := v.observing()
+	opts.Signals = signals
+	c, err := capture.Start(ctx, cmd, opts)
+	if err != nil {
+		return nil, errors.Join(err, h.close())
+	}
+	v.o.PID, v.command = c.PID(), c
+	return &Target{v, c, h}, nil
+}
+
+// Help lets the command run, and helps until it ends, as Run does. On an error the command goes on without help, if it runs: see Runs.
+func (t *Target) Help(ctx context.Context) (prefetch.Summary, error) { return t.server.run(ctx) }
+
+// Runs says whether Help has let the command run. If not, Close ends it before its first instruction.
+func (t *Target) Runs() bool { return t.server.command == nil }
+
+// Wait waits, if the command runs, until it ends, and returns its exit status as a shell would.
+func (t *Target) Wait(ctx context.Context) (status int, err error) { return t.capture.Wait(ctx) }
+
+// Explain says, after Help and Wait, why nothing of the command was seen, see capture.Capture.Explain; nil if something was, or nothing stood in the way.
+func (t *Target) Explain() error {
+	if t.server.unloaded || t.server.seen() {
+		return nil
+	}
+	return t.capture.Explain()
+}
+
+// Close ends the command if it still runs.
+func (t *Target) Close() error { return errors.Join(t.capture.Close(), t.head.close()) }
+
+// run helps the target from now on.
+func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	v := &server{o: o}
+	o := v.o
 	process, err := proc.Open(o.PID)
 	if err != nil {
 		return s, err
@@ -89,6 +181,8 @@ func Run(ctx context.Context, o Options) (s prefetch.Summary, err error) {
 	p.Judge = func() error { return v.judge(ctx, examiner) }
 	if o.Dry {
 		p.Dry = prefetch.Bandwidth
+	} else { // nothing is read while the target loads, so nothing need be guessed
+		p.Touched = process.TouchedAt
 	}
 	if o.Join {
 		// Not before: what this process takes until then, and where there is nothing to win, is not the target's to pay.
@@ -146,32 +240,58 @@ func (v *server) judge(ctx context.Context, e *holding.Examiner) error {
 
 // help attaches to the target and works until the target or ctx ends, or there is nothing to win: then it says so.
 func (v *server) help(ctx context.Context) (stood *prefetch.StandBack, err error) {
-	target, err := capture.Attach(v.o.PID, capture.Options{Interval: tick, Tick: v.tick, Pause: v.controller.Pause, Late: v.o.Late, Small: true, Log: v.o.Log})
-	if err != nil {
-		if v.settled && errors.Is(err, proc.ErrNoProcess) { // it was helped before, and has ended
-			err = nil
+	target := v.command
+	started := target != nil
+	if !started {
+		if target, err = capture.Attach(v.o.PID, v.observing()); err != nil {
+			if v.settled && errors.Is(err, proc.ErrNoProcess) { // it was helped before, and has ended
+				err = nil
+			}
+			return nil, err
 		}
-		return nil, err
+		defer func() { err = errors.Join(err, target.Close()) }()
 	}
-	defer func() { err = errors.Join(err, target.Close()) }()
 	if !v.settled {
 		if err := prefetch.Settle(v.o.Log); err != nil {
 			return nil, err
 		}
 		v.settled = true
 	}
+	if started {
+		if err := v.tick(); err != nil { // it has no model yet: what it maps is seen to be new
+			return nil, err
+		}
+		v.command = nil
+	}
 	err = target.Run(ctx, v.controller.Handle)
 	switch {
 	case errors.As(err, &stood):
+		if started { // it is closed when the command has ended
+			v.unloaded = true
+			return stood, target.Unload()
+		}
 		return stood, nil
 	case errors.Is(err, prefetch.ErrPlanned):
 		return nil, nil
 	case err != nil && !errors.Is(err, proc.ErrNoProcess): // the target has ended, as it may
 		return nil, err
-	case v.controller.Summary().PerToken == 0 && ctx.Err() == nil:
+	case !started && !v.seen() && ctx.Err() == nil:
 		return nil, target.Explain()
 	}
 	return nil, nil
+}
+
+// seen says whether the target was seen to compute. A guess is followed without that.
+func (v *server) seen() bool {
+	s := v.controller.Summary()
+	return s.PerToken > 0 && (s.Tokens > 0 || !s.Guessed)
+}
+
+// observing is how a target is observed.
+func (v *server) observing() capture.Options {
+	return capture.Options{
+		Interval: tick, Tick: v.tick, Pause: func() time.Duration { return v.controller.Pause() }, Late: v.o.Late, Small: true, Log: v.o.Log,
+	}
 }
 
 // idle sleeps until there is something to win, or the target or ctx has ended.

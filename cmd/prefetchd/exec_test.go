@@ -1,0 +1,252 @@
+package main
+
+// These tests let prefetchd start its target.
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/prometheus/procfs"
+
+	"tensorcast/experiments/llama"
+	"tensorcast/internal/testenv"
+	"tensorcast/prefetch"
+)
+
+// ran is what became of prefetchd --exec.
+type ran struct {
+	status         int
+	stdout, stderr string
+}
+
+// execute runs prefetchd --exec with flags and a command.
+func execute(t *testing.T, flags, command, env []string) ran {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), prefetchd, append(append([]string{"--exec"}, flags...), append([]string{"--"}, command...)...)...)
+	cmd.Env = append(os.Environ(), env...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	_ = cmd.Run()
+	return ran{cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}
+}
+
+// exec starts the rig's target by prefetchd, both in its group.
+func (r *rig) exec(flags ...string) *helper {
+	r.t.Helper()
+	script := `for f in $GROUPS_FILES; do echo $$ > $f; done; exec "$0" "$@"`
+	args := append([]string{prefetchd, "--exec", "--json"}, append(flags, "--")...)
+	h := &helper{Cmd: exec.Command("sh", append([]string{"-c", script}, append(args, r.in.Command(r.t.Context(), r.options).Args...)...)...)}
+	h.Env = append(os.Environ(), "GROUPS_FILES="+strings.Join(r.group.ProcsFiles(), " "))
+	h.Cmd.Stdout, h.Cmd.Stderr = &r.stdout, &h.stderr
+	if err := h.Start(); err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { _ = h.Process.Kill(); _ = h.Wait() })
+	return h
+}
+
+// execSummary waits for prefetchd, which ends with a status, and returns the summary that it wrote to standard error.
+func (r *rig) execSummary(h *helper, status int) (s prefetch.Summary) {
+	r.t.Helper()
+	_ = h.Wait()
+	said := h.stderr.String()
+	begin := strings.Index(said, "{")
+	if got := h.ProcessState.ExitCode(); got != status || begin < 0 {
+		r.t.Fatalf("prefetchd: status %d, %s", got, said)
+	}
+	if err := json.Unmarshal([]byte(said[begin:]), &s); err != nil {
+		r.t.Fatalf("%v: %s", err, said)
+	}
+	return s
+}
+
+// A target that prefetchd starts says the same, is helped from its load on by what was guessed, which is what it reads, and is not killed.
+func TestExec(t *testing.T) {
+	r := newRig(t, 0.6, 60)
+	h := r.exec("--always")
+	s := r.execSummary(h, 0)
+	if !s.Guessed || s.Learned != 1 || s.Stored || s.Tokens < r.options.Tokens*9/10 || s.Pinned < r.size/4 || s.Streamed == 0 {
+		t.Errorf("summary %+v", s)
+	}
+	kills, err := r.group.OOMKills()
+	if err != nil || kills != 0 {
+		t.Errorf("%d processes were killed for memory, %v", kills, err)
+	}
+	got, err := llama.ParseResult(r.stdout.Bytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if plain := plainRun(r); got.Text != plain.Text {
+		t.Errorf("text %q, plain %q", got.Text, plain.Text)
+	}
+}
+
+// Where everything fits, the load is helped (the head is read before, the rest by a guess, unless the target is faster than that), and then prefetchd sleeps without probes until
+// the target ends. Signals reach it then, too.
+func TestExecFits(t *testing.T) {
+	r := newRig(t, 2, 100)
+	r.options.Repeat = 1000 // until it is ended
+	h := r.exec()
+	testenv.WaitFor(t, "prefetchd to say so", func() bool { return strings.Contains(h.stderr.String(), "prefetchd: idle: everything fits") })
+	testenv.WaitFor(t, "the probes to be removed", func() bool { return mapMemory(h.Process.Pid) == 0 })
+	read := r.readByOthers(h)
+	if err := h.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	s := r.execSummary(h, 128+int(syscall.SIGTERM))
+	if !s.Guessed && read > r.size/2 {
+		t.Errorf("there was no guess, and the target has read %d bytes of %d by itself", read, r.size)
+	}
+	if s.Pinned != 0 || !strings.Contains(s.Idle, "fits") {
+		t.Errorf("summary %+v", s)
+	}
+}
+
+// readByOthers is how many bytes the group's processes but prefetchd have read from the disk.
+func (r *rig) readByOthers(h *helper) (read int64) {
+	r.t.Helper()
+	pids, err := os.ReadFile(r.group.ProcsFiles()[0])
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	others := 0
+	for _, text := range strings.Fields(string(pids)) {
+		pid, err := strconv.Atoi(text)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		if pid == h.Process.Pid {
+			continue
+		}
+		p, err := procfs.NewProc(pid)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		io, err := p.IO()
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		read += int64(io.ReadBytes)
+		others++
+	}
+	if others == 0 {
+		r.t.Fatal("the target is not in its group")
+	}
+	return read
+}
+
+// A helper that waits for its target to load ggml helps with the load, too.
+func TestAttachBeforeLoad(t *testing.T) {
+	r := newRig(t, 0.6, 60)
+	script := `read go; for f in $GROUPS_FILES; do echo $$ > $f; done; exec "$0" "$@"`
+	r.target = exec.Command("sh", append([]string{"-c", script}, r.in.Command(t.Context(), r.options).Args...)...)
+	r.target.Env = append(os.Environ(), "GROUPS_FILES="+strings.Join(r.group.ProcsFiles(), " "))
+	r.target.Stdout, r.target.Stderr = &r.stdout, os.Stderr
+	begin, err := r.target.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.target.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.target.Process.Kill(); _ = r.target.Wait() })
+	h := waiting(t, r.target.Process.Pid, "--wait", "--always")
+	h.waitSettled(t)
+	if _, err := begin.Write([]byte("\n")); err != nil {
+		t.Fatal(err)
+	}
+	r.finish()
+	if s := h.summary(t); !s.Guessed || s.Learned != 1 || s.Streamed == 0 {
+		t.Errorf("summary %+v", s)
+	}
+}
+
+// The command's exit status is prefetchd's, its output stays its own, and signals reach it.
+func TestExecStatus(t *testing.T) {
+	testenv.NeedRoot(t)
+	if r := execute(t, nil, []string{"sh", "-c", "echo out; exit 7"}, nil); r.status != 7 || r.stdout != "out\n" || !strings.Contains(r.stderr, "ended with exit status 7 before anything was seen") || strings.Count(r.stderr, "\n") != 1 {
+		t.Errorf("%+v", r)
+	}
+	if r := execute(t, nil, []string{"sh", "-c", "kill -9 $$"}, nil); r.status != 128+9 {
+		t.Errorf("%+v", r)
+	}
+	if r := execute(t, nil, []string{"true"}, nil); r.status != 0 || !strings.Contains(r.stderr, "no ggml") || strings.Contains(r.stderr, "--wait") {
+		t.Errorf("%+v", r)
+	}
+	for program, status := range map[string]int{"/no/such/program": 127, "no-such-program": 127, os.DevNull: 126} {
+		if r := execute(t, nil, []string{program}, nil); r.status != status || !strings.Contains(r.stderr, program) || strings.Count(r.stderr, "\n") != 1 {
+			t.Errorf("%s: %+v", program, r)
+		}
+	}
+	began := filepath.Join(t.TempDir(), "began")
+	cmd := exec.CommandContext(t.Context(), prefetchd, "--exec", "--", "sh", "-c", `trap 'exit 5' TERM; : > "$0"; while :; do sleep 0.05; done`, began)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.WaitFor(t, "the command to begin", func() bool { _, err := os.Stat(began); return err == nil })
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	if status := cmd.ProcessState.ExitCode(); status != 5 {
+		t.Errorf("after SIGTERM: %d", status)
+	}
+}
+
+// Under sudo the command is the user's.
+func TestExecUser(t *testing.T) {
+	testenv.NeedRoot(t)
+	env := []string{"SUDO_UID=65534", "SUDO_GID=65534"}
+	command := []string{"sh", "-c", "id -u; exit 3"}
+	if r := execute(t, nil, command, env); r.status != 3 || r.stdout != "65534\n" {
+		t.Errorf("%+v", r)
+	}
+	if r := execute(t, []string{"--as-root"}, command, env); r.status != 3 || r.stdout != "0\n" {
+		t.Errorf("%+v", r)
+	}
+}
+
+// If prefetchd dies, the command goes on.
+func TestExecKilled(t *testing.T) {
+	testenv.NeedRoot(t)
+	dir := t.TempDir()
+	began, ended := filepath.Join(dir, "began"), filepath.Join(dir, "ended")
+	cmd := exec.CommandContext(t.Context(), prefetchd, "--exec", "--", "sh", "-c", `p=$PPID; : > "$0"; while kill -0 $p 2> /dev/null; do sleep 0.05; done; : > "$1"`, began, ended)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.WaitFor(t, "the command to begin", func() bool { _, err := os.Stat(began); return err == nil })
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	testenv.WaitFor(t, "the command to end by itself", func() bool { _, err := os.Stat(ended); return err == nil })
+}
+
+// What makes no sense is told in one line.
+func TestExecUsage(t *testing.T) {
+	for line, says := range map[string]string{
+		"--exec":                   "which command",
+		"--exec --pid 1 -- true":   "not both",
+		"--exec --wait -- true":    "--wait is for --pid",
+		"--as-root --pid 1":        "--as-root is for --exec",
+		"--pid 1 true":             "unexpected argument",
+		"--pid 1 -- --exec":        "unexpected argument",
+		"--exec --strategy x true": "strategy",
+		"--exec --dry-run true":    "--dry-run is for --pid",
+		"--exec --plan - true":     "name a file after --plan",
+	} {
+		cmd := exec.CommandContext(t.Context(), prefetchd, strings.Fields(line)...)
+		out, _ := cmd.CombinedOutput()
+		if cmd.ProcessState.ExitCode() != 2 || !strings.Contains(string(out), says) || strings.Count(string(out), "\n") != 1 {
+			t.Errorf("%s: status %d, %s", line, cmd.ProcessState.ExitCode(), out)
+		}
+	}
+}

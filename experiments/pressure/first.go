@@ -1,0 +1,313 @@
+package pressure
+
+// This file measures how long a user waits for the first token: from the start of a command whose model is in no page cache.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"tensorcast/experiments/confine"
+	"tensorcast/experiments/llama"
+	"tensorcast/internal/cgroup"
+	"tensorcast/internal/host"
+	"tensorcast/internal/stats"
+	"tensorcast/internal/tabular"
+)
+
+// Starter is one way to start the target.
+type Starter struct {
+	Name    string `json:"name"`
+	Command string `json:"command,omitempty"` // in the shell's syntax; the target's command line follows it. Empty: the target alone
+}
+
+// FirstConfig says what to measure. Fields that Config has too mean the same.
+type FirstConfig struct {
+	Model     string
+	Target    []string
+	X         float64 // the limit is X times the model file, and the target's own memory; 0: Limit
+	Limit     int64   // bytes; 0 with X 0: no limit
+	Repeat    int
+	Starters  []Starter
+	Readahead int
+	Disk      DiskOptions
+	Progress  func(done, total int, what string)
+	Log       *slog.Logger
+}
+
+// First is one run. Times are milliseconds.
+type First struct {
+	Starter string `json:"starter"`
+	Round   int    `json:"round"`
+	// FirstMs is from the start of the command, a helper's included, until the prompt was decoded: then the first token is chosen. SecondMs is until the next.
+	FirstMs  float64 `json:"first_ms"`
+	SecondMs float64 `json:"second_ms"`
+	Read     int64   `json:"read_bytes"` // from the disk by all processes until the first
+	// LoadMs, WarmupMs and PromptMs are what the target says of it.
+	LoadMs   float64 `json:"load_ms"`
+	WarmupMs float64 `json:"warmup_ms"`
+	PromptMs float64 `json:"prompt_ms"`
+	Text     string  `json:"text"`
+	OOMKills int64   `json:"oom_kills"`
+}
+
+// Own is the part of FirstMs that begins with the target's loading.
+func (f *First) Own() float64 { return f.LoadMs + f.WarmupMs + f.PromptMs }
+
+// FirstReport is the result of MeasureFirst.
+type FirstReport struct {
+	Started      time.Time `json:"started"`
+	Interrupted  bool      `json:"interrupted,omitempty"`
+	Host         host.Info `json:"host"`
+	Disk         DiskInfo  `json:"disk"`
+	ReadaheadKiB int       `json:"readahead_kib"` // during the runs
+	Path         string    `json:"model"`
+	Bytes        int64     `json:"model_bytes"`
+	Limit        int64     `json:"limit_bytes"` // 0: none
+	Own          int64     `json:"own_bytes"`   // 0: not measured
+	BW           float64   `json:"bw_disk_bytes"`
+	Starters     []Starter `json:"starters"`
+	Runs         []First   `json:"runs"`
+}
+
+// MeasureFirst starts the target in each way in turn, with its model dropped from the page cache. It cleans up as Measure does.
+func MeasureFirst(ctx context.Context, cfg FirstConfig) (r *FirstReport, err error) {
+	switch {
+	case cfg.Model == "" || len(cfg.Target) == 0 || len(cfg.Starters) == 0 || cfg.Repeat < 1:
+		return nil, errors.New("no model, no target, no way to start it or no repeat")
+	case os.Geteuid() != 0:
+		return nil, ErrNotRoot
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	s := &series{cfg: Config{Model: cfg.Model, Target: cfg.Target, Progress: cfg.Progress, Log: cfg.Log}, total: 1 + cfg.Repeat*len(cfg.Starters)}
+	if s.model, err = confine.Open(cfg.Model); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, s.model.Close()) }()
+	if s.disk, err = diskOf(cfg.Model); err != nil {
+		return nil, err
+	}
+	if s.root, err = cgroup.Root(); err != nil {
+		return nil, err
+	}
+	if err := s.root.AccountReads(s.disk.major, s.disk.minor); err != nil {
+		return nil, err
+	}
+	before, err := s.disk.readahead()
+	if err != nil {
+		return nil, err
+	}
+	readahead := before
+	if cfg.Readahead > 0 {
+		defer func() { err = errors.Join(err, s.disk.setReadahead(before)) }()
+		if err := s.disk.setReadahead(cfg.Readahead); err != nil {
+			return nil, err
+		}
+		readahead = cfg.Readahead
+	}
+	r = &FirstReport{
+		Started: time.Now(), Host: host.Read(), Disk: DiskInfo{Name: s.disk.name, ReadaheadKiBBefore: before}, ReadaheadKiB: readahead, Path: cfg.Model, Bytes: s.model.Size,
+		Limit: cfg.Limit, Starters: cfg.Starters,
+	}
+	if err := s.first(ctx, cfg, r); err != nil {
+		r.Interrupted = true
+		return r, err
+	}
+	return r, nil
+}
+
+func (s *series) first(ctx context.Context, cfg FirstConfig, r *FirstReport) error {
+	bandwidth := func() error {
+		s.progress("measuring the disk")
+		d, err := DiskBandwidth(ctx, cfg.Model, []Extent{{0, s.model.Size}}, cfg.Disk)
+		r.BW = max(r.BW, d.Best.BytesPerSecond)
+		return err
+	}
+	if err := bandwidth(); err != nil {
+		return err
+	}
+	if cfg.X > 0 {
+		s.report = &Report{}
+		own, err := s.unlimited(ctx, "own memory", "")
+		if err != nil {
+			return err
+		}
+		r.Own = own.Own
+		r.Limit = (int64(cfg.X*float64(s.model.Size)) + own.Own) &^ int64(os.Getpagesize()-1)
+	}
+	for i, k := range order(len(cfg.Starters), cfg.Repeat) {
+		run, err := s.start(ctx, cfg.Starters[k], r.Limit)
+		if err != nil {
+			return err
+		}
+		run.Round = i / len(cfg.Starters)
+		r.Runs = append(r.Runs, *run)
+		s.done++
+	}
+	return bandwidth()
+}
+
+// start makes one run. A target that fails is an error: there is nothing to compare then.
+func (s *series) start(ctx context.Context, how Starter, limit int64) (run *First, err error) {
+	s.progress(how.Name)
+	if err := s.model.Drop(ctx); err != nil {
+		return nil, err
+	}
+	group, err := cgroup.Create(s.root, fmt.Sprintf("tensorcast-pressure-%d-%d", os.Getpid(), s.done))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, group.Remove()) }()
+	if limit > 0 {
+		if err := group.SetLimit(limit); err != nil {
+			return nil, err
+		}
+	}
+	args := s.cfg.Target
+	if how.Command != "" {
+		args = slices.Concat([]string{"/bin/sh", "-c", "exec " + how.Command + ` "$@"`, "sh"}, args)
+	}
+	run = &First{Starter: how.Name}
+	read, err := s.disk.readBytes()
+	if err != nil {
+		return nil, err
+	}
+	begun := time.Now()
+	// The end of ctx is told to the command, not killed with it: a helper passes it on to its target.
+	t, err := startTarget(context.WithoutCancel(ctx), group, args, "")
+	if err != nil {
+		return nil, err
+	}
+	defer t.marks.Close()
+	stop := context.AfterFunc(ctx, func() {
+		_ = t.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+		_ = t.marks.SetReadDeadline(time.Now())
+	})
+	defer stop()
+	// Whoever ends early closes the pipe, so this ends with the target.
+	mark := make([]byte, 1)
+	if _, err = io.ReadFull(t.marks, mark); err == nil {
+		run.FirstMs = ms(time.Since(begun))
+		now, readErr := s.disk.readBytes()
+		run.Read = now - read
+		if _, err = io.ReadFull(t.marks, mark); err == nil {
+			run.SecondMs = ms(time.Since(begun))
+		}
+		err = errors.Join(err, readErr)
+	}
+	waitErr := t.cmd.Wait()
+	switch {
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("%s: %w", how.Name, context.Cause(ctx))
+	case waitErr != nil:
+		return nil, fmt.Errorf("%s: %w: %s", how.Name, waitErr, t.stderr.String())
+	case err != nil:
+		return nil, fmt.Errorf("%s: wait for the first token: %w", how.Name, err)
+	}
+	result, err := llama.ParseResult(t.stdout.Bytes())
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", how.Name, err)
+	}
+	run.LoadMs, run.WarmupMs, run.PromptMs, run.Text = result.LoadMs, result.WarmupMs, result.PromptMs, result.Text
+	run.OOMKills, err = group.OOMKills()
+	return run, err
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// passes is how often the model is computed before the first token: the warm-up, and the prompt.
+const passes = 2
+
+// Needed is how many bytes must be read from the disk before the first token: the file once, as it is loaded, and in each pass what has no room. That is for a model that a token
+// reads whole, and without a limit, or if what it leaves for the model is not known, the file.
+func (r *FirstReport) Needed() int64 {
+	needed := r.Bytes
+	if r.Limit > 0 && r.Own > 0 {
+		needed += passes * max(r.Bytes-(r.Limit-r.Own), 0)
+	}
+	return needed
+}
+
+// least is how long the disk takes for what is needed, in milliseconds; 0 if that was not measured.
+func (r *FirstReport) least() float64 {
+	if r.BW <= 0 {
+		return 0
+	}
+	return float64(r.Needed()) / r.BW * 1000
+}
+
+// WriteText writes the report for people.
+func (r *FirstReport) WriteText(w io.Writer) error { return r.document().WriteText(w) }
+
+// WriteMarkdown writes the report as Markdown.
+func (r *FirstReport) WriteMarkdown(w io.Writer) error { return r.document().WriteMarkdown(w) }
+
+func (r *FirstReport) document() tabular.Document {
+	limit := "no limit"
+	if r.Limit > 0 {
+		limit = fmt.Sprintf("limit %d MiB", r.Limit/mib)
+	}
+	if r.Own > 0 {
+		limit += fmt.Sprintf(", of which the target's own memory takes %d", r.Own/mib)
+	}
+	lines := tabular.Lines{
+		fmt.Sprintf("model: %s, %d MiB; %s", filepath.Base(r.Path), r.Bytes/mib, limit),
+		fmt.Sprintf("machine: %d x %s, %s GiB, Linux %s, cgroup v%d", r.Host.CPUs, r.Host.CPUName(), number(float64(r.Host.Memory)/(1<<30)), r.Host.Kernel, r.Host.CgroupVersion),
+		fmt.Sprintf("disk: %s, readahead %d KiB, %.0f MiB/s (O_DIRECT)", r.Disk.Name, r.ReadaheadKiB, r.BW/mib),
+		fmt.Sprintf("needed before the first token: %d MiB, which takes the disk %.2f s", r.Needed()/mib, r.least()/1000),
+	}
+	if r.Interrupted {
+		lines = append(lines, "INTERRUPTED: runs are missing")
+	}
+	table := &tabular.Table{Columns: slices.Concat(tabular.Left("start"),
+		tabular.Right("first token s", "min..max", "x needed/disk", "next token s", "load s", "warm-up s", "prompt s", "their sum x needed/disk", "MiB read", "speedup", "OOM-killed"))}
+	var plain []First
+	for k, how := range r.Starters {
+		var runs []First
+		for _, run := range r.Runs {
+			if run.Starter == how.Name {
+				runs = append(runs, run)
+			}
+		}
+		if len(runs) == 0 {
+			continue
+		}
+		if k == 0 {
+			plain = runs
+		}
+		median := func(of func(*First) float64) float64 {
+			var all []float64
+			for i := range runs {
+				all = append(all, of(&runs[i]))
+			}
+			return stats.Median(all)
+		}
+		var all, gains []float64
+		kills := int64(0)
+		for i := range runs {
+			all = append(all, runs[i].FirstMs)
+			kills += runs[i].OOMKills
+			if i < len(plain) {
+				gains = append(gains, plain[i].FirstMs/runs[i].FirstMs)
+			}
+		}
+		seconds := func(of func(*First) float64) string { return fmt.Sprintf("%.2f", median(of)/1000) }
+		table.Rows = append(table.Rows, []string{
+			how.Name, fmt.Sprintf("%.2f", stats.Median(all)/1000), fmt.Sprintf("%.2f..%.2f", slices.Min(all)/1000, slices.Max(all)/1000),
+			fmt.Sprintf("%.2f", stats.Median(all)/r.least()), seconds(func(f *First) float64 { return f.SecondMs - f.FirstMs }),
+			seconds(func(f *First) float64 { return f.LoadMs }), seconds(func(f *First) float64 { return f.WarmupMs }), seconds(func(f *First) float64 { return f.PromptMs }),
+			fmt.Sprintf("%.2f", median((*First).Own)/r.least()), fmt.Sprintf("%.0f", median(func(f *First) float64 { return float64(f.Read) })/mib),
+			fmt.Sprintf("%.2fx", stats.Median(gains)), fmt.Sprint(kills),
+		})
+	}
+	return tabular.Document{lines, table, tabular.Lines{fmt.Sprintf("Medians over the runs, which took turns. The first token is there when the prompt is decoded. Speedup: over %s in the same round.", r.Starters[0].Name)}}
+}

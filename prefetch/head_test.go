@@ -1,0 +1,89 @@
+package prefetch
+
+import (
+	gocontext "context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"tensorcast/experiments/synth"
+	"tensorcast/gguf"
+	"tensorcast/internal/pagecache"
+	"tensorcast/internal/testenv"
+)
+
+// The head of the largest model that a command line names is read, as far as there is room.
+func TestNamedHead(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	write := func(name string, layers int) string {
+		plan, err := synth.NewPlan(synth.Config{Layers: layers, Embd: 512, FF: 2048, Heads: 2, KVHeads: 2, Vocab: 300, Ctx: 64, Type: gguf.Q8_0, Seed: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := plan.WriteFile(t.Context(), filepath.Join(dir, name), nil); err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
+	model, draft := write("model.gguf", 6), write("draft.gguf", 1)
+	if err := os.WriteFile("none.gguf", make([]byte, 64<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roomFor := func(bytes int64) Room { // of which margin and window are taken
+		r := Room{Bytes: bytes, Limit: 1 << 30}
+		for r.Keepable() < bytes {
+			r.Bytes += pageSize
+		}
+		return r
+	}
+	for name, tc := range map[string]struct {
+		args   []string
+		room   Room
+		budget int64
+		want   int64 // bytes; 0: none is named
+	}{
+		"all":           {[]string{"llama-cli", "-m", model, "-md", draft, "-n", "1"}, roomFor(1 << 30), 0, info.Size()},
+		"after =":       {[]string{"llama-cli", "--model=" + model}, roomFor(1 << 30), 0, info.Size()},
+		"room":          {[]string{"llama-cli", "-m", model}, roomFor(12 << 20), 0, 12 << 20},
+		"budget":        {[]string{"llama-cli", "-m", model}, roomFor(1 << 30), 9<<20 + 4096, 9<<20 + 4096},
+		"no room":       {[]string{"llama-cli", "-m", model}, Room{}, 0, -1},
+		"none":          {[]string{"llama-cli", "-p", "x"}, roomFor(1 << 30), 0, 0},
+		"nothing there": {[]string{"llama-cli", "-m", "missing.gguf", "-m", "none.gguf", "-m", dir}, roomFor(1 << 30), 0, 0},
+	} {
+		h := NamedHead(tc.args, tc.room, tc.budget)
+		if (h == nil) != (tc.want == 0) {
+			t.Errorf("%s: %v", name, h)
+			continue
+		}
+		if h == nil {
+			continue
+		}
+		testenv.NeedMachine(t)
+		f, err := os.OpenFile(model, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if left, err := pagecache.Drop(t.Context(), f); left > 0 || err != nil {
+			t.Skipf("%d bytes stay in memory, %v: set TMPDIR to a directory on a disk", left, err)
+		}
+		ended, end := gocontext.WithCancel(t.Context())
+		end()
+		h.Read(ended)
+		h.Read(t.Context())
+		want := max(tc.want, 0)
+		there, err := pagecache.Resident(f, 0, (want+pageSize-1)/pageSize*pageSize)
+		beyond, _ := pagecache.Resident(f, (want+pageSize-1)/pageSize*pageSize, info.Size()-want)
+		if err != nil || there < want || beyond > 0 {
+			t.Errorf("%s: %d bytes are there, and %d beyond; want %d", name, there, beyond, want)
+		}
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+		f.Close()
+	}
+}

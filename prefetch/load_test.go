@@ -1,0 +1,347 @@
+package prefetch_test
+
+// This file tests in virtual time what is done while a target loads, from a guess: a target that goes through the file in order, then computes.
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"tensorcast/event"
+	"tensorcast/gguf"
+	"tensorcast/gguf/gguftest"
+	"tensorcast/pattern"
+	"tensorcast/prefetch"
+	"tensorcast/sim"
+)
+
+// loader is a rig whose target maps a model file, goes through it, and then computes its tokens.
+type loader struct {
+	*rig
+	file    *gguf.File
+	inOrder *pattern.Cycle // what it does while it loads: reads of 256 KiB
+	mapped  bool
+	from    int64 // of what the load touched, what was taken away since ends here,
+	to      int64 // and what it touched ends here
+	seen    event.FileSeen
+	told    func()
+}
+
+// loadedTensors are 10 layers of 27 MiB, in an order that is not that of use, and 24 MiB of embeddings, of which a token reads a row.
+func loadedTensors() (all []gguftest.Tensor) {
+	matrix := func(name string, mib int64) {
+		all = append(all, gguftest.Tensor{Name: name, Type: gguf.F32, Shape: []int64{1 << 10, mib << 8}})
+	}
+	matrix("output.weight", 8)
+	for l := range 10 {
+		for name, mib := range map[string]int64{"attn_q": 2, "attn_output": 1, "ffn_down": 8, "ffn_gate": 8, "ffn_up": 8} {
+			matrix(fmt.Sprintf("blk.%d.%s.weight", l, name), mib)
+		}
+	}
+	slices.SortFunc(all[1:], func(a, b gguftest.Tensor) int { return strings.Compare(b.Name, a.Name) }) // ffn_up before ffn_gate before ffn_down before attn_q
+	matrix("token_embd.weight", 24)
+	all = append(all, gguftest.Tensor{Name: "output_norm.weight", Type: gguf.F32, Shape: []int64{1 << 10}})
+	return all
+}
+
+// newLoader makes a rig for a limit that is a share of what a token reads. change may change what the target really reads, machine the machine.
+func newLoader(t *testing.T, share float64, opts prefetch.Options, change func(*pattern.Cycle), machine func(*sim.Config)) *loader {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "model.gguf")
+	(&gguftest.Model{Tensors: loadedTensors()}).Write(t, path)
+	part, err := gguf.OpenPart(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	truth, err := pattern.Guess(part.Files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	truth.Reads = slices.DeleteFunc(truth.Reads, func(r pattern.CycleRead) bool { return r.Gathers() })
+	for i := range truth.Reads {
+		truth.Reads[i].Nanos = truth.Reads[i].Length / 20 // 20 bytes in a nanosecond
+	}
+	if change != nil {
+		change(truth)
+	}
+	if opts.Stored != nil {
+		stored := *truth
+		if stored.Files, err = pattern.FilesOf(part); err != nil {
+			t.Fatal(err)
+		}
+		opts.Stored = &stored
+	}
+	l := &loader{file: part.Files[0], inOrder: &pattern.Cycle{}}
+	const step = 256 << 10
+	for at := int64(0); at < l.file.Size; at += step {
+		l.inOrder.Reads = append(l.inOrder.Reads, pattern.CycleRead{Tensor: "w", Op: "LOAD", Offset: at, Length: min(step, l.file.Size-at), Nanos: step / 10})
+	}
+	opts.Models = func() (m prefetch.Model, err error) {
+		if l.mapped {
+			m.Files, err = pattern.FilesOf(part)
+			m.Mapped = []prefetch.Mapped{{Path: "model-0.gguf", ID: sim.FileID(0), Base: l.Base(0)}}
+			m.Parts = part.Files
+		}
+		return m, err
+	}
+	opts.Touched = func(at []uint64) (are []bool, err error) {
+		for _, a := range at {
+			page := int64(a-l.Base(0)) >> 12 << 12
+			are = append(are, page >= l.from && page < l.to)
+		}
+		return are, nil
+	}
+	l.rig = newRig(t, share, opts, func(cfg *sim.Config) {
+		cfg.Cycles = []*pattern.Cycle{l.inOrder, truth}
+		cfg.Limit = int64(share * float64(truth.Bytes()))
+		if machine != nil {
+			machine(cfg)
+		}
+	})
+	l.cycle = truth
+	return l
+}
+
+// Handle takes what the target does while it loads; the helper sees none of that.
+func (l *loader) Handle(e event.Event) error {
+	switch o := e.(type) {
+	case event.FileSeen:
+		l.seen = o
+	case *event.Op:
+		l.to = o.Sources[0].Offset + o.Sources[0].Bytes()
+		l.from = max(l.from, l.to-8*mib)
+	}
+	return nil
+}
+
+// load loads the model, with the helper's help or without.
+func (l *loader) load(helped bool) sim.Token {
+	l.t.Helper()
+	l.mapped = true
+	l.Attach(nil)
+	if helped {
+		l.Attach(l)
+	}
+	token := l.runOther(1, l.inOrder, 1)
+	l.loaded()
+	return token
+}
+
+// loaded has the helper see what the target does from now on.
+func (l *loader) loaded() {
+	l.t.Helper()
+	l.to = 1 << 40
+	l.Attach(l.Controller)
+	l.told = func() {
+		if err := l.Controller.Handle(l.seen); err != nil {
+			l.t.Fatal(err)
+		}
+	}
+}
+
+// compute computes a token.
+func (l *loader) compute() sim.Token {
+	l.t.Helper()
+	if l.told != nil { // as the probes do, with the first op
+		l.told()
+		l.told = nil
+	}
+	return l.run(1)
+}
+
+// From the first touch on the target finds in memory what it reads, in the order of the file while it loads, and then in the order of use; what stays of the load is not read again.
+func TestLoading(t *testing.T) {
+	plain := newLoader(t, 0.85, prefetch.Options{}, nil, nil)
+	plain.Controller = prefetch.New(plain.pages, prefetch.Options{Memory: plain.Memory(), Now: plain.Now})
+	slow := plain.load(false)
+	plain.Attach(nil)
+	slowFirst := plain.run(1)
+
+	l := newLoader(t, 0.85, prefetch.Options{}, nil, nil)
+	if err := l.Sleep(50 * time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	fast := l.load(true)
+	if fast.TargetBytes > l.file.Size/8 {
+		t.Errorf("while it loaded, the target read %d bytes by itself", fast.TargetBytes)
+	}
+	if sum := fast.TargetBytes + fast.HelperBytes; sum > l.file.Size*21/20 {
+		t.Errorf("%d bytes were read, of %d", sum, l.file.Size)
+	}
+	if fast.Time > slow.Time*11/10 {
+		t.Errorf("loading takes %v, without help %v", fast.Time, slow.Time)
+	}
+	if err := l.Sleep(30 * time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	if held := l.Summary().Pinned; held < l.cycle.Bytes()*7/10 {
+		t.Errorf("%d bytes are held after the load", held)
+	}
+	if n := l.pages.Calls.Keep; n > 16 { // each maps its pages for a moment: what is in memory already needs none
+		t.Errorf("%d blocks were kept one by one", n)
+	}
+	first := l.compute()
+	missing := int64(float64(l.cycle.Bytes()) * 0.15)
+	if first.TargetBytes > 0 || first.HelperBytes > missing+reserve+window+8*mib || first.Time > slowFirst.Time*2/3 {
+		t.Errorf("the first pass: %+v, without help %+v", first, slowFirst)
+	}
+	l.run(4)
+	if s := l.Summary(); s.Learned != 1 || !s.Guessed || s.Stored || s.Idle != "" {
+		t.Errorf("%+v", s)
+	}
+}
+
+// The target may be well into its load when it is first looked at, and what it touched first gone again.
+func TestLoadingMet(t *testing.T) {
+	l := newLoader(t, 0.85, prefetch.Options{}, nil, nil)
+	l.mapped, l.to = true, 0
+	half := &pattern.Cycle{Reads: l.inOrder.Reads[:len(l.inOrder.Reads)/2]}
+	l.Attach(&deaf{l})
+	l.runOther(1, half, 1)
+	l.Attach(l)
+	rest := l.runOther(1, &pattern.Cycle{Reads: l.inOrder.Reads[len(half.Reads):]}, 1)
+	if rest.HelperBytes < l.file.Size/3 {
+		t.Errorf("of the second half %d bytes were staged", rest.HelperBytes)
+	}
+	l.loaded()
+	if err := l.Sleep(300 * time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	if most := l.Summary().Pinned + window + 4*mib; l.Used() > most { // of the first half, what it left
+		t.Errorf("%d bytes are in memory, want at most %d", l.Used(), most)
+	}
+	if first := l.compute(); first.TargetBytes > l.cycle.Bytes()/20 {
+		t.Errorf("the first pass: %+v", first)
+	}
+}
+
+// deaf does not call the helper.
+type deaf struct{ *loader }
+
+func (d *deaf) Tick() error { return nil }
+
+// A guess that is wrong is replaced by what the target reads, as a stored cycle is.
+func TestWrongGuess(t *testing.T) {
+	for name, change := range map[string]func(*pattern.Cycle){
+		"order": func(c *pattern.Cycle) {
+			for i := range c.Reads {
+				if i > 0 && c.Reads[i-1].Length == 8*mib && c.Reads[i].Length == 8*mib {
+					c.Reads[i-1], c.Reads[i] = c.Reads[i], c.Reads[i-1]
+				}
+			}
+		},
+		"less": func(c *pattern.Cycle) { c.Reads = c.Reads[:len(c.Reads)*9/10] },
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLoader(t, 0.85, prefetch.Options{}, change, nil)
+			if err := l.Sleep(10 * time.Millisecond); err != nil {
+				t.Fatal(err)
+			}
+			l.load(true)
+			if err := l.Sleep(100 * time.Millisecond); err != nil {
+				t.Fatal(err)
+			}
+			first := l.compute()
+			if read := first.TargetBytes + first.HelperBytes; read > l.cycle.Bytes()/2 {
+				t.Errorf("the first token: %+v, of %d bytes", first, l.cycle.Bytes())
+			}
+			l.run(3)
+			if s := l.Status(); s.Phase != prefetch.Helping {
+				t.Errorf("%+v", s)
+			}
+			if s := l.Summary(); s.Learned != 2 || !s.Guessed {
+				t.Errorf("%+v", s)
+			}
+			if token := l.run(5); token.Misses > 0 {
+				t.Errorf("%d pages were missing", token.Misses)
+			}
+		})
+	}
+}
+
+// standsBack says whether an error is a StandBack for that reason.
+func standsBack(err error, why prefetch.Reason) bool {
+	var stood *prefetch.StandBack
+	return errors.As(err, &stood) && stood.Reason == why
+}
+
+// Where everything fits it is read ahead while the target loads; then there is nothing to win. With a pattern that is known at once, after a guess with the first decode.
+func TestLoadingFits(t *testing.T) {
+	for name, opts := range map[string]prefetch.Options{"guess": {}, "stored": {Stored: &pattern.Cycle{}}} {
+		l := newLoader(t, 2, opts, nil, func(cfg *sim.Config) { cfg.Bandwidth = 2e8 }) // slower than the room is looked at
+		if err := l.Sleep(10 * time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+		l.mapped = true
+		l.Attach(l)
+		all, err := l.Run(1, l.inOrder, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if all[0].HelperBytes < l.file.Size*7/8 {
+			t.Errorf("%s: %d bytes were staged", name, all[0].HelperBytes)
+		}
+		l.loaded()
+		err = l.Sleep(100 * time.Millisecond)
+		if l.Used() < l.file.Size*9/10 {
+			t.Errorf("%s: %d bytes are in memory", name, l.Used())
+		}
+		if err == nil && opts.Stored == nil {
+			l.told()
+			_, err = l.Run(1, l.cycle, 3)
+		}
+		if !standsBack(err, prefetch.Fits) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A target that computes is learned from, not guessed; one that has mapped its model and leaves it alone is waited for.
+func TestNoGuess(t *testing.T) {
+	l := newLoader(t, 0.85, prefetch.Options{}, nil, nil)
+	l.mapped, l.to = true, 1<<40
+	l.run(3)
+	if s := l.Summary(); s.Guessed || s.Learned != 1 {
+		t.Errorf("%+v", s)
+	}
+	for name, to := range map[string]int64{"untouched": 0, "half": 100 * mib, "whole": 1 << 40} {
+		l = newLoader(t, 0.85, prefetch.Options{}, nil, nil)
+		l.mapped, l.to = true, to
+		if err := l.Sleep(5 * time.Second); err != nil {
+			t.Fatal(err)
+		}
+		if s := l.Summary(); s.Guessed || l.Used() > 0 || l.Pause() < 100*time.Millisecond {
+			t.Errorf("%s: %+v, %d bytes in memory, pause %v", name, s, l.Used(), l.Pause())
+		}
+	}
+}
+
+// A guess whose weights the target does not read from the file is given up.
+func TestGuessOutside(t *testing.T) {
+	l := newLoader(t, 0.85, prefetch.Options{}, nil, nil)
+	l.load(true)
+	if err := l.Sleep(time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if l.Summary().Pinned == 0 {
+		t.Fatal("nothing is held")
+	}
+	for _, e := range []event.Event{
+		event.DecodeBegin{TID: 1, Decode: 7, Context: 1, Tokens: 1},
+		&event.Op{TID: 1, Decode: 7, Name: "MUL_MAT", Duration: -1, Stall: -1, Sources: []event.Source{{Name: "blk.0.ffn_up.weight", NE: [4]int64{1, 1, 1, 1}, NB: [4]int64{4, 4, 4, 4}}}},
+	} {
+		if err := l.Controller.Handle(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := l.Controller.Handle(event.DecodeEnd{TID: 1, Decode: 7}); !standsBack(err, prefetch.Outside) {
+		t.Errorf("%v", err)
+	}
+	if held := l.Summary().Pinned; held != 0 {
+		t.Errorf("%d bytes are held", held)
+	}
+}
