@@ -65,7 +65,7 @@ func OfStructure(name string, structure []tables.StructureRow, model int32) *Tra
 	return t
 }
 
-// FromRoutes fills an empty trace with the rows of the route table that belong to steps. Errors name the row, from 0; they wrap ErrNoRoutes,
+// FromRoutes fills an empty trace with the rows of the route table that belong to steps; those of which it is not known to which token they belong are left out. Errors name the row, from 0; they wrap ErrNoRoutes,
 // or what rows failed with.
 func FromRoutes(t *Trace, rows iter.Seq2[tables.Route, error], steps map[int32]Step) (*Trace, error) {
 	b, err := newBuilder(t)
@@ -79,7 +79,7 @@ func FromRoutes(t *Trace, rows iter.Seq2[tables.Route, error], steps map[int32]S
 			return nil, err
 		}
 		s, ok := steps[r.Step]
-		if !ok {
+		if !ok || r.Position == tables.NoPosition {
 			continue
 		}
 		id := int32(UnknownID)

@@ -225,7 +225,7 @@ func TestFromRoutes(t *testing.T) {
 	rows := []tables.Route{
 		{Step: 0, Layer: 1, Expert: 3}, {Step: 0, Layer: 1, Slot: 1, Expert: 2}, {Step: 0, Layer: 1, Slot: 2, Expert: 1},
 		{Step: 1, Layer: 1, Expert: 3}, {Step: 1, Layer: 1, Slot: 1, Expert: 0}, {Step: 1, Layer: 1, Expert: 2, Position: 1}, {Step: 1, Layer: 1, Slot: 1, Expert: 1, Position: 1},
-		{Step: 1, Layer: 2, Expert: 0, Position: 1}, {Step: 2, Layer: 0, Expert: 8}, {Step: 3, Layer: 1, Expert: 1}, {Step: 3, Layer: 2, Expert: 2},
+		{Step: 1, Layer: 2, Expert: 0, Position: 1}, {Step: 1, Layer: 2, Expert: 3, Position: tables.NoPosition}, {Step: 2, Layer: 0, Expert: 8}, {Step: 3, Layer: 1, Expert: 1}, {Step: 3, Layer: 2, Expert: 2},
 	}
 	tr, err := FromRoutes(OfStructure("m.gguf", structure, 0), rowsOf(rows, nil), steps)
 	if err != nil {
@@ -237,8 +237,8 @@ func TestFromRoutes(t *testing.T) {
 		!slices.Equal(tr.Chosen(0, 0), []int32{3, 0}) || len(tr.Chosen(0, 1)) != 0 || !slices.Equal(tr.Chosen(1, 1), []int32{0}) || !slices.Equal(tr.Chosen(2, 1), []int32{2}) {
 		t.Errorf("%+v", tr)
 	}
-	rows[9].Expert = 4
-	if _, err := FromRoutes(OfStructure("m.gguf", structure, 0), rowsOf(rows, nil), steps); err == nil || err.Error() != "row 9 of the routes: expert 4, want 0 to 3" {
+	rows[10].Expert = 4
+	if _, err := FromRoutes(OfStructure("m.gguf", structure, 0), rowsOf(rows, nil), steps); err == nil || err.Error() != "row 10 of the routes: expert 4, want 0 to 3" {
 		t.Error(err)
 	}
 	broken := errors.New("broken")

@@ -75,7 +75,7 @@ func checkAccess(a *tables.Access, t *tables.StructureRow) error {
 }
 
 func checkRoute(r *tables.Route) error {
-	if r.Step < 0 || r.Token < -1 || r.Slot < 0 || r.Position < 0 {
+	if r.Step < 0 || r.Token < -1 || r.Slot < 0 || r.Position < tables.NoPosition {
 		return fmt.Errorf("it is of step %d, token %d, slot %d, position %d", r.Step, r.Token, r.Slot, r.Position)
 	}
 	return nil
@@ -111,7 +111,7 @@ func checkBuffer(r *tables.BufferRow) error {
 }
 
 func checkHidden(r *tables.HiddenRow) error {
-	if r.Step < 0 || r.Token < -1 || r.Layer < 0 || r.Position < 0 {
+	if r.Step < 0 || r.Token < -1 || r.Layer < 0 || r.Position < tables.NoPosition {
 		return fmt.Errorf("it is of step %d, token %d, layer %d, position %d", r.Step, r.Token, r.Layer, r.Position)
 	}
 	return nil

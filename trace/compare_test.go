@@ -217,7 +217,7 @@ func TestNonsenseInRows(t *testing.T) {
 		"hidden step":            {hidden: func(r *tables.HiddenRow) { r.Step = -1 }, table: HiddenFile, says: "of step -1"},
 		"hidden token":           {hidden: func(r *tables.HiddenRow) { r.Token = -2 }, table: HiddenFile, says: "token -2"},
 		"hidden layer":           {hidden: func(r *tables.HiddenRow) { r.Layer = -1 }, table: HiddenFile, says: "layer -1"},
-		"hidden position":        {hidden: func(r *tables.HiddenRow) { r.Position = -1 }, table: HiddenFile, says: "position -1"},
+		"hidden position":        {hidden: func(r *tables.HiddenRow) { r.Position = -2 }, table: HiddenFile, says: "position -2"},
 		"a name that is no name": {access: func(a *tables.Access) { a.Op = strings.Repeat("x", 256) }, says: "column op has a name of 256 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {

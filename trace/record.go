@@ -120,15 +120,23 @@ type resolved struct {
 	reads []read
 }
 
+// choice is what a layer tells of a batch's tokens once: the experts that they chose, or the values at a point.
+type choice struct {
+	layer int32
+	point event.Point
+	chose bool
+}
+
 // step is the open decode of a thread.
 type step struct {
 	tables.StepRow
 	decode uint32
-	graph  uint32
-	base   int32 // batch position of the current graph's first token
-	tokens int32 // tokens of the current graph
-	routed map[int32]bool
-	blind  bool // the token ids of a graph are missing
+	// llama.cpp splits a large batch into parts, and computes them one after the other.
+	base   int32             // batch position of the current part's first token
+	tokens int32             // tokens of the current part
+	looked uint32            // the graph that looked up its tokens' embeddings; 0 if none did
+	told   map[choice]uint32 // the graph that told of it last, in the current part
+	blind  bool              // the token ids of a graph are missing
 	// first is set during a context's first decode while it may still be a warm-up; the token ids decide.
 	first *contextState
 }
@@ -519,6 +527,9 @@ func (r *Recorder) op(o *event.Op) error {
 	most := 0 // index of the access that reads most
 	for i := range reads {
 		rd := &reads[i]
+		if rd.embeds && len(o.IDs) > 0 && len(o.IDs) <= maxTokens {
+			s.look(o.Graph, len(o.IDs))
+		}
 		if rd.embeds && !r.opts.NoTokenIDs { // collect the step's token ids
 			s.blind = s.blind || selected == nil || r.tokenIDs+len(o.IDs) > maxTokenIDs
 			if !s.blind {
@@ -725,15 +736,47 @@ func gatherable(o *event.Op, s *step, m *model) int64 {
 	return n
 }
 
-// enter notes that the step is in a graph of so many tokens: llama.cpp splits a large batch into several.
-func (s *step) enter(graph uint32, tokens int) {
-	if s.graph == graph {
-		return
+// look notes that a graph looks up the embeddings of so many tokens: a part of the batch begins.
+func (s *step) look(graph uint32, tokens int) {
+	if s.looked != graph {
+		s.looked = graph
+		s.begin(tokens)
 	}
-	s.graph = graph
-	s.base += s.tokens
+}
+
+// enter notes that a graph tells something of so many tokens, and reports whether that was told before. A part of the batch may be several graphs, with a GPU for
+// instance. Where the embeddings are not looked up (the target may pass them), it begins with the first that is told, and the next one when that is told again.
+func (s *step) enter(what choice, graph uint32, tokens int) (again bool) {
+	last, known := s.told[what]
+	if known && (last == graph || s.looked != 0) {
+		return true
+	}
+	if known || s.tokens == 0 {
+		s.begin(tokens)
+	}
+	if s.told == nil {
+		s.told = map[choice]uint32{}
+	}
+	s.told[what] = graph
+	return false
+}
+
+func (s *step) begin(tokens int) {
+	s.base = min(s.base+s.tokens, maxTokens) // no real batch comes near
 	s.tokens = int32(tokens)
-	clear(s.routed)
+	clear(s.told)
+}
+
+// position is the index within the batch of a row of so many that a layer has in the current part; or tables.NoPosition. The last layers of many models compute only
+// the tokens whose output is wanted. If that is one, of one sequence, it is the last.
+func (s *step) position(row, rows int) int32 {
+	switch {
+	case rows == int(s.tokens):
+		return s.base + int32(row)
+	case rows == 1 && len(s.Sequences) <= 1:
+		return s.base + s.tokens - 1
+	}
+	return tables.NoPosition
 }
 
 // routerInput writes a row of the hidden table. The warm-up, which uses all experts, has none.
@@ -749,33 +792,28 @@ func (r *Recorder) routerInput(e event.RouterInput) error {
 		h.LeftOut++
 		return nil
 	}
-	s.enter(e.Graph, e.Rows)
+	s.enter(choice{layer: e.Layer, point: e.Point}, e.Graph, e.Rows)
 	if r.w == nil {
 		h.LeftOut++
 		return nil
 	}
 	h.Values = len(e.Values)
 	h.Rows++
-	return r.w.Hidden(&tables.HiddenRow{Step: s.Step, Token: s.Token, Layer: e.Layer, Point: e.Point, Position: s.base + int32(e.Row), Values: e.Values})
+	return r.w.Hidden(&tables.HiddenRow{Step: s.Step, Token: s.Token, Layer: e.Layer, Point: e.Point, Position: s.position(e.Row, e.Rows), Values: e.Values})
 }
 
-// route writes the routing of a layer, once per graph, because gate, up and down use the same choice. The warm-up uses all experts, so it
+// route writes the routing of a layer, once per part of the batch, because gate, up and down use the same choice. The warm-up uses all experts, so it
 // has no routing.
 func (r *Recorder) route(o *event.Op, s *step, layer int32) error {
-	s.enter(o.Graph, o.IDRows)
-	if r.w == nil || s.routed[layer] || s.Phase == tables.PhaseWarmup || o.IDRows == 0 {
+	if o.IDRows == 0 || s.enter(choice{layer: layer, chose: true}, o.Graph, o.IDRows) || r.w == nil || s.Phase == tables.PhaseWarmup {
 		return nil
 	}
-	if s.routed == nil {
-		s.routed = map[int32]bool{}
-	}
-	s.routed[layer] = true
 	slots := max(len(o.IDs)/o.IDRows, 1)
 	for i, expert := range o.IDs {
 		if expert < 0 {
 			continue
 		}
-		row := tables.Route{Step: s.Step, Token: s.Token, Layer: layer, Slot: int32(i % slots), Expert: expert, Position: s.base + int32(i/slots)}
+		row := tables.Route{Step: s.Step, Token: s.Token, Layer: layer, Slot: int32(i % slots), Expert: expert, Position: s.position(i/slots, o.IDRows)}
 		if err := r.w.Route(&row); err != nil {
 			return err
 		}

@@ -2,6 +2,8 @@ package trace
 
 import (
 	"errors"
+	"fmt"
+	"maps"
 	"math"
 	"path/filepath"
 	"reflect"
@@ -224,6 +226,60 @@ func TestRecorderRoutes(t *testing.T) {
 		if got[i] != want[i] {
 			t.Errorf("route %d is %+v, want %+v", i, got[i], want[i])
 		}
+	}
+}
+
+// The last layers of many models compute only the tokens whose output is wanted.
+func TestRecorderRoutesOfWantedOutputs(t *testing.T) {
+	cfg := tinyMoE
+	cfg.Layers = 2
+	s := newScript(t, cfg)
+	s.seen()
+	choose := func(layer, rows int) {
+		t.Helper()
+		s.op(event.Op{
+			Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: slices.Repeat([]int32{3}, rows), IDRows: rows,
+			Sources: []event.Source{s.source(fmt.Sprintf("blk.%d.ffn_gate_exps.weight", layer))},
+		})
+	}
+	s.begin(1, 5)
+	s.embed(4, 5, 6) // the batch's first part, of which no output is wanted
+	choose(0, 3)
+	s.graph++
+	choose(0, 3) // the same choice, in another graph of this part
+	s.graph++
+	s.embed(7, 8)
+	choose(0, 2)
+	s.graph++ // the same part
+	choose(1, 1)
+	s.end()
+	s.handle(event.DecodeBegin{Time: s.time, TID: 7, Context: 1, Decode: s.decode + 1, Tokens: 4, Sequences: []int32{0, 1}})
+	s.decode++
+	s.embed(1, 2, 3, 4)
+	choose(0, 4)
+	choose(1, 2) // the last of each sequence, wherever it is
+	s.end()
+	s.handle(event.DecodeBegin{Time: s.time, TID: 7, Context: 1, Decode: s.decode + 1, Tokens: 4, Sequences: []int32{0, 1}})
+	s.decode++
+	s.embed(1, 2, 3, 4)
+	choose(0, 4)
+	choose(1, 1) // of one of them
+	s.end()
+	_, c := s.finish()
+	got := map[string][]int32{}
+	for r, err := range c.Routes() {
+		check(t, err)
+		place := fmt.Sprintf("step %d layer %d", r.Step, r.Layer)
+		got[place] = append(got[place], r.Position)
+	}
+	const unknown = tables.NoPosition
+	want := map[string][]int32{
+		"step 0 layer 0": {0, 1, 2, 3, 4}, "step 0 layer 1": {4},
+		"step 1 layer 0": {0, 1, 2, 3}, "step 1 layer 1": {unknown, unknown},
+		"step 2 layer 0": {0, 1, 2, 3}, "step 2 layer 1": {unknown},
+	}
+	if !maps.EqualFunc(got, want, slices.Equal) {
+		t.Errorf("positions are %v, want %v", got, want)
 	}
 }
 

@@ -233,13 +233,14 @@ func TestRecorderHidden(t *testing.T) {
 	input(0, event.PointRouter, 0, 2, 4)
 	s.end()
 	s.begin(1, 5)
-	s.embed(4, 5, 6, 7, 8)
+	s.embed(4, 5, 6)
 	for row := range 3 {
 		input(0, event.PointAttention, row, 3, 4)
 	}
 	input(0, event.PointRouter, 2, 3, 4)
 	choose(3)
 	s.graph++ // the batch's second half
+	s.embed(7, 8)
 	input(0, event.PointRouter, 1, 2, 4)
 	choose(2)
 	input(0, event.PointRouter, 2, 2, 4)  // there is no such row

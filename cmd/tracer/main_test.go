@@ -245,20 +245,15 @@ func checkRoutes(t *testing.T, c *trace.Capture, ops []llama.Op, experts bool) {
 		got[p] = append(got[p], r.Expert)
 	}
 	want := map[place][]int32{}
-	layers, lastLayer := map[string]int32{}, int32(0)
+	layers := map[string]int32{}
 	for _, s := range c.Structure {
 		layers[s.Name] = s.Layer
-		lastLayer = max(lastLayer, s.Layer)
 	}
 	for _, op := range ops {
 		if op.LastExperts != nil && !op.Warmup {
 			p := place{int32(op.Decode), layers[op.Tensor]}
 			want[p] = op.LastExperts
-			end := int32(op.NTokens - 1)
-			if p.layer == lastLayer { // it computes only the token whose output is wanted
-				end = 0
-			}
-			if last[p] != end {
+			if end := int32(op.NTokens - 1); last[p] != end { // also in the last layer, which computes only the token whose output is wanted
 				t.Errorf("step %d, layer %d: last routed position %d, want %d", p.step, p.layer, last[p], end)
 			}
 		}

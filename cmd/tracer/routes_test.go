@@ -66,8 +66,9 @@ func routesOf(c *trace.Capture, ops []llama.Op, used int32) map[routePlace]int32
 		if op.Warmup || !strings.HasSuffix(op.Tensor, "ffn_down_exps.weight") {
 			continue
 		}
+		first := int32(op.NTokens) - int32(len(op.IDs))/used // the last layer may compute only the prompt's last token
 		for i, e := range op.IDs {
-			want[routePlace{int32(op.Decode), layers[op.Tensor], int32(i) / used, int32(i) % used}] = e
+			want[routePlace{int32(op.Decode), layers[op.Tensor], first + int32(i)/used, int32(i) % used}] = e
 		}
 	}
 	return want

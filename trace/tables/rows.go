@@ -77,8 +77,12 @@ type Route struct {
 	Layer    int32
 	Slot     int32 // rank of the expert; 0 has the highest score
 	Expert   int32
-	Position int32 // index of the token within the step's batch; 0 if one sequence is generated
+	Position int32 // index of the token within the step's batch, 0 if one sequence is generated; or NoPosition
 }
+
+// NoPosition says that it is not known which of the batch's tokens a row is of: the last layers of many models compute only some of them, whose output is wanted.
+// Where one is, of a batch of one sequence, that is the last.
+const NoPosition = -1
 
 // StepRow is a row of the steps table: a llama_decode call. Rows are in the order in which the steps ended.
 //
@@ -183,7 +187,7 @@ type HiddenRow struct {
 	Token    int32 // as in Access
 	Layer    int32
 	Point    event.Point
-	Position int32     // as in Route: together with Step and Layer it tells which rows of the route table are the router's choice
+	Position int32     // as in Route; together with Step and Layer it tells which rows of the route table are the router's choice
 	Values   []float32 // rounded to half precision in the table; all rows of a capture have as many
 }
 
