@@ -75,6 +75,12 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 	if out, err := exec.Command(bin["tracer"], append([]string{"-o", capture, "--"}, target...)...).CombinedOutput(); err != nil {
 		t.Fatalf("trace: %v\n%s", err, out)
 	}
+	o.Model = llamatest.Model(t, tinyMoE)
+	mixture := in.Command(t.Context(), o).Args
+	routed := filepath.Join(t.TempDir(), "capture")
+	if out, err := exec.Command(bin["tracer"], append([]string{"--hidden", "-o", routed, "--"}, mixture...)...).CombinedOutput(); err != nil {
+		t.Fatalf("trace what routers read: %v\n%s", err, out)
+	}
 	series := filepath.Join(t.TempDir(), "runs.json")
 	if err := os.WriteFile(series, []byte(`{"model": {"path": "m.gguf", "token_bytes": 1000}, "variants": [{"name": "plain"}], "results": [{"limit_bytes": 500}],
 		"runs": [{"variant": "plain", "limit_bytes": 500, "outcome": "finished", "tok_s": 1, "token_ms": [1000]}]}`), 0o644); err != nil {
@@ -85,6 +91,10 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 		"ggufmap parquet": {args: []string{"ggufmap", "--wide", "--format", "parquet", "-o", "s.parquet", model}, outputs: []string{"s.parquet"}, faults: 2},
 		"analyze": {args: []string{"analyze", "-c", capture, "-o", "analysis", "--heatmap"}, outputs: []string{"analysis/pattern.parquet",
 			"analysis/pattern.csv", "analysis/pattern.json", "analysis/heatmap_access_per_token.png"}, faults: 6},
+		"analyze --hidden": {args: []string{"analyze", "-c", routed, "-o", "analysis", "--hidden", "parquet"}, outputs: []string{"analysis/pattern.parquet",
+			"analysis/pattern.csv", "analysis/pattern.json", "analysis/hidden.parquet"}, faults: 2},
+		"analyze --hidden CSV": {args: []string{"analyze", "-c", routed, "-o", "analysis", "--hidden", "csv"}, outputs: []string{"analysis/pattern.parquet",
+			"analysis/pattern.csv", "analysis/pattern.json", "analysis/hidden.csv"}, faults: 1},
 		"lab synth": {args: []string{"lab", "synth", "-o", "m.gguf", "--layers", "1", "--embd", "64", "--ff", "64", "--heads", "2", "--kv-heads", "2", "--type", "Q8_0"},
 			outputs: []string{"m.gguf"}},
 		"lab synth --inflate": {args: []string{"lab", "synth", "-o", "m.gguf", "--inflate", "2", llamatest.Model(t, tinyMoE)}, outputs: []string{"m.gguf"}, faults: 2},
@@ -94,8 +104,10 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 		"lab fabricplan": {args: []string{"lab", "fabricplan", "-m", model, "--planes", "1", "--write", "w.gguf", "--figure", "f.png"},
 			outputs: []string{"w.gguf", "f.png"}, faults: 1},
 		// A capture's files are the same whoever observes; --preload is the fastest.
-		"tracer":     {args: append([]string{"tracer", "--preload", "-o", "capture", "--"}, target...), faults: 10},
-		"tracer CSV": {args: append([]string{"tracer", "--preload", "--csv", "-o", "reads.csv", "--"}, target...), outputs: []string{"reads.csv"}, varies: true, faults: 3},
+		"tracer": {args: append([]string{"tracer", "--preload", "-o", "capture", "--"}, target...), faults: 10},
+		// Only probes see what routers read.
+		"tracer --hidden": {args: append([]string{"tracer", "--hidden", "-o", "capture", "--"}, mixture...), faults: 3},
+		"tracer CSV":      {args: append([]string{"tracer", "--preload", "--csv", "-o", "reads.csv", "--"}, target...), outputs: []string{"reads.csv"}, varies: true, faults: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tool.args = slices.Clone(tool.args)
@@ -327,7 +339,7 @@ func (c *tool) checkCapture(dir string, status int, wrong func(string, ...any)) 
 		wrong("the capture cannot be opened: %v", err)
 		return
 	}
-	rows, steps := int64(0), 0
+	rows, steps, hidden := int64(0), 0, int64(0)
 	for _, err := range opened.Accesses() {
 		if err != nil {
 			wrong("its rows: %v", err)
@@ -342,8 +354,17 @@ func (c *tool) checkCapture(dir string, status int, wrong func(string, ...any)) 
 		}
 		steps++
 	}
+	for _, err := range opened.Hidden() {
+		if err != nil {
+			wrong("its hidden rows: %v", err)
+			return
+		}
+		hidden++
+	}
 	m := opened.Meta
 	switch {
+	case m.Complete && m.Hidden != nil && (hidden != m.Hidden.Rows || hidden == 0):
+		wrong("it says that it is complete, with %d hidden rows: there are %d", m.Hidden.Rows, hidden)
 	case m.Complete && (rows != m.Rows || steps != m.Steps || rows == 0):
 		wrong("it says that it is complete, with %d rows and %d steps: there are %d and %d", m.Rows, m.Steps, rows, steps)
 	case !m.Complete && status == 0:
