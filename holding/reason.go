@@ -126,13 +126,17 @@ func (h *Holding) Judge(room int64, claimed bool) Verdict {
 		}
 	}
 	if helpable && h.Routed > h.Weights.Total()/negligible {
-		find(true, RoutedExperts, "%s of the weights belong to routed experts: which of them a token reads is not known beforehand", size(h.Routed))
+		find(false, RoutedExperts, "%s of the weights belong to routed experts: those that a router chooses are read when it has", size(h.Routed))
 	}
 	v.Keep = v.PerToken
 	if room >= 0 {
 		v.Keep = min(room, v.PerToken)
-		if helpable && room >= v.PerToken {
-			find(true, Fits, "all %s that a token reads of the model fit in memory, where there is room for %s", size(v.PerToken), size(room))
+		all := v.PerToken
+		if helpable {
+			all += h.Routed // any token may read any expert
+		}
+		if helpable && room >= all {
+			find(true, Fits, "all %s that tokens read of the model fit in memory, where there is room for %s", size(all), size(room))
 		}
 	}
 	v.Helps = len(v.Findings) == 0 && helpable

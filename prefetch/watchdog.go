@@ -120,6 +120,9 @@ func (c *Controller) stepAside() error {
 		}
 	}
 	h.drop()
+	if h.experts != nil {
+		h.experts.forget()
+	}
 	return nil
 }
 
