@@ -16,8 +16,9 @@ import (
 type experts struct {
 	layers []expertLayer // in the order of use
 	index  map[int32]int // of layers, by their number in the model
-	all    int64         // bytes of all experts
+	all    int64         // bytes of all experts, without what the blocks have of them
 	least  int64         // bytes that have to be in memory while they are used: what two layers choose
+	told   bool          // least is what a token was told to choose, not what was learned: the warm-up chooses all
 	room   int64         // bytes that may be in memory
 	there  int64         // bytes that are, as far as is known
 	now    int           // index of the layer whose experts are under way
@@ -39,7 +40,7 @@ type expertLayer struct {
 type expert struct {
 	reads []Range // the slices, in the order of use
 	owns  []Range // the whole pages of them that nobody else needs: neighbours share pages, and blocks that every token reads begin within slices
-	bytes int64   // of reads
+	bytes int64   // of reads, without what the blocks have of them
 	score float64 // sum of the steps of the tokens that chose it
 	there bool    // in memory, as far as is known
 	used  uint64  // the selection that chose it last
@@ -49,6 +50,8 @@ type expert struct {
 const (
 	// scoreMemory is how many tokens a layer's choices are remembered for, about.
 	scoreMemory = 256
+	// maxExperts bounds how many a layer may have, whatever a target says: llama.cpp's bound is 512.
+	maxExperts = 4096
 	// maxScore is when scores are scaled down.
 	maxScore = 1e200
 	// neverScore is the chance, in a token, of an expert that nobody has chosen lately.
@@ -63,11 +66,12 @@ func newExperts(cycle *pattern.Cycle, blocks []Range) *experts {
 	x := &experts{index: map[int32]int{}}
 	var most int64 // bytes that one layer chooses
 	chooses := map[int]int64{}
+	blocks = slices.SortedFunc(slices.Values(blocks), func(a, b Range) int { return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Offset, b.Offset)) })
 	seen := map[place]bool{}
 	for i := range cycle.Reads {
 		r := &cycle.Reads[i]
 		layer := (&gguf.Tensor{Name: r.Tensor}).Layer()
-		if !r.Experts || r.Slice <= 0 || layer < 0 || seen[place{r.File, r.Offset}] {
+		if !r.Experts || r.Slice <= 0 || r.Length/r.Slice > maxExperts || layer < 0 || seen[place{r.File, r.Offset}] {
 			continue
 		}
 		seen[place{r.File, r.Offset}] = true
@@ -85,13 +89,14 @@ func newExperts(cycle *pattern.Cycle, blocks []Range) *experts {
 			slice := Range{r.File, r.Offset + int64(e)*r.Slice, r.Slice}
 			one := &x.layers[l].experts[e]
 			one.reads = append(one.reads, slice)
-			one.bytes += slice.Length
-			if own := ownPages(slice, blocks); own.Length > 0 {
+			own := without(slice, blocks)
+			one.bytes += own.Length
+			x.all += own.Length
+			if own = wholePages(own); own.Length > 0 {
 				one.owns = append(one.owns, own)
 			}
 		}
 		x.layers[l].parts++
-		x.all += int64(n) * r.Slice
 		chooses[l] += int64(r.Slices) * r.Slice
 		most = max(most, chooses[l])
 	}
@@ -102,19 +107,24 @@ func newExperts(cycle *pattern.Cycle, blocks []Range) *experts {
 	return x
 }
 
-// ownPages are the whole pages of a slice without the blocks that overlap its ends.
-func ownPages(r Range, blocks []Range) Range {
-	first, end := (r.Offset+pageSize-1)&^(pageSize-1), r.End()&^(pageSize-1)
-	for _, b := range blocks {
-		if b.File != r.File || b.End() <= first || b.Offset >= end {
-			continue
-		}
-		if b.Offset <= first {
-			first = b.End()
-		} else {
-			end = b.Offset
-		}
+// without is a slice without the blocks that overlap its ends. Blocks are in the order of the files.
+func without(r Range, blocks []Range) Range {
+	first, end := r.Offset, r.End()
+	i, _ := slices.BinarySearchFunc(blocks, r, func(b, r Range) int {
+		return cmp.Or(cmp.Compare(b.File, r.File), cmp.Compare(b.End(), r.Offset+1))
+	})
+	for ; i < len(blocks) && blocks[i].File == r.File && blocks[i].Offset <= first; i++ {
+		first = blocks[i].End()
 	}
+	if i < len(blocks) && blocks[i].File == r.File {
+		end = min(end, blocks[i].Offset)
+	}
+	return Range{r.File, first, max(end-first, 0)}
+}
+
+// wholePages are those of a range.
+func wholePages(r Range) Range {
+	first, end := (r.Offset+pageSize-1)&^(pageSize-1), r.End()&^(pageSize-1)
 	return Range{r.File, first, max(end-first, 0)}
 }
 
@@ -141,12 +151,16 @@ func (l *expertLayer) next(e *expert, part float64) float64 {
 // selected is told which experts a layer is about to read.
 func (c *Controller) selected(e event.Selected) error {
 	h := c.help
-	if h == nil || h.experts == nil || c.watch.aside || h.decode != e.Decode || h.tid != e.TID {
+	if h == nil || h.experts == nil || c.watch.aside || h.decode == 0 || h.decode != e.Decode || h.tid != e.TID {
 		return nil
 	}
 	x := h.experts
 	at, known := x.index[e.Layer]
-	if !known || e.IDRows <= 0 {
+	if !known || len(e.IDs) == 0 {
+		return nil
+	}
+	if e.IDRows <= 0 || len(e.IDs)%e.IDRows != 0 {
+		c.refuse("the target says that it reads experts of a part of a token", "layer", e.Layer, "experts", len(e.IDs), "tokens", e.IDRows)
 		return nil
 	}
 	l := &x.layers[at]
@@ -165,9 +179,11 @@ func (c *Controller) selected(e event.Selected) error {
 	if err := c.readExperts(l, ids); err != nil {
 		return err
 	}
-	row := len(e.IDs) / e.IDRows
-	for i := range e.IDRows {
-		l.choose(e.IDs[i*row : (i+1)*row])
+	for row := range slices.Chunk(e.IDs, len(e.IDs)/e.IDRows) {
+		l.choose(row)
+	}
+	if e.IDRows == 1 {
+		x.needs(l, ids)
 	}
 	c.makeRoom()
 	if before != at {
@@ -176,31 +192,56 @@ func (c *Controller) selected(e event.Selected) error {
 	return nil
 }
 
+// needs notes what a token chooses of a layer. That varies a little between layers, whose tensors may be of different types.
+func (x *experts) needs(l *expertLayer, ids []int32) {
+	var bytes int64
+	for _, id := range ids {
+		bytes += l.experts[id].bytes
+	}
+	if bytes *= 2; !x.told || bytes > x.least {
+		x.least, x.told = bytes, true
+	}
+}
+
 // readExperts reads what is missing of experts, in the order in which the target is going to touch them: tensor by tensor. First what is known to be missing; then what is believed to
-// be in memory is looked at, as the kernel may have taken it.
+// be in memory is looked at, as the kernel may have taken it. What a prompt chooses beyond the room is left to the target: it would take the place of what is read before.
 func (c *Controller) readExperts(l *expertLayer, ids []int32) error {
 	x := c.help.experts
 	x.chosen += int64(len(ids))
 	var missing, there []*expert
+	var bytes, new int64
 	for _, id := range ids {
 		e := &l.experts[id]
 		e.used = x.clock
 		if e.there {
 			there = append(there, e)
+			bytes += e.bytes
+		}
+	}
+	for _, id := range ids {
+		e := &l.experts[id]
+		if e.there {
+			continue
+		}
+		x.missed++
+		if bytes += e.bytes; bytes > max(x.room, x.least) {
 			continue
 		}
 		missing = append(missing, e)
 		e.there = true
 		x.there += e.bytes
+		new += e.bytes
 	}
-	x.missed += int64(len(missing))
-	for _, all := range [][]*expert{missing, there} {
+	if new > expertMargin/2 {
+		c.makeRoom()
+	}
+	for i, all := range [][]*expert{missing, there} {
 		for part := range l.parts {
 			for _, e := range all {
 				if part >= len(e.reads) {
 					continue
 				}
-				n, err := c.readNow(e.reads[part])
+				n, err := c.readNow(e.reads[part], i == 0)
 				if err != nil {
 					return err
 				}
@@ -212,13 +253,13 @@ func (c *Controller) readExperts(l *expertLayer, ids []int32) error {
 	return nil
 }
 
-// readNow reads what of a range is not in memory, and says how many bytes that is.
-func (c *Controller) readNow(r Range) (bytes int64, err error) {
+// readNow reads what of a range is not in memory, and says how many bytes that is. What is may be about to be paged out, unless it was to stay: then it is asked for, too.
+func (c *Controller) readNow(r Range, gone bool) (bytes int64, err error) {
 	there, err := c.pages.Resident(r)
-	if err != nil || there >= r.Length {
+	if err != nil || there >= r.Length && !gone {
 		return 0, err
 	}
-	return r.Length - there, c.pages.ReadNow(r)
+	return max(r.Length-there, 0), c.pages.ReadNow(r)
 }
 
 // makeRoom has those experts give way that are expected to be chosen last, until the others fit.

@@ -28,7 +28,8 @@ type helping struct {
 	advised   int            // how many of toHold are being read
 	looked    time.Time      // while the target rests: when what is held was last looked at
 	sweepAt   time.Time      // when to sweep next
-	experts   *experts       // nil if the model has none
+	routed    int64          // bytes of experts, of which tokens read some
+	experts   *experts       // nil if the model has none, or they are left to the target
 }
 
 const (

@@ -444,8 +444,11 @@ func (c *Controller) start(cycle *pattern.Cycle, bases map[int]uint64) error {
 	block := blockFor(cycle, unit)
 	h := newHelping(NewSchedule(cycle, block, window/2))
 	h.unit, h.block = unit, block
-	if _, pin := c.opts.Strategy.(Pin); !pin { // that reads nothing ahead
-		h.experts = newExperts(cycle, h.schedule.Blocks)
+	if x := newExperts(cycle, h.schedule.Blocks); x != nil {
+		h.routed = x.all
+		if _, pin := c.opts.Strategy.(Pin); !pin { // that reads nothing ahead
+			h.experts = x
+		}
 	}
 	if len(h.schedule.Reads) == 0 {
 		return nil

@@ -94,10 +94,7 @@ func (c *Controller) standBack(s *StandBack) error {
 
 // fits says whether all that the target reads has room, by its limits, not by the caller's budget: what a token reads, and the other models that it maps, as their turn may come.
 func (c *Controller) fits() (*StandBack, error) {
-	s := &StandBack{Reason: Fits, Bytes: c.help.schedule.Bytes}
-	if x := c.help.experts; x != nil {
-		s.Bytes += x.all
-	}
+	s := &StandBack{Reason: Fits, Bytes: c.help.schedule.Bytes + c.help.routed}
 	room := c.room.Bytes - c.help.window.bytes
 	if c.room.Level == LevelBudget || room < s.Bytes {
 		return nil, nil
