@@ -26,6 +26,7 @@ type File struct {
 	Weights   int64  `json:"weights"`   // all of its tensors
 	Mapped    int64  `json:"mapped"`    // those of them that lie in the mapped part, used there or not
 	PerToken  int64  `json:"per_token"` // see Holding
+	Routed    int64  `json:"routed"`    // see Holding
 	Resident  int64  `json:"resident"`  // of the file in the page cache; -1 if this process may not know
 	Store     Store  `json:"store"`
 	System    string `json:"system"`     // the file system, if it is one of those that Store tells apart: "tmpfs"

@@ -343,6 +343,46 @@ func TestJudgeFiles(t *testing.T) {
 	}
 }
 
+// A file with experts alone counts as one that tokens read. Without anything that every token reads a mixture is left alone; what is locked has to be all of it to matter.
+func TestJudgeExperts(t *testing.T) {
+	trunk := File{Path: "/a.gguf", PerToken: 10, Store: StoreDisk, PageOut: true}
+	experts := File{Path: "/b.gguf", Routed: 990, Store: StoreDisk, PageOut: true}
+	holding := func(change func(h *Holding), files ...File) *Holding {
+		h := &Holding{PID: 5, Mode: ModeMapped, Files: files, Weights: Weights{Mapped: 1000}}
+		for _, f := range files {
+			h.PerToken += f.PerToken
+			h.Routed += f.Routed
+		}
+		if change != nil {
+			change(h)
+		}
+		return h
+	}
+	elsewhere := experts
+	elsewhere.Store, elsewhere.System = StoreMemory, "tmpfs"
+	for name, tc := range map[string]struct {
+		h             *Holding
+		blocks, notes []Reason
+		keep, experts int64
+	}{
+		"both":             {holding(nil, trunk, experts), nil, []Reason{RoutedExperts}, 10, 490},
+		"experts on tmpfs": {holding(nil, trunk, elsewhere), []Reason{InMemory}, nil, 10, 0},
+		"trunk on a GPU": {holding(func(h *Holding) { h.Weights, h.Mode = Weights{Mapped: 990, Device: 100}, ModePartly }, experts),
+			[]Reason{RoutedExperts}, []Reason{OnDevice}, 0, 500},
+		"trunk locked": {holding(func(h *Holding) { h.Locked = 10 }, trunk, experts), nil, []Reason{RoutedExperts}, 10, 490},
+		"all locked":   {holding(func(h *Holding) { h.Locked = 1000 }, trunk, experts), []Reason{Locked}, []Reason{RoutedExperts}, 10, 490},
+	} {
+		v := tc.h.Judge(500, false)
+		if !slices.Equal(reasons(v, true), tc.blocks) || !slices.Equal(reasons(v, false), tc.notes) || v.Helps != (tc.blocks == nil) || v.Keep != tc.keep || v.Experts != tc.experts {
+			t.Errorf("%s: %s\n%+v", name, v.Line(), v)
+		}
+	}
+	h := Holding{Weights: Weights{Mapped: 500, Device: 500}, Routed: 500} // read from the file, as routers choose
+	if m := h.mode(); m != ModePartly {
+		t.Errorf("experts of the file, and all else on a GPU: %s", m)
+	}
+}
+
 // crowdVariable makes the test program a process that maps a model, and as many areas as the kernel lets it.
 const crowdVariable = "HOLDING_TEST_CROWD"
 

@@ -40,8 +40,8 @@ type Holding struct {
 
 	Devices  []string `json:"devices"`   // files of GPUs that it has open or maps
 	Backends []string `json:"backends"`  // ggml's libraries for GPUs that it maps; it may use them or not
-	Routed   int64    `json:"routed"`    // of Weights.Mapped: weights of experts, of which a token reads some
-	PerToken int64    `json:"per_token"` // of Weights.Mapped: what a token reads at most; of a table of embeddings it reads a row
+	Routed   int64    `json:"routed"`    // of Weights.Mapped: weights of experts, of which a token reads those that routers choose
+	PerToken int64    `json:"per_token"` // of Weights.Mapped: what each token reads besides, at most; of a table of embeddings it reads a row
 
 	Others    []Other `json:"others"`     // processes that have pages of the same files in their page tables
 	OthersCut bool    `json:"others_cut"` // there may be more: a process may not be looked at, or all that is to be read is too much
@@ -145,6 +145,9 @@ func (e *Examiner) examine(ctx context.Context, opts Options) (*Holding, error) 
 	return h, nil
 }
 
+// read is what tokens read from mapped files, sooner or later.
+func (h *Holding) read() int64 { return h.PerToken + h.Routed }
+
 func (h *Holding) mode() Mode {
 	all := h.Weights.Total()
 	much := func(n int64) bool { return n > all/negligible }
@@ -155,7 +158,7 @@ func (h *Holding) mode() Mode {
 		return ModeUnknown
 	case !much(h.Weights.Copied) && !much(h.Weights.Device):
 		return ModeMapped
-	case much(h.PerToken):
+	case much(h.read()):
 		return ModePartly
 	case h.Weights.Device > h.Weights.Copied:
 		return ModeDevice

@@ -3,6 +3,7 @@ package holding
 // These tests look at a real llama.cpp.
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -86,7 +87,7 @@ func TestLoadModes(t *testing.T) {
 		"not mapped":     {llama.Options{Model: f32, LoadMode: "none"}, ModeCopied, []Reason{Copied}, "--no-mmap"},
 		"direct":         {llama.Options{Model: f32, LoadMode: "dio"}, ModeCopied, []Reason{Copied}, "--no-mmap"},
 		"locked":         {llama.Options{Model: f32, LoadMode: "mmap+mlock"}, ModeMapped, []Reason{Locked}, "--mlock"},
-		"experts":        {llama.Options{Model: experts}, ModeMapped, []Reason{RoutedExperts}, "routed experts"},
+		"experts":        {llama.Options{Model: experts}, ModeMapped, nil, "would help: keeps about"},
 		"repacked draft": {llama.Options{Model: f32, Model2: q40}, ModePartly, nil, "would help: keeps about"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -131,10 +132,45 @@ func TestLoadModes(t *testing.T) {
 					t.Errorf("helped by another one: %+v", v)
 				}
 			}
-			if (h.Routed > 0) != (name == "experts") {
-				t.Errorf("%d bytes of experts", h.Routed)
+			if name == "experts" {
+				checkExperts(t, h, experts)
+			} else if h.Routed != 0 || v.Routed != 0 {
+				t.Errorf("%d bytes of experts: %+v", h.Routed, v)
 			}
 		})
+	}
+}
+
+// checkExperts looks at what is said of a mixture: experts are counted apart from what every token reads, which is kept first.
+func checkExperts(t *testing.T, h *Holding, path string) {
+	t.Helper()
+	f, err := gguf.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var trunk, routed int64
+	for i := range f.Tensors {
+		switch x := &f.Tensors[i]; {
+		case strings.Contains(x.Name, "_exps."):
+			routed += x.Size
+		case x.Name != "token_embd.weight":
+			trunk += x.Size
+		}
+	}
+	if routed < trunk/2 || h.Routed != routed || h.PerToken != trunk || h.Files[0].Routed != routed || h.Files[0].PerToken != trunk {
+		t.Errorf("%d bytes of experts and %d besides, want %d and %d", h.Routed, h.PerToken, routed, trunk)
+	}
+	for room, want := range map[int64]struct{ keep, experts int64 }{
+		-1: {trunk, routed}, trunk / 2: {trunk / 2, 0}, trunk: {trunk, 0}, trunk + routed/2: {trunk, routed / 2}, trunk + routed - 1: {trunk, routed - 1},
+	} {
+		v := h.Judge(room, false)
+		line := fmt.Sprintf("would help: keeps about %s of the %s that every token reads, and %s of %s of experts", size(want.keep), size(trunk), size(want.experts), size(routed))
+		if v.Keep != want.keep || v.Experts != want.experts || v.PerToken != trunk || v.Routed != routed || v.Line() != line || len(reasons(v, true)) > 0 || !slices.Equal(reasons(v, false), []Reason{RoutedExperts}) {
+			t.Errorf("with room for %d: %s\n%+v", room, v.Line(), v)
+		}
+	}
+	if v := h.Judge(trunk+routed, false); v.Helps || !slices.Equal(reasons(v, true), []Reason{Fits}) || !strings.Contains(v.Line(), size(trunk+routed)) {
+		t.Errorf("with room for all: %s\n%+v", v.Line(), v)
 	}
 }
 

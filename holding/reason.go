@@ -49,13 +49,18 @@ type Finding struct {
 type Verdict struct {
 	Helps    bool      `json:"helps"`
 	Keep     int64     `json:"keep"`      // how much could be kept in memory, at most
-	PerToken int64     `json:"per_token"` // of so many bytes that a token reads of the files, at most; those that cannot be paged out are left out
+	PerToken int64     `json:"per_token"` // of so many bytes that each token reads of the files, at most; those that cannot be paged out are left out
+	Experts  int64     `json:"experts"`   // how much of routed experts could be kept besides, at most
+	Routed   int64     `json:"routed"`    // of so many bytes
 	Findings []Finding `json:"findings"`  // those that block first
 }
 
 // Line is the verdict in one line.
 func (v *Verdict) Line() string {
-	if v.Helps {
+	switch {
+	case v.Helps && v.Routed > 0:
+		return fmt.Sprintf("would help: keeps about %s of the %s that every token reads, and %s of %s of experts", size(v.Keep), size(v.PerToken), size(v.Experts), size(v.Routed))
+	case v.Helps:
 		return fmt.Sprintf("would help: keeps about %s of the %s that a token reads", size(v.Keep), size(v.PerToken))
 	}
 	return "nothing to win: " + v.Findings[0].Text
@@ -84,9 +89,10 @@ func (h *Holding) Judge(room int64, claimed bool) Verdict {
 		f := &h.Files[i]
 		name := visible.Line(filepath.Base(f.Path))
 		// A file of which a token reads nothing is in nobody's way.
-		useless, reads := f.PerToken <= h.Weights.Total()/negligible, ""
+		read := f.PerToken + f.Routed
+		useless, reads := read <= h.Weights.Total()/negligible, ""
 		if !useless {
-			reads = fmt.Sprintf(", and a token reads %s of it", size(f.PerToken))
+			reads = fmt.Sprintf(", and tokens read %s of it", size(read))
 		}
 		switch {
 		case f.Changed:
@@ -102,16 +108,18 @@ func (h *Holding) Judge(room int64, claimed bool) Verdict {
 			find(!useless, NoPageOut, "this process may not page out %s%s: run as root, or as the owner of the file", name, reads)
 		default:
 			v.PerToken += f.PerToken
+			v.Routed += f.Routed
 			if f.Store == StoreNetwork {
 				find(false, Network, "%s lies on %s: what is read again comes from a server, or from another program", name, f.System)
 			}
 		}
 	}
-	helpable := v.PerToken > h.Weights.Total()/negligible
+	all := v.PerToken + v.Routed // any token may read any expert
+	helpable := all > h.Weights.Total()/negligible
 	if helpable { // one file that is out of reach does not matter while others are not
 		v.Findings, notes = keepBlocking(v.Findings, notes)
 	}
-	if h.Locked > 0 && h.Locked >= v.PerToken && helpable {
+	if h.Locked > 0 && h.Locked >= all && helpable {
 		find(true, Locked, "the process has locked %s in memory: nothing is read again; to let it share, start llama.cpp without --mlock", size(h.Locked))
 	}
 	if helpable && len(h.Others) > 0 {
@@ -125,19 +133,24 @@ func (h *Holding) Judge(room int64, claimed bool) Verdict {
 			last.PIDs = append(last.PIDs, o.PID)
 		}
 	}
-	if helpable && h.Routed > h.Weights.Total()/negligible {
-		find(true, RoutedExperts, "%s of the weights belong to routed experts: which of them a token reads is not known beforehand", size(h.Routed))
+	if helpable && v.Routed > h.Weights.Total()/negligible {
+		if v.PerToken == 0 { // a helper follows a token by what all of them read
+			find(true, RoutedExperts, "of the file only routed experts are read (%s), and nothing that every token reads: they are left to the kernel", size(v.Routed))
+		} else {
+			find(false, RoutedExperts, "%s of the weights belong to routed experts: those that a router chooses are read as soon as it has, and kept as far as there is room", size(v.Routed))
+		}
 	}
-	v.Keep = v.PerToken
+	v.Keep, v.Experts = v.PerToken, v.Routed
 	if room >= 0 {
-		v.Keep = min(room, v.PerToken)
-		if helpable && room >= v.PerToken {
-			find(true, Fits, "all %s that a token reads of the model fit in memory, where there is room for %s", size(v.PerToken), size(room))
+		v.Keep = min(room, v.PerToken) // that comes first
+		v.Experts = min(room-v.Keep, v.Routed)
+		if helpable && room >= all {
+			find(true, Fits, "all %s that tokens read of the model fit in memory, where there is room for %s", size(all), size(room))
 		}
 	}
 	v.Helps = len(v.Findings) == 0 && helpable
 	if !v.Helps && len(v.Findings) == 0 { // all of it is too small to matter
-		find(true, Negligible, "a token reads only %s of the model's file", size(v.PerToken))
+		find(true, Negligible, "tokens read only %s of the model's file", size(all))
 	}
 	v.Findings = append(v.Findings, notes...)
 	return v
@@ -172,7 +185,7 @@ func (h *Holding) WhereWeights() (findings []Finding) {
 		find(true, NoModel, "the process maps no GGUF file, and no weights were found in its memory: it is no llama.cpp, or has not loaded its model yet")
 		return findings
 	}
-	nothing := !much(h.PerToken)
+	nothing := !much(h.read())
 	if much(h.Weights.Device) {
 		find(nothing && h.Weights.Device >= h.Weights.Copied && h.Mode != ModeUnknown, OnDevice, "%s of %s of weights are on a GPU: only what the processor reads from the file can be helped", size(h.Weights.Device), size(all))
 	}

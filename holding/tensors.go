@@ -16,6 +16,7 @@ import (
 
 	"tensorcast/ggml"
 	"tensorcast/gguf"
+	"tensorcast/internal/proc"
 )
 
 // What is read of a process's memory is bounded. ggml's tables lie in the heap, which has some 10 MB, and 100 MB with a large vocabulary; the areas of weights and of
@@ -115,16 +116,17 @@ func (t *table) sum(all []*weight, h *Holding) {
 	h.Exact = total > 0 && total-found <= total/negligible
 	var hidden int64 // of which nothing is known but that they are mapped
 	hasOutput := t.byName["output.weight"] != nil
-	perToken := map[*model]int64{}
+	perToken, routed := map[proc.FileID]int64{}, map[proc.FileID]int64{}
 	add := func(w *weight) {
 		h.Weights.Mapped += w.of.Size
 		if w.of.Experts() > 0 {
-			h.Routed += w.of.Size
+			routed[w.model.file.ID] += w.of.Size
+			return
 		}
 		// Rows are looked up in a table of embeddings; all of it is read only where it gives the logits, too.
 		rows := w.of.Name == "per_layer_token_embd.weight" || w.of.Name == "token_embd.weight" && (hasOutput || w.seen.copied || w.seen.device)
 		if !rows {
-			perToken[w.model] += w.of.Size
+			perToken[w.model.file.ID] += w.of.Size
 		}
 	}
 	var unseen []*weight
@@ -157,12 +159,10 @@ func (t *table) sum(all []*weight, h *Holding) {
 		}
 	}
 	for i := range h.Files {
-		for m, n := range perToken {
-			if m.file.ID == h.Files[i].ID {
-				h.Files[i].PerToken = n
-				h.PerToken += n
-			}
-		}
+		f := &h.Files[i]
+		f.PerToken, f.Routed = perToken[f.ID], routed[f.ID]
+		h.PerToken += f.PerToken
+		h.Routed += f.Routed
 	}
 }
 

@@ -55,7 +55,7 @@ func (x *context) forget() { x.cycle, x.bases = nil, nil }
 type decode struct {
 	context *context
 	decode  uint32
-	begun   int64   // ns, if it generates one token; 0 else
+	begun   int64   // ns, if it generates one token; 0 else: the warm-up, too, as it reads all experts of a mixture
 	lesson  *lesson // nil if there is nothing to learn
 }
 
@@ -80,7 +80,7 @@ func (cs *contexts) begin(e event.DecodeBegin) *decode {
 	cs.clock++
 	x.used = cs.clock
 	d := &decode{context: x, decode: e.Decode}
-	if e.Tokens == 1 {
+	if e.Tokens == 1 && !e.Warmup {
 		d.begun = e.Time
 	}
 	if x.cycle == nil && e.Tokens > 0 && e.Tokens <= lessonTokens {

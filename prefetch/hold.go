@@ -28,6 +28,8 @@ type helping struct {
 	advised   int            // how many of toHold are being read
 	looked    time.Time      // while the target rests: when what is held was last looked at
 	sweepAt   time.Time      // when to sweep next
+	routed    int64          // bytes of experts, of which tokens read some
+	experts   *experts       // nil if the model has none, or they are left to the target
 }
 
 const (
@@ -75,6 +77,9 @@ func newHelping(s *Schedule) *helping {
 func (c *Controller) input(room int64) Input {
 	if c.opts.Lock {
 		room = min(room, c.room.Lockable+c.help.window.bytes)
+	}
+	if x := c.help.experts; x != nil { // what is being used has to be in memory
+		room -= x.least
 	}
 	return Input{Schedule: c.help.schedule, Held: c.help.want, Room: room, Window: c.help.window.bytes}
 }
@@ -132,6 +137,10 @@ func (c *Controller) hold(block int) {
 // about to be used is paged out: it would take the room of what is.
 func (c *Controller) takeHold() error {
 	h := c.help
+	c.shareRoom()
+	if err := c.takeExperts(); err != nil {
+		return err
+	}
 	if c.opts.Lock { // that would read what is missing, and wait for it
 		return nil
 	}
@@ -322,6 +331,9 @@ func (c *Controller) adjust() error {
 		return err
 	}
 	h := c.help
+	if h.experts != nil && !c.watch.aside {
+		c.makeRoom()
+	}
 	in := c.input(c.room.Bytes)
 	budget := c.opts.Strategy.Plan(in).Budget
 	if h.wantBytes > budget+slack {

@@ -40,6 +40,7 @@ type KernelPages struct {
 	underWay    map[uint64]read // reads of large folios, by tag
 	tag         uint64          // the last one
 	failed      bool            // a read did, which was told
+	evictor     *evictor        // nil until it is needed
 	log         *slog.Logger
 }
 
@@ -68,6 +69,9 @@ func NewKernelPages(pid int, log *slog.Logger) (*KernelPages, error) {
 
 // Close implements Pages.
 func (k *KernelPages) Close() error {
+	if k.evictor != nil {
+		k.evictor.close()
+	}
 	errs := []error{k.queue.Close()}
 	for _, f := range k.files {
 		errs = append(errs, f.close())
@@ -136,6 +140,9 @@ func (k *KernelPages) Block() int64 {
 // ReadAhead implements Pages.
 func (k *KernelPages) ReadAhead(r Range) bool {
 	f := k.files[r.File]
+	if k.evictor != nil {
+		k.evictor.spare(r)
+	}
 	if f.wholeFolios(r) {
 		if k.isPending(r) {
 			return true
@@ -164,6 +171,20 @@ func (k *KernelPages) readPages(r Range) bool {
 		}
 	}
 	return true
+}
+
+// ReadNow implements Pages. A worker of io_uring, to which FADV_WILLNEED is always given, would wait for a processor on which the target's threads spin.
+func (k *KernelPages) ReadNow(r Range) error {
+	f := k.files[r.File]
+	if k.evictor != nil {
+		k.evictor.spare(r)
+	}
+	for at := r.Offset; at < r.End(); at += f.piece {
+		if err := unix.Fadvise(int(f.file.Fd()), at, min(f.piece, r.End()-at), unix.FADV_WILLNEED); err != nil {
+			return fmt.Errorf("read %d bytes at %d of %s ahead: %w", r.Length, r.Offset, f.path, err)
+		}
+	}
+	return nil
 }
 
 // folioAdvices read a large folio and unmap it here.
@@ -385,6 +406,26 @@ func (k *KernelPages) PageOut(r Range) error {
 	}
 	k.queue.Fadvise(int(f.file.Fd()), r.Offset, r.Length, unix.FADV_DONTNEED, 0) // if the queue is full it stays until the next time
 	return nil
+}
+
+// Evict implements Pages.
+func (k *KernelPages) Evict(r Range) bool {
+	if k.evictor == nil {
+		k.evictor = newEvictor(k.free, k.log)
+	}
+	f := k.files[r.File]
+	return k.evictor.add(eviction{r, f, f.base + uint64(r.Offset)})
+}
+
+// free frees the pages of a range, in the evictor's goroutine.
+func (k *KernelPages) free(e eviction) error {
+	if err := k.target.PageOut(e.address, e.Length); err != nil && !errors.Is(err, unix.ESRCH) {
+		return err
+	}
+	if left, err := pagecache.Resident(e.file.file, e.Offset, e.Length); left == 0 || err != nil {
+		return err
+	}
+	return unix.Fadvise(int(e.file.file.Fd()), e.Offset, e.Length, unix.FADV_DONTNEED)
 }
 
 // Resident implements Pages.

@@ -45,6 +45,8 @@ type Options struct {
 	Judge func() error
 	// Begin, if not nil, is called when there seems to be something to win, before anything of the model is read; and again after a StandBack.
 	Begin func()
+	// Urgent, if not nil, is called when experts are to be helped: what is read for them the target waits for, so whoever handles its events should get a processor at once.
+	Urgent func()
 	// Own, if not nil, is how many bytes of memory this process takes for itself.
 	Own func() int64
 	Log *slog.Logger
@@ -117,29 +119,30 @@ const LevelBudget = "budget"
 
 // Summary says what a Controller did.
 type Summary struct {
-	Strategy     string  `json:"strategy"`
-	Tokens       int     `json:"tokens"`                  // generated while prefetching
-	TokensPerSec float64 `json:"tokens_per_sec"`          // over these
-	Expected     float64 `json:"expected_tokens_per_sec"` // with what was held in the end, from the disk's bandwidth as measured here and the time that ops compute (opTimes); 0 if not known
-	Disk         float64 `json:"disk_bytes_per_sec"`      // that the disk was seen to deliver, over a tenth of a second or more
-	Pinned       int64   `json:"pinned_bytes"`            // held at the end
-	Streamed     int64   `json:"streamed_bytes"`          // read ahead
-	Window       int64   `json:"window_bytes"`
-	PerToken     int64   `json:"weight_bytes_per_token"` // that each token reads and this process can help with
-	Room         int64   `json:"room_bytes"`
-	Level        string  `json:"bounded_by"`
-	Late         int     `json:"late"`            // visits that the target reached first
-	Shrunk       int     `json:"shrunk"`          // times that memory was given back
-	Taken        int64   `json:"taken_bytes"`     // that were kept, and that the kernel took for others
-	Beyond       Beyond  `json:"beyond"`          // why more was streamed than has no room
-	Learned      int     `json:"learned"`         // cycles that were followed, one after the other
-	Stored       bool    `json:"stored_pattern"`  // the first of them was Options.Stored
-	Guessed      bool    `json:"guessed_pattern"` // the first of them was a guess
-	Idle         string  `json:"idle"`            // why there was nothing to win in the end; empty if there was
-	Queue        string  `json:"queue"`
-	StageSec     float64 `json:"stage_seconds"`  // spent on asking for reads
-	EvictSec     float64 `json:"evict_seconds"`  // spent on paging out
-	FollowSec    float64 `json:"follow_seconds"` // since the first blocks were held
+	Strategy     string   `json:"strategy"`
+	Tokens       int      `json:"tokens"`                  // generated while prefetching
+	TokensPerSec float64  `json:"tokens_per_sec"`          // over these
+	Expected     float64  `json:"expected_tokens_per_sec"` // with what was held in the end, from the disk's bandwidth as measured here and the time that ops compute (opTimes); 0 if not known
+	Disk         float64  `json:"disk_bytes_per_sec"`      // that the disk was seen to deliver, over a tenth of a second or more
+	Pinned       int64    `json:"pinned_bytes"`            // held at the end
+	Streamed     int64    `json:"streamed_bytes"`          // read ahead
+	Window       int64    `json:"window_bytes"`
+	PerToken     int64    `json:"weight_bytes_per_token"` // that each token reads and this process can help with
+	Room         int64    `json:"room_bytes"`
+	Level        string   `json:"bounded_by"`
+	Late         int      `json:"late"`              // visits that the target reached first
+	Shrunk       int      `json:"shrunk"`            // times that memory was given back
+	Taken        int64    `json:"taken_bytes"`       // that were kept, and that the kernel took for others
+	Beyond       Beyond   `json:"beyond"`            // why more was streamed than has no room
+	Experts      *Experts `json:"experts,omitempty"` // nil unless the model has some that are helped
+	Learned      int      `json:"learned"`           // cycles that were followed, one after the other
+	Stored       bool     `json:"stored_pattern"`    // the first of them was Options.Stored
+	Guessed      bool     `json:"guessed_pattern"`   // the first of them was a guess
+	Idle         string   `json:"idle"`              // why there was nothing to win in the end; empty if there was
+	Queue        string   `json:"queue"`
+	StageSec     float64  `json:"stage_seconds"`  // spent on asking for reads
+	EvictSec     float64  `json:"evict_seconds"`  // spent on paging out
+	FollowSec    float64  `json:"follow_seconds"` // since the first blocks were held
 }
 
 // New makes a Controller that works on pages, which it does not close.
@@ -176,7 +179,11 @@ func (c *Controller) Summary() Summary {
 		if c.opts.Own != nil {
 			s.Beyond.Own = c.opts.Own()
 		}
-		s.Expected = perSecond(h.predict(a.window, h.times(), c.meter.best))
+		if h.experts == nil { // else it depends on what the router chooses
+			s.Expected = perSecond(h.predict(a.window, h.times(), c.meter.best))
+		} else {
+			s.Experts = h.experts.summary()
+		}
 	}
 	s.Room, s.Level = room.Bytes, room.Level
 	if c.stood != nil {
@@ -207,6 +214,8 @@ func (c *Controller) Handle(ev event.Event) error {
 		return c.decodeEnd(e)
 	case *event.Op:
 		return c.op(e)
+	case event.Selected:
+		return c.selected(e)
 	}
 	return nil
 }
@@ -447,6 +456,12 @@ func (c *Controller) start(cycle *pattern.Cycle, bases map[int]uint64) error {
 	block := blockFor(cycle, unit)
 	h := newHelping(NewSchedule(cycle, block, window/2))
 	h.unit, h.block = unit, block
+	if x := newExperts(cycle, h.schedule.Blocks); x != nil {
+		h.routed = x.all
+		if _, pin := c.opts.Strategy.(Pin); !pin { // that reads nothing ahead
+			h.experts = x
+		}
+	}
 	if len(h.schedule.Reads) == 0 {
 		return nil
 	}
@@ -468,6 +483,9 @@ func (c *Controller) start(cycle *pattern.Cycle, bases map[int]uint64) error {
 	if c.opts.Begin != nil && !c.begun {
 		c.begun = true
 		c.opts.Begin()
+	}
+	if h.experts != nil && c.opts.Urgent != nil {
+		c.opts.Urgent()
 	}
 	c.watch = newWatchdog(c.contexts.stored == nil && !c.opts.Always)
 	if !c.watch.aside && len(bases) > 0 && c.load == nil {
@@ -572,6 +590,7 @@ func (c *Controller) checkRoom() error {
 	}
 	if c.help != nil {
 		c.help.window.bytes = c.windowFor(room.Bytes)
+		c.shareRoom()
 	}
 	return nil
 }

@@ -34,6 +34,8 @@ type Pages interface {
 	Block() int64
 	// ReadAhead begins to read a range into the page cache. It returns false if too many reads are under way: what is missing the target reads by itself.
 	ReadAhead(r Range) bool
+	// ReadNow begins to read a range, in single pages, and hands it to the disk before it returns: the target waits for it.
+	ReadNow(r Range) error
 	// Poll hands reads that were begun to the kernel and collects those that have been taken up.
 	Poll() error
 	// Lock has a range in memory, read if need be, until Release or the end of this process: nobody can reclaim it. Its error, and Keep's, wraps ErrUnreadable if that cannot
@@ -45,6 +47,8 @@ type Pages interface {
 	Release(r Range) error
 	// PageOut frees the pages of a range that are not locked: at once those that the target has touched, others after a moment.
 	PageOut(r Range) error
+	// Evict begins to free the pages of a range as PageOut does, and does not wait for that. It returns false if too much waits to be freed. What is read ahead meanwhile stays.
+	Evict(r Range) bool
 	// Resident is how many bytes of a range are in memory, in whole pages.
 	Resident(r Range) (int64, error)
 

@@ -32,11 +32,27 @@ func Settle(log *slog.Logger) error {
 	}
 	// ggml's threads spin at barriers on all cores: at equal priority a read ahead would wait for a time slice. This
 	// is the priority of the calling thread.
-	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, -15); err != nil {
+	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, niceness); err != nil {
 		log.Warn("cannot raise the priority", "error", err)
 	}
 	return nil
 }
+
+// Urgent has the calling thread run whenever it can (SCHED_FIFO), or, with false, as [Settle] left it. A nice value does not do that: where ggml's threads spin on all processors, a thread that
+// has used its share waits for the next tick, 2 ms for one in ten of a router's choices. Threads that it starts do not inherit it.
+func Urgent(urgent bool) error {
+	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL, Nice: niceness}
+	if urgent {
+		attr = unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1, Flags: unix.SCHED_FLAG_RESET_ON_FORK}
+	}
+	if err := unix.SchedSetAttr(0, &attr, 0); err != nil {
+		return fmt.Errorf("change how this thread is scheduled: %w", err)
+	}
+	return nil
+}
+
+// niceness is this process's while it helps.
+const niceness = -15
 
 // join moves this process to the target's memory cgroup, so that pages that it reads are charged where the target's are; not where a kill there would take all of it. It
 // says whether it did; if not, the log says why. It asks systemd, which may take askTime.

@@ -97,7 +97,7 @@ func (c *Controller) fits() (*StandBack, error) {
 	if c.load != nil || c.guessed { // it is not in memory yet, or nobody knows whether the target reads it there: its first decode tells
 		return nil, nil
 	}
-	s := &StandBack{Reason: Fits, Bytes: c.help.schedule.Bytes}
+	s := &StandBack{Reason: Fits, Bytes: c.help.schedule.Bytes + c.help.routed}
 	room := c.room.Bytes - c.help.window.bytes
 	if c.room.Level == LevelBudget || room < s.Bytes {
 		return nil, nil

@@ -58,7 +58,12 @@ type rig struct {
 
 func newRig(t *testing.T, share float64, opts prefetch.Options, change func(*sim.Config)) *rig {
 	t.Helper()
-	r := &rig{t: t, cycle: model(0, 10), another: model(1, 1)}
+	return rigOf(t, model(0, 10), share, opts, change)
+}
+
+func rigOf(t *testing.T, cycle *pattern.Cycle, share float64, opts prefetch.Options, change func(*sim.Config)) *rig {
+	t.Helper()
+	r := &rig{t: t, cycle: cycle, another: model(1, 1)}
 	cfg := sim.Config{
 		Cycles: []*pattern.Cycle{r.cycle, r.another}, Limit: int64(share * float64(r.cycle.Bytes())), Readahead: 8 * mib, Bandwidth: 1.5e9, Latency: 80 * time.Microsecond,
 		Costs: sim.Costs{PageOut: 200 * time.Microsecond, ReadAhead: 80 * time.Microsecond},

@@ -12,6 +12,7 @@ import (
 type watchdog struct {
 	aside    bool    // tokens are measured without help now
 	skip     int     // tokens that are not counted, as what was before still shows in them
+	wait     int     // tokens that help may still take to show that it wins, see expertTokens
 	without  []int64 // tokens without help, of this comparison
 	plain    int64   // how long a token takes without help; 0: not known
 	sure     bool    // plain is the median of several, or far from those with help
@@ -30,6 +31,8 @@ const (
 	// againTokens are measured in a later comparison, after asideTokens: then the page cache is as the target alone makes it, since it has touched all once.
 	againTokens = 3
 	asideTokens = 1
+	// expertTokens pass besides until help for experts is taken not to win: those that were kept serve the tokens without help, too, until others have taken their place.
+	expertTokens = 32
 	// settleTokens pass until what is held and what streams have settled.
 	settleTokens = 8
 	// lastTokens of those with help are compared.
@@ -78,7 +81,7 @@ func (c *Controller) token(nanos int64) error {
 		if float64(median(w.with))*leastGain < float64(w.plain) {
 			return nil
 		}
-	case float64(median(w.with))*clearGain < float64(w.plain):
+	case float64(median(w.with))*clearGain < float64(w.plain) && c.help.experts == nil: // after a mixture's warm-up, which reads all experts, it takes tokens until the kernel keeps what each of them reads
 		w.sure = true
 		return nil
 	}
@@ -97,6 +100,11 @@ func (c *Controller) compare() error {
 	if !first {
 		with := median(w.with)
 		if float64(with)*leastGain >= float64(w.plain) {
+			if w.wait > 0 {
+				w.wait--
+				w.without = w.without[1:]
+				return nil
+			}
 			return c.standBack(&StandBack{Reason: NoWin, With: time.Duration(with), Without: time.Duration(w.plain)})
 		}
 		w.next = min(2*w.next, maxNext)
@@ -120,6 +128,10 @@ func (c *Controller) stepAside() error {
 		}
 	}
 	h.drop()
+	if h.experts != nil {
+		w.wait = expertTokens
+		h.experts.forget()
+	}
 	return nil
 }
 

@@ -302,16 +302,12 @@ func (c *Controller) sweep() error {
 	}
 	pause := sweepInterval
 	defer func() { h.sweepAt = c.now().Add(max(pause, sweepShare*c.now().Sub(begun))) }()
-	var there int64
-	for file := range c.known {
-		n, err := c.pages.Resident(Range{file, 0, c.known[file].size})
-		if err != nil {
-			return err
+	if h.experts != nil { // they have much in memory that is no block
+		if h.wantBytes >= h.schedule.Bytes {
+			return nil
 		}
-		there += n
-	}
-	if there <= max(h.heldBytes+h.ahead+sweepSlack*h.block, c.room.Bytes) { // what nobody needs the room of may stay
-		return nil
+	} else if much, err := c.tooMuch(); err != nil || !much {
+		return err
 	}
 	soon := h.soon()
 	swept := false
@@ -336,6 +332,20 @@ func (c *Controller) sweep() error {
 		pause = sweepRest
 	}
 	return nil
+}
+
+// tooMuch says whether more is in memory of the files than is held, staged, or has room anyway.
+func (c *Controller) tooMuch() (bool, error) {
+	h := c.help
+	var there int64
+	for file := range c.known {
+		n, err := c.pages.Resident(Range{file, 0, c.known[file].size})
+		if err != nil {
+			return false, err
+		}
+		there += n
+	}
+	return there > max(h.heldBytes+h.ahead+sweepSlack*h.block, c.room.Bytes), nil // what nobody needs the room of may stay
 }
 
 // soon are the blocks that are staged, and those of the visits from the one that is under way on, up to a window beyond what was looked at.

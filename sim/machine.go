@@ -14,10 +14,12 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"tensorcast/event"
 	"tensorcast/pattern"
+	"tensorcast/prefetch"
 )
 
 // Config describes a machine and its target.
@@ -34,6 +36,9 @@ type Config struct {
 	Latency   time.Duration // of each request, in addition to the transfer
 	Tick      time.Duration // interval between calls of the helper; 0 means a millisecond
 	Costs     Costs
+	// Route chooses the experts that a layer's router sends a token to, of each row of the batch, one row behind the other; tokens count from 0. nil: Cycles have no experts.
+	// Their tensors are named "blk.N.…".
+	Route func(token, layer int) []int32
 }
 
 // Costs are times that the helper's calls take, per MiB.
@@ -56,6 +61,7 @@ type Token struct {
 // Machine is a running simulation. Make it with New.
 type Machine struct {
 	Batch  int32 // tokens that a decode has from now on; 0 is one
+	Warmup bool  // decodes are the warm-up's from now on
 	cfg    Config
 	cache  cache
 	disk   disk
@@ -68,6 +74,8 @@ type Machine struct {
 	told   map[int]bool // files for which FileSeen was sent
 	shared map[int]bool // files that another process maps
 	decode uint32
+	layer  int     // whose experts were chosen last in the token, -1 before
+	chosen []int32 // these
 	token  Token
 	timers []timer
 	err    error
@@ -155,13 +163,17 @@ func (m *Machine) Overcommitted() int64 { return m.cache.over }
 func (m *Machine) Run(context uint64, cycle *pattern.Cycle, tokens int) ([]Token, error) {
 	var all []Token
 	for range tokens {
-		m.token = Token{}
+		m.token, m.layer = Token{}, -1
 		begun := m.now
 		m.decode++
-		m.send(event.DecodeBegin{Time: m.now, PID: 1, TID: 1, Context: context, Decode: m.decode, Tokens: max(m.Batch, 1)})
+		m.send(event.DecodeBegin{Time: m.now, PID: 1, TID: 1, Context: context, Decode: m.decode, Tokens: max(m.Batch, 1), Warmup: m.Warmup})
 		for i := range cycle.Reads {
+			r := &cycle.Reads[i]
+			if r.Experts && m.err == nil {
+				m.route(r)
+			}
 			if m.err == nil {
-				m.read(&cycle.Reads[i])
+				m.read(r)
 			}
 		}
 		m.send(event.DecodeEnd{Time: m.now, PID: 1, TID: 1, Decode: m.decode})
@@ -186,26 +198,58 @@ func (m *Machine) Rest(d time.Duration) {
 	m.until(m.now + int64(d))
 }
 
-// read simulates an op that reads one weight: it touches the pages in order, and computes in between.
+// route chooses the experts of the layer that a read belongs to, if it is the first of them. The helper is told at once.
+func (m *Machine) route(r *pattern.CycleRead) {
+	var layer int
+	if _, m.err = fmt.Sscanf(r.Tensor, "blk.%d.", &layer); m.err != nil || layer == m.layer {
+		return
+	}
+	m.layer, m.chosen = layer, m.cfg.Route(int(m.decode)-1, layer)
+	if m.helper != nil {
+		m.send(event.Selected{Time: m.now, PID: 1, TID: 1, Decode: m.decode, Layer: int32(layer), IDs: m.chosen, IDRows: int(max(m.Batch, 1))})
+		m.call()
+	}
+}
+
+// read simulates an op that reads one weight, or the experts of it that were chosen: it touches the pages in order, and computes in between.
 func (m *Machine) read(r *pattern.CycleRead) {
 	if !m.told[r.File] {
 		m.told[r.File] = true
 		m.send(event.FileSeen{PID: 1, File: FileID(r.File), ID: FileID(r.File), Path: m.Path(r.File)})
 	}
-	begun := m.now
-	first, last := r.Offset/m.cfg.Page, (r.End()-1)/m.cfg.Page
-	each := max(r.Nanos, 0) / (last - first + 1)
-	for page := first; page <= last; page++ {
-		m.touch(r.File, page)
-		m.until(m.now + each)
+	op := &event.Op{Time: m.now, Stall: -1, PID: 1, TID: 1, Decode: m.decode, Name: r.Op}
+	parts := []prefetch.Range{{File: r.File, Offset: r.Offset, Length: r.Length}}
+	if r.Experts {
+		op.GatherDim, op.ByExpert, op.IDs, op.IDRows = 2, true, m.chosen, int(max(m.Batch, 1))
+		parts = nil
+		for _, id := range distinct(m.chosen) {
+			parts = append(parts, prefetch.Range{File: r.File, Offset: r.Offset + int64(id)*r.Slice, Length: r.Slice})
+		}
 	}
-	m.send(&event.Op{
-		Time: begun, Duration: m.now - begun, Stall: -1, PID: 1, TID: 1, Decode: m.decode, Name: r.Op,
-		Sources: []event.Source{{
-			Name: r.Tensor, Data: m.Base(r.File) + uint64(r.Offset), InFile: true, File: FileID(r.File), Offset: r.Offset,
-			NE: [4]int64{r.Length / 4, 1, 1, 1}, NB: [4]int64{4, r.Length, r.Length, r.Length}, // type 0 is F32
-		}},
-	})
+	var pages int64
+	for _, s := range parts {
+		pages += (s.End()-1)/m.cfg.Page - s.Offset/m.cfg.Page + 1
+	}
+	for _, s := range parts {
+		for page := s.Offset / m.cfg.Page; page <= (s.End()-1)/m.cfg.Page; page++ {
+			m.touch(s.File, page)
+			m.until(m.now + max(r.Nanos, 0)/pages)
+		}
+	}
+	op.Duration = m.now - op.Time
+	source := event.Source{Name: r.Tensor, Data: m.Base(r.File) + uint64(r.Offset), InFile: true, File: FileID(r.File), Offset: r.Offset} // of type 0, F32
+	row, n := r.Length, int64(1)
+	if r.Experts {
+		row, n = r.Slice, r.Length/r.Slice
+	}
+	source.NE, source.NB = [4]int64{row / 4, 1, n, 1}, [4]int64{4, row, row, r.Length}
+	op.Sources = []event.Source{source}
+	m.send(op)
+}
+
+// distinct are the ids, each once, in ascending order: so a target computes with them.
+func distinct(ids []int32) []int32 {
+	return slices.Compact(slices.Sorted(slices.Values(ids)))
 }
 
 // touch waits until a page is in memory; on a miss it is read first.

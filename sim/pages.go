@@ -109,6 +109,12 @@ func (p *Pages) ReadAhead(r prefetch.Range) bool {
 	return true
 }
 
+// ReadNow implements prefetch.Pages.
+func (p *Pages) ReadNow(r prefetch.Range) error {
+	p.load(r)
+	return nil
+}
+
 // Poll implements prefetch.Pages.
 func (p *Pages) Poll() error { return nil }
 
@@ -166,6 +172,9 @@ func (p *Pages) PageOut(r prefetch.Range) error {
 	})
 	return nil
 }
+
+// Evict implements prefetch.Pages.
+func (p *Pages) Evict(r prefetch.Range) bool { return p.PageOut(r) == nil }
 
 // Resident implements prefetch.Pages.
 func (p *Pages) Resident(r prefetch.Range) (bytes int64, err error) {

@@ -32,7 +32,7 @@ type Options struct {
 	Dry bool
 	// Leave is how many bytes of the host's available memory are left to others; 0 chooses (see prefetch.MemoryOptions).
 	Leave int64
-	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Touched, Dry, Judge, Begin, Own and Log are set here.
+	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Touched, Dry, Judge, Begin, Urgent, Own and Log are set here.
 	Prefetch prefetch.Options
 	// Tell is called with what is being done, several times a second while the target decodes; nil: nobody asks.
 	Tell func(prefetch.Status)
@@ -189,6 +189,7 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 		p.Begin = func() { v.memory.Join(ctx) }
 	}
 	p.Own = ownMemory
+	p.Urgent = func() { v.urgent(true) }
 	v.controller = prefetch.New(pages, p)
 	if o.Planned != nil {
 		defer func() { o.Planned(v.controller.Parts()) }()
@@ -199,6 +200,7 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 			return v.controller.Summary(), err
 		}
 		v.tell(true)
+		v.urgent(false)
 		debug.FreeOSMemory() // whoever pays for this process may be the target's neighbour
 		v.memory.Leave()
 		if err := pages.Rest(); err != nil {
@@ -214,6 +216,13 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 	}
 }
 
+// urgent changes how this thread is scheduled, which may be refused.
+func (v *server) urgent(urgent bool) {
+	if err := prefetch.Urgent(urgent); err != nil {
+		v.o.Log.Debug("chosen experts are read a little later", "error", err)
+	}
+}
+
 // judge says why a target cannot be helped, by how it holds its model. What is not known yet, or too little to matter, the events will tell.
 func (v *server) judge(ctx context.Context, e *holding.Examiner) error {
 	h, err := e.Examine(ctx, holding.Options{Others: true})
@@ -226,10 +235,6 @@ func (v *server) judge(ctx context.Context, e *holding.Examiner) error {
 		switch f.Reason {
 		case holding.NoModel, holding.Undecided, holding.FileChanged, holding.Negligible:
 			continue
-		case holding.RoutedExperts:
-			if v.o.Prefetch.Always { // what every token reads can be helped with, though that wins little
-				continue
-			}
 		}
 		if f.Blocks {
 			return errors.New(f.Text)
@@ -290,7 +295,7 @@ func (v *server) seen() bool {
 // observing is how a target is observed.
 func (v *server) observing() capture.Options {
 	return capture.Options{
-		Interval: tick, Tick: v.tick, Pause: func() time.Duration { return v.controller.Pause() }, Late: v.o.Late, Small: true, Log: v.o.Log,
+		Interval: tick, Tick: v.tick, Pause: func() time.Duration { return v.controller.Pause() }, Late: v.o.Late, Small: true, Selected: true, AtOnce: true, Log: v.o.Log,
 	}
 }
 

@@ -1,0 +1,98 @@
+package prefetch
+
+// This file frees pages beside the control loop: paging a megabyte of single pages out takes a quarter of a millisecond, in which a chosen expert would wait.
+
+import (
+	"fmt"
+	"log/slog"
+	"runtime"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// evictor frees ranges in a goroutine of its own, which close stops.
+type evictor struct {
+	mu      sync.Mutex
+	work    sync.Cond
+	queue   []eviction
+	closed  bool
+	stopped chan struct{}
+}
+
+// eviction is a range of a file, and the address at which the target maps it.
+type eviction struct {
+	Range
+	file    *modelFile
+	address uint64
+}
+
+// maxEvictions may wait.
+const maxEvictions = 4096
+
+// newEvictor begins to free what is queued, by free.
+func newEvictor(free func(eviction) error, log *slog.Logger) *evictor {
+	e := &evictor{stopped: make(chan struct{})}
+	e.work.L = &e.mu
+	go func() {
+		defer close(e.stopped)
+		// The loop's priority is not for this. The thread ends with its goroutine, as it stays locked.
+		runtime.LockOSThread()
+		if err := unix.Setpriority(unix.PRIO_PROCESS, 0, 0); err != nil {
+			log.Debug("cannot lower the priority of the thread that pages out", "error", err)
+		}
+		for {
+			r, ok := e.next()
+			if !ok {
+				return
+			}
+			if err := free(r); err != nil {
+				log.Warn("cannot page out", "error", fmt.Errorf("free %d bytes of the model: %w", r.Length, err))
+			}
+		}
+	}()
+	return e
+}
+
+func (e *evictor) next() (eviction, bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for len(e.queue) == 0 && !e.closed {
+		e.work.Wait()
+	}
+	if e.closed {
+		return eviction{}, false
+	}
+	r := e.queue[0]
+	e.queue = slices.Delete(e.queue, 0, 1)
+	return r, true
+}
+
+// add queues a range; false if too many wait.
+func (e *evictor) add(r eviction) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.queue) >= maxEvictions {
+		return false
+	}
+	e.queue = append(e.queue, r)
+	e.work.Signal()
+	return true
+}
+
+// spare forgets what waits to be freed and overlaps r.
+func (e *evictor) spare(r Range) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.queue = slices.DeleteFunc(e.queue, func(q eviction) bool { return q.File == r.File && q.Offset < r.End() && r.Offset < q.End() })
+}
+
+// close drops what waits, and returns when nothing is being freed any more.
+func (e *evictor) close() {
+	e.mu.Lock()
+	e.closed = true
+	e.work.Signal()
+	e.mu.Unlock()
+	<-e.stopped
+}
