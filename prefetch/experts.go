@@ -66,7 +66,8 @@ func newExperts(cycle *pattern.Cycle, blocks []Range) *experts {
 	x := &experts{index: map[int32]int{}}
 	var most int64 // bytes that one layer chooses
 	chooses := map[int]int64{}
-	blocks = slices.SortedFunc(slices.Values(blocks), func(a, b Range) int { return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Offset, b.Offset)) })
+	blocks = slices.Clone(blocks)
+	sortRanges(blocks)
 	seen := map[place]bool{}
 	for i := range cycle.Reads {
 		r := &cycle.Reads[i]
@@ -105,6 +106,10 @@ func newExperts(cycle *pattern.Cycle, blocks []Range) *experts {
 	}
 	x.least = 2 * most
 	return x
+}
+
+func sortRanges(all []Range) {
+	slices.SortFunc(all, func(a, b Range) int { return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Offset, b.Offset)) })
 }
 
 // without is a slice without the blocks that overlap its ends. Blocks are in the order of the files.
