@@ -198,10 +198,8 @@ func (p *noting) Evict(r Range) bool {
 	p.evicted = append(p.evicted, r)
 	return true
 }
-func (p *noting) ReadNow(r Range) error                         { p.read = append(p.read, r); return nil }
-func (p *noting) Resident(r Range) (int64, error)               { return p.there[r], nil }
-func (p *noting) isEvicted(e *expert) bool                      { return slices.Contains(p.evicted, e.owns[0]) }
-func (p *noting) Open(string, event.FileID) (int, int64, error) { return 0, 0, nil }
+func (p *noting) ReadNow(r Range) error           { p.read = append(p.read, r); return nil }
+func (p *noting) Resident(r Range) (int64, error) { return p.there[r], nil }
 
 // smallMixture is a controller of a mixture of four layers with four experts of 1 and 2 pages each.
 func smallMixture(pages *noting) (*Controller, *experts) {
