@@ -5,6 +5,7 @@ package prefetch
 
 import (
 	"cmp"
+	"container/heap"
 	"slices"
 
 	"tensorcast/event"
@@ -274,11 +275,7 @@ func (c *Controller) makeRoom() {
 	if over <= 0 {
 		return
 	}
-	type victim struct {
-		e    *expert
-		next float64
-	}
-	var victims []victim
+	var victims victims
 	n := len(x.layers)
 	for i := range x.layers {
 		l := &x.layers[i]
@@ -289,13 +286,33 @@ func (c *Controller) makeRoom() {
 			}
 		}
 	}
-	slices.SortFunc(victims, func(a, b victim) int { return cmp.Compare(b.next, a.next) })
-	for _, v := range victims {
-		if over <= 0 || !c.evict(v.e) {
-			break
+	heap.Init(&victims)
+	for over > 0 && len(victims) > 0 {
+		v := heap.Pop(&victims).(victim)
+		if !c.evict(v.e) {
+			return
 		}
 		over -= v.e.bytes
 	}
+}
+
+// victim is an expert that may give way, and after how many tokens it is expected to be chosen.
+type victim struct {
+	e    *expert
+	next float64
+}
+
+// victims are a heap, the one that is expected last on top: of thousands few have to give way, which sorting them for each choice would take longer to find than the rest of it.
+type victims []victim
+
+func (v victims) Len() int           { return len(v) }
+func (v victims) Less(i, j int) bool { return v[i].next > v[j].next }
+func (v victims) Swap(i, j int)      { v[i], v[j] = v[j], v[i] }
+func (v *victims) Push(x any)        { *v = append(*v, x.(victim)) }
+func (v *victims) Pop() any {
+	last := (*v)[len(*v)-1]
+	*v = (*v)[:len(*v)-1]
+	return last
 }
 
 // evict has an expert paged out; false if too much is waiting for that.

@@ -372,11 +372,17 @@ func TestHostileSelected(t *testing.T) {
 		}
 	}
 	look := func() string { s := r.Summary(); return fmt.Sprintf("%+v %d", *s.Experts, s.Pinned) }
+	if err := r.Sleep(5 * time.Millisecond); err != nil { // the end of the last decode is told
+		t.Fatal(err)
+	}
 	before, used := look(), r.Used()
 	good := event.Selected{TID: 1, Decode: decode, Layer: 3, IDs: []int32{14, 15}, IDRows: 1}
 	idle := good
 	idle.Decode = 0
 	send(idle) // no decode is under way
+	if now := look(); now != before {
+		t.Errorf("between decodes: %s, before %s", now, before)
+	}
 	send(event.DecodeBegin{PID: 1, TID: 1, Context: 1, Decode: decode, Tokens: 1})
 	for name, change := range map[string]func(e *event.Selected){
 		"negative id":      func(e *event.Selected) { e.IDs = []int32{-1, 1} },
