@@ -288,6 +288,16 @@ func TestExpertsShrink(t *testing.T) {
 	if token := r.run(10); token.Misses > 10 {
 		t.Errorf("limit 220 MiB: %d misses", token.Misses)
 	}
+	if err := r.Sleep(time.Second); err != nil {
+		t.Fatal(err)
+	}
+	r.SetLimit(180 * mib)
+	if err := r.Sleep(200 * time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	if x := r.Summary().Experts; x.Kept > x.Room || x.Room > 80*mib {
+		t.Errorf("limit 180 MiB, while the target rests: %+v", *x)
+	}
 	r.SetLimit(400 * mib)
 	r.run(60)
 	if token := r.run(30); token.Time > before.Time*12/10 || r.Summary().Experts.Kept < 220*mib {
@@ -418,8 +428,22 @@ func TestHostileSelected(t *testing.T) {
 // While tokens are compared with those without help, experts are left to the target; afterwards those that are in memory are taken over.
 func TestExpertsCompared(t *testing.T) {
 	plain := mixAlone(t, 200*mib, skewed, nil)
-	r, _ := mixHelp(t, 200*mib, skewed, prefetch.Options{}, nil)
-	if before := r.Status().Before; before*plain.Time.Seconds() < 0.7 { // the warm-up, which reads all experts, is no token to compare with, nor is the one after it
+	r := mixRig(t, 200*mib, skewed, prefetch.Options{}, nil)
+	rest := func() {
+		if err := r.Sleep(5 * time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rest() // a time of 0 is none
+	r.Warmup = true
+	r.run(1)
+	r.Warmup = false
+	rest()                                                               // its end is told
+	if s := r.Status(); s.Phase != prefetch.Comparing || s.Before != 0 { // the warm-up, which reads all experts, is no token to compare with
+		t.Errorf("after the warm-up: %+v", s)
+	}
+	r.run(149)
+	if before := r.Status().Before; before*plain.Time.Seconds() < 0.7 { // nor is the token after it, which finds nothing in memory
 		t.Errorf("%.2f tok/s without help, it says; a token takes %v", before, plain.Time)
 	}
 	for i := range r.cycle.Reads {
