@@ -23,7 +23,7 @@ type gated struct {
 }
 
 func newGated(log *slog.Logger) *gated {
-	g := &gated{gate: make(chan error)}
+	g := &gated{gate: make(chan error, maxEvictions)}
 	g.evictor = newEvictor(func(e eviction) error {
 		g.set(func() { g.busy = true })
 		err := <-g.gate
@@ -97,7 +97,7 @@ func TestEvictorFullAndClosed(t *testing.T) {
 		t.Error("closed while a range is being freed")
 	default:
 	}
-	g.gate <- nil
+	close(g.gate)
 	<-closed
 	if len(g.done) != 1 {
 		t.Errorf("%d ranges were freed after close", len(g.done)-1)
