@@ -424,6 +424,14 @@ type Experts struct {
 	Strays int64 `json:"strays"`     // bytes of others that the target's misses read around themselves, and that were paged out unused
 }
 
-func (x *experts) summary() *Experts {
-	return &Experts{All: x.all, Kept: x.there, Room: x.room, Chosen: x.chosen, Missed: x.missed, Read: x.read, Strays: x.strays}
+// summary adds what was done to what had been done before, if not nil: when the target was helped last, or with another model.
+func (x *experts) summary(before *Experts) *Experts {
+	s := &Experts{All: x.all, Kept: x.there, Room: x.room, Chosen: x.chosen, Missed: x.missed, Read: x.read, Strays: x.strays}
+	if before != nil {
+		s.Chosen += before.Chosen
+		s.Missed += before.Missed
+		s.Read += before.Read
+		s.Strays += before.Strays
+	}
+	return s
 }

@@ -288,10 +288,17 @@ func TestReadExperts(t *testing.T) {
 		t.Errorf("read %v, want %v", pages.read, want)
 	}
 	if x.chosen != 4 || x.missed != 2 || x.read != 6*page || x.there != 4*3*page {
-		t.Errorf("%+v, %d bytes there", *x.summary(), x.there)
+		t.Errorf("%+v, %d bytes there", *x.summary(nil), x.there)
 	}
 	if x.least != 2*4*3*page {
 		t.Errorf("at least %d bytes have to be there, of a token that chose four", x.least)
+	}
+	// What two tokens chose is read once.
+	if err := c.selected(event.Selected{TID: 6, Decode: 5, Layer: 1, IDs: []int32{0, 1, 1, 0}, IDRows: 2}); err != nil {
+		t.Fatal(err)
+	}
+	if len(pages.read) != 6+4 || x.chosen != 6 || x.missed != 4 {
+		t.Errorf("read %v; %+v", pages.read, *x.summary())
 	}
 }
 
@@ -328,7 +335,7 @@ func TestSummaryOfExperts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if has := strings.Contains(string(data), `"experts":{"bytes":`); has != some {
+		if has := strings.Contains(string(data), `"experts":`); has != some {
 			t.Errorf("with experts %v: %s", some, data)
 		}
 	}
