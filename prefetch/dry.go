@@ -34,6 +34,7 @@ func (c *Controller) dry() error {
 		}
 	}
 	h.held, h.heldBytes = h.want, h.wantBytes
+	c.shareRoom()
 	return ErrPlanned
 }
 

@@ -3,6 +3,7 @@ package prefetch
 // This file frees pages beside the control loop: paging a megabyte of single pages out takes a quarter of a millisecond, in which a chosen expert would wait.
 
 import (
+	gocontext "context"
 	"fmt"
 	"log/slog"
 	"runtime"
@@ -42,13 +43,15 @@ func newEvictor(free func(eviction) error, log *slog.Logger) *evictor {
 		if err := unix.Setpriority(unix.PRIO_PROCESS, 0, 0); err != nil {
 			log.Debug("cannot lower the priority of the thread that pages out", "error", err)
 		}
+		level := slog.LevelWarn
 		for {
 			r, ok := e.next()
 			if !ok {
 				return
 			}
 			if err := free(r); err != nil {
-				log.Warn("cannot page out", "error", fmt.Errorf("free %d bytes of the model: %w", r.Length, err))
+				log.Log(gocontext.Background(), level, "cannot page out", "error", fmt.Errorf("free %d bytes of the model: %w", r.Length, err))
+				level = slog.LevelDebug // what fails does so for each
 			}
 		}
 	}()

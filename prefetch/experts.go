@@ -5,6 +5,7 @@ package prefetch
 
 import (
 	"cmp"
+	"container/heap"
 	"slices"
 
 	"tensorcast/event"
@@ -66,7 +67,8 @@ func newExperts(cycle *pattern.Cycle, blocks []Range) *experts {
 	x := &experts{index: map[int32]int{}}
 	var most int64 // bytes that one layer chooses
 	chooses := map[int]int64{}
-	blocks = slices.SortedFunc(slices.Values(blocks), func(a, b Range) int { return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Offset, b.Offset)) })
+	blocks = slices.Clone(blocks)
+	sortRanges(blocks)
 	seen := map[place]bool{}
 	for i := range cycle.Reads {
 		r := &cycle.Reads[i]
@@ -105,6 +107,10 @@ func newExperts(cycle *pattern.Cycle, blocks []Range) *experts {
 	}
 	x.least = 2 * most
 	return x
+}
+
+func sortRanges(all []Range) {
+	slices.SortFunc(all, func(a, b Range) int { return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Offset, b.Offset)) })
 }
 
 // without is a slice without the blocks that overlap its ends. Blocks are in the order of the files.
@@ -269,11 +275,7 @@ func (c *Controller) makeRoom() {
 	if over <= 0 {
 		return
 	}
-	type victim struct {
-		e    *expert
-		next float64
-	}
-	var victims []victim
+	var victims victims
 	n := len(x.layers)
 	for i := range x.layers {
 		l := &x.layers[i]
@@ -284,13 +286,33 @@ func (c *Controller) makeRoom() {
 			}
 		}
 	}
-	slices.SortFunc(victims, func(a, b victim) int { return cmp.Compare(b.next, a.next) })
-	for _, v := range victims {
-		if over <= 0 || !c.evict(v.e) {
-			break
+	heap.Init(&victims)
+	for over > 0 && len(victims) > 0 {
+		v := heap.Pop(&victims).(victim)
+		if !c.evict(v.e) {
+			return
 		}
 		over -= v.e.bytes
 	}
+}
+
+// victim is an expert that may give way, and after how many tokens it is expected to be chosen.
+type victim struct {
+	e    *expert
+	next float64
+}
+
+// victims are a heap, the one that is expected last on top: of thousands few have to give way, which sorting them for each choice would take longer to find than the rest of it.
+type victims []victim
+
+func (v victims) Len() int           { return len(v) }
+func (v victims) Less(i, j int) bool { return v[i].next > v[j].next }
+func (v victims) Swap(i, j int)      { v[i], v[j] = v[j], v[i] }
+func (v *victims) Push(x any)        { *v = append(*v, x.(victim)) }
+func (v *victims) Pop() any {
+	last := (*v)[len(*v)-1]
+	*v = (*v)[:len(*v)-1]
+	return last
 }
 
 // evict has an expert paged out; false if too much is waiting for that.
@@ -402,6 +424,14 @@ type Experts struct {
 	Strays int64 `json:"strays"`     // bytes of others that the target's misses read around themselves, and that were paged out unused
 }
 
-func (x *experts) summary() *Experts {
-	return &Experts{All: x.all, Kept: x.there, Room: x.room, Chosen: x.chosen, Missed: x.missed, Read: x.read, Strays: x.strays}
+// summary adds what was done to what had been done before, if not nil: when the target was helped last, or with another model.
+func (x *experts) summary(before *Experts) *Experts {
+	s := &Experts{All: x.all, Kept: x.there, Room: x.room, Chosen: x.chosen, Missed: x.missed, Read: x.read, Strays: x.strays}
+	if before != nil {
+		s.Chosen += before.Chosen
+		s.Missed += before.Missed
+		s.Read += before.Read
+		s.Strays += before.Strays
+	}
+	return s
 }

@@ -182,7 +182,7 @@ func (c *Controller) Summary() Summary {
 		if h.experts == nil { // else it depends on what the router chooses
 			s.Expected = perSecond(h.predict(a.window, h.times(), c.meter.best))
 		} else {
-			s.Experts = h.experts.summary()
+			s.Experts = h.experts.summary(c.sum.Experts)
 		}
 	}
 	s.Room, s.Level = room.Bytes, room.Level
@@ -336,6 +336,10 @@ func (c *Controller) giveUp(why string) error {
 	c.opts.Log.Info("learning anew", "why", why)
 	c.sum.Streamed += h.streamed
 	c.sum.Late += h.late
+	if h.experts != nil {
+		h.experts.forget()
+		c.sum.Experts = h.experts.summary(c.sum.Experts)
+	}
 	c.help, c.contexts.main, c.contexts.stored, c.atToken = nil, nil, nil, account{}
 	c.guessed, c.load = false, nil
 	for b, held := range h.held {

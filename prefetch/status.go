@@ -27,6 +27,7 @@ type Status struct {
 	Held     int64   `json:"held_bytes"`
 	Wanted   int64   `json:"wanted_bytes"`          // of what a token reads, that is to be held
 	PerToken int64   `json:"token_bytes"`           // that a token reads
+	Experts  int64   `json:"experts_bytes"`         // of a mixture's experts, in memory, as far as is known
 	Streamed int64   `json:"streamed_bytes"`        // a token, lately
 	Before   float64 `json:"before_tokens_per_sec"` // without help, when that was measured last; 0: it was not
 	Now      float64 `json:"tokens_per_sec"`        // lately, with help; 0: not known
@@ -42,6 +43,9 @@ func (c *Controller) Status() Status {
 		return Status{Phase: Waiting}
 	}
 	s := Status{Phase: Helping, Held: h.heldBytes, Wanted: h.wantBytes, PerToken: h.schedule.Bytes, Before: perSecond(time.Duration(w.plain))}
+	if h.experts != nil {
+		s.Experts = h.experts.there
+	}
 	if n := int64(len(w.with)); n > 0 {
 		s.Now, s.Streamed = perSecond(time.Duration(median(w.with))), (w.marks[n-1]-w.streamed)/n
 	}
@@ -72,6 +76,9 @@ func (s Status) String() string {
 		return "comparing: tokens without help are measured"
 	}
 	line := fmt.Sprintf("keeping %s of %s", bytes(s.Held), bytes(s.PerToken))
+	if s.Experts > 0 {
+		line += fmt.Sprintf(" and %s of experts", bytes(s.Experts))
+	}
 	if s.Phase == Giving {
 		line = fmt.Sprintf("giving back: memory is short (%s); %s", s.Why, line)
 	}

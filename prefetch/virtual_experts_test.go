@@ -250,7 +250,7 @@ func TestExpertsWithoutFavourites(t *testing.T) {
 		if token.Time > plain.Time*102/100 || r.Overcommitted() > 0 {
 			t.Errorf("limit %d MiB: %v a token, %v without help; %d bytes beyond the limit", limit/mib, token.Time, plain.Time, r.Overcommitted())
 		}
-		if least := int64(2 * mixChosen * mixExpert); s.Experts.Room < least || s.Pinned > limit-reserve-least {
+		if least := int64(2 * mixChosen * mixExpert); s.Experts.Room < least || limit < 100*mib && s.Pinned+s.Window+least > limit-reserve {
 			t.Errorf("limit %d MiB: %d bytes held, %+v", limit/mib, s.Pinned, *s.Experts)
 		}
 	}
@@ -287,6 +287,16 @@ func TestExpertsShrink(t *testing.T) {
 	r.run(20)
 	if token := r.run(10); token.Misses > 10 {
 		t.Errorf("limit 220 MiB: %d misses", token.Misses)
+	}
+	if err := r.Sleep(time.Second); err != nil {
+		t.Fatal(err)
+	}
+	r.SetLimit(180 * mib)
+	if err := r.Sleep(200 * time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	if x := r.Summary().Experts; x.Kept > x.Room || x.Room > 80*mib {
+		t.Errorf("limit 180 MiB, while the target rests: %+v", *x)
 	}
 	r.SetLimit(400 * mib)
 	r.run(60)
@@ -372,11 +382,17 @@ func TestHostileSelected(t *testing.T) {
 		}
 	}
 	look := func() string { s := r.Summary(); return fmt.Sprintf("%+v %d", *s.Experts, s.Pinned) }
+	if err := r.Sleep(5 * time.Millisecond); err != nil { // the end of the last decode is told
+		t.Fatal(err)
+	}
 	before, used := look(), r.Used()
 	good := event.Selected{TID: 1, Decode: decode, Layer: 3, IDs: []int32{14, 15}, IDRows: 1}
 	idle := good
 	idle.Decode = 0
 	send(idle) // no decode is under way
+	if now := look(); now != before {
+		t.Errorf("between decodes: %s, before %s", now, before)
+	}
 	send(event.DecodeBegin{PID: 1, TID: 1, Context: 1, Decode: decode, Tokens: 1})
 	for name, change := range map[string]func(e *event.Selected){
 		"negative id":      func(e *event.Selected) { e.IDs = []int32{-1, 1} },
@@ -412,8 +428,22 @@ func TestHostileSelected(t *testing.T) {
 // While tokens are compared with those without help, experts are left to the target; afterwards those that are in memory are taken over.
 func TestExpertsCompared(t *testing.T) {
 	plain := mixAlone(t, 200*mib, skewed, nil)
-	r, _ := mixHelp(t, 200*mib, skewed, prefetch.Options{}, nil)
-	if before := r.Status().Before; before*plain.Time.Seconds() < 0.7 { // the warm-up, which reads all experts, is no token to compare with, nor is the one after it
+	r := mixRig(t, 200*mib, skewed, prefetch.Options{}, nil)
+	rest := func() {
+		if err := r.Sleep(5 * time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rest() // a time of 0 is none
+	r.Warmup = true
+	r.run(1)
+	r.Warmup = false
+	rest()                                                               // its end is told
+	if s := r.Status(); s.Phase != prefetch.Comparing || s.Before != 0 { // the warm-up, which reads all experts, is no token to compare with
+		t.Errorf("after the warm-up: %+v", s)
+	}
+	r.run(149)
+	if before := r.Status().Before; before*plain.Time.Seconds() < 0.7 { // nor is the token after it, which finds nothing in memory
 		t.Errorf("%.2f tok/s without help, it says; a token takes %v", before, plain.Time)
 	}
 	for i := range r.cycle.Reads {

@@ -212,7 +212,7 @@ func (d *diagnosis) print(to io.Writer) error {
 		where string
 	}{
 		{h.Weights.Mapped, "in the mapped file"}, {h.Weights.Copied, "copied to its own memory"}, {h.Weights.Device, "on a GPU"}, {h.Weights.Unknown, "of which that is not known"},
-		{h.Routed, "in routed experts"}, {h.PerToken, "read from the file by each token, at most"},
+		{h.PerToken, "read from the file by each token, at most"}, {h.Routed, "in routed experts, of which a token reads those that are chosen"},
 	} {
 		if part.bytes > 0 {
 			fmt.Fprintf(w, "  \t%s %s\n", size(part.bytes), part.where)

@@ -56,8 +56,13 @@ Learns from the warm-up or the first generated token what each token reads, keep
 rest ahead of its use (io_uring), paging out behind. Joins the target's memory cgroup, keeps to the least
 headroom of that cgroup, its ancestors and the host, and ends with the target, releasing everything.
 
+Of a mixture of experts, what every token reads is kept first, and experts in what room is left. When a router has chosen,
+those of its experts that are missing are read at once, beside each other, and those that are likely to be chosen last
+give way.
+
 What is kept is not locked: the kernel takes it when somebody needs memory, and prefetchd gives way for a while. With
---lock it cannot: then the kernel may have to kill a process of the cgroup instead, the target among them.
+--lock it cannot (experts are not locked): then the kernel may have to kill a process of the cgroup instead, the target
+among them.
 
 Tokens with help are compared with tokens without, and help that does not win is given up. Where there is nothing to win
 (the model fits, its weights are not read from the file), it says why, sleeps, and looks again now and then.
@@ -74,8 +79,9 @@ starts is not helped.
 
 With --dry-run it learns, or takes from --pattern, what a token reads, measures the room and the disk (reads below the
 page cache for a moment, beside those of the target), says what would be kept and how many tokens per second are
-expected, and ends: nothing is kept. --plan writes that, or what is kept in the end, as CSV: file, offset_bytes,
+expected (not of a mixture of experts, where that depends on what routers choose), and ends: nothing is kept. --plan writes that, or what is kept in the end, as CSV: file, offset_bytes,
 size_bytes, tensor_name, visits (times that a token reads it from disk if it is streamed), state (kept or streamed).
+Experts, which come and go, are not in it.
 
 Needs root. The model must be read through a file mapping: start llama.cpp with --no-repack, without --no-mmap.
 A process that holds no ggml is refused; --wait sleeps until it has loaded it.
@@ -109,11 +115,11 @@ cannot be run, 1 if it was not started for another reason, 2 for wrong usage.`,
 	f.StringVar(&o.pattern, "pattern", "", "begin with the pattern in `FILE`, which analyze wrote (pattern.json)")
 	cli.EnumVar(cmd, &o.strategy, "strategy", "", prefetch.StrategyNames(),
 		"auto (hold what fits, stream the rest), pin or stream alone, pattern (as auto, by --pattern only); both is auto's former name")
-	f.BoolVar(&o.Lock, "lock", false, "lock what is held (mlock): the kernel cannot take it back, not even when it must kill a process instead")
+	f.BoolVar(&o.Lock, "lock", false, "lock what is held (mlock), but for experts: the kernel cannot take it back, not even when it must kill a process instead")
 	cli.SizeVar(f, &o.Budget, "budget", "never keep more of the model in memory than `SIZE` (600MB, 2GiB); the limits of cgroups and host hold besides")
 	cli.SizeVar(f, &o.leave, "leave", "leave `SIZE` of the host's available memory to other programs (chosen: more while they wait for memory)")
 	cli.SizeVar(f, &o.Window, "window", "`SIZE` of what is read ahead and not yet paged out (chosen)")
-	f.BoolVar(&o.Always, "always", false, "help without measuring whether it wins, mixtures of experts too: to study a strategy")
+	f.BoolVar(&o.Always, "always", false, "help without measuring whether it wins: to study a strategy")
 	f.BoolVar(&o.noJoin, "no-join", false, "stay in the own cgroup: pages read ahead are then not charged to the target's")
 	f.BoolVar(&o.json, "json", false, "print the summary as JSON (with --exec on standard error: standard output is the command's)")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "say what is being done")
@@ -243,9 +249,13 @@ func report(asJSON, asText io.Writer, o options, s prefetch.Summary) error {
 		_, err := fmt.Fprintln(asText, "prefetchd: the target generated no token: nothing was learned")
 		return err
 	}
+	streamed := s.Streamed
+	if s.Experts != nil {
+		streamed -= s.Experts.Read // a line of its own tells of them
+	}
 	perToken := int64(0)
 	if s.Tokens > 0 {
-		perToken = s.Streamed / int64(s.Tokens)
+		perToken = streamed / int64(s.Tokens)
 	}
 	expected := ""
 	if s.Expected > 0 {
@@ -253,7 +263,10 @@ func report(asJSON, asText io.Writer, o options, s prefetch.Summary) error {
 	}
 	bytes := func(n int64) string { return humanize.IBytes(uint64(n)) }
 	_, err := fmt.Fprintf(asText, "prefetchd: %d tokens at %.2f tok/s%s; of %s that each token reads, %s kept, %s streamed per token (%s in all), %d late; room for %s (%s); %s\n",
-		s.Tokens, s.TokensPerSec, expected, bytes(s.PerToken), bytes(s.Pinned), bytes(perToken), bytes(s.Streamed), s.Late, bytes(s.Room), s.Level, s.Queue)
+		s.Tokens, s.TokensPerSec, expected, bytes(s.PerToken), bytes(s.Pinned), bytes(perToken), bytes(streamed), s.Late, bytes(s.Room), s.Level, s.Queue)
+	if err == nil && s.Experts != nil {
+		_, err = fmt.Fprintf(asText, "prefetchd: %s\n", aboutExperts(s.Experts, s.Tokens))
+	}
 	if err != nil || s.Streamed == 0 {
 		return err
 	}
@@ -261,4 +274,15 @@ func report(asJSON, asText io.Writer, o options, s prefetch.Summary) error {
 	_, err = fmt.Fprintf(asText, "prefetchd: memory that keeps nothing: window %s, reserve %s, left free %s, prefetchd itself %s, unused %s; read again per token: needed twice %s, taken by the kernel %s, swept %s\n",
 		bytes(b.Window), bytes(b.Reserve), bytes(b.LeftFree), bytes(b.Own), bytes(b.Unused), bytes(b.Twice), bytes(b.Taken), bytes(b.Swept))
 	return err
+}
+
+// aboutExperts says what was done for a mixture's experts, in a number of tokens.
+func aboutExperts(x *prefetch.Experts, tokens int) string {
+	bytes := func(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
+	about := fmt.Sprintf("of %s of experts %s kept, room for %s", bytes(x.All), bytes(x.Kept), bytes(x.Room))
+	if x.Chosen == 0 || tokens == 0 {
+		return about
+	}
+	return about + fmt.Sprintf("; of %d that were chosen %.1f %% were in memory, for the others %s read per token (%s in all); %s of others, which misses had brought, paged out",
+		x.Chosen, 100*float64(x.Chosen-x.Missed)/float64(x.Chosen), bytes(x.Read/int64(tokens)), bytes(x.Read), bytes(x.Strays))
 }

@@ -61,6 +61,7 @@ type rig struct {
 	target  *exec.Cmd
 	stdout  bytes.Buffer
 	size    int64
+	name    string // of the model, for all tests that use it
 }
 
 // own is more than the target's memory besides the weights, and prefetchd's.
@@ -70,8 +71,14 @@ const own = 60 << 20
 func newRig(t *testing.T, share float64, tokens int) *rig {
 	t.Helper()
 	testenv.NeedRoot(t)
-	r := &rig{t: t, in: llamatest.ForTest(t)}
-	path := llamatest.Model(t, model)
+	return newRigOf(t, "dense", llamatest.Model(t, model), share, tokens)
+}
+
+// newRigOf does that with the model at a path, of which no other has the name.
+func newRigOf(t *testing.T, name, path string, share float64, tokens int) *rig {
+	t.Helper()
+	testenv.NeedRoot(t)
+	r := &rig{t: t, in: llamatest.ForTest(t), name: name}
 	info, err := os.Stat(path)
 	if err != nil {
 		t.Fatal(err)
@@ -202,19 +209,25 @@ func (r *rig) finish() {
 	}
 }
 
-// plainRuns are the results of the same target without limit and helper, by its number of tokens: all tests use one model.
-var plainRuns = map[int]*llama.Result{}
+// plainRuns are the results of the same target without limit and helper.
+var plainRuns = map[plainKey]*llama.Result{}
+
+type plainKey struct {
+	model  string
+	tokens int
+}
 
 func plainRun(r *rig) *llama.Result {
 	r.t.Helper()
-	if plainRuns[r.options.Tokens] == nil {
+	key := plainKey{r.name, r.options.Tokens}
+	if plainRuns[key] == nil {
 		plain, err := r.in.Run(r.t.Context(), r.options)
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		plainRuns[r.options.Tokens] = plain
+		plainRuns[key] = plain
 	}
-	return plainRuns[r.options.Tokens]
+	return plainRuns[key]
 }
 
 func (h *helper) summary(t *testing.T) prefetch.Summary {

@@ -89,13 +89,19 @@ func reportDry(cmd *cobra.Command, o *options, s prefetch.Summary) error {
 	}
 	size := func(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
 	expected := "the disk could not be measured: no expectation"
+	experts := ""
+	if s.Experts != nil {
+		experts = fmt.Sprintf("; of %s of experts %s would be kept", size(s.Experts.All), size(min(s.Experts.Room, s.Experts.All)))
+	}
 	switch {
+	case s.Experts != nil && s.Disk > 0:
+		expected = "no expectation: it depends on which experts routers choose"
 	case s.Expected > 0 && s.Stored:
 		expected = fmt.Sprintf("%.2f tok/s expected", s.Expected)
 	case s.Expected > 0:
 		expected = fmt.Sprintf("%.2f tok/s expected by the disk alone (how long computing takes is in a pattern: --pattern FILE)", s.Expected)
 	}
-	_, err := fmt.Fprintf(stdout, "of %s that each token reads %s would be kept and %s streamed, in room for %s (%s) with a window of %s; the disk delivers %s/s; %s\n",
-		size(s.PerToken), size(s.Pinned), size(s.PerToken-s.Pinned), size(s.Room), s.Level, size(s.Window), size(int64(s.Disk)), expected)
+	_, err := fmt.Fprintf(stdout, "of %s that each token reads %s would be kept and %s streamed%s, in room for %s (%s) with a window of %s; the disk delivers %s/s; %s\n",
+		size(s.PerToken), size(s.Pinned), size(s.PerToken-s.Pinned), experts, size(s.Room), s.Level, size(s.Window), size(int64(s.Disk)), expected)
 	return err
 }

@@ -1,0 +1,214 @@
+package main
+
+// These tests help mixtures of experts.
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/spf13/cobra"
+
+	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/experiments/synth"
+	"tensorcast/gguf"
+	"tensorcast/holding"
+	"tensorcast/internal/cli"
+	"tensorcast/internal/testenv"
+	"tensorcast/prefetch"
+)
+
+// mixture is 120 MB, of which 107 MB are experts of 1.7 MB. A token reads two of 16 in each layer.
+var mixture = synth.Config{Layers: 4, Embd: 1024, FF: 512, Heads: 16, KVHeads: 8, Experts: 16, Used: 2, Type: gguf.Q8_0, Seed: 7}
+
+// newMixture makes a rig whose limit is below the mixture's experts.
+func newMixture(t *testing.T, tokens int) *rig {
+	t.Helper()
+	testenv.NeedRoot(t)
+	return newRigOf(t, "mixture", llamatest.Model(t, mixture), 0.5, tokens)
+}
+
+// expertBytes are those of a model's experts, and of all that every token reads besides.
+func expertBytes(t *testing.T, path string) (experts, trunk int64) {
+	t.Helper()
+	f, err := gguf.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range f.Tensors {
+		switch w := &f.Tensors[i]; {
+		case w.Experts() > 0:
+			experts += w.Size
+		case w.Name != "token_embd.weight":
+			trunk += w.Size
+		}
+	}
+	return experts, trunk
+}
+
+// stopped starts the target, and stops it before it decodes.
+func (r *rig) stopped() {
+	r.t.Helper()
+	r.start()
+	if err := r.target.Process.Signal(syscall.SIGSTOP); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) goOn() {
+	r.t.Helper()
+	if err := r.target.Process.Signal(syscall.SIGCONT); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// misses says how often the target, which has ended, touched a page that was not in memory and that nobody was reading, and how many bytes it read then. That is more or less, as the
+// device's readahead is, and how much of it is left when it is needed.
+func (r *rig) misses() (m struct{ faults, bytes int64 }) {
+	used := r.target.ProcessState.SysUsage().(*syscall.Rusage)
+	const block = 512 // of ru_inblock, see getrusage(2)
+	m.faults, m.bytes = used.Majflt, used.Inblock*block
+	return m
+}
+
+// checkExperts looks at what was done for a mixture, of which experts bytes are such.
+func checkExperts(t *testing.T, r *rig, s prefetch.Summary) {
+	t.Helper()
+	experts, trunk := expertBytes(t, r.options.Model)
+	x := s.Experts
+	if x == nil || s.Idle != "" || s.Expected != 0 || s.Tokens < r.options.Tokens/2 || s.PerToken < trunk || s.PerToken > r.size {
+		t.Fatalf("of %d bytes that each token reads, and %d of experts: summary %+v, experts %+v", trunk, experts, s, x)
+	}
+	if x.All > experts || x.All < experts/4 || x.Kept > x.Room || x.Kept == 0 || x.Chosen < int64(s.Tokens)*4 || x.Missed == 0 || x.Missed >= x.Chosen || x.Read == 0 || x.Read > s.Streamed {
+		t.Errorf("experts %+v in %d tokens, streamed %d", x, s.Tokens, s.Streamed)
+	}
+	if left := r.locked(); left > 1<<20 {
+		t.Errorf("%d bytes stay locked", left)
+	}
+}
+
+// A mixture whose experts do not fit is helped: what its routers choose is read before the target asks for it.
+func TestMixture(t *testing.T) {
+	r := newMixture(t, 100)
+	r.start()
+	r.finish()
+	without := r.misses()
+	forget(t, r.options.Model)
+	r.stdout.Reset()
+	r.stopped()
+	h := r.help()
+	h.waitSettled(t)
+	r.goOn()
+	r.finish()
+	with := r.misses()
+	s := h.summary(t)
+	t.Logf("the target alone missed %+v, with help %+v; %+v", without, with, s.Experts)
+	checkExperts(t, r, s)
+	if with.faults > without.faults*2/3 {
+		t.Errorf("the target missed %d pages with help, %d without", with.faults, without.faults)
+	}
+	if said := h.stderr.String(); !strings.Contains(said, "prefetchd: keeping ") || !strings.Contains(said, " of experts") || strings.Contains(said, "idle") {
+		t.Errorf("it said: %s", said)
+	}
+}
+
+// With routers that were trained, and less to keep experts in than a token reads of them.
+func TestTrainedMixture(t *testing.T) {
+	data, err := os.ReadFile(llamatest.Trained(t, "tiny-moe-q8_0.gguf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "model.gguf") // which may be dropped from the page cache
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := newRigOf(t, "trained mixture", path, 2, 200)
+	r.stopped()
+	h := r.help("--budget", "8MB")
+	h.waitSettled(t)
+	r.goOn()
+	r.finish()
+	s := h.summary(t)
+	t.Logf("%+v", s.Experts)
+	checkExperts(t, r, s)
+}
+
+// Beforehand doctor and a dry run say what would be kept of a mixture; what the experts would win nobody says.
+func TestMixtureForetold(t *testing.T) {
+	r := newMixture(t, 100)
+	r.options.Repeat = 1 << 20
+	r.start()
+	pid := r.target.Process.Pid
+	d, status := asked(t, pid)
+	experts, trunk := expertBytes(t, r.options.Model)
+	if v := d.Verdict; status != cli.OK || v.Keep != trunk || v.PerToken != trunk || v.Routed != experts || v.Experts <= 0 || v.Experts >= experts || !strings.HasPrefix(d.Line, "would help: keeps about ") || len(v.Findings) != 1 || v.Findings[0].Reason != holding.RoutedExperts {
+		t.Errorf("doctor: status %d, %s\n%+v", status, d.Line, v)
+	}
+	stdout, _, _ := doctor(t, nil, "--pid", fmt.Sprint(pid))
+	if !strings.Contains(stdout, size(experts)+" in routed experts, of which a token reads ") || !strings.Contains(stdout, size(trunk)+" read from the file by each token") {
+		t.Errorf("doctor:\n%s", stdout)
+	}
+	before := resident(t, r.options.Model)
+	out, err := exec.Command(prefetchd, "--pid", fmt.Sprint(pid), "--dry-run", "--json").Output()
+	var s prefetch.Summary
+	if err == nil {
+		err = json.Unmarshal(out, &s)
+	}
+	if err != nil || s.Idle != "" || s.Expected != 0 || s.Disk <= 0 || s.Pinned < trunk*9/10 || s.Experts == nil || s.Experts.Room <= 0 || s.Experts.Room >= experts || s.Experts.Chosen != 0 {
+		t.Errorf("%v: %s", err, out)
+	}
+	if now := resident(t, r.options.Model); now > before+r.size/4 { // it comes and goes
+		t.Errorf("%d bytes of the model are in memory, %d before", now, before)
+	}
+	if err := r.target.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = r.target.Wait()
+}
+
+// What people read of experts, in the end and of a dry run.
+func TestExpertsTold(t *testing.T) {
+	s := prefetch.Summary{
+		Tokens: 10, TokensPerSec: 5, PerToken: 64 << 20, Pinned: 64 << 20, Streamed: 110 << 20, Room: 600 << 20, Level: "/box memory.max", Disk: 1 << 30, Window: 8 << 20,
+		Experts: &prefetch.Experts{All: 1000 << 20, Kept: 400 << 20, Room: 410 << 20, Chosen: 800, Missed: 200, Read: 100 << 20, Strays: 3 << 20},
+	}
+	none, idle := s, s
+	none.Experts = nil
+	idle.Tokens, idle.Experts = 0, &prefetch.Experts{All: 1000 << 20, Room: 1 << 20}
+	blind := s
+	blind.Disk = 0
+	for name, tc := range map[string]struct {
+		s      prefetch.Summary
+		dry    bool
+		says   []string
+		hushed string
+	}{
+		"end": {s, false, []string{
+			"of 64 MiB that each token reads, 64 MiB kept, 1.0 MiB streamed per token (10 MiB in all), ",
+			"prefetchd: of 1000 MiB of experts 400 MiB kept, room for 410 MiB; of 800 that were chosen 75.0 % were in memory, for the others 10 MiB read per token (100 MiB in all); 3.0 MiB of others, which misses had brought, paged out\n",
+		}, "expected"},
+		"nothing chosen": {idle, false, []string{"prefetchd: of 1000 MiB of experts 0 B kept, room for 1.0 MiB\n"}, "chosen"},
+		"no experts":     {none, false, []string{"11 MiB streamed per token (110 MiB in all)"}, "experts"},
+		"dry":            {s, true, []string{"of 64 MiB that each token reads 64 MiB would be kept and 0 B streamed; of 1000 MiB of experts 410 MiB would be kept, in room for 600 MiB", "no expectation: it depends on which experts routers choose\n"}, "be measured"},
+		"no disk":        {blind, true, []string{"the disk could not be measured"}, "depends"},
+		"dry, dense":     {none, true, []string{"0 B streamed, in room for 600 MiB"}, "experts"},
+	} {
+		var out bytes.Buffer
+		cmd := &cobra.Command{}
+		cmd.SetOut(&out)
+		cmd.SetErr(&out)
+		err := report(cmd, options{dry: tc.dry}, tc.s)
+		text := out.String()
+		for _, say := range tc.says {
+			if err != nil || !strings.Contains(text, say) || strings.Contains(text, tc.hushed) {
+				t.Errorf("%s: %v\n%s", name, err, text)
+			}
+		}
+	}
+}

@@ -1,0 +1,346 @@
+package prefetch
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"tensorcast/event"
+	"tensorcast/pattern"
+)
+
+const page = 4096
+
+// gathers is a read of n experts.
+func gathers(file int, name string, offset, slice int64, n, chosen int) pattern.CycleRead {
+	return pattern.CycleRead{File: file, Tensor: name, Offset: offset, Length: slice * int64(n), Slice: slice, Slices: chosen, Experts: true}
+}
+
+func TestNewExperts(t *testing.T) {
+	needPages(t)
+	type want struct {
+		layers, parts, experts int
+		all, least             int64
+		reads                  []Range // of the last expert of the last layer
+	}
+	for name, tc := range map[string]struct {
+		reads []pattern.CycleRead
+		want  want
+	}{
+		"gate, up, down": {
+			[]pattern.CycleRead{gathers(0, "blk.3.ffn_gate_exps.weight", 0, 2*page, 4, 2), gathers(0, "blk.3.ffn_up_exps.weight", 8*page, 2*page, 4, 2), gathers(0, "blk.3.ffn_down_exps.weight", 16*page, 3*page, 4, 2)},
+			want{1, 3, 4, 28 * page, 2 * 14 * page, []Range{{0, 6 * page, 2 * page}, {0, 14 * page, 2 * page}, {0, 25 * page, 3 * page}}},
+		},
+		"fused gate and up": {
+			[]pattern.CycleRead{gathers(0, "blk.3.ffn_gate_up_exps.weight", 0, 4*page, 4, 1), gathers(0, "blk.3.ffn_down_exps.weight", 16*page, 2*page, 4, 1)},
+			want{1, 2, 4, 24 * page, 2 * 6 * page, []Range{{0, 12 * page, 4 * page}, {0, 22 * page, 2 * page}}},
+		},
+		"a bias of another count": {
+			[]pattern.CycleRead{gathers(0, "blk.3.ffn_gate_exps.weight", 0, 2*page, 4, 2), gathers(0, "blk.3.ffn_gate_exps.bias", 8*page, 64, 5, 2)},
+			want{1, 1, 4, 8 * page, 2 * 4 * page, []Range{{0, 6 * page, 2 * page}}},
+		},
+		"a bias of the same count": {
+			[]pattern.CycleRead{gathers(0, "blk.3.ffn_gate_exps.weight", 0, 2*page, 4, 2), gathers(0, "blk.3.ffn_gate_exps.bias", 8*page, 64, 4, 2)},
+			want{1, 2, 4, 8*page + 256, 2 * (4*page + 128), []Range{{0, 6 * page, 2 * page}, {0, 8*page + 192, 64}}},
+		},
+		"a tensor read twice": {
+			[]pattern.CycleRead{gathers(0, "blk.3.ffn_gate_exps.weight", 0, 2*page, 4, 2), gathers(0, "blk.3.ffn_gate_exps.weight", 0, 2*page, 4, 2)},
+			want{1, 1, 4, 8 * page, 2 * 4 * page, []Range{{0, 6 * page, 2 * page}}},
+		},
+		"several files": {
+			[]pattern.CycleRead{gathers(0, "blk.7.ffn_up_exps.weight", 0, page, 4, 2), gathers(1, "blk.8.ffn_up_exps.weight", 0, 2*page, 8, 2)},
+			want{2, 1, 8, 20 * page, 2 * 4 * page, []Range{{1, 14 * page, 2 * page}}},
+		},
+		"rows, and what is in no layer": {
+			[]pattern.CycleRead{{Tensor: "blk.0.x", Length: 8 * page, Slice: page, Slices: 1}, gathers(0, "x_exps.weight", 0, page, 4, 2)}, want{},
+		},
+		"too many, and none": {
+			[]pattern.CycleRead{gathers(0, "blk.0.x", 0, 4, 1<<20, 2), gathers(0, "blk.1.x", 0, 0, 4, 2), gathers(0, "blk.2.x", 0, -1, 4, 2)}, want{},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := newExperts(&pattern.Cycle{Reads: tc.reads}, nil)
+			if x == nil {
+				if tc.want.layers != 0 {
+					t.Fatal("no experts")
+				}
+				return
+			}
+			l := &x.layers[len(x.layers)-1]
+			if len(x.layers) != tc.want.layers || l.parts != tc.want.parts || len(l.experts) != tc.want.experts || x.all != tc.want.all || x.least != tc.want.least {
+				t.Errorf("%d layers, %d parts, %d experts, %d bytes, at least %d; want %+v", len(x.layers), l.parts, len(l.experts), x.all, x.least, tc.want)
+			}
+			if last := l.experts[len(l.experts)-1]; !slices.Equal(last.reads, tc.want.reads) {
+				t.Errorf("the last expert is %v, want %v", last.reads, tc.want.reads)
+			}
+			for number, at := range x.index {
+				if !strings.HasPrefix(tc.reads[slices.IndexFunc(tc.reads, func(r pattern.CycleRead) bool {
+					return r.Offset == x.layers[at].experts[0].reads[0].Offset && r.File == x.layers[at].experts[0].reads[0].File
+				})].Tensor, fmt.Sprintf("blk.%d.", number)) {
+					t.Errorf("layer %d is at %d", number, at)
+				}
+			}
+		})
+	}
+}
+
+func needPages(t *testing.T) {
+	t.Helper()
+	if pageSize != page {
+		t.Skipf("pages of %d bytes", pageSize)
+	}
+}
+
+// A slice owns the whole pages that lie in it alone, and in no block that every token reads. Its bytes are those that no block has.
+func TestOwnPages(t *testing.T) {
+	needPages(t)
+	slice := Range{1, 10*page + 100, 10 * page} // to page 20, byte 100
+	for name, tc := range map[string]struct {
+		blocks []Range
+		bytes  Range
+		own    Range
+	}{
+		"alone":                      {nil, slice, Range{1, 11 * page, 9 * page}},
+		"blocks of another file":     {[]Range{{0, 0, 100 * page}, {2, 0, 100 * page}}, slice, Range{1, 11 * page, 9 * page}},
+		"blocks beside it":           {[]Range{{1, 0, 10 * page}, {1, 21 * page, page}}, slice, Range{1, 11 * page, 9 * page}},
+		"one over the beginning":     {[]Range{{1, 0, 14 * page}}, Range{1, 14 * page, 6*page + 100}, Range{1, 14 * page, 6 * page}},
+		"one over the end":           {[]Range{{1, 18 * page, 14 * page}}, Range{1, 10*page + 100, 8*page - 100}, Range{1, 11 * page, 7 * page}},
+		"over both":                  {[]Range{{1, 18 * page, 14 * page}, {1, 0, 14 * page}}, Range{1, 14 * page, 4 * page}, Range{1, 14 * page, 4 * page}},
+		"two over the beginning":     {[]Range{{1, 12 * page, 2 * page}, {1, 0, 12 * page}}, Range{1, 14 * page, 6*page + 100}, Range{1, 14 * page, 6 * page}},
+		"one over all":               {[]Range{{1, 0, 100 * page}}, Range{1, 100 * page, 0}, Range{1, 100 * page, 0}},
+		"both meet":                  {[]Range{{1, 0, 14 * page}, {1, 14 * page, 14 * page}}, Range{1, 28 * page, 0}, Range{1, 28 * page, 0}},
+		"one that begins as it does": {[]Range{{1, 10*page + 100, page}}, Range{1, 11*page + 100, 9 * page}, Range{1, 12 * page, 8 * page}},
+	} {
+		blocks := slices.Clone(tc.blocks)
+		sortRanges(blocks)
+		got := without(slice, blocks)
+		if own := wholePages(got); got != tc.bytes && (got.Length > 0 || tc.bytes.Length > 0) || own != tc.own && (own.Length > 0 || tc.own.Length > 0) {
+			t.Errorf("%s: %v, pages %v; want %v, %v", name, got, own, tc.bytes, tc.own)
+		}
+	}
+	if own := wholePages(Range{0, 100, page}); own.Length != 0 {
+		t.Errorf("a slice without a whole page owns %v", own)
+	}
+	// Neighbours own no page twice; together, all but those that they share.
+	x := newExperts(&pattern.Cycle{Reads: []pattern.CycleRead{gathers(0, "blk.0.x", 100, 3*page+1000, 8, 2)}}, []Range{{0, 20 * page, page}, {0, 0, 2 * page}})
+	owner := map[int64]int{}
+	var bytes int64
+	for i, e := range x.layers[0].experts {
+		bytes += e.bytes
+		for _, r := range e.owns {
+			for at := r.Offset; at < r.End(); at += page {
+				if other, twice := owner[at/page]; twice || at < e.reads[0].Offset || at+page > e.reads[0].End() || at < 2*page || at == 20*page {
+					t.Errorf("page %d is expert %d's, and %d's", at/page, i, other)
+				}
+				owner[at/page] = i
+			}
+		}
+	}
+	if bytes != x.all || x.all >= 8*(3*page+1000)-2*page {
+		t.Errorf("experts have %d bytes, all of them %d", bytes, x.all)
+	}
+}
+
+// Choices of long ago count less; that scores are scaled down does not change their order.
+func TestScores(t *testing.T) {
+	l := &expertLayer{experts: make([]expert, 4), step: 1}
+	for range 20 {
+		l.choose([]int32{0})
+	}
+	for range scoreMemory * 3 {
+		l.choose([]int32{3})
+	}
+	for range 10 {
+		l.choose([]int32{1})
+	}
+	l.choose([]int32{1, 2})
+	next := func(e int) float64 { return l.next(&l.experts[e], 0) }
+	if !(next(3) < next(1) && next(1) < next(2) && next(2) < next(0)) {
+		t.Errorf("after %v, %v, %v, %v tokens", next(0), next(1), next(2), next(3))
+	}
+	if n := next(3); n > 2 {
+		t.Errorf("what all tokens chose is expected after %v", n)
+	}
+	never := l.next(&expert{}, 0)
+	if next(0) >= never || never > 1/neverScore {
+		t.Errorf("what was never chosen is expected after %v tokens, after %v what was once", never, next(0))
+	}
+	before := []float64{next(0), next(1), next(2), next(3)}
+	l.step *= maxScore
+	for e := range l.experts {
+		l.experts[e].score *= maxScore
+	}
+	l.choose(nil)
+	if l.step != 1 {
+		t.Fatalf("a step of %g: not scaled down", l.step)
+	}
+	for e, was := range before {
+		if now := next(e); now < was || now+1 > (was+1)*1.01 { // one more token has passed
+			t.Errorf("expert %d is expected after %v tokens, before scores were scaled down after %v", e, now, was)
+		}
+	}
+}
+
+// noting are pages that note what is asked of them.
+type noting struct {
+	Pages
+	evicted, read []Range
+	there         map[Range]int64
+	full          int // how many more may be evicted; 0: all
+}
+
+func (p *noting) Evict(r Range) bool {
+	if p.full > 0 && len(p.evicted) >= p.full {
+		return false
+	}
+	p.evicted = append(p.evicted, r)
+	return true
+}
+func (p *noting) ReadNow(r Range) error           { p.read = append(p.read, r); return nil }
+func (p *noting) Resident(r Range) (int64, error) { return p.there[r], nil }
+
+// smallMixture is a controller of a mixture of four layers with four experts of 1 and 2 pages each.
+func smallMixture(pages *noting) (*Controller, *experts) {
+	cycle := &pattern.Cycle{}
+	for layer := range int64(4) {
+		cycle.Reads = append(cycle.Reads, gathers(0, fmt.Sprintf("blk.%d.a", layer), layer*12*page, page, 4, 1), gathers(0, fmt.Sprintf("blk.%d.b", layer), layer*12*page+4*page, 2*page, 4, 1))
+	}
+	c := New(pages, Options{})
+	c.help = newHelping(&Schedule{})
+	c.help.experts = newExperts(cycle, nil)
+	c.help.decode, c.help.tid = 5, 6
+	return c, c.help.experts
+}
+
+// Those give way that are expected last: the rarely chosen before the often chosen; of equals, those of the layer that was just used before those of the next one; never what is being used.
+func TestMakeRoom(t *testing.T) {
+	needPages(t)
+	pages := &noting{}
+	c, x := smallMixture(pages)
+	for i := range x.layers {
+		l := &x.layers[i]
+		l.experts[0].score, l.experts[1].score = 100, 50 // 2 is chosen never, 3 is not there
+		for j := range 3 {
+			l.experts[j].there = true
+			x.there += l.experts[j].bytes
+		}
+	}
+	x.now, x.clock, x.room = 1, 1, x.there
+	x.layers[1].experts[2].used = 1
+	c.makeRoom()
+	if len(pages.evicted) > 0 {
+		t.Fatalf("evicted %v though all have room", pages.evicted)
+	}
+	expect := func(layer, e int) {
+		t.Helper()
+		n := len(pages.evicted)
+		x.room = x.there - 1
+		c.makeRoom()
+		if one := &x.layers[layer].experts[e]; !slices.Equal(pages.evicted[n:], one.owns) || one.there || one.gone != x.clock {
+			t.Errorf("evicted %v; want expert %d of layer %d: %v", pages.evicted[n:], e, layer, one.owns)
+		}
+	}
+	expect(0, 2) // layers 2, 3 and 0 come next, in this order; 1 is being used
+	expect(3, 2)
+	expect(2, 2)
+	expect(1, 1)
+	expect(0, 1)
+	if x.there != 7*3*page {
+		t.Errorf("%d bytes are there", x.there)
+	}
+	x.room = 0
+	pages.full = len(pages.evicted) + 3
+	c.makeRoom()
+	if x.there != 6*3*page {
+		t.Errorf("%d bytes are there after one could be evicted whole", x.there)
+	}
+	pages.full = 0
+	c.makeRoom()
+	if one := &x.layers[1].experts[2]; !one.there || x.there != one.bytes {
+		t.Errorf("%d bytes are there; what is being used: %v", x.there, one.there)
+	}
+}
+
+// What is missing of a choice is read tensor by tensor; what was to be paged out is asked for though it is still in memory, what was to stay is only looked at.
+func TestReadExperts(t *testing.T) {
+	needPages(t)
+	pages := &noting{there: map[Range]int64{}}
+	c, x := smallMixture(pages)
+	x.room = x.all
+	l := &x.layers[2]
+	for e := range 3 {
+		for _, r := range l.experts[e].reads {
+			if e < 2 {
+				pages.there[r] = r.Length
+			}
+		}
+	}
+	stays, taken := &l.experts[0], &l.experts[2]
+	stays.there, taken.there = true, true
+	x.there = stays.bytes + taken.bytes
+	if err := c.selected(event.Selected{TID: 6, Decode: 5, Layer: 2, IDs: []int32{3, 1, 0, 2}, IDRows: 1}); err != nil {
+		t.Fatal(err)
+	}
+	part := func(e, part int) Range { return l.experts[e].reads[part] }
+	if want := []Range{part(1, 0), part(3, 0), part(1, 1), part(3, 1), part(2, 0), part(2, 1)}; !slices.Equal(pages.read, want) {
+		t.Errorf("read %v, want %v", pages.read, want)
+	}
+	if x.chosen != 4 || x.missed != 2 || x.read != 6*page || x.there != 4*3*page {
+		t.Errorf("%+v, %d bytes there", *x.summary(nil), x.there)
+	}
+	if x.least != 2*4*3*page {
+		t.Errorf("at least %d bytes have to be there, of a token that chose four", x.least)
+	}
+	// What two tokens chose is read once.
+	if err := c.selected(event.Selected{TID: 6, Decode: 5, Layer: 1, IDs: []int32{0, 1, 1, 0}, IDRows: 2}); err != nil {
+		t.Fatal(err)
+	}
+	if len(pages.read) != 6+4 || x.chosen != 6 || x.missed != 4 {
+		t.Errorf("read %v; %d experts were chosen, %d missing", pages.read, x.chosen, x.missed)
+	}
+}
+
+// What a miss of the target read around itself is paged out, unless that is under way.
+func TestStrays(t *testing.T) {
+	needPages(t)
+	pages := &noting{there: map[Range]int64{}}
+	c, x := smallMixture(pages)
+	l := &x.layers[1]
+	for e := range l.experts {
+		pages.there[l.experts[e].owns[0]] = page
+	}
+	x.clock = 20
+	l.experts[0].there = true
+	l.experts[1].gone = 18
+	l.experts[2].gone = 10
+	if err := c.strays(l); err != nil {
+		t.Fatal(err)
+	}
+	if want := []Range{l.experts[2].owns[0], l.experts[3].owns[0]}; !slices.Equal(pages.evicted, want) || x.strays != 2*page || l.experts[3].gone != 20 {
+		t.Errorf("evicted %v, want %v; %d bytes", pages.evicted, want, x.strays)
+	}
+}
+
+// A summary tells of experts only where there are some.
+func TestSummaryOfExperts(t *testing.T) {
+	c, _ := smallMixture(&noting{})
+	c.pages = named{}
+	for _, some := range []bool{true, false} {
+		if !some {
+			c.help.experts = nil
+		}
+		data, err := json.Marshal(c.Summary())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if has := strings.Contains(string(data), `"experts":`); has != some {
+			t.Errorf("with experts %v: %s", some, data)
+		}
+	}
+}
+
+type named struct{ Pages }
+
+func (named) Name() string { return "none" }

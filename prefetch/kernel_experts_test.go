@@ -1,0 +1,239 @@
+package prefetch
+
+// This file tests what the kernel is asked for experts: reads at once, paging out beside the loop, a processor at once.
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"testing"
+	"unsafe"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"tensorcast/internal/testenv"
+)
+
+// mappedFile is a file of which nothing is in memory, that this process, the target, maps.
+type mappedFile struct {
+	t       *testing.T
+	k       *KernelPages
+	file    int
+	mapping []byte
+	touched byte
+}
+
+func newMappedFile(t *testing.T, size int) *mappedFile {
+	t.Helper()
+	testenv.NeedRoot(t) // to page out a process
+	path := filepath.Join(t.TempDir(), "model")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.Write(bytes.Repeat([]byte{1}, size)); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)); err != nil { // a page that is not written back stays
+		t.Fatal(err)
+	}
+	m := &mappedFile{t: t}
+	if m.mapping, err = unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ, unix.MAP_SHARED); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Munmap(m.mapping) })
+	if err := unix.Madvise(m.mapping, unix.MADV_RANDOM); err != nil {
+		t.Fatal(err)
+	}
+	if m.k, err = NewKernelPages(os.Getpid(), slog.New(slog.NewTextHandler(t.Output(), nil))); err != nil {
+		t.Fatal(err)
+	}
+	if m.file, _, err = m.k.Open(path, idOf(t, path)); err != nil {
+		t.Fatal(err)
+	}
+	m.k.Map(m.file, uint64(uintptr(unsafe.Pointer(&m.mapping[0]))))
+	if n := m.resident(m.part(0, int64(size))); n != 0 {
+		m.k.Close()
+		t.Skipf("%d bytes stay in memory: this file system does not give its pages back", n)
+	}
+	return m
+}
+
+func (m *mappedFile) part(offset, length int64) Range { return Range{m.file, offset, length} }
+
+func (m *mappedFile) resident(r Range) int64 {
+	m.t.Helper()
+	n, err := m.k.Resident(r)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return n
+}
+
+func (m *mappedFile) touch(r Range) {
+	for at := r.Offset; at < r.End(); at += pageSize {
+		m.touched += m.mapping[at] // a load that is not used would not be made
+	}
+}
+
+func (m *mappedFile) read(r Range) {
+	m.t.Helper()
+	testenv.WaitFor(m.t, "a range to be read", func() bool { // a kernel that reclaims what is cold may take a page at any time
+		if err := m.k.ReadNow(r); err != nil {
+			m.t.Fatal(err)
+		}
+		return m.resident(r) == r.Length
+	})
+}
+
+func (m *mappedFile) close() {
+	m.t.Helper()
+	if err := m.k.Close(); err != nil {
+		m.t.Error(err)
+	}
+}
+
+func openFiles(t *testing.T) []string {
+	t.Helper()
+	names, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, n := range names {
+		target, err := os.Readlink(filepath.Join("/proc/self/fd", n.Name()))
+		if err == nil {
+			all = append(all, n.Name()+" "+target)
+		}
+	}
+	return slices.DeleteFunc(all, func(s string) bool { return bytes.Contains([]byte(s), []byte("/fd")) }) // that of the directory itself
+}
+
+// ReadNow reads a range, and nothing but it; Evict frees one, whether the target maps it or nobody, and nothing but it.
+func TestReadNowAndEvict(t *testing.T) {
+	m := newMappedFile(t, 16*mib)
+	defer m.close()
+	inside := m.part(mib+pageSize, 3*mib) // as slices lie, across blocks
+	m.read(inside)
+	if n := m.resident(m.part(0, 16*mib)); n != inside.Length {
+		t.Errorf("%d bytes are in memory, of %d that were asked for", n, inside.Length)
+	}
+	used, unused, stays := m.part(6*mib, mib), m.part(8*mib, mib), m.part(7*mib, mib)
+	for _, r := range []Range{used, unused, stays} {
+		m.read(r)
+	}
+	m.touch(used)
+	m.touch(stays)
+	for _, r := range []Range{used, unused} {
+		testenv.WaitFor(t, "a range to be freed", func() bool { // a page that another processor has in hand is skipped
+			if !m.k.Evict(r) {
+				t.Fatal("refused")
+			}
+			return m.resident(r) == 0
+		})
+	}
+	if n := m.resident(stays); n != mib {
+		t.Errorf("%d bytes of the neighbour are left", n)
+	}
+}
+
+// What is read again while it waits to be freed stays, be it still in memory.
+func TestReadNowSpares(t *testing.T) {
+	m := newMappedFile(t, 8*mib)
+	defer m.close()
+	for name, read := range map[string]func(Range) error{
+		"at once": m.k.ReadNow,
+		"ahead": func(r Range) error {
+			if !m.k.ReadAhead(r) {
+				t.Fatal("refused")
+			}
+			return m.k.Poll()
+		},
+	} {
+		gate, begun, freed := make(chan struct{}), make(chan struct{}, 2), make(chan struct{}, 2)
+		m.k.evictor = newEvictor(func(e eviction) error {
+			begun <- struct{}{}
+			<-gate
+			defer func() { freed <- struct{}{} }()
+			return m.k.free(e)
+		}, m.k.log)
+		first, second := m.part(0, mib), m.part(4*mib, mib)
+		m.read(first)
+		m.read(second)
+		m.k.Evict(first)
+		<-begun
+		m.k.Evict(second)
+		if err := read(second); err != nil {
+			t.Fatal(err)
+		}
+		close(gate)
+		<-freed
+		m.k.evictor.close()
+		m.k.evictor = nil
+		if n := len(freed); n != 0 || m.resident(second) != mib {
+			t.Errorf("%s: freed %d ranges more, %d bytes are left of what was read again", name, n, m.resident(second))
+		}
+	}
+}
+
+// Close frees no more, and leaves nothing behind.
+func TestCloseWhileEvicting(t *testing.T) {
+	testenv.NeedRoot(t)
+	ignore := goleak.IgnoreCurrent()
+	before := openFiles(t)
+	m := newMappedFile(t, 16*mib)
+	m.read(m.part(0, 16*mib))
+	n := 0
+	for i := range int64(2 * maxEvictions) {
+		if m.k.Evict(m.part(i*pageSize%(16*mib), pageSize)) {
+			n++
+		}
+	}
+	m.close()
+	if n == 0 {
+		t.Error("nothing could be evicted")
+	}
+	goleak.VerifyNone(t, ignore)
+	testenv.WaitFor(t, "files to be closed", func() bool { return len(openFiles(t)) <= len(before) })
+}
+
+// Urgent has this thread, and only this, run before all others, until it is not urgent any more.
+func TestUrgent(t *testing.T) {
+	done := make(chan struct{})
+	skip := false
+	go func() { // the thread ends with it
+		defer close(done)
+		runtime.LockOSThread()
+		policy := func() *unix.SchedAttr {
+			a, err := unix.SchedGetAttr(0, 0)
+			if err != nil {
+				t.Error(err)
+				return &unix.SchedAttr{}
+			}
+			return a
+		}
+		for range 2 {
+			err := Urgent(true)
+			if skip = errors.Is(err, unix.EPERM); skip {
+				return
+			}
+			if a := policy(); err != nil || a.Policy != unix.SCHED_FIFO || a.Priority != 1 || a.Flags&unix.SCHED_FLAG_RESET_ON_FORK == 0 {
+				t.Errorf("urgent: %+v, %v", a, err)
+			}
+			err = Urgent(false)
+			if a := policy(); err != nil || a.Policy != unix.SCHED_NORMAL || a.Nice != niceness {
+				t.Errorf("not urgent: %+v, %v", a, err)
+			}
+		}
+	}()
+	<-done
+	if skip {
+		t.Skip("it may not change how its threads are scheduled: that takes CAP_SYS_NICE, and a cgroup with time for SCHED_FIFO")
+	}
+}
