@@ -28,6 +28,10 @@ const (
 	// win by less than clearGain, there is another comparison after doubtTokens.
 	clearGain   = 1.3
 	doubtTokens = 32
+	// After a mixture's warm-up, which reads all experts, it takes tokens until the kernel keeps what each of them reads: the first is slower than those after it, so there is always
+	// another comparison; where help seems to win by clearExpertGain after clearExpertTokens, as tokens without it take long then.
+	clearExpertGain   = 3
+	clearExpertTokens = 128
 	// againTokens are measured in a later comparison, after asideTokens: then the page cache is as the target alone makes it, since it has touched all once.
 	againTokens = 3
 	asideTokens = 1
@@ -81,7 +85,11 @@ func (c *Controller) token(nanos int64) error {
 		if float64(median(w.with))*leastGain < float64(w.plain) {
 			return nil
 		}
-	case float64(median(w.with))*clearGain < float64(w.plain) && c.help.experts == nil: // after a mixture's warm-up, which reads all experts, it takes tokens until the kernel keeps what each of them reads
+	case c.help.experts != nil:
+		if float64(median(w.with))*clearExpertGain < float64(w.plain) && w.tokens < clearExpertTokens {
+			return nil
+		}
+	case float64(median(w.with))*clearGain < float64(w.plain):
 		w.sure = true
 		return nil
 	}
