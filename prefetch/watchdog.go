@@ -28,9 +28,10 @@ const (
 	// win by less than clearGain, there is another comparison after doubtTokens.
 	clearGain   = 1.3
 	doubtTokens = 32
-	// clearExpertGain is clearGain for a mixture: after its warm-up, which reads all experts, it takes tokens until the kernel keeps what each of them reads. One of 1.3 GB took 1.6
-	// times as long for the first token as for those after it.
-	clearExpertGain = 3
+	// After a mixture's warm-up, which reads all experts, it takes tokens until the kernel keeps what each of them reads: the first is slower than those after it, so there is always
+	// another comparison; where help seems to win by clearExpertGain after clearExpertTokens, as tokens without it take long then.
+	clearExpertGain   = 3
+	clearExpertTokens = 128
 	// againTokens are measured in a later comparison, after asideTokens: then the page cache is as the target alone makes it, since it has touched all once.
 	againTokens = 3
 	asideTokens = 1
@@ -84,20 +85,16 @@ func (c *Controller) token(nanos int64) error {
 		if float64(median(w.with))*leastGain < float64(w.plain) {
 			return nil
 		}
-	case float64(median(w.with))*c.clearGain() < float64(w.plain):
+	case c.help.experts != nil:
+		if float64(median(w.with))*clearExpertGain < float64(w.plain) && w.tokens < clearExpertTokens {
+			return nil
+		}
+	case float64(median(w.with))*clearGain < float64(w.plain):
 		w.sure = true
 		return nil
 	}
 	c.opts.Log.Info("comparing with tokens without help", "with", time.Duration(median(w.with)), "without, before", time.Duration(w.plain))
 	return c.stepAside()
-}
-
-// clearGain is by how much help has to seem to win to be believed.
-func (c *Controller) clearGain() float64 {
-	if c.help.experts != nil {
-		return clearExpertGain
-	}
-	return clearGain
 }
 
 // compare ends a comparison once enough tokens were measured without help.
