@@ -31,7 +31,7 @@ const (
 	// After a mixture's warm-up, which reads all experts, it takes tokens until the kernel keeps what each of them reads: the first is slower than those after it, so there is always
 	// another comparison; where help seems to win by clearExpertGain after clearExpertTokens, as tokens without it take long then.
 	clearExpertGain   = 3
-	clearExpertTokens = 128
+	clearExpertTokens = 80
 	// againTokens are measured in a later comparison, after asideTokens: then the page cache is as the target alone makes it, since it has touched all once.
 	againTokens = 3
 	asideTokens = 1

@@ -13,8 +13,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/spf13/cobra"
-
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
@@ -200,10 +198,7 @@ func TestExpertsTold(t *testing.T) {
 		"dry, dense":     {none, true, []string{"0 B streamed, in room for 600 MiB"}, "experts"},
 	} {
 		var out bytes.Buffer
-		cmd := &cobra.Command{}
-		cmd.SetOut(&out)
-		cmd.SetErr(&out)
-		err := report(cmd, options{dry: tc.dry}, tc.s)
+		err := report(&out, &out, options{dry: tc.dry}, tc.s)
 		text := out.String()
 		for _, say := range tc.says {
 			if err != nil || !strings.Contains(text, say) || strings.Contains(text, tc.hushed) {
