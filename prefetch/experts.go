@@ -215,7 +215,7 @@ func (c *Controller) readExperts(l *expertLayer, ids []int32) error {
 	x := c.help.experts
 	x.chosen += int64(len(ids))
 	var missing, there []*expert
-	var bytes, new int64
+	var bytes, fresh int64
 	for _, id := range ids {
 		e := &l.experts[id]
 		e.used = x.clock
@@ -236,9 +236,9 @@ func (c *Controller) readExperts(l *expertLayer, ids []int32) error {
 		missing = append(missing, e)
 		e.there = true
 		x.there += e.bytes
-		new += e.bytes
+		fresh += e.bytes
 	}
-	if new > expertMargin/2 {
+	if fresh > expertMargin/2 {
 		c.makeRoom()
 	}
 	for i, all := range [][]*expert{missing, there} {

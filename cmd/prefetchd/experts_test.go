@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/spf13/cobra"
+
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
@@ -198,7 +200,13 @@ func TestExpertsTold(t *testing.T) {
 		"dry, dense":     {none, true, []string{"0 B streamed, in room for 600 MiB"}, "experts"},
 	} {
 		var out bytes.Buffer
-		err := report(&out, &out, options{dry: tc.dry}, tc.s)
+		cmd := &cobra.Command{}
+		cmd.SetOut(&out)
+		err := report(&out, &out, options{}, tc.s)
+		if tc.dry {
+			out.Reset()
+			err = reportDry(cmd, &options{dry: true}, tc.s)
+		}
 		text := out.String()
 		for _, say := range tc.says {
 			if err != nil || !strings.Contains(text, say) || strings.Contains(text, tc.hushed) {
