@@ -14,7 +14,6 @@ import (
 	"syscall"
 	"time"
 
-	"tensorcast/experiments/confine"
 	"tensorcast/experiments/llama"
 	"tensorcast/internal/cgroup"
 	"tensorcast/internal/host"
@@ -89,19 +88,10 @@ func MeasureFirst(ctx context.Context, cfg FirstConfig) (r *FirstReport, err err
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	s := &series{cfg: Config{Model: cfg.Model, Target: cfg.Target, Progress: cfg.Progress, Log: cfg.Log}, total: 1 + cfg.Repeat*len(cfg.Starters)}
-	if s.model, err = confine.Open(cfg.Model); err != nil {
+	if err := s.open(); err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.model.Close()) }()
-	if s.disk, err = diskOf(cfg.Model); err != nil {
-		return nil, err
-	}
-	if s.root, err = cgroup.Root(); err != nil {
-		return nil, err
-	}
-	if err := s.root.AccountReads(s.disk.major, s.disk.minor); err != nil {
-		return nil, err
-	}
 	before, err := s.disk.readahead()
 	if err != nil {
 		return nil, err

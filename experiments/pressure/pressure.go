@@ -175,19 +175,10 @@ func measure(ctx context.Context, cfg Config, settle time.Duration) (report *Rep
 		cfg.Trace = cfg.Target
 	}
 	s := &series{cfg: cfg, settle: settle, total: unlimitedRuns + len(cfg.Settings)*cfg.Repeat*len(cfg.Variants)}
-	if s.model, err = confine.Open(cfg.Model); err != nil {
+	if err := s.open(); err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.model.Close()) }()
-	if s.disk, err = diskOf(cfg.Model); err != nil {
-		return nil, err
-	}
-	if s.root, err = cgroup.Root(); err != nil {
-		return nil, err
-	}
-	if err := s.root.AccountReads(s.disk.major, s.disk.minor); err != nil {
-		return nil, err
-	}
 	memory, err := cgroup.Host()
 	if err != nil {
 		return nil, err
@@ -402,4 +393,23 @@ func order(n, repeat int) []int {
 		}
 	}
 	return all
+}
+
+// open opens the model, which the caller closes, and has the control groups account for what is read from its disk.
+func (s *series) open() (err error) {
+	if s.model, err = confine.Open(s.cfg.Model); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.model.Close())
+		}
+	}()
+	if s.disk, err = diskOf(s.cfg.Model); err != nil {
+		return err
+	}
+	if s.root, err = cgroup.Root(); err != nil {
+		return err
+	}
+	return s.root.AccountReads(s.disk.major, s.disk.minor)
 }
