@@ -57,8 +57,8 @@ const (
 	maxScore = 1e200
 	// neverScore is the chance, in a token, of an expert that nobody has chosen lately.
 	neverScore = 1e-4
-	// expertMargin is left free: what is to give way is paged out behind the reads that need its room, and misses of the target read around themselves. With 36 MiB fewer
-	// experts were there when they were needed; with 12 tokens were as fast.
+	// expertMargin is left free: what is to give way is paged out behind the reads that need its room, and misses of the target read around themselves. With
+	// 12 MiB tokens were no faster.
 	expertMargin = 24 << 20
 )
 
