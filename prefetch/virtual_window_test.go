@@ -96,7 +96,7 @@ func giant() *pattern.Cycle {
 
 // A weight that is larger than the window is paged out behind the target while it is being read: else the window would be full in the middle of it, and the rest left to the target.
 func TestLargeWeight(t *testing.T) {
-	for share, bar := range map[float64]int{0.8: 0, 0.5: 60, 0.3: 200} { // without looking into the op 280 and more
+	for share, bar := range map[float64]int{0.8: 0, 0.5: 80, 0.3: 200} { // without looking into the op 280 and more
 		r := newRig(t, share, prefetch.Options{}, func(c *sim.Config) { c.Cycles, c.Block = []*pattern.Cycle{giant()}, 2*mib })
 		r.cycle = giant()
 		r.run(16)
