@@ -241,8 +241,12 @@ func (c *Controller) again() (queued bool, err error) {
 		if st.sure || st.from > h.now+1 || c.now().Sub(st.begun) < insertTime {
 			continue
 		}
+		b := h.schedule.Blocks[st.block]
+		if c.pages.Reading(b) {
+			continue
+		}
 		st.sure = true
-		read, ok, err := c.readAhead(h.schedule.Blocks[st.block])
+		read, ok, err := c.readAhead(b)
 		if err != nil {
 			return queued, err
 		}
