@@ -41,7 +41,7 @@ type flow struct {
 	mix     [][]float32 // by layer: dim x dim
 	experts [][]float32 // by layer: experts x dim
 	noise   float64
-	fresh   bool // each layer reads something new
+	fresh   bool       // each layer reads something new
 	p       *Predictor // computes exact choices
 }
 
