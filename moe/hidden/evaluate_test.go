@@ -20,7 +20,12 @@ import (
 // recorded is a capture of a planted mixture: a trace, and the rows of its hidden table. Each step has some tokens.
 func recorded(t testing.TB, r *Routers, tokens, perStep int) (*moe.Trace, []*tables.HiddenRow) {
 	t.Helper()
-	f := newFlow(t, rand.New(rand.NewPCG(3, 4)), r, 0.1)
+	return record(t, newFlow(t, rand.New(rand.NewPCG(3, 4)), r, 0.1), tokens, perStep)
+}
+
+func record(t testing.TB, f *flow, tokens, perStep int) (*moe.Trace, []*tables.HiddenRow) {
+	t.Helper()
+	r := f.r
 	var routes []tables.Route
 	var rows []*tables.HiddenRow
 	steps := map[int32]moe.Step{}
@@ -117,6 +122,24 @@ func TestEvaluate(t *testing.T) {
 		}
 		if _, err := json.Marshal(st); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// Where layers have nothing to do with each other, an evaluation finds nothing: no predictor sees what comes later.
+func TestEvaluateNothing(t *testing.T) {
+	r := planted(rand.New(rand.NewPCG(1, 2)), 4, 24, 16, 2)
+	f := newFlow(t, rand.New(rand.NewPCG(3, 4)), r, 0)
+	f.fresh = true
+	tr, rows := record(t, f, 1200, 20)
+	st, err := Evaluate(t.Context(), tr, r, yielding(rows, nil), 300)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := st.find(t, nameIDs, 1).At(1).Recall
+	for _, res := range st.Results {
+		if got := res.At(1).Recall; got > ids+0.02 || got > 0.22 {
+			t.Errorf("%s, %s: recall %.3f; ids tell %.3f", res.When, res.Name, got, ids)
 		}
 	}
 }

@@ -85,7 +85,6 @@ type asked struct {
 	kind   int // index of Predictor.kinds; -1: none
 	inputs []float32
 	scores []float32
-	best   []int32
 	valid  bool
 }
 
@@ -132,7 +131,7 @@ func New(r *Routers, o Options) (*Predictor, error) {
 			p.attention = append(p.attention, source{input: make([]float32, r.Dim)})
 			p.lastAttention = append(p.lastAttention, source{input: make([]float32, r.Dim)})
 		}
-		p.asked = append(p.asked, asked{inputs: make([]float32, (len(p.kinds)+1)*s.Experts), scores: make([]float32, s.Experts), best: make([]int32, 0, s.Experts)})
+		p.asked = append(p.asked, asked{inputs: make([]float32, (len(p.kinds)+1)*s.Experts), scores: make([]float32, s.Experts)})
 		p.recall = append(p.recall, -1)
 	}
 	p.x, p.wide = make([]float32, padded(r.Dim, colGroup)), make([]float32, padded(s.Experts, rowGroup))

@@ -41,7 +41,9 @@ type flow struct {
 	mix     [][]float32 // by layer: dim x dim
 	experts [][]float32 // by layer: experts x dim
 	noise   float64
-	fresh   bool       // each layer reads something new
+	fresh   bool // each layer reads something new
+	looks   bool // attention adds what it read of the token before
+	last    [][]float32
 	p       *Predictor // computes exact choices
 }
 
@@ -56,7 +58,7 @@ func newFlow(t testing.TB, rng *rand.Rand, r *Routers, noise float64) *flow {
 		f.mix = append(f.mix, mix)
 		f.experts = append(f.experts, gaussian(rng, r.Experts*r.Dim))
 	}
-	f.p = newPredictor(t, r, Options{Leads: []int{}, IDs: -1})
+	f.p, f.last = newPredictor(t, r, Options{Leads: []int{}, IDs: -1}), make([][]float32, len(r.Blocks))
 	return f
 }
 
@@ -95,6 +97,12 @@ func (f *flow) token() (in []layerInputs, chosen [][]int32) {
 			moved[i] = x[i] + sum + float32(f.noise*f.rng.NormFloat64())
 		}
 		x = moved
+		if f.looks {
+			for i := range f.last[layer] {
+				moved[i] += 1.5 * f.last[layer][i]
+			}
+			f.last[layer] = attention
+		}
 		if f.fresh {
 			x = gaussian(f.rng, len(x))
 		}
@@ -191,6 +199,24 @@ func TestPlanted(t *testing.T) {
 	ids, ids2 := fresh(Options{}, false) // some experts are chosen more often
 	if math.Abs(once-ids) > 0.02 || math.Abs(twice-ids2) > 0.02 || ids > 0.2 {
 		t.Errorf("where inputs say nothing the recall is %.3f, %.3f; ids tell %.3f, %.3f", once, twice, ids, ids2)
+	}
+}
+
+// What attention takes from the token before is learned, too.
+func TestBefore(t *testing.T) {
+	r := planted(rand.New(rand.NewPCG(1, 2)), 3, 32, 16, 2)
+	run := func(before float64) float64 {
+		tu := usual
+		tu.before = before
+		f := newFlow(t, rand.New(rand.NewPCG(3, 4)), r, 0.1)
+		f.looks = true
+		once, _ := f.run(newPredictor(t, r, Options{Leads: []int{}, Attention: true, IDs: -1, tuning: &tu}), 900, 500, true, true)
+		return once
+	}
+	with, without := run(usual.before), run(1e-9)
+	t.Logf("with the token before %.3f, without %.3f", with, without)
+	if with < without+0.05 {
+		t.Errorf("with the token before %.3f, without %.3f", with, without)
 	}
 }
 

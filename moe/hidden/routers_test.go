@@ -1,10 +1,12 @@
 package hidden
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -51,6 +53,9 @@ func TestRead(t *testing.T) {
 			t.Errorf("%s has the id %s of %s", name, r.ID, other)
 		}
 		ids[r.ID] = name
+		if r.invariant != (!cfg.Sigmoid && cfg.Arch != "deepseek4" && cfg.Groups == 0) {
+			t.Errorf("%s: whether a constant changes the choice: %v", name, !r.invariant)
+		}
 		w, err := gguf.OpenWeights(m, 1<<28)
 		if err != nil {
 			t.Fatal(err)
@@ -133,6 +138,41 @@ func TestReadRefuses(t *testing.T) {
 func TestReadOfLess(t *testing.T) {
 	if _, err := Read(open(t, llamatest.Model(t, synth.Config{Layers: 1, Embd: 64, FF: 64, Heads: 2, KVHeads: 2, Type: gguf.Q8_0}))); !errors.Is(err, ErrNoRouters) {
 		t.Errorf("a dense model: %v", err)
+	}
+}
+
+// A router with a bias for the choice compares sigmoids, if nothing else is said. An expert that there is not is refused, and so is a value that is no number.
+func TestReadValues(t *testing.T) {
+	m := gguftest.Model{
+		KVs: []gguftest.KV{{Key: "general.architecture", Value: "llama"}, {Key: "llama.expert_used_count", Value: uint32(2)}},
+		Tensors: []gguftest.Tensor{
+			{Name: "blk.0.ffn_gate_inp.weight", Type: gguf.F32, Shape: []int64{64, 8}}, {Name: "blk.0.exp_probs_b.bias", Type: gguf.F32, Shape: []int64{8}},
+			{Name: "blk.0.ffn_gate_tid2eid.weight", Type: gguf.I32, Shape: []int64{2, 10}},
+		},
+	}
+	path := filepath.Join(t.TempDir(), "m.gguf")
+	m.Write(t, path)
+	r, err := Read(open(t, path))
+	if err != nil || r.gate != gateSigmoid || r.invariant || len(r.layers[0].table) != 20 {
+		t.Fatalf("%v, %+v", err, r)
+	}
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range map[string]uint32{
+		"blk.0.ffn_gate_tid2eid.weight": 8, "blk.0.exp_probs_b.bias": math.Float32bits(float32(math.Inf(1))), "blk.0.ffn_gate_inp.weight": math.Float32bits(float32(math.NaN())),
+	} {
+		at, _ := open(t, path).Lookup(name)
+		bad := slices.Clone(whole)
+		binary.LittleEndian.PutUint32(bad[at.Tensor.Offset+4:], value)
+		other := filepath.Join(t.TempDir(), "bad.gguf")
+		if err := os.WriteFile(other, bad, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Read(open(t, other)); !errors.Is(err, ErrNoRouters) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 
