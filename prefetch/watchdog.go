@@ -68,6 +68,7 @@ func (c *Controller) token(nanos int64) error {
 	c.sum.Tokens++
 	c.decodingNanos += nanos
 	c.atToken = c.account()
+	c.tried(nanos)
 	if w.tokens++; w.tokens <= settleTokens {
 		w.streamed = c.help.streamed
 		return nil

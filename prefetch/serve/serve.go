@@ -20,6 +20,7 @@ import (
 	"tensorcast/capture"
 	"tensorcast/holding"
 	"tensorcast/internal/proc"
+	"tensorcast/moe"
 	"tensorcast/prefetch"
 )
 
@@ -32,7 +33,7 @@ type Options struct {
 	Dry bool
 	// Leave is how many bytes of the host's available memory are left to others; 0 chooses (see prefetch.MemoryOptions).
 	Leave int64
-	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Touched, Dry, Judge, Begin, Urgent, Own and Log are set here.
+	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Touched, Dry, Judge, Begin, Urgent, Guess, Own and Log are set here.
 	Prefetch prefetch.Options
 	// Tell is called with what is being done, several times a second while the target decodes; nil: nobody asks.
 	Tell func(prefetch.Status)
@@ -190,6 +191,7 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 	}
 	p.Own = ownMemory
 	p.Urgent = func() { v.urgent(true) }
+	p.Guess = guesser
 	v.controller = prefetch.New(pages, p)
 	if o.Planned != nil {
 		defer func() { o.Planned(v.controller.Parts()) }()
@@ -214,6 +216,14 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 			return v.controller.Summary(), err
 		}
 	}
+}
+
+// guesserBytes bounds what predictors of experts take of the target's memory.
+const guesserBytes = 4 << 20
+
+// guesser predicts by the chosen experts alone, one layer ahead and two.
+func guesser(r prefetch.Routers) prefetch.Guesser {
+	return moe.NewIDs(moe.Shape{Layers: len(r.Blocks), Experts: r.Experts, K: r.Chosen}, []int{1, 2}, guesserBytes)
 }
 
 // urgent changes how this thread is scheduled, which may be refused.
