@@ -17,10 +17,13 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"tensorcast/gguf"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/cli/progress"
 	"tensorcast/internal/regular"
+	"tensorcast/internal/tabular"
 	"tensorcast/moe"
+	"tensorcast/moe/hidden"
 	"tensorcast/moe/replay"
 	"tensorcast/trace"
 )
@@ -31,6 +34,7 @@ type moeOptions struct {
 	latency   time.Duration
 	compute   time.Duration
 	context   int32
+	model     string
 	json      bool
 }
 
@@ -45,16 +49,21 @@ or from a routing trace in CSV (route_trace v1, gzip or not). It prints a verdic
   hits, bytes and times     of caches of several sizes: what is kept last, most often, ...; with what is probable read
                             ahead; and by Belady's rule, which knows the future and bounds the others
   recall                    of predictors that know nothing but the experts chosen before (and the tokens' ids)
+  recall with hidden states of predictors that know what routers and attention have read, if the capture was made with
+                            tracer --hidden: the next router applied to this one's input, corrected by what was learned,
+                            mixed with the others
   load, reuse, neighbours   how evenly experts are used, after how many tokens again, and whether by the next one
 
 Caches are simulated: an expert is read whole, the disk does one thing at a time, demand first, and nothing else needs
 memory. The prompt fills the cache and is learned from; generated tokens are counted. A capture of a server with several
-slots is taken as one sequence.
+slots is taken as one sequence. Hidden states need the model's file, for its routers: that which the capture names, or
+--model.
 
 Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 		Example: `  sudo tracer -o run -- llama-cli -m moe.gguf --no-repack -p "hi" -n 200
   analyze moe run
   analyze moe --room 4GB --room 8GB --bandwidth 3GB --compute 40ms run
+  sudo tracer --hidden -o seen -- llama-cli -m moe.gguf --no-repack -p "hi" -n 200; analyze moe seen
   analyze moe --json qwen.route.csv.gz | jq .verdict`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
@@ -93,23 +102,36 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 	f.DurationVar(&o.latency, "latency", 100*time.Microsecond, "of a read, `time` besides the transfer")
 	f.DurationVar(&o.compute, "compute", 50*time.Millisecond, "`time` that a token takes if nothing is missing; half of it before a layer's router, half after it")
 	f.Int32Var(&o.context, "context", -1, "of a capture, analyse context `n` (default: that which chose experts most often)")
+	f.StringVar(&o.model, "model", "", "the capture's model, a GGUF `file`, if it is elsewhere by now")
 	f.BoolVar(&o.json, "json", false, "print everything as JSON")
 	return cmd
 }
 
+// studied is what is printed as JSON.
+type studied struct {
+	*replay.Study
+	Hidden *hidden.Study `json:"hidden"`                   // null if there is none
+	Why    string        `json:"hidden_missing,omitempty"` // why there is none
+}
+
 func analyzeMoE(ctx context.Context, name string, o *moeOptions, study *replay.Options, stdout, stderr io.Writer) error {
-	routes, err := readRoutes(ctx, name, o.context)
+	in, err := readRoutes(ctx, name, o.context)
 	if errors.Is(err, moe.ErrNoRoutes) {
 		return fmt.Errorf("read %s: %w: trace a mixture-of-experts model, such as `tracer -- llama-cli -m moe.gguf --no-repack -p \"hi\" -n 200`, not with --preload and with --detail op at least", name, err)
 	}
 	if err != nil {
 		return fmt.Errorf("read %s: %w", name, err)
 	}
-	layer := o.compute / time.Duration(len(routes.Layers))
+	var found studied
+	found.Hidden, found.Why, err = in.evaluate(ctx, o.model)
+	if err != nil {
+		return fmt.Errorf("evaluate the hidden states in %s: %w", name, err)
+	}
+	layer := o.compute / time.Duration(len(in.routes.Layers))
 	study.Compute = replay.Compute{Before: layer / 2, After: layer - layer/2}
 	bar := progress.New(stderr, progress.Options{What: "replaying", Predict: true})
 	study.Done = func(done, total int) { bar.Update(int64(done), int64(total), "") }
-	found, err := replay.NewStudy(ctx, routes, *study)
+	found.Study, err = replay.NewStudy(ctx, in.routes, *study)
 	bar.Close()
 	if err != nil {
 		return err
@@ -117,11 +139,68 @@ func analyzeMoE(ctx context.Context, name string, o *moeOptions, study *replay.O
 	if o.json {
 		return cli.WriteJSON(stdout, found)
 	}
-	return found.Document().WriteText(stdout)
+	d := found.Document()
+	if found.Hidden != nil {
+		d = append(d, found.Hidden.Document()...)
+	} else {
+		d = append(d, tabular.Lines{"no recall with hidden states: " + found.Why})
+	}
+	return d.WriteText(stdout)
+}
+
+// input is what is analysed.
+type input struct {
+	routes  *moe.Trace
+	capture *trace.Capture // nil: a CSV file
+	model   int32          // of the capture's
+}
+
+// evaluate judges predictors that know hidden states. If the capture does not allow that, it says why. What the user named has to fit.
+func (in *input) evaluate(ctx context.Context, model string) (*hidden.Study, string, error) {
+	switch {
+	case in.capture == nil && model != "":
+		return nil, "", errors.New("--model is of use for a capture only, and this is a routing trace")
+	case in.capture == nil:
+		return nil, "a routing trace has none; a capture has them if it was made with tracer --hidden", nil
+	case in.capture.Meta.Hidden == nil || in.capture.Meta.Hidden.Rows == 0:
+		return nil, "the capture has none; tracer --hidden records them", nil
+	}
+	path := model
+	if path == "" && int(in.model) < len(in.capture.Meta.Models) {
+		path = in.capture.Meta.Models[in.model].Path
+	}
+	routers, err := in.routers(path)
+	if err != nil {
+		if model != "" {
+			return nil, "", err
+		}
+		return nil, fmt.Sprintf("%v; --model names the model's file", err), nil
+	}
+	st, err := hidden.Evaluate(ctx, in.routes, routers, in.capture.Hidden(), in.routes.Split())
+	if errors.Is(err, hidden.ErrNoInputs) || errors.Is(err, hidden.ErrNoRouters) {
+		return nil, err.Error(), nil
+	}
+	return st, "", err
+}
+
+// routers reads those of the model at path, which has to be the one that was captured.
+func (in *input) routers(path string) (*hidden.Routers, error) {
+	m, err := gguf.OpenModel(path)
+	if err != nil {
+		return nil, err
+	}
+	fingerprint, err := m.Files[0].Fingerprint()
+	if err != nil {
+		return nil, err
+	}
+	if models := in.capture.Meta.Models; int(in.model) >= len(models) || models[in.model].Fingerprint != fingerprint {
+		return nil, fmt.Errorf("%s is another model than the capture's", path)
+	}
+	return hidden.Read(m)
 }
 
 // readRoutes reads a capture's directory, or a CSV file.
-func readRoutes(ctx context.Context, name string, context int32) (*moe.Trace, error) {
+func readRoutes(ctx context.Context, name string, context int32) (*input, error) {
 	if info, err := os.Stat(name); err == nil && info.IsDir() {
 		return captureRoutes(ctx, name, context)
 	}
@@ -138,11 +217,11 @@ func readRoutes(ctx context.Context, name string, context int32) (*moe.Trace, er
 	if errors.Is(err, moe.ErrNotCSV) {
 		return nil, fmt.Errorf("no capture's directory, and %w", err)
 	}
-	return t, err
+	return &input{routes: t}, err
 }
 
 // captureRoutes reads the routes of one context of a capture: of that which chose experts most often if context is -1.
-func captureRoutes(ctx context.Context, dir string, context int32) (*moe.Trace, error) {
+func captureRoutes(ctx context.Context, dir string, context int32) (*input, error) {
 	c, err := trace.Open(dir)
 	if err != nil {
 		return nil, err
@@ -191,5 +270,6 @@ func captureRoutes(ctx context.Context, dir string, context int32) (*moe.Trace, 
 	if empty == nil {
 		return nil, moe.ErrNoRoutes
 	}
-	return moe.FromRoutes(empty, c.Routes(), steps)
+	t, err := moe.FromRoutes(empty, c.Routes(), steps)
+	return &input{routes: t, capture: c, model: from.model}, err
 }
