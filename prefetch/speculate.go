@@ -16,6 +16,8 @@ type Routers struct {
 	Blocks  []int32 // the numbers of their layers in the model, in the order of use; a Guesser counts layers by the indices of this
 	Experts int     // the most that a layer has
 	Chosen  int     // how many of them a token is sent to
+	Path    string  // where this process can open the file that has the first expert; the model may have others
+	File    event.FileID
 }
 
 // Guesser says which experts routers are likely to choose next. The predictors of package moe are such, and say how the calls follow each other. None of its calls may take long:
@@ -106,6 +108,9 @@ func (c *Controller) guesserFor(chosen int) bool {
 		return true
 	}
 	r := Routers{Blocks: make([]int32, len(x.layers)), Chosen: chosen}
+	if file := x.layers[0].experts[0].reads[0].File; file < len(c.known) {
+		r.Path, r.File = c.known[file].path, c.known[file].id
+	}
 	for number, at := range x.index {
 		r.Blocks[at] = number
 		r.Experts = max(r.Experts, len(x.layers[at].experts))
@@ -176,6 +181,12 @@ func (c *Controller) routerInput(e event.RouterInput) {
 			x.expect(1)
 		}
 	}
+}
+
+// WantsInputs says whether an event.RouterInput is of use now.
+func (c *Controller) WantsInputs() bool {
+	h := c.help
+	return h != nil && h.experts != nil && h.experts.inputs != nil && !c.watch.aside && h.experts.trial.watches()
 }
 
 // after is the index of the layer so many behind the one whose experts are under way.

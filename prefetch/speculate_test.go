@@ -270,6 +270,17 @@ func TestGuesserInputs(t *testing.T) {
 	if want := []string{"begin -1", "router 0 [1 2]"}; !slices.Equal(g.said, want) {
 		t.Errorf("of the next token it was told %q, want %q", g.said, want)
 	}
+	wants := r.WantsInputs()
+	r.watch.aside = true
+	aside := r.WantsInputs()
+	r.watch.aside = false
+	r.x.trial = newTrial(SpeculateAuto)
+	if resting := r.WantsInputs(); !wants || aside || resting {
+		t.Errorf("inputs are wanted: %v, during a comparison %v, while a trial rests %v", wants, aside, resting)
+	}
+	if ids := newGuessRig(t, &told{}, page); ids.WantsInputs() {
+		t.Error("inputs are wanted of a guesser that goes by ids")
+	}
 }
 
 // A guesser is not asked for more than it can be, nor for what there is nobody; a prompt, which chooses for many tokens, is not told.
