@@ -211,6 +211,9 @@ func (c *Capture) Wait(ctx context.Context) (status int, err error) { return c.t
 // Counters account for every hit (see event.Counters). The sums are exact once Run has returned.
 func (c *Capture) Counters() (event.Counters, error) { return c.capturer.Counters() }
 
+// TellInputs says whether the inputs that Options.Inputs asks for are wanted from the next decode on. At first they are.
+func (c *Capture) TellInputs(wanted bool) error { return c.capturer.TellInputs(wanted) }
+
 // Libraries lists the files in which ops or graphs are observed.
 func (c *Capture) Libraries() []string { return c.capturer.Libraries() }
 

@@ -16,6 +16,7 @@ type capturer interface {
 	Run(ctx context.Context, handle func(event.Event) error) error
 	Counters() (event.Counters, error)
 	Libraries() []string
+	TellInputs(wanted bool) error
 	Describe(pid int) event.TargetInfo
 	Explain() error
 	// Detach, after Run, removes what slows the target down.
@@ -40,4 +41,5 @@ func (l library) Run(ctx context.Context, handle func(event.Event) error) error 
 }
 func (l library) Describe(pid int) event.TargetInfo { return l.Target(pid) }
 func (l library) Explain() error                    { return l.Seen() }
+func (l library) TellInputs(bool) error             { return nil } // it tells none
 func (l library) Detach() error                     { return nil } // nothing to do: once Run has returned, the library reports nothing more

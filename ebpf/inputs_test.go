@@ -4,8 +4,11 @@ package ebpf
 
 import (
 	"cmp"
+	"context"
 	"fmt"
+	"io"
 	"math"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -213,6 +216,96 @@ func TestInputsOfSome(t *testing.T) {
 		if len(wanted) < 10 || singles < 8 {
 			t.Errorf("%d decodes, %d of one token", len(wanted), singles)
 		}
+	}
+}
+
+// Inputs can be switched off and on again: what begins after that goes by it.
+func TestTellInputs(t *testing.T) {
+	in, o := options(t, moe)
+	o.Tokens = 400
+	cmd := in.Command(t.Context(), o)
+	cmd.Stdout, cmd.Stderr = io.Discard, os.Stderr
+	child, err := proc.Launch(cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr, err := New(Options{PID: child.PID(), Hints: cmd.Args, Inputs: 1, AtOnce: true, Interval: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := tr.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := tr.AttachLikely(cmd.Path, os.Environ()); err != nil {
+		t.Fatal(err)
+	}
+	type change struct{ before, after int64 }
+	var changes []change // off, on
+	begun, told := map[uint32]int64{}, map[uint32]bool{}
+	now := func() int64 {
+		var ts unix.Timespec
+		if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+			t.Error(err)
+		}
+		return ts.Nano()
+	}
+	since := 0 // decodes that began after the last change
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() {
+		done <- tr.Run(ctx, func(e event.Event) error {
+			switch e := e.(type) {
+			case event.RouterInput:
+				told[e.Decode] = true
+			case event.DecodeBegin:
+				begun[e.Decode] = e.Time
+				if len(changes) == 0 || e.Time > changes[len(changes)-1].after {
+					since++
+				}
+				if since < 40 || len(changes) == 2 {
+					return nil
+				}
+				c := change{before: now()}
+				if err := tr.TellInputs(len(changes) == 1); err != nil {
+					return err
+				}
+				c.after = now()
+				changes, since = append(changes, c), 0
+			}
+			return nil
+		})
+	}()
+	if err := child.Release(); err != nil {
+		t.Fatal(err)
+	}
+	if status, err := child.Wait(); status != 0 || err != nil {
+		t.Errorf("the target ended with %d, %v", status, err)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if len(changes) != 2 || since < 10 {
+		t.Fatalf("%d changes, %d decodes after the last one", len(changes), since)
+	}
+	off, on := changes[0], changes[1]
+	const moment = 10e6 // ns, in which the program that notes when a decode began looks whether inputs are wanted
+	silent := 0
+	for decode, at := range begun {
+		switch is := told[decode]; {
+		case (at < off.before-moment || at > on.after) && !is:
+			t.Errorf("decode %d tells no inputs", decode)
+		case at > off.after && at < on.before-moment && is:
+			t.Errorf("decode %d tells inputs that nobody wants", decode)
+		case at > off.after && at < on.before-moment:
+			silent++
+		}
+	}
+	if silent == 0 {
+		t.Error("no decode begins while inputs are not wanted")
 	}
 }
 

@@ -426,6 +426,7 @@ const (
 	traceVarEpoch               = "epoch"
 	traceVarGraphs              = "graphs"
 	traceVarInputRows           = "input_rows"
+	traceVarInputsOff           = "inputs_off"
 	traceVarNames               = "names"
 	traceVarPageShift           = "page_shift"
 	traceVarPidNamespace        = "pid_namespace"
@@ -535,6 +536,7 @@ type traceVariableSpecs struct {
 	Epoch               *ebpf.VariableSpec `ebpf:"epoch"`
 	Graphs              *ebpf.VariableSpec `ebpf:"graphs"`
 	InputRows           *ebpf.VariableSpec `ebpf:"input_rows"`
+	InputsOff           *ebpf.VariableSpec `ebpf:"inputs_off"`
 	Names               *ebpf.VariableSpec `ebpf:"names"`
 	PageShift           *ebpf.VariableSpec `ebpf:"page_shift"`
 	PidNamespace        *ebpf.VariableSpec `ebpf:"pid_namespace"`
@@ -622,6 +624,7 @@ type traceVariables struct {
 	Epoch               *ebpf.Variable `ebpf:"epoch"`
 	Graphs              *ebpf.Variable `ebpf:"graphs"`
 	InputRows           *ebpf.Variable `ebpf:"input_rows"`
+	InputsOff           *ebpf.Variable `ebpf:"inputs_off"`
 	Names               *ebpf.Variable `ebpf:"names"`
 	PageShift           *ebpf.Variable `ebpf:"page_shift"`
 	PidNamespace        *ebpf.Variable `ebpf:"pid_namespace"`

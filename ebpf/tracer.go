@@ -409,6 +409,14 @@ func (t *Tracer) configure(p *target, found []*ggml.Image) error {
 	return nil
 }
 
+// TellInputs says whether inputs that Options.Inputs asks for are wanted, from the next decode on. At first they are. While they are not, decodes of one token count nevertheless.
+func (t *Tracer) TellInputs(wanted bool) error {
+	if err := t.objs.InputsOff.Set(flag(!wanted)); err != nil {
+		return fmt.Errorf("configure the probes: %w", err)
+	}
+	return nil
+}
+
 // Ready reports whether ops of the target would be seen now: it returns nil, ErrNoGGML or ErrOldGGML.
 func (t *Tracer) Ready() error { return t.ready(t.main) }
 

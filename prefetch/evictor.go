@@ -18,6 +18,8 @@ type evictor struct {
 	mu      sync.Mutex
 	work    sync.Cond
 	queue   []eviction
+	freeing eviction   // the range that is being freed; empty: none
+	again   []eviction // parts of it that are wanted by now
 	closed  bool
 	stopped chan struct{}
 }
@@ -32,8 +34,8 @@ type eviction struct {
 // maxEvictions may wait.
 const maxEvictions = 4096
 
-// newEvictor begins to free what is queued, by free.
-func newEvictor(free func(eviction) error, log *slog.Logger) *evictor {
+// newEvictor begins to free what is queued, by free. read reads again what came to be wanted while it was being freed.
+func newEvictor(free, read func(eviction) error, log *slog.Logger) *evictor {
 	e := &evictor{stopped: make(chan struct{})}
 	e.work.L = &e.mu
 	go func() {
@@ -53,6 +55,11 @@ func newEvictor(free func(eviction) error, log *slog.Logger) *evictor {
 				log.Log(gocontext.Background(), level, "cannot page out", "error", fmt.Errorf("free %d bytes of the model: %w", r.Length, err))
 				level = slog.LevelDebug // what fails does so for each
 			}
+			for _, part := range e.freed() {
+				if err := read(part); err != nil { // the target reads it by itself
+					log.Debug("cannot read what was paged out too soon", "error", err)
+				}
+			}
 		}
 	}()
 	return e
@@ -67,9 +74,21 @@ func (e *evictor) next() (eviction, bool) {
 	if e.closed {
 		return eviction{}, false
 	}
-	r := e.queue[0]
+	e.freeing = e.queue[0]
 	e.queue = slices.Delete(e.queue, 0, 1)
-	return r, true
+	return e.freeing, true
+}
+
+// freed notes that a range was freed, and returns those parts of it that came to be wanted meanwhile: whoever asked for them then found them in memory.
+func (e *evictor) freed() []eviction {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	again := e.again
+	e.freeing, e.again = eviction{}, nil
+	if e.closed {
+		return nil
+	}
+	return again
 }
 
 // add queues a range; false if too many wait.
@@ -84,11 +103,17 @@ func (e *evictor) add(r eviction) bool {
 	return true
 }
 
-// spare forgets what waits to be freed and overlaps r.
+// spare forgets what waits to be freed and overlaps r. What of r is being freed now is read again after that.
 func (e *evictor) spare(r Range) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.queue = slices.DeleteFunc(e.queue, func(q eviction) bool { return q.File == r.File && q.Offset < r.End() && r.Offset < q.End() })
+	e.queue = slices.DeleteFunc(e.queue, func(q eviction) bool { return q.overlaps(r) })
+	if f := e.freeing; f.overlaps(r) {
+		first, end := max(f.Offset, r.Offset), min(f.End(), r.End())
+		f.address += uint64(first - f.Offset)
+		f.Offset, f.Length = first, end-first
+		e.again = append(e.again, f)
+	}
 }
 
 // close drops what waits, and returns when nothing is being freed any more.

@@ -19,6 +19,7 @@ type gated struct {
 	gate chan error
 	mu   sync.Mutex
 	done []Range
+	read []Range // again
 	busy bool
 }
 
@@ -29,6 +30,9 @@ func newGated(log *slog.Logger) *gated {
 		err := <-g.gate
 		g.set(func() { g.busy, g.done = false, append(g.done, e.Range) })
 		return err
+	}, func(e eviction) error {
+		g.set(func() { g.read = append(g.read, e.Range) })
+		return errors.New("the disk fails")
 	}, log)
 	return g
 }
@@ -67,6 +71,36 @@ func TestEvictor(t *testing.T) {
 	g.close()
 	if want := []Range{{0, 0, 10}, {0, 50, 10}, {1, 20, 10}, {0, 30, 10}, {0, 10, 10}}; !slices.Equal(g.done, want) {
 		t.Errorf("freed %v, want %v", g.done, want)
+	}
+}
+
+// What comes to be wanted while it is being freed is read again after that: that part of it, and nothing else.
+func TestEvictorReadsAgain(t *testing.T) {
+	g := newGated(slog.New(slog.DiscardHandler))
+	g.begin(t, Range{1, 100, 100})
+	for _, r := range []Range{{1, 50, 100}, {1, 180, 5}, {1, 200, 10}, {0, 100, 100}, {1, 0, 100}} {
+		g.spare(r)
+	}
+	g.gate <- nil
+	testenv.WaitFor(t, "ranges to be read again", func() (is bool) { g.set(func() { is = len(g.read) >= 2 }); return is })
+	g.begin(t, Range{1, 300, 100}) // nobody wants it
+	g.gate <- nil
+	g.begin(t, Range{1, 400, 100})
+	g.spare(Range{1, 400, 100})
+	closed := make(chan struct{})
+	go func() {
+		g.close()
+		close(closed)
+	}()
+	testenv.WaitFor(t, "close to be called", func() bool {
+		g.evictor.mu.Lock()
+		defer g.evictor.mu.Unlock()
+		return g.closed
+	})
+	g.gate <- nil
+	<-closed // who closes reads no more
+	if want := []Range{{1, 100, 50}, {1, 180, 5}}; !slices.Equal(g.read, want) {
+		t.Errorf("read again %v, want %v", g.read, want)
 	}
 }
 

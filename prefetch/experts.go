@@ -28,6 +28,8 @@ type experts struct {
 	chosen, missed int64 // experts that were chosen, and those of them that were not in memory
 	read           int64 // bytes that were read for them
 	strays         int64 // bytes of others, which the target's misses had read, and which were paged out
+
+	speculation
 }
 
 // expertLayer is what one router chooses from.
@@ -46,6 +48,10 @@ type expert struct {
 	there bool    // in memory, as far as is known
 	used  uint64  // the selection that chose it last
 	gone  uint64  // the selection after which it was to be paged out last
+
+	guessed float64 // the chance that its layer chooses it next, where that was guessed to be likely; 0: it was not
+	rest    int64   // bytes of reads that are still to be read for that, while it counts as being there; 0: none
+	early   int64   // bytes that were read for that
 }
 
 const (
@@ -150,10 +156,21 @@ func (l *expertLayer) choose(ids []int32) {
 	}
 }
 
+// chance is how likely an expert is to be chosen when its layer comes next.
+func (l *expertLayer) chance(e *expert) float64 {
+	if e.guessed > 0 {
+		return e.guessed
+	}
+	return min(e.score/l.step/scoreMemory+neverScore, 1)
+}
+
 // next is after how many tokens an expert is expected to be chosen again, where its layer comes after a part of a token.
-func (l *expertLayer) next(e *expert, part float64) float64 {
-	p := min(e.score/l.step/scoreMemory+neverScore, 1)
-	return 1/p - 1 + part
+func (l *expertLayer) next(e *expert, part float64) float64 { return 1/l.chance(e) - 1 + part }
+
+// part is what part of a token passes until a layer chooses next.
+func (x *experts) part(layer int) float64 {
+	n := len(x.layers)
+	return float64((layer-x.now-1+n)%n) / float64(n)
 }
 
 // selected is told which experts a layer is about to read.
@@ -179,13 +196,19 @@ func (c *Controller) selected(e event.Selected) error {
 		}
 	}
 	before := x.now
+	x.chose(c.now())
 	x.now = at
 	x.clock++
 	ids := slices.Clone(e.IDs)
 	slices.Sort(ids)
 	ids = slices.Compact(ids)
+	guessed := x.settle(l, ids)
 	if err := c.readExperts(l, ids); err != nil {
 		return err
+	}
+	x.asked(c.now())
+	if guessed {
+		c.refute(l)
 	}
 	for row := range slices.Chunk(e.IDs, len(e.IDs)/e.IDRows) {
 		l.choose(row)
@@ -195,8 +218,11 @@ func (c *Controller) selected(e event.Selected) error {
 	}
 	c.makeRoom()
 	if before != at {
-		return c.strays(&x.layers[before])
+		if err := c.strays(&x.layers[before]); err != nil {
+			return err
+		}
 	}
+	c.guess(at, e)
 	return nil
 }
 
@@ -221,17 +247,23 @@ func (c *Controller) readExperts(l *expertLayer, ids []int32) error {
 	for _, id := range ids {
 		e := &l.experts[id]
 		e.used = x.clock
-		if e.there {
+		if e.there && e.rest == 0 {
 			there = append(there, e)
 			bytes += e.bytes
 		}
 	}
 	for _, id := range ids {
 		e := &l.experts[id]
-		if e.there {
+		if e.there && e.rest == 0 {
 			continue
 		}
 		x.missed++
+		if e.there { // some of it was read for a guess
+			missing = append(missing, e)
+			bytes += e.bytes
+			e.rest = 0
+			continue
+		}
 		if bytes += e.bytes; bytes > max(x.room, x.least) {
 			continue
 		}
@@ -255,6 +287,7 @@ func (c *Controller) readExperts(l *expertLayer, ids []int32) error {
 				}
 				x.read += n
 				c.help.streamed += n
+				x.demands(e.reads[part], n)
 			}
 		}
 	}
@@ -278,10 +311,9 @@ func (c *Controller) makeRoom() {
 		return
 	}
 	var victims victims
-	n := len(x.layers)
 	for i := range x.layers {
 		l := &x.layers[i]
-		part := float64((i-x.now-1+n)%n) / float64(n)
+		part := x.part(i)
 		for j := range l.experts {
 			if e := &l.experts[j]; e.there && (e.used != x.clock) {
 				victims = append(victims, victim{e, l.next(e, part)})
@@ -325,7 +357,7 @@ func (c *Controller) evict(e *expert) bool {
 		}
 	}
 	x := c.help.experts
-	e.there, e.gone = false, x.clock
+	e.there, e.rest, e.gone = false, 0, x.clock
 	x.there -= e.bytes
 	return true
 }
@@ -362,7 +394,7 @@ func (c *Controller) takeExperts() error {
 	for i := range x.layers {
 		for j := range x.layers[i].experts {
 			e := &x.layers[i].experts[j]
-			e.there = true
+			e.there, e.rest = true, 0
 			some := false
 			for _, r := range e.owns {
 				n, err := c.pages.Resident(r)
@@ -410,9 +442,12 @@ func (x *experts) forget() {
 	x.there = 0
 	for i := range x.layers {
 		for j := range x.layers[i].experts {
-			x.layers[i].experts[j].there = false
+			e := &x.layers[i].experts[j]
+			e.there, e.rest = false, 0
 		}
 	}
+	x.trial.interrupt()
+	x.forgetGuesses()
 }
 
 // Experts says what was done for the experts of a mixture. Sizes are bytes.
@@ -424,16 +459,19 @@ type Experts struct {
 	Missed int64 `json:"missed"`     // of these, not in memory when they were chosen
 	Read   int64 `json:"read_bytes"` // for these
 	Strays int64 `json:"strays"`     // bytes of others that the target's misses read around themselves, and that were paged out unused
+
+	Speculation *Speculated `json:"speculation,omitempty"` // what was read before that; nil if nothing was to be
 }
 
 // summary adds what was done to what had been done before, if not nil: when the target was helped last, or with another model.
 func (x *experts) summary(before *Experts) *Experts {
-	s := &Experts{All: x.all, Kept: x.there, Room: x.room, Chosen: x.chosen, Missed: x.missed, Read: x.read, Strays: x.strays}
+	s := &Experts{All: x.all, Kept: x.there, Room: x.room, Chosen: x.chosen, Missed: x.missed, Read: x.read, Strays: x.strays, Speculation: x.speculated()}
 	if before != nil {
 		s.Chosen += before.Chosen
 		s.Missed += before.Missed
 		s.Read += before.Read
 		s.Strays += before.Strays
+		s.Speculation = s.Speculation.after(before.Speculation)
 	}
 	return s
 }

@@ -188,6 +188,7 @@ type noting struct {
 	Pages
 	evicted, read []Range
 	there         map[Range]int64
+	underWay      []Range
 	full          int // how many more may be evicted; 0: all
 }
 
@@ -200,6 +201,7 @@ func (p *noting) Evict(r Range) bool {
 }
 func (p *noting) ReadNow(r Range) error           { p.read = append(p.read, r); return nil }
 func (p *noting) Resident(r Range) (int64, error) { return p.there[r], nil }
+func (p *noting) Arrived(r Range) (bool, error)   { return !slices.Contains(p.underWay, r), nil }
 
 // smallMixture is a controller of a mixture of four layers with four experts of 1 and 2 pages each.
 func smallMixture(pages *noting) (*Controller, *experts) {

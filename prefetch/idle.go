@@ -26,5 +26,5 @@ func (c *Controller) Pause() time.Duration {
 	case now.Sub(c.busy) >= restAfter:
 		return restPause
 	}
-	return busyPause
+	return c.guessPause()
 }

@@ -179,12 +179,7 @@ func (k *KernelPages) ReadNow(r Range) error {
 	if k.evictor != nil {
 		k.evictor.spare(r)
 	}
-	for at := r.Offset; at < r.End(); at += f.piece {
-		if err := unix.Fadvise(int(f.file.Fd()), at, min(f.piece, r.End()-at), unix.FADV_WILLNEED); err != nil {
-			return fmt.Errorf("read %d bytes at %d of %s ahead: %w", r.Length, r.Offset, f.path, err)
-		}
-	}
-	return nil
+	return f.readPages(r)
 }
 
 // folioAdvices read a large folio and unmap it here.
@@ -411,7 +406,7 @@ func (k *KernelPages) PageOut(r Range) error {
 // Evict implements Pages.
 func (k *KernelPages) Evict(r Range) bool {
 	if k.evictor == nil {
-		k.evictor = newEvictor(k.free, k.log)
+		k.evictor = newEvictor(k.free, eviction.read, k.log)
 	}
 	f := k.files[r.File]
 	return k.evictor.add(eviction{r, f, f.base + uint64(r.Offset)})

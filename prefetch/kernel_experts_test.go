@@ -162,7 +162,7 @@ func TestReadNowSpares(t *testing.T) {
 			<-gate
 			defer func() { freed <- struct{}{} }()
 			return m.k.free(e)
-		}, m.k.log)
+		}, eviction.read, m.k.log)
 		first, second := m.part(0, mib), m.part(4*mib, mib)
 		m.read(first)
 		m.read(second)
@@ -179,6 +179,69 @@ func TestReadNowSpares(t *testing.T) {
 		if n := len(freed); n != 0 || m.resident(second) != mib {
 			t.Errorf("%s: freed %d ranges more, %d bytes are left of what was read again", name, n, m.resident(second))
 		}
+	}
+}
+
+// What is asked for at once while it is being freed is in memory after that, though it was there when it was asked for.
+func TestReadNowWhileEvicting(t *testing.T) {
+	m := newMappedFile(t, 8*mib)
+	defer m.close()
+	gate, begun := make(chan struct{}), make(chan struct{}, 1)
+	left := int64(-1)
+	m.k.evictor = newEvictor(func(e eviction) error {
+		begun <- struct{}{}
+		<-gate
+		err := m.k.free(e)
+		left, _ = m.k.Resident(e.Range)
+		return err
+	}, eviction.read, m.k.log)
+	r, wanted := m.part(2*mib, mib), m.part(2*mib+pageSize, mib/2)
+	m.read(r)
+	m.k.Evict(r)
+	<-begun
+	if err := m.k.ReadNow(wanted); err != nil {
+		t.Fatal(err)
+	}
+	close(gate)
+	testenv.WaitFor(t, "what was freed to be read again", func() bool {
+		arrived, err := m.k.Arrived(wanted)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return arrived
+	})
+	m.k.evictor.close() // left is written
+	m.k.evictor = nil
+	if n := m.resident(r); n >= r.Length && left < wanted.Length {
+		t.Errorf("%d bytes were left of %d, and all is in memory again: more than %d bytes were read", left, r.Length, wanted.Length)
+	}
+}
+
+// What is not in memory has not arrived; what was read has, after a moment.
+func TestArrived(t *testing.T) {
+	m := newMappedFile(t, 8*mib)
+	defer m.close()
+	inside := m.part(mib+pageSize, 2*mib)
+	arrived := func(r Range) bool {
+		t.Helper()
+		is, err := m.k.Arrived(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return is
+	}
+	if arrived(inside) {
+		t.Error("what nobody read has arrived")
+	}
+	testenv.WaitFor(t, "a range to arrive", func() bool {
+		m.read(inside) // again, if somebody takes a page
+		return arrived(inside)
+	})
+	if arrived(m.part(mib+pageSize, 3*mib)) {
+		t.Error("a range has arrived of which the end was not read")
+	}
+	if !arrived(m.part(4*mib, 0)) {
+		t.Error("nothing has not arrived")
 	}
 }
 

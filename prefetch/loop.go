@@ -47,6 +47,9 @@ type Options struct {
 	Begin func()
 	// Urgent, if not nil, is called when experts are to be helped: what is read for them the target waits for, so whoever handles its events should get a processor at once.
 	Urgent func()
+	// Speculate says whether experts are read before their router has chosen them, by what Guess guesses; nil: nobody does. See Guesser.
+	Speculate Speculation
+	Guess     func(Routers) Guesser
 	// Own, if not nil, is how many bytes of memory this process takes for itself.
 	Own func() int64
 	Log *slog.Logger
@@ -216,6 +219,8 @@ func (c *Controller) Handle(ev event.Event) error {
 		return c.op(e)
 	case event.Selected:
 		return c.selected(e)
+	case event.RouterInput:
+		c.routerInput(e)
 	}
 	return nil
 }
@@ -695,6 +700,9 @@ func (c *Controller) Tick() error {
 	before := h.streamed
 	err := c.ahead()
 	c.meter.add(h.streamed - before)
+	if err == nil {
+		err = c.speculate()
+	}
 	c.sum.EvictSec += evicted.Sub(begun).Seconds()
 	c.sum.StageSec += c.now().Sub(evicted).Seconds()
 	return err

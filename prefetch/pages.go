@@ -21,6 +21,11 @@ type Range struct {
 // End is the first byte behind the range.
 func (r Range) End() int64 { return r.Offset + r.Length }
 
+// overlaps says whether two ranges have a byte in common.
+func (r Range) overlaps(q Range) bool {
+	return r.File == q.File && r.Offset < q.End() && q.Offset < r.End()
+}
+
 // Pages is what can be done to the pages of a model that another process, the target, maps. Only Lock and Keep wait for the disk. What is asked of
 // pages that are not there, or that somebody else holds, does nothing, without an error. For one goroutine.
 type Pages interface {
@@ -53,6 +58,8 @@ type Pages interface {
 	Evict(r Range) bool
 	// Resident is how many bytes of a range are in memory, in whole pages.
 	Resident(r Range) (int64, error)
+	// Arrived says whether all of a range is in memory and can be used: Resident counts what is being read, too.
+	Arrived(r Range) (bool, error)
 
 	// Touched says whether the target has touched pages of a range since they were paged out last. Needs Map.
 	Touched(r Range) (bool, error)

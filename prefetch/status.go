@@ -29,6 +29,7 @@ type Status struct {
 	PerToken int64   `json:"token_bytes"`           // that a token reads
 	Experts  int64   `json:"experts_bytes"`         // of a mixture's experts, in memory, as far as is known
 	Streamed int64   `json:"streamed_bytes"`        // a token, lately
+	Early    int64   `json:"speculated_bytes"`      // besides, of experts that were likely to be chosen: a token, lately
 	Before   float64 `json:"before_tokens_per_sec"` // without help, when that was measured last; 0: it was not
 	Now      float64 `json:"tokens_per_sec"`        // lately, with help; 0: not known
 }
@@ -44,7 +45,7 @@ func (c *Controller) Status() Status {
 	}
 	s := Status{Phase: Helping, Held: h.heldBytes, Wanted: h.wantBytes, PerToken: h.schedule.Bytes, Before: perSecond(time.Duration(w.plain))}
 	if h.experts != nil {
-		s.Experts = h.experts.there
+		s.Experts, s.Early = h.experts.there, int64(h.experts.lately)
 	}
 	if n := int64(len(w.with)); n > 0 {
 		s.Now, s.Streamed = perSecond(time.Duration(median(w.with))), (w.marks[n-1]-w.streamed)/n
@@ -86,6 +87,9 @@ func (s Status) String() string {
 		return line
 	}
 	line += fmt.Sprintf(", streaming %s/token, ", bytes(s.Streamed))
+	if s.Early > 0 {
+		line += fmt.Sprintf("guessing %s/token, ", bytes(s.Early))
+	}
 	if s.Before > 0 {
 		return line + fmt.Sprintf("%.2f tok/s, %.2f before", s.Now, s.Before)
 	}

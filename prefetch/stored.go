@@ -181,7 +181,7 @@ func MappedModels(pid int) func() (Model, error) {
 				m.add(known.file, Mapped{at.Path, event.FileID(at.ID), mapping.Start - mapping.Offset}, known.part)
 				continue
 			}
-			part, err := openPart(at.Path, event.FileID(at.ID))
+			part, err := OpenPart(at.Path, event.FileID(at.ID))
 			if errors.Is(err, gguf.ErrNotGGUF) {
 				others[mapping.File] = true
 				continue

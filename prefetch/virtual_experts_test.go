@@ -472,6 +472,29 @@ func TestExpertsCompared(t *testing.T) {
 	}
 }
 
+// Tokens without help that take far longer are compared in fewer of them.
+func TestExpertsComparedShort(t *testing.T) {
+	for ahead, most := range map[int64]int{16 * mib: 2, 64 << 10: 4} {
+		r := mixRig(t, 200*mib, skewed, prefetch.Options{}, func(c *sim.Config) { c.Readahead = ahead })
+		r.run(20)
+		n := 0
+		for range 150 {
+			r.run(1)
+			if err := r.Sleep(5 * time.Millisecond); err != nil { // its end is told
+				t.Fatal(err)
+			}
+			if s := r.Status(); s.Phase == prefetch.Comparing {
+				n++
+			} else if n > 0 {
+				break
+			}
+		}
+		if n == 0 || n > most {
+			t.Errorf("readahead %d: %d tokens without help in a comparison, want %d at most", ahead, n, most)
+		}
+	}
+}
+
 // A stored pattern has experts, too, which are helped from the first token on.
 func TestStoredExperts(t *testing.T) {
 	r := mixRig(t, 300*mib, skewed, prefetch.Options{Strategy: prefetch.Pattern{}}, nil)

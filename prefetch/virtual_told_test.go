@@ -45,6 +45,18 @@ func TestExpertsTold(t *testing.T) {
 	}
 }
 
+// What is read for guesses is told, if anything is.
+func TestGuessesTold(t *testing.T) {
+	s := prefetch.Status{Phase: prefetch.Helping, Experts: mib, Streamed: 2 * mib, Now: 5}
+	if text := s.String(); strings.Contains(text, "guess") {
+		t.Errorf("%q", text)
+	}
+	s.Early = 3 * mib
+	if text := s.String(); !strings.Contains(text, "streaming 2.0 MiB/token, guessing 3.0 MiB/token, 5.00 tok/s") {
+		t.Errorf("%q", text)
+	}
+}
+
 // A dry run says how much room there is for experts, and expects nothing: that depends on routers.
 func TestDryExperts(t *testing.T) {
 	const limit = 200 * mib

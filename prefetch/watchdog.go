@@ -35,6 +35,7 @@ const (
 	clearExpertTokens = 80
 	// againTokens are measured in a later comparison, after asideTokens: then the page cache is as the target alone makes it, since it has touched all once.
 	againTokens = 3
+	farGain     = 2
 	asideTokens = 1
 	// expertTokens pass besides until help for experts is taken not to win: those that were kept serve the tokens without help, too, until others have taken their place.
 	expertTokens = 32
@@ -71,6 +72,7 @@ func (c *Controller) token(nanos int64) error {
 	c.sum.Tokens++
 	c.decodingNanos += nanos
 	c.atToken = c.account()
+	c.tried(nanos)
 	if w.tokens++; w.tokens <= settleTokens {
 		w.streamed, w.late = c.help.streamed, c.help.late
 		return nil
@@ -124,7 +126,7 @@ func (c *Controller) unknown() int {
 func (c *Controller) compare() error {
 	w := &c.watch
 	first := len(w.with) == 0
-	if !first && len(w.without) < againTokens {
+	if !first && len(w.without) < againTokens && !c.farSlower() {
 		return nil
 	}
 	w.plain, w.sure = median(w.without), !first
@@ -143,6 +145,17 @@ func (c *Controller) compare() error {
 	}
 	w.aside, w.without, w.tokens, w.with, w.marks = false, nil, 0, nil, nil
 	return c.takeHold()
+}
+
+// farSlower says whether tokens without help take so much longer, of a mixture, where each of them costs several with help, that no more of them need be measured: one that takes farGain
+// times as long, or more that all take clearGain times as long. What was kept still serves them, so they would take no less later.
+func (c *Controller) farSlower() bool {
+	w := &c.watch
+	gain := clearGain
+	if len(w.without) == 1 {
+		gain = farGain
+	}
+	return c.help.experts != nil && float64(slices.Min(w.without)) > gain*float64(median(w.with))
 }
 
 // stepAside leaves the target alone for a comparison. What was held counts as held no more: the target's own misses take its memory.

@@ -23,7 +23,7 @@ type Weight struct{ Offset, End int64 }
 // ReadWeights reads the table of the GGUF file at path, which must be the file with this id. Its error wraps gguf.ErrNotGGUF if it is no GGUF file, and
 // proc.ErrOtherFile if path leads to another file by now.
 func ReadWeights(path string, id event.FileID) (Weights, error) {
-	m, err := openPart(path, id)
+	m, err := OpenPart(path, id)
 	if err != nil {
 		return nil, err
 	}
@@ -35,8 +35,8 @@ func ReadWeights(path string, id event.FileID) (Weights, error) {
 	return w, nil
 }
 
-// openPart reads the structure of the file at path, which must be the file with this id.
-func openPart(path string, id event.FileID) (*gguf.Model, error) {
+// OpenPart reads the structure of the file at path, which must be the file with this id. Its errors are those of ReadWeights.
+func OpenPart(path string, id event.FileID) (*gguf.Model, error) {
 	m, err := gguf.OpenPart(path)
 	if err != nil {
 		return nil, fmt.Errorf("read the structure of a file that the target maps: %w", err)

@@ -136,6 +136,14 @@ func (m *Machine) Take(bytes int64) {
 	m.cache.limit = limit
 }
 
+// Occupy has somebody else read bytes from the disk.
+func (m *Machine) Occupy(bytes int64) { m.disk.read(max(m.now, m.doing), bytes) }
+
+// Backlog is how long a request that is made now waits for others at the disk.
+func (m *Machine) Backlog() time.Duration {
+	return time.Duration(max(m.disk.free-max(m.now, m.doing), 0))
+}
+
 // Limit returns the limit in bytes.
 func (m *Machine) Limit() int64 { return m.cfg.Limit }
 

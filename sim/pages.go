@@ -192,6 +192,13 @@ func (p *Pages) Resident(r prefetch.Range) (bytes int64, err error) {
 	return bytes, nil
 }
 
+// Arrived implements prefetch.Pages.
+func (p *Pages) Arrived(r prefetch.Range) (bool, error) {
+	arrived := true
+	p.each(r, func(pg *page) { arrived = arrived && pg.present && pg.ready <= max(p.m.now, p.m.doing) })
+	return arrived, nil
+}
+
 // Touched implements prefetch.Pages.
 func (p *Pages) Touched(r prefetch.Range) (touched bool, err error) {
 	p.Calls.Touched++

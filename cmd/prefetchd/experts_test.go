@@ -181,6 +181,10 @@ func TestExpertsTold(t *testing.T) {
 	none, idle := s, s
 	none.Experts = nil
 	idle.Tokens, idle.Experts = 0, &prefetch.Experts{All: 1000 << 20, Room: 1 << 20}
+	guessed, notYet := s, s
+	more := *s.Experts
+	more.Speculation = &prefetch.Speculated{State: "won", Read: 30 << 20, Used: 24 << 20, Trials: 1, Gain: 1.1}
+	guessed.Experts = &more
 	blind := s
 	blind.Disk = 0
 	for name, tc := range map[string]struct {
@@ -194,10 +198,14 @@ func TestExpertsTold(t *testing.T) {
 			"prefetchd: of 1000 MiB of experts 400 MiB kept, room for 410 MiB; of 800 that were chosen 75.0 % were in memory, for the others 10 MiB read per token (100 MiB in all); 3.0 MiB of others, which misses had brought, paged out\n",
 		}, "expected"},
 		"nothing chosen": {idle, false, []string{"prefetchd: of 1000 MiB of experts 0 B kept, room for 1.0 MiB\n"}, "chosen"},
-		"no experts":     {none, false, []string{"11 MiB streamed per token (110 MiB in all)"}, "experts"},
-		"dry":            {s, true, []string{"of 64 MiB that each token reads 64 MiB would be kept and 0 B streamed; of 1000 MiB of experts 410 MiB would be kept, in room for 600 MiB", "no expectation: it depends on which experts routers choose\n"}, "be measured"},
-		"no disk":        {blind, true, []string{"the disk could not be measured"}, "depends"},
-		"dry, dense":     {none, true, []string{"0 B streamed, in room for 600 MiB"}, "experts"},
+		"guessed": {guessed, false, []string{
+			", paged out; read before they were chosen (won): 3.0 MiB per token (30 MiB in all, 24 MiB of it for experts that then were)\n",
+		}, "expected"},
+		"not guessed": {notYet, false, []string{"which misses had brought, paged out\n"}, "before they were chosen"},
+		"no experts":  {none, false, []string{"11 MiB streamed per token (110 MiB in all)"}, "experts"},
+		"dry":         {s, true, []string{"of 64 MiB that each token reads 64 MiB would be kept and 0 B streamed; of 1000 MiB of experts 410 MiB would be kept, in room for 600 MiB", "no expectation: it depends on which experts routers choose\n"}, "be measured"},
+		"no disk":     {blind, true, []string{"the disk could not be measured"}, "depends"},
+		"dry, dense":  {none, true, []string{"0 B streamed, in room for 600 MiB"}, "experts"},
 	} {
 		var out bytes.Buffer
 		cmd := &cobra.Command{}

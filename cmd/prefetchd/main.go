@@ -27,6 +27,7 @@ type options struct {
 	exec     bool
 	asRoot   bool
 	strategy string
+	guesses  string
 	pattern  string
 	plan     string
 	dry      bool
@@ -47,7 +48,7 @@ func main() {
 
 // command is the command line. unheard lets signals take their usual effect, instead of ending the context: with --exec they are the command's.
 func command(unheard func()) *cobra.Command {
-	o := options{strategy: prefetch.StrategyNames()[0]}
+	o := options{strategy: prefetch.StrategyNames()[0], guesses: prefetch.SpeculationNames()[0]}
 	cmd := &cobra.Command{
 		Use:   "prefetchd (--pid N | --exec [flags] -- command [argument...])",
 		Short: "Keep the right bytes of a model in memory for a running llama.cpp",
@@ -58,7 +59,8 @@ headroom of that cgroup, its ancestors and the host, and ends with the target, r
 
 Of a mixture of experts, what every token reads is kept first, and experts in what room is left. When a router has chosen,
 those of its experts that are missing are read at once, beside each other, and those that are likely to be chosen last
-give way.
+give way. While the disk is idle, experts that the next layer is likely to choose are read before it has chosen, if tokens
+turn out to be faster for it: that is tried with tokens by turns (--speculate auto), and again now and then.
 
 What is kept is not locked: the kernel takes it when somebody needs memory, and prefetchd gives way for a while. With
 --lock it cannot (experts are not locked): then the kernel may have to kill a process of the cgroup instead, the target
@@ -115,6 +117,8 @@ cannot be run, 1 if it was not started for another reason, 2 for wrong usage.`,
 	f.StringVar(&o.pattern, "pattern", "", "begin with the pattern in `FILE`, which analyze wrote (pattern.json)")
 	cli.EnumVar(cmd, &o.strategy, "strategy", "", prefetch.StrategyNames(),
 		"auto (hold what fits, stream the rest), pin or stream alone, pattern (as auto, by --pattern only); both is auto's former name")
+	cli.EnumVar(cmd, &o.guesses, "speculate", "", prefetch.SpeculationNames(),
+		"read experts that are likely to be chosen next while the disk is idle: auto (where measured tokens are faster for it), off, on (do not measure)")
 	f.BoolVar(&o.Lock, "lock", false, "lock what is held (mlock), but for experts: the kernel cannot take it back, not even when it must kill a process instead")
 	cli.SizeVar(f, &o.Budget, "budget", "never keep more of the model in memory than `SIZE` (600MB, 2GiB); the limits of cgroups and host hold besides")
 	cli.SizeVar(f, &o.leave, "leave", "leave `SIZE` of the host's available memory to other programs (chosen: more while they wait for memory)")
@@ -170,6 +174,7 @@ func (o *options) prepare(live *live) (serve.Options, error) {
 	if o.Strategy, err = prefetch.ParseStrategy(o.strategy); err != nil {
 		return serve.Options{}, cli.Usage(err)
 	}
+	o.Speculate = prefetch.Speculation(o.guesses)
 	if _, only := o.Strategy.(prefetch.Pattern); only && o.pattern == "" {
 		return serve.Options{}, cli.Usagef("--strategy pattern needs --pattern FILE")
 	}
@@ -283,6 +288,11 @@ func aboutExperts(x *prefetch.Experts, tokens int) string {
 	if x.Chosen == 0 || tokens == 0 {
 		return about
 	}
-	return about + fmt.Sprintf("; of %d that were chosen %.1f %% were in memory, for the others %s read per token (%s in all); %s of others, which misses had brought, paged out",
+	about += fmt.Sprintf("; of %d that were chosen %.1f %% were in memory, for the others %s read per token (%s in all); %s of others, which misses had brought, paged out",
 		x.Chosen, 100*float64(x.Chosen-x.Missed)/float64(x.Chosen), bytes(x.Read/int64(tokens)), bytes(x.Read), bytes(x.Strays))
+	if s := x.Speculation; s != nil {
+		about += fmt.Sprintf("; read before they were chosen (%s): %s per token (%s in all, %s of it for experts that then were)",
+			s.State, bytes(s.Read/int64(tokens)), bytes(s.Read), bytes(s.Used))
+	}
+	return about
 }

@@ -364,6 +364,7 @@ u32 graphs;
 u32 names; /* last id given to a template or shape */
 u32 epoch; /* incremented when a buffer is freed: known nodes may have become others */
 u32 configurations; /* incremented when user space changes targets */
+u32 inputs_off; /* nobody wants routers' inputs now */
 
 /* Make bpf2go generate Go types for these. */
 const struct ops_event *unused_ops_event __attribute__((unused));
@@ -1477,7 +1478,7 @@ int BPF_KPROBE(decode_begin, u64 context, u64 batch)
 	e.decode = th->decode;
 	e.warmup = warm && *warm;
 	if (want_inputs)
-		th->skip = e.tokens == 1 && !e.warmup && th->singles++ % want_inputs;
+		th->skip = (e.tokens == 1 && !e.warmup && th->singles++ % want_inputs) || inputs_off;
 	send(&e, sizeof(e));
 	return 0;
 }

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -20,6 +21,8 @@ import (
 	"tensorcast/capture"
 	"tensorcast/holding"
 	"tensorcast/internal/proc"
+	"tensorcast/moe"
+	"tensorcast/moe/hidden"
 	"tensorcast/prefetch"
 )
 
@@ -32,7 +35,7 @@ type Options struct {
 	Dry bool
 	// Leave is how many bytes of the host's available memory are left to others; 0 chooses (see prefetch.MemoryOptions).
 	Leave int64
-	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Touched, Dry, Judge, Begin, Urgent, Own and Log are set here.
+	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Touched, Dry, Judge, Begin, Urgent, Guess, Own and Log are set here.
 	Prefetch prefetch.Options
 	// Tell is called with what is being done, several times a second while the target decodes; nil: nobody asks.
 	Tell func(prefetch.Status)
@@ -58,6 +61,8 @@ type server struct {
 	memory     *prefetch.ProcessMemory
 	settled    bool
 	unloaded   bool // the probes of the command's start were removed
+	target     *capture.Capture
+	inputs     bool // target tells what routers read
 	told       time.Time
 }
 
@@ -190,6 +195,7 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 	}
 	p.Own = ownMemory
 	p.Urgent = func() { v.urgent(true) }
+	p.Guess = v.guesser
 	v.controller = prefetch.New(pages, p)
 	if o.Planned != nil {
 		defer func() { o.Planned(v.controller.Parts()) }()
@@ -214,6 +220,38 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 			return v.controller.Summary(), err
 		}
 	}
+}
+
+// guesserBytes bounds what predictors of experts take of the target's memory: one that goes by ids, and besides what one by inputs learns. The routers' copies, of a byte for each weight, come to that.
+const guesserBytes = 4 << 20
+
+// guesser predicts which experts are chosen, by what routers read if these are found in the model's file; else by the chosen experts alone.
+func (v *server) guesser(r prefetch.Routers) prefetch.Guesser {
+	p, err := readRouters(r)
+	if err != nil {
+		v.o.Log.Info("experts are predicted by those that were chosen before", "why", err)
+		return moe.NewIDs(moe.Shape{Layers: len(r.Blocks), Experts: r.Experts, K: r.Chosen}, []int{1, 2}, guesserBytes)
+	}
+	return p
+}
+
+// errOtherRouters says that a file does not have the routers that were observed: the model has other files, too.
+var errOtherRouters = errors.New("the file has other routers than those that were observed")
+
+// readRouters makes a predictor that goes by what routers and attention read.
+func readRouters(r prefetch.Routers) (*hidden.Predictor, error) {
+	m, err := prefetch.OpenPart(r.Path, r.File)
+	if err != nil {
+		return nil, err
+	}
+	routers, err := hidden.Read(m)
+	if err != nil {
+		return nil, err
+	}
+	if !slices.Equal(routers.Blocks, r.Blocks) || routers.Experts != r.Experts {
+		return nil, errOtherRouters
+	}
+	return hidden.New(routers, hidden.Options{Attention: true, Bytes: guesserBytes, IDs: guesserBytes})
 }
 
 // urgent changes how this thread is scheduled, which may be refused.
@@ -268,6 +306,7 @@ func (v *server) help(ctx context.Context) (stood *prefetch.StandBack, err error
 		}
 		v.command = nil
 	}
+	v.target, v.inputs = target, true
 	err = target.Run(ctx, v.controller.Handle)
 	switch {
 	case errors.As(err, &stood):
@@ -294,8 +333,13 @@ func (v *server) seen() bool {
 
 // observing is how a target is observed.
 func (v *server) observing() capture.Options {
+	inputs := 1
+	if v.o.Dry || v.o.Prefetch.Speculate == prefetch.SpeculateOff {
+		inputs = 0
+	}
 	return capture.Options{
-		Interval: tick, Tick: v.tick, Pause: func() time.Duration { return v.controller.Pause() }, Late: v.o.Late, Small: true, Selected: true, AtOnce: true, Log: v.o.Log,
+		Interval: tick, Tick: v.tick, Pause: func() time.Duration { return v.controller.Pause() }, Late: v.o.Late, Small: true, Selected: true, Inputs: inputs, InputRows: 1, AtOnce: true,
+		Log: v.o.Log,
 	}
 }
 
@@ -324,6 +368,10 @@ func (v *server) idle(ctx context.Context, process *proc.Process) (ended bool, e
 func (v *server) tick() error {
 	err := v.controller.Tick()
 	v.tell(false)
+	if wants := v.controller.WantsInputs(); err == nil && v.target != nil && wants != v.inputs {
+		v.inputs = wants
+		err = v.target.TellInputs(wants)
+	}
 	return err
 }
 
