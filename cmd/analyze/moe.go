@@ -17,9 +17,11 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"tensorcast/internal/chart"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/cli/progress"
 	"tensorcast/internal/regular"
+	"tensorcast/internal/tabular"
 	"tensorcast/moe"
 	"tensorcast/moe/replay"
 	"tensorcast/trace"
@@ -32,10 +34,12 @@ type moeOptions struct {
 	compute   time.Duration
 	context   int32
 	json      bool
+	output    string // directory
+	format    string // of figures
 }
 
 func moeCommand() *cobra.Command {
-	o := moeOptions{bandwidth: 1.5e9}
+	o := moeOptions{bandwidth: 1.5e9, format: chart.Formats[0]}
 	cmd := &cobra.Command{
 		Use:   "moe [flags] TRACE|CAPTURE",
 		Short: "Say what a cache of experts, and predicting them, would gain",
@@ -47,6 +51,12 @@ or from a routing trace in CSV (route_trace v1, gzip or not). It prints a verdic
   recall                    of predictors that know nothing but the experts chosen before (and the tokens' ids)
   load, reuse, neighbours   how evenly experts are used, after how many tokens again, and whether by the next one
 
+With --output it also draws
+
+  hits      the hit rate of each policy against the memory for experts, with Belady's above
+  recall    of each predictor in each layer, with as many guesses as are chosen, one layer ahead
+  reads     what is read because a chosen expert is missing, over the generated tokens, for each size
+
 Caches are simulated: an expert is read whole, the disk does one thing at a time, demand first, and nothing else needs
 memory. The prompt fills the cache and is learned from; generated tokens are counted. A capture of a server with several
 slots is taken as one sequence.
@@ -55,6 +65,7 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 		Example: `  sudo tracer -o run -- llama-cli -m moe.gguf --no-repack -p "hi" -n 200
   analyze moe run
   analyze moe --room 4GB --room 8GB --bandwidth 3GB --compute 40ms run
+  analyze moe -o figures --format svg run                      # figures/hits.svg, recall.svg, reads.svg
   analyze moe --json qwen.route.csv.gz | jq .verdict`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
@@ -83,6 +94,10 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 				}
 				study.Rooms = append(study.Rooms, int64(n))
 			}
+			if o.output == "" && cmd.Flags().Changed("format") {
+				return cli.Usagef("--format is of figures: say where with --output")
+			}
+			study.Curve = o.output != ""
 			return analyzeMoE(cmd.Context(), args[0], &o, &study, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
@@ -94,6 +109,8 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 	f.DurationVar(&o.compute, "compute", 50*time.Millisecond, "`time` that a token takes if nothing is missing; half of it before a layer's router, half after it")
 	f.Int32Var(&o.context, "context", -1, "of a capture, analyse context `n` (default: that which chose experts most often)")
 	f.BoolVar(&o.json, "json", false, "print everything as JSON")
+	f.StringVarP(&o.output, "output", "o", "", "draw figures to this `directory`, made if need be")
+	cli.EnumVar(cmd, &o.format, "format", "", chart.Formats, "of the figures")
 	return cmd
 }
 
@@ -114,10 +131,36 @@ func analyzeMoE(ctx context.Context, name string, o *moeOptions, study *replay.O
 	if err != nil {
 		return err
 	}
+	// What was found is printed even if it cannot be drawn.
+	written, drawErr := drawMoE(ctx, found, o)
 	if o.json {
-		return cli.WriteJSON(stdout, found)
+		return errors.Join(cli.WriteJSON(stdout, found), drawErr)
 	}
-	return found.Document().WriteText(stdout)
+	document := found.Document()
+	if len(written) > 0 {
+		document = append(document, written)
+	}
+	return errors.Join(document.WriteText(stdout), drawErr)
+}
+
+// drawMoE draws a study's figures, and returns a line for each.
+func drawMoE(ctx context.Context, found *replay.Study, o *moeOptions) (lines tabular.Lines, err error) {
+	if o.output == "" {
+		return nil, nil
+	}
+	var files []file
+	for _, f := range found.Figures() {
+		draw := file{name: f.Name + "." + o.format}
+		if f.Figure != nil {
+			draw.write = func(w io.Writer) error { return f.Figure.Write(w, o.format) }
+		}
+		files = append(files, draw)
+	}
+	written, err := writeAll(ctx, o.output, files)
+	for _, path := range written {
+		lines = append(lines, "wrote "+path)
+	}
+	return lines, err
 }
 
 // readRoutes reads a capture's directory, or a CSV file.
