@@ -83,7 +83,7 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 	}
 	series := filepath.Join(t.TempDir(), "runs.json")
 	if err := os.WriteFile(series, []byte(`{"model": {"path": "m.gguf", "token_bytes": 1000}, "variants": [{"name": "plain"}], "results": [{"limit_bytes": 500}],
-		"runs": [{"variant": "plain", "limit_bytes": 500, "outcome": "finished", "tok_s": 1, "token_ms": [1000]}]}`), 0o644); err != nil {
+		"runs": [{"variant": "plain", "limit_bytes": 500, "outcome": "finished", "tok_s": 1, "token_ms": [1000], "token_bytes": [7]}]}`), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	for name, tool := range map[string]tool{
@@ -95,12 +95,13 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 			"analysis/pattern.csv", "analysis/pattern.json", "analysis/hidden.parquet"}, faults: 2},
 		"analyze --hidden CSV": {args: []string{"analyze", "-c", routed, "-o", "analysis", "--hidden", "csv"}, outputs: []string{"analysis/pattern.parquet",
 			"analysis/pattern.csv", "analysis/pattern.json", "analysis/hidden.csv"}, faults: 1},
+		"analyze moe": {args: []string{"analyze", "moe", "-o", "figures", "--format", "svg", routed}, outputs: []string{"figures/hits.svg", "figures/recall.svg", "figures/reads.svg"}, faults: 2},
 		"lab synth": {args: []string{"lab", "synth", "-o", "m.gguf", "--layers", "1", "--embd", "64", "--ff", "64", "--heads", "2", "--kv-heads", "2", "--type", "Q8_0"},
 			outputs: []string{"m.gguf"}},
 		"lab synth --inflate": {args: []string{"lab", "synth", "-o", "m.gguf", "--inflate", "2", llamatest.Model(t, tinyMoE)}, outputs: []string{"m.gguf"}, faults: 2},
 		"lab --save":          {args: []string{"lab", "hyper", "--coding", "exact", "--dims", "1024", "--items", "8", "--queries", "64", "--save", "r.json"}, outputs: []string{"r.json"}},
-		"lab pressure": {args: []string{"lab", "pressure", "--from", series, "--save", "s.json", "--parquet", "r.parquet", "--figure", "f.svg"},
-			outputs: []string{"s.json", "r.parquet", "f.svg"}, faults: 2},
+		"lab pressure": {args: []string{"lab", "pressure", "--from", series, "--save", "s.json", "--parquet", "r.parquet", "--figure", "f.svg", "--figure-bytes", "b.svg"},
+			outputs: []string{"s.json", "r.parquet", "f.svg", "b.svg"}, faults: 2},
 		"lab fabricplan": {args: []string{"lab", "fabricplan", "-m", model, "--planes", "1", "--write", "w.gguf", "--figure", "f.png"},
 			outputs: []string{"w.gguf", "f.png"}, faults: 1},
 		// A capture's files are the same whoever observes; --preload is the fastest.

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"tensorcast/gguf"
+	"tensorcast/internal/chart"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/cli/progress"
 	"tensorcast/internal/regular"
@@ -36,10 +37,12 @@ type moeOptions struct {
 	context   int32
 	model     string
 	json      bool
+	output    string // directory
+	format    string // of figures
 }
 
 func moeCommand() *cobra.Command {
-	o := moeOptions{bandwidth: 1.5e9}
+	o := moeOptions{bandwidth: 1.5e9, format: chart.Formats[0]}
 	cmd := &cobra.Command{
 		Use:   "moe [flags] TRACE|CAPTURE",
 		Short: "Say what a cache of experts, and predicting them, would gain",
@@ -54,6 +57,12 @@ or from a routing trace in CSV (route_trace v1, gzip or not). It prints a verdic
                             mixed with the others
   load, reuse, neighbours   how evenly experts are used, after how many tokens again, and whether by the next one
 
+With --output it also draws
+
+  hits      the hit rate of each policy against the memory for experts, with Belady's above
+  recall    of each predictor in each layer, with as many guesses as are chosen, one layer ahead
+  reads     what is read because a chosen expert is missing, over the generated tokens, for each size
+
 Caches are simulated: an expert is read whole, the disk does one thing at a time, demand first, and nothing else needs
 memory. The prompt fills the cache and is learned from; generated tokens are counted. A capture of a server with several
 slots is taken as one sequence. Hidden states need the model's file, for its routers: that which the capture names, or
@@ -64,6 +73,7 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
   analyze moe run
   analyze moe --room 4GB --room 8GB --bandwidth 3GB --compute 40ms run
   sudo tracer --hidden -o seen -- llama-cli -m moe.gguf --no-repack -p "hi" -n 200; analyze moe seen
+  analyze moe -o figures --format svg run                      # figures/hits.svg, recall.svg, reads.svg
   analyze moe --json qwen.route.csv.gz | jq .verdict`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
@@ -92,6 +102,10 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 				}
 				study.Rooms = append(study.Rooms, int64(n))
 			}
+			if o.output == "" && cmd.Flags().Changed("format") {
+				return cli.Usagef("--format is of figures: say where with --output")
+			}
+			study.Curve = o.output != ""
 			return analyzeMoE(cmd.Context(), args[0], &o, &study, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
@@ -104,6 +118,8 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 	f.Int32Var(&o.context, "context", -1, "of a capture, analyse context `n` (default: that which chose experts most often)")
 	f.StringVar(&o.model, "model", "", "the capture's model, a GGUF `file`, if it is elsewhere by now")
 	f.BoolVar(&o.json, "json", false, "print everything as JSON")
+	f.StringVarP(&o.output, "output", "o", "", "draw figures to this `directory`, made if need be")
+	cli.EnumVar(cmd, &o.format, "format", "", chart.Formats, "of the figures")
 	return cmd
 }
 
@@ -136,8 +152,10 @@ func analyzeMoE(ctx context.Context, name string, o *moeOptions, study *replay.O
 	if err != nil {
 		return err
 	}
+	// What was found is printed even if it cannot be drawn.
+	written, drawErr := drawMoE(ctx, found.Study, o)
 	if o.json {
-		return cli.WriteJSON(stdout, found)
+		return errors.Join(cli.WriteJSON(stdout, found), drawErr)
 	}
 	d := found.Document()
 	if found.Hidden != nil {
@@ -145,7 +163,10 @@ func analyzeMoE(ctx context.Context, name string, o *moeOptions, study *replay.O
 	} else {
 		d = append(d, tabular.Lines{"no recall with hidden states: " + found.Why})
 	}
-	return d.WriteText(stdout)
+	if len(written) > 0 {
+		d = append(d, written)
+	}
+	return errors.Join(d.WriteText(stdout), drawErr)
 }
 
 // input is what is analysed.
@@ -197,6 +218,26 @@ func (in *input) routers(path string) (*hidden.Routers, error) {
 		return nil, fmt.Errorf("%s is another model than the capture's", path)
 	}
 	return hidden.Read(m)
+}
+
+// drawMoE draws a study's figures, and returns a line for each.
+func drawMoE(ctx context.Context, found *replay.Study, o *moeOptions) (lines tabular.Lines, err error) {
+	if o.output == "" {
+		return nil, nil
+	}
+	var files []file
+	for _, f := range found.Figures() {
+		draw := file{name: f.Name + "." + o.format}
+		if f.Figure != nil {
+			draw.write = func(w io.Writer) error { return f.Figure.Write(w, o.format) }
+		}
+		files = append(files, draw)
+	}
+	written, err := writeAll(ctx, o.output, files)
+	for _, path := range written {
+		lines = append(lines, "wrote "+path)
+	}
+	return lines, err
 }
 
 // readRoutes reads a capture's directory, or a CSV file.

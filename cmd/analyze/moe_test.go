@@ -76,6 +76,38 @@ func TestMoE(t *testing.T) {
 	}
 }
 
+// Figures are drawn besides. What a trace has nothing for is left out, and an earlier one does not stay.
+func TestMoEFigures(t *testing.T) {
+	dir := t.TempDir()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	withoutSizes := strings.ReplaceAll(strings.ReplaceAll(routeTrace, "# layer=0 expert_bytes=1000000\n", ""), "# layer=1 expert_bytes=1000000\n", "")
+	for name, text := range map[string]string{"a.csv": routeTrace, "b.csv": withoutSizes} {
+		if err := os.WriteFile(in(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, plain, _ := execute(t, "moe", in("a.csv"))
+	code, stdout, stderr := execute(t, "moe", "-o", in("figures"), "--format", "svg", in("a.csv"))
+	if code != cli.OK || stderr != "" || !strings.HasPrefix(stdout, plain) || strings.Count(stdout, "\nwrote ") != 3 {
+		t.Fatalf("exit %d, stderr %q, stdout\n%s\nwithout figures\n%s", code, stderr, stdout, plain)
+	}
+	for name, want := range map[string]string{"hits.svg": "Belady", "recall.svg": "mixture of all", "reads.svg": "planted.gguf"} {
+		if data, err := os.ReadFile(filepath.Join(in("figures"), name)); err != nil || !strings.Contains(string(data), want) {
+			t.Errorf("%s: %v, it has no %q", name, err, want)
+		}
+	}
+	code, stdout, stderr = execute(t, "moe", "-o", in("figures"), "--format", "svg", "--json", in("b.csv"))
+	left, err := os.ReadDir(in("figures"))
+	if code != cli.OK || stderr != "" || !json.Valid([]byte(stdout)) || err != nil || len(left) != 1 || left[0].Name() != "recall.svg" {
+		t.Errorf("exit %d, stderr %q, left %v, %v, stdout\n%s", code, stderr, left, err, stdout)
+	}
+	// What was found is printed, even if it cannot be drawn.
+	code, stdout, stderr = execute(t, "moe", "-o", in("a.csv"), in("a.csv"))
+	if code != cli.Failure || stdout != plain || strings.Count(stderr, "\n") != 1 {
+		t.Errorf("exit %d, stderr %q, stdout\n%s", code, stderr, stdout)
+	}
+}
+
 // What is wrong is said in one line, with what to do.
 func TestMoERefuses(t *testing.T) {
 	dir := t.TempDir()
@@ -109,6 +141,8 @@ func TestMoERefuses(t *testing.T) {
 		{[]string{"--room", "much", in("good")}, cli.BadUsage, `--room "much": want a size`},
 		{[]string{"--bandwidth", "1kB", in("good")}, cli.BadUsage, "--bandwidth is 1.0 kB per second, want 10 MB or more"},
 		{[]string{"--compute", "-1s", in("good")}, cli.BadUsage, "want 0 to 1m0s"},
+		{[]string{"--format", "svg", in("good")}, cli.BadUsage, "--format is of figures: say where with --output"},
+		{[]string{"-o", "x", "--format", "gif", in("good")}, cli.BadUsage, "gif"},
 		{[]string{"--context", "-1", in("good")}, cli.BadUsage, "--context is -1, want 0 or more"},
 	} {
 		code, stdout, stderr := execute(t, append([]string{"moe"}, tc.args...)...)

@@ -98,15 +98,38 @@ func (a *analysis) hasHidden() error {
 	return nil
 }
 
-// writeOutputs writes the files and returns their paths. All are made before the first appears, and those of an earlier capture are removed
-// before that, so that at no moment files of two captures are mixed. One that cannot be made does not stay from an earlier capture either.
-func writeOutputs(ctx context.Context, a *analysis) (written []string, err error) {
-	dir, err := outfile.OpenDir(a.options.output, 0o755)
+// writeOutputs writes the files and returns their paths. One that cannot be made does not stay from an earlier capture either.
+func writeOutputs(ctx context.Context, a *analysis) ([]string, error) {
+	var files []file
+	for _, o := range outputs {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		write, err := o.of(a)
+		if err != nil {
+			files = append(files, file{name: o.name})
+			a.warn("%s is left out: %v", o.name, err)
+		} else if write != nil {
+			files = append(files, file{o.name, write})
+		}
+	}
+	return writeAll(ctx, a.options.output, files)
+}
+
+// file is a file to be written; an earlier one is removed. Without write it is only removed.
+type file struct {
+	name  string
+	write func(io.Writer) error
+}
+
+// writeAll writes files in a directory, which is made if need be, and returns their paths. All are made before the first appears, and those of an earlier capture are removed
+// before that, so that at no moment files of two captures are mixed.
+func writeAll(ctx context.Context, path string, files []file) (written []string, err error) {
+	dir, err := outfile.OpenDir(path, 0o755)
 	if err != nil {
 		return nil, fmt.Errorf("output directory: %w", err)
 	}
 	var made []*outfile.File
-	var stale []string
 	defer func() {
 		if err != nil {
 			dir.Forget()
@@ -119,19 +142,11 @@ func writeOutputs(ctx context.Context, a *analysis) (written []string, err error
 			f.Discard() // unless it has been committed
 		}
 	}()
-	for _, o := range outputs {
+	for _, o := range files {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		write, err := o.of(a)
-		if err != nil {
-			write = nil
-			a.warn("%s is left out: %v", o.name, err)
-		}
-		if write != nil || err != nil {
-			stale = append(stale, o.name)
-		}
-		if write == nil {
+		if o.write == nil {
 			continue
 		}
 		f, err := dir.Begin(o.name, 0o666)
@@ -139,7 +154,7 @@ func writeOutputs(ctx context.Context, a *analysis) (written []string, err error
 			return nil, err
 		}
 		made = append(made, f)
-		if err := write(f); err != nil {
+		if err := o.write(f); err != nil {
 			return nil, err
 		}
 		written = append(written, dir.Path(o.name))
@@ -147,8 +162,8 @@ func writeOutputs(ctx context.Context, a *analysis) (written []string, err error
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	for _, name := range stale {
-		if err := dir.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	for _, o := range files {
+		if err := dir.Remove(o.name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("replace the earlier output: %w", err)
 		}
 	}

@@ -1,6 +1,6 @@
 package confine
 
-// This file measures M, the bytes of weights that a generated token reads, by tracing a run of the target.
+// This file measures M, the bytes of weights that a generated token reads, and which experts routers choose, by tracing a run of the target.
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 	"tensorcast/capture"
 	"tensorcast/event"
 	"tensorcast/internal/proc"
+	"tensorcast/moe"
 	"tensorcast/pattern"
 	"tensorcast/trace"
 )
@@ -28,7 +29,10 @@ type Extent struct {
 type Weights struct {
 	TokenBytes int64    // distinct bytes per token
 	Routed     bool     // which weights are read depends on a router (MoE)
+	Trunk      int64    // of TokenBytes: all but experts, which every token reads
 	Extents    []Extent // whole tensors that a token reads from, in the order of first access, without embedding rows
+	// Routes are the experts that were chosen; nil if there are none, or if layers differ in how many they have.
+	Routes *moe.Trace
 }
 
 // TraceWeights runs the command to its end under a tracer, and counts what its tokens read. The command finds descriptor 3 open, for
@@ -117,15 +121,41 @@ func countWeights(c *trace.Capture) (w Weights, err error) {
 		return w, err
 	}
 	w.TokenBytes = cycle.Bytes()
+	trunk := pattern.Cycle{Files: cycle.Files}
 	seen := map[Extent]bool{}
 	for i := range cycle.Reads {
 		r := &cycle.Reads[i]
-		w.Routed = w.Routed || r.Experts
+		if r.Experts {
+			w.Routed = true
+		} else {
+			trunk.Reads = append(trunk.Reads, *r)
+		}
 		e := Extent{r.Offset, r.Length}
 		if (!r.Gathers() || r.Experts) && !seen[e] {
 			seen[e] = true
 			w.Extents = append(w.Extents, e)
 		}
 	}
-	return w, nil
+	w.Trunk = trunk.Bytes()
+	if w.Routed {
+		w.Routes, err = routesOf(c, p)
+	}
+	return w, err
+}
+
+// routesOf returns what the routers of a pattern's context chose.
+func routesOf(c *trace.Capture, p *pattern.Pattern) (*moe.Trace, error) {
+	empty := moe.OfStructure(pattern.ModelName(c.Meta, p.Model), c.Structure, p.Model)
+	if empty == nil {
+		return nil, nil
+	}
+	steps, err := moe.Steps(c.Steps(), p.Context)
+	if err != nil {
+		return nil, err
+	}
+	t, err := moe.FromRoutes(empty, c.Routes(), steps)
+	if errors.Is(err, moe.ErrNoRoutes) {
+		return nil, nil
+	}
+	return t, err
 }

@@ -9,6 +9,7 @@ import (
 
 	"tensorcast/trace"
 	"tensorcast/trace/tables"
+	"tensorcast/trace/tracetest"
 )
 
 func plantWeights(t *testing.T, rows []tables.StructureRow, steps ...[]tables.Access) *trace.Capture {
@@ -60,11 +61,11 @@ func TestCountWeights(t *testing.T) {
 		prompt, token []tables.Access
 		want          Weights
 	}{
-		"dense": {[]tables.Access{embed, norm, output}, []tables.Access{embed, norm, output}, Weights{TokenBytes: 64 + 64 + 6400, Extents: []Extent{{8000, 64}, {20000, 6400}}}},
+		"dense": {[]tables.Access{embed, norm, output}, []tables.Access{embed, norm, output}, Weights{TokenBytes: 64 + 64 + 6400, Trunk: 64 + 64 + 6400, Extents: []Extent{{8000, 64}, {20000, 6400}}}},
 		"experts": {[]tables.Access{embed, norm, all, output}, []tables.Access{embed, norm, experts, output}, Weights{
-			TokenBytes: 64 + 64 + 2000 + 6400, Routed: true, Extents: []Extent{{8000, 64}, {9000, 8000}, {20000, 6400}},
+			TokenBytes: 64 + 64 + 2000 + 6400, Routed: true, Trunk: 64 + 64 + 6400, Extents: []Extent{{8000, 64}, {9000, 8000}, {20000, 6400}},
 		}},
-		"tied embeddings, a weight twice": {[]tables.Access{tied}, []tables.Access{embed, norm, norm, tied}, Weights{TokenBytes: 64 + 6400, Extents: []Extent{{8000, 64}, {1000, 6400}}}},
+		"tied embeddings, a weight twice": {[]tables.Access{tied}, []tables.Access{embed, norm, norm, tied}, Weights{TokenBytes: 64 + 6400, Trunk: 64 + 6400, Extents: []Extent{{8000, 64}, {1000, 6400}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := countWeights(plantWeights(t, rows, tc.prompt, tc.token, tc.token, tc.token[1:])) // the last token lacks a read
@@ -88,5 +89,34 @@ func TestCountWeights(t *testing.T) {
 		if _, err := countWeights(tc.c); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: error %v, want %q", name, err, tc.want)
 		}
+	}
+}
+
+// The routes are those of the tokens, without the warm-up; the trunk is all but experts.
+func TestRoutes(t *testing.T) {
+	dir := t.TempDir()
+	if err := tracetest.Write(dir, tracetest.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	c, err := trace.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range c.Structure { // all in one file
+		c.Structure[i].File = c.Structure[0].File
+	}
+	w, err := countWeights(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w.Routes == nil {
+		t.Fatalf("%+v", w)
+	}
+	chosen := int64(0)
+	for _, l := range w.Routes.Layers {
+		chosen += l.Bytes * int64(w.Routes.K)
+	}
+	if !w.Routed || w.Routes.Experts != 8 || len(w.Routes.Tokens) == 0 || w.Routes.FirstDecode() != 1 || w.TokenBytes != w.Trunk+chosen {
+		t.Errorf("%+v: %d bytes of experts a token", w, chosen)
 	}
 }

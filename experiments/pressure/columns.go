@@ -71,12 +71,30 @@ func (r *Report) Columns() []tables.Column {
 	amounts("x", limited(math.NaN(), func(at *Result) float64 { return at.X }))
 	counts("limit_bytes", func(run *Run) int64 { return run.Limit })
 	amounts("readahead_kib", limited(float64(r.Disk.ReadaheadKiBBefore), func(at *Result) float64 { return float64(at.ReadaheadKiB) }))
-	amounts("bound_tok_s", limited(math.NaN(), func(at *Result) float64 {
-		if at.Bound == 0 {
+	known := func(v float64) float64 {
+		if v == 0 {
 			return math.NaN()
 		}
-		return at.Bound
-	}))
+		return v
+	}
+	amounts("bound_tok_s", limited(math.NaN(), func(at *Result) float64 { return known(at.Bound) }))
+	amounts("steady_bound_tok_s", limited(math.NaN(), func(at *Result) float64 { return known(at.SteadyBound) }))
+	// What a mixture of experts needs: NaN for other models.
+	experts := func(name string, of func(*Experts) float64) {
+		amounts(name, limited(math.NaN(), func(at *Result) float64 {
+			if at.Experts == nil {
+				return math.NaN()
+			}
+			return of(at.Experts)
+		}))
+	}
+	experts("experts_share", func(e *Experts) float64 { return e.Share })
+	experts("least_bytes_per_token", func(e *Experts) float64 { return e.Whole.Least })
+	experts("causal_bytes_per_token", func(e *Experts) float64 { return e.Whole.Causal })
+	experts("causal_bound_tok_s", func(e *Experts) float64 { return known(e.Whole.CausalTokS) })
+	experts("steady_least_bytes_per_token", func(e *Experts) float64 { return e.Steady.Least })
+	experts("steady_causal_bytes_per_token", func(e *Experts) float64 { return e.Steady.Causal })
+	experts("steady_causal_bound_tok_s", func(e *Experts) float64 { return known(e.Steady.CausalTokS) })
 	texts("outcome", func(run *Run) string { return string(run.Outcome) })
 	texts("text_same", func(run *Run) string {
 		if run.TextSame {
@@ -97,8 +115,57 @@ func (r *Report) Columns() []tables.Column {
 	finished("target_bytes_per_token", func(run *Run) float64 { return run.TargetPerToken })
 	finished("helper_bytes_per_token", func(run *Run) float64 { return run.HelperPerToken })
 	finished("major_faults_per_token", func(run *Run) float64 { return run.FaultsPerToken })
+	finished("stall_ms_per_token", func(run *Run) float64 {
+		if r.Compute <= 0 {
+			return math.NaN()
+		}
+		return r.stall(run, false)
+	})
+	finished("steady_stall_ms_per_token", func(run *Run) float64 {
+		if r.Compute <= 0 || run.Steady == nil {
+			return math.NaN()
+		}
+		return r.stall(run, true)
+	})
+	finished("demand_bytes_per_token", func(run *Run) float64 { demand, _ := r.demand(run, false); return demand })
+	finished("speculative_bytes_per_token", func(run *Run) float64 { _, ahead := r.demand(run, false); return ahead })
 	finished("prompt_ms", func(run *Run) float64 { return run.PromptMs })
 	finished("load_ms", func(run *Run) float64 { return run.LoadMs })
+	// What a helper tells: NaN if it tells nothing.
+	told := func(name string, of func(*Told) float64) {
+		amounts("helper_"+name, func(run *Run) float64 {
+			if run.Helper == nil || run.Helper.Told == nil {
+				return math.NaN()
+			}
+			return of(run.Helper.Told)
+		})
+	}
+	told("tokens", func(t *Told) float64 { return float64(t.Tokens) })
+	told("tok_s", func(t *Told) float64 { return t.TokS })
+	told("expected_tok_s", func(t *Told) float64 { return known(t.Expected) })
+	told("streamed_bytes", func(t *Told) float64 { return float64(t.Streamed) })
+	told("late", func(t *Told) float64 { return float64(t.Late) })
+	told("window_bytes", func(t *Told) float64 { return float64(t.Beyond.Window) })
+	told("reserve_bytes", func(t *Told) float64 { return float64(t.Beyond.Reserve) })
+	told("left_free_bytes", func(t *Told) float64 { return float64(t.Beyond.LeftFree) })
+	told("own_bytes", func(t *Told) float64 { return float64(t.Beyond.Own) })
+	told("unused_bytes", func(t *Told) float64 { return float64(t.Beyond.Unused) })
+	told("twice_bytes_per_token", func(t *Told) float64 { return float64(t.Beyond.Twice) })
+	told("taken_bytes_per_token", func(t *Told) float64 { return float64(t.Beyond.Taken) })
+	told("swept_bytes_per_token", func(t *Told) float64 { return float64(t.Beyond.Swept) })
+	toldExperts := func(name string, of func(*ToldExperts) int64) {
+		told("experts_"+name, func(t *Told) float64 {
+			if t.Experts == nil {
+				return math.NaN()
+			}
+			return float64(of(t.Experts))
+		})
+	}
+	toldExperts("chosen", func(x *ToldExperts) int64 { return x.Chosen })
+	toldExperts("missed", func(x *ToldExperts) int64 { return x.Missed })
+	toldExperts("read_bytes", func(x *ToldExperts) int64 { return x.Read })
+	toldExperts("speculative_bytes", func(x *ToldExperts) int64 { return x.Speculative })
+	toldExperts("stray_bytes", func(x *ToldExperts) int64 { return x.Strays })
 	amounts("pressure_some_s", func(run *Run) float64 { return run.Some.Seconds() })
 	amounts("pressure_full_s", func(run *Run) float64 { return run.Full.Seconds() })
 	counts("oom_kills", func(run *Run) int64 { return run.OOMKills })

@@ -44,34 +44,38 @@ func drawn() *Report {
 	return r
 }
 
-func TestPanels(t *testing.T) {
+func TestSpeeds(t *testing.T) {
 	r := drawn()
-	all, from, to, high := r.panels()
-	if len(all) != 2 || all[0].readahead != 128 || all[1].readahead != 8192 {
-		t.Fatalf("%+v", all)
+	f := r.speeds()
+	if len(f.Panels) != 2 || !strings.HasSuffix(f.Panels[0].Title, "readahead 128 KiB") || !strings.HasSuffix(f.Panels[1].Title, "readahead 8192 KiB") {
+		t.Fatalf("%+v", f)
 	}
-	if from >= 0.3 || to <= 0.85 || high <= 12.5 {
-		t.Errorf("x from %v to %v, up to %v tok/s", from, to, high)
+	if f.From >= 0.3 || f.To <= 0.85 || f.High <= 12.5 {
+		t.Errorf("x from %v to %v, up to %v tok/s", f.From, f.To, f.High)
 	}
-	for _, p := range all {
-		if n := []int{len(p.curves[0].points), len(p.curves[1].points), len(p.curves[2].points)}; n[0] != 4 || n[1] != 3 || n[2] != 4 {
-			t.Errorf("readahead %d: curves of %d points", p.readahead, n)
+	for _, p := range f.Panels {
+		if n := []int{len(p.Curves[1].Points), len(p.Curves[2].Points), len(p.Curves[3].Points)}; n[0] != 4 || n[1] != 3 || n[2] != 4 {
+			t.Errorf("%s: curves of %d points", p.Title, n)
 		}
 	}
-	c := all[1].curves[2]
+	c := f.Panels[1].Curves[3]
 	steady := 0.62 * 1.5 / 0.8 / 0.3
-	if got := c.points[2]; c.variant != "prefetchd" || math.Abs(got.x-0.7) > 1e-6 || math.Abs(got.speed-steady) > 1e-6 || math.Abs(got.low-0.9*steady) > 1e-6 || math.Abs(got.high-1.1*steady) > 1e-6 {
-		t.Errorf("%s: %+v, want %v at 0.7", c.variant, got, steady)
+	if got := c.Points[2]; c.Name != "prefetchd" || math.Abs(got.X-0.7) > 1e-6 || math.Abs(got.Y-steady) > 1e-6 || math.Abs(got.Low-0.9*steady) > 1e-6 || math.Abs(got.High-1.1*steady) > 1e-6 {
+		t.Errorf("%s: %+v, want %v at 0.7", c.Name, got, steady)
 	}
-	for _, at := range all[0].bound {
+	bound := f.Panels[0].Curves[0]
+	for _, at := range bound.Points {
 		if want := min(19, 1.5/0.8/(1-at.X)); at.X < 1 && math.Abs(at.Y-want) > 1e-6 {
 			t.Errorf("bound %v at %v, want %v", at.Y, at.X, want)
 		}
 	}
+	if !bound.Bound || len(bound.Points) == 0 {
+		t.Errorf("the bound is %+v", bound)
+	}
 	r.Model.Routed = true
 	r.summarise()
-	if all, _, _, _ := r.panels(); len(all[0].bound) != 0 {
-		t.Error("there is a bound for a model with experts")
+	if f := r.speeds(); len(f.Panels[0].Curves[0].Points) != 0 {
+		t.Error("there is a bound for a model with experts whose routes are not known")
 	}
 }
 
@@ -140,21 +144,4 @@ func TestFigureFormats(t *testing.T) {
 	one.Runs, one.Results = one.Runs[:1], one.Results[:1]
 	one.summarise()
 	picture(t, one, "png")
-}
-
-func TestEvenTicks(t *testing.T) {
-	for _, test := range []struct{ low, high float64 }{{0, 1}, {0, 20.5}, {0.27, 0.88}, {0.82, 0.88}, {0, 0.003}, {1e20, 1.0000000000001e20}, {0, math.MaxFloat64}} {
-		ticks := evenTicks(test.low, test.high)
-		if len(ticks) > 10 {
-			t.Errorf("%v: %d ticks", test, len(ticks))
-		}
-		for _, tick := range ticks {
-			if tick.Value > test.high || tick.Value < test.low*(1-1e-9) {
-				t.Errorf("%v: a tick at %v", test, tick.Value)
-			}
-		}
-	}
-	if ticks := evenTicks(0.27, 0.88); len(ticks) < 4 || ticks[0].Label != "0.3" {
-		t.Errorf("%+v", ticks)
-	}
 }

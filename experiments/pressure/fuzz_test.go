@@ -17,6 +17,8 @@ func FuzzReadReport(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(data, 1)
+	f.Add([]byte(`{"model": {"token_bytes": 1000}, "variants": [{"name": "plain"}], "results": [{"limit_bytes": 500}], "routes": {"trunk_bytes": 100, "experts": 2, "expert_bytes": [300],
+		"prompt_tokens": 1, "ids": [1, 2], "chosen": [[[0]], [[1]]]}, "runs": [{"variant": "plain", "limit_bytes": 500, "outcome": "finished", "tok_s": 1, "token_ms": [1000]}]}`), 0)
 	f.Add([]byte(`{"model": {"token_bytes": 1000}, "variants": [{"name": "plain"}], "results": [{"limit_bytes": 500}],
 		"runs": [{"variant": "plain", "limit_bytes": 500, "outcome": "finished", "tok_s": 1, "token_ms": [1000, 1]}]}`), 1)
 	f.Fuzz(func(t *testing.T, data []byte, skip int) {
@@ -27,5 +29,6 @@ func FuzzReadReport(f *testing.F) {
 		r.Columns()
 		_ = r.WriteText(io.Discard) // errors are those of the writer
 		_ = r.WriteFigure(io.Discard, "svg")
+		_ = r.WriteBytesFigure(io.Discard, "svg")
 	})
 }

@@ -9,6 +9,9 @@
 //
 //	tok/s <= min(1/T_compute, BW_disk/(M-R)), R = limit - own memory
 //
+// With experts, M-R is what is read of a token's weights by whom knows all choices of the routers in advance (Belady's rule), in the mean: the choices are those of a
+// traced run without a limit. Beside it is told what the best policy needs that does not know the future.
+//
 // T_compute is the lesser of that with the model in single pages and that with it in large folios. BW_disk is the median of the readings, or
 // the rate at which the runs may read, if that is less. The disk's best request size and depth are looked for on a grid, once; a reading is
 // the best of the three that were the fastest there.
@@ -46,10 +49,11 @@ type Variant struct {
 	Flags  string `json:"flags,omitempty"` // additional arguments for the target, in the shell's syntax
 }
 
-// Setting is what all variants are run under, in turn. Either X or Limit is given.
+// Setting is what all variants are run under, in turn. One of X, Limit and Experts is given.
 type Setting struct {
 	X         float64 `json:"x,omitempty"`             // limit = X * M + own memory
 	Limit     int64   `json:"limit_bytes,omitempty"`   // the limit itself
+	Experts   float64 `json:"experts,omitempty"`       // of a mixture of experts: limit = Experts * bytes of all experts + what every token reads besides them + own memory
 	Readahead int     `json:"readahead_kib,omitempty"` // of the disk, set for the runs and restored; 0: as it is
 }
 
@@ -58,8 +62,8 @@ type Config struct {
 	Model string
 	// Target is the command line. It must print llamarun's JSON, and write its marks to descriptor 3.
 	Target []string
-	// Trace is a shorter run of the same, used to count the weights that a token reads. nil means Target. It is not used if Weights is
-	// given.
+	// Trace is a shorter run of the same, used to count the weights that a token reads; if these are experts, Target is traced, too. nil means
+	// Target. It is not used if Weights is given.
 	Trace []string
 
 	Settings []Setting
@@ -95,11 +99,20 @@ func (c *Config) check() error {
 		return errors.New("no variant")
 	}
 	for i, set := range c.Settings {
-		if (set.X != 0) == (set.Limit != 0) {
-			return errors.New("give a limit in bytes or a share of the model, one of them")
+		given := 0
+		for _, is := range []bool{set.X != 0, set.Limit != 0, set.Experts != 0} {
+			if is {
+				given++
+			}
 		}
-		if set.X < 0 || set.Limit < 0 || set.Readahead < 0 || math.IsNaN(set.X) || math.IsInf(set.X, 0) {
+		if given != 1 {
+			return errors.New("give a limit in bytes or a share of the model or of its experts, one of them")
+		}
+		if set.X < 0 || set.Limit < 0 || set.Experts < 0 || set.Readahead < 0 || !(set.X+set.Experts < math.Inf(1)) {
 			return errors.New("a limit, share or readahead is not a positive number")
+		}
+		if set.Experts > 0 && c.Weights > 0 {
+			return errors.New("a share of the experts takes tracing: the weights that a token reads cannot be given then")
 		}
 		if slices.Contains(c.Settings[:i], set) {
 			return fmt.Errorf("two settings are the same: %s", set)
@@ -119,8 +132,11 @@ func (c *Config) check() error {
 // String describes the setting: "x = 0.85, readahead 128 KiB".
 func (s Setting) String() string {
 	text := fmt.Sprintf("x = %g", s.X)
-	if s.Limit > 0 {
+	switch {
+	case s.Limit > 0:
 		text = fmt.Sprintf("limit %s MiB", number(float64(s.Limit)/mib))
+	case s.Experts > 0:
+		text = fmt.Sprintf("%g of the experts", s.Experts)
 	}
 	if s.Readahead > 0 {
 		text += fmt.Sprintf(", readahead %d KiB", s.Readahead)
@@ -210,6 +226,11 @@ func measure(ctx context.Context, cfg Config, settle time.Duration) (report *Rep
 		}
 		s.report.Interrupted = true
 	}
+	if s.report.Routes != nil {
+		s.progress("replaying the experts that were chosen")
+	}
+	err = errors.Join(err, s.report.replay(context.WithoutCancel(ctx))) // which is short
+	s.progress("")
 	s.report.summarise()
 	return s.report, err
 }
@@ -226,10 +247,17 @@ func (s *series) all(ctx context.Context) error {
 	if s.cfg.Weights == 0 {
 		s.progress("tracing what a token reads")
 		w, err := confine.TraceWeights(ctx, s.cfg.Trace, s.cfg.Log)
+		if err == nil && w.Routed && !slices.Equal(s.cfg.Trace, s.cfg.Target) {
+			s.progress("tracing which experts are chosen")
+			w, err = confine.TraceWeights(ctx, s.cfg.Target, s.cfg.Log)
+		}
 		if err != nil {
 			return fmt.Errorf("measure the weights that a token reads: %w", err)
 		}
 		s.extents, r.Model.TokenBytes, r.Model.Routed = nil, w.TokenBytes, w.Routed
+		if w.Routes != nil {
+			r.Routes = newRoutes(w.Routes, w.Trunk)
+		}
 		for _, e := range w.Extents {
 			s.extents = append(s.extents, Extent(e))
 		}
@@ -319,8 +347,13 @@ func (s *series) place() error {
 	r := s.report
 	for _, set := range s.cfg.Settings {
 		result := Result{Setting: set, Limit: set.Limit}
-		if set.Limit == 0 {
+		switch {
+		case set.X > 0:
 			result.Limit = int64(set.X*float64(r.Model.TokenBytes)) + r.Own
+		case set.Experts > 0 && r.Routes == nil:
+			return errors.New("it is not known how large the experts are: the model has none, or layers differ in how many they have. Give a limit in bytes or a share of the weights")
+		case set.Experts > 0:
+			result.Limit = int64(set.Experts*float64(r.Routes.all())) + r.Routes.Trunk + r.Own
 		}
 		result.Limit &^= int64(os.Getpagesize() - 1) // as the kernel does
 		if result.Limit <= r.Own {

@@ -3,6 +3,7 @@ package pressure
 // This file summarises the runs: medians and spreads by setting and variant, the bound, the noise. It formats the tables.
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"tensorcast/internal/proc"
 	"tensorcast/internal/stats"
 	"tensorcast/internal/tabular"
+	"tensorcast/moe"
 )
 
 // mib is the unit of amounts in tables, in bytes.
@@ -53,6 +55,20 @@ type Report struct {
 	Runs      []Run     `json:"runs"`      // in chronological order
 	Variants  []Variant `json:"variants"`
 	Results   []Result  `json:"results"` // by setting
+	Least     []Least   `json:"least"`   // by variant but the first
+
+	Routes *Routes `json:"routes,omitempty"` // of a mixture of experts
+	routed *moe.Trace
+}
+
+// Least is where a variant gains least over the first one, or loses most: over all tokens, and in the steady state. Speedups are medians of the rounds, 0 if there are none; settings are indices of
+// [Report.Results].
+type Least struct {
+	Variant       string  `json:"variant"`
+	Speedup       float64 `json:"speedup"`
+	Setting       int     `json:"setting"`
+	Steady        float64 `json:"steady_speedup"`
+	SteadySetting int     `json:"steady_setting"`
 }
 
 // ErrNotReport says that data are no report of a series.
@@ -84,6 +100,9 @@ func ReadReport(data []byte, skip int) (*Report, error) {
 	if skip >= 0 {
 		r.Skip = skip
 	}
+	if err := r.replay(context.Background()); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNotReport, err)
+	}
 	r.summarise()
 	return r, nil
 }
@@ -95,10 +114,12 @@ type Result struct {
 	ReadaheadKiB int     `json:"readahead_kib"` // of the disk during the runs
 	X            float64 `json:"x"`             // share of the weights that fits beside the target's own memory
 	// Bound is the largest number of tokens per second that any strategy can reach. It is 0 if unknown: with experts, the least number of
-	// bytes depends on the router's choices.
-	Bound     float64   `json:"bound_tok_s"`
-	Summaries []Summary `json:"summaries"` // by variant
-	Noise     []Noise   `json:"noise"`
+	// bytes depends on the router's choices. SteadyBound is that of the steady state, which differs from it only with experts.
+	Bound       float64   `json:"bound_tok_s"`
+	SteadyBound float64   `json:"steady_bound_tok_s"`
+	Experts     *Experts  `json:"experts,omitempty"` // of a mixture of experts whose routes are known
+	Summaries   []Summary `json:"summaries"`         // by variant
+	Noise       []Noise   `json:"noise"`
 }
 
 // DiskReading is one measurement of the disk, by the settings that were the fastest of the grid. Its value is that of the best.
@@ -147,6 +168,16 @@ type Summary struct {
 	SteadyFaults  stats.Spread `json:"steady_major_faults_per_token"`
 	SteadyOfBound float64      `json:"steady_of_bound"`
 	StartShare    stats.Spread `json:"startup_share"` // of the time of all tokens
+	SteadySpeedup stats.Spread `json:"steady_speedup"`
+
+	// What follows is of the steady state if the runs have one, else of all tokens. OfCausal is tok/s divided by what the best policy reaches that does not know
+	// the future; 0 if unknown.
+	OfCausal    float64      `json:"of_causal"`
+	Stall       stats.Spread `json:"stall_ms_per_token"`           // a token's time beyond computing
+	Demand      stats.Spread `json:"demand_bytes_per_token"`       // read for experts that had been chosen; without values if the helper does not tell
+	Speculative stats.Spread `json:"speculative_bytes_per_token"`  // read for experts before
+	Expected    stats.Spread `json:"helper_expected_tok_s"`        // of the helper's plan; without values if it does not tell
+	OfExpected  float64      `json:"of_helper_expected,omitempty"` // tok/s divided by that
 }
 
 // Noise compares two variants that are identical except for their names: the difference is the instrument's noise.
@@ -179,8 +210,25 @@ func (r *Report) summarise() {
 	if r.BW = r.DiskBW; r.Throttle > 0 {
 		r.BW = min(r.BW, float64(r.Throttle))
 	}
+	steady := r.hasSteady()
 	for i := range r.Results {
-		r.summariseAt(i)
+		r.summariseAt(i, steady)
+	}
+	r.Least = nil
+	for v := 1; v < len(r.Variants); v++ {
+		least := Least{Variant: r.Variants[v].Name}
+		for i := range r.Results {
+			s := &r.Results[i].Summaries[v]
+			if m := s.Speedup.Median; m > 0 && (least.Speedup == 0 || m < least.Speedup) {
+				least.Speedup, least.Setting = m, i
+			}
+			if m := s.SteadySpeedup.Median; m > 0 && (least.Steady == 0 || m < least.Steady) {
+				least.Steady, least.SteadySetting = m, i
+			}
+		}
+		if least.Speedup > 0 {
+			r.Least = append(r.Least, least)
+		}
 	}
 }
 
@@ -200,21 +248,29 @@ func (r *Report) compute(in Unit) float64 {
 	return least
 }
 
-// summariseAt computes the result of a setting.
-func (r *Report) summariseAt(setting int) {
+// summariseAt computes the result of a setting. steadyToo: the runs have a steady state.
+func (r *Report) summariseAt(setting int, steadyToo bool) {
 	at := &r.Results[setting]
 	at.X = float64(at.Limit-r.Own) / float64(r.Model.TokenBytes)
 	at.Bound = r.bound(at.X)
+	at.SteadyBound = at.Bound
+	if at.Experts != nil {
+		r.boundExperts(at.Experts)
+		at.Bound, at.SteadyBound = at.Experts.Whole.Bound, at.Experts.Steady.Bound
+	}
 	at.Summaries, at.Noise = nil, nil
-	base := map[int]float64{} // tok/s of the first variant by round
+	base, steadyBase := map[int]float64{}, map[int]float64{} // tok/s of the first variant by round
 	for _, run := range r.Runs {
 		if run.Setting == setting && run.Variant == r.Variants[0].Name && run.Outcome == Finished {
 			base[run.Round] = run.TokS
+			if run.Steady != nil {
+				steadyBase[run.Round] = run.Steady.TokS
+			}
 		}
 	}
 	for _, v := range r.Variants {
 		s := Summary{Variant: v.Name}
-		var tokS, p5, bytes, onDisk, faults, some, full, speedup, steady, steadyBytes, steadyFaults, start []float64
+		var tokS, p5, bytes, onDisk, faults, some, full, speedup, steady, steadyBytes, steadyFaults, steadySpeedup, start, stall, demand, speculative, expected []float64
 		for _, run := range r.Runs {
 			if run.Setting != setting || run.Variant != v.Name {
 				continue
@@ -244,13 +300,37 @@ func (r *Report) summariseAt(setting int) {
 			if run.Steady != nil {
 				steady, start = append(steady, run.Steady.TokS), append(start, run.Steady.StartShare)
 				steadyBytes, steadyFaults = append(steadyBytes, run.Steady.BytesPerToken), append(steadyFaults, run.Steady.FaultsPerToken)
+				if b := steadyBase[run.Round]; b > 0 {
+					steadySpeedup = append(steadySpeedup, run.Steady.TokS/b)
+				}
+			}
+			if r.Compute > 0 {
+				stall = append(stall, r.stall(&run, steadyToo))
+			}
+			if d, ahead := r.demand(&run, steadyToo); d >= 0 {
+				demand, speculative = append(demand, d), append(speculative, ahead)
+			}
+			if h := run.Helper; h != nil && h.Told != nil && h.Told.Expected > 0 {
+				expected = append(expected, h.Told.Expected)
 			}
 		}
 		s.TokS, s.P5, s.Bytes, s.OnDisk, s.Faults = stats.Describe(tokS), stats.Describe(p5), stats.Describe(bytes), stats.Describe(onDisk), stats.Describe(faults)
 		s.Some, s.Full, s.Speedup = stats.Describe(some), stats.Describe(full), stats.Describe(speedup)
 		s.Steady, s.SteadyBytes, s.SteadyFaults, s.StartShare = stats.Describe(steady), stats.Describe(steadyBytes), stats.Describe(steadyFaults), stats.Describe(start)
+		s.SteadySpeedup = stats.Describe(steadySpeedup)
+		s.Stall, s.Demand, s.Speculative, s.Expected = stats.Describe(stall), stats.Describe(demand), stats.Describe(speculative), stats.Describe(expected)
+		speed := s.speed(steadyToo).Median
 		if at.Bound > 0 {
-			s.OfBound, s.SteadyOfBound = s.TokS.Median/at.Bound, s.Steady.Median/at.Bound
+			s.OfBound = s.TokS.Median / at.Bound
+		}
+		if at.SteadyBound > 0 {
+			s.SteadyOfBound = s.Steady.Median / at.SteadyBound
+		}
+		if c := at.causal(steadyToo); c != nil && c.CausalTokS > 0 {
+			s.OfCausal = speed / c.CausalTokS
+		}
+		if s.Expected.N > 0 {
+			s.OfExpected = speed / s.Expected.Median
 		}
 		at.Summaries = append(at.Summaries, s)
 	}
@@ -279,49 +359,120 @@ func (r *Report) bound(x float64) float64 {
 	return most
 }
 
-// columns are the columns of a setting's table.
-var columns = tabular.Left("variant", "tok/s", "min..max", "steady tok/s", "min..max", "start-up", "p5", "MiB/token", "steady MiB/token", "faults/token", "steady faults/token",
-	"stalled some/full s", "speedup", "min..max", "of bound", "steady of bound", "same text", "OOM-killed")
+// causal is what has to be read of experts in the steady state, or for all tokens; nil if it is not known.
+func (at *Result) causal(steady bool) *Reads {
+	switch {
+	case at.Experts == nil:
+		return nil
+	case steady:
+		return &at.Experts.Steady
+	}
+	return &at.Experts.Whole
+}
 
-// rows are the table of a setting.
-func (r *Report) rows(at *Result) [][]string {
-	rows := [][]string{}
+// tableColumn is a column of a setting's table.
+type tableColumn struct {
+	name      string
+	of        func(s *Summary) string
+	unlimited func(u *Run) string // of the run without a limit
+}
+
+// columns are the columns of a setting's table. Those of experts, and of what helpers expect, are there only where there is something to tell.
+func (r *Report) columns(at *Result) []tableColumn {
+	// ofSteady is a number of a run's steady state, if it has one.
+	ofSteady := func(of func(*Steady) string) func(*Run) string {
+		return func(u *Run) string {
+			if u.Steady == nil {
+				return "-"
+			}
+			return of(u.Steady)
+		}
+	}
+	known := func(share float64) string {
+		if share > 0 {
+			return percent(share)
+		}
+		return "-"
+	}
+	nothing := func(*Run) string { return "" }
+	all := []tableColumn{
+		{"variant", func(s *Summary) string { return s.Variant }, func(u *Run) string { return "(no limit, in " + string(u.In) + ")" }},
+		{"tok/s", func(s *Summary) string { return median(s.TokS, 1) }, func(u *Run) string { return number(u.TokS) }},
+		{"min..max", func(s *Summary) string { return span(s.TokS) }, nothing},
+		{"steady tok/s", func(s *Summary) string { return median(s.Steady, 1) }, ofSteady(func(s *Steady) string { return number(s.TokS) })},
+		{"min..max", func(s *Summary) string { return span(s.Steady) }, nothing},
+		{"start-up", func(s *Summary) string {
+			if s.StartShare.N == 0 {
+				return "-"
+			}
+			return percent(s.StartShare.Median)
+		}, ofSteady(func(s *Steady) string { return percent(s.StartShare) })},
+		{"p5", func(s *Summary) string { return median(s.P5, 1) }, func(u *Run) string { return number(u.P5) }},
+		{"MiB/token", func(s *Summary) string { return median(s.Bytes, mib) }, func(u *Run) string { return number(u.BytesPerToken / mib) }},
+		{"steady MiB/token", func(s *Summary) string { return median(s.SteadyBytes, mib) }, ofSteady(func(s *Steady) string { return number(s.BytesPerToken / mib) })},
+		{"faults/token", func(s *Summary) string { return median(s.Faults, 1) }, func(u *Run) string { return number(u.FaultsPerToken) }},
+		{"steady faults/token", func(s *Summary) string { return median(s.SteadyFaults, 1) }, ofSteady(func(s *Steady) string { return number(s.FaultsPerToken) })},
+		{"stalled some/full s", func(s *Summary) string {
+			if s.Some.N == 0 {
+				return "-"
+			}
+			return number(s.Some.Median) + " / " + number(s.Full.Median)
+		}, nothing},
+		{"speedup", func(s *Summary) string {
+			if s.Speedup.N == 0 {
+				return "-"
+			}
+			return number(s.Speedup.Median) + "x"
+		}, nothing},
+		{"min..max", func(s *Summary) string { return span(s.Speedup) }, nothing},
+		{"of bound", func(s *Summary) string { return known(s.OfBound) }, nothing},
+		{"steady of bound", func(s *Summary) string { return known(s.SteadyOfBound) }, nothing},
+	}
+	if at.Experts != nil {
+		all = append(all,
+			tableColumn{"of causal bound", func(s *Summary) string { return known(s.OfCausal) }, nothing},
+			tableColumn{"stall ms/token", func(s *Summary) string { return median(s.Stall, 1) }, nothing},
+			tableColumn{"demand MiB/token", func(s *Summary) string { return median(s.Demand, mib) }, nothing},
+			tableColumn{"speculative MiB/token", func(s *Summary) string { return median(s.Speculative, mib) }, nothing},
+		)
+	}
+	if slices.ContainsFunc(at.Summaries, func(s Summary) bool { return s.Expected.N > 0 }) {
+		all = append(all,
+			tableColumn{"expected tok/s", func(s *Summary) string { return median(s.Expected, 1) }, nothing},
+			tableColumn{"of expected", func(s *Summary) string { return known(s.OfExpected) }, nothing},
+		)
+	}
+	return append(all,
+		tableColumn{"same text", func(s *Summary) string { return fmt.Sprintf("%d of %d", s.TextSame, s.Runs) }, nothing},
+		tableColumn{"OOM-killed", func(s *Summary) string { return fmt.Sprintf("%d of %d", s.Killed, s.Runs) }, nothing},
+	)
+}
+
+// table is the table of a setting.
+func (r *Report) table(at *Result) *tabular.Table {
+	columns := r.columns(at)
+	t := &tabular.Table{Title: r.title(at)}
+	for _, c := range columns {
+		t.Columns = append(t.Columns, tabular.Left(c.name)...)
+	}
+	add := func(cell func(c *tableColumn) string) {
+		var row []string
+		for i := range columns {
+			row = append(row, cell(&columns[i]))
+		}
+		t.Rows = append(t.Rows, row)
+	}
 	for i := range r.Unlimited {
 		// Of those in memory, the fastest.
-		u := &r.Unlimited[i]
-		if u.In == "" || r.compute(u.In) != r.Compute || len(rows) > 0 {
-			continue
+		if u := &r.Unlimited[i]; u.In != "" && r.compute(u.In) == r.Compute {
+			add(func(c *tableColumn) string { return c.unlimited(u) })
+			break
 		}
-		row := []string{"(no limit, in " + string(u.In) + ")", number(u.TokS), "", "-", "", "-", number(u.P5), number(u.BytesPerToken / mib), "-", number(u.FaultsPerToken), "-"}
-		if s := u.Steady; s != nil {
-			row[3], row[5], row[8], row[10] = number(s.TokS), percent(s.StartShare), number(s.BytesPerToken/mib), number(s.FaultsPerToken)
-		}
-		rows = append(rows, row)
 	}
-	for _, s := range at.Summaries {
-		row := []string{s.Variant}
-		if s.Finished == 0 {
-			row = append(row, "-", "", "-", "", "-", "-", "-", "-", "-", "-", "-", "-", "", "-", "-")
-		} else {
-			row = append(row, number(s.TokS.Median), span(s.TokS), median(s.Steady, 1), span(s.Steady), "-", number(s.P5.Median), number(s.Bytes.Median/mib), median(s.SteadyBytes, mib),
-				number(s.Faults.Median), median(s.SteadyFaults, 1), number(s.Some.Median)+" / "+number(s.Full.Median), "-", "", "-", "-")
-			if s.StartShare.N > 0 {
-				row[5] = percent(s.StartShare.Median)
-			}
-			if s.Speedup.N > 0 {
-				row[12], row[13] = number(s.Speedup.Median)+"x", span(s.Speedup)
-			}
-			if s.OfBound > 0 {
-				row[14] = percent(s.OfBound)
-			}
-			if s.SteadyOfBound > 0 {
-				row[15] = percent(s.SteadyOfBound)
-			}
-		}
-		row = append(row, fmt.Sprintf("%d of %d", s.TextSame, s.Runs), fmt.Sprintf("%d of %d", s.Killed, s.Runs))
-		rows = append(rows, row)
+	for i := range at.Summaries {
+		add(func(c *tableColumn) string { return c.of(&at.Summaries[i]) })
 	}
-	return rows
+	return t
 }
 
 // span is the range of a sample; empty if it has no values.
@@ -365,7 +516,7 @@ func (r *Report) document() tabular.Document {
 	d := tabular.Document{r.conditions()}
 	for i := range r.Results {
 		if at := &r.Results[i]; r.reached(i) {
-			d = append(d, &tabular.Table{Title: r.title(at), Columns: columns, Rows: r.rows(at)})
+			d = append(d, r.table(at))
 		}
 	}
 	return append(d, r.overview(), r.remarks())
@@ -377,11 +528,37 @@ func (r *Report) reached(setting int) bool {
 }
 
 func (r *Report) title(at *Result) string {
-	text := fmt.Sprintf("x = %.2f, readahead %d KiB: limit %s MiB, of which %s are left for the model", at.X, at.ReadaheadKiB, number(float64(at.Limit)/mib), number(float64(at.Limit-r.Own)/mib))
-	if at.Bound > 0 {
+	text := fmt.Sprintf("%s: limit %s MiB, of which %s are left for the model", at.place(), number(float64(at.Limit)/mib), number(float64(at.Limit-r.Own)/mib))
+	reads := at.causal(r.hasSteady())
+	switch {
+	case reads != nil && reads.Policy != "" && r.Compute > 0:
+		text += fmt.Sprintf("; bound: %s tok/s = min(1/T_compute = %s, bandwidth / what Belady's rule reads, %s MiB a token); the best policy that does not know the future (%s) reads %s: %s tok/s",
+			number(reads.Bound), number(1/r.Compute), number(reads.Least/mib), reads.Policy, number(reads.Causal/mib), number(reads.CausalTokS))
+	case at.Experts == nil && at.Bound > 0:
 		text += fmt.Sprintf("; bound: %s tok/s = min(1/T_compute = %s, bandwidth / missing bytes = %s)", number(at.Bound), number(1/r.Compute), r.diskBound(at))
 	}
 	return text
+}
+
+// place says what was set.
+func (at *Result) place() string {
+	return fmt.Sprintf("%s, readahead %d KiB", at.fits(), at.ReadaheadKiB)
+}
+
+// fits says how much of the model fits.
+func (at *Result) fits() string {
+	if at.Experts != nil {
+		return at.share() + " of the experts fit"
+	}
+	return "x = " + at.share()
+}
+
+// share is the share of the weights, or of the experts, that fits.
+func (at *Result) share() string {
+	if at.Experts != nil {
+		return percent(at.Experts.Share)
+	}
+	return fmt.Sprintf("%.2f", at.X)
 }
 
 // overview has a row for each setting; nil if there is only one.
@@ -391,18 +568,26 @@ func (r *Report) overview() *tabular.Table {
 		return t
 	}
 	t.Title = "All settings: " + r.speedName()
-	t.Columns = slices.Concat(tabular.Right("x", "readahead KiB", "bound"), tabular.Left(names(r.Variants)...))
+	share := "x"
+	if r.Routes != nil {
+		share = "experts that fit"
+	}
+	t.Columns = slices.Concat(tabular.Right(share, "readahead KiB", "bound"), tabular.Left(names(r.Variants)...))
 	for i := range r.Results {
 		at := &r.Results[i]
-		row := []string{fmt.Sprintf("%.2f", at.X), fmt.Sprint(at.ReadaheadKiB), "-"}
-		if at.Bound > 0 {
-			row[2] = number(at.Bound)
+		row := []string{at.share(), fmt.Sprint(at.ReadaheadKiB), "-"}
+		bound := at.Bound
+		if r.hasSteady() {
+			bound = at.SteadyBound
+		}
+		if bound > 0 {
+			row[2] = number(bound)
 		}
 		for j := range at.Summaries {
 			speed := at.Summaries[j].speed(r.hasSteady())
 			cell := median(speed, 1)
-			if at.Bound > 0 && speed.N > 0 {
-				cell += " (" + percent(speed.Median/at.Bound) + ")"
+			if bound > 0 && speed.N > 0 {
+				cell += " (" + percent(speed.Median/bound) + ")"
 			}
 			row = append(row, cell)
 		}
@@ -460,7 +645,10 @@ func (r *Report) conditions() tabular.Lines {
 	if r.Compute > 0 {
 		lines = append(lines, "T_compute: "+r.computeText())
 	}
-	if r.Model.Routed {
+	if n := r.Routes; n != nil {
+		lines = append(lines, fmt.Sprintf("experts: %d in each of %d layers, %s MiB in all; every token reads %s MiB besides; the choices are those of a traced run of %d tokens", n.Experts, len(n.Bytes),
+			number(float64(n.all())/mib), number(float64(n.Trunk)/mib), len(n.Chosen)-n.Prompt))
+	} else if r.Model.Routed {
 		lines = append(lines, "bound: not known: how many bytes must be read depends on the experts that the router takes")
 	}
 	return lines
@@ -525,6 +713,23 @@ func (r *Report) remarks() tabular.Lines {
 	}
 	if len(r.Variants) > 1 {
 		lines = append(lines, fmt.Sprintf("Speedup: over %s in the same round.", r.Variants[0].Name))
+	}
+	if r.Routes != nil {
+		lines = append(lines, "Stall: a token's time beyond T_compute, whoever helps. Demand: read for experts that had been chosen; speculative: read before that. A helper tells these of itself, over all tokens that it helped; without a helper all is demand.")
+	}
+	if slices.ContainsFunc(r.Results, func(at Result) bool {
+		return slices.ContainsFunc(at.Summaries, func(s Summary) bool { return s.Expected.N > 0 })
+	}) {
+		lines = append(lines, "Expected: what the helper expects of its plan, as it tells at its end.")
+	}
+	for _, l := range r.Least {
+		if len(r.Results) > 1 {
+			text := fmt.Sprintf("Least speedup of %s: %sx (%s)", l.Variant, number(l.Speedup), r.Results[l.Setting].place())
+			if l.Steady > 0 {
+				text += fmt.Sprintf("; in the steady state %sx (%s)", number(l.Steady), r.Results[l.SteadySetting].place())
+			}
+			lines = append(lines, text+".")
+		}
 	}
 	for i := range r.Results {
 		if r.reached(i) {

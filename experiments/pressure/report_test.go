@@ -268,7 +268,7 @@ func TestReportSaysWhatIsWrong(t *testing.T) {
 			}
 		}
 	}
-	wide := 0
+	wide, columns := 0, r.columns(&r.Results[0])
 	for line := range strings.Lines(markdown.String()) {
 		if strings.Contains(line, "plain again | ") && strings.Count(line, "|") == len(columns)+1 {
 			wide++
@@ -294,8 +294,8 @@ func TestNoSteadyState(t *testing.T) {
 	if !strings.Contains(text.String(), "No steady state: there are runs with no more than the 6 tokens") || !strings.Contains(text.String(), "All settings: tok/s\n") {
 		t.Error(text.String())
 	}
-	if at, _, _, _ := r.panels(); at[0].curves[1].points[1].speed != 4 {
-		t.Errorf("drawn is %+v", at[0].curves[1])
+	if c := r.speeds().Panels[0].Curves[2]; c.Points[1].Y != 4 {
+		t.Errorf("drawn is %+v", c)
 	}
 }
 

@@ -123,6 +123,7 @@ type HelperEnd struct {
 	Early  bool   `json:"early"` // it ended before the last token
 	Status string `json:"status"`
 	Output string `json:"output"` // the end of its stdout and stderr
+	Told   *Told  `json:"told,omitempty"`
 }
 
 type runSpec struct {
@@ -498,5 +499,6 @@ func (h *helper) stop(early bool) *HelperEnd {
 	}
 	_ = h.Stop(syscall.SIGTERM) // if it does not end, it is killed
 	h.Kill()
-	return &HelperEnd{Early: early, Status: h.State().String(), Output: h.Output.String()}
+	output := h.Output.String()
+	return &HelperEnd{Early: early, Status: h.State().String(), Output: output, Told: told(output)}
 }

@@ -64,6 +64,8 @@ type Result struct {
 	WastedBytes      int64         `json:"wasted_bytes"`      // of those: dropped, or left over, without having been used
 	Stall            time.Duration `json:"stall_ns"`          // waiting for the disk
 	Time             time.Duration `json:"time_ns"`
+
+	TokenBytes []int64 `json:"-"` // by token: DemandBytes
 }
 
 // HitRate is the share of the chosen experts that were in memory.
@@ -112,6 +114,12 @@ func Run(ctx context.Context, t *moe.Trace, f Forecast, configs ...Config) ([]*R
 			}
 		}
 		f.token(t, token, p, all)
+		if token >= first {
+			for _, m := range all {
+				m.result.TokenBytes = append(m.result.TokenBytes, m.result.DemandBytes-m.told)
+				m.told = m.result.DemandBytes
+			}
+		}
 	}
 	var results []*Result
 	for _, m := range all {
@@ -174,6 +182,7 @@ type machine struct {
 	listen listener
 	router int // how many have chosen
 	result Result
+	told   int64 // of Result.DemandBytes, in Result.TokenBytes
 }
 
 type item struct {

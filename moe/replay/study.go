@@ -19,6 +19,7 @@ import (
 // Options say what to study.
 type Options struct {
 	Rooms   []int64 // bytes of experts in memory; nil: a tenth, a fifth, two fifths, three fifths of all
+	Curve   bool    // more rooms for figures, from a twentieth of all experts to all but as much
 	Disk    Disk
 	Compute Compute
 	Workers int                   // that run at the same time, at least 1
@@ -39,6 +40,7 @@ type Study struct {
 	Profile    moe.Profile       `json:"profile"`
 	Predictors []PredictorResult `json:"predictors"`
 	Rooms      []RoomResult      `json:"rooms"` // nil if the trace has no generated tokens, or no sizes
+	Curve      []RoomResult      `json:"-"`     // those of Options.Curve
 
 	compute time.Duration // of a token
 }
@@ -98,6 +100,7 @@ func NewStudy(ctx context.Context, t *moe.Trace, o Options) (*Study, error) {
 		}
 	}
 	var parts []func(context.Context) error
+	asked := 0
 	st.predictors(t, &parts)
 	if st.Decode > 0 && st.AllBytes > 0 {
 		rooms := o.Rooms
@@ -107,10 +110,19 @@ func NewStudy(ctx context.Context, t *moe.Trace, o Options) (*Study, error) {
 		for _, bytes := range rooms {
 			st.Rooms = append(st.Rooms, RoomResult{Bytes: bytes, Share: float64(bytes) / float64(st.AllBytes)})
 		}
+		asked = len(st.Rooms)
+		if o.Curve {
+			for _, share := range curveShares {
+				st.Rooms = append(st.Rooms, RoomResult{Bytes: int64(share * float64(st.AllBytes)), Share: share})
+			}
+		}
 		st.replays(t, &o, &parts)
 	}
 	if err := runAll(ctx, parts, &o); err != nil {
 		return nil, err
+	}
+	if asked < len(st.Rooms) {
+		st.Rooms, st.Curve = st.Rooms[:asked:asked], st.Rooms[asked:]
 	}
 	for i := range st.Rooms {
 		st.Rooms[i].bounds(st.compute, o.Disk)
@@ -194,9 +206,9 @@ func (st *Study) replays(t *moe.Trace, o *Options, parts *[]func(context.Context
 	plain := func(p PolicyResult, policy func() moe.Policy) {
 		add(func() Forecast { return Forecast{} }, []PolicyResult{p}, func(int64) []Config { return []Config{{Policy: policy(), Threshold: 1}} })
 	}
-	plain(PolicyResult{Name: nameLRU}, func() moe.Policy { return moe.NewLRU(s) })
-	plain(PolicyResult{Name: "LFU by layer"}, func() moe.Policy { return moe.NewLFU(s, 0.93) })
-	plain(PolicyResult{Name: "expected next use"}, func() moe.Policy { return moe.NewExpectedUse(s, 0.93) })
+	for _, c := range causal {
+		plain(PolicyResult{Name: c.name}, func() moe.Policy { return c.policy(s) })
+	}
 	add(func() Forecast { return IDs(s) }, []PolicyResult{{Name: nameChance}, {Name: nameAhead, Ahead: true}}, func(room int64) []Config {
 		return []Config{Causal(s, room, 1), Causal(s, room, Probable)}
 	})

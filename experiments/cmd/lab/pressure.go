@@ -11,7 +11,6 @@ import (
 	"log/slog"
 	"math"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -21,6 +20,7 @@ import (
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/pressure"
 	"tensorcast/internal/cgroup"
+	"tensorcast/internal/chart"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/cli/progress"
 	"tensorcast/internal/outfile"
@@ -33,6 +33,7 @@ type pressureOptions struct {
 	pressure.Config
 	output
 	x         []float64
+	experts   []float64
 	limit     int64
 	readahead []int
 	throttle  string
@@ -42,6 +43,7 @@ type pressureOptions struct {
 	from      string
 	parquet   string
 	figure    string
+	bytes     string // a figure
 }
 
 // traceTokens is how many tokens are traced: enough to see whether they read the same.
@@ -53,7 +55,7 @@ const staticName = "static"
 func pressureCommand() *cobra.Command {
 	var o pressureOptions
 	cmd := &cobra.Command{
-		Use:   "pressure -m model.gguf (--x SHARES | --limit SIZE) [flags] [-- target...]",
+		Use:   "pressure -m model.gguf (--x SHARES | --experts SHARES | --limit SIZE) [flags] [-- target...]",
 		Short: "Measure llama.cpp under a memory limit, with and without a helper",
 		Long: `Pressure runs a llama.cpp in a fresh memory control group with a limit, its model dropped from the page cache,
 and reports its speed, what it read per token, and how that compares to the best that any strategy could reach.
@@ -62,8 +64,15 @@ Several shares and readaheads make a series over all combinations, one after the
 
 --x is the share of the weights that fits into memory: limit = x * M + the target's own memory, where M (the weights that a token reads)
 and the target's own memory are measured first, without a limit. So are the time to compute a token and the text.
+--experts is the share of all experts' bytes that fits into memory, of a mixture of experts, beside the trunk (what every token reads besides
+experts) and the target's own memory. At 1.2 all fits.
 
-The bound is min(1/T_compute, bandwidth / missing bytes).
+The bound is min(1/T_compute, bandwidth / missing bytes). For a mixture of experts, a traced run without a limit tells which experts are chosen.
+Missing is then what must be read, with so much memory, even by whom knows all choices in advance (Belady's rule); told beside it is what the best policy
+needs that does not ("causal"). Stall is a token's time beyond T_compute, whatever helper there is. What a helper read for chosen experts (demand), and
+before the choice (speculative), and the speed that it expects of its plan, are known only if it tells: as prefetchd does with --json. Without a
+helper all that is read is demand.
+
 T_compute is measured with all of the model in memory, before and after the runs: in single pages, and in large folios (2 MiB)
 where the file system has them. The lesser counts.
 The disk's bandwidth is read past the page cache (O_DIRECT): once on a grid of request sizes (128 KiB to 8 MiB) and depths (1 to 32), 0.3 s each,
@@ -91,7 +100,12 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
   sudo lab pressure -m model.gguf --x 0.3,0.5,0.7,0.85 --readahead 128,8192 --tokens 40 --skip 8 --save runs.json --figure speed.svg \
       --variant plain --variant static --variant 'both=bin/prefetchd --wait --pid {pid}' --variant 'old=OLD/bin/prefetchd --wait --pid {pid}'
   sudo lab pressure -m model.gguf --x 0.85 --throttle 500MB/s --markdown --variant plain --variant 'both=bin/prefetchd --wait --pid {pid}'
-  lab pressure --from runs.json --skip 12 --figure speed.pdf --parquet runs.parquet          # what was measured, again`,
+  lab pressure --from runs.json --skip 12 --figure speed.pdf --parquet runs.parquet          # what was measured, again
+  # A mixture of experts with trained routing and the weight of a large one; then: is help ever slower?
+  lab synth -o big.gguf --inflate 32 tiny-moe-q8_0.gguf
+  sudo lab pressure -m big.gguf --experts 0.4 --readahead 128,8192 --tokens 100 --variant plain --variant 'live=bin/prefetchd --wait --json --pid {pid}' \
+      --save runs.json --figure-bytes bytes.svg
+  sudo lab pressure -m big.gguf --experts 0.2,0.4,0.6,0.8,1.2 --readahead 128,8192 --tokens 100 --variant plain --variant 'live=bin/prefetchd --wait --json --pid {pid}'`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o.Target = args
 			if o.from != "" {
@@ -110,6 +124,8 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	f.StringVarP(&o.Model, "model", "m", "", "the model, a GGUF `file` on a disk")
 	f.Float64SliceVar(&o.x, "x", nil, "the limits as `shares` of the weights that a token reads, beside the target's own memory")
 	f.Lookup("x").DefValue = "" // there is none
+	f.Float64SliceVar(&o.experts, "experts", nil, "the limits as `shares` of a mixture's experts, beside all else that a token reads and the target's own memory")
+	f.Lookup("experts").DefValue = ""
 	cli.SizeVar(f, &o.limit, "limit", "the limit as a `size`: 1GB, 800MiB")
 	f.StringArrayVar(&o.variants, "variant", nil, "a variant `NAME[=HELPER][ :: FLAGS]`; give it several times (default plain)")
 	f.BoolVar(&o.noise, "noise", false, "run the first variant twice, under two names: what differs is noise")
@@ -121,7 +137,8 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 	addDriver(f, &o.driver, "tokens to generate")
 	o.add(f, "all runs", "table")
 	f.StringVar(&o.parquet, "parquet", "", "also write the runs to this `file` as a Parquet table, a row for each")
-	f.StringVar(&o.figure, "figure", "", "also draw tok/s against x, with the bound above, to this `file`: "+strings.Join(pressure.FigureFormats, ", "))
+	f.StringVar(&o.figure, "figure", "", "also draw tok/s against x, with the bound above, to this `file`: "+strings.Join(chart.Formats, ", "))
+	f.StringVar(&o.bytes, "figure-bytes", "", "also draw what is read for each generated token to this `file`")
 	f.StringVar(&o.from, "from", "", "measure nothing: show what --save wrote to this `file`")
 
 	return cmd
@@ -132,13 +149,24 @@ func (o *pressureOptions) complete() (err error) {
 	if o.Model == "" {
 		return errors.New("no model: give -m model.gguf")
 	}
-	if (len(o.x) != 0) == (o.limit != 0) {
-		return errors.New("give the limit: --x SHARE or --limit SIZE")
-	}
-	for _, x := range o.x {
-		if !(x > 0) || math.IsInf(x, 0) {
-			return fmt.Errorf("--x %v: want positive numbers", x)
+	given := 0
+	for _, is := range []bool{len(o.x) != 0, len(o.experts) != 0, o.limit != 0} {
+		if is {
+			given++
 		}
+	}
+	if given != 1 {
+		return errors.New("give the limit: --x SHARE, --experts SHARE or --limit SIZE")
+	}
+	for flag, shares := range map[string][]float64{"x": o.x, "experts": o.experts} {
+		for _, share := range shares {
+			if !(share > 0) || math.IsInf(share, 0) {
+				return fmt.Errorf("--%s %v: want positive numbers", flag, share)
+			}
+		}
+	}
+	if len(o.experts) != 0 && o.Weights != 0 {
+		return errors.New("--weights: with --experts the weights are traced")
 	}
 	if err := check(bound{"repeat", o.Repeat, 1}, bound{"tokens", o.driver.Tokens, 1}, bound{"threads", o.driver.Threads, 1}, bound{"skip", o.Skip, 0}); err != nil {
 		return err
@@ -151,7 +179,7 @@ func (o *pressureOptions) complete() (err error) {
 	o.Settings = o.settings()
 	for i, set := range o.Settings {
 		if slices.Contains(o.Settings[:i], set) {
-			return errors.New("--x or --readahead: a value is given twice")
+			return errors.New("--x, --experts or --readahead: a value is given twice")
 		}
 	}
 	if o.throttle != "" {
@@ -191,12 +219,15 @@ func (o *pressureOptions) complete() (err error) {
 
 // settings are all combinations of limits and readaheads.
 func (o *pressureOptions) settings() []pressure.Setting {
-	limits := []pressure.Setting{{Limit: o.limit}}
-	if o.limit == 0 {
-		limits = nil
-		for _, x := range o.x {
-			limits = append(limits, pressure.Setting{X: x})
-		}
+	var limits []pressure.Setting
+	if o.limit != 0 {
+		limits = append(limits, pressure.Setting{Limit: o.limit})
+	}
+	for _, x := range o.x {
+		limits = append(limits, pressure.Setting{X: x})
+	}
+	for _, share := range o.experts {
+		limits = append(limits, pressure.Setting{Experts: share})
 	}
 	if len(o.readahead) == 0 {
 		return limits
@@ -211,16 +242,14 @@ func (o *pressureOptions) settings() []pressure.Setting {
 	return all
 }
 
-// checkOutputs finds out before hours of measuring whether the figure can be drawn.
+// checkOutputs finds out before hours of measuring whether the figures can be drawn.
 func (o *pressureOptions) checkOutputs() error {
-	if o.figure != "" && !slices.Contains(pressure.FigureFormats, figureFormat(o.figure)) {
-		return fmt.Errorf("--figure %q: want a name that ends in one of .%s", o.figure, strings.Join(pressure.FigureFormats, ", ."))
+	for flag, file := range map[string]string{"figure": o.figure, "figure-bytes": o.bytes} {
+		if file != "" && !slices.Contains(chart.Formats, chart.FormatOf(file)) {
+			return fmt.Errorf("--%s %q: want a name that ends in one of .%s", flag, file, strings.Join(chart.Formats, ", ."))
+		}
 	}
 	return nil
-}
-
-func figureFormat(file string) string {
-	return strings.ToLower(strings.TrimPrefix(filepath.Ext(file), "."))
 }
 
 // self is how this program is called.
@@ -274,7 +303,7 @@ const maxSaved = 1 << 30
 
 // show writes what an earlier series measured.
 func (o *pressureOptions) show(cmd *cobra.Command) error {
-	for _, flag := range []string{"model", "x", "limit", "variant", "noise", "repeat", "readahead", "throttle", "weights", "tokens", "threads", "prompt"} {
+	for _, flag := range []string{"model", "x", "experts", "limit", "variant", "noise", "repeat", "readahead", "throttle", "weights", "tokens", "threads", "prompt"} {
 		if cmd.Flags().Changed(flag) {
 			return cli.Usagef("--%s: with --from nothing is measured", flag)
 		}
@@ -307,7 +336,10 @@ func (o *pressureOptions) write(stdout io.Writer, r *pressure.Report) error {
 		err = cmp.Or(err, outfile.Write(o.parquet, func(w io.Writer) error { return trace.WriteParquet(w, r.Columns()) }))
 	}
 	if o.figure != "" {
-		err = cmp.Or(err, outfile.Write(o.figure, func(w io.Writer) error { return r.WriteFigure(w, figureFormat(o.figure)) }))
+		err = cmp.Or(err, outfile.Write(o.figure, func(w io.Writer) error { return r.WriteFigure(w, chart.FormatOf(o.figure)) }))
+	}
+	if o.bytes != "" {
+		err = cmp.Or(err, outfile.Write(o.bytes, func(w io.Writer) error { return r.WriteBytesFigure(w, chart.FormatOf(o.bytes)) }))
 	}
 	return err
 }

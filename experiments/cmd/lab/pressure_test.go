@@ -23,6 +23,13 @@ func TestPressureUsage(t *testing.T) {
 		{nil, "no model"},
 		{[]string{"-m", "x"}, "give the limit"},
 		{[]string{"-m", "x", "--x", "0.5", "--limit", "1GB"}, "give the limit"},
+		{[]string{"-m", "x", "--x", "0.5", "--experts", "0.5"}, "give the limit"},
+		{[]string{"-m", "x", "--experts", "0.5", "--limit", "1GB"}, "give the limit"},
+		{[]string{"-m", "x", "--experts", "0.5,0"}, "--experts 0"},
+		{[]string{"-m", "x", "--experts", "0.5,0.5"}, "given twice"},
+		{[]string{"-m", "x", "--experts", "0.5", "--weights", "1GB"}, "--weights: with --experts"},
+		{[]string{"-m", "x", "--experts", "0.5", "--figure-bytes", "bytes"}, "--figure-bytes"},
+		{[]string{"--from", "runs.json", "--experts", "0.4"}, "--experts: with --from nothing is measured"},
 		{[]string{"-m", "x", "--x", "-1"}, "--x -1"},
 		{[]string{"-m", "x", "--x", "NaN"}, "--x NaN"},
 		{[]string{"-m", "x", "--limit", "much"}, `--limit "much"`},
@@ -82,6 +89,7 @@ func TestPressureSettings(t *testing.T) {
 		{pressureOptions{x: []float64{0.5, 0.7}}, []pressure.Setting{{X: 0.5}, {X: 0.7}}},
 		{pressureOptions{limit: limit}, []pressure.Setting{{Limit: limit}}},
 		{pressureOptions{x: []float64{0.5, 0.7}, readahead: []int{8192, 128}}, []pressure.Setting{{X: 0.5, Readahead: 8192}, {X: 0.7, Readahead: 8192}, {X: 0.5, Readahead: 128}, {X: 0.7, Readahead: 128}}},
+		{pressureOptions{experts: []float64{0.2, 1.2}, readahead: []int{128}}, []pressure.Setting{{Experts: 0.2, Readahead: 128}, {Experts: 1.2, Readahead: 128}}},
 		{pressureOptions{limit: limit, readahead: []int{128}}, []pressure.Setting{{Limit: limit, Readahead: 128}}},
 	} {
 		if got := test.o.settings(); !slices.Equal(got, test.want) {
@@ -112,21 +120,22 @@ func TestStaticVariant(t *testing.T) {
 
 // saved is a series as --save writes it: one run of four tokens, of which the first is slow.
 const saved = `{"model": {"path": "m.gguf", "token_bytes": 1000}, "skip": 2, "variants": [{"name": "plain"}], "results": [{"limit_bytes": 500}],
-	"runs": [{"variant": "plain", "limit_bytes": 500, "outcome": "finished", "tok_s": 1, "token_ms": [3400, 200, 200, 200]}]}`
+	"runs": [{"variant": "plain", "limit_bytes": 500, "outcome": "finished", "tok_s": 1, "token_ms": [3400, 200, 200, 200],
+		"token_bytes": [9, 5, 5, 5]}]}`
 
 // What was measured is shown again, in all forms, without root.
 func TestFrom(t *testing.T) {
 	dir := t.TempDir()
 	in, out := filepath.Join(dir, "runs.json"), filepath.Join(dir, "again.json")
-	figure, table := filepath.Join(dir, "speed.SVG"), filepath.Join(dir, "runs.parquet")
+	figure, bytes, table := filepath.Join(dir, "speed.SVG"), filepath.Join(dir, "bytes.pdf"), filepath.Join(dir, "runs.parquet")
 	if err := os.WriteFile(in, []byte(saved), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	code, stdout, stderr := lab(t.Context(), "pressure", "--from", in, "--skip", "1", "--save", out, "--figure", figure, "--parquet", table)
+	code, stdout, stderr := lab(t.Context(), "pressure", "--from", in, "--skip", "1", "--save", out, "--figure", figure, "--figure-bytes", bytes, "--parquet", table)
 	if code != 0 || stderr != "" || !strings.Contains(stdout, "Steady: without the first 1 tokens") || !strings.Contains(stdout, "85 %") {
 		t.Errorf("exit %d, %q\n%s", code, stderr, stdout)
 	}
-	for file, want := range map[string]string{figure: "<?xml", table: "PAR1", out: "{"} {
+	for file, want := range map[string]string{figure: "<?xml", bytes: "%PDF", table: "PAR1", out: "{"} {
 		if data, err := os.ReadFile(file); err != nil || !strings.HasPrefix(string(data), want) {
 			t.Errorf("%s: %v, begins with %.8q", file, err, data)
 		}

@@ -1,0 +1,62 @@
+package pressure
+
+// This file reads what a helper tells of its work.
+
+import (
+	"encoding/json"
+	"strings"
+)
+
+// Told is what a helper tells of its work: the last JSON object that it prints, beginning at the beginning of a line, if that has a positive number of tokens. The names are those of
+// "prefetchd --json"; any helper may use them. What it leaves out is 0. Amounts are bytes.
+type Told struct {
+	Tokens   int          `json:"tokens"` // that were generated while it helped
+	TokS     float64      `json:"tokens_per_sec"`
+	Expected float64      `json:"expected_tokens_per_sec"` // of its plan; 0: it expects nothing
+	Streamed int64        `json:"streamed_bytes"`          // that it read
+	Late     int64        `json:"late"`                    // what the target reached first, and read itself
+	Beyond   Beyond       `json:"beyond"`
+	Experts  *ToldExperts `json:"experts,omitempty"`
+}
+
+// Beyond is why more was read than has no room.
+type Beyond struct {
+	// Memory that keeps nothing.
+	Window   int64 `json:"window"`
+	Reserve  int64 `json:"reserve"`
+	LeftFree int64 `json:"left_free"`
+	Own      int64 `json:"own"`
+	Unused   int64 `json:"unused"`
+	// Read again, per token.
+	Twice int64 `json:"twice"`
+	Taken int64 `json:"taken"`
+	Swept int64 `json:"swept"`
+}
+
+// ToldExperts is what it did for a mixture's experts.
+type ToldExperts struct {
+	Chosen      int64 `json:"chosen"`
+	Missed      int64 `json:"missed"`      // of these: not in memory
+	Read        int64 `json:"read_bytes"`  // for these
+	Speculative int64 `json:"speculative"` // bytes that were read before the choice was known
+	Strays      int64 `json:"strays"`      // bytes that the target's misses read around themselves, and that were dropped unused
+}
+
+// told finds what a helper tells in its output; nil if it tells nothing.
+func told(output string) *Told {
+	for end := len(output); end > 0; {
+		at := strings.LastIndexByte(output[:end], '{')
+		if at < 0 {
+			return nil
+		}
+		end = at
+		if at > 0 && output[at-1] != '\n' {
+			continue
+		}
+		t := new(Told)
+		if json.NewDecoder(strings.NewReader(output[at:])).Decode(t) == nil && t.Tokens > 0 {
+			return t
+		}
+	}
+	return nil
+}

@@ -1,0 +1,244 @@
+// Package chart draws figures of lines: one or more panels, in each a curve for each thing that is compared, and dashed what bounds them.
+package chart
+
+// This file turns a figure into a picture.
+
+import (
+	"errors"
+	"fmt"
+	"image/color"
+	"io"
+	"math"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/text"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgimg"
+	"gonum.org/v1/plot/vg/vgpdf"
+	"gonum.org/v1/plot/vg/vgsvg"
+)
+
+// Formats are the formats of [Figure.Write], which are also the extensions of such files.
+var Formats = []string{"png", "svg", "pdf"}
+
+// FormatOf is the format that a file's name asks for; it need not be one of Formats.
+func FormatOf(file string) string {
+	return strings.ToLower(strings.TrimPrefix(filepath.Ext(file), "."))
+}
+
+// Figure is what is drawn. All panels have the same axes.
+type Figure struct {
+	Panels  []Panel
+	Columns int // panels beside each other; 0: all
+	// From and To are the ends of the x axis; the y axis goes from 0 to High.
+	From, To, High float64
+	XLabel, YLabel string
+	// Beside puts the legend to the right of the curves, where there is room for any number of them; else it is above them, at the left.
+	Beside bool
+}
+
+// Panel is a plot.
+type Panel struct {
+	Title  string
+	Curves []Curve
+}
+
+// Curve is a line. A curve without points is not drawn, but has a colour: so the same thing has the same colour in all panels.
+type Curve struct {
+	Name   string
+	Points []Point // by X
+	Bound  bool    // it bounds the others: dashed, without marks, in no colour
+}
+
+// Point is a point of a curve. If High is more than Low, that range is drawn upright.
+type Point struct{ X, Y, Low, High float64 }
+
+// Errors of Write.
+var (
+	ErrEmpty    = errors.New("there is nothing to draw")
+	ErrTooLarge = errors.New("the numbers are too large to draw")
+)
+
+// curveColors are told apart with and without colour blindness (Okabe and Ito, "Color Universal Design", 2008); the order avoids neighbours
+// of equal lightness. After the last, the first comes again, with other marks.
+var curveColors = []color.RGBA{
+	{0x00, 0x72, 0xb2, 0xff}, {0xe6, 0x9f, 0x00, 0xff}, {0x00, 0x9e, 0x73, 0xff}, {0xd5, 0x5e, 0x00, 0xff}, {0xcc, 0x79, 0xa7, 0xff}, {0x56, 0xb4, 0xe9, 0xff},
+}
+
+var (
+	curveMarks = []draw.GlyphDrawer{draw.CircleGlyph{}, draw.BoxGlyph{}, draw.PyramidGlyph{}, draw.RingGlyph{}, draw.SquareGlyph{}}
+	ink        = color.RGBA{0x20, 0x20, 0x20, 0xff}
+	gridInk    = color.RGBA{0xe4, 0xe4, 0xe4, 0xff}
+)
+
+// Size of a panel, and of a legend beside its curves.
+const (
+	width, height = 6.2 * vg.Inch, 4.6 * vg.Inch
+	legendWidth   = 2.1 * vg.Inch
+)
+
+// Write draws the figure. It fails with [ErrEmpty] or [ErrTooLarge] before anything is written, or as w does.
+func (f *Figure) Write(w io.Writer, format string) error {
+	if len(f.Panels) == 0 || !(f.From < f.To) || !(f.High > 0) {
+		return ErrEmpty
+	}
+	if math.IsInf(f.From, 0) || math.IsInf(f.To-f.From, 0) || math.IsInf(f.High, 0) {
+		return ErrTooLarge
+	}
+	columns := f.Columns
+	if columns < 1 || columns > len(f.Panels) {
+		columns = len(f.Panels)
+	}
+	rows := (len(f.Panels) + columns - 1) / columns
+	each := width
+	if f.Beside {
+		each += legendWidth
+	}
+	wide, high := each*vg.Length(columns), height*vg.Length(rows)
+	var canvas vg.CanvasWriterTo
+	switch format {
+	case "png":
+		canvas = vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(wide, high), vgimg.UseDPI(144))}
+	case "svg":
+		canvas = vgsvg.New(wide, high)
+	case "pdf":
+		canvas = vgpdf.New(wide, high)
+	default:
+		return fmt.Errorf("draw figure: format %q: want one of %s", format, strings.Join(Formats, ", "))
+	}
+	all := draw.New(canvas)
+	for i := range f.Panels {
+		left, top := each*vg.Length(i%columns), height*vg.Length(i/columns)
+		part := draw.Crop(all, left, left+each-wide, high-top-height, -top)
+		if err := f.draw(&f.Panels[i], draw.Crop(part, vg.Points(8), -vg.Points(12), vg.Points(6), -vg.Points(8))); err != nil {
+			return fmt.Errorf("draw figure: %w", err)
+		}
+	}
+	if _, err := canvas.WriteTo(w); err != nil {
+		return fmt.Errorf("write figure: %w", err)
+	}
+	return nil
+}
+
+// draw draws a panel.
+func (f *Figure) draw(in *Panel, at draw.Canvas) error {
+	p := plot.New()
+	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = in.Title, f.XLabel, f.YLabel
+	p.Title.TextStyle.Font.Size, p.Title.Padding = vg.Points(13), vg.Points(8)
+	for _, style := range []*text.Style{&p.Title.TextStyle, &p.X.Label.TextStyle, &p.Y.Label.TextStyle, &p.X.Tick.Label, &p.Y.Tick.Label, &p.Legend.TextStyle} {
+		style.Font.Variant, style.Color = "Sans", ink
+	}
+	p.X.Tick.Marker, p.Y.Tick.Marker = plot.TickerFunc(evenTicks), plot.TickerFunc(evenTicks)
+	lines := plotter.NewGrid()
+	lines.Vertical.Color, lines.Horizontal.Color = gridInk, gridInk
+	p.Add(lines)
+
+	legend := plot.NewLegend()
+	legend.TextStyle = p.Legend.TextStyle
+	legend.Top, legend.Left, legend.Padding = true, true, vg.Points(3)
+	number := 0 // of the curves that have a colour
+	for i := range in.Curves {
+		c := &in.Curves[i]
+		var err error
+		switch {
+		case c.Bound && len(c.Points) > 0:
+			err = addBound(p, &legend, c)
+		case !c.Bound:
+			if len(c.Points) > 0 {
+				err = addCurve(p, &legend, c, curveColors[number%len(curveColors)], curveMarks[(number+number/len(curveColors))%len(curveMarks)])
+			}
+			number++
+		}
+		if err != nil {
+			return err
+		}
+	}
+	p.X.Min, p.X.Max, p.Y.Min, p.Y.Max = f.From, f.To, 0, f.High
+	if !f.Beside {
+		p.Legend = legend
+		p.Legend.XOffs, p.Legend.YOffs = vg.Points(6), -vg.Points(4)
+		p.Draw(at)
+		return nil
+	}
+	p.Draw(draw.Crop(at, 0, -legendWidth, 0, 0))
+	beside := at.Rectangle.Size().X - legendWidth + vg.Points(8)
+	legend.Draw(draw.Crop(at, beside, 0, 0, -vg.Points(24)))
+	return nil
+}
+
+func addBound(p *plot.Plot, legend *plot.Legend, c *Curve) error {
+	l, err := plotter.NewLine(places(c.Points))
+	if err != nil {
+		return err
+	}
+	l.Color, l.Width, l.Dashes = ink, vg.Points(1.5), []vg.Length{vg.Points(5), vg.Points(3)}
+	p.Add(l)
+	legend.Add(c.Name, l)
+	return nil
+}
+
+func places(points []Point) plotter.XYs {
+	var all plotter.XYs
+	for _, p := range points {
+		all = append(all, plotter.XY{X: p.X, Y: p.Y})
+	}
+	return all
+}
+
+// spreads are points with their ranges.
+type spreads struct {
+	plotter.XYs
+	plotter.YErrors
+}
+
+func addCurve(p *plot.Plot, legend *plot.Legend, c *Curve, paint color.Color, mark draw.GlyphDrawer) error {
+	line, points, err := plotter.NewLinePoints(places(c.Points))
+	if err != nil {
+		return err
+	}
+	line.Color, line.Width = paint, vg.Points(1.5)
+	points.Color, points.Shape, points.Radius = paint, mark, vg.Points(3.5)
+	p.Add(line)
+	var ranged spreads
+	for _, at := range c.Points {
+		if at.High > at.Low {
+			ranged.XYs = append(ranged.XYs, plotter.XY{X: at.X, Y: at.Y})
+			ranged.YErrors = append(ranged.YErrors, struct{ Low, High float64 }{at.Y - at.Low, at.High - at.Y})
+		}
+	}
+	if len(ranged.XYs) > 0 {
+		bars, err := plotter.NewYErrorBars(ranged)
+		if err != nil {
+			return err
+		}
+		bars.Color, bars.Width, bars.CapWidth = paint, vg.Points(1), vg.Points(6)
+		p.Add(bars)
+	}
+	p.Add(points)
+	legend.Add(c.Name, line, points)
+	return nil
+}
+
+// evenTicks places about eight ticks at multiples of 1, 2 or 5 times a power of ten.
+func evenTicks(low, high float64) []plot.Tick {
+	step := math.Pow(10, math.Floor(math.Log10((high-low)/8)))
+	for _, k := range []float64{1, 2, 5, 10} {
+		if (high-low)/(k*step) <= 9 {
+			step *= k
+			break
+		}
+	}
+	var ticks []plot.Tick
+	first := math.Ceil(low/step - 1e-9)
+	for n := range 10 {
+		if at := (first + float64(n)) * step; at <= high {
+			ticks = append(ticks, plot.Tick{Value: at, Label: strconv.FormatFloat(at, 'g', 3, 64)})
+		}
+	}
+	return ticks
+}

@@ -1,0 +1,112 @@
+package replay
+
+// This file tests the figures of a study, by pictures that have been looked at and by what they are made of.
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"gonum.org/v1/plot/cmpimg"
+
+	"tensorcast/internal/chart"
+	"tensorcast/moe"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden images in testdata")
+
+func drawn(t *testing.T) *Study {
+	t.Helper()
+	o := someTime
+	o.Curve = true
+	st, _ := study(t, random(t, rand.New(rand.NewPCG(9, 9)), 6, 16, 2, 150), o)
+	st.Model = "planted.gguf"
+	return st
+}
+
+func TestFigures(t *testing.T) {
+	st := drawn(t)
+	if len(st.Rooms) != 4 || len(st.Curve) != len(curveShares) {
+		t.Fatalf("%d rooms, %d more for figures", len(st.Rooms), len(st.Curve))
+	}
+	figures := map[string]*chart.Figure{}
+	for _, f := range st.Figures() {
+		figures[f.Name] = f.Figure
+		var got bytes.Buffer
+		if err := f.Write(&got, "png"); err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join("testdata", f.Name+".png")
+		if *update {
+			if err := errors.Join(os.MkdirAll("testdata", 0o755), os.WriteFile(path, got.Bytes(), 0o644)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatalf("%v (run the test with -update to make it)", err)
+		}
+		if same, err := cmpimg.EqualApprox("png", got.Bytes(), want, 0.05); !same || err != nil {
+			t.Errorf("the figure is not %s (%v); see -update", path, err)
+		}
+	}
+
+	hits := figures["hits"].Panels[0].Curves
+	at := slices.IndexFunc(hits, func(c chart.Curve) bool { return c.Name == nameBelady })
+	belady := hits[at]
+	if !belady.Bound || len(belady.Points) != 12 || belady.Points[0].X != 5 || belady.Points[11].X != 90 {
+		t.Fatalf("%+v", belady)
+	}
+	for _, c := range hits {
+		for i, p := range c.Points {
+			if p.Y > belady.Points[i].Y+1e-9 || p.X != belady.Points[i].X {
+				t.Errorf("%s hits %v at %v, Belady %v", c.Name, p.Y, p.X, belady.Points[i])
+			}
+		}
+	}
+	if p := hits[0].Points[2]; hits[0].Name != nameLRU || p.X != 15 || p.Y != 100*st.Curve[1].policy(nameLRU).HitRate {
+		t.Errorf("%s at 15 %%: %+v", hits[0].Name, p)
+	}
+	recall := figures["recall"].Panels[0].Curves
+	if len(recall) != len(st.Predictors) || len(recall[1].Points) != 6 || recall[1].Points[2].Y != 100*st.Predictors[1].Leads[0].ByLayer[2] {
+		t.Errorf("%+v", recall)
+	}
+	// Means of five tokens each, which add up to all.
+	reads := figures["reads"]
+	if len(reads.Panels) != 4 || len(reads.Panels[0].Curves[0].Points) != 30 {
+		t.Fatalf("%+v", reads)
+	}
+	sum := 0.0
+	for _, p := range reads.Panels[2].Curves[0].Points {
+		sum += 5 * p.Y
+	}
+	if want := float64(st.Rooms[2].Policies[0].DemandBytes) / mib; sum < want-1e-6 || sum > want+1e-6 {
+		t.Errorf("%v MiB are drawn, %v were read", sum, want)
+	}
+}
+
+// A predictor more is a curve more; what there is nothing of is left out.
+func TestFiguresOfLess(t *testing.T) {
+	st := drawn(t)
+	for range 20 {
+		st.Predictors = append(st.Predictors, PredictorResult{Name: "another", Evaluation: st.Predictors[0].Evaluation})
+	}
+	st.Predictors = append(st.Predictors, PredictorResult{Name: "not evaluated"}, PredictorResult{Name: "no lead", Evaluation: &moe.Evaluation{Scored: 1}})
+	recall := st.recall()
+	if n := len(recall.Panels[0].Curves); n != len(st.Predictors)-2 {
+		t.Errorf("%d curves of %d predictors", n, len(st.Predictors))
+	}
+	if err := recall.Write(new(bytes.Buffer), "svg"); err != nil {
+		t.Error(err)
+	}
+	for _, f := range (&Study{Layers: 2}).Figures() {
+		if f.Figure != nil {
+			t.Errorf("%s of nothing: %+v", f.Name, f.Figure)
+		}
+	}
+}
