@@ -19,6 +19,7 @@ import (
 	"tensorcast/internal/regular"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/readahead"
 	"tensorcast/prefetch/serve"
 )
 
@@ -27,6 +28,7 @@ type options struct {
 	exec     bool
 	asRoot   bool
 	strategy string
+	around   string // what is done about the target's own readahead
 	pattern  string
 	plan     string
 	dry      bool
@@ -47,7 +49,7 @@ func main() {
 
 // command is the command line. unheard lets signals take their usual effect, instead of ending the context: with --exec they are the command's.
 func command(unheard func()) *cobra.Command {
-	o := options{strategy: prefetch.StrategyNames()[0]}
+	o := options{strategy: prefetch.StrategyNames()[0], around: readahead.Choices()[0]}
 	cmd := &cobra.Command{
 		Use:   "prefetchd (--pid N | --exec [flags] -- command [argument...])",
 		Short: "Keep the right bytes of a model in memory for a running llama.cpp",
@@ -58,7 +60,7 @@ headroom of that cgroup, its ancestors and the host, and ends with the target, r
 
 Of a mixture of experts, what every token reads is kept first, and experts in what room is left. When a router has chosen,
 those of its experts that are missing are read at once, beside each other, and those that are likely to be chosen last
-give way.
+give way. The target's own faults read around themselves what nobody asked for, up to twice the disk's readahead: --readahead.
 
 What is kept is not locked: the kernel takes it when somebody needs memory, and prefetchd gives way for a while. With
 --lock it cannot (experts are not locked): then the kernel may have to kill a process of the cgroup instead, the target
@@ -123,8 +125,9 @@ cannot be run, 1 if it was not started for another reason, 2 for wrong usage.`,
 	f.BoolVar(&o.noJoin, "no-join", false, "stay in the own cgroup: pages read ahead are then not charged to the target's")
 	f.BoolVar(&o.json, "json", false, "print the summary as JSON (with --exec on standard error: standard output is the command's)")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "say what is being done")
+	readaheadFlags(cmd, &o)
 	planFlags(f, &o)
-	cmd.AddCommand(newDoctorCommand())
+	cmd.AddCommand(newDoctorCommand(), guardianCommand())
 	return cmd
 }
 
@@ -187,7 +190,9 @@ func (o *options) prepare(live *live) (serve.Options, error) {
 	if o.Lock {
 		log.Warn("what is locked the kernel cannot take: if another program in the target's cgroup needs more memory at once than is left, it may kill the target")
 	}
-	return serve.Options{PID: o.pid, Late: o.wait || o.exec, Join: !o.noJoin, Dry: o.dry, Leave: o.leave, Prefetch: o.Options, Tell: live.tell, Log: log}, nil
+	return serve.Options{
+		PID: o.pid, Late: o.wait || o.exec, Join: !o.noJoin, Dry: o.dry, Leave: o.leave, Readahead: readahead.Choice(o.around), Guardian: guardian(), Prefetch: o.Options, Tell: live.tell, Log: log,
+	}, nil
 }
 
 // run helps a process.
@@ -266,6 +271,9 @@ func report(asJSON, asText io.Writer, o options, s prefetch.Summary) error {
 		s.Tokens, s.TokensPerSec, expected, bytes(s.PerToken), bytes(s.Pinned), bytes(perToken), bytes(streamed), s.Late, bytes(s.Room), s.Level, s.Queue)
 	if err == nil && s.Experts != nil {
 		_, err = fmt.Fprintf(asText, "prefetchd: %s\n", aboutExperts(s.Experts, s.Tokens))
+	}
+	if line := aboutReadahead(s.Readahead); err == nil && line != "" {
+		_, err = fmt.Fprintf(asText, "prefetchd: %s\n", line)
 	}
 	if err != nil || s.Streamed == 0 {
 		return err
