@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 
+	"tensorcast/experiments/llama"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/testenv"
 	"tensorcast/prefetch/readahead"
@@ -54,14 +56,21 @@ func TestReadaheadByFile(t *testing.T) {
 	if after := r.diskReadahead(); after != before {
 		t.Errorf("the disk's readahead is %s, before %s", after, before)
 	}
+	got, err := llama.ParseResult(r.stdout.Bytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if plain := plainRun(r); got.Text != plain.Text {
+		t.Errorf("text %q, plain %q", got.Text, plain.Text)
+	}
 }
 
-// One that had loaded its model before is left as it is, unless a thread of it may be made to advise the mapping; that is undone if prefetchd is killed. The text is the same.
+// One that had loaded its model before is left as it is, unless a thread of it may be made to advise the mapping; that is undone if prefetchd is killed.
 func TestReadaheadLate(t *testing.T) {
-	r := newMixture(t, 300)
-	r.stopped()
+	r := newMixture(t, 100)
+	r.options.Repeat = 1000 // until it is ended
+	r.start()
 	testenv.WaitFor(t, "the target to close its file", func() bool { // it has mapped it, and may load it still
-		r.goOn()
 		p, err := proc.Open(r.target.Process.Pid)
 		if err != nil {
 			t.Fatal(err)
@@ -78,11 +87,8 @@ func TestReadaheadLate(t *testing.T) {
 		}
 		return true
 	})
-	h := r.help("--readahead", "inject", "--verbose")
-	r.waitHelping(h)
-	if !r.random() {
-		t.Errorf("the target has not advised its mapping: %s", h.stderr.String())
-	}
+	h := r.help("--readahead", "inject")
+	testenv.WaitFor(t, "the target to advise its mapping", r.random)
 	if err := h.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +96,9 @@ func TestReadaheadLate(t *testing.T) {
 	testenv.WaitFor(t, "the guardian to undo it", func() bool { return !r.random() })
 	again := r.help("--readahead", "fd")
 	r.waitHelping(again)
-	r.finish()
+	if err := again.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
 	if a := again.summary(t).Readahead; a == nil || a.Way != "" || !a.Closed {
 		t.Errorf("told %+v", a)
 	}
