@@ -37,6 +37,9 @@ const (
 	maxCode = 4 << 20
 )
 
+// resumed are the system calls that the kernel repeats by itself: a futex with a timeout by restart_syscall, as whatever else it repeats in this way.
+var resumed = []string{strconv.Itoa(unix.SYS_FUTEX), strconv.Itoa(unix.SYS_RESTART_SYSCALL)}
+
 // instruction is `syscall`.
 var instruction = []byte{0x0f, 0x05}
 
@@ -107,7 +110,7 @@ func (p *Process) interruptible() (threads []int, err error) {
 			threads = append(threads, tid)
 		case strings.HasPrefix(fields["State"], "S"):
 			call, err := readText(filepath.Join(dir, "syscall"))
-			if err == nil && strings.HasPrefix(string(call), strconv.Itoa(unix.SYS_FUTEX)+" ") {
+			if number, _, _ := strings.Cut(string(call), " "); err == nil && slices.Contains(resumed, number) {
 				waiting = append(waiting, tid)
 			}
 		}

@@ -20,7 +20,8 @@ func TestKilled(t *testing.T) {
 	path := fakeDisk(t)
 	random := rand.New(rand.NewPCG(1, 2))
 	during := 0
-	for range 25 {
+	const kills = 10
+	for range kills {
 		parent := role(t, "parent "+path)
 		if err := parent.Start(); err != nil {
 			t.Fatal(err)
@@ -37,7 +38,7 @@ func TestKilled(t *testing.T) {
 		testenv.WaitFor(t, "the guardian to end", func() bool { return !alive(t) })
 		checkDisk(t, path, 8192)
 	}
-	t.Logf("%d of 25 were killed while the setting was another one", during)
+	t.Logf("%d of %d were killed while the setting was another one", during, kills)
 }
 
 // If the guardian is killed in the moment in which the setting is another one, who started it restores that; not what somebody else has set.

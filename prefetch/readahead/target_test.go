@@ -22,10 +22,14 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// modelBytes is the size of the tests' model.
-const modelBytes = 64 << 20
+// The tests' model, and their disk's readahead. A target's faults read twice that.
+const (
+	modelBytes = 24 << 20
+	diskKiB    = 2048
+	readBytes  = 2 * diskKiB << 10
+)
 
-// ownDisk mounts a file system on a disk of its own, with a readahead of 8 MiB, and puts a model on it.
+// ownDisk mounts a file system on a disk of its own, with a readahead of 2 MiB, and puts a model on it.
 func ownDisk(t *testing.T) (model string) {
 	t.Helper()
 	testenv.NeedRoot(t)
@@ -64,7 +68,7 @@ func ownDisk(t *testing.T) (model string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(settingOf(id.Dev), []byte("8192\n"), 0); err != nil {
+	if err := os.WriteFile(settingOf(id.Dev), fmt.Appendln(nil, diskKiB), 0); err != nil {
 		t.Skipf("no readahead of its own: %v", err)
 	}
 	return model
@@ -184,14 +188,14 @@ func logTo(t *testing.T) *slog.Logger {
 // What the kernel says a fault reads is what it reads; FADV_SEQUENTIAL has doubled it; a descriptor's FADV_RANDOM does not reach faults.
 func TestLook(t *testing.T) {
 	r := startTarget(t, ownDisk(t))
-	if s := r.state(); s.bytes != 16<<20 || s.Random || s.Sequential {
+	if s := r.state(); s.bytes != readBytes || s.Random || s.Sequential {
 		t.Errorf("%+v", s)
 	}
 	d := descriptor(t, r)
 	if err := fadvise(d, unix.FADV_RANDOM); err != nil {
 		t.Fatal(err)
 	}
-	if n := r.miss(); n < 8<<20 || n > 16<<20 {
+	if n := r.miss(); n < readBytes/2 || n > readBytes {
 		t.Errorf("a fault read %d bytes", n)
 	}
 }
@@ -236,14 +240,14 @@ func TestByFile(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		checkDisk(t, settingOf(id.Dev), 8192)
-		if told := target.End(); told.Way != ByFile || told.Before != 16<<20 || told.After != Small<<10 || !told.Undone || told.Why != "" {
+		checkDisk(t, settingOf(id.Dev), diskKiB)
+		if told := target.End(); told.Way != ByFile || told.Before != readBytes || told.After != Small<<10 || !told.Undone || told.Why != "" {
 			t.Errorf("%s: told %+v", choice, told)
 		}
-		if got := r.state(); got.bytes != 16<<20 {
+		if got := r.state(); got.bytes != readBytes {
 			t.Errorf("%s: in the end a fault reads %d bytes", choice, got.bytes)
 		}
-		checkDisk(t, settingOf(id.Dev), 8192)
+		checkDisk(t, settingOf(id.Dev), diskKiB)
 		r.end()
 	}
 }
@@ -263,9 +267,9 @@ func TestNothingToDo(t *testing.T) {
 		closed bool
 	}{
 		"little": {Auto, 128, true, "little", false},
-		"leave":  {Leave, 8192, true, "asked", false},
-		"late":   {Auto, 8192, false, "closed", true},
-		"fd":     {FD, 8192, false, "closed", true},
+		"leave":  {Leave, diskKiB, true, "asked", false},
+		"late":   {Auto, diskKiB, false, "closed", true},
+		"fd":     {FD, diskKiB, false, "closed", true},
 	} {
 		if err := os.WriteFile(settingOf(id.Dev), fmt.Appendln(nil, c.kib), 0); err != nil {
 			t.Fatal(err)
@@ -302,7 +306,7 @@ func TestByInject(t *testing.T) {
 	if n := r.miss(); n != int64(os.Getpagesize()) {
 		t.Errorf("a fault read %d bytes", n)
 	}
-	if told := target.End(); told.Way != ByInject || told.Before != 16<<20 || told.After != int64(os.Getpagesize()) || !told.Undone {
+	if told := target.End(); told.Way != ByInject || told.Before != readBytes || told.After != int64(os.Getpagesize()) || !told.Undone {
 		t.Errorf("told %+v", told)
 	}
 	if s := r.state(); s.Random {
@@ -335,7 +339,7 @@ func TestUndoneAfterKill(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = helper.Wait() // killed
-		testenv.WaitFor(t, "the guardian to undo it", func() bool { s := r.state(); return s.bytes == 16<<20 && !s.Random })
+		testenv.WaitFor(t, "the guardian to undo it", func() bool { s := r.state(); return s.bytes == readBytes && !s.Random })
 		r.end()
 	}
 }
