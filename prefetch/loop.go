@@ -13,6 +13,7 @@ import (
 	"tensorcast/event"
 	"tensorcast/internal/proc"
 	"tensorcast/pattern"
+	"tensorcast/prefetch/readahead"
 )
 
 // Options of a Controller.
@@ -146,6 +147,9 @@ type Summary struct {
 	StageSec     float64  `json:"stage_seconds"`  // spent on asking for reads
 	EvictSec     float64  `json:"evict_seconds"`  // spent on paging out
 	FollowSec    float64  `json:"follow_seconds"` // since the first blocks were held
+
+	// Readahead is what was done about what the target's own faults read around themselves; nil if nothing was to be. Who feeds the controller fills it in.
+	Readahead *readahead.Told `json:"readahead,omitempty"`
 }
 
 // New makes a Controller that works on pages, which it does not close.

@@ -240,6 +240,8 @@ func TestExecUsage(t *testing.T) {
 		"--pid 1 true":             "unexpected argument",
 		"--pid 1 -- --exec":        "unexpected argument",
 		"--exec --strategy x true": "strategy",
+		"--pid 1 --readahead x":    "readahead",
+		"guardian x":               "unexpected argument",
 		"--exec --dry-run true":    "--dry-run is for --pid",
 		"--exec --plan - true":     "name a file after --plan",
 	} {

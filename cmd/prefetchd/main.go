@@ -19,6 +19,7 @@ import (
 	"tensorcast/internal/regular"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/readahead"
 	"tensorcast/prefetch/serve"
 )
 
@@ -28,6 +29,7 @@ type options struct {
 	asRoot   bool
 	strategy string
 	guesses  string
+	around   string // what is done about the target's own readahead
 	pattern  string
 	plan     string
 	dry      bool
@@ -48,7 +50,7 @@ func main() {
 
 // command is the command line. unheard lets signals take their usual effect, instead of ending the context: with --exec they are the command's.
 func command(unheard func()) *cobra.Command {
-	o := options{strategy: prefetch.StrategyNames()[0], guesses: prefetch.SpeculationNames()[0]}
+	o := options{strategy: prefetch.StrategyNames()[0], guesses: prefetch.SpeculationNames()[0], around: readahead.Choices()[0]}
 	cmd := &cobra.Command{
 		Use:   "prefetchd (--pid N | --exec [flags] -- command [argument...])",
 		Short: "Keep the right bytes of a model in memory for a running llama.cpp",
@@ -61,6 +63,7 @@ Of a mixture of experts, what every token reads is kept first, and experts in wh
 those of its experts that are missing are read at once, beside each other, and those that are likely to be chosen last
 give way. While the disk is idle, experts that the next layer is likely to choose are read before it has chosen, if tokens
 turn out to be faster for it: that is tried with tokens by turns (--speculate auto), and again now and then.
+ The target's own faults read around themselves what nobody asked for, up to twice the disk's readahead: --readahead.
 
 What is kept is not locked: the kernel takes it when somebody needs memory, and prefetchd gives way for a while. With
 --lock it cannot (experts are not locked): then the kernel may have to kill a process of the cgroup instead, the target
@@ -127,8 +130,9 @@ cannot be run, 1 if it was not started for another reason, 2 for wrong usage.`,
 	f.BoolVar(&o.noJoin, "no-join", false, "stay in the own cgroup: pages read ahead are then not charged to the target's")
 	f.BoolVar(&o.json, "json", false, "print the summary as JSON (with --exec on standard error: standard output is the command's)")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "say what is being done")
+	readaheadFlags(cmd, &o)
 	planFlags(f, &o)
-	cmd.AddCommand(newDoctorCommand())
+	cmd.AddCommand(newDoctorCommand(), guardianCommand())
 	return cmd
 }
 
@@ -192,7 +196,9 @@ func (o *options) prepare(live *live) (serve.Options, error) {
 	if o.Lock {
 		log.Warn("what is locked the kernel cannot take: if another program in the target's cgroup needs more memory at once than is left, it may kill the target")
 	}
-	return serve.Options{PID: o.pid, Late: o.wait || o.exec, Join: !o.noJoin, Dry: o.dry, Leave: o.leave, Prefetch: o.Options, Tell: live.tell, Log: log}, nil
+	return serve.Options{
+		PID: o.pid, Late: o.wait || o.exec, Join: !o.noJoin, Dry: o.dry, Leave: o.leave, Readahead: readahead.Choice(o.around), Guardian: guardian(), Prefetch: o.Options, Tell: live.tell, Log: log,
+	}, nil
 }
 
 // run helps a process.
@@ -271,6 +277,9 @@ func report(asJSON, asText io.Writer, o options, s prefetch.Summary) error {
 		s.Tokens, s.TokensPerSec, expected, bytes(s.PerToken), bytes(s.Pinned), bytes(perToken), bytes(streamed), s.Late, bytes(s.Room), s.Level, s.Queue)
 	if err == nil && s.Experts != nil {
 		_, err = fmt.Fprintf(asText, "prefetchd: %s\n", aboutExperts(s.Experts, s.Tokens))
+	}
+	if line := aboutReadahead(s.Readahead); err == nil && line != "" {
+		_, err = fmt.Fprintf(asText, "prefetchd: %s\n", line)
 	}
 	if err != nil || s.Streamed == 0 {
 		return err

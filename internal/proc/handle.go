@@ -10,6 +10,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -96,4 +100,38 @@ func (p *Process) PageOut(address uint64, length int64) error {
 		return fmt.Errorf("page out %d bytes at %#x of process %d: %w", length, address, p.pid, errno)
 	}
 	return nil
+}
+
+// Descriptors tells which files the process has open, by the numbers of its descriptors: their names, as the kernel has them (pipe:[123] is one, too). It needs ptrace access. The error wraps
+// ErrNoProcess if the process has ended.
+func (p *Process) Descriptors() (map[int]string, error) {
+	dir := fmt.Sprintf("/proc/%d/fd", p.pid)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		err = ErrNoProcess
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the open files of process %d: %w", p.pid, err)
+	}
+	names := map[int]string{}
+	for _, e := range entries {
+		n, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if name, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil { // else it is closed by now
+			names[n] = name
+		}
+	}
+	return names, nil
+}
+
+// Descriptor opens a file that the process has open, by the number of its descriptor: not the file anew, but the same open file, with its position and readahead (pidfd_getfd, Linux 5.6). It
+// needs ptrace access. The error wraps unix.EBADF if the process has closed it. The caller must close it.
+func (p *Process) Descriptor(n int) (*os.File, error) {
+	fd, err := unix.PidfdGetfd(p.fd, n, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open descriptor %d of process %d: %w", n, p.pid, err)
+	}
+	return os.NewFile(uintptr(fd), fmt.Sprintf("descriptor %d of process %d", n, p.pid)), nil
 }

@@ -24,6 +24,7 @@ import (
 	"tensorcast/moe"
 	"tensorcast/moe/hidden"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/readahead"
 )
 
 // Options say whom to help, and how.
@@ -35,6 +36,10 @@ type Options struct {
 	Dry bool
 	// Leave is how many bytes of the host's available memory are left to others; 0 chooses (see prefetch.MemoryOptions).
 	Leave int64
+	// Readahead is what is done about what the target's own faults read around themselves, if its model is a mixture of experts; "": nothing, and nothing is told of it. Guardian is the
+	// command that starts this program again as the guardian of that, see readahead.Guard.
+	Readahead readahead.Choice
+	Guardian  []string
 	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Touched, Dry, Judge, Begin, Urgent, Guess, Own and Log are set here.
 	Prefetch prefetch.Options
 	// Tell is called with what is being done, several times a second while the target decodes; nil: nobody asks.
@@ -59,6 +64,7 @@ type server struct {
 	command    *capture.Capture // what was started, until it was run
 	controller *prefetch.Controller
 	memory     *prefetch.ProcessMemory
+	readahead  *readahead.Target // nil if it is not to be changed
 	settled    bool
 	unloaded   bool // the probes of the command's start were removed
 	target     *capture.Capture
@@ -180,6 +186,9 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 	}
 	defer func() { err = errors.Join(err, pages.Close()) }()
 
+	if v.readahead = v.newReadahead(process); v.readahead != nil {
+		defer func() { s.Readahead = v.readahead.End() }()
+	}
 	p := o.Prefetch
 	p.Memory, p.Log, p.Models, p.Weights = v.memory, o.Log, prefetch.MappedModels(o.PID), prefetch.ReadWeights
 	examiner := holding.New(o.PID)
@@ -189,9 +198,12 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 	} else { // nothing is read while the target loads, so nothing need be guessed
 		p.Touched = process.TouchedAt
 	}
-	if o.Join {
-		// Not before: what this process takes until then, and where there is nothing to win, is not the target's to pay.
-		p.Begin = func() { v.memory.Join(ctx) }
+	p.Begin = func() {
+		v.readLess(p.Models) // before this process joins the target's cgroup, in which the guardian is not to be
+		if o.Join {
+			// Not before: what this process takes until then, and where there is nothing to win, is not the target's to pay.
+			v.memory.Join(ctx)
+		}
 	}
 	p.Own = ownMemory
 	p.Urgent = func() { v.urgent(true) }
@@ -338,7 +350,7 @@ func (v *server) observing() capture.Options {
 		inputs = 0
 	}
 	return capture.Options{
-		Interval: tick, Tick: v.tick, Pause: func() time.Duration { return v.controller.Pause() }, Late: v.o.Late, Small: true, Selected: true, Inputs: inputs, InputRows: 1, AtOnce: true,
+		Interval: tick, Tick: v.tick, Pause: v.pause, Late: v.o.Late, Small: true, Selected: true, Inputs: inputs, InputRows: 1, AtOnce: true,
 		Log: v.o.Log,
 	}
 }
@@ -365,7 +377,19 @@ func (v *server) idle(ctx context.Context, process *proc.Process) (ended bool, e
 	}
 }
 
+// pause is how long tick need not be called.
+func (v *server) pause() time.Duration {
+	pause := v.controller.Pause()
+	if v.readahead != nil {
+		pause = min(pause, v.readahead.Pause())
+	}
+	return pause
+}
+
 func (v *server) tick() error {
+	if v.readahead != nil {
+		v.readahead.Look()
+	}
 	err := v.controller.Tick()
 	v.tell(false)
 	if wants := v.controller.WantsInputs(); err == nil && v.target != nil && wants != v.inputs {

@@ -1,0 +1,145 @@
+package readahead
+
+// This file tests that a disk's setting is restored whoever is killed.
+
+import (
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tensorcast/internal/testenv"
+)
+
+// However the one ends who started the guardian, the setting is what it was when the guardian has ended.
+func TestKilled(t *testing.T) {
+	path := fakeDisk(t)
+	random := rand.New(rand.NewPCG(1, 2))
+	during := 0
+	const kills = 10
+	for range kills {
+		parent := role(t, "parent "+path)
+		if err := parent.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.WaitFor(t, "a change", func() bool { kib, err := readDisk(path); return err == nil && kib != 8192 })
+		time.Sleep(time.Duration(random.Int64N(int64(20 * time.Millisecond))))
+		if err := parent.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if kib, err := readDisk(path); err == nil && kib != 8192 {
+			during++
+		}
+		_ = parent.Wait() // killed
+		testenv.WaitFor(t, "the guardian to end", func() bool { return !alive(t) })
+		checkDisk(t, path, 8192)
+	}
+	t.Logf("%d of %d were killed while the setting was another one", during, kills)
+}
+
+// If the guardian is killed in the moment in which the setting is another one, who started it restores that; not what somebody else has set.
+func TestGuardianKilled(t *testing.T) {
+	for _, others := range []string{"", "512"} {
+		path := fakeDisk(t)
+		c, err := changeFor(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		t.Setenv(markVariable, t.Name())
+		killed := make(chan error)
+		go func() {
+			for {
+				if kib, err := readDisk(path); err == nil && kib == Small {
+					break
+				}
+				time.Sleep(time.Millisecond)
+			}
+			if others != "" {
+				if err := os.WriteFile(path, []byte(others+"\n"), 0); err != nil {
+					killed <- err
+					return
+				}
+			}
+			killed <- killMarked(t.Name())
+		}()
+		_, err = start(as("hanging-guardian"), c, []*os.File{f})
+		if e := <-killed; e != nil {
+			t.Fatal(e)
+		}
+		if err == nil || !strings.Contains(err.Error(), "killed") {
+			t.Errorf("started: %v", err)
+		}
+		want := int64(8192)
+		if others != "" {
+			want = 512
+		}
+		checkDisk(t, path, want)
+	}
+}
+
+// killMarked kills the processes with a mark, but this one.
+func killMarked(mark string) error {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		if env, err := os.ReadFile("/proc/" + e.Name() + "/environ"); err == nil && strings.Contains(string(env), markVariable+"="+mark+"\x00") {
+			if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// A guardian that is asked to end by a terminal or a service manager undoes its change first, when the one who started it has ended, too.
+func TestGuardianSignals(t *testing.T) {
+	path := fakeDisk(t)
+	c, err := changeFor(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	g, err := start(as("guardian"), c, []*os.File{f})
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkDisk(t, path, 8192)
+	for _, s := range []unix.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT} {
+		if err := g.cmd.Process.Signal(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := g.undo(); err != nil || !g.cmd.ProcessState.Success() {
+		t.Errorf("undone: %v, %v", err, g.cmd.ProcessState)
+	}
+	checkDisk(t, path, 8192)
+}
+
+// What is no change is refused, and nothing is changed.
+func TestGuardRefuses(t *testing.T) {
+	for _, text := range []string{"", "{", "{}", "[]\n", "null\n", `{"way":"exec"}` + "\n"} {
+		var out strings.Builder
+		if err := guard(strings.NewReader(text), &out, func(*os.File, int) error { t.Error("it advised"); return nil }); err == nil {
+			t.Errorf("%q: no error", text)
+		}
+	}
+}

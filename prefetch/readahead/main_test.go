@@ -1,0 +1,168 @@
+package readahead
+
+// This file lets the test's program be what a test needs beside itself: a target, a guardian, and one who starts a guardian and is killed.
+
+import (
+	"bufio"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"tensorcast/internal/proc"
+)
+
+const (
+	roleVariable = "READAHEAD_TEST_ROLE"
+	markVariable = "READAHEAD_TEST_MARK" // of all processes that a test has started
+)
+
+func TestMain(m *testing.M) {
+	var err error
+	switch role, argument, _ := strings.Cut(os.Getenv(roleVariable), " "); role {
+	case "":
+		goleak.VerifyTestMain(m)
+		return
+	case "target":
+		err = beTarget(argument)
+	case "helper":
+		err = beHelper(argument)
+	case "guardian":
+		err = Guard(os.Stdin, os.Stdout)
+	case "hanging-guardian": // in the moment in which the disk's setting is another one
+		err = guard(os.Stdin, os.Stdout, func(*os.File, int) error { select {} })
+	case "restless-guardian":
+		err = guard(os.Stdin, os.Stdout, func(*os.File, int) error { time.Sleep(time.Millisecond); return nil })
+	case "parent":
+		err = beParent(argument)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// as is a command that plays a role.
+func as(role string) []string { return []string{"env", roleVariable + "=" + role, os.Args[0]} }
+
+// beTarget maps a file as llama.cpp does, and obeys.
+func beTarget(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_SEQUENTIAL); err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	mapping, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return err
+	}
+	var sum byte
+	for in := bufio.NewScanner(os.Stdin); ; {
+		fmt.Println("done", sum)
+		if !in.Scan() {
+			return nil
+		}
+		var at int64
+		switch text := in.Text(); {
+		case text == "close":
+			err = f.Close()
+		case text == "compute":
+			go func() {
+				for {
+					sum ^= 1
+				}
+			}()
+		default:
+			if _, err = fmt.Sscanf(text, "touch %d", &at); err == nil {
+				sum += mapping[at]
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// beHelper has a target's faults read less, says how, and waits to be killed.
+func beHelper(argument string) error {
+	var pid int
+	var base uint64
+	var choice Choice
+	if _, err := fmt.Sscan(argument, &pid, &base, &choice); err != nil {
+		return err
+	}
+	process, err := proc.Open(pid)
+	if err != nil {
+		return err
+	}
+	t := New(process, choice, as("guardian"), slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	t.Look()
+	t.Begin([]uint64{base})
+	fmt.Println(t.told.Way)
+	time.Sleep(time.Hour)
+	return nil
+}
+
+// beParent starts a guardian over and over, until it is killed.
+func beParent(setting string) error {
+	f, err := os.Open(setting)
+	if err != nil {
+		return err
+	}
+	for {
+		c, err := changeFor(setting)
+		if err != nil {
+			return err
+		}
+		g, err := start(as("restless-guardian"), c, []*os.File{f})
+		if err != nil {
+			return err
+		}
+		if err := g.undo(); err != nil {
+			return err
+		}
+	}
+}
+
+// changeFor is a change of a file on a disk with this setting, of which faults read five times as much as the disk says: undoing it takes a change of the disk's.
+func changeFor(path string) (change, error) {
+	kib, err := readDisk(path)
+	return change{Way: ByFile, PID: os.Getpid(), Files: []setting{{Disk: path, Now: kib, Was: 5 * kib}}}, err
+}
+
+// role starts a process in a role.
+func role(t *testing.T, name string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), roleVariable+"="+name, markVariable+"="+t.Name())
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+// alive says whether processes are left that a test has started.
+func alive(t *testing.T) bool {
+	t.Helper()
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		env, err := os.ReadFile("/proc/" + e.Name() + "/environ")
+		if err == nil && strings.Contains(string(env), markVariable+"="+t.Name()+"\x00") {
+			return true
+		}
+	}
+	return false
+}

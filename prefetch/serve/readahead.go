@@ -1,0 +1,35 @@
+package serve
+
+// This file has what the target's own faults read around themselves made small, where it is a mixture of experts: most of that would be experts that nobody asked for. In a dense model it is
+// what is needed next.
+
+import (
+	"tensorcast/internal/proc"
+	"tensorcast/prefetch"
+	"tensorcast/prefetch/readahead"
+)
+
+// newReadahead prepares for that; nil for a dry run, which changes nothing.
+func (v *server) newReadahead(process *proc.Process) *readahead.Target {
+	if v.o.Dry || v.o.Readahead == "" {
+		return nil
+	}
+	return readahead.New(process, v.o.Readahead, v.o.Guardian, v.o.Log)
+}
+
+// readLess makes it small, once it is known what is followed.
+func (v *server) readLess(models func() (prefetch.Model, error)) {
+	if v.readahead == nil || v.controller.Summary().Experts == nil {
+		return
+	}
+	m, err := models()
+	if err != nil {
+		v.o.Log.Warn("cannot tell which model the target maps: what its faults read around themselves is left as it is", "error", err)
+		return
+	}
+	var bases []uint64
+	for _, at := range m.Mapped {
+		bases = append(bases, at.Base)
+	}
+	v.readahead.Begin(bases)
+}
