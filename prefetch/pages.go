@@ -34,7 +34,7 @@ type Pages interface {
 	Block() int64
 	// ReadAhead begins to read a range into the page cache. It returns false if too many reads are under way: what is missing the target reads by itself.
 	ReadAhead(r Range) bool
-	// ReadNow begins to read a range, in single pages, and hands it to the disk before it returns: the target waits for it.
+	// ReadNow begins to read a range, and hands it to the disk before it returns, save for large folios within it: the target waits for it. Poll is needed as after ReadAhead.
 	ReadNow(r Range) error
 	// Poll hands reads that were begun to the kernel and collects those that have been taken up.
 	Poll() error
