@@ -36,6 +36,7 @@ type KernelPages struct {
 	files       []*modelFile
 	completions []uring.Completion
 	folio       int64           // bytes of a large folio, 0 if this kernel has none
+	unmarked    bool            // marks for readahead do nothing, see Unmarked
 	waiting     []Range         // reads of large folios that wait for what follows them
 	underWay    map[uint64]read // reads of large folios, by tag
 	tag         uint64          // the last one
@@ -98,6 +99,13 @@ func (k *KernelPages) advise(advice int) error {
 		}
 	}
 	return nil
+}
+
+// Unmarked is told that the target reads less around its faults than a large folio: then a mark on a folio does nothing, as what follows within that little is in memory
+// (page_cache_async_ra, mm/readahead.c). So a folio can be read without the next one.
+func (k *KernelPages) Unmarked() error {
+	k.unmarked = true
+	return k.advise(unix.MADV_RANDOM)
 }
 
 // Name implements Pages.
@@ -173,13 +181,31 @@ func (k *KernelPages) readPages(r Range) bool {
 	return true
 }
 
-// ReadNow implements Pages. A worker of io_uring, to which FADV_WILLNEED is always given, would wait for a processor on which the target's threads spin.
+// ReadNow implements Pages. A worker of io_uring, to which FADV_WILLNEED is always given, would wait for a processor on which the target's threads spin. Of a long range the large folios are left
+// to such workers all the same: pages would take more of the kernel's time than that.
 func (k *KernelPages) ReadNow(r Range) error {
 	f := k.files[r.File]
 	if k.evictor != nil {
 		k.evictor.spare(r)
 	}
-	return f.readPages(r)
+	middle := f.inner(r, k.unmarked)
+	if middle.Length == 0 {
+		return f.readPages(r)
+	}
+	before := Range{r.File, r.Offset, middle.Offset - r.Offset}
+	behind := Range{r.File, middle.End(), r.End() - middle.End()}
+	// What follows the folios has to be in memory first, see begin.
+	if err := errors.Join(f.readPages(behind), f.readPages(before)); err != nil {
+		return err
+	}
+	if !k.ReadAhead(middle) {
+		return f.readPages(middle)
+	}
+	if err := k.begin(); err != nil {
+		return err
+	}
+	_, err := k.queue.Submit()
+	return err
 }
 
 // folioAdvices read a large folio and unmap it here.
@@ -213,7 +239,7 @@ func (k *KernelPages) beginOne(r Range) (begun bool, err error) {
 	next := Range{r.File, r.End(), min(f.folio, f.size-r.End())}
 	if there, err := k.Resident(next); err != nil {
 		return false, err
-	} else if there < next.Length {
+	} else if there < next.Length && !k.unmarked {
 		return !k.Reading(next) && k.readPages(r), nil
 	}
 	look, advices := f.toLook(), folioAdvices

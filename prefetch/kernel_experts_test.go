@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"tensorcast/internal/pagecache"
 	"tensorcast/internal/testenv"
 )
 
@@ -85,7 +86,7 @@ func (m *mappedFile) touch(r Range) {
 func (m *mappedFile) read(r Range) {
 	m.t.Helper()
 	testenv.WaitFor(m.t, "a range to be read", func() bool { // a kernel that reclaims what is cold may take a page at any time
-		if err := m.k.ReadNow(r); err != nil {
+		if err := errors.Join(m.k.ReadNow(r), m.k.Poll()); err != nil {
 			m.t.Fatal(err)
 		}
 		return m.resident(r) == r.Length
@@ -140,6 +141,64 @@ func TestReadNowAndEvict(t *testing.T) {
 	}
 	if n := m.resident(stays); n != mib {
 		t.Errorf("%d bytes of the neighbour are left", n)
+	}
+}
+
+// A long range is read as large folios, as far as it holds whole ones, and something follows them in it unless marks do nothing: nothing but it is read. It is freed as a whole.
+func TestReadNowFolios(t *testing.T) {
+	for unmarked, want := range map[bool]int64{false: 6 * mib, true: 8 * mib} {
+		m := newMappedFile(t, 32*mib)
+		defer m.close()
+		if m.k.Block() != 2*mib {
+			t.Skipf("no large folios on this file system: blocks of %d", m.k.Block())
+		}
+		if unmarked {
+			if err := m.k.Unmarked(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		slice := m.part(3*mib, 9*mib) // whole folios from 4 to 12
+		if err := m.k.ReadNow(slice); err != nil {
+			t.Fatal(err)
+		}
+		testenv.WaitFor(t, "a slice to be read", func() bool {
+			if err := m.k.Poll(); err != nil {
+				t.Fatal(err)
+			}
+			return m.resident(slice) == slice.Length && !m.k.isPending(slice)
+		})
+		if n := m.resident(m.part(0, 32*mib)); n != slice.Length {
+			t.Errorf("%v: %d bytes are in memory, of %d that were asked for", unmarked, n, slice.Length)
+		}
+		f := m.k.files[m.file]
+		folios := int64(0)
+		for at := int64(4 * mib); at < 12*mib; at += 2 * mib {
+			part := f.part(m.part(at, 2*mib))
+			if err := unix.Madvise(part, unix.MADV_POPULATE_READ); err != nil {
+				t.Fatal(err)
+			}
+			n, err := pagecache.Huge(part)
+			if err != nil {
+				t.Fatal(err)
+			}
+			folios += n
+		}
+		if err := f.unmap(slice); err != nil {
+			t.Fatal(err)
+		}
+		if folios != want {
+			t.Errorf("%v: %d bytes lie in large folios, want %d", unmarked, folios, want)
+		}
+		m.touch(slice)
+		if n := m.resident(m.part(0, 32*mib)); n != slice.Length {
+			t.Errorf("%v: the target's touch has read: %d bytes are in memory, of %d that were asked for", unmarked, n, slice.Length)
+		}
+		testenv.WaitFor(t, "the slice to be freed", func() bool {
+			if !m.k.Evict(slice) {
+				t.Fatal("refused")
+			}
+			return m.resident(slice) == 0
+		})
 	}
 }
 

@@ -149,6 +149,19 @@ func (m *modelFile) wholeFolios(r Range) bool {
 	return m.folio > 0 && r.Offset%m.folio == 0 && (r.Length%m.folio == 0 || r.End() >= m.size)
 }
 
+// inner are the large folios within a range that can be read as such: all, or all but the last, which has to be in memory for the one before it (see kernel.go). A range of which that leaves
+// none has the length 0.
+func (m *modelFile) inner(r Range, all bool) Range {
+	if m.folio == 0 {
+		return Range{File: r.File}
+	}
+	first, end := (r.Offset+m.folio-1)/m.folio*m.folio, r.End()/m.folio*m.folio
+	if !all {
+		end -= m.folio
+	}
+	return Range{r.File, first, max(end-first, 0)}
+}
+
 // toLook says whether the next read is to be looked at.
 func (m *modelFile) toLook() bool { return m.looked < firstLooks || m.reads%lookEvery == 0 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -38,7 +39,7 @@ func TestMain(m *testing.M) {
 	case "hanging-guardian": // in the moment in which the disk's setting is another one
 		err = guard(os.Stdin, os.Stdout, func(*os.File, int) error { select {} })
 	case "restless-guardian":
-		err = guard(os.Stdin, os.Stdout, func(*os.File, int) error { time.Sleep(time.Millisecond); return nil })
+		err = guard(os.Stdin, os.Stdout, func(*os.File, int) error { time.Sleep(5 * time.Millisecond); return nil })
 	case "parent":
 		err = beParent(argument)
 	}
@@ -49,7 +50,15 @@ func TestMain(m *testing.M) {
 }
 
 // as is a command that plays a role.
-func as(role string) []string { return []string{"env", roleVariable + "=" + role, os.Args[0]} }
+func as(role string) []string {
+	return []string{"env", roleVariable + "=" + role, noSleep, os.Args[0]}
+}
+
+// noSleep has the race detector not wait for a second when a program ends.
+const noSleep = "GORACE=atexit_sleep_ms=0"
+
+// computed is what a target computes.
+var computed atomic.Uint64
 
 // beTarget maps a file as llama.cpp does, and obeys.
 func beTarget(path string) error {
@@ -80,8 +89,8 @@ func beTarget(path string) error {
 			err = f.Close()
 		case text == "compute":
 			go func() {
-				for {
-					sum ^= 1
+				for n := uint64(0); ; n++ {
+					computed.Store(n)
 				}
 			}()
 		default:
@@ -146,7 +155,7 @@ func changeFor(path string) (change, error) {
 func role(t *testing.T, name string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), roleVariable+"="+name, markVariable+"="+t.Name())
+	cmd.Env = append(os.Environ(), roleVariable+"="+name, markVariable+"="+t.Name(), noSleep)
 	cmd.Stderr = os.Stderr
 	return cmd
 }

@@ -252,6 +252,51 @@ func TestByFile(t *testing.T) {
 	}
 }
 
+// A large folio that somebody has read alone has a mark, at which a target reads more; not so where its faults read less than the folio holds.
+func TestMarks(t *testing.T) {
+	r := startTarget(t, ownDisk(t))
+	target := New(r.process, FD, as("guardian"), logTo(t))
+	target.Look()
+	const folio = 2 << 20
+	mapping, err := unix.Mmap(int(r.model.Fd()), 0, modelBytes, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mapping)
+	if left, err := pagecache.Drop(t.Context(), r.model); err != nil || left > 0 {
+		t.Fatalf("%d bytes are left, %v", left, err)
+	}
+	touched := func(at int64) int64 {
+		t.Helper()
+		part := mapping[at : at+folio]
+		for _, advice := range []int{unix.MADV_RANDOM, unix.MADV_HUGEPAGE, unix.MADV_POPULATE_READ, unix.MADV_DONTNEED} {
+			if err := unix.Madvise(part, advice); err != nil {
+				t.Skipf("no large folios: %v", err)
+			}
+		}
+		before, err := pagecache.Resident(r.model, 0, modelBytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.do("touch %d", at)
+		after, err := pagecache.Resident(r.model, 0, modelBytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return after - before
+	}
+	if n := touched(4 << 20); n == 0 {
+		t.Log("this kernel left no mark")
+	}
+	target.Begin([]uint64{r.base()})
+	if n := touched(16 << 20); n != 0 {
+		t.Errorf("the target's touch has read %d bytes", n)
+	}
+	if told := target.End(); told.Way != ByFile || !told.Undone {
+		t.Errorf("told %+v", told)
+	}
+}
+
 // Nothing is done where faults read little anyway, where it is not wanted, and where the file was closed before; which is told.
 func TestNothingToDo(t *testing.T) {
 	model := ownDisk(t)

@@ -18,7 +18,7 @@ func (v *server) newReadahead(process *proc.Process) *readahead.Target {
 }
 
 // readLess makes it small, once it is known what is followed.
-func (v *server) readLess(models func() (prefetch.Model, error)) {
+func (v *server) readLess(models func() (prefetch.Model, error), pages *prefetch.KernelPages) {
 	if v.readahead == nil || v.controller.Summary().Experts == nil {
 		return
 	}
@@ -31,5 +31,9 @@ func (v *server) readLess(models func() (prefetch.Model, error)) {
 	for _, at := range m.Mapped {
 		bases = append(bases, at.Base)
 	}
-	v.readahead.Begin(bases)
+	if v.readahead.Begin(bases); v.readahead.Little() {
+		if err := pages.Unmarked(); err != nil {
+			v.o.Log.Debug("large folios are read two at a time", "error", err)
+		}
+	}
 }

@@ -199,7 +199,7 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 		p.Touched = process.TouchedAt
 	}
 	p.Begin = func() {
-		v.readLess(p.Models) // before this process joins the target's cgroup, in which the guardian is not to be
+		v.readLess(p.Models, pages) // before this process joins the target's cgroup, in which the guardian is not to be
 		if o.Join {
 			// Not before: what this process takes until then, and where there is nothing to win, is not the target's to pay.
 			v.memory.Join(ctx)
