@@ -85,7 +85,7 @@ func TestExpertBound(t *testing.T) {
 	if e := r.Results[1].Experts; e.Share != 0 || !near(e.Steady.Least, 200e6) || !near(e.Steady.Causal, 200e6) || !near(e.Steady.Bound, 5) || !near(e.Steady.CausalTokS, 5) {
 		t.Errorf("half of the trunk: %+v", e)
 	}
-	if e := r.Results[2].Experts; !near(e.Share, 3.1/3) || e.Steady.Least != 0 || !near(e.Steady.Bound, 50) {
+	if e := r.Results[2].Experts; !near(e.Share, 3.1/3) || e.Steady.Least != 0 || !near(e.Steady.Bound, 50) || e.Steady.Causal != 0 || !near(e.Steady.CausalTokS, 50) {
 		t.Errorf("all fits: %+v", e)
 	}
 
