@@ -8,7 +8,7 @@ import (
 )
 
 // budgets are the numbers of experts, in units of K, at which a prediction is judged.
-var budgets = []float64{0.5, 1, 2, 3}
+var budgets = []float64{0.5, 1, 1.5, 2, 3}
 
 // Score says how good a predictor's first n experts were.
 type Score struct {
@@ -21,7 +21,7 @@ type Score struct {
 // LeadScores are those of predictions some routers ahead.
 type LeadScores struct {
 	Lead    int       `json:"lead"`
-	Scores  []Score   `json:"scores"`   // at 0.5, 1, 2 and 3 times K
+	Scores  []Score   `json:"scores"`   // at 0.5, 1, 1.5, 2 and 3 times K; nil if no layer was scored
 	Curve   []float64 `json:"curve"`    // recall at K in each eighth of the scored tokens, the first first
 	ByLayer []float64 `json:"by_layer"` // recall at K
 }
@@ -33,7 +33,18 @@ type Evaluation struct {
 	Leads   []LeadScores `json:"leads"`
 }
 
-const curvePoints = 8
+// At is the score at a budget; the zero Score if there is none.
+func (l *LeadScores) At(budget float64) Score {
+	for _, s := range l.Scores {
+		if s.Budget == budget {
+			return s
+		}
+	}
+	return Score{}
+}
+
+// CurvePoints is the number of points of a curve.
+const CurvePoints = 8
 
 // Evaluate runs a predictor, which has seen nothing yet, over a trace. Tokens from first on are scored, each before it is learned from; those
 // before are only learned from. A prediction with lead h of a layer is made when the router h layers before has chosen, or, in the first
@@ -41,11 +52,11 @@ const curvePoints = 8
 func Evaluate(ctx context.Context, t *Trace, p Predictor, first int, leads []int) (*Evaluation, error) {
 	s := t.Shape()
 	ev := &Evaluation{Trained: first, Scored: len(t.Tokens) - first}
-	sums := make([]sum, len(leads))
-	for i := range sums {
-		sums[i].layers = make([][2]int, s.Layers)
+	var sums []*Tally
+	for range leads {
+		sums = append(sums, NewTally(s))
 	}
-	wide := s.N(slices.Max(budgets))
+	wide := NewTally(s).Widest()
 	scores, order := make([]float32, s.Experts), make([]int32, s.Experts)
 	// The best experts of each lead and layer, from when they are predicted until the layer is observed.
 	best := make([][]int32, len(leads)*s.Layers)
@@ -69,9 +80,9 @@ func Evaluate(ctx context.Context, t *Trace, p Predictor, first int, leads []int
 		for layer := range s.Layers {
 			chosen := t.Chosen(token, layer)
 			if token >= first && len(chosen) > 0 {
-				part := (token - first) * curvePoints / ev.Scored
+				part := (token - first) * CurvePoints / ev.Scored
 				for i := range leads {
-					sums[i].add(&s, best[i*s.Layers+layer], chosen, layer, part)
+					sums[i].Add(best[i*s.Layers+layer], chosen, layer, part)
 				}
 			}
 			p.Observe(layer, chosen)
@@ -83,7 +94,7 @@ func Evaluate(ctx context.Context, t *Trace, p Predictor, first int, leads []int
 		}
 	}
 	for i, h := range leads {
-		ev.Leads = append(ev.Leads, sums[i].scores(&s, h))
+		ev.Leads = append(ev.Leads, sums[i].Scores(h))
 	}
 	return ev, nil
 }
@@ -112,21 +123,28 @@ func Top(scores []float32, order []int32, n int) []int32 {
 	return order
 }
 
-// sum counts hits.
-type sum struct {
+// Tally counts how many of the chosen experts were among those that a predictor named.
+type Tally struct {
+	shape       Shape
 	hits, tried []int // by budget
 	chosen      int
 	layers      [][2]int // hits at K and chosen, by layer
-	parts       [curvePoints][2]int
+	parts       [CurvePoints][2]int
 }
 
-func (u *sum) add(s *Shape, best, chosen []int32, layer, part int) {
-	if u.hits == nil {
-		u.hits, u.tried = make([]int, len(budgets)), make([]int, len(budgets))
-	}
+// NewTally makes an empty tally.
+func NewTally(s Shape) *Tally {
+	return &Tally{shape: s, hits: make([]int, len(budgets)), tried: make([]int, len(budgets)), layers: make([][2]int, s.Layers)}
+}
+
+// Widest is the largest number of experts that is judged.
+func (u *Tally) Widest() int { return u.shape.N(slices.Max(budgets)) }
+
+// Add counts a prediction for a layer: best are the experts that were named, the best first, as many as Widest says; part is the point of the curve.
+func (u *Tally) Add(best, chosen []int32, layer, part int) {
 	u.chosen += len(chosen)
 	for i, b := range budgets {
-		n := min(s.N(b), len(best))
+		n := min(u.shape.N(b), len(best))
 		hits := 0
 		for _, e := range best[:n] {
 			if contains(chosen, e) {
@@ -144,11 +162,12 @@ func (u *sum) add(s *Shape, best, chosen []int32, layer, part int) {
 	}
 }
 
-func (u *sum) scores(s *Shape, h int) LeadScores {
-	l := LeadScores{Lead: h}
+// Scores are the result, for predictions so many routers ahead.
+func (u *Tally) Scores(lead int) LeadScores {
+	l := LeadScores{Lead: lead}
 	for i, b := range budgets {
-		if u.hits != nil {
-			l.Scores = append(l.Scores, Score{Budget: b, N: s.N(b), Recall: ratio(u.hits[i], u.chosen), Precision: ratio(u.hits[i], u.tried[i])})
+		if u.chosen > 0 {
+			l.Scores = append(l.Scores, Score{Budget: b, N: u.shape.N(b), Recall: ratio(u.hits[i], u.chosen), Precision: ratio(u.hits[i], u.tried[i])})
 		}
 	}
 	for _, p := range u.parts {

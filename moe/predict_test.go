@@ -49,7 +49,7 @@ func recall(t testing.TB, tr *Trace, p Predictor, first, lead int) float64 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return ev.Leads[0].Scores[1].Recall
+	return ev.Leads[0].At(1).Recall
 }
 
 func between(t testing.TB, what string, x, low, high float64) {
@@ -340,10 +340,10 @@ func TestPublicRecall(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Logf("%+.3v, curve %.3f", ev.Leads[0].Scores, ev.Leads[0].Curve)
-			between(t, "recall at k", ev.Leads[0].Scores[1].Recall, tc.at1, 1)
-			between(t, "recall at 2k", ev.Leads[0].Scores[2].Recall, tc.at2, 1)
+			between(t, "recall at k", ev.Leads[0].At(1).Recall, tc.at1, 1)
+			between(t, "recall at 2k", ev.Leads[0].At(2).Recall, tc.at2, 1)
 			single := recall(t, tr, NewMarkov(s, 1), tr.FirstDecode(), 1)
-			between(t, "recall of the mixture over that of one of its parts", ev.Leads[0].Scores[1].Recall-single, 0.01, 1)
+			between(t, "recall of the mixture over that of one of its parts", ev.Leads[0].At(1).Recall-single, 0.01, 1)
 		})
 	}
 }

@@ -92,6 +92,14 @@ func (t *Trace) FirstDecode() int {
 	return len(t.Tokens)
 }
 
+// Split is the first token that predictors are scored on: the first that was generated, as a target begins with its prompt; half of a trace that is all prompt.
+func (t *Trace) Split() int {
+	if first := t.FirstDecode(); first < len(t.Tokens) {
+		return first
+	}
+	return len(t.Tokens) / 2
+}
+
 // TokenBytes is how many bytes of experts a token needs that chooses K in each layer; 0 if the size of a layer's experts is unknown.
 func (t *Trace) TokenBytes() int64 {
 	sum := int64(0)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -17,12 +18,14 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"tensorcast/gguf"
 	"tensorcast/internal/chart"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/cli/progress"
 	"tensorcast/internal/regular"
 	"tensorcast/internal/tabular"
 	"tensorcast/moe"
+	"tensorcast/moe/hidden"
 	"tensorcast/moe/replay"
 	"tensorcast/trace"
 )
@@ -33,6 +36,7 @@ type moeOptions struct {
 	latency   time.Duration
 	compute   time.Duration
 	context   int32
+	model     string
 	json      bool
 	output    string // directory
 	format    string // of figures
@@ -49,6 +53,9 @@ or from a routing trace in CSV (route_trace v1, gzip or not). It prints a verdic
   hits, bytes and times     of caches of several sizes: what is kept last, most often, ...; with what is probable read
                             ahead; and by Belady's rule, which knows the future and bounds the others
   recall                    of predictors that know nothing but the experts chosen before (and the tokens' ids)
+  recall with hidden states of predictors that know what routers and attention have read, if the capture was made with
+                            tracer --hidden: the next router applied to this one's input, corrected by what was learned,
+                            mixed with the others
   load, reuse, neighbours   how evenly experts are used, after how many tokens again, and whether by the next one
 
 With --output it also draws
@@ -59,13 +66,15 @@ With --output it also draws
 
 Caches are simulated: an expert is read whole, the disk does one thing at a time, demand first, and nothing else needs
 memory. The prompt fills the cache and is learned from; generated tokens are counted. A capture of a server with several
-slots is taken as one sequence.
+slots is taken as one sequence. Hidden states need the model's file, for its routers: that which the capture names, or
+--model.
 
 Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 		Example: `  sudo tracer -o run -- llama-cli -m moe.gguf --no-repack -p "hi" -n 200
   analyze moe run
   analyze moe --room 4GB --room 8GB --bandwidth 3GB --compute 40ms run
   analyze moe -o figures --format svg run                      # figures/hits.svg, recall.svg, reads.svg
+  sudo tracer --hidden -o seen -- llama-cli -m moe.gguf --no-repack -p "hi" -n 200; analyze moe seen
   analyze moe --json qwen.route.csv.gz | jq .verdict`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
@@ -108,48 +117,83 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 	f.DurationVar(&o.latency, "latency", 100*time.Microsecond, "of a read, `time` besides the transfer")
 	f.DurationVar(&o.compute, "compute", 50*time.Millisecond, "`time` that a token takes if nothing is missing; half of it before a layer's router, half after it")
 	f.Int32Var(&o.context, "context", -1, "of a capture, analyse context `n` (default: that which chose experts most often)")
+	f.StringVar(&o.model, "model", "", "the capture's model, a GGUF `file`, if it is elsewhere by now")
 	f.BoolVar(&o.json, "json", false, "print everything as JSON")
 	f.StringVarP(&o.output, "output", "o", "", "draw figures to this `directory`, made if need be")
 	cli.EnumVar(cmd, &o.format, "format", "", chart.Formats, "of the figures")
 	return cmd
 }
 
+// studied is what is printed as JSON.
+type studied struct {
+	*replay.Study
+	Hidden *hidden.Study `json:"hidden"`                   // null if there is none
+	Why    string        `json:"hidden_missing,omitempty"` // why there is none
+}
+
 func analyzeMoE(ctx context.Context, name string, o *moeOptions, study *replay.Options, stdout, stderr io.Writer) error {
-	routes, err := readRoutes(ctx, name, o.context)
+	in, err := readRoutes(ctx, name, o.context)
 	if errors.Is(err, moe.ErrNoRoutes) {
 		return fmt.Errorf("read %s: %w: trace a mixture-of-experts model, such as `tracer -- llama-cli -m moe.gguf --no-repack -p \"hi\" -n 200`, not with --preload and with --detail op at least", name, err)
 	}
 	if err != nil {
 		return fmt.Errorf("read %s: %w", name, err)
 	}
-	layer := o.compute / time.Duration(len(routes.Layers))
+	var found studied
+	found.Hidden, found.Why, err = in.evaluate(ctx, o.model)
+	if err != nil {
+		return fmt.Errorf("evaluate the hidden states in %s: %w", name, err)
+	}
+	layer := o.compute / time.Duration(len(in.routes.Layers))
 	study.Compute = replay.Compute{Before: layer / 2, After: layer - layer/2}
 	bar := progress.New(stderr, progress.Options{What: "replaying", Predict: true})
 	study.Done = func(done, total int) { bar.Update(int64(done), int64(total), "") }
-	found, err := replay.NewStudy(ctx, routes, *study)
+	found.Study, err = replay.NewStudy(ctx, in.routes, *study)
 	bar.Close()
 	if err != nil {
 		return err
 	}
 	// What was found is printed even if it cannot be drawn.
-	written, drawErr := drawMoE(ctx, found, o)
+	written, drawErr := drawMoE(ctx, &found, o)
 	if o.json {
 		return errors.Join(cli.WriteJSON(stdout, found), drawErr)
 	}
-	document := found.Document()
-	if len(written) > 0 {
-		document = append(document, written)
+	d := found.Document()
+	if found.Hidden != nil {
+		d = append(d, found.Hidden.Document()...)
+	} else {
+		d = append(d, tabular.Lines{"no recall with hidden states: " + found.Why})
 	}
-	return errors.Join(document.WriteText(stdout), drawErr)
+	if len(written) > 0 {
+		d = append(d, written)
+	}
+	return errors.Join(d.WriteText(stdout), drawErr)
 }
 
 // drawMoE draws a study's figures, and returns a line for each.
-func drawMoE(ctx context.Context, found *replay.Study, o *moeOptions) (lines tabular.Lines, err error) {
+func drawMoE(ctx context.Context, found *studied, o *moeOptions) (lines tabular.Lines, err error) {
 	if o.output == "" {
 		return nil, nil
 	}
+	var more []replay.Recall
+	if found.Hidden != nil {
+		for i := range found.Hidden.Results {
+			r := &found.Hidden.Results[i]
+			if r.Lead > 1 {
+				continue
+			}
+			of := replay.Recall{Name: r.When + ": " + r.Name}
+			for _, recall := range r.ByLayer {
+				if recall == 0 { // the first layers have nothing before them
+					recall = math.NaN()
+				}
+				of.ByLayer = append(of.ByLayer, recall)
+			}
+			more = append(more, of)
+		}
+	}
 	var files []file
-	for _, f := range found.Figures() {
+	for _, f := range found.Figures(more...) {
 		draw := file{name: f.Name + "." + o.format}
 		if f.Figure != nil {
 			draw.write = func(w io.Writer) error { return f.Figure.Write(w, o.format) }
@@ -163,8 +207,59 @@ func drawMoE(ctx context.Context, found *replay.Study, o *moeOptions) (lines tab
 	return lines, err
 }
 
+// input is what is analysed.
+type input struct {
+	routes  *moe.Trace
+	capture *trace.Capture // nil: a CSV file
+	model   int32          // of the capture's
+}
+
+// evaluate judges predictors that know hidden states. If the capture does not allow that, it says why. What the user named has to fit.
+func (in *input) evaluate(ctx context.Context, model string) (*hidden.Study, string, error) {
+	switch {
+	case in.capture == nil && model != "":
+		return nil, "", errors.New("--model is of use for a capture only, and this is a routing trace")
+	case in.capture == nil:
+		return nil, "a routing trace has none; a capture has them if it was made with tracer --hidden", nil
+	case in.capture.Meta.Hidden == nil || in.capture.Meta.Hidden.Rows == 0:
+		return nil, "the capture has none; tracer --hidden records them", nil
+	}
+	path := model
+	if path == "" && int(in.model) < len(in.capture.Meta.Models) {
+		path = in.capture.Meta.Models[in.model].Path
+	}
+	routers, err := in.routers(path)
+	if err != nil {
+		if model != "" {
+			return nil, "", err
+		}
+		return nil, fmt.Sprintf("%v; --model names the model's file", err), nil
+	}
+	st, err := hidden.Evaluate(ctx, in.routes, routers, in.capture.Hidden(), in.routes.Split())
+	if errors.Is(err, hidden.ErrNoInputs) || errors.Is(err, hidden.ErrNoRouters) {
+		return nil, err.Error(), nil
+	}
+	return st, "", err
+}
+
+// routers reads those of the model at path, which has to be the one that was captured.
+func (in *input) routers(path string) (*hidden.Routers, error) {
+	m, err := gguf.OpenModel(path)
+	if err != nil {
+		return nil, err
+	}
+	fingerprint, err := m.Files[0].Fingerprint()
+	if err != nil {
+		return nil, err
+	}
+	if models := in.capture.Meta.Models; int(in.model) >= len(models) || models[in.model].Fingerprint != fingerprint {
+		return nil, fmt.Errorf("%s is another model than the capture's", path)
+	}
+	return hidden.Read(m)
+}
+
 // readRoutes reads a capture's directory, or a CSV file.
-func readRoutes(ctx context.Context, name string, context int32) (*moe.Trace, error) {
+func readRoutes(ctx context.Context, name string, context int32) (*input, error) {
 	if info, err := os.Stat(name); err == nil && info.IsDir() {
 		return captureRoutes(ctx, name, context)
 	}
@@ -181,11 +276,11 @@ func readRoutes(ctx context.Context, name string, context int32) (*moe.Trace, er
 	if errors.Is(err, moe.ErrNotCSV) {
 		return nil, fmt.Errorf("no capture's directory, and %w", err)
 	}
-	return t, err
+	return &input{routes: t}, err
 }
 
 // captureRoutes reads the routes of one context of a capture: of that which chose experts most often if context is -1.
-func captureRoutes(ctx context.Context, dir string, context int32) (*moe.Trace, error) {
+func captureRoutes(ctx context.Context, dir string, context int32) (*input, error) {
 	c, err := trace.Open(dir)
 	if err != nil {
 		return nil, err
@@ -234,5 +329,6 @@ func captureRoutes(ctx context.Context, dir string, context int32) (*moe.Trace, 
 	if empty == nil {
 		return nil, moe.ErrNoRoutes
 	}
-	return moe.FromRoutes(empty, c.Routes(), steps)
+	t, err := moe.FromRoutes(empty, c.Routes(), steps)
+	return &input{routes: t, capture: c, model: from.model}, err
 }

@@ -24,7 +24,7 @@ type Figure struct {
 // Recall is how good a predictor is in each layer, with as many guesses as are chosen.
 type Recall struct {
 	Name    string
-	ByLayer []float64
+	ByLayer []float64 // NaN where it was not judged
 }
 
 // Figures are what can be drawn. Where there is nothing to show, a Figure's picture is nil. They need Options.Curve to be smooth. The recall of more predictors than those of the study can be drawn
@@ -72,7 +72,9 @@ func (st *Study) recall(more []Recall) *chart.Figure {
 	for _, of := range all {
 		c := chart.Curve{Name: of.Name}
 		for layer, recall := range of.ByLayer {
-			c.Points = append(c.Points, chart.Point{X: float64(layer), Y: 100 * recall})
+			if recall >= 0 {
+				c.Points = append(c.Points, chart.Point{X: float64(layer), Y: 100 * recall})
+			}
 		}
 		p.Curves = append(p.Curves, c)
 	}

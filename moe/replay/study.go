@@ -152,12 +152,9 @@ func runAll(ctx context.Context, parts []func(context.Context) error, o *Options
 	return group.Wait()
 }
 
-// predictors lists what to evaluate. Tokens of the prompt are learned from; where nothing was generated, the first half.
+// predictors lists what to evaluate.
 func (st *Study) predictors(t *moe.Trace, parts *[]func(context.Context) error) {
-	s, first := t.Shape(), t.FirstDecode()
-	if first == len(t.Tokens) {
-		first /= 2
-	}
+	s, first := t.Shape(), t.Split()
 	add := func(name string, predictor func() moe.Predictor) {
 		i := len(st.Predictors)
 		st.Predictors = append(st.Predictors, PredictorResult{Name: name})
@@ -286,13 +283,13 @@ func (st *Study) verdict() []string {
 			milliseconds(ahead.TokenTime()), milliseconds(best.TokenTime())))
 	}
 	mixture := &st.Predictors[len(st.Predictors)-1]
-	if scores := mixture.Leads[0].Scores; len(scores) > 0 {
+	if once, twice := mixture.Leads[0].At(1), mixture.Leads[0].At(2); once.N > 0 {
 		text := "ids alone tell"
-		if scores[1].Recall < skill*p.Chance {
+		if once.Recall < skill*p.Chance {
 			text = "routing cannot be told from ids: they tell"
 		}
 		lines = append(lines, fmt.Sprintf("%s %s of a layer's experts one layer ahead with %d guesses, %s with %d (chance: %s)", text,
-			percent(scores[1].Recall), scores[1].N, percent(scores[2].Recall), scores[2].N, percent(p.Chance)))
+			percent(once.Recall), once.N, percent(twice.Recall), twice.N, percent(p.Chance)))
 	}
 	switch {
 	case st.Decode == 0:
@@ -349,11 +346,12 @@ func (st *Study) recalls() *tabular.Table {
 	for _, p := range st.Predictors {
 		row := []string{p.Name}
 		for _, l := range p.Leads {
-			for i, s := range l.Scores {
-				if l.Lead == 1 || i == 1 || i == 2 {
-					row = append(row, fmt.Sprintf("%.3f", s.Recall))
+			for _, s := range l.Scores {
+				if l.Lead > 1 && s.Budget != 1 && s.Budget != 2 {
+					continue
 				}
-				if (l.Lead == 1 || i == 1 || i == 2) && len(t.Rows) == 0 {
+				row = append(row, fmt.Sprintf("%.3f", s.Recall))
+				if len(t.Rows) == 0 {
 					t.Columns = append(t.Columns, tabular.Right(fmt.Sprintf("%d ahead, %d", l.Lead, s.N))...)
 				}
 			}

@@ -1,0 +1,191 @@
+package hidden
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"io/fs"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// learnt is a predictor that has seen some tokens, and what it says of the next one.
+func learnt(t testing.TB, r *Routers, o Options, tokens int) (*Predictor, *flow) {
+	t.Helper()
+	p := newPredictor(t, r, o)
+	f := newFlow(t, rand.New(rand.NewPCG(3, 4)), r, 0.1)
+	f.run(p, tokens, 0, true, true)
+	return p, f
+}
+
+func saved(t testing.TB, p *Predictor) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := p.Save(&b); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// says are the scores for a token.
+func says(p *Predictor, in []layerInputs) (all []float32) {
+	scores := make([]float32, p.r.Experts)
+	p.Begin(1)
+	for layer := range in {
+		p.Attention(layer, in[layer].attention)
+		p.Scores(layer, scores)
+		all = append(all, scores...)
+		p.Router(layer, in[layer].router)
+		p.Observe(layer, nil)
+	}
+	return all
+}
+
+// What was saved predicts as before, where ids are not mixed in to the bit; and starts warm: its first tokens are as good as the last ones were.
+func TestSave(t *testing.T) {
+	r := planted(rand.New(rand.NewPCG(1, 2)), 3, 64, 16, 2)
+	o := Options{IDs: -1, Attention: true}
+	p, f := learnt(t, r, o, 700)
+	file := filepath.Join(t.TempDir(), "learned")
+	if err := p.SaveFile(file); err != nil {
+		t.Fatal(err)
+	}
+	q := newPredictor(t, r, o)
+	if err := q.LoadFile(file); err != nil {
+		t.Fatal(err)
+	}
+	in, _ := f.token()
+	p.Begin(1) // of the token before nothing is kept
+	if a, b := says(p, in), says(q, in); !slices.Equal(a, b) {
+		t.Errorf("it says\n%v\nand said\n%v", b, a)
+	}
+	// The same tokens for both.
+	f.rng = rand.New(rand.NewPCG(8, 9))
+	warm, _ := f.run(q, 60, 0, false, true)
+	f.rng = rand.New(rand.NewPCG(8, 9))
+	cold, _ := f.run(newPredictor(t, r, o), 60, 0, false, true)
+	t.Logf("of the first 60 tokens it recalls %.3f, without what was learned %.3f", warm, cold)
+	if warm < cold+0.05 {
+		t.Errorf("of the first 60 tokens it recalls %.3f, without what was learned %.3f", warm, cold)
+	}
+}
+
+// What is damaged, or another model's, is refused, and changes nothing.
+func TestLoadRefuses(t *testing.T) {
+	r := planted(rand.New(rand.NewPCG(1, 2)), 2, 16, 8, 2)
+	o := Options{IDs: -1}
+	from, f := learnt(t, r, o, 50)
+	data := saved(t, from)
+	p, _ := learnt(t, r, o, 20)
+	before := saved(t, p)
+	sum := func(b []byte) []byte {
+		b = b[:len(b)-4]
+		c := crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli))
+		return binary.BigEndian.AppendUint32(slices.Clone(b), c)
+	}
+	header := len(magic) + 4 + int(binary.LittleEndian.Uint32(data[len(magic):]))
+	put := func(at int, x float32) []byte {
+		b := slices.Clone(data)
+		binary.LittleEndian.PutUint32(b[at:], math.Float32bits(x))
+		return sum(b)
+	}
+	l := from.links[0][1]
+	variance := header + 4*len(l.weights)
+	otherID := *r
+	otherID.ID = strings.Repeat("f", 32)
+	for name, tc := range map[string]struct {
+		data []byte
+		in   *Predictor
+		want error
+	}{
+		"empty":             {nil, p, ErrInvalid},
+		"text":              {[]byte("# something else, and long enough to be read"), p, ErrInvalid},
+		"cut":               {data[:len(data)-1], p, ErrInvalid},
+		"cut in its header": {data[:20], p, ErrInvalid},
+		"longer":            {append(slices.Clone(data), 0), p, ErrInvalid},
+		"a bit":             {func() []byte { b := slices.Clone(data); b[header+9] ^= 1; return b }(), p, ErrInvalid},
+		"NaN":               {put(header, float32(math.NaN())), p, ErrInvalid},
+		"infinite":          {put(header+8, float32(math.Inf(1))), p, ErrInvalid},
+		"a variance":        {put(variance, -1), p, ErrInvalid},
+		"version":           {sum(bytes.Replace(data, []byte(`"version":1`), []byte(`"version":2`), 1)), p, ErrInvalid},
+		"long header":       {append([]byte(magic), 255, 255, 255, 255), p, ErrInvalid},
+		"other routers":     {data, newPredictor(t, &otherID, o), ErrOtherModel},
+		"other options":     {data, newPredictor(t, r, Options{IDs: -1, Attention: true}), ErrOtherModel},
+	} {
+		err := tc.in.Load(bytes.NewReader(tc.data))
+		if !errors.Is(err, tc.want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v, want %v", name, err, tc.want)
+		}
+		if tc.in == p && !bytes.Equal(saved(t, p), before) {
+			t.Fatalf("%s: the predictor is changed", name)
+		}
+	}
+	if err := p.Load(bytes.NewReader(data)); err != nil || !bytes.Equal(saved(t, p), data) {
+		t.Errorf("the whole: %v", err)
+	}
+	dir := t.TempDir()
+	if err := p.LoadFile(filepath.Join(dir, "nothing")); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+	text := filepath.Join(dir, "text")
+	if err := os.WriteFile(text, []byte("hello, this is no such file"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.LoadFile(text); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), text) {
+		t.Error(err)
+	}
+	if err := p.SaveFile(dir); err == nil {
+		t.Error("a directory is written to")
+	}
+	f.run(p, 5, 0, true, true)
+}
+
+type fails struct{}
+
+func (fails) Write([]byte) (int, error) { return 0, fs.ErrPermission }
+
+func TestSaveFails(t *testing.T) {
+	r := planted(rand.New(rand.NewPCG(1, 2)), 2, 16, 8, 2)
+	if err := newPredictor(t, r, Options{}).Save(fails{}); !errors.Is(err, fs.ErrPermission) {
+		t.Error(err)
+	}
+}
+
+// Whatever a file says, what it leaves is refused, or predicts finite scores.
+func FuzzLoad(f *testing.F) {
+	r := planted(rand.New(rand.NewPCG(1, 2)), 2, 8, 4, 2)
+	o := Options{IDs: -1}
+	p, flow := learnt(f, r, o, 20)
+	data := saved(f, p)
+	f.Add(data)
+	f.Add(data[:50])
+	in, _ := flow.token()
+	f.Fuzz(func(t *testing.T, b []byte) {
+		p := newPredictor(t, r, o)
+		if len(b) > 4 { // the checksum is of no use to an attacker, nor to a fuzzer
+			b = binary.BigEndian.AppendUint32(slices.Clone(b[:len(b)-4]), crc32.Checksum(b[:len(b)-4], crc32.MakeTable(crc32.Castagnoli)))
+		}
+		if err := p.Load(bytes.NewReader(b)); err != nil {
+			if !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrOtherModel) {
+				t.Error(err)
+			}
+			return
+		}
+		for range 3 {
+			for _, s := range says(p, in) {
+				if !finite(s) {
+					t.Fatalf("a score is %g", s)
+				}
+			}
+			for layer := range in {
+				p.Learn(layer)
+			}
+		}
+	})
+}
