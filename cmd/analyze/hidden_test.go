@@ -88,8 +88,8 @@ func TestRecall(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, o := range map[string]llama.Options{
-		"text":       {Model: model, Threads: 1, Logits: filepath.Join(dir, "logits"), TextFile: text, Context: 64, Chunks: 16},
-		"generation": {Model: model, Threads: 1, Prompt: string(begin[:160]), Tokens: 500},
+		"text":       {Model: model, Threads: 1, Logits: filepath.Join(dir, "logits"), TextFile: text, Context: 64, Chunks: 12},
+		"generation": {Model: model, Threads: 1, Prompt: string(begin[:160]), Tokens: 300},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := recalls(t, seen(t, o))
