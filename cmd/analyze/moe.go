@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -72,8 +73,8 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 		Example: `  sudo tracer -o run -- llama-cli -m moe.gguf --no-repack -p "hi" -n 200
   analyze moe run
   analyze moe --room 4GB --room 8GB --bandwidth 3GB --compute 40ms run
-  sudo tracer --hidden -o seen -- llama-cli -m moe.gguf --no-repack -p "hi" -n 200; analyze moe seen
   analyze moe -o figures --format svg run                      # figures/hits.svg, recall.svg, reads.svg
+  sudo tracer --hidden -o seen -- llama-cli -m moe.gguf --no-repack -p "hi" -n 200; analyze moe seen
   analyze moe --json qwen.route.csv.gz | jq .verdict`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
@@ -153,7 +154,7 @@ func analyzeMoE(ctx context.Context, name string, o *moeOptions, study *replay.O
 		return err
 	}
 	// What was found is printed even if it cannot be drawn.
-	written, drawErr := drawMoE(ctx, found.Study, o)
+	written, drawErr := drawMoE(ctx, &found, o)
 	if o.json {
 		return errors.Join(cli.WriteJSON(stdout, found), drawErr)
 	}
@@ -167,6 +168,43 @@ func analyzeMoE(ctx context.Context, name string, o *moeOptions, study *replay.O
 		d = append(d, written)
 	}
 	return errors.Join(d.WriteText(stdout), drawErr)
+}
+
+// drawMoE draws a study's figures, and returns a line for each.
+func drawMoE(ctx context.Context, found *studied, o *moeOptions) (lines tabular.Lines, err error) {
+	if o.output == "" {
+		return nil, nil
+	}
+	var more []replay.Recall
+	if found.Hidden != nil {
+		for i := range found.Hidden.Results {
+			r := &found.Hidden.Results[i]
+			if r.Lead > 1 {
+				continue
+			}
+			of := replay.Recall{Name: r.When + ": " + r.Name}
+			for _, recall := range r.ByLayer {
+				if recall == 0 { // the first layers have nothing before them
+					recall = math.NaN()
+				}
+				of.ByLayer = append(of.ByLayer, recall)
+			}
+			more = append(more, of)
+		}
+	}
+	var files []file
+	for _, f := range found.Figures(more...) {
+		draw := file{name: f.Name + "." + o.format}
+		if f.Figure != nil {
+			draw.write = func(w io.Writer) error { return f.Figure.Write(w, o.format) }
+		}
+		files = append(files, draw)
+	}
+	written, err := writeAll(ctx, o.output, files)
+	for _, path := range written {
+		lines = append(lines, "wrote "+path)
+	}
+	return lines, err
 }
 
 // input is what is analysed.
@@ -218,26 +256,6 @@ func (in *input) routers(path string) (*hidden.Routers, error) {
 		return nil, fmt.Errorf("%s is another model than the capture's", path)
 	}
 	return hidden.Read(m)
-}
-
-// drawMoE draws a study's figures, and returns a line for each.
-func drawMoE(ctx context.Context, found *replay.Study, o *moeOptions) (lines tabular.Lines, err error) {
-	if o.output == "" {
-		return nil, nil
-	}
-	var files []file
-	for _, f := range found.Figures() {
-		draw := file{name: f.Name + "." + o.format}
-		if f.Figure != nil {
-			draw.write = func(w io.Writer) error { return f.Figure.Write(w, o.format) }
-		}
-		files = append(files, draw)
-	}
-	written, err := writeAll(ctx, o.output, files)
-	for _, path := range written {
-		lines = append(lines, "wrote "+path)
-	}
-	return lines, err
 }
 
 // readRoutes reads a capture's directory, or a CSV file.

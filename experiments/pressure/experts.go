@@ -197,5 +197,5 @@ func (r *Report) demand(run *Run, steady bool) (demanded, speculative float64) {
 	if t == nil || t.Experts == nil || t.Tokens <= 0 {
 		return math.NaN(), math.NaN()
 	}
-	return float64(t.Experts.Read) / float64(t.Tokens), float64(t.Experts.Speculative) / float64(t.Tokens)
+	return float64(t.Experts.Read) / float64(t.Tokens), float64(t.Experts.Speculative.Read) / float64(t.Tokens)
 }

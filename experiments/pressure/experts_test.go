@@ -42,7 +42,7 @@ func mixture(t *testing.T) *Report {
 		Readings:  readings(1000),
 		Results:   []Result{{Limit: 500e6, ReadaheadKiB: 128}, {Limit: 200e6, ReadaheadKiB: 128}, {Limit: 610e6, ReadaheadKiB: 128}},
 	}
-	told := &Told{Tokens: 10, TokS: 25, Expected: 30, Streamed: 900e6, Late: 3, Beyond: Beyond{Window: 5, Swept: 7}, Experts: &ToldExperts{Chosen: 10, Missed: 4, Read: 400e6, Speculative: 100e6, Strays: 9}}
+	told := &Told{Tokens: 10, TokS: 25, Expected: 30, Streamed: 900e6, Late: 3, Beyond: Beyond{Window: 5, Swept: 7}, Experts: &ToldExperts{Chosen: 10, Missed: 4, Read: 400e6, Speculative: Speculative{Read: 100e6, Used: 60e6}, Strays: 9}}
 	for setting, speeds := range [][]float64{{10, 24, 12}, {4, 3.8, 4}, {48, 47, 49}} {
 		for v, speed := range speeds {
 			for round := range 2 {
@@ -85,7 +85,7 @@ func TestExpertBound(t *testing.T) {
 	if e := r.Results[1].Experts; e.Share != 0 || !near(e.Steady.Least, 200e6) || !near(e.Steady.Causal, 200e6) || !near(e.Steady.Bound, 5) || !near(e.Steady.CausalTokS, 5) {
 		t.Errorf("half of the trunk: %+v", e)
 	}
-	if e := r.Results[2].Experts; !near(e.Share, 3.1/3) || e.Steady.Least != 0 || !near(e.Steady.Bound, 50) {
+	if e := r.Results[2].Experts; !near(e.Share, 3.1/3) || e.Steady.Least != 0 || !near(e.Steady.Bound, 50) || e.Steady.Causal != 0 || !near(e.Steady.CausalTokS, 50) {
 		t.Errorf("all fits: %+v", e)
 	}
 
@@ -168,19 +168,20 @@ func TestExpertColumns(t *testing.T) {
 	}
 	nan := math.NaN()
 	for name, want := range map[string][4]float64{ // of plain, live and mute at the first setting, and of the run without a limit
-		"experts_share":                    {2. / 3, 2. / 3, 2. / 3, nan},
-		"steady_least_bytes_per_token":     {100e6 / 3., 100e6 / 3., 100e6 / 3., nan},
-		"steady_bound_tok_s":               {30, 30, 30, nan},
-		"steady_stall_ms_per_token":        {80, 1000./24 - 20, 1000./12 - 20, nan},
-		"demand_bytes_per_token":           {150e6, 40e6, nan, 0},
-		"speculative_bytes_per_token":      {0, 10e6, nan, 0},
-		"helper_expected_tok_s":            {nan, 30, nan, nan},
-		"helper_tok_s":                     {nan, 25, nan, nan},
-		"helper_late":                      {nan, 3, nan, nan},
-		"helper_window_bytes":              {nan, 5, nan, nan},
-		"helper_swept_bytes_per_token":     {nan, 7, nan, nan},
-		"helper_experts_missed":            {nan, 4, nan, nan},
-		"helper_experts_speculative_bytes": {nan, 100e6, nan, nan},
+		"experts_share":                         {2. / 3, 2. / 3, 2. / 3, nan},
+		"steady_least_bytes_per_token":          {100e6 / 3., 100e6 / 3., 100e6 / 3., nan},
+		"steady_bound_tok_s":                    {30, 30, 30, nan},
+		"steady_stall_ms_per_token":             {80, 1000./24 - 20, 1000./12 - 20, nan},
+		"demand_bytes_per_token":                {150e6, 40e6, nan, 0},
+		"speculative_bytes_per_token":           {0, 10e6, nan, 0},
+		"helper_expected_tok_s":                 {nan, 30, nan, nan},
+		"helper_tok_s":                          {nan, 25, nan, nan},
+		"helper_late":                           {nan, 3, nan, nan},
+		"helper_window_bytes":                   {nan, 5, nan, nan},
+		"helper_swept_bytes_per_token":          {nan, 7, nan, nan},
+		"helper_experts_missed":                 {nan, 4, nan, nan},
+		"helper_experts_speculative_bytes":      {nan, 100e6, nan, nan},
+		"helper_experts_speculative_used_bytes": {nan, 60e6, nan, nan},
 	} {
 		if len(cells[name]) != 19 {
 			t.Errorf("%s: %d rows", name, len(cells[name]))
@@ -304,11 +305,15 @@ func TestTold(t *testing.T) {
  },
  "experts": {
   "read_bytes": 70,
-  "speculative": 8
+  "speculation": {
+   "state": "won",
+   "read_bytes": 8,
+   "used_bytes": 6
+  }
  }
 }
 `
-	want := &Told{Tokens: 40, TokS: 9.5, Expected: 11, Streamed: 1000, Beyond: Beyond{Window: 5}, Experts: &ToldExperts{Read: 70, Speculative: 8}}
+	want := &Told{Tokens: 40, TokS: 9.5, Expected: 11, Streamed: 1000, Beyond: Beyond{Window: 5}, Experts: &ToldExperts{Read: 70, Speculative: Speculative{8, 6}}}
 	for output, want := range map[string]*Told{
 		summary:                                want,
 		"{\nhello\n" + summary + "bye {\n":     want,

@@ -35,11 +35,17 @@ type Beyond struct {
 
 // ToldExperts is what it did for a mixture's experts.
 type ToldExperts struct {
-	Chosen      int64 `json:"chosen"`
-	Missed      int64 `json:"missed"`      // of these: not in memory
-	Read        int64 `json:"read_bytes"`  // for these
-	Speculative int64 `json:"speculative"` // bytes that were read before the choice was known
-	Strays      int64 `json:"strays"`      // bytes that the target's misses read around themselves, and that were dropped unused
+	Chosen      int64       `json:"chosen"`
+	Missed      int64       `json:"missed"`     // of these: not in memory
+	Read        int64       `json:"read_bytes"` // for these
+	Strays      int64       `json:"strays"`     // bytes that the target's misses read around themselves, and that were dropped unused
+	Speculative Speculative `json:"speculation"`
+}
+
+// Speculative is what was read before the choice was known.
+type Speculative struct {
+	Read int64 `json:"read_bytes"`
+	Used int64 `json:"used_bytes"` // of these, of experts that were then chosen
 }
 
 // told finds what a helper tells in its output; nil if it tells nothing.

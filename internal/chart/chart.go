@@ -76,11 +76,8 @@ var (
 	gridInk    = color.RGBA{0xe4, 0xe4, 0xe4, 0xff}
 )
 
-// Size of a panel, and of a legend beside its curves.
-const (
-	width, height = 6.2 * vg.Inch, 4.6 * vg.Inch
-	legendWidth   = 2.1 * vg.Inch
-)
+// Size of a panel.
+const width, height = 6.2 * vg.Inch, 4.6 * vg.Inch
 
 // Write draws the figure. It fails with [ErrEmpty] or [ErrTooLarge] before anything is written, or as w does.
 func (f *Figure) Write(w io.Writer, format string) error {
@@ -95,10 +92,8 @@ func (f *Figure) Write(w io.Writer, format string) error {
 		columns = len(f.Panels)
 	}
 	rows := (len(f.Panels) + columns - 1) / columns
-	each := width
-	if f.Beside {
-		each += legendWidth
-	}
+	beside := f.beside()
+	each := width + beside
 	wide, high := each*vg.Length(columns), height*vg.Length(rows)
 	var canvas vg.CanvasWriterTo
 	switch format {
@@ -115,7 +110,7 @@ func (f *Figure) Write(w io.Writer, format string) error {
 	for i := range f.Panels {
 		left, top := each*vg.Length(i%columns), height*vg.Length(i/columns)
 		part := draw.Crop(all, left, left+each-wide, high-top-height, -top)
-		if err := f.draw(&f.Panels[i], draw.Crop(part, vg.Points(8), -vg.Points(12), vg.Points(6), -vg.Points(8))); err != nil {
+		if err := f.draw(&f.Panels[i], beside, draw.Crop(part, vg.Points(8), -vg.Points(12), vg.Points(6), -vg.Points(8))); err != nil {
 			return fmt.Errorf("draw figure: %w", err)
 		}
 	}
@@ -125,12 +120,34 @@ func (f *Figure) Write(w io.Writer, format string) error {
 	return nil
 }
 
-// draw draws a panel.
-func (f *Figure) draw(in *Panel, at draw.Canvas) error {
+// newLegend makes an empty legend.
+func newLegend() plot.Legend {
+	l := plot.NewLegend()
+	l.TextStyle.Font.Variant, l.TextStyle.Color = "Sans", ink
+	l.Top, l.Left, l.Padding = true, true, vg.Points(3)
+	return l
+}
+
+// beside is the width of legends beside the curves.
+func (f *Figure) beside() (widest vg.Length) {
+	if !f.Beside {
+		return 0
+	}
+	l := newLegend()
+	for i := range f.Panels {
+		for _, c := range f.Panels[i].Curves {
+			widest = max(widest, l.TextStyle.Width(c.Name))
+		}
+	}
+	return widest + l.ThumbnailWidth + vg.Points(24)
+}
+
+// draw draws a panel, with its legend beside it if that has a width.
+func (f *Figure) draw(in *Panel, beside vg.Length, at draw.Canvas) error {
 	p := plot.New()
 	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = in.Title, f.XLabel, f.YLabel
 	p.Title.TextStyle.Font.Size, p.Title.Padding = vg.Points(13), vg.Points(8)
-	for _, style := range []*text.Style{&p.Title.TextStyle, &p.X.Label.TextStyle, &p.Y.Label.TextStyle, &p.X.Tick.Label, &p.Y.Tick.Label, &p.Legend.TextStyle} {
+	for _, style := range []*text.Style{&p.Title.TextStyle, &p.X.Label.TextStyle, &p.Y.Label.TextStyle, &p.X.Tick.Label, &p.Y.Tick.Label} {
 		style.Font.Variant, style.Color = "Sans", ink
 	}
 	p.X.Tick.Marker, p.Y.Tick.Marker = plot.TickerFunc(evenTicks), plot.TickerFunc(evenTicks)
@@ -138,9 +155,7 @@ func (f *Figure) draw(in *Panel, at draw.Canvas) error {
 	lines.Vertical.Color, lines.Horizontal.Color = gridInk, gridInk
 	p.Add(lines)
 
-	legend := plot.NewLegend()
-	legend.TextStyle = p.Legend.TextStyle
-	legend.Top, legend.Left, legend.Padding = true, true, vg.Points(3)
+	legend := newLegend()
 	number := 0 // of the curves that have a colour
 	for i := range in.Curves {
 		c := &in.Curves[i]
@@ -165,9 +180,8 @@ func (f *Figure) draw(in *Panel, at draw.Canvas) error {
 		p.Draw(at)
 		return nil
 	}
-	p.Draw(draw.Crop(at, 0, -legendWidth, 0, 0))
-	beside := at.Rectangle.Size().X - legendWidth + vg.Points(8)
-	legend.Draw(draw.Crop(at, beside, 0, 0, -vg.Points(24)))
+	p.Draw(draw.Crop(at, 0, -beside, 0, 0))
+	legend.Draw(draw.Crop(at, at.Rectangle.Size().X-beside+vg.Points(8), 0, 0, -vg.Points(24)))
 	return nil
 }
 

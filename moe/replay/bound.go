@@ -142,7 +142,7 @@ func (f *farthest) Pop() any {
 	return e
 }
 
-// Unforeseen returns what the best policy reads that neither knows the future nor reads ahead, in a cache of room bytes for experts. It fails as Run does.
+// Unforeseen returns what the best policy reads that neither knows the future nor reads ahead, in a cache of room bytes for experts that is full at the beginning. It fails as Run does.
 func Unforeseen(ctx context.Context, t *moe.Trace, room int64) (*PolicyResult, error) {
 	s := t.Shape()
 	r := RoomResult{Bytes: room}
@@ -158,12 +158,14 @@ func Unforeseen(ctx context.Context, t *moe.Trace, room int64) (*PolicyResult, e
 	var configs []Config
 	for _, c := range causal {
 		names = append(names, c.name)
-		configs = append(configs, Config{Capacity: room, Policy: c.policy(s), Threshold: 1})
+		configs = append(configs, Config{Capacity: room, Policy: c.policy(s), Threshold: 1, Full: true})
 	}
 	if err := run(Forecast{}, names, configs...); err != nil {
 		return nil, err
 	}
-	if err := run(IDs(s), []string{nameChance}, Causal(s, room, 1)); err != nil {
+	chance := Causal(s, room, 1)
+	chance.Full = true
+	if err := run(IDs(s), []string{nameChance}, chance); err != nil {
 		return nil, err
 	}
 	return r.best(), nil

@@ -188,6 +188,10 @@ func TestUnforeseen(t *testing.T) {
 	if later, err := Unforeseen(t.Context(), Later(tr, 100), 3*mib); err != nil || later.Tokens != 300 || later.DemandBytes > 230*mib {
 		t.Errorf("%v, %+v", err, later)
 	}
+	// Loading left all of them where all fit.
+	if all, err := Unforeseen(t.Context(), tr, 6*mib); err != nil || all.DemandBytes != 0 {
+		t.Errorf("%v, all fit: %+v", err, all)
+	}
 	if none, err := Unforeseen(t.Context(), tr, -mib); err != nil || none.DemandBytes != 400*mib {
 		t.Errorf("%v, without room %+v", err, none)
 	}

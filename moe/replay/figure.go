@@ -21,9 +21,16 @@ type Figure struct {
 	*chart.Figure
 }
 
-// Figures are what can be drawn. Where there is nothing to show, a Figure's picture is nil. They need Options.Curve to be smooth.
-func (st *Study) Figures() []Figure {
-	return []Figure{{"hits", st.hits()}, {"recall", st.recall()}, {"reads", st.reads()}}
+// Recall is how good a predictor is in each layer, with as many guesses as are chosen.
+type Recall struct {
+	Name    string
+	ByLayer []float64 // NaN where it was not judged
+}
+
+// Figures are what can be drawn. Where there is nothing to show, a Figure's picture is nil. They need Options.Curve to be smooth. The recall of more predictors than those of the study can be drawn
+// beside these.
+func (st *Study) Figures(more ...Recall) []Figure {
+	return []Figure{{"hits", st.hits()}, {"recall", st.recall(more)}, {"reads", st.reads()}}
 }
 
 // hits draws the hit rate of each policy against the cache's size. Belady's is above them.
@@ -49,22 +56,27 @@ func (st *Study) hits() *chart.Figure {
 	return f
 }
 
-// recall draws how many of each layer's experts a predictor named, with as many guesses as are chosen, one layer ahead.
-func (st *Study) recall() *chart.Figure {
+// recall draws how many of each layer's experts a predictor named, those of the study one layer ahead.
+func (st *Study) recall(more []Recall) *chart.Figure {
+	var all []Recall
+	for _, p := range st.Predictors {
+		if p.Evaluation != nil && len(p.Leads) > 0 && p.Scored > 0 {
+			all = append(all, Recall{p.Name, p.Leads[0].ByLayer})
+		}
+	}
+	if all = append(all, more...); len(all) == 0 {
+		return nil
+	}
 	f := &chart.Figure{XLabel: "layer that has experts", YLabel: fmt.Sprintf("recall with %d guesses (%%)", st.K), From: -0.5, To: float64(st.Layers) - 0.5, High: 100, Beside: true}
 	p := chart.Panel{Title: st.Model + ": recall, by predictor"}
-	for _, of := range st.Predictors {
-		if of.Evaluation == nil || len(of.Leads) == 0 || of.Scored == 0 {
-			continue
-		}
+	for _, of := range all {
 		c := chart.Curve{Name: of.Name}
-		for layer, recall := range of.Leads[0].ByLayer {
-			c.Points = append(c.Points, chart.Point{X: float64(layer), Y: 100 * recall})
+		for layer, recall := range of.ByLayer {
+			if recall >= 0 {
+				c.Points = append(c.Points, chart.Point{X: float64(layer), Y: 100 * recall})
+			}
 		}
 		p.Curves = append(p.Curves, c)
-	}
-	if len(p.Curves) == 0 {
-		return nil
 	}
 	f.Panels = []chart.Panel{p}
 	return f

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"flag"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -97,9 +98,9 @@ func TestFiguresOfLess(t *testing.T) {
 		st.Predictors = append(st.Predictors, PredictorResult{Name: "another", Evaluation: st.Predictors[0].Evaluation})
 	}
 	st.Predictors = append(st.Predictors, PredictorResult{Name: "not evaluated"}, PredictorResult{Name: "no lead", Evaluation: &moe.Evaluation{Scored: 1}})
-	recall := st.recall()
-	if n := len(recall.Panels[0].Curves); n != len(st.Predictors)-2 {
-		t.Errorf("%d curves of %d predictors", n, len(st.Predictors))
+	recall := st.Figures(Recall{"from elsewhere", []float64{math.NaN(), 0.5}})[1]
+	if c := recall.Panels[0].Curves; len(c) != len(st.Predictors)-1 || c[len(c)-1].Name != "from elsewhere" || len(c[len(c)-1].Points) != 1 || c[len(c)-1].Points[0] != (chart.Point{X: 1, Y: 50}) {
+		t.Errorf("%d curves of %d predictors: %+v", len(c), len(st.Predictors), c)
 	}
 	if err := recall.Write(new(bytes.Buffer), "svg"); err != nil {
 		t.Error(err)

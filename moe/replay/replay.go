@@ -26,6 +26,7 @@ type Config struct {
 	Threshold float32
 	Disk      Disk
 	Compute   Compute
+	Full      bool // memory is full at the beginning, of the first experts of the file: loading a model leaves it so
 }
 
 // MinBandwidth is the least that a disk may have, in bytes per second, so that times do not overflow.
@@ -205,6 +206,9 @@ func newMachine(t *moe.Trace, cfg *Config) *machine {
 	m := &machine{cfg: cfg, trace: t, shape: s, items: make([]item, s.Layers*s.Experts), order: make([]int32, s.Experts)}
 	m.listen, _ = cfg.Policy.(listener)
 	m.least = make([]worth, 0, 2*s.K)
+	for id := 0; cfg.Full && id < len(m.items) && m.used+m.bytes(id) <= cfg.Capacity; id++ {
+		m.insert(id, 0)
+	}
 	return m
 }
 
