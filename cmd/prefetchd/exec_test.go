@@ -57,7 +57,7 @@ func (r *rig) execSummary(h *helper, status int) (s prefetch.Summary) {
 	r.t.Helper()
 	_ = h.Wait()
 	said := h.stderr.String()
-	begin := strings.Index(said, "{")
+	begin := strings.Index(said, "{\n")
 	if got := h.ProcessState.ExitCode(); got != status || begin < 0 {
 		r.t.Fatalf("prefetchd: status %d, %s", got, said)
 	}
@@ -70,10 +70,12 @@ func (r *rig) execSummary(h *helper, status int) (s prefetch.Summary) {
 // A target that prefetchd starts says the same, is helped from its load on by what was guessed, which is what it reads, and is not killed.
 func TestExec(t *testing.T) {
 	r := newRig(t, 0.6, 60)
-	h := r.exec("--always")
+	h := r.exec("--always", "-v")
 	s := r.execSummary(h, 0)
-	if !s.Guessed || s.Learned != 1 || s.Stored || s.Tokens < r.options.Tokens*9/10 || s.Pinned < r.size/4 || s.Streamed == 0 {
-		t.Errorf("summary %+v", s)
+	log := h.stderr.String()
+	others := strings.Count(log, "the file is read in other blocks now") // memory may be in pieces: then there are no large folios
+	if !s.Guessed || s.Learned != 1+others || s.Stored || s.Tokens < r.options.Tokens*9/10 || s.Pinned < r.size/4 || s.Streamed == 0 {
+		t.Errorf("summary %+v\n%s", s, log)
 	}
 	kills, err := r.group.OOMKills()
 	if err != nil || kills != 0 {
