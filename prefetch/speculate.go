@@ -57,7 +57,7 @@ const (
 	// leastRated is what is read at once to tell the disk's bandwidth from it.
 	leastRated = 256 << 10
 	// leastPause is how often to look at least whether the disk is idle.
-	leastPause = 100 * time.Microsecond
+	leastPause = 250 * time.Microsecond
 	// roomShare is by what part of it the room for experts changes until a new trial is due.
 	roomShare = 4
 	// unknownToken is the id of a token that was not observed.
