@@ -162,10 +162,10 @@ func (m *modelFile) inner(r Range, all bool) Range {
 	return Range{r.File, first, max(end-first, 0)}
 }
 
-// readNow begins to read single pages, and hands them to the disk before it returns.
-func (m *modelFile) readNow(at, end int64) error {
-	for ; at < end; at += m.piece {
-		if err := unix.Fadvise(int(m.file.Fd()), at, min(m.piece, end-at), unix.FADV_WILLNEED); err != nil {
+// readNow begins to read single pages, in pieces of which the first has as many bytes as it is told, and hands them to the disk before it returns.
+func (m *modelFile) readNow(at, end, piece int64) error {
+	for ; at < end; at, piece = at+piece, m.piece {
+		if err := unix.Fadvise(int(m.file.Fd()), at, min(piece, end-at), unix.FADV_WILLNEED); err != nil {
 			return fmt.Errorf("read %d bytes at %d of %s ahead: %w", end-at, at, m.path, err)
 		}
 	}
