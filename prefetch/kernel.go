@@ -41,6 +41,7 @@ type KernelPages struct {
 	underWay    map[uint64]read // reads of large folios, by tag
 	tag         uint64          // the last one
 	failed      bool            // a read did, which was told
+	readNow     time.Time       // when ReadNow has returned last
 	evictor     *evictor        // nil until it is needed
 	log         *slog.Logger
 }
@@ -188,18 +189,23 @@ func (k *KernelPages) ReadNow(r Range) error {
 	if k.evictor != nil {
 		k.evictor.spare(r)
 	}
+	piece := f.piece
+	if time.Since(k.readNow) > firstPause {
+		piece = firstPiece
+	}
+	defer func() { k.readNow = time.Now() }()
 	middle := f.inner(r, k.unmarked)
 	if middle.Length == 0 {
-		return f.readPages(r)
+		return f.readPages(r, piece)
 	}
 	before := Range{r.File, r.Offset, middle.Offset - r.Offset}
 	behind := Range{r.File, middle.End(), r.End() - middle.End()}
 	// What follows the folios has to be in memory first, see begin.
-	if err := errors.Join(f.readPages(behind), f.readPages(before)); err != nil {
+	if err := errors.Join(f.readPages(behind, piece), f.readPages(before, f.piece)); err != nil {
 		return err
 	}
 	if !k.ReadAhead(middle) {
-		return f.readPages(middle)
+		return f.readPages(middle, f.piece)
 	}
 	if err := k.begin(); err != nil {
 		return err
@@ -207,6 +213,13 @@ func (k *KernelPages) ReadNow(r Range) error {
 	_, err := k.queue.Submit()
 	return err
 }
+
+// The disk gets a piece when all of its pages were taken, which is a tenth of a millisecond for an expert's slice. So the first piece is a small one where nothing was asked for since firstPause:
+// the disk has something to do at once.
+const (
+	firstPiece = 64 << 10
+	firstPause = 200 * time.Microsecond
+)
 
 // folioAdvices read a large folio and unmap it here.
 var folioAdvices = []int{unix.MADV_POPULATE_READ, unix.MADV_DONTNEED}

@@ -10,10 +10,10 @@ import (
 	"tensorcast/internal/pagecache"
 )
 
-// readPages begins to read a range in single pages, on the caller's thread.
-func (m *modelFile) readPages(r Range) error {
-	for at := r.Offset; at < r.End(); at += m.piece {
-		if err := unix.Fadvise(int(m.file.Fd()), at, min(m.piece, r.End()-at), unix.FADV_WILLNEED); err != nil {
+// readPages begins to read a range in single pages, on the caller's thread, in pieces of which the first has as many bytes as it is told.
+func (m *modelFile) readPages(r Range, piece int64) error {
+	for at := r.Offset; at < r.End(); at, piece = at+piece, m.piece {
+		if err := unix.Fadvise(int(m.file.Fd()), at, min(piece, r.End()-at), unix.FADV_WILLNEED); err != nil {
 			return fmt.Errorf("read %d bytes at %d of %s ahead: %w", r.Length, r.Offset, m.path, err)
 		}
 	}
@@ -21,7 +21,7 @@ func (m *modelFile) readPages(r Range) error {
 }
 
 // read reads what was freed.
-func (e eviction) read() error { return e.file.readPages(e.Range) }
+func (e eviction) read() error { return e.file.readPages(e.Range, e.file.piece) }
 
 // arrivedBytes of a range's end are looked at: its pages are asked for in order, and a disk that keeps several requests finishes them in about that order.
 const arrivedBytes = 1 << 20
