@@ -61,7 +61,7 @@ or from a routing trace in CSV (route_trace v1, gzip or not). It prints a verdic
 With --output it also draws
 
   hits      the hit rate of each policy against the memory for experts, with Belady's above
-  recall    of each predictor in each layer, with as many guesses as are chosen, one layer ahead
+  recall    of each predictor in each layer, with hidden states or without, with as many guesses as are chosen
   reads     what is read because a chosen expert is missing, over the generated tokens, for each size
 
 Caches are simulated: an expert is read whole, the disk does one thing at a time, demand first, and nothing else needs

@@ -338,7 +338,7 @@ func TestTold(t *testing.T) {
 func TestLlamaExperts(t *testing.T) {
 	in := llamatest.ForTest(t)
 	needs(t)
-	plan, err := synth.NewPlan(synth.Config{Layers: 3, Embd: 256, FF: 2048, Heads: 4, KVHeads: 4, Experts: 8, Used: 2, Vocab: synth.ByteVocab, Ctx: 512, Type: gguf.Q8_0, Seed: 3})
+	plan, err := synth.NewPlan(synth.Config{Layers: 3, Embd: 256, FF: 4096, Heads: 4, KVHeads: 4, Experts: 8, Used: 2, Vocab: synth.ByteVocab, Ctx: 512, Type: gguf.Q8_0, Seed: 3})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -366,7 +366,7 @@ func TestLlamaExperts(t *testing.T) {
 		t.Fatalf("%+v", n)
 	}
 	// gate, up and down of Q8_0: 34 bytes for 32 weights.
-	if want := int64(3 * 256 * 2048 / 32 * 34); n.Bytes[0] != want || n.Trunk+3*2*want != r.Model.TokenBytes {
+	if want := int64(3 * 256 * 4096 / 32 * 34); n.Bytes[0] != want || n.Trunk+3*2*want != r.Model.TokenBytes {
 		t.Errorf("experts of %d bytes, want %d; trunk %d and six of them are not %d", n.Bytes[0], want, n.Trunk, r.Model.TokenBytes)
 	}
 	at := &r.Results[0]
@@ -375,14 +375,19 @@ func TestLlamaExperts(t *testing.T) {
 		t.Fatalf("%+v", e)
 	}
 	for _, s := range at.Summaries {
-		if s.Finished != 1 || s.TextSame != 1 || s.Demand.N != 1 {
+		if s.Killed > 0 { // two faults read 16 MiB each around themselves, which is much of this limit
+			t.Logf("%s was killed for lack of memory", s.Variant)
+		} else if s.Finished != 1 || s.TextSame != 1 || s.Demand.N != 1 {
 			t.Errorf("%+v", s)
 		}
 	}
-	if told := at.Summaries[1]; told.Demand.Median != 10 {
+	if h := r.Runs[1].Helper; h == nil || h.Told == nil || h.Told.Experts == nil || h.Told.Experts.Read != 50 {
+		t.Errorf("the helper told %+v", h)
+	}
+	if told := at.Summaries[1]; told.Finished > 0 && told.Demand.Median != 10 {
 		t.Errorf("%+v", told)
 	}
-	if s := at.Summaries[0]; s.Bytes.Median < e.Whole.Least*0.9 {
+	if s := at.Summaries[0]; s.Finished > 0 && s.Bytes.Median < e.Whole.Least*0.9 {
 		t.Errorf("plain read %v bytes a token, at least %v must be", s.Bytes.Median, e.Whole.Least)
 	}
 }
