@@ -2,7 +2,7 @@
 //
 // Decoding is a cyclic scan: every token reads the same weights in the same order. A cache that is smaller than the
 // cycle and evicts what was used least recently keeps nothing that is needed next. So a share of the weights is held in memory,
-// spread evenly over the order of use, and the rest is streamed: read into the page cache just before its use, paged out just behind it.
+// spread evenly over the file, and the rest is streamed: read into the page cache just before its use, paged out just behind it.
 // That reaches M - R bytes per token, Belady's minimum, less the window that is under way.
 //
 // It has three parts. The planner ([Schedule], [Strategy]) is pure: a cycle, the room and what is held now give a plan. The control loop

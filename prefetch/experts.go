@@ -109,8 +109,10 @@ func newExperts(cycle *pattern.Cycle, blocks []Range) *experts {
 	return x
 }
 
-func sortRanges(all []Range) {
-	slices.SortFunc(all, func(a, b Range) int { return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Offset, b.Offset)) })
+func sortRanges(all []Range) { slices.SortFunc(all, compareRanges) }
+
+func compareRanges(a, b Range) int {
+	return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Offset, b.Offset))
 }
 
 // without is a slice without the blocks that overlap its ends. Blocks are in the order of the files.

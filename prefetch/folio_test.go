@@ -80,7 +80,7 @@ func TestFolios(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, b := range blocks {
-				if resident(block(b)) != 2*mib || k.isPending(block(b)) {
+				if resident(block(b)) != 2*mib || k.Reading(block(b)) {
 					return false
 				}
 			}
@@ -139,7 +139,7 @@ func TestFolios(t *testing.T) {
 		if err := k.Poll(); err != nil {
 			t.Fatal(err)
 		}
-		return resident(two) == 4*mib && !k.isPending(two)
+		return resident(two) == 4*mib && !k.Reading(two)
 	})
 	if n := resident(whole); huge(10) != 2*mib || huge(11) != 2*mib || n != 6*mib {
 		t.Errorf("a block of two folios: %d and %d bytes lie in large ones; %d are in memory", huge(10), huge(11), n)

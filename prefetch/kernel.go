@@ -153,7 +153,7 @@ func (k *KernelPages) ReadAhead(r Range) bool {
 		k.evictor.spare(r)
 	}
 	if f.wholeFolios(r) {
-		if k.isPending(r) {
+		if k.Reading(r) {
 			return true
 		}
 		folios := int((r.Length + f.folio - 1) / f.folio)
@@ -251,7 +251,7 @@ func (k *KernelPages) beginOne(r Range) (begun bool, err error) {
 	if there, err := k.Resident(next); err != nil {
 		return false, err
 	} else if there < next.Length && !k.unmarked {
-		return !k.isPending(next) && k.readPages(r), nil
+		return !k.Reading(next) && k.readPages(r), nil
 	}
 	look, advices := f.toLook(), folioAdvices
 	if look { // pages that somebody else has read, as a target that loads its model does, say nothing about the file system
@@ -273,8 +273,8 @@ func (k *KernelPages) beginOne(r Range) (begun bool, err error) {
 	return true, nil
 }
 
-// isPending says whether some of a range waits to be read as large folios, or is being read.
-func (k *KernelPages) isPending(r Range) bool {
+// Reading implements Pages. Each read takes a worker of io_uring until it is over, of which there are four per processor (io_init_wq_offload): behind those, reads wait.
+func (k *KernelPages) Reading(r Range) bool {
 	overlaps := func(p Range) bool { return p.File == r.File && p.Offset < r.End() && r.Offset < p.End() }
 	if slices.ContainsFunc(k.waiting, overlaps) {
 		return true
@@ -369,7 +369,7 @@ func (k *KernelPages) Lock(r Range) error {
 
 // finish waits until reads of a range are over: a fault on it now would find it missing, and read what follows it, too.
 func (k *KernelPages) finish(r Range) error {
-	for k.isPending(r) {
+	for k.Reading(r) {
 		if err := k.Poll(); err != nil {
 			return err
 		}

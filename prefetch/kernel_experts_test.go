@@ -165,7 +165,7 @@ func TestReadNowFolios(t *testing.T) {
 			if err := m.k.Poll(); err != nil {
 				t.Fatal(err)
 			}
-			return m.resident(slice) == slice.Length && !m.k.isPending(slice)
+			return m.resident(slice) == slice.Length && !m.k.Reading(slice)
 		})
 		if n := m.resident(m.part(0, 32*mib)); n != slice.Length {
 			t.Errorf("%v: %d bytes are in memory, of %d that were asked for", unmarked, n, slice.Length)

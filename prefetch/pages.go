@@ -34,6 +34,8 @@ type Pages interface {
 	Block() int64
 	// ReadAhead begins to read a range into the page cache. It returns false if too many reads are under way: what is missing the target reads by itself.
 	ReadAhead(r Range) bool
+	// Reading says whether some of a range that is read in large folios still waits to be read, or is being read: of that, Resident may count nothing yet.
+	Reading(r Range) bool
 	// ReadNow begins to read a range, and hands it to the disk before it returns, save for large folios within it: the target waits for it. Poll is needed as after ReadAhead.
 	ReadNow(r Range) error
 	// Poll hands reads that were begun to the kernel and collects those that have been taken up.

@@ -59,8 +59,9 @@ func ParseStrategy(name string) (Strategy, error) {
 	return nil, fmt.Errorf("strategy %q is not one of %s", name, strings.Join(StrategyNames(), ", "))
 }
 
-// planSpread holds budget bytes. First those blocks that a token needs more than once: to stream one costs its bytes each time. The others are spread evenly over the order of use:
-// while held weights are being computed there is always something to read from disk, and what is streamed stands apart in the file.
+// planSpread holds budget bytes. First those blocks that a token needs more than once: to stream one costs its bytes each time. The others are spread evenly over the file, and so over each
+// weight: while held blocks are being computed there is always something to read from disk, and as few blocks as can be are streamed in a row. A row of blocks that are read ahead ends where one is held,
+// as a block is read as a large folio only where what follows it is in memory (see Pages.ReadAhead).
 // What is held already stays, as far as the budget allows.
 func planSpread(in Input, budget int64) Plan {
 	s := in.Schedule
@@ -89,7 +90,7 @@ func planSpread(in Input, budget int64) Plan {
 	return p
 }
 
-// byVisits parts blocks that a token needs once from those that it needs several times.
+// byVisits parts blocks that a token needs once from those that it needs several times, both in the order of the files.
 func (s *Schedule) byVisits(blocks []int) (once, often []int) {
 	for _, b := range blocks {
 		if s.uses[b] > 1 {
@@ -98,11 +99,14 @@ func (s *Schedule) byVisits(blocks []int) (once, often []int) {
 			once = append(once, b)
 		}
 	}
+	for _, all := range [][]int{once, often} {
+		slices.SortFunc(all, func(a, b int) int { return compareRanges(s.Blocks[a], s.Blocks[b]) })
+	}
 	return once, often
 }
 
-// spread picks candidates (indices of blocks, in the order of use) of about budget bytes in all, and not more, spread
-// evenly over the order.
+// spread picks candidates (indices of blocks) of about budget bytes in all, and not more, spread
+// evenly over their order.
 func (s *Schedule) spread(candidates []int, budget int64) []int {
 	total := s.bytes(candidates)
 	if budget >= total {
@@ -125,7 +129,7 @@ func (s *Schedule) spread(candidates []int, budget int64) []int {
 	return picked
 }
 
-// spreadAtLeast picks candidates of at least bytes, if they have as many, spread evenly over the order.
+// spreadAtLeast picks candidates of at least bytes, if they have as many, spread evenly over their order.
 func (s *Schedule) spreadAtLeast(candidates []int, bytes int64) []int {
 	total := s.bytes(candidates)
 	if bytes >= total {

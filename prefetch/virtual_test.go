@@ -389,6 +389,35 @@ func TestLateReads(t *testing.T) {
 	}
 }
 
+// Where help begins before a token was seen without it, it is compared early, and given up if it does not win; but only later where it is faster than the disk could be without it.
+func TestFirstComparisonOfAStoredCycle(t *testing.T) {
+	for name, test := range map[string]struct {
+		tick time.Duration
+		lost bool
+	}{"no core": {40 * time.Millisecond, true}, "a core": {time.Millisecond, false}} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, 0.6, prefetch.Options{}, func(c *sim.Config) { c.Tick = test.tick })
+			if err := r.Use(r.cycle, []prefetch.Mapped{{Path: r.Path(0)}}); err != nil {
+				t.Fatal(err)
+			}
+			if err := r.Sleep(time.Second); err != nil {
+				t.Fatal(err)
+			}
+			_, err := r.Run(1, r.cycle, 40)
+			with := r.Summary().Tokens
+			if !test.lost {
+				if err != nil || with < 39 { // of the first one nothing is known before it is over
+					t.Errorf("%d of 40 tokens had help, %v", with, err)
+				}
+				return
+			}
+			if stood := new(prefetch.StandBack); !errors.As(err, &stood) || stood.Reason != prefetch.NoWin || with > 20 {
+				t.Errorf("%d tokens had help, %v", with, err)
+			}
+		})
+	}
+}
+
 // A draft model decodes between the tokens of the model that it drafts for, an embedding context now and then: they read nothing of what is held, which
 // is no reason to give it up.
 func TestContextsAreFollowedApart(t *testing.T) {

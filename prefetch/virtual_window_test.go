@@ -3,6 +3,7 @@ package prefetch_test
 // This file tests the window in virtual time: what is read together, what is swept, and what is lost before its use.
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -96,7 +97,7 @@ func giant() *pattern.Cycle {
 
 // A weight that is larger than the window is paged out behind the target while it is being read: else the window would be full in the middle of it, and the rest left to the target.
 func TestLargeWeight(t *testing.T) {
-	for share, bar := range map[float64]int{0.8: 0, 0.5: 60, 0.3: 200} { // without looking into the op 280 and more
+	for share, bar := range map[float64]int{0.8: 0, 0.5: 80, 0.3: 200} { // without looking into the op 280 and more
 		r := newRig(t, share, prefetch.Options{}, func(c *sim.Config) { c.Cycles, c.Block = []*pattern.Cycle{giant()}, 2*mib })
 		r.cycle = giant()
 		r.run(16)
@@ -174,5 +175,47 @@ func TestBeyondOfAnEnd(t *testing.T) {
 	r.run(3)
 	if s := r.Summary(); s.Room <= before.Room {
 		t.Errorf("room for %d, before %d, while it goes on", s.Room, before.Room)
+	}
+}
+
+// busyQueue is the pages of a machine whose reads begin late: those before them are under way.
+type busyQueue struct {
+	*sim.Pages
+	now     func() time.Time
+	waiting []late
+}
+
+type late struct {
+	prefetch.Range
+	at time.Time
+}
+
+func (q *busyQueue) ReadAhead(r prefetch.Range) bool {
+	q.waiting = append(q.waiting, late{r, q.now().Add(15 * time.Millisecond)})
+	return true
+}
+
+func (q *busyQueue) Reading(r prefetch.Range) bool {
+	return slices.ContainsFunc(q.waiting, func(l late) bool { return l.Range == r })
+}
+
+func (q *busyQueue) Poll() error {
+	q.waiting = slices.DeleteFunc(q.waiting, func(l late) bool { return !q.now().Before(l.at) && q.Pages.ReadAhead(l.Range) })
+	return q.Pages.Poll()
+}
+
+// A read that has not begun yet is not one whose pages were taken by the kernel: no more is left free for it.
+func TestReadsThatBeginLate(t *testing.T) {
+	r := newRig(t, 0.4, prefetch.Options{}, func(c *sim.Config) { c.Block = 2 * mib })
+	pages := &busyQueue{Pages: r.pages, now: r.Now}
+	r.Controller = prefetch.New(pages, prefetch.Options{Memory: r.Memory(), Now: r.Now, Always: true})
+	r.Attach(r.Controller)
+	r.run(12)
+	before := r.Summary()
+	r.run(20)
+	s := r.Summary()
+	// What is read too late, after its use, takes the room of others now and then.
+	if taken, streamed := s.Taken-before.Taken, s.Streamed-before.Streamed; streamed == 0 || taken > streamed/50 || s.Beyond.LeftFree > 0 {
+		t.Errorf("%d bytes were taken, %d are left free, %d streamed", taken, s.Beyond.LeftFree, streamed)
 	}
 }

@@ -21,6 +21,7 @@ type watchdog struct {
 	next     int     // tokens after which there may be another one
 	streamed int64   // bytes that had been read ahead at the beginning of with's first token, see Status
 	marks    []int64 // and at the end of each
+	late     int     // visits that the target had reached first when tokens began to be compared, see unknown
 }
 
 const (
@@ -41,8 +42,10 @@ const (
 	settleTokens = 8
 	// lastTokens of those with help are compared.
 	lastTokens = 16
-	// unknownTokens pass with help before it is compared for the first time, where nothing was measured before: a stored pattern begins at once.
+	// Where nothing was measured before, as a stored or a guessed cycle is helped from its first token, the first comparison comes as early as any other does, after doubtTokens with a
+	// mixture; after unknownTokens only where tokens with help are faster, by clearGain, than the disk could bring what each of them reads (see unknown).
 	unknownTokens = 64
+	lateShare     = 8
 	// leastGain is how much faster tokens with help have to be.
 	leastGain = 1.02
 	// maxNext bounds how rarely help that won is compared again.
@@ -69,7 +72,7 @@ func (c *Controller) token(nanos int64) error {
 	c.decodingNanos += nanos
 	c.atToken = c.account()
 	if w.tokens++; w.tokens <= settleTokens {
-		w.streamed = c.help.streamed
+		w.streamed, w.late = c.help.streamed, c.help.late
 		return nil
 	}
 	w.with, w.marks = append(w.with, nanos), append(w.marks, c.help.streamed)
@@ -78,7 +81,7 @@ func (c *Controller) token(nanos int64) error {
 		w.with, w.marks = slices.Delete(w.with, 0, 1), slices.Delete(w.marks, 0, 1)
 	}
 	switch {
-	case c.opts.Always, w.tokens < w.next, w.plain == 0 && w.tokens < unknownTokens:
+	case c.opts.Always, w.tokens < w.next, w.plain == 0 && w.tokens < c.unknown():
 		return nil
 	case w.plain == 0:
 	case w.sure || w.tokens < doubtTokens:
@@ -95,6 +98,26 @@ func (c *Controller) token(nanos int64) error {
 	}
 	c.opts.Log.Info("comparing with tokens without help", "with", time.Duration(median(w.with)), "without, before", time.Duration(w.plain))
 	return c.stepAside()
+}
+
+// unknown is how many tokens pass with help until it is compared, where it is not known how long a token takes without. A cycle that does not fit is read nearly whole from the disk for
+// each token then: the kernel forgets first what is used next. What the disk delivers was measured by what the help read, which says little where the help was late for more than a
+// lateShare of it. Of a mixture's experts the kernel keeps some.
+func (c *Controller) unknown() int {
+	w, h := &c.watch, c.help
+	if h.experts != nil {
+		return doubtTokens
+	}
+	if len(w.with) == 0 || c.meter.best <= 0 {
+		return 0
+	}
+	tokens := int64(w.tokens - settleTokens)
+	streamed := (h.streamed - w.streamed) / int64(len(w.with)) * tokens
+	brings := float64(h.schedule.Bytes) / c.meter.best * float64(time.Second)
+	if int64(h.late-w.late)*h.block*lateShare > streamed || float64(median(w.with))*clearGain >= brings {
+		return 0
+	}
+	return unknownTokens
 }
 
 // compare ends a comparison once enough tokens were measured without help.

@@ -15,6 +15,7 @@ type window struct {
 	next   int64   // number of the visit to look at next
 	staged []stage
 	ahead  int64      // bytes of staged
+	runEnd int64      // number of the visit behind the run that is being asked for
 	passed position   // of the first read of the furthest visit that was looked at
 	early  []position // by block: the end of its last visit that was over before its op was
 
@@ -66,7 +67,9 @@ func (w *window) over(s *Schedule, f *follower) (blocks []int) {
 func (w *window) drop() { w.staged, w.ahead = nil, 0 }
 
 // rewind looks again at what lies ahead: some of it was held when it was passed over, and is not any more.
-func (w *window) rewind(f *follower) { w.next = min(w.next, f.token(f.now)*int64(len(w.visits))) }
+func (w *window) rewind(f *follower) {
+	w.next, w.runEnd = min(w.next, f.token(f.now)*int64(len(w.visits))), 0
+}
 
 // behind clears the window of what the target has passed: the blocks that are wanted are held from now on, the others are paged out.
 func (c *Controller) behind() error {
@@ -195,8 +198,9 @@ func (c *Controller) ahead() error {
 		}
 		length := h.schedule.Blocks[b].Length
 		needed := length
-		if end > f.now {
-			if needed, err = c.run(w.next); err != nil {
+		runEnd := w.runEnd
+		if end > f.now && w.next >= runEnd {
+			if needed, runEnd, err = c.run(w.next); err != nil {
 				return err
 			}
 		}
@@ -214,6 +218,7 @@ func (c *Controller) ahead() error {
 			queued = true
 			w.streamed += read
 		}
+		w.runEnd = runEnd
 		w.staged = append(w.staged, stage{block: b, from: from, end: end, begun: c.now(), sure: end <= f.now})
 		w.ahead += length
 		w.next++
@@ -236,8 +241,12 @@ func (c *Controller) again() (queued bool, err error) {
 		if st.sure || st.from > h.now+1 || c.now().Sub(st.begun) < insertTime {
 			continue
 		}
+		b := h.schedule.Blocks[st.block]
+		if c.pages.Reading(b) {
+			continue
+		}
 		st.sure = true
-		read, ok, err := c.readAhead(h.schedule.Blocks[st.block])
+		read, ok, err := c.readAhead(b)
 		if err != nil {
 			return queued, err
 		}
@@ -253,39 +262,47 @@ func (c *Controller) again() (queued bool, err error) {
 // runBlocks bounds a run. A window has room for two.
 const runBlocks = 4
 
-// run is how many bytes are to be read ahead together with a visit's block: those of the blocks that follow it in the file, are needed next, and are not in memory. A large
-// folio can be read once what follows it in the file is there (see Pages.ReadAhead), so the last of them is read first. Runs end at the same places each time.
-func (c *Controller) run(number int64) (bytes int64, err error) {
+// run is how many bytes are to be read ahead together with a visit's block, and the number of the visit behind them: those of the blocks that follow it in the file, are needed next, and
+// are not in memory. A large folio can be read once what follows it in the file is there (see Pages.ReadAhead), so the last of them is read first. A run ends where the next block is in
+// memory; where that is too far, its last block is read as single pages, which costs several times as much. Runs end at the same places each time.
+func (c *Controller) run(number int64) (bytes, behind int64, err error) {
 	h := c.help
 	v, _, _ := h.at(number, &h.follower)
 	last := h.schedule.Blocks[v.Block]
-	bytes = last.Length
+	bytes, behind = last.Length, number+1
 	if h.block <= minBlock || c.opts.Window != 0 && c.opts.Window < 2*runBlocks*h.block {
-		return bytes, nil
+		return bytes, behind, nil
 	}
-	for last.End()%(runBlocks*h.block) != 0 {
-		number++
-		v, _, end := h.at(number, &h.follower)
+	var most, mostBehind int64 // up to the first end that is the same each time
+	for blocks := 1; ; blocks++ {
+		if most == 0 && last.End()%(runBlocks*h.block) == 0 {
+			most, mostBehind = bytes, behind
+		}
+		v, _, end := h.at(behind, &h.follower)
 		r := h.schedule.Blocks[v.Block]
 		if r.File != last.File || r.Offset != last.End() || h.held[v.Block] || h.isStagedFor(v.Block, end) {
-			break
+			return bytes, behind, nil
 		}
 		there, err := c.pages.Resident(r)
 		if err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 		if there >= r.Length {
-			break
+			return bytes, behind, nil
+		}
+		if blocks >= runBlocks {
+			return most, mostBehind, nil
 		}
 		bytes += r.Length
+		behind++
 		last = r
 	}
-	return bytes, nil
 }
 
 const (
-	// sweepInterval is how often what is in memory is compared with what is to be. It takes no more than a sweepShare of the time,
+	// sweepInterval is how often what is in memory is compared with what is to be. It takes no more than a fiftieth of the time (compareShare), and a twentieth when it finds something,
 	sweepInterval = 4 * time.Millisecond
+	compareShare  = 50
 	sweepShare    = 20
 	// and rests for a while when what is too much cannot be paged out, or is none of the blocks'.
 	sweepRest = 100 * time.Millisecond
@@ -300,8 +317,8 @@ func (c *Controller) sweep() error {
 	if !c.opts.Strategy.Streams() || begun.Before(h.sweepAt) {
 		return nil
 	}
-	pause := sweepInterval
-	defer func() { h.sweepAt = c.now().Add(max(pause, sweepShare*c.now().Sub(begun))) }()
+	pause, share := sweepInterval, time.Duration(compareShare)
+	defer func() { h.sweepAt = c.now().Add(max(pause, share*c.now().Sub(begun))) }()
 	if h.experts != nil { // they have much in memory that is no block
 		if h.wantBytes >= h.schedule.Bytes {
 			return nil
@@ -328,6 +345,7 @@ func (c *Controller) sweep() error {
 			return err
 		}
 	}
+	share = sweepShare
 	if !swept {
 		pause = sweepRest
 	}

@@ -109,6 +109,9 @@ func (p *Pages) ReadAhead(r prefetch.Range) bool {
 	return true
 }
 
+// Reading implements prefetch.Pages. What is read here is in memory as soon as that was asked for.
+func (p *Pages) Reading(prefetch.Range) bool { return false }
+
 // ReadNow implements prefetch.Pages.
 func (p *Pages) ReadNow(r prefetch.Range) error {
 	p.load(r)

@@ -148,7 +148,9 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 	running, cancel := context.WithTimeoutCause(ctx, s.cfg.Timeout, errHung)
 	defer cancel()
 	t, err := startTarget(running, home, s.cfg.Target(l.path), marker)
-	if err != nil {
+	if err != nil && errors.Is(context.Cause(running), errHung) {
+		return nil, fmt.Errorf("start the target: %w: %v", errHung, s.cfg.Timeout)
+	} else if err != nil {
 		return nil, err
 	}
 	defer t.kill(cancel)

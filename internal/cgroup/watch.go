@@ -33,6 +33,7 @@ type Watch struct {
 	written map[int32]*source // by inotify's watch descriptor
 	told    map[int32]*source // by descriptor
 	usages  []usage           // the group's first
+	looks   int               // calls of Moved
 }
 
 // source is a file that says something.
@@ -48,10 +49,19 @@ type source struct {
 
 // usage is a file with a group's usage.
 type usage struct {
-	fd   int
-	now  int64
-	seen int64 // when it was reported last
+	fd     int
+	now    int64
+	band   band // of what was reported lately
+	before band // of what was reported before that
 }
+
+// band is the lowest and the highest of some numbers.
+type band struct{ low, high int64 }
+
+func (b band) with(n int64) band { return band{min(b.low, n), max(b.high, n)} }
+
+// bandLooks is how many calls of Moved a band is made of.
+const bandLooks = 100
 
 // Notice is what happened since the last look.
 type Notice struct {
@@ -121,7 +131,7 @@ func (w *Watch) start(g *Group, s system) (err error) {
 			w.usages = append(w.usages, usage{fd: fd})
 		}
 	}
-	w.Moved(0)
+	w.Moved(0) // the bands begin with this look
 	return nil
 }
 
@@ -287,8 +297,8 @@ func (s *source) rose() string {
 	return ""
 }
 
-// Moved reports whether the usage of the group or of one of its ancestors is at least step bytes from what it was when Moved last said so, or at the beginning, or
-// cannot be read any more, as the group is gone. It takes a system call per level.
+// Moved reports whether the usage of the group or of one of its ancestors is at least step bytes from all that it was when Moved said so in the last bandLooks calls and more, or at the
+// beginning, or cannot be read any more, as the group is gone. So usage that goes up and down, as files are read and paged out, is news only once in a while. It takes a system call per level.
 func (w *Watch) Moved(step int64) bool {
 	moved := false
 	var buf [32]byte
@@ -302,13 +312,23 @@ func (w *Watch) Moved(step int64) bool {
 		if n, err := parseNumber(string(buf[:got])); err == nil {
 			u.now = n
 		}
-		moved = moved || max(u.now-u.seen, u.seen-u.now) >= step
+		all := u.band.with(u.before.low).with(u.before.high)
+		moved = moved || u.now-all.high >= step || all.low-u.now >= step
 	}
-	if moved {
-		for i := range w.usages {
-			w.usages[i].seen = w.usages[i].now
+	for i := range w.usages {
+		u := &w.usages[i]
+		now := band{u.now, u.now}
+		switch {
+		case w.looks == 0:
+			u.band, u.before = now, now
+		case moved:
+			u.band = u.band.with(u.now)
+		}
+		if w.looks%bandLooks == bandLooks-1 {
+			u.band, u.before = now, u.band
 		}
 	}
+	w.looks++
 	return moved
 }
 

@@ -96,6 +96,44 @@ func TestWatchV2(t *testing.T) {
 	}
 }
 
+// Usage that goes up and down is reported when it leaves what it was lately, not each time.
+func TestMovedUpAndDown(t *testing.T) {
+	s := writable(t, "v2")
+	g, err := s.find(100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(g.Dir(), "memory.current")
+	set(t, file, "700000000\n")
+	w := watch(t, g, s)
+	reports := func(usage ...string) (n int) {
+		for _, one := range usage {
+			set(t, file, one+"\n")
+			if w.Moved(1 << 20) {
+				n++
+			}
+		}
+		return n
+	}
+	if n := reports("720000000", "690000000"); n != 2 {
+		t.Errorf("%d reports of what is new", n)
+	}
+	for range bandLooks / 2 {
+		if n := reports("720500000", "689500000"); n != 0 {
+			t.Fatalf("%d reports of what is known", n)
+		}
+	}
+	if n := reports("730000000", "680000000"); n != 2 {
+		t.Errorf("%d reports beyond that", n)
+	}
+	for range 2 * bandLooks {
+		reports("700000000")
+	}
+	if n := reports("720000000", "690000000"); n != 2 {
+		t.Errorf("%d reports after a while", n)
+	}
+}
+
 // Limits of the group and of its ancestor that are written are noticed; reading them is not.
 func TestWatchLimits(t *testing.T) {
 	parent := newGroup(t)
