@@ -296,6 +296,9 @@ func (c *Controller) readExperts(l *expertLayer, ids []int32) error {
 
 // readNow reads what of a range is not in memory, and says how many bytes that is. What is may be about to be paged out, unless it was to stay: then it is asked for, too.
 func (c *Controller) readNow(r Range, gone bool) (bytes int64, err error) {
+	if c.pages.Reading(r) { // it was chosen a moment ago, too
+		return 0, nil
+	}
 	there, err := c.pages.Resident(r)
 	if err != nil || there >= r.Length && !gone {
 		return 0, err
