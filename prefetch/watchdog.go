@@ -147,15 +147,19 @@ func (c *Controller) compare() error {
 	return c.takeHold()
 }
 
-// farSlower says whether tokens without help take so much longer, of a mixture, where each of them costs several with help, that no more of them need be measured: one that takes farGain
-// times as long, or more that all take clearGain times as long. What was kept still serves them, so they would take no less later.
+// farSlower says whether tokens without help take so much longer that no more of them need be measured. Where nothing was measured before, one that takes clearGain times as long is enough, as it is
+// before anything is held. Of a mixture, where each costs several with help, one that takes farGain times as long, or more that all take clearGain times as long: what was kept still
+// serves them, so they would take no less later.
 func (c *Controller) farSlower() bool {
 	w := &c.watch
 	gain := clearGain
-	if len(w.without) == 1 {
+	switch {
+	case c.help.experts != nil && len(w.without) == 1:
 		gain = farGain
+	case c.help.experts == nil && w.plain > 0:
+		return false
 	}
-	return c.help.experts != nil && float64(slices.Min(w.without)) > gain*float64(median(w.with))
+	return float64(slices.Min(w.without)) > gain*float64(median(w.with))
 }
 
 // stepAside leaves the target alone for a comparison. What was held counts as held no more: the target's own misses take its memory.
