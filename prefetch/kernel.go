@@ -102,11 +102,17 @@ func (k *KernelPages) advise(advice int) error {
 	return nil
 }
 
-// Unmarked is told that the target reads less around its faults than a large folio: then a mark on a folio does nothing, as what follows within that little is in memory
+// Unmarked is told whether the target reads less around its faults than a large folio: then a mark on a folio does nothing, as what follows within that little is in memory
 // (page_cache_async_ra, mm/readahead.c). So a folio can be read without the next one.
-func (k *KernelPages) Unmarked() error {
-	k.unmarked = true
-	return k.advise(unix.MADV_RANDOM)
+func (k *KernelPages) Unmarked(little bool) error {
+	if k.unmarked == little {
+		return nil
+	}
+	k.unmarked = little
+	if little {
+		return k.advise(unix.MADV_RANDOM)
+	}
+	return k.advise(unix.MADV_NORMAL)
 }
 
 // Name implements Pages.

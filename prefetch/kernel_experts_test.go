@@ -154,7 +154,7 @@ func TestReadNowFolios(t *testing.T) {
 			t.Skipf("no large folios on this file system: blocks of %d", m.k.Block())
 		}
 		if unmarked {
-			if err := m.k.Unmarked(); err != nil {
+			if err := m.k.Unmarked(true); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -55,6 +55,9 @@ func (c *Controller) loads(files []loadFile) {
 	c.load = &loading{files: files, begun: c.now()}
 }
 
+// Loading says whether the target is being helped to load its model.
+func (c *Controller) Loading() bool { return c.load != nil }
+
 // stageLoading does what is due while the target loads.
 func (c *Controller) stageLoading() error {
 	l, now := c.load, c.now()

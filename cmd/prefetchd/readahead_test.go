@@ -65,6 +65,25 @@ func TestReadaheadByFile(t *testing.T) {
 	}
 }
 
+// So it is for a dense model, on request only.
+func TestReadaheadOfADenseModel(t *testing.T) {
+	r := newRig(t, 0.6, 30)
+	for _, flags := range [][]string{{"--always"}, {"--always", "--readahead", "fd"}} {
+		r.stdout.Reset()
+		s := r.execSummary(r.exec(flags...), 0)
+		if a := s.Readahead; (a != nil) != (len(flags) > 1) || a != nil && (a.Way != readahead.ByFile || a.After != readahead.Small<<10) {
+			t.Errorf("%v: told %+v", flags, a)
+		}
+		got, err := llama.ParseResult(r.stdout.Bytes())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if plain := plainRun(r); got.Text != plain.Text {
+			t.Errorf("%v: text %q, plain %q", flags, got.Text, plain.Text)
+		}
+	}
+}
+
 // One that had loaded its model before is left as it is, unless a thread of it may be made to advise the mapping; that is undone if prefetchd is killed.
 func TestReadaheadLate(t *testing.T) {
 	r := newMixture(t, 100)

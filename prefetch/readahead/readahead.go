@@ -263,7 +263,7 @@ func (t *Target) changeOf(c *change, areas []Area, states []state) (files []*os.
 
 // Little says whether faults in the target's model read no more than Small around themselves, for all that is known after Begin, until End.
 func (t *Target) Little() bool {
-	return t.told != nil && t.told.Way != "" && t.told.After <= Small<<10
+	return t.told != nil && t.told.Way != "" && !t.told.Undone && t.told.After <= Small<<10
 }
 
 // End undoes what was done, and closes the target's files here. It says in the end what was done; nil if Begin was not called.

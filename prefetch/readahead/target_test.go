@@ -241,7 +241,7 @@ func TestByFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		checkDisk(t, settingOf(id.Dev), diskKiB)
-		if told := target.End(); told.Way != ByFile || told.Before != readBytes || told.After != Small<<10 || !told.Undone || told.Why != "" {
+		if told := target.End(); told.Way != ByFile || told.Before != readBytes || told.After != Small<<10 || !told.Undone || told.Why != "" || target.Little() {
 			t.Errorf("%s: told %+v", choice, told)
 		}
 		if got := r.state(); got.bytes != readBytes {

@@ -65,6 +65,7 @@ type server struct {
 	controller *prefetch.Controller
 	memory     *prefetch.ProcessMemory
 	readahead  *readahead.Target // nil if it is not to be changed
+	less       func()            // makes it small; nil: that was done, or is not to be yet
 	settled    bool
 	unloaded   bool // the probes of the command's start were removed
 	target     *capture.Capture
@@ -199,7 +200,9 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 		p.Touched = process.TouchedAt
 	}
 	p.Begin = func() {
-		v.readLess(p.Models, pages) // before this process joins the target's cgroup, in which the guardian is not to be
+		// If it can be done already, before this process joins the target's cgroup, in which the guardian is not to be.
+		v.less = func() { v.readLess(p.Models, pages) }
+		v.readLessWhenLoaded()
 		if o.Join {
 			// Not before: what this process takes until then, and where there is nothing to win, is not the target's to pay.
 			v.memory.Join(ctx)
@@ -221,7 +224,7 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 		v.urgent(false)
 		debug.FreeOSMemory() // whoever pays for this process may be the target's neighbour
 		v.memory.Leave()
-		if err := pages.Rest(); err != nil {
+		if err := errors.Join(v.readAsBefore(pages), pages.Rest()); err != nil {
 			return v.controller.Summary(), err
 		}
 		ended, err := v.idle(ctx, process)
@@ -391,6 +394,9 @@ func (v *server) tick() error {
 		v.readahead.Look()
 	}
 	err := v.controller.Tick()
+	if err == nil {
+		v.readLessWhenLoaded()
+	}
 	v.tell(false)
 	if wants := v.controller.WantsInputs(); err == nil && v.target != nil && wants != v.inputs {
 		v.inputs = wants
