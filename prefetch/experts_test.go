@@ -189,6 +189,7 @@ type noting struct {
 	evicted, read []Range
 	there         map[Range]int64
 	underWay      []Range
+	folios        []Range // being read as such
 	full          int // how many more may be evicted; 0: all
 }
 
@@ -201,6 +202,7 @@ func (p *noting) Evict(r Range) bool {
 }
 func (p *noting) ReadNow(r Range) error           { p.read = append(p.read, r); return nil }
 func (p *noting) Resident(r Range) (int64, error) { return p.there[r], nil }
+func (p *noting) Reading(r Range) bool            { return slices.Contains(p.folios, r) }
 func (p *noting) Arrived(r Range) (bool, error)   { return !slices.Contains(p.underWay, r), nil }
 
 // smallMixture is a controller of a mixture of four layers with four experts of 1 and 2 pages each.
@@ -346,3 +348,19 @@ func TestSummaryOfExperts(t *testing.T) {
 type named struct{ Pages }
 
 func (named) Name() string { return "none" }
+
+// What is being read, as large folios of a choice before, is not asked for again.
+func TestReadExpertsOnce(t *testing.T) {
+	needPages(t)
+	pages := &noting{there: map[Range]int64{}}
+	c, x := smallMixture(pages)
+	x.room = x.all
+	l := &x.layers[2]
+	pages.folios = []Range{l.experts[1].reads[1]}
+	if err := c.selected(event.Selected{TID: 6, Decode: 5, Layer: 2, IDs: []int32{1}, IDRows: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if want := []Range{l.experts[1].reads[0]}; !slices.Equal(pages.read, want) {
+		t.Errorf("read %v, want %v", pages.read, want)
+	}
+}
