@@ -190,7 +190,7 @@ type noting struct {
 	there         map[Range]int64
 	underWay      []Range
 	folios        []Range // being read as such
-	full          int // how many more may be evicted; 0: all
+	full          int     // how many more may be evicted; 0: all
 }
 
 func (p *noting) Evict(r Range) bool {
