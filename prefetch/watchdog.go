@@ -35,8 +35,9 @@ const (
 	clearExpertTokens = 80
 	// againTokens are measured in a later comparison, after asideTokens: then the page cache is as the target alone makes it, since it has touched all once.
 	againTokens = 3
-	farGain     = 2
 	asideTokens = 1
+	// farGain is how many times as long one token of a mixture has to take without help to be enough, see farSlower.
+	farGain = 2
 	// expertTokens pass besides until help for experts is taken not to win: those that were kept serve the tokens without help, too, until others have taken their place.
 	expertTokens = 32
 	// settleTokens pass until what is held and what streams have settled.
@@ -46,7 +47,8 @@ const (
 	// Where nothing was measured before, as a stored or a guessed cycle is helped from its first token, the first comparison comes as early as any other does, after doubtTokens with a
 	// mixture; after unknownTokens only where tokens with help are faster, by clearGain, than the disk could bring what each of them reads (see unknown).
 	unknownTokens = 64
-	lateShare     = 8
+	// lateShare: where more than an eighth of what is streamed was late, what the help reads says little about the disk.
+	lateShare = 8
 	// leastGain is how much faster tokens with help have to be.
 	leastGain = 1.02
 	// maxNext bounds how rarely help that won is compared again.
