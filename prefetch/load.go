@@ -55,8 +55,22 @@ func (c *Controller) loads(files []loadFile) {
 	c.load = &loading{files: files, begun: c.now()}
 }
 
-// Loading says whether the target is being helped to load its model.
-func (c *Controller) Loading() bool { return c.load != nil }
+// Covers says whether the target's own faults had better read little now, as what it reads next is read for it. Of a mixture of experts they had: most of what they read besides nobody asked
+// for, with help or without. What they read of a dense model is needed next, so that tokens without help would be slower, and the comparison with them unfair.
+func (c *Controller) Covers() bool {
+	h := c.help
+	switch {
+	case !c.begun || c.load != nil:
+		return false
+	case h == nil:
+		return c.sum.Experts != nil
+	case h.decode == 0 && c.contexts.main == nil: // the cycle came from a file, and the target loads the model, for which it has advice of its own
+		return false
+	case h.experts != nil:
+		return true
+	}
+	return !c.watch.aside && c.opts.Strategy.Streams()
+}
 
 // stageLoading does what is due while the target loads.
 func (c *Controller) stageLoading() error {

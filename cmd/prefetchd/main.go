@@ -63,7 +63,8 @@ Of a mixture of experts, what every token reads is kept first, and experts in wh
 those of its experts that are missing are read at once, beside each other, and those that are likely to be chosen last
 give way. While the disk is idle, experts that the next layer is likely to choose are read before it has chosen, if tokens
 turn out to be faster for it: that is tried with tokens by turns (--speculate auto), and again now and then.
-The target's own faults read around themselves what nobody asked for, up to twice the disk's readahead: --readahead.
+The target's own faults read around themselves what nobody asked for, up to twice the disk's readahead. While it is helped
+they read little, if prefetchd was there when it loaded its model: --readahead.
 
 What is kept is not locked: the kernel takes it when somebody needs memory, and prefetchd gives way for a while. With
 --lock it cannot (experts are not locked): then the kernel may have to kill a process of the cgroup instead, the target

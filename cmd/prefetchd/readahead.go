@@ -12,7 +12,7 @@ import (
 // readaheadFlags are the flags of this file.
 func readaheadFlags(cmd *cobra.Command, o *options) {
 	cli.EnumVar(cmd, &o.around, "readahead", "", readahead.Choices(),
-		"what the target's own faults read around themselves: auto (fd for a mixture, if that is more than 512 KiB), leave (as it is), fd (made small through the file with which it loads the model, which takes "+
+		"what the target's own faults read around themselves: auto (fd, if that is more than 512 KiB), leave (as it is), fd (made small through the file with which it loads the model, which takes "+
 			"--exec or --wait; the disk's own readahead is small for some ten microseconds), inject (one thread of it is stopped and made to advise MADV_RANDOM: x86-64, no debugger, no seccomp; if "+
 			"prefetchd's guardian is killed in that moment, it crashes); undone in the end, also if prefetchd is killed")
 }

@@ -65,21 +65,21 @@ func TestReadaheadByFile(t *testing.T) {
 	}
 }
 
-// So it is for a dense model, on request only.
+// So it is for a dense model, unless that is not wanted.
 func TestReadaheadOfADenseModel(t *testing.T) {
 	r := newRig(t, 0.6, 30)
-	for _, flags := range [][]string{{"--always"}, {"--always", "--readahead", "fd"}} {
+	for choice, way := range map[readahead.Choice]readahead.Way{readahead.Leave: "", readahead.Auto: readahead.ByFile} {
 		r.stdout.Reset()
-		s := r.execSummary(r.exec(flags...), 0)
-		if a := s.Readahead; (a != nil) != (len(flags) > 1) || a != nil && (a.Way != readahead.ByFile || a.After != readahead.Small<<10) {
-			t.Errorf("%v: told %+v", flags, a)
+		s := r.execSummary(r.exec("--always", "--readahead", string(choice)), 0)
+		if a := s.Readahead; a == nil || a.Way != way || way != "" && (a.After != readahead.Small<<10 || !a.Undone && a.Why == "") {
+			t.Errorf("%s: told %+v", choice, a)
 		}
 		got, err := llama.ParseResult(r.stdout.Bytes())
 		if err != nil {
 			t.Fatal(err)
 		}
 		if plain := plainRun(r); got.Text != plain.Text {
-			t.Errorf("%v: text %q, plain %q", flags, got.Text, plain.Text)
+			t.Errorf("%s: text %q, plain %q", choice, got.Text, plain.Text)
 		}
 	}
 }

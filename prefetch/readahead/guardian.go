@@ -1,12 +1,11 @@
 package readahead
 
-// This file is the process that makes a change and undoes it, and how it is talked to: the change in a line of JSON on its standard input, what became of it on its standard output, then
-// it waits for the end of its input, which comes however the one who has started it ends; and what became of undoing it.
+// This file is the process that makes a change and undoes it, and how it is talked to: the change in a line of JSON on its standard input, then steps, which undo it and make it again. What
+// became of each it says on its standard output. At the end of its input, which comes however the one who has started it ends, it undoes the change.
 //
 // Of two processes either may be killed. If it is the guardian in the moment in which a disk's setting is changed, the other one restores that. Only if both are killed in that moment it stays as it is.
 
 import (
-	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +17,11 @@ import (
 	"time"
 )
 
+// step has the change made, or undone.
+type step struct {
+	Little bool `json:"little"` // made: faults read little
+}
+
 // answer is what became of a step.
 type answer struct {
 	Error string `json:"error"`
@@ -26,7 +30,7 @@ type answer struct {
 // firstFile is the guardian's first descriptor of the target's.
 const firstFile = 3
 
-// Guard is the guardian: a program calls it when it is started by the command that Begin was given.
+// Guard is the guardian: a program calls it when it is started by the command that New was given.
 func Guard(in io.Reader, out io.Writer) error {
 	// It ends when it has undone its change, not before.
 	signal.Ignore(syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGPIPE)
@@ -36,13 +40,9 @@ func Guard(in io.Reader, out io.Writer) error {
 }
 
 func guard(in io.Reader, out io.Writer, advise advise) error {
-	lines := bufio.NewReader(in)
-	line, err := lines.ReadBytes('\n')
-	if err != nil {
-		return fmt.Errorf("no change to make: %w", err)
-	}
+	steps := json.NewDecoder(in)
 	var c change
-	if err := json.Unmarshal(line, &c); err != nil {
+	if err := steps.Decode(&c); err != nil {
 		return fmt.Errorf("no change to make: %w", err)
 	}
 	if c.Way != ByFile && c.Way != ByInject {
@@ -56,10 +56,20 @@ func guard(in io.Reader, out io.Writer, advise advise) error {
 	}
 	applied := c.apply(files, advise)
 	tell(out, applied)
-	if applied == nil {
-		_, _ = io.Copy(io.Discard, lines) // until its end, whatever that is
+	little := true // also if a part of it failed
+	for s := (step{}); applied == nil && steps.Decode(&s) == nil; {
+		var err error
+		if s.Little {
+			little, err = true, c.apply(files, advise)
+		} else if err = c.undo(files, advise); err == nil {
+			little = false
+		}
+		tell(out, err)
 	}
-	undone := c.undo(files, advise)
+	var undone error
+	if little {
+		undone = c.undo(files, advise)
+	}
 	tell(out, undone)
 	return errors.Join(applied, undone)
 }
@@ -76,6 +86,7 @@ func tell(out io.Writer, err error) {
 // guardian is one that was started.
 type guardian struct {
 	change  change
+	little  bool // the change is made, or may be
 	files   []*os.File
 	cmd     *exec.Cmd
 	in      io.WriteCloser
@@ -84,7 +95,7 @@ type guardian struct {
 
 // start starts a guardian by its command, and returns when it has made the change. files belong to the caller, and must stay open until undo.
 func start(command []string, c change, files []*os.File) (*guardian, error) {
-	g := &guardian{change: c, files: files, cmd: exec.Command(command[0], command[1:]...)}
+	g := &guardian{change: c, little: true, files: files, cmd: exec.Command(command[0], command[1:]...)}
 	g.cmd.ExtraFiles = files
 	g.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // what ends this process's group leaves it alone
 	var err error
@@ -125,20 +136,35 @@ func (g *guardian) answer() error {
 	return nil
 }
 
-// undo has the guardian undo its change, and end. One that was killed is stood in for.
-func (g *guardian) undo() error { return g.end() }
+// set has the guardian make its change again, or undo it. After an error there is nothing to do but to end it.
+func (g *guardian) set(little bool) error {
+	if g.little == little {
+		return nil
+	}
+	g.little = true
+	if err := json.NewEncoder(g.in).Encode(step{little}); err != nil {
+		return fmt.Errorf("%w: %w", errGone, err)
+	}
+	if err := g.answer(); err != nil {
+		return err
+	}
+	g.little = little
+	return nil
+}
 
 // guardTime is how long undoing may take.
 const guardTime = 10 * time.Second
 
-// end ends a guardian.
+// end has the guardian undo its change, and end. One that was killed is stood in for.
 func (g *guardian) end() error {
 	late := time.AfterFunc(guardTime, func() { _ = g.cmd.Process.Kill() })
 	defer late.Stop()
 	closed := g.in.Close()
 	undone := g.answer()
 	_ = g.cmd.Wait() // what it has to say it has answered
-	if errors.Is(undone, errGone) {
+	if errors.Is(undone, errGone) && !g.little {
+		undone = nil
+	} else if errors.Is(undone, errGone) {
 		undone = errors.Join(g.change.recover(), g.change.undo(g.files, fadvise))
 	}
 	return errors.Join(closed, undone)

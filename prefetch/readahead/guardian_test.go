@@ -128,7 +128,7 @@ func TestGuardianSignals(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := g.undo(); err != nil || !g.cmd.ProcessState.Success() {
+	if err := g.end(); err != nil || !g.cmd.ProcessState.Success() {
 		t.Errorf("undone: %v, %v", err, g.cmd.ProcessState)
 	}
 	checkDisk(t, path, 8192)

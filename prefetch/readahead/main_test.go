@@ -117,11 +117,20 @@ func beHelper(argument string) error {
 		return err
 	}
 	t := New(process, choice, as("guardian"), slog.New(slog.NewTextHandler(os.Stderr, nil)))
-	t.Look()
-	t.Begin([]uint64{base})
+	t.waitTaken(choice)
+	t.Less([]uint64{base})
 	fmt.Println(t.told.Way)
 	time.Sleep(time.Hour)
 	return nil
+}
+
+// waitTaken waits until the model's file was taken, if it is to be.
+func (t *Target) waitTaken(choice Choice) {
+	for taken := false; !taken && (choice == Auto || choice == FD); time.Sleep(time.Millisecond) {
+		t.mu.Lock()
+		taken = len(t.files) > 0
+		t.mu.Unlock()
+	}
 }
 
 // beParent starts a guardian over and over, until it is killed.
@@ -139,7 +148,7 @@ func beParent(setting string) error {
 		if err != nil {
 			return err
 		}
-		if err := g.undo(); err != nil {
+		if err := g.end(); err != nil {
 			return err
 		}
 	}

@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -40,12 +42,13 @@ type Target struct {
 	command []string
 	log     *slog.Logger
 
-	files    []opened
-	began    time.Time // of looking for files
-	looked   time.Time
-	over     bool // they are looked for no more
-	guardian *guardian
-	told     *Told
+	stopWatch context.CancelFunc
+	watching  sync.WaitGroup
+	mu        sync.Mutex // while watching
+	files     []opened
+	guardian  *guardian
+	seen      bool // what faults read was seen: told.Before
+	told      *Told
 }
 
 // opened is a file that the target has, or had, open and mapped, and which is open here, too.
@@ -79,42 +82,55 @@ func (t *Told) String() string {
 	return line
 }
 
-// New prepares to do something for a process. command starts this program again, as a guardian, see Guard. The process belongs to the caller, and must stay open until End.
+// New prepares to do something for a process, of which it takes the model's files as soon as it has mapped them. command starts this program again, as a guardian, see Guard. The process belongs
+// to the caller, and must stay open until End, which has to be called.
 func New(process *proc.Process, choice Choice, command []string, log *slog.Logger) *Target {
-	return &Target{process: process, choice: choice, command: command, log: log}
+	t := &Target{process: process, choice: choice, command: command, log: log}
+	ctx := context.Background()
+	ctx, t.stopWatch = context.WithCancel(ctx)
+	if choice == Auto || choice == FD {
+		t.watching.Go(func() { t.watch(ctx) })
+	}
+	return t
 }
 
-// The target is looked at in an interval that is a lookShare of the time since the first look, within bounds: llama.cpp closes its file when it has loaded the model, which may take a tenth
-// of a second.
+// The target is looked at in an interval that is a lookShare of the time since the first look, within bounds: llama.cpp closes its file when it has loaded the model, which takes 30 ms for
+// 100 MB. A target that has waited for longer than soon is looked at less often: large models take longer.
 const (
-	lookShare = 40
-	leastLook = 5 * time.Millisecond
-	mostLook  = 250 * time.Millisecond
-	forever   = time.Hour
+	lookShare  = 200
+	laterShare = 20
+	leastLook  = time.Millisecond
+	mostLook   = 250 * time.Millisecond
+	soon       = time.Second
 )
 
-// Look takes a model file that the target maps and has open still. Call it as often as Pause says.
-func (t *Target) Look() {
-	now := time.Now()
-	if t.over || t.choice == Leave || t.choice == Inject || now.Sub(t.looked) < t.Pause() {
-		return
+// watch takes model files that the target maps and has open still, until ctx is done. It has a thread to itself meanwhile, so that it is not behind what others wait for.
+func (t *Target) watch(ctx context.Context) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, niceness); err != nil {
+		t.log.Debug("the target may close its file unseen", "error", err)
 	}
-	if t.began.IsZero() {
-		t.began = now
-	}
-	t.looked = now
-	if err := t.take(); err != nil {
-		t.log.Debug("cannot look for the file with which the target maps its model", "error", err)
+	defer func() { _ = unix.Setpriority(unix.PRIO_PROCESS, 0, 0) }()
+	began := time.Now()
+	for ctx.Err() == nil {
+		if err := t.take(); err != nil {
+			t.log.Debug("cannot look for the file with which the target maps its model", "error", err)
+		}
+		passed := time.Since(began)
+		pause := max(passed/lookShare, leastLook)
+		if passed > soon {
+			pause = passed / laterShare
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(min(pause, mostLook)):
+		}
 	}
 }
 
-// Pause is how long Look need not be called.
-func (t *Target) Pause() time.Duration {
-	if t.over || t.choice == Leave || t.choice == Inject {
-		return forever
-	}
-	return min(max(t.looked.Sub(t.began)/lookShare, leastLook), mostLook)
-}
+// niceness is that of the watching thread.
+const niceness = -15
 
 // take looks once.
 func (t *Target) take() error {
@@ -122,6 +138,8 @@ func (t *Target) take() error {
 	if err != nil {
 		return err
 	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	for i, path := range names {
 		if !strings.HasPrefix(path, "/") || strings.HasPrefix(path, "/dev/") || slices.ContainsFunc(t.files, func(o opened) bool { return o.path == path }) {
 			delete(names, i)
@@ -167,13 +185,20 @@ var (
 	errLeft   = errors.New("so it was asked")
 )
 
-// Begin makes what the target reads around its faults small, in the files of which it maps the first byte at these addresses. What was not done is told: a target that is not helped in this
-// way is helped in others. It does nothing if it has been called before.
-func (t *Target) Begin(bases []uint64) {
-	if t.told != nil {
+// Less makes what the target reads around its faults small, in the files of which it maps the first byte at these addresses. What was not done is told: a target that is not helped in this
+// way is helped in others. Once that was so, it does nothing.
+func (t *Target) Less(bases []uint64) {
+	switch {
+	case t.guardian != nil:
+		if err := t.guardian.set(true); err != nil {
+			t.stop(err)
+		}
+		return
+	case t.told != nil && (t.told.Way == "" || t.told.Why != ""):
 		return
 	}
-	t.over, t.told = true, &Told{}
+	t.told = &Told{}
+	t.endWatch()
 	if err := t.begin(bases); err != nil {
 		t.told.Way, t.told.Why, t.told.Closed = "", err.Error(), errors.Is(err, errClosed)
 		level := slog.LevelInfo
@@ -198,7 +223,7 @@ func (t *Target) begin(bases []uint64) error {
 	if err != nil {
 		return err
 	}
-	t.told.Before = most(states)
+	t.told.Before, t.seen = most(states), true
 	if t.choice == Auto && t.told.Before <= much {
 		return errLittle
 	}
@@ -261,23 +286,60 @@ func (t *Target) changeOf(c *change, areas []Area, states []state) (files []*os.
 	return files, nil
 }
 
-// Little says whether faults in the target's model read no more than Small around themselves, for all that is known after Begin, until End.
-func (t *Target) Little() bool {
-	return t.told != nil && t.told.Way != "" && !t.told.Undone && t.told.After <= Small<<10
+// endWatch ends the watch for files.
+func (t *Target) endWatch() {
+	t.stopWatch()
+	t.watching.Wait()
 }
 
-// End undoes what was done, and closes the target's files here. It says in the end what was done; nil if Begin was not called.
-func (t *Target) End() *Told {
-	t.over = true
-	if t.guardian != nil {
-		if err := t.guardian.undo(); err != nil {
-			t.told.Why = err.Error()
-			t.log.Warn("cannot undo what was done about the target's readahead", "error", err)
-		} else {
-			t.told.Undone = true
-		}
-		t.guardian = nil
+// AsBefore undoes it, until Less is called again.
+func (t *Target) AsBefore() {
+	if t.guardian == nil {
+		return
 	}
+	if err := t.guardian.set(false); err != nil {
+		t.stop(err)
+	}
+}
+
+// Rest does so for a long time: nobody guards meanwhile, or looks for files that the target maps later.
+func (t *Target) Rest() {
+	t.endWatch()
+	t.stop(nil)
+}
+
+// stop undoes what was done, and ends the guardian; for good if that is for an error.
+func (t *Target) stop(err error) {
+	if t.guardian == nil {
+		return
+	}
+	failed := err != nil
+	if err = t.guardian.end(); err != nil {
+		t.log.Warn("cannot undo what was done about the target's readahead", "error", err)
+		t.told.Why = err.Error()
+	} else {
+		t.told.Undone = true
+	}
+	if t.guardian = nil; failed && t.told.Why == "" {
+		t.told.Why = "its guardian failed"
+	}
+}
+
+// Little says whether faults in the target's model read less than a quarter of a large folio around themselves now, for all that is known.
+func (t *Target) Little() bool {
+	if t.told == nil || !t.seen {
+		return false
+	}
+	if t.guardian != nil && t.guardian.little {
+		return t.told.After <= much
+	}
+	return t.told.Before <= much
+}
+
+// End undoes what was done, and closes the target's files here. It says in the end what was done; nil if Less was not called.
+func (t *Target) End() *Told {
+	t.endWatch()
+	t.stop(nil)
 	for _, o := range t.files {
 		if err := o.file.Close(); err != nil && !errors.Is(err, unix.EINTR) {
 			t.log.Debug("cannot close the target's file", "error", err)

@@ -227,9 +227,9 @@ func TestByFile(t *testing.T) {
 	for _, choice := range []Choice{Auto, FD} {
 		r := startTarget(t, model)
 		target := New(r.process, choice, as("guardian"), logTo(t))
-		target.Look()
+		target.waitTaken(target.choice)
 		r.do("close")
-		target.Begin([]uint64{r.base()})
+		target.Less([]uint64{r.base()})
 		if got := r.state(); got.bytes != Small<<10 {
 			t.Errorf("%s: a fault reads %d bytes", choice, got.bytes)
 		}
@@ -252,11 +252,56 @@ func TestByFile(t *testing.T) {
 	}
 }
 
+// They read as much as before in between, also if the guardian is killed then; and what was undone for long is done again, by another one.
+func TestBackAndForth(t *testing.T) {
+	r := startTarget(t, ownDisk(t))
+	target := New(r.process, FD, as("guardian"), logTo(t))
+	defer target.End()
+	target.waitTaken(target.choice)
+	r.do("close")
+	bases := []uint64{r.base()}
+	check := func(when string, want int64) {
+		t.Helper()
+		if got := r.state(); got.bytes != want || target.Little() != (want <= Small<<10) {
+			t.Errorf("%s: a fault reads %d bytes, told that this is little: %t", when, got.bytes, target.Little())
+		}
+	}
+	for range 3 {
+		target.Less(bases)
+		check("less", Small<<10)
+		target.Less(bases)
+		check("less again", Small<<10)
+		target.AsBefore()
+		check("as before", readBytes)
+	}
+	target.Less(bases)
+	process := target.guardian.cmd
+	target.Rest()
+	check("at rest", readBytes)
+	if process.ProcessState == nil || !process.ProcessState.Success() {
+		t.Errorf("at rest: the guardian is %v", process.ProcessState)
+	}
+	target.AsBefore()
+	target.Less(bases)
+	check("after the rest", Small<<10)
+	target.AsBefore()
+	if err := target.guardian.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	target.Less(bases)
+	check("without a guardian", readBytes)
+	target.Less(bases)
+	check("without another", readBytes)
+	if told := target.End(); told.Why == "" || !told.Undone {
+		t.Errorf("told %+v", told)
+	}
+}
+
 // A large folio that somebody has read alone has a mark, at which a target reads more; not so where its faults read less than the folio holds.
 func TestMarks(t *testing.T) {
 	r := startTarget(t, ownDisk(t))
 	target := New(r.process, FD, as("guardian"), logTo(t))
-	target.Look()
+	target.waitTaken(target.choice)
 	const folio = 2 << 20
 	mapping, err := unix.Mmap(int(r.model.Fd()), 0, modelBytes, unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
@@ -288,7 +333,7 @@ func TestMarks(t *testing.T) {
 	if n := touched(4 << 20); n == 0 {
 		t.Log("this kernel left no mark")
 	}
-	target.Begin([]uint64{r.base()})
+	target.Less([]uint64{r.base()})
 	if n := touched(16 << 20); n != 0 {
 		t.Errorf("the target's touch has read %d bytes", n)
 	}
@@ -321,13 +366,15 @@ func TestNothingToDo(t *testing.T) {
 		}
 		r := startTarget(t, model)
 		before := r.state()
+		if !c.early {
+			r.do("close")
+		}
 		target := New(r.process, c.choice, as("guardian"), logTo(t))
 		if c.early {
-			target.Look()
+			target.waitTaken(target.choice)
+			r.do("close")
 		}
-		r.do("close")
-		target.Look()
-		target.Begin([]uint64{r.base()})
+		target.Less([]uint64{r.base()})
 		if got := r.state(); got != before {
 			t.Errorf("%s: %+v, before %+v", name, got, before)
 		}
@@ -344,7 +391,7 @@ func TestByInject(t *testing.T) {
 	r.do("close")
 	r.do("compute")
 	target := New(r.process, Inject, as("guardian"), logTo(t))
-	target.Begin([]uint64{r.base()})
+	target.Less([]uint64{r.base()})
 	if !r.state().Random {
 		t.Fatalf("told %+v", target.End())
 	}

@@ -1,9 +1,9 @@
 package serve
 
-// This file has what the target's own faults read around themselves made small, where it is a mixture of experts: most of that would be experts that nobody asked for. In a dense model it is
-// what is needed next, so tokens without help would be slower for it, and the comparison with them unfair: there it is done only where the user names the way.
+// This file has what the target's own faults read around themselves made small while what it needs next is read for it, see prefetch.Controller.Covers.
 
 import (
+	"tensorcast/event"
 	"tensorcast/internal/proc"
 	"tensorcast/prefetch"
 	"tensorcast/prefetch/readahead"
@@ -17,41 +17,48 @@ func (v *server) newReadahead(process *proc.Process) *readahead.Target {
 	return readahead.New(process, v.o.Readahead, v.o.Guardian, v.o.Log)
 }
 
-// readLessWhenLoaded does so as soon as the target has loaded its model: until then mappings come and go.
-func (v *server) readLessWhenLoaded() {
-	if v.less == nil || v.controller.Loading() {
-		return
+// handle takes the target's next event. Between a token with help and one without its faults change at once.
+func (v *server) handle(ev event.Event) error {
+	if err := v.controller.Handle(ev); err != nil {
+		return err
 	}
-	v.less()
-	v.less = nil
+	return v.follow()
 }
 
-// readAsBefore undoes that for good: the target goes on without help.
-func (v *server) readAsBefore(pages *prefetch.KernelPages) error {
-	if v.readahead == nil {
+// follow has the target's faults read little while that is better, and as much as before else.
+func (v *server) follow() error {
+	covers := v.controller.Covers()
+	if v.readahead == nil || covers == v.covered {
 		return nil
 	}
-	v.readahead.End()
-	return pages.Unmarked(false)
+	v.covered = covers
+	if !covers {
+		v.readahead.AsBefore()
+	} else if bases, err := v.bases(); err != nil {
+		v.o.Log.Warn("cannot tell which model the target maps: what its faults read around themselves is left as it is", "error", err)
+	} else {
+		v.readahead.Less(bases)
+	}
+	return v.pages.Unmarked(v.readahead.Little())
 }
 
-// readLess makes it small, once it is known what is followed.
-func (v *server) readLess(models func() (prefetch.Model, error), pages *prefetch.KernelPages) {
-	if v.readahead == nil || v.o.Readahead == readahead.Auto && v.controller.Summary().Experts == nil {
-		return
-	}
-	m, err := models()
+// bases are where the target maps the first bytes of its model's files.
+func (v *server) bases() (bases []uint64, err error) {
+	m, err := prefetch.MappedModels(v.o.PID)()
 	if err != nil {
-		v.o.Log.Warn("cannot tell which model the target maps: what its faults read around themselves is left as it is", "error", err)
-		return
+		return nil, err
 	}
-	var bases []uint64
 	for _, at := range m.Mapped {
 		bases = append(bases, at.Base)
 	}
-	if v.readahead.Begin(bases); v.readahead.Little() {
-		if err := pages.Unmarked(true); err != nil {
-			v.o.Log.Debug("large folios are read two at a time", "error", err)
-		}
+	return bases, nil
+}
+
+// rest undoes it for a long time: the target goes on without help.
+func (v *server) rest() error {
+	v.covered = false
+	if v.readahead != nil {
+		v.readahead.Rest()
 	}
+	return v.pages.Rest()
 }

@@ -65,7 +65,8 @@ type server struct {
 	controller *prefetch.Controller
 	memory     *prefetch.ProcessMemory
 	readahead  *readahead.Target // nil if it is not to be changed
-	less       func()            // makes it small; nil: that was done, or is not to be yet
+	covered    bool              // so it was asked to, see follow
+	pages      *prefetch.KernelPages
 	settled    bool
 	unloaded   bool // the probes of the command's start were removed
 	target     *capture.Capture
@@ -186,6 +187,7 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 		return s, err
 	}
 	defer func() { err = errors.Join(err, pages.Close()) }()
+	v.pages = pages
 
 	if v.readahead = v.newReadahead(process); v.readahead != nil {
 		defer func() { s.Readahead = v.readahead.End() }()
@@ -200,9 +202,10 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 		p.Touched = process.TouchedAt
 	}
 	p.Begin = func() {
-		// If it can be done already, before this process joins the target's cgroup, in which the guardian is not to be.
-		v.less = func() { v.readLess(p.Models, pages) }
-		v.readLessWhenLoaded()
+		// If faults are to read little already, before this process joins the target's cgroup, in which the guardian is not to be.
+		if err := v.follow(); err != nil {
+			o.Log.Debug("large folios are read two at a time", "error", err)
+		}
 		if o.Join {
 			// Not before: what this process takes until then, and where there is nothing to win, is not the target's to pay.
 			v.memory.Join(ctx)
@@ -224,7 +227,7 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 		v.urgent(false)
 		debug.FreeOSMemory() // whoever pays for this process may be the target's neighbour
 		v.memory.Leave()
-		if err := errors.Join(v.readAsBefore(pages), pages.Rest()); err != nil {
+		if err := v.rest(); err != nil {
 			return v.controller.Summary(), err
 		}
 		ended, err := v.idle(ctx, process)
@@ -322,7 +325,7 @@ func (v *server) help(ctx context.Context) (stood *prefetch.StandBack, err error
 		v.command = nil
 	}
 	v.target, v.inputs = target, true
-	err = target.Run(ctx, v.controller.Handle)
+	err = target.Run(ctx, v.handle)
 	switch {
 	case errors.As(err, &stood):
 		if started { // it is closed when the command has ended
@@ -382,20 +385,13 @@ func (v *server) idle(ctx context.Context, process *proc.Process) (ended bool, e
 
 // pause is how long tick need not be called.
 func (v *server) pause() time.Duration {
-	pause := v.controller.Pause()
-	if v.readahead != nil {
-		pause = min(pause, v.readahead.Pause())
-	}
-	return pause
+	return v.controller.Pause()
 }
 
 func (v *server) tick() error {
-	if v.readahead != nil {
-		v.readahead.Look()
-	}
 	err := v.controller.Tick()
 	if err == nil {
-		v.readLessWhenLoaded()
+		err = v.follow()
 	}
 	v.tell(false)
 	if wants := v.controller.WantsInputs(); err == nil && v.target != nil && wants != v.inputs {
