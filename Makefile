@@ -21,6 +21,7 @@ help: ## list the targets
 build: ## build the commands into bin/
 	@mkdir -p $(BIN)
 	go build $(LDFLAGS) -o $(BIN)/ ./cmd/... ./experiments/cmd/...
+	$(CC) -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -shared -fvisibility=hidden -pthread -Iinclude -o $(BIN)/libtfmbs_device.so -x c fabric/driver/tfmbs_device.c
 
 # Installs missing programs if possible (as root on Debian or Ubuntu), otherwise names them.
 deps:

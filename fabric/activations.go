@@ -57,3 +57,20 @@ func (a *Activations) Quantize(x []float32) {
 	kernel.Best().Quantize(a.Q, a.Scale, x, a.Block)
 	kernel.Best().SumFours(a.sums, a.Q)
 }
+
+// Set stores integers and the factor of each block; scale nil stands for factors of 1. q must have Cols values, and scale, if given, one for each block of
+// columns, else it panics.
+func (a *Activations) Set(q []int8, scale []float32) {
+	if len(q) != a.Cols || scale != nil && len(scale) != len(a.Scale) {
+		panic(fmt.Sprintf("fabric: %d values and %d factors for activations of %d", len(q), len(scale), a.Cols))
+	}
+	clear(a.Q[copy(a.Q, q):])
+	if scale != nil {
+		copy(a.Scale, scale)
+	} else {
+		for i := range a.Scale {
+			a.Scale[i] = 1
+		}
+	}
+	kernel.Best().SumFours(a.sums, a.Q)
+}

@@ -133,7 +133,7 @@ cannot be run, 1 if it was not started for another reason, 2 for wrong usage.`,
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "say what is being done")
 	readaheadFlags(cmd, &o)
 	planFlags(f, &o)
-	cmd.AddCommand(newDoctorCommand(), guardianCommand())
+	cmd.AddCommand(newDoctorCommand(), newFabricCommand(), guardianCommand())
 	return cmd
 }
 

@@ -1,0 +1,103 @@
+package main
+
+// This file is `prefetchd fabric`: the emulated accelerator as a process, and its counters.
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"text/tabwriter"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"tensorcast/fabric/device"
+	"tensorcast/internal/cli"
+)
+
+func newFabricCommand() *cobra.Command {
+	var socket string
+	var pool, host, arena int64 = 4 << 30, 4 << 30, 4 << 30
+	o := device.Options{Clients: 64}
+	cmd := &cobra.Command{
+		Use:   "fabric",
+		Short: "Run the emulated ternary device",
+		Long: `Run the emulated ternary device, for programs of this user that use libtfmbs_device.so (include/tfmbs_host.h). They share
+memory with it, hand it weights once, and have it multiply. It runs until it is interrupted, or with --idle until nobody
+has used it for so long. Only one device serves a socket.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			for _, b := range []struct {
+				name string
+				from int64
+				to   *int
+			}{{"--pool", pool, &o.PoolBytes}, {"--host", host, &o.HostBytes}, {"--arena", arena, &o.ArenaBytes}} {
+				if b.from < 1<<16 || b.from > 1<<45 {
+					return cli.Usagef("%s %s: between 64 KiB and 32 TiB", b.name, humanize.IBytes(uint64(max(0, b.from))))
+				}
+				*b.to = int(b.from)
+			}
+			if o.Clients < 1 || o.Workers < 0 || o.Idle < 0 {
+				return cli.Usagef("--clients %d, --workers %d, --idle %v: below what makes sense", o.Clients, o.Workers, o.Idle)
+			}
+			o.Log = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+			d, err := device.Listen(socket, o)
+			if err != nil {
+				return err
+			}
+			if _, err = fmt.Fprintf(cmd.ErrOrStderr(), "serving %s\n", socket); err == nil {
+				err = d.Serve(cmd.Context())
+			}
+			return errors.Join(err, d.Close())
+		},
+	}
+	cmd.PersistentFlags().StringVar(&socket, "socket", device.SocketPath(), "where programs find the device")
+	f := cmd.Flags()
+	cli.SizeVar(f, &pool, "pool", "`SIZE` of the planes of weights in the device's memory")
+	cli.SizeVar(f, &host, "host", "`SIZE` of planes that were evicted from it")
+	cli.SizeVar(f, &arena, "arena", "`SIZE` of memory that a program may share, at most")
+	f.IntVar(&o.Clients, "clients", o.Clients, "programs at a time")
+	f.IntVar(&o.Workers, "workers", 0, "threads that multiply (0: one for each processor)")
+	f.DurationVar(&o.Idle, "idle", 0, "end when no program has used the device for so long (0: never)")
+
+	var asJSON bool
+	status := &cobra.Command{
+		Use:   "status",
+		Short: "Print the counters of the running device",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s, err := device.Ask(cmd.Context(), socket)
+			switch {
+			case err != nil:
+				return err
+			case asJSON:
+				return cli.WriteJSON(cmd.OutOrStdout(), s)
+			}
+			return printStatus(cmd.OutOrStdout(), &s)
+		},
+	}
+	status.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.AddCommand(status)
+	return cmd
+}
+
+func printStatus(w io.Writer, s *device.Status) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	size := func(n int) string { return humanize.IBytes(uint64(n)) }
+	zeros := 0.0
+	if s.Ops > 0 {
+		zeros = 100 * float64(s.Zeros) / float64(s.Ops)
+	}
+	fmt.Fprintf(t, "running\t%v, %d workers\n", time.Duration(s.Seconds*1e9).Round(time.Second), s.Workers)
+	fmt.Fprintf(t, "clients\t%d now, %d ever\n", s.Clients, s.ClientsEver)
+	fmt.Fprintf(t, "jobs\t%d, of these %d failed, %d cancelled\n", s.Jobs, s.Failed, s.Cancelled)
+	fmt.Fprintf(t, "products\t%d in %v, %d operations (%.1f %% with a trit of 0), %s of weights read\n", s.Products,
+		time.Duration(s.ProductNanos).Round(time.Microsecond), s.Ops, zeros, humanize.IBytes(s.WeightBytes))
+	fmt.Fprintf(t, "pool\t%s of %s in use, %d free extents, the largest %s\n", size(s.PoolUsed), size(s.PoolTotal), s.PoolExtents, size(s.PoolLargest))
+	fmt.Fprintf(t, "weights\t%d, %d uploads of what was there, %s evicted to the host\n", s.Weights, s.Shared, size(s.HostBytes))
+	fmt.Fprintf(t, "residency\t%d planes found, %d brought back, %d evictions, %s moved, %d products with fewer planes\n", s.Hits, s.Misses, s.Evictions,
+		humanize.IBytes(s.Moved), s.Degraded)
+	return t.Flush()
+}

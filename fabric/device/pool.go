@@ -1,0 +1,134 @@
+package device
+
+// This file is the device's memory: one large region, divided among planes.
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrNoRoom says that no free extent of the pool is large enough.
+var ErrNoRoom = errors.New("no room in the pool")
+
+// Pool divides one region of memory. Pieces begin at multiples of 4 KiB. A request takes the smallest free extent that it fits in, the first of equals, and
+// neighbours that are free are joined at once: an empty pool is one extent again. It is for one goroutine at a time.
+type Pool struct {
+	memory []byte
+	free   []extent // by offset; no two touch
+	taken  map[int]int
+	used   int
+}
+
+type extent struct{ off, n int }
+
+// NewPool reserves bytes, rounded up to 4 KiB. Memory is taken from the system as it is used, in pages of 2 MiB where these are allowed.
+func NewPool(bytes int) (*Pool, error) {
+	if bytes <= 0 || bytes > 1<<46 {
+		return nil, fmt.Errorf("a pool of %d bytes", bytes)
+	}
+	bytes = roundUp(bytes, pageBytes)
+	memory, err := unix.Mmap(-1, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return nil, fmt.Errorf("reserve a pool of %d bytes: %w", bytes, err)
+	}
+	_ = unix.Madvise(memory, unix.MADV_HUGEPAGE) // a kernel without large pages has small ones
+	return &Pool{memory: memory, free: []extent{{0, bytes}}, taken: map[int]int{}}, nil
+}
+
+func roundUp(n, to int) int { return (n + to - 1) / to * to }
+
+// Close gives the region back. Nothing of it may be used afterwards.
+func (p *Pool) Close() error {
+	if err := unix.Munmap(p.memory); err != nil {
+		return fmt.Errorf("give the pool back: %w", err)
+	}
+	return nil
+}
+
+// Total and Used are in bytes; Extents is the number of free extents, Largest the size of the largest.
+func (p *Pool) Total() int   { return len(p.memory) }
+func (p *Pool) Used() int    { return p.used }
+func (p *Pool) Extents() int { return len(p.free) }
+func (p *Pool) Largest() int {
+	n := 0
+	for _, e := range p.free {
+		n = max(n, e.n)
+	}
+	return n
+}
+
+// Take returns n bytes, of any content. The error is ErrNoRoom.
+func (p *Pool) Take(n int) ([]byte, error) {
+	off, ok := p.take(n)
+	if !ok {
+		return nil, ErrNoRoom
+	}
+	return p.memory[off : off+n : off+n], nil
+}
+
+func (p *Pool) take(n int) (off int, ok bool) {
+	if n <= 0 || n > len(p.memory) {
+		return 0, false
+	}
+	n = roundUp(n, pageBytes)
+	best := -1
+	for i, e := range p.free {
+		if e.n >= n && (best < 0 || e.n < p.free[best].n) {
+			best = i
+		}
+	}
+	if best < 0 {
+		return 0, false
+	}
+	e := &p.free[best]
+	off = e.off
+	e.off, e.n = e.off+n, e.n-n
+	if e.n == 0 {
+		p.free = slices.Delete(p.free, best, best+1)
+	}
+	p.taken[off] = n
+	p.used += n
+	return off, true
+}
+
+// Give takes back what Take returned, which must not be used any more; its pages go back to the system.
+func (p *Pool) Give(b []byte) error {
+	off := p.offset(b)
+	n, ok := p.taken[off]
+	if !ok {
+		return fmt.Errorf("%d bytes given back to the pool are none of its pieces", len(b))
+	}
+	_ = unix.Madvise(p.memory[off:off+n], unix.MADV_DONTNEED) // only saves memory
+	p.give(off, n)
+	return nil
+}
+
+func (p *Pool) give(off, n int) {
+	delete(p.taken, off)
+	p.used -= n
+	i, _ := slices.BinarySearchFunc(p.free, off, func(e extent, off int) int { return e.off - off })
+	p.free = slices.Insert(p.free, i, extent{off, n})
+	if i+1 < len(p.free) && off+n == p.free[i+1].off {
+		p.free[i].n += p.free[i+1].n
+		p.free = slices.Delete(p.free, i+1, i+2)
+	}
+	if i > 0 && p.free[i-1].off+p.free[i-1].n == off {
+		p.free[i-1].n += p.free[i].n
+		p.free = slices.Delete(p.free, i, i+1)
+	}
+}
+
+// offset is where b begins in the region; -1 if it is not of it.
+func (p *Pool) offset(b []byte) int {
+	if len(b) == 0 {
+		return -1
+	}
+	d := int(address(b) - address(p.memory))
+	if d < 0 || d >= len(p.memory) {
+		return -1
+	}
+	return d
+}

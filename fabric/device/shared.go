@@ -1,0 +1,54 @@
+package device
+
+// This file touches memory that another process writes: words, futexes, sealed memory files.
+
+import (
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
+
+// word is the 32-bit number at offset off, which must be aligned and within b.
+func word(b []byte, off int) *atomic.Uint32 {
+	return (*atomic.Uint32)(unsafe.Pointer(&b[off : off+4][0]))
+}
+
+const (
+	futexWait = 0
+	futexWake = 1
+)
+
+// sleep waits while w is v, until somebody wakes it, in any process that maps the word. It may return early.
+func sleep(w *atomic.Uint32, v uint32) {
+	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), futexWait, uintptr(v), 0, 0, 0)
+}
+
+// wake wakes all who sleep on w.
+func wake(w *atomic.Uint32) {
+	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), futexWake, uintptr(1<<30), 0, 0, 0)
+}
+
+// memoryFile makes and maps a memory file of n bytes that nobody can resize.
+func memoryFile(n int) (fd int, b []byte, err error) {
+	fd, err = unix.MemfdCreate("tfmbs", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return -1, nil, fmt.Errorf("make a memory file: %w", err)
+	}
+	if err = unix.Ftruncate(fd, int64(n)); err == nil {
+		// A file that shrinks kills who reads beyond its end.
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+	}
+	if err == nil {
+		b, err = unix.Mmap(fd, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return -1, nil, fmt.Errorf("make a memory file of %d bytes: %w", n, err)
+	}
+	_ = unix.Madvise(b, unix.MADV_HUGEPAGE) // where allowed
+	return fd, b, nil
+}

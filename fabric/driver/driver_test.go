@@ -1,0 +1,258 @@
+// Package driver_test builds libtfmbs_device.so (C) and runs its tests, which are in C, against a device.
+package driver_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"tensorcast/fabric"
+	"tensorcast/fabric/device"
+	"tensorcast/fabric/trit"
+	"tensorcast/internal/cc"
+)
+
+var flags = []string{"-g", "-Wall", "-Wextra", "-Werror", "-I../../include", "-pthread"}
+
+// build compiles a program of the driver and its test together, with a sanitizer or none.
+func build(t testing.TB, sanitizer string) string {
+	t.Helper()
+	source := ""
+	for _, name := range []string{"tfmbs_device.c", "testdata/driver_test.c"} {
+		path, err := filepath.Abs(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		source += "#include \"" + path + "\"\n"
+	}
+	// Both are one source for cc, which reads one.
+	path := filepath.Join(t.TempDir(), "test")
+	args := flags
+	if sanitizer != "" {
+		args = append(args[:len(args):len(args)], "-fsanitize="+sanitizer)
+	}
+	err := cc.Compile(t.Context(), path, source, args...)
+	switch {
+	case errors.Is(err, cc.ErrNoCompiler):
+		t.Skip(err)
+	case err != nil:
+		t.Fatal(err)
+	}
+	if sanitizer != "" {
+		// Some kernels lay out memory in ways that a sanitizer of that age does not know: then a program that does nothing fails, too.
+		empty := filepath.Join(t.TempDir(), "empty")
+		if err := cc.Compile(t.Context(), empty, "int main(void) { return 0; }", "-fsanitize="+sanitizer); err != nil {
+			t.Skip(err)
+		}
+		if out, err := exec.Command(empty).CombinedOutput(); err != nil {
+			t.Skipf("-fsanitize=%s does not work here: %v: %s", sanitizer, err, out)
+		}
+	}
+	return path
+}
+
+// start runs a device in this process and returns its socket and what ends it.
+func start(t testing.TB) (socket string, stop func()) {
+	t.Helper()
+	dir := private(t)
+	socket = filepath.Join(dir, "s")
+	d, err := device.Listen(socket, device.Options{PoolBytes: 64 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- d.Serve(ctx) }()
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := errors.Join(<-done, d.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(stop)
+	return socket, stop
+}
+
+func private(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func run(t testing.TB, program, socket string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), program, args...)
+	cmd.Env = append(os.Environ(), "TFMBS_SOCKET="+socket, "TFMBS_DEVICE=/nowhere", "TFMBS_STAGING_BYTES=16777216")
+	if args[0] == "evictions" {
+		cmd.Env = append(cmd.Env, "TFMBS_POOL_BYTES=65536")
+	}
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil || errs.Len() > 0 {
+		t.Errorf("%v: %v: %s", args, err, errs.Bytes())
+	}
+	return out.String()
+}
+
+// frame writes a frame, a vector and their product, as the kernels of this process compute it.
+func frame(t testing.TB) (paths []string) {
+	t.Helper()
+	const rows, cols = 70, 333
+	m := &fabric.Matrix{Rows: rows, Cols: cols, Layout: trit.PT5Striped, Terms: make([]fabric.Term, 1)}
+	n := m.Layout.RowBytes(cols)
+	for p := range 2 {
+		b := make([]byte, rows*n)
+		row := make([]int8, cols)
+		for r := range rows {
+			for c := range row {
+				row[c] = int8((r*(7+p)+c*c*(3+p)+r*c)%3 - 1)
+			}
+			m.Layout.Pack(b[r*n:(r+1)*n], row)
+		}
+		m.Terms[0].Planes = append(m.Terms[0].Planes, b)
+	}
+	half := make([]uint16, rows*((cols+63)/64))
+	for i := range half {
+		half[i] = 0x2c00 + uint16(i*37%1024)
+	}
+	m.Terms[0].Scales = fabric.Scales{Block: 64, Half: half}
+	var f bytes.Buffer
+	if err := fabric.WriteFrame(&f, "a tensor", m); err != nil {
+		t.Fatal(err)
+	}
+	o, err := fabric.NewOperand(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := fabric.NewActivations(cols, 32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, y := make([]float32, cols), make([]float32, rows)
+	for i := range x {
+		x[i] = float32(math.Sin(float64(i)))
+	}
+	a.Quantize(x)
+	o.GEMV(y, a, &fabric.Scratch{})
+	floats := func(v []float32) (b []byte) {
+		for _, f := range v {
+			b = binary.NativeEndian.AppendUint32(b, math.Float32bits(f))
+		}
+		return b
+	}
+	dir := t.TempDir()
+	for name, b := range map[string][]byte{"1 frame": f.Bytes(), "2 x": floats(x), "3 y": floats(y)} {
+		if err := os.WriteFile(filepath.Join(dir, name), b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return []string{filepath.Join(dir, "1 frame"), filepath.Join(dir, "2 x"), filepath.Join(dir, "3 y")}
+}
+
+func TestDriver(t *testing.T) {
+	for _, sanitizer := range []string{"", "address,undefined", "thread"} {
+		t.Run("sanitizer="+sanitizer, func(t *testing.T) {
+			program := build(t, sanitizer)
+			for _, test := range []string{"basic", "evictions", "threads", "frames", "forked", "gone"} {
+				t.Run(test, func(t *testing.T) {
+					socket, stop := start(t)
+					switch test {
+					case "frames":
+						run(t, program, socket, append([]string{test}, frame(t)...)...)
+					case "gone":
+						gone(t, program, socket, stop)
+					default:
+						run(t, program, socket, test)
+					}
+				})
+			}
+		})
+	}
+}
+
+// gone ends the device while the program is connected.
+func gone(t *testing.T, program, socket string, stop func()) {
+	cmd := exec.CommandContext(t.Context(), program, "gone")
+	cmd.Env = append(os.Environ(), "TFMBS_SOCKET="+socket, "TFMBS_DEVICE=/nowhere")
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ready := make([]byte, 6)
+	_, _ = io.ReadFull(out, ready) // if it does not come, the program's end tells why
+	stop()
+	_ = in.Close()
+	if err := cmd.Wait(); err != nil || string(ready) != "ready\n" || errs.Len() > 0 {
+		t.Errorf("%q, %v: %s", ready, err, errs.Bytes())
+	}
+}
+
+// If no device runs, the driver starts one, which ends when nobody needs it.
+func TestStartsDevice(t *testing.T) {
+	program := build(t, "")
+	dir := private(t)
+	prefetchd := filepath.Join(dir, "prefetchd")
+	if out, err := exec.Command("go", "build", "-ldflags=-checklinkname=0", "-o", prefetchd, "../../cmd/prefetchd").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	// The driver's 60 s are too long for a test.
+	starter := filepath.Join(dir, "starter")
+	script := "#!/bin/sh\nshift 3\nexec " + strconv.Quote(prefetchd) + " fabric --idle 300ms --pool 64MiB \"$@\"\n"
+	if err := os.WriteFile(starter, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(dir, "sub", "s")
+	cmd := exec.CommandContext(t.Context(), program, "basic")
+	cmd.Env = append(os.Environ(), "TFMBS_SOCKET="+socket, "TFMBS_DEVICE="+starter)
+	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := device.Ask(t.Context(), socket); errors.Is(err, device.ErrNotRunning) {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("the device does not end")
+		}
+	}
+}
+
+// BenchmarkEmpty is the round trip of an empty job from a program in C, the device asleep before it.
+func BenchmarkEmpty(b *testing.B) {
+	program := build(b, "")
+	socket, _ := start(b)
+	for b.Loop() {
+		us, err := strconv.ParseFloat(strings.TrimSpace(run(b, program, socket, "latency")), 64)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.ReportMetric(us, "us-median")
+	}
+}

@@ -1,0 +1,126 @@
+/* tfmbs_host.h: the emulated ternary device for C programs (libtfmbs_device.so).
+ *
+ * Two interfaces share one device: fabric_*, the public ternary-fabric ABI, and tfmbs_*, which has all that the device can do. Any function may be called
+ * from any thread. Functions that return int return 0, or a negated errno: -EPIPE if the device has gone (tfmbs_shutdown and tfmbs_init begin anew),
+ * -EPERM in a child after fork. The first call starts a device if none runs: $TFMBS_DEVICE, or prefetchd in PATH, with the arguments
+ * `fabric --idle 60s --socket PATH`.
+ *
+ * Environment: TFMBS_SOCKET (else $XDG_RUNTIME_DIR/tensorcast/fabric.sock, else /tmp/tensorcast-UID/fabric.sock), TFMBS_DEVICE, TFMBS_POOL_BYTES (of
+ * fabric_alloc, 128 MiB), TFMBS_STAGING_BYTES (what is uploaded and multiplied at a time, 256 MiB; memory is taken as it is used).
+ */
+#ifndef TFMBS_HOST_H
+#define TFMBS_HOST_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- The public ABI ---- */
+
+/* What was done since tfmbs_init. All of it is counted; cycles are those of a device that handles lanes_used columns in a cycle and needs none for a
+ * trit of 0. */
+typedef struct {
+	long zero_skips;           /* operations whose trit is 0 */
+	long total_ops;            /* a trit times a value */
+	int lanes_used;            /* columns handled at a time, of the last product */
+	double sim_cycle_reduction; /* percent of operations that are zero_skips */
+	size_t pool_used, pool_total;
+	int eviction_count;
+	uint64_t active_ops;       /* total_ops - zero_skips */
+	uint64_t mem_reads;        /* bytes of weights that products read */
+	uint64_t mem_writes;       /* bytes of results */
+	uint64_t broadcasts;       /* vectors that were multiplied */
+	uint64_t residency_hits;   /* products whose weights were on the device */
+	uint64_t residency_misses; /* uploads of weights for a product */
+	uint64_t tile_local_reuse; /* bytes of weights that vectors after the first of a tile did not read again */
+	long cycles;               /* active_ops / lanes, rounded up for each product */
+	double fabric_cost;        /* bytes moved (mem_reads + mem_writes) for each active operation */
+	double semantic_efficiency; /* active_ops / total_ops */
+	double economic_efficiency; /* active_ops for each nanosecond that products took */
+	uint64_t fallback_count;   /* products that failed */
+	uint64_t offload_count;    /* products that succeeded */
+} fabric_metrics_t;
+
+typedef void *fabric_handle_t;
+
+/* A block of n bytes of device memory; NULL if there is no room. The pointer is a name: reading or writing through it faults, and pointers into the block
+ * are good for the functions below. If the pool is full, the blocks that were used least recently are moved to the host, and come back when
+ * they are used. Blocks of unfinished jobs never move. */
+void *fabric_alloc(size_t n);
+void fabric_free(void *ptr); /* waits for jobs that use it */
+int is_fabric_ptr(const void *ptr);
+
+/* Copy between host and device. With pack_pt5, n counts trits, each an int8 of -1, 0 or +1 on the host and five to a byte on the device (byte = sum of
+ * (t[i] + 1) * 3^i; the last byte's missing trits are 0); without, n counts bytes. Other values are -EINVAL, and nothing is written. */
+int fabric_memcpy_to(void *dst, const void *src, size_t n, int pack_pt5);
+int fabric_memcpy_from(void *dst, const void *src, size_t n, int unpack_pt5);
+
+/* out[r] = sum over c of w[r*cols + c] * in[c]. w (rows*cols trits, one stream) and in (cols trits) are packed, out is int32. Each may be in device or in
+ * host memory. Weights in device memory, or registered, are converted once, until they are written again or used with another shape. */
+int fabric_exec_gemv(const void *w, const void *in, void *out, int rows, int cols);
+fabric_handle_t fabric_exec_gemv_async(const void *w, const void *in, void *out, int rows, int cols); /* NULL: failed. in was read when it returns */
+int fabric_wait(fabric_handle_t handle); /* once for each handle; out is written when it returns */
+
+/* Promise that the packed weights at ptr, in host memory, do not change until they are registered again; size 0 ends that. */
+int fabric_register_weight(const void *ptr, size_t size);
+
+void fabric_get_metrics(fabric_metrics_t *m);
+int fabric_dump_metrics_csv(const char *path); /* a line of names and a line of values */
+
+/* ---- The whole device ---- */
+
+typedef uint64_t tfmbs_weight; /* 0 is none */
+typedef uint64_t tfmbs_job;    /* 0 is none */
+
+enum { TFMBS_PT5 = 1, TFMBS_INT8 = 2, TFMBS_FLOAT32 = 3, TFMBS_INT32 = 4 };                 /* of vectors */
+enum { TFMBS_DEGRADE = 1, TFMBS_TWO_BIT = 2 };                                              /* flags */
+
+int tfmbs_init(void);      /* optional; more calls do nothing */
+void tfmbs_shutdown(void); /* ends unfinished jobs with -ECANCELED; all weights, jobs, blocks and buffers are invalid. Nobody may be in another function */
+
+/* Weights. A frame is as in TFMBS_DEVICE_SPEC.md. Equal weights of several programs are kept once. TFMBS_TWO_BIT keeps planes larger, for more speed. */
+int tfmbs_upload_frame(const void *frame, size_t bytes, uint32_t flags, tfmbs_weight *w);
+
+/* planes planes of rows x cols trits, lowest digit first (the weight is the sum of 3^p t_p), each a PT-5 stream in ceil(rows*cols/5) bytes; scales may be
+ * NULL: else an IEEE half for each block of block columns (16, 32, a multiple of 64, or at least cols) of each row. */
+int tfmbs_upload_planes(int layer_id, const uint8_t *pt5, uint32_t planes, uint32_t rows, uint32_t cols, const uint16_t *scales, uint32_t block, uint32_t flags,
+                        tfmbs_weight *w);
+int tfmbs_release(tfmbs_weight w);
+int tfmbs_pin(tfmbs_weight w); /* its planes stay in the device's pool */
+int tfmbs_unpin(tfmbs_weight w);
+
+/* Shared memory: x, scale and y that lie in it are not copied. */
+void *tfmbs_buffer(size_t n);
+void tfmbs_buffer_free(void *ptr); /* not before jobs that use it are over */
+
+/* y = weight times x, for n vectors. */
+typedef struct {
+	tfmbs_weight weight;
+	uint32_t rows, cols;
+	uint32_t n;
+	uint32_t flags;       /* TFMBS_DEGRADE: fewer planes will do */
+	uint32_t x_type;      /* TFMBS_FLOAT32: the device quantises as ggml does, in blocks; TFMBS_INT8; TFMBS_PT5 */
+	uint32_t y_type;      /* TFMBS_FLOAT32, or TFMBS_INT32 for weights without scales: exact, or -ERANGE */
+	uint32_t block;       /* 32 (ggml's Q8_0) or 256 (its Q8_K); 0 for integers without scale */
+	uint32_t reserved;
+	const void *x;
+	size_t x_stride;      /* bytes from a vector to the next; 0: they follow each other */
+	const float *scale;   /* TFMBS_INT8: NULL, or a factor for each block of each vector */
+	void *y;
+	size_t y_stride;      /* 0: they follow each other */
+} tfmbs_gemv;
+
+int tfmbs_submit(const tfmbs_gemv *g, tfmbs_job *job); /* x and scale were copied when it returns, unless they are in a buffer */
+int tfmbs_submit_empty(tfmbs_job *job);                /* does nothing, for measurements */
+int tfmbs_poll(tfmbs_job job);                         /* 1 if it is over, 0 if not; then tfmbs_wait does not block */
+int tfmbs_wait(tfmbs_job job);                         /* once for each job: its status; y is written when it returns */
+int tfmbs_cancel(tfmbs_job job);                       /* asks; tfmbs_wait is still needed, and tells */
+int tfmbs_run_gemv(tfmbs_weight w, uint32_t rows, uint32_t cols, const float *x, float *y); /* float32, in blocks of 32 */
+
+#ifdef __cplusplus
+}
+#endif
+#endif
