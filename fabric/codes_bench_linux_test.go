@@ -118,3 +118,43 @@ func BenchmarkCodesAsPlanes(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkPrompt is a product with 256 vectors at once: its speed against ggml's dot products, of which a prompt takes as many as there are
+// tokens, and against as many of our own products of one vector.
+func BenchmarkPrompt(b *testing.B) {
+	rival := ggmltest.ForTest(b)
+	const rows, cols, n = 1024, 4096, 256
+	for _, typ := range []gguf.Type{gguf.Q2_0, gguf.TQ2_0} {
+		for _, level := range kernel.Levels()[1:] {
+			b.Run(fmt.Sprintf("%v/%v", typ, level), func(b *testing.B) {
+				var k *native
+				if typ == gguf.Q2_0 {
+					k = newNativeCodes(b, rival, rows, cols, 0)
+				} else {
+					k = newNative(b, rival, typ, trit.TwoBit, rows, cols, 0)
+				}
+				o := k.operands[0]
+				o.SetLevel(level)
+				x, dst := make([]*fabric.Activations, n), make([][]float32, n)
+				for i := range x {
+					x[i], dst[i] = k.x, make([]float32, rows)
+				}
+				runtime.LockOSThread()
+				defer runtime.UnlockOSThread()
+				var us, them, ratio, apart []float64
+				const some = 8 // products of one vector, whose speed does not depend on how many there are
+				for b.Loop() {
+					o := turn(1, func() { o.GEMM(dst, x, &k.scratch) }) / n
+					t := k.theirs(b, some) / some
+					one := turn(some, k.ours) / some
+					us, them = append(us, rows*cols/1e9/o), append(them, rows*cols/1e9/t)
+					ratio, apart = append(ratio, t/o), append(apart, one/o)
+				}
+				b.ReportMetric(stats.Median(us), "Gw/s")
+				b.ReportMetric(stats.Median(them), "ggml-Gw/s")
+				b.ReportMetric(stats.Median(ratio), "x-ggml")
+				b.ReportMetric(stats.Median(apart), "x-apart")
+			})
+		}
+	}
+}

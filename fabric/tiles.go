@@ -6,8 +6,9 @@ package fabric
 import "tensorcast/fabric/kernel"
 
 const (
-	minTiled     = 4  // vectors from which on tiles are faster than products one by one
-	panelVectors = 64 // vectors in a panel: 6 KB each for 4096 columns
+	minTiled       = 4   // vectors from which on tiles of codes are faster than products one by one
+	minTiledPlanes = 128 // the same of planes, whose own loops are faster, and decoding slower: see BenchmarkGEMM and BenchmarkPrompt
+	panelVectors   = 64  // vectors in a panel: 6 KB each for 4096 columns
 )
 
 // panel is some vectors in the form that tiles take, one after the other.
@@ -98,7 +99,7 @@ func (s *Scratch) tiles(dst [][]float32, first, end int, level kernel.Level, dec
 // tiled tells whether a term's product with n vectors is computed in tiles: it has dense planes only, and a scale's block is whole quads.
 func (o *Operand) tiled(t *term, block, ratio, n int) bool {
 	planes := len(t.dense)
-	return n >= minTiled && planes > 0 && planes <= o.level.MaxTilePlanes() && len(t.sparse) == 0 && block == kernel.Quad && ratio > 0
+	return n >= minTiledPlanes && planes > 0 && planes <= o.level.MaxTilePlanes() && len(t.sparse) == 0 && block == kernel.Quad && ratio > 0
 }
 
 // multiplyTiled adds rows first to end-1 of the product with an even number of vectors to dst.
@@ -123,9 +124,11 @@ func (o *Operand) multiplyTiled(dst [][]float32, first, end int, t *term, x []*A
 				}
 				o.level.Decode(m.Layout, weights[i*quads*kernel.Quad:], s.planes[:len(t.dense)], o.rowBytes)
 				o.expand(scales[:blocks], blocks, &t.Scales, r+i, 1, ones, s)
-				f := factors[i*quads*kernel.QuadLanes:][:quads*kernel.QuadLanes]
-				for l := range f {
-					f[l] = scales[l/kernel.QuadLanes/ratio]
+				for q := range quads {
+					f, v := (*[kernel.QuadLanes]float32)(factors[(i*quads+q)*kernel.QuadLanes:]), scales[q/ratio]
+					for l := range f {
+						f[l] = v
+					}
 				}
 			}
 		})
