@@ -22,6 +22,7 @@ type Operand struct {
 	rowBytes int
 	level    kernel.Level
 	terms    []term
+	codes    []byte // blocks of Q2_0 instead of terms; then m has only the shape, and groups and rowBytes are 0
 }
 
 // NewOperand checks m, which must not change afterwards. The planes' layout must be trit.PT5Striped or trit.TwoBit. A term may have at most
@@ -140,6 +141,11 @@ type Scratch struct {
 	sparse  kernel.SparseRows
 	x32     []float32 // a vector, padded with zeros to the end of a group
 
+	panel   panel
+	codes   kernel.Codes
+	tile    kernel.Tile
+	results []float32 // of a row of tiles
+
 	// GEMV's operands as slices.
 	dst [1][]float32
 	x   [1]*Activations
@@ -203,6 +209,10 @@ func (o *Operand) multiply(dst [][]float32, first, end int, x []*Activations, s 
 	for _, d := range dst {
 		clear(d[first:end])
 	}
+	if o.codes != nil {
+		o.multiplyCodes(dst, first, end, x, s)
+		return
+	}
 	grow(&s.vectors, max(len(x), len(s.vectors)))
 	for i := range o.terms {
 		o.multiplyTerm(dst, first, end, &o.terms[i], x, s)
@@ -228,6 +238,13 @@ func granule(scales *Scales, cols int, x *Activations) (n, ratio int) {
 func (o *Operand) multiplyTerm(dst [][]float32, first, end int, t *term, x []*Activations, s *Scratch) {
 	m := o.m
 	block, ratio := granule(&t.Scales, m.Cols, x[0])
+	if o.tiled(t, block, ratio, len(x)) {
+		even := len(x) &^ 1
+		o.multiplyTiled(dst[:even], first, end, t, x[:even], s)
+		if dst, x = dst[even:], x[even:]; len(x) == 0 {
+			return
+		}
+	}
 	blocks, pitch := ceilDiv(m.Cols, block), ceilDiv(len(x[0].Q), block)
 	for i, x := range x {
 		v := &s.vectors[i]

@@ -292,24 +292,36 @@ func BenchmarkLevels(b *testing.B) {
 	}
 }
 
+// newOperand prepares a matrix of a type: codes of Q2_0, planes of others.
+func newOperand(b *testing.B, typ gguf.Type, rows, cols int, src []byte) *fabric.Operand {
+	if typ == gguf.Q2_0 {
+		return newCodes(b, rows, cols, src)
+	}
+	m, err := decompose.Exact(b.Context(), typ, rows, cols, src, decompose.Options{Layout: trit.TwoBit})
+	if err != nil {
+		b.Fatal(err)
+	}
+	o, err := fabric.NewOperand(m)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return o
+}
+
 // BenchmarkGEMM is what several vectors cost, against as many products of one.
 func BenchmarkGEMM(b *testing.B) {
-	for _, typ := range []gguf.Type{gguf.TQ2_0, gguf.Q4_K} {
-		for _, n := range []int{2, 4, 8} {
+	for _, typ := range []gguf.Type{gguf.TQ2_0, gguf.Q4_K, gguf.Q2_0} {
+		for _, n := range []int{2, 4, 8, 32} {
 			b.Run(fmt.Sprintf("%v/%d", typ, n), func(b *testing.B) {
 				const rows, cols = 1024, 4096
 				rng := rand.New(rand.NewPCG(91, 92))
-				m, err := decompose.Exact(b.Context(), typ, rows, cols, blocks(rng, typ, rows*cols), decompose.Options{})
-				if err != nil {
-					b.Fatal(err)
-				}
-				o, err := fabric.NewOperand(m)
-				if err != nil {
-					b.Fatal(err)
-				}
+				src := blocks(rng, typ, rows*cols)
+				o := newOperand(b, typ, rows, cols, src)
+				_, block := with(typ)
 				x, dst := make([]*fabric.Activations, n), make([][]float32, n)
 				for i := range x {
-					if x[i], err = fabric.NewActivations(cols, 256); err != nil {
+					var err error
+					if x[i], err = fabric.NewActivations(cols, block); err != nil {
 						b.Fatal(err)
 					}
 					v := make([]float32, cols)

@@ -16,6 +16,10 @@ func (o *Operand) GEMVFloat(dst, x []float32, s *Scratch) {
 		panic(fmt.Sprintf("fabric: %d rows of %d columns times %d values into %d", m.Rows, m.Cols, len(x), len(dst)))
 	}
 	clear(dst)
+	if o.codes != nil {
+		o.multiplyCodesFloat(dst, x, s)
+		return
+	}
 	grow(&s.vectors, max(1, len(s.vectors)))
 	trits, _ := m.Layout.Group()
 	weights := o.groups * trits // of a row

@@ -314,7 +314,7 @@ func blocks(rng *rand.Rand, t gguf.Type, n int) []byte {
 		b[i] = byte(rng.Uint32())
 	}
 	halfs := map[gguf.Type][]int{
-		gguf.Q4_0: {0}, gguf.Q8_0: {0}, gguf.Q4_K: {0, 2}, gguf.Q5_K: {0, 2}, gguf.Q6_K: {208}, gguf.TQ1_0: {52}, gguf.TQ2_0: {64},
+		gguf.Q4_0: {0}, gguf.Q8_0: {0}, gguf.Q4_K: {0, 2}, gguf.Q5_K: {0, 2}, gguf.Q6_K: {208}, gguf.TQ1_0: {52}, gguf.TQ2_0: {64}, gguf.Q2_0: {0},
 	}[t]
 	for i := 0; i < len(b); i += int(t.BlockBytes()) {
 		block := b[i:][:t.BlockBytes()]
@@ -341,7 +341,7 @@ func blocks(rng *rand.Rand, t gguf.Type, n int) []byte {
 
 // with is the type that ggml quantises activations to, and its length of blocks.
 func with(t gguf.Type) (gguf.Type, int) {
-	if t == gguf.Q8_0 || t == gguf.Q4_0 {
+	if t == gguf.Q8_0 || t == gguf.Q4_0 || t == gguf.Q2_0 {
 		return gguf.Q8_0, 32
 	}
 	return gguf.Q8_K, 256

@@ -18,3 +18,7 @@ func (l Level) quantizeAssembly([]int8, []float32, []float32, int) bool { return
 func (l Level) sumAssembly([]int32, []int8) bool                        { return false }
 func (l Level) floatAssembly(*FloatRows) bool                           { return false }
 func (l Level) sparseAssembly(*SparseRows) bool                         { return false }
+func (l Level) codesAssembly(*Codes) bool                               { return false }
+func (l Level) arrangeAssembly(_, _ []int8) bool                        { return false }
+func (l Level) decodeCodesAssembly([]byte, []float32, []byte) bool      { return false }
+func (l Level) tileAssembly(*Tile) bool                                 { return false }

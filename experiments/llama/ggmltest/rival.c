@@ -40,6 +40,7 @@ static const struct type {
     {12, 256, 144, "ggml_vec_dot_q4_K_q8_K", NULL, 15}, {13, 256, 176, "ggml_vec_dot_q5_K_q8_K", NULL, 15},
     {14, 256, 210, "ggml_vec_dot_q6_K_q8_K", NULL, 15}, {15, 256, 292, NULL, "quantize_row_q8_K", 15},
     {34, 256, 54, "ggml_vec_dot_tq1_0_q8_K", NULL, 15}, {35, 256, 66, "ggml_vec_dot_tq2_0_q8_K", NULL, 15},
+    {42, 64, 18, "ggml_vec_dot_q2_0_q8_0", NULL, 8},
 };
 
 static void *lib;

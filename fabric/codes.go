@@ -1,0 +1,79 @@
+package fabric
+
+// This file multiplies ggml's Q2_0 blocks without taking them apart: an Operand that reads them where they lie, which may be a mapped file.
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"tensorcast/fabric/kernel"
+	"tensorcast/gguf"
+	"tensorcast/gguf/half"
+)
+
+// NewCodes returns an operand of rows of cols weights each, in blocks of type Q2_0 as they are in a GGUF file: blocks, of which nothing is
+// copied, must not change as long as the operand is used. cols is a multiple of 64. All four values of a code are exact. The error wraps
+// ErrOperand.
+//
+// It can do what other operands can; activations are best in blocks of 32, as ggml's are.
+func NewCodes(rows, cols int, blocks []byte) (*Operand, error) {
+	switch {
+	case rows < 1 || cols < 1 || cols%kernel.CodeCols != 0 || cols > maxCols:
+		return nil, fmt.Errorf("%w: %d rows of %d columns in blocks of %d", ErrOperand, rows, cols, kernel.CodeCols)
+	case len(blocks)%(cols/kernel.CodeCols*kernel.CodeBlock) != 0 || len(blocks)/(cols/kernel.CodeCols*kernel.CodeBlock) != rows:
+		return nil, fmt.Errorf("%w: %d bytes of Q2_0 for %d rows of %d columns", ErrOperand, len(blocks), rows, cols)
+	}
+	return &Operand{m: &Matrix{Rows: rows, Cols: cols, Origin: gguf.Q2_0, Exact: true}, level: kernel.Best(), codes: blocks}, nil
+}
+
+// maxCols keeps products of sizes within an int.
+const maxCols = 1 << 31
+
+// multiplyCodes computes rows first to end-1.
+func (o *Operand) multiplyCodes(dst [][]float32, first, end int, x []*Activations, s *Scratch) {
+	width := o.m.Cols / kernel.CodeCols
+	row := width * kernel.CodeBlock
+	v := &s.panel
+	if o.level.MaxTilePlanes() > 0 && len(x) >= minTiled {
+		for even := len(x) &^ 1; even > 0; {
+			n := min(even, panelVectors)
+			v.arrange(o.level, x[:n])
+			s.tiles(dst[:n], first, end, o.level, func(weights []byte, factors []float32, r, rows int) {
+				o.level.DecodeCodes(weights, factors, o.codes[r*row:(r+rows)*row], width, rows)
+			})
+			dst, x, even = dst[n:], x[n:], even-n
+		}
+	}
+	c := &s.codes
+	for i := range x {
+		v.arrange(o.level, x[i:i+1])
+		*c = kernel.Codes{
+			Blocks: o.codes[first*row : end*row], Width: width, Count: end - first, X: v.x, Bias: v.bias, Scale: v.scale, Dst: dst[i][first:end],
+		}
+		o.level.MultiplyCodes(c)
+	}
+	*c = kernel.Codes{}
+}
+
+// multiplyCodesFloat multiplies by x, which fills whole quads.
+func (o *Operand) multiplyCodesFloat(dst, x []float32, s *Scratch) {
+	width := o.m.Cols / kernel.CodeCols
+	weights, factors := grow(&s.weights, width*kernel.CodeCols), grow(&s.factors, width+overread)
+	clear(factors)
+	s.float = kernel.FloatRows{
+		Weights: weights, Pitch: len(weights), Count: 1, Stripes: len(weights) / kernel.Stripe, X: x, Add: -1,
+		Block: kernel.CodeCols, Factors: factors, FactorPitch: width,
+	}
+	for r := range dst {
+		for b := range width {
+			block := o.codes[(r*width+b)*kernel.CodeBlock:][:kernel.CodeBlock]
+			factors[b] = half.Float32(binary.LittleEndian.Uint16(block))
+			w := weights[b*kernel.CodeCols:][:kernel.CodeCols]
+			for i, v := range block[2:] {
+				w[4*i], w[4*i+1], w[4*i+2], w[4*i+3] = v&3, v>>2&3, v>>4&3, v>>6
+			}
+		}
+		s.float.Dst = dst[r : r+1]
+		o.level.DotFloat(&s.float)
+	}
+}

@@ -1,0 +1,210 @@
+// AVX2: products of Q2_0 blocks.
+
+#include "go_asm.h"
+#include "textflag.h"
+
+#define CONSTANT(VALUE, X, Y) \
+	MOVL         VALUE, AX \
+	VMOVD        AX, X     \
+	VPBROADCASTD X, Y
+
+// halfsOfTwo moves the halfs of two blocks, in 32 bytes from the first on, to the low half of each 16 bytes, four times.
+DATA halfsOfTwo<>+0(SB)/8, $0x0100010001000100
+DATA halfsOfTwo<>+8(SB)/8, $0x8080808080808080
+DATA halfsOfTwo<>+16(SB)/8, $0x0302030203020302
+DATA halfsOfTwo<>+24(SB)/8, $0x8080808080808080
+GLOBL halfsOfTwo<>(SB), RODATA, $32
+
+// everyFourth collects every fourth of 16 bytes, for each remainder.
+DATA everyFourth<>+0(SB)/8, $0x0d0905010c080400
+DATA everyFourth<>+8(SB)/8, $0x0f0b07030e0a0602
+GLOBL everyFourth<>(SB), RODATA, $16
+
+// TWOBLOCKS loads two blocks: their codes' bytes in Y0, their halfs by lanes in Y6.
+#define TWOBLOCKS \
+	VMOVDQU     2(SI), X0                 \
+	VMOVDQU     (SI), Y6                  \
+	VINSERTI128 $1, 20(SI), Y0, Y0        \
+	VPSHUFB     Y12, Y6, Y6               \
+	VPERMQ      $8, Y6, Y6                \
+	VCVTPH2PS   X6, Y6
+
+// LASTBLOCK loads one; the other's lanes are 0.
+#define LASTBLOCK \
+	VMOVDQU      2(SI), X0                \
+	VPBROADCASTW (SI), X6                 \
+	VMOVQ        X6, X6                   \
+	VCVTPH2PS    X6, Y6
+
+// CODESUM adds to Y8 the products of Y0 with the vector. Codes of the second and fourth field are four times as large at first, which saves
+// shifts: their sums of 16 bits, up to 4 * 3 * 128 * 4 in magnitude, are divided at the end.
+// Y15 3, Y14 12 in each byte; Y13 1 in each word.
+#define CODESUM \
+	VPSRLW      $4, Y0, Y1                \
+	VPAND       Y15, Y0, Y2               \
+	VPAND       Y14, Y0, Y3               \
+	VPAND       Y15, Y1, Y4               \
+	VPAND       Y14, Y1, Y5               \
+	VPMADDUBSW  (R8), Y2, Y2              \
+	VPMADDUBSW  64(R8), Y3, Y3            \
+	VPMADDUBSW  128(R8), Y4, Y4           \
+	VPMADDUBSW  192(R8), Y5, Y5           \
+	VPADDW      Y5, Y3, Y3                \
+	VPADDW      Y4, Y2, Y2                \
+	VPSRAW      $2, Y3, Y3                \
+	VPADDW      Y3, Y2, Y2                \
+	VPMADDWD    Y13, Y2, Y2               \
+	VPADDD      (R12), Y2, Y2             \
+	VMULPS      (R10), Y6, Y6             \
+	VCVTDQ2PS   Y2, Y2                    \
+	VFMADD231PS Y6, Y2, Y8
+
+// NEXTTWO goes to the next half of a quad: R11 is 32 and 224 in turn.
+#define NEXTTWO \
+	ADDQ R11, R8     \
+	XORQ $192, R11   \
+	ADDQ $32, R12    \
+	ADDQ $32, R10
+
+// func codes256(c *Codes)
+//
+// BX the Codes; DI dst; SI blocks; R8 x; R12 bias; R10 scale; CX blocks left in the row; R15 rows left.
+TEXT ·codes256(SB), NOSPLIT, $0-8
+	CONSTANT($0x03030303, X15, Y15)
+	CONSTANT($0x0c0c0c0c, X14, Y14)
+	CONSTANT($0x00010001, X13, Y13)
+	VMOVDQU halfsOfTwo<>(SB), Y12
+	MOVQ c+0(FP), BX
+	MOVQ Codes_Dst(BX), DI
+	MOVQ Codes_Blocks(BX), SI
+	MOVQ Codes_Count(BX), R15
+
+row:
+	VXORPS Y8, Y8, Y8
+	MOVQ   Codes_X(BX), R8
+	MOVQ   Codes_Bias(BX), R12
+	MOVQ   Codes_Scale(BX), R10
+	MOVQ   Codes_Width(BX), CX
+	MOVQ   $32, R11
+	SUBQ   $2, CX
+	JLT    last
+
+two:
+	TWOBLOCKS
+	PREFETCHT0 8192(SI)
+	CODESUM
+	NEXTTWO
+	ADDQ $36, SI
+	SUBQ $2, CX
+	JGE  two
+
+last:
+	ADDQ $2, CX
+	JLE  end
+	LASTBLOCK
+	CODESUM
+	ADDQ $18, SI
+
+end:
+	VEXTRACTF128 $1, Y8, X2
+	VADDPS       X2, X8, X1
+	VMOVHLPS     X1, X1, X2
+	VADDPS       X2, X1, X1
+	VMOVSHDUP    X1, X2
+	VADDSS       X2, X1, X1
+	VMOVSS       X1, (DI)
+	ADDQ $4, DI
+	DECQ R15
+	JNZ  row
+	VZEROUPPER
+	RET
+
+// STOREFIELDS stores Y0 by fields, and Y6.
+#define STOREFIELDS \
+	VPSRLW  $2, Y0, Y1           \
+	VPSRLW  $4, Y0, Y2           \
+	VPSRLW  $6, Y0, Y3           \
+	VPAND   Y15, Y0, Y0          \
+	VPAND   Y15, Y1, Y1          \
+	VPAND   Y15, Y2, Y2          \
+	VPAND   Y15, Y3, Y3          \
+	VMOVDQU Y0, (R8)             \
+	VMOVDQU Y1, 64(R8)           \
+	VMOVDQU Y2, 128(R8)          \
+	VMOVDQU Y3, 192(R8)          \
+	VMOVUPS Y6, (R10)
+
+// func decodeCodes256(weights *byte, factors *float32, blocks *byte, count int)
+//
+// Whole pairs of blocks and one more: a quad's other half is not written. R8 weights; R10 factors; SI blocks; CX blocks left.
+TEXT ·decodeCodes256(SB), NOSPLIT, $0-32
+	CONSTANT($0x03030303, X15, Y15)
+	VMOVDQU halfsOfTwo<>(SB), Y12
+	MOVQ weights+0(FP), R8
+	MOVQ factors+8(FP), R10
+	MOVQ blocks+16(FP), SI
+	MOVQ count+24(FP), CX
+	MOVQ $32, R11
+	SUBQ $2, CX
+	JLT  last
+
+two:
+	TWOBLOCKS
+	STOREFIELDS
+	NEXTTWO
+	ADDQ $36, SI
+	SUBQ $2, CX
+	JGE  two
+
+last:
+	ADDQ $2, CX
+	JLE  end
+	LASTBLOCK
+	STOREFIELDS
+
+end:
+	VZEROUPPER
+	RET
+
+// func arrange256(dst, src *int8, quads int)
+//
+// Sixteen bytes become four of each remainder; four times that is transposed.
+TEXT ·arrange256(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), DI
+	MOVQ src+8(FP), SI
+	MOVQ quads+16(FP), CX
+	VMOVDQU everyFourth<>(SB), X15
+
+quad:
+	MOVQ $4, DX
+
+block:
+	VMOVDQU     (SI), X0
+	VMOVDQU     16(SI), X1
+	VMOVDQU     32(SI), X2
+	VMOVDQU     48(SI), X3
+	VPSHUFB     X15, X0, X0
+	VPSHUFB     X15, X1, X1
+	VPSHUFB     X15, X2, X2
+	VPSHUFB     X15, X3, X3
+	VPUNPCKLDQ  X1, X0, X4
+	VPUNPCKHDQ  X1, X0, X5
+	VPUNPCKLDQ  X3, X2, X6
+	VPUNPCKHDQ  X3, X2, X7
+	VPUNPCKLQDQ X6, X4, X0
+	VPUNPCKHQDQ X6, X4, X1
+	VPUNPCKLQDQ X7, X5, X2
+	VPUNPCKHQDQ X7, X5, X3
+	VMOVDQU     X0, (DI)
+	VMOVDQU     X1, 64(DI)
+	VMOVDQU     X2, 128(DI)
+	VMOVDQU     X3, 192(DI)
+	ADDQ        $64, SI
+	ADDQ        $16, DI
+	DECQ        DX
+	JNZ         block
+	ADDQ        $192, DI
+	DECQ        CX
+	JNZ         quad
+	VZEROUPPER
+	RET

@@ -1,0 +1,171 @@
+package kernel
+
+// This file compares the products of Q2_0 blocks with arithmetic on the format's own terms: integers of each block, and rows.
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"tensorcast/gguf/half"
+)
+
+// randomCodes makes rows of blocks with halfs that are small powers of two, and a vector with such factors in blocks of 32, so that float32 sums
+// are exact in any order. It returns the vector in order of columns, too.
+func randomCodes(rng *rand.Rand, width, count int) (*Codes, []int8) {
+	quads := (width + 3) / 4
+	c := &Codes{
+		Blocks: make([]byte, count*width*CodeBlock), Width: width, Count: count,
+		X: make([]int8, quads*Quad), Bias: make([]int32, quads*QuadLanes), Scale: make([]float32, quads*QuadLanes), Dst: make([]float32, count),
+	}
+	for i := range c.Blocks {
+		c.Blocks[i] = byte(rng.Uint32())
+	}
+	for i := 0; i < len(c.Blocks); i += CodeBlock {
+		binary.LittleEndian.PutUint16(c.Blocks[i:], []uint16{0x3c00, 0xc000, 0x3800, 0}[rng.IntN(4)])
+	}
+	x := make([]int8, quads*Quad)
+	for i := range width * CodeCols {
+		x[i] = int8(rng.IntN(256) - 128)
+		if rng.IntN(4) == 0 {
+			x[i] = []int8{-128, 127}[rng.IntN(2)]
+		}
+		c.Bias[i/16] -= int32(x[i])
+	}
+	for i := range c.Scale {
+		c.Scale[i] = []float32{1, -1, 0.5}[(i/2*7+width)%3]
+	}
+	Go.Arrange(c.X, x)
+	return c, x
+}
+
+// codeAt is the weight without its scale: -1, 0, 1 or 2.
+func codeAt(c *Codes, row, col int) int {
+	block := c.Blocks[(row*c.Width+col/CodeCols)*CodeBlock:][:CodeBlock]
+	return int(block[2+col%CodeCols/4]>>(2*(col%4))&3) - 1
+}
+
+func TestArrange(t *testing.T) {
+	rng := rand.New(rand.NewPCG(21, 22))
+	for quads := 1; quads < 5; quads++ {
+		src := make([]int8, quads*Quad)
+		for i := range src {
+			src[i] = int8(rng.Uint32())
+		}
+		for _, level := range Levels() {
+			got := make([]int8, len(src)+1)
+			level.Arrange(got[:len(src)], src)
+			for i, v := range src {
+				at := i/Quad*Quad + i%4*64 + i%Quad/64*16 + i%64/4
+				if got[at] != v || got[len(src)] != 0 {
+					t.Fatalf("%v: column %d of %d is %d, want %d", level, i, len(src), got[at], v)
+				}
+			}
+		}
+	}
+}
+
+// TestBlockIntegers reads the integer of each block of 32 columns, where the activations share a factor, by making all other factors 0.
+func TestBlockIntegers(t *testing.T) {
+	rng := rand.New(rand.NewPCG(23, 24))
+	for _, width := range []int{1, 2, 3, 4, 5, 6, 7, 8, 64} {
+		c, x := randomCodes(rng, width, 5)
+		for i := 0; i < len(c.Blocks); i += CodeBlock {
+			binary.LittleEndian.PutUint16(c.Blocks[i:], 0x3c00)
+		}
+		for _, level := range Levels() {
+			for part := range 2 * width {
+				clear(c.Scale)
+				c.Scale[2*part], c.Scale[2*part+1] = 1, 1
+				level.MultiplyCodes(c)
+				for r, got := range c.Dst {
+					want := 0
+					for col := 32 * part; col < 32*part+32; col++ {
+						want += codeAt(c, r, col) * int(x[col])
+					}
+					if got != float32(want) {
+						t.Fatalf("%v, %d blocks, row %d, columns %d to %d: %v, want %d", level, width, r, 32*part, 32*part+31, got, want)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestMultiplyCodes(t *testing.T) {
+	rng := rand.New(rand.NewPCG(25, 26))
+	for width := 1; width < 20; width++ {
+		for count := 1; count < 11; count++ {
+			c, x := randomCodes(rng, width, count)
+			want := make([]float32, count)
+			for r := range want {
+				for col := range width * CodeCols {
+					d := half.Float32(binary.LittleEndian.Uint16(c.Blocks[(r*width+col/CodeCols)*CodeBlock:]))
+					want[r] += d * c.Scale[col/16] * float32(codeAt(c, r, col)*int(x[col]))
+				}
+			}
+			for _, level := range Levels() {
+				clear(c.Dst)
+				level.MultiplyCodes(c)
+				if !sameFloats(c.Dst, want) {
+					t.Fatalf("%v, %d rows of %d blocks: %v, want %v", level, count, width, c.Dst, want)
+				}
+			}
+		}
+	}
+}
+
+func TestDecodeCodes(t *testing.T) {
+	rng := rand.New(rand.NewPCG(27, 28))
+	for width := 1; width < 14; width++ {
+		const count = 3
+		c, _ := randomCodes(rng, width, count)
+		pitch := len(c.X)
+		for _, level := range Levels() {
+			weights, factors := bytes.Repeat([]byte{9}, count*pitch+1), make([]float32, count*len(c.Bias)+1)
+			for i := range factors {
+				factors[i] = 9
+			}
+			level.DecodeCodes(weights, factors, c.Blocks, width, count)
+			if weights[count*pitch] != 9 || factors[count*len(c.Bias)] != 9 {
+				t.Fatalf("%v wrote beyond the end", level)
+			}
+			for r := range count {
+				for col := range pitch {
+					at := col/Quad*Quad + col%4*64 + col%Quad/64*16 + col%64/4
+					code, d := byte(0), float32(0)
+					if col < width*CodeCols {
+						code, d = byte(codeAt(c, r, col)+1), half.Float32(binary.LittleEndian.Uint16(c.Blocks[(r*width+col/CodeCols)*CodeBlock:]))
+					}
+					if weights[r*pitch+at] != code || factors[r*len(c.Bias)+col/16] != d {
+						t.Fatalf("%v, %d blocks, row %d, column %d: %d times %v, want %d times %v", level, width, r, col, weights[r*pitch+at], factors[r*len(c.Bias)+col/16], code, d)
+					}
+				}
+			}
+		}
+	}
+}
+
+// FuzzCodes compares the levels on memory that begins and ends anywhere, with any codes.
+func FuzzCodes(f *testing.F) {
+	f.Add(uint64(1), uint8(0), uint8(1), uint8(0))
+	f.Add(uint64(2), uint8(6), uint8(4), uint8(3))
+	f.Fuzz(func(t *testing.T, seed uint64, width, rows, shift uint8) {
+		c, x := randomCodes(rand.New(rand.NewPCG(seed, 4)), int(width%70)+1, int(rows%9)+1)
+		c.Blocks, c.X, c.Bias, c.Scale = slices.Clip(at(shift, c.Blocks)), at(shift+1, c.X), at(shift+2, c.Bias), at(shift+3, c.Scale)
+		want := make([]float32, c.Count)
+		c.Dst = want
+		Go.MultiplyCodes(c)
+		arranged := make([]int8, len(x))
+		for _, level := range Levels() {
+			c.Dst = at(shift, make([]float32, c.Count))
+			level.MultiplyCodes(c)
+			level.Arrange(arranged, at(shift, x))
+			if !sameFloats(c.Dst, want) || !slices.Equal(arranged, c.X) {
+				t.Fatalf("%v: %v, want %v", level, c.Dst, want)
+			}
+		}
+	})
+}
