@@ -182,8 +182,8 @@ func (o *Operand) GEMV(dst []float32, x *Activations, s *Scratch) {
 	s.dst[0], s.x[0] = nil, nil
 }
 
-// GEMM multiplies the matrix by each vector of x, into the element of dst with the same index. The results are GEMV's, but weights are
-// decoded only once. All vectors must have the same Block.
+// GEMM multiplies the matrix by each vector of x, into the element of dst with the same index. The results are GEMV's but for the order
+// in which floats are summed; weights are decoded only once. All vectors must have the same Block.
 func (o *Operand) GEMM(dst [][]float32, x []*Activations, s *Scratch) {
 	o.checkShapes(dst, x)
 	o.multiply(dst, 0, o.m.Rows, x, s)

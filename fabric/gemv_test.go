@@ -486,8 +486,9 @@ func TestGEMM(t *testing.T) {
 	var s fabric.Scratch
 	pool := fabric.NewPool(3)
 	defer pool.Close()
-	for range 15 {
-		layout := layouts[rng.IntN(2)]
+	const tiled = 128 // vectors from which on they are multiplied in tiles
+	for i := range 24 {
+		layout := layouts[i%2]
 		rows, cols, block := 1+rng.IntN(200), 1+rng.IntN(700), 32<<(3*rng.IntN(2))
 		m, _ := randomMatrix(t, rng, layout, rows, cols, 1+rng.IntN(2), func() int { return 1 + rng.IntN(6) })
 		o, err := fabric.NewOperand(m)
@@ -495,6 +496,9 @@ func TestGEMM(t *testing.T) {
 			t.Fatal(err)
 		}
 		n := rng.IntN(9)
+		if i%4 >= 2 {
+			n, block = tiled+rng.IntN(3), 256
+		}
 		var x []*fabric.Activations
 		var one, many, pooled [][]float32
 		for i := range n {
