@@ -197,8 +197,8 @@ func TestPressureStatic(t *testing.T) {
 	if err := errors.Join(os.WriteFile(model, content, 0o644), os.WriteFile(script, []byte(cyclic), 0o644)); err != nil {
 		t.Fatal(err)
 	}
-	cmd, stdout, stderr := labProcess(t, "pressure", "-q", "-m", model, "--weights", "64MiB", "--x", "0.8", "--readahead", "128", "--repeat", "1", "--skip", "1", "--save", out,
-		"--variant", "plain", "--variant", "static="+proc.Quote(os.Args[0])+" pin --pid {pid} --room {room} --leave 24MiB {model}", "--", "/bin/sh", script, model)
+	cmd, stdout, stderr := labProcess(t, "pressure", "-q", "-m", model, "--weights", "64MiB", "--x", "0.95", "--readahead", "128", "--repeat", "1", "--skip", "1", "--save", out,
+		"--variant", "plain", "--variant", "static="+proc.Quote(os.Args[0])+" pin --pid {pid} --room {room} --leave 34MiB {model}", "--", "/bin/sh", script, model)
 	if err := cmd.Run(); strings.Contains(stderr.String(), "put the model on one") || strings.Contains(stderr.String(), pressure.ErrNoDirectIO.Error()) {
 		t.Skip(stderr.String())
 	} else if err != nil {
