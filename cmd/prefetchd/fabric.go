@@ -27,6 +27,8 @@ func newFabricCommand() *cobra.Command {
 		Long: `Run the emulated ternary device, for programs of this user that use libtfmbs_device.so (include/tfmbs_host.h). They share
 memory with it, hand it weights once, and have it multiply. It runs until it is interrupted, or with --idle until nobody
 has used it for so long. Only one device serves a socket.`,
+		Example: `  prefetchd fabric --pool 2GiB --idle 60s
+  prefetchd fabric status --json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, b := range []struct {

@@ -321,7 +321,7 @@ func (s *store) build(w *weight) error {
 		} else {
 			z := s.zero[m.Layout]
 			if z == nil {
-				z = &zeroPlanes{code: zeroCode(m.Layout)}
+				z = &zeroPlanes{code: zeroCode(m.Layout), fd: -1}
 				s.zero[m.Layout] = z
 			}
 			var err error
@@ -349,7 +349,7 @@ func (s *store) end(w *weight) {
 // zeroPlanes are planes of zeros of any size that take 2 MiB of memory: a memory file, mapped again and again in a row.
 type zeroPlanes struct {
 	code byte
-	fd   int
+	fd   int // -1: not made yet
 	view []byte
 	old  [][]byte // shorter views, which operands may still read
 }
@@ -366,7 +366,7 @@ func (z *zeroPlanes) bytes(n int) ([]byte, error) {
 	if n <= len(z.view) {
 		return z.view[:n:n], nil
 	}
-	if z.view == nil && z.fd == 0 {
+	if z.fd < 0 {
 		fd, b, err := memoryFile(zeroStep)
 		if err != nil {
 			return nil, err
@@ -405,7 +405,10 @@ func (z *zeroPlanes) close() error {
 			errs = append(errs, unix.Munmap(v))
 		}
 	}
-	return errors.Join(append(errs, unix.Close(z.fd))...)
+	if z.fd >= 0 {
+		errs = append(errs, unix.Close(z.fd))
+	}
+	return errors.Join(errs...)
 }
 
 // countZeros counts the trits of a plane that are 0, without those beyond the rows' ends.

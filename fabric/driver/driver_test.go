@@ -14,12 +14,12 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"tensorcast/fabric"
 	"tensorcast/fabric/device"
 	"tensorcast/fabric/trit"
 	"tensorcast/internal/cc"
+	"tensorcast/internal/testenv"
 )
 
 var flags = []string{"-g", "-Wall", "-Wextra", "-Werror", "-I../../include", "-pthread"}
@@ -44,7 +44,7 @@ func build(t testing.TB, sanitizer string) string {
 	err := cc.Compile(t.Context(), path, source, args...)
 	switch {
 	case errors.Is(err, cc.ErrNoCompiler):
-		t.Skip(err)
+		t.Skipf("the driver is not built: %v", err)
 	case err != nil:
 		t.Fatal(err)
 	}
@@ -52,7 +52,7 @@ func build(t testing.TB, sanitizer string) string {
 		// Some kernels lay out memory in ways that a sanitizer of that age does not know: then a program that does nothing fails, too.
 		empty := filepath.Join(t.TempDir(), "empty")
 		if err := cc.Compile(t.Context(), empty, "int main(void) { return 0; }", "-fsanitize="+sanitizer); err != nil {
-			t.Skip(err)
+			t.Fatal(err)
 		}
 		if out, err := exec.Command(empty).CombinedOutput(); err != nil {
 			t.Skipf("-fsanitize=%s does not work here: %v: %s", sanitizer, err, out)
@@ -234,14 +234,10 @@ func TestStartsDevice(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
 		t.Fatalf("%v: %s", err, out)
 	}
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if _, err := device.Ask(t.Context(), socket); errors.Is(err, device.ErrNotRunning) {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("the device does not end")
-		}
-	}
+	testenv.WaitFor(t, "the device to end", func() bool {
+		_, err := device.Ask(t.Context(), socket)
+		return errors.Is(err, device.ErrNotRunning)
+	})
 }
 
 // BenchmarkEmpty is the round trip of an empty job from a program in C, the device asleep before it.

@@ -59,6 +59,9 @@ func (v *server) rest() error {
 	v.covered = false
 	if v.readahead != nil {
 		v.readahead.Rest()
+		if err := v.pages.Unmarked(v.readahead.Little()); err != nil {
+			return err
+		}
 	}
 	return v.pages.Rest()
 }
