@@ -682,13 +682,19 @@ func TestStoredPatternOfAnotherModel(t *testing.T) {
 	other.Seed++
 	r.options.Model = llamatest.Model(t, other)
 	r.start()
-	h := r.help("--pattern", stored)
-	if err := r.target.Wait(); err != nil {
-		t.Errorf("the target: %v", err)
+	if err := r.target.Process.Signal(syscall.SIGSTOP); err != nil { // so that it does not end before probes are set
+		t.Fatal(err)
 	}
+	h := r.help("--pattern", stored)
 	err := h.Wait()
 	if lines := strings.Split(strings.TrimSpace(h.stderr.String()), "\n"); err == nil || h.ProcessState.ExitCode() != 1 || len(lines) != 1 || !strings.Contains(lines[0], "another model") {
 		t.Errorf("%v: %s", err, h.stderr.String())
+	}
+	if err := r.target.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.target.Wait(); err != nil {
+		t.Errorf("the target: %v", err)
 	}
 }
 

@@ -63,6 +63,9 @@ func (h *helper) waitSettled(t *testing.T) {
 	})
 }
 
+// mostAsleep is how much of a core prefetchd may take while it waits, in percent: above the bar, for machines where others run.
+const mostAsleep = 0.8
+
 // While nothing happens prefetchd sleeps: where there is no ggml yet, and where ggml has no model yet. A signal ends it.
 func TestWaitsAsleep(t *testing.T) {
 	testenv.NeedRoot(t)
@@ -86,21 +89,32 @@ func TestWaitsAsleep(t *testing.T) {
 			helpers[name] = waiting(t, target.Process.Pid, "--wait")
 		}
 	}
-	begun, before := map[string]time.Time{}, map[string]time.Duration{}
 	for _, h := range helpers {
 		h.waitSettled(t)
 	}
 	time.Sleep(4 * time.Second) // it looks often for a while after its start
-	for name, h := range helpers {
-		begun[name], before[name] = time.Now(), processorTime(t, h.Process.Pid)
+	least := map[string]float64{}
+	for range 3 { // the bar is 0.5; on a machine where others run, each of a few dozen awakenings costs more now and then
+		begun, before := map[string]time.Time{}, map[string]time.Duration{}
+		for name, h := range helpers {
+			begun[name], before[name] = time.Now(), processorTime(t, h.Process.Pid)
+		}
+		time.Sleep(4 * time.Second)
+		for name, h := range helpers {
+			took, passed := processorTime(t, h.Process.Pid)-before[name], time.Since(begun[name])
+			share := 100 * took.Seconds() / passed.Seconds()
+			t.Logf("%s: %.2f %% of a core", name, share)
+			if was, ok := least[name]; !ok || share < was {
+				least[name] = share
+			}
+		}
+		if least["no ggml"] < mostAsleep && least["no model"] < mostAsleep {
+			break
+		}
 	}
-	time.Sleep(4 * time.Second)
 	for name, h := range helpers {
-		took, passed := processorTime(t, h.Process.Pid)-before[name], time.Since(begun[name])
-		share := 100 * took.Seconds() / passed.Seconds()
-		t.Logf("%s: %.2f %% of a core", name, share)
-		if share >= 1 { // the bar is 0.5; on a machine where others run, each of a few dozen awakenings costs more
-			t.Errorf("%s: waiting takes %.2f %% of a core", name, share)
+		if least[name] >= mostAsleep {
+			t.Errorf("%s: waiting takes %.2f %% of a core", name, least[name])
 		}
 		if err := h.Process.Signal(syscall.SIGINT); err != nil {
 			t.Fatal(err)

@@ -4,10 +4,12 @@ package readahead
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -34,6 +36,8 @@ func TestMain(m *testing.M) {
 		err = beTarget(argument)
 	case "helper":
 		err = beHelper(argument)
+	case "late-target":
+		err = beLate(argument)
 	case "guardian":
 		err = Guard(os.Stdin, os.Stdout)
 	case "hanging-guardian": // in the moment in which the disk's setting is another one
@@ -59,6 +63,34 @@ const noSleep = "GORACE=atexit_sleep_ms=0"
 
 // computed is what a target computes.
 var computed atomic.Uint64
+
+// openTime is how long beLate has its file open: much less than what passes between two looks at a target that has been waited for.
+const openTime = 50 * time.Millisecond
+
+// beLate maps a file when it is told to, with a thread that did not exist before, and closes it soon.
+func beLate(path string) error {
+	in := bufio.NewScanner(os.Stdin)
+	fmt.Println("waits")
+	in.Scan()
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	mapped := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocks: the thread is its own
+		_, err := unix.Mmap(int(f.Fd()), 0, modelBytes, unix.PROT_READ, unix.MAP_SHARED)
+		mapped <- err
+	}()
+	err = <-mapped
+	time.Sleep(openTime)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	fmt.Println("closed")
+	in.Scan()
+	return nil
+}
 
 // beTarget maps a file as llama.cpp does, and obeys.
 func beTarget(path string) error {

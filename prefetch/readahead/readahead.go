@@ -94,14 +94,17 @@ func New(process *proc.Process, choice Choice, command []string, log *slog.Logge
 	return t
 }
 
-// The target is looked at in an interval that is a lookShare of the time since the first look, within bounds: llama.cpp closes its file when it has loaded the model, which takes 30 ms for
-// 100 MB. A target that has waited for longer than soon is looked at less often: large models take longer.
+// Where the kernel does not tell what the target maps, it is looked at in an interval that is a lookShare of the time since the first look, within bounds: llama.cpp closes its file when it
+// has loaded the model, which takes 30 ms for 100 MB. A target that has waited for longer than soon is looked at less often: large models take longer.
 const (
 	lookShare  = 200
 	laterShare = 20
 	leastLook  = time.Millisecond
 	mostLook   = 250 * time.Millisecond
 	soon       = time.Second
+	// A target may map something all the time. Looks take at most 1/restShare of the time, and lookGrace besides: it maps a lot when it starts, its model at the end of that.
+	restShare = 20
+	lookGrace = 200 * time.Millisecond
 )
 
 // watch takes model files that the target maps and has open still, until ctx is done. It has a thread to itself meanwhile, so that it is not behind what others wait for.
@@ -112,11 +115,44 @@ func (t *Target) watch(ctx context.Context) {
 		t.log.Debug("the target may close its file unseen", "error", err)
 	}
 	defer func() { _ = unix.Setpriority(unix.PRIO_PROCESS, 0, 0) }()
-	began := time.Now()
-	for ctx.Err() == nil {
-		if err := t.take(); err != nil {
-			t.log.Debug("cannot look for the file with which the target maps its model", "error", err)
+	// Before the first look, so that nothing is mapped in between.
+	maps, err := t.process.WatchMaps()
+	if err != nil {
+		t.log.Debug("the target is looked at now and then for what it maps", "error", err)
+		t.lookOften(ctx)
+		return
+	}
+	defer func() {
+		if err := maps.Close(); err != nil {
+			t.log.Debug("cannot stop noticing what the target maps", "error", err)
 		}
+	}()
+	watched, looked := time.Now(), time.Duration(0)
+	for err == nil {
+		began := time.Now()
+		t.lookOnce()
+		took, rest := time.Since(began), leastLook
+		if looked += took; looked > lookGrace+time.Since(watched)/restShare {
+			rest = max(rest, restShare*took)
+		}
+		pause := time.NewTimer(rest)
+		select {
+		case <-ctx.Done():
+			pause.Stop()
+			return
+		case <-pause.C:
+		}
+		err = maps.Wait(ctx)
+	}
+	if ctx.Err() == nil && !errors.Is(err, proc.ErrNoProcess) {
+		t.log.Debug("what the target maps is not noticed any more", "error", err)
+	}
+}
+
+// lookOften looks in an interval until ctx is done.
+func (t *Target) lookOften(ctx context.Context) {
+	for began := time.Now(); ctx.Err() == nil; {
+		t.lookOnce()
 		passed := time.Since(began)
 		pause := max(passed/lookShare, leastLook)
 		if passed > soon {
@@ -126,6 +162,13 @@ func (t *Target) watch(ctx context.Context) {
 		case <-ctx.Done():
 		case <-time.After(min(pause, mostLook)):
 		}
+	}
+}
+
+// lookOnce takes what is to be had now.
+func (t *Target) lookOnce() {
+	if err := t.take(); err != nil {
+		t.log.Debug("cannot look for the file with which the target maps its model", "error", err)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -86,7 +87,13 @@ type running struct {
 
 func startTarget(t *testing.T, model string) *running {
 	t.Helper()
-	r := &running{t: t, cmd: role(t, "target "+model)}
+	return startAs(t, "target", model)
+}
+
+// startAs starts a target in one of the roles that have a model.
+func startAs(t *testing.T, name, model string) *running {
+	t.Helper()
+	r := &running{t: t, cmd: role(t, name+" "+model)}
 	var err error
 	if r.in, err = r.cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
@@ -249,6 +256,26 @@ func TestByFile(t *testing.T) {
 		}
 		checkDisk(t, settingOf(id.Dev), diskKiB)
 		r.end()
+	}
+}
+
+// A target that maps its model long after it began to be watched, and has the file open for a moment only, is seen.
+func TestLate(t *testing.T) {
+	r := startAs(t, "late-target", ownDisk(t))
+	watch, err := r.process.WatchMaps()
+	if err != nil {
+		t.Skipf("what a target maps is not noticed here: %v", err) // in a container
+	}
+	if err := watch.Close(); err != nil {
+		t.Fatal(err)
+	}
+	target := New(r.process, FD, as("guardian"), logTo(t))
+	defer target.End()
+	time.Sleep(5 * time.Second) // 250 ms would pass between two looks
+	r.do("map")
+	target.Less([]uint64{r.base()})
+	if got := r.state(); got.bytes != Small<<10 {
+		t.Errorf("a fault reads %d bytes, told %+v", got.bytes, target.told)
 	}
 }
 

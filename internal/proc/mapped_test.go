@@ -1,0 +1,83 @@
+package proc
+
+// This file tests that mappings are noticed, also after an execve, and nothing else is.
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os/exec"
+	"testing"
+	"time"
+
+	"tensorcast/internal/testenv"
+)
+
+func TestWatchMaps(t *testing.T) {
+	testenv.NeedRoot(t)
+	cmd := exec.Command("sh", "-c", `read x; exec cat`)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	p, err := Open(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	w, err := p.WatchMaps()
+	if err != nil {
+		t.Skipf("nothing is noticed here: %v", err) // in a container
+	}
+	defer w.Close()
+	quiet := func() {
+		t.Helper()
+		for began := time.Now(); ; { // until it has mapped all that its start maps
+			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			err := w.Wait(ctx)
+			cancel()
+			if errors.Is(err, context.DeadlineExceeded) {
+				return
+			}
+			if err != nil || time.Since(began) > time.Minute {
+				t.Fatalf("a process that waits maps something: %v", err)
+			}
+		}
+	}
+	quiet()
+	say := func() {
+		t.Helper()
+		if _, err := io.WriteString(in, "line\n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	say() // it becomes cat, which has libraries
+	if err := w.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	quiet()
+	say()
+	if _, err := io.ReadFull(out, make([]byte, 5)); err != nil {
+		t.Fatal(err)
+	}
+	quiet() // it has copied a line, and mapped nothing
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for err = nil; err == nil; err = w.Wait(t.Context()) { // what is noticed at its end does no harm
+	}
+	if !errors.Is(err, ErrNoProcess) {
+		t.Error(err)
+	}
+	if _, err := p.WatchMaps(); !errors.Is(err, ErrNoProcess) {
+		t.Errorf("of a process that has ended: %v", err)
+	}
+}
