@@ -139,6 +139,63 @@ func TestTrainedMixture(t *testing.T) {
 	checkExperts(t, r, s)
 }
 
+// What was learned of a mixture's routers is there for the next target, whatever has become of the file.
+func TestLearned(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "learned")
+	run := func(when string) (said string) {
+		t.Helper()
+		t.Run(when, func(t *testing.T) {
+			r := newMixture(t, 40)
+			r.stopped()
+			h := r.help("--learned", dir, "--speculate", "on", "-v")
+			h.waitSettled(t)
+			r.goOn()
+			r.finish()
+			checkExperts(t, r, h.summary(t))
+			said = h.stderr.String()
+		})
+		return said
+	}
+	file := func() (name string, content []byte) {
+		t.Helper()
+		names, err := filepath.Glob(filepath.Join(dir, "*"))
+		if err != nil || len(names) != 1 || !strings.HasSuffix(names[0], ".routers") {
+			t.Fatalf("kept %v, %v", names, err)
+		}
+		info, err := os.Lstat(names[0])
+		if err != nil || info.Mode() != 0o600 {
+			t.Fatalf("%v, %v", info, err)
+		}
+		if content, err = os.ReadFile(names[0]); err != nil {
+			t.Fatal(err)
+		}
+		return names[0], content
+	}
+	const begins, anew = "begins with what was learned", "routing is learned anew"
+	if said := run("the first time"); strings.Contains(said, begins) || strings.Contains(said, anew) {
+		t.Errorf("the first time: %s", said)
+	}
+	name, first := file()
+	if err := os.WriteFile(filepath.Join(dir, "."+filepath.Base(name)+".1-1.tmp"), first, 0o600); err != nil { // of one that was killed
+		t.Fatal(err)
+	}
+	if said := run("the second time"); !strings.Contains(said, begins) {
+		t.Errorf("the second time: %s", said)
+	}
+	if _, second := file(); bytes.Equal(first, second) {
+		t.Error("nothing was learned the second time")
+	}
+	if err := os.WriteFile(name, first[:len(first)/2], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if said := run("with half a file"); !strings.Contains(said, anew) || strings.Contains(said, begins) {
+		t.Errorf("with half a file: %s", said)
+	}
+	if _, third := file(); len(third) != len(first) {
+		t.Errorf("half a file is left, or its successor has %d bytes", len(third))
+	}
+}
+
 // Beforehand doctor and a dry run say what would be kept of a mixture; what the experts would win nobody says.
 func TestMixtureForetold(t *testing.T) {
 	r := newMixture(t, 100)

@@ -32,6 +32,7 @@ type options struct {
 	around   string // what is done about the target's own readahead
 	pattern  string
 	plan     string
+	learned  string
 	dry      bool
 	noJoin   bool
 	wait     bool
@@ -62,7 +63,8 @@ headroom of that cgroup, its ancestors and the host, and ends with the target, r
 Of a mixture of experts, what every token reads is kept first, and experts in what room is left. When a router has chosen,
 those of its experts that are missing are read at once, beside each other, and those that are likely to be chosen last
 give way. While the disk is idle, experts that the next layer is likely to choose are read before it has chosen, if tokens
-turn out to be faster for it: that is tried with tokens by turns (--speculate auto), and again now and then.
+turn out to be faster for it: that is tried with tokens by turns (--speculate auto), and again now and then. With
+--learned what it found out about the routers is kept for the next time.
 The target's own faults read around themselves what nobody asked for, up to twice the disk's readahead. While it is helped
 they read little, if prefetchd was there when it loaded its model: --readahead.
 
@@ -123,6 +125,7 @@ cannot be run, 1 if it was not started for another reason, 2 for wrong usage.`,
 		"auto (hold what fits, stream the rest), pin or stream alone, pattern (as auto, by --pattern only); both is auto's former name")
 	cli.EnumVar(cmd, &o.guesses, "speculate", "", prefetch.SpeculationNames(),
 		"read experts that are likely to be chosen next while the disk is idle: auto (where measured tokens are faster for it), off, on (do not measure)")
+	f.StringVar(&o.learned, "learned", "", "keep what is learned of a mixture's routing in `DIR`, and begin with it the next time")
 	f.BoolVar(&o.Lock, "lock", false, "lock what is held (mlock), but for experts: the kernel cannot take it back, not even when it must kill a process instead")
 	cli.SizeVar(f, &o.Budget, "budget", "never keep more of the model in memory than `SIZE` (600MB, 2GiB); the limits of cgroups and host hold besides")
 	cli.SizeVar(f, &o.leave, "leave", "leave `SIZE` of the host's available memory to other programs (chosen: more while they wait for memory)")
@@ -198,7 +201,7 @@ func (o *options) prepare(live *live) (serve.Options, error) {
 		log.Warn("what is locked the kernel cannot take: if another program in the target's cgroup needs more memory at once than is left, it may kill the target")
 	}
 	return serve.Options{
-		PID: o.pid, Late: o.wait || o.exec, Join: !o.noJoin, Dry: o.dry, Leave: o.leave, Readahead: readahead.Choice(o.around), Guardian: guardian(), Prefetch: o.Options, Tell: live.tell, Log: log,
+		PID: o.pid, Late: o.wait || o.exec, Join: !o.noJoin, Dry: o.dry, Leave: o.leave, Readahead: readahead.Choice(o.around), Guardian: guardian(), Learned: o.learned, Prefetch: o.Options, Tell: live.tell, Log: log,
 	}, nil
 }
 

@@ -63,6 +63,7 @@ type Predictor struct {
 	lastRouter, lastAttention []source // of the token before
 	asked                     []asked
 	recall                    []float32 // by layer; -1: nothing was predicted yet
+	learned                   bool
 
 	x      []float32 // scratch: a padded vector
 	wide   []float32 // scratch: padded experts
@@ -506,10 +507,14 @@ func (p *Predictor) Learn(layer int) {
 		}
 		if p.solve(layer) {
 			l.learn(p.router[layer].logits, p.wrong, &p.tuning)
+			p.learned = true
 		}
 		l.known = false
 	}
 }
+
+// Learned says whether Learn has learned anything, so that it is worth to be saved. What was loaded does not count.
+func (p *Predictor) Learned() bool { return p.learned }
 
 // Bytes is the memory that the predictor takes for what it learns from inputs.
 func (p *Predictor) Bytes() int64 {

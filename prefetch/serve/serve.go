@@ -40,6 +40,8 @@ type Options struct {
 	// command that starts this program again as the guardian of that, see readahead.Guard.
 	Readahead readahead.Choice
 	Guardian  []string
+	// Learned is a directory in which what is learned of a mixture's routing is kept for the next target with that model; "": nothing is.
+	Learned string
 	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Touched, Dry, Judge, Begin, Urgent, Guess, Own and Log are set here.
 	Prefetch prefetch.Options
 	// Tell is called with what is being done, several times a second while the target decodes; nil: nobody asks.
@@ -71,6 +73,7 @@ type server struct {
 	unloaded   bool // the probes of the command's start were removed
 	target     *capture.Capture
 	inputs     bool // target tells what routers read
+	learned    learned
 	told       time.Time
 }
 
@@ -215,6 +218,7 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 	p.Urgent = func() { v.urgent(true) }
 	p.Guess = v.guesser
 	v.controller = prefetch.New(pages, p)
+	defer v.keep()
 	if o.Planned != nil {
 		defer func() { o.Planned(v.controller.Parts()) }()
 	}
@@ -245,11 +249,13 @@ const guesserBytes = 4 << 20
 
 // guesser predicts which experts are chosen, by what routers read if these are found in the model's file; else by the chosen experts alone.
 func (v *server) guesser(r prefetch.Routers) prefetch.Guesser {
-	p, err := readRouters(r)
+	v.keep() // there was one before, if the target was left alone for a while
+	p, routers, err := readRouters(r)
 	if err != nil {
 		v.o.Log.Info("experts are predicted by those that were chosen before", "why", err)
 		return moe.NewIDs(moe.Shape{Layers: len(r.Blocks), Experts: r.Experts, K: r.Chosen}, []int{1, 2}, guesserBytes)
 	}
+	v.begin(p, routers)
 	return p
 }
 
@@ -257,19 +263,20 @@ func (v *server) guesser(r prefetch.Routers) prefetch.Guesser {
 var errOtherRouters = errors.New("the file has other routers than those that were observed")
 
 // readRouters makes a predictor that goes by what routers and attention read.
-func readRouters(r prefetch.Routers) (*hidden.Predictor, error) {
+func readRouters(r prefetch.Routers) (*hidden.Predictor, *hidden.Routers, error) {
 	m, err := prefetch.OpenPart(r.Path, r.File)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	routers, err := hidden.Read(m)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if !slices.Equal(routers.Blocks, r.Blocks) || routers.Experts != r.Experts {
-		return nil, errOtherRouters
+		return nil, nil, errOtherRouters
 	}
-	return hidden.New(routers, hidden.Options{Attention: true, Bytes: guesserBytes, IDs: guesserBytes})
+	p, err := hidden.New(routers, hidden.Options{Attention: true, Bytes: guesserBytes, IDs: guesserBytes})
+	return p, routers, err
 }
 
 // urgent changes how this thread is scheduled, which may be refused.
