@@ -103,7 +103,11 @@ func TestParallelGeneration(t *testing.T) {
 			c.add(tables.PhaseGeneration, 1, reads)
 		}
 		p, meta := mustBuild(t, c.build)
-		if v := p.Sequences(5); v.Identical != parallel || v.Tokens != 3 {
+		tokens := 3
+		if parallel {
+			tokens *= 4
+		}
+		if v := p.Sequences(5); v.Identical != parallel || v.Steps != 3 || v.Tokens != tokens {
 			t.Errorf("parallel %v: identical %v of %d tokens: %v", parallel, v.Identical, v.Tokens, v.Differences)
 		}
 		if s := p.Summarize(meta, 1); s.BytesPerToken != (Spread{Median: 3*64 + 5000, Min: 64 + 4000, Max: 128 + 6000}) {
@@ -126,6 +130,58 @@ func TestParallelGeneration(t *testing.T) {
 	p, _ := mustBuild(t, c.build)
 	if v := p.Sequences(5); len(v.Differences) != 1 || v.Differences[0].Kind != KindMissing || v.Differences[0].Position != 2 {
 		t.Errorf("differences %v, want a missing read at position 2", v.Differences)
+	}
+}
+
+// A server's slots come and go: steps of one token and of two are no differences of each other, and one of two that differs is compared with those of two. Tokens are counted, not steps.
+func TestBatchesOfTwoSizes(t *testing.T) {
+	plant := func(odd int) (*Pattern, *tables.Meta) {
+		c := newCapture(t, moeModel)
+		for i, tokens := range []int32{1, 2, 2, 1, 1, 2, 1, 1} {
+			reads := moeStep(int64(i), []int32{1, 2}, []int32{0, 3})
+			if tokens == 2 {
+				reads[0].op, reads[0].bytes = "GET_ROWS", 128
+				reads[1].experts, reads[1].bytes = []int32{1, 2, 5}, 3000
+				reads = append(reads, planted{tensor: 0, op: "MUL_MAT", bytes: 64}) // only batches do this
+			}
+			if i == odd {
+				reads[2].op = "MUL_MAT"
+			}
+			if err := c.w.Step(&tables.StepRow{Step: c.step, Phase: tables.PhaseGeneration, Tokens: tokens}); err != nil {
+				t.Fatal(err)
+			}
+			c.add(tables.PhaseGeneration, 1, reads)
+		}
+		return mustBuild(t, c.build)
+	}
+	p, meta := plant(-1)
+	want := []Batch{{Tokens: 1, Steps: 5, Following: 5, Reads: 3}, {Tokens: 2, Steps: 3, Following: 3, Reads: 4}}
+	v := p.Sequences(5)
+	if !v.Identical || v.Steps != 8 || v.Tokens != 11 || v.Following != 11 || v.Distinct != 2 || !slices.Equal(v.Batches, want) || len(v.Differences) != 0 {
+		t.Errorf("without a difference: %+v", v)
+	}
+	var text strings.Builder
+	s := p.Summarize(meta, 2)
+	if err := s.WriteText(&text); err != nil {
+		t.Fatal(err)
+	}
+	for _, say := range []string{"8 that generate 11 tokens", "per step", "identical in all 11 generated tokens (each step compared with those of its size: 5 of 1 token, 3 of 2 tokens)"} {
+		if !strings.Contains(text.String(), say) {
+			t.Errorf("%q is not said:\n%s", say, text.String())
+		}
+	}
+	if s.Steps.Generation != 8 || s.Steps.Tokens != 11 {
+		t.Errorf("steps %+v", s.Steps)
+	}
+	for odd, batch := range map[int]int{5: 1, 6: 0} {
+		p, _ := plant(odd)
+		want := slices.Clone(want)
+		want[batch].Following--
+		v := p.Sequences(5)
+		if v.Identical || v.Following != 11-want[batch].Tokens || v.Distinct != 3 || !slices.Equal(v.Batches, want) ||
+			len(v.Differences) != 1 || v.Differences[0].Kind != KindOp || v.Differences[0].Position != 2 || !slices.Equal(v.Differences[0].Tokens, []int32{int32(odd)}) {
+			t.Errorf("with another op in step %d: %+v", odd, v)
+		}
 	}
 }
 

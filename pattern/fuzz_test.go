@@ -59,8 +59,8 @@ func FuzzBuild(f *testing.F) {
 	}
 	meta := &tables.Meta{Models: []tables.ModelInfo{{Path: "/m.gguf", Files: []tables.ModelFile{{Name: "m.gguf", Bytes: 1 << 40, Fingerprint: someFingerprint}}}, {}}}
 	f.Fuzz(func(t *testing.T, data []byte, complete, headless bool, llama int8) {
-		parallel := map[int32]bool{1: complete, 2: headless}
-		p, err := Build(structure, rowsIn(data, structure), Options{Context: int(llama), Complete: complete, Headless: headless, Parallel: parallel})
+		batches := map[int32]int32{1: 1 + int32(len(data)%3), 2: 2}
+		p, err := Build(structure, rowsIn(data, structure), Options{Context: int(llama), Complete: complete, Headless: headless, Batches: batches})
 		if err != nil {
 			if !errors.Is(err, ErrNoAccesses) && !errors.Is(err, ErrNoTokens) && !errors.Is(err, ErrNoContext) && !errors.Is(err, ErrTooMuch) {
 				t.Error(err)

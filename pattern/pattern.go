@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
 	"strings"
 
@@ -33,6 +34,9 @@ func (r Read) what() Read {
 
 func sameRead(a, b Read) bool { return a.what() == b.what() }
 
+// sameTensor leaves out how much is read, which may differ between batches of different sizes.
+func sameTensor(a, b Read) bool { return a.Tensor == b.Tensor && a.Op == b.Op }
+
 // Step is one llama_decode call that read at least one weight.
 type Step struct {
 	Number int32 // tables.Access.Step
@@ -40,6 +44,7 @@ type Step struct {
 	Phase  tables.Phase
 	Reads  []Read // shared by the steps with an equal sequence: not to be changed
 	Bytes  int64  // sum over Reads
+	Batch  int32  // tokens that the step generates, of as many sequences; 0 in other phases
 	// CutShort says that the capture ended inside this step. Such a step counts for nothing but total bytes.
 	CutShort bool
 
@@ -62,9 +67,10 @@ type Pattern struct {
 	Contexts  []ContextReads        // all that the capture holds, this one among them
 
 	sequences [][]Read
-	offsets   [][]int64         // for each of sequences and each of its reads, where in the file the read began the first time
-	compute   map[timed][]int64 // for each read, how long its op computed, see CycleRead.Nanos
-	reference [phases]reference // indexed by tables.Phase
+	offsets   [][]int64           // for each of sequences and each of its reads, where in the file the read began the first time
+	compute   map[timed][]int64   // for each read, how long its op computed, see CycleRead.Nanos
+	reference [phases]reference   // indexed by tables.Phase; of generation that of the batches of which there are most
+	batches   map[int32]reference // of generation, by Step.Batch
 }
 
 // phases is the number of phases.
@@ -120,19 +126,19 @@ type Options struct {
 	Context  int
 	Complete bool // the capture ended in order (tables.Meta.Complete): its last step is whole
 	Headless bool // the oldest rows of the capture have been deleted: its first step may lack its beginning
-	// Parallel are the steps that generate tokens of several sequences.
-	Parallel map[int32]bool
+	// Batches are the steps that generate tokens of several sequences, and how many.
+	Batches map[int32]int32
 }
 
 // OptionsOf are the options for a capture, with the context of which most was read: from its description and its steps table.
 func OptionsOf(meta *tables.Meta, steps iter.Seq2[*tables.StepRow, error]) (Options, error) {
-	o := Options{Context: MostRead, Complete: meta.Complete, Headless: meta.Segments.Deleted > 0, Parallel: map[int32]bool{}}
+	o := Options{Context: MostRead, Complete: meta.Complete, Headless: meta.Segments.Deleted > 0, Batches: map[int32]int32{}}
 	for s, err := range steps {
 		if err != nil {
 			return o, err
 		}
 		if s.Phase == tables.PhaseGeneration && s.Tokens > 1 {
-			o.Parallel[s.Step] = true
+			o.Batches[s.Step] = s.Tokens
 		}
 	}
 	return o, nil
@@ -140,9 +146,10 @@ func OptionsOf(meta *tables.Meta, steps iter.Seq2[*tables.StepRow, error]) (Opti
 
 // Build reads an access table. Its rows name tensors of structure.
 //
-// The reference sequence of the generation phase is the sequence that most generated tokens share; among equals, the
-// longest, then the first. The other phases' batches differ in size, so that there the bytes are left out of the
-// comparison.
+// Steps that generate are compared with those that generate as many tokens: a batch may be computed by other ops. The
+// reference sequence of a batch size is the sequence that most of its steps share; among equals, the longest, then the
+// first. That of the generation phase is the reference of the size of which there are most steps. The other phases'
+// batches differ in size, so that there the bytes are left out of the comparison.
 //
 // The last step of each thread is taken as cut short if it is a generated token whose sequence is shorter than the
 // reference, and either begins like it or the capture is not complete (then its end is where the tracer was killed). Of a
@@ -153,7 +160,7 @@ func OptionsOf(meta *tables.Meta, steps iter.Seq2[*tables.StepRow, error]) (Opti
 // accesses yields. Rows are as trace reads them: what package trace checks of a row is not checked again.
 func Build(structure []tables.StructureRow, accesses iter.Seq2[*tables.Access, error], o Options) (*Pattern, error) {
 	p := &Pattern{Structure: structure, compute: map[timed][]int64{}}
-	b := collector{pattern: p, parallel: o.Parallel, open: map[int32]*openStep{}, ops: map[string]string{}, known: map[string]int{}}
+	b := collector{pattern: p, batches: o.Batches, open: map[int32]*openStep{}, ops: map[string]string{}, known: map[string]int{}}
 	for a, err := range accesses {
 		if err != nil {
 			return nil, err
@@ -169,25 +176,60 @@ func Build(structure []tables.StructureRow, accesses iter.Seq2[*tables.Access, e
 	if err := p.choose(o.Context); err != nil {
 		return nil, err
 	}
-	for phase := range p.reference {
-		p.reference[phase] = p.findReference(tables.Phase(phase))
+	for _, phase := range []tables.Phase{tables.PhaseWarmup, tables.PhasePrompt} {
+		p.reference[phase] = p.findReference(phase, 0)
 	}
-	generation := p.reference[tables.PhaseGeneration].reads
-	if generation == nil {
+	p.findBatches()
+	if p.reference[tables.PhaseGeneration].reads == nil {
 		return nil, ErrNoTokens
 	}
 	first, last := p.endSteps()
 	for _, i := range last {
-		if s := &p.Steps[i]; s.Phase == tables.PhaseGeneration && len(s.Reads) < len(generation) {
-			s.CutShort = !o.Complete || slices.EqualFunc(s.Reads, generation[:len(s.Reads)], sameRead)
+		if s, whole := p.shorter(i); s != nil {
+			s.CutShort = !o.Complete || slices.EqualFunc(s.Reads, whole[:len(s.Reads)], sameTensor)
 		}
 	}
 	for _, i := range first {
-		if s := &p.Steps[i]; o.Headless && s.Phase == tables.PhaseGeneration && len(s.Reads) < len(generation) {
-			s.CutShort = s.CutShort || slices.EqualFunc(s.Reads, generation[len(generation)-len(s.Reads):], sameRead)
+		if s, whole := p.shorter(i); s != nil && o.Headless {
+			s.CutShort = s.CutShort || slices.EqualFunc(s.Reads, whole[len(whole)-len(s.Reads):], sameTensor)
 		}
 	}
 	return p, nil
+}
+
+// shorter is a step that generates if it has fewer reads than the reference of its batch, or if no other has its size than that of most steps, and that reference; else nil.
+func (p *Pattern) shorter(step int) (*Step, []Read) {
+	s := &p.Steps[step]
+	if s.Phase != tables.PhaseGeneration {
+		return nil, nil
+	}
+	whole := p.batches[s.Batch]
+	if len(whole.steps) == 1 {
+		whole = p.reference[tables.PhaseGeneration]
+	}
+	if len(s.Reads) >= len(whole.reads) {
+		return nil, nil
+	}
+	return s, whole.reads
+}
+
+// findBatches finds the reference of each batch size, and of those the phase's: that of most steps, of the smallest batch among equals.
+func (p *Pattern) findBatches() {
+	p.batches = map[int32]reference{}
+	count := map[int32]int{}
+	for i := range p.Steps {
+		if s := &p.Steps[i]; s.Phase == tables.PhaseGeneration {
+			count[s.Batch]++
+		}
+	}
+	most := int32(0)
+	for _, batch := range slices.Sorted(maps.Keys(count)) {
+		p.batches[batch] = p.findReference(tables.PhaseGeneration, batch)
+		if count[batch] > count[most] {
+			most = batch
+		}
+	}
+	p.reference[tables.PhaseGeneration] = p.batches[most]
 }
 
 // choose keeps the steps of one context and one model.
@@ -248,9 +290,9 @@ func (s *Step) AddBytes(sum []int64) {
 	}
 }
 
-// Deviates reports whether s is a whole generated token whose sequence is not the reference.
+// Deviates reports whether s is a whole step that generates and whose sequence is not the reference of its batch size.
 func (p *Pattern) Deviates(s *Step) bool {
-	return s.Phase == tables.PhaseGeneration && !s.CutShort && !slices.EqualFunc(s.Reads, p.reference[tables.PhaseGeneration].reads, sameRead)
+	return s.Phase == tables.PhaseGeneration && !s.CutShort && !slices.EqualFunc(s.Reads, p.batches[s.Batch].reads, sameRead)
 }
 
 // AccessOrder is the rows of Structure that are of the model, each once: first those of the generation phase's reference sequence in the order
@@ -278,7 +320,7 @@ func (p *Pattern) AccessOrder() []int {
 	return order
 }
 
-// tokens yields the whole generated tokens, as indices of Steps.
+// tokens yields the whole steps that generate, as indices of Steps.
 func (p *Pattern) tokens() iter.Seq[int] {
 	return func(yield func(int) bool) {
 		for i := range p.Steps {
@@ -306,7 +348,8 @@ func (p *Pattern) endSteps() (first, last []int) {
 	return first, last
 }
 
-func (p *Pattern) findReference(phase tables.Phase) reference {
+// findReference finds the sequence that most steps of a phase share, of generation those of a batch size.
+func (p *Pattern) findReference(phase tables.Phase, batch int32) reference {
 	// Distinct sequences that are equal in this phase's sense share a group, named by the first of them.
 	group := make([]int, len(p.sequences))
 	known := map[string]int{}
@@ -320,7 +363,7 @@ func (p *Pattern) findReference(phase tables.Phase) reference {
 	members := map[int][]int{}
 	best := -1
 	for i := range p.Steps {
-		if p.Steps[i].Phase == phase {
+		if s := &p.Steps[i]; s.Phase == phase && s.Batch == batch {
 			g := group[p.Steps[i].sequence]
 			members[g] = append(members[g], i)
 		}
@@ -375,13 +418,13 @@ func appendBytes(key []byte, reads []Read) []byte {
 // collector gathers rows into steps. Steps of several threads (contexts) may interleave; a step ends when its thread goes
 // on to another, so that no more than one step per thread is held in full.
 type collector struct {
-	pattern  *Pattern
-	parallel map[int32]bool      // steps
-	open     map[int32]*openStep // by thread
-	ops      map[string]string   // the strings of a row are valid until the next one: keep one copy of each
-	known    map[string]int      // key of a sequence, with all bytes -> index of Pattern.sequences
-	reads    int                 // of all steps
-	bytes    int64               // that they read: no part of them overflows if this does not
+	pattern *Pattern
+	batches map[int32]int32     // by step; those of one token are not in it
+	open    map[int32]*openStep // by thread
+	ops     map[string]string   // the strings of a row are valid until the next one: keep one copy of each
+	known   map[string]int      // key of a sequence, with all bytes -> index of Pattern.sequences
+	reads   int                 // of all steps
+	bytes   int64               // that they read: no part of them overflows if this does not
 }
 
 type openStep struct {
@@ -414,7 +457,7 @@ func (b *collector) add(a *tables.Access) error {
 		}
 		o = &openStep{index: len(b.pattern.Steps)}
 		b.open[a.Thread] = o
-		b.pattern.Steps = append(b.pattern.Steps, Step{Number: a.Step, Token: a.Token, Phase: a.Phase, thread: a.Thread, context: a.Context})
+		b.pattern.Steps = append(b.pattern.Steps, Step{Number: a.Step, Token: a.Token, Phase: a.Phase, Batch: b.batch(a), thread: a.Thread, context: a.Context})
 	}
 	if len(o.reads) == maxStepReads || a.Bytes > maxStepBytes-o.bytes || a.Bytes > maxCaptureBytes-b.bytes {
 		return fmt.Errorf("%w: step %d has %d reads of %d bytes, and one of %d, after %d bytes in all", ErrTooMuch, a.Step, len(o.reads), o.bytes, a.Bytes, b.bytes)
@@ -435,12 +478,20 @@ func (b *collector) add(a *tables.Access) error {
 	_, gathers := gatherOf(op)
 	gathers = gathers || a.Experts != nil
 	o.time(a, op)
-	o.reads = append(o.reads, Read{Tensor: a.Tensor, Op: op, Bytes: a.Bytes, Varies: gathers && b.parallel[a.Step]})
+	o.reads = append(o.reads, Read{Tensor: a.Tensor, Op: op, Bytes: a.Bytes, Varies: gathers && b.batches[a.Step] > 1})
 	o.offsets = append(o.offsets, a.Offset)
 	o.begin = append(o.begin, a.Timestamp)
 	o.end = max(o.end, a.Timestamp+max(a.Duration, 0))
 	o.experts = append(o.experts, experts)
 	return nil
+}
+
+// batch is how many tokens the step of a row generates.
+func (b *collector) batch(a *tables.Access) int32 {
+	if a.Phase != tables.PhaseGeneration {
+		return 0
+	}
+	return max(b.batches[a.Step], 1)
 }
 
 // time notes how long the op of a row computed: in the op's first read, less the stall, which may be in any of its rows.

@@ -494,7 +494,7 @@ func TestSummary(t *testing.T) {
 	p, meta := mustBuild(t, c.build)
 	s := p.Summarize(meta, 2)
 	token := int64(64 + 14000 + 9000)
-	if s.Model != "m.gguf" || s.Steps != (StepCount{1, 1, 31}) || s.BytesPerToken != (Spread{token, token - 9000, token}) {
+	if s.Model != "m.gguf" || s.Steps != (StepCount{1, 1, 31, 31}) || s.BytesPerToken != (Spread{token, token - 9000, token}) {
 		t.Errorf("summary %+v", s)
 	}
 	if s.Top[0].Name != "output.weight" || s.Top[0].RunBytes != 32*9000 || s.Top[1].Name != "blk.0.ffn_down.weight" || len(s.Top) != 2 {
@@ -631,8 +631,8 @@ func TestTokenList(t *testing.T) {
 
 func ExampleSummary_WriteText() {
 	s := Summary{
-		Model: "m.gguf", Tensors: 3, TensorsRead: 2, Reads: 2, BytesPerToken: Spread{3000, 3000, 3000}, Steps: StepCount{1, 1, 2},
-		Sequence: Sequences{Identical: true, Tokens: 2, Following: 2, Distinct: 1},
+		Model: "m.gguf", Tensors: 3, TensorsRead: 2, Reads: 2, BytesPerToken: Spread{3000, 3000, 3000}, Steps: StepCount{1, 1, 2, 2},
+		Sequence: Sequences{Identical: true, Tokens: 2, Following: 2, Steps: 2, Distinct: 1, Batches: []Batch{{Tokens: 1, Steps: 2, Following: 2, Reads: 2}}},
 		Top:      []TensorReads{{Name: "output.weight", Size: 2000, ReadsPerToken: 1, BytesPerToken: 2000, RunReads: 4, RunBytes: 8000}},
 	}
 	var buf bytes.Buffer

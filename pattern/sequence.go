@@ -5,6 +5,7 @@ package pattern
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -42,37 +43,64 @@ type Difference struct {
 	Got      []NamedRead `json:"got"`
 }
 
-// Sequences is the verdict on the generated tokens that are not cut short.
+// Sequences is the verdict on the steps that generate and are not cut short. Each is compared with those that generate as many tokens.
 type Sequences struct {
-	Identical   bool         `json:"identical"` // all tokens have the same sequence; so has a single one
-	Tokens      int          `json:"tokens"`    // that were compared
-	Following   int          `json:"following"` // that have the reference sequence
-	Distinct    int          `json:"distinct"`  // sequences, the reference included
+	Identical   bool         `json:"identical"` // all have the reference sequence of their batch size; so has a single one
+	Tokens      int          `json:"tokens"`    // that these steps generate
+	Following   int          `json:"following"` // of these, by steps that have the reference sequence
+	Steps       int          `json:"steps"`     // that were compared
+	Distinct    int          `json:"distinct"`  // sequences, the references included
+	Batches     []Batch      `json:"batches"`   // by size
 	Differences []Difference `json:"differences"`
 }
 
-// Sequences compares. It describes at most limit sequences besides the reference, by the first token that has them.
+// Batch is what is known of the steps that generate as many tokens.
+type Batch struct {
+	Tokens    int `json:"tokens"` // of each step
+	Steps     int `json:"steps"`
+	Following int `json:"following"` // steps that have this size's reference sequence
+	Reads     int `json:"reads"`     // of the reference sequence
+}
+
+// Sequences compares. It describes at most limit sequences besides the references, by the first step that has them.
 func (p *Pattern) Sequences(limit int) Sequences {
-	ref := p.reference[tables.PhaseGeneration]
-	v := Sequences{Following: len(ref.steps), Differences: []Difference{}}
-	var order []int // distinct sequences besides the reference
-	tokens := map[int][]int32{}
+	v := Sequences{Differences: []Difference{}}
+	type other struct {
+		batch    int32
+		sequence int
+	}
+	var order []other // distinct sequences besides the references
+	tokens := map[other][]int32{}
+	batches := map[int32]*Batch{}
 	for i := range p.tokens() {
-		v.Tokens++
 		s := &p.Steps[i]
+		b := batches[s.Batch]
+		if b == nil {
+			b = &Batch{Tokens: int(s.Batch), Reads: len(p.batches[s.Batch].reads)}
+			batches[s.Batch] = b
+		}
+		v.Steps++
+		b.Steps++
+		v.Tokens += int(s.Batch)
 		if !p.Deviates(s) {
+			b.Following++
+			v.Following += int(s.Batch)
 			continue
 		}
-		if tokens[s.sequence] == nil {
-			order = append(order, s.sequence)
+		key := other{s.Batch, s.sequence}
+		if tokens[key] == nil {
+			order = append(order, key)
 		}
-		tokens[s.sequence] = append(tokens[s.sequence], s.Token)
+		tokens[key] = append(tokens[key], s.Token)
+	}
+	for _, size := range slices.Sorted(maps.Keys(batches)) {
+		v.Batches = append(v.Batches, *batches[size])
 	}
 	v.Identical = v.Following == v.Tokens
-	v.Distinct = 1 + len(order)
-	for _, sequence := range order[:min(limit, len(order))] {
-		d := p.difference(ref.reads, p.sequences[sequence])
-		d.Tokens = tokens[sequence]
+	v.Distinct = len(v.Batches) + len(order)
+	for _, key := range order[:min(limit, len(order))] {
+		d := p.difference(p.batches[key.batch].reads, p.sequences[key.sequence])
+		d.Tokens = tokens[key]
 		v.Differences = append(v.Differences, d)
 	}
 	return v

@@ -8,6 +8,7 @@ import (
 	"io"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/dustin/go-humanize"
 
@@ -42,11 +43,12 @@ type Spread struct {
 	Max    int64 `json:"max"`
 }
 
-// StepCount counts the steps of each phase, tokens that were cut short too.
+// StepCount counts the steps of each phase, those that were cut short too.
 type StepCount struct {
 	Warmup     int `json:"warmup"`
 	Prompt     int `json:"prompt"`
 	Generation int `json:"generation"`
+	Tokens     int `json:"generated_tokens"` // a step generates one for each sequence in its batch
 }
 
 // Cut is a generated token that the capture does not hold in full.
@@ -126,6 +128,7 @@ func (p *Pattern) Summarize(meta *tables.Meta, top int) *Summary {
 			s.Steps.Prompt++
 		case tables.PhaseGeneration:
 			s.Steps.Generation++
+			s.Steps.Tokens += int(step.Batch)
 			if step.CutShort {
 				s.CutShort = append(s.CutShort, Cut{step.Token, len(step.Reads), len(ref)})
 			} else {
@@ -180,16 +183,20 @@ func (s *Summary) WriteText(w io.Writer) error {
 		about.Rows = append(about.Rows, []string{what, fmt.Sprintf(format, args...)})
 	}
 	line("model", "%s: %s, %d of them read for each token", s.Model, count(s.Tensors, "tensor"), s.TensorsRead)
-	line("steps", "%d warm-up, %d prompt, %d generated tokens", s.Steps.Warmup, s.Steps.Prompt, s.Steps.Generation)
+	generated, per := fmt.Sprintf("%d generated tokens", s.Steps.Tokens), "per token"
+	if s.Steps.Tokens != s.Steps.Generation { // what is read for a batch its tokens share
+		generated, per = fmt.Sprintf("%d that generate %d tokens", s.Steps.Generation, s.Steps.Tokens), "per step"
+	}
+	line("steps", "%d warm-up, %d prompt, %s", s.Steps.Warmup, s.Steps.Prompt, generated)
 	for _, c := range s.CutShort {
 		line("", "token %d is cut short after %d of %s, and left out of what follows", c.Token, c.Reads, count(c.Expected, "read"))
 	}
-	line("per token", "%s, %s", count(s.Reads, "read"), s.BytesPerToken)
+	line(per, "%s, %s", count(s.Reads, "read"), s.BytesPerToken)
 	line("sequence", "%s", s.Sequence)
 	for _, d := range s.Sequence.Differences {
 		line("", "%s", d)
 	}
-	if rest := s.Sequence.Distinct - 1 - len(s.Sequence.Differences); rest > 0 {
+	if rest := s.Sequence.Distinct - len(s.Sequence.Batches) - len(s.Sequence.Differences); rest > 0 {
 		line("", "and %s more", count(rest, "differing sequence"))
 	}
 	if s.Experts != nil {
@@ -231,15 +238,25 @@ func (s Spread) String() string {
 
 // String is one clause.
 func (v Sequences) String() string {
+	of := ""
+	if len(v.Batches) > 1 {
+		var sizes []string
+		for _, b := range v.Batches {
+			sizes = append(sizes, fmt.Sprintf("%d of %s", b.Steps, count(b.Tokens, "token")))
+		}
+		of = fmt.Sprintf(" (each step compared with those of its size: %s)", strings.Join(sizes, ", "))
+	}
 	switch {
 	case v.Tokens == 1:
 		return "one generated token only: there is no other to compare it with"
+	case v.Steps == 1:
+		return "one step only: there is no other to compare it with"
 	case v.Identical:
-		return fmt.Sprintf("the tensor sequence is identical in all %d generated tokens", v.Tokens)
-	case v.Following == 1:
-		return fmt.Sprintf("the tensor sequence is different in each of the %d generated tokens", v.Tokens)
+		return fmt.Sprintf("the tensor sequence is identical in all %d generated tokens%s", v.Tokens, of)
+	case v.Distinct == v.Steps:
+		return fmt.Sprintf("the tensor sequence is different in each of the %d steps that generate%s", v.Steps, of)
 	}
-	return fmt.Sprintf("the tensor sequence is identical in %d of %d generated tokens", v.Following, v.Tokens)
+	return fmt.Sprintf("the tensor sequence is identical in %d of %d generated tokens%s", v.Following, v.Tokens, of)
 }
 
 // String is one clause.
