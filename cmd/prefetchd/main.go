@@ -19,6 +19,7 @@ import (
 	"tensorcast/internal/regular"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/monitor"
 	"tensorcast/prefetch/readahead"
 	"tensorcast/prefetch/serve"
 )
@@ -33,6 +34,7 @@ type options struct {
 	pattern  string
 	plan     string
 	learned  string
+	ask      string
 	dry      bool
 	noJoin   bool
 	wait     bool
@@ -103,7 +105,8 @@ cannot be run, 1 if it was not started for another reason, 2 for wrong usage.`,
 		Example: `  sudo prefetchd --exec -- llama-cli -m model.gguf --no-repack -p "hi" -n 32
   sudo prefetchd --pid $(pidof llama-server)
   sudo prefetchd --wait --pid $!
-  sudo prefetchd --pid $(pidof llama-server) --pattern analysis/pattern.json`,
+  sudo prefetchd --pid $(pidof llama-server) --pattern analysis/pattern.json
+  sudo prefetchd status`,
 		Args: func(_ *cobra.Command, args []string) error { return o.check(args) },
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.exec {
@@ -132,11 +135,12 @@ cannot be run, 1 if it was not started for another reason, 2 for wrong usage.`,
 	cli.SizeVar(f, &o.Window, "window", "`SIZE` of what is read ahead and not yet paged out (chosen)")
 	f.BoolVar(&o.Always, "always", false, "help without measuring whether it wins: to study a strategy")
 	f.BoolVar(&o.noJoin, "no-join", false, "stay in the own cgroup: pages read ahead are then not charged to the target's")
+	f.StringVar(&o.ask, "run-dir", monitor.Dir, "where prefetchd status finds this one; empty: nowhere")
 	f.BoolVar(&o.json, "json", false, "print the summary as JSON (with --exec on standard error: standard output is the command's)")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "say what is being done")
 	readaheadFlags(cmd, &o)
 	planFlags(f, &o)
-	cmd.AddCommand(newDoctorCommand(), newFabricCommand(), guardianCommand())
+	cmd.AddCommand(newDoctorCommand(), newStatusCommand(), newFabricCommand(), guardianCommand())
 	return cmd
 }
 
@@ -201,7 +205,7 @@ func (o *options) prepare(live *live) (serve.Options, error) {
 		log.Warn("what is locked the kernel cannot take: if another program in the target's cgroup needs more memory at once than is left, it may kill the target")
 	}
 	return serve.Options{
-		PID: o.pid, Late: o.wait || o.exec, Join: !o.noJoin, Dry: o.dry, Leave: o.leave, Readahead: readahead.Choice(o.around), Guardian: guardian(), Learned: o.learned, Prefetch: o.Options, Tell: live.tell, Log: log,
+		PID: o.pid, Late: o.wait || o.exec, Join: !o.noJoin, Dry: o.dry, Leave: o.leave, Readahead: readahead.Choice(o.around), Guardian: guardian(), Learned: o.learned, Ask: o.ask, Prefetch: o.Options, Tell: live.tell, Log: log,
 	}, nil
 }
 

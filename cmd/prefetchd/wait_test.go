@@ -3,6 +3,7 @@ package main
 // These tests let prefetchd wait: asleep, and not longer than there is something to wait for.
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -18,6 +19,8 @@ import (
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
 	"tensorcast/internal/testenv"
+	"tensorcast/prefetch"
+	"tensorcast/prefetch/monitor"
 )
 
 // processorTime is what all threads of a process have used.
@@ -122,6 +125,53 @@ func TestWaitsAsleep(t *testing.T) {
 		if err := h.Wait(); err != nil || strings.Contains(h.stderr.String(), "ggml") {
 			t.Errorf("%s: interrupted: %v, %s", name, err, h.stderr.String())
 		}
+	}
+}
+
+// Who runs can be asked, by pid, as JSON and for Prometheus; afterwards nothing of it is left.
+func TestStatus(t *testing.T) {
+	testenv.NeedRoot(t)
+	target := exec.Command("sleep", "1000")
+	if err := target.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = target.Process.Kill(); _ = target.Wait() }()
+	dir := filepath.Join(t.TempDir(), "run")
+	status := func(flags ...string) (string, error) {
+		out, err := exec.Command(prefetchd, append([]string{"status", "--run-dir", dir}, flags...)...).Output()
+		return string(out), err
+	}
+	if out, err := status(); err != nil || out != "no prefetchd runs here\n" {
+		t.Errorf("%v: %s", err, out)
+	}
+	h := waiting(t, target.Process.Pid, "--wait", "--run-dir", dir)
+	h.waitSettled(t)
+	pid := fmt.Sprint(target.Process.Pid)
+	if out, err := status(); err != nil || !strings.HasPrefix(out, pid+" sleep, for ") || !strings.HasSuffix(out, ": learning: waiting for the target to decode\n") {
+		t.Errorf("%v: %s", err, out)
+	}
+	out, err := status("--json", "--pid", pid)
+	var all []monitor.Report
+	if err == nil {
+		err = json.Unmarshal([]byte(out), &all)
+	}
+	if err != nil || len(all) != 1 || all[0].PID != h.Process.Pid || all[0].Status.Phase != prefetch.Waiting || all[0].Own <= 0 {
+		t.Errorf("%v: %s", err, out)
+	}
+	if out, err := status("--metrics"); err != nil || !strings.Contains(out, `tensorcast_prefetchd_phase{target_pid="`+pid+`",phase="waiting"} 1`) {
+		t.Errorf("%v: %s", err, out)
+	}
+	if out, err := status("--pid", "1"); err == nil {
+		t.Errorf("of nobody's target it says %q", out)
+	}
+	if err := h.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+		t.Errorf("%v are left, %v", left, err)
 	}
 }
 

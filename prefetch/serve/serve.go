@@ -24,6 +24,7 @@ import (
 	"tensorcast/moe"
 	"tensorcast/moe/hidden"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/monitor"
 	"tensorcast/prefetch/readahead"
 )
 
@@ -44,6 +45,8 @@ type Options struct {
 	Learned string
 	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Touched, Dry, Judge, Begin, Urgent, Guess, Own and Log are set here.
 	Prefetch prefetch.Options
+	// Ask is a directory in which a socket is made at which this help can be asked what it does (package monitor); "": it cannot. It helps all the same if that fails.
+	Ask string
 	// Tell is called with what is being done, several times a second while the target decodes; nil: nobody asks.
 	Tell func(prefetch.Status)
 	// Planned is called in the end with what is held and streamed; nil: nobody asks.
@@ -75,6 +78,7 @@ type server struct {
 	inputs     bool // target tells what routers read
 	learned    learned
 	told       time.Time
+	monitor    *monitor.Server // nil: nobody can ask
 }
 
 // Run helps until the target ends, or ctx does; both are no error. It locks its goroutine to a thread for as long, as priority belongs to a thread, and the kernel's workers for
@@ -179,6 +183,14 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 		return s, err
 	}
 	defer func() { err = errors.Join(err, claim.Close()) }()
+	if o.Ask != "" && !o.Dry {
+		if v.monitor, err = monitor.Listen(o.Ask, o.PID, o.Log); err != nil {
+			o.Log.Info("prefetchd status will not tell of this", "why", err)
+			err = nil
+		} else {
+			defer func() { err = errors.Join(err, v.monitor.Close()) }()
+		}
+	}
 	memory, err := prefetch.NewProcessMemory(o.PID, prefetch.MemoryOptions{Leave: o.Leave, TrustHost: o.Prefetch.Budget > 0, Log: o.Log})
 	if err != nil {
 		return s, err
@@ -410,11 +422,17 @@ func (v *server) tick() error {
 
 // tell says what is being done, unless that was done a moment ago.
 func (v *server) tell(now bool) {
-	if v.o.Tell == nil || !now && time.Since(v.told) < tellInterval {
+	if v.o.Tell == nil && v.monitor == nil || !now && time.Since(v.told) < tellInterval {
 		return
 	}
 	v.told = time.Now()
-	v.o.Tell(v.controller.Status())
+	s := v.controller.Status()
+	if v.o.Tell != nil {
+		v.o.Tell(s)
+	}
+	if v.monitor != nil {
+		v.monitor.Tell(s)
+	}
 }
 
 // ownMemory is this process's anonymous memory in bytes; 0 if that cannot be told.

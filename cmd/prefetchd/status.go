@@ -1,0 +1,89 @@
+package main
+
+// This file is `prefetchd status`: what the prefetchds of this machine are doing.
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"tensorcast/internal/cli"
+	"tensorcast/internal/visible"
+	"tensorcast/prefetch/monitor"
+)
+
+func newStatusCommand() *cobra.Command {
+	var dir string
+	var pid int
+	var asJSON, metrics bool
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Say what running prefetchds do",
+		Long: `Say what running prefetchds do: a line for each, or with --json all that is known, as an array. With --metrics the same for
+Prometheus (its text format), to be scraped as a file, or by way of the socket of each prefetchd:
+curl --unix-socket /run/prefetchd/TARGET.sock http://prefetchd/metrics (and /status for JSON).
+
+Exit status: 0, also if none runs; 1 if one cannot be asked, or with --pid if none helps that process; 2 for wrong usage.`,
+		Example: `  sudo prefetchd status
+  sudo prefetchd status --json --pid $(pidof llama-server)
+  sudo prefetchd status --metrics > /var/lib/node_exporter/prefetchd.prom`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if asJSON && metrics {
+				return cli.Usagef("give --json or --metrics, not both")
+			}
+			all, err := monitor.List(cmd.Context(), dir)
+			if cmd.Flags().Changed("pid") {
+				all = of(all, pid)
+				if err == nil && len(all) == 0 {
+					return fmt.Errorf("no prefetchd helps process %d", pid)
+				}
+			}
+			if writeErr := writeStatus(cmd.OutOrStdout(), all, asJSON, metrics); writeErr != nil {
+				return writeErr
+			}
+			return err
+		},
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.IntVarP(&pid, "pid", "p", 0, "only of the one that helps process `N`")
+	f.StringVar(&dir, "run-dir", monitor.Dir, "where they are looked for")
+	f.BoolVar(&asJSON, "json", false, "print JSON")
+	f.BoolVar(&metrics, "metrics", false, "print Prometheus's text format")
+	return cmd
+}
+
+// of keeps the report on one target.
+func of(all []monitor.Report, target int) []monitor.Report {
+	for i := range all {
+		if all[i].Target == target {
+			return all[i : i+1]
+		}
+	}
+	return nil
+}
+
+func writeStatus(w io.Writer, all []monitor.Report, asJSON, metrics bool) error {
+	switch {
+	case asJSON:
+		if all == nil {
+			all = []monitor.Report{} // not null
+		}
+		return cli.WriteJSON(w, all)
+	case metrics:
+		return monitor.WriteMetrics(w, all...)
+	case len(all) == 0:
+		_, err := fmt.Fprintln(w, "no prefetchd runs here")
+		return err
+	}
+	for _, r := range all {
+		line := fmt.Sprintf("%d %s, for %v: %s", r.Target, r.Command, time.Since(r.Began).Round(time.Second), r.Status)
+		if _, err := fmt.Fprintln(w, visible.Line(line)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,145 @@
+package monitor
+
+// This file asks servers of its own process.
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"tensorcast/prefetch"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func listen(t *testing.T, dir string, target int) *Server {
+	t.Helper()
+	s, err := Listen(dir, target, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// Each is asked, in order, what it was told last; those that have ended, or were killed, are not there.
+func TestList(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	if all, err := List(t.Context(), dir); len(all) != 0 || err != nil {
+		t.Errorf("of no directory: %v, %v", all, err)
+	}
+	first, second := listen(t, dir, os.Getpid()), listen(t, dir, 1)
+	defer first.Close()
+	first.Tell(prefetch.Status{Phase: prefetch.Helping, Held: 5 << 20, PerToken: 7 << 20, Now: 12.5, Before: 1.5})
+	first.Tell(prefetch.Status{Phase: prefetch.Giving, Held: 4 << 20, PerToken: 7 << 20, Now: 11.5, Before: 1.5})
+	all, err := List(t.Context(), dir)
+	if err != nil || len(all) != 2 {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	if r := all[0]; r.Target != 1 || r.PID != os.Getpid() || r.Status.Phase != prefetch.Waiting || r.Command == "" {
+		t.Errorf("%+v", r)
+	}
+	if r := all[1]; r.Target != os.Getpid() || r.Status.Phase != prefetch.Giving || r.Status.Now != 11.5 || r.Status.Held != 4<<20 || r.Faults < 0 || r.Own <= 0 {
+		t.Errorf("%+v", r)
+	}
+	if err := second.Close(); err != nil {
+		t.Error(err)
+	}
+	left, err := net.Listen("unix", filepath.Join(dir, "7.sock")) // of one that was killed
+	if err != nil {
+		t.Fatal(err)
+	}
+	left.(*net.UnixListener).SetUnlinkOnClose(false)
+	if err := left.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if all, err = List(t.Context(), dir); err != nil || len(all) != 1 {
+		t.Errorf("%+v, %v", all, err)
+	}
+	again := listen(t, dir, 7)
+	if all, err = List(t.Context(), dir); err != nil || len(all) != 2 || all[0].Target != 7 && all[1].Target != 7 {
+		t.Errorf("after another has taken the place: %+v, %v", all, err)
+	}
+	if err := again.Close(); err != nil {
+		t.Error(err)
+	}
+	if names, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(names) != 1 {
+		t.Errorf("%v are left, %v", names, err)
+	}
+}
+
+// A directory in which others could make sockets is not used; and one that answers nonsense is told of, beside what the others say.
+func TestWrong(t *testing.T) {
+	open := t.TempDir()
+	if err := os.Chmod(open, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := Listen(open, 1, slog.Default()); err == nil {
+		s.Close()
+		t.Error("it listens where anybody could")
+	}
+	dir := filepath.Join(t.TempDir(), "run")
+	s := listen(t, dir, 1)
+	defer s.Close()
+	l, err := net.Listen("unix", filepath.Join(dir, "2.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	nonsense := http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "[1") })}
+	served := make(chan error)
+	go func() { served <- nonsense.Serve(l) }()
+	defer func() { nonsense.Close(); <-served }()
+	if all, err := List(t.Context(), dir); err == nil || !strings.Contains(err.Error(), "2.sock") || len(all) != 1 {
+		t.Errorf("%+v, %v", all, err)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := List(gone, dir); !errors.Is(err, context.Canceled) {
+		t.Errorf("after the end: %v", err)
+	}
+}
+
+// What Prometheus reads: a description once for each name, a sample for each prefetchd, and nothing of what is not known.
+func TestMetrics(t *testing.T) {
+	known := Report{Target: 12, Faults: 3, Own: 9 << 20, Waits: Waits{0.5, 0.25}, Status: prefetch.Status{Phase: prefetch.Giving, Held: 100, Now: 2.5, Before: 0.5}}
+	unknown := Report{Target: 13, Faults: -1, Waits: Waits{-1, -1}, Status: prefetch.Status{Phase: prefetch.Waiting}}
+	var text strings.Builder
+	if err := WriteMetrics(&text, known, unknown); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
+	has := func(line string, want int) {
+		t.Helper()
+		n := 0
+		for _, l := range lines {
+			if l == line {
+				n++
+			}
+		}
+		if n != want {
+			t.Errorf("%d lines %q, not %d:\n%s", n, line, want, text.String())
+		}
+	}
+	has(`tensorcast_prefetchd_kept_bytes{target_pid="12"} 100`, 1)
+	has(`tensorcast_prefetchd_kept_bytes{target_pid="13"} 0`, 1)
+	has(`# TYPE tensorcast_prefetchd_kept_bytes gauge`, 1)
+	has(`tensorcast_prefetchd_tokens_per_second{target_pid="12"} 2.5`, 1)
+	has(`tensorcast_prefetchd_tokens_per_second_before{target_pid="12"} 0.5`, 1)
+	has(`tensorcast_prefetchd_tokens_per_second{target_pid="13"} 0`, 0)
+	has(`# TYPE tensorcast_prefetchd_target_major_faults_total counter`, 1)
+	has(`tensorcast_prefetchd_target_major_faults_total{target_pid="12"} 3`, 1)
+	has(`tensorcast_prefetchd_target_major_faults_total{target_pid="13"} -1`, 0)
+	has(`tensorcast_prefetchd_phase{target_pid="12",phase="giving back"} 1`, 1)
+	has(`tensorcast_prefetchd_phase{target_pid="13",phase="giving back"} 0`, 1)
+	has(`tensorcast_prefetchd_phase{target_pid="13",phase="waiting"} 1`, 1)
+	has(`# TYPE tensorcast_prefetchd_phase gauge`, 1)
+	has(`tensorcast_prefetchd_host_memory_waiting_some_percent{target_pid="12"} 0.5`, 1)
+}

@@ -1,0 +1,121 @@
+package monitor
+
+// This file is what a prefetchd tells of itself.
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/procfs"
+
+	"tensorcast/prefetch"
+)
+
+// Report is what a prefetchd does. Sizes are bytes.
+type Report struct {
+	PID     int             `json:"pid"`            // of prefetchd
+	Target  int             `json:"target_pid"`     // whom it helps
+	Command string          `json:"target_command"` // its program's name, as the kernel has it (15 bytes); the target can choose it
+	Began   time.Time       `json:"began"`          // when prefetchd did
+	Status  prefetch.Status `json:"status"`
+	Faults  int64           `json:"target_major_faults"` // of the target, ever; -1: it has ended
+	Own     int64           `json:"own_bytes"`           // prefetchd's anonymous memory
+	Waits   Waits           `json:"host_memory_pressure"`
+}
+
+// Waits is the share of the last ten seconds in which processes waited for memory, of the whole machine, in percent (/proc/pressure/memory, Linux 4.20); -1: the kernel does not say.
+type Waits struct {
+	Some float64 `json:"some_avg10"`
+	Full float64 `json:"full_avg10"`
+}
+
+// fill adds what is looked up when somebody asks.
+func (r *Report) fill() {
+	r.Faults, r.Waits = -1, Waits{-1, -1}
+	if p, err := procfs.NewProc(r.Target); err == nil {
+		if stat, err := p.Stat(); err == nil {
+			r.Command, r.Faults = stat.Comm, int64(stat.MajFlt)
+		}
+	}
+	if p, err := procfs.NewProc(r.PID); err == nil {
+		if status, err := p.NewStatus(); err == nil {
+			r.Own = int64(status.RssAnon)
+		}
+	}
+	if fs, err := procfs.NewDefaultFS(); err == nil {
+		if psi, err := fs.PSIStatsForResource("memory"); err == nil && psi.Some != nil && psi.Full != nil {
+			r.Waits = Waits{psi.Some.Avg10, psi.Full.Avg10}
+		}
+	}
+}
+
+// metric is a sample in Prometheus's text format, version 0.0.4. All are gauges, or counters where the name ends with total.
+type metric struct {
+	name, help string
+	value      float64
+	known      bool
+	phase      prefetch.Phase // a label; empty: it has none
+}
+
+// WriteMetrics writes reports in Prometheus's text format, each sample with the label target_pid. What is not known is left out.
+func WriteMetrics(w io.Writer, reports ...Report) error {
+	var text strings.Builder
+	described := ""
+	for i := range metricsOf(&Report{}) {
+		for j := range reports {
+			m := metricsOf(&reports[j])[i]
+			if !m.known {
+				continue
+			}
+			if described != m.name {
+				kind := "gauge"
+				if strings.HasSuffix(m.name, "_total") {
+					kind = "counter"
+				}
+				fmt.Fprintf(&text, "# HELP %s %s\n# TYPE %s %s\n", m.name, m.help, m.name, kind)
+				described = m.name
+			}
+			labels := fmt.Sprintf("target_pid=%q", strconv.Itoa(reports[j].Target))
+			if m.phase != "" {
+				labels += fmt.Sprintf(",phase=%q", m.phase)
+			}
+			fmt.Fprintf(&text, "%s{%s} %s\n", m.name, labels, strconv.FormatFloat(m.value, 'g', -1, 64))
+		}
+	}
+	_, err := io.WriteString(w, text.String())
+	return err
+}
+
+func metricsOf(r *Report) []metric {
+	const name = "tensorcast_prefetchd_"
+	s := &r.Status
+	sample := func(what, help string, value float64, known bool) metric {
+		return metric{name + what, help, value, known, ""}
+	}
+	bytes := func(what, help string, n int64) metric { return sample(what, help, float64(n), true) }
+	all := []metric{
+		bytes("kept_bytes", "Bytes of the model that are kept in memory for the target.", s.Held),
+		bytes("wanted_bytes", "Bytes of the model that are to be kept.", s.Wanted),
+		bytes("token_bytes", "Bytes of the model that a token reads.", s.PerToken),
+		bytes("experts_bytes", "Bytes of a mixture's experts in memory, as far as is known.", s.Experts),
+		bytes("streamed_bytes_per_token", "Bytes that were read ahead for a token lately.", s.Streamed),
+		bytes("speculated_bytes_per_token", "Bytes of experts that were read for a token before they were chosen, lately.", s.Early),
+		sample("tokens_per_second", "Tokens per second lately, with help.", s.Now, s.Now > 0),
+		sample("tokens_per_second_before", "Tokens per second without help, when that was measured last.", s.Before, s.Before > 0),
+		sample("target_major_faults_total", "Major faults of the target since it was started.", float64(r.Faults), r.Faults >= 0),
+		bytes("own_bytes", "Anonymous memory of prefetchd itself.", r.Own),
+		sample("host_memory_waiting_some_percent", "Share of the last ten seconds in which a process of the machine waited for memory.", r.Waits.Some, r.Waits.Some >= 0),
+		sample("host_memory_waiting_full_percent", "Share of the last ten seconds in which all processes waited for memory.", r.Waits.Full, r.Waits.Full >= 0),
+	}
+	for _, phase := range []prefetch.Phase{prefetch.Waiting, prefetch.Comparing, prefetch.Helping, prefetch.Giving, prefetch.Idle} {
+		m := sample("phase", "1 for what prefetchd is doing, 0 for what it is not.", 0, true)
+		if m.phase = phase; s.Phase == phase {
+			m.value = 1
+		}
+		all = append(all, m)
+	}
+	return all
+}
