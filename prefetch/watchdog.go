@@ -45,8 +45,10 @@ const (
 	// lastTokens of those with help are compared.
 	lastTokens = 16
 	// Where nothing was measured before, as a stored or a guessed cycle is helped from its first token, the first comparison comes as early as any other does, after doubtTokens with a
-	// mixture; after unknownTokens only where tokens with help are faster, by clearGain, than the disk could bring what each of them reads (see unknown).
-	unknownTokens = 64
+	// mixture; after unknownTokens only where tokens with help are faster, by clearGain, than the disk could bring what each of them reads (see unknown). That is late, as the comparison
+	// does harm that lasts: a target whose model was read for it maps large folios by one entry each, and where its own faults have made page tables, by 512 from then on (PAGEOUT does not
+	// free them). On a virtual machine with shadow page tables tokens took 1.5 to 1.8 times as long ever after.
+	unknownTokens = 256
 	// lateShare: where more than an eighth of what is streamed was late, what the help reads says little about the disk.
 	lateShare = 8
 	// leastGain is how much faster tokens with help have to be.
