@@ -15,13 +15,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MapWatch notices when a process maps something: the kernel tells it of each mapping (perf_event_open(2) with mmap and mmap_data, Linux 2.6.34), also of those by threads that the process
-// starts later, and after an execve. It is for one goroutine.
+// MapWatch notices when a process maps something: the kernel tells it of each mapping (perf_event_open(2) with mmap and mmap_data, Linux 2.6.34), also of those by threads, and by processes,
+// that it starts later, and after an execve. It is for one goroutine.
 type MapWatch struct {
 	process *Process
 	events  []unix.PollFd // one for each thread and processor
 	rings   [][]byte
 }
+
+// mostWatched bounds the events of a MapWatch, each of which takes a descriptor and some 12 KiB of the kernel's memory. One that waits for its model has a thread or a few.
+const mostWatched = 512
 
 // WatchMaps begins to notice. It needs CAP_PERFMON, and some systems refuse it altogether (seccomp in containers): then the error says so, and the process has to be looked at. The error wraps
 // ErrNoProcess if it has ended. The process must stay open until Close, which the caller must call.
@@ -33,6 +36,9 @@ func (p *Process) WatchMaps() (*MapWatch, error) {
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", p.pid))
 	if err != nil {
 		return nil, err
+	}
+	if len(tasks) > mostWatched/cpus {
+		return nil, fmt.Errorf("notice what process %d maps: it has %d threads, on %d processors", p.pid, len(tasks), cpus)
 	}
 	w := &MapWatch{process: p}
 	for _, task := range tasks {
