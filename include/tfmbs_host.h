@@ -88,6 +88,10 @@ int tfmbs_upload_frame(const void *frame, size_t bytes, uint32_t flags, tfmbs_we
  * NULL: else an IEEE half for each block of block columns (16, 32, a multiple of 64, or at least cols) of each row. */
 int tfmbs_upload_planes(int layer_id, const uint8_t *pt5, uint32_t planes, uint32_t rows, uint32_t cols, const uint16_t *scales, uint32_t block, uint32_t flags,
                         tfmbs_weight *w);
+
+/* rows x cols weights as ggml has them in a file, of the type that has this number there. cols is a multiple of 64. */
+enum { TFMBS_Q2_0 = 42 };
+int tfmbs_upload_blocks(int layer_id, uint32_t type, const void *blocks, uint32_t rows, uint32_t cols, tfmbs_weight *w);
 int tfmbs_release(tfmbs_weight w);
 int tfmbs_pin(tfmbs_weight w); /* its planes stay in the device's pool */
 int tfmbs_unpin(tfmbs_weight w);

@@ -538,3 +538,97 @@ func BenchmarkEmpty(b *testing.B) {
 	b.ReportMetric(float64(times[len(times)/2].Nanoseconds())/1e3, "us-median")
 	b.ReportMetric(float64(times[len(times)*99/100].Nanoseconds())/1e3, "us-p99")
 }
+
+// Blocks of Q2_0 are multiplied as package fabric does it, are shared, and come back after they were evicted.
+func TestBlocks(t *testing.T) {
+	const rows, cols, n = 150, 192, 6
+	d, path := start(t, Options{PoolBytes: 8 << 10}) // room for one of the two below
+	c, err := dial(path, 1<<20, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.close()
+	r := rand.New(rand.NewPCG(5, 6))
+	upload := func(blocks []byte) uint64 {
+		copy(c.arena, blocks)
+		got := c.do(Descriptor{Op: OpBlocks, Rows: rows, Cols: cols, XType: BlocksQ2_0})
+		if got.Status != 0 {
+			t.Fatal(unix.Errno(-got.Status))
+		}
+		return got.Value
+	}
+	var handles []uint64
+	var all [][]byte
+	for range 2 {
+		blocks := make([]byte, rows*cols/64*18)
+		for i := range blocks {
+			blocks[i] = byte(r.Uint32())
+			if i%18 == 1 {
+				blocks[i] = 0x2c // a scale of some 1/16
+			}
+		}
+		all = append(all, blocks)
+		handles = append(handles, upload(blocks))
+	}
+	upload(all[1])
+	if s := d.Status(); s.Shared != 1 || s.Weights != 2 || s.Evictions == 0 {
+		t.Errorf("%+v", s)
+	}
+	const x, y = 64 << 10, 128 << 10
+	var vectors []*fabric.Activations
+	for i := range n {
+		v := make([]float32, cols)
+		for j := range v {
+			v[j] = r.Float32() - 0.5
+			binary.NativeEndian.PutUint32(c.arena[x+4*(i*cols+j):], math.Float32bits(v[j]))
+		}
+		a, err := fabric.NewActivations(cols, 32)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Quantize(v)
+		vectors = append(vectors, a)
+	}
+	for i, h := range handles {
+		got := c.do(Descriptor{Op: OpProduct, Handle: h, Rows: rows, Cols: cols, N: n, X: x, XStride: 4 * cols, Y: y, YStride: 4 * rows, XType: TypeFloat32, YType: TypeFloat32, Block: 32})
+		zeros := 0
+		for b := 0; b < len(all[i]); b++ {
+			for k := 0; k < 8 && b%18 >= 2; k += 2 {
+				if all[i][b]>>k&3 == 1 {
+					zeros++
+				}
+			}
+		}
+		if got.Status != 0 || got.Ops != rows*cols*n || got.Zeros != uint64(zeros*n) || got.Bytes != uint64(len(all[i])) {
+			t.Errorf("%+v, want %d zeros", got, zeros*n)
+		}
+		o, err := fabric.NewCodes(rows, cols, all[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := make([][]float32, n)
+		for j := range want {
+			want[j] = make([]float32, rows)
+		}
+		o.GEMM(want, vectors, &fabric.Scratch{})
+		for j, w := range want {
+			for k, v := range w {
+				if f := math.Float32frombits(binary.NativeEndian.Uint32(c.arena[y+4*(j*rows+k):])); f != v {
+					t.Fatalf("weights %d, vector %d, row %d: %v, want %v", i, j, k, f, v)
+				}
+			}
+		}
+	}
+	for _, bad := range []Descriptor{
+		{Op: OpBlocks, Rows: rows, Cols: cols, XType: 2},
+		{Op: OpBlocks, Rows: rows, Cols: 100, XType: BlocksQ2_0},
+		{Op: OpBlocks, Rows: 0, Cols: cols, XType: BlocksQ2_0},
+		{Op: OpBlocks, Rows: rows, Cols: cols, XType: BlocksQ2_0, W: 1<<20 - 64},
+		{Op: OpBlocks, Rows: 1 << 24, Cols: 1 << 24, XType: BlocksQ2_0},
+		{Op: OpProduct, Handle: handles[0], Rows: rows, Cols: cols, N: 1, X: x, Y: y, XType: TypeInt8, YType: TypeInt32},
+	} {
+		if got := c.do(bad); got.Status >= 0 {
+			t.Errorf("%+v was done", bad)
+		}
+	}
+}

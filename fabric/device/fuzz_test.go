@@ -30,6 +30,8 @@ func FuzzDescriptors(f *testing.F) {
 		{Op: OpPin, Handle: 1},
 		{Op: OpPlanes, Flags: FlagScales | FlagTwoBit, Rows: 3, Cols: 70, Planes: 1, Block: 64, Scale: 512},
 		{Op: OpRelease, Handle: 1},
+		{Op: OpBlocks, Rows: 3, Cols: 128, XType: BlocksQ2_0, W: 64},
+		{Op: OpProduct, Handle: 3, Rows: 3, Cols: 128, N: 5, X: 1024, XStride: 512, Y: 8192, YStride: 12, XType: TypeFloat32, YType: TypeFloat32, Block: 32},
 	} {
 		d.Encode(&b)
 		seed = append(seed, b[:]...)

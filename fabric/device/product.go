@@ -48,7 +48,7 @@ func (e *executor) close() {
 func (e *executor) do(d *Descriptor, c *Completion, cancelled func() bool) {
 	switch d.Op {
 	case OpEmpty:
-	case OpFrame, OpPlanes:
+	case OpFrame, OpPlanes, OpBlocks:
 		c.Status = e.upload(d, c)
 	case OpProduct:
 		c.Status = e.product(d, c, cancelled)
@@ -88,6 +88,19 @@ func (e *executor) upload(d *Descriptor, c *Completion) int32 {
 			return statusFault
 		}
 		m, sum, err = readFrame(b, d.Flags, e.store.pool.Total())
+	} else if d.Op == OpBlocks {
+		if d.XType != BlocksQ2_0 || d.Rows == 0 || d.Cols == 0 || d.Rows > maxDim || d.Cols > maxDim || d.Cols%kernel.CodeCols != 0 {
+			return statusInvalid
+		}
+		size := uint64(d.Rows) * uint64(d.Cols/kernel.CodeCols) * kernel.CodeBlock
+		if size > uint64(e.store.pool.Total()) {
+			return statusNoMemory
+		}
+		b := within(e.arena, d.W, size)
+		if b == nil {
+			return statusFault
+		}
+		m, sum = readBlocks(b, d)
 	} else {
 		trits := uint64(d.Rows) * uint64(d.Cols)
 		if d.Rows == 0 || d.Cols == 0 || d.Rows > maxDim || d.Cols > maxDim || trits > maxTrits || d.Planes == 0 || d.Planes > maxPlanes {
@@ -114,7 +127,7 @@ func (e *executor) upload(d *Descriptor, c *Completion) int32 {
 	}
 	var w *weight
 	if err == nil {
-		w, err = e.store.add(sum, m)
+		w, err = e.store.add(sum, m, d.Op == OpBlocks)
 	}
 	switch {
 	case errors.Is(err, errFull):

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tensorcast/fabric"
+	"tensorcast/fabric/kernel"
 	"tensorcast/fabric/trit"
 )
 
@@ -25,11 +26,12 @@ type plane struct {
 	zeros       uint64 // trits that are 0
 }
 
-// weight is an uploaded matrix. All fields but the first three are guarded by the store's mutex.
+// weight is an uploaded matrix. All fields but the first four are guarded by the store's mutex.
 type weight struct {
 	sum    [sha256.Size]byte
 	matrix *fabric.Matrix // its Planes are filled in for each operand
 	trits  uint64         // of a plane
+	blocks bool           // the only plane is blocks of Q2_0
 
 	planes  []plane
 	refs    int // handles of all clients
@@ -89,8 +91,9 @@ func (s *store) close() error {
 // errFull says that weights fit neither the pool nor the host's share.
 var errFull = errors.New("no room for weights")
 
-// add takes m, which is the caller's no more, or finds the weight that is equal. The caller has a reference to the result.
-func (s *store) add(sum [sha256.Size]byte, m *fabric.Matrix) (*weight, error) {
+// add takes m, which is the caller's no more, or finds the weight that is equal. The caller has a reference to the result. With blocks, m's only plane
+// is blocks of Q2_0.
+func (s *store) add(sum [sha256.Size]byte, m *fabric.Matrix, blocks bool) (*weight, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if w := s.all[sum]; w != nil {
@@ -98,16 +101,15 @@ func (s *store) add(sum [sha256.Size]byte, m *fabric.Matrix) (*weight, error) {
 		s.counts.Shared++
 		return w, nil
 	}
-	w := &weight{sum: sum, matrix: m, trits: uint64(m.Rows) * uint64(m.Cols), refs: 1}
-	row := m.Layout.RowBytes(m.Cols)
+	w := &weight{sum: sum, matrix: m, trits: uint64(m.Rows) * uint64(m.Cols), blocks: blocks, refs: 1}
 	for t := range m.Terms {
 		for i, b := range m.Terms[t].Planes {
-			w.planes = append(w.planes, plane{term: t, index: i, bytes: b, zeros: countZeros(m.Layout, b, row, m.Rows, m.Cols)})
+			w.planes = append(w.planes, plane{term: t, index: i, bytes: b, zeros: w.zerosOf(b)})
 			s.host += len(b)
 		}
 	}
 	// An operand checks the matrix. Planes are still where the upload was decoded to.
-	if _, err := fabric.NewOperand(m); err != nil {
+	if _, err := w.newOperand(m); err != nil {
 		s.forget(w)
 		return nil, err
 	}
@@ -125,6 +127,36 @@ func (s *store) add(sum [sha256.Size]byte, m *fabric.Matrix) (*weight, error) {
 	}
 	s.all[sum] = w
 	return w, nil
+}
+
+func (w *weight) newOperand(m *fabric.Matrix) (*fabric.Operand, error) {
+	if w.blocks {
+		return fabric.NewCodes(m.Rows, m.Cols, m.Terms[0].Planes[0])
+	}
+	return fabric.NewOperand(m)
+}
+
+// zerosOf counts the weights of a plane that are 0.
+func (w *weight) zerosOf(plane []byte) uint64 {
+	m := w.matrix
+	if !w.blocks {
+		return countZeros(m.Layout, plane, m.Layout.RowBytes(m.Cols), m.Rows, m.Cols)
+	}
+	var per [256]uint8 // codes of 1 in a byte of four
+	for c := range per {
+		for i := 0; i < 8; i += 2 {
+			if c>>i&3 == 1 {
+				per[c]++
+			}
+		}
+	}
+	var n uint64
+	for ; len(plane) > 0; plane = plane[kernel.CodeBlock:] {
+		for _, c := range plane[2:kernel.CodeBlock] { // behind the scale
+			n += uint64(per[c])
+		}
+	}
+	return n
 }
 
 // forget frees w's planes.
@@ -331,7 +363,7 @@ func (s *store) build(w *weight) error {
 		}
 		m.Terms[p.term].Planes[p.index] = b
 	}
-	o, err := fabric.NewOperand(&m)
+	o, err := w.newOperand(&m)
 	if err != nil {
 		return err
 	}

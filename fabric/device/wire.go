@@ -54,6 +54,7 @@ const (
 	OpRelease           // the handle is not needed any more
 	OpPin               // the planes stay in the pool
 	OpUnpin
+	OpBlocks // upload Rows x Cols weights at W, in blocks of the ggml type XType: Value is a handle
 	opEnd
 )
 
@@ -100,6 +101,9 @@ type Descriptor struct {
 	_       uint64 // 112
 	// 120 u32 Cancel, which the client may set at any time; 124 u32 zero
 }
+
+// BlocksQ2_0 is the type that OpBlocks takes: ggml's number of Q2_0. Cols is a multiple of 64; rows follow each other as in a GGUF file, 18 bytes for 64 weights.
+const BlocksQ2_0 = 42
 
 const descriptorCancel = 120
 

@@ -30,7 +30,7 @@
 enum { ENTRIES = 64, JOBS = 1024, PAGE = 4096 };
 static const uint64_t magic = 0x56454453424d4654;
 
-enum { OP_EMPTY, OP_FRAME, OP_PLANES, OP_PRODUCT, OP_RELEASE, OP_PIN, OP_UNPIN };
+enum { OP_EMPTY, OP_FRAME, OP_PLANES, OP_PRODUCT, OP_RELEASE, OP_PIN, OP_UNPIN, OP_BLOCKS };
 enum { FLAG_SCALES = 4 };
 enum { SUBMITTED = 64, TAKEN = 128, COMPLETED = 192, REAPED = 256, DOORBELL = 320, ASLEEP = 384, BELL = 448, WAITING = 512 };
 
@@ -937,6 +937,14 @@ API int tfmbs_upload_planes(int layer, const uint8_t *pt5, uint32_t planes, uint
 	int e = enter();
 	if (e) return e;
 	return leave(upload(&q, pt5, (trits + 4) / 5 * planes, scales, scales ? 2 * (((uint64_t)cols + block - 1) / block) * rows : 0, w));
+}
+
+API int tfmbs_upload_blocks(int layer, uint32_t type, const void *blocks, uint32_t rows, uint32_t cols, tfmbs_weight *w) {
+	struct descriptor q = {.op = OP_BLOCKS, .rows = rows, .cols = cols, .x_type = type, .layer = (uint32_t)layer};
+	if (!blocks || !w || type != TFMBS_Q2_0 || !rows || !cols || cols % 64) return -EINVAL;
+	int e = enter();
+	if (e) return e;
+	return leave(upload(&q, blocks, (size_t)rows * (cols / 64) * 18, NULL, 0, w));
 }
 
 static int on_weight(uint32_t op, tfmbs_weight w) {
