@@ -60,6 +60,8 @@ func fileType(t gguf.Type) int {
 		return 7
 	case gguf.Q4_K:
 		return 14
+	case gguf.Q2_0:
+		return 41
 	}
 	return -1
 }

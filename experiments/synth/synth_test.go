@@ -54,6 +54,7 @@ func TestParsesBack(t *testing.T) {
 		"F16":   small(func(c *Config) { c.Type = gguf.F16 }),
 		"Q8_0":  small(nil),
 		"Q4_0":  small(func(c *Config) { c.Type = gguf.Q4_0 }),
+		"Q2_0":  small(func(c *Config) { c.Type = gguf.Q2_0 }),
 		"Q4_K":  small(func(c *Config) { c.Type = gguf.Q4_K }),
 		"odd":   small(func(c *Config) { c.Type, c.Embd, c.FF, c.Heads, c.KVHeads = gguf.F16, 90, 77, 5, 1 }),
 		"tied":  small(func(c *Config) { c.Tied = true }),

@@ -45,7 +45,9 @@ type sampler struct {
 	q4, q4k       [256]byte
 	q4Std, q4kStd float64
 
-	jitter [16]float64 // factors for the scale of a block of Q8_0 or Q4_0; their mean square is 1
+	q2 [256]byte // maps a random byte to four codes of Q2_0: weights of -1, 0, 0 or 1 times the scale. +2 would need an uneven mean
+
+	jitter [16]float64 // factors for the scale of a block of Q8_0, Q4_0 or Q2_0; their mean square is 1
 }
 
 // The scales of Q4_K's sub-blocks are uniform in 32..63 (the upper half of their 6 bits, where most scales in real files are).
@@ -94,6 +96,9 @@ func newSampler() *sampler {
 	for i := range 256 {
 		s.q4[i] = low4[i&15] | low4[i>>4]<<4
 		s.q4k[i] = low4k[i&15] | low4k[i>>4]<<4
+		for k := 0; k < 8; k += 2 {
+			s.q2[i] |= [4]byte{0, 1, 1, 2}[i>>k&3] << k
+		}
 	}
 
 	sum = 0
@@ -120,6 +125,8 @@ func (s *sampler) shape(t gguf.Type, buf []byte, sp span) error {
 		s.shapeBlocks(buf, 34, &s.q8, float64(sp.std)/s.q8Std)
 	case gguf.Q4_0:
 		s.shapeBlocks(buf, 18, &s.q4, float64(sp.std)/s.q4Std)
+	case gguf.Q2_0:
+		s.shapeBlocks(buf, 18, &s.q2, float64(sp.std)*math.Sqrt2)
 	case gguf.Q4_K:
 		s.shapeQ4K(buf, sp)
 	default:
@@ -160,7 +167,7 @@ func shapeChoices(buf []byte, sp span) {
 	}
 }
 
-// shapeBlocks makes blocks of an F16 scale d followed by codes: Q8_0 and Q4_0. With the scale unit, codes have the wanted standard
+// shapeBlocks makes blocks of an F16 scale d followed by codes: Q8_0, Q4_0 and Q2_0. With the scale unit, codes have the wanted standard
 // deviation.
 func (s *sampler) shapeBlocks(buf []byte, blockBytes int, codes *[256]byte, unit float64) {
 	var scales [16]uint16

@@ -43,6 +43,12 @@ func decode(t *testing.T, typ gguf.Type, b []byte) []float64 {
 					out = append(out, half(block)*(float64(q>>shift&15)-8))
 				}
 			}
+		case gguf.Q2_0:
+			for _, c := range block[2:] {
+				for k := 0; k < 8; k += 2 {
+					out = append(out, half(block)*(float64(c>>k&3)-1))
+				}
+			}
 		case gguf.Q4_K:
 			d, dmin, packed, qs := half(block), half(block[2:]), block[4:16], block[16:]
 			for j := range 8 {
