@@ -1,0 +1,493 @@
+// Package backend_test builds libggml-tfmbs.so (C), has an unmodified llama.cpp load it, and compares what that computes with and without.
+package backend_test
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"tensorcast/experiments/llama"
+	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/experiments/synth"
+	"tensorcast/fabric/device"
+	"tensorcast/gguf"
+	"tensorcast/gguf/half"
+	"tensorcast/gguf/rewrite"
+	"tensorcast/internal/cc"
+	"tensorcast/internal/testenv"
+)
+
+// library builds the backend.
+func library(t testing.TB, flags ...string) string {
+	t.Helper()
+	source, err := filepath.Abs("tfmbs_backend.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "libggml-tfmbs.so")
+	flags = append([]string{"-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden", "-I../../include", "-pthread"}, flags...)
+	err = cc.Compile(t.Context(), path, "#include \""+source+"\"\n", append(flags, "-x", "c", "../driver/tfmbs_device.c")...)
+	switch {
+	case errors.Is(err, cc.ErrNoCompiler):
+		t.Skipf("the backend is not built: %v", err)
+	case err != nil:
+		t.Fatal(err)
+	}
+	return path
+}
+
+// start runs a device in this process, for all that is started until the test ends; stop ends it before.
+func start(t testing.TB) (d *device.Device, stop func()) {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(dir, "s")
+	d, err := device.Listen(socket, device.Options{PoolBytes: 1 << 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- d.Serve(ctx) }()
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := errors.Join(<-done, d.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(stop)
+	t.Setenv("TFMBS_SOCKET", socket)
+	t.Setenv("TFMBS_DEVICE", "/nowhere")
+	return d, stop
+}
+
+// small has a shape of its own for each kind of matrix.
+var small = synth.Config{Layers: 3, Embd: 256, FF: 704, Heads: 4, KVHeads: 2, Type: gguf.Q2_0, Seed: 7}
+
+// converted writes to dir the model from with all matrices in Q2_0.
+func converted(t testing.TB, dir, from string) string {
+	t.Helper()
+	m, err := gguf.OpenModel(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := gguf.OpenWeights(m, 64<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	to := filepath.Join(dir, "q2_0.gguf")
+	err = rewrite.WriteFile(t.Context(), to, from, func(tensor *gguf.Tensor) (rewrite.Replacement, bool) {
+		if len(tensor.Shape) != 2 || tensor.Shape[0]%64 != 0 || tensor.Type == gguf.F32 {
+			return rewrite.Replacement{}, false
+		}
+		return rewrite.Replacement{Type: gguf.Q2_0, Write: func(out io.Writer) error {
+			h, _ := w.Lookup(tensor.Name)
+			v, err := h.Float32()
+			if err != nil {
+				return err
+			}
+			defer v.Release()
+			_, err = out.Write(quantise(v.Data))
+			return err
+		}}, true
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return to
+}
+
+// quantise makes blocks of Q2_0 with all four codes. The scale is a part of the largest magnitude.
+func quantise(v []float32) (b []byte) {
+	for block := range slices.Chunk(v, 64) {
+		var most float32
+		for _, x := range block {
+			most = max(most, x, -x)
+		}
+		scale := half.Round(most / 2)
+		f := half.Float32(scale)
+		b = binary.LittleEndian.AppendUint16(b, scale)
+		var codes [16]byte
+		for i, x := range block {
+			c := 1.0
+			if f > 0 {
+				c = min(max(math.RoundToEven(float64(x/f)), -1), 2) + 1
+			}
+			codes[i/4] |= byte(c) << (i % 4 * 2)
+		}
+		b = append(b, codes[:]...)
+	}
+	return b
+}
+
+// logits are those of a text, one prediction after the other.
+func logits(t *testing.T, in *llama.Installation, model, text string) (all [][]float32) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "text")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := in.Score(t.Context(), llama.Options{Model: model, Context: 96, Chunks: 2, TextFile: file, Threads: 1}, func(l *llama.Logits) error {
+		for {
+			_, v, err := l.Next()
+			if err == io.EOF {
+				return nil
+			} else if err != nil {
+				return err
+			}
+			all = append(all, slices.Clone(v))
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+const prompt = "The page cache keeps what was read from a file"
+
+func generate(t testing.TB, in *llama.Installation, model string, tokens int) []int32 {
+	t.Helper()
+	r, err := in.Run(t.Context(), llama.Options{Model: model, Prompt: prompt, Tokens: tokens, Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.Tokens
+}
+
+// Each product of a run, of single tokens and of batches, is the plain loop's but for the order in which floats are summed.
+func TestProducts(t *testing.T) {
+	in := llamatest.ForTest(t)
+	lib := library(t, "-DTFMBS_CHECK")
+	for name, model := range models(t) {
+		t.Run(name, func(t *testing.T) {
+			d, _ := start(t)
+			t.Setenv("GGML_BACKEND_PATH", lib)
+			cmd := in.Command(t.Context(), llama.Options{Model: model, Prompt: strings.Repeat(prompt, 4), Tokens: 8, Threads: 1})
+			var errs bytes.Buffer
+			cmd.Stderr = &errs
+			if err := cmd.Run(); err != nil {
+				t.Fatalf("%v: %s", err, errs.Bytes())
+			}
+			count, single, most := 0, 0, 0
+			var worst float64
+			for line := range strings.Lines(errs.String()) {
+				var weight string
+				var n int
+				var off, norm float64
+				if _, err := fmt.Sscanf(line, "check %s %d %g %g", &weight, &n, &off, &norm); err != nil || n < 1 || norm <= 0 {
+					t.Fatalf("%q: %v", line, err)
+				}
+				count++
+				if n == 1 {
+					single++
+				}
+				most = max(most, n)
+				worst = max(worst, math.Sqrt(off/norm))
+			}
+			t.Logf("%d products, %d of one vector, at most %d vectors: at most %.2g of their norm off", count, single, most, worst)
+			if s := d.Status(); uint64(count) > s.Products || s.Failed != 0 || single < 100 || most <= 64 {
+				t.Errorf("%d products, %d of one vector, at most %d vectors; the device: %+v", count, single, most, s)
+			}
+			if !(worst <= 1e-6) {
+				t.Errorf("a product is off by %.2g of its norm", worst)
+			}
+		})
+	}
+}
+
+// models are a synthetic one, and a trained one if there is one.
+func models(t *testing.T) map[string]string {
+	m := map[string]string{"synthetic": llamatest.Model(t, small)}
+	t.Run("trained model", func(sub *testing.T) {
+		m["trained"] = converted(sub, t.TempDir(), llamatest.Trained(sub, "tiny-dense-f16.gguf"))
+	})
+	return m
+}
+
+// another is the installation with one of ggml's libraries for processors only, other than the one that it would choose here. The test is skipped if there are none
+// to choose from. A product with Q2_0 is the same source in all of them, but compilers sum its floats in another way.
+func another(t *testing.T, in *llama.Installation) *llama.Installation {
+	t.Helper()
+	const plain = "libggml-cpu-x64.so" // runs everywhere
+	if _, err := os.Stat(filepath.Join(in.Dir, plain)); err != nil {
+		t.Skipf("this llama.cpp has not several libraries for processors: %v", err)
+	}
+	dir := t.TempDir()
+	entries, err := os.ReadDir(in.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), "libggml-cpu-") && e.Name() != plain {
+			continue
+		}
+		b, err := os.ReadFile(filepath.Join(in.Dir, e.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, e.Name()), b, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return &llama.Installation{Dir: dir, Driver: filepath.Join(dir, filepath.Base(in.Driver))}
+}
+
+// distances are those of predictions from want's, as parts of its norm, sorted.
+func distances(t *testing.T, got, want [][]float32) (all []float64) {
+	t.Helper()
+	if len(got) != len(want) || len(got) == 0 {
+		t.Fatalf("%d predictions, want %d", len(got), len(want))
+	}
+	for i := range got {
+		var diff, norm float64
+		for j, w := range want[i] {
+			diff += math.Pow(float64(got[i][j]-w), 2)
+			norm += float64(w) * float64(w)
+		}
+		all = append(all, math.Sqrt(diff/norm))
+	}
+	slices.Sort(all)
+	return all
+}
+
+// Predictions are as close to those of ggml's CPU code as two builds of that are to each other. They cannot be closer without its order of sums: a last bit
+// decides here and there to which of two integers an activation is rounded, and layers multiply that.
+func TestLikeCPU(t *testing.T) {
+	in := llamatest.ForTest(t)
+	rival, lib := another(t, in), library(t)
+	text := strings.Repeat("Memory that was mapped is read when somebody touches it, a page at a time. ", 8)
+	const same = 16 // tokens that are generated before such differences can be told from it
+	for name, model := range models(t) {
+		t.Run(name, func(t *testing.T) {
+			want, tokens := logits(t, in, model, text), generate(t, in, model, 128)
+			between, others := distances(t, logits(t, rival, model, text), want), generate(t, rival, model, 128)
+			d, _ := start(t)
+			t.Setenv("GGML_BACKEND_PATH", lib)
+			got := distances(t, logits(t, in, model, text), want)
+			ours := generate(t, in, model, 128)
+			if s := d.Status(); s.Products == 0 || s.Failed != 0 {
+				t.Fatalf("the device has not computed: %+v", s)
+			}
+			half, last := len(got)/2, len(got)-1
+			t.Logf("of the CPU's norm: the device is %.2g off in the median, at most %.2g; another build of ggml %.2g, %.2g", got[half], got[last], between[half], between[last])
+			t.Logf("of 128 tokens, the device's first %d are the CPU's; another build's %d", common(ours, tokens), common(others, tokens))
+			if !(got[half] <= 3*max(between[half], 1e-3)) || !(got[last] <= 3*max(between[last], 1e-3)) {
+				t.Error("that is too far")
+			}
+			if len(ours) != len(tokens) || common(ours, tokens) < same {
+				t.Errorf("tokens %v, the CPU's are %v", ours, tokens)
+			}
+		})
+	}
+}
+
+// common counts the first elements that are the same.
+func common(a, b []int32) (n int) {
+	for n < min(len(a), len(b)) && a[n] == b[n] {
+		n++
+	}
+	return n
+}
+
+// What a token's weights are is nearly all computed by the device, and moved there once. With a range of layers it is these.
+func TestShare(t *testing.T) {
+	in := llamatest.ForTest(t)
+	model := llamatest.Model(t, small)
+	m, err := gguf.OpenModel(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var token, layer uint64 // bytes
+	for _, tensor := range m.Files[0].Tensors {
+		if tensor.Name != "token_embd.weight" { // one row of it
+			token += uint64(tensor.Size)
+		}
+		if strings.HasPrefix(tensor.Name, "blk.1.") && tensor.Type == gguf.Q2_0 {
+			layer += uint64(tensor.Size)
+		}
+	}
+	d, _ := start(t)
+	t.Setenv("GGML_BACKEND_PATH", library(t))
+	const few, many = 4, 20
+	count := func() (perToken, moved uint64) {
+		s := []device.Status{d.Status()}
+		for _, n := range []int{few, many} {
+			generate(t, in, model, n)
+			s = append(s, d.Status())
+		}
+		if s[1].Moved-s[0].Moved != s[2].Moved-s[1].Moved || s[2].Misses != 0 {
+			t.Errorf("weights were moved after they were loaded: %+v", s)
+		}
+		return ((s[2].WeightBytes - s[1].WeightBytes) - (s[1].WeightBytes - s[0].WeightBytes)) / (many - few), s[1].Moved - s[0].Moved
+	}
+	all, moved := count()
+	t.Logf("%d of a token's %d bytes of weights", all, token)
+	if float64(all) < 0.95*float64(token) || all > token || moved != all {
+		t.Errorf("the device computes %d of %d bytes of weights, and was given %d", all, token, moved)
+	}
+	t.Setenv("TFMBS_LAYERS", "1-1")
+	one, _ := count()
+	t.Setenv("TFMBS_LAYERS", "0-0")
+	if zero, _ := count(); one != zero || all-one != 2*layer {
+		t.Errorf("layer 1: %d bytes, layer 0: %d, all: %d; a layer has %d", one, zero, all, layer)
+	}
+}
+
+// Without a device, with one that ends, with a wrong setting: llama.cpp goes on, and says why in one line.
+func TestGoesOn(t *testing.T) {
+	in := llamatest.ForTest(t)
+	model := llamatest.Model(t, small)
+	const tokens = 400 // more than are done while somebody looks
+	want := generate(t, in, model, tokens)
+	run := func(t *testing.T, same int, during func()) string {
+		t.Helper()
+		cmd := in.Command(t.Context(), llama.Options{Model: model, Prompt: prompt, Tokens: tokens, Threads: 1})
+		var out, errs bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &errs
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		during()
+		if err := cmd.Wait(); err != nil {
+			t.Fatalf("%v: %s", err, errs.Bytes())
+		}
+		r, err := llama.ParseResult(out.Bytes())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(r.Tokens) != len(want) || common(r.Tokens, want) < same {
+			t.Errorf("tokens %v, want %v", r.Tokens, want)
+		}
+		return errs.String()
+	}
+	oneLine := func(t *testing.T, said, word string) {
+		t.Helper()
+		if strings.Count(said, "tfmbs: ") != 1 || strings.Count(said, "\n") != 1 || !strings.Contains(said, word) {
+			t.Errorf("said %q, want one line with %q", said, word)
+		}
+	}
+	lib := library(t)
+	t.Run("no device", func(t *testing.T) {
+		_, stop := start(t)
+		stop()
+		t.Setenv("GGML_BACKEND_PATH", lib)
+		oneLine(t, run(t, tokens, func() {}), "there is no device")
+	})
+	t.Run("it ends", func(t *testing.T) {
+		d, stop := start(t)
+		t.Setenv("GGML_BACKEND_PATH", lib)
+		oneLine(t, run(t, 16, func() { // sums are in another order, see TestLikeCPU
+			testenv.WaitFor(t, "some products", func() bool { return d.Status().Products > 60 })
+			stop()
+		}), "the device failed")
+	})
+	t.Run("wrong layers", func(t *testing.T) {
+		t.Setenv("GGML_BACKEND_PATH", lib)
+		t.Setenv("TFMBS_LAYERS", "3-1")
+		oneLine(t, run(t, tokens, func() {}), "TFMBS_LAYERS")
+	})
+}
+
+// A ggml that is not known is refused with one line: nothing of it is touched.
+func TestUnknownVersion(t *testing.T) {
+	testenv.NeedMachine(t)
+	lib := library(t)
+	const host = `
+#include <dlfcn.h>
+#include <stdio.h>
+#ifdef OTHER
+#define F(name) void name(void) {}
+const char *ggml_version(void) { return "99.1.0"; }
+F(ggml_op_name) F(ggml_type_name) F(ggml_get_name) F(ggml_get_data) F(ggml_nbytes) F(ggml_fp16_to_fp32) F(ggml_fp32_to_fp16) F(ggml_graph_n_nodes) F(ggml_graph_node)
+F(ggml_backend_cpu_buffer_type) F(ggml_backend_buft_is_host) F(ggml_backend_buffer_is_host) F(ggml_backend_buffer_get_usage)
+#endif
+int main(int argc, char **argv) {
+	void *lib = argc > 1 ? dlopen(argv[1], RTLD_NOW) : 0;
+	if (!lib) return puts(dlerror()), 1;
+	int (*score)(void) = (int (*)(void))dlsym(lib, "ggml_backend_score");
+	void *(*init)(void) = (void *(*)(void))dlsym(lib, "ggml_backend_init");
+	return !score || !init || score() != 0 || init() != 0;
+}`
+	for flag, want := range map[string]string{"-DOTHER": "version 99.1.0 of ggml is not known", "-DNONE": "this ggml has no function ggml_version"} {
+		program := filepath.Join(t.TempDir(), "host")
+		if err := cc.Compile(t.Context(), program, host, "-rdynamic", flag); err != nil {
+			t.Fatal(err)
+		}
+		out, err := exec.CommandContext(t.Context(), program, lib).CombinedOutput()
+		if err != nil || !strings.Contains(string(out), want) || strings.Count(string(out), "\n") != 1 {
+			t.Errorf("%s: %v: %q", flag, err, out)
+		}
+	}
+}
+
+// The same model with and without the device, in turns: medians of five. With it, ggml has one thread, as more would only wait (TFMBS_LLAMA_INTEGRATION.md).
+func TestPaired(t *testing.T) {
+	model := os.Getenv("TFMBS_TEST_MODEL")
+	if model == "" {
+		t.Skip("a measurement: TFMBS_TEST_MODEL=model.gguf, and TFMBS_TEST_PROMPT=256 for a prompt of so many tokens")
+	}
+	in := llamatest.ForTest(t)
+	d, _ := start(t)
+	lib := library(t)
+	length, err := strconv.Atoi(cmp.Or(os.Getenv("TFMBS_TEST_PROMPT"), "8"))
+	if err != nil || length < 2 {
+		t.Fatalf("TFMBS_TEST_PROMPT: want a number of tokens: %v", err)
+	}
+	text := strings.Repeat("a page of the file ", length)[:length-1] // of a synthetic model, a byte is a token, and there is BOS
+	var token, batch [2][]float64
+	for range 5 {
+		for with := range 2 {
+			o := llama.Options{Model: model, Prompt: text, Tokens: 12}
+			if with == 1 {
+				o.Tokens, o.Threads = 48, 1
+			}
+			cmd := in.Command(t.Context(), o)
+			cmd.Env = os.Environ()
+			if with == 1 {
+				cmd.Env = append(cmd.Env, "GGML_BACKEND_PATH="+lib)
+			}
+			begun := time.Now()
+			out, err := cmd.Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := llama.ParseResult(out)
+			if err != nil {
+				t.Fatal(err)
+			}
+			perSecond := 1000 * float64(r.PromptTokens) / r.PromptMs
+			token[with], batch[with] = append(token[with], r.TokS), append(batch[with], perSecond)
+			t.Logf("with %d: %.2f tokens/s, prompt of %d: %.1f tokens/s, load %.0f ms, all %.1f s", with, r.TokS, r.PromptTokens, perSecond, r.LoadMs, time.Since(begun).Seconds())
+		}
+	}
+	if s := d.Status(); s.Products == 0 || s.Failed != 0 {
+		t.Errorf("the device: %+v", s)
+	}
+	for _, v := range [][2][]float64{token, batch} {
+		slices.Sort(v[0])
+		slices.Sort(v[1])
+		t.Logf("median %.2f -> %.2f tokens/s: %.2f", v[0][2], v[1][2], v[1][2]/v[0][2])
+	}
+}
