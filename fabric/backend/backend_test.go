@@ -359,7 +359,7 @@ func TestShare(t *testing.T) {
 func TestGoesOn(t *testing.T) {
 	in := llamatest.ForTest(t)
 	model := llamatest.Model(t, small)
-	const tokens = 400 // more than are done while somebody looks
+	const tokens = 200 // more than are done while somebody looks
 	want := generate(t, in, model, tokens)
 	run := func(t *testing.T, same int, during func()) string {
 		t.Helper()
