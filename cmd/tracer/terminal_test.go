@@ -3,7 +3,6 @@ package main
 // These tests run tracer on a terminal of their own.
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
@@ -51,10 +50,22 @@ func TestStatusLine(t *testing.T) {
 	t.Run("command whose output goes elsewhere", func(t *testing.T) {
 		term := testenv.NewTerminal(t)
 		cmd := exec.Command(tracerBinary, append([]string{"-o", filepath.Join(t.TempDir(), "capture"), "--", "sh", "-c", `echo own; exec "$@"`, "sh"}, in.Command(t.Context(), o).Args...)...)
-		var out bytes.Buffer
-		cmd.Stdout = &out
+		out, err := os.Create(filepath.Join(t.TempDir(), "out"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer out.Close()
+		cmd.Stdout = out
+		said := func() string {
+			text, err := os.ReadFile(out.Name())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(text)
+		}
 		term.Start(cmd)
 		testenv.WaitFor(t, "a status line", func() bool { return strings.Contains(term.Text(), " tok/s ") })
+		testenv.WaitFor(t, "the driver's first text", func() bool { return len(said()) > len("own\n") }) // it may still load the model
 		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
@@ -63,7 +74,7 @@ func TestStatusLine(t *testing.T) {
 			t.Errorf("status %d", got)
 		}
 		// The driver prints as it goes, one long line of JSON.
-		text := out.String()
+		text := said()
 		if !strings.HasPrefix(text, "own\n{") || strings.Count(text, "\n") > 2 || strings.Contains(text, "\x1b") || strings.Contains(text, " tok/s ") {
 			t.Errorf("standard output is not the command's own: %q", text[:min(len(text), 200)])
 		}
