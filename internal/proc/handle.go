@@ -45,21 +45,11 @@ func (p *Process) Ended() (bool, error) { return p.poll(-1, 0) }
 
 // Wait returns when the process has ended, or with ctx's error. It sleeps until then.
 func (p *Process) Wait(ctx context.Context) error {
-	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	wake, done, err := wakeAt(ctx)
 	if err != nil {
 		return fmt.Errorf("watch process %d: %w", p.pid, err)
 	}
-	defer unix.Close(wake)
-	woken := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(woken)
-		_, _ = unix.Write(wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
-	})
-	defer func() {
-		if !stop() {
-			<-woken
-		}
-	}()
+	defer done()
 	for {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -68,6 +58,24 @@ func (p *Process) Wait(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// wakeAt makes a descriptor that is readable as soon as ctx is done, for poll(2). done closes it.
+func wakeAt(ctx context.Context) (wake int, done func(), err error) {
+	if wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
+		return -1, nil, err
+	}
+	woken := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(woken)
+		_, _ = unix.Write(wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	})
+	return wake, func() {
+		if !stop() {
+			<-woken
+		}
+		_ = unix.Close(wake)
+	}, nil
 }
 
 // poll waits up to timeout milliseconds (-1: without limit), or until wake is readable, and reports whether the process has ended.

@@ -85,21 +85,11 @@ func (w *MapWatch) open(tid, cpu int) error {
 // Wait returns when the process has mapped something since WatchMaps, or since Wait returned last. It sleeps until then, on this thread. It returns ctx's error, or one that wraps ErrNoProcess if
 // the process has ended.
 func (w *MapWatch) Wait(ctx context.Context) error {
-	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	wake, done, err := wakeAt(ctx)
 	if err != nil {
 		return fmt.Errorf("notice what process %d maps: %w", w.process.pid, err)
 	}
-	defer unix.Close(wake)
-	woken := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(woken)
-		_, _ = unix.Write(wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
-	})
-	defer func() {
-		if !stop() {
-			<-woken
-		}
-	}()
+	defer done()
 	polled := make([]unix.PollFd, 0, len(w.events)+2)
 	for ctx.Err() == nil {
 		polled = append(polled[:0], unix.PollFd{Fd: int32(w.process.fd), Events: unix.POLLIN}, unix.PollFd{Fd: int32(wake), Events: unix.POLLIN})
