@@ -172,6 +172,10 @@ func (p *Process) instruction() (address uint64, err error) {
 			return a.Start + uint64(i), nil
 		}
 	}
+	// One that is ending loses its memory before its pidfd says so.
+	if left, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", p.pid)); err != nil || len(left) == 0 {
+		return 0, ErrNoProcess
+	}
 	return 0, ErrForeign
 }
 
