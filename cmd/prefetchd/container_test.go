@@ -26,6 +26,13 @@ var tiny = synth.Config{Layers: 3, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Typ
 // little makes prefetchd lock a part of the tiny model, which would fit.
 var little = []string{"--budget", "1500KB", "--lock", "--always"}
 
+// helpedFromStart starts a target, which stands still until prefetchd, the container's first process, has set up everything: see waitSettled.
+const helpedFromStart = `said=$1; shift; helper=$1; shift
+"$@" > "$said" & target=$!
+kill -STOP $target
+( until [ "$(cat /proc/1/oom_score_adj)" = 1000 ]; do sleep 0.05; done; kill -CONT $target ) &
+exec "$helper" --wait --budget 1500KB --always --json --pid $target`
+
 // In a container prefetchd follows its target as on the host.
 func TestInContainer(t *testing.T) {
 	testenv.NeedRoot(t)
@@ -36,7 +43,7 @@ func TestInContainer(t *testing.T) {
 		t.Fatal(err)
 	}
 	said := filepath.Join(t.TempDir(), "said.json")
-	args := append([]string{"sh", "-c", `said=$1; shift; helper=$1; shift; "$@" > "$said" & exec "$helper" --wait --budget 1500KB --always --json --pid $!`, "sh", said, prefetchd}, in.Command(t.Context(), o).Args...)
+	args := append([]string{"sh", "-c", helpedFromStart, "sh", said, prefetchd}, in.Command(t.Context(), o).Args...)
 	cmd := testenv.Container{}.Command(args...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
