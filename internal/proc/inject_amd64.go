@@ -213,14 +213,19 @@ func (p *Process) stop(tid int) (*stopped, error) {
 	}
 	for until := time.Now().Add(stopTime); ; time.Sleep(stopStep) {
 		var status unix.WaitStatus
-		pid, err := unix.Wait4(tid, &status, unix.WALL|unix.WNOHANG, nil)
-		switch {
-		case errors.Is(err, unix.EINTR), err == nil && pid == 0:
+		switch seen, err := stops(tid); {
+		case err != nil:
+			return nil, errOtherThread
+		case !seen:
 			if time.Now().Before(until) {
 				continue
 			}
 			// It cannot be let go as long as it runs. The kernel does, when the calling thread ends.
 			return nil, ErrNotStopped
+		}
+		switch _, err := unix.Wait4(tid, &status, unix.WALL, nil); {
+		case errors.Is(err, unix.EINTR):
+			continue
 		case err != nil || !status.Stopped():
 			return nil, errOtherThread
 		case int(uint32(status)>>16) != unix.PTRACE_EVENT_STOP: // a signal: it gets it
@@ -239,6 +244,31 @@ func (p *Process) stop(tid int) (*stopped, error) {
 		}
 		return t, nil
 	}
+}
+
+// What waitid says of a child, see siginfo_t(7): the values of its field si_code.
+const (
+	cldTrapped = 4
+	cldStopped = 5
+)
+
+// stops says whether a thread has stopped by now. That it has ended is an error, and is left for its parent to wait for: that may be this process.
+func stops(tid int) (bool, error) {
+	var info unix.Siginfo
+	const look = unix.WEXITED | unix.WSTOPPED | unix.WNOWAIT | unix.WNOHANG | unix.WALL
+	for {
+		err := unix.Waitid(unix.P_PID, tid, &info, look, nil)
+		if !errors.Is(err, unix.EINTR) {
+			if err != nil || info.Signo == 0 {
+				return false, err
+			}
+			break
+		}
+	}
+	if info.Code != cldTrapped && info.Code != cldStopped {
+		return false, errOtherThread
+	}
+	return true, nil
 }
 
 // make makes the calls, and lets the thread go.
