@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	status := 1
 	func() {
 		for name, pkg := range map[string]string{
-			"ggufmap": "tensorcast/cmd/ggufmap", "analyze": "tensorcast/cmd/analyze", "tracer": "tensorcast/cmd/tracer", "lab": "tensorcast/experiments/cmd/lab",
+			"ggufmap": "tensorcast/cmd/ggufmap", "analyze": "tensorcast/cmd/analyze", "tracer": "tensorcast/cmd/tracer", "prefetchd": "tensorcast/cmd/prefetchd", "lab": "tensorcast/experiments/cmd/lab",
 		} {
 			path, remove, err := testenv.BuildPackage(name, pkg)
 			if err != nil {
@@ -99,7 +99,7 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 		"lab synth": {args: []string{"lab", "synth", "-o", "m.gguf", "--layers", "1", "--embd", "64", "--ff", "64", "--heads", "2", "--kv-heads", "2", "--type", "Q8_0"},
 			outputs: []string{"m.gguf"}},
 		"lab synth --inflate": {args: []string{"lab", "synth", "-o", "m.gguf", "--inflate", "2", llamatest.Model(t, tinyMoE)}, outputs: []string{"m.gguf"}, faults: 2},
-		"lab --save":          {args: []string{"lab", "hyper", "--coding", "exact", "--dims", "1024", "--items", "8", "--queries", "64", "--save", "r.json"}, outputs: []string{"r.json"}},
+		"lab --save":          {args: []string{"lab", "hyper", "--coding", "exact", "--dims", "1024", "--items", "8", "--queries", "64", "--save", "r.json"}, outputs: []string{"r.json"}, faults: 4},
 		"lab pressure": {args: []string{"lab", "pressure", "--from", series, "--save", "s.json", "--parquet", "r.parquet", "--figure", "f.svg", "--figure-bytes", "b.svg"},
 			outputs: []string{"s.json", "r.parquet", "f.svg", "b.svg"}, faults: 2},
 		"lab fabricplan": {args: []string{"lab", "fabricplan", "-m", model, "--planes", "1", "--write", "w.gguf", "--figure", "f.png"},

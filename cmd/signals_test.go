@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/procfs"
+
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
@@ -44,17 +46,6 @@ type scene struct {
 
 func TestSignalsEndCommandsSoon(t *testing.T) {
 	testenv.NeedRoot(t)
-	bin := map[string]string{}
-	for name, pkg := range map[string]string{
-		"analyze": "tensorcast/cmd/analyze", "tracer": "tensorcast/cmd/tracer", "prefetchd": "tensorcast/cmd/prefetchd", "ggufmap": "tensorcast/cmd/ggufmap", "lab": "tensorcast/experiments/cmd/lab",
-	} {
-		path, remove, err := testenv.BuildPackage(name, pkg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(remove)
-		bin[name] = path
-	}
 	in := llamatest.ForTest(t)
 	o := llama.Options{
 		Model:  llamatest.Model(t, synth.Config{Layers: 3, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}),
@@ -86,12 +77,27 @@ func TestSignalsEndCommandsSoon(t *testing.T) {
 			return time.Since(begun) > d
 		}
 	}
+	worked := func(d time.Duration) func(int, string) bool { // it has used so much of a processor, however busy the machine is
+		return func(pid int, _ string) bool {
+			p, err := procfs.NewProc(pid)
+			if err != nil {
+				return false
+			}
+			stat, err := p.Stat()
+			return err == nil && stat.CPUTime() >= d.Seconds()
+		}
+	}
+	settled := func(pid int, _ string) bool { // prefetchd has set up everything: it is killed first from then on
+		adj, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid))
+		return err == nil && strings.TrimSpace(string(adj)) == "1000"
+	}
 	// The command that tracer has started ends by itself once the signal is passed on.
 	computing := func(pid int, _ string) bool {
 		child := childOf(pid)
 		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", child))
 		return child != 0 && err == nil && bytes.Contains(maps, []byte(o.Model))
 	}
+	hears := func(pid int, _ string) bool { return childOf(childOf(pid)) != 0 } // the shell has set its traps and started the command
 	deaf := append([]string{"--", "sh", "-c", `trap "" INT TERM; "$@"; exit 5`, "sh"}, "sleep", "600")
 	for name, s := range map[string]scene{
 		"tracer":                   {args: tracer("a", "--pid", fmt.Sprint(running)), ready: attached, status: -1},
@@ -104,15 +110,15 @@ func TestSignalsEndCommandsSoon(t *testing.T) {
 		},
 		"tracer, a command":               {args: tracer("f", append([]string{"--"}, command...)...), ready: computing, status: -1},
 		"tracer, a preloaded command":     {args: tracer("g", append([]string{"--preload", "--"}, command...)...), ready: computing, status: -1},
-		"tracer, a deaf command":          {args: tracer("h", deaf...), ready: after(time.Second), signal: deafened, status: -1},
-		"tracer, a deaf one preloaded":    {args: tracer("i", append([]string{"--preload"}, deaf...)...), ready: after(time.Second), signal: deafened, status: -1},
-		"prefetchd":                       {args: []string{"prefetchd", "--pid", fmt.Sprint(running)}, ready: after(2 * time.Second), status: cli.OK},
-		"prefetchd, a stopped target":     {args: []string{"prefetchd", "--pid", fmt.Sprint(stopped)}, ready: after(time.Second), status: cli.OK},
+		"tracer, a deaf command":          {args: tracer("h", deaf...), ready: hears, signal: deafened, status: -1},
+		"tracer, a deaf one preloaded":    {args: tracer("i", append([]string{"--preload"}, deaf...)...), ready: hears, signal: deafened, status: -1},
+		"prefetchd":                       {args: []string{"prefetchd", "--pid", fmt.Sprint(running)}, ready: settled, status: cli.OK},
+		"prefetchd, a stopped target":     {args: []string{"prefetchd", "--pid", fmt.Sprint(stopped)}, ready: settled, status: cli.OK},
 		"analyze":                         {args: []string{"analyze", "-c", capture, "-o", filepath.Join(t.TempDir(), "analysis"), "--heatmap"}, ready: after(30 * time.Millisecond), status: -1},
-		"ggufmap":                         {args: []string{"ggufmap", "--metadata", "--elements", "-1", "--format", "parquet", "-o", filepath.Join(t.TempDir(), "out"), arrays}, ready: after(300 * time.Millisecond), status: cli.Failure},
-		"ggufmap, its output is not read": {args: []string{"ggufmap", "--metadata", "--elements", "-1", arrays}, ready: after(300 * time.Millisecond), stalled: true, status: cli.Failure},
+		"ggufmap":                         {args: []string{"ggufmap", "--metadata", "--elements", "-1", "--format", "parquet", "-o", filepath.Join(t.TempDir(), "out"), arrays}, ready: worked(200 * time.Millisecond), status: cli.Failure},
+		"ggufmap, its output is not read": {args: []string{"ggufmap", "--metadata", "--elements", "-1", arrays}, ready: worked(200 * time.Millisecond), stalled: true, status: cli.Failure},
 		"prefetchd, while it attaches":    {args: []string{"prefetchd", "--pid", fmt.Sprint(running)}, ready: after(50 * time.Millisecond), status: -1},
-		"lab synth":                       {args: []string{"lab", "synth", "-o", filepath.Join(t.TempDir(), "m.gguf"), "--layers", "100", "--embd", "2048", "--ff", "8192", "--heads", "16", "--kv-heads", "4", "--type", "Q8_0"}, ready: after(300 * time.Millisecond), status: cli.Failure},
+		"lab synth":                       {args: []string{"lab", "synth", "-o", filepath.Join(t.TempDir(), "m.gguf"), "--layers", "100", "--embd", "2048", "--ff", "8192", "--heads", "16", "--kv-heads", "4", "--type", "Q8_0"}, ready: worked(200 * time.Millisecond), status: cli.Failure},
 	} {
 		sig := syscall.SIGINT
 		if len(name)%2 == 0 { // to the commands the two are the same
@@ -121,7 +127,7 @@ func TestSignalsEndCommandsSoon(t *testing.T) {
 		t.Run(name+", "+sig.String(), func(t *testing.T) {
 			var took []time.Duration
 			for range attempts {
-				d := s.run(t, bin, sig)
+				d := s.run(t, sig)
 				if took = append(took, d); d < soon || t.Failed() {
 					return
 				}
@@ -184,7 +190,7 @@ func childOf(pid int) (child int) {
 }
 
 // run starts the command, signals it, and returns how long it then took.
-func (s *scene) run(t *testing.T, bin map[string]string, sig syscall.Signal) time.Duration {
+func (s *scene) run(t *testing.T, sig syscall.Signal) time.Duration {
 	t.Helper()
 	cmd := exec.Command(bin[s.args[0]], s.args[1:]...)
 	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
