@@ -1,39 +1,57 @@
 // Command analyze states a capture's per-token pattern: as a table, in words, and as a picture.
 package main
 
-// This file owns the flags and the order of work.
+// This file owns the flags, the list of subcommands, and the order of work without one.
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"iter"
-	"slices"
-	"strings"
 
-	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"tensorcast/internal/cli"
-	"tensorcast/internal/cli/progress"
 	"tensorcast/internal/visible"
 	"tensorcast/pattern"
-	"tensorcast/trace"
-	"tensorcast/trace/tables"
 )
 
 func main() { cli.Main(command()) }
 
+// options are the flags. The first ones are persistent: subcommands have them, too, unless they define one of the same name.
 type options struct {
 	capture string
 	output  string
+	top     int
+	context int
+	json    bool
+
 	heatmap bool
 	order   string
-	top     int
-	json    bool
-	context int
 	hidden  string // a format, or ""
+}
+
+// check says what is wrong with the persistent flags.
+func (o *options) check(cmd *cobra.Command) error {
+	if o.context < 0 && cmd.Flags().Changed("context") {
+		return cli.Usagef("--context is %d, want 0 or more", o.context)
+	}
+	if o.top < 0 {
+		return cli.Usagef("--top is %d, want 0 or more", o.top)
+	}
+	return nil
+}
+
+// noArguments is what Args is of a subcommand that takes its capture from --capture.
+func noArguments(_ *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return cli.Usagef("unexpected argument %q: name the capture with --capture", args[0])
+	}
+	return nil
+}
+
+// subcommands make the subcommands, each with the persistent flags. A new one is a line here, and a file of its own.
+var subcommands = []func(*options) *cobra.Command{
+	moeCommand,
 }
 
 // Formats of an exported table.
@@ -70,98 +88,52 @@ Exit status: 0 done, whatever the pattern is; 1 failed; 2 the command line is wr
 		Example: `  sudo tracer -- llama-cli -m model.gguf --no-repack -p "hi" -n 32
   analyze --heatmap
   analyze --capture run2 -o run2-analysis --json | jq .sequence.identical`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return cli.Usagef("unexpected argument %q: name the capture with --capture", args[0])
-			}
-			return nil
-		},
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.context < 0 && cmd.Flags().Changed("context") {
-				return cli.Usagef("--context is %d, want 0 or more", o.context)
-			}
-			if o.top < 0 {
-				return cli.Usagef("--top is %d, want 0 or more", o.top)
+			if err := o.check(cmd); err != nil {
+				return err
 			}
 			return analyze(cmd.Context(), &o, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
+	all := cmd.PersistentFlags()
+	all.SortFlags = false
+	all.StringVarP(&o.capture, "capture", "c", "capture", "`directory` that tracer wrote")
+	all.StringVarP(&o.output, "output", "o", "analysis", "`directory` to write to; made if need be")
+	all.IntVar(&o.top, "top", 10, "list at most `n` tensors, and n differences")
+	all.IntVar(&o.context, "context", pattern.MostRead, "analyse context `n` (default: that which read most)")
+	all.BoolVar(&o.json, "json", false, "print the summary as JSON")
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringVarP(&o.capture, "capture", "c", "capture", "`directory` that tracer wrote")
-	f.StringVarP(&o.output, "output", "o", "analysis", "`directory` to write to; made if need be")
 	f.BoolVar(&o.heatmap, "heatmap", false, "draw "+heatmapFile)
 	cli.EnumVar(cmd, &o.order, "order", "", []string{orderAccess, orderFile}, "rows of the heatmap: access is first read first, file as in the model's file")
 	cli.EnumVar(cmd, &o.hidden, "hidden", "", []string{formatParquet, formatCSV}, "export the table of what routers read, as parquet or csv")
-	f.IntVar(&o.top, "top", 10, "list at most `n` tensors, and n differences")
-	f.IntVar(&o.context, "context", pattern.MostRead, "analyse context `n` (default: that which read most)")
-	f.BoolVar(&o.json, "json", false, "print the summary as JSON")
-	cmd.AddCommand(moeCommand())
+	for _, sub := range subcommands {
+		cmd.AddCommand(sub(&o))
+	}
 	cmd.CompletionOptions.HiddenDefaultCmd = true
 	return cmd
 }
 
 func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
-	capture, err := trace.Open(o.capture)
+	in, err := load(ctx, o, stderr)
 	if err != nil {
 		return err
 	}
-	build, err := pattern.OptionsOf(capture.Meta, capture.Steps())
+	p, err := in.pattern(ctx)
 	if err != nil {
+		return err
+	}
+	summary := p.Summarize(in.capture.Meta, o.top)
+	summary.Warnings = in.warnings
+	if summary.Rereads, err = in.capture.Rereads(ctx, o.top); err != nil {
 		return fmt.Errorf("read %s: %w", o.capture, err)
 	}
-	build.Context = o.context
-	accesses, done := watched(ctx, capture, stderr)
-	p, err := pattern.Build(capture.Structure, accesses, build)
-	done()
-	warnings := slices.Concat(pattern.Warnings(capture.Meta), capture.Doubts)
-	for _, w := range warnings {
-		fmt.Fprintf(stderr, "analyze: warning: %s\n", visible.Line(w))
-	}
-	if errors.Is(err, pattern.ErrNoAccesses) || errors.Is(err, pattern.ErrNoTokens) {
-		return fmt.Errorf("%s: %w: trace a run that generates text, such as `tracer -- llama-cli -m model.gguf --no-repack -p \"hi\" -n 32`", o.capture, err)
-	}
-	if errors.Is(err, pattern.ErrNoContext) {
-		return fmt.Errorf("%s: %w: choose with --context", o.capture, err)
-	}
-	if err != nil {
-		return fmt.Errorf("read %s: %w", o.capture, err)
-	}
-	if len(p.Contexts) > 1 {
-		fmt.Fprintf(stderr, "analyze: %s\n", visible.Line(contextText(p, capture.Meta)))
-	}
-	summary := p.Summarize(capture.Meta, o.top)
-	summary.Warnings = warnings
-	if summary.Rereads, err = capture.Rereads(ctx, o.top); err != nil {
-		return fmt.Errorf("read %s: %w", o.capture, err)
-	}
-
-	written, err := writeOutputs(ctx, &analysis{options: o, meta: capture.Meta, pattern: p, summary: summary, hidden: capture.HiddenColumns(ctx), warn: func(format string, args ...any) {
-		fmt.Fprintf(stderr, "analyze: warning: %s\n", visible.Line(fmt.Sprintf(format, args...)))
-	}})
+	written, err := writeOutputs(ctx, &analysis{options: o, meta: in.capture.Meta, pattern: p, summary: summary, hidden: in.capture.HiddenColumns(ctx), warn: in.warn})
 	if err != nil {
 		return err
 	}
 	return printSummary(stdout, summary, written, o.json)
-}
-
-// contextText says which of several contexts is analysed, and how to choose another.
-func contextText(p *pattern.Pattern, meta *tables.Meta) string {
-	var others []string
-	taken := ""
-	for _, c := range p.Contexts {
-		text := fmt.Sprintf("%d (%s, %d generation steps, %s)", c.Context, pattern.ModelName(meta, c.Model), c.GenerationSteps, humanize.Bytes(uint64(c.GenerationBytes)))
-		if c.Context == p.Context && c.Model == p.Model {
-			taken = text
-		} else {
-			others = append(others, text)
-		}
-	}
-	const named = 8
-	if n := len(others) - named; n > 0 {
-		others = append(others[:named], fmt.Sprintf("%d more", n))
-	}
-	return fmt.Sprintf("the capture holds several contexts; this is context %s; choose another with --context: %s", taken, strings.Join(others, ", "))
 }
 
 func printSummary(w io.Writer, s *pattern.Summary, files []string, asJSON bool) error {
@@ -181,30 +153,4 @@ func printSummary(w io.Writer, s *pattern.Summary, files []string, asJSON bool) 
 		}
 	}
 	return nil
-}
-
-// watched is the access table with a progress bar (if stderr is a terminal) and an end when ctx is cancelled. done takes
-// the bar away.
-func watched(ctx context.Context, c *trace.Capture, stderr io.Writer) (rows iter.Seq2[*tables.Access, error], done func()) {
-	var total int64 // 0: not known
-	if c.Meta.Complete {
-		total = c.Meta.Rows - c.Meta.Segments.DeletedRows
-	}
-	bar := progress.New(stderr, progress.Options{})
-	const chunk = 4096
-	return func(yield func(*tables.Access, error) bool) {
-		n := int64(0)
-		for a, err := range c.Accesses() {
-			if n++; n%chunk == 0 {
-				bar.Update(n, total, "reading")
-				if err := ctx.Err(); err != nil {
-					yield(nil, err)
-					return
-				}
-			}
-			if !yield(a, err) {
-				return
-			}
-		}
-	}, bar.Close
 }

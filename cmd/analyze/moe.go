@@ -42,7 +42,7 @@ type moeOptions struct {
 	format    string // of figures
 }
 
-func moeCommand() *cobra.Command {
+func moeCommand(root *options) *cobra.Command {
 	o := moeOptions{bandwidth: 1.5e9, format: chart.Formats[0]}
 	cmd := &cobra.Command{
 		Use:   "moe [flags] TRACE|CAPTURE",
@@ -76,8 +76,8 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
   analyze moe -o figures --format svg run                      # figures/hits.svg, recall.svg, reads.svg
   sudo tracer --hidden -o seen -- llama-cli -m moe.gguf --no-repack -p "hi" -n 200; analyze moe seen
   analyze moe --json qwen.route.csv.gz | jq .verdict`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 && (len(args) > 0 || !cmd.Flags().Changed("capture")) {
 				return cli.Usagef("%d arguments: want one, a capture's directory or a routing trace", len(args))
 			}
 			return nil
@@ -107,7 +107,16 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 				return cli.Usagef("--format is of figures: say where with --output")
 			}
 			study.Curve = o.output != ""
-			return analyzeMoE(cmd.Context(), args[0], &o, &study, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			if cmd.Flags().Changed("top") {
+				return cli.Usagef("--top: nothing that moe prints is a list of tensors")
+			}
+			name := root.capture
+			if len(args) > 0 {
+				if name = args[0]; cmd.Flags().Changed("capture") {
+					return cli.Usagef("%q and --capture %q: want one of them", name, root.capture)
+				}
+			}
+			return analyzeMoE(cmd.Context(), name, &o, &study, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	f := cmd.Flags()

@@ -1,0 +1,135 @@
+package main
+
+// This file opens a capture for every subcommand: what is wrong with it is said here, once, and in the same words.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"slices"
+	"strings"
+
+	"github.com/dustin/go-humanize"
+
+	"tensorcast/internal/cli/progress"
+	"tensorcast/internal/visible"
+	"tensorcast/pattern"
+	"tensorcast/trace"
+	"tensorcast/trace/tables"
+)
+
+// loaded is a capture that was opened and checked.
+type loaded struct {
+	options  *options
+	capture  *trace.Capture // its tables; Meta describes the session, the host and the models
+	build    pattern.Options
+	warnings []string // what makes answers doubtful, a line each; they have been told
+	stderr   io.Writer
+}
+
+// load opens the capture that o names, and tells on stderr what makes it doubtful. Errors name the capture.
+func load(ctx context.Context, o *options, stderr io.Writer) (*loaded, error) {
+	capture, err := trace.Open(o.capture)
+	if err != nil {
+		return nil, err
+	}
+	in := &loaded{options: o, capture: capture, warnings: slices.Concat(pattern.Warnings(capture.Meta), capture.Doubts), stderr: stderr}
+	steps := func(yield func(*tables.StepRow, error) bool) {
+		for s, err := range capture.Steps() {
+			if err == nil {
+				err = ctx.Err()
+			}
+			if !yield(s, err) {
+				return
+			}
+		}
+	}
+	if in.build, err = pattern.OptionsOf(capture.Meta, steps); err != nil {
+		return nil, in.reading(err)
+	}
+	in.build.Context = o.context
+	for _, w := range in.warnings {
+		in.warn("%s", w)
+	}
+	return in, nil
+}
+
+// reading says of which capture an error tells.
+func (in *loaded) reading(err error) error { return fmt.Errorf("read %s: %w", in.options.capture, err) }
+
+// warn tells a warning, as one line.
+func (in *loaded) warn(format string, args ...any) {
+	fmt.Fprintf(in.stderr, "analyze: warning: %s\n", visible.Line(fmt.Sprintf(format, args...)))
+}
+
+// pattern makes the pattern of the context that the options name, and says which of several it is. Each row of the access table is shown to see before, so that one
+// pass serves them all.
+func (in *loaded) pattern(ctx context.Context, see ...func(*tables.Access) error) (*pattern.Pattern, error) {
+	accesses, done := in.accesses(ctx, see...)
+	p, err := pattern.Build(in.capture.Structure, accesses, in.build)
+	done()
+	switch {
+	case errors.Is(err, pattern.ErrNoAccesses) || errors.Is(err, pattern.ErrNoTokens):
+		return nil, fmt.Errorf("%s: %w: trace a run that generates text, such as `tracer -- llama-cli -m model.gguf --no-repack -p \"hi\" -n 32`", in.options.capture, err)
+	case errors.Is(err, pattern.ErrNoContext):
+		return nil, fmt.Errorf("%s: %w: choose with --context", in.options.capture, err)
+	case err != nil:
+		return nil, in.reading(err)
+	}
+	if len(p.Contexts) > 1 {
+		fmt.Fprintf(in.stderr, "analyze: %s\n", visible.Line(contextText(p, in.capture.Meta)))
+	}
+	return p, nil
+}
+
+// accesses is the access table with a progress bar (if stderr is a terminal) and an end when ctx is cancelled. done takes
+// the bar away. The row is reused.
+func (in *loaded) accesses(ctx context.Context, see ...func(*tables.Access) error) (rows iter.Seq2[*tables.Access, error], done func()) {
+	var total int64 // 0: not known
+	if meta := in.capture.Meta; meta.Complete {
+		total = meta.Rows - meta.Segments.DeletedRows
+	}
+	bar := progress.New(in.stderr, progress.Options{})
+	const chunk = 4096
+	return func(yield func(*tables.Access, error) bool) {
+		n := int64(0)
+		for a, err := range in.capture.Accesses() {
+			if n++; n%chunk == 0 {
+				bar.Update(n, total, "reading")
+				if err := ctx.Err(); err != nil {
+					yield(nil, err)
+					return
+				}
+			}
+			for _, s := range see {
+				if err == nil {
+					err = s(a)
+				}
+			}
+			if !yield(a, err) {
+				return
+			}
+		}
+	}, bar.Close
+}
+
+// contextText says which of several contexts is analysed, and how to choose another.
+func contextText(p *pattern.Pattern, meta *tables.Meta) string {
+	var others []string
+	taken := ""
+	for _, c := range p.Contexts {
+		text := fmt.Sprintf("%d (%s, %d generation steps, %s)", c.Context, pattern.ModelName(meta, c.Model), c.GenerationSteps, humanize.Bytes(uint64(c.GenerationBytes)))
+		if c.Context == p.Context && c.Model == p.Model {
+			taken = text
+		} else {
+			others = append(others, text)
+		}
+	}
+	const named = 8
+	if n := len(others) - named; n > 0 {
+		others = append(others[:named], fmt.Sprintf("%d more", n))
+	}
+	return fmt.Sprintf("the capture holds several contexts; this is context %s; choose another with --context: %s", taken, strings.Join(others, ", "))
+}
