@@ -8,6 +8,7 @@ BIN     := bin
 package_gcc := gcc libc6-dev
 package_npm := npm
 package_chromium := chromium
+package_g++ := g++
 NEEDED := gcc npm
 FUZZTIME := 60s
 # Packages whose tests `make vm` runs; options of experiments/vm/run.sh, for instance --suite bookworm-backports.
@@ -44,7 +45,7 @@ deps:
 demo: deps build ## map, trace and draw a real llama.cpp run, then run it in too little memory; results in demo/
 	./experiments/demo.sh
 
-test: NEEDED += chromium # a report's page is opened in it
+test: NEEDED += chromium g++ # a report's page is opened in the one, the other compiles a pattern's header
 test: deps ## run every test; those that need root run only as root, and say so
 	go tool gotestsum --format pkgname --format-hide-empty-pkg -- -race $(LDFLAGS) ./...
 

@@ -71,6 +71,7 @@ func command() *cobra.Command {
                                   relative_time (0 to 1 within a step), phase, and what each read is
   pattern.json                    the same of one generated token, for programs that plan reads: the model's files
                                   and their fingerprints, and each read with its place and how long the op computes
+  access_pattern.h                the same as an array for C and C++: PER_TOKEN_PATTERN of struct AccessEntry
   heatmap_access_per_token.png    with --heatmap: the share of each tensor that each step reads
   hidden.parquet or hidden.csv    with --hidden: what routers read (tracer --hidden); in CSV a row's values are one text
 

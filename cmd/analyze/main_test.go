@@ -144,7 +144,7 @@ func TestHidden(t *testing.T) {
 		}
 	}
 	if code, stdout, stderr := execute(t, "-c", plant(t, tables.Meta{}, true, whole, whole), "-o", out, "--hidden", "csv"); code != cli.OK || strings.Contains(stdout, "hidden.csv") ||
-		!strings.Contains(stdout, "wrote "+filepath.Join(out, csvFile)) || !strings.Contains(stderr, "hidden.csv is left out: no routers' inputs were recorded: trace with --hidden") {
+		!strings.Contains(stdout, "wrote "+filepath.Join(out, csvFile)) || !strings.Contains(stderr, "left out: hidden.csv: no routers' inputs were recorded: trace with --hidden") {
 		t.Errorf("exit %d, stdout %q, stderr %q", code, stdout, stderr)
 	}
 	if _, err := os.Stat(filepath.Join(out, hiddenCSV)); err == nil {
@@ -192,18 +192,22 @@ func TestNoCycle(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			out := t.TempDir()
-			if err := os.WriteFile(filepath.Join(out, cycleFile), []byte("of an earlier capture"), 0o600); err != nil {
-				t.Fatal(err)
+			for _, name := range []string{cycleFile, headerFile} {
+				if err := os.WriteFile(filepath.Join(out, name), []byte("of an earlier capture"), 0o600); err != nil {
+					t.Fatal(err)
+				}
 			}
 			code, stdout, stderr := execute(t, "-c", plant(t, tables.Meta{Models: []tables.ModelInfo{tc.model}}, true, whole, whole), "-o", out)
-			if code != cli.OK || !strings.HasPrefix(stderr, "analyze: warning: pattern.json is left out: ") || !strings.Contains(stderr, tc.want) || strings.Count(stderr, "\n") != 1 {
+			if code != cli.OK || !strings.HasPrefix(stderr, "analyze: warning: left out: pattern.json, access_pattern.h: ") || !strings.Contains(stderr, tc.want) || strings.Count(stderr, "\n") != 1 {
 				t.Errorf("exit %d, stderr %q, want a warning with %q", code, stderr, tc.want)
 			}
 			if strings.Contains(stdout, cycleFile) || !strings.Contains(stdout, csvFile) {
 				t.Errorf("output\n%s", stdout)
 			}
-			if _, err := os.Stat(filepath.Join(out, cycleFile)); err == nil {
-				t.Error("there is a pattern.json")
+			for _, name := range []string{cycleFile, headerFile} {
+				if _, err := os.Stat(filepath.Join(out, name)); err == nil {
+					t.Errorf("there is a %s", name)
+				}
 			}
 		})
 	}
@@ -226,7 +230,7 @@ func TestJSON(t *testing.T) {
 	if !got.Sequence.Identical || got.Sequence.Tokens != 2 || len(got.CutShort) != 1 || got.CutShort[0].Token != 2 || len(got.Top) != 1 || len(got.Warnings) != 2 {
 		t.Errorf("summary %s", stdout)
 	}
-	if want := []string{filepath.Join(out, parquetFile), filepath.Join(out, csvFile), filepath.Join(out, cycleFile)}; !reflect.DeepEqual(got.Files, want) {
+	if want := []string{filepath.Join(out, parquetFile), filepath.Join(out, csvFile), filepath.Join(out, cycleFile), filepath.Join(out, headerFile)}; !reflect.DeepEqual(got.Files, want) {
 		t.Errorf("files %v, want %v", got.Files, want)
 	}
 	for _, want := range []string{"warning: 2 events lost", "warning: the tracer did not end in order"} {

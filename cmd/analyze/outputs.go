@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"iter"
+	"strings"
 
 	"tensorcast/heatmap"
 	"tensorcast/internal/outfile"
@@ -23,6 +24,7 @@ const (
 	parquetFile = "pattern.parquet"
 	csvFile     = "pattern.csv"
 	cycleFile   = "pattern.json"
+	headerFile  = "access_pattern.h"
 
 	hiddenParquet = "hidden.parquet"
 	hiddenCSV     = "hidden.csv"
@@ -60,6 +62,13 @@ var outputs = []output{
 			return nil, err
 		}
 		return cycle.Write, nil
+	}},
+	{headerFile, func(a *analysis) (func(io.Writer) error, error) {
+		cycle, err := a.pattern.Cycle(a.meta)
+		if err != nil {
+			return nil, err
+		}
+		return cycle.WriteHeader, nil
 	}},
 	{heatmapFile, func(a *analysis) (func(io.Writer) error, error) {
 		if !a.options.heatmap {
@@ -101,6 +110,8 @@ func (a *analysis) hasHidden() error {
 // writeOutputs writes the files and returns their paths. One that cannot be made does not stay from an earlier capture either.
 func writeOutputs(ctx context.Context, a *analysis) ([]string, error) {
 	var files []file
+	var why []string // outputs are left out, and which
+	left := map[string][]string{}
 	for _, o := range outputs {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -108,10 +119,17 @@ func writeOutputs(ctx context.Context, a *analysis) ([]string, error) {
 		write, err := o.of(a)
 		if err != nil {
 			files = append(files, file{name: o.name})
-			a.warn("%s is left out: %v", o.name, err)
+			text := err.Error()
+			if left[text] == nil {
+				why = append(why, text)
+			}
+			left[text] = append(left[text], o.name)
 		} else if write != nil {
 			files = append(files, file{o.name, write})
 		}
+	}
+	for _, text := range why {
+		a.warn("left out: %s: %s", strings.Join(left[text], ", "), text)
 	}
 	return writeAll(ctx, a.options.output, files)
 }
