@@ -95,6 +95,8 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 			"analysis/pattern.csv", "analysis/pattern.json", "analysis/access_pattern.h", "analysis/hidden.parquet"}, faults: 2},
 		"analyze --hidden CSV": {args: []string{"analyze", "-c", routed, "-o", "analysis", "--hidden", "csv"}, outputs: []string{"analysis/pattern.parquet",
 			"analysis/pattern.csv", "analysis/pattern.json", "analysis/access_pattern.h", "analysis/hidden.csv"}, faults: 1},
+		"analyze whatif": {args: []string{"analyze", "whatif", "-c", capture, "-o", "w", "--disk", "1GB/s", "--format", "svg"}, outputs: []string{"w/whatif.parquet", "w/whatif.csv",
+			"w/miss_ratio.csv", "w/whatif.svg"}, faults: 1},
 		"analyze moe": {args: []string{"analyze", "moe", "-o", "figures", "--format", "svg", routed}, outputs: []string{"figures/hits.svg", "figures/recall.svg", "figures/reads.svg"}, faults: 2},
 		"lab synth": {args: []string{"lab", "synth", "-o", "m.gguf", "--layers", "1", "--embd", "64", "--ff", "64", "--heads", "2", "--kv-heads", "2", "--type", "Q8_0"},
 			outputs: []string{"m.gguf"}},

@@ -52,6 +52,7 @@ func noArguments(_ *cobra.Command, args []string) error {
 // subcommands make the subcommands, each with the persistent flags. A new one is a line here, and a file of its own.
 var subcommands = []func(*options) *cobra.Command{
 	moeCommand,
+	whatifCommand,
 }
 
 // Formats of an exported table.
