@@ -53,6 +53,7 @@ func noArguments(_ *cobra.Command, args []string) error {
 var subcommands = []func(*options) *cobra.Command{
 	moeCommand,
 	whatifCommand,
+	reportCommand,
 }
 
 // Formats of an exported table.
