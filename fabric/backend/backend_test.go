@@ -4,7 +4,6 @@ package backend_test
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -17,12 +16,12 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/fabric/device"
+	"tensorcast/fabric/device/devicetest"
 	"tensorcast/gguf"
 	"tensorcast/gguf/half"
 	"tensorcast/gguf/rewrite"
@@ -52,33 +51,10 @@ func library(t testing.TB, flags ...string) string {
 // start runs a device in this process, for all that is started until the test ends; stop ends it before.
 func start(t testing.TB) (d *device.Device, stop func()) {
 	t.Helper()
-	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	socket := filepath.Join(dir, "s")
-	d, err := device.Listen(socket, device.Options{PoolBytes: 1 << 30})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- d.Serve(ctx) }()
-	stopped := false
-	stop = func() {
-		if stopped {
-			return
-		}
-		stopped = true
-		cancel()
-		if err := errors.Join(<-done, d.Close()); err != nil {
-			t.Error(err)
-		}
-	}
-	t.Cleanup(stop)
-	t.Setenv("TFMBS_SOCKET", socket)
+	r := devicetest.Start(t, device.Options{PoolBytes: 2 << 30})
+	t.Setenv("TFMBS_SOCKET", r.Socket)
 	t.Setenv("TFMBS_DEVICE", "/nowhere")
-	return d, stop
+	return r.Device, r.Stop
 }
 
 // small has a shape of its own for each kind of matrix.
@@ -442,52 +418,71 @@ int main(int argc, char **argv) {
 	}
 }
 
-// The same model with and without the device, in turns: medians of five. With it, ggml has one thread, as more would only wait (TFMBS_LLAMA_INTEGRATION.md).
-func TestPaired(t *testing.T) {
-	model := os.Getenv("TFMBS_TEST_MODEL")
+// BenchmarkPaired runs a model with and without the device, in turns, and reports medians in tokens/s and what is won: ggml has its default of threads without the
+// device, and one and its default with it. TFMBS_BENCH_MODEL=model.gguf replaces the synthetic model of 30 MB, TFMBS_BENCH_PROMPT=256 the prompt of 8 tokens,
+// TFMBS_BENCH_TOKENS=48 the 24 that are generated. -benchtime 5x makes five turns.
+func BenchmarkPaired(b *testing.B) {
+	in := llamatest.ForTest(b)
+	d, _ := start(b)
+	lib := library(b)
+	model := os.Getenv("TFMBS_BENCH_MODEL")
 	if model == "" {
-		t.Skip("a measurement: TFMBS_TEST_MODEL=model.gguf, and TFMBS_TEST_PROMPT=256 for a prompt of so many tokens")
+		model = llamatest.Model(b, synth.Config{Layers: 8, Embd: 1024, FF: 2816, Heads: 16, KVHeads: 4, Type: gguf.Q2_0, Seed: 7})
 	}
-	in := llamatest.ForTest(t)
-	d, _ := start(t)
-	lib := library(t)
-	length, err := strconv.Atoi(cmp.Or(os.Getenv("TFMBS_TEST_PROMPT"), "8"))
-	if err != nil || length < 2 {
-		t.Fatalf("TFMBS_TEST_PROMPT: want a number of tokens: %v", err)
+	number := func(name, otherwise string) int {
+		n, err := strconv.Atoi(cmp.Or(os.Getenv(name), otherwise))
+		if err != nil || n < 2 {
+			b.Fatalf("%s: want a number of tokens: %v", name, err)
+		}
+		return n
 	}
+	length, tokens := number("TFMBS_BENCH_PROMPT", "8"), number("TFMBS_BENCH_TOKENS", "24")
 	text := strings.Repeat("a page of the file ", length)[:length-1] // of a synthetic model, a byte is a token, and there is BOS
-	var token, batch [2][]float64
-	for range 5 {
-		for with := range 2 {
-			o := llama.Options{Model: model, Prompt: text, Tokens: 12}
-			if with == 1 {
-				o.Tokens, o.Threads = 48, 1
-			}
-			cmd := in.Command(t.Context(), o)
+	variants := []struct {
+		name    string
+		threads int
+		backend string
+	}{{"cpu", 0, ""}, {"device-t1", 1, lib}, {"device-tN", 0, lib}}
+	token, batch := map[string][]float64{}, map[string][]float64{}
+	for b.Loop() {
+		for _, v := range variants {
+			cmd := in.Command(b.Context(), llama.Options{Model: model, Prompt: text, Tokens: tokens, Threads: v.threads})
 			cmd.Env = os.Environ()
-			if with == 1 {
-				cmd.Env = append(cmd.Env, "GGML_BACKEND_PATH="+lib)
+			if v.backend != "" {
+				cmd.Env = append(cmd.Env, "GGML_BACKEND_PATH="+v.backend)
 			}
-			begun := time.Now()
 			out, err := cmd.Output()
 			if err != nil {
-				t.Fatal(err)
+				b.Fatal(err)
 			}
 			r, err := llama.ParseResult(out)
 			if err != nil {
-				t.Fatal(err)
+				b.Fatal(err)
 			}
 			perSecond := 1000 * float64(r.PromptTokens) / r.PromptMs
-			token[with], batch[with] = append(token[with], r.TokS), append(batch[with], perSecond)
-			t.Logf("with %d: %.2f tokens/s, prompt of %d: %.1f tokens/s, load %.0f ms, all %.1f s", with, r.TokS, r.PromptTokens, perSecond, r.LoadMs, time.Since(begun).Seconds())
+			token[v.name], batch[v.name] = append(token[v.name], r.TokS), append(batch[v.name], perSecond)
+			b.Logf("%s: %.2f tokens/s with %d threads, prompt of %d: %.1f tokens/s, load %.0f ms", v.name, r.TokS, r.Threads, r.PromptTokens, perSecond, r.LoadMs)
 		}
 	}
 	if s := d.Status(); s.Products == 0 || s.Failed != 0 {
-		t.Errorf("the device: %+v", s)
+		b.Errorf("the device: %+v", s)
 	}
-	for _, v := range [][2][]float64{token, batch} {
-		slices.Sort(v[0])
-		slices.Sort(v[1])
-		t.Logf("median %.2f -> %.2f tokens/s: %.2f", v[0][2], v[1][2], v[1][2]/v[0][2])
+	for unit, all := range map[string]map[string][]float64{"tok/s": token, "prompt-tok/s": batch} {
+		for _, v := range variants {
+			b.ReportMetric(median(all[v.name]), v.name+"-"+unit)
+			if v.backend != "" {
+				ratios := make([]float64, len(all[v.name])) // within a turn
+				for i, x := range all[v.name] {
+					ratios[i] = x / all["cpu"][i]
+				}
+				b.ReportMetric(median(ratios), v.name+"-"+strings.TrimSuffix(unit, "tok/s")+"ratio")
+			}
+		}
 	}
+	b.ReportMetric(0, "ns/op") // a turn's length says nothing
+}
+
+func median(v []float64) float64 {
+	v = slices.Sorted(slices.Values(v))
+	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
 }

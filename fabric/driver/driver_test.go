@@ -3,7 +3,6 @@ package driver_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -17,6 +16,7 @@ import (
 
 	"tensorcast/fabric"
 	"tensorcast/fabric/device"
+	"tensorcast/fabric/device/devicetest"
 	"tensorcast/fabric/trit"
 	"tensorcast/internal/cc"
 	"tensorcast/internal/testenv"
@@ -64,37 +64,8 @@ func build(t testing.TB, sanitizer string) string {
 // start runs a device in this process and returns its socket and what ends it.
 func start(t testing.TB) (socket string, stop func()) {
 	t.Helper()
-	dir := private(t)
-	socket = filepath.Join(dir, "s")
-	d, err := device.Listen(socket, device.Options{PoolBytes: 64 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- d.Serve(ctx) }()
-	stopped := false
-	stop = func() {
-		if stopped {
-			return
-		}
-		stopped = true
-		cancel()
-		if err := errors.Join(<-done, d.Close()); err != nil {
-			t.Error(err)
-		}
-	}
-	t.Cleanup(stop)
-	return socket, stop
-}
-
-func private(t testing.TB) string {
-	t.Helper()
-	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	return dir
+	r := devicetest.Start(t, device.Options{PoolBytes: 64 << 20})
+	return r.Socket, r.Stop
 }
 
 func run(t testing.TB, program, socket string, args ...string) string {
@@ -217,7 +188,7 @@ func gone(t *testing.T, program, socket string, stop func()) {
 // If no device runs, the driver starts one, which ends when nobody needs it.
 func TestStartsDevice(t *testing.T) {
 	program := build(t, "")
-	dir := private(t)
+	dir := devicetest.Dir(t)
 	prefetchd := filepath.Join(dir, "prefetchd")
 	if out, err := exec.Command("go", "build", "-ldflags=-checklinkname=0", "-o", prefetchd, "../../cmd/prefetchd").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
