@@ -379,6 +379,21 @@ func TestGoesOn(t *testing.T) {
 			stop()
 		}), "the device failed")
 	})
+	t.Run("it ends, and there is no memory", func(t *testing.T) {
+		d, stop := start(t)
+		t.Setenv("GGML_BACKEND_PATH", library(t, "-DTFMBS_NO_MEMORY"))
+		cmd := in.Command(t.Context(), llama.Options{Model: model, Prompt: prompt, Tokens: 1 << 14, Context: 1 << 15, Threads: 1})
+		var out, errs bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &errs
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		testenv.WaitFor(t, "some products", func() bool { return d.Status().Products > 60 })
+		stop()
+		if err := cmd.Wait(); err == nil || out.Len() > 0 || !strings.Contains(errs.String(), "the device failed") {
+			t.Errorf("%v: %q, %q: a product that nobody computed is not told", err, out.Bytes(), errs.Bytes())
+		}
+	})
 	t.Run("wrong layers", func(t *testing.T) {
 		t.Setenv("GGML_BACKEND_PATH", lib)
 		t.Setenv("TFMBS_LAYERS", "3-1")

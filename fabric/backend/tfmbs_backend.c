@@ -24,11 +24,15 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
+#ifdef TFMBS_NO_MEMORY /* for tests */
+#define malloc(n) ((void)(n), NULL)
+#endif
+
 /* ---- What a backend has to know of ggml ---- */
 
 /* Versions whose structs are these. Their layout changed without a change of API_VERSION before. */
 static const char *const known[] = {"0.25.1"};
-enum { API_VERSION = 2, DEVICE_ACCEL = 3, USAGE_WEIGHTS = 1, FLAG_COMPUTE = 16, STATUS_SUCCESS = 0 };
+enum { API_VERSION = 2, DEVICE_ACCEL = 3, USAGE_WEIGHTS = 1, FLAG_COMPUTE = 16, STATUS_ALLOC_FAILED = -2, STATUS_SUCCESS = 0 };
 
 struct tensor {
 	int32_t type;
@@ -232,13 +236,14 @@ static bool fits(const struct tensor *t) {
 	       x->nb[1] >= 4 * (size_t)x->ne[0] && t->ne[0] == w->ne[1] && t->ne[1] == x->ne[1] && t->nb[0] == 4 && t->nb[1] >= 4 * (size_t)t->ne[0];
 }
 
-/* The product with vectors first to first+n-1, as ggml's own code for any processor does it. */
-static void compute_here(const struct tensor *t, int64_t first, int64_t n) {
+/* The product with vectors first to first+n-1, as ggml's own code for any processor does it. Without memory for that, it returns STATUS_ALLOC_FAILED. */
+static int compute_here(const struct tensor *t, int64_t first, int64_t n) {
 	const struct tensor *w = t->src[0], *x = t->src[1];
 	int64_t blocks = w->ne[0] / 32;
 	int8_t *q = malloc((size_t)w->ne[0]);
 	float *scale = malloc((size_t)blocks * sizeof *scale);
-	for (int64_t i = first; i < first + n && q && scale; i++) {
+	int status = q && scale ? STATUS_SUCCESS : STATUS_ALLOC_FAILED;
+	for (int64_t i = first; i < first + n && !status; i++) {
 		const float *v = (const float *)(const void *)((const char *)x->data + (size_t)i * x->nb[1]);
 		float *y = (float *)(void *)(t->data + (size_t)i * t->nb[1]);
 		for (int64_t b = 0; b < blocks; b++) {
@@ -268,12 +273,14 @@ static void compute_here(const struct tensor *t, int64_t first, int64_t n) {
 	}
 	free(q);
 	free(scale);
+	return status;
 }
 
 /* Jobs under way, in order. */
 enum { MOST_JOBS = 32 };
 struct flight {
 	int n;
+	int status; /* of the graph: a product that neither the device nor this process could compute fails it */
 	struct {
 		tfmbs_job id;
 		const struct tensor *t;
@@ -281,18 +288,19 @@ struct flight {
 	} jobs[MOST_JOBS];
 };
 
-static void failed(const struct tensor *t, int64_t first, int64_t count, int e) {
+static void failed(struct flight *f, const struct tensor *t, int64_t first, int64_t count, int e) {
 	pthread_mutex_lock(&state.lock);
 	if (!state.broken) say("the device failed, what it was to do is done here, slowly", e);
 	state.broken = 1;
 	pthread_mutex_unlock(&state.lock);
-	compute_here(t, first, count);
+	e = compute_here(t, first, count);
+	if (e) f->status = e;
 }
 
 static void land(struct flight *f) {
 	for (int i = 0; i < f->n; i++) {
 		int e = tfmbs_wait(f->jobs[i].id);
-		if (e) failed(f->jobs[i].t, f->jobs[i].first, f->jobs[i].count, e);
+		if (e) failed(f, f->jobs[i].t, f->jobs[i].first, f->jobs[i].count, e);
 	}
 	f->n = 0;
 }
@@ -330,7 +338,7 @@ static void multiply(struct flight *f, const struct tensor *t) {
 			e = id ? tfmbs_submit(&q, &job) : e;
 		}
 		if (e) {
-			failed(t, first, n, e);
+			failed(f, t, first, n, e);
 			continue;
 		}
 		f->jobs[f->n].id = job;
@@ -347,7 +355,7 @@ static void check(const struct tensor *t) {
 	float *theirs = malloc((size_t)t->ne[1] * n * sizeof *theirs);
 	double off = 0, norm = 0;
 	for (int64_t i = 0; theirs && i < t->ne[1]; i++) memcpy(theirs + (size_t)i * n, t->data + (size_t)i * t->nb[1], n * sizeof *theirs);
-	compute_here(t, 0, t->ne[1]);
+	if (compute_here(t, 0, t->ne[1])) abort();
 	for (int64_t i = 0; theirs && i < t->ne[1]; i++) {
 		float *ours = (float *)(void *)(t->data + (size_t)i * t->nb[1]);
 		for (size_t k = 0; k < n; k++) {
@@ -378,7 +386,7 @@ static int graph_compute(struct backend *b, void *graph) {
 		if (t->flags & FLAG_COMPUTE && !is_view(t)) check(t);
 	}
 #endif
-	return STATUS_SUCCESS;
+	return f.status;
 }
 
 static const char *backend_name(struct backend *b) { return (void)b, "TFMBS"; }
