@@ -236,7 +236,17 @@ static bool fits(const struct tensor *t) {
 	       x->nb[1] >= 4 * (size_t)x->ne[0] && t->ne[0] == w->ne[1] && t->ne[1] == x->ne[1] && t->nb[0] == 4 && t->nb[1] >= 4 * (size_t)t->ne[0];
 }
 
-/* The product with vectors first to first+n-1, as ggml's own code for any processor does it. Without memory for that, it returns STATUS_ALLOC_FAILED. */
+/* x*y + z, rounded once, where x is a half: the product is exact, and a sum that is not is rounded to an odd last bit at first. */
+static float fma_of_half(float x, float y, float z) {
+	double p = (double)x * y, s = p + z, b = s - p, e = (p - (s - b)) + (z - b); /* s + e is the sum */
+	uint64_t bits;
+	memcpy(&bits, &s, sizeof bits);
+	if ((e < 0 || e > 0) && !(bits & 1)) bits += (e > 0) == (s > 0) ? 1 : -1ull;
+	memcpy(&s, &bits, sizeof s);
+	return (float)s;
+}
+
+/* The product with vectors first to first+n-1, in the order of sums that ggml and the device have (fabric/kernel/codes.go). Without memory for that, it returns STATUS_ALLOC_FAILED. */
 static int compute_here(const struct tensor *t, int64_t first, int64_t n) {
 	const struct tensor *w = t->src[0], *x = t->src[1];
 	int64_t blocks = w->ne[0] / 32;
@@ -260,13 +270,13 @@ static int compute_here(const struct tensor *t, int64_t first, int64_t n) {
 		for (int64_t r = 0; r < w->ne[1]; r++) {
 			const uint8_t *row = (const uint8_t *)w->data + (size_t)r * w->nb[1];
 			float sum = 0;
-			for (int64_t b = 0; b < blocks; b++) {
-				const uint8_t *block = row + b / 2 * 18, *codes = block + 2 + b % 2 * 8;
+			for (int64_t b = 0; b < blocks; b += 2) {
+				const uint8_t *block = row + b / 2 * 18, *codes = block + 2;
 				uint16_t half;
-				int part = 0;
+				int part[2] = {0};
 				memcpy(&half, block, 2);
-				for (int k = 0; k < 32; k++) part += q[32 * b + k] * (((codes[k / 4] >> (k % 4 * 2)) & 3) - 1);
-				sum += g.ggml_fp16_to_fp32(half) * scale[b] * (float)part;
+				for (int k = 0; k < 64; k++) part[k / 32] += q[32 * b + k] * (((codes[k / 4] >> (k % 4 * 2)) & 3) - 1);
+				sum = fma_of_half(g.ggml_fp16_to_fp32(half), (float)part[0] * scale[b] + (float)part[1] * scale[b + 1], sum);
 			}
 			y[r] = sum;
 		}
