@@ -353,6 +353,56 @@ func TestGoesOn(t *testing.T) {
 	})
 }
 
+// However many threads ggml has, it starts none for what lies between the products of a token: they would spin where the device computes. The tokens are the CPU's.
+func TestStartsNoThreads(t *testing.T) {
+	in := llamatest.ForTest(t)
+	model := llamatest.Model(t, small)
+	counter := filepath.Join(t.TempDir(), "counter.so")
+	err := cc.Compile(t.Context(), counter, `#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+static int started;
+int pthread_create(pthread_t *t, const pthread_attr_t *a, void *(*f)(void *), void *p) {
+	int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = (int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))dlsym(RTLD_NEXT, "pthread_create");
+	__atomic_fetch_add(&started, 1, __ATOMIC_SEQ_CST);
+	return real(t, a, f, p);
+}
+__attribute__((destructor)) static void tell(void) { fprintf(stderr, "started %d\n", started); }
+`, "-shared", "-fPIC")
+	if err != nil {
+		t.Skip(err)
+	}
+	start(t)
+	lib := library(t)
+	run := func(backend string, tokens int) (started int, text []int32) {
+		cmd := in.Command(t.Context(), llama.Options{Model: model, Prompt: prompt, Tokens: tokens, Threads: 2})
+		cmd.Env = append(os.Environ(), "LD_PRELOAD="+counter, "GGML_BACKEND_PATH="+backend)
+		var out, errs bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &errs
+		if err := cmd.Run(); err != nil {
+			t.Fatalf("%v: %s", err, errs.Bytes())
+		}
+		r, err := llama.ParseResult(out.Bytes())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := fmt.Sscanf(errs.String(), "started %d", &started); err != nil {
+			t.Fatalf("%q: %v", errs.String(), err)
+		}
+		return started, r.Tokens
+	}
+	few, _ := run(lib, 10)
+	many, text := run(lib, 40)
+	cpu, want := run("", 40)
+	if cpu < 40 { // one for each token
+		t.Skipf("this ggml does not start its threads anew: %d", cpu)
+	}
+	if many-few > 3 || !slices.Equal(text, want) {
+		t.Errorf("%d threads were started for 10 tokens, %d for 40; tokens %v, the CPU's are %v", few, many, text, want)
+	}
+}
+
 // A ggml that is not known is refused with one line: nothing of it is touched.
 func TestUnknownVersion(t *testing.T) {
 	testenv.NeedMachine(t)
@@ -364,6 +414,7 @@ func TestUnknownVersion(t *testing.T) {
 #define F(name) void name(void) {}
 const char *ggml_version(void) { return "99.1.0"; }
 F(ggml_op_name) F(ggml_type_name) F(ggml_get_name) F(ggml_get_data) F(ggml_nbytes) F(ggml_fp16_to_fp32) F(ggml_fp32_to_fp16) F(ggml_graph_n_nodes) F(ggml_graph_node)
+F(ggml_graph_view) F(ggml_backend_graph_compute) F(ggml_backend_free) F(ggml_backend_get_device) F(ggml_backend_dev_supports_op)
 F(ggml_backend_cpu_buffer_type) F(ggml_backend_buft_is_host) F(ggml_backend_buffer_is_host) F(ggml_backend_buffer_get_usage)
 #endif
 int main(int argc, char **argv) {
