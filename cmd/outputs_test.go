@@ -2,7 +2,7 @@
 package cmd_test
 
 // This file has one test over everything that the commands write: whatever goes wrong while they do, and whenever, an output is whole or not
-// there. prefetchd is not here: it writes no file.
+// there. prefetchd is not here: the file that it writes (fabric --report) is written when it is told to end.
 
 import (
 	"bytes"

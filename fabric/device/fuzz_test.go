@@ -3,6 +3,7 @@ package device
 import (
 	"context"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 
 	"tensorcast/fabric"
@@ -43,7 +44,7 @@ func FuzzDescriptors(f *testing.F) {
 	f.Add(b[:], frame)
 	s, p := executorFor(f)
 	f.Fuzz(func(t *testing.T, jobs, arena []byte) {
-		e := executor{arena: make([]byte, 64<<10), store: s, pool: p, workers: 2, handles: map[uint64]*handle{}}
+		e := executor{arena: make([]byte, 64<<10), store: s, pool: p, workers: 2, tokens: new(atomic.Uint64), handles: map[uint64]*handle{}}
 		copy(e.arena, arena)
 		for n := 0; len(jobs) >= DescriptorBytes && n < 32; n++ {
 			var d Descriptor
@@ -67,7 +68,7 @@ func FuzzFrame(f *testing.F) {
 	f.Add(b[:100])
 	s, p := executorFor(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		e := executor{arena: append(make([]byte, 0, len(b)+64), b...), store: s, pool: p, workers: 2, handles: map[uint64]*handle{}}
+		e := executor{arena: append(make([]byte, 0, len(b)+64), b...), store: s, pool: p, workers: 2, tokens: new(atomic.Uint64), handles: map[uint64]*handle{}}
 		var c Completion
 		e.do(&Descriptor{Op: OpFrame, WBytes: uint64(len(b))}, &c, func() bool { return false })
 		if (c.Status == 0) != (len(e.handles) == 1) {
