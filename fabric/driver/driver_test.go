@@ -5,14 +5,19 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"flag"
 	"io"
 	"math"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"tensorcast/fabric"
 	"tensorcast/fabric/device"
@@ -182,6 +187,77 @@ func gone(t *testing.T, program, socket string, stop func()) {
 	_ = in.Close()
 	if err := cmd.Wait(); err != nil || string(ready) != "ready\n" || errs.Len() > 0 {
 		t.Errorf("%q, %v: %s", ready, err, errs.Bytes())
+	}
+}
+
+var kills = flag.Int("kills", 30, "programs that TestKilled kills")
+
+// Programs that are killed at any time leave nothing in the device, and another one is not harmed.
+func TestKilled(t *testing.T) {
+	program := build(t, "")
+	r := devicetest.Start(t, device.Options{PoolBytes: 256 << 20})
+	begin := func(args ...string) (*exec.Cmd, io.WriteCloser, *bytes.Buffer) {
+		cmd := exec.Command(program, args...)
+		cmd.Env = append(os.Environ(), "TFMBS_SOCKET="+r.Socket, "TFMBS_DEVICE=/nowhere", "TFMBS_STAGING_BYTES=16777216")
+		var errs bytes.Buffer
+		cmd.Stderr = &errs
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cmd.Process.Kill() }) // if the test fails before it waits
+		if _, err := io.ReadFull(out, make([]byte, 6)); err != nil {
+			t.Fatalf("%v does not begin: %v: %s", args, err, errs.Bytes())
+		}
+		return cmd, in, &errs
+	}
+	held := func() (files, maps, routines int) {
+		list, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile("/proc/self/maps")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list), bytes.Count(b, []byte("memfd:tfmbs")), runtime.NumGoroutine()
+	}
+	survivor, in, errs := begin("steady")
+	files, maps, routines := held()
+	rng := rand.New(rand.NewPCG(1, uint64(*kills)))
+	for i := range *kills {
+		victim, _, said := begin("endless", strconv.Itoa(i))
+		time.Sleep(time.Duration(rng.IntN(10000)) * time.Microsecond)
+		_ = victim.Process.Kill()
+		if err := victim.Wait(); victim.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+			t.Fatalf("program %d was not killed: %v: %s", i, err, said.Bytes())
+		}
+	}
+	testenv.WaitFor(t, "the device to see that they ended", func() bool { return r.Device.Status().Clients == 1 })
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		f, m, n := held()
+		if f <= files && m <= maps && n <= routines {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d files, %d maps and %d goroutines, before %d, %d and %d", f, m, n, files, maps, routines)
+		}
+	}
+	_ = in.Close()
+	if err := survivor.Wait(); err != nil || errs.Len() > 0 {
+		t.Errorf("the one that lives: %v: %s", err, errs.Bytes())
+	}
+	testenv.WaitFor(t, "the last one to be gone", func() bool { return r.Device.Status().Clients == 0 })
+	s := r.Device.Status()
+	if s.ClientsEver != uint64(*kills)+1 || s.Weights != 0 || s.PoolUsed != 0 || s.HostBytes != 0 || s.PoolExtents != 1 {
+		t.Errorf("left behind: %+v", s)
 	}
 }
 
