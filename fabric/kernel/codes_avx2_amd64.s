@@ -57,8 +57,10 @@ GLOBL everyFourth<>(SB), RODATA, $16
 	VPADDD      (R12), Y2, Y2             \
 	VCVTDQ2PS   Y2, Y2                    \
 	VMULPS      (R10), Y2, Y2             \
-	VHADDPS     Y2, Y2, Y2                \
-	VHADDPS     Y2, Y2, Y2                \
+	VPERMILPS   $0xb1, Y2, Y3             \
+	VADDPS      Y3, Y2, Y2                \
+	VPERMILPS   $0x4e, Y2, Y3             \
+	VADDPS      Y3, Y2, Y2                \
 	VFMADD231SS X6, X2, X8                \
 	VEXTRACTF128 $1, Y6, X6               \
 	VEXTRACTF128 $1, Y2, X2               \
