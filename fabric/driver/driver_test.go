@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -187,6 +188,46 @@ func gone(t *testing.T, program, socket string, stop func()) {
 	_ = in.Close()
 	if err := cmd.Wait(); err != nil || string(ready) != "ready\n" || errs.Len() > 0 {
 		t.Errorf("%q, %v: %s", ready, err, errs.Bytes())
+	}
+}
+
+// The manual page has each function of the header, with its parameters, and nothing else.
+func TestManual(t *testing.T) {
+	header, err := os.ReadFile("../../include/tfmbs_host.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile("tfmbs_host.3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	declared := map[string]string{}
+	for _, m := range regexp.MustCompile(`(?m)^[a-z].*?\b(\w+)\(([^;{}]*)\);`).FindAllStringSubmatch(strings.ReplaceAll(string(header), ",\n", ","), -1) {
+		declared[m[1]] = strings.Join(strings.FieldsFunc(strings.TrimSpace(m[2]), func(r rune) bool { return r == ',' }), "|")
+	}
+	shown := map[string]string{}
+	for _, m := range regexp.MustCompile(`(?m)^\.Ft .*\n\.Fn (\w+) (.*)$`).FindAllStringSubmatch(string(page), -1) {
+		shown[m[1]] = strings.Trim(strings.ReplaceAll(m[2], `" "`, "|"), `"`)
+	}
+	if len(declared) < 20 {
+		t.Fatalf("the header declares %v", declared)
+	}
+	spaces := regexp.MustCompile(`\s+`)
+	for name, want := range declared {
+		if want = strings.ReplaceAll(spaces.ReplaceAllString(want, " "), "| ", "|"); shown[name] != want {
+			t.Errorf("%s: the page has %q, the header %q", name, shown[name], want)
+		}
+	}
+	for name := range shown {
+		if _, ok := declared[name]; !ok {
+			t.Errorf("the header has no %s", name)
+		}
+	}
+	if _, err := exec.LookPath("groff"); err != nil {
+		t.Skip("groff is not installed: the page is not formatted")
+	}
+	if out, err := exec.Command("groff", "-mdoc", "-ww", "-Tutf8", "-z", "tfmbs_host.3").CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("%v: %s", err, out)
 	}
 }
 
