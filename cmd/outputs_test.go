@@ -2,7 +2,8 @@
 package cmd_test
 
 // This file has one test over everything that the commands write: whatever goes wrong while they do, and whenever, an output is whole or not
-// there. prefetchd is not here: it writes no file.
+// there. prefetchd is not here: the file that it writes (fabric --report) is written when it is told to end. Nor is lab
+// fabric: what it writes is never the same twice. Both write by outfile.Write.
 
 import (
 	"bytes"
