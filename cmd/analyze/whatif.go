@@ -1,0 +1,311 @@
+package main
+
+// This file has the subcommand whatif: what other amounts of memory, or another disk, would be worth.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"tensorcast/internal/chart"
+	"tensorcast/internal/cli"
+	"tensorcast/internal/stats"
+	"tensorcast/pattern"
+	"tensorcast/sim/reuse"
+	"tensorcast/sim/whatif"
+	"tensorcast/trace"
+	"tensorcast/trace/tables"
+)
+
+// Names of what whatif writes.
+const (
+	whatifParquet = "whatif.parquet"
+	whatifCSV     = "whatif.csv"
+	missCSV       = "miss_ratio.csv"
+	whatifFigure  = "whatif."
+)
+
+// Choices of --blocks.
+const (
+	blocksFolios  = "folios"
+	blocksExtents = "extents"
+)
+
+// folio is the size of the largest folios on x86-64, and of arm64 with pages of 4 KiB.
+const folio = 2 << 20
+
+type whatifOptions struct {
+	*options
+	memory  []string
+	disk    string
+	compute time.Duration
+	group   int
+	blocks  string
+	format  string
+	// of memory and disk:
+	sizes     []amount
+	bandwidth float64
+}
+
+// amount is bytes, or a share of the working set.
+type amount struct {
+	bytes int64
+	share float64
+}
+
+func whatifCommand(root *options) *cobra.Command {
+	o := whatifOptions{options: root, group: 1, blocks: blocksFolios, format: chart.Formats[0], memory: []string{"0.3", "0.5", "0.7", "0.85", "1"}}
+	cmd := &cobra.Command{
+		Use:   "whatif [flags]",
+		Short: "Say what more memory, or another disk, would be worth",
+		Long: `analyze whatif replays what generated tokens have read, in memories of other sizes, and says how many bytes a token
+would read again from disk, and how many tokens per second that is: with LRU (as the kernel about does), with random
+replacement, with a part that is pinned, with a part pinned and the rest streamed ahead, and by Belady's rule, which knows
+the future and bounds the others.
+
+It writes
+
+  whatif.parquet, whatif.csv    a row for each amount of memory and strategy
+  miss_ratio.csv                LRU's byte miss-ratio curve: from each size on, which share of the bytes is missed
+  whatif.png                    tokens per second against memory (--format for others)
+
+Memory is what the model's pages have, beside all else. The least that any prefetcher needs is pin + stream's. What a
+fault costs beside its bytes, and what the kernel reads ahead though nobody asks for it, is not in these figures: plain
+llama.cpp is slower than LRU here.
+
+Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
+		Example: `  sudo tracer -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32
+  analyze whatif --ram 8GB,12GB,0.85 --disk 1.4GB/s            # sizes, or shares of the working set
+  analyze whatif --disk 7GB/s --tokens-per-step 4              # with speculative decoding
+  analyze whatif --disk 500MB/s --json | jq '.rows[] | [.share, .results[3].tokens_per_second]'`,
+		Args: noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.check(cmd); err != nil {
+				return err
+			}
+			return askWhatIf(cmd.Context(), &o, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringSliceVar(&o.memory, "ram", o.memory, "memory for the model, `sizes` such as 8GB, or shares of the working set such as 0.85")
+	f.StringVar(&o.disk, "disk", "", "what the disk reads, `bytes` per second, such as 1.4GB/s")
+	f.DurationVar(&o.compute, "compute", 0, "`time` that a token computes (default: as the capture has it)")
+	f.IntVar(&o.group, "tokens-per-step", 1, "`n` tokens are computed together, and read what they share once: speculative decoding, or a batch")
+	cli.EnumVar(cmd, &o.blocks, "blocks", "", []string{blocksFolios, blocksExtents}, "memory is counted in folios of 2 MiB, or in extents: tensors, rows and experts as they lie")
+	cli.EnumVar(cmd, &o.format, "format", "", chart.Formats, "of the figure")
+	return cmd
+}
+
+// check says what is wrong with the flags.
+func (o *whatifOptions) check(cmd *cobra.Command) error {
+	if err := o.options.check(cmd); err != nil {
+		return err
+	}
+	const mostTokens = 1024
+	if o.group < 1 || o.group > mostTokens {
+		return cli.Usagef("--tokens-per-step is %d, want 1 to %d", o.group, mostTokens)
+	}
+	if o.compute < 0 || o.compute == 0 && cmd.Flags().Changed("compute") || o.compute > time.Hour {
+		return cli.Usagef("--compute is %v, want more than 0, and at most an hour", o.compute)
+	}
+	if o.disk == "" {
+		return cli.Usagef("say what the disk reads, such as --disk 1.4GB/s; `lab pressure` measures it")
+	}
+	n, err := humanize.ParseBytes(strings.TrimSuffix(o.disk, "/s"))
+	if err != nil || n == 0 || n > 1<<50 {
+		return cli.Usagef("--disk %q: want bytes per second, such as 1.4GB/s", o.disk)
+	}
+	o.bandwidth = float64(n)
+	o.sizes = nil
+	for _, text := range o.memory {
+		if share, err := strconv.ParseFloat(text, 64); err == nil && share > 0 && share <= 16 {
+			o.sizes = append(o.sizes, amount{share: share})
+			continue
+		}
+		n, err := humanize.ParseBytes(text)
+		if err != nil || n <= 16 || n > 1<<50 {
+			return cli.Usagef("--ram %q: want sizes such as 8GB, or shares of the working set such as 0.85", text)
+		}
+		o.sizes = append(o.sizes, amount{bytes: int64(n)})
+	}
+	if len(o.sizes) == 0 {
+		return cli.Usagef("--ram names no size")
+	}
+	return nil
+}
+
+func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) error {
+	in, err := load(ctx, o.options, stderr)
+	if err != nil {
+		return err
+	}
+	p, err := in.pattern(ctx) // chooses the context, and says so
+	if err != nil {
+		return err
+	}
+	r, err := in.replayed(ctx, p, o)
+	if err != nil {
+		return err
+	}
+	c := whatif.Config{Sequence: r.sequence, From: r.from, Compute: o.compute, Bandwidth: o.bandwidth, TokensPerStep: o.group}
+	from := "as --compute says"
+	if c.Compute == 0 {
+		if c.Compute, from, err = r.compute(); err != nil {
+			return fmt.Errorf("%s: %w: say how long a token computes with --compute", o.capture, err)
+		}
+	}
+	c.Compute *= time.Duration(o.group)
+	var memory []int64
+	for _, a := range o.sizes {
+		if a.share > 0 {
+			a.bytes = int64(math.Round(a.share * float64(r.sequence.WorkingSet())))
+		}
+		memory = append(memory, a.bytes)
+	}
+	answer, err := c.Ask(memory, ctx.Err)
+	if err != nil {
+		return in.reading(err)
+	}
+	answer.ComputeFrom, answer.Blocks = from, o.blocks
+	files := []file{
+		{whatifParquet, func(w io.Writer) error { return trace.WriteParquet(w, answer.Columns()) }},
+		{whatifCSV, func(w io.Writer) error { return trace.WriteCSV(w, answer.Columns()) }},
+		{missCSV, func(w io.Writer) error { return trace.WriteCSV(w, answer.CurveColumns()) }},
+	}
+	for _, format := range chart.Formats { // of an earlier run in another format
+		draw := file{name: whatifFigure + format}
+		if format == o.format {
+			draw.write = func(w io.Writer) error { return answer.Figure().Write(w, format) }
+		}
+		files = append(files, draw)
+	}
+	written, err := writeAll(ctx, o.output, files)
+	if err != nil {
+		return err
+	}
+	if o.json {
+		return cli.WriteJSON(stdout, struct {
+			*whatif.Answer
+			Warnings []string `json:"warnings"`
+			Files    []string `json:"files"`
+		}{answer, in.warnings, written})
+	}
+	return answer.Document().WriteText(stdout)
+}
+
+// replayed is what generated tokens read.
+type replayed struct {
+	sequence *reuse.Sequence
+	from     int
+	times    []float64 // seconds of each generated step, without waiting for the disk as far as that was observed
+	stalls   bool      // it was
+}
+
+// compute is how long a token computes, and where that is from.
+func (r *replayed) compute() (time.Duration, string, error) {
+	if len(r.times) == 0 {
+		return 0, "", errors.New("no step's end was observed")
+	}
+	from := "the median of the capture's tokens, without their waiting for the disk"
+	if !r.stalls {
+		from = "the median of the capture's tokens, with their waiting for the disk, which tracer --detail op+io tells apart"
+	}
+	return time.Duration(stats.Median(r.times) * 1e9), from, nil
+}
+
+// replayed reads what the analysed context's steps have read. One at a time, prompt and warm-up fill the memory, and so does the first generated token; of groups, the first group does.
+func (in *loaded) replayed(ctx context.Context, p *pattern.Pattern, o *whatifOptions) (*replayed, error) {
+	model := in.capture.Meta.Models
+	numbers := map[string]int32{}
+	var sizes []int64
+	if int(p.Model) < len(model) {
+		for _, f := range model[p.Model].Files {
+			numbers[f.Name] = int32(len(sizes))
+			sizes = append(sizes, f.Bytes)
+		}
+	}
+	number := func(name string) int32 {
+		n, ok := numbers[name]
+		if !ok {
+			n = int32(len(sizes))
+			numbers[name] = n
+			sizes = append(sizes, math.MaxInt64)
+		}
+		return n
+	}
+	granule := int64(folio)
+	if o.blocks == blocksExtents {
+		granule = 0
+	}
+	for _, s := range in.capture.Structure {
+		if s.Model == p.Model {
+			number(s.File)
+		}
+	}
+	r := &replayed{sequence: reuse.New(granule, sizes, o.group)}
+	begun, stall := int32(-1), map[int32]int64{}
+	rows, done := in.accesses(ctx)
+	defer done()
+	for a, err := range rows {
+		if err != nil {
+			return nil, in.reading(err)
+		}
+		generation := a.Phase == tables.PhaseGeneration
+		if a.Context != p.Context || o.group > 1 && !generation {
+			continue
+		}
+		if a.Step != begun {
+			if begun = a.Step; !generation {
+				r.from++
+			}
+			r.sequence.Step()
+		}
+		if a.Stall > 0 {
+			stall[a.Step] += a.Stall
+		}
+		r.stalls = r.stalls || a.Stall != tables.NotObserved
+		if err := eachExtent(a, in.capture.Structure, func(file string, offset, bytes int64) error { return r.sequence.Read(number(file), offset, bytes) }); err != nil {
+			return nil, in.reading(err)
+		}
+	}
+	r.from++
+	for s, err := range in.capture.Steps() {
+		if err != nil {
+			return nil, in.reading(err)
+		}
+		if s.Context == p.Context && s.Phase == tables.PhaseGeneration && s.End != tables.NotObserved && s.End > s.Begin && s.Tokens <= 1 {
+			r.times = append(r.times, max(float64(s.End-s.Begin-stall[s.Step]), 0)/1e9)
+		}
+	}
+	return r, nil
+}
+
+// eachExtent tells what an access read: the chosen experts' slices, or so many bytes from where it begins. Of several rows that were gathered only the tensor is known: their bytes are taken from its beginning.
+func eachExtent(a *tables.Access, structure []tables.StructureRow, read func(file string, offset, bytes int64) error) error {
+	if a.Tensor < 0 || int(a.Tensor) >= len(structure) {
+		return nil
+	}
+	s := &structure[a.Tensor]
+	if len(a.Experts) == 0 || s.ExpertStride <= 0 {
+		return read(s.File, a.Offset, a.Bytes)
+	}
+	each := min(a.Bytes/int64(len(a.Experts)), s.ExpertStride)
+	for _, e := range a.Experts {
+		if e < 0 || e >= s.Experts {
+			return fmt.Errorf("expert %d of %s, which has %d", e, s.Name, s.Experts)
+		}
+		if err := read(s.File, s.Offset+int64(e)*s.ExpertStride, each); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,243 @@
+package reuse
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// random is a sequence of a few blocks, and the blocks of its uses as Read was told of them, per step.
+func random(r *rand.Rand, granule int64, group int) (*Sequence, [][]read) {
+	s := New(granule, []int64{1000, 95}, group)
+	var steps [][]read
+	for range 2 + r.IntN(12) {
+		s.Step()
+		var step []read
+		for range r.IntN(8) {
+			one := read{int32(r.IntN(2)), int64(r.IntN(9)) * 10, int64(r.IntN(30))}
+			if err := s.Read(one.file, one.offset, one.bytes); err != nil {
+				panic(err)
+			}
+			step = append(step, one)
+		}
+		steps = append(steps, step)
+	}
+	return s, steps
+}
+
+type read struct {
+	file          int32
+	offset, bytes int64
+}
+
+// blocksOf is what New and Read say, done slowly: the blocks of each group of steps, with their bytes.
+func blocksOf(steps [][]read, granule int64, group int) (uses [][]place, size map[place]int64) {
+	size = map[place]int64{}
+	for i, step := range steps {
+		if i%group == 0 {
+			uses = append(uses, nil)
+		}
+		now := &uses[len(uses)-1]
+		add := func(p place, bytes int64) {
+			size[p] = bytes
+			if n := len(*now); n > 0 && (*now)[n-1] == p || group > 1 && slices.Contains(*now, p) {
+				return
+			}
+			*now = append(*now, p)
+		}
+		for _, r := range step {
+			if granule == 0 {
+				if r.bytes > 0 {
+					add(place{r.file, r.offset, r.bytes}, r.bytes)
+				}
+				continue
+			}
+			for b := int64(0); b < 100; b++ {
+				if b*granule < r.offset+r.bytes && (b+1)*granule > r.offset && r.bytes > 0 {
+					end := []int64{1000, 95}[r.file]
+					bytes := granule
+					if end > b*granule {
+						bytes = min(granule, end-b*granule)
+					}
+					add(place{file: r.file, first: b}, bytes)
+				}
+			}
+		}
+	}
+	return uses, size
+}
+
+// lru runs an LRU memory, slowly. A block is in if it and all that were used since fit: what is larger than the memory drops all, in that sense.
+func lru(uses [][]place, size map[place]int64, room int64, from int) (missed int64) {
+	var stack []place // the last used first
+	for step, all := range uses {
+		for _, p := range all {
+			sum, hit := size[p], false
+			if i := slices.Index(stack, p); i >= 0 {
+				for _, q := range stack[:i] {
+					sum += size[q]
+				}
+				hit = sum <= room
+				stack = slices.Delete(stack, i, i+1)
+			}
+			stack = slices.Insert(stack, 0, p)
+			if !hit && step >= from {
+				missed += size[p]
+			}
+		}
+	}
+	return missed
+}
+
+// Distances give what an LRU memory of each size misses.
+func TestLRU(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	for range 400 {
+		granule, group, from := int64(r.IntN(3)*16), 1+r.IntN(3), r.IntN(3)
+		s, steps := random(r, granule, group)
+		uses, size := blocksOf(steps, granule, group)
+		if s.Steps() != len(uses) || s.Blocks() != len(size) {
+			t.Fatalf("%d steps, %d blocks; want %d, %d", s.Steps(), s.Blocks(), len(uses), len(size))
+		}
+		n := len(uses) - from
+		if n <= 0 {
+			continue
+		}
+		c := s.LRU(from)
+		for room := int64(0); room < 300; room += 7 {
+			if got, want := c.Missed(room), float64(lru(uses, size, room, from))/float64(n); !near(got, want) {
+				t.Fatalf("granule %d, group %d, from %d: with %d bytes %g are missed, want %g", granule, group, from, room, got, want)
+			}
+		}
+		for i, size := range c.Sizes() {
+			if c.Missed(size) >= c.Missed(size-1) || i > 0 && size <= c.Sizes()[i-1] {
+				t.Fatalf("size %d is no step of the curve", size)
+			}
+		}
+	}
+}
+
+func near(a, b float64) bool { return a-b < 1e-6 && b-a < 1e-6 }
+
+// best is the least that any memory of blocks of one size misses, by trying all choices.
+func best(uses []int32, room int, in []int32) int {
+	if len(uses) == 0 {
+		return 0
+	}
+	b := uses[0]
+	if slices.Contains(in, b) {
+		return best(uses[1:], room, in)
+	}
+	if len(in) < room {
+		return 1 + best(uses[1:], room, append(slices.Clone(in), b))
+	}
+	least := len(uses) + 1
+	for i := range in {
+		other := slices.Clone(in)
+		other[i] = b
+		least = min(least, 1+best(uses[1:], room, other))
+	}
+	return least
+}
+
+// No choice misses less than Belady's, which misses no more than LRU, random choices and a fixed set that leaves room for what streams.
+func TestBelady(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	for range 300 {
+		s := New(1, nil, 1)
+		s.Step()
+		for range 11 {
+			if err := s.Read(0, int64(r.IntN(5)), 1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for room := 1; room <= 4; room++ {
+			got, want := s.Belady(int64(room), 0), best(s.uses, room, nil)
+			if got != float64(want) {
+				t.Fatalf("%v: with %d blocks Belady misses %g, the best choice %d", s.uses, room, got, want)
+			}
+			if lru, random := s.LRU(0).Missed(int64(room)), s.Random(int64(room), 0); lru < got || random < got {
+				t.Fatalf("%v: LRU misses %g, random choices %g, Belady %g", s.uses, lru, random, got)
+			}
+		}
+	}
+}
+
+// A cycle that is larger than memory: LRU misses all of it, Belady what does not fit, and so does a fixed set.
+func TestCycle(t *testing.T) {
+	const blocks, steps = 100, 50
+	s := New(10, []int64{995}, 1)
+	for range steps {
+		s.Step()
+		if err := s.Read(0, 0, 995); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s.WorkingSet() != 995 || s.Blocks() != blocks || s.PerStep(1) != 995 {
+		t.Fatalf("%d bytes in %d blocks, %g per step", s.WorkingSet(), s.Blocks(), s.PerStep(1))
+	}
+	c := s.LRU(1)
+	if c.Missed(994) != 995 || c.Missed(995) != 0 {
+		t.Errorf("LRU misses %g and %g", c.Missed(994), c.Missed(995))
+	}
+	if got := s.Fixed(600, 1); got != 395 {
+		t.Errorf("a fixed set misses %g, want 395", got)
+	}
+	// One block is always the one in use, so that Belady keeps 59 of the others: 40 or 41 of a cycle are missed.
+	if got := s.Belady(600, 1); got < 395 || got > 415 {
+		t.Errorf("Belady misses %g", got)
+	}
+	if got := s.Random(600, 1); got < 420 || got > 900 {
+		t.Errorf("random choices miss %g", got)
+	}
+	if s.Belady(995, 1) != 0 || s.Random(995, 1) != 0 || s.Fixed(995, 1) != 0 || s.Fixed(0, 1) != 995 || s.Belady(5, 1) != 990 {
+		t.Errorf("all: %g, %g, %g; nothing: %g, %g", s.Belady(995, 1), s.Random(995, 1), s.Fixed(995, 1), s.Fixed(0, 1), s.Belady(5, 1))
+	}
+}
+
+// What is new must be read once, whoever keeps it.
+func TestFresh(t *testing.T) {
+	s := New(0, nil, 1)
+	for step := range int64(4) {
+		s.Step()
+		for _, r := range []read{{0, 0, 10}, {0, 100 + 10*step, 10}} {
+			if err := s.Read(r.file, r.offset, r.bytes); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for name, got := range map[string]float64{"fixed": s.Fixed(1000, 1), "Belady": s.Belady(1000, 1), "LRU": s.LRU(1).Missed(1000), "random": s.Random(1000, 1)} {
+		if got != 10 {
+			t.Errorf("%s misses %g, want 10", name, got)
+		}
+	}
+}
+
+// What cannot be is refused.
+func TestRefuses(t *testing.T) {
+	s := New(0, nil, 1)
+	if s.Read(0, 0, 1) == nil {
+		t.Error("a read before the first step")
+	}
+	s.Step()
+	for _, r := range []read{{-1, 0, 1}, {0, -1, 1}, {0, 0, -1}, {0, 1 << 62, 1 << 62}} {
+		if s.Read(r.file, r.offset, r.bytes) == nil {
+			t.Errorf("%+v", r)
+		}
+	}
+	if s.PerStep(0) != 0 || s.LRU(0).Missed(5) != 0 || s.Belady(1, 0) != 0 || s.PerStep(7) != 0 {
+		t.Error("an empty sequence reads")
+	}
+}
+
+func BenchmarkLRU(b *testing.B) {
+	s := New(2<<20, nil, 1)
+	for range 5000 {
+		s.Step()
+		_ = s.Read(0, 0, 1<<30)
+	}
+	for b.Loop() {
+		s.LRU(1)
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(s.uses)), "ns/use")
+}

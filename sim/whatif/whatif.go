@@ -1,0 +1,210 @@
+// Package whatif estimates how fast a model would compute its tokens with other amounts of memory and another disk, by what its reads have in common with those before.
+package whatif
+
+// This file makes the estimates.
+
+import (
+	"fmt"
+	"time"
+
+	"tensorcast/internal/chart"
+	"tensorcast/internal/tabular"
+	"tensorcast/sim/reuse"
+	"tensorcast/trace/tables"
+)
+
+// Config is what is asked.
+type Config struct {
+	Sequence *reuse.Sequence // its steps are what TokensPerStep tokens read together
+	From     int             // the steps from here on count; those before fill the memory
+	// Compute is how long a step computes, if it waits for nothing.
+	Compute       time.Duration
+	Bandwidth     float64 // of the disk, bytes per second
+	TokensPerStep int     // at least 1
+}
+
+// Strategy is a way to use memory.
+type Strategy struct {
+	Name  string `json:"name"`
+	About string `json:"about"`
+	// Ahead says that reading overlaps with computing, as who knows the pattern can; else a token waits for each byte.
+	Ahead bool `json:"ahead"`
+	Bound bool `json:"bound"` // it knows the future: nothing is faster
+}
+
+// strategies are those that are compared, the bound last.
+var strategies = []Strategy{
+	{"LRU", "plain: what was used longest ago is dropped, and read when it is touched; no byte more than asked for is read, and a fault costs nothing beside its bytes, so that a real kernel is slower", false, false},
+	{"random", "what is dropped is chosen at random", false, false},
+	{"pin", "a set that never changes is kept; the rest is read when it is touched", false, false},
+	{"pin + stream", "a set that never changes is kept; the rest is read ahead, and dropped behind", true, false},
+	{"Belady", "what is used last again is dropped, and all is read ahead: the bound", true, true},
+}
+
+// Strategies are the strategies, in the order of [Row.Results].
+func Strategies() []Strategy { return append([]Strategy(nil), strategies...) }
+
+// Row is what is expected with one amount of memory.
+type Row struct {
+	Memory  int64    `json:"memory_bytes"` // for the model's pages
+	Share   float64  `json:"share"`        // of the working set
+	Results []Result `json:"results"`
+}
+
+// Result is a strategy's.
+type Result struct {
+	Missed float64 `json:"missed_bytes_per_token"`
+	TokS   float64 `json:"tokens_per_second"`
+}
+
+// At estimates for one amount of memory.
+func (c *Config) At(memory int64, lru *reuse.Curve) Row {
+	s := c.Sequence
+	r := Row{Memory: memory}
+	if all := s.WorkingSet(); all > 0 {
+		r.Share = float64(memory) / float64(all)
+	}
+	fixed := s.Fixed(memory, c.From)
+	for i, missed := range []float64{lru.Missed(memory), s.Random(memory, c.From), fixed, fixed, s.Belady(memory, c.From)} {
+		r.Results = append(r.Results, c.result(strategies[i], missed))
+	}
+	return r
+}
+
+// result is that of a step that misses so many bytes.
+func (c *Config) result(s Strategy, missed float64) Result {
+	read := missed / c.Bandwidth
+	seconds := c.Compute.Seconds() + read
+	if s.Ahead {
+		seconds = max(c.Compute.Seconds(), read)
+	}
+	tokens := float64(max(c.TokensPerStep, 1))
+	return Result{missed / tokens, tokens / seconds}
+}
+
+// Answer is what is printed.
+type Answer struct {
+	Steps         int        `json:"steps"` // that count
+	WorkingSet    int64      `json:"working_set_bytes"`
+	PerToken      float64    `json:"bytes_per_token"`
+	Bandwidth     float64    `json:"disk_bytes_per_second"`
+	Compute       float64    `json:"compute_s"` // of a step
+	ComputeFrom   string     `json:"compute_from"`
+	TokensPerStep int        `json:"tokens_per_step"`
+	Blocks        string     `json:"blocks"`
+	Strategies    []Strategy `json:"strategies"`
+	Rows          []Row      `json:"rows"`
+	curve         []Row
+	lru           *reuse.Curve
+}
+
+// curvePoints is how many amounts of memory a figure has.
+const curvePoints = 24
+
+// Ask estimates for each amount of memory, and for those between them, which a figure shows. What does not change between them is computed once. Cancelled says when to give up, with its error.
+func (c *Config) Ask(memory []int64, cancelled func() error) (*Answer, error) {
+	s := c.Sequence
+	if s.Steps() <= c.From {
+		return nil, fmt.Errorf("only %d steps: want more than %d, which fill the memory", s.Steps(), c.From)
+	}
+	if c.Compute <= 0 || c.Bandwidth <= 0 {
+		return nil, fmt.Errorf("a step that computes for %v, a disk of %g bytes per second: want more than none", c.Compute, c.Bandwidth)
+	}
+	tokens := max(c.TokensPerStep, 1)
+	a := &Answer{
+		Steps: s.Steps() - c.From, WorkingSet: s.WorkingSet(), PerToken: s.PerStep(c.From) / float64(tokens), Bandwidth: c.Bandwidth, Compute: c.Compute.Seconds(), TokensPerStep: tokens,
+		Strategies: Strategies(), lru: s.LRU(c.From),
+	}
+	for _, m := range memory {
+		if err := cancelled(); err != nil {
+			return nil, err
+		}
+		a.Rows = append(a.Rows, c.At(m, a.lru))
+	}
+	for i := range curvePoints + 1 {
+		if err := cancelled(); err != nil {
+			return nil, err
+		}
+		a.curve = append(a.curve, c.At(a.WorkingSet*int64(i+1)/curvePoints, a.lru))
+	}
+	return a, nil
+}
+
+// Columns are the rows as a table: one for each amount of memory and strategy.
+func (a *Answer) Columns() []tables.Column {
+	var (
+		memory                 []int64
+		share, missed, seconds []float64
+		name                   []string
+	)
+	for _, r := range a.Rows {
+		for i, result := range r.Results {
+			memory, share, name = append(memory, r.Memory), append(share, r.Share), append(name, a.Strategies[i].Name)
+			missed, seconds = append(missed, result.Missed), append(seconds, result.TokS)
+		}
+	}
+	return []tables.Column{
+		{Name: "memory_bytes", Values: memory}, {Name: "share_of_working_set", Values: share}, {Name: "strategy", Values: name},
+		{Name: "missed_bytes_per_token", Values: missed}, {Name: "tokens_per_second", Values: seconds},
+	}
+}
+
+// maxCurve bounds the table of the miss-ratio curve.
+const maxCurve = 10_000
+
+// CurveColumns are LRU's byte miss-ratio curve as a table: from each size on, which share of the bytes that are read is missed. Of more than 10,000 sizes some are left out, evenly.
+func (a *Answer) CurveColumns() []tables.Column {
+	sizes := a.lru.Sizes()
+	thin := (len(sizes) + maxCurve - 1) / maxCurve
+	memory, ratio := []int64{0}, []float64{1}
+	for i := range sizes {
+		if i%thin == 0 || i == len(sizes)-1 {
+			memory = append(memory, sizes[i])
+			ratio = append(ratio, a.lru.Missed(sizes[i])/(a.PerToken*float64(a.TokensPerStep)))
+		}
+	}
+	return []tables.Column{{Name: "memory_bytes", Values: memory}, {Name: "miss_ratio", Values: ratio}}
+}
+
+const mib = 1 << 20
+
+// Document is the answer in words and as a table.
+func (a *Answer) Document() tabular.Document {
+	t := &tabular.Table{Title: "tokens per second, and MiB that a token reads again", Columns: tabular.Right("memory", "share")}
+	for _, s := range a.Strategies {
+		t.Columns = append(t.Columns, tabular.Right(s.Name, "MiB")...)
+	}
+	for _, r := range a.Rows {
+		row := []string{fmt.Sprintf("%.0f MiB", float64(r.Memory)/mib), fmt.Sprintf("%.0f %%", 100*r.Share)}
+		for _, result := range r.Results {
+			row = append(row, fmt.Sprintf("%.3g", result.TokS), fmt.Sprintf("%.0f", result.Missed/mib))
+		}
+		t.Rows = append(t.Rows, row)
+	}
+	lines := tabular.Lines{
+		fmt.Sprintf("%d steps read %.0f MiB per token of a working set of %.0f MiB, in %s", a.Steps, a.PerToken/mib, float64(a.WorkingSet)/mib, a.Blocks),
+		fmt.Sprintf("a step computes for %.1f ms (%s); tokens per step: %d; the disk reads %.2f GB/s", 1000*a.Compute, a.ComputeFrom, a.TokensPerStep, a.Bandwidth/1e9),
+	}
+	notes := tabular.Lines{}
+	for _, s := range a.Strategies {
+		notes = append(notes, s.Name+": "+s.About)
+	}
+	return tabular.Document{lines, t, notes}
+}
+
+// Figure draws tokens per second against memory.
+func (a *Answer) Figure() *chart.Figure {
+	f := &chart.Figure{XLabel: "memory for the model, GiB", YLabel: "tokens per second", Beside: true, To: float64(a.WorkingSet) * (curvePoints + 1) / curvePoints / (1 << 30), Panels: []chart.Panel{{
+		Title: fmt.Sprintf("expected at %.2f GB/s, %.1f ms of computing", a.Bandwidth/1e9, 1000*a.Compute),
+	}}}
+	for i, s := range a.Strategies {
+		curve := chart.Curve{Name: s.Name, Bound: s.Bound}
+		for _, r := range a.curve {
+			speed := r.Results[i].TokS
+			curve.Points = append(curve.Points, chart.Point{X: float64(r.Memory) / (1 << 30), Y: speed, Low: speed, High: speed})
+			f.High = max(f.High, 1.05*speed)
+		}
+		f.Panels[0].Curves = append(f.Panels[0].Curves, curve)
+	}
+	return f
+}

@@ -1,0 +1,113 @@
+package whatif
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"tensorcast/sim/reuse"
+)
+
+// cycle is a model of 100 MB of which each of n steps reads all, in blocks of 1 MB.
+func cycle(t *testing.T, n int) *reuse.Sequence {
+	t.Helper()
+	s := reuse.New(1e6, nil, 1)
+	for range n {
+		s.Step()
+		if err := s.Read(0, 0, 100e6); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s
+}
+
+// never is for Ask: nobody cancels it.
+func never() error { return nil }
+
+// A cyclic scan: LRU reads all of it unless all fits, a fixed set what does not fit, and reading ahead takes the longer of reading and computing.
+func TestCycle(t *testing.T) {
+	c := Config{Sequence: cycle(t, 21), From: 1, Compute: 20 * time.Millisecond, Bandwidth: 1e9, TokensPerStep: 1}
+	a, err := c.Ask([]int64{85e6, 50e6, 100e6}, never)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.Steps != 20 || a.WorkingSet != 100e6 || a.PerToken != 100e6 {
+		t.Errorf("%d steps, %d bytes, %g per token", a.Steps, a.WorkingSet, a.PerToken)
+	}
+	for i, want := range []struct{ lru, pin, stream, pinned float64 }{
+		{1 / 0.120, 1 / 0.035, 1 / 0.020, 15e6}, // 15 ms of reading are hidden by 20 of computing
+		{1 / 0.120, 1 / 0.070, 1 / 0.050, 50e6},
+		{1 / 0.020, 1 / 0.020, 1 / 0.020, 0},
+	} {
+		r := a.Rows[i].Results
+		if !near(r[0].TokS, want.lru) || !near(r[2].TokS, want.pin) || !near(r[3].TokS, want.stream) || r[3].Missed != want.pinned {
+			t.Errorf("with %d bytes %+v, want %+v", a.Rows[i].Memory, r, want)
+		}
+		bound := r[len(r)-1]
+		for j, other := range r {
+			if other.TokS > bound.TokS*1.03 { // a fixed set needs no room for what streams; Belady holds it
+				t.Errorf("%s is faster than the bound: %g and %g", a.Strategies[j].Name, other.TokS, bound.TokS)
+			}
+		}
+	}
+	// Two tokens in a step read once for both, and compute for twice as long.
+	c.TokensPerStep, c.Compute = 2, 2*c.Compute
+	two, err := c.Ask([]int64{50e6}, never)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := two.Rows[0].Results; !near(r[0].TokS, 2/0.140) || !near(r[3].TokS, 2/0.050) || r[3].Missed != 25e6 || two.PerToken != 50e6 {
+		t.Errorf("two tokens in a step: %+v", r)
+	}
+}
+
+func near(a, b float64) bool { return a > b*0.9999 && a < b*1.0001 }
+
+// The answer is told in words, as tables, as JSON and as a figure.
+func TestTold(t *testing.T) {
+	c := Config{Sequence: cycle(t, 5), From: 1, Compute: time.Millisecond, Bandwidth: 1e9, TokensPerStep: 1}
+	a, err := c.Ask([]int64{50e6}, never)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Blocks, a.ComputeFrom = "folios", "as it was said"
+	var text, picture bytes.Buffer
+	if err := a.Document().WriteText(&text); err != nil || !strings.Contains(text.String(), "50 %") || !strings.Contains(text.String(), "as it was said") || strings.Count(text.String(), "the bound") != 1 {
+		t.Errorf("%v: %s", err, text.String())
+	}
+	if _, err := json.Marshal(a); err != nil {
+		t.Error(err)
+	}
+	columns := a.Columns()
+	if got := columns[2].Values.([]string); len(got) != len(a.Strategies) || got[3] != "pin + stream" {
+		t.Errorf("strategies %q", got)
+	}
+	curve := a.CurveColumns()
+	if sizes, ratio := curve[0].Values.([]int64), curve[1].Values.([]float64); len(sizes) != 2 || sizes[1] != 100e6 || ratio[0] != 1 || ratio[1] != 0 {
+		t.Errorf("curve %v, %v", sizes, ratio)
+	}
+	if err := a.Figure().Write(&picture, "svg"); err != nil || !strings.Contains(picture.String(), "Belady") {
+		t.Errorf("%v", err)
+	}
+}
+
+// What cannot be answered is said.
+func TestRefuses(t *testing.T) {
+	stop := errors.New("stop")
+	for name, c := range map[string]Config{
+		"one step":   {Sequence: cycle(t, 1), From: 1, Compute: 1, Bandwidth: 1},
+		"no compute": {Sequence: cycle(t, 3), From: 1, Bandwidth: 1},
+		"no disk":    {Sequence: cycle(t, 3), From: 1, Compute: 1},
+	} {
+		if _, err := c.Ask([]int64{1}, never); err == nil || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	c := Config{Sequence: cycle(t, 3), From: 1, Compute: 1, Bandwidth: 1}
+	if _, err := c.Ask([]int64{1}, func() error { return stop }); !errors.Is(err, stop) {
+		t.Error(err)
+	}
+}
