@@ -350,23 +350,34 @@ func (p *Pattern) endSteps() (first, last []int) {
 
 // findReference finds the sequence that most steps of a phase share, of generation those of a batch size.
 func (p *Pattern) findReference(phase tables.Phase, batch int32) reference {
-	// Distinct sequences that are equal in this phase's sense share a group, named by the first of them.
-	group := make([]int, len(p.sequences))
-	known := map[string]int{}
-	for i, reads := range p.sequences {
-		key := sequenceKey(reads, phase == tables.PhaseGeneration)
-		if _, ok := known[key]; !ok {
-			known[key] = i
-		}
-		group[i] = known[key]
-	}
-	members := map[int][]int{}
-	best := -1
+	var steps []int
 	for i := range p.Steps {
 		if s := &p.Steps[i]; s.Phase == phase && s.Batch == batch {
-			g := group[p.Steps[i].sequence]
-			members[g] = append(members[g], i)
+			steps = append(steps, i)
 		}
+	}
+	return p.canonical(steps, phase == tables.PhaseGeneration)
+}
+
+// canonical is the sequence that most of some steps share, with or without the bytes of their reads.
+func (p *Pattern) canonical(steps []int, withBytes bool) reference {
+	// Distinct sequences that are equal in this sense share a group, named by the first of them.
+	group := map[int]int{}
+	known := map[string]int{}
+	members := map[int][]int{}
+	best := -1
+	for _, i := range steps {
+		sequence := p.Steps[i].sequence
+		g, ok := group[sequence]
+		if !ok {
+			key := sequenceKey(p.sequences[sequence], withBytes)
+			if g, ok = known[key]; !ok {
+				g = sequence
+				known[key] = g
+			}
+			group[sequence] = g
+		}
+		members[g] = append(members[g], i)
 	}
 	for g, steps := range members {
 		if best < 0 || better(len(steps), len(p.sequences[g]), steps[0], len(members[best]), len(p.sequences[best]), members[best][0]) {

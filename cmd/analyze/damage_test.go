@@ -81,6 +81,9 @@ func TestDamagedCaptures(t *testing.T) {
 	t.Logf("%sat most %d MiB resident", said, cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss>>10)
 }
 
+// saying is how what is said begins: with the command's name, a failure with the subcommand's.
+var saying = regexp.MustCompile(`^analyze( compare| determinism)?: `)
+
 // nonsense is what no capture of real files comes to: negative numbers of bytes, and exabytes.
 var nonsense = regexp.MustCompile(`-[0-9.]+ [kMGTPE]?B\b|[0-9] EB|NaN|Inf\b`)
 
@@ -113,11 +116,16 @@ func analyzeDamaged(t *testing.T) {
 		}
 		fmt.Printf("capture %d: %s\n", seed, done)
 		args := []string{"-c", dir, "-o", out}
+		switch {
+		case seed%7 == 1:
+			args = append([]string{"determinism"}, args...)
+		case seed%7 == 2:
+			args = []string{"compare", "-o", out, whole, dir}
+		case seed%64 == 0:
+			args = append(args, "--heatmap")
+		}
 		if seed%2 == 0 {
 			args = append(args, "--json")
-		}
-		if seed%64 == 0 {
-			args = append(args, "--heatmap")
 		}
 		var stdout, stderr bytes.Buffer
 		begin, cpu := time.Now(), cpuTime()
@@ -136,7 +144,7 @@ func analyzeDamaged(t *testing.T) {
 		}
 		failures := 0
 		for line := range strings.Lines(stderr.String()) {
-			if !strings.HasPrefix(line, "analyze: ") || len(line) > 6000 || nonsense.MatchString(line) {
+			if !saying.MatchString(line) || len(line) > 6000 || nonsense.MatchString(line) {
 				t.Errorf("capture %d, %s: it says %.3000q", seed, done, line)
 			}
 			if !strings.HasPrefix(line, "analyze: warning: ") && !strings.HasPrefix(line, "analyze: the capture holds several contexts") {

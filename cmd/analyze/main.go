@@ -52,6 +52,8 @@ func noArguments(_ *cobra.Command, args []string) error {
 // subcommands make the subcommands, each with the persistent flags. A new one is a line here, and a file of its own.
 var subcommands = []func(*options) *cobra.Command{
 	moeCommand,
+	determinismCommand,
+	compareCommand,
 	whatifCommand,
 	reportCommand,
 }
@@ -86,6 +88,8 @@ A capture may hold several contexts (llama_context), as of a draft model. analyz
 generation, and says so; --context takes another.
 
 analyze moe says what a cache of a mixture-of-experts model's experts would gain.
+analyze determinism says which share of the steps read exactly the same, and where and why the others do not.
+analyze compare puts two captures beside each other.
 
 Exit status: 0 done, whatever the pattern is; 1 failed; 2 the command line is wrong.`,
 		Example: `  sudo tracer -- llama-cli -m model.gguf --no-repack -p "hi" -n 32
