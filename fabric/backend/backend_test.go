@@ -19,6 +19,7 @@ import (
 
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/experiments/offload"
 	"tensorcast/experiments/synth"
 	"tensorcast/fabric/device"
 	"tensorcast/fabric/device/devicetest"
@@ -26,6 +27,7 @@ import (
 	"tensorcast/gguf/half"
 	"tensorcast/gguf/rewrite"
 	"tensorcast/internal/cc"
+	"tensorcast/internal/stats"
 	"tensorcast/internal/testenv"
 )
 
@@ -436,8 +438,7 @@ int main(int argc, char **argv) {
 	}
 }
 
-// BenchmarkPaired runs a model with and without the device, in turns, and reports medians in tokens/s and what is won: ggml has its default of threads without the
-// device, and one and its default with it. TFMBS_BENCH_MODEL=model.gguf replaces the synthetic model of 30 MB, TFMBS_BENCH_PROMPT=256 the prompt of 8 tokens,
+// BenchmarkPaired runs a model with and without the device, in turns (package offload), and reports medians in tokens/s and of what is won. TFMBS_BENCH_MODEL=model.gguf replaces the synthetic model of 30 MB, TFMBS_BENCH_PROMPT=256 the prompt of 8 tokens,
 // TFMBS_BENCH_TOKENS=48 the 24 that are generated. -benchtime 5x makes five turns.
 func BenchmarkPaired(b *testing.B) {
 	in := llamatest.ForTest(b)
@@ -455,52 +456,26 @@ func BenchmarkPaired(b *testing.B) {
 		return n
 	}
 	length, tokens := number("TFMBS_BENCH_PROMPT", "8"), number("TFMBS_BENCH_TOKENS", "24")
-	text := strings.Repeat("a page of the file ", length)[:length-1] // of a synthetic model, a byte is a token, and there is BOS
-	variants := []struct {
-		name    string
-		threads int
-		backend string
-	}{{"cpu", 0, ""}, {"device-t1", 1, lib}, {"device-tN", 0, lib}}
-	token, batch := map[string][]float64{}, map[string][]float64{}
+	c := offload.Config{Model: model, Prompt: length, Tokens: tokens, Turns: 1, Backend: lib, Socket: os.Getenv("TFMBS_SOCKET")}
+	values := map[string][]float64{} // by metric
 	for b.Loop() {
-		for _, v := range variants {
-			cmd := in.Command(b.Context(), llama.Options{Model: model, Prompt: text, Tokens: tokens, Threads: v.threads})
-			cmd.Env = os.Environ()
-			if v.backend != "" {
-				cmd.Env = append(cmd.Env, "GGML_BACKEND_PATH="+v.backend)
+		r, err := offload.Compare(b.Context(), in, c, func(int, int) {})
+		if err != nil {
+			b.Fatal(err)
+		}
+		for _, v := range r.Results {
+			b.Logf("%s: %.2f tokens/s, prompt %.1f tokens/s, load %.0f ms, %d of %d tokens the same", v.Name, v.TokS, v.PromptTokS, v.LoadMs, v.Same, tokens)
+			name := strings.ReplaceAll(strings.ReplaceAll(v.Name, ", ", "-"), " ", "-")
+			for metric, x := range map[string]float64{"tok/s": v.TokS, "x": v.Ratio.Estimate, "prompt-tok/s": v.PromptTokS, "prompt-x": v.PromptRatio.Estimate} {
+				values[name+"-"+metric] = append(values[name+"-"+metric], x)
 			}
-			out, err := cmd.Output()
-			if err != nil {
-				b.Fatal(err)
-			}
-			r, err := llama.ParseResult(out)
-			if err != nil {
-				b.Fatal(err)
-			}
-			perSecond := 1000 * float64(r.PromptTokens) / r.PromptMs
-			token[v.name], batch[v.name] = append(token[v.name], r.TokS), append(batch[v.name], perSecond)
-			b.Logf("%s: %.2f tokens/s with %d threads, prompt of %d: %.1f tokens/s, load %.0f ms", v.name, r.TokS, r.Threads, r.PromptTokens, perSecond, r.LoadMs)
 		}
 	}
 	if s := d.Status(); s.Products == 0 || s.Failed != 0 {
 		b.Errorf("the device: %+v", s)
 	}
-	for unit, all := range map[string]map[string][]float64{"tok/s": token, "prompt-tok/s": batch} {
-		for _, v := range variants {
-			b.ReportMetric(median(all[v.name]), v.name+"-"+unit)
-			if v.backend != "" {
-				ratios := make([]float64, len(all[v.name])) // within a turn
-				for i, x := range all[v.name] {
-					ratios[i] = x / all["cpu"][i]
-				}
-				b.ReportMetric(median(ratios), v.name+"-"+strings.TrimSuffix(unit, "tok/s")+"ratio")
-			}
-		}
+	for metric, x := range values {
+		b.ReportMetric(stats.Median(x), metric)
 	}
 	b.ReportMetric(0, "ns/op") // a turn's length says nothing
-}
-
-func median(v []float64) float64 {
-	v = slices.Sorted(slices.Values(v))
-	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
 }
