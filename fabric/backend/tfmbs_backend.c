@@ -285,8 +285,8 @@ static bool fits(const struct tensor *t) {
 	       x->nb[1] >= 4 * (size_t)x->ne[0] && t->ne[0] == w->ne[1] && t->ne[1] == x->ne[1] && t->nb[0] == 4 && t->nb[1] >= 4 * (size_t)t->ne[0];
 }
 
-/* Operands of more bytes are worth several threads. */
-enum { SMALL = 2 << 20 };
+/* Operands of more bytes are worth several threads; those of products (with the cache of keys and values), times the number of vectors. */
+enum { SMALL = 2 << 20, SMALL_PRODUCT = 8 << 20 };
 
 static void *buffer_of(const struct tensor *t) { return t->view_src ? t->view_src->buffer : t->buffer; }
 
@@ -296,8 +296,8 @@ static bool is_small(const struct tensor *t) {
 	/* a row of many: of the table of embeddings, or of the cache of keys and values */
 	const struct tensor *table = is_op(t, "GET_ROWS") ? t->src[0] : NULL;
 	if (is_op(t, "SET_ROWS")) sum = 0;
-	if (is_op(t, "MUL_MAT") && t->src[1]) most /= (size_t)t->src[1]->ne[1];
-	if (is_op(t, "FLASH_ATTN_EXT") && t->src[0]) most /= (size_t)t->src[0]->ne[1];
+	if (is_op(t, "MUL_MAT") && t->src[1]) most = SMALL_PRODUCT / (size_t)t->src[1]->ne[1];
+	if (is_op(t, "FLASH_ATTN_EXT") && t->src[0]) most = SMALL_PRODUCT / (size_t)t->src[0]->ne[1];
 	for (int i = 0; i < 10; i++) {
 		const struct tensor *x = t->src[i];
 		if (x && buffer_of(x) && !g.ggml_backend_buffer_is_host(buffer_of(x))) return false;
