@@ -12,7 +12,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"tensorcast/analysis/page"
+	"tensorcast/report/gather"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/visible"
 	"tensorcast/pattern"
@@ -95,7 +95,7 @@ func (in *loaded) page(ctx context.Context, p *pattern.Pattern) (*report.Report,
 		steps = append(steps, *s)
 	}
 	slices.SortStableFunc(steps, func(a, b tables.StepRow) int { return int(a.Step) - int(b.Step) })
-	c := page.New(in.capture.Structure, p.Context, p.Model, steps)
+	c := gather.New(in.capture.Structure, p.Context, p.Model, steps)
 	rows, done := in.accesses(ctx, c.Access)
 	defer done()
 	for _, err := range rows {

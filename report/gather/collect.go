@@ -1,0 +1,221 @@
+// Package gather fills a [report.Report] with what a capture has: in one pass over each of its tables, in memory that is bounded whatever the capture's length.
+package gather
+
+// This file sums up the tables' rows per step, per tensor, per layer and per component.
+
+import (
+	"fmt"
+	"math"
+	"sort"
+
+	"tensorcast/report"
+	"tensorcast/trace/tables"
+)
+
+const (
+	// maxCells bounds each matrix of tensors and steps: beyond it neighbouring steps are summed up together. 64 MiB each.
+	maxCells = 16 << 20
+	// maxPoints is how many reads are kept as points: when there are twice as many, every other one is left out.
+	maxPoints = 1 << 16
+)
+
+// Gap is how far a read begins behind the end of the one before, in the same file.
+type gap int
+
+// The classes of gaps. A read is sequential if it begins less than 128 kB behind the last one's end, or before it by as little (padding, a tensor that is read twice in a row is "backward").
+const (
+	gapSequential gap = iota
+	gapSmall          // less than 1 MB
+	gapLarge
+	gapBackward
+)
+
+var gapNames = []string{"sequential: less than 128 kB ahead", "small gap: less than 1 MB", "large gap", "backward"}
+
+func gapOf(from, to int64) gap {
+	switch d := to - from; {
+	case d < 0:
+		return gapBackward
+	case d < 128e3:
+		return gapSequential
+	case d < 1e6:
+		return gapSmall
+	}
+	return gapLarge
+}
+
+// Collector sums up rows. First come the steps, then accesses in the order of the table, then page-ins. It is for one goroutine.
+type Collector struct {
+	structure []tables.StructureRow
+	context   int32
+	model     int32
+	steps     []step
+	index     map[int32]int // of a step's number
+	perBin    int           // steps in a column of the matrices
+
+	seconds, disk, stall, bytes matrix
+	tensors                     []total
+	order                       []int32 // tensors by their first access
+	hasStall, hasTime, hasDisk  bool
+
+	points []report.Point
+	every  int // access is a point
+	reads  int
+	gaps   [gapBackward + 1]total
+	last   map[string]int64 // file: where the last read ended
+	file   string
+	most   float64 // where the file's reads end
+}
+
+// step is one of the analysed context.
+type step struct {
+	row                       tables.StepRow // without ids and sequences
+	stall, disk, again, reads int64
+	tookStall                 bool
+}
+
+// total is what was read, by whatever it is of.
+type total struct {
+	accesses, bytes, disk, again, stall, nanos int64
+}
+
+// matrix has a value per tensor and column; a row is made when it gets its first value.
+type matrix struct {
+	rows    map[int32][]float32
+	columns int
+}
+
+func (m *matrix) add(tensor int32, column int, v float64) {
+	row := m.rows[tensor]
+	if row == nil {
+		row = make([]float32, m.columns)
+		m.rows[tensor] = row
+	}
+	row[column] += float32(v)
+}
+
+// New returns a collector for one context and its model. Steps are those of that context, in the order of time; others are ignored.
+func New(structure []tables.StructureRow, context, model int32, steps []tables.StepRow) *Collector {
+	c := &Collector{structure: structure, context: context, model: model, index: map[int32]int{}, tensors: make([]total, len(structure)), every: 1, last: map[string]int64{}}
+	for _, s := range steps {
+		if s.Context != context {
+			continue
+		}
+		s.TokenIDs, s.Sequences = nil, nil
+		c.index[s.Step] = len(c.steps)
+		c.steps = append(c.steps, step{row: s})
+	}
+	of := 0
+	for i := range structure {
+		if structure[i].Model == model {
+			of++
+		}
+	}
+	c.perBin = max(1, (len(c.steps)*of+maxCells-1)/maxCells)
+	for _, m := range []*matrix{&c.seconds, &c.disk, &c.stall, &c.bytes} {
+		*m = matrix{map[int32][]float32{}, (len(c.steps) + c.perBin - 1) / c.perBin}
+	}
+	return c
+}
+
+// Access adds a row of the access table.
+func (c *Collector) Access(a *tables.Access) error {
+	at, ok := c.index[a.Step]
+	if !ok || a.Context != c.context {
+		return nil
+	}
+	if a.Tensor < 0 || int(a.Tensor) >= len(c.structure) || a.Bytes < 0 || a.Offset < 0 || a.Offset > math.MaxInt64-a.Bytes {
+		return fmt.Errorf("an access to tensor %d of %d, of %d bytes at %d", a.Tensor, len(c.structure), a.Bytes, a.Offset)
+	}
+	s, t, of := &c.steps[at], &c.tensors[a.Tensor], &c.structure[a.Tensor]
+	if t.accesses == 0 {
+		c.order = append(c.order, a.Tensor)
+	}
+	t.accesses++
+	t.bytes += a.Bytes
+	s.reads += a.Bytes
+	column := at / c.perBin
+	c.bytes.add(a.Tensor, column, float64(a.Bytes))
+	if a.Duration >= 0 {
+		c.hasTime = true
+		t.nanos += a.Duration
+		c.seconds.add(a.Tensor, column, float64(a.Duration))
+	}
+	if a.Stall >= 0 {
+		c.hasStall, s.tookStall = true, true
+		t.stall += a.Stall
+		s.stall += a.Stall
+		c.stall.add(a.Tensor, column, float64(a.Stall))
+	}
+	c.point(a, s, at, of)
+	return nil
+}
+
+// point keeps where the access was, if it is one of those that are kept, and counts its gap.
+func (c *Collector) point(a *tables.Access, s *step, at int, of *tables.StructureRow) {
+	end, before := c.last[of.File]
+	kind := gapOf(end, a.Offset)
+	c.last[of.File] = a.Offset + a.Bytes
+	if before {
+		c.gaps[kind].accesses++
+		c.gaps[kind].bytes += a.Bytes
+	}
+	if c.file == "" {
+		c.file = of.File
+	}
+	if of.File != c.file { // one file has one scale
+		return
+	}
+	c.most = max(c.most, float64(a.Offset+a.Bytes))
+	if c.reads%c.every == 0 {
+		passed := 0.0
+		if s.row.End > s.row.Begin {
+			passed = min(max(float64(a.Timestamp-s.row.Begin)/float64(s.row.End-s.row.Begin), 0), 1)
+		}
+		c.points = append(c.points, report.Point{Step: float64(at) + passed, Offset: float64(a.Offset), Bytes: float64(a.Bytes), Kind: int(kind)})
+		if len(c.points) == 2*maxPoints {
+			for i := range maxPoints {
+				c.points[i] = c.points[2*i]
+			}
+			c.points, c.every = c.points[:maxPoints], 2*c.every
+		}
+	}
+	c.reads++
+}
+
+// Observed says that page-ins were, even if none happened.
+func (c *Collector) Observed() { c.hasDisk = true }
+
+// PageIn adds a row of the pagein table.
+func (c *Collector) PageIn(r *tables.PageInRow) {
+	if r.Model != c.model || r.Bytes < 0 {
+		return
+	}
+	at, ok := c.index[r.Step]
+	if !ok && r.Step < 0 { // another process read it, ahead of the target perhaps
+		at, ok = c.during(r.Timestamp)
+	}
+	if ok {
+		c.steps[at].disk += r.Bytes
+		if r.Rereads > 0 {
+			c.steps[at].again += r.Bytes
+		}
+	}
+	if r.Tensor < 0 || int(r.Tensor) >= len(c.structure) {
+		return
+	}
+	t := &c.tensors[r.Tensor]
+	t.disk += r.Bytes
+	if r.Rereads > 0 {
+		t.again += r.Bytes
+	}
+	if ok {
+		c.disk.add(r.Tensor, at/c.perBin, float64(r.Bytes))
+	}
+}
+
+// during is the step in which a time is.
+func (c *Collector) during(at int64) (index int, ok bool) {
+	i := sort.Search(len(c.steps), func(i int) bool { return c.steps[i].row.Begin > at }) - 1
+	return i, i >= 0 && at <= c.steps[i].row.End
+}

@@ -1,0 +1,228 @@
+package gather
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"reflect"
+	"strings"
+	"testing"
+
+	"tensorcast/report"
+	"tensorcast/trace/tables"
+)
+
+var structure = []tables.StructureRow{
+	{Name: "blk.0.a", Component: "a", Offset: 0, Size: 1 << 20, Layer: 0, File: "m.gguf", Type: "Q8_0"},
+	{Name: "blk.1.a", Component: "a", Offset: 1 << 20, Size: 1 << 20, Layer: 1, File: "m.gguf", Type: "Q8_0"},
+	{Name: "output", Component: "output", Offset: 10 << 20, Size: 1 << 19, Layer: -1, File: "m.gguf", Type: "F16"},
+	{Name: "never read", Component: "x", Offset: 20 << 20, Size: 1 << 19, Layer: -1, File: "m.gguf", Type: "F16"},
+	{Name: "of another model", Component: "x", Offset: 0, Size: 1, Layer: 0, File: "other.gguf", Model: 1},
+}
+
+// planted has a prompt and steps of one token, each of 100 ms and with three reads; step 3 reads tensor 1 from disk, for the second time, and waits 80 ms.
+func planted(t *testing.T, steps int, io bool) *Collector {
+	t.Helper()
+	var rows []tables.StepRow
+	for i := range steps {
+		s := tables.StepRow{Step: int32(i), Phase: tables.PhaseGeneration, Tokens: 1, Token: int32(i) - 1, Begin: int64(i) * 1e9, End: int64(i)*1e9 + 100e6}
+		if i == 0 {
+			s.Phase, s.Tokens = tables.PhasePrompt, 7
+		}
+		rows = append(rows, s, tables.StepRow{Step: int32(1000 + i), Context: 1, Phase: tables.PhaseGeneration, Begin: 1, End: 2})
+	}
+	c := New(structure, 0, 0, rows)
+	for i := range steps {
+		for n, tensor := range []int32{1, 0, 2} {
+			a := tables.Access{Step: int32(i), Tensor: tensor, Offset: structure[tensor].Offset, Bytes: structure[tensor].Size, Duration: 10e6, Timestamp: int64(i)*1e9 + int64(n)*25e6, Stall: tables.NotObserved}
+			if io {
+				a.Stall = 0
+				if i == 3 && tensor == 1 {
+					a.Stall = 80e6
+				}
+			}
+			if err := c.Access(&a); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := c.Access(&tables.Access{Context: 1, Step: 1000, Tensor: 4, Bytes: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if io {
+		c.Observed()
+		c.PageIn(&tables.PageInRow{Step: 0, Tensor: 1, Bytes: 1 << 20})
+		c.PageIn(&tables.PageInRow{Step: 3, Tensor: 1, Bytes: 1 << 19, Rereads: 1})
+		c.PageIn(&tables.PageInRow{Step: -1, Tensor: 0, Bytes: 4096, Timestamp: 4e9 + 200e6}) // between steps
+		c.PageIn(&tables.PageInRow{Step: -1, Tensor: 0, Bytes: 1 << 16, Timestamp: 4e9 + 50e6, PID: 7})
+		c.PageIn(&tables.PageInRow{Step: 3, Tensor: 4, Bytes: 1 << 19, Model: 1})
+	}
+	return c
+}
+
+func table(t *testing.T, r *report.Report, name string) *report.Table {
+	t.Helper()
+	for i := range r.Tables {
+		if r.Tables[i].Name == name {
+			return &r.Tables[i]
+		}
+	}
+	t.Fatalf("no table %q", name)
+	return nil
+}
+
+// What was planted is found, where it was planted, and nothing else is.
+func TestPlanted(t *testing.T) {
+	const steps = 6
+	r := planted(t, steps, true).Report("m.gguf")
+	if len(r.Steps) != steps || r.Steps[0] != (report.Step{Label: "step 0", Phase: "prompt"}) || r.Steps[3] != (report.Step{Label: "token 2", Phase: "generation"}) {
+		t.Errorf("steps %+v", r.Steps)
+	}
+	for _, s := range r.Series {
+		var want [steps]float64
+		switch s.Name {
+		case "speed":
+			want = [steps]float64{70, 10, 10, 10, 10, 10}
+		case "time":
+			want = [steps]float64{100e6, 100e6, 100e6, 100e6, 100e6, 100e6}
+		case "read from disk":
+			want[0], want[3], want[4] = 1<<20, 1<<19, 1<<16
+		case "of it again":
+			want[3] = 1 << 19
+		case "waiting for disk":
+			want[3] = 80e6
+		default:
+			t.Errorf("series %q", s.Name)
+		}
+		for i, v := range s.Values {
+			if math.Abs(v-want[i]) > 1e-6*want[i] {
+				t.Errorf("%s of step %d is %g, want %g", s.Name, i, v, want[i])
+			}
+		}
+	}
+	if len(r.Heat) != 4 || r.Heat[0].Name != "from disk" || r.Heat[0].Rows[0].Name != "blk.1.a" || len(r.Heat[0].Rows) != 3 {
+		t.Fatalf("heatmaps %+v", r.Heat)
+	}
+	for _, h := range r.Heat {
+		for row := range h.Rows {
+			for step := range steps {
+				want := 0.0
+				switch {
+				case h.Name == "from disk" && row == 0 && step == 0:
+					want = 1 << 20
+				case h.Name == "from disk" && row == 0 && step == 3:
+					want = 1 << 19
+				case h.Name == "from disk" && row == 1 && step == 4:
+					want = 1 << 16
+				case h.Name == "waiting" && row == 0 && step == 3:
+					want = 80e6
+				case h.Name == "time":
+					want = 10e6
+				case h.Name == "reads":
+					want = h.Rows[row].Weight
+				}
+				if got := h.At(row, step); got != want {
+					t.Errorf("%s of %s in step %d is %g, want %g", h.Name, h.Rows[row].Name, step, got, want)
+				}
+			}
+		}
+	}
+	// A step reads 1 MiB at 1 MiB, then at 0 (backward), then 10 MiB behind (large); and back to the first, of the next step.
+	if got, want := table(t, r, "Gaps").Rows, [][]any{{gapNames[0], 0.0, 0.0}, {gapNames[1], 0.0, 0.0}, {gapNames[2], 6.0, 6.0 * (1 << 19)}, {gapNames[3], 11.0, 11.0 * (1 << 20)}}; !reflect.DeepEqual(got, want) {
+		t.Errorf("gaps %v, want %v", got, want)
+	}
+	if got, want := table(t, r, "Layers").Rows, [][]any{
+		{"none", 6.0, 6.0 * (1 << 19), 60e6, 0.0, 0.0, 0.0}, {"0", 6.0, 6.0 * (1 << 20), 60e6, 4096.0 + 1<<16, 0.0, 0.0}, {"1", 6.0, 6.0 * (1 << 20), 60e6, 3.0 * (1 << 19), float64(1 << 19), 80e6},
+	}; !reflect.DeepEqual(got, want) {
+		t.Errorf("layers %v, want %v", got, want)
+	}
+	if got := table(t, r, "Components").Rows; len(got) != 2 || got[0][0] != "a" || got[0][1] != 12.0 {
+		t.Errorf("components %v", got)
+	}
+	if got, want := table(t, r, "Phases").Rows, [][]any{{"prompt", 1.0, 7.0, 100e6, 2.5 * (1 << 20), float64(1 << 20), 0.0}, {"generation", 5.0, 5.0, 500e6, 12.5 * (1 << 20), float64(1<<19 + 1<<16), float64(1 << 19)}}; !reflect.DeepEqual(got, want) {
+		t.Errorf("phases %v, want %v", got, want)
+	}
+	if got := table(t, r, "Tensors").Rows; len(got) != 3 || got[0][0] != "blk.1.a" || got[1][1] != 0.0 {
+		t.Errorf("tensors %v", got)
+	}
+	if o := r.Offsets; o.Count != 3*steps || o.Size != 10.5*(1<<20) || o.At(4) != (report.Point{Step: 1.25, Offset: 0, Bytes: 1 << 20, Kind: int(gapBackward)}) {
+		t.Errorf("offsets %+v, %+v", o, o.At(4))
+	}
+	if len(r.Notes) != 0 || len(r.Verdict) != 2 || r.Verdict[0] != "Memory is short: for the 2.5 MiB that a token reads, 0.0312 MiB come from disk, 0 of them not for the first time." {
+		t.Errorf("notes %q, verdict %q", r.Notes, r.Verdict)
+	}
+	var b bytes.Buffer
+	if err := r.Write(&b); err != nil {
+		t.Error(err)
+	}
+}
+
+// The verdict follows what tokens wait for; what was not observed is named with what records it, and is not drawn as zero.
+func TestVerdict(t *testing.T) {
+	c := planted(t, 6, true)
+	for i := range c.steps {
+		c.steps[i].stall, c.steps[i].disk = 70e6, 2<<20
+	}
+	if v := c.Report("").Verdict; len(v) != 2 || v[0] != "Memory is short: for the 2.5 MiB that a token reads, 2 MiB come from disk, 0 of them not for the first time." || !strings.HasPrefix(v[1], "Waiting for the disk takes 70 %") {
+		t.Errorf("verdict %q", v)
+	}
+	for i := range c.steps {
+		c.steps[i].disk = 0
+	}
+	if v := c.Report("").Verdict; len(v) != 2 || v[0] != "Memory suffices: of the 2.5 MiB that a token reads, 0 come from disk." {
+		t.Errorf("verdict %q", v)
+	}
+	r := planted(t, 6, false).Report("")
+	if len(r.Verdict) != 0 || len(r.Notes) != 2 || len(r.Heat) != 2 || r.Heat[0].Name != "time" || len(r.Series) != 2 {
+		t.Errorf("verdict %q, notes %q, %d heatmaps, %d series", r.Verdict, r.Notes, len(r.Heat), len(r.Series))
+	}
+	if v := planted(t, 2, true).Report("").Verdict; len(v) != 1 || !strings.HasPrefix(v[0], "No token") {
+		t.Errorf("of one token %q", v)
+	}
+}
+
+// A long capture takes bounded memory: points are thinned evenly, steps are summed up together.
+func TestBounded(t *testing.T) {
+	const reads = 5*maxPoints + 3
+	c := New(structure, 0, 0, []tables.StepRow{{Step: 0, Phase: tables.PhaseGeneration, Begin: 0, End: reads}})
+	for i := range int64(reads) {
+		if err := c.Access(&tables.Access{Timestamp: i, Bytes: 1, Offset: i}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o := c.Report("").Offsets
+	if o.Count < maxPoints || o.Count > 2*maxPoints {
+		t.Errorf("%d points of %d reads", o.Count, reads)
+	}
+	for i := 1; i < o.Count; i++ {
+		if o.At(i).Offset-o.At(i-1).Offset != float64(c.every) {
+			t.Fatalf("points %+v, %+v: want one in %d", o.At(i-1), o.At(i), c.every)
+		}
+	}
+	var many []tables.StructureRow
+	for i := range 100 {
+		many = append(many, tables.StructureRow{Name: fmt.Sprint(i)})
+	}
+	steps := make([]tables.StepRow, maxCells/100+1)
+	for i := range steps {
+		steps[i].Step = int32(i)
+	}
+	c = New(many, 0, 0, steps)
+	if err := c.Access(&tables.Access{Step: 3, Tensor: 7, Bytes: 10}); err != nil || c.perBin != 2 {
+		t.Fatalf("%v, %d steps in a bin", err, c.perBin)
+	}
+	h := c.Report("").Heat
+	if len(h) != 3 || h[0].Name != "reads" || h[0].At(0, 2) != 5 || h[0].At(0, 3) != 5 || h[0].At(0, 4) != 0 {
+		t.Errorf("%g, %g, %g", h[0].At(0, 2), h[0].At(0, 3), h[0].At(0, 4))
+	}
+}
+
+// Rows that cannot be are refused.
+func TestRefuses(t *testing.T) {
+	c := New(structure, 0, 0, []tables.StepRow{{}})
+	for _, a := range []tables.Access{{Tensor: -1}, {Tensor: 5}, {Bytes: -1}, {Offset: -1}, {Offset: math.MaxInt64, Bytes: 1}} {
+		if c.Access(&a) == nil {
+			t.Errorf("%+v", a)
+		}
+	}
+}
