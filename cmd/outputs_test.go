@@ -2,7 +2,8 @@
 package cmd_test
 
 // This file has one test over everything that the commands write: whatever goes wrong while they do, and whenever, an output is whole or not
-// there. prefetchd is not here: it writes no file.
+// there. prefetchd is not here: the file that it writes (fabric --report) is written when it is told to end. Nor is lab
+// fabric: what it writes is never the same twice. Both write by outfile.Write.
 
 import (
 	"bytes"
@@ -99,6 +100,7 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 			"w/miss_ratio.csv", "w/whatif.svg"}, faults: 1},
 		"analyze --export": {args: []string{"analyze", "-c", routed, "-o", "analysis", "--export"}, outputs: []string{"analysis/pattern.parquet", "analysis/pattern.csv", "analysis/pattern.json",
 			"analysis/access_pattern.h", "analysis/access.parquet", "analysis/hidden.parquet", "analysis/route.parquet", "analysis/steps.parquet", "analysis/structure.parquet"}, faults: 2},
+		"analyze report": {args: []string{"analyze", "report", "-c", capture, "-o", "r"}, outputs: []string{"r/index.html"}, faults: 1},
 		"analyze determinism": {args: []string{"analyze", "determinism", "-c", capture, "-o", "analysis"},
 			outputs: []string{"analysis/determinism.csv", "analysis/determinism.parquet", "analysis/determinism_edits.csv", "analysis/determinism_edits.parquet"}, faults: 2},
 		"analyze compare": {args: []string{"analyze", "compare", "-o", "analysis", capture, routed}, outputs: []string{"analysis/compare.csv", "analysis/compare.parquet", "analysis/compare.png"}, faults: 2},

@@ -15,7 +15,8 @@ import (
 // copied, must not change as long as the operand is used. cols is a multiple of 64. All four values of a code are exact. The error wraps
 // ErrOperand.
 //
-// It can do what other operands can; activations are best in blocks of 32, as ggml's are.
+// It can do what other operands can; activations are best in blocks of 32, as ggml's are: then products, of one vector or of many, are those of
+// ggml_vec_dot_q2_0_q8_0 bit for bit, as its builds for processors with fused multiply-adds (from AVX2 on) compute it.
 func NewCodes(rows, cols int, blocks []byte) (*Operand, error) {
 	switch {
 	case rows < 1 || cols < 1 || cols%kernel.CodeCols != 0 || cols > maxCols:
@@ -34,11 +35,11 @@ func (o *Operand) multiplyCodes(dst [][]float32, first, end int, x []*Activation
 	width := o.m.Cols / kernel.CodeCols
 	row := width * kernel.CodeBlock
 	v := &s.panel
-	if o.level.MaxTilePlanes() > 0 && len(x) >= minTiled {
+	if o.level.TilesCodes() && len(x) >= minTiled {
 		for even := len(x) &^ 1; even > 0; {
 			n := min(even, panelVectors)
 			v.arrange(o.level, x[:n])
-			s.tiles(dst[:n], first, end, o.level, func(weights []byte, factors []float32, r, rows int) {
+			s.tiles(dst[:n], first, end, o.level.MultiplyCodesTile, func(weights []byte, factors []float32, r, rows int) {
 				o.level.DecodeCodes(weights, factors, o.codes[r*row:(r+rows)*row], width, rows)
 			})
 			dst, x, even = dst[n:], x[n:], even-n

@@ -67,9 +67,9 @@ func (p *panel) inOrder(vectors []*Activations, add int32) {
 	}
 }
 
-// tiles computes rows first to end-1 of products with the panel, and writes them to dst. It has decode write the weights and factors of a few
+// tiles computes rows first to end-1 of products with the panel, and adds them to dst. It has decode write the weights and factors of a few
 // rows; weights has room for another group behind the last row.
-func (s *Scratch) tiles(dst [][]float32, first, end int, level kernel.Level, decode func(weights []byte, factors []float32, r, rows int)) {
+func (s *Scratch) tiles(dst [][]float32, first, end int, multiply func(*kernel.Tile), decode func(weights []byte, factors []float32, r, rows int)) {
 	p, t := &s.panel, &s.tile
 	const slack = 320 // trits of a group, in any layout
 	*t = kernel.Tile{
@@ -79,7 +79,7 @@ func (s *Scratch) tiles(dst [][]float32, first, end int, level kernel.Level, dec
 	for r := first; r < end; r += kernel.TileRows {
 		t.Rows = min(kernel.TileRows, end-r)
 		decode(t.Weights, t.Factors, r, t.Rows)
-		level.MultiplyTile(t)
+		multiply(t)
 		for i, d := range dst {
 			result := t.Dst[i*kernel.TileRows:][:kernel.TileRows]
 			if to := d[r:end]; len(to) >= kernel.TileRows {
@@ -116,7 +116,7 @@ func (o *Operand) multiplyTiled(dst [][]float32, first, end int, t *term, x []*A
 		n := min(len(x), panelVectors)
 		s.panel.inOrder(x[:n], t.Center-kernel.Offset(len(t.dense)))
 		quads := s.panel.quads
-		s.tiles(dst[:n], first, end, o.level, func(weights []byte, factors []float32, r, rows int) {
+		s.tiles(dst[:n], first, end, o.level.MultiplyTile, func(weights []byte, factors []float32, r, rows int) {
 			// In order, as a row's last group may reach into the next one.
 			for i := range rows {
 				for j, b := range t.dense {

@@ -17,16 +17,17 @@ import (
 
 // Tally sums up what the generation steps of one pattern cost, tensor by tensor. Make it with NewTally, then add the rows of the capture's tables, each once, in any order. It is for one goroutine.
 type Tally struct {
-	pattern *Pattern
-	meta    *tables.Meta
-	steps   map[int32]bool // that generate and are whole
-	count   int            // tokens that these generate
-	tensors []tally        // by structure row
-	other   tally          // metadata and padding
-	nanos   int64
-	times   []TokenTime
-	pageIns bool
-	stalls  bool
+	pattern  *Pattern
+	meta     *tables.Meta
+	steps    map[int32]bool // that generate and are whole
+	count    int            // tokens that these generate
+	tensors  []tally        // by structure row
+	other    tally          // metadata and padding
+	nanos    int64
+	times    []TokenTime
+	pageIns  bool
+	from, to int64 // of the counted steps
+	stalls   bool
 }
 
 type tally struct{ disk, again, stall int64 }
@@ -63,13 +64,18 @@ func (t *Tally) Step(s *tables.StepRow) error {
 	if !t.steps[s.Step] || s.Context != t.pattern.Context || s.End < s.Begin {
 		return nil
 	}
+	if len(t.times) == 0 {
+		t.from, t.to = s.Begin, s.End
+	}
+	t.from, t.to = min(t.from, s.Begin), max(t.to, s.End)
 	t.times = append(t.times, TokenTime{s.Token, (s.End - s.Begin) / int64(max(s.Tokens, 1))})
 	return sumUp(&t.nanos, s.End-s.Begin)
 }
 
-// PageIn adds a row of the pagein table.
+// PageIn adds a row of the pagein table, after the steps. What others than a step's thread read, a prefetcher for instance, counts from the first counted step's begin to the last one's end.
 func (t *Tally) PageIn(r *tables.PageInRow) error {
-	if !t.steps[r.Step] || r.Model != t.pattern.Model {
+	during := r.Step < 0 && len(t.times) > 0 && r.Timestamp >= t.from && r.Timestamp <= t.to
+	if !t.steps[r.Step] && !during || r.Model != t.pattern.Model {
 		return nil
 	}
 	of := &t.other

@@ -39,6 +39,9 @@ func timed(t *testing.T, ms int64, again int64, tokens ...[]int32) string {
 		if step > 0 {
 			row.Bytes, row.Rereads = again, 1
 		}
+		if step%2 == 1 { // a prefetcher has read it
+			row.Step, row.PID, row.Cause = -1, 99, event.CauseOther
+		}
 		if row.Bytes > 0 {
 			do(w.PageIn(&row))
 		}
@@ -46,6 +49,7 @@ func timed(t *testing.T, ms int64, again int64, tokens ...[]int32) string {
 		meta.Steps++
 		meta.Tokens++
 	}
+	do(w.PageIn(&tables.PageInRow{Step: -1, File: "planted.gguf", Offset: 9000, Bytes: 100, Tensor: 3, Expert: -1, Timestamp: int64(len(tokens)) * 1e9, Rereads: 1, PID: 99, Cause: event.CauseOther})) // afterwards
 	do(w.Close(&meta, true))
 	return dir
 }

@@ -27,7 +27,7 @@ func TestDeterminism(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]string{
-		"determinism.csv": "step,token,phase,batch_tokens,reads,exact,skeleton_exact,departure,edits,cause\n0,-1,prompt,0,4,1,1,-1,0,\n1,0,generation,1,4,1,1,-1,0,\n" +
+		"determinism.csv": "step,token,phase,batch_tokens,reads,exact,skeleton_exact,departure,edits,cause\n0,-1,prompt,1,4,1,1,-1,0,\n1,0,generation,1,4,1,1,-1,0,\n" +
 			"2,1,generation,1,4,1,1,-1,0,\n3,2,generation,1,4,0,0,0,1,unknown\n4,3,generation,1,4,1,1,-1,0,\n",
 		"determinism_edits.csv": "departure,kind,position,to,tensor_name,op,expected_bytes,bytes_accessed\n0,order,1,3,blk.0.ffn_up.weight,MUL_MAT,200,200\n",
 	} {

@@ -56,6 +56,7 @@ var subcommands = []func(*options) *cobra.Command{
 	determinismCommand,
 	compareCommand,
 	whatifCommand,
+	reportCommand,
 }
 
 // Formats of an exported table.

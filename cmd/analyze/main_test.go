@@ -60,6 +60,9 @@ func plant(t *testing.T, meta tables.Meta, complete bool, tokens ...[]int32) str
 				t.Fatal(err)
 			}
 		}
+		if err := w.Step(&tables.StepRow{Step: a.Step, Phase: a.Phase, Tokens: 1, Token: a.Token, Begin: int64(step * 1000), End: tables.NotObserved}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if complete {
 		err = w.Close(&meta, true)

@@ -15,10 +15,11 @@ import (
 
 	"tensorcast/fabric/device"
 	"tensorcast/internal/cli"
+	"tensorcast/internal/outfile"
 )
 
 func newFabricCommand() *cobra.Command {
-	var socket string
+	var socket, report string
 	var pool, host, arena int64 = 4 << 30, 4 << 30, 4 << 30
 	o := device.Options{Clients: 64}
 	cmd := &cobra.Command{
@@ -52,6 +53,10 @@ has used it for so long. Only one device serves a socket.`,
 			if _, err = fmt.Fprintf(cmd.ErrOrStderr(), "serving %s\n", socket); err == nil {
 				err = d.Serve(cmd.Context())
 			}
+			if report != "" {
+				s := d.Status()
+				err = errors.Join(err, outfile.Write(report, s.WriteCSV))
+			}
 			return errors.Join(err, d.Close())
 		},
 	}
@@ -62,25 +67,35 @@ has used it for so long. Only one device serves a socket.`,
 	cli.SizeVar(f, &arena, "arena", "`SIZE` of memory that a program may share, at most")
 	f.IntVar(&o.Clients, "clients", o.Clients, "programs at a time")
 	f.IntVar(&o.Workers, "workers", 0, "threads that multiply (0: one for each processor)")
+	f.StringVar(&report, "report", "", "write the counters to `FILE` at the end, as CSV")
 	f.DurationVar(&o.Idle, "idle", 0, "end when no program has used the device for so long (0: never)")
 
-	var asJSON bool
+	var asJSON, metrics, csv bool
 	status := &cobra.Command{
 		Use:   "status",
 		Short: "Print the counters of the running device",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if asJSON && metrics || asJSON && csv || metrics && csv {
+				return cli.Usagef("give one of --json, --metrics and --csv")
+			}
 			s, err := device.Ask(cmd.Context(), socket)
 			switch {
 			case err != nil:
 				return err
 			case asJSON:
 				return cli.WriteJSON(cmd.OutOrStdout(), s)
+			case metrics:
+				return s.WriteMetrics(cmd.OutOrStdout())
+			case csv:
+				return s.WriteCSV(cmd.OutOrStdout())
 			}
 			return printStatus(cmd.OutOrStdout(), &s)
 		},
 	}
 	status.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	status.Flags().BoolVar(&metrics, "metrics", false, "print Prometheus's text format")
+	status.Flags().BoolVar(&csv, "csv", false, "print a line of names and a line of values")
 	cmd.AddCommand(status)
 	return cmd
 }
@@ -88,15 +103,14 @@ has used it for so long. Only one device serves a socket.`,
 func printStatus(w io.Writer, s *device.Status) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	size := func(n int) string { return humanize.IBytes(uint64(n)) }
-	zeros := 0.0
-	if s.Ops > 0 {
-		zeros = 100 * float64(s.Zeros) / float64(s.Ops)
-	}
 	fmt.Fprintf(t, "running\t%v, %d workers\n", time.Duration(s.Seconds*1e9).Round(time.Second), s.Workers)
 	fmt.Fprintf(t, "clients\t%d now, %d ever\n", s.Clients, s.ClientsEver)
 	fmt.Fprintf(t, "jobs\t%d, of these %d failed, %d cancelled\n", s.Jobs, s.Failed, s.Cancelled)
 	fmt.Fprintf(t, "products\t%d in %v, %d operations (%.1f %% with a trit of 0), %s of weights read\n", s.Products,
-		time.Duration(s.ProductNanos).Round(time.Microsecond), s.Ops, zeros, humanize.IBytes(s.WeightBytes))
+		time.Duration(s.ProductNanos).Round(time.Microsecond), s.Ops, 100*s.SkipRate, humanize.IBytes(s.WeightBytes))
+	fmt.Fprintf(t, "tokens\t%d, %.1f/s, %s of weights each; %.1f s here, %.1f s of programs between products\n", s.Tokens, s.TokensPerSecond,
+		humanize.IBytes(uint64(s.BytesPerToken)), s.FabricTime, s.HostTime)
+	fmt.Fprintf(t, "cycles\t%d of %d lanes, if a trit of 0 takes none; energy at published costs, not measured: %.3g J\n", s.Cycles, s.Lanes, s.Energy)
 	fmt.Fprintf(t, "pool\t%s of %s in use, %d free extents, the largest %s\n", size(s.PoolUsed), size(s.PoolTotal), s.PoolExtents, size(s.PoolLargest))
 	fmt.Fprintf(t, "weights\t%d, %d uploads of what was there, %s evicted to the host\n", s.Weights, s.Shared, size(s.HostBytes))
 	fmt.Fprintf(t, "residency\t%d planes found, %d brought back, %d evictions, %s moved, %d products with fewer planes\n", s.Hits, s.Misses, s.Evictions,

@@ -26,7 +26,7 @@ func TestFabric(t *testing.T) {
 	if err := os.Chmod(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	socket := filepath.Join(dir, "s")
+	socket, report := filepath.Join(dir, "s"), filepath.Join(dir, "report.csv")
 	if _, errs, code := fabric(t.Context(), "status", "--socket", socket); code != cli.Failure || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, "no device") {
 		t.Errorf("no device: %q, %d", errs, code)
 	}
@@ -40,7 +40,7 @@ func TestFabric(t *testing.T) {
 	}
 	done := make(chan result, 1)
 	go func() {
-		_, errs, code := fabric(ctx, "--socket", socket, "--pool", "1MiB", "--workers", "3")
+		_, errs, code := fabric(ctx, "--socket", socket, "--pool", "1MiB", "--workers", "3", "--report", report)
 		done <- result{errs, code}
 	}()
 	testenv.WaitFor(t, "the device", func() bool { _, err := device.Ask(t.Context(), socket); return err == nil })
@@ -52,11 +52,25 @@ func TestFabric(t *testing.T) {
 	if out, _, code := fabric(t.Context(), "status", "--socket", socket); code != 0 || !strings.Contains(out, "1.0 MiB in use, 1 free extents") {
 		t.Errorf("%s%d", out, code)
 	}
+	if out, _, code := fabric(t.Context(), "status", "--metrics", "--socket", socket); code != 0 || !strings.Contains(out, "\ntensorcast_fabric_workers 3\n") {
+		t.Errorf("%s%d", out, code)
+	}
+	csv, _, code := fabric(t.Context(), "status", "--csv", "--socket", socket)
+	if code != 0 || strings.Count(csv, "\n") != 2 || !strings.HasPrefix(csv, "running_seconds,") {
+		t.Errorf("%s%d", csv, code)
+	}
+	if _, errs, code := fabric(t.Context(), "status", "--csv", "--json", "--socket", socket); code != cli.BadUsage || !strings.Contains(errs, "one of") {
+		t.Errorf("two formats: %q, %d", errs, code)
+	}
 	if _, errs, code := fabric(t.Context(), "--socket", socket); code != cli.Failure || !strings.Contains(errs, "running there already") {
 		t.Errorf("a second one: %q, %d", errs, code)
 	}
 	cancel()
 	if r := <-done; r.code != 0 {
 		t.Errorf("%q, %d", r.stderr, r.code)
+	}
+	names, _, _ := strings.Cut(csv, "\n")
+	if b, err := os.ReadFile(report); err != nil || !strings.HasPrefix(string(b), names+"\n") {
+		t.Errorf("at its end it has written %q (%v), want the columns %q", b, err, names)
 	}
 }

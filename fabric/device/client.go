@@ -88,6 +88,7 @@ func (c *client) run() error {
 	var entry [DescriptorBytes]byte
 	var result [CompletionBytes]byte
 	var cancel *atomic.Uint32
+	var over time.Time // of the last product, if nothing came after it
 	cancelled := func() bool { return cancel.Load() != 0 || c.closing.Load() }
 	for !c.closing.Load() {
 		rung := doorbell.Load()
@@ -123,7 +124,16 @@ func (c *client) run() error {
 		default:
 			c.exec.do(&d, &r, cancelled)
 		}
-		r.Nanos = uint64(time.Since(begun))
+		end := time.Now()
+		r.Nanos = uint64(end.Sub(begun))
+		if d.Op != OpProduct {
+			over = time.Time{}
+		} else {
+			if wait := begun.Sub(over); !over.IsZero() && wait <= pause {
+				c.counts.host.Add(uint64(wait))
+			}
+			over = end
+		}
 		c.counts.add(&d, &r)
 		r.Encode(&result)
 		copy(c.comps[int(tail%c.entries)*CompletionBytes:], result[:])

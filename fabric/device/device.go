@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -300,7 +299,7 @@ func (d *Device) client(c *net.UnixConn, arena uint64, entries uint32) error {
 	if err != nil {
 		return errors.Join(answer(c, statusNoMemory, 0, -1), err)
 	}
-	cl.exec.store, cl.exec.pool, cl.exec.workers, cl.counts = d.store, d.pool, d.o.Workers, &d.counts
+	cl.exec.store, cl.exec.pool, cl.exec.workers, cl.exec.tokens, cl.counts = d.store, d.pool, d.o.Workers, &d.counts.tokens, &d.counts
 	broke := make(chan error, 1)
 	if err = answer(c, 0, len(cl.memory), cl.fd); err != nil {
 		return errors.Join(err, cl.close())
@@ -336,68 +335,6 @@ func (d *Device) leave() {
 	if d.live--; d.live == 0 && d.idle != nil {
 		d.idle.Reset(d.o.Idle)
 	}
-}
-
-// jobCounts count what was done for all clients.
-type jobCounts struct {
-	jobs, failed, cancelled, products, ops, zeros, read, nanos atomic.Uint64
-}
-
-func (j *jobCounts) add(d *Descriptor, c *Completion) {
-	j.jobs.Add(1)
-	switch {
-	case c.Status == statusCancelled:
-		j.cancelled.Add(1)
-	case c.Status < 0:
-		j.failed.Add(1)
-	case d.Op == OpProduct:
-		j.products.Add(1)
-		j.ops.Add(c.Ops)
-		j.zeros.Add(c.Zeros)
-		j.read.Add(c.Bytes)
-		j.nanos.Add(c.Nanos)
-	}
-}
-
-// Status are the counters of a device since its start, all counted.
-type Status struct {
-	Seconds      float64 `json:"seconds"`
-	Clients      int     `json:"clients"`
-	ClientsEver  uint64  `json:"clients_ever"`
-	Workers      int     `json:"workers"`
-	Jobs         uint64  `json:"jobs"`
-	Failed       uint64  `json:"jobs_failed"`
-	Cancelled    uint64  `json:"jobs_cancelled"`
-	Products     uint64  `json:"products"`
-	Ops          uint64  `json:"ops"`          // a trit times a value
-	Zeros        uint64  `json:"zero_ops"`     // those whose trit is 0
-	WeightBytes  uint64  `json:"weight_bytes"` // read by products
-	ProductNanos uint64  `json:"product_ns"`
-	PoolUsed     int     `json:"pool_used"`
-	PoolTotal    int     `json:"pool_total"`
-	PoolExtents  int     `json:"pool_extents"`
-	PoolLargest  int     `json:"pool_largest"`
-	HostBytes    int     `json:"host_bytes"`
-	Weights      int     `json:"weights"`
-	storeCounts
-}
-
-// Status reads the counters.
-func (d *Device) Status() Status {
-	j := &d.counts
-	s := Status{
-		Seconds: time.Since(d.begun).Seconds(), Workers: d.o.Workers, Jobs: j.jobs.Load(), Failed: j.failed.Load(), Cancelled: j.cancelled.Load(),
-		Products: j.products.Load(), Ops: j.ops.Load(), Zeros: j.zeros.Load(), WeightBytes: j.read.Load(), ProductNanos: j.nanos.Load(),
-	}
-	d.mu.Lock()
-	s.Clients, s.ClientsEver = d.live, d.all
-	d.mu.Unlock()
-	st := d.store
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	s.PoolUsed, s.PoolTotal, s.PoolExtents, s.PoolLargest = st.pool.Used(), st.pool.Total(), st.pool.Extents(), st.pool.Largest()
-	s.HostBytes, s.Weights, s.storeCounts = st.host, len(st.all), st.counts
-	return s
 }
 
 // ErrNotRunning says that no device serves the socket.

@@ -2,8 +2,14 @@ package device
 
 import (
 	"context"
+	"encoding/binary"
 	"log/slog"
+	"net"
+	"sync/atomic"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"tensorcast/fabric"
 )
@@ -43,7 +49,7 @@ func FuzzDescriptors(f *testing.F) {
 	f.Add(b[:], frame)
 	s, p := executorFor(f)
 	f.Fuzz(func(t *testing.T, jobs, arena []byte) {
-		e := executor{arena: make([]byte, 64<<10), store: s, pool: p, workers: 2, handles: map[uint64]*handle{}}
+		e := executor{arena: make([]byte, 64<<10), store: s, pool: p, workers: 2, tokens: new(atomic.Uint64), handles: map[uint64]*handle{}}
 		copy(e.arena, arena)
 		for n := 0; len(jobs) >= DescriptorBytes && n < 32; n++ {
 			var d Descriptor
@@ -60,6 +66,111 @@ func FuzzDescriptors(f *testing.F) {
 	})
 }
 
+// FuzzRing has a client write anything into the words of its memory, its rings and its arena while the device serves it: the device ends the client, or goes on, and
+// in the end nothing is left. Each four bytes of moves are an offset and what is written there.
+func FuzzRing(f *testing.F) {
+	f.Add(uint8(1), []byte{wordSubmitted / 4, 0, 3, 0, wordDoorbell / 4, 0, 1, 0}, []byte{})
+	f.Add(uint8(3), []byte{wordSubmitted / 4, 0, 255, 255, wordReaped / 4, 0, 9, 0, wordAsleep / 4, 0, 7, 0, wordTaken / 4, 0, 1, 1}, []byte{0, 0, 0, 0})
+	var b [DescriptorBytes]byte
+	d := Descriptor{Op: OpBlocks, Rows: 3, Cols: 128, XType: BlocksQ2_0}
+	d.Encode(&b)
+	f.Add(uint8(1), []byte{wordSubmitted / 4, 0, 1, 0}, b[:])
+	s, p := executorFor(f)
+	f.Fuzz(func(t *testing.T, entries uint8, moves, jobs []byte) {
+		var counts jobCounts
+		c, err := newClient(16<<10, 2<<(entries%4))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.exec.store, c.exec.pool, c.exec.workers, c.exec.tokens, c.counts = s, p, 2, &counts.tokens, &counts
+		copy(c.subs, jobs)
+		broke := make(chan error, 1)
+		go func() { broke <- c.run() }() // ended by stop
+		for n := 0; len(moves) >= 4 && n < 64; n++ {
+			at := int(binary.LittleEndian.Uint16(moves)) * 4 % len(c.memory)
+			word(c.memory, at).Store(uint32(int32(int16(binary.LittleEndian.Uint16(moves[2:])))))
+			wake(word(c.memory, wordDoorbell))
+			moves = moves[4:]
+		}
+		c.stop()
+		<-broke
+		if err := c.close(); err != nil {
+			t.Error(err)
+		}
+		if s.pool.Used() != 0 || s.host != 0 || len(s.all) != 0 {
+			t.Errorf("%d bytes in the pool, %d on the host, %d weights", s.pool.Used(), s.host, len(s.all))
+		}
+	})
+}
+
+// FuzzHello says anything to a device instead of a hello. What is refused leaves no client; another one is served afterwards.
+func FuzzHello(f *testing.F) {
+	d, path := start(f, Options{PoolBytes: 1 << 20, ArenaBytes: 1 << 20, Clients: 4})
+	hello := func(kind uint32, arena uint64, entries uint32) []byte {
+		b := make([]byte, helloBytes)
+		binary.NativeEndian.PutUint64(b[0:], Magic)
+		binary.NativeEndian.PutUint32(b[8:], Version)
+		binary.NativeEndian.PutUint32(b[12:], kind)
+		binary.NativeEndian.PutUint64(b[16:], arena)
+		binary.NativeEndian.PutUint32(b[24:], entries)
+		return b
+	}
+	f.Add(hello(kindOpen, 4096, 8))
+	f.Add(hello(kindStatus, 0, 0))
+	f.Add(hello(kindOpen, 1<<63, 1<<31))
+	f.Add(hello(9, 4096, 3))
+	f.Add([]byte("a word"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) > 1<<16 {
+			t.Skip()
+		}
+		c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		if len(b) == 0 {
+			return // a packet of nothing looks like an end
+		}
+		if _, err := c.Write(b); err != nil {
+			t.Fatal(err)
+		}
+		answer, oob := make([]byte, 64<<10), make([]byte, 64)
+		n, rights, _, _, err := c.ReadMsgUnix(answer, oob)
+		if err != nil {
+			t.Fatalf("%x: no answer: %v", b, err)
+		}
+		if n == 0 || (rights > 0 && (n != helloBytes || len(b) != helloBytes)) {
+			t.Errorf("%x: an answer of %d bytes with %d of rights", b, n, rights)
+		}
+		if rights > 0 {
+			m, err := unix.ParseSocketControlMessage(oob[:rights])
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range m {
+				fds, err := unix.ParseUnixRights(&m[i])
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, fd := range fds {
+					_ = unix.Close(fd)
+				}
+			}
+		}
+		_ = c.Close()
+		for end := time.Now().Add(10 * time.Second); d.Status().Clients > 2; time.Sleep(time.Millisecond) { // those of before are leaving
+			if time.Now().After(end) {
+				t.Fatalf("%+v", d.Status())
+			}
+		}
+		if _, err := Ask(t.Context(), path); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // FuzzFrame uploads what may be a frame.
 func FuzzFrame(f *testing.F) {
 	_, b := frame(f, 1, 5, 130, 3)
@@ -67,7 +178,7 @@ func FuzzFrame(f *testing.F) {
 	f.Add(b[:100])
 	s, p := executorFor(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		e := executor{arena: append(make([]byte, 0, len(b)+64), b...), store: s, pool: p, workers: 2, handles: map[uint64]*handle{}}
+		e := executor{arena: append(make([]byte, 0, len(b)+64), b...), store: s, pool: p, workers: 2, tokens: new(atomic.Uint64), handles: map[uint64]*handle{}}
 		var c Completion
 		e.do(&Descriptor{Op: OpFrame, WBytes: uint64(len(b))}, &c, func() bool { return false })
 		if (c.Status == 0) != (len(e.handles) == 1) {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"math"
 	"math/bits"
+	"sync/atomic"
 
 	"tensorcast/fabric"
 	"tensorcast/fabric/kernel"
@@ -14,8 +15,9 @@ import (
 
 // handle is a client's reference to a weight.
 type handle struct {
-	w    *weight
-	pins int
+	w       *weight
+	pins    int
+	vectors uint64 // that it was multiplied with
 }
 
 // executor does the jobs of one client. It is for one goroutine.
@@ -24,6 +26,8 @@ type executor struct {
 	store   *store
 	pool    *fabric.Pool
 	workers int
+	tokens  *atomic.Uint64 // of all clients
+	most    uint64         // vectors of a handle
 
 	handles map[uint64]*handle
 	next    uint64
@@ -232,6 +236,10 @@ func (e *executor) product(d *Descriptor, c *Completion, cancelled func() bool) 
 				binary.NativeEndian.PutUint32(to[4*r:], b)
 			}
 		}
+	}
+	if h.vectors += n; h.vectors > e.most {
+		e.tokens.Add(h.vectors - e.most)
+		e.most = h.vectors
 	}
 	c.Planes = uint32(u.planes)
 	c.Ops = h.w.trits * uint64(u.planes) * n

@@ -3,20 +3,26 @@ package driver_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"errors"
+	"flag"
 	"io"
 	"math"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"tensorcast/fabric"
 	"tensorcast/fabric/device"
+	"tensorcast/fabric/device/devicetest"
 	"tensorcast/fabric/trit"
 	"tensorcast/internal/cc"
 	"tensorcast/internal/testenv"
@@ -64,37 +70,8 @@ func build(t testing.TB, sanitizer string) string {
 // start runs a device in this process and returns its socket and what ends it.
 func start(t testing.TB) (socket string, stop func()) {
 	t.Helper()
-	dir := private(t)
-	socket = filepath.Join(dir, "s")
-	d, err := device.Listen(socket, device.Options{PoolBytes: 64 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- d.Serve(ctx) }()
-	stopped := false
-	stop = func() {
-		if stopped {
-			return
-		}
-		stopped = true
-		cancel()
-		if err := errors.Join(<-done, d.Close()); err != nil {
-			t.Error(err)
-		}
-	}
-	t.Cleanup(stop)
-	return socket, stop
-}
-
-func private(t testing.TB) string {
-	t.Helper()
-	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	return dir
+	r := devicetest.Start(t, device.Options{PoolBytes: 64 << 20})
+	return r.Socket, r.Stop
 }
 
 func run(t testing.TB, program, socket string, args ...string) string {
@@ -214,10 +191,121 @@ func gone(t *testing.T, program, socket string, stop func()) {
 	}
 }
 
+// The manual page has each function of the header, with its parameters, and nothing else.
+func TestManual(t *testing.T) {
+	header, err := os.ReadFile("../../include/tfmbs_host.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile("tfmbs_host.3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	declared := map[string]string{}
+	for _, m := range regexp.MustCompile(`(?m)^[a-z].*?\b(\w+)\(([^;{}]*)\);`).FindAllStringSubmatch(strings.ReplaceAll(string(header), ",\n", ","), -1) {
+		declared[m[1]] = strings.Join(strings.FieldsFunc(strings.TrimSpace(m[2]), func(r rune) bool { return r == ',' }), "|")
+	}
+	shown := map[string]string{}
+	for _, m := range regexp.MustCompile(`(?m)^\.Ft .*\n\.Fn (\w+) (.*)$`).FindAllStringSubmatch(string(page), -1) {
+		shown[m[1]] = strings.Trim(strings.ReplaceAll(m[2], `" "`, "|"), `"`)
+	}
+	if len(declared) < 20 {
+		t.Fatalf("the header declares %v", declared)
+	}
+	spaces := regexp.MustCompile(`\s+`)
+	for name, want := range declared {
+		if want = strings.ReplaceAll(spaces.ReplaceAllString(want, " "), "| ", "|"); shown[name] != want {
+			t.Errorf("%s: the page has %q, the header %q", name, shown[name], want)
+		}
+	}
+	for name := range shown {
+		if _, ok := declared[name]; !ok {
+			t.Errorf("the header has no %s", name)
+		}
+	}
+	if _, err := exec.LookPath("groff"); err != nil {
+		t.Skip("groff is not installed: the page is not formatted")
+	}
+	if out, err := exec.Command("groff", "-mdoc", "-ww", "-Tutf8", "-z", "tfmbs_host.3").CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+var kills = flag.Int("kills", 30, "programs that TestKilled kills")
+
+// Programs that are killed at any time leave nothing in the device, and another one is not harmed.
+func TestKilled(t *testing.T) {
+	program := build(t, "")
+	r := devicetest.Start(t, device.Options{PoolBytes: 256 << 20})
+	begin := func(args ...string) (*exec.Cmd, io.WriteCloser, *bytes.Buffer) {
+		cmd := exec.Command(program, args...)
+		cmd.Env = append(os.Environ(), "TFMBS_SOCKET="+r.Socket, "TFMBS_DEVICE=/nowhere", "TFMBS_STAGING_BYTES=16777216")
+		var errs bytes.Buffer
+		cmd.Stderr = &errs
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cmd.Process.Kill() }) // if the test fails before it waits
+		if _, err := io.ReadFull(out, make([]byte, 6)); err != nil {
+			t.Fatalf("%v does not begin: %v: %s", args, err, errs.Bytes())
+		}
+		return cmd, in, &errs
+	}
+	held := func() (files, maps, routines int) {
+		list, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile("/proc/self/maps")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list), bytes.Count(b, []byte("memfd:tfmbs")), runtime.NumGoroutine()
+	}
+	survivor, in, errs := begin("steady")
+	files, maps, routines := held()
+	rng := rand.New(rand.NewPCG(1, uint64(*kills)))
+	for i := range *kills {
+		victim, _, said := begin("endless", strconv.Itoa(i))
+		time.Sleep(time.Duration(rng.IntN(10000)) * time.Microsecond)
+		_ = victim.Process.Kill()
+		if err := victim.Wait(); victim.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+			t.Fatalf("program %d was not killed: %v: %s", i, err, said.Bytes())
+		}
+	}
+	testenv.WaitFor(t, "the device to see that they ended", func() bool { return r.Device.Status().Clients == 1 })
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		f, m, n := held()
+		if f <= files && m <= maps && n <= routines {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d files, %d maps and %d goroutines, before %d, %d and %d", f, m, n, files, maps, routines)
+		}
+	}
+	_ = in.Close()
+	if err := survivor.Wait(); err != nil || errs.Len() > 0 {
+		t.Errorf("the one that lives: %v: %s", err, errs.Bytes())
+	}
+	testenv.WaitFor(t, "the last one to be gone", func() bool { return r.Device.Status().Clients == 0 })
+	s := r.Device.Status()
+	if s.ClientsEver != uint64(*kills)+1 || s.Weights != 0 || s.PoolUsed != 0 || s.HostBytes != 0 || s.PoolExtents != 1 {
+		t.Errorf("left behind: %+v", s)
+	}
+}
+
 // If no device runs, the driver starts one, which ends when nobody needs it.
 func TestStartsDevice(t *testing.T) {
 	program := build(t, "")
-	dir := private(t)
+	dir := devicetest.Dir(t)
 	prefetchd := filepath.Join(dir, "prefetchd")
 	if out, err := exec.Command("go", "build", "-ldflags=-checklinkname=0", "-o", prefetchd, "../../cmd/prefetchd").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)

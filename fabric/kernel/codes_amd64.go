@@ -41,16 +41,20 @@ func (l Level) arrangeAssembly(dst, src []int8) bool {
 	return true
 }
 
-func (l Level) decodeCodesAssembly(weights []byte, factors []float32, blocks []byte) bool {
-	switch l {
-	case AVX512:
-		decodeCodes512(&weights[0], &factors[0], &blocks[0], len(blocks)/CodeBlock)
-	case AVX2:
-		clear(weights[len(weights)-Quad:])
-		clear(factors[len(factors)-QuadLanes:])
-		decodeCodes256(&weights[0], &factors[0], &blocks[0], len(blocks)/CodeBlock)
-	default:
+func (l Level) decodeCodesAssembly(weights []byte, factors []float32, blocks []byte, row int) bool {
+	if l != AVX512 {
 		return false
+	}
+	decodeCodes512(&weights[0], &factors[0], &blocks[0], len(blocks)/CodeBlock, 0x1111<<row)
+	return true
+}
+
+func (l Level) codesTileAssembly(t *Tile) bool {
+	if l != AVX512 {
+		return false
+	}
+	for r := 0; r < t.Rows; r += TileRows {
+		codesTile512(t, &t.Dst[r*t.Vectors], &t.Weights[r*t.Quads*Quad], &t.Factors[r/TileRows*t.Quads*QuadLanes])
 	}
 	return true
 }
@@ -59,13 +63,13 @@ func (l Level) decodeCodesAssembly(weights []byte, factors []float32, blocks []b
 func codesFour512(c *Codes, dst *float32, blocks *byte, pitch, count int)
 
 //go:noescape
-func decodeCodes512(weights *byte, factors *float32, blocks *byte, count int)
+func decodeCodes512(weights *byte, factors *float32, blocks *byte, count int, lanes uint32)
+
+//go:noescape
+func codesTile512(t *Tile, dst *float32, weights *byte, factors *float32)
 
 //go:noescape
 func codes256(c *Codes)
-
-//go:noescape
-func decodeCodes256(weights *byte, factors *float32, blocks *byte, count int)
 
 //go:noescape
 func arrange256(dst, src *int8, quads int)

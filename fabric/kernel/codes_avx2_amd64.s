@@ -36,7 +36,7 @@ GLOBL everyFourth<>(SB), RODATA, $16
 	VMOVQ        X6, X6                   \
 	VCVTPH2PS    X6, Y6
 
-// CODESUM adds to Y8 the products of Y0 with the vector. Codes of the second and fourth field are four times as large at first, which saves
+// CODESUM adds to X8 the products of Y0 with the vector, the first block's before the second's. Codes of the second and fourth field are four times as large at first, which saves
 // shifts: their sums of 16 bits, up to 4 * 3 * 128 * 4 in magnitude, are divided at the end.
 // Y15 3, Y14 12 in each byte; Y13 1 in each word.
 #define CODESUM \
@@ -55,9 +55,16 @@ GLOBL everyFourth<>(SB), RODATA, $16
 	VPADDW      Y3, Y2, Y2                \
 	VPMADDWD    Y13, Y2, Y2               \
 	VPADDD      (R12), Y2, Y2             \
-	VMULPS      (R10), Y6, Y6             \
 	VCVTDQ2PS   Y2, Y2                    \
-	VFMADD231PS Y6, Y2, Y8
+	VMULPS      (R10), Y2, Y2             \
+	VPERMILPS   $0xb1, Y2, Y3             \
+	VADDPS      Y3, Y2, Y2                \
+	VPERMILPS   $0x4e, Y2, Y3             \
+	VADDPS      Y3, Y2, Y2                \
+	VFMADD231SS X6, X2, X8                \
+	VEXTRACTF128 $1, Y6, X6               \
+	VEXTRACTF128 $1, Y2, X2               \
+	VFMADD231SS X6, X2, X8
 
 // NEXTTWO goes to the next half of a quad: R11 is 32 and 224 in turn.
 #define NEXTTWO \
@@ -106,63 +113,10 @@ last:
 	ADDQ $18, SI
 
 end:
-	VEXTRACTF128 $1, Y8, X2
-	VADDPS       X2, X8, X1
-	VMOVHLPS     X1, X1, X2
-	VADDPS       X2, X1, X1
-	VMOVSHDUP    X1, X2
-	VADDSS       X2, X1, X1
-	VMOVSS       X1, (DI)
+	VMOVSS X8, (DI)
 	ADDQ $4, DI
 	DECQ R15
 	JNZ  row
-	VZEROUPPER
-	RET
-
-// STOREFIELDS stores Y0 by fields, and Y6.
-#define STOREFIELDS \
-	VPSRLW  $2, Y0, Y1           \
-	VPSRLW  $4, Y0, Y2           \
-	VPSRLW  $6, Y0, Y3           \
-	VPAND   Y15, Y0, Y0          \
-	VPAND   Y15, Y1, Y1          \
-	VPAND   Y15, Y2, Y2          \
-	VPAND   Y15, Y3, Y3          \
-	VMOVDQU Y0, (R8)             \
-	VMOVDQU Y1, 64(R8)           \
-	VMOVDQU Y2, 128(R8)          \
-	VMOVDQU Y3, 192(R8)          \
-	VMOVUPS Y6, (R10)
-
-// func decodeCodes256(weights *byte, factors *float32, blocks *byte, count int)
-//
-// Whole pairs of blocks and one more: a quad's other half is not written. R8 weights; R10 factors; SI blocks; CX blocks left.
-TEXT ·decodeCodes256(SB), NOSPLIT, $0-32
-	CONSTANT($0x03030303, X15, Y15)
-	VMOVDQU halfsOfTwo<>(SB), Y12
-	MOVQ weights+0(FP), R8
-	MOVQ factors+8(FP), R10
-	MOVQ blocks+16(FP), SI
-	MOVQ count+24(FP), CX
-	MOVQ $32, R11
-	SUBQ $2, CX
-	JLT  last
-
-two:
-	TWOBLOCKS
-	STOREFIELDS
-	NEXTTWO
-	ADDQ $36, SI
-	SUBQ $2, CX
-	JGE  two
-
-last:
-	ADDQ $2, CX
-	JLE  end
-	LASTBLOCK
-	STOREFIELDS
-
-end:
 	VZEROUPPER
 	RET
 

@@ -47,19 +47,31 @@ GLOBL codeHalfs<>(SB), RODATA, $32
 	BZHIQ DX, BX, BX               \
 	KMOVQ BX, K2
 
-// QUADOF loads four blocks: W has their codes' bytes, F their halfs by lanes, still 16 bits; FEWOF those of K2.
-#define QUADOF(FROM, LAST, W, F, FY) \
+// ROWMASKS: K3-K6 the lanes of four rows where a lane is 4 * block + row; spoils BX.
+#define ROWMASKS \
+	MOVL  $0x1111, BX              \
+	KMOVW BX, K3                   \
+	KSHIFTLW $1, K3, K4            \
+	KSHIFTLW $2, K3, K5            \
+	KSHIFTLW $3, K3, K6
+
+// QUADOF loads four blocks: W has their codes' bytes, F all of them. FEWOF loads those of K2.
+#define QUADOF(FROM, LAST, W, F) \
 	VMOVDQU64    FROM, F              \
 	VPERMB       F, Z27, W            \
-	VPBROADCASTQ LAST, K1, W          \
-	VPERMW       F, Z26, F            \
-	VCVTPH2PS    FY, F
+	VPBROADCASTQ LAST, K1, W
 
-#define FEWOF(FROM, W, F, FY) \
+#define FEWOF(FROM, W, F) \
 	VMOVDQU8.Z   FROM, K2, F          \
-	VPERMB       F, Z27, W            \
-	VPERMW       F, Z26, F            \
-	VCVTPH2PS    FY, F
+	VPERMB       F, Z27, W
+
+// HALFS puts the halfs of four rows' blocks Z4-Z7 into Z18, as floats: lane 4b + r has that of row r's block b.
+#define HALFS \
+	VPERMW.Z     Z4, Z26, K3, Z18     \
+	VPERMW       Z5, Z26, K4, Z18     \
+	VPERMW       Z6, Z26, K5, Z18     \
+	VPERMW       Z7, Z26, K6, Z18     \
+	VCVTPH2PS    Y18, Z18
 
 // MAPPED adds to the sums Z8-Z11 of four rows those of a field of their bytes Z0-Z3.
 #define MAPPED(MAP, OFFSET) \
@@ -73,17 +85,34 @@ GLOBL codeHalfs<>(SB), RODATA, $32
 	VPDPBUSD  Z12, Z15, Z10                \
 	VPDPBUSD  Z12, Z16, Z11
 
-// FOURROWS multiplies a quad of four rows: bytes in Z0-Z3, halfs in Z4-Z7.
+// BYBLOCK scales the integers of four rows, a lane of 16 columns each, by SCALE, and adds up those of a block: lane 4b + r of S0 is row r's block b.
+// Spoils the others.
+#define BYBLOCK(SCALE, S0, S1, S2, S3, T0, T1) \
+	VCVTDQ2PS S0, S0                       \
+	VCVTDQ2PS S1, S1                       \
+	VCVTDQ2PS S2, S2                       \
+	VCVTDQ2PS S3, S3                       \
+	VMULPS    SCALE, S0, S0                \
+	VMULPS    SCALE, S1, S1                \
+	VMULPS    SCALE, S2, S2                \
+	VMULPS    SCALE, S3, S3                \
+	VSHUFPS   $0x88, S1, S0, T0            \
+	VSHUFPS   $0xdd, S1, S0, T1            \
+	VADDPS    T1, T0, S0                   \
+	VSHUFPS   $0x88, S3, S2, T0            \
+	VSHUFPS   $0xdd, S3, S2, T1            \
+	VADDPS    T1, T0, S2                   \
+	VSHUFPS   $0x88, S2, S0, T0            \
+	VSHUFPS   $0xdd, S2, S0, T1            \
+	VADDPS    T1, T0, S0
+
+// FOURROWS multiplies a quad of four rows, codes' bytes in Z0-Z3 and halfs in Z18, and adds it to the four sums in X20, one block after the other.
 #define FOURROWS \
 	VMOVDQU32 (R12), Z8                    \
 	VMOVUPS   (R10), Z17                   \
 	VMOVDQA64 Z8, Z9                       \
 	VMOVDQA64 Z8, Z10                      \
 	VMOVDQA64 Z8, Z11                      \
-	VMULPS    Z17, Z4, Z4                  \
-	VMULPS    Z17, Z5, Z5                  \
-	VMULPS    Z17, Z6, Z6                  \
-	VMULPS    Z17, Z7, Z7                  \
 	MAPPED(Z30, 64)                        \
 	MAPPED(Z29, 128)                       \
 	MAPPED(Z28, 192)                       \
@@ -96,26 +125,17 @@ GLOBL codeHalfs<>(SB), RODATA, $32
 	VPDPBUSD  Z12, Z14, Z9                 \
 	VPDPBUSD  Z12, Z15, Z10                \
 	VPDPBUSD  Z12, Z16, Z11                \
-	VCVTDQ2PS Z8, Z8                       \
-	VCVTDQ2PS Z9, Z9                       \
-	VCVTDQ2PS Z10, Z10                     \
-	VCVTDQ2PS Z11, Z11                     \
-	VFMADD231PS Z4, Z8, Z20                \
-	VFMADD231PS Z5, Z9, Z21                \
-	VFMADD231PS Z6, Z10, Z22               \
-	VFMADD231PS Z7, Z11, Z23
-
-// TOTALTO writes the sum of the lanes of ACC to TO.
-#define TOTALTO(ACC, YACC, TO) \
-	VEXTRACTF64X4 $1, ACC, Y1    \
-	VADDPS        YACC, Y1, Y1   \
-	VEXTRACTF128  $1, Y1, X2     \
-	VADDPS        X2, X1, X1     \
-	VMOVHLPS      X1, X1, X2     \
-	VADDPS        X2, X1, X1     \
-	VMOVSHDUP     X1, X2         \
-	VADDSS        X2, X1, X1     \
-	VMOVSS        X1, TO
+	BYBLOCK(Z17, Z8, Z9, Z10, Z11, Z12, Z13) \
+	VFMADD231PS   X18, X8, X20             \
+	VEXTRACTF32X4 $1, Z8, X12              \
+	VEXTRACTF32X4 $1, Z18, X13             \
+	VEXTRACTF32X4 $2, Z8, X14              \
+	VEXTRACTF32X4 $2, Z18, X15             \
+	VEXTRACTF32X4 $3, Z8, X16              \
+	VEXTRACTF32X4 $3, Z18, X17             \
+	VFMADD231PS   X13, X12, X20            \
+	VFMADD231PS   X15, X14, X20            \
+	VFMADD231PS   X17, X16, X20
 
 // func codesFour512(c *Codes, dst *float32, blocks *byte, pitch, count int)
 //
@@ -125,6 +145,7 @@ GLOBL codeHalfs<>(SB), RODATA, $32
 // R15 rows left; R11 the next rows; BX, DX temporary.
 TEXT ·codesFour512(SB), NOSPLIT, $0-40
 	CODECONSTANTS
+	ROWMASKS
 	MOVQ c+0(FP), AX
 	MOVQ dst+8(FP), DI
 	MOVQ blocks+16(FP), R11
@@ -137,9 +158,6 @@ TEXT ·codesFour512(SB), NOSPLIT, $0-40
 
 rows:
 	VPXORD Z20, Z20, Z20
-	VPXORD Z21, Z21, Z21
-	VPXORD Z22, Z22, Z22
-	VPXORD Z23, Z23, Z23
 	MOVQ   R11, SI
 	MOVQ   Codes_X(AX), R8
 	MOVQ   Codes_Bias(AX), R12
@@ -150,16 +168,17 @@ rows:
 	JLT    rest
 
 quad:
-	QUADOF((SI), 64(SI), Z0, Z4, Y4)
-	QUADOF((SI)(R9*1), 64(SI)(R9*1), Z1, Z5, Y5)
-	QUADOF((SI)(R9*2), 64(SI)(R9*2), Z2, Z6, Y6)
-	QUADOF((SI)(R13*1), 64(SI)(R13*1), Z3, Z7, Y7)
+	QUADOF((SI), 64(SI), Z0, Z4)
+	QUADOF((SI)(R9*1), 64(SI)(R9*1), Z1, Z5)
+	QUADOF((SI)(R9*2), 64(SI)(R9*2), Z2, Z6)
+	QUADOF((SI)(R13*1), 64(SI)(R13*1), Z3, Z7)
 	PREFETCHT0 (R14)
 	PREFETCHT0 64(R14)
 	PREFETCHT0 128(R14)
 	PREFETCHT0 192(R14)
 	PREFETCHT0 256(R14)
 	ADDQ      $288, R14
+	HALFS
 	FOURROWS
 	ADDQ      $72, SI
 	ADDQ      $64, R12
@@ -171,17 +190,15 @@ quad:
 rest:
 	ADDQ $4, CX
 	JLE  end
-	FEWOF((SI), Z0, Z4, Y4)
-	FEWOF((SI)(R9*1), Z1, Z5, Y5)
-	FEWOF((SI)(R9*2), Z2, Z6, Y6)
-	FEWOF((SI)(R13*1), Z3, Z7, Y7)
+	FEWOF((SI), Z0, Z4)
+	FEWOF((SI)(R9*1), Z1, Z5)
+	FEWOF((SI)(R9*2), Z2, Z6)
+	FEWOF((SI)(R13*1), Z3, Z7)
+	HALFS
 	FOURROWS
 
 end:
-	TOTALTO(Z20, Y20, 0(DI))
-	TOTALTO(Z21, Y21, 4(DI))
-	TOTALTO(Z22, Y22, 8(DI))
-	TOTALTO(Z23, Y23, 12(DI))
+	VMOVUPS X20, (DI)
 	ADDQ $16, DI
 	LEAQ (R11)(R9*4), R11
 	SUBQ $4, R15
@@ -189,8 +206,10 @@ end:
 	VZEROUPPER
 	RET
 
-// SPREAD stores what QUADOF or FEWOF has loaded, by fields.
+// SPREAD stores codes by fields, and the halfs of the blocks Z4 where K3 is set.
 #define SPREAD \
+	VPERMW         Z4, Z26, Z4            \
+	VCVTPH2PS      Y4, Z4                 \
 	VPANDD         Z31, Z0, Z1            \
 	VGF2P8AFFINEQB $0, Z30, Z0, Z2        \
 	VGF2P8AFFINEQB $0, Z29, Z0, Z3        \
@@ -199,13 +218,15 @@ end:
 	VMOVDQU64 Z2, 64(DI)                  \
 	VMOVDQU64 Z3, 128(DI)                 \
 	VMOVDQU64 Z5, 192(DI)                 \
-	VMOVUPS   Z4, (R8)
+	VMOVUPS   Z4, K3, (R8)
 
-// func decodeCodes512(weights *byte, factors *float32, blocks *byte, count int)
+// func decodeCodes512(weights *byte, factors *float32, blocks *byte, count int, lanes uint32)
 //
-// DI weights; R8 factors; SI blocks; CX blocks left.
-TEXT ·decodeCodes512(SB), NOSPLIT, $0-32
+// DI weights; R8 factors; SI blocks; CX blocks left; K3 lanes.
+TEXT ·decodeCodes512(SB), NOSPLIT, $0-36
 	CODECONSTANTS
+	MOVL lanes+32(FP), BX
+	KMOVW BX, K3
 	MOVQ weights+0(FP), DI
 	MOVQ factors+8(FP), R8
 	MOVQ blocks+16(FP), SI
@@ -214,7 +235,7 @@ TEXT ·decodeCodes512(SB), NOSPLIT, $0-32
 	JLT  rest
 
 quad:
-	QUADOF((SI), 64(SI), Z0, Z4, Y4)
+	QUADOF((SI), 64(SI), Z0, Z4)
 	SPREAD
 	ADDQ $72, SI
 	ADDQ $256, DI
@@ -226,9 +247,97 @@ rest:
 	ADDQ $4, CX
 	JLE  end
 	CODETAIL
-	FEWOF((SI), Z0, Z4, Y4)
+	FEWOF((SI), Z0, Z4)
 	SPREAD
 
 end:
+	VZEROUPPER
+	RET
+
+// CODESTRIPES adds the products of a stripe of four rows and two vectors to Z8-Z15.
+#define CODESTRIPES(OFFSET) \
+	VMOVDQU64 (OFFSET)(R8), Z16            \
+	VMOVDQU64 (OFFSET)(R8)(R10*1), Z17     \
+	VMOVDQU64 (OFFSET)(SI), Z0             \
+	VMOVDQU64 (OFFSET)(SI)(R10*1), Z1      \
+	VMOVDQU64 (OFFSET)(SI)(R10*2), Z2      \
+	VMOVDQU64 (OFFSET)(SI)(R11*1), Z3      \
+	VPDPBUSD  Z16, Z0, Z8                  \
+	VPDPBUSD  Z16, Z1, Z9                  \
+	VPDPBUSD  Z16, Z2, Z10                 \
+	VPDPBUSD  Z16, Z3, Z11                 \
+	VPDPBUSD  Z17, Z0, Z12                 \
+	VPDPBUSD  Z17, Z1, Z13                 \
+	VPDPBUSD  Z17, Z2, Z14                 \
+	VPDPBUSD  Z17, Z3, Z15
+
+// INORDER adds the four blocks of four rows, BY, to the rows' sums TO, each times its factor.
+#define INORDER(ZBY, XBY, TO) \
+	VEXTRACTF32X4 $1, ZBY, X0              \
+	VEXTRACTF32X4 $2, ZBY, X1              \
+	VEXTRACTF32X4 $3, ZBY, X2              \
+	VFMADD231PS   (R12), XBY, TO           \
+	VFMADD231PS   16(R12), X0, TO          \
+	VFMADD231PS   32(R12), X1, TO          \
+	VFMADD231PS   48(R12), X2, TO
+
+// func codesTile512(t *Tile, dst *float32, weights *byte, factors *float32)
+//
+// Four rows, and pairs of vectors. Registers as in tile512, but that there is one row of factors: X20 results of the first vector, X24 of the second.
+TEXT ·codesTile512(SB), NOSPLIT, $0-32
+	MOVQ t+0(FP), AX
+	MOVQ dst+8(FP), DI
+	MOVQ weights+16(FP), SI
+	MOVQ factors+24(FP), R12
+	MOVQ Tile_Quads(AX), R13
+	SHLQ $6, R13
+	LEAQ (R13*4), R10
+	LEAQ (R10)(R10*2), R11
+	MOVQ Tile_X(AX), R8
+	MOVQ Tile_Bias(AX), DX
+	MOVQ Tile_Scale(AX), BX
+	MOVQ Tile_Vectors(AX), R15
+
+pair:
+	VPXORD Z20, Z20, Z20
+	VPXORD Z24, Z24, Z24
+	MOVQ   Tile_Quads(AX), CX
+
+quad:
+	VMOVDQU32 (DX), Z8
+	VMOVDQU32 (DX)(R13*1), Z12
+	VMOVDQA64 Z8, Z9
+	VMOVDQA64 Z8, Z10
+	VMOVDQA64 Z8, Z11
+	VMOVDQA64 Z12, Z13
+	VMOVDQA64 Z12, Z14
+	VMOVDQA64 Z12, Z15
+	CODESTRIPES(0)
+	CODESTRIPES(64)
+	CODESTRIPES(128)
+	CODESTRIPES(192)
+	VMOVUPS (BX), Z18
+	VMOVUPS (BX)(R13*1), Z19
+	BYBLOCK(Z18, Z8, Z9, Z10, Z11, Z0, Z1)
+	BYBLOCK(Z19, Z12, Z13, Z14, Z15, Z2, Z3)
+	INORDER(Z8, X8, X20)
+	INORDER(Z12, X12, X24)
+	ADDQ $256, SI
+	ADDQ $256, R8
+	ADDQ $64, R12
+	ADDQ $64, DX
+	ADDQ $64, BX
+	DECQ CX
+	JNZ  quad
+	VMOVUPS X20, (DI)
+	VMOVUPS X24, 16(DI)
+	ADDQ $32, DI
+	SUBQ R10, SI
+	SUBQ R13, R12
+	ADDQ R10, R8
+	ADDQ R13, DX
+	ADDQ R13, BX
+	SUBQ $2, R15
+	JNZ  pair
 	VZEROUPPER
 	RET

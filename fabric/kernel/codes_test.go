@@ -5,6 +5,7 @@ package kernel
 import (
 	"bytes"
 	"encoding/binary"
+	"math/big"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -117,30 +118,119 @@ func TestMultiplyCodes(t *testing.T) {
 	}
 }
 
+// codesInOrder is the product in ggml's order, from its terms: one rounding for each sum.
+func codesInOrder(c *Codes, x []int8, row int) (sum float32) {
+	exact := func(v float32) *big.Float { return new(big.Float).SetPrec(200).SetFloat64(float64(v)) }
+	round := func(v *big.Float) float32 {
+		f, _ := v.Float32()
+		return f
+	}
+	for b := range c.Width {
+		inner := exact(0)
+		for part := range 2 {
+			integer := 0
+			for i := range 32 {
+				col := b*CodeCols + 32*part + i
+				integer += codeAt(c, row, col) * int(x[col])
+			}
+			p := exact(float32(integer))
+			inner = exact(round(inner.Add(inner, p.Mul(p, exact(c.Scale[4*b+2*part])))))
+		}
+		d := half.Float32(binary.LittleEndian.Uint16(c.Blocks[(row*c.Width+b)*CodeBlock:]))
+		sum = round(inner.Mul(inner, exact(d)).Add(inner, exact(sum)))
+	}
+	return sum
+}
+
+// manyScales replaces halfs and scales by any that are finite.
+func manyScales(rng *rand.Rand, c *Codes) {
+	some := func() uint16 {
+		if rng.IntN(8) == 0 {
+			return uint16(rng.Uint32()) &^ 0x4000 // small ones and denormal ones
+		}
+		return 0x2000 + uint16(rng.IntN(0x2000)) | uint16(rng.IntN(2))<<15
+	}
+	for i := 0; i < len(c.Blocks); i += CodeBlock {
+		binary.LittleEndian.PutUint16(c.Blocks[i:], some())
+	}
+	for i := 0; i < len(c.Scale); i += 2 {
+		c.Scale[i] = half.Float32(some())
+		c.Scale[i+1] = c.Scale[i]
+	}
+}
+
+// Each level's sums are in ggml's order, bit for bit, of single vectors and in tiles.
+func TestCodesInOrder(t *testing.T) {
+	rng := rand.New(rand.NewPCG(29, 30))
+	for n := range 60 {
+		c, x := randomCodes(rng, n%23+1, 1+rng.IntN(6))
+		manyScales(rng, c)
+		want := make([]float32, c.Count)
+		for r := range want {
+			want[r] = codesInOrder(c, x, r)
+		}
+		for _, level := range Levels() {
+			clear(c.Dst)
+			level.MultiplyCodes(c)
+			if !slices.Equal(c.Dst, want) {
+				t.Fatalf("%v, %d blocks: %v, want %v", level, c.Width, c.Dst, want)
+			}
+			if got := tileOf(level, c, 4); !slices.Equal(got, want) {
+				t.Fatalf("%v, %d blocks, in a tile: %v, want %v", level, c.Width, got, want)
+			}
+		}
+	}
+}
+
+// tileOf computes the product as the last of so many vectors of tiles.
+func tileOf(level Level, c *Codes, vectors int) (dst []float32) {
+	quads := (c.Width + 3) / 4
+	padded := (c.Count + TileRows - 1) / TileRows * TileRows
+	tile := &Tile{
+		Weights: make([]byte, padded*quads*Quad), Factors: make([]float32, padded/TileRows*quads*QuadLanes), Rows: c.Count, Quads: quads,
+		X: make([]int8, vectors*quads*Quad), Bias: make([]int32, vectors*quads*QuadLanes), Scale: make([]float32, vectors*quads*QuadLanes),
+		Vectors: vectors, Dst: make([]float32, padded*vectors),
+	}
+	last := vectors - 1
+	copy(tile.X[last*len(c.X):], c.X)
+	copy(tile.Bias[last*len(c.Bias):], c.Bias)
+	copy(tile.Scale[last*len(c.Scale):], c.Scale)
+	row := c.Width * CodeBlock
+	for r := 0; r < c.Count; r += TileRows {
+		n := min(TileRows, c.Count-r)
+		level.DecodeCodes(tile.Weights[r*quads*Quad:], tile.Factors[r/TileRows*quads*QuadLanes:], c.Blocks[r*row:(r+n)*row], c.Width, n)
+	}
+	level.MultiplyCodesTile(tile)
+	for r := range c.Count {
+		dst = append(dst, tile.Dst[(r/TileRows*vectors+last)*TileRows+r%TileRows])
+	}
+	return dst
+}
+
 func TestDecodeCodes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(27, 28))
 	for width := 1; width < 14; width++ {
-		const count = 3
-		c, _ := randomCodes(rng, width, count)
+		const rows = 3
+		c, _ := randomCodes(rng, width, rows)
 		pitch := len(c.X)
 		for _, level := range Levels() {
-			weights, factors := bytes.Repeat([]byte{9}, count*pitch+1), make([]float32, count*len(c.Bias)+1)
+			weights, factors := bytes.Repeat([]byte{9}, rows*pitch+1), make([]float32, len(c.Bias)+1)
 			for i := range factors {
 				factors[i] = 9
 			}
-			level.DecodeCodes(weights, factors, c.Blocks, width, count)
-			if weights[count*pitch] != 9 || factors[count*len(c.Bias)] != 9 {
+			level.DecodeCodes(weights, factors, c.Blocks, width, rows)
+			if weights[rows*pitch] != 9 || factors[len(c.Bias)] != 9 || factors[3] != 9 {
 				t.Fatalf("%v wrote beyond the end", level)
 			}
-			for r := range count {
+			for r := range rows {
 				for col := range pitch {
 					at := col/Quad*Quad + col%4*64 + col%Quad/64*16 + col%64/4
 					code, d := byte(0), float32(0)
 					if col < width*CodeCols {
 						code, d = byte(codeAt(c, r, col)+1), half.Float32(binary.LittleEndian.Uint16(c.Blocks[(r*width+col/CodeCols)*CodeBlock:]))
 					}
-					if weights[r*pitch+at] != code || factors[r*len(c.Bias)+col/16] != d {
-						t.Fatalf("%v, %d blocks, row %d, column %d: %d times %v, want %d times %v", level, width, r, col, weights[r*pitch+at], factors[r*len(c.Bias)+col/16], code, d)
+					if f := factors[col/CodeCols*4+r]; weights[r*pitch+at] != code || f != d {
+						t.Fatalf("%v, %d blocks, row %d, column %d: %d times %v, want %d times %v", level, width, r, col, weights[r*pitch+at], f, code, d)
 					}
 				}
 			}
@@ -148,23 +238,31 @@ func TestDecodeCodes(t *testing.T) {
 	}
 }
 
-// FuzzCodes compares the levels on memory that begins and ends anywhere, with any codes.
+// FuzzCodes compares the levels, bit for bit, on memory that begins and ends anywhere, with any codes and scales.
 func FuzzCodes(f *testing.F) {
 	f.Add(uint64(1), uint8(0), uint8(1), uint8(0))
 	f.Add(uint64(2), uint8(6), uint8(4), uint8(3))
 	f.Fuzz(func(t *testing.T, seed uint64, width, rows, shift uint8) {
-		c, x := randomCodes(rand.New(rand.NewPCG(seed, 4)), int(width%70)+1, int(rows%9)+1)
+		rng := rand.New(rand.NewPCG(seed, 4))
+		c, x := randomCodes(rng, int(width%70)+1, int(rows%9)+1)
+		manyScales(rng, c)
 		c.Blocks, c.X, c.Bias, c.Scale = slices.Clip(at(shift, c.Blocks)), at(shift+1, c.X), at(shift+2, c.Bias), at(shift+3, c.Scale)
 		want := make([]float32, c.Count)
 		c.Dst = want
 		Go.MultiplyCodes(c)
+		if r := int(seed % uint64(c.Count)); codesInOrder(c, x, r) != want[r] {
+			t.Fatalf("row %d: %v, want %v", r, want[r], codesInOrder(c, x, r))
+		}
 		arranged := make([]int8, len(x))
 		for _, level := range Levels() {
 			c.Dst = at(shift, make([]float32, c.Count))
 			level.MultiplyCodes(c)
 			level.Arrange(arranged, at(shift, x))
-			if !sameFloats(c.Dst, want) || !slices.Equal(arranged, c.X) {
+			if !slices.Equal(c.Dst, want) || !slices.Equal(arranged, c.X) {
 				t.Fatalf("%v: %v, want %v", level, c.Dst, want)
+			}
+			if got := tileOf(level, c, 2); !slices.Equal(got, want) {
+				t.Fatalf("%v, in a tile: %v, want %v", level, got, want)
 			}
 		}
 	})

@@ -20,5 +20,6 @@ func (l Level) floatAssembly(*FloatRows) bool                           { return
 func (l Level) sparseAssembly(*SparseRows) bool                         { return false }
 func (l Level) codesAssembly(*Codes) bool                               { return false }
 func (l Level) arrangeAssembly(_, _ []int8) bool                        { return false }
-func (l Level) decodeCodesAssembly([]byte, []float32, []byte) bool      { return false }
+func (l Level) decodeCodesAssembly([]byte, []float32, []byte, int) bool { return false }
+func (l Level) codesTileAssembly(*Tile) bool                            { return false }
 func (l Level) tileAssembly(*Tile) bool                                 { return false }

@@ -1,6 +1,7 @@
 /* Tests of libtfmbs_device.so, against a device. Arguments: the name of a test, and what it needs. Prints nothing if all is well. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -234,6 +235,43 @@ static void latency(void) {
 	tfmbs_shutdown();
 }
 
+/* Until it is killed: uploads, pins and multiplies, waits for some jobs and leaves others under way. */
+static void endless(unsigned seed) {
+	enum { ROWS = 300, COLS = 320 };
+	static float x[64 * COLS], y[64 * ROWS];
+	uint8_t *planes = malloc(2 * (ROWS * COLS + 4) / 5);
+	for (int n = 0;; n++) {
+		tfmbs_weight w;
+		for (int i = 0; i < 2 * ROWS * COLS / 5; i++) planes[i] = (uint8_t)(next(&seed) % 243);
+		CHECK(tfmbs_upload_planes(n, planes, 2, ROWS, COLS, NULL, 0, 0, &w) == 0);
+		if (next(&seed) % 2) CHECK(tfmbs_pin(w) == 0);
+		tfmbs_gemv g = {.weight = w, .rows = ROWS, .cols = COLS, .n = 64, .x_type = TFMBS_FLOAT32, .y_type = TFMBS_FLOAT32, .block = 32, .x = x, .y = y};
+		tfmbs_job jobs[5];
+		for (int i = 0; i < 5; i++) CHECK(tfmbs_submit(&g, &jobs[i]) == 0);
+		if (n == 0) {
+			puts("ready");
+			fflush(stdout);
+		}
+		for (int i = 0; i < 5; i++) {
+			if (i == 2) CHECK(tfmbs_cancel(jobs[3]) == 0);
+			int e = tfmbs_wait(jobs[i]);
+			CHECK(e == 0 || (i == 3 && e == -ECANCELED));
+		}
+		if (n % 4) CHECK(tfmbs_release(w) == 0);
+		product(7, 33, &seed);
+	}
+}
+
+/* Products until the input ends; all of them are right. */
+static void steady(void) {
+	unsigned seed = 1;
+	product(40, 77, &seed);
+	puts("ready");
+	fflush(stdout);
+	for (struct pollfd in = {0, POLLIN, 0}; poll(&in, 1, 0) == 0;) product(40, 77, &seed);
+	tfmbs_shutdown();
+}
+
 int main(int argc, char **argv) {
 	const char *test = argc > 1 ? argv[1] : "";
 	if (!strcmp(test, "basic")) basic();
@@ -243,6 +281,8 @@ int main(int argc, char **argv) {
 	else if (!strcmp(test, "gone")) gone();
 	else if (!strcmp(test, "forked")) forked();
 	else if (!strcmp(test, "latency")) latency();
+	else if (!strcmp(test, "endless") && argc == 3) endless((unsigned)atoi(argv[2]));
+	else if (!strcmp(test, "steady")) steady();
 	else CHECK(!"a test that there is");
 	return 0;
 }

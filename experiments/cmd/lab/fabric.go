@@ -1,0 +1,121 @@
+package main
+
+// This file implements "lab fabric", which runs llama.cpp with and without the emulated device. See package offload.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"tensorcast/experiments/llama"
+	"tensorcast/experiments/offload"
+	"tensorcast/fabric/device"
+	"tensorcast/internal/chart"
+	"tensorcast/internal/cli"
+	"tensorcast/internal/cli/progress"
+	"tensorcast/internal/outfile"
+)
+
+type fabricOptions struct {
+	offload.Config
+	output
+	device device.Options
+	figure string
+}
+
+func fabricCommand() *cobra.Command {
+	var o fabricOptions
+	pool := int64(4 << 30)
+	cmd := &cobra.Command{
+		Use:   "fabric -m model.gguf [flags]",
+		Short: "Compare llama.cpp with and without the emulated device",
+		Long: `Fabric has a real llama.cpp generate the same text with and without the emulated device, in turns, and prints tokens per second, ratios within
+turns with a confidence range of 95 %, and how many tokens are the same. Variants: the CPU with llama.cpp's default of threads, the
+device with one thread of llama.cpp, and with the default. The device runs in this process. It computes weights of Q2_0.
+
+Exit codes: 0 measured, whatever came out; 1 not measured, or interrupted; 2 wrong usage.`,
+		Example: `  lab synth -o model.gguf --size 1GB --type Q2_0
+  lab fabric -m model.gguf --turns 7 --figure fabric.png
+  lab fabric -m model.gguf --prompt 256 --tokens 2 --markdown --save prompt.json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch err := o.Check(); {
+			case o.Model == "":
+				return cli.Usagef("-m: want a model")
+			case err != nil:
+				return cli.Usage(err)
+			case o.figure != "" && !slices.Contains(chart.Formats, chart.FormatOf(o.figure)):
+				return cli.Usagef("--figure %s: want the extension %s", o.figure, cli.OneOf(chart.Formats))
+			case pool < 1<<20 || pool > 1<<45:
+				return cli.Usagef("--pool: between 1 MiB and 32 TiB")
+			}
+			o.device.PoolBytes = int(pool)
+			return o.measure(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVarP(&o.Model, "model", "m", "", "the model, a GGUF `file`")
+	f.IntVar(&o.Turns, "turns", 7, "runs of each variant")
+	f.IntVarP(&o.Tokens, "tokens", "n", 24, "tokens to generate")
+	f.IntVar(&o.Prompt, "prompt", 8, "about so many tokens of a prompt")
+	f.StringVar(&o.Backend, "backend", "", "libggml-tfmbs.so (default: the one beside this program)")
+	cli.SizeVar(f, &pool, "pool", "`SIZE` of the weights in the device's memory")
+	f.IntVar(&o.device.Workers, "workers", 0, "threads of the device (0: one for each processor)")
+	f.StringVar(&o.figure, "figure", "", "draw each turn to a PNG, SVG or PDF `file`")
+	o.add(f, "all figures", "tables")
+	return cmd
+}
+
+func (o *fabricOptions) measure(ctx context.Context, stdout, stderr io.Writer) (err error) {
+	if o.Backend == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return fmt.Errorf("find the backend: %w", err)
+		}
+		o.Backend = filepath.Join(filepath.Dir(self), "libggml-tfmbs.so")
+	}
+	for _, path := range []string{o.Model, o.Backend} {
+		if _, err := os.Stat(path); err != nil {
+			return err
+		}
+	}
+	in, err := llama.Install(ctx)
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "lab-fabric-") // which only this user can enter
+	if err != nil {
+		return fmt.Errorf("make a place for the device's socket: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	o.Socket = filepath.Join(dir, "s")
+	d, err := device.Listen(o.Socket, o.device)
+	if err != nil {
+		return err
+	}
+	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
+	served := make(chan error, 1)
+	go func() { served <- d.Serve(serving) }() // ended by stop
+	defer func() {
+		stop()
+		err = errors.Join(err, <-served, d.Close())
+	}()
+	bar := progress.New(stderr, progress.Options{Quiet: o.quiet, What: "runs"})
+	defer bar.Close()
+	r, err := offload.Compare(ctx, in, o.Config, func(done, total int) { bar.Update(int64(done), int64(total), "") })
+	bar.Close()
+	if len(r.Runs) == 0 {
+		return err
+	}
+	if o.figure != "" {
+		err = errors.Join(err, outfile.Write(o.figure, func(w io.Writer) error { return r.WriteFigure(w, chart.FormatOf(o.figure)) }))
+	}
+	return errors.Join(err, o.print(stdout, r))
+}

@@ -1,0 +1,115 @@
+package offload
+
+// This file tests a series on a small model, and the arithmetic of its report.
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"image/png"
+	"math"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/experiments/synth"
+	"tensorcast/fabric/device"
+	"tensorcast/fabric/device/devicetest"
+	"tensorcast/gguf"
+	"tensorcast/internal/cc"
+)
+
+func backend(t *testing.T) string {
+	t.Helper()
+	source, err := filepath.Abs("../../fabric/backend/tfmbs_backend.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "libggml-tfmbs.so")
+	err = cc.Compile(t.Context(), path, "#include \""+source+"\"\n", "-fPIC", "-shared", "-fvisibility=hidden", "-I../../include", "-pthread", "-x", "c", "../../fabric/driver/tfmbs_device.c")
+	switch {
+	case errors.Is(err, cc.ErrNoCompiler):
+		t.Skip(err)
+	case err != nil:
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestCompare(t *testing.T) {
+	in := llamatest.ForTest(t)
+	model := llamatest.Model(t, synth.Config{Layers: 2, Embd: 256, FF: 704, Heads: 4, KVHeads: 2, Type: gguf.Q2_0, Seed: 7})
+	d := devicetest.Start(t, device.Options{PoolBytes: 64 << 20})
+	c := Config{Model: model, Prompt: 8, Tokens: 6, Turns: 2, Backend: backend(t), Socket: d.Socket}
+	steps := 0
+	r, err := Compare(t.Context(), in, c, func(done, total int) {
+		if steps++; done != steps || total != 6 {
+			t.Errorf("%d of %d after %d", done, total, steps)
+		}
+	})
+	if err != nil || len(r.Runs) != 6 || len(r.Results) != 3 || r.Interrupted || steps != 6 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	first := map[string]bool{}
+	for i, x := range r.Runs {
+		if x.Turn != i/3+1 || x.TokS <= 0 || x.PromptTokS <= 0 || x.Same != c.Tokens || x.Variant == "device, 1 thread" && x.Threads != 1 {
+			t.Errorf("%+v", x)
+		}
+		if i%3 == 0 {
+			first[x.Variant] = true
+		}
+	}
+	if len(first) != 2 {
+		t.Errorf("each turn begins with the same: %v", first)
+	}
+	if r.Device.Tokens == 0 || r.Device.Failed != 0 {
+		t.Errorf("the device: %+v", r.Device)
+	}
+	// A run that goes on without the device measures nothing.
+	d.Stop()
+	t.Setenv("TFMBS_DEVICE", "/nowhere")
+	if r, err := Compare(t.Context(), in, c, func(int, int) {}); err == nil || !strings.Contains(err.Error(), "there is no device") || !r.Interrupted || len(r.Runs) != 0 {
+		t.Errorf("no device: %+v, %v", r, err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Compare(ended, in, c, func(int, int) {}); !errors.Is(err, context.Canceled) {
+		t.Errorf("an ended context: %v", err)
+	}
+}
+
+func TestReport(t *testing.T) {
+	r := &Report{Model: "m.gguf", Tokens: 9}
+	for turn := 1; turn <= 7; turn++ {
+		load := float64(turn) // of the machine: ratios within a turn do not see it
+		r.Runs = append(r.Runs,
+			Run{Variant: "device", Turn: turn, TokS: 8 / load, PromptTokS: 40 / load, Same: 9 - turn%2},
+			Run{Variant: "cpu", Turn: turn, TokS: 2 / load, PromptTokS: 4 / load, Same: 9})
+	}
+	r.summarise([]Variant{{Name: "cpu"}, {Name: "device", Device: true}})
+	x := r.Results[1]
+	if math.Abs(x.Ratio.Estimate-4) > 1e-9 || math.Abs(x.Ratio.Low-4) > 1e-9 || math.Abs(x.PromptRatio.Estimate-10) > 1e-9 || x.TokS != 2 || x.Same != 8 {
+		t.Errorf("%+v", x)
+	}
+	var b strings.Builder
+	if err := r.WriteText(&b); err != nil || !strings.Contains(b.String(), "4 (4 to 4)") || !strings.Contains(b.String(), "8 of 9") || strings.Contains(b.String(), "INTERRUPTED") {
+		t.Errorf("%v\n%s", err, b.String())
+	}
+	var picture bytes.Buffer
+	if err := r.WriteFigure(&picture, "png"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := png.Decode(&picture); err != nil {
+		t.Error(err)
+	}
+	empty := &Report{Interrupted: true}
+	empty.summarise(Variants())
+	b.Reset()
+	if err := empty.WriteMarkdown(&b); err != nil || !strings.Contains(b.String(), "INTERRUPTED") {
+		t.Errorf("%v\n%s", err, b.String())
+	}
+	if err := empty.WriteFigure(&picture, "png"); err == nil {
+		t.Error("a figure of nothing")
+	}
+}

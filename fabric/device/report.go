@@ -1,0 +1,183 @@
+package device
+
+// This file counts what a device does, and reports it.
+
+import (
+	"encoding/csv"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// jobCounts count what was done for all clients.
+type jobCounts struct {
+	jobs, failed, cancelled, products, ops, zeros, cycles, read, nanos, host, tokens, lanes atomic.Uint64
+}
+
+func (j *jobCounts) add(d *Descriptor, c *Completion) {
+	j.jobs.Add(1)
+	switch {
+	case c.Status == statusCancelled:
+		j.cancelled.Add(1)
+	case c.Status < 0:
+		j.failed.Add(1)
+	case d.Op == OpProduct:
+		j.products.Add(1)
+		j.ops.Add(c.Ops)
+		j.zeros.Add(c.Zeros)
+		j.read.Add(c.Bytes)
+		j.nanos.Add(c.Nanos)
+		lanes := max(1, uint64(c.Lanes))
+		j.lanes.Store(lanes)
+		j.cycles.Add((c.Ops - c.Zeros + lanes - 1) / lanes)
+	}
+}
+
+// pause is the longest time between two products that is the host's part of a token: in a longer one nobody wanted a token.
+const pause = time.Second
+
+// What the energy of an operation and of a byte is taken to be, in picojoules: M. Horowitz, Computing's energy problem (ISSCC 2014), at 45 nm: an addition of
+// 8-bit integers, and a byte of the 32 bits that are read from DRAM for 640.
+const (
+	opEnergy   = 0.03
+	byteEnergy = 160
+)
+
+// Status are the counters of a device since its start. All of them are counted, but for the last ones, which follow from others.
+type Status struct {
+	Seconds      float64 `json:"seconds"`
+	Clients      int     `json:"clients"`
+	ClientsEver  uint64  `json:"clients_ever"`
+	Workers      int     `json:"workers"`
+	Jobs         uint64  `json:"jobs"`
+	Failed       uint64  `json:"jobs_failed"`
+	Cancelled    uint64  `json:"jobs_cancelled"`
+	Products     uint64  `json:"products"`
+	Ops          uint64  `json:"ops"`          // a trit times a value
+	Zeros        uint64  `json:"zero_ops"`     // those whose trit is 0
+	WeightBytes  uint64  `json:"weight_bytes"` // read by products
+	ProductNanos uint64  `json:"product_ns"`
+	HostNanos    uint64  `json:"host_ns"`       // between products of a client, without what is longer than a second
+	Tokens       uint64  `json:"tokens"`        // vectors of each client's weight that had most of them: tokens, if a client has one model
+	Lanes        uint64  `json:"lanes_used"`    // columns handled at a time, of the last product
+	Cycles       uint64  `json:"fabric_cycles"` // of a device that handles so many columns in a cycle, and needs none for a trit of 0; rounded up for each product
+	PoolUsed     int     `json:"pool_used"`
+	PoolTotal    int     `json:"pool_total"`
+	PoolExtents  int     `json:"pool_extents"`
+	PoolLargest  int     `json:"pool_largest"`
+	HostBytes    int     `json:"host_bytes"`
+	Weights      int     `json:"weights"`
+	storeCounts
+
+	FabricTime      float64 `json:"fabric_time"`        // seconds of products
+	HostTime        float64 `json:"host_time"`          // seconds of HostNanos
+	TokensPerSecond float64 `json:"tokens_per_s"`       // in these two
+	BytesPerToken   float64 `json:"bytes_per_token"`    // of weights
+	SkipRate        float64 `json:"skip_rate"`          // zero_ops / ops
+	EffectiveOps    uint64  `json:"effective_ops"`      // ops - zero_ops
+	Energy          float64 `json:"energy_proxy_joule"` // of effective operations and of weights read, at published costs of each (0.03 and 160 pJ): to compare, not measured
+}
+
+// derive fills in what follows.
+func (s *Status) derive() {
+	ratio := func(a, b float64) float64 {
+		if b == 0 {
+			return 0
+		}
+		return a / b
+	}
+	s.FabricTime, s.HostTime = float64(s.ProductNanos)/1e9, float64(s.HostNanos)/1e9
+	s.TokensPerSecond = ratio(float64(s.Tokens), s.FabricTime+s.HostTime)
+	s.BytesPerToken = ratio(float64(s.WeightBytes), float64(s.Tokens))
+	s.SkipRate = ratio(float64(s.Zeros), float64(s.Ops))
+	s.EffectiveOps = s.Ops - s.Zeros
+	s.Energy = 1e-12 * (opEnergy*float64(s.EffectiveOps) + byteEnergy*float64(s.WeightBytes))
+}
+
+// Status reads the counters.
+func (d *Device) Status() Status {
+	j := &d.counts
+	s := Status{
+		Seconds: time.Since(d.begun).Seconds(), Workers: d.o.Workers, Jobs: j.jobs.Load(), Failed: j.failed.Load(), Cancelled: j.cancelled.Load(),
+		Products: j.products.Load(), Zeros: j.zeros.Load(), WeightBytes: j.read.Load(), ProductNanos: j.nanos.Load(), HostNanos: j.host.Load(),
+		Tokens: j.tokens.Load(), Lanes: j.lanes.Load(), Cycles: j.cycles.Load(),
+	}
+	s.Ops = max(j.ops.Load(), s.Zeros) // a product may have been counted in between
+	d.mu.Lock()
+	s.Clients, s.ClientsEver = d.live, d.all
+	d.mu.Unlock()
+	st := d.store
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	s.PoolUsed, s.PoolTotal, s.PoolExtents, s.PoolLargest = st.pool.Used(), st.pool.Total(), st.pool.Extents(), st.pool.Largest()
+	s.HostBytes, s.Weights, s.storeCounts = st.host, len(st.all), st.counts
+	s.derive()
+	return s
+}
+
+// sample is a number of a report. Counters' names end with total, for Prometheus.
+type sample struct {
+	name, help string
+	value      float64
+}
+
+func (s *Status) samples() []sample {
+	return []sample{
+		{"running_seconds", "Time since the device was started.", s.Seconds},
+		{"clients", "Programs that are connected.", float64(s.Clients)},
+		{"workers", "Threads that multiply.", float64(s.Workers)},
+		{"jobs_total", "Jobs that are over.", float64(s.Jobs)},
+		{"jobs_failed_total", "Jobs that failed.", float64(s.Failed)},
+		{"jobs_cancelled_total", "Jobs that were cancelled.", float64(s.Cancelled)},
+		{"products_total", "Products that were computed.", float64(s.Products)},
+		{"tokens_total", "Vectors of each client's weight that had most of them: tokens, if a client has one model.", float64(s.Tokens)},
+		{"tokens_per_second", "Tokens by fabric time and host time.", s.TokensPerSecond},
+		{"bytes_per_token", "Bytes of weights that products read for a token.", s.BytesPerToken},
+		{"fabric_seconds_total", "Time of products.", s.FabricTime},
+		{"host_seconds_total", "Time between products of a client, without pauses of more than a second.", s.HostTime},
+		{"ops_total", "Products of a trit and a value.", float64(s.Ops)},
+		{"effective_ops_total", "Those whose trit is not 0.", float64(s.EffectiveOps)},
+		{"skip_rate", "Share of those whose trit is 0.", s.SkipRate},
+		{"lanes_used", "Columns handled at a time, in the last product.", float64(s.Lanes)},
+		{"cycles_total", "Effective operations by lanes, rounded up for each product.", float64(s.Cycles)},
+		{"weight_bytes_total", "Bytes of weights that products read.", float64(s.WeightBytes)},
+		{"moved_bytes_total", "Bytes of weights that were moved between host and pool.", float64(s.Moved)},
+		{"residency_hits_total", "Planes that a product found in the pool.", float64(s.Hits)},
+		{"residency_misses_total", "Planes that were brought back for a product.", float64(s.Misses)},
+		{"evictions_total", "Planes that were moved to the host.", float64(s.Evictions)},
+		{"degraded_total", "Products that used fewer planes than their weights have.", float64(s.Degraded)},
+		{"pool_used_bytes", "Bytes of weights in the pool.", float64(s.PoolUsed)},
+		{"pool_bytes", "Bytes of the pool.", float64(s.PoolTotal)},
+		{"host_bytes", "Bytes of weights on the host.", float64(s.HostBytes)},
+		{"energy_proxy_joules_total", "Effective operations and bytes of weights at published costs of each, not measured.", s.Energy},
+	}
+}
+
+// WriteMetrics writes the counters in Prometheus's text format, version 0.0.4.
+func (s *Status) WriteMetrics(w io.Writer) error {
+	var text strings.Builder
+	for _, m := range s.samples() {
+		kind := "gauge"
+		if strings.HasSuffix(m.name, "_total") {
+			kind = "counter"
+		}
+		fmt.Fprintf(&text, "# HELP tensorcast_fabric_%s %s\n# TYPE tensorcast_fabric_%[1]s %[3]s\ntensorcast_fabric_%[1]s %[4]s\n", m.name, m.help, kind, format(m.value))
+	}
+	_, err := io.WriteString(w, text.String())
+	return err
+}
+
+// WriteCSV writes a line of names and a line of values.
+func (s *Status) WriteCSV(w io.Writer) error {
+	var names, values []string
+	for _, m := range s.samples() {
+		names, values = append(names, m.name), append(values, format(m.value))
+	}
+	c := csv.NewWriter(w)
+	return c.WriteAll([][]string{names, values})
+}
+
+func format(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
