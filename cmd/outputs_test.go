@@ -98,6 +98,8 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 			"analysis/pattern.csv", "analysis/pattern.json", "analysis/access_pattern.h", "analysis/hidden.csv"}, faults: 1},
 		"analyze whatif": {args: []string{"analyze", "whatif", "-c", capture, "-o", "w", "--disk", "1GB/s", "--format", "svg"}, outputs: []string{"w/whatif.parquet", "w/whatif.csv",
 			"w/miss_ratio.csv", "w/whatif.svg"}, faults: 1},
+		"analyze --export": {args: []string{"analyze", "-c", routed, "-o", "analysis", "--export"}, outputs: []string{"analysis/pattern.parquet", "analysis/pattern.csv", "analysis/pattern.json",
+			"analysis/access_pattern.h", "analysis/access.parquet", "analysis/hidden.parquet", "analysis/route.parquet", "analysis/steps.parquet", "analysis/structure.parquet"}, faults: 2},
 		"analyze report": {args: []string{"analyze", "report", "-c", capture, "-o", "r"}, outputs: []string{"r/index.html"}, faults: 1},
 		"analyze determinism": {args: []string{"analyze", "determinism", "-c", capture, "-o", "analysis"},
 			outputs: []string{"analysis/determinism.csv", "analysis/determinism.parquet", "analysis/determinism_edits.csv", "analysis/determinism_edits.parquet"}, faults: 2},

@@ -185,6 +185,18 @@ func inCells(columns []tables.Column) []tables.Column {
 			for _, s := range v {
 				text = append(text, gguf.SpreadsheetCell(s))
 			}
+		case []*string:
+			for _, s := range v {
+				if s == nil {
+					text = append(text, "")
+				} else {
+					text = append(text, gguf.SpreadsheetCell(*s))
+				}
+			}
+		case [][]int32:
+			text = listCells(v)
+		case [][]int64:
+			text = listCells(v)
 		case [][]float32:
 			var b []byte
 			for _, row := range v {
@@ -203,6 +215,22 @@ func inCells(columns []tables.Column) []tables.Column {
 		columns[i].Values = text
 	}
 	return columns
+}
+
+// listCells are lists as texts.
+func listCells[N int32 | int64](rows [][]N) []string {
+	text := make([]string, len(rows))
+	for i, row := range rows {
+		var b []byte
+		for j, n := range row {
+			if j > 0 {
+				b = append(b, ' ')
+			}
+			b = strconv.AppendInt(b, int64(n), 10)
+		}
+		text[i] = string(b)
+	}
+	return text
 }
 
 // record builds one Arrow record. The caller releases it.
@@ -225,7 +253,11 @@ func record(columns []tables.Column, fields []tables.Field) (arrow.Record, error
 			return nil, err
 		}
 		arrays = append(arrays, a)
-		_, nullable := c.Values.([]*int64)
+		nullable := false
+		switch c.Values.(type) {
+		case []*int64, []*string, [][]int32:
+			nullable = true
+		}
 		schema[i] = arrow.Field{Name: c.Name, Type: a.DataType(), Nullable: nullable}
 		if a.Len() != arrays[0].Len() {
 			return nil, fmt.Errorf("column %s has %d rows, column %s has %d", c.Name, a.Len(), columns[0].Name, arrays[0].Len())
@@ -261,6 +293,44 @@ func arrayOf(c tables.Column) (arrow.Array, error) {
 			} else {
 				b.Append(*n)
 			}
+		}
+		return b.NewArray(), nil
+	case []*string:
+		b := array.NewStringBuilder(mem)
+		defer b.Release()
+		for _, s := range v {
+			if s == nil {
+				b.AppendNull()
+			} else {
+				b.Append(*s)
+			}
+		}
+		return b.NewArray(), nil
+	case []uint64:
+		b := array.NewUint64Builder(mem)
+		defer b.Release()
+		b.AppendValues(v, nil)
+		return b.NewArray(), nil
+	case []bool:
+		b := array.NewBooleanBuilder(mem)
+		defer b.Release()
+		b.AppendValues(v, nil)
+		return b.NewArray(), nil
+	case [][]int32:
+		b := array.NewListBuilder(mem, arrow.PrimitiveTypes.Int32)
+		defer b.Release()
+		for _, row := range v {
+			if b.Append(row != nil); row != nil {
+				b.ValueBuilder().(*array.Int32Builder).AppendValues(row, nil)
+			}
+		}
+		return b.NewArray(), nil
+	case [][]int64:
+		b := array.NewListBuilder(mem, arrow.PrimitiveTypes.Int64)
+		defer b.Release()
+		for _, row := range v {
+			b.Append(true)
+			b.ValueBuilder().(*array.Int64Builder).AppendValues(row, nil)
 		}
 		return b.NewArray(), nil
 	case []float64:

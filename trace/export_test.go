@@ -149,7 +149,7 @@ func TestExportRefusesBadTables(t *testing.T) {
 	}{
 		{"no columns", nil, "needs a column"},
 		{"ragged", []tables.Column{{Name: "a", Values: []int32{1}}, {Name: "b", Values: []int32{1, 2}}}, "column b has 2 rows, column a has 1"},
-		{"other type", []tables.Column{{Name: "a", Values: []bool{true}}}, "column a holds []bool"},
+		{"other type", []tables.Column{{Name: "a", Values: []int16{1}}}, "column a holds []int16"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			for _, err := range []error{WriteParquet(io.Discard, tc.columns), WriteCSV(io.Discard, tc.columns)} {
@@ -335,5 +335,18 @@ func TestHiddenExports(t *testing.T) {
 	}
 	if err := WriteParquet(io.Discard, []tables.Column{{Name: "x", Values: [][]float32{{1}, {1, 2}}}}); err == nil {
 		t.Error("lists of two sizes are exported")
+	}
+}
+
+// Nulls and lists are cells, too.
+func TestCSVOfNullsAndLists(t *testing.T) {
+	a, n := "=a", int64(7)
+	var text strings.Builder
+	err := WriteCSV(&text, []tables.Column{
+		{Name: "name", Values: []*string{&a, nil}}, {Name: "n", Values: []*int64{nil, &n}}, {Name: "experts", Values: [][]int32{{3, -1}, nil}}, {Name: "shape", Values: [][]int64{{1 << 40}, {}}},
+		{Name: "address", Values: []uint64{math.MaxUint64, 0}}, {Name: "write", Values: []bool{true, false}},
+	})
+	if want := "name,n,experts,shape,address,write\n'=a,NULL,3 -1,1099511627776,18446744073709551615,true\n,7,,,0,false\n"; err != nil || text.String() != want {
+		t.Errorf("%v\n%s\nwant\n%s", err, text.String(), want)
 	}
 }

@@ -121,6 +121,8 @@ func analyzeDamaged(t *testing.T) {
 			args = append([]string{"determinism"}, args...)
 		case seed%7 == 2:
 			args = []string{"compare", "-o", out, whole, dir}
+		case seed%7 == 3:
+			args = append(args, "--export")
 		case seed%64 == 0:
 			args = append(args, "--heatmap")
 		}

@@ -28,6 +28,7 @@ type options struct {
 	heatmap bool
 	order   string
 	hidden  string // a format, or ""
+	export  bool
 }
 
 // check says what is wrong with the persistent flags.
@@ -78,6 +79,7 @@ func command() *cobra.Command {
   access_pattern.h                the same as an array for C and C++: PER_TOKEN_PATTERN of struct AccessEntry
   heatmap_access_per_token.png    with --heatmap: the share of each tensor that each step reads
   hidden.parquet or hidden.csv    with --hidden: what routers read (tracer --hidden); in CSV a row's values are one text
+  access.parquet, ...             with --export: each table of the capture
 
 It prints the tensors, the bytes read per token, the tensors that are read most, and whether all generated tokens read
 the same tensors in the same order; if not, where they differ. Positions count from 0 and are the pattern's seq. The
@@ -115,6 +117,7 @@ Exit status: 0 done, whatever the pattern is; 1 failed; 2 the command line is wr
 	f.BoolVar(&o.heatmap, "heatmap", false, "draw "+heatmapFile)
 	cli.EnumVar(cmd, &o.order, "order", "", []string{orderAccess, orderFile}, "rows of the heatmap: access is first read first, file as in the model's file")
 	cli.EnumVar(cmd, &o.hidden, "hidden", "", []string{formatParquet, formatCSV}, "export the table of what routers read, as parquet or csv")
+	f.BoolVar(&o.export, "export", false, "write the capture's tables as Parquet, for pandas, polars and DuckDB")
 	for _, sub := range subcommands {
 		cmd.AddCommand(sub(&o))
 	}
@@ -136,7 +139,7 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	if summary.Rereads, err = in.capture.Rereads(ctx, o.top); err != nil {
 		return fmt.Errorf("read %s: %w", o.capture, err)
 	}
-	written, err := writeOutputs(ctx, &analysis{options: o, meta: in.capture.Meta, pattern: p, summary: summary, hidden: in.capture.HiddenColumns(ctx), warn: in.warn})
+	written, err := writeOutputs(ctx, &analysis{ctx: ctx, options: o, meta: in.capture.Meta, capture: in.capture, pattern: p, summary: summary, hidden: in.capture.HiddenColumns(ctx), warn: in.warn})
 	if err != nil {
 		return err
 	}

@@ -32,10 +32,12 @@ const (
 
 // analysis is what outputs are made of.
 type analysis struct {
+	ctx     context.Context // of the command
 	options *options
 	meta    *tables.Meta
 	pattern *pattern.Pattern
 	summary *pattern.Summary
+	capture *trace.Capture
 	hidden  iter.Seq2[[]tables.Column, error] // the hidden table
 	warn    func(format string, args ...any)
 }
@@ -47,7 +49,7 @@ type output struct {
 	of func(a *analysis) (write func(io.Writer) error, err error)
 }
 
-var outputs = []output{
+var outputs = append([]output{
 	{parquetFile, func(a *analysis) (func(io.Writer) error, error) {
 		return func(w io.Writer) error {
 			return trace.WriteParquet(w, pattern.Columns(a.pattern.Rows()), tables.Field{Key: "tensorcast.model", Value: fingerprint(a.meta, a.pattern.Model)})
@@ -94,7 +96,26 @@ var outputs = []output{
 		}
 		return func(w io.Writer) error { return trace.WriteCSVBatches(w, a.hidden) }, a.hasHidden()
 	}},
+}, exports()...)
+
+// exports are the capture's tables as Parquet. The hidden table's is above if --hidden asks for it: with --export the same file.
+func exports() (all []output) {
+	for _, table := range trace.TableNames() {
+		all = append(all, output{table + ".parquet", func(a *analysis) (func(io.Writer) error, error) {
+			switch {
+			case !a.options.export || table+".parquet" == hiddenParquet && a.options.hidden == formatParquet:
+				return nil, nil
+			case !a.capture.HasTable(table):
+				return nil, errAbsent
+			}
+			return func(w io.Writer) error { return a.capture.WriteTable(a.ctx, table, w) }, nil
+		}})
+	}
+	return all
 }
+
+// errAbsent says that a capture lacks what an output is of, as many do: nothing is said of that, and an earlier capture's output goes.
+var errAbsent = errors.New("not in this capture")
 
 // hasHidden says whether there is a hidden table to export.
 func (a *analysis) hasHidden() error {
@@ -119,6 +140,9 @@ func writeOutputs(ctx context.Context, a *analysis) ([]string, error) {
 		write, err := o.of(a)
 		if err != nil {
 			files = append(files, file{name: o.name})
+			if errors.Is(err, errAbsent) {
+				continue
+			}
 			text := err.Error()
 			if left[text] == nil {
 				why = append(why, text)

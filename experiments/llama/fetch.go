@@ -5,6 +5,7 @@ package llama
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"crypto/sha512"
@@ -26,6 +27,7 @@ type npmPackage struct {
 	name, version string
 	integrity     string // hash of the .tgz, as npm writes it: "sha512-" and base64
 	libs          string // path of the libraries in the package
+	library       string // what the name of one of them begins with; libllama. if empty
 }
 
 var prebuilt = npmPackage{
@@ -146,7 +148,7 @@ func (p npmPackage) unpack(tgz io.Reader, dir string) error {
 		switch {
 		case h.Typeflag != tar.TypeReg || strings.ContainsAny(name, "\\\x00"):
 		case parent == p.libs+"/" && strings.HasSuffix(name, ".so"):
-			found = found || strings.HasPrefix(name, "libllama.")
+			found = found || strings.HasPrefix(name, cmp.Or(p.library, "libllama."))
 			if err := writeFile(filepath.Join(dir, "bin", name), r, 0o755); err != nil {
 				return err
 			}
@@ -157,7 +159,7 @@ func (p npmPackage) unpack(tgz io.Reader, dir string) error {
 		}
 	}
 	if !found {
-		return errors.New("it has no libllama")
+		return fmt.Errorf("it has no %s", strings.TrimSuffix(cmp.Or(p.library, "libllama."), "."))
 	}
 	return nil
 }

@@ -1,0 +1,122 @@
+package cmd_test
+
+// This file opens exported tables in a real DuckDB, with the queries that the README shows.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"tensorcast/experiments/llama"
+	"tensorcast/internal/testenv"
+	"tensorcast/trace"
+	"tensorcast/trace/tracetest"
+)
+
+// duckDB returns a program that runs SQL queries.
+func duckDB(t *testing.T) string {
+	t.Helper()
+	testenv.NeedMachine(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	lib, err := llama.DuckDB(ctx)
+	if errors.Is(err, llama.ErrUnavailable) && os.Getenv("CI") == "" {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(t.TempDir(), "duckdb")
+	cmd := exec.Command("gcc", "-Wall", "-Wextra", "-Werror", "-o", program, filepath.Join("testdata", "duckdb.c"), filepath.Join(lib, "libduckdb.so"), "-Wl,-rpath,"+lib)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return program
+}
+
+var oneLiner = regexp.MustCompile("(?m)^ *duckdb -c \"(.*)\"")
+
+func TestDuckDB(t *testing.T) {
+	program := duckDB(t)
+	dir := t.TempDir()
+	if err := tracetest.Write(filepath.Join(dir, "capture"), tracetest.Options{Segments: 2}); err != nil {
+		t.Fatal(err)
+	}
+	run := func(name string, args ...string) string {
+		t.Helper()
+		cmd := exec.Command(name, args...)
+		cmd.Dir = dir
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, out)
+		}
+		return string(out)
+	}
+	run(bin["analyze"], "--export")
+	// Each table has the rows that the capture has.
+	c, err := trace.Open(filepath.Join(dir, "capture"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rows, experts, bytes int64
+	for a, err := range c.Accesses() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		rows++
+		bytes += a.Bytes
+		experts += int64(len(a.Experts))
+	}
+	want := strings.TrimSpace(run(program, "SELECT "+fmt.Sprint(rows)+", "+fmt.Sprint(bytes)+", "+fmt.Sprint(experts)))
+	if got := strings.TrimSpace(run(program, "SELECT count(*), sum(bytes_accessed), sum(len(experts)) FROM 'analysis/access.parquet'")); got != want || rows == 0 || experts == 0 {
+		t.Errorf("access: %s, want %s", got, want)
+	}
+	for _, table := range trace.TableNames() {
+		if got := strings.TrimSpace(run(program, "SELECT count(*) > 0 FROM 'analysis/"+table+".parquet'")); got != "true" {
+			t.Errorf("%s: %s", table, got)
+		}
+	}
+	for query, want := range map[string]string{
+		"SELECT count(*) - count(tensor_name), count(tensor_name) > 0 FROM 'analysis/pagein.parquet' WHERE file = 'moe.gguf' AND expert = -1 AND cause = 'readahead'": fmt.Sprint(countNameless(t, c)) + "|false\n",
+		"SELECT shape::VARCHAR, expert_stride_bytes FROM 'analysis/structure.parquet' WHERE tensor_name = 'blk.0.ffn_up_exps.weight'":                                 "[20, 50, 8]|1000\n",
+		"SELECT typeof(data_ptr), typeof(duration_ns), typeof(experts) FROM 'analysis/access.parquet' LIMIT 1":                                                        "UBIGINT|BIGINT|INTEGER[]\n",
+	} {
+		if got := run(program, query); got != want {
+			t.Errorf("%s: %q, want %q", query, got, want)
+		}
+	}
+	// The README's.
+	readme, err := os.ReadFile(filepath.Join("..", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	queries := oneLiner.FindAllSubmatch(readme, -1)
+	if len(queries) < 3 {
+		t.Fatalf("the README shows %d queries", len(queries))
+	}
+	for _, q := range queries {
+		if out := run(program, string(q[1])); strings.Count(out, "\n") < 1 {
+			t.Errorf("%s: no rows", q[1])
+		}
+	}
+}
+
+func countNameless(t *testing.T, c *trace.Capture) (n int64) {
+	t.Helper()
+	for r, err := range c.PageIns() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Tensor < 0 {
+			n++
+		}
+	}
+	return n
+}
