@@ -12,11 +12,11 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"tensorcast/report/gather"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/visible"
 	"tensorcast/pattern"
 	"tensorcast/report"
+	"tensorcast/report/gather"
 	"tensorcast/trace/tables"
 )
 
