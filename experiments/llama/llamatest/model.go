@@ -31,7 +31,7 @@ func Model(t testing.TB, cfg synth.Config) string {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "model.gguf")
-	if err := os.WriteFile(path, model, 0o600); err != nil {
+	if err := os.WriteFile(path, model, 0o644); err != nil { // a test may run its target as another user
 		t.Fatal(err)
 	}
 	return path
