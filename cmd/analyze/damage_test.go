@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"runtime"
 	"strings"
 	"syscall"
@@ -156,7 +157,11 @@ func analyzeDamaged(t *testing.T) {
 		if code == cli.Failure && failures != 1 || code == cli.OK && failures > 0 {
 			t.Errorf("capture %d, %s: exit %d, and it says\n%.3000s", seed, done, code, stderr.String())
 		}
-		if used > maxCPU {
+		most := maxCPU
+		if slices.Contains(args, "--export") { // it writes each table again: with the race detector Parquet's writer takes seconds for the smallest
+			most *= 3
+		}
+		if used > most {
 			t.Errorf("capture %d, %s: %v of the processor", seed, done, used)
 		}
 		for _, d := range []string{dir, out} {
