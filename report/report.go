@@ -17,7 +17,7 @@ type Report struct {
 	Context []Fact   // where it comes from: host, limit, command
 	Verdict []string // sentences; empty: the page has none
 	Facts   []Fact   // the most important figures
-	// Tokens is a value for each step, in their order; every Series and Heatmap has as many. A step is a token where one sequence is generated.
+	// Steps are in the order of time; every Series and Heatmap has a value for each. A step is a token where one sequence is generated.
 	Steps   []Step
 	Series  []Series
 	Heat    []Heatmap

@@ -67,14 +67,7 @@ func compare(ctx context.Context, o *options, captures []string, format string, 
 		names = [2]string{captures[0], captures[1]}
 	}
 	files := tableFiles("compare", c.Columns(), tables.Field{Key: "tensorcast.a", Value: captures[0]}, tables.Field{Key: "tensorcast.b", Value: captures[1]})
-	figure := compareFigure(c, names)
-	for _, f := range chart.Formats {
-		out := file{name: "compare." + f}
-		if f == format && figure != nil {
-			out.write = func(w io.Writer) error { return figure.Write(w, format) }
-		}
-		files = append(files, out)
-	}
+	files = append(files, figureFiles("compare", compareFigure(c, names), format)...)
 	written, err := writeAll(ctx, o.output, files)
 	if err != nil {
 		return err

@@ -12,9 +12,7 @@ import (
 	"tensorcast/internal/chart"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/tabular"
-	"tensorcast/internal/visible"
 	"tensorcast/pattern"
-	"tensorcast/trace"
 	"tensorcast/trace/tables"
 )
 
@@ -77,14 +75,7 @@ func analyzeDeterminism(ctx context.Context, o *options, format string, stdout, 
 	model := tables.Field{Key: "tensorcast.model", Value: fingerprint(in.capture.Meta, p.Model)}
 	files := tableFiles("determinism", d.Columns(), model)
 	files = append(files, tableFiles("determinism_edits", d.EditColumns(), model)...)
-	figure := determinismFigure(d, pattern.ModelName(in.capture.Meta, p.Model))
-	for _, f := range chart.Formats {
-		out := file{name: "determinism." + f}
-		if f == format && figure != nil {
-			out.write = func(w io.Writer) error { return figure.Write(w, format) }
-		}
-		files = append(files, out)
-	}
+	files = append(files, figureFiles("determinism", determinismFigure(d, pattern.ModelName(in.capture.Meta, p.Model)), format)...)
 	written, err := writeAll(ctx, o.output, files)
 	if err != nil {
 		return err
@@ -102,22 +93,6 @@ func analyzeDeterminism(ctx context.Context, o *options, format string, stdout, 
 		doc = append(doc, tabular.Lines{fmt.Sprintf("the routed part: %d different choices of experts in %d tokens; %.0f %% of a token's experts are those of the token before", experts.Distinct, experts.Tokens, 100*experts.Kept)})
 	}
 	return append(doc, wrote(written)).WriteText(stdout)
-}
-
-// tableFiles are a table as CSV and as Parquet.
-func tableFiles(name string, columns []tables.Column, fields ...tables.Field) []file {
-	return []file{
-		{name + ".csv", func(w io.Writer) error { return trace.WriteCSV(w, columns) }},
-		{name + ".parquet", func(w io.Writer) error { return trace.WriteParquet(w, columns, fields...) }},
-	}
-}
-
-// wrote is a line for each file.
-func wrote(files []string) (lines tabular.Lines) {
-	for _, f := range files {
-		lines = append(lines, "wrote "+visible.Line(f))
-	}
-	return lines
 }
 
 // maxFigurePoints bounds a curve; of more tokens, the worst of each bin is drawn.

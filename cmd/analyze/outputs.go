@@ -12,7 +12,10 @@ import (
 	"strings"
 
 	"tensorcast/heatmap"
+	"tensorcast/internal/chart"
 	"tensorcast/internal/outfile"
+	"tensorcast/internal/tabular"
+	"tensorcast/internal/visible"
 	"tensorcast/pattern"
 	"tensorcast/trace"
 	"tensorcast/trace/tables"
@@ -162,6 +165,34 @@ func writeOutputs(ctx context.Context, a *analysis) ([]string, error) {
 type file struct {
 	name  string
 	write func(io.Writer) error
+}
+
+// tableFiles are a table as CSV and as Parquet.
+func tableFiles(name string, columns []tables.Column, fields ...tables.Field) []file {
+	return []file{
+		{name + ".csv", func(w io.Writer) error { return trace.WriteCSV(w, columns) }},
+		{name + ".parquet", func(w io.Writer) error { return trace.WriteParquet(w, columns, fields...) }},
+	}
+}
+
+// wrote is a line for each file.
+func wrote(files []string) (lines tabular.Lines) {
+	for _, f := range files {
+		lines = append(lines, "wrote "+visible.Line(f))
+	}
+	return lines
+}
+
+// figureFiles are a figure in one of its formats, and the others' names: one of an earlier run does not stay. A figure that is nil is not drawn.
+func figureFiles(name string, f *chart.Figure, format string) (files []file) {
+	for _, other := range chart.Formats {
+		one := file{name: name + "." + other}
+		if other == format && f != nil {
+			one.write = func(w io.Writer) error { return f.Write(w, format) }
+		}
+		files = append(files, one)
+	}
+	return files
 }
 
 // writeAll writes files in a directory, which is made if need be, and returns their paths. All are made before the first appears, and those of an earlier capture are removed

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -25,13 +26,8 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// Names of what whatif writes.
-const (
-	whatifParquet = "whatif.parquet"
-	whatifCSV     = "whatif.csv"
-	missCSV       = "miss_ratio.csv"
-	whatifFigure  = "whatif."
-)
+// missCSV is LRU's byte miss-ratio curve.
+const missCSV = "miss_ratio.csv"
 
 // Choices of --blocks.
 const (
@@ -77,9 +73,9 @@ It writes
   miss_ratio.csv                LRU's byte miss-ratio curve: from each size on, which share of the bytes is missed
   whatif.png                    tokens per second against memory (--format for others)
 
-Memory is what the model's pages have, beside all else. The least that any prefetcher needs is pin + stream's. What a
-fault costs beside its bytes, and what the kernel reads ahead though nobody asks for it, is not in these figures: plain
-llama.cpp is slower than LRU here.
+Memory is what the model's pages have, beside all else. What a fault costs beside
+its bytes, and what the kernel reads ahead though nobody asks for it, is not in these figures: plain llama.cpp is slower
+than LRU here.
 
 Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 		Example: `  sudo tracer -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32
@@ -176,18 +172,8 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 		return in.reading(err)
 	}
 	answer.ComputeFrom, answer.Blocks = from, o.blocks
-	files := []file{
-		{whatifParquet, func(w io.Writer) error { return trace.WriteParquet(w, answer.Columns()) }},
-		{whatifCSV, func(w io.Writer) error { return trace.WriteCSV(w, answer.Columns()) }},
-		{missCSV, func(w io.Writer) error { return trace.WriteCSV(w, answer.CurveColumns()) }},
-	}
-	for _, format := range chart.Formats { // of an earlier run in another format
-		draw := file{name: whatifFigure + format}
-		if format == o.format {
-			draw.write = func(w io.Writer) error { return answer.Figure().Write(w, format) }
-		}
-		files = append(files, draw)
-	}
+	files := slices.Concat(tableFiles("whatif", answer.Columns()), figureFiles("whatif", answer.Figure(), o.format),
+		[]file{{missCSV, func(w io.Writer) error { return trace.WriteCSV(w, answer.CurveColumns()) }}})
 	written, err := writeAll(ctx, o.output, files)
 	if err != nil {
 		return err
@@ -199,7 +185,7 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 			Files    []string `json:"files"`
 		}{answer, in.warnings, written})
 	}
-	return answer.Document().WriteText(stdout)
+	return append(answer.Document(), wrote(written)).WriteText(stdout)
 }
 
 // replayed is what generated tokens read.

@@ -39,14 +39,14 @@ func TestWhatIf(t *testing.T) {
 	if half := got.Rows[0]; half.Memory != (size+1)/2 || half.Results[0].Missed < float64(size)/2 || half.Results[0].TokS >= half.Results[3].TokS {
 		t.Errorf("with half of it %+v", half)
 	}
-	for _, name := range []string{whatifParquet, whatifCSV, missCSV, whatifFigure + "png"} {
+	for _, name := range []string{"whatif.parquet", "whatif.csv", missCSV, "whatif.png"} {
 		if info, err := os.Stat(filepath.Join(out, name)); err != nil || info.Size() == 0 {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	// A figure in another format replaces the first.
 	code, stdout, stderr = execute(t, "whatif", "-c", capture, "-o", out, "--disk", "1MB/s", "--compute", "1ms", "--format", "svg")
-	if _, err := os.Stat(filepath.Join(out, whatifFigure+"png")); code != cli.OK || err == nil || !strings.Contains(stdout, "tokens per second") {
+	if _, err := os.Stat(filepath.Join(out, "whatif.png")); code != cli.OK || err == nil || !strings.Contains(stdout, "tokens per second") {
 		t.Errorf("exit %d, %v: %s%s", code, err, stdout, stderr)
 	}
 }

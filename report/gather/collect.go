@@ -22,7 +22,7 @@ const (
 // Gap is how far a read begins behind the end of the one before, in the same file.
 type gap int
 
-// The classes of gaps. A read is sequential if it begins less than 128 kB behind the last one's end, or before it by as little (padding, a tensor that is read twice in a row is "backward").
+// The classes of gaps. A read is backward if it begins before the end of the last one: also by a little, and if it is the same tensor again.
 const (
 	gapSequential gap = iota
 	gapSmall          // less than 1 MB
