@@ -158,7 +158,7 @@ func analyzeDamaged(t *testing.T) {
 			t.Errorf("capture %d, %s: exit %d, and it says\n%.3000s", seed, done, code, stderr.String())
 		}
 		most := maxCPU
-		if slices.Contains(args, "--export") { // it writes each table again: with the race detector Parquet's writer takes seconds for the smallest
+		if slices.Contains(args, "--export") { // it writes each table again, and Arrow makes a zstd encoder for each column, of megabytes: seconds with the race detector
 			most *= 3
 		}
 		if used > most {

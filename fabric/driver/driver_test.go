@@ -165,12 +165,12 @@ func TestDriver(t *testing.T) {
 	}
 }
 
-// gone ends the device while the program is connected.
-func gone(t *testing.T, program, socket string, stop func()) {
-	cmd := exec.CommandContext(t.Context(), program, "gone")
-	cmd.Env = append(os.Environ(), "TFMBS_SOCKET="+socket, "TFMBS_DEVICE=/nowhere")
-	var errs bytes.Buffer
-	cmd.Stderr = &errs
+// begin starts the program as a client of the device, and waits until it says that it is connected.
+func begin(t *testing.T, program, socket string, args, env []string) (cmd *exec.Cmd, in io.WriteCloser, errs *bytes.Buffer) {
+	t.Helper()
+	cmd, errs = exec.Command(program, args...), &bytes.Buffer{}
+	cmd.Env = append(append(os.Environ(), "TFMBS_SOCKET="+socket, "TFMBS_DEVICE=/nowhere"), env...)
+	cmd.Stderr = errs
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -182,12 +182,22 @@ func gone(t *testing.T, program, socket string, stop func()) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	ready := make([]byte, 6)
-	_, _ = io.ReadFull(out, ready) // if it does not come, the program's end tells why
+	t.Cleanup(func() { _ = cmd.Process.Kill() }) // if the test fails before it waits
+	const ready = "ready\n"
+	got := make([]byte, len(ready))
+	if _, err := io.ReadFull(out, got); err != nil || string(got) != ready {
+		t.Fatalf("%v does not begin: %q, %v: %s", args, got, err, errs.Bytes())
+	}
+	return cmd, in, errs
+}
+
+// gone ends the device while the program is connected.
+func gone(t *testing.T, program, socket string, stop func()) {
+	cmd, in, errs := begin(t, program, socket, []string{"gone"}, nil)
 	stop()
 	_ = in.Close()
-	if err := cmd.Wait(); err != nil || string(ready) != "ready\n" || errs.Len() > 0 {
-		t.Errorf("%q, %v: %s", ready, err, errs.Bytes())
+	if err := cmd.Wait(); err != nil || errs.Len() > 0 {
+		t.Errorf("%v: %s", err, errs.Bytes())
 	}
 }
 
@@ -237,27 +247,8 @@ var kills = flag.Int("kills", 30, "programs that TestKilled kills")
 func TestKilled(t *testing.T) {
 	program := build(t, "")
 	r := devicetest.Start(t, device.Options{PoolBytes: 256 << 20})
-	begin := func(args ...string) (*exec.Cmd, io.WriteCloser, *bytes.Buffer) {
-		cmd := exec.Command(program, args...)
-		cmd.Env = append(os.Environ(), "TFMBS_SOCKET="+r.Socket, "TFMBS_DEVICE=/nowhere", "TFMBS_STAGING_BYTES=16777216")
-		var errs bytes.Buffer
-		cmd.Stderr = &errs
-		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = cmd.Process.Kill() }) // if the test fails before it waits
-		if _, err := io.ReadFull(out, make([]byte, 6)); err != nil {
-			t.Fatalf("%v does not begin: %v: %s", args, err, errs.Bytes())
-		}
-		return cmd, in, &errs
+	start := func(args ...string) (*exec.Cmd, io.WriteCloser, *bytes.Buffer) {
+		return begin(t, program, r.Socket, args, []string{"TFMBS_STAGING_BYTES=16777216"})
 	}
 	held := func() (files, maps, routines int) {
 		list, err := os.ReadDir("/proc/self/fd")
@@ -270,11 +261,11 @@ func TestKilled(t *testing.T) {
 		}
 		return len(list), bytes.Count(b, []byte("memfd:tfmbs")), runtime.NumGoroutine()
 	}
-	survivor, in, errs := begin("steady")
+	survivor, in, errs := start("steady")
 	files, maps, routines := held()
 	rng := rand.New(rand.NewPCG(1, uint64(*kills)))
 	for i := range *kills {
-		victim, _, said := begin("endless", strconv.Itoa(i))
+		victim, _, said := start("endless", strconv.Itoa(i))
 		time.Sleep(time.Duration(rng.IntN(10000)) * time.Microsecond)
 		_ = victim.Process.Kill()
 		if err := victim.Wait(); victim.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
