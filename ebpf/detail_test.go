@@ -12,8 +12,10 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 
 	"tensorcast/event"
@@ -535,5 +537,42 @@ func TestUnresolved(t *testing.T) {
 	err := tr.op(p, &traceOpsEvent{}, &traceOpRecord{Id: 3}, func(e event.Event) error { seen = *e.(*event.Op); return nil })
 	if err != nil || !seen.Clipped || len(seen.Sources) != 0 || tr.unresolved.Load() != 1 {
 		t.Errorf("op %+v, %d unresolved, %v", seen, tr.unresolved.Load(), err)
+	}
+}
+
+// A source is resolved by what the target mapped when its first template came, if it has ended when the program asks.
+func TestResolvedAfterTheEnd(t *testing.T) {
+	c := exec.Command("sleep", "60")
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := sync.OnceFunc(func() { c.Process.Kill(); c.Wait() })
+	defer ended()
+	p := &target{pid: c.Process.Pid, ops: []string{"MUL_MAT"}, known: newKnown(8)}
+	var program proc.Mapping
+	for deadline := time.Now().Add(10 * time.Second); program.End == 0; { // until it runs sleep
+		if time.Now().After(deadline) {
+			t.Fatal("sleep was not mapped")
+		}
+		all, err := proc.Mappings(c.Process.Pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range all {
+			if filepath.Base(m.Path) == "sleep" || filepath.Base(m.Path) == "coreutils" {
+				program = m
+			}
+		}
+	}
+	if _, _, err := p.learn(&traceTemplateEvent{Id: 1}); err != nil {
+		t.Fatal(err)
+	}
+	ended()
+	p.read = p.read.Add(-2 * mapInterval) // the map is read again, and is not there
+	e := traceTemplateEvent{Id: 2, Nsrc: 1}
+	e.Src[0].Flags, e.Src[0].Data = uint32(traceSourceFlagSOURCE_UNRESOLVED), program.Start
+	of, unresolved, err := p.learn(&e)
+	if err != nil || unresolved != 0 || len(of.op.Sources) != 1 || of.op.Sources[0].File != event.FileID(program.File) || of.op.Sources[0].Offset != int64(program.Offset) {
+		t.Errorf("%+v, %d unresolved, %v; want a source in %+v", of, unresolved, err, program)
 	}
 }

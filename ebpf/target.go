@@ -181,6 +181,9 @@ func (p *target) learn(e *traceTemplateEvent) (t *template, unresolved uint64, e
 		}
 		t.op.GatherDim, t.op.ByExpert = g.Dim, g.Experts
 	}
+	if p.read.IsZero() {
+		p.remember(0) // for sources that are resolved when the target has ended
+	}
 	for i := range min(e.Nsrc, uint32(len(e.Src))) {
 		s := newSource(&e.Src[i])
 		if has(e.Src[i].Flags, traceSourceFlagSOURCE_UNRESOLVED) && !p.resolve(&s) {
@@ -264,15 +267,22 @@ func covers(files []proc.Mapping, address uint64) bool {
 	return len(files) > 0 && files[len(files)-1].End > address
 }
 
+// remember reads the memory map, unless it was read just now. What was read last remains if there is none any more: a target that has ended
+// mapped its model there until then.
+func (p *target) remember(address uint64) {
+	now := time.Now()
+	if p.read.After(now.Add(-mapInterval)) {
+		return
+	}
+	p.read = now
+	if files, err := p.known.mappings(p.pid); err == nil && (p.memory == nil || covers(files, address)) {
+		p.memory = files
+	}
+}
+
 // resolve finds the mapping of a source for which the program could not search the memory map, because another thread was changing it.
 func (p *target) resolve(s *event.Source) bool {
-	if now := time.Now(); now.Sub(p.read) > mapInterval {
-		files, err := p.known.mappings(p.pid)
-		if err != nil {
-			return false
-		}
-		p.memory, p.read = files, now
-	}
+	p.remember(s.Data)
 	if !covers(p.memory, s.Data) {
 		return false
 	}
