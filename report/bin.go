@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"unicode/utf8"
 )
 
 // bounds is what a page holds at most.
@@ -16,14 +17,15 @@ type bounds struct {
 	heatRows   int
 	points     int // 8 bytes each
 	tableCells int // of all tables
+	tableText  int // bytes of all tables' texts, as they are written
 }
 
 // common are bounds that keep a page below MaxBytes where texts are as long as they are in models.
-var common = bounds{bins: 4096, heatCells: 1 << 20, heatRows: 4096, points: 60_000, tableCells: 160_000}
+var common = bounds{bins: 4096, heatCells: 1 << 20, heatRows: 4096, points: 60_000, tableCells: 160_000, tableText: 4 << 20}
 
 // half are smaller ones.
 func (b bounds) half() bounds {
-	return bounds{max(1, b.bins/2), max(1, b.heatCells/2), max(1, b.heatRows/2), max(1, b.points/2), b.tableCells / 2}
+	return bounds{max(1, b.bins/2), max(1, b.heatCells/2), max(1, b.heatRows/2), max(1, b.points/2), b.tableCells / 2, b.tableText / 2}
 }
 
 const (
@@ -143,13 +145,14 @@ func fit(r *Report, b bounds) (*page, error) {
 			p.Binned = append(p.Binned, fmt.Sprintf("of %d reads one in %d is a point", o.Count, thin))
 		}
 	}
-	cells := b.tableCells
+	cells, text := b.tableCells, b.tableText
 	for i, t := range r.Tables {
 		if i == maxTables {
 			p.Binned = append(p.Binned, fmt.Sprintf("%d of %d tables are shown", maxTables, len(r.Tables)))
 			break
 		}
-		fitted, err := fitTable(t, cells/(min(len(r.Tables), maxTables)-i))
+		left := min(len(r.Tables), maxTables) - i
+		fitted, used, err := fitTable(t, cells/left, text/left)
 		if err != nil {
 			return nil, err
 		}
@@ -157,6 +160,7 @@ func fit(r *Report, b bounds) (*page, error) {
 			p.Binned = append(p.Binned, fmt.Sprintf("the table %q has its first %d of %d rows", short(t.Name), len(fitted.Rows), len(t.Rows)))
 		}
 		cells -= len(fitted.Rows) * len(fitted.Columns)
+		text -= used
 		p.Tables = append(p.Tables, fitted)
 	}
 	return p, nil
@@ -355,17 +359,17 @@ func fitPoints(o *Offsets, steps, thin int) *points {
 	return out
 }
 
-// fitTable cuts a table to a number of cells.
-func fitTable(t Table, cells int) (rowTable, error) {
-	out := rowTable{Name: short(t.Name), About: short(t.About), Columns: t.Columns, Rows: [][]any{}}
+// fitTable cuts a table to a number of cells, and of bytes of text: it returns how many these are.
+func fitTable(t Table, cells, text int) (out rowTable, used int, err error) {
+	out = rowTable{Name: short(t.Name), About: short(t.About), Columns: t.Columns, Rows: [][]any{}}
 	if out.Columns == nil {
 		out.Columns = []Column{}
 	}
 	for _, row := range t.Rows[:min(len(t.Rows), cells/max(1, len(t.Columns)))] {
 		if len(row) != len(t.Columns) {
-			return out, fmt.Errorf("table %q has a row of %d cells and %d columns", t.Name, len(row), len(t.Columns))
+			return out, 0, fmt.Errorf("table %q has a row of %d cells and %d columns", t.Name, len(row), len(t.Columns))
 		}
-		shown := make([]any, len(row))
+		shown, written := make([]any, len(row)), 0
 		for i, c := range row {
 			switch c := c.(type) {
 			case float64:
@@ -373,12 +377,29 @@ func fitTable(t Table, cells int) (rowTable, error) {
 					shown[i] = c
 				}
 			case string:
-				shown[i] = short(c)
+				c = short(c)
+				shown[i] = c
+				written += escaped(c)
 			default:
-				return out, fmt.Errorf("table %q has a cell of type %T", t.Name, c)
+				return out, 0, fmt.Errorf("table %q has a cell of type %T", t.Name, c)
 			}
 		}
+		if used+written > text {
+			break
+		}
+		used += written
 		out.Rows = append(out.Rows, shown)
 	}
-	return out, nil
+	return out, used, nil
+}
+
+// escaped is how many bytes a text has in JSON, at most.
+func escaped(s string) int {
+	n := 2 + len(s)
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c >= utf8.RuneSelf || c == '<' || c == '>' || c == '&' || c == '"' || c == '\\' {
+			n += len(`\u0000`) - 1
+		}
+	}
+	return n
 }

@@ -187,7 +187,7 @@ func TestBound(t *testing.T) {
 			if p.Offsets == nil || len(p.Heat) != maxHeatmaps || len(p.Tables) != maxTables || len(p.Tables[maxTables-1].Rows) == 0 {
 				t.Errorf("%d heatmaps, %d tables", len(p.Heat), len(p.Tables))
 			}
-			t.Logf("%d bytes, %v", len(b), p.Binned)
+			t.Logf("%d bytes", len(b))
 		})
 	}
 }
