@@ -20,8 +20,8 @@ import (
 type Matrix struct {
 	Rows    []Row
 	Columns []Column
-	// Values has len(Rows)*len(Columns) elements, row by row. A value is a share: 0 means "not read", values above 1 are drawn as 1, NaN
-	// means "not observed".
+	// Values has len(Rows)*len(Columns) elements, row by row. A value is a share of what the end of the scale means: 0 means "nothing", values above 1 are drawn as 1,
+	// NaN means "not observed".
 	Values []float32
 }
 
@@ -31,6 +31,8 @@ type Row struct {
 	// Block is the name of the group that the row belongs to, such as a layer; "" if it belongs to none. Adjacent rows of the same block
 	// have one label together, and also one each if there is room.
 	Block string
+	// Weight makes rows differ in height: each has a third of the height that all would have, and its share of the rest by weight. If all weigh 0, all are as high.
+	Weight float64
 }
 
 // Column is a step.
@@ -45,8 +47,18 @@ type Text struct {
 	Title    string
 	Subtitle string
 	Scale    string // what a value is
+	Ticks    []Tick // of the scale, ascending; none: shares from "> 0" to 100 %
+	Nothing  string // what 0 means; "": not read
 	Mark     string // what a marked column is
 }
+
+// Tick is a mark of the scale: a share of its end, and what that is.
+type Tick struct {
+	Share float64
+	Label string
+}
+
+var shareTicks = []Tick{{0, "> 0"}, {0.01, "1 %"}, {0.05, "5 %"}, {0.1, "10 %"}, {0.25, "25 %"}, {0.5, "50 %"}, {1, "100 %"}}
 
 // maxColumns is the number of columns up to which a panel shows each column.
 const maxColumns = 1200

@@ -150,10 +150,31 @@ func render(t *testing.T, m *Matrix, text Text) []byte {
 	return buf.Bytes()
 }
 
+// weighted has rows of other heights, and a scale of its own.
+func weighted() (*Matrix, Text) {
+	m := model(moeLayer, 3, 1, 4)
+	for i := range m.Rows {
+		m.Rows[i].Weight = 1
+		if strings.Contains(m.Rows[i].Label, "exps") {
+			m.Rows[i].Weight = 30
+		}
+	}
+	*m.at(5, 3) = float32(math.NaN())
+	text := words("weighted", m)
+	text.Ticks, text.Nothing = []Tick{{0, "> 0"}, {0.25, "3 MiB"}, {1, "12 MiB"}}, "nothing"
+	return m, text
+}
+
 func TestGolden(t *testing.T) {
-	for _, name := range []string{"small", "one"} {
+	for _, name := range []string{"small", "one", "weighted"} {
 		t.Run(name, func(t *testing.T) {
 			m := figures()[name]
+			words := words
+			if name == "weighted" {
+				var text Text
+				m, text = weighted()
+				words = func(string, *Matrix) Text { return text }
+			}
 			got := render(t, m, words(name, m))
 			path := filepath.Join("testdata", name+".png")
 			if *update {
@@ -243,7 +264,7 @@ func TestCellColours(t *testing.T) {
 	for i, p := range f.panels {
 		for r, values := range p.cells {
 			for c, v := range values {
-				x, y := f.x[i]+c*f.cell[i]+f.cell[i]/2, f.y[r]+f.row/2
+				x, y := f.x[i]+c*f.cell[i]+f.cell[i]/2, f.y[r]+f.rows[r]/2
 				got := color.RGBAModel.Convert(img.At(x, y)).(color.RGBA)
 				if isNaN(v) {
 					if got != notObserved && got != frame {

@@ -4,6 +4,7 @@ package heatmap
 
 import (
 	"math"
+	"slices"
 	"sort"
 	"strconv"
 
@@ -59,7 +60,7 @@ type figure struct {
 	x                 []int // left edge of each panel
 	cell              []int // width of a cell in each panel
 	y                 []int // top edge of each row
-	row               int   // height of a row
+	rows              []int // height of each row
 	rowLabels         bool  // each row has its own label
 	blockWidth        int   // width of the column of block labels, if rowLabels
 	scaleTop          int   // top edge of the legend
@@ -75,15 +76,16 @@ type label struct {
 
 func layOut(m *Matrix, t Text) *figure {
 	f := &figure{m: m, text: t, panels: panels(m), handler: text.Plain{Fonts: plotfont.NewCache(liberation.Collection())}}
-	f.row = rowHeight(len(m.Rows))
-	f.rowLabels = f.row >= rowText
+	f.rows = rowHeights(m.Rows)
+	least := slices.Min(f.rows)
+	f.rowLabels = least >= rowText
 	blocks := blocks(m.Rows)
 
 	// Vertically: title, subtitle, legend, panel names, cells, ticks.
 	f.scaleTop = margin + f.lineHeight(titleStyle) + f.lineHeight(bodyStyle) + 16
 	f.top = f.scaleTop + f.lineHeight(bodyStyle) + 6 + barHeight + tickLength + f.lineHeight(smallStyle) + 18 + f.lineHeight(headStyle) + markHeight + 6
 	y, gap := f.top, 1
-	if f.row >= 8 {
+	if least >= 8 {
 		gap = 4
 	}
 	f.y = make([]int, len(m.Rows))
@@ -93,7 +95,7 @@ func layOut(m *Matrix, t Text) *figure {
 		}
 		for r := b.first; r <= b.last; r++ {
 			f.y[r] = y
-			y += f.row
+			y += f.rows[r]
 		}
 	}
 	f.bottom = y
@@ -107,7 +109,7 @@ func layOut(m *Matrix, t Text) *figure {
 	for _, p := range f.panels {
 		widest = max(widest, len(p.number))
 	}
-	cell := min(max(gridWidth/widest, 1), 28)
+	cell := min(max(gridWidth/widest, 1), 100)
 	x := f.left
 	for i, p := range f.panels {
 		if i > 0 {
@@ -123,6 +125,23 @@ func layOut(m *Matrix, t Text) *figure {
 	w, h := vg.Length(f.width)/dpi*vg.Inch, vg.Length(f.height)/dpi*vg.Inch
 	f.canvas = vgimg.NewWith(vgimg.UseWH(w, h), vgimg.UseDPI(dpi))
 	return f
+}
+
+// rowHeights are uniform, or follow weights.
+func rowHeights(rows []Row) []int {
+	each := rowHeight(len(rows))
+	heights, sum := make([]int, len(rows)), 0.0
+	for _, r := range rows {
+		sum += max(r.Weight, 0)
+	}
+	for i, r := range rows {
+		heights[i] = each
+		if sum > 0 && !math.IsInf(sum, 0) {
+			least := max(each/3, min(each, 2))
+			heights[i] = least + int(math.Round(float64((each-least)*len(rows))*max(r.Weight, 0)/sum))
+		}
+	}
+	return heights
 }
 
 func rowHeight(rows int) int {
@@ -165,7 +184,7 @@ func blocks(rows []Row) []label {
 func (f *figure) placeLabels(blocks []label) {
 	if f.rowLabels {
 		for i, r := range f.m.Rows {
-			f.labels = append(f.labels, label{text: r.Label, first: i, last: i, at: f.y[i] + f.row/2})
+			f.labels = append(f.labels, label{text: r.Label, first: i, last: i, at: f.y[i] + f.rows[i]/2})
 		}
 		return
 	}
@@ -188,7 +207,7 @@ func (f *figure) placeLabels(blocks []label) {
 	everyBlock := niceStep(ceilDiv(grouped, max(room*2/3-kept, 1)))
 	alone, grouped = 0, 0
 	for _, b := range blocks {
-		b.at = (f.y[b.first] + f.y[b.last] + f.row) / 2
+		b.at = (f.y[b.first] + f.y[b.last] + f.rows[b.last]) / 2
 		if f.m.Rows[b.first].Block == "" {
 			if alone%everyAlone == 0 {
 				f.labels = append(f.labels, b)

@@ -29,16 +29,17 @@ func (f *figure) paintPanel(i int) {
 	f.fill(x-1, f.top-1, right+1, f.bottom+1, frame)
 	f.fill(x, f.top, right, f.bottom, white)
 	// Large cells are separated by a white line.
-	across, down := 0, 0
+	across := 0
 	if cell >= 8 {
 		across = 1
 	}
-	if f.row >= 8 {
-		down = 1
-	}
 	for r, values := range p.cells {
+		down := 0
+		if f.rows[r] >= 8 {
+			down = 1
+		}
 		for c, v := range values {
-			f.paintCell(image.Rect(x+c*cell, f.y[r], x+(c+1)*cell-across, f.y[r]+f.row-down), v)
+			f.paintCell(image.Rect(x+c*cell, f.y[r], x+(c+1)*cell-across, f.y[r]+f.rows[r]-down), v)
 		}
 	}
 	for c, marked := range p.marked {
@@ -99,9 +100,9 @@ func (f *figure) paintLabels() {
 		if !f.rowLabels {
 			right -= leader
 			// A bracket along the rows, and a line to the text, which may have been moved.
-			x, middle := f.left-6, (f.y[l.first]+f.y[l.last]+f.row)/2
+			x, middle := f.left-6, (f.y[l.first]+f.y[l.last]+f.rows[l.last])/2
 			if l.last > l.first {
-				f.fill(x, f.y[l.first], x+1, f.y[l.last]+f.row, faint)
+				f.fill(x, f.y[l.first], x+1, f.y[l.last]+f.rows[l.last], faint)
 			} else {
 				f.fill(x, middle, x+4, middle+1, faint)
 			}
@@ -116,7 +117,7 @@ func (f *figure) paintLabels() {
 		if f.m.Rows[b.first].Block == "" {
 			continue
 		}
-		top, bottom := f.y[b.first], f.y[b.last]+f.row
+		top, bottom := f.y[b.first], f.y[b.last]+f.rows[b.last]
 		x := margin + f.blockWidth - labelGap
 		f.fill(x, top+1, x+1, bottom-1, faint)
 		f.write(x-labelGap/2-2, (top+bottom)/2, f.fit(b.text, smallStyle, maxLabel/2), smallStyle, text.XRight, ink)
@@ -131,18 +132,22 @@ func (f *figure) paintLegend() {
 	for x := range barWidth {
 		f.fill(margin+x, y, margin+x+1, y+barHeight, scaleColor(float64(x)/(barWidth-1)))
 	}
-	for _, percent := range [...]int{0, 1, 5, 10, 25, 50, 100} {
-		x := margin + int(math.Round(position(float64(percent)/100)*(barWidth-1)))
+	ticks := f.text.Ticks
+	if ticks == nil {
+		ticks = shareTicks
+	}
+	for _, t := range ticks {
+		x := margin + int(math.Round(position(t.Share)*(barWidth-1)))
 		f.fill(x, y+barHeight+1, x+1, y+barHeight+1+tickLength, faint)
-		name, align := strconv.Itoa(percent)+" %", text.XAlignment(text.XCenter)
-		switch percent {
-		case 0:
-			name, align = "> 0", text.XLeft
-		case 100:
+		align := text.XAlignment(text.XCenter)
+		switch {
+		case t.Share <= 0:
+			align = text.XLeft
+		case t.Share >= 1:
 			align = text.XRight
 			x++
 		}
-		f.write(x, y+barHeight+tickLength+f.lineHeight(smallStyle)/2, name, smallStyle, align, ink)
+		f.write(x, y+barHeight+tickLength+f.lineHeight(smallStyle)/2, t.Label, smallStyle, align, ink)
 	}
 	x := margin + barWidth + 40
 	middle := y + barHeight/2
@@ -159,7 +164,11 @@ func (f *figure) paintLegend() {
 			f.paintCell(at, v)
 		}
 	}
-	entry("not read", framed(0))
+	nothing := f.text.Nothing
+	if nothing == "" {
+		nothing = "not read"
+	}
+	entry(nothing, framed(0))
 	if f.hasUnobserved() {
 		entry("not observed", framed(float32(math.NaN())))
 	}

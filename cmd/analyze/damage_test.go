@@ -83,7 +83,7 @@ func TestDamagedCaptures(t *testing.T) {
 }
 
 // saying is how what is said begins: with the command's name, a failure with the subcommand's.
-var saying = regexp.MustCompile(`^analyze( compare| determinism)?: `)
+var saying = regexp.MustCompile(`^analyze( [a-z]+)?: `)
 
 // nonsense is what no capture of real files comes to: negative numbers of bytes, and exabytes.
 var nonsense = regexp.MustCompile(`-[0-9.]+ [kMGTPE]?B\b|[0-9] EB|NaN|Inf\b`)
@@ -124,6 +124,10 @@ func analyzeDamaged(t *testing.T) {
 			args = []string{"compare", "-o", out, whole, dir}
 		case seed%7 == 3:
 			args = append(args, "--export")
+		case seed%7 == 4:
+			args = append(args, "--all")
+		case seed%7 == 5:
+			args = append([]string{kinds[int(seed/7)%len(kinds)].name}, args...)
 		case seed%64 == 0:
 			args = append(args, "--heatmap")
 		}

@@ -16,6 +16,7 @@ import (
 	"tensorcast/internal/cli/progress"
 	"tensorcast/internal/visible"
 	"tensorcast/pattern"
+	"tensorcast/report/gather"
 	"tensorcast/trace"
 	"tensorcast/trace/tables"
 )
@@ -113,6 +114,36 @@ func (in *loaded) accesses(ctx context.Context, see ...func(*tables.Access) erro
 			}
 		}
 	}, bar.Close
+}
+
+// steps are those of all contexts, in the order of their numbers.
+func (in *loaded) steps() (steps []tables.StepRow, err error) {
+	for s, err := range in.capture.Steps() {
+		if err != nil {
+			return nil, err
+		}
+		steps = append(steps, *s)
+	}
+	slices.SortStableFunc(steps, func(a, b tables.StepRow) int { return int(a.Step) - int(b.Step) })
+	return steps, nil
+}
+
+// pageIns shows c what was read from disk, if the capture tells.
+func (in *loaded) pageIns(ctx context.Context, c *gather.Collector) error {
+	if !in.capture.HasPageIns() {
+		return nil
+	}
+	c.Observed()
+	for r, err := range in.capture.PageIns() {
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err != nil {
+			return in.reading(err)
+		}
+		c.PageIn(r)
+	}
+	return nil
 }
 
 // contextText says which of several contexts is analysed, and how to choose another.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tensorcast/internal/chart"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/visible"
 	"tensorcast/pattern"
@@ -29,6 +30,7 @@ type options struct {
 	order   string
 	hidden  string // a format, or ""
 	export  bool
+	all     bool
 }
 
 // check says what is wrong with the persistent flags.
@@ -51,13 +53,13 @@ func noArguments(_ *cobra.Command, args []string) error {
 }
 
 // subcommands make the subcommands, each with the persistent flags. A new one is a line here, and a file of its own.
-var subcommands = []func(*options) *cobra.Command{
+var subcommands = append([]func(*options) *cobra.Command{
 	moeCommand,
 	determinismCommand,
 	compareCommand,
 	whatifCommand,
 	reportCommand,
-}
+}, answerCommands()...)
 
 // Formats of an exported table.
 const (
@@ -89,6 +91,8 @@ experts that a mixture-of-experts model chooses are compared apart from the sequ
 A capture may hold several contexts (llama_context), as of a draft model. analyze takes the one that read most in
 generation, and says so; --context takes another.
 
+With --all it does what the subcommands rereads, heatmap, offsets, layers, components, phases and experts do, and report.
+
 analyze moe says what a cache of a mixture-of-experts model's experts would gain.
 analyze determinism says which share of the steps read exactly the same, and where and why the others do not.
 analyze compare puts two captures beside each other.
@@ -118,6 +122,7 @@ Exit status: 0 done, whatever the pattern is; 1 failed; 2 the command line is wr
 	cli.EnumVar(cmd, &o.order, "order", "", []string{orderAccess, orderFile}, "rows of the heatmap: access is first read first, file as in the model's file")
 	cli.EnumVar(cmd, &o.hidden, "hidden", "", []string{formatParquet, formatCSV}, "export the table of what routers read, as parquet or csv")
 	f.BoolVar(&o.export, "export", false, "write the capture's tables as Parquet, for pandas, polars and DuckDB")
+	f.BoolVar(&o.all, "all", false, "write what all subcommands do that need nothing but the capture, and index.html")
 	for _, sub := range subcommands {
 		cmd.AddCommand(sub(&o))
 	}
@@ -130,16 +135,29 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	p, err := in.pattern(ctx)
+	st := &study{in: in, format: chart.Formats[0], order: o.order}
+	if o.all {
+		err = st.collect(ctx)
+	} else {
+		st.pattern, err = in.pattern(ctx)
+	}
 	if err != nil {
 		return err
 	}
+	p := st.pattern
 	summary := p.Summarize(in.capture.Meta, o.top)
 	summary.Warnings = in.warnings
 	if summary.Rereads, err = in.capture.Rereads(ctx, o.top); err != nil {
 		return fmt.Errorf("read %s: %w", o.capture, err)
 	}
-	written, err := writeOutputs(ctx, &analysis{ctx: ctx, options: o, meta: in.capture.Meta, capture: in.capture, pattern: p, summary: summary, hidden: in.capture.HiddenColumns(ctx), warn: in.warn})
+	var more []file
+	if o.all {
+		if more, err = answerAll(ctx, st); err != nil {
+			return err
+		}
+		more = append(more, file{pageFile, st.page().Write})
+	}
+	written, err := writeOutputs(ctx, more, &analysis{ctx: ctx, options: o, meta: in.capture.Meta, capture: in.capture, pattern: p, summary: summary, hidden: in.capture.HiddenColumns(ctx), warn: in.warn})
 	if err != nil {
 		return err
 	}

@@ -131,8 +131,8 @@ func (a *analysis) hasHidden() error {
 	return nil
 }
 
-// writeOutputs writes the files and returns their paths. One that cannot be made does not stay from an earlier capture either.
-func writeOutputs(ctx context.Context, a *analysis) ([]string, error) {
+// writeOutputs writes the files, and more, and returns their paths. One that cannot be made does not stay from an earlier capture either.
+func writeOutputs(ctx context.Context, more []file, a *analysis) ([]string, error) {
 	var files []file
 	var why []string // outputs are left out, and which
 	left := map[string][]string{}
@@ -158,7 +158,7 @@ func writeOutputs(ctx context.Context, a *analysis) ([]string, error) {
 	for _, text := range why {
 		a.warn("left out: %s: %s", strings.Join(left[text], ", "), text)
 	}
-	return writeAll(ctx, a.options.output, files)
+	return writeAll(ctx, a.options.output, append(files, more...))
 }
 
 // file is a file to be written; an earlier one is removed. Without write it is only removed.

@@ -16,8 +16,6 @@ import (
 	"tensorcast/internal/visible"
 	"tensorcast/pattern"
 	"tensorcast/report"
-	"tensorcast/report/gather"
-	"tensorcast/trace/tables"
 )
 
 // pageFile is what report writes.
@@ -55,14 +53,11 @@ func makePage(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	p, err := in.pattern(ctx)
-	if err != nil {
+	s := &study{in: in}
+	if err := s.collect(ctx); err != nil {
 		return err
 	}
-	made, err := in.page(ctx, p)
-	if err != nil {
-		return in.reading(err)
-	}
+	made := s.page()
 	written, err := writeAll(ctx, o.output, []file{{pageFile, made.Write}})
 	if err != nil {
 		return err
@@ -85,38 +80,10 @@ func makePage(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	return err
 }
 
-// page reads the tables and fills the page.
-func (in *loaded) page(ctx context.Context, p *pattern.Pattern) (*report.Report, error) {
-	var steps []tables.StepRow
-	for s, err := range in.capture.Steps() {
-		if err != nil {
-			return nil, err
-		}
-		steps = append(steps, *s)
-	}
-	slices.SortStableFunc(steps, func(a, b tables.StepRow) int { return int(a.Step) - int(b.Step) })
-	c := gather.New(in.capture.Structure, p.Context, p.Model, steps)
-	rows, done := in.accesses(ctx, c.Access)
-	defer done()
-	for _, err := range rows {
-		if err != nil {
-			return nil, err
-		}
-	}
-	if in.capture.HasPageIns() {
-		c.Observed()
-		for r, err := range in.capture.PageIns() {
-			if err == nil {
-				err = ctx.Err()
-			}
-			if err != nil {
-				return nil, err
-			}
-			c.PageIn(r)
-		}
-	}
-	meta := in.capture.Meta
-	made := c.Report(pattern.ModelName(meta, p.Model))
+// page fills the page.
+func (s *study) page() *report.Report {
+	meta, p := s.in.capture.Meta, s.pattern
+	made := s.sums.Report(pattern.ModelName(meta, p.Model))
 	add := func(name, value string) {
 		if value != "" {
 			made.Context = append(made.Context, report.Fact{Name: name, Value: visible.Line(value)})
@@ -130,6 +97,6 @@ func (in *loaded) page(ctx context.Context, p *pattern.Pattern) (*report.Report,
 	}
 	add("detail", meta.Detail)
 	add("command", strings.Join(meta.Command, " "))
-	made.Notes = append(made.Notes, in.warnings...)
-	return made, nil
+	made.Notes = append(made.Notes, s.in.warnings...)
+	return made
 }

@@ -1,4 +1,5 @@
-// Package chart draws figures of lines: one or more panels, in each a curve for each thing that is compared, and dashed what bounds them.
+// Package chart draws figures: of lines ([Figure]: one or more panels, in each a curve for each thing that is compared, and dashed what bounds them; or dots), and of
+// bars ([Bars]).
 package chart
 
 // This file turns a figure into a picture.
@@ -40,6 +41,8 @@ type Figure struct {
 	XLabel, YLabel string
 	// Beside puts the legend to the right of the curves, where there is room for any number of them; else it is above them, at the left.
 	Beside bool
+	// Caption is a line below, in small letters: on what machine, how. It is cut at the figure's width.
+	Caption string
 }
 
 // Panel is a plot.
@@ -53,6 +56,7 @@ type Curve struct {
 	Name   string
 	Points []Point // by X
 	Bound  bool    // it bounds the others: dashed, without marks, in no colour
+	Dots   bool    // its points are many: small, and no line joins them
 }
 
 // Point is a point of a curve. If High is more than Low, that range is drawn upright.
@@ -94,17 +98,10 @@ func (f *Figure) Write(w io.Writer, format string) error {
 	rows := (len(f.Panels) + columns - 1) / columns
 	beside := f.beside()
 	each := width + beside
-	wide, high := each*vg.Length(columns), height*vg.Length(rows)
-	var canvas vg.CanvasWriterTo
-	switch format {
-	case "png":
-		canvas = vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(wide, high), vgimg.UseDPI(144))}
-	case "svg":
-		canvas = vgsvg.New(wide, high)
-	case "pdf":
-		canvas = vgpdf.New(wide, high)
-	default:
-		return fmt.Errorf("draw figure: format %q: want one of %s", format, strings.Join(Formats, ", "))
+	wide, high := each*vg.Length(columns), height*vg.Length(rows)+captionHeight(f.Caption)
+	canvas, err := newCanvas(format, wide, high)
+	if err != nil {
+		return err
 	}
 	all := draw.New(canvas)
 	for i := range f.Panels {
@@ -114,10 +111,41 @@ func (f *Figure) Write(w io.Writer, format string) error {
 			return fmt.Errorf("draw figure: %w", err)
 		}
 	}
+	caption(all, f.Caption)
 	if _, err := canvas.WriteTo(w); err != nil {
 		return fmt.Errorf("write figure: %w", err)
 	}
 	return nil
+}
+
+func captionHeight(text string) vg.Length {
+	if text == "" {
+		return 0
+	}
+	return vg.Points(16)
+}
+
+// caption writes a line at the bottom of a figure.
+func caption(c draw.Canvas, line string) {
+	if line == "" {
+		return
+	}
+	style := newPlot("", "", "").X.Label.TextStyle
+	style.Font.Size, style.XAlign, style.YAlign = vg.Points(8), draw.XLeft, draw.YBottom
+	line = fit(line, func(s string) bool { return style.Width(s) <= c.Rectangle.Size().X-vg.Points(20) })
+	c.FillText(style, vg.Point{X: vg.Points(10), Y: vg.Points(6)}, line)
+}
+
+func newCanvas(format string, wide, high vg.Length) (vg.CanvasWriterTo, error) {
+	switch format {
+	case "png":
+		return vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(wide, high), vgimg.UseDPI(144))}, nil
+	case "svg":
+		return vgsvg.New(wide, high), nil
+	case "pdf":
+		return vgpdf.New(wide, high), nil
+	}
+	return nil, fmt.Errorf("draw figure: format %q: want one of %s", format, strings.Join(Formats, ", "))
 }
 
 // newLegend makes an empty legend.
@@ -144,12 +172,7 @@ func (f *Figure) beside() (widest vg.Length) {
 
 // draw draws a panel, with its legend beside it if that has a width.
 func (f *Figure) draw(in *Panel, beside vg.Length, at draw.Canvas) error {
-	p := plot.New()
-	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = in.Title, f.XLabel, f.YLabel
-	p.Title.TextStyle.Font.Size, p.Title.Padding = vg.Points(13), vg.Points(8)
-	for _, style := range []*text.Style{&p.Title.TextStyle, &p.X.Label.TextStyle, &p.Y.Label.TextStyle, &p.X.Tick.Label, &p.Y.Tick.Label} {
-		style.Font.Variant, style.Color = "Sans", ink
-	}
+	p := newPlot(in.Title, f.XLabel, f.YLabel)
 	p.X.Tick.Marker, p.Y.Tick.Marker = plot.TickerFunc(evenTicks), plot.TickerFunc(evenTicks)
 	lines := plotter.NewGrid()
 	lines.Vertical.Color, lines.Horizontal.Color = gridInk, gridInk
@@ -185,6 +208,17 @@ func (f *Figure) draw(in *Panel, beside vg.Length, at draw.Canvas) error {
 	return nil
 }
 
+// newPlot makes an empty plot in this package's fonts.
+func newPlot(title, x, y string) *plot.Plot {
+	p := plot.New()
+	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = title, x, y
+	p.Title.TextStyle.Font.Size, p.Title.Padding = vg.Points(13), vg.Points(8)
+	for _, style := range []*text.Style{&p.Title.TextStyle, &p.X.Label.TextStyle, &p.Y.Label.TextStyle, &p.X.Tick.Label, &p.Y.Tick.Label} {
+		style.Font.Variant, style.Color = "Sans", ink
+	}
+	return p
+}
+
 func addBound(p *plot.Plot, legend *plot.Legend, c *Curve) error {
 	l, err := plotter.NewLine(places(c.Points))
 	if err != nil {
@@ -217,6 +251,14 @@ func addCurve(p *plot.Plot, legend *plot.Legend, c *Curve, paint color.Color, ma
 	}
 	line.Color, line.Width = paint, vg.Points(1.5)
 	points.Color, points.Shape, points.Radius = paint, mark, vg.Points(3.5)
+	if c.Dots {
+		points.Shape, points.Radius = draw.BoxGlyph{}, vg.Points(0.8)
+		p.Add(points)
+		key := *points
+		key.Radius = vg.Points(3.5)
+		legend.Add(c.Name, &key)
+		return nil
+	}
 	p.Add(line)
 	var ranged spreads
 	for _, at := range c.Points {
@@ -238,11 +280,21 @@ func addCurve(p *plot.Plot, legend *plot.Legend, c *Curve, paint color.Color, ma
 	return nil
 }
 
+// tickLabel has three digits, and more where they would be an exponent of a number that people read as it is.
+func tickLabel(at float64) string {
+	if at >= 1000 && at < 1e6 {
+		return strconv.FormatFloat(at, 'f', 0, 64)
+	}
+	return strconv.FormatFloat(at, 'g', 3, 64)
+}
+
 // evenTicks places about eight ticks at multiples of 1, 2 or 5 times a power of ten.
-func evenTicks(low, high float64) []plot.Tick {
-	step := math.Pow(10, math.Floor(math.Log10((high-low)/8)))
+func evenTicks(low, high float64) []plot.Tick { return ticksOf(low, high, 9) }
+
+func ticksOf(low, high, most float64) []plot.Tick {
+	step := math.Pow(10, math.Floor(math.Log10((high-low)/(most-1))))
 	for _, k := range []float64{1, 2, 5, 10} {
-		if (high-low)/(k*step) <= 9 {
+		if (high-low)/(k*step) <= most {
 			step *= k
 			break
 		}
@@ -251,7 +303,7 @@ func evenTicks(low, high float64) []plot.Tick {
 	first := math.Ceil(low/step - 1e-9)
 	for n := range 10 {
 		if at := (first + float64(n)) * step; at <= high {
-			ticks = append(ticks, plot.Tick{Value: at, Label: strconv.FormatFloat(at, 'g', 3, 64)})
+			ticks = append(ticks, plot.Tick{Value: at, Label: tickLabel(at)})
 		}
 	}
 	return ticks

@@ -8,6 +8,7 @@ import (
 	"math"
 	"sort"
 
+	"tensorcast/event"
 	"tensorcast/report"
 	"tensorcast/trace/tables"
 )
@@ -53,10 +54,10 @@ type Collector struct {
 	index     map[int32]int // of a step's number
 	perBin    int           // steps in a column of the matrices
 
-	seconds, disk, stall, bytes matrix
-	tensors                     []total
-	order                       []int32 // tensors by their first access
-	hasStall, hasTime, hasDisk  bool
+	seconds, disk, again, stall, bytes matrix
+	tensors                            []total
+	order                              []int32 // tensors by their first access
+	hasStall, hasTime, hasDisk         bool
 
 	points []report.Point
 	every  int // access is a point
@@ -71,13 +72,18 @@ type Collector struct {
 type step struct {
 	row                       tables.StepRow // without ids and sequences
 	stall, disk, again, reads int64
+	accesses                  int64
 	tookStall                 bool
 }
 
 // total is what was read, by whatever it is of.
 type total struct {
 	accesses, bytes, disk, again, stall, nanos int64
+	causes                                     [causes]int64 // again, by event.Cause
 }
+
+// causes is how many there are.
+const causes = int(event.CauseOther) + 1
 
 // matrix has a value per tensor and column; a row is made when it gets its first value.
 type matrix struct {
@@ -112,7 +118,7 @@ func New(structure []tables.StructureRow, context, model int32, steps []tables.S
 		}
 	}
 	c.perBin = max(1, (len(c.steps)*of+maxCells-1)/maxCells)
-	for _, m := range []*matrix{&c.seconds, &c.disk, &c.stall, &c.bytes} {
+	for _, m := range []*matrix{&c.seconds, &c.disk, &c.again, &c.stall, &c.bytes} {
 		*m = matrix{map[int32][]float32{}, (len(c.steps) + c.perBin - 1) / c.perBin}
 	}
 	return c
@@ -134,6 +140,7 @@ func (c *Collector) Access(a *tables.Access) error {
 	t.accesses++
 	t.bytes += a.Bytes
 	s.reads += a.Bytes
+	s.accesses++
 	column := at / c.perBin
 	c.bytes.add(a.Tensor, column, float64(a.Bytes))
 	if a.Duration >= 0 {
@@ -183,6 +190,18 @@ func (c *Collector) point(a *tables.Access, s *step, at int, of *tables.Structur
 	c.reads++
 }
 
+// Order are the tensors that were read, as rows of the structure table, in the order of their first reads. Do not write to it.
+func (c *Collector) Order() []int32 { return c.order }
+
+// Steps are the steps of the context, in the order of time, without ids and sequences.
+func (c *Collector) Steps() []tables.StepRow {
+	all := make([]tables.StepRow, len(c.steps))
+	for i := range c.steps {
+		all[i] = c.steps[i].row
+	}
+	return all
+}
+
 // Observed says that page-ins were, even if none happened.
 func (c *Collector) Observed() { c.hasDisk = true }
 
@@ -206,11 +225,15 @@ func (c *Collector) PageIn(r *tables.PageInRow) {
 	}
 	t := &c.tensors[r.Tensor]
 	t.disk += r.Bytes
-	if r.Rereads > 0 {
-		t.again += r.Bytes
-	}
 	if ok {
 		c.disk.add(r.Tensor, at/c.perBin, float64(r.Bytes))
+	}
+	if r.Rereads > 0 {
+		t.again += r.Bytes
+		t.causes[min(int(r.Cause), causes-1)] += r.Bytes
+		if ok {
+			c.again.add(r.Tensor, at/c.perBin, float64(r.Bytes))
+		}
 	}
 }
 

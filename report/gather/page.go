@@ -3,9 +3,7 @@ package gather
 // This file makes the report of the sums.
 
 import (
-	"cmp"
 	"fmt"
-	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -25,7 +23,10 @@ func (s *step) seconds() float64 {
 
 // Report makes the page of what was collected. Title is its first line.
 func (c *Collector) Report(title string) *report.Report {
-	r := &report.Report{Title: title, Series: c.series(), Heat: c.heatmaps(), Tables: c.tables()}
+	r := &report.Report{Title: title, Series: c.series(), Heat: c.heatmaps()}
+	for _, sheet := range []*Sheet{c.Phases(), c.Components(), c.Layers(), c.Gaps(), c.Tensors()} {
+		r.Tables = append(r.Tables, sheet.page())
+	}
 	for i := range c.steps {
 		s := &c.steps[i].row
 		label := "step " + strconv.Itoa(int(s.Step))
@@ -62,6 +63,9 @@ func (c *Collector) generated() (all []*step) {
 
 const mib = 1 << 20
 
+// little is the share of what a token reads that may come from disk where memory suffices.
+const little = 0.01
+
 // facts are the most important figures, and what they say.
 func (c *Collector) facts() (facts []report.Fact, verdict []string) {
 	var times, bytes, disk, again, stalled []float64
@@ -95,7 +99,6 @@ func (c *Collector) facts() (facts []report.Fact, verdict []string) {
 	if !c.hasDisk {
 		return facts, nil
 	}
-	const little = 0.01
 	switch from := stats.Median(disk); {
 	case from > little*read:
 		verdict = append(verdict, fmt.Sprintf("Memory is short: for the %.3g MiB that a token reads, %.3g MiB come from disk, %.3g of them not for the first time.", read/mib, from/mib, stats.Median(again)/mib))
@@ -133,150 +136,94 @@ func (c *Collector) series() (all []report.Series) {
 	return all
 }
 
-// heatmaps begin with what differs between tokens: what came from disk, if that was observed, then times. All tokens of a dense model read the same bytes.
-func (c *Collector) heatmaps() (all []report.Heatmap) {
+// Grid is a value for each tensor and step.
+type Grid struct {
+	Name  string // one of GridNames
+	Title string
+	Unit  string // "B", "ns" or "ns/B"
+	About string
+	Rows  []report.Row
+	// Empty says that it is nothing everywhere.
+	Empty bool
+	// At is the value of a row in a step, 0 for nothing, NaN for what was not observed.
+	At func(row, step int) float64
+}
+
+// Names of grids.
+const (
+	GridDisk    = "disk"
+	GridRereads = "rereads"
+	GridStall   = "stall"
+	GridPace    = "pace"
+	GridTime    = "time"
+	GridReads   = "reads"
+)
+
+// GridNames are the names of all grids, the most telling first.
+func GridNames() []string {
+	return []string{GridDisk, GridRereads, GridStall, GridPace, GridTime, GridReads}
+}
+
+// Grids are those of which the capture has something. They begin with what differs between tokens: what came from disk, then times. All tokens of a dense model read the
+// same bytes. What is nothing everywhere shows nothing: it comes last.
+func (c *Collector) Grids() (all []Grid) {
 	rows := make([]report.Row, len(c.order))
 	for i, t := range c.order {
 		s := &c.structure[t]
 		rows[i] = report.Row{Name: s.Name, Weight: float64(s.Size), Detail: fmt.Sprintf("%s, %.3g MiB", s.Type, float64(s.Size)/mib)}
 	}
-	nothing := map[string]int{}
 	// rest is what a tensor without any value has.
-	add := func(name, unit, about string, m *matrix, rest float64) {
-		nothing[name] = 1
-		for _, values := range m.rows {
-			if slices.ContainsFunc(values, func(v float32) bool { return v > 0 }) {
-				nothing[name] = 0
-				break
-			}
-		}
-		all = append(all, report.Heatmap{Name: name, Unit: unit, About: about, Rows: rows, At: func(row, step int) float64 {
+	add := func(name, title, unit, about string, m *matrix, rest float64) {
+		g := Grid{Name: name, Title: title, Unit: unit, About: about, Rows: rows, Empty: true, At: func(row, step int) float64 {
 			values := m.rows[c.order[row]]
 			if values == nil {
 				return rest
 			}
 			return float64(values[step/c.perBin]) / float64(c.perBin)
-		}})
+		}}
+		for _, values := range m.rows {
+			g.Empty = g.Empty && !slices.ContainsFunc(values, func(v float32) bool { return v > 0 })
+		}
+		all = append(all, g)
 	}
-	// What is nothing everywhere shows nothing: it comes last.
-	defer func() {
-		slices.SortStableFunc(all, func(a, b report.Heatmap) int { return cmp.Compare(nothing[a.Name], nothing[b.Name]) })
-	}()
-	const heights = " Rows are as high as their tensors are large, and a sixth of the average at least."
 	if c.hasDisk {
-		add("from disk", "B", "How much of each tensor was read from disk in each step."+heights, &c.disk, 0)
+		add(GridDisk, "from disk", "B", "How much of each tensor was read from disk in each step.", &c.disk, 0)
+		add(GridRereads, "again from disk", "B", "How much of each tensor was read from disk in each step, and had been before.", &c.again, 0)
 	}
 	if c.hasStall {
-		add("waiting", "ns", "How long the ops that read each tensor waited for the disk."+heights, &c.stall, 0)
+		add(GridStall, "waiting", "ns", "How long the ops that read each tensor waited for the disk.", &c.stall, 0)
 	}
 	if c.hasTime {
-		add("time", "ns", "How long the ops took that read each tensor."+heights, &c.seconds, math.NaN())
+		pace := Grid{Name: GridPace, Title: "time per byte", Unit: "ns/B", About: "How long the ops that read each tensor took for each byte of it.", Rows: rows, At: func(row, step int) float64 {
+			time, bytes := c.seconds.rows[c.order[row]], c.bytes.rows[c.order[row]]
+			if time == nil || bytes == nil || bytes[step/c.perBin] == 0 {
+				return math.NaN()
+			}
+			return float64(time[step/c.perBin]) / float64(bytes[step/c.perBin])
+		}}
+		all = append(all, pace)
+		add(GridTime, "time", "ns", "How long the ops took that read each tensor.", &c.seconds, math.NaN())
 	}
-	add("reads", "B", "How much of each tensor each step reads."+heights, &c.bytes, 0)
+	add(GridReads, "reads", "B", "How much of each tensor each step reads.", &c.bytes, 0)
+	slices.SortStableFunc(all, func(a, b Grid) int {
+		switch {
+		case a.Empty == b.Empty:
+			return 0
+		case b.Empty:
+			return -1
+		}
+		return 1
+	})
 	return all
 }
 
-func (t *total) add(o total) {
-	t.accesses += o.accesses
-	t.bytes += o.bytes
-	t.disk += o.disk
-	t.again += o.again
-	t.stall += o.stall
-	t.nanos += o.nanos
-}
-
-// cells are a total's, as the columns of totalColumns.
-func (c *Collector) cells(t *total) []any {
-	cells := []any{float64(t.accesses), float64(t.bytes)}
-	if c.hasTime {
-		cells = append(cells, float64(t.nanos))
-	}
-	if c.hasDisk {
-		cells = append(cells, float64(t.disk), float64(t.again))
-	}
-	if c.hasStall {
-		cells = append(cells, float64(t.stall))
-	}
-	return cells
-}
-
-func (c *Collector) totalColumns(first ...report.Column) []report.Column {
-	all := append(first, report.Column{Name: "accesses"}, report.Column{Name: "read", Unit: "B"})
-	if c.hasTime {
-		all = append(all, report.Column{Name: "time of ops", Unit: "ns"})
-	}
-	if c.hasDisk {
-		all = append(all, report.Column{Name: "from disk", Unit: "B"}, report.Column{Name: "again", Unit: "B"})
-	}
-	if c.hasStall {
-		all = append(all, report.Column{Name: "waiting", Unit: "ns"})
-	}
-	return all
-}
-
-func (c *Collector) tables() []report.Table {
-	const all = "Sums over all steps of the capture. An op's time is in the row of each tensor that it reads."
-	tensors := report.Table{Name: "Tensors", About: all, Columns: c.totalColumns(report.Column{Name: "tensor"}, report.Column{Name: "layer"}, report.Column{Name: "component"}, report.Column{Name: "type"}, report.Column{Name: "size", Unit: "B"})}
-	layers, components := map[int32]*total{}, map[string]*total{}
-	into := func(t *total) *total {
-		if t == nil {
-			t = &total{}
-		}
-		return t
-	}
-	for _, t := range c.order {
-		s, sum := &c.structure[t], &c.tensors[t]
-		layer := any(float64(s.Layer))
-		if s.Layer < 0 {
-			layer = math.NaN()
-		}
-		tensors.Rows = append(tensors.Rows, append([]any{s.Name, layer, s.Component, s.Type, float64(s.Size)}, c.cells(sum)...))
-		layers[s.Layer], components[s.Component] = into(layers[s.Layer]), into(components[s.Component])
-		layers[s.Layer].add(*sum)
-		components[s.Component].add(*sum)
-	}
-	byLayer := report.Table{Name: "Layers", About: all, Columns: c.totalColumns(report.Column{Name: "layer"})}
-	for _, layer := range slices.Sorted(maps.Keys(layers)) {
-		name := "none"
-		if layer >= 0 {
-			name = strconv.Itoa(int(layer))
-		}
-		byLayer.Rows = append(byLayer.Rows, append([]any{name}, c.cells(layers[layer])...))
-	}
-	byComponent := report.Table{Name: "Components", About: all, Columns: c.totalColumns(report.Column{Name: "component"})}
-	for _, name := range slices.Sorted(maps.Keys(components)) {
-		byComponent.Rows = append(byComponent.Rows, append([]any{name}, c.cells(components[name])...))
-	}
-	gaps := report.Table{Name: "Gaps", About: "Where a read begins, after the end of the one before in the same file.", Columns: []report.Column{{Name: "gap"}, {Name: "reads"}, {Name: "read", Unit: "B"}}}
-	for i, name := range gapNames {
-		gaps.Rows = append(gaps.Rows, []any{name, float64(c.gaps[i].accesses), float64(c.gaps[i].bytes)})
-	}
-	phases := report.Table{Name: "Phases", About: "Sums over the steps of each phase.", Columns: []report.Column{{Name: "phase"}, {Name: "steps"}, {Name: "tokens"}, {Name: "time", Unit: "ns"}, {Name: "read", Unit: "B"}}}
-	if c.hasDisk {
-		phases.Columns = append(phases.Columns, report.Column{Name: "from disk", Unit: "B"}, report.Column{Name: "again", Unit: "B"})
-	}
-	for phase := range tables.PhaseNames() {
-		var n, tokens, seconds, read, disk, again float64
-		for i := range c.steps {
-			s := &c.steps[i]
-			if s.row.Phase != tables.Phase(phase) {
-				continue
-			}
-			n++
-			tokens += float64(max(s.row.Tokens, 0))
-			if t := s.seconds(); t > 0 {
-				seconds += t
-			}
-			read, disk, again = read+float64(s.reads), disk+float64(s.disk), again+float64(s.again)
-		}
-		if n == 0 {
+// heatmaps are the grids that a page shows.
+func (c *Collector) heatmaps() (all []report.Heatmap) {
+	for _, g := range c.Grids() {
+		if g.Name == GridRereads || g.Name == GridPace {
 			continue
 		}
-		row := []any{tables.Phase(phase).String(), n, tokens, seconds * 1e9, read}
-		if c.hasDisk {
-			row = append(row, disk, again)
-		}
-		phases.Rows = append(phases.Rows, row)
+		all = append(all, report.Heatmap{Name: g.Title, Unit: g.Unit, About: g.About + " Rows are as high as their tensors are large, and a sixth of the average at least.", Rows: g.Rows, At: g.At})
 	}
-	return []report.Table{phases, byComponent, byLayer, gaps, tensors}
+	return all
 }

@@ -139,7 +139,9 @@ func TestPlanted(t *testing.T) {
 	if got := table(t, r, "Components").Rows; len(got) != 2 || got[0][0] != "a" || got[0][1] != 12.0 {
 		t.Errorf("components %v", got)
 	}
-	if got, want := table(t, r, "Phases").Rows, [][]any{{"prompt", 1.0, 7.0, 100e6, 2.5 * (1 << 20), float64(1 << 20), 0.0}, {"generation", 5.0, 5.0, 500e6, 12.5 * (1 << 20), float64(1<<19 + 1<<16), float64(1 << 19)}}; !reflect.DeepEqual(got, want) {
+	if got, want := table(t, r, "Phases").Rows, [][]any{
+		{"prompt", 1.0, 7.0, 100e6, 3.0, 2.5 * (1 << 20), float64(1 << 20), 0.0, 0.0}, {"generation", 5.0, 5.0, 500e6, 15.0, 12.5 * (1 << 20), float64(1<<19 + 1<<16), float64(1 << 19), 80e6},
+	}; !reflect.DeepEqual(got, want) {
 		t.Errorf("phases %v, want %v", got, want)
 	}
 	if got := table(t, r, "Tensors").Rows; len(got) != 3 || got[0][0] != "blk.1.a" || got[1][1] != 0.0 {

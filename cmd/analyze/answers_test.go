@@ -1,0 +1,255 @@
+package main
+
+import (
+	"encoding/csv"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"tensorcast/event"
+	"tensorcast/internal/cli"
+	"tensorcast/trace"
+	"tensorcast/trace/tables"
+)
+
+// scene is a mixture of one layer with four experts, of which a token chooses two, in a run of a prompt of two tokens and three generated ones. Planted are: one
+// re-read of each cause, a stall, a gap of each class, and expert 2, which every token chooses.
+var scene = []tables.StructureRow{
+	{Name: "token_embd.weight", Component: "token_embd.weight", Offset: 4096, Size: 6400, Layer: -1, File: "s.gguf", Type: "F16", Shape: []int64{32, 100}},
+	{Name: "blk.0.attn_q.weight", Component: "attn_q.weight", Offset: 10496, Size: 100000, Layer: 0, File: "s.gguf", Type: "Q8_0", Shape: []int64{100, 1000}},
+	{Name: "blk.0.ffn_up_exps.weight", Component: "ffn_up_exps.weight", Offset: 410496, Size: 4000000, Layer: 0, File: "s.gguf", Type: "Q8_0", Shape: []int64{1000, 1000, 4}, Experts: 4},
+	{Name: "output.weight", Component: "output.weight", Offset: 9000000, Size: 50000, Layer: -1, File: "s.gguf", Type: "Q8_0", Shape: []int64{500, 100}},
+}
+
+var sceneRoutes = [][]int32{{2, 0}, {2, 1}, {2, 1}, {0, 2}, {2, 3}} // of each token
+
+func plantScene(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "capture")
+	meta := &tables.Meta{Detail: tables.DetailOpIO, Models: []tables.ModelInfo{{Path: "/models/s.gguf", Fingerprint: planted.Fingerprint, Bytes: 9050000, Files: []tables.ModelFile{{Name: "s.gguf", Bytes: 9050000, Fingerprint: planted.Fingerprint}}}},
+		Host: tables.Host{Kernel: "6.1", CPUs: 2, MemoryBytes: 1 << 30}, Command: []string{"/opt/llama-cli", "-m", "s.gguf"}}
+	w, err := trace.Create(dir, meta, scene)
+	if err != nil {
+		t.Fatal(err)
+	}
+	check := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	token := 0
+	for step := range int32(4) {
+		phase, tokens := tables.PhaseGeneration, 1
+		if step == 0 {
+			phase, tokens = tables.PhasePrompt, 2
+		}
+		begin := int64(step) * 1e9
+		a := tables.Access{Step: step, Token: step - 1, Phase: phase}
+		read := func(tensor int32, op string, bytes, at, took, stall int64, experts ...int32) {
+			a.Tensor, a.Op, a.Offset, a.Bytes, a.Timestamp, a.Duration, a.Stall, a.Experts = tensor, op, scene[tensor].Offset, bytes, begin+at, took, stall, experts
+			check(w.Access(&a))
+		}
+		read(0, "GET_ROWS", 64*int64(tokens), 0, 1000, 0)
+		stall := int64(0)
+		if step == 2 {
+			stall = 70e6
+		}
+		read(1, "MUL_MAT", 100000, 10e6, 80e6, stall)
+		var used []int32
+		for n := range tokens {
+			for slot, e := range sceneRoutes[token] {
+				if !slices.Contains(used, e) {
+					used = append(used, e)
+				}
+				check(w.Route(&tables.Route{Step: step, Token: step - 1, Layer: 0, Slot: int32(slot), Expert: e, Position: int32(n)}))
+			}
+			token++
+		}
+		read(2, "MUL_MAT_ID", int64(len(used))*1000000, 100e6, 50e6, 0, used...)
+		read(3, "MUL_MAT", 50000, 200e6, 10e6, 0)
+		check(w.Step(&tables.StepRow{Step: step, Phase: phase, Tokens: int32(tokens), Token: step - 1, Begin: begin, End: begin + 250e6}))
+	}
+	for i, cause := range []event.Cause{event.CauseFault, event.CauseReadahead, event.CauseRead, event.CauseOther} {
+		for n, bytes := range []int64{100000, int64(1000 * (i + 1))} {
+			check(w.PageIn(&tables.PageInRow{Step: int32(n) * 2, Tensor: 1, File: "s.gguf", Offset: 10496, Bytes: bytes, Timestamp: int64(n)*2e9 + 5, Rereads: int32(n), Cause: cause, Expert: -1}))
+		}
+	}
+	check(w.Close(meta, true))
+	return dir
+}
+
+// column reads a column of a CSV file.
+func csvColumn(t *testing.T, path, name string) (values []string) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	rows, err := csv.NewReader(f).ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := slices.Index(rows[0], name)
+	if at < 0 {
+		t.Fatalf("%s has no column %s: %v", path, name, rows[0])
+	}
+	for _, r := range rows[1:] {
+		values = append(values, r[at])
+	}
+	return values
+}
+
+// Each analysis finds what was planted, where, and nothing else.
+func TestAnswers(t *testing.T) {
+	capture := plantScene(t)
+	for _, want := range []struct{ analysis, table, column, values string }{
+		{"rereads", "rereads", "tensor_name", "blk.0.attn_q.weight blk.0.ffn_up_exps.weight output.weight token_embd.weight"},
+		{"rereads", "rereads", "accesses", "4 4 4 4"},
+		{"rereads", "rereads", "read_bytes", "400000 9000000 200000 320"},
+		{"rereads", "rereads", "disk_bytes", "410000 0 0 0"},
+		{"rereads", "rereads", "reread_bytes", "10000 0 0 0"},
+		{"rereads", "rereads", "reread_fault_bytes", "1000 0 0 0"},
+		{"rereads", "rereads", "reread_readahead_bytes", "2000 0 0 0"},
+		{"rereads", "rereads", "reread_read_bytes", "3000 0 0 0"},
+		{"rereads", "rereads", "reread_other_bytes", "4000 0 0 0"},
+		{"rereads", "rereads", "stall_ns", "70000000 0 0 0"},
+		{"layers", "layers", "layer", "none 0"},
+		{"layers", "layers", "read_bytes", "200320 9400000"},
+		{"layers", "layers", "op_ns", "40004000 520000000"},
+		{"components", "components", "component", "attn_q.weight ffn_up_exps.weight output.weight token_embd.weight"},
+		{"components", "components", "op_ns", "320000000 200000000 40000000 4000"},
+		{"components", "components", "stall_ns", "70000000 0 0 0"},
+		{"phases", "phases", "phase", "prompt generation"},
+		{"phases", "phases", "tokens", "2 3"},
+		{"phases", "phases", "step_ns", "250000000 750000000"},
+		{"phases", "phases", "read_bytes", "3150128 6450192"},
+		{"phases", "phases", "disk_bytes", "400000 10000"},
+		{"phases", "phases", "stall_ns", "0 70000000"},
+		// From the embeddings to attn_q are some kilobytes, to the experts 300 kB, to the output megabytes, and back to the next step's embeddings.
+		{"offsets", "offsets", "accesses", "4 4 4 3"},
+		{"offsets", "offsets", "read_bytes", "400000 9000000 200000 192"},
+		{"heatmap", "heatmap", "tensor_name", strings.Repeat("token_embd.weight ", 4) + strings.Repeat("blk.0.attn_q.weight ", 4) + strings.Repeat("blk.0.ffn_up_exps.weight ", 4) + strings.TrimSpace(strings.Repeat("output.weight ", 4))},
+		{"heatmap --value disk", "heatmap", "disk_bytes", "0 0 0 0 400000 0 10000 0" + strings.Repeat(" 0", 8)},
+		{"heatmap --value rereads", "heatmap", "rereads_bytes", "0 0 0 0 0 0 10000 0" + strings.Repeat(" 0", 8)},
+		{"heatmap --value stall", "heatmap", "stall_ns", "0 0 0 0 0 0 7e+07 0" + strings.Repeat(" 0", 8)},
+		{"experts", "experts", "expert", "0 1 2 3"},
+		{"experts", "experts", "prompt_tokens", "1 1 2 0"},
+		{"experts", "experts", "generated_tokens", "1 1 3 1"},
+		{"experts", "experts", "first_token", "0 1 0 4"},
+		{"experts", "experts_tokens", "kept", "0 1 2 1 1"},
+		{"experts", "experts_tokens", "new", "2 1 0 0 1"},
+		{"experts", "experts_tokens", "touched", "2 3 3 3 4"},
+	} {
+		t.Run(want.analysis+"/"+want.column, func(t *testing.T) {
+			out := t.TempDir()
+			if code, _, stderr := execute(t, append(strings.Fields(want.analysis), "-c", capture, "-o", out)...); code != cli.OK {
+				t.Fatal(stderr)
+			}
+			got := csvColumn(t, filepath.Join(out, want.table+".csv"), want.column)
+			if strings.Join(got, " ") != want.values {
+				t.Errorf("%q, want %q", strings.Join(got, " "), want.values)
+			}
+		})
+	}
+}
+
+// --all writes what the analyses do, in one pass.
+func TestAll(t *testing.T) {
+	capture, out := plantScene(t), t.TempDir()
+	code, stdout, stderr := execute(t, "--all", "-c", capture, "-o", out, "--json")
+	var said struct{ Files []string }
+	if err := json.Unmarshal([]byte(stdout), &said); code != cli.OK || err != nil || stderr != "" {
+		t.Fatal(code, err, stderr)
+	}
+	var names []string
+	for _, f := range said.Files {
+		info, err := os.Stat(f)
+		if err != nil || info.Size() == 0 {
+			t.Errorf("%s: %v", f, err)
+		}
+		names = append(names, filepath.Base(f))
+	}
+	slices.Sort(names)
+	want := strings.Fields(`access_pattern.h components.csv components.parquet components.png experts.csv experts.parquet experts.png experts_tokens.csv experts_tokens.parquet
+		experts_tokens.png gaps.png heatmap.csv heatmap.parquet heatmap.png index.html layers.csv layers.parquet layers.png offsets.csv offsets.parquet offsets.png
+		pattern.csv pattern.json pattern.parquet pattern.png phases.csv phases.parquet phases.png rereads.csv rereads.parquet rereads.png`)
+	if !reflect.DeepEqual(names, want) {
+		t.Errorf("files %v, want %v", names, want)
+	}
+	// The same as the subcommand alone.
+	alone := t.TempDir()
+	for _, k := range kinds {
+		if code, _, stderr := execute(t, k.name, "-c", capture, "-o", alone); code != cli.OK {
+			t.Fatal(k.name, stderr)
+		}
+	}
+	for _, name := range names {
+		if name == "index.html" {
+			continue
+		}
+		a, errA := os.ReadFile(filepath.Join(out, name))
+		b, errB := os.ReadFile(filepath.Join(alone, name))
+		if errA != nil || errB != nil || string(a) != string(b) {
+			t.Errorf("%s differs: %v, %v", name, errA, errB)
+		}
+	}
+}
+
+// What a capture lacks is said, and other formats are written. The heatmap shows what differs.
+func TestAnswersOfLess(t *testing.T) {
+	capture := plant(t, tables.Meta{}, true, []int32{1, 3, 2, 0}, []int32{1, 3, 2, 0})
+	out := t.TempDir()
+	if code, _, stderr := execute(t, "experts", "-c", capture, "-o", out); code != cli.Failure || !strings.Contains(stderr, "dense") {
+		t.Error(code, stderr)
+	}
+	if code, _, stderr := execute(t, "heatmap", "--value", "disk", "-c", capture, "-o", out); code != cli.Failure || !strings.Contains(stderr, "tracer --detail op+io") {
+		t.Error(code, stderr)
+	}
+	code, stdout, stderr := execute(t, "heatmap", "--json", "-c", capture, "-o", out)
+	if code != cli.OK || !strings.Contains(stdout, `"value": "pace"`) {
+		t.Error(code, stdout, stderr)
+	}
+	code, stdout, stderr = execute(t, "heatmap", "--json", "-c", plantScene(t), "-o", out)
+	if code != cli.OK || !strings.Contains(stdout, `"value": "pace"`) { // of 7 MB that tokens read, 10 kB once are little
+		t.Error(code, stdout, stderr)
+	}
+	for _, format := range []string{"svg", "pdf", "png"} {
+		if code, _, stderr := execute(t, "layers", "--format", format, "-c", capture, "-o", out); code != cli.OK {
+			t.Fatal(stderr)
+		}
+		all, err := filepath.Glob(filepath.Join(out, "layers.[sp][vdn][gf]"))
+		if err != nil || len(all) != 1 || filepath.Base(all[0]) != "layers."+format {
+			t.Errorf("%v, %v: want the last format only", all, err)
+		}
+	}
+	if got := strings.Join(csvColumn(t, filepath.Join(out, "layers.csv"), "disk_bytes"), ","); got != "NULL,NULL" {
+		t.Errorf("bytes from disk that were not observed: %q", got)
+	}
+	if code, _, stderr := execute(t, "layers", "--format", "gif", "-c", capture); code != cli.BadUsage || strings.Count(stderr, "\n") > 2 {
+		t.Error(code, stderr)
+	}
+}
+
+// The scale puts the greatest at its end, and the least of a logarithmic one above nothing.
+func TestScale(t *testing.T) {
+	s := scale{least: 1, most: 1e6}
+	if got := s.share(250000); got != 0.25 {
+		t.Error(got)
+	}
+	s.log = true
+	if got := []float64{s.share(1e6), s.share(1e3), s.share(0)}; got[0] != 1 || got[1] < 0.2499 || got[1] > 0.2501 || got[2] != 0 {
+		t.Error(got)
+	}
+	if got := s.share(1); !(got > 0 && got < 1e-6) {
+		t.Error(got)
+	}
+	if got := (&scale{least: 5, most: 5, log: true}).share(5); got != 1 {
+		t.Error(got)
+	}
+}

@@ -1,0 +1,116 @@
+package chart
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"gonum.org/v1/plot/cmpimg"
+)
+
+// stacked has two panels, one with parts, a label that is too long, and a caption.
+func stacked() *Bars {
+	return &Bars{
+		Title:  "a model: what is read again",
+		Labels: []string{"blk.0.ffn_up.weight", "blk.1." + strings.Repeat("long_", 20) + "weight", "output.weight", "never"},
+		Panels: []BarPanel{
+			{XLabel: "read again (MiB)", Parts: []BarPart{{"fault", []float64{1200, 300, 0, 0}}, {"readahead", []float64{1800, 0, 50, 0}}}},
+			{XLabel: "waiting (ms)", Parts: []BarPart{{"", []float64{1, 2, 3, 0}}}},
+		},
+		Caption: "2 CPUs; Linux 6.1; llama-cli -m model.gguf",
+	}
+}
+
+// dots has many points in each of two curves.
+func dots() *Figure {
+	f := &Figure{To: 10, High: 100, XLabel: "step", YLabel: "offset (MiB)", Beside: true, Caption: "a caption", Panels: []Panel{{Title: "where is read"}}}
+	for i, name := range []string{"sequential", "backward"} {
+		c := Curve{Name: name, Dots: true}
+		for n := range 200 {
+			c.Points = append(c.Points, Point{X: float64(n) / 20, Y: float64((n*7+i*31)%97) + float64(i)})
+		}
+		f.Panels[0].Curves = append(f.Panels[0].Curves, c)
+	}
+	return f
+}
+
+// The golden images have been looked at.
+func TestPictures(t *testing.T) {
+	type drawn interface {
+		Write(w io.Writer, format string) error
+	}
+	other := stacked()
+	other.Panels[1].Parts[0].Values[1] = 1
+	moved := dots()
+	for i := range moved.Panels[0].Curves[0].Points {
+		moved.Panels[0].Curves[0].Points[i].Y /= 2
+	}
+	for name, of := range map[string]struct{ figure, other drawn }{"bars": {stacked(), other}, "dots": {dots(), moved}} {
+		t.Run(name, func(t *testing.T) {
+			draw := func(d drawn, format string) []byte {
+				var b bytes.Buffer
+				if err := d.Write(&b, format); err != nil {
+					t.Fatal(err)
+				}
+				return b.Bytes()
+			}
+			got, path := draw(of.figure, "png"), filepath.Join("testdata", name+".png")
+			if *update {
+				if err := os.WriteFile(path, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatalf("%v (run the test with -update to make it)", err)
+			}
+			same := func(a []byte) bool {
+				ok, err := cmpimg.EqualApprox("png", a, want, 0.05)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return ok
+			}
+			if !same(got) {
+				t.Errorf("the figure is not %s; see -update", path)
+			}
+			if same(draw(of.other, "png")) {
+				t.Error("a figure of other values passes for it")
+			}
+			for format, begin := range map[string]string{"svg": "<?xml", "pdf": "%PDF"} {
+				if b := draw(of.figure, format); !strings.HasPrefix(string(b), begin) {
+					t.Errorf("%s begins with %.10q", format, b)
+				}
+			}
+		})
+	}
+}
+
+// What cannot be drawn is refused before anything is written.
+func TestBarsRefused(t *testing.T) {
+	for name, of := range map[string]struct {
+		bars *Bars
+		want error
+	}{
+		"no labels": {&Bars{Panels: make([]BarPanel, 1)}, ErrEmpty},
+		"no panels": {&Bars{Labels: []string{"a"}}, ErrEmpty},
+		"too many":  {&Bars{Labels: make([]string, MaxBars+1), Panels: make([]BarPanel, 1)}, ErrTooLarge},
+		"infinite":  {&Bars{Labels: []string{"a"}, Panels: []BarPanel{{Parts: []BarPart{{"", []float64{math.Inf(1)}}}}}}, ErrTooLarge},
+		"unknown":   {&Bars{Labels: []string{"a"}, Panels: []BarPanel{{Parts: []BarPart{{"", []float64{math.NaN()}}}}}}, ErrTooLarge},
+		"values":    {&Bars{Labels: []string{"a"}, Panels: []BarPanel{{Parts: []BarPart{{"", nil}}}}}, nil},
+	} {
+		var b bytes.Buffer
+		if err := of.bars.Write(&b, "svg"); err == nil || of.want != nil && !errors.Is(err, of.want) || b.Len() > 0 {
+			t.Errorf("%s: %v, %d bytes", name, err, b.Len())
+		}
+	}
+	var b bytes.Buffer
+	if err := (&Bars{Labels: []string{"a"}, Panels: []BarPanel{{Parts: []BarPart{{"", []float64{0}}}}}}).Write(&b, "svg"); err != nil || b.Len() == 0 {
+		t.Errorf("bars of nothing: %v", err)
+	}
+}

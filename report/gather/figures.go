@@ -1,0 +1,164 @@
+package gather
+
+// This file has the figures of what was collected.
+
+import (
+	"slices"
+
+	"tensorcast/event"
+	"tensorcast/internal/chart"
+	"tensorcast/internal/stats"
+)
+
+// maxTensorBars is how many tensors a figure shows: a page is as high.
+const maxTensorBars = 40
+
+const (
+	mega   = 1e-6 // ns to ms
+	second = 1e-9
+)
+
+// bars is a panel with one number for each total.
+func bars(label string, scale float64, of []*total, value func(t *total) int64) chart.BarPanel {
+	part := chart.BarPart{}
+	for _, t := range of {
+		part.Values = append(part.Values, float64(value(t))*scale)
+	}
+	return chart.BarPanel{XLabel: label, Parts: []chart.BarPart{part}}
+}
+
+// totalPanels are those of sums: what was read, and what the capture tells besides.
+func (c *Collector) totalPanels(of []*total) []chart.BarPanel {
+	all := []chart.BarPanel{bars("reads", 1, of, func(t *total) int64 { return t.accesses }), bars("read (MiB)", 1./mib, of, func(t *total) int64 { return t.bytes })}
+	if c.hasTime {
+		all = append(all, bars("time of ops (s)", second, of, func(t *total) int64 { return t.nanos }))
+	}
+	if c.hasDisk {
+		disk := bars("from disk (MiB)", 1./mib, of, func(t *total) int64 { return t.disk - t.again })
+		again := bars("", 1./mib, of, func(t *total) int64 { return t.again })
+		disk.Parts[0].Name, again.Parts[0].Name = "first time", "again"
+		disk.Parts = append(disk.Parts, again.Parts...)
+		all = append(all, disk)
+	}
+	if c.hasStall {
+		all = append(all, bars("waiting for disk (ms)", mega, of, func(t *total) int64 { return t.stall }))
+	}
+	return all
+}
+
+// RereadsFigure has bars of the tensors that lead Rereads: bytes from disk again, by cause, and waiting.
+func (c *Collector) RereadsFigure(title string) *chart.Bars {
+	order := c.byRereads()
+	order = order[:min(len(order), maxTensorBars)]
+	var sums []*total
+	b := &chart.Bars{Title: title}
+	for _, t := range order {
+		b.Labels = append(b.Labels, c.structure[t].Name)
+		sums = append(sums, &c.tensors[t])
+	}
+	if c.hasDisk {
+		again := chart.BarPanel{XLabel: "read again from disk (MiB)"}
+		for cause, name := range event.CauseNames() {
+			part := bars("", 1./mib, sums, func(t *total) int64 { return t.causes[cause] }).Parts[0]
+			if slices.Max(append(part.Values, 0)) > 0 {
+				part.Name = name
+				again.Parts = append(again.Parts, part)
+			}
+		}
+		if len(again.Parts) > 0 {
+			b.Panels = append(b.Panels, again)
+		}
+	}
+	if c.hasStall {
+		b.Panels = append(b.Panels, bars("waiting for disk (ms)", mega, sums, func(t *total) int64 { return t.stall }))
+	}
+	b.Panels = append(b.Panels, bars("read (MiB)", 1./mib, sums, func(t *total) int64 { return t.bytes }))
+	return b
+}
+
+// LayersFigure has bars for each layer. It has too many to draw beyond chart.MaxBars.
+func (c *Collector) LayersFigure(title string) *chart.Bars {
+	names, sums := c.byLayer()
+	for i, n := range names {
+		if n != "none" {
+			names[i] = "layer " + n
+		}
+	}
+	return &chart.Bars{Title: title, Labels: names, Panels: c.totalPanels(sums)}
+}
+
+// ComponentsFigure has bars for each component: reads, bytes, time, waiting.
+func (c *Collector) ComponentsFigure(title string) *chart.Bars {
+	names, sums := c.byComponent()
+	return &chart.Bars{Title: title, Labels: names, Panels: c.totalPanels(sums)}
+}
+
+// PhasesFigure has bars for each phase.
+func (c *Collector) PhasesFigure(title string) *chart.Bars {
+	b := &chart.Bars{Title: title}
+	phases := c.phases()
+	panel := func(label string, scale float64, value func(p *phase) int64) chart.BarPanel {
+		part := chart.BarPart{}
+		for i := range phases {
+			part.Values = append(part.Values, float64(value(&phases[i]))*scale)
+		}
+		return chart.BarPanel{XLabel: label, Parts: []chart.BarPart{part}}
+	}
+	for _, p := range phases {
+		b.Labels = append(b.Labels, p.of.String())
+	}
+	b.Panels = append(b.Panels, panel("time (s)", second, func(p *phase) int64 { return p.nanos }), panel("read (MiB)", 1./mib, func(p *phase) int64 { return p.read }))
+	if c.hasDisk {
+		disk := panel("from disk (MiB)", 1./mib, func(p *phase) int64 { return p.disk - p.again })
+		again := panel("", 1./mib, func(p *phase) int64 { return p.again })
+		disk.Parts[0].Name, again.Parts[0].Name = "first time", "again"
+		disk.Parts = append(disk.Parts, again.Parts...)
+		b.Panels = append(b.Panels, disk)
+	}
+	if c.hasStall {
+		b.Panels = append(b.Panels, panel("waiting for disk (ms)", mega, func(p *phase) int64 { return p.stall }))
+	}
+	return b
+}
+
+// GapsFigure has bars for each class of gaps.
+func (c *Collector) GapsFigure(title string) *chart.Bars {
+	var sums []*total
+	for i := range c.gaps {
+		sums = append(sums, &c.gaps[i])
+	}
+	return &chart.Bars{Title: title, Labels: gapNames, Panels: []chart.BarPanel{
+		bars("reads", 1, sums, func(t *total) int64 { return t.accesses }), bars("read (MiB)", 1./mib, sums, func(t *total) int64 { return t.bytes }),
+	}}
+}
+
+// OffsetsFigure has a dot for reads, over steps and their place in the file: beyond some ten thousand, one of equally many.
+func (c *Collector) OffsetsFigure(title string) *chart.Figure {
+	const dots = 30_000 // more blacken it
+	f := &chart.Figure{XLabel: "step", YLabel: "offset in the file (MiB)", To: float64(len(c.steps)), High: 1.02 * c.most / mib, Beside: true, Panels: []chart.Panel{{Title: title}}}
+	curves := make([]chart.Curve, len(gapNames))
+	for i, name := range gapNames {
+		curves[i] = chart.Curve{Name: name, Dots: true}
+	}
+	for i := 0; i < len(c.points); i += max(1, len(c.points)/dots) {
+		p := &c.points[i]
+		curves[p.Kind].Points = append(curves[p.Kind].Points, chart.Point{X: p.Step, Y: p.Offset / mib})
+	}
+	f.Panels[0].Curves = curves
+	return f
+}
+
+// Default is the name of the grid that shows what differs: bytes from disk where memory is short, else the time for each byte, else what was read.
+func (c *Collector) Default() string {
+	var disk, read []float64
+	for _, s := range c.generated() {
+		disk, read = append(disk, float64(s.disk)), append(read, float64(s.reads))
+	}
+	switch {
+	case c.hasDisk && len(disk) > 0 && stats.Median(disk) > little*stats.Median(read):
+		return GridDisk
+	case c.hasTime:
+		return GridPace
+	}
+	return GridReads
+}

@@ -1,0 +1,335 @@
+package gather
+
+// This file has the tables of what was collected: for files, for the page, and for the terminal.
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"tensorcast/event"
+	"tensorcast/internal/tabular"
+	"tensorcast/report"
+	"tensorcast/trace/tables"
+)
+
+// Sheet is a table of a name, an explanation, and columns of equal length.
+type Sheet struct {
+	Name    string // a heading
+	About   string
+	columns []column
+}
+
+// Units of a column's numbers.
+const (
+	unitBytes = "B"
+	unitTime  = "ns"
+)
+
+// column has either texts or numbers; a number is nil if it was not observed.
+type column struct {
+	key  string // in files
+	name string // on a page
+	unit string
+	text []string
+	ints []*int64
+}
+
+// Columns are those of a file: numbers of which a capture may lack some are null there. Bytes are in bytes and times in nanoseconds, as their names say.
+func (s *Sheet) Columns() (all []tables.Column) {
+	for _, c := range s.columns {
+		one := tables.Column{Name: c.key, Values: c.text}
+		if c.text == nil {
+			one.Values = c.ints
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
+// Rows is how many there are.
+func (s *Sheet) Rows() int {
+	if len(s.columns) == 0 {
+		return 0
+	}
+	return max(len(s.columns[0].text), len(s.columns[0].ints))
+}
+
+// observed are the columns that hold anything.
+func (s *Sheet) observed() (all []column) {
+	for _, c := range s.columns {
+		if c.text != nil || slices.ContainsFunc(c.ints, func(v *int64) bool { return v != nil }) {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// page is the table of a report.
+func (s *Sheet) page() report.Table {
+	t := report.Table{Name: s.Name, About: s.About}
+	columns := s.observed()
+	for _, c := range columns {
+		t.Columns = append(t.Columns, report.Column{Name: c.name, Unit: c.unit})
+	}
+	for i := range s.Rows() {
+		row := make([]any, 0, len(columns))
+		for _, c := range columns {
+			switch {
+			case c.text != nil:
+				row = append(row, c.text[i])
+			case c.ints[i] == nil:
+				row = append(row, math.NaN())
+			default:
+				row = append(row, float64(*c.ints[i]))
+			}
+		}
+		t.Rows = append(t.Rows, row)
+	}
+	return t
+}
+
+// Text is the table for a terminal: its first rows, without columns that hold nothing.
+func (s *Sheet) Text(rows int) *tabular.Table {
+	t := &tabular.Table{Title: s.Name + ". " + s.About}
+	shown := min(rows, s.Rows())
+	lines := make([][]string, shown)
+	for _, c := range s.observed() {
+		if c.text != nil {
+			t.Columns = append(t.Columns, tabular.Left(c.name)...)
+		} else {
+			t.Columns = append(t.Columns, tabular.Right(c.name)...)
+		}
+		for i := range lines {
+			lines[i] = append(lines[i], c.cell(i))
+		}
+	}
+	t.Rows = lines
+	return t
+}
+
+func (c *column) cell(i int) string {
+	switch {
+	case c.text != nil:
+		return c.text[i]
+	case c.ints[i] == nil:
+		return "-"
+	case c.unit == unitBytes:
+		return humanize.IBytes(uint64(max(*c.ints[i], 0)))
+	case c.unit == unitTime:
+		return time.Duration(*c.ints[i]).Round(time.Microsecond).String()
+	}
+	return strconv.FormatInt(*c.ints[i], 10)
+}
+
+// texts adds a column of texts.
+func (s *Sheet) texts(key, name string, values []string) {
+	s.columns = append(s.columns, column{key: key, name: name, text: append([]string{}, values...)})
+}
+
+// numbers adds a column of n numbers.
+func (s *Sheet) numbers(key, name, unit string, n int, value func(i int) (v int64, known bool)) {
+	c := column{key: key, name: name, unit: unit, ints: make([]*int64, n)}
+	for i := range n {
+		if v, known := value(i); known {
+			c.ints[i] = &v
+		}
+	}
+	s.columns = append(s.columns, c)
+}
+
+// totals adds the columns that all sums have.
+func (c *Collector) totals(s *Sheet, of []*total) {
+	add := func(key, name, unit string, observed bool, value func(t *total) int64) {
+		s.numbers(key, name, unit, len(of), func(i int) (int64, bool) { return value(of[i]), observed })
+	}
+	add("accesses", "accesses", "", true, func(t *total) int64 { return t.accesses })
+	add("read_bytes", "read", unitBytes, true, func(t *total) int64 { return t.bytes })
+	add("op_ns", "time of ops", unitTime, c.hasTime, func(t *total) int64 { return t.nanos })
+	add("disk_bytes", "from disk", unitBytes, c.hasDisk, func(t *total) int64 { return t.disk })
+	add("reread_bytes", "again", unitBytes, c.hasDisk, func(t *total) int64 { return t.again })
+	add("stall_ns", "waiting", unitTime, c.hasStall, func(t *total) int64 { return t.stall })
+}
+
+func (t *total) add(o *total) {
+	t.accesses += o.accesses
+	t.bytes += o.bytes
+	t.disk += o.disk
+	t.again += o.again
+	t.stall += o.stall
+	t.nanos += o.nanos
+	for i, n := range o.causes {
+		t.causes[i] += n
+	}
+}
+
+const allSteps = "Sums over all steps of the capture. An op's time is in the row of each tensor that it reads."
+
+// Tensors has a row for each tensor that was read, in the order of the first reads.
+func (c *Collector) Tensors() *Sheet { return c.tensorSheet("Tensors", c.order) }
+
+// Rereads has a row for each tensor that was read, and why it was read from disk again: first that of which most was; if that was not observed, of which most was read.
+func (c *Collector) Rereads() *Sheet {
+	order := c.byRereads()
+	s := c.tensorSheet("Re-reads", order)
+	for cause, name := range event.CauseNames() {
+		s.numbers("reread_"+name+"_bytes", "again: "+name, unitBytes, len(order), func(i int) (int64, bool) { return c.tensors[order[i]].causes[cause], c.hasDisk })
+	}
+	return s
+}
+
+func (c *Collector) byRereads() []int32 {
+	order := slices.Clone(c.order)
+	slices.SortStableFunc(order, func(a, b int32) int {
+		x, y := &c.tensors[a], &c.tensors[b]
+		return cmp.Or(cmp.Compare(y.again, x.again), cmp.Compare(y.bytes, x.bytes))
+	})
+	return order
+}
+
+func (c *Collector) tensorSheet(name string, order []int32) *Sheet {
+	s := &Sheet{Name: name, About: allSteps}
+	text := func(key, name string, of func(r *tables.StructureRow) string) {
+		all := make([]string, len(order))
+		for i, t := range order {
+			all[i] = of(&c.structure[t])
+		}
+		s.texts(key, name, all)
+	}
+	text("tensor_name", "tensor", func(r *tables.StructureRow) string { return r.Name })
+	s.numbers("layer", "layer", "", len(order), func(i int) (int64, bool) {
+		layer := int64(c.structure[order[i]].Layer)
+		return layer, layer >= 0
+	})
+	text("component", "component", func(r *tables.StructureRow) string { return r.Component })
+	text("type", "type", func(r *tables.StructureRow) string { return r.Type })
+	s.numbers("size_bytes", "size", unitBytes, len(order), func(i int) (int64, bool) { return c.structure[order[i]].Size, true })
+	sums := make([]*total, len(order))
+	for i, t := range order {
+		sums[i] = &c.tensors[t]
+	}
+	c.totals(s, sums)
+	return s
+}
+
+// group sums tensors up by what of says, and sorts the groups.
+func group[K cmp.Ordered](c *Collector, of func(r *tables.StructureRow) K) (keys []K, sums []*total) {
+	all := map[K]*total{}
+	for _, t := range c.order {
+		k := of(&c.structure[t])
+		if all[k] == nil {
+			all[k] = &total{}
+			keys = append(keys, k)
+		}
+		all[k].add(&c.tensors[t])
+	}
+	slices.Sort(keys)
+	for _, k := range keys {
+		sums = append(sums, all[k])
+	}
+	return keys, sums
+}
+
+func (c *Collector) byLayer() (names []string, sums []*total) {
+	layers, sums := group(c, func(r *tables.StructureRow) int32 { return r.Layer })
+	for _, l := range layers {
+		if l < 0 {
+			names = append(names, "none")
+		} else {
+			names = append(names, strconv.Itoa(int(l)))
+		}
+	}
+	return names, sums
+}
+
+// Layers has a row for each layer, and one for what is in none.
+func (c *Collector) Layers() *Sheet {
+	s := &Sheet{Name: "Layers", About: allSteps}
+	names, sums := c.byLayer()
+	s.texts("layer", "layer", names)
+	c.totals(s, sums)
+	return s
+}
+
+func (c *Collector) byComponent() ([]string, []*total) {
+	return group(c, func(r *tables.StructureRow) string { return r.Component })
+}
+
+// Components has a row for each component: attn_q.weight is that of all layers.
+func (c *Collector) Components() *Sheet {
+	s := &Sheet{Name: "Components", About: allSteps}
+	names, sums := c.byComponent()
+	s.texts("component", "component", names)
+	c.totals(s, sums)
+	return s
+}
+
+// Gaps has a row for each class of gaps.
+func (c *Collector) Gaps() *Sheet {
+	s := &Sheet{Name: "Gaps", About: "Where a read begins, after the end of the one before in the same file."}
+	s.texts("gap", "gap", gapNames)
+	s.numbers("accesses", "reads", "", len(gapNames), func(i int) (int64, bool) { return c.gaps[i].accesses, true })
+	s.numbers("read_bytes", "read", unitBytes, len(gapNames), func(i int) (int64, bool) { return c.gaps[i].bytes, true })
+	return s
+}
+
+// phase is what the steps of a phase did.
+type phase struct {
+	of                                                       tables.Phase
+	steps, tokens, nanos, accesses, read, disk, again, stall int64
+	stalled                                                  bool
+}
+
+func (c *Collector) phases() (all []phase) {
+	for i := range tables.PhaseNames() {
+		p := phase{of: tables.Phase(i)}
+		for i := range c.steps {
+			s := &c.steps[i]
+			if s.row.Phase != p.of {
+				continue
+			}
+			p.steps++
+			p.tokens += int64(max(s.row.Tokens, 0))
+			if t := s.seconds(); t > 0 {
+				p.nanos += s.row.End - s.row.Begin
+			}
+			p.accesses += s.accesses
+			p.read += s.reads
+			p.disk += s.disk
+			p.again += s.again
+			p.stall += s.stall
+			p.stalled = p.stalled || s.tookStall
+		}
+		if p.steps > 0 {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// Phases has a row for each phase that was observed.
+func (c *Collector) Phases() *Sheet {
+	all := c.phases()
+	s := &Sheet{Name: "Phases", About: "Sums over the steps of each phase."}
+	names := make([]string, len(all))
+	for i, p := range all {
+		names[i] = p.of.String()
+	}
+	s.texts("phase", "phase", names)
+	add := func(key, name, unit string, observed bool, value func(p *phase) int64) {
+		s.numbers(key, name, unit, len(all), func(i int) (int64, bool) { return value(&all[i]), observed })
+	}
+	add("steps", "steps", "", true, func(p *phase) int64 { return p.steps })
+	add("tokens", "tokens", "", true, func(p *phase) int64 { return p.tokens })
+	add("step_ns", "time", unitTime, true, func(p *phase) int64 { return p.nanos })
+	add("accesses", "accesses", "", true, func(p *phase) int64 { return p.accesses })
+	add("read_bytes", "read", unitBytes, true, func(p *phase) int64 { return p.read })
+	add("disk_bytes", "from disk", unitBytes, c.hasDisk, func(p *phase) int64 { return p.disk })
+	add("reread_bytes", "again", unitBytes, c.hasDisk, func(p *phase) int64 { return p.again })
+	add("stall_ns", "waiting", unitTime, c.hasStall, func(p *phase) int64 { return p.stall })
+	return s
+}
