@@ -11,6 +11,8 @@ package_chromium := chromium
 package_g++ := g++
 NEEDED := gcc npm
 FUZZTIME := 60s
+# Tests of arithmetic, parsing and drawing in one goroutine, which the race detector makes ten times as slow: `make test` runs them without it.
+SINGLE := TestBound|TestCutLongArrays|TestStructureBound|TestDequantizeAgainstGGML|TestDequantizeModels|TestSplitModelBound|TestVocabulary|TestVocabularyMemory|TestSized|TestInflate|TestBytes|TestLikeTrained|TestValues|TestReadIsBounded|TestPictures|TestFigure|TestFigures|TestFormats|TestGolden
 # Packages whose tests `make vm` runs; options of experiments/vm/run.sh, for instance --suite bookworm-backports.
 VM_PACKAGES := internal/uring internal/pagecache internal/proc internal/cgroup prefetch ebpf capture
 VM_OPTIONS :=
@@ -47,7 +49,9 @@ demo: deps build ## map, trace and draw a real llama.cpp run, then run it in too
 
 test: NEEDED += chromium g++ # a report's page is opened in the one, the other compiles a pattern's header
 test: deps ## run every test; those that need root run only as root, and say so
-	go tool gotestsum --format pkgname --format-hide-empty-pkg -- -race $(LDFLAGS) ./...
+	go tool gotestsum --format pkgname --format-hide-empty-pkg -- -race $(LDFLAGS) -skip '^($(SINGLE))$$' ./...
+	go tool gotestsum --format pkgname --format-hide-empty-pkg -- $(LDFLAGS) -run '^($(SINGLE))$$' \
+		$$(grep -rlE '^func ($(SINGLE))\(' --include='*_test.go' . | xargs -n 1 dirname | sort -u)
 
 test-unit: ## run the tests that need no root, no network and no llama.cpp: below two minutes
 	go test -short $(LDFLAGS) ./...
