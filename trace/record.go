@@ -31,6 +31,9 @@ type RecorderOptions struct {
 	Libraries func() []string
 	// Target returns what is known about a process's ggml. It is called at flushes and at the end.
 	Target func(pid int) event.TargetInfo
+	// Surroundings tells what limits a process's memory, and of the disk with a model; nil leaves what it told before. It is asked when a model is read, then every few
+	// seconds, and when the capture ends (over).
+	Surroundings func(pid int, model string, over bool) (*tables.Memory, *tables.Disk)
 	// Detail says what the capturer observes, one of tables.Detail...; DetailOp if empty.
 	Detail string
 	// CSV, if not nil, receives a line per row of the access table while the target runs: timestamp (s), token, tensor_name, data_ptr,
@@ -63,6 +66,7 @@ type Recorder struct {
 	create func(*tables.Meta, []tables.StructureRow) (*Writer, error)
 
 	flushed, rotated time.Time
+	over             bool    // Finish was called
 	w                *Writer // nil until a model is read
 	models           []*model
 	files            map[event.FileID]*part // nil for a file that belongs to no model
@@ -857,6 +861,15 @@ func (r *Recorder) describe() error {
 	if r.opts.Target != nil {
 		r.meta.Target = r.opts.Target(r.meta.PID)
 	}
+	if r.opts.Surroundings != nil && len(r.meta.Models) > 0 {
+		memory, disk := r.opts.Surroundings(r.meta.PID, r.meta.Models[0].Path, r.over)
+		if memory != nil {
+			r.meta.Memory = memory
+		}
+		if disk != nil {
+			r.meta.Disk = disk
+		}
+	}
 	r.meta.Outside = tables.Outside{Tensors: len(r.outside)}
 	for name, size := range r.outside {
 		r.meta.Outside.Bytes += size
@@ -897,6 +910,7 @@ func (r *Recorder) Finish(cause error) (*tables.Meta, error) {
 	if r.csv != nil {
 		errs = append(errs, r.csv.flush())
 	}
+	r.over = true
 	errs = append(errs, r.describe())
 	if r.w != nil {
 		errs = append(errs, r.w.Close(&r.meta, cause == nil && cmp.Or(errs...) == nil))

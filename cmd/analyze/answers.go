@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
@@ -182,6 +183,22 @@ func (in *loaded) single(steps []tables.StepRow) (context, model int32, ok bool)
 		}
 	}
 	return context, model, true
+}
+
+// compute is how long a token's ops take if they wait for nothing, as far as the capture tells: each at its fastest. It is 0 if times were not observed.
+func (s *study) compute() time.Duration {
+	cycle, err := s.pattern.Cycle(s.in.capture.Meta)
+	if err != nil {
+		return 0 // why is said where pattern.json is left out
+	}
+	sum := time.Duration(0)
+	for _, r := range cycle.Reads {
+		if r.Nanos < 0 {
+			return 0
+		}
+		sum += time.Duration(r.Nanos)
+	}
+	return sum
 }
 
 // title is a figure's.

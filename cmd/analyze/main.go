@@ -14,6 +14,7 @@ import (
 	"tensorcast/internal/cli"
 	"tensorcast/internal/visible"
 	"tensorcast/pattern"
+	"tensorcast/report/gather"
 )
 
 func main() { cli.Main(command()) }
@@ -83,7 +84,8 @@ func command() *cobra.Command {
   hidden.parquet or hidden.csv    with --hidden: what routers read (tracer --hidden); in CSV a row's values are one text
   access.parquet, ...             with --export: each table of the capture
 
-It prints the tensors, the bytes read per token, the tensors that are read most, and whether all generated tokens read
+It opens with what held the tokens up, and what more memory, or reading ahead, would be worth, as far as the capture tells
+(tracer --detail op+io; of a process with a limit of memory). Then it prints the tensors, the bytes read per token, the tensors that are read most, and whether all generated tokens read
 the same tensors in the same order; if not, where they differ. Positions count from 0 and are the pattern's seq. The
 experts that a mixture-of-experts model chooses are compared apart from the sequence. If the capture holds reads from disk
 (tracer --detail op+io), it says which bytes were read again, and why.
@@ -136,12 +138,7 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 		return err
 	}
 	st := &study{in: in, format: chart.Formats[0], order: o.order}
-	if o.all {
-		err = st.collect(ctx)
-	} else {
-		st.pattern, err = in.pattern(ctx)
-	}
-	if err != nil {
+	if err := st.collect(ctx); err != nil {
 		return err
 	}
 	p := st.pattern
@@ -161,15 +158,26 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	return printSummary(stdout, summary, written, o.json)
+	return printSummary(stdout, st.sums.Outlook(in.capture.Meta, st.compute()), summary, written, o.json)
 }
 
-func printSummary(w io.Writer, s *pattern.Summary, files []string, asJSON bool) error {
+func printSummary(w io.Writer, outlook *gather.Outlook, s *pattern.Summary, files []string, asJSON bool) error {
+	verdict := outlook.Sentences()
 	if asJSON {
 		return cli.WriteJSON(w, struct {
+			Verdict []string        `json:"verdict"`
+			Outlook *gather.Outlook `json:"outlook"`
 			*pattern.Summary
 			Files []string `json:"files"`
-		}{s, files})
+		}{verdict, outlook, s, files})
+	}
+	for _, line := range verdict {
+		if _, err := fmt.Fprintln(w, visible.Line(line)); err != nil {
+			return err
+		}
+	}
+	if len(verdict) > 0 {
+		fmt.Fprintln(w)
 	}
 	if err := s.WriteText(w); err != nil {
 		return err

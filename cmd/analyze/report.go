@@ -83,7 +83,7 @@ func makePage(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 // page fills the page.
 func (s *study) page() *report.Report {
 	meta, p := s.in.capture.Meta, s.pattern
-	made := s.sums.Report(pattern.ModelName(meta, p.Model))
+	made := s.sums.Report(pattern.ModelName(meta, p.Model), meta, s.compute())
 	add := func(name, value string) {
 		if value != "" {
 			made.Context = append(made.Context, report.Fact{Name: name, Value: visible.Line(value)})

@@ -79,6 +79,7 @@ with --pid 0. With --strict 1 also if any event was lost or could not be read wh
 	f.BoolVar(&o.asRoot, "as-root", false, "run the command as root, not as the user who typed sudo")
 	f.BoolVar(&o.preload, "preload", false, "without root and probes, by a C library in the target's LD_PRELOAD (needs cc): graphs, no times and no chosen experts")
 	f.Uint32Var(&o.ringKiB, "buffer", 8192, "size of the event buffer in `KiB`, a power of two")
+	f.BoolVar(&o.noProbe, "no-probe", false, "do not measure what the model's disk reads (0.3 s when the command has ended, once in a week)")
 	f.BoolVar(&o.strict, "strict", false, "fail if any event was lost or could not be read whole")
 	f.BoolVar(&o.json, "json", false, "print the summary as JSON (with --follow one line for each process) on standard output, or on standard error\nwhere standard output is the command's or has the CSV")
 	f.BoolVar(&o.perf, "perf-events", false, "attach through perf events, as on kernels before 6.6 (slower to attach and detach)")

@@ -36,6 +36,7 @@ type options struct {
 	verbose bool
 
 	noTokenIDs bool
+	noProbe    bool
 }
 
 // toStdout is the output that stands for standard output.

@@ -97,7 +97,7 @@ func (s *session) open(ctx context.Context, args []string, log *slog.Logger) err
 	ro := trace.RecorderOptions{
 		Command: args, PID: s.capture.PID(), Log: log, Counters: s.capture.Counters, Libraries: s.capture.Libraries, Target: s.capture.Describe,
 		Detail: s.detail, RotateBytes: s.rotate.bytes, RotateEvery: s.rotate.every, RotateKeep: s.keep, Follow: s.follow,
-		NoTokenIDs: s.noTokenIDs, Hidden: s.hidden,
+		NoTokenIDs: s.noTokenIDs, Hidden: s.hidden, Surroundings: (&surroundings{probe: !s.noProbe, cache: cacheFile(), log: log}).tell,
 	}
 	if s.preload {
 		ro.Detail = tables.DetailPreload

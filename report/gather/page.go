@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"time"
 
 	"tensorcast/internal/stats"
 	"tensorcast/report"
@@ -21,8 +22,8 @@ func (s *step) seconds() float64 {
 	return float64(s.row.End-s.row.Begin) / 1e9
 }
 
-// Report makes the page of what was collected. Title is its first line.
-func (c *Collector) Report(title string) *report.Report {
+// Report makes the page of what was collected. Title is its first line; compute as in Outlook.
+func (c *Collector) Report(title string, meta *tables.Meta, compute time.Duration) *report.Report {
 	r := &report.Report{Title: title, Series: c.series(), Heat: c.heatmaps()}
 	for _, sheet := range []*Sheet{c.Phases(), c.Components(), c.Layers(), c.Gaps(), c.Tensors()} {
 		r.Tables = append(r.Tables, sheet.page())
@@ -38,7 +39,7 @@ func (c *Collector) Report(title string) *report.Report {
 	if len(c.points) > 0 {
 		r.Offsets = &report.Offsets{Size: c.most, Kinds: gapNames, Count: len(c.points), At: func(i int) report.Point { return c.points[i] }}
 	}
-	r.Facts, r.Verdict = c.facts()
+	r.Facts, r.Verdict = c.facts(meta, compute)
 	if !c.hasDisk {
 		r.Notes = append(r.Notes, "what came from disk, and why: `tracer --detail op+io` records it")
 	}
@@ -66,10 +67,8 @@ const mib = 1 << 20
 // little is the share of what a token reads that may come from disk where memory suffices.
 const little = 0.01
 
-// facts are the most important figures, and what they say.
-func (c *Collector) facts() (facts []report.Fact, verdict []string) {
-	var times, bytes, disk, again, stalled []float64
-	tokens := 0
+// perToken are the figures of each step that generates, but for the first, for each of its tokens. Stalled is the share of the step.
+func (c *Collector) perToken() (times, bytes, disk, again, stalled []float64, tokens int) {
 	for _, s := range c.generated() {
 		n := float64(max(s.row.Tokens, 1))
 		tokens += int(n)
@@ -79,6 +78,12 @@ func (c *Collector) facts() (facts []report.Fact, verdict []string) {
 		}
 		bytes, disk, again = append(bytes, float64(s.reads)/n), append(disk, float64(s.disk)/n), append(again, float64(s.again)/n)
 	}
+	return times, bytes, disk, again, stalled, tokens
+}
+
+// facts are the most important figures, and what they say.
+func (c *Collector) facts(meta *tables.Meta, compute time.Duration) (facts []report.Fact, verdict []string) {
+	times, bytes, disk, again, stalled, tokens := c.perToken()
 	if tokens == 0 {
 		return nil, []string{"No token was generated but the first: nothing can be said of their speed."}
 	}
@@ -96,19 +101,7 @@ func (c *Collector) facts() (facts []report.Fact, verdict []string) {
 		facts = append(facts, report.Fact{Name: "waiting for the disk", Value: fmt.Sprintf("%.0f %% of a token", 100*stats.Median(stalled)), About: about})
 	}
 	facts = append(facts, report.Fact{Name: "generated tokens", Value: strconv.Itoa(tokens + 1)})
-	if !c.hasDisk {
-		return facts, nil
-	}
-	switch from := stats.Median(disk); {
-	case from > little*read:
-		verdict = append(verdict, fmt.Sprintf("Memory is short: for the %.3g MiB that a token reads, %.3g MiB come from disk, %.3g of them not for the first time.", read/mib, from/mib, stats.Median(again)/mib))
-	default:
-		verdict = append(verdict, fmt.Sprintf("Memory suffices: of the %.3g MiB that a token reads, %.2g come from disk.", read/mib, from/mib))
-	}
-	if c.hasStall && len(stalled) > 0 {
-		verdict = append(verdict, fmt.Sprintf("Waiting for the disk takes %.0f %% of a token's time; what the kernel does to read and to map pages is not in that.", 100*stats.Median(stalled)))
-	}
-	return facts, verdict
+	return facts, c.Outlook(meta, compute).Sentences()
 }
 
 func (c *Collector) series() (all []report.Series) {

@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"tensorcast/report"
 	"tensorcast/trace/tables"
@@ -74,7 +75,7 @@ func table(t *testing.T, r *report.Report, name string) *report.Table {
 // What was planted is found, where it was planted, and nothing else is.
 func TestPlanted(t *testing.T) {
 	const steps = 6
-	r := planted(t, steps, true).Report("m.gguf")
+	r := planted(t, steps, true).Report("m.gguf", &tables.Meta{}, 0)
 	if len(r.Steps) != steps || r.Steps[0] != (report.Step{Label: "step 0", Phase: "prompt"}) || r.Steps[3] != (report.Step{Label: "token 2", Phase: "generation"}) {
 		t.Errorf("steps %+v", r.Steps)
 	}
@@ -165,20 +166,20 @@ func TestVerdict(t *testing.T) {
 	for i := range c.steps {
 		c.steps[i].stall, c.steps[i].disk = 70e6, 2<<20
 	}
-	if v := c.Report("").Verdict; len(v) != 2 || v[0] != "Memory is short: for the 2.5 MiB that a token reads, 2 MiB come from disk, 0 of them not for the first time." || !strings.HasPrefix(v[1], "Waiting for the disk takes 70 %") {
+	if v := c.Report("", &tables.Meta{}, 0).Verdict; len(v) != 2 || v[0] != "Memory is short: for the 2.5 MiB that a token reads, 2 MiB come from disk, 0 of them not for the first time." || !strings.HasPrefix(v[1], "Waiting for the disk takes 70 %") {
 		t.Errorf("verdict %q", v)
 	}
 	for i := range c.steps {
 		c.steps[i].disk = 0
 	}
-	if v := c.Report("").Verdict; len(v) != 2 || v[0] != "Memory suffices: of the 2.5 MiB that a token reads, 0 come from disk." {
+	if v := c.Report("", &tables.Meta{}, 0).Verdict; len(v) != 2 || v[0] != "Memory suffices: of the 2.5 MiB that a token reads, 0 come from disk." {
 		t.Errorf("verdict %q", v)
 	}
-	r := planted(t, 6, false).Report("")
+	r := planted(t, 6, false).Report("", &tables.Meta{}, 0)
 	if len(r.Verdict) != 0 || len(r.Notes) != 2 || len(r.Heat) != 2 || r.Heat[0].Name != "time" || len(r.Series) != 2 {
 		t.Errorf("verdict %q, notes %q, %d heatmaps, %d series", r.Verdict, r.Notes, len(r.Heat), len(r.Series))
 	}
-	if v := planted(t, 2, true).Report("").Verdict; len(v) != 1 || !strings.HasPrefix(v[0], "No token") {
+	if v := planted(t, 2, true).Report("", &tables.Meta{}, 0).Verdict; len(v) != 1 || !strings.HasPrefix(v[0], "No token") {
 		t.Errorf("of one token %q", v)
 	}
 }
@@ -192,7 +193,7 @@ func TestBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	o := c.Report("").Offsets
+	o := c.Report("", &tables.Meta{}, 0).Offsets
 	if o.Count < maxPoints || o.Count > 2*maxPoints {
 		t.Errorf("%d points of %d reads", o.Count, reads)
 	}
@@ -213,7 +214,7 @@ func TestBounded(t *testing.T) {
 	if err := c.Access(&tables.Access{Step: 3, Tensor: 7, Bytes: 10}); err != nil || c.perBin != 2 {
 		t.Fatalf("%v, %d steps in a bin", err, c.perBin)
 	}
-	h := c.Report("").Heat
+	h := c.Report("", &tables.Meta{}, 0).Heat
 	if len(h) != 3 || h[0].Name != "reads" || h[0].At(0, 2) != 5 || h[0].At(0, 3) != 5 || h[0].At(0, 4) != 0 {
 		t.Errorf("%g, %g, %g", h[0].At(0, 2), h[0].At(0, 3), h[0].At(0, 4))
 	}
@@ -226,5 +227,48 @@ func TestRefuses(t *testing.T) {
 		if c.Access(&a) == nil {
 			t.Errorf("%+v", a)
 		}
+	}
+}
+
+// What is expected follows from what was planted: a token of 2.5 MiB has 1 MiB of room, and a disk of 10 MiB/s.
+func TestOutlook(t *testing.T) {
+	c := planted(t, 6, true)
+	for i := range c.steps {
+		c.steps[i].disk, c.steps[i].again, c.steps[i].stall = 2<<20, 1<<20, 70e6
+		c.steps[i].row.End = c.steps[i].row.Begin + 250e6
+	}
+	meta := &tables.Meta{Memory: &tables.Memory{LimitBytes: 3 << 19, Of: "/a memory.max", OtherBytes: 1 << 19}, Disk: &tables.Disk{BytesPerSecond: 10 << 20}}
+	o := c.Outlook(meta, 50*time.Millisecond)
+	if o.TokensPerSecond != 4 || o.DiskRate != 8<<20 || o.Missing != 3<<19 || o.Fits != 20 || math.Abs(o.Ahead-1/0.15) > 1e-9 {
+		t.Errorf("%+v", o)
+	}
+	want := []string{
+		"Memory is short: for the 2.5 MiB that a token reads, 2 MiB come from disk, 1 of them not for the first time, at 80 % of what this disk can read (10 MB/s).",
+		"With 1.5 MiB more than the limit of 1.5 MiB (/a memory.max) it would be about 5.0 times as fast (20 tok/s instead of 4); reading ahead, as prefetchd does, reaches 6.67 tok/s at most as it is.",
+		"Waiting for the disk takes 28 % of a token's time; what the kernel does to read and to map pages is not in that.",
+	}
+	if got := o.Sentences(); !reflect.DeepEqual(got, want) {
+		t.Errorf("%q", got)
+	}
+	// Nothing is promised without what it follows from.
+	for name, less := range map[string]func(m *tables.Meta) time.Duration{
+		"no limit":   func(m *tables.Meta) time.Duration { m.Memory = nil; return time.Second / 20 },
+		"no compute": func(m *tables.Meta) time.Duration { return 0 },
+		"room": func(m *tables.Meta) time.Duration {
+			m.Memory = &tables.Memory{LimitBytes: 3 << 20}
+			return time.Second / 20
+		},
+		"no faster": func(m *tables.Meta) time.Duration { return time.Second },
+	} {
+		m := *meta
+		compute := less(&m)
+		if got := c.Outlook(&m, compute).Sentences(); len(got) != 2 {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+	m := *meta
+	m.Disk = nil
+	if got := c.Outlook(&m, time.Second/20).Sentences(); len(got) != 3 || strings.Contains(got[1], "prefetchd") || strings.Contains(got[0], "%") {
+		t.Errorf("no disk: %q", got)
 	}
 }

@@ -29,6 +29,9 @@ type Meta struct {
 	Segments  Segments         `json:"segments"`
 	// Rereads sums up what was read from disk, once and again; null unless page-ins were observed.
 	Rereads *Rereads `json:"rereads"`
+	// Memory and Disk say what the process could use; null if that is not known.
+	Memory *Memory `json:"memory,omitempty"`
+	Disk   *Disk   `json:"disk,omitempty"`
 	// Hidden describes the hidden table; null unless routers' inputs were observed.
 	Hidden   *Hidden        `json:"hidden,omitempty"`
 	Counters event.Counters `json:"counters"`
@@ -39,6 +42,20 @@ type Meta struct {
 	Complete   bool `json:"complete"` // false while the capture runs; stays false if the tracer was killed
 
 	Dir string `json:"-"` // directory of the capture; empty if none was written
+}
+
+// Memory is what limits a process's memory besides the host's: the least of the limits of its control group and the group's ancestors, as they were at the end.
+type Memory struct {
+	LimitBytes int64  `json:"limit_bytes,omitempty"` // 0: none
+	Of         string `json:"limit_of,omitempty"`    // the group and the kind of limit: "/a/b memory.max"
+	OtherBytes int64  `json:"other_bytes,omitempty"` // what counts against it besides page cache of files
+}
+
+// Disk is the disk with a process's first model.
+type Disk struct {
+	Device         string  `json:"device"`                     // major:minor, as stat tells of the file
+	ReadaheadKiB   int     `json:"readahead_kib,omitempty"`    // read_ahead_kb; 0 if the kernel does not tell
+	BytesPerSecond float64 `json:"bytes_per_second,omitempty"` // that it reads, many requests at a time; 0 if it was not measured
 }
 
 // Hidden describes the hidden table. Rows and LeftOut together are Counters.InputsSent.

@@ -1,0 +1,115 @@
+package gather
+
+// This file says in a sentence or two what holds tokens up, and what would help.
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/dustin/go-humanize"
+
+	"tensorcast/internal/stats"
+	"tensorcast/trace/tables"
+)
+
+// Outlook is what the tokens of a capture waited for, and what could be expected of more memory, and of reading ahead. Figures are medians over the generated tokens but the
+// first; what is not known is 0.
+type Outlook struct {
+	TokensPerSecond float64 `json:"tokens_per_second"`
+	Read            float64 `json:"read_bytes_per_token"`
+	Disk            float64 `json:"disk_bytes_per_token"`
+	Again           float64 `json:"reread_bytes_per_token"`
+	Stalled         float64 `json:"stalled_share"`           // of a token's time
+	DiskRate        float64 `json:"disk_bytes_per_second"`   // while tokens were generated
+	Bandwidth       float64 `json:"disk_bandwidth"`          // what the disk reads, bytes per second
+	Limit           int64   `json:"memory_limit_bytes"`      // of the process's control group
+	LimitOf         string  `json:"memory_limit_of"`         // which limit that is
+	Compute         float64 `json:"compute_s"`               // of a token, if it waits for nothing
+	Missing         int64   `json:"missing_bytes"`           // memory that is short of what all weights need
+	Fits            float64 `json:"tokens_per_second_fits"`  // expected if nothing was missing
+	Ahead           float64 `json:"tokens_per_second_ahead"` // at most, with this memory and disk, if all is read ahead
+	tokens          int
+	disk, stalls    bool // observed
+	routed          bool // tokens read different experts
+}
+
+// Outlook computes it. Compute is how long a token's ops take if they wait for nothing; 0 if that is not known. What is expected is not said of mixtures of experts, whose tokens
+// read different bytes, and without the limit of memory and the disk's bandwidth.
+func (c *Collector) Outlook(meta *tables.Meta, compute time.Duration) *Outlook {
+	times, bytes, disk, again, stalled, tokens := c.perToken()
+	o := &Outlook{tokens: tokens, disk: c.hasDisk, stalls: c.hasStall && len(stalled) > 0}
+	if tokens == 0 {
+		return o
+	}
+	o.Read = stats.Median(bytes)
+	o.Compute = compute.Seconds()
+	if c.hasDisk {
+		o.Disk, o.Again = stats.Median(disk), stats.Median(again)
+	}
+	if len(times) > 0 {
+		o.TokensPerSecond = 1 / stats.Median(times)
+		o.DiskRate = o.Disk * o.TokensPerSecond
+	}
+	if o.stalls {
+		o.Stalled = stats.Median(stalled)
+	}
+	if meta.Disk != nil {
+		o.Bandwidth = meta.Disk.BytesPerSecond
+	}
+	other := int64(0)
+	if m := meta.Memory; m != nil {
+		o.Limit, o.LimitOf, other = m.LimitBytes, m.Of, m.OtherBytes
+	}
+	for _, t := range c.order {
+		o.routed = o.routed || c.structure[t].Experts > 0
+	}
+	if o.Limit <= 0 || o.routed || !o.short() {
+		return o
+	}
+	room := max(float64(o.Limit-other), 0)
+	o.Missing = int64(math.Max(o.Read-room, 0))
+	if o.Missing == 0 || o.Compute <= 0 {
+		return o
+	}
+	o.Fits = 1 / o.Compute
+	if o.Bandwidth > 0 {
+		o.Ahead = 1 / math.Max(o.Compute, float64(o.Missing)/o.Bandwidth)
+	}
+	return o
+}
+
+// short says whether tokens need what memory does not hold.
+func (o *Outlook) short() bool { return o.Disk > little*o.Read }
+
+// Sentences are the outlook in words, the most important first.
+func (o *Outlook) Sentences() (all []string) {
+	if o.tokens == 0 {
+		return []string{"No token was generated but the first: nothing can be said of their speed."}
+	}
+	if !o.disk {
+		return nil
+	}
+	if !o.short() {
+		all = append(all, fmt.Sprintf("Memory suffices: of the %.3g MiB that a token reads, %.2g come from disk.", o.Read/mib, o.Disk/mib))
+	} else {
+		at := ""
+		if o.Bandwidth > 0 && o.DiskRate > 0 {
+			at = fmt.Sprintf(", at %.0f %% of what this disk can read (%s/s)", 100*o.DiskRate/o.Bandwidth, humanize.Bytes(uint64(o.Bandwidth)))
+		}
+		all = append(all, fmt.Sprintf("Memory is short: for the %.3g MiB that a token reads, %.3g MiB come from disk, %.3g of them not for the first time%s.", o.Read/mib, o.Disk/mib, o.Again/mib, at))
+	}
+	const more = 1.05 // less is nothing to promise
+	if o.Fits > more*o.TokensPerSecond && o.TokensPerSecond > 0 {
+		text := fmt.Sprintf("With %.3g MiB more than the limit of %.4g MiB (%s) it would be about %.1f times as fast (%.3g tok/s instead of %.3g)",
+			float64(o.Missing)/mib, float64(o.Limit)/mib, o.LimitOf, o.Fits/o.TokensPerSecond, o.Fits, o.TokensPerSecond)
+		if o.Ahead > more*o.TokensPerSecond {
+			text += fmt.Sprintf("; reading ahead, as prefetchd does, reaches %.3g tok/s at most as it is", o.Ahead)
+		}
+		all = append(all, text+".")
+	}
+	if o.stalls {
+		all = append(all, fmt.Sprintf("Waiting for the disk takes %.0f %% of a token's time; what the kernel does to read and to map pages is not in that.", 100*o.Stalled))
+	}
+	return all
+}
