@@ -6,11 +6,13 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"iter"
 	"slices"
 	"strings"
 
+	"tensorcast/internal/outfile"
 	"tensorcast/trace/tables"
 )
 
@@ -50,6 +52,34 @@ func (c *Capture) WriteTable(ctx context.Context, name string, w io.Writer) erro
 		prints = append(prints, m.Fingerprint)
 	}
 	return WriteParquetBatches(w, c.tableColumns(ctx, name+".arrows"), tables.Field{Key: metadataModels, Value: strings.Join(prints, ",")})
+}
+
+const parquetSuffix = ".parquet"
+
+// isExport says whether a name is that of a table's Parquet file.
+func isExport(name string) bool {
+	table, ok := strings.CutSuffix(name, parquetSuffix)
+	return ok && slices.Contains(TableNames(), table)
+}
+
+// ExportTo writes each table that the capture has as Parquet beside its streams, and returns the files' paths. An export that cannot be made leaves the capture as it was.
+func (c *Capture) ExportTo(ctx context.Context, path string) (written []string, err error) {
+	dir, err := outfile.OpenDir(path, dirMode)
+	if err != nil {
+		return nil, fmt.Errorf("capture directory: %w", err)
+	}
+	defer dir.Close()
+	for _, table := range TableNames() {
+		if !c.HasTable(table) {
+			continue
+		}
+		name := table + parquetSuffix
+		if err := dir.Write(name, fileMode, func(w io.Writer) error { return c.WriteTable(ctx, table, w) }); err != nil {
+			return written, fmt.Errorf("write %s: %w", dir.Path(name), err)
+		}
+		written = append(written, dir.Path(name))
+	}
+	return written, nil
 }
 
 func (c *Capture) tableColumns(ctx context.Context, file string) iter.Seq2[[]tables.Column, error] {

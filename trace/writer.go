@@ -174,7 +174,7 @@ var own = []string{MetaFile, MetaFile + ".tmp", StructureFile, StructureFile + "
 
 func isOwn(name string) bool {
 	_, _, segment := segmentOf(name)
-	return segment || slices.Contains(own, name) || slices.Contains(own, outfile.Temporary(name))
+	return segment || slices.Contains(own, name) || slices.Contains(own, outfile.Temporary(name)) || isExport(name) || isExport(outfile.Temporary(name))
 }
 
 // processDir matches the name of one process's capture in a session's directory.

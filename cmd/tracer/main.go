@@ -75,6 +75,7 @@ with --pid 0. With --strict 1 also if any event was lost or could not be read wh
 	f.BoolVar(&o.follow, "follow", false, "trace processes that the target starts, too: one capture for each that decodes, in directory/PID")
 	f.Var(&o.rotate, "rotate", "begin new table files every `SIZE` (1GiB) or DURATION (10m)")
 	f.IntVar(&o.keep, "keep", 0, "with --rotate, keep the newest `N` of them (0: all)")
+	f.BoolVar(&o.parquet, "parquet", false, "write each table as Parquet, too, when the trace is over (`analyze --export` does so later)")
 	f.BoolVar(&o.csv, "csv", false, "write CSV (timestamp,token,tensor_name,data_ptr,bytes_accessed) and no capture directory")
 	f.BoolVar(&o.asRoot, "as-root", false, "run the command as root, not as the user who typed sudo")
 	f.BoolVar(&o.preload, "preload", false, "without root and probes, by a C library in the target's LD_PRELOAD (needs cc): graphs, no times and no chosen experts")

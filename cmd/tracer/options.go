@@ -37,6 +37,7 @@ type options struct {
 
 	noTokenIDs bool
 	noProbe    bool
+	parquet    bool
 }
 
 // toStdout is the output that stands for standard output.
@@ -75,6 +76,8 @@ func (o *options) check(flags *pflag.FlagSet, args []string) error {
 		return errors.New("-o -: standard output is the command's: give a file")
 	case o.csv && o.rotate != rotation{}:
 		return errors.New("--rotate cuts the tables of a capture directory: not with --csv")
+	case o.csv && o.parquet:
+		return errors.New("--parquet is of the tables of a capture directory: not with --csv")
 	case o.csv && o.follow:
 		return errors.New("--csv has no column for the process: not with --follow")
 	case o.csv && o.buffers:

@@ -19,6 +19,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/apache/arrow/go/v17/parquet/file"
+
 	"tensorcast/event"
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
@@ -690,5 +692,47 @@ func TestNoTokenIDs(t *testing.T) {
 		if len(c.Meta.Command) < 2 || !slices.Equal(hidden.Meta.Command, c.Meta.Command[:1]) || !hidden.Meta.NoTokenIDs || c.Meta.NoTokenIDs {
 			t.Errorf("%q: %+v", flags, hidden.Meta)
 		}
+	}
+}
+
+// With --parquet each table is there twice; a capture without it leaves none of an earlier one.
+func TestParquet(t *testing.T) {
+	testenv.NeedRoot(t)
+	in := llamatest.ForTest(t)
+	o := shortRun(t, moeModel)
+	dir := filepath.Join(t.TempDir(), "capture")
+	run := func(flags ...string) []string {
+		args := append(append([]string{"-o", dir}, flags...), "--")
+		if r := runTracer(t, append(args, in.Command(t.Context(), o).Args...)...); r.status != 0 {
+			t.Fatalf("status %d: %s", r.status, r.stderr)
+		}
+		found, err := filepath.Glob(filepath.Join(dir, "*.parquet"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, f := range found {
+			found[i] = filepath.Base(f)
+		}
+		return found
+	}
+	if got, want := run("--parquet"), []string{"access.parquet", "route.parquet", "steps.parquet", "structure.parquet"}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	c, rows := readCapture(t, dir)
+	f, err := file.OpenParquetFile(filepath.Join(dir, "access.parquet"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.NumRows() != int64(len(rows)) || len(rows) == 0 || c.Meta.Rows != f.NumRows() {
+		t.Errorf("%d rows as Parquet, %d in the stream", f.NumRows(), len(rows))
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	if got := run(); len(got) != 0 {
+		t.Errorf("%v are of the earlier capture", got)
+	}
+	if r := runTracer(t, append([]string{"--parquet", "--csv", "-o", filepath.Join(t.TempDir(), "c.csv"), "--"}, in.Command(t.Context(), o).Args...)...); r.status != 2 || !strings.Contains(r.stderr, "--parquet") {
+		t.Errorf("%d, %s", r.status, r.stderr)
 	}
 }

@@ -148,6 +148,9 @@ func (s *session) run(ctx context.Context) (int, error) {
 	if runErr != nil || finishErr != nil { // after an error, a summary is worth printing only if something was captured
 		metas = slices.DeleteFunc(metas, func(m *tables.Meta) bool { return m.Rows == 0 })
 	}
+	if finishErr == nil || errors.Is(finishErr, event.ErrOutside) {
+		finishErr = errors.Join(finishErr, s.user.Do(func() error { return s.export(ctx, metas) }))
+	}
 	summary := s.stderr
 	if s.json && !s.stdoutUsed() {
 		summary = s.stdout
@@ -173,6 +176,23 @@ func (s *session) run(ctx context.Context) (int, error) {
 		}
 	}
 	return status, nil
+}
+
+// export writes the captures' tables as Parquet, if that was asked for.
+func (s *session) export(ctx context.Context, metas []*tables.Meta) error {
+	for _, m := range metas {
+		if !s.parquet || m.Dir == "" {
+			continue
+		}
+		c, err := trace.Open(m.Dir)
+		if err != nil {
+			return fmt.Errorf("export to Parquet: %w", err)
+		}
+		if _, err := c.ExportTo(ctx, m.Dir); err != nil {
+			return fmt.Errorf("export to Parquet (the capture itself is whole): %w", err)
+		}
+	}
+	return nil
 }
 
 // nothingSeen says why no decode was seen, or no op of any. A command that failed has its own reasons, and its own status.
