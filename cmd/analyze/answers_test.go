@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/encoding/protowire"
+
 	"tensorcast/event"
 	"tensorcast/internal/cli"
 	"tensorcast/trace"
@@ -74,8 +76,9 @@ func plantScene(t *testing.T) string {
 		read(3, "MUL_MAT", 50000, 200e6, 10e6, 0)
 		check(w.Step(&tables.StepRow{Step: step, Phase: phase, Tokens: int32(tokens), Token: step - 1, Begin: begin, End: begin + 250e6}))
 	}
-	for i, cause := range []event.Cause{event.CauseFault, event.CauseReadahead, event.CauseRead, event.CauseOther} {
-		for n, bytes := range []int64{100000, int64(1000 * (i + 1))} {
+	for n := range 2 {
+		for i, cause := range []event.Cause{event.CauseFault, event.CauseReadahead, event.CauseRead, event.CauseOther} {
+			bytes := []int64{100000, int64(1000 * (i + 1))}[n]
 			check(w.PageIn(&tables.PageInRow{Step: int32(n) * 2, Tensor: 1, File: "s.gguf", Offset: 10496, Bytes: bytes, Timestamp: int64(n)*2e9 + 5, Rereads: int32(n), Cause: cause, Expert: -1}))
 		}
 	}
@@ -233,6 +236,82 @@ func TestAnswersOfLess(t *testing.T) {
 	}
 	if code, _, stderr := execute(t, "layers", "--format", "gif", "-c", capture); code != cli.BadUsage || strings.Count(stderr, "\n") > 2 {
 		t.Error(code, stderr)
+	}
+}
+
+// The timeline has what was planted: slices that nest, of each step, layer, op and wait, and reads from disk until the last op.
+func TestTimeline(t *testing.T) {
+	out := t.TempDir()
+	if code, _, stderr := execute(t, "--perfetto", "-c", plantScene(t), "-o", out); code != cli.OK || stderr != "" {
+		t.Fatal(stderr)
+	}
+	b, err := os.ReadFile(filepath.Join(out, perfettoFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// fields are a message's numbers and bytes.
+	fields := func(b []byte) (numbers map[protowire.Number]int64, texts map[protowire.Number][]byte) {
+		numbers, texts = map[protowire.Number]int64{}, map[protowire.Number][]byte{}
+		for len(b) > 0 {
+			n, kind, size := protowire.ConsumeTag(b)
+			if size < 0 {
+				t.Fatal(protowire.ParseError(size))
+			}
+			if b = b[size:]; kind == protowire.VarintType {
+				v, size := protowire.ConsumeVarint(b)
+				numbers[n], b = int64(v), b[size:]
+			} else {
+				v, size := protowire.ConsumeBytes(b)
+				texts[n], b = v, b[size:]
+			}
+		}
+		return numbers, texts
+	}
+	names, begun, ended := map[int64]string{}, map[string][]string{}, map[string]int{}
+	before, total := map[int64]int64{}, int64(0)
+	for len(b) > 0 {
+		_, _, tag := protowire.ConsumeTag(b)
+		packet, size := protowire.ConsumeBytes(b[tag:])
+		b = b[tag+size:]
+		at, message := fields(packet)
+		if d := message[60]; d != nil {
+			n, of := fields(d)
+			names[n[1]] = string(of[2])
+			continue
+		}
+		n, of := fields(message[11])
+		track := names[n[11]]
+		if at[8] < before[n[11]] {
+			t.Errorf("%s goes back from %d to %d", track, before[n[11]], at[8])
+		}
+		before[n[11]] = at[8]
+		switch n[9] {
+		case 1, 3:
+			begun[track] = append(begun[track], string(of[23]))
+		case 2:
+			ended[track]++
+		case 4:
+			total = n[30]
+		}
+	}
+	want := map[string][]string{
+		"steps":                {"prompt", "token 0", "token 1", "token 2"},
+		"layers":               slices.Repeat([]string{"outside of layers", "layer 0", "outside of layers"}, 4),
+		"ops":                  slices.Repeat([]string{"GET_ROWS", "MUL_MAT", "MUL_MAT_ID", "MUL_MAT"}, 4),
+		"waiting for the disk": {"blk.0.attn_q.weight"},
+		"from disk: fault":     {"blk.0.attn_q.weight", "blk.0.attn_q.weight"}, "from disk: readahead": {"blk.0.attn_q.weight", "blk.0.attn_q.weight"},
+		"from disk: read": {"blk.0.attn_q.weight", "blk.0.attn_q.weight"}, "from disk: other": {"blk.0.attn_q.weight", "blk.0.attn_q.weight"},
+	}
+	if !reflect.DeepEqual(begun, want) {
+		t.Errorf("%v, want %v", begun, want)
+	}
+	for track, n := range map[string]int{"steps": 4, "layers": 12, "ops": 16, "waiting for the disk": 1} {
+		if ended[track] != n {
+			t.Errorf("%s: %d slices end, want %d", track, ended[track], n)
+		}
+	}
+	if total != 410000 {
+		t.Errorf("%d bytes from disk", total)
 	}
 }
 

@@ -32,6 +32,8 @@ type options struct {
 	hidden  string // a format, or ""
 	export  bool
 	all     bool
+
+	perfetto bool
 }
 
 // check says what is wrong with the persistent flags.
@@ -124,6 +126,7 @@ Exit status: 0 done, whatever the pattern is; 1 failed; 2 the command line is wr
 	cli.EnumVar(cmd, &o.order, "order", "", []string{orderAccess, orderFile}, "rows of the heatmap: access is first read first, file as in the model's file")
 	cli.EnumVar(cmd, &o.hidden, "hidden", "", []string{formatParquet, formatCSV}, "export the table of what routers read, as parquet or csv")
 	f.BoolVar(&o.export, "export", false, "write the capture's tables as Parquet, for pandas, polars and DuckDB")
+	f.BoolVar(&o.perfetto, "perfetto", false, "write "+perfettoFile+", a timeline of steps, layers, ops, waiting and reads from disk, for ui.perfetto.dev")
 	f.BoolVar(&o.all, "all", false, "write what all subcommands do that need nothing but the capture, and index.html")
 	for _, sub := range subcommands {
 		cmd.AddCommand(sub(&o))
@@ -154,6 +157,11 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 		}
 		more = append(more, file{pageFile, st.page().Write})
 	}
+	timeline := file{name: perfettoFile}
+	if o.perfetto {
+		timeline.write = func(w io.Writer) error { return st.timeline(ctx, w) }
+	}
+	more = append(more, timeline)
 	written, err := writeOutputs(ctx, more, &analysis{ctx: ctx, options: o, meta: in.capture.Meta, capture: in.capture, pattern: p, summary: summary, hidden: in.capture.HiddenColumns(ctx), warn: in.warn})
 	if err != nil {
 		return err
