@@ -42,6 +42,7 @@ type whatifOptions struct {
 	*options
 	memory  []string
 	disk    string
+	touched string
 	compute time.Duration
 	group   int
 	blocks  string
@@ -49,6 +50,7 @@ type whatifOptions struct {
 	// of memory and disk:
 	sizes     []amount
 	bandwidth float64
+	asTouched float64
 }
 
 // amount is bytes, or a share of the working set.
@@ -73,13 +75,13 @@ It writes
   miss_ratio.csv                LRU's byte miss-ratio curve: from each size on, which share of the bytes is missed
   whatif.png                    tokens per second against memory (--format for others)
 
-Memory is what the model's pages have, beside all else. What a fault costs beside
-its bytes, and what the kernel reads ahead though nobody asks for it, is not in these figures: plain llama.cpp is slower
-than LRU here.
+Memory is what the model's pages have, beside all else. What a fault costs beside its bytes is in these figures if the capture
+is of a run whose memory was short: its tokens tell how fast bytes come that are read as they are touched. What the kernel
+reads ahead though nobody asks for it is not.
 
 Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
-		Example: `  sudo tracer -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32
-  analyze whatif --ram 8GB,12GB,0.85 --disk 1.4GB/s            # sizes, or shares of the working set
+		Example: `  sudo tracer --detail op+io -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32
+  analyze whatif --ram 8GB,12GB,0.85                           # sizes, or shares of the working set
   analyze whatif --disk 7GB/s --tokens-per-step 4              # with speculative decoding
   analyze whatif --disk 500MB/s --json | jq '.rows[] | [.share, .results[3].tokens_per_second]'`,
 		Args: noArguments,
@@ -93,7 +95,8 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.StringSliceVar(&o.memory, "ram", o.memory, "memory for the model, `sizes` such as 8GB, or shares of the working set such as 0.85")
-	f.StringVar(&o.disk, "disk", "", "what the disk reads, `bytes` per second, such as 1.4GB/s")
+	f.StringVar(&o.disk, "disk", "", "what the disk reads, `bytes` per second, such as 1.4GB/s (default: as tracer has measured it)")
+	f.StringVar(&o.touched, "touched", "", "what comes from disk if it is read as it is touched, `bytes` per second (default: as the capture's tokens had it, if they read\nfrom disk, else as --disk)")
 	f.DurationVar(&o.compute, "compute", 0, "`time` that a token computes (default: as the capture has it)")
 	f.IntVar(&o.group, "tokens-per-step", 1, "`n` tokens are computed together, and read what they share once: speculative decoding, or a batch")
 	cli.EnumVar(cmd, &o.blocks, "blocks", "", []string{blocksFolios, blocksExtents}, "memory is counted in folios of 2 MiB, or in extents: tensors, rows and experts as they lie")
@@ -113,14 +116,19 @@ func (o *whatifOptions) check(cmd *cobra.Command) error {
 	if o.compute < 0 || o.compute == 0 && cmd.Flags().Changed("compute") || o.compute > time.Hour {
 		return cli.Usagef("--compute is %v, want more than 0, and at most an hour", o.compute)
 	}
-	if o.disk == "" {
-		return cli.Usagef("say what the disk reads, such as --disk 1.4GB/s; `lab pressure` measures it")
+	for _, f := range []struct {
+		name, text string
+		to         *float64
+	}{{"disk", o.disk, &o.bandwidth}, {"touched", o.touched, &o.asTouched}} {
+		if f.text == "" && !cmd.Flags().Changed(f.name) {
+			continue
+		}
+		n, err := humanize.ParseBytes(strings.TrimSuffix(f.text, "/s"))
+		if err != nil || n == 0 || n > 1<<50 {
+			return cli.Usagef("--%s %q: want bytes per second, such as 1.4GB/s", f.name, f.text)
+		}
+		*f.to = float64(n)
 	}
-	n, err := humanize.ParseBytes(strings.TrimSuffix(o.disk, "/s"))
-	if err != nil || n == 0 || n > 1<<50 {
-		return cli.Usagef("--disk %q: want bytes per second, such as 1.4GB/s", o.disk)
-	}
-	o.bandwidth = float64(n)
 	o.sizes = nil
 	for _, text := range o.memory {
 		if share, err := strconv.ParseFloat(text, 64); err == nil && share > 0 && share <= 16 {
@@ -144,19 +152,38 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 	if err != nil {
 		return err
 	}
-	p, err := in.pattern(ctx) // chooses the context, and says so
+	if o.bandwidth == 0 {
+		if d := in.capture.Meta.Disk; d != nil {
+			o.bandwidth = d.BytesPerSecond
+		}
+		if o.bandwidth <= 0 {
+			return fmt.Errorf("%s does not tell what the disk reads: say it, such as --disk 1.4GB/s; tracer (without --no-probe) measures it, and so does `lab pressure`", o.capture)
+		}
+	}
+	st := &study{in: in}
+	if err := st.collect(ctx); err != nil { // chooses the context, and says so
+		return err
+	}
+	r, err := in.replayed(ctx, st.pattern, o)
 	if err != nil {
 		return err
 	}
-	r, err := in.replayed(ctx, p, o)
-	if err != nil {
-		return err
-	}
-	c := whatif.Config{Sequence: r.sequence, From: r.from, Compute: o.compute, Bandwidth: o.bandwidth, TokensPerStep: o.group}
+	c := whatif.Config{Sequence: r.sequence, From: r.from, Compute: o.compute, Bandwidth: o.bandwidth, Touched: o.asTouched, TokensPerStep: o.group}
+	outlook := st.sums.Outlook(in.capture.Meta, 0)
 	from := "as --compute says"
+	if least := st.compute(); c.Compute == 0 && outlook.Short() && least > 0 {
+		c.Compute, from = least, "the sum over the ops, each at its fastest"
+	}
 	if c.Compute == 0 {
 		if c.Compute, from, err = r.compute(); err != nil {
 			return fmt.Errorf("%s: %w: say how long a token computes with --compute", o.capture, err)
+		}
+	}
+	touchedFrom := "as --touched says"
+	if c.Touched == 0 {
+		c.Touched, touchedFrom = c.Bandwidth, "as the disk reads: this capture's tokens did not wait for it"
+		if rate := outlook.Touched(c.Compute); rate > 0 && rate < c.Bandwidth {
+			c.Touched, touchedFrom = rate, "as this capture's tokens had it"
 		}
 	}
 	c.Compute *= time.Duration(o.group)
@@ -171,7 +198,7 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 	if err != nil {
 		return in.reading(err)
 	}
-	answer.ComputeFrom, answer.Blocks = from, o.blocks
+	answer.ComputeFrom, answer.TouchedFrom, answer.Blocks = from, touchedFrom, o.blocks
 	files := slices.Concat(tableFiles("whatif", answer.Columns()), figureFiles("whatif", answer.Figure(), o.format),
 		[]file{{missCSV, func(w io.Writer) error { return trace.WriteCSV(w, answer.CurveColumns()) }}})
 	written, err := writeAll(ctx, o.output, files)

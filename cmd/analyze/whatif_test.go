@@ -59,7 +59,8 @@ func TestWhatIfRefuses(t *testing.T) {
 		code int
 		says string
 	}{
-		"no disk":    {nil, cli.BadUsage, "--disk"},
+		"no disk":    {nil, cli.Failure, "--disk"},
+		"touched":    {[]string{"--disk", "1GB", "--touched", "0"}, cli.BadUsage, "--touched"},
 		"disk":       {[]string{"--disk", "fast"}, cli.BadUsage, `"fast"`},
 		"ram":        {[]string{"--disk", "1GB", "--ram", "1GB,much"}, cli.BadUsage, `"much"`},
 		"no ram":     {[]string{"--disk", "1GB", "--ram", ""}, cli.BadUsage, "--ram"},
@@ -74,5 +75,23 @@ func TestWhatIfRefuses(t *testing.T) {
 				t.Errorf("exit %d: %q", code, stderr)
 			}
 		})
+	}
+}
+
+// What is read as it is touched comes as slowly as in the capture, if its tokens waited, and as --touched says if it does.
+func TestWhatIfTouched(t *testing.T) {
+	capture := plantScene(t) // a token in the middle of three reads 10 kB from disk, which is little: not short
+	for args, want := range map[string]float64{"": 5e6, "--touched 1MB": 1e6} {
+		code, stdout, stderr := execute(t, append([]string{"whatif", "-c", capture, "-o", t.TempDir(), "--disk", "5MB/s", "--compute", "1ms", "--json"}, strings.Fields(args)...)...)
+		var got whatif.Answer
+		if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil || got.Touched != want {
+			t.Errorf("%q: %d, %v, %g bytes per second, want %g: %s", args, code, err, got.Touched, want, stderr)
+		}
+		for _, r := range got.Rows {
+			seconds := 0.001 + r.Results[0].Missed/want
+			if off := r.Results[0].TokS*seconds - 1; off < -1e-9 || off > 1e-9 {
+				t.Errorf("%q: %g tok/s for %g bytes", args, r.Results[0].TokS, r.Results[0].Missed)
+			}
+		}
 	}
 }

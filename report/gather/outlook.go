@@ -64,7 +64,7 @@ func (c *Collector) Outlook(meta *tables.Meta, compute time.Duration) *Outlook {
 	for _, t := range c.order {
 		o.routed = o.routed || c.structure[t].Experts > 0
 	}
-	if o.Limit <= 0 || o.routed || !o.short() {
+	if o.Limit <= 0 || o.routed || !o.Short() {
 		return o
 	}
 	room := max(float64(o.Limit-other), 0)
@@ -79,8 +79,16 @@ func (c *Collector) Outlook(meta *tables.Meta, compute time.Duration) *Outlook {
 	return o
 }
 
-// short says whether tokens need what memory does not hold.
-func (o *Outlook) short() bool { return o.Disk > little*o.Read }
+// Short says whether tokens need what memory does not hold.
+func (o *Outlook) Short() bool { return o.Disk > little*o.Read }
+
+// Touched is how many bytes per second came from disk while a token did not compute; 0 if that is not known.
+func (o *Outlook) Touched(compute time.Duration) float64 {
+	if !o.Short() || o.TokensPerSecond <= 0 {
+		return 0
+	}
+	return math.Max(o.Disk/(1/o.TokensPerSecond-compute.Seconds()), 0)
+}
 
 // Sentences are the outlook in words, the most important first.
 func (o *Outlook) Sentences() (all []string) {
@@ -90,7 +98,7 @@ func (o *Outlook) Sentences() (all []string) {
 	if !o.disk {
 		return nil
 	}
-	if !o.short() {
+	if !o.Short() {
 		all = append(all, fmt.Sprintf("Memory suffices: of the %.3g MiB that a token reads, %.2g come from disk.", o.Read/mib, o.Disk/mib))
 	} else {
 		at := ""

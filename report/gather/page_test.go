@@ -242,6 +242,9 @@ func TestOutlook(t *testing.T) {
 	if o.TokensPerSecond != 4 || o.DiskRate != 8<<20 || o.Missing != 3<<19 || o.Fits != 20 || math.Abs(o.Ahead-1/0.15) > 1e-9 {
 		t.Errorf("%+v", o)
 	}
+	if rate := o.Touched(50 * time.Millisecond); math.Abs(rate-10<<20) > 1 {
+		t.Errorf("%g bytes per second as they are touched", rate)
+	}
 	want := []string{
 		"Memory is short: for the 2.5 MiB that a token reads, 2 MiB come from disk, 1 of them not for the first time, at 80 % of what this disk can read (10 MB/s).",
 		"With 1.5 MiB more than the limit of 1.5 MiB (/a memory.max) it would be about 5.0 times as fast (20 tok/s instead of 4); reading ahead, as prefetchd does, reaches 6.67 tok/s at most as it is.",

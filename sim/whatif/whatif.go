@@ -4,6 +4,7 @@ package whatif
 // This file makes the estimates.
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -18,9 +19,11 @@ type Config struct {
 	Sequence *reuse.Sequence // its steps are what TokensPerStep tokens read together
 	From     int             // the steps from here on count; those before fill the memory
 	// Compute is how long a step computes, if it waits for nothing.
-	Compute       time.Duration
-	Bandwidth     float64 // of the disk, bytes per second
-	TokensPerStep int     // at least 1
+	Compute   time.Duration
+	Bandwidth float64 // of the disk, bytes per second
+	// Touched is how many bytes per second come from disk when they are read as they are touched: faults, and what the kernel does to map each page, are in it. 0: Bandwidth.
+	Touched       float64
+	TokensPerStep int // at least 1
 }
 
 // Strategy is a way to use memory.
@@ -73,10 +76,9 @@ func (c *Config) At(memory int64, lru *reuse.Curve) Row {
 
 // result is that of a step that misses so many bytes.
 func (c *Config) result(s Strategy, missed float64) Result {
-	read := missed / c.Bandwidth
-	seconds := c.Compute.Seconds() + read
+	seconds := c.Compute.Seconds() + missed/cmp.Or(c.Touched, c.Bandwidth)
 	if s.Ahead {
-		seconds = max(c.Compute.Seconds(), read)
+		seconds = max(c.Compute.Seconds(), missed/c.Bandwidth)
 	}
 	tokens := float64(max(c.TokensPerStep, 1))
 	return Result{missed / tokens, tokens / seconds}
@@ -88,6 +90,8 @@ type Answer struct {
 	WorkingSet    int64      `json:"working_set_bytes"`
 	PerToken      float64    `json:"bytes_per_token"`
 	Bandwidth     float64    `json:"disk_bytes_per_second"`
+	Touched       float64    `json:"touched_bytes_per_second"` // of what is read as it is touched
+	TouchedFrom   string     `json:"touched_from"`
 	Compute       float64    `json:"compute_s"` // of a step
 	ComputeFrom   string     `json:"compute_from"`
 	TokensPerStep int        `json:"tokens_per_step"`
@@ -112,7 +116,7 @@ func (c *Config) Ask(memory []int64, cancelled func() error) (*Answer, error) {
 	}
 	tokens := max(c.TokensPerStep, 1)
 	a := &Answer{
-		Steps: s.Steps() - c.From, WorkingSet: s.WorkingSet(), PerToken: s.PerStep(c.From) / float64(tokens), Bandwidth: c.Bandwidth, Compute: c.Compute.Seconds(), TokensPerStep: tokens,
+		Steps: s.Steps() - c.From, WorkingSet: s.WorkingSet(), PerToken: s.PerStep(c.From) / float64(tokens), Bandwidth: c.Bandwidth, Touched: cmp.Or(c.Touched, c.Bandwidth), Compute: c.Compute.Seconds(), TokensPerStep: tokens,
 		Strategies: Strategies(), lru: s.LRU(c.From),
 	}
 	for _, m := range memory {
@@ -184,6 +188,7 @@ func (a *Answer) Document() tabular.Document {
 	lines := tabular.Lines{
 		fmt.Sprintf("%d steps read %.0f MiB per token of a working set of %.0f MiB, in %s", a.Steps, a.PerToken/mib, float64(a.WorkingSet)/mib, a.Blocks),
 		fmt.Sprintf("a step computes for %.1f ms (%s); tokens per step: %d; the disk reads %.2f GB/s", 1000*a.Compute, a.ComputeFrom, a.TokensPerStep, a.Bandwidth/1e9),
+		fmt.Sprintf("what is read as it is touched comes at %.2f GB/s (%s)", a.Touched/1e9, a.TouchedFrom),
 	}
 	notes := tabular.Lines{}
 	for _, s := range a.Strategies {
