@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"reflect"
 	"slices"
 	"strconv"
 
@@ -29,17 +30,28 @@ import (
 // WriteParquet writes a table as one Parquet file, compressed with Zstandard. The fields become the file's key-value metadata, which pandas
 // and DuckDB show. It does not close w.
 func WriteParquet(w io.Writer, columns []tables.Column, fields ...tables.Field) error {
-	return WriteParquetBatches(w, func(yield func([]tables.Column, error) bool) { yield(columns, nil) }, fields...)
+	codec := compress.Codecs.Zstd
+	if len(columns) > 0 && reflect.ValueOf(columns[0].Values).Len() < fewRows {
+		codec = compress.Codecs.Snappy
+	}
+	return writeParquet(w, codec, func(yield func([]tables.Column, error) bool) { yield(columns, nil) }, fields)
 }
+
+// fewRows is up to where a table is so small that it is not worth an encoder of zstd, which takes megabytes for each column.
+const fewRows = 1 << 14
 
 // WriteParquetBatches is WriteParquet for a table that comes some rows at a time, each time with the same columns. They become row groups. An
 // error among them ends it.
 func WriteParquetBatches(w io.Writer, batches iter.Seq2[[]tables.Column, error], fields ...tables.Field) error {
+	return writeParquet(w, compress.Codecs.Zstd, batches, fields)
+}
+
+func writeParquet(w io.Writer, codec compress.Compression, batches iter.Seq2[[]tables.Column, error], fields []tables.Field) error {
 	dst := newLatched(w)
 	err := write(dst, batches, fields, func(schema *arrow.Schema) (recordWriter, error) {
 		// By default the schema's root is marked as repeated. Readers that take this literally fail on every column.
 		props := parquet.NewWriterProperties(parquet.WithRootRepetition(parquet.Repetitions.Required),
-			parquet.WithCompression(compress.Codecs.Zstd), parquet.WithCreatedBy("tensorcast"))
+			parquet.WithCompression(codec), parquet.WithCreatedBy("tensorcast"))
 		return pqarrow.NewFileWriter(schema, dst, props, pqarrow.DefaultWriterProps())
 	})
 	if err != nil {
