@@ -228,11 +228,6 @@ func (s *study) caption() string {
 	return visible.Line(strings.Join(parts, "; "))
 }
 
-// drawing is a figure of any kind.
-type drawing interface {
-	Write(w io.Writer, format string) error
-}
-
 type figureOf func(*study) drawing
 
 func barsOf(of func(c *gather.Collector, title string) *chart.Bars, what string) figureOf {
@@ -252,7 +247,7 @@ func sheetOf(name string, of func(*gather.Collector) *gather.Sheet, figures map[
 		sheet := of(s.sums)
 		a := &answer{files: tableFiles(name, sheet.Columns(), s.model()), data: rowsOf(sheet.Columns())}
 		for _, figure := range slices.Sorted(maps.Keys(figures)) {
-			a.files = append(a.files, s.figure(figure, figures[figure](s))...)
+			a.files = append(a.files, figureFiles(figure, figures[figure](s), s.format)...)
 		}
 		a.text = tabular.Document{sheet.Text(s.rows(sheet.Rows()))}
 		if more := sheet.Rows() - s.rows(sheet.Rows()); more > 0 {
@@ -276,18 +271,6 @@ func (s *study) model() tables.Field {
 	return tables.Field{Key: "tensorcast.model", Value: fingerprint(s.in.capture.Meta, s.pattern.Model)}
 }
 
-// figure is a figure in the format asked for. One that cannot be drawn is left out.
-func (s *study) figure(name string, d drawing) (files []file) {
-	for _, format := range chart.Formats {
-		one := file{name: name + "." + format}
-		if format == s.format && d != nil {
-			one.write = func(w io.Writer) error { return d.Write(w, format) }
-		}
-		files = append(files, one)
-	}
-	return files
-}
-
 // patternAnswer makes the pattern's files.
 func patternAnswer(ctx context.Context, s *study) (*answer, error) {
 	a := &answer{}
@@ -303,7 +286,7 @@ func patternAnswer(ctx context.Context, s *study) (*answer, error) {
 		a.files = append(a.files, file{o.name, write})
 	}
 	d, count := s.patternFigure()
-	a.files = append(a.files, s.figure("pattern", d)...)
+	a.files = append(a.files, figureFiles("pattern", d, s.format)...)
 	lines := tabular.Lines{}
 	data := map[string]int{}
 	for i, name := range tables.PhaseNames() {
@@ -351,7 +334,7 @@ func answerAll(ctx context.Context, s *study) (files []file, err error) {
 		files = append(files, a.files...)
 	}
 	d, _ := s.patternFigure()
-	files = append(files, s.figure("pattern", d)...)
+	files = append(files, figureFiles("pattern", d, s.format)...)
 	return files, nil
 }
 

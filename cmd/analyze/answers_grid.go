@@ -297,7 +297,7 @@ func expertsAnswer(_ context.Context, s *study) (*answer, error) {
 	m, label := expertsMatrix(t, use)
 	label.Title, label.Subtitle = s.title("how often experts are chosen"), s.caption()
 	a.files = append(a.files, file{"experts.png", func(w io.Writer) error { return heatmap.WritePNG(w, m, label) }})
-	a.files = append(a.files, s.figure("experts_tokens", s.expertCurves(tokens, n))...)
+	a.files = append(a.files, figureFiles("experts_tokens", s.expertCurves(tokens, n), s.format)...)
 	p := moe.NewProfile(t)
 	lines := tabular.Lines{
 		fmt.Sprintf("%d tokens, of them %d generated, choose %d of %d experts in each of %d layers", len(tokens), len(tokens)-first, t.K, t.Experts, len(t.Layers)),

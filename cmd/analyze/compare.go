@@ -128,7 +128,7 @@ func tally(ctx context.Context, o *options, stderr io.Writer) (*pattern.Tally, e
 }
 
 // compareFigure is nil if neither capture has times. Of many tokens, the mean of each bin is drawn.
-func compareFigure(c *pattern.Comparison, names [2]string) *chart.Figure {
+func compareFigure(c *pattern.Comparison, names [2]string) drawing {
 	f := &chart.Figure{XLabel: "generated token", YLabel: "ms per token", Panels: []chart.Panel{{Title: visible.Line(c.Sides[0].Model + ": time of each token")}}}
 	for side, name := range names {
 		times := c.Times(side)

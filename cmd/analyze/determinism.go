@@ -99,7 +99,7 @@ func analyzeDeterminism(ctx context.Context, o *options, format string, stdout, 
 const maxFigurePoints = 2000
 
 // determinismFigure has a curve for each size of batch; nil if every step that generates follows.
-func determinismFigure(d *pattern.Determinism, model string) *chart.Figure {
+func determinismFigure(d *pattern.Determinism, model string) drawing {
 	f := &chart.Figure{XLabel: "generated token", YLabel: "edits from the canonical sequence", Panels: []chart.Panel{{Title: model + ": reads that differ"}}}
 	curves := map[int32]*chart.Curve{}
 	var order []int32

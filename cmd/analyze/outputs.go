@@ -183,12 +183,17 @@ func wrote(files []string) (lines tabular.Lines) {
 	return lines
 }
 
-// figureFiles are a figure in one of its formats, and the others' names: one of an earlier run does not stay. A figure that is nil is not drawn.
-func figureFiles(name string, f *chart.Figure, format string) (files []file) {
+// drawing is a figure of any kind.
+type drawing interface {
+	Write(w io.Writer, format string) error
+}
+
+// figureFiles are a figure in one of its formats, and the others' names: one of an earlier run does not stay. Without a figure nothing is drawn.
+func figureFiles(name string, d drawing, format string) (files []file) {
 	for _, other := range chart.Formats {
 		one := file{name: name + "." + other}
-		if other == format && f != nil {
-			one.write = func(w io.Writer) error { return f.Write(w, format) }
+		if other == format && d != nil {
+			one.write = func(w io.Writer) error { return d.Write(w, format) }
 		}
 		files = append(files, one)
 	}
