@@ -1,17 +1,20 @@
-// Package heatmap draws a [Matrix] of shares (how much of each tensor a step reads) as a PNG figure ([WritePNG]), with the text and the
-// raster canvas of gonum/plot. It does not know where the numbers come from; cmd/analyze calls it.
+// Package heatmap draws a [Matrix] of shares (how much of each tensor a step reads) as a figure ([Write]), with the text and the
+// canvases of gonum/plot. It does not know where the numbers come from; cmd/analyze calls it.
 //
 // Cells are painted as whole pixels, and everything else is laid out around them: gonum's vector cells make huge files and overprint their
-// labels at hundreds of rows.
+// labels at hundreds of rows. In SVG and PDF the cells of a panel are one image, and the rest are lines and letters.
 package heatmap
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"math"
 
-	"gonum.org/v1/plot/vg/vgimg"
+	"gonum.org/v1/plot/vg/vgsvg"
+
+	"tensorcast/internal/chart"
 )
 
 // This file defines what callers see, and reduces long runs to columns that fit a screen.
@@ -66,10 +69,10 @@ const maxColumns = 1200
 // maxRows limits the image to a size that viewers can open.
 const maxRows = 20000
 
-// WritePNG draws m. If a panel has more than 1200 columns, groups of equally many neighbours are merged: a cell is then the mean of the
+// Write draws m in one of [chart.Formats]. If a panel has more than 1200 columns, groups of equally many neighbours are merged: a cell is then the mean of the
 // observed values, and the column is marked if any of them is. An image of 1000 tensors takes about 20 MB of memory, for any number of
 // steps.
-func WritePNG(w io.Writer, m *Matrix, text Text) error {
+func Write(w io.Writer, m *Matrix, text Text, format string) error {
 	if len(m.Rows) == 0 || len(m.Columns) == 0 {
 		return errors.New("draw heatmap: there is nothing to draw")
 	}
@@ -80,8 +83,23 @@ func WritePNG(w io.Writer, m *Matrix, text Text) error {
 		return fmt.Errorf("draw heatmap: %d rows, at most %d can be drawn", len(m.Rows), maxRows)
 	}
 	fig := layOut(m, text)
-	fig.paint()
-	if _, err := (vgimg.PngCanvas{Canvas: fig.canvas}).WriteTo(w); err != nil {
+	canvas, err := chart.NewCanvas(format, fig.length(fig.width), fig.length(fig.height))
+	if err != nil {
+		return fmt.Errorf("draw heatmap: %w", err)
+	}
+	fig.paintOn(canvas)
+	if _, svg := canvas.(*vgsvg.Canvas); !svg {
+		if _, err := canvas.WriteTo(w); err != nil {
+			return fmt.Errorf("write heatmap: %w", err)
+		}
+		return nil
+	}
+	var svg bytes.Buffer
+	if _, err := canvas.WriteTo(&svg); err != nil {
+		return fmt.Errorf("draw heatmap: %w", err)
+	}
+	// gonum says that its PNG images are JPEG (vg/vgsvg of v0.17), which not every reader sees through.
+	if _, err := w.Write(bytes.ReplaceAll(svg.Bytes(), []byte(`"data:image/jpg;base64,`), []byte(`"data:image/png;base64,`))); err != nil {
 		return fmt.Errorf("write heatmap: %w", err)
 	}
 	return nil

@@ -2,6 +2,7 @@ package heatmap
 
 import (
 	"bytes"
+	"encoding/base64"
 	"flag"
 	"fmt"
 	"image"
@@ -11,6 +12,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -144,7 +146,7 @@ func words(name string, m *Matrix) Text {
 func render(t *testing.T, m *Matrix, text Text) []byte {
 	t.Helper()
 	var buf bytes.Buffer
-	if err := WritePNG(&buf, m, text); err != nil {
+	if err := Write(&buf, m, text, "png"); err != nil {
 		t.Fatal(err)
 	}
 	return buf.Bytes()
@@ -338,7 +340,7 @@ func TestRefuses(t *testing.T) {
 		{"too few values", Matrix{Rows: []Row{row, row}, Columns: []Column{column}, Values: []float32{1}}, "1 values for 2 rows and 1 columns"},
 		{"too many rows", Matrix{Rows: make([]Row, maxRows+1), Columns: []Column{column}, Values: make([]float32, maxRows+1)}, "at most"},
 	} {
-		if err := WritePNG(io.Discard, &tc.m, Text{}); err == nil || !strings.Contains(err.Error(), tc.want) {
+		if err := Write(io.Discard, &tc.m, Text{}, "png"); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: error %v, want one with %q", tc.name, err, tc.want)
 		}
 	}
@@ -353,4 +355,66 @@ func TestFitLongLabel(t *testing.T) {
 			t.Errorf("%.40q is cut to %q, %d pixels of %d", label, got, w, maxLabel)
 		}
 	}
+}
+
+// In SVG the cells are images of the very pixels of the PNG, at their places; the words are letters. In PDF all this is compressed: it is drawn, no more is known.
+func TestVector(t *testing.T) {
+	m, text := weighted()
+	pixels := decode(t, render(t, m, text))
+	f := layOut(m, text)
+	var svg, pdf bytes.Buffer
+	if err := Write(&svg, m, text, "svg"); err != nil {
+		t.Fatal(err)
+	}
+	if err := Write(&pdf, m, text, "pdf"); err != nil || !bytes.HasPrefix(pdf.Bytes(), []byte("%PDF-")) {
+		t.Errorf("PDF of %d bytes: %v", pdf.Len(), err)
+	}
+	images := regexp.MustCompile(`(?s)<image x="([^"]*)" y="([^"]*)" width="([^"]*)" height="([^"]*)"[^>]*"data:image/png;base64,([^"]*)"`).FindAllStringSubmatch(svg.String(), -1)
+	if want := len(f.panels) + 2; len(images) != want { // of the legend: nothing, not observed
+		t.Fatalf("%d images, want %d", len(images), want)
+	}
+	found := 0
+	for _, at := range images {
+		data, err := base64.StdEncoding.DecodeString(strings.Join(strings.Fields(at[5]), ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		img := decode(t, data)
+		i := found // panels come first to last, the legend before or after them
+		if i == len(f.panels) || img.Bounds().Dy() != f.bottom-f.top {
+			continue
+		}
+		if want := len(f.panels[i].number) * f.cell[i]; img.Bounds().Dx() != want {
+			t.Errorf("panel %d is %d wide, want %d", i, img.Bounds().Dx(), want)
+		}
+		found++
+		for y := range img.Bounds().Dy() {
+			for x := range img.Bounds().Dx() {
+				if got, want := img.At(x, y), pixels.At(f.x[i]+x, f.top+y); !equal(got, want) {
+					_, _, _, alpha := got.RGBA()
+					if alpha == 0 && equal(want, white) { // the gaps, behind which the canvas is white
+						continue
+					}
+					t.Fatalf("panel %d at %d, %d: %v, in the PNG %v", i, x, y, got, want)
+				}
+			}
+		}
+	}
+	if found != len(f.panels) {
+		t.Errorf("%d of %d panels", found, len(f.panels))
+	}
+	for _, s := range []string{text.Title, "blk.1", "12 MiB", "not observed", f.panelName(f.panels[0])} {
+		if !strings.Contains(svg.String(), s) {
+			t.Errorf("%q is not in the SVG", s)
+		}
+	}
+	if err := Write(io.Discard, m, text, "bmp"); err == nil || !strings.Contains(err.Error(), "svg") {
+		t.Errorf("BMP: %v", err)
+	}
+}
+
+func equal(a, b color.Color) bool {
+	r, g, b1, al := a.RGBA()
+	R, G, B, A := b.RGBA()
+	return r == R && g == G && b1 == B && al == A
 }

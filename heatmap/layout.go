@@ -3,6 +3,7 @@ package heatmap
 // This file computes the layout of a figure. All lengths are pixels from the top left corner.
 
 import (
+	"image/draw"
 	"math"
 	"slices"
 	"sort"
@@ -13,11 +14,12 @@ import (
 	"gonum.org/v1/plot/font/liberation"
 	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/vgimg"
+
+	"tensorcast/internal/chart"
 )
 
 const (
-	dpi        = 144
+	dpi        = chart.DPI
 	margin     = 28
 	minWidth   = 1060 // enough for the legend
 	gridWidth  = 1000 // cells are sized to fill this width
@@ -48,7 +50,9 @@ var (
 
 // figure is a laid-out figure.
 type figure struct {
-	canvas        *vgimg.Canvas
+	canvas        vg.Canvas
+	pixels        draw.Image // where rectangles are painted; nil: on canvas, which has no pixels
+	plain         bool       // no bold letters: gonum's PDF knows a font by its regular style only (vg/vgpdf of v0.17)
 	handler       text.Plain
 	width, height int
 
@@ -121,9 +125,6 @@ func layOut(m *Matrix, t Text) *figure {
 		x += own * len(p.number)
 	}
 	f.width = max(x+margin, minWidth)
-
-	w, h := vg.Length(f.width)/dpi*vg.Inch, vg.Length(f.height)/dpi*vg.Inch
-	f.canvas = vgimg.NewWith(vgimg.UseWH(w, h), vgimg.UseDPI(dpi))
 	return f
 }
 
@@ -271,7 +272,7 @@ func (f *figure) fit(s string, st style, width int) string {
 
 func (f *figure) font(st style) plotfont.Font {
 	ft := plotfont.Font{Typeface: "Liberation", Variant: "Sans", Size: vg.Points(st.size)}
-	if st.bold {
+	if st.bold && !f.plain {
 		ft.Weight = font.WeightBold
 	}
 	return ft

@@ -11,9 +11,17 @@ import (
 
 	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/vgimg"
+	"gonum.org/v1/plot/vg/vgpdf"
 )
 
-func (f *figure) paint() {
+// paintOn paints the figure on a canvas, of pixels or not.
+func (f *figure) paintOn(canvas vg.Canvas) {
+	f.canvas = canvas
+	if png, ok := canvas.(vgimg.PngCanvas); ok {
+		f.pixels = png.Image()
+	}
+	_, f.plain = canvas.(*vgpdf.Canvas)
 	f.write(margin, margin+f.lineHeight(titleStyle)/2, f.text.Title, titleStyle, text.XLeft, ink)
 	f.write(margin, margin+f.lineHeight(titleStyle)+f.lineHeight(bodyStyle)/2, f.text.Subtitle, bodyStyle, text.XLeft, ink)
 	f.paintLegend()
@@ -28,20 +36,7 @@ func (f *figure) paintPanel(i int) {
 	right := x + cell*len(p.number)
 	f.fill(x-1, f.top-1, right+1, f.bottom+1, frame)
 	f.fill(x, f.top, right, f.bottom, white)
-	// Large cells are separated by a white line.
-	across := 0
-	if cell >= 8 {
-		across = 1
-	}
-	for r, values := range p.cells {
-		down := 0
-		if f.rows[r] >= 8 {
-			down = 1
-		}
-		for c, v := range values {
-			f.paintCell(image.Rect(x+c*cell, f.y[r], x+(c+1)*cell-across, f.y[r]+f.rows[r]-down), v)
-		}
-	}
+	f.raster(image.Rect(x, f.top, right, f.bottom), func() { f.paintCells(i) })
 	for c, marked := range p.marked {
 		if marked {
 			f.paintMark(x+c*cell+cell/2, f.top-4)
@@ -51,6 +46,38 @@ func (f *figure) paintPanel(i int) {
 	f.paintTicks(i)
 }
 
+// paintCells paints the cells of a panel. Large ones are separated by a white line.
+func (f *figure) paintCells(i int) {
+	x, cell := f.x[i], f.cell[i]
+	across := 0
+	if cell >= 8 {
+		across = 1
+	}
+	for r, values := range f.panels[i].cells {
+		down := 0
+		if f.rows[r] >= 8 {
+			down = 1
+		}
+		for c, v := range values {
+			f.paintCell(image.Rect(x+c*cell, f.y[r], x+(c+1)*cell-across, f.y[r]+f.rows[r]-down), v)
+		}
+	}
+}
+
+// raster has paint's rectangles, within at, painted as pixels: a canvas that has none gets them as one image.
+func (f *figure) raster(at image.Rectangle, paint func()) {
+	if f.pixels != nil {
+		paint()
+		return
+	}
+	img := image.NewRGBA(at)
+	f.pixels = img
+	paint()
+	f.pixels = nil
+	f.canvas.DrawImage(vg.Rectangle{Min: f.point(at.Min.X, at.Max.Y), Max: f.point(at.Max.X, at.Min.Y)}, img)
+}
+
+// paintCell paints where there are pixels.
 func (f *figure) paintCell(at image.Rectangle, v float32) {
 	if !isNaN(v) {
 		f.fillRect(at, cellColor(v))
@@ -60,7 +87,7 @@ func (f *figure) paintCell(at image.Rectangle, v float32) {
 	for y := at.Min.Y; y < at.Max.Y; y++ {
 		for x := at.Min.X; x < at.Max.X; x++ {
 			if (x+y)%6 == 0 {
-				f.canvas.Image().Set(x, y, frame)
+				f.pixels.Set(x, y, frame)
 			}
 		}
 	}
@@ -161,7 +188,7 @@ func (f *figure) paintLegend() {
 	framed := func(v float32) func(image.Rectangle) {
 		return func(at image.Rectangle) {
 			f.fillRect(at.Inset(-1), frame)
-			f.paintCell(at, v)
+			f.raster(at, func() { f.paintCell(at, v) })
 		}
 	}
 	nothing := f.text.Nothing
@@ -215,12 +242,26 @@ func (f *figure) line(x0, y0, x1, y1 int, c color.Color) {
 
 // point converts a pixel to the canvas's coordinates: points of 1/72 inch from the bottom left corner.
 func (f *figure) point(x, y int) vg.Point {
-	scale := vg.Inch / dpi
-	return vg.Point{X: vg.Length(x) * scale, Y: vg.Length(f.height-y) * scale}
+	return vg.Point{X: f.length(x), Y: f.length(f.height - y)}
 }
+
+// length is that of so many pixels.
+func (f *figure) length(pixels int) vg.Length { return vg.Length(pixels) / dpi * vg.Inch }
 
 func (f *figure) fill(x0, y0, x1, y1 int, c color.Color) { f.fillRect(image.Rect(x0, y0, x1, y1), c) }
 
 func (f *figure) fillRect(r image.Rectangle, c color.Color) {
-	draw.Draw(f.canvas.Image(), r, image.NewUniform(c), image.Point{}, draw.Src)
+	if f.pixels != nil {
+		draw.Draw(f.pixels, r, image.NewUniform(c), image.Point{}, draw.Src)
+		return
+	}
+	from, to := f.point(r.Min.X, r.Max.Y), f.point(r.Max.X, r.Min.Y)
+	var p vg.Path
+	p.Move(from)
+	p.Line(vg.Point{X: to.X, Y: from.Y})
+	p.Line(to)
+	p.Line(vg.Point{X: from.X, Y: to.Y})
+	p.Close()
+	f.canvas.SetColor(c)
+	f.canvas.Fill(p)
 }

@@ -101,11 +101,9 @@ func answerCommands() (all []func(*options) *cobra.Command) {
 				},
 			}
 			if k.flags != nil {
-				cmd.Example = strings.ReplaceAll(cmd.Example, " --format svg", "")
 				k.flags(cmd, s)
-			} else {
-				cli.EnumVar(cmd, &s.format, "format", "", chart.Formats, "of figures")
 			}
+			cli.EnumVar(cmd, &s.format, "format", "", chart.Formats, "of figures")
 			return cmd
 		})
 	}

@@ -61,7 +61,7 @@ func heatmapAnswer(_ context.Context, s *study) (*answer, error) {
 	if g.Empty {
 		text = fmt.Sprintf("nothing: no tensor has %s", gridTitles[want])
 	}
-	write := file{name: gridFile + ".png"}
+	write := file{name: gridFile + "." + s.format}
 	m, scale, err := gridMatrix(g, order, steps)
 	if err != nil {
 		s.in.warn("left out: %s: %v", write.name, err)
@@ -82,7 +82,7 @@ func heatmapAnswer(_ context.Context, s *study) (*answer, error) {
 			Subtitle: fmt.Sprintf("%d tensors, %s, higher if larger; %s", len(order), rows, s.caption()),
 			Scale:    g.About + " " + scale.name(), Nothing: "nothing", Ticks: scale.ticks(g.Unit),
 		}
-		write.write = func(w io.Writer) error { return heatmap.WritePNG(w, m, label) }
+		write.write = func(w io.Writer) error { return heatmap.Write(w, m, label, s.format) }
 	}
 	a.files = append(a.files, write)
 	a.text = tabular.Document{tabular.Lines{text}}
@@ -296,7 +296,7 @@ func expertsAnswer(_ context.Context, s *study) (*answer, error) {
 	a := &answer{files: append(tableFiles("experts", perExpert, s.model()), tableFiles("experts_tokens", tokenColumns, s.model())...)}
 	m, label := expertsMatrix(t, use)
 	label.Title, label.Subtitle = s.title("how often experts are chosen"), s.caption()
-	a.files = append(a.files, file{"experts.png", func(w io.Writer) error { return heatmap.WritePNG(w, m, label) }})
+	a.files = append(a.files, file{"experts." + s.format, func(w io.Writer) error { return heatmap.Write(w, m, label, s.format) }})
 	a.files = append(a.files, figureFiles("experts_tokens", s.expertCurves(tokens, n), s.format)...)
 	p := moe.NewProfile(t)
 	lines := tabular.Lines{

@@ -30,6 +30,7 @@ type options struct {
 	heatmap bool
 	order   string
 	hidden  string // a format, or ""
+	format  string // of the figures of --all
 	export  bool
 	all     bool
 
@@ -68,10 +69,11 @@ var subcommands = append([]func(*options) *cobra.Command{
 const (
 	formatParquet = "parquet"
 	formatCSV     = "csv"
+	formatPNG     = "png"
 )
 
 func command() *cobra.Command {
-	o := options{order: orderAccess}
+	o := options{order: orderAccess, format: chart.Formats[0]}
 	cmd := &cobra.Command{
 		Use:   "analyze [flags]",
 		Short: "State a capture's per-token pattern, and draw it",
@@ -128,6 +130,7 @@ Exit status: 0 done, whatever the pattern is; 1 failed; 2 the command line is wr
 	f.BoolVar(&o.export, "export", false, "write the capture's tables as Parquet, for pandas, polars and DuckDB")
 	f.BoolVar(&o.perfetto, "perfetto", false, "write "+perfettoFile+", a timeline of steps, layers, ops, waiting and reads from disk, for ui.perfetto.dev")
 	f.BoolVar(&o.all, "all", false, "write what all subcommands do that need nothing but the capture, and index.html")
+	cli.EnumVar(cmd, &o.format, "format", "", chart.Formats, "of the figures that --all writes")
 	for _, sub := range subcommands {
 		cmd.AddCommand(sub(&o))
 	}
@@ -140,7 +143,7 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	st := &study{in: in, format: chart.Formats[0], order: o.order}
+	st := &study{in: in, format: o.format, order: o.order}
 	if err := st.collect(ctx); err != nil {
 		return err
 	}

@@ -83,7 +83,7 @@ var outputs = append([]output{
 		if err != nil {
 			return nil, err
 		}
-		return func(w io.Writer) error { return heatmap.WritePNG(w, m, figureText(a.summary, a.options.order)) }, nil
+		return func(w io.Writer) error { return heatmap.Write(w, m, figureText(a.summary, a.options.order), formatPNG) }, nil
 	}},
 	{hiddenParquet, func(a *analysis) (func(io.Writer) error, error) {
 		if a.options.hidden != formatParquet {

@@ -65,7 +65,7 @@ func (b *Bars) Write(w io.Writer, format string) error {
 		}
 	}
 	wide, high := labelWidth+barWidth*vg.Length(len(b.Panels)), max(barAround+barLine*vg.Length(n+b.below()), 2.2*vg.Inch)+captionHeight(b.Caption)
-	canvas, err := newCanvas(format, wide, high)
+	canvas, err := NewCanvas(format, wide, high)
 	if err != nil {
 		return err
 	}

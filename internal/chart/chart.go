@@ -99,7 +99,7 @@ func (f *Figure) Write(w io.Writer, format string) error {
 	beside := f.beside()
 	each := width + beside
 	wide, high := each*vg.Length(columns), height*vg.Length(rows)+captionHeight(f.Caption)
-	canvas, err := newCanvas(format, wide, high)
+	canvas, err := NewCanvas(format, wide, high)
 	if err != nil {
 		return err
 	}
@@ -136,10 +136,14 @@ func caption(c draw.Canvas, line string) {
 	c.FillText(style, vg.Point{X: vg.Points(10), Y: vg.Points(6)}, line)
 }
 
-func newCanvas(format string, wide, high vg.Length) (vg.CanvasWriterTo, error) {
+// DPI is the resolution of pictures of pixels.
+const DPI = 144
+
+// NewCanvas makes what is drawn on: of pixels ([DPI] of them to the inch) for png.
+func NewCanvas(format string, wide, high vg.Length) (vg.CanvasWriterTo, error) {
 	switch format {
 	case "png":
-		return vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(wide, high), vgimg.UseDPI(144))}, nil
+		return vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(wide, high), vgimg.UseDPI(DPI))}, nil
 	case "svg":
 		return vgsvg.New(wide, high), nil
 	case "pdf":
