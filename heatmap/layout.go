@@ -52,7 +52,6 @@ var (
 type figure struct {
 	canvas        vg.Canvas
 	pixels        draw.Image // where rectangles are painted; nil: on canvas, which has no pixels
-	plain         bool       // no bold letters: gonum's PDF knows a font by its regular style only (vg/vgpdf of v0.17)
 	handler       text.Plain
 	width, height int
 
@@ -272,7 +271,7 @@ func (f *figure) fit(s string, st style, width int) string {
 
 func (f *figure) font(st style) plotfont.Font {
 	ft := plotfont.Font{Typeface: "Liberation", Variant: "Sans", Size: vg.Points(st.size)}
-	if st.bold && !f.plain {
+	if st.bold {
 		ft.Weight = font.WeightBold
 	}
 	return ft

@@ -12,7 +12,6 @@ import (
 	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/vgimg"
-	"gonum.org/v1/plot/vg/vgpdf"
 )
 
 // paintOn paints the figure on a canvas, of pixels or not.
@@ -21,7 +20,6 @@ func (f *figure) paintOn(canvas vg.Canvas) {
 	if png, ok := canvas.(vgimg.PngCanvas); ok {
 		f.pixels = png.Image()
 	}
-	_, f.plain = canvas.(*vgpdf.Canvas)
 	f.write(margin, margin+f.lineHeight(titleStyle)/2, f.text.Title, titleStyle, text.XLeft, ink)
 	f.write(margin, margin+f.lineHeight(titleStyle)+f.lineHeight(bodyStyle)/2, f.text.Subtitle, bodyStyle, text.XLeft, ink)
 	f.paintLegend()

@@ -147,7 +147,7 @@ func NewCanvas(format string, wide, high vg.Length) (vg.CanvasWriterTo, error) {
 	case "svg":
 		return vgsvg.New(wide, high), nil
 	case "pdf":
-		return vgpdf.New(wide, high), nil
+		return pdfCanvas{vgpdf.New(wide, high)}, nil
 	}
 	return nil, fmt.Errorf("draw figure: format %q: want one of %s", format, strings.Join(Formats, ", "))
 }
