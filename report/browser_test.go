@@ -3,121 +3,16 @@ package report
 // This file opens pages in a real browser, and does in them what a reader does.
 
 import (
-	"bufio"
-	"bytes"
-	"context"
-	"encoding/json"
-	"net/url"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"tensorcast/internal/testenv"
 )
 
-// browser returns a command that opens a file in a browser without a window. The test is skipped where there is none.
-func browser(t *testing.T, flags ...string) []string {
-	t.Helper()
-	profile, err := os.MkdirTemp("", "report-test")
-	if err != nil {
-		t.Fatal(err)
-	}
-	// Its processes end a little after the first one.
-	t.Cleanup(func() { testenv.WaitFor(t, "the browser to end", func() bool { return os.RemoveAll(profile) == nil }) })
-	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
-		if path, err := exec.LookPath(name); err == nil {
-			return append([]string{path, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--user-data-dir=" + profile, "--enable-logging=stderr", "--window-size=1280,2400"}, flags...)
-		}
-	}
-	t.Skip("no chromium here: apt-get install chromium")
-	return nil
-}
-
-// before is put in front of the page's script: it gathers what goes wrong.
-const before = `<script>
-const wrong = [];
-addEventListener("error", e => wrong.push("error: " + e.message));
-addEventListener("unhandledrejection", e => wrong.push("rejected: " + e.reason));
-addEventListener("securitypolicyviolation", e => wrong.push("policy: " + e.violatedDirective));
-for (const name of ["error", "warn"]) console[name] = (...all) => wrong.push(name + ": " + all.join(" "));
-</script>`
-
-// after runs the steps of a test, and says what they return in the browser's log.
-const after = `<script>
-const $ = id => document.getElementById(id);
-const drawn = () => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
-const act = async (target, type, name, x, y, more) => {
-  const r = target.getBoundingClientRect();
-  target.dispatchEvent(new type(name, Object.assign({ bubbles: true, cancelable: true, clientX: r.left + x, clientY: r.top + y, pointerId: 1 }, more)));
-  await drawn();
-};
-const pixel = (id, x, y) => { const c = $(id), k = c.width / c.clientWidth; return Array.from(c.getContext("2d").getImageData(x * k, y * k, 1, 1).data).join(); };
-(async () => {
-  const result = {};
-  try { await (async () => { STEPS })(); } catch (e) { wrong.push("test: " + e.stack); }
-  result.wrong = wrong;
-  console.log("RESULT" + encodeURIComponent(JSON.stringify(result)) + "TLUSER");
-})();
-</script></body>`
-
-// inBrowser opens a report's page, runs the steps of a test in it and returns what these left in result.
+// inBrowser opens a report's page.
 func inBrowser(t *testing.T, r *Report, steps string, flags ...string) map[string]string {
 	t.Helper()
-	command := browser(t, flags...)
-	b := write(t, r)
-	b = bytes.Replace(b, []byte("<body>"), []byte("<body>"+before), 1)
-	at := bytes.LastIndex(b, []byte("</body>"))
-	b = append(append(bytes.Clone(b[:at]), strings.Replace(after, "STEPS", steps, 1)...), b[at+len("</body>"):]...)
-	path := filepath.Join(t.TempDir(), "index.html")
-	if err := os.WriteFile(path, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, command[0], append(command[1:], "file://"+path)...)
-	cmd.WaitDelay = time.Second
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) } // it has many processes
-	stderr, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	var text string
-	var said bytes.Buffer
-	lines := bufio.NewScanner(stderr)
-	lines.Buffer(nil, 1<<20)
-	for text == "" && lines.Scan() {
-		said.WriteString(lines.Text() + "\n")
-		if _, rest, ok := strings.Cut(lines.Text(), "RESULT"); ok {
-			text, _, _ = strings.Cut(rest, "TLUSER")
-		}
-	}
-	cancel()
-	_ = cmd.Wait()
-	if text, err = url.PathUnescape(text); err != nil || text == "" {
-		t.Fatalf("the page did not end the test: %v, %s", err, said.String())
-	}
-	var got map[string]any
-	if err := json.Unmarshal([]byte(text), &got); err != nil {
-		t.Fatalf("%v: %s", err, text)
-	}
-	if wrong := got["wrong"].([]any); len(wrong) > 0 {
-		t.Errorf("the browser says: %v", wrong)
-	}
-	texts := map[string]string{}
-	for name, v := range got {
-		if s, ok := v.(string); ok {
-			texts[name] = s
-		}
-	}
-	return texts
+	return testenv.Browse(t, write(t, r), steps, flags...)
 }
 
 func expect(t *testing.T, got map[string]string, want map[string]string) {

@@ -8,10 +8,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 
 	"tensorcast/event"
+	"tensorcast/internal/testenv"
 	"tensorcast/trace"
 	"tensorcast/trace/tables"
 )
@@ -62,12 +65,19 @@ func long(tb testing.TB, dir string, rows int) {
 	check(w.Close(meta, true))
 }
 
-// BenchmarkAll runs the command as users do, and reports the seconds and the most memory that it had.
-func BenchmarkAll(b *testing.B) {
-	bin := filepath.Join(b.TempDir(), "analyze")
+// build builds analyze.
+func build(b *testing.B) (bin string) {
+	b.Helper()
+	bin = filepath.Join(b.TempDir(), "analyze")
 	if out, err := exec.Command("go", "build", "-ldflags=-checklinkname=0", "-o", bin, ".").CombinedOutput(); err != nil {
 		b.Fatalf("%v: %s", err, out)
 	}
+	return bin
+}
+
+// BenchmarkAll runs the command as users do, and reports the seconds and the most memory that it had.
+func BenchmarkAll(b *testing.B) {
+	bin := build(b)
 	for _, rows := range []int{1e6, 3e6, 10e6} {
 		b.Run(fmt.Sprint(rows/1e6, "M"), func(b *testing.B) {
 			dir := filepath.Join(b.TempDir(), "capture")
@@ -84,4 +94,39 @@ func BenchmarkAll(b *testing.B) {
 			}
 		})
 	}
+}
+
+// BenchmarkPage opens the page of a long capture in a browser: how long until it is drawn, how long a tenfold zoom takes, and how large the page is.
+func BenchmarkPage(b *testing.B) {
+	bin, dir, out := build(b), filepath.Join(b.TempDir(), "capture"), b.TempDir()
+	long(b, dir, 10e6)
+	c := exec.Command(bin, "report", "-c", dir, "-o", out)
+	if said, err := c.CombinedOutput(); err != nil {
+		b.Fatalf("%v: %s", err, said)
+	}
+	page, err := os.ReadFile(filepath.Join(out, pageFile))
+	if err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		got := testenv.Browse(b, page, `
+			await drawn();
+			const loaded = performance.now();
+			for (let i = 0; i < 10; i++) await act($("heat-map"), WheelEvent, "wheel", 700, 100, { deltaY: -100 });
+			await act($("heat-map"), PointerEvent, "pointermove", 700, 200);
+			result.loaded = String(loaded); result.zoomed = String(performance.now() - loaded);
+			result.view = $("view").textContent; result.tip = $("tip").textContent;
+		`)
+		if !strings.Contains(got["view"], " of 34602") || strings.HasPrefix(got["view"], "all") || !strings.Contains(got["tip"], "from disk: about ") {
+			b.Fatalf("it has not zoomed: %q, %q", got["view"], got["tip"])
+		}
+		for name, unit := range map[string]string{"loaded": "ms-drawn", "zoomed": "ms-zoomed"} {
+			ms, err := strconv.ParseFloat(got[name], 64)
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.ReportMetric(ms, unit)
+		}
+	}
+	b.ReportMetric(float64(len(page))/(1<<20), "page-MiB")
 }
