@@ -49,6 +49,9 @@ func readMeta(dir string) (*tables.Meta, error) {
 	if err := json.Unmarshal(data, &m); err != nil {
 		return nil, fmt.Errorf("%s is %w: %.200w", filepath.Join(dir, MetaFile), ErrDamaged, err)
 	}
+	if m.Schema > SchemaVersion {
+		return nil, fmt.Errorf("%s has schema version %d, this program reads %d: a newer tensorcast made it, which also reads it", dir, m.Schema, SchemaVersion)
+	}
 	if m.Schema != SchemaVersion {
 		return nil, fmt.Errorf("%s has schema version %d, this program reads %d: capture again", dir, m.Schema, SchemaVersion)
 	}

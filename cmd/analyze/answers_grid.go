@@ -23,6 +23,14 @@ import (
 
 const gridFile = "heatmap"
 
+// cells are a heatmap.
+type cells struct {
+	matrix *heatmap.Matrix
+	text   heatmap.Text
+}
+
+func (c cells) Write(w io.Writer, format string) error { return heatmap.Write(w, c.matrix, c.text, format) }
+
 func heatmapFlags(cmd *cobra.Command, s *study) {
 	const byItself = "auto"
 	s.grid = byItself
@@ -61,10 +69,10 @@ func heatmapAnswer(_ context.Context, s *study) (*answer, error) {
 	if g.Empty {
 		text = fmt.Sprintf("nothing: no tensor has %s", gridTitles[want])
 	}
-	write := file{name: gridFile + "." + s.format}
+	var picture drawing
 	m, scale, err := gridMatrix(g, order, steps)
 	if err != nil {
-		s.in.warn("left out: %s: %v", write.name, err)
+		s.in.warn("left out: the figure: %v", err)
 	} else {
 		for i, row := range order {
 			of := &structure[tensors[row]]
@@ -82,9 +90,9 @@ func heatmapAnswer(_ context.Context, s *study) (*answer, error) {
 			Subtitle: fmt.Sprintf("%d tensors, %s, higher if larger; %s", len(order), rows, s.caption()),
 			Scale:    g.About + " " + scale.name(), Nothing: "nothing", Ticks: scale.ticks(g.Unit),
 		}
-		write.write = func(w io.Writer) error { return heatmap.Write(w, m, label, s.format) }
+		picture = cells{m, label}
 	}
-	a.files = append(a.files, write)
+	a.files = append(a.files, figureFiles(gridFile, picture, s.format)...)
 	a.text = tabular.Document{tabular.Lines{text}}
 	a.data = map[string]any{"value": want, "unit": g.Unit, "most": scale.most, "empty": g.Empty}
 	return a, nil
@@ -296,7 +304,7 @@ func expertsAnswer(_ context.Context, s *study) (*answer, error) {
 	a := &answer{files: append(tableFiles("experts", perExpert, s.model()), tableFiles("experts_tokens", tokenColumns, s.model())...)}
 	m, label := expertsMatrix(t, use)
 	label.Title, label.Subtitle = s.title("how often experts are chosen"), s.caption()
-	a.files = append(a.files, file{"experts." + s.format, func(w io.Writer) error { return heatmap.Write(w, m, label, s.format) }})
+	a.files = append(a.files, figureFiles("experts", cells{m, label}, s.format)...)
 	a.files = append(a.files, figureFiles("experts_tokens", s.expertCurves(tokens, n), s.format)...)
 	p := moe.NewProfile(t)
 	lines := tabular.Lines{

@@ -36,7 +36,7 @@ func load(ctx context.Context, o *options, stderr io.Writer) (*loaded, error) {
 	if err != nil {
 		return nil, err
 	}
-	in := &loaded{options: o, capture: capture, warnings: slices.Concat(pattern.Warnings(capture.Meta), capture.Doubts), stderr: stderr}
+	in := &loaded{options: o, capture: capture, warnings: doubts(capture), stderr: stderr}
 	steps := func(yield func(*tables.StepRow, error) bool) {
 		for s, err := range capture.Steps() {
 			if err == nil {
@@ -57,13 +57,18 @@ func load(ctx context.Context, o *options, stderr io.Writer) (*loaded, error) {
 	return in, nil
 }
 
+// doubts are what makes a capture's answers doubtful, a line each.
+func doubts(c *trace.Capture) []string { return slices.Concat(pattern.Warnings(c.Meta), c.Doubts) }
+
+// warn tells a warning, as one line.
+func warn(stderr io.Writer, format string, args ...any) {
+	fmt.Fprintf(stderr, "analyze: warning: %s\n", visible.Line(fmt.Sprintf(format, args...)))
+}
+
 // reading says of which capture an error tells.
 func (in *loaded) reading(err error) error { return fmt.Errorf("read %s: %w", in.options.capture, err) }
 
-// warn tells a warning, as one line.
-func (in *loaded) warn(format string, args ...any) {
-	fmt.Fprintf(in.stderr, "analyze: warning: %s\n", visible.Line(fmt.Sprintf(format, args...)))
-}
+func (in *loaded) warn(format string, args ...any) { warn(in.stderr, format, args...) }
 
 // pattern makes the pattern of the context that the options name, and says which of several it is. Each row of the access table is shown to see before, so that one
 // pass serves them all.

@@ -148,6 +148,11 @@ func analyzeMoE(ctx context.Context, name string, o *moeOptions, study *replay.O
 	if err != nil {
 		return fmt.Errorf("read %s: %w", name, err)
 	}
+	if in.capture != nil {
+		for _, w := range doubts(in.capture) {
+			warn(stderr, "%s", w)
+		}
+	}
 	var found studied
 	found.Hidden, found.Why, err = in.evaluate(ctx, o.model)
 	if err != nil {

@@ -1,0 +1,176 @@
+package main
+
+// This file puts captures of every kind, whole ones that are not what a user expects, through every subcommand.
+
+import (
+	"encoding/csv"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"tensorcast/internal/cli"
+	"tensorcast/trace"
+	"tensorcast/trace/tables"
+	"tensorcast/trace/tracetest"
+)
+
+// odd captures by name.
+func oddCaptures(t *testing.T) map[string]string {
+	t.Helper()
+	parent, all := t.TempDir(), map[string]string{}
+	for name, o := range map[string]tracetest.Options{"two models": {}, "rotated": {Segments: 4, Keep: 2}, "killed": {Segments: 2, Killed: true}} {
+		all[name] = filepath.Join(parent, strings.ReplaceAll(name, " ", "-"))
+		if err := tracetest.Write(all[name], o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all["no token"] = plant(t, tables.Meta{}, true)
+	all["one token"] = plant(t, tables.Meta{}, true, whole)
+	change := func(from, name, file string, to func(data []byte) []byte) {
+		t.Helper()
+		dir := filepath.Join(parent, name)
+		if err := os.CopyFS(dir, os.DirFS(all[from])); err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(dir, file)
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		after := to(data)
+		if slices.Equal(after, data) {
+			t.Fatalf("%s is what it was", file)
+		}
+		if err := os.WriteFile(path, after, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		all[name] = dir
+	}
+	change("two models", "newer", trace.MetaFile, func(data []byte) []byte {
+		now := `"schema": ` + strconv.Itoa(trace.SchemaVersion)
+		return []byte(strings.Replace(string(data), now, `"schema": `+strconv.Itoa(trace.SchemaVersion+1), 1))
+	})
+	change("two models", "cut", "access.arrows", func(data []byte) []byte { return data[:len(data)*2/3] })
+	change("killed", "killed and cut", "access.0001.arrows", func(data []byte) []byte { return data[:len(data)-100] })
+	change("two models", "emptied", "access.arrows", func([]byte) []byte { return nil })
+	change("two models", "without tables", trace.MetaFile, func(data []byte) []byte { return []byte("{}") })
+	return all
+}
+
+// Every subcommand says in one line why it has no answer, and then leaves nothing; or it answers. Nobody panics.
+func TestEveryKindOfCapture(t *testing.T) {
+	const (
+		answers = iota
+		refuses
+	)
+	other := plant(t, tables.Meta{}, true, whole, whole)
+	var commands [][]string
+	for _, c := range command().Commands() {
+		switch c.Name() {
+		case "help", "completion":
+		case "compare":
+			commands = append(commands, []string{"compare", "CAPTURE", other}, []string{"compare", other, "CAPTURE"}, []string{"compare", "CAPTURE", "CAPTURE"})
+		case "whatif":
+			commands = append(commands, []string{"whatif", "--disk", "1GB", "--compute", "1ms", "-c", "CAPTURE"})
+		default:
+			commands = append(commands, []string{c.Name(), "-c", "CAPTURE"})
+		}
+	}
+	if len(commands) < 14 {
+		t.Fatalf("%d commands: %v", len(commands), commands)
+	}
+	commands = append(commands, []string{"-c", "CAPTURE"}, []string{"--all", "--export", "--perfetto", "--heatmap", "-c", "CAPTURE"})
+	// What each kind is good for; the exceptions by command.
+	want := map[string]int{"no token": refuses, "newer": refuses, "cut": refuses, "emptied": refuses, "without tables": refuses}
+	except := map[string]map[string]int{
+		// Of what was read, not of tokens.
+		"no token":  {"moe": refuses, "experts": refuses},
+		"one token": {"moe": refuses, "experts": refuses, "whatif": refuses}, // dense; and no second token
+	}
+	said := map[string]string{
+		"newer": "newer", "cut": "capture again", "emptied": "capture again", "without tables": "capture",
+	}
+	for name, dir := range oddCaptures(t) {
+		for _, args := range commands {
+			t.Run(name+"/"+strings.Join(args[:1], " "), func(t *testing.T) {
+				args, out := slices.Clone(args), filepath.Join(t.TempDir(), "out")
+				for i := range args {
+					args[i] = strings.ReplaceAll(args[i], "CAPTURE", dir)
+				}
+				code, stdout, stderr := execute(t, append(args, "-o", out)...)
+				failures := 0
+				for line := range strings.Lines(stderr) {
+					if !saying.MatchString(line) {
+						t.Errorf("it says %q", line)
+					}
+					if !strings.HasPrefix(line, "analyze: warning: ") && !strings.HasPrefix(line, "analyze: the capture holds several contexts") {
+						failures++
+					}
+				}
+				expect := want[name]
+				if e, ok := except[name][args[0]]; ok {
+					expect = e
+				}
+				if want := []int{cli.OK, cli.Failure}[expect]; code != want {
+					t.Errorf("exit %d, want %d: %s", code, want, stderr)
+				}
+				files, _ := filepath.Glob(filepath.Join(out, "*"))
+				switch {
+				case code == cli.Failure && (failures != 1 || stdout != "" || len(files) > 0):
+					t.Errorf("it fails, says %q and %q, and leaves %q", stderr, stdout, files)
+				case code == cli.Failure && !strings.Contains(stderr, said[name]):
+					t.Errorf("it says %q, want %q", stderr, said[name])
+				case code == cli.OK && (failures > 0 || nonsense.MatchString(stdout)):
+					t.Errorf("it says\n%s%s", stderr, stdout)
+				case code == cli.OK && name == "killed and cut" && !strings.Contains(stderr, "warning"):
+					t.Errorf("of a table that is cut off it says nothing: %q", stderr)
+				}
+			})
+		}
+	}
+}
+
+// What is left of a rotated capture is told as it is: the sums are those of the rows that are there.
+func TestRotatedSums(t *testing.T) {
+	dir, out := filepath.Join(t.TempDir(), "rotated"), t.TempDir()
+	if err := tracetest.Write(dir, tracetest.Options{Segments: 4, Keep: 2}); err != nil {
+		t.Fatal(err)
+	}
+	c, err := trace.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]int64{}
+	for a, err := range c.Accesses() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a.Context == 0 {
+			want[c.Structure[a.Tensor].Name] += a.Bytes
+		}
+	}
+	if code, _, stderr := execute(t, "rereads", "-c", dir, "-o", out); code != cli.OK || !strings.Contains(stderr, "context 0") {
+		t.Fatalf("exit %d: %s", code, stderr)
+	}
+	f, err := os.Open(filepath.Join(out, "rereads.csv"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	rows, err := csv.NewReader(f).ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, bytes := slices.Index(rows[0], "tensor_name"), slices.Index(rows[0], "read_bytes")
+	if len(want) == 0 || len(rows)-1 != len(want) || name < 0 || bytes < 0 {
+		t.Fatalf("%v; want %v", rows, want)
+	}
+	for _, r := range rows[1:] {
+		if r[bytes] != strconv.FormatInt(want[r[name]], 10) {
+			t.Errorf("%s: %s bytes, want %d", r[name], r[bytes], want[r[name]])
+		}
+	}
+}
