@@ -29,7 +29,9 @@ type cells struct {
 	text   heatmap.Text
 }
 
-func (c cells) Write(w io.Writer, format string) error { return heatmap.Write(w, c.matrix, c.text, format) }
+func (c cells) Write(w io.Writer, format string) error {
+	return heatmap.Write(w, c.matrix, c.text, format)
+}
 
 func heatmapFlags(cmd *cobra.Command, s *study) {
 	const byItself = "auto"

@@ -35,22 +35,27 @@ const (
 	blocksExtents = "extents"
 )
 
-// folio is the size of the largest folios on x86-64, and of arm64 with pages of 4 KiB.
-const folio = 2 << 20
+// folio is the size of the largest folios on x86-64, and of arm64 with pages of 4 KiB; leastBlock is that of the smallest blocks.
+const (
+	folio      = 2 << 20
+	leastBlock = 64 << 10
+)
 
 type whatifOptions struct {
 	*options
 	memory  []string
 	disk    string
 	touched string
+	ahead   int // KiB
 	compute time.Duration
 	group   int
 	blocks  string
 	format  string
-	// of memory and disk:
+	// of memory, disk and readahead:
 	sizes     []amount
 	bandwidth float64
 	asTouched float64
+	told      bool // readahead was
 }
 
 // amount is bytes, or a share of the working set.
@@ -65,9 +70,9 @@ func whatifCommand(root *options) *cobra.Command {
 		Use:   "whatif [flags]",
 		Short: "Say what more memory, or another disk, would be worth",
 		Long: `analyze whatif replays what generated tokens have read, in memories of other sizes, and says how many bytes a token
-would read again from disk, and how many tokens per second that is: with LRU (as the kernel about does), with random
-replacement, with a part that is pinned, with a part pinned and the rest streamed ahead, and by Belady's rule, which knows
-the future and bounds the others.
+would read again from disk, and how many tokens per second that is: with LRU, with LRU and the kernel's readahead (plain),
+with random replacement, with a part that is pinned, with a part pinned and the rest streamed ahead, with prefetchd (the same,
+with what it was measured to cost), and by Belady's rule, which knows the future and bounds the others.
 
 It writes
 
@@ -76,14 +81,13 @@ It writes
   whatif.png                    tokens per second against memory (--format for others)
 
 Memory is what the model's pages have, beside all else. What a fault costs beside its bytes is in these figures if the capture
-is of a run whose memory was short: its tokens tell how fast bytes come that are read as they are touched. What the kernel
-reads ahead though nobody asks for it is not.
+is of a run whose memory was short: its tokens tell how fast bytes come that are read as they are touched.
 
 Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 		Example: `  sudo tracer --detail op+io -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32
   analyze whatif --ram 8GB,12GB,0.85                           # sizes, or shares of the working set
   analyze whatif --disk 7GB/s --tokens-per-step 4              # with speculative decoding
-  analyze whatif --disk 500MB/s --json | jq '.rows[] | [.share, .results[3].tokens_per_second]'`,
+  analyze whatif --disk 500MB/s --json | jq '.rows[] | [.share, .results[5].tokens_per_second]'`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(cmd); err != nil {
@@ -97,9 +101,10 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 	f.StringSliceVar(&o.memory, "ram", o.memory, "memory for the model, `sizes` such as 8GB, or shares of the working set such as 0.85")
 	f.StringVar(&o.disk, "disk", "", "what the disk reads, `bytes` per second, such as 1.4GB/s (default: as tracer has measured it)")
 	f.StringVar(&o.touched, "touched", "", "what comes from disk if it is read as it is touched, `bytes` per second (default: as the capture's tokens had it, if they read\nfrom disk, else as --disk)")
+	f.IntVar(&o.ahead, "readahead", 0, "the disk's read_ahead_kb, `KiB` (default: as it was when tracer looked, else 128)")
 	f.DurationVar(&o.compute, "compute", 0, "`time` that a token computes (default: as the capture has it)")
 	f.IntVar(&o.group, "tokens-per-step", 1, "`n` tokens are computed together, and read what they share once: speculative decoding, or a batch")
-	cli.EnumVar(cmd, &o.blocks, "blocks", "", []string{blocksFolios, blocksExtents}, "memory is counted in folios of 2 MiB, or in extents: tensors, rows and experts as they lie")
+	cli.EnumVar(cmd, &o.blocks, "blocks", "", []string{blocksFolios, blocksExtents}, "memory is counted in folios of 2 MiB (less for small experts), or in extents: tensors, rows and experts as they lie")
 	cli.EnumVar(cmd, &o.format, "format", "", chart.Formats, "of the figure")
 	return cmd
 }
@@ -112,6 +117,9 @@ func (o *whatifOptions) check(cmd *cobra.Command) error {
 	const mostTokens = 1024
 	if o.group < 1 || o.group > mostTokens {
 		return cli.Usagef("--tokens-per-step is %d, want 1 to %d", o.group, mostTokens)
+	}
+	if o.ahead < 0 || o.ahead > 1<<20 {
+		return cli.Usagef("--readahead is %d, want 0 to %d KiB", o.ahead, 1<<20)
 	}
 	if o.compute < 0 || o.compute == 0 && cmd.Flags().Changed("compute") || o.compute > time.Hour {
 		return cli.Usagef("--compute is %v, want more than 0, and at most an hour", o.compute)
@@ -129,6 +137,7 @@ func (o *whatifOptions) check(cmd *cobra.Command) error {
 		}
 		*f.to = float64(n)
 	}
+	o.told = cmd.Flags().Changed("readahead")
 	o.sizes = nil
 	for _, text := range o.memory {
 		if share, err := strconv.ParseFloat(text, 64); err == nil && share > 0 && share <= 16 {
@@ -187,6 +196,14 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 		}
 	}
 	c.Compute *= time.Duration(o.group)
+	c.Readahead = int64(o.ahead) << 10
+	if d := in.capture.Meta.Disk; !o.told {
+		const usual = 128 // Linux's default
+		c.Readahead = usual << 10
+		if d != nil && d.ReadaheadKiB > 0 {
+			c.Readahead = int64(d.ReadaheadKiB) << 10
+		}
+	}
 	var memory []int64
 	for _, a := range o.sizes {
 		if a.share > 0 {
@@ -255,7 +272,7 @@ func (in *loaded) replayed(ctx context.Context, p *pattern.Pattern, o *whatifOpt
 		}
 		return n
 	}
-	granule := int64(folio)
+	granule := granule(in.capture.Structure, p.Model)
 	if o.blocks == blocksExtents {
 		granule = 0
 	}
@@ -300,6 +317,17 @@ func (in *loaded) replayed(ctx context.Context, p *pattern.Pattern, o *whatifOpt
 		}
 	}
 	return r, nil
+}
+
+// granule is the size of a block: a folio, but at most a quarter of an expert, which would be counted with its neighbours else.
+func granule(structure []tables.StructureRow, model int32) int64 {
+	size := int64(folio)
+	for _, s := range structure {
+		for s.Model == model && s.ExpertStride > 0 && size > s.ExpertStride/4 && size > leastBlock {
+			size /= 2
+		}
+	}
+	return size
 }
 
 // eachExtent tells what an access read: the chosen experts' slices, or so many bytes from where it begins. Of several rows that were gathered only the tensor is known: their bytes are taken from its beginning.

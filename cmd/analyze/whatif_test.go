@@ -33,10 +33,10 @@ func TestWhatIf(t *testing.T) {
 	if got.Steps != 3 || got.WorkingSet != size || got.PerToken != float64(size) || got.Bandwidth != 1e6 || len(got.Rows) != 2 || len(got.Files) != 4 {
 		t.Errorf("%+v of %d bytes", got, size)
 	}
-	if all := got.Rows[1].Results; all[0].Missed != 0 || all[0].TokS != 1000 || all[4].TokS != 1000 {
+	if all := got.Rows[1].Results; all[0].Missed != 0 || all[0].TokS != 1000 || all[6].TokS != 1000 {
 		t.Errorf("with all in memory %+v", all)
 	}
-	if half := got.Rows[0]; half.Memory != (size+1)/2 || half.Results[0].Missed < float64(size)/2 || half.Results[0].TokS >= half.Results[3].TokS {
+	if half := got.Rows[0]; half.Memory != (size+1)/2 || half.Results[0].Missed < float64(size)/2 || half.Results[0].TokS >= half.Results[4].TokS {
 		t.Errorf("with half of it %+v", half)
 	}
 	for _, name := range []string{"whatif.parquet", "whatif.csv", missCSV, "whatif.png"} {

@@ -43,7 +43,7 @@ func TestCycle(t *testing.T) {
 		{1 / 0.020, 1 / 0.020, 1 / 0.020, 0},
 	} {
 		r := a.Rows[i].Results
-		if !near(r[0].TokS, want.lru) || !near(r[2].TokS, want.pin) || !near(r[3].TokS, want.stream) || r[3].Missed != want.pinned {
+		if !near(r[0].TokS, want.lru) || !near(r[3].TokS, want.pin) || !near(r[4].TokS, want.stream) || r[4].Missed != want.pinned {
 			t.Errorf("with %d bytes %+v, want %+v", a.Rows[i].Memory, r, want)
 		}
 		bound := r[len(r)-1]
@@ -59,7 +59,7 @@ func TestCycle(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := two.Rows[0].Results; !near(r[0].TokS, 2/0.140) || !near(r[3].TokS, 2/0.050) || r[3].Missed != 25e6 || two.PerToken != 50e6 {
+	if r := two.Rows[0].Results; !near(r[0].TokS, 2/0.140) || !near(r[4].TokS, 2/0.050) || r[4].Missed != 25e6 || two.PerToken != 50e6 {
 		t.Errorf("two tokens in a step: %+v", r)
 	}
 }
@@ -82,7 +82,7 @@ func TestTold(t *testing.T) {
 		t.Error(err)
 	}
 	columns := a.Columns()
-	if got := columns[2].Values.([]string); len(got) != len(a.Strategies) || got[3] != "pin + stream" {
+	if got := columns[2].Values.([]string); len(got) != len(a.Strategies) || got[4] != "pin + stream" {
 		t.Errorf("strategies %q", got)
 	}
 	curve := a.CurveColumns()

@@ -1,0 +1,137 @@
+package reuse
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// slowAround does what Around says, with lists of blocks, the oldest first.
+func slowAround(s *Sequence, size int64, from int, half int64) (missed int64) {
+	of := make([]place, len(s.sizes))
+	end := map[int32]int64{}
+	for p, b := range s.index {
+		of[b] = p
+		end[p.file] = max(end[p.file], (s.files[p.file]+s.granule-1)/s.granule, p.first+1)
+	}
+	bytes := func(p place) int64 {
+		if b, ok := s.index[p]; ok {
+			return s.sizes[b]
+		}
+		return s.granule
+	}
+	var memory []place
+	mark := map[place]int64{}
+	held := func() (sum int64) {
+		for _, p := range memory {
+			sum += bytes(p)
+		}
+		return sum
+	}
+	counts := false
+	fetch := func(p place) {
+		if counts {
+			missed += bytes(p)
+		}
+		for len(memory) > 0 && held()+bytes(p) > size {
+			delete(mark, memory[0])
+			memory = memory[1:]
+		}
+		memory = append(memory, p)
+	}
+	window := func(file int32, from, to int64) {
+		to = min(to, end[file])
+		for first := max(from, 0); first < to; first++ {
+			p := place{file: file, first: first}
+			if slices.Contains(memory, p) {
+				continue
+			}
+			fetch(p)
+			delete(mark, p)
+			if first == to-max(half/2, 1) {
+				mark[p] = to
+			}
+		}
+	}
+	newest := func(p place) {
+		if i := slices.Index(memory, p); i >= 0 {
+			memory = append(slices.Delete(memory, i, i+1), p)
+		}
+	}
+	for i, b := range s.uses {
+		counts = i >= s.begin(from)
+		p := of[b]
+		switch {
+		case slices.Contains(memory, p):
+			newest(p)
+			if next := mark[p]; next > 0 {
+				delete(mark, p)
+				window(p.file, next, next+2*half)
+			}
+		case bytes(p) > size:
+			if counts {
+				missed += bytes(p)
+			}
+		default:
+			window(p.file, p.first-half, p.first+half)
+			if !slices.Contains(memory, p) {
+				fetch(p)
+			}
+			newest(p)
+		}
+	}
+	return missed
+}
+
+func TestAround(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 8))
+	wasted := false
+	for range 400 {
+		s, _ := random(r, 8, 1)
+		from := r.IntN(2)
+		for _, size := range []int64{4, 40, 100, 300, 2000} {
+			for _, half := range []int64{1, 2, 4} {
+				got, want := s.Around(size, from, 16*half), float64(slowAround(s, size, from, half))/float64(s.Steps()-from)
+				if !near(got, want) {
+					t.Fatalf("size %d, from %d, half %d: %g, want %g", size, from, half, got, want)
+				}
+				wasted = wasted || got > s.LRU(from).Missed(size)
+			}
+			if got, want := s.Around(size, from, 15), s.LRU(from).Missed(size); got != want {
+				t.Fatalf("a window below two blocks: %g, LRU %g", got, want)
+			}
+		}
+	}
+	if !wasted {
+		t.Error("no window ever cost anything")
+	}
+}
+
+// A cycle through a whole file is read by windows without a byte more; of lone blocks each costs a window.
+func TestAroundShapes(t *testing.T) {
+	const granule, blocks = 1 << 10, 200
+	cycle, lone := New(granule, []int64{blocks * granule}, 1), New(granule, []int64{blocks * granule}, 1)
+	for step := range 5 {
+		cycle.Step()
+		lone.Step()
+		for b := range int64(blocks) {
+			if err := cycle.Read(0, b*granule, granule); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i := range int64(4) {
+			if err := lone.Read(0, (20+40*i+int64(step))*granule, granule); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if got := cycle.Around(100*granule, 1, 8*granule); got < blocks*granule || got > 1.1*blocks*granule {
+		t.Errorf("a cycle reads %g, want about %d", got, blocks*granule)
+	}
+	if got := cycle.Around(blocks*granule, 1, 8*granule); got != 0 {
+		t.Errorf("a cycle that fits reads %g", got)
+	}
+	if got := lone.Around(16*granule, 1, 16*granule); got < 50*granule || got > 64*granule {
+		t.Errorf("four lone blocks read %g, want most of four windows of 16", got)
+	}
+}
