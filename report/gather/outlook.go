@@ -10,6 +10,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"tensorcast/internal/stats"
+	"tensorcast/sim/whatif"
 	"tensorcast/trace/tables"
 )
 
@@ -20,15 +21,16 @@ type Outlook struct {
 	Read            float64 `json:"read_bytes_per_token"`
 	Disk            float64 `json:"disk_bytes_per_token"`
 	Again           float64 `json:"reread_bytes_per_token"`
-	Stalled         float64 `json:"stalled_share"`           // of a token's time
-	DiskRate        float64 `json:"disk_bytes_per_second"`   // while tokens were generated
-	Bandwidth       float64 `json:"disk_bandwidth"`          // what the disk reads, bytes per second
-	Limit           int64   `json:"memory_limit_bytes"`      // of the process's control group
-	LimitOf         string  `json:"memory_limit_of"`         // which limit that is
-	Compute         float64 `json:"compute_s"`               // of a token, if it waits for nothing
-	Missing         int64   `json:"missing_bytes"`           // memory that is short of what all weights need
-	Fits            float64 `json:"tokens_per_second_fits"`  // expected if nothing was missing
-	Ahead           float64 `json:"tokens_per_second_ahead"` // at most, with this memory and disk, if all is read ahead
+	Stalled         float64 `json:"stalled_share"`               // of a token's time
+	DiskRate        float64 `json:"disk_bytes_per_second"`       // while tokens were generated
+	Bandwidth       float64 `json:"disk_bandwidth"`              // what the disk reads, bytes per second
+	Limit           int64   `json:"memory_limit_bytes"`          // of the process's control group
+	LimitOf         string  `json:"memory_limit_of"`             // which limit that is
+	Compute         float64 `json:"compute_s"`                   // of a token, if it waits for nothing
+	Missing         int64   `json:"missing_bytes"`               // memory that is short of what all weights need
+	Fits            float64 `json:"tokens_per_second_fits"`      // expected if nothing was missing
+	Ahead           float64 `json:"tokens_per_second_ahead"`     // at most, with this memory and disk, if all is read ahead
+	Helped          float64 `json:"tokens_per_second_prefetchd"` // expected with prefetchd
 	tokens          int
 	disk, stalls    bool // observed
 	routed          bool // tokens read different experts
@@ -75,6 +77,8 @@ func (c *Collector) Outlook(meta *tables.Meta, compute time.Duration) *Outlook {
 	o.Fits = 1 / o.Compute
 	if o.Bandwidth > 0 {
 		o.Ahead = 1 / math.Max(o.Compute, float64(o.Missing)/o.Bandwidth)
+		_, seconds := whatif.Helped(compute, float64(o.Missing), o.Bandwidth)
+		o.Helped = 1 / seconds
 	}
 	return o
 }
@@ -111,8 +115,8 @@ func (o *Outlook) Sentences() (all []string) {
 	if o.Fits > more*o.TokensPerSecond && o.TokensPerSecond > 0 {
 		text := fmt.Sprintf("With %.3g MiB more than the limit of %.4g MiB (%s) it would be about %.1f times as fast (%.3g tok/s instead of %.3g)",
 			float64(o.Missing)/mib, float64(o.Limit)/mib, o.LimitOf, o.Fits/o.TokensPerSecond, o.Fits, o.TokensPerSecond)
-		if o.Ahead > more*o.TokensPerSecond {
-			text += fmt.Sprintf("; reading ahead, as prefetchd does, reaches %.3g tok/s at most as it is", o.Ahead)
+		if o.Helped > more*o.TokensPerSecond {
+			text += fmt.Sprintf("; as it is, prefetchd is expected to reach %.3g tok/s (%.3g at most)", o.Helped, o.Ahead)
 		}
 		all = append(all, text+".")
 	}

@@ -36,9 +36,7 @@ type Strategy struct {
 	Ahead bool `json:"ahead"`
 	Bound bool `json:"bound"` // it knows the future: nothing is faster
 
-	// Of what was measured, not reasoned: bytes that each step reads beside what it misses, and a share of that.
-	beside  int64
-	surplus float64
+	measured bool // it is as Helped says
 }
 
 // strategies are those that are compared, the bound last.
@@ -48,7 +46,7 @@ var strategies = []Strategy{
 	{Name: "random", About: "what is dropped is chosen at random"},
 	{Name: "pin", About: "a set that never changes is kept; the rest is read when it is touched"},
 	{Name: "pin + stream", About: "a set that never changes is kept; the rest is read ahead, and dropped behind: what prefetchd reaches at most", Ahead: true},
-	{Name: "prefetchd", About: "the same as prefetchd has done it where it was measured: an eighth more is read, and 33 MiB, and computing waits for that", beside: 33 << 20, surplus: 0.13},
+	{Name: "prefetchd", About: "the same as prefetchd has done it where it was measured: an eighth more is read, and 33 MiB, and computing waits for that", measured: true},
 	{Name: "Belady", About: "what is used last again is dropped, and all is read ahead: the bound", Ahead: true, Bound: true},
 }
 
@@ -88,12 +86,19 @@ func (c *Config) result(s Strategy, missed float64) Result {
 	switch {
 	case s.Ahead:
 		seconds = max(c.Compute.Seconds(), missed/c.Bandwidth)
-	case s.beside > 0:
-		missed += min(float64(s.beside), missed) + s.surplus*missed
-		seconds = c.Compute.Seconds() + missed/c.Bandwidth
+	case s.measured:
+		missed, seconds = Helped(c.Compute, missed, c.Bandwidth)
 	}
 	tokens := float64(max(c.TokensPerStep, 1))
 	return Result{missed / tokens, tokens / seconds}
+}
+
+// Helped is what a step reads, in bytes, and takes, in seconds, with prefetchd if it misses so many bytes. This is a fit to what was measured, not a bound: prefetchd reads an eighth more than must be, and up to
+// 33 MiB (what is on its way, and read twice, takes room), and computing waits for it, as reading takes the processors' time. docs/performance.md has how well it fits.
+func Helped(compute time.Duration, missed, bandwidth float64) (bytes, seconds float64) {
+	const beside, surplus = 33 << 20, 0.13
+	bytes = missed + surplus*missed + min(missed, beside)
+	return bytes, compute.Seconds() + bytes/bandwidth
 }
 
 // Answer is what is printed.
