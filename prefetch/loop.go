@@ -22,6 +22,8 @@ type Options struct {
 	Memory   Memory
 	// Budget caps the bytes of the model in memory, whatever Memory says; 0: no cap.
 	Budget int64
+	// Share, if not nil, is asked for that cap instead, which may change; it must be safe for concurrent use.
+	Share func() int64
 	// Window is how many bytes may be read ahead or wait to be paged out; 0 chooses.
 	Window int64
 	// Lock locks what is held: nobody can reclaim it, not even when the target needs memory to live. Else it is kept: read, and never paged out from here, but the
@@ -593,8 +595,12 @@ func (c *Controller) checkRoom() error {
 		return err
 	}
 	room.Bytes -= room.margin()
-	if c.opts.Budget > 0 && c.opts.Budget < room.Bytes {
-		room.Bytes, room.Level = c.opts.Budget, LevelBudget
+	budget := c.opts.Budget
+	if c.opts.Share != nil {
+		budget = c.opts.Share()
+	}
+	if budget > 0 && budget < room.Bytes {
+		room.Bytes, room.Level = budget, LevelBudget
 	}
 	room.Bytes = c.explain(room.Bytes)
 	c.room = room

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -722,6 +723,25 @@ func TestFits(t *testing.T) {
 	r = settled(t, 1.5, prefetch.Options{Budget: 200 * mib}, nil)
 	if s := r.Summary(); s.Pinned == 0 || s.Level != prefetch.LevelBudget {
 		t.Errorf("%+v", s)
+	}
+	// It may change while it holds: what is too much is given back, and taken again.
+	var share atomic.Int64
+	share.Store(150 * mib)
+	r = settled(t, 0.8, prefetch.Options{Share: share.Load}, nil)
+	var held []int64
+	for _, bytes := range []int64{150 * mib, 80 * mib, 120 * mib} {
+		share.Store(bytes)
+		if _, err := r.Run(1, r.cycle, 12); err != nil {
+			t.Fatal(err)
+		}
+		s := r.Summary()
+		if s.Pinned > bytes || s.Level != prefetch.LevelBudget {
+			t.Errorf("of a budget of %d MiB %d are held (%s)", bytes/mib, s.Pinned/mib, s.Level)
+		}
+		held = append(held, s.Pinned)
+	}
+	if held[1] >= held[0] || held[2] <= held[1] {
+		t.Errorf("held %v", held)
 	}
 }
 

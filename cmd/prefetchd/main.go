@@ -38,6 +38,9 @@ type options struct {
 	dry      bool
 	noJoin   bool
 	wait     bool
+	auto     bool
+	names    []string
+	most     int
 	json     bool
 	verbose  bool
 	leave    int64
@@ -55,7 +58,7 @@ func main() {
 func command(unheard func()) *cobra.Command {
 	o := options{strategy: prefetch.StrategyNames()[0], guesses: prefetch.SpeculationNames()[0], around: readahead.Choices()[0]}
 	cmd := &cobra.Command{
-		Use:   "prefetchd (--pid N | --exec [flags] -- command [argument...])",
+		Use:   "prefetchd (--pid N | --wait NAME | --auto | --exec [flags] -- command [argument...])",
 		Short: "Keep the right bytes of a model in memory for a running llama.cpp",
 		Long: `Keep the right bytes of a model in memory for a running, unmodified llama.cpp.
 Learns from the warm-up or the first generated token what each token reads, keeps as much of it as fits in memory, and reads the
@@ -94,21 +97,34 @@ size_bytes, tensor_name, visits (times that a token reads it from disk if it is 
 Experts, which come and go, are not in it.
 
 Needs root. The model must be read through a file mapping: start llama.cpp with --no-repack, without --no-mmap.
-A process that holds no ggml is refused; --wait sleeps until it has loaded it.
+A process that holds no ggml is refused; --wait sleeps until it has loaded it. --wait NAME sleeps until a process of that
+name has. --auto goes on: it looks each second for new processes that map a library of ggml, or a *.gguf, and starts a
+prefetchd for each (--most at once), which has the flags that --auto has, and ends with its process.
 
 In a container it needs what it needs on the host: eBPF (no user namespace of its own), /proc of its PID namespace, and
 the target's memory cgroup, or --budget. From the host it helps a target in a container.
 
-Exit status: with --pid 0 when the target ended or prefetchd was interrupted, 1 on failure, 2 for wrong usage. With --exec
+Exit status: with --pid, --wait and --auto 0 when the target ended or prefetchd was interrupted, 1 on failure, 2 for wrong usage. With --exec
 the command's own (128+n if signal n ended it), also if helping it failed; 127 if there is no such program, 126 if it
 cannot be run, 1 if it was not started for another reason, 2 for wrong usage.`,
 		Example: `  sudo prefetchd --exec -- llama-cli -m model.gguf --no-repack -p "hi" -n 32
   sudo prefetchd --pid $(pidof llama-server)
   sudo prefetchd --wait --pid $!
+  sudo prefetchd --wait llama-server
+  sudo prefetchd --auto --name llama-server --budget 12GB
   sudo prefetchd --pid $(pidof llama-server) --pattern analysis/pattern.json
   sudo prefetchd status`,
 		Args: func(_ *cobra.Command, args []string) error { return o.check(args) },
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if o.auto {
+				return helpAll(cmd, o)
+			}
+			if o.pid == 0 && !o.exec {
+				var err error
+				if o.pid, err = waitFor(cmd, args[0]); err != nil {
+					return err
+				}
+			}
 			if o.exec {
 				unheard()
 				return o.advise(runCommand(cmd, o, args))
@@ -122,7 +138,8 @@ cannot be run, 1 if it was not started for another reason, 2 for wrong usage.`,
 	f.IntVarP(&o.pid, "pid", "p", 0, "help the running process `N`")
 	f.BoolVar(&o.exec, "exec", false, "start the command that follows, and help it from the first touch of its model on")
 	f.BoolVar(&o.asRoot, "as-root", false, "with --exec, run the command as root, not as the user who typed sudo")
-	f.BoolVar(&o.wait, "wait", false, "wait until the process has loaded ggml; else one that has not is refused")
+	f.BoolVar(&o.wait, "wait", false, "wait until the process has loaded ggml; else one that has not is refused. Without --pid: wait for a process with the name that follows")
+	autoFlags(f, &o)
 	f.StringVar(&o.pattern, "pattern", "", "begin with the pattern in `FILE`, which analyze wrote (pattern.json)")
 	cli.EnumVar(cmd, &o.strategy, "strategy", "", prefetch.StrategyNames(),
 		"auto (hold what fits, stream the rest), pin or stream alone, pattern (as auto, by --pattern only); both is auto's former name")
@@ -158,6 +175,10 @@ func (o *options) advise(err error) error {
 // check says in one line what is wrong with the arguments.
 func (o *options) check(args []string) error {
 	switch {
+	case o.auto:
+		return o.checkAuto(args)
+	case len(o.names) > 0:
+		return cli.Usagef("--name is for --auto; `prefetchd --wait NAME` waits for one process")
 	case o.exec && o.pid != 0:
 		return cli.Usagef("give --exec or --pid, not both")
 	case o.exec && len(args) == 0:
@@ -172,6 +193,8 @@ func (o *options) check(args []string) error {
 		return nil
 	case o.asRoot:
 		return cli.Usagef("--as-root is for --exec: not with --pid")
+	case o.wait && o.pid == 0 && len(args) == 1 && args[0] != "":
+		return nil
 	case len(args) > 0:
 		return cli.Usagef("unexpected argument %q: say which process to help with --pid, or start a command with --exec", args[0])
 	case o.pid <= 0:

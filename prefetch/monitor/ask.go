@@ -11,6 +11,9 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 )
 
@@ -22,6 +25,26 @@ const mostAnswer = 1 << 20
 
 // ask asks at one socket.
 func ask(ctx context.Context, path string) (r Report, err error) {
+	err = do(ctx, path, http.MethodGet, "/status", nil, func(body io.Reader) error {
+		if err := json.NewDecoder(io.LimitReader(body, mostAnswer)).Decode(&r); err != nil {
+			return fmt.Errorf("read its answer: %w", err)
+		}
+		return nil
+	})
+	return r, err
+}
+
+// SetBudget caps from now on how many bytes of the model the prefetchd of a target keeps in memory.
+func SetBudget(ctx context.Context, dir string, target int, bytes int64) error {
+	err := do(ctx, filepath.Join(dir, name(target)), http.MethodPut, "/budget", strings.NewReader(strconv.FormatInt(bytes, 10)), nil)
+	if err != nil {
+		return fmt.Errorf("tell the prefetchd of process %d its budget: %w", target, err)
+	}
+	return nil
+}
+
+// do makes a request at a socket, and reads the answer.
+func do(ctx context.Context, path, method, what string, body io.Reader, read func(io.Reader) error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -29,23 +52,23 @@ func ask(ctx context.Context, path string) (r Report, err error) {
 		return d.DialContext(ctx, "unix", path)
 	}}
 	defer transport.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://prefetchd/status", nil)
+	request, err := http.NewRequestWithContext(ctx, method, "http://prefetchd"+what, body)
 	if err != nil {
-		return r, err
+		return err
 	}
 	answer, err := (&http.Client{Transport: transport}).Do(request)
 	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF) {
-		return r, errNobody
+		return errNobody
 	}
 	if err != nil {
-		return r, err
+		return err
 	}
 	defer answer.Body.Close()
-	if answer.StatusCode != http.StatusOK {
-		return r, fmt.Errorf("it says %s", answer.Status)
+	if answer.StatusCode/100 != 2 {
+		return fmt.Errorf("it says %s", answer.Status)
 	}
-	if err := json.NewDecoder(io.LimitReader(answer.Body, mostAnswer)).Decode(&r); err != nil {
-		return r, fmt.Errorf("read its answer: %w", err)
+	if read == nil {
+		return nil
 	}
-	return r, nil
+	return read(answer.Body)
 }

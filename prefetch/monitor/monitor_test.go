@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func listen(t *testing.T, dir string, target int) *Server {
 	t.Helper()
-	s, err := Listen(dir, target, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	s, err := Listen(dir, target, func(int64) {}, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +82,7 @@ func TestWrong(t *testing.T) {
 	if err := os.Chmod(open, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if s, err := Listen(open, 1, slog.Default()); err == nil {
+	if s, err := Listen(open, 1, nil, slog.Default()); err == nil {
 		s.Close()
 		t.Error("it listens where anybody could")
 	}
@@ -104,6 +104,35 @@ func TestWrong(t *testing.T) {
 	cancel()
 	if _, err := List(gone, dir); !errors.Is(err, context.Canceled) {
 		t.Errorf("after the end: %v", err)
+	}
+}
+
+// A budget is set by those who may enter the directory; nonsense is refused.
+func TestSetBudget(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	set := make(chan int64, 1)
+	s, err := Listen(dir, 5, func(bytes int64) { set <- bytes }, slog.Default())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := SetBudget(t.Context(), dir, 5, 600e6); err != nil || <-set != 600e6 {
+		t.Error(err)
+	}
+	if err := SetBudget(t.Context(), dir, 5, -1); err == nil || !strings.Contains(err.Error(), "400") {
+		t.Errorf("a negative budget: %v", err)
+	}
+	if err := SetBudget(t.Context(), dir, 6, 1); err == nil || !strings.Contains(err.Error(), "process 6") {
+		t.Errorf("of nobody: %v", err)
+	}
+	for text, ok := range map[string]bool{"2GiB": true, "600MB\n": true, "much": false, "0": false, "": false, strings.Repeat("1", 100): false} {
+		err := do(t.Context(), filepath.Join(dir, "5.sock"), http.MethodPut, "/budget", strings.NewReader(text), nil)
+		if (err == nil) != ok {
+			t.Errorf("%q: %v", text, err)
+		}
+		if ok {
+			<-set
+		}
 	}
 }
 

@@ -7,15 +7,20 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
+
+	"github.com/dustin/go-humanize"
 
 	"tensorcast/internal/outfile"
 	"tensorcast/prefetch"
@@ -43,8 +48,8 @@ type Server struct {
 }
 
 // Listen answers from now on at DIR/TARGET.sock, in a directory that is made if it is missing, and that must be this user's alone. A socket that is there is replaced: a target has one helper
-// (prefetch.Claim), so it is of one that was killed. The caller must call Close.
-func Listen(dir string, target int, log *slog.Logger) (*Server, error) {
+// (prefetch.Claim), so it is of one that was killed. Budget is called when somebody sets the cap of what is kept ([SetBudget]); it must be safe for concurrent use. The caller must call Close.
+func Listen(dir string, target int, budget func(bytes int64), log *slog.Logger) (*Server, error) {
 	d, err := outfile.OpenDir(dir, 0o700)
 	if err != nil {
 		return nil, fmt.Errorf("make a place to be asked at: %w", err)
@@ -69,6 +74,16 @@ func Listen(dir string, target int, log *slog.Logger) (*Server, error) {
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4")
 		_ = WriteMetrics(w, s.now())
+	})
+	mux.HandleFunc("PUT /budget", func(w http.ResponseWriter, r *http.Request) {
+		text, err := io.ReadAll(io.LimitReader(r.Body, 64))
+		bytes, wrong := humanize.ParseBytes(strings.TrimSpace(string(text)))
+		if err != nil || wrong != nil || bytes == 0 || bytes > math.MaxInt64 {
+			http.Error(w, "want a size such as 600MB or 2GiB", http.StatusBadRequest)
+			return
+		}
+		budget(int64(bytes))
+		w.WriteHeader(http.StatusNoContent)
 	})
 	s.http = http.Server{Handler: mux, ReadTimeout: timeout, WriteTimeout: timeout, IdleTimeout: timeout, MaxHeaderBytes: 1 << 12, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)}
 	s.http.SetKeepAlivesEnabled(false)

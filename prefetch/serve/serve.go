@@ -13,6 +13,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -79,6 +80,7 @@ type server struct {
 	learned    learned
 	told       time.Time
 	monitor    *monitor.Server // nil: nobody can ask
+	budget     atomic.Int64    // as it was set last
 }
 
 // Run helps until the target ends, or ctx does; both are no error. It locks its goroutine to a thread for as long, as priority belongs to a thread, and the kernel's workers for
@@ -183,8 +185,9 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 		return s, err
 	}
 	defer func() { err = errors.Join(err, claim.Close()) }()
+	v.budget.Store(o.Prefetch.Budget)
 	if o.Ask != "" && !o.Dry {
-		if v.monitor, err = monitor.Listen(o.Ask, o.PID, o.Log); err != nil {
+		if v.monitor, err = monitor.Listen(o.Ask, o.PID, v.budget.Store, o.Log); err != nil {
 			o.Log.Info("prefetchd status will not tell of this", "why", err)
 			err = nil
 		} else {
@@ -229,6 +232,7 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 	p.Own = ownMemory
 	p.Urgent = func() { v.urgent(true) }
 	p.Guess = v.guesser
+	p.Share = v.budget.Load
 	v.controller = prefetch.New(pages, p)
 	defer v.keep()
 	if o.Planned != nil {

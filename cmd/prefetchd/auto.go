@@ -1,0 +1,119 @@
+package main
+
+// This file finds whom to help: --auto, and --wait with a name.
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"tensorcast/internal/cli"
+	"tensorcast/internal/proc"
+	"tensorcast/prefetch/auto"
+	"tensorcast/prefetch/monitor"
+)
+
+// mostHelped is how many processes --auto helps at once unless --most says otherwise: each takes a process of prefetchd's.
+const mostHelped = 8
+
+func autoFlags(f *pflag.FlagSet, o *options) {
+	f.BoolVar(&o.auto, "auto", false, "help every process that computes with ggml, as they come and go, each by a prefetchd of its own; --budget is divided evenly among them")
+	f.StringArrayVar(&o.names, "name", nil, "with --auto, only processes with this `NAME` (llama-server); may be repeated")
+	f.IntVar(&o.most, "most", mostHelped, "with --auto, help `N` processes at once: others wait until one has ended")
+}
+
+// checkAuto says what is wrong with --auto and what is beside it.
+func (o *options) checkAuto(args []string) error {
+	switch {
+	case o.pid != 0 || o.exec:
+		return cli.Usagef("--auto finds whom to help: not with --pid or --exec")
+	case len(args) > 0:
+		return cli.Usagef("unexpected argument %q: --auto --name NAME helps processes of that name", args[0])
+	case o.dry || o.plan != "":
+		return cli.Usagef("--dry-run and --plan are for --pid: of one process")
+	case o.pattern != "":
+		return cli.Usagef("--pattern is of one model: not with --auto")
+	case o.most < 1:
+		return cli.Usagef("--most is %d, want 1 or more", o.most)
+	case o.Budget > 0 && o.ask == "":
+		return cli.Usagef("--auto divides --budget by way of --run-dir, which is empty")
+	case slices.Contains(o.names, ""):
+		return cli.Usagef("--name is empty")
+	}
+	return nil
+}
+
+// helpAll helps whom it finds until ctx ends.
+func helpAll(cmd *cobra.Command, o options) error {
+	if os.Geteuid() != 0 {
+		return fmt.Errorf("needs root: sudo prefetchd --auto")
+	}
+	if err := proc.CheckMount(); err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this program: %w", err)
+	}
+	level := slog.LevelInfo
+	if o.verbose {
+		level = slog.LevelDebug
+	}
+	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
+	finder, err := auto.NewFinder(o.names...)
+	if err != nil {
+		return err
+	}
+	passed := helperFlags(cmd.Flags(), &o)
+	return auto.Run(cmd.Context(), finder, auto.Options{
+		Most: o.most, Budget: o.Budget, Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr(), Log: log,
+		Helper: func(c auto.Candidate, budget int64) []string {
+			args := append([]string{self, fmt.Sprint("--pid=", c.PID)}, passed...)
+			if c.Loaded { // it has ggml; what of it computes may come a moment later
+				args = append(args, "--wait")
+			}
+			if budget > 0 {
+				args = append(args, fmt.Sprint("--budget=", budget))
+			}
+			return args
+		},
+		Share: func(ctx context.Context, target int, bytes int64) error {
+			return monitor.SetBudget(ctx, o.ask, target, bytes)
+		},
+	})
+}
+
+// helperFlags are the flags that were given and that each helper is to have, too.
+func helperFlags(f *pflag.FlagSet, o *options) (args []string) {
+	f.Visit(func(f *pflag.Flag) {
+		value := f.Value.String()
+		switch f.Name {
+		case "auto", "name", "most", "budget", "wait":
+			return
+		case "leave": // as text, sizes are rounded
+			value = fmt.Sprint(o.leave)
+		case "window":
+			value = fmt.Sprint(o.Window)
+		}
+		args = append(args, fmt.Sprintf("--%s=%s", f.Name, value))
+	})
+	return args
+}
+
+// waitFor waits for a process by its name.
+func waitFor(cmd *cobra.Command, name string) (pid int, err error) {
+	finder, err := auto.NewFinder(name)
+	if err != nil {
+		return 0, err
+	}
+	c, err := finder.Wait(cmd.Context())
+	if err != nil {
+		return 0, fmt.Errorf("wait for %s: %w", name, err)
+	}
+	return c.PID, nil
+}
