@@ -13,6 +13,9 @@ NEEDED := gcc npm
 FUZZTIME := 60s
 # Tests of arithmetic, parsing and drawing in one goroutine, which the race detector makes ten times as slow: `make test` runs them without it.
 SINGLE := TestBound|TestCutLongArrays|TestStructureBound|TestDequantizeAgainstGGML|TestDequantizeModels|TestSplitModelBound|TestVocabulary|TestVocabularyMemory|TestSized|TestInflate|TestBytes|TestLikeTrained|TestValues|TestReadIsBounded|TestPictures|TestFigure|TestFigures|TestFormats|TestGolden
+# Packages whose tests run built commands on a real llama.cpp. The race detector sees this process only, and makes it slow to start anything:
+# `make test` runs with it what does not need root, and all without it.
+PROCESSES := ./cmd ./cmd/tracer ./cmd/prefetchd
 # Packages whose tests `make vm` runs; options of experiments/vm/run.sh, for instance --suite bookworm-backports.
 VM_PACKAGES := internal/uring internal/pagecache internal/proc internal/cgroup prefetch ebpf capture
 VM_OPTIONS :=
@@ -49,7 +52,10 @@ demo: deps build ## map, trace and draw a real llama.cpp run, then run it in too
 
 test: NEEDED += chromium g++ # a report's page is opened in the one, the other compiles a pattern's header
 test: deps ## run every test; those that need root run only as root, and say so
-	go tool gotestsum --format pkgname --format-hide-empty-pkg -- -race $(LDFLAGS) -skip '^($(SINGLE))$$' ./...
+	go tool gotestsum --format pkgname --format-hide-empty-pkg -- -race $(LDFLAGS) -skip '^($(SINGLE))$$' \
+		$$(go list ./... | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')")
+	go tool gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped -- -race -short $(LDFLAGS) $(PROCESSES)
+	go tool gotestsum --format pkgname --format-hide-empty-pkg -- $(LDFLAGS) $(PROCESSES)
 	go tool gotestsum --format pkgname --format-hide-empty-pkg -- $(LDFLAGS) -run '^($(SINGLE))$$' \
 		$$(grep -rlE '^func ($(SINGLE))\(' --include='*_test.go' . | xargs -n 1 dirname | sort -u)
 

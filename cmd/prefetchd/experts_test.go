@@ -141,6 +141,7 @@ func TestTrainedMixture(t *testing.T) {
 
 // What was learned of a mixture's routers is there for the next target, whatever has become of the file.
 func TestLearned(t *testing.T) {
+	testenv.NeedRoot(t)
 	dir := filepath.Join(t.TempDir(), "learned")
 	run := func(when string) (said string) {
 		t.Helper()
