@@ -1,0 +1,156 @@
+package cmd_test
+
+// This file checks that the commands which the documents show are there: each tool, subcommand and flag.
+
+import (
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// words splits a command line as a shell does, as far as documents go. What is quoted is one word; a comment ends it.
+func words(line string) (all []string) {
+	var word strings.Builder
+	quote, begun := rune(0), false
+	flush := func() {
+		if begun {
+			all = append(all, word.String())
+		}
+		word.Reset()
+		begun = false
+	}
+	for _, r := range line {
+		switch {
+		case quote != 0 && r == quote:
+			quote = 0
+		case quote != 0:
+			word.WriteRune(r)
+		case r == '\'' || r == '"':
+			quote, begun = r, true
+		case r == '#' && !begun:
+			return all
+		case r == ' ':
+			flush()
+		case strings.ContainsRune("|;&>()`", r):
+			flush()
+			all = append(all, string(r))
+		default:
+			word.WriteRune(r)
+			begun = true
+		}
+	}
+	flush()
+	return all
+}
+
+// helps is what a command's --help says, by the command's words.
+type helps map[string]string
+
+func (h helps) of(t *testing.T, command []string) string {
+	t.Helper()
+	key := strings.Join(command, " ")
+	if text, ok := h[key]; ok {
+		return text
+	}
+	out, err := exec.Command(bin[command[0]], append(command[1:len(command):len(command)], "--help")...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s --help: %v: %s", key, err, out)
+	}
+	h[key] = string(out)
+	return h[key]
+}
+
+var (
+	flagWord = regexp.MustCompile(`^(--?[a-z][a-z0-9-]*)(=.*)?$`)
+	codeLine = regexp.MustCompile(`(?m)^    +\$? ?(.*)$`)
+	codeSpan = regexp.MustCompile("`([^`]+)`")
+)
+
+// check checks the commands of a line, and those that its quoted words hold. It returns how many there are.
+func (h helps) check(t *testing.T, where, line string) (n int) {
+	t.Helper()
+	all := words(line)
+	for i := 0; i < len(all); i++ {
+		if strings.Contains(all[i], " ") {
+			n += h.check(t, where, all[i])
+			continue
+		}
+		name := all[i]
+		if at := strings.LastIndexByte(name, '='); at >= 0 { // lab's --variant name=command
+			name = name[at+1:]
+		}
+		tool := path.Base(name)
+		if bin[tool] == "" || strings.HasPrefix(name, "./cmd/") || i+1 < len(all) && (all[i+1] == "=" || all[i+1] == "(") || i > 0 && (all[i-1] == "-name" || all[i-1] == "go") {
+			continue
+		}
+		if !strings.Contains(name, "/") && i > 0 && !strings.ContainsAny(all[i-1], "|;&(`") && all[i-1] != "sudo" {
+			continue // a word, no command
+		}
+		command := []string{tool}
+		n++
+		for i++; i < len(all); i++ {
+			w := all[i]
+			if w == "--" || strings.ContainsAny(w, "|;&>`") && len(w) == 1 {
+				break
+			}
+			if strings.Contains(w, " ") {
+				n += h.check(t, where, w)
+				continue
+			}
+			help := h.of(t, command)
+			if regexp.MustCompile(`(?m)^  ` + regexp.QuoteMeta(w) + `  +\S`).MatchString(help) {
+				command = append(command, w)
+				continue
+			}
+			flag := flagWord.FindStringSubmatch(w)
+			if flag == nil || flag[1] == "-" {
+				continue
+			}
+			if !regexp.MustCompile(`(?m)(^|[ ,])` + regexp.QuoteMeta(flag[1]) + `([ ,=\[\n]|$)`).MatchString(help) {
+				t.Errorf("%s: %s has no %s: %s", where, strings.Join(command, " "), flag[1], line)
+			}
+		}
+	}
+	return n
+}
+
+// Every command line in the documents names tools, subcommands and flags that there are.
+func TestDocumentedCommands(t *testing.T) {
+	h, n := helps{}, 0
+	var files []string
+	for _, pattern := range []string{"*.md", "docs/*.md", "fabric/*.md", "thesis-notes/*.md"} {
+		found, err := filepath.Glob(filepath.Join("..", pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, found...)
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := strings.ReplaceAll(string(data), "\\\n", " ")
+		for _, m := range codeLine.FindAllStringSubmatch(text, -1) {
+			n += h.check(t, file, m[1])
+		}
+		for _, m := range codeSpan.FindAllStringSubmatch(text, -1) {
+			if !strings.Contains(m[1], "\n") {
+				n += h.check(t, file, m[1])
+			}
+		}
+	}
+	if n < 100 {
+		t.Errorf("%d commands in %q: they are not found", n, files)
+	}
+	t.Logf("%d commands", n)
+	// It can fail.
+	fails := &testing.T{}
+	if h.check(fails, "here", "sudo bin/prefetchd --pid 1 --nonsense"); !fails.Failed() {
+		t.Error("a flag that does not exist passes")
+	}
+}
