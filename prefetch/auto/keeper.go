@@ -5,6 +5,7 @@ package auto
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -86,7 +87,7 @@ func (k *keeper) start() {
 	for len(k.waiting) > 0 && len(k.helpers) < k.o.Most {
 		c := k.waiting[0]
 		k.waiting = k.waiting[1:]
-		if syscall.Kill(c.PID, 0) != nil {
+		if errors.Is(syscall.Kill(c.PID, 0), syscall.ESRCH) {
 			continue // it has ended while it waited
 		}
 		h := &helper{Candidate: c, said: &lines{to: k.o.Err, mu: &k.mu, prefix: fmt.Sprintf("%d %s: ", c.PID, c.Name)}}
