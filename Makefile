@@ -16,8 +16,11 @@ SINGLE := TestBound|TestCutLongArrays|TestStructureBound|TestDequantizeAgainstGG
 # Packages whose tests `make vm` runs; options of experiments/vm/run.sh, for instance --suite bookworm-backports.
 VM_PACKAGES := internal/uring internal/pagecache internal/proc internal/cgroup prefetch ebpf capture
 VM_OPTIONS :=
+# Where `make install` puts things.
+DESTDIR :=
+PREFIX  := /usr/local
 
-.PHONY: help build deps demo test test-unit vm bench experiments lint generate fuzz clean
+.PHONY: help build install uninstall deps demo test test-unit vm bench experiments lint generate fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -27,6 +30,13 @@ build: ## build the commands into bin/
 	go build $(LDFLAGS) -o $(BIN)/ ./cmd/... ./experiments/cmd/...
 	$(CC) -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -shared -fvisibility=hidden -pthread -Iinclude -o $(BIN)/libtfmbs_device.so -x c fabric/driver/tfmbs_device.c
 	$(CC) -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -shared -fvisibility=hidden -pthread -Iinclude -o $(BIN)/libggml-tfmbs.so -x c fabric/backend/tfmbs_backend.c fabric/driver/tfmbs_device.c -ldl
+
+# Nothing is compiled here: root needs no Go, and leaves no files of its own in the checkout.
+install: ## install what make build made below PREFIX (/usr/local), or DESTDIR/PREFIX
+	@packaging/install.sh $(BIN) "$(DESTDIR)" "$(PREFIX)"
+
+uninstall: ## remove what make install installed, with the same PREFIX and DESTDIR
+	@packaging/install.sh --remove "$(DESTDIR)" "$(PREFIX)"
 
 # Installs missing programs if possible (as root on Debian or Ubuntu), otherwise names them.
 deps:
