@@ -53,7 +53,7 @@ echo "file $list" > "$work/list"
 # record writes the list. It is written after a failure, too, so that what was installed until then can be removed.
 record() {
 	status=$?
-	directory "$(dirname "$list")"
+	directory "${list%/*}"
 	grep "$1" "$work/before" >> "$work/list" || true # an earlier installation's
 	sort -u "$work/list" > "$work/sorted"
 	install -m 644 "$work/sorted" "$destdir/$list"
@@ -64,21 +64,28 @@ trap 'record .' EXIT
 
 # directory makes $1, a path below DESTDIR, with those above it, and lists those that were not there.
 directory() {
-	[ -n "$1" ] && [ "$1" != . ] || { mkdir -p "$destdir/"; return; }
-	directory "$(dirname "$1")"
-	[ -d "$destdir/$1" ] || { mkdir "$destdir/$1"; echo "directory $1" >> "$work/list"; }
+	[ ! -d "$destdir/$1" ] || return 0
+	case $1 in
+	'') mkdir -p "$destdir/"; return ;;
+	*/*) directory "${1%/*}" ;;
+	*) directory '' ;;
+	esac
+	mkdir "$destdir/$1"
+	echo "directory $1" >> "$work/list"
 }
 
 # put installs file $2 as $3 (below PREFIX) with mode $1.
 put() {
 	to=${prefix:+$prefix/}$3
-	directory "$(dirname "$to")"
+	directory "${to%/*}"
 	echo "file $to" >> "$work/list"
 	install -m "$1" "$2" "$destdir/$to"
 }
 
 for c in $commands; do
 	put 755 "$bin/$c" "bin/$c"
+	"$run/$c" __man > "$work/out"
+	put 644 "$work/out" "share/man/man1/$c.1"
 	"$run/$c" completion bash > "$work/out"
 	put 644 "$work/out" "share/bash-completion/completions/$c"
 	"$run/$c" completion zsh > "$work/out"
