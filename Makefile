@@ -19,17 +19,36 @@ PROCESSES := ./cmd ./cmd/tracer ./cmd/prefetchd
 # Packages whose tests `make vm` runs; options of experiments/vm/run.sh, for instance --suite bookworm-backports.
 VM_PACKAGES := internal/uring internal/pagecache internal/proc internal/cgroup prefetch ebpf capture
 VM_OPTIONS :=
+# Where `make install` puts things.
+DESTDIR :=
+PREFIX  := /usr/local
 
-.PHONY: help build deps demo test test-unit vm bench experiments lint generate fuzz clean
+.PHONY: help build libraries install uninstall dist dist-check deps demo test test-unit vm bench experiments lint generate fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
-build: ## build the commands into bin/
+build: libraries ## build the commands into bin/
 	@mkdir -p $(BIN)
 	go build $(LDFLAGS) -o $(BIN)/ ./cmd/... ./experiments/cmd/...
+
+libraries: # the C libraries
+	@mkdir -p $(BIN)
 	$(CC) -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -shared -fvisibility=hidden -pthread -Iinclude -o $(BIN)/libtfmbs_device.so -x c fabric/driver/tfmbs_device.c
 	$(CC) -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -shared -fvisibility=hidden -pthread -Iinclude -o $(BIN)/libggml-tfmbs.so -x c fabric/backend/tfmbs_backend.c fabric/driver/tfmbs_device.c -ldl
+
+# Nothing is compiled here: root needs no Go, and leaves no files of its own in the checkout.
+install: ## install what make build made below PREFIX (/usr/local), or DESTDIR/PREFIX
+	@packaging/install.sh $(BIN) "$(DESTDIR)" "$(PREFIX)"
+
+uninstall: ## remove what make install installed, with the same PREFIX and DESTDIR
+	@packaging/install.sh --remove "$(DESTDIR)" "$(PREFIX)"
+
+dist: ## static archives and .deb for amd64 and arm64, in dist/; the same commit gives the same bytes
+	packaging/dist.sh dist amd64 arm64
+
+dist-check: ## are the packages the same when they are made twice, do they run, and does their removal leave nothing? (what is committed; minutes)
+	packaging/check.sh
 
 # Installs missing programs if possible (as root on Debian or Ubuntu), otherwise names them.
 deps:
@@ -106,4 +125,4 @@ generate: ## compile the BPF programs (needs clang, llvm, libbpf-dev)
 	go generate ./...
 
 clean: ## remove what was built
-	rm -rf $(BIN) demo
+	rm -rf $(BIN) demo dist

@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"tensorcast/ebpf"
 	"tensorcast/event"
 	"tensorcast/internal/cgroup"
 	"tensorcast/internal/cli"
@@ -158,6 +160,9 @@ cannot be run, 1 if it was not started for another reason, 2 for wrong usage.`,
 	readaheadFlags(cmd, &o)
 	planFlags(f, &o)
 	cmd.AddCommand(newDoctorCommand(), newStatusCommand(), newFabricCommand(), guardianCommand())
+	objects := ebpf.Objects()
+	maps.Copy(objects, readahead.Objects())
+	cli.Objects(cmd, objects)
 	return cmd
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tensorcast/ebpf"
 	"tensorcast/internal/cli"
 	"tensorcast/trace/tables"
 )
@@ -87,5 +88,6 @@ with --pid 0. With --strict 1 also if any event was lost or could not be read wh
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "say which probes are set")
 	f.SetInterspersed(false)
 	root.AddCommand(newDoctorCommand())
+	cli.Objects(root, ebpf.Objects())
 	return root
 }

@@ -101,11 +101,19 @@ func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 	prepare(root, &accepted)
 	root.SilenceUsage, root.SilenceErrors = true, true
 	root.Version = Version()
+	if bpf := root.Annotations[bpfObjects]; bpf != "" {
+		root.Version += ", BPF " + bpf
+	}
 	root.Flags().Bool("version", false, "print the version")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
 	root.SetArgs(append([]string{}, args...)) // cobra takes nil for os.Args
 	root.SetOut(stdout)
 	root.SetErr(stderr)
+	if len(args) == 1 && args[0] == manualCommand {
+		root.RunE = func(cmd *cobra.Command, _ []string) error { return writeManual(cmd.OutOrStdout(), cmd) }
+		root.Args, accepted = cobra.NoArgs, true
+		root.SetArgs([]string{})
+	}
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return OK

@@ -156,6 +156,16 @@ func TestContextEnds(t *testing.T) {
 	}
 }
 
+// The hash is that of the file, so that sha256sum tells which objects a command has.
+func TestVersionObjects(t *testing.T) {
+	root := command()
+	Objects(root, map[string][]byte{"b": []byte("abc"), "a": nil})
+	var out bytes.Buffer
+	if code := Run(t.Context(), root, []string{"--version"}, &out, &out); code != 0 || !strings.HasSuffix(out.String(), ", BPF a e3b0c44298fc, b ba7816bf8f01\n") {
+		t.Errorf("exit %d, %q", code, out.String())
+	}
+}
+
 func TestVersion(t *testing.T) {
 	code, stdout, stderr := run(t.Context(), "--version")
 	if code != 0 || stderr != "" || !strings.HasPrefix(stdout, "demo version ") || !strings.Contains(stdout, "go1.") || strings.Count(stdout, "\n") != 1 {
@@ -167,6 +177,11 @@ func TestVersion(t *testing.T) {
 	}}
 	if got, want := versionOf(info), "(devel), revision abc of 2026-01-02T03:04:05Z with changes, go1.26 linux/amd64"; got != want {
 		t.Errorf("%q, want %q", got, want)
+	}
+	revision, revisionTime = "def", "2026-01-02T03:04:05Z"
+	t.Cleanup(func() { revision, revisionTime = "", "" })
+	if got := Version(); !strings.Contains(got, "revision ") {
+		t.Errorf("%q lacks the linker's revision", got)
 	}
 	info.Settings, info.Main.Version = info.Settings[3:], "v1.2.3"
 	if got, want := versionOf(info), "v1.2.3, go1.26 linux/amd64"; got != want {

@@ -1,0 +1,8 @@
+package ebpf
+
+// This file names the BPF objects of this build.
+
+// Objects returns the BPF object files that this package loads, by name. They are not to be changed.
+func Objects() map[string][]byte {
+	return map[string][]byte{"trace": _TraceBytes, "system": _SystemBytes}
+}
