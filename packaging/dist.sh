@@ -56,6 +56,7 @@ pack() {
 		depends="Depends: libc6 (>= $needed)"
 	fi
 	mkdir "$deb/DEBIAN"
+	install -m 755 packaging/debian/* "$deb/DEBIAN/"
 	{
 		echo "Package: tensorcast"
 		echo "Version: $version"

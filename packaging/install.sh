@@ -97,6 +97,10 @@ for l in $libraries; do # where there is no C compiler for the architecture they
 	[ ! -f "$bin/$l" ] || put 644 "$bin/$l" "lib/$l"
 done
 [ ! -f "$bin/libtfmbs_device.so" ] || put 644 "$here/include/tfmbs_host.h" include/tfmbs_host.h
+for u in "$here"/packaging/systemd/*.service; do # below /usr/local, too, is where systemd looks for units
+	sed "s,@BINDIR@,${prefix:+/$prefix}/bin,g" "$u" > "$work/out"
+	put 644 "$work/out" "lib/systemd/system/${u##*/}"
+done
 for f in LICENSE README.md SECURITY.md; do put 644 "$here/$f" "share/doc/tensorcast/$f"; done
 
 # What an earlier installation had and this one has not goes. The directories that it made stay known.

@@ -181,7 +181,7 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 	outlook := st.sums.Outlook(in.capture.Meta, 0)
 	from := "as --compute says"
 	if least := st.compute(); c.Compute == 0 && outlook.Short() && least > 0 {
-		c.Compute, from = least, "the sum over the ops, each at its fastest"
+		c.Compute, from = least, "the sum over the ops, each at its fastest, or at its kind's"
 	}
 	if c.Compute == 0 {
 		if c.Compute, from, err = r.compute(); err != nil {

@@ -1,0 +1,139 @@
+package main
+
+// This test runs prefetchd with the capabilities that its systemd unit leaves it, and with each of them missing.
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/internal/testenv"
+)
+
+// littleReadahead is what prefetchd says when it has made small what the target's faults read.
+const littleReadahead = "the target's faults read up to"
+
+// startHeld starts the target in its cgroup as start does, but it loads nothing before loads is called.
+func (r *rig) startHeld() (loads func()) {
+	r.t.Helper()
+	script := `for f in $GROUPS_FILES; do echo $$ > $f; done; read -r go; exec "$0" "$@" < /dev/null`
+	cmd := exec.Command("sh", append([]string{"-c", script}, r.in.Command(r.t.Context(), r.options).Args...)...)
+	cmd.Env = append(os.Environ(), "GROUPS_FILES="+strings.Join(r.group.ProcsFiles(), " "))
+	cmd.Stdout, cmd.Stderr = &r.stdout, os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		r.t.Fatal(err)
+	}
+	r.target = cmd
+	r.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return func() {
+		if _, err := fmt.Fprintln(in); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+}
+
+// The unit's capabilities are enough to help a target with more of them, which reads another user's model that nobody else may read. Without
+// any one of them that fails, as the unit says: there are no more than are needed.
+func TestUnitCapabilities(t *testing.T) {
+	testenv.NeedRoot(t)
+	setpriv, err := exec.LookPath("setpriv")
+	if err != nil {
+		t.Skip("setpriv is missing (Debian package util-linux)")
+	}
+	unit, err := os.ReadFile("../../packaging/systemd/tensorcast-prefetchd@.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := regexp.MustCompile(`(?m)^CapabilityBoundingSet=(.+)$`).FindSubmatch(unit)
+	if line == nil {
+		t.Fatal("the unit limits no capabilities")
+	}
+	capabilities := strings.Fields(strings.ToLower(strings.ReplaceAll(string(line[1]), "CAP_", "")))
+
+	data, err := os.ReadFile(llamatest.Model(t, model))
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "of-another-user.gguf")
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(path, 65534, 65534); err != nil {
+		t.Fatal(err)
+	}
+
+	// fails says what is to be seen without a capability.
+	fails := map[string]func(h *helper, ended error) bool{
+		"bpf": func(h *helper, ended error) bool {
+			return ended != nil && strings.Contains(h.stderr.String(), "lacks CAP_BPF")
+		},
+		"perfmon": func(h *helper, ended error) bool {
+			return ended != nil && strings.Contains(h.stderr.String(), "lacks CAP_PERFMON")
+		},
+		"sys_nice": func(h *helper, ended error) bool {
+			return ended != nil && strings.Contains(h.stderr.String(), "it takes CAP_SYS_NICE")
+		},
+		"sys_ptrace": func(h *helper, _ error) bool { return !strings.Contains(h.stderr.String(), littleReadahead) },
+		"dac_read_search": func(h *helper, ended error) bool {
+			return ended != nil && strings.Contains(h.stderr.String(), "open the model: ")
+		},
+		"fowner": func(h *helper, ended error) bool {
+			return ended == nil && strings.Contains(h.stderr.String(), "may not page out")
+		},
+	}
+	for name := range fails {
+		if !slices.Contains(capabilities, name) {
+			t.Errorf("the unit has no %s, whose need is tested", name)
+		}
+	}
+	for _, without := range append([]string{""}, capabilities...) {
+		t.Run("without "+without, func(t *testing.T) {
+			r := newRigOf(t, "another user's", path, 0.4, 60)
+			loads := r.startHeld()
+			set := "-all"
+			for _, c := range capabilities {
+				if c != without {
+					set += ",+" + c
+				}
+			}
+			h := &helper{Cmd: exec.Command(setpriv, "--no-new-privs", "--bounding-set", set, "--inh-caps", "-all",
+				prefetchd, "--wait", "--pid", fmt.Sprint(r.target.Process.Pid), "--always", "-v", "--json")}
+			h.Stdout, h.Stderr = &h.stdout, &h.stderr
+			if err := h.Start(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = h.Process.Kill(); _ = h.Wait() })
+			time.Sleep(time.Second) // it waits, or has ended
+			loads()
+			r.finish()
+			if without != "" {
+				if see := fails[without]; see == nil {
+					t.Errorf("nothing is known to fail without %s", without)
+				} else if err := h.Wait(); !see(h, err) {
+					t.Errorf("%s is not missed: %v\n%s", without, err, h.stderr.String())
+				}
+				return
+			}
+			s := h.summary(t)
+			if s.Tokens == 0 || s.Idle != "" || s.Streamed == 0 || s.Pinned == 0 || !strings.Contains(h.stderr.String(), littleReadahead) {
+				t.Errorf("no help: %+v\n%s", s, h.stderr.String())
+			}
+			for _, unwanted := range []string{"level=WARN", "level=ERROR"} {
+				if strings.Contains(h.stderr.String(), unwanted) {
+					t.Errorf("it complains:\n%s", h.stderr.String())
+				}
+			}
+		})
+	}
+}
