@@ -94,11 +94,11 @@ func (c *Config) result(s Strategy, missed float64) Result {
 }
 
 // Helped is what a step reads, in bytes, and takes, in seconds, with prefetchd if it misses so many bytes. This is a fit to what was measured, not a bound: prefetchd reads an eighth more than must be, and up to
-// 33 MiB (what is on its way, and read twice, takes room), and computing waits for it, as reading takes the processors' time. docs/performance.md has how well it fits.
+// 33 MiB (what is on its way, and read twice, takes room), at nine tenths of what the disk can, and computing waits for it, as reading takes the processors' time. docs/performance.md has how well it fits.
 func Helped(compute time.Duration, missed, bandwidth float64) (bytes, seconds float64) {
-	const beside, surplus = 33 << 20, 0.13
+	const beside, surplus, used = 33 << 20, 0.13, 0.9
 	bytes = missed + surplus*missed + min(missed, beside)
-	return bytes, compute.Seconds() + bytes/bandwidth
+	return bytes, compute.Seconds() + bytes/(used*bandwidth)
 }
 
 // Answer is what is printed.
