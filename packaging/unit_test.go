@@ -43,7 +43,8 @@ func TestUnits(t *testing.T) {
 			t.Fatal(err)
 		}
 		instance := filepath.Join(dir, strings.Replace(filepath.Base(unit), "@.", "@server.", 1))
-		write(t, instance, regexp.MustCompile("(?m)^Documentation=.*\n").ReplaceAllString(string(data), ""))
+		text := regexp.MustCompile("(?m)^Documentation=.*\n").ReplaceAllString(string(data), "")
+		write(t, instance, strings.ReplaceAll(text, "/opt/it/", root+"/opt/it/")) // where the program is
 		if out, err := exec.Command(analyze, "verify", instance).CombinedOutput(); err != nil || strings.Contains(string(out), filepath.Base(instance)) {
 			t.Errorf("%s: %v\n%s", filepath.Base(unit), err, out)
 		}

@@ -72,7 +72,7 @@ func whatifCommand(root *options) *cobra.Command {
 		Long: `analyze whatif replays what generated tokens have read, in memories of other sizes, and says how many bytes a token
 would read again from disk, and how many tokens per second that is: with LRU, with LRU and the kernel's readahead (plain),
 with random replacement, with a part that is pinned, with a part pinned and the rest streamed ahead, with prefetchd (the same,
-with what it was measured to cost), and by Belady's rule, which knows the future and bounds the others.
+with what it was measured to cost; not of a mixture of experts), and by Belady's rule, which knows the future and bounds the others.
 
 It writes
 
@@ -87,7 +87,7 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 		Example: `  sudo tracer --detail op+io -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32
   analyze whatif --ram 8GB,12GB,0.85                           # sizes, or shares of the working set
   analyze whatif --disk 7GB/s --tokens-per-step 4              # with speculative decoding
-  analyze whatif --disk 500MB/s --json | jq '.rows[] | [.share, .results[5].tokens_per_second]'`,
+  analyze whatif --disk 500MB/s --json | jq '.rows[] | [.share, .results[4].tokens_per_second]'`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(cmd); err != nil {
@@ -177,8 +177,8 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 	if err != nil {
 		return err
 	}
-	c := whatif.Config{Sequence: r.sequence, From: r.from, Compute: o.compute, Bandwidth: o.bandwidth, Touched: o.asTouched, TokensPerStep: o.group}
 	outlook := st.sums.Outlook(in.capture.Meta, 0)
+	c := whatif.Config{Sequence: r.sequence, From: r.from, Compute: o.compute, Bandwidth: o.bandwidth, Touched: o.asTouched, TokensPerStep: o.group, Routed: outlook.Routed()}
 	from := "as --compute says"
 	if least := st.compute(); c.Compute == 0 && outlook.Short() && least > 0 {
 		c.Compute, from = least, "the sum over the ops, each at its fastest, or at its kind's"

@@ -86,6 +86,9 @@ func (c *Collector) Outlook(meta *tables.Meta, compute time.Duration) *Outlook {
 // Short says whether tokens need what memory does not hold.
 func (o *Outlook) Short() bool { return o.Disk > little*o.Read }
 
+// Routed says whether tokens read different experts.
+func (o *Outlook) Routed() bool { return o.routed }
+
 // Touched is how many bytes per second came from disk while a token did not compute; 0 if that is not known.
 func (o *Outlook) Touched(compute time.Duration) float64 {
 	if !o.Short() || o.TokensPerSecond <= 0 {

@@ -26,6 +26,8 @@ type Config struct {
 	// Readahead is how many bytes the kernel reads around a miss: read_ahead_kb (see [reuse.Sequence.Around]).
 	Readahead     int64
 	TokensPerStep int // at least 1
+	// Routed says that tokens read different experts: then what prefetchd reaches is not said, as its time goes into reading slices when a router has chosen, not into bytes.
+	Routed bool
 }
 
 // Strategy is a way to use memory.
@@ -50,8 +52,17 @@ var strategies = []Strategy{
 	{Name: "Belady", About: "what is used last again is dropped, and all is read ahead: the bound", Ahead: true, Bound: true},
 }
 
-// Strategies are the strategies, in the order of [Row.Results].
-func Strategies() []Strategy { return append([]Strategy(nil), strategies...) }
+// strategies are those that something can be said of.
+func (c *Config) strategies() (of []Strategy) {
+	for _, s := range strategies {
+		if c.says(&s) {
+			of = append(of, s)
+		}
+	}
+	return of
+}
+
+func (c *Config) says(s *Strategy) bool { return !s.measured || !c.Routed }
 
 // Row is what is expected with one amount of memory.
 type Row struct {
@@ -75,7 +86,9 @@ func (c *Config) At(memory int64, lru *reuse.Curve) Row {
 	}
 	fixed := s.Fixed(memory, c.From)
 	for i, missed := range []float64{lru.Missed(memory), s.Around(memory, c.From, c.Readahead), s.Random(memory, c.From), fixed, fixed, fixed, s.Belady(memory, c.From)} {
-		r.Results = append(r.Results, c.result(strategies[i], missed))
+		if of := strategies[i]; c.says(&of) {
+			r.Results = append(r.Results, c.result(of, missed))
+		}
 	}
 	return r
 }
@@ -135,7 +148,7 @@ func (c *Config) Ask(memory []int64, cancelled func() error) (*Answer, error) {
 	tokens := max(c.TokensPerStep, 1)
 	a := &Answer{
 		Steps: s.Steps() - c.From, WorkingSet: s.WorkingSet(), PerToken: s.PerStep(c.From) / float64(tokens), Bandwidth: c.Bandwidth, Touched: cmp.Or(c.Touched, c.Bandwidth), Compute: c.Compute.Seconds(), Readahead: c.Readahead, TokensPerStep: tokens,
-		Strategies: Strategies(), lru: s.LRU(c.From),
+		Strategies: c.strategies(), lru: s.LRU(c.From),
 	}
 	for _, m := range memory {
 		if err := cancelled(); err != nil {

@@ -111,3 +111,30 @@ func TestRefuses(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Of a mixture nothing is said of prefetchd; the others stay as they are.
+func TestRouted(t *testing.T) {
+	c := Config{Sequence: cycle(t, 5), From: 1, Compute: time.Millisecond, Bandwidth: 1e9, TokensPerStep: 1}
+	all, err := c.Ask([]int64{50e6}, never)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Routed = true
+	some, err := c.Ask([]int64{50e6}, never)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(all.Strategies); n != len(all.Rows[0].Results) || len(some.Strategies) != n-1 || len(some.Rows[0].Results) != n-1 {
+		t.Fatalf("%+v, %+v", all.Rows, some.Rows)
+	}
+	j := 0
+	for i, s := range all.Strategies {
+		if s.Name == "prefetchd" {
+			continue
+		}
+		if some.Strategies[j].Name != s.Name || some.Rows[0].Results[j] != all.Rows[0].Results[i] {
+			t.Errorf("%s: %+v, %+v", s.Name, some.Rows[0].Results[j], all.Rows[0].Results[i])
+		}
+		j++
+	}
+}
