@@ -12,10 +12,10 @@ package_g++ := g++
 NEEDED := gcc npm
 FUZZTIME := 60s
 # Tests of arithmetic, parsing and drawing in one goroutine, which the race detector makes ten times as slow: `make test` runs them without it.
-SINGLE := TestBound|TestCutLongArrays|TestStructureBound|TestDequantizeAgainstGGML|TestDequantizeModels|TestSplitModelBound|TestVocabulary|TestVocabularyMemory|TestSized|TestInflate|TestBytes|TestLikeTrained|TestValues|TestReadIsBounded|TestPictures|TestFigure|TestFigures|TestFormats|TestGolden
+SINGLE := TestBound|TestEveryKindOfCapture|TestVector|TestCutLongArrays|TestStructureBound|TestDequantizeAgainstGGML|TestDequantizeModels|TestSplitModelBound|TestVocabulary|TestVocabularyMemory|TestSized|TestInflate|TestBytes|TestLikeTrained|TestValues|TestReadIsBounded|TestPictures|TestFigure|TestFigures|TestFormats|TestGolden
 # Packages whose tests run built commands on a real llama.cpp. The race detector sees this process only, and makes it slow to start anything:
 # `make test` runs with it what does not need root, and all without it.
-PROCESSES := ./cmd ./cmd/tracer ./cmd/prefetchd
+PROCESSES := ./cmd/prefetchd ./cmd ./cmd/tracer
 # Packages whose tests `make vm` runs; options of experiments/vm/run.sh, for instance --suite bookworm-backports.
 VM_PACKAGES := internal/uring internal/pagecache internal/proc internal/cgroup prefetch ebpf capture
 VM_OPTIONS :=
