@@ -53,3 +53,22 @@ func TestUnits(t *testing.T) {
 		}
 	}
 }
+
+// Both units run the same program: they leave it the same privileges.
+func TestUnitsAlike(t *testing.T) {
+	restrictions := func(name string) string {
+		data, err := os.ReadFile("systemd/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, found := strings.Cut(string(data), "\nCapabilityBoundingSet=")
+		rest, _, ended := strings.Cut(rest, "\n[Install]")
+		if !found || !ended {
+			t.Fatalf("%s has no restrictions", name)
+		}
+		return strings.TrimSpace(regexp.MustCompile("(?m)^(#.*)?\n").ReplaceAllString(rest, ""))
+	}
+	if one, all := restrictions("tensorcast-prefetchd@.service"), restrictions("tensorcast-prefetchd.service"); one != all {
+		t.Errorf("beside one server:\n%s\nfor all:\n%s", one, all)
+	}
+}

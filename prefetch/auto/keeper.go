@@ -115,7 +115,8 @@ func (k *keeper) start() {
 	}
 }
 
-// divide tells helpers their shares where these have changed. One that cannot be told yet is told later; until then those that are to have less have it first.
+// divide tells helpers their shares where these have changed. One that cannot be told yet (it has just begun) is told later: until then
+// the shares may come to more than the budget; the limits of control groups and host hold all the same.
 func (k *keeper) divide(ctx context.Context) {
 	if k.o.Budget <= 0 || len(k.helpers) == 0 {
 		return

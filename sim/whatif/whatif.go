@@ -48,7 +48,7 @@ var strategies = []Strategy{
 	{Name: "random", About: "what is dropped is chosen at random"},
 	{Name: "pin", About: "a set that never changes is kept; the rest is read when it is touched"},
 	{Name: "pin + stream", About: "a set that never changes is kept; the rest is read ahead, and dropped behind: what prefetchd reaches at most", Ahead: true},
-	{Name: "prefetchd", About: "the same as prefetchd has done it where it was measured: an eighth more is read, and 33 MiB, and computing waits for that", measured: true},
+	{Name: "prefetchd", About: "the same as prefetchd has done it where it was measured: an eighth more is read, and 33 MiB, at nine tenths of what the disk can, and computing waits for that", measured: true},
 	{Name: "Belady", About: "what is used last again is dropped, and all is read ahead: the bound", Ahead: true, Bound: true},
 }
 
