@@ -62,6 +62,9 @@ func start(t testing.TB) (d *device.Device, stop func()) {
 // small has a shape of its own for each kind of matrix.
 var small = synth.Config{Layers: 3, Embd: 256, FF: 704, Heads: 4, KVHeads: 2, Type: gguf.Q2_0, Seed: 7}
 
+// mixture has experts instead. With eight of them and four prompts in one batch, some experts have many vectors of a batch and some one.
+var mixture = synth.Config{Layers: 3, Embd: 256, FF: 320, Heads: 4, KVHeads: 2, Experts: 8, Used: 3, Type: gguf.Q2_0, Seed: 7}
+
 // converted writes to dir the model from with all matrices in Q2_0.
 func converted(t testing.TB, dir, from string) string {
 	t.Helper()
@@ -76,7 +79,7 @@ func converted(t testing.TB, dir, from string) string {
 	defer w.Close()
 	to := filepath.Join(dir, "q2_0.gguf")
 	err = rewrite.WriteFile(t.Context(), to, from, func(tensor *gguf.Tensor) (rewrite.Replacement, bool) {
-		if len(tensor.Shape) != 2 || tensor.Shape[0]%64 != 0 || tensor.Type == gguf.F32 {
+		if len(tensor.Shape) < 2 || tensor.Shape[0]%64 != 0 || tensor.Type == gguf.F32 {
 			return rewrite.Replacement{}, false
 		}
 		return rewrite.Replacement{Type: gguf.Q2_0, Write: func(out io.Writer) error {
@@ -195,11 +198,14 @@ func TestProducts(t *testing.T) {
 	}
 }
 
-// models are a synthetic one, and a trained one if there is one.
+// models are synthetic ones, dense and a mixture, one whose experts' gate and up are one tensor, and trained ones if there are any.
 func models(t *testing.T) map[string]string {
-	m := map[string]string{"synthetic": llamatest.Model(t, small)}
-	t.Run("trained model", func(sub *testing.T) {
+	fused := mixture
+	fused.Arch, fused.Fused, fused.KVHeads = "deepseek2", true, mixture.Heads
+	m := map[string]string{"synthetic": llamatest.Model(t, small), "mixture": llamatest.Model(t, mixture), "fused": llamatest.Model(t, fused)}
+	t.Run("trained models", func(sub *testing.T) {
 		m["trained"] = converted(sub, t.TempDir(), llamatest.Trained(sub, "tiny-dense-f16.gguf"))
+		m["trained mixture"] = converted(sub, t.TempDir(), llamatest.Trained(sub, "tiny-moe-q8_0.gguf"))
 	})
 	return m
 }
@@ -241,25 +247,41 @@ func common(a, b []int32) (n int) {
 	return n
 }
 
-// What a token's weights are is nearly all computed by the device, and moved there once. With a range of layers it is these.
+// What a token's weights are is nearly all computed by the device, and moved there once. With a range of layers it is these. Of a mixture's experts, the
+// chosen ones are computed.
 func TestShare(t *testing.T) {
 	in := llamatest.ForTest(t)
-	model := llamatest.Model(t, small)
+	lib := library(t)
+	for name, c := range map[string]synth.Config{"dense": small, "mixture": mixture} {
+		t.Run(name, func(t *testing.T) { share(t, in, lib, c) })
+	}
+}
+
+func share(t *testing.T, in *llama.Installation, lib string, c synth.Config) {
+	model := llamatest.Model(t, c)
 	m, err := gguf.OpenModel(model)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var token, layer uint64 // bytes
+	var token, layer, kept uint64 // bytes
 	for _, tensor := range m.Files[0].Tensors {
-		if tensor.Name != "token_embd.weight" { // one row of it
-			token += uint64(tensor.Size)
+		size := uint64(tensor.Size)
+		if tensor.Name == "token_embd.weight" { // one row of it
+			continue
 		}
+		if tensor.Type == gguf.Q2_0 {
+			kept += size
+		}
+		if len(tensor.Shape) == 3 {
+			size = size / uint64(c.Experts) * uint64(c.Used)
+		}
+		token += size
 		if strings.HasPrefix(tensor.Name, "blk.1.") && tensor.Type == gguf.Q2_0 {
-			layer += uint64(tensor.Size)
+			layer += size
 		}
 	}
 	d, _ := start(t)
-	t.Setenv("GGML_BACKEND_PATH", library(t))
+	t.Setenv("GGML_BACKEND_PATH", lib)
 	const few, many = 4, 20
 	count := func() (perToken, moved uint64) {
 		s := []device.Status{d.Status()}
@@ -274,8 +296,8 @@ func TestShare(t *testing.T) {
 	}
 	all, moved := count()
 	t.Logf("%d of a token's %d bytes of weights", all, token)
-	if float64(all) < 0.95*float64(token) || all > token || moved != all {
-		t.Errorf("the device computes %d of %d bytes of weights, and was given %d", all, token, moved)
+	if float64(all) < 0.95*float64(token) || all > token || moved != kept {
+		t.Errorf("the device computes %d of %d bytes of weights, and was given %d of %d", all, token, moved, kept)
 	}
 	t.Setenv("TFMBS_LAYERS", "1-1")
 	one, _ := count()
@@ -288,7 +310,12 @@ func TestShare(t *testing.T) {
 // Without a device, with one that ends, with a wrong setting: llama.cpp goes on, and says why in one line.
 func TestGoesOn(t *testing.T) {
 	in := llamatest.ForTest(t)
-	model := llamatest.Model(t, small)
+	for name, c := range map[string]synth.Config{"dense": small, "mixture": mixture} {
+		t.Run(name, func(t *testing.T) { goesOn(t, in, llamatest.Model(t, c)) })
+	}
+}
+
+func goesOn(t *testing.T, in *llama.Installation, model string) {
 	const tokens = 200 // more than are done while somebody looks
 	want := generate(t, in, model, tokens)
 	run := func(t *testing.T, same int, during func()) string {

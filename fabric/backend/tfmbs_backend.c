@@ -2,11 +2,11 @@
 
 /* libggml-tfmbs.so: a backend of ggml that has the emulated device multiply. An unmodified llama.cpp loads it (TFMBS_LLAMA_INTEGRATION.md).
  *
- * It takes products with weights of Q2_0 that lie in host memory, as the CPU backend's do. What is small between them it takes, too, and has ggml's own CPU code
- * compute it on the calling thread: else ggml would start its threads for each piece between two products, and they would spin where the device computes. All
- * else stays with the CPU. No header of ggml is needed: functions are
- * found by name, ops and types are compared by name, and the few structs that a backend fills in are declared below, as the versions of `known` have them.
- * Another version is refused.
+ * It takes products with weights of Q2_0 that lie in host memory, as the CPU backend's do: with one matrix (MUL_MAT), and with those of the chosen experts
+ * (MUL_MAT_ID), each of which is a matrix of its own on the device. What is small between them it takes, too, and has ggml's own CPU code compute it on the
+ * calling thread: else ggml would start its threads for each piece between two products, and they would spin where the device computes. All else stays with
+ * the CPU. No header of ggml is needed: functions are found by name, ops and types are compared by name, and the few structs that a backend fills in are
+ * declared below, as the versions of `known` have them. Another version is refused.
  *
  * Weights are uploaded when ggml first asks whether a product with them is taken: what cannot be uploaded is not taken. A product that fails later is computed
  * here, slowly. */
@@ -173,12 +173,14 @@ static struct backend *cpu_backend(void) {
 
 /* ---- Weights ---- */
 
+/* A tensor of weights: one matrix, or one for each expert, which follow each other. */
 struct weight {
 	struct weight *next;
 	const void *data, *buffer;
-	uint32_t rows, cols;
+	uint32_t rows, cols, count;
 	uint64_t sample;
-	tfmbs_weight id; /* 0: it was refused */
+	bool has; /* the device has all matrices */
+	tfmbs_weight ids[];
 };
 
 enum { BUCKETS = 1024 };
@@ -189,7 +191,7 @@ static struct {
 	struct weight *buckets[BUCKETS];
 	long first, last; /* layers that are taken */
 	struct device *cpu; /* computes what is small, or NULL */
-	int ours, theirs;   /* matrices of weights that the device has, and that it has not */
+	int ours, theirs;   /* tensors of weights that the device has, and that it has not */
 	int fresh;          /* backends that have not computed yet */
 } state = {.lock = PTHREAD_MUTEX_INITIALIZER, .last = -1};
 
@@ -209,7 +211,7 @@ static uint64_t sample(const uint8_t *b, size_t n) {
 
 static struct weight *find(const struct tensor *t) {
 	struct weight *w = *bucket(t->data);
-	while (w && (w->data != t->data || w->buffer != t->buffer || w->rows != t->ne[1] || w->cols != t->ne[0])) w = w->next;
+	while (w && (w->data != t->data || w->buffer != t->buffer || w->rows != t->ne[1] || w->cols != t->ne[0] || w->count != t->ne[2])) w = w->next;
 	return w;
 }
 
@@ -218,14 +220,24 @@ static long layer_of(const struct tensor *t) {
 	return strncmp(t->name, "blk.", 4) ? -1 : strtol(t->name + 4, NULL, 10);
 }
 
-/* Notes a matrix that products use, which is not in the table yet. The lock is held. */
+enum { MOST_EXPERTS = 1 << 14 };
+
+/* Notes a tensor that products use, which is not in the table yet. The lock is held. */
 static struct weight *note(const struct tensor *t) {
-	struct weight *w = calloc(1, sizeof *w);
+	struct weight *w = t->ne[2] > 0 && t->ne[2] <= MOST_EXPERTS ? calloc(1, sizeof *w + (size_t)t->ne[2] * sizeof *w->ids) : NULL;
 	if (!w) return NULL;
-	*w = (struct weight){*bucket(t->data), t->data, t->buffer, (uint32_t)t->ne[1], (uint32_t)t->ne[0], 0, 0};
+	*w = (struct weight){*bucket(t->data), t->data, t->buffer, (uint32_t)t->ne[1], (uint32_t)t->ne[0], (uint32_t)t->ne[2], 0, false};
 	*bucket(t->data) = w;
 	state.theirs++;
 	return w;
+}
+
+static void release(struct weight *w) {
+	for (uint32_t i = 0; i < w->count; i++) {
+		if (w->ids[i]) tfmbs_release(w->ids[i]);
+		w->ids[i] = 0;
+	}
+	w->has = false;
 }
 
 /* Whether the device has t, or takes it now. */
@@ -237,24 +249,23 @@ static bool upload(const struct tensor *t) {
 	if (!state.broken && (!w || w->sample != s)) {
 		if (!w) w = note(t);
 		if (w) {
-			if (w->id) {
-				tfmbs_release(w->id);
-				state.ours--;
-				state.theirs++;
-			}
-			w->id = 0;
+			state.ours -= w->has;
+			state.theirs += w->has;
+			release(w);
 			w->sample = s;
 			int e = tfmbs_init();
 			state.broken = e != 0; /* without a device, nothing is tried again */
-			if (!e) e = tfmbs_upload_blocks((int)layer_of(t), TFMBS_Q2_0, t->data, w->rows, w->cols, &w->id);
-			state.ours += w->id != 0;
-			state.theirs -= w->id != 0;
+			for (uint32_t i = 0; i < w->count && !e; i++) e = tfmbs_upload_blocks((int)layer_of(t), TFMBS_Q2_0, t->data + i * t->nb[2], w->rows, w->cols, &w->ids[i]);
+			w->has = !e;
+			if (e) release(w); /* an expert alone is of no use */
+			state.ours += w->has;
+			state.theirs -= w->has;
 			if (e) say(state.broken ? "there is no device, so the CPU computes everything" : t->name, e);
 			uintptr_t from = ((uintptr_t)t->data + 4095) & ~(uintptr_t)4095, to = ((uintptr_t)t->data + n) & ~(uintptr_t)4095;
-			if (w->id && to > from) madvise((void *)from, to - from, MADV_COLD); /* the device has it: these pages may go first */
+			if (w->has && to > from) madvise((void *)from, to - from, MADV_COLD); /* the device has it: these pages may go first */
 		}
 	}
-	bool has = !state.broken && w && w->id;
+	bool has = !state.broken && w && w->has;
 	pthread_mutex_unlock(&state.lock);
 	return has;
 }
@@ -264,7 +275,7 @@ static void release_all(void) {
 		while (state.buckets[i]) {
 			struct weight *w = state.buckets[i];
 			state.buckets[i] = w->next;
-			if (w->id) tfmbs_release(w->id);
+			release(w);
 			free(w);
 		}
 	state.ours = state.theirs = 0;
@@ -276,13 +287,22 @@ static bool is_op(const struct tensor *t, const char *name) { return !strcmp(g.g
 static bool is_type(const struct tensor *t, const char *name) { return !strcmp(g.ggml_type_name(t->type), name); }
 static bool is_view(const struct tensor *t) { return is_op(t, "NONE") || is_op(t, "RESHAPE") || is_op(t, "VIEW") || is_op(t, "PERMUTE") || is_op(t, "TRANSPOSE"); }
 
+/* Whether the elements of t are 4 bytes each, of this type, in rows without gaps that lie as they please. */
+static bool in_rows(const struct tensor *t, const char *type) {
+	return is_type(t, type) && t->nb[0] == 4 && t->nb[1] % 4 == 0 && t->nb[1] >= 4 * (size_t)t->ne[0] && t->nb[2] % 4 == 0 && t->ne[3] == 1;
+}
+
 /* Whether t is a product that the device can compute if it has the weights. */
 static bool fits(const struct tensor *t) {
-	const struct tensor *w = t->src[0], *x = t->src[1];
-	return is_op(t, "MUL_MAT") && w && x && is_type(w, "q2_0") && is_type(x, "f32") && is_type(t, "f32") && !w->view_src && w->buffer && w->data &&
-	       w->ne[0] % 64 == 0 && w->ne[0] > 0 && w->ne[1] > 0 && w->ne[0] <= 1 << 24 && w->ne[1] <= 1 << 24 && w->ne[2] == 1 && w->ne[3] == 1 && w->nb[0] == 18 &&
-	       w->nb[1] == (size_t)w->ne[0] / 64 * 18 && x->ne[0] == w->ne[0] && x->ne[1] > 0 && x->ne[2] == 1 && x->ne[3] == 1 && x->nb[0] == 4 && x->nb[1] % 4 == 0 &&
-	       x->nb[1] >= 4 * (size_t)x->ne[0] && t->ne[0] == w->ne[1] && t->ne[1] == x->ne[1] && t->nb[0] == 4 && t->nb[1] >= 4 * (size_t)t->ne[0];
+	const struct tensor *w = t->src[0], *x = t->src[1], *ids = t->src[2];
+	if (!w || !x || !is_type(w, "q2_0") || w->view_src || !w->buffer || !w->data || w->ne[0] % 64 || w->ne[0] <= 0 || w->ne[1] <= 0 || w->ne[0] > 1 << 24 ||
+	    w->ne[1] > 1 << 24 || w->ne[3] != 1 || w->nb[0] != 18 || w->nb[1] != (size_t)w->ne[0] / 64 * 18)
+		return false;
+	if (!in_rows(x, "f32") || !in_rows(t, "f32") || x->ne[0] != w->ne[0] || x->ne[1] <= 0 || t->ne[0] != w->ne[1]) return false;
+	if (is_op(t, "MUL_MAT")) return w->ne[2] == 1 && x->ne[2] == 1 && t->ne[2] == 1 && t->ne[1] == x->ne[1];
+	/* ids: for each token, which experts; x: for each token, a vector for all of them or for each; t: for each token, a result of each */
+	return is_op(t, "MUL_MAT_ID") && ids && in_rows(ids, "i32") && ids->ne[2] == 1 && w->ne[2] > 0 && w->ne[2] <= MOST_EXPERTS &&
+	       w->nb[2] == (size_t)w->ne[1] * w->nb[1] && t->ne[1] == ids->ne[0] && t->ne[2] == ids->ne[1] && x->ne[2] == ids->ne[1] && ids->ne[0] % x->ne[1] == 0;
 }
 
 /* Operands of more bytes are worth several threads; those of products (with the cache of keys and values), times the number of vectors. */
@@ -326,16 +346,29 @@ static float fma_of_half(float x, float y, float z) {
 	return (float)s;
 }
 
-/* The product with vectors first to first+n-1, in the order of sums that ggml and the device have (fabric/kernel/codes.go). Without memory for that, it returns STATUS_ALLOC_FAILED. */
-static int compute_here(const struct tensor *t, int64_t first, int64_t n) {
-	const struct tensor *w = t->src[0], *x = t->src[1];
+/* A part of a product: n vectors with one matrix. */
+struct part {
+	const struct tensor *t;
+	const char *w; /* rows of blocks */
+	int64_t n;
+	const char *x;
+	size_t x_stride;
+	char *y;
+	size_t y_stride;
+	/* NULL, or memory with x and y (which are vectors of several tokens) and before them where each y belongs */
+	char **to;
+};
+
+/* The results of a part, in the order of sums that ggml and the device have (fabric/kernel/codes.go). Without memory for that, it returns STATUS_ALLOC_FAILED. */
+static int compute_here(const struct part *p) {
+	const struct tensor *w = p->t->src[0];
 	int64_t blocks = w->ne[0] / 32;
 	int8_t *q = malloc((size_t)w->ne[0]);
 	float *scale = malloc((size_t)blocks * sizeof *scale);
 	int status = q && scale ? STATUS_SUCCESS : STATUS_ALLOC_FAILED;
-	for (int64_t i = first; i < first + n && !status; i++) {
-		const float *v = (const float *)(const void *)((const char *)x->data + (size_t)i * x->nb[1]);
-		float *y = (float *)(void *)(t->data + (size_t)i * t->nb[1]);
+	for (int64_t i = 0; i < p->n && !status; i++) {
+		const float *v = (const float *)(const void *)(p->x + (size_t)i * p->x_stride);
+		float *y = (float *)(void *)(p->y + (size_t)i * p->y_stride);
 		for (int64_t b = 0; b < blocks; b++) {
 			float most = 0;
 			for (int k = 0; k < 32; k++) {
@@ -348,7 +381,7 @@ static int compute_here(const struct tensor *t, int64_t first, int64_t n) {
 			for (int k = 0; k < 32; k++) q[32 * b + k] = (int8_t)(v[32 * b + k] * inverse + 0x1.8p23f - 0x1.8p23f);
 		}
 		for (int64_t r = 0; r < w->ne[1]; r++) {
-			const uint8_t *row = (const uint8_t *)w->data + (size_t)r * w->nb[1];
+			const uint8_t *row = (const uint8_t *)p->w + (size_t)r * w->nb[1];
 			float sum = 0;
 			for (int64_t b = 0; b < blocks; b += 2) {
 				const uint8_t *block = row + b / 2 * 18, *codes = block + 2;
@@ -374,31 +407,37 @@ struct flight {
 	int status; /* of the graph: a product that neither the device nor this process could compute fails it */
 	struct {
 		tfmbs_job id;
-		const struct tensor *t;
-		int64_t first, count;
+		struct part part;
 	} jobs[MOST_JOBS];
 };
 
-static void failed(struct flight *f, const struct tensor *t, int64_t first, int64_t count, int e) {
+static void failed(struct flight *f, const struct part *p, int e) {
 	pthread_mutex_lock(&state.lock);
 	if (!state.broken) say("the device failed, what it was to do is done here, slowly", e);
 	state.broken = 1;
 	pthread_mutex_unlock(&state.lock);
-	e = compute_here(t, first, count);
+	e = compute_here(p);
 	if (e) f->status = e;
+}
+
+/* Brings the results of a part, which the device or compute_here has made, to where they belong. */
+static void settle(struct part *p) {
+	size_t size = 4 * (size_t)p->t->ne[0];
+	for (int64_t i = 0; p->to && i < p->n; i++) memcpy(p->to[i], p->y + (size_t)i * p->y_stride, size);
+	free(p->to);
 }
 
 #ifdef TFMBS_CHECK
 /* For tests: says how far the device's results are from compute_here's. */
-static void check(const struct tensor *t, int64_t first, int64_t count) {
-	size_t n = (size_t)t->ne[0];
-	float *theirs = malloc((size_t)count * n * sizeof *theirs);
+static void check(const struct part *p) {
+	size_t n = (size_t)p->t->ne[0];
+	float *theirs = malloc((size_t)p->n * n * sizeof *theirs);
 	double off = 0, norm = 0;
 	if (!theirs) abort();
-	for (int64_t i = 0; i < count; i++) memcpy(theirs + (size_t)i * n, t->data + (size_t)(first + i) * t->nb[1], n * sizeof *theirs);
-	if (compute_here(t, first, count)) abort();
-	for (int64_t i = 0; i < count; i++) {
-		float *ours = (float *)(void *)(t->data + (size_t)(first + i) * t->nb[1]);
+	for (int64_t i = 0; i < p->n; i++) memcpy(theirs + (size_t)i * n, p->y + (size_t)i * p->y_stride, n * sizeof *theirs);
+	if (compute_here(p)) abort();
+	for (int64_t i = 0; i < p->n; i++) {
+		float *ours = (float *)(void *)(p->y + (size_t)i * p->y_stride);
 		for (size_t k = 0; k < n; k++) {
 			double d = theirs[(size_t)i * n + k] - ours[k];
 			off += d * d;
@@ -406,7 +445,7 @@ static void check(const struct tensor *t, int64_t first, int64_t count) {
 			ours[k] = theirs[(size_t)i * n + k];
 		}
 	}
-	fprintf(stderr, "check %s %ld %g %g\n", t->src[0]->name, (long)count, off, norm);
+	fprintf(stderr, "check %s %ld %g %g\n", p->t->src[0]->name, (long)p->n, off, norm);
 	free(theirs);
 }
 #endif
@@ -414,60 +453,153 @@ static void check(const struct tensor *t, int64_t first, int64_t count) {
 static void land(struct flight *f) {
 	for (int i = 0; i < f->n; i++) {
 		int e = tfmbs_wait(f->jobs[i].id);
-		if (e) failed(f, f->jobs[i].t, f->jobs[i].first, f->jobs[i].count, e);
+		if (e) failed(f, &f->jobs[i].part, e);
 	}
+	for (int i = 0; i < f->n; i++) {
 #ifdef TFMBS_CHECK
-	for (int i = 0; i < f->n; i++) check(f->jobs[i].t, f->jobs[i].first, f->jobs[i].count);
+		check(&f->jobs[i].part);
 #endif
+		settle(&f->jobs[i].part);
+	}
 	f->n = 0;
 }
 
+/* Behind the last byte of a tensor in rows. */
+static const char *end_of(const struct tensor *t) { return t->data + (size_t)(t->ne[2] - 1) * t->nb[2] + (size_t)(t->ne[1] - 1) * t->nb[1] + 4 * (size_t)t->ne[0]; }
+
 /* Results are written when they are waited for: who reads them has to wait. */
 static bool reads_result(const struct flight *f, const struct tensor *x) {
-	const char *from = x->data, *to = from + (size_t)(x->ne[1] - 1) * x->nb[1] + 4 * (size_t)x->ne[0];
 	for (int i = 0; i < f->n; i++) {
-		const struct tensor *y = f->jobs[i].t;
-		if (from < y->data + (size_t)y->ne[1] * y->nb[1] && y->data < to) return true;
+		const struct tensor *y = f->jobs[i].part.t;
+		if (x->data < end_of(y) && y->data < end_of(x)) return true;
 	}
 	return false;
 }
 
-/* The device's weight in the product t; 0 if it is none that the device computes. */
-static tfmbs_weight weight_of(const struct tensor *t) {
-	if (!fits(t)) return 0;
+/* Whether the product p reads what is not written yet. */
+static bool waits(const struct flight *f, const struct tensor *p) { return reads_result(f, p->src[1]) || (p->src[2] && reads_result(f, p->src[2])); }
+
+/* The device's weights in the product t; NULL if it is none that the device computes. They stay until the last backend is freed. */
+static const struct weight *weight_of(const struct tensor *t) {
+	if (!fits(t)) return NULL;
 	pthread_mutex_lock(&state.lock);
 	struct weight *w = find(t->src[0]);
-	tfmbs_weight id = w ? w->id : 0;
+	if (w && !w->has) w = NULL;
 	pthread_mutex_unlock(&state.lock);
-	return id;
+	return w;
+}
+
+/* Puts a part under way. */
+static void begin(struct flight *f, struct part *p, tfmbs_weight id) {
+	const struct tensor *w = p->t->src[0];
+	tfmbs_gemv q = {.weight = id, .rows = (uint32_t)w->ne[1], .cols = (uint32_t)w->ne[0], .n = (uint32_t)p->n, .x_type = TFMBS_FLOAT32, .y_type = TFMBS_FLOAT32, .block = 32,
+	                .x = p->x, .x_stride = p->x_stride, .y = p->y, .y_stride = p->y_stride};
+	tfmbs_job job;
+	if (f->n == MOST_JOBS) land(f);
+	int e = tfmbs_submit(&q, &job);
+	if (e && f->n) { /* perhaps the shared memory is full of what is under way */
+		land(f);
+		e = tfmbs_submit(&q, &job);
+	}
+	if (e) {
+		failed(f, p, e);
+		settle(p);
+		return;
+	}
+	f->jobs[f->n].id = job;
+	f->jobs[f->n++].part = *p;
+}
+
+/* As many vectors at a time as fit the memory that is shared with the device, whole tiles of 64 if they can be. */
+static int64_t most_vectors(const struct tensor *w) {
+	int64_t most = (64 << 20) / (4 * (w->ne[0] + w->ne[1]));
+	return most >= 512 ? 512 : most >= 64 ? most / 64 * 64 : most < 1 ? 1 : most;
+}
+
+/* Copies the vectors of a part together, so that they are one job. Without memory for it, it leaves them where they are: each is a job of its own. */
+static bool gather(struct part *p, const char *const *x, char *const *to) {
+	size_t n = (size_t)p->n, in = 4 * (size_t)p->t->src[0]->ne[0], out = 4 * (size_t)p->t->ne[0];
+	if (!(p->to = malloc(n * (sizeof *to + in + out)))) return false;
+	char *copy = (char *)(p->to + n);
+	memcpy(p->to, to, n * sizeof *to);
+	for (size_t i = 0; i < n; i++) memcpy(copy + i * in, x[i], in);
+	p->x = copy;
+	p->x_stride = in;
+	p->y = copy + n * in;
+	p->y_stride = out;
+	return true;
+}
+
+/* Which expert the k-th of a token's is. */
+static int32_t chosen(const struct tensor *t, int64_t token, int64_t k) {
+	return *(const int32_t *)(const void *)(t->src[2]->data + (size_t)token * t->src[2]->nb[1] + 4 * (size_t)k);
+}
+
+/* Its vector, and where its result belongs. */
+static const char *vector_of(const struct tensor *t, int64_t token, int64_t k) { return t->src[1]->data + (size_t)token * t->src[1]->nb[2] + (size_t)(k % t->src[1]->ne[1]) * t->src[1]->nb[1]; }
+static char *result_of(const struct tensor *t, int64_t token, int64_t k) { return t->data + (size_t)token * t->nb[2] + (size_t)k * t->nb[1]; }
+
+/* The part of n vectors with the matrix of an expert; the first (or only) vector and result are at x and y. */
+static struct part of_expert(const struct tensor *t, size_t e, size_t n, const char *x, char *y) {
+	return (struct part){.t = t, .w = t->src[0]->data + e * t->src[0]->nb[2], .n = (int64_t)n, .x = x, .x_stride = 4 * (size_t)t->src[0]->ne[0], .y = y, .y_stride = 4 * (size_t)t->ne[0]};
+}
+
+/* The product of each token with its experts. Of a batch, vectors of several tokens with the same expert are one job. */
+static void multiply_chosen(struct flight *f, const struct tensor *t, const struct weight *w) {
+	const int64_t tokens = t->ne[2], each = t->ne[1];
+	const size_t count = w->count, n = (size_t)(tokens * each);
+	for (int64_t i = 0; i < tokens * each; i++) {
+		int32_t e = chosen(t, i / each, i % each);
+		if (e < 0 || (size_t)e >= count) { /* ggml's own code ends the process */
+			f->status = STATUS_FAILED;
+			return;
+		}
+	}
+	size_t *end = tokens > 1 ? calloc(count + 1, sizeof *end) : NULL; /* of an expert's vectors, in the order of experts */
+	const char **from = end ? malloc(n * sizeof *from) : NULL;
+	char **to = from ? malloc(n * sizeof *to) : NULL;
+	for (int64_t i = 0; !to && i < tokens * each; i++) { /* one token, or no memory */
+		size_t e = (size_t)chosen(t, i / each, i % each);
+		struct part p = of_expert(t, e, 1, vector_of(t, i / each, i % each), result_of(t, i / each, i % each));
+		begin(f, &p, w->ids[e]);
+	}
+	if (to) {
+		for (int64_t i = 0; i < tokens * each; i++) end[chosen(t, i / each, i % each) + 1]++;
+		for (size_t e = 0; e < count; e++) end[e + 1] += end[e];
+		/* Now end[e] is where expert e begins; it moves to its end as its vectors are entered. */
+		for (int64_t i = 0; i < tokens * each; i++) {
+			size_t at = end[chosen(t, i / each, i % each)]++;
+			from[at] = vector_of(t, i / each, i % each);
+			to[at] = result_of(t, i / each, i % each);
+		}
+		size_t most = (size_t)most_vectors(t->src[0]);
+		for (size_t e = 0, at = 0; e < count; e++)
+			while (at < end[e]) {
+				struct part p = of_expert(t, e, end[e] - at < most ? end[e] - at : most, from[at], to[at]);
+				if (p.n > 1 && !gather(&p, from + at, to + at)) p.n = 1;
+				at += (size_t)p.n;
+				begin(f, &p, w->ids[e]);
+			}
+	}
+	free(end);
+	free(from);
+	free(to);
 }
 
 /* Several products that follow each other (of Q, K and V, for instance) are one trip to the device. */
-static void multiply(struct flight *f, const struct tensor *t, tfmbs_weight id) {
+static void multiply(struct flight *f, const struct tensor *t, const struct weight *w) {
 	const struct tensor *x = t->src[1];
-	if (reads_result(f, x)) land(f);
-	/* In parts that fit the memory that is shared with the device, of whole tiles of 64 if they can be. */
-	int64_t most = (64 << 20) / (4 * (t->ne[0] + x->ne[0]));
-	most = most >= 512 ? 512 : most >= 64 ? most / 64 * 64 : most < 1 ? 1 : most;
+	if (waits(f, t)) land(f);
+	if (is_op(t, "MUL_MAT_ID")) {
+		multiply_chosen(f, t, w);
+		return;
+	}
+	int64_t most = most_vectors(t->src[0]);
 	for (int64_t first = 0, n; first < t->ne[1]; first += n) {
 		n = t->ne[1] - first < most ? t->ne[1] - first : most;
-		tfmbs_gemv q = {.weight = id, .rows = (uint32_t)t->ne[0], .cols = (uint32_t)x->ne[0], .n = (uint32_t)n, .x_type = TFMBS_FLOAT32, .y_type = TFMBS_FLOAT32, .block = 32,
-		                .x = x->data + (size_t)first * x->nb[1], .x_stride = x->nb[1], .y = t->data + (size_t)first * t->nb[1], .y_stride = t->nb[1]};
-		tfmbs_job job;
-		if (f->n == MOST_JOBS) land(f);
-		int e = tfmbs_submit(&q, &job);
-		if (e && f->n) { /* perhaps the shared memory is full of what is under way */
-			land(f);
-			e = tfmbs_submit(&q, &job);
-		}
-		if (e) {
-			failed(f, t, first, n, e);
-			continue;
-		}
-		f->jobs[f->n].id = job;
-		f->jobs[f->n].t = t;
-		f->jobs[f->n].first = first;
-		f->jobs[f->n++].count = n;
+		struct part p = {.t = t, .w = t->src[0]->data, .n = n, .x = x->data + (size_t)first * x->nb[1], .x_stride = x->nb[1],
+		                 .y = t->data + (size_t)first * t->nb[1], .y_stride = t->nb[1]};
+		begin(f, &p, w->ids[0]);
 	}
 }
 
@@ -495,7 +627,7 @@ static bool may_precede(void *graph, const struct tensor *p, int first, int last
 	for (int i = first; i < last; i++) {
 		const struct tensor *t = g.ggml_graph_node(graph, i);
 		if (!computes(t) || weight_of(t)) continue;
-		if (overlap(t, p) || overlap(t, p->src[1])) return false;
+		if (overlap(t, p) || overlap(t, p->src[1]) || (p->src[2] && overlap(t, p->src[2]))) return false;
 		for (int k = 0; k < 10; k++)
 			if (t->src[k] && overlap(t->src[k], p)) return false;
 	}
@@ -511,11 +643,11 @@ static int graph_compute(struct backend *b, void *graph) {
 	pthread_mutex_unlock(&state.lock);
 	for (int i = 0, end; i < n && !f.status; i = end) {
 		const struct tensor *t = g.ggml_graph_node(graph, i);
-		tfmbs_weight id = computes(t) ? weight_of(t) : 0;
+		const struct weight *w = computes(t) ? weight_of(t) : NULL;
 		end = i + 1;
 		if (!computes(t)) continue;
-		if (id) {
-			if (i >= f.ahead) multiply(&f, t, id);
+		if (w) {
+			if (i >= f.ahead) multiply(&f, t, w);
 			continue;
 		}
 		if (!c->cpu) { /* nothing but products is accepted then */
@@ -526,10 +658,10 @@ static int graph_compute(struct backend *b, void *graph) {
 		/* Products behind it that wait for nothing of it share the trip: those of K and V, while the position is worked into Q. */
 		for (int k = f.ahead > end ? f.ahead : end; f.n > 0 && k < n && k < end + AHEAD; f.ahead = ++k) {
 			const struct tensor *p = g.ggml_graph_node(graph, k);
-			tfmbs_weight pid = computes(p) ? weight_of(p) : 0;
-			if (!pid) continue;
-			if (reads_result(&f, p->src[1]) || !may_precede(graph, p, i, k)) break;
-			multiply(&f, p, pid);
+			const struct weight *pw = computes(p) ? weight_of(p) : NULL;
+			if (!pw) continue;
+			if (waits(&f, p) || !may_precede(graph, p, i, k)) break;
+			multiply(&f, p, pw);
 		}
 		land(&f);
 		struct graph part = g.ggml_graph_view(graph, i, end);
@@ -602,9 +734,10 @@ static bool device_supports_op(struct device *d, const struct tensor *t) {
 	bool wanted = layer < 0 || state.last < 0 || (layer >= state.first && layer <= state.last);
 	if (wanted && fits(t) && g.ggml_backend_buffer_is_host(w->buffer)) return upload(w);
 	pthread_mutex_lock(&state.lock);
-	if (!find(w)) note(w);
+	/* Routers, for instance, are small: they are no reason to wake the CPU's threads. */
+	if (g.ggml_nbytes(w) > SMALL && !find(w)) note(w);
 	pthread_mutex_unlock(&state.lock);
-	return false;
+	return g.ggml_nbytes(w) <= SMALL && take_small(t);
 }
 
 static struct reg the_reg;
