@@ -103,7 +103,7 @@ has used it for so long. Only one device serves a socket.`,
 func printStatus(w io.Writer, s *device.Status) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	size := func(n int) string { return humanize.IBytes(uint64(n)) }
-	fmt.Fprintf(t, "running\t%v, %d workers\n", time.Duration(s.Seconds*1e9).Round(time.Second), s.Workers)
+	fmt.Fprintf(t, "running\t%v, %d workers, %s kernels\n", time.Duration(s.Seconds*1e9).Round(time.Second), s.Workers, s.Kernels)
 	fmt.Fprintf(t, "clients\t%d now, %d ever\n", s.Clients, s.ClientsEver)
 	fmt.Fprintf(t, "jobs\t%d, of these %d failed, %d cancelled\n", s.Jobs, s.Failed, s.Cancelled)
 	fmt.Fprintf(t, "products\t%d in %v, %d operations (%.1f %% with a trit of 0), %s of weights read\n", s.Products,

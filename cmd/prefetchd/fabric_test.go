@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"tensorcast/fabric/device"
+	"tensorcast/fabric/kernel"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/testenv"
 )
@@ -46,10 +47,10 @@ func TestFabric(t *testing.T) {
 	testenv.WaitFor(t, "the device", func() bool { _, err := device.Ask(t.Context(), socket); return err == nil })
 	out, errs, code := fabric(t.Context(), "status", "--json", "--socket", socket)
 	var s device.Status
-	if err := json.Unmarshal([]byte(out), &s); err != nil || code != 0 || s.PoolTotal != 1<<20 || s.Workers != 3 || s.Jobs != 0 {
+	if err := json.Unmarshal([]byte(out), &s); err != nil || code != 0 || s.PoolTotal != 1<<20 || s.Workers != 3 || s.Kernels != kernel.Best().String() || s.Jobs != 0 {
 		t.Errorf("%s%s%d, %v", out, errs, code, err)
 	}
-	if out, _, code := fabric(t.Context(), "status", "--socket", socket); code != 0 || !strings.Contains(out, "1.0 MiB in use, 1 free extents") {
+	if out, _, code := fabric(t.Context(), "status", "--socket", socket); code != 0 || !strings.Contains(out, "1.0 MiB in use, 1 free extents") || !strings.Contains(out, "3 workers, "+s.Kernels+" kernels") {
 		t.Errorf("%s%d", out, code)
 	}
 	if out, _, code := fabric(t.Context(), "status", "--metrics", "--socket", socket); code != 0 || !strings.Contains(out, "\ntensorcast_fabric_workers 3\n") {

@@ -99,8 +99,8 @@ func (r *Report) document() tabular.Document {
 	}
 	s := &r.Device
 	lines := tabular.Lines{
-		fmt.Sprintf("The device: %d tokens, %s of weights each; %.1f s of products, %.1f s of llama.cpp between them; %.1f %% of operations skipped; %s of weights moved, %d evictions.",
-			s.Tokens, humanize.IBytes(uint64(s.BytesPerToken)), s.FabricTime, s.HostTime, 100*s.SkipRate, humanize.IBytes(s.Moved), s.Evictions),
+		fmt.Sprintf("The device, with %s kernels: %d tokens, %s of weights each; %.1f s of products, %.1f s of llama.cpp between them; %.1f %% of operations skipped; %s of weights moved, %d evictions.",
+			s.Kernels, s.Tokens, humanize.IBytes(uint64(s.BytesPerToken)), s.FabricTime, s.HostTime, 100*s.SkipRate, humanize.IBytes(s.Moved), s.Evictions),
 	}
 	if len(r.Results) > 0 && !r.Results[0].Ratio.Holds() {
 		lines = append(lines, fmt.Sprintf("Ranges are of %.0f %% confidence only: there are few turns.", 100*r.Results[0].Ratio.Level))

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"tensorcast/fabric/kernel"
 )
 
 // jobCounts count what was done for all clients.
@@ -52,6 +54,7 @@ type Status struct {
 	Clients      int     `json:"clients"`
 	ClientsEver  uint64  `json:"clients_ever"`
 	Workers      int     `json:"workers"`
+	Kernels      string  `json:"kernels"` // the instructions that products are computed with: go, avx2 or avx512
 	Jobs         uint64  `json:"jobs"`
 	Failed       uint64  `json:"jobs_failed"`
 	Cancelled    uint64  `json:"jobs_cancelled"`
@@ -101,7 +104,7 @@ func (s *Status) derive() {
 func (d *Device) Status() Status {
 	j := &d.counts
 	s := Status{
-		Seconds: time.Since(d.begun).Seconds(), Workers: d.o.Workers, Jobs: j.jobs.Load(), Failed: j.failed.Load(), Cancelled: j.cancelled.Load(),
+		Seconds: time.Since(d.begun).Seconds(), Workers: d.o.Workers, Kernels: kernel.Best().String(), Jobs: j.jobs.Load(), Failed: j.failed.Load(), Cancelled: j.cancelled.Load(),
 		Products: j.products.Load(), Zeros: j.zeros.Load(), WeightBytes: j.read.Load(), ProductNanos: j.nanos.Load(), HostNanos: j.host.Load(),
 		Tokens: j.tokens.Load(), Lanes: j.lanes.Load(), Cycles: j.cycles.Load(),
 	}
