@@ -53,7 +53,7 @@ type padding struct {
 // Sub-blocks' scales are multiplied by them. The layouts are those of ggml-common.h.
 var scales = map[gguf.Type][]int{
 	gguf.F32: nil, gguf.F16: nil, gguf.BF16: nil,
-	gguf.Q8_0: {0}, gguf.Q4_0: {0}, gguf.Q2_0: {0}, gguf.Q5_0: {0}, gguf.Q4_1: {0, 2}, gguf.Q5_1: {0, 2},
+	gguf.Q8_0: {0}, gguf.Q4_0: {0}, gguf.Q2_0: {0}, gguf.Q1_0: {0}, gguf.TQ1_0: {52}, gguf.TQ2_0: {64}, gguf.Q5_0: {0}, gguf.Q4_1: {0, 2}, gguf.Q5_1: {0, 2},
 	gguf.Q2_K: {80, 82}, gguf.Q3_K: {108}, gguf.Q4_K: {0, 2}, gguf.Q5_K: {0, 2}, gguf.Q6_K: {208},
 	gguf.IQ4NL: {0}, gguf.IQ4XS: {0},
 }

@@ -60,6 +60,12 @@ func fileType(t gguf.Type) int {
 		return 7
 	case gguf.Q4_K:
 		return 14
+	case gguf.TQ1_0:
+		return 36
+	case gguf.TQ2_0:
+		return 37
+	case gguf.Q1_0:
+		return 40
 	case gguf.Q2_0:
 		return 41
 	}

@@ -56,7 +56,7 @@ const (
 
 // Types lists the supported weight types.
 func Types() []gguf.Type {
-	return []gguf.Type{gguf.F32, gguf.F16, gguf.Q8_0, gguf.Q4_0, gguf.Q4_K, gguf.Q2_0}
+	return []gguf.Type{gguf.F32, gguf.F16, gguf.Q8_0, gguf.Q4_0, gguf.Q4_K, gguf.Q2_0, gguf.Q1_0, gguf.TQ1_0, gguf.TQ2_0}
 }
 
 // ParseType returns the type with this name, in upper or lower case.

@@ -45,9 +45,14 @@ type sampler struct {
 	q4, q4k       [256]byte
 	q4Std, q4kStd float64
 
-	q2 [256]byte // maps a random byte to four codes of Q2_0: weights of -1, 0, 0 or 1 times the scale. +2 would need an uneven mean
+	q2 [256]byte // maps a random byte to four codes of Q2_0 or TQ2_0: weights of -1, 0, 0 or 1 times the scale. +2 would need an uneven mean
 
-	jitter [16]float64 // factors for the scale of a block of Q8_0, Q4_0 or Q2_0; their mean square is 1
+	q1 [256]byte // the byte itself: eight codes of Q1_0, weights of -1 or 1 times the scale
+
+	five, four [256]byte // map a random byte to five trits of TQ1_0, and to the four in the last bytes of a block
+	tq1Std     float64
+
+	jitter [16]float64 // factors for the scale of a block of Q8_0, Q4_0, Q2_0 or Q1_0; their mean square is 1
 }
 
 // The scales of Q4_K's sub-blocks are uniform in 32..63 (the upper half of their 6 bits, where most scales in real files are).
@@ -95,11 +100,31 @@ func newSampler() *sampler {
 	s.q4Std, s.q4kStd = math.Sqrt(sum4/8), math.Sqrt(sum4k/8)
 	for i := range 256 {
 		s.q4[i] = low4[i&15] | low4[i>>4]<<4
+		s.q1[i] = byte(i)
 		s.q4k[i] = low4k[i&15] | low4k[i>>4]<<4
 		for k := 0; k < 8; k += 2 {
 			s.q2[i] |= [4]byte{0, 1, 1, 2}[i>>k&3] << k
 		}
 	}
+
+	nonzero := 0
+	for i := range 256 {
+		five, four := evenly(i, 243), evenly(i, 81)
+		s.five[i], s.four[i] = byte((five*256+242)/243), byte((3*four*256+242)/243) // a fraction of 3^5 becomes one of 256, rounded up
+		for range 5 {
+			if nonzero += 48; five%3 == 1 {
+				nonzero -= 48
+			}
+			five /= 3
+		}
+		for range 4 {
+			if nonzero += 4; four%3 == 1 {
+				nonzero -= 4
+			}
+			four /= 3
+		}
+	}
+	s.tq1Std = math.Sqrt(float64(nonzero) / (256 * 256))
 
 	sum = 0
 	for i := range s.jitter {
@@ -110,6 +135,21 @@ func newSampler() *sampler {
 		s.jitter[i] /= math.Sqrt(sum / 16)
 	}
 	return s
+}
+
+// evenly maps 256 bytes to n codes, an odd number, that are about equally frequent. Codes c and n-1-c, whose trits have opposite signs, are exactly so.
+func evenly(b, n int) int {
+	if b < 256/n*n {
+		return b % n
+	}
+	switch left, c := b-256/n*n, (b-256/n*n)/2*n/16; {
+	case b == 255:
+		return n / 2
+	case left%2 == 0:
+		return c
+	default:
+		return n - 1 - c
+	}
 }
 
 // shape turns the uniformly random bytes of buf, a whole number of blocks of type t, into blocks with the distribution sp.
@@ -127,6 +167,12 @@ func (s *sampler) shape(t gguf.Type, buf []byte, sp span) error {
 		s.shapeBlocks(buf, 18, &s.q4, float64(sp.std)/s.q4Std)
 	case gguf.Q2_0:
 		s.shapeBlocks(buf, 18, &s.q2, float64(sp.std)*math.Sqrt2)
+	case gguf.Q1_0:
+		s.shapeBlocks(buf, 18, &s.q1, float64(sp.std))
+	case gguf.TQ2_0:
+		shapeTrits(buf, 66, &s.q2, &s.q2, float64(sp.std)*math.Sqrt2)
+	case gguf.TQ1_0:
+		shapeTrits(buf, 54, &s.five, &s.four, float64(sp.std)/s.tq1Std)
 	case gguf.Q4_K:
 		s.shapeQ4K(buf, sp)
 	default:
@@ -167,7 +213,7 @@ func shapeChoices(buf []byte, sp span) {
 	}
 }
 
-// shapeBlocks makes blocks of an F16 scale d followed by codes: Q8_0, Q4_0 and Q2_0. With the scale unit, codes have the wanted standard
+// shapeBlocks makes blocks of an F16 scale d followed by codes: Q8_0, Q4_0, Q2_0 and Q1_0. With the scale unit, codes have the wanted standard
 // deviation.
 func (s *sampler) shapeBlocks(buf []byte, blockBytes int, codes *[256]byte, unit float64) {
 	var scales [16]uint16
@@ -180,6 +226,22 @@ func (s *sampler) shapeBlocks(buf []byte, blockBytes int, codes *[256]byte, unit
 		for i, r := range qs {
 			qs[i] = codes[r]
 		}
+	}
+}
+
+// shapeTrits makes blocks of codes of trits, of which the last four bytes are others, followed by an F16 scale: TQ1_0 and TQ2_0. The scale is the same
+// everywhere, as in models that were trained with ternary weights.
+func shapeTrits(buf []byte, blockBytes int, codes, last *[256]byte, scale float64) {
+	for ; len(buf) >= blockBytes; buf = buf[blockBytes:] {
+		end := blockBytes - 2
+		for i, r := range buf[:end] {
+			if i < end-4 {
+				buf[i] = codes[r]
+			} else {
+				buf[i] = last[r]
+			}
+		}
+		binary.LittleEndian.PutUint16(buf[end:], half.Round(float32(scale)))
 	}
 }
 

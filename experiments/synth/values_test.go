@@ -49,6 +49,27 @@ func decode(t *testing.T, typ gguf.Type, b []byte) []float64 {
 					out = append(out, half(block)*(float64(c>>k&3)-1))
 				}
 			}
+		case gguf.Q1_0:
+			for _, c := range block[2:] {
+				for k := range 8 {
+					out = append(out, half(block)*(2*float64(c>>k&1)-1))
+				}
+			}
+		case gguf.TQ2_0:
+			for _, c := range block[:64] {
+				for k := 0; k < 8; k += 2 {
+					out = append(out, half(block[64:])*(float64(c>>k&3)-1))
+				}
+			}
+		case gguf.TQ1_0:
+			for i, c := range block[:52] {
+				for k := range 5 {
+					if i < 48 || k < 4 {
+						out = append(out, half(block[52:])*(float64(uint16(c)*3>>8)-1))
+					}
+					c *= 3
+				}
+			}
 		case gguf.Q4_K:
 			d, dmin, packed, qs := half(block), half(block[2:]), block[4:16], block[16:]
 			for j := range 8 {

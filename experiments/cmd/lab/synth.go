@@ -92,7 +92,7 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
 	f.SortFlags = false
 	f.StringVarP(&out, "output", "o", "", "file to write; - for stdout")
 	cli.SizeVar(f, &size, "size", "size of the file (1.2GB, 700MiB): chooses the dimensions")
-	cli.EnumVar(cmd, &typeName, "type", "", []string{"F32", "F16", "Q8_0", "Q4_0", "Q4_K", "Q2_0"}, "weight type")
+	cli.EnumVar(cmd, &typeName, "type", "", []string{"F32", "F16", "Q8_0", "Q4_0", "Q4_K", "Q2_0", "Q1_0", "TQ1_0", "TQ2_0"}, "weight type")
 	f.IntVar(&factor, "inflate", 0, "copy a mixture of experts, with experts `N` times as wide; text and routing stay the same")
 	f.Uint64Var(&cfg.Seed, "seed", 1, "seed of all values")
 	f.IntVar(&cfg.Experts, "experts", 0, "experts per layer; 0 makes a dense model")
@@ -106,7 +106,7 @@ Exit codes: 0 written, 1 failure (also when interrupted), 2 wrong usage or an im
 	f.IntVar(&cfg.Hashed, "hashed", 0, "first layers in which the token's id chooses the experts (deepseek4)")
 	f.BoolVar(&cfg.Tied, "tied", false, "no output.weight: the token embeddings are used for the logits, too")
 	f.IntVar(&cfg.Layers, "layers", 0, "layers")
-	f.IntVar(&cfg.Embd, "embd", 0, "width of the model, a multiple of the type's block (Q4_K: 256, Q2_0: 64, Q8_0 and Q4_0: 32)")
+	f.IntVar(&cfg.Embd, "embd", 0, "width of the model, a multiple of the type's block (Q4_K, TQ1_0 and TQ2_0: 256, Q1_0: 128, Q2_0: 64, Q8_0 and Q4_0: 32)")
 	f.IntVar(&cfg.FF, "ff", 0, "width of the feed-forward network (of each expert), a multiple of the type's block")
 	f.IntVar(&cfg.Heads, "heads", 0, "attention heads")
 	f.IntVar(&cfg.KVHeads, "kv-heads", 0, "key/value heads (default: as many as --heads)")
