@@ -89,9 +89,12 @@ int tfmbs_upload_frame(const void *frame, size_t bytes, uint32_t flags, tfmbs_we
 int tfmbs_upload_planes(int layer_id, const uint8_t *pt5, uint32_t planes, uint32_t rows, uint32_t cols, const uint16_t *scales, uint32_t block, uint32_t flags,
                         tfmbs_weight *w);
 
-/* rows x cols weights as ggml has them in a file, of the type that has this number there. cols is a multiple of 64. */
+/* rows x cols weights in the bytes that ggml has for them in a file, of the type that has this number there; cols is a multiple of 32. Q2_0 is multiplied as it
+ * lies. Other types become planes: exact ones (-EOPNOTSUPP if there are none), or with one of two flags as few as have at most the error of that profile
+ * (a ratio to the weights of 15 and 23.5 dB; -ERANGE if it is too large even with four). */
 enum { TFMBS_Q2_0 = 42 };
-int tfmbs_upload_blocks(int layer_id, uint32_t type, const void *blocks, uint32_t rows, uint32_t cols, tfmbs_weight *w);
+enum { TFMBS_FAST = 8, TFMBS_BALANCED = 16 }; /* flags, with TFMBS_TWO_BIT */
+int tfmbs_upload_blocks(int layer_id, uint32_t type, const void *blocks, size_t bytes, uint32_t rows, uint32_t cols, uint32_t flags, tfmbs_weight *w);
 int tfmbs_release(tfmbs_weight w);
 int tfmbs_pin(tfmbs_weight w); /* its planes stay in the device's pool */
 int tfmbs_unpin(tfmbs_weight w);

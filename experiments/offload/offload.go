@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"tensorcast/experiments/llama"
@@ -34,6 +35,7 @@ type Config struct {
 	Turns   int    // runs of each variant
 	Backend string // path of libggml-tfmbs.so
 	Socket  string // where a device serves; Ask is asked what it counted
+	Profile string // of the backend: "", or one of Profiles. With one, the device's variants run without repacked weights, which the device does not take
 }
 
 // Run is one run of a variant.
@@ -47,10 +49,16 @@ type Run struct {
 	Same       int     `json:"same_tokens"` // the first so many tokens are those of the baseline's first run
 }
 
+// Profiles are those of the backend.
+func Profiles() []string { return []string{"accurate", "balanced", "fast"} }
+
 // Check returns what is wrong with c, or nil.
 func (c *Config) Check() error {
 	if c.Prompt < 1 || c.Tokens < 2 || c.Turns < 1 {
 		return fmt.Errorf("a prompt of %d tokens, %d tokens, %d turns: want 1, 2 and 1 at least", c.Prompt, c.Tokens, c.Turns)
+	}
+	if c.Profile != "" && !slices.Contains(Profiles(), c.Profile) {
+		return fmt.Errorf("profile %q: want one of %s", c.Profile, strings.Join(Profiles(), ", "))
 	}
 	return nil
 }
@@ -58,7 +66,7 @@ func (c *Config) Check() error {
 // Compare runs all variants in each turn, beginning with another one each time, and tells done and total runs. If ctx ends or a run fails, the report has the
 // turns that are whole, and the error says why.
 func Compare(ctx context.Context, in *llama.Installation, c Config, progress func(done, total int)) (*Report, error) {
-	r := &Report{Model: c.Model, Tokens: c.Tokens, Prompt: c.Prompt}
+	r := &Report{Profile: c.Profile, Model: c.Model, Tokens: c.Tokens, Prompt: c.Prompt}
 	variants := Variants()
 	text := strings.Repeat("a page of the file ", c.Prompt)[:c.Prompt]
 	var want []int32
@@ -100,10 +108,10 @@ turns:
 }
 
 func (c *Config) run(ctx context.Context, in *llama.Installation, v Variant, text string) (*llama.Result, error) {
-	cmd := in.Command(ctx, llama.Options{Model: c.Model, Prompt: text, Tokens: c.Tokens, Threads: v.Threads})
+	cmd := in.Command(ctx, llama.Options{Model: c.Model, Prompt: text, Tokens: c.Tokens, Threads: v.Threads, NoRepack: v.Device && c.Profile != ""})
 	cmd.Env = append(os.Environ(), "GGML_BACKEND_PATH=")
 	if v.Device {
-		cmd.Env = append(os.Environ(), "GGML_BACKEND_PATH="+c.Backend, "TFMBS_SOCKET="+c.Socket)
+		cmd.Env = append(os.Environ(), "GGML_BACKEND_PATH="+c.Backend, "TFMBS_SOCKET="+c.Socket, "TFMBS_PROFILE="+c.Profile)
 	}
 	var said strings.Builder
 	cmd.Stderr = &said

@@ -20,6 +20,7 @@ import (
 type Report struct {
 	Model       string        `json:"model"`
 	Llama       string        `json:"llama"`
+	Profile     string        `json:"profile,omitempty"`
 	Prompt      int           `json:"prompt"`
 	Tokens      int           `json:"tokens"`
 	Interrupted bool          `json:"interrupted,omitempty"` // turns are missing
@@ -98,9 +99,13 @@ func (r *Report) document() tabular.Document {
 		t.Rows = append(t.Rows, []string{x.Name, number(x.TokS), a, number(x.PromptTokS), b, number(x.LoadMs / 1000), fmt.Sprintf("%d of %d", x.Same, r.Tokens)})
 	}
 	s := &r.Device
+	profile := ""
+	if r.Profile != "" {
+		profile = " and the profile " + r.Profile
+	}
 	lines := tabular.Lines{
-		fmt.Sprintf("The device, with %s kernels: %d tokens, %s of weights each; %.1f s of products, %.1f s of llama.cpp between them; %.1f %% of operations skipped; %s of weights moved, %d evictions.",
-			s.Kernels, s.Tokens, humanize.IBytes(uint64(s.BytesPerToken)), s.FabricTime, s.HostTime, 100*s.SkipRate, humanize.IBytes(s.Moved), s.Evictions),
+		fmt.Sprintf("The device, with %s kernels%s: %d tokens, %s of weights each; %.1f s of products, %.1f s of llama.cpp between them; %.1f %% of operations skipped; %s of weights moved, %d evictions.",
+			s.Kernels, profile, s.Tokens, humanize.IBytes(uint64(s.BytesPerToken)), s.FabricTime, s.HostTime, 100*s.SkipRate, humanize.IBytes(s.Moved), s.Evictions),
 	}
 	if len(r.Results) > 0 && !r.Results[0].Ratio.Holds() {
 		lines = append(lines, fmt.Sprintf("Ranges are of %.0f %% confidence only: there are few turns.", 100*r.Results[0].Ratio.Level))

@@ -2,6 +2,7 @@
 package backend_test
 
 import (
+	"bufio"
 	"bytes"
 	"cmp"
 	"encoding/binary"
@@ -123,13 +124,18 @@ func quantise(v []float32) (b []byte) {
 }
 
 // logits are those of a text, one prediction after the other.
-func logits(t *testing.T, in *llama.Installation, model, text string) (all [][]float32) {
+func logits(t *testing.T, in *llama.Installation, model, text string) [][]float32 {
+	t.Helper()
+	return score(t, in, model, text, true)
+}
+
+func score(t *testing.T, in *llama.Installation, model, text string, noRepack bool) (all [][]float32) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "text")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, err := in.Score(t.Context(), llama.Options{Model: model, Context: 96, Chunks: 2, TextFile: file, Threads: 1}, func(l *llama.Logits) error {
+	_, err := in.Score(t.Context(), llama.Options{Model: model, Context: 96, Chunks: 2, TextFile: file, Threads: 1, NoRepack: noRepack}, func(l *llama.Logits) error {
 		for {
 			_, v, err := l.Next()
 			if err == io.EOF {
@@ -150,7 +156,7 @@ const prompt = "The page cache keeps what was read from a file"
 
 func generate(t testing.TB, in *llama.Installation, model string, tokens int) []int32 {
 	t.Helper()
-	r, err := in.Run(t.Context(), llama.Options{Model: model, Prompt: prompt, Tokens: tokens, Threads: 1})
+	r, err := in.Run(t.Context(), llama.Options{Model: model, Prompt: prompt, Tokens: tokens, Threads: 1, NoRepack: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,28 +177,159 @@ func TestProducts(t *testing.T) {
 			if err := cmd.Run(); err != nil {
 				t.Fatalf("%v: %s", err, errs.Bytes())
 			}
-			count, single, most := 0, 0, 0
-			var worst float64
-			for line := range strings.Lines(errs.String()) {
-				var weight string
-				var n int
-				var off, norm float64
-				if _, err := fmt.Sscanf(line, "check %s %d %g %g", &weight, &n, &off, &norm); err != nil || n < 1 || norm <= 0 {
-					t.Fatalf("%q: %v", line, err)
-				}
-				count++
-				if n == 1 {
-					single++
-				}
-				most = max(most, n)
-				worst = max(worst, math.Sqrt(off/norm))
+			c := parseChecks(t, &errs)
+			t.Logf("%d products, %d of one vector, at most %d vectors: at most %.2g of their norm off", c.count, c.single, c.most, c.worst)
+			if s := d.Status(); uint64(c.count) > s.Products || s.Failed != 0 || c.single < 100 || c.most <= 64 {
+				t.Errorf("%d products, %d of one vector, at most %d vectors; the device: %+v", c.count, c.single, c.most, s)
 			}
-			t.Logf("%d products, %d of one vector, at most %d vectors: at most %.2g of their norm off", count, single, most, worst)
-			if s := d.Status(); uint64(count) > s.Products || s.Failed != 0 || single < 100 || most <= 64 {
-				t.Errorf("%d products, %d of one vector, at most %d vectors; the device: %+v", count, single, most, s)
+			if c.worst != 0 {
+				t.Errorf("a product is off by %.2g of its norm", c.worst)
 			}
-			if worst != 0 {
-				t.Errorf("a product is off by %.2g of its norm", worst)
+		})
+	}
+}
+
+// checks sums up what a backend built with TFMBS_CHECK says of its products.
+type checks struct {
+	count, single, most int            // products, those of one vector, and most vectors
+	worst, typical      float64        // error of a product, and of all together, of their norm
+	vectors             map[string]int // that a weight was multiplied by
+}
+
+func parseChecks(t *testing.T, stderr io.Reader) (c checks) {
+	t.Helper()
+	c.vectors = map[string]int{}
+	var allOff, allNorm float64
+	lines := bufio.NewScanner(stderr)
+	for lines.Scan() {
+		var weight string
+		var n int
+		var off, norm float64
+		if _, err := fmt.Sscanf(lines.Text(), "check %s %d %g %g", &weight, &n, &off, &norm); err != nil || n < 1 || norm <= 0 {
+			t.Fatalf("%q: %v", lines.Text(), err)
+		}
+		c.count++
+		c.vectors[weight] += n
+		if n == 1 {
+			c.single++
+		}
+		c.most = max(c.most, n)
+		c.worst = max(c.worst, math.Sqrt(off/norm))
+		allOff, allNorm = allOff+off, allNorm+norm
+	}
+	if err := lines.Err(); err != nil || c.count == 0 {
+		t.Fatalf("%d products: %v", c.count, err)
+	}
+	c.typical = math.Sqrt(allOff / allNorm)
+	return c
+}
+
+// Other types than Q2_0 are computed as planes. Their sums are rounded in another order than ggml's; with balanced and fast they have the error of the profile.
+func TestTypes(t *testing.T) {
+	in := llamatest.ForTest(t)
+	lib := library(t, "-DTFMBS_CHECK")
+	for _, test := range []struct {
+		kind        gguf.Type
+		profile     string
+		least, most float64 // error of all products, of their norm
+		planes      float64
+	}{
+		{gguf.TQ1_0, "", 0, 1e-6, 1},
+		{gguf.TQ2_0, "accurate", 0, 1e-6, 1},
+		{gguf.Q1_0, "accurate", 0, 1e-6, 1},
+		{gguf.Q4_0, "accurate", 0, 1e-6, 3},
+		{gguf.Q4_K, "accurate", 0, 1e-6, 3},
+		{gguf.Q4_K, "balanced", 0, 1e-6, 3}, // three planes are exact
+		{gguf.Q8_0, "accurate", 0, 1e-6, 6},
+		{gguf.Q8_0, "balanced", 0.01, 0.067, 3}, // 23.5 dB
+		{gguf.Q8_0, "fast", 0.05, 0.178, 2},     // 15 dB
+	} {
+		t.Run(test.kind.String()+" "+test.profile, func(t *testing.T) {
+			cfg := small
+			cfg.FF, cfg.Type = 768, test.kind
+			model := llamatest.Model(t, cfg)
+			d, _ := start(t)
+			t.Setenv("GGML_BACKEND_PATH", lib)
+			t.Setenv("TFMBS_PROFILE", test.profile)
+			cmd := in.Command(t.Context(), llama.Options{Model: model, Prompt: strings.Repeat(prompt, 4), Tokens: 8, Threads: 1, NoRepack: true})
+			var errs bytes.Buffer
+			cmd.Stderr = &errs
+			if err := cmd.Run(); err != nil {
+				t.Fatalf("%v: %s", err, errs.Bytes())
+			}
+			c, s := parseChecks(t, &errs), d.Status()
+			t.Logf("%d products, %.2g of their norm off, at most %.2g", c.count, c.typical, c.worst)
+			if s.Failed != 0 || c.single < 100 || c.most <= 64 || c.typical < test.least || c.typical > test.most {
+				t.Errorf("%+v; the device: %+v", c, s)
+			}
+			m, err := gguf.OpenModel(model)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var weights float64 // in all products
+			for _, f := range m.Files {
+				for _, x := range f.Tensors {
+					n := float64(c.vectors[x.Name])
+					for _, of := range x.Shape {
+						n *= float64(of)
+					}
+					weights += n
+				}
+			}
+			if planes := float64(s.Ops) / weights; math.Abs(planes-test.planes) > 0.01 {
+				t.Errorf("%.2f planes, want %.0f", planes, test.planes)
+			}
+		})
+	}
+	t.Run("unknown profile", func(t *testing.T) {
+		start(t)
+		t.Setenv("GGML_BACKEND_PATH", lib)
+		t.Setenv("TFMBS_PROFILE", "quick")
+		cmd := in.Command(t.Context(), llama.Options{Model: llamatest.Model(t, small), Prompt: prompt, Tokens: 2, Threads: 1})
+		out, err := cmd.CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "want accurate, balanced or fast") {
+			t.Errorf("%v: %s", err, out)
+		}
+	})
+}
+
+// With exact planes, products are ggml's but for the order in which their sums are rounded. A model's predictions are further off: a sum that is rounded otherwise can
+// make the next product's vector, in bytes, differ by one, and layers add up. llama.cpp's own kernels for repacked weights differ from its others as much: that is
+// the measure here.
+func TestAccurate(t *testing.T) {
+	in := llamatest.ForTest(t)
+	lib := library(t)
+	text := strings.Repeat("Memory that was mapped is read when somebody touches it, a page at a time. ", 8)
+	apart := func(got, want [][]float32) (worst float64) {
+		if len(got) != len(want) || len(got) < 90 {
+			t.Fatalf("%d predictions, the CPU makes %d", len(got), len(want))
+		}
+		for i := range got {
+			off, norm := 0.0, 0.0
+			for k, v := range want[i] {
+				d := float64(got[i][k]) - float64(v)
+				off, norm = off+d*d, norm+float64(v)*float64(v)
+			}
+			worst = max(worst, math.Sqrt(off/norm))
+		}
+		return worst
+	}
+	const repacked = "tiny-dense-q4_k_m.gguf"
+	own := apart(score(t, in, llamatest.Trained(t, repacked), text, false), logits(t, in, llamatest.Trained(t, repacked), text))
+	if own == 0 {
+		t.Fatalf("%s is not repacked", repacked)
+	}
+	for _, name := range []string{"tiny-dense-q8_0.gguf", "tiny-dense-q6_k.gguf", repacked, "tiny-moe-q8_0.gguf"} {
+		t.Run(name, func(t *testing.T) {
+			model := llamatest.Trained(t, name)
+			want, tokens := logits(t, in, model, text), generate(t, in, model, 128)
+			d, _ := start(t)
+			t.Setenv("GGML_BACKEND_PATH", lib)
+			t.Setenv("TFMBS_PROFILE", "accurate")
+			worst, ours := apart(logits(t, in, model, text), want), generate(t, in, model, 128)
+			t.Logf("predictions are at most %.2g of their norm off, llama.cpp's own with repacked weights %.2g; the first %d of %d tokens are the CPU's", worst, own, common(ours, tokens), len(tokens))
+			if s := d.Status(); s.Products == 0 || s.Failed != 0 || worst > 2*own {
+				t.Errorf("a prediction is %.2g of its norm off; the device: %+v", worst, s)
 			}
 		})
 	}
@@ -320,7 +457,7 @@ func goesOn(t *testing.T, in *llama.Installation, model string) {
 	want := generate(t, in, model, tokens)
 	run := func(t *testing.T, same int, during func()) string {
 		t.Helper()
-		cmd := in.Command(t.Context(), llama.Options{Model: model, Prompt: prompt, Tokens: tokens, Threads: 1})
+		cmd := in.Command(t.Context(), llama.Options{Model: model, Prompt: prompt, Tokens: tokens, Threads: 1, NoRepack: true})
 		var out, errs bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &errs
 		if err := cmd.Start(); err != nil {
@@ -442,7 +579,7 @@ func TestUnknownVersion(t *testing.T) {
 #ifdef OTHER
 #define F(name) void name(void) {}
 const char *ggml_version(void) { return "99.1.0"; }
-F(ggml_op_name) F(ggml_type_name) F(ggml_get_name) F(ggml_get_data) F(ggml_nbytes) F(ggml_fp16_to_fp32) F(ggml_fp32_to_fp16) F(ggml_graph_n_nodes) F(ggml_graph_node)
+F(ggml_op_name) F(ggml_type_name) F(ggml_get_name) F(ggml_get_data) F(ggml_nbytes) F(ggml_blck_size) F(ggml_type_size) F(ggml_graph_n_nodes) F(ggml_graph_node)
 F(ggml_graph_view) F(ggml_backend_graph_compute) F(ggml_backend_free) F(ggml_backend_get_device) F(ggml_backend_dev_supports_op)
 F(ggml_backend_cpu_buffer_type) F(ggml_backend_buft_is_host) F(ggml_backend_buffer_is_host) F(ggml_backend_buffer_get_usage)
 #endif

@@ -2,7 +2,7 @@
 
 /* libggml-tfmbs.so: a backend of ggml that has the emulated device multiply. An unmodified llama.cpp loads it (TFMBS_LLAMA_INTEGRATION.md).
  *
- * It takes products with weights of Q2_0 that lie in host memory, as the CPU backend's do: with one matrix (MUL_MAT), and with those of the chosen experts
+ * It takes products with weights (of Q2_0 and TQ1_0, or, with a profile, of all types in `kinds`) that lie in host memory, as the CPU backend's do: with one matrix (MUL_MAT), and with those of the chosen experts
  * (MUL_MAT_ID), each of which is a matrix of its own on the device. What is small between them it takes, too, and has ggml's own CPU code compute it on the
  * calling thread: else ggml would start its threads for each piece between two products, and they would spin where the device computes. All else stays with
  * the CPU. No header of ggml is needed: functions are found by name, ops and types are compared by name, and the few structs that a backend fills in are
@@ -113,8 +113,8 @@ struct graph {
 	X(const char *, ggml_get_name, (const struct tensor *)) \
 	X(void *, ggml_get_data, (const struct tensor *)) \
 	X(size_t, ggml_nbytes, (const struct tensor *)) \
-	X(float, ggml_fp16_to_fp32, (uint16_t)) \
-	X(uint16_t, ggml_fp32_to_fp16, (float)) \
+	X(int64_t, ggml_blck_size, (int32_t)) \
+	X(size_t, ggml_type_size, (int32_t)) \
 	X(int, ggml_graph_n_nodes, (void *)) \
 	X(struct tensor *, ggml_graph_node, (void *, int)) \
 	X(struct graph, ggml_graph_view, (void *, int from, int end)) \
@@ -127,9 +127,18 @@ struct graph {
 	X(bool, ggml_backend_buffer_is_host, (void *)) \
 	X(int, ggml_backend_buffer_get_usage, (void *))
 
+/* How the CPU multiplies a type. */
+struct traits {
+	void (*from_float)(const float *x, void *y, int64_t n);
+	void (*vec_dot)(int n, float *s, size_t bs, const void *x, size_t bx, const void *y, size_t by, int nrc);
+	int32_t vec_dot_type;
+	int64_t nrows;
+};
+
 static struct {
 #define DECLARE(ret, name, args) ret(*name) args;
 	FUNCTIONS(DECLARE)
+	const struct traits *(*traits)(int32_t type); /* the CPU's; NULL until a backend was made */
 } g;
 
 struct found {
@@ -167,11 +176,43 @@ static struct backend *cpu_backend(void) {
 	struct backend *(*init)(void) = (struct backend * (*)(void)) dlsym(lib, "ggml_backend_cpu_init");
 	void (*set_threads)(struct backend *, int) = (void (*)(struct backend *, int))dlsym(lib, "ggml_backend_cpu_set_n_threads");
 	struct backend *cpu = init && set_threads ? init() : NULL;
-	if (cpu) set_threads(cpu, 1);
+	if (cpu) {
+		set_threads(cpu, 1);
+		g.traits = (const struct traits *(*)(int32_t))dlsym(lib, "ggml_get_type_traits_cpu");
+	}
 	return cpu;
 }
 
 /* ---- Weights ---- */
+
+/* Types that the device takes, with their numbers in a file, and the block in which ggml quantises what they are multiplied with. Without a profile it takes those
+ * that it computes faster than ggml's CPU code does (docs/performance.md), all of them exactly. */
+static const struct kind {
+	const char *name;
+	uint32_t number;
+	uint32_t block;
+	bool faster;
+} kinds[] = {
+	{"q2_0", TFMBS_Q2_0, 32, true}, {"tq1_0", 34, 256, true}, {"tq2_0", 35, 256, false}, {"q1_0", 41, 32, false}, {"q4_0", 2, 32, false}, {"q8_0", 8, 32, false}, {"q4_K", 12, 256, false},
+	{"q6_K", 14, 256, false},
+};
+
+/* TFMBS_PROFILE */
+static const struct profile {
+	const char *name;
+	uint32_t flags;
+	bool all; /* types, not only those that are faster */
+} profiles[] = {{"accurate", TFMBS_TWO_BIT, true}, {"balanced", TFMBS_TWO_BIT | TFMBS_BALANCED, true}, {"fast", TFMBS_TWO_BIT | TFMBS_FAST, true}},
+  no_profile = {"", TFMBS_TWO_BIT, false};
+static const struct profile *profile = &no_profile;
+
+/* The kind of a tensor of weights, or NULL: the device does not take it. */
+static const struct kind *kind_of(const struct tensor *w) {
+	const char *name = g.ggml_type_name(w->type);
+	for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+		if (!strcmp(kinds[i].name, name)) return kinds[i].faster || profile->all ? &kinds[i] : NULL;
+	return NULL;
+}
 
 /* A tensor of weights: one matrix, or one for each expert, which follow each other. */
 struct weight {
@@ -255,7 +296,8 @@ static bool upload(const struct tensor *t) {
 			w->sample = s;
 			int e = tfmbs_init();
 			state.broken = e != 0; /* without a device, nothing is tried again */
-			for (uint32_t i = 0; i < w->count && !e; i++) e = tfmbs_upload_blocks((int)layer_of(t), TFMBS_Q2_0, t->data + i * t->nb[2], w->rows, w->cols, &w->ids[i]);
+			for (uint32_t i = 0; i < w->count && !e; i++)
+				e = tfmbs_upload_blocks((int)layer_of(t), kind_of(t)->number, t->data + i * t->nb[2], n / w->count, w->rows, w->cols, profile->flags, &w->ids[i]);
 			w->has = !e;
 			if (e) release(w); /* an expert alone is of no use */
 			state.ours += w->has;
@@ -295,9 +337,9 @@ static bool in_rows(const struct tensor *t, const char *type) {
 /* Whether t is a product that the device can compute if it has the weights. */
 static bool fits(const struct tensor *t) {
 	const struct tensor *w = t->src[0], *x = t->src[1], *ids = t->src[2];
-	if (!w || !x || !is_type(w, "q2_0") || w->view_src || !w->buffer || !w->data || w->ne[0] % 64 || w->ne[0] <= 0 || w->ne[1] <= 0 || w->ne[0] > 1 << 24 ||
-	    w->ne[1] > 1 << 24 || w->ne[3] != 1 || w->nb[0] != 18 || w->nb[1] != (size_t)w->ne[0] / 64 * 18)
-		return false;
+	if (!w || !x || !kind_of(w) || w->view_src || !w->buffer || !w->data || w->ne[0] <= 0 || w->ne[1] <= 0 || w->ne[0] > 1 << 24 || w->ne[1] > 1 << 24 || w->ne[3] != 1) return false;
+	int64_t block = g.ggml_blck_size(w->type);
+	if (w->ne[0] % block || w->nb[0] != g.ggml_type_size(w->type) || w->nb[1] != (size_t)(w->ne[0] / block) * w->nb[0]) return false;
 	if (!in_rows(x, "f32") || !in_rows(t, "f32") || x->ne[0] != w->ne[0] || x->ne[1] <= 0 || t->ne[0] != w->ne[1]) return false;
 	if (is_op(t, "MUL_MAT")) return w->ne[2] == 1 && x->ne[2] == 1 && t->ne[2] == 1 && t->ne[1] == x->ne[1];
 	/* ids: for each token, which experts; x: for each token, a vector for all of them or for each; t: for each token, a result of each */
@@ -336,16 +378,6 @@ static bool take_small(const struct tensor *t) {
 	return cpu && is_small(t) && g.ggml_backend_dev_supports_op(cpu, t);
 }
 
-/* x*y + z, rounded once, where x is a half: the product is exact, and a sum that is not is rounded to an odd last bit at first. */
-static float fma_of_half(float x, float y, float z) {
-	double p = (double)x * y, s = p + z, b = s - p, e = (p - (s - b)) + (z - b); /* s + e is the sum */
-	uint64_t bits;
-	memcpy(&bits, &s, sizeof bits);
-	if ((e < 0 || e > 0) && !(bits & 1)) bits += (e > 0) == (s > 0) ? 1 : -1ull;
-	memcpy(&s, &bits, sizeof s);
-	return (float)s;
-}
-
 /* A part of a product: n vectors with one matrix. */
 struct part {
 	const struct tensor *t;
@@ -359,44 +391,20 @@ struct part {
 	char **to;
 };
 
-/* The results of a part, in the order of sums that ggml and the device have (fabric/kernel/codes.go). Without memory for that, it returns STATUS_ALLOC_FAILED. */
+/* The results of a part as the CPU has them. Without memory for that, it returns STATUS_ALLOC_FAILED. */
 static int compute_here(const struct part *p) {
 	const struct tensor *w = p->t->src[0];
-	int64_t blocks = w->ne[0] / 32;
-	int8_t *q = malloc((size_t)w->ne[0]);
-	float *scale = malloc((size_t)blocks * sizeof *scale);
-	int status = q && scale ? STATUS_SUCCESS : STATUS_ALLOC_FAILED;
-	for (int64_t i = 0; i < p->n && !status; i++) {
-		const float *v = (const float *)(const void *)(p->x + (size_t)i * p->x_stride);
+	const struct traits *own = g.traits(w->type), *other = g.traits(own->vec_dot_type);
+	int64_t n = w->ne[0];
+	void *q = malloc((size_t)(n / g.ggml_blck_size(own->vec_dot_type)) * g.ggml_type_size(own->vec_dot_type));
+	if (!q) return STATUS_ALLOC_FAILED;
+	for (int64_t i = 0; i < p->n; i++) {
 		float *y = (float *)(void *)(p->y + (size_t)i * p->y_stride);
-		for (int64_t b = 0; b < blocks; b++) {
-			float most = 0;
-			for (int k = 0; k < 32; k++) {
-				float size = v[32 * b + k] < 0 ? -v[32 * b + k] : v[32 * b + k];
-				if (size > most) most = size;
-			}
-			float inverse = most > 0 ? 127 / most : 0;
-			scale[b] = g.ggml_fp16_to_fp32(g.ggml_fp32_to_fp16(most / 127));
-			/* a number beside 3 * 2^22 is rounded to an integer, to even */
-			for (int k = 0; k < 32; k++) q[32 * b + k] = (int8_t)(v[32 * b + k] * inverse + 0x1.8p23f - 0x1.8p23f);
-		}
-		for (int64_t r = 0; r < w->ne[1]; r++) {
-			const uint8_t *row = (const uint8_t *)p->w + (size_t)r * w->nb[1];
-			float sum = 0;
-			for (int64_t b = 0; b < blocks; b += 2) {
-				const uint8_t *block = row + b / 2 * 18, *codes = block + 2;
-				uint16_t half;
-				int part[2] = {0};
-				memcpy(&half, block, 2);
-				for (int k = 0; k < 64; k++) part[k / 32] += q[32 * b + k] * (((codes[k / 4] >> (k % 4 * 2)) & 3) - 1);
-				sum = fma_of_half(g.ggml_fp16_to_fp32(half), (float)part[0] * scale[b] + (float)part[1] * scale[b + 1], sum);
-			}
-			y[r] = sum;
-		}
+		other->from_float((const float *)(const void *)(p->x + (size_t)i * p->x_stride), q, n);
+		for (int64_t r = 0; r < w->ne[1]; r++) own->vec_dot((int)n, y + r, 0, p->w + (size_t)r * w->nb[1], 0, q, 0, 1);
 	}
 	free(q);
-	free(scale);
-	return status;
+	return STATUS_SUCCESS;
 }
 
 /* Jobs under way, in order. */
@@ -492,7 +500,7 @@ static const struct weight *weight_of(const struct tensor *t) {
 /* Puts a part under way. */
 static void begin(struct flight *f, struct part *p, tfmbs_weight id) {
 	const struct tensor *w = p->t->src[0];
-	tfmbs_gemv q = {.weight = id, .rows = (uint32_t)w->ne[1], .cols = (uint32_t)w->ne[0], .n = (uint32_t)p->n, .x_type = TFMBS_FLOAT32, .y_type = TFMBS_FLOAT32, .block = 32,
+	tfmbs_gemv q = {.weight = id, .rows = (uint32_t)w->ne[1], .cols = (uint32_t)w->ne[0], .n = (uint32_t)p->n, .x_type = TFMBS_FLOAT32, .y_type = TFMBS_FLOAT32, .block = kind_of(w)->block,
 	                .x = p->x, .x_stride = p->x_stride, .y = p->y, .y_stride = p->y_stride};
 	tfmbs_job job;
 	if (f->n == MOST_JOBS) land(f);
@@ -732,7 +740,7 @@ static bool device_supports_op(struct device *d, const struct tensor *t) {
 	if (!w || !w->buffer || g.ggml_backend_buffer_get_usage(w->buffer) != USAGE_WEIGHTS) return take_small(t);
 	long layer = layer_of(w);
 	bool wanted = layer < 0 || state.last < 0 || (layer >= state.first && layer <= state.last);
-	if (wanted && fits(t) && g.ggml_backend_buffer_is_host(w->buffer)) return upload(w);
+	if (wanted && g.traits && fits(t) && g.ggml_backend_buffer_is_host(w->buffer)) return upload(w);
 	pthread_mutex_lock(&state.lock);
 	/* Routers, for instance, are small: they are no reason to wake the CPU's threads. */
 	if (g.ggml_nbytes(w) > SMALL && !find(w)) note(w);
@@ -753,7 +761,7 @@ static struct reg the_reg = {API_VERSION, reg_name, reg_count, reg_device, reg_p
 
 /* Whether this is a ggml whose structs are known. Says why not. */
 static bool usable(void) {
-	const char *missing = resolve(), *version = missing ? NULL : g.ggml_version(), *layers = getenv("TFMBS_LAYERS");
+	const char *missing = resolve(), *version = missing ? NULL : g.ggml_version(), *layers = getenv("TFMBS_LAYERS"), *name = getenv("TFMBS_PROFILE");
 	struct tensor t = {.name = "name"};
 	t.data = t.name;
 	if (missing) {
@@ -774,6 +782,15 @@ static bool usable(void) {
 		int end = -1;
 		if (sscanf(layers, "%ld-%ld%n", &state.first, &state.last, &end) != 2 || layers[end] || state.first < 0 || state.last < state.first) {
 			fprintf(stderr, "tfmbs: not used: TFMBS_LAYERS=%s: want FIRST-LAST, for instance 0-11\n", layers);
+			return false;
+		}
+	}
+	if (name && *name) {
+		profile = NULL;
+		for (size_t k = 0; k < sizeof profiles / sizeof *profiles; k++)
+			if (!strcmp(profiles[k].name, name)) profile = &profiles[k];
+		if (!profile) {
+			fprintf(stderr, "tfmbs: not used: TFMBS_PROFILE=%s: want accurate, balanced or fast\n", name);
 			return false;
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"flag"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -18,6 +19,8 @@ import (
 
 	"tensorcast/fabric"
 	"tensorcast/fabric/trit"
+	"tensorcast/gguf"
+	"tensorcast/gguf/half"
 )
 
 var kills = flag.Int("kills", 60, "clients that TestKilledClients kills")
@@ -551,7 +554,7 @@ func TestBlocks(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	upload := func(blocks []byte) uint64 {
 		copy(c.arena, blocks)
-		got := c.do(Descriptor{Op: OpBlocks, Rows: rows, Cols: cols, XType: BlocksQ2_0})
+		got := c.do(Descriptor{Op: OpBlocks, WBytes: uint64(len(blocks)), Rows: rows, Cols: cols, XType: uint32(gguf.Q2_0)})
 		if got.Status != 0 {
 			t.Fatal(unix.Errno(-got.Status))
 		}
@@ -620,15 +623,138 @@ func TestBlocks(t *testing.T) {
 		}
 	}
 	for _, bad := range []Descriptor{
-		{Op: OpBlocks, Rows: rows, Cols: cols, XType: 2},
-		{Op: OpBlocks, Rows: rows, Cols: 100, XType: BlocksQ2_0},
-		{Op: OpBlocks, Rows: 0, Cols: cols, XType: BlocksQ2_0},
-		{Op: OpBlocks, Rows: rows, Cols: cols, XType: BlocksQ2_0, W: 1<<20 - 64},
-		{Op: OpBlocks, Rows: 1 << 24, Cols: 1 << 24, XType: BlocksQ2_0},
+		{Op: OpBlocks, Rows: rows, Cols: cols, XType: uint32(gguf.I32)},
+		{Op: OpBlocks, Rows: rows, Cols: cols, XType: 1000},
+		{Op: OpBlocks, WBytes: rows * cols / 32 * 34, Rows: rows, Cols: cols, XType: uint32(gguf.Q8_0), Flags: FlagFast | FlagBalanced},
+		{Op: OpBlocks, Rows: rows, Cols: 100, XType: uint32(gguf.Q2_0)},
+		{Op: OpBlocks, Rows: 0, Cols: cols, XType: uint32(gguf.Q2_0)},
+		{Op: OpBlocks, WBytes: rows * cols / 64 * 18, Rows: rows, Cols: cols, XType: uint32(gguf.Q2_0), W: 1<<20 - 64},
+		{Op: OpBlocks, WBytes: rows*cols/64*18 - 1, Rows: rows, Cols: cols, XType: uint32(gguf.Q2_0)},
+		{Op: OpBlocks, WBytes: 1 << 42 / 64 * 18 * 64, Rows: 1 << 24, Cols: 1 << 24, XType: uint32(gguf.Q2_0)},
 		{Op: OpProduct, Handle: handles[0], Rows: rows, Cols: cols, N: 1, X: x, Y: y, XType: TypeInt8, YType: TypeInt32},
 	} {
 		if got := c.do(bad); got.Status >= 0 {
 			t.Errorf("%+v was done", bad)
 		}
 	}
+}
+
+// Weights of other types become planes: exact ones, or, for a client that allows an error, as few as keep it.
+func TestBlocksAsPlanes(t *testing.T) {
+	const rows, cols = 96, 512
+	d, path := start(t, Options{PoolBytes: 4 << 20})
+	c, err := dial(path, 1<<20, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.close()
+	r := rand.New(rand.NewPCG(7, 8))
+	x := make([]float32, cols)
+	const xAt, yAt = 768 << 10, 800 << 10
+	for i := range x {
+		x[i] = float32(r.NormFloat64())
+		binary.NativeEndian.PutUint32(c.arena[xAt+4*i:], math.Float32bits(x[i]))
+	}
+	for _, test := range []struct {
+		kind     gguf.Type
+		flags    uint32
+		planes   uint32
+		decibels float64 // at least; activations have an error, too
+		status   int32
+	}{
+		{kind: gguf.TQ1_0, planes: 1, decibels: 40},
+		{kind: gguf.TQ2_0, flags: FlagTwoBit, planes: 1, decibels: 40},
+		{kind: gguf.TQ2_0, flags: FlagFast, planes: 1, decibels: 40},
+		{kind: gguf.Q4_0, planes: 3, decibels: 40},
+		{kind: gguf.Q4_K, planes: 3, decibels: 40},
+		{kind: gguf.Q8_0, flags: FlagTwoBit, planes: 6, decibels: 40},
+		{kind: gguf.Q8_0, flags: FlagBalanced, planes: 3, decibels: 23},
+		{kind: gguf.Q8_0, flags: FlagFast | FlagTwoBit, planes: 2, decibels: 15},
+		{kind: gguf.F16, flags: FlagFast, planes: 2, decibels: 15},
+		{kind: gguf.F16, status: statusNoPlanes},
+	} {
+		name := fmt.Sprintf("%v, flags %d", test.kind, test.flags)
+		blocks := randomBlocks(r, test.kind, rows*cols)
+		copy(c.arena, blocks)
+		up := Descriptor{Op: OpBlocks, WBytes: uint64(len(blocks)), Flags: test.flags, Rows: rows, Cols: cols, XType: uint32(test.kind)}
+		shared := d.Status().Shared
+		got := c.do(up)
+		if got.Status != test.status {
+			t.Errorf("%s: %v", name, unix.Errno(-got.Status))
+		}
+		if got.Status != 0 {
+			continue
+		}
+		if again := c.do(up); again.Status != 0 || d.Status().Shared != shared+1 {
+			t.Errorf("%s: the second upload is not found: %d", name, again.Status)
+		}
+		got = c.do(Descriptor{Op: OpProduct, Handle: got.Value, Rows: rows, Cols: cols, N: 1, X: xAt, Y: yAt, XType: TypeFloat32, YType: TypeFloat32, Block: 32})
+		if got.Status != 0 || got.Planes != test.planes {
+			t.Errorf("%s: %d planes, want %d (%d)", name, got.Planes, test.planes, got.Status)
+			continue
+		}
+		w := make([]float32, rows*cols)
+		if err := gguf.Dequantize(w, test.kind, blocks); err != nil {
+			t.Fatal(err)
+		}
+		signal, noise := 0.0, 0.0
+		for i := range rows {
+			want := 0.0
+			for j, v := range x {
+				want += float64(v) * float64(w[i*cols+j])
+			}
+			off := float64(math.Float32frombits(binary.NativeEndian.Uint32(c.arena[yAt+4*i:]))) - want
+			signal, noise = signal+want*want, noise+off*off
+		}
+		if seen := 10 * math.Log10(signal/noise); !(seen >= test.decibels) {
+			t.Errorf("%s: %.1f dB, want %.1f", name, seen, test.decibels)
+		}
+	}
+	// Weights that are no numbers: not taken, and the device goes on.
+	copy(c.arena, bytes.Repeat([]byte{0, 0x7e}, rows*cols))
+	if got := c.do(Descriptor{Op: OpBlocks, WBytes: 2 * rows * cols, Flags: FlagFast, Rows: rows, Cols: cols, XType: uint32(gguf.F16)}); got.Status != statusBadFrame {
+		t.Errorf("NaN: %d", got.Status)
+	}
+}
+
+// randomBlocks makes n weights of a type, whose bytes are random but for scales, which are moderate.
+func randomBlocks(r *rand.Rand, kind gguf.Type, n int) []byte {
+	if kind == gguf.F16 {
+		b := make([]byte, 0, 2*n)
+		for range n {
+			b = binary.LittleEndian.AppendUint16(b, half.Round(float32(r.NormFloat64())))
+		}
+		return b
+	}
+	size := int(kind.BlockBytes())
+	b := make([]byte, n/int(kind.BlockElems())*size)
+	for at := 0; at < len(b); at += size {
+		block := b[at : at+size]
+		for i := range block {
+			switch kind {
+			case gguf.TQ2_0: // four codes below 3
+				for k := 0; k < 8; k += 2 {
+					block[i] |= byte(r.IntN(3)) << k
+				}
+			case gguf.TQ1_0: // five trits, or four in the last bytes before the scale, as a fraction of 256
+				code := r.IntN(243)
+				if i >= 48 {
+					code = 3 * (code % 81)
+				}
+				block[i] = byte((code*256 + 242) / 243)
+			default:
+				block[i] = byte(r.Uint32())
+			}
+		}
+		const scale = 0x2c // of 1/16 and more
+		switch kind {
+		case gguf.TQ1_0, gguf.TQ2_0:
+			block[size-1] = scale
+		case gguf.Q4_K:
+			block[1], block[3] = scale, scale
+		default:
+			block[1] = scale
+		}
+	}
+	return b
 }

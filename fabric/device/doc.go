@@ -41,7 +41,8 @@
 //
 // # Weights
 //
-// An upload (a frame, planes in PT-5, or ggml's own blocks of Q2_0, which count as a plane) gives a handle, which belongs to the client. Equal uploads of several clients share one copy, found by the
+// An upload (a frame, planes in PT-5, or ggml's own blocks) gives a handle, which belongs to the client. Blocks of Q2_0 are kept as they are,
+// and count as a plane; those of other types become planes, exact or, with FlagFast or FlagBalanced, as few as keep that profile's bound. Equal uploads of several clients share one copy, found by the
 // SHA-256 of what was uploaded; nobody can write to it. Planes are in the pool ([Pool]) or, evicted, on the host (outside of it). If room is needed, planes
 // give way that were used least recently: first those that are not their term's highest (precision degrades before presence does), then the rest. What is pinned
 // or in use stays. A product brings back what is missing, unless it allows less precision (FlagDegrade): then the planes that are there have to do, and the

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tensorcast/fabric"
+	"tensorcast/gguf"
 )
 
 // executorFor is a client's executor with a small arena that begins with text.
@@ -36,7 +37,7 @@ func FuzzDescriptors(f *testing.F) {
 		{Op: OpPin, Handle: 1},
 		{Op: OpPlanes, Flags: FlagScales | FlagTwoBit, Rows: 3, Cols: 70, Planes: 1, Block: 64, Scale: 512},
 		{Op: OpRelease, Handle: 1},
-		{Op: OpBlocks, Rows: 3, Cols: 128, XType: BlocksQ2_0, W: 64},
+		{Op: OpBlocks, WBytes: 3 * 2 * 18, Rows: 3, Cols: 128, XType: uint32(gguf.Q2_0), W: 64},
 		{Op: OpProduct, Handle: 3, Rows: 3, Cols: 128, N: 5, X: 1024, XStride: 512, Y: 8192, YStride: 12, XType: TypeFloat32, YType: TypeFloat32, Block: 32},
 	} {
 		d.Encode(&b)
@@ -72,7 +73,7 @@ func FuzzRing(f *testing.F) {
 	f.Add(uint8(1), []byte{wordSubmitted / 4, 0, 3, 0, wordDoorbell / 4, 0, 1, 0}, []byte{})
 	f.Add(uint8(3), []byte{wordSubmitted / 4, 0, 255, 255, wordReaped / 4, 0, 9, 0, wordAsleep / 4, 0, 7, 0, wordTaken / 4, 0, 1, 1}, []byte{0, 0, 0, 0})
 	var b [DescriptorBytes]byte
-	d := Descriptor{Op: OpBlocks, Rows: 3, Cols: 128, XType: BlocksQ2_0}
+	d := Descriptor{Op: OpBlocks, WBytes: 3 * 2 * 18, Rows: 3, Cols: 128, XType: uint32(gguf.Q2_0)}
 	d.Encode(&b)
 	f.Add(uint8(1), []byte{wordSubmitted / 4, 0, 1, 0}, b[:])
 	s, p := executorFor(f)

@@ -3,6 +3,7 @@ package device
 // This file executes jobs: it checks a descriptor's copy and does what it says.
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"math"
@@ -10,7 +11,9 @@ import (
 	"sync/atomic"
 
 	"tensorcast/fabric"
+	"tensorcast/fabric/decompose"
 	"tensorcast/fabric/kernel"
+	"tensorcast/gguf"
 )
 
 // handle is a client's reference to a weight.
@@ -53,7 +56,7 @@ func (e *executor) do(d *Descriptor, c *Completion, cancelled func() bool) {
 	switch d.Op {
 	case OpEmpty:
 	case OpFrame, OpPlanes, OpBlocks:
-		c.Status = e.upload(d, c)
+		c.Status = e.upload(d, c, cancelled)
 	case OpProduct:
 		c.Status = e.product(d, c, cancelled)
 	default:
@@ -79,11 +82,12 @@ func (e *executor) do(d *Descriptor, c *Completion, cancelled func() bool) {
 	}
 }
 
-func (e *executor) upload(d *Descriptor, c *Completion) int32 {
+func (e *executor) upload(d *Descriptor, c *Completion, cancelled func() bool) int32 {
 	if len(e.handles) >= maxHandles {
 		return statusNoMemory
 	}
 	var m *fabric.Matrix
+	var w *weight
 	var sum [32]byte
 	var err error
 	if d.Op == OpFrame {
@@ -93,18 +97,21 @@ func (e *executor) upload(d *Descriptor, c *Completion) int32 {
 		}
 		m, sum, err = readFrame(b, d.Flags, e.store.pool.Total())
 	} else if d.Op == OpBlocks {
-		if d.XType != BlocksQ2_0 || d.Rows == 0 || d.Cols == 0 || d.Rows > maxDim || d.Cols > maxDim || d.Cols%kernel.CodeCols != 0 {
+		size := blocksBytes(d)
+		if size == 0 || size != d.WBytes {
 			return statusInvalid
 		}
-		size := uint64(d.Rows) * uint64(d.Cols/kernel.CodeCols) * kernel.CodeBlock
-		if size > uint64(e.store.pool.Total()) {
+		if size > uint64(e.store.pool.Total()) && asCodes(d) {
 			return statusNoMemory
 		}
 		b := within(e.arena, d.W, size)
 		if b == nil {
 			return statusFault
 		}
-		m, sum = readBlocks(b, d)
+		b, sum = copyBlocks(b, d)
+		if w = e.store.share(sum); w == nil {
+			m, err = e.readBlocks(b, d, e.store.pool.Total(), cancelled)
+		}
 	} else {
 		trits := uint64(d.Rows) * uint64(d.Cols)
 		if d.Rows == 0 || d.Cols == 0 || d.Rows > maxDim || d.Cols > maxDim || trits > maxTrits || d.Planes == 0 || d.Planes > maxPlanes {
@@ -129,13 +136,18 @@ func (e *executor) upload(d *Descriptor, c *Completion) int32 {
 		}
 		m, sum, err = readPlanes(b, scales, d)
 	}
-	var w *weight
-	if err == nil {
-		w, err = e.store.add(sum, m, d.Op == OpBlocks)
+	if err == nil && w == nil {
+		w, err = e.store.add(sum, m, d.Op == OpBlocks && asCodes(d))
 	}
 	switch {
 	case errors.Is(err, errFull):
 		return statusNoMemory
+	case errors.Is(err, context.Canceled):
+		return statusCancelled
+	case errors.Is(err, errBound):
+		return statusRange
+	case errors.Is(err, decompose.ErrInexact), errors.Is(err, gguf.ErrNoDecoder):
+		return statusNoPlanes
 	case err != nil:
 		return statusBadFrame
 	}

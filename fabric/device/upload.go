@@ -11,7 +11,6 @@ import (
 	"io"
 
 	"tensorcast/fabric"
-	"tensorcast/fabric/kernel"
 	"tensorcast/fabric/trit"
 )
 
@@ -93,17 +92,6 @@ func readPlanes(b, scales []byte, d *Descriptor) (*fabric.Matrix, [sha256.Size]b
 	}
 	h.Sum(sum[:0])
 	return m, sum, nil
-}
-
-// readBlocks copies blocks, which take the place of a plane.
-func readBlocks(b []byte, d *Descriptor) (*fabric.Matrix, [sha256.Size]byte) {
-	var sum [sha256.Size]byte
-	blocks := bytes.Clone(b) // first: what is summed is what is kept
-	h := sha256.New()
-	h.Write(binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32([]byte{'b', byte(d.XType)}, d.Rows), d.Cols))
-	h.Write(blocks)
-	h.Sum(sum[:0])
-	return &fabric.Matrix{Rows: int(d.Rows), Cols: int(d.Cols), Terms: []fabric.Term{{Planes: [][]byte{blocks}, Scales: fabric.Scales{Block: kernel.CodeCols}}}}, sum
 }
 
 // unpackAt reads trits of a PT-5 stream, from the trit skip of its first byte on. b must hold them all.

@@ -91,6 +91,18 @@ func (s *store) close() error {
 // errFull says that weights fit neither the pool nor the host's share.
 var errFull = errors.New("no room for weights")
 
+// share finds the weight that was uploaded before with this sum, and takes a reference to it; nil if there is none.
+func (s *store) share(sum [sha256.Size]byte) *weight {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.all[sum]
+	if w != nil {
+		w.refs++
+		s.counts.Shared++
+	}
+	return w
+}
+
 // add takes m, which is the caller's no more, or finds the weight that is equal. The caller has a reference to the result. With blocks, m's only plane
 // is blocks of Q2_0.
 func (s *store) add(sum [sha256.Size]byte, m *fabric.Matrix, blocks bool) (*weight, error) {

@@ -54,15 +54,17 @@ const (
 	OpRelease           // the handle is not needed any more
 	OpPin               // the planes stay in the pool
 	OpUnpin
-	OpBlocks // upload Rows x Cols weights at W, in blocks of the ggml type XType: Value is a handle
+	OpBlocks // upload Rows x Cols weights in WBytes bytes at W, rows of blocks of the ggml type XType as in a GGUF file: Value is a handle. Cols is a multiple of 32
 	opEnd
 )
 
 // Flags of a descriptor.
 const (
-	FlagDegrade = 1 << iota // a product may use fewer planes than the weights have, if others were evicted
-	FlagTwoBit              // planes are kept with two bits a trit: larger, faster
-	FlagScales              // Scale is given
+	FlagDegrade  = 1 << iota // a product may use fewer planes than the weights have, if others were evicted
+	FlagTwoBit               // planes are kept with two bits a trit: larger, faster
+	FlagScales               // Scale is given
+	FlagFast                 // OpBlocks: planes may be fitted, within the bound of the profile fast
+	FlagBalanced             // OpBlocks: the same, balanced
 	flagsEnd
 )
 
@@ -101,9 +103,6 @@ type Descriptor struct {
 	_       uint64 // 112
 	// 120 u32 Cancel, which the client may set at any time; 124 u32 zero
 }
-
-// BlocksQ2_0 is the type that OpBlocks takes: ggml's number of Q2_0. Cols is a multiple of 64; rows follow each other as in a GGUF file, 18 bytes for 64 weights.
-const BlocksQ2_0 = 42
 
 const descriptorCancel = 120
 
@@ -206,7 +205,8 @@ const (
 	statusFault     = -int32(unix.EFAULT) // an offset or a length outside the arena
 	statusNoHandle  = -int32(unix.EBADF)
 	statusNoMemory  = -int32(unix.ENOMEM)
-	statusRange     = -int32(unix.ERANGE)
+	statusRange     = -int32(unix.ERANGE)     // sums, or the error of fitted planes, are larger than allowed
+	statusNoPlanes  = -int32(unix.EOPNOTSUPP) // weights of this type, or these, have no exact planes
 	statusCancelled = -int32(unix.ECANCELED)
 	statusBadFrame  = -int32(unix.EBADMSG) // the upload is malformed
 )

@@ -434,12 +434,30 @@ static void doze(uint32_t b) {
 	}
 }
 
+/* Waits SPIN nanoseconds for a bell other than b: a short job is over by then, and going to sleep and waking up would take longer than it does. */
+enum { SPIN = 20 * 1000 };
+static int spin(uint32_t b) {
+	struct timespec from, now;
+	clock_gettime(CLOCK_MONOTONIC, &from);
+	do {
+		for (int i = 0; i < 32; i++) {
+			if (get(BELL) != b) return 1;
+#if defined(__x86_64__)
+			__builtin_ia32_pause();
+#endif
+		}
+		clock_gettime(CLOCK_MONOTONIC, &now);
+	} while ((now.tv_sec - from.tv_sec) * 1000000000L + now.tv_nsec - from.tv_nsec < SPIN);
+	return 0;
+}
+
 static void await(struct job *j) {
-	for (;;) {
+	for (int spun = 0;;) {
 		/* The bell before the completions: what is completed in between changes it. WAITING is set before the futex looks at the bell. */
 		uint32_t b = get(BELL);
 		reap();
 		if (j->over) return;
+		if (!spun && !(spun = !spin(b))) continue;
 		doze(b);
 	}
 }
@@ -939,12 +957,12 @@ API int tfmbs_upload_planes(int layer, const uint8_t *pt5, uint32_t planes, uint
 	return leave(upload(&q, pt5, (trits + 4) / 5 * planes, scales, scales ? 2 * (((uint64_t)cols + block - 1) / block) * rows : 0, w));
 }
 
-API int tfmbs_upload_blocks(int layer, uint32_t type, const void *blocks, uint32_t rows, uint32_t cols, tfmbs_weight *w) {
-	struct descriptor q = {.op = OP_BLOCKS, .rows = rows, .cols = cols, .x_type = type, .layer = (uint32_t)layer};
-	if (!blocks || !w || type != TFMBS_Q2_0 || !rows || !cols || cols % 64) return -EINVAL;
+API int tfmbs_upload_blocks(int layer, uint32_t type, const void *blocks, size_t bytes, uint32_t rows, uint32_t cols, uint32_t flags, tfmbs_weight *w) {
+	struct descriptor q = {.op = OP_BLOCKS, .flags = flags & (TFMBS_TWO_BIT | TFMBS_FAST | TFMBS_BALANCED), .w_bytes = bytes, .rows = rows, .cols = cols, .x_type = type, .layer = (uint32_t)layer};
+	if (!blocks || !bytes || !w) return -EINVAL;
 	int e = enter();
 	if (e) return e;
-	return leave(upload(&q, blocks, (size_t)rows * (cols / 64) * 18, NULL, 0, w));
+	return leave(upload(&q, blocks, bytes, NULL, 0, w));
 }
 
 static int on_weight(uint32_t op, tfmbs_weight w) {

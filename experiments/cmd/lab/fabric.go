@@ -37,12 +37,14 @@ func fabricCommand() *cobra.Command {
 		Short: "Compare llama.cpp with and without the emulated device",
 		Long: `Fabric has a real llama.cpp generate the same text with and without the emulated device, in turns, and prints tokens per second, ratios within
 turns with a confidence range of 95 %, and how many tokens are the same. Variants: the CPU with llama.cpp's default of threads, the
-device with one thread of llama.cpp, and with the default. The device runs in this process. It computes weights of Q2_0.
+device with one thread of llama.cpp, and with the default. The device runs in this process. It computes weights of
+the types that it is faster with (Q2_0, TQ1_0), or, with --profile, of all that it can.
 
 Exit codes: 0 measured, whatever came out; 1 not measured, or interrupted; 2 wrong usage.`,
 		Example: `  lab synth -o model.gguf --size 1GB --type Q2_0
   lab fabric -m model.gguf --turns 7 --figure fabric.png
-  lab fabric -m model.gguf --prompt 256 --tokens 2 --markdown --save prompt.json`,
+  lab fabric -m model.gguf --prompt 256 --tokens 2 --markdown --save prompt.json
+  lab fabric -m q8_0.gguf --profile fast`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch err := o.Check(); {
@@ -66,6 +68,7 @@ Exit codes: 0 measured, whatever came out; 1 not measured, or interrupted; 2 wro
 	f.IntVarP(&o.Tokens, "tokens", "n", 24, "tokens to generate")
 	f.IntVar(&o.Prompt, "prompt", 8, "about so many tokens of a prompt")
 	f.StringVar(&o.Backend, "backend", "", "libggml-tfmbs.so (default: the one beside this program)")
+	f.StringVar(&o.Profile, "profile", "", "have the device compute all types: accurate (exact planes), balanced or fast (fitted ones, within an error)")
 	cli.SizeVar(f, &pool, "pool", "`SIZE` of the weights in the device's memory")
 	f.IntVar(&o.device.Workers, "workers", 0, "threads of the device (0: one for each processor)")
 	f.StringVar(&o.figure, "figure", "", "draw each turn to a PNG, SVG or PDF `file`")

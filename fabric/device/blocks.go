@@ -1,0 +1,119 @@
+package device
+
+// This file takes weights as ggml has them in a file. Blocks of Q2_0 are kept as they are; others become planes: exact ones, or, if the client allows an
+// error, as few as keep its bound.
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"tensorcast/fabric"
+	"tensorcast/fabric/decompose"
+	"tensorcast/fabric/kernel"
+	"tensorcast/fabric/plan"
+	"tensorcast/gguf"
+)
+
+// errBound says that no number of planes that the device tries keeps the bound of the client's profile.
+var errBound = errors.New("the error is larger than the profile allows")
+
+const (
+	// mostFitted is how many planes are tried: six of Q8_0 are exact, and slower than Q8_0.
+	mostFitted = 4
+	// fitBlock is how many columns share a factor of fitted planes.
+	fitBlock = 32
+	// sampleRows are fitted first, to see which number of planes will do.
+	sampleRows = 64
+)
+
+// blocksBytes returns how many bytes the blocks of d take; 0 if d is not of a type and shape that can be uploaded.
+func blocksBytes(d *Descriptor) uint64 {
+	t := gguf.Type(d.XType)
+	if d.Rows == 0 || d.Cols == 0 || d.Rows > maxDim || d.Cols > maxDim || !t.Valid() || d.Cols%fitBlock != 0 || d.Flags&FlagFast != 0 && d.Flags&FlagBalanced != 0 {
+		return 0
+	}
+	row, err := t.RowBytes(int64(d.Cols))
+	if err != nil {
+		return 0
+	}
+	return uint64(row) * uint64(d.Rows)
+}
+
+// asCodes reports whether d's blocks are multiplied as they are.
+func asCodes(d *Descriptor) bool {
+	return gguf.Type(d.XType) == gguf.Q2_0 && d.Cols%kernel.CodeCols == 0
+}
+
+// copyBlocks copies b, which the client could change any time, and says by which sum equal uploads are found.
+func copyBlocks(b []byte, d *Descriptor) ([]byte, [sha256.Size]byte) {
+	var sum [sha256.Size]byte
+	blocks := bytes.Clone(b)
+	head := []byte{'b'}
+	for _, v := range []uint32{d.XType, d.Flags, d.Rows, d.Cols} {
+		head = binary.LittleEndian.AppendUint32(head, v)
+	}
+	h := sha256.New()
+	h.Write(head)
+	h.Write(blocks)
+	h.Sum(sum[:0])
+	return blocks, sum
+}
+
+// readBlocks makes the matrix of blocks, which it may keep. No plane is larger than limit. The error wraps decompose.ErrInexact or errBound if there are no planes as d wants them.
+func (e *executor) readBlocks(blocks []byte, d *Descriptor, limit int, cancelled func() bool) (*fabric.Matrix, error) {
+	rows, cols := int(d.Rows), int(d.Cols)
+	if asCodes(d) {
+		return &fabric.Matrix{Rows: rows, Cols: cols, Terms: []fabric.Term{{Planes: [][]byte{blocks}, Scales: fabric.Scales{Block: kernel.CodeCols}}}}, nil
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	o := decompose.Options{Layout: kernelLayout(d.Flags), Workers: e.workers, Progress: func(int) {
+		if cancelled() {
+			stop()
+		}
+	}}
+	t, bound := gguf.Type(d.XType), 0.0
+	for _, p := range plan.Profiles() {
+		if p.Name == "fast" && d.Flags&FlagFast != 0 || p.Name == "balanced" && d.Flags&FlagBalanced != 0 {
+			bound = p.Bound
+		}
+	}
+	size, exact := o.Layout.RowBytes(cols)*rows, decompose.ExactPlanes(t)
+	if bound == 0 {
+		if size*exact > limit {
+			return nil, errFull
+		}
+		return decompose.Exact(ctx, t, rows, cols, blocks, o)
+	}
+	row := len(blocks) / rows
+	sample := make([]byte, 0, min(rows, sampleRows)*row)
+	for i := range min(rows, sampleRows) {
+		r := i * rows / min(rows, sampleRows)
+		sample = append(sample, blocks[r*row:(r+1)*row]...)
+	}
+	for planes := 1; planes <= mostFitted; planes++ {
+		if size*planes > limit {
+			return nil, errFull
+		}
+		if planes == exact {
+			return decompose.Exact(ctx, t, rows, cols, blocks, o)
+		}
+		fit := decompose.Fit{Planes: planes, Block: fitBlock, Shared: true}
+		_, seen, err := decompose.Lossy(ctx, t, len(sample)/row, cols, sample, fit, decompose.Options{Workers: e.workers})
+		if err != nil {
+			return nil, err
+		}
+		if seen.SNR() < bound {
+			continue
+		}
+		m, all, err := decompose.Lossy(ctx, t, rows, cols, blocks, fit, o)
+		if err != nil || all.SNR() >= bound {
+			return m, err
+		}
+	}
+	return nil, fmt.Errorf("%d planes: %w", mostFitted, errBound)
+}
