@@ -116,10 +116,12 @@ fuzz: ## fuzz the parsers, FUZZTIME (a minute) each; then 10,000 damaged capture
 	go test $(LDFLAGS) -run '^(TestLies|TestLiarIsLeft)$$' -timeout 1h ./cmd/tracer ./cmd/prefetchd -args -lies
 	go test $(LDFLAGS) -run '^TestDamagedStreams$$' -v ./capture/preload -args -streams 10000
 
-lint: ## gofmt, vet, staticcheck
+lint: ## gofmt, vet, staticcheck, clang-format
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$unformatted" ]; then echo "gofmt -w these:"; echo "$$unformatted"; exit 1; fi
 	go vet ./...
 	go tool staticcheck ./...
+	@if clang-format --version 2>/dev/null | grep -q ' version 14\.'; then clang-format --dry-run --Werror $$(git ls-files '*.c' '*.h' | grep -v _amd64.h); \
+	else echo "how C is laid out is not checked: there is no clang-format 14 (Debian 12: apt-get install clang-format)"; fi
 
 generate: ## compile the BPF programs (needs clang, llvm, libbpf-dev)
 	go generate ./...

@@ -23,25 +23,25 @@ extern "C" {
 /* What was done since tfmbs_init. All of it is counted; cycles are those of a device that handles lanes_used columns in a cycle and needs none for a
  * trit of 0. */
 typedef struct {
-	long zero_skips;           /* operations whose trit is 0 */
-	long total_ops;            /* a trit times a value */
-	int lanes_used;            /* columns handled at a time, of the last product */
+	long zero_skips;            /* operations whose trit is 0 */
+	long total_ops;             /* a trit times a value */
+	int lanes_used;             /* columns handled at a time, of the last product */
 	double sim_cycle_reduction; /* percent of operations that are zero_skips */
 	size_t pool_used, pool_total;
 	int eviction_count;
-	uint64_t active_ops;       /* total_ops - zero_skips */
-	uint64_t mem_reads;        /* bytes of weights that products read */
-	uint64_t mem_writes;       /* bytes of results */
-	uint64_t broadcasts;       /* vectors that were multiplied */
-	uint64_t residency_hits;   /* products whose weights were on the device */
-	uint64_t residency_misses; /* uploads of weights for a product */
-	uint64_t tile_local_reuse; /* bytes of weights that vectors after the first of a tile did not read again */
-	long cycles;               /* active_ops / lanes, rounded up for each product */
-	double fabric_cost;        /* bytes moved (mem_reads + mem_writes) for each active operation */
+	uint64_t active_ops;        /* total_ops - zero_skips */
+	uint64_t mem_reads;         /* bytes of weights that products read */
+	uint64_t mem_writes;        /* bytes of results */
+	uint64_t broadcasts;        /* vectors that were multiplied */
+	uint64_t residency_hits;    /* products whose weights were on the device */
+	uint64_t residency_misses;  /* uploads of weights for a product */
+	uint64_t tile_local_reuse;  /* bytes of weights that vectors after the first of a tile did not read again */
+	long cycles;                /* active_ops / lanes, rounded up for each product */
+	double fabric_cost;         /* bytes moved (mem_reads + mem_writes) for each active operation */
 	double semantic_efficiency; /* active_ops / total_ops */
 	double economic_efficiency; /* active_ops for each nanosecond that products took */
-	uint64_t fallback_count;   /* products that failed */
-	uint64_t offload_count;    /* products that succeeded */
+	uint64_t fallback_count;    /* products that failed */
+	uint64_t offload_count;     /* products that succeeded */
 } fabric_metrics_t;
 
 typedef void *fabric_handle_t;
@@ -62,7 +62,7 @@ int fabric_memcpy_from(void *dst, const void *src, size_t n, int unpack_pt5);
  * host memory. Weights in device memory, or registered, are converted once, until they are written again or used with another shape. */
 int fabric_exec_gemv(const void *w, const void *in, void *out, int rows, int cols);
 fabric_handle_t fabric_exec_gemv_async(const void *w, const void *in, void *out, int rows, int cols); /* NULL: failed. in was read when it returns */
-int fabric_wait(fabric_handle_t handle); /* once for each handle; out is written when it returns */
+int fabric_wait(fabric_handle_t handle);                                                              /* once for each handle; out is written when it returns */
 
 /* Promise that the packed weights at ptr, in host memory, do not change until they are registered again; size 0 ends that. */
 int fabric_register_weight(const void *ptr, size_t size);
@@ -75,8 +75,16 @@ int fabric_dump_metrics_csv(const char *path); /* a line of names and a line of 
 typedef uint64_t tfmbs_weight; /* 0 is none */
 typedef uint64_t tfmbs_job;    /* 0 is none */
 
-enum { TFMBS_PT5 = 1, TFMBS_INT8 = 2, TFMBS_FLOAT32 = 3, TFMBS_INT32 = 4 };                 /* of vectors */
-enum { TFMBS_DEGRADE = 1, TFMBS_TWO_BIT = 2 };                                              /* flags */
+enum {
+	TFMBS_PT5 = 1,
+	TFMBS_INT8 = 2,
+	TFMBS_FLOAT32 = 3,
+	TFMBS_INT32 = 4,
+}; /* of vectors */
+enum {
+	TFMBS_DEGRADE = 1,
+	TFMBS_TWO_BIT = 2,
+}; /* flags */
 
 int tfmbs_init(void);      /* optional; more calls do nothing */
 void tfmbs_shutdown(void); /* ends unfinished jobs with -ECANCELED; all weights, jobs, blocks and buffers are invalid. Nobody may be in another function */
@@ -87,13 +95,16 @@ int tfmbs_upload_frame(const void *frame, size_t bytes, uint32_t flags, tfmbs_we
 /* planes planes of rows x cols trits, lowest digit first (the weight is the sum of 3^p t_p), each a PT-5 stream in ceil(rows*cols/5) bytes; scales may be
  * NULL: else an IEEE half for each block of block columns (16, 32, a multiple of 64, or at least cols) of each row. */
 int tfmbs_upload_planes(int layer_id, const uint8_t *pt5, uint32_t planes, uint32_t rows, uint32_t cols, const uint16_t *scales, uint32_t block, uint32_t flags,
-                        tfmbs_weight *w);
+    tfmbs_weight *w);
 
 /* rows x cols weights in the bytes that ggml has for them in a file, of the type that has this number there; cols is a multiple of 32. Q2_0 is multiplied as it
  * lies. Other types become planes: exact ones (-EOPNOTSUPP if there are none), or with one of two flags as few as have at most the error of that profile
  * (a ratio to the weights of 15 and 23.5 dB; -ERANGE if it is too large even with four). */
 enum { TFMBS_Q2_0 = 42 };
-enum { TFMBS_FAST = 8, TFMBS_BALANCED = 16 }; /* flags, with TFMBS_TWO_BIT */
+enum {
+	TFMBS_FAST = 8,
+	TFMBS_BALANCED = 16,
+}; /* flags, with TFMBS_TWO_BIT */
 int tfmbs_upload_blocks(int layer_id, uint32_t type, const void *blocks, size_t bytes, uint32_t rows, uint32_t cols, uint32_t flags, tfmbs_weight *w);
 int tfmbs_release(tfmbs_weight w);
 int tfmbs_pin(tfmbs_weight w); /* its planes stay in the device's pool */
@@ -108,23 +119,23 @@ typedef struct {
 	tfmbs_weight weight;
 	uint32_t rows, cols;
 	uint32_t n;
-	uint32_t flags;       /* TFMBS_DEGRADE: fewer planes will do */
-	uint32_t x_type;      /* TFMBS_FLOAT32: the device quantises as ggml does, in blocks; TFMBS_INT8; TFMBS_PT5 */
-	uint32_t y_type;      /* TFMBS_FLOAT32, or TFMBS_INT32 for weights without scales: exact, or -ERANGE */
-	uint32_t block;       /* 32 (ggml's Q8_0) or 256 (its Q8_K); 0 for integers without scale */
+	uint32_t flags;  /* TFMBS_DEGRADE: fewer planes will do */
+	uint32_t x_type; /* TFMBS_FLOAT32: the device quantises as ggml does, in blocks; TFMBS_INT8; TFMBS_PT5 */
+	uint32_t y_type; /* TFMBS_FLOAT32, or TFMBS_INT32 for weights without scales: exact, or -ERANGE */
+	uint32_t block;  /* 32 (ggml's Q8_0) or 256 (its Q8_K); 0 for integers without scale */
 	uint32_t reserved;
 	const void *x;
-	size_t x_stride;      /* bytes from a vector to the next; 0: they follow each other */
-	const float *scale;   /* TFMBS_INT8: NULL, or a factor for each block of each vector */
+	size_t x_stride;    /* bytes from a vector to the next; 0: they follow each other */
+	const float *scale; /* TFMBS_INT8: NULL, or a factor for each block of each vector */
 	void *y;
-	size_t y_stride;      /* 0: they follow each other */
+	size_t y_stride; /* 0: they follow each other */
 } tfmbs_gemv;
 
-int tfmbs_submit(const tfmbs_gemv *g, tfmbs_job *job); /* x and scale were copied when it returns, unless they are in a buffer */
-int tfmbs_submit_empty(tfmbs_job *job);                /* does nothing, for measurements */
-int tfmbs_poll(tfmbs_job job);                         /* 1 if it is over, 0 if not; then tfmbs_wait does not block */
-int tfmbs_wait(tfmbs_job job);                         /* once for each job: its status; y is written when it returns */
-int tfmbs_cancel(tfmbs_job job);                       /* asks; tfmbs_wait is still needed, and tells */
+int tfmbs_submit(const tfmbs_gemv *g, tfmbs_job *job);                                      /* x and scale were copied when it returns, unless they are in a buffer */
+int tfmbs_submit_empty(tfmbs_job *job);                                                     /* does nothing, for measurements */
+int tfmbs_poll(tfmbs_job job);                                                              /* 1 if it is over, 0 if not; then tfmbs_wait does not block */
+int tfmbs_wait(tfmbs_job job);                                                              /* once for each job: its status; y is written when it returns */
+int tfmbs_cancel(tfmbs_job job);                                                            /* asks; tfmbs_wait is still needed, and tells */
 int tfmbs_run_gemv(tfmbs_weight w, uint32_t rows, uint32_t cols, const float *x, float *y); /* float32, in blocks of 32 */
 
 #ifdef __cplusplus

@@ -197,13 +197,13 @@ func TestFork(t *testing.T) {
 	in := install(t)
 	forks := variant(t, in, "forks",
 		"#include <getopt.h>\n", "#include <getopt.h>\n#include <sys/wait.h>\n",
-		"    int printed = 0;\n", `    int printed = 0, status;
-    pid_t child = fork();
-    if (child == 0) {
-        generate();
-        _exit(42);
-    }
-    if (waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 42) die("the child ended with %x", status);
+		"\tint printed = 0;\n", `	int printed = 0, status;
+	pid_t child = fork();
+	if (child == 0) {
+		generate();
+		_exit(42);
+	}
+	if (waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 42) die("the child ended with %x", status);
 `)
 	o := llama.Options{Model: model(t, denseModel), Prompt: "fork", Tokens: 6, Threads: 1, NoRepack: true}
 	want := observe(t, in.Command(t.Context(), o), scene{})

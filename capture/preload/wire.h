@@ -6,90 +6,122 @@
 #include <stdint.h>
 
 enum {
-    MAGIC = 0x74637031,
-    NO_LAYOUT = 0xffffffff,
-    MAX_LAYOUTS = 16,
-    SLOT_HEADER = 4096, // bytes before a slot's ring, and before the first slot
-    NAME = 64,          // bytes of a name
-    SAMPLES = 4,        // tensors
-    SAMPLE = 512,       // bytes of one
-    MAX_RECORD = 16 << 20, // bytes
-    MAX_SRC = 10,       // sources of an op
-    MAX_OPS = 1024,     // numbers of ops
-    MAX_NODES = 1 << 20, // of a graph
-    MAX_TEMPLATES = 1024,
-    MAX_IDS = 65536, // that an op gathers by
-    MAX_SEQ_ID = 1024,
+	MAGIC = 0x74637031,
+	NO_LAYOUT = 0xffffffff,
+	MAX_LAYOUTS = 16,
+	SLOT_HEADER = 4096,    // bytes before a slot's ring, and before the first slot
+	NAME = 64,             // bytes of a name
+	SAMPLES = 4,           // tensors
+	SAMPLE = 512,          // bytes of one
+	MAX_RECORD = 16 << 20, // bytes
+	MAX_SRC = 10,          // sources of an op
+	MAX_OPS = 1024,        // numbers of ops
+	MAX_NODES = 1 << 20,   // of a graph
+	MAX_TEMPLATES = 1024,
+	MAX_IDS = 65536, // that an op gathers by
+	MAX_SEQ_ID = 1024,
 };
 
 struct layout {
-    uint32_t type, ne, nb, op, flags, src, max_src, view_src, data, name; // in ggml_tensor; flags 0: there is none
-    uint32_t n_nodes, nodes;                                              // in ggml_cgraph
-    uint32_t pad[4];
+	uint32_t type, ne, nb, op, flags, src, max_src, view_src, data, name; // in ggml_tensor; flags 0: there is none
+	uint32_t n_nodes, nodes;                                              // in ggml_cgraph
+	uint32_t pad[4];
 };
 
 struct header {
-    uint32_t magic, slots;
-    uint64_t slot_bytes; // from one slot to the next
-    uint64_t ring_bytes; // a power of two
-    uint32_t closed;     // nobody reads any more
-    uint32_t layouts;    // may grow
-    uint32_t loaded;     // programs that loaded the shim
-    uint32_t no_slot;    // processes that found no free slot
-    struct layout layout[MAX_LAYOUTS];
+	uint32_t magic, slots;
+	uint64_t slot_bytes; // from one slot to the next
+	uint64_t ring_bytes; // a power of two
+	uint32_t closed;     // nobody reads any more
+	uint32_t layouts;    // may grow
+	uint32_t loaded;     // programs that loaded the shim
+	uint32_t no_slot;    // processes that found no free slot
+	struct layout layout[MAX_LAYOUTS];
 };
 _Static_assert(sizeof(struct header) <= SLOT_HEADER, "header");
 
 // A process that computes graphs has a slot: its counters, and a ring of records.
 struct slot {
-    uint32_t pid; // 0: free
-    uint32_t pad;
-    uint64_t nodes, no_weight, ops_sent, ops_lost, others_lost; // nodes = no_weight + ops_sent + ops_lost
-    uint64_t unread;                                            // graphs that could not be read: the layout or the memory map is unknown, or addresses are bad
-    uint64_t graphs, decodes;
-    alignas(64) uint64_t head; // bytes ever written
-    alignas(64) uint64_t tail; // bytes ever read
+	uint32_t pid; // 0: free
+	uint32_t pad;
+	uint64_t nodes, no_weight, ops_sent, ops_lost, others_lost; // nodes = no_weight + ops_sent + ops_lost
+	uint64_t unread;                                            // graphs that could not be read: the layout or the memory map is unknown, or addresses are bad
+	uint64_t graphs, decodes;
+	alignas(64) uint64_t head; // bytes ever written
+	alignas(64) uint64_t tail; // bytes ever read
 };
 _Static_assert(sizeof(struct slot) <= SLOT_HEADER, "slot");
 
-enum kind { PAD, PROCESS, IMAGE, OP_NAME, FILE_SEEN, TEMPLATE, GRAPH, GRAPH_END, DECODE_BEGIN, DECODE_END };
+enum kind {
+	PAD,
+	PROCESS,
+	IMAGE,
+	OP_NAME,
+	FILE_SEEN,
+	TEMPLATE,
+	GRAPH,
+	GRAPH_END,
+	DECODE_BEGIN,
+	DECODE_END,
+};
 
 // A record begins with this; then comes what its kind says.
-struct record { uint32_t kind, size; }; // size: of the whole record, a multiple of 8
+struct record {
+	uint32_t kind, size;
+}; // size: of the whole record, a multiple of 8
 
-struct process_record { uint32_t parent, bytes; char command[]; }; // bytes of command, which is /proc/self/cmdline
+struct process_record {
+	uint32_t parent, bytes;
+	char command[];
+}; // bytes of command, which is /proc/self/cmdline
 struct image_record {
-    uint32_t layout, samples; // NO_LAYOUT: none of the known ones fits
-    uint8_t version[NAME], commit[NAME];
-    uint32_t bytes[SAMPLES]; // of each sample
-    uint8_t sample[SAMPLES][SAMPLE]; // tensors of the first graph
-    char path[];                     // of the library
+	uint32_t layout, samples; // NO_LAYOUT: none of the known ones fits
+	uint8_t version[NAME], commit[NAME];
+	uint32_t bytes[SAMPLES];         // of each sample
+	uint8_t sample[SAMPLES][SAMPLE]; // tensors of the first graph
+	char path[];                     // of the library
 };
-struct op_name_record { uint32_t op, pad; uint8_t name[NAME]; };
-struct file_record { uint64_t dev, ino; char path[]; };
+struct op_name_record {
+	uint32_t op, pad;
+	uint8_t name[NAME];
+};
+struct file_record {
+	uint64_t dev, ino;
+	char path[];
+};
 struct source {
-    uint64_t data, offset, ino, dev;
-    uint32_t type, mapped; // mapped: data lies in a mapping of a file
-    int64_t ne[4];
-    uint64_t nb[4];
-    uint8_t name[NAME];
+	uint64_t data, offset, ino, dev;
+	uint32_t type, mapped; // mapped: data lies in a mapping of a file
+	int64_t ne[4];
+	uint64_t nb[4];
+	uint8_t name[NAME];
 };
 // gather: 0, or its place in the table of gathering ops, from 1; selects: how many experts, if it is for one token. Its sources follow.
-struct op { uint32_t op, node, sources, gather, selects, pad; };
-struct template_record { uint64_t hash; uint32_t id, ops; }; // then the ops
-struct ids { uint32_t op, slots, rows, pad; }; // op: index in the template; then slots * rows int32, filled up to 8 bytes
-struct graph_record {
-    uint64_t time, hash, seq; // seq: nodes before this graph
-    uint32_t tid, decode, graph, template, ops, lists;
+struct op {
+	uint32_t op, node, sources, gather, selects, pad;
 };
-struct graph_end_record { uint64_t time; uint32_t tid, decode, graph, pad; };
+struct template_record {
+	uint64_t hash;
+	uint32_t id, ops;
+}; // then the ops
+struct ids {
+	uint32_t op, slots, rows, pad;
+}; // op: index in the template; then slots * rows int32, filled up to 8 bytes
+struct graph_record {
+	uint64_t time, hash, seq; // seq: nodes before this graph
+	uint32_t tid, decode, graph, template, ops, lists;
+};
+struct graph_end_record {
+	uint64_t time;
+	uint32_t tid, decode, graph, pad;
+};
 struct decode_record {
-    uint64_t time, context;
-    uint32_t tid, decode;
-    int32_t tokens;
-    uint32_t warmup;
-    int32_t sequences; // -1: unknown
-    uint32_t pad;
-    int32_t sequence[];
+	uint64_t time, context;
+	uint32_t tid, decode;
+	int32_t tokens;
+	uint32_t warmup;
+	int32_t sequences; // -1: unknown
+	uint32_t pad;
+	int32_t sequence[];
 };
 #endif

@@ -17,8 +17,7 @@ const char *duckdb_result_error(result *r);
 void duckdb_destroy_result(result *r);
 void duckdb_free(void *p);
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
 	void *database, *connection;
 	int i;
 

@@ -10,7 +10,7 @@
 
 /* Set before loading. */
 const volatile u32 page_shift;
-const volatile u64 wake_at; /* the reader is woken when the ring buffer holds more bytes than this */
+const volatile u64 wake_at;       /* the reader is woken when the ring buffer holds more bytes than this */
 const volatile u32 pid_namespace; /* inode number of user space's PID namespace; 0: the first one, whose ids are the kernel's own */
 
 /* bpf2go generates Go constants from the following enums, so that user space has the same numbers. */
@@ -47,9 +47,9 @@ enum counter {
 };
 
 enum limit {
-	MAX_NODE_SRC = 16, /* at least GGML_MAX_SRC, which is 10 in ggml, 16 in a fork */
-	SIGNED_SRC = 4,    /* the first sources, which identify a node together with its op; ids are among them */
-	MAX_GATHERS = 8,   /* gathering ops */
+	MAX_NODE_SRC = 16,  /* at least GGML_MAX_SRC, which is 10 in ggml, 16 in a fork */
+	SIGNED_SRC = 4,     /* the first sources, which identify a node together with its op; ids are among them */
+	MAX_GATHERS = 8,    /* gathering ops */
 	NO_OP = 0xffffffff, /* no op has this number */
 };
 
@@ -116,8 +116,7 @@ struct {
 	__type(value, struct counts);
 } counters SEC(".maps");
 
-static __always_inline void count_many(u32 which, u64 n)
-{
+static __always_inline void count_many(u32 which, u64 n) {
 	u32 zero = 0;
 	struct counts *c = bpf_map_lookup_elem(&counters, &zero);
 	if (c)
@@ -130,8 +129,7 @@ static __always_inline void count(u32 which) { count_many(which, 1); }
 
 /* The number of a task, given the address of its struct pid, in user space's PID namespace. 0: it is not in that one nor in one below. (The
  * helper bpf_get_ns_current_pid_tgid knows only tasks in that very namespace.) Not static: it is verified once. */
-__attribute__((noinline)) int number_here(u64 address)
-{
+__attribute__((noinline)) int number_here(u64 address) {
 	struct pid *pid = (struct pid *)address;
 	u32 level = BPF_CORE_READ(pid, level);
 	/* Most often the first is it: the tool runs beside its target. */
@@ -146,30 +144,25 @@ __attribute__((noinline)) int number_here(u64 address)
 }
 
 /* The ids of a task as user space sees them. Without a PID namespace of its own, this costs nothing more than the kernel's. */
-static __always_inline u32 tid_of(struct task_struct *task)
-{
+static __always_inline u32 tid_of(struct task_struct *task) {
 	return pid_namespace ? number_here((u64)BPF_CORE_READ(task, thread_pid)) : task->pid;
 }
 
-static __always_inline u32 tgid_of(struct task_struct *task)
-{
+static __always_inline u32 tgid_of(struct task_struct *task) {
 	return pid_namespace ? number_here((u64)BPF_CORE_READ(task, group_leader, thread_pid)) : task->tgid;
 }
 
-static __always_inline u32 this_tgid(void)
-{
+static __always_inline u32 this_tgid(void) {
 	return pid_namespace ? tgid_of(bpf_get_current_task_btf()) : bpf_get_current_pid_tgid() >> 32;
 }
 
-static __always_inline u32 this_tid(void)
-{
+static __always_inline u32 this_tid(void) {
 	return pid_namespace ? tid_of(bpf_get_current_task_btf()) : (u32)bpf_get_current_pid_tgid();
 }
 
 /* Wakes the reader only if the ring buffer has filled up, otherwise the reader polls: waking it takes a core from the target, whose threads
  * spin on all cores. */
-static __always_inline u64 wakeup(void)
-{
+static __always_inline u64 wakeup(void) {
 	return bpf_ringbuf_query(&events, BPF_RB_AVAIL_DATA) > wake_at ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
 }
 
@@ -181,8 +174,7 @@ struct vma_query {
 	u32 in_file;
 };
 
-static long describe_vma(struct task_struct *task, struct vm_area_struct *vma, void *arg)
-{
+static long describe_vma(struct task_struct *task, struct vm_area_struct *vma, void *arg) {
 	struct vma_query *q = arg;
 	struct file *file = vma->vm_file;
 	if (!file)
@@ -195,8 +187,7 @@ static long describe_vma(struct task_struct *task, struct vm_area_struct *vma, v
 	return 0;
 }
 
-static __always_inline long find_vma(struct vma_query *q)
-{
+static __always_inline long find_vma(struct vma_query *q) {
 	return bpf_find_vma(bpf_get_current_task_btf(), q->address, describe_vma, q, 0);
 }
 

@@ -6,8 +6,17 @@
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 /* bpf2go generates Go constants from these enums, so that user space has the same numbers. */
-enum event_kind { KIND_PAGES = SYSTEM_KINDS, KIND_FORK, KIND_EXEC };
-enum cause { CAUSE_FAULT, CAUSE_READAHEAD, CAUSE_READ, CAUSE_OTHER };
+enum event_kind {
+	KIND_PAGES = SYSTEM_KINDS,
+	KIND_FORK,
+	KIND_EXEC,
+};
+enum cause {
+	CAUSE_FAULT,
+	CAUSE_READAHEAD,
+	CAUSE_READ,
+	CAUSE_OTHER,
+};
 
 struct pages_event {
 	u32 kind;
@@ -76,8 +85,7 @@ const struct file_key *unused_file_key __attribute__((unused));
 const enum cause *unused_cause __attribute__((unused));
 const enum event_kind *unused_event_kind __attribute__((unused));
 
-static __always_inline struct io *this_io(u32 tid)
-{
+static __always_inline struct io *this_io(u32 tid) {
 	struct io *io = bpf_map_lookup_elem(&io_threads, &tid);
 	if (io)
 		return io;
@@ -85,13 +93,11 @@ static __always_inline struct io *this_io(u32 tid)
 	return bpf_map_lookup_elem(&io_threads, &tid);
 }
 
-static __always_inline void send_pages(struct pages_event *e)
-{
+static __always_inline void send_pages(struct pages_event *e) {
 	count(bpf_ringbuf_output(&events, e, sizeof(*e), wakeup()) ? COUNT_PAGES_LOST : COUNT_PAGES_SENT);
 }
 
-static __always_inline void flush_run(struct io *io)
-{
+static __always_inline void flush_run(struct io *io) {
 	if (!io->run.count)
 		return;
 	send_pages(&io->run);
@@ -108,11 +114,17 @@ struct page_added {
 };
 
 SEC("tracepoint/filemap/mm_filemap_add_to_page_cache")
-int page_added(struct page_added *a)
-{
+int page_added(struct page_added *a) {
 	u32 tgid = this_tgid(), tid = this_tid();
 	struct pages_event e = {
-		.kind = KIND_PAGES, .tgid = tgid, .tid = tid, .ino = a->ino, .index = a->index, .count = 1, .dev = a->dev, .cause = CAUSE_OTHER,
+	    .kind = KIND_PAGES,
+	    .tgid = tgid,
+	    .tid = tid,
+	    .ino = a->ino,
+	    .index = a->index,
+	    .count = 1,
+	    .dev = a->dev,
+	    .cause = CAUSE_OTHER,
 	};
 	if (has_order)
 		e.count <<= a->order & 31;
@@ -153,8 +165,7 @@ struct page_fault {
 };
 
 SEC("tracepoint/exceptions/page_fault_user")
-int page_fault(struct page_fault *f)
-{
+int page_fault(struct page_fault *f) {
 	u32 tgid = this_tgid();
 	if (!bpf_map_lookup_elem(&targets, &tgid) || f->error & FAULT_PRESENT)
 		return 0;
@@ -173,8 +184,7 @@ int page_fault(struct page_fault *f)
 
 /* An uninterruptible wait is nearly always one for the disk. */
 SEC("tp_btf/sched_switch")
-int BPF_PROG(switched, bool preempt, struct task_struct *prev, struct task_struct *next, u32 prev_state)
-{
+int BPF_PROG(switched, bool preempt, struct task_struct *prev, struct task_struct *next, u32 prev_state) {
 	u32 tgid;
 	if (prev_state & TASK_UNINTERRUPTIBLE) {
 		tgid = tgid_of(prev);
@@ -197,8 +207,7 @@ int BPF_PROG(switched, bool preempt, struct task_struct *prev, struct task_struc
 	return 0;
 }
 
-static __always_inline void send_process(u32 kind, u32 tgid, u32 parent)
-{
+static __always_inline void send_process(u32 kind, u32 tgid, u32 parent) {
 	struct process_event e = {.kind = kind, .tgid = tgid, .parent = parent};
 	if (bpf_ringbuf_output(&events, &e, sizeof(e), BPF_RB_FORCE_WAKEUP))
 		count(COUNT_OTHERS_LOST);
@@ -206,8 +215,7 @@ static __always_inline void send_process(u32 kind, u32 tgid, u32 parent)
 
 /* A child runs the same code as its parent until it calls execve, so it becomes a target with its first instruction. */
 SEC("tp_btf/sched_process_fork")
-int BPF_PROG(forked, struct task_struct *parent, struct task_struct *child)
-{
+int BPF_PROG(forked, struct task_struct *parent, struct task_struct *child) {
 	if (parent->tgid == child->tgid)
 		return 0; /* a thread */
 	u32 from = tgid_of(parent), to = tgid_of(child);
@@ -224,8 +232,7 @@ int BPF_PROG(forked, struct task_struct *parent, struct task_struct *child)
 }
 
 SEC("tp_btf/sched_process_exec")
-int BPF_PROG(execed, struct task_struct *p, int old_pid, struct linux_binprm *bprm)
-{
+int BPF_PROG(execed, struct task_struct *p, int old_pid, struct linux_binprm *bprm) {
 	u32 tgid = tgid_of(p);
 	if (bpf_map_lookup_elem(&targets, &tgid))
 		send_process(KIND_EXEC, tgid, 0);

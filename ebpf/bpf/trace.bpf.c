@@ -18,7 +18,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL"; /* bpf_find_vma and bpf_probe_read_user are GPL-only helpers */
 
-#define MAX_WEIGHTS 4 /* weights per op that a template carries */
+#define MAX_WEIGHTS 4  /* weights per op that a template carries */
 #define ONLY_TAPPED 64 /* number of weights of a template that is there only because something is told of when its op begins */
 #define IDS_PER_EVENT 128
 #define MAX_IDS 65536
@@ -32,17 +32,32 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL"; /* bpf_find_vma and bpf_probe_re
 #define MAX_BATCHED 16
 #define THREAD_SLOTS 64
 
-enum op_flag { OP_FUSED = 1, OP_CLIPPED = 2, OP_GATHERS = 4, OP_BUFFERS = 8, OP_UNRESOLVED = 16, OP_TAPPED = 32 };
+enum op_flag {
+	OP_FUSED = 1,
+	OP_CLIPPED = 2,
+	OP_GATHERS = 4,
+	OP_BUFFERS = 8,
+	OP_UNRESOLVED = 16,
+	OP_TAPPED = 32,
+};
 #define EBUSY 16
-enum tap { TAP_NONE, TAP_SELECTED, TAP_ROUTER, TAP_ATTENTION };
-enum source_flag { SOURCE_IN_FILE = 1, SOURCE_UNRESOLVED = 2 };
+enum tap {
+	TAP_NONE,
+	TAP_SELECTED,
+	TAP_ROUTER,
+	TAP_ATTENTION,
+};
+enum source_flag {
+	SOURCE_IN_FILE = 1,
+	SOURCE_UNRESOLVED = 2,
+};
 
 /* Set before loading. */
-const volatile u32 want_graph;   /* 1: a hit per graph, 0: per op */
-const volatile u32 want_buffers; /* also report tensors that are no weights */
-const volatile u32 want_io;      /* record which op is running, for page-ins */
-const volatile u32 wide;         /* processes that are no targets hit the probes, too */
-const volatile u32 batch;        /* ops that are sent together, 1 to MAX_BATCHED */
+const volatile u32 want_graph;    /* 1: a hit per graph, 0: per op */
+const volatile u32 want_buffers;  /* also report tensors that are no weights */
+const volatile u32 want_io;       /* record which op is running, for page-ins */
+const volatile u32 wide;          /* processes that are no targets hit the probes, too */
+const volatile u32 batch;         /* ops that are sent together, 1 to MAX_BATCHED */
 const volatile u32 want_selected; /* tell of the chosen experts before they run */
 const volatile u32 at_once;       /* wake the reader for that, however little the ring buffer holds */
 const volatile u32 want_inputs;   /* tell of the routers' inputs for one in so many tokens; 0: of none */
@@ -220,7 +235,7 @@ struct template {
 	u64 ids; /* address of the tensor with the ids that the op gathers by */
 	u32 id;
 	u32 next; /* index of the template that followed this one the last time */
-	u32 nsrc;   /* weights, or ONLY_TAPPED */
+	u32 nsrc; /* weights, or ONLY_TAPPED */
 	u32 flags;
 	u64 tapped; /* with OP_TAPPED: address of the tensor that is told of when the op begins */
 	s32 layer;  /* whose tensor it is; -1: not known */
@@ -258,21 +273,21 @@ struct placed {
 
 struct thread {
 	/* These fill one cache line, the only one that a hit touches here besides its record. */
-	u64 id;    /* bpf_get_current_pid_tgid of the thread that owns this slot; 0: free */
+	u64 id; /* bpf_get_current_pid_tgid of the thread that owns this slot; 0: free */
 	u64 seq;
-	u64 began; /* start time of the running op */
+	u64 began;    /* start time of the running op */
 	u32 expected; /* predicted index of the next op's template */
 	u32 last;     /* index of the last op's template */
 	u32 epoch;    /* value of epoch when the graph began */
 	u32 op;       /* op and src: copies of the layout's offsets */
 	u32 src;
 	u32 hits, no_weight, begun; /* not yet added to counters */
-	u16 n;      /* finished ops in evs */
-	u16 batch;  /* copy of the constant, which is in another cache line */
+	u16 n;                      /* finished ops in evs */
+	u16 batch;                  /* copy of the constant, which is in another cache line */
 	u8 buffers;
 	u8 io;
-	u8 ready;   /* inside a graph: epoch and layout are valid until it ends */
-	u8 pending; /* an op is running: the last one in evs, or the graph in gr */
+	u8 ready;             /* inside a graph: epoch and layout are valid until it ends */
+	u8 pending;           /* an op is running: the last one in evs, or the graph in gr */
 	struct ops_event evs; /* its tgid and tid, user space's ids of this thread, are valid from the begin of a graph or decode on */
 	/* rarely used */
 	struct layout layout;
@@ -284,11 +299,11 @@ struct thread {
 	u32 ids_graph;  /* and the graph */
 	u32 decode;
 	u32 graph;
-	u32 clipped; /* 1: the current op could not be read completely */
-	u64 attention; /* what attention reads was sent last: address of the tensor, */
+	u32 clipped;         /* 1: the current op could not be read completely */
+	u64 attention;       /* what attention reads was sent last: address of the tensor, */
 	u32 attention_graph; /* and the graph */
-	u32 singles; /* decodes of one token so far */
-	u32 skip; /* 1: no inputs of this decode are wanted */
+	u32 singles;         /* decodes of one token so far */
+	u32 skip;            /* 1: no inputs of this decode are wanted */
 	u32 pad2;
 	u64 stalled; /* the target's value when the op began */
 	u64 sources[MAX_NODE_SRC];
@@ -361,10 +376,10 @@ struct {
 static const struct thread new_thread; /* zeroes: a thread is too large for the BPF stack */
 u32 decodes;
 u32 graphs;
-u32 names; /* last id given to a template or shape */
-u32 epoch; /* incremented when a buffer is freed: known nodes may have become others */
+u32 names;          /* last id given to a template or shape */
+u32 epoch;          /* incremented when a buffer is freed: known nodes may have become others */
 u32 configurations; /* incremented when user space changes targets */
-u32 inputs_off; /* nobody wants routers' inputs now */
+u32 inputs_off;     /* nobody wants routers' inputs now */
 
 /* Make bpf2go generate Go types for these. */
 const struct ops_event *unused_ops_event __attribute__((unused));
@@ -385,8 +400,7 @@ const enum op_flag *unused_op_flag __attribute__((unused));
 const enum source_flag *unused_source_flag __attribute__((unused));
 
 /* The configuration of this process; NULL unless it is a target whose ggml is known. */
-static __always_inline struct target_config *target(void)
-{
+static __always_inline struct target_config *target(void) {
 	u32 tgid = this_tgid();
 	struct target_config *cfg = bpf_map_lookup_elem(&targets, &tgid);
 	return cfg && cfg->layout.ne ? cfg : NULL;
@@ -395,8 +409,7 @@ static __always_inline struct target_config *target(void)
 /* Rarely run functions: kept apart so that the code of a hit stays in few cache lines. */
 #define SELDOM static __attribute__((noinline))
 
-SELDOM struct thread *find_thread(struct thread *slot, u64 id)
-{
+SELDOM struct thread *find_thread(struct thread *slot, u64 id) {
 	struct thread *th = bpf_map_lookup_elem(&threads, &id);
 	if (th || !target())
 		return th;
@@ -410,8 +423,7 @@ SELDOM struct thread *find_thread(struct thread *slot, u64 id)
 }
 
 /* The state of this thread; NULL unless it belongs to a target whose ggml is known. */
-SELDOM struct thread *this_thread(void)
-{
+SELDOM struct thread *this_thread(void) {
 	u64 id = bpf_get_current_pid_tgid();
 	u32 at = id & (THREAD_SLOTS - 1);
 	struct thread *th = bpf_map_lookup_elem(&slots, &at);
@@ -438,13 +450,11 @@ SELDOM struct thread *this_thread(void)
 	return th;
 }
 
-static __always_inline void send_counted(void *event, u64 size, u32 ops)
-{
+static __always_inline void send_counted(void *event, u64 size, u32 ops) {
 	count_many(bpf_ringbuf_output(&events, event, size, wakeup()) ? COUNT_LOST : COUNT_SENT, ops);
 }
 
-static __always_inline bool send(void *event, u64 size)
-{
+static __always_inline bool send(void *event, u64 size) {
 	if (!bpf_ringbuf_output(&events, event, size, wakeup()))
 		return true;
 	count(COUNT_OTHERS_LOST);
@@ -452,8 +462,7 @@ static __always_inline bool send(void *event, u64 size)
 }
 
 /* Sends the finished ops and adds up the counts. */
-SELDOM int send_ops(struct thread *th)
-{
+SELDOM int send_ops(struct thread *th) {
 	count_many(COUNT_HITS, th->hits);
 	count_many(COUNT_NO_WEIGHT, th->no_weight);
 	count_many(COUNT_BEGUN, th->begun);
@@ -478,8 +487,7 @@ SELDOM int send_ops(struct thread *th)
 }
 
 /* Ends the running op: its duration is known now. */
-static __always_inline void finish_op(struct thread *th, u64 now)
-{
+static __always_inline void finish_op(struct thread *th, u64 now) {
 	u32 n = th->n;
 	th->pending = 0;
 	if (n < MAX_BATCHED)
@@ -490,8 +498,7 @@ static __always_inline void finish_op(struct thread *th, u64 now)
 }
 
 /* Ends the running op or graph and sends everything. */
-SELDOM int finish(struct thread *th, u64 now)
-{
+SELDOM int finish(struct thread *th, u64 now) {
 	if (th->pending && want_graph) {
 		th->pending = 0;
 		th->gr.duration = now - th->gr.time;
@@ -504,8 +511,7 @@ SELDOM int finish(struct thread *th, u64 now)
 
 /* Whether the name marks a weight: it ends in ".weight" or ".bias". Only used for leaf tensors outside any file, to notice weights that
  * llama.cpp copied when it loaded the model. */
-static __always_inline bool named_weight(const char *name)
-{
+static __always_inline bool named_weight(const char *name) {
 	u32 len = 0;
 	for (u32 i = 0; i < 64; i++) {
 		if (!name[i])
@@ -531,8 +537,7 @@ static __always_inline long read_u64(u64 *to, u64 address) { return bpf_probe_re
 static __always_inline long read_u32(u32 *to, u64 address) { return bpf_probe_read_user(to, sizeof(*to), (void *)address); }
 
 /* Sends the raw bytes of a tensor, with which user space checks the layout's offsets. */
-static __always_inline void send_sample(struct thread *th, u64 tensor)
-{
+static __always_inline void send_sample(struct thread *th, u64 tensor) {
 	struct target_config *cfg = target();
 	if (!cfg || cfg->samples >= MAX_SAMPLES)
 		return;
@@ -553,8 +558,7 @@ static __always_inline void send_sample(struct thread *th, u64 tensor)
 /* Functions that are not static are verified once instead of at each call, which makes loading several times faster. */
 
 /* Adds the tensor to th->tm if it is a weight. */
-__attribute__((noinline)) int add_weight(struct thread *th, u64 tensor)
-{
+__attribute__((noinline)) int add_weight(struct thread *th, u64 tensor) {
 	if (!th)
 		return 0;
 	u64 data = 0, view = 0;
@@ -617,22 +621,20 @@ struct signed_node {
 
 /* A signature of a node: its op and its first sources in order; 0 if they cannot be read. Ops with more sources (attention) also differ in
  * the first ones. */
-static __always_inline u64 sign(u32 op_at, u32 src_at, u64 node, struct signed_node *n)
-{
+static __always_inline u64 sign(u32 op_at, u32 src_at, u64 node, struct signed_node *n) {
 	const u64 k = 0x9e3779b97f4a7c15;
 	if (src_at - op_at == __builtin_offsetof(struct signed_node, src)) {
 		if (bpf_probe_read_user(n, sizeof(*n), (void *)(node + op_at)))
 			return 0;
 	} else if (bpf_probe_read_user(&n->op, sizeof(n->op), (void *)(node + op_at)) ||
-		   bpf_probe_read_user(n->src, sizeof(n->src), (void *)(node + src_at))) {
+	    bpf_probe_read_user(n->src, sizeof(n->src), (void *)(node + src_at))) {
 		return 0;
 	}
 	return ((n->op + n->src[0]) * k + n->src[1] * (k << 1 | 1) + n->src[2] * (k << 2 | 1) + n->src[3] * (k << 3 | 1)) | 1;
 }
 
 /* How an op gathers; NULL if it reads all of its sources completely. */
-static __always_inline struct gather *gather_of(struct thread *th, u32 op)
-{
+static __always_inline struct gather *gather_of(struct thread *th, u32 op) {
 	for (u32 i = 0; i < MAX_GATHERS; i++)
 		if (th->layout.gathers[i].op == op)
 			return &th->layout.gathers[i];
@@ -640,8 +642,7 @@ static __always_inline struct gather *gather_of(struct thread *th, u32 op)
 }
 
 /* Reads the op of a node, and all its sources into th->sources. */
-static __always_inline bool read_node(struct thread *th, u64 node, u32 *op)
-{
+static __always_inline bool read_node(struct thread *th, u64 node, u32 *op) {
 	if (bpf_probe_read_user(op, sizeof(*op), (void *)(node + th->layout.op)) ||
 	    bpf_probe_read_user(th->sources, sizeof(th->sources), (void *)(node + th->layout.src)))
 		return false;
@@ -653,8 +654,7 @@ static __always_inline bool read_node(struct thread *th, u64 node, u32 *op)
 
 /* Sends th->tm. If it has a file that is new, the reader is woken at once: it finds the file's path in the target's memory map, which
  * exists only as long as the target does. */
-static __always_inline bool send_template(struct thread *th)
-{
+static __always_inline bool send_template(struct thread *th) {
 	struct template_event *tm = &th->tm;
 	struct target_config *cfg = target();
 	u64 flags = wakeup();
@@ -673,8 +673,7 @@ static __always_inline bool send_template(struct thread *th)
 }
 
 /* Whether source is among the first n weights of the node that was learned last. */
-static __always_inline bool is_weight(struct thread *th, u32 n, u64 source)
-{
+static __always_inline bool is_weight(struct thread *th, u32 n, u64 source) {
 	for (u32 i = 0; i < MAX_WEIGHTS; i++)
 		if (i < n && th->weight[i] == source)
 			return true;
@@ -687,8 +686,7 @@ static __always_inline bool is_weight(struct thread *th, u32 n, u64 source)
 #define BYTES(word, n) ((word) & ((1ULL << 8 * (n)) - 1))
 
 /* The number of up to four digits at a place of a label, and where it ends; -1 if there is none. */
-static __always_inline s32 number(const u64 *label, u32 at, u32 *end)
-{
+static __always_inline s32 number(const u64 *label, u32 at, u32 *end) {
 	const char *text = (const char *)label;
 	s32 n = -1;
 	*end = at;
@@ -704,8 +702,7 @@ static __always_inline s32 number(const u64 *label, u32 at, u32 *end)
 }
 
 /* Reads a tensor's name into th->label. */
-static __always_inline bool read_label(struct thread *th, u64 tensor)
-{
+static __always_inline bool read_label(struct thread *th, u64 tensor) {
 	return tensor && !bpf_probe_read_user(th->label, sizeof(th->label), (void *)(tensor + th->layout.name));
 }
 
@@ -716,8 +713,7 @@ static __always_inline bool read_label(struct thread *th, u64 tensor)
  *
  * A router's input is the second source of the product with blk.L.ffn_gate_inp.weight, and what attention reads that of the products of its matrices with
  * attn_norm-L. */
-__attribute__((noinline)) int find_tap(struct thread *th)
-{
+__attribute__((noinline)) int find_tap(struct thread *th) {
 	if (!th)
 		return 0;
 	struct gather *gather = gather_of(th, th->tm.op);
@@ -766,8 +762,7 @@ __attribute__((noinline)) int find_tap(struct thread *th)
 }
 
 /* Finds out what a node reads (together with second, if not 0, which is fused to it) and sends that as a template. */
-__attribute__((noinline)) int learn(struct thread *th, u64 node, u64 second)
-{
+__attribute__((noinline)) int learn(struct thread *th, u64 node, u64 second) {
 	if (!th)
 		return 0;
 	struct template_event *tm = &th->tm;
@@ -825,14 +820,12 @@ __attribute__((noinline)) int learn(struct thread *th, u64 node, u64 second)
 	return 1;
 }
 
-static __always_inline bool is(const struct template *t, const struct node_key *key)
-{
+static __always_inline bool is(const struct template *t, const struct node_key *key) {
 	return t->key.node == key->node && t->key.signature == key->signature && t->key.tgid == key->tgid && t->key.epoch == key->epoch;
 }
 
 /* The template of a node that was not predicted: from the maps, or by learning it. */
-SELDOM struct template *meet(struct thread *th, struct node_key *key, u64 second)
-{
+SELDOM struct template *meet(struct thread *th, struct node_key *key, u64 second) {
 	u32 at = 0;
 	struct template *t = NULL;
 	u32 *known = bpf_map_lookup_elem(&nodes, key);
@@ -869,8 +862,7 @@ struct ids_loop {
 	u32 lost;
 };
 
-static long send_id(u32 i, void *arg)
-{
+static long send_id(u32 i, void *arg) {
 	struct ids_loop *l = arg;
 	struct thread *th = l->th;
 	if (!l->slots)
@@ -896,8 +888,7 @@ static long send_id(u32 i, void *arg)
 }
 
 /* Sends the ids (rows or experts) that a tensor holds now; false if they could not be read or sent completely. */
-__attribute__((noinline)) int send_ids(struct thread *th, u64 tensor, u64 seq)
-{
+__attribute__((noinline)) int send_ids(struct thread *th, u64 tensor, u64 seq) {
 	if (!th)
 		return 0;
 	struct {
@@ -924,8 +915,7 @@ __attribute__((noinline)) int send_ids(struct thread *th, u64 tensor, u64 seq)
 
 /* Sends the ids that the current op gathers by, unless they were sent before: gate, up and down of a layer share one ids tensor. Returns
  * how many ops earlier they were sent. */
-static __always_inline u32 add_ids(struct thread *th, u64 tensor)
-{
+static __always_inline u32 add_ids(struct thread *th, u64 tensor) {
 	if (th->ids_tensor == tensor && th->ids_graph == th->graph)
 		return th->seq - th->ids_seq;
 	if (!send_ids(th, tensor, th->seq)) {
@@ -939,8 +929,7 @@ static __always_inline u32 add_ids(struct thread *th, u64 tensor)
 }
 
 /* Tells which experts a layer has chosen, unless that was done in this graph. */
-SELDOM int tell_selected(struct thread *th, u64 tensor, s32 layer)
-{
+SELDOM int tell_selected(struct thread *th, u64 tensor, s32 layer) {
 	if (th->ids_tensor == tensor && th->ids_graph == th->graph)
 		return 0;
 	if (!send_ids(th, tensor, th->seq))
@@ -949,8 +938,15 @@ SELDOM int tell_selected(struct thread *th, u64 tensor, s32 layer)
 	th->ids_graph = th->graph;
 	th->ids_seq = th->seq;
 	struct selected_event e = {
-		.kind = KIND_SELECTED, .tgid = th->evs.tgid, .tid = th->evs.tid, .decode = th->decode, .time = bpf_ktime_get_ns(), .seq = th->seq, .tensor = tensor,
-		.graph = th->graph, .layer = layer,
+	    .kind = KIND_SELECTED,
+	    .tgid = th->evs.tgid,
+	    .tid = th->evs.tid,
+	    .decode = th->decode,
+	    .time = bpf_ktime_get_ns(),
+	    .seq = th->seq,
+	    .tensor = tensor,
+	    .graph = th->graph,
+	    .layer = layer,
 	};
 	if (bpf_ringbuf_output(&events, &e, sizeof(e), at_once ? BPF_RB_FORCE_WAKEUP : wakeup()))
 		count(COUNT_OTHERS_LOST);
@@ -971,8 +967,7 @@ struct input_loop {
 };
 
 /* Sends a piece: they are numbered through all rows that are sent. */
-static long send_input(u32 i, void *arg)
-{
+static long send_input(u32 i, void *arg) {
 	struct input_loop *l = arg;
 	struct thread *th = l->th;
 	if (!l->pieces)
@@ -1014,8 +1009,7 @@ static long send_input(u32 i, void *arg)
 }
 
 /* Sends the values that a router, or attention, is about to read: of a batch the last row and others at equal distances before it. */
-__attribute__((noinline)) int tell_input(struct thread *th, u64 tensor, s32 layer, u32 tap)
-{
+__attribute__((noinline)) int tell_input(struct thread *th, u64 tensor, s32 layer, u32 tap) {
 	if (!th)
 		return 0;
 	struct {
@@ -1036,16 +1030,25 @@ __attribute__((noinline)) int tell_input(struct thread *th, u64 tensor, s32 laye
 		stride = (rows + most - 1) / most;
 	u32 sent = (rows - 1) / stride + 1, pieces = (s.ne[0] + INPUT_PIECE - 1) / INPUT_PIECE;
 	struct input_loop l = {
-		.th = th, .data = data, .nb1 = s.nb[1], .time = bpf_ktime_get_ns(), .layer = layer, .tap = tap, .dim = s.ne[0], .pieces = pieces,
-		.rows = rows, .from = rows - 1 - (sent - 1) * stride, .stride = stride, .n = sent * pieces,
+	    .th = th,
+	    .data = data,
+	    .nb1 = s.nb[1],
+	    .time = bpf_ktime_get_ns(),
+	    .layer = layer,
+	    .tap = tap,
+	    .dim = s.ne[0],
+	    .pieces = pieces,
+	    .rows = rows,
+	    .from = rows - 1 - (sent - 1) * stride,
+	    .stride = stride,
+	    .n = sent * pieces,
 	};
 	bpf_loop(l.n, send_input, &l, 0);
 	return 0;
 }
 
 /* Tells what an op's template asks for. */
-SELDOM int tell(struct thread *th, struct template *t)
-{
+SELDOM int tell(struct thread *th, struct template *t) {
 	u64 tensor = t->tapped;
 	u32 tap = t->tap;
 	if (tap == TAP_SELECTED)
@@ -1061,8 +1064,7 @@ SELDOM int tell(struct thread *th, struct template *t)
 	return tell_input(th, tensor, t->layer, tap);
 }
 
-__attribute__((noinline)) int add_buffer(struct thread *th, u64 tensor, u32 write)
-{
+__attribute__((noinline)) int add_buffer(struct thread *th, u64 tensor, u32 write) {
 	if (!th)
 		return 0;
 	u32 n = th->bufs.n;
@@ -1084,8 +1086,7 @@ __attribute__((noinline)) int add_buffer(struct thread *th, u64 tensor, u32 writ
 }
 
 /* Sends the tensors other than weights that the node touches; false if that failed. */
-__attribute__((noinline)) int send_buffers(struct thread *th, u64 node, u64 result)
-{
+__attribute__((noinline)) int send_buffers(struct thread *th, u64 node, u64 result) {
 	if (!th)
 		return 0;
 	u32 op;
@@ -1111,8 +1112,7 @@ __attribute__((noinline)) int send_buffers(struct thread *th, u64 node, u64 resu
 }
 
 /* A hit of another thread than thread 0, or one whose arguments could not be read. */
-SELDOM int other_hit(bool unreadable)
-{
+SELDOM int other_hit(bool unreadable) {
 	if (wide && !target())
 		return 0;
 	count(COUNT_HITS);
@@ -1121,8 +1121,7 @@ SELDOM int other_hit(bool unreadable)
 }
 
 /* Records the running op in the target's state, for page-ins. */
-SELDOM int tell_op(struct thread *th)
-{
+SELDOM int tell_op(struct thread *th) {
 	struct target_config *cfg = target();
 	if (cfg) {
 		cfg->decode = th->decode;
@@ -1133,8 +1132,7 @@ SELDOM int tell_op(struct thread *th)
 }
 
 /* Sends what an op needs in addition to its template. Returns the op's flags. */
-SELDOM u32 accompany(struct thread *th, struct template *known, struct op_record *o, u64 result)
-{
+SELDOM u32 accompany(struct thread *th, struct template *known, struct op_record *o, u64 result) {
 	u32 flags = known->flags;
 	th->clipped = 0;
 	if (known->nsrc && known->ids)
@@ -1152,8 +1150,7 @@ SELDOM u32 accompany(struct thread *th, struct template *known, struct op_record
 	return flags;
 }
 
-static __always_inline int op_hit(u64 params, u64 node, u64 second)
-{
+static __always_inline int op_hit(u64 params, u64 node, u64 second) {
 	s32 ith; /* the first member of ggml_compute_params */
 	bool unreadable = bpf_probe_read_user(&ith, sizeof(ith), (void *)params);
 	if (unreadable || ith)
@@ -1225,15 +1222,13 @@ static __always_inline int op_hit(u64 params, u64 node, u64 second)
 
 /* bool ggml_cpu_extra_compute_forward(params, tensor): the CPU backend calls it first for each op that it runs. */
 SEC("uprobe.multi")
-int BPF_KPROBE(op, u64 params, u64 tensor)
-{
+int BPF_KPROBE(op, u64 params, u64 tensor) {
 	return op_hit(params, tensor, 0);
 }
 
 /* ggml_compute_forward_*_fused(params, first, second) */
 SEC("uprobe.multi")
-int BPF_KPROBE(fused_op, u64 params, u64 first, u64 second)
-{
+int BPF_KPROBE(fused_op, u64 params, u64 first, u64 second) {
 	return op_hit(params, first, second);
 }
 
@@ -1248,8 +1243,7 @@ struct graph_loop {
 
 /* Adds a node to the signature of a graph, which consists of the nodes' ops and sources in order and does not depend on the nodes' own
  * addresses. */
-static long sign_node(u32 i, void *arg)
-{
+static long sign_node(u32 i, void *arg) {
 	struct graph_loop *l = arg;
 	struct signed_node n = {};
 	u64 node = 0, signature = 0, ids = 0, slots = 0;
@@ -1270,8 +1264,7 @@ static long sign_node(u32 i, void *arg)
 	return 0;
 }
 
-static long sign_read(u32 i, void *arg)
-{
+static long sign_read(u32 i, void *arg) {
 	struct graph_loop *l = arg;
 	return l->of ? sign_node(l->of->reads[i & (SHAPE_READS - 1)], l) : 1;
 }
@@ -1279,8 +1272,7 @@ static long sign_read(u32 i, void *arg)
 /* The signature over only those nodes that read weights (about a third); 0 if there are none or too many to remember. It misses one kind of
  * difference: in the same memory, with the same number of nodes and the same reads, a node that read no weight now reads one. No such
  * graphs are known. */
-static __always_inline u64 sign_reads(struct thread *th, u64 nodes, struct shape *of)
-{
+static __always_inline u64 sign_reads(struct thread *th, u64 nodes, struct shape *of) {
 	struct graph_loop l = {.th = th, .nodes = nodes, .signature = 1, .of = of};
 	if (!of->nreads || of->nreads > SHAPE_READS)
 		return 0;
@@ -1288,8 +1280,7 @@ static __always_inline u64 sign_reads(struct thread *th, u64 nodes, struct shape
 	return l.failed ? 0 : l.signature;
 }
 
-static long learn_node(u32 i, void *arg)
-{
+static long learn_node(u32 i, void *arg) {
 	struct graph_loop *l = arg;
 	struct thread *th = l->th;
 	u64 node = 0;
@@ -1318,8 +1309,7 @@ static long learn_node(u32 i, void *arg)
 }
 
 /* Sets th->shape, except for its reads, to what the graph's ops read; learns it if it is not known. False if the nodes cannot be read. */
-static __always_inline bool find_shape(struct thread *th, u64 nodes, u32 n)
-{
+static __always_inline bool find_shape(struct thread *th, u64 nodes, u32 n) {
 	struct place place = {.nodes = nodes, .n = n, .tgid = th->evs.tgid, .epoch = epoch};
 	struct shape_key key = {.tgid = place.tgid, .epoch = place.epoch};
 	struct shape *known = NULL;
@@ -1364,8 +1354,7 @@ static __always_inline bool find_shape(struct thread *th, u64 nodes, u32 n)
 }
 
 /* Begin of a graph: sends what its ops read, if that is not known, and the rows that it looks up. */
-static __always_inline void whole_graph(struct thread *th, u64 graph, u64 now)
-{
+static __always_inline void whole_graph(struct thread *th, u64 graph, u64 now) {
 	u32 n = 0;
 	u64 nodes = 0;
 	count(COUNT_HITS);
@@ -1391,8 +1380,7 @@ static __always_inline void whole_graph(struct thread *th, u64 graph, u64 now)
 
 /* ggml_graph_compute(cgraph, cplan) */
 SEC("uprobe.multi")
-int BPF_KPROBE(graph_begin, u64 graph)
-{
+int BPF_KPROBE(graph_begin, u64 graph) {
 	struct thread *th = this_thread();
 	if (!th)
 		return 0;
@@ -1406,8 +1394,7 @@ int BPF_KPROBE(graph_begin, u64 graph)
 }
 
 SEC("uprobe.multi")
-int BPF_KRETPROBE(graph_end)
-{
+int BPF_KRETPROBE(graph_end) {
 	struct thread *th = this_thread();
 	if (!th)
 		return 0;
@@ -1428,8 +1415,7 @@ struct batch_loop {
 };
 
 /* Adds the sequence of a token. A token may belong to several sequences (a common prefix); only the first counts. */
-static long add_sequence(u32 i, void *arg)
-{
+static long add_sequence(u32 i, void *arg) {
 	struct batch_loop *l = arg;
 	u64 ids = 0;
 	u32 id = 0;
@@ -1445,8 +1431,7 @@ static long add_sequence(u32 i, void *arg)
 /* int32_t llama_decode(ctx, struct llama_batch batch): batch is larger than 16 bytes, so it is passed on the stack on x86-64, and by
  * reference on arm64. The cookie is the number of bytes that the prologue has pushed before the probe. */
 SEC("uprobe.multi")
-int BPF_KPROBE(decode_begin, u64 context, u64 batch)
-{
+int BPF_KPROBE(decode_begin, u64 context, u64 batch) {
 	struct thread *th = this_thread();
 	if (!th)
 		return 0;
@@ -1484,8 +1469,7 @@ int BPF_KPROBE(decode_begin, u64 context, u64 batch)
 }
 
 SEC("uprobe.multi")
-int BPF_KRETPROBE(decode_end)
-{
+int BPF_KRETPROBE(decode_end) {
 	struct thread *th = this_thread();
 	if (!th)
 		return 0;
@@ -1503,8 +1487,7 @@ int BPF_KRETPROBE(decode_end)
 
 /* void llama_set_warmup(ctx, bool) */
 SEC("uprobe.multi")
-int BPF_KPROBE(set_warmup, u64 context, u64 on)
-{
+int BPF_KPROBE(set_warmup, u64 context, u64 on) {
 	if (!target())
 		return 0;
 	u32 warm = on & 0xff;
@@ -1514,8 +1497,7 @@ int BPF_KPROBE(set_warmup, u64 context, u64 on)
 
 /* void ggml_backend_buffer_free(buffer): weights and graphs live in buffers, so known nodes become invalid. */
 SEC("uprobe.multi")
-int BPF_KPROBE(buffer_free)
-{
+int BPF_KPROBE(buffer_free) {
 	if (target())
 		__sync_fetch_and_add(&epoch, 1);
 	return 0;
@@ -1523,7 +1505,6 @@ int BPF_KPROBE(buffer_free)
 
 /* Not attached: user space runs it once, to see whether its own id is the one that it knows. */
 SEC("raw_tp")
-int whoami(void *ctx)
-{
+int whoami(void *ctx) {
 	return this_tgid();
 }

@@ -8,7 +8,7 @@
 // Everything needs root.
 package latency
 
-//go:generate go tool bpf2go -target amd64,arm64 latency bpf/latency.bpf.c -- -mcpu=v3 -Wall -Werror -I../../ebpf/bpf -I/usr/include/x86_64-linux-gnu
+//go:generate go tool bpf2go -target amd64,arm64 latency bpf/latency.bpf.c -- -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Werror -I../../ebpf/bpf -I/usr/include/x86_64-linux-gnu
 
 // This file sets the probes, and reads what they have seen.
 

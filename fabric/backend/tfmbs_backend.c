@@ -34,7 +34,15 @@
 
 /* Versions whose structs are these. Their layout changed without a change of API_VERSION before. */
 static const char *const known[] = {"0.25.1"};
-enum { API_VERSION = 2, DEVICE_ACCEL = 3, USAGE_WEIGHTS = 1, FLAG_COMPUTE = 16, STATUS_ALLOC_FAILED = -2, STATUS_FAILED = -1, STATUS_SUCCESS = 0 };
+enum {
+	API_VERSION = 2,
+	DEVICE_ACCEL = 3,
+	USAGE_WEIGHTS = 1,
+	FLAG_COMPUTE = 16,
+	STATUS_ALLOC_FAILED = -2,
+	STATUS_FAILED = -1,
+	STATUS_SUCCESS = 0,
+};
 
 struct tensor {
 	int32_t type;
@@ -193,8 +201,14 @@ static const struct kind {
 	uint32_t block;
 	bool faster;
 } kinds[] = {
-	{"q2_0", TFMBS_Q2_0, 32, true}, {"tq1_0", 34, 256, true}, {"tq2_0", 35, 256, false}, {"q1_0", 41, 32, false}, {"q4_0", 2, 32, false}, {"q8_0", 8, 32, false}, {"q4_K", 12, 256, false},
-	{"q6_K", 14, 256, false},
+    {"q2_0", TFMBS_Q2_0, 32, true},
+    {"tq1_0", 34, 256, true},
+    {"tq2_0", 35, 256, false},
+    {"q1_0", 41, 32, false},
+    {"q4_0", 2, 32, false},
+    {"q8_0", 8, 32, false},
+    {"q4_K", 12, 256, false},
+    {"q6_K", 14, 256, false},
 };
 
 /* TFMBS_PROFILE */
@@ -230,7 +244,7 @@ static struct {
 	int users;  /* backends */
 	int broken; /* the device is not there, or not any more */
 	struct weight *buckets[BUCKETS];
-	long first, last; /* layers that are taken */
+	long first, last;   /* layers that are taken */
 	struct device *cpu; /* computes what is small, or NULL */
 	int ours, theirs;   /* tensors of weights that the device has, and that it has not */
 	int fresh;          /* backends that have not computed yet */
@@ -344,11 +358,14 @@ static bool fits(const struct tensor *t) {
 	if (is_op(t, "MUL_MAT")) return w->ne[2] == 1 && x->ne[2] == 1 && t->ne[2] == 1 && t->ne[1] == x->ne[1];
 	/* ids: for each token, which experts; x: for each token, a vector for all of them or for each; t: for each token, a result of each */
 	return is_op(t, "MUL_MAT_ID") && ids && in_rows(ids, "i32") && ids->ne[2] == 1 && w->ne[2] > 0 && w->ne[2] <= MOST_EXPERTS &&
-	       w->nb[2] == (size_t)w->ne[1] * w->nb[1] && t->ne[1] == ids->ne[0] && t->ne[2] == ids->ne[1] && x->ne[2] == ids->ne[1] && ids->ne[0] % x->ne[1] == 0;
+	    w->nb[2] == (size_t)w->ne[1] * w->nb[1] && t->ne[1] == ids->ne[0] && t->ne[2] == ids->ne[1] && x->ne[2] == ids->ne[1] && ids->ne[0] % x->ne[1] == 0;
 }
 
 /* Operands of more bytes are worth several threads; those of products (with the cache of keys and values), times the number of vectors. */
-enum { SMALL = 2 << 20, SMALL_PRODUCT = 8 << 20 };
+enum {
+	SMALL = 2 << 20,
+	SMALL_PRODUCT = 8 << 20,
+};
 
 static void *buffer_of(const struct tensor *t) { return t->view_src ? t->view_src->buffer : t->buffer; }
 
@@ -408,10 +425,13 @@ static int compute_here(const struct part *p) {
 }
 
 /* Jobs under way, in order. */
-enum { MOST_JOBS = 32, AHEAD = 16 };
+enum {
+	MOST_JOBS = 32,
+	AHEAD = 16,
+};
 struct flight {
 	int n;
-	int ahead; /* nodes before it: all products among them are under way or over */
+	int ahead;  /* nodes before it: all products among them are under way or over */
 	int status; /* of the graph: a product that neither the device nor this process could compute fails it */
 	struct {
 		tfmbs_job id;
@@ -500,8 +520,7 @@ static const struct weight *weight_of(const struct tensor *t) {
 /* Puts a part under way. */
 static void begin(struct flight *f, struct part *p, tfmbs_weight id) {
 	const struct tensor *w = p->t->src[0];
-	tfmbs_gemv q = {.weight = id, .rows = (uint32_t)w->ne[1], .cols = (uint32_t)w->ne[0], .n = (uint32_t)p->n, .x_type = TFMBS_FLOAT32, .y_type = TFMBS_FLOAT32, .block = kind_of(w)->block,
-	                .x = p->x, .x_stride = p->x_stride, .y = p->y, .y_stride = p->y_stride};
+	tfmbs_gemv q = {.weight = id, .rows = (uint32_t)w->ne[1], .cols = (uint32_t)w->ne[0], .n = (uint32_t)p->n, .x_type = TFMBS_FLOAT32, .y_type = TFMBS_FLOAT32, .block = kind_of(w)->block, .x = p->x, .x_stride = p->x_stride, .y = p->y, .y_stride = p->y_stride};
 	tfmbs_job job;
 	if (f->n == MOST_JOBS) land(f);
 	int e = tfmbs_submit(&q, &job);
@@ -521,7 +540,9 @@ static void begin(struct flight *f, struct part *p, tfmbs_weight id) {
 /* As many vectors at a time as fit the memory that is shared with the device, whole tiles of 64 if they can be. */
 static int64_t most_vectors(const struct tensor *w) {
 	int64_t most = (64 << 20) / (4 * (w->ne[0] + w->ne[1]));
-	return most >= 512 ? 512 : most >= 64 ? most / 64 * 64 : most < 1 ? 1 : most;
+	return most >= 512 ? 512 : most >= 64 ? most / 64 * 64
+	    : most < 1                        ? 1
+	                                      : most;
 }
 
 /* Copies the vectors of a part together, so that they are one job. Without memory for it, it leaves them where they are: each is a job of its own. */
@@ -605,8 +626,7 @@ static void multiply(struct flight *f, const struct tensor *t, const struct weig
 	int64_t most = most_vectors(t->src[0]);
 	for (int64_t first = 0, n; first < t->ne[1]; first += n) {
 		n = t->ne[1] - first < most ? t->ne[1] - first : most;
-		struct part p = {.t = t, .w = t->src[0]->data, .n = n, .x = x->data + (size_t)first * x->nb[1], .x_stride = x->nb[1],
-		                 .y = t->data + (size_t)first * t->nb[1], .y_stride = t->nb[1]};
+		struct part p = {.t = t, .w = t->src[0]->data, .n = n, .x = x->data + (size_t)first * x->nb[1], .x_stride = x->nb[1], .y = t->data + (size_t)first * t->nb[1], .y_stride = t->nb[1]};
 		begin(f, &p, w->ids[0]);
 	}
 }
@@ -749,9 +769,7 @@ static bool device_supports_op(struct device *d, const struct tensor *t) {
 }
 
 static struct reg the_reg;
-static struct device the_device = {.get_name = device_name, .get_description = device_description, .get_memory = device_memory, .get_type = device_type,
-                                   .get_props = device_props, .init_backend = device_init, .get_buffer_type = device_buffer_type, .supports_op = device_supports_op,
-                                   .supports_buft = device_supports_buft, .reg = &the_reg};
+static struct device the_device = {.get_name = device_name, .get_description = device_description, .get_memory = device_memory, .get_type = device_type, .get_props = device_props, .init_backend = device_init, .get_buffer_type = device_buffer_type, .supports_op = device_supports_op, .supports_buft = device_supports_buft, .reg = &the_reg};
 
 static const char *reg_name(struct reg *r) { return (void)r, "TFMBS"; }
 static size_t reg_count(struct reg *r) { return (void)r, 1; }

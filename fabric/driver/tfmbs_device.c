@@ -27,12 +27,34 @@
 
 #define API __attribute__((visibility("default")))
 
-enum { ENTRIES = 64, JOBS = 1024, PAGE = 4096 };
+enum {
+	ENTRIES = 64,
+	JOBS = 1024,
+	PAGE = 4096,
+};
 static const uint64_t magic = 0x56454453424d4654;
 
-enum { OP_EMPTY, OP_FRAME, OP_PLANES, OP_PRODUCT, OP_RELEASE, OP_PIN, OP_UNPIN, OP_BLOCKS };
+enum {
+	OP_EMPTY,
+	OP_FRAME,
+	OP_PLANES,
+	OP_PRODUCT,
+	OP_RELEASE,
+	OP_PIN,
+	OP_UNPIN,
+	OP_BLOCKS,
+};
 enum { FLAG_SCALES = 4 };
-enum { SUBMITTED = 64, TAKEN = 128, COMPLETED = 192, REAPED = 256, DOORBELL = 320, ASLEEP = 384, BELL = 448, WAITING = 512 };
+enum {
+	SUBMITTED = 64,
+	TAKEN = 128,
+	COMPLETED = 192,
+	REAPED = 256,
+	DOORBELL = 320,
+	ASLEEP = 384,
+	BELL = 448,
+	WAITING = 512,
+};
 
 struct descriptor {
 	uint32_t op, flags;
@@ -66,7 +88,7 @@ struct block {
 	size_t n;
 	struct piece *at; /* in the pool, or NULL */
 	struct piece *range;
-	uint8_t *host;    /* where it was evicted to, or NULL */
+	uint8_t *host; /* where it was evicted to, or NULL */
 	int busy;
 	uint64_t last;
 	tfmbs_weight weight; /* its conversion, of this shape */
@@ -724,7 +746,8 @@ static int in_arena(const void *p, size_t n) {
 	return b >= d.arena && (size_t)(b - d.arena) <= all && n <= all - (size_t)(b - d.arena);
 }
 
-static size_t x_bytes(uint32_t type, size_t cols) { return type == TFMBS_FLOAT32 ? 4 * cols : type == TFMBS_INT8 ? cols : cols / 5 + (cols % 5 != 0); }
+static size_t x_bytes(uint32_t type, size_t cols) { return type == TFMBS_FLOAT32 ? 4 * cols : type == TFMBS_INT8 ? cols
+	                                                                                                             : cols / 5 + (cols % 5 != 0); }
 
 /* x and y of the job are in shared memory, or in host memory and then staged; xb and yb are blocks that they are in, resident. */
 static int submit_gemv(const tfmbs_gemv *g, struct block *xb, uint64_t x_at, struct block *yb, uint64_t y_at, struct job *j) {
@@ -735,8 +758,7 @@ static int submit_gemv(const tfmbs_gemv *g, struct block *xb, uint64_t x_at, str
 	if (g->scale && g->block != 32 && g->block != 256) return -EINVAL;
 	size_t xn = (n - 1) * xs + row, yn = (n - 1) * ys + out, sn = g->scale ? (g->cols + g->block - 1) / g->block * n * 4 : 0;
 	int stage_x = !xb && !in_arena(g->x, xn), stage_y = !yb && !in_arena(g->y, yn), stage_s = g->scale && !in_arena(g->scale, sn);
-	struct descriptor q = {.op = OP_PRODUCT, .flags = (g->flags & TFMBS_DEGRADE) | (g->scale ? FLAG_SCALES : 0), .handle = g->weight, .rows = g->rows, .cols = g->cols,
-	                       .n = g->n, .x_type = g->x_type, .y_type = g->y_type, .block = g->block, .x_stride = xs, .y_stride = ys};
+	struct descriptor q = {.op = OP_PRODUCT, .flags = (g->flags & TFMBS_DEGRADE) | (g->scale ? FLAG_SCALES : 0), .handle = g->weight, .rows = g->rows, .cols = g->cols, .n = g->n, .x_type = g->x_type, .y_type = g->y_type, .block = g->block, .x_stride = xs, .y_stride = ys};
 	size_t x_off = 0, s_off = stage_x ? (row * n + 63) / 64 * 64 : 0, y_off = s_off + (stage_s ? (sn + 63) / 64 * 64 : 0), all = y_off + (stage_y ? out * n : 0);
 	if (all && !(j->stage = take(d.stage, all))) return -ENOMEM;
 	uint64_t base = all ? j->stage->off : 0;
@@ -948,7 +970,7 @@ API int tfmbs_upload_frame(const void *frame, size_t bytes, uint32_t flags, tfmb
 }
 
 API int tfmbs_upload_planes(int layer, const uint8_t *pt5, uint32_t planes, uint32_t rows, uint32_t cols, const uint16_t *scales, uint32_t block, uint32_t flags,
-                            tfmbs_weight *w) {
+    tfmbs_weight *w) {
 	struct descriptor q = {.op = OP_PLANES, .flags = flags & TFMBS_TWO_BIT, .rows = rows, .cols = cols, .planes = planes, .block = scales ? block : 0, .layer = (uint32_t)layer};
 	uint64_t trits = (uint64_t)rows * cols;
 	if (!pt5 || !w || !planes || planes > 6 || !trits || trits > 1ull << 34 || (scales && !block)) return -EINVAL;
@@ -1018,9 +1040,9 @@ API int fabric_dump_metrics_csv(const char *path) {
 	fprintf(f, "zero_skips,total_ops,lanes_used,sim_cycle_reduction,pool_used,pool_total,eviction_count,active_ops,mem_reads,mem_writes,broadcasts,residency_hits,"
 	           "residency_misses,tile_local_reuse,cycles,fabric_cost,semantic_efficiency,economic_efficiency,fallback_count,offload_count\n");
 	fprintf(f, "%ld,%ld,%d,%g,%zu,%zu,%d,%llu,%llu,%llu,%llu,%llu,%llu,%llu,%ld,%g,%g,%g,%llu,%llu\n", m.zero_skips, m.total_ops, m.lanes_used, m.sim_cycle_reduction,
-	        m.pool_used, m.pool_total, m.eviction_count, (unsigned long long)m.active_ops, (unsigned long long)m.mem_reads, (unsigned long long)m.mem_writes,
-	        (unsigned long long)m.broadcasts, (unsigned long long)m.residency_hits, (unsigned long long)m.residency_misses, (unsigned long long)m.tile_local_reuse, m.cycles,
-	        m.fabric_cost, m.semantic_efficiency, m.economic_efficiency, (unsigned long long)m.fallback_count, (unsigned long long)m.offload_count);
+	    m.pool_used, m.pool_total, m.eviction_count, (unsigned long long)m.active_ops, (unsigned long long)m.mem_reads, (unsigned long long)m.mem_writes,
+	    (unsigned long long)m.broadcasts, (unsigned long long)m.residency_hits, (unsigned long long)m.residency_misses, (unsigned long long)m.tile_local_reuse, m.cycles,
+	    m.fabric_cost, m.semantic_efficiency, m.economic_efficiency, (unsigned long long)m.fallback_count, (unsigned long long)m.offload_count);
 	int bad = ferror(f);
 	return fclose(f) || bad ? -EIO : 0;
 }

@@ -4,8 +4,19 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-enum ggml_op { GGML_OP_NONE, GGML_OP_ADD, GGML_OP_MUL_MAT, GGML_OP_MUL_MAT_ID, GGML_OP_GET_ROWS, GGML_OP_UNARY, GGML_OP_COUNT };
-enum ggml_type { GGML_TYPE_F32, GGML_TYPE_COUNT };
+enum ggml_op {
+	GGML_OP_NONE,
+	GGML_OP_ADD,
+	GGML_OP_MUL_MAT,
+	GGML_OP_MUL_MAT_ID,
+	GGML_OP_GET_ROWS,
+	GGML_OP_UNARY,
+	GGML_OP_COUNT,
+};
+enum ggml_type {
+	GGML_TYPE_F32,
+	GGML_TYPE_COUNT,
+};
 
 #define NOW 1   /* since November 2024 */
 #define GRAD 2  /* before, and in forks */
@@ -69,22 +80,19 @@ API void *ggml_get_data(const struct ggml_tensor *t) { return t->buffer; }
 API void *ggml_get_data(const struct ggml_tensor *t) { return t->data; }
 #endif
 
-API int ggml_get_unary_op(const struct ggml_tensor *t)
-{
+API int ggml_get_unary_op(const struct ggml_tensor *t) {
 	if (t->op != GGML_OP_UNARY)
 		abort();
 	return t->op_params[0];
 }
 
-API struct ggml_tensor *ggml_new_tensor(int64_t n)
-{
+API struct ggml_tensor *ggml_new_tensor(int64_t n) {
 	struct ggml_tensor *t = calloc(1, sizeof(*t));
 	t->ne[0] = n;
 	return t;
 }
 
-API struct ggml_tensor *ggml_mul_mat(void *ctx, struct ggml_tensor *a, struct ggml_tensor *b)
-{
+API struct ggml_tensor *ggml_mul_mat(void *ctx, struct ggml_tensor *a, struct ggml_tensor *b) {
 	struct ggml_tensor *t;
 	if (!ctx || ggml_is_transposed(a))
 		abort();
@@ -104,32 +112,46 @@ int LLAMA_BUILD_NUMBER = 6700;
 const char *LLAMA_COMMIT = "4567def";
 
 volatile int hits;
-API bool ggml_cpu_extra_compute_forward(void *params, struct ggml_tensor *node) { hits++; return node && params == NULL; }
+API bool ggml_cpu_extra_compute_forward(void *params, struct ggml_tensor *node) {
+	hits++;
+	return node && params == NULL;
+}
 API void ggml_compute_forward_rms_norm_mul_fused(void *params, struct ggml_tensor *a, struct ggml_tensor *b) { hits += params && a && b; }
-API int ggml_graph_compute(struct ggml_cgraph *graph, void *plan) { hits++; return plan && graph->n_nodes; }
-API void ggml_backend_buffer_free(void *buffer) { hits++; free(buffer); }
+API int ggml_graph_compute(struct ggml_cgraph *graph, void *plan) {
+	hits++;
+	return plan && graph->n_nodes;
+}
+API void ggml_backend_buffer_free(void *buffer) {
+	hits++;
+	free(buffer);
+}
 
 struct llama_batch {
 	int32_t n_tokens;
 	void *arrays[6];
 };
-API int32_t llama_decode(void *ctx, struct llama_batch batch) { hits++; return ctx ? batch.n_tokens : -1; }
-API int32_t llama_encode(void *ctx, struct llama_batch batch) { hits += 2; return ctx ? batch.n_tokens : -1; }
+API int32_t llama_decode(void *ctx, struct llama_batch batch) {
+	hits++;
+	return ctx ? batch.n_tokens : -1;
+}
+API int32_t llama_encode(void *ctx, struct llama_batch batch) {
+	hits += 2;
+	return ctx ? batch.n_tokens : -1;
+}
 API void llama_set_warmup(void *ctx, bool warmup) { hits += ctx && warmup; }
 
 #ifdef OFFSETS /* prints the truth */
 #include <stdio.h>
-int main(void)
-{
+int main(void) {
 #define O(field) (unsigned)offsetof(struct ggml_tensor, field)
 	printf("{\"type\":%u,\"ne\":%u,\"nb\":%u,\"op\":%u,\"flags\":%u,\"src\":%u,\"max_src\":%u,\"view_src\":%u,\"data\":%u,\"name\":%u,\"n_nodes\":%u,\"nodes\":%u}",
-	       O(type), O(ne), O(nb), O(op), O(flags), O(src), (unsigned)(sizeof(((struct ggml_tensor *)0)->src) / 8), O(view_src), O(data), O(name),
-	       (unsigned)offsetof(struct ggml_cgraph, n_nodes), (unsigned)offsetof(struct ggml_cgraph, nodes));
+	    O(type), O(ne), O(nb), O(op), O(flags), O(src), (unsigned)(sizeof(((struct ggml_tensor *)0)->src) / 8), O(view_src), O(data), O(name),
+	    (unsigned)offsetof(struct ggml_cgraph, n_nodes), (unsigned)offsetof(struct ggml_cgraph, nodes));
 }
 #elif defined(PROGRAM)
 /* Calls through a table, so that nothing is left out. */
 void *volatile keep[] = {ggml_get_name, ggml_get_data, ggml_is_view, ggml_nelements, ggml_is_transposed, ggml_set_input, ggml_graph_n_nodes, ggml_graph_nodes,
-	ggml_get_unary_op, ggml_mul_mat, (void *)ggml_op_name, ggml_version, ggml_commit, ggml_cpu_extra_compute_forward, ggml_compute_forward_rms_norm_mul_fused,
-	ggml_graph_compute, ggml_backend_buffer_free, llama_decode, llama_encode, llama_set_warmup};
+    ggml_get_unary_op, ggml_mul_mat, (void *)ggml_op_name, ggml_version, ggml_commit, ggml_cpu_extra_compute_forward, ggml_compute_forward_rms_norm_mul_fused,
+    ggml_graph_compute, ggml_backend_buffer_free, llama_decode, llama_encode, llama_set_warmup};
 int main(void) { return keep[0] == NULL || LLAMA_BUILD_NUMBER == 0 || !LLAMA_COMMIT; }
 #endif

@@ -18,61 +18,61 @@ typedef void (*decoder)(const void *x, float *y, int64_t k);
 
 /* The decoder of F16 and BF16 is named like ggml_fp16_to_fp32_row, that of another type like dequantize_row_q4_K. */
 static decoder find(void *lib, const char *type) {
-    char symbol[64];
-    if (strcmp(type, "f16") == 0)
-        return (decoder)dlsym(lib, "ggml_fp16_to_fp32_row");
-    if (strcmp(type, "bf16") == 0)
-        return (decoder)dlsym(lib, "ggml_bf16_to_fp32_row");
-    snprintf(symbol, sizeof symbol, "dequantize_row_%s", type);
-    return (decoder)dlsym(lib, symbol);
+	char symbol[64];
+	if (strcmp(type, "f16") == 0)
+		return (decoder)dlsym(lib, "ggml_fp16_to_fp32_row");
+	if (strcmp(type, "bf16") == 0)
+		return (decoder)dlsym(lib, "ggml_bf16_to_fp32_row");
+	snprintf(symbol, sizeof symbol, "dequantize_row_%s", type);
+	return (decoder)dlsym(lib, symbol);
 }
 
 static void *allocate(uint64_t n) {
-    void *p = malloc(n ? n : 1);
-    if (!p) {
-        fprintf(stderr, "no memory for %llu bytes\n", (unsigned long long)n);
-        exit(1);
-    }
-    return p;
+	void *p = malloc(n ? n : 1);
+	if (!p) {
+		fprintf(stderr, "no memory for %llu bytes\n", (unsigned long long)n);
+		exit(1);
+	}
+	return p;
 }
 
 int main(int argc, char **argv) {
-    if (argc != 2) {
-        fprintf(stderr, "usage: dequantprobe LIB\n");
-        return 2;
-    }
-    void *lib = dlopen(argv[1], RTLD_NOW | RTLD_GLOBAL);
-    const char *(*type_name)(int) = lib ? (const char *(*)(int))dlsym(lib, "ggml_type_name") : NULL;
-    if (!type_name) {
-        fprintf(stderr, "%s\n", dlerror());
-        return 1;
-    }
-    struct {
-        uint32_t type, times;
-        uint64_t bytes, elements;
-    } request;
-    while (fread(&request, sizeof request, 1, stdin) == 1) {
-        void *x = allocate(request.bytes);
-        if (fread(x, 1, request.bytes, stdin) != request.bytes) {
-            fprintf(stderr, "the request ends early\n");
-            return 1;
-        }
-        float *y = allocate(request.elements * sizeof(float));
-        memset(y, 0xa5, request.elements * sizeof(float));
-        decoder decode = find(lib, type_name(request.type));
-        struct timespec begin, end;
-        clock_gettime(CLOCK_MONOTONIC, &begin);
-        for (uint32_t i = 0; decode && i < request.times; i++)
-            decode(x, y, request.elements);
-        clock_gettime(CLOCK_MONOTONIC, &end);
-        uint64_t reply[2] = {decode != NULL, (end.tv_sec - begin.tv_sec) * 1000000000LL + end.tv_nsec - begin.tv_nsec};
-        fwrite(reply, sizeof reply, 1, stdout);
-        if (decode)
-            fwrite(y, sizeof(float), request.elements, stdout);
-        if (fflush(stdout) != 0)
-            return 1;
-        free(x);
-        free(y);
-    }
-    return 0;
+	if (argc != 2) {
+		fprintf(stderr, "usage: dequantprobe LIB\n");
+		return 2;
+	}
+	void *lib = dlopen(argv[1], RTLD_NOW | RTLD_GLOBAL);
+	const char *(*type_name)(int) = lib ? (const char *(*)(int))dlsym(lib, "ggml_type_name") : NULL;
+	if (!type_name) {
+		fprintf(stderr, "%s\n", dlerror());
+		return 1;
+	}
+	struct {
+		uint32_t type, times;
+		uint64_t bytes, elements;
+	} request;
+	while (fread(&request, sizeof request, 1, stdin) == 1) {
+		void *x = allocate(request.bytes);
+		if (fread(x, 1, request.bytes, stdin) != request.bytes) {
+			fprintf(stderr, "the request ends early\n");
+			return 1;
+		}
+		float *y = allocate(request.elements * sizeof(float));
+		memset(y, 0xa5, request.elements * sizeof(float));
+		decoder decode = find(lib, type_name(request.type));
+		struct timespec begin, end;
+		clock_gettime(CLOCK_MONOTONIC, &begin);
+		for (uint32_t i = 0; decode && i < request.times; i++)
+			decode(x, y, request.elements);
+		clock_gettime(CLOCK_MONOTONIC, &end);
+		uint64_t reply[2] = {decode != NULL, (end.tv_sec - begin.tv_sec) * 1000000000LL + end.tv_nsec - begin.tv_nsec};
+		fwrite(reply, sizeof reply, 1, stdout);
+		if (decode)
+			fwrite(y, sizeof(float), request.elements, stdout);
+		if (fflush(stdout) != 0)
+			return 1;
+		free(x);
+		free(y);
+	}
+	return 0;
 }

@@ -12,4 +12,4 @@
 // What is changed outlives the process that changed it. So another one, the guardian, changes it, and undoes it when the first one has ended, however that happened.
 package readahead
 
-//go:generate go tool bpf2go -target amd64,arm64 -type mapping mappings bpf/mappings.bpf.c -- -mcpu=v3 -Wall -Werror -I/usr/include/x86_64-linux-gnu
+//go:generate go tool bpf2go -target amd64,arm64 -type mapping mappings bpf/mappings.bpf.c -- -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Werror -I/usr/include/x86_64-linux-gnu

@@ -11,8 +11,8 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL"; /* bpf_probe_read_user is for GP
 /* Set before loading. */
 const volatile u32 target; /* process ids in the first PID namespace */
 const volatile u32 helper;
-const volatile u32 device;  /* where the model lies, as tracepoints have it: major<<20 | minor */
-const volatile u32 src_at;  /* in struct ggml_tensor */
+const volatile u32 device; /* where the model lies, as tracepoints have it: major<<20 | minor */
+const volatile u32 src_at; /* in struct ggml_tensor */
 const volatile u32 name_at;
 
 /* What happened, in the order of struct counts. */
@@ -36,22 +36,19 @@ struct {
 	__type(value, struct sample);
 } samples SEC(".maps");
 
-
 /* The last choice. One thread of the target sets it; the helper's reads, and their requests, look at it. */
 static volatile u64 chosen; /* when; 0: its first read was issued */
 static volatile u64 queued; /* when; 0: nothing was */
 static volatile u64 sector;
-static volatile u64 ids;      /* address of the tensor with the last choice */
+static volatile u64 ids;       /* address of the tensor with the last choice */
 static volatile u32 overtaken; /* the target has read first */
 
-static u32 clamped(u64 ns)
-{
+static u32 clamped(u64 ns) {
 	return ns < 0xffffffff ? ns : 0xffffffff;
 }
 
 /* Notes the time of the last choice's first read, if there was one. */
-static void note(u64 issued)
-{
+static void note(u64 issued) {
 	u64 from = chosen, at = queued;
 	chosen = 0;
 	if (!from || !at)
@@ -65,17 +62,15 @@ static void note(u64 issued)
 }
 
 /* Says whether a tensor is named like a router's choice (ffn_moe_topk-L). */
-static bool is_choice(u64 tensor)
-{
+static bool is_choice(u64 tensor) {
 	u32 name[3];
 	return tensor && !bpf_probe_read_user(name, sizeof(name), (void *)(tensor + name_at)) && name[0] == 0x5f6e6666 /* ffn_ */ && name[1] == 0x5f656f6d /* moe_ */ &&
-	       name[2] == 0x6b706f74 /* topk */;
+	    name[2] == 0x6b706f74 /* topk */;
 }
 
 /* The choice is known when get_rows looks up the chosen experts' weights by it; where there is none, with the experts' first op. */
 SEC("uprobe.multi")
-int BPF_KPROBE(op, u64 params, u64 tensor)
-{
+int BPF_KPROBE(op, u64 params, u64 tensor) {
 	s32 ith;
 	u64 src[3];
 	if (bpf_get_current_pid_tgid() >> 32 != target || bpf_probe_read_user(&ith, sizeof(ith), (void *)params) || ith != 0 ||
@@ -108,8 +103,7 @@ struct block_event {
 };
 
 SEC("tracepoint/block/block_bio_queue")
-int bio_queued(struct block_event *e)
-{
+int bio_queued(struct block_event *e) {
 	if (!chosen || queued || e->dev != device || e->rest[0] != 'R')
 		return 0;
 	u32 tgid = bpf_get_current_pid_tgid() >> 32;
@@ -126,8 +120,7 @@ int bio_queued(struct block_event *e)
 
 /* A disk's number differs from that of its partition, and the thread from that which has queued it. */
 SEC("tracepoint/block/block_rq_issue")
-int request_issued(struct block_event *e)
-{
+int request_issued(struct block_event *e) {
 	if (chosen && queued && e->dev >> 20 == device >> 20 && e->sector <= sector && sector < e->sector + e->nr_sector)
 		note(bpf_ktime_get_ns());
 	return 0;

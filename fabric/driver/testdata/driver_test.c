@@ -100,7 +100,10 @@ static void evictions(void) {
 	CHECK(m.pool_used == 0);
 	/* Blocks of unfinished jobs stay: while many jobs are on their way, others take their room. */
 	unsigned seed = 3;
-	enum { JOBS = 8, N = 64 };
+	enum {
+		JOBS = 8,
+		N = 64,
+	};
 	int8_t *w = trits(N * N, &seed), *x = trits(N, &seed);
 	void *dw = fabric_alloc(4096), *dx = fabric_alloc(4096), *dy[JOBS];
 	CHECK(fabric_memcpy_to(dw, w, N * N, 1) == 0 && fabric_memcpy_to(dx, x, N, 1) == 0);
@@ -237,7 +240,10 @@ static void latency(void) {
 
 /* Until it is killed: uploads, pins and multiplies, waits for some jobs and leaves others under way. */
 static void endless(unsigned seed) {
-	enum { ROWS = 300, COLS = 320 };
+	enum {
+		ROWS = 300,
+		COLS = 320,
+	};
 	static float x[64 * COLS], y[64 * ROWS];
 	uint8_t *planes = malloc(2 * (ROWS * COLS + 4) / 5);
 	for (int n = 0;; n++) {

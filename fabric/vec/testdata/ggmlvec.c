@@ -14,92 +14,93 @@
 #include <time.h>
 
 struct request {
-    int32_t n, repeats;
-    float scale, eps;
+	int32_t n, repeats;
+	float scale, eps;
 };
 
 struct ggml_init_params {
-    size_t mem_size;
-    void *mem_buffer;
-    bool no_alloc;
+	size_t mem_size;
+	void *mem_buffer;
+	bool no_alloc;
 };
 
 static void *base, *cpu;
 
 static void die(const char *what) {
-    fprintf(stderr, "%s\n", what);
-    exit(1);
+	fprintf(stderr, "%s\n", what);
+	exit(1);
 }
 
 static void *sym(void *lib, const char *name) {
-    void *p = dlsym(lib, name);
-    if (!p)
-        die(dlerror());
-    return p;
+	void *p = dlsym(lib, name);
+	if (!p)
+		die(dlerror());
+	return p;
 }
 
 static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1e9 + t.tv_nsec;
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1e9 + t.tv_nsec;
 }
 
 int main(int argc, char **argv) {
-    if (argc < 3 || !(base = dlopen(argv[1], RTLD_NOW | RTLD_GLOBAL)))
-        die(argc < 3 ? "usage: ggmlvec BASE CPU..." : dlerror());
-    int best = 0;
-    for (int i = 2; i < argc; i++) {
-        void *lib = dlopen(argv[i], RTLD_NOW | RTLD_LOCAL);
-        int (*score)(void) = lib ? dlsym(lib, "ggml_backend_score") : NULL;
-        int s = !lib ? 0 : score ? score() : 1;
-        if (s > best)
-            best = s, cpu = lib;
-    }
-    if (!cpu)
-        die("no libggml-cpu for this processor");
+	if (argc < 3 || !(base = dlopen(argv[1], RTLD_NOW | RTLD_GLOBAL)))
+		die(argc < 3 ? "usage: ggmlvec BASE CPU..." : dlerror());
+	int best = 0;
+	for (int i = 2; i < argc; i++) {
+		void *lib = dlopen(argv[i], RTLD_NOW | RTLD_LOCAL);
+		int (*score)(void) = lib ? dlsym(lib, "ggml_backend_score") : NULL;
+		int s = !lib ? 0 : score ? score()
+		                         : 1;
+		if (s > best)
+			best = s, cpu = lib;
+	}
+	if (!cpu)
+		die("no libggml-cpu for this processor");
 
-    void *(*init)(struct ggml_init_params) = sym(base, "ggml_init");
-    void (*ggml_free)(void *) = sym(base, "ggml_free");
-    void *(*tensor)(void *, int, int64_t) = sym(base, "ggml_new_tensor_1d");
-    void *(*data)(void *) = sym(base, "ggml_get_data");
-    void *(*rms_norm)(void *, void *, float) = sym(base, "ggml_rms_norm");
-    void *(*mul)(void *, void *, void *) = sym(base, "ggml_mul");
-    void *(*soft_max)(void *, void *, void *, float, float) = sym(base, "ggml_soft_max_ext");
-    void *(*graph)(void *) = sym(base, "ggml_new_graph");
-    void (*expand)(void *, void *) = sym(base, "ggml_build_forward_expand");
-    int (*compute)(void *, void *, int) = sym(cpu, "ggml_graph_compute_with_ctx");
-    void (*dot)(int, float *, size_t, const float *, size_t, const float *, size_t, int) = sym(cpu, "ggml_vec_dot_f32");
-    double (*exp_sum)(int, float *, const float *, float) = sym(cpu, "ggml_vec_soft_max_f32");
+	void *(*init)(struct ggml_init_params) = sym(base, "ggml_init");
+	void (*ggml_free)(void *) = sym(base, "ggml_free");
+	void *(*tensor)(void *, int, int64_t) = sym(base, "ggml_new_tensor_1d");
+	void *(*data)(void *) = sym(base, "ggml_get_data");
+	void *(*rms_norm)(void *, void *, float) = sym(base, "ggml_rms_norm");
+	void *(*mul)(void *, void *, void *) = sym(base, "ggml_mul");
+	void *(*soft_max)(void *, void *, void *, float, float) = sym(base, "ggml_soft_max_ext");
+	void *(*graph)(void *) = sym(base, "ggml_new_graph");
+	void (*expand)(void *, void *) = sym(base, "ggml_build_forward_expand");
+	int (*compute)(void *, void *, int) = sym(cpu, "ggml_graph_compute_with_ctx");
+	void (*dot)(int, float *, size_t, const float *, size_t, const float *, size_t, int) = sym(cpu, "ggml_vec_dot_f32");
+	double (*exp_sum)(int, float *, const float *, float) = sym(cpu, "ggml_vec_soft_max_f32");
 
-    struct request q;
-    while (fread(&q, sizeof q, 1, stdin) == 1) {
-        size_t bytes = sizeof(float) * q.n;
-        void *ctx = init((struct ggml_init_params){.mem_size = 8 * bytes + (16 << 20)});
-        void *x = tensor(ctx, 0, q.n), *w = tensor(ctx, 0, q.n), *g = graph(ctx); /* type 0 is F32 */
-        if (fread(data(x), 1, bytes, stdin) != bytes || fread(data(w), 1, bytes, stdin) != bytes)
-            die("a request is cut short");
-        void *norm = mul(ctx, rms_norm(ctx, x, q.eps), w), *soft = soft_max(ctx, x, NULL, q.scale, 0);
-        expand(g, norm);
-        expand(g, soft);
-        if (compute(ctx, g, 1) != 0)
-            die("ggml_graph_compute failed");
-        float product, *y = malloc(bytes);
-        double ns[2], start = now();
-        dot(q.n, &product, 0, data(x), 0, data(w), 0, 1);
-        for (int i = 1; i < q.repeats; i++)
-            dot(q.n, &product, 0, data(x), 0, data(w), 0, 1);
-        ns[0] = (now() - start) / q.repeats;
-        start = now();
-        for (int i = 0; i < q.repeats; i++)
-            exp_sum(q.n, y, data(x), 3);
-        ns[1] = (now() - start) / q.repeats;
-        fwrite(data(norm), 1, bytes, stdout);
-        fwrite(data(soft), 1, bytes, stdout);
-        fwrite(&product, sizeof product, 1, stdout);
-        fwrite(ns, sizeof ns, 1, stdout);
-        fflush(stdout);
-        free(y);
-        ggml_free(ctx);
-    }
-    return 0;
+	struct request q;
+	while (fread(&q, sizeof q, 1, stdin) == 1) {
+		size_t bytes = sizeof(float) * q.n;
+		void *ctx = init((struct ggml_init_params){.mem_size = 8 * bytes + (16 << 20)});
+		void *x = tensor(ctx, 0, q.n), *w = tensor(ctx, 0, q.n), *g = graph(ctx); /* type 0 is F32 */
+		if (fread(data(x), 1, bytes, stdin) != bytes || fread(data(w), 1, bytes, stdin) != bytes)
+			die("a request is cut short");
+		void *norm = mul(ctx, rms_norm(ctx, x, q.eps), w), *soft = soft_max(ctx, x, NULL, q.scale, 0);
+		expand(g, norm);
+		expand(g, soft);
+		if (compute(ctx, g, 1) != 0)
+			die("ggml_graph_compute failed");
+		float product, *y = malloc(bytes);
+		double ns[2], start = now();
+		dot(q.n, &product, 0, data(x), 0, data(w), 0, 1);
+		for (int i = 1; i < q.repeats; i++)
+			dot(q.n, &product, 0, data(x), 0, data(w), 0, 1);
+		ns[0] = (now() - start) / q.repeats;
+		start = now();
+		for (int i = 0; i < q.repeats; i++)
+			exp_sum(q.n, y, data(x), 3);
+		ns[1] = (now() - start) / q.repeats;
+		fwrite(data(norm), 1, bytes, stdout);
+		fwrite(data(soft), 1, bytes, stdout);
+		fwrite(&product, sizeof product, 1, stdout);
+		fwrite(ns, sizeof ns, 1, stdout);
+		fflush(stdout);
+		free(y);
+		ggml_free(ctx);
+	}
+	return 0;
 }

@@ -80,8 +80,7 @@ struct mapping {
 const struct mapping *unused_mapping __attribute__((unused));
 
 SEC("iter/task_vma")
-int mappings(struct bpf_iter__task_vma *ctx)
-{
+int mappings(struct bpf_iter__task_vma *ctx) {
 	struct task_struct *task = ctx->task;
 	struct vm_area_struct *vma = ctx->vma;
 	if (!task || !vma || task->pid != task->tgid)
@@ -94,12 +93,12 @@ int mappings(struct bpf_iter__task_vma *ctx)
 		if (starts[i] != start)
 			continue;
 		struct mapping m = {
-			.start = start,
-			.end = vma->vm_end,
-			.flags = vma->vm_flags,
-			.ra_pages = file->f_ra.ra_pages,
-			.mode = file->f_mode,
-			.dev = file->f_inode->i_sb->s_dev,
+		    .start = start,
+		    .end = vma->vm_end,
+		    .flags = vma->vm_flags,
+		    .ra_pages = file->f_ra.ra_pages,
+		    .mode = file->f_mode,
+		    .dev = file->f_inode->i_sb->s_dev,
 		};
 		bpf_seq_write(ctx->meta->seq, &m, sizeof(m));
 		return 0;

@@ -1,0 +1,57 @@
+package cc_test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"tensorcast/ggml"
+	"tensorcast/internal/cc"
+)
+
+// All C of the project that is not for the kernel compiles without a warning. What users compile is compiled without these flags: their compilers may know other warnings.
+func TestWarnings(t *testing.T) {
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	err = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() && (entry.Name() == "bpf" || entry.Name() == ".git" || entry.Name() == "bin" || entry.Name() == "dist") {
+			return filepath.SkipDir
+		}
+		if entry.IsDir() || filepath.Ext(path) != ".c" {
+			return nil
+		}
+		source, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		seen[entry.Name()] = true
+		// Package ggml inserts a table into some; else nothing is changed.
+		text := ggml.IncludeGathers(string(source))
+		err = cc.Compile(t.Context(), filepath.Join(t.TempDir(), "out"), text, "-c", "-fPIC", "-Wall", "-Wextra", "-Werror", "-I", filepath.Dir(path), "-I", filepath.Join(root, "include"))
+		if errors.Is(err, cc.ErrNoCompiler) {
+			t.Skip(err)
+		}
+		if err != nil {
+			name, _ := filepath.Rel(root, path)
+			t.Errorf("%s: %v", name, strings.TrimSpace(err.Error()))
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"shim.c", "llamarun.c", "tfmbs_device.c", "tfmbs_backend.c", "hog.c"} {
+		if !seen[name] {
+			t.Errorf("%s is not among them", name)
+		}
+	}
+}
