@@ -69,6 +69,11 @@ func helpAll(cmd *cobra.Command, o options) error {
 	if err != nil {
 		return err
 	}
+	if o.ask != "" {
+		if err := monitor.Sweep(o.ask); err != nil {
+			log.Debug("sockets of killed prefetchds are left", "why", err)
+		}
+	}
 	passed := helperFlags(cmd.Flags(), &o)
 	return auto.Run(cmd.Context(), finder, auto.Options{
 		Most: o.most, Budget: o.Budget, Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr(), Log: log,

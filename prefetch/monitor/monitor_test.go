@@ -16,6 +16,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"tensorcast/internal/outfile"
 	"tensorcast/prefetch"
 )
 
@@ -73,6 +74,123 @@ func TestList(t *testing.T) {
 	}
 	if names, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(names) != 1 {
 		t.Errorf("%v are left, %v", names, err)
+	}
+}
+
+// plant leaves a socket as one does that was killed.
+func plant(t *testing.T, path string) {
+	t.Helper()
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What was left by those that were killed is removed by the next one that listens, by one that asks, and by Sweep; who listens, what has another name or is no socket stays, and so does
+// everything while somebody makes a socket, and in a directory of others.
+func TestSweep(t *testing.T) {
+	names := func(dir string) string {
+		t.Helper()
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all []string
+		for _, e := range entries {
+			all = append(all, e.Name())
+		}
+		return strings.Join(all, " ")
+	}
+	for how, act := range map[string]func(dir string) error{
+		"sweep": Sweep,
+		"list": func(dir string) error {
+			all, err := List(t.Context(), dir)
+			if err == nil && len(all) != 1 {
+				return errors.New("it has not found the one that listens")
+			}
+			return err
+		},
+		"listen": func(dir string) error { return listen(t, dir, 3).Close() },
+	} {
+		dir := filepath.Join(t.TempDir(), "run")
+		alive := listen(t, dir, 5)
+		for _, name := range []string{"7.sock", "8.sock", "07.sock", "x.sock", "7.sock.old"} {
+			plant(t, filepath.Join(dir, name))
+		}
+		if err := os.WriteFile(filepath.Join(dir, "9.sock"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink("x.sock", filepath.Join(dir, "10.sock")); err != nil {
+			t.Fatal(err)
+		}
+		const kept = "07.sock 10.sock 5.sock 7.sock.old 9.sock x.sock"
+		if how == "list" { // which tells of what it cannot ask
+			for _, name := range []string{"9.sock", "10.sock"} {
+				if err := os.Remove(filepath.Join(dir, name)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if err := act(dir); err != nil {
+			t.Errorf("%s: %v", how, err)
+		}
+		want := kept
+		if how == "list" {
+			want = "07.sock 5.sock 7.sock.old x.sock"
+		}
+		if got := names(dir); got != want {
+			t.Errorf("%s: left are %s, want %s", how, got, want)
+		}
+		if err := alive.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+
+	dir := filepath.Join(t.TempDir(), "run")
+	if err := Sweep(dir); err != nil {
+		t.Errorf("no directory: %v", err)
+	}
+	if _, err := os.Lstat(dir); err == nil {
+		t.Error("it has made the directory")
+	}
+	d, err := outfile.OpenDir(dir, 0o700)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plant(t, filepath.Join(dir, "7.sock"))
+	if err := d.Lock(); err != nil {
+		t.Fatal(err)
+	}
+	if err := Sweep(dir); err != nil || names(dir) != "7.sock" {
+		t.Errorf("while another has the directory: %v, left are %q", err, names(dir))
+	}
+	d.Close()
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := Sweep(dir); err != nil || names(dir) != "7.sock" {
+		t.Errorf("where anybody can write: %v, left are %q", err, names(dir))
+	}
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if os.Geteuid() == 0 {
+		if err := os.Lchown(filepath.Join(dir, "7.sock"), 12345, 12345); err != nil {
+			t.Fatal(err)
+		}
+		if err := Sweep(dir); err != nil || names(dir) != "7.sock" {
+			t.Errorf("of somebody else: %v, left are %q", err, names(dir))
+		}
+		if err := os.Lchown(filepath.Join(dir, "7.sock"), 0, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := Sweep(dir); err != nil || names(dir) != "" {
+		t.Errorf("%v, left are %q", err, names(dir))
 	}
 }
 

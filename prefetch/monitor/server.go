@@ -55,6 +55,11 @@ func Listen(dir string, target int, budget func(bytes int64), log *slog.Logger) 
 		return nil, fmt.Errorf("make a place to be asked at: %w", err)
 	}
 	defer d.Close()
+	if err := lock(d, locking); err != nil {
+		log.Debug("sockets of killed prefetchds are left", "why", err)
+	} else if err := sweep(d); err != nil {
+		log.Debug("sockets of killed prefetchds are left", "why", err)
+	}
 	if err := d.Remove(name(target)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("make a place to be asked at: %w", err)
 	}
@@ -118,8 +123,9 @@ func (s *Server) Close() error {
 }
 
 // List asks all prefetchds whose sockets are in a directory, in the order of their targets' ids. Sockets at which nobody answers are left out; the directory may be missing. An error of one that
-// answers wrongly wraps those of the others.
+// answers wrongly wraps those of the others. Sockets of those that were killed are removed: [Sweep].
 func List(ctx context.Context, dir string) (all []Report, err error) {
+	_ = Sweep(dir) // what is left is left out below
 	names, err := filepath.Glob(filepath.Join(dir, "*"+suffix))
 	if err != nil {
 		return nil, err
