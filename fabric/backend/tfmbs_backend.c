@@ -33,7 +33,7 @@
 /* ---- What a backend has to know of ggml ---- */
 
 /* Versions whose structs are these. Their layout changed without a change of API_VERSION before. */
-static const char *const known[] = {"0.25.1"};
+static const char *const known[] = {"0.25.1", "0.18.1"};
 enum {
 	API_VERSION = 2,
 	DEVICE_ACCEL = 3,
@@ -789,7 +789,7 @@ static bool usable(void) {
 	size_t i = 0;
 	while (i < sizeof known / sizeof *known && strcmp(known[i], version)) i++;
 	if (i == sizeof known / sizeof *known) {
-		fprintf(stderr, "tfmbs: not used: version %s of ggml is not known here (%s is)\n", version, known[0]);
+		fprintf(stderr, "tfmbs: not used: version %s of ggml is not known here (%s and %s are)\n", version, known[0], known[1]);
 		return false;
 	}
 	if (strcmp(g.ggml_get_name(&t), "name") || g.ggml_get_data(&t) != t.data) {
