@@ -16,6 +16,8 @@ SINGLE := TestBound|TestEveryKindOfCapture|TestVector|TestCutLongArrays|TestStru
 # Packages whose tests run built commands on a real llama.cpp. The race detector sees this process only, and makes it slow to start anything:
 # `make test` runs with it what does not need root, and all without it.
 PROCESSES := ./cmd/prefetchd ./cmd ./cmd/tracer
+# Packages with assembly, whose Go twins are tested as well (-tags noasm), and who computes with them.
+TWINS := ./fabric ./fabric/decompose ./fabric/kernel ./fabric/popcount ./fabric/vec ./moe/hidden
 # Packages whose tests `make vm` runs; options of experiments/vm/run.sh, for instance --suite bookworm-backports.
 VM_PACKAGES := internal/uring internal/pagecache internal/proc internal/cgroup prefetch ebpf capture
 VM_OPTIONS :=
@@ -77,6 +79,7 @@ test: deps ## run every test; those that need root run only as root, and say so
 	go tool gotestsum --format pkgname --format-hide-empty-pkg -- $(LDFLAGS) $(PROCESSES)
 	go tool gotestsum --format pkgname --format-hide-empty-pkg -- $(LDFLAGS) -run '^($(SINGLE))$$' \
 		$$(grep -rlE '^func ($(SINGLE))\(' --include='*_test.go' . | xargs -n 1 dirname | sort -u)
+	go tool gotestsum --format pkgname -- -tags noasm $(LDFLAGS) $(TWINS)
 
 test-unit: ## run the tests that need no root, no network and no llama.cpp: below two minutes
 	go test -short $(LDFLAGS) ./...
@@ -119,6 +122,7 @@ fuzz: ## fuzz the parsers, FUZZTIME (a minute) each; then 10,000 damaged capture
 lint: ## gofmt, vet, staticcheck, clang-format
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$unformatted" ]; then echo "gofmt -w these:"; echo "$$unformatted"; exit 1; fi
 	go vet ./...
+	go vet -tags noasm $(TWINS)
 	go tool staticcheck ./...
 	@if clang-format --version 2>/dev/null | grep -q ' version 14\.'; then clang-format --dry-run --Werror $$(git ls-files '*.c' '*.h' | grep -v _amd64.h); \
 	else echo "how C is laid out is not checked: there is no clang-format 14 (Debian 12: apt-get install clang-format)"; fi

@@ -1,3 +1,5 @@
+//go:build !noasm
+
 #include "textflag.h"
 
 // PLANE makes 64 bytes of a plane, Z16, of its tables at R13 and of the codes of the places.

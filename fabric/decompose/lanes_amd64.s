@@ -1,3 +1,5 @@
+//go:build !noasm
+
 #include "textflag.h"
 
 // The loops of lanes.go with AVX-512F: a vector register has a number of each of sixteen blocks. Products are never fused with sums. There is one

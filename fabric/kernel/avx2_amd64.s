@@ -1,3 +1,5 @@
+//go:build !noasm
+
 // AVX2, with FMA and F16C.
 
 #include "go_asm.h"

@@ -1,3 +1,5 @@
+//go:build !noasm
+
 // AVX-512 with VBMI (lookups in 64 bytes), VNNI (sums of products of bytes) and GFNI (bit fields of bytes).
 
 #include "go_asm.h"

@@ -1,3 +1,5 @@
+//go:build !noasm
+
 // AVX2: products of Q2_0 blocks.
 
 #include "go_asm.h"

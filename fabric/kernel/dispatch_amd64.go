@@ -1,3 +1,5 @@
+//go:build !noasm
+
 package kernel
 
 // This file declares the assembly functions, and chooses those that the processor supports.

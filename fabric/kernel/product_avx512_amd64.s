@@ -1,3 +1,5 @@
+//go:build !noasm
+
 // AVX-512: products by one vector, with decoding and multiplying in one loop.
 
 #include "go_asm.h"

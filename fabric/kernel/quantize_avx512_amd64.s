@@ -1,3 +1,5 @@
+//go:build !noasm
+
 // AVX-512: quantising of vectors.
 
 #include "textflag.h"

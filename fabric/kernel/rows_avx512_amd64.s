@@ -1,3 +1,5 @@
+//go:build !noasm
+
 // AVX-512: products of one plane in blocks of 256, for several rows at a time: the sums of one row depend on each other, so those of
 // several rows are interleaved to fill the latency.
 

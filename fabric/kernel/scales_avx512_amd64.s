@@ -1,3 +1,5 @@
+//go:build !noasm
+
 // AVX-512: computing factors from scales.
 
 #include "go_asm.h"

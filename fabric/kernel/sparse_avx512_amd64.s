@@ -1,3 +1,5 @@
+//go:build !noasm
+
 // AVX-512: products of planes with few trits that are not 0.
 
 #include "go_asm.h"

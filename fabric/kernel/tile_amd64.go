@@ -1,3 +1,5 @@
+//go:build !noasm
+
 package kernel
 
 // This file chooses the assembly for tiles.

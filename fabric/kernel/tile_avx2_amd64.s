@@ -1,3 +1,5 @@
+//go:build !noasm
+
 // AVX2: tiles of two rows and two vectors.
 
 #include "go_asm.h"

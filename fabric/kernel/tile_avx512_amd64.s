@@ -1,3 +1,5 @@
+//go:build !noasm
+
 // AVX-512: tiles of four rows and two vectors.
 
 #include "go_asm.h"

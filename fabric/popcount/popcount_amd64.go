@@ -1,3 +1,5 @@
+//go:build !noasm
+
 package popcount
 
 // This file chooses between the assembly functions of popcount_amd64.s.

@@ -1,3 +1,5 @@
+//go:build !noasm
+
 // The dot products of a query and many rows, with AVX-512 and with AVX2. rowsGo computes the same.
 
 #include "textflag.h"

@@ -1,3 +1,5 @@
+//go:build !noasm
+
 package vec
 
 // This file chooses between the assembly functions of vec_avx512_amd64.s and vec_avx2_amd64.s. These accept slices of any length and

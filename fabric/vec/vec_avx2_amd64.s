@@ -1,3 +1,5 @@
+//go:build !noasm
+
 // The kernels in AVX2 and FMA.
 //
 // Functions that process slices element by element share EACH, which runs the macro BODY for every 8 elements; AX is the index of the

@@ -1,3 +1,5 @@
+//go:build !noasm
+
 // The kernels in AVX-512 (the F part of it).
 //
 // Functions that process slices element by element share EACH, which runs the macro BODY for every 16 elements. AX is the index of the
