@@ -18,7 +18,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"math"
 	"os"
@@ -35,7 +34,6 @@ import (
 	"tensorcast/internal/cc"
 	"tensorcast/internal/cgroup"
 	"tensorcast/internal/host"
-	"tensorcast/internal/regular"
 )
 
 // Config says what to run.
@@ -232,29 +230,29 @@ func (s *series) reference(ctx context.Context, l *lane) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, end(variable+"="+name), group.Remove()) }()
+	defer func() { err = errors.Join(err, confine.End(variable+"="+name), group.Remove()) }()
 	running, cancel := context.WithTimeoutCause(ctx, s.cfg.Timeout, errHung)
 	defer cancel()
-	t, err := startTarget(running, group, s.cfg.Target(l.path), variable+"="+name)
+	t, err := confine.StartTarget(running, group, s.cfg.Target(l.path), variable+"="+name)
 	if err != nil {
 		return err
 	}
-	defer t.kill(cancel)
+	defer t.Kill(cancel)
 	var own int64
 	var ownErr error
 	var watch sync.WaitGroup
-	watch.Go(func() { own, ownErr = confine.OwnMemory(group, t.done) })
-	t.follow(func(int, llama.Token) {})
+	watch.Go(func() { own, ownErr = confine.OwnMemory(group, t.Done) })
+	t.Follow(func(int, llama.Token) {})
 	watch.Wait()
 	switch {
 	case running.Err() != nil:
 		return fmt.Errorf("the target without a limit: %w", context.Cause(running))
 	case ownErr != nil:
 		return fmt.Errorf("measure the target's own memory: %w", ownErr)
-	case !t.cmd.ProcessState.Success() || t.err != nil || len(t.ids) != s.cfg.Tokens:
-		return fmt.Errorf("the target fails without a limit: %s", t.problem())
+	case !t.State().Success() || t.Wrong() != nil || len(t.IDs) != s.cfg.Tokens:
+		return fmt.Errorf("the target fails without a limit: %s", t.Problem())
 	}
-	s.report.Own, s.report.Text, s.report.TokenIDs = own, t.text.String(), t.ids
+	s.report.Own, s.report.Text, s.report.TokenIDs = own, t.Text.String(), t.IDs
 	return nil
 }
 
@@ -269,7 +267,7 @@ func (s *series) all(ctx context.Context, first *lane, dir string, specs [][]spe
 	for n := 1; n < min(s.cfg.Parallel, len(specs)); n++ {
 		s.progress("copying the model")
 		path := filepath.Join(dir, fmt.Sprintf("model-%d.gguf", n))
-		if err := copyFile(ctx, path, s.cfg.Model); err != nil {
+		if err := confine.Copy(ctx, path, s.cfg.Model); err != nil {
 			return err
 		}
 		l, err := s.open(path)
@@ -322,29 +320,4 @@ func (s *series) pair(ctx context.Context, l *lane, pair []spec) error {
 	defer s.mu.Unlock()
 	s.report.Runs = append(s.report.Runs, runs...)
 	return nil
-}
-
-// copyFile copies a file; the copy has pages of its own in the page cache.
-func copyFile(ctx context.Context, to, from string) (err error) {
-	in, err := regular.Open(from)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, out.Close()) }()
-	for {
-		n, err := io.CopyN(out, in, 64<<20)
-		switch {
-		case n == 0 && errors.Is(err, io.EOF):
-			return nil
-		case err != nil && !errors.Is(err, io.EOF):
-			return fmt.Errorf("copy the model: %w", err)
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		}
-	}
 }

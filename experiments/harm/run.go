@@ -7,18 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
-	"io"
 	"math/rand/v2"
-	"os"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
-
-	"github.com/prometheus/procfs"
 
 	"tensorcast/experiments/confine"
 	"tensorcast/experiments/llama"
@@ -129,7 +124,7 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 	}
 	groups := []*cgroup.Group{group}
 	defer func() {
-		err = errors.Join(err, end(marker))
+		err = errors.Join(err, confine.End(marker))
 		for _, g := range groups {
 			err = errors.Join(err, g.Remove())
 		}
@@ -147,22 +142,22 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 
 	running, cancel := context.WithTimeoutCause(ctx, s.cfg.Timeout, errHung)
 	defer cancel()
-	t, err := startTarget(running, home, s.cfg.Target(l.path), marker)
+	t, err := confine.StartTarget(running, home, s.cfg.Target(l.path), marker)
 	if err != nil && errors.Is(context.Cause(running), errHung) {
 		return nil, fmt.Errorf("start the target: %w: %v", errHung, s.cfg.Timeout)
 	} else if err != nil {
 		return nil, err
 	}
-	defer t.kill(cancel)
+	defer t.Kill(cancel)
 	var h *proc.Group
 	if r.helped {
-		command := "export " + marker + "; exec " + strings.ReplaceAll(s.cfg.Helper, "{pid}", strconv.Itoa(t.pid))
+		command := "export " + marker + "; exec " + strings.ReplaceAll(s.cfg.Helper, "{pid}", strconv.Itoa(t.PID))
 		if h, err = proc.StartGroup(ctx, "/bin/sh", "-c", command); err != nil {
 			return nil, fmt.Errorf("start the helper: %w", err)
 		}
 		defer h.Kill()
 	}
-	a := &actor{scene: r.scene, group: group, limit: run.Limit, target: t.pid, model: l.path, helper: h, hold: s.cfg.Hold, done: t.done}
+	a := &actor{scene: r.scene, group: group, limit: run.Limit, target: t.PID, model: l.path, helper: h, hold: s.cfg.Hold, done: t.Done}
 	defer func() {
 		_, releaseErr := a.release()
 		err = errors.Join(err, releaseErr)
@@ -182,14 +177,14 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 		case wait := <-moment:
 			select {
 			case <-time.After(wait):
-			case <-t.done:
+			case <-t.Done:
 			}
 			acting <- a.act(running)
-		case <-t.done:
+		case <-t.Done:
 			acting <- nil
 		}
 	}()
-	t.follow(func(n int, token llama.Token) {
+	t.Follow(func(n int, token llama.Token) {
 		early.Store(h != nil && h.Ended())
 		if n == run.Moment.Token && r.scene.kind != moved {
 			moment <- time.Duration(run.Moment.Fraction * float64(token.End-token.Begin))
@@ -219,7 +214,7 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 	if err := run.finish(t, running, a.ended, s); err != nil {
 		return nil, err
 	}
-	if run.ProcessesLeft, err = left(ctx, marker, groups); err != nil {
+	if run.ProcessesLeft, err = confine.Left(ctx, marker, groups); err != nil {
 		return nil, err
 	}
 	run.PagesLeft, err = l.model.Left(ctx)
@@ -235,31 +230,31 @@ func (r spec) String() string {
 }
 
 // finish fills in how the target ended.
-func (run *Run) finish(t *target, running context.Context, ended bool, s *series) error {
-	run.Status, run.Tokens = t.cmd.ProcessState.String(), len(t.ids)
-	text := t.text.String()
-	run.TextSame = len(t.ids) <= len(s.report.TokenIDs) && slices.Equal(t.ids, s.report.TokenIDs[:len(t.ids)]) && strings.HasPrefix(s.report.Text, text)
-	if len(t.ids) == len(s.report.TokenIDs) {
+func (run *Run) finish(t *confine.Target, running context.Context, ended bool, s *series) error {
+	run.Status, run.Tokens = t.State().String(), len(t.IDs)
+	text := t.Text.String()
+	run.TextSame = len(t.IDs) <= len(s.report.TokenIDs) && slices.Equal(t.IDs, s.report.TokenIDs[:len(t.IDs)]) && strings.HasPrefix(s.report.Text, text)
+	if len(t.IDs) == len(s.report.TokenIDs) {
 		run.TextSame = run.TextSame && text == s.report.Text
 	}
-	status, _ := t.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	status, _ := t.State().Sys().(syscall.WaitStatus)
 	killed := status.Signaled() && status.Signal() == syscall.SIGKILL
 	switch {
 	case status.Exited() && status.ExitStatus() == confine.ExitNotJoined:
-		return fmt.Errorf("put the target into the control group: %s", t.problem())
-	case status.Exited() && status.ExitStatus() == 0 && len(t.ids) == len(s.report.TokenIDs):
+		return fmt.Errorf("put the target into the control group: %s", t.Problem())
+	case status.Exited() && status.ExitStatus() == 0 && len(t.IDs) == len(s.report.TokenIDs):
 		run.Outcome = Finished
 		if s.cfg.Parallel == 1 {
-			run.TokS = t.speed()
+			run.TokS = t.Speed()
 		}
 	case killed && ended:
 		run.Outcome = Ended
 	case killed && errors.Is(context.Cause(running), errHung):
-		run.Outcome, run.Error = Hung, fmt.Sprintf("%v: %d of %d tokens in %v", errHung, len(t.ids), len(s.report.TokenIDs), s.cfg.Timeout)
+		run.Outcome, run.Error = Hung, fmt.Sprintf("%v: %d of %d tokens in %v", errHung, len(t.IDs), len(s.report.TokenIDs), s.cfg.Timeout)
 	case killed && run.OOMKills > 0:
 		run.Outcome = Killed
 	default:
-		run.Outcome, run.Error = Failed, t.problem()
+		run.Outcome, run.Error = Failed, t.Problem()
 	}
 	return nil
 }
@@ -273,167 +268,5 @@ func stopHelperOf(h *proc.Group, early bool, a *actor) *HelperEnd {
 	return &HelperEnd{
 		Killed: err == nil && status.Signaled() && status.Signal() == syscall.SIGKILL && !(byScene && a.scene.kind == killHelper),
 		Early:  early && !byScene, Hung: err != nil, Status: h.State().String(), Output: h.Output.String(),
-	}
-}
-
-// ---- target
-
-// target is a running target.
-type target struct {
-	cmd    *exec.Cmd
-	pid    int
-	done   chan struct{} // closed when it has ended
-	stdout io.Reader
-	stderr proc.Tail
-
-	ids         []int32 // of the generated tokens
-	text        strings.Builder
-	first, last llama.Token
-	err         error // of its output
-	waited      bool
-}
-
-func startTarget(ctx context.Context, group *cgroup.Group, args []string, marker string) (*target, error) {
-	t := &target{cmd: proc.GroupCommand(ctx, confine.In(group, args, "")...), done: make(chan struct{})}
-	t.cmd.Env = append(os.Environ(), marker)
-	t.cmd.Stderr = &t.stderr
-	var err error
-	if t.stdout, err = t.cmd.StdoutPipe(); err == nil {
-		err = t.cmd.Start()
-	}
-	if err != nil {
-		return nil, fmt.Errorf("start the target: %w", err)
-	}
-	t.pid = t.cmd.Process.Pid
-	confine.Joined(ctx, t.pid)
-	return t, nil
-}
-
-// follow reads the target's tokens until it ends, and waits for it. each is called with the number of tokens so far.
-func (t *target) follow(each func(n int, token llama.Token)) {
-	stream, err := llama.NewStream(t.stdout)
-	for err == nil {
-		var token llama.Token
-		if token, err = stream.Next(); err != nil {
-			break
-		}
-		if len(t.ids) == 0 {
-			t.first = token
-		}
-		t.last = token
-		t.ids = append(t.ids, token.ID)
-		t.text.WriteString(token.Text)
-		each(len(t.ids), token)
-	}
-	if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.err = err
-	}
-	_, _ = io.Copy(io.Discard, t.stdout) // it must not wait for a reader
-	_ = t.cmd.Wait()                     // its state is looked at
-	t.waited = true
-	close(t.done)
-}
-
-// kill ends a target that was not followed to its end.
-func (t *target) kill(cancel context.CancelFunc) {
-	if t.waited {
-		return
-	}
-	cancel()
-	_ = t.cmd.Wait() // that it was killed is expected
-	t.waited = true
-	close(t.done)
-}
-
-// speed returns generated tokens per second.
-func (t *target) speed() float64 {
-	if took := time.Duration(t.last.End - t.first.Begin); took > 0 {
-		return float64(len(t.ids)) / took.Seconds()
-	}
-	return 0
-}
-
-// problem says why a target did not generate all its tokens.
-func (t *target) problem() string {
-	message := fmt.Sprintf("%v after %d tokens", t.cmd.ProcessState, len(t.ids))
-	if t.err != nil {
-		message += ": " + t.err.Error()
-	}
-	if line := t.stderr.LastLine(); line != "" {
-		message += ": " + line
-	}
-	return message
-}
-
-// ---- what is left
-
-// leaving is how long processes may take to end after their parents.
-const leaving = time.Second
-
-// left lists the processes that are left of a run, once those that are ending have ended.
-func left(ctx context.Context, marker string, groups []*cgroup.Group) ([]string, error) {
-	end := time.Now().Add(leaving)
-	for {
-		pids, err := marked(marker)
-		if err != nil {
-			return nil, err
-		}
-		for _, g := range groups {
-			in, err := g.Procs()
-			if err != nil {
-				return nil, err
-			}
-			pids = append(pids, in...)
-		}
-		if len(pids) == 0 {
-			return nil, nil
-		}
-		if time.Now().After(end) {
-			var lines []string
-			slices.Sort(pids)
-			for _, pid := range slices.Compact(pids) {
-				lines = append(lines, fmt.Sprintf("%d %s", pid, strings.Join(proc.CommandLine(pid), " ")))
-			}
-			return lines, nil
-		}
-		select {
-		case <-time.After(20 * time.Millisecond):
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
-}
-
-// marked lists the processes that have the marker in the environment that they were started with.
-func marked(marker string) ([]int, error) {
-	all, err := procfs.AllProcs()
-	if err != nil {
-		return nil, fmt.Errorf("list processes: %w", err)
-	}
-	var pids []int
-	for _, p := range all {
-		env, err := proc.Environ(p.PID) // fails if it has ended
-		if err == nil && slices.Contains(env, marker) {
-			pids = append(pids, p.PID)
-		}
-	}
-	return pids, nil
-}
-
-// end kills the processes that are left of a run.
-func end(marker string) error {
-	deadline := time.Now().Add(10 * time.Second)
-	for {
-		pids, err := marked(marker)
-		if err != nil || len(pids) == 0 {
-			return err
-		}
-		for _, pid := range pids {
-			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("processes %v do not end", pids)
-		}
-		time.Sleep(10 * time.Millisecond)
 	}
 }
