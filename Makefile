@@ -21,11 +21,13 @@ TWINS := ./fabric ./fabric/decompose ./fabric/kernel ./fabric/popcount ./fabric/
 # Packages whose tests `make vm` runs; options of experiments/vm/run.sh, for instance --suite bookworm-backports.
 VM_PACKAGES := internal/uring internal/pagecache internal/proc internal/cgroup prefetch ebpf capture
 VM_OPTIONS :=
+# Minutes that `make soak` takes.
+SOAK := 10
 # Where `make install` puts things.
 DESTDIR :=
 PREFIX  := /usr/local
 
-.PHONY: help build libraries install uninstall dist dist-check deps demo test test-unit vm bench experiments lint generate fuzz clean
+.PHONY: help build libraries install uninstall dist dist-check deps demo test test-unit soak vm bench experiments lint generate fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -83,6 +85,9 @@ test: deps ## run every test; those that need root run only as root, and say so
 
 test-unit: ## run the tests that need no root, no network and no llama.cpp: below two minutes
 	go test -short $(LDFLAGS) ./...
+
+soak: build ## run and kill the tools for SOAK minutes (10), and look for what is left (root)
+	$(BIN)/lab soak --minutes $(SOAK)
 
 vm: build ## in QEMU, with Debian's own kernel and cgroup v2: tests that depend on the kernel, and prefetchd in too little memory (no root; slow without KVM)
 	@for package in $(VM_PACKAGES); do \

@@ -110,7 +110,7 @@ func testUsage(t *testing.T, name string, tests []usageTest) {
 func TestHelp(t *testing.T) {
 	_, stdout, _ := lab(t.Context(), "--help")
 	for name, flag := range map[string]string{
-		"pressure": "--variant NAME", "firsttoken": "--start", "harm": "--scenes", "overhead": "--observer NAME=COMMAND", "accounting": "--rate", "serverload": "--clients", "divergence": "--candidate",
+		"pressure": "--variant NAME", "firsttoken": "--start", "harm": "--scenes", "soak": "--minutes", "overhead": "--observer NAME=COMMAND", "accounting": "--rate", "serverload": "--clients", "divergence": "--candidate",
 		"attention": "--tolerance", "hyper": "--coding", "fabricplan": "--profile accurate|balanced|fast", "synth": "--type F32|F16|Q8_0|Q4_0|Q4_K", "getllama": "--link PATH",
 	} {
 		if !strings.Contains(stdout, "\n  "+name+" ") {

@@ -1,0 +1,123 @@
+package main
+
+// This file implements "lab soak", which runs the tools for minutes and looks for what they leave behind. See package soak.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"tensorcast/experiments/confine"
+	"tensorcast/experiments/llama"
+	"tensorcast/experiments/soak"
+	"tensorcast/internal/cli"
+	"tensorcast/internal/cli/progress"
+)
+
+type soakOptions struct {
+	soak.Config
+	output
+	minutes float64
+	size    int64 // of the model that is made if none is given
+	driver  llama.Options
+}
+
+func soakCommand() *cobra.Command {
+	o := soakOptions{size: 200 << 20}
+	cmd := &cobra.Command{
+		Use:   "soak [--minutes N] [--seed S] [-m model.gguf] [flags]",
+		Short: "Run the tools for minutes, kill them at random moments, and look for what is left",
+		Long: `Soak runs one llama.cpp after the other in memory control groups that hold half of the model, with a prefetchd or a tracer of its own, and by
+turns beside a prefetchd --auto that lives on. At random moments a tool gets SIGINT, SIGTERM or SIGKILL, or the target is killed.
+After each round it looks for processes, control groups, locked pages and files that are left, and compares the text with that of a run without a
+limit; in the end for BPF objects, and whether prefetchd --auto grew.
+
+What happens follows from --seed; at which token it happens depends on the machine.
+
+Needs root: it makes control groups and drops the page cache.
+
+Exit codes: 0 nothing was found; 1 something was found, it failed, or was interrupted; 2 wrong usage.`,
+		Example: `  sudo lab soak --minutes 10
+  sudo lab soak --minutes 60 --seed 7 -m model.gguf --save soak.json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.complete(); err != nil {
+				return cli.Usage(err)
+			}
+			return o.measure(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	f := cmd.Flags()
+	f.Float64Var(&o.minutes, "minutes", 10, "how long, after the model was made and a first run")
+	f.Uint64Var(&o.Seed, "seed", 1, "seed of what happens")
+	f.StringVarP(&o.Model, "model", "m", "", "the model, a GGUF `file` on a disk (default: one with random weights is made)")
+	cli.SizeVar(f, &o.size, "size", "size of the model that is made")
+	f.StringVar(&o.Dir, "dir", "/var/tmp", "`directory` on a disk for the model that is made, its copies, and all else")
+	f.StringVar(&o.Prefetchd, "prefetchd", beside("prefetchd"), "the `program` prefetchd")
+	f.StringVar(&o.Tracer, "tracer", beside("tracer"), "the `program` tracer")
+	addDriver(f, &o.driver, "tokens to generate")
+	o.add(f, "the report", "counts and findings")
+	return cmd
+}
+
+// complete checks the flags and derives the configuration from them.
+func (o *soakOptions) complete() error {
+	o.Tokens = o.driver.Tokens
+	o.Duration = time.Duration(o.minutes * float64(time.Minute))
+	if !(o.minutes > 0 && o.minutes <= 1e6) {
+		return fmt.Errorf("--minutes %v: want more than 0, and at most a million", o.minutes)
+	}
+	return check(bound{"threads", o.driver.Threads, 1}, bound{"tokens", o.driver.Tokens, 1})
+}
+
+func (o *soakOptions) measure(ctx context.Context, stdout, stderr io.Writer) (err error) {
+	if err := needRoot("to make control groups and drop the page cache"); err != nil {
+		return err
+	}
+	in, err := llama.Install(ctx)
+	if err != nil {
+		return err
+	}
+	command := func(model string) []string {
+		d := o.driver
+		d.Model, d.NoRepack, d.Stream = model, true, true
+		return in.Command(context.WithoutCancel(ctx), d).Args
+	}
+	o.Program = command("")[0]
+	o.Target = func(program, model string) []string { return append([]string{program}, command(model)[1:]...) }
+	bar := progress.New(stderr, progress.Options{Quiet: o.quiet, Width: 40})
+	defer bar.Close()
+	o.Progress = func(elapsed time.Duration, what string) {
+		bar.Update(min(int64(elapsed), int64(o.Duration)), int64(o.Duration), what)
+	}
+	if o.Model == "" {
+		made := harmOptions{size: o.size}
+		made.Dir = o.Dir
+		remove, err := made.makeModel(ctx, func(written, size int64) { bar.Update(0, 0, "making a model") })
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, remove()) }()
+		o.Model = made.Model
+	}
+	r, err := soak.Measure(ctx, o.Config)
+	bar.Close()
+	if errors.Is(err, confine.ErrInMemory) {
+		err = fmt.Errorf("%w: give --dir on a disk", err)
+	}
+	if r == nil {
+		return err
+	}
+	err = errors.Join(err, o.print(stdout, r))
+	if r.Interrupted {
+		err = errors.Join(err, context.Cause(ctx))
+	}
+	if n := len(r.Findings); n > 0 {
+		err = errors.Join(err, fmt.Errorf("%d findings", n))
+	}
+	return err
+}

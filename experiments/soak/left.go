@@ -1,0 +1,318 @@
+package soak
+
+// This file looks for what a round has left behind: processes, groups, files, BPF objects; and for growth.
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/prometheus/procfs"
+
+	"tensorcast/experiments/confine"
+	"tensorcast/internal/cgroup"
+	"tensorcast/internal/proc"
+)
+
+// settle is how long what is being taken down may take.
+const settle = 10 * time.Second
+
+// untilClean calls look until it finds nothing, at most for the time that taking down may take, and returns what it found last. It goes on when
+// ctx is about to end: a look that is cut short would find what is only late.
+func untilClean(limit time.Duration, look func() ([]string, error)) ([]string, error) {
+	end := time.Now().Add(limit)
+	for {
+		left, err := look()
+		if err != nil || len(left) == 0 || time.Now().After(end) {
+			return left, err
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// leftProcesses lists those with a marker, save those that are to live on.
+func leftProcesses(marker string, alive ...int) ([]string, error) {
+	pids, err := confine.Marked(marker)
+	if err != nil {
+		return nil, err
+	}
+	var left []string
+next:
+	for _, pid := range pids {
+		for _, a := range alive {
+			if pid == a {
+				continue next
+			}
+		}
+		left = append(left, fmt.Sprintf("process %d %s", pid, strings.Join(proc.CommandLine(pid), " ")))
+	}
+	return left, nil
+}
+
+// leftGroups lists groups below root whose names begin with prefix, in all hierarchies.
+func leftGroups(root *cgroup.Group, prefix string) ([]string, error) {
+	var left []string
+	for _, file := range root.ProcsFiles() {
+		entries, err := os.ReadDir(filepath.Dir(file))
+		if err != nil {
+			return nil, fmt.Errorf("list control groups: %w", err)
+		}
+		for _, e := range entries {
+			if e.IsDir() && strings.HasPrefix(e.Name(), prefix) {
+				left = append(left, "control group "+filepath.Join(filepath.Dir(file), e.Name()))
+			}
+		}
+	}
+	return left, nil
+}
+
+// leftFiles lists what is in directories, the directories themselves left out.
+func leftFiles(dirs ...string) ([]string, error) {
+	var left []string
+	for _, dir := range dirs {
+		err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+			if errors.Is(err, fs.ErrNotExist) { // removed meanwhile
+				return nil
+			}
+			if err == nil && path != dir {
+				left = append(left, "file "+path)
+			}
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list files left: %w", err)
+		}
+	}
+	return left, nil
+}
+
+// leftPages says what a drop of the page cache leaves of a model: pages that somebody locks or maps.
+func leftPages(ctx context.Context, m *confine.Model, what string) ([]string, error) {
+	n, err := m.Left(ctx)
+	if err != nil || n == 0 {
+		return nil, err
+	}
+	return []string{fmt.Sprintf("%d bytes of %s stay in memory", n, what)}, nil
+}
+
+// object is a BPF object; kind is prog, map or link, as in /proc/PID/fdinfo.
+type object struct {
+	kind string
+	id   uint32
+}
+
+func (o object) String() string { return fmt.Sprintf("BPF %s %d", o.kind, o.id) }
+
+// objects lists all BPF objects of the machine. A program's maps are in uses.
+func objects() (all map[object]bool, uses map[object][]object, err error) {
+	all, uses = map[object]bool{}, map[object][]object{}
+	for id := ebpf.ProgramID(0); ; {
+		if id, err = ebpf.ProgramGetNextID(id); errors.Is(err, os.ErrNotExist) {
+			break
+		} else if err != nil {
+			return nil, nil, fmt.Errorf("list BPF programs: %w", err)
+		}
+		o := object{"prog", uint32(id)}
+		all[o] = true
+		p, err := ebpf.NewProgramFromID(id)
+		if err != nil {
+			continue // it has just gone
+		}
+		if info, err := p.Info(); err == nil {
+			maps, _ := info.MapIDs()
+			for _, m := range maps {
+				uses[o] = append(uses[o], object{"map", uint32(m)})
+			}
+		}
+		if err := p.Close(); err != nil {
+			return nil, nil, fmt.Errorf("close a BPF program: %w", err)
+		}
+	}
+	for id := ebpf.MapID(0); ; {
+		if id, err = ebpf.MapGetNextID(id); errors.Is(err, os.ErrNotExist) {
+			break
+		} else if err != nil {
+			return nil, nil, fmt.Errorf("list BPF maps: %w", err)
+		}
+		all[object{"map", uint32(id)}] = true
+	}
+	var it link.Iterator
+	defer it.Close()
+	for it.Next() {
+		o := object{"link", uint32(it.ID)}
+		all[o] = true
+		if info, err := it.Link.Info(); err == nil {
+			uses[o] = []object{{"prog", uint32(info.Program)}}
+		}
+	}
+	if err := it.Err(); err != nil {
+		return nil, nil, fmt.Errorf("list BPF links: %w", err)
+	}
+	return all, uses, nil
+}
+
+// held lists the BPF objects that processes without the marker have open, and this process's own.
+func held(marker string) (map[object]bool, error) {
+	ours := map[int]bool{}
+	if marker != "" {
+		pids, err := confine.Marked(marker)
+		if err != nil {
+			return nil, err
+		}
+		for _, pid := range pids {
+			ours[pid] = true
+		}
+	}
+	all, err := procfs.AllProcs()
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	found := map[object]bool{}
+	for _, p := range all {
+		if ours[p.PID] {
+			continue
+		}
+		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", p.PID))
+		for _, path := range files {
+			f, err := os.Open(path)
+			if err != nil {
+				continue // it may end, or close it
+			}
+			lines := bufio.NewScanner(f)
+			for lines.Scan() {
+				name, value, _ := strings.Cut(lines.Text(), ":")
+				kind, ok := strings.CutSuffix(name, "_id")
+				if !ok || kind != "prog" && kind != "map" && kind != "link" {
+					continue
+				}
+				if id, err := strconv.ParseUint(strings.TrimSpace(value), 10, 32); err == nil {
+					found[object{kind, uint32(id)}] = true
+				}
+			}
+			_ = f.Close()
+		}
+	}
+	return found, nil
+}
+
+// unheld lists the BPF objects that were not there before, and that no unmarked process holds: neither itself nor by way of a link or a program.
+func unheld(before map[object]bool, marker string) (map[object]bool, error) {
+	// In this order: what is made between the two is held and not listed.
+	all, uses, err := objects()
+	if err != nil {
+		return nil, err
+	}
+	by, err := held(marker)
+	if err != nil {
+		return nil, err
+	}
+	for _, kind := range []string{"link", "prog"} { // a link holds a program, and that its maps
+		for o, used := range uses {
+			if o.kind == kind && (by[o] || before[o]) {
+				for _, u := range used {
+					by[u] = true
+				}
+			}
+		}
+	}
+	left := map[object]bool{}
+	for o := range all {
+		if !by[o] && !before[o] {
+			left[o] = true
+		}
+	}
+	return left, nil
+}
+
+// leftObjects lists the BPF objects that were held by nobody at each of several looks: those of others are there for a moment, too, while they
+// load or unload.
+func leftObjects(limit time.Duration, before map[object]bool, marker string) ([]string, error) {
+	var always map[object]bool
+	return untilClean(limit, func() ([]string, error) {
+		now, err := unheld(before, marker)
+		if err != nil {
+			return nil, err
+		}
+		if always == nil {
+			always = now
+		}
+		var left []string
+		for o := range always {
+			if !now[o] {
+				delete(always, o)
+				continue
+			}
+			left = append(left, o.String())
+		}
+		return left, nil
+	})
+}
+
+// Sample is what prefetchd --auto holds while it helps nobody.
+type Sample struct {
+	Seconds     float64 `json:"seconds"` // since the start
+	PID         int     `json:"pid"`
+	RssAnon     int64   `json:"rss_anon_bytes"`
+	Descriptors int     `json:"descriptors"`
+}
+
+// sample measures a process.
+func sample(pid int, since time.Time) (Sample, error) {
+	s := Sample{Seconds: time.Since(since).Seconds(), PID: pid}
+	p, err := procfs.NewProc(pid)
+	if err != nil {
+		return s, fmt.Errorf("measure the automatic prefetchd: %w", err)
+	}
+	status, err := p.NewStatus()
+	if err != nil {
+		return s, fmt.Errorf("measure the memory of the automatic prefetchd: %w", err)
+	}
+	if s.Descriptors, err = p.FileDescriptorsLen(); err != nil {
+		return s, fmt.Errorf("count the descriptors of the automatic prefetchd: %w", err)
+	}
+	s.RssAnon = int64(status.RssAnon)
+	return s, nil
+}
+
+const (
+	mostAnon       = 20e6    // bytes that prefetchd --auto may hold
+	mostGrowth     = 4 << 20 // bytes by which that may grow in the last half
+	moreDescriptor = 4       // by which those may grow: the runtime opens a few
+)
+
+// growth says what grew too much. Only samples of the last process count for growth: one that was restarted begins anew.
+func growth(samples []Sample) []string {
+	var found []string
+	for _, s := range samples {
+		if s.RssAnon > mostAnon {
+			found = append(found, fmt.Sprintf("the automatic prefetchd holds %d bytes of anonymous memory", s.RssAnon))
+			break
+		}
+	}
+	if len(samples) == 0 {
+		return found
+	}
+	last := samples[len(samples)-1]
+	for _, s := range samples {
+		if s.PID != last.PID || s.Seconds < last.Seconds/2 {
+			continue
+		}
+		if more := last.RssAnon - s.RssAnon; more > mostGrowth {
+			found = append(found, fmt.Sprintf("the automatic prefetchd's anonymous memory grew by %d bytes in the last half", more))
+		}
+		if more := last.Descriptors - s.Descriptors; more > moreDescriptor {
+			found = append(found, fmt.Sprintf("the automatic prefetchd's descriptors grew by %d in the last half", more))
+		}
+		break
+	}
+	return found
+}
