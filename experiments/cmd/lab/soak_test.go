@@ -1,0 +1,60 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/experiments/soak"
+	"tensorcast/internal/testenv"
+)
+
+func TestSoakUsage(t *testing.T) {
+	testUsage(t, "soak", []usageTest{
+		{[]string{"model.gguf"}, "model.gguf"},
+		{[]string{"--minutes", "0"}, "--minutes 0"},
+		{[]string{"--minutes", "NaN"}, "--minutes NaN"},
+		{[]string{"--threads", "0"}, "--threads 0"},
+		{[]string{"--tokens", "0"}, "--tokens 0"},
+		{[]string{"--size", "much"}, `--size "much"`},
+	})
+}
+
+// A soak that is interrupted prints and writes a whole report, without findings, and leaves nothing behind.
+func TestSoakInterrupted(t *testing.T) {
+	testenv.NeedRoot(t)
+	t.Parallel()
+	llamatest.ForTest(t)
+	dir, saved := t.TempDir(), filepath.Join(t.TempDir(), "soak.json")
+	args := []string{"soak", "-q", "--minutes", "60", "--size", "50MB", "-t", "1", "--dir", dir, "--save", saved}
+	for _, name := range []string{"prefetchd", "tracer"} {
+		program, remove, err := testenv.BuildPackage(name, "tensorcast/cmd/"+name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(remove)
+		args = append(args, "--"+name, program)
+	}
+	code, stdout, stderr := interrupted(t, 20*time.Second, args...)
+	if strings.Contains(stderr, "a file system in memory") {
+		t.Skip("set TMPDIR to a directory on a disk")
+	}
+	if code != 1 || stderr != "lab soak: interrupted by SIGINT\n" || !strings.Contains(stdout, "interrupted") {
+		t.Fatalf("exit %d, %q\n%s", code, stderr, stdout)
+	}
+	var r soak.Report
+	data, err := os.ReadFile(saved)
+	if err == nil {
+		err = json.Unmarshal(data, &r)
+	}
+	if err != nil || !r.Interrupted || len(r.Findings) > 0 || r.Targets == 0 || r.Checks != r.Targets {
+		t.Errorf("%v: %s", err, data)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("files %v, %v", left, err)
+	}
+}
