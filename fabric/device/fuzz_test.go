@@ -38,7 +38,12 @@ func FuzzDescriptors(f *testing.F) {
 		{Op: OpPlanes, Flags: FlagScales | FlagTwoBit, Rows: 3, Cols: 70, Planes: 1, Block: 64, Scale: 512},
 		{Op: OpRelease, Handle: 1},
 		{Op: OpBlocks, WBytes: 3 * 2 * 18, Rows: 3, Cols: 128, XType: uint32(gguf.Q2_0), W: 64},
+		{Op: OpBlocks, WBytes: 3 * 4 * 34, Rows: 3, Cols: 128, XType: uint32(gguf.Q8_0), W: 64},
+		{Op: OpBlocks, Flags: FlagFast | FlagTwoBit, WBytes: 3 * 128 * 2, Rows: 3, Cols: 128, XType: uint32(gguf.F16), W: 64},
+		{Op: OpBlocks, WBytes: 3 * 54, Rows: 3, Cols: 256, XType: uint32(gguf.TQ1_0), W: 64},
 		{Op: OpProduct, Handle: 3, Rows: 3, Cols: 128, N: 5, X: 1024, XStride: 512, Y: 8192, YStride: 12, XType: TypeFloat32, YType: TypeFloat32, Block: 32},
+		{Op: OpProduct, Handle: 4, Rows: 3, Cols: 128, N: 5, X: 1024, XStride: 512, Y: 8192, YStride: 12, XType: TypeFloat32, YType: TypeFloat32, Block: 32},
+		{Op: OpProduct, Handle: 5, Rows: 3, Cols: 128, N: 1, X: 1024, Y: 8192, XType: TypeFloat32, YType: TypeFloat32, Block: 32},
 	} {
 		d.Encode(&b)
 		seed = append(seed, b[:]...)
