@@ -6,10 +6,13 @@ import (
 	"errors"
 	"slices"
 	"time"
+
+	"tensorcast/pattern"
 )
 
 // helping is all that belongs to one cycle while its target is being helped. To give up is to release what is held and to drop the whole of it.
 type helping struct {
+	cycle    *pattern.Cycle
 	schedule *Schedule
 	block    int64 // in which the schedule was cut
 	unit     int64 // in which the pages were best read then

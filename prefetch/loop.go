@@ -31,6 +31,8 @@ type Options struct {
 	Lock bool
 	// Always helps without comparing with tokens without help: it is given up only where everything fits.
 	Always bool
+	// KeepWarm is for a target that waits for requests: what fits is read back by Warm when others took it.
+	KeepWarm bool
 	// Dry, if not nil, makes it a dry run: once a cycle is known it is planned for, nothing is held or streamed, and Handle or Tick return ErrPlanned. Dry measures what the disk delivers
 	// of blocks of a file, as Bandwidth does.
 	Dry func(at proc.Place, blocks []Range) (perSecond float64, err error)
@@ -139,6 +141,7 @@ type Summary struct {
 	Late         int      `json:"late"`              // visits that the target reached first
 	Shrunk       int      `json:"shrunk"`            // times that memory was given back
 	Taken        int64    `json:"taken_bytes"`       // that were kept, and that the kernel took for others
+	Warmed       int64    `json:"warmed_bytes"`      // that fit, were taken by others, and were read back (Options.KeepWarm)
 	Beyond       Beyond   `json:"beyond"`            // why more was streamed than has no room
 	Experts      *Experts `json:"experts,omitempty"` // nil unless the model has some that are helped
 	Learned      int      `json:"learned"`           // cycles that were followed, one after the other
@@ -470,7 +473,7 @@ func (c *Controller) start(cycle *pattern.Cycle, bases map[int]uint64) error {
 	unit := c.pages.Block()
 	block := blockFor(cycle, unit)
 	h := newHelping(NewSchedule(cycle, block, window/2))
-	h.unit, h.block = unit, block
+	h.cycle, h.unit, h.block = cycle, unit, block
 	if x := newExperts(cycle, h.schedule.Blocks); x != nil {
 		h.routed = x.all
 		if _, pin := c.opts.Strategy.(Pin); !pin { // that reads nothing ahead

@@ -32,6 +32,7 @@ type StandBack struct {
 	Err           error         // Outside: which weights, and what to do; Judged and Differs: why
 	mapped        int64         // bytes of all model files that the target mapped
 	at            time.Time
+	warm          *warmth // Fits, with Options.KeepWarm
 }
 
 func (s *StandBack) Error() string {
@@ -83,6 +84,9 @@ func (c *Controller) standBack(s *StandBack) error {
 	if c.help != nil {
 		c.sum.PerToken = c.help.schedule.Bytes
 		s.Bytes = max(s.Bytes, c.help.schedule.Bytes)
+		if s.Reason == Fits && c.opts.KeepWarm {
+			s.warm = c.newWarmth()
+		}
 	}
 	if err := c.giveUp(s.Error()); err != nil {
 		return err

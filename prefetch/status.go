@@ -32,6 +32,7 @@ type Status struct {
 	Early    int64   `json:"speculated_bytes"`      // besides, of experts that were likely to be chosen: a token, lately
 	Before   float64 `json:"before_tokens_per_sec"` // without help, when that was measured last; 0: it was not
 	Now      float64 `json:"tokens_per_sec"`        // lately, with help; 0: not known
+	Warmed   int64   `json:"warmed_bytes"`          // that fit, were taken by others, and were read back, in all
 }
 
 // Status says what the controller is doing.
@@ -39,11 +40,11 @@ func (c *Controller) Status() Status {
 	h, w := c.help, &c.watch
 	if h == nil {
 		if c.stood != nil {
-			return Status{Phase: Idle, Why: c.stood.Error()}
+			return Status{Phase: Idle, Why: c.stood.Error(), Warmed: c.sum.Warmed}
 		}
-		return Status{Phase: Waiting}
+		return Status{Phase: Waiting, Warmed: c.sum.Warmed}
 	}
-	s := Status{Phase: Helping, Held: h.heldBytes, Wanted: h.wantBytes, PerToken: h.schedule.Bytes, Before: perSecond(time.Duration(w.plain))}
+	s := Status{Phase: Helping, Held: h.heldBytes, Wanted: h.wantBytes, PerToken: h.schedule.Bytes, Before: perSecond(time.Duration(w.plain)), Warmed: c.sum.Warmed}
 	if h.experts != nil {
 		s.Experts, s.Early = h.experts.there, int64(h.experts.lately)
 	}
@@ -72,6 +73,9 @@ func (s Status) String() string {
 	case Waiting:
 		return "learning: waiting for the target to decode"
 	case Idle:
+		if s.Warmed > 0 {
+			return fmt.Sprintf("idle: %s; %s that others took were read back", s.Why, bytes(s.Warmed))
+		}
 		return "idle: " + s.Why
 	case Comparing:
 		return "comparing: tokens without help are measured"

@@ -92,6 +92,9 @@ root. It keeps its standard streams, terminal and process group. SIGINT, SIGQUIT
 passed on to it, unless the terminal has sent them to both. It must become llama.cpp itself (a shell's exec may): what it
 starts is not helped.
 
+With --keep-warm what a model needs that fits is read back when others took it from memory, as long as its process computes
+nothing: the first request after a quiet night does not wait for the disk. What is taken again soon is read back ever less often.
+
 With --dry-run it learns, or takes from --pattern, what a token reads, measures the room and the disk (reads below the
 page cache for a moment, beside those of the target), says what would be kept and how many tokens per second are
 expected (not of a mixture of experts, where that depends on what routers choose), and ends: nothing is kept. --plan writes that, or what is kept in the end, as CSV: file, offset_bytes,
@@ -152,6 +155,7 @@ cannot be run, 1 if it was not started for another reason, 2 for wrong usage.`,
 	cli.SizeVar(f, &o.Budget, "budget", "never keep more of the model in memory than `SIZE` (600MB, 2GiB); the limits of cgroups and host hold besides")
 	cli.SizeVar(f, &o.leave, "leave", "leave `SIZE` of the host's available memory to other programs (chosen: more while they wait for memory)")
 	cli.SizeVar(f, &o.Window, "window", "`SIZE` of what is read ahead and not yet paged out (chosen)")
+	f.BoolVar(&o.KeepWarm, "keep-warm", false, "read back what fits when others took it, as long as the target computes nothing: a server's next request finds it in memory")
 	f.BoolVar(&o.Always, "always", false, "help without measuring whether it wins: to study a strategy")
 	f.BoolVar(&o.noJoin, "no-join", false, "stay in the own cgroup: pages read ahead are then not charged to the target's")
 	f.StringVar(&o.ask, "run-dir", monitor.Dir, "where prefetchd status finds this one; empty: nowhere")

@@ -76,7 +76,7 @@ func writeStatus(w io.Writer, all []monitor.Report, asJSON, metrics bool) error 
 	case metrics:
 		return monitor.WriteMetrics(w, all...)
 	case len(all) == 0:
-		_, err := fmt.Fprintln(w, "no prefetchd runs here")
+		_, err := fmt.Fprintln(w, "no prefetchd helps a process here")
 		return err
 	}
 	for _, r := range all {

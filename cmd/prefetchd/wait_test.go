@@ -141,7 +141,7 @@ func TestStatus(t *testing.T) {
 		out, err := exec.Command(prefetchd, append([]string{"status", "--run-dir", dir}, flags...)...).Output()
 		return string(out), err
 	}
-	if out, err := status(); err != nil || out != "no prefetchd runs here\n" {
+	if out, err := status(); err != nil || out != "no prefetchd helps a process here\n" {
 		t.Errorf("%v: %s", err, out)
 	}
 	h := waiting(t, target.Process.Pid, "--wait", "--run-dir", dir)

@@ -103,6 +103,7 @@ func metricsOf(r *Report) []metric {
 		bytes("experts_bytes", "Bytes of a mixture's experts in memory, as far as is known.", s.Experts),
 		bytes("streamed_bytes_per_token", "Bytes that were read ahead for a token lately.", s.Streamed),
 		bytes("speculated_bytes_per_token", "Bytes of experts that were read for a token before they were chosen, lately.", s.Early),
+		bytes("warmed_bytes_total", "Bytes that fit, that others took, and that were read back while the target was idle.", s.Warmed),
 		sample("tokens_per_second", "Tokens per second lately, with help.", s.Now, s.Now > 0),
 		sample("tokens_per_second_before", "Tokens per second without help, when that was measured last.", s.Before, s.Before > 0),
 		sample("target_major_faults_total", "Major faults of the target since it was started.", float64(r.Faults), r.Faults >= 0),

@@ -403,6 +403,62 @@ func (v *server) idle(ctx context.Context, process *proc.Process) (ended bool, e
 		if again || err != nil {
 			return false, err
 		}
+		if err := v.warm(ctx, rested(v.o.PID)); err != nil {
+			return false, err
+		}
+	}
+}
+
+// warm reads back what others took of a model that fits. It is charged to the target.
+func (v *server) warm(ctx context.Context, rested func() bool) error {
+	if cold, err := v.controller.Cold(); !cold || err != nil || !rested() {
+		return err
+	}
+	if err := v.pages.Wake(); err != nil {
+		return err
+	}
+	v.memory.Join(ctx)
+	err := v.controller.Warm(func() bool { return ctx.Err() == nil && rested() })
+	v.memory.Leave()
+	v.tell(true)
+	return errors.Join(err, v.pages.Rest())
+}
+
+const (
+	// restWatch is how often it is asked how long a target has computed, which the kernel counts in steps of 10 ms.
+	restWatch = 50 * time.Millisecond
+	// restShare of a processor is what a server that waits for requests takes at most.
+	restShare = 0.5
+)
+
+// rested returns a function that says whether the process pid computes nothing, as far as is known since it was called last. The first call looks for restWatch.
+func rested(pid int) func() bool {
+	var at time.Time
+	var computed float64
+	look := func() bool {
+		p, err := procfs.NewProc(pid)
+		if err != nil {
+			return false
+		}
+		stat, err := p.Stat()
+		if err != nil {
+			return false
+		}
+		now, took := time.Now(), stat.CPUTime()-computed
+		passed := now.Sub(at).Seconds()
+		at, computed = now, stat.CPUTime()
+		return took < restShare*passed
+	}
+	rests := true
+	return func() bool {
+		if at.IsZero() {
+			look()
+			time.Sleep(restWatch)
+		}
+		if rests && time.Since(at) >= restWatch {
+			rests = look()
+		}
+		return rests
 	}
 }
 

@@ -1,0 +1,81 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/prometheus/procfs"
+
+	"tensorcast/internal/pagecache"
+	"tensorcast/internal/proc"
+	"tensorcast/internal/testenv"
+)
+
+// What others took of a model that fits is back before the target goes on, charged to its control group; not while it computes.
+func TestKeepWarm(t *testing.T) {
+	r := newRig(t, 2, 300)
+	r.start()
+	h := r.help("--keep-warm")
+	testenv.WaitFor(t, "prefetchd to say that all fits", func() bool { return strings.Contains(h.stderr.String(), "prefetchd: idle: everything fits") })
+	pid := r.target.Process.Pid
+	if err := r.target.Process.Signal(syscall.SIGSTOP); err != nil { // to the kernel a server without requests is the same: it computes nothing
+		t.Fatal(err)
+	}
+	f, err := os.Open(r.options.Model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	resident := func() int64 {
+		n, err := pagecache.Resident(f, 0, r.size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	full := resident()
+	pageOut(t, pid, r.options.Model)
+	if left := resident(); left > full/4 {
+		t.Fatalf("%d bytes of %d are still in memory", left, full)
+	}
+	testenv.WaitFor(t, "the weights to be read back", func() bool { return resident() > full*98/100 })
+	if s, err := r.group.Stat(); err != nil || s.File < full*9/10 {
+		t.Errorf("%+v, %v: the target's control group does not pay for its %d bytes", s, err, full)
+	}
+	if err := r.target.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	r.finish()
+	if s := h.summary(t); s.Warmed < full*7/10 || s.Warmed > full*11/10 || !strings.Contains(s.Idle, "fits") {
+		t.Errorf("summary %+v", s)
+	}
+}
+
+// pageOut has the kernel take what a process maps of a file.
+func pageOut(t *testing.T, pid int, path string) {
+	t.Helper()
+	p, err := proc.Open(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	fs, err := procfs.NewProc(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	maps, err := fs.ProcMaps()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range maps {
+		if m.Pathname != path {
+			continue
+		}
+		if err := p.PageOut(uint64(m.StartAddr), int64(m.EndAddr-m.StartAddr)); err != nil {
+			t.Fatal(fmt.Errorf("page out %s: %w", path, err))
+		}
+	}
+}
