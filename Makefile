@@ -9,6 +9,7 @@ package_gcc := gcc libc6-dev
 package_npm := npm
 package_chromium := chromium
 package_g++ := g++
+package_systemd-analyze := systemd
 NEEDED := gcc npm
 FUZZTIME := 60s
 # Tests of arithmetic, parsing and drawing in one goroutine, which the race detector makes ten times as slow: `make test` runs them without it.
@@ -73,7 +74,7 @@ deps:
 demo: deps build ## map, trace and draw a real llama.cpp run, then run it in too little memory; results in demo/
 	./experiments/demo.sh
 
-test: NEEDED += chromium g++ # a report's page is opened in the one, the other compiles a pattern's header
+test: NEEDED += chromium g++ systemd-analyze # a report's page is opened in the first, the second compiles a pattern's header, the third is of what starts services
 test: deps ## run every test; those that need root run only as root, and say so
 	go tool gotestsum --format pkgname --format-hide-empty-pkg -- -race $(LDFLAGS) -skip '^($(SINGLE))$$' \
 		$$(go list ./... | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')")

@@ -2,6 +2,7 @@
 # Makes the packages: dist.sh OUT ARCH... writes OUT/tensorcast-VERSION-linux-ARCH.tar.gz and OUT/tensorcast_VERSION_ARCH.deb.
 # The same commit, Go and C compiler give the same bytes, wherever the checkout lies: times are the commit's, owners are root, paths are trimmed.
 # The commands are static (no cgo). The C libraries are made for this machine's architecture only.
+# With BIN, a directory that make build filled, its commands and libraries are packed as they are, only as a .deb and hardly compressed: for tests.
 # The .deb needs dpkg-deb, and is left out, with a word, where that is missing.
 set -eu
 mkdir -p "$1"
@@ -28,11 +29,13 @@ compile() { # architecture, directory
 # pack makes the packages of architecture $1.
 pack() {
 	arch=$1 bin=$work/bin-$1
-	[ "$arch" = "$native" ] || compile "$arch" "$bin"
-	name=tensorcast-$version-linux-$arch
-	packaging/install.sh "$bin" "$work/$name" "" "$run"
-	rm "$work/$name/share/doc/tensorcast/installed" # nothing was installed
-	tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --format=gnu -C "$work" -cf - "$name" | gzip -9n > "$out/$name.tar.gz"
+	if [ "$arch" = "$native" ]; then bin=$run; else compile "$arch" "$bin"; fi
+	if [ -z "${BIN:-}" ]; then
+		name=tensorcast-$version-linux-$arch
+		packaging/install.sh "$bin" "$work/$name" "" "$run"
+		rm "$work/$name/share/doc/tensorcast/installed" # nothing was installed
+		tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --format=gnu -C "$work" -cf - "$name" | gzip -9n > "$out/$name.tar.gz"
+	fi
 
 	if ! command -v dpkg-deb > /dev/null; then
 		echo "no .deb: dpkg-deb is missing (Debian package dpkg)" >&2
@@ -74,10 +77,15 @@ pack() {
 	} > "$deb/DEBIAN/control"
 	(cd "$deb" && find usr -type f | sort | xargs -d '\n' md5sum) > "$deb/DEBIAN/md5sums"
 	find "$deb" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
-	dpkg-deb --root-owner-group --uniform-compression -Zgzip -z9 --build "$deb" "$out/tensorcast_${version}_$arch.deb" > /dev/null
+	dpkg-deb --root-owner-group --uniform-compression -Zgzip "-z$level" --build "$deb" "$out/tensorcast_${version}_$arch.deb" > /dev/null
 }
 
-native=$(go env GOHOSTARCH) run=$work/bin-$native # the commands that write the manual pages and completions, which do not differ
-compile "$native" "$run"
-make -s libraries BIN="$run"
+native=$(go env GOHOSTARCH) level=9
+run=${BIN:-$work/bin-$native} # the commands that write the manual pages and completions, which do not differ
+if [ -n "${BIN:-}" ]; then
+	level=1
+else
+	compile "$native" "$run"
+	make -s libraries BIN="$run"
+fi
 for a in "$@"; do pack "$a"; done

@@ -1,0 +1,116 @@
+#!/bin/sh
+# The life of a .deb on a machine with systemd (machine.sh makes one): it is installed, its services are started and help a llama.cpp that
+# has too little memory, it is installed again, and it is removed while it helps. What that shows is printed; what should not be ends it.
+#
+#	life.sh DEB MODEL LIMIT LLAMARUN
+#
+# LIMIT, in bytes, is what the server's service may use of memory, less than it needs. It changes the machine: installed packages, services.
+set -eu
+[ $# = 4 ] && [ -d /run/systemd/system ] || { sed -n '5s/^#\t/usage: /p' "$0" >&2; exit 2; }
+deb=$1 model=$2 limit=$3 llamarun=$4
+step() { echo "== $*"; }
+fail() {
+	echo "life: $*" >&2
+	systemctl --no-pager --full status 'tensorcast*' server >&2 || true
+	journalctl --no-pager -n 40 -u 'tensorcast*' -u server >&2 || true
+	exit 1
+}
+until_true() { # SECONDS WHAT COMMAND...: waits for it
+	left=$(($1 * 5)) what=$2
+	shift 2
+	until "$@" > /dev/null 2>&1; do
+		left=$((left - 1))
+		[ $left -gt 0 ] || fail "not within time: $what"
+		sleep 0.2
+	done
+}
+# What a package must not leave: files, but dpkg's and the journal's own; units; processes; what was set in the kernel.
+left() {
+	(cd "${LAYER:-/}" && find . -xdev \( -path ./var/lib/dpkg -o -path ./var/log -o -path ./var/cache/man -o -path ./proc -o -path ./sys -o -path ./tmp \) -prune -o ! -type d -print) | sort
+	find /run -not -path /run/server.out -not -path '/run/systemd/*' -not -path '/run/log/*' -not -path '/run/credentials*' | sort
+	systemctl list-unit-files --no-legend --no-pager | awk '{print $1, $2}'
+	systemctl list-units --all --plain --no-legend --no-pager 'tensorcast*'
+	ps -A -o comm= | grep -xE 'prefetchd|tracer|llamarun' || true
+	cat /sys/class/bdi/*/read_ahead_kb
+	awk '/Mlocked|Unevictable/ {print $1, int($2 / 65536 + 0.5) * 64 " MiB"}' /proc/meminfo # others' come and go
+	find /sys/fs/cgroup -type d -name '*prefetchd*'
+}
+prefetchd_lines() { journalctl --no-pager -o cat -u "$1"; }
+
+cat > /run/systemd/system/server.service << EOF
+[Service]
+ExecStart=$llamarun -m $model -p "The page cache" -n 400 -t 2 --no-repack --stream
+StandardOutput=append:/run/server.out
+MemoryMax=$limit
+KillSignal=SIGINT
+SuccessExitStatus=SIGINT
+OOMPolicy=continue
+EOF
+systemctl daemon-reload
+start() { : > /run/server.out; sync; echo 3 > /proc/sys/vm/drop_caches; systemctl start server; }
+tokens() { sed -n 's/.*"id":\([0-9]*\),.*/\1/p' /run/server.out | head -n "${1:-1000}"; }
+some() { [ "$(tokens | wc -l)" -ge "$1" ]; }
+pace() { # tokens per second, of the last half of the first N
+	sed -n 's/.*"end_ns":\([0-9]*\),.*/\1/p' /run/server.out | awk -v n="$1" 'NR == n / 2 {a = $1} NR == n {printf "%.2f", n / 2 * 1e9 / ($1 - a)}'
+}
+
+left > before
+step "a server in $((limit >> 20)) MiB, by itself"
+start
+until_true 120 "16 tokens without help" some 16
+plain=$(pace 16)
+tokens 16 > plain.tokens
+systemctl stop server
+echo "$plain tokens per second"
+
+step "dpkg --install"
+dpkg --install "$deb" > dpkg.log 2>&1 || { cat dpkg.log >&2; fail "dpkg --install"; }
+for c in ggufmap tracer analyze prefetchd; do "$c" --version | head -n 1; done
+ggufmap --summary "$model" | head -n 3
+[ "$(systemctl is-enabled tensorcast-prefetchd)" = disabled ] || fail "installed, the service is enabled: nobody asked for that"
+tracer doctor > doctor.log 2>&1 || { cat doctor.log; fail "tracer doctor"; }
+
+step "systemctl enable --now tensorcast-prefetchd"
+systemctl enable --now tensorcast-prefetchd 2>&1
+start
+until_true 120 "64 tokens with help" some 64
+prefetchd status
+prefetchd status --json > status.json
+grep -q '"phase": "helping"' status.json || { cat status.json; fail "status --json"; }
+prefetchd status --metrics > metrics.txt
+grep -q '^tensorcast_prefetchd_' metrics.txt || fail "status --metrics"
+helped=$(pace 64)
+tokens 16 | cmp - plain.tokens || fail "with help, the text is another"
+echo "$helped tokens per second, $(awk -v a="$plain" -v b="$helped" 'BEGIN {printf "%.1f", b / a}') times the former"
+awk -v a="$plain" -v b="$helped" 'BEGIN {exit !(b > a)}' || fail "it is no faster with help"
+
+step "the server ends, the service goes on"
+systemctl stop server
+until_true 20 "status without a target" sh -c 'prefetchd status | grep "^no prefetchd"'
+systemctl is-active tensorcast-prefetchd
+[ "$(systemctl show --property=NRestarts --value tensorcast-prefetchd)" = 0 ] || fail "the service was started again"
+systemctl disable --now tensorcast-prefetchd 2>&1
+
+step "systemctl enable --now tensorcast-prefetchd@server, beside one service"
+start
+systemctl enable --now tensorcast-prefetchd@server 2>&1
+until_true 60 "status beside the server" sh -c 'prefetchd status | grep keeping'
+prefetchd status
+step "an upgrade leaves it running"
+dpkg --install "$deb" > dpkg.log 2>&1 || { cat dpkg.log >&2; fail "dpkg --install, again"; }
+[ "$(systemctl is-active tensorcast-prefetchd@server)" = active ] || fail "the upgrade ended it"
+systemctl stop server
+until_true 20 "its end with the server" sh -c '! systemctl is-active tensorcast-prefetchd@server'
+[ "$(systemctl show --property=Result --value tensorcast-prefetchd@server)" = success ] || fail "it failed when the server ended"
+
+step "dpkg --purge, while it helps"
+start
+until_true 60 "status, with the server started again" sh -c 'prefetchd status | grep keeping'
+dpkg --purge tensorcast > dpkg.log 2>&1 || { cat dpkg.log >&2; fail "dpkg --purge"; }
+n=$(tokens | wc -l)
+until_true 60 "tokens after the package was removed" some $((n + 4))
+tokens 16 | cmp - plain.tokens || fail "with the package removed, the text is another"
+systemctl stop server
+left > after
+diff before after || fail "the purged package left something (>), or took something away (<)"
+echo "nothing is left"
