@@ -64,7 +64,7 @@ func helpAll(cmd *cobra.Command, o options) error {
 	if o.verbose {
 		level = slog.LevelDebug
 	}
-	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
+	log := o.logger(cmd.ErrOrStderr(), level)
 	finder, err := auto.NewFinder(o.names...)
 	if err != nil {
 		return err
@@ -76,7 +76,7 @@ func helpAll(cmd *cobra.Command, o options) error {
 	}
 	passed := helperFlags(cmd.Flags(), &o)
 	return auto.Run(cmd.Context(), finder, auto.Options{
-		Most: o.most, Budget: o.Budget, Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr(), Log: log,
+		Most: o.most, Budget: o.Budget, Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr(), Bare: o.log == logJSON, Log: log,
 		Helper: func(c auto.Candidate, budget int64) []string {
 			args := append([]string{self, fmt.Sprint("--pid=", c.PID)}, passed...)
 			if c.Loaded { // it has ggml; what of it computes may come a moment later

@@ -44,9 +44,9 @@ func TestAuto(t *testing.T) {
 	testenv.NeedRoot(t)
 	const name = "auto-target"
 	dir := filepath.Join(t.TempDir(), "run")
-	start := func() (*exec.Cmd, *bytes.Buffer) {
+	start := func(flags ...string) (*exec.Cmd, *bytes.Buffer) {
 		var said bytes.Buffer
-		cmd := exec.Command(prefetchd, "--auto", "--name", name, "--budget", "600MB", "--run-dir", dir)
+		cmd := exec.Command(prefetchd, append([]string{"--auto", "--name", name, "--budget", "600MB", "--run-dir", dir}, flags...)...)
 		cmd.Stderr = &said
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
@@ -88,7 +88,7 @@ func TestAuto(t *testing.T) {
 		t.Errorf("it says %q", said.String())
 	}
 
-	all, said = start()
+	all, said = start("--log", "json")
 	helper = helperOf(target.Process.Pid)
 	if err := all.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -98,6 +98,9 @@ func TestAuto(t *testing.T) {
 	}
 	if syscall.Kill(helper, 0) == nil {
 		t.Error("the helper goes on")
+	}
+	if lines := parse(t, said.String()); len(lines) < 2 {
+		t.Errorf("it says %q", said.String())
 	}
 	if err := target.Process.Signal(syscall.Signal(0)); err != nil {
 		t.Errorf("the target does not: %v", err)

@@ -35,7 +35,7 @@ func runCommand(cmd *cobra.Command, o options, args []string) (err error) {
 	}
 	ctx = context.WithoutCancel(ctx)
 	stderr := cmd.ErrOrStderr()
-	live := newLive(stderr)
+	live := newLive(stderr, nil)
 	defer live.close()
 	so, err := o.prepare(live)
 	if err != nil {

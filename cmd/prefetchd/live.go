@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 
 	"golang.org/x/term"
@@ -19,11 +20,15 @@ import (
 type live struct {
 	to    io.Writer
 	line  *status.Line // nil if to is no terminal
+	log   *slog.Logger // nil: what is being done is told in words
 	phase prefetch.Phase
 }
 
-func newLive(to io.Writer) *live {
-	l := &live{to: to, phase: prefetch.Waiting}
+func newLive(to io.Writer, log *slog.Logger) *live {
+	l := &live{to: to, log: log, phase: prefetch.Waiting}
+	if log != nil {
+		return l
+	}
 	if f, ok := cli.Raw(to).(*os.File); ok && cli.IsTerminal(to) {
 		l.line = status.NewLine(f, func() int {
 			width, _, err := term.GetSize(int(f.Fd()))
@@ -48,6 +53,8 @@ func (l *live) tell(s prefetch.Status) {
 		return
 	case l.line != nil && s.Phase != prefetch.Idle: // that stays, and is worth a line of its own
 		l.line.Show(text)
+	case s.Phase != l.phase && l.log != nil:
+		l.log.Info(text, "status", s)
 	case s.Phase != l.phase:
 		fmt.Fprintf(l.to, "prefetchd: %s\n", text)
 	}

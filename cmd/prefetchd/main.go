@@ -44,6 +44,7 @@ type options struct {
 	names    []string
 	most     int
 	json     bool
+	log      string
 	verbose  bool
 	leave    int64
 	prefetch.Options
@@ -58,7 +59,7 @@ func main() {
 
 // command is the command line. unheard lets signals take their usual effect, instead of ending the context: with --exec they are the command's.
 func command(unheard func()) *cobra.Command {
-	o := options{strategy: prefetch.StrategyNames()[0], guesses: prefetch.SpeculationNames()[0], around: readahead.Choices()[0]}
+	o := options{strategy: prefetch.StrategyNames()[0], guesses: prefetch.SpeculationNames()[0], around: readahead.Choices()[0], log: logText}
 	cmd := &cobra.Command{
 		Use:   "prefetchd (--pid N | --wait NAME | --auto | --exec [flags] -- command [argument...])",
 		Short: "Keep the right bytes of a model in memory for a running llama.cpp",
@@ -122,19 +123,20 @@ cannot be run, 1 if it was not started for another reason, 2 for wrong usage.`,
 		Args: func(_ *cobra.Command, args []string) error { return o.check(args) },
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.auto {
-				return helpAll(cmd, o)
+				return o.logged(cmd.ErrOrStderr(), nil, helpAll(cmd, o))
 			}
 			if o.pid == 0 && !o.exec {
 				var err error
 				if o.pid, err = waitFor(cmd, args[0]); err != nil {
-					return err
+					return o.logged(cmd.ErrOrStderr(), nil, err)
 				}
 			}
 			if o.exec {
 				unheard()
 				return o.advise(runCommand(cmd, o, args))
 			}
-			return o.advise(run(cmd, o))
+			s, err := run(cmd, o)
+			return o.logged(cmd.ErrOrStderr(), s, o.advise(err))
 		},
 	}
 	f := cmd.Flags()
@@ -160,6 +162,7 @@ cannot be run, 1 if it was not started for another reason, 2 for wrong usage.`,
 	f.BoolVar(&o.noJoin, "no-join", false, "stay in the own cgroup: pages read ahead are then not charged to the target's")
 	f.StringVar(&o.ask, "run-dir", monitor.Dir, "where prefetchd status finds this one; empty: nowhere")
 	f.BoolVar(&o.json, "json", false, "print the summary as JSON (with --exec on standard error: standard output is the command's)")
+	cli.EnumVar(cmd, &o.log, "log", "", []string{logText, logJSON}, "what is told on standard error: text, or json (an object for each line: time, level, msg, target, and status or summary); not with --exec")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "say what is being done")
 	readaheadFlags(cmd, &o)
 	planFlags(f, &o)
@@ -194,6 +197,8 @@ func (o *options) check(args []string) error {
 		return cli.Usagef("say which command to start: prefetchd --exec -- llama-cli -m model.gguf")
 	case o.exec && o.wait:
 		return cli.Usagef("--wait is for --pid: a command is waited for anyway")
+	case o.exec && o.log == logJSON:
+		return cli.Usagef("with --exec standard error is the command's, too: --log json is for --pid, --wait and --auto")
 	case o.exec && o.dry:
 		return cli.Usagef("--dry-run is for --pid: start the command without prefetchd")
 	case o.exec && o.plan == toStdout:
@@ -232,7 +237,7 @@ func (o *options) prepare(live *live) (serve.Options, error) {
 	if o.verbose {
 		level = slog.LevelDebug
 	}
-	log := slog.New(slog.NewTextHandler(live, &slog.HandlerOptions{Level: level}))
+	log := o.logger(live, level)
 	if o.Lock {
 		log.Warn("what is locked the kernel cannot take: if another program in the target's cgroup needs more memory at once than is left, it may kill the target")
 	}
@@ -241,17 +246,17 @@ func (o *options) prepare(live *live) (serve.Options, error) {
 	}, nil
 }
 
-// run helps a process.
-func run(cmd *cobra.Command, o options) error {
-	live := newLive(cmd.ErrOrStderr())
+// run helps a process. The summary is not nil where there is something to tell of.
+func run(cmd *cobra.Command, o options) (*prefetch.Summary, error) {
+	live := newLive(cmd.ErrOrStderr(), o.events(cmd.ErrOrStderr()))
 	defer live.close()
 	so, err := o.prepare(live)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	plan, err := openPlan(&o, cmd.OutOrStdout())
 	if err != nil {
-		return err
+		return nil, err
 	}
 	so.Planned = plan.take
 	s, err := serve.Run(cmd.Context(), so)
@@ -260,12 +265,15 @@ func run(cmd *cobra.Command, o options) error {
 		err = errors.New("the target generated no token: nothing was learned")
 	}
 	if err := plan.finish(err); err != nil {
-		return err
+		return nil, err
 	}
 	if o.dry && !o.json {
-		return reportDry(cmd, &o, s)
+		return nil, reportDry(cmd, &o, s)
 	}
-	return report(cmd.OutOrStdout(), cmd.ErrOrStderr(), o, s)
+	if o.log == logJSON && !o.json {
+		return &s, nil
+	}
+	return &s, report(cmd.OutOrStdout(), cmd.ErrOrStderr(), o, s)
 }
 
 // readPattern reads a stored cycle; nil if there is no path.

@@ -29,6 +29,7 @@ type Options struct {
 	// Out gets what helpers write to standard output, each whole, when it has ended. What they write to standard error goes to Err, line by line, with their target before it. Their writes
 	// do not overlap.
 	Out, Err io.Writer
+	Bare     bool // the lines to Err say themselves which target they are about
 	Log      *slog.Logger
 }
 
@@ -90,7 +91,10 @@ func (k *keeper) start() {
 		if errors.Is(syscall.Kill(c.PID, 0), syscall.ESRCH) {
 			continue // it has ended while it waited
 		}
-		h := &helper{Candidate: c, said: &lines{to: k.o.Err, mu: &k.mu, prefix: fmt.Sprintf("%d %s: ", c.PID, c.Name)}}
+		h := &helper{Candidate: c, said: &lines{to: k.o.Err, mu: &k.mu}}
+		if !k.o.Bare {
+			h.said.prefix = fmt.Sprintf("%d %s: ", c.PID, c.Name)
+		}
 		if k.o.Budget > 0 {
 			h.share = k.o.Budget / int64(len(k.helpers)+1)
 		}
