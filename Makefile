@@ -14,9 +14,9 @@ NEEDED := gcc npm
 FUZZTIME := 60s
 # Tests of arithmetic, parsing and drawing in one goroutine, which the race detector makes ten times as slow: `make test` runs them without it.
 SINGLE := TestBound|TestEveryKindOfCapture|TestVector|TestCutLongArrays|TestStructureBound|TestDequantizeAgainstGGML|TestDequantizeModels|TestSplitModelBound|TestVocabulary|TestVocabularyMemory|TestSized|TestInflate|TestBytes|TestLikeTrained|TestValues|TestReadIsBounded|TestPictures|TestFigure|TestFigures|TestFormats|TestGolden
-# Packages whose tests run built commands on a real llama.cpp. The race detector sees this process only, and makes it slow to start anything:
-# `make test` runs with it what does not need root, and all without it.
-PROCESSES := ./cmd/prefetchd ./cmd ./cmd/tracer
+# Packages whose tests wait for other processes for the most part: built commands, a real llama.cpp, a browser. The race detector sees this process
+# only, and makes all of it several times slower: `make test` runs with it what test-unit runs, and all without it.
+PROCESSES := ./cmd/... ./experiments/... ./fabric/backend ./report ./packaging
 # Packages with assembly, whose Go twins are tested as well (-tags noasm), and who computes with them.
 TWINS := ./fabric ./fabric/decompose ./fabric/kernel ./fabric/popcount ./fabric/vec ./moe/hidden
 # Packages whose tests `make vm` runs; options of experiments/vm/run.sh, for instance --suite bookworm-backports.

@@ -507,7 +507,8 @@ static bool reads_result(const struct flight *f, const struct tensor *x) {
 /* Whether the product p reads what is not written yet. */
 static bool waits(const struct flight *f, const struct tensor *p) { return reads_result(f, p->src[1]) || (p->src[2] && reads_result(f, p->src[2])); }
 
-/* The device's weights in the product t; NULL if it is none that the device computes. They stay until the last backend is freed. */
+/* The device's weights in the product t; NULL if it is none that the device computes. They stay until the last backend is freed, or until upload finds another model at
+   their address: then there is no graph with the former any more, so none of its products can be under way. */
 static const struct weight *weight_of(const struct tensor *t) {
 	if (!fits(t)) return NULL;
 	pthread_mutex_lock(&state.lock);
