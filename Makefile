@@ -28,7 +28,7 @@ SOAK := 10
 DESTDIR :=
 PREFIX  := /usr/local
 
-.PHONY: help build libraries install uninstall dist dist-check deps demo test test-unit soak vm bench experiments lint generate fuzz clean
+.PHONY: help build libraries install uninstall dist dist-check deps demo test test-unit soak vm bench experiments lint arm64 generated generate fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -125,13 +125,24 @@ fuzz: ## fuzz the parsers, FUZZTIME (a minute) each; then 10,000 damaged capture
 	go test $(LDFLAGS) -run '^(TestLies|TestLiarIsLeft)$$' -timeout 1h ./cmd/tracer ./cmd/prefetchd -args -lies
 	go test $(LDFLAGS) -run '^TestDamagedStreams$$' -v ./capture/preload -args -streams 10000
 
-lint: ## gofmt, vet, staticcheck, clang-format
+lint: ## gofmt, vet, staticcheck; with clang 14 the layout of C, and generated code
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$unformatted" ]; then echo "gofmt -w these:"; echo "$$unformatted"; exit 1; fi
 	go vet ./...
 	go vet -tags noasm $(TWINS)
 	go tool staticcheck ./...
 	@if clang-format --version 2>/dev/null | grep -q ' version 14\.'; then clang-format --dry-run --Werror $$(git ls-files '*.c' '*.h' | grep -v _amd64.h); \
 	else echo "how C is laid out is not checked: there is no clang-format 14 (Debian 12: apt-get install clang-format)"; fi
+	@if clang --version 2>/dev/null | grep -q ' version 14\.' && command -v llvm-strip >/dev/null && [ -e /usr/include/bpf/bpf_helpers.h ]; then $(MAKE) -s generated; \
+	else echo "generated code is not checked: there is no clang 14 (Debian 12: apt-get install clang llvm libbpf-dev)"; fi
+
+generated: # is what is committed what go generate makes?
+	@sums() { git ls-files | tr '\n' '\0' | xargs -0 sha256sum; }; before=$$(sums) && go generate ./... && if [ "$$before" != "$$(sums)" ]; then \
+		git status --short; echo "go generate has changed files: commit them"; exit 1; fi
+
+arm64: ## vet everything for arm64, and build the tools for it (minutes, the first time)
+	GOARCH=arm64 CGO_ENABLED=0 go vet ./...
+	@mkdir -p $(BIN)/arm64
+	GOARCH=arm64 CGO_ENABLED=0 go build $(LDFLAGS) -o $(BIN)/arm64/ ./cmd/...
 
 generate: ## compile the BPF programs (needs clang, llvm, libbpf-dev)
 	go generate ./...

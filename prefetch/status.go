@@ -32,6 +32,7 @@ type Status struct {
 	Early    int64   `json:"speculated_bytes"`      // besides, of experts that were likely to be chosen: a token, lately
 	Before   float64 `json:"before_tokens_per_sec"` // without help, when that was measured last; 0: it was not
 	Now      float64 `json:"tokens_per_sec"`        // lately, with help; 0: not known
+	Bound    float64 `json:"bound_tokens_per_sec"`  // what nobody could pass with this room and this disk, see bound; 0: not known
 	Warmed   int64   `json:"warmed_bytes"`          // that fit, were taken by others, and were read back, in all
 }
 
@@ -50,6 +51,7 @@ func (c *Controller) Status() Status {
 	}
 	if n := int64(len(w.with)); n > 0 {
 		s.Now, s.Streamed = perSecond(time.Duration(median(w.with))), (w.marks[n-1]-w.streamed)/n
+		s.Bound = h.bound(c.room.Bytes, c.meter.best)
 	}
 	switch {
 	case w.aside:
@@ -61,6 +63,20 @@ func (c *Controller) Status() Status {
 		}
 	}
 	return s
+}
+
+// bound is the most tokens per second with room for so many bytes of the model and a disk of so many bytes per second, in the best of all orders: the ops compute, as long as they take
+// in memory as far as that is known (see times), and meanwhile the disk delivers what has no room. Of a mixture of experts it is not known: what a token reads depends on the router.
+func (h *helping) bound(room int64, disk float64) float64 {
+	if h.experts != nil || disk <= 0 {
+		return 0
+	}
+	t := h.times()
+	computes := 0.0
+	for _, n := range append(t.reads, t.gaps...) {
+		computes += n
+	}
+	return perSecond(time.Duration(max(computes, float64(max(h.schedule.Bytes-room, 0))/disk*1e9)))
 }
 
 // shrunkTime is how long it is told that memory was given back.

@@ -74,6 +74,9 @@ func TestExpectedSampling(t *testing.T) {
 	r := machine(t, c, 0.7, 2e9, prefetch.Options{Always: true})
 	r.Attach(sampling{r.Controller})
 	token := r.run(20)
+	if s := r.Status(); s.Bound < s.Now || s.Bound > 1.6*s.Now || s.Bound < r.Summary().Expected {
+		t.Errorf("at most %.2f tok/s are possible, %.2f expected, %.2f reached", s.Bound, r.Summary().Expected, s.Now)
+	}
 	if got, want := time.Duration(float64(time.Second)/r.Summary().Expected), samplingTime+token.Time; got < samplingTime || got > want {
 		t.Errorf("%v a token are expected, %v of which after the last op; the others take %v", got, samplingTime, token.Time)
 	}

@@ -106,6 +106,7 @@ func metricsOf(r *Report) []metric {
 		bytes("warmed_bytes_total", "Bytes that fit, that others took, and that were read back while the target was idle.", s.Warmed),
 		sample("tokens_per_second", "Tokens per second lately, with help.", s.Now, s.Now > 0),
 		sample("tokens_per_second_before", "Tokens per second without help, when that was measured last.", s.Before, s.Before > 0),
+		sample("tokens_per_second_bound", "Tokens per second that nobody could pass with this memory and this disk.", s.Bound, s.Bound > 0),
 		sample("target_major_faults_total", "Major faults of the target since it was started.", float64(r.Faults), r.Faults >= 0),
 		bytes("own_bytes", "Anonymous memory of prefetchd itself.", r.Own),
 		sample("host_memory_waiting_some_percent", "Share of the last ten seconds in which a process of the machine waited for memory.", r.Waits.Some, r.Waits.Some >= 0),
