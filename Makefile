@@ -17,6 +17,8 @@ SINGLE := TestBound|TestEveryKindOfCapture|TestVector|TestCutLongArrays|TestStru
 # Packages whose tests wait for other processes for the most part: built commands, a real llama.cpp, a browser. The race detector sees this process
 # only, and makes all of it several times slower: `make test` runs with it what test-unit runs, and all without it.
 PROCESSES := ./cmd/... ./experiments/... ./fabric/backend ./report ./packaging
+# Of these, the ones whose tests go by how fast the target is: nothing else runs beside them.
+LIVE := ./cmd ./cmd/prefetchd ./cmd/tracer
 # Packages with assembly, whose Go twins are tested as well (-tags noasm), and who computes with them.
 TWINS := ./fabric ./fabric/decompose ./fabric/kernel ./fabric/popcount ./fabric/vec ./moe/hidden
 # Packages whose tests `make vm` runs; options of experiments/vm/run.sh, for instance --suite bookworm-backports.
@@ -79,7 +81,9 @@ test: deps ## run every test; those that need root run only as root, and say so
 	go tool gotestsum --format pkgname --format-hide-empty-pkg -- -race $(LDFLAGS) -skip '^($(SINGLE))$$' \
 		$$(go list ./... | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')")
 	go tool gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped -- -race -short $(LDFLAGS) $(PROCESSES)
-	go tool gotestsum --format pkgname --format-hide-empty-pkg -- $(LDFLAGS) $(PROCESSES)
+	go tool gotestsum --format pkgname --format-hide-empty-pkg -- $(LDFLAGS) \
+		$$(go list $(PROCESSES) | grep -vxE "$$(go list $(LIVE) | paste -sd '|')")
+	go tool gotestsum --format pkgname --format-hide-empty-pkg -- $(LDFLAGS) $(LIVE)
 	go tool gotestsum --format pkgname --format-hide-empty-pkg -- $(LDFLAGS) -run '^($(SINGLE))$$' \
 		$$(grep -rlE '^func ($(SINGLE))\(' --include='*_test.go' . | xargs -n 1 dirname | sort -u)
 	go tool gotestsum --format pkgname -- -tags noasm $(LDFLAGS) $(TWINS)

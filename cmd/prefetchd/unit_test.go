@@ -99,7 +99,7 @@ func TestUnitCapabilities(t *testing.T) {
 	}
 	for _, without := range append([]string{""}, capabilities...) {
 		t.Run("without "+without, func(t *testing.T) {
-			r := newRigOf(t, "another user's", path, 0.4, 60)
+			r := newRigOf(t, "another user's", path, 0.4, 24)
 			loads := r.startHeld()
 			set := "-all"
 			for _, c := range capabilities {
