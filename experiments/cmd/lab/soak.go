@@ -7,6 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"os"
+	"os/exec"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,7 +26,9 @@ type soakOptions struct {
 	soak.Config
 	output
 	minutes float64
-	size    int64 // of the model that is made if none is given
+	size    int64  // of the model that is made if none is given
+	server  string // a llama-server that is run instead of llamarun
+	ask     string // the address of one, to be asked as soak.Ask does it, and nothing else
 	driver  llama.Options
 }
 
@@ -36,17 +42,24 @@ turns beside a prefetchd --auto that lives on. At random moments a tool gets SIG
 After each round it looks for processes, control groups, locked pages and files that are left, and compares the text with that of a run without a
 limit; in the end for BPF objects, and whether prefetchd --auto grew.
 
+With --server the targets are a llama-server with one slot, which is asked for a few tokens at a time, and each text is compared with what the
+server says without a limit.
+
 What happens follows from --seed; at which token it happens depends on the machine.
 
 Needs root: it makes control groups and drops the page cache.
 
 Exit codes: 0 nothing was found; 1 something was found, it failed, or was interrupted; 2 wrong usage.`,
 		Example: `  sudo lab soak --minutes 10
-  sudo lab soak --minutes 60 --seed 7 -m model.gguf --save soak.json`,
+  sudo lab soak --minutes 60 --seed 7 -m model.gguf --save soak.json
+  sudo lab soak --server llama.cpp/build/bin/llama-server`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.complete(); err != nil {
 				return cli.Usage(err)
+			}
+			if o.ask != "" {
+				return o.askServer(cmd.Context(), cmd.OutOrStdout())
 			}
 			return o.measure(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
@@ -59,6 +72,9 @@ Exit codes: 0 nothing was found; 1 something was found, it failed, or was interr
 	f.StringVar(&o.Dir, "dir", "/var/tmp", "`directory` on a disk for the model that is made, its copies, and all else")
 	f.StringVar(&o.Prefetchd, "prefetchd", beside("prefetchd"), "the `program` prefetchd")
 	f.StringVar(&o.Tracer, "tracer", beside("tracer"), "the `program` tracer")
+	f.StringVar(&o.server, "server", "", "the `program` llama-server, to be run instead of llamarun")
+	f.StringVar(&o.ask, "ask", "", "ask a llama-server at this `address` for tokens, and end this program's parent")
+	_ = f.MarkHidden("ask") // the flag exists
 	addDriver(f, &o.driver, "tokens to generate")
 	o.add(f, "the report", "counts and findings")
 	return cmd
@@ -74,9 +90,10 @@ func (o *soakOptions) complete() error {
 	return check(bound{"threads", o.driver.Threads, 1}, bound{"tokens", o.driver.Tokens, 1})
 }
 
-func (o *soakOptions) measure(ctx context.Context, stdout, stderr io.Writer) (err error) {
-	if err := needRoot("to make control groups and drop the page cache"); err != nil {
-		return err
+// target says what is run.
+func (o *soakOptions) target(ctx context.Context) error {
+	if o.server != "" {
+		return o.serverTarget()
 	}
 	in, err := llama.Install(ctx)
 	if err != nil {
@@ -89,6 +106,63 @@ func (o *soakOptions) measure(ctx context.Context, stdout, stderr io.Writer) (er
 	}
 	o.Program = command("")[0]
 	o.Target = func(program, model string) []string { return append([]string{program}, command(model)[1:]...) }
+	return nil
+}
+
+// serverTarget is a server, and beside it who asks it: this program, whose output is the target's, and who ends the server when it has all tokens.
+func (o *soakOptions) serverTarget() (err error) {
+	if o.Program, err = exec.LookPath(o.server); err != nil {
+		return fmt.Errorf("find the server: %w", err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this program: %w", err)
+	}
+	o.Target = func(program, model string) []string {
+		port := freePort()
+		return []string{
+			"sh", "-c", `ask=$1 port=$2 prompt=$3 tokens=$4; shift 4
+"$ask" soak --ask "http://127.0.0.1:$port" -p "$prompt" -n "$tokens" & exec "$@" > /dev/null`, "sh", self, port, o.driver.Prompt, fmt.Sprint(o.driver.Tokens),
+			program, "-m", model, "--no-repack", "-np", "1", "-t", fmt.Sprint(o.driver.Threads), "-c", "512", "--host", "127.0.0.1", "--port", port,
+		}
+	}
+	return nil
+}
+
+// freePort is one that nobody uses now; a server that then finds it taken says so, and ends.
+func freePort() string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "0"
+	}
+	defer l.Close()
+	return fmt.Sprint(l.Addr().(*net.TCPAddr).Port)
+}
+
+// askServer is what runs beside a server: see serverTarget.
+func (o *soakOptions) askServer(ctx context.Context, w io.Writer) error {
+	server := os.Getppid()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	go func() { // the server may be killed
+		for ctx.Err() == nil && os.Getppid() == server {
+			time.Sleep(100 * time.Millisecond)
+		}
+		stop()
+	}()
+	if err := soak.Ask(ctx, o.ask, o.driver.Prompt, o.driver.Tokens, w); err != nil {
+		return err
+	}
+	return syscall.Kill(server, syscall.SIGTERM)
+}
+
+func (o *soakOptions) measure(ctx context.Context, stdout, stderr io.Writer) (err error) {
+	if err := needRoot("to make control groups and drop the page cache"); err != nil {
+		return err
+	}
+	if err := o.target(ctx); err != nil {
+		return err
+	}
 	bar := progress.New(stderr, progress.Options{Quiet: o.quiet, Width: 40})
 	defer bar.Close()
 	o.Progress = func(elapsed time.Duration, what string) {

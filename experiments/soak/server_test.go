@@ -1,0 +1,82 @@
+package soak
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"tensorcast/experiments/llama"
+)
+
+// fakeServer answers as llama-server does: each token's id is one more than the number of tokens before it. broken, if not empty, is its answer to the second request.
+func fakeServer(t *testing.T, broken string) *httptest.Server {
+	t.Helper()
+	health, requests := 0, 0
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {
+		if health++; health < 3 {
+			http.Error(w, `{"error": "loading"}`, http.StatusServiceUnavailable)
+		}
+	})
+	mux.HandleFunc("POST /completion", func(w http.ResponseWriter, r *http.Request) {
+		var q struct {
+			Prompt  []any `json:"prompt"`
+			Tokens  int   `json:"n_predict"`
+			Cache   *bool `json:"cache_prompt"`
+			Returns bool  `json:"return_tokens"`
+		}
+		if err := json.NewDecoder(r.Body).Decode(&q); err != nil || q.Prompt[0] != "once" || q.Cache == nil || *q.Cache || !q.Returns {
+			t.Errorf("%v: asked for %+v", err, q)
+		}
+		if requests++; requests == 2 && broken != "" {
+			fmt.Fprint(w, broken)
+			return
+		}
+		var ids []int
+		for i := range q.Tokens {
+			ids = append(ids, len(q.Prompt)+i)
+		}
+		if err := json.NewEncoder(w).Encode(map[string]any{"content": fmt.Sprint(ids), "tokens": ids}); err != nil {
+			t.Error(err)
+		}
+	})
+	s := httptest.NewServer(mux)
+	t.Cleanup(s.Close)
+	return s
+}
+
+// What a server says is printed as llamarun prints it, each request beginning where the one before has ended.
+func TestAsk(t *testing.T) {
+	var out bytes.Buffer
+	if err := Ask(t.Context(), fakeServer(t, "").URL, "once", 10, &out); err != nil {
+		t.Fatal(err)
+	}
+	stream, err := llama.NewStream(&out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := ""
+	for i := range 10 {
+		token, err := stream.Next()
+		if err != nil || token.Token != i || token.ID != int32(i+1) || token.End < token.Begin || token.Begin == 0 {
+			t.Errorf("token %d is %+v, %v", i, token, err)
+		}
+		text += token.Text
+	}
+	if _, err := stream.Next(); err == nil || text != "[1 2 3 4][5 6 7 8][9 10]" {
+		t.Errorf("%v; the text is %q", err, text)
+	}
+	for broken, want := range map[string]string{
+		`{"content": "a", "tokens": []}`:                                "generated 0 tokens",
+		`{"content": "a", "tokens": [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]}`: "generated 11 tokens",
+		`no JSON`: "the server's answer",
+	} {
+		if err := Ask(t.Context(), fakeServer(t, broken).URL, "once", 10, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", broken, err, want)
+		}
+	}
+}
