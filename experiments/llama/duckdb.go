@@ -10,6 +10,7 @@ import (
 var duckDB = npmPackage{
 	name:      "@duckdb/node-bindings-linux-x64",
 	version:   "1.5.6-r.1",
+	arch:      "amd64",
 	integrity: "sha512-IXcrZJE6kEqM0Z4wwdVnGBHX/frOS33VPNAwDXQ/Q+Fs84b058Qe94chrCCIcNJlG8Y3UHIUU4eBeCQxW5mN1Q==",
 	libs:      "package",
 	library:   "libduckdb.",

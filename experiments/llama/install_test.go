@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -66,7 +67,7 @@ func packageOf(t *testing.T, tgz []byte) npmPackage {
 	// npm pack NAME@VERSION --pack-destination DIR ...
 	fakeNPM(t, fmt.Sprintf(`test "$1 $2 $3" = "pack @x/y@1.0.0 --pack-destination" && cp %s "$4/x-y-1.0.0.tgz"`, path))
 	sum := sha512.Sum512(tgz)
-	return npmPackage{name: "@x/y", version: "1.0.0", integrity: "sha512-" + base64.StdEncoding.EncodeToString(sum[:]), libs: "package/bins/linux-x64"}
+	return npmPackage{name: "@x/y", version: "1.0.0", arch: runtime.GOARCH, integrity: "sha512-" + base64.StdEncoding.EncodeToString(sum[:]), libs: "package/bins/linux-x64"}
 }
 
 func tree(t *testing.T, dir string) []string {
@@ -137,10 +138,10 @@ func TestInstallFails(t *testing.T) {
 	}{
 		{"other bytes", func(t *testing.T) npmPackage {
 			packageOf(t, append(slices.Clone(good), 0))
-			p := prebuilt
+			p := prebuilts[0]
 			p.name, p.version = "@x/y", "1.0.0"
 			return p
-		}, ErrIntegrity, prebuilt.integrity},
+		}, ErrIntegrity, prebuilts[0].integrity},
 		{"not an archive", func(t *testing.T) npmPackage { return packageOf(t, []byte("hello, this is no archive")) }, nil, "gzip: invalid header"},
 		{"archive cut short", func(t *testing.T) npmPackage { return packageOf(t, cut) }, nil, "unexpected EOF"},
 		{"no library in it", func(t *testing.T) npmPackage {
@@ -148,13 +149,13 @@ func TestInstallFails(t *testing.T) {
 		}, nil, "no libllama"},
 		{"npm absent", func(t *testing.T) npmPackage {
 			t.Setenv("PATH", t.TempDir())
-			return prebuilt
+			return prebuilts[0]
 		}, ErrUnavailable, "apt-get install npm"},
 		{"npm fails", func(t *testing.T) npmPackage {
 			fakeNPM(t, "echo npm error code ENOTFOUND; echo npm error; echo npm error A complete log of this run; exit 7")
-			return prebuilt
+			return prebuilts[0]
 		}, ErrUnavailable, "exit status 7: code ENOTFOUND"},
-		{"npm gives nothing", func(t *testing.T) npmPackage { fakeNPM(t, "exit 0"); return prebuilt }, nil, "left 0 files"},
+		{"npm gives nothing", func(t *testing.T) npmPackage { fakeNPM(t, "exit 0"); return prebuilts[0] }, nil, "left 0 files"},
 		{"gcc absent", func(t *testing.T) npmPackage {
 			p := packageOf(t, good)
 			if err := p.unpackTo(t.Context(), t.TempDir()); err != nil {
@@ -200,7 +201,7 @@ func TestInstallStops(t *testing.T) {
 	fakeNPM(t, "exec sleep 60")
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(20*time.Millisecond, cancel)
-	if _, err := install(ctx, t.TempDir(), "", prebuilt); !errors.Is(err, context.Canceled) {
+	if _, err := install(ctx, t.TempDir(), "", prebuilts[0]); !errors.Is(err, context.Canceled) {
 		t.Errorf("error is %v, want context.Canceled", err)
 	}
 }
@@ -325,5 +326,19 @@ func TestCacheDir(t *testing.T) {
 	}
 	if got, err := cacheDir(); err == nil {
 		t.Errorf("took %s, behind a symbolic link", got)
+	}
+}
+
+// Each architecture has its own libraries; where there are none, the error says for what there are.
+func TestPrebuiltFor(t *testing.T) {
+	for arch, want := range map[string]string{"amd64": "linux-x64", "arm64": "linux-arm64"} {
+		if p := prebuiltFor(arch); p.arch != arch || !strings.HasSuffix(p.name, "/"+want) || !strings.HasSuffix(p.libs, "/"+want) || !strings.HasPrefix(p.integrity, "sha512-") {
+			t.Errorf("%s: %+v", arch, p)
+		}
+	}
+	p := prebuiltFor("riscv64")
+	p.arch = "another" // wherever this runs
+	if err := p.unpackTo(t.Context(), t.TempDir()); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "linux/another") {
+		t.Errorf("%v", err)
 	}
 }

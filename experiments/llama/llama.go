@@ -56,7 +56,7 @@ func Install(ctx context.Context) (*Installation, error) {
 	if err != nil {
 		return nil, err
 	}
-	return install(ctx, cache, os.Getenv(envLlama), prebuilt)
+	return install(ctx, cache, os.Getenv(envLlama), prebuiltFor(runtime.GOARCH))
 }
 
 // install is Install with explicit arguments: user is the directory of a user's llama.cpp; if it is empty, p is fetched.
