@@ -80,12 +80,12 @@ test: NEEDED += chromium g++ systemd-analyze # a report's page is opened in the 
 test: deps ## run every test; those that need root run only as root, and say so
 	go tool gotestsum --format pkgname --format-hide-empty-pkg -- -race $(LDFLAGS) -skip '^($(SINGLE))$$' \
 		$$(go list ./... | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')")
-	go tool gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped -- -race -short $(LDFLAGS) $(PROCESSES)
+	go tool gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped -- -race -short $(LDFLAGS) -skip '^($(SINGLE))$$' $(PROCESSES)
 	go tool gotestsum --format pkgname --format-hide-empty-pkg -- $(LDFLAGS) \
 		$$(go list $(PROCESSES) | grep -vxE "$$(go list $(LIVE) | paste -sd '|')")
 	go tool gotestsum --format pkgname --format-hide-empty-pkg -- $(LDFLAGS) $(LIVE)
 	go tool gotestsum --format pkgname --format-hide-empty-pkg -- $(LDFLAGS) -run '^($(SINGLE))$$' \
-		$$(grep -rlE '^func ($(SINGLE))\(' --include='*_test.go' . | xargs -n 1 dirname | sort -u)
+		$$(go list $$(grep -rlE '^func ($(SINGLE))\(' --include='*_test.go' . | xargs -n 1 dirname | sort -u) | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')")
 	go tool gotestsum --format pkgname -- -tags noasm $(LDFLAGS) $(TWINS)
 
 test-unit: ## run the tests that need no root, no network and no llama.cpp: below two minutes
