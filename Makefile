@@ -15,8 +15,9 @@ FUZZTIME := 60s
 # Tests of arithmetic, parsing and drawing in one goroutine, which the race detector makes ten times as slow: `make test` runs them without it.
 SINGLE := TestBound|TestEveryKindOfCapture|TestVector|TestCutLongArrays|TestStructureBound|TestDequantizeAgainstGGML|TestDequantizeModels|TestSplitModelBound|TestVocabulary|TestVocabularyMemory|TestSized|TestInflate|TestBytes|TestLikeTrained|TestValues|TestReadIsBounded|TestPictures|TestFigure|TestFigures|TestFormats|TestGolden
 # Packages whose tests wait for other processes for the most part: built commands, a real llama.cpp, a browser. The race detector sees this process
-# only, and makes all of it several times slower: `make test` runs with it what test-unit runs, and all without it.
+# only, and makes all of it several times slower: `make test` runs all of them without it, and of RACED, which have goroutines, what test-unit runs with it.
 PROCESSES := ./cmd/... ./experiments/... ./fabric/backend ./report ./packaging
+RACED := ./cmd/ggufmap ./cmd/prefetchd ./cmd/tracer ./experiments/cmd/lab ./experiments/divergence ./experiments/harm ./experiments/pressure ./experiments/serverload ./experiments/soak
 # Of these, the ones whose tests go by how fast the target is: nothing else runs beside them.
 LIVE := ./cmd ./cmd/prefetchd ./cmd/tracer
 # Packages with assembly, whose Go twins are tested as well (-tags noasm), and who computes with them.
@@ -80,7 +81,7 @@ test: NEEDED += chromium g++ systemd-analyze # a report's page is opened in the 
 test: deps ## run every test; those that need root run only as root, and say so
 	go tool gotestsum --format pkgname --format-hide-empty-pkg -- -race $(LDFLAGS) -skip '^($(SINGLE))$$' \
 		$$(go list ./... | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')")
-	go tool gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped -- -race -short $(LDFLAGS) -skip '^($(SINGLE))$$' $(PROCESSES)
+	go tool gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped -- -race -short $(LDFLAGS) -skip '^($(SINGLE))$$' $(RACED)
 	go tool gotestsum --format pkgname --format-hide-empty-pkg -- $(LDFLAGS) \
 		$$(go list $(PROCESSES) | grep -vxE "$$(go list $(LIVE) | paste -sd '|')")
 	go tool gotestsum --format pkgname --format-hide-empty-pkg -- $(LDFLAGS) $(LIVE)
