@@ -419,6 +419,21 @@ func TestFirstComparisonOfAStoredCycle(t *testing.T) {
 	}
 }
 
+// What would fit without the helper's own needs is soon left alone, as its tokens do not wait for the disk then.
+func TestFitsAlone(t *testing.T) {
+	r := newRig(t, 1, prefetch.Options{}, func(c *sim.Config) { c.Limit += 20 * mib; c.Tick = time.Millisecond })
+	if err := r.Use(r.cycle, []prefetch.Mapped{{Path: r.Path(0)}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Sleep(time.Second); err != nil {
+		t.Fatal(err)
+	}
+	_, err := r.Run(1, r.cycle, 60)
+	if stood := new(prefetch.StandBack); !errors.As(err, &stood) || stood.Reason != prefetch.NoWin || r.Summary().Streamed == 0 || r.Summary().Tokens > 30 {
+		t.Errorf("%d tokens had help, %v", r.Summary().Tokens, err)
+	}
+}
+
 // A draft model decodes between the tokens of the model that it drafts for, an embedding context now and then: they read nothing of what is held, which
 // is no reason to give it up.
 func TestContextsAreFollowedApart(t *testing.T) {

@@ -114,7 +114,7 @@ func (c *Controller) unknown() int {
 	if h.experts != nil {
 		return doubtTokens
 	}
-	if len(w.with) == 0 || c.meter.best <= 0 {
+	if len(w.with) == 0 || c.meter.best <= 0 || c.mayFitAlone() {
 		return 0
 	}
 	tokens := int64(w.tokens - settleTokens)
@@ -124,6 +124,16 @@ func (c *Controller) unknown() int {
 		return 0
 	}
 	return unknownTokens
+}
+
+// mayFitAlone says whether the target may have room for all that it reads, if it is not for what this process leaves free, streams through and takes for itself. Then its tokens without
+// help do not wait for the disk.
+func (c *Controller) mayFitAlone() bool {
+	room := c.room.Bytes + c.room.margin() + c.squeeze.margin
+	if c.opts.Own != nil {
+		room += c.opts.Own()
+	}
+	return c.room.Level == LevelBudget || c.help.schedule.Bytes <= room
 }
 
 // compare ends a comparison once enough tokens were measured without help.
