@@ -50,6 +50,9 @@ var instead = []string{
 // nothingToWin is what prefetchd's doctor says of the small model here, with exit status 1.
 const nothingToWin = "nothing to win: all 9.7 MiB that tokens read of the model fit in memory"
 
+// variables are set for one command.
+var variables = regexp.MustCompile(`^([A-Z_]+=\S+ )+`)
+
 // untilInterrupted is what goes on until it is interrupted.
 var untilInterrupted = regexp.MustCompile(`(tracer|prefetchd) (.* )?--(pid|auto|wait)`)
 
@@ -73,7 +76,7 @@ func newFollower(t *testing.T) *follower {
 		}
 	}
 	for name, path := range bin {
-		if err := os.Symlink(path, filepath.Join(f.dir, "bin", name)); err != nil {
+		if err := os.Link(path, filepath.Join(f.dir, "bin", name)); err != nil { // lab looks for libraries beside itself
 			t.Fatal(err)
 		}
 	}
@@ -132,6 +135,25 @@ func (f *follower) serve(t *testing.T) {
 	testenv.WaitMapped(t, cmd.Process.Pid, filepath.Join(f.dir, "model.gguf"))
 }
 
+// makeFabric adds what the page on the device wants besides.
+func (f *follower) makeFabric(t *testing.T) {
+	t.Helper()
+	if out, err := exec.Command("make", "-C", "..", "libraries", "BIN="+filepath.Join(f.dir, "bin")).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if err := os.Symlink("../.llama", filepath.Join(f.dir, "bin", "llama")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(f.dir, "eval.txt"), []byte(strings.Repeat("The page cache holds what was read. ", 60)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f.env = append(f.env, "TFMBS_SOCKET="+filepath.Join(f.dir, "fabric.sock"))
+	t.Cleanup(func() { // the device that was started goes on for a minute
+		stop := exec.Command("pkill", "-f", "prefetchd fabric --idle .* --socket "+filepath.Join(f.dir, "fabric.sock"))
+		_ = stop.Run()
+	})
+}
+
 // follow runs a line.
 func (f *follower) follow(t *testing.T, line string) {
 	t.Helper()
@@ -186,7 +208,7 @@ func commands(t *testing.T, path string) (all []string) {
 	}
 	for _, m := range codeLine.FindAllStringSubmatch(strings.ReplaceAll(string(data), "\\\n", " "), -1) {
 		line, _, _ := strings.Cut(strings.TrimPrefix(m[1], "$ "), "  #")
-		first, rest, _ := strings.Cut(strings.TrimPrefix(line, "sudo "), " ")
+		first, rest, _ := strings.Cut(variables.ReplaceAllString(strings.TrimPrefix(line, "sudo "), ""), " ")
 		first = filepath.Base(first)
 		if _, tool := bin[first]; tool && rest != "" || strings.HasPrefix(first, "llama") || strings.Contains(" make curl duckdb python3 sh mkdir ", " "+first+" ") {
 			all = append(all, strings.TrimSpace(line))
@@ -198,10 +220,14 @@ func commands(t *testing.T, path string) (all []string) {
 // Each command of README, tutorial and the page on the status does what it says: it ends well, or goes on until it is interrupted.
 func TestDocumentsCanBeFollowed(t *testing.T) {
 	testenv.NeedRoot(t)
-	for document, least := range map[string]int{"README.md": 20, "docs/tutorial.md": 8, "docs/status.md": 2} {
+	for document, least := range map[string]int{"README.md": 20, "docs/tutorial.md": 8, "docs/status.md": 2, "fabric/README.md": 6} {
 		t.Run(document, func(t *testing.T) {
 			f := newFollower(t)
-			plan, err := synth.NewPlan(synth.Config{Layers: 4, Embd: 512, FF: 1024, Heads: 8, KVHeads: 4, Type: gguf.Q8_0, Seed: 1})
+			kind := gguf.Q8_0
+			if document == "fabric/README.md" {
+				kind = gguf.Q2_0
+			}
+			plan, err := synth.NewPlan(synth.Config{Layers: 4, Embd: 512, FF: 1024, Heads: 8, KVHeads: 4, Type: kind, Seed: 1})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -213,8 +239,11 @@ func TestDocumentsCanBeFollowed(t *testing.T) {
 				t.Fatal(err)
 			}
 			drop(t, cold)
-			if document != "docs/tutorial.md" {
+			switch document {
+			case "README.md", "docs/status.md":
 				f.serve(t)
+			case "fabric/README.md":
+				f.makeFabric(t)
 			}
 			if document == "README.md" {
 				moe := llamatest.Model(t, tinyMoE)

@@ -66,6 +66,7 @@ done < /proc/self/mounts
 
 quote() { printf "'%s' " "$(printf %s "$1" | sed "s/'/'\\\\''/g")"; }
 {
+	echo ": > $(quote "$work/begun")"
 	echo "export LAYER=$(quote "$work/upper") PATH=$(quote "$PATH") HOME=$(quote "${HOME:-/root}")"
 	printf 'exec '
 	for word in "$@"; do quote "$word"; done
@@ -136,8 +137,8 @@ timeout -k 10 600 unshare --mount --pid --uts --ipc --cgroup --fork --kill-child
 	sh "$work/start" "$work" "$dir" "$systemd" > "$work/console" 2>&1 < /dev/null || status=$?
 cat "$work/out"
 cat "$work/err" >&2
-if [ $status != 0 ] && ! [ -s "$work/out" ] && ! [ -s "$work/err" ]; then
+if ! [ -e "$work/begun" ]; then
 	cat "$work/console" >&2
-	say "it ended with $status, and its command said nothing; what it said itself is above"
+	cannot "the copy ended with $status before it ran anything; what it said is above"
 fi
 exit $status
