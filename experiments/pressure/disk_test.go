@@ -86,7 +86,7 @@ func TestDiskBandwidth(t *testing.T) {
 		cached int64
 	}{{"cold", 0}, {"cached", 16<<20 + 4096}} {
 		t.Run(test.name, func(t *testing.T) {
-			if test.cached > 0 {
+			for try := 0; test.cached > 0 && try < 5 && cachedBytes(t, f) != test.cached; try++ { // the kernel may take a page at once, where other tests use up the memory
 				if _, err := os.ReadFile(f.Name()); err != nil {
 					t.Fatal(err)
 				}
