@@ -47,7 +47,8 @@ SuccessExitStatus=SIGINT
 OOMPolicy=continue
 EOF
 systemctl daemon-reload
-start() { : > /run/server.out; sync; echo 3 > /proc/sys/vm/drop_caches; systemctl start server; }
+# The model is not in memory when the server starts: who reads a page first pays for it.
+start() { : > /run/server.out; sync "$model"; dd if="$model" iflag=nocache count=0 status=none; systemctl start server; }
 tokens() { sed -n 's/.*"id":\([0-9]*\),.*/\1/p' /run/server.out | head -n "${1:-1000}"; }
 some() { [ "$(tokens | wc -l)" -ge "$1" ]; }
 pace() { # tokens per second, of the last half of the first N
@@ -108,7 +109,7 @@ start
 until_true 60 "status, with the server started again" sh -c 'prefetchd status | grep keeping'
 dpkg --purge tensorcast > dpkg.log 2>&1 || { cat dpkg.log >&2; fail "dpkg --purge"; }
 n=$(tokens | wc -l)
-until_true 60 "tokens after the package was removed" some $((n + 4))
+until_true 60 "tokens after the package was removed" some $((n + 16)) # those are compared
 tokens 16 | cmp - plain.tokens || fail "with the package removed, the text is another"
 systemctl stop server
 left > after
