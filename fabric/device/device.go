@@ -83,12 +83,21 @@ type Device struct {
 	all   uint64
 	conns sync.WaitGroup
 	idle  *time.Timer
+
+	// What is held, see hold.go; guarded by mu.
+	willHold bool
+	groups   []group
+	left     int
+	givenUp  int
+	room     uint64
+	more     chan struct{} // room has grown
 }
 
 // Listen makes a device with its socket at path. The socket's directory is made if it is missing; it must be this user's and nobody else's. If another device
 // serves there, the error is ErrRunning. Close frees it all.
 func Listen(path string, o Options) (_ *Device, err error) {
-	d := &Device{o: o.filled(), path: path, begun: time.Now(), open: map[*net.UnixConn]struct{}{}}
+	d := &Device{o: o.filled(), path: path, begun: time.Now(), open: map[*net.UnixConn]struct{}{}, more: make(chan struct{}, 1)}
+	d.room = uint64(d.o.PoolBytes)
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the socket's directory: %w", err)
@@ -220,7 +229,8 @@ const helloWait = 5 * time.Second
 
 // serve serves a connection until it hangs up.
 func (d *Device) serve(c *net.UnixConn) error {
-	if err := d.permit(c); err != nil {
+	owner, err := d.permit(c)
+	if err != nil {
 		return err
 	}
 	_ = c.SetReadDeadline(time.Now().Add(helloWait))
@@ -243,17 +253,23 @@ func (d *Device) serve(c *net.UnixConn) error {
 		_ = c.SetWriteDeadline(time.Now().Add(helloWait))
 		_, err = c.Write(text)
 		return err
+	case kindRoom:
+		d.Room(u64(b[16:]))
+		return answer(c, 0, 0, -1)
 	case kindOpen:
+		if !owner {
+			return errors.Join(answer(c, -int32(unix.EPERM), 0, -1), errors.New("root may ask, and say how much room there is, but is not the owner"))
+		}
 		return d.client(c, u64(b[16:]), u32(b[24:]))
 	}
 	return answer(c, -int32(unix.EPROTO), 0, -1)
 }
 
-// permit refuses other users.
-func (d *Device) permit(c *net.UnixConn) error {
+// permit refuses other users, but for root.
+func (d *Device) permit(c *net.UnixConn) (owner bool, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return err
+		return false, err
 	}
 	var cred *unix.Ucred
 	var e error
@@ -261,12 +277,13 @@ func (d *Device) permit(c *net.UnixConn) error {
 		err = e
 	}
 	if err != nil {
-		return fmt.Errorf("ask who a client is: %w", err)
+		return false, fmt.Errorf("ask who a client is: %w", err)
 	}
-	if int(cred.Uid) != os.Geteuid() {
-		return fmt.Errorf("user %d is not the owner", cred.Uid)
+	owner = int(cred.Uid) == os.Geteuid()
+	if !owner && cred.Uid != 0 {
+		return false, fmt.Errorf("user %d is not the owner", cred.Uid)
 	}
-	return nil
+	return owner, nil
 }
 
 func answer(c *net.UnixConn, status int32, size, fd int) error {
@@ -342,29 +359,48 @@ var ErrNotRunning = errors.New("no device is running there")
 
 // Ask returns the status of the device at path. If there is none, the error is ErrNotRunning.
 func Ask(ctx context.Context, path string) (s Status, err error) {
+	b, err := call(ctx, path, kindStatus, 0)
+	if err == nil {
+		err = json.Unmarshal(b, &s)
+	}
+	if err != nil {
+		return s, fmt.Errorf("ask the device at %s: %w", path, err)
+	}
+	return s, nil
+}
+
+// GiveRoom tells the device at path how many bytes what it holds may take, see [Device.Room]. If there is none, the error is ErrNotRunning.
+func GiveRoom(ctx context.Context, path string, bytes uint64) error {
+	b, err := call(ctx, path, kindRoom, bytes)
+	if err == nil && (len(b) != helloBytes || binary.NativeEndian.Uint32(b[12:]) != 0) {
+		err = errors.New("it does not know what that is")
+	}
+	if err != nil {
+		return fmt.Errorf("tell the device at %s how much room it has: %w", path, err)
+	}
+	return nil
+}
+
+// call sends a hello with a number, and returns the packet that answers it.
+func call(ctx context.Context, path string, kind uint32, number uint64) ([]byte, error) {
 	c, err := (&net.Dialer{}).DialContext(ctx, "unixpacket", path)
 	if err != nil {
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
 			err = ErrNotRunning
 		}
-		return s, fmt.Errorf("ask the device at %s: %w", path, err)
+		return nil, err
 	}
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(helloWait))
 	var hello [helloBytes]byte
 	binary.NativeEndian.PutUint64(hello[0:], Magic)
 	binary.NativeEndian.PutUint32(hello[8:], Version)
-	binary.NativeEndian.PutUint32(hello[12:], kindStatus)
+	binary.NativeEndian.PutUint32(hello[12:], kind)
+	binary.NativeEndian.PutUint64(hello[16:], number)
+	if _, err = c.Write(hello[:]); err != nil {
+		return nil, err
+	}
 	b := make([]byte, 64<<10)
-	n := 0
-	if _, err = c.Write(hello[:]); err == nil {
-		n, err = c.Read(b)
-	}
-	if err == nil {
-		err = json.Unmarshal(b[:n], &s)
-	}
-	if err != nil {
-		return s, fmt.Errorf("ask the device at %s: %w", path, err)
-	}
-	return s, nil
+	n, err := c.Read(b)
+	return b[:n], err
 }

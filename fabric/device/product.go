@@ -57,6 +57,8 @@ func (e *executor) do(d *Descriptor, c *Completion, cancelled func() bool) {
 	case OpEmpty:
 	case OpFrame, OpPlanes, OpBlocks:
 		c.Status = e.upload(d, c, cancelled)
+	case OpFind:
+		c.Status = e.find(d, c)
 	case OpProduct:
 		c.Status = e.product(d, c, cancelled)
 	default:
@@ -80,6 +82,24 @@ func (e *executor) do(d *Descriptor, c *Completion, cancelled func() bool) {
 			_ = e.store.pin(h.w, -1) // fails only if it pins
 		}
 	}
+}
+
+// find gives the client a handle of what is held.
+func (e *executor) find(d *Descriptor, c *Completion) int32 {
+	if len(e.handles) >= maxHandles {
+		return statusNoMemory
+	}
+	w, err := e.store.find(place{d.X, d.XStride, d.W, d.WBytes, gguf.Type(d.XType), d.Rows, d.Cols}, d.Scale)
+	switch {
+	case errors.Is(err, errLoading):
+		return statusLoading
+	case err != nil:
+		return statusNotHeld
+	}
+	e.next++
+	e.handles[e.next] = &handle{w: w}
+	c.Value = e.next
+	return 0
 }
 
 func (e *executor) upload(d *Descriptor, c *Completion, cancelled func() bool) int32 {
@@ -211,6 +231,9 @@ func (e *executor) product(d *Descriptor, c *Completion, cancelled func() bool) 
 	}
 
 	u, err := e.store.begin(h.w, d.Flags&FlagDegrade != 0)
+	if errors.Is(err, errGone) {
+		return statusGone
+	}
 	if err != nil {
 		return statusNoMemory
 	}

@@ -50,29 +50,30 @@ const (
 
 // Status are the counters of a device since its start. All of them are counted, but for the last ones, which follow from others.
 type Status struct {
-	Seconds      float64 `json:"seconds"`
-	Clients      int     `json:"clients"`
-	ClientsEver  uint64  `json:"clients_ever"`
-	Workers      int     `json:"workers"`
-	Kernels      string  `json:"kernels"` // the instructions that products are computed with: go, avx2 or avx512
-	Jobs         uint64  `json:"jobs"`
-	Failed       uint64  `json:"jobs_failed"`
-	Cancelled    uint64  `json:"jobs_cancelled"`
-	Products     uint64  `json:"products"`
-	Ops          uint64  `json:"ops"`          // a trit times a value
-	Zeros        uint64  `json:"zero_ops"`     // those whose trit is 0
-	WeightBytes  uint64  `json:"weight_bytes"` // read by products
-	ProductNanos uint64  `json:"product_ns"`
-	HostNanos    uint64  `json:"host_ns"`       // between products of a client, without what is longer than a second
-	Tokens       uint64  `json:"tokens"`        // vectors of each client's weight that had most of them: tokens, if a client has one model
-	Lanes        uint64  `json:"lanes_used"`    // columns handled at a time, of the last product
-	Cycles       uint64  `json:"fabric_cycles"` // of a device that handles so many columns in a cycle, and needs none for a trit of 0; rounded up for each product
-	PoolUsed     int     `json:"pool_used"`
-	PoolTotal    int     `json:"pool_total"`
-	PoolExtents  int     `json:"pool_extents"`
-	PoolLargest  int     `json:"pool_largest"`
-	HostBytes    int     `json:"host_bytes"`
-	Weights      int     `json:"weights"`
+	Seconds      float64  `json:"seconds"`
+	Clients      int      `json:"clients"`
+	ClientsEver  uint64   `json:"clients_ever"`
+	Workers      int      `json:"workers"`
+	Kernels      string   `json:"kernels"` // the instructions that products are computed with: go, avx2 or avx512
+	Jobs         uint64   `json:"jobs"`
+	Failed       uint64   `json:"jobs_failed"`
+	Cancelled    uint64   `json:"jobs_cancelled"`
+	Products     uint64   `json:"products"`
+	Ops          uint64   `json:"ops"`          // a trit times a value
+	Zeros        uint64   `json:"zero_ops"`     // those whose trit is 0
+	WeightBytes  uint64   `json:"weight_bytes"` // read by products
+	ProductNanos uint64   `json:"product_ns"`
+	HostNanos    uint64   `json:"host_ns"`       // between products of a client, without what is longer than a second
+	Tokens       uint64   `json:"tokens"`        // vectors of each client's weight that had most of them: tokens, if a client has one model
+	Lanes        uint64   `json:"lanes_used"`    // columns handled at a time, of the last product
+	Cycles       uint64   `json:"fabric_cycles"` // of a device that handles so many columns in a cycle, and needs none for a trit of 0; rounded up for each product
+	PoolUsed     int      `json:"pool_used"`
+	PoolTotal    int      `json:"pool_total"`
+	PoolExtents  int      `json:"pool_extents"`
+	PoolLargest  int      `json:"pool_largest"`
+	HostBytes    int      `json:"host_bytes"`
+	Weights      int      `json:"weights"`
+	Holding      *Holding `json:"holding,omitempty"` // of model files; nil if there never was anything to hold
 	storeCounts
 
 	FabricTime      float64 `json:"fabric_time"`        // seconds of products
@@ -110,7 +111,7 @@ func (d *Device) Status() Status {
 	}
 	s.Ops = max(j.ops.Load(), s.Zeros) // a product may have been counted in between
 	d.mu.Lock()
-	s.Clients, s.ClientsEver = d.live, d.all
+	s.Clients, s.ClientsEver, s.Holding = d.live, d.all, d.holding()
 	d.mu.Unlock()
 	st := d.store
 	st.mu.Lock()
@@ -128,7 +129,17 @@ type sample struct {
 }
 
 func (s *Status) samples() []sample {
+	h := s.Holding
+	if h == nil {
+		h = &Holding{}
+	}
 	return []sample{
+		{"held_tensors", "Tensors of model files that are held.", float64(h.Tensors)},
+		{"held_file_bytes", "Their bytes in the files.", float64(h.Bytes)},
+		{"held_plane_bytes", "Bytes of their planes and factors.", float64(h.Planes)},
+		{"held_room_bytes", "Bytes that planes and factors of what is held may take.", float64(h.Room)},
+		{"let_go_total", "Tensors that were held, and whose memory others needed.", float64(h.GivenUp)},
+		{"major_faults_total", "Pages of the device's memory that had to be read from disk.", float64(h.Faults)},
 		{"running_seconds", "Time since the device was started.", s.Seconds},
 		{"clients", "Programs that are connected.", float64(s.Clients)},
 		{"workers", "Threads that multiply.", float64(s.Workers)},

@@ -38,9 +38,11 @@ type weight struct {
 	pins    int
 	busy    int // products that read it
 	operand *fabric.Operand
-	used    int    // planes that operand has
-	zeros   uint64 // zeros of these
-	bytes   uint64 // of these
+	used    int      // planes that operand has
+	zeros   uint64   // zeros of these
+	bytes   uint64   // of these
+	pieces  [][]byte // of the pool, with the factors of a matrix that is held
+	gone    bool     // it was held, and is not any more: products with it fail
 }
 
 // top reports whether p is the highest plane of its term: without it, nothing is left of the term.
@@ -48,15 +50,17 @@ func (w *weight) top(p *plane) bool { return p.index == len(w.matrix.Terms[p.ter
 
 // store has the weights of all clients. Its methods may be called concurrently.
 type store struct {
-	mu     sync.Mutex
-	pool   *Pool
-	host   int // bytes of planes outside of the pool
-	limit  int // of host
-	clock  uint64
-	all    map[[sha256.Size]byte]*weight
-	zero   map[trit.Layout]*zeroPlanes
-	counts storeCounts
-	log    *slog.Logger
+	mu      sync.Mutex
+	pool    *Pool
+	host    int // bytes of planes outside of the pool
+	limit   int // of host
+	clock   uint64
+	all     map[[sha256.Size]byte]*weight
+	held    map[place]held
+	loading bool // more may be held soon
+	zero    map[trit.Layout]*zeroPlanes
+	counts  storeCounts
+	log     *slog.Logger
 }
 
 // storeCounts is what happened.
@@ -74,7 +78,7 @@ func newStore(pool, host int, log *slog.Logger) (*store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &store{pool: p, limit: host, all: map[[sha256.Size]byte]*weight{}, zero: map[trit.Layout]*zeroPlanes{}, log: log}, nil
+	return &store{pool: p, limit: host, all: map[[sha256.Size]byte]*weight{}, held: map[place]held{}, zero: map[trit.Layout]*zeroPlanes{}, log: log}, nil
 }
 
 // close frees everything. Nothing may be in use.
@@ -90,6 +94,9 @@ func (s *store) close() error {
 
 // errFull says that weights fit neither the pool nor the host's share.
 var errFull = errors.New("no room for weights")
+
+// errGone says that a weight was held, and its memory was needed.
+var errGone = errors.New("it is held no more")
 
 // share finds the weight that was uploaded before with this sum, and takes a reference to it; nil if there is none.
 func (s *store) share(sum [sha256.Size]byte) *weight {
@@ -181,14 +188,19 @@ func (s *store) forget(w *weight) {
 			s.host -= len(p.bytes)
 		}
 	}
-	w.planes, w.operand = nil, nil
+	for _, b := range w.pieces {
+		s.giveBack(b)
+	}
+	w.planes, w.pieces, w.operand = nil, nil, nil
 	if s.all[w.sum] == w {
 		delete(s.all, w.sum)
 	}
 }
 
-func (s *store) give(p *plane) {
-	if err := s.pool.Give(p.bytes); err != nil {
+func (s *store) give(p *plane) { s.giveBack(p.bytes) }
+
+func (s *store) giveBack(b []byte) {
+	if err := s.pool.Give(b); err != nil {
 		s.log.Error("free a plane", "err", err) // never happens; the pool is as it was
 	}
 }
@@ -207,6 +219,9 @@ func (s *store) release(w *weight, pinned int) {
 func (s *store) pin(w *weight, by int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if w.gone {
+		return errGone
+	}
 	if by > 0 {
 		w.busy++
 		err := s.complete(w)
@@ -303,6 +318,9 @@ type use struct {
 func (s *store) begin(w *weight, degrade bool) (use, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if w.gone {
+		return use{}, errGone
+	}
 	w.busy++
 	err := s.prepare(w, degrade)
 	if err != nil {
@@ -386,8 +404,10 @@ func (s *store) build(w *weight) error {
 // end follows begin.
 func (s *store) end(w *weight) {
 	s.mu.Lock()
-	w.busy--
-	s.mu.Unlock()
+	defer s.mu.Unlock()
+	if w.busy--; w.busy == 0 && w.gone {
+		s.forget(w)
+	}
 }
 
 // zeroPlanes are planes of zeros of any size that take 2 MiB of memory: a memory file, mapped again and again in a row.

@@ -16,6 +16,7 @@ const (
 
 	kindOpen   = 1
 	kindStatus = 2
+	kindRoom   = 3
 
 	helloBytes = 32
 	pageBytes  = 4096
@@ -55,6 +56,7 @@ const (
 	OpPin               // the planes stay in the pool
 	OpUnpin
 	OpBlocks // upload Rows x Cols weights in WBytes bytes at W, rows of blocks of the ggml type XType as in a GGUF file: Value is a handle. Cols is a multiple of 32
+	OpFind   // the weights that are held of a file: Value is a handle. X is its device number and XStride its inode, as stat(2) has them; W, WBytes, XType, Rows and Cols as of OpBlocks, but W is an offset in the file; Scale is the FNV-1a hash (64 bits) of the first 32 bytes of each quarter
 	opEnd
 )
 
@@ -208,5 +210,8 @@ const (
 	statusRange     = -int32(unix.ERANGE)     // sums, or the error of fitted planes, are larger than allowed
 	statusNoPlanes  = -int32(unix.EOPNOTSUPP) // weights of this type, or these, have no exact planes
 	statusCancelled = -int32(unix.ECANCELED)
+	statusNotHeld   = -int32(unix.ENOENT)
+	statusLoading   = -int32(unix.EAGAIN)
+	statusGone      = -int32(unix.ESTALE)  // what was held is held no more
 	statusBadFrame  = -int32(unix.EBADMSG) // the upload is malformed
 )

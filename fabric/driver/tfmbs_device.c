@@ -43,6 +43,7 @@ enum {
 	OP_PIN,
 	OP_UNPIN,
 	OP_BLOCKS,
+	OP_FIND,
 };
 enum { FLAG_SCALES = 4 };
 enum {
@@ -322,7 +323,8 @@ static int connect_device(void) {
 	int e = socket_path(path, sizeof path), s;
 	if (e) return e;
 	s = dial(path);
-	if (s == -ENOENT || s == -ECONNREFUSED) {
+	const char *handed = getenv("TFMBS_HANDOVER"); /* the device is somebody else's */
+	if ((s == -ENOENT || s == -ECONNREFUSED) && !(handed && *handed)) {
 		if ((e = start_device(path))) return e;
 		for (int i = 0; i < 500 && (s == -ENOENT || s == -ECONNREFUSED); i++) {
 			nanosleep(&(struct timespec){0, 10 * 1000 * 1000}, NULL);
@@ -985,6 +987,23 @@ API int tfmbs_upload_blocks(int layer, uint32_t type, const void *blocks, size_t
 	int e = enter();
 	if (e) return e;
 	return leave(upload(&q, blocks, bytes, NULL, 0, w));
+}
+
+/* As fabric/device/hold.go has it. */
+static uint64_t sample(const uint8_t *b, size_t n) {
+	uint64_t h = 0xcbf29ce484222325u;
+	for (size_t i = 0, k; i < 4; i++)
+		for (k = n / 4 * i; k < n && k < n / 4 * i + 32; k++) h = (h ^ b[k]) * 0x100000001b3u;
+	return h;
+}
+
+API int tfmbs_find_blocks(uint64_t dev, uint64_t ino, uint64_t offset, uint32_t type, const void *data, size_t bytes, uint32_t rows, uint32_t cols, tfmbs_weight *w) {
+	if (!data || !bytes || !w) return -EINVAL;
+	struct descriptor q = {.op = OP_FIND, .w = offset, .w_bytes = bytes, .x = dev, .x_stride = ino, .scale = sample(data, bytes), .rows = rows, .cols = cols, .x_type = type};
+	int e = enter();
+	if (e) return e;
+	struct job *j = new_job(&e);
+	return leave(j ? run(j, &q, w) : e);
 }
 
 static int on_weight(uint32_t op, tfmbs_weight w) {

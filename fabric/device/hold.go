@@ -1,0 +1,637 @@
+package device
+
+// This file holds weights of a model file for clients that have the file mapped: the device reads them itself, a part at a time, and clients find them by where they lie. So a
+// client need not send them, and what it has in memory of the file may go.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"tensorcast/fabric"
+	"tensorcast/fabric/decompose"
+	"tensorcast/fabric/kernel"
+	"tensorcast/fabric/trit"
+	"tensorcast/gguf"
+)
+
+// Extent is where the weights of a matrix lie in a file: rows of blocks of a type, as in a GGUF file.
+type Extent struct {
+	Offset     int64
+	Type       gguf.Type
+	Rows, Cols int // Cols is a multiple of 32
+}
+
+// bytes is the extent's length; 0 if there is no such matrix.
+func (e *Extent) bytes() uint64 {
+	if e.Offset < 0 || e.Rows < 0 || e.Cols < 0 || e.Rows > maxDim || e.Cols > maxDim {
+		return 0
+	}
+	return blocksBytes(&Descriptor{Rows: uint32(e.Rows), Cols: uint32(e.Cols), XType: uint32(e.Type)})
+}
+
+// Tensor is what is held or not held as a whole: a matrix, or the matrices of all experts.
+type Tensor struct {
+	Name     string
+	Matrices []Extent
+}
+
+// Form is how weights are held.
+type Form struct {
+	// Bound is the least ratio of a matrix's products to their error in decibels: as few planes are fitted as keep it. 0: none, so that the planes are exact.
+	Bound float64
+	// Layout of the planes: PT5Striped is the smaller, TwoBit the faster.
+	Layout trit.Layout
+}
+
+// place is by what clients find a matrix.
+type place struct {
+	dev, ino, offset, bytes uint64
+	of                      gguf.Type
+	rows, cols              uint32
+}
+
+// heldFile is a file of which weights are held.
+type heldFile struct {
+	file *os.File
+	was  fs.FileInfo
+}
+
+// unchanged reports whether the file is as it was when weights of it were read.
+func (h *heldFile) unchanged() bool {
+	now, err := h.file.Stat()
+	return err == nil && now.Size() == h.was.Size() && now.ModTime().Equal(h.was.ModTime())
+}
+
+// held is a matrix that is held.
+type held struct {
+	w      *weight
+	file   *heldFile
+	sample uint64
+}
+
+// Holding says what is held.
+type Holding struct {
+	Tensors int    `json:"tensors"`  // that are held whole
+	Left    int    `json:"left"`     // that are not: there was no room, or the form's bound cannot be kept
+	Bytes   uint64 `json:"bytes"`    // of the file that the held ones are
+	Planes  uint64 `json:"planes"`   // bytes of their planes and factors
+	Loading bool   `json:"loading"`  // more may be held soon
+	GivenUp int    `json:"given_up"` // tensors that were held, and whose memory others needed
+	Faults  uint64 `json:"faults"`   // pages of this process that had to be read from disk since it began
+	Room    uint64 `json:"room"`     // bytes that planes and factors may take
+}
+
+// sampleParts and samplePart say which bytes of a matrix are compared with the client's, besides the file's identity: of each of so many parts the first bytes.
+const (
+	sampleParts = 4
+	samplePart  = 32
+)
+
+// sampler hashes them (FNV-1a), of a matrix that comes in pieces.
+type sampler struct {
+	bytes, at, sum uint64
+}
+
+func newSampler(bytes uint64) *sampler { return &sampler{bytes: bytes, sum: 0xcbf29ce484222325} }
+
+func (s *sampler) write(b []byte) {
+	end := s.at + uint64(len(b))
+	for i := range uint64(sampleParts) {
+		first := s.bytes / sampleParts * i
+		for k := max(first, s.at); k < min(first+samplePart, s.bytes, end); k++ {
+			s.sum = (s.sum ^ uint64(b[k-s.at])) * 0x100000001b3
+		}
+	}
+	s.at = end
+}
+
+// errNotHeld says that a matrix is not held for now.
+var errNotHeld = errors.New("it is not held")
+
+// errLoading says that it may soon be held.
+var errLoading = errors.New("it is not held yet")
+
+// find takes a reference to the weight at p for a client.
+func (s *store) find(p place, sample uint64) (*weight, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h, ok := s.held[p]
+	switch {
+	case ok && h.sample == sample && h.file.unchanged():
+		h.w.refs++
+		return h.w, nil
+	case !ok && s.loading:
+		return nil, errLoading
+	}
+	return nil, errNotHeld
+}
+
+// hold makes w known at p. The reference to it is the store's from now on, and it is pinned: nobody's upload displaces it.
+func (s *store) hold(p place, h held) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h.w.pins++
+	s.held[p] = h
+}
+
+// letGo ends the holding of a matrix. Its memory is free as soon as no product reads it; clients' handles of it are stale.
+func (s *store) letGo(p place) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h, ok := s.held[p]
+	if !ok {
+		return
+	}
+	delete(s.held, p)
+	h.w.pins--
+	h.w.refs--
+	h.w.gone = true
+	if h.w.busy == 0 {
+		s.forget(h.w)
+	}
+}
+
+// pieceBytes is how much of a file is read at a time.
+const pieceBytes = 4 << 20
+
+// Hold reads tensors of a GGUF file and holds them, in this order, as long as there is room; what finds none, or cannot keep the form's bound, is left out. Clients that ask for what is not
+// held yet, before all was tried once, are told so. Then it waits for [Device.Room] to give more room, and goes on, until ctx ends: that is its error. Call it at most once, before or while
+// Serve runs. It uses several goroutines. The file must stay open as long as the device; its offset is not changed.
+func (d *Device) Hold(ctx context.Context, file *os.File, tensors []Tensor, form Form) error {
+	info, err := file.Stat()
+	if err != nil {
+		return fmt.Errorf("hold weights of %s: %w", file.Name(), err)
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || !info.Mode().IsRegular() {
+		return fmt.Errorf("hold weights of %s: it is no regular file", file.Name())
+	}
+	for i := range tensors {
+		for _, e := range tensors[i].Matrices {
+			if n := e.bytes(); n == 0 || uint64(e.Offset) > uint64(info.Size()) || n > uint64(info.Size())-uint64(e.Offset) {
+				return fmt.Errorf("hold %s of %s: %v, %d rows of %d columns at %d is no matrix of this file", tensors[i].Name, file.Name(), e.Type, e.Rows, e.Cols, e.Offset)
+			}
+		}
+	}
+	d.WillHold()
+	l := &loader{d: d, file: &heldFile{file, info}, dev: uint64(st.Dev), ino: st.Ino, form: form}
+	defer d.loading(false)
+	never := make([]bool, len(tensors)) // what cannot be held, however much room there is
+	for {
+		for i := range tensors {
+			if never[i] || d.holds(tensors[i].Name) {
+				continue
+			}
+			err := l.tensor(ctx, &tensors[i])
+			switch {
+			case err == nil || errors.Is(err, errFull):
+			case errors.Is(err, errBound), errors.Is(err, decompose.ErrInexact), errors.Is(err, decompose.ErrNotFinite), errors.Is(err, gguf.ErrNoDecoder), errors.Is(err, fabric.ErrOperand):
+				d.o.Log.Info("not held", "tensor", tensors[i].Name, "why", err)
+				never[i] = true
+			default:
+				return fmt.Errorf("hold %s of %s: %w", tensors[i].Name, file.Name(), err)
+			}
+		}
+		d.loading(false)
+		d.mu.Lock()
+		d.left = len(tensors) - len(d.groups)
+		d.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-d.more:
+		}
+	}
+}
+
+func (d *Device) loading(is bool) {
+	d.store.mu.Lock()
+	d.store.loading = is
+	d.store.mu.Unlock()
+}
+
+// WillHold says that Hold will be called: clients that ask before are told to ask again.
+func (d *Device) WillHold() {
+	d.mu.Lock()
+	d.willHold = true
+	d.mu.Unlock()
+	d.loading(true)
+}
+
+// holds reports whether a tensor is held.
+func (d *Device) holds(name string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.ContainsFunc(d.groups, func(g group) bool { return g.tensor == name })
+}
+
+// Room changes how many bytes of the pool what is held may take. If that is less than it takes, tensors are let go, the last ones first, and what they took is given back to the system
+// as soon as no product reads it.
+func (d *Device) Room(bytes uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	grown := bytes > d.room
+	d.room = bytes
+	taken := d.taken()
+	for n := len(d.groups) - 1; n >= 0 && taken > bytes; n-- {
+		g := d.groups[n]
+		for _, p := range g.places {
+			d.store.letGo(p)
+		}
+		taken -= g.planes
+		d.groups = d.groups[:n]
+		d.left++
+		d.givenUp++
+	}
+	if grown {
+		select {
+		case d.more <- struct{}{}:
+		default: // it will look anyway
+		}
+	}
+}
+
+// holding reads what is held; nil if nothing ever was to be. d.mu is held.
+func (d *Device) holding() *Holding {
+	if !d.willHold {
+		return nil
+	}
+	h := &Holding{Tensors: len(d.groups), Left: d.left, GivenUp: d.givenUp, Room: d.room}
+	for _, g := range d.groups {
+		h.Bytes += g.bytes
+		h.Planes += g.planes
+	}
+	d.store.mu.Lock()
+	h.Loading = d.store.loading
+	d.store.mu.Unlock()
+	var u unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &u) == nil {
+		h.Faults = uint64(u.Majflt)
+	}
+	return h
+}
+
+// loader reads weights of one file.
+type loader struct {
+	d        *Device
+	file     *heldFile
+	dev, ino uint64
+	form     Form
+	buffer   []byte
+}
+
+func (l *loader) place(e *Extent) place {
+	return place{l.dev, l.ino, uint64(e.Offset), e.bytes(), e.Type, uint32(e.Rows), uint32(e.Cols)}
+}
+
+// tensor holds all matrices of a tensor, or none.
+func (l *loader) tensor(ctx context.Context, t *Tensor) (err error) {
+	g := group{tensor: t.Name}
+	defer func() {
+		if err != nil {
+			for _, p := range g.places {
+				l.d.store.letGo(p)
+			}
+		}
+	}()
+	planes := 0
+	for i := range t.Matrices {
+		e := &t.Matrices[i]
+		if planes == 0 || l.form.Bound > 0 {
+			if planes, err = l.planes(ctx, e); err != nil {
+				return err
+			}
+		}
+		if !l.d.fits(g.planes, l.size(e, planes)) {
+			return errFull
+		}
+		w, sample, err := l.matrix(ctx, e, planes)
+		if err != nil {
+			return err
+		}
+		p := l.place(e)
+		l.d.store.hold(p, held{w, l.file, sample})
+		g.places = append(g.places, p)
+		g.bytes += p.bytes
+		g.planes += w.size()
+	}
+	l.d.mu.Lock()
+	defer l.d.mu.Unlock()
+	if g.planes += l.d.taken(); g.planes > l.d.room { // there was more when this began
+		return errFull
+	}
+	g.planes -= l.d.taken()
+	l.d.groups = append(l.d.groups, g)
+	return nil
+}
+
+// taken is how much of the room is. d.mu is held.
+func (d *Device) taken() uint64 {
+	n := uint64(0)
+	for i := range d.groups {
+		n += d.groups[i].planes
+	}
+	return n
+}
+
+// fits reports whether a tensor of which so many bytes are held may get n more.
+func (d *Device) fits(has, n uint64) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	t := d.taken() + has
+	return t <= d.room && n <= d.room-t
+}
+
+// group is a tensor that is held.
+type group struct {
+	tensor        string
+	places        []place
+	bytes, planes uint64
+}
+
+// size is about how many bytes e takes with so many planes.
+func (l *loader) size(e *Extent, planes int) uint64 {
+	if l.codes(e) {
+		return e.bytes()
+	}
+	weights := uint64(e.Rows) * uint64(e.Cols)
+	return uint64(l.form.Layout.RowBytes(e.Cols))*uint64(e.Rows)*uint64(planes) + 2*weights/fitBlock
+}
+
+// codes reports whether e is multiplied as it lies.
+func (l *loader) codes(e *Extent) bool { return e.Type == gguf.Q2_0 && e.Cols%kernel.CodeCols == 0 }
+
+// planes is how many planes e gets: by some of its rows.
+func (l *loader) planes(ctx context.Context, e *Extent) (int, error) {
+	switch {
+	case l.codes(e):
+		return 1, nil
+	case l.form.Bound == 0:
+		return decompose.ExactPlanes(e.Type), nil
+	}
+	row := e.bytes() / uint64(e.Rows)
+	n := min(e.Rows, sampleRows)
+	sample := make([]byte, uint64(n)*row)
+	for i := range n {
+		if err := l.read(sample[uint64(i)*row:uint64(i+1)*row], e, uint64(i*e.Rows/n)*row); err != nil {
+			return 0, err
+		}
+	}
+	for planes := 1; planes <= mostFitted; planes++ {
+		if planes == decompose.ExactPlanes(e.Type) {
+			return planes, nil
+		}
+		_, seen, err := decompose.Lossy(ctx, e.Type, n, e.Cols, sample, l.fit(planes), decompose.Options{Workers: l.d.o.Workers})
+		if err != nil {
+			return 0, err
+		}
+		if seen.SNR() >= l.form.Bound {
+			return planes, nil
+		}
+	}
+	return 0, fmt.Errorf("%d planes: %w", mostFitted, errBound)
+}
+
+func (l *loader) fit(planes int) decompose.Fit {
+	return decompose.Fit{Planes: planes, Block: fitBlock, Shared: true}
+}
+
+// read reads part of an extent, from offset at of it on.
+func (l *loader) read(b []byte, e *Extent, at uint64) error {
+	if _, err := l.file.file.ReadAt(b, e.Offset+int64(at)); err != nil {
+		return fmt.Errorf("read weights: %w", err)
+	}
+	return nil
+}
+
+// matrix reads a matrix into the pool. If the rows that were looked at did not tell of the worst, there are more planes than the caller expects.
+func (l *loader) matrix(ctx context.Context, e *Extent, planes int) (*weight, uint64, error) {
+	for {
+		w, sample, snr, err := l.fill(ctx, e, planes)
+		switch {
+		case err != nil:
+			return nil, 0, err
+		case l.form.Bound == 0 || snr >= l.form.Bound || l.codes(e) || planes == decompose.ExactPlanes(e.Type):
+			return w, sample, nil
+		}
+		l.d.store.drop(w)
+		if planes++; planes > mostFitted {
+			return nil, 0, fmt.Errorf("%d planes: %w", mostFitted, errBound)
+		}
+	}
+}
+
+// fill makes a weight of so many planes in the pool, a piece of the file at a time.
+func (l *loader) fill(ctx context.Context, e *Extent, planes int) (_ *weight, sample uint64, snr float64, err error) {
+	s, bytes := l.d.store, e.bytes()
+	row := int(bytes) / e.Rows
+	step := max(1, pieceBytes/row)
+	if cap(l.buffer) < step*row {
+		l.buffer = make([]byte, step*row)
+	}
+	var into filling
+	defer func() {
+		if err != nil {
+			into.undo(s)
+		}
+	}()
+	sampled := newSampler(bytes)
+	var noise, power float64
+	for first := 0; first < e.Rows; first += step {
+		n := min(step, e.Rows-first)
+		b := l.buffer[:n*row]
+		if err := l.read(b, e, uint64(first*row)); err != nil {
+			return nil, 0, 0, err
+		}
+		// Where the target maps them as well, pages stay that it uses.
+		_ = unix.Fadvise(int(l.file.file.Fd()), e.Offset+int64(first*row), int64(len(b)), unix.FADV_DONTNEED)
+		sampled.write(b)
+		if l.codes(e) {
+			if first == 0 {
+				m := fabric.Matrix{Terms: []fabric.Term{{Planes: [][]byte{b}, Scales: fabric.Scales{Block: kernel.CodeCols}}}, Rows: n, Cols: e.Cols}
+				if err := into.begin(s, &m, e.Rows); err != nil {
+					return nil, 0, 0, err
+				}
+			}
+			copy(into.m.Terms[0].Planes[0][first*row:], b)
+			continue
+		}
+		o := decompose.Options{Layout: l.form.Layout, Workers: l.d.o.Workers}
+		var part *fabric.Matrix
+		if l.form.Bound == 0 || planes == decompose.ExactPlanes(e.Type) {
+			part, err = decompose.Exact(ctx, e.Type, n, e.Cols, b, o)
+		} else {
+			var off decompose.Error
+			part, off, err = decompose.Lossy(ctx, e.Type, n, e.Cols, b, l.fit(planes), o)
+			noise, power = noise+off.Noise, power+off.Signal
+		}
+		if err != nil {
+			return nil, 0, 0, err
+		}
+		if first == 0 {
+			if err := into.begin(s, part, e.Rows); err != nil {
+				return nil, 0, 0, err
+			}
+		}
+		if err := into.rows(part, first); err != nil {
+			return nil, 0, 0, err
+		}
+	}
+	w, err := s.adopt(&into, l.codes(e))
+	return w, sampled.sum, decompose.Error{Noise: noise, Signal: power}.SNR(), err
+}
+
+// filling is a matrix of which planes and factors lie in the pool, and whose rows come a few at a time.
+type filling struct {
+	m      fabric.Matrix
+	pieces [][]byte // of the pool, other than planes
+}
+
+// begin takes room for rows that are like those of part.
+func (f *filling) begin(s *store, part *fabric.Matrix, rows int) error {
+	f.m = *part
+	f.m.Rows, f.m.Terms = rows, nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range part.Terms {
+		t := part.Terms[i]
+		t.Planes = nil
+		for _, p := range part.Terms[i].Planes {
+			b, err := s.pool.Take(len(p) / part.Rows * rows)
+			if err != nil {
+				f.m.Terms = append(f.m.Terms, t)
+				return errFull
+			}
+			t.Planes = append(t.Planes, b)
+		}
+		f.m.Terms = append(f.m.Terms, t)
+		if err := f.scales(s, &f.m.Terms[i].Scales, &part.Terms[i].Scales, part.Rows, rows); err != nil {
+			return err
+		}
+	}
+	return f.scales(s, &f.m.Min, &part.Min, part.Rows, rows)
+}
+
+// scales takes room for factors.
+func (f *filling) scales(s *store, to, from *fabric.Scales, had, rows int) error {
+	room := func(n int) ([]byte, error) {
+		if n == 0 {
+			return nil, nil
+		}
+		b, err := s.pool.Take(n / had * rows)
+		if err != nil {
+			return nil, errFull
+		}
+		f.pieces = append(f.pieces, b)
+		return b, nil
+	}
+	half, err := room(2 * len(from.Half))
+	if err != nil {
+		return err
+	}
+	sub, err := room(len(from.Sub))
+	if err != nil {
+		return err
+	}
+	super, err := room(2 * len(from.Super))
+	if err != nil {
+		return err
+	}
+	to.Half, to.Sub, to.Super = of[uint16](half), of[int8](sub), of[uint16](super)
+	return nil
+}
+
+// of sees memory of the pool, which begins at pages, as numbers of another type; nil if there is none.
+func of[T int8 | uint16](b []byte) []T {
+	var t T
+	if len(b) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(t)))
+}
+
+// rows copies some rows, from the row first on.
+func (f *filling) rows(part *fabric.Matrix, first int) error {
+	if len(part.Terms) != len(f.m.Terms) {
+		return fmt.Errorf("rows of %d terms in a matrix of %d", len(part.Terms), len(f.m.Terms))
+	}
+	for i := range part.Terms {
+		to, from := &f.m.Terms[i], &part.Terms[i]
+		if len(to.Planes) != len(from.Planes) || to.Center != from.Center {
+			return errors.New("rows of a matrix differ in their planes")
+		}
+		for p, b := range from.Planes {
+			copy(to.Planes[p][len(b)/part.Rows*first:], b)
+		}
+		copyRows(&to.Scales, &from.Scales, part.Rows, first)
+	}
+	copyRows(&f.m.Min, &part.Min, part.Rows, first)
+	return nil
+}
+
+// copyRows copies the factors of had rows to those from the row first on.
+func copyRows(to, from *fabric.Scales, had, first int) {
+	copy(to.Half[len(from.Half)/had*first:], from.Half)
+	copy(to.Sub[len(from.Sub)/had*first:], from.Sub)
+	copy(to.Super[len(from.Super)/had*first:], from.Super)
+}
+
+// undo gives everything back.
+func (f *filling) undo(s *store) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range f.m.Terms {
+		for _, p := range f.m.Terms[i].Planes {
+			s.giveBack(p)
+		}
+	}
+	for _, p := range f.pieces {
+		s.giveBack(p)
+	}
+	*f = filling{}
+}
+
+// adopt makes a weight of a matrix that is filled. The caller has a reference to it; f is empty afterwards.
+func (s *store) adopt(f *filling, blocks bool) (*weight, error) {
+	m := f.m
+	w := &weight{matrix: &m, trits: uint64(m.Rows) * uint64(m.Cols), blocks: blocks, refs: 1}
+	if _, err := w.newOperand(&m); err != nil {
+		return nil, err
+	}
+	for t := range m.Terms {
+		for i, b := range m.Terms[t].Planes {
+			w.planes = append(w.planes, plane{term: t, index: i, bytes: b, resident: true, zeros: w.zerosOf(b)})
+		}
+	}
+	w.pieces = f.pieces
+	*f = filling{}
+	return w, nil
+}
+
+// drop takes back the only reference to a weight that adopt made and nobody found.
+func (s *store) drop(w *weight) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w.refs = 0
+	s.forget(w)
+}
+
+// size is how many bytes of the pool w takes.
+func (w *weight) size() uint64 {
+	n := uint64(0)
+	for i := range w.planes {
+		n += uint64(len(w.planes[i].bytes))
+	}
+	for _, p := range w.pieces {
+		n += uint64(len(p))
+	}
+	return n
+}
