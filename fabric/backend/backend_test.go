@@ -5,6 +5,7 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"tensorcast/experiments/llama"
@@ -24,6 +26,8 @@ import (
 	"tensorcast/experiments/synth"
 	"tensorcast/fabric/device"
 	"tensorcast/fabric/device/devicetest"
+	"tensorcast/fabric/handover"
+	"tensorcast/fabric/trit"
 	"tensorcast/gguf"
 	"tensorcast/gguf/half"
 	"tensorcast/gguf/rewrite"
@@ -519,6 +523,100 @@ func goesOn(t *testing.T, in *llama.Installation, model string) {
 	})
 }
 
+// What the device holds of the file, and hands over, is computed there, and nothing is uploaded. What it does not hold, lets go, or cannot compute any more, the CPU computes: the tokens are the
+// same, as products with Q2_0 are.
+func TestHandedOver(t *testing.T) {
+	in := llamatest.ForTest(t)
+	lib := library(t)
+	for name, c := range map[string]synth.Config{"dense": small, "mixture": mixture} {
+		t.Run(name, func(t *testing.T) { handedOver(t, in, lib, llamatest.Model(t, c)) })
+	}
+}
+
+func handedOver(t *testing.T, in *llama.Installation, lib, model string) {
+	const tokens = 300
+	want := generate(t, in, model, tokens)
+	f, err := gguf.Open(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tensors := handover.Tensors(f)
+	for _, test := range []struct {
+		name   string
+		room   uint64
+		during func(d *device.Device, stop func())
+		said   int // lines
+	}{
+		{"all", 1 << 30, nil, 0},
+		{"half", 0, nil, 0},
+		{"let go", 1 << 30, func(d *device.Device, _ func()) { d.Room(0) }, 0},
+		{"some let go", 1 << 30, func(d *device.Device, _ func()) { d.Room(d.Status().Holding.Planes / 2) }, 0},
+		{"killed", 1 << 30, func(_ *device.Device, stop func()) { stop() }, 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			d, stop := start(t)
+			file, err := f.Reopen()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer file.Close()
+			if test.room == 0 {
+				for i := range tensors {
+					for _, e := range tensors[i].Matrices {
+						row, _ := e.Type.RowBytes(int64(e.Cols))
+						test.room += uint64(row) * uint64(e.Rows) / 2
+					}
+				}
+			}
+			d.Room(test.room)
+			d.WillHold() // the target waits for it
+			ctx, cancel := context.WithCancel(t.Context())
+			over := make(chan error, 1)
+			t.Setenv("TFMBS_HANDOVER", "1")
+			t.Setenv("GGML_BACKEND_PATH", lib)
+			cmd := in.Command(t.Context(), llama.Options{Model: model, Prompt: prompt, Tokens: tokens, Threads: 1, NoRepack: true})
+			var out, errs bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &out, &errs
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			go func() { over <- d.Hold(ctx, file, tensors, device.Form{Layout: trit.TwoBit}) }()
+			s, ended := device.Status{}, false
+			end := sync.OnceFunc(func() {
+				cancel()
+				if err := <-over; !errors.Is(err, context.Canceled) {
+					t.Error(err)
+				}
+				s, ended = d.Status(), true
+			})
+			defer end()
+			if test.during != nil {
+				testenv.WaitFor(t, "some products", func() bool { return d.Status().Products > 60 })
+				test.during(d, func() { end(); stop() })
+			}
+			if err := cmd.Wait(); err != nil {
+				t.Fatalf("%v: %s", err, errs.Bytes())
+			}
+			r, err := llama.ParseResult(out.Bytes())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !ended {
+				s = d.Status()
+			}
+			if !slices.Equal(r.Tokens, want) {
+				t.Errorf("%d of %d tokens are the CPU's", common(r.Tokens, want), len(want))
+			}
+			if said := strings.Count(errs.String(), "\n"); said != test.said {
+				t.Errorf("%d lines, want %d: %s", said, test.said, errs.Bytes())
+			}
+			if h := s.Holding; h.Tensors == len(tensors) != (test.name == "all" || test.name == "killed") || s.Moved != 0 || s.Shared != 0 || s.Products < 60 {
+				t.Errorf("%d of %d tensors, %d products, %d bytes moved, %d uploads", h.Tensors, len(tensors), s.Products, s.Moved, s.Shared)
+			}
+		})
+	}
+}
+
 // However many threads ggml has, it starts none for what lies between the products of a token: they would spin where the device computes. The tokens are the CPU's.
 func TestStartsNoThreads(t *testing.T) {
 	in := llamatest.ForTest(t)
@@ -542,7 +640,7 @@ __attribute__((destructor)) static void tell(void) { fprintf(stderr, "started %d
 	start(t)
 	lib := library(t)
 	run := func(backend string, tokens int) (started int, text []int32) {
-		cmd := in.Command(t.Context(), llama.Options{Model: model, Prompt: prompt, Tokens: tokens, Threads: 2})
+		cmd := in.Command(t.Context(), llama.Options{Model: model, Prompt: prompt, Tokens: tokens, Threads: 1})
 		cmd.Env = append(os.Environ(), "LD_PRELOAD="+counter, "GGML_BACKEND_PATH="+backend)
 		var out, errs bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &errs

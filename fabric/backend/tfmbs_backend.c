@@ -15,6 +15,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <link.h>
 #include <pthread.h>
 #include <stdbool.h>
@@ -22,7 +23,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -178,14 +182,14 @@ static const char *resolve(void) {
 	return NULL;
 }
 
-/* ggml's CPU backend with one thread, or NULL. */
-static struct backend *cpu_backend(void) {
+/* ggml's CPU backend with so many threads, or NULL. */
+static struct backend *cpu_backend(int threads) {
 	void *lib = library_of("libggml-cpu", "ggml_backend_cpu_init");
 	struct backend *(*init)(void) = (struct backend * (*)(void)) dlsym(lib, "ggml_backend_cpu_init");
 	void (*set_threads)(struct backend *, int) = (void (*)(struct backend *, int))dlsym(lib, "ggml_backend_cpu_set_n_threads");
 	struct backend *cpu = init && set_threads ? init() : NULL;
 	if (cpu) {
-		set_threads(cpu, 1);
+		set_threads(cpu, threads);
 		g.traits = (const struct traits *(*)(int32_t))dlsym(lib, "ggml_get_type_traits_cpu");
 	}
 	return cpu;
@@ -220,11 +224,32 @@ static const struct profile {
   no_profile = {"", TFMBS_TWO_BIT, false};
 static const struct profile *profile = &no_profile;
 
+struct weight;
+enum {
+	BUCKETS = 1024,
+	LAYERS = 1024,
+	NOT_OURS = 1 << 16,
+};
+static struct {
+	pthread_mutex_t lock;
+	int users;  /* backends */
+	int broken; /* the device is not there, or not any more */
+	struct weight *buckets[BUCKETS];
+	long first, last;   /* layers that are taken */
+	bool handed;        /* TFMBS_HANDOVER: nothing is uploaded, the device's owner hands weights over */
+	bool waited;        /* for the device to have read what it is to hold */
+	long whole[LAYERS]; /* of layers: matrices that the device has, less many for each that it has not */
+	struct device *cpu; /* computes what is small, or NULL */
+	int ours, theirs;   /* tensors of weights that the device has, and that it has not */
+	unsigned epoch;     /* backends that were made: a new context may be of another model, at an address of the former */
+	int fresh;          /* backends that have not computed yet */
+} state = {.lock = PTHREAD_MUTEX_INITIALIZER, .last = -1};
+
 /* The kind of a tensor of weights, or NULL: the device does not take it. */
 static const struct kind *kind_of(const struct tensor *w) {
 	const char *name = g.ggml_type_name(w->type);
 	for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-		if (!strcmp(kinds[i].name, name)) return kinds[i].faster || profile->all ? &kinds[i] : NULL;
+		if (!strcmp(kinds[i].name, name)) return kinds[i].faster || profile->all || state.handed ? &kinds[i] : NULL;
 	return NULL;
 }
 
@@ -235,20 +260,10 @@ struct weight {
 	uint32_t rows, cols, count;
 	uint64_t sample;
 	bool has; /* the device has all matrices */
+	struct timespec asked; /* when it was last looked for among what the device holds, */
+	unsigned epoch;        /* and which backend was the newest then */
 	tfmbs_weight ids[];
 };
-
-enum { BUCKETS = 1024 };
-static struct {
-	pthread_mutex_t lock;
-	int users;  /* backends */
-	int broken; /* the device is not there, or not any more */
-	struct weight *buckets[BUCKETS];
-	long first, last;   /* layers that are taken */
-	struct device *cpu; /* computes what is small, or NULL */
-	int ours, theirs;   /* tensors of weights that the device has, and that it has not */
-	int fresh;          /* backends that have not computed yet */
-} state = {.lock = PTHREAD_MUTEX_INITIALIZER, .last = -1};
 
 static void say(const char *what, int e) { fprintf(stderr, "tfmbs: %s: %s\n", what, strerror(-e)); }
 
@@ -277,13 +292,20 @@ static long layer_of(const struct tensor *t) {
 
 enum { MOST_EXPERTS = 1 << 14 };
 
+/* Counts w, which is t, as the device's or not, by = 1, or no more, by = -1. The lock is held. */
+static void count(const struct weight *w, const struct tensor *t, int by) {
+	long layer = layer_of(t);
+	*(w->has ? &state.ours : &state.theirs) += by;
+	if (layer >= 0 && layer < LAYERS) state.whole[layer] += by * (w->has ? 1 : -NOT_OURS);
+}
+
 /* Notes a tensor that products use, which is not in the table yet. The lock is held. */
 static struct weight *note(const struct tensor *t) {
 	struct weight *w = t->ne[2] > 0 && t->ne[2] <= MOST_EXPERTS ? calloc(1, sizeof *w + (size_t)t->ne[2] * sizeof *w->ids) : NULL;
 	if (!w) return NULL;
-	*w = (struct weight){*bucket(t->data), t->data, t->buffer, (uint32_t)t->ne[1], (uint32_t)t->ne[0], (uint32_t)t->ne[2], 0, false};
+	*w = (struct weight){*bucket(t->data), t->data, t->buffer, (uint32_t)t->ne[1], (uint32_t)t->ne[0], (uint32_t)t->ne[2], 0, false, {0, 0}, 0};
 	*bucket(t->data) = w;
-	state.theirs++;
+	count(w, t, 1);
 	return w;
 }
 
@@ -295,28 +317,111 @@ static void release(struct weight *w) {
 	w->has = false;
 }
 
+/* Gives t to the device: all matrices or none. */
+static int send(const struct tensor *t, struct weight *w, size_t n) {
+	int e = tfmbs_init();
+	state.broken = e != 0; /* without a device, nothing is tried again */
+	for (uint32_t i = 0; i < w->count && !e; i++)
+		e = tfmbs_upload_blocks((int)layer_of(t), kind_of(t)->number, t->data + i * t->nb[2], n / w->count, w->rows, w->cols, profile->flags, &w->ids[i]);
+	if (e) say(state.broken ? "there is no device, so the CPU computes everything" : t->name, e);
+	return e;
+}
+
+/* Where something of a file that this process maps lies in it. */
+struct in_file {
+	uint64_t dev, ino, offset;
+};
+
+/* Finds out in which file p is mapped. False: in none, or its path leads to another by now. */
+static bool locate(const void *p, struct in_file *at) {
+	static struct {
+		uintptr_t from, to;
+		unsigned epoch;
+		struct in_file at;
+	} last; /* the lock is held */
+	uintptr_t a = (uintptr_t)p;
+	if (a < last.from || a >= last.to || last.epoch != state.epoch) {
+		FILE *maps = fopen("/proc/self/maps", "re");
+		char line[4500];
+		bool found = false;
+		while (maps && !found && fgets(line, sizeof line, maps)) {
+			uintptr_t from, to;
+			unsigned long long offset, ino;
+			int path = 0;
+			struct stat st;
+			if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %*4s %llx %*x:%*x %llu %n", &from, &to, &offset, &ino, &path) < 4 || !path || a < from || a >= to) continue;
+			line[strcspn(line, "\n")] = 0;
+			if (line[path] != '/' || stat(line + path, &st) || st.st_ino != ino) break;
+			last.from = from;
+			last.to = to;
+			last.epoch = state.epoch;
+			last.at = (struct in_file){st.st_dev, ino, offset};
+			found = true;
+		}
+		if (maps) fclose(maps);
+		if (!found) return false;
+	}
+	*at = last.at;
+	at->offset += a - last.from;
+	return true;
+}
+
+static double since(const struct timespec *t) {
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (double)(now.tv_sec - t->tv_sec) + 1e-9 * (double)(now.tv_nsec - t->tv_nsec);
+}
+
+enum {
+	LONGEST_WAIT = 120, /* s, for a device that reads what it is to hold; the first graph comes after it */
+	ASK_AGAIN = 2,      /* s, for what it does not hold: it may have got more room */
+};
+
+/* Looks for t among what the device holds: all matrices or none. */
+static int look(const struct tensor *t, struct weight *w, size_t n) {
+	struct in_file at;
+	struct timespec begun;
+	clock_gettime(CLOCK_MONOTONIC, &begun);
+	w->asked = begun;
+	w->epoch = state.epoch;
+	if (!locate(t->data, &at)) return -ENOENT;
+	int e = tfmbs_init();
+	state.broken = e != 0;
+	for (uint32_t i = 0; i < w->count && !e;) {
+		e = tfmbs_find_blocks(at.dev, at.ino, at.offset + i * t->nb[2], kind_of(t)->number, t->data + i * t->nb[2], n / w->count, w->rows, w->cols, &w->ids[i]);
+		if (!e) i++;
+		if (e == -EAGAIN && !state.waited) {
+			if (since(&begun) > LONGEST_WAIT) state.waited = true;
+			nanosleep(&(struct timespec){0, 10 * 1000 * 1000}, NULL);
+			e = 0;
+		}
+	}
+	if (e == -ENOENT) state.waited = true; /* all was tried */
+	if (state.broken || e == -EPIPE) {
+		state.broken = true;
+		say("there is no device, so the CPU computes everything", e);
+	}
+	return e;
+}
+
 /* Whether the device has t, or takes it now. */
 static bool upload(const struct tensor *t) {
 	size_t n = g.ggml_nbytes(t);
 	pthread_mutex_lock(&state.lock);
-	uint64_t s = state.broken ? 0 : sample((const uint8_t *)t->data, n);
+	/* What the device holds is not to be looked at in the file: that would read it from disk. */
+	uint64_t s = state.broken || state.handed ? 0 : sample((const uint8_t *)t->data, n);
 	struct weight *w = find(t);
-	if (!state.broken && (!w || w->sample != s)) {
+	bool again = w && state.handed && (w->epoch != state.epoch || (!w->has && since(&w->asked) > ASK_AGAIN));
+	if (!state.broken && (!w || w->sample != s || again)) {
 		if (!w) w = note(t);
 		if (w) {
-			state.ours -= w->has;
-			state.theirs += w->has;
+			count(w, t, -1);
 			release(w);
 			w->sample = s;
-			int e = tfmbs_init();
-			state.broken = e != 0; /* without a device, nothing is tried again */
-			for (uint32_t i = 0; i < w->count && !e; i++)
-				e = tfmbs_upload_blocks((int)layer_of(t), kind_of(t)->number, t->data + i * t->nb[2], n / w->count, w->rows, w->cols, profile->flags, &w->ids[i]);
-			w->has = !e;
+			int e = state.handed ? look(t, w, n) : send(t, w, n);
 			if (e) release(w); /* an expert alone is of no use */
-			state.ours += w->has;
-			state.theirs -= w->has;
-			if (e) say(state.broken ? "there is no device, so the CPU computes everything" : t->name, e);
+			w->has = !e;
+			count(w, t, 1);
 			uintptr_t from = ((uintptr_t)t->data + 4095) & ~(uintptr_t)4095, to = ((uintptr_t)t->data + n) & ~(uintptr_t)4095;
 			if (w->has && to > from) madvise((void *)from, to - from, MADV_COLD); /* the device has it: these pages may go first */
 		}
@@ -335,6 +440,7 @@ static void release_all(void) {
 			free(w);
 		}
 	state.ours = state.theirs = 0;
+	memset(state.whole, 0, sizeof state.whole);
 }
 
 /* ---- Products ---- */
@@ -385,10 +491,28 @@ static bool is_small(const struct tensor *t) {
 	return sum <= most;
 }
 
-/* Whether ggml's CPU code is to compute t on the calling thread. Not where other matrices than the device's are many: there the CPU's threads are at work anyway. */
+/* The layer of a name as llama.cpp gives them ("norm-5", "Qcur-5 (reshaped)", "blk.5.attn_norm.weight"), or -1. */
+static long layer_in(const char *name) {
+	const char *dash = strrchr(name, '-');
+	long layer = strncmp(name, "blk.", 4) ? -1 : strtol(name + 4, NULL, 10);
+	if (layer < 0 && dash && dash[1] >= '0' && dash[1] <= '9') layer = strtol(dash + 1, NULL, 10);
+	return layer < LAYERS ? layer : -1;
+}
+
+/* The layer that an op belongs to by its name, or by those of what it reads; -1 if none of them tells. */
+static long layer_of_op(const struct tensor *t) {
+	long layer = layer_in(t->name);
+	for (int i = 0; layer < 0 && i < 10; i++)
+		if (t->src[i]) layer = layer_in(t->src[i]->name);
+	return layer;
+}
+
+/* Whether ggml's CPU code is to compute t on the calling thread. Of what is handed over: in layers of which the device has all matrices. Else not where other matrices than the device's are many: there the CPU's threads are at work anyway. */
 static bool take_small(const struct tensor *t) {
+	long layer = state.handed ? layer_of_op(t) : -1;
 	pthread_mutex_lock(&state.lock);
-	struct device *cpu = !state.broken && state.ours > 0 && state.theirs <= state.ours / 8 ? state.cpu : NULL;
+	bool few = state.handed ? layer >= 0 && state.whole[layer] > 0 : state.theirs <= state.ours / 8;
+	struct device *cpu = !state.broken && state.ours > 0 && few ? state.cpu : NULL;
 	/* While llama.cpp makes a context, it does without this op at all if it is not where the cache of keys and values is. */
 	if (state.fresh && is_op(t, "FLASH_ATTN_EXT")) cpu = NULL;
 	pthread_mutex_unlock(&state.lock);
@@ -441,8 +565,14 @@ struct flight {
 
 static void failed(struct flight *f, const struct part *p, int e) {
 	pthread_mutex_lock(&state.lock);
-	if (!state.broken) say("the device failed, what it was to do is done here, slowly", e);
-	state.broken = 1;
+	struct weight *w = e == -ESTALE ? find(p->t->src[0]) : NULL;
+	if (w && w->has) { /* its memory was needed; the CPU has it from now on */
+		count(w, p->t->src[0], -1);
+		w->has = false;
+		count(w, p->t->src[0], 1);
+	}
+	if (e != -ESTALE && !state.broken) say("the device failed, what it was to do is done here, slowly", e);
+	state.broken |= e != -ESTALE;
 	pthread_mutex_unlock(&state.lock);
 	e = compute_here(p);
 	if (e) f->status = e;
@@ -513,7 +643,7 @@ static const struct weight *weight_of(const struct tensor *t) {
 	if (!fits(t)) return NULL;
 	pthread_mutex_lock(&state.lock);
 	struct weight *w = find(t->src[0]);
-	if (w && !w->has) w = NULL;
+	if (w && (!w->has || (state.handed && state.broken))) w = NULL;
 	pthread_mutex_unlock(&state.lock);
 	return w;
 }
@@ -635,7 +765,8 @@ static void multiply(struct flight *f, const struct tensor *t, const struct weig
 /* ---- The backend ---- */
 
 struct context {
-	struct backend *cpu; /* or NULL */
+	struct backend *cpu;  /* or NULL */
+	struct backend *many; /* the same with all threads, made when it is needed, or NULL */
 	bool computed;
 };
 
@@ -663,6 +794,20 @@ static bool may_precede(void *graph, const struct tensor *p, int first, int last
 	return true;
 }
 
+/* Whether t is a product with weights that the device had when the graph was divided, and has no more: it is worth all threads. */
+static bool is_lost(const struct tensor *t) {
+	return computes(t) && (is_op(t, "MUL_MAT") || is_op(t, "MUL_MAT_ID")) && g.ggml_nbytes(t->src[0]) > SMALL && fits(t);
+}
+
+/* The backend for nodes that the device does not compute. */
+static struct backend *cpu_for(struct context *c, bool lost) {
+	if (lost && !c->many) {
+		cpu_set_t set;
+		c->many = cpu_backend(sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set));
+	}
+	return lost && c->many ? c->many : c->cpu;
+}
+
 static int graph_compute(struct backend *b, void *graph) {
 	struct flight f = {0};
 	struct context *c = b->context;
@@ -683,7 +828,8 @@ static int graph_compute(struct backend *b, void *graph) {
 			f.status = STATUS_FAILED;
 			break;
 		}
-		while (end < n && !weight_of(g.ggml_graph_node(graph, end))) end++;
+		bool lost = is_lost(t);
+		while (end < n && !weight_of(g.ggml_graph_node(graph, end)) && is_lost(g.ggml_graph_node(graph, end)) == lost) end++;
 		/* Products behind it that wait for nothing of it share the trip: those of K and V, while the position is worked into Q. */
 		for (int k = f.ahead > end ? f.ahead : end; f.n > 0 && k < n && k < end + AHEAD; f.ahead = ++k) {
 			const struct tensor *p = g.ggml_graph_node(graph, k);
@@ -694,7 +840,7 @@ static int graph_compute(struct backend *b, void *graph) {
 		}
 		land(&f);
 		struct graph part = g.ggml_graph_view(graph, i, end);
-		int e = f.status ? f.status : g.ggml_backend_graph_compute(c->cpu, &part);
+		int e = f.status ? f.status : g.ggml_backend_graph_compute(cpu_for(c, lost), &part);
 		if (e) f.status = e;
 	}
 	land(&f);
@@ -715,6 +861,7 @@ static void backend_free(struct backend *b) {
 	}
 	pthread_mutex_unlock(&state.lock);
 	if (c->cpu) g.ggml_backend_free(c->cpu);
+	if (c->many) g.ggml_backend_free(c->many);
 	free(c);
 	free(b);
 }
@@ -744,11 +891,12 @@ static struct backend *device_init(struct device *d, const char *params) {
 		free(c);
 		return NULL;
 	}
-	c->cpu = cpu_backend();
+	c->cpu = cpu_backend(1);
 	*b = (struct backend){.guid = guid, .get_name = backend_name, .free = backend_free, .graph_compute = graph_compute, .device = d, .context = c};
 	pthread_mutex_lock(&state.lock);
 	state.users++;
 	state.fresh++;
+	state.epoch++;
 	if (c->cpu) state.cpu = g.ggml_backend_get_device(c->cpu);
 	pthread_mutex_unlock(&state.lock);
 	return b;
@@ -780,7 +928,8 @@ static struct reg the_reg = {API_VERSION, reg_name, reg_count, reg_device, reg_p
 
 /* Whether this is a ggml whose structs are known. Says why not. */
 static bool usable(void) {
-	const char *missing = resolve(), *version = missing ? NULL : g.ggml_version(), *layers = getenv("TFMBS_LAYERS"), *name = getenv("TFMBS_PROFILE");
+	const char *missing = resolve(), *version = missing ? NULL : g.ggml_version(), *layers = getenv("TFMBS_LAYERS"), *name = getenv("TFMBS_PROFILE"), *handed = getenv("TFMBS_HANDOVER");
+	state.handed = handed && *handed;
 	struct tensor t = {.name = "name"};
 	t.data = t.name;
 	if (missing) {

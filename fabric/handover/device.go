@@ -1,0 +1,113 @@
+package handover
+
+// This file runs a device for one target.
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"tensorcast/fabric/device"
+)
+
+// Options say what a device holds, and for whom.
+type Options struct {
+	Program    []string            // the command that runs a device: `prefetchd fabric`
+	Credential *syscall.Credential // the target's user; nil: this process's
+	Model      string
+	Profile    string
+	Error      string // as of ParseForm
+	Room       int64  // bytes of planes
+	Stderr     io.Writer
+}
+
+// Device is a process that holds weights for one target. It takes its memory in the cgroup of the process that starts it. Should memory be short all the same, the kernel ends it first
+// (oom_score_adj): the target then computes from the file.
+type Device struct {
+	dir    string
+	cmd    *exec.Cmd
+	copied sync.WaitGroup
+}
+
+// Start starts a device and waits until it can be asked. It goes on to read what it holds. The caller must call Close.
+func Start(o Options) (_ *Device, err error) {
+	d := &Device{}
+	if d.dir, err = os.MkdirTemp("", "tensorcast-fabric-"); err != nil {
+		return nil, fmt.Errorf("make a directory for the device's socket: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.Close())
+		}
+	}()
+	args := append(o.Program[1:len(o.Program):len(o.Program)], "--socket", d.Socket(), "--hold", o.Model, "--profile", o.Profile, "--room", strconv.FormatInt(o.Room, 10), "--pool", strconv.FormatInt(o.Room+o.Room/16+64<<20, 10))
+	if o.Error != "" {
+		args = append(args, "--error", o.Error)
+	}
+	cmd := exec.Command(o.Program[0], args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: o.Credential, Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	if o.Credential != nil {
+		if err := os.Chown(d.dir, int(o.Credential.Uid), int(o.Credential.Gid)); err != nil {
+			return nil, fmt.Errorf("give the directory of the device's socket to its user: %w", err)
+		}
+	}
+	// With its heap collected early, its memory is the target's.
+	cmd.Env = append(os.Environ(), "GOGC=25")
+	out, err := cmd.StderrPipe()
+	if err != nil {
+		return nil, fmt.Errorf("start the device: %w", err)
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start the device: %w", err)
+	}
+	d.cmd = cmd
+	lines := bufio.NewReader(out)
+	for {
+		line, err := lines.ReadString('\n')
+		if strings.HasPrefix(line, "serving ") {
+			break
+		}
+		_, _ = io.WriteString(o.Stderr, line)
+		if err != nil {
+			return nil, errors.New("the device did not start")
+		}
+	}
+	d.copied.Go(func() { _, _ = io.Copy(o.Stderr, lines) }) // ends with the device
+	return d, nil
+}
+
+// Socket is where the device is.
+func (d *Device) Socket() string { return filepath.Join(d.dir, "fabric.sock") }
+
+// Environ is what a target needs so that it finds the device: libggml-tfmbs.so, at backend, is loaded by ggml.
+func (d *Device) Environ(backend string) []string {
+	// The shared memory holds vectors only.
+	return []string{"GGML_BACKEND_PATH=" + backend, "TFMBS_HANDOVER=1", "TFMBS_SOCKET=" + d.Socket(), "TFMBS_POOL_BYTES=4096", "TFMBS_STAGING_BYTES=" + strconv.Itoa(160<<20)}
+}
+
+// Status asks what it holds.
+func (d *Device) Status(ctx context.Context) (device.Status, error) {
+	return device.Ask(ctx, d.Socket())
+}
+
+// Close ends it.
+func (d *Device) Close() error {
+	if d.cmd != nil {
+		_ = d.cmd.Process.Signal(unix.SIGTERM)
+		d.copied.Wait()
+		_ = d.cmd.Wait() // that it was ended is no error
+		d.cmd = nil
+	}
+	return os.RemoveAll(d.dir)
+}

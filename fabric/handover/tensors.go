@@ -1,0 +1,131 @@
+// Package handover has the emulated device hold weights of a model for a target that has too little memory for it: planes with a stated error take less memory than the file's bytes,
+// so fewer of these are read from disk for each token.
+package handover
+
+// This file decides which weights are held, and how many bytes of memory that takes.
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"tensorcast/fabric/decompose"
+	"tensorcast/fabric/device"
+	"tensorcast/fabric/plan"
+	"tensorcast/fabric/trit"
+	"tensorcast/gguf"
+)
+
+// taken are the types that the backend for ggml hands to the device.
+var taken = []gguf.Type{gguf.Q2_0, gguf.TQ1_0, gguf.TQ2_0, gguf.Q1_0, gguf.Q4_0, gguf.Q8_0, gguf.Q4_K, gguf.Q6_K}
+
+// Tensors are the matrices of f that products read, the hottest first: those that every token reads, layer by layer, before experts, of which a token reads some. Whole layers follow each
+// other, so that a token changes between device and CPU as rarely as possible.
+func Tensors(f *gguf.File) []device.Tensor {
+	type ranked struct {
+		device.Tensor
+		share float64 // of it that a token reads
+		layer int
+	}
+	_, untied := f.Lookup("output.weight")
+	arch, _ := f.String("general.architecture")
+	used, _ := f.Uint(arch + ".expert_used_count")
+	var all []ranked
+	for i := range f.Tensors {
+		t := &f.Tensors[i]
+		if !slices.Contains(taken, t.Type) || !strings.HasSuffix(t.Name, ".weight") || t.Name == "token_embd.weight" && untied || len(t.Shape) > 1 && t.Layer() < 0 && t.Name != "output.weight" && t.Name != "token_embd.weight" {
+			continue
+		}
+		r := ranked{device.Tensor{Name: t.Name}, 1, t.Layer()}
+		if r.layer < 0 {
+			r.layer = math.MaxInt // the output is the last
+		}
+		switch n := t.Experts(); {
+		case n > 0 && len(t.Shape) == 3:
+			if used > 0 && used < uint64(n) {
+				r.share = float64(used) / float64(n)
+			}
+			for e := range n {
+				r.Matrices = append(r.Matrices, device.Extent{Offset: t.Offset + int64(e)*t.ExpertStride(), Type: t.Type, Rows: int(t.Shape[1]), Cols: int(t.Shape[0])})
+			}
+		case n == 0 && len(t.Shape) == 2:
+			r.Matrices = []device.Extent{{Offset: t.Offset, Type: t.Type, Rows: int(t.Shape[1]), Cols: int(t.Shape[0])}}
+		default:
+			continue
+		}
+		if t.Shape[0]%32 == 0 {
+			all = append(all, r)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b ranked) int {
+		return cmp.Or(cmp.Compare(b.share, a.share), cmp.Compare(a.layer, b.layer))
+	})
+	tensors := make([]device.Tensor, len(all))
+	for i := range all {
+		tensors[i] = all[i].Tensor
+	}
+	return tensors
+}
+
+// ParseForm makes a form of the name of a profile (see plan.Profiles), or, if it is not empty, of an error as "20dB".
+func ParseForm(profile, decibels string) (device.Form, error) {
+	f := device.Form{Layout: trit.PT5Striped}
+	if decibels != "" {
+		n, ok := strings.CutSuffix(decibels, "dB")
+		v, err := strconv.ParseFloat(strings.TrimSpace(n), 64)
+		if !ok || err != nil || !(v >= 1 && v <= 100) {
+			return f, fmt.Errorf("an error of %q: want the least ratio of products to their error, 1dB to 100dB, for instance 20dB", decibels)
+		}
+		f.Bound = v
+		return f, nil
+	}
+	for _, p := range plan.Profiles() {
+		if p.Name == profile {
+			if !math.IsInf(p.Bound, 1) {
+				f.Bound = p.Bound
+			}
+			return f, nil
+		}
+	}
+	return f, fmt.Errorf("no profile is called %q", profile)
+}
+
+// Room is how many bytes of memory the device is to take of a target that has room for so many bytes of its model: as many as there are, if the model does not fit even so; else as few as make
+// the rest of the model fit. 0: it fits as it is, or nothing is to be gained, as its planes would take more than its bytes do.
+func Room(tensors []device.Tensor, modelBytes, room int64, form device.Form) int64 {
+	var file, planes int64
+	for i := range tensors {
+		for _, e := range tensors[i].Matrices {
+			rowBytes, err := e.Type.RowBytes(int64(e.Cols))
+			if err != nil {
+				continue
+			}
+			file += rowBytes * int64(e.Rows)
+			planes += int64(e.Rows) * bytesOfRow(&e, form)
+		}
+	}
+	if modelBytes <= room || planes >= file || room <= 0 {
+		return 0
+	}
+	saved := float64(file-planes) / float64(planes) // bytes of the file that need not be in memory for one of planes, besides it
+	need := float64(modelBytes-room) / saved
+	return min(room, planes, int64(math.Ceil(need)))
+}
+
+// bytesOfRow estimates what a row of planes takes: 6.5 dB for the first, and 9.5 dB (a factor of 3) for each other, as weights in blocks of 32 have it.
+func bytesOfRow(e *device.Extent, form device.Form) int64 {
+	n := decompose.ExactPlanes(e.Type)
+	if form.Bound > 0 {
+		if k := 1 + int(math.Ceil((form.Bound-6.5)/9.5)); n == 0 || k < n {
+			n = max(k, 1)
+		}
+	}
+	if e.Type == gguf.Q2_0 {
+		b, _ := e.Type.RowBytes(int64(e.Cols))
+		return b
+	}
+	return int64(n*form.Layout.RowBytes(e.Cols) + e.Cols/16)
+}
