@@ -23,7 +23,28 @@ type Head struct {
 // NamedHead is the head of the largest GGUF file that the arguments of a command name, alone or as --flag=file; nil if they name none. It is what fits in room, and in budget if that is
 // not 0. Close it. What cannot be read is left to the command, as is every error.
 func NamedHead(args []string, room Room, budget int64) *Head {
-	var largest *Head
+	largest := namedHead(args)
+	if largest == nil {
+		return nil
+	}
+	largest.bytes = min(room.Keepable(), largest.bytes)
+	if budget > 0 {
+		largest.bytes = min(largest.bytes, budget)
+	}
+	return largest
+}
+
+// NamedModel is the path of the file that NamedHead opens; empty if there is none.
+func NamedModel(args []string) string {
+	h := namedHead(args)
+	if h == nil {
+		return ""
+	}
+	defer h.Close() // nothing was written
+	return h.file.Name()
+}
+
+func namedHead(args []string) (largest *Head) {
 	for _, arg := range args {
 		if _, value, ok := strings.Cut(arg, "="); ok && strings.HasPrefix(arg, "-") {
 			arg = value
@@ -41,13 +62,6 @@ func NamedHead(args []string, room Room, budget int64) *Head {
 		if h != nil {
 			_ = h.Close() // nothing was written
 		}
-	}
-	if largest == nil {
-		return nil
-	}
-	largest.bytes = min(room.Keepable(), largest.bytes)
-	if budget > 0 {
-		largest.bytes = min(largest.bytes, budget)
 	}
 	return largest
 }

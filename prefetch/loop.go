@@ -55,6 +55,8 @@ type Options struct {
 	// Speculate says whether experts are read before their router has chosen them, by what Guess guesses; nil: nobody does. See Guesser.
 	Speculate Speculation
 	Guess     func(Routers) Guesser
+	// Elsewhere, if not nil, changes whenever the target may have begun to read other weights than before, as some are computed elsewhere: what it reads is learned anew then.
+	Elsewhere func() uint64
 	// Own, if not nil, is how many bytes of memory this process takes for itself.
 	Own func() int64
 	Log *slog.Logger
@@ -88,18 +90,19 @@ type Controller struct {
 	resident int64
 	squeeze  squeeze
 
-	seek    seek
-	load    *loading  // nil unless the target loads what is followed
-	guessed bool      // what is followed was guessed, and the target has not read it yet
-	busy    time.Time // see Pause
-	heard   time.Time // when the last event came
-	mapsAt  time.Time // when the target was last asked whether it still maps what is followed
-	watch   watchdog
-	short   string     // why memory was short when something said so last,
-	shortAt time.Time  // at shortAt
-	shrunk  time.Time  // when memory was given back last
-	judgeAt time.Time  // when Judge is to be asked again, see Look
-	stood   *StandBack // the last one; nil while there is something to win, for all that is known
+	seek      seek
+	load      *loading  // nil unless the target loads what is followed
+	guessed   bool      // what is followed was guessed, and the target has not read it yet
+	elsewhere uint64    // as Options.Elsewhere said last
+	busy      time.Time // see Pause
+	heard     time.Time // when the last event came
+	mapsAt    time.Time // when the target was last asked whether it still maps what is followed
+	watch     watchdog
+	short     string     // why memory was short when something said so last,
+	shortAt   time.Time  // at shortAt
+	shrunk    time.Time  // when memory was given back last
+	judgeAt   time.Time  // when Judge is to be asked again, see Look
+	stood     *StandBack // the last one; nil while there is something to win, for all that is known
 
 	followed      time.Time // when the first blocks were held
 	sum           Summary
@@ -447,6 +450,22 @@ func (c *Controller) checkReads(cycle *pattern.Cycle) *pattern.Cycle {
 	return cycle
 }
 
+// readsOther says whether the target may have begun to read other weights since it was asked last. Then no context's cycle is known any more.
+func (c *Controller) readsOther() bool {
+	if c.opts.Elsewhere == nil {
+		return false
+	}
+	now := c.opts.Elsewhere()
+	if now == c.elsewhere {
+		return false
+	}
+	c.elsewhere = now
+	for _, x := range c.contexts.known {
+		x.forget()
+	}
+	return true
+}
+
 // refuse tells, once, that the target says something impossible.
 func (c *Controller) refuse(what string, args ...any) {
 	if !c.refused {
@@ -660,6 +679,11 @@ func windowIn(room, window int64) int64 { return max(min(window, room/4), 0) }
 func (c *Controller) Tick() error {
 	if err := c.look(); err != nil {
 		return err
+	}
+	if c.readsOther() {
+		if err := c.giveUp("what is computed elsewhere has changed"); err != nil {
+			return err
+		}
 	}
 	if c.help == nil {
 		return nil

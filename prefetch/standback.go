@@ -152,7 +152,7 @@ func (c *Controller) Look() (again bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		again = models.bytes() != s.mapped || s.Reason == Fits && c.room.Bytes < s.Bytes
+		again = models.bytes() != s.mapped || s.Reason == Fits && c.room.Bytes < s.Bytes || c.readsOther()
 	case Judged:
 		if now := c.now(); !now.Before(c.judgeAt) {
 			again = c.opts.Judge() == nil
@@ -160,7 +160,7 @@ func (c *Controller) Look() (again bool, err error) {
 		}
 	case NoWin:
 		change := c.room.Bytes - s.Room.Bytes
-		again = max(change, -change) > s.Bytes/noWinShare || c.now().Sub(s.at) > noWinTime
+		again = max(change, -change) > s.Bytes/noWinShare || c.now().Sub(s.at) > noWinTime || c.readsOther()
 	}
 	if again {
 		c.stood = nil

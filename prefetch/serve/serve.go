@@ -33,7 +33,10 @@ import (
 type Options struct {
 	PID  int  // the target; Start sets it
 	Late bool // the target may load ggml later; else one that has none is an error
-	Join bool // this process joins the target's memory cgroup, so that it pays there for what it reads
+	// Elsewhere, if not nil, says that some of the target's weights are computed elsewhere, so that it reads less than its file has: what it reads is learned, nothing is guessed or read
+	// before. What Elsewhere returns changes when that has changed. It may be called any time.
+	Elsewhere func() uint64
+	Join      bool // this process joins the target's memory cgroup, so that it pays there for what it reads
 	// Dry plans only: Run ends with what would be held, or with why nothing would be (Summary.Idle).
 	Dry bool
 	// Leave is how many bytes of the host's available memory are left to others; 0 chooses (see prefetch.MemoryOptions).
@@ -114,6 +117,9 @@ func readHead(ctx context.Context, args []string, o *Options) (*head, error) {
 	room, err := memory.Room(0, 0)
 	if err := errors.Join(err, memory.Close()); err != nil {
 		return nil, err
+	}
+	if o.Elsewhere != nil {
+		return h, nil
 	}
 	if h.Head = prefetch.NamedHead(args, room, o.Prefetch.Budget); h.Head == nil {
 		return h, nil
@@ -216,7 +222,7 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 	p.Judge = func() error { return v.judge(ctx, examiner) }
 	if o.Dry {
 		p.Dry = prefetch.Bandwidth
-	} else { // nothing is read while the target loads, so nothing need be guessed
+	} else if o.Elsewhere == nil { // else nothing is read while the target loads, so nothing need be guessed
 		p.Touched = process.TouchedAt
 	}
 	p.Begin = func() {
@@ -229,7 +235,7 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 			v.memory.Join(ctx)
 		}
 	}
-	p.Own = ownMemory
+	p.Own, p.Elsewhere = ownMemory, o.Elsewhere
 	p.Urgent = func() { v.urgent(true) }
 	p.Guess = v.guesser
 	p.Share = v.budget.Load
