@@ -60,6 +60,16 @@ func runCommand(cmd *cobra.Command, o options, args []string) (err error) {
 	if err != nil {
 		return &cli.Exit{Code: statusOf(err), Err: err}
 	}
+	if o.fabric != "" {
+		d, e := o.handOver(command, user, live, so.Log)
+		if e != nil {
+			return e
+		}
+		if d != nil {
+			defer func() { err = errors.Join(err, d.close()) }()
+			so.Elsewhere = d.changes
+		}
+	}
 	target, err := serve.Start(ctx, command, passedOn, so)
 	if failed := (*proc.StartError)(nil); errors.As(err, &failed) {
 		return &cli.Exit{Code: statusOf(err), Err: err}

@@ -246,6 +246,9 @@ func TestExecUsage(t *testing.T) {
 		"guardian x":               "unexpected argument",
 		"--exec --dry-run true":    "--dry-run is for --pid",
 		"--exec --plan - true":     "name a file after --plan",
+		"--pid 1 --fabric=fast":    "--fabric is for --exec",
+		"--exec --fabric=x true":   "fabric",
+		"--exec --error 20dB true": "--error is for --fabric",
 	} {
 		cmd := exec.CommandContext(t.Context(), prefetchd, strings.Fields(line)...)
 		out, _ := cmd.CombinedOutput()

@@ -20,15 +20,18 @@ import (
 
 func newFabricCommand() *cobra.Command {
 	var socket, report string
+	var hold held
 	var pool, host, arena int64 = 4 << 30, 4 << 30, 4 << 30
 	o := device.Options{Clients: 64}
 	cmd := &cobra.Command{
 		Use:   "fabric",
 		Short: "Run the emulated ternary device",
 		Long: `Run the emulated ternary device, for programs of this user that use libtfmbs_device.so (include/tfmbs_host.h). They share
-memory with it, hand it weights once, and have it multiply. It runs until it is interrupted, or with --idle until nobody
+memory with it, hand it weights once, and have it multiply. With --hold it reads weights of a model itself, and programs that
+have the file mapped find them there (TFMBS_HANDOVER=1). It runs until it is interrupted, or with --idle until nobody
 has used it for so long. Only one device serves a socket.`,
 		Example: `  prefetchd fabric --pool 2GiB --idle 60s
+  prefetchd fabric --hold model.gguf --profile fast --room 400MB
   prefetchd fabric status --json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -46,13 +49,19 @@ has used it for so long. Only one device serves a socket.`,
 				return cli.Usagef("--clients %d, --workers %d, --idle %v: below what makes sense", o.Clients, o.Workers, o.Idle)
 			}
 			o.Log = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+			if err := hold.open(); err != nil {
+				return err
+			}
+			defer hold.close()
 			d, err := device.Listen(socket, o)
 			if err != nil {
 				return err
 			}
+			loaded := hold.begin(cmd.Context(), d)
 			if _, err = fmt.Fprintf(cmd.ErrOrStderr(), "serving %s\n", socket); err == nil {
 				err = d.Serve(cmd.Context())
 			}
+			err = errors.Join(err, loaded())
 			if report != "" {
 				s := d.Status()
 				err = errors.Join(err, outfile.Write(report, s.WriteCSV))
@@ -68,6 +77,7 @@ has used it for so long. Only one device serves a socket.`,
 	f.IntVar(&o.Clients, "clients", o.Clients, "programs at a time")
 	f.IntVar(&o.Workers, "workers", 0, "threads that multiply (0: one for each processor)")
 	f.StringVar(&report, "report", "", "write the counters to `FILE` at the end, as CSV")
+	hold.flags(cmd)
 	f.DurationVar(&o.Idle, "idle", 0, "end when no program has used the device for so long (0: never)")
 
 	var asJSON, metrics, csv bool
@@ -115,5 +125,13 @@ func printStatus(w io.Writer, s *device.Status) error {
 	fmt.Fprintf(t, "weights\t%d, %d uploads of what was there, %s evicted to the host\n", s.Weights, s.Shared, size(s.HostBytes))
 	fmt.Fprintf(t, "residency\t%d planes found, %d brought back, %d evictions, %s moved, %d products with fewer planes\n", s.Hits, s.Misses, s.Evictions,
 		humanize.IBytes(s.Moved), s.Degraded)
+	if h := s.Holding; h != nil {
+		more := ""
+		if h.Loading {
+			more = ", more is being read"
+		}
+		fmt.Fprintf(t, "held\t%d tensors, %s of their file in %s of memory, room for %s; %d left to the CPU, %d of them let go%s; %d pages read from disk\n", h.Tensors, humanize.IBytes(h.Bytes),
+			humanize.IBytes(h.Planes), humanize.IBytes(h.Room), h.Left, h.GivenUp, more, h.Faults)
+	}
 	return t.Flush()
 }

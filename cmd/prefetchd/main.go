@@ -27,26 +27,28 @@ import (
 )
 
 type options struct {
-	pid      int
-	exec     bool
-	asRoot   bool
-	strategy string
-	guesses  string
-	around   string // what is done about the target's own readahead
-	pattern  string
-	plan     string
-	learned  string
-	ask      string
-	dry      bool
-	noJoin   bool
-	wait     bool
-	auto     bool
-	names    []string
-	most     int
-	json     bool
-	log      string
-	verbose  bool
-	leave    int64
+	pid         int
+	exec        bool
+	asRoot      bool
+	strategy    string
+	guesses     string
+	around      string // what is done about the target's own readahead
+	pattern     string
+	plan        string
+	learned     string
+	ask         string
+	dry         bool
+	noJoin      bool
+	wait        bool
+	auto        bool
+	names       []string
+	most        int
+	json        bool
+	log         string
+	verbose     bool
+	leave       int64
+	fabric      string // profile; empty: no
+	fabricError string
 	prefetch.Options
 }
 
@@ -158,6 +160,8 @@ cannot be run, 1 if it was not started for another reason, 2 for wrong usage.`,
 	cli.SizeVar(f, &o.leave, "leave", "leave `SIZE` of the host's available memory to other programs (chosen: more while they wait for memory)")
 	cli.SizeVar(f, &o.Window, "window", "`SIZE` of what is read ahead and not yet paged out (chosen)")
 	f.BoolVar(&o.KeepWarm, "keep-warm", false, "read back what fits when others took it, as long as the target computes nothing: a server's next request finds it in memory")
+	cli.EnumVar(cmd, &o.fabric, "fabric", "", append([]string{""}, profileNames()...), "with --exec: have an emulated device hold weights of the model in fewer bytes and with a stated error")
+	f.StringVar(&o.fabricError, "error", "", "with --fabric: the least ratio of products to their error instead of a profile's, `20dB`")
 	f.BoolVar(&o.Always, "always", false, "help without measuring whether it wins: to study a strategy")
 	f.BoolVar(&o.noJoin, "no-join", false, "stay in the own cgroup: pages read ahead are then not charged to the target's")
 	f.StringVar(&o.ask, "run-dir", monitor.Dir, "where prefetchd status finds this one; empty: nowhere")
@@ -191,6 +195,8 @@ func (o *options) check(args []string) error {
 		return o.checkAuto(args)
 	case len(o.names) > 0:
 		return cli.Usagef("--name is for --auto; `prefetchd --wait NAME` waits for one process")
+	case o.fabricError != "" && o.fabric == "":
+		return cli.Usagef("--error is for --fabric")
 	case o.exec && o.pid != 0:
 		return cli.Usagef("give --exec or --pid, not both")
 	case o.exec && len(args) == 0:
@@ -205,6 +211,8 @@ func (o *options) check(args []string) error {
 		return cli.Usagef("with --exec standard output is the command's: name a file after --plan")
 	case o.exec:
 		return nil
+	case o.fabric != "":
+		return cli.Usagef("--fabric is for --exec: the command has to load %s when it starts", backendName)
 	case o.asRoot:
 		return cli.Usagef("--as-root is for --exec: not with --pid")
 	case o.wait && o.pid == 0 && len(args) == 1 && args[0] != "":

@@ -1,0 +1,257 @@
+package main
+
+// This file has the device hold weights of a model (`prefetchd fabric --hold`), and starts such a device for a command (`prefetchd --exec --fabric`).
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+
+	"tensorcast/fabric/device"
+	"tensorcast/fabric/handover"
+	"tensorcast/fabric/plan"
+	"tensorcast/gguf"
+	"tensorcast/internal/cli"
+	"tensorcast/internal/invoker"
+	"tensorcast/prefetch"
+)
+
+// profileNames are those of fabric/plan, the default first.
+func profileNames() []string {
+	names := []string{"balanced"}
+	for _, p := range plan.Profiles() {
+		if p.Name != names[0] {
+			names = append(names, p.Name)
+		}
+	}
+	return names
+}
+
+// held is what a device is to hold.
+type held struct {
+	model, profile, decibels string
+	room                     int64
+
+	file    *os.File // nil: nothing
+	tensors []device.Tensor
+	form    device.Form
+}
+
+func (h *held) flags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	h.profile = profileNames()[0]
+	f.StringVar(&h.model, "hold", "", "hold weights of this `GGUF` file for programs that have it mapped")
+	cli.EnumVar(cmd, &h.profile, "profile", "", profileNames(), "with --hold: how much error planes may have, see `lab fabricplan`")
+	f.StringVar(&h.decibels, "error", "", "with --hold: the least ratio of products to their error instead, `20dB`")
+	cli.SizeVar(f, &h.room, "room", "with --hold: `SIZE` of memory that planes and factors may take (all of the pool)")
+}
+
+func (h *held) open() (err error) {
+	if h.form, err = handover.ParseForm(h.profile, h.decibels); err != nil {
+		return cli.Usage(err)
+	}
+	if h.model == "" {
+		return nil
+	}
+	m, err := gguf.Open(h.model)
+	if err != nil {
+		return err
+	}
+	if h.file, err = m.Reopen(); err != nil {
+		return err
+	}
+	if h.tensors = handover.Tensors(m); len(h.tensors) == 0 {
+		return errors.Join(fmt.Errorf("%s has no weights that the device can hold", h.model), h.file.Close())
+	}
+	return nil
+}
+
+func (h *held) close() {
+	if h.file != nil {
+		_ = h.file.Close() // nothing was written
+	}
+}
+
+// begin begins to read what is held. The returned function waits until that has ended, which it does with ctx, and returns its error.
+func (h *held) begin(ctx context.Context, d *device.Device) (wait func() error) {
+	if h.file == nil {
+		return func() error { return nil }
+	}
+	// Whoever else is in this cgroup matters more: without this process its clients compute themselves.
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0)
+	if h.room > 0 {
+		d.Room(uint64(h.room))
+	}
+	d.WillHold()
+	ctx, stop := context.WithCancel(ctx)
+	over := make(chan error, 1)
+	go func() { over <- d.Hold(ctx, h.file, h.tensors, h.form) }()
+	return func() error {
+		stop()
+		if err := <-over; !errors.Is(err, context.Canceled) {
+			return err
+		}
+		return nil
+	}
+}
+
+// backendName is that of ggml's backend, which make build puts beside this program.
+const backendName = "libggml-tfmbs.so"
+
+// leftOver is what the device does not take of the room for a model: what it takes besides planes, what the target takes that is no model, and what the rest of the model is streamed through
+// and kept in. Where the room was 556 MiB, 180 MiB were best: with less, pages are taken before they are used, with more, more is streamed (docs/performance.md).
+func leftOver(room int64) int64 { return 64<<20 + room/5 }
+
+// handed is a device that holds weights for a command. close ends it.
+type handed struct {
+	device  *handover.Device
+	memory  *prefetch.ProcessMemory
+	balance *handover.Balance
+	log     *slog.Logger
+	counter atomic.Uint64
+	stop    context.CancelFunc
+	watch   sync.WaitGroup
+}
+
+// changes counts how often what the device holds has changed since the command runs.
+func (h *handed) changes() uint64 { return h.counter.Load() }
+
+const (
+	// memoryInterval is how often it is asked whether memory is short, which the kernel tells at little cost, and roomInterval how often how much there is.
+	memoryInterval = 20 * time.Millisecond
+	roomInterval   = 500 * time.Millisecond
+)
+
+// keep has the device give way to others until ctx ends.
+func (h *handed) keep(ctx context.Context) {
+	tick := time.NewTicker(memoryInterval)
+	defer tick.Stop()
+	var asked time.Time
+	was, tensors, settled := int64(-1), -1, false
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			change := h.memory.Changed()
+			if now.Sub(asked) < roomInterval && !change.Look && change.Short == "" {
+				continue
+			}
+			asked = now
+		}
+		room, err := h.memory.Room(0, 0)
+		if err != nil {
+			h.log.Info("the Fabric keeps its memory: nobody can tell how much is left", "err", err)
+			return
+		}
+		if bytes := h.balance.Next(time.Now(), room.Bytes); bytes != was {
+			if was >= 0 {
+				h.log.Info("the Fabric's memory changes", "to", bytes, "left", room.Bytes, "bounded by", room.Level)
+				if err := device.GiveRoom(ctx, h.device.Socket(), uint64(bytes)); err != nil {
+					h.log.Info("the Fabric is gone", "err", err)
+				}
+			}
+			was = bytes
+		}
+		s, err := h.device.Status(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil: // the kernel took it; the command computes all from its file
+			h.log.Info("the Fabric is gone", "err", err)
+			h.counter.Add(1)
+			return
+		case s.Holding == nil || s.Holding.Loading:
+		case !settled: // no token was computed without it
+			settled, tensors = true, s.Holding.Tensors
+		case s.Holding.Tensors != tensors:
+			tensors = s.Holding.Tensors
+			h.counter.Add(1)
+		}
+	}
+}
+
+func (h *handed) close() error {
+	h.stop()
+	h.watch.Wait()
+	return errors.Join(h.device.Close(), h.memory.Close())
+}
+
+// handOver starts a device that holds weights of the model that a command's arguments name, and tells the command of it. The result is nil if the model fits in memory. It says on
+// standard error what it does.
+func (o *options) handOver(cmd *exec.Cmd, user *invoker.User, live *live, log *slog.Logger) (_ *handed, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find this program: %w", err)
+	}
+	backend := filepath.Join(filepath.Dir(self), backendName)
+	if _, err := os.Stat(backend); errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("--fabric needs %s beside prefetchd: make build puts it there", backendName)
+	}
+	path := prefetch.NamedModel(cmd.Args)
+	if path == "" {
+		return nil, cli.Usagef("--fabric: the command names no model (*.gguf)")
+	}
+	m, err := gguf.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	form, err := handover.ParseForm(o.fabric, o.fabricError)
+	if err != nil {
+		return nil, cli.Usage(err)
+	}
+	memory, err := prefetch.NewProcessMemory(os.Getpid(), prefetch.MemoryOptions{Leave: o.leave, TrustHost: o.Budget > 0})
+	if err != nil {
+		return nil, err
+	}
+	h := &handed{memory: memory, log: log}
+	defer func() {
+		if h.device == nil {
+			err = errors.Join(err, memory.Close())
+		}
+	}()
+	room, err := memory.Room(0, 0)
+	if err != nil {
+		return nil, err
+	}
+	if o.Budget > 0 {
+		room.Bytes = min(room.Bytes, o.Budget)
+	}
+	tensors, size := handover.Tensors(m), int64(0)
+	for i := range m.Tensors {
+		size += m.Tensors[i].Size
+	}
+	bytes := handover.Room(tensors, size, room.Bytes-leftOver(room.Bytes), form)
+	if bytes == 0 {
+		fmt.Fprintf(live, "prefetchd: nothing is handed to the Fabric: %s of weights, room for %s\n", humanize.IBytes(uint64(size)), humanize.IBytes(uint64(room.Bytes)))
+		return nil, nil
+	}
+	var credential *syscall.Credential
+	if user != nil {
+		credential = user.Credential()
+	}
+	h.device, err = handover.Start(handover.Options{
+		Program: []string{self, "fabric"}, Credential: credential, Model: path, Profile: o.fabric, Error: o.fabricError, Room: bytes, Stderr: live,
+	})
+	if err != nil {
+		return nil, err
+	}
+	cmd.Env = append(cmd.Env, h.device.Environ(backend)...)
+	h.balance = handover.NewBalance(bytes, room.Bytes)
+	ctx, stop := context.WithCancel(context.Background())
+	h.stop = stop
+	h.watch.Go(func() { h.keep(ctx) }) // ended by close
+	return h, nil
+}

@@ -1,0 +1,149 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"tensorcast/experiments/llama"
+	"tensorcast/fabric/device"
+	"tensorcast/internal/cc"
+	"tensorcast/internal/testenv"
+)
+
+// handOver builds the backend beside prefetchd, and starts the rig's target with it.
+func (r *rig) handOver(flags ...string) *helper {
+	r.t.Helper()
+	backend, err := filepath.Abs("../../fabric/backend/tfmbs_backend.c")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	err = cc.Compile(r.t.Context(), filepath.Join(filepath.Dir(prefetchd), backendName), "#include \""+backend+"\"\n", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-I../../include", "-pthread", "-x", "c", "../../fabric/driver/tfmbs_device.c")
+	if err != nil {
+		r.t.Skipf("the backend is not built: %v", err)
+	}
+	return r.exec(append([]string{"--as-root", "--always", "-v"}, flags...)...)
+}
+
+// device is the pid of the process that holds weights for the rig's target, and where it is asked; 0 if there is none.
+func (r *rig) device() (pid int, socket string) {
+	r.t.Helper()
+	pids, err := os.ReadFile(r.group.ProcsFiles()[0])
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, text := range strings.Fields(string(pids)) {
+		line, _ := os.ReadFile(filepath.Join("/proc", text, "cmdline"))
+		args := strings.Split(string(line), "\x00")
+		if i := slices.Index(args, "--socket"); i >= 0 && slices.Contains(args, "--hold") {
+			pid, _ = strconv.Atoi(text)
+			return pid, args[i+1]
+		}
+	}
+	return 0, ""
+}
+
+// TestHandOver: a target that prefetchd starts has weights computed by a device that holds them in less memory, so that it reads less of its file. It survives what may happen to the device.
+func TestHandOver(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		tokens int
+		during func(t *testing.T, r *rig, pid int, socket string)
+	}{
+		{"undisturbed", 60, func(t *testing.T, _ *rig, _ int, socket string) {
+			before := told(t, socket)
+			testenv.WaitFor(t, "more products", func() bool { return told(t, socket).Products > before.Products+200 })
+			if s := told(t, socket); s.Misses != 0 || s.Evictions != 0 || s.Holding.Tensors != before.Holding.Tensors || s.Holding.Faults != before.Holding.Faults {
+				t.Errorf("what is held is not resident: %+v, %+v; before %+v", s, *s.Holding, *before.Holding)
+			}
+		}},
+		{"killed", 300, func(t *testing.T, _ *rig, pid int, _ string) {
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				t.Error(err)
+			}
+		}},
+		{"a neighbour", 300, func(t *testing.T, r *rig, pid int, socket string) {
+			before := told(t, socket)
+			script := `for f in $GROUPS_FILES; do echo $$ > $f; done; exec tail -c 30M /dev/zero >/dev/null`
+			c := exec.CommandContext(t.Context(), "sh", "-c", script) // tail keeps what it may have to print
+			c.Env = append(os.Environ(), "GROUPS_FILES="+strings.Join(r.group.ProcsFiles(), " "))
+			if err := c.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = c.Process.Kill(); _ = c.Wait() }()
+			testenv.WaitFor(t, "the device to give way", func() bool {
+				s, err := device.Ask(context.Background(), socket)
+				return err != nil || s.Holding.Planes < before.Holding.Planes
+			})
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := newRig(t, 0.5, test.tokens)
+			h := r.handOver("--fabric=fast")
+			var pid int
+			var socket string
+			testenv.WaitFor(t, "products of the device", func() bool {
+				if pid, socket = r.device(); pid == 0 {
+					return false
+				}
+				s, err := device.Ask(t.Context(), socket)
+				return err == nil && s.Products > 100
+			})
+			held := told(t, socket).Holding.Bytes
+			test.during(t, r, pid, socket)
+			s := r.execSummary(h, 0)
+			if s.Tokens == 0 || held < uint64(r.size/10) {
+				t.Errorf("%d bytes were held; %+v\n%s", held, s, h.stderr.String())
+			}
+			if test.name == "undisturbed" && s.PerToken > r.size-int64(held)/2 { // pieces that two tensors share are read twice
+				t.Errorf("a token reads %d bytes of %d, of which the device holds %d\n%s", s.PerToken, r.size, held, h.stderr.String())
+			}
+			got, err := llama.ParseResult(r.stdout.Bytes())
+			if err != nil || len(got.Tokens) != test.tokens {
+				t.Errorf("%v: %s", err, r.stdout.Bytes())
+			}
+			if _, err := os.Stat(filepath.Dir(socket)); !os.IsNotExist(err) {
+				t.Errorf("the device's directory is left: %v", err)
+			}
+			if pid, _ := r.device(); pid != 0 {
+				t.Errorf("the device still runs: %d", pid)
+			}
+		})
+	}
+}
+
+func told(t *testing.T, socket string) device.Status {
+	t.Helper()
+	s, err := device.Ask(t.Context(), socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// TestHandOverFits: where the model fits, or planes would be larger than what they stand for, nothing is handed over, and the target says the same.
+func TestHandOverFits(t *testing.T) {
+	for _, test := range []struct {
+		share   float64
+		profile string
+	}{{2, "fast"}, {0.6, "accurate"}} {
+		t.Run(test.profile, func(t *testing.T) {
+			r := newRig(t, test.share, 30)
+			h := r.handOver("--fabric=" + test.profile)
+			_ = h.Wait()
+			if said := h.stderr.String(); h.ProcessState.ExitCode() != 0 || !strings.Contains(said, "nothing is handed to the Fabric") {
+				t.Errorf("%v, %s", h.ProcessState, said)
+			}
+			got, err := llama.ParseResult(r.stdout.Bytes())
+			if plain := plainRun(r); err != nil || got.Text != plain.Text {
+				t.Errorf("text %q, plain %q, %v", got.Text, plain.Text, err)
+			}
+		})
+	}
+}
