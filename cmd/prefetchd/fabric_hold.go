@@ -107,7 +107,7 @@ func (h *held) begin(ctx context.Context, d *device.Device) (wait func() error) 
 	}
 }
 
-// backendName is that of ggml's backend, which make build puts beside this program.
+// backendName is that of the backend for ggml.
 const backendName = "libggml-tfmbs.so"
 
 // leftOver is what the device does not take of the room for a model: what it takes besides planes, what the target takes that is no model, and what the rest of the model is streamed through
@@ -198,7 +198,10 @@ func (o *options) handOver(cmd *exec.Cmd, user *invoker.User, live *live, log *s
 	}
 	backend := filepath.Join(filepath.Dir(self), backendName)
 	if _, err := os.Stat(backend); errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("--fabric needs %s beside prefetchd: make build puts it there", backendName)
+		backend = filepath.Join(filepath.Dir(self), "..", "lib", backendName) // as it is installed
+	}
+	if _, err := os.Stat(backend); err != nil {
+		return nil, fmt.Errorf("--fabric needs %s beside prefetchd, or in ../lib (make build, make install): %w", backendName, err)
 	}
 	path := prefetch.NamedModel(cmd.Args)
 	if path == "" {

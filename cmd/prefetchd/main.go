@@ -98,6 +98,10 @@ starts is not helped.
 With --keep-warm what a model needs that fits is read back when others took it from memory, as long as its process computes
 nothing: the first request after a quiet night does not wait for the disk. What is taken again soon is read back ever less often.
 
+With --fabric an emulated device in the command's memory holds part of the weights in fewer bytes, with a stated error (accurate:
+none; balanced: 23.5 dB; fast: 15 dB), and computes with them, so that less is read from disk for each token: the text changes.
+The device gives way to others, and the kernel ends it before the command.
+
 With --dry-run it learns, or takes from --pattern, what a token reads, measures the room and the disk (reads below the
 page cache for a moment, beside those of the target), says what would be kept and how many tokens per second are
 expected (not of a mixture of experts, where that depends on what routers choose), and ends: nothing is kept. --plan writes that, or what is kept in the end, as CSV: file, offset_bytes,
@@ -116,6 +120,7 @@ Exit status: with --pid, --wait and --auto 0 when the target ended or prefetchd 
 the command's own (128+n if signal n ended it), also if helping it failed; 127 if there is no such program, 126 if it
 cannot be run, 1 if it was not started for another reason, 2 for wrong usage.`,
 		Example: `  sudo prefetchd --exec -- llama-cli -m model.gguf --no-repack -p "hi" -n 32
+  sudo prefetchd --exec --fabric=fast -- llama-cli -m model.gguf --no-repack -p "hi" -n 32
   sudo prefetchd --pid $(pidof llama-server)
   sudo prefetchd --wait --pid $!
   sudo prefetchd --wait llama-server

@@ -9,7 +9,9 @@
 //	 0 u64 magic "TFMBSDEV"    8 u32 version, 1    12 u32 kind: 1 open, 2 status
 //	16 u64 bytes of arena     24 u32 entries of each ring, a power of two    28 u32 zero
 //
-// The answer to status is one packet of JSON ([Status]). The answer to open is
+// or kind 3, room: the number at 16 is how many bytes what the device holds of files may take. Root may ask for the status and set the room, too; nobody but the owner may open.
+//
+// The answer to status is one packet of JSON ([Status]), that to room is as the following, without a file. The answer to open is
 //
 //	0 u64 magic    8 u32 version    12 i32 status    16 u64 bytes of the memory file    24 u64 zero
 //
@@ -47,6 +49,10 @@
 // give way that were used least recently: first those that are not their term's highest (precision degrades before presence does), then the rest. What is pinned
 // or in use stays. A product brings back what is missing, unless it allows less precision (FlagDegrade): then the planes that are there have to do, and the
 // completion tells how many were used.
+//
+// A device can also hold weights that it reads from a model's file itself ([Device.Hold]): straight into the pool, a few MiB of the file at a time. A client finds them ([OpFind]) by the
+// file (device number and inode), the place in it, type and shape, and by a hash of some of the bytes, as it has them; if the file was written to since, nothing of it is found. They are pinned.
+// When their room shrinks ([Device.Room]), whole tensors are let go, in reverse order: a client's products with them are completed with -ESTALE, and it computes itself.
 //
 // # Products
 //
