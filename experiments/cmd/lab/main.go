@@ -39,7 +39,7 @@ Exit codes: 0 done; 1 failed, not measured, or interrupted; 2 wrong usage.`,
 		*cobra.Command
 	}{
 		{target, pressureCommand()}, {target, firstTokenCommand()}, {target, overheadCommand()}, {target, accountingCommand()}, {target, harmCommand()}, {target, soakCommand()}, {target, latencyCommand()}, {target, serverloadCommand()}, {target, divergenceCommand()},
-		{device, attentionCommand()}, {device, hyperCommand()}, {device, fabricplanCommand()}, {device, fabricCommand()},
+		{device, attentionCommand()}, {device, hyperCommand()}, {device, rooflineCommand()}, {device, fabricplanCommand()}, {device, fabricCommand()},
 		{material, synthCommand()}, {material, getllamaCommand()},
 	} {
 		c.GroupID = c.group

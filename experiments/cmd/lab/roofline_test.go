@@ -1,0 +1,48 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"tensorcast/internal/cli"
+)
+
+// TestRoofline: a row for each model and form; with more bandwidth, more tokens; what is impossible gets one line.
+func TestRoofline(t *testing.T) {
+	run := func(args ...string) (string, string, int) {
+		var out, errs bytes.Buffer
+		code := cli.Run(t.Context(), rooflineCommand(), args, &out, &errs)
+		return out.String(), errs.String(), code
+	}
+	rate := func(args ...string) map[string]float64 {
+		out, errs, code := run(append(args, "--json")...)
+		var rows []struct {
+			Model, Form string
+			PerSecond   float64 `json:"tokens_per_s"`
+		}
+		if err := json.Unmarshal([]byte(out), &rows); err != nil || code != 0 || len(rows) != len(rooflineModels)*len(rooflineForms(0)) {
+			t.Fatalf("%v, %d rows, %v, %s", code, len(rows), err, errs)
+		}
+		rates := map[string]float64{}
+		for _, r := range rows {
+			rates[r.Model+r.Form] = r.PerSecond
+		}
+		return rates
+	}
+	slow := rate()
+	for name, fast := range rate("--bandwidth", "819") {
+		if !(fast > 1.5*slow[name]) || slow[name] <= 0 {
+			t.Errorf("%s: %v tokens per second, with three times the bandwidth %v", name, slow[name], fast)
+		}
+	}
+	if out, _, code := run(); code != 0 || strings.Count(out, "\n") != 1+len(slow) {
+		t.Errorf("%d: %s", code, out)
+	}
+	for _, args := range [][]string{{"--bandwidth", "0"}, {"--zeros", "1"}, {"--efficiency", "2"}, {"model"}} {
+		if _, errs, code := run(args...); code != cli.BadUsage || strings.Count(errs, "\n") != 1 {
+			t.Errorf("%v: %d, %q", args, code, errs)
+		}
+	}
+}

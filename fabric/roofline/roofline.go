@@ -1,0 +1,75 @@
+// Package roofline predicts how many tokens per second a device in hardware would generate: from the bytes and operations of a token, and what a device is assumed to do in a second. It is
+// arithmetic, not a measurement; what it is extrapolated from is named where it is used.
+package roofline
+
+import (
+	"fmt"
+	"time"
+)
+
+// Model is what a token needs of a model: the weights that it reads, of those that the device holds.
+type Model struct {
+	Name    string  `json:"name"`
+	Weights float64 `json:"weights"` // matrices in all
+	Active  float64 `json:"active"`  // of these, what a token multiplies with
+	Layers  int     `json:"layers"`
+	Trips   int     `json:"trips"` // times per layer that a product waits for the one before: Q, K and V; output; gate and up; down
+}
+
+// Form is how weights are held.
+type Form struct {
+	Name           string  `json:"name"`
+	Planes         float64 `json:"planes"`
+	BytesPerWeight float64 `json:"bytes_per_weight"` // planes and factors
+	Zeros          float64 `json:"zeros"`            // share of trits that are 0, which take no lane
+}
+
+// Device is what hardware is assumed to do.
+type Device struct {
+	Name       string        `json:"name"`
+	Lanes      float64       `json:"lanes"` // a trit times a byte, added: so many at a time
+	Clock      float64       `json:"clock"` // Hz
+	Bandwidth  float64       `json:"bandwidth"`
+	Efficiency float64       `json:"efficiency"` // share of the bandwidth that is reached
+	Memory     float64       `json:"memory"`     // bytes
+	Trip       time.Duration `json:"trip_ns"`    // from a submission to the completion that is seen, without the product
+	Host       time.Duration `json:"host_ns"`    // of a layer on the host: norms, rope, attention
+}
+
+// Prediction is for a token that is generated alone.
+type Prediction struct {
+	Bytes     float64       `json:"bytes"` // per token
+	Ops       float64       `json:"ops"`   // per token, those with a trit that is not 0
+	Memory    time.Duration `json:"memory_ns"`
+	Compute   time.Duration `json:"compute_ns"`
+	Trips     time.Duration `json:"trips_ns"`
+	Host      time.Duration `json:"host_ns"`
+	Bound     string        `json:"bound"` // memory or compute: the longer of the two
+	PerSecond float64       `json:"tokens_per_s"`
+	Fits      bool          `json:"fits"` // in the device's memory
+}
+
+// Predict is the roofline (Williams, Waterman and Patterson, 2009) with what it leaves out: a token takes the longer of reading its weights and of computing with them, and besides the trips
+// and the host's part, which nothing hides, as each product waits for the one before.
+func Predict(m Model, f Form, d Device) (Prediction, error) {
+	for _, v := range []float64{m.Weights, m.Active, f.Planes, f.BytesPerWeight, d.Lanes, d.Clock, d.Bandwidth, d.Efficiency} {
+		if !(v > 0) {
+			return Prediction{}, fmt.Errorf("predict %s on %s: each quantity must be above 0", m.Name, d.Name)
+		}
+	}
+	if m.Active > m.Weights || f.Zeros < 0 || f.Zeros >= 1 || d.Efficiency > 1 {
+		return Prediction{}, fmt.Errorf("predict %s on %s: more weights are active than there are, or a share is not between 0 and 1", m.Name, d.Name)
+	}
+	seconds := func(s float64) time.Duration { return time.Duration(s * 1e9) }
+	p := Prediction{Bytes: m.Active * f.BytesPerWeight, Ops: m.Active * f.Planes * (1 - f.Zeros), Fits: m.Weights*f.BytesPerWeight <= d.Memory}
+	p.Memory = seconds(p.Bytes / (d.Bandwidth * d.Efficiency))
+	p.Compute = seconds(p.Ops / (d.Lanes * d.Clock))
+	p.Trips = time.Duration(m.Layers*m.Trips+1) * d.Trip
+	p.Host = time.Duration(m.Layers) * d.Host
+	p.Bound = "memory"
+	if p.Compute > p.Memory {
+		p.Bound = "compute"
+	}
+	p.PerSecond = 1 / (max(p.Memory, p.Compute) + p.Trips + p.Host).Seconds()
+	return p, nil
+}
