@@ -325,6 +325,31 @@ func TestRelearning(t *testing.T) {
 	}
 }
 
+// A target that reads other weights, as some are computed elsewhere from now on or no more, is learned anew, and helped with what it reads then.
+func TestElsewhere(t *testing.T) {
+	version := uint64(0)
+	r := settled(t, 0.4, prefetch.Options{Elsewhere: func() uint64 { return version }}, nil)
+	whole := r.cycle.Reads
+	for n, reads := range [][]pattern.CycleRead{whole[:len(whole)*8/10], whole} {
+		r.cycle.Reads = reads
+		version++
+		r.run(16)
+		token, s := r.run(5), r.Summary()
+		if s.Learned != 2+n || token.Misses > 0 || s.PerToken < r.cycle.Bytes() || s.PerToken > r.cycle.Bytes()*21/20 {
+			t.Errorf("a token reads %d bytes, and %d were learned, %d times; %d pages missing", r.cycle.Bytes(), s.PerToken, s.Learned, token.Misses)
+		}
+	}
+	// Where there was nothing to win, it is looked again.
+	f := fitting(t, prefetch.Options{Elsewhere: func() uint64 { return version }})
+	if again, err := f.Look(); again || err != nil {
+		t.Errorf("again: %t, %v", again, err)
+	}
+	version++
+	if again, err := f.Look(); !again || err != nil {
+		t.Errorf("what is computed elsewhere has changed; again: %t, %v", again, err)
+	}
+}
+
 // A server that loads the same model again, in a new context, is followed there.
 func TestReloadInAnotherContext(t *testing.T) {
 	r := settled(t, 0.8, prefetch.Options{}, nil)

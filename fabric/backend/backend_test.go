@@ -617,6 +617,91 @@ func handedOver(t *testing.T, in *llama.Installation, lib, model string) {
 	}
 }
 
+// TestHandedOverDivergence: what the profiles' errors do to the next token, with all weights of trained models handed over: the mean of KL(CPU || device).
+func TestHandedOverDivergence(t *testing.T) {
+	in := llamatest.ForTest(t)
+	lib := library(t)
+	text := llamatest.Trained(t, "eval-prose.txt")
+	predictions := func(t *testing.T, model string) (all [][]float64) { // probabilities
+		_, err := in.Score(t.Context(), llama.Options{Model: model, Context: 256, Chunks: 8, TextFile: text, Threads: 1, NoRepack: true}, func(l *llama.Logits) error {
+			for {
+				_, v, err := l.Next()
+				if err == io.EOF {
+					return nil
+				}
+				if err != nil {
+					return err
+				}
+				p, sum, most := make([]float64, len(v)), 0.0, slices.Max(v)
+				for i, x := range v {
+					p[i] = math.Exp(float64(x - most))
+					sum += p[i]
+				}
+				for i := range p {
+					p[i] /= sum
+				}
+				all = append(all, p)
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	for _, name := range []string{"tiny-dense-q8_0.gguf", "tiny-moe-q8_0.gguf"} {
+		model := llamatest.Trained(t, name)
+		want := predictions(t, model)
+		last := 0.0
+		for _, profile := range []struct {
+			name string
+			most float64 // nats
+		}{{"balanced", 0.004}, {"fast", 0.04}} {
+			d, stop := start(t)
+			f, err := gguf.Open(model)
+			if err != nil {
+				t.Fatal(err)
+			}
+			file, err := f.Reopen()
+			if err != nil {
+				t.Fatal(err)
+			}
+			form, err := handover.ParseForm(profile.name, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			tensors := handover.Tensors(f)
+			ctx, cancel := context.WithCancel(t.Context())
+			over := make(chan error, 1)
+			d.WillHold()
+			go func() { over <- d.Hold(ctx, file, tensors, form) }()
+			testenv.WaitFor(t, "all to be held", func() bool { return !d.Status().Holding.Loading })
+			h := d.Status().Holding
+			t.Setenv("TFMBS_HANDOVER", "1")
+			t.Setenv("GGML_BACKEND_PATH", lib)
+			got := predictions(t, model)
+			t.Setenv("GGML_BACKEND_PATH", "")
+			s := d.Status()
+			cancel()
+			<-over
+			stop()
+			file.Close()
+			mean := 0.0
+			for i, p := range want {
+				for k, v := range p {
+					if v > 0 {
+						mean += v * math.Log(v/max(got[i][k], 1e-300)) / float64(len(want))
+					}
+				}
+			}
+			t.Logf("%s, %s: %.4f nats in %d predictions; %d of %d tensors, %.3f of their bytes", name, profile.name, mean, len(want), h.Tensors, len(tensors), float64(h.Planes)/float64(h.Bytes))
+			if !(mean > last && mean < profile.most) || s.Products == 0 || h.Tensors < len(tensors)*9/10 {
+				t.Errorf("%s, %s: %.4f nats, more than %.4f and less than %.4f are expected; %d products, %+v", name, profile.name, mean, last, profile.most, s.Products, *h)
+			}
+			last = mean
+		}
+	}
+}
+
 // However many threads ggml has, it starts none for what lies between the products of a token: they would spin where the device computes. The tokens are the CPU's.
 func TestStartsNoThreads(t *testing.T) {
 	in := llamatest.ForTest(t)

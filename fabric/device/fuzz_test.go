@@ -35,6 +35,7 @@ func FuzzDescriptors(f *testing.F) {
 		{Op: OpProduct, Handle: 1, Rows: 3, Cols: 7, N: 2, X: 64, XStride: 8, Y: 128, YStride: 12, XType: TypeInt8, YType: TypeInt32},
 		{Op: OpProduct, Flags: FlagDegrade, Handle: 1, Rows: 3, Cols: 7, N: 1, X: 64, Y: 128, XType: TypeFloat32, YType: TypeFloat32, Block: 32},
 		{Op: OpPin, Handle: 1},
+		{Op: OpFind, W: 64, WBytes: 3 * 4 * 34, X: 1, XStride: 2, Scale: 3, Rows: 3, Cols: 128, XType: uint32(gguf.Q8_0)},
 		{Op: OpPlanes, Flags: FlagScales | FlagTwoBit, Rows: 3, Cols: 70, Planes: 1, Block: 64, Scale: 512},
 		{Op: OpRelease, Handle: 1},
 		{Op: OpBlocks, WBytes: 3 * 2 * 18, Rows: 3, Cols: 128, XType: uint32(gguf.Q2_0), W: 64},
