@@ -96,12 +96,24 @@ func (c *Controller) standBack(s *StandBack) error {
 	return s
 }
 
-// fits says whether all that the target reads has room, by its limits, not by the caller's budget: what a token reads, and the other models that it maps, as their turn may come.
+// fits says whether all that the target reads has room, by its limits, not by the caller's budget: what a token reads (all of its files, if other weights are computed elsewhere), and the
+// other models that it maps, as their turn may come.
 func (c *Controller) fits() (*StandBack, error) {
 	if c.load != nil || c.guessed { // it is not in memory yet, or nobody knows whether the target reads it there: its first decode tells
 		return nil, nil
 	}
 	s := &StandBack{Reason: Fits, Bytes: c.help.schedule.Bytes + c.help.routed}
+	if c.opts.Elsewhere != nil {
+		// Between the weights that it reads lie those that it does not. Its faults would read these as well, and push out what it needs.
+		files := map[int]bool{}
+		s.Bytes = 0
+		for _, b := range c.help.schedule.Blocks {
+			if !files[b.File] {
+				files[b.File] = true
+				s.Bytes += c.known[b.File].size
+			}
+		}
+	}
 	room := c.room.Bytes - c.help.window.bytes
 	if c.room.Level == LevelBudget || room < s.Bytes {
 		return nil, nil

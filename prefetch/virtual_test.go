@@ -330,7 +330,7 @@ func TestElsewhere(t *testing.T) {
 	version := uint64(0)
 	r := settled(t, 0.4, prefetch.Options{Elsewhere: func() uint64 { return version }}, nil)
 	whole := r.cycle.Reads
-	for n, reads := range [][]pattern.CycleRead{whole[:len(whole)*8/10], whole} {
+	for n, reads := range [][]pattern.CycleRead{whole[:len(whole)*8/10], whole, whole[:len(whole)/10]} { // at last all of it has room, and is to be kept nevertheless: between it lies the rest
 		r.cycle.Reads = reads
 		version++
 		r.run(16)

@@ -46,7 +46,10 @@ type Variant struct {
 	// Helper is a simple shell command; empty: none. In it are replaced: {pid} by the target's process id, {model} by the model's path, {limit} by the
 	// run's limit and {room} by what that leaves for the model, limit - own memory, both in bytes.
 	Helper string `json:"helper,omitempty"`
-	Flags  string `json:"flags,omitempty"` // additional arguments for the target, in the shell's syntax
+	// Launcher is the beginning of a shell command whose end is the target, which it is to run: a helper that starts its target. The same as in Helper is replaced in it, but the process id.
+	// Page faults are those of all processes in the group then. Empty: the target is started by itself.
+	Launcher string `json:"launcher,omitempty"`
+	Flags    string `json:"flags,omitempty"` // additional arguments for the target, in the shell's syntax
 }
 
 // Setting is what all variants are run under, in turn. One of X, Limit and Experts is given.

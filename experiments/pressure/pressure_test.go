@@ -146,6 +146,7 @@ func TestSeries(t *testing.T) {
 		{Name: "eats", Flags: "eat"},
 		{Name: "dies", Helper: "sh -c 'echo helper is gone; exit 7'"},
 		{Name: "helped", Helper: `sh -c 'echo target {pid} {limit} {room} {model}; cat /proc/{pid}/cgroup /proc/self/cgroup; tr "\0" " " < /proc/{pid}/cmdline; echo; exec sleep 1000'`},
+		{Name: "launched", Launcher: `sh -c 'echo limit {limit} >&2; "$@"; exit $?' launcher`, Flags: "''"},
 		{Name: "again"},
 	}
 	r, err := measure(t.Context(), cfg, 0)
@@ -162,7 +163,7 @@ func TestSeries(t *testing.T) {
 	for _, run := range r.Runs {
 		names = append(names, run.Variant)
 	}
-	if want := []string{"plain", "other", "eats", "dies", "helped", "again", "again", "helped", "dies", "eats", "other", "plain"}; !slices.Equal(names, want) {
+	if want := []string{"plain", "other", "eats", "dies", "helped", "launched", "again", "again", "launched", "helped", "dies", "eats", "other", "plain"}; !slices.Equal(names, want) {
 		t.Errorf("order %v, want %v", names, want)
 	}
 	if r.Own <= 0 || r.Own > 16<<20 {
@@ -176,7 +177,7 @@ func TestSeries(t *testing.T) {
 	for _, reading := range r.Readings {
 		after = append(after, reading.AfterRuns)
 	}
-	if !slices.Equal(after, []int{0, 6, 12}) {
+	if !slices.Equal(after, []int{0, 7, 14}) {
 		t.Errorf("the disk was measured after %v runs", after)
 	}
 	for _, run := range r.Runs {

@@ -186,13 +186,17 @@ func (s *series) run(ctx context.Context, spec runSpec) (run *Run, err error) {
 	}
 	started := time.Now()
 
-	t, err := startTarget(ctx, group, s.cfg.Target, spec.variant.Flags)
+	args, words := s.cfg.Target, spec.variant.Flags
+	if launcher := spec.variant.Launcher; launcher != "" {
+		args, words = nil, s.fill(launcher, 0, spec.limit)+" "+proc.Quote(s.cfg.Target...)+" "+words
+	}
+	t, err := startTarget(ctx, group, args, words)
 	if err != nil {
 		return nil, err
 	}
 	defer t.marks.Close()
 	// The observer is ready before the helper starts, so that no mark is counted late.
-	observer := &observer{group: group, disk: s.disk, target: t.cmd.Process.Pid}
+	observer := &observer{group: group, disk: s.disk, target: t.cmd.Process.Pid, launched: spec.variant.Launcher != ""}
 	var watchers sync.WaitGroup
 	watchers.Go(func() {
 		observer.follow(t.marks, func(n int) { s.progress(fmt.Sprintf("%s: token %d", run.Variant, n)) })
@@ -360,13 +364,15 @@ type sample struct {
 
 // observer reads the counters at each of the target's marks.
 type observer struct {
-	group   *cgroup.Group
-	disk    disk
-	target  int
-	helper  atomic.Pointer[helper] // nil until the helper is started
-	samples []sample
-	alone   bool // there was no helper at the last mark
-	err     error
+	group  *cgroup.Group
+	disk   disk
+	target int
+	// launched: the target is a child of that process. What the group's processes do is its own then.
+	launched bool
+	helper   atomic.Pointer[helper] // nil until the helper is started
+	samples  []sample
+	alone    bool // there was no helper at the last mark
+	err      error
 }
 
 // follow returns when the pipe ends or its deadline passes.
@@ -390,15 +396,23 @@ func (o *observer) sample() (sample, error) {
 	var s sample
 	var err error
 	// The target first: it continues meanwhile, and may end.
-	p, err := procfs.NewProc(o.target)
-	if err != nil {
+	if s.faults, err = majorFaults(o.target); err != nil {
 		return s, err
 	}
-	stat, err := p.Stat()
-	if err != nil {
-		return s, err
+	s.target = readBytes(o.target)
+	if o.launched {
+		pids, err := o.group.Procs()
+		if err != nil {
+			return s, err
+		}
+		for _, pid := range pids {
+			if pid != o.target {
+				n, _ := majorFaults(pid) // 0: it has just ended
+				s.faults += n
+				s.target += readBytes(pid)
+			}
+		}
 	}
-	s.faults = int64(stat.MajFlt)
 	if s.group, err = o.group.ReadBytes(o.disk.major, o.disk.minor); err != nil {
 		return s, err
 	}
@@ -409,12 +423,21 @@ func (o *observer) sample() (sample, error) {
 		return s, err
 	}
 	// Which of the two has read is known only if the kernel reports it.
-	s.target = readBytes(o.target)
 	h := o.helper.Load()
 	if o.alone = h.ended(); !o.alone {
 		s.helper = readBytes(h.PID)
 	}
 	return s, nil
+}
+
+// majorFaults returns how many major page faults a process has had.
+func majorFaults(pid int) (int64, error) {
+	p, err := procfs.NewProc(pid)
+	if err != nil {
+		return 0, err
+	}
+	stat, err := p.Stat()
+	return int64(stat.MajFlt), err
 }
 
 // readBytes returns how many bytes a process has read from disks; 0 if it has ended.

@@ -80,11 +80,13 @@ The disk's bandwidth is read past the page cache (O_DIRECT): once on a grid of r
 
 --variant NAME[=HELPER][ :: FLAGS]: HELPER is a shell command that starts with the target and gets SIGTERM when that ends.
 In it, {pid} is the target's process id, {model} the model's path, {limit} the limit and {room} what that leaves for the model, in bytes.
-FLAGS are more arguments for the target. Baselines:
+FLAGS are more arguments for the target. A HELPER that ends in {target} starts the target itself. Baselines:
   plain                                     nothing
   static                                    locks the first bytes of the model, and nothing else, as vmtouch -l would: all that is left for the
                                             model but 48 MiB, through which the rest streams (another amount: see lab pin --help)
   'mlock :: --load-mode=mmap+mlock'         another way to load (none, mmap, mlock, mmap+mlock, dio: see llamarun --help)
+  'fast=bin/prefetchd --exec --as-root --fabric=fast -- {target}'
+                                            weights with an error, in less memory: the text is another one
   'before=OLD/bin/prefetchd --pid {pid}'    another build of a helper, for instance of the previous release
 
 --throttle limits how fast target and helper read from the disk (blkio.throttle of cgroup v1, io.max of v2), as a slower disk would.
@@ -260,11 +262,15 @@ func self() string {
 	return "lab"
 }
 
-// parseVariant parses NAME[=HELPER][ :: FLAGS].
+// parseVariant parses NAME[=HELPER][ :: FLAGS], where a helper that ends in {target} is a launcher.
 func parseVariant(text string) pressure.Variant {
 	text, flags, _ := strings.Cut(text, " :: ")
 	name, helper, _ := strings.Cut(text, "=")
-	return pressure.Variant{Name: strings.TrimSpace(name), Helper: strings.TrimSpace(helper), Flags: strings.TrimSpace(flags)}
+	v := pressure.Variant{Name: strings.TrimSpace(name), Helper: strings.TrimSpace(helper), Flags: strings.TrimSpace(flags)}
+	if launcher, ok := strings.CutSuffix(v.Helper, "{target}"); ok {
+		v.Helper, v.Launcher = "", strings.TrimSpace(launcher)
+	}
+	return v
 }
 
 func (o *pressureOptions) measure(ctx context.Context, stdout, stderr io.Writer) error {

@@ -71,6 +71,7 @@ func TestParseVariant(t *testing.T) {
 		"both=bin/prefetchd --pid {pid}":     {Name: "both", Helper: "bin/prefetchd --pid {pid}"},
 		"a=h --x=1 :: --load-mode=none -t 1": {Name: "a", Helper: "h --x=1", Flags: "--load-mode=none -t 1"},
 		"unmapped :: --load-mode=none":       {Name: "unmapped", Flags: "--load-mode=none"},
+		"fast=h --exec -- {target} :: -t 1":  {Name: "fast", Launcher: "h --exec --", Flags: "-t 1"},
 		"odd name = h":                       {Name: "odd name", Helper: "h"},
 	} {
 		if got := parseVariant(text); got != want {
