@@ -673,7 +673,7 @@ func (c *Controller) windowFor(room int64) int64 {
 	return windowIn(room, (min(2*blocks, opBlocks)+busyBlocks)*h.block)
 }
 
-func windowIn(room, window int64) int64 { return max(min(window, room/4), 0) }
+func windowIn(room, window int64) int64 { return max(min(window, room/2), 0) }
 
 // Tick does what is due. It does not wait for the disk, save for blocks that are to be held.
 func (c *Controller) Tick() error {

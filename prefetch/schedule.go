@@ -13,6 +13,9 @@ import (
 // whole folio in memory.
 const minBlock = 1 << 20
 
+// grain is what the bounds of a block are multiples of.
+const grain = 64 << 10
+
 // maxBlocks bounds the number of blocks, hence of mappings (each locked run splits one; Linux allows 65530).
 const maxBlocks = 16384
 
@@ -78,13 +81,16 @@ func NewSchedule(c *pattern.Cycle, size, near int64) *Schedule {
 			if !ok {
 				b = len(s.Blocks)
 				byKey[k] = b
-				of := spans[r.File]
-				start := max(index*size, of.first&^(pageSize-1))
-				end := min((index+1)*size, (of.end+pageSize-1)&^(pageSize-1))
-				s.Blocks = append(s.Blocks, Range{r.File, start, end - start})
-				s.Bytes += end - start
+				s.Blocks = append(s.Blocks, Range{File: r.File, Offset: max(index*size, r.Offset)})
 				uses = append(uses, nil)
 			}
+			// Of a block only what is read, from its first byte to its last: where the rest of the file is not read, small weights lie alone, each in a block of its own.
+			of, block := spans[r.File], &s.Blocks[b]
+			start := max(min(block.Offset, r.Offset)&^(grain-1), index*size, of.first&^(pageSize-1))
+			end := max(block.Offset+block.Length, min(r.End(), (index+1)*size))
+			end = min((end+grain-1)&^(grain-1), (index+1)*size, (of.end+pageSize-1)&^(pageSize-1))
+			s.Bytes += end - start - block.Length
+			*block = Range{r.File, start, end - start}
 			uses[b] = append(uses[b], use{i, before})
 		}
 		before += r.Length

@@ -110,9 +110,9 @@ func (h *held) begin(ctx context.Context, d *device.Device) (wait func() error) 
 // backendName is that of the backend for ggml.
 const backendName = "libggml-tfmbs.so"
 
-// leftOver is what the device does not take of the room for a model: what it takes besides planes, what the target takes that is no model, and what the rest of the model is streamed through
-// and kept in. Where the room was 556 MiB, 180 MiB were best: with less, pages are taken before they are used, with more, more is streamed (docs/performance.md).
-func leftOver(room int64) int64 { return 64<<20 + room/5 }
+// leftOver is what the device does not take of the room for a model: what it takes besides planes, what the target takes that is no model, and what the rest of the model is streamed
+// through. Where the room was 556 MiB, 140 MiB were best: with less, pages are taken before they are used, with more, more is streamed (docs/performance.md).
+func leftOver(room int64) int64 { return 112<<20 + room/20 }
 
 // handed is a device that holds weights for a command. close ends it.
 type handed struct {

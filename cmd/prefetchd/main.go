@@ -165,7 +165,8 @@ cannot be run, 1 if it was not started for another reason, 2 for wrong usage.`,
 	cli.SizeVar(f, &o.leave, "leave", "leave `SIZE` of the host's available memory to other programs (chosen: more while they wait for memory)")
 	cli.SizeVar(f, &o.Window, "window", "`SIZE` of what is read ahead and not yet paged out (chosen)")
 	f.BoolVar(&o.KeepWarm, "keep-warm", false, "read back what fits when others took it, as long as the target computes nothing: a server's next request finds it in memory")
-	cli.EnumVar(cmd, &o.fabric, "fabric", "", append([]string{""}, profileNames()...), "with --exec: have an emulated device hold weights of the model in fewer bytes and with a stated error")
+	cli.EnumVar(cmd, &o.fabric, "fabric", "", profileNames(), "with --exec: have an emulated device hold weights of the model in fewer bytes and with a stated error")
+	f.Lookup("fabric").NoOptDefVal = profileNames()[0]
 	f.StringVar(&o.fabricError, "error", "", "with --fabric: the least ratio of products to their error instead of a profile's, `20dB`")
 	f.BoolVar(&o.Always, "always", false, "help without measuring whether it wins: to study a strategy")
 	f.BoolVar(&o.noJoin, "no-join", false, "stay in the own cgroup: pages read ahead are then not charged to the target's")

@@ -22,13 +22,13 @@ import (
 // taken are the types that the backend for ggml hands to the device.
 var taken = []gguf.Type{gguf.Q2_0, gguf.TQ1_0, gguf.TQ2_0, gguf.Q1_0, gguf.Q4_0, gguf.Q8_0, gguf.Q4_K, gguf.Q6_K}
 
-// Tensors are the matrices of f that products read, the hottest first: those that every token reads, layer by layer, before experts, of which a token reads some. Whole layers follow each
-// other, so that a token changes between device and CPU as rarely as possible.
+// Tensors are the matrices of f that products read, the hottest first: those that every token reads, layer by layer, before experts, of which a token reads some. Any number of the first layers
+// is spread evenly over the model: what the others need is read from disk while the device computes.
 func Tensors(f *gguf.File) []device.Tensor {
 	type ranked struct {
 		device.Tensor
 		share float64 // of it that a token reads
-		layer int
+		place float64 // of its layer in the order of layers
 	}
 	_, untied := f.Lookup("output.weight")
 	arch, _ := f.String("general.architecture")
@@ -39,9 +39,9 @@ func Tensors(f *gguf.File) []device.Tensor {
 		if !slices.Contains(taken, t.Type) || !strings.HasSuffix(t.Name, ".weight") || t.Name == "token_embd.weight" && untied || len(t.Shape) > 1 && t.Layer() < 0 && t.Name != "output.weight" && t.Name != "token_embd.weight" {
 			continue
 		}
-		r := ranked{device.Tensor{Name: t.Name}, 1, t.Layer()}
-		if r.layer < 0 {
-			r.layer = math.MaxInt // the output is the last
+		r := ranked{device.Tensor{Name: t.Name}, 1, 1} // the output is the last
+		if layer := t.Layer(); layer >= 0 {
+			_, r.place = math.Modf(float64(layer) / math.Phi) // multiples of the golden ratio leave no large gap (three-distance theorem)
 		}
 		switch n := t.Experts(); {
 		case n > 0 && len(t.Shape) == 3:
@@ -61,7 +61,7 @@ func Tensors(f *gguf.File) []device.Tensor {
 		}
 	}
 	slices.SortStableFunc(all, func(a, b ranked) int {
-		return cmp.Or(cmp.Compare(b.share, a.share), cmp.Compare(a.layer, b.layer))
+		return cmp.Or(cmp.Compare(b.share, a.share), cmp.Compare(a.place, b.place))
 	})
 	tensors := make([]device.Tensor, len(all))
 	for i := range all {
