@@ -43,7 +43,8 @@ build: libraries ## build the commands into bin/
 libraries: # the C libraries
 	@mkdir -p $(BIN)
 	$(CC) -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -shared -fvisibility=hidden -pthread -Iinclude -o $(BIN)/libtfmbs_device.so -x c fabric/driver/tfmbs_device.c
-	$(CC) -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -shared -fvisibility=hidden -pthread -Iinclude -o $(BIN)/libggml-tfmbs.so -x c fabric/backend/tfmbs_backend.c fabric/driver/tfmbs_device.c -ldl
+	$(CC) -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -shared -fvisibility=hidden -pthread -Iinclude -o $(BIN)/libggml-tfmbs.so -x c fabric/backend/tfmbs_backend.c fabric/driver/tfmbs_device.c -ldl -lm
+	$(CC) -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -shared -fvisibility=hidden -pthread -Iinclude -DAPI= -o $(BIN)/libtfmbs_intercept.so -x c fabric/backend/tfmbs_intercept.c fabric/driver/tfmbs_device.c -ldl -lm
 
 # Nothing is compiled here: root needs no Go, and leaves no files of its own in the checkout.
 install: ## install what make build made below PREFIX (/usr/local), or DESTDIR/PREFIX

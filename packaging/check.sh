@@ -26,7 +26,7 @@ for c in ggufmap tracer analyze prefetchd; do
 	grep -q "^.TH .*${c}" -i "$work/archive/share/man/man1/$c.1" || fail "$c has no manual page"
 	grep -q "__start_$c" "$work/archive/share/bash-completion/completions/$c" || fail "$c has no completion"
 done
-for l in libtfmbs_device.so libggml-tfmbs.so; do [ -f "$work/archive/lib/$l" ] || fail "$l is missing"; done
+for l in libtfmbs_device.so libggml-tfmbs.so libtfmbs_intercept.so; do [ -f "$work/archive/lib/$l" ] || fail "$l is missing"; done
 [ -f "$work/archive/include/tfmbs_host.h" ] || fail "tfmbs_host.h is missing"
 
 command -v dpkg > /dev/null || { echo "not checked: the .deb (dpkg is missing)"; exit 0; }

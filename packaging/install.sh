@@ -9,7 +9,7 @@
 # those that were not there before.
 set -eu
 commands="ggufmap tracer analyze prefetchd"
-libraries="libtfmbs_device.so libggml-tfmbs.so"
+libraries="libtfmbs_device.so libggml-tfmbs.so libtfmbs_intercept.so"
 fail() { echo "install: $*" >&2; exit 1; }
 
 # remove takes away the files of the list $1 below $2, and, if $3 is all, the directories, the innermost first.

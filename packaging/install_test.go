@@ -23,7 +23,7 @@ func fakes(t *testing.T) string {
 			t.Fatal(err)
 		}
 	}
-	for _, l := range []string{"libtfmbs_device.so", "libggml-tfmbs.so"} {
+	for _, l := range []string{"libtfmbs_device.so", "libggml-tfmbs.so", "libtfmbs_intercept.so"} {
 		write(t, filepath.Join(dir, l), "library")
 	}
 	return dir
@@ -135,7 +135,7 @@ func TestInstallOverAnother(t *testing.T) {
 	root, bin := machine(t), fakes(t)
 	before := tree(t, root)
 	mustInstall(t, bin, root, "/usr")
-	for _, l := range []string{"libtfmbs_device.so", "libggml-tfmbs.so"} {
+	for _, l := range []string{"libtfmbs_device.so", "libggml-tfmbs.so", "libtfmbs_intercept.so"} {
 		if err := os.Remove(filepath.Join(bin, l)); err != nil {
 			t.Fatal(err)
 		}

@@ -39,16 +39,22 @@ import (
 // library builds the backend.
 func library(t testing.TB, flags ...string) string {
 	t.Helper()
-	source, err := filepath.Abs("tfmbs_backend.c")
+	return build(t, "tfmbs_backend.c", flags...)
+}
+
+// build makes a library of a file of this directory and of the driver.
+func build(t testing.TB, file string, flags ...string) string {
+	t.Helper()
+	source, err := filepath.Abs(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(t.TempDir(), "libggml-tfmbs.so")
-	flags = append([]string{"-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden", "-I../../include", "-pthread"}, flags...)
-	err = cc.Compile(t.Context(), path, "#include \""+source+"\"\n", append(flags, "-x", "c", "../driver/tfmbs_device.c")...)
+	path := filepath.Join(t.TempDir(), "lib.so")
+	flags = append([]string{"-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden", "-I../../include", "-I.", "-pthread"}, flags...)
+	err = cc.Compile(t.Context(), path, "#include \""+source+"\"\n", append(flags, "-x", "c", "../driver/tfmbs_device.c", "-lm")...)
 	switch {
 	case errors.Is(err, cc.ErrNoCompiler):
-		t.Skipf("the backend is not built: %v", err)
+		t.Skipf("the library is not built: %v", err)
 	case err != nil:
 		t.Fatal(err)
 	}

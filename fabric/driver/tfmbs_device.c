@@ -25,7 +25,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#ifndef API /* libtfmbs_intercept.so keeps these names to itself */
 #define API __attribute__((visibility("default")))
+#endif
 
 enum {
 	ENTRIES = 64,

@@ -1,0 +1,178 @@
+//go:build ignore
+
+/* libtfmbs_intercept.so: has the emulated device multiply in programs that can load no backend of ggml. LD_PRELOAD puts it before ggml's own libraries (TFMBS_LLAMA_INTEGRATION.md).
+ *
+ * It stands for two functions of ggml. ggml_graph_compute is asked for each graph: products with weights that the device takes go to it, and ggml's own function computes the rest, piece by piece.
+ * ggml_backend_buffer_free says when weights go: another model may come to lie at their address. Weights are uploaded when a product first uses them.
+ *
+ * What it does not know it leaves to ggml: another version, weights in another order (repacked), a process that was forked. A program whose own file or library contains all of ggml does not
+ * ask it at all. */
+#include "tfmbs_products.h"
+
+/* ggml_cplan, as far as it is used here: how many threads are to compute. */
+struct plan {
+	size_t work_size;
+	uint8_t *work_data;
+	int n_threads;
+};
+
+typedef int graph_function(void *graph, struct plan *plan);
+typedef void free_function(void *buffer);
+
+static struct {
+	pthread_once_t once;
+	bool usable;
+	bool forked;   /* the device's connection is the parent's */
+	bool repacked; /* that was said */
+} own = {.once = PTHREAD_ONCE_INIT};
+
+static void forked(void) { own.forked = true; }
+
+static void begin_once(void) {
+	own.usable = usable();
+	void *lib = own.usable ? library_of("libggml-cpu", "ggml_get_type_traits_cpu") : NULL;
+	if (lib || own.usable) g.traits = (const struct traits *(*)(int32_t))dlsym(lib, "ggml_get_type_traits_cpu");
+	if (own.usable && !g.traits) {
+		fprintf(stderr, "tfmbs: not used: this ggml has no function ggml_get_type_traits_cpu\n");
+		own.usable = false;
+	}
+	if (own.usable && pthread_atfork(NULL, NULL, forked)) own.usable = false;
+}
+
+/* Libraries behind this one, in the order in which they were loaded. */
+struct behind {
+	const void *here; /* something of this library */
+	const char *paths[1024];
+	int n;
+};
+
+static int list_behind(struct dl_phdr_info *info, size_t size, void *arg) {
+	struct behind *b = arg;
+	(void)size;
+	for (int i = 0; b->here && i < info->dlpi_phnum; i++) {
+		uintptr_t from = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr;
+		if (info->dlpi_phdr[i].p_type == PT_LOAD && (uintptr_t)b->here - from < info->dlpi_phdr[i].p_memsz) {
+			b->here = NULL;
+			return 0;
+		}
+	}
+	if (!b->here && b->n < (int)(sizeof b->paths / sizeof *b->paths)) b->paths[b->n++] = info->dlpi_name;
+	return 0;
+}
+
+/* What the library itself has under that name, not one that it was linked with. */
+static void *of_library(const char *path, const char *name) {
+	void *lib = dlopen(path, RTLD_NOW | RTLD_NOLOAD), *f = lib ? dlsym(lib, name) : NULL;
+	Dl_info info;
+	if (f && (!dladdr(f, &info) || strcmp(info.dli_fname, path))) f = NULL;
+	if (lib) dlclose(lib); /* it stays: somebody in it has called */
+	return f;
+}
+
+/* The function of that name that would be called without this library: the next one, or, if its library was loaded for nobody else to see, that of the caller's library, or of the first that has
+ * it. */
+static void *real(const char *name, void *caller) {
+	void *f = dlsym(RTLD_NEXT, name);
+	Dl_info info;
+	if (f) return f;
+	struct behind b = {.here = &own};
+	dl_iterate_phdr(list_behind, &b);
+	bool known = dladdr(caller, &info);
+	for (int i = 0; known && !f && i < b.n; i++)
+		if (!strcmp(b.paths[i], info.dli_fname)) f = of_library(b.paths[i], name);
+	for (int i = 0; !f && i < b.n; i++) f = of_library(b.paths[i], name);
+	return f;
+}
+
+/* Whether the device has, or takes now, the weights of the product t. */
+static bool takes(const struct tensor *t) {
+	const struct tensor *w = is_op(t, "MUL_MAT") || is_op(t, "MUL_MAT_ID") ? t->src[0] : NULL;
+	if (!w || !w->buffer || g.ggml_backend_buffer_get_usage(w->buffer) != USAGE_WEIGHTS || !fits(t)) return false;
+	long layer = layer_of(w);
+	if (layer >= 0 && state.last >= 0 && (layer < state.first || layer > state.last)) return false;
+	if (!g.ggml_backend_buffer_is_host(w->buffer)) {
+		if (!own.repacked) fprintf(stderr, "tfmbs: %s and others are left to the CPU, which has them in an order of its own: start with --no-repack\n", w->name);
+		own.repacked = true;
+		return false;
+	}
+	pthread_mutex_lock(&state.lock);
+	struct weight *known = find(w);
+	bool has = known && known->has && !state.broken;
+	pthread_mutex_unlock(&state.lock);
+	/* What is held for this process may change; else it was tried once. */
+	return has || ((!known || state.handed) && upload(w));
+}
+
+/* Forgets the weights in a buffer that goes. The lock is held. */
+static void forget(const void *buffer) {
+	for (int i = 0; i < BUCKETS; i++)
+		for (struct weight **at = &state.buckets[i], *w; (w = *at);) {
+			if (w->buffer != buffer) {
+				at = &w->next;
+				continue;
+			}
+			*at = w->next;
+			count(w, -1);
+			release(w);
+			free(w);
+		}
+}
+
+struct pass {
+	graph_function *compute;
+	struct plan *plan;
+};
+
+/* Has ggml compute what is not the device's: little of it on this thread, as its threads take longer to begin than that takes. */
+static int compute_others(void *arg, void *nodes, bool lost) {
+	struct pass *p = arg;
+	const int threads = p->plan->n_threads, n = g.ggml_graph_n_nodes(nodes);
+	bool small = !lost;
+	for (int i = 0; small && i < n; i++) {
+		const struct tensor *t = g.ggml_graph_node(nodes, i);
+		small = !computes(t) || is_small(t);
+	}
+	if (small) p->plan->n_threads = 1;
+	int status = p->compute(nodes, p->plan);
+	p->plan->n_threads = threads;
+	return status;
+}
+
+EXPORT int ggml_graph_compute(void *graph, struct plan *plan);
+EXPORT int ggml_graph_compute(void *graph, struct plan *plan) {
+	struct pass p = {(graph_function *)real("ggml_graph_compute", __builtin_return_address(0)), plan};
+	if (!p.compute) {
+		fprintf(stderr, "tfmbs: this ggml's own ggml_graph_compute is not to be found: run without LD_PRELOAD\n");
+		return STATUS_FAILED;
+	}
+	pthread_once(&own.once, begin_once);
+	bool any = false;
+	for (int i = 0, n = own.usable && !own.forked ? g.ggml_graph_n_nodes(graph) : 0; i < n; i++) {
+		const struct tensor *t = g.ggml_graph_node(graph, i);
+		if (computes(t) && takes(t)) any = true;
+	}
+	return any ? compute(graph, compute_others, &p) : p.compute(graph, plan);
+}
+
+EXPORT void ggml_backend_buffer_free(void *buffer);
+EXPORT void ggml_backend_buffer_free(void *buffer) {
+	free_function *f = (free_function *)real("ggml_backend_buffer_free", __builtin_return_address(0));
+	if (own.usable && !own.forked && buffer) {
+		pthread_mutex_lock(&state.lock);
+		forget(buffer);
+		pthread_mutex_unlock(&state.lock);
+	}
+	if (f) f(buffer);
+}
+
+__attribute__((destructor)) static void end(void) {
+	const char *path = getenv("TFMBS_METRICS");
+	if (!own.usable || own.forked) return;
+	pthread_mutex_lock(&state.lock);
+	if (path && *path && state.ours > 0) {
+		int e = fabric_dump_metrics_csv(path);
+		if (e) say(path, e);
+	}
+	say_validated();
+	pthread_mutex_unlock(&state.lock);
+}
