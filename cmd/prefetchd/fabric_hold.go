@@ -111,8 +111,9 @@ func (h *held) begin(ctx context.Context, d *device.Device) (wait func() error) 
 const backendName = "libggml-tfmbs.so"
 
 // leftOver is what the device does not take of the room for a model: what it takes besides planes, what the target takes that is no model, and what the rest of the model is streamed
-// through. Where the room was 556 MiB, 140 MiB were best: with less, pages are taken before they are used, with more, more is streamed (docs/performance.md).
-func leftOver(room int64) int64 { return 112<<20 + room/20 }
+// through. Where the room was 556 MiB, 140 MiB were best, where it was 343, 150: with less, pages are taken before they are used, with more, more is streamed (docs/performance.md).
+// A small model is streamed in smaller pieces.
+func leftOver(room int64) int64 { return min(64<<20+room/4, 140<<20+room/128) }
 
 // handed is a device that holds weights for a command. close ends it.
 type handed struct {
@@ -236,9 +237,13 @@ func (o *options) handOver(cmd *exec.Cmd, user *invoker.User, live *live, log *s
 	for i := range m.Tensors {
 		size += m.Tensors[i].Size
 	}
-	bytes := handover.Room(tensors, size, room.Bytes-leftOver(room.Bytes), form)
+	bytes := handover.Room(tensors, size, room.Bytes, leftOver(room.Bytes), form)
 	if bytes == 0 {
-		fmt.Fprintf(live, "prefetchd: nothing is handed to the Fabric: %s of weights, room for %s\n", humanize.IBytes(uint64(size)), humanize.IBytes(uint64(room.Bytes)))
+		why := "it fits"
+		if size > room.Bytes {
+			why = "planes with that error would save too little"
+		}
+		fmt.Fprintf(live, "prefetchd: nothing is handed to the Fabric: %s of weights, room for %s: %s\n", humanize.IBytes(uint64(size)), humanize.IBytes(uint64(max(room.Bytes, 0))), why)
 		return nil, nil
 	}
 	var credential *syscall.Credential

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"tensorcast/experiments/llama"
+	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/fabric/device"
 	"tensorcast/internal/cc"
 	"tensorcast/internal/testenv"
@@ -84,7 +85,9 @@ func TestHandOver(t *testing.T) {
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			r := newRig(t, 0.5, test.tokens)
+			deep := model // large enough for planes to save something
+			deep.Layers = 16
+			r := newRigOf(t, "deep", llamatest.Model(t, deep), 0.6, test.tokens)
 			h := r.handOver("--fabric=fast")
 			var pid int
 			var socket string

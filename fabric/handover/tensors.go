@@ -93,9 +93,9 @@ func ParseForm(profile, decibels string) (device.Form, error) {
 	return f, fmt.Errorf("no profile is called %q", profile)
 }
 
-// Room is how many bytes of memory the device is to take of a target that has room for so many bytes of its model: as many as there are, if the model does not fit even so; else as few as make
-// the rest of the model fit. 0: it fits as it is, or nothing is to be gained, as its planes would take more than its bytes do.
-func Room(tensors []device.Tensor, modelBytes, room int64, form device.Form) int64 {
+// Room is how many bytes of memory the device is to take of a target that has room for so many bytes of its model, and leave leftOver of them: as many as there are, if the model does not fit even
+// so; else as few as make the rest of the model fit. 0: nothing is to be gained. The model fits as it is, planes would take more than its bytes do, or what is read for a token would hardly be less.
+func Room(tensors []device.Tensor, modelBytes, room, leftOver int64, form device.Form) int64 {
 	var file, planes int64
 	for i := range tensors {
 		for _, e := range tensors[i].Matrices {
@@ -107,13 +107,26 @@ func Room(tensors []device.Tensor, modelBytes, room int64, form device.Form) int
 			planes += int64(e.Rows) * bytesOfRow(&e, form)
 		}
 	}
-	if modelBytes <= room || planes >= file || room <= 0 {
+	if modelBytes <= room || planes >= file || room <= leftOver {
 		return 0
 	}
-	saved := float64(file-planes) / float64(planes) // bytes of the file that need not be in memory for one of planes, besides it
-	need := float64(modelBytes-room) / saved
-	return min(room, planes, int64(math.Ceil(need)))
+	each := float64(file) / float64(planes) // bytes of the file that one of planes stands for
+	need := float64(modelBytes-room+leftOver) / (each - 1)
+	bytes := min(room-leftOver, planes, int64(math.Ceil(need)))
+	without := float64(modelBytes - room + window)
+	with := float64(modelBytes-(room-leftOver-bytes)) - float64(bytes)*each
+	if with > leastGain*without {
+		return 0
+	}
+	return bytes
 }
+
+const (
+	// window is what of a room keeps nothing, as prefetchd streams through it.
+	window = 44 << 20
+	// leastGain: where planes of 'balanced' had 4 % less read, the device's work cost more than that (docs/performance.md).
+	leastGain = 0.9
+)
 
 // bytesOfRow estimates what a row of planes takes: 6.5 dB for the first, and 9.5 dB (a factor of 3) for each other, as weights in blocks of 32 have it.
 func bytesOfRow(e *device.Extent, form device.Form) int64 {

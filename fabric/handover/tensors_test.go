@@ -1,0 +1,90 @@
+package handover
+
+import (
+	"math"
+	"testing"
+
+	"tensorcast/fabric/device"
+	"tensorcast/gguf"
+)
+
+// TestRoom: the device takes as much as there is, as little as is enough, or nothing.
+func TestRoom(t *testing.T) {
+	const mib = 1 << 20
+	tensors := []device.Tensor{{Name: "a", Matrices: []device.Extent{{Type: gguf.Q8_0, Rows: 1 << 18, Cols: 4096}}}} // 1088 MiB
+	fast, err := ParseForm("fast", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	balanced, err := ParseForm("", "23.5dB")
+	if err != nil {
+		t.Fatal(err)
+	}
+	exact, err := ParseForm("accurate", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		name        string
+		form        device.Form
+		room        int64
+		least, most int64
+	}{
+		{"fits", fast, 1088 * mib, 0, 0},
+		{"larger than the file's blocks", exact, 600 * mib, 0, 0},
+		{"all that there is", fast, 300 * mib, 160 * mib, 160 * mib},
+		{"the rest fits", fast, 1000 * mib, 170 * mib, 230 * mib},
+		{"some less is read", balanced, 600 * mib, 460 * mib, 460 * mib},
+		{"hardly less is read", balanced, 300 * mib, 0, 0},
+		{"no room", fast, 100 * mib, 0, 0},
+		{"less than none", fast, -mib, 0, 0},
+	} {
+		if got := Room(tensors, 1088*mib, test.room, 140*mib, test.form); got < test.least || got > test.most {
+			t.Errorf("%s: %d MiB, want %d to %d", test.name, got/mib, test.least/mib, test.most/mib)
+		}
+	}
+}
+
+// TestParseForm: an error in decibels comes before a profile's.
+func TestParseForm(t *testing.T) {
+	if f, err := ParseForm("fast", "20dB"); err != nil || math.Abs(f.Bound-20) > 1e-9 {
+		t.Errorf("%+v, %v", f, err)
+	}
+	for _, text := range []string{"20", "dB", "-3dB", "0dB", "101dB", "NaNdB"} {
+		if _, err := ParseForm("fast", text); err == nil {
+			t.Errorf("%q is taken", text)
+		}
+	}
+	if _, err := ParseForm("best", ""); err == nil {
+		t.Error("a profile that does not exist is taken")
+	}
+}
+
+// TestSpread: the layers of which the device holds the first few are spread over the model.
+func TestSpread(t *testing.T) {
+	f := &gguf.File{}
+	for i := range 40 {
+		f.Tensors = append(f.Tensors, gguf.Tensor{Name: "blk." + string(rune('0'+i/10)) + string(rune('0'+i%10)) + ".ffn_up.weight", Type: gguf.Q8_0, Shape: []int64{64, 64}})
+	}
+	all := Tensors(f)
+	if len(all) != 40 {
+		t.Fatalf("%d tensors", len(all))
+	}
+	for _, n := range []int{5, 8, 13, 21} {
+		var held [40]bool
+		for _, tensor := range all[:n] {
+			i := int(tensor.Name[4]-'0')*10 + int(tensor.Name[5]-'0')
+			held[i] = true
+		}
+		gap, widest := 0, 0
+		for _, h := range held {
+			if gap++; h {
+				gap = 0
+			}
+			widest = max(widest, gap)
+		}
+		if widest > 2*40/n {
+			t.Errorf("of %d layers of 40, %d follow each other without one", n, widest)
+		}
+	}
+}
