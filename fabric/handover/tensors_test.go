@@ -24,6 +24,13 @@ func TestRoom(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	experts := []device.Tensor{{Name: "e"}}
+	for range 64 {
+		experts[0].Matrices = append(experts[0].Matrices, device.Extent{Type: gguf.Q8_0, Rows: 1 << 12, Cols: 4096})
+	}
+	if Room(experts, 1088*mib, 600*mib, 140*mib, fast) == 0 || Room(experts, 1088*mib, 600*mib, 140*mib, balanced) != 0 {
+		t.Error("of a mixture, 'fast' is to be handed over, and 'balanced' not")
+	}
 	for _, test := range []struct {
 		name        string
 		form        device.Form
