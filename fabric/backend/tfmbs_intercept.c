@@ -5,9 +5,12 @@
  * It stands for two functions of ggml. ggml_graph_compute is asked for each graph: products with weights that the device takes go to it, and ggml's own function computes the rest, piece by piece.
  * ggml_backend_buffer_free says when weights go: another model may come to lie at their address. Weights are uploaded when a product first uses them.
  *
+ * With TFMBS_DETECT it finds products by what is read of a mapped model (tfmbs_detect.h), for which it stands for mmap, munmap and sigaction as well.
+ *
  * What it does not know it leaves to ggml: another version, weights in another order (repacked), a process that was forked. A program whose own file or library contains all of ggml does not
  * ask it at all. */
 #include "tfmbs_products.h"
+#include "tfmbs_detect.h"
 
 /* ggml_cplan, as far as it is used here: how many threads are to compute. */
 struct plan {
@@ -26,7 +29,10 @@ static struct {
 	bool repacked; /* that was said */
 } own = {.once = PTHREAD_ONCE_INIT};
 
-static void forked(void) { own.forked = true; }
+static void forked(void) {
+	own.forked = true;
+	watch.to = NULL; /* the thread that watches is the parent's, what was taken away is given back as before */
+}
 
 static void begin_once(void) {
 	own.usable = usable();
@@ -36,7 +42,6 @@ static void begin_once(void) {
 		fprintf(stderr, "tfmbs: not used: this ggml has no function ggml_get_type_traits_cpu\n");
 		own.usable = false;
 	}
-	if (own.usable && pthread_atfork(NULL, NULL, forked)) own.usable = false;
 }
 
 /* Libraries behind this one, in the order in which they were loaded. */
@@ -165,8 +170,41 @@ EXPORT void ggml_backend_buffer_free(void *buffer) {
 	if (f) f(buffer);
 }
 
+/* ---- Mappings, which the detection needs (tfmbs_detect.h) ---- */
+
+__attribute__((constructor)) static void begin_watch(void) {
+	const char *to = getenv("TFMBS_DETECT");
+	if (to && *to) watch.to = to;
+	if (pthread_atfork(NULL, NULL, forked)) forked(); /* without it, this library does nothing */
+}
+
+EXPORT void *mmap(void *at, size_t length, int prot, int flags, int fd, off_t offset) {
+	void *p = (void *)syscall(SYS_mmap, at, length, prot, flags, fd, offset);
+	mapped(p, length, prot, fd, offset);
+	return p;
+}
+
+EXPORT void *mmap64(void *at, size_t length, int prot, int flags, int fd, off64_t offset) { return mmap(at, length, prot, flags, fd, offset); }
+
+EXPORT int munmap(void *at, size_t length) {
+	unmapped(at, length);
+	return (int)syscall(SYS_munmap, at, length);
+}
+
+EXPORT int sigaction(int number, const struct sigaction *new, struct sigaction *old) {
+	if (number == SIGSEGV) return changed(new, old) ? 0 : install(new, old);
+	int (*next)(int, const struct sigaction *, struct sigaction *) = (int (*)(int, const struct sigaction *, struct sigaction *))dlsym(RTLD_NEXT, "sigaction");
+	return next ? next(number, new, old) : -1;
+}
+
+EXPORT sighandler_t signal(int number, sighandler_t handler) {
+	struct sigaction new = {.sa_handler = handler, .sa_flags = SA_RESTART}, old;
+	return sigaction(number, &new, &old) ? SIG_ERR : old.sa_handler;
+}
+
 __attribute__((destructor)) static void end(void) {
 	const char *path = getenv("TFMBS_METRICS");
+	if (!own.forked) end_watch();
 	if (!own.usable || own.forked) return;
 	pthread_mutex_lock(&state.lock);
 	if (path && *path && state.ours > 0) {
