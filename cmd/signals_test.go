@@ -116,7 +116,7 @@ func TestSignalsEndCommandsSoon(t *testing.T) {
 		"prefetchd, a stopped target":     {args: []string{"prefetchd", "--pid", fmt.Sprint(stopped)}, ready: settled, status: cli.OK},
 		"analyze":                         {args: []string{"analyze", "-c", capture, "-o", filepath.Join(t.TempDir(), "analysis"), "--heatmap"}, ready: after(30 * time.Millisecond), status: -1},
 		"ggufmap":                         {args: []string{"ggufmap", "--metadata", "--elements", "-1", "--format", "parquet", "-o", filepath.Join(t.TempDir(), "out"), arrays}, ready: worked(200 * time.Millisecond), status: cli.Failure},
-		"ggufmap, its output is not read": {args: []string{"ggufmap", "--metadata", "--elements", "-1", arrays}, ready: worked(200 * time.Millisecond), stalled: true, status: cli.Failure},
+		"ggufmap, its output is not read": {args: []string{"ggufmap", "--metadata", "--elements", "-1", arrays}, ready: worked(20 * time.Millisecond), stalled: true, status: cli.Failure},
 		"prefetchd, while it attaches":    {args: []string{"prefetchd", "--pid", fmt.Sprint(running)}, ready: after(50 * time.Millisecond), status: -1},
 		"lab synth":                       {args: []string{"lab", "synth", "-o", filepath.Join(t.TempDir(), "m.gguf"), "--layers", "100", "--embd", "2048", "--ff", "8192", "--heads", "16", "--kv-heads", "4", "--type", "Q8_0"}, ready: worked(200 * time.Millisecond), status: cli.Failure},
 	} {
