@@ -134,12 +134,6 @@ func (s *Status) samples() []sample {
 		h = &Holding{}
 	}
 	return []sample{
-		{"held_tensors", "Tensors of model files that are held.", float64(h.Tensors)},
-		{"held_file_bytes", "Their bytes in the files.", float64(h.Bytes)},
-		{"held_plane_bytes", "Bytes of their planes and factors.", float64(h.Planes)},
-		{"held_room_bytes", "Bytes that planes and factors of what is held may take.", float64(h.Room)},
-		{"let_go_total", "Tensors that were held, and whose memory others needed.", float64(h.GivenUp)},
-		{"major_faults_total", "Pages of the device's memory that had to be read from disk.", float64(h.Faults)},
 		{"running_seconds", "Time since the device was started.", s.Seconds},
 		{"clients", "Programs that are connected.", float64(s.Clients)},
 		{"workers", "Threads that multiply.", float64(s.Workers)},
@@ -167,6 +161,12 @@ func (s *Status) samples() []sample {
 		{"pool_bytes", "Bytes of the pool.", float64(s.PoolTotal)},
 		{"host_bytes", "Bytes of weights on the host.", float64(s.HostBytes)},
 		{"energy_proxy_joules_total", "Effective operations and bytes of weights at published costs of each, not measured.", s.Energy},
+		{"held_tensors", "Tensors of model files that are held.", float64(h.Tensors)},
+		{"held_file_bytes", "Their bytes in the files.", float64(h.Bytes)},
+		{"held_plane_bytes", "Bytes of their planes and factors.", float64(h.Planes)},
+		{"held_room_bytes", "Bytes that planes and factors of what is held may take.", float64(h.Room)},
+		{"let_go_total", "Tensors that were held, and whose memory others needed.", float64(h.GivenUp)},
+		{"major_faults_total", "Pages of the device's memory that had to be read from disk.", float64(h.Faults)},
 	}
 }
 
