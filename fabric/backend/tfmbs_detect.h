@@ -237,9 +237,10 @@ static struct {
 	_Atomic bool ending; /* the program ends */
 } watch = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* The kernel's handler of SIGSEGV, whatever the program asks for (changed). */
+/* The kernel's handler of SIGSEGV, whatever the program asks for (changed). The first call is not that of a signal's handler, so that later ones find nothing to look up. */
 static int install(const struct sigaction *new, struct sigaction *old) {
-	int (*next)(int, const struct sigaction *, struct sigaction *) = (int (*)(int, const struct sigaction *, struct sigaction *))dlsym(RTLD_NEXT, "sigaction");
+	static int (*next)(int, const struct sigaction *, struct sigaction *);
+	if (!next) next = (int (*)(int, const struct sigaction *, struct sigaction *))dlsym(RTLD_NEXT, "sigaction");
 	return next ? next(SIGSEGV, new, old) : -1;
 }
 
