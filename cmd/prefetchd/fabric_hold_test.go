@@ -25,7 +25,7 @@ func (r *rig) handOver(flags ...string) *helper {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	err = cc.Compile(r.t.Context(), filepath.Join(filepath.Dir(prefetchd), backendName), "#include \""+backend+"\"\n", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-I../../include", "-I../../fabric/backend", "-pthread", "-x", "c", "../../fabric/driver/tfmbs_device.c", "-lm")
+	err = cc.Compile(r.t.Context(), filepath.Join(filepath.Dir(prefetchd), backendName), "#include \""+backend+"\"\n", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-I../../include", "-I../../fabric/backend", "-pthread", "-x", "c", "../../fabric/driver/tfmbs_device.c")
 	if err != nil {
 		r.t.Skipf("the backend is not built: %v", err)
 	}

@@ -27,7 +27,7 @@ func backend(t *testing.T) string {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "libggml-tfmbs.so")
-	err = cc.Compile(t.Context(), path, "#include \""+source+"\"\n", "-fPIC", "-shared", "-fvisibility=hidden", "-I../../include", "-pthread", "-x", "c", "../../fabric/driver/tfmbs_device.c", "-lm")
+	err = cc.Compile(t.Context(), path, "#include \""+source+"\"\n", "-fPIC", "-shared", "-fvisibility=hidden", "-I../../include", "-pthread", "-x", "c", "../../fabric/driver/tfmbs_device.c")
 	switch {
 	case errors.Is(err, cc.ErrNoCompiler):
 		t.Skip(err)

@@ -51,7 +51,7 @@ func build(t testing.TB, file string, flags ...string) string {
 	}
 	path := filepath.Join(t.TempDir(), "lib.so")
 	flags = append([]string{"-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden", "-I../../include", "-I.", "-pthread"}, flags...)
-	err = cc.Compile(t.Context(), path, "#include \""+source+"\"\n", append(flags, "-x", "c", "../driver/tfmbs_device.c", "-lm")...)
+	err = cc.Compile(t.Context(), path, "#include \""+source+"\"\n", append(flags, "-x", "c", "../driver/tfmbs_device.c")...)
 	switch {
 	case errors.Is(err, cc.ErrNoCompiler):
 		t.Skipf("the library is not built: %v", err)

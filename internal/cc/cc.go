@@ -25,7 +25,7 @@ func Compile(ctx context.Context, path, source string, flags ...string) error {
 		return err
 	}
 	args := append(strings.Fields(Flags), flags...)
-	args = append(args, "-o", path, "-x", "c", "-", "-ldl") // a library of its own before glibc 2.34
+	args = append(args, "-o", path, "-x", "c", "-", "-ldl", "-lm") // the first is a library of its own before glibc 2.34
 	cmd := exec.CommandContext(ctx, compiler, args...)
 	cmd.Stdin = strings.NewReader(source)
 	cmd.WaitDelay = 2 * time.Second
