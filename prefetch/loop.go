@@ -673,7 +673,10 @@ func (c *Controller) windowFor(room int64) int64 {
 	return windowIn(room, (min(2*blocks, opBlocks)+busyBlocks)*h.block)
 }
 
-func windowIn(room, window int64) int64 { return max(min(window, room/2), 0) }
+// windowIn bounds a window in a room: a quarter of it, or what is left beside 32 MiB, but no more than half. With less than the ops under way need, the target overtakes it.
+func windowIn(room, window int64) int64 {
+	return max(min(window, max(room/4, min(room/2, room-32<<20))), 0)
+}
 
 // Tick does what is due. It does not wait for the disk, save for blocks that are to be held.
 func (c *Controller) Tick() error {

@@ -79,7 +79,7 @@ func TestLies(t *testing.T) {
 				})
 				t.Log(o.String())
 				o.Check(t)
-				if scenario == "control" && (o.Status != 0 || !strings.Contains(o.Stderr, "of 1.6 MiB that each token reads")) {
+				if scenario == "control" && (o.Status != 0 || !strings.Contains(o.Stderr, "of 1.3 MiB that each token reads")) {
 					t.Errorf("status %d:\n%s", o.Status, o.Stderr)
 				}
 			})
