@@ -51,14 +51,19 @@ func build(t testing.TB, file string, flags ...string) string {
 	}
 	path := filepath.Join(t.TempDir(), "lib.so")
 	flags = append([]string{"-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden", "-I../../include", "-I.", "-pthread"}, flags...)
-	err = cc.Compile(t.Context(), path, "#include \""+source+"\"\n", append(flags, "-x", "c", "../driver/tfmbs_device.c")...)
-	switch {
+	compile(t, path, "#include \""+source+"\"\n", append(flags, "-x", "c", "../driver/tfmbs_device.c")...)
+	return path
+}
+
+// compile skips the test where there is no compiler; what does not compile fails it.
+func compile(t testing.TB, path, source string, flags ...string) {
+	t.Helper()
+	switch err := cc.Compile(t.Context(), path, source, flags...); {
 	case errors.Is(err, cc.ErrNoCompiler):
-		t.Skipf("the library is not built: %v", err)
+		t.Skipf("%s is not built: %v", filepath.Base(path), err)
 	case err != nil:
 		t.Fatal(err)
 	}
-	return path
 }
 
 // start runs a device in this process, for all that is started until the test ends; stop ends it before.
@@ -713,7 +718,7 @@ func TestStartsNoThreads(t *testing.T) {
 	in := llamatest.ForTest(t)
 	model := llamatest.Model(t, small)
 	counter := filepath.Join(t.TempDir(), "counter.so")
-	err := cc.Compile(t.Context(), counter, `#define _GNU_SOURCE
+	compile(t, counter, `#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -725,9 +730,6 @@ int pthread_create(pthread_t *t, const pthread_attr_t *a, void *(*f)(void *), vo
 }
 __attribute__((destructor)) static void tell(void) { fprintf(stderr, "started %d\n", started); }
 `, "-shared", "-fPIC")
-	if err != nil {
-		t.Skip(err)
-	}
 	start(t)
 	lib := library(t)
 	run := func(backend string, tokens int) (started int, text []int32) {

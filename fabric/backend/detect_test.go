@@ -17,7 +17,6 @@ import (
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/gguf"
-	"tensorcast/internal/cc"
 )
 
 // region is a part of a file, in bytes.
@@ -135,7 +134,7 @@ func TestAgree(t *testing.T) {
 		t.Fatal(err)
 	}
 	program := filepath.Join(t.TempDir(), "agree")
-	err = cc.Compile(t.Context(), program, "#define _GNU_SOURCE\n#include \""+header+`"
+	compile(t, program, "#define _GNU_SOURCE\n#include \""+header+`"
 static struct touch touches[1 << 16];
 static size_t n;
 static int64_t now;
@@ -179,9 +178,6 @@ int main(int argc, char **argv) {
 	return 0;
 }
 `, "-w", "-pthread")
-	if err != nil {
-		t.Skip(err)
-	}
 	for _, threads := range []string{"1", "2"} {
 		out, err := exec.CommandContext(t.Context(), program, threads).CombinedOutput()
 		if want := "40-98 100-140 140-180 200-300 300-400 500-620 "; err != nil || string(out) != want {
@@ -195,7 +191,7 @@ func TestDetectStepsAside(t *testing.T) {
 	lib := interposer(t)
 	model := llamatest.Model(t, small)
 	program := filepath.Join(t.TempDir(), "host")
-	err := cc.Compile(t.Context(), program, `#define _GNU_SOURCE
+	compile(t, program, `#define _GNU_SOURCE
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -226,9 +222,6 @@ int main(int argc, char **argv) {
 	return 0;
 }
 `, "-w")
-	if err != nil {
-		t.Skip(err)
-	}
 	for _, args := range [][]string{{model}, {model, "own"}, {lib}} {
 		cmd := exec.CommandContext(t.Context(), program, args...)
 		cmd.Env = append(os.Environ(), "LD_PRELOAD="+lib, "TFMBS_DETECT=-")

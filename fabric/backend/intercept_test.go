@@ -12,7 +12,6 @@ import (
 
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
-	"tensorcast/internal/cc"
 )
 
 // intercepted runs llama.cpp with libtfmbs_intercept.so, built with flags, before all libraries; preload, if not empty, comes before that.
@@ -125,7 +124,7 @@ func TestInterceptFork(t *testing.T) {
 		t.Fatal(err)
 	}
 	forker := filepath.Join(t.TempDir(), "forker.so")
-	err = cc.Compile(t.Context(), forker, "#include \""+products+`"
+	compile(t, forker, "#include \""+products+`"
 #include <sys/wait.h>
 #include <unistd.h>
 static uint64_t sum(void *graph) {
@@ -152,9 +151,6 @@ __attribute__((visibility("default"))) int ggml_graph_compute(void *graph, void 
 	return e;
 }
 `, "-shared", "-fPIC", "-fvisibility=hidden", "-w", "-I../../include", "-pthread", "-x", "c", "../driver/tfmbs_device.c")
-	if err != nil {
-		t.Skip(err)
-	}
 	model := llamatest.Model(t, small)
 	want := generate(t, in, model, 20)
 	d, _ := start(t)

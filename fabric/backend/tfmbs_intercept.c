@@ -36,8 +36,7 @@ static void forked(void) {
 
 static void begin_once(void) {
 	own.usable = usable();
-	void *lib = own.usable ? library_of("libggml-cpu", "ggml_get_type_traits_cpu") : NULL;
-	if (lib || own.usable) g.traits = (const struct traits *(*)(int32_t))dlsym(lib, "ggml_get_type_traits_cpu");
+	if (own.usable) g.traits = (const struct traits *(*)(int32_t))dlsym(library_of("libggml-cpu", "ggml_get_type_traits_cpu"), "ggml_get_type_traits_cpu");
 	if (own.usable && !g.traits) {
 		fprintf(stderr, "tfmbs: not used: this ggml has no function ggml_get_type_traits_cpu\n");
 		own.usable = false;
