@@ -3,6 +3,7 @@ package prefetch
 // This file tests reads of large folios, on a file system that has them.
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -219,4 +221,52 @@ func vmFlags(t *testing.T, mapping []byte) []string {
 	}
 	line, _, _ := strings.Cut(after, "\n")
 	return strings.Fields(line)
+}
+
+// As many large folios are read at once as the disk brings while one is read by itself, and one; never fewer than before.
+func TestAtOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "model")
+	if err := os.WriteFile(path, make([]byte, 16*mib), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := errors.Join(unix.Fsync(int(f.Fd())), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)); err != nil {
+		t.Fatal(err)
+	}
+	k, err := NewKernelPages(os.Getpid(), slog.New(slog.NewTextHandler(t.Output(), nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	file, size, err := k.Open(path, idOf(t, path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := k.Resident(Range{file, 0, size}); n != 0 || err != nil {
+		t.Errorf("looking for large folios has left %d bytes in memory, %v", n, err)
+	}
+	m := k.files[file]
+	if m.folio == 0 {
+		t.Skipf("no large folios on this file system: blocks of %d", k.Block())
+	}
+	if m.alone <= 0 || m.alone > time.Second {
+		t.Errorf("a large folio takes %v by itself", m.alone)
+	}
+	m.alone = time.Millisecond
+	folios := func(n float64) float64 { return n * float64(m.folio) / m.alone.Seconds() } // a disk that brings n in that time
+	for _, s := range []struct {
+		delivers float64
+		want     int
+	}{{0, 3}, {folios(0.8), 3}, {folios(1.9), 3}, {folios(3.5), 5}, {folios(2), 5}, {folios(100), 16}} {
+		if err := k.Delivers(s.delivers); err != nil {
+			t.Fatal(err)
+		}
+		if got := k.AtOnce(); got != s.want {
+			t.Errorf("at %.0f bytes per second %d are read at once, want %d", s.delivers, got, s.want)
+		}
+	}
 }

@@ -5,7 +5,10 @@ package prefetch
 import "time"
 
 const (
-	busyPause = time.Millisecond
+	// busyPause is a fraction of what the disk takes for a block.
+	busyPause = 500 * time.Microsecond
+	// expertPause is for a mixture of experts: what is read for a choice is begun when the event comes.
+	expertPause = time.Millisecond
 	// restPause is for a target that has not decoded for restAfter, or that was stopped in a decode: what it reads next is noticed a little later, limits too.
 	restPause = 20 * time.Millisecond
 	restAfter = time.Second

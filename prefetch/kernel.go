@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"slices"
 	"time"
@@ -36,6 +37,7 @@ type KernelPages struct {
 	files       []*modelFile
 	completions []uring.Completion
 	folio       int64           // bytes of a large folio, 0 if this kernel has none
+	atOnce      int             // large folios that are read at once, each by a worker of the queue
 	unmarked    bool            // marks for readahead do nothing, see Unmarked
 	waiting     []Range         // reads of large folios that wait for what follows them
 	underWay    map[uint64]read // reads of large folios, by tag
@@ -62,11 +64,11 @@ func NewKernelPages(pid int, log *slog.Logger) (*KernelPages, error) {
 	if err != nil {
 		return nil, err
 	}
-	queue, err := uring.Open(queueEntries)
+	queue, err := uring.Open(queueEntries, uring.WithWorkers(leastAtOnce))
 	if err != nil {
 		return nil, errors.Join(err, target.Close())
 	}
-	return &KernelPages{target: target, queue: queue, folio: pagecache.FolioBytes(), underWay: map[uint64]read{}, log: log}, nil
+	return &KernelPages{target: target, queue: queue, folio: pagecache.FolioBytes(), atOnce: leastAtOnce, underWay: map[uint64]read{}, log: log}, nil
 }
 
 // Close implements Pages.
@@ -150,6 +152,32 @@ func (k *KernelPages) Block() int64 {
 		}
 	}
 	return max(k.folio, minBlock)
+}
+
+const (
+	// leastAtOnce large folios are read at once, at most mostAtOnce. Those that wait for a worker take no memory yet, and a worker begins the next one without this process. More than the disk needs
+	// only wait in its queue: some disks tell of reads that came together when the last of them is over.
+	leastAtOnce = 3
+	mostAtOnce  = 16
+)
+
+// AtOnce implements Pages.
+func (k *KernelPages) AtOnce() int { return k.atOnce }
+
+// Delivers implements Pages: as many reads have to be under way as the disk brings in the time that one takes by itself, and one that begins when another is over. It only rises: where too few were
+// under way, the disk had delivered less.
+func (k *KernelPages) Delivers(perSecond float64) error {
+	needed := leastAtOnce
+	for _, f := range k.files {
+		if f.alone > 0 && f.folio > 0 {
+			needed = max(needed, int(math.Ceil(perSecond*f.alone.Seconds()/float64(f.folio)))+1)
+		}
+	}
+	if needed = min(needed, mostAtOnce); needed <= k.atOnce {
+		return nil
+	}
+	k.atOnce = needed
+	return k.queue.Workers(needed)
 }
 
 // ReadAhead implements Pages.
@@ -281,7 +309,7 @@ func (k *KernelPages) beginOne(r Range) (begun bool, err error) {
 	return true, nil
 }
 
-// Reading implements Pages. Each read takes a worker of io_uring until it is over, of which there are four per processor (io_init_wq_offload): behind those, reads wait.
+// Reading implements Pages. Each read takes a worker of io_uring until it is over: behind as many as AtOnce, reads wait.
 func (k *KernelPages) Reading(r Range) bool {
 	overlaps := func(p Range) bool { return p.File == r.File && p.Offset < r.End() && r.Offset < p.End() }
 	if slices.ContainsFunc(k.waiting, overlaps) {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -28,10 +29,11 @@ type modelFile struct {
 	mapping  []byte
 	reserved []byte // of address space, with the mapping in it
 
-	folio  int64 // bytes of a large folio; 0 if the file system gives none, for all that is known
-	reads  int   // of large folios
-	looked int   // at how many of these
-	small  int   // and the last so many in a row were none
+	folio  int64         // bytes of a large folio; 0 if the file system gives none, for all that is known
+	alone  time.Duration // that the read of one takes by itself; 0: not known
+	reads  int           // of large folios
+	looked int           // at how many of these
+	small  int           // and the last so many in a row were none
 }
 
 // FADV_WILLNEED reads no more of a range than the device's readahead or its largest request, without an error.
@@ -114,10 +116,17 @@ func (m *modelFile) onlyPages() error {
 	return nil
 }
 
-// probe reads large folios to see whether the file system has any. It takes what is not in memory, from the end of the file on, and drops it again.
+// probe reads large folios, one by itself, to see whether the file system has any, and how long that takes. It takes what is not in memory, from the end of the file on, and drops it again.
 func (m *modelFile) probe() error {
+	if m.folio == 0 {
+		return nil
+	}
+	// Else a fault reads two of them.
+	if err := unix.Madvise(m.mapping, unix.MADV_RANDOM); err != nil {
+		return fmt.Errorf("advise the mapping of %s: %w", m.path, err)
+	}
 	probed := 0
-	for at := (m.size/max(m.folio, 1) - 1) * m.folio; at >= 0 && m.folio > 0 && probed < firstLooks; at -= m.folio {
+	for at := (m.size/m.folio - 1) * m.folio; at >= 0 && probed < firstLooks; at -= m.folio {
 		r := Range{Offset: at, Length: m.folio}
 		if there, err := pagecache.Resident(m.file, r.Offset, min(2*m.folio, m.size-r.Offset)); err != nil {
 			return err
@@ -125,21 +134,25 @@ func (m *modelFile) probe() error {
 			continue
 		}
 		probed++
+		begun := time.Now()
 		err := unix.Madvise(m.part(r), unix.MADV_POPULATE_READ)
+		took := time.Since(begun)
 		gone := m.look(r)
 		if e := m.unmap(r); e != nil {
 			return e
 		}
-		// The fault has read what follows, too.
 		if e := unix.Fadvise(int(m.file.Fd()), r.Offset, 2*m.folio, unix.FADV_DONTNEED); e != nil {
 			return fmt.Errorf("drop pages of %s: %w", m.path, e)
 		}
 		if gone || errors.Is(err, unix.EINVAL) { // before Linux 5.14 there is no MADV_POPULATE_READ
 			return m.onlyPages()
 		}
-		if err == nil && m.small == 0 {
-			return nil
+		if err == nil && m.small == 0 && (m.alone == 0 || took < m.alone) {
+			m.alone = took
 		}
+	}
+	if err := unix.Madvise(m.mapping, unix.MADV_NORMAL); err != nil {
+		return fmt.Errorf("advise the mapping of %s: %w", m.path, err)
 	}
 	return nil
 }

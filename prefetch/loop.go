@@ -68,6 +68,8 @@ const (
 	budgetInterval = 50 * time.Millisecond
 	// outsideShare times as much outside the model's file as in it leaves nothing to help with: norms are never copied.
 	outsideShare = 8
+	// firstPace is taken for the time between two looks of the loop at first, and slowPace for any longer one: the thread was not wanted, or the machine stood still.
+	firstPace, slowPace = time.Millisecond, 4 * time.Millisecond
 	// defaultWindow holds what the disk delivers while the slowest part of the loop runs, several times over.
 	defaultWindow = 16 << 20
 )
@@ -83,7 +85,9 @@ type Controller struct {
 
 	contexts contexts
 	meter    meter
-	help     *helping // nil until a cycle is known
+	ticked   time.Time     // when this loop looked last
+	pace     time.Duration // the usual time between two looks
+	help     *helping      // nil until a cycle is known
 	room     Room
 	checked  time.Time
 	countAt  time.Time // when what is resident is to be counted next
@@ -173,7 +177,7 @@ func New(pages Pages, opts Options) *Controller {
 	}
 	files := map[event.FileID]int{}
 	file := func(id event.FileID) (int, bool) { i, known := files[id]; return i, known }
-	return &Controller{opts: opts, pages: pages, now: opts.Now, files: files, contexts: newContexts(file)}
+	return &Controller{opts: opts, pages: pages, now: opts.Now, files: files, contexts: newContexts(file), pace: firstPace}
 }
 
 // Summary describes the work so far.
@@ -645,15 +649,10 @@ func (r *Room) Keepable() int64 {
 	return max(bytes-windowIn(bytes, defaultWindow), 0)
 }
 
-// busyBlocks is how many blocks are being read, or have been and wait for the target, besides those of the ops that the window is for. With two the disk rested for a quarter
-// of the time, as whoever asks for reads gets a core only now and then beside the target's threads; with eight for a tenth, which was worth more than the memory that they take:
-// docs/performance.md has the figures, at 0.85 of a model.
-const busyBlocks = 8
-
 // opBlocks bounds what of the window is for the ops: what a large weight (output.weight) has behind it is paged out while it is being read, see within.
 const opBlocks = 8
 
-// windowFor is the window in a room: what is streamed of the op that is under way and of the next one, and busyBlocks. More would be taken from
+// windowFor is the window in a room: what is streamed of the op that is under way and of the next one, and what keeps the disk busy, see busyBlocks. More would be taken from
 // what is held; less would have the disk wait for the target. Where single pages are read, it is what the disk delivers while the slowest part of the loop runs, several times
 // over.
 func (c *Controller) windowFor(room int64) int64 {
@@ -670,7 +669,26 @@ func (c *Controller) windowFor(room int64) int64 {
 	}
 	share := 1 - float64(max(room-defaultWindow, 0))/float64(h.schedule.Bytes)
 	blocks := int64(math.Ceil(max(share, 0) * float64(largest) / float64(h.block)))
-	return windowIn(room, (min(2*blocks, opBlocks)+busyBlocks)*h.block)
+	return windowIn(room, (min(2*blocks, opBlocks)+c.busyBlocks())*h.block)
+}
+
+// busyBlocks is how many blocks are being read, or wait for that, or for the target, besides those of the ops that the window is for: as many as are read at once, and what the disk
+// delivers between two looks of this loop, which gets a processor only now and then beside the target's threads, and one.
+func (c *Controller) busyBlocks() int64 {
+	between := c.meter.best * c.pace.Seconds() / float64(c.help.block)
+	return int64(c.pages.AtOnce()) + int64(math.Ceil(between)) + 1
+}
+
+// paceShare of the time between two looks is what the last one counts for.
+const paceShare = 256
+
+// keepPace notes when this loop looks, while the target decodes.
+func (c *Controller) keepPace() {
+	now := c.now()
+	if !c.ticked.IsZero() && c.help.decode != 0 {
+		c.pace += (min(now.Sub(c.ticked), slowPace) - c.pace) / paceShare
+	}
+	c.ticked = now
 }
 
 // windowIn bounds a window in a room: a quarter of it, or what is left beside 32 MiB, but no more than half. With less than the ops under way need, the target overtakes it.
@@ -694,7 +712,11 @@ func (c *Controller) Tick() error {
 	if err := c.pages.Poll(); err != nil {
 		return err
 	}
+	c.keepPace()
 	c.meter.tick(c.now(), c.help.ahead+int64(c.help.advised)*c.help.block)
+	if err := c.pages.Delivers(c.meter.best); err != nil {
+		return err
+	}
 	// A limit that has just been lowered leaves the target only what is not locked: milliseconds count. What was resident
 	// has been reclaimed for it.
 	change := c.opts.Memory.Changed()

@@ -37,6 +37,10 @@ type Pages interface {
 
 	// Block is the unit in which reading, and paging out, costs least: a power of two of bytes, which may change when a file turns out to be of another kind than it seemed.
 	Block() int64
+	// AtOnce is how many blocks are read at once: as many as keep the disk busy, as far as that is known by what it Delivers.
+	AtOnce() int
+	// Delivers says how many bytes per second the disk was seen to deliver at best.
+	Delivers(perSecond float64) error
 	// ReadAhead begins to read a range into the page cache. It returns false if too many reads are under way: what is missing the target reads by itself.
 	ReadAhead(r Range) bool
 	// Reading says whether some of a range that is read in large folios still waits to be read, or is being read: of that, Resident may count nothing yet.

@@ -540,10 +540,13 @@ func (c *Controller) tried(nanos int64) {
 
 // guessPause is how long to wait until the disk may be idle, and something can be read for guesses.
 func (c *Controller) guessPause() time.Duration {
-	if c.help == nil || c.help.experts == nil || c.help.experts.lookAt.IsZero() {
+	if c.help == nil || c.help.experts == nil {
 		return busyPause
 	}
-	return min(max(c.help.experts.lookAt.Sub(c.now()), leastPause), busyPause)
+	if c.help.experts.lookAt.IsZero() {
+		return expertPause
+	}
+	return min(max(c.help.experts.lookAt.Sub(c.now()), leastPause), expertPause)
 }
 
 // Speculated says what was read of experts before a router had chosen them. Sizes are bytes.

@@ -219,3 +219,22 @@ func TestReadsThatBeginLate(t *testing.T) {
 		t.Errorf("%d bytes were taken, %d are left free, %d streamed", taken, s.Beyond.LeftFree, streamed)
 	}
 }
+
+// What is read ahead beside the ops is what keeps the disk busy: more where it is fast, or where the loop looks rarely.
+func TestWindowByMeasurement(t *testing.T) {
+	window := func(bandwidth float64, tick time.Duration) int64 {
+		r := newRig(t, 0.5, prefetch.Options{Always: true}, func(c *sim.Config) { c.Block, c.Bandwidth, c.Tick = 2*mib, bandwidth, tick })
+		r.run(40)
+		return r.Summary().Window
+	}
+	usual := window(1.5e9, time.Millisecond)
+	if slow := window(0.4e9, time.Millisecond); slow > usual {
+		t.Errorf("a slow disk has a window of %d MiB, a fast one of %d", slow/mib, usual/mib)
+	}
+	if rare := window(1.5e9, 4*time.Millisecond); rare < usual+2*mib {
+		t.Errorf("looking every 4 ms has a window of %d MiB, every 1 ms of %d", rare/mib, usual/mib)
+	}
+	if fast := window(12e9, time.Millisecond); fast < usual+2*mib {
+		t.Errorf("a disk eight times as fast has a window of %d MiB, else %d", fast/mib, usual/mib)
+	}
+}

@@ -98,6 +98,12 @@ func (p *Pages) spend(perMiB time.Duration, bytes int64) {
 // Block implements prefetch.Pages.
 func (p *Pages) Block() int64 { return p.m.cfg.Block }
 
+// AtOnce implements prefetch.Pages.
+func (p *Pages) AtOnce() int { return 3 }
+
+// Delivers implements prefetch.Pages.
+func (p *Pages) Delivers(float64) error { return nil }
+
 // ReadAhead implements prefetch.Pages.
 func (p *Pages) ReadAhead(r prefetch.Range) bool {
 	behind := float64(p.m.disk.free-max(p.m.now, p.m.doing)) / 1e9 * p.m.disk.bandwidth

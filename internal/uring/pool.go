@@ -70,6 +70,8 @@ func (p *pool) work(calls <-chan call) {
 	}
 }
 
+func (p *pool) Workers(int) error { return nil }
+
 func (p *pool) Name() string { return "system calls" }
 
 func (p *pool) Read(fd int, buf []byte, offset int64, tag uint64) bool {

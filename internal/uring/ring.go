@@ -54,13 +54,9 @@ func New(entries uint32, opts ...Option) (*Ring, error) {
 		return nil, err
 	}
 	if n := collect(opts).workers; n > 0 {
-		// Bounded workers serve regular files, unbounded ones sockets and pipes. giouring's own function passes 64-bit numbers where the
-		// kernel reads 32-bit ones.
-		limits := [2]uint32{uint32(n), uint32(n)}
-		_, errno := ring.Register(ring.RingFd(), giouring.RegisterIOWQMaxWorkers, unsafe.Pointer(&limits), uint32(len(limits)))
-		if errno != 0 {
+		if err := limitWorkers(ring, n); err != nil {
 			ring.QueueExit()
-			return nil, fmt.Errorf("limit the workers of io_uring: %w", os.NewSyscallError("io_uring_register", errno))
+			return nil, err
 		}
 	}
 
@@ -71,6 +67,24 @@ func New(entries uint32, opts ...Option) (*Ring, error) {
 		r.free[i] = uint32(i)
 	}
 	return r, nil
+}
+
+// limitWorkers limits the kernel's workers of the ring. Bounded ones serve regular files, unbounded ones sockets and pipes. giouring's own function passes 64-bit numbers where the kernel
+// reads 32-bit ones.
+func limitWorkers(ring *giouring.Ring, n int) error {
+	limits := [2]uint32{uint32(n), uint32(n)}
+	if _, errno := ring.Register(ring.RingFd(), giouring.RegisterIOWQMaxWorkers, unsafe.Pointer(&limits), uint32(len(limits))); errno != 0 {
+		return fmt.Errorf("limit the workers of io_uring: %w", os.NewSyscallError("io_uring_register", errno))
+	}
+	return nil
+}
+
+// Workers implements Queue.
+func (r *Ring) Workers(n int) error {
+	if r.ring == nil {
+		return fmt.Errorf("limit the workers of io_uring: %w", os.ErrClosed)
+	}
+	return limitWorkers(r.ring, max(n, 1))
 }
 
 // Name returns "io_uring".

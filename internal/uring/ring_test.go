@@ -146,9 +146,15 @@ func TestWorkers(t *testing.T) {
 		t.Errorf("%d workers, want 1 to %d", workers, limit)
 	}
 
+	if err := q.Workers(limit + 1); err != nil {
+		t.Error(err)
+	}
 	// The kernel returns the limits that it had.
 	previous := [2]uint32{}
-	if _, errno := q.ring.Register(q.ring.RingFd(), giouring.RegisterIOWQMaxWorkers, unsafe.Pointer(&previous), 2); errno != 0 || previous != [2]uint32{limit, limit} {
-		t.Errorf("limits %v, %v; want %d for both", previous, errno, limit)
+	if _, errno := q.ring.Register(q.ring.RingFd(), giouring.RegisterIOWQMaxWorkers, unsafe.Pointer(&previous), 2); errno != 0 || previous != [2]uint32{limit + 1, limit + 1} {
+		t.Errorf("limits %v, %v; want %d for both", previous, errno, limit+1)
+	}
+	if q.Close(); !errors.Is(q.Workers(limit), os.ErrClosed) {
+		t.Error("the workers of a closed ring were limited")
 	}
 }

@@ -66,6 +66,10 @@ type Queue interface {
 	// have to wait, it first submits what is queued. Even with an error it appends what is available.
 	Reap(wait int, into []Completion) ([]Completion, error)
 
+	// Workers raises or lowers the number of threads that block on behalf of the queue (see WithWorkers) to n, at least 1. A ring's workers that are there already stay until they have had nothing to do
+	// for some seconds. The fallback has as many as it was opened with.
+	Workers(n int) error
+
 	// InFlight is the number of operations that are queued or submitted and have not been reaped; each advice of Madvise is one.
 	InFlight() int
 
