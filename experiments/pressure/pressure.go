@@ -14,7 +14,8 @@
 //
 // T_compute is the lesser of that with the model in single pages and that with it in large folios. BW_disk is the median of the readings, or
 // the rate at which the runs may read, if that is less. The disk's best request size and depth are looked for on a grid, once; a reading is
-// the best of the three that were the fastest there.
+// the best of the three that were the fastest there. Before and after the series it is also read while the target computes with all in memory, which may leave the
+// disk less than it delivers by itself: what is left of the bound then is told beside it.
 //
 // Numbers per token cover generation only: the target writes a byte to descriptor 3 when the prompt has been decoded and after each token
 // (llamarun --mark 3), and the counters are read at each byte. The first tokens are the start-up, in which a helper takes hold; what comes
@@ -32,8 +33,11 @@ import (
 	"log/slog"
 	"math"
 	"os"
+	"runtime"
 	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"tensorcast/experiments/confine"
 	"tensorcast/internal/cgroup"
@@ -168,8 +172,8 @@ type series struct {
 // pressureSettle is a little more than the kernel's interval of two seconds.
 const pressureSettle = 2100 * time.Millisecond
 
-// unlimitedRuns are one from a cold cache, and one of each unit before and after the others.
-const unlimitedRuns = 5
+// unlimitedRuns are one from a cold cache, and one of each unit and one beside the disk before and after the others.
+const unlimitedRuns = 7
 
 // fastestSettings is how many of the grid's settings are measured again: the best of a single grid may have been best by chance.
 const fastestSettings = 3
@@ -288,6 +292,9 @@ func (s *series) all(ctx context.Context) error {
 	if err := s.readDisk(ctx); err != nil {
 		return err
 	}
+	if err := s.readBeside(ctx); err != nil {
+		return err
+	}
 	for i, set := range s.cfg.Settings {
 		if set.Readahead > 0 {
 			if err := s.disk.setReadahead(set.Readahead); err != nil {
@@ -302,6 +309,9 @@ func (s *series) all(ctx context.Context) error {
 		}
 	}
 	if err := s.inMemory(ctx, ", afterwards"); err != nil {
+		return err
+	}
+	if err := s.readBeside(ctx); err != nil {
 		return err
 	}
 	s.progress("")
@@ -344,6 +354,48 @@ func (s *series) readDisk(ctx context.Context) error {
 	s.report.Readings = append(s.report.Readings, DiskReading{len(s.report.Runs), result})
 	return nil
 }
+
+// readBeside takes a reading of the disk while the target computes with all of the model in memory. Both read memory at the same time, and a virtual disk may need the processors, too: the disk may deliver
+// less then than when it is measured by itself.
+func (s *series) readBeside(ctx context.Context) error {
+	in := Folios
+	if s.report.NoFolios != "" {
+		in = Pages
+	}
+	var result DiskResult
+	var failed error
+	var took time.Duration
+	run, err := s.run(ctx, runSpec{variant: Variant{Name: "beside the disk"}, in: in, beside: func() {
+		runtime.LockOSThread() // and not unlocked: the thread ends with its priority
+		if failed = unix.Setpriority(unix.PRIO_PROCESS, 0, besideNice); failed != nil {
+			failed = fmt.Errorf("raise the priority of reads beside the target: %w", failed)
+			return
+		}
+		begun := time.Now()
+		options := s.cfg.Disk
+		options.Settings, options.PointTime = s.fastest, besideTime
+		result, failed = DiskBandwidth(ctx, s.cfg.Model, s.extents, options)
+		took = time.Since(begun)
+	}})
+	if err = errors.Join(err, failed); err != nil {
+		return err
+	}
+	s.done++
+	var generated float64 // ms
+	for _, ms := range run.TokenMs {
+		generated += ms
+	}
+	if took.Seconds()*1000 > generated { // too few tokens: it went on beside nothing
+		return nil
+	}
+	s.report.Beside = append(s.report.Beside, DiskReading{len(s.report.Runs), result})
+	return nil
+}
+
+const (
+	besideTime = 100 * time.Millisecond // for each of the fastest settings
+	besideNice = -15                    // as a helper that the target waits for has: its threads compute on all processors
+)
 
 // place computes the limits. None may be so small that it is for nothing that the others are measured.
 func (s *series) place() error {

@@ -48,7 +48,10 @@ type Report struct {
 	Grid     DiskResult    `json:"disk_grid"`
 	Readings []DiskReading `json:"disk_readings"`         // in chronological order
 	DiskBW   float64       `json:"disk_bytes_per_second"` // the median of the readings
-	BW       float64       `json:"bw_bytes_per_second"`   // that which the bound is computed from: the disk's, or the throttle's if that is less
+	// Beside are readings while the target computed with all in memory, and BesideBW is their median; 0 if there are none.
+	Beside   []DiskReading `json:"disk_beside_readings"`
+	BesideBW float64       `json:"disk_beside_bytes_per_second"`
+	BW       float64       `json:"bw_bytes_per_second"` // that which the bound is computed from: the disk's, or the throttle's if that is less
 
 	Text      string    `json:"text"`      // text of the first run without a limit
 	Unlimited []Run     `json:"unlimited"` // the cold run, and those with everything in memory before and after the series
@@ -202,11 +205,7 @@ func (r *Report) summarise() {
 	if r.Compute = r.ComputePages; r.ComputeFolios > 0 && (r.Compute == 0 || r.ComputeFolios < r.Compute) {
 		r.Compute = r.ComputeFolios
 	}
-	var readings []float64
-	for i := range r.Readings {
-		readings = append(readings, r.Readings[i].Result.Best.BytesPerSecond)
-	}
-	r.DiskBW = stats.Median(readings)
+	r.DiskBW, r.BesideBW = medianOf(r.Readings), medianOf(r.Beside)
 	if r.BW = r.DiskBW; r.Throttle > 0 {
 		r.BW = min(r.BW, float64(r.Throttle))
 	}
@@ -230,6 +229,18 @@ func (r *Report) summarise() {
 			r.Least = append(r.Least, least)
 		}
 	}
+}
+
+// medianOf is the median of readings in bytes per second, 0 if there are none.
+func medianOf(readings []DiskReading) float64 {
+	var all []float64
+	for i := range readings {
+		all = append(all, readings[i].Result.Best.BytesPerSecond)
+	}
+	if len(all) == 0 {
+		return 0
+	}
+	return stats.Median(all)
 }
 
 // compute is the least time per token of the runs in memory in that unit, in seconds; 0 if there are none.
@@ -536,6 +547,9 @@ func (r *Report) title(at *Result) string {
 			number(reads.Bound), number(1/r.Compute), number(reads.Least/mib), reads.Policy, number(reads.Causal/mib), number(reads.CausalTokS))
 	case at.Experts == nil && at.Bound > 0:
 		text += fmt.Sprintf("; bound: %s tok/s = min(1/T_compute = %s, bandwidth / missing bytes = %s)", number(at.Bound), number(1/r.Compute), r.diskBound(at))
+		if missing := (1 - at.X) * float64(r.Model.TokenBytes); r.BesideBW > 0 && r.Throttle == 0 && missing > 0 {
+			text += fmt.Sprintf(", or %s with what the disk delivers beside computing", number(min(1/r.Compute, r.BesideBW/missing)))
+		}
 	}
 	return text
 }
@@ -638,6 +652,9 @@ func (r *Report) conditions() tabular.Lines {
 		fmt.Sprintf("machine: %d x %s, %s GiB, Linux %s, cgroup v%d", r.Host.CPUs, r.Host.CPUName(), number(float64(r.Host.Memory)/(1<<30)), r.Host.Kernel, r.Host.CgroupVersion),
 		fmt.Sprintf("disk: %s, %s MiB/s, the median of %d readings: %s (O_DIRECT; best of a grid: %d KiB, %d in flight)", r.Disk.Name, number(r.DiskBW/mib),
 			len(speeds), strings.Join(speeds, ", "), best.Block>>10, best.Depth),
+	}
+	if r.BesideBW > 0 {
+		lines = append(lines, fmt.Sprintf("beside the computing target the disk delivers %s MiB/s (%d readings), %s of that", number(r.BesideBW/mib), len(r.Beside), percent(r.BesideBW/r.DiskBW)))
 	}
 	if r.Throttle > 0 {
 		lines = append(lines, fmt.Sprintf("throttle: the runs may read %s MiB/s: their bandwidth is %s MiB/s", number(float64(r.Throttle)/mib), number(r.BW/mib)))

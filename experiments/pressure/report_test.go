@@ -385,3 +385,29 @@ func TestNumber(t *testing.T) {
 		}
 	}
 }
+
+// What the disk delivers beside the computing target is told beside what it delivers by itself, which the bound is computed from.
+func TestBeside(t *testing.T) {
+	r := &Report{
+		Model: ModelInfo{Path: "model.gguf", Bytes: 1000e6, TokenBytes: 1000e6}, Own: 10e6, Readings: readings(2000, 4000, 4000), Beside: readings(1000, 2000),
+		Unlimited: []Run{{In: Pages, Outcome: Finished, TokS: 50}}, Variants: []Variant{{Name: "plain"}},
+		Results: []Result{{Setting: Setting{X: 0.5}, Limit: 510e6}}, Runs: []Run{{Variant: "plain", Outcome: Finished, TokS: 2}},
+	}
+	r.summarise()
+	if at := r.Results[0]; r.BesideBW != 1500e6 || r.BW != 4000e6 || at.Bound != 8 {
+		t.Errorf("the disk's %v, beside computing %v; the bound %v", r.BW, r.BesideBW, at.Bound)
+	}
+	var text strings.Builder
+	if err := r.WriteText(&text); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"delivers 1431 MiB/s (2 readings), 38 % of that", "= 8.00), or 3.00 with what the disk delivers beside computing"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("the report does not say %q:\n%s", want, text.String())
+		}
+	}
+	r.Beside = nil
+	if r.summarise(); r.BesideBW != 0 {
+		t.Errorf("%v bytes per second of no reading", r.BesideBW)
+	}
+}

@@ -130,10 +130,11 @@ type runSpec struct {
 	variant  Variant
 	setting  int
 	round    int
-	limit    int64 // 0: none
-	throttle int64 // bytes per second that the group may read; 0: no limit
-	in       Unit  // how the model is in the page cache at the start; empty: it is not
-	own      bool  // measure the target's own memory
+	limit    int64  // 0: none
+	throttle int64  // bytes per second that the group may read; 0: no limit
+	in       Unit   // how the model is in the page cache at the start; empty: it is not
+	own      bool   // measure the target's own memory
+	beside   func() // called, in a goroutine of its own, when the target begins to generate; the run waits for it
 }
 
 // markFD is the descriptor on which the target finds the pipe for its marks.
@@ -199,7 +200,12 @@ func (s *series) run(ctx context.Context, spec runSpec) (run *Run, err error) {
 	observer := &observer{group: group, disk: s.disk, target: t.cmd.Process.Pid, launched: spec.variant.Launcher != ""}
 	var watchers sync.WaitGroup
 	watchers.Go(func() {
-		observer.follow(t.marks, func(n int) { s.progress(fmt.Sprintf("%s: token %d", run.Variant, n)) })
+		observer.follow(t.marks, func(n int) {
+			s.progress(fmt.Sprintf("%s: token %d", run.Variant, n))
+			if n == 0 && spec.beside != nil {
+				watchers.Go(spec.beside)
+			}
+		})
 	})
 	endWatch := func() {
 		_ = t.marks.SetReadDeadline(time.Now().Add(time.Second)) // a process that the target started may keep the pipe open
