@@ -257,11 +257,15 @@ func TestAtOnce(t *testing.T) {
 		t.Errorf("a large folio takes %v by itself", m.alone)
 	}
 	m.alone = time.Millisecond
+	if err := k.Delivers(1e12); err != nil || k.AtOnce() != 3 {
+		t.Errorf("before reads have shown more than that: %d at once, %v", k.AtOnce(), err)
+	}
+	m.reads = settledReads
 	folios := func(n float64) float64 { return n * float64(m.folio) / m.alone.Seconds() } // a disk that brings n in that time
 	for _, s := range []struct {
 		delivers float64
 		want     int
-	}{{0, 3}, {folios(0.8), 3}, {folios(1.9), 3}, {folios(3.5), 5}, {folios(2), 5}, {folios(100), 16}} {
+	}{{0, 3}, {folios(0.8), 3}, {folios(1.9), 3}, {folios(3.5), 5}, {folios(2), 5}, {folios(100), 8}} {
 		if err := k.Delivers(s.delivers); err != nil {
 			t.Fatal(err)
 		}

@@ -51,7 +51,8 @@ type KernelPages struct {
 // read is one of large folios.
 type read struct {
 	Range
-	look bool // at what came of it, which is still mapped for that
+	look  bool // at what came of it, which is still mapped for that
+	begun time.Time
 }
 
 // queueEntries is how many requests may be under way.
@@ -158,18 +159,20 @@ const (
 	// leastAtOnce large folios are read at once, at most mostAtOnce. Those that wait for a worker take no memory yet, and a worker begins the next one without this process. More than the disk needs
 	// only wait in its queue: some disks tell of reads that came together when the last of them is over.
 	leastAtOnce = 3
-	mostAtOnce  = 16
+	mostAtOnce  = 8
+	// settledReads tell how long one takes by itself: what was measured when the file was opened may have been beside the target's own reads, as it loads its model.
+	settledReads = 64
 )
 
 // AtOnce implements Pages.
 func (k *KernelPages) AtOnce() int { return k.atOnce }
 
-// Delivers implements Pages: as many reads have to be under way as the disk brings in the time that one takes by itself, and one that begins when another is over. It only rises: where too few were
-// under way, the disk had delivered less.
+// Delivers implements Pages: as many reads have to be under way as the disk brings in the time that one takes by itself, which is the least that one was seen to take, and one that begins when another is
+// over. It only rises: where too few were under way, the disk had delivered less.
 func (k *KernelPages) Delivers(perSecond float64) error {
 	needed := leastAtOnce
 	for _, f := range k.files {
-		if f.alone > 0 && f.folio > 0 {
+		if f.reads >= settledReads && f.alone > 0 && f.folio > 0 {
 			needed = max(needed, int(math.Ceil(perSecond*f.alone.Seconds()/float64(f.folio)))+1)
 		}
 	}
@@ -305,7 +308,7 @@ func (k *KernelPages) beginOne(r Range) (begun bool, err error) {
 		return false, nil
 	}
 	f.reads++
-	k.underWay[k.tag] = read{r, look}
+	k.underWay[k.tag] = read{r, look, time.Now()}
 	return true, nil
 }
 
@@ -348,6 +351,7 @@ func (k *KernelPages) Poll() error {
 func (k *KernelPages) completed(done uring.Completion) error {
 	if r, ok := k.underWay[done.Tag]; ok {
 		delete(k.underWay, done.Tag)
+		k.files[r.File].took(r, time.Since(r.begun))
 		if err := k.examine(r, done.Err); err != nil {
 			return err
 		}

@@ -116,6 +116,16 @@ func (m *modelFile) onlyPages() error {
 	return nil
 }
 
+// inMemoryShare of the least time that a read took before is too little for one: what it was to read was in memory.
+const inMemoryShare = 8
+
+// took notes how long a read took that is over. Of a short one, at the end of the file, that says nothing.
+func (m *modelFile) took(r read, took time.Duration) {
+	if r.Length == m.folio && took > m.alone/inMemoryShare {
+		m.alone = min(m.alone, took)
+	}
+}
+
 // probe reads large folios, one by itself, to see whether the file system has any, and how long that takes. It takes what is not in memory, from the end of the file on, and drops it again.
 func (m *modelFile) probe() error {
 	if m.folio == 0 {
