@@ -941,7 +941,7 @@ func TestOutside(t *testing.T) {
 
 // Where tokens with help are not surely faster than the disk could be, two are spent on the first comparison if help wins clearly: one that is not counted, and one that is.
 func TestFirstComparisonIsShort(t *testing.T) {
-	r := newRig(t, 0.2, prefetch.Options{}, nil)
+	r := newRig(t, 0.15, prefetch.Options{}, nil)
 	if err := r.Use(r.cycle, []prefetch.Mapped{{Path: r.Path(0)}}); err != nil {
 		t.Fatal(err)
 	}

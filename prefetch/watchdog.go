@@ -45,10 +45,12 @@ const (
 	// lastTokens of those with help are compared.
 	lastTokens = 16
 	// Where nothing was measured before, as a stored or a guessed cycle is helped from its first token, the first comparison comes as early as any other does, after doubtTokens with a
-	// mixture; after unknownTokens only where tokens with help are faster, by clearGain, than the disk could bring what each of them reads (see unknown). That is late, as the comparison
+	// mixture; after unknownTokens only where tokens with help are faster, by surelyGain, than the disk could bring what each of them reads (see unknown): the disk would have to deliver that much more for
+	// the target alone than it ever did for the help. That is late, as the comparison
 	// does harm that lasts: a target whose model was read for it maps large folios by one entry each, and where its own faults have made page tables, by 512 from then on (PAGEOUT does not
 	// free them). On a virtual machine with shadow page tables tokens took 1.5 to 1.8 times as long ever after.
 	unknownTokens = 256
+	surelyGain    = 1.1
 	// lateShare: where more than an eighth of what is streamed was late, what the help reads says little about the disk.
 	lateShare = 8
 	// leastGain is how much faster tokens with help have to be.
@@ -120,7 +122,7 @@ func (c *Controller) unknown() int {
 	tokens := int64(w.tokens - settleTokens)
 	streamed := (h.streamed - w.streamed) / int64(len(w.with)) * tokens
 	brings := float64(h.schedule.Bytes) / c.meter.best * float64(time.Second)
-	if int64(h.late-w.late)*h.block*lateShare > streamed || float64(median(w.with))*clearGain >= brings {
+	if int64(h.late-w.late)*h.block*lateShare > streamed || float64(median(w.with))*surelyGain >= brings {
 		return 0
 	}
 	return unknownTokens
