@@ -18,6 +18,7 @@ type Pool struct {
 	scratch []Scratch
 	dst     [1][]float32
 	x       [1]*Activations
+	panel   panel
 	job     job
 }
 
@@ -26,7 +27,8 @@ type job struct {
 	o     *Operand
 	dst   [][]float32
 	x     []*Activations
-	chunk int // rows that a goroutine takes at a time
+	panel *panel // that x was arranged in, or nil
+	chunk int    // rows that a goroutine takes at a time
 	next  atomic.Int64
 }
 
@@ -80,9 +82,23 @@ const (
 
 func (p *Pool) multiply(o *Operand, dst [][]float32, x []*Activations) {
 	o.checkShapes(dst, x)
+	if !o.arranges() {
+		p.share(o, dst, x, nil)
+		return
+	}
+	for len(x) > 0 {
+		n := min(len(x), panelVectors)
+		o.arrange(&p.panel, x[:n])
+		p.share(o, dst[:n], x[:n], &p.panel)
+		dst, x = dst[n:], x[n:]
+	}
+}
+
+// share has all goroutines compute rows.
+func (p *Pool) share(o *Operand, dst [][]float32, x []*Activations, of *panel) {
 	j := &p.job
-	j.o, j.dst, j.x = o, dst, x
-	j.chunk = max(minChunk, ceilDiv(o.m.Rows, chunksPerWorker*len(p.scratch)))
+	j.o, j.dst, j.x, j.panel = o, dst, x, of
+	j.chunk = ceilDiv(max(minChunk, ceilDiv(o.m.Rows, chunksPerWorker*len(p.scratch))), rowsTogether) * rowsTogether
 	j.next.Store(0)
 	others := min(len(p.scratch), ceilDiv(o.m.Rows, j.chunk)) - 1
 	for range others {
@@ -92,7 +108,7 @@ func (p *Pool) multiply(o *Operand, dst [][]float32, x []*Activations) {
 	for range others {
 		<-p.done
 	}
-	j.o, j.dst, j.x = nil, nil, nil
+	j.o, j.dst, j.x, j.panel = nil, nil, nil, nil
 }
 
 func (j *job) run(s *Scratch) {
@@ -102,6 +118,10 @@ func (j *job) run(s *Scratch) {
 		if first >= j.o.m.Rows {
 			return
 		}
-		j.o.multiply(j.dst, first, min(end, j.o.m.Rows), j.x, s)
+		if end = min(end, j.o.m.Rows); j.panel != nil {
+			j.o.multiplyArranged(j.dst, first, end, j.panel, s)
+		} else {
+			j.o.multiply(j.dst, first, end, j.x, s)
+		}
 	}
 }
