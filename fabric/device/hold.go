@@ -362,6 +362,9 @@ func (l *loader) size(e *Extent, planes int) uint64 {
 	if l.codes(e) {
 		return e.bytes()
 	}
+	if l.form.Bound > 0 && kernel.Best().HasBands(planes) {
+		return uint64(fabric.BandsBytes(e.Rows, e.Cols, planes))
+	}
 	weights := uint64(e.Rows) * uint64(e.Cols)
 	return uint64(l.form.Layout.RowBytes(e.Cols))*uint64(e.Rows)*uint64(planes) + 2*weights/fitBlock
 }
@@ -433,11 +436,10 @@ func (l *loader) matrix(ctx context.Context, e *Extent, planes int) (*weight, ui
 func (l *loader) fill(ctx context.Context, e *Extent, planes int) (_ *weight, sample uint64, snr float64, err error) {
 	s, bytes := l.d.store, e.bytes()
 	row := int(bytes) / e.Rows
-	step := max(1, pieceBytes/row)
-	if cap(l.buffer) < step*row {
-		l.buffer = make([]byte, step*row)
-	}
+	step := max(1, pieceBytes/row/fabric.BandRows) * fabric.BandRows
+	l.buffer = sized(l.buffer, min(step, e.Rows)*row)
 	var into filling
+	f := form{codes: l.codes(e)}
 	defer func() {
 		if err != nil {
 			into.undo(s)
@@ -454,10 +456,9 @@ func (l *loader) fill(ctx context.Context, e *Extent, planes int) (_ *weight, sa
 		// Where the target maps them as well, pages stay that it uses.
 		_ = unix.Fadvise(int(l.file.file.Fd()), e.Offset+int64(first*row), int64(len(b)), unix.FADV_DONTNEED)
 		sampled.write(b)
-		if l.codes(e) {
+		if f.codes {
 			if first == 0 {
-				m := fabric.Matrix{Terms: []fabric.Term{{Planes: [][]byte{b}, Scales: fabric.Scales{Block: kernel.CodeCols}}}, Rows: n, Cols: e.Cols}
-				if err := into.begin(s, &m, e.Rows); err != nil {
+				if err := into.whole(s, e, kernel.CodeCols, int(bytes)); err != nil {
 					return nil, 0, 0, err
 				}
 			}
@@ -476,6 +477,18 @@ func (l *loader) fill(ctx context.Context, e *Extent, planes int) (_ *weight, sa
 		if err != nil {
 			return nil, 0, 0, err
 		}
+		if fabric.TakesBands(part) {
+			its := formOfBands(part)
+			if first == 0 {
+				if err := into.whole(s, e, kernel.BandBlock, fabric.BandsBytes(e.Rows, e.Cols, its.bands)); err != nil {
+					return nil, 0, 0, err
+				}
+			}
+			f.bands = its.bands
+			f.zeros += its.zeros
+			fabric.PackBands(into.m.Terms[0].Planes[0][fabric.BandsBytes(first, e.Cols, f.bands):], part, l.d.o.Workers)
+			continue
+		}
 		if first == 0 {
 			if err := into.begin(s, part, e.Rows); err != nil {
 				return nil, 0, 0, err
@@ -485,7 +498,7 @@ func (l *loader) fill(ctx context.Context, e *Extent, planes int) (_ *weight, sa
 			return nil, 0, 0, err
 		}
 	}
-	w, err := s.adopt(&into, l.codes(e))
+	w, err := s.adopt(&into, f)
 	return w, sampled.sum, decompose.Error{Noise: noise, Signal: power}.SNR(), err
 }
 
@@ -493,6 +506,18 @@ func (l *loader) fill(ctx context.Context, e *Extent, planes int) (_ *weight, sa
 type filling struct {
 	m      fabric.Matrix
 	pieces [][]byte // of the pool, other than planes
+}
+
+// whole takes room for a matrix whose only plane has so many bytes.
+func (f *filling) whole(s *store, e *Extent, block, bytes int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b, err := s.pool.Take(bytes)
+	if err != nil {
+		return errFull
+	}
+	f.m = *whole(e.Rows, e.Cols, block, b)
+	return nil
 }
 
 // begin takes room for rows that are like those of part.
@@ -600,9 +625,9 @@ func (f *filling) undo(s *store) {
 }
 
 // adopt makes a weight of a matrix that is filled. The caller has a reference to it; f is empty afterwards.
-func (s *store) adopt(f *filling, blocks bool) (*weight, error) {
+func (s *store) adopt(f *filling, is form) (*weight, error) {
 	m := f.m
-	w := &weight{matrix: &m, trits: uint64(m.Rows) * uint64(m.Cols), blocks: blocks, refs: 1}
+	w := &weight{matrix: &m, trits: uint64(m.Rows) * uint64(m.Cols), form: is, refs: 1}
 	if _, err := w.newOperand(&m); err != nil {
 		return nil, err
 	}

@@ -108,6 +108,7 @@ func (e *executor) upload(d *Descriptor, c *Completion, cancelled func() bool) i
 	}
 	var m *fabric.Matrix
 	var w *weight
+	var f form
 	var sum [32]byte
 	var err error
 	if d.Op == OpFrame {
@@ -130,7 +131,7 @@ func (e *executor) upload(d *Descriptor, c *Completion, cancelled func() bool) i
 		}
 		b, sum = copyBlocks(b, d)
 		if w = e.store.share(sum); w == nil {
-			m, err = e.readBlocks(b, d, e.store.pool.Total(), cancelled)
+			m, f, err = e.readBlocks(b, d, e.store.pool.Total(), cancelled)
 		}
 	} else {
 		trits := uint64(d.Rows) * uint64(d.Cols)
@@ -157,7 +158,7 @@ func (e *executor) upload(d *Descriptor, c *Completion, cancelled func() bool) i
 		m, sum, err = readPlanes(b, scales, d)
 	}
 	if err == nil && w == nil {
-		w, err = e.store.add(sum, m, d.Op == OpBlocks && asCodes(d))
+		w, err = e.store.add(sum, m, f)
 	}
 	switch {
 	case errors.Is(err, errFull):
