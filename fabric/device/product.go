@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
-	"math/bits"
 	"sync/atomic"
 
 	"tensorcast/fabric"
@@ -264,12 +263,12 @@ func (e *executor) product(d *Descriptor, c *Completion, cancelled func() bool) 
 		e.pool.GEMM(u.operand, e.dst[:count], e.vectors[:count])
 		for i := range count {
 			to := ys[uint64(first+i)*d.YStride:][:4*rows]
+			if d.YType == TypeFloat32 {
+				copy(to, bytesOf(e.dst[i]))
+				continue
+			}
 			for r, v := range e.dst[i] {
-				b := math.Float32bits(v)
-				if d.YType == TypeInt32 {
-					b = uint32(int32(v))
-				}
-				binary.NativeEndian.PutUint32(to[4*r:], b)
+				binary.NativeEndian.PutUint32(to[4*r:], uint32(int32(v)))
 			}
 		}
 	}
@@ -332,12 +331,13 @@ func sized[T any](s []T, n int) []T {
 func (e *executor) load(a *fabric.Activations, b []byte, of uint32, scale []byte) (sum uint64, ok bool) {
 	if of == TypeFloat32 {
 		e.x = sized(e.x, a.Cols)
-		for i := range e.x {
-			v := binary.NativeEndian.Uint32(b[4*i:])
-			if bits.LeadingZeros8(^uint8(v>>23)) == 8 { // infinite or not a number: no scale can be made of it
-				return 0, false
-			}
-			e.x[i] = math.Float32frombits(v)
+		copy(bytesOf(e.x), b)
+		exponents := uint32(0)
+		for _, v := range e.x {
+			exponents |= math.Float32bits(v)>>23&0xff + 1
+		}
+		if exponents > 0xff { // infinite or not a number: no scale can be made of it
+			return 0, false
 		}
 		a.Quantize(e.x)
 		return 0, true
