@@ -20,18 +20,35 @@ type Variant struct {
 	Name    string `json:"name"`
 	Threads int    `json:"threads,omitempty"` // 0: llama.cpp's default
 	Device  bool   `json:"device"`
+	// Batch is the number of sequences that are decoded together, a token of each at a time: so many vectors for each product, as parallel requests have them, or tokens that were guessed and are
+	// verified together.
+	Batch int `json:"batch"`
 }
 
-// Variants are those that are compared: the first is the baseline.
-func Variants() []Variant {
-	return []Variant{{Name: "cpu"}, {Name: "device, 1 thread", Threads: 1, Device: true}, {Name: "device", Device: true}}
+// kind is what the variant has in common with those of other batches.
+func (v *Variant) kind() string {
+	name, _, _ := strings.Cut(v.Name, " x")
+	return name
+}
+
+// Variants are those that are compared, each batch with its own baseline, which is the first of its variants. With several batches there are fewer of each.
+func Variants(batches []int) []Variant {
+	if len(batches) == 1 {
+		return []Variant{{"cpu", 0, false, batches[0]}, {"device, 1 thread", 1, true, batches[0]}, {"device", 0, true, batches[0]}}
+	}
+	var all []Variant
+	for _, b := range batches {
+		all = append(all, Variant{fmt.Sprintf("cpu x%d", b), 0, false, b}, Variant{fmt.Sprintf("device x%d", b), 0, true, b})
+	}
+	return all
 }
 
 // Config of a series.
 type Config struct {
 	Model   string // path of a GGUF file
 	Prompt  int    // about so many tokens: words of one or two for a real model, bytes for a synthetic one
-	Tokens  int    // that are generated
+	Tokens  int    // that are generated, in each sequence
+	Batches []int  // numbers of sequences that are decoded together
 	Turns   int    // runs of each variant
 	Backend string // path of libggml-tfmbs.so
 	Socket  string // where a device serves; Ask is asked what it counted
@@ -43,10 +60,10 @@ type Run struct {
 	Variant    string  `json:"variant"`
 	Turn       int     `json:"turn"`
 	Threads    int     `json:"threads"`
-	TokS       float64 `json:"tok_s"`
+	TokS       float64 `json:"tok_s"` // of all sequences together
 	PromptTokS float64 `json:"prompt_tok_s"`
 	LoadMs     float64 `json:"load_ms"`
-	Same       int     `json:"same_tokens"` // the first so many tokens are those of the baseline's first run
+	Same       int     `json:"same_tokens"` // the first so many tokens of each sequence are those of the baseline's first run
 }
 
 // Profiles are those of the backend.
@@ -56,6 +73,9 @@ func Profiles() []string { return []string{"accurate", "balanced", "fast"} }
 func (c *Config) Check() error {
 	if c.Prompt < 1 || c.Tokens < 2 || c.Turns < 1 {
 		return fmt.Errorf("a prompt of %d tokens, %d tokens, %d turns: want 1, 2 and 1 at least", c.Prompt, c.Tokens, c.Turns)
+	}
+	if len(c.Batches) == 0 || slices.Min(c.Batches) < 1 || slices.Max(c.Batches) > 64 {
+		return fmt.Errorf("batches of %v sequences: want 1 to 64", c.Batches)
 	}
 	if c.Profile != "" && !slices.Contains(Profiles(), c.Profile) {
 		return fmt.Errorf("profile %q: want one of %s", c.Profile, strings.Join(Profiles(), ", "))
@@ -67,33 +87,32 @@ func (c *Config) Check() error {
 // turns that are whole, and the error says why.
 func Compare(ctx context.Context, in *llama.Installation, c Config, progress func(done, total int)) (*Report, error) {
 	r := &Report{Profile: c.Profile, Model: c.Model, Tokens: c.Tokens, Prompt: c.Prompt}
-	variants := Variants()
-	text := strings.Repeat("a page of the file ", c.Prompt)[:c.Prompt]
-	var want []int32
+	variants := Variants(c.Batches)
+	want := map[int][]llama.Generation{} // by batch
 	var err error
 turns:
 	for turn := range c.Turns {
 		var runs []Run
 		for i := range variants {
 			v := variants[i]
-			if turn > 0 { // the very first run is the baseline's, whose text the others are compared with
+			if turn > 0 { // in the first turn each batch begins with the baseline, with whose text the others are compared
 				v = variants[(i+turn)%len(variants)]
 			}
 			var result *llama.Result
-			if result, err = c.run(ctx, in, v, text); err != nil {
+			if result, err = c.run(ctx, in, v); err != nil {
 				err = fmt.Errorf("%s, turn %d: %w", v.Name, turn+1, err)
 				break turns
 			}
-			if want == nil {
-				want = result.Tokens
+			if want[v.Batch] == nil {
+				want[v.Batch] = result.Generations()
 				r.Llama = result.Llama
 			}
-			run := Run{Variant: v.Name, Turn: turn + 1, Threads: result.Threads, TokS: result.TokS, LoadMs: result.LoadMs}
+			run := Run{Variant: v.Name, Turn: turn + 1, Threads: result.Threads, TokS: float64(v.Batch) * result.TokS, LoadMs: result.LoadMs, Same: c.Tokens}
 			if result.PromptMs > 0 {
-				run.PromptTokS = 1000 * float64(result.PromptTokens) / result.PromptMs
+				run.PromptTokS = float64(v.Batch) * 1000 * float64(result.PromptTokens) / result.PromptMs
 			}
-			for run.Same < min(len(want), len(result.Tokens)) && result.Tokens[run.Same] == want[run.Same] {
-				run.Same++
+			for s, g := range result.Generations() {
+				run.Same = min(run.Same, same(want[v.Batch][s].Tokens, g.Tokens))
 			}
 			runs = append(runs, run)
 			progress(turn*len(variants)+i+1, c.Turns*len(variants))
@@ -107,8 +126,31 @@ turns:
 	return r, errors.Join(err, askErr)
 }
 
-func (c *Config) run(ctx context.Context, in *llama.Installation, v Variant, text string) (*llama.Result, error) {
-	cmd := in.Command(ctx, llama.Options{Model: c.Model, Prompt: text, Tokens: c.Tokens, Threads: v.Threads, NoRepack: v.Device && c.Profile != ""})
+// same is how many of the first tokens are equal.
+func same(a, b []int32) int {
+	n := 0
+	for n < min(len(a), len(b)) && a[n] == b[n] {
+		n++
+	}
+	return n
+}
+
+// prompts are texts that begin at different letters, one for each sequence.
+func (c *Config) prompts(n int) []string {
+	const words = "a page of the file "
+	text := strings.Repeat(words, c.Prompt+n)
+	all := make([]string, n)
+	for i := range all {
+		all[i] = text[i%len(words):][:c.Prompt]
+	}
+	return all
+}
+
+func (c *Config) run(ctx context.Context, in *llama.Installation, v Variant) (*llama.Result, error) {
+	prompts := c.prompts(v.Batch)
+	cmd := in.Command(ctx, llama.Options{
+		Model: c.Model, Prompt: prompts[0], Prompts: prompts[1:], Parallel: v.Batch, Tokens: c.Tokens, Threads: v.Threads, NoRepack: v.Device && c.Profile != "",
+	})
 	cmd.Env = append(os.Environ(), "GGML_BACKEND_PATH=")
 	if v.Device {
 		cmd.Env = append(os.Environ(), "GGML_BACKEND_PATH="+c.Backend, "TFMBS_SOCKET="+c.Socket, "TFMBS_PROFILE="+c.Profile)
