@@ -23,6 +23,8 @@ type Variant struct {
 	// Batch is the number of sequences that are decoded together, a token of each at a time: so many vectors for each product, as parallel requests have them, or tokens that were guessed and are
 	// verified together.
 	Batch int `json:"batch"`
+	// Guess is how many tokens are guessed from the text so far, at most, and decoded with each token.
+	Guess int `json:"guess,omitempty"`
 }
 
 // kind is what the variant has in common with those of other batches.
@@ -31,14 +33,27 @@ func (v *Variant) kind() string {
 	return name
 }
 
-// Variants are those that are compared, each batch with its own baseline, which is the first of its variants. With several batches there are fewer of each.
-func Variants(batches []int) []Variant {
-	if len(batches) == 1 {
-		return []Variant{{"cpu", 0, false, batches[0]}, {"device, 1 thread", 1, true, batches[0]}, {"device", 0, true, batches[0]}}
+// baseline is the variant of all that v is compared with: the CPU, with as many vectors.
+func (v *Variant) baseline(all []Variant) *Variant {
+	return &all[slices.IndexFunc(all, func(w Variant) bool { return w.Batch == v.Batch && w.Guess == v.Guess })]
+}
+
+// alone is the first variant of all of the same kind.
+func (v *Variant) alone(all []Variant) *Variant {
+	return &all[slices.IndexFunc(all, func(w Variant) bool { return w.kind() == v.kind() })]
+}
+
+// Variants are those that are compared, each batch with its own baseline, which is the first of its variants. With several batches, or guesses, there are fewer of each.
+func Variants(batches []int, guess int) []Variant {
+	if len(batches) == 1 && guess == 0 {
+		return []Variant{{"cpu", 0, false, batches[0], 0}, {"device, 1 thread", 1, true, batches[0], 0}, {"device", 0, true, batches[0], 0}}
 	}
 	var all []Variant
 	for _, b := range batches {
-		all = append(all, Variant{fmt.Sprintf("cpu x%d", b), 0, false, b}, Variant{fmt.Sprintf("device x%d", b), 0, true, b})
+		all = append(all, Variant{fmt.Sprintf("cpu x%d", b), 0, false, b, 0}, Variant{fmt.Sprintf("device x%d", b), 0, true, b, 0})
+	}
+	if guess > 0 {
+		all = append(all, Variant{fmt.Sprintf("cpu x1+%d", guess), 0, false, 1, guess}, Variant{fmt.Sprintf("device x1+%d", guess), 0, true, 1, guess})
 	}
 	return all
 }
@@ -49,6 +64,7 @@ type Config struct {
 	Prompt  int    // about so many tokens: words of one or two for a real model, bytes for a synthetic one
 	Tokens  int    // that are generated, in each sequence
 	Batches []int  // numbers of sequences that are decoded together
+	Guess   int    // if it is not 0, one sequence is also decoded with up to so many guessed tokens at a time
 	Turns   int    // runs of each variant
 	Backend string // path of libggml-tfmbs.so
 	Socket  string // where a device serves; Ask is asked what it counted
@@ -63,6 +79,7 @@ type Run struct {
 	TokS       float64 `json:"tok_s"` // of all sequences together
 	PromptTokS float64 `json:"prompt_tok_s"`
 	LoadMs     float64 `json:"load_ms"`
+	Decodes    int     `json:"decodes"`     // that generated the tokens
 	Same       int     `json:"same_tokens"` // the first so many tokens of each sequence are those of the baseline's first run
 }
 
@@ -77,6 +94,9 @@ func (c *Config) Check() error {
 	if len(c.Batches) == 0 || slices.Min(c.Batches) < 1 || slices.Max(c.Batches) > 64 {
 		return fmt.Errorf("batches of %v sequences: want 1 to 64", c.Batches)
 	}
+	if c.Guess < 0 || c.Guess > 63 {
+		return fmt.Errorf("%d guessed tokens: want 1 to 63, or none", c.Guess)
+	}
 	if c.Profile != "" && !slices.Contains(Profiles(), c.Profile) {
 		return fmt.Errorf("profile %q: want one of %s", c.Profile, strings.Join(Profiles(), ", "))
 	}
@@ -87,8 +107,8 @@ func (c *Config) Check() error {
 // turns that are whole, and the error says why.
 func Compare(ctx context.Context, in *llama.Installation, c Config, progress func(done, total int)) (*Report, error) {
 	r := &Report{Profile: c.Profile, Model: c.Model, Tokens: c.Tokens, Prompt: c.Prompt}
-	variants := Variants(c.Batches)
-	want := map[int][]llama.Generation{} // by batch
+	variants := Variants(c.Batches, c.Guess)
+	want := map[string][]llama.Generation{} // by baseline
 	var err error
 turns:
 	for turn := range c.Turns {
@@ -103,16 +123,21 @@ turns:
 				err = fmt.Errorf("%s, turn %d: %w", v.Name, turn+1, err)
 				break turns
 			}
-			if want[v.Batch] == nil {
-				want[v.Batch] = result.Generations()
+			texts := want[v.baseline(variants).Name]
+			if texts == nil {
+				texts = result.Generations()
+				want[v.Name] = texts
 				r.Llama = result.Llama
 			}
-			run := Run{Variant: v.Name, Turn: turn + 1, Threads: result.Threads, TokS: float64(v.Batch) * result.TokS, LoadMs: result.LoadMs, Same: c.Tokens}
+			run := Run{Variant: v.Name, Turn: turn + 1, Threads: result.Threads, TokS: float64(v.Batch) * result.TokS, LoadMs: result.LoadMs, Decodes: c.Tokens, Same: c.Tokens}
+			if v.Guess > 0 {
+				run.Decodes = result.Decodes
+			}
 			if result.PromptMs > 0 {
 				run.PromptTokS = float64(v.Batch) * 1000 * float64(result.PromptTokens) / result.PromptMs
 			}
 			for s, g := range result.Generations() {
-				run.Same = min(run.Same, same(want[v.Batch][s].Tokens, g.Tokens))
+				run.Same = min(run.Same, same(texts[s].Tokens, g.Tokens))
 			}
 			runs = append(runs, run)
 			progress(turn*len(variants)+i+1, c.Turns*len(variants))
@@ -149,7 +174,7 @@ func (c *Config) prompts(n int) []string {
 func (c *Config) run(ctx context.Context, in *llama.Installation, v Variant) (*llama.Result, error) {
 	prompts := c.prompts(v.Batch)
 	cmd := in.Command(ctx, llama.Options{
-		Model: c.Model, Prompt: prompts[0], Prompts: prompts[1:], Parallel: v.Batch, Tokens: c.Tokens, Threads: v.Threads, NoRepack: v.Device && c.Profile != "",
+		Model: c.Model, Prompt: prompts[0], Prompts: prompts[1:], Parallel: v.Batch, Guess: v.Guess, Tokens: c.Tokens, Threads: v.Threads, NoRepack: v.Device && c.Profile != "",
 	})
 	cmd.Env = append(os.Environ(), "GGML_BACKEND_PATH=")
 	if v.Device {

@@ -67,15 +67,19 @@ func TestCompare(t *testing.T) {
 		t.Errorf("the device: %+v", r.Device)
 	}
 	batches := c
-	batches.Batches, batches.Turns = []int{1, 3}, 1
+	batches.Batches, batches.Guess, batches.Turns, batches.Tokens = []int{1, 3}, 4, 1, 20
 	r, err = Compare(t.Context(), in, batches, func(int, int) {})
-	if err != nil || len(r.Runs) != 4 {
+	if err != nil || len(r.Runs) != 6 {
 		t.Fatalf("batches: %+v, %v", r, err)
 	}
-	for i, name := range []string{"cpu x1", "device x1", "cpu x3", "device x3"} {
-		if x := r.Results[i]; x.Name != name || x.Same != c.Tokens || x.TokS <= 0 {
+	for i, name := range []string{"cpu x1", "device x1", "cpu x3", "device x3", "cpu x1+4", "device x1+4"} {
+		if x := r.Results[i]; x.Name != name || x.Same != batches.Tokens || x.TokS <= 0 || x.Decodes > batches.Tokens || x.Decodes < batches.Tokens && x.Guess == 0 {
 			t.Errorf("%+v", x)
 		}
+	}
+	b := strings.Builder{}
+	if err := r.WriteText(&b); err != nil || !strings.Contains(b.String(), "tokens a decode") || !strings.Contains(b.String(), "times x1") {
+		t.Errorf("%v\n%s", err, b.String())
 	}
 	// A run that goes on without the device measures nothing.
 	d.Stop()
@@ -119,7 +123,7 @@ func TestReport(t *testing.T) {
 			several.Runs = append(several.Runs, Run{Variant: x.name, Turn: turn, TokS: x.tokS / float64(turn), PromptTokS: 1, Same: 9})
 		}
 	}
-	several.summarise(Variants([]int{1, 4}))
+	several.summarise(Variants([]int{1, 4}, 0))
 	b.Reset()
 	if err := several.WriteText(&b); err != nil || !strings.Contains(b.String(), "times x1") {
 		t.Errorf("%v\n%s", err, b.String())
@@ -137,7 +141,7 @@ func TestReport(t *testing.T) {
 		t.Error(err)
 	}
 	empty := &Report{Interrupted: true}
-	empty.summarise(Variants([]int{1}))
+	empty.summarise(Variants([]int{1}, 0))
 	b.Reset()
 	if err := empty.WriteMarkdown(&b); err != nil || !strings.Contains(b.String(), "INTERRUPTED") {
 		t.Errorf("%v\n%s", err, b.String())

@@ -38,7 +38,8 @@ func fabricCommand() *cobra.Command {
 		Long: `Fabric has a real llama.cpp generate the same text with and without the emulated device, in turns, and prints tokens per second, ratios within
 turns with a confidence range of 95 %, and how many tokens are the same. Variants: the CPU with llama.cpp's default of threads, the
 device with one thread of llama.cpp, and with the default. With several batches, how many tokens are decoded together, the CPU and the
-device with the default, for each batch. The device runs in this process. It computes weights of
+device with the default, for each batch; so with --guess: what followed the last two tokens before is decoded with the token at hand,
+and kept as far as the model chooses it. The device runs in this process. It computes weights of
 the types that it is faster with (Q2_0, TQ1_0), or, with --profile, of all that it can.
 
 Exit codes: 0 measured, whatever came out; 1 not measured, or interrupted; 2 wrong usage.`,
@@ -69,6 +70,7 @@ Exit codes: 0 measured, whatever came out; 1 not measured, or interrupted; 2 wro
 	f.IntVar(&o.Turns, "turns", 7, "runs of each variant")
 	f.IntVarP(&o.Tokens, "tokens", "n", 24, "tokens to generate")
 	f.IntSliceVar(&o.Batches, "batch", []int{1}, "`NUMBERS` of sequences that are decoded together, as 1,2,4,8: each batch is compared with the CPU's and with the first")
+	f.IntVar(&o.Guess, "guess", 0, "decode one sequence with up to `K` guessed tokens at a time, too, and say how many were right")
 	f.IntVar(&o.Prompt, "prompt", 8, "about so many tokens of a prompt")
 	f.StringVar(&o.Backend, "backend", "", "libggml-tfmbs.so (default: the one beside this program)")
 	f.StringVar(&o.Profile, "profile", "", "have the device compute all types: accurate (exact planes), balanced or fast (fitted ones, within an error)")
