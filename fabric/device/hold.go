@@ -51,6 +51,21 @@ type Form struct {
 	Layout trit.Layout
 }
 
+// codes reports whether e is multiplied as it lies.
+func (e *Extent) codes() bool { return e.Type == gguf.Q2_0 && e.Cols%kernel.CodeCols == 0 }
+
+// Bytes is about how many bytes of memory e takes with so many planes.
+func (f *Form) Bytes(e *Extent, planes int) uint64 {
+	switch {
+	case e.codes():
+		return e.bytes()
+	case f.Bound > 0 && kernel.Best().HasBands(planes):
+		return uint64(fabric.BandsBytes(e.Rows, e.Cols, planes))
+	}
+	weights := uint64(e.Rows) * uint64(e.Cols)
+	return uint64(f.Layout.RowBytes(e.Cols))*uint64(e.Rows)*uint64(planes) + 2*weights/fitBlock
+}
+
 // place is by what clients find a matrix.
 type place struct {
 	dev, ino, offset, bytes uint64
@@ -310,7 +325,7 @@ func (l *loader) tensor(ctx context.Context, t *Tensor) (err error) {
 				return err
 			}
 		}
-		if !l.d.fits(g.planes, l.size(e, planes)) {
+		if !l.d.fits(g.planes, l.form.Bytes(e, planes)) {
 			return errFull
 		}
 		w, sample, err := l.matrix(ctx, e, planes)
@@ -357,25 +372,10 @@ type group struct {
 	bytes, planes uint64
 }
 
-// size is about how many bytes e takes with so many planes.
-func (l *loader) size(e *Extent, planes int) uint64 {
-	if l.codes(e) {
-		return e.bytes()
-	}
-	if l.form.Bound > 0 && kernel.Best().HasBands(planes) {
-		return uint64(fabric.BandsBytes(e.Rows, e.Cols, planes))
-	}
-	weights := uint64(e.Rows) * uint64(e.Cols)
-	return uint64(l.form.Layout.RowBytes(e.Cols))*uint64(e.Rows)*uint64(planes) + 2*weights/fitBlock
-}
-
-// codes reports whether e is multiplied as it lies.
-func (l *loader) codes(e *Extent) bool { return e.Type == gguf.Q2_0 && e.Cols%kernel.CodeCols == 0 }
-
 // planes is how many planes e gets: by some of its rows.
 func (l *loader) planes(ctx context.Context, e *Extent) (int, error) {
 	switch {
-	case l.codes(e):
+	case e.codes():
 		return 1, nil
 	case l.form.Bound == 0:
 		return decompose.ExactPlanes(e.Type), nil
@@ -422,7 +422,7 @@ func (l *loader) matrix(ctx context.Context, e *Extent, planes int) (*weight, ui
 		switch {
 		case err != nil:
 			return nil, 0, err
-		case l.form.Bound == 0 || snr >= l.form.Bound || l.codes(e) || planes == decompose.ExactPlanes(e.Type):
+		case l.form.Bound == 0 || snr >= l.form.Bound || e.codes() || planes == decompose.ExactPlanes(e.Type):
 			return w, sample, nil
 		}
 		l.d.store.drop(w)
@@ -439,7 +439,7 @@ func (l *loader) fill(ctx context.Context, e *Extent, planes int) (_ *weight, sa
 	step := max(1, pieceBytes/row/fabric.BandRows) * fabric.BandRows
 	l.buffer = sized(l.buffer, min(step, e.Rows)*row)
 	var into filling
-	f := form{codes: l.codes(e)}
+	f := form{codes: e.codes()}
 	defer func() {
 		if err != nil {
 			into.undo(s)
