@@ -31,26 +31,23 @@ func NewCodes(rows, cols int, blocks []byte) (*Operand, error) {
 const maxCols = 1 << 31
 
 // multiplyCodes computes rows first to end-1.
-func (o *Operand) multiplyCodes(dst [][]float32, first, end int, x []*Activations, s *Scratch) {
+func (o *Operand) multiplyCodes(dst [][]float32, first, end int, p *panel, s *Scratch) {
 	width := o.m.Cols / kernel.CodeCols
 	row := width * kernel.CodeBlock
-	v := &s.panel
-	if o.level.TilesCodes() && len(x) >= minTiled {
-		for even := len(x) &^ 1; even > 0; {
-			n := min(even, panelVectors)
-			v.arrange(o.level, x[:n])
-			s.tiles(dst[:n], first, end, o.level.MultiplyCodesTile, func(weights []byte, factors []float32, r, rows int) {
-				o.level.DecodeCodes(weights, factors, o.codes[r*row:(r+rows)*row], width, rows)
-			})
-			dst, x, even = dst[n:], x[n:], even-n
+	tiled := 0
+	if o.level.TilesCodes() && len(dst) >= minTiled {
+		tiled = len(dst) &^ 1
+		for _, d := range dst[:tiled] {
+			clear(d[first:end])
 		}
+		s.tiles(p, dst[:tiled], first, end, o.level.MultiplyCodesTile, func(weights []byte, factors []float32, r, rows int) {
+			o.level.DecodeCodes(weights, factors, o.codes[r*row:(r+rows)*row], width, rows)
+		})
 	}
 	c := &s.codes
-	for i := range x {
-		v.arrange(o.level, x[i:i+1])
-		*c = kernel.Codes{
-			Blocks: o.codes[first*row : end*row], Width: width, Count: end - first, X: v.x, Bias: v.bias, Scale: v.scale, Dst: dst[i][first:end],
-		}
+	for i := tiled; i < len(dst); i++ {
+		x, bias, scale := p.of(i)
+		*c = kernel.Codes{Blocks: o.codes[first*row : end*row], Width: width, Count: end - first, X: x, Bias: bias, Scale: scale, Dst: dst[i][first:end]}
 		o.level.MultiplyCodes(c)
 	}
 	*c = kernel.Codes{}

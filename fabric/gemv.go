@@ -22,7 +22,10 @@ type Operand struct {
 	rowBytes int
 	level    kernel.Level
 	terms    []term
-	codes    []byte // blocks of Q2_0 instead of terms; then m has only the shape, and groups and rowBytes are 0
+	// Instead of terms, blocks of Q2_0, or bands: then m has only the shape, and groups and rowBytes are 0.
+	codes      []byte
+	bands      []byte
+	bandPlanes int
 }
 
 // NewOperand checks m, which must not change afterwards. The planes' layout must be trit.PT5Striped or trit.TwoBit. A term may have at most
@@ -143,6 +146,7 @@ type Scratch struct {
 
 	panel   panel
 	codes   kernel.Codes
+	bands   kernel.Bands
 	tile    kernel.Tile
 	results []float32 // of a row of tiles
 
@@ -186,8 +190,40 @@ func (o *Operand) GEMV(dst []float32, x *Activations, s *Scratch) {
 // in which floats are summed; weights are decoded only once. All vectors must have the same Block.
 func (o *Operand) GEMM(dst [][]float32, x []*Activations, s *Scratch) {
 	o.checkShapes(dst, x)
-	o.multiply(dst, 0, o.m.Rows, x, s)
+	if !o.arranges() {
+		o.multiply(dst, 0, o.m.Rows, x, s)
+		return
+	}
+	for len(x) > 0 {
+		n := min(len(x), panelVectors)
+		o.arrange(&s.panel, x[:n])
+		o.multiplyArranged(dst[:n], 0, o.m.Rows, &s.panel, s)
+		dst, x = dst[n:], x[n:]
+	}
 }
+
+// arranges reports whether vectors are brought into another order, once for all rows.
+func (o *Operand) arranges() bool { return o.codes != nil || o.bands != nil }
+
+func (o *Operand) arrange(p *panel, x []*Activations) {
+	if o.codes != nil {
+		p.arrange(o.level, x)
+	} else {
+		p.arrangeBlocks(x, kernel.BandOffset(o.bandPlanes))
+	}
+}
+
+// multiplyArranged computes rows first to end-1 of the products with a panel's vectors. first is a multiple of rowsTogether.
+func (o *Operand) multiplyArranged(dst [][]float32, first, end int, p *panel, s *Scratch) {
+	if o.codes != nil {
+		o.multiplyCodes(dst, first, end, p, s)
+	} else {
+		o.multiplyBands(dst, first, end, p, s)
+	}
+}
+
+// rowsTogether is the number of rows that are stored or multiplied together in any form.
+const rowsTogether = kernel.TileRows * BandRows
 
 func (o *Operand) checkShapes(dst [][]float32, x []*Activations) {
 	if len(dst) != len(x) {
@@ -208,10 +244,6 @@ func (o *Operand) multiply(dst [][]float32, first, end int, x []*Activations, s 
 	}
 	for _, d := range dst {
 		clear(d[first:end])
-	}
-	if o.codes != nil {
-		o.multiplyCodes(dst, first, end, x, s)
-		return
 	}
 	grow(&s.vectors, max(len(x), len(s.vectors)))
 	for i := range o.terms {

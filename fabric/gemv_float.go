@@ -20,6 +20,12 @@ func (o *Operand) GEMVFloat(dst, x []float32, s *Scratch) {
 		o.multiplyCodesFloat(dst, x, s)
 		return
 	}
+	if o.bands != nil {
+		padded := grow(&s.x32, kernel.BandBlocks(m.Cols)*kernel.BandBlock)
+		clear(padded[copy(padded, x):])
+		o.multiplyBandsFloat(dst, padded, s)
+		return
+	}
 	grow(&s.vectors, max(1, len(s.vectors)))
 	trits, _ := m.Layout.Group()
 	weights := o.groups * trits // of a row

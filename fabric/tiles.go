@@ -14,27 +14,29 @@ const (
 // panel is some vectors in the form that tiles take, one after the other.
 type panel struct {
 	quads int // per vector
+	lanes int // of biases and scales per quad
 	x     []int8
 	bias  []int32
 	scale []float32
 }
 
-func (p *panel) grow(cols, n int) {
-	p.quads = ceilDiv(cols, kernel.Quad)
-	grow(&p.x, n*p.quads*kernel.Quad)
-	grow(&p.bias, n*p.quads*kernel.QuadLanes)
-	grow(&p.scale, n*p.quads*kernel.QuadLanes)
+// grow makes room for n vectors of so many quads.
+func (p *panel) grow(n, quads, lanes int) {
+	p.quads, p.lanes = quads, lanes
+	grow(&p.x, n*quads*kernel.Quad)
+	grow(&p.bias, n*quads*lanes)
+	grow(&p.scale, n*quads*lanes)
 }
 
 // of is the part of vector i.
 func (p *panel) of(i int) (x []int8, bias []int32, scale []float32) {
-	cols, lanes := p.quads*kernel.Quad, p.quads*kernel.QuadLanes
+	cols, lanes := p.quads*kernel.Quad, p.quads*p.lanes
 	return p.x[i*cols : (i+1)*cols], p.bias[i*lanes : (i+1)*lanes], p.scale[i*lanes : (i+1)*lanes]
 }
 
 // arrange fills the panel for products with codes, where a lane has 16 neighbouring columns, and 1 is taken off each code.
 func (p *panel) arrange(level kernel.Level, vectors []*Activations) {
-	p.grow(vectors[0].Cols, len(vectors))
+	p.grow(len(vectors), ceilDiv(vectors[0].Cols, kernel.Quad), kernel.QuadLanes)
 	for i, a := range vectors {
 		x, bias, scale := p.of(i)
 		level.Arrange(x, a.Q[:len(x)])
@@ -56,7 +58,7 @@ func (p *panel) arrange(level kernel.Level, vectors []*Activations) {
 
 // inOrder fills it for products with decoded planes, to whose weights some number is added. Vectors are in blocks of 256.
 func (p *panel) inOrder(vectors []*Activations, add int32) {
-	p.grow(vectors[0].Cols, len(vectors))
+	p.grow(len(vectors), ceilDiv(vectors[0].Cols, kernel.Quad), kernel.QuadLanes)
 	for i, a := range vectors {
 		x, bias, scale := p.of(i)
 		copy(x, a.Q)
@@ -69,8 +71,8 @@ func (p *panel) inOrder(vectors []*Activations, add int32) {
 
 // tiles computes rows first to end-1 of products with the panel, and adds them to dst. It has decode write the weights and factors of a few
 // rows; weights has room for another group behind the last row.
-func (s *Scratch) tiles(dst [][]float32, first, end int, multiply func(*kernel.Tile), decode func(weights []byte, factors []float32, r, rows int)) {
-	p, t := &s.panel, &s.tile
+func (s *Scratch) tiles(p *panel, dst [][]float32, first, end int, multiply func(*kernel.Tile), decode func(weights []byte, factors []float32, r, rows int)) {
+	t := &s.tile
 	const slack = 320 // trits of a group, in any layout
 	*t = kernel.Tile{
 		Weights: grow(&s.weights, kernel.TileRows*p.quads*kernel.Quad+slack), Factors: grow(&s.factors, kernel.TileRows*p.quads*kernel.QuadLanes),
@@ -116,7 +118,7 @@ func (o *Operand) multiplyTiled(dst [][]float32, first, end int, t *term, x []*A
 		n := min(len(x), panelVectors)
 		s.panel.inOrder(x[:n], t.Center-kernel.Offset(len(t.dense)))
 		quads := s.panel.quads
-		s.tiles(dst[:n], first, end, o.level.MultiplyTile, func(weights []byte, factors []float32, r, rows int) {
+		s.tiles(&s.panel, dst[:n], first, end, o.level.MultiplyTile, func(weights []byte, factors []float32, r, rows int) {
 			// In order, as a row's last group may reach into the next one.
 			for i := range rows {
 				for j, b := range t.dense {

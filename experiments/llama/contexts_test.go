@@ -111,6 +111,29 @@ func TestParallel(t *testing.T) {
 	})
 }
 
+// TestGuess: the tokens are those without guesses, of fewer decodes where a trained model repeats itself, and of any number where a random one does not.
+func TestGuess(t *testing.T) {
+	in := llamatest.ForTest(t)
+	compare := func(t *testing.T, path string, n, most int) {
+		o := llama.Options{Model: path, Prompt: "The page cache", Tokens: n, Threads: 1, NoRepack: true}
+		want := run(t, in, o)
+		o.Guess = 3
+		got := run(t, in, o)
+		if !slices.Equal(got.Tokens, want.Tokens) || len(got.TokenMs) != n {
+			t.Errorf("%v, want %v", got.Tokens, want.Tokens)
+		}
+		if got.Decodes < n/4 || got.Decodes > most || want.Decodes != 0 {
+			t.Errorf("%d tokens of %d decodes, and %d", n, got.Decodes, want.Decodes)
+		}
+		o.Parallel = 2
+		if _, err := in.Run(t.Context(), o); err == nil {
+			t.Error("guesses in two sequences")
+		}
+	}
+	eachModel(t, func(t *testing.T, path string) { compare(t, path, 40, 40) })
+	t.Run("trained", func(t *testing.T) { compare(t, llamatest.Trained(t, "tiny-dense-q8_0.gguf"), 100, 90) })
+}
+
 // TestCountOps: the counts add up, grow by the same for each more token, and counting changes nothing.
 func TestCountOps(t *testing.T) {
 	in := llamatest.ForTest(t)

@@ -149,6 +149,7 @@ enum {
 	X(float *, llama_get_logits_ith, (void *, int32_t)) \
 	X(void *, llama_get_memory, (const void *)) \
 	X(void, llama_memory_clear, (void *, bool)) \
+	X(bool, llama_memory_seq_rm, (void *, int32_t seq, int32_t from, int32_t end)) \
 	X(void, llama_synchronize, (void *)) \
 	X(void, ggml_log_set, (void (*)(int, const char *, void *), void *)) \
 	X(const char *, ggml_op_name, (int32_t)) \
@@ -256,11 +257,14 @@ typedef struct {
 	llama_batch batch;     // room for the largest decode
 	int decode, node;      // the decode under way, and how many nodes of it were computed
 	bool warmup;
+	int last, steps; // --guess: where the last decode has the logits of the next token, and decodes since the prompt
 } context;
+
+enum { MOST_GUESSES = 63 };
 
 static struct {
 	const char *model, *model2, *load_mode, *warmup, *lib, *ops, *logits, *text_file, **prompts;
-	int n, threads, repeat, n_ctx, mark, contexts, parallel, n_prompts, chunks;
+	int n, threads, repeat, n_ctx, mark, contexts, parallel, n_prompts, chunks, guess;
 	bool no_repack, stream, count, concurrent;
 } opt = {.n = 32, .repeat = 1, .warmup = "cli", .mark = -1, .contexts = 1, .parallel = 1};
 
@@ -518,6 +522,47 @@ static void step(context *c, int i) {
 	if (opt.stream) stream_token(c, i, start, end);
 }
 
+// guess writes up to most tokens that may follow the first n generated ones: those that followed the same two tokens before.
+static int guess(const sequence *q, int n, llama_token *to, int most) {
+	const int end = q->n_prompt + n;
+#define TOKEN(i) ((i) < q->n_prompt ? q->prompt[i] : q->out[(i) - q->n_prompt])
+	for (int at = end - 3; at >= 0; at--) {
+		if (TOKEN(at) != TOKEN(end - 2) || TOKEN(at + 1) != TOKEN(end - 1)) continue;
+		int k = 0;
+		for (; k < most && at + 2 + k < end; k++) to[k] = TOKEN(at + 2 + k);
+		return k;
+	}
+#undef TOKEN
+	return 0;
+}
+
+// guessing_step generates token i and those of the guessed ones behind it that the model chooses, too, and returns how many these are. One decode has all of them.
+static int guessing_step(context *c, int i) {
+	int64_t start = now_ns();
+	sequence *q = &c->seq[0];
+	llama_token guesses[MOST_GUESSES];
+	q->out[i] = greedy(c, i == 0 ? q->n_prompt - 1 : c->last);
+	int left = opt.n - i - 1, n = guess(q, i + 1, guesses, opt.guess < left ? opt.guess : left), right = 0;
+	c->batch.n_tokens = 0;
+	add(c, q->out[i], 0, true);
+	for (int k = 0; k < n; k++) add(c, guesses[k], 0, true);
+	decode(c, false);
+	while (right < n && greedy(c, right) == guesses[right]) {
+		q->out[i + 1 + right] = guesses[right];
+		right++;
+	}
+	if (right < n && !llama_memory_seq_rm(llama_get_memory(c->ctx), 0, q->n_prompt + i + 1 + right, -1)) die("this model's memory cannot take tokens back: --guess is not possible with it");
+	c->last = right;
+	c->steps++;
+	int64_t end = now_ns();
+	for (int k = 0; k <= right; k++) {
+		c->ms[i + k] = (end - start) / 1e6 / (right + 1);
+		mark('t');
+		if (opt.stream) stream_token(c, i + k, start, end);
+	}
+	return 1 + right;
+}
+
 static void *generate_alone(void *c) {
 	begin(c);
 	for (int i = 0; i < opt.n; i++) step(c, i);
@@ -526,6 +571,12 @@ static void *generate_alone(void *c) {
 
 // generate decodes the prompt and generates n tokens in every context: in turn, token by token, or each in a thread of its own.
 static void generate(void) {
+	if (opt.guess) {
+		contexts[0].steps = 0;
+		begin(&contexts[0]);
+		for (int i = 0; i < opt.n;) i += guessing_step(&contexts[0], i);
+		return;
+	}
 	if (!opt.concurrent) {
 		for (int k = 0; k < n_contexts; k++) begin(&contexts[k]);
 		for (int i = 0; i < opt.n; i++)
@@ -595,6 +646,7 @@ static void print_generation(const context *c, int s) {
 	printf("],\"prompt_ms\":%.3f,\"token_ms\":[", c->prompt_ms);
 	for (int i = 0; i < opt.n; i++) printf("%s%.3f", i ? "," : "", c->ms[i]), sum += c->ms[i];
 	printf("],\"tok_s\":%.3f", sum > 0 ? opt.n / sum * 1e3 : 0);
+	if (opt.guess) printf(",\"decodes\":%d", c->steps);
 	free(text);
 }
 
@@ -756,6 +808,7 @@ static void new_context(int index, void *model) {
 		if ((total += q->n_prompt) > n_batch) n_batch = total;
 	}
 	if (n_batch < opt.parallel) n_batch = opt.parallel;
+	if (n_batch < 1 + opt.guess) n_batch = 1 + opt.guess;
 	c->batch.token = xalloc(n_batch, sizeof *c->batch.token);
 	c->batch.n_seq_id = xalloc(n_batch, sizeof *c->batch.n_seq_id);
 	c->batch.seq_id = xalloc(n_batch, sizeof *c->batch.seq_id);
@@ -794,6 +847,8 @@ static const char help[] =
     "  --contexts N     contexts of each model, decoded in turn, token by token (default 1)\n"
     "  --concurrent     decode each context from a thread of its own\n"
     "  --parallel N     sequences in each context, decoded in one batch (default 1)\n"
+    "  --guess K        guess up to K tokens, those that followed the last two tokens before, and decode them together with the one at hand; the model\n"
+    "                   chooses as without, up to how a batch is rounded (one context, one sequence)\n"
     "  --stream         print one line of JSON for each token as it comes, after a first one about the run, and no result;\n"
     "                   SIGTERM ends it after the generation at hand\n"
     "  --count-ops      count the ops that are computed, by kind\n"
@@ -836,12 +891,13 @@ static void parse(int argc, char **argv) {
 		LOGITS,
 		TEXT_FILE,
 		CHUNKS,
+		GUESS,
 	};
 	static const struct option longs[] = {
 	    {"repeat", 1, 0, REPEAT}, {"no-repack", 0, 0, NO_REPACK}, {"load-mode", 1, 0, LOAD_MODE}, {"warmup", 1, 0, WARMUP},
 	    {"no-warmup", 0, 0, NO_WARMUP}, {"ignore-eos", 0, 0, IGNORE_EOS}, {"ops", 1, 0, OPS_FILE}, {"mark", 1, 0, MARK}, {"lib", 1, 0, LIB},
 	    {"model2", 1, 0, MODEL2}, {"contexts", 1, 0, CONTEXTS}, {"concurrent", 0, 0, CONCURRENT}, {"parallel", 1, 0, PARALLEL}, {"stream", 0, 0, STREAM},
-	    {"count-ops", 0, 0, COUNT_OPS}, {"logits", 1, 0, LOGITS}, {"text-file", 1, 0, TEXT_FILE}, {"chunks", 1, 0, CHUNKS}, {"help", 0, 0, 'h'}, {0}};
+	    {"count-ops", 0, 0, COUNT_OPS}, {"logits", 1, 0, LOGITS}, {"text-file", 1, 0, TEXT_FILE}, {"chunks", 1, 0, CHUNKS}, {"guess", 1, 0, GUESS}, {"help", 0, 0, 'h'}, {0}};
 	int c;
 	opt.prompts = xalloc(argc, sizeof *opt.prompts);
 	argv[0] = "llamarun"; // getopt's messages begin with it
@@ -871,14 +927,16 @@ static void parse(int argc, char **argv) {
 		case LOGITS: opt.logits = optarg; break;
 		case TEXT_FILE: opt.text_file = optarg; break;
 		case CHUNKS: opt.chunks = number("--chunks", optarg, 1); break;
+		case GUESS: opt.guess = number("--guess", optarg, 1); break;
 		default: _exit(2); // getopt has said why
 		}
 	if (optind < argc) usage_error("unexpected argument %s (see --help)", argv[optind]);
 	if (!opt.model) usage_error("no model: give -m FILE (see --help)");
 	if (strcmp(opt.warmup, "cli") && strcmp(opt.warmup, "all") && strcmp(opt.warmup, "none")) usage_error("--warmup %s: want cli, all or none", opt.warmup);
 	if (!opt.logits != !opt.text_file || (opt.chunks && !opt.logits)) usage_error("--logits FILE and --text-file FILE go together, and --chunks with them");
+	if (opt.guess && (opt.model2 || opt.contexts > 1 || opt.parallel > 1 || opt.concurrent || opt.guess > MOST_GUESSES)) usage_error("--guess takes one context and sequence, and at most %d tokens", MOST_GUESSES);
 	if (opt.logits) {
-		if (opt.n_prompts || opt.model2 || opt.contexts > 1 || opt.parallel > 1 || opt.repeat > 1 || opt.stream || opt.mark >= 0)
+		if (opt.n_prompts || opt.model2 || opt.guess || opt.contexts > 1 || opt.parallel > 1 || opt.repeat > 1 || opt.stream || opt.mark >= 0)
 			usage_error("--logits takes no prompt, and one model, context and sequence, once");
 		if (!opt.n_ctx) opt.n_ctx = 256;
 		if (opt.n_ctx < 4) usage_error("-c %d: want chunks of at least 4 tokens", opt.n_ctx);

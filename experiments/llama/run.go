@@ -32,6 +32,7 @@ type Options struct {
 	Concurrent bool     // decode each context in a thread of its own
 	Parallel   int      // sequences per context, which are decoded in one batch; 0: 1
 	Prompts    []string // further prompts; Prompt and these are dealt to the contexts' sequences in turn
+	Guess      int      // decode up to so many guessed tokens with each token, in the one sequence of the one context; 0: none
 	CountOps   bool     // fill in Result.Nodes and Result.Ops
 	Stream     bool     // print each token when it is generated, for [NewStream], instead of a result; SIGTERM ends the run after the current generation
 
@@ -63,7 +64,7 @@ func (o Options) args() []string {
 	for _, f := range []struct {
 		flag  string
 		value int
-	}{{"--repeat=", o.Repeat}, {"--mark=", o.Mark}, {"--contexts=", o.Contexts}, {"--parallel=", o.Parallel}, {"--chunks=", o.Chunks}} {
+	}{{"--repeat=", o.Repeat}, {"--mark=", o.Mark}, {"--contexts=", o.Contexts}, {"--parallel=", o.Parallel}, {"--chunks=", o.Chunks}, {"--guess=", o.Guess}} {
 		if f.value != 0 {
 			args = append(args, f.flag+strconv.Itoa(f.value))
 		}
@@ -95,6 +96,7 @@ type Generation struct {
 	PromptMs float64   `json:"prompt_ms"`
 	TokenMs  []float64 `json:"token_ms"` // per token, for choosing and decoding it (with those of the context's other sequences)
 	TokS     float64   `json:"tok_s"`    // tokens per second, without the prompt
+	Decodes  int       `json:"decodes"`  // with Options.Guess, how many generated the tokens
 }
 
 // Result is what the driver prints. Times are wall-clock milliseconds.

@@ -20,18 +20,51 @@ type Variant struct {
 	Name    string `json:"name"`
 	Threads int    `json:"threads,omitempty"` // 0: llama.cpp's default
 	Device  bool   `json:"device"`
+	// Batch is the number of sequences that are decoded together, a token of each at a time: so many vectors for each product, as parallel requests have them, or tokens that were guessed and are
+	// verified together.
+	Batch int `json:"batch"`
+	// Guess is how many tokens are guessed from the text so far, at most, and decoded with each token.
+	Guess int `json:"guess,omitempty"`
 }
 
-// Variants are those that are compared: the first is the baseline.
-func Variants() []Variant {
-	return []Variant{{Name: "cpu"}, {Name: "device, 1 thread", Threads: 1, Device: true}, {Name: "device", Device: true}}
+// kind is what the variant has in common with those of other batches.
+func (v *Variant) kind() string {
+	name, _, _ := strings.Cut(v.Name, " x")
+	return name
+}
+
+// baseline is the variant of all that v is compared with: the CPU, with as many vectors.
+func (v *Variant) baseline(all []Variant) *Variant {
+	return &all[slices.IndexFunc(all, func(w Variant) bool { return w.Batch == v.Batch && w.Guess == v.Guess })]
+}
+
+// alone is the first variant of all of the same kind.
+func (v *Variant) alone(all []Variant) *Variant {
+	return &all[slices.IndexFunc(all, func(w Variant) bool { return w.kind() == v.kind() })]
+}
+
+// Variants are those that are compared, each batch with its own baseline, which is the first of its variants. With several batches, or guesses, there are fewer of each.
+func Variants(batches []int, guess int) []Variant {
+	if len(batches) == 1 && guess == 0 {
+		return []Variant{{"cpu", 0, false, batches[0], 0}, {"device, 1 thread", 1, true, batches[0], 0}, {"device", 0, true, batches[0], 0}}
+	}
+	var all []Variant
+	for _, b := range batches {
+		all = append(all, Variant{fmt.Sprintf("cpu x%d", b), 0, false, b, 0}, Variant{fmt.Sprintf("device x%d", b), 0, true, b, 0})
+	}
+	if guess > 0 {
+		all = append(all, Variant{fmt.Sprintf("cpu x1+%d", guess), 0, false, 1, guess}, Variant{fmt.Sprintf("device x1+%d", guess), 0, true, 1, guess})
+	}
+	return all
 }
 
 // Config of a series.
 type Config struct {
 	Model   string // path of a GGUF file
 	Prompt  int    // about so many tokens: words of one or two for a real model, bytes for a synthetic one
-	Tokens  int    // that are generated
+	Tokens  int    // that are generated, in each sequence
+	Batches []int  // numbers of sequences that are decoded together
+	Guess   int    // if it is not 0, one sequence is also decoded with up to so many guessed tokens at a time
 	Turns   int    // runs of each variant
 	Backend string // path of libggml-tfmbs.so
 	Socket  string // where a device serves; Ask is asked what it counted
@@ -43,10 +76,11 @@ type Run struct {
 	Variant    string  `json:"variant"`
 	Turn       int     `json:"turn"`
 	Threads    int     `json:"threads"`
-	TokS       float64 `json:"tok_s"`
+	TokS       float64 `json:"tok_s"` // of all sequences together
 	PromptTokS float64 `json:"prompt_tok_s"`
 	LoadMs     float64 `json:"load_ms"`
-	Same       int     `json:"same_tokens"` // the first so many tokens are those of the baseline's first run
+	Decodes    int     `json:"decodes"`     // that generated the tokens
+	Same       int     `json:"same_tokens"` // the first so many tokens of each sequence are those of the baseline's first run
 }
 
 // Profiles are those of the backend.
@@ -56,6 +90,12 @@ func Profiles() []string { return []string{"accurate", "balanced", "fast"} }
 func (c *Config) Check() error {
 	if c.Prompt < 1 || c.Tokens < 2 || c.Turns < 1 {
 		return fmt.Errorf("a prompt of %d tokens, %d tokens, %d turns: want 1, 2 and 1 at least", c.Prompt, c.Tokens, c.Turns)
+	}
+	if len(c.Batches) == 0 || slices.Min(c.Batches) < 1 || slices.Max(c.Batches) > 64 {
+		return fmt.Errorf("batches of %v sequences: want 1 to 64", c.Batches)
+	}
+	if c.Guess < 0 || c.Guess > 63 {
+		return fmt.Errorf("%d guessed tokens: want 1 to 63, or none", c.Guess)
 	}
 	if c.Profile != "" && !slices.Contains(Profiles(), c.Profile) {
 		return fmt.Errorf("profile %q: want one of %s", c.Profile, strings.Join(Profiles(), ", "))
@@ -67,33 +107,37 @@ func (c *Config) Check() error {
 // turns that are whole, and the error says why.
 func Compare(ctx context.Context, in *llama.Installation, c Config, progress func(done, total int)) (*Report, error) {
 	r := &Report{Profile: c.Profile, Model: c.Model, Tokens: c.Tokens, Prompt: c.Prompt}
-	variants := Variants()
-	text := strings.Repeat("a page of the file ", c.Prompt)[:c.Prompt]
-	var want []int32
+	variants := Variants(c.Batches, c.Guess)
+	want := map[string][]llama.Generation{} // by baseline
 	var err error
 turns:
 	for turn := range c.Turns {
 		var runs []Run
 		for i := range variants {
 			v := variants[i]
-			if turn > 0 { // the very first run is the baseline's, whose text the others are compared with
+			if turn > 0 { // in the first turn each batch begins with the baseline, with whose text the others are compared
 				v = variants[(i+turn)%len(variants)]
 			}
 			var result *llama.Result
-			if result, err = c.run(ctx, in, v, text); err != nil {
+			if result, err = c.run(ctx, in, v); err != nil {
 				err = fmt.Errorf("%s, turn %d: %w", v.Name, turn+1, err)
 				break turns
 			}
-			if want == nil {
-				want = result.Tokens
+			texts := want[v.baseline(variants).Name]
+			if texts == nil {
+				texts = result.Generations()
+				want[v.Name] = texts
 				r.Llama = result.Llama
 			}
-			run := Run{Variant: v.Name, Turn: turn + 1, Threads: result.Threads, TokS: result.TokS, LoadMs: result.LoadMs}
-			if result.PromptMs > 0 {
-				run.PromptTokS = 1000 * float64(result.PromptTokens) / result.PromptMs
+			run := Run{Variant: v.Name, Turn: turn + 1, Threads: result.Threads, TokS: float64(v.Batch) * result.TokS, LoadMs: result.LoadMs, Decodes: c.Tokens, Same: c.Tokens}
+			if v.Guess > 0 {
+				run.Decodes = result.Decodes
 			}
-			for run.Same < min(len(want), len(result.Tokens)) && result.Tokens[run.Same] == want[run.Same] {
-				run.Same++
+			if result.PromptMs > 0 {
+				run.PromptTokS = float64(v.Batch) * 1000 * float64(result.PromptTokens) / result.PromptMs
+			}
+			for s, g := range result.Generations() {
+				run.Same = min(run.Same, same(texts[s].Tokens, g.Tokens))
 			}
 			runs = append(runs, run)
 			progress(turn*len(variants)+i+1, c.Turns*len(variants))
@@ -107,8 +151,31 @@ turns:
 	return r, errors.Join(err, askErr)
 }
 
-func (c *Config) run(ctx context.Context, in *llama.Installation, v Variant, text string) (*llama.Result, error) {
-	cmd := in.Command(ctx, llama.Options{Model: c.Model, Prompt: text, Tokens: c.Tokens, Threads: v.Threads, NoRepack: v.Device && c.Profile != ""})
+// same is how many of the first tokens are equal.
+func same(a, b []int32) int {
+	n := 0
+	for n < min(len(a), len(b)) && a[n] == b[n] {
+		n++
+	}
+	return n
+}
+
+// prompts are texts that begin at different letters, one for each sequence.
+func (c *Config) prompts(n int) []string {
+	const words = "a page of the file "
+	text := strings.Repeat(words, c.Prompt+n)
+	all := make([]string, n)
+	for i := range all {
+		all[i] = text[i%len(words):][:c.Prompt]
+	}
+	return all
+}
+
+func (c *Config) run(ctx context.Context, in *llama.Installation, v Variant) (*llama.Result, error) {
+	prompts := c.prompts(v.Batch)
+	cmd := in.Command(ctx, llama.Options{
+		Model: c.Model, Prompt: prompts[0], Prompts: prompts[1:], Parallel: v.Batch, Guess: v.Guess, Tokens: c.Tokens, Threads: v.Threads, NoRepack: v.Device && c.Profile != "",
+	})
 	cmd.Env = append(os.Environ(), "GGML_BACKEND_PATH=")
 	if v.Device {
 		cmd.Env = append(os.Environ(), "GGML_BACKEND_PATH="+c.Backend, "TFMBS_SOCKET="+c.Socket, "TFMBS_PROFILE="+c.Profile)

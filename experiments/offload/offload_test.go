@@ -41,7 +41,7 @@ func TestCompare(t *testing.T) {
 	in := llamatest.ForTest(t)
 	model := llamatest.Model(t, synth.Config{Layers: 2, Embd: 256, FF: 704, Heads: 4, KVHeads: 2, Type: gguf.Q2_0, Seed: 7})
 	d := devicetest.Start(t, device.Options{PoolBytes: 64 << 20})
-	c := Config{Model: model, Prompt: 8, Tokens: 6, Turns: 2, Backend: backend(t), Socket: d.Socket}
+	c := Config{Model: model, Prompt: 8, Tokens: 6, Batches: []int{1}, Turns: 2, Backend: backend(t), Socket: d.Socket}
 	steps := 0
 	r, err := Compare(t.Context(), in, c, func(done, total int) {
 		if steps++; done != steps || total != 6 {
@@ -65,6 +65,21 @@ func TestCompare(t *testing.T) {
 	}
 	if r.Device.Tokens == 0 || r.Device.Failed != 0 {
 		t.Errorf("the device: %+v", r.Device)
+	}
+	batches := c
+	batches.Batches, batches.Guess, batches.Turns, batches.Tokens = []int{1, 3}, 4, 1, 20
+	r, err = Compare(t.Context(), in, batches, func(int, int) {})
+	if err != nil || len(r.Runs) != 6 {
+		t.Fatalf("batches: %+v, %v", r, err)
+	}
+	for i, name := range []string{"cpu x1", "device x1", "cpu x3", "device x3", "cpu x1+4", "device x1+4"} {
+		if x := r.Results[i]; x.Name != name || x.Same != batches.Tokens || x.TokS <= 0 || x.Decodes > batches.Tokens || x.Decodes < batches.Tokens && x.Guess == 0 {
+			t.Errorf("%+v", x)
+		}
+	}
+	b := strings.Builder{}
+	if err := r.WriteText(&b); err != nil || !strings.Contains(b.String(), "tokens a decode") || !strings.Contains(b.String(), "times x1") {
+		t.Errorf("%v\n%s", err, b.String())
 	}
 	// A run that goes on without the device measures nothing.
 	d.Stop()
@@ -96,6 +111,28 @@ func TestReport(t *testing.T) {
 	if err := r.WriteText(&b); err != nil || !strings.Contains(b.String(), "4 (4 to 4)") || !strings.Contains(b.String(), "8 of 9") || strings.Contains(b.String(), "INTERRUPTED") {
 		t.Errorf("%v\n%s", err, b.String())
 	}
+	if s := b.String(); strings.Contains(s, "times x") {
+		t.Errorf("one batch:\n%s", s)
+	}
+	several := &Report{Model: "m.gguf", Tokens: 9}
+	for turn := 1; turn <= 7; turn++ {
+		for _, x := range []struct {
+			name string
+			tokS float64
+		}{{"cpu x1", 2}, {"device x1", 3}, {"cpu x4", 4}, {"device x4", 10}} {
+			several.Runs = append(several.Runs, Run{Variant: x.name, Turn: turn, TokS: x.tokS / float64(turn), PromptTokS: 1, Same: 9})
+		}
+	}
+	several.summarise(Variants([]int{1, 4}, 0))
+	b.Reset()
+	if err := several.WriteText(&b); err != nil || !strings.Contains(b.String(), "times x1") {
+		t.Errorf("%v\n%s", err, b.String())
+	}
+	for i, want := range [][2]float64{{1, 1}, {1.5, 1}, {1, 2}, {2.5, 10.0 / 3}} { // to the CPU with the same batch, to the same with a batch of one
+		if x := several.Results[i]; math.Abs(x.Ratio.Estimate-want[0]) > 1e-9 || math.Abs(x.BatchRatio.Estimate-want[1]) > 1e-9 {
+			t.Errorf("%+v, want %v", x, want)
+		}
+	}
 	var picture bytes.Buffer
 	if err := r.WriteFigure(&picture, "png"); err != nil {
 		t.Fatal(err)
@@ -104,7 +141,7 @@ func TestReport(t *testing.T) {
 		t.Error(err)
 	}
 	empty := &Report{Interrupted: true}
-	empty.summarise(Variants())
+	empty.summarise(Variants([]int{1}, 0))
 	b.Reset()
 	if err := empty.WriteMarkdown(&b); err != nil || !strings.Contains(b.String(), "INTERRUPTED") {
 		t.Errorf("%v\n%s", err, b.String())

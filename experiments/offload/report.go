@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 
 	"github.com/dustin/go-humanize"
@@ -35,10 +36,13 @@ type Result struct {
 	TokS       float64 `json:"tok_s"` // medians
 	PromptTokS float64 `json:"prompt_tok_s"`
 	LoadMs     float64 `json:"load_ms"`
+	Decodes    int     `json:"decodes"`     // of the first run
 	Same       int     `json:"same_tokens"` // the fewest of a run
 	// Ratios to the baseline within a turn: the centre, with its confidence (of logarithms).
 	Ratio       stats.Interval `json:"ratio"`
 	PromptRatio stats.Interval `json:"prompt_ratio"`
+	// The same to the same kind of variant with the first batch; of that itself, 1.
+	BatchRatio stats.Interval `json:"batch_ratio"`
 }
 
 // summarise fills in Results from Runs, whose turns are whole.
@@ -59,8 +63,9 @@ func (r *Report) summarise(variants []Variant) {
 	tokS := func(x *Run) float64 { return x.TokS }
 	promptTokS := func(x *Run) float64 { return x.PromptTokS }
 	for _, v := range variants {
-		ratio := func(value func(*Run) float64) stats.Interval {
-			base, own := of(variants[0].Name, value), of(v.Name, value)
+		baseline, first := v.baseline(variants).Name, v.alone(variants).Name
+		ratio := func(to string, value func(*Run) float64) stats.Interval {
+			base, own := of(to, value), of(v.Name, value)
 			logs := make([]float64, len(own))
 			for i := range own {
 				logs[i] = math.Log(own[i] / base[i])
@@ -73,7 +78,8 @@ func (r *Report) summarise(variants []Variant) {
 		}
 		r.Results = append(r.Results, Result{
 			Variant: v, TokS: stats.Median(of(v.Name, tokS)), PromptTokS: stats.Median(of(v.Name, promptTokS)),
-			LoadMs: stats.Median(of(v.Name, func(x *Run) float64 { return x.LoadMs })), Same: same, Ratio: ratio(tokS), PromptRatio: ratio(promptTokS),
+			LoadMs: stats.Median(of(v.Name, func(x *Run) float64 { return x.LoadMs })), Same: same,
+			Decodes: int(of(v.Name, func(x *Run) float64 { return float64(x.Decodes) })[0]), Ratio: ratio(baseline, tokS), PromptRatio: ratio(baseline, promptTokS), BatchRatio: ratio(first, tokS),
 		})
 	}
 }
@@ -85,18 +91,37 @@ func (r *Report) WriteText(w io.Writer) error { return r.document().WriteText(w)
 func (r *Report) WriteMarkdown(w io.Writer) error { return r.document().WriteMarkdown(w) }
 
 func (r *Report) document() tabular.Document {
+	batches := slices.ContainsFunc(r.Results, func(x Result) bool { return x.Batch != r.Results[0].Batch || x.Guess > 0 })
+	guesses := slices.ContainsFunc(r.Results, func(x Result) bool { return x.Guess > 0 })
 	t := &tabular.Table{Columns: append(tabular.Left("variant"), tabular.Right("tokens/s", "times the cpu", "prompt, tokens/s", "times the cpu", "load, s", "same tokens")...)}
+	if batches {
+		t.Columns = slices.Insert(t.Columns, 2, tabular.Right(fmt.Sprintf("times x%d", r.Results[0].Batch))...)
+	}
 	number := func(v float64) string { return strconv.FormatFloat(v, 'g', 3, 64) }
 	ratio := func(i stats.Interval) string {
 		return fmt.Sprintf("%s (%s to %s)", number(i.Estimate), number(i.Low), number(i.High))
 	}
+	if guesses {
+		t.Columns = append(t.Columns, tabular.Right("tokens a decode")...)
+	}
 	for i := range r.Results {
 		x := &r.Results[i]
 		a, b := "", ""
-		if i > 0 {
+		if x.Device {
 			a, b = ratio(x.Ratio), ratio(x.PromptRatio)
 		}
-		t.Rows = append(t.Rows, []string{x.Name, number(x.TokS), a, number(x.PromptTokS), b, number(x.LoadMs / 1000), fmt.Sprintf("%d of %d", x.Same, r.Tokens)})
+		row := []string{x.Name, number(x.TokS), a, number(x.PromptTokS), b, number(x.LoadMs / 1000), fmt.Sprintf("%d of %d", x.Same, r.Tokens)}
+		if batches {
+			c := ""
+			if x.Batch != r.Results[0].Batch || x.Guess > 0 {
+				c = ratio(x.BatchRatio)
+			}
+			row = slices.Insert(row, 2, c)
+		}
+		if guesses {
+			row = append(row, number(float64(r.Tokens)/float64(x.Decodes)))
+		}
+		t.Rows = append(t.Rows, row)
 	}
 	s := &r.Device
 	profile := ""

@@ -811,7 +811,7 @@ func BenchmarkPaired(b *testing.B) {
 		return n
 	}
 	length, tokens := number("TFMBS_BENCH_PROMPT", "8"), number("TFMBS_BENCH_TOKENS", "24")
-	c := offload.Config{Model: model, Prompt: length, Tokens: tokens, Turns: 1, Backend: lib, Socket: os.Getenv("TFMBS_SOCKET")}
+	c := offload.Config{Model: model, Prompt: length, Tokens: tokens, Batches: []int{1}, Turns: 1, Backend: lib, Socket: os.Getenv("TFMBS_SOCKET")}
 	values := map[string][]float64{} // by metric
 	for b.Loop() {
 		r, err := offload.Compare(b.Context(), in, c, func(int, int) {})

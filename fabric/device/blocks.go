@@ -1,7 +1,7 @@
 package device
 
 // This file takes weights as ggml has them in a file. Blocks of Q2_0 are kept as they are; others become planes: exact ones, or, if the client allows an
-// error, as few as keep its bound.
+// error, as few as keep its bound. Planes become bands where these are faster.
 
 import (
 	"bytes"
@@ -63,12 +63,38 @@ func copyBlocks(b []byte, d *Descriptor) ([]byte, [sha256.Size]byte) {
 	return blocks, sum
 }
 
-// readBlocks makes the matrix of blocks, which it may keep. No plane is larger than limit. The error wraps decompose.ErrInexact or errBound if there are no planes as d wants them.
-func (e *executor) readBlocks(blocks []byte, d *Descriptor, limit int, cancelled func() bool) (*fabric.Matrix, error) {
-	rows, cols := int(d.Rows), int(d.Cols)
+// readBlocks makes the matrix of blocks, and says in which form it is, which it may keep. No plane is larger than limit. The error wraps decompose.ErrInexact or errBound if there are no planes as d wants them.
+func (e *executor) readBlocks(blocks []byte, d *Descriptor, limit int, cancelled func() bool) (*fabric.Matrix, form, error) {
 	if asCodes(d) {
-		return &fabric.Matrix{Rows: rows, Cols: cols, Terms: []fabric.Term{{Planes: [][]byte{blocks}, Scales: fabric.Scales{Block: kernel.CodeCols}}}}, nil
+		return whole(int(d.Rows), int(d.Cols), kernel.CodeCols, blocks), form{codes: true}, nil
 	}
+	m, err := e.planes(blocks, d, limit, cancelled)
+	if err != nil || !fabric.TakesBands(m) {
+		return m, form{}, err
+	}
+	f := formOfBands(m)
+	b := make([]byte, fabric.BandsBytes(m.Rows, m.Cols, f.bands))
+	fabric.PackBands(b, m, e.workers)
+	return whole(m.Rows, m.Cols, kernel.BandBlock, b), f, nil
+}
+
+// whole is a matrix whose only plane is b, whatever that is; factors for so many columns each are among it.
+func whole(rows, cols, block int, b []byte) *fabric.Matrix {
+	return &fabric.Matrix{Rows: rows, Cols: cols, Terms: []fabric.Term{{Planes: [][]byte{b}, Scales: fabric.Scales{Block: block}}}}
+}
+
+// formOfBands is that of the bands that m is packed into.
+func formOfBands(m *fabric.Matrix) form {
+	f := form{bands: len(m.Terms[0].Planes)}
+	for _, p := range m.Terms[0].Planes {
+		f.zeros += countZeros(m.Layout, p, m.Layout.RowBytes(m.Cols), m.Rows, m.Cols)
+	}
+	return f
+}
+
+// planes makes planes of blocks.
+func (e *executor) planes(blocks []byte, d *Descriptor, limit int, cancelled func() bool) (*fabric.Matrix, error) {
+	rows, cols := int(d.Rows), int(d.Cols)
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	o := decompose.Options{Layout: kernelLayout(d.Flags), Workers: e.workers, Progress: func(int) {

@@ -30,7 +30,7 @@
 //	arena      the client's to divide: it lays operands there, and says in descriptors where
 //
 // To submit: write the entry, store submitted (release), add 1 to doorbell, and if asleep is not 0, wake the futex doorbell. The device stores asleep before it
-// looks a last time and sleeps on the doorbell's value that it read before: no wake is lost. Completions go the other way round. A client that is reaping
+// looks a last time and sleeps on the doorbell's value that it read before: no wake is lost. After a product it looks for some time for the next one before it sleeps. Completions go the other way round. A client that is reaping
 // when asleep is 2 rings, too. Futexes are shared ones (no FUTEX_PRIVATE_FLAG).
 //
 // # The life of a job
@@ -45,7 +45,8 @@
 //
 // An upload (a frame, planes in PT-5, or ggml's own blocks) gives a handle, which belongs to the client. Blocks of Q2_0 are kept as they are,
 // and count as a plane; those of other types become planes, exact or, with FlagFast or FlagBalanced, as few as keep that profile's bound. Equal uploads of several clients share one copy, found by the
-// SHA-256 of what was uploaded; nobody can write to it. Planes are in the pool ([Pool]) or, evicted, on the host (outside of it). If room is needed, planes
+// SHA-256 of what was uploaded; nobody can write to it. Two or three planes that blocks became, with a factor for each 32 columns, are kept as bands where the processor has kernels for them
+// ([fabric.PackBands]): five rows share bytes, which are multiplied faster, and give way as a whole. Planes are in the pool ([Pool]) or, evicted, on the host (outside of it). If room is needed, planes
 // give way that were used least recently: first those that are not their term's highest (precision degrades before presence does), then the rest. What is pinned
 // or in use stays. A product brings back what is missing, unless it allows less precision (FlagDegrade): then the planes that are there have to do, and the
 // completion tells how many were used.

@@ -51,6 +51,21 @@ type Form struct {
 	Layout trit.Layout
 }
 
+// codes reports whether e is multiplied as it lies.
+func (e *Extent) codes() bool { return e.Type == gguf.Q2_0 && e.Cols%kernel.CodeCols == 0 }
+
+// Bytes is about how many bytes of memory e takes with so many planes.
+func (f *Form) Bytes(e *Extent, planes int) uint64 {
+	switch {
+	case e.codes():
+		return e.bytes()
+	case f.Bound > 0 && kernel.Best().HasBands(planes):
+		return uint64(fabric.BandsBytes(e.Rows, e.Cols, planes))
+	}
+	weights := uint64(e.Rows) * uint64(e.Cols)
+	return uint64(f.Layout.RowBytes(e.Cols))*uint64(e.Rows)*uint64(planes) + 2*weights/fitBlock
+}
+
 // place is by what clients find a matrix.
 type place struct {
 	dev, ino, offset, bytes uint64
@@ -310,7 +325,7 @@ func (l *loader) tensor(ctx context.Context, t *Tensor) (err error) {
 				return err
 			}
 		}
-		if !l.d.fits(g.planes, l.size(e, planes)) {
+		if !l.d.fits(g.planes, l.form.Bytes(e, planes)) {
 			return errFull
 		}
 		w, sample, err := l.matrix(ctx, e, planes)
@@ -357,22 +372,10 @@ type group struct {
 	bytes, planes uint64
 }
 
-// size is about how many bytes e takes with so many planes.
-func (l *loader) size(e *Extent, planes int) uint64 {
-	if l.codes(e) {
-		return e.bytes()
-	}
-	weights := uint64(e.Rows) * uint64(e.Cols)
-	return uint64(l.form.Layout.RowBytes(e.Cols))*uint64(e.Rows)*uint64(planes) + 2*weights/fitBlock
-}
-
-// codes reports whether e is multiplied as it lies.
-func (l *loader) codes(e *Extent) bool { return e.Type == gguf.Q2_0 && e.Cols%kernel.CodeCols == 0 }
-
 // planes is how many planes e gets: by some of its rows.
 func (l *loader) planes(ctx context.Context, e *Extent) (int, error) {
 	switch {
-	case l.codes(e):
+	case e.codes():
 		return 1, nil
 	case l.form.Bound == 0:
 		return decompose.ExactPlanes(e.Type), nil
@@ -419,7 +422,7 @@ func (l *loader) matrix(ctx context.Context, e *Extent, planes int) (*weight, ui
 		switch {
 		case err != nil:
 			return nil, 0, err
-		case l.form.Bound == 0 || snr >= l.form.Bound || l.codes(e) || planes == decompose.ExactPlanes(e.Type):
+		case l.form.Bound == 0 || snr >= l.form.Bound || e.codes() || planes == decompose.ExactPlanes(e.Type):
 			return w, sample, nil
 		}
 		l.d.store.drop(w)
@@ -433,11 +436,10 @@ func (l *loader) matrix(ctx context.Context, e *Extent, planes int) (*weight, ui
 func (l *loader) fill(ctx context.Context, e *Extent, planes int) (_ *weight, sample uint64, snr float64, err error) {
 	s, bytes := l.d.store, e.bytes()
 	row := int(bytes) / e.Rows
-	step := max(1, pieceBytes/row)
-	if cap(l.buffer) < step*row {
-		l.buffer = make([]byte, step*row)
-	}
+	step := max(1, pieceBytes/row/fabric.BandRows) * fabric.BandRows
+	l.buffer = sized(l.buffer, min(step, e.Rows)*row)
 	var into filling
+	f := form{codes: e.codes()}
 	defer func() {
 		if err != nil {
 			into.undo(s)
@@ -454,10 +456,9 @@ func (l *loader) fill(ctx context.Context, e *Extent, planes int) (_ *weight, sa
 		// Where the target maps them as well, pages stay that it uses.
 		_ = unix.Fadvise(int(l.file.file.Fd()), e.Offset+int64(first*row), int64(len(b)), unix.FADV_DONTNEED)
 		sampled.write(b)
-		if l.codes(e) {
+		if f.codes {
 			if first == 0 {
-				m := fabric.Matrix{Terms: []fabric.Term{{Planes: [][]byte{b}, Scales: fabric.Scales{Block: kernel.CodeCols}}}, Rows: n, Cols: e.Cols}
-				if err := into.begin(s, &m, e.Rows); err != nil {
+				if err := into.whole(s, e, kernel.CodeCols, int(bytes)); err != nil {
 					return nil, 0, 0, err
 				}
 			}
@@ -476,6 +477,18 @@ func (l *loader) fill(ctx context.Context, e *Extent, planes int) (_ *weight, sa
 		if err != nil {
 			return nil, 0, 0, err
 		}
+		if fabric.TakesBands(part) {
+			its := formOfBands(part)
+			if first == 0 {
+				if err := into.whole(s, e, kernel.BandBlock, fabric.BandsBytes(e.Rows, e.Cols, its.bands)); err != nil {
+					return nil, 0, 0, err
+				}
+			}
+			f.bands = its.bands
+			f.zeros += its.zeros
+			fabric.PackBands(into.m.Terms[0].Planes[0][fabric.BandsBytes(first, e.Cols, f.bands):], part, l.d.o.Workers)
+			continue
+		}
 		if first == 0 {
 			if err := into.begin(s, part, e.Rows); err != nil {
 				return nil, 0, 0, err
@@ -485,7 +498,7 @@ func (l *loader) fill(ctx context.Context, e *Extent, planes int) (_ *weight, sa
 			return nil, 0, 0, err
 		}
 	}
-	w, err := s.adopt(&into, l.codes(e))
+	w, err := s.adopt(&into, f)
 	return w, sampled.sum, decompose.Error{Noise: noise, Signal: power}.SNR(), err
 }
 
@@ -493,6 +506,18 @@ func (l *loader) fill(ctx context.Context, e *Extent, planes int) (_ *weight, sa
 type filling struct {
 	m      fabric.Matrix
 	pieces [][]byte // of the pool, other than planes
+}
+
+// whole takes room for a matrix whose only plane has so many bytes.
+func (f *filling) whole(s *store, e *Extent, block, bytes int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b, err := s.pool.Take(bytes)
+	if err != nil {
+		return errFull
+	}
+	f.m = *whole(e.Rows, e.Cols, block, b)
+	return nil
 }
 
 // begin takes room for rows that are like those of part.
@@ -600,9 +625,9 @@ func (f *filling) undo(s *store) {
 }
 
 // adopt makes a weight of a matrix that is filled. The caller has a reference to it; f is empty afterwards.
-func (s *store) adopt(f *filling, blocks bool) (*weight, error) {
+func (s *store) adopt(f *filling, is form) (*weight, error) {
 	m := f.m
-	w := &weight{matrix: &m, trits: uint64(m.Rows) * uint64(m.Cols), blocks: blocks, refs: 1}
+	w := &weight{matrix: &m, trits: uint64(m.Rows) * uint64(m.Cols), form: is, refs: 1}
 	if _, err := w.newOperand(&m); err != nil {
 		return nil, err
 	}

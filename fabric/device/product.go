@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
-	"math/bits"
 	"sync/atomic"
 
 	"tensorcast/fabric"
@@ -108,6 +107,7 @@ func (e *executor) upload(d *Descriptor, c *Completion, cancelled func() bool) i
 	}
 	var m *fabric.Matrix
 	var w *weight
+	var f form
 	var sum [32]byte
 	var err error
 	if d.Op == OpFrame {
@@ -130,7 +130,7 @@ func (e *executor) upload(d *Descriptor, c *Completion, cancelled func() bool) i
 		}
 		b, sum = copyBlocks(b, d)
 		if w = e.store.share(sum); w == nil {
-			m, err = e.readBlocks(b, d, e.store.pool.Total(), cancelled)
+			m, f, err = e.readBlocks(b, d, e.store.pool.Total(), cancelled)
 		}
 	} else {
 		trits := uint64(d.Rows) * uint64(d.Cols)
@@ -157,7 +157,7 @@ func (e *executor) upload(d *Descriptor, c *Completion, cancelled func() bool) i
 		m, sum, err = readPlanes(b, scales, d)
 	}
 	if err == nil && w == nil {
-		w, err = e.store.add(sum, m, d.Op == OpBlocks && asCodes(d))
+		w, err = e.store.add(sum, m, f)
 	}
 	switch {
 	case errors.Is(err, errFull):
@@ -263,12 +263,12 @@ func (e *executor) product(d *Descriptor, c *Completion, cancelled func() bool) 
 		e.pool.GEMM(u.operand, e.dst[:count], e.vectors[:count])
 		for i := range count {
 			to := ys[uint64(first+i)*d.YStride:][:4*rows]
+			if d.YType == TypeFloat32 {
+				copy(to, bytesOf(e.dst[i]))
+				continue
+			}
 			for r, v := range e.dst[i] {
-				b := math.Float32bits(v)
-				if d.YType == TypeInt32 {
-					b = uint32(int32(v))
-				}
-				binary.NativeEndian.PutUint32(to[4*r:], b)
+				binary.NativeEndian.PutUint32(to[4*r:], uint32(int32(v)))
 			}
 		}
 	}
@@ -331,12 +331,13 @@ func sized[T any](s []T, n int) []T {
 func (e *executor) load(a *fabric.Activations, b []byte, of uint32, scale []byte) (sum uint64, ok bool) {
 	if of == TypeFloat32 {
 		e.x = sized(e.x, a.Cols)
-		for i := range e.x {
-			v := binary.NativeEndian.Uint32(b[4*i:])
-			if bits.LeadingZeros8(^uint8(v>>23)) == 8 { // infinite or not a number: no scale can be made of it
-				return 0, false
-			}
-			e.x[i] = math.Float32frombits(v)
+		copy(bytesOf(e.x), b)
+		exponents := uint32(0)
+		for _, v := range e.x {
+			exponents |= math.Float32bits(v)>>23&0xff + 1
+		}
+		if exponents > 0xff { // infinite or not a number: no scale can be made of it
+			return 0, false
 		}
 		a.Quantize(e.x)
 		return 0, true

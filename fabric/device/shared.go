@@ -17,6 +17,11 @@ func word(b []byte, off int) *atomic.Uint32 {
 	return (*atomic.Uint32)(unsafe.Pointer(&b[off : off+4][0]))
 }
 
+// bytesOf is the memory of numbers.
+func bytesOf(v []float32) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), 4*len(v))
+}
+
 const (
 	futexWait = 0
 	futexWake = 1

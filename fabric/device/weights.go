@@ -31,7 +31,7 @@ type weight struct {
 	sum    [sha256.Size]byte
 	matrix *fabric.Matrix // its Planes are filled in for each operand
 	trits  uint64         // of a plane
-	blocks bool           // the only plane is blocks of Q2_0
+	form   form
 
 	planes  []plane
 	refs    int // handles of all clients
@@ -44,6 +44,16 @@ type weight struct {
 	pieces  [][]byte // of the pool, with the factors of a matrix that is held
 	gone    bool     // it was held, and is not any more: products with it fail
 }
+
+// form says what a weight's planes are.
+type form struct {
+	codes bool   // the only one is blocks of Q2_0
+	bands int    // if it is not 0, the only one is bands of so many planes, see fabric.PackBands,
+	zeros uint64 // of which so many trits are 0
+}
+
+// planes is for how many planes one of the weight's counts.
+func (f *form) planes() int { return max(f.bands, 1) }
 
 // top reports whether p is the highest plane of its term: without it, nothing is left of the term.
 func (w *weight) top(p *plane) bool { return p.index == len(w.matrix.Terms[p.term].Planes)-1 }
@@ -110,9 +120,8 @@ func (s *store) share(sum [sha256.Size]byte) *weight {
 	return w
 }
 
-// add takes m, which is the caller's no more, or finds the weight that is equal. The caller has a reference to the result. With blocks, m's only plane
-// is blocks of Q2_0.
-func (s *store) add(sum [sha256.Size]byte, m *fabric.Matrix, blocks bool) (*weight, error) {
+// add takes m, which is the caller's no more, or finds the weight that is equal. The caller has a reference to the result.
+func (s *store) add(sum [sha256.Size]byte, m *fabric.Matrix, f form) (*weight, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if w := s.all[sum]; w != nil {
@@ -120,7 +129,7 @@ func (s *store) add(sum [sha256.Size]byte, m *fabric.Matrix, blocks bool) (*weig
 		s.counts.Shared++
 		return w, nil
 	}
-	w := &weight{sum: sum, matrix: m, trits: uint64(m.Rows) * uint64(m.Cols), blocks: blocks, refs: 1}
+	w := &weight{sum: sum, matrix: m, trits: uint64(m.Rows) * uint64(m.Cols), form: f, refs: 1}
 	for t := range m.Terms {
 		for i, b := range m.Terms[t].Planes {
 			w.planes = append(w.planes, plane{term: t, index: i, bytes: b, zeros: w.zerosOf(b)})
@@ -149,8 +158,11 @@ func (s *store) add(sum [sha256.Size]byte, m *fabric.Matrix, blocks bool) (*weig
 }
 
 func (w *weight) newOperand(m *fabric.Matrix) (*fabric.Operand, error) {
-	if w.blocks {
+	switch {
+	case w.form.codes:
 		return fabric.NewCodes(m.Rows, m.Cols, m.Terms[0].Planes[0])
+	case w.form.bands > 0:
+		return fabric.NewBands(m.Rows, m.Cols, w.form.bands, m.Terms[0].Planes[0])
 	}
 	return fabric.NewOperand(m)
 }
@@ -158,7 +170,10 @@ func (w *weight) newOperand(m *fabric.Matrix) (*fabric.Operand, error) {
 // zerosOf counts the weights of a plane that are 0.
 func (w *weight) zerosOf(plane []byte) uint64 {
 	m := w.matrix
-	if !w.blocks {
+	if w.form.bands > 0 {
+		return w.form.zeros
+	}
+	if !w.form.codes {
 		return countZeros(m.Layout, plane, m.Layout.RowBytes(m.Cols), m.Rows, m.Cols)
 	}
 	var per [256]uint8 // codes of 1 in a byte of four
@@ -336,7 +351,7 @@ func (s *store) begin(w *weight, degrade bool) (use, error) {
 	if w.used < len(w.planes) {
 		s.counts.Degraded++
 	}
-	return use{w.operand, w.used, w.zeros, w.bytes}, nil
+	return use{w.operand, w.used * w.form.planes(), w.zeros, w.bytes}, nil
 }
 
 func (s *store) prepare(w *weight, degrade bool) error {

@@ -107,7 +107,7 @@ func Room(tensors []device.Tensor, modelBytes, room, leftOver int64, form device
 			if len(tensors[i].Matrices) > 1 {
 				routed += rowBytes * int64(e.Rows)
 			}
-			planes += int64(e.Rows) * bytesOfRow(&e, form)
+			planes += int64(form.Bytes(&e, planesOf(&e, form)))
 		}
 	}
 	if modelBytes <= room || planes >= file || room <= leftOver {
@@ -138,17 +138,13 @@ const (
 	leastGainRouted = 0.6
 )
 
-// bytesOfRow estimates what a row of planes takes: 6.5 dB for the first, and 9.5 dB (a factor of 3) for each other, as weights in blocks of 32 have it.
-func bytesOfRow(e *device.Extent, form device.Form) int64 {
+// planesOf estimates how many planes e gets: 6.5 dB for the first, and 9.5 dB (a factor of 3) for each other, as weights in blocks of 32 have it.
+func planesOf(e *device.Extent, form device.Form) int {
 	n := decompose.ExactPlanes(e.Type)
 	if form.Bound > 0 {
 		if k := 1 + int(math.Ceil((form.Bound-6.5)/9.5)); n == 0 || k < n {
 			n = max(k, 1)
 		}
 	}
-	if e.Type == gguf.Q2_0 {
-		b, _ := e.Type.RowBytes(int64(e.Cols))
-		return b
-	}
-	return int64(n*form.Layout.RowBytes(e.Cols) + e.Cols/16)
+	return n
 }

@@ -23,3 +23,4 @@ func (l Level) arrangeAssembly(_, _ []int8) bool                        { return
 func (l Level) decodeCodesAssembly([]byte, []float32, []byte, int) bool { return false }
 func (l Level) codesTileAssembly(*Tile) bool                            { return false }
 func (l Level) tileAssembly(*Tile) bool                                 { return false }
+func (l Level) bandsAssembly(*Bands) bool                               { return false }

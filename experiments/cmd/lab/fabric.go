@@ -37,14 +37,17 @@ func fabricCommand() *cobra.Command {
 		Short: "Compare llama.cpp with and without the emulated device",
 		Long: `Fabric has a real llama.cpp generate the same text with and without the emulated device, in turns, and prints tokens per second, ratios within
 turns with a confidence range of 95 %, and how many tokens are the same. Variants: the CPU with llama.cpp's default of threads, the
-device with one thread of llama.cpp, and with the default. The device runs in this process. It computes weights of
+device with one thread of llama.cpp, and with the default. With several batches, how many tokens are decoded together, the CPU and the
+device with the default, for each batch; so with --guess: what followed the last two tokens before is decoded with the token at hand,
+and kept as far as the model chooses it. The device runs in this process. It computes weights of
 the types that it is faster with (Q2_0, TQ1_0), or, with --profile, of all that it can.
 
 Exit codes: 0 measured, whatever came out; 1 not measured, or interrupted; 2 wrong usage.`,
 		Example: `  lab synth -o model.gguf --size 1GB --type Q2_0
   lab fabric -m model.gguf --turns 7 --figure fabric.png
   lab fabric -m model.gguf --prompt 256 --tokens 2 --markdown --save prompt.json
-  lab fabric -m q8_0.gguf --profile fast`,
+  lab fabric -m q8_0.gguf --profile fast
+  lab fabric -m model.gguf --batch 1,2,4,8 --turns 3`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch err := o.Check(); {
@@ -66,6 +69,8 @@ Exit codes: 0 measured, whatever came out; 1 not measured, or interrupted; 2 wro
 	f.StringVarP(&o.Model, "model", "m", "", "the model, a GGUF `file`")
 	f.IntVar(&o.Turns, "turns", 7, "runs of each variant")
 	f.IntVarP(&o.Tokens, "tokens", "n", 24, "tokens to generate")
+	f.IntSliceVar(&o.Batches, "batch", []int{1}, "`NUMBERS` of sequences that are decoded together, as 1,2,4,8: each batch is compared with the CPU's and with the first")
+	f.IntVar(&o.Guess, "guess", 0, "decode one sequence with up to `K` guessed tokens at a time, too, and say how many were right")
 	f.IntVar(&o.Prompt, "prompt", 8, "about so many tokens of a prompt")
 	f.StringVar(&o.Backend, "backend", "", "libggml-tfmbs.so (default: the one beside this program)")
 	f.StringVar(&o.Profile, "profile", "", "have the device compute all types: accurate (exact planes), balanced or fast (fitted ones, within an error)")

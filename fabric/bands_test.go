@@ -1,0 +1,138 @@
+package fabric_test
+
+// This file tests products with bands against those with the planes that they were made of.
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"tensorcast/fabric"
+	"tensorcast/fabric/decompose"
+	"tensorcast/fabric/kernel"
+	"tensorcast/fabric/trit"
+	"tensorcast/gguf"
+)
+
+// fitted makes planes with one factor for each 32 columns of random weights.
+func fitted(t testing.TB, rng *rand.Rand, layout trit.Layout, rows, cols, planes int) *fabric.Matrix {
+	t.Helper()
+	m, _, err := decompose.Lossy(t.Context(), gguf.Q8_0, rows, cols, blocks(rng, gguf.Q8_0, rows*cols), decompose.Fit{Planes: planes, Block: 32, Shared: true}, decompose.Options{Layout: layout})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func bandsOf(t testing.TB, m *fabric.Matrix) *fabric.Operand {
+	t.Helper()
+	planes := len(m.Terms[0].Planes)
+	b := make([]byte, fabric.BandsBytes(m.Rows, m.Cols, planes))
+	fabric.PackBands(b, m, 2)
+	o, err := fabric.NewBands(m.Rows, m.Cols, planes, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+func TestBands(t *testing.T) {
+	rng := rand.New(rand.NewPCG(111, 112))
+	var s fabric.Scratch
+	for range 40 {
+		rows, cols, planes, block, n := 1+rng.IntN(23), 32*(1+rng.IntN(50)), 2+rng.IntN(2), 32<<(3*rng.IntN(2)), 1+rng.IntN(9)
+		layout := layouts[rng.IntN(len(layouts))]
+		m := fitted(t, rng, layout, rows, cols, planes)
+		of, err := fabric.NewOperand(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := bandsOf(t, m)
+		x, want, got := make([]*fabric.Activations, n), make([][]float32, n), make([][]float32, n)
+		x32 := make([]float32, cols)
+		for i := range x {
+			var values []float64
+			x[i], values = smallActivations(t, rng, cols, block)
+			want[i], got[i] = make([]float32, rows), make([]float32, rows)
+			for c, v := range values {
+				x32[c] = float32(v)
+			}
+		}
+		of.GEMM(want, x, &s)
+		float, wantFloat := make([]float32, rows), make([]float32, rows)
+		of.GEMVFloat(wantFloat, x32, &s)
+		near := func(a, b float32) bool { return math.Abs(float64(a-b)) <= 2e-5*math.Abs(float64(b))+1e-2 }
+		for _, level := range kernel.Levels() {
+			o.SetLevel(level)
+			for i := range got {
+				for r := range got[i] {
+					got[i][r] = 1e30 // what was there does not matter
+				}
+			}
+			o.GEMM(got, x, &s)
+			o.GEMVFloat(float, x32, &s)
+			one := make([]float32, rows)
+			o.GEMV(one, x[n-1], &s)
+			for i := range x {
+				if !slices.EqualFunc(got[i], want[i], near) || i == n-1 && !slices.EqualFunc(one, want[i], near) {
+					t.Fatalf("%v, %d rows of %d, %d planes, blocks of %d, vector %d of %d: %v and alone %v, want %v", level, rows, cols, planes, block, i, n, got[i], one, want[i])
+				}
+			}
+			if !slices.EqualFunc(float, wantFloat, near) {
+				t.Fatalf("%v, %d rows of %d, %d planes: in float32 %v, want %v", level, rows, cols, planes, float, wantFloat)
+			}
+		}
+	}
+}
+
+// TestBandsPool has a pool compute what one goroutine does, without allocations.
+func TestBandsPool(t *testing.T) {
+	rng := rand.New(rand.NewPCG(113, 114))
+	const rows, cols = 703, 544
+	o := bandsOf(t, fitted(t, rng, trit.PT5Striped, rows, cols, 3))
+	pool := fabric.NewPool(3)
+	defer pool.Close()
+	var s fabric.Scratch
+	for _, n := range []int{1, 5, 70} {
+		x, want, got := make([]*fabric.Activations, n), make([][]float32, n), make([][]float32, n)
+		for i := range x {
+			x[i], _ = smallActivations(t, rng, cols, 32)
+			want[i], got[i] = make([]float32, rows), make([]float32, rows)
+		}
+		o.GEMM(want, x, &s)
+		pool.GEMM(o, got, x)
+		for i := range x {
+			if !slices.Equal(got[i], want[i]) {
+				t.Errorf("%d vectors, vector %d: the pool's result differs", n, i)
+			}
+		}
+		if a := testing.AllocsPerRun(3, func() { o.GEMM(want, x, &s) }); kernel.Best() == kernel.AVX512 && a > 0 {
+			t.Errorf("%d vectors: %v allocations", n, a)
+		}
+	}
+}
+
+func TestBandsRefused(t *testing.T) {
+	n := fabric.BandsBytes(7, 64, 3)
+	if _, err := fabric.NewBands(7, 64, 3, make([]byte, n)); err != nil {
+		t.Error(err)
+	}
+	for _, bad := range []struct{ rows, cols, planes, bytes int }{{7, 64, 3, n - 1}, {11, 64, 3, n}, {5, 64, 3, n}, {7, 64, 4, n}, {7, 64, 1, n}, {0, 64, 3, 0}, {7, 0, 3, n}, {-1, 64, 3, 0}} {
+		if _, err := fabric.NewBands(bad.rows, bad.cols, bad.planes, make([]byte, bad.bytes)); !errors.Is(err, fabric.ErrOperand) {
+			t.Errorf("%+v: %v", bad, err)
+		}
+	}
+	rng := rand.New(rand.NewPCG(115, 116))
+	for planes := 1; planes <= 4; planes++ {
+		m := fitted(t, rng, trit.PT5Striped, 3, 64, planes)
+		if is := fabric.TakesBands(m); is != (kernel.Best() == kernel.AVX512 && (planes == 2 || planes == 3)) {
+			t.Errorf("%d planes: %v", planes, is)
+		}
+	}
+	exact, err := decompose.Exact(t.Context(), gguf.Q4_K, 2, 256, blocks(rng, gguf.Q4_K, 512), decompose.Options{Layout: trit.PT5Striped})
+	if err != nil || fabric.TakesBands(exact) {
+		t.Errorf("planes with minima: %v", err)
+	}
+}
