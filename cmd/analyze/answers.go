@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
@@ -183,64 +182,19 @@ func (in *loaded) single(steps []tables.StepRow) (context, model int32, ok bool)
 	return context, model, true
 }
 
-// compute is how long a token's ops take if they wait for nothing, as far as the capture tells: each at its fastest, and where all of its runs waited, at the pace (time per byte) of the fastest
-// fiftieth of the ops of its kind, those with the same op and type of weight: of a model that does not fit some tensors stay in memory. It is 0 if times were not observed.
-func (s *study) compute() time.Duration {
-	cycle, err := s.pattern.Cycle(s.in.capture.Meta)
-	if err != nil {
-		return 0 // why is said where pattern.json is left out
-	}
-	types := map[string]string{}
-	for _, t := range s.in.capture.Structure {
-		if t.Model == s.pattern.Model {
-			types[t.Name] = t.Type
-		}
-	}
-	const (
-		small   = 64 << 10 // bytes: below, time is not for them
-		fastest = 50       // one in so many
-	)
-	kind := func(r *pattern.CycleRead) string { return r.Op + " " + types[r.Tensor] }
-	bytes := func(r *pattern.CycleRead) float64 {
-		if r.Gathers() {
-			return float64(r.Slice) * float64(r.Slices)
-		}
-		return float64(r.Length)
-	}
-	counts := func(r *pattern.CycleRead) bool { return bytes(r) >= small && r.Nanos > 0 }
-	paces := map[string][]float64{}
-	for i := range cycle.Reads {
-		if r := &cycle.Reads[i]; counts(r) {
-			paces[kind(r)] = append(paces[kind(r)], float64(r.Nanos)/bytes(r))
-		}
-	}
-	for _, all := range paces {
-		slices.Sort(all)
-	}
-	sum := time.Duration(0)
-	for i := range cycle.Reads {
-		r := &cycle.Reads[i]
-		if r.Nanos < 0 {
-			return 0
-		}
-		took := float64(r.Nanos)
-		if counts(r) {
-			all := paces[kind(r)]
-			took = min(took, all[len(all)/fastest]*bytes(r))
-		}
-		sum += time.Duration(took)
-	}
-	return sum
-}
-
 // title is a figure's.
 func (s *study) title(what string) string {
 	return visible.Line(pattern.ModelName(s.in.capture.Meta, s.pattern.Model)) + ": " + what
 }
 
-// caption says where, how and when the capture was made.
-func (s *study) caption() string {
-	meta := s.in.capture.Meta
+// caption says where, with how much memory, how and when the capture was made.
+func (s *study) caption() string { return captionOf(s.in.capture.Meta) }
+
+// limitText is the limit of a target's memory.
+func limitText(m *tables.Memory) string { return "limit " + humanize.IBytes(uint64(m.LimitBytes)) }
+
+// captionOf is the line below a capture's figures.
+func captionOf(meta *tables.Meta) string {
 	var parts []string
 	add := func(text string, known bool) {
 		if known {
@@ -250,6 +204,9 @@ func (s *study) caption() string {
 	h := meta.Host
 	add(fmt.Sprintf("%d CPUs", h.CPUs), h.CPUs > 0)
 	add(humanize.IBytes(uint64(max(h.MemoryBytes, 0))), h.MemoryBytes > 0)
+	if m := meta.Memory; m != nil && m.LimitBytes > 0 {
+		add(limitText(m), true)
+	}
 	add("Linux "+h.Kernel, h.Kernel != "")
 	add("tracer --detail "+meta.Detail, meta.Detail != "")
 	add(meta.Started.UTC().Format("2006-01-02"), !meta.Started.IsZero())

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -169,25 +170,30 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	return printSummary(stdout, st.sums.Outlook(in.capture.Meta, st.compute()), summary, written, o.json)
+	return printSummary(stdout, st.sums.Outlook(in.capture.Meta, st.sums.Compute()), st.sums.Lacks(in.capture.Meta), summary, written, o.json)
 }
 
-func printSummary(w io.Writer, outlook *gather.Outlook, s *pattern.Summary, files []string, asJSON bool) error {
+func printSummary(w io.Writer, outlook *gather.Outlook, lacks []string, s *pattern.Summary, files []string, asJSON bool) error {
 	verdict := outlook.Sentences()
 	if asJSON {
 		return cli.WriteJSON(w, struct {
 			Verdict []string        `json:"verdict"`
+			Lacks   []string        `json:"not_in_this_capture"`
 			Outlook *gather.Outlook `json:"outlook"`
 			*pattern.Summary
 			Files []string `json:"files"`
-		}{verdict, outlook, s, files})
+		}{verdict, lacks, outlook, s, files})
 	}
-	for _, line := range verdict {
+	opening := slices.Clone(verdict)
+	for _, what := range lacks {
+		opening = append(opening, "Not in this capture: "+what+".")
+	}
+	for _, line := range opening {
 		if _, err := fmt.Fprintln(w, visible.Line(line)); err != nil {
 			return err
 		}
 	}
-	if len(verdict) > 0 {
+	if len(opening) > 0 {
 		fmt.Fprintln(w)
 	}
 	if err := s.WriteText(w); err != nil {

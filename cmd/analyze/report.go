@@ -83,7 +83,7 @@ func makePage(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 // page fills the page.
 func (s *study) page() *report.Report {
 	meta, p := s.in.capture.Meta, s.pattern
-	made := s.sums.Report(pattern.ModelName(meta, p.Model), meta, s.compute())
+	made := s.sums.Report(pattern.ModelName(meta, p.Model), meta, s.sums.Compute())
 	add := func(name, value string) {
 		if value != "" {
 			made.Context = append(made.Context, report.Fact{Name: name, Value: visible.Line(value)})
@@ -92,6 +92,15 @@ func (s *study) page() *report.Report {
 	if int(p.Model) < len(meta.Models) {
 		add("model", humanize.IBytes(uint64(max(meta.Models[p.Model].Bytes, 0))))
 	}
+	if h := meta.Host; h.CPUs > 0 {
+		add("machine", strings.TrimSpace(fmt.Sprintf("%d CPUs %s", h.CPUs, h.CPU))+memoryText(h.MemoryBytes)+linuxText(h.Kernel))
+	}
+	if m := meta.Memory; m != nil && m.LimitBytes > 0 {
+		add("limit of memory", humanize.IBytes(uint64(m.LimitBytes))+" ("+m.Of+")")
+	}
+	if d := meta.Disk; d != nil && d.BytesPerSecond > 0 {
+		add("disk", fmt.Sprintf("%s/s, reads %d KiB ahead", humanize.Bytes(uint64(d.BytesPerSecond)), d.ReadaheadKiB))
+	}
 	if !meta.Started.IsZero() {
 		add("traced", meta.Started.UTC().Format("2006-01-02 15:04 UTC"))
 	}
@@ -99,4 +108,18 @@ func (s *study) page() *report.Report {
 	add("command", strings.Join(meta.Command, " "))
 	made.Notes = append(made.Notes, s.in.warnings...)
 	return made
+}
+
+func memoryText(bytes int64) string {
+	if bytes <= 0 {
+		return ""
+	}
+	return ", " + humanize.IBytes(uint64(bytes))
+}
+
+func linuxText(kernel string) string {
+	if kernel == "" {
+		return ""
+	}
+	return ", Linux " + kernel
 }

@@ -161,13 +161,8 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 	if err != nil {
 		return err
 	}
-	if o.bandwidth == 0 {
-		if d := in.capture.Meta.Disk; d != nil {
-			o.bandwidth = d.BytesPerSecond
-		}
-		if o.bandwidth <= 0 {
-			return fmt.Errorf("%s does not tell what the disk reads: say it, such as --disk 1.4GB/s; tracer (without --no-probe) measures it, and so does `lab pressure`", o.capture)
-		}
+	if d := in.capture.Meta.Disk; o.bandwidth == 0 && (d == nil || d.BytesPerSecond <= 0) {
+		return fmt.Errorf("%s does not tell what the disk reads: say it, such as --disk 1.4GB/s; tracer (without --no-probe) measures it, and so does `lab pressure`", o.capture)
 	}
 	st := &study{in: in}
 	if err := st.collect(ctx); err != nil { // chooses the context, and says so
@@ -178,10 +173,13 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 		return err
 	}
 	outlook := st.sums.Outlook(in.capture.Meta, 0)
+	if o.bandwidth == 0 {
+		o.bandwidth = outlook.Bandwidth
+	}
 	c := whatif.Config{Sequence: r.sequence, From: r.from, Compute: o.compute, Bandwidth: o.bandwidth, Touched: o.asTouched, TokensPerStep: o.group, Routed: outlook.Routed()}
 	from := "as --compute says"
-	if least := st.compute(); c.Compute == 0 && outlook.Short() && least > 0 {
-		c.Compute, from = least, "the sum over the ops, each at its fastest, or at its kind's"
+	if least := st.sums.Compute(); c.Compute == 0 && outlook.Short() && least > 0 {
+		c.Compute, from = time.Duration(float64(least)/outlook.TokensPerStep), "the sum over the ops, each at its fastest, or at its kind's"
 	}
 	if c.Compute == 0 {
 		if c.Compute, from, err = r.compute(); err != nil {

@@ -66,6 +66,10 @@ type Collector struct {
 	last   map[string]int64 // file: where the last read ended
 	file   string
 	most   float64 // where the file's reads end
+
+	batch   int32  // tokens of most steps that generate
+	ops     [][]op // by the first tensor that they read
+	running run
 }
 
 // step is one of the analysed context.
@@ -74,6 +78,8 @@ type step struct {
 	stall, disk, again, reads int64
 	accesses                  int64
 	tookStall                 bool
+	inOps                     int64 // time of ops, ns; see Compute
+	untimed                   bool  // of some that was not observed
 }
 
 // total is what was read, by whatever it is of.
@@ -102,7 +108,8 @@ func (m *matrix) add(tensor int32, column int, v float64) {
 
 // New returns a collector for one context and its model. Steps are those of that context, in the order of time; others are ignored.
 func New(structure []tables.StructureRow, context, model int32, steps []tables.StepRow) *Collector {
-	c := &Collector{structure: structure, context: context, model: model, index: map[int32]int{}, tensors: make([]total, len(structure)), every: 1, last: map[string]int64{}}
+	c := &Collector{structure: structure, context: context, model: model, index: map[int32]int{}, tensors: make([]total, len(structure)), every: 1, last: map[string]int64{}, ops: make([][]op, len(structure)), running: run{step: -1}}
+	batches := map[int32]int{}
 	for _, s := range steps {
 		if s.Context != context {
 			continue
@@ -110,6 +117,12 @@ func New(structure []tables.StructureRow, context, model int32, steps []tables.S
 		s.TokenIDs, s.Sequences = nil, nil
 		c.index[s.Step] = len(c.steps)
 		c.steps = append(c.steps, step{row: s})
+		if s.Phase == tables.PhaseGeneration {
+			batches[s.Tokens]++
+			if n := batches[s.Tokens]; n > batches[c.batch] || n == batches[c.batch] && s.Tokens < c.batch {
+				c.batch = s.Tokens
+			}
+		}
 	}
 	of := 0
 	for i := range structure {
@@ -154,6 +167,7 @@ func (c *Collector) Access(a *tables.Access) error {
 		s.stall += a.Stall
 		c.stall.add(a.Tensor, column, float64(a.Stall))
 	}
+	c.ran(a, at)
 	c.point(a, s, at, of)
 	return nil
 }

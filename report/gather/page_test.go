@@ -151,7 +151,7 @@ func TestPlanted(t *testing.T) {
 	if o := r.Offsets; o.Count != 3*steps || o.Size != 10.5*(1<<20) || o.At(4) != (report.Point{Step: 1.25, Offset: 0, Bytes: 1 << 20, Kind: int(gapBackward)}) {
 		t.Errorf("offsets %+v, %+v", o, o.At(4))
 	}
-	if len(r.Notes) != 0 || len(r.Verdict) != 2 || r.Verdict[0] != "Memory is short: for the 2.5 MiB that a token reads, 0.0312 MiB come from disk, 0 of them not for the first time." {
+	if len(r.Notes) != 2 || !strings.HasPrefix(r.Notes[0], "a limit") || !strings.Contains(r.Notes[1], "--no-probe") || len(r.Verdict) != 2 || r.Verdict[0] != "Memory is short: for the 2.5 MiB that a token reads, 0.0312 MiB come from disk, 0 of them not for the first time." {
 		t.Errorf("notes %q, verdict %q", r.Notes, r.Verdict)
 	}
 	var b bytes.Buffer
@@ -248,7 +248,7 @@ func TestOutlook(t *testing.T) {
 	want := []string{
 		"Memory is short: for the 2.5 MiB that a token reads, 2 MiB come from disk, 1 of them not for the first time, at 40 % of what this disk can read (21 MB/s).",
 		"With 1.5 MiB more than the limit of 1.5 MiB (/a memory.max) it would be about 5.0 times as fast (20 tok/s instead of 4); as it is, prefetchd is expected to reach 4.4 tok/s (13.3 at most).",
-		"Waiting for the disk takes 28 % of a token's time; what the kernel does to read and to map pages is not in that.",
+		"Waiting for the disk takes 28 % of a token's time, summed over its threads; what the kernel does to read and to map pages is not in that.",
 	}
 	if got := o.Sentences(); !reflect.DeepEqual(got, want) {
 		t.Errorf("%q", got)
