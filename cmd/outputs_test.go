@@ -97,7 +97,7 @@ func TestOutputsAreWholeOrAbsent(t *testing.T) {
 		"analyze --hidden CSV": {args: []string{"analyze", "-c", routed, "-o", "analysis", "--hidden", "csv"}, outputs: []string{"analysis/pattern.parquet",
 			"analysis/pattern.csv", "analysis/pattern.json", "analysis/access_pattern.h", "analysis/hidden.csv"}, faults: 1},
 		"analyze whatif": {args: []string{"analyze", "whatif", "-c", capture, "-o", "w", "--disk", "1GB/s", "--format", "svg"}, outputs: []string{"w/whatif.parquet", "w/whatif.csv",
-			"w/miss_ratio.csv", "w/whatif.svg"}, faults: 1},
+			"w/miss_ratio.csv", "w/miss_ratio.parquet", "w/whatif.svg", "w/miss_ratio.svg"}, faults: 1},
 		"analyze --export": {args: []string{"analyze", "-c", routed, "-o", "analysis", "--export"}, outputs: []string{"analysis/pattern.parquet", "analysis/pattern.csv", "analysis/pattern.json",
 			"analysis/access_pattern.h", "analysis/access.parquet", "analysis/hidden.parquet", "analysis/route.parquet", "analysis/steps.parquet", "analysis/structure.parquet"}, faults: 1},
 		"analyze rereads": {args: []string{"analyze", "rereads", "-c", capture, "-o", "r", "--format", "svg"}, outputs: []string{"r/rereads.csv", "r/rereads.parquet", "r/rereads.svg"}, faults: 1},

@@ -33,6 +33,7 @@ type study struct {
 	format  string // of figures
 	grid    string // the heatmap's, one of gather.GridNames; "": that which shows what differs
 	order   string // of the heatmap's rows
+	fold    string // what merged columns of the heatmap show
 }
 
 // answer is what an analysis found.
@@ -87,7 +88,7 @@ first touches and of overlap. analyze moe says what caches and prediction would 
 func answerCommands() (all []func(*options) *cobra.Command) {
 	for _, k := range kinds {
 		all = append(all, func(o *options) *cobra.Command {
-			s := &study{format: chart.Formats[0], order: orderAccess}
+			s := &study{format: chart.Formats[0], order: orderAccess, fold: foldMean}
 			cmd := &cobra.Command{
 				Use: k.name + " [flags]", Short: k.short, Args: noArguments,
 				Long:    k.long + "\n\nExit status: 0 done; 1 failed; 2 the command line is wrong.",
@@ -189,6 +190,12 @@ func (s *study) title(what string) string {
 
 // caption says where, with how much memory, how and when the capture was made.
 func (s *study) caption() string { return captionOf(s.in.capture.Meta) }
+
+// captioned puts the study's caption below a figure.
+func (s *study) captioned(f *chart.Figure) *chart.Figure {
+	f.Caption = s.caption()
+	return f
+}
 
 // limitText is the limit of a target's memory.
 func limitText(m *tables.Memory) string { return "limit " + humanize.IBytes(uint64(m.LimitBytes)) }

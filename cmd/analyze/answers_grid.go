@@ -23,6 +23,12 @@ import (
 
 const gridFile = "heatmap"
 
+// Values of --fold.
+const (
+	foldMean     = "mean"
+	foldGreatest = "greatest"
+)
+
 // cells are a heatmap.
 type cells struct {
 	matrix *heatmap.Matrix
@@ -37,6 +43,7 @@ func heatmapFlags(cmd *cobra.Command, s *study) {
 	const byItself = "auto"
 	s.grid = byItself
 	cli.EnumVar(cmd, &s.grid, "value", "", append([]string{byItself}, gather.GridNames()...), "what a cell shows: bytes from disk, those read again, waiting for the disk, time per byte, time, bytes read")
+	cli.EnumVar(cmd, &s.fold, "fold", "", []string{foldMean, foldGreatest}, "what a column shows that stands for several steps, beyond 1200: their mean, or the greatest")
 	cli.EnumVar(cmd, &s.order, "order", "", []string{orderAccess, orderFile}, "of rows: access is first read first, file as in the model's file")
 }
 
@@ -89,8 +96,8 @@ func heatmapAnswer(_ context.Context, s *study) (*answer, error) {
 		}
 		label := heatmap.Text{
 			Title:    s.title(gridTitles[want]),
-			Subtitle: fmt.Sprintf("%d tensors, %s, higher if larger; %s", len(order), rows, s.caption()),
-			Scale:    g.About + " " + scale.name(), Nothing: "nothing", Ticks: scale.ticks(g.Unit),
+			Subtitle: fmt.Sprintf("%d tensors, %s; a row is as high as its tensor is large, and a third of the average at least", len(order), rows), Caption: s.caption(), Greatest: s.fold == foldGreatest,
+			Scale: g.About + " " + scale.name(), Nothing: "nothing", Ticks: scale.ticks(g.Unit),
 		}
 		picture = cells{m, label}
 	}
@@ -305,7 +312,7 @@ func expertsAnswer(_ context.Context, s *study) (*answer, error) {
 	}
 	a := &answer{files: append(tableFiles("experts", perExpert, s.model()), tableFiles("experts_tokens", tokenColumns, s.model())...)}
 	m, label := expertsMatrix(t, use)
-	label.Title, label.Subtitle = s.title("how often experts are chosen"), s.caption()
+	label.Title, label.Subtitle, label.Caption = s.title("how often experts are chosen"), fmt.Sprintf("%d of %d experts for a token in each of %d layers", t.K, t.Experts, len(t.Layers)), s.caption()
 	a.files = append(a.files, figureFiles("experts", cells{m, label}, s.format)...)
 	a.files = append(a.files, figureFiles("experts_tokens", s.expertCurves(tokens, n), s.format)...)
 	p := moe.NewProfile(t)

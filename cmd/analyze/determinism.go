@@ -75,7 +75,7 @@ func analyzeDeterminism(ctx context.Context, o *options, format string, stdout, 
 	model := tables.Field{Key: "tensorcast.model", Value: fingerprint(in.capture.Meta, p.Model)}
 	files := tableFiles("determinism", d.Columns(), model)
 	files = append(files, tableFiles("determinism_edits", d.EditColumns(), model)...)
-	files = append(files, figureFiles("determinism", determinismFigure(d, pattern.ModelName(in.capture.Meta, p.Model)), format)...)
+	files = append(files, figureFiles("determinism", determinismFigure(d, pattern.ModelName(in.capture.Meta, p.Model), captionOf(in.capture.Meta)), format)...)
 	written, err := writeAll(ctx, o.output, files)
 	if err != nil {
 		return err
@@ -99,8 +99,8 @@ func analyzeDeterminism(ctx context.Context, o *options, format string, stdout, 
 const maxFigurePoints = 2000
 
 // determinismFigure has a curve for each size of batch; nil if every step that generates follows.
-func determinismFigure(d *pattern.Determinism, model string) drawing {
-	f := &chart.Figure{XLabel: "generated token", YLabel: "edits from the canonical sequence", Panels: []chart.Panel{{Title: model + ": reads that differ"}}}
+func determinismFigure(d *pattern.Determinism, model, caption string) drawing {
+	f := &chart.Figure{Caption: caption, XLabel: "generated token", YLabel: "edits from the canonical sequence", Panels: []chart.Panel{{Title: model + ": reads that differ"}}}
 	curves := map[int32]*chart.Curve{}
 	var order []int32
 	bin := len(d.Steps)/maxFigurePoints + 1

@@ -97,7 +97,7 @@ func TestAnalyze(t *testing.T) {
 		"identical in 3 of 4 generated tokens",
 		"token 2 differs at position 1: reads blk.0.ffn_down.weight instead of blk.0.ffn_up.weight",
 		"wrote " + filepath.Join(out, cycleFile),
-		"wrote " + filepath.Join(out, heatmapFile),
+		"wrote " + filepath.Join(out, heatmapFile+".png"),
 	} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("output lacks %q:\n%s", want, stdout)
@@ -118,7 +118,7 @@ func TestAnalyze(t *testing.T) {
 	if want := []string{"1", "blk.0.ffn_up.weight", "9000", "200", "0.25", "generation"}; !reflect.DeepEqual(table[6][:6], want) {
 		t.Errorf("row %v, want %v", table[6][:6], want)
 	}
-	data, err := os.ReadFile(filepath.Join(out, heatmapFile))
+	data, err := os.ReadFile(filepath.Join(out, heatmapFile+".png"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +241,7 @@ func TestJSON(t *testing.T) {
 			t.Errorf("stderr %q lacks %q", stderr, want)
 		}
 	}
-	if _, err := os.Stat(filepath.Join(out, heatmapFile)); err == nil {
+	if _, err := os.Stat(filepath.Join(out, heatmapFile+".png")); err == nil {
 		t.Error("a heatmap was drawn without --heatmap")
 	}
 }

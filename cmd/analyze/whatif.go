@@ -22,12 +22,11 @@ import (
 	"tensorcast/pattern"
 	"tensorcast/sim/reuse"
 	"tensorcast/sim/whatif"
-	"tensorcast/trace"
 	"tensorcast/trace/tables"
 )
 
-// missCSV is LRU's byte miss-ratio curve.
-const missCSV = "miss_ratio.csv"
+// missFile is LRU's byte miss-ratio curve.
+const missFile = "miss_ratio"
 
 // Choices of --blocks.
 const (
@@ -77,8 +76,8 @@ with what it was measured to cost; not of a mixture of experts), and by Belady's
 It writes
 
   whatif.parquet, whatif.csv    a row for each amount of memory and strategy
-  miss_ratio.csv                LRU's byte miss-ratio curve: from each size on, which share of the bytes is missed
-  whatif.png                    tokens per second against memory (--format for others)
+  miss_ratio.parquet, .csv      LRU's byte miss-ratio curve: from each size on, which share of the bytes is missed
+  whatif.png, miss_ratio.png    tokens per second, and that share, against memory (--format for others)
 
 Memory is what the model's pages have, beside all else. What a fault costs beside its bytes is in these figures if the capture
 is of a run whose memory was short: its tokens tell how fast bytes come that are read as they are touched.
@@ -214,8 +213,7 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 		return in.reading(err)
 	}
 	answer.ComputeFrom, answer.TouchedFrom, answer.Blocks = from, touchedFrom, o.blocks
-	files := slices.Concat(tableFiles("whatif", answer.Columns()), figureFiles("whatif", answer.Figure(), o.format),
-		[]file{{missCSV, func(w io.Writer) error { return trace.WriteCSV(w, answer.CurveColumns()) }}})
+	files := slices.Concat(tableFiles("whatif", answer.Columns()), figureFiles("whatif", st.captioned(answer.Figure()), o.format), tableFiles(missFile, answer.CurveColumns()), figureFiles(missFile, st.captioned(answer.MissFigure()), o.format))
 	written, err := writeAll(ctx, o.output, files)
 	if err != nil {
 		return err
