@@ -66,8 +66,8 @@ var shareTicks = []Tick{{0, "> 0"}, {0.01, "1 %"}, {0.05, "5 %"}, {0.1, "10 %"},
 // maxColumns is the number of columns up to which a panel shows each column.
 const maxColumns = 1200
 
-// maxRows limits the image to a size that viewers can open.
-const maxRows = 20000
+// MaxRows limits the image to a size that viewers can open.
+const MaxRows = 20000
 
 // Write draws m in one of [chart.Formats]. If a panel has more than 1200 columns, groups of equally many neighbours are merged: a cell is then the mean of the
 // observed values, or the greatest, and the column is marked if any of them is. An image of 1000 tensors takes about 20 MB of memory, for any number of
@@ -79,8 +79,8 @@ func Write(w io.Writer, m *Matrix, text Text, format string) error {
 	if len(m.Values) != len(m.Rows)*len(m.Columns) {
 		return fmt.Errorf("draw heatmap: %d values for %d rows and %d columns", len(m.Values), len(m.Rows), len(m.Columns))
 	}
-	if len(m.Rows) > maxRows {
-		return fmt.Errorf("draw heatmap: %d rows, at most %d can be drawn", len(m.Rows), maxRows)
+	if len(m.Rows) > MaxRows {
+		return fmt.Errorf("draw heatmap: %d rows, at most %d can be drawn", len(m.Rows), MaxRows)
 	}
 	fig := layOut(m, text)
 	canvas, err := chart.NewCanvas(format, fig.length(fig.width), fig.length(fig.height))

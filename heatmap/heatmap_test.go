@@ -346,7 +346,7 @@ func TestRefuses(t *testing.T) {
 		{"no rows", Matrix{Columns: []Column{column}}, "nothing to draw"},
 		{"no columns", Matrix{Rows: []Row{row}}, "nothing to draw"},
 		{"too few values", Matrix{Rows: []Row{row, row}, Columns: []Column{column}, Values: []float32{1}}, "1 values for 2 rows and 1 columns"},
-		{"too many rows", Matrix{Rows: make([]Row, maxRows+1), Columns: []Column{column}, Values: make([]float32, maxRows+1)}, "at most"},
+		{"too many rows", Matrix{Rows: make([]Row, MaxRows+1), Columns: []Column{column}, Values: make([]float32, MaxRows+1)}, "at most"},
 	} {
 		if err := Write(io.Discard, &tc.m, Text{}, "png"); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: error %v, want one with %q", tc.name, err, tc.want)

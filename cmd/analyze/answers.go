@@ -78,10 +78,7 @@ waiting. It writes components.csv, .parquet and a figure.`,
 		make: sheetOf("components", (*gather.Collector).Components, map[string]figureOf{"components": barsOf((*gather.Collector).ComponentsFigure, "components")})},
 	{name: "phases", short: "Sum up warm-up, prompt and generation apart", long: `analyze phases has a row for each phase: steps, tokens, time, bytes, bytes from disk, waiting. It writes phases.csv, .parquet and a
 figure.`, make: sheetOf("phases", (*gather.Collector).Phases, map[string]figureOf{"phases": barsOf((*gather.Collector).PhasesFigure, "phases")})},
-	{name: "experts", short: "Say how a mixture-of-experts model uses its experts", long: `analyze experts has a row for each expert of each layer (experts.csv, .parquet): how often the prompt and generated tokens chose it,
-and after how many tokens again; and one for each token (experts_tokens): how many of its experts the token before had
-chosen, and how many no token before had. The figures are the share of choices that falls on each expert, and the curves of
-first touches and of overlap. analyze moe says what caches and prediction would gain.`, make: expertsAnswer},
+	{name: "experts", short: "Say how a mixture-of-experts model uses its experts", long: expertsLong, make: expertsAnswer},
 }
 
 // answerCommands are the analyses' subcommands.

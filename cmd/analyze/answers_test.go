@@ -134,6 +134,8 @@ func TestAnswers(t *testing.T) {
 		{"phases", "phases", "read_bytes", "3150128 6450192"},
 		{"phases", "phases", "disk_bytes", "400000 10000"},
 		{"phases", "phases", "stall_ns", "0 70000000"},
+		{"phases", "phases", "expert_slices_touched", "3 4"},
+		{"phases", "phases", "expert_slices", "4 4"},
 		// From the embeddings to attn_q are some kilobytes, to the experts 300 kB, to the output megabytes, and back to the next step's embeddings.
 		{"offsets", "offsets", "accesses", "4 4 4 3"},
 		{"offsets", "offsets", "read_bytes", "400000 9000000 200000 192"},
@@ -145,6 +147,15 @@ func TestAnswers(t *testing.T) {
 		{"experts", "experts", "prompt_tokens", "1 1 2 0"},
 		{"experts", "experts", "generated_tokens", "1 1 3 1"},
 		{"experts", "experts", "first_token", "0 1 0 4"},
+		{"experts", "experts_layers", "experts_used", "4"},
+		{"experts", "experts_layers", "hottest_expert", "2"},
+		{"experts", "experts_layers", "hottest_choices", "5"},
+		{"experts", "experts_layers", "coldest_expert", "3"},
+		{"experts", "experts_layers", "hot_quarter_share", "0.5"},
+		{"experts", "experts_layers", "kept_share", "0.5"},
+		{"experts", "experts_together", "tokens", "1 2"},
+		{"experts", "experts_together", "prompt_share", "0.5 0.75"},
+		{"experts", "experts_together", "generated_share", "0.5 0.75"},
 		{"experts", "experts_tokens", "kept", "0 1 2 1 1"},
 		{"experts", "experts_tokens", "new", "2 1 0 0 1"},
 		{"experts", "experts_tokens", "touched", "2 3 3 3 4"},
@@ -183,8 +194,8 @@ func TestAll(t *testing.T) {
 		names = append(names, filepath.Base(f))
 	}
 	slices.Sort(names)
-	want := strings.Fields(`access_pattern.h components.csv components.parquet components.png experts.csv experts.parquet experts.png experts_tokens.csv experts_tokens.parquet
-		experts_tokens.png gaps.png heatmap.csv heatmap.parquet heatmap.png index.html layers.csv layers.parquet layers.png offsets.csv offsets.parquet offsets.png
+	want := strings.Fields(`access_pattern.h components.csv components.parquet components.png experts.csv experts.parquet experts.png experts_layers.csv experts_layers.parquet experts_map.png experts_together.csv
+		experts_together.parquet experts_tokens.csv experts_tokens.parquet experts_tokens.png gaps.png heatmap.csv heatmap.parquet heatmap.png index.html layers.csv layers.parquet layers.png offsets.csv offsets.parquet offsets.png
 		pattern.csv pattern.json pattern.parquet pattern.png phases.csv phases.parquet phases.png rereads.csv rereads.parquet rereads.png`)
 	if !reflect.DeepEqual(names, want) {
 		t.Errorf("files %v, want %v", names, want)

@@ -158,7 +158,11 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 		if more, err = answerAll(ctx, st); err != nil {
 			return err
 		}
-		more = append(more, file{pageFile, st.page().Write})
+		page, err := st.page()
+		if err != nil {
+			return err
+		}
+		more = append(more, file{pageFile, page.Write})
 	}
 	timeline := file{name: perfettoFile}
 	if o.perfetto {

@@ -16,6 +16,7 @@ import (
 	"tensorcast/internal/visible"
 	"tensorcast/pattern"
 	"tensorcast/report"
+	"tensorcast/report/gather"
 )
 
 // pageFile is what report writes.
@@ -57,7 +58,10 @@ func makePage(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	if err := s.collect(ctx); err != nil {
 		return err
 	}
-	made := s.page()
+	made, err := s.page()
+	if err != nil {
+		return err
+	}
 	written, err := writeAll(ctx, o.output, []file{{pageFile, made.Write}})
 	if err != nil {
 		return err
@@ -80,8 +84,8 @@ func makePage(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	return err
 }
 
-// page fills the page.
-func (s *study) page() *report.Report {
+// page fills the page. Of a mixture it shows which experts are chosen in the place of the bytes that are read, which are nearly the same for all tokens.
+func (s *study) page() (*report.Report, error) {
 	meta, p := s.in.capture.Meta, s.pattern
 	made := s.sums.Report(pattern.ModelName(meta, p.Model), meta, s.sums.Compute())
 	add := func(name, value string) {
@@ -107,7 +111,14 @@ func (s *study) page() *report.Report {
 	add("detail", meta.Detail)
 	add("command", strings.Join(meta.Command, " "))
 	made.Notes = append(made.Notes, s.in.warnings...)
-	return made
+	experts, err := s.expertsHeat()
+	if err != nil {
+		return nil, s.in.reading(err)
+	}
+	if experts != nil {
+		made.Heat = append(slices.DeleteFunc(made.Heat, func(h report.Heatmap) bool { return h.Name == gather.TitleReads }), *experts)
+	}
+	return made, nil
 }
 
 func memoryText(bytes int64) string {

@@ -6,6 +6,7 @@ package gather
 import (
 	"fmt"
 	"math"
+	"math/bits"
 	"sort"
 
 	"tensorcast/event"
@@ -66,6 +67,8 @@ type Collector struct {
 	last   map[string]int64 // file: where the last read ended
 	file   string
 	most   float64 // where the file's reads end
+
+	experts [3]map[int32]*bitset // of each phase and tensor: those that were read
 
 	batch   int32  // tokens of most steps that generate
 	ops     [][]op // by the first tensor that they read
@@ -167,6 +170,7 @@ func (c *Collector) Access(a *tables.Access) error {
 		s.stall += a.Stall
 		c.stall.add(a.Tensor, column, float64(a.Stall))
 	}
+	c.touch(a, s.row.Phase)
 	c.ran(a, at)
 	c.point(a, s, at, of)
 	return nil
@@ -255,4 +259,42 @@ func (c *Collector) PageIn(r *tables.PageInRow) {
 func (c *Collector) during(at int64) (index int, ok bool) {
 	i := sort.Search(len(c.steps), func(i int) bool { return c.steps[i].row.Begin > at }) - 1
 	return i, i >= 0 && at <= c.steps[i].row.End
+}
+
+// bitset is a set of small numbers.
+type bitset []uint64
+
+func (b *bitset) add(n int32) {
+	for int(n/64) >= len(*b) {
+		*b = append(*b, 0)
+	}
+	(*b)[n/64] |= 1 << (n % 64)
+}
+
+func (b bitset) count() (n int64) {
+	for _, w := range b {
+		n += int64(bits.OnesCount64(w))
+	}
+	return n
+}
+
+// touch notes which experts an access reads.
+func (c *Collector) touch(a *tables.Access, phase tables.Phase) {
+	const most = 1 << 14 // experts of a tensor
+	if len(a.Experts) == 0 || int(phase) >= len(c.experts) || c.structure[a.Tensor].Experts > most {
+		return
+	}
+	if c.experts[phase] == nil {
+		c.experts[phase] = map[int32]*bitset{}
+	}
+	of := c.experts[phase][a.Tensor]
+	if of == nil {
+		of = &bitset{}
+		c.experts[phase][a.Tensor] = of
+	}
+	for _, e := range a.Experts {
+		if e >= 0 && e < c.structure[a.Tensor].Experts {
+			of.add(e)
+		}
+	}
 }

@@ -144,6 +144,9 @@ const (
 	GridReads   = "reads"
 )
 
+// TitleReads is the title of GridReads.
+const TitleReads = "reads"
+
 // GridNames are the names of all grids, the most telling first.
 func GridNames() []string {
 	return []string{GridDisk, GridRereads, GridStall, GridPace, GridTime, GridReads}
@@ -189,7 +192,7 @@ func (c *Collector) Grids() (all []Grid) {
 		all = append(all, pace)
 		add(GridTime, "time", "ns", "How long the ops took that read each tensor.", &c.seconds, math.NaN())
 	}
-	add(GridReads, "reads", "B", "How much of each tensor each step reads.", &c.bytes, 0)
+	add(GridReads, TitleReads, "B", "How much of each tensor each step reads.", &c.bytes, 0)
 	slices.SortStableFunc(all, func(a, b Grid) int {
 		switch {
 		case a.Empty == b.Empty:
