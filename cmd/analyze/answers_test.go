@@ -137,8 +137,8 @@ func TestAnswers(t *testing.T) {
 		{"phases", "phases", "expert_slices_touched", "3 4"},
 		{"phases", "phases", "expert_slices", "4 4"},
 		// From the embeddings to attn_q are some kilobytes, to the experts 300 kB, to the output megabytes, and back to the next step's embeddings.
-		{"offsets", "offsets", "accesses", "4 4 4 3"},
-		{"offsets", "offsets", "read_bytes", "400000 9000000 200000 192"},
+		{"offsets", "offsets", "accesses", "4 4 4 0 0 3"},
+		{"offsets", "offsets", "read_bytes", "400000 9000000 200000 0 0 192"},
 		{"heatmap", "heatmap", "tensor_name", strings.Repeat("token_embd.weight ", 4) + strings.Repeat("blk.0.attn_q.weight ", 4) + strings.Repeat("blk.0.ffn_up_exps.weight ", 4) + strings.TrimSpace(strings.Repeat("output.weight ", 4))},
 		{"heatmap --value disk", "heatmap", "disk_bytes", "0 0 0 0 400000 0 10000 0" + strings.Repeat(" 0", 8)},
 		{"heatmap --value rereads", "heatmap", "rereads_bytes", "0 0 0 0 0 0 10000 0" + strings.Repeat(" 0", 8)},

@@ -21,29 +21,33 @@ const (
 	maxPoints = 1 << 16
 )
 
-// Gap is how far a read begins behind the end of the one before, in the same file.
+// gap is how far a read begins from the end of the one before, in the same file.
 type gap int
 
-// The classes of gaps. A read is backward if it begins before the end of the last one: also by a little, and if it is the same tensor again.
+// The classes of gaps. A read is backward if it begins before the end of the last one, as one of the same tensor again does.
 const (
-	gapSequential gap = iota
-	gapSmall          // less than 1 MB
+	gapSequential gap = iota // less than 128 kB
+	gapSmall                 // less than 1 MB
 	gapLarge
-	gapBackward
+	gapBackClose // less than 128 kB
+	gapBackSmall // less than 1 MB
+	gapBackLarge
 )
 
-var gapNames = []string{"sequential: less than 128 kB ahead", "small gap: less than 1 MB", "large gap", "backward"}
+var gapNames = []string{"sequential: less than 128 kB ahead", "ahead by less than 1 MB", "ahead by more", "back by less than 128 kB", "back by less than 1 MB", "back by more"}
 
 func gapOf(from, to int64) gap {
-	switch d := to - from; {
-	case d < 0:
-		return gapBackward
-	case d < 128e3:
-		return gapSequential
-	case d < 1e6:
-		return gapSmall
+	d, backward := to-from, gap(0)
+	if d < 0 {
+		d, backward = -d, gapBackClose
 	}
-	return gapLarge
+	switch {
+	case d < 128e3:
+		return backward + gapSequential
+	case d < 1e6:
+		return backward + gapSmall
+	}
+	return backward + gapLarge
 }
 
 // Collector sums up rows. First come the steps, then accesses in the order of the table, then page-ins. It is for one goroutine.
@@ -63,7 +67,7 @@ type Collector struct {
 	points []report.Point
 	every  int // access is a point
 	reads  int
-	gaps   [gapBackward + 1]total
+	gaps   [gapBackLarge + 1]total
 	last   map[string]int64 // file: where the last read ended
 	file   string
 	most   float64 // where the file's reads end

@@ -129,7 +129,7 @@ func TestPlanted(t *testing.T) {
 		}
 	}
 	// A step reads 1 MiB at 1 MiB, then at 0 (backward), then 10 MiB behind (large); and back to the first, of the next step.
-	if got, want := table(t, r, "Gaps").Rows, [][]any{{gapNames[0], 0.0, 0.0}, {gapNames[1], 0.0, 0.0}, {gapNames[2], 6.0, 6.0 * (1 << 19)}, {gapNames[3], 11.0, 11.0 * (1 << 20)}}; !reflect.DeepEqual(got, want) {
+	if got, want := table(t, r, "Gaps").Rows, [][]any{{gapNames[0], 0.0, 0.0}, {gapNames[1], 0.0, 0.0}, {gapNames[2], 6.0, 6.0 * (1 << 19)}, {gapNames[3], 0.0, 0.0}, {gapNames[4], 0.0, 0.0}, {gapNames[5], 11.0, 11.0 * (1 << 20)}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("gaps %v, want %v", got, want)
 	}
 	if got, want := table(t, r, "Layers").Rows, [][]any{
@@ -148,7 +148,7 @@ func TestPlanted(t *testing.T) {
 	if got := table(t, r, "Tensors").Rows; len(got) != 3 || got[0][0] != "blk.1.a" || got[1][1] != 0.0 {
 		t.Errorf("tensors %v", got)
 	}
-	if o := r.Offsets; o.Count != 3*steps || o.Size != 10.5*(1<<20) || o.At(4) != (report.Point{Step: 1.25, Offset: 0, Bytes: 1 << 20, Kind: int(gapBackward)}) {
+	if o := r.Offsets; o.Count != 3*steps || o.Size != 10.5*(1<<20) || o.At(4) != (report.Point{Step: 1.25, Offset: 0, Bytes: 1 << 20, Kind: int(gapBackLarge)}) {
 		t.Errorf("offsets %+v, %+v", o, o.At(4))
 	}
 	if len(r.Notes) != 2 || !strings.HasPrefix(r.Notes[0], "a limit") || !strings.Contains(r.Notes[1], "--no-probe") || len(r.Verdict) != 2 || r.Verdict[0] != "Memory is short: for the 2.5 MiB that a token reads, 0.0312 MiB come from disk, 0 of them not for the first time." {
@@ -157,6 +157,22 @@ func TestPlanted(t *testing.T) {
 	var b bytes.Buffer
 	if err := r.Write(&b); err != nil {
 		t.Error(err)
+	}
+}
+
+// A gap is of the end of what was read, to either side; the bounds belong to the longer class.
+func TestGapOf(t *testing.T) {
+	const at = 10_000_000
+	for _, tc := range []struct {
+		to   int64
+		want gap
+	}{
+		{at, gapSequential}, {at + 127_999, gapSequential}, {at + 128_000, gapSmall}, {at + 999_999, gapSmall}, {at + 1_000_000, gapLarge},
+		{at - 1, gapBackClose}, {at - 128_000, gapBackSmall}, {at - 999_999, gapBackSmall}, {at - 1_000_000, gapBackLarge}, {0, gapBackLarge},
+	} {
+		if got := gapOf(at, tc.to); got != tc.want {
+			t.Errorf("from %d to %d: %s, want %s", at, tc.to, gapNames[got], gapNames[tc.want])
+		}
 	}
 }
 
