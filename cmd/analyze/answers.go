@@ -328,7 +328,11 @@ func answerAll(ctx context.Context, s *study) (files []file, err error) {
 	}
 	d, _ := s.patternFigure()
 	files = append(files, figureFiles("pattern", d, s.format)...)
-	return files, nil
+	_, more, err := s.in.determinism(ctx, s.pattern, s.format)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", s.in.options.capture, err)
+	}
+	return append(files, more...), nil
 }
 
 // experts is an empty trace of the model's experts; nil if it has none.

@@ -194,7 +194,7 @@ func TestAll(t *testing.T) {
 		names = append(names, filepath.Base(f))
 	}
 	slices.Sort(names)
-	want := strings.Fields(`access_pattern.h components.csv components.parquet components.png experts.csv experts.parquet experts.png experts_layers.csv experts_layers.parquet experts_map.png experts_together.csv
+	want := strings.Fields(`access_pattern.h components.csv components.parquet components.png determinism.csv determinism.parquet determinism_edits.csv determinism_edits.parquet experts.csv experts.parquet experts.png experts_layers.csv experts_layers.parquet experts_map.png experts_together.csv
 		experts_together.parquet experts_tokens.csv experts_tokens.parquet experts_tokens.png gaps.png heatmap.csv heatmap.parquet heatmap.png index.html layers.csv layers.parquet layers.png offsets.csv offsets.parquet offsets.png
 		pattern.csv pattern.json pattern.parquet pattern.png phases.csv phases.parquet phases.png rereads.csv rereads.parquet rereads.png`)
 	if !reflect.DeepEqual(names, want) {
@@ -206,6 +206,9 @@ func TestAll(t *testing.T) {
 		if code, _, stderr := execute(t, k.name, "-c", capture, "-o", alone); code != cli.OK {
 			t.Fatal(k.name, stderr)
 		}
+	}
+	if code, _, stderr := execute(t, "determinism", "-c", capture, "-o", alone); code != cli.OK {
+		t.Fatal(stderr)
 	}
 	for _, name := range names {
 		if name == "index.html" {

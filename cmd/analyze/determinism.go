@@ -59,23 +59,10 @@ func analyzeDeterminism(ctx context.Context, o *options, format string, stdout, 
 	if err != nil {
 		return err
 	}
-	sizes := map[int32]int32{}
-	for s, err := range in.capture.Steps() {
-		if err != nil {
-			return in.reading(err)
-		}
-		if s.Phase != tables.PhaseGeneration {
-			sizes[s.Step] = s.Tokens
-		}
-	}
-	d, err := p.Determinism(sizes, ctx.Err)
+	d, files, err := in.determinism(ctx, p, format)
 	if err != nil {
 		return err
 	}
-	model := tables.Field{Key: "tensorcast.model", Value: fingerprint(in.capture.Meta, p.Model)}
-	files := tableFiles("determinism", d.Columns(), model)
-	files = append(files, tableFiles("determinism_edits", d.EditColumns(), model)...)
-	files = append(files, figureFiles("determinism", determinismFigure(d, pattern.ModelName(in.capture.Meta, p.Model), captionOf(in.capture.Meta)), format)...)
 	written, err := writeAll(ctx, o.output, files)
 	if err != nil {
 		return err
@@ -93,6 +80,28 @@ func analyzeDeterminism(ctx context.Context, o *options, format string, stdout, 
 		doc = append(doc, tabular.Lines{fmt.Sprintf("the routed part: %d different choices of experts in %d tokens; %.0f %% of a token's experts are those of the token before", experts.Distinct, experts.Tokens, 100*experts.Kept)})
 	}
 	return append(doc, wrote(written)).WriteText(stdout)
+}
+
+// determinism compares the steps of a pattern, and has the files that say so.
+func (in *loaded) determinism(ctx context.Context, p *pattern.Pattern, format string) (*pattern.Determinism, []file, error) {
+	sizes := map[int32]int32{}
+	for s, err := range in.capture.Steps() {
+		if err != nil {
+			return nil, nil, in.reading(err)
+		}
+		if s.Phase != tables.PhaseGeneration {
+			sizes[s.Step] = s.Tokens
+		}
+	}
+	d, err := p.Determinism(sizes, ctx.Err)
+	if err != nil {
+		return nil, nil, err
+	}
+	model := tables.Field{Key: "tensorcast.model", Value: fingerprint(in.capture.Meta, p.Model)}
+	files := tableFiles("determinism", d.Columns(), model)
+	files = append(files, tableFiles("determinism_edits", d.EditColumns(), model)...)
+	files = append(files, figureFiles("determinism", determinismFigure(d, pattern.ModelName(in.capture.Meta, p.Model), captionOf(in.capture.Meta)), format)...)
+	return d, files, nil
 }
 
 // maxFigurePoints bounds a curve; of more tokens, the worst of each bin is drawn.

@@ -97,7 +97,8 @@ experts that a mixture-of-experts model chooses are compared apart from the sequ
 A capture may hold several contexts (llama_context), as of a draft model. analyze takes the one that read most in
 generation, and says so; --context takes another.
 
-With --all it does what the subcommands rereads, heatmap, offsets, layers, components, phases and experts do, and report.
+With --all it does what the subcommands rereads, pattern, heatmap, offsets, layers, components, phases, experts, determinism and
+report do.
 
 analyze moe says what a cache of a mixture-of-experts model's experts would gain.
 analyze determinism says which share of the steps read exactly the same, and where and why the others do not.

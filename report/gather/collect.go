@@ -180,28 +180,42 @@ func (c *Collector) Access(a *tables.Access) error {
 	return nil
 }
 
-// point keeps where the access was, if it is one of those that are kept, and counts its gap.
+// point keeps where the access read, if it is one of those that are kept, and counts its gaps. Of a mixture each chosen expert's slice is a read.
 func (c *Collector) point(a *tables.Access, s *step, at int, of *tables.StructureRow) {
-	end, before := c.last[of.File]
-	kind := gapOf(end, a.Offset)
-	c.last[of.File] = a.Offset + a.Bytes
-	if before {
-		c.gaps[kind].accesses++
-		c.gaps[kind].bytes += a.Bytes
+	passed := 0.0
+	if s.row.End > s.row.Begin {
+		passed = min(max(float64(a.Timestamp-s.row.Begin)/float64(s.row.End-s.row.Begin), 0), 1)
 	}
-	if c.file == "" {
-		c.file = of.File
-	}
-	if of.File != c.file { // one file has one scale
+	if n := int64(len(a.Experts)); n > 0 && of.ExpertStride > 0 && of.Experts > 0 {
+		each := min(a.Bytes/n, of.ExpertStride)
+		for _, e := range a.Experts {
+			if e >= 0 && e < of.Experts && int64(e) <= (math.MaxInt64-each-of.Offset)/of.ExpertStride {
+				c.readAt(of.File, of.Offset+int64(e)*of.ExpertStride, each, float64(at)+passed)
+			}
+		}
 		return
 	}
-	c.most = max(c.most, float64(a.Offset+a.Bytes))
+	c.readAt(of.File, a.Offset, a.Bytes, float64(at)+passed)
+}
+
+// readAt is a read of so many bytes, at a time in steps.
+func (c *Collector) readAt(file string, offset, bytes int64, when float64) {
+	end, before := c.last[file]
+	kind := gapOf(end, offset)
+	c.last[file] = offset + bytes
+	if before {
+		c.gaps[kind].accesses++
+		c.gaps[kind].bytes += bytes
+	}
+	if c.file == "" {
+		c.file = file
+	}
+	if file != c.file { // one file has one scale
+		return
+	}
+	c.most = max(c.most, float64(offset+bytes))
 	if c.reads%c.every == 0 {
-		passed := 0.0
-		if s.row.End > s.row.Begin {
-			passed = min(max(float64(a.Timestamp-s.row.Begin)/float64(s.row.End-s.row.Begin), 0), 1)
-		}
-		c.points = append(c.points, report.Point{Step: float64(at) + passed, Offset: float64(a.Offset), Bytes: float64(a.Bytes), Kind: int(kind)})
+		c.points = append(c.points, report.Point{Step: when, Offset: float64(offset), Bytes: float64(bytes), Kind: int(kind)})
 		if len(c.points) == 2*maxPoints {
 			for i := range maxPoints {
 				c.points[i] = c.points[2*i]

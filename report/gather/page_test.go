@@ -176,6 +176,23 @@ func TestGapOf(t *testing.T) {
 	}
 }
 
+// Of a mixture the chosen experts' slices are what is read, in the order in which they are told.
+func TestExpertsAreReads(t *testing.T) {
+	const stride = 1 << 20
+	structure := []tables.StructureRow{{Name: "exps", Offset: 4096, Size: 8 * stride, Experts: 8, ExpertStride: stride, File: "m.gguf"}}
+	c := New(structure, 0, 0, []tables.StepRow{{Step: 0, Phase: tables.PhaseGeneration, Begin: 0, End: 100}})
+	if err := c.Access(&tables.Access{Bytes: 3 * stride, Offset: 4096, Timestamp: 50, Experts: []int32{2, 3, 0}}); err != nil {
+		t.Fatal(err)
+	}
+	want := []report.Point{{Step: 0.5, Offset: 4096 + 2*stride, Bytes: stride, Kind: int(gapLarge)}, {Step: 0.5, Offset: 4096 + 3*stride, Bytes: stride, Kind: int(gapSequential)}, {Step: 0.5, Offset: 4096, Bytes: stride, Kind: int(gapBackLarge)}}
+	if !reflect.DeepEqual(c.points, want) {
+		t.Errorf("%+v, want %+v", c.points, want)
+	}
+	if c.gaps[gapSequential].accesses != 1 || c.gaps[gapBackLarge].accesses != 1 || c.gaps[gapLarge].accesses != 0 { // there is nothing before the first
+		t.Errorf("gaps %+v", c.gaps)
+	}
+}
+
 // The verdict follows what tokens wait for; what was not observed is named with what records it, and is not drawn as zero.
 func TestVerdict(t *testing.T) {
 	c := planted(t, 6, true)

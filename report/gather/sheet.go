@@ -270,7 +270,7 @@ func (c *Collector) Components() *Sheet {
 
 // Gaps has a row for each class of gaps.
 func (c *Collector) Gaps() *Sheet {
-	s := &Sheet{Name: "Gaps", About: "Where a read begins, after the end of the one before in the same file."}
+	s := &Sheet{Name: "Gaps", About: "Where a read begins, from the end of the one before in the same file. Each chosen expert is a read of its own."}
 	s.texts("gap", "gap", gapNames)
 	s.numbers("accesses", "reads", "", len(gapNames), func(i int) (int64, bool) { return c.gaps[i].accesses, true })
 	s.numbers("read_bytes", "read", unitBytes, len(gapNames), func(i int) (int64, bool) { return c.gaps[i].bytes, true })
