@@ -3,6 +3,8 @@ package main
 import (
 	"encoding/csv"
 	"encoding/json"
+	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -13,7 +15,11 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"tensorcast/event"
+	"tensorcast/heatmap"
 	"tensorcast/internal/cli"
+	"tensorcast/pattern"
+	"tensorcast/report"
+	"tensorcast/report/gather"
 	"tensorcast/trace"
 	"tensorcast/trace/tables"
 )
@@ -219,6 +225,55 @@ func TestAll(t *testing.T) {
 		if errA != nil || errB != nil || string(a) != string(b) {
 			t.Errorf("%s differs: %v, %v", name, errA, errB)
 		}
+	}
+}
+
+// The page's heatmap of experts has the share of each step's tokens that chose them.
+func TestExpertsHeat(t *testing.T) {
+	o := options{capture: plantScene(t), context: pattern.MostRead}
+	in, err := load(t.Context(), &o, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &study{in: in}
+	if err := s.collect(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	made, err := s.page()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &made.Heat[len(made.Heat)-1]
+	if h.Name != "experts chosen" || slices.ContainsFunc(made.Heat, func(h report.Heatmap) bool { return h.Name == gather.TitleReads }) {
+		t.Fatalf("heatmaps %+v", made.Heat)
+	}
+	for e, want := range [][]float64{{50, 0, 100, 0}, {50, 100, 0, 0}, {100, 100, 100, 100}, {0, 0, 0, 100}} {
+		for step, w := range want {
+			if got := h.At(e, step); got != w {
+				t.Errorf("expert %d in step %d: %g %%, want %g", e, step, got, w)
+			}
+		}
+	}
+}
+
+// A figure's last line has the machine, the limit and the command.
+func TestCaption(t *testing.T) {
+	meta := &tables.Meta{Detail: tables.DetailOp, Host: tables.Host{CPUs: 2, MemoryBytes: 1 << 30, Kernel: "6.1"}, Memory: &tables.Memory{LimitBytes: 566 << 20}, Command: []string{"/opt/llama-cli", "-m", "m.gguf"}}
+	if got, want := captionOf(meta), "2 CPUs; 1.0 GiB; limit 566 MiB; Linux 6.1; tracer --detail op; llama-cli -m m.gguf"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// Where tokens differ in what they read, the figure does not say that they do not.
+func TestAlike(t *testing.T) {
+	none := float32(math.NaN())
+	m := &heatmap.Matrix{Rows: make([]heatmap.Row, 2), Columns: []heatmap.Column{{Panel: panelNames[tables.PhasePrompt]}, {Panel: panelNames[tables.PhaseGeneration]}, {Panel: panelNames[tables.PhaseGeneration]}}, Values: []float32{3, 1, 1, 4, 0.5, none}}
+	if !alike(m) || !strings.Contains(figureText(&pattern.Summary{}, m, orderAccess, "").Subtitle, "analyze heatmap") {
+		t.Error("the prompt, or what was not observed, counts")
+	}
+	m.Values[1] = 0.25
+	if alike(m) || strings.Contains(figureText(&pattern.Summary{}, m, orderAccess, "").Subtitle, "analyze heatmap") {
+		t.Error("another value of a token does not count")
 	}
 }
 

@@ -92,6 +92,7 @@ func TestAnalyze(t *testing.T) {
 		t.Fatalf("exit %d, stderr %q", code, stderr)
 	}
 	for _, want := range []string{
+		"Not in this capture: what came from disk, and why: `tracer --detail op+io` records it.\n",
 		"planted.gguf: 4 tensors, 4 of them read for each token",
 		"4 reads, 1.5 kB (1464 bytes)",
 		"identical in 3 of 4 generated tokens",
