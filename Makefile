@@ -11,6 +11,8 @@ package_chromium := chromium
 package_g++ := g++
 package_systemd-analyze := systemd
 NEEDED := gcc npm
+# Modules of Debian's Python, whose packages are python3-MODULE.
+MODULES :=
 FUZZTIME := 60s
 # Tests of arithmetic, parsing and drawing in one goroutine, which the race detector makes ten times as slow: `make test` runs them without it.
 SINGLE := TestBound|TestEveryKindOfCapture|TestVector|TestCutLongArrays|TestStructureBound|TestDequantizeAgainstGGML|TestDequantizeModels|TestSplitModelBound|TestVocabulary|TestVocabularyMemory|TestSized|TestInflate|TestBytes|TestLikeTrained|TestValues|TestReadIsBounded|TestPictures|TestFigure|TestFigures|TestFormats|TestGolden
@@ -64,6 +66,7 @@ deps:
 	@command -v go >/dev/null || { echo "missing: Go 1.26 or later (Debian 12's own is older; any Go from 1.21 on fetches the right one)"; exit 1; }
 	@missing=""; \
 	$(foreach p,$(NEEDED),command -v $(p) >/dev/null || missing="$$missing $(package_$(p))";) \
+	$(foreach m,$(MODULES),/usr/bin/python3 -c 'import $(m)' 2>/dev/null || missing="$$missing python3-$(m)";) \
 	if [ -n "$$missing" ]; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 			echo "installing:$$missing"; apt-get update -qq && apt-get install -y --no-install-recommends $$missing; \
@@ -79,6 +82,7 @@ demo: deps build ## map, trace and draw a real llama.cpp run, then run it in too
 	./experiments/demo.sh
 
 test: NEEDED += chromium g++ systemd-analyze # a report's page is opened in the first, the second compiles a pattern's header, the third is of what starts services
+test: MODULES += pandas # reads the tables that README says it reads
 test: deps ## run every test; those that need root run only as root, and say so
 	go tool gotestsum --format pkgname --format-hide-empty-pkg -- -race $(LDFLAGS) -skip '^($(SINGLE))$$' \
 		$$(go list ./... | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')")

@@ -31,7 +31,8 @@ var notRun = map[string]string{
 	"llama-server ":       "it runs all the time here",
 	"curl -s http":        "what stands for llama-server serves nothing",
 	"duckdb ":             "TestDuckDB",
-	"python3 ":            "it takes packages that are not Debian's",
+	"python3 ":            "TestDataFrames has those with pandas and CSV; the others take packages that are not Debian's",
+	"node ":               "TestDataFrames",
 	"bin/lab getllama":    "the tests have it",
 	"sudo curl --unix-so": "TestStatus of package prefetch/monitor asks the sockets",
 }
@@ -210,7 +211,7 @@ func commands(t *testing.T, path string) (all []string) {
 		line, _, _ := strings.Cut(strings.TrimPrefix(m[1], "$ "), "  #")
 		first, rest, _ := strings.Cut(variables.ReplaceAllString(strings.TrimPrefix(line, "sudo "), ""), " ")
 		first = filepath.Base(first)
-		if _, tool := bin[first]; tool && rest != "" || strings.HasPrefix(first, "llama") || strings.Contains(" make curl duckdb python3 sh mkdir ", " "+first+" ") {
+		if _, tool := bin[first]; tool && rest != "" || strings.HasPrefix(first, "llama") || strings.Contains(" make curl duckdb node python3 sh mkdir ", " "+first+" ") {
 			all = append(all, strings.TrimSpace(line))
 		}
 	}

@@ -6,13 +6,10 @@
 package heatmap
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"math"
-
-	"gonum.org/v1/plot/vg/vgsvg"
 
 	"tensorcast/internal/chart"
 )
@@ -53,6 +50,9 @@ type Text struct {
 	Ticks    []Tick // of the scale, ascending; none: shares from "> 0" to 100 %
 	Nothing  string // what 0 means; "": not read
 	Mark     string // what a marked column is
+	Caption  string // a line below the cells, in small letters: on what machine, how
+	// Greatest says that a column for which several are merged has the greatest of their values, not the mean.
+	Greatest bool
 }
 
 // Tick is a mark of the scale: a share of its end, and what that is.
@@ -66,11 +66,11 @@ var shareTicks = []Tick{{0, "> 0"}, {0.01, "1 %"}, {0.05, "5 %"}, {0.1, "10 %"},
 // maxColumns is the number of columns up to which a panel shows each column.
 const maxColumns = 1200
 
-// maxRows limits the image to a size that viewers can open.
-const maxRows = 20000
+// MaxRows limits the image to a size that viewers can open.
+const MaxRows = 20000
 
 // Write draws m in one of [chart.Formats]. If a panel has more than 1200 columns, groups of equally many neighbours are merged: a cell is then the mean of the
-// observed values, and the column is marked if any of them is. An image of 1000 tensors takes about 20 MB of memory, for any number of
+// observed values, or the greatest, and the column is marked if any of them is. An image of 1000 tensors takes about 20 MB of memory, for any number of
 // steps.
 func Write(w io.Writer, m *Matrix, text Text, format string) error {
 	if len(m.Rows) == 0 || len(m.Columns) == 0 {
@@ -79,8 +79,8 @@ func Write(w io.Writer, m *Matrix, text Text, format string) error {
 	if len(m.Values) != len(m.Rows)*len(m.Columns) {
 		return fmt.Errorf("draw heatmap: %d values for %d rows and %d columns", len(m.Values), len(m.Rows), len(m.Columns))
 	}
-	if len(m.Rows) > maxRows {
-		return fmt.Errorf("draw heatmap: %d rows, at most %d can be drawn", len(m.Rows), maxRows)
+	if len(m.Rows) > MaxRows {
+		return fmt.Errorf("draw heatmap: %d rows, at most %d can be drawn", len(m.Rows), MaxRows)
 	}
 	fig := layOut(m, text)
 	canvas, err := chart.NewCanvas(format, fig.length(fig.width), fig.length(fig.height))
@@ -88,18 +88,7 @@ func Write(w io.Writer, m *Matrix, text Text, format string) error {
 		return fmt.Errorf("draw heatmap: %w", err)
 	}
 	fig.paintOn(canvas)
-	if _, svg := canvas.(*vgsvg.Canvas); !svg {
-		if _, err := canvas.WriteTo(w); err != nil {
-			return fmt.Errorf("write heatmap: %w", err)
-		}
-		return nil
-	}
-	var svg bytes.Buffer
-	if _, err := canvas.WriteTo(&svg); err != nil {
-		return fmt.Errorf("draw heatmap: %w", err)
-	}
-	// gonum says that its PNG images are JPEG (vg/vgsvg of v0.17), which not every reader sees through.
-	if _, err := w.Write(bytes.ReplaceAll(svg.Bytes(), []byte(`"data:image/jpg;base64,`), []byte(`"data:image/png;base64,`))); err != nil {
+	if _, err := canvas.WriteTo(w); err != nil {
 		return fmt.Errorf("write heatmap: %w", err)
 	}
 	return nil
@@ -115,20 +104,20 @@ type panel struct {
 	marked []bool
 }
 
-func panels(m *Matrix) []panel {
+func panels(m *Matrix, fold func([]float32) float32) []panel {
 	var ps []panel
 	for from := 0; from < len(m.Columns); {
 		to := from
 		for to < len(m.Columns) && m.Columns[to].Panel == m.Columns[from].Panel {
 			to++
 		}
-		ps = append(ps, reduce(m, from, to))
+		ps = append(ps, reduce(m, from, to, fold))
 		from = to
 	}
 	return ps
 }
 
-func reduce(m *Matrix, from, to int) panel {
+func reduce(m *Matrix, from, to int, fold func([]float32) float32) panel {
 	p := panel{name: m.Columns[from].Panel, first: from, merged: (to - from + maxColumns - 1) / maxColumns}
 	for c := from; c < to; c += p.merged {
 		end := min(c+p.merged, to)
@@ -143,7 +132,7 @@ func reduce(m *Matrix, from, to int) panel {
 	for r := range p.cells {
 		line := m.Values[r*len(m.Columns) : (r+1)*len(m.Columns)]
 		for c := from; c < to; c += p.merged {
-			p.cells[r] = append(p.cells[r], mean(line[c:min(c+p.merged, to)]))
+			p.cells[r] = append(p.cells[r], fold(line[c:min(c+p.merged, to)]))
 		}
 	}
 	return p
@@ -162,6 +151,17 @@ func mean(values []float32) float32 {
 		return float32(math.NaN())
 	}
 	return float32(sum / float64(n))
+}
+
+// greatest is the greatest of the observed values; NaN if there are none.
+func greatest(values []float32) float32 {
+	most := float32(math.NaN())
+	for _, v := range values {
+		if !isNaN(v) && !(most >= v) {
+			most = v
+		}
+	}
+	return most
 }
 
 func isNaN(v float32) bool { return v != v }

@@ -163,6 +163,7 @@ func weighted() (*Matrix, Text) {
 	}
 	*m.at(5, 3) = float32(math.NaN())
 	text := words("weighted", m)
+	text.Caption = "2 CPUs; 24 GiB; limit 566 MiB; Linux 6.18; tracer --detail op+io; llama-cli -m weighted.gguf"
 	text.Ticks, text.Nothing = []Tick{{0, "> 0"}, {0.25, "3 MiB"}, {1, "12 MiB"}}, "nothing"
 	return m, text
 }
@@ -313,7 +314,7 @@ func TestReduce(t *testing.T) {
 	}
 	nan := float32(math.NaN())
 	copy(m.Values, []float32{0, 4, nan, nan, nan, nan})
-	p := panels(m)[0]
+	p := panels(m, mean)[0]
 	if p.merged != 3 || len(p.number) != (n+2)/3 || p.number[1] != 3 {
 		t.Fatalf("%d to a column, %d columns, the second is %d", p.merged, len(p.number), p.number[1])
 	}
@@ -322,6 +323,13 @@ func TestReduce(t *testing.T) {
 	}
 	if got := p.cells[0][1]; !isNaN(got) {
 		t.Errorf("mean of nothing is %g, want NaN", got)
+	}
+	if got := panels(m, greatest)[0].cells[0]; got[0] != 4 || !isNaN(got[1]) || got[2] != 1 {
+		t.Errorf("the greatest are %v, want 4, NaN, 1", got[:3])
+	}
+	f := layOut(m, Text{Greatest: true})
+	if name := f.panelName(f.panels[0]); name != "p (each column is the greatest of 3)" {
+		t.Errorf("the panel is called %q", name)
 	}
 	if p.marked[0] || !p.marked[1] || p.marked[2] {
 		t.Errorf("marks %v, want the second alone", p.marked[:3])
@@ -338,7 +346,7 @@ func TestRefuses(t *testing.T) {
 		{"no rows", Matrix{Columns: []Column{column}}, "nothing to draw"},
 		{"no columns", Matrix{Rows: []Row{row}}, "nothing to draw"},
 		{"too few values", Matrix{Rows: []Row{row, row}, Columns: []Column{column}, Values: []float32{1}}, "1 values for 2 rows and 1 columns"},
-		{"too many rows", Matrix{Rows: make([]Row, maxRows+1), Columns: []Column{column}, Values: make([]float32, maxRows+1)}, "at most"},
+		{"too many rows", Matrix{Rows: make([]Row, MaxRows+1), Columns: []Column{column}, Values: make([]float32, MaxRows+1)}, "at most"},
 	} {
 		if err := Write(io.Discard, &tc.m, Text{}, "png"); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: error %v, want one with %q", tc.name, err, tc.want)
@@ -403,7 +411,7 @@ func TestVector(t *testing.T) {
 	if found != len(f.panels) {
 		t.Errorf("%d of %d panels", found, len(f.panels))
 	}
-	for _, s := range []string{text.Title, "blk.1", "12 MiB", "not observed", f.panelName(f.panels[0])} {
+	for _, s := range []string{text.Title, text.Caption, "blk.1", "12 MiB", "not observed", "font-family:'Liberation Sans',Arimo,", f.panelName(f.panels[0])} {
 		if !strings.Contains(svg.String(), s) {
 			t.Errorf("%q is not in the SVG", s)
 		}

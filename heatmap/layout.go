@@ -78,7 +78,11 @@ type label struct {
 }
 
 func layOut(m *Matrix, t Text) *figure {
-	f := &figure{m: m, text: t, panels: panels(m), handler: text.Plain{Fonts: plotfont.NewCache(liberation.Collection())}}
+	fold := mean
+	if t.Greatest {
+		fold = greatest
+	}
+	f := &figure{m: m, text: t, panels: panels(m, fold), handler: text.Plain{Fonts: plotfont.NewCache(liberation.Collection())}}
 	f.rows = rowHeights(m.Rows)
 	least := slices.Min(f.rows)
 	f.rowLabels = least >= rowText
@@ -103,6 +107,9 @@ func layOut(m *Matrix, t Text) *figure {
 	}
 	f.bottom = y
 	f.height = f.bottom + tickLength + 4 + f.lineHeight(smallStyle) + margin
+	if t.Caption != "" {
+		f.height += f.lineHeight(smallStyle)
+	}
 
 	f.placeLabels(blocks)
 	f.left = margin + f.labelWidth(blocks)
@@ -157,7 +164,11 @@ func rowHeight(rows int) int {
 
 func (f *figure) panelName(p panel) string {
 	if p.merged > 1 {
-		return p.name + " (each column is the mean of " + strconv.Itoa(p.merged) + ")"
+		fold := "mean"
+		if f.text.Greatest {
+			fold = "greatest"
+		}
+		return p.name + " (each column is the " + fold + " of " + strconv.Itoa(p.merged) + ")"
 	}
 	return p.name
 }

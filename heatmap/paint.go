@@ -27,6 +27,7 @@ func (f *figure) paintOn(canvas vg.Canvas) {
 	for i := range f.panels {
 		f.paintPanel(i)
 	}
+	f.write(margin, f.height-margin/2-f.lineHeight(smallStyle)/2, f.text.Caption, smallStyle, text.XLeft, ink)
 }
 
 func (f *figure) paintPanel(i int) {

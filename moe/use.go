@@ -1,6 +1,11 @@
 package moe
 
-// This file counts the use of experts: of each, token by token, and of how many.
+// This file counts the use of experts: of each, of each layer's, token by token, and of several tokens together.
+
+import (
+	"math"
+	"slices"
+)
 
 // Use is how often an expert was chosen.
 type Use struct {
@@ -81,4 +86,119 @@ func (t *Trace) TokenUses() []TokenUse {
 		u.Touched = touched
 	}
 	return all
+}
+
+// LayerUse is how a layer's experts are used.
+type LayerUse struct {
+	Layer   int     // an index of Trace.Layers
+	Chosen  int     // by how many choices
+	Used    int     // experts that were chosen at all
+	Entropy float64 // of their load, as a share of the most there can be: 1 is even use
+	Hottest int     // the expert that was chosen most; the first of several
+	Coldest int     // and that which was chosen least
+	Most    int     // how often the hottest was
+	Least   int
+	Hot     int // choices that fall on the quarter of the experts that was chosen most
+	Kept    int // choices that the token before made, too
+}
+
+// LayerUses is that of each layer, over all tokens.
+func (t *Trace) LayerUses() []LayerUse {
+	s := t.Shape()
+	all := make([]LayerUse, s.Layers)
+	load := make([]int, s.Experts)
+	for layer := range all {
+		u := &all[layer]
+		u.Layer = layer
+		clear(load)
+		var before []int32
+		for token := range t.Tokens {
+			now := t.Chosen(token, layer)
+			for _, e := range now {
+				load[e]++
+				u.Chosen++
+				if contains(before, e) {
+					u.Kept++
+				}
+			}
+			before = now
+		}
+		for e, n := range load {
+			if n > 0 {
+				u.Used++
+			}
+			if n > load[u.Hottest] {
+				u.Hottest = e
+			}
+			if n < load[u.Coldest] {
+				u.Coldest = e
+			}
+		}
+		u.Most, u.Least, u.Entropy = load[u.Hottest], load[u.Coldest], entropy(load, u.Chosen)
+		slices.SortFunc(load, func(a, b int) int { return b - a })
+		for _, n := range load[:max(s.Experts/4, 1)] {
+			u.Hot += n
+		}
+	}
+	return all
+}
+
+// Together is which share of all experts so many consecutive tokens touch, on average over where they begin: of prompts' tokens, and of generated ones; NaN where there are fewer tokens than that.
+type Together struct {
+	Tokens            int
+	Prompt, Generated float64
+}
+
+// Together is that for 1, 2, 4, ... tokens, and for the whole prompt.
+func (t *Trace) Together() []Together {
+	first := t.FirstDecode()
+	longest := max(first, len(t.Tokens)-first)
+	var all []Together
+	for n := 1; n <= longest; n *= 2 {
+		all = append(all, Together{Tokens: n})
+	}
+	if first > 0 && !slices.ContainsFunc(all, func(o Together) bool { return o.Tokens == first }) {
+		all = append(all, Together{Tokens: first})
+		slices.SortFunc(all, func(a, b Together) int { return a.Tokens - b.Tokens })
+	}
+	prompt, generated := t.together(all, 0, first), t.together(all, first, len(t.Tokens))
+	for i := range all {
+		all[i].Prompt, all[i].Generated = prompt[i], generated[i]
+	}
+	return all
+}
+
+// together counts, for each number of tokens, the windows of so many among tokens from one on to another in which an expert is used: all but those that lie between two uses.
+func (t *Trace) together(of []Together, from, to int) []float64 {
+	s := t.Shape()
+	without := make([]int, len(of)) // windows and experts
+	unused := func(gap int) {
+		for i := range of {
+			without[i] += max(gap-of[i].Tokens+1, 0)
+		}
+	}
+	last := make([]int, s.Experts)
+	for layer := range s.Layers {
+		for e := range last {
+			last[e] = from - 1
+		}
+		for token := from; token < to; token++ {
+			for _, e := range t.Chosen(token, layer) {
+				unused(token - last[e] - 1)
+				last[e] = token
+			}
+		}
+		for _, at := range last {
+			unused(to - at - 1)
+		}
+	}
+	shares := make([]float64, len(of))
+	for i := range of {
+		windows := to - from - of[i].Tokens + 1
+		shares[i] = math.NaN()
+		if windows > 0 {
+			shares[i] = 1 - float64(without[i])/float64(windows*s.Layers*s.Experts)
+		}
+	}
+	return shares
 }

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
@@ -34,6 +33,7 @@ type study struct {
 	format  string // of figures
 	grid    string // the heatmap's, one of gather.GridNames; "": that which shows what differs
 	order   string // of the heatmap's rows
+	fold    string // what merged columns of the heatmap show
 }
 
 // answer is what an analysis found.
@@ -62,7 +62,7 @@ a figure of those that are read again most. tracer --detail op+io records what c
 Without --value it shows what differs between tokens: bytes from disk where memory is short, else the time for each byte. It
 writes heatmap.png, and heatmap.csv and .parquet with at most 256 columns for each phase.`, flags: heatmapFlags, make: heatmapAnswer},
 	{name: "offsets", short: "Say where in the file reads are, and how far apart", long: `analyze offsets draws where in the file is read over time, and says how far each read begins behind the end of the one before:
-less than 128 kB (sequential), less than 1 MB, more, or backward. It writes offsets.csv, .parquet, and the figures offsets and gaps.`,
+less than 128 kB (sequential), less than 1 MB, or more, ahead or back. It writes offsets.csv, .parquet, and the figures offsets and gaps.`,
 		make: sheetOf("offsets", (*gather.Collector).Gaps, map[string]figureOf{
 			"gaps": barsOf((*gather.Collector).GapsFigure, "from the end of a read to the next"),
 			"offsets": func(s *study) drawing {
@@ -78,17 +78,14 @@ waiting. It writes components.csv, .parquet and a figure.`,
 		make: sheetOf("components", (*gather.Collector).Components, map[string]figureOf{"components": barsOf((*gather.Collector).ComponentsFigure, "components")})},
 	{name: "phases", short: "Sum up warm-up, prompt and generation apart", long: `analyze phases has a row for each phase: steps, tokens, time, bytes, bytes from disk, waiting. It writes phases.csv, .parquet and a
 figure.`, make: sheetOf("phases", (*gather.Collector).Phases, map[string]figureOf{"phases": barsOf((*gather.Collector).PhasesFigure, "phases")})},
-	{name: "experts", short: "Say how a mixture-of-experts model uses its experts", long: `analyze experts has a row for each expert of each layer (experts.csv, .parquet): how often the prompt and generated tokens chose it,
-and after how many tokens again; and one for each token (experts_tokens): how many of its experts the token before had
-chosen, and how many no token before had. The figures are the share of choices that falls on each expert, and the curves of
-first touches and of overlap. analyze moe says what caches and prediction would gain.`, make: expertsAnswer},
+	{name: "experts", short: "Say how a mixture-of-experts model uses its experts", long: expertsLong, make: expertsAnswer},
 }
 
 // answerCommands are the analyses' subcommands.
 func answerCommands() (all []func(*options) *cobra.Command) {
 	for _, k := range kinds {
 		all = append(all, func(o *options) *cobra.Command {
-			s := &study{format: chart.Formats[0], order: orderAccess}
+			s := &study{format: chart.Formats[0], order: orderAccess, fold: foldMean}
 			cmd := &cobra.Command{
 				Use: k.name + " [flags]", Short: k.short, Args: noArguments,
 				Long:    k.long + "\n\nExit status: 0 done; 1 failed; 2 the command line is wrong.",
@@ -183,64 +180,25 @@ func (in *loaded) single(steps []tables.StepRow) (context, model int32, ok bool)
 	return context, model, true
 }
 
-// compute is how long a token's ops take if they wait for nothing, as far as the capture tells: each at its fastest, and where all of its runs waited, at the pace (time per byte) of the fastest
-// fiftieth of the ops of its kind, those with the same op and type of weight: of a model that does not fit some tensors stay in memory. It is 0 if times were not observed.
-func (s *study) compute() time.Duration {
-	cycle, err := s.pattern.Cycle(s.in.capture.Meta)
-	if err != nil {
-		return 0 // why is said where pattern.json is left out
-	}
-	types := map[string]string{}
-	for _, t := range s.in.capture.Structure {
-		if t.Model == s.pattern.Model {
-			types[t.Name] = t.Type
-		}
-	}
-	const (
-		small   = 64 << 10 // bytes: below, time is not for them
-		fastest = 50       // one in so many
-	)
-	kind := func(r *pattern.CycleRead) string { return r.Op + " " + types[r.Tensor] }
-	bytes := func(r *pattern.CycleRead) float64 {
-		if r.Gathers() {
-			return float64(r.Slice) * float64(r.Slices)
-		}
-		return float64(r.Length)
-	}
-	counts := func(r *pattern.CycleRead) bool { return bytes(r) >= small && r.Nanos > 0 }
-	paces := map[string][]float64{}
-	for i := range cycle.Reads {
-		if r := &cycle.Reads[i]; counts(r) {
-			paces[kind(r)] = append(paces[kind(r)], float64(r.Nanos)/bytes(r))
-		}
-	}
-	for _, all := range paces {
-		slices.Sort(all)
-	}
-	sum := time.Duration(0)
-	for i := range cycle.Reads {
-		r := &cycle.Reads[i]
-		if r.Nanos < 0 {
-			return 0
-		}
-		took := float64(r.Nanos)
-		if counts(r) {
-			all := paces[kind(r)]
-			took = min(took, all[len(all)/fastest]*bytes(r))
-		}
-		sum += time.Duration(took)
-	}
-	return sum
-}
-
 // title is a figure's.
 func (s *study) title(what string) string {
 	return visible.Line(pattern.ModelName(s.in.capture.Meta, s.pattern.Model)) + ": " + what
 }
 
-// caption says where, how and when the capture was made.
-func (s *study) caption() string {
-	meta := s.in.capture.Meta
+// caption says where, with how much memory, how and when the capture was made.
+func (s *study) caption() string { return captionOf(s.in.capture.Meta) }
+
+// captioned puts the study's caption below a figure.
+func (s *study) captioned(f *chart.Figure) *chart.Figure {
+	f.Caption = s.caption()
+	return f
+}
+
+// limitText is the limit of a target's memory.
+func limitText(m *tables.Memory) string { return "limit " + humanize.IBytes(uint64(m.LimitBytes)) }
+
+// captionOf is the line below a capture's figures.
+func captionOf(meta *tables.Meta) string {
 	var parts []string
 	add := func(text string, known bool) {
 		if known {
@@ -250,6 +208,9 @@ func (s *study) caption() string {
 	h := meta.Host
 	add(fmt.Sprintf("%d CPUs", h.CPUs), h.CPUs > 0)
 	add(humanize.IBytes(uint64(max(h.MemoryBytes, 0))), h.MemoryBytes > 0)
+	if m := meta.Memory; m != nil && m.LimitBytes > 0 {
+		add(limitText(m), true)
+	}
 	add("Linux "+h.Kernel, h.Kernel != "")
 	add("tracer --detail "+meta.Detail, meta.Detail != "")
 	add(meta.Started.UTC().Format("2006-01-02"), !meta.Started.IsZero())
@@ -367,7 +328,11 @@ func answerAll(ctx context.Context, s *study) (files []file, err error) {
 	}
 	d, _ := s.patternFigure()
 	files = append(files, figureFiles("pattern", d, s.format)...)
-	return files, nil
+	_, more, err := s.in.determinism(ctx, s.pattern, s.format)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", s.in.options.capture, err)
+	}
+	return append(files, more...), nil
 }
 
 // experts is an empty trace of the model's experts; nil if it has none.

@@ -1,6 +1,6 @@
 package main
 
-// This file has the analyses that are pictures of cells: the heatmap of tensors and steps, and that of experts.
+// This file has the heatmap of tensors and steps.
 
 import (
 	"context"
@@ -16,12 +16,17 @@ import (
 	"tensorcast/internal/chart"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/tabular"
-	"tensorcast/moe"
 	"tensorcast/report/gather"
 	"tensorcast/trace/tables"
 )
 
 const gridFile = "heatmap"
+
+// Values of --fold.
+const (
+	foldMean     = "mean"
+	foldGreatest = "greatest"
+)
 
 // cells are a heatmap.
 type cells struct {
@@ -37,6 +42,7 @@ func heatmapFlags(cmd *cobra.Command, s *study) {
 	const byItself = "auto"
 	s.grid = byItself
 	cli.EnumVar(cmd, &s.grid, "value", "", append([]string{byItself}, gather.GridNames()...), "what a cell shows: bytes from disk, those read again, waiting for the disk, time per byte, time, bytes read")
+	cli.EnumVar(cmd, &s.fold, "fold", "", []string{foldMean, foldGreatest}, "what a column shows that stands for several steps, beyond 1200: their mean, or the greatest")
 	cli.EnumVar(cmd, &s.order, "order", "", []string{orderAccess, orderFile}, "of rows: access is first read first, file as in the model's file")
 }
 
@@ -89,8 +95,8 @@ func heatmapAnswer(_ context.Context, s *study) (*answer, error) {
 		}
 		label := heatmap.Text{
 			Title:    s.title(gridTitles[want]),
-			Subtitle: fmt.Sprintf("%d tensors, %s, higher if larger; %s", len(order), rows, s.caption()),
-			Scale:    g.About + " " + scale.name(), Nothing: "nothing", Ticks: scale.ticks(g.Unit),
+			Subtitle: fmt.Sprintf("%d tensors, %s; a row is as high as its tensor is large, and a third of the average at least", len(order), rows), Caption: s.caption(), Greatest: s.fold == foldGreatest,
+			Scale: g.About + " " + scale.name(), Nothing: "nothing", Ticks: scale.ticks(g.Unit),
 		}
 		picture = cells{m, label}
 	}
@@ -245,137 +251,4 @@ func gridColumns(g *gather.Grid, order []int, steps []tables.StepRow) []tables.C
 		{Name: "tensor_name", Values: names}, {Name: "phase", Values: phases}, {Name: "first_step", Values: first}, {Name: "steps", Values: count},
 		{Name: g.Name + "_" + unit, Values: mean}, {Name: g.Name + "_max_" + unit, Values: greatest},
 	}
-}
-
-// expertsAnswer says how experts are used.
-func expertsAnswer(_ context.Context, s *study) (*answer, error) {
-	empty := s.experts()
-	if empty == nil {
-		return nil, fmt.Errorf("%w: this is a dense model", moe.ErrNoRoutes)
-	}
-	steps, err := moe.Steps(s.in.capture.Steps(), s.pattern.Context)
-	if err != nil {
-		return nil, err
-	}
-	t, err := moe.FromRoutes(empty, s.in.capture.Routes(), steps)
-	if err != nil {
-		return nil, err
-	}
-	use, tokens := t.Use(), t.TokenUses()
-	n := len(use)
-	column := func(name string, of func(u *moe.Use) int64) tables.Column {
-		values := make([]int64, n)
-		for i := range use {
-			values[i] = of(&use[i])
-		}
-		return tables.Column{Name: name, Values: values}
-	}
-	reuse := make([]float64, n)
-	for i, u := range use {
-		reuse[i] = u.Reuse
-		if u.Reuse == 0 {
-			reuse[i] = math.NaN()
-		}
-	}
-	perExpert := []tables.Column{
-		column("layer", func(u *moe.Use) int64 { return int64(t.Layers[u.Layer].Number) }), column("expert", func(u *moe.Use) int64 { return int64(u.Expert) }),
-		column("prompt_tokens", func(u *moe.Use) int64 { return int64(u.Prompt) }), column("generated_tokens", func(u *moe.Use) int64 { return int64(u.Generated) }),
-		column("first_token", func(u *moe.Use) int64 { return int64(u.First) }), column("last_token", func(u *moe.Use) int64 { return int64(u.Last) }),
-		{Name: "reuse_tokens", Values: reuse},
-	}
-	first := t.FirstDecode()
-	perToken := func(name string, of func(i int, u *moe.TokenUse) int64) tables.Column {
-		values := make([]int64, len(tokens))
-		for i := range tokens {
-			values[i] = of(i, &tokens[i])
-		}
-		return tables.Column{Name: name, Values: values}
-	}
-	phases := make([]string, len(tokens))
-	for i := range phases {
-		phases[i] = tables.PhasePrompt.String()
-		if i >= first {
-			phases[i] = tables.PhaseGeneration.String()
-		}
-	}
-	tokenColumns := []tables.Column{
-		perToken("token", func(i int, _ *moe.TokenUse) int64 { return int64(i) }), {Name: "phase", Values: phases},
-		perToken("chosen", func(_ int, u *moe.TokenUse) int64 { return int64(u.Chosen) }), perToken("kept", func(_ int, u *moe.TokenUse) int64 { return int64(u.Kept) }),
-		perToken("new", func(_ int, u *moe.TokenUse) int64 { return int64(u.New) }), perToken("touched", func(_ int, u *moe.TokenUse) int64 { return int64(u.Touched) }),
-	}
-	a := &answer{files: append(tableFiles("experts", perExpert, s.model()), tableFiles("experts_tokens", tokenColumns, s.model())...)}
-	m, label := expertsMatrix(t, use)
-	label.Title, label.Subtitle = s.title("how often experts are chosen"), s.caption()
-	a.files = append(a.files, figureFiles("experts", cells{m, label}, s.format)...)
-	a.files = append(a.files, figureFiles("experts_tokens", s.expertCurves(tokens, n), s.format)...)
-	p := moe.NewProfile(t)
-	lines := tabular.Lines{
-		fmt.Sprintf("%d tokens, of them %d generated, choose %d of %d experts in each of %d layers", len(tokens), len(tokens)-first, t.K, t.Experts, len(t.Layers)),
-		fmt.Sprintf("load: %.2f of the most even there can be (the least even layer %.2f); the %d experts used most in the first half carry %.0f %% of the second", p.Entropy, p.Least, p.Hot, 100*p.HotLoad),
-		fmt.Sprintf("neighbours: %.0f %% of a token's experts are those of the token before (by chance %.0f %%)", 100*p.Overlap, 100*p.Chance),
-		fmt.Sprintf("reuse: after %d, %d and %d tokens (at the quantiles 0.5, 0.75 and 0.9)", p.Reuse[0], p.Reuse[1], p.Reuse[2]),
-	}
-	if first > 0 {
-		lines = append(lines, fmt.Sprintf("the prompt of %d tokens touches %.0f %% of all experts", first, 100*float64(tokens[first-1].Touched)/float64(n)))
-	}
-	if len(tokens) > 0 {
-		lines = append(lines, fmt.Sprintf("all tokens touch %.0f %% of all experts", 100*float64(tokens[len(tokens)-1].Touched)/float64(n)))
-	}
-	a.text, a.data = tabular.Document{lines}, map[string]any{"profile": p, "experts": rowsOf(perExpert)}
-	return a, nil
-}
-
-// expertsMatrix has a row for each layer and a column for each expert, for the prompt and for generated tokens: a value is the share of tokens that chose it.
-func expertsMatrix(t *moe.Trace, use []moe.Use) (*heatmap.Matrix, heatmap.Text) {
-	first := t.FirstDecode()
-	m := &heatmap.Matrix{}
-	for _, l := range t.Layers {
-		m.Rows = append(m.Rows, heatmap.Row{Label: fmt.Sprintf("layer %d", l.Number)})
-	}
-	type part struct {
-		name   string
-		tokens int
-		of     func(u *moe.Use) int
-	}
-	var parts []part
-	for _, p := range []part{{"experts of the prompt", first, func(u *moe.Use) int { return u.Prompt }}, {"experts of generated tokens", len(t.Tokens) - first, func(u *moe.Use) int { return u.Generated }}} {
-		if p.tokens > 0 {
-			parts = append(parts, p)
-		}
-	}
-	for _, p := range parts {
-		for e := range t.Experts {
-			m.Columns = append(m.Columns, heatmap.Column{Panel: p.name, Number: e})
-		}
-	}
-	for layer := range t.Layers {
-		for _, p := range parts {
-			for e := range t.Experts {
-				m.Values = append(m.Values, float32(p.of(&use[layer*t.Experts+e]))/float32(p.tokens))
-			}
-		}
-	}
-	return m, heatmap.Text{Scale: "Share of tokens that choose an expert (square-root scale)", Nothing: "never chosen"}
-}
-
-// expertCurves are the first touches and the overlap of neighbours, in percent, over the tokens.
-func (s *study) expertCurves(tokens []moe.TokenUse, experts int) drawing {
-	if len(tokens) < 2 {
-		return nil
-	}
-	f := &chart.Figure{To: float64(len(tokens)), High: 105, XLabel: "token (the prompt's first)", YLabel: "%", Caption: s.caption(), Beside: true, Panels: []chart.Panel{{Title: s.title("experts, token by token")}}}
-	touched, kept := chart.Curve{Name: "touched so far", Dots: true}, chart.Curve{Name: "also of the token before", Dots: true}
-	each := max(1, len(tokens)/maxFigurePoints)
-	for i := 0; i < len(tokens); i += each {
-		sum, n := 0, 0
-		for _, u := range tokens[i:min(i+each, len(tokens))] {
-			sum, n = sum+u.Kept, n+u.Chosen
-		}
-		touched.Points = append(touched.Points, chart.Point{X: float64(i), Y: 100 * float64(tokens[i].Touched) / float64(experts)})
-		if i > 0 && n > 0 {
-			kept.Points = append(kept.Points, chart.Point{X: float64(i), Y: 100 * float64(sum) / float64(n)})
-		}
-	}
-	f.Panels[0].Curves = []chart.Curve{touched, kept}
-	return f
 }

@@ -3,6 +3,8 @@ package main
 import (
 	"encoding/csv"
 	"encoding/json"
+	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -13,7 +15,11 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"tensorcast/event"
+	"tensorcast/heatmap"
 	"tensorcast/internal/cli"
+	"tensorcast/pattern"
+	"tensorcast/report"
+	"tensorcast/report/gather"
 	"tensorcast/trace"
 	"tensorcast/trace/tables"
 )
@@ -134,9 +140,11 @@ func TestAnswers(t *testing.T) {
 		{"phases", "phases", "read_bytes", "3150128 6450192"},
 		{"phases", "phases", "disk_bytes", "400000 10000"},
 		{"phases", "phases", "stall_ns", "0 70000000"},
+		{"phases", "phases", "expert_slices_touched", "3 4"},
+		{"phases", "phases", "expert_slices", "4 4"},
 		// From the embeddings to attn_q are some kilobytes, to the experts 300 kB, to the output megabytes, and back to the next step's embeddings.
-		{"offsets", "offsets", "accesses", "4 4 4 3"},
-		{"offsets", "offsets", "read_bytes", "400000 9000000 200000 192"},
+		{"offsets", "offsets", "accesses", "4 4 4 0 0 3"},
+		{"offsets", "offsets", "read_bytes", "400000 9000000 200000 0 0 192"},
 		{"heatmap", "heatmap", "tensor_name", strings.Repeat("token_embd.weight ", 4) + strings.Repeat("blk.0.attn_q.weight ", 4) + strings.Repeat("blk.0.ffn_up_exps.weight ", 4) + strings.TrimSpace(strings.Repeat("output.weight ", 4))},
 		{"heatmap --value disk", "heatmap", "disk_bytes", "0 0 0 0 400000 0 10000 0" + strings.Repeat(" 0", 8)},
 		{"heatmap --value rereads", "heatmap", "rereads_bytes", "0 0 0 0 0 0 10000 0" + strings.Repeat(" 0", 8)},
@@ -145,6 +153,15 @@ func TestAnswers(t *testing.T) {
 		{"experts", "experts", "prompt_tokens", "1 1 2 0"},
 		{"experts", "experts", "generated_tokens", "1 1 3 1"},
 		{"experts", "experts", "first_token", "0 1 0 4"},
+		{"experts", "experts_layers", "experts_used", "4"},
+		{"experts", "experts_layers", "hottest_expert", "2"},
+		{"experts", "experts_layers", "hottest_choices", "5"},
+		{"experts", "experts_layers", "coldest_expert", "3"},
+		{"experts", "experts_layers", "hot_quarter_share", "0.5"},
+		{"experts", "experts_layers", "kept_share", "0.5"},
+		{"experts", "experts_together", "tokens", "1 2"},
+		{"experts", "experts_together", "prompt_share", "0.5 0.75"},
+		{"experts", "experts_together", "generated_share", "0.5 0.75"},
 		{"experts", "experts_tokens", "kept", "0 1 2 1 1"},
 		{"experts", "experts_tokens", "new", "2 1 0 0 1"},
 		{"experts", "experts_tokens", "touched", "2 3 3 3 4"},
@@ -183,8 +200,8 @@ func TestAll(t *testing.T) {
 		names = append(names, filepath.Base(f))
 	}
 	slices.Sort(names)
-	want := strings.Fields(`access_pattern.h components.csv components.parquet components.png experts.csv experts.parquet experts.png experts_tokens.csv experts_tokens.parquet
-		experts_tokens.png gaps.png heatmap.csv heatmap.parquet heatmap.png index.html layers.csv layers.parquet layers.png offsets.csv offsets.parquet offsets.png
+	want := strings.Fields(`access_pattern.h components.csv components.parquet components.png determinism.csv determinism.parquet determinism_edits.csv determinism_edits.parquet experts.csv experts.parquet experts.png experts_layers.csv experts_layers.parquet experts_map.png experts_together.csv
+		experts_together.parquet experts_tokens.csv experts_tokens.parquet experts_tokens.png gaps.png heatmap.csv heatmap.parquet heatmap.png index.html layers.csv layers.parquet layers.png offsets.csv offsets.parquet offsets.png
 		pattern.csv pattern.json pattern.parquet pattern.png phases.csv phases.parquet phases.png rereads.csv rereads.parquet rereads.png`)
 	if !reflect.DeepEqual(names, want) {
 		t.Errorf("files %v, want %v", names, want)
@@ -196,6 +213,9 @@ func TestAll(t *testing.T) {
 			t.Fatal(k.name, stderr)
 		}
 	}
+	if code, _, stderr := execute(t, "determinism", "-c", capture, "-o", alone); code != cli.OK {
+		t.Fatal(stderr)
+	}
 	for _, name := range names {
 		if name == "index.html" {
 			continue
@@ -205,6 +225,55 @@ func TestAll(t *testing.T) {
 		if errA != nil || errB != nil || string(a) != string(b) {
 			t.Errorf("%s differs: %v, %v", name, errA, errB)
 		}
+	}
+}
+
+// The page's heatmap of experts has the share of each step's tokens that chose them.
+func TestExpertsHeat(t *testing.T) {
+	o := options{capture: plantScene(t), context: pattern.MostRead}
+	in, err := load(t.Context(), &o, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &study{in: in}
+	if err := s.collect(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	made, err := s.page()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &made.Heat[len(made.Heat)-1]
+	if h.Name != "experts chosen" || slices.ContainsFunc(made.Heat, func(h report.Heatmap) bool { return h.Name == gather.TitleReads }) {
+		t.Fatalf("heatmaps %+v", made.Heat)
+	}
+	for e, want := range [][]float64{{50, 0, 100, 0}, {50, 100, 0, 0}, {100, 100, 100, 100}, {0, 0, 0, 100}} {
+		for step, w := range want {
+			if got := h.At(e, step); got != w {
+				t.Errorf("expert %d in step %d: %g %%, want %g", e, step, got, w)
+			}
+		}
+	}
+}
+
+// A figure's last line has the machine, the limit and the command.
+func TestCaption(t *testing.T) {
+	meta := &tables.Meta{Detail: tables.DetailOp, Host: tables.Host{CPUs: 2, MemoryBytes: 1 << 30, Kernel: "6.1"}, Memory: &tables.Memory{LimitBytes: 566 << 20}, Command: []string{"/opt/llama-cli", "-m", "m.gguf"}}
+	if got, want := captionOf(meta), "2 CPUs; 1.0 GiB; limit 566 MiB; Linux 6.1; tracer --detail op; llama-cli -m m.gguf"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// Where tokens differ in what they read, the figure does not say that they do not.
+func TestAlike(t *testing.T) {
+	none := float32(math.NaN())
+	m := &heatmap.Matrix{Rows: make([]heatmap.Row, 2), Columns: []heatmap.Column{{Panel: panelNames[tables.PhasePrompt]}, {Panel: panelNames[tables.PhaseGeneration]}, {Panel: panelNames[tables.PhaseGeneration]}}, Values: []float32{3, 1, 1, 4, 0.5, none}}
+	if !alike(m) || !strings.Contains(figureText(&pattern.Summary{}, m, orderAccess, "").Subtitle, "analyze heatmap") {
+		t.Error("the prompt, or what was not observed, counts")
+	}
+	m.Values[1] = 0.25
+	if alike(m) || strings.Contains(figureText(&pattern.Summary{}, m, orderAccess, "").Subtitle, "analyze heatmap") {
+		t.Error("another value of a token does not count")
 	}
 }
 

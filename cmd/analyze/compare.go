@@ -53,11 +53,12 @@ Tokens per second are those of llama_decode: what happens between two calls, as 
 
 func compare(ctx context.Context, o *options, captures []string, format string, stdout, stderr io.Writer) error {
 	var sides [2]*pattern.Tally
+	var about [2]string
 	for i, name := range captures {
 		one := *o
 		one.capture = name
 		var err error
-		if sides[i], err = tally(ctx, &one, stderr); err != nil {
+		if sides[i], about[i], err = tally(ctx, &one, stderr); err != nil {
 			return err
 		}
 	}
@@ -67,7 +68,7 @@ func compare(ctx context.Context, o *options, captures []string, format string, 
 		names = [2]string{captures[0], captures[1]}
 	}
 	files := tableFiles("compare", c.Columns(), tables.Field{Key: "tensorcast.a", Value: captures[0]}, tables.Field{Key: "tensorcast.b", Value: captures[1]})
-	files = append(files, figureFiles("compare", compareFigure(c, names), format)...)
+	files = append(files, figureFiles("compare", compareFigure(c, names, about), format)...)
 	written, err := writeAll(ctx, o.output, files)
 	if err != nil {
 		return err
@@ -81,15 +82,15 @@ func compare(ctx context.Context, o *options, captures []string, format string, 
 	return append(c.Document(names, o.top), wrote(written)).WriteText(stdout)
 }
 
-// tally reads a capture for a comparison.
-func tally(ctx context.Context, o *options, stderr io.Writer) (*pattern.Tally, error) {
+// tally reads a capture for a comparison, and says where and how it was made.
+func tally(ctx context.Context, o *options, stderr io.Writer) (*pattern.Tally, string, error) {
 	in, err := load(ctx, o, stderr)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	p, err := in.pattern(ctx)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	t := pattern.NewTally(p, in.capture.Meta, in.capture.HasPageIns())
 	accesses, done := in.accesses(ctx, t.Access)
@@ -100,18 +101,18 @@ func tally(ctx context.Context, o *options, stderr io.Writer) (*pattern.Tally, e
 	}
 	done()
 	if err != nil {
-		return nil, in.reading(err)
+		return nil, "", in.reading(err)
 	}
 	for s, err := range in.capture.Steps() {
 		if err == nil {
 			err = t.Step(s)
 		}
 		if err != nil {
-			return nil, in.reading(err)
+			return nil, "", in.reading(err)
 		}
 	}
 	if !in.capture.HasPageIns() {
-		return t, nil
+		return t, captionOf(in.capture.Meta), nil
 	}
 	for r, err := range in.capture.PageIns() {
 		if err == nil {
@@ -121,15 +122,19 @@ func tally(ctx context.Context, o *options, stderr io.Writer) (*pattern.Tally, e
 			err = ctx.Err()
 		}
 		if err != nil {
-			return nil, in.reading(err)
+			return nil, "", in.reading(err)
 		}
 	}
-	return t, nil
+	return t, captionOf(in.capture.Meta), nil
 }
 
 // compareFigure is nil if neither capture has times. Of many tokens, the mean of each bin is drawn.
-func compareFigure(c *pattern.Comparison, names [2]string) drawing {
-	f := &chart.Figure{XLabel: "generated token", YLabel: "ms per token", Panels: []chart.Panel{{Title: visible.Line(c.Sides[0].Model + ": time of each token")}}}
+func compareFigure(c *pattern.Comparison, names, about [2]string) drawing {
+	caption := about[0]
+	if about[1] != about[0] {
+		caption = names[0] + ": " + about[0] + "; " + names[1] + ": " + about[1]
+	}
+	f := &chart.Figure{Caption: visible.Line(caption), XLabel: "generated token", YLabel: "ms per token", Panels: []chart.Panel{{Title: visible.Line(c.Sides[0].Model + ": time of each token")}}}
 	for side, name := range names {
 		times := c.Times(side)
 		bin := len(times)/maxFigurePoints + 1

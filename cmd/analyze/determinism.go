@@ -59,23 +59,10 @@ func analyzeDeterminism(ctx context.Context, o *options, format string, stdout, 
 	if err != nil {
 		return err
 	}
-	sizes := map[int32]int32{}
-	for s, err := range in.capture.Steps() {
-		if err != nil {
-			return in.reading(err)
-		}
-		if s.Phase != tables.PhaseGeneration {
-			sizes[s.Step] = s.Tokens
-		}
-	}
-	d, err := p.Determinism(sizes, ctx.Err)
+	d, files, err := in.determinism(ctx, p, format)
 	if err != nil {
 		return err
 	}
-	model := tables.Field{Key: "tensorcast.model", Value: fingerprint(in.capture.Meta, p.Model)}
-	files := tableFiles("determinism", d.Columns(), model)
-	files = append(files, tableFiles("determinism_edits", d.EditColumns(), model)...)
-	files = append(files, figureFiles("determinism", determinismFigure(d, pattern.ModelName(in.capture.Meta, p.Model)), format)...)
 	written, err := writeAll(ctx, o.output, files)
 	if err != nil {
 		return err
@@ -95,12 +82,34 @@ func analyzeDeterminism(ctx context.Context, o *options, format string, stdout, 
 	return append(doc, wrote(written)).WriteText(stdout)
 }
 
+// determinism compares the steps of a pattern, and has the files that say so.
+func (in *loaded) determinism(ctx context.Context, p *pattern.Pattern, format string) (*pattern.Determinism, []file, error) {
+	sizes := map[int32]int32{}
+	for s, err := range in.capture.Steps() {
+		if err != nil {
+			return nil, nil, in.reading(err)
+		}
+		if s.Phase != tables.PhaseGeneration {
+			sizes[s.Step] = s.Tokens
+		}
+	}
+	d, err := p.Determinism(sizes, ctx.Err)
+	if err != nil {
+		return nil, nil, err
+	}
+	model := tables.Field{Key: "tensorcast.model", Value: fingerprint(in.capture.Meta, p.Model)}
+	files := tableFiles("determinism", d.Columns(), model)
+	files = append(files, tableFiles("determinism_edits", d.EditColumns(), model)...)
+	files = append(files, figureFiles("determinism", determinismFigure(d, pattern.ModelName(in.capture.Meta, p.Model), captionOf(in.capture.Meta)), format)...)
+	return d, files, nil
+}
+
 // maxFigurePoints bounds a curve; of more tokens, the worst of each bin is drawn.
 const maxFigurePoints = 2000
 
 // determinismFigure has a curve for each size of batch; nil if every step that generates follows.
-func determinismFigure(d *pattern.Determinism, model string) drawing {
-	f := &chart.Figure{XLabel: "generated token", YLabel: "edits from the canonical sequence", Panels: []chart.Panel{{Title: model + ": reads that differ"}}}
+func determinismFigure(d *pattern.Determinism, model, caption string) drawing {
+	f := &chart.Figure{Caption: caption, XLabel: "generated token", YLabel: "edits from the canonical sequence", Panels: []chart.Panel{{Title: model + ": reads that differ"}}}
 	curves := map[int32]*chart.Curve{}
 	var order []int32
 	bin := len(d.Steps)/maxFigurePoints + 1

@@ -84,16 +84,42 @@ func share(read, size int64, cutShort bool) float32 {
 	return float32(float64(read) / float64(size))
 }
 
-func figureText(s *pattern.Summary, order string) heatmap.Text {
+// figureText has caption as its last line. Where all tokens read the same, the figure shows just that, and says what shows more.
+func figureText(s *pattern.Summary, m *heatmap.Matrix, order, caption string) heatmap.Text {
 	rows := "first read first"
 	if order == orderFile {
 		rows = "in the file's order"
 	}
-	return heatmap.Text{
-		Title: s.Model + ": weights read per token",
-		Subtitle: fmt.Sprintf("%d tensors, %s; %d of them and %s read for each token; %s",
-			s.Tensors, rows, s.TensorsRead, humanize.Bytes(uint64(s.BytesPerToken.Median)), s.Sequence),
-		Scale: "Share of a tensor's bytes that a step reads (square-root scale; more than 100 % is drawn as 100 %)",
-		Mark:  "sequence differs",
+	subtitle := fmt.Sprintf("%d tensors, %s, all rows as high; %d of them and %s read for each token; %s",
+		s.Tensors, rows, s.TensorsRead, humanize.Bytes(uint64(s.BytesPerToken.Median)), s.Sequence)
+	if alike(m) {
+		subtitle = fmt.Sprintf("all tokens read as much of each tensor: `analyze heatmap` draws what differs; %d tensors, %s, all rows as high; %s for each token", s.Tensors, rows, humanize.Bytes(uint64(s.BytesPerToken.Median)))
 	}
+	return heatmap.Text{
+		Title:    s.Model + ": weights read per token",
+		Subtitle: subtitle,
+		Scale:    "Share of a tensor's bytes that a step reads (square-root scale; more than 100 % is drawn as 100 %)",
+		Mark:     "sequence differs",
+		Caption:  caption,
+	}
+}
+
+// alike says whether all steps that generate have the same values, as far as these were observed.
+func alike(m *heatmap.Matrix) bool {
+	n := len(m.Columns)
+	for row := range m.Rows {
+		first := float32(math.NaN())
+		for i, v := range m.Values[row*n : (row+1)*n] {
+			if m.Columns[i].Panel != panelNames[tables.PhaseGeneration] || v != v {
+				continue
+			}
+			if first != first {
+				first = v
+			}
+			if v != first {
+				return false
+			}
+		}
+	}
+	return true
 }

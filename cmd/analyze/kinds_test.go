@@ -55,6 +55,20 @@ func oddCaptures(t *testing.T) map[string]string {
 	change("two models", "cut", "access.arrows", func(data []byte) []byte { return data[:len(data)*2/3] })
 	change("killed", "killed and cut", "access.0001.arrows", func(data []byte) []byte { return data[:len(data)-100] })
 	change("two models", "emptied", "access.arrows", func([]byte) []byte { return nil })
+	change("two models", "swapped", "access.arrows", func([]byte) []byte {
+		steps, err := os.ReadFile(filepath.Join(all["two models"], "steps.arrows"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return steps
+	})
+	change("two models", "of another", "access.arrows", func([]byte) []byte { // a table of another capture
+		other, err := os.ReadFile(filepath.Join(all["one token"], "access.arrows"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return other
+	})
 	change("two models", "without tables", trace.MetaFile, func(data []byte) []byte { return []byte("{}") })
 	return all
 }
@@ -83,7 +97,7 @@ func TestEveryKindOfCapture(t *testing.T) {
 	}
 	commands = append(commands, []string{"-c", "CAPTURE"}, []string{"--all", "--export", "--perfetto", "--heatmap", "-c", "CAPTURE"})
 	// What each kind is good for; the exceptions by command.
-	want := map[string]int{"no token": refuses, "newer": refuses, "cut": refuses, "emptied": refuses, "without tables": refuses}
+	want := map[string]int{"no token": refuses, "newer": refuses, "cut": refuses, "emptied": refuses, "without tables": refuses, "swapped": refuses, "of another": refuses}
 	except := map[string]map[string]int{
 		"one token": {"moe": refuses, "experts": refuses, "whatif": refuses}, // dense; and no second token
 	}

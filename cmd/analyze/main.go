@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -69,7 +70,6 @@ var subcommands = append([]func(*options) *cobra.Command{
 const (
 	formatParquet = "parquet"
 	formatCSV     = "csv"
-	formatPNG     = "png"
 )
 
 func command() *cobra.Command {
@@ -97,7 +97,8 @@ experts that a mixture-of-experts model chooses are compared apart from the sequ
 A capture may hold several contexts (llama_context), as of a draft model. analyze takes the one that read most in
 generation, and says so; --context takes another.
 
-With --all it does what the subcommands rereads, heatmap, offsets, layers, components, phases and experts do, and report.
+With --all it does what the subcommands rereads, pattern, heatmap, offsets, layers, components, phases, experts, determinism and
+report do.
 
 analyze moe says what a cache of a mixture-of-experts model's experts would gain.
 analyze determinism says which share of the steps read exactly the same, and where and why the others do not.
@@ -124,13 +125,13 @@ Exit status: 0 done, whatever the pattern is; 1 failed; 2 the command line is wr
 	all.BoolVar(&o.json, "json", false, "print the summary as JSON")
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.BoolVar(&o.heatmap, "heatmap", false, "draw "+heatmapFile)
+	f.BoolVar(&o.heatmap, "heatmap", false, "draw "+heatmapFile+".png")
 	cli.EnumVar(cmd, &o.order, "order", "", []string{orderAccess, orderFile}, "rows of the heatmap: access is first read first, file as in the model's file")
 	cli.EnumVar(cmd, &o.hidden, "hidden", "", []string{formatParquet, formatCSV}, "export the table of what routers read, as parquet or csv")
 	f.BoolVar(&o.export, "export", false, "write the capture's tables as Parquet, for pandas, polars and DuckDB")
 	f.BoolVar(&o.perfetto, "perfetto", false, "write "+perfettoFile+", a timeline of steps, layers, ops, waiting and reads from disk, for ui.perfetto.dev")
 	f.BoolVar(&o.all, "all", false, "write what all subcommands do that need nothing but the capture, and index.html")
-	cli.EnumVar(cmd, &o.format, "format", "", chart.Formats, "of the figures that --all writes")
+	cli.EnumVar(cmd, &o.format, "format", "", chart.Formats, "of the figures that --heatmap and --all write")
 	for _, sub := range subcommands {
 		cmd.AddCommand(sub(&o))
 	}
@@ -158,7 +159,11 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 		if more, err = answerAll(ctx, st); err != nil {
 			return err
 		}
-		more = append(more, file{pageFile, st.page().Write})
+		page, err := st.page()
+		if err != nil {
+			return err
+		}
+		more = append(more, file{pageFile, page.Write})
 	}
 	timeline := file{name: perfettoFile}
 	if o.perfetto {
@@ -169,25 +174,30 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	return printSummary(stdout, st.sums.Outlook(in.capture.Meta, st.compute()), summary, written, o.json)
+	return printSummary(stdout, st.sums.Outlook(in.capture.Meta, st.sums.Compute()), st.sums.Lacks(in.capture.Meta), summary, written, o.json)
 }
 
-func printSummary(w io.Writer, outlook *gather.Outlook, s *pattern.Summary, files []string, asJSON bool) error {
+func printSummary(w io.Writer, outlook *gather.Outlook, lacks []string, s *pattern.Summary, files []string, asJSON bool) error {
 	verdict := outlook.Sentences()
 	if asJSON {
 		return cli.WriteJSON(w, struct {
 			Verdict []string        `json:"verdict"`
+			Lacks   []string        `json:"not_in_this_capture"`
 			Outlook *gather.Outlook `json:"outlook"`
 			*pattern.Summary
 			Files []string `json:"files"`
-		}{verdict, outlook, s, files})
+		}{verdict, lacks, outlook, s, files})
 	}
-	for _, line := range verdict {
+	opening := slices.Clone(verdict)
+	for _, what := range lacks {
+		opening = append(opening, "Not in this capture: "+what+".")
+	}
+	for _, line := range opening {
 		if _, err := fmt.Fprintln(w, visible.Line(line)); err != nil {
 			return err
 		}
 	}
-	if len(verdict) > 0 {
+	if len(opening) > 0 {
 		fmt.Fprintln(w)
 	}
 	if err := s.WriteText(w); err != nil {

@@ -92,12 +92,13 @@ func TestAnalyze(t *testing.T) {
 		t.Fatalf("exit %d, stderr %q", code, stderr)
 	}
 	for _, want := range []string{
+		"Not in this capture: what came from disk, and why: `tracer --detail op+io` records it.\n",
 		"planted.gguf: 4 tensors, 4 of them read for each token",
 		"4 reads, 1.5 kB (1464 bytes)",
 		"identical in 3 of 4 generated tokens",
 		"token 2 differs at position 1: reads blk.0.ffn_down.weight instead of blk.0.ffn_up.weight",
 		"wrote " + filepath.Join(out, cycleFile),
-		"wrote " + filepath.Join(out, heatmapFile),
+		"wrote " + filepath.Join(out, heatmapFile+".png"),
 	} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("output lacks %q:\n%s", want, stdout)
@@ -118,7 +119,7 @@ func TestAnalyze(t *testing.T) {
 	if want := []string{"1", "blk.0.ffn_up.weight", "9000", "200", "0.25", "generation"}; !reflect.DeepEqual(table[6][:6], want) {
 		t.Errorf("row %v, want %v", table[6][:6], want)
 	}
-	data, err := os.ReadFile(filepath.Join(out, heatmapFile))
+	data, err := os.ReadFile(filepath.Join(out, heatmapFile+".png"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +242,7 @@ func TestJSON(t *testing.T) {
 			t.Errorf("stderr %q lacks %q", stderr, want)
 		}
 	}
-	if _, err := os.Stat(filepath.Join(out, heatmapFile)); err == nil {
+	if _, err := os.Stat(filepath.Join(out, heatmapFile+".png")); err == nil {
 		t.Error("a heatmap was drawn without --heatmap")
 	}
 }

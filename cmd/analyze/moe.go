@@ -168,7 +168,7 @@ func analyzeMoE(ctx context.Context, name string, o *moeOptions, study *replay.O
 		return err
 	}
 	// What was found is printed even if it cannot be drawn.
-	written, drawErr := drawMoE(ctx, &found, o)
+	written, drawErr := drawMoE(ctx, &found, o, in.caption())
 	if o.json {
 		return errors.Join(cli.WriteJSON(stdout, found), drawErr)
 	}
@@ -185,7 +185,7 @@ func analyzeMoE(ctx context.Context, name string, o *moeOptions, study *replay.O
 }
 
 // drawMoE draws a study's figures, and returns a line for each.
-func drawMoE(ctx context.Context, found *studied, o *moeOptions) (lines tabular.Lines, err error) {
+func drawMoE(ctx context.Context, found *studied, o *moeOptions, caption string) (lines tabular.Lines, err error) {
 	if o.output == "" {
 		return nil, nil
 	}
@@ -210,6 +210,7 @@ func drawMoE(ctx context.Context, found *studied, o *moeOptions) (lines tabular.
 	for _, f := range found.Figures(more...) {
 		draw := file{name: f.Name + "." + o.format}
 		if f.Figure != nil {
+			f.Figure.Caption = caption
 			draw.write = func(w io.Writer) error { return f.Figure.Write(w, o.format) }
 		}
 		files = append(files, draw)
@@ -226,6 +227,14 @@ type input struct {
 	routes  *moe.Trace
 	capture *trace.Capture // nil: a CSV file
 	model   int32          // of the capture's
+}
+
+// caption is the line below figures: of a routing trace nothing is known.
+func (in *input) caption() string {
+	if in.capture == nil {
+		return ""
+	}
+	return captionOf(in.capture.Meta)
 }
 
 // evaluate judges predictors that know hidden states. If the capture does not allow that, it says why. What the user named has to fit.

@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"iter"
+	"slices"
 	"strings"
 
 	"tensorcast/heatmap"
@@ -23,7 +24,7 @@ import (
 
 // Names of the files written.
 const (
-	heatmapFile = "heatmap_access_per_token.png"
+	heatmapFile = "heatmap_access_per_token" // and a format
 	parquetFile = "pattern.parquet"
 	csvFile     = "pattern.csv"
 	cycleFile   = "pattern.json"
@@ -75,16 +76,6 @@ var outputs = append([]output{
 		}
 		return cycle.WriteHeader, nil
 	}},
-	{heatmapFile, func(a *analysis) (func(io.Writer) error, error) {
-		if !a.options.heatmap {
-			return nil, nil
-		}
-		m, err := matrix(a.pattern, a.options.order)
-		if err != nil {
-			return nil, err
-		}
-		return func(w io.Writer) error { return heatmap.Write(w, m, figureText(a.summary, a.options.order), formatPNG) }, nil
-	}},
 	{hiddenParquet, func(a *analysis) (func(io.Writer) error, error) {
 		if a.options.hidden != formatParquet {
 			return nil, nil
@@ -99,7 +90,26 @@ var outputs = append([]output{
 		}
 		return func(w io.Writer) error { return trace.WriteCSVBatches(w, a.hidden) }, a.hasHidden()
 	}},
-}, exports()...)
+}, slices.Concat(accessHeatmaps(), exports())...)
+
+// accessHeatmaps are the heatmap of --heatmap in each format, of which one is drawn at most.
+func accessHeatmaps() (all []output) {
+	for _, format := range chart.Formats {
+		all = append(all, output{heatmapFile + "." + format, func(a *analysis) (func(io.Writer) error, error) {
+			if !a.options.heatmap || a.options.format != format {
+				return nil, nil
+			}
+			m, err := matrix(a.pattern, a.options.order)
+			if err != nil {
+				return nil, err
+			}
+			return func(w io.Writer) error {
+				return heatmap.Write(w, m, figureText(a.summary, m, a.options.order, captionOf(a.meta)), format)
+			}, nil
+		}})
+	}
+	return all
+}
 
 // exports are the capture's tables as Parquet. The hidden table's is above if --hidden asks for it: with --export the same file.
 func exports() (all []output) {

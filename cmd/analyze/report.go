@@ -16,6 +16,7 @@ import (
 	"tensorcast/internal/visible"
 	"tensorcast/pattern"
 	"tensorcast/report"
+	"tensorcast/report/gather"
 )
 
 // pageFile is what report writes.
@@ -57,7 +58,10 @@ func makePage(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	if err := s.collect(ctx); err != nil {
 		return err
 	}
-	made := s.page()
+	made, err := s.page()
+	if err != nil {
+		return err
+	}
 	written, err := writeAll(ctx, o.output, []file{{pageFile, made.Write}})
 	if err != nil {
 		return err
@@ -80,10 +84,10 @@ func makePage(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	return err
 }
 
-// page fills the page.
-func (s *study) page() *report.Report {
+// page fills the page. Of a mixture it shows which experts are chosen in the place of the bytes that are read, which are nearly the same for all tokens.
+func (s *study) page() (*report.Report, error) {
 	meta, p := s.in.capture.Meta, s.pattern
-	made := s.sums.Report(pattern.ModelName(meta, p.Model), meta, s.compute())
+	made := s.sums.Report(pattern.ModelName(meta, p.Model), meta, s.sums.Compute())
 	add := func(name, value string) {
 		if value != "" {
 			made.Context = append(made.Context, report.Fact{Name: name, Value: visible.Line(value)})
@@ -92,11 +96,41 @@ func (s *study) page() *report.Report {
 	if int(p.Model) < len(meta.Models) {
 		add("model", humanize.IBytes(uint64(max(meta.Models[p.Model].Bytes, 0))))
 	}
+	if h := meta.Host; h.CPUs > 0 {
+		add("machine", strings.TrimSpace(fmt.Sprintf("%d CPUs %s", h.CPUs, h.CPU))+memoryText(h.MemoryBytes)+linuxText(h.Kernel))
+	}
+	if m := meta.Memory; m != nil && m.LimitBytes > 0 {
+		add("limit of memory", humanize.IBytes(uint64(m.LimitBytes))+" ("+m.Of+")")
+	}
+	if d := meta.Disk; d != nil && d.BytesPerSecond > 0 {
+		add("disk", fmt.Sprintf("%s/s, reads %d KiB ahead", humanize.Bytes(uint64(d.BytesPerSecond)), d.ReadaheadKiB))
+	}
 	if !meta.Started.IsZero() {
 		add("traced", meta.Started.UTC().Format("2006-01-02 15:04 UTC"))
 	}
 	add("detail", meta.Detail)
 	add("command", strings.Join(meta.Command, " "))
 	made.Notes = append(made.Notes, s.in.warnings...)
-	return made
+	experts, err := s.expertsHeat()
+	if err != nil {
+		return nil, s.in.reading(err)
+	}
+	if experts != nil {
+		made.Heat = append(slices.DeleteFunc(made.Heat, func(h report.Heatmap) bool { return h.Name == gather.TitleReads }), *experts)
+	}
+	return made, nil
+}
+
+func memoryText(bytes int64) string {
+	if bytes <= 0 {
+		return ""
+	}
+	return ", " + humanize.IBytes(uint64(bytes))
+}
+
+func linuxText(kernel string) string {
+	if kernel == "" {
+		return ""
+	}
+	return ", Linux " + kernel
 }

@@ -22,12 +22,11 @@ import (
 	"tensorcast/pattern"
 	"tensorcast/sim/reuse"
 	"tensorcast/sim/whatif"
-	"tensorcast/trace"
 	"tensorcast/trace/tables"
 )
 
-// missCSV is LRU's byte miss-ratio curve.
-const missCSV = "miss_ratio.csv"
+// missFile is LRU's byte miss-ratio curve.
+const missFile = "miss_ratio"
 
 // Choices of --blocks.
 const (
@@ -77,8 +76,8 @@ with what it was measured to cost; not of a mixture of experts), and by Belady's
 It writes
 
   whatif.parquet, whatif.csv    a row for each amount of memory and strategy
-  miss_ratio.csv                LRU's byte miss-ratio curve: from each size on, which share of the bytes is missed
-  whatif.png                    tokens per second against memory (--format for others)
+  miss_ratio.parquet, .csv      LRU's byte miss-ratio curve: from each size on, which share of the bytes is missed
+  whatif.png, miss_ratio.png    tokens per second, and that share, against memory (--format for others)
 
 Memory is what the model's pages have, beside all else. What a fault costs beside its bytes is in these figures if the capture
 is of a run whose memory was short: its tokens tell how fast bytes come that are read as they are touched.
@@ -103,7 +102,7 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 	f.StringVar(&o.touched, "touched", "", "what comes from disk if it is read as it is touched, `bytes` per second (default: as the capture's tokens had it, if they read\nfrom disk, else as --disk)")
 	f.IntVar(&o.ahead, "readahead", 0, "the disk's read_ahead_kb, `KiB` (default: as it was when tracer looked, else 128)")
 	f.DurationVar(&o.compute, "compute", 0, "`time` that a token computes (default: as the capture has it)")
-	f.IntVar(&o.group, "tokens-per-step", 1, "`n` tokens are computed together, and read what they share once: speculative decoding, or a batch")
+	f.IntVar(&o.group, "tokens-per-step", 1, "`n` tokens (or steps, if the capture's have several tokens) are computed together, and read what they share once: speculative\ndecoding, or a batch")
 	cli.EnumVar(cmd, &o.blocks, "blocks", "", []string{blocksFolios, blocksExtents}, "memory is counted in folios of 2 MiB (less for small experts), or in extents: tensors, rows and experts as they lie")
 	cli.EnumVar(cmd, &o.format, "format", "", chart.Formats, "of the figure")
 	return cmd
@@ -161,26 +160,25 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 	if err != nil {
 		return err
 	}
-	if o.bandwidth == 0 {
-		if d := in.capture.Meta.Disk; d != nil {
-			o.bandwidth = d.BytesPerSecond
-		}
-		if o.bandwidth <= 0 {
-			return fmt.Errorf("%s does not tell what the disk reads: say it, such as --disk 1.4GB/s; tracer (without --no-probe) measures it, and so does `lab pressure`", o.capture)
-		}
+	if d := in.capture.Meta.Disk; o.bandwidth == 0 && (d == nil || d.BytesPerSecond <= 0) {
+		return fmt.Errorf("%s does not tell what the disk reads: say it, such as --disk 1.4GB/s; tracer (without --no-probe) measures it, and so does `lab pressure`", o.capture)
 	}
 	st := &study{in: in}
 	if err := st.collect(ctx); err != nil { // chooses the context, and says so
 		return err
 	}
-	r, err := in.replayed(ctx, st.pattern, o)
+	outlook := st.sums.Outlook(in.capture.Meta, 0)
+	if o.bandwidth == 0 {
+		o.bandwidth = outlook.Bandwidth
+	}
+	batch := max(int(outlook.TokensPerStep), 1) // tokens that each step of the capture generates
+	r, err := in.replayed(ctx, st.pattern, o, int32(batch))
 	if err != nil {
 		return err
 	}
-	outlook := st.sums.Outlook(in.capture.Meta, 0)
-	c := whatif.Config{Sequence: r.sequence, From: r.from, Compute: o.compute, Bandwidth: o.bandwidth, Touched: o.asTouched, TokensPerStep: o.group, Routed: outlook.Routed()}
+	c := whatif.Config{Sequence: r.sequence, From: r.from, Compute: o.compute * time.Duration(batch), Bandwidth: o.bandwidth, Touched: o.asTouched, TokensPerStep: o.group * batch, Routed: outlook.Routed()}
 	from := "as --compute says"
-	if least := st.compute(); c.Compute == 0 && outlook.Short() && least > 0 {
+	if least := st.sums.Compute(); c.Compute == 0 && outlook.Short() && least > 0 {
 		c.Compute, from = least, "the sum over the ops, each at its fastest, or at its kind's"
 	}
 	if c.Compute == 0 {
@@ -216,8 +214,7 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 		return in.reading(err)
 	}
 	answer.ComputeFrom, answer.TouchedFrom, answer.Blocks = from, touchedFrom, o.blocks
-	files := slices.Concat(tableFiles("whatif", answer.Columns()), figureFiles("whatif", answer.Figure(), o.format),
-		[]file{{missCSV, func(w io.Writer) error { return trace.WriteCSV(w, answer.CurveColumns()) }}})
+	files := slices.Concat(tableFiles("whatif", answer.Columns()), figureFiles("whatif", st.captioned(answer.Figure()), o.format), tableFiles(missFile, answer.CurveColumns()), figureFiles(missFile, st.captioned(answer.MissFigure()), o.format))
 	written, err := writeAll(ctx, o.output, files)
 	if err != nil {
 		return err
@@ -245,15 +242,15 @@ func (r *replayed) compute() (time.Duration, string, error) {
 	if len(r.times) == 0 {
 		return 0, "", errors.New("no step's end was observed")
 	}
-	from := "the median of the capture's tokens, without their waiting for the disk"
+	from := "the median of the capture's steps, without their waiting for the disk"
 	if !r.stalls {
-		from = "the median of the capture's tokens, with their waiting for the disk, which tracer --detail op+io tells apart"
+		from = "the median of the capture's steps, with their waiting for the disk, which tracer --detail op+io tells apart"
 	}
 	return time.Duration(stats.Median(r.times) * 1e9), from, nil
 }
 
-// replayed reads what the analysed context's steps have read. One at a time, prompt and warm-up fill the memory, and so does the first generated token; of groups, the first group does.
-func (in *loaded) replayed(ctx context.Context, p *pattern.Pattern, o *whatifOptions) (*replayed, error) {
+// replayed reads what the analysed context's steps have read. One at a time, prompt and warm-up fill the memory, and so does the first generated token; of groups, the first group does. Times are those of the steps of so many tokens.
+func (in *loaded) replayed(ctx context.Context, p *pattern.Pattern, o *whatifOptions, batch int32) (*replayed, error) {
 	model := in.capture.Meta.Models
 	numbers := map[string]int32{}
 	var sizes []int64
@@ -312,7 +309,7 @@ func (in *loaded) replayed(ctx context.Context, p *pattern.Pattern, o *whatifOpt
 		if err != nil {
 			return nil, in.reading(err)
 		}
-		if s.Context == p.Context && s.Phase == tables.PhaseGeneration && s.End != tables.NotObserved && s.End > s.Begin && s.Tokens <= 1 {
+		if s.Context == p.Context && s.Phase == tables.PhaseGeneration && s.End != tables.NotObserved && s.End > s.Begin && max(s.Tokens, 1) == batch {
 			r.times = append(r.times, max(float64(s.End-s.Begin-stall[s.Step]), 0)/1e9)
 		}
 	}

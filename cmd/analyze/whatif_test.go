@@ -2,6 +2,8 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,6 +11,7 @@ import (
 
 	"tensorcast/internal/cli"
 	"tensorcast/sim/whatif"
+	"tensorcast/trace"
 	"tensorcast/trace/tables"
 )
 
@@ -30,7 +33,7 @@ func TestWhatIf(t *testing.T) {
 		t.Fatalf("exit %d, %v: %s", code, err, stderr)
 	}
 	// The first generated token fills the memory, so that three of four count.
-	if got.Steps != 3 || got.WorkingSet != size || got.PerToken != float64(size) || got.Bandwidth != 1e6 || len(got.Rows) != 2 || len(got.Files) != 4 {
+	if got.Steps != 3 || got.WorkingSet != size || got.PerToken != float64(size) || got.Bandwidth != 1e6 || len(got.Rows) != 2 || len(got.Files) != 6 {
 		t.Errorf("%+v of %d bytes", got, size)
 	}
 	if all := got.Rows[1].Results; all[0].Missed != 0 || all[0].TokS != 1000 || all[6].TokS != 1000 {
@@ -39,7 +42,7 @@ func TestWhatIf(t *testing.T) {
 	if half := got.Rows[0]; half.Memory != (size+1)/2 || half.Results[0].Missed < float64(size)/2 || half.Results[0].TokS >= half.Results[4].TokS {
 		t.Errorf("with half of it %+v", half)
 	}
-	for _, name := range []string{"whatif.parquet", "whatif.csv", missCSV, "whatif.png"} {
+	for _, name := range []string{"whatif.parquet", "whatif.csv", missFile + ".csv", "whatif.png"} {
 		if info, err := os.Stat(filepath.Join(out, name)); err != nil || info.Size() == 0 {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -92,6 +95,46 @@ func TestWhatIfTouched(t *testing.T) {
 			if off := r.Results[0].TokS*seconds - 1; off < -1e-9 || off > 1e-9 {
 				t.Errorf("%q: %g tok/s for %g bytes", args, r.Results[0].TokS, r.Results[0].Missed)
 			}
+		}
+	}
+}
+
+// Steps of two tokens are replayed as they are: what they read and compute is of both.
+func TestWhatIfOfBatches(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "capture")
+	const size = 8 << 20
+	structure := []tables.StructureRow{{Name: "output.weight", Component: "output.weight", Size: size, Layer: -1, File: "b.gguf", Type: "Q8_0", Shape: []int64{size}}}
+	meta := &tables.Meta{Detail: tables.DetailOp, Models: []tables.ModelInfo{{Path: "/b.gguf", Bytes: size, Fingerprint: planted.Fingerprint}}}
+	w, err := trace.Create(dir, meta, structure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range int32(5) {
+		begin := int64(i) * 1e9
+		a := tables.Access{Step: i, Token: i, Phase: tables.PhaseGeneration, Op: "MUL_MAT", Bytes: size, Timestamp: begin, Duration: 20e6, Stall: tables.NotObserved}
+		if err := errors.Join(w.Access(&a), w.Step(&tables.StepRow{Step: i, Token: i, Phase: tables.PhaseGeneration, Tokens: 2, Begin: begin, End: begin + 20e6})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(meta, true); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		args       []string
+		read, tokS float64 // of a token; of all in memory
+		tokens     int
+	}{
+		{nil, size / 2, 100, 2},
+		{[]string{"--compute", "5ms"}, size / 2, 200, 2},
+		{[]string{"--tokens-per-step", "2"}, size / 4, 100, 4},
+	} {
+		code, stdout, stderr := execute(t, append([]string{"whatif", "-c", dir, "-o", t.TempDir(), "--disk", "1GB/s", "--ram", "1", "--json"}, tc.args...)...)
+		var got whatif.Answer
+		if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil {
+			t.Fatalf("exit %d, %v: %s", code, err, stderr)
+		}
+		if r := got.Rows[0].Results[0]; got.PerToken != tc.read || got.TokensPerStep != tc.tokens || math.Abs(r.TokS-tc.tokS) > 1e-6 || r.Missed != 0 {
+			t.Errorf("%v: %+v, %+v; want %g bytes and %g tokens per second", tc.args, got, r, tc.read, tc.tokS)
 		}
 	}
 }

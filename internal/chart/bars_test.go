@@ -39,6 +39,13 @@ func dots() *Figure {
 	return f
 }
 
+// stairs has a curve whose values hold until the next, beside one with marks.
+func stairs() *Figure {
+	return &Figure{To: 10, High: 100, XLabel: "memory (GiB)", YLabel: "missed (%)", Panels: []Panel{{Title: "a curve in steps", Curves: []Curve{
+		{Name: "steps", Steps: true, Points: []Point{{X: 0, Y: 100}, {X: 4, Y: 50}, {X: 9, Y: 10}, {X: 10, Y: 10}}}, {Name: "marks", Points: []Point{{X: 1, Y: 20}, {X: 8, Y: 70}}},
+	}}}}
+}
+
 // The golden images have been looked at.
 func TestPictures(t *testing.T) {
 	type drawn interface {
@@ -50,7 +57,9 @@ func TestPictures(t *testing.T) {
 	for i := range moved.Panels[0].Curves[0].Points {
 		moved.Panels[0].Curves[0].Points[i].Y /= 2
 	}
-	for name, of := range map[string]struct{ figure, other drawn }{"bars": {stacked(), other}, "dots": {dots(), moved}} {
+	joined := stairs()
+	joined.Panels[0].Curves[0].Steps = false
+	for name, of := range map[string]struct{ figure, other drawn }{"stairs": {stairs(), joined}, "bars": {stacked(), other}, "dots": {dots(), moved}} {
 		t.Run(name, func(t *testing.T) {
 			draw := func(d drawn, format string) []byte {
 				var b bytes.Buffer

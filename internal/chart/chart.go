@@ -57,6 +57,7 @@ type Curve struct {
 	Points []Point // by X
 	Bound  bool    // it bounds the others: dashed, without marks, in no colour
 	Dots   bool    // its points are many: small, and no line joins them
+	Steps  bool    // its points are many: from each its value holds to the next one, and no marks are drawn
 }
 
 // Point is a point of a curve. If High is more than Low, that range is drawn upright.
@@ -145,7 +146,7 @@ func NewCanvas(format string, wide, high vg.Length) (vg.CanvasWriterTo, error) {
 	case "png":
 		return vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(wide, high), vgimg.UseDPI(DPI))}, nil
 	case "svg":
-		return vgsvg.New(wide, high), nil
+		return svgCanvas{vgsvg.New(wide, high)}, nil
 	case "pdf":
 		return pdfCanvas{vgpdf.New(wide, high)}, nil
 	}
@@ -264,6 +265,11 @@ func addCurve(p *plot.Plot, legend *plot.Legend, c *Curve, paint color.Color, ma
 		return nil
 	}
 	p.Add(line)
+	if c.Steps {
+		line.StepStyle = plotter.PostStep
+		legend.Add(c.Name, line)
+		return nil
+	}
 	var ranged spreads
 	for _, at := range c.Points {
 		if at.High > at.Low {

@@ -6,6 +6,7 @@ package gather
 import (
 	"fmt"
 	"math"
+	"math/bits"
 	"sort"
 
 	"tensorcast/event"
@@ -20,29 +21,33 @@ const (
 	maxPoints = 1 << 16
 )
 
-// Gap is how far a read begins behind the end of the one before, in the same file.
+// gap is how far a read begins from the end of the one before, in the same file.
 type gap int
 
-// The classes of gaps. A read is backward if it begins before the end of the last one: also by a little, and if it is the same tensor again.
+// The classes of gaps. A read is backward if it begins before the end of the last one, as one of the same tensor again does.
 const (
-	gapSequential gap = iota
-	gapSmall          // less than 1 MB
+	gapSequential gap = iota // less than 128 kB
+	gapSmall                 // less than 1 MB
 	gapLarge
-	gapBackward
+	gapBackClose // less than 128 kB
+	gapBackSmall // less than 1 MB
+	gapBackLarge
 )
 
-var gapNames = []string{"sequential: less than 128 kB ahead", "small gap: less than 1 MB", "large gap", "backward"}
+var gapNames = []string{"sequential: less than 128 kB ahead", "ahead by less than 1 MB", "ahead by more", "back by less than 128 kB", "back by less than 1 MB", "back by more"}
 
 func gapOf(from, to int64) gap {
-	switch d := to - from; {
-	case d < 0:
-		return gapBackward
-	case d < 128e3:
-		return gapSequential
-	case d < 1e6:
-		return gapSmall
+	d, backward := to-from, gap(0)
+	if d < 0 {
+		d, backward = -d, gapBackClose
 	}
-	return gapLarge
+	switch {
+	case d < 128e3:
+		return backward + gapSequential
+	case d < 1e6:
+		return backward + gapSmall
+	}
+	return backward + gapLarge
 }
 
 // Collector sums up rows. First come the steps, then accesses in the order of the table, then page-ins. It is for one goroutine.
@@ -62,10 +67,16 @@ type Collector struct {
 	points []report.Point
 	every  int // access is a point
 	reads  int
-	gaps   [gapBackward + 1]total
+	gaps   [gapBackLarge + 1]total
 	last   map[string]int64 // file: where the last read ended
 	file   string
 	most   float64 // where the file's reads end
+
+	experts [3]map[int32]*bitset // of each phase and tensor: those that were read
+
+	batch   int32  // tokens of most steps that generate
+	ops     [][]op // by the first tensor that they read
+	running run
 }
 
 // step is one of the analysed context.
@@ -74,6 +85,8 @@ type step struct {
 	stall, disk, again, reads int64
 	accesses                  int64
 	tookStall                 bool
+	inOps                     int64 // time of ops, ns; see Compute
+	untimed                   bool  // of some that was not observed
 }
 
 // total is what was read, by whatever it is of.
@@ -102,7 +115,8 @@ func (m *matrix) add(tensor int32, column int, v float64) {
 
 // New returns a collector for one context and its model. Steps are those of that context, in the order of time; others are ignored.
 func New(structure []tables.StructureRow, context, model int32, steps []tables.StepRow) *Collector {
-	c := &Collector{structure: structure, context: context, model: model, index: map[int32]int{}, tensors: make([]total, len(structure)), every: 1, last: map[string]int64{}}
+	c := &Collector{structure: structure, context: context, model: model, index: map[int32]int{}, tensors: make([]total, len(structure)), every: 1, last: map[string]int64{}, ops: make([][]op, len(structure)), running: run{step: -1}}
+	batches := map[int32]int{}
 	for _, s := range steps {
 		if s.Context != context {
 			continue
@@ -110,6 +124,12 @@ func New(structure []tables.StructureRow, context, model int32, steps []tables.S
 		s.TokenIDs, s.Sequences = nil, nil
 		c.index[s.Step] = len(c.steps)
 		c.steps = append(c.steps, step{row: s})
+		if s.Phase == tables.PhaseGeneration {
+			batches[s.Tokens]++
+			if n := batches[s.Tokens]; n > batches[c.batch] || n == batches[c.batch] && s.Tokens < c.batch {
+				c.batch = s.Tokens
+			}
+		}
 	}
 	of := 0
 	for i := range structure {
@@ -154,32 +174,48 @@ func (c *Collector) Access(a *tables.Access) error {
 		s.stall += a.Stall
 		c.stall.add(a.Tensor, column, float64(a.Stall))
 	}
+	c.touch(a, s.row.Phase)
+	c.ran(a, at)
 	c.point(a, s, at, of)
 	return nil
 }
 
-// point keeps where the access was, if it is one of those that are kept, and counts its gap.
+// point keeps where the access read, if it is one of those that are kept, and counts its gaps. Of a mixture each chosen expert's slice is a read.
 func (c *Collector) point(a *tables.Access, s *step, at int, of *tables.StructureRow) {
-	end, before := c.last[of.File]
-	kind := gapOf(end, a.Offset)
-	c.last[of.File] = a.Offset + a.Bytes
-	if before {
-		c.gaps[kind].accesses++
-		c.gaps[kind].bytes += a.Bytes
+	passed := 0.0
+	if s.row.End > s.row.Begin {
+		passed = min(max(float64(a.Timestamp-s.row.Begin)/float64(s.row.End-s.row.Begin), 0), 1)
 	}
-	if c.file == "" {
-		c.file = of.File
-	}
-	if of.File != c.file { // one file has one scale
+	if n := int64(len(a.Experts)); n > 0 && of.ExpertStride > 0 && of.Experts > 0 {
+		each := min(a.Bytes/n, of.ExpertStride)
+		for _, e := range a.Experts {
+			if e >= 0 && e < of.Experts && int64(e) <= (math.MaxInt64-each-of.Offset)/of.ExpertStride {
+				c.readAt(of.File, of.Offset+int64(e)*of.ExpertStride, each, float64(at)+passed)
+			}
+		}
 		return
 	}
-	c.most = max(c.most, float64(a.Offset+a.Bytes))
+	c.readAt(of.File, a.Offset, a.Bytes, float64(at)+passed)
+}
+
+// readAt is a read of so many bytes, at a time in steps.
+func (c *Collector) readAt(file string, offset, bytes int64, when float64) {
+	end, before := c.last[file]
+	kind := gapOf(end, offset)
+	c.last[file] = offset + bytes
+	if before {
+		c.gaps[kind].accesses++
+		c.gaps[kind].bytes += bytes
+	}
+	if c.file == "" {
+		c.file = file
+	}
+	if file != c.file { // one file has one scale
+		return
+	}
+	c.most = max(c.most, float64(offset+bytes))
 	if c.reads%c.every == 0 {
-		passed := 0.0
-		if s.row.End > s.row.Begin {
-			passed = min(max(float64(a.Timestamp-s.row.Begin)/float64(s.row.End-s.row.Begin), 0), 1)
-		}
-		c.points = append(c.points, report.Point{Step: float64(at) + passed, Offset: float64(a.Offset), Bytes: float64(a.Bytes), Kind: int(kind)})
+		c.points = append(c.points, report.Point{Step: when, Offset: float64(offset), Bytes: float64(bytes), Kind: int(kind)})
 		if len(c.points) == 2*maxPoints {
 			for i := range maxPoints {
 				c.points[i] = c.points[2*i]
@@ -241,4 +277,42 @@ func (c *Collector) PageIn(r *tables.PageInRow) {
 func (c *Collector) during(at int64) (index int, ok bool) {
 	i := sort.Search(len(c.steps), func(i int) bool { return c.steps[i].row.Begin > at }) - 1
 	return i, i >= 0 && at <= c.steps[i].row.End
+}
+
+// bitset is a set of small numbers.
+type bitset []uint64
+
+func (b *bitset) add(n int32) {
+	for int(n/64) >= len(*b) {
+		*b = append(*b, 0)
+	}
+	(*b)[n/64] |= 1 << (n % 64)
+}
+
+func (b bitset) count() (n int64) {
+	for _, w := range b {
+		n += int64(bits.OnesCount64(w))
+	}
+	return n
+}
+
+// touch notes which experts an access reads.
+func (c *Collector) touch(a *tables.Access, phase tables.Phase) {
+	const most = 1 << 14 // experts of a tensor
+	if len(a.Experts) == 0 || int(phase) >= len(c.experts) || c.structure[a.Tensor].Experts > most {
+		return
+	}
+	if c.experts[phase] == nil {
+		c.experts[phase] = map[int32]*bitset{}
+	}
+	of := c.experts[phase][a.Tensor]
+	if of == nil {
+		of = &bitset{}
+		c.experts[phase][a.Tensor] = of
+	}
+	for _, e := range a.Experts {
+		if e >= 0 && e < c.structure[a.Tensor].Experts {
+			of.add(e)
+		}
+	}
 }

@@ -18,15 +18,17 @@ import (
 // first; what is not known is 0.
 type Outlook struct {
 	TokensPerSecond float64 `json:"tokens_per_second"`
+	TokensPerStep   float64 `json:"tokens_per_step"` // that generates: several sequences, or guesses, share what it reads
 	Read            float64 `json:"read_bytes_per_token"`
 	Disk            float64 `json:"disk_bytes_per_token"`
 	Again           float64 `json:"reread_bytes_per_token"`
-	Stalled         float64 `json:"stalled_share"`               // of a token's time
+	Stalled         float64 `json:"stalled_share"`               // of a token's time, summed over the threads: it may be more than 1
 	DiskRate        float64 `json:"disk_bytes_per_second"`       // while tokens were generated
-	Bandwidth       float64 `json:"disk_bandwidth"`              // what the disk reads, bytes per second
+	Probed          float64 `json:"disk_probed"`                 // what tracer has measured that the disk reads, bytes per second
+	Bandwidth       float64 `json:"disk_bandwidth"`              // the greater of the two above, if the disk was measured
 	Limit           int64   `json:"memory_limit_bytes"`          // of the process's control group
 	LimitOf         string  `json:"memory_limit_of"`             // which limit that is
-	Compute         float64 `json:"compute_s"`                   // of a token, if it waits for nothing
+	Compute         float64 `json:"compute_s"`                   // of a step, if it waits for nothing
 	Missing         int64   `json:"missing_bytes"`               // memory that is short of what all weights need
 	Fits            float64 `json:"tokens_per_second_fits"`      // expected if nothing was missing
 	Ahead           float64 `json:"tokens_per_second_ahead"`     // at most, with this memory and disk, if all is read ahead
@@ -36,7 +38,7 @@ type Outlook struct {
 	routed          bool // tokens read different experts
 }
 
-// Outlook computes it. Compute is how long a token's ops take if they wait for nothing; 0 if that is not known. What is expected is not said of mixtures of experts, whose tokens
+// Outlook computes it. Compute is how long a step takes if it waits for nothing; 0 if that is not known. What is expected is not said of mixtures of experts, whose tokens
 // read different bytes, and without the limit of memory and the disk's bandwidth.
 func (c *Collector) Outlook(meta *tables.Meta, compute time.Duration) *Outlook {
 	times, bytes, disk, again, stalled, tokens := c.perToken()
@@ -44,6 +46,7 @@ func (c *Collector) Outlook(meta *tables.Meta, compute time.Duration) *Outlook {
 	if tokens == 0 {
 		return o
 	}
+	o.TokensPerStep = float64(max(c.batch, 1))
 	o.Read = stats.Median(bytes)
 	o.Compute = compute.Seconds()
 	if c.hasDisk {
@@ -56,8 +59,9 @@ func (c *Collector) Outlook(meta *tables.Meta, compute time.Duration) *Outlook {
 	if o.stalls {
 		o.Stalled = stats.Median(stalled)
 	}
-	if meta.Disk != nil {
-		o.Bandwidth = meta.Disk.BytesPerSecond
+	if meta.Disk != nil && meta.Disk.BytesPerSecond > 0 {
+		o.Probed = meta.Disk.BytesPerSecond
+		o.Bandwidth = max(o.Probed, o.DiskRate)
 	}
 	other := int64(0)
 	if m := meta.Memory; m != nil {
@@ -70,15 +74,15 @@ func (c *Collector) Outlook(meta *tables.Meta, compute time.Duration) *Outlook {
 		return o
 	}
 	room := max(float64(o.Limit-other), 0)
-	o.Missing = int64(math.Max(o.Read-room, 0))
+	o.Missing = int64(math.Max(o.Read*o.TokensPerStep-room, 0))
 	if o.Missing == 0 || o.Compute <= 0 {
 		return o
 	}
-	o.Fits = 1 / o.Compute
+	o.Fits = o.TokensPerStep / o.Compute
 	if o.Bandwidth > 0 {
-		o.Ahead = 1 / math.Max(o.Compute, float64(o.Missing)/o.Bandwidth)
+		o.Ahead = o.TokensPerStep / math.Max(o.Compute, float64(o.Missing)/o.Bandwidth)
 		_, seconds := whatif.Helped(compute, float64(o.Missing), o.Bandwidth)
-		o.Helped = 1 / seconds
+		o.Helped = o.TokensPerStep / seconds
 	}
 	return o
 }
@@ -89,12 +93,12 @@ func (o *Outlook) Short() bool { return o.Disk > little*o.Read }
 // Routed says whether tokens read different experts.
 func (o *Outlook) Routed() bool { return o.routed }
 
-// Touched is how many bytes per second came from disk while a token did not compute; 0 if that is not known.
+// Touched is how many bytes per second came from disk while a step did not compute; 0 if that is not known.
 func (o *Outlook) Touched(compute time.Duration) float64 {
 	if !o.Short() || o.TokensPerSecond <= 0 {
 		return 0
 	}
-	return math.Max(o.Disk/(1/o.TokensPerSecond-compute.Seconds()), 0)
+	return math.Max(o.Disk/(1/o.TokensPerSecond-compute.Seconds()/o.TokensPerStep), 0)
 }
 
 // Sentences are the outlook in words, the most important first.
@@ -109,8 +113,13 @@ func (o *Outlook) Sentences() (all []string) {
 		all = append(all, fmt.Sprintf("Memory suffices: of the %.3g MiB that a token reads, %.2g come from disk.", o.Read/mib, o.Disk/mib))
 	} else {
 		at := ""
-		if o.Bandwidth > 0 && o.DiskRate > 0 {
-			at = fmt.Sprintf(", at %.0f %% of what this disk can read (%s/s)", 100*o.DiskRate/o.Bandwidth, humanize.Bytes(uint64(o.Bandwidth)))
+		perSecond := func(rate float64) string { return humanize.Bytes(uint64(rate)) + "/s" }
+		switch {
+		case o.Probed <= 0 || o.DiskRate <= 0:
+		case o.DiskRate > o.Probed:
+			at = fmt.Sprintf(", at %s, which is all that this disk can read as far as is known (tracer had measured %s)", perSecond(o.DiskRate), perSecond(o.Probed))
+		default:
+			at = fmt.Sprintf(", at %.0f %% of what this disk can read (%s)", 100*o.DiskRate/o.Probed, perSecond(o.Probed))
 		}
 		all = append(all, fmt.Sprintf("Memory is short: for the %.3g MiB that a token reads, %.3g MiB come from disk, %.3g of them not for the first time%s.", o.Read/mib, o.Disk/mib, o.Again/mib, at))
 	}
@@ -123,8 +132,34 @@ func (o *Outlook) Sentences() (all []string) {
 		}
 		all = append(all, text+".")
 	}
+	if o.Short() && o.routed {
+		all = append(all, "What more memory would be worth depends on which experts tokens choose: `analyze whatif` and `analyze moe` replay their choices.")
+	}
 	if o.stalls {
-		all = append(all, fmt.Sprintf("Waiting for the disk takes %.0f %% of a token's time; what the kernel does to read and to map pages is not in that.", 100*o.Stalled))
+		all = append(all, fmt.Sprintf("Waiting for the disk takes %.0f %% of a token's time, summed over its threads; what the kernel does to read and to map pages is not in that.", 100*o.Stalled))
+	}
+	return all
+}
+
+// Lacks are what the capture would have to tell for a whole verdict, each with how it is recorded.
+func (c *Collector) Lacks(meta *tables.Meta) (all []string) {
+	if !c.hasDisk {
+		all = append(all, "what came from disk, and why: `tracer --detail op+io` records it")
+	}
+	if !c.hasStall {
+		all = append(all, "how long ops waited for the disk: `tracer --detail op+io` records it")
+	}
+	if !c.hasTime {
+		all = append(all, "how long ops took: `tracer --detail op` records it")
+	}
+	if !c.hasDisk || !c.Outlook(meta, 0).Short() {
+		return all
+	}
+	if meta.Memory == nil || meta.Memory.LimitBytes <= 0 {
+		all = append(all, "a limit of the target's memory: none of its control groups had one when tracer looked, so that it is not known how much memory is missing")
+	}
+	if meta.Disk == nil || meta.Disk.BytesPerSecond <= 0 {
+		all = append(all, "what the disk can read: tracer measures it when its command has ended, without --no-probe")
 	}
 	return all
 }

@@ -40,15 +40,7 @@ func (c *Collector) Report(title string, meta *tables.Meta, compute time.Duratio
 		r.Offsets = &report.Offsets{Size: c.most, Kinds: gapNames, Count: len(c.points), At: func(i int) report.Point { return c.points[i] }}
 	}
 	r.Facts, r.Verdict = c.facts(meta, compute)
-	if !c.hasDisk {
-		r.Notes = append(r.Notes, "what came from disk, and why: `tracer --detail op+io` records it")
-	}
-	if !c.hasStall {
-		r.Notes = append(r.Notes, "how long ops waited for the disk: `tracer --detail op+io` records it")
-	}
-	if !c.hasTime {
-		r.Notes = append(r.Notes, "how long ops took: `tracer --detail op` records it")
-	}
+	r.Notes = c.Lacks(meta)
 	return r
 }
 
@@ -98,7 +90,7 @@ func (c *Collector) facts(meta *tables.Meta, compute time.Duration) (facts []rep
 			report.Fact{Name: "again from disk per token", Value: fmt.Sprintf("%.0f MiB", stats.Median(again)/mib), About: about + "; what had been read from disk before in this capture"})
 	}
 	if c.hasStall && len(stalled) > 0 {
-		facts = append(facts, report.Fact{Name: "waiting for the disk", Value: fmt.Sprintf("%.0f %% of a token", 100*stats.Median(stalled)), About: about})
+		facts = append(facts, report.Fact{Name: "waiting for the disk", Value: fmt.Sprintf("%.0f %% of a token", 100*stats.Median(stalled)), About: about + "; summed over its threads"})
 	}
 	facts = append(facts, report.Fact{Name: "generated tokens", Value: strconv.Itoa(tokens + 1)})
 	return facts, c.Outlook(meta, compute).Sentences()
@@ -152,6 +144,9 @@ const (
 	GridReads   = "reads"
 )
 
+// TitleReads is the title of GridReads.
+const TitleReads = "reads"
+
 // GridNames are the names of all grids, the most telling first.
 func GridNames() []string {
 	return []string{GridDisk, GridRereads, GridStall, GridPace, GridTime, GridReads}
@@ -197,7 +192,7 @@ func (c *Collector) Grids() (all []Grid) {
 		all = append(all, pace)
 		add(GridTime, "time", "ns", "How long the ops took that read each tensor.", &c.seconds, math.NaN())
 	}
-	add(GridReads, "reads", "B", "How much of each tensor each step reads.", &c.bytes, 0)
+	add(GridReads, TitleReads, "B", "How much of each tensor each step reads.", &c.bytes, 0)
 	slices.SortStableFunc(all, func(a, b Grid) int {
 		switch {
 		case a.Empty == b.Empty:

@@ -129,7 +129,7 @@ func TestPlanted(t *testing.T) {
 		}
 	}
 	// A step reads 1 MiB at 1 MiB, then at 0 (backward), then 10 MiB behind (large); and back to the first, of the next step.
-	if got, want := table(t, r, "Gaps").Rows, [][]any{{gapNames[0], 0.0, 0.0}, {gapNames[1], 0.0, 0.0}, {gapNames[2], 6.0, 6.0 * (1 << 19)}, {gapNames[3], 11.0, 11.0 * (1 << 20)}}; !reflect.DeepEqual(got, want) {
+	if got, want := table(t, r, "Gaps").Rows, [][]any{{gapNames[0], 0.0, 0.0}, {gapNames[1], 0.0, 0.0}, {gapNames[2], 6.0, 6.0 * (1 << 19)}, {gapNames[3], 0.0, 0.0}, {gapNames[4], 0.0, 0.0}, {gapNames[5], 11.0, 11.0 * (1 << 20)}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("gaps %v, want %v", got, want)
 	}
 	if got, want := table(t, r, "Layers").Rows, [][]any{
@@ -148,15 +148,48 @@ func TestPlanted(t *testing.T) {
 	if got := table(t, r, "Tensors").Rows; len(got) != 3 || got[0][0] != "blk.1.a" || got[1][1] != 0.0 {
 		t.Errorf("tensors %v", got)
 	}
-	if o := r.Offsets; o.Count != 3*steps || o.Size != 10.5*(1<<20) || o.At(4) != (report.Point{Step: 1.25, Offset: 0, Bytes: 1 << 20, Kind: int(gapBackward)}) {
+	if o := r.Offsets; o.Count != 3*steps || o.Size != 10.5*(1<<20) || o.At(4) != (report.Point{Step: 1.25, Offset: 0, Bytes: 1 << 20, Kind: int(gapBackLarge)}) {
 		t.Errorf("offsets %+v, %+v", o, o.At(4))
 	}
-	if len(r.Notes) != 0 || len(r.Verdict) != 2 || r.Verdict[0] != "Memory is short: for the 2.5 MiB that a token reads, 0.0312 MiB come from disk, 0 of them not for the first time." {
+	if len(r.Notes) != 2 || !strings.HasPrefix(r.Notes[0], "a limit") || !strings.Contains(r.Notes[1], "--no-probe") || len(r.Verdict) != 2 || r.Verdict[0] != "Memory is short: for the 2.5 MiB that a token reads, 0.0312 MiB come from disk, 0 of them not for the first time." {
 		t.Errorf("notes %q, verdict %q", r.Notes, r.Verdict)
 	}
 	var b bytes.Buffer
 	if err := r.Write(&b); err != nil {
 		t.Error(err)
+	}
+}
+
+// A gap is of the end of what was read, to either side; the bounds belong to the longer class.
+func TestGapOf(t *testing.T) {
+	const at = 10_000_000
+	for _, tc := range []struct {
+		to   int64
+		want gap
+	}{
+		{at, gapSequential}, {at + 127_999, gapSequential}, {at + 128_000, gapSmall}, {at + 999_999, gapSmall}, {at + 1_000_000, gapLarge},
+		{at - 1, gapBackClose}, {at - 128_000, gapBackSmall}, {at - 999_999, gapBackSmall}, {at - 1_000_000, gapBackLarge}, {0, gapBackLarge},
+	} {
+		if got := gapOf(at, tc.to); got != tc.want {
+			t.Errorf("from %d to %d: %s, want %s", at, tc.to, gapNames[got], gapNames[tc.want])
+		}
+	}
+}
+
+// Of a mixture the chosen experts' slices are what is read, in the order in which they are told.
+func TestExpertsAreReads(t *testing.T) {
+	const stride = 1 << 20
+	structure := []tables.StructureRow{{Name: "exps", Offset: 4096, Size: 8 * stride, Experts: 8, ExpertStride: stride, File: "m.gguf"}}
+	c := New(structure, 0, 0, []tables.StepRow{{Step: 0, Phase: tables.PhaseGeneration, Begin: 0, End: 100}})
+	if err := c.Access(&tables.Access{Bytes: 3 * stride, Offset: 4096, Timestamp: 50, Experts: []int32{2, 3, 0}}); err != nil {
+		t.Fatal(err)
+	}
+	want := []report.Point{{Step: 0.5, Offset: 4096 + 2*stride, Bytes: stride, Kind: int(gapLarge)}, {Step: 0.5, Offset: 4096 + 3*stride, Bytes: stride, Kind: int(gapSequential)}, {Step: 0.5, Offset: 4096, Bytes: stride, Kind: int(gapBackLarge)}}
+	if !reflect.DeepEqual(c.points, want) {
+		t.Errorf("%+v, want %+v", c.points, want)
+	}
+	if c.gaps[gapSequential].accesses != 1 || c.gaps[gapBackLarge].accesses != 1 || c.gaps[gapLarge].accesses != 0 { // there is nothing before the first
+		t.Errorf("gaps %+v", c.gaps)
 	}
 }
 
@@ -248,7 +281,7 @@ func TestOutlook(t *testing.T) {
 	want := []string{
 		"Memory is short: for the 2.5 MiB that a token reads, 2 MiB come from disk, 1 of them not for the first time, at 40 % of what this disk can read (21 MB/s).",
 		"With 1.5 MiB more than the limit of 1.5 MiB (/a memory.max) it would be about 5.0 times as fast (20 tok/s instead of 4); as it is, prefetchd is expected to reach 4.4 tok/s (13.3 at most).",
-		"Waiting for the disk takes 28 % of a token's time; what the kernel does to read and to map pages is not in that.",
+		"Waiting for the disk takes 28 % of a token's time, summed over its threads; what the kernel does to read and to map pages is not in that.",
 	}
 	if got := o.Sentences(); !reflect.DeepEqual(got, want) {
 		t.Errorf("%q", got)

@@ -270,7 +270,7 @@ func (c *Collector) Components() *Sheet {
 
 // Gaps has a row for each class of gaps.
 func (c *Collector) Gaps() *Sheet {
-	s := &Sheet{Name: "Gaps", About: "Where a read begins, after the end of the one before in the same file."}
+	s := &Sheet{Name: "Gaps", About: "Where a read begins, from the end of the one before in the same file. Each chosen expert is a read of its own."}
 	s.texts("gap", "gap", gapNames)
 	s.numbers("accesses", "reads", "", len(gapNames), func(i int) (int64, bool) { return c.gaps[i].accesses, true })
 	s.numbers("read_bytes", "read", unitBytes, len(gapNames), func(i int) (int64, bool) { return c.gaps[i].bytes, true })
@@ -282,6 +282,7 @@ type phase struct {
 	of                                                       tables.Phase
 	steps, tokens, nanos, accesses, read, disk, again, stall int64
 	stalled                                                  bool
+	touched, slices                                          int64 // of the tensors whose experts were observed: those that were read, and all
 }
 
 func (c *Collector) phases() (all []phase) {
@@ -303,6 +304,10 @@ func (c *Collector) phases() (all []phase) {
 			p.again += s.again
 			p.stall += s.stall
 			p.stalled = p.stalled || s.tookStall
+		}
+		for tensor, touched := range c.experts[i] {
+			p.touched += touched.count()
+			p.slices += int64(c.structure[tensor].Experts)
 		}
 		if p.steps > 0 {
 			all = append(all, p)
@@ -331,5 +336,8 @@ func (c *Collector) Phases() *Sheet {
 	add("disk_bytes", "from disk", unitBytes, c.hasDisk, func(p *phase) int64 { return p.disk })
 	add("reread_bytes", "again", unitBytes, c.hasDisk, func(p *phase) int64 { return p.again })
 	add("stall_ns", "waiting", unitTime, c.hasStall, func(p *phase) int64 { return p.stall })
+	// Slices of tensors are counted: an expert of a layer has several.
+	s.numbers("expert_slices_touched", "slices of experts touched", "", len(all), func(i int) (int64, bool) { return all[i].touched, all[i].slices > 0 })
+	s.numbers("expert_slices", "of all", "", len(all), func(i int) (int64, bool) { return all[i].slices, all[i].slices > 0 })
 	return s
 }

@@ -187,6 +187,9 @@ func (a *Answer) Columns() []tables.Column {
 // maxCurve bounds the table of the miss-ratio curve.
 const maxCurve = 10_000
 
+// maxMissPoints bounds its figure.
+const maxMissPoints = 1000
+
 // CurveColumns are LRU's byte miss-ratio curve as a table: from each size on, which share of the bytes that are read is missed. Of more than 10,000 sizes some are left out, evenly.
 func (a *Answer) CurveColumns() []tables.Column {
 	sizes := a.lru.Sizes()
@@ -242,5 +245,23 @@ func (a *Answer) Figure() *chart.Figure {
 		}
 		f.Panels[0].Curves = append(f.Panels[0].Curves, curve)
 	}
+	return f
+}
+
+// MissFigure draws LRU's byte miss-ratio curve.
+func (a *Answer) MissFigure() *chart.Figure {
+	const gib = 1 << 30
+	f := &chart.Figure{XLabel: "memory for the model, GiB", YLabel: "share of the bytes that is missed (%)", To: 1.04 * float64(a.WorkingSet) / gib, High: 105, Beside: true, Panels: []chart.Panel{{Title: "byte miss ratio of LRU, in " + a.Blocks}}}
+	columns := a.CurveColumns()
+	memory, ratio := columns[0].Values.([]int64), columns[1].Values.([]float64)
+	thin := (len(memory) + maxMissPoints - 1) / maxMissPoints
+	curve := chart.Curve{Name: "LRU", Steps: true}
+	for i := range memory {
+		if i%thin == 0 || i == len(memory)-1 {
+			curve.Points = append(curve.Points, chart.Point{X: float64(memory[i]) / gib, Y: 100 * ratio[i]})
+		}
+	}
+	curve.Points = append(curve.Points, chart.Point{X: f.To, Y: curve.Points[len(curve.Points)-1].Y})
+	f.Panels[0].Curves = []chart.Curve{curve}
 	return f
 }

@@ -1,0 +1,120 @@
+package cmd_test
+
+// This file opens tables in polars and in pandas, with the lines that the README shows.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"tensorcast/experiments/llama"
+	"tensorcast/internal/testenv"
+	"tensorcast/trace"
+	"tensorcast/trace/tracetest"
+)
+
+// nodeLine and pandasLine are those of the README's lines that can be run: pandas reads CSV without a package that Debian has not.
+var (
+	nodeLine   = regexp.MustCompile(`(?m)^ *(node -e ".*")$`)
+	pandasLine = regexp.MustCompile(`(?m)^ *(python3 -c ".*read_csv.*")$`)
+)
+
+func TestDataFrames(t *testing.T) {
+	testenv.NeedMachine(t)
+	dir := t.TempDir()
+	capture := filepath.Join(dir, "capture")
+	if err := tracetest.Write(capture, tracetest.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	// run runs a line of a shell, with Debian's python3.
+	run := func(t *testing.T, line string, env ...string) string {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, "bash", "-c", strings.Replace(line, "python3 ", "/usr/bin/python3 ", 1))
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", line, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	run(t, bin["analyze"]+" --all --export")
+	c, err := trace.Open(capture)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rows, read, experts, ofContext int64
+	for a, err := range c.Accesses() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		rows++
+		read += a.Bytes
+		experts += int64(len(a.Experts))
+		if a.Context == 0 {
+			ofContext += a.Bytes
+		}
+	}
+	readme, err := os.ReadFile(filepath.Join("..", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	follow := func(t *testing.T, lines *regexp.Regexp, env ...string) {
+		t.Helper()
+		all := lines.FindAllSubmatch(readme, -1)
+		if len(all) != 2 {
+			t.Fatalf("the README shows %d lines, want 2", len(all))
+		}
+		for _, m := range all {
+			if out := run(t, string(m[1]), env...); strings.Count(out, "\n") < 2 {
+				t.Errorf("%s: %q", m[1], out)
+			}
+		}
+	}
+	t.Run("polars", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+		defer cancel()
+		modules, err := llama.Polars(ctx)
+		if errors.Is(err, llama.ErrUnavailable) && os.Getenv("CI") == "" {
+			t.Skip(err)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		env := "NODE_PATH=" + modules
+		want := fmt.Sprintf("%d %d %d", rows, read, experts)
+		for _, table := range []string{`readParquet("analysis/access.parquet")`, `readIPCStream(require("fs").readFileSync("capture/access.arrows"))`} {
+			got := run(t, `node -e 'const pl = require("nodejs-polars"), t = pl.`+table+`; console.log(t.height, Number(t.getColumn("bytes_accessed").sum()), t.select("experts").explode("experts").dropNulls().height)'`, env)
+			if got != want || experts == 0 {
+				t.Errorf("%s: rows, bytes and experts %s, want %s", table, got, want)
+			}
+		}
+		for _, table := range trace.TableNames() {
+			if got := run(t, `node -e 'console.log(require("nodejs-polars").readParquet("analysis/`+table+`.parquet").height > 0)'`, env); got != "true" {
+				t.Errorf("%s: %s", table, got)
+			}
+		}
+		follow(t, nodeLine, env)
+	})
+	t.Run("pandas", func(t *testing.T) {
+		if err := exec.Command("/usr/bin/python3", "-c", "import pandas").Run(); err != nil && os.Getenv("CI") == "" {
+			t.Skip("no pandas here: apt-get install python3-pandas")
+		}
+		if got, want := run(t, `python3 -c "import pandas as pd; print(pd.read_csv('analysis/layers.csv').read_bytes.sum())"`), fmt.Sprint(ofContext); got != want {
+			t.Errorf("bytes of all layers %s, want %s", got, want)
+		}
+		// What is null is not a number.
+		if got := run(t, `python3 -c "import pandas as pd; print(pd.read_csv('analysis/rereads.csv').layer.isna().sum() > 0)"`); got != "True" {
+			t.Errorf("tensors without a layer: %s", got)
+		}
+		follow(t, pandasLine)
+	})
+}

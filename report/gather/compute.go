@@ -1,0 +1,138 @@
+package gather
+
+// This file estimates how long a step's ops take when they wait for nothing.
+
+import (
+	"slices"
+	"time"
+
+	"tensorcast/trace/tables"
+)
+
+// op is what the runs of an op on the same weights have in common. Only the steps that generate, of the size that most have, are looked at.
+type op struct {
+	name  string
+	bytes int64 // of all weights that it reads: the most of any run
+	runs  int
+	least int64 // the shortest run, ns
+}
+
+// run is an op of which rows may still come: it has one for each weight that it reads.
+type run struct {
+	step        int // an index of Collector.steps; -1: no op
+	tensor      int32
+	name        string
+	thread      int32
+	begin, took int64
+	bytes       int64
+	usual       bool // its step is of those that are looked at
+	missed      bool // its time was not observed
+}
+
+// ran adds a row to the op that is under way, or ends that and begins another.
+func (c *Collector) ran(a *tables.Access, step int) {
+	r := &c.running
+	if r.step == step && r.begin == a.Timestamp && r.thread == a.Thread && r.name == a.Op {
+		r.bytes += a.Bytes
+		return
+	}
+	c.endRun()
+	s := &c.steps[step].row
+	*r = run{
+		step: step, tensor: a.Tensor, name: a.Op, thread: a.Thread, begin: a.Timestamp, took: a.Duration, bytes: a.Bytes,
+		usual: s.Phase == tables.PhaseGeneration && s.Tokens == c.batch, missed: a.Duration < 0,
+	}
+}
+
+func (c *Collector) endRun() {
+	r := &c.running
+	if r.step < 0 || !r.usual {
+		r.step = -1
+		return
+	}
+	at := &c.steps[r.step]
+	r.step = -1
+	if r.missed {
+		at.untimed = true
+		return
+	}
+	if at.inOps += r.took; at.inOps < 0 { // of a damaged capture
+		at.inOps, at.untimed = 0, true
+		return
+	}
+	of := c.ops[r.tensor]
+	i := slices.IndexFunc(of, func(o op) bool { return o.name == r.name })
+	if i < 0 {
+		i = len(of)
+		of = append(of, op{name: r.name, least: r.took})
+		c.ops[r.tensor] = of
+	}
+	o := &of[i]
+	o.runs++
+	o.bytes, o.least = max(o.bytes, r.bytes), min(o.least, r.took)
+}
+
+// Compute is how long a step that generates takes if it waits for nothing, as far as the capture tells: the sum over its ops, and the least that any step took besides them. An op takes what its
+// fastest run did, or what the fastest fiftieth of the ops of its kind did, if that is less: those with the same name and type of weight, by time per byte, or, where bytes are few, those that
+// read as many. So what is never in memory when it is needed is judged by what is. Waiting is not taken from an op's time: it is a sum over threads, and may be more. It is 0 if times were not observed.
+func (c *Collector) Compute() time.Duration {
+	c.endRun()
+	const (
+		few     = 64 << 10 // bytes: time is not for them
+		fastest = 50       // one in so many
+	)
+	type kind struct {
+		name, weight string
+		bytes        int64 // 0: many
+	}
+	of := func(tensor int32, o *op) kind {
+		k := kind{name: o.name, weight: c.structure[tensor].Type}
+		if o.bytes < few {
+			k.bytes = max(o.bytes, 1)
+		}
+		return k
+	}
+	per := func(k kind, o *op) float64 { // what is compared within a kind is for so many bytes
+		if k.bytes > 0 {
+			return 1
+		}
+		return float64(o.bytes)
+	}
+	paces := map[kind][]float64{}
+	steps, rest := 0, int64(-1)
+	for i := range c.steps {
+		s := &c.steps[i]
+		if s.inOps == 0 {
+			continue
+		}
+		steps++
+		if !s.untimed && s.row.End != tables.NotObserved && s.row.End > s.row.Begin {
+			if r := max(s.row.End-s.row.Begin-s.inOps, 0); rest < 0 || r < rest {
+				rest = r
+			}
+		}
+	}
+	if steps == 0 {
+		return 0
+	}
+	for tensor, all := range c.ops {
+		for i := range all {
+			k := of(int32(tensor), &all[i])
+			paces[k] = append(paces[k], float64(all[i].least)/per(k, &all[i]))
+		}
+	}
+	for _, all := range paces {
+		slices.Sort(all)
+	}
+	sum := float64(max(rest, 0))
+	for tensor, all := range c.ops {
+		for i := range all {
+			o := &all[i]
+			k := of(int32(tensor), o)
+			took := min(float64(o.least), paces[k][len(paces[k])/fastest]*per(k, o))
+			sum += took * float64(o.runs) / float64(steps)
+		}
+	}
+	const longest = 1 << 62
+	return time.Duration(min(sum, longest))
+}

@@ -1,0 +1,94 @@
+package gather
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"tensorcast/trace/tables"
+)
+
+// A step computes for what its ops take where they do not wait, and for what is besides them. Planted are three matrices, of which one is in memory in one step, two norms, of which one always waits,
+// an op on two weights, waiting of two threads that is longer than the op, and a step of two tokens, which is another matter.
+func TestCompute(t *testing.T) {
+	structure := []tables.StructureRow{
+		{Name: "a", Size: 1 << 20, Type: "Q8_0"}, {Name: "b", Size: 1 << 20, Type: "Q8_0"}, {Name: "c", Size: 2 << 20, Type: "Q8_0"},
+		{Name: "norm a", Size: 1 << 10, Type: "F32"}, {Name: "norm b", Size: 1 << 10, Type: "F32"}, {Name: "gate", Size: 1 << 20, Type: "Q4_K"}, {Name: "up", Size: 1 << 20, Type: "Q4_K"},
+	}
+	const steps = 4
+	var rows []tables.StepRow
+	for i := range int32(steps + 1) {
+		s := tables.StepRow{Step: i, Phase: tables.PhaseGeneration, Tokens: 1, Begin: int64(i) * 1e9}
+		s.End = s.Begin + 200e6 + int64(i)*1e6
+		if i == steps {
+			s.Tokens, s.End = 2, s.Begin+10
+		}
+		rows = append(rows, s)
+	}
+	// made runs each step's ops one after the other. Of each step the first 3 ms are of no op.
+	made := func(stalls bool) *Collector {
+		c := New(structure, 0, 0, rows)
+		for i := range int32(steps + 1) {
+			now := int64(i)*1e9 + 3e6
+			op := func(name string, took, stall int64, tensors ...int32) {
+				if !stalls {
+					stall = tables.NotObserved
+				}
+				for n, tensor := range tensors {
+					a := tables.Access{Step: i, Tensor: tensor, Bytes: structure[tensor].Size, Op: name, Timestamp: now, Duration: took, Stall: stall}
+					if n > 0 && stalls {
+						a.Stall = 0 // it is in any of an op's rows
+					}
+					if err := c.Access(&a); err != nil {
+						t.Fatal(err)
+					}
+				}
+				now += took
+			}
+			took, stall := int64(5e6), int64(9e6)
+			if i == 1 {
+				took, stall = 1e6, 0
+			}
+			op("MUL_MAT", took, stall, 0)
+			op("MUL_MAT", 7e6, 12e6, 1)
+			op("MUL_MAT", 9e6, 18e6, 2)
+			op("NORM", 2000, 0, 3)
+			op("NORM", 10e6, 3e6, 4)
+			op("GATE+UP", 4e6+int64(i), int64(i), 5, 6)
+			rows[i].End = max(rows[i].End, now)
+		}
+		return c
+	}
+	// What is besides the ops is least in the first step or the second: 203 ms less their times.
+	besides := math.Min(200e6-(5+7+9+10+4)*1e6-2000, 201e6-(1+7+9+10+4)*1e6-2001)
+	want := besides + (1+1+2)*1e6 + 2*2000 + 4e6
+	if got := made(true).Compute(); math.Abs(float64(got)-want) > 1000 {
+		t.Errorf("%v, want %v", got, time.Duration(want))
+	}
+	// Where waiting was not observed, what is fastest is all that is known.
+	if got := made(false).Compute(); math.Abs(float64(got)-want) > 1000 {
+		t.Errorf("without stalls %v, want %v", got, time.Duration(want))
+	}
+	if got := New(structure, 0, 0, rows).Compute(); got != 0 {
+		t.Errorf("of nothing %v", got)
+	}
+	c := New(structure, 0, 0, rows)
+	if err := c.Access(&tables.Access{Bytes: 1 << 20, Duration: tables.NotObserved, Stall: tables.NotObserved}); err != nil || c.Compute() != 0 {
+		t.Errorf("%v; of unknown times %v", err, c.Compute())
+	}
+}
+
+// Several sequences share what a step reads: what is missing is missing once for all of them.
+func TestOutlookOfBatches(t *testing.T) {
+	c := planted(t, 6, true)
+	c.batch = 2
+	for i := range c.steps {
+		c.steps[i].row.Tokens = 2
+		c.steps[i].disk, c.steps[i].again = 2<<20, 1<<20
+	}
+	meta := &tables.Meta{Memory: &tables.Memory{LimitBytes: 1 << 20, Of: "/a memory.max"}, Disk: &tables.Disk{BytesPerSecond: 100 << 20}}
+	o := c.Outlook(meta, 50*time.Millisecond)
+	if o.Missing != 3<<19 || o.Fits != 40 || o.TokensPerSecond != 20 || math.Abs(o.Read-1.25*(1<<20)) > 1 {
+		t.Errorf("%+v", o)
+	}
+}
