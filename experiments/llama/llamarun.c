@@ -525,7 +525,7 @@ static void step(context *c, int i) {
 // guess writes up to most tokens that may follow the first n generated ones: those that followed the same two tokens before.
 static int guess(const sequence *q, int n, llama_token *to, int most) {
 	const int end = q->n_prompt + n;
-#define TOKEN(i) ((i) < q->n_prompt ? q->prompt[i] : q->out[(i) - q->n_prompt])
+#define TOKEN(i) ((i) < q->n_prompt ? q->prompt[i] : q->out[(i)-q->n_prompt])
 	for (int at = end - 3; at >= 0; at--) {
 		if (TOKEN(at) != TOKEN(end - 2) || TOKEN(at + 1) != TOKEN(end - 1)) continue;
 		int k = 0;
