@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"tensorcast/internal/pagecache"
 	"tensorcast/internal/proc"
 )
 
@@ -40,7 +41,8 @@ func (c *Controller) dry() error {
 
 const (
 	bandwidthTime  = 300 * time.Millisecond
-	bandwidthDepth = 16
+	bandwidthDepth = 8
+	bandwidthPiece = 2 << 20
 )
 
 // Bandwidth reads blocks of a file for a moment, many at a time, and says how many bytes per second the disk delivers, as far as it is asked in this way, beside what else is read. The
@@ -63,11 +65,11 @@ func Bandwidth(at proc.Place, blocks []Range) (perSecond float64, err error) {
 	var group errgroup.Group
 	for range bandwidthDepth {
 		group.Go(func() error {
-			buffer, err := unix.Mmap(-1, 0, minBlock, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS) // aligned
+			buffer, free, err := pagecache.DirectBuffer(bandwidthPiece)
 			if err != nil {
 				return err
 			}
-			defer unix.Munmap(buffer)
+			defer free()
 			for first := true; first || time.Since(begun) < bandwidthTime; first = false { // it may have waited for a processor
 				i := next.Add(1) - 1
 				if i >= int64(len(order)) {
@@ -77,7 +79,7 @@ func Bandwidth(at proc.Place, blocks []Range) (perSecond float64, err error) {
 				if b.File != blocks[0].File {
 					continue
 				}
-				n, err := unix.Pread(fd, buffer[:min(b.Length, minBlock)], b.Offset)
+				n, err := unix.Pread(fd, buffer[:min(b.Length, bandwidthPiece)], b.Offset)
 				if err != nil && !errors.Is(err, unix.EINTR) {
 					return &os.PathError{Op: "read without the page cache", Path: at.Path, Err: err}
 				}

@@ -3,6 +3,7 @@ package prefetch_test
 // This file tests the window in virtual time: what is read together, what is swept, and what is lost before its use.
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -236,5 +237,19 @@ func TestWindowByMeasurement(t *testing.T) {
 	}
 	if fast := window(12e9, time.Millisecond); fast < usual+2*mib {
 		t.Errorf("a disk eight times as fast has a window of %d MiB, else %d", fast/mib, usual/mib)
+	}
+}
+
+// Where ops are large, a hundredth of what a token reads is for them: else what streams of one would not be in the window at once.
+func TestWindowOfLargeOps(t *testing.T) {
+	c := &pattern.Cycle{Files: []pattern.CycleFile{{Name: "model.gguf", Size: 4 << 30}}}
+	const weight = 64 * mib
+	for i := range int64(60) {
+		c.Reads = append(c.Reads, pattern.CycleRead{Tensor: fmt.Sprintf("blk.%d.ffn_up.weight", i), Op: "MUL_MAT", Offset: i * weight, Length: weight, Nanos: weight / 20})
+	}
+	r := rigOf(t, c, 0.5, prefetch.Options{Always: true}, func(cfg *sim.Config) { cfg.Block, cfg.Page = 2*mib, mib })
+	r.run(6)
+	if got := r.Summary().Window; got < 44*mib || got > 64*mib {
+		t.Errorf("a window of %d MiB", got/mib)
 	}
 }

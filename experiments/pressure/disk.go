@@ -11,10 +11,10 @@ import (
 	"os"
 	"slices"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"tensorcast/internal/pagecache"
 	"tensorcast/internal/uring"
 )
 
@@ -138,12 +138,11 @@ func diskBandwidth(ctx context.Context, path string, extents []Extent, opts Disk
 		}
 		most = max(most, set.Depth*set.Block)
 	}
-	memory, err := mapBuffers(most)
+	buffers, free, err := pagecache.DirectBuffer(most)
 	if err != nil {
 		return DiskResult{}, err
 	}
-	defer unix.Munmap(memory)
-	buffers := alignTo(memory, max(alignment, bufferAlignment))
+	defer free()
 
 	result := DiskResult{Alignment: alignment}
 	for _, set := range opts.Settings {
@@ -261,31 +260,6 @@ func directAlignment(fd int) (int, error) {
 		return 0, fmt.Errorf("%w to this file: encrypted, compressed or journalled data goes through the page cache", ErrNoDirectIO)
 	}
 	return max(page, int(stat.Dio_offset_align), int(stat.Dio_mem_align)), nil
-}
-
-// bufferAlignment is that of huge pages, on all usual processors.
-const bufferAlignment = 2 << 20
-
-// mapBuffers maps room for bytes of buffers that are aligned to bufferAlignment, in huge pages where the kernel has them. Into single pages a disk may deliver less than half as much: each page is a segment of its own of a
-// request, and a virtual disk pays for each. They are mapped instead of allocated on Go's heap, which would keep the memory during the run that follows.
-func mapBuffers(bytes int) ([]byte, error) {
-	memory, err := unix.Mmap(-1, 0, bytes+bufferAlignment, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		return nil, fmt.Errorf("map %d bytes of buffers: %w", bytes, err)
-	}
-	if err := unix.Madvise(memory, unix.MADV_HUGEPAGE); err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: a kernel without them
-		return nil, errors.Join(fmt.Errorf("ask for huge pages: %w", err), unix.Munmap(memory))
-	}
-	for at := 0; at < len(memory); at += os.Getpagesize() { // reads into them are not to wait for memory
-		memory[at] = 1
-	}
-	return memory, nil
-}
-
-// alignTo cuts off the beginning of memory up to a multiple of alignment, which is a power of two.
-func alignTo(memory []byte, alignment int) []byte {
-	address := uintptr(unsafe.Pointer(unsafe.SliceData(memory)))
-	return memory[-address&uintptr(alignment-1):]
 }
 
 // scan cycles through ranges of a file.
