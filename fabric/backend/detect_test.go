@@ -19,8 +19,8 @@ import (
 	"tensorcast/gguf"
 )
 
-// region is a part of a file, in bytes.
-type region struct{ from, size int64 }
+// region is a part of a file, in bytes, and the matrix in it; no rows: that was not said.
+type region struct{ from, size, rows, cols int64 }
 
 // like says whether both are the same but for a fifth: what they have in common is four fifths of what they cover.
 func (r region) like(o region) bool {
@@ -28,8 +28,8 @@ func (r region) like(o region) bool {
 	return both > 0 && float64(both) >= 0.8*float64(r.size+o.size-both)
 }
 
-// matrices are those of a model that products read, of experts each: what there is to detect.
-func matrices(t *testing.T, model string) (all []region) {
+// matrices are those of a model that products read, of experts each: what there is to detect; others are too small, or products read single rows only.
+func matrices(t *testing.T, model string) (all, others []region) {
 	t.Helper()
 	f, err := gguf.Open(model)
 	if err != nil {
@@ -38,20 +38,22 @@ func matrices(t *testing.T, model string) (all []region) {
 	for i := range f.Tensors {
 		w := &f.Tensors[i]
 		switch n := int64(w.Experts()); {
-		case w.Name == "token_embd.weight" || len(w.Shape) < 2:
+		case len(w.Shape) < 2:
 		case n > 0 && len(w.Shape) == 3:
 			for e := range n {
-				all = append(all, region{w.Offset + e*w.ExpertStride(), w.ExpertStride()})
+				all = append(all, region{w.Offset + e*w.ExpertStride(), w.ExpertStride(), w.Shape[1], w.Shape[0]})
 			}
-		case w.Size >= 8*4096:
-			all = append(all, region{w.Offset, w.Size})
+		case w.Name == "token_embd.weight" || w.Size < 8*4096:
+			others = append(others, region{w.Offset, w.Size, w.Shape[1], w.Shape[0]})
+		default:
+			all = append(all, region{w.Offset, w.Size, w.Shape[1], w.Shape[0]})
 		}
 	}
-	return all
+	return all, others
 }
 
-// detected reads what TFMBS_DETECT wrote.
-func detected(t *testing.T, path string) (all []region) {
+// detected reads what TFMBS_DETECT wrote of a model in that memory.
+func detected(t *testing.T, path, memory string) (all []region) {
 	t.Helper()
 	f, err := os.Open(path)
 	if err != nil {
@@ -59,19 +61,20 @@ func detected(t *testing.T, path string) (all []region) {
 	}
 	defer f.Close()
 	rows, err := csv.NewReader(f).ReadAll()
-	if err != nil || len(rows) < 1 || !slices.Equal(rows[0], []string{"file", "offset_bytes", "size_bytes", "confidence", "passes"}) {
+	if err != nil || len(rows) < 1 || !slices.Equal(rows[0], []string{"file", "offset_bytes", "size_bytes", "confidence", "passes", "memory", "rows", "columns", "shape_from"}) {
 		t.Fatalf("%v, %v", rows, err)
 	}
 	for _, row := range rows[1:] {
-		from, err := strconv.ParseInt(row[1], 10, 64)
-		if err != nil {
-			t.Fatal(err)
+		var r region
+		for i, to := range map[int]*int64{1: &r.from, 2: &r.size, 6: &r.rows, 7: &r.cols} {
+			if *to, err = strconv.ParseInt(row[i], 10, 64); err != nil && (i < 6 || row[i] != "" || row[8] != "") {
+				t.Fatal(row, err)
+			}
 		}
-		size, err := strconv.ParseInt(row[2], 10, 64)
-		if err != nil {
-			t.Fatal(err)
+		if row[5] != memory || r.rows > 0 && row[8] != "op" {
+			t.Errorf("%v: want memory %s", row, memory)
 		}
-		all = append(all, region{from, size})
+		all = append(all, r)
 	}
 	return all
 }
@@ -92,24 +95,35 @@ func TestDetect(t *testing.T) {
 			tokens = n
 		}
 	}
-	for name, model := range models {
-		t.Run(name, func(t *testing.T) {
+	memories := map[string]string{"": "mapped", "none": "read"} // by llama.cpp's load mode
+	detect := func(name, model, mode string) {
+		t.Run(strings.TrimSuffix(name+"-"+mode, "-"), func(t *testing.T) {
 			t.Setenv("TFMBS_SOCKET", filepath.Join(t.TempDir(), "none"))
 			t.Setenv("TFMBS_DEVICE", "/nowhere")
 			to := filepath.Join(t.TempDir(), "found.csv")
 			want := generate(t, in, model, tokens)
-			got, said := intercepted(t, in, llama.Options{Model: model, Prompt: prompt, Tokens: tokens, Threads: 1, NoRepack: true}, "", lib, "TFMBS_DETECT="+to)
+			got, said := intercepted(t, in, llama.Options{Model: model, Prompt: prompt, Tokens: tokens, Threads: 1, NoRepack: true, LoadMode: mode}, "", lib, "TFMBS_DETECT="+to)
 			if !slices.Equal(got, want) || !strings.Contains(said, "matrices were detected in "+model) {
 				t.Errorf("the first %d of %d tokens are the CPU's; %q", common(got, want), len(want), said)
 			}
-			truth, found := matrices(t, model), detected(t, to)
+			truth, others := matrices(t, model)
+			found := detected(t, to, memories[mode])
 			among := func(r region, all []region) bool { return slices.ContainsFunc(all, r.like) }
-			var right, seen int
+			var right, seen, shaped int
 			var bytes, all int64
 			for _, r := range found {
 				bytes += r.size
 				if among(r, truth) {
 					right++
+				}
+			}
+			for _, r := range found {
+				is := func(o region) bool { return o.like(r) && o.rows == r.rows && o.cols == r.cols }
+				if r.rows > 0 && !slices.ContainsFunc(truth, is) && !slices.ContainsFunc(others, is) {
+					t.Errorf("no matrix of %d rows and %d columns is at %d, %d bytes", r.rows, r.cols, r.from, r.size)
+				}
+				if r.rows > 0 {
+					shaped++
 				}
 			}
 			for _, r := range truth {
@@ -119,11 +133,58 @@ func TestDetect(t *testing.T) {
 				}
 			}
 			recall, precision, part := float64(seen)/float64(len(truth)), float64(right)/float64(max(len(found), 1)), float64(bytes)/float64(all)
-			t.Logf("%d matrices, %d detected: recall %.3f, precision %.3f, %.3f of the bytes", len(truth), len(found), recall, precision, part)
+			t.Logf("%d matrices, %d detected, %d with rows and columns: recall %.3f, precision %.3f, %.3f of the bytes", len(truth), len(found), shaped, recall, precision, part)
+			if shaped < right/2 {
+				t.Errorf("only %d of %d have rows and columns", shaped, right)
+			}
 			if recall < 0.1 || precision < 0.1 || part < 0.95 || part > 1.05 {
 				t.Errorf("recall %.3f, precision %.3f, %.3f of the bytes", recall, precision, part)
 			}
 		})
+	}
+	for name, model := range models {
+		detect(name, model, "")
+		detect(name, model, "none")
+	}
+}
+
+// TestShape: rows and columns are said of a region that is the matrix between an op's vectors, and of no other.
+func TestShape(t *testing.T) {
+	header, err := filepath.Abs("tfmbs_detect.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(t.TempDir(), "shape")
+	compile(t, program, "#define _GNU_SOURCE\n#include \""+header+`"
+enum { P = 4096, Q = 512 * 544, DOWN = 100 * P, E = 2048 * P };
+int main(void) {
+	/* Q and V behind it, of another shape in as many bytes; eight experts; a matrix that two ops take for another one each */
+	const struct op ops[] = {{0}, {P + 64, Q, 1, 512, 512}, {P + 64 + Q, Q, 1, 256, 1024}, {E, DOWN, 8, 300, 900}, {9 * E, DOWN, 1, 300, 900}, {9 * E + 64, DOWN, 1, 900, 300}};
+	const struct { uintptr_t from, to; } regions[] = {
+		{P, P + 69 * P},                      /* Q */
+		{2 * P, P + 68 * P},                  /* Q, of which neighbours have the ends */
+		{P + 68 * P, P + 137 * P},            /* V */
+		{P, P + 137 * P},                     /* both */
+		{P, P + 50 * P},                      /* a part */
+		{P + 34 * P, P + 102 * P},            /* half of both */
+		{E, E + DOWN},                        /* the first expert, */
+		{E + 7 * DOWN, E + 8 * DOWN},         /* the last one, */
+		{E + 3 * DOWN - P, E + 4 * DOWN + P}, /* one with the neighbours' ends, */
+		{E + 3 * DOWN, E + 5 * DOWN},         /* two, */
+		{E + 8 * DOWN, E + 9 * DOWN},         /* and what is behind them */
+		{9 * E, 9 * E + DOWN},                /* where ops differ */
+	};
+	for (size_t i = 0; i < sizeof regions / sizeof *regions; i++) {
+		uint32_t rows, cols;
+		shape(ops, sizeof ops / sizeof *ops, regions[i].from, regions[i].to, P, &rows, &cols);
+		printf("%ux%u ", rows, cols);
+	}
+	return 0;
+}
+`, "-w", "-pthread")
+	out, err := exec.CommandContext(t.Context(), program).CombinedOutput()
+	if want := "512x512 512x512 256x1024 0x0 0x0 0x0 300x900 300x900 300x900 0x0 0x0 0x0 "; err != nil || string(out) != want {
+		t.Errorf("%v: %q, want %q", err, out, want)
 	}
 }
 
@@ -234,6 +295,87 @@ int main(int argc, char **argv) {
 		}
 		if err != nil || !lines(out.String(), want) {
 			t.Errorf("%v: %v: %q, %q", args, err, out.String(), errs.String())
+		}
+	}
+}
+
+// A program that reads a model into memory of its own has that watched, may read into it again, fork, and free it meanwhile: what comes to lie there keeps its rights.
+func TestDetectOwnMemory(t *testing.T) {
+	lib := interposer(t)
+	model := llamatest.Model(t, synth.Config{Layers: 4, Embd: 512, FF: 1536, Heads: 8, KVHeads: 4, Type: gguf.Q8_0, Seed: 3})
+	program := filepath.Join(t.TempDir(), "host")
+	compile(t, program, `#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+static long now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1000 + t.tv_nsec / 1000000; }
+static char sum;
+static void scan(volatile char *p, long n, long ms) {
+	for (long end = now() + ms; now() < end; usleep(1000))
+		for (long k = 0; k < n; k += 4096) sum += p[k];
+	usleep(60000); /* a pass has begun, and waits */
+}
+/* Whether all of it could be read to where it is. */
+static int fill(int how, const char *path, char *to, long n) {
+	FILE *f = fopen(path, "r");
+	long got = 0, k;
+	while (f && got < n && (k = how == 0 ? fread(to + got, 1, n - got, f) : how == 1 ? read(fileno(f), to + got, n - got) : pread(fileno(f), to + got, n - got, got)) > 0) got += k;
+	if (f) fclose(f);
+	return got == n;
+}
+int main(int argc, char **argv) {
+	struct stat st;
+	if (stat(argv[1], &st)) return 1;
+	long n = st.st_size, page = 4096, wrong = 0;
+	char *a = malloc(n), *b = malloc(n);
+	if (argc > 4) { /* as for weights that are repacked */
+		if (!fill(0, argv[1], a, n)) return 10;
+		free(a);
+		usleep(600000);
+		write(1, "done\n", 5);
+		return 0;
+	}
+	if (!fill(argc - 2, argv[1], a, n)) return 2;
+	scan(a, n, 400);
+	if (!fill(argc - 2, argv[1], a, n)) return 3; /* what a pass has taken away */
+	scan(a, n, 400);
+	pid_t child = fork();
+	if (!child) _exit(fill(argc - 2, argv[1], a, n) ? 0 : 4);
+	int status;
+	if (waitpid(child, &status, 0) != child || status) return 5;
+	if (!fill(argc - 2, argv[1], b, n) || memcmp(a, b, n)) return 6;
+	scan(a, n, 100);
+	/* A part of what is watched becomes another's. */
+	char *there = (char *)(((long)a + page) & -page), *last = (char *)(((long)a + n - 8 * page) & -page);
+	if ((char *)syscall(SYS_mmap, last, page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != last) return 7;
+	scan(there, last - there, 600);
+	int p[2];
+	if (pipe(p) || write(p[1], "x", 1) != 1 || read(p[0], last, 1) != -1) return 8; /* it cannot be written to */
+	if (syscall(SYS_munmap, a - 16, n + 16 + page - 1 & -page)) return 9;
+	usleep(300000);
+	write(1, "done\n", 5);
+	return 0;
+}
+`, "-w")
+	for _, how := range [][]string{{}, {"read"}, {"read", "at"}, {"read", "at", "gone"}} {
+		cmd := exec.CommandContext(t.Context(), program, append([]string{model}, how...)...)
+		cmd.Env = append(os.Environ(), "LD_PRELOAD="+lib, "TFMBS_DETECT=-")
+		var out, errs bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &errs
+		err := cmd.Run()
+		line := " matrices were detected in " + model + ", read into memory, in "
+		if len(how) > 2 {
+			line = " bytes of " + model + " were read into memory that is used for something else by now"
+		}
+		if err != nil || out.String() != "done\n" || !strings.Contains(errs.String(), line) {
+			t.Errorf("%v: %v: %q, %q", how, err, out.String(), errs.String())
 		}
 	}
 }

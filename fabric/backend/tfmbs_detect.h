@@ -1,11 +1,14 @@
-/* Finds the products of a matrix with a vector in a program that tells nothing of itself: by the order in which it reads the pages of a mapped model, without names, symbols or the file's contents. A part of
- * libtfmbs_intercept.so, which TFMBS_DETECT turns on.
+/* Finds the products of a matrix with a vector in a program that tells nothing of itself: by the order in which it reads the pages of a model, without names, symbols or the file's contents. A part of
+ * libtfmbs_intercept.so, which TFMBS_DETECT turns on. The model is a mapped file, or memory of the program's own that was filled from one with read, pread or fread.
  *
  * A pass takes the right to read a mapping away, page by page of it is given back when a thread asks for it (SIGSEGV), and who asked is noted: each page once. What is read from beginning to end, by one thread
  * or by several side by side, is a scan. A product reads its matrix in one scan, and does so again for each token. So several passes are compared: a bound that most of them have is one of a matrix, another
  * is a thread's that was interrupted.
  *
- * While a pass lasts, the program is slow, and the kernel may not read the mapping for it (EFAULT): this is an instrument, not for every day. */
+ * Pages tell where a matrix lies and how large it is, not how many rows it has: half as many of twice the length are read in the same way. Rows and columns are said only where the program hands an op to
+ * ggml_graph_compute, by the lengths of the vectors that go in and come out, and only if the matrix between them is the region that was found.
+ *
+ * While a pass lasts, the program is slow, and the kernel may not use the memory for it (EFAULT): this is an instrument, not for every day. */
 #ifndef TFMBS_DETECT_H
 #define TFMBS_DETECT_H
 
@@ -205,11 +208,45 @@ static size_t agree(const struct votes *v, struct found_gemv *out, size_t most) 
 	return n;
 }
 
+/* ---- Rows and columns ---- */
+
+/* What an op of the program's says: how long the vectors are that a matrix multiplies (cols) and makes (rows), where it lies and how large it is. Of experts there are count, which follow each other. */
+struct op {
+	uintptr_t from;
+	uint64_t size;
+	uint32_t count, rows, cols;
+};
+
+/* Rows and columns of the region from to to, if the ops that use it agree: bounds that are less than two units off, in all a sixth of it at most. 0: not known. */
+static void shape(const struct op *ops, size_t n, uintptr_t from, uintptr_t to, size_t unit, uint32_t *rows, uint32_t *cols) {
+	bool differ = false;
+	*rows = *cols = 0;
+	for (size_t i = 0; i < n; i++) {
+		const struct op *o = &ops[i];
+		if (!o->size || to <= o->from) continue;
+		uint64_t which = from > o->from ? (from - o->from + o->size / 2) / o->size : 0;
+		if (which >= o->count) continue;
+		uintptr_t begin = o->from + which * o->size, end = begin + o->size;
+		uint64_t a = begin > from ? begin - from : from - begin, b = end > to ? end - to : to - end;
+		if (a >= 2 * unit || b >= 2 * unit || 6 * (a + b) > o->size) continue;
+		differ |= *rows && (*rows != o->rows || *cols != o->cols);
+		*rows = o->rows;
+		*cols = o->cols;
+	}
+	if (differ) *rows = *cols = 0;
+}
+
 /* ---- Watching ---- */
 
 enum {
 	MAPS = 16,
-	TOUCHES = 1 << 19, /* noted in a pass */
+	OPS = 1 << 14,       /* that are remembered */
+	FILLS = 1 << 15,     /* reads, of which those that go on with the one before are one */
+	LEAST_FILL = 256,    /* bytes of a read that is noted */
+	BETWEEN = 512,       /* bytes between two fills of one piece of memory */
+	LEAST_OWN = 1 << 20, /* bytes of a piece that is watched */
+	LOADED_MS = 300,     /* without a read: the model is loaded */
+	TOUCHES = 1 << 19,   /* noted in a pass */
 	PASSES = 10,
 	QUIET_MS = 30,     /* without a new page: all that tokens read was read */
 	IDLE_PASSES = 50,  /* without anything to see, before the next mapping is watched */
@@ -221,10 +258,26 @@ static struct {
 	struct map {
 		uintptr_t from, to;
 		uint64_t offset; /* in the file */
+		bool own;        /* memory of the program's own, that was filled from files: where from, fills say */
 		char path[256];
 	} maps[MAPS];
 	_Atomic int count;
-	pthread_mutex_t lock; /* of maps and armed */
+	_Atomic uintptr_t low, high; /* the program's own memory is within these */
+	struct file {
+		dev_t dev;
+		ino_t ino;
+		char path[256];
+	} files[MAPS]; /* that fills came from */
+	int file_count;
+	struct fill {
+		uintptr_t from, to;
+		uint64_t offset;
+		int file;
+	} * fills;
+	size_t fill_count;
+	int64_t filled_ns;    /* when the last one came; 0: all of them were looked at */
+	struct op ops[OPS];   /* by a hash of from */
+	pthread_mutex_t lock; /* of all above, and armed */
 	struct map now;       /* the map of the pass */
 	_Atomic bool armed;
 	_Atomic size_t n;
@@ -250,6 +303,55 @@ static int64_t now_ns(void) {
 	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+/* Calls f for the mappings of this process that are within from and to, as /proc/self/maps has them; false: it cannot be read. Async-signal-safe, and without memory of its own: it is called when mappings are
+ * short. */
+static bool each_mapping(uintptr_t from, uintptr_t to, void (*f)(uintptr_t from, uintptr_t to, const char *rights, bool anonymous, void *arg), void *arg) {
+	char b[4096];
+	size_t n = 0;
+	int fd = (int)syscall(SYS_openat, AT_FDCWD, "/proc/self/maps", O_RDONLY | O_CLOEXEC);
+	if (fd < 0) return false;
+	for (;;) {
+		ssize_t got = syscall(SYS_read, fd, b + n, sizeof b - n);
+		if (got <= 0) break;
+		n += (size_t)got;
+		for (char *end; (end = memchr(b, '\n', n));) { /* "from-to rwxp offset device inode path" */
+			uintptr_t at[2] = {0, 0};
+			char *c = b;
+			for (int i = 0; i < 2; i++, c++)
+				for (; c < end && *c != '-' && *c != ' '; c++) at[i] = at[i] << 4 | (uintptr_t)(*c <= '9' ? *c - '0' : *c - 'a' + 10);
+			char *field = c;
+			for (int i = 0; i < 3 && field < end; field++) i += *field == ' ';
+			if (at[0] < to && at[1] > from) f(at[0] > from ? at[0] : from, at[1] < to ? at[1] : to, c, *field == '0', arg);
+			n -= (size_t)(end + 1 - b);
+			memmove(b, end + 1, n);
+		}
+		if (n == sizeof b) n = 0; /* a path that is longer than paths are */
+	}
+	syscall(SYS_close, fd);
+	return true;
+}
+
+static void give_back_one(uintptr_t from, uintptr_t to, const char *rights, bool anonymous, void *unused) {
+	(void)unused;
+	if (anonymous && !memcmp(rights, "---p", 4)) syscall(SYS_mprotect, from, to - from, PROT_READ | PROT_WRITE);
+}
+
+/* Gives back what of a map was taken away. Of the program's own memory nobody says when it goes: what is there now may be another's, with other rights. */
+static long give_back(const struct map *m) {
+	if (!m->own) return syscall(SYS_mprotect, m->from, m->to - m->from, PROT_READ);
+	return each_mapping(m->from, m->to, give_back_one, NULL) ? 0 : syscall(SYS_mprotect, m->from, m->to - m->from, PROT_READ | PROT_WRITE);
+}
+
+static void add_ordinary(uintptr_t from, uintptr_t to, const char *rights, bool anonymous, void *sum) {
+	if (anonymous && !memcmp(rights, "rw-p", 4)) *(uintptr_t *)sum += to - from;
+}
+
+/* Whether all from from to to is memory as malloc gives it. */
+static bool ordinary(uintptr_t from, uintptr_t to) {
+	uintptr_t sum = 0;
+	return each_mapping(from, to, add_ordinary, &sum) && sum == to - from;
+}
+
 /* Async-signal-safe: it makes system calls and writes to memory that is there. */
 static void touched(int sig, siginfo_t *info, void *context) {
 	int e = errno;
@@ -258,13 +360,13 @@ static void touched(int sig, siginfo_t *info, void *context) {
 		size_t unit = (a - watch.now.from) / watch.unit, bytes = watch.unit, left = watch.now.to - watch.now.from - unit * watch.unit;
 		size_t at = watch.armed ? atomic_fetch_add(&watch.n, 1) : TOUCHES;
 		if (at < TOUCHES) watch.touches[at] = (struct touch){(uint32_t)unit, (uint32_t)syscall(SYS_gettid), now_ns()};
-		if (!syscall(SYS_mprotect, watch.now.from + unit * watch.unit, bytes < left ? bytes : left, PROT_READ)) {
+		if (!syscall(SYS_mprotect, watch.now.from + unit * watch.unit, bytes < left ? bytes : left, watch.now.own ? PROT_READ | PROT_WRITE : PROT_READ)) {
 			errno = e;
 			return;
 		}
 		/* Too many mappings: all of it at once. */
 		watch.failed = true;
-		if (!syscall(SYS_mprotect, watch.now.from, watch.now.to - watch.now.from, PROT_READ)) {
+		if (!give_back(&watch.now)) {
 			errno = e;
 			return;
 		}
@@ -280,7 +382,7 @@ static void touched(int sig, siginfo_t *info, void *context) {
 static void disarm(void) {
 	if (!watch.armed) return;
 	watch.armed = false;
-	syscall(SYS_mprotect, watch.now.from, watch.now.to - watch.now.from, PROT_READ);
+	give_back(&watch.now);
 }
 
 static void nap(int ms) { nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000L}, NULL); }
@@ -292,6 +394,10 @@ static size_t pass(int which, struct map *m) {
 	*m = watch.maps[which];
 	bool there = m->to > m->from && !install(NULL, &now) && now.sa_flags & SA_SIGINFO && now.sa_sigaction == touched; /* the program may have a handler of its own by now */
 	watch.n = 0;
+	if (there && m->own && !ordinary(m->from, m->to)) { /* it was freed */
+		watch.maps[which].from = watch.maps[which].to = m->from = m->to = 0;
+		there = false;
+	}
 	if (there) {
 		watch.now = *m;
 		watch.unit = 4096;
@@ -314,6 +420,40 @@ static size_t pass(int which, struct map *m) {
 	pthread_mutex_unlock(&watch.lock);
 	nap(2); /* who was being noted is by now */
 	return watch.n < TOUCHES ? watch.n : TOUCHES;
+}
+
+/* The file and the place in it that most of the program's own memory from from to to was filled from; false: none. The lock is held. */
+static bool filled_from(uintptr_t from, uintptr_t to, const char **path, uint64_t *offset) {
+	uintptr_t most = 0;
+	for (size_t i = 0; i < watch.fill_count; i++) {
+		const struct fill *f = &watch.fills[i];
+		uintptr_t a = f->from > from ? f->from : from, b = f->to < to ? f->to : to;
+		if (a >= b || b - a <= most || f->offset + from < f->from) continue;
+		most = b - a;
+		*path = watch.files[f->file].path;
+		*offset = f->offset + from - f->from;
+	}
+	return most > 0;
+}
+
+/* Says what was found in a map. */
+static void tell(const struct map *m, const struct found_gemv *f, int made, FILE *out) {
+	uintptr_t from = m->from + f->first * watch.unit, size = (f->end - f->first) * watch.unit;
+	uint64_t offset = m->offset + f->first * watch.unit;
+	const char *path = m->path;
+	char shaped[96] = "";
+	uint32_t rows, cols;
+	pthread_mutex_lock(&watch.lock);
+	bool known = !m->own || filled_from(from, from + size, &path, &offset);
+	shape(watch.ops, OPS, from, from + size, watch.unit, &rows, &cols);
+	pthread_mutex_unlock(&watch.lock);
+	if (!known) return; /* something else was read into it meanwhile */
+	if (rows && out) snprintf(shaped, sizeof shaped, "%u,%u,op", rows, cols);
+	else if (rows) snprintf(shaped, sizeof shaped, ", %u rows and %u columns (by the op's vectors)", rows, cols);
+	if (out) fprintf(out, "%s,%llu,%llu,%.2f,%d,%s,%s\n", path, (unsigned long long)offset, (unsigned long long)size, f->confidence, f->passes, m->own ? "read" : "mapped", rows ? shaped : ",,");
+	else
+		fprintf(stderr, "tfmbs: GEMV detected: %s%s: %llu bytes at %llu, confidence %.2f, in %d of %d passes%s\n", path, m->own ? ", read into memory" : "", (unsigned long long)size, (unsigned long long)offset, f->confidence, f->passes, made - 1,
+		    shaped);
 }
 
 /* Says what several passes over a map have found. */
@@ -356,12 +496,8 @@ static void detect(int which, FILE *out) {
 			vote(&v, scans, k, pauses);
 	}
 	size_t k = made > 2 ? agree(&v, g, 65536) : 0;
-	for (size_t i = 0; i < k; i++) {
-		uint64_t begin = m->offset + (uint64_t)g[i].first * watch.unit, size = (uint64_t)(g[i].end - g[i].first) * watch.unit;
-		if (out) fprintf(out, "%s,%llu,%llu,%.2f,%d\n", m->path, (unsigned long long)begin, (unsigned long long)size, g[i].confidence, g[i].passes);
-		else fprintf(stderr, "tfmbs: GEMV detected: %s: %llu bytes at %llu, confidence %.2f, in %d of %d passes\n", m->path, (unsigned long long)size, (unsigned long long)begin, g[i].confidence, g[i].passes, made - 1);
-	}
-	fprintf(stderr, "tfmbs: %zu matrices were detected in %s, in %d passes\n", k, m->path, made);
+	for (size_t i = 0; i < k; i++) tell(m, &g[i], made, out);
+	fprintf(stderr, "tfmbs: %zu matrices were detected in %s%s, in %d passes\n", k, m->path, m->own ? ", read into memory" : "", made);
 	free(v.bound);
 	free(v.inner);
 	free(v.cover);
@@ -371,6 +507,43 @@ static void detect(int which, FILE *out) {
 	free(g);
 }
 
+/* When nothing was read for a while: pieces of memory that were filled from files are watched from now on, the largest first, as one map each. */
+static void look_at_fills(void) {
+	pthread_mutex_lock(&watch.lock);
+	if (!watch.filled_ns || now_ns() - watch.filled_ns < LOADED_MS * 1000000LL) {
+		pthread_mutex_unlock(&watch.lock);
+		return;
+	}
+	watch.filled_ns = 0;
+	for (int before = -1; before != watch.count && watch.count < MAPS;) {
+		struct map best = {0};
+		before = watch.count;
+		for (size_t i = 0, end; i < watch.fill_count; i = end) {
+			for (end = i + 1; end < watch.fill_count && watch.fills[end].from - watch.fills[end - 1].to <= BETWEEN; end++) {}
+			uintptr_t from = (watch.fills[i].from + 4095) & ~(uintptr_t)4095, to = watch.fills[end - 1].to & ~(uintptr_t)4095;
+			bool known = from + LEAST_OWN > to || to - from <= best.to - best.from;
+			for (int k = 0; k < watch.count && !known; k++) known = watch.maps[k].own && from < watch.maps[k].to && to > watch.maps[k].from;
+			if (known) continue;
+			if (ordinary(from, to)) {
+				best = (struct map){from, to, 0, true, ""};
+				strcpy(best.path, watch.files[watch.fills[i].file].path);
+				continue;
+			}
+			fprintf(stderr, "tfmbs: %zu bytes of %s were read into memory that is used for something else by now (as repacked weights are): not watched\n", (size_t)(to - from), watch.files[watch.fills[i].file].path);
+			memmove(&watch.fills[i], &watch.fills[end], (watch.fill_count - end) * sizeof *watch.fills);
+			watch.fill_count -= end - i;
+			end = i;
+		}
+		if (!best.to) break;
+		if (!watch.low || best.from < watch.low) watch.low = best.from;
+		if (best.to > watch.high) watch.high = best.to;
+		watch.maps[watch.count] = best;
+		watch.count++;
+		memset(watch.ops, 0, sizeof watch.ops);
+	}
+	pthread_mutex_unlock(&watch.lock);
+}
+
 static void *watcher(void *unused) {
 	(void)unused;
 	FILE *out = strcmp(watch.to, "-") ? fopen(watch.to, "we") : NULL;
@@ -378,8 +551,9 @@ static void *watcher(void *unused) {
 		fprintf(stderr, "tfmbs: nothing is detected: %s: %s\n", watch.to, strerror(errno));
 		return NULL;
 	}
-	if (out) fprintf(out, "file,offset_bytes,size_bytes,confidence,passes\n");
+	if (out) fprintf(out, "file,offset_bytes,size_bytes,confidence,passes,memory,rows,columns,shape_from\n");
 	for (int done = 0; done < MAPS && !watch.ending; nap(10)) {
+		look_at_fills();
 		if (done == watch.count) continue;
 		detect(done++, out);
 		if (out) fflush(out);
@@ -388,25 +562,113 @@ static void *watcher(void *unused) {
 	return NULL;
 }
 
-/* Notes that a file was mapped; of a GGUF the watcher is told. */
-static void mapped(void *at, size_t length, int prot, int fd, int64_t offset) {
-	char magic[4], link[64];
-	if (!watch.to || at == MAP_FAILED || fd < 0 || prot != PROT_READ || pread(fd, magic, 4, 0) != 4 || memcmp(magic, "GGUF", 4)) return;
-	pthread_mutex_lock(&watch.lock);
+/* The path of an open file, or "". */
+static void path_of(int fd, char path[static 256]) {
+	char link[64];
+	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+	ssize_t n = readlink(link, path, 255);
+	path[n > 0 ? n : 0] = 0;
+}
+
+static bool is_gguf(int fd) {
+	char magic[4];
+	return syscall(SYS_pread64, fd, magic, 4, 0) == 4 && !memcmp(magic, "GGUF", 4);
+}
+
+/* Starts to watch, with the first model. The lock is held. */
+static bool start_watching(void) {
 	if (!watch.started) {
 		struct sigaction a = {.sa_sigaction = touched, .sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK};
-		watch.touches = mmap(NULL, TOUCHES * sizeof *watch.touches, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-		watch.started = watch.touches != MAP_FAILED && !install(&a, &watch.before) && !pthread_create(&watch.watcher, NULL, watcher, NULL);
+		size_t touches = TOUCHES * sizeof *watch.touches, fills = FILLS * sizeof *watch.fills;
+		char *room = (char *)syscall(SYS_mmap, NULL, touches + fills, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		watch.touches = (struct touch *)room;
+		watch.fills = (struct fill *)(room + touches);
+		watch.started = room != MAP_FAILED && !install(&a, &watch.before) && !pthread_create(&watch.watcher, NULL, watcher, NULL);
 		if (!watch.started) watch.to = NULL;
 	}
-	if (watch.to && watch.count < MAPS) {
+	return watch.to;
+}
+
+/* Notes that a file was mapped; of a GGUF the watcher is told. */
+static void mapped(void *at, size_t length, int prot, int fd, int64_t offset) {
+	if (!watch.to || at == MAP_FAILED || fd < 0 || prot != PROT_READ || !is_gguf(fd)) return;
+	pthread_mutex_lock(&watch.lock);
+	if (start_watching() && watch.count < MAPS) {
 		struct map *m = &watch.maps[watch.count];
-		*m = (struct map){(uintptr_t)at, (uintptr_t)at + length, (uint64_t)offset, ""};
-		snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-		ssize_t n = readlink(link, m->path, sizeof m->path - 1);
-		if (n > 0) m->path[n] = 0;
+		*m = (struct map){(uintptr_t)at, (uintptr_t)at + length, (uint64_t)offset, false, ""};
+		path_of(fd, m->path);
 		watch.count++;
+		memset(watch.ops, 0, sizeof watch.ops); /* of what was there before; the others' are said again */
 	}
+	pthread_mutex_unlock(&watch.lock);
+}
+
+/* Notes that memory is to be read into, before it is: the kernel could not if a pass had taken it away. */
+static void filling(const void *at, size_t length) {
+	uintptr_t from = (uintptr_t)at, to = from + length;
+	if (!watch.to || from >= watch.high || to <= watch.low) return;
+	pthread_mutex_lock(&watch.lock);
+	for (int i = 0; i < watch.count; i++) {
+		struct map *m = &watch.maps[i];
+		if (!m->own || from >= m->to || to <= m->from) continue;
+		if (watch.armed && watch.now.from < m->to && watch.now.to > m->from) disarm();
+		m->from = m->to = 0;
+	}
+	pthread_mutex_unlock(&watch.lock);
+}
+
+/* Forgets what memory was filled with. The lock is held. */
+static void forget_fills(uintptr_t from, uintptr_t to) {
+	size_t n = 0;
+	for (size_t i = 0; i < watch.fill_count; i++)
+		if (from >= watch.fills[i].to || to <= watch.fills[i].from) watch.fills[n++] = watch.fills[i];
+	watch.fill_count = n;
+}
+
+/* Notes that memory was filled with what is at offset in a file; -1: where the file is now, behind that. */
+static void filled(const void *at, size_t length, int fd, int64_t offset) {
+	uintptr_t from = (uintptr_t)at, to = from + length;
+	int e = errno;
+	struct stat st;
+	if (!watch.to || length < LEAST_FILL || fd < 0 || !is_gguf(fd) || fstat(fd, &st) || (offset < 0 && (offset = lseek(fd, 0, SEEK_CUR) - (int64_t)length) < 0)) {
+		errno = e;
+		return;
+	}
+	pthread_mutex_lock(&watch.lock);
+	if (start_watching()) {
+		int k = 0;
+		while (k < watch.file_count && (watch.files[k].dev != st.st_dev || watch.files[k].ino != st.st_ino)) k++;
+		if (k == watch.file_count && k < MAPS) {
+			watch.files[k] = (struct file){st.st_dev, st.st_ino, ""};
+			path_of(fd, watch.files[k].path);
+			watch.file_count++;
+		}
+		forget_fills(from, to);
+		size_t i = watch.fill_count; /* their order is that of memory: mostly it comes behind all others */
+		while (i > 0 && watch.fills[i - 1].from > from) i--;
+		struct fill *last = i ? &watch.fills[i - 1] : NULL;
+		if (last && last->file == k && last->to == from && last->offset + (last->to - last->from) == (uint64_t)offset) last->to = to;
+		else if (k < MAPS && watch.fill_count < FILLS) {
+			memmove(&watch.fills[i + 1], &watch.fills[i], (watch.fill_count++ - i) * sizeof *watch.fills);
+			watch.fills[i] = (struct fill){from, to, (uint64_t)offset, k};
+		}
+		watch.filled_ns = now_ns();
+	}
+	pthread_mutex_unlock(&watch.lock);
+	errno = e;
+}
+
+/* Notes an op with a matrix that is watched. */
+static void note_op(struct op o) {
+	if (!watch.to) return;
+	pthread_mutex_lock(&watch.lock);
+	bool ours = false;
+	for (int i = 0; i < watch.count && !ours; i++) ours = o.from >= watch.maps[i].from - (watch.maps[i].own ? 4096 : 0) && o.from < watch.maps[i].to;
+	for (size_t i = (o.from >> 5) * 0x9e3779b97f4a7c15u >> 50, tries = 0; ours && tries < 64; i = (i + 1) % OPS, tries++)
+		if (!watch.ops[i].size || watch.ops[i].from == o.from) {
+			watch.ops[i] = o;
+			break;
+		}
 	pthread_mutex_unlock(&watch.lock);
 }
 
@@ -416,6 +678,7 @@ static void unmapped(const void *at, size_t length) {
 	if (!watch.to || !watch.started) return;
 	pthread_mutex_lock(&watch.lock);
 	if (watch.armed && from < watch.now.to && to > watch.now.from) disarm();
+	forget_fills(from, to);
 	for (int i = 0; i < watch.count; i++) {
 		struct map *m = &watch.maps[i];
 		if (from >= m->to || to <= m->from) continue;

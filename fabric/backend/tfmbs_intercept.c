@@ -5,7 +5,7 @@
  * It stands for two functions of ggml. ggml_graph_compute is asked for each graph: products with weights that the device takes go to it, and ggml's own function computes the rest, piece by piece.
  * ggml_backend_buffer_free says when weights go: another model may come to lie at their address. Weights are uploaded when a product first uses them.
  *
- * With TFMBS_DETECT it finds products by what is read of a mapped model (tfmbs_detect.h), for which it stands for mmap, munmap and sigaction as well.
+ * With TFMBS_DETECT it finds products by what is read of a model (tfmbs_detect.h), for which it stands for mmap, munmap, read, pread, fread and sigaction as well.
  *
  * What it does not know it leaves to ggml: another version, weights in another order (repacked), a process that was forked. A program whose own file or library contains all of ggml does not
  * ask it at all. */
@@ -31,7 +31,8 @@ static struct {
 
 static void forked(void) {
 	own.forked = true;
-	watch.to = NULL; /* the thread that watches is the parent's, what was taken away is given back as before */
+	watch.to = NULL; /* the thread that watches is the parent's */
+	if (watch.armed) give_back(&watch.now);
 }
 
 static void begin_once(void) {
@@ -142,6 +143,15 @@ static int compute_others(void *arg, void *nodes, bool lost) {
 	return status;
 }
 
+/* Tells the detection how long the vectors of a product are. */
+static void note_vectors(const struct tensor *t) {
+	const struct tensor *w = t->src[0], *x = t->src[1];
+	if (!(is_op(t, "MUL_MAT") || is_op(t, "MUL_MAT_ID")) || !w || !x || w->ne[2] < 1 || w->ne[2] > MOST_EXPERTS || w->ne[3] != 1) return;
+	uint64_t size = (uint64_t)t->ne[0] * w->nb[1];
+	if (t->ne[0] > UINT32_MAX || x->ne[0] > UINT32_MAX || (w->ne[2] > 1 && w->nb[2] != size)) return;
+	note_op((struct op){(uintptr_t)w->data, size, (uint32_t)w->ne[2], (uint32_t)t->ne[0], (uint32_t)x->ne[0]});
+}
+
 EXPORT int ggml_graph_compute(void *graph, struct plan *plan);
 EXPORT int ggml_graph_compute(void *graph, struct plan *plan) {
 	struct pass p = {(graph_function *)real("ggml_graph_compute", __builtin_return_address(0)), plan};
@@ -153,6 +163,7 @@ EXPORT int ggml_graph_compute(void *graph, struct plan *plan) {
 	bool any = false;
 	for (int i = 0, n = own.usable && !own.forked ? g.ggml_graph_n_nodes(graph) : 0; i < n; i++) {
 		const struct tensor *t = g.ggml_graph_node(graph, i);
+		if (watch.to) note_vectors(t);
 		if (computes(t) && takes(t)) any = true;
 	}
 	return any ? compute(graph, compute_others, &p) : p.compute(graph, plan);
@@ -171,8 +182,26 @@ EXPORT void ggml_backend_buffer_free(void *buffer) {
 
 /* ---- Mappings, which the detection needs (tfmbs_detect.h) ---- */
 
+/* The functions behind this library: a read may be waited for and cancelled, so a system call would not do. */
+struct next {
+	ssize_t (*read)(int, void *, size_t);
+	ssize_t (*pread)(int, void *, size_t, off_t);
+	size_t (*fread)(void *, size_t, size_t, FILE *);
+};
+
+static const struct next *next(void) {
+	static struct next n;
+	if (!n.fread) {
+		n.read = (ssize_t(*)(int, void *, size_t))dlsym(RTLD_NEXT, "read");
+		n.pread = (ssize_t(*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread");
+		n.fread = (size_t(*)(void *, size_t, size_t, FILE *))dlsym(RTLD_NEXT, "fread");
+	}
+	return &n;
+}
+
 __attribute__((constructor)) static void begin_watch(void) {
 	const char *to = getenv("TFMBS_DETECT");
+	next(); /* not in a signal's handler */
 	if (to && *to) watch.to = to;
 	if (pthread_atfork(NULL, NULL, forked)) forked(); /* without it, this library does nothing */
 }
@@ -188,6 +217,34 @@ EXPORT void *mmap64(void *at, size_t length, int prot, int flags, int fd, off64_
 EXPORT int munmap(void *at, size_t length) {
 	unmapped(at, length);
 	return (int)syscall(SYS_munmap, at, length);
+}
+
+EXPORT ssize_t read(int fd, void *to, size_t length) {
+	filling(to, length);
+	ssize_t n = next()->read(fd, to, length);
+	if (n > 0) filled(to, (size_t)n, fd, -1);
+	return n;
+}
+
+EXPORT ssize_t pread(int fd, void *to, size_t length, off_t offset) {
+	filling(to, length);
+	ssize_t n = next()->pread(fd, to, length, offset);
+	if (n > 0) filled(to, (size_t)n, fd, offset);
+	return n;
+}
+
+EXPORT ssize_t pread64(int fd, void *to, size_t length, off64_t offset) { return pread(fd, to, length, offset); }
+
+EXPORT size_t fread(void *to, size_t size, size_t count, FILE *file) {
+	filling(to, size * count);
+	size_t n = next()->fread(to, size, count, file);
+	if (watch.to && n * size >= LEAST_FILL) {
+		int e = errno;
+		off_t at = ftello(file);
+		if (at >= (off_t)(n * size)) filled(to, n * size, fileno(file), at - (off_t)(n * size));
+		errno = e;
+	}
+	return n;
 }
 
 EXPORT int sigaction(int number, const struct sigaction *new, struct sigaction *old) {
