@@ -292,8 +292,9 @@ func (k *KernelPages) beginOne(r Range) (begun bool, err error) {
 	} else if there < next.Length && !k.unmarked {
 		return !k.Reading(next) && k.readPages(r), nil
 	}
-	look, advices := f.toLook() && r.Length == f.folio, folioAdvices // the end of a file is none, whatever the file system
-	if look {                                                        // pages that somebody else has read, as a target that loads its model does, say nothing about the file system
+	// The end of a file is no large folio, whatever the file system. Pages that somebody else has read, as a target that loads its model does, say nothing about it, either.
+	look, advices := f.toLook() && r.Length == f.folio, folioAdvices
+	if look {
 		there, err := k.Resident(r)
 		if err != nil {
 			return false, err
