@@ -102,6 +102,22 @@ func Start(ctx context.Context, cmd *exec.Cmd, opts Options) (*Capture, error) {
 	return &Capture{target, probes{tracer}}, nil
 }
 
+// Launch starts cmd as Start does, stopped after its execve, but does not attach to it: Let lets it run, and Attach may be called any time then. Of this capture only PID, Let, Wait, Ending
+// and Close may be called. signals are as in Options. The errors are those of exec.Cmd.Start and proc.ErrForeignProc.
+func Launch(cmd *exec.Cmd, signals []syscall.Signal) (*Capture, error) {
+	if err := proc.CheckMount(); err != nil {
+		return nil, err
+	}
+	target, err := launch(cmd, signals, proc.Launch)
+	if err != nil {
+		return nil, err
+	}
+	return &Capture{target: target}, nil
+}
+
+// Let lets a command that was launched run.
+func (c *Capture) Let() { c.target.run() }
+
 func startPreloaded(ctx context.Context, cmd *exec.Cmd, opts Options) (*Capture, error) {
 	po := preload.Options{RingBytes: opts.RingBytes, Interval: opts.Interval, Tick: opts.Tick, Follow: opts.Follow, Log: opts.Log}
 	if cmd.SysProcAttr != nil {

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"sort"
 	"strings"
 )
@@ -85,6 +86,12 @@ func OpenPart(path string) (*Model, error) {
 func partPath(prefix string, no, count uint64) string {
 	return fmt.Sprintf("%s-%05d-of-%05d.gguf", prefix, no+1, count)
 }
+
+// partName is what partPath makes.
+var partName = regexp.MustCompile(`-[0-9]{5}-of-[0-9]{5}\.gguf$`)
+
+// IsPart says whether a file is named like a part of a split model.
+func IsPart(path string) bool { return partName.MatchString(path) }
 
 // openParts returns all parts of the model that given belongs to.
 func openParts(given *File, count uint64) ([]*File, error) {

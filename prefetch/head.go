@@ -7,18 +7,26 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
 	"tensorcast/gguf"
+	"tensorcast/internal/pagecache"
 	"tensorcast/internal/regular"
 )
 
 // Head is the head of a model file.
 type Head struct {
 	file  *os.File
-	bytes int64
+	size  int64 // of the file
+	bytes int64 // of the head
+	named int64
 }
+
+// Named is how many bytes all GGUF files have that the command names; 0 if one of them is a part of a split model, of which others may not be named.
+func (h *Head) Named() int64 { return h.named }
 
 // NamedHead is the head of the largest GGUF file that the arguments of a command name, alone or as --flag=file; nil if they name none. It is what fits in room, and in budget if that is
 // not 0. Close it. What cannot be read is left to the command, as is every error.
@@ -45,6 +53,12 @@ func NamedModel(args []string) string {
 }
 
 func namedHead(args []string) (largest *Head) {
+	named, split := int64(0), false
+	defer func() {
+		if largest != nil && !split {
+			largest.named = named
+		}
+	}()
 	for _, arg := range args {
 		if _, value, ok := strings.Cut(arg, "="); ok && strings.HasPrefix(arg, "-") {
 			arg = value
@@ -56,6 +70,8 @@ func namedHead(args []string) (largest *Head) {
 		if h == nil {
 			continue
 		}
+		named += h.bytes
+		split = split || gguf.IsPart(arg)
 		if largest == nil || h.bytes > largest.bytes {
 			h, largest = largest, h
 		}
@@ -73,31 +89,83 @@ func openHead(path string) *Head {
 		return nil
 	}
 	if info, err := f.Stat(); err == nil && gguf.Is(f) {
-		return &Head{f, info.Size()}
+		return &Head{file: f, size: info.Size(), bytes: info.Size()}
 	}
 	_ = f.Close() // nothing was written
 	return nil
 }
 
-// headStep is half of what is under way at a time: whatever else the target reads meanwhile, its libraries, waits no longer than for that.
-const headStep = 8 << 20
+const (
+	// headReads is how many faults read at once, each of them two large folios where all of the file is read: with two the disk has to wait at times, with more, or with a folio each, the target's own reading comes in between.
+	headReads = 3
+	// headStep is half of what is under way at a time where single pages are read: whatever else the target reads meanwhile, its libraries, waits no longer than for that.
+	headStep = 8 << 20
+)
 
-// Read reads it into the page cache, in the order of the file, until ctx ends. It waits for the disk.
+// Read reads it into the page cache, in the order of the file, until ctx ends: by large folios, which take a third of the processor's time, or by pages where there are none. It waits for the disk.
 func (h *Head) Read(ctx gocontext.Context) {
-	fd := int(h.file.Fd())
-	if err := unix.Fadvise(fd, 0, 0, unix.FADV_RANDOM); err != nil { // the wait below would read ahead by itself
+	m := &modelFile{path: h.file.Name(), file: h.file, size: h.size, folio: pagecache.FolioBytes(), piece: pieceOf(h.file)}
+	defer func() { _ = m.unmapAll() }() // it was mapped there
+	if m.prepare() != nil {
 		return
 	}
-	piece := pieceOf(h.file)
+	h.readPages(ctx, m, h.readFolios(ctx, m))
+}
+
+// readFolios reads large folios, as far as there are any, and returns where it ended.
+func (h *Head) readFolios(ctx gocontext.Context, m *modelFile) (end int64) {
+	if m.folio == 0 {
+		return 0
+	}
+	if h.bytes < h.size && m.oneByOne() != nil { // else what is behind the head is read, too
+		return 0
+	}
+	folios := h.bytes / m.folio
+	var next atomic.Int64
+	var none atomic.Bool
+	var looking sync.Mutex
+	var reads sync.WaitGroup
+	for range headReads {
+		reads.Go(func() {
+			for ctx.Err() == nil && !none.Load() {
+				n := next.Add(1) - 1
+				if n >= folios {
+					return
+				}
+				r := Range{Offset: n * m.folio, Length: m.folio}
+				if unix.Madvise(m.part(r), unix.MADV_POPULATE_READ) != nil { // before Linux 5.14 there is none; or the file has become shorter
+					none.Store(true)
+				}
+				looking.Lock()
+				if m.reads++; m.toLook() && m.look(r) {
+					none.Store(true)
+				}
+				looking.Unlock()
+				if m.unmap(r) != nil {
+					none.Store(true)
+				}
+			}
+		})
+	}
+	reads.Wait()
+	if none.Load() {
+		return 0 // what is there already is not read again
+	}
+	return min(next.Load(), folios) * m.folio
+}
+
+// readPages reads single pages from an offset on.
+func (h *Head) readPages(ctx gocontext.Context, m *modelFile, from int64) {
+	fd := int(h.file.Fd())
 	var one [1]byte
-	for step := int64(0); step < h.bytes && ctx.Err() == nil; step += headStep {
+	for step := from; step < h.bytes && ctx.Err() == nil; step += headStep {
 		end := min(step+headStep, h.bytes)
-		for at := step; at < end; at += piece {
-			if err := unix.Fadvise(fd, at, min(piece, end-at), unix.FADV_WILLNEED); err != nil {
+		for at := step; at < end; at += m.piece {
+			if err := unix.Fadvise(fd, at, min(m.piece, end-at), unix.FADV_WILLNEED); err != nil {
 				return
 			}
 		}
-		if step > 0 {
+		if step > from {
 			if _, err := h.file.ReadAt(one[:], step-1); err != nil { // the end of the step before
 				return
 			}

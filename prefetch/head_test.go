@@ -26,13 +26,16 @@ func TestNamedHead(t *testing.T) {
 		}
 		return name
 	}
-	model, draft := write("model.gguf", 6), write("draft.gguf", 1)
+	model, draft, part := write("model.gguf", 6), write("draft.gguf", 1), write("model-00001-of-00002.gguf", 1)
 	if err := os.WriteFile("none.gguf", make([]byte, 64<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	info, err := os.Stat(model)
-	if err != nil {
-		t.Fatal(err)
+	size := func(name string) int64 {
+		info, err := os.Stat(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.Size()
 	}
 	roomFor := func(bytes int64) Room { // of which margin and window are taken
 		r := Room{Bytes: bytes, Limit: 1 << 30}
@@ -46,14 +49,16 @@ func TestNamedHead(t *testing.T) {
 		room   Room
 		budget int64
 		want   int64 // bytes; 0: none is named
+		named  int64 // bytes of all that are named; 0: not known
 	}{
-		"all":           {[]string{"llama-cli", "-m", model, "-md", draft, "-n", "1"}, roomFor(1 << 30), 0, info.Size()},
-		"after =":       {[]string{"llama-cli", "--model=" + model}, roomFor(1 << 30), 0, info.Size()},
-		"room":          {[]string{"llama-cli", "-m", model}, roomFor(12 << 20), 0, 12 << 20},
-		"budget":        {[]string{"llama-cli", "-m", model}, roomFor(1 << 30), 9<<20 + 4096, 9<<20 + 4096},
-		"no room":       {[]string{"llama-cli", "-m", model}, Room{}, 0, -1},
-		"none":          {[]string{"llama-cli", "-p", "x"}, roomFor(1 << 30), 0, 0},
-		"nothing there": {[]string{"llama-cli", "-m", "missing.gguf", "-m", "none.gguf", "-m", dir}, roomFor(1 << 30), 0, 0},
+		"all":           {[]string{"llama-cli", "-m", model, "-md", draft, "-n", "1"}, roomFor(1 << 30), 0, size(model), size(model) + size(draft)},
+		"after =":       {[]string{"llama-cli", "--model=" + model}, roomFor(1 << 30), 0, size(model), size(model)},
+		"room":          {[]string{"llama-cli", "-m", model}, roomFor(12 << 20), 0, 12 << 20, size(model)},
+		"budget":        {[]string{"llama-cli", "-m", model}, roomFor(1 << 30), 9<<20 + 4096, 9<<20 + 4096, size(model)},
+		"no room":       {[]string{"llama-cli", "-m", model}, Room{}, 0, -1, size(model)},
+		"none":          {[]string{"llama-cli", "-p", "x"}, roomFor(1 << 30), 0, 0, 0},
+		"nothing there": {[]string{"llama-cli", "-m", "missing.gguf", "-m", "none.gguf", "-m", dir}, roomFor(1 << 30), 0, 0, 0},
+		"split":         {[]string{"llama-cli", "-m", model, "-md", part}, roomFor(1 << 30), 0, size(model), 0},
 	} {
 		h := NamedHead(tc.args, tc.room, tc.budget)
 		if (h == nil) != (tc.want == 0) {
@@ -62,6 +67,9 @@ func TestNamedHead(t *testing.T) {
 		}
 		if h == nil {
 			continue
+		}
+		if h.Named() != tc.named {
+			t.Errorf("%s: %d bytes are named, not %d", name, h.Named(), tc.named)
 		}
 		testenv.NeedMachine(t)
 		f, err := os.OpenFile(model, os.O_RDWR, 0)
@@ -77,7 +85,7 @@ func TestNamedHead(t *testing.T) {
 		h.Read(t.Context())
 		want := max(tc.want, 0)
 		there, err := pagecache.Resident(f, 0, (want+pageSize-1)/pageSize*pageSize)
-		beyond, _ := pagecache.Resident(f, (want+pageSize-1)/pageSize*pageSize, info.Size()-want)
+		beyond, _ := pagecache.Resident(f, (want+pageSize-1)/pageSize*pageSize, size(model)-want)
 		if err != nil || there < want || beyond > 0 {
 			t.Errorf("%s: %d bytes are there, and %d beyond; want %d", name, there, beyond, want)
 		}

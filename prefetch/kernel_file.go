@@ -51,7 +51,7 @@ const (
 )
 
 // openModelFile opens and maps a file. folio is the size of large folios to try, or 0.
-func openModelFile(at proc.Place, folio int64) (_ *modelFile, err error) {
+func openModelFile(at proc.Place, folio int64) (*modelFile, error) {
 	f, err := at.Open()
 	if err != nil {
 		return nil, fmt.Errorf("open the model: %w", err)
@@ -61,27 +61,30 @@ func openModelFile(at proc.Place, folio int64) (_ *modelFile, err error) {
 		return nil, errors.Join(fmt.Errorf("stat the model: %w", err), f.Close())
 	}
 	m := &modelFile{path: at.Path, file: f, info: info, size: info.Size(), folio: folio, piece: pieceOf(f)}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, m.close())
-		}
-	}()
-	if err := m.mmap(folio); err != nil {
-		return nil, fmt.Errorf("map %s: %w", at.Path, err)
+	if err := m.prepare(); err != nil {
+		return nil, errors.Join(err, m.close())
 	}
-	if folio > 0 && unix.Madvise(m.mapping, unix.MADV_HUGEPAGE) != nil { // EINVAL: this kernel has none
+	return m, nil
+}
+
+// prepare maps the file, and advises the kernel how it is read. The caller must call unmapAll, also after an error.
+func (m *modelFile) prepare() error {
+	if err := m.mmap(m.folio); err != nil {
+		return fmt.Errorf("map %s: %w", m.path, err)
+	}
+	if m.folio > 0 && unix.Madvise(m.mapping, unix.MADV_HUGEPAGE) != nil { // EINVAL: this kernel has none
 		m.folio = 0
 	}
 	if m.folio == 0 {
 		if err := m.onlyPages(); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	// Reads through the descriptor must not leave readahead marks, which would make the target read ahead in file order.
-	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM); err != nil {
-		return nil, fmt.Errorf("advise %s: %w", at.Path, err)
+	if err := unix.Fadvise(int(m.file.Fd()), 0, 0, unix.FADV_RANDOM); err != nil {
+		return fmt.Errorf("advise %s: %w", m.path, err)
 	}
-	return m, nil
+	return nil
 }
 
 // mmap maps the file so that its large folios lie at multiples of their size: only then one page table entry maps each.
@@ -109,7 +112,11 @@ func (m *modelFile) onlyPages() error {
 			return fmt.Errorf("advise the mapping of %s: %w", m.path, err)
 		}
 	}
-	// A fault of mlock must not read around itself.
+	return m.oneByOne() // a fault of mlock must not read around itself
+}
+
+// oneByOne has a fault read one page or large folio: else it reads around itself, or two of these.
+func (m *modelFile) oneByOne() error {
 	if err := unix.Madvise(m.mapping, unix.MADV_RANDOM); err != nil {
 		return fmt.Errorf("advise the mapping of %s: %w", m.path, err)
 	}
@@ -131,9 +138,8 @@ func (m *modelFile) probe() error {
 	if m.folio == 0 {
 		return nil
 	}
-	// Else a fault reads two of them.
-	if err := unix.Madvise(m.mapping, unix.MADV_RANDOM); err != nil {
-		return fmt.Errorf("advise the mapping of %s: %w", m.path, err)
+	if err := m.oneByOne(); err != nil {
+		return err
 	}
 	probed := 0
 	for at := (m.size/m.folio - 1) * m.folio; at >= 0 && probed < firstLooks; at -= m.folio {
@@ -234,10 +240,12 @@ func (m *modelFile) unmap(r Range) error {
 }
 
 // close unmaps the file, which undoes all locks.
-func (m *modelFile) close() error {
-	var err error
-	if m.reserved != nil {
-		err = unix.Munmap(m.reserved)
+func (m *modelFile) close() error { return errors.Join(m.unmapAll(), m.file.Close()) }
+
+// unmapAll undoes mmap.
+func (m *modelFile) unmapAll() error {
+	if m.reserved == nil {
+		return nil
 	}
-	return errors.Join(err, m.file.Close())
+	return unix.Munmap(m.reserved)
 }

@@ -30,7 +30,8 @@ type StandBack struct {
 	Bytes         int64         // that a token reads; Fits: and the sizes of other models that the target maps
 	Room          Room          // that there was
 	Err           error         // Outside: which weights, and what to do; Judged and Differs: why
-	mapped        int64         // bytes of all model files that the target mapped
+	mapped        int64         // bytes of all model files that the target mapped, or is about to map, if it is early
+	early         bool          // see Early
 	at            time.Time
 	warm          *warmth // Fits, with Options.KeepWarm
 }
@@ -94,6 +95,22 @@ func (c *Controller) standBack(s *StandBack) error {
 	c.contexts = newContexts(c.contexts.file)
 	c.stood, c.begun = s, false
 	return s
+}
+
+// Ample says, before a target has loaded anything, whether models of so many bytes, all that it will map as far as the caller can tell, fit for sure, and nothing else is asked for: then
+// it need not be observed.
+func (o *Options) Ample(bytes int64, room Room) bool {
+	return bytes > 0 && float64(room.Keepable()) >= ampleRoom*float64(bytes) && o.Budget == 0 && !o.Always && !o.KeepWarm && o.Stored == nil
+}
+
+// ampleRoom times as large as the models leaves room for what a target takes besides: its context and its buffers.
+const ampleRoom = 1.5
+
+// Early stands back before any event, as Ample said so of these bytes and this room, until Look says that they have no room any more, or that the target maps more.
+func (c *Controller) Early(bytes int64, room Room) *StandBack {
+	room.Bytes -= room.margin()
+	c.stood = &StandBack{Reason: Fits, Bytes: bytes, Room: room, at: c.now(), mapped: bytes, early: true}
+	return c.stood
 }
 
 // fits says whether all that the target reads has room, by its limits, not by the caller's budget: what a token reads (all of its files, if other weights are computed elsewhere), and the
@@ -164,7 +181,8 @@ func (c *Controller) Look() (again bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		again = models.bytes() != s.mapped || s.Reason == Fits && c.room.Bytes < s.Bytes || c.readsOther()
+		mapped := models.bytes()
+		again = mapped > s.mapped || mapped < s.mapped && !s.early || s.Reason == Fits && c.room.Bytes < s.Bytes || c.readsOther()
 	case Judged:
 		if now := c.now(); !now.Before(c.judgeAt) {
 			again = c.opts.Judge() == nil

@@ -696,6 +696,54 @@ func TestStoredCycleOfAnotherModel(t *testing.T) {
 	}
 }
 
+// A target whose models have ample room need not be observed, until they have none, or it maps more than was named. It may map them only after a while.
+func TestEarly(t *testing.T) {
+	var mapped int64
+	opts := prefetch.Options{Models: func() (prefetch.Model, error) { return prefetch.Model{Files: []pattern.CycleFile{{Size: mapped}}}, nil }}
+	ample := prefetch.Room{Bytes: 1 << 30, Limit: 1 << 30}
+	for name, change := range map[string]func(r *rig){
+		"a lower limit":       func(r *rig) { r.SetLimit(r.cycle.Bytes() / 2) },
+		"more than was named": func(*rig) { mapped += mib },
+	} {
+		mapped = 0
+		r := newRig(t, 3, opts, nil)
+		bytes := r.cycle.Bytes()
+		if stood := r.Early(bytes, ample); stood.Reason != prefetch.Fits || r.Status().Phase != prefetch.Idle {
+			t.Errorf("%s: %v, %v", name, stood, r.Status())
+		}
+		for _, mapped = range []int64{0, bytes} {
+			if again, err := r.Look(); again || err != nil {
+				t.Errorf("%s: nothing has changed with %d bytes mapped, and it looks again (%v)", name, mapped, err)
+			}
+		}
+		change(r)
+		if again, err := r.Look(); !again || err != nil {
+			t.Errorf("%s: it does not look again (%v)", name, err)
+		}
+	}
+
+	tight := ample
+	tight.Bytes = 400 * mib
+	for name, tc := range map[string]struct {
+		opts  prefetch.Options
+		room  prefetch.Room
+		bytes int64
+		want  bool
+	}{
+		"ample":              {opts, ample, 300 * mib, true},
+		"no model is named":  {opts, ample, 0, false},
+		"it just fits":       {opts, tight, 300 * mib, false},
+		"a budget":           {prefetch.Options{Budget: 1 << 40}, ample, 300 * mib, false},
+		"help in any case":   {prefetch.Options{Always: true}, ample, 300 * mib, false},
+		"to be kept warm":    {prefetch.Options{KeepWarm: true}, ample, 300 * mib, false},
+		"a pattern is given": {prefetch.Options{Stored: model(0, 1)}, ample, 300 * mib, false},
+	} {
+		if got := tc.opts.Ample(tc.bytes, tc.room); got != tc.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
 // Where everything fits nothing is held, until the room shrinks or another model is mapped.
 func TestFits(t *testing.T) {
 	var more int64

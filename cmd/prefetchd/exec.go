@@ -55,7 +55,9 @@ func runCommand(cmd *cobra.Command, o options, args []string) (err error) {
 		return err
 	}
 	defer func() { err = plan.finish(err) }()
-	so.Planned = plan.take
+	if plan != nil {
+		so.Planned = plan.take
+	}
 	command, err := user.Command(args)
 	if err != nil {
 		return &cli.Exit{Code: statusOf(err), Err: err}

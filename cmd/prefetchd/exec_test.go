@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/procfs"
 
 	"tensorcast/experiments/llama"
+	"tensorcast/internal/pagecache"
 	"tensorcast/internal/testenv"
 	"tensorcast/prefetch"
 )
@@ -90,25 +91,51 @@ func TestExec(t *testing.T) {
 	}
 }
 
-// Where everything fits, the load is helped (the head is read before, the rest by a guess, unless the target is faster than that), and then prefetchd sleeps without probes until
-// the target ends. Signals reach it then, too.
+// Where everything just fits, the load is helped (the head is read before, the rest by a guess, unless the target is faster than that), and then prefetchd sleeps without probes until
+// the target ends. Where there is ample room, it sets none at all, and the whole file is read ahead of the target. Signals reach it in both cases.
 func TestExecFits(t *testing.T) {
-	r := newRig(t, 2, 100)
-	r.options.Repeat = 1000 // until it is ended
-	h := r.exec()
-	testenv.WaitFor(t, "prefetchd to say so", func() bool { return strings.Contains(h.stderr.String(), "prefetchd: idle: everything fits") })
-	testenv.WaitFor(t, "the probes to be removed", func() bool { return mapMemory(h.Process.Pid) == 0 })
-	read := r.readByOthers(h)
-	if err := h.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
+	for name, tc := range map[string]struct {
+		share  float64
+		probes bool
+	}{"just": {1.2, true}, "amply": {3, false}} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, tc.share, 100)
+			r.options.Repeat = 1000 // until it is ended
+			h := r.exec("-v")
+			testenv.WaitFor(t, "prefetchd to say so", func() bool { return strings.Contains(h.stderr.String(), "prefetchd: idle: everything fits") })
+			testenv.WaitFor(t, "the probes to be removed", func() bool { return mapMemory(h.Process.Pid) == 0 })
+			testenv.WaitFor(t, "the model to be read", func() bool { return r.resident() > r.size*9/10 })
+			read := r.readByOthers(h)
+			if err := h.Process.Signal(syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+			s := r.execSummary(h, 128+int(syscall.SIGTERM))
+			if !s.Guessed && read > r.size/2 {
+				t.Errorf("there was no guess, and the target has read %d bytes of %d by itself", read, r.size)
+			}
+			if s.Pinned != 0 || !strings.Contains(s.Idle, "fits") {
+				t.Errorf("summary %+v", s)
+			}
+			if probes := strings.Contains(h.stderr.String(), "msg=attached"); probes != tc.probes {
+				t.Errorf("probes were set: %t", probes)
+			}
+		})
 	}
-	s := r.execSummary(h, 128+int(syscall.SIGTERM))
-	if !s.Guessed && read > r.size/2 {
-		t.Errorf("there was no guess, and the target has read %d bytes of %d by itself", read, r.size)
+}
+
+// resident is how many bytes of the model are in memory.
+func (r *rig) resident() int64 {
+	r.t.Helper()
+	f, err := os.Open(r.options.Model)
+	if err != nil {
+		r.t.Fatal(err)
 	}
-	if s.Pinned != 0 || !strings.Contains(s.Idle, "fits") {
-		t.Errorf("summary %+v", s)
+	defer f.Close()
+	n, err := pagecache.Resident(f, 0, r.size)
+	if err != nil {
+		r.t.Fatal(err)
 	}
+	return n
 }
 
 // readByOthers is how many bytes the group's processes but prefetchd have read from the disk.

@@ -272,7 +272,9 @@ func run(cmd *cobra.Command, o options) (*prefetch.Summary, error) {
 	if err != nil {
 		return nil, err
 	}
-	so.Planned = plan.take
+	if plan != nil {
+		so.Planned = plan.take
+	}
 	s, err := serve.Run(cmd.Context(), so)
 	live.close()
 	if err == nil && o.dry && s.PerToken == 0 && s.Idle == "" {

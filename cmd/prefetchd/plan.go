@@ -54,9 +54,7 @@ func openPlan(o *options, stdout io.Writer) (*planFile, error) {
 
 // take notes the plan.
 func (p *planFile) take(parts []prefetch.Part) {
-	if p != nil {
-		p.parts = parts
-	}
+	p.parts = parts
 }
 
 // finish writes the plan, unless err says that there is none.

@@ -2,14 +2,12 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/prometheus/procfs"
 
-	"tensorcast/internal/pagecache"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/testenv"
 )
@@ -24,24 +22,12 @@ func TestKeepWarm(t *testing.T) {
 	if err := r.target.Process.Signal(syscall.SIGSTOP); err != nil { // to the kernel a server without requests is the same: it computes nothing
 		t.Fatal(err)
 	}
-	f, err := os.Open(r.options.Model)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	resident := func() int64 {
-		n, err := pagecache.Resident(f, 0, r.size)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return n
-	}
-	full := resident()
+	full := r.resident()
 	pageOut(t, pid, r.options.Model)
-	if left := resident(); left > full/4 {
+	if left := r.resident(); left > full/4 {
 		t.Fatalf("%d bytes of %d are still in memory", left, full)
 	}
-	testenv.WaitFor(t, "the weights to be read back", func() bool { return resident() > full*98/100 })
+	testenv.WaitFor(t, "the weights to be read back", func() bool { return r.resident() > full*98/100 })
 	if s, err := r.group.Stat(); err != nil || s.File < full*9/10 {
 		t.Errorf("%+v, %v: the target's control group does not pay for its %d bytes", s, err, full)
 	}

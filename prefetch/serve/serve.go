@@ -71,6 +71,7 @@ const (
 type server struct {
 	o          Options
 	command    *capture.Capture // what was started, until it was run
+	early      early
 	controller *prefetch.Controller
 	memory     *prefetch.ProcessMemory
 	readahead  *readahead.Target // nil if it is not to be changed
@@ -104,47 +105,65 @@ type head struct {
 	*prefetch.Head // nil if there is none
 	stop           context.CancelFunc
 	reading        sync.WaitGroup
+	closed         error // valid after reading
+}
+
+// early is what is known before a command runs: how much room there is, and how many bytes its models have; 0 if that is not known.
+type early struct {
+	room  prefetch.Room
+	bytes int64
 }
 
 // readHead begins to do so.
-func readHead(ctx context.Context, args []string, o *Options) (*head, error) {
+func readHead(ctx context.Context, args []string, o *Options) (*head, early, error) {
 	h := &head{stop: func() {}}
+	var e early
 	// The command begins in this process's cgroup.
 	memory, err := prefetch.NewProcessMemory(os.Getpid(), prefetch.MemoryOptions{Leave: o.Leave, TrustHost: o.Prefetch.Budget > 0, Log: o.Log})
 	if err != nil {
-		return nil, err
+		return nil, e, err
 	}
-	room, err := memory.Room(0, 0)
-	if err := errors.Join(err, memory.Close()); err != nil {
-		return nil, err
+	e.room, err = memory.Room(0, 0)
+	h.reading.Go(func() { h.closed = memory.Close() }) // it waits for all CPUs, 20 ms on two busy ones
+	if err != nil {
+		return nil, e, errors.Join(err, h.close())
 	}
 	if o.Elsewhere != nil {
-		return h, nil
+		return h, e, nil
 	}
-	if h.Head = prefetch.NamedHead(args, room, o.Prefetch.Budget); h.Head == nil {
-		return h, nil
+	if h.Head = prefetch.NamedHead(args, e.room, o.Prefetch.Budget); h.Head == nil {
+		return h, e, nil
 	}
+	e.bytes = h.Named()
 	ctx, h.stop = context.WithCancel(ctx)
 	h.reading.Go(func() { h.Read(ctx) })
-	return h, nil
+	return h, e, nil
 }
 
 func (h *head) close() error {
 	h.stop()
 	h.reading.Wait()
 	if h.Head == nil {
-		return nil
+		return h.closed
 	}
-	return h.Head.Close()
+	return errors.Join(h.closed, h.Head.Close())
 }
 
 // Start starts a command, stopped behind its execve, so that it is helped from its first touch of the model on. While probes are set, the head of the model that its arguments name
-// is read. signals are passed on to it, see capture.Options. The errors are those of capture.Start, and cgroup.ErrHidden. The caller must call Close.
+// is read. Where that fits for sure, the command runs at once instead, and is observed only when it does not fit any more: probes take two tenths of a second of a processor. signals are passed on to it, see capture.Options. The errors are those of capture.Start, and cgroup.ErrHidden. The caller must call Close.
 func Start(ctx context.Context, cmd *exec.Cmd, signals []syscall.Signal, o Options) (*Target, error) {
 	v := &server{o: o}
-	h, err := readHead(ctx, cmd.Args, &o)
+	h, e, err := readHead(ctx, cmd.Args, &o)
 	if err != nil {
 		return nil, err
+	}
+	if !o.Dry && o.Planned == nil && o.Elsewhere == nil && o.Prefetch.Ample(e.bytes, e.room) {
+		c, err := capture.Launch(cmd, signals)
+		if err != nil {
+			return nil, errors.Join(err, h.close())
+		}
+		v.o.PID, v.o.Late, v.command, v.early, v.unloaded = c.PID(), true, c, e, true
+		return &Target{v, c, h}, nil
 	}
 	opts := v.observing()
 	opts.Signals = signals
@@ -244,8 +263,15 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 	if o.Planned != nil {
 		defer func() { o.Planned(v.controller.Parts()) }()
 	}
-	for {
-		stood, err := v.help(ctx)
+	for first := true; ; first = false {
+		var stood *prefetch.StandBack
+		if first && v.early.bytes > 0 {
+			stood = v.controller.Early(v.early.bytes, v.early.room)
+			v.command.Let()
+			v.command = nil
+		} else {
+			stood, err = v.help(ctx)
+		}
 		if err != nil || stood == nil || o.Dry {
 			return v.controller.Summary(), err
 		}
@@ -334,7 +360,7 @@ func (v *server) help(ctx context.Context) (stood *prefetch.StandBack, err error
 	started := target != nil
 	if !started {
 		if target, err = capture.Attach(v.o.PID, v.observing()); err != nil {
-			if v.settled && errors.Is(err, proc.ErrNoProcess) { // it was helped before, and has ended
+			if (v.settled || v.early.bytes > 0) && errors.Is(err, proc.ErrNoProcess) { // it was helped before, or needed no help, and has ended
 				err = nil
 			}
 			return nil, err
