@@ -100,15 +100,19 @@ func (c *Controller) standBack(s *StandBack) error {
 // Ample says, before a target has loaded anything, whether models of so many bytes, all that it will map as far as the caller can tell, fit for sure, and nothing else is asked for: then
 // it need not be observed.
 func (o *Options) Ample(bytes int64, room Room) bool {
-	return bytes > 0 && float64(room.Keepable()) >= ampleRoom*float64(bytes) && o.Budget == 0 && !o.Always && !o.KeepWarm && o.Stored == nil
+	return bytes > 0 && room.Keepable() >= bytes+max(bytes/ampleShare, ampleBytes) && o.Budget == 0 && !o.Always && !o.KeepWarm && o.Stored == nil
 }
 
-// ampleRoom times as large as the models leaves room for what a target takes besides: its context and its buffers.
-const ampleRoom = 1.5
+// ampleBytes, or a share of the models' size, is room for what a target takes besides: its context and its buffers.
+const (
+	ampleBytes = 512 << 20
+	ampleShare = 4
+)
 
 // Early stands back before any event, as Ample said so of these bytes and this room, until Look says that they have no room any more, or that the target maps more.
 func (c *Controller) Early(bytes int64, room Room) *StandBack {
 	room.Bytes -= room.margin()
+	c.room = room
 	c.stood = &StandBack{Reason: Fits, Bytes: bytes, Room: room, at: c.now(), mapped: bytes, early: true}
 	return c.stood
 }

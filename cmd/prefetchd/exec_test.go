@@ -97,7 +97,7 @@ func TestExecFits(t *testing.T) {
 	for name, tc := range map[string]struct {
 		share  float64
 		probes bool
-	}{"just": {1.2, true}, "amply": {3, false}} {
+	}{"just": {1.2, true}, "amply": {8, false}} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, tc.share, 100)
 			r.options.Repeat = 1000 // until it is ended
@@ -117,7 +117,7 @@ func TestExecFits(t *testing.T) {
 				t.Errorf("summary %+v", s)
 			}
 			if probes := strings.Contains(h.stderr.String(), "msg=attached"); probes != tc.probes {
-				t.Errorf("probes were set: %t", probes)
+				t.Errorf("probes were set: %t\n%s", probes, h.stderr.String())
 			}
 		})
 	}
