@@ -42,7 +42,8 @@ func profileNames() []string {
 // held is what a device is to hold.
 type held struct {
 	model, profile, decibels string
-	room                     int64
+	room, weights            int64
+	finer                    bool
 
 	file    *os.File // nil: nothing
 	tensors []device.Tensor
@@ -56,12 +57,15 @@ func (h *held) flags(cmd *cobra.Command) {
 	cli.EnumVar(cmd, &h.profile, "profile", "", profileNames(), "with --hold: how much error planes may have, see `lab fabricplan`")
 	f.StringVar(&h.decibels, "error", "", "with --hold: the least ratio of products to their error instead, `20dB`")
 	cli.SizeVar(f, &h.room, "room", "with --hold: `SIZE` of memory that planes and factors may take (all of the pool)")
+	cli.SizeVar(f, &h.weights, "weights", "with --hold: `SIZE` of the file's weights that are held at most (all)")
+	f.BoolVar(&h.finer, "finer", false, "with --hold: a third plane for weights that need two, while there is room")
 }
 
 func (h *held) open() (err error) {
 	if h.form, err = handover.ParseForm(h.profile, h.decibels); err != nil {
 		return cli.Usage(err)
 	}
+	h.form.Finer, h.form.Most = h.finer, uint64(h.weights)
 	if h.model == "" {
 		return nil
 	}
@@ -237,8 +241,9 @@ func (o *options) handOver(cmd *exec.Cmd, user *invoker.User, live *live, log *s
 	for i := range m.Tensors {
 		size += m.Tensors[i].Size
 	}
-	bytes := handover.Room(tensors, size, room.Bytes, leftOver(room.Bytes), form)
-	if bytes == 0 {
+	form.Finer = true
+	take := handover.Room(tensors, size, room.Bytes, leftOver(room.Bytes), form)
+	if take.Bytes == 0 {
 		why := "it fits"
 		if size > room.Bytes {
 			why = "planes with that error would save too little"
@@ -251,13 +256,13 @@ func (o *options) handOver(cmd *exec.Cmd, user *invoker.User, live *live, log *s
 		credential = user.Credential()
 	}
 	h.device, err = handover.Start(handover.Options{
-		Program: []string{self, "fabric"}, Credential: credential, Model: path, Profile: o.fabric, Error: o.fabricError, Room: bytes, Stderr: live,
+		Program: []string{self, "fabric"}, Credential: credential, Model: path, Profile: o.fabric, Error: o.fabricError, Plan: take, Stderr: live,
 	})
 	if err != nil {
 		return nil, err
 	}
 	cmd.Env = append(cmd.Env, h.device.Environ(backend)...)
-	h.balance = handover.NewBalance(bytes, room.Bytes)
+	h.balance = handover.NewBalance(take.Bytes, room.Bytes)
 	ctx, stop := context.WithCancel(context.Background())
 	h.stop = stop
 	h.watch.Go(func() { h.keep(ctx) }) // ended by close

@@ -86,8 +86,11 @@ func whole(rows, cols, block int, b []byte) *fabric.Matrix {
 // formOfBands is that of the bands that m is packed into.
 func formOfBands(m *fabric.Matrix) form {
 	f := form{bands: len(m.Terms[0].Planes)}
-	for _, p := range m.Terms[0].Planes {
-		f.zeros += countZeros(m.Layout, p, m.Layout.RowBytes(m.Cols), m.Rows, m.Cols)
+	for i, p := range m.Terms[0].Planes {
+		n := countZeros(m.Layout, p, m.Layout.RowBytes(m.Cols), m.Rows, m.Cols)
+		if f.zeros += n; i == 0 {
+			f.low = n
+		}
 	}
 	return f
 }

@@ -121,6 +121,21 @@ func (p *Pool) give(off, n int) {
 	}
 }
 
+// Shrink takes back all but the first n bytes of b, which Take returned, and returns these.
+func (p *Pool) Shrink(b []byte, n int) ([]byte, error) {
+	off := p.offset(b)
+	had, ok := p.taken[off]
+	if !ok || n <= 0 || n > len(b) {
+		return b, fmt.Errorf("%d bytes of the pool, cut to %d, are none of its pieces", len(b), n)
+	}
+	if keep := roundUp(n, pageBytes); keep < had {
+		_ = unix.Madvise(p.memory[off+keep:off+had], unix.MADV_DONTNEED) // only saves memory
+		p.taken[off] = keep
+		p.give(off+keep, had-keep)
+	}
+	return b[:n:n], nil
+}
+
 // offset is where b begins in the region; -1 if it is not of it.
 func (p *Pool) offset(b []byte) int {
 	if len(b) == 0 {
