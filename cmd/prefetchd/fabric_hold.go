@@ -126,12 +126,20 @@ type handed struct {
 	balance *handover.Balance
 	log     *slog.Logger
 	counter atomic.Uint64
+	rest    atomic.Int64 // bytes that a token reads besides what is held, as far as that is known
 	stop    context.CancelFunc
 	watch   sync.WaitGroup
 }
 
 // changes counts how often what the device holds has changed since the command runs.
 func (h *handed) changes() uint64 { return h.counter.Load() }
+
+// told learns from what prefetchd does how much of the model is read beside what the device holds.
+func (h *handed) told(s prefetch.Status) {
+	if s.PerToken > 0 {
+		h.rest.Store(s.PerToken)
+	}
+}
 
 const (
 	// memoryInterval is how often it is asked whether memory is short, which the kernel tells at little cost, and roomInterval how often how much there is.
@@ -161,7 +169,7 @@ func (h *handed) keep(ctx context.Context) {
 			h.log.Info("the Fabric keeps its memory: nobody can tell how much is left", "err", err)
 			return
 		}
-		if bytes := h.balance.Next(time.Now(), room.Bytes); bytes != was {
+		if bytes := h.balance.Next(time.Now(), room.Bytes, h.rest.Load()); bytes != was {
 			if was >= 0 {
 				h.log.Info("the Fabric's memory changes", "to", bytes, "left", room.Bytes, "bounded by", room.Level)
 				if err := device.GiveRoom(ctx, h.device.Socket(), uint64(bytes)); err != nil {
@@ -262,7 +270,7 @@ func (o *options) handOver(cmd *exec.Cmd, user *invoker.User, live *live, log *s
 		return nil, err
 	}
 	cmd.Env = append(cmd.Env, h.device.Environ(backend)...)
-	h.balance = handover.NewBalance(take.Bytes, room.Bytes)
+	h.balance = handover.NewBalance(take, room.Bytes)
 	ctx, stop := context.WithCancel(context.Background())
 	h.stop = stop
 	h.watch.Go(func() { h.keep(ctx) }) // ended by close

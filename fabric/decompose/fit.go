@@ -66,7 +66,7 @@ func (f *fitter) solve(scales *[maxFree][lanes]uint16, errs *[lanes]Error) {
 	// The factors are stored as halfs, so the digits are chosen for these.
 	for p := range planes {
 		for l, unit := range f.unit {
-			unit := float32(math.Ldexp(1, int(unit)))
+			unit := float32(power(unit))
 			scales[p][l] = scaleHalf(a[p][l] * unit)
 			a[p][l] = half.Float32(scales[p][l]) / unit
 		}
@@ -86,23 +86,27 @@ func (f *fitter) solve(scales *[maxFree][lanes]uint16, errs *[lanes]Error) {
 		assign(f.digits, &e, f.size, &a, planes)
 	}
 	for l, unit := range f.unit {
-		errs[l].Signal, errs[l].Noise = math.Ldexp(float64(e.power[l]), 2*int(unit)), math.Ldexp(float64(e.left[l]), 2*int(unit))
+		scale := power(2 * unit)
+		errs[l].Signal, errs[l].Noise = float64(e.power[l])*scale, float64(e.left[l])*scale
 	}
 }
+
+// power is 2^n, of which n is that of a normal number.
+func power(n int32) float64 { return math.Float64frombits(uint64(1023+n) << 52) }
 
 // solveCoarse computes the errors without the lowest digits. Digits are balanced, so leaving out the lowest is rounding to the nearest multiple of three.
 func (f *fitter) solveCoarse(scales *[maxFree][lanes]uint16, errs *[lanes]Error) {
 	var a, inverse vec
 	var e sums
 	for l, unit := range f.unit {
-		a[l] = half.Float32(half.Round(3*half.Float32(scales[0][l]))) / float32(math.Ldexp(1, int(unit)))
+		a[l] = half.Float32(half.Round(3*half.Float32(scales[0][l]))) / float32(power(unit))
 		if a[l] > 0 {
 			inverse[l] = 1 / a[l]
 		}
 	}
 	gridRound(f.coarse, &e, f.size, &a, &inverse, (f.top-1)/3)
 	for l, unit := range f.unit {
-		errs[l].Coarser = math.Ldexp(float64(e.left[l]), 2*int(unit))
+		errs[l].Coarser = float64(e.left[l]) * power(2*unit)
 	}
 }
 

@@ -96,7 +96,9 @@ func ParseForm(profile, decibels string) (device.Form, error) {
 // Plan is what a device is to take.
 type Plan struct {
 	Bytes   int64 // of memory, for planes
+	Least   int64 // of Bytes: without what the form's bound does not need
 	Weights int64 // of the file: how many bytes it is to hold at most
+	Rest    int64 // of the model: what it does not hold then
 	Finer   bool  // there is room for more planes than the form's bound needs, at least for some tensors
 }
 
@@ -106,21 +108,9 @@ type Plan struct {
 func Room(tensors []device.Tensor, modelBytes, room, leftOver int64, form device.Form) Plan {
 	var file, planes, finer, routed int64
 	for i := range tensors {
-		for _, e := range tensors[i].Matrices {
-			rowBytes, err := e.Type.RowBytes(int64(e.Cols))
-			if err != nil {
-				continue
-			}
-			file += rowBytes * int64(e.Rows)
-			if len(tensors[i].Matrices) > 1 {
-				routed += rowBytes * int64(e.Rows)
-			}
-			n := planesOf(&e, form)
-			planes += int64(form.Bytes(&e, n))
-			if form.MayBeFiner(n) {
-				n++
-			}
-			finer += int64(form.Bytes(&e, n))
+		f, p, n := sizes(&tensors[i], form)
+		if file, planes, finer = file+f, planes+p, finer+n; len(tensors[i].Matrices) > 1 {
+			routed += f
 		}
 	}
 	if modelBytes <= room || planes >= file || room <= leftOver {
@@ -144,15 +134,39 @@ func Room(tensors []device.Tensor, modelBytes, room, leftOver int64, form device
 		return Plan{}
 	}
 	if bytes < need || finer == planes {
-		return Plan{Bytes: bytes, Weights: file}
+		return Plan{Bytes: bytes, Least: bytes, Weights: file, Rest: modelBytes - file}
 	}
 	if finer < file {
 		if need, each := take(finer); need <= min(room-leftOver, finer) {
-			return Plan{Bytes: need, Weights: int64(float64(need) * each), Finer: true}
+			p := Plan{Finer: true}
+			for i := 0; i < len(tensors) && p.Weights < int64(float64(need)*each); i++ {
+				f, least, most := sizes(&tensors[i], form)
+				p.Weights, p.Least, p.Bytes = p.Weights+f, p.Least+least, p.Bytes+most
+			}
+			p.Bytes, p.Rest = min(p.Bytes, room-leftOver), modelBytes-p.Weights
+			return p
 		}
 	}
 	// With third planes alone it does not fit, without them it would: everything is held, and some tensors get one.
-	return Plan{Bytes: min(file-int64(missing), room-leftOver), Weights: file, Finer: true}
+	return Plan{Bytes: min(file-int64(missing), room-leftOver), Least: planes, Weights: file, Rest: modelBytes - file, Finer: true}
+}
+
+// sizes of a tensor: in the file, in as few planes as the form's bound allows, and with what more it may have.
+func sizes(t *device.Tensor, form device.Form) (file, planes, finer int64) {
+	for _, e := range t.Matrices {
+		rowBytes, err := e.Type.RowBytes(int64(e.Cols))
+		if err != nil {
+			continue
+		}
+		n := planesOf(&e, form)
+		file += rowBytes * int64(e.Rows)
+		planes += int64(form.Bytes(&e, n))
+		if form.MayBeFiner(n) {
+			n++
+		}
+		finer += int64(form.Bytes(&e, n))
+	}
+	return file, planes, finer
 }
 
 const (

@@ -73,10 +73,10 @@ func TestRoomFiner(t *testing.T) {
 		room  int64
 		finer bool
 		whole bool // all tensors are held
-	}{{1000 * mib, true, false}, {820 * mib, true, false}, {700 * mib, true, true}, {620 * mib, true, true}, {590 * mib, false, true}, {300 * mib, false, true}} {
+	}{{1000 * mib, true, false}, {860 * mib, true, false}, {700 * mib, true, true}, {620 * mib, true, true}, {590 * mib, false, true}, {300 * mib, false, true}} {
 		p := Room(tensors, 1088*mib, test.room, 140*mib, form)
-		left := test.room - 140*mib - p.Bytes - (1088*mib - p.Weights) // beside planes and what is not held
-		if p.Finer != test.finer || p.Weights >= 1087*mib != test.whole || p.Finer && (left < -mib || left > mib) || p.Bytes > test.room-140*mib {
+		left := test.room - 140*mib - p.Bytes - p.Rest // beside planes and what is not held
+		if p.Finer != test.finer || p.Weights == 1088*mib != test.whole || p.Finer && (left < 0 || left > 12*mib) || p.Bytes > test.room-140*mib || p.Least > p.Bytes || p.Finer && p.Least >= p.Bytes || p.Weights+p.Rest != 1088*mib {
 			t.Errorf("%d MiB: %+v, %d MiB are left; two planes take %d MiB, three %d", test.room/mib, p, left/mib, two/mib, three/mib)
 		}
 	}
