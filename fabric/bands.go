@@ -86,6 +86,28 @@ func (p *packer) pack(dst []byte, band int) {
 	kernel.PackBand(dst[band*size:][:size], &p.weights, &p.halfs, blocks, planes)
 }
 
+// CoarserBands reports whether m, which TakesBands, can lose its lowest plane as bands, see CoarsenBands.
+func CoarserBands(m *Matrix) bool {
+	if len(m.Terms[0].Planes) != 3 {
+		return false
+	}
+	for _, h := range m.Terms[0].Scales.Half {
+		if h > kernel.MostCoarse { // or negative
+			return false
+		}
+	}
+	return true
+}
+
+// CoarsenBands takes the lowest plane out of bands of three planes, of a matrix that was CoarserBands, in place, and returns those of two, which are the beginning of b. Nobody may read b meanwhile.
+func CoarsenBands(b []byte, rows, cols int) []byte {
+	three, two := kernel.BandBytes(cols, 3), kernel.BandBytes(cols, 2)
+	for band := range ceilDiv(rows, BandRows) {
+		kernel.CoarsenBand(b[band*two:][:two], b[band*three:][:three], kernel.BandBlocks(cols))
+	}
+	return b[:BandsBytes(rows, cols, 2)]
+}
+
 // NewBands returns an operand of bands that PackBands wrote, which must not change as long as it is used. It can do what other operands can. The error wraps ErrOperand.
 func NewBands(rows, cols, planes int, bands []byte) (*Operand, error) {
 	switch {

@@ -14,6 +14,7 @@ import (
 	"tensorcast/fabric/kernel"
 	"tensorcast/fabric/trit"
 	"tensorcast/gguf"
+	ieee "tensorcast/gguf/half"
 )
 
 // fitted makes planes with one factor for each 32 columns of random weights.
@@ -83,6 +84,45 @@ func TestBands(t *testing.T) {
 			if !slices.EqualFunc(float, wantFloat, near) {
 				t.Fatalf("%v, %d rows of %d, %d planes: in float32 %v, want %v", level, rows, cols, planes, float, wantFloat)
 			}
+		}
+	}
+}
+
+// TestCoarsenBands: bands that lost their lowest plane multiply like planes without it.
+func TestCoarsenBands(t *testing.T) {
+	rng := rand.New(rand.NewPCG(119, 120))
+	var s fabric.Scratch
+	for range 10 {
+		rows, cols := 1+rng.IntN(23), 32*(1+rng.IntN(50))
+		m := fitted(t, rng, trit.PT5Striped, rows, cols, 3)
+		b := make([]byte, fabric.BandsBytes(rows, cols, 3))
+		fabric.PackBands(b, m, 1)
+		if !fabric.CoarserBands(m) {
+			t.Fatal("not to be made coarser")
+		}
+		less := *m
+		less.Terms = []fabric.Term{{Planes: m.Terms[0].Planes[1:], Scales: fabric.Scales{Block: 32}}}
+		for _, h := range m.Terms[0].Scales.Half {
+			less.Terms[0].Scales.Half = append(less.Terms[0].Scales.Half, ieee.Round(3*ieee.Float32(h)))
+		}
+		of, err := fabric.NewOperand(&less)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o, err := fabric.NewBands(rows, cols, 2, fabric.CoarsenBands(b, rows, cols))
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, _ := smallActivations(t, rng, cols, 32)
+		want, got := make([]float32, rows), make([]float32, rows)
+		of.GEMV(want, x, &s)
+		o.GEMV(got, x, &s)
+		if !slices.EqualFunc(got, want, func(a, b float32) bool { return math.Abs(float64(a-b)) <= 2e-5*math.Abs(float64(b))+1e-2 }) {
+			t.Fatalf("%d rows of %d: %v, want %v", rows, cols, got, want)
+		}
+		m.Terms[0].Scales.Half[0] = kernel.MostCoarse + 1
+		if fabric.CoarserBands(m) {
+			t.Error("with a factor that would be infinite")
 		}
 	}
 }

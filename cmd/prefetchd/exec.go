@@ -15,6 +15,7 @@ import (
 	"tensorcast/internal/cli"
 	"tensorcast/internal/invoker"
 	"tensorcast/internal/proc"
+	"tensorcast/prefetch"
 	"tensorcast/prefetch/serve"
 )
 
@@ -70,6 +71,13 @@ func runCommand(cmd *cobra.Command, o options, args []string) (err error) {
 		if d != nil {
 			defer func() { err = errors.Join(err, d.close()) }()
 			so.Elsewhere = d.changes
+			tell := so.Tell
+			so.Tell = func(s prefetch.Status) {
+				d.told(s)
+				if tell != nil {
+					tell(s)
+				}
+			}
 		}
 	}
 	target, err := serve.Start(ctx, command, passedOn, so)

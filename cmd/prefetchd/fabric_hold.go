@@ -42,7 +42,8 @@ func profileNames() []string {
 // held is what a device is to hold.
 type held struct {
 	model, profile, decibels string
-	room                     int64
+	room, weights            int64
+	finer                    bool
 
 	file    *os.File // nil: nothing
 	tensors []device.Tensor
@@ -56,12 +57,15 @@ func (h *held) flags(cmd *cobra.Command) {
 	cli.EnumVar(cmd, &h.profile, "profile", "", profileNames(), "with --hold: how much error planes may have, see `lab fabricplan`")
 	f.StringVar(&h.decibels, "error", "", "with --hold: the least ratio of products to their error instead, `20dB`")
 	cli.SizeVar(f, &h.room, "room", "with --hold: `SIZE` of memory that planes and factors may take (all of the pool)")
+	cli.SizeVar(f, &h.weights, "weights", "with --hold: `SIZE` of the file's weights that are held at most (all)")
+	f.BoolVar(&h.finer, "finer", false, "with --hold: a third plane for weights that need two, while there is room")
 }
 
 func (h *held) open() (err error) {
 	if h.form, err = handover.ParseForm(h.profile, h.decibels); err != nil {
 		return cli.Usage(err)
 	}
+	h.form.Finer, h.form.Most = h.finer, uint64(h.weights)
 	if h.model == "" {
 		return nil
 	}
@@ -122,12 +126,20 @@ type handed struct {
 	balance *handover.Balance
 	log     *slog.Logger
 	counter atomic.Uint64
+	rest    atomic.Int64 // bytes that a token reads besides what is held, as far as that is known
 	stop    context.CancelFunc
 	watch   sync.WaitGroup
 }
 
 // changes counts how often what the device holds has changed since the command runs.
 func (h *handed) changes() uint64 { return h.counter.Load() }
+
+// told learns from what prefetchd does how much of the model is read beside what the device holds.
+func (h *handed) told(s prefetch.Status) {
+	if s.PerToken > 0 {
+		h.rest.Store(s.PerToken)
+	}
+}
 
 const (
 	// memoryInterval is how often it is asked whether memory is short, which the kernel tells at little cost, and roomInterval how often how much there is.
@@ -157,7 +169,7 @@ func (h *handed) keep(ctx context.Context) {
 			h.log.Info("the Fabric keeps its memory: nobody can tell how much is left", "err", err)
 			return
 		}
-		if bytes := h.balance.Next(time.Now(), room.Bytes); bytes != was {
+		if bytes := h.balance.Next(time.Now(), room.Bytes, h.rest.Load()); bytes != was {
 			if was >= 0 {
 				h.log.Info("the Fabric's memory changes", "to", bytes, "left", room.Bytes, "bounded by", room.Level)
 				if err := device.GiveRoom(ctx, h.device.Socket(), uint64(bytes)); err != nil {
@@ -237,8 +249,9 @@ func (o *options) handOver(cmd *exec.Cmd, user *invoker.User, live *live, log *s
 	for i := range m.Tensors {
 		size += m.Tensors[i].Size
 	}
-	bytes := handover.Room(tensors, size, room.Bytes, leftOver(room.Bytes), form)
-	if bytes == 0 {
+	form.Finer = true
+	take := handover.Room(tensors, size, room.Bytes, leftOver(room.Bytes), form)
+	if take.Bytes == 0 {
 		why := "it fits"
 		if size > room.Bytes {
 			why = "planes with that error would save too little"
@@ -251,13 +264,13 @@ func (o *options) handOver(cmd *exec.Cmd, user *invoker.User, live *live, log *s
 		credential = user.Credential()
 	}
 	h.device, err = handover.Start(handover.Options{
-		Program: []string{self, "fabric"}, Credential: credential, Model: path, Profile: o.fabric, Error: o.fabricError, Room: bytes, Stderr: live,
+		Program: []string{self, "fabric"}, Credential: credential, Model: path, Profile: o.fabric, Error: o.fabricError, Plan: take, Stderr: live,
 	})
 	if err != nil {
 		return nil, err
 	}
 	cmd.Env = append(cmd.Env, h.device.Environ(backend)...)
-	h.balance = handover.NewBalance(bytes, room.Bytes)
+	h.balance = handover.NewBalance(take, room.Bytes)
 	ctx, stop := context.WithCancel(context.Background())
 	h.stop = stop
 	h.watch.Go(func() { h.keep(ctx) }) // ended by close

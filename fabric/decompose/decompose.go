@@ -35,12 +35,22 @@ type Options struct {
 	Layout   trit.Layout    // layout of the planes; 0: trit.PT5Striped
 	Workers  int            // largest number of goroutines; 0: GOMAXPROCS
 	Progress func(rows int) // if not nil, called with the number of rows done so far, by one goroutine at a time
+	Coarser  bool           // of several fitted planes with one factor, tell what leaving out the lowest would do
 }
 
 // Error compares fitted weights with the original ones.
 type Error struct {
 	Signal float64 // sum of the squared weights
 	Noise  float64 // sum of the squared differences
+	// Coarser is what Noise would be without the lowest plane: with weights rounded to multiples of three, and three times the factor, as a half. 0 if nobody asked (Options.Coarser).
+	Coarser float64
+}
+
+// Add adds the sums of other weights.
+func (e *Error) Add(f Error) {
+	e.Signal += f.Signal
+	e.Noise += f.Noise
+	e.Coarser += f.Coarser
 }
 
 // SNR is the ratio of signal to noise in decibels; +Inf if there is no noise.

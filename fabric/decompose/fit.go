@@ -37,6 +37,7 @@ type fitter struct {
 
 	size   []vec          // magnitudes of the blocks' weights, scaled
 	digits [][lanes]int32 // the integers found for them
+	coarse [][lanes]int32 // and without their lowest digits; nil: nobody asked
 	most   vec            // the largest magnitude, scaled
 	unit   [lanes]int32   // the exponents of the scales
 }
@@ -65,7 +66,7 @@ func (f *fitter) solve(scales *[maxFree][lanes]uint16, errs *[lanes]Error) {
 	// The factors are stored as halfs, so the digits are chosen for these.
 	for p := range planes {
 		for l, unit := range f.unit {
-			unit := float32(math.Ldexp(1, int(unit)))
+			unit := float32(power(unit))
 			scales[p][l] = scaleHalf(a[p][l] * unit)
 			a[p][l] = half.Float32(scales[p][l]) / unit
 		}
@@ -78,11 +79,34 @@ func (f *fitter) solve(scales *[maxFree][lanes]uint16, errs *[lanes]Error) {
 			}
 		}
 		gridRound(f.digits, &e, f.size, &a[0], &inverse, f.top)
+		if f.coarse != nil {
+			f.solveCoarse(scales, errs)
+		}
 	} else {
 		assign(f.digits, &e, f.size, &a, planes)
 	}
 	for l, unit := range f.unit {
-		errs[l] = Error{Signal: math.Ldexp(float64(e.power[l]), 2*int(unit)), Noise: math.Ldexp(float64(e.left[l]), 2*int(unit))}
+		scale := power(2 * unit)
+		errs[l].Signal, errs[l].Noise = float64(e.power[l])*scale, float64(e.left[l])*scale
+	}
+}
+
+// power is 2^n, of which n is that of a normal number.
+func power(n int32) float64 { return math.Float64frombits(uint64(1023+n) << 52) }
+
+// solveCoarse computes the errors without the lowest digits. Digits are balanced, so leaving out the lowest is rounding to the nearest multiple of three.
+func (f *fitter) solveCoarse(scales *[maxFree][lanes]uint16, errs *[lanes]Error) {
+	var a, inverse vec
+	var e sums
+	for l, unit := range f.unit {
+		a[l] = half.Float32(half.Round(3*half.Float32(scales[0][l]))) / float32(power(unit))
+		if a[l] > 0 {
+			inverse[l] = 1 / a[l]
+		}
+	}
+	gridRound(f.coarse, &e, f.size, &a, &inverse, (f.top-1)/3)
+	for l, unit := range f.unit {
+		errs[l].Coarser = float64(e.left[l]) * power(2*unit)
 	}
 }
 

@@ -78,6 +78,9 @@ func Lossy(ctx context.Context, t gguf.Type, rows, cols int, src []byte, fit Fit
 	errs := make([]Error, rows)
 	err = o.eachRows(ctx, rows, cols, func(first, end int) error {
 		f := newFitter(fit)
+		if o.Coarser && fit.Shared && fit.Planes > 1 {
+			f.coarse = make([][lanes]int32, fit.Block)
+		}
 		step := max(1, batch/cols)
 		weights := make([]float32, min(step, end-first)*cols)
 		// With six digits, a weight has two codes of three digits each.
@@ -112,8 +115,7 @@ func Lossy(ctx context.Context, t gguf.Type, rows, cols int, src []byte, fit Fit
 	}
 	var total Error
 	for _, e := range errs {
-		total.Signal += e.Signal
-		total.Noise += e.Noise
+		total.Add(e)
 	}
 	return m, total, nil
 }
@@ -153,9 +155,7 @@ func (f *fitter) rows(m *fabric.Matrix, codes *[2][]byte, offset int, errs []Err
 		f.solve(&scales, &found)
 		for l := range used {
 			from, _ := bounds(group + l)
-			e := &errs[first+from/cols]
-			e.Signal += found[l].Signal
-			e.Noise += found[l].Noise
+			errs[first+from/cols].Add(found[l])
 			for i := range m.Terms {
 				m.Terms[i].Scales.Half[first*perRow+group+l] = scales[i][l]
 			}

@@ -13,6 +13,7 @@ import (
 
 	"tensorcast/fabric"
 	"tensorcast/gguf"
+	"tensorcast/gguf/half"
 )
 
 // field is the signal to noise, in decibels, that 1, 2, ... planes have at least according to the field's table (alternating least squares, weights
@@ -128,6 +129,41 @@ func floats(w []float32) []byte {
 		b = binary.LittleEndian.AppendUint32(b, math.Float32bits(v))
 	}
 	return b
+}
+
+// TestCoarser: without their lowest plane, three are nearly as good as two that were fitted; what is said of it is so.
+func TestCoarser(t *testing.T) {
+	const rows, cols = 20, 1024
+	src := gaussian(gguf.Q8_0, rows*cols, rand.New(rand.NewPCG(9, 9)))
+	m, e := mustFit(t, gguf.Q8_0, rows, cols, src, Fit{3, 32, true}, Options{Coarser: true})
+	_, two := mustFit(t, gguf.Q8_0, rows, cols, src, Fit{2, 32, true}, Options{})
+	less := *m
+	less.Terms = []fabric.Term{{Planes: m.Terms[0].Planes[1:], Scales: fabric.Scales{Block: 32}}}
+	for _, h := range m.Terms[0].Scales.Half {
+		less.Terms[0].Scales.Half = append(less.Terms[0].Scales.Half, half.Round(3*half.Float32(h)))
+	}
+	w, got := make([]float32, rows*cols), make([]float32, cols)
+	if err := gguf.Dequantize(w, gguf.Q8_0, src); err != nil {
+		t.Fatal(err)
+	}
+	noise := 0.0
+	for r := range rows {
+		if err := Dequantize(got, &less, r); err != nil {
+			t.Fatal(err)
+		}
+		for c, v := range got {
+			d := float64(v - w[r*cols+c])
+			noise += d * d
+		}
+	}
+	if math.Abs(noise-e.Coarser) > 1e-4*noise {
+		t.Errorf("without the lowest plane: an error of %v, told %v", noise, e.Coarser)
+	}
+	is := Error{Signal: e.Signal, Noise: e.Coarser}.SNR()
+	t.Logf("%.2f dB, two fitted planes %.2f dB", is, two.SNR())
+	if is < two.SNR()-0.5 || two.Coarser != 0 {
+		t.Errorf("without the lowest of three planes %.2f dB, two have %.2f", is, two.SNR())
+	}
 }
 
 func allFits() []Fit {

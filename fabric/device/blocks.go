@@ -10,6 +10,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync"
 
 	"tensorcast/fabric"
 	"tensorcast/fabric/decompose"
@@ -86,9 +87,17 @@ func whole(rows, cols, block int, b []byte) *fabric.Matrix {
 // formOfBands is that of the bands that m is packed into.
 func formOfBands(m *fabric.Matrix) form {
 	f := form{bands: len(m.Terms[0].Planes)}
-	for _, p := range m.Terms[0].Planes {
-		f.zeros += countZeros(m.Layout, p, m.Layout.RowBytes(m.Cols), m.Rows, m.Cols)
+	planes := m.Terms[0].Planes
+	zeros := make([]uint64, len(planes))
+	var wait sync.WaitGroup
+	for i, p := range planes {
+		wait.Go(func() { zeros[i] = countZeros(m.Layout, p, m.Layout.RowBytes(m.Cols), m.Rows, m.Cols) })
 	}
+	wait.Wait()
+	for _, n := range zeros {
+		f.zeros += n
+	}
+	f.low = zeros[0]
 	return f
 }
 

@@ -89,6 +89,8 @@ type Device struct {
 	groups   []group
 	left     int
 	givenUp  int
+	lowered  int
+	raised   int
 	room     uint64
 	more     chan struct{} // room has grown
 }

@@ -53,7 +53,8 @@
 //
 // A device can also hold weights that it reads from a model's file itself ([Device.Hold]): straight into the pool, a few MiB of the file at a time. A client finds them ([OpFind]) by the
 // file (device number and inode), the place in it, type and shape, and by a hash of some of the bytes, as it has them; if the file was written to since, nothing of it is found. They are pinned.
-// When their room shrinks ([Device.Room]), whole tensors are let go, in reverse order: a client's products with them are completed with -ESTALE, and it computes itself.
+// When their room shrinks ([Device.Room]), tensors that have a plane more than they need ([Form].Finer) lose it, in reverse order; products before and after that differ, and clients notice nothing else.
+// If that is not enough, whole tensors are let go, in reverse order: a client's products with them are completed with -ESTALE, and it computes itself.
 //
 // # Products
 //

@@ -10,6 +10,8 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"unsafe"
 
@@ -49,6 +51,15 @@ type Form struct {
 	Bound float64
 	// Layout of the planes: PT5Striped is the smaller, TwoBit the faster.
 	Layout trit.Layout
+	// Finer gives weights for which two planes are enough a third one while there is room for it, where both are multiplied as bands.
+	Finer bool
+	// Most is how many bytes of the file are held at most, but for less than a tensor; 0: all.
+	Most uint64
+}
+
+// MayBeFiner reports whether weights that need so many planes may have one more.
+func (f *Form) MayBeFiner(planes int) bool {
+	return f.Finer && f.Bound > 0 && planes == 2 && kernel.Best().HasBands(3)
 }
 
 // codes reports whether e is multiplied as it lies.
@@ -100,6 +111,9 @@ type Holding struct {
 	Planes  uint64 `json:"planes"`   // bytes of their planes and factors
 	Loading bool   `json:"loading"`  // more may be held soon
 	GivenUp int    `json:"given_up"` // tensors that were held, and whose memory others needed
+	Coarser int    `json:"coarser"`  // tensors that are held with a plane less than they would have if there were room
+	Lowered int    `json:"lowered"`  // how often a tensor lost a plane, because others needed its memory
+	Raised  int    `json:"raised"`   // how often one got a third plane, when there was room again
 	Faults  uint64 `json:"faults"`   // pages of this process that had to be read from disk since it began
 	Room    uint64 `json:"room"`     // bytes that planes and factors may take
 }
@@ -177,7 +191,8 @@ func (s *store) letGo(p place) {
 // pieceBytes is how much of a file is read at a time.
 const pieceBytes = 4 << 20
 
-// Hold reads tensors of a GGUF file and holds them, in this order, as long as there is room; what finds none, or cannot keep the form's bound, is left out. Clients that ask for what is not
+// Hold reads tensors of a GGUF file and holds them, in this order, as long as there is room; what finds none, or cannot keep the form's bound, is left out. A tensor that finds none takes that
+// of others' third planes (Form.Finer), of the last ones first. Clients that ask for what is not
 // held yet, before all was tried once, are told so. Then it waits for [Device.Room] to give more room, and goes on, until ctx ends: that is its error. Call it at most once, before or while
 // Serve runs. It uses several goroutines. The file must stay open as long as the device; its offset is not changed.
 func (d *Device) Hold(ctx context.Context, file *os.File, tensors []Tensor, form Form) error {
@@ -201,13 +216,20 @@ func (d *Device) Hold(ctx context.Context, file *os.File, tensors []Tensor, form
 	defer d.loading(false)
 	never := make([]bool, len(tensors)) // what cannot be held, however much room there is
 	for {
+		left := 0
 		for i := range tensors {
-			if never[i] || d.holds(tensors[i].Name) {
+			if d.holds(tensors[i].Name) || d.heldBytes() >= form.Most && form.Most > 0 {
+				continue
+			}
+			left++
+			if never[i] {
 				continue
 			}
 			err := l.tensor(ctx, &tensors[i])
 			switch {
-			case err == nil || errors.Is(err, errFull):
+			case err == nil:
+				left--
+			case errors.Is(err, errFull):
 			case errors.Is(err, errBound), errors.Is(err, decompose.ErrInexact), errors.Is(err, decompose.ErrNotFinite), errors.Is(err, gguf.ErrNoDecoder), errors.Is(err, fabric.ErrOperand):
 				d.o.Log.Info("not held", "tensor", tensors[i].Name, "why", err)
 				never[i] = true
@@ -217,8 +239,13 @@ func (d *Device) Hold(ctx context.Context, file *os.File, tensors []Tensor, form
 		}
 		d.loading(false)
 		d.mu.Lock()
-		d.left = len(tensors) - len(d.groups)
+		d.left = left
 		d.mu.Unlock()
+		for i := range tensors {
+			if err := l.raise(ctx, &tensors[i]); err != nil {
+				return fmt.Errorf("hold %s of %s: %w", tensors[i].Name, file.Name(), err)
+			}
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -248,13 +275,24 @@ func (d *Device) holds(name string) bool {
 	return slices.ContainsFunc(d.groups, func(g group) bool { return g.tensor == name })
 }
 
-// Room changes how many bytes of the pool what is held may take. If that is less than it takes, tensors are let go, the last ones first, and what they took is given back to the system
-// as soon as no product reads it.
+// heldBytes is how many bytes of the file are held.
+func (d *Device) heldBytes() (n uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range d.groups {
+		n += d.groups[i].bytes
+	}
+	return n
+}
+
+// Room changes how many bytes of the pool what is held may take. If that is less than it takes, precision goes first: tensors that have a plane more than they need lose it, the last ones first. If
+// that is not enough, tensors are let go, the last ones first. What they took is given back to the system as soon as no product reads it.
 func (d *Device) Room(bytes uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	grown := bytes > d.room
 	d.room = bytes
+	d.lower(bytes)
 	taken := d.taken()
 	for n := len(d.groups) - 1; n >= 0 && taken > bytes; n-- {
 		g := d.groups[n]
@@ -274,15 +312,73 @@ func (d *Device) Room(bytes uint64) {
 	}
 }
 
+// lower takes planes from tensors that have one more than they need, the last ones first, until all take no more than bytes, or none has any. It uses several goroutines. d.mu is held.
+func (d *Device) lower(bytes uint64) {
+	taken := d.taken()
+	var from []int
+	var weights []*weight
+	for n := len(d.groups) - 1; n >= 0 && taken > bytes; n-- {
+		spare, of := d.spare(&d.groups[n])
+		if spare > 0 {
+			from, weights = append(from, n), append(weights, of...)
+			taken -= spare
+		}
+	}
+	var next atomic.Int64
+	var wait sync.WaitGroup
+	for range min(d.o.Workers, len(weights)) {
+		wait.Go(func() {
+			for i := int(next.Add(1)); i <= len(weights); i = int(next.Add(1)) {
+				d.store.coarsen(weights[i-1])
+			}
+		})
+	}
+	wait.Wait()
+	for _, n := range from {
+		d.measure(&d.groups[n])
+	}
+	d.lowered += len(from)
+}
+
+// spare is how many bytes a tensor takes for planes that it does not need, and its weights that have them. d.mu is held.
+func (d *Device) spare(g *group) (bytes uint64, of []*weight) {
+	d.store.mu.Lock()
+	defer d.store.mu.Unlock()
+	for _, p := range g.places {
+		if w := d.store.held[p].w; w != nil && w.form.coarser {
+			m := w.matrix
+			bytes += uint64(fabric.BandsBytes(m.Rows, m.Cols, 3) - fabric.BandsBytes(m.Rows, m.Cols, 2))
+			of = append(of, w)
+		}
+	}
+	return bytes, of
+}
+
+// measure brings a tensor's size up to date. d.mu is held.
+func (d *Device) measure(g *group) {
+	d.store.mu.Lock()
+	defer d.store.mu.Unlock()
+	g.planes, g.coarser = 0, false
+	for _, p := range g.places {
+		if w := d.store.held[p].w; w != nil {
+			g.planes += w.size()
+			g.coarser = g.coarser || w.form.finer
+		}
+	}
+}
+
 // holding reads what is held; nil if nothing ever was to be. d.mu is held.
 func (d *Device) holding() *Holding {
 	if !d.willHold {
 		return nil
 	}
-	h := &Holding{Tensors: len(d.groups), Left: d.left, GivenUp: d.givenUp, Room: d.room}
+	h := &Holding{Tensors: len(d.groups), Left: d.left, GivenUp: d.givenUp, Lowered: d.lowered, Raised: d.raised, Room: d.room}
 	for _, g := range d.groups {
 		h.Bytes += g.bytes
 		h.Planes += g.planes
+		if g.coarser {
+			h.Coarser++
+		}
 	}
 	d.store.mu.Lock()
 	h.Loading = d.store.loading
@@ -317,21 +413,34 @@ func (l *loader) tensor(ctx context.Context, t *Tensor) (err error) {
 			}
 		}
 	}()
-	planes := 0
+	planes, may, all := 0, false, false // all of it may have a plane more
 	for i := range t.Matrices {
 		e := &t.Matrices[i]
 		if planes == 0 || l.form.Bound > 0 {
-			if planes, err = l.planes(ctx, e); err != nil {
+			if planes, may, err = l.planes(ctx, e); err != nil {
 				return err
 			}
 		}
-		if !l.d.fits(g.planes, l.form.Bytes(e, planes)) {
+		if i == 0 {
+			var least, most uint64
+			for k := range t.Matrices {
+				least += l.form.Bytes(&t.Matrices[k], planes)
+				most += l.form.Bytes(&t.Matrices[k], planes+1)
+			}
+			if all = may && l.d.fits(0, most); !all && !l.d.makeRoom(0, least) {
+				return errFull
+			}
+		}
+		finer := may && all && l.d.fits(g.planes, l.form.Bytes(e, planes+1))
+		if !finer && !l.d.makeRoom(g.planes, l.form.Bytes(e, planes)) {
 			return errFull
 		}
-		w, sample, err := l.matrix(ctx, e, planes)
+		w, sample, err := l.matrix(ctx, e, planes, finer)
 		if err != nil {
 			return err
 		}
+		w.form.finer = may && w.form.bands == planes
+		g.coarser = g.coarser || w.form.finer
 		p := l.place(e)
 		l.d.store.hold(p, held{w, l.file, sample})
 		g.places = append(g.places, p)
@@ -346,6 +455,74 @@ func (l *loader) tensor(ctx context.Context, t *Tensor) (err error) {
 	g.planes -= l.d.taken()
 	l.d.groups = append(l.d.groups, g)
 	return nil
+}
+
+// raise gives the matrices of a tensor that is held the third planes that they may have, as long as there is room. That they cannot have them is no error.
+func (l *loader) raise(ctx context.Context, t *Tensor) error {
+	for i := range t.Matrices {
+		e := &t.Matrices[i]
+		p := l.place(e)
+		if !l.d.lacks(p) || !l.d.fits(0, l.form.Bytes(e, 3)-l.form.Bytes(e, 2)) {
+			continue
+		}
+		by, _, snr, err := l.fill(ctx, e, 3, true)
+		if errors.Is(err, errFull) { // of the pool, which both take for a moment
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		l.d.replace(t.Name, p, by, snr >= l.form.Bound && by.form.coarser)
+	}
+	return nil
+}
+
+// lacks reports whether what is held at p would have a plane more if there were room.
+func (d *Device) lacks(p place) bool {
+	d.store.mu.Lock()
+	defer d.store.mu.Unlock()
+	w := d.store.held[p].w
+	return w != nil && w.form.finer
+}
+
+// replace puts by in the place of what a tensor holds at p, if that is held still, there is room, and it is good; else it is dropped.
+func (d *Device) replace(tensor string, p place, by *weight, good bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := slices.IndexFunc(d.groups, func(g group) bool { return g.tensor == tensor })
+	d.store.mu.Lock()
+	w := d.store.held[p].w
+	if w != nil && !good {
+		w.form.finer = false
+	}
+	d.store.mu.Unlock()
+	if n < 0 || w == nil || !good || d.taken()+by.size()-w.size() > d.room {
+		d.store.drop(by)
+		return
+	}
+	d.store.exchange(w, by)
+	if d.measure(&d.groups[n]); !d.groups[n].coarser {
+		d.raised++
+	}
+}
+
+// makeRoom reports whether a tensor of which so many bytes are held may get n more. Others lose planes that they do not need for that, if that is enough.
+func (d *Device) makeRoom(has, n uint64) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	taken, spare := d.taken(), uint64(0)
+	if taken+has+n <= d.room {
+		return true
+	}
+	for i := range d.groups {
+		s, _ := d.spare(&d.groups[i])
+		spare += s
+	}
+	if taken-spare+has+n > d.room {
+		return false
+	}
+	d.lower(d.room - has - n)
+	return true
 }
 
 // taken is how much of the room is. d.mu is held.
@@ -370,37 +547,51 @@ type group struct {
 	tensor        string
 	places        []place
 	bytes, planes uint64
+	coarser       bool // it would have more planes if there were room
 }
 
-// planes is how many planes e gets: by some of its rows.
-func (l *loader) planes(ctx context.Context, e *Extent) (int, error) {
+// planes is how many planes e needs, by some of its rows, and whether it may have one more, without which it still is as the form wants it.
+func (l *loader) planes(ctx context.Context, e *Extent) (n int, finer bool, err error) {
 	switch {
 	case e.codes():
-		return 1, nil
+		return 1, false, nil
 	case l.form.Bound == 0:
-		return decompose.ExactPlanes(e.Type), nil
+		return decompose.ExactPlanes(e.Type), false, nil
 	}
 	row := e.bytes() / uint64(e.Rows)
-	n := min(e.Rows, sampleRows)
-	sample := make([]byte, uint64(n)*row)
-	for i := range n {
-		if err := l.read(sample[uint64(i)*row:uint64(i+1)*row], e, uint64(i*e.Rows/n)*row); err != nil {
-			return 0, err
+	rows := min(e.Rows, sampleRows)
+	sample := make([]byte, uint64(rows)*row)
+	for i := range rows {
+		if err := l.read(sample[uint64(i)*row:uint64(i+1)*row], e, uint64(i*e.Rows/rows)*row); err != nil {
+			return 0, false, err
 		}
 	}
 	for planes := 1; planes <= mostFitted; planes++ {
 		if planes == decompose.ExactPlanes(e.Type) {
-			return planes, nil
+			return planes, false, nil
 		}
-		_, seen, err := decompose.Lossy(ctx, e.Type, n, e.Cols, sample, l.fit(planes), decompose.Options{Workers: l.d.o.Workers})
+		_, seen, err := decompose.Lossy(ctx, e.Type, rows, e.Cols, sample, l.fit(planes), decompose.Options{Workers: l.d.o.Workers})
 		if err != nil {
-			return 0, err
+			return 0, false, err
 		}
-		if seen.SNR() >= l.form.Bound {
-			return planes, nil
+		if seen.SNR() < l.form.Bound {
+			continue
 		}
+		if l.form.MayBeFiner(planes) && planes+1 != decompose.ExactPlanes(e.Type) {
+			_, seen, err := decompose.Lossy(ctx, e.Type, rows, e.Cols, sample, l.fit(planes+1), decompose.Options{Workers: l.d.o.Workers, Coarser: true})
+			if err != nil {
+				return 0, false, err
+			}
+			finer = coarserSNR(seen) >= l.form.Bound
+		}
+		return planes, finer, nil
 	}
-	return 0, fmt.Errorf("%d planes: %w", mostFitted, errBound)
+	return 0, false, fmt.Errorf("%d planes: %w", mostFitted, errBound)
+}
+
+// coarserSNR is the ratio of signal to noise, in decibels, without the lowest plane.
+func coarserSNR(e decompose.Error) float64 {
+	return decompose.Error{Signal: e.Signal, Noise: e.Coarser}.SNR()
 }
 
 func (l *loader) fit(planes int) decompose.Fit {
@@ -415,10 +606,13 @@ func (l *loader) read(b []byte, e *Extent, at uint64) error {
 	return nil
 }
 
-// matrix reads a matrix into the pool. If the rows that were looked at did not tell of the worst, there are more planes than the caller expects.
-func (l *loader) matrix(ctx context.Context, e *Extent, planes int) (*weight, uint64, error) {
+// matrix reads a matrix into the pool. If the rows that were looked at did not tell of the worst, there are more planes than the caller expects. finer: there is one more than it needs.
+func (l *loader) matrix(ctx context.Context, e *Extent, planes int, finer bool) (*weight, uint64, error) {
+	if finer {
+		planes++
+	}
 	for {
-		w, sample, snr, err := l.fill(ctx, e, planes)
+		w, sample, snr, err := l.fill(ctx, e, planes, finer)
 		switch {
 		case err != nil:
 			return nil, 0, err
@@ -432,8 +626,8 @@ func (l *loader) matrix(ctx context.Context, e *Extent, planes int) (*weight, ui
 	}
 }
 
-// fill makes a weight of so many planes in the pool, a piece of the file at a time.
-func (l *loader) fill(ctx context.Context, e *Extent, planes int) (_ *weight, sample uint64, snr float64, err error) {
+// fill makes a weight of so many planes in the pool, a piece of the file at a time. finer: of one more than it needs, if it turns out so.
+func (l *loader) fill(ctx context.Context, e *Extent, planes int, finer bool) (_ *weight, sample uint64, snr float64, err error) {
 	s, bytes := l.d.store, e.bytes()
 	row := int(bytes) / e.Rows
 	step := max(1, pieceBytes/row/fabric.BandRows) * fabric.BandRows
@@ -446,7 +640,7 @@ func (l *loader) fill(ctx context.Context, e *Extent, planes int) (_ *weight, sa
 		}
 	}()
 	sampled := newSampler(bytes)
-	var noise, power float64
+	var off decompose.Error
 	for first := 0; first < e.Rows; first += step {
 		n := min(step, e.Rows-first)
 		b := l.buffer[:n*row]
@@ -470,9 +664,10 @@ func (l *loader) fill(ctx context.Context, e *Extent, planes int) (_ *weight, sa
 		if l.form.Bound == 0 || planes == decompose.ExactPlanes(e.Type) {
 			part, err = decompose.Exact(ctx, e.Type, n, e.Cols, b, o)
 		} else {
-			var off decompose.Error
-			part, off, err = decompose.Lossy(ctx, e.Type, n, e.Cols, b, l.fit(planes), o)
-			noise, power = noise+off.Noise, power+off.Signal
+			var its decompose.Error
+			o.Coarser = finer
+			part, its, err = decompose.Lossy(ctx, e.Type, n, e.Cols, b, l.fit(planes), o)
+			off.Add(its)
 		}
 		if err != nil {
 			return nil, 0, 0, err
@@ -486,6 +681,8 @@ func (l *loader) fill(ctx context.Context, e *Extent, planes int) (_ *weight, sa
 			}
 			f.bands = its.bands
 			f.zeros += its.zeros
+			f.low += its.low
+			finer = finer && fabric.CoarserBands(part)
 			fabric.PackBands(into.m.Terms[0].Planes[0][fabric.BandsBytes(first, e.Cols, f.bands):], part, l.d.o.Workers)
 			continue
 		}
@@ -498,8 +695,9 @@ func (l *loader) fill(ctx context.Context, e *Extent, planes int) (_ *weight, sa
 			return nil, 0, 0, err
 		}
 	}
+	f.coarser = finer && f.bands > 0 && coarserSNR(off) >= l.form.Bound
 	w, err := s.adopt(&into, f)
-	return w, sampled.sum, decompose.Error{Noise: noise, Signal: power}.SNR(), err
+	return w, sampled.sum, off.SNR(), err
 }
 
 // filling is a matrix of which planes and factors lie in the pool, and whose rows come a few at a time.

@@ -173,6 +173,154 @@ func TestHold(t *testing.T) {
 	}
 }
 
+// TestHoldFiner: memory is given back by third planes before tensors are let go, while products go on; with room again, both come back, and products are what they were.
+func TestHoldFiner(t *testing.T) {
+	const rows, cols, xAt, yAt = 700, 1024, 800 << 10, 900 << 10
+	form := Form{Bound: 15, Layout: trit.PT5Striped, Finer: true}
+	if !form.MayBeFiner(2) {
+		t.Skip("this processor multiplies no bands")
+	}
+	d, path := start(t, Options{PoolBytes: 16 << 20, Workers: 2})
+	r := rand.New(rand.NewPCG(5, 6))
+	var file []byte
+	var tensors []Tensor
+	for i := range 4 {
+		e := Extent{Offset: int64(len(file)), Type: gguf.Q8_0, Rows: rows, Cols: cols}
+		file = append(file, randomBlocks(r, e.Type, rows*cols)...)
+		tensors = append(tensors, Tensor{string(rune('a' + i)), []Extent{e}})
+	}
+	two, three := form.Bytes(&tensors[0].Matrices[0], 2), form.Bytes(&tensors[0].Matrices[0], 3)
+	name := filepath.Join(t.TempDir(), "model")
+	if err := os.WriteFile(name, file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		t.Fatal(err)
+	}
+	c, err := dial(path, 1<<20, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.close()
+	for i := range cols {
+		binary.NativeEndian.PutUint32(c.arena[xAt+4*i:], math.Float32bits(float32(r.NormFloat64())))
+	}
+	// There is room for three tensors with three planes, and a fourth with two.
+	d.Room(3*three + two)
+	ctx, stop := context.WithCancel(t.Context())
+	over := make(chan error, 1)
+	d.WillHold()
+	go func() { over <- d.Hold(ctx, f, tensors, form) }()
+	var handles []uint64
+	planes := func(i int) (uint32, []byte, int32) {
+		got := c.do(Descriptor{Op: OpProduct, Handle: handles[i], Rows: rows, Cols: cols, N: 1, X: xAt, Y: yAt, XType: TypeFloat32, YType: TypeFloat32, Block: 32})
+		return got.Planes, slices.Clone(c.arena[yAt : yAt+4*rows]), got.Status
+	}
+	settled := func(tensors, coarser int) {
+		t.Helper()
+		waitFor(t, d, func(s Status) bool {
+			return !s.Holding.Loading && s.Holding.Tensors == tensors && s.Holding.Coarser == coarser
+		})
+	}
+	find := func(i int) uint64 {
+		t.Helper()
+		e := &tensors[i].Matrices[0]
+		b := file[e.Offset:][:e.bytes()]
+		s := newSampler(uint64(len(b)))
+		s.write(b)
+		got := c.do(Descriptor{Op: OpFind, W: uint64(e.Offset), WBytes: e.bytes(), X: st.Dev, XStride: st.Ino, Scale: s.sum, Rows: rows, Cols: cols, XType: uint32(e.Type)})
+		if got.Status != 0 {
+			t.Fatalf("tensor %d: %v", i, unix.Errno(-got.Status))
+		}
+		return got.Value
+	}
+	settled(4, 1)
+	var fine [4][]byte
+	for i := range tensors {
+		handles = append(handles, find(i))
+		p, y, status := planes(i)
+		if want := []uint32{3, 3, 3, 2}[i]; p != want || status != 0 {
+			t.Fatalf("tensor %d: %d planes, %d", i, p, status)
+		}
+		fine[i] = y
+	}
+
+	// While the first is multiplied, it loses and gets its third plane again and again.
+	flips := make(chan struct{})
+	go func() {
+		defer close(flips)
+		for range 5 {
+			d.Room(4 * two)
+			d.Room(3*three + two)
+			for d.Status().Holding.Coarser > 1 {
+				time.Sleep(time.Millisecond)
+			}
+		}
+	}()
+	var coarse []byte
+	for done := false; !done; {
+		select {
+		case <-flips:
+			done = true
+		default:
+		}
+		p, y, status := planes(0)
+		switch {
+		case status != 0:
+			t.Fatal(unix.Errno(-status))
+		case p == 3 && !slices.Equal(y, fine[0]):
+			t.Fatal("three planes have another product than before")
+		case p == 2 && coarse == nil:
+			coarse = y
+		case p == 2 && !slices.Equal(y, coarse):
+			t.Fatal("two planes have another product than before")
+		}
+	}
+
+	// Planes first, tensors then.
+	if err := GiveRoom(t.Context(), path, 4*two); err != nil {
+		t.Fatal(err)
+	}
+	if s := d.Status(); s.Holding.Tensors != 4 || s.Holding.Coarser != 4 || s.Holding.GivenUp != 0 || s.Holding.Planes != 4*two || s.PoolUsed > int(4*two)+4*pageBytes {
+		t.Errorf("with less room: %+v, %d bytes of the pool", *s.Holding, s.PoolUsed)
+	}
+	if p, y, status := planes(0); p != 2 || status != 0 || coarse != nil && !slices.Equal(y, coarse) {
+		t.Errorf("after that: %d planes, %d", p, status)
+	}
+	d.Room(2 * two)
+	if h := d.Status().Holding; h.Tensors != 2 || h.GivenUp != 2 {
+		t.Errorf("with hardly any room: %+v", *h)
+	}
+	if _, _, status := planes(3); status != statusGone {
+		t.Errorf("a product with what is gone: %v", unix.Errno(-status))
+	}
+	d.Room(4 * three)
+	settled(4, 0)
+	handles[3] = find(3)
+	if p, _, status := planes(3); p != 3 || status != 0 {
+		t.Errorf("with room again: %d planes, %d", p, status)
+	}
+	if p, y, _ := planes(0); p != 3 || !slices.Equal(y, fine[0]) {
+		t.Errorf("with room again: %d planes, not the product of before", p)
+	}
+	stop()
+	if err := <-over; !errors.Is(err, context.Canceled) {
+		t.Errorf("Hold: %v", err)
+	}
+	d.Room(0)
+	c.close()
+	waitFor(t, d, func(s Status) bool { return s.Clients == 0 })
+	if s := d.Status(); s.PoolUsed != 0 || s.PoolExtents != 1 {
+		t.Errorf("%d bytes of the pool are left, in %d extents", s.PoolUsed, s.PoolExtents)
+	}
+}
+
 // TestHoldRefused: what is no matrix of the file is not read.
 func TestHoldRefused(t *testing.T) {
 	d, _ := start(t, Options{PoolBytes: 1 << 20})

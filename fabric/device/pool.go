@@ -101,9 +101,26 @@ func (p *Pool) Give(b []byte) error {
 	if !ok {
 		return fmt.Errorf("%d bytes given back to the pool are none of its pieces", len(b))
 	}
-	_ = unix.Madvise(p.memory[off:off+n], unix.MADV_DONTNEED) // only saves memory
+	p.release(off, n)
 	p.give(off, n)
 	return nil
+}
+
+const hugeBytes = 2 << 20
+
+// release gives pages back to the system, which only saves memory. Of a large page that is used in part the kernel keeps all until memory is short, unless it is split before: as MADV_COLD has it.
+func (p *Pool) release(off, n int) {
+	end := off + n
+	// The region may begin anywhere.
+	skew := int(address(p.memory) % hugeBytes)
+	first, last := roundUp(off+skew, hugeBytes)-skew, (end+skew)/hugeBytes*hugeBytes-skew
+	if first > off {
+		_ = unix.Madvise(p.memory[off:min(first, end)], unix.MADV_COLD)
+	}
+	if last < end && last >= first {
+		_ = unix.Madvise(p.memory[last:end], unix.MADV_COLD)
+	}
+	_ = unix.Madvise(p.memory[off:end], unix.MADV_DONTNEED)
 }
 
 func (p *Pool) give(off, n int) {
@@ -119,6 +136,21 @@ func (p *Pool) give(off, n int) {
 		p.free[i-1].n += p.free[i].n
 		p.free = slices.Delete(p.free, i, i+1)
 	}
+}
+
+// Shrink takes back all but the first n bytes of b, which Take returned, and returns these.
+func (p *Pool) Shrink(b []byte, n int) ([]byte, error) {
+	off := p.offset(b)
+	had, ok := p.taken[off]
+	if !ok || n <= 0 || n > len(b) {
+		return b, fmt.Errorf("%d bytes of the pool, cut to %d, are none of its pieces", len(b), n)
+	}
+	if keep := roundUp(n, pageBytes); keep < had {
+		p.release(off+keep, had-keep)
+		p.taken[off] = keep
+		p.give(off+keep, had-keep)
+	}
+	return b[:n:n], nil
 }
 
 // offset is where b begins in the region; -1 if it is not of it.

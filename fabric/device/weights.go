@@ -36,7 +36,8 @@ type weight struct {
 	planes  []plane
 	refs    int // handles of all clients
 	pins    int
-	busy    int // products that read it
+	busy    int  // products that read it
+	changes bool // its planes are about to be changed: products wait
 	operand *fabric.Operand
 	used    int      // planes that operand has
 	zeros   uint64   // zeros of these
@@ -50,6 +51,9 @@ type form struct {
 	codes bool   // the only one is blocks of Q2_0
 	bands int    // if it is not 0, the only one is bands of so many planes, see fabric.PackBands,
 	zeros uint64 // of which so many trits are 0
+	low   uint64 // and so many of the lowest one
+	// What is held: coarser says that it has a plane more than it needs, finer that it would have one if there were room.
+	coarser, finer bool
 }
 
 // planes is for how many planes one of the weight's counts.
@@ -69,6 +73,7 @@ type store struct {
 	held    map[place]held
 	loading bool // more may be held soon
 	zero    map[trit.Layout]*zeroPlanes
+	still   *sync.Cond // a weight is busy no more, or changes no more
 	counts  storeCounts
 	log     *slog.Logger
 }
@@ -88,7 +93,9 @@ func newStore(pool, host int, log *slog.Logger) (*store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &store{pool: p, limit: host, all: map[[sha256.Size]byte]*weight{}, held: map[place]held{}, zero: map[trit.Layout]*zeroPlanes{}, log: log}, nil
+	s := &store{pool: p, limit: host, all: map[[sha256.Size]byte]*weight{}, held: map[place]held{}, zero: map[trit.Layout]*zeroPlanes{}, log: log}
+	s.still = sync.NewCond(&s.mu)
+	return s, nil
 }
 
 // close frees everything. Nothing may be in use.
@@ -333,6 +340,9 @@ type use struct {
 func (s *store) begin(w *weight, degrade bool) (use, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for w.changes {
+		s.still.Wait()
+	}
 	if w.gone {
 		return use{}, errGone
 	}
@@ -420,9 +430,70 @@ func (s *store) build(w *weight) error {
 func (s *store) end(w *weight) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if w.busy--; w.busy == 0 && w.gone {
+	s.idle(w)
+}
+
+// idle says that one product or change less uses w. s.mu is held.
+func (s *store) idle(w *weight) {
+	if w.busy--; w.busy > 0 {
+		return
+	}
+	if w.gone {
 		s.forget(w)
 	}
+	s.still.Broadcast()
+}
+
+// change has its caller change w's planes, alone: it waits for the products that read them. changed must follow. s.mu is held; it is free while this waits.
+func (s *store) change(w *weight) {
+	for w.changes {
+		s.still.Wait()
+	}
+	w.changes = true
+	for w.busy > 0 {
+		s.still.Wait()
+	}
+	w.busy++
+}
+
+func (s *store) changed(w *weight) {
+	w.operand, w.changes = nil, false
+	s.idle(w)
+}
+
+// coarsen takes the lowest plane out of a weight that has one more than it needs, where it lies.
+func (s *store) coarsen(w *weight) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.change(w)
+	defer s.changed(w)
+	if w.gone || !w.form.coarser {
+		return
+	}
+	p := &w.planes[0]
+	s.mu.Unlock()
+	less := fabric.CoarsenBands(p.bytes, w.matrix.Rows, w.matrix.Cols)
+	s.mu.Lock()
+	var err error
+	if p.bytes, err = s.pool.Shrink(p.bytes, len(less)); err != nil {
+		s.log.Error("give a plane's memory back", "err", err) // never happens
+		p.bytes = less
+	}
+	w.form = form{bands: 2, zeros: w.form.zeros - w.form.low, finer: true}
+	p.zeros = w.form.zeros
+}
+
+// exchange puts the planes of by, which nobody else knows, in the place of w's, and frees these.
+func (s *store) exchange(w, by *weight) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.change(w)
+	defer s.changed(w)
+	w.planes, by.planes = by.planes, w.planes
+	w.pieces, by.pieces = by.pieces, w.pieces
+	w.form, by.form = by.form, w.form
+	by.refs = 0
+	s.forget(by)
 }
 
 // zeroPlanes are planes of zeros of any size that take 2 MiB of memory: a memory file, mapped again and again in a row.

@@ -8,7 +8,7 @@ import (
 // TestBalance: a device gives way at once, and comes back when there was room for a while.
 func TestBalance(t *testing.T) {
 	const mib = 1 << 20
-	b := NewBalance(400*mib, 600*mib)
+	b := NewBalance(Plan{Bytes: 400 * mib, Least: 400 * mib}, 600*mib)
 	begin := time.Now()
 	for _, step := range []struct {
 		at         time.Duration
@@ -27,7 +27,35 @@ func TestBalance(t *testing.T) {
 		{66 * time.Second, 600 * mib, 400 * mib}, // no more than it began with
 		{90 * time.Second, 600 * mib, 400 * mib},
 	} {
-		if got := b.Next(begin.Add(step.at), step.left); got != step.want {
+		if got := b.Next(begin.Add(step.at), step.left, 0); got != step.want {
+			t.Errorf("after %v with %d MiB left: %d MiB, want %d", step.at, step.left/mib, got/mib, step.want/mib)
+		}
+	}
+}
+
+// TestBalanceFiner: third planes go as soon as the rest of the model does not fit any more, tensors only when memory is short; first these come back, then those.
+func TestBalanceFiner(t *testing.T) {
+	const mib = 1 << 20
+	b := NewBalance(Plan{Bytes: 500 * mib, Least: 350 * mib, Rest: 250 * mib, Finer: true}, 970*mib)
+	begin := time.Now()
+	for _, step := range []struct {
+		at         time.Duration
+		left, want int64
+	}{
+		{0, 350 * mib, 500 * mib},
+		{1 * time.Second, 337 * mib, 500 * mib},  // it fits still
+		{2 * time.Second, 286 * mib, 430 * mib},  // 70 MiB make it fit
+		{3 * time.Second, 356 * mib, 430 * mib},  // as is planned
+		{4 * time.Second, 200 * mib, 350 * mib},  // not even without third planes
+		{5 * time.Second, 100 * mib, 350 * mib},  // it is streamed
+		{6 * time.Second, 30 * mib, 284 * mib},   // memory is short
+		{7 * time.Second, 400 * mib, 284 * mib},  // a neighbour has left
+		{27 * time.Second, 400 * mib, 350 * mib}, // tensors come back
+		{28 * time.Second, 480 * mib, 350 * mib}, // then planes: there is room for them, too
+		{48 * time.Second, 480 * mib, 474 * mib},
+		{70 * time.Second, 356 * mib, 474 * mib},
+	} {
+		if got := b.Next(begin.Add(step.at), step.left, 300*mib); got != step.want {
 			t.Errorf("after %v with %d MiB left: %d MiB, want %d", step.at, step.left/mib, got/mib, step.want/mib)
 		}
 	}

@@ -28,7 +28,7 @@ type Options struct {
 	Model      string
 	Profile    string
 	Error      string // as of ParseForm
-	Room       int64  // bytes of planes
+	Plan       Plan
 	Stderr     io.Writer
 }
 
@@ -51,9 +51,15 @@ func Start(o Options) (_ *Device, err error) {
 			err = errors.Join(err, d.Close())
 		}
 	}()
-	args := append(o.Program[1:len(o.Program):len(o.Program)], "--socket", d.Socket(), "--hold", o.Model, "--profile", o.Profile, "--room", strconv.FormatInt(o.Room, 10), "--pool", strconv.FormatInt(o.Room+o.Room/16+64<<20, 10))
+	// Planes that are exchanged for others are there twice for a moment, and what was made smaller leaves gaps. What is not used takes no memory.
+	pool := o.Plan.Bytes + o.Plan.Bytes/2 + 64<<20
+	args := append(o.Program[1:len(o.Program):len(o.Program)], "--socket", d.Socket(), "--hold", o.Model, "--profile", o.Profile,
+		"--room", strconv.FormatInt(o.Plan.Bytes, 10), "--weights", strconv.FormatInt(o.Plan.Weights, 10), "--pool", strconv.FormatInt(pool, 10))
 	if o.Error != "" {
 		args = append(args, "--error", o.Error)
+	}
+	if o.Plan.Finer {
+		args = append(args, "--finer")
 	}
 	cmd := exec.Command(o.Program[0], args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: o.Credential, Setpgid: true, Pdeathsig: syscall.SIGTERM}

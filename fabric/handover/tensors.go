@@ -93,29 +93,37 @@ func ParseForm(profile, decibels string) (device.Form, error) {
 	return f, fmt.Errorf("no profile is called %q", profile)
 }
 
-// Room is how many bytes of memory the device is to take of a target that has room for so many bytes of its model, and leave leftOver of them: as many as there are, if the model does not fit even
-// so; else as few as make the rest of the model fit. 0: nothing is to be gained. The model fits as it is, planes would take more than its bytes do, or what is read for a token would hardly be less.
-func Room(tensors []device.Tensor, modelBytes, room, leftOver int64, form device.Form) int64 {
-	var file, planes, routed int64
+// Plan is what a device is to take.
+type Plan struct {
+	Bytes   int64 // of memory, for planes
+	Least   int64 // of Bytes: without what the form's bound does not need
+	Weights int64 // of the file: how many bytes it is to hold at most
+	Rest    int64 // of the model: what it does not hold then
+	Finer   bool  // there is room for more planes than the form's bound needs, at least for some tensors
+}
+
+// Room plans for a target that has room for so many bytes of its model, of which leftOver are to be left. Time comes before precision: if the model does not fit with as few planes as the form's
+// bound allows, the device takes as much as there is. If it does, the device takes as little as makes the rest of the model fit, and weights get a third plane as far as that allows: more weights
+// are held, then, with less error. Bytes are 0 if nothing is to be gained: the model fits as it is, planes would take more than its bytes do, or what is read for a token would hardly be less.
+func Room(tensors []device.Tensor, modelBytes, room, leftOver int64, form device.Form) Plan {
+	var file, planes, finer, routed int64
 	for i := range tensors {
-		for _, e := range tensors[i].Matrices {
-			rowBytes, err := e.Type.RowBytes(int64(e.Cols))
-			if err != nil {
-				continue
-			}
-			file += rowBytes * int64(e.Rows)
-			if len(tensors[i].Matrices) > 1 {
-				routed += rowBytes * int64(e.Rows)
-			}
-			planes += int64(form.Bytes(&e, planesOf(&e, form)))
+		f, p, n := sizes(&tensors[i], form)
+		if file, planes, finer = file+f, planes+p, finer+n; len(tensors[i].Matrices) > 1 {
+			routed += f
 		}
 	}
 	if modelBytes <= room || planes >= file || room <= leftOver {
-		return 0
+		return Plan{}
 	}
-	each := float64(file) / float64(planes) // bytes of the file that one of planes stands for
-	need := float64(modelBytes-room+leftOver) / (each - 1)
-	bytes := min(room-leftOver, planes, int64(math.Ceil(need)))
+	missing := float64(modelBytes - room + leftOver) // bytes of the file that are to be saved
+	// take is how many bytes of memory save what is missing, if each of them stands for so many of the file.
+	take := func(planes int64) (bytes int64, each float64) {
+		each = float64(file) / float64(planes)
+		return int64(math.Ceil(missing / (each - 1))), each
+	}
+	need, each := take(planes)
+	bytes := min(room-leftOver, planes, need)
 	without := float64(modelBytes - room + window)
 	with := float64(modelBytes-(room-leftOver-bytes)) - float64(bytes)*each
 	gain := leastGain
@@ -123,9 +131,42 @@ func Room(tensors []device.Tensor, modelBytes, room, leftOver int64, form device
 		gain = leastGainRouted
 	}
 	if with > gain*without {
-		return 0
+		return Plan{}
 	}
-	return bytes
+	if bytes < need || finer == planes {
+		return Plan{Bytes: bytes, Least: bytes, Weights: file, Rest: modelBytes - file}
+	}
+	if finer < file {
+		if need, each := take(finer); need <= min(room-leftOver, finer) {
+			p := Plan{Finer: true}
+			for i := 0; i < len(tensors) && p.Weights < int64(float64(need)*each); i++ {
+				f, least, most := sizes(&tensors[i], form)
+				p.Weights, p.Least, p.Bytes = p.Weights+f, p.Least+least, p.Bytes+most
+			}
+			p.Bytes, p.Rest = min(p.Bytes, room-leftOver), modelBytes-p.Weights
+			return p
+		}
+	}
+	// With third planes alone it does not fit, without them it would: everything is held, and some tensors get one.
+	return Plan{Bytes: min(file-int64(missing), room-leftOver), Least: planes, Weights: file, Rest: modelBytes - file, Finer: true}
+}
+
+// sizes of a tensor: in the file, in as few planes as the form's bound allows, and with what more it may have.
+func sizes(t *device.Tensor, form device.Form) (file, planes, finer int64) {
+	for _, e := range t.Matrices {
+		rowBytes, err := e.Type.RowBytes(int64(e.Cols))
+		if err != nil {
+			continue
+		}
+		n := planesOf(&e, form)
+		file += rowBytes * int64(e.Rows)
+		planes += int64(form.Bytes(&e, n))
+		if form.MayBeFiner(n) {
+			n++
+		}
+		finer += int64(form.Bytes(&e, n))
+	}
+	return file, planes, finer
 }
 
 const (

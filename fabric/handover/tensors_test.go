@@ -28,7 +28,7 @@ func TestRoom(t *testing.T) {
 	for range 64 {
 		experts[0].Matrices = append(experts[0].Matrices, device.Extent{Type: gguf.Q8_0, Rows: 1 << 12, Cols: 4096})
 	}
-	if Room(experts, 1088*mib, 600*mib, 140*mib, fast) == 0 || Room(experts, 1088*mib, 600*mib, 140*mib, balanced) != 0 {
+	if Room(experts, 1088*mib, 600*mib, 140*mib, fast).Bytes == 0 || Room(experts, 1088*mib, 600*mib, 140*mib, balanced).Bytes != 0 {
 		t.Error("of a mixture, 'fast' is to be handed over, and 'balanced' not")
 	}
 	for _, test := range []struct {
@@ -46,9 +46,42 @@ func TestRoom(t *testing.T) {
 		{"no room", fast, 100 * mib, 0, 0},
 		{"less than none", fast, -mib, 0, 0},
 	} {
-		if got := Room(tensors, 1088*mib, test.room, 140*mib, test.form); got < test.least || got > test.most {
+		if got := Room(tensors, 1088*mib, test.room, 140*mib, test.form).Bytes; got < test.least || got > test.most {
 			t.Errorf("%s: %d MiB, want %d to %d", test.name, got/mib, test.least/mib, test.most/mib)
 		}
+	}
+}
+
+// TestRoomFiner: where all fits with the planes that the bound needs, third planes are planned as far as there is room for them; and what is planned fits.
+func TestRoomFiner(t *testing.T) {
+	const mib = 1 << 20
+	e := device.Extent{Type: gguf.Q8_0, Rows: 1 << 12, Cols: 4096}
+	var tensors []device.Tensor
+	for range 64 { // 1088 MiB
+		tensors = append(tensors, device.Tensor{Name: "a", Matrices: []device.Extent{e}})
+	}
+	form, err := ParseForm("fast", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	form.Finer = true
+	if !form.MayBeFiner(2) {
+		t.Skip("no third planes on this processor")
+	}
+	two, three := 64*int64(form.Bytes(&e, 2)), 64*int64(form.Bytes(&e, 3))
+	for _, test := range []struct {
+		room  int64
+		finer bool
+		whole bool // all tensors are held
+	}{{1000 * mib, true, false}, {860 * mib, true, false}, {700 * mib, true, true}, {620 * mib, true, true}, {590 * mib, false, true}, {300 * mib, false, true}} {
+		p := Room(tensors, 1088*mib, test.room, 140*mib, form)
+		left := test.room - 140*mib - p.Bytes - p.Rest // beside planes and what is not held
+		if p.Finer != test.finer || p.Weights == 1088*mib != test.whole || p.Finer && (left < 0 || left > 12*mib) || p.Bytes > test.room-140*mib || p.Least > p.Bytes || p.Finer && p.Least >= p.Bytes || p.Weights+p.Rest != 1088*mib {
+			t.Errorf("%d MiB: %+v, %d MiB are left; two planes take %d MiB, three %d", test.room/mib, p, left/mib, two/mib, three/mib)
+		}
+	}
+	if p := Room(tensors, 1088*mib, 1100*mib, 140*mib, form); p != (Plan{}) {
+		t.Errorf("of what fits: %+v", p)
 	}
 }
 

@@ -191,6 +191,57 @@ func UnpackBand(weights *[BandRows][]byte, factors *[BandRows][]float32, src []b
 	}
 }
 
+// MostCoarse is the largest factor, in half precision, that CoarsenBand can multiply by three.
+const MostCoarse = 0x7554
+
+// CoarsenBand writes src, a band of three planes, to dst without the lowest plane, as one of two: the same weights rounded to multiples of three, and three times the factors, of which none is
+// negative or more than MostCoarse. dst may begin where src begins, or before it.
+func CoarsenBand(dst, src []byte, blocks int) {
+	to, from := dst, src
+	for b := 0; b < blocks; b += SuperBlocks {
+		n := 4 * min(SuperBlocks, blocks-b)
+		for range 8 {
+			first, second, third := from[:n], from[n:][:n], from[2*n:][:n]
+			p, q := to[:n], to[n:][:n]
+			// dst may be src: of each column all bytes are read before one is written, but for q, which is where the next columns' bytes are.
+			var later [4 * SuperBlocks]byte
+			for i, c := range third {
+				o := &coarseThird[c]
+				v, w := coarsePair[coarseFirst[first[i]]+o[0]], coarsePair[coarseFirst[second[i]]+o[1]]
+				p[i], later[i] = v, w
+			}
+			copy(q, later[:])
+			to, from = to[2*n:], from[3*n:]
+		}
+	}
+	for range blocks * BandRows {
+		h := binary.LittleEndian.Uint16(from)
+		binary.LittleEndian.PutUint16(to, half.Round(3*half.Float32(h)))
+		to, from = to[2:], from[2:]
+	}
+	clear(to[:BandBytes(blocks*BandBlock, 2)-blocks*(BandBlock*2+BandRows*2)])
+}
+
+// What CoarsenBand makes of bytes of three planes: of one with two weights' digits, the lowest left out, 9 times an index of coarsePair; of one with a weight and the highest digits of two others
+// what is added for each of these two; and, by the sum, the byte of two planes.
+var coarseFirst, coarseThird, coarsePair = func() (first [256]byte, third [256][2]byte, pair [256]byte) {
+	for b := range 256 {
+		q, r := splitBand(byte(b))
+		first[b] = 9 * (q/3 + 9*(r/3))
+		w := q / 3
+		third[b] = [2]byte{r%3 + 3*(w%3), r/3 + 3*(w/3)}
+	}
+	for v := range byte(9) {
+		for digit := range byte(3) {
+			for other := range byte(9) {
+				high, t := other%3, other/3
+				pair[9*(v+9*digit)+other] = bandByte(digit+3*high+9*t, v)
+			}
+		}
+	}
+	return first, third, pair
+}()
+
 // ArrangeBlocks writes src, whole blocks in order, to dst, whole supers of stripes: column 32l + 4s + i of a super goes to byte 4l + i of its stripe s.
 func ArrangeBlocks(dst, src []int8) {
 	for b := 0; b < len(src)/BandBlock; b++ {

@@ -69,6 +69,57 @@ func TestPackBand(t *testing.T) {
 	}
 }
 
+// TestCoarsenBand: what is written over a band has its weights without their lowest trit, and nothing behind it is touched.
+func TestCoarsenBand(t *testing.T) {
+	rng := rand.New(rand.NewPCG(57, 58))
+	for blocks := 8; blocks < 50; blocks += 8 {
+		for _, before := range []int{0, 1, 100, 300} {
+			cols := blocks * BandBlock
+			b := randomBand(rng, cols, 3)
+			for r := range b.halfs {
+				for k := range b.halfs[r] {
+					b.halfs[r][k] = []uint16{0x3c00, 0, 0x0001, 0x1234, MostCoarse}[rng.IntN(5)]
+				}
+			}
+			size := BandBytes(cols, 2)
+			memory := make([]byte, before+BandBytes(cols, 3))
+			PackBand(memory[before:], &b.weights, &b.halfs, blocks, 3)
+			CoarsenBand(memory[:size], memory[before:], blocks)
+			var want [BandRows][]uint16
+			for r := range b.weights {
+				for c := range b.weights[r] {
+					b.weights[r][c] /= 3
+				}
+				for _, h := range b.halfs[r] {
+					want[r] = append(want[r], half.Round(3*half.Float32(h)))
+				}
+			}
+			packed := make([]byte, size)
+			PackBand(packed, &b.weights, &want, blocks, 2)
+			if !slices.Equal(memory[:size], packed) {
+				t.Fatalf("%d blocks, written %d bytes before: not the band that it should be", blocks, before)
+			}
+			if h := half.Float32(want[0][0]); h > 65504 {
+				t.Fatalf("a factor of %v", h)
+			}
+		}
+	}
+}
+
+// BenchmarkCoarsenBand has the bytes of three planes in a second.
+func BenchmarkCoarsenBand(b *testing.B) {
+	const cols = 2048
+	rng := rand.New(rand.NewPCG(59, 60))
+	weights := randomBand(rng, cols, 3)
+	src := make([]byte, BandBytes(cols, 3))
+	PackBand(src, &weights.weights, &weights.halfs, cols/BandBlock, 3)
+	dst := make([]byte, BandBytes(cols, 2))
+	b.SetBytes(int64(len(src)))
+	for b.Loop() {
+		CoarsenBand(dst, src, cols/BandBlock)
+	}
+}
+
 // TestBandBytes: all bytes that there can be are different, and take as much as trits do.
 func TestBandBytes(t *testing.T) {
 	seen := map[byte]bool{}
