@@ -762,6 +762,9 @@ func (c *Controller) Tick() error {
 	if err := c.behind(); err != nil {
 		return err
 	}
+	if err := c.trail(); err != nil {
+		return err
+	}
 	evicted := c.now()
 	before := h.streamed
 	err := c.ahead()
