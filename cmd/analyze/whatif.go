@@ -34,6 +34,7 @@ const missFile = "miss_ratio"
 const (
 	ranPlain = "plain"
 	ranPin   = "pin"
+	ranAuto  = "auto"
 )
 
 // Choices of --blocks.
@@ -80,8 +81,8 @@ func whatifCommand(root *options) *cobra.Command {
 		Long: `analyze whatif replays what generated tokens have read, in memories of other sizes, and says how many bytes a token
 would read again from disk, and how many tokens per second that is: with LRU, with LRU and the kernel's readahead (plain),
 with random replacement, with a part that is pinned, with a part pinned and the rest streamed ahead, with what prefetchd would
-keep and stream (by its own plan; not of a mixture of experts), alone or with --strategy pin, and by Belady's rule, which knows
-the future and bounds the others.
+keep and stream (by its own plan; of a mixture of experts with --ran auto), alone or with --strategy pin, and by Belady's rule,
+which knows the future and bounds the others.
 
 It writes
 
@@ -116,7 +117,7 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 	f.DurationVar(&o.compute, "compute", 0, "`time` that a token computes (default: as the capture has it)")
 	f.IntVar(&o.group, "tokens-per-step", 1, "`n` tokens (or steps, if the capture's have several tokens) are computed together, and read what they share once: speculative\ndecoding, or a batch")
 	cli.EnumVar(cmd, &o.blocks, "blocks", "", []string{blocksFolios, blocksExtents}, "memory is counted in folios of 2 MiB (less for small experts), or in extents: tensors, rows and experts as they lie")
-	cli.EnumVar(cmd, &o.ran, "ran", "", []string{ranPlain, ranPin}, "what the capture is of: a target by itself, or with prefetchd --strategy pin. It tells which bytes its tokens waited for, and so how\nfast these come")
+	cli.EnumVar(cmd, &o.ran, "ran", "", []string{ranPlain, ranPin, ranAuto}, "what the capture is of: a target by itself, or with prefetchd --strategy pin, or (of a mixture of experts) with prefetchd as it\nis. It tells which bytes its tokens waited for, and so how fast these come")
 	cli.EnumVar(cmd, &o.format, "format", "", chart.Formats, "of the figure")
 	return cmd
 }
@@ -181,6 +182,9 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 		return err
 	}
 	outlook := st.sums.Outlook(in.capture.Meta, 0)
+	if o.ran == ranAuto && !outlook.Routed() {
+		return cli.Usagef("--ran auto is for mixtures of experts: a dense model's tokens touch nothing that was not read for them")
+	}
 	if o.bandwidth == 0 {
 		o.bandwidth = outlook.Bandwidth
 	}
@@ -217,7 +221,7 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 			}
 			return p
 		}
-		if !outlook.Routed() {
+		if c.Chosen = outlook.Routed() && o.ran == ranAuto; !outlook.Routed() {
 			c.Helped = func(memory int64) (float64, time.Duration) {
 				f := prefetch.Foresee(cycle, prefetch.Auto{}, memory, c.Compute, c.Bandwidth)
 				return float64(f.Missed), f.Token
@@ -266,10 +270,7 @@ func (o *whatifOptions) calibrate(c *whatif.Config, r *replayed, m *tables.Memor
 	if m == nil || m.LimitBytes <= 0 || len(r.whole) == 0 || waited <= 0 || o.group > 1 {
 		return outlook.Touched(c.Compute), "as this capture's tokens had it"
 	}
-	strategy := whatif.Plain
-	if o.ran == ranPin {
-		strategy = whatif.Pin
-	}
+	strategy := map[string]string{ranPlain: whatif.Plain, ranPin: whatif.Pin, ranAuto: whatif.Auto}[o.ran]
 	missed := c.Misses(strategy, m.LimitBytes-m.OtherBytes)
 	const little = 0.01 // of what a token reads: then it waited for something else
 	if missed < little*c.Sequence.PerStep(c.From) {

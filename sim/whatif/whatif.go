@@ -28,9 +28,11 @@ type Config struct {
 	TokensPerStep int // at least 1
 	// Pinned is what prefetchd keeps with its strategy "pin", of so many bytes of memory for the model and itself; nil: nothing is said of that.
 	Pinned func(memory int64) Pinned
-	// Helped is how many bytes a step reads with prefetchd and so much memory, and how long it takes; nil: nothing is said of that. Of a model whose tokens read different experts nothing can be, as the time goes into
-	// reading slices when a router has chosen, not into bytes.
+	// Helped is how many bytes a step reads with prefetchd and so much memory, and how long it takes; nil: that is not known.
 	Helped func(memory int64) (missed float64, step time.Duration)
+	// Chosen says that experts are read when a router has chosen them, as prefetchd does it, and that Touched is how fast these bytes come: a step waits for them. What it takes to read slices so has little to do with what
+	// the disk can. What Pinned keeps is kept then, too.
+	Chosen bool
 }
 
 // Pinned is what is in memory all the time, and how much memory there is for the rest.
@@ -56,21 +58,21 @@ var strategies = []Strategy{
 	{Name: "pin", About: "a set that never changes is kept; the rest is read when it is touched"},
 	{Name: "pin + stream", About: "a set that never changes is kept; the rest is read ahead, and dropped behind: what prefetchd reaches at most", Ahead: true},
 	{Name: Pin, About: "what `prefetchd --strategy pin` keeps, beside what it leaves free and takes for itself; the rest is read when it is touched, and the kernel reads around it"},
-	{Name: helped, About: "what prefetchd keeps, beside its window and what it leaves free and takes for itself; the rest is read ahead, as far as the window has room, op by op", Ahead: true},
+	{Name: Auto, About: "what prefetchd keeps, beside its window and what it leaves free and takes for itself; the rest is read ahead, as far as the window has room, op by op", Ahead: true},
 	{Name: "Belady", About: "what is used last again is dropped, and all is read ahead: the bound", Ahead: true, Bound: true},
 }
 
 // Names of strategies: plain, and those of which something is said only if it is known.
 const (
-	Plain  = "plain"
-	Pin    = "prefetchd pin"
-	helped = "prefetchd"
+	Plain = "plain"
+	Pin   = "prefetchd pin"
+	Auto  = "prefetchd"
 )
 
 // strategies are those that something can be said of.
 func (c *Config) strategies() (of []Strategy) {
 	for _, s := range strategies {
-		if s.Name == Pin && c.Pinned == nil || s.Name == helped && c.Helped == nil {
+		if s.Name == Pin && c.Pinned == nil || s.Name == Auto && c.Helped == nil && !c.Chosen {
 			continue
 		}
 		of = append(of, s)
@@ -107,12 +109,16 @@ func (c *Config) At(memory int64, lru *reuse.Curve) Row {
 			missed = lru.Missed(memory)
 		case Plain, Pin:
 			missed = c.Misses(of.Name, memory)
+		case Auto:
+			if c.Helped != nil {
+				missed, took = c.Helped(memory)
+			} else {
+				of.Ahead, missed = false, c.Misses(Auto, memory)
+			}
 		case "random":
 			missed = s.Random(memory, c.From)
 		case "Belady":
 			missed = s.Belady(memory, c.From)
-		case helped:
-			missed, took = c.Helped(memory)
 		default:
 			missed = fixed
 		}
@@ -121,13 +127,17 @@ func (c *Config) At(memory int64, lru *reuse.Curve) Row {
 	return r
 }
 
-// Misses is how many bytes a step reads as it touches them with so much memory, by itself (Plain) or helped (Pin, if Pinned is known).
+// Misses is how many bytes a step waits for with so much memory: by itself (Plain), or helped (Pin, and Auto of a model with experts; if Pinned is known). Helped by Auto nothing reads around what is chosen.
 func (c *Config) Misses(strategy string, memory int64) float64 {
-	if strategy == Pin && c.Pinned != nil {
-		p := c.Pinned(memory)
-		return c.Sequence.Kept(p.Kept, p.Rest, c.From, c.Readahead)
+	if strategy == Plain || c.Pinned == nil {
+		return c.Sequence.Around(memory, c.From, c.Readahead)
 	}
-	return c.Sequence.Around(memory, c.From, c.Readahead)
+	around := c.Readahead
+	if strategy == Auto {
+		around = 0
+	}
+	p := c.Pinned(memory)
+	return c.Sequence.Kept(p.Kept, p.Rest, c.From, around)
 }
 
 // result is that of a step that misses so many bytes, and takes so long if that is known.

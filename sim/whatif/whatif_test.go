@@ -133,11 +133,11 @@ func TestPrefetchd(t *testing.T) {
 	j := 0
 	for i, s := range all.Strategies {
 		switch got := all.Rows[0].Results[i]; s.Name {
-		case "prefetchd pin": // the scan of the rest drives itself out
+		case Pin: // the scan of the rest drives itself out
 			if got.Missed != 70e6 || !near(got.TokS, 1/0.071) {
 				t.Errorf("%s: %+v", s.Name, got)
 			}
-		case "prefetchd":
+		case Auto:
 			if got.Missed != 50e6 || !near(got.TokS, 25) {
 				t.Errorf("%s: %+v", s.Name, got)
 			}
@@ -146,6 +146,16 @@ func TestPrefetchd(t *testing.T) {
 				t.Errorf("%s: %+v, %+v", s.Name, some.Rows[0].Results[j], got)
 			}
 			j++
+		}
+	}
+	c.Helped, c.Chosen = nil, true // a scan of the rest as with pin, as nothing of it is chosen
+	chosen, err := c.Ask([]int64{50e6}, never)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range chosen.Strategies {
+		if got := chosen.Rows[0].Results[i]; s.Name == Auto && (got.Missed != 70e6 || !near(got.TokS, 1/0.071)) {
+			t.Errorf("chosen: %+v", got)
 		}
 	}
 }
