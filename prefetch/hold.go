@@ -164,7 +164,7 @@ func (c *Controller) takeHold() error {
 		switch {
 		case h.want[b] && there >= r.Length:
 			c.hold(b)
-		case !h.want[b] && there > 0 && !soon[b] && c.opts.Strategy.Streams():
+		case !h.want[b] && there > 0 && !soon[b]:
 			if err := c.pages.PageOut(r); err != nil {
 				return err
 			}

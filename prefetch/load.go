@@ -228,7 +228,7 @@ func (c *Controller) sweepLoading(begun time.Time) error {
 	}
 	for ; l.swept < l.file.at && c.now().Sub(begun) < slice; l.swept++ {
 		p := l.file.pieces[l.swept]
-		if p.stays || !c.opts.Strategy.Streams() || c.room.Bytes >= whole {
+		if p.stays || c.room.Bytes >= whole {
 			l.kept += p.Length
 			continue
 		}

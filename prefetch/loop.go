@@ -667,20 +667,28 @@ func (c *Controller) windowFor(room int64) int64 {
 	if h == nil || h.block <= minBlock {
 		return windowIn(room, defaultWindow)
 	}
+	return h.schedule.window(room, h.block, c.busyBlocks())
+}
+
+// window is that of a schedule in blocks of so many bytes, see windowFor.
+func (s *Schedule) window(room, block, busy int64) int64 {
 	var largest int64
-	for _, r := range h.schedule.Reads {
+	for _, r := range s.Reads {
 		largest = max(largest, r.Length)
 	}
-	share := 1 - float64(max(room-defaultWindow, 0))/float64(h.schedule.Bytes)
-	blocks := int64(math.Ceil(max(share, 0) * float64(largest) / float64(h.block)))
-	return windowIn(room, (min(2*blocks, max(opBlocks, h.schedule.Bytes/opShare/h.block))+c.busyBlocks())*h.block)
+	share := 1 - float64(max(room-defaultWindow, 0))/float64(s.Bytes)
+	blocks := int64(math.Ceil(max(share, 0) * float64(largest) / float64(block)))
+	return windowIn(room, (min(2*blocks, max(opBlocks, s.Bytes/opShare/block))+busy)*block)
 }
 
 // busyBlocks is how many blocks are being read, or wait for that, or for the target, besides those of the ops that the window is for: as many as are read at once, and what the disk
 // delivers between two looks of this loop, which gets a processor only now and then beside the target's threads, and one.
 func (c *Controller) busyBlocks() int64 {
-	between := c.meter.best * c.pace.Seconds() / float64(c.help.block)
-	return int64(c.pages.AtOnce()) + int64(math.Ceil(between)) + 1
+	return busyBlocks(c.pages.AtOnce(), c.meter.best, c.pace, c.help.block)
+}
+
+func busyBlocks(atOnce int, perSecond float64, pace time.Duration, block int64) int64 {
+	return int64(atOnce) + int64(math.Ceil(perSecond*pace.Seconds()/float64(block))) + 1
 }
 
 // paceShare of the time between two looks is what the last one counts for.
@@ -760,6 +768,9 @@ func (c *Controller) Tick() error {
 	h := c.help
 	begun := c.now()
 	if err := c.behind(); err != nil {
+		return err
+	}
+	if err := c.trail(); err != nil {
 		return err
 	}
 	evicted := c.now()

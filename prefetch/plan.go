@@ -28,7 +28,7 @@ type Plan struct {
 type Strategy interface {
 	Name() string
 	Plan(in Input) Plan
-	Streams() bool // what is not held is read ahead of its use, and paged out behind it; else it is left to the target
+	Streams() bool // what is not held is read ahead of its use; else the target reads it. Both are paged out behind
 }
 
 // Strategies lists all, the default first.
@@ -85,6 +85,42 @@ func planSpread(in Input, budget int64) Plan {
 		once, often := s.byVisits(rest)
 		p.Hold = s.spread(often, p.Budget-have)
 		p.Hold = append(p.Hold, s.spread(once, p.Budget-have-s.bytes(p.Hold))...)
+		slices.Sort(p.Hold)
+	}
+	return p
+}
+
+// planTogether holds budget bytes as planSpread does, but what a token needs once as a run from the beginning of the files on. What is left to the target lies together then: its faults read
+// around themselves, and find nothing there that they need not read, and readahead goes on.
+func planTogether(in Input, budget int64) Plan {
+	s := in.Schedule
+	p := Plan{Budget: min(max(budget, 0), s.Bytes)}
+	var held, rest []int
+	for b := range s.Blocks {
+		if in.Held[b] {
+			held = append(held, b)
+		} else {
+			rest = append(rest, b)
+		}
+	}
+	if have := s.bytes(held); have > p.Budget {
+		once, often := s.byVisits(held)
+		slices.Reverse(once)
+		for _, b := range append(once, often...) {
+			if have <= p.Budget {
+				break
+			}
+			p.Release = append(p.Release, b)
+			have -= s.Blocks[b].Length
+		}
+	} else {
+		once, often := s.byVisits(rest)
+		for _, b := range append(often, once...) {
+			if have += s.Blocks[b].Length; have > p.Budget {
+				break
+			}
+			p.Hold = append(p.Hold, b)
+		}
 		slices.Sort(p.Hold)
 	}
 	return p

@@ -3,6 +3,7 @@ package prefetch
 import (
 	"slices"
 	"testing"
+	"time"
 )
 
 func TestSpread(t *testing.T) {
@@ -34,6 +35,55 @@ func TestSpread(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// What a strategy that streams nothing holds lies together, and so does what it leaves, when the room grows and when it shrinks.
+func TestTogether(t *testing.T) {
+	s := NewSchedule(sequence(100*mib, 100*mib), minBlock, 0)
+	held := make([]bool, len(s.Blocks))
+	for _, room := range []int64{40 * mib, 90 * mib, 20 * mib, 0, 300 * mib} {
+		p := Pin{}.Plan(Input{Schedule: s, Held: held, Room: room})
+		for _, b := range p.Hold {
+			held[b] = true
+		}
+		for _, b := range p.Release {
+			held[b] = false
+		}
+		var all []int
+		for b := range held {
+			if held[b] {
+				all = append(all, b)
+			}
+		}
+		if bytes := s.bytes(all); bytes > room || bytes < min(room, s.Bytes)-minBlock || bytes > 0 && s.Blocks[all[len(all)-1]].End() != s.Blocks[all[0]].Offset+bytes {
+			t.Errorf("room for %d bytes: %d in blocks %v", room, bytes, all)
+		}
+	}
+}
+
+// What is foreseen follows from what is planted: 200 MiB of which 32 are left free or taken for itself, and some for the window, and a disk that is slower than computing.
+func TestForesee(t *testing.T) {
+	c := sequence(100*mib, 100*mib, 100*mib, 100*mib)
+	const compute, disk = 40 * time.Millisecond, 1e9
+	auto, pin := Foresee(c, Auto{}, 200*mib, compute, disk), Foresee(c, Pin{}, 200*mib, compute, disk)
+	for name, f := range map[string]Foreseen{"auto": auto, "pin": pin} {
+		var held int64
+		for _, r := range f.Held {
+			held += r.Length
+		}
+		if f.Room != 180*mib || f.Window < 8*mib || f.Window > 40*mib || held > f.Room-f.Window || held < f.Room-f.Window-4*mib || f.Missed < 400*mib-held || f.Missed > 404*mib-held {
+			t.Errorf("%s: %d bytes held, missed %d, window %d, room %d", name, held, f.Missed, f.Window, f.Room)
+		}
+	}
+	if least := time.Duration(float64(auto.Missed) / disk * 1e9); auto.Token < least || auto.Token > least+compute || pin.Token != 0 {
+		t.Errorf("a token takes %v, and %v for pin; the disk %v", auto.Token, pin.Token, least)
+	}
+	if f := Foresee(c, Auto{}, 500*mib, compute, disk); f.Missed != 0 || f.Token < compute-time.Microsecond || f.Token > compute+time.Microsecond {
+		t.Errorf("all in memory: %v, %d bytes missed", f.Token, f.Missed)
+	}
+	if f := Foresee(c, Auto{}, 0, compute, disk); len(f.Held) != 0 || f.Missed < 400*mib {
+		t.Errorf("no memory: %d blocks held, %d bytes missed", len(f.Held), f.Missed)
 	}
 }
 

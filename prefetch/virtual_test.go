@@ -176,16 +176,21 @@ func TestEviction(t *testing.T) {
 	}
 }
 
-// A strategy that streams nothing leaves the rest to the target.
+// A strategy that streams nothing leaves the rest to the target, and pages it out behind it, so that nothing takes what is held.
 func TestPinOnly(t *testing.T) {
-	r := settled(t, 0.85, prefetch.Options{Strategy: prefetch.Pin{}, Lock: true}, nil)
-	out := r.pages.Calls.PageOut
-	token := r.run(10)
-	if token.HelperBytes != 0 || r.pages.Calls.PageOut != out || token.TargetBytes == 0 {
-		t.Errorf("%d bytes read by the helper, %d by the target", token.HelperBytes, token.TargetBytes)
-	}
-	if plain := alone(t, 0.85, nil); token.TargetBytes > plain.TargetBytes/2 {
-		t.Errorf("%d bytes a token, %d without help", token.TargetBytes, plain.TargetBytes)
+	for _, lock := range []bool{false, true} {
+		r := settled(t, 0.85, prefetch.Options{Strategy: prefetch.Pin{}, Lock: lock}, nil)
+		out := r.pages.Calls.PageOut
+		token, s := r.run(10), r.Summary()
+		if token.HelperBytes != 0 || r.pages.Calls.PageOut == out || token.TargetBytes == 0 || s.Taken > 0 {
+			t.Errorf("locked %v: %d bytes read by the helper, %d by the target; %d were taken", lock, token.HelperBytes, token.TargetBytes, s.Taken)
+		}
+		if rest := s.PerToken - s.Pinned; token.TargetBytes < rest || token.TargetBytes > rest+rest/4 {
+			t.Errorf("locked %v: %d bytes a token, %d are not held", lock, token.TargetBytes, rest)
+		}
+		if plain := alone(t, 0.85, nil); token.TargetBytes > plain.TargetBytes/2 {
+			t.Errorf("locked %v: %d bytes a token, %d without help", lock, token.TargetBytes, plain.TargetBytes)
+		}
 	}
 }
 

@@ -18,6 +18,7 @@ type window struct {
 	runEnd int64      // number of the visit behind the run that is being asked for
 	passed position   // of the first read of the furthest visit that was looked at
 	early  []position // by block: the end of its last visit that was over before its op was
+	left   trail      // of what is left to the target
 
 	streamed int64 // bytes read ahead, ever
 	late     int   // visits that the target reached first
@@ -86,7 +87,7 @@ func (c *Controller) behind() error {
 			if err := c.adopt(b); err != nil {
 				return err
 			}
-		case c.opts.Strategy.Streams() && !h.isStaged(b): // a block on the border of two weights may be staged for a later visit, too
+		case !h.isStaged(b): // a block on the border of two weights may be staged for a later visit, too
 			if err := c.pageOut(h.schedule.Blocks[b]); err != nil {
 				return err
 			}
@@ -136,6 +137,46 @@ func (c *Controller) within() (blocks []int, err error) {
 	}
 	h.staged = slices.DeleteFunc(h.staged, func(st stage) bool { return h.early[st.block] == st.end })
 	return blocks, nil
+}
+
+// trail is what the target has read by itself and passed, where that is left to it.
+type trail struct {
+	next   int64 // number of the visit to look at next
+	blocks []int // that wait to be paged out, in the order of use
+	bytes  int64 // of them
+}
+
+// trailShare of the window is for the trail: a fault reads what lies before it, too, unless that is in memory.
+const trailShare = 2
+
+// trail pages out what the target has read by itself, where that is left to it, a part of the window behind it. Else the kernel would take the memory for it from what is held.
+func (c *Controller) trail() error {
+	h, t := c.help, &c.help.left
+	if c.opts.Strategy.Streams() {
+		return nil
+	}
+	for t.next = max(t.next, (h.token(h.now)-1)*int64(len(h.visits))); ; t.next++ {
+		v, _, end := h.at(t.next, &h.follower)
+		if end > h.now {
+			break
+		}
+		if !h.want[v.Block] {
+			t.blocks = append(t.blocks, v.Block)
+			t.bytes += h.schedule.Blocks[v.Block].Length
+		}
+	}
+	for len(t.blocks) > 0 && t.bytes > h.bytes/trailShare {
+		b := t.blocks[0]
+		t.blocks = t.blocks[1:]
+		t.bytes -= h.schedule.Blocks[b].Length
+		if h.want[b] || slices.Contains(t.blocks, b) { // wanted by now, or used again since
+			continue
+		}
+		if err := c.pageOut(h.schedule.Blocks[b]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 const (

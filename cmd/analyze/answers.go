@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
@@ -21,6 +22,7 @@ import (
 	"tensorcast/internal/visible"
 	"tensorcast/moe"
 	"tensorcast/pattern"
+	"tensorcast/prefetch"
 	"tensorcast/report/gather"
 	"tensorcast/trace/tables"
 )
@@ -158,7 +160,21 @@ func (s *study) collect(ctx context.Context) error {
 			}
 		}
 	}
+	if cycle := s.in.cycle(s.pattern); cycle != nil {
+		s.sums.Helped = func(memory int64, compute time.Duration, disk float64) time.Duration {
+			return prefetch.Foresee(cycle, prefetch.Auto{}, memory, compute, disk).Token
+		}
+	}
 	return s.in.pageIns(ctx, s.sums)
+}
+
+// cycle is what every token reads, for prefetchd's plans; nil if the capture does not tell.
+func (in *loaded) cycle(p *pattern.Pattern) *pattern.Cycle {
+	cycle, err := p.Cycle(in.capture.Meta)
+	if err != nil || !slices.ContainsFunc(cycle.Reads, func(r pattern.CycleRead) bool { return !r.Gathers() && r.Length > 0 && r.File >= 0 }) {
+		return nil
+	}
+	return cycle
 }
 
 // single says whether all steps are of one context, and all tensors of one model, and there is nothing to choose.

@@ -20,6 +20,8 @@ import (
 	"tensorcast/internal/cli"
 	"tensorcast/internal/stats"
 	"tensorcast/pattern"
+	"tensorcast/prefetch"
+	"tensorcast/report/gather"
 	"tensorcast/sim/reuse"
 	"tensorcast/sim/whatif"
 	"tensorcast/trace/tables"
@@ -27,6 +29,13 @@ import (
 
 // missFile is LRU's byte miss-ratio curve.
 const missFile = "miss_ratio"
+
+// Choices of --ran.
+const (
+	ranPlain = "plain"
+	ranPin   = "pin"
+	ranAuto  = "auto"
+)
 
 // Choices of --blocks.
 const (
@@ -49,6 +58,7 @@ type whatifOptions struct {
 	compute time.Duration
 	group   int
 	blocks  string
+	ran     string // the strategy of the capture
 	format  string
 	// of memory, disk and readahead:
 	sizes     []amount
@@ -64,14 +74,15 @@ type amount struct {
 }
 
 func whatifCommand(root *options) *cobra.Command {
-	o := whatifOptions{options: root, group: 1, blocks: blocksFolios, format: chart.Formats[0], memory: []string{"0.3", "0.5", "0.7", "0.85", "1"}}
+	o := whatifOptions{options: root, group: 1, blocks: blocksFolios, ran: ranPlain, format: chart.Formats[0], memory: []string{"0.3", "0.5", "0.7", "0.85", "1"}}
 	cmd := &cobra.Command{
 		Use:   "whatif [flags]",
 		Short: "Say what more memory, or another disk, would be worth",
 		Long: `analyze whatif replays what generated tokens have read, in memories of other sizes, and says how many bytes a token
 would read again from disk, and how many tokens per second that is: with LRU, with LRU and the kernel's readahead (plain),
-with random replacement, with a part that is pinned, with a part pinned and the rest streamed ahead, with prefetchd (the same,
-with what it was measured to cost; not of a mixture of experts), and by Belady's rule, which knows the future and bounds the others.
+with random replacement, with a part that is pinned, with a part pinned and the rest streamed ahead, with what prefetchd would
+keep and stream (by its own plan; of a mixture of experts with --ran auto), alone or with --strategy pin, and by Belady's rule,
+which knows the future and bounds the others.
 
 It writes
 
@@ -79,8 +90,10 @@ It writes
   miss_ratio.parquet, .csv      LRU's byte miss-ratio curve: from each size on, which share of the bytes is missed
   whatif.png, miss_ratio.png    tokens per second, and that share, against memory (--format for others)
 
-Memory is what the model's pages have, beside all else. What a fault costs beside its bytes is in these figures if the capture
-is of a run whose memory was short: its tokens tell how fast bytes come that are read as they are touched.
+Memory is what the model's pages have, beside all else, and prefetchd, if there is one. What a fault costs beside its bytes is
+in these figures if the capture is of a run whose memory was short: its tokens tell how fast bytes come that are read as they
+are touched. To record reads from disk slows these down: --detail op is enough, with --compute. What the target reads beside
+prefetchd --strategy pin comes faster, as the kernel need not free memory for it: a capture of such a run tells (--ran pin).
 
 Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 		Example: `  sudo tracer --detail op+io -- llama-cli -m model.gguf --no-repack -st -p "hi" -n 32
@@ -104,6 +117,7 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 	f.DurationVar(&o.compute, "compute", 0, "`time` that a token computes (default: as the capture has it)")
 	f.IntVar(&o.group, "tokens-per-step", 1, "`n` tokens (or steps, if the capture's have several tokens) are computed together, and read what they share once: speculative\ndecoding, or a batch")
 	cli.EnumVar(cmd, &o.blocks, "blocks", "", []string{blocksFolios, blocksExtents}, "memory is counted in folios of 2 MiB (less for small experts), or in extents: tensors, rows and experts as they lie")
+	cli.EnumVar(cmd, &o.ran, "ran", "", []string{ranPlain, ranPin, ranAuto}, "what the capture is of: a target by itself, or with prefetchd --strategy pin, or (of a mixture of experts) with prefetchd as it\nis. It tells which bytes its tokens waited for, and so how fast these come")
 	cli.EnumVar(cmd, &o.format, "format", "", chart.Formats, "of the figure")
 	return cmd
 }
@@ -168,6 +182,9 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 		return err
 	}
 	outlook := st.sums.Outlook(in.capture.Meta, 0)
+	if o.ran == ranAuto && !outlook.Routed() {
+		return cli.Usagef("--ran auto is for mixtures of experts: a dense model's tokens touch nothing that was not read for them")
+	}
 	if o.bandwidth == 0 {
 		o.bandwidth = outlook.Bandwidth
 	}
@@ -176,7 +193,7 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 	if err != nil {
 		return err
 	}
-	c := whatif.Config{Sequence: r.sequence, From: r.from, Compute: o.compute * time.Duration(batch), Bandwidth: o.bandwidth, Touched: o.asTouched, TokensPerStep: o.group * batch, Routed: outlook.Routed()}
+	c := whatif.Config{Sequence: r.sequence, From: r.from, Compute: o.compute * time.Duration(batch), Bandwidth: o.bandwidth, Touched: o.asTouched, TokensPerStep: o.group * batch}
 	from := "as --compute says"
 	if least := st.sums.Compute(); c.Compute == 0 && outlook.Short() && least > 0 {
 		c.Compute, from = least, "the sum over the ops, each at its fastest, or at its kind's"
@@ -186,14 +203,6 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 			return fmt.Errorf("%s: %w: say how long a token computes with --compute", o.capture, err)
 		}
 	}
-	touchedFrom := "as --touched says"
-	if c.Touched == 0 {
-		c.Touched, touchedFrom = c.Bandwidth, "as the disk reads: this capture's tokens did not wait for it"
-		if rate := outlook.Touched(c.Compute); rate > 0 && rate < c.Bandwidth {
-			c.Touched, touchedFrom = rate, "as this capture's tokens had it"
-		}
-	}
-	c.Compute *= time.Duration(o.group)
 	c.Readahead = int64(o.ahead) << 10
 	if d := in.capture.Meta.Disk; !o.told {
 		const usual = 128 // Linux's default
@@ -202,6 +211,31 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 			c.Readahead = int64(d.ReadaheadKiB) << 10
 		}
 	}
+	if cycle := in.cycle(st.pattern); cycle != nil {
+		c.Pinned = func(memory int64) whatif.Pinned {
+			f := prefetch.Foresee(cycle, prefetch.Pin{}, memory, c.Compute, c.Bandwidth)
+			p := whatif.Pinned{Rest: f.Room}
+			for _, r := range f.Held {
+				p.Rest -= r.Length
+				p.Kept = append(p.Kept, reuse.Extent{File: int32(r.File), Offset: r.Offset, Bytes: r.Length})
+			}
+			return p
+		}
+		if c.Chosen = outlook.Routed() && o.ran == ranAuto; !outlook.Routed() {
+			c.Helped = func(memory int64) (float64, time.Duration) {
+				f := prefetch.Foresee(cycle, prefetch.Auto{}, memory, c.Compute, c.Bandwidth)
+				return float64(f.Missed), f.Token
+			}
+		}
+	}
+	touchedFrom := "as --touched says"
+	if c.Touched == 0 {
+		c.Touched, touchedFrom = c.Bandwidth, "as the disk reads: this capture's tokens did not wait for it"
+		if rate, from := o.calibrate(&c, r, in.capture.Meta.Memory, outlook); rate > 0 && rate < c.Bandwidth {
+			c.Touched, touchedFrom = rate, from
+		}
+	}
+	c.Compute *= time.Duration(o.group)
 	var memory []int64
 	for _, a := range o.sizes {
 		if a.share > 0 {
@@ -229,11 +263,28 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 	return append(answer.Document(), wrote(written)).WriteText(stdout)
 }
 
+// calibrate is how many bytes per second came from disk as the capture's tokens touched them, and by what that is known: the bytes that would be missed in the memory that they had, by the same rules as in others, in the
+// time that they did not compute. So what these rules count too few or too many of is in the rate, and most of that cancels out. Where the limit is not known the bytes are those that were observed. 0: it is not known.
+func (o *whatifOptions) calibrate(c *whatif.Config, r *replayed, m *tables.Memory, outlook *gather.Outlook) (perSecond float64, from string) {
+	waited := stats.Median(r.whole) - c.Compute.Seconds()
+	if m == nil || m.LimitBytes <= 0 || len(r.whole) == 0 || waited <= 0 || o.group > 1 {
+		return outlook.Touched(c.Compute), "as this capture's tokens had it"
+	}
+	strategy := map[string]string{ranPlain: whatif.Plain, ranPin: whatif.Pin, ranAuto: whatif.Auto}[o.ran]
+	missed := c.Misses(strategy, m.LimitBytes-m.OtherBytes)
+	const little = 0.01 // of what a token reads: then it waited for something else
+	if missed < little*c.Sequence.PerStep(c.From) {
+		return 0, ""
+	}
+	return missed / waited, fmt.Sprintf("as this capture's tokens had it: with %.0f MiB for the model %.0f are missed (%s)", float64(m.LimitBytes-m.OtherBytes)/(1<<20), missed/(1<<20), strategy)
+}
+
 // replayed is what generated tokens read.
 type replayed struct {
 	sequence *reuse.Sequence
 	from     int
 	times    []float64 // seconds of each generated step, without waiting for the disk as far as that was observed
+	whole    []float64 // the same, with waiting, but for the first
 	stalls   bool      // it was
 }
 
@@ -310,6 +361,9 @@ func (in *loaded) replayed(ctx context.Context, p *pattern.Pattern, o *whatifOpt
 			return nil, in.reading(err)
 		}
 		if s.Context == p.Context && s.Phase == tables.PhaseGeneration && s.End != tables.NotObserved && s.End > s.Begin && max(s.Tokens, 1) == batch {
+			if len(r.times) > 0 {
+				r.whole = append(r.whole, float64(s.End-s.Begin)/1e9)
+			}
 			r.times = append(r.times, max(float64(s.End-s.Begin-stall[s.Step]), 0)/1e9)
 		}
 	}

@@ -36,7 +36,7 @@ func TestWhatIf(t *testing.T) {
 	if got.Steps != 3 || got.WorkingSet != size || got.PerToken != float64(size) || got.Bandwidth != 1e6 || len(got.Rows) != 2 || len(got.Files) != 6 {
 		t.Errorf("%+v of %d bytes", got, size)
 	}
-	if all := got.Rows[1].Results; all[0].Missed != 0 || all[0].TokS != 1000 || all[6].TokS != 1000 {
+	if all := got.Rows[1].Results; all[0].Missed != 0 || all[0].TokS != 1000 || all[len(all)-1].TokS != 1000 {
 		t.Errorf("with all in memory %+v", all)
 	}
 	if half := got.Rows[0]; half.Memory != (size+1)/2 || half.Results[0].Missed < float64(size)/2 || half.Results[0].TokS >= half.Results[4].TokS {
@@ -99,19 +99,22 @@ func TestWhatIfTouched(t *testing.T) {
 	}
 }
 
-// Steps of two tokens are replayed as they are: what they read and compute is of both.
-func TestWhatIfOfBatches(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "capture")
-	const size = 8 << 20
-	structure := []tables.StructureRow{{Name: "output.weight", Component: "output.weight", Size: size, Layer: -1, File: "b.gguf", Type: "Q8_0", Shape: []int64{size}}}
-	meta := &tables.Meta{Detail: tables.DetailOp, Models: []tables.ModelInfo{{Path: "/b.gguf", Bytes: size, Fingerprint: planted.Fingerprint}}}
+// batchSize is how many bytes each step of a capture that batches makes reads.
+const batchSize = 8 << 20
+
+// batches is a capture of five steps of 20 ms that generate two tokens each.
+func batches(t *testing.T, meta *tables.Meta) (dir string) {
+	t.Helper()
+	dir = filepath.Join(t.TempDir(), "capture")
+	structure := []tables.StructureRow{{Name: "output.weight", Component: "output.weight", Size: batchSize, Layer: -1, File: "b.gguf", Type: "Q8_0", Shape: []int64{batchSize}}}
+	meta.Detail, meta.Models = tables.DetailOp, []tables.ModelInfo{{Path: "/b.gguf", Bytes: batchSize, Fingerprint: planted.Fingerprint}}
 	w, err := trace.Create(dir, meta, structure)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i := range int32(5) {
 		begin := int64(i) * 1e9
-		a := tables.Access{Step: i, Token: i, Phase: tables.PhaseGeneration, Op: "MUL_MAT", Bytes: size, Timestamp: begin, Duration: 20e6, Stall: tables.NotObserved}
+		a := tables.Access{Step: i, Token: i, Phase: tables.PhaseGeneration, Op: "MUL_MAT", Bytes: batchSize, Timestamp: begin, Duration: 20e6, Stall: tables.NotObserved}
 		if err := errors.Join(w.Access(&a), w.Step(&tables.StepRow{Step: i, Token: i, Phase: tables.PhaseGeneration, Tokens: 2, Begin: begin, End: begin + 20e6})); err != nil {
 			t.Fatal(err)
 		}
@@ -119,6 +122,25 @@ func TestWhatIfOfBatches(t *testing.T) {
 	if err := w.Close(meta, true); err != nil {
 		t.Fatal(err)
 	}
+	return dir
+}
+
+// What is read as it is touched comes as fast as it must have come in the capture: of 8 MiB in 6 nothing is found again, in the 10 ms that a step does not compute. Who keeps a part misses less.
+func TestWhatIfCalibrated(t *testing.T) {
+	dir := batches(t, &tables.Meta{Memory: &tables.Memory{LimitBytes: 10 << 20, OtherBytes: 4 << 20, Of: "/a memory.max"}})
+	for args, want := range map[string]float64{"": batchSize / 0.010, "--ran plain": batchSize / 0.010, "--ran pin": batchSize / 0.010, "--ram 7MiB --touched 2MB": 2e6} {
+		code, stdout, stderr := execute(t, append([]string{"whatif", "-c", dir, "-o", t.TempDir(), "--disk", "10GB/s", "--compute", "5ms", "--json"}, strings.Fields(args)...)...)
+		var got whatif.Answer
+		if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil || math.Abs(got.Touched-want) > 1 {
+			t.Errorf("%q: exit %d, %v, %g bytes per second, want %g: %s", args, code, err, got.Touched, want, stderr)
+		}
+	}
+}
+
+// Steps of two tokens are replayed as they are: what they read and compute is of both.
+func TestWhatIfOfBatches(t *testing.T) {
+	const size = batchSize
+	dir := batches(t, &tables.Meta{})
 	for _, tc := range []struct {
 		args       []string
 		read, tokS float64 // of a token; of all in memory

@@ -141,7 +141,7 @@ func cacheFile() string {
 	if err != nil {
 		return ""
 	}
-	return filepath.Join(dir, "tensorcast", "disks.json")
+	return filepath.Join(dir, "tensorcast", "bandwidths.json") // disks.json, of earlier versions, has figures that are too low
 }
 
 // measured is what was kept, by device. What cannot be read is measured again.

@@ -52,7 +52,7 @@ func TestSurroundings(t *testing.T) {
 	device := fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
 	home, dir := t.TempDir(), filepath.Join(t.TempDir(), "capture")
 	kept, err := json.Marshal(map[string]measurement{device: {123456789, time.Now()}, "1:1": {1, time.Now()}})
-	if err := errors.Join(err, os.MkdirAll(filepath.Join(home, "tensorcast"), 0o755), os.WriteFile(filepath.Join(home, "tensorcast", "disks.json"), kept, 0o644)); err != nil {
+	if err := errors.Join(err, os.MkdirAll(filepath.Join(home, "tensorcast"), 0o755), os.WriteFile(filepath.Join(home, "tensorcast", "bandwidths.json"), kept, 0o644)); err != nil {
 		t.Fatal(err)
 	}
 	target := in.Command(t.Context(), llama.Options{Model: model, Prompt: "a b", Tokens: 3, Threads: 1, NoRepack: true}).Args

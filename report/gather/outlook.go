@@ -10,7 +10,6 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"tensorcast/internal/stats"
-	"tensorcast/sim/whatif"
 	"tensorcast/trace/tables"
 )
 
@@ -81,8 +80,11 @@ func (c *Collector) Outlook(meta *tables.Meta, compute time.Duration) *Outlook {
 	o.Fits = o.TokensPerStep / o.Compute
 	if o.Bandwidth > 0 {
 		o.Ahead = o.TokensPerStep / math.Max(o.Compute, float64(o.Missing)/o.Bandwidth)
-		_, seconds := whatif.Helped(compute, float64(o.Missing), o.Bandwidth)
-		o.Helped = o.TokensPerStep / seconds
+		if c.Helped != nil {
+			if took := c.Helped(int64(room), compute, o.Bandwidth); took > 0 {
+				o.Helped = o.TokensPerStep / took.Seconds()
+			}
+		}
 	}
 	return o
 }

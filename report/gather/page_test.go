@@ -271,8 +271,14 @@ func TestOutlook(t *testing.T) {
 		c.steps[i].row.End = c.steps[i].row.Begin + 250e6
 	}
 	meta := &tables.Meta{Memory: &tables.Memory{LimitBytes: 3 << 19, Of: "/a memory.max", OtherBytes: 1 << 19}, Disk: &tables.Disk{BytesPerSecond: 20 << 20}}
+	c.Helped = func(memory int64, compute time.Duration, disk float64) time.Duration {
+		if memory != 1<<20 || compute <= 0 || disk != 20<<20 {
+			t.Errorf("%d bytes, %v of computing, a disk of %g", memory, compute, disk)
+		}
+		return 250 * time.Millisecond * 10 / 11
+	}
 	o := c.Outlook(meta, 50*time.Millisecond)
-	if o.TokensPerSecond != 4 || o.DiskRate != 8<<20 || o.Missing != 3<<19 || o.Fits != 20 || math.Abs(o.Ahead-1/0.075) > 1e-9 || math.Abs(o.Helped-1/(0.05+(0.13*0.075+0.15)/0.9)) > 1e-9 {
+	if o.TokensPerSecond != 4 || o.DiskRate != 8<<20 || o.Missing != 3<<19 || o.Fits != 20 || math.Abs(o.Ahead-1/0.075) > 1e-9 || math.Abs(o.Helped-4.4) > 1e-6 {
 		t.Errorf("%+v", o)
 	}
 	if rate := o.Touched(50 * time.Millisecond); math.Abs(rate-10<<20) > 1 {

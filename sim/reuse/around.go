@@ -2,7 +2,11 @@ package reuse
 
 // This file computes the misses of a page cache that reads more than it is asked for.
 
-import "math"
+import (
+	"cmp"
+	"math"
+	"slices"
+)
 
 // Around is how many bytes a step from one on reads from disk with LRU and a kernel that reads around faults: a miss reads a window of so many bytes, half of it before the block that was missed, less what is in
 // memory; and a use of a block at three quarters of a window, if it was read that way, reads the window behind (mm/filemap.c, do_sync_mmap_readahead and do_async_mmap_readahead, since Linux 4.x; what the kernel
@@ -11,7 +15,27 @@ func (s *Sequence) Around(size int64, from int, window int64) float64 {
 	if s.granule == 0 || window < 2*s.granule {
 		return s.LRU(from).Missed(size)
 	}
-	a := around{s: s, size: size, half: min(window/2/s.granule, math.MaxInt32), ids: make(map[place]int32, len(s.index)), first: s.begin(from)}
+	return s.around(nil, size, from, min(window/2/s.granule, math.MaxInt32))
+}
+
+// Extent is a part of a file.
+type Extent struct {
+	File          int32
+	Offset, Bytes int64
+}
+
+// Kept is how many bytes a step from one on reads from disk if the kept extents are in memory all the time, and what else is read has a memory of this size by itself, as in Around.
+func (s *Sequence) Kept(kept []Extent, size int64, from int, window int64) float64 {
+	half := int64(0)
+	if s.granule > 0 {
+		half = min(window/2/s.granule, math.MaxInt32)
+	}
+	return s.around(kept, size, from, half)
+}
+
+// around is Kept with half a window of so many blocks.
+func (s *Sequence) around(kept []Extent, size int64, from int, half int64) float64 {
+	a := around{s: s, size: size, half: half, kept: byPlace(kept), ids: make(map[place]int32, len(s.index)), first: s.begin(from)}
 	end := map[int32]int64{} // of each file, in blocks
 	a.places = make([]place, len(s.sizes))
 	for p, b := range s.index {
@@ -20,7 +44,7 @@ func (s *Sequence) Around(size int64, from int, window int64) float64 {
 	}
 	a.sizes = append([]int64(nil), s.sizes...)
 	for file, last := range end {
-		if int(file) < len(s.files) && s.files[file] < math.MaxInt64-s.granule {
+		if s.granule > 0 && int(file) < len(s.files) && s.files[file] < math.MaxInt64-s.granule {
 			end[file] = max(last, (s.files[file]+s.granule-1)/s.granule)
 		}
 	}
@@ -31,6 +55,7 @@ func (s *Sequence) Around(size int64, from int, window int64) float64 {
 		a.now = i
 		p := a.places[b]
 		switch {
+		case a.keeps(p, a.sizes[b]):
 		case a.in[b]:
 			a.touch(b)
 			if next := a.mark[b]; next > 0 {
@@ -57,8 +82,9 @@ type around struct {
 	s            *Sequence
 	size, held   int64
 	missed       int64
-	half         int64 // window, in blocks
-	first, now   int   // uses
+	half         int64    // window, in blocks
+	kept         []Extent // sorted
+	first, now   int      // uses
 	ids          map[place]int32
 	places       []place
 	sizes        []int64
@@ -68,12 +94,34 @@ type around struct {
 	mark         []int64 // what a use of the block has read next; 0: nothing
 }
 
+// byPlace sorts extents.
+func byPlace(kept []Extent) []Extent {
+	return slices.SortedFunc(slices.Values(kept), func(a, b Extent) int {
+		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Offset, b.Offset))
+	})
+}
+
+// keeps says whether the middle of a block is kept: kept extents may be cut elsewhere than blocks are.
+func (a *around) keeps(p place, size int64) bool {
+	middle := p.first + size/2
+	if g := a.s.granule; g > 0 {
+		middle = p.first*g + size/2
+	}
+	i, exact := slices.BinarySearchFunc(a.kept, middle, func(e Extent, at int64) int {
+		return cmp.Or(cmp.Compare(e.File, p.file), cmp.Compare(e.Offset, at))
+	})
+	if !exact {
+		i--
+	}
+	return i >= 0 && a.kept[i].File == p.file && middle < a.kept[i].Offset+a.kept[i].Bytes
+}
+
 // read reads blocks that are not there, and marks the one at three quarters.
 func (a *around) read(file int32, from, to int64) {
 	from, to = max(from, 0), min(to, a.end[file])
 	for first := from; first < to; first++ {
 		b := a.id(place{file: file, first: first})
-		if a.in[b] {
+		if a.in[b] || a.keeps(a.places[b], a.sizes[b]) {
 			continue
 		}
 		a.fetch(b)

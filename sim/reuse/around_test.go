@@ -135,3 +135,27 @@ func TestAroundShapes(t *testing.T) {
 		t.Errorf("four lone blocks read %g, want most of four windows of 16", got)
 	}
 }
+
+// What is kept is never read, also not by readahead; of what is not a cyclic scan that does not fit is missed as a whole.
+func TestKept(t *testing.T) {
+	for _, granule := range []int64{1e6, 0} {
+		s := New(granule, []int64{100e6}, 1)
+		for range 4 {
+			s.Step()
+			for at := int64(0); at < 100e6; at += 1e6 {
+				if err := s.Read(0, at, 1e6); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		kept := []Extent{{Offset: 90e6, Bytes: 10e6}, {Bytes: 60.4e6}, {File: 1, Bytes: 100e6}} // the middle of a block decides
+		for _, tc := range []struct{ size, window, want int64 }{{20e6, 0, 30e6}, {20e6, 8e6, 30e6}, {30e6, 0, 0}, {30e6, 8e6, 0}, {0, 0, 30e6}} {
+			if got := s.Kept(kept, tc.size, 1, tc.window); got != float64(tc.want) {
+				t.Errorf("blocks of %d, %+v: %g bytes", granule, tc, got)
+			}
+		}
+		if all, lru := s.Kept(nil, 50e6, 1, 0), s.LRU(1).Missed(50e6); all != lru {
+			t.Errorf("blocks of %d, nothing kept: %g bytes, LRU %g", granule, all, lru)
+		}
+	}
+}

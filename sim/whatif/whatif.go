@@ -26,8 +26,19 @@ type Config struct {
 	// Readahead is how many bytes the kernel reads around a miss: read_ahead_kb (see [reuse.Sequence.Around]).
 	Readahead     int64
 	TokensPerStep int // at least 1
-	// Routed says that tokens read different experts: then what prefetchd reaches is not said, as its time goes into reading slices when a router has chosen, not into bytes.
-	Routed bool
+	// Pinned is what prefetchd keeps with its strategy "pin", of so many bytes of memory for the model and itself; nil: nothing is said of that.
+	Pinned func(memory int64) Pinned
+	// Helped is how many bytes a step reads with prefetchd and so much memory, and how long it takes; nil: that is not known.
+	Helped func(memory int64) (missed float64, step time.Duration)
+	// Chosen says that experts are read when a router has chosen them, as prefetchd does it, and that Touched is how fast these bytes come: a step waits for them. What it takes to read slices so has little to do with what
+	// the disk can. What Pinned keeps is kept then, too.
+	Chosen bool
+}
+
+// Pinned is what is in memory all the time, and how much memory there is for the rest.
+type Pinned struct {
+	Kept []reuse.Extent
+	Rest int64
 }
 
 // Strategy is a way to use memory.
@@ -37,32 +48,37 @@ type Strategy struct {
 	// Ahead says that reading overlaps with computing, as who knows the pattern can; else a token waits for each byte.
 	Ahead bool `json:"ahead"`
 	Bound bool `json:"bound"` // it knows the future: nothing is faster
-
-	measured bool // it is as Helped says
 }
 
 // strategies are those that are compared, the bound last.
 var strategies = []Strategy{
 	{Name: "LRU", About: "what was used longest ago is dropped, and read when it is touched; no byte more than asked for is read"},
-	{Name: "plain", About: "LRU, and the kernel reads around what is missed, as far as readahead says"},
+	{Name: Plain, About: "LRU, and the kernel reads around what is missed, as far as readahead says"},
 	{Name: "random", About: "what is dropped is chosen at random"},
 	{Name: "pin", About: "a set that never changes is kept; the rest is read when it is touched"},
 	{Name: "pin + stream", About: "a set that never changes is kept; the rest is read ahead, and dropped behind: what prefetchd reaches at most", Ahead: true},
-	{Name: "prefetchd", About: "the same as prefetchd has done it where it was measured: an eighth more is read, and 33 MiB, at nine tenths of what the disk can, and computing waits for that", measured: true},
+	{Name: Pin, About: "what `prefetchd --strategy pin` keeps, beside what it leaves free and takes for itself; the rest is read when it is touched, and the kernel reads around it"},
+	{Name: Auto, About: "what prefetchd keeps, beside its window and what it leaves free and takes for itself; the rest is read ahead, as far as the window has room, op by op", Ahead: true},
 	{Name: "Belady", About: "what is used last again is dropped, and all is read ahead: the bound", Ahead: true, Bound: true},
 }
+
+// Names of strategies: plain, and those of which something is said only if it is known.
+const (
+	Plain = "plain"
+	Pin   = "prefetchd pin"
+	Auto  = "prefetchd"
+)
 
 // strategies are those that something can be said of.
 func (c *Config) strategies() (of []Strategy) {
 	for _, s := range strategies {
-		if c.says(&s) {
-			of = append(of, s)
+		if s.Name == Pin && c.Pinned == nil || s.Name == Auto && c.Helped == nil && !c.Chosen {
+			continue
 		}
+		of = append(of, s)
 	}
 	return of
 }
-
-func (c *Config) says(s *Strategy) bool { return !s.measured || !c.Routed }
 
 // Row is what is expected with one amount of memory.
 type Row struct {
@@ -85,33 +101,57 @@ func (c *Config) At(memory int64, lru *reuse.Curve) Row {
 		r.Share = float64(memory) / float64(all)
 	}
 	fixed := s.Fixed(memory, c.From)
-	for i, missed := range []float64{lru.Missed(memory), s.Around(memory, c.From, c.Readahead), s.Random(memory, c.From), fixed, fixed, fixed, s.Belady(memory, c.From)} {
-		if of := strategies[i]; c.says(&of) {
-			r.Results = append(r.Results, c.result(of, missed))
+	for _, of := range c.strategies() {
+		var missed float64
+		var took time.Duration // 0: as the bytes say
+		switch of.Name {
+		case "LRU":
+			missed = lru.Missed(memory)
+		case Plain, Pin:
+			missed = c.Misses(of.Name, memory)
+		case Auto:
+			if c.Helped != nil {
+				missed, took = c.Helped(memory)
+			} else {
+				of.Ahead, missed = false, c.Misses(Auto, memory)
+			}
+		case "random":
+			missed = s.Random(memory, c.From)
+		case "Belady":
+			missed = s.Belady(memory, c.From)
+		default:
+			missed = fixed
 		}
+		r.Results = append(r.Results, c.result(of, missed, took))
 	}
 	return r
 }
 
-// result is that of a step that misses so many bytes.
-func (c *Config) result(s Strategy, missed float64) Result {
-	seconds := c.Compute.Seconds() + missed/cmp.Or(c.Touched, c.Bandwidth)
+// Misses is how many bytes a step waits for with so much memory: by itself (Plain), or helped (Pin, and Auto of a model with experts; if Pinned is known). Helped by Auto nothing reads around what is chosen.
+func (c *Config) Misses(strategy string, memory int64) float64 {
+	if strategy == Plain || c.Pinned == nil {
+		return c.Sequence.Around(memory, c.From, c.Readahead)
+	}
+	around := c.Readahead
+	if strategy == Auto {
+		around = 0
+	}
+	p := c.Pinned(memory)
+	return c.Sequence.Kept(p.Kept, p.Rest, c.From, around)
+}
+
+// result is that of a step that misses so many bytes, and takes so long if that is known.
+func (c *Config) result(s Strategy, missed float64, took time.Duration) Result {
+	seconds := took.Seconds()
 	switch {
+	case took > 0:
 	case s.Ahead:
 		seconds = max(c.Compute.Seconds(), missed/c.Bandwidth)
-	case s.measured:
-		missed, seconds = Helped(c.Compute, missed, c.Bandwidth)
+	default:
+		seconds = c.Compute.Seconds() + missed/cmp.Or(c.Touched, c.Bandwidth)
 	}
 	tokens := float64(max(c.TokensPerStep, 1))
 	return Result{missed / tokens, tokens / seconds}
-}
-
-// Helped is what a step reads, in bytes, and takes, in seconds, with prefetchd if it misses so many bytes. This is a fit to what was measured, not a bound: prefetchd reads an eighth more than must be, and up to
-// 33 MiB (what is on its way, and read twice, takes room), at nine tenths of what the disk can, and computing waits for it, as reading takes the processors' time. docs/performance.md has how well it fits.
-func Helped(compute time.Duration, missed, bandwidth float64) (bytes, seconds float64) {
-	const beside, surplus, used = 33 << 20, 0.13, 0.9
-	bytes = missed + surplus*missed + min(missed, beside)
-	return bytes, compute.Seconds() + bytes/(used*bandwidth)
 }
 
 // Answer is what is printed.

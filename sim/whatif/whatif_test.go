@@ -112,29 +112,50 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// Of a mixture nothing is said of prefetchd; the others stay as they are.
-func TestRouted(t *testing.T) {
-	c := Config{Sequence: cycle(t, 5), From: 1, Compute: time.Millisecond, Bandwidth: 1e9, TokensPerStep: 1}
-	all, err := c.Ask([]int64{50e6}, never)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.Routed = true
+// What prefetchd keeps and how long it takes is said where it is known; the others stay as they are.
+func TestPrefetchd(t *testing.T) {
+	c := Config{Sequence: cycle(t, 5), From: 1, Compute: time.Millisecond, Bandwidth: 2e9, Touched: 1e9, TokensPerStep: 1}
 	some, err := c.Ask([]int64{50e6}, never)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := len(all.Strategies); n != len(all.Rows[0].Results) || len(some.Strategies) != n-1 || len(some.Rows[0].Results) != n-1 {
+	c.Pinned = func(memory int64) Pinned {
+		return Pinned{Kept: []reuse.Extent{{Bytes: 30e6}}, Rest: memory - 30e6}
+	}
+	c.Helped = func(memory int64) (float64, time.Duration) { return float64(100e6 - memory), 40 * time.Millisecond }
+	all, err := c.Ask([]int64{50e6}, never)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(all.Strategies); n != len(all.Rows[0].Results) || len(some.Strategies) != n-2 || len(some.Rows[0].Results) != n-2 {
 		t.Fatalf("%+v, %+v", all.Rows, some.Rows)
 	}
 	j := 0
 	for i, s := range all.Strategies {
-		if s.Name == "prefetchd" {
-			continue
+		switch got := all.Rows[0].Results[i]; s.Name {
+		case Pin: // the scan of the rest drives itself out
+			if got.Missed != 70e6 || !near(got.TokS, 1/0.071) {
+				t.Errorf("%s: %+v", s.Name, got)
+			}
+		case Auto:
+			if got.Missed != 50e6 || !near(got.TokS, 25) {
+				t.Errorf("%s: %+v", s.Name, got)
+			}
+		default:
+			if some.Strategies[j].Name != s.Name || some.Rows[0].Results[j] != got {
+				t.Errorf("%s: %+v, %+v", s.Name, some.Rows[0].Results[j], got)
+			}
+			j++
 		}
-		if some.Strategies[j].Name != s.Name || some.Rows[0].Results[j] != all.Rows[0].Results[i] {
-			t.Errorf("%s: %+v, %+v", s.Name, some.Rows[0].Results[j], all.Rows[0].Results[i])
+	}
+	c.Helped, c.Chosen = nil, true // a scan of the rest as with pin, as nothing of it is chosen
+	chosen, err := c.Ask([]int64{50e6}, never)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range chosen.Strategies {
+		if got := chosen.Rows[0].Results[i]; s.Name == Auto && (got.Missed != 70e6 || !near(got.TokS, 1/0.071)) {
+			t.Errorf("chosen: %+v", got)
 		}
-		j++
 	}
 }
