@@ -25,9 +25,13 @@ type experts struct {
 	now    int           // index of the layer whose experts are under way
 	clock  uint64        // selections
 
-	chosen, missed int64 // experts that were chosen, and those of them that were not in memory
-	read           int64 // bytes that were read for them
-	strays         int64 // bytes of others, which the target's misses had read, and which were paged out
+	chosen, missed int64  // experts that were chosen, and those of them that were not in memory
+	read           int64  // bytes that were read for them
+	strays         int64  // bytes of others, which the target's misses had read, and which were paged out
+	unread         bool   // some of what was chosen last was left to the target
+	strayLayer     int    // index of the layer that was looked at for these last
+	strayAt        uint64 // the selection at which to look next
+	strayRest      uint64 // the last pause between two looks, in selections
 
 	speculation
 }
@@ -100,7 +104,10 @@ func newExperts(cycle *pattern.Cycle, blocks []Range) *experts {
 			own := without(slice, blocks)
 			one.bytes += own.Length
 			x.all += own.Length
-			if own = wholePages(own); own.Length > 0 {
+			if own = wholePages(own); own.Offset == slice.Offset && slice.Length >= leastSlice { // its first page stays, see readSlice
+				own.Offset, own.Length = own.Offset+pageSize, own.Length-pageSize
+			}
+			if own.Length > 0 {
 				one.owns = append(one.owns, own)
 			}
 		}
@@ -195,9 +202,9 @@ func (c *Controller) selected(e event.Selected) error {
 			return nil
 		}
 	}
-	before := x.now
+	before, unread := x.now, x.unread
 	x.chose(c.now())
-	x.now = at
+	x.now, x.unread = at, false
 	x.clock++
 	ids := slices.Clone(e.IDs)
 	slices.Sort(ids)
@@ -217,10 +224,8 @@ func (c *Controller) selected(e event.Selected) error {
 		x.needs(l, ids)
 	}
 	c.makeRoom()
-	if before != at {
-		if err := c.strays(&x.layers[before]); err != nil {
-			return err
-		}
+	if err := c.lookForStrays(before, unread); err != nil {
+		return err
 	}
 	c.guess(at, e)
 	return nil
@@ -265,6 +270,7 @@ func (c *Controller) readExperts(l *expertLayer, ids []int32) error {
 			continue
 		}
 		if bytes += e.bytes; bytes > max(x.room, x.least) {
+			x.unread = true
 			continue
 		}
 		missing = append(missing, e)
@@ -274,6 +280,13 @@ func (c *Controller) readExperts(l *expertLayer, ids []int32) error {
 	}
 	if fresh > expertMargin/2 {
 		c.makeRoom()
+	}
+	for part := range l.parts {
+		for _, e := range missing {
+			if part < len(e.reads) {
+				c.pages.Expect(e.reads[part])
+			}
+		}
 	}
 	for i, all := range [][]*expert{missing, there} {
 		for part := range l.parts {
@@ -363,6 +376,33 @@ func (c *Controller) evict(e *expert) bool {
 	e.there, e.rest, e.gone = false, 0, x.clock
 	x.there -= e.bytes
 	return true
+}
+
+// mostStrayRest is how many choices pass at most between two looks for strays: each has the kernel walk what it remembers of the pages that were there, which takes as long as asking for reads does.
+const mostStrayRest = 16
+
+// lookForStrays looks for them in the layer that chose before, if some of its experts were left to the target. Else it does so in one layer after the other, the more rarely the longer there was none.
+func (c *Controller) lookForStrays(before int, unread bool) error {
+	x := c.help.experts
+	if unread && before != x.now {
+		return c.strays(&x.layers[before])
+	}
+	if x.clock < x.strayAt {
+		return nil
+	}
+	if x.strayLayer = (x.strayLayer + 1) % len(x.layers); x.strayLayer == x.now { // these are about to be used
+		x.strayLayer = (x.strayLayer + 1) % len(x.layers)
+	}
+	found := x.strays
+	if err := c.strays(&x.layers[x.strayLayer]); err != nil {
+		return err
+	}
+	x.strayRest = min(2*max(x.strayRest, 1), mostStrayRest)
+	if x.strays > found {
+		x.strayRest = 1
+	}
+	x.strayAt = x.clock + x.strayRest
+	return nil
 }
 
 // strays pages out what is in memory of a layer's experts that should not be: a miss of the target reads around itself. What was to be paged out within the last token may wait for that.

@@ -200,6 +200,7 @@ func (p *noting) Evict(r Range) bool {
 	p.evicted = append(p.evicted, r)
 	return true
 }
+func (p *noting) Expect(Range)                    {}
 func (p *noting) ReadNow(r Range) error           { p.read = append(p.read, r); return nil }
 func (p *noting) Resident(r Range) (int64, error) { return p.there[r], nil }
 func (p *noting) Reading(r Range) bool            { return slices.Contains(p.folios, r) }
@@ -324,6 +325,45 @@ func TestStrays(t *testing.T) {
 	}
 	if want := []Range{l.experts[2].owns[0], l.experts[3].owns[0]}; !slices.Equal(pages.evicted, want) || x.strays != 2*page || l.experts[3].gone != 20 {
 		t.Errorf("evicted %v, want %v; %d bytes", pages.evicted, want, x.strays)
+	}
+}
+
+// Strays are looked for in all layers by turns, after fewer choices where there were some, after more where there were none.
+func TestLookForStrays(t *testing.T) {
+	needPages(t)
+	pages := &noting{there: map[Range]int64{}}
+	c, x := smallMixture(pages)
+	looks := func(choices int) (n int) {
+		for range choices {
+			x.clock++
+			x.now = (x.now + 1) % len(x.layers)
+			at := x.strayAt
+			if err := c.lookForStrays(0, false); err != nil {
+				t.Fatal(err)
+			}
+			if x.strayAt != at {
+				n++
+			}
+		}
+		return n
+	}
+	looks(4 * mostStrayRest)
+	if x.strayRest != mostStrayRest {
+		t.Fatalf("a look after %d choices, want %d", x.strayRest, mostStrayRest)
+	}
+	for i := range x.layers {
+		pages.there[x.layers[i].experts[3].owns[0]] = page
+	}
+	looks(8 * mostStrayRest)
+	found := map[Range]bool{}
+	for _, r := range pages.evicted {
+		found[r] = true
+	}
+	if len(found) != len(x.layers) {
+		t.Errorf("strays of %d layers were found, of %d", len(found), len(x.layers))
+	}
+	if n := looks(100); n < 20 { // they do not go: it is a test
+		t.Errorf("%d looks in 100 choices while there are strays", n)
 	}
 }
 

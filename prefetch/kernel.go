@@ -233,6 +233,9 @@ func (k *KernelPages) ReadNow(r Range) error {
 	defer func() { k.readNow = time.Now() }()
 	middle := f.inner(r, k.unmarked)
 	if middle.Length == 0 {
+		if begun, err := k.readSlice(r); begun || err != nil {
+			return err
+		}
 		return f.readPages(r, piece)
 	}
 	before := Range{r.File, r.Offset, middle.Offset - r.Offset}

@@ -4,6 +4,7 @@ package prefetch
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"log/slog"
 	"os"
@@ -200,6 +201,80 @@ func TestReadNowFolios(t *testing.T) {
 			}
 			return m.resident(slice) == 0
 		})
+	}
+}
+
+// inFolios is how many pages of memory that was touched lie in folios of several pages.
+func inFolios(t *testing.T, mem []byte) (pages int) {
+	t.Helper()
+	word := func(path string, at uint64) uint64 {
+		f, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		var b [8]byte
+		if _, err := f.ReadAt(b[:], int64(8*at)); err != nil {
+			t.Fatal(err)
+		}
+		return binary.NativeEndian.Uint64(b[:])
+	}
+	const present, frame, headOrTail = 1 << 63, 1<<55 - 1, 3 << 15
+	for at := range mem {
+		if int64(at)%pageSize != 0 {
+			continue
+		}
+		entry := word("/proc/self/pagemap", uint64(uintptr(unsafe.Pointer(&mem[at])))/uint64(pageSize))
+		if entry&present != 0 && word("/proc/kpageflags", entry&frame)&headOrTail != 0 {
+			pages++
+		}
+	}
+	return pages
+}
+
+// A slice is read in folios of several pages, and nothing but it; the target's touch reads no more, also where it reads around its faults. It is freed as a whole.
+func TestReadNowSlice(t *testing.T) {
+	for _, unmarked := range []bool{false, true} {
+		m := newMappedFile(t, 16*mib)
+		defer m.close()
+		if m.k.slicesFor(m.part(0, mib)) == nil {
+			t.Skip("no large folios on this file system, or its readahead cannot be changed")
+		}
+		advice := unix.MADV_NORMAL
+		if unmarked {
+			advice = unix.MADV_RANDOM
+		}
+		if err := errors.Join(m.k.Unmarked(unmarked), unix.Madvise(m.mapping, advice)); err != nil {
+			t.Fatal(err)
+		}
+		for i, slice := range []Range{m.part(mib+100, mib+5000), m.part(3*mib-pageSize, mib), m.part(8*mib+9*pageSize+1, 2*mib)} {
+			whole := m.part(slice.Offset&^(pageSize-1), 0)
+			whole.Length = (slice.End()+pageSize-1)&^(pageSize-1) - whole.Offset
+			m.k.Expect(slice)
+			testenv.WaitFor(t, "a slice to be read", func() bool {
+				if err := m.k.ReadNow(slice); err != nil {
+					t.Fatal(err)
+				}
+				arrived, err := m.k.Arrived(slice)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return arrived && m.resident(whole) == whole.Length
+			})
+			m.touch(whole)
+			if n := m.resident(m.part(0, 16*mib)); n != whole.Length {
+				t.Errorf("%v, slice %d: %d bytes are in memory, of %d that were asked for", unmarked, i, n, whole.Length)
+			}
+			if n, all := inFolios(t, m.mapping[whole.Offset:whole.End()]), int(whole.Length/pageSize); n < all*3/4 {
+				t.Errorf("%v, slice %d: %d of %d pages lie in folios of several", unmarked, i, n, all)
+			}
+			testenv.WaitFor(t, "the slice to be freed", func() bool {
+				if !m.k.Evict(whole) {
+					t.Fatal("refused")
+				}
+				return m.resident(whole) == 0
+			})
+		}
 	}
 }
 

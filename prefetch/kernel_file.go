@@ -27,7 +27,9 @@ type modelFile struct {
 	piece    int64  // bytes of one read ahead by pages
 	base     uint64 // address in the target of the first byte
 	mapping  []byte
-	reserved []byte // of address space, with the mapping in it
+	reserved []byte       // of address space, with the mapping in it
+	slices   *sliceReader // nil: slices are read in single pages, or none was
+	sliced   bool         // it was tried to make one
 
 	folio  int64         // bytes of a large folio; 0 if the file system gives none, for all that is known
 	alone  time.Duration // that the read of one takes by itself; 0: not known
@@ -240,7 +242,13 @@ func (m *modelFile) unmap(r Range) error {
 }
 
 // close unmaps the file, which undoes all locks.
-func (m *modelFile) close() error { return errors.Join(m.unmapAll(), m.file.Close()) }
+func (m *modelFile) close() error {
+	var err error
+	if m.slices != nil {
+		err = m.slices.close()
+	}
+	return errors.Join(err, m.unmapAll(), m.file.Close())
+}
 
 // unmapAll undoes mmap.
 func (m *modelFile) unmapAll() error {

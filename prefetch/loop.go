@@ -732,7 +732,8 @@ func (c *Controller) Tick() error {
 	// A limit that has just been lowered leaves the target only what is not locked: milliseconds count. What was resident
 	// has been reclaimed for it.
 	change := c.opts.Memory.Changed()
-	changed := change.Look
+	// What is read and paged out for experts moves usage all the time: that is looked at now and then.
+	changed := change.Look && !(change.Used && c.help.experts != nil)
 	if change.Short != "" {
 		c.short, c.shortAt = change.Short, c.now()
 	}

@@ -260,17 +260,17 @@ func (m *ProcessMemory) Changed() Change {
 		}
 	}
 	if n.Short != "" {
-		m.pending = Change{true, n.Short}
+		m.pending = Change{Look: true, Short: n.Short}
 	}
 	if now.Sub(m.moved) >= usageInterval {
 		m.moved = now
-		m.pending.Look = m.watch.Moved(usageStep) || m.pending.Look
+		m.pending.Used = m.watch.Moved(usageStep) || m.pending.Used
 	}
 	m.askHost(now, n.Host != "")
-	if !urgent && (!m.pending.Look || now.Sub(m.looked) < lookAgain) {
+	if !urgent && (!m.pending.Look && !m.pending.Used || now.Sub(m.looked) < lookAgain) {
 		return Change{}
 	}
-	c := Change{true, m.pending.Short}
+	c := Change{Look: true, Short: m.pending.Short, Used: !urgent && !m.pending.Look}
 	m.pending, m.looked = Change{}, now
 	return c
 }

@@ -223,7 +223,7 @@ func TestHostIsShort(t *testing.T) {
 	for i := range 3 {
 		p.paging.SwapIns += 4 << 20
 		p.paging.Scanned += 4 << 20
-		changed(time.Second, Change{true, shortSwap})
+		changed(time.Second, Change{Look: true, Short: shortSwap})
 		room(11*gib - int64(i+1)*gib/4)
 	}
 	changed(time.Second, Change{})

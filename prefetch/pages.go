@@ -45,6 +45,8 @@ type Pages interface {
 	ReadAhead(r Range) bool
 	// Reading says whether some of a range that is read in large folios still waits to be read, or is being read: of that, Resident may count nothing yet.
 	Reading(r Range) bool
+	// Expect is told that ReadNow is about to be asked for a range, after others: what it has to wait for is begun to be read.
+	Expect(r Range)
 	// ReadNow begins to read a range, and hands it to the disk before it returns, save for large folios within it: the target waits for it. Poll is needed as after ReadAhead.
 	ReadNow(r Range) error
 	// Poll hands reads that were begun to the kernel and collects those that have been taken up.

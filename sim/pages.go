@@ -118,6 +118,9 @@ func (p *Pages) ReadAhead(r prefetch.Range) bool {
 // Reading implements prefetch.Pages. What is read here is in memory as soon as that was asked for.
 func (p *Pages) Reading(prefetch.Range) bool { return false }
 
+// Expect implements prefetch.Pages: nothing has to be waited for.
+func (p *Pages) Expect(prefetch.Range) {}
+
 // ReadNow implements prefetch.Pages.
 func (p *Pages) ReadNow(r prefetch.Range) error {
 	p.load(r)

@@ -85,6 +85,10 @@ type server struct {
 	told       time.Time
 	monitor    *monitor.Server // nil: nobody can ask
 	budget     atomic.Int64    // as it was set last
+	urgently   bool            // this thread runs before all others
+	collected  time.Time       // when garbage was collected last, while that is so
+	percent    int             // Go's settings for that before
+	limit      int64
 }
 
 // Run helps until the target ends, or ctx does; both are no error. It locks its goroutine to a thread for as long, as priority belongs to a thread, and the kernel's workers for
@@ -259,6 +263,11 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 	p.Guess = v.guesser
 	p.Share = v.budget.Load
 	v.controller = prefetch.New(pages, p)
+	defer func() {
+		if v.urgently {
+			v.urgent(false)
+		}
+	}()
 	defer v.keep()
 	if o.Planned != nil {
 		defer func() { o.Planned(v.controller.Parts()) }()
@@ -331,7 +340,41 @@ func readRouters(r prefetch.Routers) (*hidden.Predictor, *hidden.Routers, error)
 func (v *server) urgent(urgent bool) {
 	if err := prefetch.Urgent(urgent); err != nil {
 		v.o.Log.Debug("chosen experts are read a little later", "error", err)
+		return
 	}
+	if urgent == v.urgently {
+		return
+	}
+	v.urgently = urgent
+	if urgent {
+		v.collected = time.Now()
+		v.percent, v.limit = debug.SetGCPercent(-1), debug.SetMemoryLimit(urgentLimit)
+	} else {
+		debug.SetGCPercent(v.percent)
+		debug.SetMemoryLimit(v.limit)
+	}
+}
+
+const (
+	// collectInterval is how often garbage is collected while this thread runs before all others: two megabytes come together meanwhile.
+	collectInterval = 2 * time.Second
+	// urgentLimit is where Go's runtime collects when it likes all the same: a target may send anything. Predictors take a third of it at most.
+	urgentLimit = 64 << 20
+)
+
+// collect has garbage collected while this thread waits for that. Where Go's runtime collects when it likes, it looks through this thread's stack, too. If this thread comes back from a system call meanwhile, it takes
+// the processor from whoever does that, and then waits for him without leaving it: for a second, until Linux takes it away.
+func (v *server) collect() {
+	if !v.urgently || time.Since(v.collected) < collectInterval {
+		return
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.GC()
+	}()
+	<-done
+	v.collected = time.Now()
 }
 
 // judge says why a target cannot be helped, by how it holds its model. What is not known yet, or too little to matter, the events will tell.
@@ -505,6 +548,7 @@ func (v *server) tick() error {
 		err = v.follow()
 	}
 	v.tell(false)
+	v.collect()
 	if wants := v.controller.WantsInputs(); err == nil && v.target != nil && wants != v.inputs {
 		v.inputs = wants
 		err = v.target.TellInputs(wants)

@@ -1,0 +1,147 @@
+package prefetch
+
+// This file reads slices of experts in large folios, begun on the caller's thread. A slice begins and ends anywhere, so folios of 2 MiB (kernel.go) would hold its neighbours, too.
+//
+// Linux has no call that reads a range in folios of whatever size fits. But its readahead does so when a program reads on to a page that readahead has marked (page_cache_async_ra, mm/readahead.c): then as
+// many pages as the program asks for are read, in folios as large as their alignment allows, up to 2 MiB. So reads that do not wait (RWF_NOWAIT) do it:
+//
+//  1. of a byte of the slice's first page, which stays in memory: this descriptor has now read up to there,
+//  2. of a byte of the next page with the same descriptor, which looks like a program that reads on: two pages are read, the second one is marked,
+//  3. of the rest of the slice from that page on, by another descriptor, which is known for nothing. The size of its folios grows with each such read, and falls only where it misses, which it never does.
+//     What it reads first is marked, too: a touch of the target, or the next such read, would read on. So the first descriptor asks for that page, which takes the mark away, and reads nothing, as what follows
+//     is in memory.
+//
+// How many pages that reads follows from the descriptors' own readahead, which is therefore made small when they are opened, and from what is asked for, which has to be an odd number of
+// pages: else Linux cuts it to a multiple of a power of two. Before Linux 6.16 folios have four pages. What is missing afterwards, for whatever reason, is read in single pages.
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tensorcast/internal/pagecache"
+	"tensorcast/prefetch/readahead"
+)
+
+// sliceReader reads slices of a file in large folios.
+type sliceReader struct {
+	marks, reads *os.File
+	nowhere      []byte // cannot be written to: what is in memory already is not copied
+	first        []byte // one byte
+}
+
+const (
+	// Slices of leastSlice are read so, at least: of a smaller one the single pages at its ends are too large a part.
+	leastSlice = 256 << 10
+	mostSlice  = 8 << 20
+	// markedPages are read by the second read.
+	markedPages = 2
+)
+
+// openSlices prepares for that.
+func openSlices(at *os.File) (_ *sliceReader, err error) {
+	s := &sliceReader{first: make([]byte, 1)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.close())
+		}
+	}()
+	if s.nowhere, err = unix.Mmap(-1, 0, mostSlice, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE); err != nil {
+		return nil, fmt.Errorf("reserve addresses: %w", err)
+	}
+	path := fmt.Sprintf("/proc/self/fd/%d", at.Fd()) // the same file, wherever it is by now
+	if s.marks, err = os.Open(path); err != nil {
+		return nil, err
+	}
+	if s.reads, err = os.Open(path); err != nil {
+		return nil, err
+	}
+	if err = readahead.MakeSmall(s.marks, s.reads); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *sliceReader) close() error {
+	var errs []error
+	for _, f := range []*os.File{s.marks, s.reads} {
+		if f != nil {
+			errs = append(errs, f.Close())
+		}
+	}
+	if s.nowhere != nil {
+		errs = append(errs, unix.Munmap(s.nowhere))
+	}
+	return errors.Join(errs...)
+}
+
+// ask reads what is in memory into a buffer, and has Linux read ahead what is not. It says whether something was there.
+func ask(f *os.File, into []byte, page int64) bool {
+	n, err := unix.Preadv2(int(f.Fd()), [][]byte{into}, page*pageSize, unix.RWF_NOWAIT)
+	return n > 0 && err == nil
+}
+
+// The first page of a slice that nobody has used yet is waited for, but not for a disk that takes longer than this: next time it is there.
+const (
+	firstWait = 400 * time.Microsecond
+	firstLook = 20 * time.Microsecond
+)
+
+// sleep keeps the thread, as time.Sleep does not.
+func sleep(d time.Duration) {
+	ts := unix.NsecToTimespec(int64(d))
+	_ = unix.Nanosleep(&ts, nil) // a signal may end it early
+}
+
+// Expect implements Pages.
+func (k *KernelPages) Expect(r Range) {
+	if s := k.slicesFor(r); s != nil {
+		ask(s.marks, s.first, r.Offset/pageSize)
+	}
+}
+
+// slicesFor is what reads a slice of a file in large folios; nil if that cannot be done, or is not worth it. It is made when it is needed: only mixtures are to have the disk's setting changed for a moment.
+func (k *KernelPages) slicesFor(r Range) *sliceReader {
+	f := k.files[r.File]
+	if f.folio == 0 || r.Length < leastSlice {
+		return nil
+	}
+	if !f.sliced {
+		f.sliced = true
+		var err error
+		if f.slices, err = openSlices(f.file); err != nil {
+			k.log.Debug("slices of experts are read in single pages, which costs more of the kernel's time", "file", f.path, "error", err)
+		}
+	}
+	return f.slices
+}
+
+// readSlice begins to read a range of which at most the first and the last page are in memory. It says whether it did: the first page has to be there.
+func (k *KernelPages) readSlice(r Range) (begun bool, err error) {
+	m, s := k.files[r.File], k.slicesFor(r)
+	if s == nil {
+		return false, nil
+	}
+	first, last := r.Offset/pageSize, (min(r.End(), m.size)-1)/pageSize
+	for began := time.Now(); !ask(s.marks, s.first, first); sleep(firstLook) {
+		if time.Since(began) > firstWait {
+			return false, nil
+		}
+	}
+	ask(s.marks, s.first, first+1)
+	start := first + 1 + markedPages
+	pages := last - start
+	pages -= 1 - pages&1
+	if pages = min(pages, int64(len(s.nowhere))/pageSize-1); ask(s.reads, s.nowhere[:pages*pageSize], start-1) {
+		return false, nil
+	}
+	ask(s.marks, s.first, start)
+	if err := m.readPages(Range{r.File, (start + pages) * pageSize, r.End() - (start+pages)*pageSize}, m.piece); err != nil {
+		return false, err
+	}
+	there, err := pagecache.Resident(m.file, r.Offset, r.Length)
+	return there >= r.Length, err
+}
