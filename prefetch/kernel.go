@@ -45,6 +45,7 @@ type KernelPages struct {
 	failed      bool            // a read did, which was told
 	readNow     time.Time       // when ReadNow has returned last
 	evictor     *evictor        // nil until it is needed
+	guardian    []string        // nil: there is none, see GuardedBy
 	log         *slog.Logger
 }
 

@@ -57,6 +57,7 @@ func newMappedFile(t *testing.T, size int) *mappedFile {
 	if m.k, err = NewKernelPages(os.Getpid(), slog.New(slog.NewTextHandler(t.Output(), nil))); err != nil {
 		t.Fatal(err)
 	}
+	m.k.GuardedBy([]string{"env", guardianVariable + "=1", os.Args[0]})
 	if m.file, _, err = m.k.Open(path, idOf(t, path)); err != nil {
 		t.Fatal(err)
 	}

@@ -41,8 +41,8 @@ const (
 	markedPages = 2
 )
 
-// openSlices prepares for that.
-func openSlices(at *os.File) (_ *sliceReader, err error) {
+// openSlices prepares for that. guardian is as in readahead.MakeSmall.
+func openSlices(at *os.File, guardian []string) (_ *sliceReader, err error) {
 	s := &sliceReader{first: make([]byte, 1)}
 	defer func() {
 		if err != nil {
@@ -59,7 +59,7 @@ func openSlices(at *os.File) (_ *sliceReader, err error) {
 	if s.reads, err = os.Open(path); err != nil {
 		return nil, err
 	}
-	if err = readahead.MakeSmall(s.marks, s.reads); err != nil {
+	if err = readahead.MakeSmall(guardian, s.marks, s.reads); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -103,16 +103,19 @@ func (k *KernelPages) Expect(r Range) {
 	}
 }
 
+// GuardedBy has slices of experts read in large folios. For that the disk's setting is changed for a moment, by a guardian, see readahead.MakeSmall.
+func (k *KernelPages) GuardedBy(command []string) { k.guardian = command }
+
 // slicesFor is what reads a slice of a file in large folios; nil if that cannot be done, or is not worth it. It is made when it is needed: only mixtures are to have the disk's setting changed for a moment.
 func (k *KernelPages) slicesFor(r Range) *sliceReader {
 	f := k.files[r.File]
-	if f.folio == 0 || r.Length < leastSlice {
+	if f.folio == 0 || r.Length < leastSlice || k.guardian == nil {
 		return nil
 	}
 	if !f.sliced {
 		f.sliced = true
 		var err error
-		if f.slices, err = openSlices(f.file); err != nil {
+		if f.slices, err = openSlices(f.file, k.guardian); err != nil {
 			k.log.Debug("slices of experts are read in single pages, which costs more of the kernel's time", "file", f.path, "error", err)
 		}
 	}

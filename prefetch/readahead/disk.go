@@ -101,23 +101,6 @@ func briefly(path string, kib int64, do func() error) (err error) {
 	return errors.Join(err, d.restore(kib, was))
 }
 
-// MakeSmall has files of one disk, which the caller has opened for itself, read little ahead: Small.
-func MakeSmall(files ...*os.File) error {
-	var stat unix.Stat_t
-	if err := unix.Fstat(int(files[0].Fd()), &stat); err != nil {
-		return fmt.Errorf("stat %s: %w", files[0].Name(), err)
-	}
-	dev := uint64(stat.Dev)
-	return briefly(settingOf(uint64(unix.Major(dev))<<20|uint64(unix.Minor(dev))), Small, func() error {
-		for _, f := range files {
-			if err := fadvise(f, unix.FADV_NORMAL); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
 // restore sets a setting to what it was, if it is still ours.
 func (d disk) restore(ours, was int64) error {
 	now, err := d.read()

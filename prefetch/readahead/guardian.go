@@ -15,6 +15,8 @@ import (
 	"os/signal"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // step has the change made, or undone.
@@ -45,7 +47,7 @@ func guard(in io.Reader, out io.Writer, advise advise) error {
 	if err := steps.Decode(&c); err != nil {
 		return fmt.Errorf("no change to make: %w", err)
 	}
-	if c.Way != ByFile && c.Way != ByInject {
+	if c.Way != ByFile && c.Way != ByInject && c.Way != byOwn {
 		return fmt.Errorf("no change to make: %q is no way", c.Way)
 	}
 	var files []*os.File
@@ -118,6 +120,29 @@ func start(command []string, c change, files []*os.File) (*guardian, error) {
 		return nil, errors.Join(err, g.end())
 	}
 	return nil, errors.Join(fmt.Errorf("tell the guardian of the readahead what to do: %w", err), g.end())
+}
+
+// MakeSmall has files that the caller has opened for itself, and nobody else reads by, read little ahead: Small. A guardian does that, started by command and ended again: it restores the
+// disk's setting even if the caller is killed in that moment, and the caller if the guardian is. It takes as long as that program takes to start.
+func MakeSmall(command []string, files ...*os.File) error {
+	c := change{Way: byOwn, PID: os.Getpid()}
+	for _, f := range files {
+		var stat unix.Stat_t
+		if err := unix.Fstat(int(f.Fd()), &stat); err != nil {
+			return fmt.Errorf("stat %s: %w", f.Name(), err)
+		}
+		path := settingOf(uint64(unix.Major(stat.Dev))<<20 | uint64(unix.Minor(stat.Dev)))
+		now, err := readDisk(path)
+		if err != nil {
+			return err
+		}
+		c.Files = append(c.Files, setting{Disk: path, Now: now, Was: now})
+	}
+	g, err := start(command, c, files)
+	if err != nil {
+		return err
+	}
+	return g.end()
 }
 
 // errGone says that the guardian ended without an answer.

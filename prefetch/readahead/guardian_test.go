@@ -43,12 +43,17 @@ func TestKilled(t *testing.T) {
 
 // If the guardian is killed in the moment in which the setting is another one, who started it restores that; not what somebody else has set.
 func TestGuardianKilled(t *testing.T) {
-	for _, others := range []string{"", "512"} {
+	for _, tc := range []struct {
+		others string
+		way    Way
+	}{{"", ByFile}, {"512", ByFile}, {"", byOwn}, {"512", byOwn}} {
+		others := tc.others
 		path := fakeDisk(t)
 		c, err := changeFor(path)
 		if err != nil {
 			t.Fatal(err)
 		}
+		c.Way = tc.way
 		f, err := os.Open(path)
 		if err != nil {
 			t.Fatal(err)
@@ -84,6 +89,42 @@ func TestGuardianKilled(t *testing.T) {
 		}
 		checkDisk(t, path, want)
 	}
+}
+
+// The caller's own files are not advised again in the end, and nothing stays of the setting, nor of the guardian.
+func TestMakeSmall(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedMachine(t)
+	var files []*os.File
+	for range 2 {
+		f, err := os.Open(os.Args[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		files = append(files, f)
+	}
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(files[0].Fd()), &stat); err != nil {
+		t.Fatal(err)
+	}
+	path := settingOf(uint64(unix.Major(stat.Dev))<<20 | uint64(unix.Minor(stat.Dev)))
+	before, err := readDisk(path)
+	if err != nil {
+		t.Skip(err)
+	}
+	t.Setenv(markVariable, t.Name())
+	if err := MakeSmall(as("guardian"), files...); err != nil {
+		t.Error(err)
+	}
+	checkDisk(t, path, before)
+	if alive(t) {
+		t.Error("the guardian is still there")
+	}
+	if err := MakeSmall([]string{"/nonexistent"}, files...); err == nil || !strings.Contains(err.Error(), "guardian") {
+		t.Errorf("without a guardian: %v", err)
+	}
+	checkDisk(t, path, before)
 }
 
 // killMarked kills the processes with a mark, but this one.

@@ -42,7 +42,7 @@ type Options struct {
 	// Leave is how many bytes of the host's available memory are left to others; 0 chooses (see prefetch.MemoryOptions).
 	Leave int64
 	// Readahead is what is done about what the target's own faults read around themselves, if its model is a mixture of experts; "": nothing, and nothing is told of it. Guardian is the
-	// command that starts this program again as the guardian of that, see readahead.Guard.
+	// command that starts this program again as the guardian of that, see readahead.Guard, and of what KernelPages.GuardedBy asks for; nil: there is none.
 	Readahead readahead.Choice
 	Guardian  []string
 	// Learned is a directory in which what is learned of a mixture's routing is kept for the next target with that model; "": nothing is.
@@ -235,6 +235,7 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 	}
 	defer func() { err = errors.Join(err, pages.Close()) }()
 	v.pages = pages
+	pages.GuardedBy(o.Guardian)
 
 	if v.readahead = v.newReadahead(process); v.readahead != nil {
 		defer func() { s.Readahead = v.readahead.End() }()
