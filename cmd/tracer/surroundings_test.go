@@ -55,7 +55,8 @@ func TestSurroundings(t *testing.T) {
 	if err := errors.Join(err, os.MkdirAll(filepath.Join(home, "tensorcast"), 0o755), os.WriteFile(filepath.Join(home, "tensorcast", "bandwidths.json"), kept, 0o644)); err != nil {
 		t.Fatal(err)
 	}
-	target := in.Command(t.Context(), llama.Options{Model: model, Prompt: "a b", Tokens: 3, Threads: 1, NoRepack: true}).Args
+	// Whoever ends within tracer's interval of a second cannot be asked any more.
+	target := in.Command(t.Context(), llama.Options{Model: model, Prompt: "a b", Tokens: 50, Repeat: 150, Threads: 1, NoRepack: true}).Args
 	args := append([]string{tracerBinary, "-o", dir, "--"}, target...)
 	args = confine.In(group, args, "")
 	cmd := exec.Command(args[0], args[1:]...)
