@@ -252,6 +252,9 @@ func TestReadNowSlice(t *testing.T) {
 			whole := m.part(slice.Offset&^(pageSize-1), 0)
 			whole.Length = (slice.End()+pageSize-1)&^(pageSize-1) - whole.Offset
 			m.k.Expect(slice)
+			// A disk may take longer than ReadNow waits for the first page (firstWait); then it reads single pages.
+			reader := m.k.slicesFor(slice)
+			testenv.WaitFor(t, "the first page", func() bool { return ask(reader.marks, reader.first, slice.Offset/pageSize) })
 			testenv.WaitFor(t, "a slice to be read", func() bool {
 				if err := m.k.ReadNow(slice); err != nil {
 					t.Fatal(err)
