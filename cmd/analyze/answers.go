@@ -142,8 +142,13 @@ func (s *study) collect(ctx context.Context) error {
 	if err != nil {
 		return s.in.reading(err)
 	}
+	sums := func(of, model int32) *gather.Collector {
+		c := gather.New(s.in.capture.Structure, of, model, steps)
+		c.CPUs = s.in.capture.Meta.Host.CPUs
+		return c
+	}
 	if of, model, one := s.in.single(steps); one {
-		s.sums = gather.New(s.in.capture.Structure, of, model, steps)
+		s.sums = sums(of, model)
 		if s.pattern, err = s.in.pattern(ctx, s.sums.Access); err != nil {
 			return err
 		}
@@ -151,7 +156,7 @@ func (s *study) collect(ctx context.Context) error {
 		if s.pattern, err = s.in.pattern(ctx); err != nil {
 			return err
 		}
-		s.sums = gather.New(s.in.capture.Structure, s.pattern.Context, s.pattern.Model, steps)
+		s.sums = sums(s.pattern.Context, s.pattern.Model)
 		rows, done := s.in.accesses(ctx, s.sums.Access)
 		defer done()
 		for _, err := range rows {

@@ -53,6 +53,7 @@ func gapOf(from, to int64) gap {
 
 // Collector sums up rows. First come the steps, then accesses in the order of the table, then page-ins. It is for one goroutine.
 type Collector struct {
+	CPUs int // of the machine of the capture, on which its threads ran beside each other; 0: not known, see Compute
 	// Helped is how long a step takes with prefetchd, in so many bytes of memory for the model and itself, if it computes for so long, with a disk of so many bytes per second; 0: that is not known. nil: nothing is said of
 	// prefetchd.
 	Helped func(memory int64, compute time.Duration, disk float64) time.Duration

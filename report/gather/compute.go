@@ -14,7 +14,7 @@ type op struct {
 	name  string
 	bytes int64 // of all weights that it reads: the most of any run
 	runs  int
-	least int64 // the shortest run, ns
+	least int64 // the shortest run, ns, without what it waited at least
 }
 
 // run is an op of which rows may still come: it has one for each weight that it reads.
@@ -25,8 +25,9 @@ type run struct {
 	thread      int32
 	begin, took int64
 	bytes       int64
-	usual       bool // its step is of those that are looked at
-	missed      bool // its time was not observed
+	stall       int64 // of all threads together, as far as it was observed
+	usual       bool  // its step is of those that are looked at
+	missed      bool  // its time was not observed
 }
 
 // ran adds a row to the op that is under way, or ends that and begins another.
@@ -34,12 +35,13 @@ func (c *Collector) ran(a *tables.Access, step int) {
 	r := &c.running
 	if r.step == step && r.begin == a.Timestamp && r.thread == a.Thread && r.name == a.Op {
 		r.bytes += a.Bytes
+		r.stall += max(a.Stall, 0)
 		return
 	}
 	c.endRun()
 	s := &c.steps[step].row
 	*r = run{
-		step: step, tensor: a.Tensor, name: a.Op, thread: a.Thread, begin: a.Timestamp, took: a.Duration, bytes: a.Bytes,
+		step: step, tensor: a.Tensor, name: a.Op, thread: a.Thread, begin: a.Timestamp, took: a.Duration, bytes: a.Bytes, stall: max(a.Stall, 0),
 		usual: s.Phase == tables.PhaseGeneration && s.Tokens == c.batch, missed: a.Duration < 0,
 	}
 }
@@ -60,21 +62,25 @@ func (c *Collector) endRun() {
 		at.inOps, at.untimed = 0, true
 		return
 	}
+	took := r.took
+	if c.CPUs > 0 {
+		took = max(took-r.stall/int64(c.CPUs), 0)
+	}
 	of := c.ops[r.tensor]
 	i := slices.IndexFunc(of, func(o op) bool { return o.name == r.name })
 	if i < 0 {
 		i = len(of)
-		of = append(of, op{name: r.name, least: r.took})
+		of = append(of, op{name: r.name, least: took})
 		c.ops[r.tensor] = of
 	}
 	o := &of[i]
 	o.runs++
-	o.bytes, o.least = max(o.bytes, r.bytes), min(o.least, r.took)
+	o.bytes, o.least = max(o.bytes, r.bytes), min(o.least, took)
 }
 
 // Compute is how long a step that generates takes if it waits for nothing, as far as the capture tells: the sum over its ops, and the least that any step took besides them. An op takes what its
 // fastest run did, or what the fastest fiftieth of the ops of its kind did, if that is less: those with the same name and type of weight, by time per byte, or, where bytes are few, those that
-// read as many. So what is never in memory when it is needed is judged by what is. Waiting is not taken from an op's time: it is a sum over threads, and may be more. It is 0 if times were not observed.
+// read as many. So what is never in memory when it is needed is judged by what is. How long threads waited is known as their sum: an op waited for that by the number of processors at least, which is taken from its time (if Collector.CPUs is known); all of it may be more than that. It is 0 if times were not observed.
 func (c *Collector) Compute() time.Duration {
 	c.endRun()
 	const (

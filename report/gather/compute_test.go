@@ -9,7 +9,7 @@ import (
 )
 
 // A step computes for what its ops take where they do not wait, and for what is besides them. Planted are three matrices, of which one is in memory in one step, two norms, of which one always waits,
-// an op on two weights, waiting of two threads that is longer than the op, and a step of two tokens, which is another matter.
+// an op on two weights, waiting of two threads whose sum is longer than the op, and a step of two tokens, which is another matter.
 func TestCompute(t *testing.T) {
 	structure := []tables.StructureRow{
 		{Name: "a", Size: 1 << 20, Type: "Q8_0"}, {Name: "b", Size: 1 << 20, Type: "Q8_0"}, {Name: "c", Size: 2 << 20, Type: "Q8_0"},
@@ -28,6 +28,7 @@ func TestCompute(t *testing.T) {
 	// made runs each step's ops one after the other. Of each step the first 3 ms are of no op.
 	made := func(stalls bool) *Collector {
 		c := New(structure, 0, 0, rows)
+		c.CPUs = 2
 		for i := range int32(steps + 1) {
 			now := int64(i)*1e9 + 3e6
 			op := func(name string, took, stall int64, tensors ...int32) {
@@ -45,13 +46,13 @@ func TestCompute(t *testing.T) {
 				}
 				now += took
 			}
-			took, stall := int64(5e6), int64(9e6)
+			took, stall := int64(5e6), int64(8e6)
 			if i == 1 {
 				took, stall = 1e6, 0
 			}
 			op("MUL_MAT", took, stall, 0)
 			op("MUL_MAT", 7e6, 12e6, 1)
-			op("MUL_MAT", 9e6, 18e6, 2)
+			op("MUL_MAT", 9e6, 14e6, 2)
 			op("NORM", 2000, 0, 3)
 			op("NORM", 10e6, 3e6, 4)
 			op("GATE+UP", 4e6+int64(i), int64(i), 5, 6)
