@@ -24,6 +24,8 @@ RACED := ./cmd/ggufmap ./cmd/prefetchd ./cmd/tracer ./experiments/cmd/lab ./expe
 LIVE := ./cmd ./cmd/prefetchd ./cmd/tracer
 # Packages with assembly, whose Go twins are tested as well (-tags noasm), and who computes with them.
 TWINS := ./fabric ./fabric/decompose ./fabric/kernel ./fabric/popcount ./fabric/vec ./moe/hidden
+# Runs tests. Many look at a real kernel and disk, under whatever load: up to three that fail are run once more, each alone. Both runs are printed; a data race is not run again.
+GOTEST := go tool gotestsum --format pkgname --format-hide-empty-pkg --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-run-root-test --rerun-fails-abort-on-data-race
 # Packages whose tests `make vm` runs; options of experiments/vm/run.sh, for instance --suite bookworm-backports.
 VM_PACKAGES := internal/uring internal/pagecache internal/proc internal/cgroup prefetch ebpf capture
 VM_OPTIONS :=
@@ -84,12 +86,10 @@ demo: deps build ## map, trace and draw a real llama.cpp run, then run it in too
 test: NEEDED += chromium g++ systemd-analyze # a report's page is opened in the first, the second compiles a pattern's header, the third is of what starts services
 test: MODULES += pandas # reads the tables that README says it reads
 test: deps ## run every test; those that need root run only as root, and say so
-	go tool gotestsum --format pkgname --format-hide-empty-pkg -- -race $(LDFLAGS) -skip '^($(SINGLE))$$' \
-		$$(go list ./... | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')")
-	go tool gotestsum --format pkgname --format-hide-empty-pkg --hide-summary skipped -- -race -short $(LDFLAGS) -skip '^($(SINGLE))$$' $(RACED)
-	go tool gotestsum --format pkgname --format-hide-empty-pkg -- $(LDFLAGS) \
-		$$(go list $(PROCESSES) | grep -vxE "$$(go list $(LIVE) | paste -sd '|')")
-	go tool gotestsum --format pkgname --format-hide-empty-pkg -- $(LDFLAGS) $(LIVE)
+	$(GOTEST) --packages="$$(go list ./... | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')" | paste -sd ' ')" -- -race $(LDFLAGS) -skip '^($(SINGLE))$$'
+	$(GOTEST) --hide-summary skipped --packages="$(RACED)" -- -race -short $(LDFLAGS) -skip '^($(SINGLE))$$'
+	$(GOTEST) --packages="$$(go list $(PROCESSES) | grep -vxE "$$(go list $(LIVE) | paste -sd '|')" | paste -sd ' ')" -- $(LDFLAGS)
+	$(GOTEST) --packages="$(LIVE)" -- $(LDFLAGS)
 	go tool gotestsum --format pkgname --format-hide-empty-pkg -- $(LDFLAGS) -run '^($(SINGLE))$$' \
 		$$(go list $$(grep -rlE '^func ($(SINGLE))\(' --include='*_test.go' . | xargs -n 1 dirname | sort -u) | grep -vxE "$$(go list $(PROCESSES) | paste -sd '|')")
 	go tool gotestsum --format pkgname -- -tags noasm $(LDFLAGS) $(TWINS)
