@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"runtime"
 	"text/tabwriter"
 	"time"
 
@@ -53,6 +54,10 @@ has used it for so long. Only one device serves a socket.`,
 				return err
 			}
 			defer hold.close()
+			if o.Workers == 0 {
+				o.Workers = runtime.GOMAXPROCS(0)
+			}
+			runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 2) // beside those who multiply: goroutines of clients, which keep theirs while they nap
 			d, err := device.Listen(socket, o)
 			if err != nil {
 				return err

@@ -81,6 +81,9 @@ func (c *client) close() error {
 // lookTime is how long a client's goroutine looks for the next product after one before it sleeps. Between the products of a token llama.cpp computes for some 20 us, and being woken takes longer.
 const lookTime = 50 * time.Microsecond
 
+// napTime is how long a client's goroutine keeps what it needs to run again at once.
+const napTime = 20 * time.Millisecond
+
 // run takes jobs until stop, or until the client breaks the rules of the rings: that is an error.
 func (c *client) run() error {
 	defer close(c.done)
@@ -110,7 +113,9 @@ func (c *client) run() error {
 				why = asleepForRoom
 			}
 			if asleep.Swap(why) == why {
-				sleep(doorbell, rung)
+				if nap(doorbell, rung, napTime); doorbell.Load() == rung {
+					sleep(doorbell, rung)
+				}
 				asleep.Store(0)
 			}
 			continue // with asleep set, look once more
