@@ -128,7 +128,7 @@ func printStatus(w io.Writer, s *device.Status) error {
 	fmt.Fprintf(t, "cycles\t%d of %d lanes, if a trit of 0 takes none; energy at published costs, not measured: %.3g J\n", s.Cycles, s.Lanes, s.Energy)
 	fmt.Fprintf(t, "pool\t%s of %s in use, %d free extents, the largest %s\n", size(s.PoolUsed), size(s.PoolTotal), s.PoolExtents, size(s.PoolLargest))
 	fmt.Fprintf(t, "weights\t%d, %d uploads of what was there, %s evicted to the host\n", s.Weights, s.Shared, size(s.HostBytes))
-	fmt.Fprintf(t, "residency\t%d planes found, %d brought back, %d evictions, %s moved, %d products with fewer planes\n", s.Hits, s.Misses, s.Evictions,
+	fmt.Fprintf(t, "residency\t%d planes found, %d brought back, %d more ahead of their use, %d evictions, %s moved, %d products with fewer planes\n", s.Hits, s.Misses, s.Ahead, s.Evictions,
 		humanize.IBytes(s.Moved), s.Degraded)
 	if h := s.Holding; h != nil {
 		more := ""

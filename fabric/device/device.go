@@ -170,6 +170,9 @@ func (d *Device) Close() error {
 // Serve serves clients until ctx ends, or nobody needs the device any more (Options.Idle): both are no errors. When it returns, all clients are gone.
 func (d *Device) Serve(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
+	var ahead sync.WaitGroup
+	ahead.Go(func() { d.store.fetchAhead(ctx) })
+	defer ahead.Wait()
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { _ = d.listener.Close() }) // Accept tells
 	defer stop()

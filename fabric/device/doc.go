@@ -47,8 +47,8 @@
 // and count as a plane; those of other types become planes, exact or, with FlagFast or FlagBalanced, as few as keep that profile's bound. Equal uploads of several clients share one copy, found by the
 // SHA-256 of what was uploaded; nobody can write to it. Two or three planes that blocks became, with a factor for each 32 columns, are kept as bands where the processor has kernels for them
 // ([fabric.PackBands]): five rows share bytes, which are multiplied faster, and give way as a whole. Planes are in the pool ([Pool]) or, evicted, on the host (outside of it). If room is needed, planes
-// give way that were used least recently: first those that are not their term's highest (precision degrades before presence does), then the rest. What is pinned
-// or in use stays. A product brings back what is missing, unless it allows less precision (FlagDegrade): then the planes that are there have to do, and the
+// give way that are expected to be used last: first those that are not their term's highest (precision degrades before presence does), then the rest. A weight is expected after as many products as were between its last two
+// uses; one that is overdue, or was used once, counts by how long ago that was. What is pinned or in use stays. Planes of the next products are brought back while others are computed. A product brings back what is missing, unless it allows less precision (FlagDegrade): then the planes that are there have to do, and the
 // completion tells how many were used.
 //
 // A device can also hold weights that it reads from a model's file itself ([Device.Hold]): straight into the pool, a few MiB of the file at a time. A client finds them ([OpFind]) by the

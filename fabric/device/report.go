@@ -155,6 +155,7 @@ func (s *Status) samples() []sample {
 		{"moved_bytes_total", "Bytes of weights that were moved between host and pool.", float64(s.Moved)},
 		{"residency_hits_total", "Planes that a product found in the pool.", float64(s.Hits)},
 		{"residency_misses_total", "Planes that were brought back for a product.", float64(s.Misses)},
+		{"residency_ahead_total", "Planes that were brought back before a product needed them.", float64(s.Ahead)},
 		{"evictions_total", "Planes that were moved to the host.", float64(s.Evictions)},
 		{"degraded_total", "Products that used fewer planes than their weights have.", float64(s.Degraded)},
 		{"pool_used_bytes", "Bytes of weights in the pool.", float64(s.PoolUsed)},

@@ -22,7 +22,6 @@ type plane struct {
 	term, index int
 	bytes       []byte // in the pool if resident, else on the host
 	resident    bool
-	last        uint64 // when it was used
 	zeros       uint64 // trits that are 0
 }
 
@@ -33,6 +32,7 @@ type weight struct {
 	trits  uint64         // of a plane
 	form   form
 
+	uses
 	planes  []plane
 	refs    int // handles of all clients
 	pins    int
@@ -66,14 +66,15 @@ func (w *weight) top(p *plane) bool { return p.index == len(w.matrix.Terms[p.ter
 type store struct {
 	mu      sync.Mutex
 	pool    *Pool
-	host    int // bytes of planes outside of the pool
-	limit   int // of host
-	clock   uint64
+	host    int    // bytes of planes outside of the pool
+	limit   int    // of host
+	clock   uint64 // products, and uploads
 	all     map[[sha256.Size]byte]*weight
 	held    map[place]held
 	loading bool // more may be held soon
 	zero    map[trit.Layout]*zeroPlanes
-	still   *sync.Cond // a weight is busy no more, or changes no more
+	still   *sync.Cond    // a weight is busy no more, or changes no more
+	ended   chan struct{} // a product has ended, and not all planes are in the pool
 	counts  storeCounts
 	log     *slog.Logger
 }
@@ -81,7 +82,8 @@ type store struct {
 // storeCounts is what happened.
 type storeCounts struct {
 	Hits      uint64 `json:"residency_hits"`   // planes that a product found in the pool
-	Misses    uint64 `json:"residency_misses"` // planes that were brought back for a product
+	Misses    uint64 `json:"residency_misses"` // planes that were brought back for a product, which waited
+	Ahead     uint64 `json:"residency_ahead"`  // planes that were brought back before a product needed them
 	Evictions uint64 `json:"evictions"`
 	Degraded  uint64 `json:"degraded"` // products that used fewer planes
 	Shared    uint64 `json:"shared"`   // uploads of what was there
@@ -93,7 +95,7 @@ func newStore(pool, host int, log *slog.Logger) (*store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &store{pool: p, limit: host, all: map[[sha256.Size]byte]*weight{}, held: map[place]held{}, zero: map[trit.Layout]*zeroPlanes{}, log: log}
+	s := &store{pool: p, limit: host, all: map[[sha256.Size]byte]*weight{}, held: map[place]held{}, zero: map[trit.Layout]*zeroPlanes{}, ended: make(chan struct{}, 1), log: log}
 	s.still = sync.NewCond(&s.mu)
 	return s, nil
 }
@@ -150,6 +152,7 @@ func (s *store) add(sum [sha256.Size]byte, m *fabric.Matrix, f form) (*weight, e
 	}
 	w.busy++ // it does not displace itself
 	s.clock++
+	w.touched(s.clock)
 	for i := len(w.planes) - 1; i >= 0; i-- {
 		if err := s.bring(&w.planes[i]); err != nil {
 			break // what finds no room stays on the host
@@ -264,18 +267,18 @@ func (s *store) bring(p *plane) error {
 			copy(b, p.bytes)
 			s.host -= len(b)
 			s.counts.Moved += uint64(len(b))
-			p.bytes, p.resident, p.last = b, true, s.clock
+			p.bytes, p.resident = b, true
 			return nil
 		}
-		if !s.evict() {
+		if !s.evict(0) {
 			return err
 		}
 	}
 }
 
 // evict moves one plane to the host: of those that are neither pinned nor in use, one that is not the highest of its term if there is any; of these, the
-// one that was used least recently, and the lowest of a weight.
-func (s *store) evict() bool {
+// one that is expected to be used last, and the lowest of a weight. If that is not after a time, it stays.
+func (s *store) evict(after uint64) bool {
 	var victim *plane
 	var of *weight
 	for _, w := range s.all {
@@ -289,7 +292,7 @@ func (s *store) evict() bool {
 			}
 		}
 	}
-	if victim == nil {
+	if victim == nil || of.next(s.clock) <= after {
 		return false
 	}
 	host := slices.Clone(victim.bytes)
@@ -306,8 +309,8 @@ func (s *store) before(w *weight, p *plane, v *weight, q *plane) bool {
 	if a, b := w.top(p), v.top(q); a != b {
 		return b
 	}
-	if p.last != q.last {
-		return p.last < q.last
+	if a, b := w.next(s.clock), v.next(s.clock); a != b {
+		return a > b
 	}
 	return p.index < q.index
 }
@@ -353,11 +356,7 @@ func (s *store) begin(w *weight, degrade bool) (use, error) {
 		return use{}, err
 	}
 	s.clock++
-	for i := range w.planes {
-		if w.planes[i].resident {
-			w.planes[i].last = s.clock
-		}
-	}
+	w.touched(s.clock)
 	if w.used < len(w.planes) {
 		s.counts.Degraded++
 	}
@@ -431,6 +430,12 @@ func (s *store) end(w *weight) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.idle(w)
+	if s.host > 0 {
+		select {
+		case s.ended <- struct{}{}:
+		default: // it will look anyway
+		}
+	}
 }
 
 // idle says that one product or change less uses w. s.mu is held.

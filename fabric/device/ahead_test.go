@@ -1,0 +1,75 @@
+package device
+
+import (
+	"crypto/sha256"
+	"log/slog"
+	"testing"
+
+	"tensorcast/fabric"
+	"tensorcast/fabric/trit"
+)
+
+// Ten weights are used in turns, and seven have room. To let go what was used least recently would miss ten in each pass. Who knows the order misses three or four (Belady: what is used now has its place, so it is 30 in nine passes).
+// With planes brought back before they are needed, no product waits; up to five are, as what is fetched takes a place before its time.
+func TestAhead(t *testing.T) {
+	const weights, room, passes, rows, cols = 10, 7, 12, 64, 256
+	for _, ahead := range []bool{false, true} {
+		size := trit.TwoBit.RowBytes(cols) * rows
+		s, err := newStore(room*size, weights*size, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all []*weight
+		for i := range weights {
+			b := make([]byte, size)
+			row := make([]int8, cols)
+			row[i] = 1
+			for r := range rows {
+				trit.TwoBit.Pack(b[r*len(b)/rows:(r+1)*len(b)/rows], row)
+			}
+			w, err := s.add(sha256.Sum256(b), &fabric.Matrix{Rows: rows, Cols: cols, Layout: trit.TwoBit, Terms: []fabric.Term{{Planes: [][]byte{b}}}}, form{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, w)
+		}
+		var before storeCounts
+		for pass := range passes {
+			before = s.counts
+			for i, w := range all {
+				u, err := s.begin(w, false)
+				if err != nil {
+					t.Fatal(err)
+				}
+				var a *fabric.Activations
+				if a, err = fabric.NewActivations(cols, 256); err != nil {
+					t.Fatal(err)
+				}
+				x := make([]float32, cols)
+				x[i] = 1
+				a.Quantize(x)
+				y := make([]float32, rows)
+				u.operand.GEMV(y, a, &fabric.Scratch{})
+				if y[rows-1] < 0.99 {
+					t.Errorf("pass %d, weight %d: it is another one's planes: %g", pass, i, y[rows-1])
+				}
+				s.end(w)
+				for ahead && s.fetch() {
+				}
+			}
+		}
+		misses, fetched := s.counts.Misses-before.Misses, s.counts.Ahead-before.Ahead
+		if least := uint64(weights - room); !ahead && (misses < least || misses > least+1 || fetched != 0) || ahead && (misses != 0 || fetched < least || fetched > least+2) {
+			t.Errorf("ahead %v: the last pass missed %d and had %d brought back", ahead, misses, fetched)
+		}
+		for _, w := range all {
+			s.release(w, 0)
+		}
+		if s.pool.Used() != 0 || s.host != 0 {
+			t.Errorf("ahead %v: %d bytes of the pool and %d of the host's are left", ahead, s.pool.Used(), s.host)
+		}
+		if err := s.close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
