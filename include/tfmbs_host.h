@@ -143,6 +143,13 @@ int tfmbs_wait(tfmbs_job job);                                                  
 int tfmbs_cancel(tfmbs_job job);                                                            /* asks; tfmbs_wait is still needed, and tells */
 int tfmbs_run_gemv(tfmbs_weight w, uint32_t rows, uint32_t cols, const float *x, float *y); /* float32, in blocks of 32 */
 
+/* A plan is products in order, which is checked once and run many times: for instance all of a token, of which each reads what others wrote. x, scale and y of each lie in buffers (-EFAULT if
+ * not). Running one allocates nothing, here and in the device. The status is that of the first product that fails; later ones may have run or not. One thread runs a plan at a time (-EBUSY). */
+typedef struct tfmbs_plan tfmbs_plan;
+int tfmbs_plan_new(const tfmbs_gemv *products, int n, tfmbs_plan **plan);
+int tfmbs_plan_run(tfmbs_plan *plan);   /* y of all is written when it returns */
+void tfmbs_plan_free(tfmbs_plan *plan); /* its buffers and weights stay */
+
 #ifdef __cplusplus
 }
 #endif

@@ -3,6 +3,7 @@ package device
 import (
 	"crypto/sha256"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 
 	"tensorcast/fabric"
@@ -71,5 +72,45 @@ func TestAhead(t *testing.T) {
 		if err := s.close(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// A token's products, of which some are shorter than others, allocate nothing once they were computed.
+func TestNoAllocations(t *testing.T) {
+	s, err := newStore(1<<20, 1<<20, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := fabric.NewPool(1)
+	defer pool.Close()
+	e := executor{arena: make([]byte, 64<<10), store: s, pool: pool, workers: 1, tokens: &atomic.Uint64{}, handles: map[uint64]*handle{}}
+	const rows = 64
+	var jobs []Descriptor
+	for i, cols := range []int{256, 512, 256, 1024} {
+		b := make([]byte, trit.TwoBit.RowBytes(cols)*rows)
+		for r := range rows {
+			trit.TwoBit.Pack(b[r*len(b)/rows:(r+1)*len(b)/rows], make([]int8, cols))
+		}
+		w, err := s.add([sha256.Size]byte{byte(i)}, &fabric.Matrix{Rows: rows, Cols: cols, Layout: trit.TwoBit, Terms: []fabric.Term{{Planes: [][]byte{b}}}}, form{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.handles[uint64(i+1)] = &handle{w: w}
+		jobs = append(jobs, Descriptor{Op: OpProduct, Handle: uint64(i + 1), Rows: rows, Cols: uint32(cols), N: 1, XType: TypeFloat32, YType: TypeFloat32, Block: 256, Y: 32 << 10})
+	}
+	never := func() bool { return false }
+	if n := testing.AllocsPerRun(20, func() {
+		for i := range jobs {
+			var c Completion
+			if e.do(&jobs[i], &c, never); c.Status != 0 {
+				t.Fatal(c.Status)
+			}
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations for a token of %d products", n, len(jobs))
+	}
+	e.close()
+	if err := s.close(); err != nil {
+		t.Error(err)
 	}
 }

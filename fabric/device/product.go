@@ -22,6 +22,12 @@ type handle struct {
 	vectors uint64 // that it was multiplied with
 }
 
+// shape is of a vector that is quantised.
+type shape struct{ cols, block int }
+
+// mostShapes is of how many shapes vectors are kept: models have three or four.
+const mostShapes = 16
+
 // executor does the jobs of one client. It is for one goroutine.
 type executor struct {
 	arena   []byte
@@ -34,7 +40,8 @@ type executor struct {
 	handles map[uint64]*handle
 	next    uint64
 
-	vectors []*fabric.Activations
+	shapes  map[shape][]*fabric.Activations // kept, so that a token's products, of which some are shorter, allocate nothing
+	vectors []*fabric.Activations           // of the current product
 	dst     [][]float32
 	x       []float32
 	q       []int8
@@ -301,9 +308,9 @@ func largest(m *fabric.Matrix) (limit uint64, plain bool) {
 
 // prepare makes room for count vectors.
 func (e *executor) prepare(m *fabric.Matrix, count, block int) error {
-	if len(e.vectors) > 0 && (e.vectors[0].Cols != m.Cols || e.vectors[0].Block != block) {
-		clear(e.vectors)
-		e.vectors = e.vectors[:0]
+	of := shape{m.Cols, block}
+	if e.vectors = e.shapes[of]; e.vectors == nil && len(e.shapes) >= mostShapes {
+		clear(e.shapes)
 	}
 	for len(e.vectors) < count {
 		a, err := fabric.NewActivations(m.Cols, block)
@@ -312,6 +319,10 @@ func (e *executor) prepare(m *fabric.Matrix, count, block int) error {
 		}
 		e.vectors = append(e.vectors, a)
 	}
+	if e.shapes == nil {
+		e.shapes = map[shape][]*fabric.Activations{}
+	}
+	e.shapes[of] = e.vectors
 	e.y = sized(e.y, count*m.Rows)
 	e.dst = sized(e.dst, count)
 	for i := range count {

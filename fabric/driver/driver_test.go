@@ -148,7 +148,7 @@ func TestDriver(t *testing.T) {
 	for _, sanitizer := range []string{"", "address,undefined", "thread"} {
 		t.Run("sanitizer="+sanitizer, func(t *testing.T) {
 			program := build(t, sanitizer)
-			for _, test := range []string{"basic", "evictions", "threads", "frames", "forked", "gone"} {
+			for _, test := range []string{"basic", "evictions", "threads", "frames", "plan", "forked", "gone"} {
 				t.Run(test, func(t *testing.T) {
 					socket, stop := start(t)
 					switch test {

@@ -753,16 +753,34 @@ static int in_arena(const void *p, size_t n) {
 static size_t x_bytes(uint32_t type, size_t cols) { return type == TFMBS_FLOAT32 ? 4 * cols : type == TFMBS_INT8 ? cols
 	                                                                                                             : cols / 5 + (cols % 5 != 0); }
 
-/* x and y of the job are in shared memory, or in host memory and then staged; xb and yb are blocks that they are in, resident. */
-static int submit_gemv(const tfmbs_gemv *g, struct block *xb, uint64_t x_at, struct block *yb, uint64_t y_at, struct job *j) {
+/* Bytes of a product: of a vector and a result, from one to the next, and of all. */
+struct shape {
+	size_t row, out, x_stride, y_stride, x, y, scales;
+};
+
+static int shape_of(const tfmbs_gemv *g, struct shape *s) {
 	size_t row = x_bytes(g->x_type, g->cols), n = g->n, out = 4 * (size_t)g->rows;
 	size_t xs = g->x_stride ? g->x_stride : row, ys = g->y_stride ? g->y_stride : out;
 	if (!n || n > 1 << 20 || !g->rows || !g->cols || !g->y || !g->x || (n > 1 && (xs < row || ys < out)) || xs > SIZE_MAX / 4 / n || ys > SIZE_MAX / 4 / n || g->reserved)
 		return -EINVAL;
 	if (g->scale && g->block != 32 && g->block != 256) return -EINVAL;
-	size_t xn = (n - 1) * xs + row, yn = (n - 1) * ys + out, sn = g->scale ? (g->cols + g->block - 1) / g->block * n * 4 : 0;
-	int stage_x = !xb && !in_arena(g->x, xn), stage_y = !yb && !in_arena(g->y, yn), stage_s = g->scale && !in_arena(g->scale, sn);
-	struct descriptor q = {.op = OP_PRODUCT, .flags = (g->flags & TFMBS_DEGRADE) | (g->scale ? FLAG_SCALES : 0), .handle = g->weight, .rows = g->rows, .cols = g->cols, .n = g->n, .x_type = g->x_type, .y_type = g->y_type, .block = g->block, .x_stride = xs, .y_stride = ys};
+	*s = (struct shape){row, out, xs, ys, (n - 1) * xs + row, (n - 1) * ys + out, g->scale ? (g->cols + g->block - 1) / g->block * n * 4 : 0};
+	return 0;
+}
+
+/* All but the places of x, y and scale. */
+static struct descriptor describe(const tfmbs_gemv *g, const struct shape *s) {
+	return (struct descriptor){.op = OP_PRODUCT, .flags = (g->flags & TFMBS_DEGRADE) | (g->scale ? FLAG_SCALES : 0), .handle = g->weight, .rows = g->rows, .cols = g->cols, .n = g->n, .x_type = g->x_type, .y_type = g->y_type, .block = g->block, .x_stride = s->x_stride, .y_stride = s->y_stride};
+}
+
+/* x and y of the job are in shared memory, or in host memory and then staged; xb and yb are blocks that they are in, resident. */
+static int submit_gemv(const tfmbs_gemv *g, struct block *xb, uint64_t x_at, struct block *yb, uint64_t y_at, struct job *j) {
+	struct shape s;
+	int e = shape_of(g, &s);
+	if (e) return e;
+	size_t row = s.row, n = g->n, out = s.out, xs = s.x_stride, ys = s.y_stride, sn = s.scales;
+	int stage_x = !xb && !in_arena(g->x, s.x), stage_y = !yb && !in_arena(g->y, s.y), stage_s = g->scale && !in_arena(g->scale, sn);
+	struct descriptor q = describe(g, &s);
 	size_t x_off = 0, s_off = stage_x ? (row * n + 63) / 64 * 64 : 0, y_off = s_off + (stage_s ? (sn + 63) / 64 * 64 : 0), all = y_off + (stage_y ? out * n : 0);
 	if (all && !(j->stage = take(d.stage, all))) return -ENOMEM;
 	uint64_t base = all ? j->stage->off : 0;
@@ -790,7 +808,7 @@ static int submit_gemv(const tfmbs_gemv *g, struct block *xb, uint64_t x_at, str
 	j->uses[1] = yb;
 	for (int i = 0; i < 2; i++)
 		if (j->uses[i]) j->uses[i]->busy++;
-	int e = submit(j, &q);
+	e = submit(j, &q);
 	if (e && !j->over) {
 		j->done.status = e;
 		finish(j);
@@ -952,6 +970,78 @@ API int tfmbs_run_gemv(tfmbs_weight w, uint32_t rows, uint32_t cols, const float
 	int e = tfmbs_submit(&g, &job);
 	return e ? e : tfmbs_wait(job);
 }
+
+/* ---- Plans ---- */
+
+struct tfmbs_plan {
+	int n, running;
+	struct step {
+		struct descriptor q;
+		size_t row;
+		struct job *job; /* while it runs */
+	} steps[];
+};
+
+API int tfmbs_plan_new(const tfmbs_gemv *products, int n, tfmbs_plan **plan) {
+	if (!products || n <= 0 || n > 1 << 20 || !plan) return -EINVAL;
+	int e = enter();
+	if (e) return e;
+	tfmbs_plan *p = calloc(1, sizeof *p + (size_t)n * sizeof *p->steps);
+	if (!p) return leave(-ENOMEM);
+	for (int i = 0; i < n && !e; i++) {
+		const tfmbs_gemv *g = &products[i];
+		struct step *t = &p->steps[i];
+		struct shape s;
+		if ((e = shape_of(g, &s))) break;
+		if (!in_arena(g->x, s.x) || !in_arena(g->y, s.y) || (g->scale && !in_arena(g->scale, s.scales))) e = -EFAULT;
+		t->q = describe(g, &s);
+		t->q.x = (uint64_t)((const uint8_t *)g->x - d.arena);
+		t->q.y = (uint64_t)((uint8_t *)g->y - d.arena);
+		if (g->scale) t->q.scale = (uint64_t)((const uint8_t *)g->scale - d.arena);
+		t->row = s.out;
+	}
+	p->n = n;
+	if (e) free(p);
+	else *plan = p;
+	return leave(e);
+}
+
+/* Waits for a step that was submitted. */
+static int end_step(struct step *t) {
+	await(t->job);
+	int e = t->job->done.status;
+	end_job(t->job);
+	return e;
+}
+
+API int tfmbs_plan_run(tfmbs_plan *p) {
+	if (!p) return -EINVAL;
+	int e = enter(), first = 0, last = 0;
+	if (e) return e;
+	if (p->running) return leave(-EBUSY);
+	p->running = 1; /* the mutex is given up while this waits */
+	while (!e && last < p->n) {
+		struct step *t = &p->steps[last];
+		if (!(t->job = new_job(&e))) {
+			if (first < last) e = end_step(&p->steps[first++]);
+			continue;
+		}
+		t->job->row = t->row;
+		t->job->n = t->q.n;
+		t->job->product = 1;
+		struct descriptor q = t->q;
+		if ((e = submit(t->job, &q))) end_job(t->job);
+		else last++;
+	}
+	for (; first < last; first++) {
+		int f = end_step(&p->steps[first]);
+		if (!e) e = f;
+	}
+	p->running = 0;
+	return leave(e);
+}
+
+API void tfmbs_plan_free(tfmbs_plan *p) { free(p); }
 
 /* ---- Weights and buffers ---- */
 

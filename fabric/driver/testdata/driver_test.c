@@ -1,6 +1,7 @@
 /* Tests of libtfmbs_device.so, against a device. Arguments: the name of a test, and what it needs. Prints nothing if all is well. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <malloc.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -194,6 +195,41 @@ static void frames(const char *frame_path, const char *x_path, const char *y_pat
 	tfmbs_shutdown();
 }
 
+/* Products of which each turns what the one before wrote by a place, checked once and run again and again. */
+static void plan(void) {
+	enum {
+		N = 32,
+		STEPS = 150,
+	};
+	uint8_t pt5[(N * N + 4) / 5] = {0};
+	for (int i = N * N - 1; i >= 0; i--) pt5[i / 5] = (uint8_t)(3 * pt5[i / 5] + 1 + (i % N == (i / N + 1) % N));
+	uint16_t one[N];
+	for (int i = 0; i < N; i++) one[i] = 0x3c00;
+	tfmbs_weight w;
+	CHECK(tfmbs_upload_planes(0, pt5, 1, N, N, one, 32, 0, &w) == 0);
+	float *v = tfmbs_buffer(2 * N * sizeof *v), host[N] = {0};
+	CHECK(v != NULL);
+	tfmbs_gemv g[STEPS];
+	for (int i = 0; i < STEPS; i++)
+		g[i] = (tfmbs_gemv){.weight = w, .rows = N, .cols = N, .n = 1, .x_type = TFMBS_FLOAT32, .y_type = TFMBS_FLOAT32, .block = 32, .x = v + N * (i % 2), .y = v + N * (1 - i % 2)};
+	tfmbs_plan *p = NULL;
+	CHECK(tfmbs_plan_new(g, 0, &p) == -EINVAL && tfmbs_plan_run(NULL) == -EINVAL);
+	g[STEPS - 1].x = host;
+	CHECK(tfmbs_plan_new(g, STEPS, &p) == -EFAULT);
+	g[STEPS - 1].x = v + N * (1 - STEPS % 2);
+	CHECK(tfmbs_plan_new(g, STEPS, &p) == 0 && p);
+	for (int i = 0; i < N; i++) v[i] = (float)(127 - 3 * i);
+	for (int run = 1; run <= 4; run++) {
+		size_t before = mallinfo2().uordblks;
+		CHECK(tfmbs_plan_run(p) == 0 && mallinfo2().uordblks == before);
+		for (int i = 0; i < N; i++) CHECK(v[i] == (float)(127 - 3 * ((i + run * STEPS) % N)));
+	}
+	CHECK(tfmbs_release(w) == 0 && tfmbs_plan_run(p) == -EBADF);
+	tfmbs_plan_free(p);
+	tfmbs_buffer_free(v);
+	tfmbs_shutdown();
+}
+
 /* The device ends while it is used. */
 static void gone(void) {
 	tfmbs_job job;
@@ -284,6 +320,7 @@ int main(int argc, char **argv) {
 	else if (!strcmp(test, "evictions")) evictions();
 	else if (!strcmp(test, "threads")) threads();
 	else if (!strcmp(test, "frames") && argc == 5) frames(argv[2], argv[3], argv[4]);
+	else if (!strcmp(test, "plan")) plan();
 	else if (!strcmp(test, "gone")) gone();
 	else if (!strcmp(test, "forked")) forked();
 	else if (!strcmp(test, "latency")) latency();
