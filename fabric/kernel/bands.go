@@ -42,7 +42,7 @@ type Bands struct {
 }
 
 // HasBands tells whether MultiplyBands is worth while, for weights of so many planes.
-func (l Level) HasBands(planes int) bool { return l == AVX512 && (planes == 2 || planes == 3) }
+func (l Level) HasBands(planes int) bool { return l >= AVX2 && (planes == 2 || planes == 3) }
 
 // BandBlocks is the number of blocks of a row of cols columns, with those that it is padded with.
 func BandBlocks(cols int) int {

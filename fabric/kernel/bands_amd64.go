@@ -8,14 +8,22 @@ func (l Level) bandsAssembly(b *Bands) bool {
 	if !l.HasBands(b.Planes) {
 		return false
 	}
-	switch two := b.Planes == 2; {
-	case two && b.Vectors == 1:
+	switch two, one := b.Planes == 2, b.Vectors == 1; {
+	case l == AVX2 && two && one:
+		bandsTwo1x256(b)
+	case l == AVX2 && two:
+		bandsTwoSome256(b)
+	case l == AVX2 && one:
+		bandsThree1x256(b)
+	case l == AVX2:
+		bandsThreeSome256(b)
+	case two && one:
 		bandsTwo1x512(b)
 	case two && b.Vectors == 2:
 		bandsTwo2x512(b)
 	case two:
 		bandsTwo4x512(b)
-	case b.Vectors == 1:
+	case one:
 		bandsThree1x512(b)
 	case b.Vectors == 2:
 		bandsThree2x512(b)
@@ -42,3 +50,15 @@ func bandsThree2x512(b *Bands)
 
 //go:noescape
 func bandsThree4x512(b *Bands)
+
+//go:noescape
+func bandsTwo1x256(b *Bands)
+
+//go:noescape
+func bandsThree1x256(b *Bands)
+
+//go:noescape
+func bandsTwoSome256(b *Bands)
+
+//go:noescape
+func bandsThreeSome256(b *Bands)

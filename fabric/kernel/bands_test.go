@@ -191,6 +191,38 @@ func TestMultiplyBands(t *testing.T) {
 	}
 }
 
+// TestBandsExtremes: integers of 16 bits hold the largest sums that weights and values can have.
+func TestBandsExtremes(t *testing.T) {
+	rng := rand.New(rand.NewPCG(61, 62))
+	for planes := 2; planes <= 3; planes++ {
+		for _, vectors := range []int{1, 2, 4} {
+			for _, value := range []int8{-128, 127} {
+				p, all, _ := randomBands(rng, SuperCols, planes, 1, vectors)
+				for r := range all[0].weights {
+					for c := range all[0].weights[r] {
+						all[0].weights[r][c] = byte(2 * Offset(planes))
+					}
+				}
+				PackBand(p.Bytes, &all[0].weights, &all[0].halfs, p.Blocks, planes)
+				for i := range p.X {
+					p.X[i] = value
+				}
+				for i := range p.Bias {
+					p.Bias[i] = -BandOffset(planes) * BandBlock * int32(value)
+				}
+				Go.MultiplyBands(p)
+				want := slices.Clone(p.Dst)
+				for _, level := range Levels() {
+					level.MultiplyBands(p)
+					if !sameFloats(p.Dst, want) {
+						t.Fatalf("%v, %d planes, %d vectors, values of %d: %v, want %v", level, planes, vectors, value, p.Dst, want)
+					}
+				}
+			}
+		}
+	}
+}
+
 // TestBandsApart: an infinite factor of one row makes no other row's result anything but what it is, whole super or not.
 func TestBandsApart(t *testing.T) {
 	rng := rand.New(rand.NewPCG(55, 56))
