@@ -89,8 +89,8 @@ func multiplyCodes(c *Codes) {
 	}
 }
 
-// fma is x*y + z, rounded once, where x is a half: its product with a float32 is exact in float64. The sum is rounded there to an odd last bit if it is
-// not exact, so that it does not come to lie in the middle of two float32.
+// fma is x*y + z, rounded once: the product of two float32 is exact in float64. The sum is rounded there to an odd last bit if it is not exact, so that it
+// does not come to lie in the middle of two float32.
 func fma(x, y, z float32) float32 {
 	p, c := float64(x)*float64(y), float64(z)
 	s := p + c

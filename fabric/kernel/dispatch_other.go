@@ -24,3 +24,5 @@ func (l Level) decodeCodesAssembly([]byte, []float32, []byte, int) bool { return
 func (l Level) codesTileAssembly(*Tile) bool                            { return false }
 func (l Level) tileAssembly(*Tile) bool                                 { return false }
 func (l Level) bandsAssembly(*Bands) bool                               { return false }
+func (l Level) orderedAssembly(*Ordered) bool                           { return false }
+func (l Level) orderedSuperAssembly(*OrderedSuper) bool                 { return false }

@@ -1,0 +1,302 @@
+//go:build !noasm
+
+// Products in ggml's order, in AVX2; and with VNNI, which sums the products of four bytes at once.
+
+#include "go_asm.h"
+#include "textflag.h"
+
+// Registers: BX the product; DI dst; SI a row; R15 rows left; within a row DX weights, R8 x, R12 bias, R11 factors, CX blocks left. Y8 eight sums.
+
+#define BEGIN \
+	MOVQ o+0(FP), BX             \
+	MOVQ Ordered_Dst(BX), DI     \
+	MOVQ Ordered_Weights(BX), SI \
+	MOVQ Ordered_Factors(BX), R11 \
+	MOVQ Ordered_Count(BX), R15
+
+#define ROW \
+	VXORPS Y8, Y8, Y8         \
+	MOVQ   SI, DX             \
+	MOVQ   Ordered_X(BX), R8  \
+	MOVQ   Ordered_Bias(BX), R12 \
+	MOVQ   Ordered_Blocks(BX), CX
+
+// PAIRS adds the sums in Y8 to X0.
+#define PAIRS \
+	VEXTRACTF128 $1, Y8, X0   \
+	VADDPS       X8, X0, X0   \
+	VMOVHLPS     X0, X0, X1   \
+	VADDPS       X1, X0, X0   \
+	VMOVSHDUP    X0, X1       \
+	VADDSS       X1, X0, X0
+
+// NEXT stores X0 and goes to the next row.
+#define NEXT \
+	VMOVSS X0, (DI)              \
+	ADDQ   $4, DI                \
+	ADDQ   Ordered_Pitch(BX), SI \
+	DECQ   R15
+
+// LANES512 and LANES256 are the integers of 32 columns, in Y0.
+#define LANES512(AT) \
+	VMOVDQU  AT(R12), Y0 \
+	VMOVDQU  AT(DX), Y1  \
+	VPDPBUSD AT(R8), Y1, Y0
+
+// Weights up to 127: sums of two are at most 2 * 127 * 128. Y15 1 in each word.
+#define LANES256(AT) \
+	VMOVDQU    AT(DX), Y0      \
+	VPMADDUBSW AT(R8), Y0, Y0  \
+	VPMADDWD   Y15, Y0, Y0     \
+	VPADDD     AT(R12), Y0, Y0
+
+// func ordered512(o *Ordered)
+TEXT ·ordered512(SB), NOSPLIT, $0-8
+	BEGIN
+
+row:
+	ROW
+
+block:
+	LANES512(0)
+	VCVTDQ2PS    Y0, Y0
+	VBROADCASTSS (R11), Y2
+	VFMADD231PS  Y0, Y2, Y8
+	ADDQ $32, R12
+	ADDQ $32, DX
+	ADDQ $32, R8
+	ADDQ $4, R11
+	DECQ CX
+	JNZ  block
+	PAIRS
+	NEXT
+	JNZ  row
+	VZEROUPPER
+	RET
+
+// func ordered256(o *Ordered)
+//
+// Weights may be above 127: their lowest bits are multiplied apart. Y15 1 and Y14 2 in each word, Y13 127 and Y12 1 in each byte.
+TEXT ·ordered256(SB), NOSPLIT, $0-8
+	BEGIN
+	VPCMPEQB Y0, Y0, Y0
+	VPSRLW   $15, Y0, Y15
+	VPSLLW   $1, Y15, Y14
+	VPABSB   Y0, Y12
+	VPSLLW   $7, Y12, Y13
+	VPXOR    Y0, Y13, Y13
+
+row:
+	ROW
+
+block:
+	VMOVDQU      (DX), Y0
+	VPAND        Y12, Y0, Y1
+	VPSRLW       $1, Y0, Y0
+	VPAND        Y13, Y0, Y0
+	VMOVDQU      (R8), Y2
+	VPMADDUBSW   Y2, Y0, Y0
+	VPMADDUBSW   Y2, Y1, Y1
+	VPMADDWD     Y14, Y0, Y0
+	VPMADDWD     Y15, Y1, Y1
+	VPADDD       (R12), Y0, Y0
+	VPADDD       Y1, Y0, Y0
+	VCVTDQ2PS    Y0, Y0
+	VBROADCASTSS (R11), Y2
+	VFMADD231PS  Y0, Y2, Y8
+	ADDQ $32, R12
+	ADDQ $32, DX
+	ADDQ $32, R8
+	ADDQ $4, R11
+	DECQ CX
+	JNZ  block
+	PAIRS
+	NEXT
+	JNZ  row
+	VZEROUPPER
+	RET
+
+// Blocks of 256: R13 their scales, AX the sums of x; with minima R14 these, R10 their factors, X9 their four sums. R9 the lanes of scales, X6 scales, Y7 the block's integers.
+
+#define SCALE(PART) \
+	VPSHUFB   16*PART(R9), X6, X2 \
+	VPMOVSXBD X2, Y2              \
+	VPMULLD   Y2, Y0, Y0          \
+	VPADDD    Y0, Y7, Y7
+
+#define SUPER512 \
+	VPXOR Y7, Y7, Y7 \
+	LANES512(0)   \
+	SCALE(0)      \
+	LANES512(32)  \
+	SCALE(1)      \
+	LANES512(64)  \
+	SCALE(2)      \
+	LANES512(96)  \
+	SCALE(3)      \
+	LANES512(128) \
+	SCALE(4)      \
+	LANES512(160) \
+	SCALE(5)      \
+	LANES512(192) \
+	SCALE(6)      \
+	LANES512(224) \
+	SCALE(7)
+
+#define SUPER256 \
+	VPXOR Y7, Y7, Y7 \
+	LANES256(0)   \
+	SCALE(0)      \
+	LANES256(32)  \
+	SCALE(1)      \
+	LANES256(64)  \
+	SCALE(2)      \
+	LANES256(96)  \
+	SCALE(3)      \
+	LANES256(128) \
+	SCALE(4)      \
+	LANES256(160) \
+	SCALE(5)      \
+	LANES256(192) \
+	SCALE(6)      \
+	LANES256(224) \
+	SCALE(7)
+
+// LESS takes the 32 off that sixteen scales' weights are too much.
+#define LESS \
+	VPMOVSXBW X6, Y2       \
+	VPMADDWD  (AX), Y2, Y2 \
+	VPSLLD    $5, Y2, Y2   \
+	VPSUBD    Y2, Y7, Y7   \
+	ADDQ      $32, AX      \
+	ADDQ      $16, R13
+
+// MINIMA adds those of eight scales.
+#define MINIMA \
+	VPMOVSXBW    (R14), X2      \
+	VPMADDWD     (AX), X2, X2   \
+	VCVTDQ2PS    X2, X2         \
+	VBROADCASTSS (R10), X3      \
+	VFMADD231PS  X2, X3, X9     \
+	ADDQ         $16, AX        \
+	ADDQ         $8, R13        \
+	ADDQ         $8, R14        \
+	ADDQ         $4, R10
+
+#define ADDSUPER \
+	VCVTDQ2PS    Y7, Y7     \
+	VBROADCASTSS (R11), Y2  \
+	VFMADD231PS  Y7, Y2, Y8 \
+	ADDQ $256, R12          \
+	ADDQ $256, DX           \
+	ADDQ $256, R8           \
+	ADDQ $4, R11            \
+	DECQ CX
+
+// PAIRSOFFOUR adds the sums of minima in X9 to X0.
+#define PAIRSOFFOUR \
+	VMOVHLPS  X9, X9, X1 \
+	VADDPS    X1, X9, X2 \
+	VMOVSHDUP X2, X1     \
+	VADDSS    X1, X2, X2 \
+	VADDSS    X2, X0, X0
+
+// func orderedSixteen512(o *OrderedSuper, lanes *[8][16]byte)
+TEXT ·orderedSixteen512(SB), NOSPLIT, $0-16
+	BEGIN
+	MOVQ OrderedSuper_Sub(BX), R13
+	MOVQ lanes+8(FP), R9
+
+row:
+	ROW
+	MOVQ OrderedSuper_Sums(BX), AX
+
+block:
+	VMOVDQU (R13), X6
+	SUPER512
+	LESS
+	ADDSUPER
+	JNZ block
+	PAIRS
+	NEXT
+	JNZ row
+	VZEROUPPER
+	RET
+
+// func orderedSixteen256(o *OrderedSuper, lanes *[8][16]byte)
+TEXT ·orderedSixteen256(SB), NOSPLIT, $0-16
+	BEGIN
+	MOVQ OrderedSuper_Sub(BX), R13
+	MOVQ lanes+8(FP), R9
+	VPCMPEQB Y15, Y15, Y15
+	VPSRLW   $15, Y15, Y15
+
+row:
+	ROW
+	MOVQ OrderedSuper_Sums(BX), AX
+
+block:
+	VMOVDQU (R13), X6
+	SUPER256
+	LESS
+	ADDSUPER
+	JNZ block
+	PAIRS
+	NEXT
+	JNZ row
+	VZEROUPPER
+	RET
+
+// func orderedEight512(o *OrderedSuper, lanes *[8][16]byte)
+TEXT ·orderedEight512(SB), NOSPLIT, $0-16
+	BEGIN
+	MOVQ OrderedSuper_Sub(BX), R13
+	MOVQ lanes+8(FP), R9
+	MOVQ OrderedSuper_Min(BX), R14
+	MOVQ OrderedSuper_MinFactors(BX), R10
+
+row:
+	ROW
+	VXORPS X9, X9, X9
+	MOVQ   OrderedSuper_Sums(BX), AX
+
+block:
+	VMOVQ (R13), X6
+	SUPER512
+	MINIMA
+	ADDSUPER
+	JNZ block
+	PAIRS
+	PAIRSOFFOUR
+	NEXT
+	JNZ row
+	VZEROUPPER
+	RET
+
+// func orderedEight256(o *OrderedSuper, lanes *[8][16]byte)
+TEXT ·orderedEight256(SB), NOSPLIT, $0-16
+	BEGIN
+	MOVQ OrderedSuper_Sub(BX), R13
+	MOVQ lanes+8(FP), R9
+	MOVQ OrderedSuper_Min(BX), R14
+	MOVQ OrderedSuper_MinFactors(BX), R10
+	VPCMPEQB Y15, Y15, Y15
+	VPSRLW   $15, Y15, Y15
+
+row:
+	ROW
+	VXORPS X9, X9, X9
+	MOVQ   OrderedSuper_Sums(BX), AX
+
+block:
+	VMOVQ (R13), X6
+	SUPER256
+	MINIMA
+	ADDSUPER
+	JNZ block
+	PAIRS
+	PAIRSOFFOUR
+	NEXT
+	JNZ row
+	VZEROUPPER
+	RET
