@@ -26,6 +26,7 @@ type Operand struct {
 	codes      []byte
 	bands      []byte
 	bandPlanes int
+	ordered    int // columns of the blocks of activations with which products are in ggml's order; 0: in none
 }
 
 // NewOperand checks m, which must not change afterwards. The planes' layout must be trit.PT5Striped or trit.TwoBit. A term may have at most
@@ -142,6 +143,7 @@ type Scratch struct {
 	rows    kernel.Rows
 	float   kernel.FloatRows
 	sparse  kernel.SparseRows
+	ordered kernel.OrderedSuper
 	x32     []float32 // a vector, padded with zeros to the end of a group
 
 	panel   panel
@@ -159,6 +161,8 @@ type Scratch struct {
 type vector struct {
 	bias []int32
 	with []float32 // what the scales are multiplied by: the activations' factors
+
+	parts []int16 // sums of the activations by columns that share an integer as scale
 }
 
 // The size of a batch of rows, which shares the first-level cache with the vector.
@@ -240,6 +244,10 @@ func (o *Operand) checkShapes(dst [][]float32, x []*Activations) {
 // multiply computes rows first to end-1.
 func (o *Operand) multiply(dst [][]float32, first, end int, x []*Activations, s *Scratch) {
 	if len(x) == 0 {
+		return
+	}
+	if o.ordered == x[0].Block {
+		o.multiplyOrdered(dst, first, end, x, s)
 		return
 	}
 	for _, d := range dst {

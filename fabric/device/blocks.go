@@ -1,7 +1,7 @@
 package device
 
 // This file takes weights as ggml has them in a file. Blocks of Q2_0 are kept as they are; others become planes: exact ones, or, if the client allows an
-// error, as few as keep its bound. Planes become bands where these are faster.
+// error, as few as keep its bound. Planes become bands where these are faster. If the client allows no error, products are ggml's bit for bit where its order of sums is known.
 
 import (
 	"bytes"
@@ -70,8 +70,14 @@ func (e *executor) readBlocks(blocks []byte, d *Descriptor, limit int, cancelled
 		return whole(int(d.Rows), int(d.Cols), kernel.CodeCols, blocks), form{codes: true}, nil
 	}
 	m, err := e.planes(blocks, d, limit, cancelled)
-	if err != nil || !fabric.TakesBands(m) {
-		return m, form{}, err
+	if err != nil {
+		return nil, form{}, err
+	}
+	if d.Flags&(FlagFast|FlagBalanced) == 0 && fabric.HasOrder(m) {
+		return m, form{ordered: true}, nil
+	}
+	if !fabric.TakesBands(m) {
+		return m, form{}, nil
 	}
 	f := formOfBands(m)
 	b := make([]byte, fabric.BandsBytes(m.Rows, m.Cols, f.bands))

@@ -48,10 +48,11 @@ type weight struct {
 
 // form says what a weight's planes are.
 type form struct {
-	codes bool   // the only one is blocks of Q2_0
-	bands int    // if it is not 0, the only one is bands of so many planes, see fabric.PackBands,
-	zeros uint64 // of which so many trits are 0
-	low   uint64 // and so many of the lowest one
+	codes   bool   // the only one is blocks of Q2_0
+	ordered bool   // they are exact, and multiplied in ggml's order
+	bands   int    // if it is not 0, the only one is bands of so many planes, see fabric.PackBands,
+	zeros   uint64 // of which so many trits are 0
+	low     uint64 // and so many of the lowest one
 	// What is held: coarser says that it has a plane more than it needs, finer that it would have one if there were room.
 	coarser, finer bool
 }
@@ -173,6 +174,8 @@ func (w *weight) newOperand(m *fabric.Matrix) (*fabric.Operand, error) {
 		return fabric.NewCodes(m.Rows, m.Cols, m.Terms[0].Planes[0])
 	case w.form.bands > 0:
 		return fabric.NewBands(m.Rows, m.Cols, w.form.bands, m.Terms[0].Planes[0])
+	case w.form.ordered:
+		return fabric.NewOrdered(m)
 	}
 	return fabric.NewOperand(m)
 }
