@@ -21,3 +21,6 @@ func (o *Operand) Skips() (lists int, groups bool) {
 	}
 	return lists, groups
 }
+
+// Order has products with activations in blocks of so many columns be in ggml's order; 0: none.
+func (o *Operand) Order(block int) { o.ordered = block }

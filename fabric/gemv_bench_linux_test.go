@@ -223,6 +223,40 @@ func BenchmarkExact(b *testing.B) {
 	}
 }
 
+// BenchmarkOrdered is what ggml's order of sums costs: x-free is how many times as fast products are as without it.
+func BenchmarkOrdered(b *testing.B) {
+	rival := ggmltest.ForTest(b)
+	for _, typ := range orderedTypes {
+		for _, level := range kernel.Levels() {
+			b.Run(fmt.Sprintf("%v/%v", typ, level), func(b *testing.B) {
+				k := newNative(b, rival, typ, trit.TwoBit, 1024, 4096, outOfCache)
+				_, block := with(typ)
+				use := func(order int) {
+					for _, o := range k.operands {
+						o.SetLevel(level)
+						o.Order(order)
+					}
+				}
+				weights := float64(k.rows) * float64(k.cols) / 1e9
+				var us, them, ratio, free []float64
+				for b.Loop() {
+					n := len(k.operands)
+					use(0)
+					f := turn(n, k.ours)
+					use(block)
+					o, t := turn(n, k.ours), k.theirs(b, n)
+					all := float64(n) * weights
+					us, them, ratio, free = append(us, all/o), append(them, all/t), append(ratio, t/o), append(free, f/o)
+				}
+				b.ReportMetric(stats.Median(us), "Gw/s")
+				b.ReportMetric(stats.Median(them), "ggml-Gw/s")
+				b.ReportMetric(stats.Median(ratio), "x-ggml")
+				b.ReportMetric(stats.Median(free), "x-free")
+			})
+		}
+	}
+}
+
 // skipping compares products that skip with those that do not.
 func skipping(b *testing.B, m *fabric.Matrix, size int, density, groups float64) {
 	a, err := fabric.NewActivations(m.Cols, 32)

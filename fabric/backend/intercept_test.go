@@ -61,26 +61,24 @@ func TestIntercept(t *testing.T) {
 	}
 }
 
-// Weights in types whose planes take longer than ggml's own code are the device's with a profile. The products are those of the backend, so the text is: with exact planes it is the CPU's until a
-// sum that is rounded in another order decides (TestAccurate).
+// With profile accurate, each result is the CPU's, bit for bit, of single tokens and of a prompt, with several threads (and with one: TestAccurate).
 func TestInterceptAccurate(t *testing.T) {
 	in := llamatest.ForTest(t)
-	lib, backend := interposer(t), library(t)
-	for _, name := range []string{"tiny-dense-q8_0.gguf", "tiny-moe-q8_0.gguf"} {
+	lib := interposer(t)
+	for _, name := range accurateModels {
 		t.Run(name, func(t *testing.T) {
-			model := llamatest.Trained(t, name)
 			d, _ := start(t)
-			t.Setenv("TFMBS_PROFILE", "accurate")
-			o := llama.Options{Model: model, Prompt: prompt, Tokens: 64, Threads: 1, NoRepack: true}
-			want, _ := intercepted(t, in, o, "", "", "GGML_BACKEND_PATH="+backend)
-			before := d.Status().Products
-			got, said := intercepted(t, in, o, "", lib, "TFMBS_VALIDATE=1")
-			s := d.Status()
-			if s.Products-before < before/2 || s.Failed != 0 || !strings.Contains(said, " 0 of them wrong") || !slices.Equal(got, want) {
-				t.Errorf("the first %d of %d tokens are the backend's; the device: %d products, then %+v; %s", common(got, want), len(want), before, s, said)
+			o := llama.Options{Model: llamatest.Trained(t, name), Prompt: prompt, Tokens: 32, Threads: 2, NoRepack: true}
+			want, _ := intercepted(t, in, o, "", "")
+			got, said := intercepted(t, in, o, "", lib, "TFMBS_PROFILE=accurate", "TFMBS_VALIDATE=1")
+			var count, wrong int
+			var worst float64
+			if _, err := fmt.Sscanf(said, "tfmbs: %d results were compared with the CPU's, %d of them wrong; the largest error of the others is %g %%", &count, &wrong, &worst); err != nil || wrong != 0 || worst != 0 || count < 32*6*7 {
+				t.Errorf("%q: %v", said, err)
 			}
-			cpu := generate(t, in, model, 64)
-			t.Logf("the first %d of %d tokens are the CPU's; %s", common(got, cpu), len(cpu), said)
+			if s := d.Status(); s.Failed != 0 || uint64(count) > s.Products || !slices.Equal(got, want) {
+				t.Errorf("the first %d of %d tokens are the CPU's; the device: %+v", common(got, want), len(want), s)
+			}
 		})
 	}
 }
