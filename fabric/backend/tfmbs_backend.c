@@ -111,7 +111,7 @@ static void backend_free(struct backend *b) {
 	if (--state.users == 0) {
 		int e = path && *path ? fabric_dump_metrics_csv(path) : 0;
 		if (e) say(path, e);
-		say_validated();
+		if (validation.products) say_validated(); /* llama.cpp makes a context before its own to see what fits */
 		release_all();
 	}
 	pthread_mutex_unlock(&state.lock);

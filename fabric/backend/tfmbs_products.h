@@ -587,11 +587,13 @@ static void validate(const struct part *p) {
 	free(ours);
 }
 
-/* Says what was compared. The lock is held. */
+/* Says what was compared since it last said so. The lock is held. */
 static void say_validated(void) {
 	if (!validation.on) return;
 	fprintf(stderr, "tfmbs: %ld results were compared with the CPU's, %ld of them wrong; the largest error of the others is %.3g %% of the norm (%s)\n", validation.products, validation.wrong, 100 * validation.worst, validation.name);
-	validation.on = false;
+	validation.products = validation.wrong = 0;
+	validation.worst = 0;
+	validation.name[0] = 0;
 }
 
 static void land(struct flight *f) {
