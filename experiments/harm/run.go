@@ -273,7 +273,7 @@ func (run *Run) finish(t *confine.Target, running context.Context, a *actor, s *
 	success := status.Exited() && status.ExitStatus() == 0
 	if a.launched != nil {
 		killed = killed || status.Exited() && status.ExitStatus() > shellSignal
-		success = success || a.acted && a.scene.kind == killHelper // all tokens are there: the target has gone on
+		success = success || status.Signaled() && status.Signal() == syscall.SIGKILL // with all tokens: the target has gone on
 	}
 	switch {
 	case status.Exited() && status.ExitStatus() == confine.ExitNotJoined:
