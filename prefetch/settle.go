@@ -22,8 +22,13 @@ import (
 // Settle prepares this process, in this order: it makes itself the out-of-memory killer's choice, lifts its limit on
 // locked memory, and raises the calling thread's priority. Only the first is indispensable; what else fails is logged. See also
 // [ProcessMemory.Join].
-func Settle(log *slog.Logger) error {
-	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0); err != nil {
+// others says that there are processes which the killer is to choose before this one, as they go if it goes.
+func Settle(log *slog.Logger, others bool) error {
+	score := "1000"
+	if others {
+		score = "500"
+	}
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(score), 0); err != nil {
 		return fmt.Errorf("offer itself to the out-of-memory killer: %w", err)
 	}
 	unlimited := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}

@@ -135,6 +135,9 @@ func printStatus(w io.Writer, s *device.Status) error {
 		if h.Loading {
 			more = ", more is being read"
 		}
+		if h.Below > 0 {
+			more += fmt.Sprintf("; memory is short: %d with an error of up to %.1f dB instead of the profile's", h.Below, h.Decibels)
+		}
 		fmt.Fprintf(t, "held\t%d tensors, %s of their file in %s of memory, room for %s; %d left to the CPU, %d of them let go%s; %d pages read from disk\n", h.Tensors, humanize.IBytes(h.Bytes),
 			humanize.IBytes(h.Planes), humanize.IBytes(h.Room), h.Left, h.GivenUp, more, h.Faults)
 	}

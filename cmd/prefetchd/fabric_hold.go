@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -129,6 +130,10 @@ type handed struct {
 	rest    atomic.Int64 // bytes that a token reads besides what is held, as far as that is known
 	stop    context.CancelFunc
 	watch   sync.WaitGroup
+
+	profile string
+	out     io.Writer
+	short   device.Holding // when most tensors had more error than the profile has; for watch
 }
 
 // changes counts how often what the device holds has changed since the command runs.
@@ -186,6 +191,10 @@ func (h *handed) keep(ctx context.Context) {
 			h.log.Info("the Fabric is gone", "err", err)
 			h.counter.Add(1)
 			return
+		case s.Holding != nil && s.Holding.Below > h.short.Below:
+			h.short = *s.Holding
+		}
+		switch {
 		case s.Holding == nil || s.Holding.Loading:
 		case !settled: // no token was computed without it
 			settled, tensors = true, s.Holding.Tensors
@@ -199,6 +208,9 @@ func (h *handed) keep(ctx context.Context) {
 func (h *handed) close() error {
 	h.stop()
 	h.watch.Wait()
+	if s := h.short; s.Below > 0 {
+		fmt.Fprintf(h.out, "prefetchd: memory was short: up to %d of %d tensors on the Fabric had two planes, with an error of up to %.1f dB, which is more than that of %s\n", s.Below, s.Tensors, s.Decibels, h.profile)
+	}
 	return errors.Join(h.device.Close(), h.memory.Close())
 }
 
@@ -232,7 +244,7 @@ func (o *options) handOver(cmd *exec.Cmd, user *invoker.User, live *live, log *s
 	if err != nil {
 		return nil, err
 	}
-	h := &handed{memory: memory, log: log}
+	h := &handed{memory: memory, log: log, profile: o.fabric, out: live}
 	defer func() {
 		if h.device == nil {
 			err = errors.Join(err, memory.Close())

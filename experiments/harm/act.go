@@ -26,12 +26,15 @@ var hogSource string
 
 // actor makes one scene happen in one run.
 type actor struct {
-	scene   Scene
-	group   *cgroup.Group // the one with the limit
-	limit   int64
-	target  int
-	model   string
-	helper  *proc.Group // nil: none
+	scene  Scene
+	group  *cgroup.Group // the one with the limit
+	limit  int64
+	target int // 0: the helper starts it, see launched
+	model  string
+	helper *proc.Group // nil: none, or launched
+
+	launched func() (helper, target int) // nil: the helper does not start the target. Process ids, 0 of what is not there
+
 	hold    time.Duration
 	done    <-chan struct{} // closed when the target has ended: a scene ends then, too
 	hogs    []*hog
@@ -105,6 +108,14 @@ func (a *actor) act(ctx context.Context) error {
 	default:
 	}
 	a.acted = true
+	launcher := 0
+	if a.launched != nil {
+		launcher, a.target = a.launched()
+		if a.target == 0 && a.scene.kind != none { // too late, or too early: nothing that was asked for can happen
+			a.acted = false
+			return nil
+		}
+	}
 	switch a.scene.kind {
 	case instant, slow, swarm:
 		_ = a.gate.Close()
@@ -146,20 +157,36 @@ func (a *actor) act(ctx context.Context) error {
 		if a.helper != nil && !a.helper.Ended() {
 			_ = unix.Kill(a.helper.PID, signal) // it may have just ended
 		}
+		if launcher != 0 {
+			a.ended = unix.Kill(launcher, signal) == nil && signal == syscall.SIGTERM // it passes that on
+		}
 	case stopHelper:
 		if a.helper != nil && !a.helper.Ended() {
 			_ = unix.Kill(-a.helper.PID, syscall.SIGSTOP)
 			a.wait(ctx)
 			_ = unix.Kill(-a.helper.PID, syscall.SIGCONT)
 		}
+		if launcher != 0 {
+			_ = unix.Kill(launcher, syscall.SIGSTOP)
+			a.wait(ctx)
+			_ = unix.Kill(launcher, syscall.SIGCONT)
+		}
 	case stopTarget:
-		_ = unix.Kill(-a.target, syscall.SIGSTOP)
+		_ = unix.Kill(a.all(), syscall.SIGSTOP)
 		a.wait(ctx)
-		_ = unix.Kill(-a.target, syscall.SIGCONT)
+		_ = unix.Kill(a.all(), syscall.SIGCONT)
 	case killTarget:
-		a.ended = unix.Kill(-a.target, syscall.SIGKILL) == nil
+		a.ended = unix.Kill(a.all(), syscall.SIGKILL) == nil
 	}
 	return nil
+}
+
+// all is the target for kill(2): with its process group, unless that is the helper's, too.
+func (a *actor) all() int {
+	if a.launched != nil {
+		return a.target
+	}
+	return -a.target
 }
 
 // wait holds what the scene has done.

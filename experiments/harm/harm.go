@@ -23,6 +23,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,7 +46,7 @@ type Config struct {
 	Trace   func(model string) []string
 	Weights int64 // that a token reads, in bytes
 
-	Helper   string // a simple shell command; {pid} is replaced by the target's process id
+	Helper   string // a simple shell command; {pid} is replaced by the target's process id. One that ends in {target} starts the target itself, in its group
 	X        []float64
 	Scenes   []Scene
 	Pairs    int           // of each scene and x
@@ -57,12 +58,16 @@ type Config struct {
 	Parallel int           // pairs that run at the same time
 	// HelpedOnly leaves out the runs without the helper: a target that is lost at all counts as harmed then.
 	HelpedOnly bool
+	OtherText  bool   // the helper may change the text: in its runs it is not compared
 	Dir        string // where copies of the model and a program are put; with Parallel 1 only the program
 
 	// Progress, if not nil, is called with what is being done: done of total runs are complete. It is called from one goroutine at a time.
 	Progress func(done, total int, what string)
 	Log      *slog.Logger // receives warnings; nil: none
 }
+
+// launcher is the beginning of the helper's command, if it starts the target itself.
+func (c *Config) launcher() (string, bool) { return strings.CutSuffix(c.Helper, "{target}") }
 
 // compared says that a scene has runs without the helper, too.
 func (c *Config) compared(s Scene) bool { return !c.HelpedOnly && !s.helperOnly() }
@@ -83,6 +88,9 @@ func (c *Config) check() error {
 		return errors.New("a time or size is not a positive number")
 	case slices.ContainsFunc(c.X, func(x float64) bool { return !(x > 0) || math.IsInf(x, 0) }):
 		return errors.New("a share of the model is not a positive number")
+	}
+	if _, starts := c.launcher(); starts && slices.ContainsFunc(c.Scenes, func(s Scene) bool { return s.kind == moved }) {
+		return errors.New("scene moved: a helper that starts the target is in its group from the beginning")
 	}
 	return nil
 }

@@ -359,6 +359,32 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
+// A helper that starts the target itself, in its group: one that is killed leaves it alone, one that ends for what was asked of it ends it.
+func TestLauncher(t *testing.T) {
+	const all = 20
+	cfg := known(t, `sh -c 'touch {other}; "$@" & trap "kill $!" TERM; wait $!; s=$?; rm -f {other}; exit $s' launcher {target}`, "instant:12MB", "none", "kill-helper", "term-helper", "stop-helper", "stop-target", "kill-target")
+	cfg.longer(all)
+	cfg.OtherText, cfg.HelpedOnly = true, true
+	r := measure(t, cfg)
+	if harm := r.Harm(); harm != "" || len(r.Runs) != 7 {
+		t.Errorf("%d runs: %s", len(r.Runs), harm)
+	}
+	for _, run := range r.Runs {
+		want, tokens := Finished, all
+		if run.Scene == "kill-target" || run.Scene == "term-helper" {
+			want, tokens = Ended, run.Moment.Token
+		}
+		if h := run.Helper; run.Outcome != want || run.Tokens < tokens || !run.TextSame || !run.Acted || h == nil || h.Killed || run.PagesLeft != 0 || run.ProcessesLeft != nil {
+			t.Errorf("%+v, helper %+v", run, h)
+		}
+		_ = os.Remove(cfg.Target(cfg.Model)[4]) // a helper that was killed leaves it
+	}
+	cfg.Scenes = []Scene{{text: "moved", kind: moved}}
+	if _, err := Measure(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "moved") {
+		t.Errorf("a launcher's target is not moved: %v", err)
+	}
+}
+
 // Harm without a lack of memory: another text, a target that is killed, stopped for good, or that waits for its helper.
 func TestOtherHarm(t *testing.T) {
 	for name, want := range map[string]struct {

@@ -50,7 +50,7 @@ type Run struct {
 	Status   string  `json:"status"` // how the target ended, in the words of package os
 	Error    string  `json:"error,omitempty"`
 	Tokens   int     `json:"tokens"`    // generated
-	TextSame bool    `json:"text_same"` // tokens and text are those of the reference; of a run without all tokens: its beginning
+	TextSame bool    `json:"text_same"` // tokens and text are those of the reference; of a run without all tokens: its beginning. Always, where they are not compared (Config.OtherText)
 	TokS     float64 `json:"tok_s"`     // 0 unless Outcome is Finished, and if several runs went on at the same time
 
 	OOMKills   int64      `json:"oom_kills"` // processes that the kernel has killed in the group, target and helper included
@@ -102,6 +102,9 @@ func (s *series) moment(r spec) Moment {
 	return Moment{s.cfg.Settle + random.IntN(last-s.cfg.Settle+1), random.Float64()}
 }
 
+// shellSignal and the number of a signal are the status of a launcher whose target was ended by that signal.
+const shellSignal = 128
+
 var errHung = errors.New("it took too long")
 
 // variable marks the processes of a run: those that leave their group and their parents are found by it.
@@ -142,7 +145,13 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 
 	running, cancel := context.WithTimeoutCause(ctx, s.cfg.Timeout, errHung)
 	defer cancel()
-	t, err := confine.StartTarget(running, home, s.cfg.Target(l.path), marker)
+	args := s.cfg.Target(l.path)
+	launcher, launched := s.cfg.launcher()
+	if launched = launched && r.helped; launched {
+		args = []string{"/bin/sh", "-c", "exec " + launcher + ` "$@"`, "launcher"}
+		args = append(args, s.cfg.Target(l.path)...)
+	}
+	t, err := confine.StartTarget(running, home, args, marker)
 	if err != nil && errors.Is(context.Cause(running), errHung) {
 		return nil, fmt.Errorf("start the target: %w: %v", errHung, s.cfg.Timeout)
 	} else if err != nil {
@@ -150,7 +159,7 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 	}
 	defer t.Kill(cancel)
 	var h *proc.Group
-	if r.helped {
+	if r.helped && !launched {
 		command := "export " + marker + "; exec " + strings.ReplaceAll(s.cfg.Helper, "{pid}", strconv.Itoa(t.PID))
 		if h, err = proc.StartGroup(ctx, "/bin/sh", "-c", command); err != nil {
 			return nil, fmt.Errorf("start the helper: %w", err)
@@ -158,6 +167,9 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 		defer h.Kill()
 	}
 	a := &actor{scene: r.scene, group: group, limit: run.Limit, target: t.PID, model: l.path, helper: h, hold: s.cfg.Hold, done: t.Done}
+	if launched {
+		a.launched = func() (helper, target int) { return t.PID, launchedBy(marker, s.cfg.Target(l.path)) }
+	}
 	defer func() {
 		_, releaseErr := a.release()
 		err = errors.Join(err, releaseErr)
@@ -200,6 +212,10 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 	if h != nil {
 		run.Helper = stopHelperOf(h, early.Load(), a)
 	}
+	if launched {
+		status, _ := t.State().Sys().(syscall.WaitStatus)
+		run.Helper = &HelperEnd{Status: t.State().String(), Output: t.Problem(), Killed: status.Signaled() && status.Signal() == syscall.SIGKILL && !(a.acted && a.scene.kind == killHelper)}
+	}
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -211,7 +227,7 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 		}
 		run.OOMKills += n
 	}
-	if err := run.finish(t, running, a.ended, s); err != nil {
+	if err := run.finish(t, running, a, s); err != nil {
 		return nil, err
 	}
 	if run.ProcessesLeft, err = confine.Left(ctx, marker, groups); err != nil {
@@ -229,25 +245,45 @@ func (r spec) String() string {
 	return fmt.Sprintf("%s x=%g %s", r.scene, r.x, who)
 }
 
-// finish fills in how the target ended.
-func (run *Run) finish(t *confine.Target, running context.Context, ended bool, s *series) error {
+// launchedBy finds a run's target among its processes by its command line; 0: it does not run.
+func launchedBy(marker string, args []string) int {
+	pids, err := confine.Marked(marker)
+	if err != nil {
+		return 0
+	}
+	for _, pid := range pids {
+		if slices.Equal(proc.CommandLine(pid), args) {
+			return pid
+		}
+	}
+	return 0
+}
+
+// finish fills in how the target ended. Of one that the helper has started, the helper's status tells, as a shell's does.
+func (run *Run) finish(t *confine.Target, running context.Context, a *actor, s *series) error {
 	run.Status, run.Tokens = t.State().String(), len(t.IDs)
 	text := t.Text.String()
 	run.TextSame = len(t.IDs) <= len(s.report.TokenIDs) && slices.Equal(t.IDs, s.report.TokenIDs[:len(t.IDs)]) && strings.HasPrefix(s.report.Text, text)
 	if len(t.IDs) == len(s.report.TokenIDs) {
 		run.TextSame = run.TextSame && text == s.report.Text
 	}
+	run.TextSame = run.TextSame || run.Helped && s.cfg.OtherText
 	status, _ := t.State().Sys().(syscall.WaitStatus)
 	killed := status.Signaled() && status.Signal() == syscall.SIGKILL
+	success := status.Exited() && status.ExitStatus() == 0
+	if a.launched != nil {
+		killed = killed || status.Exited() && status.ExitStatus() > shellSignal
+		success = success || status.Signaled() && status.Signal() == syscall.SIGKILL // with all tokens: the target has gone on
+	}
 	switch {
 	case status.Exited() && status.ExitStatus() == confine.ExitNotJoined:
 		return fmt.Errorf("put the target into the control group: %s", t.Problem())
-	case status.Exited() && status.ExitStatus() == 0 && len(t.IDs) == len(s.report.TokenIDs):
+	case success && len(t.IDs) == len(s.report.TokenIDs):
 		run.Outcome = Finished
 		if s.cfg.Parallel == 1 {
 			run.TokS = t.Speed()
 		}
-	case killed && ended:
+	case killed && a.ended:
 		run.Outcome = Ended
 	case killed && errors.Is(context.Cause(running), errHung):
 		run.Outcome, run.Error = Hung, fmt.Sprintf("%v: %d of %d tokens in %v", errHung, len(t.IDs), len(s.report.TokenIDs), s.cfg.Timeout)

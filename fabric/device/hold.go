@@ -53,6 +53,8 @@ type Form struct {
 	Layout trit.Layout
 	// Finer gives weights for which two planes are enough a third one while there is room for it, where both are multiplied as bands.
 	Finer bool
+	// Short is the bound while memory is short, if it is less: weights that need three planes for Bound may lose the lowest one then, where both are multiplied as bands. 0: they keep it, or go.
+	Short float64
 	// Most is how many bytes of the file are held at most, but for less than a tensor; 0: all.
 	Most uint64
 }
@@ -60,6 +62,11 @@ type Form struct {
 // MayBeFiner reports whether weights that need so many planes may have one more.
 func (f *Form) MayBeFiner(planes int) bool {
 	return f.Finer && f.Bound > 0 && planes == 2 && kernel.Best().HasBands(3)
+}
+
+// MayBeCoarser reports whether weights that need so many planes may lose one while memory is short.
+func (f *Form) MayBeCoarser(planes int) bool {
+	return f.Short > 0 && f.Short < f.Bound && planes == 3 && kernel.Best().HasBands(3)
 }
 
 // codes reports whether e is multiplied as it lies.
@@ -112,10 +119,13 @@ type Holding struct {
 	Loading bool   `json:"loading"`  // more may be held soon
 	GivenUp int    `json:"given_up"` // tensors that were held, and whose memory others needed
 	Coarser int    `json:"coarser"`  // tensors that are held with a plane less than they would have if there were room
+	Below   int    `json:"below"`    // those of them that have more error than the form's bound allows, as memory is short
 	Lowered int    `json:"lowered"`  // how often a tensor lost a plane, because others needed its memory
 	Raised  int    `json:"raised"`   // how often one got a third plane, when there was room again
 	Faults  uint64 `json:"faults"`   // pages of this process that had to be read from disk since it began
 	Room    uint64 `json:"room"`     // bytes that planes and factors may take
+
+	Decibels float64 `json:"least_snr_db"` // the least ratio of products to their error among the held; 0: nothing is held, or without error
 }
 
 // sampleParts and samplePart say which bytes of a matrix are compared with the client's, besides the file's identity: of each of so many parts the first bytes.
@@ -216,6 +226,12 @@ func (d *Device) Hold(ctx context.Context, file *os.File, tensors []Tensor, form
 	defer d.loading(false)
 	never := make([]bool, len(tensors)) // what cannot be held, however much room there is
 	for {
+		// What has more error than it should have comes before what is not held.
+		for i := range tensors {
+			if err := l.raise(ctx, &tensors[i], true); err != nil {
+				return fmt.Errorf("hold %s of %s: %w", tensors[i].Name, file.Name(), err)
+			}
+		}
 		left := 0
 		for i := range tensors {
 			if d.holds(tensors[i].Name) || d.heldBytes() >= form.Most && form.Most > 0 {
@@ -242,7 +258,7 @@ func (d *Device) Hold(ctx context.Context, file *os.File, tensors []Tensor, form
 		d.left = left
 		d.mu.Unlock()
 		for i := range tensors {
-			if err := l.raise(ctx, &tensors[i]); err != nil {
+			if err := l.raise(ctx, &tensors[i], false); err != nil {
 				return fmt.Errorf("hold %s of %s: %w", tensors[i].Name, file.Name(), err)
 			}
 		}
@@ -285,14 +301,15 @@ func (d *Device) heldBytes() (n uint64) {
 	return n
 }
 
-// Room changes how many bytes of the pool what is held may take. If that is less than it takes, precision goes first: tensors that have a plane more than they need lose it, the last ones first. If
-// that is not enough, tensors are let go, the last ones first. What they took is given back to the system as soon as no product reads it.
+// Room changes how many bytes of the pool what is held may take. If that is less than it takes, precision goes first: tensors that have a plane more than they need lose it, the last ones first, then
+// those that need it for the form's bound, but not for that of when memory is short. If that is not enough, tensors are let go, the last ones first. What they took is given back to the system as soon as no product reads it.
 func (d *Device) Room(bytes uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	grown := bytes > d.room
 	d.room = bytes
-	d.lower(bytes)
+	d.lower(bytes, false)
+	d.lower(bytes, true)
 	taken := d.taken()
 	for n := len(d.groups) - 1; n >= 0 && taken > bytes; n-- {
 		g := d.groups[n]
@@ -312,13 +329,14 @@ func (d *Device) Room(bytes uint64) {
 	}
 }
 
-// lower takes planes from tensors that have one more than they need, the last ones first, until all take no more than bytes, or none has any. It uses several goroutines. d.mu is held.
-func (d *Device) lower(bytes uint64) {
+// lower takes planes from tensors that have one more than they need, or, if memory is short, than they need then, the last ones first, until all take no more than bytes, or none has any. It uses
+// several goroutines. d.mu is held.
+func (d *Device) lower(bytes uint64, short bool) {
 	taken := d.taken()
 	var from []int
 	var weights []*weight
 	for n := len(d.groups) - 1; n >= 0 && taken > bytes; n-- {
-		spare, of := d.spare(&d.groups[n])
+		spare, of := d.spare(&d.groups[n], short)
 		if spare > 0 {
 			from, weights = append(from, n), append(weights, of...)
 			taken -= spare
@@ -340,12 +358,12 @@ func (d *Device) lower(bytes uint64) {
 	d.lowered += len(from)
 }
 
-// spare is how many bytes a tensor takes for planes that it does not need, and its weights that have them. d.mu is held.
-func (d *Device) spare(g *group) (bytes uint64, of []*weight) {
+// spare is how many bytes a tensor takes for planes that it does not need, or, if memory is short, does not need then, and its weights that have them. d.mu is held.
+func (d *Device) spare(g *group, short bool) (bytes uint64, of []*weight) {
 	d.store.mu.Lock()
 	defer d.store.mu.Unlock()
 	for _, p := range g.places {
-		if w := d.store.held[p].w; w != nil && w.form.coarser {
+		if w := d.store.held[p].w; w != nil && w.form.coarser && (short || !w.form.short) {
 			m := w.matrix
 			bytes += uint64(fabric.BandsBytes(m.Rows, m.Cols, 3) - fabric.BandsBytes(m.Rows, m.Cols, 2))
 			of = append(of, w)
@@ -358,11 +376,10 @@ func (d *Device) spare(g *group) (bytes uint64, of []*weight) {
 func (d *Device) measure(g *group) {
 	d.store.mu.Lock()
 	defer d.store.mu.Unlock()
-	g.planes, g.coarser = 0, false
+	g.planes, g.coarser, g.below, g.snr = 0, false, false, 0
 	for _, p := range g.places {
 		if w := d.store.held[p].w; w != nil {
-			g.planes += w.size()
-			g.coarser = g.coarser || w.form.finer
+			g.add(w)
 		}
 	}
 }
@@ -379,6 +396,10 @@ func (d *Device) holding() *Holding {
 		if g.coarser {
 			h.Coarser++
 		}
+		if g.below {
+			h.Below++
+		}
+		h.Decibels = leastOf(h.Decibels, g.snr)
 	}
 	d.store.mu.Lock()
 	h.Loading = d.store.loading
@@ -440,12 +461,11 @@ func (l *loader) tensor(ctx context.Context, t *Tensor) (err error) {
 			return err
 		}
 		w.form.finer = may && w.form.bands == planes
-		g.coarser = g.coarser || w.form.finer
 		p := l.place(e)
 		l.d.store.hold(p, held{w, l.file, sample})
 		g.places = append(g.places, p)
 		g.bytes += p.bytes
-		g.planes += w.size()
+		g.add(w)
 	}
 	l.d.mu.Lock()
 	defer l.d.mu.Unlock()
@@ -457,32 +477,33 @@ func (l *loader) tensor(ctx context.Context, t *Tensor) (err error) {
 	return nil
 }
 
-// raise gives the matrices of a tensor that is held the third planes that they may have, as long as there is room. That they cannot have them is no error.
-func (l *loader) raise(ctx context.Context, t *Tensor) error {
+// raise gives the matrices of a tensor that is held the third planes that they may have, as long as there is room, or only those that need them (below). That they cannot have them is no error.
+func (l *loader) raise(ctx context.Context, t *Tensor, below bool) error {
 	for i := range t.Matrices {
 		e := &t.Matrices[i]
 		p := l.place(e)
-		if !l.d.lacks(p) || !l.d.fits(0, l.form.Bytes(e, 3)-l.form.Bytes(e, 2)) {
+		lacks, needs := l.d.lacks(p)
+		if !lacks || below && !needs || !l.d.fits(0, l.form.Bytes(e, 3)-l.form.Bytes(e, 2)) {
 			continue
 		}
-		by, _, snr, err := l.fill(ctx, e, 3, true)
+		by, _, snr, err := l.fill(ctx, e, 3, !needs)
 		if errors.Is(err, errFull) { // of the pool, which both take for a moment
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		l.d.replace(t.Name, p, by, snr >= l.form.Bound && by.form.coarser)
+		l.d.replace(t.Name, p, by, snr >= l.form.Bound && by.form.coarser && by.form.short == needs)
 	}
 	return nil
 }
 
-// lacks reports whether what is held at p would have a plane more if there were room.
-func (d *Device) lacks(p place) bool {
+// lacks reports whether what is held at p would have a plane more if there were room, and whether it needs it for the form's bound.
+func (d *Device) lacks(p place) (lacks, needs bool) {
 	d.store.mu.Lock()
 	defer d.store.mu.Unlock()
 	w := d.store.held[p].w
-	return w != nil && w.form.finer
+	return w != nil && w.form.finer, w != nil && w.form.below
 }
 
 // replace puts by in the place of what a tensor holds at p, if that is held still, there is room, and it is good; else it is dropped.
@@ -515,13 +536,13 @@ func (d *Device) makeRoom(has, n uint64) bool {
 		return true
 	}
 	for i := range d.groups {
-		s, _ := d.spare(&d.groups[i])
+		s, _ := d.spare(&d.groups[i], false)
 		spare += s
 	}
 	if taken-spare+has+n > d.room {
 		return false
 	}
-	d.lower(d.room - has - n)
+	d.lower(d.room-has-n, false)
 	return true
 }
 
@@ -548,6 +569,24 @@ type group struct {
 	places        []place
 	bytes, planes uint64
 	coarser       bool // it would have more planes if there were room
+	below         bool // it has more error than the form's bound allows
+	snr           float64
+}
+
+// add counts a matrix of it.
+func (g *group) add(w *weight) {
+	g.planes += w.size()
+	g.coarser = g.coarser || w.form.finer
+	g.below = g.below || w.form.below
+	g.snr = leastOf(g.snr, w.form.snr)
+}
+
+// leastOf is the less of two ratios, of which 0 is none.
+func leastOf(a, b float64) float64 {
+	if a == 0 || b == 0 {
+		return max(a, b)
+	}
+	return min(a, b)
 }
 
 // planes is how many planes e needs, by some of its rows, and whether it may have one more, without which it still is as the form wants it.
@@ -634,6 +673,10 @@ func (l *loader) fill(ctx context.Context, e *Extent, planes int, finer bool) (_
 	l.buffer = sized(l.buffer, min(step, e.Rows)*row)
 	var into filling
 	f := form{codes: e.codes()}
+	least := l.form.Bound // without the lowest plane
+	if !finer && l.form.MayBeCoarser(planes) {
+		finer, f.short, least = true, true, l.form.Short
+	}
 	defer func() {
 		if err != nil {
 			into.undo(s)
@@ -696,7 +739,13 @@ func (l *loader) fill(ctx context.Context, e *Extent, planes int, finer bool) (_
 			return nil, 0, 0, err
 		}
 	}
-	f.coarser = finer && f.bands > 0 && coarserSNR(off) >= l.form.Bound
+	if f.coarser = finer && f.bands > 0 && coarserSNR(off) >= least; f.coarser {
+		f.less = coarserSNR(off)
+	}
+	f.short = f.short && f.coarser
+	if off.Noise > 0 {
+		f.snr = off.SNR()
+	}
 	w, err := s.adopt(&into, f)
 	return w, sampled.sum, off.SNR(), err
 }

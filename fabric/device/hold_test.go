@@ -321,6 +321,98 @@ func TestHoldFiner(t *testing.T) {
 	}
 }
 
+// TestHoldShort: while memory is short, weights that need three planes for their bound lose one before tensors are let go, and this is said; with room again they have the products of before.
+// To hold more, none loses one.
+func TestHoldShort(t *testing.T) {
+	const rows, cols, xAt, yAt = 700, 1024, 800 << 10, 900 << 10
+	form := Form{Bound: 23.5, Short: 15, Layout: trit.PT5Striped, Finer: true}
+	if !form.MayBeCoarser(3) {
+		t.Skip("this processor multiplies no bands")
+	}
+	d, path := start(t, Options{PoolBytes: 16 << 20, Workers: 2})
+	r := rand.New(rand.NewPCG(5, 6))
+	var file []byte
+	var tensors []Tensor
+	for i := range 4 {
+		e := Extent{Offset: int64(len(file)), Type: gguf.Q8_0, Rows: rows, Cols: cols}
+		file = append(file, randomBlocks(r, e.Type, rows*cols)...)
+		tensors = append(tensors, Tensor{string(rune('a' + i)), []Extent{e}})
+	}
+	two, three := form.Bytes(&tensors[0].Matrices[0], 2), form.Bytes(&tensors[0].Matrices[0], 3)
+	name := filepath.Join(t.TempDir(), "model")
+	if err := os.WriteFile(name, file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		t.Fatal(err)
+	}
+	c, err := dial(path, 1<<20, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.close()
+	for i := range cols {
+		binary.NativeEndian.PutUint32(c.arena[xAt+4*i:], math.Float32bits(float32(r.NormFloat64())))
+	}
+	d.Room(4*three - 1)
+	ctx, stop := context.WithCancel(t.Context())
+	over := make(chan error, 1)
+	d.WillHold()
+	go func() { over <- d.Hold(ctx, f, tensors, form) }()
+	settled := func(tensors, below int) (s Status) {
+		t.Helper()
+		waitFor(t, d, func(now Status) bool {
+			s = now
+			return !s.Holding.Loading && s.Holding.Tensors == tensors && s.Holding.Below == below
+		})
+		return s
+	}
+	if h := settled(3, 0).Holding; h.Decibels < form.Bound || h.Coarser != 0 {
+		t.Errorf("held: %+v", *h)
+	}
+	e := &tensors[0].Matrices[0]
+	sum := newSampler(e.bytes())
+	sum.write(file[:e.bytes()])
+	handle := c.do(Descriptor{Op: OpFind, WBytes: e.bytes(), X: st.Dev, XStride: st.Ino, Scale: sum.sum, Rows: rows, Cols: cols, XType: uint32(e.Type)}).Value
+	product := func() (uint32, []byte) {
+		got := c.do(Descriptor{Op: OpProduct, Handle: handle, Rows: rows, Cols: cols, N: 1, X: xAt, Y: yAt, XType: TypeFloat32, YType: TypeFloat32, Block: 32})
+		if got.Status != 0 {
+			t.Fatal(unix.Errno(-got.Status))
+		}
+		return got.Planes, slices.Clone(c.arena[yAt : yAt+4*rows])
+	}
+	planes, fine := product()
+	d.Room(3 * two)
+	h := d.Status().Holding
+	if p, _ := product(); planes != 3 || p != 2 || h.Tensors != 3 || h.GivenUp != 0 || h.Below != 3 || h.Decibels < form.Short || h.Decibels >= form.Bound {
+		t.Errorf("with less room: %d planes, %+v", p, *h)
+	}
+	d.Room(2 * two)
+	if h := d.Status().Holding; h.Tensors != 2 || h.GivenUp != 1 || h.Below != 2 {
+		t.Errorf("with still less: %+v", *h)
+	}
+	// First those that are held are as they were, then there are more.
+	d.Room(2*three + two)
+	settled(2, 0)
+	if p, y := product(); p != 3 || !slices.Equal(y, fine) {
+		t.Errorf("with room again: %d planes, not the product of before", p)
+	}
+	d.Room(4 * three)
+	if h := settled(4, 0).Holding; h.Decibels < form.Bound {
+		t.Errorf("with all the room: %+v", *h)
+	}
+	stop()
+	if err := <-over; !errors.Is(err, context.Canceled) {
+		t.Errorf("Hold: %v", err)
+	}
+}
+
 // TestHoldRefused: what is no matrix of the file is not read.
 func TestHoldRefused(t *testing.T) {
 	d, _ := start(t, Options{PoolBytes: 1 << 20})

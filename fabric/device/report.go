@@ -163,6 +163,7 @@ func (s *Status) samples() []sample {
 		{"host_bytes", "Bytes of weights on the host.", float64(s.HostBytes)},
 		{"energy_proxy_joules_total", "Effective operations and bytes of weights at published costs of each, not measured.", s.Energy},
 		{"held_tensors", "Tensors of model files that are held.", float64(h.Tensors)},
+		{"held_below_bound_tensors", "Held tensors with more error than the profile allows, as memory is short.", float64(h.Below)},
 		{"held_file_bytes", "Their bytes in the files.", float64(h.Bytes)},
 		{"held_plane_bytes", "Bytes of their planes and factors.", float64(h.Planes)},
 		{"held_room_bytes", "Bytes that planes and factors of what is held may take.", float64(h.Room)},

@@ -55,6 +55,9 @@ type form struct {
 	low     uint64 // and so many of the lowest one
 	// What is held: coarser says that it has a plane more than it needs, finer that it would have one if there were room.
 	coarser, finer bool
+	// short says that the form's bound needs that plane, so that it goes only when memory is short, below that it has gone.
+	short, below bool
+	snr, less    float64 // ratio of signal to noise in decibels, as it is and without the lowest plane; 0: not known, or no noise
 }
 
 // planes is for how many planes one of the weight's counts.
@@ -487,7 +490,7 @@ func (s *store) coarsen(w *weight) {
 		s.log.Error("give a plane's memory back", "err", err) // never happens
 		p.bytes = less
 	}
-	w.form = form{bands: 2, zeros: w.form.zeros - w.form.low, finer: true}
+	w.form = form{bands: 2, zeros: w.form.zeros - w.form.low, finer: true, below: w.form.short, snr: w.form.less}
 	p.zeros = w.form.zeros
 }
 

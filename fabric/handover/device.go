@@ -38,6 +38,7 @@ type Device struct {
 	dir    string
 	cmd    *exec.Cmd
 	copied sync.WaitGroup
+	decoys *decoys
 }
 
 // Start starts a device and waits until it can be asked. It goes on to read what it holds. The caller must call Close.
@@ -51,6 +52,9 @@ func Start(o Options) (_ *Device, err error) {
 			err = errors.Join(err, d.Close())
 		}
 	}()
+	if d.decoys, err = startDecoys(decoyCount); err != nil {
+		return nil, err
+	}
 	// Planes that are exchanged for others are there twice for a moment, and what was made smaller leaves gaps. What is not used takes no memory.
 	pool := o.Plan.Bytes + o.Plan.Bytes/2 + 64<<20
 	args := append(o.Program[1:len(o.Program):len(o.Program)], "--socket", d.Socket(), "--hold", o.Model, "--profile", o.Profile,
@@ -115,5 +119,10 @@ func (d *Device) Close() error {
 		_ = d.cmd.Wait() // that it was ended is no error
 		d.cmd = nil
 	}
-	return os.RemoveAll(d.dir)
+	var err error
+	if d.decoys != nil {
+		err = d.decoys.close()
+		d.decoys = nil
+	}
+	return errors.Join(err, os.RemoveAll(d.dir))
 }

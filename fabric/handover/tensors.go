@@ -70,7 +70,8 @@ func Tensors(f *gguf.File) []device.Tensor {
 	return tensors
 }
 
-// ParseForm makes a form of the name of a profile (see plan.Profiles), or, if it is not empty, of an error as "20dB".
+// ParseForm makes a form of the name of a profile (see plan.Profiles), or, if it is not empty, of an error as "20dB". While memory is short, a profile may have the error of the one with the largest;
+// who gives an error means it.
 func ParseForm(profile, decibels string) (device.Form, error) {
 	f := device.Form{Layout: trit.PT5Striped}
 	if decibels != "" {
@@ -82,13 +83,18 @@ func ParseForm(profile, decibels string) (device.Form, error) {
 		f.Bound = v
 		return f, nil
 	}
+	least, found := math.Inf(1), false
 	for _, p := range plan.Profiles() {
-		if p.Name == profile {
-			if !math.IsInf(p.Bound, 1) {
-				f.Bound = p.Bound
-			}
-			return f, nil
+		least = min(least, p.Bound)
+		if found = found || p.Name == profile; p.Name == profile && !math.IsInf(p.Bound, 1) {
+			f.Bound = p.Bound
 		}
+	}
+	if found {
+		if f.Bound > least {
+			f.Short = least
+		}
+		return f, nil
 	}
 	return f, fmt.Errorf("no profile is called %q", profile)
 }
@@ -96,19 +102,20 @@ func ParseForm(profile, decibels string) (device.Form, error) {
 // Plan is what a device is to take.
 type Plan struct {
 	Bytes   int64 // of memory, for planes
-	Least   int64 // of Bytes: without what the form's bound does not need
+	Least   int64 // of Bytes: without what the form's bound does not need, or needs only while memory is not short
 	Weights int64 // of the file: how many bytes it is to hold at most
 	Rest    int64 // of the model: what it does not hold then
-	Finer   bool  // there is room for more planes than the form's bound needs, at least for some tensors
+	Finer   bool  // there is room for more planes than the form's bound needs, at least for some tensors, or for more than its bound while memory is short
 }
 
 // Room plans for a target that has room for so many bytes of its model, of which leftOver are to be left. Time comes before precision: if the model does not fit with as few planes as the form's
 // bound allows, the device takes as much as there is. If it does, the device takes as little as makes the rest of the model fit, and weights get a third plane as far as that allows: more weights
 // are held, then, with less error. Bytes are 0 if nothing is to be gained: the model fits as it is, planes would take more than its bytes do, or what is read for a token would hardly be less.
 func Room(tensors []device.Tensor, modelBytes, room, leftOver int64, form device.Form) Plan {
-	var file, planes, finer, routed int64
+	var file, planes, finer, routed, short int64
 	for i := range tensors {
 		f, p, n := sizes(&tensors[i], form)
+		short += shortSize(&tensors[i], form)
 		if file, planes, finer = file+f, planes+p, finer+n; len(tensors[i].Matrices) > 1 {
 			routed += f
 		}
@@ -132,6 +139,10 @@ func Room(tensors []device.Tensor, modelBytes, room, leftOver int64, form device
 	}
 	if with > gain*without {
 		return Plan{}
+	}
+	if bytes == need && finer == planes && short < planes {
+		// The rest fits. When it does not any more, planes go that the bound needs.
+		return Plan{Bytes: bytes, Least: int64(float64(bytes) * float64(short) / float64(planes)), Weights: file, Rest: modelBytes - int64(float64(bytes)*each), Finer: true}
 	}
 	if bytes < need || finer == planes {
 		return Plan{Bytes: bytes, Least: bytes, Weights: file, Rest: modelBytes - file}
@@ -167,6 +178,18 @@ func sizes(t *device.Tensor, form device.Form) (file, planes, finer int64) {
 		finer += int64(form.Bytes(&e, n))
 	}
 	return file, planes, finer
+}
+
+// shortSize is what a tensor takes with as few planes as it may have while memory is short.
+func shortSize(t *device.Tensor, form device.Form) (bytes int64) {
+	for _, e := range t.Matrices {
+		n := planesOf(&e, form)
+		if form.MayBeCoarser(n) {
+			n--
+		}
+		bytes += int64(form.Bytes(&e, n))
+	}
+	return bytes
 }
 
 const (

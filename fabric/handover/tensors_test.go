@@ -128,3 +128,27 @@ func TestSpread(t *testing.T) {
 		}
 	}
 }
+
+// TestRoomShort: where all fits with planes that the bound needs, some of them may go while memory is short; where it does not, the device decides which go first.
+func TestRoomShort(t *testing.T) {
+	const mib = 1 << 20
+	form, err := ParseForm("balanced", "")
+	if err != nil || form.Short != 15 {
+		t.Fatalf("%+v, %v", form, err)
+	}
+	if !form.MayBeCoarser(3) {
+		t.Skip("this processor multiplies no bands")
+	}
+	if given, err := ParseForm("balanced", "20dB"); err != nil || given.Short != 0 {
+		t.Errorf("an error that is given is meant: %+v, %v", given, err)
+	}
+	form.Finer = true
+	tensors := []device.Tensor{{Name: "a", Matrices: []device.Extent{{Type: gguf.Q8_0, Rows: 1 << 19, Cols: 2048}}}}
+	p := Room(tensors, 1088*mib, 950*mib, 140*mib, form)
+	if !p.Finer || p.Least <= p.Bytes*6/10 || p.Least >= p.Bytes*3/4 || p.Rest <= 0 || p.Rest > 950*mib-140*mib-p.Bytes+mib {
+		t.Errorf("where it fits: %+v", p)
+	}
+	if p := Room(tensors, 1088*mib, 550*mib, 140*mib, form); p.Finer || p.Least != p.Bytes || p.Bytes == 0 {
+		t.Errorf("where it does not: %+v", p)
+	}
+}

@@ -412,7 +412,7 @@ func (v *server) help(ctx context.Context) (stood *prefetch.StandBack, err error
 		defer func() { err = errors.Join(err, target.Close()) }()
 	}
 	if !v.settled {
-		if err := prefetch.Settle(v.o.Log); err != nil {
+		if err := prefetch.Settle(v.o.Log, v.o.Elsewhere != nil); err != nil {
 			return nil, err
 		}
 		v.settled = true

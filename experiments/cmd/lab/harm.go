@@ -48,7 +48,8 @@ moment of the generation a scene happens. It reports who was killed, whether the
 target and helper have ended: pages of the model that cannot be dropped, processes.
 
 The helper is a shell command that starts with the target, outside of its group, and gets SIGTERM when that ends; {pid} in it is the target's
-process id. The limit is x * M + the target's own memory, both of which are measured first: M is what a token reads of the model.
+process id. A helper that ends in {target} starts the target itself, in its group; --other-text if it is to change the text (weights in planes).
+The limit is x * M + the target's own memory, both of which are measured first: M is what a token reads of the model.
 
 Scenes (amounts may be others):
 ` + forms.String() + `and sets of them: hogs (those of memory and limits), faults (those of signals and limits), all.
@@ -62,7 +63,8 @@ Exit codes: 0 no harm; 1 the target died or hung in more runs with the helper th
 2 wrong usage.`,
 		Example: `  sudo lab harm --helper 'bin/prefetchd --wait --pid {pid}' --x 0.85 --scenes instant:150MB --pairs 5
   sudo lab harm --helper 'bin/prefetchd --wait --pid {pid}' --x 0.85,0.7,0.5 --scenes hogs --pairs 10 --parallel 2 --save harm.json
-  sudo lab harm --helper 'bin/prefetchd --wait --pid {pid}' --scenes faults --pairs 29 --seed 2`,
+  sudo lab harm --helper 'bin/prefetchd --wait --pid {pid}' --scenes faults --pairs 29 --seed 2
+  sudo lab harm --helper 'bin/prefetchd --exec --as-root --always --fabric=fast -- {target}' --other-text --scenes instant:150MB,kill-helper`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.complete(); err != nil {
@@ -82,6 +84,7 @@ Exit codes: 0 no harm; 1 the target died or hung in more runs with the helper th
 	f.IntVar(&o.Pairs, "pairs", 10, "pairs of each scene and share")
 	f.IntVar(&o.Parallel, "parallel", 1, "pairs at the same time; from 2 on speeds are not compared")
 	f.BoolVar(&o.HelpedOnly, "helped", false, "only the runs with the helper: half the time, and enough where nothing is lost")
+	f.BoolVar(&o.OtherText, "other-text", false, "with the helper the text may be another: it is not compared there")
 	f.Uint64Var(&o.Seed, "seed", 1, "seed of the moments")
 	f.IntVar(&o.Settle, "settle", 8, "tokens before any scene, in which the helper takes hold")
 	f.DurationVar(&o.Hold, "hold", 1500*time.Millisecond, "how long a scene lasts")
