@@ -113,7 +113,9 @@ type Plan struct {
 // are held, then, with less error. Bytes are 0 if nothing is to be gained: the model fits as it is, planes would take more than its bytes do, or what is read for a token would hardly be less.
 func Room(tensors []device.Tensor, modelBytes, room, leftOver int64, form device.Form) Plan {
 	var file, planes, finer, routed, short int64
+	experts := 0
 	for i := range tensors {
+		experts = max(experts, len(tensors[i].Matrices))
 		f, p, n := sizes(&tensors[i], form)
 		short += shortSize(&tensors[i], form)
 		if file, planes, finer = file+f, planes+p, finer+n; len(tensors[i].Matrices) > 1 {
@@ -137,7 +139,7 @@ func Room(tensors []device.Tensor, modelBytes, room, leftOver int64, form device
 	if routed > file/2 {
 		gain = leastGainRouted
 	}
-	if with > gain*without {
+	if with > gain*without || bytes < need && experts >= manyExperts {
 		return Plan{}
 	}
 	if bytes == need && finer == planes && short < planes {
@@ -197,6 +199,9 @@ const (
 	window = 44 << 20
 	// leastGain: where planes of 'balanced' had 4 % less read, the device's work cost more than that (docs/performance.md).
 	leastGain = 0.9
+	// manyExperts: of mixtures with so many, few experts carry most uses. prefetchd keeps these, the device holds all of a tensor: replayed, it read 1.5 and 3.5 times as much for the two models with
+	// 128 experts whose routes are public (thesis-notes/rq6-fabric.md). With 16, trained and measured, it wins.
+	manyExperts = 64
 	// leastGainRouted is that of a mixture. Without the device the experts that are used most are in memory; the device holds all experts of a tensor. Where this rule's estimate was 0.86, just as
 	// much was read as without, and tokens took 10 % longer.
 	leastGainRouted = 0.6

@@ -24,12 +24,18 @@ func TestRoom(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	experts := []device.Tensor{{Name: "e"}}
-	for range 64 {
-		experts[0].Matrices = append(experts[0].Matrices, device.Extent{Type: gguf.Q8_0, Rows: 1 << 12, Cols: 4096})
+	mixture := func(experts int) []device.Tensor {
+		t := device.Tensor{Name: "e"}
+		for range experts {
+			t.Matrices = append(t.Matrices, device.Extent{Type: gguf.Q8_0, Rows: (1 << 18) / experts, Cols: 4096})
+		}
+		return []device.Tensor{t}
 	}
-	if Room(experts, 1088*mib, 600*mib, 140*mib, fast).Bytes == 0 || Room(experts, 1088*mib, 600*mib, 140*mib, balanced).Bytes != 0 {
+	if Room(mixture(16), 1088*mib, 600*mib, 140*mib, fast).Bytes == 0 || Room(mixture(16), 1088*mib, 600*mib, 140*mib, balanced).Bytes != 0 {
 		t.Error("of a mixture, 'fast' is to be handed over, and 'balanced' not")
+	}
+	if Room(mixture(64), 1088*mib, 600*mib, 140*mib, fast).Bytes != 0 || Room(mixture(64), 1088*mib, 1000*mib, 140*mib, fast).Bytes == 0 {
+		t.Error("of a mixture with many experts, it is to be handed over where nothing is read then, and only there")
 	}
 	for _, test := range []struct {
 		name        string
