@@ -715,7 +715,8 @@ func (l *loader) fill(ctx context.Context, e *Extent, planes int, finer bool) (_
 		if err != nil {
 			return nil, 0, 0, err
 		}
-		if fabric.TakesBands(part) {
+		f.ordered = l.form.Bound == 0 && fabric.HasOrder(part)
+		if !f.ordered && fabric.TakesBands(part) {
 			its := formOfBands(part)
 			if first == 0 {
 				if err := into.whole(s, e, kernel.BandBlock, fabric.BandsBytes(e.Rows, e.Cols, its.bands)); err != nil {
@@ -729,7 +730,6 @@ func (l *loader) fill(ctx context.Context, e *Extent, planes int, finer bool) (_
 			fabric.PackBands(into.m.Terms[0].Planes[0][fabric.BandsBytes(first, e.Cols, f.bands):], part, l.d.o.Workers)
 			continue
 		}
-		f.ordered = l.form.Bound == 0 && fabric.HasOrder(part)
 		if first == 0 {
 			if err := into.begin(s, part, e.Rows); err != nil {
 				return nil, 0, 0, err
