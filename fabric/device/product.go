@@ -25,8 +25,11 @@ type handle struct {
 // shape is of a vector that is quantised.
 type shape struct{ cols, block int }
 
-// mostShapes is of how many shapes vectors are kept: models have three or four.
-const mostShapes = 16
+// mostShapes is of how many shapes vectors are kept: models have three or four. Vectors of more than mostKept values are kept alone, so that a client cannot have the device fill its memory with them.
+const (
+	mostShapes = 16
+	mostKept   = 1 << 20
+)
 
 // executor does the jobs of one client. It is for one goroutine.
 type executor struct {
@@ -309,7 +312,7 @@ func largest(m *fabric.Matrix) (limit uint64, plain bool) {
 // prepare makes room for count vectors.
 func (e *executor) prepare(m *fabric.Matrix, count, block int) error {
 	of := shape{m.Cols, block}
-	if e.vectors = e.shapes[of]; e.vectors == nil && len(e.shapes) >= mostShapes {
+	if e.vectors = e.shapes[of]; e.vectors == nil && len(e.shapes) >= mostShapes || count*m.Cols > mostKept {
 		clear(e.shapes)
 	}
 	for len(e.vectors) < count {
