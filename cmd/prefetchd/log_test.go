@@ -39,7 +39,7 @@ func parse(t *testing.T, log string) (all []logged) {
 
 // With --log json each line is an object: what is done, warnings, the summary, and why it failed.
 func TestLogJSON(t *testing.T) {
-	r := newRig(t, 0.7, 60)
+	r := newRig(t, 0.7, 300)
 	r.start()
 	pid := r.target.Process.Pid
 	h := &helper{Cmd: exec.Command(prefetchd, "--pid", fmt.Sprint(pid), "--log", "json", "--always", "--lock")} // --lock warns
