@@ -50,6 +50,17 @@
 	VPMADDWD   Y15, Y0, Y0     \
 	VPADDD     AT(R12), Y0, Y0
 
+// ADDBLOCK adds the integers in Y0 and goes to the next 32 columns.
+#define ADDBLOCK \
+	VCVTDQ2PS    Y0, Y0     \
+	VBROADCASTSS (R11), Y2  \
+	VFMADD231PS  Y0, Y2, Y8 \
+	ADDQ $32, R12           \
+	ADDQ $32, DX            \
+	ADDQ $32, R8            \
+	ADDQ $4, R11            \
+	DECQ CX
+
 // func ordered512(o *Ordered)
 TEXT ·ordered512(SB), NOSPLIT, $0-8
 	BEGIN
@@ -59,14 +70,7 @@ row:
 
 block:
 	LANES512(0)
-	VCVTDQ2PS    Y0, Y0
-	VBROADCASTSS (R11), Y2
-	VFMADD231PS  Y0, Y2, Y8
-	ADDQ $32, R12
-	ADDQ $32, DX
-	ADDQ $32, R8
-	ADDQ $4, R11
-	DECQ CX
+	ADDBLOCK
 	JNZ  block
 	PAIRS
 	NEXT
@@ -101,14 +105,7 @@ block:
 	VPMADDWD     Y15, Y1, Y1
 	VPADDD       (R12), Y0, Y0
 	VPADDD       Y1, Y0, Y0
-	VCVTDQ2PS    Y0, Y0
-	VBROADCASTSS (R11), Y2
-	VFMADD231PS  Y0, Y2, Y8
-	ADDQ $32, R12
-	ADDQ $32, DX
-	ADDQ $32, R8
-	ADDQ $4, R11
-	DECQ CX
+	ADDBLOCK
 	JNZ  block
 	PAIRS
 	NEXT
@@ -124,42 +121,24 @@ block:
 	VPMULLD   Y2, Y0, Y0          \
 	VPADDD    Y0, Y7, Y7
 
-#define SUPER512 \
+// SUPER is the integer of a block of 256, of which LANES gives those of 32 columns.
+#define SUPER(LANES) \
 	VPXOR Y7, Y7, Y7 \
-	LANES512(0)   \
-	SCALE(0)      \
-	LANES512(32)  \
-	SCALE(1)      \
-	LANES512(64)  \
-	SCALE(2)      \
-	LANES512(96)  \
-	SCALE(3)      \
-	LANES512(128) \
-	SCALE(4)      \
-	LANES512(160) \
-	SCALE(5)      \
-	LANES512(192) \
-	SCALE(6)      \
-	LANES512(224) \
-	SCALE(7)
-
-#define SUPER256 \
-	VPXOR Y7, Y7, Y7 \
-	LANES256(0)   \
-	SCALE(0)      \
-	LANES256(32)  \
-	SCALE(1)      \
-	LANES256(64)  \
-	SCALE(2)      \
-	LANES256(96)  \
-	SCALE(3)      \
-	LANES256(128) \
-	SCALE(4)      \
-	LANES256(160) \
-	SCALE(5)      \
-	LANES256(192) \
-	SCALE(6)      \
-	LANES256(224) \
+	LANES(0)   \
+	SCALE(0)   \
+	LANES(32)  \
+	SCALE(1)   \
+	LANES(64)  \
+	SCALE(2)   \
+	LANES(96)  \
+	SCALE(3)   \
+	LANES(128) \
+	SCALE(4)   \
+	LANES(160) \
+	SCALE(5)   \
+	LANES(192) \
+	SCALE(6)   \
+	LANES(224) \
 	SCALE(7)
 
 // LESS takes the 32 off that sixteen scales' weights are too much.
@@ -213,7 +192,7 @@ row:
 
 block:
 	VMOVDQU (R13), X6
-	SUPER512
+	SUPER(LANES512)
 	LESS
 	ADDSUPER
 	JNZ block
@@ -237,7 +216,7 @@ row:
 
 block:
 	VMOVDQU (R13), X6
-	SUPER256
+	SUPER(LANES256)
 	LESS
 	ADDSUPER
 	JNZ block
@@ -262,7 +241,7 @@ row:
 
 block:
 	VMOVQ (R13), X6
-	SUPER512
+	SUPER(LANES512)
 	MINIMA
 	ADDSUPER
 	JNZ block
@@ -290,7 +269,7 @@ row:
 
 block:
 	VMOVQ (R13), X6
-	SUPER256
+	SUPER(LANES256)
 	MINIMA
 	ADDSUPER
 	JNZ block
