@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tensorcast/fabric/kernel"
 	"tensorcast/fabric/trit"
 	"tensorcast/gguf"
 )
@@ -173,77 +174,121 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// TestHoldFiner: memory is given back by third planes before tensors are let go, while products go on; with room again, both come back, and products are what they were.
-func TestHoldFiner(t *testing.T) {
-	const rows, cols, xAt, yAt = 700, 1024, 800 << 10, 900 << 10
-	form := Form{Bound: 15, Layout: trit.PT5Striped, Finer: true}
-	if !form.MayBeFiner(2) {
-		t.Skip("this processor multiplies no bands")
+// Sizes of holdRig's matrices, and where its vector and the product are in the client's arena.
+const rigRows, rigCols, rigX, rigY = 700, 1024, 800 << 10, 900 << 10
+
+// holdRig is a device that is to hold four tensors of a file, each a matrix, in two or three planes, and a client that multiplies with them.
+type holdRig struct {
+	d          *Device
+	path       string
+	form       Form
+	c          *testClient
+	f          *os.File
+	st         unix.Stat_t
+	file       []byte
+	tensors    []Tensor
+	two, three uint64 // bytes of a tensor in so many planes
+}
+
+// newHoldRig skips the test where planes do not come and go one by one.
+func newHoldRig(t *testing.T, form Form) *holdRig {
+	t.Helper()
+	if !kernel.Best().HasBands(3) {
+		t.Skip("needs a processor with AVX2, and assembly: only planes that are multiplied as bands come and go one by one")
 	}
 	d, path := start(t, Options{PoolBytes: 16 << 20, Workers: 2})
+	h := &holdRig{d: d, path: path, form: form}
 	r := rand.New(rand.NewPCG(5, 6))
-	var file []byte
-	var tensors []Tensor
 	for i := range 4 {
-		e := Extent{Offset: int64(len(file)), Type: gguf.Q8_0, Rows: rows, Cols: cols}
-		file = append(file, randomBlocks(r, e.Type, rows*cols)...)
-		tensors = append(tensors, Tensor{string(rune('a' + i)), []Extent{e}})
+		e := Extent{Offset: int64(len(h.file)), Type: gguf.Q8_0, Rows: rigRows, Cols: rigCols}
+		h.file = append(h.file, randomBlocks(r, e.Type, rigRows*rigCols)...)
+		h.tensors = append(h.tensors, Tensor{string(rune('a' + i)), []Extent{e}})
 	}
-	two, three := form.Bytes(&tensors[0].Matrices[0], 2), form.Bytes(&tensors[0].Matrices[0], 3)
+	e := &h.tensors[0].Matrices[0]
+	h.two, h.three = form.Bytes(e, 2), form.Bytes(e, 3)
 	name := filepath.Join(t.TempDir(), "model")
-	if err := os.WriteFile(name, file, 0o600); err != nil {
-		t.Fatal(err)
+	err := os.WriteFile(name, h.file, 0o600)
+	if err == nil {
+		h.f, err = os.Open(name)
 	}
-	f, err := os.Open(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+	t.Cleanup(func() { _ = h.f.Close() })
+	if err := unix.Fstat(int(h.f.Fd()), &h.st); err != nil {
 		t.Fatal(err)
 	}
-	c, err := dial(path, 1<<20, 8)
-	if err != nil {
+	if h.c, err = dial(path, 1<<20, 8); err != nil {
 		t.Fatal(err)
 	}
-	defer c.close()
-	for i := range cols {
-		binary.NativeEndian.PutUint32(c.arena[xAt+4*i:], math.Float32bits(float32(r.NormFloat64())))
+	t.Cleanup(h.c.close)
+	for i := range rigCols {
+		binary.NativeEndian.PutUint32(h.c.arena[rigX+4*i:], math.Float32bits(float32(r.NormFloat64())))
 	}
-	// There is room for three tensors with three planes, and a fourth with two.
-	d.Room(3*three + two)
+	return h
+}
+
+// hold has the device hold the tensors until end is called.
+func (h *holdRig) hold(t *testing.T) (end func()) {
 	ctx, stop := context.WithCancel(t.Context())
 	over := make(chan error, 1)
-	d.WillHold()
-	go func() { over <- d.Hold(ctx, f, tensors, form) }()
-	var handles []uint64
-	planes := func(i int) (uint32, []byte, int32) {
-		got := c.do(Descriptor{Op: OpProduct, Handle: handles[i], Rows: rows, Cols: cols, N: 1, X: xAt, Y: yAt, XType: TypeFloat32, YType: TypeFloat32, Block: 32})
-		return got.Planes, slices.Clone(c.arena[yAt : yAt+4*rows]), got.Status
+	h.d.WillHold()
+	go func() { over <- h.d.Hold(ctx, h.f, h.tensors, h.form) }()
+	return func() {
+		t.Helper()
+		stop()
+		if err := <-over; !errors.Is(err, context.Canceled) {
+			t.Errorf("Hold: %v", err)
+		}
 	}
+}
+
+// settled waits until the device reads nothing, and holds what it is to.
+func (h *holdRig) settled(t *testing.T, ok func(*Holding) bool) (now Holding) {
+	t.Helper()
+	waitFor(t, h.d, func(s Status) bool {
+		now = *s.Holding
+		return !now.Loading && ok(&now)
+	})
+	return now
+}
+
+// find is the handle of a tensor.
+func (h *holdRig) find(t *testing.T, i int) uint64 {
+	t.Helper()
+	e := &h.tensors[i].Matrices[0]
+	s := newSampler(e.bytes())
+	s.write(h.file[e.Offset:][:e.bytes()])
+	got := h.c.do(Descriptor{Op: OpFind, W: uint64(e.Offset), WBytes: e.bytes(), X: h.st.Dev, XStride: h.st.Ino, Scale: s.sum, Rows: rigRows, Cols: rigCols, XType: uint32(e.Type)})
+	if got.Status != 0 {
+		t.Fatalf("tensor %d: %v", i, unix.Errno(-got.Status))
+	}
+	return got.Value
+}
+
+// product multiplies, and tells how many planes were used.
+func (h *holdRig) product(handle uint64) (planes uint32, y []byte, status int32) {
+	got := h.c.do(Descriptor{Op: OpProduct, Handle: handle, Rows: rigRows, Cols: rigCols, N: 1, X: rigX, Y: rigY, XType: TypeFloat32, YType: TypeFloat32, Block: 32})
+	return got.Planes, slices.Clone(h.c.arena[rigY : rigY+4*rigRows]), got.Status
+}
+
+// TestHoldFiner: memory is given back by third planes before tensors are let go, while products go on; with room again, both come back, and products are what they were.
+func TestHoldFiner(t *testing.T) {
+	r := newHoldRig(t, Form{Bound: 15, Layout: trit.PT5Striped, Finer: true})
+	d, two, three := r.d, r.two, r.three
+	// There is room for three tensors with three planes, and a fourth with two.
+	d.Room(3*three + two)
+	end := r.hold(t)
 	settled := func(tensors, coarser int) {
 		t.Helper()
-		waitFor(t, d, func(s Status) bool {
-			return !s.Holding.Loading && s.Holding.Tensors == tensors && s.Holding.Coarser == coarser
-		})
+		r.settled(t, func(h *Holding) bool { return h.Tensors == tensors && h.Coarser == coarser })
 	}
-	find := func(i int) uint64 {
-		t.Helper()
-		e := &tensors[i].Matrices[0]
-		b := file[e.Offset:][:e.bytes()]
-		s := newSampler(uint64(len(b)))
-		s.write(b)
-		got := c.do(Descriptor{Op: OpFind, W: uint64(e.Offset), WBytes: e.bytes(), X: st.Dev, XStride: st.Ino, Scale: s.sum, Rows: rows, Cols: cols, XType: uint32(e.Type)})
-		if got.Status != 0 {
-			t.Fatalf("tensor %d: %v", i, unix.Errno(-got.Status))
-		}
-		return got.Value
-	}
+	var handles []uint64
+	planes := func(i int) (uint32, []byte, int32) { return r.product(handles[i]) }
 	settled(4, 1)
 	var fine [4][]byte
-	for i := range tensors {
-		handles = append(handles, find(i))
+	for i := range r.tensors {
+		handles = append(handles, r.find(t, i))
 		p, y, status := planes(i)
 		if want := []uint32{3, 3, 3, 2}[i]; p != want || status != 0 {
 			t.Fatalf("tensor %d: %d planes, %d", i, p, status)
@@ -284,7 +329,7 @@ func TestHoldFiner(t *testing.T) {
 	}
 
 	// Planes first, tensors then.
-	if err := GiveRoom(t.Context(), path, 4*two); err != nil {
+	if err := GiveRoom(t.Context(), r.path, 4*two); err != nil {
 		t.Fatal(err)
 	}
 	if s := d.Status(); s.Holding.Tensors != 4 || s.Holding.Coarser != 4 || s.Holding.GivenUp != 0 || s.Holding.Planes != 4*two || s.PoolUsed > int(4*two)+4*pageBytes {
@@ -302,19 +347,16 @@ func TestHoldFiner(t *testing.T) {
 	}
 	d.Room(4 * three)
 	settled(4, 0)
-	handles[3] = find(3)
+	handles[3] = r.find(t, 3)
 	if p, _, status := planes(3); p != 3 || status != 0 {
 		t.Errorf("with room again: %d planes, %d", p, status)
 	}
 	if p, y, _ := planes(0); p != 3 || !slices.Equal(y, fine[0]) {
 		t.Errorf("with room again: %d planes, not the product of before", p)
 	}
-	stop()
-	if err := <-over; !errors.Is(err, context.Canceled) {
-		t.Errorf("Hold: %v", err)
-	}
+	end()
 	d.Room(0)
-	c.close()
+	r.c.close()
 	waitFor(t, d, func(s Status) bool { return s.Clients == 0 })
 	if s := d.Status(); s.PoolUsed != 0 || s.PoolExtents != 1 {
 		t.Errorf("%d bytes of the pool are left, in %d extents", s.PoolUsed, s.PoolExtents)
@@ -324,68 +366,25 @@ func TestHoldFiner(t *testing.T) {
 // TestHoldShort: while memory is short, weights that need three planes for their bound lose one before tensors are let go, and this is said; with room again they have the products of before.
 // To hold more, none loses one.
 func TestHoldShort(t *testing.T) {
-	const rows, cols, xAt, yAt = 700, 1024, 800 << 10, 900 << 10
-	form := Form{Bound: 23.5, Short: 15, Layout: trit.PT5Striped, Finer: true}
-	if !form.MayBeCoarser(3) {
-		t.Skip("this processor multiplies no bands")
-	}
-	d, path := start(t, Options{PoolBytes: 16 << 20, Workers: 2})
-	r := rand.New(rand.NewPCG(5, 6))
-	var file []byte
-	var tensors []Tensor
-	for i := range 4 {
-		e := Extent{Offset: int64(len(file)), Type: gguf.Q8_0, Rows: rows, Cols: cols}
-		file = append(file, randomBlocks(r, e.Type, rows*cols)...)
-		tensors = append(tensors, Tensor{string(rune('a' + i)), []Extent{e}})
-	}
-	two, three := form.Bytes(&tensors[0].Matrices[0], 2), form.Bytes(&tensors[0].Matrices[0], 3)
-	name := filepath.Join(t.TempDir(), "model")
-	if err := os.WriteFile(name, file, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	f, err := os.Open(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		t.Fatal(err)
-	}
-	c, err := dial(path, 1<<20, 8)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.close()
-	for i := range cols {
-		binary.NativeEndian.PutUint32(c.arena[xAt+4*i:], math.Float32bits(float32(r.NormFloat64())))
-	}
+	r := newHoldRig(t, Form{Bound: 23.5, Short: 15, Layout: trit.PT5Striped, Finer: true})
+	d, form, two, three := r.d, r.form, r.two, r.three
 	d.Room(4*three - 1)
-	ctx, stop := context.WithCancel(t.Context())
-	over := make(chan error, 1)
-	d.WillHold()
-	go func() { over <- d.Hold(ctx, f, tensors, form) }()
-	settled := func(tensors, below int) (s Status) {
+	end := r.hold(t)
+	settled := func(tensors, below int) Holding {
 		t.Helper()
-		waitFor(t, d, func(now Status) bool {
-			s = now
-			return !s.Holding.Loading && s.Holding.Tensors == tensors && s.Holding.Below == below
-		})
-		return s
+		return r.settled(t, func(h *Holding) bool { return h.Tensors == tensors && h.Below == below })
 	}
-	if h := settled(3, 0).Holding; h.Decibels < form.Bound || h.Coarser != 0 {
-		t.Errorf("held: %+v", *h)
+	if h := settled(3, 0); h.Decibels < form.Bound || h.Coarser != 0 {
+		t.Errorf("held: %+v", h)
 	}
-	e := &tensors[0].Matrices[0]
-	sum := newSampler(e.bytes())
-	sum.write(file[:e.bytes()])
-	handle := c.do(Descriptor{Op: OpFind, WBytes: e.bytes(), X: st.Dev, XStride: st.Ino, Scale: sum.sum, Rows: rows, Cols: cols, XType: uint32(e.Type)}).Value
+	handle := r.find(t, 0)
 	product := func() (uint32, []byte) {
-		got := c.do(Descriptor{Op: OpProduct, Handle: handle, Rows: rows, Cols: cols, N: 1, X: xAt, Y: yAt, XType: TypeFloat32, YType: TypeFloat32, Block: 32})
-		if got.Status != 0 {
-			t.Fatal(unix.Errno(-got.Status))
+		t.Helper()
+		p, y, status := r.product(handle)
+		if status != 0 {
+			t.Fatal(unix.Errno(-status))
 		}
-		return got.Planes, slices.Clone(c.arena[yAt : yAt+4*rows])
+		return p, y
 	}
 	planes, fine := product()
 	d.Room(3 * two)
@@ -404,13 +403,10 @@ func TestHoldShort(t *testing.T) {
 		t.Errorf("with room again: %d planes, not the product of before", p)
 	}
 	d.Room(4 * three)
-	if h := settled(4, 0).Holding; h.Decibels < form.Bound {
-		t.Errorf("with all the room: %+v", *h)
+	if h := settled(4, 0); h.Decibels < form.Bound {
+		t.Errorf("with all the room: %+v", h)
 	}
-	stop()
-	if err := <-over; !errors.Is(err, context.Canceled) {
-		t.Errorf("Hold: %v", err)
-	}
+	end()
 }
 
 // TestHoldRefused: what is no matrix of the file is not read.

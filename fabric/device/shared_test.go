@@ -15,9 +15,14 @@ func TestNapEndsForCollector(t *testing.T) {
 		defer close(over)
 		nap(&w, 0, time.Minute)
 	}()
-	time.Sleep(10 * time.Millisecond) // it naps now, most likely; if not, it will soon
-	runtime.GC()
-	<-over
+	for ended := false; !ended; time.Sleep(time.Millisecond) { // again and again, as it may not nap yet
+		runtime.GC()
+		select {
+		case <-over:
+			ended = true
+		default:
+		}
+	}
 	if took := time.Since(begun); took > 30*time.Second {
 		t.Errorf("it took %v", took)
 	}
