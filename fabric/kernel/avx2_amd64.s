@@ -377,12 +377,23 @@ group:
 	VZEROUPPER
 	RET
 
-// func expandHalf256(dst *float32, half *uint16, with *float32, eights int)
-TEXT ·expandHalf256(SB), NOSPLIT, $0-32
-	MOVQ dst+0(FP), DI
-	MOVQ half+8(FP), SI
-	MOVQ with+16(FP), R9
-	MOVQ eights+24(FP), CX
+// func expandHalf256(dst *float32, pitch int, s *Scales)
+//
+// DI dst, DX of the row; R8 pitch in bytes; AX s; SI halfs; R9 with; R10 rows left; CX blocks left.
+TEXT ·expandHalf256(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), DX
+	MOVQ pitch+8(FP), R8
+	MOVQ s+16(FP), AX
+	SHLQ $2, R8
+	MOVQ Scales_Half(AX), SI
+	MOVQ Scales_Rows(AX), R10
+
+row:
+	MOVQ DX, DI
+	MOVQ Scales_With(AX), R9
+	MOVQ Scales_Blocks(AX), CX
+	SUBQ $8, CX
+	JLT  last
 
 eight:
 	VCVTPH2PS (SI), Y0
@@ -391,28 +402,65 @@ eight:
 	ADDQ      $16, SI
 	ADDQ      $32, R9
 	ADDQ      $32, DI
+	SUBQ      $8, CX
+	JGE       eight
+
+last:
+	ADDQ $8, CX
+	JLE  next
+
+one:
+	MOVWLZX   (SI), BX
+	VMOVD     BX, X0
+	VCVTPH2PS X0, X0
+	VMULSS    (R9), X0, X0
+	VMOVSS    X0, (DI)
+	ADDQ      $2, SI
+	ADDQ      $4, R9
+	ADDQ      $4, DI
 	DECQ      CX
-	JNZ       eight
+	JNZ       one
+
+next:
+	ADDQ R8, DX
+	DECQ R10
+	JNZ  row
 	VZEROUPPER
 	RET
 
-// func expandSub256(dst *float32, sub *int8, super *uint16, with *float32, eights, perSuper int)
+// func expandSub256(dst *float32, pitch int, s *Scales)
 //
-// R8 super, DX eights left of it.
-TEXT ·expandSub256(SB), NOSPLIT, $0-48
-	MOVQ dst+0(FP), DI
-	MOVQ sub+8(FP), SI
-	MOVQ super+16(FP), R8
-	MOVQ with+24(FP), R9
-	MOVQ eights+32(FP), CX
+// Per is 8 or 16. Registers as above; SI sub; R11 supers, R12 blocks left of the one in Y2, R13 Per; R14 supers of a row that are left.
+TEXT ·expandSub256(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), DX
+	MOVQ pitch+8(FP), R8
+	MOVQ s+16(FP), AX
+	SHLQ $2, R8
+	MOVQ Scales_Sub(AX), SI
+	MOVQ Scales_Super(AX), R11
+	MOVQ Scales_Per(AX), R13
+	MOVQ Scales_Rows(AX), R10
 
-super:
-	MOVQ         perSuper+40(FP), DX
-	VPBROADCASTW (R8), X2
+row:
+	MOVQ DX, DI
+	MOVQ Scales_With(AX), R9
+	MOVQ Scales_Blocks(AX), CX
+	MOVQ Scales_Supers(AX), R14
+	XORL R12, R12
+
+some:
+	TESTQ        R12, R12
+	JNZ          same
+	VPBROADCASTW (R11), X2
 	VCVTPH2PS    X2, Y2
-	ADDQ         $2, R8
+	ADDQ         $2, R11
+	DECQ         R14
+	MOVQ         R13, R12
 
-eight:
+same:
+	SUBQ      $8, R12
+	SUBQ      $8, CX
+	JLT       last
 	VPMOVSXBD (SI), Y0
 	VCVTDQ2PS Y0, Y0
 	VMULPS    Y2, Y0, Y0
@@ -421,13 +469,31 @@ eight:
 	ADDQ      $8, SI
 	ADDQ      $32, R9
 	ADDQ      $32, DI
-	DECQ      CX
-	JZ        done
-	DECQ      DX
-	JNZ       eight
-	JMP       super
+	TESTQ     CX, CX
+	JNZ       some
+	JMP       next
 
-done:
+last:
+	ADDQ $8, CX
+
+one:
+	MOVBLSX    (SI), BX
+	VXORPS     X0, X0, X0
+	VCVTSI2SSL BX, X0, X0
+	VMULSS     X2, X0, X0
+	VMULSS     (R9), X0, X0
+	VMOVSS     X0, (DI)
+	INCQ       SI
+	ADDQ       $4, R9
+	ADDQ       $4, DI
+	DECQ       CX
+	JNZ        one
+
+next:
+	LEAQ (R11)(R14*2), R11
+	ADDQ R8, DX
+	DECQ R10
+	JNZ  row
 	VZEROUPPER
 	RET
 

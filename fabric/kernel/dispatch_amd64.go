@@ -69,28 +69,30 @@ func (l Level) hasProduct(layout trit.Layout, planes, block int) bool {
 func (l Level) productAssembly(p *Product) {
 	two := p.Layout == trit.TwoBit
 	switch {
-	case l == AVX2:
-		twoBit256x256(p)
 	case p.Block < Stripe && two:
 		twoBitPartx512(p, lookup, &spread[p.Block/32])
 	case p.Block < Stripe:
 		pt5Partx512(p, lookup, &spread[p.Block/32])
 	default:
-		productRows(p)
+		l.productRows(p)
 	}
 }
 
 // productRows multiplies one plane in blocks of 256: as many rows at a time as the assembly supports, and the remaining ones one by one.
-func productRows(p *Product) {
+func (l Level) productRows(p *Product) {
+	two := p.Layout == trit.TwoBit
 	together := 2
-	if p.Layout == trit.TwoBit {
+	if two && l == AVX512 {
 		together = 4
 	}
 	q := *p
 	if q.Count -= q.Count % together; q.Count > 0 {
-		if together == 4 {
+		switch {
+		case l == AVX2:
+			twoBitPair256x256(&q)
+		case two:
 			twoBitFour256x512(&q)
-		} else {
+		default:
 			pt5Pair256x512(&q, lookup)
 		}
 	}
@@ -99,9 +101,12 @@ func productRows(p *Product) {
 	}
 	rest := [1][]byte{p.Planes[0][q.Count*p.Groups*64:]}
 	q.Planes, q.Factors, q.Dst, q.Count = rest[:], p.Factors[q.Count*p.FactorPitch:], p.Dst[q.Count:], p.Count-q.Count
-	if together == 4 {
+	switch {
+	case l == AVX2:
+		twoBit256x256(&q)
+	case two:
 		twoBit256x512(&q)
-	} else {
+	default:
 		pt5x256x512(&q, lookup)
 	}
 }
@@ -132,33 +137,14 @@ func (l Level) expandAssembly(dst []float32, pitch int, s *Scales) bool {
 		expandHalf512(&dst[0], pitch, s)
 	case l == AVX512:
 		expandSub512(&dst[0], pitch, s, &superLanes[bits.TrailingZeros(uint(s.Per))])
-	case l == AVX2 && (s.Half != nil || s.Per >= 8):
-		expandAVX2(dst, pitch, s)
+	case l == AVX2 && s.Half != nil:
+		expandHalf256(&dst[0], pitch, s)
+	case l == AVX2 && s.Per >= 8:
+		expandSub256(&dst[0], pitch, s)
 	default:
 		return false
 	}
 	return true
-}
-
-// expandAVX2 computes multiples of eight blocks of a row in assembly, and the rest in Go.
-func expandAVX2(dst []float32, pitch int, s *Scales) {
-	eights := s.Blocks / 8
-	rest := Scales{Rows: 1, Blocks: s.Blocks % 8, With: s.With[8*eights:], Supers: 1, Per: s.Per}
-	for r := range s.Rows {
-		d, b := dst[r*pitch:], r*s.Blocks
-		if s.Half != nil {
-			if eights > 0 {
-				expandHalf256(&d[0], &s.Half[b], &s.With[0], eights)
-			}
-			rest.Half = s.Half[b+8*eights:]
-		} else {
-			if eights > 0 {
-				expandSub256(&d[0], &s.Sub[b], &s.Super[r*s.Supers], &s.With[0], eights, s.Per/8)
-			}
-			rest.Sub, rest.Super = s.Sub[b+8*eights:], s.Super[r*s.Supers+min(8*eights/s.Per, s.Supers-1):]
-		}
-		expand(d[8*eights:], 0, &rest)
-	}
 }
 
 func (l Level) subtractAssembly(dst, v []float32, pitch, n int) bool {
@@ -290,6 +276,9 @@ func dotPart256(r *Rows)
 func twoBit256x256(p *Product)
 
 //go:noescape
+func twoBitPair256x256(p *Product)
+
+//go:noescape
 func dotSmall256(r *Rows)
 
 //go:noescape
@@ -299,10 +288,10 @@ func dotPartSmall256(r *Rows)
 func dotFloat256(r *FloatRows)
 
 //go:noescape
-func expandHalf256(dst *float32, half *uint16, with *float32, eights int)
+func expandHalf256(dst *float32, pitch int, s *Scales)
 
 //go:noescape
-func expandSub256(dst *float32, sub *int8, super *uint16, with *float32, eights, perSuper int)
+func expandSub256(dst *float32, pitch int, s *Scales)
 
 //go:noescape
 func subtract256(dst *float32, v *float32, eights int)
