@@ -55,12 +55,12 @@ func (l Level) dotAssembly(r *Rows) bool {
 	return true
 }
 
-func (l Level) hasProduct(layout trit.Layout, planes, block int) bool {
+func (l Level) hasProduct(planes, block int) bool {
 	switch l {
 	case AVX512:
 		return block < Stripe || block == 256 && planes == 1
 	case AVX2:
-		return block == 256 && planes == 1 && layout == trit.TwoBit
+		return block == 256 && planes == 1
 	}
 	return false
 }
@@ -81,6 +81,10 @@ func (l Level) productAssembly(p *Product) {
 // productRows multiplies one plane in blocks of 256: as many rows at a time as the assembly supports, and the remaining ones one by one.
 func (l Level) productRows(p *Product) {
 	two := p.Layout == trit.TwoBit
+	if !two && l == AVX2 {
+		pt5x256x256(p, lookup)
+		return
+	}
 	together := 2
 	if two && l == AVX512 {
 		together = 4
@@ -277,6 +281,9 @@ func twoBit256x256(p *Product)
 
 //go:noescape
 func twoBitPair256x256(p *Product)
+
+//go:noescape
+func pt5x256x256(p *Product, t *tables)
 
 //go:noescape
 func dotSmall256(r *Rows)

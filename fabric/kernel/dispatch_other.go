@@ -10,7 +10,7 @@ const hasAVX2, hasAVX512 = false, false
 
 func (l Level) decodeAssembly(trit.Layout, []byte, [][]byte, int) bool  { return false }
 func (l Level) dotAssembly(*Rows) bool                                  { return false }
-func (l Level) hasProduct(trit.Layout, int, int) bool                   { return false }
+func (l Level) hasProduct(int, int) bool                                { return false }
 func (l Level) productAssembly(*Product)                                {}
 func (l Level) expandAssembly([]float32, int, *Scales) bool             { return false }
 func (l Level) subtractAssembly(_, _ []float32, _, _ int) bool          { return false }

@@ -233,8 +233,8 @@ type Product struct {
 }
 
 // OneLoop reports whether Multiply has a single-pass loop for this number of planes and this block.
-func (l Level) OneLoop(layout trit.Layout, planes, block int) bool {
-	return l.hasProduct(layout, planes, block)
+func (l Level) OneLoop(planes, block int) bool {
+	return l.hasProduct(planes, block)
 }
 
 // Multiply does Decode and Dot, in one pass if there is a loop for the case.
@@ -242,7 +242,7 @@ func (l Level) Multiply(p *Product) {
 	if p.Count == 0 || p.Groups == 0 {
 		return
 	}
-	if l.OneLoop(p.Layout, len(p.Planes), p.Block) {
+	if l.OneLoop(len(p.Planes), p.Block) {
 		l.productAssembly(p)
 		return
 	}

@@ -124,3 +124,153 @@ group:
 	JNZ  rows
 	VZEROUPPER
 	RET
+
+// BYTES fills 32 bytes at NAME with the eight bytes VALUE.
+#define BYTES(NAME, VALUE) \
+	DATA NAME<>+0(SB)/8, VALUE    \
+	DATA NAME<>+8(SB)/8, VALUE    \
+	DATA NAME<>+16(SB)/8, VALUE   \
+	DATA NAME<>+24(SB)/8, VALUE   \
+	GLOBL NAME<>(SB), RODATA, $32
+
+BYTES(lowBytes, $0x00ff00ff00ff00ff)
+BYTES(upperBytes, $0xff00ff00ff00ff00)
+BYTES(ninth, $0x1c721c721c721c72)
+BYTES(belowSixteen, $0x7070707070707070)
+BYTES(sixteens, $0x1010101010101010)
+BYTES(oneWords, $0x0001000100010001)
+
+// TIMES adds to ACC, sums of 16 bits, the products of the trits Y0 with x.
+#define TIMES(OFFSET, ACC) \
+	VPMADDUBSW (OFFSET)(R8), Y0, Y0   \
+	VPADDW     Y0, ACC, ACC
+
+// TRITS32 multiplies the five trits of each of 32 bytes as TIMES does. Quotient and remainder as in decodePT5x512; a table by quotient has 32 bytes: the index of one half is negative, and gives 0, where that
+// of the other is not.
+// Y14 and Y15 tables by remainder; Y8 and Y9, Y10 and Y11, Y12 and Y13 by quotient.
+#define TRITS32(BYTE, OFFSET, ACC0, ACC1, ACC2, ACC3, ACC4) \
+	VMOVDQU    (BYTE)(SI), Y0                   \
+	VPAND      lowBytes<>(SB), Y0, Y1           \
+	VPMULHUW   ninth<>(SB), Y1, Y1              \
+	VPMULHUW   ninth<>(SB), Y0, Y2              \
+	VPAND      upperBytes<>(SB), Y2, Y2         \
+	VPOR       Y2, Y1, Y1                       \
+	VPSLLW     $3, Y1, Y2                       \ // the quotient is below 32
+	VPSUBB     Y2, Y0, Y2                       \
+	VPSUBB     Y1, Y2, Y2                       \
+	VPADDUSB   belowSixteen<>(SB), Y1, Y3       \
+	VPSUBB     sixteens<>(SB), Y1, Y4           \
+	VPSHUFB    Y2, Y14, Y0                      \
+	TIMES(OFFSET, ACC0)                         \
+	VPSHUFB    Y2, Y15, Y0                      \
+	TIMES(OFFSET+64, ACC1)                      \
+	VPSHUFB    Y3, Y8, Y0                       \
+	VPSHUFB    Y4, Y9, Y1                       \
+	VPOR       Y1, Y0, Y0                       \
+	TIMES(OFFSET+128, ACC2)                     \
+	VPSHUFB    Y3, Y10, Y0                      \
+	VPSHUFB    Y4, Y11, Y1                      \
+	VPOR       Y1, Y0, Y0                       \
+	TIMES(OFFSET+192, ACC3)                     \
+	VPSHUFB    Y3, Y12, Y0                      \
+	VPSHUFB    Y4, Y13, Y1                      \
+	VPOR       Y1, Y0, Y0                       \
+	TIMES(OFFSET+256, ACC4)
+
+// SCALE adds to Y7 a block's product: of the sums SUMS, which it clears.
+#define SCALE(BIAS, FACTOR, SUMS) \
+	VPMADDWD     oneWords<>(SB), SUMS, Y0   \
+	VPXOR        SUMS, SUMS, SUMS           \
+	VPADDD       (BIAS)(R12), Y0, Y0        \
+	VPADDD       (BIAS+32)(R12), Y0, Y0     \
+	VBROADCASTSS (FACTOR)(R10), Y1          \
+	VCVTDQ2PS    Y0, Y0                     \
+	VFMADD231PS  Y1, Y0, Y7
+
+// func pt5x256x256(p *Product, t *tables)
+//
+// Four groups are five blocks, whose sums are Y5 and Y6 in turn.
+//
+// BX the Product; DI dst; SI plane; R8 x; R12 bias; R11 factors of the row, R10 those to come; CX groups left; R15 rows left.
+TEXT ·pt5x256x256(SB), NOSPLIT, $0-16
+	MOVQ p+0(FP), BX
+	MOVQ t+8(FP), AX
+	LEAQ tables_pt5(AX), AX
+	VBROADCASTI128 (AX), Y14
+	VBROADCASTI128 64(AX), Y15
+	VBROADCASTI128 128(AX), Y8
+	VBROADCASTI128 144(AX), Y9
+	VBROADCASTI128 192(AX), Y10
+	VBROADCASTI128 208(AX), Y11
+	VBROADCASTI128 256(AX), Y12
+	VBROADCASTI128 272(AX), Y13
+	MOVQ Product_Dst(BX), DI
+	MOVQ Product_Planes(BX), SI
+	MOVQ (SI), SI
+	MOVQ Product_Factors(BX), R11
+	MOVQ Product_Count(BX), R15
+
+row:
+	VXORPS Y7, Y7, Y7
+	VPXOR  Y5, Y5, Y5
+	VPXOR  Y6, Y6, Y6
+	MOVQ   Product_X(BX), R8
+	MOVQ   Product_Bias(BX), R12
+	MOVQ   Product_Groups(BX), CX
+	MOVQ   R11, R10
+
+group:
+	TRITS32(0, 0, Y5, Y5, Y5, Y5, Y6)
+	TRITS32(32, 32, Y5, Y5, Y5, Y5, Y6)
+	SCALE(0, 0, Y5)
+	PREFETCHT0 8192(SI)
+	ADDQ $64, SI
+	DECQ CX
+	JZ   one
+	TRITS32(0, 320, Y6, Y6, Y6, Y5, Y5)
+	TRITS32(32, 352, Y6, Y6, Y6, Y5, Y5)
+	SCALE(64, 4, Y6)
+	PREFETCHT0 8192(SI)
+	ADDQ $64, SI
+	DECQ CX
+	JZ   two
+	TRITS32(0, 640, Y5, Y5, Y6, Y6, Y6)
+	TRITS32(32, 672, Y5, Y5, Y6, Y6, Y6)
+	SCALE(128, 8, Y5)
+	PREFETCHT0 8192(SI)
+	ADDQ $64, SI
+	DECQ CX
+	JZ   three
+	TRITS32(0, 960, Y6, Y5, Y5, Y5, Y5)
+	TRITS32(32, 992, Y6, Y5, Y5, Y5, Y5)
+	SCALE(192, 12, Y6)
+	SCALE(256, 16, Y5)
+	PREFETCHT0 8192(SI)
+	ADDQ $64, SI
+	ADDQ $1280, R8
+	ADDQ $320, R12
+	ADDQ $20, R10
+	DECQ CX
+	JNZ  group
+	JMP  end
+
+one:
+	SCALE(64, 4, Y6)
+	JMP end
+
+two:
+	SCALE(128, 8, Y5)
+	JMP end
+
+three:
+	SCALE(192, 12, Y6)
+
+end:
+	TOTAL(X7, Y7, 0(DI))
+	ADDQ $4, DI
+	MOVQ Product_FactorPitch(BX), CX
+	LEAQ (R11)(CX*4), R11
+	DECQ R15
+	JNZ  row
+	VZEROUPPER
+	RET

@@ -2,6 +2,8 @@ package kernel
 
 // This file multiplies sparse planes, using a list of the trits that are not 0.
 
+import "math"
+
 // MaxSparseCols is the largest number of columns for which entries can be encoded.
 const MaxSparseCols = 1 << 15
 
@@ -29,15 +31,25 @@ func (l Level) DotSparse(r *SparseRows) {
 	}
 	for i := range r.Count {
 		f := r.Factors[i*r.FactorPitch:]
-		var sum float32
-		for _, e := range r.Entries[r.Begin[i]:r.Begin[i+1]] {
-			col := e >> 1
-			v := float32(r.X[col]) * f[col>>r.Shift]
-			if e&1 != 0 {
-				v = -v
-			}
-			sum += v
+		entries := r.Entries[r.Begin[i]:r.Begin[i+1]]
+		// Four sums, as an addition takes longer than an entry.
+		var a, b, c, d float32
+		for ; len(entries) >= 4; entries = entries[4:] {
+			a += r.product(f, entries[0])
+			b += r.product(f, entries[1])
+			c += r.product(f, entries[2])
+			d += r.product(f, entries[3])
 		}
-		r.Dst[i] += float32(sum * r.Weight)
+		for _, e := range entries {
+			a += r.product(f, e)
+		}
+		r.Dst[i] += float32(float32(float32(a+b)+float32(c+d)) * r.Weight)
 	}
+}
+
+// product is an entry's; signs are as good as random, so that a branch would often be predicted wrongly.
+func (r *SparseRows) product(factors []float32, e uint16) float32 {
+	col := e >> 1
+	v := float32(float32(r.X[col]) * factors[col>>r.Shift])
+	return math.Float32frombits(math.Float32bits(v) ^ uint32(e)<<31)
 }
