@@ -178,6 +178,10 @@ func (l Level) quantizeAssembly(q []int8, scale, x []float32, block int) bool {
 		quantize32x512(&q[0], &scale[0], &x[0], len(x)/32)
 	case l == AVX512:
 		quantize256x512(&q[0], &scale[0], &x[0], len(x)/256)
+	case l == AVX2 && block == 32:
+		quantize32x256(&q[0], &scale[0], &x[0], len(x)/32)
+	case l == AVX2:
+		quantize256x256(&q[0], &scale[0], &x[0], len(x)/256)
 	default:
 		return false
 	}
@@ -263,6 +267,12 @@ func quantize256x512(q *int8, scale *float32, x *float32, blocks int)
 
 //go:noescape
 func sumFours512(dst *int32, q *int8, stripes int)
+
+//go:noescape
+func quantize32x256(q *int8, scale *float32, x *float32, blocks int)
+
+//go:noescape
+func quantize256x256(q *int8, scale *float32, x *float32, blocks int)
 
 //go:noescape
 func decodePT5x256(dst *byte, planes *[]byte, count, n int, t *tables)
