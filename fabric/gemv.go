@@ -299,6 +299,9 @@ func (o *Operand) multiplyTerm(dst [][]float32, first, end int, t *term, x []*Ac
 	trits, _ := m.Layout.Group()
 	weights := o.groups * trits // per row
 	batch := min(batchRows, batchFactors/pitch)
+	if n := o.level.BatchRows(len(t.dense), block); n > 0 {
+		batch = min(n, end-first)
+	}
 	// If there is a single-pass loop for a single plane, decoding it again is as fast as reading decoded weights; then rows are only kept
 	// in the cache.
 	once := len(x) > 1 && len(t.dense) > 0 && (len(t.dense) > 1 || !o.level.OneLoop(1, block))

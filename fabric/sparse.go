@@ -16,7 +16,7 @@ type thresholds struct {
 }
 
 // measured are the thresholds at which skipping becomes faster, in cache and out of it: see BenchmarkSparse and BenchmarkZeroGroups.
-var measured = thresholds{one: 0.04, last: 0.01, group: 0.3, groupPlane: 0.65}
+var measured = thresholds{one: 0.025, last: 0.01, group: 0.3, groupPlane: 0.65}
 
 // term describes how a term of the matrix is multiplied.
 type term struct {

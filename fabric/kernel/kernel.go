@@ -234,7 +234,7 @@ type Product struct {
 
 // OneLoop reports whether Multiply has a single-pass loop for this number of planes and this block.
 func (l Level) OneLoop(planes, block int) bool {
-	return l.hasProduct(planes, block)
+	return l.hasProduct(planes, block) || l == Go && tabled(planes, block)
 }
 
 // Multiply does Decode and Dot, in one pass if there is a loop for the case.
@@ -242,8 +242,12 @@ func (l Level) Multiply(p *Product) {
 	if p.Count == 0 || p.Groups == 0 {
 		return
 	}
-	if l.OneLoop(len(p.Planes), p.Block) {
+	if l.hasProduct(len(p.Planes), p.Block) {
 		l.productAssembly(p)
+		return
+	}
+	if l == Go && tabled(len(p.Planes), p.Block) && p.Count >= fewRows {
+		multiplyTables(p)
 		return
 	}
 	trits := groupTrits(p.Layout)
