@@ -4,9 +4,11 @@ package offload
 // This file runs llama.cpp, in turns.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -23,6 +25,8 @@ type Variant struct {
 	// Batch is the number of sequences that are decoded together, a token of each at a time: so many vectors for each product, as parallel requests have them, or tokens that were guessed and are
 	// verified together.
 	Batch int `json:"batch"`
+	// Streams is the number of contexts, each with a batch of its own and decoded by a thread of its own, at the same time.
+	Streams int `json:"streams"`
 	// Guess is how many tokens are guessed from the text so far, at most, and decoded with each token.
 	Guess int `json:"guess,omitempty"`
 }
@@ -33,9 +37,9 @@ func (v *Variant) kind() string {
 	return name
 }
 
-// baseline is the variant of all that v is compared with: the CPU, with as many vectors.
+// baseline is the variant of all that v is compared with: the CPU, with as many vectors and streams.
 func (v *Variant) baseline(all []Variant) *Variant {
-	return &all[slices.IndexFunc(all, func(w Variant) bool { return w.Batch == v.Batch && w.Guess == v.Guess })]
+	return &all[slices.IndexFunc(all, func(w Variant) bool { return w.Batch == v.Batch && w.Guess == v.Guess && w.Streams == v.Streams })]
 }
 
 // alone is the first variant of all of the same kind.
@@ -43,17 +47,32 @@ func (v *Variant) alone(all []Variant) *Variant {
 	return &all[slices.IndexFunc(all, func(w Variant) bool { return w.kind() == v.kind() })]
 }
 
-// Variants are those that are compared, each batch with its own baseline, which is the first of its variants. With several batches, or guesses, there are fewer of each.
-func Variants(batches []int, guess int) []Variant {
-	if len(batches) == 1 && guess == 0 {
-		return []Variant{{"cpu", 0, false, batches[0], 0}, {"device, 1 thread", 1, true, batches[0], 0}, {"device", 0, true, batches[0], 0}}
+// Variants are those that are compared, each batch and number of streams with its own baseline, which is the first of its variants. With several of them, or guesses, there are fewer of each.
+func Variants(batches, streams []int, guess int) []Variant {
+	if len(batches) == 1 && len(streams) == 1 && guess == 0 {
+		v := Variant{Batch: batches[0], Streams: streams[0]}
+		cpu, one, device := v, v, v
+		cpu.Name, one.Name, device.Name = "cpu", "device, 1 thread", "device"
+		one.Threads, one.Device, device.Device = 1, true, true
+		return []Variant{cpu, one, device}
 	}
 	var all []Variant
-	for _, b := range batches {
-		all = append(all, Variant{fmt.Sprintf("cpu x%d", b), 0, false, b, 0}, Variant{fmt.Sprintf("device x%d", b), 0, true, b, 0})
+	add := func(what string, v Variant) {
+		cpu, device := v, v
+		cpu.Name, device.Name, device.Device = "cpu "+what, "device "+what, true
+		all = append(all, cpu, device)
+	}
+	for _, s := range streams {
+		for _, b := range batches {
+			what := fmt.Sprintf("x%d", b)
+			if s > 1 {
+				what += fmt.Sprintf(", %d streams", s)
+			}
+			add(what, Variant{Batch: b, Streams: s})
+		}
 	}
 	if guess > 0 {
-		all = append(all, Variant{fmt.Sprintf("cpu x1+%d", guess), 0, false, 1, guess}, Variant{fmt.Sprintf("device x1+%d", guess), 0, true, 1, guess})
+		add(fmt.Sprintf("x1+%d", guess), Variant{Batch: 1, Streams: 1, Guess: guess})
 	}
 	return all
 }
@@ -64,6 +83,7 @@ type Config struct {
 	Prompt  int    // about so many tokens: words of one or two for a real model, bytes for a synthetic one
 	Tokens  int    // that are generated, in each sequence
 	Batches []int  // numbers of sequences that are decoded together
+	Streams []int  // numbers of contexts that are decoded at the same time, each with such a batch; none: one
 	Guess   int    // if it is not 0, one sequence is also decoded with up to so many guessed tokens at a time
 	Turns   int    // runs of each variant
 	Backend string // path of libggml-tfmbs.so
@@ -81,6 +101,7 @@ type Run struct {
 	LoadMs     float64 `json:"load_ms"`
 	Decodes    int     `json:"decodes"`     // that generated the tokens
 	Same       int     `json:"same_tokens"` // the first so many tokens of each sequence are those of the baseline's first run
+	Idle       float64 `json:"idle"`        // of the time from the device's first product to its last one: the share in which it computed none. 0 without the device
 }
 
 // Profiles are those of the backend.
@@ -93,6 +114,9 @@ func (c *Config) Check() error {
 	}
 	if len(c.Batches) == 0 || slices.Min(c.Batches) < 1 || slices.Max(c.Batches) > 64 {
 		return fmt.Errorf("batches of %v sequences: want 1 to 64", c.Batches)
+	}
+	if len(c.Streams) > 0 && (slices.Min(c.Streams) < 1 || slices.Max(c.Streams)*slices.Max(c.Batches) > 64) {
+		return fmt.Errorf("%v streams: want 1 to 64, with all sequences of a batch", c.Streams)
 	}
 	if c.Guess < 0 || c.Guess > 63 {
 		return fmt.Errorf("%d guessed tokens: want 1 to 63, or none", c.Guess)
@@ -107,7 +131,7 @@ func (c *Config) Check() error {
 // turns that are whole, and the error says why.
 func Compare(ctx context.Context, in *llama.Installation, c Config, progress func(done, total int)) (*Report, error) {
 	r := &Report{Profile: c.Profile, Model: c.Model, Tokens: c.Tokens, Prompt: c.Prompt}
-	variants := Variants(c.Batches, c.Guess)
+	variants := Variants(c.Batches, c.streams(), c.Guess)
 	want := map[string][]llama.Generation{} // by baseline
 	var err error
 turns:
@@ -119,7 +143,8 @@ turns:
 				v = variants[(i+turn)%len(variants)]
 			}
 			var result *llama.Result
-			if result, err = c.run(ctx, in, v); err != nil {
+			var idle float64
+			if result, idle, err = c.run(ctx, in, v); err != nil {
 				err = fmt.Errorf("%s, turn %d: %w", v.Name, turn+1, err)
 				break turns
 			}
@@ -129,12 +154,12 @@ turns:
 				want[v.Name] = texts
 				r.Llama = result.Llama
 			}
-			run := Run{Variant: v.Name, Turn: turn + 1, Threads: result.Threads, TokS: float64(v.Batch) * result.TokS, LoadMs: result.LoadMs, Decodes: c.Tokens, Same: c.Tokens}
+			run := Run{Variant: v.Name, Turn: turn + 1, Threads: result.Threads, TokS: together(result.Generations()), LoadMs: result.LoadMs, Decodes: c.Tokens, Same: c.Tokens, Idle: idle}
 			if v.Guess > 0 {
 				run.Decodes = result.Decodes
 			}
 			if result.PromptMs > 0 {
-				run.PromptTokS = float64(v.Batch) * 1000 * float64(result.PromptTokens) / result.PromptMs
+				run.PromptTokS = float64(v.Batch*v.Streams) * 1000 * float64(result.PromptTokens) / slowestPrompt(result.Generations())
 			}
 			for s, g := range result.Generations() {
 				run.Same = min(run.Same, same(texts[s].Tokens, g.Tokens))
@@ -149,6 +174,32 @@ turns:
 	r.Device = status
 	r.summarise(variants)
 	return r, errors.Join(err, askErr)
+}
+
+// streams are c.Streams, or one.
+func (c *Config) streams() []int {
+	if len(c.Streams) == 0 {
+		return []int{1}
+	}
+	return c.Streams
+}
+
+// together is the tokens per second of all sequences: from when the first of the contexts, which begin their prompts at the same time, has decoded its prompt, to when the last one has its last token.
+func together(all []llama.Generation) float64 {
+	tokens, from, to := 0, math.Inf(1), 0.0
+	for _, g := range all {
+		end := g.PromptMs
+		for _, ms := range g.TokenMs {
+			end += ms
+		}
+		tokens, from, to = tokens+len(g.Tokens), min(from, g.PromptMs), max(to, end)
+	}
+	return 1000 * float64(tokens) / (to - from)
+}
+
+// slowestPrompt is in milliseconds.
+func slowestPrompt(all []llama.Generation) float64 {
+	return slices.MaxFunc(all, func(a, b llama.Generation) int { return cmp.Compare(a.PromptMs, b.PromptMs) }).PromptMs
 }
 
 // same is how many of the first tokens are equal.
@@ -171,26 +222,40 @@ func (c *Config) prompts(n int) []string {
 	return all
 }
 
-func (c *Config) run(ctx context.Context, in *llama.Installation, v Variant) (*llama.Result, error) {
-	prompts := c.prompts(v.Batch)
+// run runs a variant. idle is the share of the device's time in which it computed no product.
+func (c *Config) run(ctx context.Context, in *llama.Installation, v Variant) (r *llama.Result, idle float64, err error) {
+	prompts := c.prompts(v.Batch * v.Streams)
 	cmd := in.Command(ctx, llama.Options{
-		Model: c.Model, Prompt: prompts[0], Prompts: prompts[1:], Parallel: v.Batch, Guess: v.Guess, Tokens: c.Tokens, Threads: v.Threads, NoRepack: v.Device && c.Profile != "",
+		Model: c.Model, Prompt: prompts[0], Prompts: prompts[1:], Parallel: v.Batch, Contexts: v.Streams, Concurrent: v.Streams > 1, Guess: v.Guess, Tokens: c.Tokens, Threads: v.Threads,
+		NoRepack: v.Device && c.Profile != "",
 	})
 	cmd.Env = append(os.Environ(), "GGML_BACKEND_PATH=")
+	var before, after device.Status
 	if v.Device {
 		cmd.Env = append(os.Environ(), "GGML_BACKEND_PATH="+c.Backend, "TFMBS_SOCKET="+c.Socket, "TFMBS_PROFILE="+c.Profile)
+		before, err = device.Ask(ctx, c.Socket)
 	}
 	var said strings.Builder
 	cmd.Stderr = &said
-	out, err := cmd.Output()
+	out, runErr := cmd.Output()
 	line, _, _ := strings.Cut(said.String(), "\n")
 	switch {
 	case ctx.Err() != nil:
-		return nil, context.Cause(ctx)
-	case err != nil:
-		return nil, fmt.Errorf("%w: %s", err, line)
+		return nil, 0, context.Cause(ctx)
+	case runErr != nil:
+		return nil, 0, fmt.Errorf("%w: %s", runErr, line)
 	case v.Device && strings.HasPrefix(line, "tfmbs: "):
-		return nil, errors.New(line) // it went on without the device
+		return nil, 0, errors.New(line) // it went on without the device
 	}
-	return llama.ParseResult(out)
+	if v.Device && err == nil {
+		after, err = device.Ask(ctx, c.Socket)
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	if products, host := after.FabricTime-before.FabricTime, after.HostTime-before.HostTime; products > 0 {
+		idle = host / (products + host)
+	}
+	r, err = llama.ParseResult(out)
+	return r, idle, err
 }

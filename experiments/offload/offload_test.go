@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
 	"tensorcast/fabric/device"
@@ -67,13 +68,13 @@ func TestCompare(t *testing.T) {
 		t.Errorf("the device: %+v", r.Device)
 	}
 	batches := c
-	batches.Batches, batches.Guess, batches.Turns, batches.Tokens = []int{1, 3}, 4, 1, 20
+	batches.Batches, batches.Streams, batches.Guess, batches.Turns, batches.Tokens = []int{1, 3}, []int{1, 2}, 4, 1, 20
 	r, err = Compare(t.Context(), in, batches, func(int, int) {})
-	if err != nil || len(r.Runs) != 6 {
+	if err != nil || len(r.Runs) != 10 {
 		t.Fatalf("batches: %+v, %v", r, err)
 	}
-	for i, name := range []string{"cpu x1", "device x1", "cpu x3", "device x3", "cpu x1+4", "device x1+4"} {
-		if x := r.Results[i]; x.Name != name || x.Same != batches.Tokens || x.TokS <= 0 || x.Decodes > batches.Tokens || x.Decodes < batches.Tokens && x.Guess == 0 {
+	for i, name := range []string{"cpu x1", "device x1", "cpu x3", "device x3", "cpu x1, 2 streams", "device x1, 2 streams", "cpu x3, 2 streams", "device x3, 2 streams", "cpu x1+4", "device x1+4"} {
+		if x := r.Results[i]; x.Name != name || x.Same != batches.Tokens || x.TokS <= 0 || x.Decodes > batches.Tokens || x.Decodes < batches.Tokens && x.Guess == 0 || x.Device != (x.Idle > 0) || x.Idle >= 1 {
 			t.Errorf("%+v", x)
 		}
 	}
@@ -91,6 +92,17 @@ func TestCompare(t *testing.T) {
 	cancel()
 	if _, err := Compare(ended, in, c, func(int, int) {}); !errors.Is(err, context.Canceled) {
 		t.Errorf("an ended context: %v", err)
+	}
+}
+
+// TestTogether: two contexts of two sequences. The first one's prompt is decoded after 10 ms, its three tokens 30 ms later; the other one ends at 70: 12 tokens in 60 ms.
+func TestTogether(t *testing.T) {
+	context := func(prompt, token float64) llama.Generation {
+		return llama.Generation{PromptMs: prompt, TokenMs: []float64{token, token, token}, Tokens: make([]int32, 3)}
+	}
+	all := []llama.Generation{context(10, 10), context(10, 10), context(40, 10), context(40, 10)}
+	if got := together(all); math.Abs(got-200) > 1e-9 || slowestPrompt(all) != 40 {
+		t.Errorf("%v tokens/s, the slowest prompt %v ms", got, slowestPrompt(all))
 	}
 }
 
@@ -123,7 +135,7 @@ func TestReport(t *testing.T) {
 			several.Runs = append(several.Runs, Run{Variant: x.name, Turn: turn, TokS: x.tokS / float64(turn), PromptTokS: 1, Same: 9})
 		}
 	}
-	several.summarise(Variants([]int{1, 4}, 0))
+	several.summarise(Variants([]int{1, 4}, []int{1}, 0))
 	b.Reset()
 	if err := several.WriteText(&b); err != nil || !strings.Contains(b.String(), "times x1") {
 		t.Errorf("%v\n%s", err, b.String())
@@ -141,7 +153,7 @@ func TestReport(t *testing.T) {
 		t.Error(err)
 	}
 	empty := &Report{Interrupted: true}
-	empty.summarise(Variants([]int{1}, 0))
+	empty.summarise(Variants([]int{1}, []int{1}, 0))
 	b.Reset()
 	if err := empty.WriteMarkdown(&b); err != nil || !strings.Contains(b.String(), "INTERRUPTED") {
 		t.Errorf("%v\n%s", err, b.String())

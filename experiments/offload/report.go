@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/dustin/go-humanize"
 
@@ -38,10 +39,11 @@ type Result struct {
 	LoadMs     float64 `json:"load_ms"`
 	Decodes    int     `json:"decodes"`     // of the first run
 	Same       int     `json:"same_tokens"` // the fewest of a run
+	Idle       float64 `json:"idle"`        // median
 	// Ratios to the baseline within a turn: the centre, with its confidence (of logarithms).
 	Ratio       stats.Interval `json:"ratio"`
 	PromptRatio stats.Interval `json:"prompt_ratio"`
-	// The same to the same kind of variant with the first batch; of that itself, 1.
+	// The same to the same kind of variant with the first batch and the first number of streams; of that itself, 1.
 	BatchRatio stats.Interval `json:"batch_ratio"`
 }
 
@@ -78,7 +80,7 @@ func (r *Report) summarise(variants []Variant) {
 		}
 		r.Results = append(r.Results, Result{
 			Variant: v, TokS: stats.Median(of(v.Name, tokS)), PromptTokS: stats.Median(of(v.Name, promptTokS)),
-			LoadMs: stats.Median(of(v.Name, func(x *Run) float64 { return x.LoadMs })), Same: same,
+			LoadMs: stats.Median(of(v.Name, func(x *Run) float64 { return x.LoadMs })), Same: same, Idle: stats.Median(of(v.Name, func(x *Run) float64 { return x.Idle })),
 			Decodes: int(of(v.Name, func(x *Run) float64 { return float64(x.Decodes) })[0]), Ratio: ratio(baseline, tokS), PromptRatio: ratio(baseline, promptTokS), BatchRatio: ratio(first, tokS),
 		})
 	}
@@ -91,11 +93,15 @@ func (r *Report) WriteText(w io.Writer) error { return r.document().WriteText(w)
 func (r *Report) WriteMarkdown(w io.Writer) error { return r.document().WriteMarkdown(w) }
 
 func (r *Report) document() tabular.Document {
-	batches := slices.ContainsFunc(r.Results, func(x Result) bool { return x.Batch != r.Results[0].Batch || x.Guess > 0 })
+	other := func(x Result) bool {
+		return x.Batch != r.Results[0].Batch || x.Streams != r.Results[0].Streams || x.Guess > 0
+	}
+	batches := slices.ContainsFunc(r.Results, other)
 	guesses := slices.ContainsFunc(r.Results, func(x Result) bool { return x.Guess > 0 })
-	t := &tabular.Table{Columns: append(tabular.Left("variant"), tabular.Right("tokens/s", "times the cpu", "prompt, tokens/s", "times the cpu", "load, s", "same tokens")...)}
+	t := &tabular.Table{Columns: append(tabular.Left("variant"), tabular.Right("tokens/s", "times the cpu", "prompt, tokens/s", "times the cpu", "load, s", "same tokens", "device idle")...)}
 	if batches {
-		t.Columns = slices.Insert(t.Columns, 2, tabular.Right(fmt.Sprintf("times x%d", r.Results[0].Batch))...)
+		_, first, _ := strings.Cut(r.Results[0].Name, " ")
+		t.Columns = slices.Insert(t.Columns, 2, tabular.Right("times "+first)...)
 	}
 	number := func(v float64) string { return strconv.FormatFloat(v, 'g', 3, 64) }
 	ratio := func(i stats.Interval) string {
@@ -106,14 +112,14 @@ func (r *Report) document() tabular.Document {
 	}
 	for i := range r.Results {
 		x := &r.Results[i]
-		a, b := "", ""
+		a, b, idle := "", "", ""
 		if x.Device {
-			a, b = ratio(x.Ratio), ratio(x.PromptRatio)
+			a, b, idle = ratio(x.Ratio), ratio(x.PromptRatio), fmt.Sprintf("%.1f %%", 100*x.Idle)
 		}
-		row := []string{x.Name, number(x.TokS), a, number(x.PromptTokS), b, number(x.LoadMs / 1000), fmt.Sprintf("%d of %d", x.Same, r.Tokens)}
+		row := []string{x.Name, number(x.TokS), a, number(x.PromptTokS), b, number(x.LoadMs / 1000), fmt.Sprintf("%d of %d", x.Same, r.Tokens), idle}
 		if batches {
 			c := ""
-			if x.Batch != r.Results[0].Batch || x.Guess > 0 {
+			if other(*x) {
 				c = ratio(x.BatchRatio)
 			}
 			row = slices.Insert(row, 2, c)

@@ -12,6 +12,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <link.h>
 #include <math.h>
 #include <pthread.h>
@@ -501,10 +502,15 @@ enum {
 };
 struct flight {
 	int n;
+	int node;   /* of the graph, whose product is being put under way */
 	int ahead;  /* nodes before it: all products among them are under way or over */
+	int held;   /* jobs whose results must not be brought home yet: nodes before them are to use that memory first */
+	int error;  /* why the device did not take a job */
 	int status; /* of the graph: a product that neither the device nor this process could compute fails it */
 	struct {
 		tfmbs_job id;
+		int node;
+		bool held;
 		struct part part;
 	} jobs[MOST_JOBS];
 };
@@ -596,12 +602,15 @@ static void say_validated(void) {
 	validation.name[0] = 0;
 }
 
-static void land(struct flight *f) {
-	for (int i = 0; i < f->n; i++) {
+/* Waits for the products of the nodes before this one, and brings their results home. */
+static void land(struct flight *f, int before) {
+	int end = 0, left = 0;
+	while (end < f->n && f->jobs[end].node < before) end++; /* jobs are in the order of nodes */
+	for (int i = end; i-- > 0;) {                           /* the last one first: then the others are over, too, and this thread was woken once */
 		int e = tfmbs_wait(f->jobs[i].id);
 		if (e) failed(f, &f->jobs[i].part, e);
 	}
-	for (int i = 0; i < f->n; i++) {
+	for (int i = 0; i < end; i++) {
 #ifdef TFMBS_PLANT /* for tests: an error of the device */
 		struct part *p = &f->jobs[i].part;
 		if (!strcmp(p->t->src[0]->name, TFMBS_PLANT)) *(float *)(void *)(p->y + 4 * (p->t->ne[0] / 3)) = TFMBS_PLANTED;
@@ -612,8 +621,18 @@ static void land(struct flight *f) {
 		if (validation.on) validate(&f->jobs[i].part);
 #endif
 		settle(&f->jobs[i].part);
+		f->held -= f->jobs[i].held;
 	}
-	f->n = 0;
+	for (int i = end; i < f->n; i++) f->jobs[left++] = f->jobs[i];
+	f->n = left;
+}
+
+static void land_all(struct flight *f) { land(f, INT_MAX); }
+
+static bool under_way(const struct flight *f, int node) {
+	for (int i = 0; i < f->n; i++)
+		if (f->jobs[i].node == node) return true;
+	return false;
 }
 
 /* Behind the last byte of a tensor in rows. */
@@ -628,8 +647,16 @@ static bool reads_result(const struct flight *f, const struct tensor *x) {
 	return false;
 }
 
-/* Whether the product p reads what is not written yet. */
-static bool waits(const struct flight *f, const struct tensor *p) { return reads_result(f, p->src[1]) || (p->src[2] && reads_result(f, p->src[2])); }
+static bool overlap(const struct tensor *a, const struct tensor *b) {
+	return a->data < b->data + g.ggml_nbytes(b) && b->data < a->data + g.ggml_nbytes(a);
+}
+
+/* Whether the product p reads what is not written yet, or would write over what another one reads again if the device fails. */
+static bool waits(const struct flight *f, const struct tensor *p) {
+	for (int i = 0; i < f->n; i++)
+		if (overlap(p, f->jobs[i].part.t->src[1])) return true;
+	return reads_result(f, p->src[1]) || (p->src[2] && reads_result(f, p->src[2]));
+}
 
 /* The device's weights in the product t; NULL if it is none that the device computes. They stay until the last backend is freed, or until upload finds another model at
    their address: then there is no graph with the former any more, so none of its products can be under way. */
@@ -642,24 +669,27 @@ static const struct weight *weight_of(const struct tensor *t) {
 	return w;
 }
 
-/* Puts a part under way. */
-static void begin(struct flight *f, struct part *p, tfmbs_weight id) {
+/* Has the device compute a part, if it takes it. */
+static bool submit(struct flight *f, const struct part *p, tfmbs_weight id, bool held) {
 	const struct tensor *w = p->t->src[0];
 	tfmbs_gemv q = {.weight = id, .rows = (uint32_t)w->ne[1], .cols = (uint32_t)w->ne[0], .n = (uint32_t)p->n, .x_type = TFMBS_FLOAT32, .y_type = TFMBS_FLOAT32, .block = kind_of(w)->block, .x = p->x, .x_stride = p->x_stride, .y = p->y, .y_stride = p->y_stride};
 	tfmbs_job job;
-	if (f->n == MOST_JOBS) land(f);
-	int e = tfmbs_submit(&q, &job);
-	if (e && f->n) { /* perhaps the shared memory is full of what is under way */
-		land(f);
-		e = tfmbs_submit(&q, &job);
-	}
-	if (e) {
-		failed(f, p, e);
-		settle(p);
-		return;
-	}
+	if (f->n == MOST_JOBS || (f->error = tfmbs_submit(&q, &job))) return false;
 	f->jobs[f->n].id = job;
+	f->jobs[f->n].node = f->node;
+	f->jobs[f->n].held = held;
 	f->jobs[f->n++].part = *p;
+	f->held += held;
+	return true;
+}
+
+/* Puts a part under way. No job is held then, or all nodes before it have been computed. */
+static void begin(struct flight *f, struct part *p, tfmbs_weight id) {
+	if (submit(f, p, id, false)) return;
+	land_all(f); /* perhaps the memory that is shared is full of what is under way */
+	if (submit(f, p, id, false)) return;
+	failed(f, p, f->error);
+	settle(p);
 }
 
 /* As many vectors at a time as fit the memory that is shared with the device, whole tiles of 64 if they can be. */
@@ -740,18 +770,24 @@ static void multiply_chosen(struct flight *f, const struct tensor *t, const stru
 	free(to);
 }
 
-/* Several products that follow each other (of Q, K and V, for instance) are one trip to the device. */
-static void multiply(struct flight *f, const struct tensor *t, const struct weight *w) {
+/* The first vectors of a product, as many as are one job, from this one on. */
+static struct part vectors_from(const struct tensor *t, int64_t first) {
 	const struct tensor *x = t->src[1];
-	if (waits(f, t)) land(f);
+	int64_t most = most_vectors(t->src[0]);
+	return (struct part){.t = t, .w = t->src[0]->data, .n = t->ne[1] - first < most ? t->ne[1] - first : most, .x = x->data + (size_t)first * x->nb[1], .x_stride = x->nb[1], .y = t->data + (size_t)first * t->nb[1], .y_stride = t->nb[1]};
+}
+
+/* Several products that follow each other (gate and up, for instance) are one trip to the device. */
+static void multiply(struct flight *f, int node, const struct tensor *t, const struct weight *w) {
+	if (waits(f, t)) land_all(f);
+	f->node = node;
 	if (is_op(t, "MUL_MAT_ID")) {
 		multiply_chosen(f, t, w);
 		return;
 	}
-	int64_t most = most_vectors(t->src[0]);
-	for (int64_t first = 0, n; first < t->ne[1]; first += n) {
-		n = t->ne[1] - first < most ? t->ne[1] - first : most;
-		struct part p = {.t = t, .w = t->src[0]->data, .n = n, .x = x->data + (size_t)first * x->nb[1], .x_stride = x->nb[1], .y = t->data + (size_t)first * t->nb[1], .y_stride = t->nb[1]};
+	for (int64_t first = 0; first < t->ne[1];) {
+		struct part p = vectors_from(t, first);
+		first += p.n;
 		begin(f, &p, w->ids[0]);
 	}
 }
@@ -760,20 +796,36 @@ static void multiply(struct flight *f, const struct tensor *t, const struct weig
 
 static bool computes(const struct tensor *t) { return t->flags & FLAG_COMPUTE && !is_view(t); }
 
-static bool overlap(const struct tensor *a, const struct tensor *b) {
-	return a->data < b->data + g.ggml_nbytes(b) && b->data < a->data + g.ggml_nbytes(a);
-}
-
-/* Whether the product p can go before the nodes first to last-1 that are not products: it reads nothing that they write, and they touch nothing that it writes. */
-static bool may_precede(void *graph, const struct tensor *p, int first, int last) {
+/* What the nodes first to last-1 that are not products do with the memory of the product p. */
+enum order {
+	FREE,   /* nothing: it can go before them */
+	HELD,   /* they use the memory of its results for something else: these must not be brought home before */
+	BEHIND, /* they write what it reads */
+};
+static enum order order_of(void *graph, const struct tensor *p, int first, int last) {
+	enum order order = FREE;
 	for (int i = first; i < last; i++) {
 		const struct tensor *t = g.ggml_graph_node(graph, i);
 		if (!computes(t) || weight_of(t)) continue;
-		if (overlap(t, p) || overlap(t, p->src[1]) || (p->src[2] && overlap(t, p->src[2]))) return false;
+		if (overlap(t, p->src[1]) || (p->src[2] && overlap(t, p->src[2]))) return BEHIND;
+		if (overlap(t, p)) order = HELD;
 		for (int k = 0; k < 10; k++)
-			if (t->src[k] && overlap(t->src[k], p)) return false;
+			if (t->src[k] && overlap(t->src[k], p)) order = HELD;
 	}
-	return true;
+	return order;
+}
+
+/* Puts the product p of node k under way before the nodes from i on, which are no products. False: it has to wait for some of them, or there is no room. */
+static bool precede(struct flight *f, void *graph, int i, int k, const struct tensor *p, const struct weight *w) {
+	enum order order = order_of(graph, p, i, k);
+	if (order == BEHIND || waits(f, p)) return false;
+	if (order == FREE && !f->held) {
+		multiply(f, k, p, w);
+		return true;
+	}
+	struct part all = vectors_from(p, 0);
+	f->node = k;
+	return is_op(p, "MUL_MAT") && all.n == p->ne[1] && submit(f, &all, w->ids[0], order == HELD);
 }
 
 /* Whether t is a product with weights that the device had when the graph was divided, and has no more: it is worth all threads. */
@@ -792,27 +844,25 @@ static int compute(void *graph, rest *others, void *arg) {
 		const struct tensor *t = g.ggml_graph_node(graph, i);
 		const struct weight *w = computes(t) ? weight_of(t) : NULL;
 		end = i + 1;
-		if (!computes(t)) continue;
+		if (!computes(t) || under_way(&f, i)) continue;
 		if (w) {
-			if (i >= f.ahead) multiply(&f, t, w);
+			if (i >= f.ahead) multiply(&f, i, t, w);
 			continue;
 		}
 		bool lost = is_lost(t);
-		while (end < n && !weight_of(g.ggml_graph_node(graph, end)) && is_lost(g.ggml_graph_node(graph, end)) == lost) end++;
-		/* Products behind it that wait for nothing of it share the trip: those of K and V, while the position is worked into Q. */
+		while (end < n && !under_way(&f, end) && !weight_of(g.ggml_graph_node(graph, end)) && is_lost(g.ggml_graph_node(graph, end)) == lost) end++;
+		/* Products behind it that wait for nothing of it are computed meanwhile: those of K and V, while the position is worked into Q. */
 		for (int k = f.ahead > end ? f.ahead : end; f.n > 0 && k < n && k < end + AHEAD; f.ahead = ++k) {
 			const struct tensor *p = g.ggml_graph_node(graph, k);
 			const struct weight *pw = computes(p) ? weight_of(p) : NULL;
-			if (!pw) continue;
-			if (waits(&f, p) || !may_precede(graph, p, i, k)) break;
-			multiply(&f, p, pw);
+			if (pw && !precede(&f, graph, i, k, p, pw)) break;
 		}
-		land(&f);
+		land(&f, i);
 		struct graph part = g.ggml_graph_view(graph, i, end);
 		int e = f.status ? f.status : others(arg, &part, lost);
 		if (e) f.status = e;
 	}
-	land(&f);
+	land_all(&f);
 	return f.status;
 }
 

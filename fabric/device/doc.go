@@ -26,12 +26,14 @@
 //	           192 u32 completed (device: entries written)      256 u32 reaped    (client: entries read)
 //	           320 u32 doorbell  (client adds 1; a futex)       384 u32 asleep    (device: 1 waits for work, 2 for room in the completion ring)
 //	           448 u32 bell      (device adds 1; a futex)       512 u32 waiting   (client: how many of its threads wait)
+//	           576 u32 wanted    (client: of completed, what the first of them waits for)
 //	page 1...  submission ring, entries of 128 bytes ([Descriptor]); completion ring, entries of 64 bytes ([Completion]); both page-aligned
 //	arena      the client's to divide: it lays operands there, and says in descriptors where
 //
 // To submit: write the entry, store submitted (release), add 1 to doorbell, and if asleep is not 0, wake the futex doorbell. The device stores asleep before it
-// looks a last time and sleeps on the doorbell's value that it read before: no wake is lost. After a product it looks for some time for the next one before it sleeps. Completions go the other way round. A client that is reaping
-// when asleep is 2 rings, too. Futexes are shared ones (no FUTEX_PRIVATE_FLAG).
+// looks a last time and sleeps on the doorbell's value that it read before: no wake is lost. After a product it looks for some time for the next one before it sleeps.
+// Completions go the other way round. Nobody is woken before completed has reached wanted (modulo 2^32), which a client stores before it waits: who waits for several jobs
+// is woken once. A client that is reaping when asleep is 2 rings, too. Futexes are shared ones (no FUTEX_PRIVATE_FLAG).
 //
 // # The life of a job
 //

@@ -38,6 +38,7 @@ const (
 	wordAsleep    = 384
 	wordBell      = 448
 	wordWaiting   = 512
+	wordWanted    = 576
 
 	asleepForWork = 1
 	asleepForRoom = 2

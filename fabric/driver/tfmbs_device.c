@@ -57,6 +57,7 @@ enum {
 	ASLEEP = 384,
 	BELL = 448,
 	WAITING = 512,
+	WANTED = 576,
 };
 
 struct descriptor {
@@ -101,7 +102,8 @@ struct block {
 struct job {
 	uint32_t generation;
 	int taken, over, product;
-	uint32_t slot, n;
+	uint32_t slot, n, place; /* place: how many were submitted with it */
+	int brief;               /* it is likely to be over before a thread that sleeps would be awake */
 	struct completion done;
 	struct piece *stage;
 	struct block *uses[2]; /* of x and y */
@@ -109,6 +111,12 @@ struct job {
 	const uint8_t *from; /* results in the stage, to be copied */
 	uint8_t *to;
 	size_t row, stride, results;
+};
+
+/* A thread that sleeps, on its stack. */
+struct dozer {
+	struct dozer *next;
+	uint32_t wanted; /* how many completions it waits for */
 };
 
 static struct {
@@ -120,6 +128,7 @@ static struct {
 	struct descriptor *subs;
 	struct completion *comps;
 	uint32_t tail, reaped;
+	struct dozer *dozers;
 	struct piece *pool, *stage, *names;
 	uintptr_t base; /* of the names */
 	size_t pool_total, pool_used;
@@ -443,10 +452,22 @@ static void reap(void) {
 	if (get(ASLEEP) == 2) ring();
 }
 
-/* Sleeps, without the mutex, until something has been completed after b was read from the bell. */
-static void doze(uint32_t b) {
+/* Tells the device what the first of the sleeping threads waits for. It wakes nobody before. */
+static void set_wanted(void) {
+	if (!d.dozers) return;
+	uint32_t first = d.dozers->wanted;
+	for (const struct dozer *z = d.dozers->next; z; z = z->next)
+		if ((int32_t)(z->wanted - first) < 0) first = z->wanted;
+	set(WANTED, first);
+}
+
+/* Sleeps, without the mutex, until so many jobs have been completed, or others that another thread waits for, after b was read from the bell. */
+static void doze(uint32_t b, uint32_t wanted) {
 	struct timespec limit = {0, 200 * 1000 * 1000};
 	struct pollfd p = {d.sock, POLLIN, 0};
+	struct dozer self = {d.dozers, wanted}, **at = &d.dozers;
+	d.dozers = &self;
+	set_wanted();
 	pthread_mutex_unlock(&d.lock);
 	__atomic_fetch_add(word(WAITING), 1, __ATOMIC_SEQ_CST);
 	long r = syscall(SYS_futex, word(BELL), FUTEX_WAIT, b, &limit, NULL, 0);
@@ -454,37 +475,46 @@ static void doze(uint32_t b) {
 	__atomic_fetch_sub(word(WAITING), 1, __ATOMIC_SEQ_CST);
 	int dead = slow && poll(&p, 1, 0) > 0; /* the device says nothing more: it hung up */
 	pthread_mutex_lock(&d.lock);
+	while (*at != &self) at = &(*at)->next;
+	*at = self.next;
+	set_wanted();
 	if (dead) {
 		reap();
 		lost();
 	}
 }
 
-/* Waits SPIN nanoseconds for a bell other than b: a short job is over by then, and going to sleep and waking up would take longer than it does. */
+/* Sleeps until anything has been completed. */
+static void doze_for_any(uint32_t b) { doze(b, d.reaped + 1); }
+
+/* Waits SPIN nanoseconds, without the mutex, for a bell other than b: a short job is over by then, and going to sleep and waking up would take longer than it does. */
 enum { SPIN = 20 * 1000 };
 static int spin(uint32_t b) {
 	struct timespec from, now;
+	int rung = 0;
+	pthread_mutex_unlock(&d.lock);
 	clock_gettime(CLOCK_MONOTONIC, &from);
 	do {
-		for (int i = 0; i < 32; i++) {
-			if (get(BELL) != b) return 1;
+		for (int i = 0; i < 32 && !rung; i++) {
+			rung = get(BELL) != b;
 #if defined(__x86_64__)
 			__builtin_ia32_pause();
 #endif
 		}
 		clock_gettime(CLOCK_MONOTONIC, &now);
-	} while ((now.tv_sec - from.tv_sec) * 1000000000L + now.tv_nsec - from.tv_nsec < SPIN);
-	return 0;
+	} while (!rung && (now.tv_sec - from.tv_sec) * 1000000000L + now.tv_nsec - from.tv_nsec < SPIN);
+	pthread_mutex_lock(&d.lock);
+	return rung;
 }
 
 static void await(struct job *j) {
-	for (int spun = 0;;) {
+	for (int spun = !j->brief;;) {
 		/* The bell before the completions: what is completed in between changes it. WAITING is set before the futex looks at the bell. */
 		uint32_t b = get(BELL);
 		reap();
 		if (j->over) return;
 		if (!spun && !(spun = !spin(b))) continue;
-		doze(b);
+		doze(b, j->place);
 	}
 }
 
@@ -506,16 +536,21 @@ static void end_job(struct job *j) {
 	j->taken = 0;
 }
 
+/* Weights times vectors of a product that takes longer than SPIN, at 40 of them in a nanosecond. Who looks at the bell meanwhile takes a processor from a device that is not alone on the machine. */
+enum { BRIEF = 1 << 19 };
+
 static int submit(struct job *j, struct descriptor *q) {
 	for (;;) {
 		uint32_t b = get(BELL);
 		reap();
 		if (d.gone) return -EPIPE;
 		if (d.tail - d.reaped < ENTRIES) break;
-		doze(b);
+		doze_for_any(b);
 	}
 	q->tag = id_of(j);
+	j->brief = q->op != OP_PRODUCT || (uint64_t)q->rows * q->cols * q->n < BRIEF;
 	j->slot = d.tail % ENTRIES;
+	j->place = d.tail + 1;
 	d.subs[j->slot] = *q;
 	set(SUBMITTED, ++d.tail);
 	ring();
@@ -623,7 +658,7 @@ static void remove_block(struct block *b) {
 		uint32_t bell = get(BELL);
 		reap();
 		if (!b->busy) break;
-		doze(bell);
+		doze_for_any(bell);
 	}
 	struct block **p = &d.blocks;
 	while (*p != b) p = &(*p)->next;
@@ -678,7 +713,7 @@ static int settle(struct block *b) { /* waits for jobs that use b: they were ask
 		reap();
 		if (d.gone) return -EPIPE;
 		if (!b->busy) return 0;
-		doze(bell);
+		doze_for_any(bell);
 	}
 }
 
@@ -1033,10 +1068,12 @@ API int tfmbs_plan_run(tfmbs_plan *p) {
 		if ((e = submit(t->job, &q))) end_job(t->job);
 		else last++;
 	}
-	for (; first < last; first++) {
-		int f = end_step(&p->steps[first]);
-		if (!e) e = f;
+	int failed = 0;
+	while (last > first) { /* the last one first: then the others are over, too, and this thread was woken once */
+		int f = end_step(&p->steps[--last]);
+		if (f) failed = f;
 	}
+	if (!e) e = failed;
 	p->running = 0;
 	return leave(e);
 }

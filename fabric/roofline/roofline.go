@@ -46,7 +46,9 @@ type Prediction struct {
 	Host      time.Duration `json:"host_ns"`
 	Bound     string        `json:"bound"` // memory or compute: the longer of the two
 	PerSecond float64       `json:"tokens_per_s"`
-	Fits      bool          `json:"fits"` // in the device's memory
+	Idle      float64       `json:"idle"`             // share of a token's time in which the device computes nothing
+	Two       float64       `json:"two_tokens_per_s"` // of two sequences together that share nothing: one's products are computed while the other one is on the host or on its way
+	Fits      bool          `json:"fits"`             // in the device's memory
 }
 
 // Predict is the roofline (Williams, Waterman and Patterson, 2009) with what it leaves out: a token takes the longer of reading its weights and of computing with them, and besides the trips
@@ -70,6 +72,9 @@ func Predict(m Model, f Form, d Device) (Prediction, error) {
 	if p.Compute > p.Memory {
 		p.Bound = "compute"
 	}
-	p.PerSecond = 1 / (max(p.Memory, p.Compute) + p.Trips + p.Host).Seconds()
+	products := max(p.Memory, p.Compute)
+	all := products + p.Trips + p.Host
+	p.PerSecond, p.Idle = 1/all.Seconds(), float64(all-products)/float64(all)
+	p.Two = min(1/products.Seconds(), 2*p.PerSecond) // the device is never idle, or each is as fast as alone
 	return p, nil
 }

@@ -18,6 +18,14 @@ func TestPredict(t *testing.T) {
 	if want := 1 / 0.1061; math.Abs(p.PerSecond-want) > 1e-9 {
 		t.Errorf("%v tokens per second, want %v", p.PerSecond, want)
 	}
+	if math.Abs(p.Idle-0.0061/0.1061) > 1e-9 || math.Abs(p.Two-10) > 1e-9 {
+		t.Errorf("idle %v, two %v", p.Idle, p.Two)
+	}
+	slow := d
+	slow.Host = 20 * time.Millisecond // 200 ms in all: longer than the products, so two are never in each other's way
+	if p, err := Predict(m, f, slow); err != nil || math.Abs(p.Two-2*p.PerSecond) > 1e-9 {
+		t.Errorf("a slow host: %+v, %v", p, err)
+	}
 	d.Lanes, d.Memory = 1e5, 0.9e9
 	if p, err := Predict(m, f, d); err != nil || p.Bound != "memory" || p.Fits || math.Abs(p.PerSecond-1/0.0686) > 1e-9 {
 		t.Errorf("more lanes: %+v, %v", p, err)

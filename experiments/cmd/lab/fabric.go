@@ -39,7 +39,9 @@ func fabricCommand() *cobra.Command {
 turns with a confidence range of 95 %, and how many tokens are the same. Variants: the CPU with llama.cpp's default of threads, the
 device with one thread of llama.cpp, and with the default. With several batches, how many tokens are decoded together, the CPU and the
 device with the default, for each batch; so with --guess: what followed the last two tokens before is decoded with the token at hand,
-and kept as far as the model chooses it. The device runs in this process. It computes weights of
+and kept as far as the model chooses it. With --streams, so many contexts are decoded at the same time, each with its own batch: products of
+one are computed while the host has its part of another one's layer. Each is as fast as all of its sequences are together; "device idle" is the share of its
+time in which the device computed no product. The device runs in this process. It computes weights of
 the types that it is faster with (Q2_0, TQ1_0), or, with --profile, of all that it can.
 
 Exit codes: 0 measured, whatever came out; 1 not measured, or interrupted; 2 wrong usage.`,
@@ -47,7 +49,8 @@ Exit codes: 0 measured, whatever came out; 1 not measured, or interrupted; 2 wro
   lab fabric -m model.gguf --turns 7 --figure fabric.png
   lab fabric -m model.gguf --prompt 256 --tokens 2 --markdown --save prompt.json
   lab fabric -m q8_0.gguf --profile fast
-  lab fabric -m model.gguf --batch 1,2,4,8 --turns 3`,
+  lab fabric -m model.gguf --batch 1,2,4,8 --turns 3
+  lab fabric -m model.gguf --batch 1,2,4 --streams 1,2 --turns 3`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch err := o.Check(); {
@@ -70,6 +73,7 @@ Exit codes: 0 measured, whatever came out; 1 not measured, or interrupted; 2 wro
 	f.IntVar(&o.Turns, "turns", 7, "runs of each variant")
 	f.IntVarP(&o.Tokens, "tokens", "n", 24, "tokens to generate")
 	f.IntSliceVar(&o.Batches, "batch", []int{1}, "`NUMBERS` of sequences that are decoded together, as 1,2,4,8: each batch is compared with the CPU's and with the first")
+	f.IntSliceVar(&o.Streams, "streams", []int{1}, "`NUMBERS` of contexts that are decoded at the same time, each with such a batch, as 1,2,4: compared likewise")
 	f.IntVar(&o.Guess, "guess", 0, "decode one sequence with up to `K` guessed tokens at a time, too, and say how many were right")
 	f.IntVar(&o.Prompt, "prompt", 8, "about so many tokens of a prompt")
 	f.StringVar(&o.Backend, "backend", "", "libggml-tfmbs.so (default: the one beside this program)")

@@ -11,6 +11,8 @@ func TestFabricUsage(t *testing.T) {
 		{nil, "want a model"},
 		{[]string{"-m", "m.gguf", "--turns", "0"}, "0 turns"},
 		{[]string{"-m", "m.gguf", "-n", "1"}, "1 tokens"},
+		{[]string{"-m", "m.gguf", "--streams", "0"}, "[0] streams"},
+		{[]string{"-m", "m.gguf", "--streams", "8", "--batch", "16"}, "[8] streams"},
 		{[]string{"-m", "m.gguf", "--prompt", "0"}, "a prompt of 0"},
 		{[]string{"-m", "m.gguf", "--figure", "f.bmp"}, "f.bmp"},
 		{[]string{"-m", "m.gguf", "--pool", "1"}, "--pool"},

@@ -40,7 +40,8 @@ func rooflineCommand() *cobra.Command {
 		Short: "Predict the tokens per second of a device in hardware",
 		Long: `Roofline predicts, for three public models, how many tokens per second a device in hardware would generate, with assumptions
 that are flags. A token takes the longer of reading its weights and of computing with them; besides, each product that waits for the
-one before costs a trip, and each layer the host's part. These are no measurements: fabric/TFMBS_DEVICE_SPEC.md says which figures
+one before costs a trip, and each layer the host's part: the device is idle then. Two sequences at a time, without shared reads ("two"),
+keep it busy. These are no measurements: fabric/TFMBS_DEVICE_SPEC.md says which figures
 are measured on the emulator, and which are assumed.
 
 Exit codes: 0 predicted; 2 wrong usage.`,
@@ -69,10 +70,10 @@ Exit codes: 0 predicted; 2 wrong usage.`,
 				return cli.WriteJSON(cmd.OutOrStdout(), rows)
 			}
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-			fmt.Fprintln(w, strings.Join([]string{"model", "form", "bytes/token", "memory", "compute", "trips", "host", "bound", "tok/s", "fits"}, "\t"))
+			fmt.Fprintln(w, strings.Join([]string{"model", "form", "bytes/token", "memory", "compute", "trips", "host", "bound", "tok/s", "idle", "two", "fits"}, "\t"))
 			for _, r := range rows {
 				ms := func(d time.Duration) string { return fmt.Sprintf("%.2f ms", float64(d)/1e6) }
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%.0f\t%s\n", r.Model, r.Form, humanize.Bytes(uint64(r.Bytes)), ms(r.Memory), ms(r.Compute), ms(r.Trips), ms(r.Host), r.Bound, r.PerSecond,
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%.0f\t%.1f %%\t%.0f\t%s\n", r.Model, r.Form, humanize.Bytes(uint64(r.Bytes)), ms(r.Memory), ms(r.Compute), ms(r.Trips), ms(r.Host), r.Bound, r.PerSecond, 100*r.Idle, r.Two,
 					map[bool]string{true: "yes", false: "no"}[r.Fits])
 			}
 			return w.Flush()

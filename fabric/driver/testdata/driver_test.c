@@ -135,7 +135,12 @@ static void evictions(void) {
 /* Several threads share the connection. */
 static void *worker(void *arg) {
 	unsigned seed = (unsigned)(size_t)arg;
-	for (int i = 0; i < 6; i++) product(1 + (int)(next(&seed) % 40), 1 + (int)(next(&seed) % 200), &seed);
+	for (int i = 0; i < 6; i++) {
+		tfmbs_job jobs[5];
+		product(1 + (int)(next(&seed) % 40), 1 + (int)(next(&seed) % 200), &seed);
+		for (int k = 0; k < 5; k++) CHECK(tfmbs_submit_empty(&jobs[k]) == 0);
+		for (int k = 5; k-- > 0;) CHECK(tfmbs_wait(jobs[k]) == 0 && (k == 0 || tfmbs_poll(jobs[k - 1]) == 1)); /* they are over in order */
+	}
 	return NULL;
 }
 
