@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -26,6 +27,7 @@ import (
 	"tensorcast/gguf"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/invoker"
+	"tensorcast/internal/proc"
 	"tensorcast/prefetch"
 )
 
@@ -43,8 +45,8 @@ func profileNames() []string {
 // held is what a device is to hold.
 type held struct {
 	model, profile, decibels string
-	room, weights            int64
-	finer                    bool
+	room                     int64
+	finer, told              bool
 
 	file    *os.File // nil: nothing
 	tensors []device.Tensor
@@ -58,15 +60,15 @@ func (h *held) flags(cmd *cobra.Command) {
 	cli.EnumVar(cmd, &h.profile, "profile", "", profileNames(), "with --hold: how much error planes may have, see `lab fabricplan`")
 	f.StringVar(&h.decibels, "error", "", "with --hold: the least ratio of products to their error instead, `20dB`")
 	cli.SizeVar(f, &h.room, "room", "with --hold: `SIZE` of memory that planes and factors may take (all of the pool)")
-	cli.SizeVar(f, &h.weights, "weights", "with --hold: `SIZE` of the file's weights that are held at most (all)")
 	f.BoolVar(&h.finer, "finer", false, "with --hold: a third plane for weights that need two, while there is room")
+	f.BoolVar(&h.told, "told", false, "with --hold: hold nothing until prefetchd says what")
 }
 
 func (h *held) open() (err error) {
 	if h.form, err = handover.ParseForm(h.profile, h.decibels); err != nil {
 		return cli.Usage(err)
 	}
-	h.form.Finer, h.form.Most = h.finer, uint64(h.weights)
+	h.form.Finer = h.finer
 	if h.model == "" {
 		return nil
 	}
@@ -77,7 +79,7 @@ func (h *held) open() (err error) {
 	if h.file, err = m.Reopen(); err != nil {
 		return err
 	}
-	if h.tensors = handover.Tensors(m); len(h.tensors) == 0 {
+	if h.tensors = handover.Tensors(handover.Units(m)); len(h.tensors) == 0 {
 		return errors.Join(fmt.Errorf("%s has no weights that the device can hold", h.model), h.file.Close())
 	}
 	return nil
@@ -98,6 +100,9 @@ func (h *held) begin(ctx context.Context, d *device.Device) (wait func() error) 
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0)
 	if h.room > 0 {
 		d.Room(uint64(h.room))
+	}
+	if h.told {
+		d.WillWish()
 	}
 	d.WillHold()
 	ctx, stop := context.WithCancel(ctx)
@@ -214,6 +219,24 @@ func (h *handed) close() error {
 	return errors.Join(h.device.Close(), h.memory.Close())
 }
 
+// disk measures how many bytes per second the disk delivers of a file of so many bytes; 0: that is not known.
+func disk(path string, size int64, log *slog.Logger) float64 {
+	const piece = 2 << 20
+	var blocks []prefetch.Range
+	for at := int64(0); at+piece <= size; at += piece {
+		blocks = append(blocks, prefetch.Range{Offset: at, Length: piece})
+	}
+	id, err := proc.FileOf(path)
+	if err != nil || len(blocks) == 0 {
+		return 0
+	}
+	bandwidth, err := prefetch.Bandwidth(proc.Place{Path: path, ID: id}, blocks)
+	if err != nil {
+		log.Info("cannot measure the disk", "error", err)
+	}
+	return bandwidth
+}
+
 // handOver starts a device that holds weights of the model that a command's arguments name, and tells the command of it. The result is nil if the model fits in memory. It says on
 // standard error what it does.
 func (o *options) handOver(cmd *exec.Cmd, user *invoker.User, live *live, log *slog.Logger) (_ *handed, err error) {
@@ -257,13 +280,17 @@ func (o *options) handOver(cmd *exec.Cmd, user *invoker.User, live *live, log *s
 	if o.Budget > 0 {
 		room.Bytes = min(room.Bytes, o.Budget)
 	}
-	tensors, size := handover.Tensors(m), int64(0)
+	units, size := handover.Units(m), int64(0)
 	for i := range m.Tensors {
 		size += m.Tensors[i].Size
 	}
 	form.Finer = true
-	take := handover.Room(tensors, size, room.Bytes, leftOver(room.Bytes), form)
-	if take.Bytes == 0 {
+	target := handover.Target{Model: size, Room: room.Bytes, LeftOver: leftOver(room.Bytes), CPUs: runtime.NumCPU()}
+	if size > room.Bytes {
+		target.Disk = disk(path, size, log)
+	}
+	take := handover.Make(units, form, target)
+	if take.Bytes == 0 && !take.Later {
 		why := "it fits"
 		if size > room.Bytes {
 			why = "planes with that error would save too little"

@@ -614,7 +614,7 @@ func handedOver(t *testing.T, in *llama.Installation, lib, model string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tensors := handover.Tensors(f)
+	tensors := handover.Tensors(handover.Units(f))
 	for _, test := range []struct {
 		name   string
 		room   uint64
@@ -743,7 +743,7 @@ func TestHandedOverDivergence(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			tensors := handover.Tensors(f)
+			tensors := handover.Tensors(handover.Units(f))
 			ctx, cancel := context.WithCancel(t.Context())
 			over := make(chan error, 1)
 			d.WillHold()

@@ -89,6 +89,7 @@ func (c *client) run() error {
 	defer close(c.done)
 	m := c.memory
 	submitted, taken, completed, reaped := word(m, wordSubmitted), word(m, wordTaken), word(m, wordCompleted), word(m, wordReaped)
+	changes := word(m, wordHeld)
 	doorbell, asleep, bell, waiting, wanted := word(m, wordDoorbell), word(m, wordAsleep), word(m, wordBell), word(m, wordWaiting), word(m, wordWanted)
 	var head, tail uint32 // ours: what the client writes over taken and completed changes nothing
 	var entry [DescriptorBytes]byte
@@ -153,6 +154,7 @@ func (c *client) run() error {
 		head++
 		tail++
 		taken.Store(head)
+		changes.Store(c.exec.store.changed.Load())
 		completed.Store(tail)
 		bell.Add(1)
 		if waiting.Load() != 0 && int32(tail-wanted.Load()) >= 0 {

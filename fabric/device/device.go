@@ -85,20 +85,25 @@ type Device struct {
 	idle  *time.Timer
 
 	// What is held, see hold.go; guarded by mu.
-	willHold bool
-	groups   []group
-	left     int
-	givenUp  int
-	lowered  int
-	raised   int
-	room     uint64
-	more     chan struct{} // room has grown
+	willHold  bool
+	groups    []group
+	held      map[int]bool // by index: which are in groups
+	tensors   int          // that Hold was told of
+	wish      []int
+	wishCount int
+	willWish  bool
+	left      int
+	givenUp   int
+	lowered   int
+	raised    int
+	room      uint64
+	more      chan struct{} // room has grown, or wishes have changed
 }
 
 // Listen makes a device with its socket at path. The socket's directory is made if it is missing; it must be this user's and nobody else's. If another device
 // serves there, the error is ErrRunning. Close frees it all.
 func Listen(path string, o Options) (_ *Device, err error) {
-	d := &Device{o: o.filled(), path: path, begun: time.Now(), open: map[*net.UnixConn]struct{}{}, more: make(chan struct{}, 1)}
+	d := &Device{o: o.filled(), path: path, begun: time.Now(), open: map[*net.UnixConn]struct{}{}, held: map[int]bool{}, more: make(chan struct{}, 1)}
 	d.room = uint64(d.o.PoolBytes)
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -239,13 +244,17 @@ func (d *Device) serve(c *net.UnixConn) error {
 		return err
 	}
 	_ = c.SetReadDeadline(time.Now().Add(helloWait))
-	var b [helloBytes + 1]byte
-	n, err := c.Read(b[:])
+	b := make([]byte, helloBytes+4*mostWishes+1)
+	n, err := c.Read(b)
 	if err != nil {
 		return nil // it left
 	}
 	u32, u64 := binary.NativeEndian.Uint32, binary.NativeEndian.Uint64
-	if n != helloBytes || u64(b[0:]) != Magic || u32(b[8:]) != Version {
+	wishes := 0
+	if n > helloBytes && u32(b[12:]) == kindWish && u64(b[16:]) <= mostWishes {
+		wishes = int(u64(b[16:]))
+	}
+	if n != helloBytes+4*wishes || u64(b[0:]) != Magic || u32(b[8:]) != Version {
 		_ = answer(c, -int32(unix.EPROTO), 0, -1)
 		return fmt.Errorf("a hello of %d bytes that is none of version %d", n, Version)
 	}
@@ -260,6 +269,13 @@ func (d *Device) serve(c *net.UnixConn) error {
 		return err
 	case kindRoom:
 		d.Room(u64(b[16:]))
+		return answer(c, 0, 0, -1)
+	case kindWish:
+		which := make([]int, wishes)
+		for i := range which {
+			which[i] = int(u32(b[helloBytes+4*i:]))
+		}
+		d.Wish(which)
 		return answer(c, 0, 0, -1)
 	case kindOpen:
 		if !owner {
@@ -364,7 +380,7 @@ var ErrNotRunning = errors.New("no device is running there")
 
 // Ask returns the status of the device at path. If there is none, the error is ErrNotRunning.
 func Ask(ctx context.Context, path string) (s Status, err error) {
-	b, err := call(ctx, path, kindStatus, 0)
+	b, err := call(ctx, path, kindStatus, 0, nil)
 	if err == nil {
 		err = json.Unmarshal(b, &s)
 	}
@@ -376,18 +392,36 @@ func Ask(ctx context.Context, path string) (s Status, err error) {
 
 // GiveRoom tells the device at path how many bytes what it holds may take, see [Device.Room]. If there is none, the error is ErrNotRunning.
 func GiveRoom(ctx context.Context, path string, bytes uint64) error {
-	b, err := call(ctx, path, kindRoom, bytes)
-	if err == nil && (len(b) != helloBytes || binary.NativeEndian.Uint32(b[12:]) != 0) {
-		err = errors.New("it does not know what that is")
-	}
-	if err != nil {
+	if err := tell(ctx, path, kindRoom, bytes, nil); err != nil {
 		return fmt.Errorf("tell the device at %s how much room it has: %w", path, err)
 	}
 	return nil
 }
 
-// call sends a hello with a number, and returns the packet that answers it.
-func call(ctx context.Context, path string, kind uint32, number uint64) ([]byte, error) {
+// Wish tells the device at path what to hold, see [Device.Wish]; of more than mostWishes the first ones. If there is none, the error is ErrNotRunning.
+func Wish(ctx context.Context, path string, which []int) error {
+	which = which[:min(len(which), mostWishes)]
+	list := make([]byte, 0, 4*len(which))
+	for _, i := range which {
+		list = binary.NativeEndian.AppendUint32(list, uint32(i))
+	}
+	if err := tell(ctx, path, kindWish, uint64(len(which)), list); err != nil {
+		return fmt.Errorf("tell the device at %s what to hold: %w", path, err)
+	}
+	return nil
+}
+
+// tell sends a hello that is answered by one without an error.
+func tell(ctx context.Context, path string, kind uint32, number uint64, list []byte) error {
+	b, err := call(ctx, path, kind, number, list)
+	if err == nil && (len(b) != helloBytes || binary.NativeEndian.Uint32(b[12:]) != 0) {
+		err = errors.New("it does not know what that is")
+	}
+	return err
+}
+
+// call sends a hello with a number, and what follows it, and returns the packet that answers it.
+func call(ctx context.Context, path string, kind uint32, number uint64, list []byte) ([]byte, error) {
 	c, err := (&net.Dialer{}).DialContext(ctx, "unixpacket", path)
 	if err != nil {
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {
@@ -402,7 +436,7 @@ func call(ctx context.Context, path string, kind uint32, number uint64) ([]byte,
 	binary.NativeEndian.PutUint32(hello[8:], Version)
 	binary.NativeEndian.PutUint32(hello[12:], kind)
 	binary.NativeEndian.PutUint64(hello[16:], number)
-	if _, err = c.Write(hello[:]); err != nil {
+	if _, err = c.Write(append(hello[:], list...)); err != nil {
 		return nil, err
 	}
 	b := make([]byte, 64<<10)

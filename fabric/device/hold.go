@@ -39,7 +39,7 @@ func (e *Extent) bytes() uint64 {
 	return blocksBytes(&Descriptor{Rows: uint32(e.Rows), Cols: uint32(e.Cols), XType: uint32(e.Type)})
 }
 
-// Tensor is what is held or not held as a whole: a matrix, or the matrices of all experts.
+// Tensor is what is held or not held as a whole: a matrix, or several, as those of an expert.
 type Tensor struct {
 	Name     string
 	Matrices []Extent
@@ -55,8 +55,6 @@ type Form struct {
 	Finer bool
 	// Short is the bound while memory is short, if it is less: weights that need three planes for Bound may lose the lowest one then, where both are multiplied as bands. 0: they keep it, or go.
 	Short float64
-	// Most is how many bytes of the file are held at most, but for less than a tensor; 0: all.
-	Most uint64
 }
 
 // MayBeFiner reports whether weights that need so many planes may have one more.
@@ -124,6 +122,7 @@ type Holding struct {
 	Raised  int    `json:"raised"`   // how often one got a third plane, when there was room again
 	Faults  uint64 `json:"faults"`   // pages of this process that had to be read from disk since it began
 	Room    uint64 `json:"room"`     // bytes that planes and factors may take
+	Which   []byte `json:"which"`    // a bit for each of the tensors that Hold was told of, from the lowest of a byte on: 1 where it is held whole
 
 	Decibels float64 `json:"least_snr_db"` // the least ratio of products to their error among the held; 0: nothing is held, or without error
 }
@@ -179,6 +178,7 @@ func (s *store) hold(p place, h held) {
 	defer s.mu.Unlock()
 	h.w.pins++
 	s.held[p] = h
+	s.changed.Add(1)
 }
 
 // letGo ends the holding of a matrix. Its memory is free as soon as no product reads it; clients' handles of it are stale.
@@ -190,6 +190,7 @@ func (s *store) letGo(p place) {
 		return
 	}
 	delete(s.held, p)
+	s.changed.Add(1)
 	h.w.pins--
 	h.w.refs--
 	h.w.gone = true
@@ -201,9 +202,9 @@ func (s *store) letGo(p place) {
 // pieceBytes is how much of a file is read at a time.
 const pieceBytes = 4 << 20
 
-// Hold reads tensors of a GGUF file and holds them, in this order, as long as there is room; what finds none, or cannot keep the form's bound, is left out. A tensor that finds none takes that
+// Hold reads tensors of a GGUF file and holds them, in this order or that of [Device.Wish], as long as there is room; what finds none, or cannot keep the form's bound, is left out. A tensor that finds none takes that
 // of others' third planes (Form.Finer), of the last ones first. Clients that ask for what is not
-// held yet, before all was tried once, are told so. Then it waits for [Device.Room] to give more room, and goes on, until ctx ends: that is its error. Call it at most once, before or while
+// held yet, before all was tried once, are told so. Then it waits for [Device.Room] to give more room, or for other wishes, and goes on, until ctx ends: that is its error. Call it at most once, before or while
 // Serve runs. It uses several goroutines. The file must stay open as long as the device; its offset is not changed.
 func (d *Device) Hold(ctx context.Context, file *os.File, tensors []Tensor, form Form) error {
 	info, err := file.Stat()
@@ -224,42 +225,53 @@ func (d *Device) Hold(ctx context.Context, file *os.File, tensors []Tensor, form
 	d.WillHold()
 	l := &loader{d: d, file: &heldFile{file, info}, dev: uint64(st.Dev), ino: st.Ino, form: form}
 	defer d.loading(false)
+	if err := d.awaitWish(ctx); err != nil {
+		return err
+	}
 	never := make([]bool, len(tensors)) // what cannot be held, however much room there is
+	fail := func(i int, err error) error {
+		return fmt.Errorf("hold %s of %s: %w", tensors[i].Name, file.Name(), err)
+	}
 	for {
+		wishes, order := d.wishes(len(tensors))
 		// What has more error than it should have comes before what is not held.
-		for i := range tensors {
-			if err := l.raise(ctx, &tensors[i], true); err != nil {
-				return fmt.Errorf("hold %s of %s: %w", tensors[i].Name, file.Name(), err)
+		for _, i := range order {
+			if err := l.raise(ctx, i, &tensors[i], true); err != nil {
+				return fail(i, err)
 			}
 		}
-		left := 0
-		for i := range tensors {
-			if d.holds(tensors[i].Name) || d.heldBytes() >= form.Most && form.Most > 0 {
+		left, full := 0, 0
+		for _, i := range order {
+			if d.holds(i) {
 				continue
 			}
 			left++
-			if never[i] {
+			if never[i] || full == mostFull || d.wished() != wishes {
 				continue
 			}
-			err := l.tensor(ctx, &tensors[i])
+			err := l.tensor(ctx, i, &tensors[i])
 			switch {
 			case err == nil:
-				left--
+				left, full = left-1, 0
 			case errors.Is(err, errFull):
+				full++
 			case errors.Is(err, errBound), errors.Is(err, decompose.ErrInexact), errors.Is(err, decompose.ErrNotFinite), errors.Is(err, gguf.ErrNoDecoder), errors.Is(err, fabric.ErrOperand):
 				d.o.Log.Info("not held", "tensor", tensors[i].Name, "why", err)
 				never[i] = true
 			default:
-				return fmt.Errorf("hold %s of %s: %w", tensors[i].Name, file.Name(), err)
+				return fail(i, err)
 			}
+		}
+		if d.wished() != wishes {
+			continue
 		}
 		d.loading(false)
 		d.mu.Lock()
 		d.left = left
 		d.mu.Unlock()
-		for i := range tensors {
-			if err := l.raise(ctx, &tensors[i], false); err != nil {
-				return fmt.Errorf("hold %s of %s: %w", tensors[i].Name, file.Name(), err)
+		for _, i := range order {
+			if err := l.raise(ctx, i, &tensors[i], false); err != nil {
+				return fail(i, err)
 			}
 		}
 		select {
@@ -267,6 +279,96 @@ func (d *Device) Hold(ctx context.Context, file *os.File, tensors []Tensor, form
 			return ctx.Err()
 		case <-d.more:
 		}
+	}
+}
+
+// mostFull is how many tensors in a row find no room until the others are not tried: some of them are read for that.
+const mostFull = 12
+
+// Wish says which of the tensors that Hold is told of are to be held, by their indices, and in which order: what comes last is let go first. Others that are held are let go. Before the first call it is all of them, in their order.
+func (d *Device) Wish(which []int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.wish = slices.Clone(which)
+	d.wishCount++
+	at := make(map[int]int, len(which))
+	for n, i := range which {
+		at[i] = n
+	}
+	d.groups = slices.DeleteFunc(d.groups, func(g group) bool {
+		_, wanted := at[g.index]
+		if !wanted {
+			d.letGo(&g)
+		}
+		return !wanted
+	})
+	slices.SortStableFunc(d.groups, func(a, b group) int { return at[a.index] - at[b.index] })
+	d.wake()
+}
+
+// WillWish says that Wish will be called: Hold begins with that.
+func (d *Device) WillWish() {
+	d.mu.Lock()
+	d.willWish = true
+	d.mu.Unlock()
+}
+
+// awaitWish waits for the first wish, if there is to be one.
+func (d *Device) awaitWish(ctx context.Context) error {
+	for {
+		d.mu.Lock()
+		waits := d.willWish && d.wishCount == 0
+		d.mu.Unlock()
+		if !waits {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-d.more:
+		}
+	}
+}
+
+// wished counts calls of Wish.
+func (d *Device) wished() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.wishCount
+}
+
+// wishes are the indices of tensors that are to be held, of so many.
+func (d *Device) wishes(of int) (count int, order []int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.tensors = of
+	if d.wishCount > 0 {
+		for _, i := range d.wish {
+			if i < of {
+				order = append(order, i)
+			}
+		}
+		return d.wishCount, order
+	}
+	for i := range of {
+		order = append(order, i)
+	}
+	return 0, order
+}
+
+// letGo ends the holding of a tensor. d.mu is held.
+func (d *Device) letGo(g *group) {
+	delete(d.held, g.index)
+	for _, p := range g.places {
+		d.store.letGo(p)
+	}
+}
+
+// wake has Hold look again. d.mu is held.
+func (d *Device) wake() {
+	select {
+	case d.more <- struct{}{}:
+	default: // it will look anyway
 	}
 }
 
@@ -284,21 +386,11 @@ func (d *Device) WillHold() {
 	d.loading(true)
 }
 
-// holds reports whether a tensor is held.
-func (d *Device) holds(name string) bool {
+// holds reports whether a tensor, by its index, is held.
+func (d *Device) holds(index int) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return slices.ContainsFunc(d.groups, func(g group) bool { return g.tensor == name })
-}
-
-// heldBytes is how many bytes of the file are held.
-func (d *Device) heldBytes() (n uint64) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for i := range d.groups {
-		n += d.groups[i].bytes
-	}
-	return n
+	return d.held[index]
 }
 
 // Room changes how many bytes of the pool what is held may take. If that is less than it takes, precision goes first: tensors that have a plane more than they need lose it, the last ones first, then
@@ -312,20 +404,15 @@ func (d *Device) Room(bytes uint64) {
 	d.lower(bytes, true)
 	taken := d.taken()
 	for n := len(d.groups) - 1; n >= 0 && taken > bytes; n-- {
-		g := d.groups[n]
-		for _, p := range g.places {
-			d.store.letGo(p)
-		}
+		g := &d.groups[n]
+		d.letGo(g)
 		taken -= g.planes
 		d.groups = d.groups[:n]
 		d.left++
 		d.givenUp++
 	}
 	if grown {
-		select {
-		case d.more <- struct{}{}:
-		default: // it will look anyway
-		}
+		d.wake()
 	}
 }
 
@@ -389,7 +476,10 @@ func (d *Device) holding() *Holding {
 	if !d.willHold {
 		return nil
 	}
-	h := &Holding{Tensors: len(d.groups), Left: d.left, GivenUp: d.givenUp, Lowered: d.lowered, Raised: d.raised, Room: d.room}
+	h := &Holding{Tensors: len(d.groups), Left: d.left, GivenUp: d.givenUp, Lowered: d.lowered, Raised: d.raised, Room: d.room, Which: make([]byte, (d.tensors+7)/8)}
+	for i := range d.held {
+		h.Which[i/8] |= 1 << (i % 8)
+	}
 	for _, g := range d.groups {
 		h.Bytes += g.bytes
 		h.Planes += g.planes
@@ -425,8 +515,8 @@ func (l *loader) place(e *Extent) place {
 }
 
 // tensor holds all matrices of a tensor, or none.
-func (l *loader) tensor(ctx context.Context, t *Tensor) (err error) {
-	g := group{tensor: t.Name}
+func (l *loader) tensor(ctx context.Context, index int, t *Tensor) (err error) {
+	g := group{index: index}
 	defer func() {
 		if err != nil {
 			for _, p := range g.places {
@@ -474,11 +564,12 @@ func (l *loader) tensor(ctx context.Context, t *Tensor) (err error) {
 	}
 	g.planes -= l.d.taken()
 	l.d.groups = append(l.d.groups, g)
+	l.d.held[index] = true
 	return nil
 }
 
 // raise gives the matrices of a tensor that is held the third planes that they may have, as long as there is room, or only those that need them (below). That they cannot have them is no error.
-func (l *loader) raise(ctx context.Context, t *Tensor, below bool) error {
+func (l *loader) raise(ctx context.Context, index int, t *Tensor, below bool) error {
 	for i := range t.Matrices {
 		e := &t.Matrices[i]
 		p := l.place(e)
@@ -493,7 +584,7 @@ func (l *loader) raise(ctx context.Context, t *Tensor, below bool) error {
 		if err != nil {
 			return err
 		}
-		l.d.replace(t.Name, p, by, snr >= l.form.Bound && by.form.coarser && by.form.short == needs)
+		l.d.replace(index, p, by, snr >= l.form.Bound && by.form.coarser && by.form.short == needs)
 	}
 	return nil
 }
@@ -507,10 +598,10 @@ func (d *Device) lacks(p place) (lacks, needs bool) {
 }
 
 // replace puts by in the place of what a tensor holds at p, if that is held still, there is room, and it is good; else it is dropped.
-func (d *Device) replace(tensor string, p place, by *weight, good bool) {
+func (d *Device) replace(index int, p place, by *weight, good bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	n := slices.IndexFunc(d.groups, func(g group) bool { return g.tensor == tensor })
+	n := slices.IndexFunc(d.groups, func(g group) bool { return g.index == index })
 	d.store.mu.Lock()
 	w := d.store.held[p].w
 	if w != nil && !good {
@@ -565,7 +656,7 @@ func (d *Device) fits(has, n uint64) bool {
 
 // group is a tensor that is held.
 type group struct {
-	tensor        string
+	index         int // of the tensors that Hold was told of
 	places        []place
 	bytes, planes uint64
 	coarser       bool // it would have more planes if there were room

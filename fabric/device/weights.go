@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -75,7 +76,8 @@ type store struct {
 	clock   uint64 // products, and uploads
 	all     map[[sha256.Size]byte]*weight
 	held    map[place]held
-	loading bool // more may be held soon
+	loading bool          // more may be held soon
+	changed atomic.Uint32 // how often held has changed
 	zero    map[trit.Layout]*zeroPlanes
 	still   *sync.Cond    // a weight is busy no more, or changes no more
 	ended   chan struct{} // a product has ended, and not all planes are in the pool
@@ -455,7 +457,7 @@ func (s *store) idle(w *weight) {
 	s.still.Broadcast()
 }
 
-// change has its caller change w's planes, alone: it waits for the products that read them. changed must follow. s.mu is held; it is free while this waits.
+// change has its caller change w's planes, alone: it waits for the products that read them. changedPlanes must follow. s.mu is held; it is free while this waits.
 func (s *store) change(w *weight) {
 	for w.changes {
 		s.still.Wait()
@@ -467,7 +469,7 @@ func (s *store) change(w *weight) {
 	w.busy++
 }
 
-func (s *store) changed(w *weight) {
+func (s *store) changedPlanes(w *weight) {
 	w.operand, w.changes = nil, false
 	s.idle(w)
 }
@@ -477,7 +479,7 @@ func (s *store) coarsen(w *weight) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.change(w)
-	defer s.changed(w)
+	defer s.changedPlanes(w)
 	if w.gone || !w.form.coarser {
 		return
 	}
@@ -499,7 +501,7 @@ func (s *store) exchange(w, by *weight) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.change(w)
-	defer s.changed(w)
+	defer s.changedPlanes(w)
 	w.planes, by.planes = by.planes, w.planes
 	w.pieces, by.pieces = by.pieces, w.pieces
 	w.form, by.form = by.form, w.form

@@ -17,8 +17,10 @@ const (
 	kindOpen   = 1
 	kindStatus = 2
 	kindRoom   = 3
+	kindWish   = 4
 
 	helloBytes = 32
+	mostWishes = 1 << 14 // indices of tensors behind a hello
 	pageBytes  = 4096
 
 	// DescriptorBytes and CompletionBytes are the sizes of the rings' entries.
@@ -39,6 +41,7 @@ const (
 	wordBell      = 448
 	wordWaiting   = 512
 	wordWanted    = 576
+	wordHeld      = 640
 
 	asleepForWork = 1
 	asleepForRoom = 2

@@ -41,7 +41,7 @@ type Device struct {
 	decoys *decoys
 }
 
-// Start starts a device and waits until it can be asked. It goes on to read what it holds. The caller must call Close.
+// Start starts a device and waits until it can be asked. It goes on to read what the plan says. The caller must call Close.
 func Start(o Options) (_ *Device, err error) {
 	d := &Device{}
 	if d.dir, err = os.MkdirTemp("", "tensorcast-fabric-"); err != nil {
@@ -56,9 +56,10 @@ func Start(o Options) (_ *Device, err error) {
 		return nil, err
 	}
 	// Planes that are exchanged for others are there twice for a moment, and what was made smaller leaves gaps. What is not used takes no memory.
-	pool := o.Plan.Bytes + o.Plan.Bytes/2 + 64<<20
+	most := max(o.Plan.Bytes, o.Plan.Most)
+	pool := most + most/2 + 64<<20
 	args := append(o.Program[1:len(o.Program):len(o.Program)], "--socket", d.Socket(), "--hold", o.Model, "--profile", o.Profile,
-		"--room", strconv.FormatInt(o.Plan.Bytes, 10), "--weights", strconv.FormatInt(o.Plan.Weights, 10), "--pool", strconv.FormatInt(pool, 10))
+		"--room", strconv.FormatInt(o.Plan.Bytes, 10), "--told", "--pool", strconv.FormatInt(pool, 10))
 	if o.Error != "" {
 		args = append(args, "--error", o.Error)
 	}
@@ -94,7 +95,12 @@ func Start(o Options) (_ *Device, err error) {
 		}
 	}
 	d.copied.Go(func() { _, _ = io.Copy(o.Stderr, lines) }) // ends with the device
-	return d, nil
+	return d, d.Wish(context.Background(), o.Plan.Units)
+}
+
+// Wish says what the device is to hold, by the indices of Units. It goes on to read that.
+func (d *Device) Wish(ctx context.Context, units []int) error {
+	return device.Wish(ctx, d.Socket(), units)
 }
 
 // Socket is where the device is.
