@@ -111,6 +111,8 @@ int tfmbs_upload_blocks(int layer_id, uint32_t type, const void *blocks, size_t 
  * offset in the file with this device number and inode (as stat(2) has them). The device compares some of the bytes, too. -EAGAIN: not yet, ask again;
  * -ENOENT: it is not held. Products fail with -ESTALE when it is held no more: its memory was needed. */
 int tfmbs_find_blocks(uint64_t dev, uint64_t ino, uint64_t offset, uint32_t type, const void *data, size_t bytes, uint32_t rows, uint32_t cols, tfmbs_weight *w);
+/* A number that changes when what it holds does, as of this program's last job: what was not held may be found now. */
+uint32_t tfmbs_held(void);
 int tfmbs_release(tfmbs_weight w);
 int tfmbs_pin(tfmbs_weight w); /* its planes stay in the device's pool */
 int tfmbs_unpin(tfmbs_weight w);

@@ -19,6 +19,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
@@ -595,6 +596,102 @@ func goesOn(t *testing.T, in *llama.Installation, model string) {
 		t.Setenv("TFMBS_LAYERS", "3-1")
 		oneLine(t, run(t, tokens, func() {}), "TFMBS_LAYERS")
 	})
+}
+
+// TestHandedOverExperts: the device holds some experts of each layer, and others later on. The CPU computes those that it does not hold: the tokens are the same, of prompts, too. What is believed to be
+// held is: nothing has to be brought back.
+func TestHandedOverExperts(t *testing.T) {
+	in := llamatest.ForTest(t)
+	model := llamatest.Model(t, mixture)
+	f, err := gguf.Open(model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	units := handover.Units(f)
+	var even, odd, trunk []int
+	for i, u := range units {
+		switch {
+		case u.Expert < 0:
+			trunk = append(trunk, i)
+		case u.Expert%2 == 0:
+			even = append(even, i)
+		default:
+			odd = append(odd, i)
+		}
+	}
+	const tokens = 400
+	long := strings.Repeat(prompt, 8)
+	plain, err := in.Run(t.Context(), llama.Options{Model: model, Prompt: long, Tokens: tokens, Threads: 1, NoRepack: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := plain.Tokens
+	interposed := interposer(t)
+	backend := library(t)
+	for _, test := range []struct {
+		name    string
+		first   []int
+		then    [][]int
+		preload bool
+	}{
+		{"half", slices.Concat(trunk, even), nil, false},
+		{"half, and the interposer", slices.Concat(trunk, even), nil, true},
+		{"other halves", slices.Concat(trunk, even), [][]int{odd, slices.Concat(even, trunk), odd}, false},
+		{"trunk, then all", trunk, [][]int{slices.Concat(even, odd, trunk)}, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			d, _ := start(t)
+			file, err := f.Reopen()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer file.Close()
+			d.WillHold()
+			d.Wish(test.first)
+			ctx, cancel := context.WithCancel(t.Context())
+			over := make(chan error, 1)
+			go func() { over <- d.Hold(ctx, file, handover.Tensors(units), device.Form{Layout: trit.TwoBit}) }()
+			defer func() {
+				cancel()
+				if err := <-over; !errors.Is(err, context.Canceled) {
+					t.Error(err)
+				}
+			}()
+			cmd := in.Command(t.Context(), llama.Options{Model: model, Prompt: long, Tokens: tokens, Threads: 1, NoRepack: true})
+			cmd.Env = append(os.Environ(), "TFMBS_HANDOVER=1", "GGML_BACKEND_PATH="+backend)
+			if test.preload {
+				cmd.Env = append(os.Environ(), "TFMBS_HANDOVER=1", "LD_PRELOAD="+interposed)
+			}
+			var out, errs bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &out, &errs
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			for _, wish := range test.then {
+				before := d.Status().Products
+				time.Sleep(50 * time.Millisecond)
+				d.Wish(wish)
+				held := func() bool { h := d.Status().Holding; return h.Tensors == len(wish) }
+				testenv.WaitFor(t, "what is wished", held)
+				testenv.WaitFor(t, "some products", func() bool { return d.Status().Products > before+100 })
+			}
+			if err := cmd.Wait(); err != nil {
+				t.Fatalf("%v: %s", err, errs.Bytes())
+			}
+			r, err := llama.ParseResult(out.Bytes())
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := d.Status()
+			if !slices.Equal(r.Tokens, want) || errs.Len() > 0 {
+				t.Errorf("%d of %d tokens are the CPU's: %q", common(r.Tokens, want), len(want), errs.Bytes())
+			}
+			t.Logf("%d products, %d of them failed", s.Products, s.Failed)
+			if s.Products < tokens || s.Misses != 0 || s.Evictions != 0 || s.Moved != 0 || len(test.then) == 0 && s.Failed > uint64(3*3*8+1) {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
 }
 
 // What the device holds of the file, and hands over, is computed there, and nothing is uploaded. What it does not hold, lets go, or cannot compute any more, the CPU computes: the tokens are the

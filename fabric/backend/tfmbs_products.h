@@ -246,11 +246,17 @@ struct weight {
 	uint32_t rows, cols, count;
 	long layer;
 	uint64_t sample;
-	bool has;              /* the device has all matrices */
+	bool has;              /* the device has the matrix, or all of them; of what it holds for this process: it may have some, and others come and go */
 	bool told;             /* that a result with it was wrong */
 	struct timespec asked; /* when it was last looked for among what the device holds, */
 	unsigned epoch;        /* and which backend was the newest then */
-	tfmbs_weight ids[];
+	struct in_file {
+		uint64_t dev, ino, offset;
+	} at; /* where it lies, of what is held */
+	struct matrix {
+		tfmbs_weight id; /* 0: the device does not have it, */
+		uint32_t asked;  /* when tfmbs_held was this */
+	} all[];
 };
 
 static void say(const char *what, int e) { fprintf(stderr, "tfmbs: %s: %s\n", what, strerror(-e)); }
@@ -288,9 +294,15 @@ static void count(const struct weight *w, int by) {
 
 /* Notes a tensor that products use, which is not in the table yet. The lock is held. */
 static struct weight *note(const struct tensor *t) {
-	struct weight *w = t->ne[2] > 0 && t->ne[2] <= MOST_EXPERTS ? calloc(1, sizeof *w + (size_t)t->ne[2] * sizeof *w->ids) : NULL;
+	struct weight *w = t->ne[2] > 0 && t->ne[2] <= MOST_EXPERTS ? calloc(1, sizeof *w + (size_t)t->ne[2] * sizeof *w->all) : NULL;
 	if (!w) return NULL;
-	*w = (struct weight){*bucket(t->data), t->data, t->buffer, (uint32_t)t->ne[1], (uint32_t)t->ne[0], (uint32_t)t->ne[2], layer_of(t), 0, false, false, {0, 0}, 0};
+	w->next = *bucket(t->data);
+	w->data = t->data;
+	w->buffer = t->buffer;
+	w->rows = (uint32_t)t->ne[1];
+	w->cols = (uint32_t)t->ne[0];
+	w->count = (uint32_t)t->ne[2];
+	w->layer = layer_of(t);
 	*bucket(t->data) = w;
 	count(w, 1);
 	return w;
@@ -298,8 +310,8 @@ static struct weight *note(const struct tensor *t) {
 
 static void release(struct weight *w) {
 	for (uint32_t i = 0; i < w->count; i++) {
-		if (w->ids[i]) tfmbs_release(w->ids[i]);
-		w->ids[i] = 0;
+		if (w->all[i].id) tfmbs_release(w->all[i].id);
+		w->all[i] = (struct matrix){0};
 	}
 	w->has = false;
 }
@@ -309,15 +321,10 @@ static int send(const struct tensor *t, struct weight *w, size_t n) {
 	int e = tfmbs_init();
 	state.broken = e != 0; /* without a device, nothing is tried again */
 	for (uint32_t i = 0; i < w->count && !e; i++)
-		e = tfmbs_upload_blocks((int)layer_of(t), kind_of(t)->number, t->data + i * t->nb[2], n / w->count, w->rows, w->cols, profile->flags, &w->ids[i]);
+		e = tfmbs_upload_blocks((int)layer_of(t), kind_of(t)->number, t->data + i * t->nb[2], n / w->count, w->rows, w->cols, profile->flags, &w->all[i].id);
 	if (e) say(state.broken ? "there is no device, so the CPU computes everything" : t->name, e);
 	return e;
 }
-
-/* Where something of a file that this process maps lies in it. */
-struct in_file {
-	uint64_t dev, ino, offset;
-};
 
 /* Finds out in which file p is mapped. False: in none, or its path leads to another by now. */
 static bool locate(const void *p, struct in_file *at) {
@@ -364,31 +371,36 @@ enum {
 	ASK_AGAIN = 2,      /* s, for what it does not hold: it may have got more room */
 };
 
-/* Looks for t among what the device holds: all matrices or none. */
-static int look(const struct tensor *t, struct weight *w, size_t n) {
-	struct in_file at;
+/* Asks the device for a matrix of t. */
+static int ask(const struct tensor *t, struct weight *w, uint32_t i) {
+	size_t n = (size_t)t->ne[1] * t->nb[1];
+	w->all[i].asked = tfmbs_held();
+	return tfmbs_find_blocks(w->at.dev, w->at.ino, w->at.offset + i * n, kind_of(t)->number, t->data + i * n, n, w->rows, w->cols, &w->all[i].id);
+}
+
+/* Looks for t among what the device holds. Experts come and go: they are asked for when they are chosen, so of them only the first is, as the device may be about to read all that it is to hold. */
+static int look(const struct tensor *t, struct weight *w) {
 	struct timespec begun;
 	clock_gettime(CLOCK_MONOTONIC, &begun);
 	w->asked = begun;
 	w->epoch = state.epoch;
-	if (!locate(t->data, &at)) return -ENOENT;
+	if (!locate(t->data, &w->at)) return -ENOENT;
 	int e = tfmbs_init();
 	state.broken = e != 0;
-	for (uint32_t i = 0; i < w->count && !e;) {
-		e = tfmbs_find_blocks(at.dev, at.ino, at.offset + i * t->nb[2], kind_of(t)->number, t->data + i * t->nb[2], n / w->count, w->rows, w->cols, &w->ids[i]);
-		if (!e) i++;
-		if (e == -EAGAIN && !state.waited) {
-			if (since(&begun) > LONGEST_WAIT) state.waited = true;
-			nanosleep(&(struct timespec){0, 10 * 1000 * 1000}, NULL);
-			e = 0;
-		}
+	bool chosen = w->count > 1;
+	while (!e && !(chosen && state.waited)) {
+		e = ask(t, w, 0);
+		if (!e || e != -EAGAIN || state.waited) break;
+		if (since(&begun) > LONGEST_WAIT) state.waited = true;
+		nanosleep(&(struct timespec){0, 10 * 1000 * 1000}, NULL);
+		e = 0;
 	}
 	if (e == -ENOENT) state.waited = true; /* all was tried */
 	if (state.broken || e == -EPIPE) {
 		state.broken = true;
 		say("there is no device, so the CPU computes everything", e);
 	}
-	return e;
+	return chosen && !state.broken ? 0 : e;
 }
 
 /* Whether the device has t, or takes it now. */
@@ -405,12 +417,12 @@ static bool upload(const struct tensor *t) {
 			count(w, -1);
 			release(w);
 			w->sample = s;
-			int e = state.handed ? look(t, w, n) : send(t, w, n);
-			if (e) release(w); /* an expert alone is of no use */
+			int e = state.handed ? look(t, w) : send(t, w, n);
+			if (e) release(w);
 			w->has = !e;
 			count(w, 1);
 			uintptr_t from = ((uintptr_t)t->data + 4095) & ~(uintptr_t)4095, to = ((uintptr_t)t->data + n) & ~(uintptr_t)4095;
-			if (w->has && to > from) madvise((void *)from, to - from, MADV_COLD); /* the device has it: these pages may go first */
+			if (w->has && !(state.handed && w->count > 1) && to > from) madvise((void *)from, to - from, MADV_COLD); /* the device has it: these pages may go first */
 		}
 	}
 	bool has = !state.broken && w && w->has;
@@ -500,7 +512,13 @@ enum {
 	MOST_JOBS = 32,
 	AHEAD = 16,
 };
+/* Computes nodes of a graph that are no products of the device: lost, if they are products of weights that it has not, or has no more. */
+typedef int rest(void *arg, void *nodes, bool lost);
+
 struct flight {
+	void *graph;
+	rest *others;
+	void *arg; /* of others */
 	int n;
 	int node;   /* of the graph, whose product is being put under way */
 	int ahead;  /* nodes before it: all products among them are under way or over */
@@ -518,7 +536,11 @@ struct flight {
 static void failed(struct flight *f, const struct part *p, int e) {
 	pthread_mutex_lock(&state.lock);
 	struct weight *w = e == -ESTALE ? find(p->t->src[0]) : NULL;
-	if (w && w->has) { /* its memory was needed; the CPU has it from now on */
+	if (w && w->count > 1) {
+		struct matrix *m = &w->all[(size_t)(p->w - p->t->src[0]->data) / p->t->src[0]->nb[2]];
+		if (m->id) tfmbs_release(m->id);
+		m->id = 0;
+	} else if (w && w->has) { /* its memory was needed; the CPU has it from now on */
 		count(w, -1);
 		w->has = false;
 		count(w, 1);
@@ -660,7 +682,7 @@ static bool waits(const struct flight *f, const struct tensor *p) {
 
 /* The device's weights in the product t; NULL if it is none that the device computes. They stay until the last backend is freed, or until upload finds another model at
    their address: then there is no graph with the former any more, so none of its products can be under way. */
-static const struct weight *weight_of(const struct tensor *t) {
+static struct weight *weight_of(const struct tensor *t) {
 	if (!fits(t)) return NULL;
 	pthread_mutex_lock(&state.lock);
 	struct weight *w = find(t->src[0]);
@@ -728,46 +750,145 @@ static struct part of_expert(const struct tensor *t, size_t e, size_t n, const c
 	return (struct part){.t = t, .w = t->src[0]->data + e * t->src[0]->nb[2], .n = (int64_t)n, .x = x, .x_stride = 4 * (size_t)t->src[0]->ne[0], .y = y, .y_stride = 4 * (size_t)t->ne[0]};
 }
 
-/* The product of each token with its experts. Of a batch, vectors of several tokens with the same expert are one job. */
-static void multiply_chosen(struct flight *f, const struct tensor *t, const struct weight *w) {
-	const int64_t tokens = t->ne[2], each = t->ne[1];
-	const size_t count = w->count, n = (size_t)(tokens * each);
-	for (int64_t i = 0; i < tokens * each; i++) {
-		int32_t e = chosen(t, i / each, i % each);
-		if (e < 0 || (size_t)e >= count) { /* ggml's own code ends the process */
-			f->status = STATUS_FAILED;
-			return;
+/* The experts that a product has: each token's, one after the other. */
+static size_t uses(const struct tensor *t) { return (size_t)(t->ne[1] * t->ne[2]); }
+
+/* The device's matrices of the experts that were chosen, in their order, 0 for those that it has not, and how many these are; -1 if an expert does not exist. What it has not it is asked for when what it holds has changed since that was
+ * asked last, which is told with its jobs; if there are none, in ASK_AGAIN. */
+static int64_t matrices(const struct tensor *t, struct weight *w, tfmbs_weight *ids) {
+	int64_t missing = 0;
+	pthread_mutex_lock(&state.lock);
+	bool again = state.handed && since(&w->asked) > ASK_AGAIN;
+	for (int64_t i = 0; i < (int64_t)uses(t) && missing >= 0; i++) {
+		int32_t e = chosen(t, i / t->ne[1], i % t->ne[1]);
+		if (e < 0 || (uint32_t)e >= w->count) {
+			missing = -1;
+			break;
 		}
+		struct matrix *m = &w->all[e];
+		if (!m->id && state.handed && (again || m->asked != tfmbs_held())) {
+			if (again) clock_gettime(CLOCK_MONOTONIC, &w->asked);
+			again = false;
+			ask(t->src[0], w, (uint32_t)e);
+		}
+		ids[i] = m->id;
+		missing += !m->id;
 	}
-	size_t *end = tokens > 1 ? calloc(count + 1, sizeof *end) : NULL; /* of an expert's vectors, in the order of experts */
-	const char **from = end ? malloc(n * sizeof *from) : NULL;
+	pthread_mutex_unlock(&state.lock);
+	return missing;
+}
+
+/* Has the CPU compute the experts that the device has not: the same node, with these only. Vectors and results are copied together. */
+static void compute_missing(struct flight *f, struct tensor *t, int node, const tfmbs_weight *ids, int64_t missing) {
+	struct tensor *x = t->src[1], *which = t->src[2];
+	const struct tensor was = *t, choice = *which;
+	const bool one = t->ne[2] == 1, shared = one && x->ne[1] == 1; /* token; vector of all its experts */
+	const size_t in = 4 * (size_t)x->ne[0], out = 4 * (size_t)t->ne[0], n = (size_t)missing;
+	char *room = malloc(n * (4 + out + (shared ? 0 : in)));
+	if (!room) {
+		f->status = STATUS_ALLOC_FAILED;
+		return;
+	}
+	char *y = room, *from = y + n * out;
+	int32_t *list = (int32_t *)(void *)(from + (shared ? 0 : n * in));
+	int64_t k = 0;
+	for (int64_t i = 0; i < (int64_t)uses(&was); i++) {
+		if (ids[i]) continue;
+		list[k] = chosen(&was, i / was.ne[1], i % was.ne[1]);
+		if (!shared) memcpy(from + (size_t)k * in, vector_of(&was, i / was.ne[1], i % was.ne[1]), in);
+		k++;
+	}
+	struct tensor vectors = *x;
+	if (!shared) {
+		vectors.data = from;
+		vectors.ne[1] = one ? missing : 1;
+		vectors.ne[2] = one ? 1 : missing;
+		vectors.nb[1] = in;
+		vectors.nb[2] = in * (size_t)vectors.ne[1];
+		vectors.nb[3] = in * n;
+	}
+	/* The tensor of the choice stays the same one: who observes ops takes another for another choice. */
+	which->data = (char *)list;
+	which->ne[0] = t->ne[1] = one ? missing : 1;
+	which->ne[1] = t->ne[2] = one ? 1 : missing;
+	which->nb[0] = 4;
+	which->nb[1] = 4 * (size_t)which->ne[0];
+	which->nb[2] = which->nb[3] = 4 * n;
+	t->src[1] = &vectors;
+	t->data = y;
+	t->nb[1] = out;
+	t->nb[2] = out * (size_t)t->ne[1];
+	t->nb[3] = out * n;
+	struct graph part = g.ggml_graph_view(f->graph, node, node + 1);
+	int e = f->others(f->arg, &part, n * t->src[0]->nb[2] > SMALL);
+	*t = was;
+	*which = choice;
+	k = 0;
+	for (int64_t i = 0; i < (int64_t)uses(t); i++)
+		if (!ids[i]) memcpy(result_of(t, i / t->ne[1], i % t->ne[1]), y + (size_t)k++ * out, out);
+	free(room);
+	if (e) f->status = e;
+}
+
+/* The products of each token with its experts that the device has. Of a batch, vectors of several tokens with the same expert are one job. */
+static void multiply_chosen(struct flight *f, const struct tensor *t, size_t count, const tfmbs_weight *ids) {
+	const int64_t tokens = t->ne[2], each = t->ne[1];
+	const size_t n = uses(t);
+	struct expert {
+		size_t end; /* of its vectors, in the order of experts */
+		tfmbs_weight id;
+	} *all = tokens > 1 ? calloc(count + 1, sizeof *all) : NULL;
+	const char **from = all ? malloc(n * sizeof *from) : NULL;
 	char **to = from ? malloc(n * sizeof *to) : NULL;
 	for (int64_t i = 0; !to && i < tokens * each; i++) { /* one token, or no memory */
-		size_t e = (size_t)chosen(t, i / each, i % each);
-		struct part p = of_expert(t, e, 1, vector_of(t, i / each, i % each), result_of(t, i / each, i % each));
-		begin(f, &p, w->ids[e]);
+		if (!ids[i]) continue;
+		struct part p = of_expert(t, (size_t)chosen(t, i / each, i % each), 1, vector_of(t, i / each, i % each), result_of(t, i / each, i % each));
+		begin(f, &p, ids[i]);
 	}
 	if (to) {
-		for (int64_t i = 0; i < tokens * each; i++) end[chosen(t, i / each, i % each) + 1]++;
-		for (size_t e = 0; e < count; e++) end[e + 1] += end[e];
-		/* Now end[e] is where expert e begins; it moves to its end as its vectors are entered. */
 		for (int64_t i = 0; i < tokens * each; i++) {
-			size_t at = end[chosen(t, i / each, i % each)]++;
+			if (!ids[i]) continue;
+			int32_t e = chosen(t, i / each, i % each);
+			all[e].id = ids[i];
+			all[e + 1].end++;
+		}
+		for (size_t e = 0; e < count; e++) all[e + 1].end += all[e].end;
+		/* Now an expert's end is where it begins; it moves to its end as its vectors are entered. */
+		for (int64_t i = 0; i < tokens * each; i++) {
+			if (!ids[i]) continue;
+			size_t at = all[chosen(t, i / each, i % each)].end++;
 			from[at] = vector_of(t, i / each, i % each);
 			to[at] = result_of(t, i / each, i % each);
 		}
 		size_t most = (size_t)most_vectors(t->src[0]);
 		for (size_t e = 0, at = 0; e < count; e++)
-			while (at < end[e]) {
-				struct part p = of_expert(t, e, end[e] - at < most ? end[e] - at : most, from[at], to[at]);
+			while (at < all[e].end) {
+				struct part p = of_expert(t, e, all[e].end - at < most ? all[e].end - at : most, from[at], to[at]);
 				if (p.n > 1 && !gather(&p, from + at, to + at)) p.n = 1;
 				at += (size_t)p.n;
-				begin(f, &p, w->ids[e]);
+				begin(f, &p, all[e].id);
 			}
 	}
-	free(end);
+	free(all);
 	free(from);
 	free(to);
+}
+
+/* The product of each token with its experts, the node of that number. Without cpu it does nothing, and is false, if the device has not all of them. */
+static bool multiply_experts(struct flight *f, struct tensor *t, struct weight *w, int node, bool cpu) {
+	tfmbs_weight few[64], *ids = uses(t) <= sizeof few / sizeof *few ? few : malloc(uses(t) * sizeof *ids);
+	if (!ids) {
+		f->status = STATUS_ALLOC_FAILED;
+		return true;
+	}
+	int64_t missing = matrices(t, w, ids);
+	bool does = cpu || missing == 0;
+	if (missing < 0) f->status = STATUS_FAILED; /* ggml's own code ends the process */
+	else if (does) multiply_chosen(f, t, w->count, ids);
+	/* Meanwhile the CPU computes the others, or waits for the disk. */
+	if (missing > 0 && does) compute_missing(f, t, node, ids, missing);
+	if (ids != few) free(ids);
+	return does;
 }
 
 /* The first vectors of a product, as many as are one job, from this one on. */
@@ -778,17 +899,17 @@ static struct part vectors_from(const struct tensor *t, int64_t first) {
 }
 
 /* Several products that follow each other (gate and up, for instance) are one trip to the device. */
-static void multiply(struct flight *f, int node, const struct tensor *t, const struct weight *w) {
+static void multiply(struct flight *f, int node, struct tensor *t, struct weight *w) {
 	if (waits(f, t)) land_all(f);
 	f->node = node;
 	if (is_op(t, "MUL_MAT_ID")) {
-		multiply_chosen(f, t, w);
+		multiply_experts(f, t, w, node, true);
 		return;
 	}
 	for (int64_t first = 0; first < t->ne[1];) {
 		struct part p = vectors_from(t, first);
 		first += p.n;
-		begin(f, &p, w->ids[0]);
+		begin(f, &p, w->all[0].id);
 	}
 }
 
@@ -816,16 +937,18 @@ static enum order order_of(void *graph, const struct tensor *p, int first, int l
 }
 
 /* Puts the product p of node k under way before the nodes from i on, which are no products. False: it has to wait for some of them, or there is no room. */
-static bool precede(struct flight *f, void *graph, int i, int k, const struct tensor *p, const struct weight *w) {
+static bool precede(struct flight *f, void *graph, int i, int k, struct tensor *p, struct weight *w) {
 	enum order order = order_of(graph, p, i, k);
 	if (order == BEHIND || waits(f, p)) return false;
 	if (order == FREE && !f->held) {
+		f->node = k;
+		if (is_op(p, "MUL_MAT_ID")) return multiply_experts(f, p, w, k, false);
 		multiply(f, k, p, w);
 		return true;
 	}
 	struct part all = vectors_from(p, 0);
 	f->node = k;
-	return is_op(p, "MUL_MAT") && all.n == p->ne[1] && submit(f, &all, w->ids[0], order == HELD);
+	return is_op(p, "MUL_MAT") && all.n == p->ne[1] && submit(f, &all, w->all[0].id, order == HELD);
 }
 
 /* Whether t is a product with weights that the device had when the graph was divided, and has no more: it is worth all threads. */
@@ -833,16 +956,13 @@ static bool is_lost(const struct tensor *t) {
 	return computes(t) && (is_op(t, "MUL_MAT") || is_op(t, "MUL_MAT_ID")) && g.ggml_nbytes(t->src[0]) > SMALL && fits(t);
 }
 
-/* Computes the nodes from and on that are no products of the device: lost, if these are products of weights that it had. */
-typedef int rest(void *arg, void *nodes, bool lost);
-
 /* Computes a graph: the device its products, in as few trips as they can be, and others the rest. */
 static int compute(void *graph, rest *others, void *arg) {
-	struct flight f = {0};
+	struct flight f = {.graph = graph, .others = others, .arg = arg};
 	int n = g.ggml_graph_n_nodes(graph);
 	for (int i = 0, end; i < n && !f.status; i = end) {
-		const struct tensor *t = g.ggml_graph_node(graph, i);
-		const struct weight *w = computes(t) ? weight_of(t) : NULL;
+		struct tensor *t = g.ggml_graph_node(graph, i);
+		struct weight *w = computes(t) ? weight_of(t) : NULL;
 		end = i + 1;
 		if (!computes(t) || under_way(&f, i)) continue;
 		if (w) {
@@ -853,8 +973,8 @@ static int compute(void *graph, rest *others, void *arg) {
 		while (end < n && !under_way(&f, end) && !weight_of(g.ggml_graph_node(graph, end)) && is_lost(g.ggml_graph_node(graph, end)) == lost) end++;
 		/* Products behind it that wait for nothing of it are computed meanwhile: those of K and V, while the position is worked into Q. */
 		for (int k = f.ahead > end ? f.ahead : end; f.n > 0 && k < n && k < end + AHEAD; f.ahead = ++k) {
-			const struct tensor *p = g.ggml_graph_node(graph, k);
-			const struct weight *pw = computes(p) ? weight_of(p) : NULL;
+			struct tensor *p = g.ggml_graph_node(graph, k);
+			struct weight *pw = computes(p) ? weight_of(p) : NULL;
 			if (pw && !precede(&f, graph, i, k, p, pw)) break;
 		}
 		land(&f, i);

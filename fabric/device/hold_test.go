@@ -272,6 +272,54 @@ func (h *holdRig) product(handle uint64) (planes uint32, y []byte, status int32)
 	return got.Planes, slices.Clone(h.c.arena[rigY : rigY+4*rigRows]), got.Status
 }
 
+// TestWish: a device holds what it is told to, and tells which that is; what is not wished any more is gone for clients, too. They see that what is held has changed.
+func TestWish(t *testing.T) {
+	r := newHoldRig(t, Form{Bound: 15, Layout: trit.PT5Striped})
+	r.d.WillWish()
+	end := r.hold(t)
+	defer end()
+	if h := r.d.Status().Holding; !h.Loading || h.Tensors != 0 {
+		t.Errorf("before anything is wished: %+v", h)
+	}
+	changes := func() uint32 {
+		if got := r.c.do(Descriptor{Op: OpEmpty}); got.Status != 0 {
+			t.Fatal(got.Status)
+		}
+		return word(r.c.memory, wordHeld).Load()
+	}
+	var gone uint64
+	last := changes()
+	for _, test := range []struct {
+		wish []int
+		bits byte
+	}{{[]int{3, 1, 1000}, 0b1010}, {[]int{0, 1}, 0b0011}, {nil, 0}, {[]int{2}, 0b0100}} {
+		if err := Wish(t.Context(), r.path, test.wish); err != nil {
+			t.Fatal(err)
+		}
+		r.settled(t, func(h *Holding) bool { return len(h.Which) == 1 && h.Which[0] == test.bits })
+		if now := changes(); now == last {
+			t.Errorf("%v: clients do not see that something has changed", test.wish)
+		} else {
+			last = now
+		}
+		switch test.bits {
+		case 0b1010:
+			gone = r.find(t, 3)
+		case 0b0011:
+			if _, _, status := r.product(gone); status != statusGone {
+				t.Errorf("a product with what is not wished any more: %d", status)
+			}
+		}
+	}
+	// With less room, what was wished last goes first.
+	if err := Wish(t.Context(), r.path, []int{2, 0, 1}); err != nil {
+		t.Fatal(err)
+	}
+	r.settled(t, func(h *Holding) bool { return h.Which[0] == 0b0111 })
+	r.d.Room(2 * r.two)
+	r.settled(t, func(h *Holding) bool { return h.Which[0] == 0b0101 })
+}
+
 // TestHoldFiner: memory is given back by third planes before tensors are let go, while products go on; with room again, both come back, and products are what they were.
 func TestHoldFiner(t *testing.T) {
 	r := newHoldRig(t, Form{Bound: 15, Layout: trit.PT5Striped, Finer: true})

@@ -58,6 +58,7 @@ enum {
 	BELL = 448,
 	WAITING = 512,
 	WANTED = 576,
+	HELD = 640,
 };
 
 struct descriptor {
@@ -1133,6 +1134,13 @@ API int tfmbs_find_blocks(uint64_t dev, uint64_t ino, uint64_t offset, uint32_t 
 	if (e) return e;
 	struct job *j = new_job(&e);
 	return leave(j ? run(j, &q, w) : e);
+}
+
+API uint32_t tfmbs_held(void) {
+	if (enter()) return 0;
+	uint32_t v = get(HELD);
+	leave(0);
+	return v;
 }
 
 static int on_weight(uint32_t op, tfmbs_weight w) {
