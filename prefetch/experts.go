@@ -22,8 +22,12 @@ type experts struct {
 	told   bool          // least is what a token was told to choose, not what was learned: the warm-up chooses all
 	room   int64         // bytes that may be in memory
 	there  int64         // bytes that are, as far as is known
-	now    int           // index of the layer whose experts are under way
-	clock  uint64        // selections
+	last   struct {
+		decode uint32
+		ids    []int32 // in order
+	} // choice
+	now   int    // index of the layer whose experts are under way
+	clock uint64 // selections
 
 	chosen, missed int64  // experts that were chosen, and those of them that were not in memory
 	read           int64  // bytes that were read for them
@@ -52,6 +56,8 @@ type expert struct {
 	there bool    // in memory, as far as is known
 	used  uint64  // the selection that chose it last
 	gone  uint64  // the selection after which it was to be paged out last
+
+	away bool // computed elsewhere: the target does not read it
 
 	guessed float64 // the chance that its layer chooses it next, where that was guessed to be likely; 0: it was not
 	rest    int64   // bytes of reads that are still to be read for that, while it counts as being there; 0: none
@@ -202,13 +208,27 @@ func (c *Controller) selected(e event.Selected) error {
 			return nil
 		}
 	}
+	ids := slices.Clone(e.IDs)
+	slices.Sort(ids)
+	ids = slices.Compact(ids)
+	if c.opts.Routes != nil {
+		// What is computed elsewhere leaves an op with the others.
+		if at == x.now && e.Decode == x.last.decode && contained(ids, x.last.ids) {
+			return nil
+		}
+		x.last.decode, x.last.ids = e.Decode, append(x.last.ids[:0], ids...)
+		if len(e.IDs)/e.IDRows < len(l.experts) { // no warm-up
+			for row := range slices.Chunk(e.IDs, len(e.IDs)/e.IDRows) {
+				c.opts.Routes.Chose(e.Layer, row)
+			}
+		}
+		c.sendAway(l, e.Layer)
+		ids = slices.DeleteFunc(ids, func(id int32) bool { return l.experts[id].away })
+	}
 	before, unread := x.now, x.unread
 	x.chose(c.now())
 	x.now, x.unread = at, false
 	x.clock++
-	ids := slices.Clone(e.IDs)
-	slices.Sort(ids)
-	ids = slices.Compact(ids)
 	guessed := x.settle(l, ids)
 	if err := c.readExperts(l, ids); err != nil {
 		return err
@@ -229,6 +249,26 @@ func (c *Controller) selected(e event.Selected) error {
 	}
 	c.guess(at, e)
 	return nil
+}
+
+// contained says whether all of some ids are among others, both in order and once each.
+func contained(some, others []int32) bool {
+	for _, id := range some {
+		if _, found := slices.BinarySearch(others, id); !found {
+			return false
+		}
+	}
+	return true
+}
+
+// sendAway finds out which experts of a layer are computed elsewhere, and has these paged out.
+func (c *Controller) sendAway(l *expertLayer, number int32) {
+	for i := range l.experts {
+		e := &l.experts[i]
+		if e.away = c.opts.Routes.Elsewhere(number, int32(i)); e.away && e.there {
+			c.evict(e)
+		}
+	}
 }
 
 // needs notes what a token chooses of a layer. That varies a little between layers, whose tensors may be of different types.

@@ -205,7 +205,7 @@ func (x *experts) expect(ahead int) {
 		e.guessed = 0
 		if score := x.scores[i]; score > leastScore {
 			e.guessed = 1 / (1 + math.Exp(-float64(score)))
-			if !e.there || e.rest > 0 {
+			if !e.away && (!e.there || e.rest > 0) {
 				x.queue = append(x.queue, guess{l, e})
 			}
 		}

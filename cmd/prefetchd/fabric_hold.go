@@ -98,7 +98,7 @@ func (h *held) begin(ctx context.Context, d *device.Device) (wait func() error) 
 	}
 	// Whoever else is in this cgroup matters more: without this process its clients compute themselves.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0)
-	if h.room > 0 {
+	if h.room > 0 || h.told {
 		d.Room(uint64(h.room))
 	}
 	if h.told {
@@ -130,6 +130,10 @@ type handed struct {
 	device  *handover.Device
 	memory  *prefetch.ProcessMemory
 	balance *handover.Balance
+	experts *handover.Experts
+	plan    handover.Plan // for keep, as are form and target
+	form    device.Form
+	target  handover.Target
 	log     *slog.Logger
 	counter atomic.Uint64
 	rest    atomic.Int64 // bytes that a token reads besides what is held, as far as that is known
@@ -162,7 +166,7 @@ func (h *handed) keep(ctx context.Context) {
 	tick := time.NewTicker(memoryInterval)
 	defer tick.Stop()
 	var asked time.Time
-	was, tensors, settled := int64(-1), -1, false
+	was, trunk, settled := int64(-1), -1, false
 	for {
 		select {
 		case <-ctx.Done():
@@ -199,13 +203,25 @@ func (h *handed) keep(ctx context.Context) {
 		case s.Holding != nil && s.Holding.Below > h.short.Below:
 			h.short = *s.Holding
 		}
-		switch {
-		case s.Holding == nil || s.Holding.Loading:
+		if s.Holding == nil || s.Holding.Loading {
+			continue
+		}
+		switch now := h.experts.Held(s.Holding); {
 		case !settled: // no token was computed without it
-			settled, tensors = true, s.Holding.Tensors
-		case s.Holding.Tensors != tensors:
-			tensors = s.Holding.Tensors
+			settled, trunk = true, now
+		case now != trunk:
+			trunk = now
 			h.counter.Add(1)
+		}
+		if p, other := h.experts.Look(h.plan, h.form, h.target); other {
+			if p.Bytes != h.plan.Bytes {
+				h.balance = handover.NewBalance(p, h.target.Room)
+			}
+			h.plan = p
+			h.log.Info("the Fabric holds other experts", "units", len(p.Units))
+			if err := h.device.Wish(ctx, p.Units); err != nil {
+				h.log.Info("the Fabric is gone", "err", err)
+			}
 		}
 	}
 }
@@ -310,6 +326,7 @@ func (o *options) handOver(cmd *exec.Cmd, user *invoker.User, live *live, log *s
 	}
 	cmd.Env = append(cmd.Env, h.device.Environ(backend)...)
 	h.balance = handover.NewBalance(take, room.Bytes)
+	h.experts, h.plan, h.form, h.target = handover.NewExperts(units), take, form, target
 	ctx, stop := context.WithCancel(context.Background())
 	h.stop = stop
 	h.watch.Go(func() { h.keep(ctx) }) // ended by close
