@@ -261,6 +261,38 @@ func contained(some, others []int32) bool {
 	return true
 }
 
+// addExperts adds to a cycle those experts of its files that were not read, as they were computed elsewhere: that may change. All of them come behind what else is read, layer by layer.
+func (c *Controller) addExperts(cycle *pattern.Cycle) {
+	models, err := c.models()
+	if err != nil {
+		return // those that were read are helped
+	}
+	var routed []pattern.CycleRead
+	chosen := 1
+	cycle.Reads = slices.DeleteFunc(cycle.Reads, func(r pattern.CycleRead) bool {
+		if r.Experts {
+			routed, chosen = append(routed, r), max(chosen, r.Slices)
+		}
+		return r.Experts
+	})
+	for i, part := range models.Parts {
+		file := slices.IndexFunc(c.known, func(k knownFile) bool { return k.id == models.Mapped[i].ID })
+		if file < 0 || part == nil {
+			continue
+		}
+		for k := range part.Tensors {
+			t := &part.Tensors[k]
+			if t.Experts() == 0 || t.Layer() < 0 || slices.ContainsFunc(routed, func(r pattern.CycleRead) bool { return r.File == file && r.Offset == t.Offset }) {
+				continue
+			}
+			routed = append(routed, pattern.CycleRead{File: file, Tensor: t.Name, Offset: t.Offset, Length: t.Size, Slice: t.ExpertStride(), Slices: chosen, Experts: true, Nanos: -1})
+		}
+	}
+	layer := func(r pattern.CycleRead) int { return (&gguf.Tensor{Name: r.Tensor}).Layer() }
+	slices.SortStableFunc(routed, func(a, b pattern.CycleRead) int { return cmp.Compare(layer(a), layer(b)) })
+	cycle.Reads = append(cycle.Reads, routed...)
+}
+
 // sendAway finds out which experts of a layer are computed elsewhere, and has these paged out.
 func (c *Controller) sendAway(l *expertLayer, number int32) {
 	for i := range l.experts {

@@ -395,6 +395,9 @@ func (c *Controller) learn(d *decode) error {
 	}
 	l.End()
 	cycle := c.checkReads(l.Cycle())
+	if cycle != nil && c.opts.Routes != nil {
+		c.addExperts(cycle)
+	}
 	if outside := l.Outside(); (c.help == nil || c.guessed) && outside.Reads > 0 && (cycle == nil || outside.Bytes > outsideShare*bytesOf(cycle)) {
 		return c.standBack(&StandBack{Reason: Outside, Err: event.OutsideError(outside.Reads, outside.Bytes)})
 	}
