@@ -217,11 +217,6 @@ func (c *Controller) selected(e event.Selected) error {
 			return nil
 		}
 		x.last.decode, x.last.ids = e.Decode, append(x.last.ids[:0], ids...)
-		if len(e.IDs)/e.IDRows < len(l.experts) { // no warm-up
-			for row := range slices.Chunk(e.IDs, len(e.IDs)/e.IDRows) {
-				c.opts.Routes.Chose(e.Layer, row)
-			}
-		}
 		c.sendAway(l, e.Layer)
 		ids = slices.DeleteFunc(ids, func(id int32) bool { return l.experts[id].away })
 	}

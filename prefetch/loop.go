@@ -57,7 +57,7 @@ type Options struct {
 	Guess     func(Routers) Guesser
 	// Elsewhere, if not nil, changes whenever the target may have begun to read other weights than before, as some are computed elsewhere: what it reads is learned anew then.
 	Elsewhere func() uint64
-	// Routes, if not nil, is told what the routers of a mixture choose, and says which experts are computed elsewhere, of those that the target's ops may read.
+	// Routes, if not nil, says which experts are computed elsewhere, of those that the target's ops may read.
 	Routes Routes
 	// Own, if not nil, is how many bytes of memory this process takes for itself.
 	Own func() int64
@@ -65,10 +65,8 @@ type Options struct {
 	Now func() time.Time // the clock; nil: time.Now
 }
 
-// Routes knows where a mixture's experts are computed. Its calls must not take long. Layers have the numbers that they have in the model.
+// Routes knows where a mixture's experts are computed. Its call must not take long. Layers have the numbers that they have in the model.
 type Routes interface {
-	// Chose tells which experts a layer has chosen for a token.
-	Chose(layer int32, experts []int32)
 	// Elsewhere says whether an expert is computed elsewhere.
 	Elsewhere(layer, expert int32) bool
 }

@@ -98,7 +98,7 @@ func (h *held) begin(ctx context.Context, d *device.Device) (wait func() error) 
 	}
 	// Whoever else is in this cgroup matters more: without this process its clients compute themselves.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0)
-	if h.room > 0 || h.told {
+	if h.room > 0 {
 		d.Room(uint64(h.room))
 	}
 	if h.told {
@@ -131,9 +131,6 @@ type handed struct {
 	memory  *prefetch.ProcessMemory
 	balance *handover.Balance
 	experts *handover.Experts
-	plan    handover.Plan // for keep, as are form and target
-	form    device.Form
-	target  handover.Target
 	log     *slog.Logger
 	counter atomic.Uint64
 	rest    atomic.Int64 // bytes that a token reads besides what is held, as far as that is known
@@ -212,16 +209,6 @@ func (h *handed) keep(ctx context.Context) {
 		case now != trunk:
 			trunk = now
 			h.counter.Add(1)
-		}
-		if p, other := h.experts.Look(h.plan, h.form, h.target); other {
-			if p.Bytes != h.plan.Bytes {
-				h.balance = handover.NewBalance(p, h.target.Room)
-			}
-			h.plan = p
-			h.log.Info("the Fabric holds other experts", "units", len(p.Units))
-			if err := h.device.Wish(ctx, p.Units); err != nil {
-				h.log.Info("the Fabric is gone", "err", err)
-			}
 		}
 	}
 }
@@ -306,7 +293,7 @@ func (o *options) handOver(cmd *exec.Cmd, user *invoker.User, live *live, log *s
 		target.Disk = disk(path, size, log)
 	}
 	take := handover.Make(units, form, target)
-	if take.Bytes == 0 && !take.Later {
+	if take.Bytes == 0 {
 		why := "it fits"
 		if size > room.Bytes {
 			why = "planes with that error would save too little"
@@ -326,7 +313,7 @@ func (o *options) handOver(cmd *exec.Cmd, user *invoker.User, live *live, log *s
 	}
 	cmd.Env = append(cmd.Env, h.device.Environ(backend)...)
 	h.balance = handover.NewBalance(take, room.Bytes)
-	h.experts, h.plan, h.form, h.target = handover.NewExperts(units), take, form, target
+	h.experts = handover.NewExperts(units)
 	ctx, stop := context.WithCancel(context.Background())
 	h.stop = stop
 	h.watch.Go(func() { h.keep(ctx) }) // ended by close

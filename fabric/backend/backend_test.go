@@ -637,7 +637,6 @@ func TestHandedOverExperts(t *testing.T) {
 		{"half", slices.Concat(trunk, even), nil, false},
 		{"half, and the interposer", slices.Concat(trunk, even), nil, true},
 		{"other halves", slices.Concat(trunk, even), [][]int{odd, slices.Concat(even, trunk), odd}, false},
-		{"trunk, then all", trunk, [][]int{slices.Concat(even, odd, trunk)}, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			d, _ := start(t)

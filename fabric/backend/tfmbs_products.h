@@ -378,7 +378,8 @@ static int ask(const struct tensor *t, struct weight *w, uint32_t i) {
 	return tfmbs_find_blocks(w->at.dev, w->at.ino, w->at.offset + i * n, kind_of(t)->number, t->data + i * n, n, w->rows, w->cols, &w->all[i].id);
 }
 
-/* Looks for t among what the device holds. Experts come and go: they are asked for when they are chosen, so of them only the first is, as the device may be about to read all that it is to hold. */
+/* Looks for t among what the device holds. Experts come and go: they are asked for when they are chosen. Here two are: if neither is held, the CPU has them all, as it
+   computes them faster within a graph than as one of their own. */
 static int look(const struct tensor *t, struct weight *w) {
 	struct timespec begun;
 	clock_gettime(CLOCK_MONOTONIC, &begun);
@@ -387,8 +388,7 @@ static int look(const struct tensor *t, struct weight *w) {
 	if (!locate(t->data, &w->at)) return -ENOENT;
 	int e = tfmbs_init();
 	state.broken = e != 0;
-	bool chosen = w->count > 1;
-	while (!e && !(chosen && state.waited)) {
+	while (!e) {
 		e = ask(t, w, 0);
 		if (!e || e != -EAGAIN || state.waited) break;
 		if (since(&begun) > LONGEST_WAIT) state.waited = true;
@@ -396,11 +396,12 @@ static int look(const struct tensor *t, struct weight *w) {
 		e = 0;
 	}
 	if (e == -ENOENT) state.waited = true; /* all was tried */
+	if (e == -ENOENT && w->count > 1) e = ask(t, w, 1);
 	if (state.broken || e == -EPIPE) {
 		state.broken = true;
 		say("there is no device, so the CPU computes everything", e);
 	}
-	return chosen && !state.broken ? 0 : e;
+	return e;
 }
 
 /* Whether the device has t, or takes it now. */

@@ -56,8 +56,7 @@ func Start(o Options) (_ *Device, err error) {
 		return nil, err
 	}
 	// Planes that are exchanged for others are there twice for a moment, and what was made smaller leaves gaps. What is not used takes no memory.
-	most := max(o.Plan.Bytes, o.Plan.Most)
-	pool := most + most/2 + 64<<20
+	pool := o.Plan.Bytes + o.Plan.Bytes/2 + 64<<20
 	args := append(o.Program[1:len(o.Program):len(o.Program)], "--socket", d.Socket(), "--hold", o.Model, "--profile", o.Profile,
 		"--room", strconv.FormatInt(o.Plan.Bytes, 10), "--told", "--pool", strconv.FormatInt(pool, 10))
 	if o.Error != "" {

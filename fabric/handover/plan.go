@@ -63,9 +63,8 @@ type Plan struct {
 	Least int64 // of Bytes: without what the form's bound does not need, or needs only while memory is not short
 	Rest  int64 // of the model: what it does not hold then
 	Finer bool  // there is room for more planes than the form's bound needs, at least for some weights, or for more than its bound while memory is short
-	Later bool  // experts may be held as well, once their use is known: Most bytes of memory may be for planes then
-	Most  int64
 
+	fits         bool    // what is not held stays in memory
 	Token, Alone float64 // seconds that a token is expected to take, and without a device
 }
 
@@ -75,7 +74,7 @@ const (
 	// worth is what a token's time is to be at most, as a part of that without a device: its start takes seconds, and what is expected is not exact (docs/performance.md).
 	worth = 0.9
 	// evenExperts is how many experts a layer may have that are held before their use is known. Of 16, trained, use is nearly even. Of 128 few carry most uses: prefetchd keeps these, and if others are held
-	// instead, 1.5 and 3.5 times as much is read (docs/performance.md, replayed). So their use is awaited.
+	// instead, 1.5 and 3.5 times as much is read (docs/performance.md, replayed). So nothing is handed over then, unless all fits.
 	evenExperts = 32
 	// adapting: prefetchd keeps experts by what was chosen lately. With so much in memory as makes 0.44 of all experts, it reads 0.77 of what is read if as many are kept that are used alike
 	// (moe/replay, TestHeldExperts, the trained mixture: 0.43 instead of 0.56).
@@ -196,12 +195,10 @@ func Make(units []Unit, form device.Form, t Target) Plan {
 		return Plan{}
 	}
 	all.Alone = alone.Token
-	if t.Use != nil || most <= evenExperts {
-		return all
+	if most > evenExperts && t.Use == nil && !all.fits {
+		return Plan{}
 	}
-	p := t.with(units, func(u *Unit) bool { return u.Expert < 0 }, form, t.Room-t.LeftOver)
-	p.Alone, p.Later, p.Most = alone.Token, true, t.Room-t.LeftOver
-	return p
+	return all
 }
 
 // with plans with so many bytes of memory. may says what a device may hold.
@@ -259,7 +256,7 @@ func (t *Target) with(units []Unit, may func(*Unit) bool, form device.Form, memo
 	if p.Bytes == 0 {
 		return p
 	}
-	if missing <= left {
+	if p.fits = missing <= left; p.fits {
 		p.Finer = p.Least < p.Bytes
 	} else {
 		// What needs less memory than is expected leaves room for more.

@@ -68,12 +68,12 @@ func TestMake(t *testing.T) {
 	}
 }
 
-// TestMakeMixture: experts that are used alike are held if that pays; many of them not before their use is known, and then those that are used most.
+// TestMakeMixture: experts that are used alike are held if that pays; many of them only where all fits, or where their use is known: then those that are used most.
 func TestMakeMixture(t *testing.T) {
 	fast, balanced := form(t, "fast", ""), form(t, "balanced", "")
 	few, bytes := mixed(16)
 	at := Target{Model: bytes, Room: 559 * mib, LeftOver: 144 * mib, Disk: 3e9, CPUs: 2}
-	if p := Make(few, fast, at); p.Bytes == 0 || p.Later || !slices.ContainsFunc(p.Units, func(i int) bool { return few[i].Expert >= 0 }) {
+	if p := Make(few, fast, at); p.Bytes == 0 || !slices.ContainsFunc(p.Units, func(i int) bool { return few[i].Expert >= 0 }) {
 		t.Errorf("'fast' is to be handed over: %+v", p)
 	}
 	if p := Make(few, balanced, at); p.Bytes != 0 {
@@ -82,9 +82,14 @@ func TestMakeMixture(t *testing.T) {
 	many, bytes := mixed(128)
 	at.Model = bytes
 	p := Make(many, fast, at)
-	if !p.Later || p.Most != at.Room-at.LeftOver || slices.ContainsFunc(p.Units, func(i int) bool { return many[i].Expert >= 0 }) {
+	if p.Bytes != 0 {
 		t.Errorf("experts whose use is not known are held: %+v", p)
 	}
+	at.Room = 1000 * mib
+	if p := Make(many, fast, at); p.Bytes == 0 {
+		t.Error("where all fits, it is to be handed over")
+	}
+	at.Room = 559 * mib
 	at.Use = func(_, expert int) float64 { return 0.5 / float64(1+expert/4) }
 	p = Make(many, fast, at)
 	held, last := map[int]bool{}, 2.0
@@ -100,7 +105,7 @@ func TestMakeMixture(t *testing.T) {
 			t.Errorf("%d: expert %d is not held, and is used more than one that is", u.Layer, u.Expert)
 		}
 	}
-	if p.Later || p.Bytes == 0 || p.Token >= p.Alone {
+	if p.Bytes == 0 || p.Token >= p.Alone {
 		t.Errorf("%+v", p)
 	}
 }
