@@ -195,10 +195,29 @@ func Make(units []Unit, form device.Form, t Target) Plan {
 		return Plan{}
 	}
 	all.Alone = alone.Token
-	if most > evenExperts && t.Use == nil && !all.fits {
-		return Plan{}
+	if t.Use == nil {
+		if most > evenExperts && !all.fits {
+			return Plan{}
+		}
+		all.Units = wholeLayers(units, all.Units)
 	}
 	return all
+}
+
+// wholeLayers leaves out experts of layers of which some are not held: a product of which the device has a part takes longer than what it saves there (docs/performance.md).
+func wholeLayers(units []Unit, held []int) []int {
+	missing := map[int]int{} // experts, by layer
+	for i := range units {
+		if units[i].Expert >= 0 {
+			missing[units[i].Layer]++
+		}
+	}
+	for _, i := range held {
+		if units[i].Expert >= 0 {
+			missing[units[i].Layer]--
+		}
+	}
+	return slices.DeleteFunc(held, func(i int) bool { return units[i].Expert >= 0 && missing[units[i].Layer] > 0 })
 }
 
 // with plans with so many bytes of memory. may says what a device may hold.
