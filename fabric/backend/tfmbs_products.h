@@ -877,7 +877,7 @@ static void multiply_chosen(struct flight *f, const struct tensor *t, size_t cou
 
 /* The product of each token with its experts, the node of that number. Without cpu it does nothing, and is false, if the device has not all of them. */
 static bool multiply_experts(struct flight *f, struct tensor *t, struct weight *w, int node, bool cpu) {
-	tfmbs_weight few[64], *ids = uses(t) <= sizeof few / sizeof *few ? few : malloc(uses(t) * sizeof *ids);
+	tfmbs_weight few[64], *ids = uses(t) <= sizeof few / sizeof *few ? few : calloc(uses(t), sizeof *ids);
 	if (!ids) {
 		f->status = STATUS_ALLOC_FAILED;
 		return true;
