@@ -373,6 +373,7 @@ func (t *Target) AsBefore() {
 // Rest does so for a long time: nobody guards meanwhile, or looks for files that the target maps later.
 func (t *Target) Rest() {
 	t.endWatch()
+	t.closeView()
 	t.stop(nil)
 }
 
