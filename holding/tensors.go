@@ -25,12 +25,12 @@ const (
 	maxScan   = 256 << 20 // bytes in all
 	largeArea = 64 << 20  // beyond this, only the ends of an area are read, save of the heap
 	areaEnd   = 8 << 20
-	chunk     = 1 << 20
-	overlap   = 1 << 10 // a tensor may lie across the end of a chunk
-	perArea   = 4 << 10 // what a small area is taken to cost
+	chunk     = 128 << 10 // what is read at once: this may be the target's memory
+	overlap   = 1 << 10   // a tensor may lie across the end of a chunk
+	perArea   = 4 << 10   // what a small area is taken to cost
 )
 
-// maxHits bounds how many chunks are remembered between two looks. The tables of a model with a thousand weights take half of one.
+// maxHits bounds how many chunks are remembered between two looks. The tables of a model with a thousand weights take four.
 const maxHits = 16
 
 // maxFound bounds how many weights are remembered of a process whose model's file is not known.

@@ -49,6 +49,7 @@ type Target struct {
 	guardian  *guardian
 	seen      bool // what faults read was seen: told.Before
 	told      *Told
+	view      *view // since Prepare; nil: there is none
 }
 
 // opened is a file that the target has, or had, open and mapped, and which is open here, too.
@@ -228,6 +229,24 @@ var (
 	errLeft   = errors.New("so it was asked")
 )
 
+// Prepare does what it can of the first Less. It has no effect if that was called.
+func (t *Target) Prepare() {
+	if t.choice == Leave || t.told != nil || t.view != nil {
+		return
+	}
+	var err error
+	if t.view, err = newView(); err != nil {
+		t.log.Debug("Less will find that out, too", "error", err)
+	}
+}
+
+func (t *Target) closeView() {
+	if t.view != nil {
+		t.view.close()
+		t.view = nil
+	}
+}
+
 // Less makes what the target reads around its faults small, in the files of which it maps the first byte at these addresses. What was not done is told: a target that is not helped in this
 // way is helped in others. Once that was so, it does nothing.
 func (t *Target) Less(bases []uint64) {
@@ -262,7 +281,13 @@ func (t *Target) begin(bases []uint64) error {
 	if err != nil {
 		return err
 	}
-	states, err := look(areas)
+	if t.view == nil {
+		if t.view, err = newView(); err != nil {
+			return err
+		}
+	}
+	defer t.closeView()
+	states, err := t.view.look(areas)
 	if err != nil {
 		return err
 	}
@@ -283,7 +308,7 @@ func (t *Target) begin(bases []uint64) error {
 	if t.guardian, err = start(t.command, c, files); err != nil {
 		return err
 	}
-	if states, err = look(areas); err != nil {
+	if states, err = t.view.look(areas); err != nil {
 		return err
 	}
 	t.told.Way, t.told.After = c.Way, most(states)
@@ -348,6 +373,7 @@ func (t *Target) AsBefore() {
 // Rest does so for a long time: nobody guards meanwhile, or looks for files that the target maps later.
 func (t *Target) Rest() {
 	t.endWatch()
+	t.closeView()
 	t.stop(nil)
 }
 
@@ -389,5 +415,6 @@ func (t *Target) End() *Told {
 		}
 	}
 	t.files = nil
+	t.closeView()
 	return t.told
 }

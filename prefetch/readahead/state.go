@@ -72,18 +72,14 @@ const (
 // ErrUnseen says that the kernel does not tell how an area is read.
 var ErrUnseen = errors.New("the kernel does not tell how much the target's faults read")
 
-// look tells of each area how it is read. It takes CAP_BPF and CAP_PERFMON.
-func look(areas []Area) ([]state, error) {
+// view tells how areas are read. Loading its program takes two megabytes, as the kernel's types are read, and ten milliseconds of a processor: who looks for a target does so before it pays for him.
+type view struct{ coll *ebpf.Collection }
+
+// newView takes CAP_BPF and CAP_PERFMON. close has to be called.
+func newView() (*view, error) {
 	spec, err := loadMappings()
 	if err != nil {
 		return nil, fmt.Errorf("read the embedded program: %w", err)
-	}
-	var starts [maxAreas]uint64
-	for i, a := range areas {
-		starts[i] = a.Start
-	}
-	if err := spec.Variables["starts"].Set(starts); err != nil {
-		return nil, fmt.Errorf("configure the embedded program: %w", err)
 	}
 	if err := rlimit.RemoveMemlock(); err != nil { // before Linux 5.11
 		return nil, fmt.Errorf("%w: %w", ErrUnseen, err)
@@ -92,8 +88,21 @@ func look(areas []Area) ([]state, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnseen, err)
 	}
-	defer coll.Close()
-	iter, err := link.AttachIter(link.IterOptions{Program: coll.Programs["mappings"]})
+	return &view{coll}, nil
+}
+
+func (v *view) close() { v.coll.Close() }
+
+// look tells of each area how it is read.
+func (v *view) look(areas []Area) ([]state, error) {
+	var starts [maxAreas]uint64
+	for i, a := range areas {
+		starts[i] = a.Start
+	}
+	if err := v.coll.Variables["starts"].Set(starts); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUnseen, err)
+	}
+	iter, err := link.AttachIter(link.IterOptions{Program: v.coll.Programs["mappings"]})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnseen, err)
 	}

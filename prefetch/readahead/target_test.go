@@ -160,7 +160,12 @@ func (r *running) state() state {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	states, err := look(areas)
+	v, err := newView()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer v.close()
+	states, err := v.look(areas)
 	if err != nil {
 		r.t.Fatal(err)
 	}

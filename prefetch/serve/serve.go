@@ -86,7 +86,8 @@ type server struct {
 	monitor    *monitor.Server // nil: nobody can ask
 	budget     atomic.Int64    // as it was set last
 	urgently   bool            // this thread runs before all others
-	collected  time.Time       // when garbage was collected last, while that is so
+	collected  time.Time       // when garbage was collected last
+	collecting atomic.Bool     // that is being done
 	percent    int             // Go's settings for that before
 	limit      int64
 }
@@ -255,6 +256,9 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 			o.Log.Debug("large folios are read two at a time", "error", err)
 		}
 		if o.Join {
+			if v.readahead != nil {
+				v.readahead.Prepare()
+			}
 			// Not before: what this process takes until then, and where there is nothing to win, is not the target's to pay.
 			v.memory.Join(ctx)
 		}
@@ -348,7 +352,6 @@ func (v *server) urgent(urgent bool) {
 	}
 	v.urgently = urgent
 	if urgent {
-		v.collected = time.Now()
 		v.percent, v.limit = debug.SetGCPercent(-1), debug.SetMemoryLimit(urgentLimit)
 	} else {
 		debug.SetGCPercent(v.percent)
@@ -357,25 +360,35 @@ func (v *server) urgent(urgent bool) {
 }
 
 const (
-	// collectInterval is how often garbage is collected while this thread runs before all others: two megabytes come together meanwhile.
+	// collectInterval is how often garbage is collected in any case: one megabyte comes together meanwhile, two where experts are chosen.
 	collectInterval = 2 * time.Second
 	// urgentLimit is where Go's runtime collects when it likes all the same: a target may send anything. Predictors take a third of it at most.
 	urgentLimit = 64 << 20
 )
 
-// collect has garbage collected while this thread waits for that. Where Go's runtime collects when it likes, it looks through this thread's stack, too. If this thread comes back from a system call meanwhile, it takes
-// the processor from whoever does that, and then waits for him without leaving it: for a second, until Linux takes it away.
+// collect has garbage collected now and then. What setting up took goes back to the system so, too: the target pays for that. Go's runtime would keep it for garbage to come. On a busy machine collecting takes long, and
+// counts what is allocated meanwhile as in use: then it waits for up to 9 MB before it collects again, where less than one is in use.
+//
+// While this thread runs before all others, it waits for that, and Go's runtime does not collect when it likes. There it would look through this thread's stack, too. If this thread comes back from a system
+// call meanwhile, it takes the processor from whoever does that, and then waits for him without leaving it: for a second, until Linux takes it away.
 func (v *server) collect() {
-	if !v.urgently || time.Since(v.collected) < collectInterval {
+	if time.Since(v.collected) < collectInterval || !v.collecting.CompareAndSwap(false, true) {
 		return
+	}
+	v.collected = time.Now()
+	free := debug.FreeOSMemory
+	if v.urgently {
+		free = runtime.GC // nobody waits for the rest of it
 	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.GC()
+		free()
+		v.collecting.Store(false)
 	}()
-	<-done
-	v.collected = time.Now()
+	if v.urgently {
+		<-done
+	}
 }
 
 // judge says why a target cannot be helped, by how it holds its model. What is not known yet, or too little to matter, the events will tell.

@@ -64,8 +64,8 @@ struct bpf_iter__task_vma {
 
 #define MAX_STARTS 64
 
-/* Set before loading: where the mappings begin that are to be told of; the rest is 0. */
-const volatile __u64 starts[MAX_STARTS];
+/* Where the mappings begin that are to be told of; the rest is 0. */
+volatile __u64 starts[MAX_STARTS];
 
 struct mapping {
 	__u64 start;
