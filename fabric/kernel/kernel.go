@@ -3,8 +3,8 @@
 //
 // A product has two steps. [Level.Decode] computes the weights of some rows from all their planes at once, in registers, and stores them as
 // bytes, which stay in the first-level cache; [Level.Dot] multiplies these rows by a vector. If there are several vectors, they share the
-// bytes. For a single vector, [Level.Multiply] has loops that do both without storing weights. Blocks of Q2_0 ([Level.MultiplyCodes]) and bands
-// ([Level.MultiplyBands]), in which planes share bytes, have loops of their own.
+// bytes. For a single vector, [Level.Multiply] has loops that do both without storing weights, or, without assembly, looks up what bytes of a plane
+// add to a sum. Blocks of Q2_0 ([Level.MultiplyCodes]) and bands ([Level.MultiplyBands]), in which planes share bytes, have loops of their own.
 //
 // The functions check nothing: inconsistent arguments lead to reads and writes out of bounds. Package fabric does the checking. The
 // functions do not allocate and may be called concurrently.

@@ -1,6 +1,6 @@
 //go:build !noasm
 
-// AVX2: products of one plane in blocks of 256, for two rows at a time, which share what is loaded of the vector.
+// AVX2: products of one plane in blocks of 256. Two rows of two-bit trits share what is loaded of the vector.
 
 #include "go_asm.h"
 #include "textflag.h"
@@ -36,7 +36,7 @@
 	VBROADCASTSS (FACTOR)(R10)(R11*1), TEMP \
 	VFMADD231PS  TEMP, B, Y9
 
-// FIELD2 adds to A and B the sums of 16 bits of the fields MASK of the rows' weights in Y0 and Y1. With ADD a move, they are the first.
+// FIELD2 adds to A and B the products with x of what MASK leaves of two rows' weights in Y0 and Y1, as sums of 16 bits. FIRST2 has these in A and B alone.
 #define FIELD2(MASK, OFFSET, A, B) \
 	VMOVDQU    (OFFSET)(R8), Y2      \
 	VPAND      MASK, Y0, Y3          \
