@@ -4,12 +4,7 @@
 
 #include "go_asm.h"
 #include "textflag.h"
-
-// CONSTANT fills Y with the 32 bits VALUE; spoils AX.
-#define CONSTANT(VALUE, X, Y) \
-	MOVL         VALUE, AX \
-	VMOVD        AX, X     \
-	VPBROADCASTD X, Y
+#include "avx2_amd64.h"
 
 // func decodePT5x256(dst *byte, planes *[]byte, count, n int, t *tables)
 //

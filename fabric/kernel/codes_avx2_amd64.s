@@ -4,11 +4,7 @@
 
 #include "go_asm.h"
 #include "textflag.h"
-
-#define CONSTANT(VALUE, X, Y) \
-	MOVL         VALUE, AX \
-	VMOVD        AX, X     \
-	VPBROADCASTD X, Y
+#include "avx2_amd64.h"
 
 // halfsOfTwo moves the halfs of two blocks, in 32 bytes from the first on, to the low half of each 16 bytes, four times.
 DATA halfsOfTwo<>+0(SB)/8, $0x0100010001000100

@@ -3,11 +3,7 @@
 // AVX2: quantising of vectors.
 
 #include "textflag.h"
-
-#define CONSTANT(VALUE, X, Y) \
-	MOVL         VALUE, AX \
-	VMOVD        AX, X     \
-	VPBROADCASTD X, Y
+#include "avx2_amd64.h"
 
 // MOST has in the lowest lane of X2 the largest lane of Y2; spoils X3.
 #define MOST \

@@ -4,11 +4,7 @@
 
 #include "go_asm.h"
 #include "textflag.h"
-
-#define CONSTANT(VALUE, X, Y) \
-	MOVL         VALUE, AX \
-	VMOVD        AX, X     \
-	VPBROADCASTD X, Y
+#include "avx2_amd64.h"
 
 // TOTAL adds the lanes of X, the lower half of Y, to the float32 at TO; spoils X0 and X1.
 #define TOTAL(X, Y, TO) \
