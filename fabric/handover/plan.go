@@ -52,8 +52,6 @@ type Target struct {
 	LeftOver int64   // of Room: what the device does not take, if there is one
 	Disk     float64 // bytes per second; 0: not known
 	CPUs     int
-	// Use is the share of tokens that use an expert; nil: it is not known yet.
-	Use func(layer, expert int) float64
 }
 
 // Plan is what a device is to hold.
@@ -73,7 +71,7 @@ const (
 	window = 44 << 20
 	// worth is what a token's time is to be at most, as a part of that without a device: its start takes seconds, and what is expected is not exact (docs/performance.md).
 	worth = 0.9
-	// evenExperts is how many experts a layer may have that are held before their use is known. Of 16, trained, use is nearly even. Of 128 few carry most uses: prefetchd keeps these, and if others are held
+	// evenExperts is how many experts a layer may have that are held, as their use is not known. Of 16, trained, use is nearly even. Of 128 few carry most uses: prefetchd keeps these, and if others are held
 	// instead, 1.5 and 3.5 times as much is read (docs/performance.md, replayed). So nothing is handed over then, unless all fits.
 	evenExperts = 32
 	// adapting: prefetchd keeps experts by what was chosen lately. With so much in memory as makes 0.44 of all experts, it reads 0.77 of what is read if as many are kept that are used alike
@@ -118,14 +116,6 @@ func (u *Unit) size() (bytes int64) {
 	return bytes
 }
 
-// use is the share of tokens that use u.
-func (t *Target) use(u *Unit) float64 {
-	if t.Use == nil || u.Expert < 0 {
-		return u.Use
-	}
-	return t.Use(u.Layer, u.Expert)
-}
-
 // choices are those of bytes of the file that a share of tokens use: streamed, or kept.
 func (t *Target) choices(bytes int64, use float64, expert bool) []choice {
 	disk := t.Disk
@@ -156,7 +146,7 @@ func (t *Target) held(all []choice, u *Unit, form *device.Form) []choice {
 			}
 			c.planes = max(c.planes, n)
 			c.memory += int64(form.Bytes(e, n))
-			c.compute += t.use(u) * seconds(e, n, form) / float64(max(t.CPUs, 1)) / sameTime
+			c.compute += u.Use * seconds(e, n, form) / float64(max(t.CPUs, 1)) / sameTime
 			if form.Bound > 0 && n != decompose.ExactPlanes(e.Type) {
 				c.loss += math.Pow(10, -signal(n)/10) / float64(len(u.Matrices))
 			}
@@ -195,12 +185,10 @@ func Make(units []Unit, form device.Form, t Target) Plan {
 		return Plan{}
 	}
 	all.Alone = alone.Token
-	if t.Use == nil {
-		if most > evenExperts && !all.fits {
-			return Plan{}
-		}
-		all.Units = wholeLayers(units, all.Units)
+	if most > evenExperts && !all.fits {
+		return Plan{}
 	}
+	all.Units = wholeLayers(units, all.Units)
 	return all
 }
 
@@ -227,7 +215,7 @@ func (t *Target) with(units []Unit, may func(*Unit) bool, form device.Form, memo
 	for i := range order {
 		order[i] = i
 	}
-	slices.SortStableFunc(order, func(a, b int) int { return t.before(&units[a], &units[b]) })
+	slices.SortStableFunc(order, func(a, b int) int { return before(&units[a], &units[b]) })
 	items := make([][]choice, 0, len(units)+otherPieces)
 	sizes := make([]int64, len(units), len(units)+otherPieces) // of items
 	other, experts := t.Model, int64(0)
@@ -238,7 +226,7 @@ func (t *Target) with(units []Unit, may func(*Unit) bool, form device.Form, memo
 		if u.Expert >= 0 {
 			experts += sizes[n]
 		}
-		c := t.choices(sizes[n], t.use(u), u.Expert >= 0)
+		c := t.choices(sizes[n], u.Use, u.Expert >= 0)
 		if may != nil && may(u) {
 			c = t.held(c, u, &form)
 		}
@@ -292,8 +280,8 @@ func (t *Target) with(units []Unit, may func(*Unit) bool, form device.Form, memo
 }
 
 // before has what is used more come first.
-func (t *Target) before(a, b *Unit) int {
-	return cmp.Or(cmp.Compare(min(a.Expert, 0), min(b.Expert, 0)), cmp.Compare(t.use(b), t.use(a)))
+func before(a, b *Unit) int {
+	return cmp.Or(cmp.Compare(min(a.Expert, 0), min(b.Expert, 0)), cmp.Compare(b.Use, a.Use))
 }
 
 // least is what u takes with as few planes as it may have while memory is short.

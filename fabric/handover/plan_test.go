@@ -89,25 +89,6 @@ func TestMakeMixture(t *testing.T) {
 	if p := Make(many, fast, at); p.Bytes == 0 {
 		t.Error("where all fits, it is to be handed over")
 	}
-	at.Room = 559 * mib
-	at.Use = func(_, expert int) float64 { return 0.5 / float64(1+expert/4) }
-	p = Make(many, fast, at)
-	held, last := map[int]bool{}, 2.0
-	for _, i := range p.Units {
-		u := &many[i]
-		if held[i] = true; u.Expert >= 0 && at.use(u) > last {
-			t.Errorf("%d: expert %d comes behind one that is used less", u.Layer, u.Expert)
-		}
-		last = at.use(u)
-	}
-	for i := range many {
-		if u := &many[i]; !held[i] && at.use(u) > last {
-			t.Errorf("%d: expert %d is not held, and is used more than one that is", u.Layer, u.Expert)
-		}
-	}
-	if p.Bytes == 0 || p.Token >= p.Alone {
-		t.Errorf("%+v", p)
-	}
 }
 
 // TestMakeTypes: of a file with several types, those are held first of which a byte of planes stands for most.
