@@ -30,7 +30,9 @@ type helping struct {
 	toHold    []int          // while the target rests: blocks that are wanted, to be read
 	advised   int            // how many of toHold are being read
 	looked    time.Time      // while the target rests: when what is held was last looked at
-	sweepAt   time.Time      // when to sweep next
+	sweepAt   time.Time      // when to sweep next,
+	sweepNext int            // from which block on,
+	unswept   int            // and how many blocks in a row had nothing to sweep
 	routed    int64          // bytes of experts, of which tokens read some
 	experts   *experts       // nil if the model has none, or they are left to the target
 }
@@ -233,7 +235,7 @@ func (c *Controller) taken(bytes int64) {
 	if q.taken += bytes; q.taken <= max(little, c.help.heldBytes/takenShare) {
 		return
 	}
-	c.checked, c.countAt = time.Time{}, time.Time{}
+	c.checked = time.Time{}
 	q.missing += q.taken
 	q.taken = 0
 }

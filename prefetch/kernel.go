@@ -119,6 +119,9 @@ func (k *KernelPages) Unmarked(little bool) error {
 	return k.advise(unix.MADV_NORMAL)
 }
 
+// Apart implements Pages.
+func (k *KernelPages) Apart() bool { return k.unmarked }
+
 // Name implements Pages.
 func (k *KernelPages) Name() string { return k.queue.Name() }
 

@@ -98,8 +98,7 @@ type Controller struct {
 	help     *helping      // nil until a cycle is known
 	room     Room
 	checked  time.Time
-	countAt  time.Time // when what is resident is to be counted next
-	resident int64
+	census   census
 	squeeze  squeeze
 
 	seek      seek
@@ -608,26 +607,17 @@ func (c *Controller) Use(cycle *pattern.Cycle, files []Mapped) error {
 	return c.start(mine, at)
 }
 
-// checkRoom asks how much memory there is. What is resident is to be counted at the same time, as what is staged comes and goes; only where that takes long, as it walks all
-// folios of the model, it is counted less often, so that it takes no more than a fiftieth of the time.
+// checkRoom asks how much memory there is.
 func (c *Controller) checkRoom() error {
 	c.checked = c.now()
-	if c.checked.After(c.countAt) {
-		c.resident = 0
-		for file := range c.known {
-			n, err := c.pages.Resident(Range{file, 0, c.known[file].size})
-			if err != nil {
-				return err
-			}
-			c.resident += n
-		}
-		c.countAt = c.now().Add(50 * c.now().Sub(c.checked))
+	if err := c.count(); err != nil {
+		return err
 	}
 	var locked int64
 	if c.help != nil && c.opts.Lock {
 		locked = c.help.heldBytes
 	}
-	room, err := c.opts.Memory.Room(c.resident, locked)
+	room, err := c.opts.Memory.Room(c.census.total, locked)
 	if err != nil {
 		return err
 	}
@@ -740,16 +730,12 @@ func (c *Controller) Tick() error {
 	if err := c.pages.Delivers(c.meter.best); err != nil {
 		return err
 	}
-	// A limit that has just been lowered leaves the target only what is not locked: milliseconds count. What was resident
-	// has been reclaimed for it.
+	// A limit that has just been lowered leaves the target only what is not locked: milliseconds count.
 	change := c.opts.Memory.Changed()
 	// What is read and paged out for experts moves usage all the time: that is looked at now and then.
 	changed := change.Look && !(change.Used && c.help.experts != nil)
 	if change.Short != "" {
 		c.short, c.shortAt = change.Short, c.now()
-	}
-	if changed {
-		c.countAt = time.Time{}
 	}
 	if c.pages.Block() != c.help.unit {
 		if c.contexts.main != nil {

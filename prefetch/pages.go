@@ -43,6 +43,8 @@ type Pages interface {
 	Delivers(perSecond float64) error
 	// ReadAhead begins to read a range into the page cache. It returns false if too many reads are under way: what is missing the target reads by itself.
 	ReadAhead(r Range) bool
+	// Apart says whether a block can be read before the one that follows it in the file: no mark is left on it then, see kernel.go.
+	Apart() bool
 	// Reading says whether some of a range that is read in large folios still waits to be read, or is being read: of that, Resident may count nothing yet.
 	Reading(r Range) bool
 	// Expect is told that ReadNow is about to be asked for a range, after others: what it has to wait for is begun to be read.

@@ -215,8 +215,8 @@ func TestReadsThatBeginLate(t *testing.T) {
 	before := r.Summary()
 	r.run(20)
 	s := r.Summary()
-	// What is read too late, after its use, takes the room of others now and then.
-	if taken, streamed := s.Taken-before.Taken, s.Streamed-before.Streamed; streamed == 0 || taken > streamed/50 || s.Beyond.LeftFree > 0 {
+	// What is read too late, after its use, takes the room of others now and then. If each such read were taken for a loss, 13 MB would be left free, and a seventh would be read again.
+	if taken, streamed := s.Taken-before.Taken, s.Streamed-before.Streamed; streamed == 0 || taken > streamed/50 || s.Beyond.LeftFree > 6*mib {
 		t.Errorf("%d bytes were taken, %d are left free, %d streamed", taken, s.Beyond.LeftFree, streamed)
 	}
 }

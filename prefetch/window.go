@@ -304,14 +304,14 @@ func (c *Controller) again() (queued bool, err error) {
 const runBlocks = 4
 
 // run is how many bytes are to be read ahead together with a visit's block, and the number of the visit behind them: those of the blocks that follow it in the file, are needed next, and
-// are not in memory. A large folio can be read once what follows it in the file is there (see Pages.ReadAhead), so the last of them is read first. A run ends where the next block is in
+// are not in memory. Where blocks can be read apart that is one: to wait until the window has room for several has the target wait, too. A large folio can be read once what follows it in the file is there (see Pages.ReadAhead), so the last of them is read first. A run ends where the next block is in
 // memory; where that is too far, its last block is read as single pages, which costs several times as much. Runs end at the same places each time.
 func (c *Controller) run(number int64) (bytes, behind int64, err error) {
 	h := c.help
 	v, _, _ := h.at(number, &h.follower)
 	last := h.schedule.Blocks[v.Block]
 	bytes, behind = last.Length, number+1
-	if h.block <= minBlock || c.opts.Window != 0 && c.opts.Window < 2*runBlocks*h.block {
+	if h.block <= minBlock || c.pages.Apart() || c.opts.Window != 0 && c.opts.Window < 2*runBlocks*h.block {
 		return bytes, behind, nil
 	}
 	var most, mostBehind int64 // up to the first end that is the same each time
@@ -343,8 +343,9 @@ func (c *Controller) run(number int64) (bytes, behind int64, err error) {
 const (
 	// sweepInterval is how often what is in memory is compared with what is to be. It takes no more than a fiftieth of the time (compareShare), and a twentieth when it finds something,
 	sweepInterval = 4 * time.Millisecond
-	compareShare  = 50
 	sweepShare    = 20
+	// by so much at once,
+	sweepSlice = 250 * time.Microsecond
 	// and rests for a while when what is too much cannot be paged out, or is none of the blocks'.
 	sweepRest = 100 * time.Millisecond
 	// sweepSlack blocks may be in memory besides: what is read by single pages is not there all at once.
@@ -364,15 +365,21 @@ func (c *Controller) sweep() error {
 		if h.wantBytes >= h.schedule.Bytes {
 			return nil
 		}
-	} else if much, err := c.tooMuch(); err != nil || !much {
+	} else if err := c.count(); err != nil || !c.tooMuch() {
 		return err
 	}
 	soon := h.soon()
-	swept := false
-	for b, r := range h.schedule.Blocks {
+	for n := range h.schedule.Blocks {
+		if n > 0 && c.now().Sub(begun) >= sweepSlice {
+			return nil
+		}
+		b := h.sweepNext
+		h.sweepNext = (b + 1) % len(h.schedule.Blocks)
+		h.unswept++
 		if h.held[b] || h.want[b] || soon[b] {
 			continue
 		}
+		r := h.schedule.Blocks[b]
 		n, err := c.pages.Resident(r)
 		if err != nil {
 			return err
@@ -380,31 +387,23 @@ func (c *Controller) sweep() error {
 		if n == 0 {
 			continue
 		}
-		swept = true
+		share, h.unswept = sweepShare, 0
 		c.swept += n
 		if err := c.pageOut(r); err != nil {
 			return err
 		}
+		c.census.freed(r, n)
 	}
-	share = sweepShare
-	if !swept {
-		pause = sweepRest
+	if h.unswept >= len(h.schedule.Blocks) {
+		pause, h.unswept = sweepRest, 0
 	}
 	return nil
 }
 
 // tooMuch says whether more is in memory of the files than is held, staged, or has room anyway.
-func (c *Controller) tooMuch() (bool, error) {
+func (c *Controller) tooMuch() bool {
 	h := c.help
-	var there int64
-	for file := range c.known {
-		n, err := c.pages.Resident(Range{file, 0, c.known[file].size})
-		if err != nil {
-			return false, err
-		}
-		there += n
-	}
-	return there > max(h.heldBytes+h.ahead+sweepSlack*h.block, c.room.Bytes), nil // what nobody needs the room of may stay
+	return c.census.total > max(h.heldBytes+h.ahead+sweepSlack*h.block, c.room.Bytes) // what nobody needs the room of may stay
 }
 
 // soon are the blocks that are staged, and those of the visits from the one that is under way on, up to a window beyond what was looked at.
