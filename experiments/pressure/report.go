@@ -347,7 +347,7 @@ func (r *Report) summariseAt(setting int, steadyToo bool) {
 	}
 	for i, a := range r.Variants {
 		for j, b := range r.Variants[:i] {
-			if a.Helper != b.Helper || a.Flags != b.Flags {
+			if same := (Variant{b.Name, a.Helper, a.Launcher, a.Flags}); same != b {
 				continue
 			}
 			sa, sb := at.Summaries[i].TokS, at.Summaries[j].TokS

@@ -227,6 +227,15 @@ func TestSummaries(t *testing.T) {
 	if n := r.Results[0].Noise; len(n) != 1 || n[0].Within() {
 		t.Errorf("a difference beyond the spread: %+v", n)
 	}
+	for i := range r.Variants {
+		if r.Variants[i].Name == "plain again" {
+			r.Variants[i].Launcher = "helper --"
+		}
+	}
+	r.summarise()
+	if n := r.Results[0].Noise; len(n) != 0 {
+		t.Errorf("variants that are started by different commands are taken for the same: %+v", n)
+	}
 }
 
 func TestReportSaysWhatIsWrong(t *testing.T) {
