@@ -70,6 +70,38 @@ func TestRuns(t *testing.T) {
 	}
 }
 
+// apart are pages that leave no mark: a block does not have to wait for what follows it.
+type apart struct{ *asked }
+
+func (apart) Apart() bool { return true }
+
+// Blocks that can be read apart are asked for as soon as the window has room for one: not four at once, for which more of the window has to be empty.
+func TestApart(t *testing.T) {
+	atOnce := func(together bool) (most int, token sim.Token) {
+		r := newRig(t, 0.3, prefetch.Options{}, func(c *sim.Config) { c.Block = 2 * mib })
+		disk := &asked{Pages: r.pages}
+		var pages prefetch.Pages = disk
+		if !together {
+			pages = apart{disk}
+		}
+		r.Controller = prefetch.New(pages, prefetch.Options{Memory: r.Memory(), Now: r.Now})
+		r.Attach(r.Controller)
+		r.run(16)
+		disk.batches = nil
+		token = r.run(10)
+		blocks := 0
+		for _, batch := range disk.batches {
+			blocks += len(batch)
+		}
+		return 10 * blocks / len(disk.batches), token
+	}
+	several, slow := atOnce(true)
+	one, fast := atOnce(false)
+	if one >= several || fast.Time > slow.Time*101/100 {
+		t.Errorf("%d tenths of a block are asked for at once, and %d where they cannot be read apart; %v and %v a token", one, several, fast.Time, slow.Time)
+	}
+}
+
 // What is in memory without being held, staged or needed soon is paged out while the target computes: its reads around a miss would take the room of the others.
 func TestSweep(t *testing.T) {
 	r := settled(t, 0.15, prefetch.Options{Strategy: prefetch.Stream{}, Always: true}, nil)
