@@ -235,11 +235,11 @@ func (k *KernelPages) ReadNow(r Range) error {
 		piece = firstPiece
 	}
 	defer func() { k.readNow = time.Now() }()
+	if begun, err := k.readSlice(r); begun || err != nil {
+		return err
+	}
 	middle := f.inner(r, k.unmarked)
 	if middle.Length == 0 {
-		if begun, err := k.readSlice(r); begun || err != nil {
-			return err
-		}
 		return f.readPages(r, piece)
 	}
 	before := Range{r.File, r.Offset, middle.Offset - r.Offset}

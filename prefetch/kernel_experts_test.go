@@ -248,12 +248,16 @@ func TestReadNowSlice(t *testing.T) {
 		if err := errors.Join(m.k.Unmarked(unmarked), unix.Madvise(m.mapping, advice)); err != nil {
 			t.Fatal(err)
 		}
-		for i, slice := range []Range{m.part(mib+100, mib+5000), m.part(3*mib-pageSize, mib), m.part(8*mib+9*pageSize+1, 2*mib)} {
+		for i, slice := range []Range{m.part(mib+100, mib+5000), m.part(3*mib-pageSize, mib), m.part(8*mib+9*pageSize+1, 2*mib), m.part(10*mib+3*pageSize+17, 4*mib+300*1024)} {
 			whole := m.part(slice.Offset&^(pageSize-1), 0)
 			whole.Length = (slice.End()+pageSize-1)&^(pageSize-1) - whole.Offset
 			m.k.Expect(slice)
 			// A disk may take longer than ReadNow waits for the first page (firstWait); then it reads single pages.
 			reader := m.k.slicesFor(slice)
+			if reader == nil {
+				t.Logf("%d bytes are more than the disk takes in one request", slice.Length)
+				continue
+			}
 			testenv.WaitFor(t, "the first page", func() bool { return ask(reader.marks, reader.first, slice.Offset/pageSize) })
 			testenv.WaitFor(t, "a slice to be read", func() bool {
 				if err := m.k.ReadNow(slice); err != nil {

@@ -12,12 +12,16 @@ package prefetch
 //     is in memory.
 //
 // How many pages that reads follows from the descriptors' own readahead, which is therefore made small when they are opened, and from what is asked for, which has to be an odd number of
-// pages: else Linux cuts it to a multiple of a power of two. Before Linux 6.16 folios have four pages. What is missing afterwards, for whatever reason, is read in single pages.
+// pages: else Linux cuts it to a multiple of a power of two. It is no more than the disk takes in one request (ractl_max_pages): what is beyond that is read in single pages, which are few, or the slice is not
+// read so. Before Linux 6.16 folios have four pages. What is missing afterwards, for whatever reason, is read in single pages.
 
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -28,22 +32,54 @@ import (
 
 // sliceReader reads slices of a file in large folios.
 type sliceReader struct {
-	marks, reads *os.File
-	nowhere      []byte // cannot be written to: what is in memory already is not copied
-	first        []byte // one byte
+	marks, reader *os.File
+	most          int64  // pages that one read takes, an odd number
+	nowhere       []byte // cannot be written to: what is in memory already is not copied
+	first         []byte // one byte
 }
 
 const (
-	// Slices of leastSlice are read so, at least: of a smaller one the single pages at its ends are too large a part.
+	// Slices of leastSlice are read so, at least: of a smaller one the single pages at its ends are too large a part. Of a long one mostBeyond what one read takes may be single pages.
 	leastSlice = 256 << 10
 	mostSlice  = 8 << 20
+	mostBeyond = 512 << 10
 	// markedPages are read by the second read.
 	markedPages = 2
 )
 
+// reads says whether a range can be read so.
+func (s *sliceReader) reads(r Range) bool {
+	return r.Length <= (s.most+markedPages)*pageSize+mostBeyond
+}
+
+// mostPages is how many pages one read of a file takes at most, an odd number.
+func mostPages(f *os.File) int64 {
+	most := min(requestBytes(f), mostSlice) / pageSize
+	return most - 1 + most&1
+}
+
+// requestBytes is the largest request that the disk of a file takes: the kernel's number of its pages is io_pages of the bdi (blk_apply_bdi_limits, block/blk-settings.c). Where it is not known it is as if there
+// were no bound.
+func requestBytes(f *os.File) int64 {
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &stat); err != nil {
+		return math.MaxInt64
+	}
+	for _, of := range []string{"", "/.."} { // a disk, or a partition of one
+		data, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d%s/queue/max_sectors_kb", unix.Major(stat.Dev), unix.Minor(stat.Dev), of))
+		if err != nil {
+			continue
+		}
+		if kib, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 32); err == nil && kib > 0 {
+			return kib << 10
+		}
+	}
+	return math.MaxInt64
+}
+
 // openSlices prepares for that. guardian is as in readahead.MakeSmall.
 func openSlices(at *os.File, guardian []string) (_ *sliceReader, err error) {
-	s := &sliceReader{first: make([]byte, 1)}
+	s := &sliceReader{first: make([]byte, 1), most: mostPages(at)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
@@ -56,10 +92,10 @@ func openSlices(at *os.File, guardian []string) (_ *sliceReader, err error) {
 	if s.marks, err = os.Open(path); err != nil {
 		return nil, err
 	}
-	if s.reads, err = os.Open(path); err != nil {
+	if s.reader, err = os.Open(path); err != nil {
 		return nil, err
 	}
-	if err = readahead.MakeSmall(guardian, s.marks, s.reads); err != nil {
+	if err = readahead.MakeSmall(guardian, s.marks, s.reader); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -67,7 +103,7 @@ func openSlices(at *os.File, guardian []string) (_ *sliceReader, err error) {
 
 func (s *sliceReader) close() error {
 	var errs []error
-	for _, f := range []*os.File{s.marks, s.reads} {
+	for _, f := range []*os.File{s.marks, s.reader} {
 		if f != nil {
 			errs = append(errs, f.Close())
 		}
@@ -119,6 +155,9 @@ func (k *KernelPages) slicesFor(r Range) *sliceReader {
 			k.log.Debug("slices of experts are read in single pages, which costs more of the kernel's time", "file", f.path, "error", err)
 		}
 	}
+	if f.slices == nil || !f.slices.reads(r) {
+		return nil
+	}
 	return f.slices
 }
 
@@ -138,7 +177,7 @@ func (k *KernelPages) readSlice(r Range) (begun bool, err error) {
 	start := first + 1 + markedPages
 	pages := last - start
 	pages -= 1 - pages&1
-	if pages = min(pages, int64(len(s.nowhere))/pageSize-1); ask(s.reads, s.nowhere[:pages*pageSize], start-1) {
+	if pages = min(pages, s.most); ask(s.reader, s.nowhere[:pages*pageSize], start-1) {
 		return false, nil
 	}
 	ask(s.marks, s.first, start)
