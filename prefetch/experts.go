@@ -50,7 +50,7 @@ type expertLayer struct {
 // expert is the slices of the layer's tensors that belong together.
 type expert struct {
 	reads []Range // the slices, in the order of use
-	owns  []Range // the whole pages of them that nobody else needs: neighbours share pages, and blocks that every token reads begin within slices
+	owns  []Range // the whole pages of them that nobody else needs: neighbours share pages, and blocks that every token reads begin within slices; without those that stay for reads, see Pages.Piece
 	bytes int64   // of reads, without what the blocks have of them
 	score float64 // sum of the steps of the tokens that chose it
 	there bool    // in memory, as far as is known
@@ -78,8 +78,8 @@ const (
 	expertMargin = 24 << 20
 )
 
-// newExperts finds the experts in a cycle; nil if it has none. Blocks are those of the schedule.
-func newExperts(cycle *pattern.Cycle, blocks []Range) *experts {
+// newExperts finds the experts in a cycle; nil if it has none. Blocks are those of the schedule, piece is as Pages.Piece.
+func newExperts(cycle *pattern.Cycle, blocks []Range, piece func(file int) int64) *experts {
 	x := &experts{index: map[int32]int{}}
 	var most int64 // bytes that one layer chooses
 	chooses := map[int]int64{}
@@ -110,11 +110,15 @@ func newExperts(cycle *pattern.Cycle, blocks []Range) *experts {
 			own := without(slice, blocks)
 			one.bytes += own.Length
 			x.all += own.Length
-			if own = wholePages(own); own.Offset == slice.Offset && slice.Length >= leastSlice { // its first page stays, see readSlice
-				own.Offset, own.Length = own.Offset+pageSize, own.Length-pageSize
-			}
-			if own.Length > 0 {
-				one.owns = append(one.owns, own)
+			own = wholePages(own)
+			for _, p := range slicePieces(slice, piece(r.File)) {
+				from, end := max(own.Offset, p.Offset), min(own.End(), p.End())
+				if from == p.Offset && p.Length >= leastSlice { // the first page of each piece stays, see readSlice
+					from += pageSize
+				}
+				if from < end {
+					one.owns = append(one.owns, Range{r.File, from, end - from})
+				}
 			}
 		}
 		x.layers[l].parts++

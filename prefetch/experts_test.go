@@ -18,6 +18,9 @@ func gathers(file int, name string, offset, slice int64, n, chosen int) pattern.
 	return pattern.CycleRead{File: file, Tensor: name, Offset: offset, Length: slice * int64(n), Slice: slice, Slices: chosen, Experts: true}
 }
 
+// whole reads slices as a whole.
+func whole(int) int64 { return 0 }
+
 func TestNewExperts(t *testing.T) {
 	needPages(t)
 	type want struct {
@@ -61,7 +64,7 @@ func TestNewExperts(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			x := newExperts(&pattern.Cycle{Reads: tc.reads}, nil)
+			x := newExperts(&pattern.Cycle{Reads: tc.reads}, nil, whole)
 			if x == nil {
 				if tc.want.layers != 0 {
 					t.Fatal("no experts")
@@ -124,7 +127,7 @@ func TestOwnPages(t *testing.T) {
 		t.Errorf("a slice without a whole page owns %v", own)
 	}
 	// Neighbours own no page twice; together, all but those that they share.
-	x := newExperts(&pattern.Cycle{Reads: []pattern.CycleRead{gathers(0, "blk.0.x", 100, 3*page+1000, 8, 2)}}, []Range{{0, 20 * page, page}, {0, 0, 2 * page}})
+	x := newExperts(&pattern.Cycle{Reads: []pattern.CycleRead{gathers(0, "blk.0.x", 100, 3*page+1000, 8, 2)}}, []Range{{0, 20 * page, page}, {0, 0, 2 * page}}, whole)
 	owner := map[int64]int{}
 	var bytes int64
 	for i, e := range x.layers[0].experts {
@@ -183,6 +186,25 @@ func TestScores(t *testing.T) {
 	}
 }
 
+// Of a slice that is read in several pieces the first page of each stays, unless it is shared or the piece is short.
+func TestPieces(t *testing.T) {
+	needPages(t)
+	const pages = leastSlice / page
+	piece := func(int) int64 { return 2 * leastSlice }
+	slice := int64(5*leastSlice - 3*page + 7) // pieces of 2, 2 and less than 1 leastSlice
+	x := newExperts(&pattern.Cycle{Reads: []pattern.CycleRead{gathers(0, "blk.0.x", 10*page, slice, 2, 1)}}, nil, piece)
+	got := [][]Range{x.layers[0].experts[0].owns, x.layers[0].experts[1].owns}
+	at := func(first, end int64) Range { return Range{0, first * page, (end - first) * page} }
+	second := int64(10 + 5*pages - 3) // the page in which the second slice begins, which both have
+	want := [][]Range{
+		{at(11, 10+2*pages), at(10+2*pages+1, 10+4*pages), at(10+4*pages, second)},
+		{at(second+1, second+2*pages), at(second+2*pages+1, second+4*pages), at(second+4*pages, second+5*pages-3)},
+	}
+	if !slices.EqualFunc(got, want, slices.Equal) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
 // noting are pages that note what is asked of them.
 type noting struct {
 	Pages
@@ -214,7 +236,7 @@ func smallMixture(pages *noting) (*Controller, *experts) {
 	}
 	c := New(pages, Options{})
 	c.help = newHelping(&Schedule{})
-	c.help.experts = newExperts(cycle, nil)
+	c.help.experts = newExperts(cycle, nil, whole)
 	c.help.decode, c.help.tid = 5, 6
 	return c, c.help.experts
 }

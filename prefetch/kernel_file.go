@@ -30,6 +30,7 @@ type modelFile struct {
 	reserved []byte       // of address space, with the mapping in it
 	slices   *sliceReader // nil: slices are read in single pages, or none was
 	sliced   bool         // it was tried to make one
+	most     int64        // pages that one read of it takes, an odd number
 
 	folio  int64         // bytes of a large folio; 0 if the file system gives none, for all that is known
 	alone  time.Duration // that the read of one takes by itself; 0: not known
@@ -62,7 +63,7 @@ func openModelFile(at proc.Place, folio int64) (*modelFile, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("stat the model: %w", err), f.Close())
 	}
-	m := &modelFile{path: at.Path, file: f, info: info, size: info.Size(), folio: folio, piece: pieceOf(f)}
+	m := &modelFile{path: at.Path, file: f, info: info, size: info.Size(), folio: folio, piece: pieceOf(f), most: mostPages(f)}
 	if err := m.prepare(); err != nil {
 		return nil, errors.Join(err, m.close())
 	}

@@ -12,8 +12,8 @@ package prefetch
 //     is in memory.
 //
 // How many pages that reads follows from the descriptors' own readahead, which is therefore made small when they are opened, and from what is asked for, which has to be an odd number of
-// pages: else Linux cuts it to a multiple of a power of two. It is no more than the disk takes in one request (ractl_max_pages): what is beyond that is read in single pages, which are few, or the slice is not
-// read so. Before Linux 6.16 folios have four pages. What is missing afterwards, for whatever reason, is read in single pages.
+// pages: else Linux cuts it to a multiple of a power of two. It is no more than the disk takes in one request (ractl_max_pages): a longer slice is read in pieces, of each of which the first page stays
+// in memory. Before Linux 6.16 folios have four pages. What is missing afterwards, for whatever reason, is read in single pages.
 
 import (
 	"errors"
@@ -33,28 +33,42 @@ import (
 // sliceReader reads slices of a file in large folios.
 type sliceReader struct {
 	marks, reader *os.File
-	most          int64  // pages that one read takes, an odd number
 	nowhere       []byte // cannot be written to: what is in memory already is not copied
 	first         []byte // one byte
 }
 
 const (
-	// Slices of leastSlice are read so, at least: of a smaller one the single pages at its ends are too large a part. Of a long one mostBeyond what one read takes may be single pages.
+	// Pieces of leastSlice are read so, at least: of a smaller one the single pages at its ends are too large a part. None is longer than mostPiece.
 	leastSlice = 256 << 10
-	mostSlice  = 8 << 20
-	mostBeyond = 512 << 10
+	mostPiece  = 8 << 20
 	// markedPages are read by the second read.
 	markedPages = 2
 )
 
-// reads says whether a range can be read so.
-func (s *sliceReader) reads(r Range) bool {
-	return r.Length <= (s.most+markedPages)*pageSize+mostBeyond
+// slicePieces cuts a slice in pieces. Each begins with a page: the first one with the page in which the slice begins. 0: they may have any length.
+func slicePieces(slice Range, length int64) (pieces []Range) {
+	if length <= 0 {
+		return []Range{slice}
+	}
+	for at := slice.Offset &^ (pageSize - 1); at < slice.End(); at += length {
+		first, end := max(at, slice.Offset), min(at+length, slice.End())
+		pieces = append(pieces, Range{slice.File, first, end - first})
+	}
+	return pieces
+}
+
+// Piece implements Pages.
+func (k *KernelPages) Piece(file int) int64 {
+	f := k.files[file]
+	if f.folio == 0 || k.guardian == nil {
+		return 0
+	}
+	return (1 + markedPages + f.most + 1) * pageSize // what is read at last is a single page, see readPiece
 }
 
 // mostPages is how many pages one read of a file takes at most, an odd number.
 func mostPages(f *os.File) int64 {
-	most := min(requestBytes(f), mostSlice) / pageSize
+	most := max(min(requestBytes(f), mostPiece)/pageSize, 1)
 	return most - 1 + most&1
 }
 
@@ -79,13 +93,13 @@ func requestBytes(f *os.File) int64 {
 
 // openSlices prepares for that. guardian is as in readahead.MakeSmall.
 func openSlices(at *os.File, guardian []string) (_ *sliceReader, err error) {
-	s := &sliceReader{first: make([]byte, 1), most: mostPages(at)}
+	s := &sliceReader{first: make([]byte, 1)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
 		}
 	}()
-	if s.nowhere, err = unix.Mmap(-1, 0, mostSlice, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE); err != nil {
+	if s.nowhere, err = unix.Mmap(-1, 0, mostPiece, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE); err != nil {
 		return nil, fmt.Errorf("reserve addresses: %w", err)
 	}
 	path := fmt.Sprintf("/proc/self/fd/%d", at.Fd()) // the same file, wherever it is by now
@@ -134,8 +148,14 @@ func sleep(d time.Duration) {
 
 // Expect implements Pages.
 func (k *KernelPages) Expect(r Range) {
-	if s := k.slicesFor(r); s != nil {
-		ask(s.marks, s.first, r.Offset/pageSize)
+	s := k.slicesFor(r)
+	if s == nil {
+		return
+	}
+	for _, p := range slicePieces(r, k.Piece(r.File)) {
+		if p.Length >= leastSlice {
+			ask(s.marks, s.first, p.Offset/pageSize)
+		}
 	}
 }
 
@@ -155,18 +175,31 @@ func (k *KernelPages) slicesFor(r Range) *sliceReader {
 			k.log.Debug("slices of experts are read in single pages, which costs more of the kernel's time", "file", f.path, "error", err)
 		}
 	}
-	if f.slices == nil || !f.slices.reads(r) {
-		return nil
-	}
 	return f.slices
 }
 
-// readSlice begins to read a range of which at most the first and the last page are in memory. It says whether it did: the first page has to be there.
+// readSlice begins to read a range of which at most the first page of each piece and the last page are in memory. It says whether it did: these first pages have to be there.
 func (k *KernelPages) readSlice(r Range) (begun bool, err error) {
 	m, s := k.files[r.File], k.slicesFor(r)
 	if s == nil {
 		return false, nil
 	}
+	for _, p := range slicePieces(r, k.Piece(r.File)) {
+		if p.Length < leastSlice {
+			err = m.readPages(p, m.piece)
+		} else if begun, err = s.readPiece(m, p); !begun {
+			return false, err
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	there, err := pagecache.Resident(m.file, r.Offset, r.Length)
+	return there >= r.Length, err
+}
+
+// readPiece begins to read a piece of a slice. It says whether its first page was there.
+func (s *sliceReader) readPiece(m *modelFile, r Range) (begun bool, err error) {
 	first, last := r.Offset/pageSize, (min(r.End(), m.size)-1)/pageSize
 	for began := time.Now(); !ask(s.marks, s.first, first); sleep(firstLook) {
 		if time.Since(began) > firstWait {
@@ -177,13 +210,9 @@ func (k *KernelPages) readSlice(r Range) (begun bool, err error) {
 	start := first + 1 + markedPages
 	pages := last - start
 	pages -= 1 - pages&1
-	if pages = min(pages, s.most); ask(s.reader, s.nowhere[:pages*pageSize], start-1) {
+	if pages = min(pages, m.most); ask(s.reader, s.nowhere[:pages*pageSize], start-1) {
 		return false, nil
 	}
 	ask(s.marks, s.first, start)
-	if err := m.readPages(Range{r.File, (start + pages) * pageSize, r.End() - (start+pages)*pageSize}, m.piece); err != nil {
-		return false, err
-	}
-	there, err := pagecache.Resident(m.file, r.Offset, r.Length)
-	return there >= r.Length, err
+	return true, m.readPages(Range{r.File, (start + pages) * pageSize, r.End() - (start+pages)*pageSize}, m.piece)
 }

@@ -507,7 +507,7 @@ func (c *Controller) start(cycle *pattern.Cycle, bases map[int]uint64) error {
 	block := blockFor(cycle, unit)
 	h := newHelping(NewSchedule(cycle, block, window/2))
 	h.cycle, h.unit, h.block = cycle, unit, block
-	if x := newExperts(cycle, h.schedule.Blocks); x != nil {
+	if x := newExperts(cycle, h.schedule.Blocks, c.pages.Piece); x != nil {
 		h.routed = x.all
 		if _, pin := c.opts.Strategy.(Pin); !pin { // that reads nothing ahead
 			h.experts = x

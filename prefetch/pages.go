@@ -49,6 +49,8 @@ type Pages interface {
 	Reading(r Range) bool
 	// Expect is told that ReadNow is about to be asked for a range, after others: what it has to wait for is begun to be read.
 	Expect(r Range)
+	// Piece is how many bytes of a slice of an expert, from the page on in which it begins, are read at once: for that the first page of each such piece has to be in memory. 0: there are no pieces.
+	Piece(file int) int64
 	// ReadNow begins to read a range, and hands it to the disk before it returns, save for large folios within it: the target waits for it. Poll is needed as after ReadAhead.
 	ReadNow(r Range) error
 	// Poll hands reads that were begun to the kernel and collects those that have been taken up.

@@ -59,7 +59,7 @@ func newGuessRig(t *testing.T, guesser Guesser, slice int64) *guessRig {
 		return guesser
 	}})
 	r.help = newHelping(&Schedule{})
-	r.help.experts = newExperts(cycle, nil)
+	r.help.experts = newExperts(cycle, nil, whole)
 	r.help.decode, r.help.tid, r.help.begun = 5, 6, 1
 	r.x = r.help.experts
 	r.x.room = r.x.all

@@ -101,6 +101,9 @@ func (p *Pages) Block() int64 { return p.m.cfg.Block }
 // AtOnce implements prefetch.Pages.
 func (p *Pages) AtOnce() int { return 3 }
 
+// Piece implements prefetch.Pages.
+func (p *Pages) Piece(int) int64 { return 0 }
+
 // Apart implements prefetch.Pages. There are no marks here, but what has to be read together is so as on a disk with a large readahead.
 func (p *Pages) Apart() bool { return false }
 
