@@ -7,6 +7,8 @@ import (
 	"cmp"
 	"math"
 	"slices"
+
+	"tensorcast/fabric/plan"
 )
 
 // choice is a way to have weights computed. Times are what an average token takes for it, in seconds.
@@ -75,7 +77,7 @@ func shareBy(items [][]choice, memory int64, costOf func(*choice) float64) []int
 	var steps []step
 	for i, all := range items {
 		last := 0
-		for _, n := range worthwhile(all, costOf) {
+		for _, n := range plan.Hull(len(all), func(n int) int64 { return all[n].memory }, func(n int) float64 { return costOf(&all[n]) }) {
 			if n == 0 {
 				continue
 			}
@@ -95,40 +97,6 @@ func shareBy(items [][]choice, memory int64, costOf func(*choice) float64) []int
 		}
 	}
 	slices.SortStableFunc(steps, func(a, b step) int { return cmp.Or(cmp.Compare(a.class, b.class), cmp.Compare(a.item, b.item)) })
-	full := make([]bool, len(items))
-	for _, s := range steps {
-		if full[s.item] || s.memory > memory {
-			full[s.item] = true
-			continue
-		}
-		chosen[s.item] = s.to
-		memory -= s.memory
-	}
+	plan.Fill(len(items), steps, memory, func(s step) (int, int64) { return s.item, s.memory }, func(s step) { chosen[s.item] = s.to })
 	return chosen
-}
-
-// worthwhile are the choices on the lower convex hull of cost over memory, by increasing memory: each step from one to the next saves less for a byte than the one before.
-func worthwhile(all []choice, costOf func(*choice) float64) []int {
-	order := make([]int, len(all))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortStableFunc(order, func(a, b int) int {
-		return cmp.Or(cmp.Compare(all[a].memory, all[b].memory), cmp.Compare(costOf(&all[a]), costOf(&all[b])))
-	})
-	var hull []int
-	for _, n := range order {
-		if len(hull) > 0 && costOf(&all[n]) >= costOf(&all[hull[len(hull)-1]]) {
-			continue
-		}
-		for len(hull) > 1 {
-			a, b := &all[hull[len(hull)-2]], &all[hull[len(hull)-1]]
-			if (costOf(a)-costOf(b))*float64(all[n].memory-b.memory) > (costOf(b)-costOf(&all[n]))*float64(b.memory-a.memory) {
-				break
-			}
-			hull = hull[:len(hull)-1]
-		}
-		hull = append(hull, n)
-	}
-	return hull
 }

@@ -224,28 +224,12 @@ func (s *Survey) trades() (first []*Choice, list []trade) {
 	return first, list
 }
 
-// hull returns the choices on the lower convex hull, by increasing bytes and decreasing noise.
-func hull(choices []Choice) []*Choice {
-	var sorted []*Choice
-	for i := range choices {
-		sorted = append(sorted, &choices[i])
+// hull returns the choices that are worth having, see Hull.
+func hull(choices []Choice) (on []*Choice) {
+	for _, i := range Hull(len(choices), func(i int) int64 { return choices[i].Bytes }, func(i int) float64 { return choices[i].Noise }) {
+		on = append(on, &choices[i])
 	}
-	slices.SortFunc(sorted, func(a, b *Choice) int { return cmp.Or(cmp.Compare(a.Bytes, b.Bytes), cmp.Compare(a.Noise, b.Noise)) })
-	var h []*Choice
-	for _, c := range sorted {
-		if len(h) > 0 && c.Noise >= h[len(h)-1].Noise {
-			continue
-		}
-		for len(h) > 1 {
-			a, b := h[len(h)-2], h[len(h)-1]
-			if (a.Noise-b.Noise)*float64(c.Bytes-b.Bytes) > (b.Noise-c.Noise)*float64(b.Bytes-a.Bytes) {
-				break
-			}
-			h = h[:len(h)-1]
-		}
-		h = append(h, c)
-	}
-	return h
+	return on
 }
 
 // Front returns the plans with the least noise for their size, by increasing size: from the smallest forms to lossless ones.
@@ -277,14 +261,6 @@ func (s *Survey) Within(bytes int64) (*Plan, error) {
 	if left < 0 {
 		return nil, fmt.Errorf("%d bytes: the smallest takes %d: %w", bytes, bytes-left, ErrBudget)
 	}
-	full := make([]bool, len(chosen))
-	for _, t := range list {
-		if full[t.tensor] || t.bytes > left {
-			full[t.tensor] = true
-			continue
-		}
-		chosen[t.tensor] = t.to
-		left -= t.bytes
-	}
+	Fill(len(chosen), list, left, func(t trade) (int, int64) { return t.tensor, t.bytes }, func(t trade) { chosen[t.tensor] = t.to })
 	return s.plan(fmt.Sprintf("within %d bytes", bytes), 0, func(i int, _ *Tensor) *Choice { return chosen[i] }), nil
 }
