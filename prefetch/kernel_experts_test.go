@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -261,6 +262,9 @@ func TestReadNowSlice(t *testing.T) {
 			testenv.WaitFor(t, "a slice to be read", func() bool {
 				if err := m.k.ReadNow(slice); err != nil {
 					t.Fatal(err)
+				}
+				if m.k.Reading(slice) && requestBytes(m.k.files[m.file].file) < math.MaxInt64 {
+					t.Fatalf("%v, slice %d: some of it was left to workers", unmarked, i)
 				}
 				arrived, err := m.k.Arrived(slice)
 				if err != nil {

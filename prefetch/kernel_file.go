@@ -216,19 +216,24 @@ func pieceOf(f *os.File) int64 {
 
 // readAheadBytes is the readahead of the device that holds a file, as the kernel knows it by the file's device number.
 func readAheadBytes(f *os.File) int64 {
+	if bytes, ok := deviceBytes(f, "/sys/class/bdi/%d:%d/read_ahead_kb"); ok {
+		return bytes
+	}
+	return minPiece
+}
+
+// deviceBytes is what the kernel says in KiB of the device that holds a file, in a file of sysfs whose path has the device's major and minor number; false if it says nothing.
+func deviceBytes(f *os.File, path string) (int64, bool) {
 	var stat unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &stat); err != nil {
-		return minPiece
+		return 0, false
 	}
-	data, err := os.ReadFile(fmt.Sprintf("/sys/class/bdi/%d:%d/read_ahead_kb", unix.Major(stat.Dev), unix.Minor(stat.Dev)))
+	data, err := os.ReadFile(fmt.Sprintf(path, unix.Major(stat.Dev), unix.Minor(stat.Dev)))
 	if err != nil {
-		return minPiece
+		return 0, false
 	}
-	kib, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
-	if err != nil {
-		return minPiece
-	}
-	return kib << 10
+	kib, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 32)
+	return kib << 10, err == nil
 }
 
 // part is a range of the mapping.

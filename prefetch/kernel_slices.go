@@ -20,8 +20,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -75,17 +73,9 @@ func mostPages(f *os.File) int64 {
 // requestBytes is the largest request that the disk of a file takes: the kernel's number of its pages is io_pages of the bdi (blk_apply_bdi_limits, block/blk-settings.c). Where it is not known it is as if there
 // were no bound.
 func requestBytes(f *os.File) int64 {
-	var stat unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &stat); err != nil {
-		return math.MaxInt64
-	}
-	for _, of := range []string{"", "/.."} { // a disk, or a partition of one
-		data, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d%s/queue/max_sectors_kb", unix.Major(stat.Dev), unix.Minor(stat.Dev), of))
-		if err != nil {
-			continue
-		}
-		if kib, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 32); err == nil && kib > 0 {
-			return kib << 10
+	for _, of := range []string{"/sys/dev/block/%d:%d/queue/max_sectors_kb", "/sys/dev/block/%d:%d/../queue/max_sectors_kb"} { // a disk, or a partition of one
+		if bytes, ok := deviceBytes(f, of); ok && bytes > 0 {
+			return bytes
 		}
 	}
 	return math.MaxInt64
