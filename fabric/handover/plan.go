@@ -179,8 +179,8 @@ func Make(units []Unit, form device.Form, t Target) Plan {
 	for i := range units {
 		most = max(most, units[i].Expert+1)
 	}
-	alone := t.with(units, nil, form, t.Room-window)
-	all := t.with(units, func(*Unit) bool { return true }, form, t.Room-t.LeftOver)
+	alone := t.with(units, false, form, t.Room-window)
+	all := t.with(units, true, form, t.Room-t.LeftOver)
 	if all.Bytes == 0 || all.Token > worth*alone.Token {
 		return Plan{}
 	}
@@ -208,8 +208,8 @@ func wholeLayers(units []Unit, held []int) []int {
 	return slices.DeleteFunc(held, func(i int) bool { return units[i].Expert >= 0 && missing[units[i].Layer] > 0 })
 }
 
-// with plans with so many bytes of memory. may says what a device may hold.
-func (t *Target) with(units []Unit, may func(*Unit) bool, form device.Form, memory int64) Plan {
+// with plans with so many bytes of memory, with a device or without.
+func (t *Target) with(units []Unit, onDevice bool, form device.Form, memory int64) Plan {
 	memory = max(memory, 0)
 	order := make([]int, len(units)) // what is used more comes first, also of what saves about as much
 	for i := range order {
@@ -227,7 +227,7 @@ func (t *Target) with(units []Unit, may func(*Unit) bool, form device.Form, memo
 			experts += sizes[n]
 		}
 		c := t.choices(sizes[n], u.Use, u.Expert >= 0)
-		if may != nil && may(u) {
+		if onDevice {
 			c = t.held(c, u, &form)
 		}
 		items = append(items, c)
