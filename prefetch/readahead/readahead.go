@@ -44,7 +44,8 @@ type Target struct {
 
 	stopWatch context.CancelFunc
 	watching  sync.WaitGroup
-	mu        sync.Mutex // while watching
+	watched   chan struct{} // closed when what the target maps from then on is noticed, or is not going to be
+	mu        sync.Mutex    // while watching
 	files     []opened
 	guardian  *guardian
 	seen      bool // what faults read was seen: told.Before
@@ -86,14 +87,20 @@ func (t *Told) String() string {
 // New prepares to do something for a process, of which it takes the model's files as soon as it has mapped them. command starts this program again, as a guardian, see Guard. The process belongs
 // to the caller, and must stay open until End, which has to be called.
 func New(process *proc.Process, choice Choice, command []string, log *slog.Logger) *Target {
-	t := &Target{process: process, choice: choice, command: command, log: log}
+	t := &Target{process: process, choice: choice, command: command, log: log, watched: make(chan struct{})}
 	ctx := context.Background()
 	ctx, t.stopWatch = context.WithCancel(ctx)
 	if choice == Auto || choice == FD {
 		t.watching.Go(func() { t.watch(ctx) })
+	} else {
+		close(t.watched)
 	}
 	return t
 }
+
+// Watched waits until all that the target maps from now on is noticed, where the kernel tells of that. A command that was started is let run behind it: one whose model is in memory loads it in
+// some 15 ms, which is less than the kernel takes to begin, see proc.EaseWatch.
+func (t *Target) Watched() { <-t.watched }
 
 // Where the kernel does not tell what the target maps, it is looked at in an interval that is a lookShare of the time since the first look, within bounds: llama.cpp closes its file when it
 // has loaded the model, which takes 30 ms for 100 MB. A target that has waited for longer than soon is looked at less often: large models take longer.
@@ -116,8 +123,9 @@ func (t *Target) watch(ctx context.Context) {
 		t.log.Debug("the target may close its file unseen", "error", err)
 	}
 	defer func() { _ = unix.Setpriority(unix.PRIO_PROCESS, 0, 0) }()
-	// Before the first look, so that nothing is mapped in between.
+	t.lookOnce() // a target that loads its model already does not wait until it is watched
 	maps, err := t.process.WatchMaps()
+	close(t.watched)
 	if err != nil {
 		t.log.Debug("the target is looked at now and then for what it maps", "error", err)
 		t.lookOften(ctx)
@@ -131,7 +139,7 @@ func (t *Target) watch(ctx context.Context) {
 	watched, looked := time.Now(), time.Duration(0)
 	for err == nil {
 		began := time.Now()
-		t.lookOnce()
+		t.lookOnce() // the first time for what was mapped before it was watched
 		took, rest := time.Since(began), leastLook
 		if looked += took; looked > lookGrace+time.Since(watched)/restShare {
 			rest = max(rest, restShare*took)

@@ -3,6 +3,9 @@ package serve
 // This file has what the target's own faults read around themselves made small while what it needs next is read for it, see prefetch.Controller.Covers.
 
 import (
+	"io"
+	"sync"
+
 	"tensorcast/event"
 	"tensorcast/internal/proc"
 	"tensorcast/prefetch"
@@ -15,6 +18,46 @@ func (v *server) newReadahead(process *proc.Process) *readahead.Target {
 		return nil
 	}
 	return readahead.New(process, v.o.Readahead, v.o.Guardian, v.o.Log)
+}
+
+// ease makes the start of readahead's watch quick.
+type ease struct {
+	begun sync.WaitGroup
+	watch io.Closer // nil: it cannot be done; valid after begun
+}
+
+// easeWatch begins to, while a command is prepared: it would wait otherwise before it runs.
+func (v *server) easeWatch() {
+	if v.o.Dry || v.o.Readahead == "" {
+		return
+	}
+	v.eased.begun.Go(func() {
+		var err error
+		if v.eased.watch, err = proc.EaseWatch(); err != nil {
+			v.o.Log.Debug("what the target maps is noticed a little late", "error", err)
+		}
+	})
+}
+
+// endEase ends that.
+func (v *server) endEase() error {
+	v.eased.begun.Wait()
+	if v.eased.watch == nil {
+		return nil
+	}
+	err := v.eased.watch.Close()
+	v.eased.watch = nil
+	return err
+}
+
+// watched waits until the file with which a command maps its model cannot be missed.
+func (v *server) watched() {
+	if v.readahead != nil {
+		v.readahead.Watched()
+	}
+	if err := v.endEase(); err != nil {
+		v.o.Log.Debug("the kernel counts events for nothing", "error", err)
+	}
 }
 
 // handle takes the target's next event. Between a token with help and one without its faults change at once.

@@ -76,6 +76,7 @@ type server struct {
 	memory     *prefetch.ProcessMemory
 	readahead  *readahead.Target // nil if it is not to be changed
 	covered    bool              // so it was asked to, see follow
+	eased      ease
 	pages      *prefetch.KernelPages
 	settled    bool
 	unloaded   bool // the probes of the command's start were removed
@@ -156,8 +157,14 @@ func (h *head) close() error {
 
 // Start starts a command, stopped behind its execve, so that it is helped from its first touch of the model on. While probes are set, the head of the model that its arguments name
 // is read. Where that fits for sure, the command runs at once instead, and is observed only when it does not fit any more: probes take two tenths of a second of a processor. signals are passed on to it, see capture.Options. The errors are those of capture.Start, and cgroup.ErrHidden. The caller must call Close.
-func Start(ctx context.Context, cmd *exec.Cmd, signals []syscall.Signal, o Options) (*Target, error) {
+func Start(ctx context.Context, cmd *exec.Cmd, signals []syscall.Signal, o Options) (t *Target, err error) {
 	v := &server{o: o}
+	v.easeWatch()
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, v.endEase())
+		}
+	}()
 	h, e, err := readHead(ctx, cmd.Args, &o)
 	if err != nil {
 		return nil, err
@@ -198,7 +205,9 @@ func (t *Target) Explain() error {
 }
 
 // Close ends the command if it still runs.
-func (t *Target) Close() error { return errors.Join(t.capture.Close(), t.head.close()) }
+func (t *Target) Close() error {
+	return errors.Join(t.capture.Close(), t.head.close(), t.server.endEase())
+}
 
 // run helps the target from now on.
 func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
@@ -215,6 +224,10 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 		return s, err
 	}
 	defer func() { err = errors.Join(err, claim.Close()) }()
+	// Early: the target may load its model already.
+	if v.readahead = v.newReadahead(process); v.readahead != nil {
+		defer func() { s.Readahead = v.readahead.End() }()
+	}
 	v.budget.Store(o.Prefetch.Budget)
 	if o.Ask != "" && !o.Dry {
 		if v.monitor, err = monitor.Listen(o.Ask, o.PID, v.budget.Store, o.Log); err != nil {
@@ -237,10 +250,6 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 	defer func() { err = errors.Join(err, pages.Close()) }()
 	v.pages = pages
 	pages.GuardedBy(o.Guardian)
-
-	if v.readahead = v.newReadahead(process); v.readahead != nil {
-		defer func() { s.Readahead = v.readahead.End() }()
-	}
 	p := o.Prefetch
 	p.Memory, p.Log, p.Models, p.Weights = v.memory, o.Log, prefetch.MappedModels(o.PID), prefetch.ReadWeights
 	examiner := holding.New(o.PID)
@@ -281,6 +290,7 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 		var stood *prefetch.StandBack
 		if first && v.early.bytes > 0 {
 			stood = v.controller.Early(v.early.bytes, v.early.room)
+			v.watched()
 			v.command.Let()
 			v.command = nil
 		} else {
@@ -434,6 +444,7 @@ func (v *server) help(ctx context.Context) (stood *prefetch.StandBack, err error
 		if err := v.tick(); err != nil { // it has no model yet: what it maps is seen to be new
 			return nil, err
 		}
+		v.watched()
 		v.command = nil
 	}
 	v.target, v.inputs = target, true
