@@ -114,6 +114,7 @@ func (r *Report) Columns() []tables.Column {
 	finished("disk_bytes_per_token", func(run *Run) float64 { return run.DiskBytesPerToken })
 	finished("target_bytes_per_token", func(run *Run) float64 { return run.TargetPerToken })
 	finished("helper_bytes_per_token", func(run *Run) float64 { return run.HelperPerToken })
+	finished("helper_system_ms_per_token", func(run *Run) float64 { return run.HelperSystemMs })
 	finished("major_faults_per_token", func(run *Run) float64 { return run.FaultsPerToken })
 	finished("stall_ms_per_token", func(run *Run) float64 {
 		if r.Compute <= 0 {

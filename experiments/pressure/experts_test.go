@@ -53,7 +53,7 @@ func mixture(t *testing.T) *Report {
 				run.Tokens = make([]int32, 12)
 				switch v {
 				case 1:
-					run.Helper = &HelperEnd{Told: told}
+					run.Helper, run.HelperPerToken, run.HelperSystemMs = &HelperEnd{Told: told}, 100<<20, 12
 				case 2:
 					run.Helper = &HelperEnd{Output: "hello\n"}
 				}
@@ -96,6 +96,9 @@ func TestExpertBound(t *testing.T) {
 	if !near(live.Demand.Median, 40e6) || !near(live.Speculative.Median, 10e6) || !near(live.Expected.Median, 30) || !near(live.OfExpected, 0.8) {
 		t.Errorf("told: %+v", live)
 	}
+	if !near(live.System.Median, 120) || plain.System.N != 0 || mute.System.N != 0 {
+		t.Errorf("kernel time: %+v, %+v, %+v", live.System, plain.System, mute.System)
+	}
 	if plain.Demand.Median != 100e6 || plain.Speculative.Median != 0 || plain.Speculative.N != 2 || plain.Expected.N != 0 {
 		t.Errorf("without a helper: %+v", plain)
 	}
@@ -135,7 +138,7 @@ func TestExpertReport(t *testing.T) {
 	for _, want := range []string{
 		"experts: 3 in each of 1 layers, 286 MiB in all; every token reads 191 MiB besides; the choices are those of a traced run of 12 tokens",
 		"67 % of the experts fit, readahead 128 KiB: limit 477 MiB, of which 381 are left for the model; bound: 30.0 tok/s = min(1/T_compute = 50.0, bandwidth / what Belady's rule reads, 31.8 MiB a token); the best policy that does not know the future (",
-		"of causal bound", "stall ms/token", "demand MiB/token", "expected tok/s", "38.1", "9.54", "21.7",
+		"of causal bound", "stall ms/token", "demand MiB/token", "helper's kernel us/MiB", "120", "expected tok/s", "38.1", "9.54", "21.7",
 		"experts that fit",
 		"Least speedup of live: 0.95x (0 % of the experts fit, readahead 128 KiB); in the steady state 0.95x (0 % of the experts fit, readahead 128 KiB).",
 		"Stall: a token's time beyond T_compute",
@@ -176,6 +179,7 @@ func TestExpertColumns(t *testing.T) {
 		"speculative_bytes_per_token":           {0, 10e6, nan, 0},
 		"helper_expected_tok_s":                 {nan, 30, nan, nan},
 		"helper_tok_s":                          {nan, 25, nan, nan},
+		"helper_system_ms_per_token":            {0, 12, 0, 0},
 		"helper_late":                           {nan, 3, nan, nan},
 		"helper_window_bytes":                   {nan, 5, nan, nan},
 		"helper_swept_bytes_per_token":          {nan, 7, nan, nan},

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -133,6 +134,27 @@ func scripted(t *testing.T) Config {
 	return Config{
 		Model: f.Name(), Target: []string{"/bin/sh", path, f.Name()}, Weights: scriptModel, Settings: []Setting{{X: 0.5}}, Repeat: 1, Skip: 1, Variants: []Variant{{Name: "plain"}},
 		Disk: DiskOptions{Settings: []DiskSetting{{1 << 20, 4}}, PointTime: 50 * time.Millisecond},
+	}
+}
+
+// Processor time in the kernel is counted, of children that have ended, too.
+func TestSystemTime(t *testing.T) {
+	before := systemTime(os.Getpid())
+	testenv.WaitFor(t, "time in the kernel", func() bool {
+		for range 1000 {
+			_, _ = os.Stat("/")
+		}
+		return systemTime(os.Getpid()) > before
+	})
+	before = systemTime(os.Getpid())
+	testenv.WaitFor(t, "a child's time in the kernel", func() bool {
+		if err := exec.Command("dd", "if=/dev/zero", "of=/dev/null", "bs=64k", "count=20000", "status=none").Run(); err != nil {
+			t.Fatal(err)
+		}
+		return systemTime(os.Getpid()) > before+1 // this process has spent next to none itself
+	})
+	if got := systemTime(1 << 30); got != 0 {
+		t.Errorf("of a process that there is not: %d", got)
 	}
 }
 

@@ -179,6 +179,7 @@ type Summary struct {
 	Stall       stats.Spread `json:"stall_ms_per_token"`           // a token's time beyond computing
 	Demand      stats.Spread `json:"demand_bytes_per_token"`       // read for experts that had been chosen; without values if the helper does not tell
 	Speculative stats.Spread `json:"speculative_bytes_per_token"`  // read for experts before
+	System      stats.Spread `json:"helper_system_us_per_mib"`     // of the helper's processor time in the kernel, for what it reads; without values if it reads next to nothing
 	Expected    stats.Spread `json:"helper_expected_tok_s"`        // of the helper's plan; without values if it does not tell
 	OfExpected  float64      `json:"of_helper_expected,omitempty"` // tok/s divided by that
 }
@@ -281,7 +282,7 @@ func (r *Report) summariseAt(setting int, steadyToo bool) {
 	}
 	for _, v := range r.Variants {
 		s := Summary{Variant: v.Name}
-		var tokS, p5, bytes, onDisk, faults, some, full, speedup, steady, steadyBytes, steadyFaults, steadySpeedup, start, stall, demand, speculative, expected []float64
+		var tokS, p5, bytes, onDisk, faults, some, full, speedup, steady, steadyBytes, steadyFaults, steadySpeedup, start, stall, demand, speculative, system, expected []float64
 		for _, run := range r.Runs {
 			if run.Setting != setting || run.Variant != v.Name {
 				continue
@@ -321,6 +322,9 @@ func (r *Report) summariseAt(setting int, steadyToo bool) {
 			if d, ahead := r.demand(&run, steadyToo); d >= 0 {
 				demand, speculative = append(demand, d), append(speculative, ahead)
 			}
+			if read := run.HelperPerToken / mib; read >= 1 {
+				system = append(system, run.HelperSystemMs*1000/read)
+			}
 			if h := run.Helper; h != nil && h.Told != nil && h.Told.Expected > 0 {
 				expected = append(expected, h.Told.Expected)
 			}
@@ -330,6 +334,7 @@ func (r *Report) summariseAt(setting int, steadyToo bool) {
 		s.Steady, s.SteadyBytes, s.SteadyFaults, s.StartShare = stats.Describe(steady), stats.Describe(steadyBytes), stats.Describe(steadyFaults), stats.Describe(start)
 		s.SteadySpeedup = stats.Describe(steadySpeedup)
 		s.Stall, s.Demand, s.Speculative, s.Expected = stats.Describe(stall), stats.Describe(demand), stats.Describe(speculative), stats.Describe(expected)
+		s.System = stats.Describe(system)
 		speed := s.speed(steadyToo).Median
 		if at.Bound > 0 {
 			s.OfBound = s.TokS.Median / at.Bound
@@ -446,6 +451,9 @@ func (r *Report) columns(at *Result) []tableColumn {
 			tableColumn{"demand MiB/token", func(s *Summary) string { return median(s.Demand, mib) }, nothing},
 			tableColumn{"speculative MiB/token", func(s *Summary) string { return median(s.Speculative, mib) }, nothing},
 		)
+	}
+	if slices.ContainsFunc(at.Summaries, func(s Summary) bool { return s.System.N > 0 }) {
+		all = append(all, tableColumn{"helper's kernel us/MiB", func(s *Summary) string { return median(s.System, 1) }, nothing})
 	}
 	if slices.ContainsFunc(at.Summaries, func(s Summary) bool { return s.Expected.N > 0 }) {
 		all = append(all,
@@ -734,9 +742,15 @@ func (r *Report) remarks() tabular.Lines {
 	if r.Routes != nil {
 		lines = append(lines, "Stall: a token's time beyond T_compute, whoever helps. Demand: read for experts that had been chosen; speculative: read before that. A helper tells these of itself, over all tokens that it helped; without a helper all is demand.")
 	}
-	if slices.ContainsFunc(r.Results, func(at Result) bool {
-		return slices.ContainsFunc(at.Summaries, func(s Summary) bool { return s.Expected.N > 0 })
-	}) {
+	told := func(what func(*Summary) stats.Spread) bool {
+		return slices.ContainsFunc(r.Results, func(at Result) bool {
+			return slices.ContainsFunc(at.Summaries, func(s Summary) bool { return what(&s).N > 0 })
+		})
+	}
+	if told(func(s *Summary) stats.Spread { return s.System }) {
+		lines = append(lines, "Helper's kernel us/MiB: its processor time in the kernel while tokens were generated, for each MiB that it read.")
+	}
+	if told(func(s *Summary) stats.Spread { return s.Expected }) {
 		lines = append(lines, "Expected: what the helper expects of its plan, as it tells at its end.")
 	}
 	for _, l := range r.Least {

@@ -66,8 +66,9 @@ type Run struct {
 	TokenFaults       []int64 `json:"token_major_faults"`   // of the target, for each token
 	TargetPerToken    float64 `json:"target_bytes_per_token"`
 	HelperPerToken    float64 `json:"helper_bytes_per_token"`
-	FaultsPerToken    float64 `json:"major_faults_per_token"` // of the target
-	Faults            int64   `json:"major_faults"`           // of the target, from its start to its end
+	HelperSystemMs    float64 `json:"helper_system_ms_per_token"` // the helper's processor time in the kernel, which counts it in steps of 10 ms
+	FaultsPerToken    float64 `json:"major_faults_per_token"`     // of the target
+	Faults            int64   `json:"major_faults"`               // of the target, from its start to its end
 
 	Some     time.Duration `json:"pressure_some_ns"` // memory pressure of the group during the whole run
 	Full     time.Duration `json:"pressure_full_ns"`
@@ -314,6 +315,7 @@ func (run *Run) finish(t *target, waitErr error, samples []sample) error {
 	run.BytesPerToken, run.DiskBytesPerToken = per(first.group, last.group), per(first.disk, last.disk)
 	run.Disagree = disagree(run.BytesPerToken, run.DiskBytesPerToken)
 	run.TargetPerToken, run.HelperPerToken = per(first.target, last.target), per(first.helper, max(first.helper, last.helper))
+	run.HelperSystemMs = per(first.system, max(first.system, last.system)) * 1000 / userHZ
 	run.FaultsPerToken = per(first.faults, last.faults)
 	for i := range n {
 		run.TokenBytes = append(run.TokenBytes, samples[i+1].group-samples[i].group)
@@ -364,6 +366,7 @@ func (s *series) load(ctx context.Context, group *cgroup.Group, unit Unit) (l Lo
 type sample struct {
 	group, disk    int64 // bytes read: by the group's account; from the disk by all processes
 	target, helper int64 // bytes that these processes have read
+	system         int64 // processor time of the helper in the kernel, 1/userHZ s
 	faults         int64 // major page faults of the target
 	usage          int64
 }
@@ -431,7 +434,7 @@ func (o *observer) sample() (sample, error) {
 	// Which of the two has read is known only if the kernel reports it.
 	h := o.helper.Load()
 	if o.alone = h.ended(); !o.alone {
-		s.helper = readBytes(h.PID)
+		s.helper, s.system = readBytes(h.PID), systemTime(h.PID)
 	}
 	return s, nil
 }
@@ -444,6 +447,22 @@ func majorFaults(pid int) (int64, error) {
 	}
 	stat, err := p.Stat()
 	return int64(stat.MajFlt), err
+}
+
+// userHZ is in what parts of a second /proc counts processor time (USER_HZ in Linux's asm-generic/param.h).
+const userHZ = 100
+
+// systemTime returns the processor time of a process in the kernel, with that of children it has waited for, whose reads readBytes has as well; 0 if it has ended. io_uring's workers are threads of it.
+func systemTime(pid int) int64 {
+	p, err := procfs.NewProc(pid)
+	if err != nil {
+		return 0
+	}
+	stat, err := p.Stat()
+	if err != nil {
+		return 0
+	}
+	return int64(stat.STime) + int64(stat.CSTime)
 }
 
 // readBytes returns how many bytes a process has read from disks; 0 if it has ended.
