@@ -290,9 +290,9 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 		var stood *prefetch.StandBack
 		if first && v.early.bytes > 0 {
 			stood = v.controller.Early(v.early.bytes, v.early.room)
-			v.watched()
 			v.command.Let()
 			v.command = nil
+			v.watched() // behind it: the command does not wait for what it may never need
 		} else {
 			stood, err = v.help(ctx)
 		}
