@@ -147,10 +147,10 @@ func TestSystemTime(t *testing.T) {
 		return systemTime(os.Getpid()) > before
 	})
 	before = systemTime(os.Getpid())
-	if err := exec.Command("dd", "if=/dev/zero", "of=/dev/null", "bs=64k", "count=30000", "status=none").Run(); err != nil {
+	if err := exec.Command("dd", "if=/dev/zero", "of=/dev/null", "bs=64k", "count=300000", "status=none").Run(); err != nil {
 		t.Fatal(err)
 	}
-	// A processor clears 2 GB in a tenth of a second at best. To start one program takes this process a millisecond or two.
+	// To clear 20 GB takes a processor three tenths of a second at least. To start one program takes this process a millisecond or two.
 	if got := systemTime(os.Getpid()) - before; got < 5 {
 		t.Errorf("%d/%d s of a child are counted", got, userHZ)
 	}
