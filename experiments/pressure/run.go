@@ -439,13 +439,18 @@ func (o *observer) sample() (sample, error) {
 	return s, nil
 }
 
-// majorFaults returns how many major page faults a process has had.
-func majorFaults(pid int) (int64, error) {
+// statOf returns what /proc/PID/stat says of a process; nothing if it has ended.
+func statOf(pid int) (procfs.ProcStat, error) {
 	p, err := procfs.NewProc(pid)
 	if err != nil {
-		return 0, err
+		return procfs.ProcStat{}, err
 	}
-	stat, err := p.Stat()
+	return p.Stat()
+}
+
+// majorFaults returns how many major page faults a process has had.
+func majorFaults(pid int) (int64, error) {
+	stat, err := statOf(pid)
 	return int64(stat.MajFlt), err
 }
 
@@ -454,14 +459,7 @@ const userHZ = 100
 
 // systemTime returns the processor time of a process in the kernel, with that of children it has waited for, whose reads readBytes has as well; 0 if it has ended. io_uring's workers are threads of it.
 func systemTime(pid int) int64 {
-	p, err := procfs.NewProc(pid)
-	if err != nil {
-		return 0
-	}
-	stat, err := p.Stat()
-	if err != nil {
-		return 0
-	}
+	stat, _ := statOf(pid)
 	return int64(stat.STime) + int64(stat.CSTime)
 }
 

@@ -12,9 +12,12 @@ import (
 	"tensorcast/prefetch/readahead"
 )
 
-// newReadahead prepares for that; nil for a dry run, which changes nothing.
+// lessens says whether that is to be done: a dry run changes nothing.
+func (o *Options) lessens() bool { return !o.Dry && o.Readahead != "" }
+
+// newReadahead prepares for that; nil if it is not to be done.
 func (v *server) newReadahead(process *proc.Process) *readahead.Target {
-	if v.o.Dry || v.o.Readahead == "" {
+	if !v.o.lessens() {
 		return nil
 	}
 	return readahead.New(process, v.o.Readahead, v.o.Guardian, v.o.Log)
@@ -28,7 +31,7 @@ type ease struct {
 
 // easeWatch begins to, while a command is prepared: it would wait otherwise before it runs.
 func (v *server) easeWatch() {
-	if v.o.Dry || v.o.Readahead == "" {
+	if !v.o.lessens() {
 		return
 	}
 	v.eased.begun.Go(func() {
