@@ -541,7 +541,7 @@ func (c *Controller) tried(nanos int64) {
 // guessPause is how long to wait until the disk may be idle, and something can be read for guesses.
 func (c *Controller) guessPause() time.Duration {
 	if c.help == nil || c.help.experts == nil {
-		return busyPause
+		return c.busyPause()
 	}
 	if c.help.experts.lookAt.IsZero() {
 		return expertPause
