@@ -173,6 +173,69 @@ func TestFolios(t *testing.T) {
 
 var touched byte // a load that is not used would not be made
 
+// What is used in the order of the file is read so, all of it in large folios: the first one at once, and the last one, behind which nothing is in memory. Several are read at once. Afterwards a folio waits for what
+// follows it again.
+func TestInOrder(t *testing.T) {
+	const blocks = 16
+	m := newMappedFile(t, 2*blocks*2*mib)
+	defer m.close()
+	if m.k.Block() != 2*mib {
+		t.Skipf("no large folios on this file system: blocks of %d", m.k.Block())
+	}
+	block := func(i int64) Range { return m.part(i*2*mib, 2*mib) }
+	if err := m.k.InOrder(true); err != nil || !m.k.Apart() {
+		t.Fatalf("%v, apart: %v", err, m.k.Apart())
+	}
+	for i := range int64(blocks) {
+		if !m.k.ReadAhead(block(i)) {
+			t.Fatal("refused")
+		}
+	}
+	if err := m.k.begin(); err != nil {
+		t.Fatal(err)
+	}
+	if len(m.k.underWay) != blocks || len(m.k.waiting) != 0 {
+		t.Errorf("%d reads are under way, %d wait for what follows them", len(m.k.underWay), len(m.k.waiting))
+	}
+	whole := m.part(0, blocks*2*mib)
+	testenv.WaitFor(t, "the blocks to be read", func() bool {
+		if err := m.k.Poll(); err != nil {
+			t.Fatal(err)
+		}
+		return !m.k.Reading(whole)
+	})
+	if n := m.resident(m.part(0, int64(len(m.mapping)))); n != whole.Length {
+		t.Errorf("%d bytes are in memory, of %d that were asked for", n, whole.Length)
+	}
+	f := m.k.files[m.file]
+	if err := unix.Madvise(f.part(whole), unix.MADV_POPULATE_READ); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := pagecache.Huge(f.part(whole)); n != whole.Length || err != nil {
+		t.Errorf("%d bytes of %d lie in large folios, %v", n, whole.Length, err)
+	}
+	if err := errors.Join(f.unmap(whole), m.k.InOrder(false)); err != nil || m.k.Apart() {
+		t.Fatalf("%v, apart: %v", err, m.k.Apart())
+	}
+	for _, b := range []int64{20, 21} {
+		if !m.k.ReadAhead(block(b)) {
+			t.Fatal("refused")
+		}
+	}
+	if err := m.k.begin(); err != nil {
+		t.Fatal(err)
+	}
+	if len(m.k.waiting) != 1 || m.k.waiting[0] != block(20) {
+		t.Errorf("what waits for what follows it is %v", m.k.waiting)
+	}
+	testenv.WaitFor(t, "these to be read, too", func() bool {
+		if err := m.k.Poll(); err != nil {
+			t.Fatal(err)
+		}
+		return m.resident(m.part(20*2*mib, 4*mib)) == 4*mib && !m.k.Reading(m.part(20*2*mib, 4*mib))
+	})
+}
+
 // While nothing is read khugepaged is to leave the model alone.
 func TestRest(t *testing.T) {
 	testenv.NeedRoot(t)

@@ -18,6 +18,7 @@ type helping struct {
 	unit     int64 // in which the pages were best read then
 	follower
 	window
+	glance    glance
 	want      []bool // by block: to be held, when the target has passed it, or while it is idle
 	wantBytes int64
 	bad       []bool // by block: it cannot be read
@@ -74,7 +75,7 @@ type squeeze struct {
 func newHelping(s *Schedule) *helping {
 	n := len(s.Blocks)
 	return &helping{
-		schedule: s, follower: newFollower(s), window: window{visits: s.Visits, early: make([]position, n)}, want: make([]bool, n), bad: make([]bool, n), held: make([]bool, n), seen: make([]time.Time, n), bases: map[int]uint64{},
+		schedule: s, follower: newFollower(s), window: window{visits: s.Visits, early: make([]position, n)}, glance: newGlance(s), want: make([]bool, n), bad: make([]bool, n), held: make([]bool, n), seen: make([]time.Time, n), bases: map[int]uint64{},
 	}
 }
 

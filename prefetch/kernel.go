@@ -39,6 +39,7 @@ type KernelPages struct {
 	folio       int64           // bytes of a large folio, 0 if this kernel has none
 	atOnce      int             // large folios that are read at once, each by a worker of the queue
 	unmarked    bool            // marks for readahead do nothing, see Unmarked
+	inOrder     bool            // nor do they now, see InOrder
 	waiting     []Range         // reads of large folios that wait for what follows them
 	underWay    map[uint64]read // reads of large folios, by tag
 	tag         uint64          // the last one
@@ -108,19 +109,33 @@ func (k *KernelPages) advise(advice int) error {
 
 // Unmarked is told whether the target reads less around its faults than a large folio: then a mark on a folio does nothing, as what follows within that little is in memory
 // (page_cache_async_ra, mm/readahead.c). So a folio can be read without the next one.
-func (k *KernelPages) Unmarked(little bool) error {
-	if k.unmarked == little {
-		return nil
+func (k *KernelPages) Unmarked(little bool) error { return k.mark(little, k.inOrder) }
+
+// InOrder implements Pages. A mark has its reader read on only where something is missing within his readahead (page_cache_async_ra, mm/readahead.c), and what was asked for counts as there. So
+// that he finds the next folio being read when he is through with one, and does not begin to read it by himself, more are read at once than the disk needs.
+func (k *KernelPages) InOrder(inOrder bool) error {
+	workers := k.atOnce
+	if inOrder {
+		workers = mostAtOnce
 	}
-	k.unmarked = little
-	if little {
+	return errors.Join(k.mark(k.unmarked, inOrder), k.queue.Workers(workers))
+}
+
+// mark notes why marks do nothing, if there is a reason, and has the kernel read a large folio without the next one then.
+func (k *KernelPages) mark(unmarked, inOrder bool) error {
+	before := k.Apart()
+	k.unmarked, k.inOrder = unmarked, inOrder
+	switch apart := k.Apart(); {
+	case apart == before:
+		return nil
+	case apart:
 		return k.advise(unix.MADV_RANDOM)
 	}
 	return k.advise(unix.MADV_NORMAL)
 }
 
 // Apart implements Pages.
-func (k *KernelPages) Apart() bool { return k.unmarked }
+func (k *KernelPages) Apart() bool { return k.unmarked || k.inOrder }
 
 // Name implements Pages.
 func (k *KernelPages) Name() string { return k.queue.Name() }
@@ -238,7 +253,7 @@ func (k *KernelPages) ReadNow(r Range) error {
 	if begun, err := k.readSlice(r); begun || err != nil {
 		return err
 	}
-	middle := f.inner(r, k.unmarked)
+	middle := f.inner(r, k.Apart())
 	if middle.Length == 0 {
 		return f.readPages(r, piece)
 	}
@@ -296,7 +311,7 @@ func (k *KernelPages) beginOne(r Range) (begun bool, err error) {
 	next := Range{r.File, r.End(), min(f.folio, f.size-r.End())}
 	if there, err := k.Resident(next); err != nil {
 		return false, err
-	} else if there < next.Length && !k.unmarked {
+	} else if there < next.Length && !k.Apart() {
 		return !k.Reading(next) && k.readPages(r), nil
 	}
 	// The end of a file is no large folio, whatever the file system. Pages that somebody else has read, as a target that loads its model does, say nothing about it, either.

@@ -69,7 +69,7 @@ func (c *Controller) Covers() bool {
 	case h.experts != nil:
 		return true
 	}
-	return !c.watch.aside && c.opts.Strategy.Streams()
+	return !c.watch.aside && c.opts.Strategy.Streams() && !h.glance.leaves(h.now, h.reads)
 }
 
 // stageLoading does what is due while the target loads.
@@ -89,6 +89,9 @@ func (c *Controller) stageLoading() error {
 			return nil
 		}
 		l.moved = now
+		if err := c.pages.InOrder(true); err != nil {
+			return err
+		}
 	}
 	before := l.file.at
 	if err := l.file.pass(c.opts.Touched); err != nil {
@@ -184,7 +187,8 @@ func (f *loadFile) pass(touched func([]uint64) ([]bool, error)) error {
 	return nil
 }
 
-// readLoading reads ahead of the target.
+// readLoading reads ahead of the target, in its order: the large folios that it finds then it maps by one entry each. What its own faults have mapped, page by page, has page tables from then on, which
+// make streaming several times as dear (see costs.go).
 func (c *Controller) readLoading() error {
 	l, h := c.load, c.help
 	f := l.file
@@ -242,9 +246,20 @@ func (c *Controller) sweepLoading(begun time.Time) error {
 // loaded ends the loading: now it is asked whether there is something to win, and what is in memory is held as the plan wants.
 func (c *Controller) loaded() error {
 	c.opts.Log.Info("the target has loaded the model", "after", c.now().Sub(c.load.begun), "staged", c.help.streamed)
-	c.load = nil
+	if err := c.endLoad(); err != nil {
+		return err
+	}
 	if err := c.winnable(); err != nil {
 		return err
 	}
 	return c.takeHold()
+}
+
+// endLoad forgets the loading, if there is one.
+func (c *Controller) endLoad() error {
+	if c.load == nil {
+		return nil
+	}
+	c.load = nil
+	return c.pages.InOrder(false)
 }

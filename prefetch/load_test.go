@@ -3,6 +3,7 @@ package prefetch_test
 // This file tests in virtual time what is done while a target loads, from a guess: a target that goes through the file in order, then computes.
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -180,6 +181,12 @@ func TestLoading(t *testing.T) {
 	}
 	if held := l.Summary().Pinned; held < l.cycle.Bytes()*7/10 {
 		t.Errorf("%d bytes are held after the load", held)
+	}
+	if !slices.Equal(l.pages.InOrders, []bool{true, false}) {
+		t.Errorf("it was said to read in order: %v", l.pages.InOrders)
+	}
+	if ordered := l.pages.Ordered; len(ordered) < 100 || !slices.IsSortedFunc(ordered, func(a, b prefetch.Range) int { return cmp.Compare(a.Offset, b.Offset) }) {
+		t.Errorf("%d reads were begun while it loaded, in the order %v", len(ordered), ordered)
 	}
 	if n := l.pages.Calls.Keep; n > 16 { // each maps its pages for a moment: what is in memory already needs none
 		t.Errorf("%d blocks were kept one by one", n)

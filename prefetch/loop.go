@@ -324,8 +324,13 @@ func (c *Controller) op(o *event.Op) (err error) {
 				d.lesson.bases[file] = base
 			}
 		}
-		if followed && !r.Gathers() && c.help.done(place{file, r.Offset}, o, r.Nanos) && c.help.bases[file] != base {
-			followed, err = c.mappedElsewhere(d, file, base)
+		if followed && !r.Gathers() && c.help.done(place{file, r.Offset}, o, r.Nanos) {
+			if c.help.begun != 0 {
+				c.help.glance.see(c.help.now-1, c.help.reads, o, r.Nanos)
+			}
+			if c.help.bases[file] != base {
+				followed, err = c.mappedElsewhere(d, file, base)
+			}
 		}
 		return err == nil
 	})
@@ -369,7 +374,10 @@ func (c *Controller) giveUp(why string) error {
 		c.sum.Experts = h.experts.summary(c.sum.Experts)
 	}
 	c.help, c.contexts.main, c.contexts.stored, c.atToken = nil, nil, nil, account{}
-	c.guessed, c.load = false, nil
+	c.guessed = false
+	if err := c.endLoad(); err != nil {
+		return err
+	}
 	for b, held := range h.held {
 		if !held {
 			continue

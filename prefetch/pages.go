@@ -45,6 +45,8 @@ type Pages interface {
 	ReadAhead(r Range) bool
 	// Apart says whether a block can be read before the one that follows it in the file: no mark is left on it then, see kernel.go.
 	Apart() bool
+	// InOrder says whether what is read from now on is read in the order of the file, further ahead of whoever uses it than his own readahead goes: then blocks can be read apart.
+	InOrder(inOrder bool) error
 	// Reading says whether some of a range that is read in large folios still waits to be read, or is being read: of that, Resident may count nothing yet.
 	Reading(r Range) bool
 	// Expect is told that ReadNow is about to be asked for a range, after others: what it has to wait for is begun to be read.

@@ -420,14 +420,15 @@ func TestLateReads(t *testing.T) {
 	}
 }
 
-// Where help begins before a token was seen without it, it is compared early, and given up if it does not win; but only later where it is faster than the disk could be without it.
+// Where help begins before a token was seen without it, it is compared early, and given up if it does not win; no token is without where a part of one shows that it wins.
 func TestFirstComparisonOfAStoredCycle(t *testing.T) {
 	for name, test := range map[string]struct {
-		tick time.Duration
-		lost bool
-	}{"no core": {40 * time.Millisecond, true}, "a core": {time.Millisecond, false}} {
+		tick      time.Duration
+		readahead int64
+		lost      bool
+	}{"no core": {40 * time.Millisecond, 8 * mib, true}, "a core": {time.Millisecond, 128 << 10, false}} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, 0.6, prefetch.Options{}, func(c *sim.Config) { c.Tick = test.tick })
+			r := newRig(t, 0.6, prefetch.Options{}, func(c *sim.Config) { c.Tick, c.Readahead = test.tick, test.readahead })
 			if err := r.Use(r.cycle, []prefetch.Mapped{{Path: r.Path(0)}}); err != nil {
 				t.Fatal(err)
 			}
@@ -992,9 +993,9 @@ func TestOutside(t *testing.T) {
 	}
 }
 
-// Where tokens with help are not surely faster than the disk could be, two are spent on the first comparison if help wins clearly: one that is not counted, and one that is.
+// Where a part of a token does not show that help wins, two are spent on the first comparison if it does clearly: one that is not counted, and one that is.
 func TestFirstComparisonIsShort(t *testing.T) {
-	r := newRig(t, 0.15, prefetch.Options{}, nil)
+	r := newRig(t, 0.3, prefetch.Options{}, nil)
 	if err := r.Use(r.cycle, []prefetch.Mapped{{Path: r.Path(0)}}); err != nil {
 		t.Fatal(err)
 	}
@@ -1004,5 +1005,39 @@ func TestFirstComparisonIsShort(t *testing.T) {
 	r.run(40)
 	if with := r.Summary().Tokens; with != 37 { // of the first one nothing is known before it is over
 		t.Errorf("%d of 40 tokens had help", with)
+	}
+}
+
+// Where help wins clearly, that is seen in a part of two tokens: no whole one is spent on a comparison, and only what is streamed of that part is read by the target's faults.
+func TestGlance(t *testing.T) {
+	small := func(c *sim.Config) { c.Readahead = 128 << 10 }
+	for _, share := range []float64{0.5, 0.7, 0.85} {
+		r := newRig(t, share, prefetch.Options{}, small)
+		if err := r.Use(r.cycle, []prefetch.Mapped{{Path: r.Path(0)}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Sleep(time.Second); err != nil {
+			t.Fatal(err)
+		}
+		r.run(12)
+		var target int64
+		glanced := 0
+		for range 40 {
+			token := r.run(1)
+			if s := r.Status(); s.Phase != prefetch.Helping {
+				t.Fatalf("at %v: %s", share, s.Phase)
+			}
+			if target += token.TargetBytes; token.TargetBytes > 0 {
+				glanced++
+			}
+		}
+		streamed := r.cycle.Bytes() - r.Summary().Pinned
+		if glanced != 2 || target > 2*streamed/5 {
+			t.Errorf("at %v: in %d tokens the target has read %d bytes by itself, of %d that are streamed", share, glanced, target, streamed)
+		}
+		plain := alone(t, share, small)
+		if s := r.Status(); s.Before < 0.9/plain.Time.Seconds() || s.Before > 2/plain.Time.Seconds() {
+			t.Errorf("at %v: %v without help, it is taken to be %v tokens per second at most", share, plain.Time, s.Before)
+		}
 	}
 }

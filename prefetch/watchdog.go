@@ -21,7 +21,6 @@ type watchdog struct {
 	next     int     // tokens after which there may be another one
 	streamed int64   // bytes that had been read ahead at the beginning of with's first token, see Status
 	marks    []int64 // and at the end of each
-	late     int     // visits that the target had reached first when tokens began to be compared, see unknown
 }
 
 const (
@@ -44,15 +43,9 @@ const (
 	settleTokens = 8
 	// lastTokens of those with help are compared.
 	lastTokens = 16
-	// Where nothing was measured before, as a stored or a guessed cycle is helped from its first token, the first comparison comes as early as any other does, after doubtTokens with a
-	// mixture; after unknownTokens only where tokens with help are faster, by surelyGain, than the disk could bring what each of them reads (see unknown): the disk would have to deliver that much more for
-	// the target alone than it ever did for the help. That is late, as the comparison
-	// does harm that lasts: a target whose model was read for it maps large folios by one entry each, and where its own faults have made page tables, by 512 from then on (PAGEOUT does not
-	// free them). On a virtual machine with shadow page tables tokens took 1.5 to 1.8 times as long ever after.
-	unknownTokens = 256
-	surelyGain    = 1.1
-	// lateShare: where more than an eighth of what is streamed was late, what the help reads says little about the disk.
-	lateShare = 8
+	// Where nothing was measured before, as a stored or a guessed cycle is helped from its first token, the first comparison comes as early as any other does, after doubtTokens with a mixture. A comparison does harm
+	// that lasts: a target whose model was read for it maps large folios by one entry each, and where its own faults have made page tables, by 512 from then on (PAGEOUT does not free them). On a virtual machine
+	// with shadow page tables tokens took 1.5 to 1.8 times as long ever after. So what a dense model's tokens without help take is looked at in a part of them first, see glance.go.
 	// leastGain is how much faster tokens with help have to be.
 	leastGain = 1.02
 	// maxNext bounds how rarely help that won is compared again.
@@ -80,16 +73,20 @@ func (c *Controller) token(nanos int64) error {
 	c.atToken = c.account()
 	c.tried(nanos)
 	if w.tokens++; w.tokens <= settleTokens {
-		w.streamed, w.late = c.help.streamed, c.help.late
+		w.streamed = c.help.streamed
 		return nil
 	}
-	w.with, w.marks = append(w.with, nanos), append(w.marks, c.help.streamed)
+	if g := &c.help.glance; g.token != noToken { // it was left to itself in a part of this one
+		g.token = noToken
+	} else {
+		w.with, w.marks = append(w.with, nanos), append(w.marks, c.help.streamed)
+	}
 	if len(w.with) > lastTokens {
 		w.streamed = w.marks[0]
 		w.with, w.marks = slices.Delete(w.with, 0, 1), slices.Delete(w.marks, 0, 1)
 	}
 	switch {
-	case c.opts.Always, w.tokens < w.next, w.plain == 0 && w.tokens < c.unknown():
+	case c.opts.Always, w.tokens < w.next, w.plain == 0 && c.help.experts != nil && w.tokens < doubtTokens:
 		return nil
 	case w.plain == 0:
 	case w.sure || w.tokens < doubtTokens:
@@ -104,28 +101,11 @@ func (c *Controller) token(nanos int64) error {
 		w.sure = true
 		return nil
 	}
+	if c.glances(median(w.with)) {
+		return nil
+	}
 	c.opts.Log.Info("comparing with tokens without help", "with", time.Duration(median(w.with)), "without, before", time.Duration(w.plain))
 	return c.stepAside()
-}
-
-// unknown is how many tokens pass with help until it is compared, where it is not known how long a token takes without. A cycle that does not fit is read nearly whole from the disk for
-// each token then: the kernel forgets first what is used next. What the disk delivers was measured by what the help read, which says little where the help was late for more than a
-// lateShare of it. Of a mixture's experts the kernel keeps some.
-func (c *Controller) unknown() int {
-	w, h := &c.watch, c.help
-	if h.experts != nil {
-		return doubtTokens
-	}
-	if len(w.with) == 0 || c.meter.best <= 0 || c.mayFitAlone() {
-		return 0
-	}
-	tokens := int64(w.tokens - settleTokens)
-	streamed := (h.streamed - w.streamed) / int64(len(w.with)) * tokens
-	brings := float64(h.schedule.Bytes) / c.meter.best * float64(time.Second)
-	if int64(h.late-w.late)*h.block*lateShare > streamed || float64(median(w.with))*surelyGain >= brings {
-		return 0
-	}
-	return unknownTokens
 }
 
 // mayFitAlone says whether the target may have room for all that it reads, if it is not for what this process leaves free, streams through and takes for itself. Then its tokens without

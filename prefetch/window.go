@@ -33,6 +33,8 @@ type stage struct {
 	end   position  // behind its last read
 	begun time.Time // when it was asked for
 	sure  bool      // it was looked at shortly before its use, or need not be
+
+	touched bool // by the target, as was seen within the op
 }
 
 // at is the visit that a number stands for, and the positions of its first read and behind its last.
@@ -120,9 +122,13 @@ func (c *Controller) within() (blocks []int, err error) {
 	})
 	over := 0
 	for next := range visits {
-		if touched, err := c.pages.Touched(*at(next)); err != nil {
-			return nil, err
-		} else if !touched {
+		st := &h.staged[visits[next]]
+		if !st.touched {
+			if st.touched, err = c.pages.Touched(*at(next)); err != nil {
+				return nil, err
+			}
+		}
+		if !st.touched {
 			break
 		}
 		for over < next && at(over).End()+leadBlocks*h.block <= at(next).Offset {
@@ -224,6 +230,10 @@ func (c *Controller) ahead() error {
 		if from > f.now+position(f.reads) { // all is held
 			break
 		}
+		left := h.glance.leaves(from, f.reads)
+		if !left && from > f.now && h.glance.leaves(f.now, f.reads) { // nobody else is at the disk while it is looked at
+			break
+		}
 		b := v.Block
 		if w.isStagedFor(b, end) || w.early[b] == end || end <= f.now && from < w.passed {
 			w.next++
@@ -251,6 +261,10 @@ func (c *Controller) ahead() error {
 		// What is over was read by the target itself: it only waits to be paged out, or held.
 		if end <= f.now {
 			w.late++
+		} else if left { // it only has to be paged out
+			if err := c.leave(h.schedule.Blocks[b]); err != nil {
+				return err
+			}
 		} else if read, ok, err := c.readAhead(h.schedule.Blocks[b]); err != nil {
 			return err
 		} else if !ok {
@@ -260,7 +274,7 @@ func (c *Controller) ahead() error {
 			w.streamed += read
 		}
 		w.runEnd = runEnd
-		w.staged = append(w.staged, stage{block: b, from: from, end: end, begun: c.now(), sure: end <= f.now})
+		w.staged = append(w.staged, stage{block: b, from: from, end: end, begun: c.now(), sure: end <= f.now || left})
 		w.ahead += length
 		w.next++
 		w.passed = max(w.passed, from)

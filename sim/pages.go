@@ -41,6 +41,9 @@ type Pages struct {
 	files []int          // the machine's numbers of the files that Open returned
 	bases map[int]uint64
 	Calls Calls
+	// InOrders is what InOrder was told, call by call, and Ordered what ReadAhead was asked for while that was true.
+	InOrders []bool
+	Ordered  []prefetch.Range
 }
 
 // Calls counts the calls.
@@ -107,6 +110,12 @@ func (p *Pages) Piece(int) int64 { return 0 }
 // Apart implements prefetch.Pages. There are no marks here, but what has to be read together is so as on a disk with a large readahead.
 func (p *Pages) Apart() bool { return false }
 
+// InOrder implements prefetch.Pages.
+func (p *Pages) InOrder(inOrder bool) error {
+	p.InOrders = append(p.InOrders, inOrder)
+	return nil
+}
+
 // Delivers implements prefetch.Pages.
 func (p *Pages) Delivers(float64) error { return nil }
 
@@ -117,6 +126,9 @@ func (p *Pages) ReadAhead(r prefetch.Range) bool {
 		return false
 	}
 	p.Calls.ReadAhead++
+	if n := len(p.InOrders); n > 0 && p.InOrders[n-1] {
+		p.Ordered = append(p.Ordered, r)
+	}
 	p.load(r)
 	return true
 }
