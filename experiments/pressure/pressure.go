@@ -381,19 +381,29 @@ func (s *series) readBeside(ctx context.Context) error {
 		return err
 	}
 	s.done++
-	var generated float64 // ms
-	for _, ms := range run.TokenMs {
-		generated += ms
-	}
-	if took.Seconds()*1000 > generated { // too few tokens: it went on beside nothing
+	tokens, enough := tokensIn(run.TokenMs, took)
+	if !enough { // it went on beside nothing
 		return nil
 	}
-	s.report.Beside = append(s.report.Beside, DiskReading{len(s.report.Runs), result})
+	s.report.Beside = append(s.report.Beside, BesideReading{DiskReading{len(s.report.Runs), result}, took.Seconds(), tokens})
 	return nil
 }
 
+// tokensIn is how many tokens, and parts of one, were generated in a time from the first one's beginning on, if that ended before they did. ms are the times of each.
+func tokensIn(ms []float64, in time.Duration) (tokens float64, enough bool) {
+	left := in.Seconds() * 1000
+	for _, took := range ms {
+		if left < took {
+			return tokens + left/took, true
+		}
+		tokens++
+		left -= took
+	}
+	return tokens, false
+}
+
 const (
-	besideTime = 100 * time.Millisecond // for each of the fastest settings
+	besideTime = 200 * time.Millisecond // for each of the fastest settings
 	besideNice = -15                    // as a helper that the target waits for has: its threads compute on all processors
 )
 

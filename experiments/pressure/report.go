@@ -48,10 +48,12 @@ type Report struct {
 	Grid     DiskResult    `json:"disk_grid"`
 	Readings []DiskReading `json:"disk_readings"`         // in chronological order
 	DiskBW   float64       `json:"disk_bytes_per_second"` // the median of the readings
-	// Beside are readings while the target computed with all in memory, and BesideBW is their median; 0 if there are none.
-	Beside   []DiskReading `json:"disk_beside_readings"`
-	BesideBW float64       `json:"disk_beside_bytes_per_second"`
-	BW       float64       `json:"bw_bytes_per_second"` // that which the bound is computed from: the disk's, or the throttle's if that is less
+	// Beside are readings while the target computed with all in memory, and BesideBW is their median; 0 if there are none. DiskCost is how much longer, in seconds, the target's tokens took for each byte
+	// that was read meanwhile, the median too: a virtual disk needs the processors, and both read and write memory.
+	Beside   []BesideReading `json:"disk_beside_readings"`
+	BesideBW float64         `json:"disk_beside_bytes_per_second"`
+	DiskCost float64         `json:"disk_cost_s_per_byte"`
+	BW       float64         `json:"bw_bytes_per_second"` // that which the bound is computed from: the disk's, or the throttle's if that is less
 
 	Text      string    `json:"text"`      // text of the first run without a limit
 	Unlimited []Run     `json:"unlimited"` // the cold run, and those with everything in memory before and after the series
@@ -206,7 +208,8 @@ func (r *Report) summarise() {
 	if r.Compute = r.ComputePages; r.ComputeFolios > 0 && (r.Compute == 0 || r.ComputeFolios < r.Compute) {
 		r.Compute = r.ComputeFolios
 	}
-	r.DiskBW, r.BesideBW = medianOf(r.Readings), medianOf(r.Beside)
+	r.DiskBW = medianOf(r.Readings)
+	r.summariseBeside()
 	if r.BW = r.DiskBW; r.Throttle > 0 {
 		r.BW = min(r.BW, float64(r.Throttle))
 	}
@@ -230,6 +233,40 @@ func (r *Report) summarise() {
 			r.Least = append(r.Least, least)
 		}
 	}
+}
+
+// BesideReading is a reading of the disk while the target generated so many tokens, with all in memory.
+type BesideReading struct {
+	DiskReading
+	Seconds float64 `json:"seconds"`
+	Tokens  float64 `json:"tokens"`
+}
+
+// summariseBeside computes what follows from readings beside the target.
+func (r *Report) summariseBeside() {
+	var disk []DiskReading
+	var costs []float64
+	for _, b := range r.Beside {
+		disk = append(disk, b.DiskReading)
+		var bytes int64
+		for _, p := range b.Result.Points {
+			bytes += p.Bytes
+		}
+		if r.Compute > 0 && bytes > 0 {
+			costs = append(costs, max(b.Seconds-b.Tokens*r.Compute, 0)/float64(bytes))
+		}
+	}
+	r.BesideBW, r.DiskCost = medianOf(disk), 0
+	if len(costs) > 0 {
+		r.DiskCost = stats.Median(costs)
+	}
+}
+
+// besideBound is how many tokens per second there are at most if a token reads missing bytes, by what the disk delivers beside computing and what that costs the target. A token computes for T if nothing is read, and for
+// T' while the disk is read at its bandwidth beside computing, B'. Reading takes missing / B' of a token's time t, in which t * B' >= missing, and (missing / B') / T' + (t - missing / B') / T = 1. So
+// t = T + missing * (1 - T / T') / B', and the second factor is DiskCost.
+func (r *Report) besideBound(missing float64) float64 {
+	return 1 / max(missing/r.BesideBW, r.Compute+missing*r.DiskCost)
 }
 
 // medianOf is the median of readings in bytes per second, 0 if there are none.
@@ -556,7 +593,7 @@ func (r *Report) title(at *Result) string {
 	case at.Experts == nil && at.Bound > 0:
 		text += fmt.Sprintf("; bound: %s tok/s = min(1/T_compute = %s, bandwidth / missing bytes = %s)", number(at.Bound), number(1/r.Compute), r.diskBound(at))
 		if missing := (1 - at.X) * float64(r.Model.TokenBytes); r.BesideBW > 0 && r.Throttle == 0 && missing > 0 {
-			text += fmt.Sprintf(", or %s with what the disk delivers beside computing", number(min(1/r.Compute, r.BesideBW/missing)))
+			text += fmt.Sprintf(", or %s with what the disk delivers beside computing and takes from it", number(r.besideBound(missing)))
 		}
 	}
 	return text
@@ -662,7 +699,8 @@ func (r *Report) conditions() tabular.Lines {
 			len(speeds), strings.Join(speeds, ", "), best.Block>>10, best.Depth),
 	}
 	if r.BesideBW > 0 {
-		lines = append(lines, fmt.Sprintf("beside the computing target the disk delivers %s MiB/s (%d readings), %s of that", number(r.BesideBW/mib), len(r.Beside), percent(r.BesideBW/r.DiskBW)))
+		lines = append(lines, fmt.Sprintf("beside the computing target the disk delivers %s MiB/s (%d readings), %s of that, and each MiB has the target compute %s us longer", number(r.BesideBW/mib), len(r.Beside),
+			percent(r.BesideBW/r.DiskBW), number(r.DiskCost*mib*1e6)))
 	}
 	if r.Throttle > 0 {
 		lines = append(lines, fmt.Sprintf("throttle: the runs may read %s MiB/s: their bandwidth is %s MiB/s", number(float64(r.Throttle)/mib), number(r.BW/mib)))

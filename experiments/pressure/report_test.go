@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"tensorcast/internal/stats"
 	"tensorcast/trace"
@@ -395,10 +396,17 @@ func TestNumber(t *testing.T) {
 	}
 }
 
-// What the disk delivers beside the computing target is told beside what it delivers by itself, which the bound is computed from.
+// What the disk delivers beside the computing target, and takes from it, is told beside what it delivers by itself, which the bound is computed from.
 func TestBeside(t *testing.T) {
+	beside := func(mbs ...float64) (all []BesideReading) {
+		for _, r := range readings(mbs...) {
+			r.Result.Points = []DiskPoint{{Bytes: 60e6}, {Bytes: 40e6}}
+			all = append(all, BesideReading{r, 0.1, 2})
+		}
+		return all
+	}
 	r := &Report{
-		Model: ModelInfo{Path: "model.gguf", Bytes: 1000e6, TokenBytes: 1000e6}, Own: 10e6, Readings: readings(2000, 4000, 4000), Beside: readings(1000, 2000),
+		Model: ModelInfo{Path: "model.gguf", Bytes: 1000e6, TokenBytes: 1000e6}, Own: 10e6, Readings: readings(2000, 4000, 4000), Beside: beside(1000, 2000),
 		Unlimited: []Run{{In: Pages, Outcome: Finished, TokS: 50}}, Variants: []Variant{{Name: "plain"}},
 		Results: []Result{{Setting: Setting{X: 0.5}, Limit: 510e6}}, Runs: []Run{{Variant: "plain", Outcome: Finished, TokS: 2}},
 	}
@@ -406,17 +414,40 @@ func TestBeside(t *testing.T) {
 	if at := r.Results[0]; r.BesideBW != 1500e6 || r.BW != 4000e6 || at.Bound != 8 {
 		t.Errorf("the disk's %v, beside computing %v; the bound %v", r.BW, r.BesideBW, at.Bound)
 	}
+	// Two tokens of 20 ms took 100 ms, while 100 MB were read.
+	if math.Abs(r.DiskCost-0.06/100e6) > 1e-15 {
+		t.Errorf("a byte costs %v s", r.DiskCost)
+	}
 	var text strings.Builder
 	if err := r.WriteText(&text); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"delivers 1431 MiB/s (2 readings), 38 % of that", "= 8.00), or 3.00 with what the disk delivers beside computing"} {
+	for _, want := range []string{
+		"delivers 1431 MiB/s (2 readings), 38 % of that, and each MiB has the target compute 629 us longer",
+		"= 8.00), or 3.00 with what the disk delivers beside computing and takes from it",
+	} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("the report does not say %q:\n%s", want, text.String())
 		}
 	}
+	// The longer of reading 50 MB, 33 ms, and of computing, 20 ms and 30 more.
+	if got := r.besideBound(50e6); math.Abs(got-20) > 1e-9 {
+		t.Errorf("%v tokens per second with 50 MB to read", got)
+	}
 	r.Beside = nil
-	if r.summarise(); r.BesideBW != 0 {
-		t.Errorf("%v bytes per second of no reading", r.BesideBW)
+	if r.summarise(); r.BesideBW != 0 || r.DiskCost != 0 {
+		t.Errorf("%v bytes per second of no reading, %v s per byte", r.BesideBW, r.DiskCost)
+	}
+}
+
+func TestTokensIn(t *testing.T) {
+	ms := []float64{10, 20, 30}
+	for in, want := range map[time.Duration]float64{0: 0, 5 * time.Millisecond: 0.5, 20 * time.Millisecond: 1.5, 59 * time.Millisecond: 2 + 29./30} {
+		if got, enough := tokensIn(ms, in); math.Abs(got-want) > 1e-9 || !enough {
+			t.Errorf("%v tokens in %v, %v; want %v", got, in, enough, want)
+		}
+	}
+	if _, enough := tokensIn(ms, 61*time.Millisecond); enough {
+		t.Error("tokens of 60 ms are enough for 61")
 	}
 }
