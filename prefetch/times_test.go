@@ -93,3 +93,13 @@ func TestMeter(t *testing.T) {
 		t.Errorf("%.0f bytes a second were seen, %.0f have come", m.best, want)
 	}
 }
+
+// The loop looks oftener the faster the disk brings blocks, within bounds.
+func TestBusyPause(t *testing.T) {
+	for perSecond, want := range map[float64]time.Duration{0: mostBusy, 1e9: mostBusy, 4 << 30: 3 * time.Second / 4 / 2048, 1e12: leastBusy} {
+		c := &Controller{help: &helping{block: 2 << 20}, meter: meter{best: perSecond}}
+		if got := c.busyPause(); got.Round(time.Microsecond) != want.Round(time.Microsecond) {
+			t.Errorf("blocks of 2 MiB from a disk of %v bytes per second: each %v, want %v", perSecond, got, want)
+		}
+	}
+}

@@ -134,10 +134,13 @@ func TestLargeWeight(t *testing.T) {
 		r := newRig(t, share, prefetch.Options{}, func(c *sim.Config) { c.Cycles, c.Block = []*pattern.Cycle{giant()}, 2*mib })
 		r.cycle = giant()
 		r.run(16)
-		late := r.Summary().Late
+		late, asked := r.Summary().Late, r.pages.Calls.Touched
 		token := r.run(10)
 		if s := r.Summary(); token.Misses > bar || s.Late != late {
 			t.Errorf("at %v: %d pages were missing in 10 tokens, %d visits late", share, token.Misses, s.Late-late)
+		}
+		if n := r.pages.Calls.Touched - asked; n > 1200 { // 1280 and more if what was seen to be touched is asked for again
+			t.Errorf("at %v: in 10 tokens it was asked %d times what the target has touched", share, n)
 		}
 	}
 }
