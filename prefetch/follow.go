@@ -27,13 +27,15 @@ type follower struct {
 	met    int     // reads of the cycle that were met in it
 	moved  bool    // now is a position in it
 	nanos  []int64 // by read: the least that its op was seen to take, in ns; -1 if it was not. Whatever disturbs an op, and the disk, adds to it.
+	lately []int64 // by read: what its op took lately for one token, in ns; -1 if it was not seen
 	gaps   []int64 // as opTimes.gaps, as seen lately; -1 if it was not
 	begun  int64   // ns, when it began, if it generates one token; 0 else
 	ended  int64   // ns, when the last read's op was over, or the decode began; 0: not known, or it generates no token
 }
 
 func newFollower(s *Schedule) follower {
-	f := follower{reads: len(s.Reads), index: map[place][]int{}, nanos: slices.Clone(s.Nanos), gaps: slices.Repeat([]int64{-1}, len(s.Reads)+1)}
+	unseen := func(n int) []int64 { return slices.Repeat([]int64{-1}, n) }
+	f := follower{reads: len(s.Reads), index: map[place][]int{}, nanos: slices.Clone(s.Nanos), lately: unseen(len(s.Reads)), gaps: unseen(len(s.Reads) + 1)}
 	for i, r := range s.Reads {
 		at := place{r.File, r.Offset}
 		f.index[at] = append(f.index[at], i)
@@ -77,11 +79,16 @@ func (f *follower) done(at place, o *event.Op, nanos int64) bool {
 		token++
 		i = 0
 	}
-	if least := &f.nanos[reads[i]]; nanos >= 0 && (*least < 0 || nanos < *least) {
-		*least = nanos
+	if nanos >= 0 {
+		if least := &f.nanos[reads[i]]; *least < 0 || nanos < *least {
+			*least = nanos
+		}
+		if f.begun != 0 {
+			follow(&f.lately[reads[i]], nanos)
+		}
 	}
 	if p := token*n + position(reads[i]); p == f.now && f.ended != 0 && o.Time >= f.ended { // not of the second weight of an op
-		f.gap(reads[i], o.Time-f.ended)
+		follow(&f.gaps[reads[i]], o.Time-f.ended) // a gap waits for no disk, so what it took lately is what it takes: attention grows with the context
 	}
 	f.ended = 0
 	if f.begun != 0 && o.Duration >= 0 {
@@ -94,19 +101,19 @@ func (f *follower) done(at place, o *event.Op, nanos int64) bool {
 // end notes when the decode ended.
 func (f *follower) end(at int64) {
 	if f.met > 0 && f.now%position(f.reads) == 0 && f.ended != 0 && at >= f.ended {
-		f.gap(f.reads, at-f.ended)
+		follow(&f.gaps[f.reads], at-f.ended)
 	}
 	f.ended = 0
 }
 
-// gapShare of what was seen before is replaced by a new observation.
-const gapShare = 8
+// latelyShare of what was seen before is replaced by a new observation.
+const latelyShare = 4
 
-// gap notes what lies between two ops. It waits for no disk, so what it took lately is what it takes: attention grows with the context.
-func (f *follower) gap(i int, nanos int64) {
-	if g := &f.gaps[i]; *g < 0 {
-		*g = nanos
+// follow moves a mean of what was seen lately, -1 if nothing was, towards what is seen now.
+func follow(lately *int64, nanos int64) {
+	if *lately < 0 {
+		*lately = nanos
 	} else {
-		*g += (nanos - *g) / gapShare
+		*lately += (nanos - *lately) / latelyShare
 	}
 }

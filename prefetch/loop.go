@@ -144,7 +144,7 @@ type Summary struct {
 	Strategy     string   `json:"strategy"`
 	Tokens       int      `json:"tokens"`                  // generated while prefetching
 	TokensPerSec float64  `json:"tokens_per_sec"`          // over these
-	Expected     float64  `json:"expected_tokens_per_sec"` // with what was held in the end, from the disk's bandwidth as measured here and the time that ops compute (opTimes); 0 if not known
+	Expected     float64  `json:"expected_tokens_per_sec"` // with what was held in the end, from the disk's bandwidth as measured here and the time that ops compute beside what is read; 0 if not known
 	Disk         float64  `json:"disk_bytes_per_sec"`      // that the disk was seen to deliver, over a tenth of a second or more
 	Pinned       int64    `json:"pinned_bytes"`            // held at the end
 	Streamed     int64    `json:"streamed_bytes"`          // read ahead
@@ -206,7 +206,7 @@ func (c *Controller) Summary() Summary {
 			s.Beyond.Own = c.opts.Own()
 		}
 		if h.experts == nil { // else it depends on what the router chooses
-			s.Expected = perSecond(h.predict(a.window, h.times(), c.meter.best))
+			s.Expected = perSecond(h.predict(a.window, h.timesLately(), c.meter.best))
 		} else {
 			s.Experts = h.experts.summary(c.sum.Experts)
 		}

@@ -1,6 +1,6 @@
 package prefetch
 
-// This file tells how long ops take by themselves from how long they were seen to take, which may have waits for the disk in it.
+// This file tells how long ops take from how long they were seen to take, which may have waits for the disk in it: by themselves, and beside what is read.
 
 // layers is how many reads of one length there have to be for the least of them to have waited for little.
 const layers = 4
@@ -11,12 +11,7 @@ const layers = 4
 // was the slower one, and decides all the same. An op that was not seen is taken to need as much for a byte as the others in the mean, and a gap that was not seen to be none.
 func (h *helping) times() opTimes {
 	s := h.schedule
-	streamed := make([]int64, len(s.Reads)) // bytes in memory for the op that are not held
-	for _, v := range s.Visits {
-		for i := v.From; !h.held[v.Block] && i <= v.To; i++ {
-			streamed[i] += s.Blocks[v.Block].Length
-		}
-	}
+	streamed := h.streamedFor()
 	type group struct {
 		least int64 // ns
 		reads int
@@ -67,4 +62,34 @@ func (h *helping) times() opTimes {
 		t.gaps[i] = float64(max(n, 0))
 	}
 	return t
+}
+
+// timesLately are those of a token's ops beside what is read, as they were lately. Reading has computing take longer, as it needs memory's bandwidth and processors: prefetchd's, and those
+// of a hypervisor that serves the disk. By how much is seen at the ops that wait for no read, as all that they need is held. The others are taken to be slowed as much; if all wait, nothing
+// is known of that, and the disk, which is the slower one then, decides. The gaps are as they were lately anyway.
+func (h *helping) timesLately() opTimes {
+	t, streamed := h.times(), h.streamedFor()
+	var alone, lately float64
+	for i, r := range h.schedule.Reads {
+		if streamed[i] == 0 && h.lately[i] >= 0 && r.Length >= minBlock {
+			alone, lately = alone+t.reads[i], lately+float64(h.lately[i])
+		}
+	}
+	if lately > alone && alone > 0 {
+		for i := range t.reads {
+			t.reads[i] *= lately / alone
+		}
+	}
+	return t
+}
+
+// streamedFor is by read how many bytes have to be in memory for its op that are not held.
+func (h *helping) streamedFor() []int64 {
+	streamed := make([]int64, len(h.schedule.Reads))
+	for _, v := range h.schedule.Visits {
+		for i := v.From; !h.held[v.Block] && i <= v.To; i++ {
+			streamed[i] += h.schedule.Blocks[v.Block].Length
+		}
+	}
+	return streamed
 }

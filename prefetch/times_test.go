@@ -47,6 +47,40 @@ func TestTimes(t *testing.T) {
 	}
 }
 
+// Reading slows the ops that wait for nothing; the others are taken to be slowed as much. What prompts take is no part of it.
+func TestTimesLately(t *testing.T) {
+	const m = mib
+	s := NewSchedule(sequence(4*m, 2*m, 8*m, 4096), minBlock, 0)
+	h := newHelping(s)
+	h.bytes = 32 * m
+	h.follower = newFollower(s)
+	decode := func(begun int64, nanos ...int64) {
+		h.begin(1, h.decode+1, begun, true)
+		for i, n := range nanos {
+			h.done(place{0, s.Reads[i].Offset}, &event.Op{Time: begun, Duration: n}, n)
+		}
+		h.end(begun)
+	}
+	decode(0, 9000, 9000, 9000, 9000)
+	decode(1000, 400, 200, 1000, 10)
+	if got, want := h.timesLately().reads, []float64{400, 200, 1000, 10}; !slices.Equal(got, want) {
+		t.Errorf("nothing is held: %v, want %v", got, want)
+	}
+	for _, v := range s.Visits {
+		h.held[v.Block] = v.From != 2
+	}
+	if got, want := h.timesLately().reads, []float64{400, 200, 1000, 10}; !slices.Equal(got, want) {
+		t.Errorf("nothing was slowed: %v, want %v", got, want)
+	}
+	decode(2000, 800, 400, 9000, 400)
+	if got, want := h.timesLately().reads, []float64{500, 250, 1250, 12.5}; !slices.Equal(got, want) {
+		t.Errorf("two ops were slowed by a quarter lately: %v, want %v", got, want)
+	}
+	if got, want := h.times().reads, []float64{400, 200, 1000, 10}; !slices.Equal(got, want) {
+		t.Errorf("by themselves they take %v, want %v", got, want)
+	}
+}
+
 // What lies between ops is what they were seen to leave lately; not what a decode of another kind leaves, or one of which something was missed.
 func TestGaps(t *testing.T) {
 	s := NewSchedule(sequence(mib, mib, mib, 4096), minBlock, 0)
@@ -70,11 +104,11 @@ func TestGaps(t *testing.T) {
 		t.Errorf("%v, want %v", f.gaps, want)
 	}
 	decode(2000, 160, 0, 2)
-	if want := []int64{90, 80, 80, -1, 180}; !slices.Equal(f.gaps, want) {
+	if want := []int64{100, 80, 80, -1, 200}; !slices.Equal(f.gaps, want) {
 		t.Errorf("a read was missed: %v, want %v", f.gaps, want)
 	}
 	decode(0, 1000, 0, 1, 2)
-	if want := []int64{90, 80, 80, -1, 180}; !slices.Equal(f.gaps, want) {
+	if want := []int64{100, 80, 80, -1, 200}; !slices.Equal(f.gaps, want) {
 		t.Errorf("a prompt: %v, want %v", f.gaps, want)
 	}
 }
