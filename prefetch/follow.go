@@ -107,7 +107,7 @@ func (f *follower) end(at int64) {
 }
 
 // latelyShare of what was seen before is replaced by a new observation.
-const latelyShare = 4
+const latelyShare = 8
 
 // follow moves a mean of what was seen lately, -1 if nothing was, towards what is seen now.
 func follow(lately *int64, nanos int64) {

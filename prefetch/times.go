@@ -11,21 +11,13 @@ const layers = 4
 // was the slower one, and decides all the same. An op that was not seen is taken to need as much for a byte as the others in the mean, and a gap that was not seen to be none.
 func (h *helping) times() opTimes {
 	s := h.schedule
-	streamed := h.streamedFor()
-	type group struct {
-		least int64 // ns
-		reads int
-	}
-	groups := map[int64]group{} // by length
-	for i, r := range s.Reads {
-		if n := h.nanos[i]; n >= 0 {
-			g := groups[r.Length]
-			if g.reads == 0 || n < g.least {
-				g.least = n
-			}
-			groups[r.Length] = group{g.least, g.reads + 1}
+	streamed := make([]int64, len(s.Reads)) // bytes in memory for the op that are not held
+	for _, v := range s.Visits {
+		for i := v.From; !h.held[v.Block] && i <= v.To; i++ {
+			streamed[i] += s.Blocks[v.Block].Length
 		}
 	}
+	groups := h.leastByLength(h.nanos)
 	var held, layered float64 // ns per byte
 	for i, r := range s.Reads {
 		g := groups[r.Length]
@@ -65,31 +57,41 @@ func (h *helping) times() opTimes {
 }
 
 // timesLately are those of a token's ops beside what is read, as they were lately. Reading has computing take longer, as it needs memory's bandwidth and processors: prefetchd's, and those
-// of a hypervisor that serves the disk. By how much is seen at the ops that wait for no read, as all that they need is held. The others are taken to be slowed as much; if all wait, nothing
-// is known of that, and the disk, which is the slower one then, decides. The gaps are as they were lately anyway.
+// of a hypervisor that serves the disk. By how much is seen where there are several layers: at those of their ops that wait for least. What also these wait is counted as computing: then the
+// disk was the slower one, and decides all the same. The other ops are taken to be slowed as much; if there are no layers, nothing is known. The gaps are as they were lately anyway.
 func (h *helping) timesLately() opTimes {
-	t, streamed := h.times(), h.streamedFor()
-	var alone, lately float64
-	for i, r := range h.schedule.Reads {
-		if streamed[i] == 0 && h.lately[i] >= 0 && r.Length >= minBlock {
-			alone, lately = alone+t.reads[i], lately+float64(h.lately[i])
+	t, alone := h.times(), h.leastByLength(h.nanos)
+	var before, now float64
+	for length, g := range h.leastByLength(h.lately) {
+		if a := alone[length]; length >= minBlock && min(a.reads, g.reads) >= layers {
+			before, now = before+float64(a.least)*float64(g.reads), now+float64(g.least)*float64(g.reads)
 		}
 	}
-	if lately > alone && alone > 0 {
+	if now > before && before > 0 {
 		for i := range t.reads {
-			t.reads[i] *= lately / alone
+			t.reads[i] *= now / before
 		}
 	}
 	return t
 }
 
-// streamedFor is by read how many bytes have to be in memory for its op that are not held.
-func (h *helping) streamedFor() []int64 {
-	streamed := make([]int64, len(h.schedule.Reads))
-	for _, v := range h.schedule.Visits {
-		for i := v.From; !h.held[v.Block] && i <= v.To; i++ {
-			streamed[i] += h.schedule.Blocks[v.Block].Length
+// leastOf is the least that was seen of a number of reads.
+type leastOf struct {
+	least int64 // ns
+	reads int
+}
+
+// leastByLength goes by nanos, by read: -1 is one that was not seen.
+func (h *helping) leastByLength(nanos []int64) map[int64]leastOf {
+	groups := map[int64]leastOf{}
+	for i, r := range h.schedule.Reads {
+		if n := nanos[i]; n >= 0 {
+			g := groups[r.Length]
+			if g.reads == 0 || n < g.least {
+				g.least = n
+			}
+			groups[r.Length] = leastOf{g.least, g.reads + 1}
 		}
 	}
-	return streamed
+	return groups
 }

@@ -47,13 +47,12 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-// Reading slows the ops that wait for nothing; the others are taken to be slowed as much. What prompts take is no part of it.
+// Reading slows computing by as much as the layers' ops take longer lately that wait for least. What prompts take is no part of it.
 func TestTimesLately(t *testing.T) {
 	const m = mib
-	s := NewSchedule(sequence(4*m, 2*m, 8*m, 4096), minBlock, 0)
+	s := NewSchedule(sequence(4*m, 4*m, 4*m, 4*m, 2*m, 4096), minBlock, 0)
 	h := newHelping(s)
 	h.bytes = 32 * m
-	h.follower = newFollower(s)
 	decode := func(begun int64, nanos ...int64) {
 		h.begin(1, h.decode+1, begun, true)
 		for i, n := range nanos {
@@ -61,24 +60,23 @@ func TestTimesLately(t *testing.T) {
 		}
 		h.end(begun)
 	}
-	decode(0, 9000, 9000, 9000, 9000)
-	decode(1000, 400, 200, 1000, 10)
-	if got, want := h.timesLately().reads, []float64{400, 200, 1000, 10}; !slices.Equal(got, want) {
-		t.Errorf("nothing is held: %v, want %v", got, want)
+	expect := func(when string, want ...float64) {
+		t.Helper()
+		if got := h.timesLately().reads; !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", when, got, want)
+		}
 	}
-	for _, v := range s.Visits {
-		h.held[v.Block] = v.From != 2
-	}
-	if got, want := h.timesLately().reads, []float64{400, 200, 1000, 10}; !slices.Equal(got, want) {
-		t.Errorf("nothing was slowed: %v, want %v", got, want)
-	}
-	decode(2000, 800, 400, 9000, 400)
-	if got, want := h.timesLately().reads, []float64{500, 250, 1250, 12.5}; !slices.Equal(got, want) {
-		t.Errorf("two ops were slowed by a quarter lately: %v, want %v", got, want)
-	}
-	if got, want := h.times().reads, []float64{400, 200, 1000, 10}; !slices.Equal(got, want) {
+	decode(0, 9000, 9000, 9000, 9000, 9000, 9000)
+	expect("a prompt", 9000, 9000, 9000, 9000, 9000, 9000)
+	decode(1000, 400, 400, 400, 400, 200, 10)
+	expect("nothing was slowed", 400, 400, 400, 400, 200, 10)
+	decode(2000, 4000, 1200, 8000, 4000, 9000, 400) // of 100 ns more lately
+	expect("all layers were slowed by a quarter or more", 500, 500, 500, 500, 250, 12.5)
+	if got, want := h.times().reads, []float64{400, 400, 400, 400, 200, 10}; !slices.Equal(got, want) {
 		t.Errorf("by themselves they take %v, want %v", got, want)
 	}
+	h.lately[0] = -1
+	expect("a layer was not seen", 400, 400, 400, 400, 200, 10)
 }
 
 // What lies between ops is what they were seen to leave lately; not what a decode of another kind leaves, or one of which something was missed.
@@ -104,11 +102,11 @@ func TestGaps(t *testing.T) {
 		t.Errorf("%v, want %v", f.gaps, want)
 	}
 	decode(2000, 160, 0, 2)
-	if want := []int64{100, 80, 80, -1, 200}; !slices.Equal(f.gaps, want) {
+	if want := []int64{90, 80, 80, -1, 180}; !slices.Equal(f.gaps, want) {
 		t.Errorf("a read was missed: %v, want %v", f.gaps, want)
 	}
 	decode(0, 1000, 0, 1, 2)
-	if want := []int64{100, 80, 80, -1, 200}; !slices.Equal(f.gaps, want) {
+	if want := []int64{90, 80, 80, -1, 180}; !slices.Equal(f.gaps, want) {
 		t.Errorf("a prompt: %v, want %v", f.gaps, want)
 	}
 }
