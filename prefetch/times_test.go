@@ -70,7 +70,7 @@ func TestTimesLately(t *testing.T) {
 	expect("a prompt", 9000, 9000, 9000, 9000, 9000, 9000)
 	decode(1000, 400, 400, 400, 400, 200, 10)
 	expect("nothing was slowed", 400, 400, 400, 400, 200, 10)
-	decode(2000, 4000, 1200, 8000, 4000, 9000, 400) // of 100 ns more lately
+	decode(2000, 4000, 1200, 8000, 4000, 9000, 400) // the second layer's mean moves least: by an eighth of what it took longer
 	expect("all layers were slowed by a quarter or more", 500, 500, 500, 500, 250, 12.5)
 	if got, want := h.times().reads, []float64{400, 400, 400, 400, 200, 10}; !slices.Equal(got, want) {
 		t.Errorf("by themselves they take %v, want %v", got, want)
