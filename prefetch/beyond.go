@@ -20,7 +20,7 @@ type Beyond struct {
 // beyond accounts for a cycle that is being helped.
 func (c *Controller) beyond() (b Beyond) {
 	h := c.help
-	b.Window, b.Reserve, b.LeftFree = h.window.bytes, c.room.margin(), c.squeeze.margin
+	b.Window, b.Reserve, b.LeftFree = h.window.bytes, c.room.Margin(), c.squeeze.margin
 	b.Unused = max(min(c.room.Bytes, h.schedule.Bytes)-b.Window-h.heldBytes, 0)
 	for block, r := range h.schedule.Blocks {
 		if !h.held[block] {

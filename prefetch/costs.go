@@ -18,6 +18,7 @@ import (
 	"tensorcast/internal/proc"
 	"tensorcast/internal/stats"
 	"tensorcast/internal/uring"
+	"tensorcast/prefetch/room"
 )
 
 // Way is how pages are read, and found by whoever uses them.
@@ -94,8 +95,7 @@ func spareMemory() (bytes int64, level string, err error) {
 	if err != nil {
 		return 0, "", err
 	}
-	left := floor{total: host.Total}
-	bytes, level = host.Available-left.base(), "the host"
+	bytes, level = host.Available-room.UsualFloor(host.Total), "the host"
 	group, err := cgroup.Find(os.Getpid())
 	if errors.Is(err, cgroup.ErrNoController) {
 		return bytes, level, nil

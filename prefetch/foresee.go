@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"tensorcast/pattern"
+	"tensorcast/prefetch/room"
 )
 
 // Foreseen is what is expected of a strategy in the steady state.
@@ -23,8 +24,8 @@ const ownMemory = 8 << 20
 // Foresee plans for a target that reads this cycle, computes for so long in a token, and has so many bytes of memory for its model and its helper, with a disk of so many bytes per second. It
 // takes the file system to have large folios. Experts, and other slices that are gathered, are not in it.
 func Foresee(c *pattern.Cycle, s Strategy, memory int64, compute time.Duration, disk float64) Foreseen {
-	room := Room{Bytes: memory - ownMemory, Limit: memory}
-	room.Bytes = max(room.Bytes-room.margin(), 0)
+	room := room.Room{Bytes: memory - ownMemory, Limit: memory}
+	room.Bytes = max(room.Bytes-room.Margin(), 0)
 	const unit = 2 << 20
 	block := blockFor(c, unit)
 	window := func(schedule *Schedule) int64 {

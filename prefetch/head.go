@@ -15,6 +15,7 @@ import (
 	"tensorcast/gguf"
 	"tensorcast/internal/pagecache"
 	"tensorcast/internal/regular"
+	"tensorcast/prefetch/room"
 )
 
 // Head is the head of a model file.
@@ -30,12 +31,12 @@ func (h *Head) Named() int64 { return h.named }
 
 // NamedHead is the head of the largest GGUF file that the arguments of a command name, alone or as --flag=file; nil if they name none. It is what fits in room, and in budget if that is
 // not 0. Close it. What cannot be read is left to the command, as is every error.
-func NamedHead(args []string, room Room, budget int64) *Head {
+func NamedHead(args []string, room room.Room, budget int64) *Head {
 	largest := namedHead(args)
 	if largest == nil {
 		return nil
 	}
-	largest.bytes = min(room.Keepable(), largest.bytes)
+	largest.bytes = min(Keepable(room), largest.bytes)
 	if budget > 0 {
 		largest.bytes = min(largest.bytes, budget)
 	}

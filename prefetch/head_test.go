@@ -10,6 +10,7 @@ import (
 	"tensorcast/gguf"
 	"tensorcast/internal/pagecache"
 	"tensorcast/internal/testenv"
+	"tensorcast/prefetch/room"
 )
 
 // The head of the largest model that a command line names is read, as far as there is room.
@@ -37,16 +38,16 @@ func TestNamedHead(t *testing.T) {
 		}
 		return info.Size()
 	}
-	roomFor := func(bytes int64) Room { // of which margin and window are taken
-		r := Room{Bytes: bytes, Limit: 1 << 30}
-		for r.Keepable() < bytes {
+	roomFor := func(bytes int64) room.Room { // of which margin and window are taken
+		r := room.Room{Bytes: bytes, Limit: 1 << 30}
+		for Keepable(r) < bytes {
 			r.Bytes += pageSize
 		}
 		return r
 	}
 	for name, tc := range map[string]struct {
 		args   []string
-		room   Room
+		room   room.Room
 		budget int64
 		want   int64 // bytes; 0: none is named
 		named  int64 // bytes of all that are named; 0: not known
@@ -55,7 +56,7 @@ func TestNamedHead(t *testing.T) {
 		"after =":       {[]string{"llama-cli", "--model=" + model}, roomFor(1 << 30), 0, size(model), size(model)},
 		"room":          {[]string{"llama-cli", "-m", model}, roomFor(12 << 20), 0, 12 << 20, size(model)},
 		"budget":        {[]string{"llama-cli", "-m", model}, roomFor(1 << 30), 9<<20 + 4096, 9<<20 + 4096, size(model)},
-		"no room":       {[]string{"llama-cli", "-m", model}, Room{}, 0, -1, size(model)},
+		"no room":       {[]string{"llama-cli", "-m", model}, room.Room{}, 0, -1, size(model)},
 		"none":          {[]string{"llama-cli", "-p", "x"}, roomFor(1 << 30), 0, 0, 0},
 		"nothing there": {[]string{"llama-cli", "-m", "missing.gguf", "-m", "none.gguf", "-m", dir}, roomFor(1 << 30), 0, 0, 0},
 		"split":         {[]string{"llama-cli", "-m", model, "-md", part}, roomFor(1 << 30), 0, size(model), 0},

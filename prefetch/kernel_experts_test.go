@@ -10,7 +10,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -419,36 +418,3 @@ func TestCloseWhileEvicting(t *testing.T) {
 }
 
 // Urgent has this thread, and only this, run before all others, until it is not urgent any more.
-func TestUrgent(t *testing.T) {
-	done := make(chan struct{})
-	skip := false
-	go func() { // the thread ends with it
-		defer close(done)
-		runtime.LockOSThread()
-		policy := func() *unix.SchedAttr {
-			a, err := unix.SchedGetAttr(0, 0)
-			if err != nil {
-				t.Error(err)
-				return &unix.SchedAttr{}
-			}
-			return a
-		}
-		for range 2 {
-			err := Urgent(true)
-			if skip = errors.Is(err, unix.EPERM); skip {
-				return
-			}
-			if a := policy(); err != nil || a.Policy != unix.SCHED_FIFO || a.Priority != 1 || a.Flags&unix.SCHED_FLAG_RESET_ON_FORK == 0 {
-				t.Errorf("urgent: %+v, %v", a, err)
-			}
-			err = Urgent(false)
-			if a := policy(); err != nil || a.Policy != unix.SCHED_NORMAL || a.Nice != niceness {
-				t.Errorf("not urgent: %+v, %v", a, err)
-			}
-		}
-	}()
-	<-done
-	if skip {
-		t.Skip("it may not change how its threads are scheduled: that takes CAP_SYS_NICE, and a cgroup with time for SCHED_FIFO")
-	}
-}

@@ -14,12 +14,13 @@ import (
 	"tensorcast/internal/proc"
 	"tensorcast/pattern"
 	"tensorcast/prefetch/readahead"
+	"tensorcast/prefetch/room"
 )
 
 // Options of a Controller.
 type Options struct {
 	Strategy Strategy // nil: Auto
-	Memory   Memory
+	Memory   room.Memory
 	// Budget caps the bytes of the model in memory, whatever Memory says; 0: no cap.
 	Budget int64
 	// Share, if not nil, is asked for that cap instead, which may change; it must be safe for concurrent use.
@@ -96,7 +97,7 @@ type Controller struct {
 	ticked   time.Time     // when this loop looked last
 	pace     time.Duration // the usual time between two looks
 	help     *helping      // nil until a cycle is known
-	room     Room
+	room     room.Room
 	checked  time.Time
 	census   census
 	squeeze  squeeze
@@ -127,7 +128,7 @@ type Controller struct {
 
 // account is how the memory was used when a token ended. A target that is ending frees its own memory: what there is room for then says nothing about its tokens.
 type account struct {
-	room   Room
+	room   room.Room
 	window int64
 	beyond Beyond
 }
@@ -135,9 +136,6 @@ type account struct {
 func (c *Controller) account() account {
 	return account{c.room, c.help.window.bytes, c.beyond()}
 }
-
-// LevelBudget is Summary.Level where Options.Budget is what bounds.
-const LevelBudget = "budget"
 
 // Summary says what a Controller did.
 type Summary struct {
@@ -191,13 +189,13 @@ func New(pages Pages, opts Options) *Controller {
 func (c *Controller) Summary() Summary {
 	s := c.sum
 	s.Strategy, s.Queue = c.opts.Strategy.Name(), c.pages.Name()
-	room := c.room
+	last := c.room
 	if h := c.help; h != nil {
 		a := c.atToken
-		if a.room == (Room{}) { // there was no token yet
+		if a.room == (room.Room{}) { // there was no token yet
 			a = c.account()
 		}
-		room = a.room
+		last = a.room
 		s.Pinned, s.Window, s.PerToken, s.Disk = h.heldBytes, a.window, h.schedule.Bytes, c.meter.best
 		s.Streamed += h.streamed
 		s.Late += h.late
@@ -211,7 +209,7 @@ func (c *Controller) Summary() Summary {
 			s.Experts = h.experts.summary(c.sum.Experts)
 		}
 	}
-	s.Room, s.Level = room.Bytes, room.Level
+	s.Room, s.Level = last.Bytes, last.Level
 	if c.stood != nil {
 		s.Idle = c.stood.Error()
 	}
@@ -625,36 +623,33 @@ func (c *Controller) checkRoom() error {
 	if c.help != nil && c.opts.Lock {
 		locked = c.help.heldBytes
 	}
-	room, err := c.opts.Memory.Room(c.census.total, locked)
+	now, err := c.opts.Memory.Room(c.census.total, locked)
 	if err != nil {
 		return err
 	}
-	room.Bytes -= room.margin()
+	now.Bytes -= now.Margin()
 	budget := c.opts.Budget
 	if c.opts.Share != nil {
 		budget = c.opts.Share()
 	}
-	if budget > 0 && budget < room.Bytes {
-		room.Bytes, room.Level = budget, LevelBudget
+	if budget > 0 && budget < now.Bytes {
+		now.Bytes, now.Level = budget, room.LevelBudget
 	}
-	room.Bytes = c.explain(room.Bytes)
-	c.room = room
-	if room.Level != c.atToken.room.Level { // the target was moved, or something else bounds it
+	now.Bytes = c.explain(now.Bytes)
+	c.room = now
+	if now.Level != c.atToken.room.Level { // the target was moved, or something else bounds it
 		c.atToken = account{}
 	}
 	if c.help != nil {
-		c.help.window.bytes = c.windowFor(room.Bytes)
+		c.help.window.bytes = c.windowFor(now.Bytes)
 		c.shareRoom()
 	}
 	return nil
 }
 
-// margin is left free of a room: the target's own memory grows, and per-CPU batches blur the counters.
-func (r *Room) margin() int64 { return max(12<<20, r.Limit/128) }
-
-// Keepable is how much of a model can be kept in the room.
-func (r *Room) Keepable() int64 {
-	bytes := r.Bytes - r.margin()
+// Keepable is how many bytes of a model can be kept in a room.
+func Keepable(r room.Room) int64 {
+	bytes := r.Bytes - r.Margin()
 	return max(bytes-windowIn(bytes, defaultWindow), 0)
 }
 

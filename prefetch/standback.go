@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+	"tensorcast/prefetch/room"
 )
 
 // Reason is why a target is left alone.
@@ -28,7 +29,7 @@ type StandBack struct {
 	Reason        Reason
 	With, Without time.Duration // NoWin: a token's
 	Bytes         int64         // that a token reads; Fits: and the sizes of other models that the target maps
-	Room          Room          // that there was
+	Room          room.Room          // that there was
 	Err           error         // Outside: which weights, and what to do; Judged and Differs: why
 	mapped        int64         // bytes of all model files that the target mapped, or is about to map, if it is early
 	early         bool          // see Early
@@ -99,8 +100,8 @@ func (c *Controller) standBack(s *StandBack) error {
 
 // Ample says, before a target has loaded anything, whether models of so many bytes, all that it will map as far as the caller can tell, fit for sure, and nothing else is asked for: then
 // it need not be observed.
-func (o *Options) Ample(bytes int64, room Room) bool {
-	return bytes > 0 && room.Keepable() >= bytes+max(bytes/ampleShare, ampleBytes) && o.Budget == 0 && !o.Always && !o.KeepWarm && o.Stored == nil
+func (o *Options) Ample(bytes int64, room room.Room) bool {
+	return bytes > 0 && Keepable(room) >= bytes+max(bytes/ampleShare, ampleBytes) && o.Budget == 0 && !o.Always && !o.KeepWarm && o.Stored == nil
 }
 
 // ampleBytes, or a share of the models' size, is room for what a target takes besides: its context and its buffers.
@@ -110,8 +111,8 @@ const (
 )
 
 // Early stands back before any event, as Ample said so of these bytes and this room, until Look says that they have no room any more, or that the target maps more.
-func (c *Controller) Early(bytes int64, room Room) *StandBack {
-	room.Bytes -= room.margin()
+func (c *Controller) Early(bytes int64, room room.Room) *StandBack {
+	room.Bytes -= room.Margin()
 	c.room = room
 	c.stood = &StandBack{Reason: Fits, Bytes: bytes, Room: room, at: c.now(), mapped: bytes, early: true}
 	return c.stood
@@ -135,8 +136,8 @@ func (c *Controller) fits() (*StandBack, error) {
 			}
 		}
 	}
-	room := c.room.Bytes - c.help.window.bytes
-	if c.room.Level == LevelBudget || room < s.Bytes {
+	free := c.room.Bytes - c.help.window.bytes
+	if c.room.Level == room.LevelBudget || free < s.Bytes {
 		return nil, nil
 	}
 	models, err := c.models()
@@ -148,7 +149,7 @@ func (c *Controller) fits() (*StandBack, error) {
 			s.Bytes += models.Files[i].Size
 		}
 	}
-	if room < s.Bytes {
+	if free < s.Bytes {
 		return nil, nil
 	}
 	return s, nil

@@ -18,6 +18,7 @@ import (
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
 	"tensorcast/sim"
+	"tensorcast/prefetch/room"
 )
 
 const mib = 1 << 20
@@ -706,7 +707,7 @@ func TestStoredCycleOfAnotherModel(t *testing.T) {
 func TestEarly(t *testing.T) {
 	var mapped int64
 	opts := prefetch.Options{Models: func() (prefetch.Model, error) { return prefetch.Model{Files: []pattern.CycleFile{{Size: mapped}}}, nil }}
-	ample := prefetch.Room{Bytes: 1 << 30, Limit: 1 << 30}
+	ample := room.Room{Bytes: 1 << 30, Limit: 1 << 30}
 	for name, change := range map[string]func(r *rig){
 		"a lower limit":       func(r *rig) { r.SetLimit(r.cycle.Bytes() / 2) },
 		"more than was named": func(*rig) { mapped += mib },
@@ -732,7 +733,7 @@ func TestEarly(t *testing.T) {
 	tight.Bytes = 400 * mib
 	for name, tc := range map[string]struct {
 		opts  prefetch.Options
-		room  prefetch.Room
+		room  room.Room
 		bytes int64
 		want  bool
 	}{
@@ -815,7 +816,7 @@ func TestFits(t *testing.T) {
 	}
 	// A caller's budget is no limit of the target's.
 	r = settled(t, 1.5, prefetch.Options{Budget: 200 * mib}, nil)
-	if s := r.Summary(); s.Pinned == 0 || s.Level != prefetch.LevelBudget {
+	if s := r.Summary(); s.Pinned == 0 || s.Level != room.LevelBudget {
 		t.Errorf("%+v", s)
 	}
 	// It may change while it holds: what is too much is given back, and taken again.
@@ -829,7 +830,7 @@ func TestFits(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := r.Summary()
-		if s.Pinned > bytes || s.Level != prefetch.LevelBudget {
+		if s.Pinned > bytes || s.Level != room.LevelBudget {
 			t.Errorf("of a budget of %d MiB %d are held (%s)", bytes/mib, s.Pinned/mib, s.Level)
 		}
 		held = append(held, s.Pinned)

@@ -5,6 +5,7 @@ package prefetch
 import (
 	"slices"
 	"time"
+	"tensorcast/prefetch/room"
 )
 
 // watchdog measures how long tokens take, in ns by the target's clock. Before anything is held it stands aside for one token; later again when tokens with help take as long
@@ -111,11 +112,11 @@ func (c *Controller) token(nanos int64) error {
 // mayFitAlone says whether the target may have room for all that it reads, if it is not for what this process leaves free, streams through and takes for itself. Then its tokens without
 // help do not wait for the disk.
 func (c *Controller) mayFitAlone() bool {
-	room := c.room.Bytes + c.room.margin() + c.squeeze.margin
+	free := c.room.Bytes + c.room.Margin() + c.squeeze.margin
 	if c.opts.Own != nil {
-		room += c.opts.Own()
+		free += c.opts.Own()
 	}
-	return c.room.Level == LevelBudget || c.help.schedule.Bytes <= room
+	return c.room.Level == room.LevelBudget || c.help.schedule.Bytes <= free
 }
 
 // compare ends a comparison once enough tokens were measured without help.

@@ -8,6 +8,7 @@ import (
 
 	"tensorcast/event"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/room"
 )
 
 // Pages returns the machine's implementation of prefetch.Pages.
@@ -23,15 +24,15 @@ type Memory struct {
 }
 
 // Room implements prefetch.Memory.
-func (r *Memory) Room(_, _ int64) (prefetch.Room, error) {
-	return prefetch.Room{Bytes: r.m.cfg.Limit, Limit: r.m.cfg.Limit, Level: "simulated", Lockable: r.m.cfg.Limit}, nil
+func (r *Memory) Room(_, _ int64) (room.Room, error) {
+	return room.Room{Bytes: r.m.cfg.Limit, Limit: r.m.cfg.Limit, Level: "simulated", Lockable: r.m.cfg.Limit}, nil
 }
 
 // Changed implements prefetch.Memory.
-func (r *Memory) Changed() prefetch.Change {
+func (r *Memory) Changed() room.Change {
 	changed := r.seen != r.m.cfg.Limit
 	r.seen = r.m.cfg.Limit
-	return prefetch.Change{Look: changed}
+	return room.Change{Look: changed}
 }
 
 // Pages implements prefetch.Pages in virtual time.

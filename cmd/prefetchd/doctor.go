@@ -22,6 +22,7 @@ import (
 	"tensorcast/internal/uring"
 	"tensorcast/internal/visible"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/room"
 )
 
 func newDoctorCommand() *cobra.Command {
@@ -103,7 +104,7 @@ type diagnosis struct {
 	Command []string         `json:"command"`
 	Verdict holding.Verdict  `json:"verdict"`
 	Holding *holding.Holding `json:"holding"`
-	Room    *prefetch.Room   `json:"room,omitempty"` // for pages of the model, those that are resident included
+	Room    *room.Room   `json:"room,omitempty"` // for pages of the model, those that are resident included
 	NoRoom  string           `json:"no_room,omitempty"`
 	Claimed bool             `json:"claimed"` // another prefetchd helps the process
 	Means   []means          `json:"means"`
@@ -134,14 +135,14 @@ func diagnose(ctx context.Context, pid int) (d *diagnosis, err error) {
 	} else if err != nil {
 		return nil, err
 	}
-	if d.Claimed, err = prefetch.Claimed(target); err != nil {
+	if d.Claimed, err = room.Claimed(target); err != nil {
 		return nil, err
 	}
 	bytes := int64(-1)
-	if room, err := roomOf(pid, d.Holding); err != nil {
+	if free, err := roomOf(pid, d.Holding); err != nil {
 		d.NoRoom = err.Error()
 	} else {
-		d.Room, bytes = &room, room.Keepable()
+		d.Room, bytes = &free, prefetch.Keepable(free)
 	}
 	d.Verdict = d.Holding.Judge(bytes, d.Claimed)
 	d.Line, d.OK = d.Verdict.Line(), d.Verdict.Helps
@@ -157,10 +158,10 @@ func diagnose(ctx context.Context, pid int) (d *diagnosis, err error) {
 }
 
 // roomOf says how much of the model may be in the memory that the process has. An error says why that is not known.
-func roomOf(pid int, h *holding.Holding) (room prefetch.Room, err error) {
-	memory, err := prefetch.NewProcessMemory(pid, prefetch.MemoryOptions{})
+func roomOf(pid int, h *holding.Holding) (free room.Room, err error) {
+	memory, err := room.NewProcessMemory(pid, room.MemoryOptions{})
 	if err != nil {
-		return room, err
+		return free, err
 	}
 	defer func() { err = errors.Join(err, memory.Close()) }()
 	var resident int64

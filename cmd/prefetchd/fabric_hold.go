@@ -29,6 +29,7 @@ import (
 	"tensorcast/internal/invoker"
 	"tensorcast/internal/proc"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/room"
 )
 
 // profileNames are those of fabric/plan, the default first.
@@ -128,7 +129,7 @@ func leftOver(room int64) int64 { return min(64<<20+room/4, 140<<20+room/128) }
 // handed is a device that holds weights for a command. close ends it.
 type handed struct {
 	device  *handover.Device
-	memory  *prefetch.ProcessMemory
+	memory  *room.ProcessMemory
 	balance *handover.Balance
 	experts *handover.Experts
 	log     *slog.Logger
@@ -266,7 +267,7 @@ func (o *options) handOver(cmd *exec.Cmd, user *invoker.User, live *live, log *s
 	if err != nil {
 		return nil, cli.Usage(err)
 	}
-	memory, err := prefetch.NewProcessMemory(os.Getpid(), prefetch.MemoryOptions{Leave: o.leave, TrustHost: o.Budget > 0})
+	memory, err := room.NewProcessMemory(os.Getpid(), room.MemoryOptions{Leave: o.leave, TrustHost: o.Budget > 0})
 	if err != nil {
 		return nil, err
 	}

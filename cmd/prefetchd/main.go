@@ -24,6 +24,7 @@ import (
 	"tensorcast/prefetch/monitor"
 	"tensorcast/prefetch/readahead"
 	"tensorcast/prefetch/serve"
+	"tensorcast/prefetch/room"
 )
 
 type options struct {
@@ -311,7 +312,7 @@ func readPattern(path string) (*pattern.Cycle, error) {
 
 // report prints the summary: as JSON to one writer, as text to the other.
 func report(asJSON, asText io.Writer, o options, s prefetch.Summary) error {
-	if s.Level == prefetch.LevelBudget {
+	if s.Level == room.LevelBudget {
 		s.Level = "--budget"
 	}
 	if o.json {

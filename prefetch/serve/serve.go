@@ -27,6 +27,7 @@ import (
 	"tensorcast/prefetch"
 	"tensorcast/prefetch/monitor"
 	"tensorcast/prefetch/readahead"
+	"tensorcast/prefetch/room"
 )
 
 // Options say whom to help, and how.
@@ -73,7 +74,7 @@ type server struct {
 	command    *capture.Capture // what was started, until it was run
 	early      early
 	controller *prefetch.Controller
-	memory     *prefetch.ProcessMemory
+	memory     *room.ProcessMemory
 	readahead  *readahead.Target // nil if it is not to be changed
 	covered    bool              // so it was asked to, see follow
 	eased      ease
@@ -116,7 +117,7 @@ type head struct {
 
 // early is what is known before a command runs: how much room there is, and how many bytes its models have; 0 if that is not known.
 type early struct {
-	room  prefetch.Room
+	room  room.Room
 	bytes int64
 }
 
@@ -125,7 +126,7 @@ func readHead(ctx context.Context, args []string, o *Options) (*head, early, err
 	h := &head{stop: func() {}}
 	var e early
 	// The command begins in this process's cgroup.
-	memory, err := prefetch.NewProcessMemory(os.Getpid(), prefetch.MemoryOptions{Leave: o.Leave, TrustHost: o.Prefetch.Budget > 0, Log: o.Log})
+	memory, err := room.NewProcessMemory(os.Getpid(), room.MemoryOptions{Leave: o.Leave, TrustHost: o.Prefetch.Budget > 0, Log: o.Log})
 	if err != nil {
 		return nil, e, err
 	}
@@ -219,7 +220,7 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 		return s, err
 	}
 	defer func() { err = errors.Join(err, process.Close()) }()
-	claim, err := prefetch.Claim(process)
+	claim, err := room.Claim(process)
 	if err != nil {
 		return s, err
 	}
@@ -237,7 +238,7 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 			defer func() { err = errors.Join(err, v.monitor.Close()) }()
 		}
 	}
-	memory, err := prefetch.NewProcessMemory(o.PID, prefetch.MemoryOptions{Leave: o.Leave, TrustHost: o.Prefetch.Budget > 0, Log: o.Log})
+	memory, err := room.NewProcessMemory(o.PID, room.MemoryOptions{Leave: o.Leave, TrustHost: o.Prefetch.Budget > 0, Log: o.Log})
 	if err != nil {
 		return s, err
 	}
@@ -353,7 +354,7 @@ func readRouters(r prefetch.Routers) (*hidden.Predictor, *hidden.Routers, error)
 
 // urgent changes how this thread is scheduled, which may be refused.
 func (v *server) urgent(urgent bool) {
-	if err := prefetch.Urgent(urgent); err != nil {
+	if err := room.Urgent(urgent); err != nil {
 		v.o.Log.Debug("chosen experts are read a little later", "error", err)
 		return
 	}
@@ -435,7 +436,7 @@ func (v *server) help(ctx context.Context) (stood *prefetch.StandBack, err error
 		defer func() { err = errors.Join(err, target.Close()) }()
 	}
 	if !v.settled {
-		if err := prefetch.Settle(v.o.Log, v.o.Elsewhere != nil); err != nil {
+		if err := room.Settle(v.o.Log, v.o.Elsewhere != nil); err != nil {
 			return nil, err
 		}
 		v.settled = true

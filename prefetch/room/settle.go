@@ -1,4 +1,4 @@
-package prefetch
+package room
 
 // This file arranges this process beside its target: it must be the first to be killed when memory is short, pay for
 // what it reads like the target would, and get a core when it needs one.

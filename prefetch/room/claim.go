@@ -1,4 +1,4 @@
-package prefetch
+package room
 
 // This file sees to it that a target has one helper: two would page out what the other reads ahead.
 

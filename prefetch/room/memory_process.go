@@ -1,4 +1,4 @@
-package prefetch
+package room
 
 // This file follows the memory of a process: which cgroup it is in, what happens there and on the host, and which cgroup this process is to be in therefore.
 

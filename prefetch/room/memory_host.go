@@ -1,4 +1,4 @@
-package prefetch
+package room
 
 // This file tells whether the host is short of memory, and how much of it is left to others therefore.
 
@@ -102,3 +102,7 @@ func (s *shortage) see(now time.Time, p cgroup.Paging, fired bool, stalls func()
 
 // moved forgets the stalls: they were counted against another group.
 func (s *shortage) moved() { s.stallAt = time.Time{} }
+
+// UsualFloor is how many of the host's available bytes are left to others while nobody is short of memory, on a
+// machine with total bytes.
+func UsualFloor(total int64) int64 { return (&floor{total: total}).base() }

@@ -1,4 +1,4 @@
-package prefetch
+package room
 
 import (
 	"bufio"
@@ -21,23 +21,13 @@ import (
 	"tensorcast/internal/cgroup"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/testenv"
-	"tensorcast/prefetch/readahead"
 )
 
 // hogVariable makes the test's program a process that takes as many bytes as the lines that it reads say, one after the other, and keeps them.
 const hogVariable = "TENSORCAST_TEST_HOG"
 
-// guardianVariable makes it a guardian of a disk's readahead.
-const guardianVariable = "TENSORCAST_TEST_GUARDIAN"
-
 func TestMain(m *testing.M) {
-	switch {
-	case os.Getenv(guardianVariable) != "":
-		if readahead.Guard(os.Stdin, os.Stdout) != nil {
-			os.Exit(1)
-		}
-		return
-	case os.Getenv(hogVariable) == "":
+	if os.Getenv(hogVariable) == "" {
 		os.Exit(m.Run())
 	}
 	var kept [][]byte

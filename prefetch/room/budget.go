@@ -1,4 +1,4 @@
-package prefetch
+package room
 
 // This file derives how many bytes of the model may be in memory from the least headroom among the target's memory cgroup, its ancestors and the host.
 //
@@ -33,6 +33,13 @@ type Room struct {
 	// Lockable is how much of Bytes may be locked, so that enough that can be reclaimed remains at each level: see reserve. It is never negative.
 	Lockable int64
 }
+
+// LevelBudget is the Level of a room that the user's own budget bounds.
+const LevelBudget = "budget"
+
+// Margin is how much of the room, in bytes, is left free: the target's own memory grows, and the kernel updates its
+// counters in batches per processor, so they are never exact.
+func (r *Room) Margin() int64 { return max(12<<20, r.Limit/128) }
 
 // Change is what happened to the memory since the last look.
 type Change struct {
