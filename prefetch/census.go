@@ -5,6 +5,7 @@ package prefetch
 
 import (
 	"slices"
+	"tensorcast/prefetch/pages"
 	"time"
 )
 
@@ -19,12 +20,12 @@ const (
 
 // census is what was in memory of the model's files when each piece of them was looked at last.
 type census struct {
-	files  int     // whose pieces these are
-	pieces []Range // of a file: all of the same length but the last
-	bytes  []int64 // by piece: in memory
-	total  int64   // of bytes
-	order  []int   // of pieces, in which they are counted
-	next   int     // index of order
+	files  int           // whose pieces these are
+	pieces []pages.Range // of a file: all of the same length but the last
+	bytes  []int64       // by piece: in memory
+	total  int64         // of bytes
+	order  []int         // of pieces, in which they are counted
+	next   int           // index of order
 	due    time.Time
 }
 
@@ -32,7 +33,7 @@ type census struct {
 func (s *census) extend(file int, size int64) {
 	length := max(censusPiece, (size/censusPieces+censusPiece-1)/censusPiece*censusPiece)
 	for at := int64(0); at < size; at += length {
-		s.pieces = append(s.pieces, Range{file, at, min(length, size-at)})
+		s.pieces = append(s.pieces, pages.Range{File: file, Offset: at, Length: min(length, size-at)})
 	}
 	s.files = file + 1
 	s.bytes = append(s.bytes, make([]int64, len(s.pieces)-len(s.bytes))...)
@@ -100,12 +101,12 @@ func (c *Controller) countPiece(i int) error {
 }
 
 // freed notes that bytes of a block were paged out.
-func (s *census) freed(r Range, bytes int64) {
-	i, _ := slices.BinarySearchFunc(s.pieces, r, func(p, r Range) int {
+func (s *census) freed(r pages.Range, bytes int64) {
+	i, _ := slices.BinarySearchFunc(s.pieces, r, func(p, r pages.Range) int {
 		switch {
 		case p.File < r.File || p.File == r.File && p.End() <= r.Offset:
 			return -1
-		case p.overlaps(r):
+		case p.Overlaps(r):
 			return 0
 		}
 		return 1

@@ -7,6 +7,7 @@ import (
 
 	"tensorcast/event"
 	"tensorcast/pattern"
+	"tensorcast/prefetch/pages"
 )
 
 const (
@@ -146,10 +147,10 @@ type lesson struct {
 
 // sameReads compares what is read of two cycles, and in which order; times aside, and what is gathered, which depends on the token.
 func sameReads(a, b *pattern.Cycle) bool {
-	whole := func(c *pattern.Cycle) (reads []Range) {
+	whole := func(c *pattern.Cycle) (reads []pages.Range) {
 		for i := range c.Reads {
 			if r := &c.Reads[i]; !r.Gathers() {
-				reads = append(reads, Range{r.File, r.Offset, r.Length})
+				reads = append(reads, pages.Range{File: r.File, Offset: r.Offset, Length: r.Length})
 			}
 		}
 		return reads

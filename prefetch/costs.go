@@ -18,6 +18,7 @@ import (
 	"tensorcast/internal/proc"
 	"tensorcast/internal/stats"
 	"tensorcast/internal/uring"
+	"tensorcast/prefetch/pages"
 	"tensorcast/prefetch/room"
 )
 
@@ -117,7 +118,7 @@ func spareMemory() (bytes int64, level string, err error) {
 
 // costing measures on one file. For one goroutine.
 type costing struct {
-	file  *modelFile
+	file  *pages.File
 	queue uring.Queue
 	unit  int64 // bytes of a block: a large folio, if there are any
 	lanes []lane
@@ -139,7 +140,7 @@ func measureCosts(ctx gocontext.Context, at proc.Place, limits costLimits) (c *C
 		c.NoFolios = fmt.Sprintf("this machine's are of %s, more than is read to measure", humanize.IBytes(uint64(folio)))
 		folio = 0
 	}
-	m := &costing{unit: max(folio, minBlock)}
+	m := &costing{unit: max(folio, pages.MinBlock)}
 	part := min(limits.part, limits.spare/spareShare) / m.unit * m.unit
 	if part <= 0 {
 		return nil, fmt.Errorf("too little memory to measure: %s has %s to spare, and it takes %s", limits.level, humanize.IBytes(uint64(max(limits.spare, 0))), humanize.IBytes(uint64(spareShare*m.unit)))
@@ -147,20 +148,20 @@ func measureCosts(ctx gocontext.Context, at proc.Place, limits costLimits) (c *C
 	if err := m.checkSize(at); err != nil {
 		return nil, err
 	}
-	if m.file, err = openModelFile(at, folio); err != nil {
+	if m.file, err = pages.OpenFile(at, folio); err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, m.file.close()) }()
-	if m.queue, err = uring.Open(queueEntries); err != nil {
+	defer func() { err = errors.Join(err, m.file.Close()) }()
+	if m.queue, err = uring.Open(pages.QueueEntries); err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, m.queue.Close()) }()
 	ways := []Way{WayPages}
 	if folio > 0 {
-		if err := m.file.probe(); err != nil {
+		if err := m.file.Probe(); err != nil {
 			return nil, err
 		}
-		if c.Folio = m.file.folio; c.Folio == 0 {
+		if c.Folio = m.file.Folio; c.Folio == 0 {
 			c.NoFolios = whyNoFolios()
 		} else {
 			ways = append(ways, WayFolios, WayFoliosByPage)
@@ -195,7 +196,7 @@ func (m *costing) checkSize(at proc.Place) error {
 
 // whyNoFolios says why a file seems to have no large folios.
 func whyNoFolios() string {
-	if _, err := pagecache.Huge(make([]byte, pageSize)); errors.Is(err, errors.ErrUnsupported) {
+	if _, err := pagecache.Huge(make([]byte, pages.PageSize)); errors.Is(err, errors.ErrUnsupported) {
 		return "this kernel does not say whether a file has any (Linux 6.7 does)"
 	}
 	return "its file system gives none"
@@ -220,7 +221,7 @@ func (m *costing) measure(ctx gocontext.Context, ways []Way, part int64, rounds 
 	costs := make([]Cost, 0, len(ways))
 	for w, way := range ways {
 		if len(samples[w]) == 0 {
-			return nil, fmt.Errorf("measure on %s: %w", m.file.path, errDisturbed)
+			return nil, fmt.Errorf("measure on %s: %w", m.file.Path, errDisturbed)
 		}
 		c := Cost{Way: way, Rounds: len(samples[w])}
 		median := func(of func(Cost) float64) float64 {
@@ -245,31 +246,31 @@ func (m *costing) measure(ctx gocontext.Context, ways []Way, part int64, rounds 
 
 // lane is a run of whole blocks of which nothing is in memory. Lanes are read at the same time, so that the disk always has work.
 type lane struct {
-	Range
+	pages.Range
 	guard int64 // bytes behind it of which nothing is in memory either: a large folio is read with what follows it
 }
 
 // all is a lane with what may be read behind it.
-func (l lane) all() Range { return Range{Offset: l.Offset, Length: l.Length + l.guard} }
+func (l lane) all() pages.Range { return pages.Range{Offset: l.Offset, Length: l.Length + l.guard} }
 
 // findLanes looks for lanes of at most length bytes each, of total bytes together.
 func (m *costing) findLanes(ctx gocontext.Context, length, total int64) error {
 	f := m.file
 	var found, resident int64
-	var run Range
+	var run pages.Range
 	end := func(guard int64) {
 		if run.Length > 0 {
 			m.lanes = append(m.lanes, lane{run, guard})
 			found += run.Length
 		}
-		run = Range{}
+		run = pages.Range{}
 	}
-	for at := int64(0); at < f.size && found < total; at += m.unit {
+	for at := int64(0); at < f.Size && found < total; at += m.unit {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		block := Range{Offset: at, Length: min(m.unit, f.size-at)}
-		there, err := pagecache.Resident(f.file, block.Offset, block.Length)
+		block := pages.Range{Offset: at, Length: min(m.unit, f.Size-at)}
+		there, err := pagecache.Resident(f.File, block.Offset, block.Length)
 		if err != nil {
 			return err
 		}
@@ -293,10 +294,10 @@ func (m *costing) findLanes(ctx gocontext.Context, length, total int64) error {
 	switch {
 	case len(m.lanes) > 0:
 		return nil
-	case resident >= f.size:
-		return fmt.Errorf("all of %s is in memory: what it costs to read can only be measured on what is not", f.path)
+	case resident >= f.Size:
+		return fmt.Errorf("all of %s is in memory: what it costs to read can only be measured on what is not", f.Path)
 	default:
-		return fmt.Errorf("of %s, %s of %s are in memory, here and there: there is no part that is not and is large enough to measure", f.path, humanize.IBytes(uint64(resident)), humanize.IBytes(uint64(f.size)))
+		return fmt.Errorf("of %s, %s of %s are in memory, here and there: there is no part that is not and is large enough to measure", f.Path, humanize.IBytes(uint64(resident)), humanize.IBytes(uint64(f.Size)))
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"tensorcast/internal/pagecache"
 	"tensorcast/internal/uring"
+	"tensorcast/prefetch/pages"
 )
 
 // lanesAtOnce is how many lanes are read at once: reads of so many large folios keep a disk busy.
@@ -41,14 +42,14 @@ func (m *costing) round(ctx gocontext.Context, way Way, lanes []lane) (c Cost, e
 		left, e := m.drop(lanes)
 		m.left, err = m.left+left, errors.Join(err, e)
 	}()
-	target := modelFile{file: m.file.file, size: m.file.size}
-	if err := target.mmap(m.file.folio); err != nil {
-		return c, fmt.Errorf("map %s: %w", m.file.path, err)
+	target := pages.File{File: m.file.File, Size: m.file.Size}
+	if err := target.MapAligned(m.file.Folio); err != nil {
+		return c, fmt.Errorf("map %s: %w", m.file.Path, err)
 	}
-	defer func() { err = errors.Join(err, unix.Munmap(target.reserved)) }()
+	defer func() { err = errors.Join(err, unix.Munmap(target.Reserved)) }()
 	// If a page has gone, touching it must not read others.
-	if err := unix.Madvise(target.mapping, unix.MADV_RANDOM); err != nil {
-		return c, fmt.Errorf("advise a mapping of %s: %w", m.file.path, err)
+	if err := unix.Madvise(target.Mapping, unix.MADV_RANDOM); err != nil {
+		return c, fmt.Errorf("advise a mapping of %s: %w", m.file.Path, err)
 	}
 	if way == WayFoliosByPage {
 		if err := m.makeTables(ctx, &target, lanes); err != nil {
@@ -81,7 +82,7 @@ func (m *costing) round(ctx gocontext.Context, way Way, lanes []lane) (c Cost, e
 
 	faults, used := threadFaults(), processTime()
 	for _, l := range lanes {
-		if err := m.touch(target.part(l.Range)); err != nil {
+		if err := m.touch(target.Part(l.Range)); err != nil {
 			return c, err
 		}
 	}
@@ -100,8 +101,8 @@ func (m *costing) round(ctx gocontext.Context, way Way, lanes []lane) (c Cost, e
 	used = processTime()
 	for _, l := range lanes {
 		for at := l.Offset; at < l.End(); at += m.unit {
-			if err := unix.Madvise(target.part(Range{Offset: at, Length: m.unit}), unix.MADV_PAGEOUT); err != nil {
-				return c, fmt.Errorf("page out %d bytes at %d of %s: %w", m.unit, at, m.file.path, err)
+			if err := unix.Madvise(target.Part(pages.Range{Offset: at, Length: m.unit}), unix.MADV_PAGEOUT); err != nil {
+				return c, fmt.Errorf("page out %d bytes at %d of %s: %w", m.unit, at, m.file.Path, err)
 			}
 		}
 	}
@@ -118,7 +119,7 @@ func (m *costing) round(ctx gocontext.Context, way Way, lanes []lane) (c Cost, e
 }
 
 // only is a lane without what may be read behind it.
-func (l lane) only() Range { return l.Range }
+func (l lane) only() pages.Range { return l.Range }
 
 // absent are those of lanes of which still nothing is in memory.
 func (m *costing) absent(lanes []lane) ([]lane, error) {
@@ -136,11 +137,11 @@ func (m *costing) absent(lanes []lane) ([]lane, error) {
 }
 
 // resident is how many bytes of some part of each of lanes are in memory.
-func (m *costing) resident(lanes []lane, part func(lane) Range) (int64, error) {
+func (m *costing) resident(lanes []lane, part func(lane) pages.Range) (int64, error) {
 	var sum int64
 	for _, l := range lanes {
 		r := part(l)
-		n, err := pagecache.Resident(m.file.file, r.Offset, r.Length)
+		n, err := pagecache.Resident(m.file.File, r.Offset, r.Length)
 		if err != nil {
 			return 0, err
 		}
@@ -150,18 +151,18 @@ func (m *costing) resident(lanes []lane, part func(lane) Range) (int64, error) {
 }
 
 // makeTables has the target's page tables made for lanes, as a page of each block is touched and left again. (Only a MADV_DONTNEED of all that a table maps frees it, since Linux 6.14.)
-func (m *costing) makeTables(ctx gocontext.Context, target *modelFile, lanes []lane) error {
+func (m *costing) makeTables(ctx gocontext.Context, target *pages.File, lanes []lane) error {
 	for _, l := range lanes {
 		for at := l.Offset; at < l.End(); at += m.unit {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			page := target.part(Range{Offset: at, Length: pageSize})
+			page := target.Part(pages.Range{Offset: at, Length: pages.PageSize})
 			if err := m.touch(page); err != nil {
 				return err
 			}
 			if err := unix.Madvise(page, unix.MADV_DONTNEED); err != nil {
-				return fmt.Errorf("unmap a page of %s: %w", m.file.path, err)
+				return fmt.Errorf("unmap a page of %s: %w", m.file.Path, err)
 			}
 		}
 	}
@@ -185,8 +186,8 @@ func (m *costing) readPages(ctx gocontext.Context, lanes []lane) error {
 	}
 	for _, l := range lanes {
 		for at := l.Offset; at < l.End() && failed == nil && ctx.Err() == nil; {
-			piece := min(m.file.piece, l.End()-at)
-			if m.queue.Fadvise(int(m.file.file.Fd()), at, piece, unix.FADV_WILLNEED, 0) {
+			piece := min(m.file.Piece, l.End()-at)
+			if m.queue.Fadvise(int(m.file.File.Fd()), at, piece, unix.FADV_WILLNEED, 0) {
 				at += piece
 			} else {
 				reap(1)
@@ -207,7 +208,7 @@ func (m *costing) readFolios(ctx gocontext.Context, lanes []lane) error {
 	begun := 0 // lanes
 	begin := func(i int) {
 		unread[i] -= m.unit
-		if !m.queue.Madvise(m.file.part(Range{Offset: lanes[i].Offset + unread[i], Length: m.unit}), folioAdvices, uint64(i)) {
+		if !m.queue.Madvise(m.file.Part(pages.Range{Offset: lanes[i].Offset + unread[i], Length: m.unit}), pages.FolioAdvices, uint64(i)) {
 			failed = errors.Join(failed, errors.New("the queue is full"))
 		}
 	}
@@ -240,9 +241,9 @@ func (m *costing) readError(ctx gocontext.Context, failed error) error {
 		return ctx.Err()
 	}
 	if errors.Is(failed, unix.EFAULT) || errors.Is(failed, unix.EIO) {
-		failed = ErrUnreadable
+		failed = pages.ErrUnreadable
 	}
-	return fmt.Errorf("read %s: %w", m.file.path, failed)
+	return fmt.Errorf("read %s: %w", m.file.Path, failed)
 }
 
 // awaitStep is no more than a disk reads in one request, or less than it reads in one.
@@ -257,8 +258,8 @@ func (m *costing) await(ctx gocontext.Context, lanes []lane) error {
 				return err
 			}
 			for _, page := range []int64{at, min(at+awaitStep, l.End()) - 1} {
-				if _, err := m.file.file.ReadAt(b[:], page); err != nil {
-					return fmt.Errorf("read %s: %w: %w", m.file.path, ErrUnreadable, err)
+				if _, err := m.file.File.ReadAt(b[:], page); err != nil {
+					return fmt.Errorf("read %s: %w: %w", m.file.Path, pages.ErrUnreadable, err)
 				}
 			}
 		}
@@ -278,9 +279,9 @@ func (m *costing) touch(mem []byte) (err error) {
 		if first := uintptr(unsafe.Pointer(unsafe.SliceData(mem))); !ok || fault.Addr() < first || fault.Addr()-first >= uintptr(len(mem)) {
 			panic(r)
 		}
-		err = fmt.Errorf("touch pages of %s: %w", m.file.path, ErrUnreadable)
+		err = fmt.Errorf("touch pages of %s: %w", m.file.Path, pages.ErrUnreadable)
 	}()
-	for at := int64(0); at < int64(len(mem)); at += pageSize {
+	for at := int64(0); at < int64(len(mem)); at += pages.PageSize {
 		m.sum += mem[at]
 	}
 	return nil
@@ -288,21 +289,21 @@ func (m *costing) touch(mem []byte) (err error) {
 
 // inFolios is how many bytes of lanes lie in large folios, and how many of them the target maps by one entry for each folio. Another mapping, which has no page tables yet,
 // tells how pages lie.
-func (m *costing) inFolios(target *modelFile, lanes []lane) (huge, whole int64, err error) {
-	if m.file.folio == 0 {
+func (m *costing) inFolios(target *pages.File, lanes []lane) (huge, whole int64, err error) {
+	if m.file.Folio == 0 {
 		return 0, 0, nil
 	}
 	for _, l := range lanes {
-		n, err := pagecache.Huge(target.part(l.Range))
+		n, err := pagecache.Huge(target.Part(l.Range))
 		if err != nil {
 			return 0, 0, err
 		}
 		whole += n
-		if err := unix.Madvise(m.file.part(l.Range), unix.MADV_POPULATE_READ); err != nil {
+		if err := unix.Madvise(m.file.Part(l.Range), unix.MADV_POPULATE_READ); err != nil {
 			return 0, 0, m.readError(gocontext.Background(), err)
 		}
-		n, err = pagecache.Huge(m.file.part(l.Range))
-		if err := errors.Join(err, m.file.unmap(l.Range)); err != nil { // what is mapped twice is not paged out
+		n, err = pagecache.Huge(m.file.Part(l.Range))
+		if err := errors.Join(err, m.file.Unmap(l.Range)); err != nil { // what is mapped twice is not paged out
 			return 0, 0, err
 		}
 		huge += n
@@ -315,8 +316,8 @@ func (m *costing) drop(lanes []lane) (left int64, err error) {
 	for end := time.Now().Add(dropTime); ; time.Sleep(time.Millisecond) {
 		for _, l := range lanes {
 			r := l.all()
-			if err := unix.Fadvise(int(m.file.file.Fd()), r.Offset, r.Length, unix.FADV_DONTNEED); err != nil {
-				return 0, fmt.Errorf("drop pages of %s: %w", m.file.path, err)
+			if err := unix.Fadvise(int(m.file.File.Fd()), r.Offset, r.Length, unix.FADV_DONTNEED); err != nil {
+				return 0, fmt.Errorf("drop pages of %s: %w", m.file.Path, err)
 			}
 		}
 		if left, err = m.resident(lanes, lane.all); left == 0 || err != nil || time.Now().After(end) {

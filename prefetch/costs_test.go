@@ -19,6 +19,7 @@ import (
 	"tensorcast/internal/proc"
 	"tensorcast/internal/testenv"
 	"tensorcast/internal/uring"
+	"tensorcast/prefetch/pages"
 )
 
 // costFile is a file of which nothing is in memory.
@@ -72,9 +73,9 @@ func (f *costFile) plant(offset, length int64) {
 // pages tells of each page whether it is in memory.
 func (f *costFile) pages() []bool {
 	f.t.Helper()
-	there := make([]bool, f.size/pageSize)
+	there := make([]bool, f.size/pages.PageSize)
 	for i := range there {
-		n, err := pagecache.Resident(f.File, int64(i)*pageSize, pageSize)
+		n, err := pagecache.Resident(f.File, int64(i)*pages.PageSize, pages.PageSize)
 		if err != nil {
 			f.t.Fatal(err)
 		}
@@ -117,15 +118,15 @@ func (f *costFile) unchanged(what string, do func()) {
 }
 
 // limits are those of a small measurement, which leaves memory alone.
-var limits = costLimits{part: 4 * mib, rounds: 2, spare: 1 << 40, level: "nobody"}
+var limits = costLimits{part: 4 * mibs, rounds: 2, spare: 1 << 40, level: "nobody"}
 
 // Each way is measured on what it is about, and what was in memory before, here and there, is there afterwards, and nothing else.
 func TestMeasureCosts(t *testing.T) {
-	f := newCostFile(t, 32*mib+5*pageSize)
-	f.plant(5*mib+pageSize, 3*pageSize)
-	f.plant(10*mib, 4*mib)
-	f.plant(23*mib-pageSize, pageSize)
-	f.plant(32*mib, pageSize)
+	f := newCostFile(t, 32*mibs+5*pages.PageSize)
+	f.plant(5*mibs+pages.PageSize, 3*pages.PageSize)
+	f.plant(10*mibs, 4*mibs)
+	f.plant(23*mibs-pages.PageSize, pages.PageSize)
+	f.plant(32*mibs, pages.PageSize)
 	var c *Costs
 	f.unchanged("measured", func() {
 		var err error
@@ -143,7 +144,7 @@ func TestMeasureCosts(t *testing.T) {
 		if w.Rounds < 1 || w.Rounds > limits.rounds || w.Read <= 0 || w.Touch <= 0 || w.PageOut <= 0 || w.Faults <= 0 || w.Bandwidth <= 0 {
 			t.Errorf("a figure that cannot be: %+v", w)
 		}
-		if most := limits.part + 8*2*mib; w.Bytes < 2*mib || w.Bytes > most {
+		if most := limits.part + 8*2*mibs; w.Bytes < 2*mibs || w.Bytes > most {
 			t.Errorf("%s: a round read %d bytes, of at most %d and what follows lanes", w.Way, w.Bytes, limits.part)
 		}
 	}
@@ -175,19 +176,19 @@ func TestMeasureCosts(t *testing.T) {
 
 // Where measuring is not possible, it says why, and changes nothing.
 func TestMeasureCostsRefuses(t *testing.T) {
-	whole := newCostFile(t, 8*mib)
+	whole := newCostFile(t, 8*mibs)
 	whole.plant(0, whole.size)
-	scattered := newCostFile(t, 8*mib)
-	for at := int64(0); at < scattered.size; at += mib / 2 {
-		scattered.plant(at, pageSize)
+	scattered := newCostFile(t, 8*mibs)
+	for at := int64(0); at < scattered.size; at += mibs / 2 {
+		scattered.plant(at, pages.PageSize)
 	}
-	small := newCostFile(t, 3*pageSize)
+	small := newCostFile(t, 3*pages.PageSize)
 	empty := newCostFile(t, 0)
-	absent := newCostFile(t, 8*mib)
+	absent := newCostFile(t, 8*mibs)
 	other := absent.place()
 	other.ID.Ino++
 	short := limits
-	short.spare, short.level = mib, "/a/b memory.max"
+	short.spare, short.level = mibs, "/a/b memory.max"
 	for _, tc := range []struct {
 		name   string
 		file   *costFile
@@ -226,13 +227,13 @@ func (c *countdown) Err() error {
 
 // Wherever it is interrupted, nothing is left behind.
 func TestMeasureCostsInterrupted(t *testing.T) {
-	f := newCostFile(t, 16*mib)
-	f.plant(5*mib, mib)
+	f := newCostFile(t, 16*mibs)
+	f.plant(5*mibs, mibs)
 	interrupted := 0
 	for asked := 0; ; asked += 1 + asked/2 {
 		var err error
 		f.unchanged(fmt.Sprintf("asked %d times", asked), func() {
-			_, err = measureCosts(&countdown{t.Context(), asked}, f.place(), costLimits{part: 2 * mib, rounds: 1, spare: 1 << 40})
+			_, err = measureCosts(&countdown{t.Context(), asked}, f.place(), costLimits{part: 2 * mibs, rounds: 1, spare: 1 << 40})
 		})
 		if err == nil {
 			break
@@ -250,31 +251,31 @@ func TestMeasureCostsInterrupted(t *testing.T) {
 // newCosting prepares to measure on a file without choosing anything.
 func newCosting(f *costFile) *costing {
 	f.t.Helper()
-	file, err := openModelFile(f.place(), pagecache.FolioBytes())
+	file, err := pages.OpenFile(f.place(), pagecache.FolioBytes())
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	queue, err := uring.Open(queueEntries)
+	queue, err := uring.Open(pages.QueueEntries)
 	if err != nil {
 		f.t.Fatal(err)
 	}
 	f.t.Cleanup(func() {
-		if err := errors.Join(queue.Close(), file.close()); err != nil {
+		if err := errors.Join(queue.Close(), file.Close()); err != nil {
 			f.t.Error(err)
 		}
 	})
-	return &costing{file: file, queue: queue, unit: max(file.folio, minBlock)}
+	return &costing{file: file, queue: queue, unit: max(file.Folio, pages.MinBlock)}
 }
 
 // What comes into memory between the choice of what to read and its reading is not touched, nor dropped.
 func TestCostsDisturbed(t *testing.T) {
-	f := newCostFile(t, 32*mib)
+	f := newCostFile(t, 32*mibs)
 	m := newCosting(f)
-	if err := m.findLanes(t.Context(), 8*mib, 1<<40); err != nil {
+	if err := m.findLanes(t.Context(), 8*mibs, 1<<40); err != nil {
 		t.Fatal(err)
 	}
 	for _, l := range m.lanes {
-		f.plant(l.Offset, pageSize)
+		f.plant(l.Offset, pages.PageSize)
 	}
 	f.unchanged("a page in every lane", func() {
 		if _, err := m.round(t.Context(), WayPages, m.lanes); !errors.Is(err, errDisturbed) {
@@ -285,24 +286,24 @@ func TestCostsDisturbed(t *testing.T) {
 
 // A file that somebody truncates ends the measurement, not the process.
 func TestCostsTruncated(t *testing.T) {
-	f := newCostFile(t, 16*mib)
+	f := newCostFile(t, 16*mibs)
 	m := newCosting(f)
-	if err := m.findLanes(t.Context(), 4*mib, 1<<40); err != nil {
+	if err := m.findLanes(t.Context(), 4*mibs, 1<<40); err != nil {
 		t.Fatal(err)
 	}
-	target := modelFile{file: m.file.file, size: m.file.size}
-	if err := target.mmap(m.file.folio); err != nil {
+	target := pages.File{File: m.file.File, Size: m.file.Size}
+	if err := target.MapAligned(m.file.Folio); err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Munmap(target.reserved)
-	if err := os.Truncate(f.Name(), 2*mib); err != nil {
+	defer unix.Munmap(target.Reserved)
+	if err := os.Truncate(f.Name(), 2*mibs); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.touch(target.part(Range{Offset: 0, Length: 4 * mib})); !errors.Is(err, ErrUnreadable) {
+	if err := m.touch(target.Part(pages.Range{Offset: 0, Length: 4 * mibs})); !errors.Is(err, pages.ErrUnreadable) {
 		t.Errorf("touched what the file has no more: %v", err)
 	}
 	for _, way := range []Way{WayPages, WayFolios, WayFoliosByPage} {
-		if _, err := m.round(t.Context(), way, m.lanes); !errors.Is(err, ErrUnreadable) {
+		if _, err := m.round(t.Context(), way, m.lanes); !errors.Is(err, pages.ErrUnreadable) {
 			t.Errorf("%s: %v", way, err)
 		}
 	}
@@ -311,14 +312,14 @@ func TestCostsTruncated(t *testing.T) {
 // Lanes are of what is not in memory, whatever is; each may be read together with what lies behind it; and they are found where there are any.
 func TestFindLanes(t *testing.T) {
 	const blocks, length = 14, 3
-	f := newCostFile(t, blocks*2*mib+3*pageSize)
+	f := newCostFile(t, blocks*2*mibs+3*pages.PageSize)
 	random := rand.New(rand.NewPCG(1, 2))
 	for i := range 20 {
 		if left, err := pagecache.Drop(t.Context(), f.File); left > 0 || err != nil {
 			t.Fatalf("%d bytes stay, %v", left, err)
 		}
 		m := newCosting(f)
-		if m.unit != 2*mib {
+		if m.unit != 2*mibs {
 			t.Skipf("blocks of %d", m.unit)
 		}
 		var kinds [blocks + 1]byte // 'e'mpty, 'p'artly in memory, 'f'ull
@@ -327,7 +328,7 @@ func TestFindLanes(t *testing.T) {
 			at := int64(b) * m.unit
 			switch kinds[b] {
 			case 'p':
-				f.plant(at+pageSize, pageSize)
+				f.plant(at+pages.PageSize, pages.PageSize)
 			case 'f':
 				f.plant(at, min(m.unit, f.size-at))
 			}
@@ -370,7 +371,7 @@ func TestFindLanes(t *testing.T) {
 func TestTakeLanes(t *testing.T) {
 	m := &costing{}
 	for _, length := range []int64{4, 4, 2, 8} {
-		m.lanes = append(m.lanes, lane{Range: Range{Offset: int64(len(m.lanes)), Length: length}})
+		m.lanes = append(m.lanes, lane{Range: pages.Range{Offset: int64(len(m.lanes)), Length: length}})
 	}
 	for i, want := range [][]int64{{0, 1}, {2}, {3}, {0, 1}} { // of 8 bytes
 		var got []int64

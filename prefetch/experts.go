@@ -11,6 +11,7 @@ import (
 	"tensorcast/event"
 	"tensorcast/gguf"
 	"tensorcast/pattern"
+	"tensorcast/prefetch/pages"
 )
 
 // experts are all those of a model. They are left to the target while it is compared with tokens without help.
@@ -49,13 +50,13 @@ type expertLayer struct {
 
 // expert is the slices of the layer's tensors that belong together.
 type expert struct {
-	reads []Range // the slices, in the order of use
-	owns  []Range // the whole pages of them that nobody else needs: neighbours share pages, and blocks that every token reads begin within slices; without those that stay for reads, see Pages.Piece
-	bytes int64   // of reads, without what the blocks have of them
-	score float64 // sum of the steps of the tokens that chose it
-	there bool    // in memory, as far as is known
-	used  uint64  // the selection that chose it last
-	gone  uint64  // the selection after which it was to be paged out last
+	reads []pages.Range // the slices, in the order of use
+	owns  []pages.Range // the whole pages of them that nobody else needs: neighbours share pages, and blocks that every token reads begin within slices; without those that stay for reads, see Pages.Piece
+	bytes int64         // of reads, without what the blocks have of them
+	score float64       // sum of the steps of the tokens that chose it
+	there bool          // in memory, as far as is known
+	used  uint64        // the selection that chose it last
+	gone  uint64        // the selection after which it was to be paged out last
 
 	away bool // computed elsewhere: the target does not read it
 
@@ -79,7 +80,7 @@ const (
 )
 
 // newExperts finds the experts in a cycle; nil if it has none. Blocks are those of the schedule, piece is as Pages.Piece.
-func newExperts(cycle *pattern.Cycle, blocks []Range, piece func(file int) int64) *experts {
+func newExperts(cycle *pattern.Cycle, blocks []pages.Range, piece func(file int) int64) *experts {
 	x := &experts{index: map[int32]int{}}
 	var most int64 // bytes that one layer chooses
 	chooses := map[int]int64{}
@@ -104,20 +105,20 @@ func newExperts(cycle *pattern.Cycle, blocks []Range, piece func(file int) int64
 			continue
 		}
 		for e := range n {
-			slice := Range{r.File, r.Offset + int64(e)*r.Slice, r.Slice}
+			slice := pages.Range{File: r.File, Offset: r.Offset + int64(e)*r.Slice, Length: r.Slice}
 			one := &x.layers[l].experts[e]
 			one.reads = append(one.reads, slice)
 			own := without(slice, blocks)
 			one.bytes += own.Length
 			x.all += own.Length
 			own = wholePages(own)
-			for _, p := range slicePieces(slice, piece(r.File)) {
+			for _, p := range pages.SlicePieces(slice, piece(r.File)) {
 				from, end := max(own.Offset, p.Offset), min(own.End(), p.End())
-				if from == p.Offset && p.Length >= leastSlice { // the first page of each piece stays, see readSlice
-					from += pageSize
+				if from == p.Offset && p.Length >= pages.LeastSlice { // the first page of each piece stays, see readSlice
+					from += pages.PageSize
 				}
 				if from < end {
-					one.owns = append(one.owns, Range{r.File, from, end - from})
+					one.owns = append(one.owns, pages.Range{File: r.File, Offset: from, Length: end - from})
 				}
 			}
 		}
@@ -132,16 +133,12 @@ func newExperts(cycle *pattern.Cycle, blocks []Range, piece func(file int) int64
 	return x
 }
 
-func sortRanges(all []Range) { slices.SortFunc(all, compareRanges) }
-
-func compareRanges(a, b Range) int {
-	return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Offset, b.Offset))
-}
+func sortRanges(all []pages.Range) { slices.SortFunc(all, pages.CompareRanges) }
 
 // without is a slice without the blocks that overlap its ends. Blocks are in the order of the files.
-func without(r Range, blocks []Range) Range {
+func without(r pages.Range, blocks []pages.Range) pages.Range {
 	first, end := r.Offset, r.End()
-	i, _ := slices.BinarySearchFunc(blocks, r, func(b, r Range) int {
+	i, _ := slices.BinarySearchFunc(blocks, r, func(b, r pages.Range) int {
 		return cmp.Or(cmp.Compare(b.File, r.File), cmp.Compare(b.End(), r.Offset+1))
 	})
 	for ; i < len(blocks) && blocks[i].File == r.File && blocks[i].Offset <= first; i++ {
@@ -150,13 +147,13 @@ func without(r Range, blocks []Range) Range {
 	if i < len(blocks) && blocks[i].File == r.File {
 		end = min(end, blocks[i].Offset)
 	}
-	return Range{r.File, first, max(end-first, 0)}
+	return pages.Range{File: r.File, Offset: first, Length: max(end-first, 0)}
 }
 
 // wholePages are those of a range.
-func wholePages(r Range) Range {
-	first, end := (r.Offset+pageSize-1)&^(pageSize-1), r.End()&^(pageSize-1)
-	return Range{r.File, first, max(end-first, 0)}
+func wholePages(r pages.Range) pages.Range {
+	first, end := (r.Offset+pages.PageSize-1)&^(pages.PageSize-1), r.End()&^(pages.PageSize-1)
+	return pages.Range{File: r.File, Offset: first, Length: max(end-first, 0)}
 }
 
 // choose notes a layer's choice, of one token.
@@ -379,7 +376,7 @@ func (c *Controller) readExperts(l *expertLayer, ids []int32) error {
 }
 
 // readNow reads what of a range is not in memory, and says how many bytes that is. What is may be about to be paged out, unless it was to stay: then it is asked for, too.
-func (c *Controller) readNow(r Range, gone bool) (bytes int64, err error) {
+func (c *Controller) readNow(r pages.Range, gone bool) (bytes int64, err error) {
 	if c.pages.Reading(r) { // it was chosen a moment ago, too
 		return 0, nil
 	}

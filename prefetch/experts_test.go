@@ -9,6 +9,7 @@ import (
 
 	"tensorcast/event"
 	"tensorcast/pattern"
+	"tensorcast/prefetch/pages"
 )
 
 const page = 4096
@@ -26,7 +27,7 @@ func TestNewExperts(t *testing.T) {
 	type want struct {
 		layers, parts, experts int
 		all, least             int64
-		reads                  []Range // of the last expert of the last layer
+		reads                  []pages.Range // of the last expert of the last layer
 	}
 	for name, tc := range map[string]struct {
 		reads []pattern.CycleRead
@@ -34,27 +35,27 @@ func TestNewExperts(t *testing.T) {
 	}{
 		"gate, up, down": {
 			[]pattern.CycleRead{gathers(0, "blk.3.ffn_gate_exps.weight", 0, 2*page, 4, 2), gathers(0, "blk.3.ffn_up_exps.weight", 8*page, 2*page, 4, 2), gathers(0, "blk.3.ffn_down_exps.weight", 16*page, 3*page, 4, 2)},
-			want{1, 3, 4, 28 * page, 2 * 14 * page, []Range{{0, 6 * page, 2 * page}, {0, 14 * page, 2 * page}, {0, 25 * page, 3 * page}}},
+			want{1, 3, 4, 28 * page, 2 * 14 * page, []pages.Range{{File: 0, Offset: 6 * page, Length: 2 * page}, {File: 0, Offset: 14 * page, Length: 2 * page}, {File: 0, Offset: 25 * page, Length: 3 * page}}},
 		},
 		"fused gate and up": {
 			[]pattern.CycleRead{gathers(0, "blk.3.ffn_gate_up_exps.weight", 0, 4*page, 4, 1), gathers(0, "blk.3.ffn_down_exps.weight", 16*page, 2*page, 4, 1)},
-			want{1, 2, 4, 24 * page, 2 * 6 * page, []Range{{0, 12 * page, 4 * page}, {0, 22 * page, 2 * page}}},
+			want{1, 2, 4, 24 * page, 2 * 6 * page, []pages.Range{{File: 0, Offset: 12 * page, Length: 4 * page}, {File: 0, Offset: 22 * page, Length: 2 * page}}},
 		},
 		"a bias of another count": {
 			[]pattern.CycleRead{gathers(0, "blk.3.ffn_gate_exps.weight", 0, 2*page, 4, 2), gathers(0, "blk.3.ffn_gate_exps.bias", 8*page, 64, 5, 2)},
-			want{1, 1, 4, 8 * page, 2 * 4 * page, []Range{{0, 6 * page, 2 * page}}},
+			want{1, 1, 4, 8 * page, 2 * 4 * page, []pages.Range{{File: 0, Offset: 6 * page, Length: 2 * page}}},
 		},
 		"a bias of the same count": {
 			[]pattern.CycleRead{gathers(0, "blk.3.ffn_gate_exps.weight", 0, 2*page, 4, 2), gathers(0, "blk.3.ffn_gate_exps.bias", 8*page, 64, 4, 2)},
-			want{1, 2, 4, 8*page + 256, 2 * (4*page + 128), []Range{{0, 6 * page, 2 * page}, {0, 8*page + 192, 64}}},
+			want{1, 2, 4, 8*page + 256, 2 * (4*page + 128), []pages.Range{{File: 0, Offset: 6 * page, Length: 2 * page}, {File: 0, Offset: 8*page + 192, Length: 64}}},
 		},
 		"a tensor read twice": {
 			[]pattern.CycleRead{gathers(0, "blk.3.ffn_gate_exps.weight", 0, 2*page, 4, 2), gathers(0, "blk.3.ffn_gate_exps.weight", 0, 2*page, 4, 2)},
-			want{1, 1, 4, 8 * page, 2 * 4 * page, []Range{{0, 6 * page, 2 * page}}},
+			want{1, 1, 4, 8 * page, 2 * 4 * page, []pages.Range{{File: 0, Offset: 6 * page, Length: 2 * page}}},
 		},
 		"several files": {
 			[]pattern.CycleRead{gathers(0, "blk.7.ffn_up_exps.weight", 0, page, 4, 2), gathers(1, "blk.8.ffn_up_exps.weight", 0, 2*page, 8, 2)},
-			want{2, 1, 8, 20 * page, 2 * 4 * page, []Range{{1, 14 * page, 2 * page}}},
+			want{2, 1, 8, 20 * page, 2 * 4 * page, []pages.Range{{File: 1, Offset: 14 * page, Length: 2 * page}}},
 		},
 		"rows, and what is in no layer": {
 			[]pattern.CycleRead{{Tensor: "blk.0.x", Length: 8 * page, Slice: page, Slices: 1}, gathers(0, "x_exps.weight", 0, page, 4, 2)}, want{},
@@ -91,30 +92,30 @@ func TestNewExperts(t *testing.T) {
 
 func needPages(t *testing.T) {
 	t.Helper()
-	if pageSize != page {
-		t.Skipf("pages of %d bytes", pageSize)
+	if pages.PageSize != page {
+		t.Skipf("pages of %d bytes", pages.PageSize)
 	}
 }
 
 // A slice owns the whole pages that lie in it alone, and in no block that every token reads. Its bytes are those that no block has.
 func TestOwnPages(t *testing.T) {
 	needPages(t)
-	slice := Range{1, 10*page + 100, 10 * page} // to page 20, byte 100
+	slice := pages.Range{File: 1, Offset: 10*page + 100, Length: 10 * page} // to page 20, byte 100
 	for name, tc := range map[string]struct {
-		blocks []Range
-		bytes  Range
-		own    Range
+		blocks []pages.Range
+		bytes  pages.Range
+		own    pages.Range
 	}{
-		"alone":                      {nil, slice, Range{1, 11 * page, 9 * page}},
-		"blocks of another file":     {[]Range{{0, 0, 100 * page}, {2, 0, 100 * page}}, slice, Range{1, 11 * page, 9 * page}},
-		"blocks beside it":           {[]Range{{1, 0, 10 * page}, {1, 21 * page, page}}, slice, Range{1, 11 * page, 9 * page}},
-		"one over the beginning":     {[]Range{{1, 0, 14 * page}}, Range{1, 14 * page, 6*page + 100}, Range{1, 14 * page, 6 * page}},
-		"one over the end":           {[]Range{{1, 18 * page, 14 * page}}, Range{1, 10*page + 100, 8*page - 100}, Range{1, 11 * page, 7 * page}},
-		"over both":                  {[]Range{{1, 18 * page, 14 * page}, {1, 0, 14 * page}}, Range{1, 14 * page, 4 * page}, Range{1, 14 * page, 4 * page}},
-		"two over the beginning":     {[]Range{{1, 12 * page, 2 * page}, {1, 0, 12 * page}}, Range{1, 14 * page, 6*page + 100}, Range{1, 14 * page, 6 * page}},
-		"one over all":               {[]Range{{1, 0, 100 * page}}, Range{1, 100 * page, 0}, Range{1, 100 * page, 0}},
-		"both meet":                  {[]Range{{1, 0, 14 * page}, {1, 14 * page, 14 * page}}, Range{1, 28 * page, 0}, Range{1, 28 * page, 0}},
-		"one that begins as it does": {[]Range{{1, 10*page + 100, page}}, Range{1, 11*page + 100, 9 * page}, Range{1, 12 * page, 8 * page}},
+		"alone":                      {nil, slice, pages.Range{File: 1, Offset: 11 * page, Length: 9 * page}},
+		"blocks of another file":     {[]pages.Range{{File: 0, Offset: 0, Length: 100 * page}, {File: 2, Offset: 0, Length: 100 * page}}, slice, pages.Range{File: 1, Offset: 11 * page, Length: 9 * page}},
+		"blocks beside it":           {[]pages.Range{{File: 1, Offset: 0, Length: 10 * page}, {File: 1, Offset: 21 * page, Length: page}}, slice, pages.Range{File: 1, Offset: 11 * page, Length: 9 * page}},
+		"one over the beginning":     {[]pages.Range{{File: 1, Offset: 0, Length: 14 * page}}, pages.Range{File: 1, Offset: 14 * page, Length: 6*page + 100}, pages.Range{File: 1, Offset: 14 * page, Length: 6 * page}},
+		"one over the end":           {[]pages.Range{{File: 1, Offset: 18 * page, Length: 14 * page}}, pages.Range{File: 1, Offset: 10*page + 100, Length: 8*page - 100}, pages.Range{File: 1, Offset: 11 * page, Length: 7 * page}},
+		"over both":                  {[]pages.Range{{File: 1, Offset: 18 * page, Length: 14 * page}, {File: 1, Offset: 0, Length: 14 * page}}, pages.Range{File: 1, Offset: 14 * page, Length: 4 * page}, pages.Range{File: 1, Offset: 14 * page, Length: 4 * page}},
+		"two over the beginning":     {[]pages.Range{{File: 1, Offset: 12 * page, Length: 2 * page}, {File: 1, Offset: 0, Length: 12 * page}}, pages.Range{File: 1, Offset: 14 * page, Length: 6*page + 100}, pages.Range{File: 1, Offset: 14 * page, Length: 6 * page}},
+		"one over all":               {[]pages.Range{{File: 1, Offset: 0, Length: 100 * page}}, pages.Range{File: 1, Offset: 100 * page, Length: 0}, pages.Range{File: 1, Offset: 100 * page, Length: 0}},
+		"both meet":                  {[]pages.Range{{File: 1, Offset: 0, Length: 14 * page}, {File: 1, Offset: 14 * page, Length: 14 * page}}, pages.Range{File: 1, Offset: 28 * page, Length: 0}, pages.Range{File: 1, Offset: 28 * page, Length: 0}},
+		"one that begins as it does": {[]pages.Range{{File: 1, Offset: 10*page + 100, Length: page}}, pages.Range{File: 1, Offset: 11*page + 100, Length: 9 * page}, pages.Range{File: 1, Offset: 12 * page, Length: 8 * page}},
 	} {
 		blocks := slices.Clone(tc.blocks)
 		sortRanges(blocks)
@@ -123,11 +124,11 @@ func TestOwnPages(t *testing.T) {
 			t.Errorf("%s: %v, pages %v; want %v, %v", name, got, own, tc.bytes, tc.own)
 		}
 	}
-	if own := wholePages(Range{0, 100, page}); own.Length != 0 {
+	if own := wholePages(pages.Range{File: 0, Offset: 100, Length: page}); own.Length != 0 {
 		t.Errorf("a slice without a whole page owns %v", own)
 	}
 	// Neighbours own no page twice; together, all but those that they share.
-	x := newExperts(&pattern.Cycle{Reads: []pattern.CycleRead{gathers(0, "blk.0.x", 100, 3*page+1000, 8, 2)}}, []Range{{0, 20 * page, page}, {0, 0, 2 * page}}, whole)
+	x := newExperts(&pattern.Cycle{Reads: []pattern.CycleRead{gathers(0, "blk.0.x", 100, 3*page+1000, 8, 2)}}, []pages.Range{{File: 0, Offset: 20 * page, Length: page}, {File: 0, Offset: 0, Length: 2 * page}}, whole)
 	owner := map[int64]int{}
 	var bytes int64
 	for i, e := range x.layers[0].experts {
@@ -189,16 +190,18 @@ func TestScores(t *testing.T) {
 // Of a slice that is read in several pieces the first page of each stays, unless it is shared or the piece is short.
 func TestPieces(t *testing.T) {
 	needPages(t)
-	const pages = leastSlice / page
-	piece := func(int) int64 { return 2 * leastSlice }
-	slice := int64(5*leastSlice - 3*page + 7) // pieces of 2, 2 and less than 1 leastSlice
+	const levers = pages.LeastSlice / page
+	piece := func(int) int64 { return 2 * pages.LeastSlice }
+	slice := int64(5*pages.LeastSlice - 3*page + 7) // pieces of 2, 2 and less than 1 leastSlice
 	x := newExperts(&pattern.Cycle{Reads: []pattern.CycleRead{gathers(0, "blk.0.x", 10*page, slice, 2, 1)}}, nil, piece)
-	got := [][]Range{x.layers[0].experts[0].owns, x.layers[0].experts[1].owns}
-	at := func(first, end int64) Range { return Range{0, first * page, (end - first) * page} }
-	second := int64(10 + 5*pages - 3) // the page in which the second slice begins, which both have
-	want := [][]Range{
-		{at(11, 10+2*pages), at(10+2*pages+1, 10+4*pages), at(10+4*pages, second)},
-		{at(second+1, second+2*pages), at(second+2*pages+1, second+4*pages), at(second+4*pages, second+5*pages-3)},
+	got := [][]pages.Range{x.layers[0].experts[0].owns, x.layers[0].experts[1].owns}
+	at := func(first, end int64) pages.Range {
+		return pages.Range{File: 0, Offset: first * page, Length: (end - first) * page}
+	}
+	second := int64(10 + 5*levers - 3) // the page in which the second slice begins, which both have
+	want := [][]pages.Range{
+		{at(11, 10+2*levers), at(10+2*levers+1, 10+4*levers), at(10+4*levers, second)},
+		{at(second+1, second+2*levers), at(second+2*levers+1, second+4*levers), at(second+4*levers, second+5*levers-3)},
 	}
 	if !slices.EqualFunc(got, want, slices.Equal) {
 		t.Errorf("%v, want %v", got, want)
@@ -207,34 +210,34 @@ func TestPieces(t *testing.T) {
 
 // noting are pages that note what is asked of them.
 type noting struct {
-	Pages
-	evicted, read []Range
-	there         map[Range]int64
-	underWay      []Range
-	folios        []Range // being read as such
-	full          int     // how many more may be evicted; 0: all
+	pages.Levers
+	evicted, read []pages.Range
+	there         map[pages.Range]int64
+	underWay      []pages.Range
+	folios        []pages.Range // being read as such
+	full          int           // how many more may be evicted; 0: all
 }
 
-func (p *noting) Evict(r Range) bool {
+func (p *noting) Evict(r pages.Range) bool {
 	if p.full > 0 && len(p.evicted) >= p.full {
 		return false
 	}
 	p.evicted = append(p.evicted, r)
 	return true
 }
-func (p *noting) Expect(Range)                    {}
-func (p *noting) ReadNow(r Range) error           { p.read = append(p.read, r); return nil }
-func (p *noting) Resident(r Range) (int64, error) { return p.there[r], nil }
-func (p *noting) Reading(r Range) bool            { return slices.Contains(p.folios, r) }
-func (p *noting) Arrived(r Range) (bool, error)   { return !slices.Contains(p.underWay, r), nil }
+func (p *noting) Expect(pages.Range)                    {}
+func (p *noting) ReadNow(r pages.Range) error           { p.read = append(p.read, r); return nil }
+func (p *noting) Resident(r pages.Range) (int64, error) { return p.there[r], nil }
+func (p *noting) Reading(r pages.Range) bool            { return slices.Contains(p.folios, r) }
+func (p *noting) Arrived(r pages.Range) (bool, error)   { return !slices.Contains(p.underWay, r), nil }
 
 // smallMixture is a controller of a mixture of four layers with four experts of 1 and 2 pages each.
-func smallMixture(pages *noting) (*Controller, *experts) {
+func smallMixture(levers *noting) (*Controller, *experts) {
 	cycle := &pattern.Cycle{}
 	for layer := range int64(4) {
 		cycle.Reads = append(cycle.Reads, gathers(0, fmt.Sprintf("blk.%d.a", layer), layer*12*page, page, 4, 1), gathers(0, fmt.Sprintf("blk.%d.b", layer), layer*12*page+4*page, 2*page, 4, 1))
 	}
-	c := New(pages, Options{})
+	c := New(levers, Options{})
 	c.help = newHelping(&Schedule{})
 	c.help.experts = newExperts(cycle, nil, whole)
 	c.help.decode, c.help.tid = 5, 6
@@ -244,8 +247,8 @@ func smallMixture(pages *noting) (*Controller, *experts) {
 // Those give way that are expected last: the rarely chosen before the often chosen; of equals, those of the layer that was just used before those of the next one; never what is being used.
 func TestMakeRoom(t *testing.T) {
 	needPages(t)
-	pages := &noting{}
-	c, x := smallMixture(pages)
+	levers := &noting{}
+	c, x := smallMixture(levers)
 	for i := range x.layers {
 		l := &x.layers[i]
 		l.experts[0].score, l.experts[1].score = 100, 50 // 2 is chosen never, 3 is not there
@@ -257,16 +260,16 @@ func TestMakeRoom(t *testing.T) {
 	x.now, x.clock, x.room = 1, 1, x.there
 	x.layers[1].experts[2].used = 1
 	c.makeRoom()
-	if len(pages.evicted) > 0 {
-		t.Fatalf("evicted %v though all have room", pages.evicted)
+	if len(levers.evicted) > 0 {
+		t.Fatalf("evicted %v though all have room", levers.evicted)
 	}
 	expect := func(layer, e int) {
 		t.Helper()
-		n := len(pages.evicted)
+		n := len(levers.evicted)
 		x.room = x.there - 1
 		c.makeRoom()
-		if one := &x.layers[layer].experts[e]; !slices.Equal(pages.evicted[n:], one.owns) || one.there || one.gone != x.clock {
-			t.Errorf("evicted %v; want expert %d of layer %d: %v", pages.evicted[n:], e, layer, one.owns)
+		if one := &x.layers[layer].experts[e]; !slices.Equal(levers.evicted[n:], one.owns) || one.there || one.gone != x.clock {
+			t.Errorf("evicted %v; want expert %d of layer %d: %v", levers.evicted[n:], e, layer, one.owns)
 		}
 	}
 	expect(0, 2) // layers 2, 3 and 0 come next, in this order; 1 is being used
@@ -278,12 +281,12 @@ func TestMakeRoom(t *testing.T) {
 		t.Errorf("%d bytes are there", x.there)
 	}
 	x.room = 0
-	pages.full = len(pages.evicted) + 3
+	levers.full = len(levers.evicted) + 3
 	c.makeRoom()
 	if x.there != 6*3*page {
 		t.Errorf("%d bytes are there after one could be evicted whole", x.there)
 	}
-	pages.full = 0
+	levers.full = 0
 	c.makeRoom()
 	if one := &x.layers[1].experts[2]; !one.there || x.there != one.bytes {
 		t.Errorf("%d bytes are there; what is being used: %v", x.there, one.there)
@@ -293,14 +296,14 @@ func TestMakeRoom(t *testing.T) {
 // What is missing of a choice is read tensor by tensor; what was to be paged out is asked for though it is still in memory, what was to stay is only looked at.
 func TestReadExperts(t *testing.T) {
 	needPages(t)
-	pages := &noting{there: map[Range]int64{}}
-	c, x := smallMixture(pages)
+	levers := &noting{there: map[pages.Range]int64{}}
+	c, x := smallMixture(levers)
 	x.room = x.all
 	l := &x.layers[2]
 	for e := range 3 {
 		for _, r := range l.experts[e].reads {
 			if e < 2 {
-				pages.there[r] = r.Length
+				levers.there[r] = r.Length
 			}
 		}
 	}
@@ -310,9 +313,9 @@ func TestReadExperts(t *testing.T) {
 	if err := c.selected(event.Selected{TID: 6, Decode: 5, Layer: 2, IDs: []int32{3, 1, 0, 2}, IDRows: 1}); err != nil {
 		t.Fatal(err)
 	}
-	part := func(e, part int) Range { return l.experts[e].reads[part] }
-	if want := []Range{part(1, 0), part(3, 0), part(1, 1), part(3, 1), part(2, 0), part(2, 1)}; !slices.Equal(pages.read, want) {
-		t.Errorf("read %v, want %v", pages.read, want)
+	part := func(e, part int) pages.Range { return l.experts[e].reads[part] }
+	if want := []pages.Range{part(1, 0), part(3, 0), part(1, 1), part(3, 1), part(2, 0), part(2, 1)}; !slices.Equal(levers.read, want) {
+		t.Errorf("read %v, want %v", levers.read, want)
 	}
 	if x.chosen != 4 || x.missed != 2 || x.read != 6*page || x.there != 4*3*page {
 		t.Errorf("%+v, %d bytes there", *x.summary(nil), x.there)
@@ -324,19 +327,19 @@ func TestReadExperts(t *testing.T) {
 	if err := c.selected(event.Selected{TID: 6, Decode: 5, Layer: 1, IDs: []int32{0, 1, 1, 0}, IDRows: 2}); err != nil {
 		t.Fatal(err)
 	}
-	if len(pages.read) != 6+4 || x.chosen != 6 || x.missed != 4 {
-		t.Errorf("read %v; %d experts were chosen, %d missing", pages.read, x.chosen, x.missed)
+	if len(levers.read) != 6+4 || x.chosen != 6 || x.missed != 4 {
+		t.Errorf("read %v; %d experts were chosen, %d missing", levers.read, x.chosen, x.missed)
 	}
 }
 
 // What a miss of the target read around itself is paged out, unless that is under way.
 func TestStrays(t *testing.T) {
 	needPages(t)
-	pages := &noting{there: map[Range]int64{}}
-	c, x := smallMixture(pages)
+	levers := &noting{there: map[pages.Range]int64{}}
+	c, x := smallMixture(levers)
 	l := &x.layers[1]
 	for e := range l.experts {
-		pages.there[l.experts[e].owns[0]] = page
+		levers.there[l.experts[e].owns[0]] = page
 	}
 	x.clock = 20
 	l.experts[0].there = true
@@ -345,16 +348,16 @@ func TestStrays(t *testing.T) {
 	if err := c.strays(l); err != nil {
 		t.Fatal(err)
 	}
-	if want := []Range{l.experts[2].owns[0], l.experts[3].owns[0]}; !slices.Equal(pages.evicted, want) || x.strays != 2*page || l.experts[3].gone != 20 {
-		t.Errorf("evicted %v, want %v; %d bytes", pages.evicted, want, x.strays)
+	if want := []pages.Range{l.experts[2].owns[0], l.experts[3].owns[0]}; !slices.Equal(levers.evicted, want) || x.strays != 2*page || l.experts[3].gone != 20 {
+		t.Errorf("evicted %v, want %v; %d bytes", levers.evicted, want, x.strays)
 	}
 }
 
 // Strays are looked for in all layers by turns, after fewer choices where there were some, after more where there were none.
 func TestLookForStrays(t *testing.T) {
 	needPages(t)
-	pages := &noting{there: map[Range]int64{}}
-	c, x := smallMixture(pages)
+	levers := &noting{there: map[pages.Range]int64{}}
+	c, x := smallMixture(levers)
 	looks := func(choices int) (n int) {
 		for range choices {
 			x.clock++
@@ -374,11 +377,11 @@ func TestLookForStrays(t *testing.T) {
 		t.Fatalf("a look after %d choices, want %d", x.strayRest, mostStrayRest)
 	}
 	for i := range x.layers {
-		pages.there[x.layers[i].experts[3].owns[0]] = page
+		levers.there[x.layers[i].experts[3].owns[0]] = page
 	}
 	looks(8 * mostStrayRest)
-	found := map[Range]bool{}
-	for _, r := range pages.evicted {
+	found := map[pages.Range]bool{}
+	for _, r := range levers.evicted {
 		found[r] = true
 	}
 	if len(found) != len(x.layers) {
@@ -407,22 +410,22 @@ func TestSummaryOfExperts(t *testing.T) {
 	}
 }
 
-type named struct{ Pages }
+type named struct{ pages.Levers }
 
 func (named) Name() string { return "none" }
 
 // What is being read, as large folios of a choice before, is not asked for again.
 func TestReadExpertsOnce(t *testing.T) {
 	needPages(t)
-	pages := &noting{there: map[Range]int64{}}
-	c, x := smallMixture(pages)
+	levers := &noting{there: map[pages.Range]int64{}}
+	c, x := smallMixture(levers)
 	x.room = x.all
 	l := &x.layers[2]
-	pages.folios = []Range{l.experts[1].reads[1]}
+	levers.folios = []pages.Range{l.experts[1].reads[1]}
 	if err := c.selected(event.Selected{TID: 6, Decode: 5, Layer: 2, IDs: []int32{1}, IDRows: 1}); err != nil {
 		t.Fatal(err)
 	}
-	if want := []Range{l.experts[1].reads[0]}; !slices.Equal(pages.read, want) {
-		t.Errorf("read %v, want %v", pages.read, want)
+	if want := []pages.Range{l.experts[1].reads[0]}; !slices.Equal(levers.read, want) {
+		t.Errorf("read %v, want %v", levers.read, want)
 	}
 }

@@ -6,13 +6,14 @@ import (
 	"time"
 
 	"tensorcast/pattern"
+	"tensorcast/prefetch/pages"
 	"tensorcast/prefetch/room"
 )
 
 // Foreseen is what is expected of a strategy in the steady state.
 type Foreseen struct {
 	Room   int64         // bytes of memory for the model: those that are left free, and what prefetchd takes itself, taken off
-	Held   []Range       // in memory all the time
+	Held   []pages.Range // in memory all the time
 	Window int64         // bytes that may be read ahead, or wait to be paged out
 	Missed int64         // bytes that a token reads from disk, of what each token reads
 	Token  time.Duration // that a token takes if what is missed is read ahead, as Strategy.Streams has it; else 0: it waits for its own faults
@@ -29,10 +30,10 @@ func Foresee(c *pattern.Cycle, s Strategy, memory int64, compute time.Duration, 
 	const unit = 2 << 20
 	block := blockFor(c, unit)
 	window := func(schedule *Schedule) int64 {
-		if block <= minBlock {
+		if block <= pages.MinBlock {
 			return windowIn(room.Bytes, defaultWindow)
 		}
-		return schedule.window(room.Bytes, block, busyBlocks(leastAtOnce, disk, firstPace, block))
+		return schedule.window(room.Bytes, block, busyBlocks(pages.LeastAtOnce, disk, firstPace, block))
 	}
 	h := newHelping(NewSchedule(c, block, windowIn(room.Bytes, defaultWindow)/2))
 	h.unit, h.block = unit, block

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"tensorcast/event"
+	"tensorcast/prefetch/pages"
 )
 
 // glance is a stretch of a cycle's reads for which nothing is read ahead in some tokens.
@@ -99,7 +100,7 @@ func (g *glance) see(at position, reads int, o *event.Op, nanos int64) {
 }
 
 // leave is told of a block that is left to the target.
-func (c *Controller) leave(r Range) error {
+func (c *Controller) leave(r pages.Range) error {
 	there, err := c.pages.Resident(r)
 	c.help.glance.missing += r.Length - there
 	return err

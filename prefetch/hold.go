@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"tensorcast/pattern"
+	"tensorcast/prefetch/pages"
 )
 
 // helping is all that belongs to one cycle while its target is being helped. To give up is to release what is held and to drop the whole of it.
@@ -116,9 +117,9 @@ func (c *Controller) adopt(block int) error {
 }
 
 // read applies a lever that reads a block. A block that cannot be read is not wanted any more, which is told once: the target may never read that page of it.
-func (c *Controller) read(block int, lever func(Range) error) (ok bool, err error) {
+func (c *Controller) read(block int, lever func(pages.Range) error) (ok bool, err error) {
 	err = lever(c.help.schedule.Blocks[block])
-	if !errors.Is(err, ErrUnreadable) {
+	if !errors.Is(err, pages.ErrUnreadable) {
 		return err == nil, err
 	}
 	c.help.bad[block] = true
@@ -344,7 +345,7 @@ func (c *Controller) adjust() error {
 	budget := c.opts.Strategy.Plan(in).Budget
 	if h.wantBytes > budget+slack {
 		h.spare = nil
-		in.Room -= minBlock
+		in.Room -= pages.MinBlock
 		held := h.heldBytes
 		for _, b := range c.opts.Strategy.Plan(in).Release {
 			if err := c.giveBack(b); err != nil {
@@ -373,10 +374,10 @@ func (c *Controller) adjust() error {
 	} else if fits != nil {
 		return c.standBack(fits)
 	}
-	if least < 4*minBlock {
+	if least < 4*pages.MinBlock {
 		return nil
 	}
-	in.Room -= budget - h.wantBytes - (least - minBlock)
+	in.Room -= budget - h.wantBytes - (least - pages.MinBlock)
 	h.wantMore(c.opts.Strategy.Plan(in).Hold)
 	c.opts.Log.Info("holding more", "held", h.heldBytes, "wanted", h.wantBytes)
 	return nil

@@ -8,6 +8,7 @@ package prefetch
 import (
 	"cmp"
 	"slices"
+	"tensorcast/prefetch/pages"
 	"time"
 )
 
@@ -32,7 +33,7 @@ type loadFile struct {
 
 // piece is a block of the schedule, or what lies between two.
 type piece struct {
-	Range
+	pages.Range
 	stays bool // in memory, when the target has passed it
 }
 
@@ -158,7 +159,7 @@ func (c *Controller) cut(file int) (pieces []piece) {
 func gap(pieces []piece, file int, at, end, step int64) []piece {
 	for at < end {
 		n := min(step-at%step, end-at)
-		pieces = append(pieces, piece{Range{file, at, n}, false})
+		pieces = append(pieces, piece{pages.Range{File: file, Offset: at, Length: n}, false})
 		at += n
 	}
 	return pieces

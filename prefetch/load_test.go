@@ -17,6 +17,7 @@ import (
 	"tensorcast/gguf/gguftest"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/pages"
 	"tensorcast/sim"
 )
 
@@ -185,7 +186,7 @@ func TestLoading(t *testing.T) {
 	if !slices.Equal(l.pages.InOrders, []bool{true, false}) {
 		t.Errorf("it was said to read in order: %v", l.pages.InOrders)
 	}
-	if ordered := l.pages.Ordered; len(ordered) < 100 || !slices.IsSortedFunc(ordered, func(a, b prefetch.Range) int { return cmp.Compare(a.Offset, b.Offset) }) {
+	if ordered := l.pages.Ordered; len(ordered) < 100 || !slices.IsSortedFunc(ordered, func(a, b pages.Range) int { return cmp.Compare(a.Offset, b.Offset) }) {
 		t.Errorf("%d reads were begun while it loaded, in the order %v", len(ordered), ordered)
 	}
 	if n := l.pages.Calls.Keep; n > 16 { // each maps its pages for a moment: what is in memory already needs none

@@ -13,6 +13,7 @@ import (
 	"tensorcast/event"
 	"tensorcast/internal/proc"
 	"tensorcast/pattern"
+	"tensorcast/prefetch/pages"
 	"tensorcast/prefetch/readahead"
 	"tensorcast/prefetch/room"
 )
@@ -36,7 +37,7 @@ type Options struct {
 	KeepWarm bool
 	// Dry, if not nil, makes it a dry run: once a cycle is known it is planned for, nothing is held or streamed, and Handle or Tick return ErrPlanned. Dry measures what the disk delivers
 	// of blocks of a file, as Bandwidth does.
-	Dry func(at proc.Place, blocks []Range) (perSecond float64, err error)
+	Dry func(at proc.Place, blocks []pages.Range) (perSecond float64, err error)
 	// Stored, if not nil, is a cycle to begin with, before the target has decoded. Models lists what the target maps at the time: until that is the cycle's model it is
 	// asked now and then.
 	Stored *pattern.Cycle
@@ -87,7 +88,7 @@ const (
 // as often as Pause says.
 type Controller struct {
 	opts  Options
-	pages Pages
+	pages pages.Levers
 	now   func() time.Time
 	files map[event.FileID]int // as Pages numbers them
 	known []knownFile
@@ -170,7 +171,7 @@ type Summary struct {
 }
 
 // New makes a Controller that works on pages, which it does not close.
-func New(pages Pages, opts Options) *Controller {
+func New(pages pages.Levers, opts Options) *Controller {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
@@ -568,13 +569,13 @@ func (c *Controller) winnable() error {
 	return nil
 }
 
-// leastBlocks is how many blocks a cycle is cut in at least, if they are not to be smaller than minBlock.
+// leastBlocks is how many blocks a cycle is cut in at least, if they are not to be smaller than MinBlock.
 const leastBlocks = 64
 
 // blockFor is the size of a cycle's blocks, where the pages are best read in units: a small model's are smaller, so that a part of it can be held.
 func blockFor(cycle *pattern.Cycle, unit int64) int64 {
-	if unit > minBlock && bytesOf(cycle)/unit < leastBlocks {
-		return minBlock
+	if unit > pages.MinBlock && bytesOf(cycle)/unit < leastBlocks {
+		return pages.MinBlock
 	}
 	return unit
 }
@@ -668,7 +669,7 @@ func (c *Controller) windowFor(room int64) int64 {
 		return windowIn(room, c.opts.Window)
 	}
 	h := c.help
-	if h == nil || h.block <= minBlock {
+	if h == nil || h.block <= pages.MinBlock {
 		return windowIn(room, defaultWindow)
 	}
 	return h.schedule.window(room, h.block, c.busyBlocks())

@@ -12,6 +12,7 @@ import (
 	"strconv"
 
 	"tensorcast/gguf"
+	"tensorcast/prefetch/pages"
 )
 
 // Part is a part of a tensor, all of which is held, or streamed.
@@ -32,7 +33,7 @@ func (c *Controller) Parts() (parts []Part) {
 	}
 	s := h.schedule
 	type tensor struct {
-		Range
+		pages.Range
 		name string
 	}
 	var tensors []tensor

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"tensorcast/prefetch/pages"
 )
 
 // Input is what a strategy decides from.
@@ -136,7 +137,7 @@ func (s *Schedule) byVisits(blocks []int) (once, often []int) {
 		}
 	}
 	for _, all := range [][]int{once, often} {
-		slices.SortFunc(all, func(a, b int) int { return compareRanges(s.Blocks[a], s.Blocks[b]) })
+		slices.SortFunc(all, func(a, b int) int { return pages.CompareRanges(s.Blocks[a], s.Blocks[b]) })
 	}
 	return once, often
 }

@@ -2,12 +2,13 @@ package prefetch
 
 import (
 	"slices"
+	"tensorcast/prefetch/pages"
 	"testing"
 	"time"
 )
 
 func TestSpread(t *testing.T) {
-	s := NewSchedule(sequence(100*mib, 100*mib), minBlock, 0)
+	s := NewSchedule(sequence(100*mibs, 100*mibs), pages.MinBlock, 0)
 	var all []int
 	for b := range s.Blocks {
 		all = append(all, b)
@@ -19,7 +20,7 @@ func TestSpread(t *testing.T) {
 			if name == "at most" && bytes > budget || name == "at least" && bytes < min(budget, s.Bytes) {
 				t.Errorf("share %v: %d bytes, %s %d", share, bytes, name, budget)
 			}
-			if off := bytes - min(budget, s.Bytes); off < -2*minBlock || off > 2*minBlock {
+			if off := bytes - min(budget, s.Bytes); off < -2*pages.MinBlock || off > 2*pages.MinBlock {
 				t.Errorf("share %v, %s: %d bytes off a budget of %d", share, name, off, budget)
 			}
 			// Evenly: every tenth of the order has its share, give or take a block.
@@ -40,9 +41,9 @@ func TestSpread(t *testing.T) {
 
 // What a strategy that streams nothing holds lies together, and so does what it leaves, when the room grows and when it shrinks.
 func TestTogether(t *testing.T) {
-	s := NewSchedule(sequence(100*mib, 100*mib), minBlock, 0)
+	s := NewSchedule(sequence(100*mibs, 100*mibs), pages.MinBlock, 0)
 	held := make([]bool, len(s.Blocks))
-	for _, room := range []int64{40 * mib, 90 * mib, 20 * mib, 0, 300 * mib} {
+	for _, room := range []int64{40 * mibs, 90 * mibs, 20 * mibs, 0, 300 * mibs} {
 		p := Pin{}.Plan(Input{Schedule: s, Held: held, Room: room})
 		for _, b := range p.Hold {
 			held[b] = true
@@ -56,7 +57,7 @@ func TestTogether(t *testing.T) {
 				all = append(all, b)
 			}
 		}
-		if bytes := s.bytes(all); bytes > room || bytes < min(room, s.Bytes)-minBlock || bytes > 0 && s.Blocks[all[len(all)-1]].End() != s.Blocks[all[0]].Offset+bytes {
+		if bytes := s.bytes(all); bytes > room || bytes < min(room, s.Bytes)-pages.MinBlock || bytes > 0 && s.Blocks[all[len(all)-1]].End() != s.Blocks[all[0]].Offset+bytes {
 			t.Errorf("room for %d bytes: %d in blocks %v", room, bytes, all)
 		}
 	}
@@ -64,36 +65,36 @@ func TestTogether(t *testing.T) {
 
 // What is foreseen follows from what is planted: 200 MiB of which 32 are left free or taken for itself, and some for the window, and a disk that is slower than computing.
 func TestForesee(t *testing.T) {
-	c := sequence(100*mib, 100*mib, 100*mib, 100*mib)
+	c := sequence(100*mibs, 100*mibs, 100*mibs, 100*mibs)
 	const compute, disk = 40 * time.Millisecond, 1e9
-	auto, pin := Foresee(c, Auto{}, 200*mib, compute, disk), Foresee(c, Pin{}, 200*mib, compute, disk)
+	auto, pin := Foresee(c, Auto{}, 200*mibs, compute, disk), Foresee(c, Pin{}, 200*mibs, compute, disk)
 	for name, f := range map[string]Foreseen{"auto": auto, "pin": pin} {
 		var held int64
 		for _, r := range f.Held {
 			held += r.Length
 		}
-		if f.Room != 180*mib || f.Window < 8*mib || f.Window > 40*mib || held > f.Room-f.Window || held < f.Room-f.Window-4*mib || f.Missed < 400*mib-held || f.Missed > 404*mib-held {
+		if f.Room != 180*mibs || f.Window < 8*mibs || f.Window > 40*mibs || held > f.Room-f.Window || held < f.Room-f.Window-4*mibs || f.Missed < 400*mibs-held || f.Missed > 404*mibs-held {
 			t.Errorf("%s: %d bytes held, missed %d, window %d, room %d", name, held, f.Missed, f.Window, f.Room)
 		}
 	}
 	if least := time.Duration(float64(auto.Missed) / disk * 1e9); auto.Token < least || auto.Token > least+compute || pin.Token != 0 {
 		t.Errorf("a token takes %v, and %v for pin; the disk %v", auto.Token, pin.Token, least)
 	}
-	if f := Foresee(c, Auto{}, 500*mib, compute, disk); f.Missed != 0 || f.Token < compute-time.Microsecond || f.Token > compute+time.Microsecond {
+	if f := Foresee(c, Auto{}, 500*mibs, compute, disk); f.Missed != 0 || f.Token < compute-time.Microsecond || f.Token > compute+time.Microsecond {
 		t.Errorf("all in memory: %v, %d bytes missed", f.Token, f.Missed)
 	}
-	if f := Foresee(c, Auto{}, 0, compute, disk); len(f.Held) != 0 || f.Missed < 400*mib {
+	if f := Foresee(c, Auto{}, 0, compute, disk); len(f.Held) != 0 || f.Missed < 400*mibs {
 		t.Errorf("no memory: %d blocks held, %d bytes missed", len(f.Held), f.Missed)
 	}
 }
 
 // What a token needs several times is held first, and given back last: streamed, it would be read as often.
 func TestOftenFirst(t *testing.T) {
-	c := sequence(3*mib, 40*mib, 40*mib)
+	c := sequence(3*mibs, 40*mibs, 40*mibs)
 	c.Reads = append(c.Reads, c.Reads[0], c.Reads[1], c.Reads[0])
-	s := NewSchedule(c, minBlock, 0)
+	s := NewSchedule(c, pages.MinBlock, 0)
 	held := make([]bool, len(s.Blocks))
-	in := Input{Schedule: s, Held: held, Room: 3 * mib}
+	in := Input{Schedule: s, Held: held, Room: 3 * mibs}
 	for _, b := range (Auto{}).Plan(in).Hold {
 		held[b] = true
 		if s.uses[b] < 2 {
@@ -103,7 +104,7 @@ func TestOftenFirst(t *testing.T) {
 	for b := range held {
 		held[b] = true
 	}
-	in.Room = 60 * mib
+	in.Room = 60 * mibs
 	for _, b := range (Auto{}).Plan(in).Release {
 		if s.uses[b] > 1 {
 			t.Errorf("block %d, of %d visits, is given back first", b, s.uses[b])
@@ -117,7 +118,7 @@ func TestOftenFirst(t *testing.T) {
 
 // What a strategy decides: never more than fits beside the window, what is held stays as far as it can, and a plan that was carried out asks for nothing more.
 func TestStrategies(t *testing.T) {
-	s := NewSchedule(randomCycle(5), minBlock, 4*mib)
+	s := NewSchedule(randomCycle(5), pages.MinBlock, 4*mibs)
 	for _, strategy := range Strategies() {
 		parsed, err := ParseStrategy(strategy.Name())
 		if err != nil || parsed != strategy {
@@ -125,7 +126,7 @@ func TestStrategies(t *testing.T) {
 		}
 		held := make([]bool, len(s.Blocks))
 		for _, share := range []float64{0.5, 0.8, 0.3, 1.5, 0, 0.6} {
-			in := Input{Schedule: s, Held: held, Room: int64(share * float64(s.Bytes)), Window: 8 * mib}
+			in := Input{Schedule: s, Held: held, Room: int64(share * float64(s.Bytes)), Window: 8 * mibs}
 			p := strategy.Plan(in)
 			if len(p.Hold) > 0 && len(p.Release) > 0 {
 				t.Errorf("%s at %v holds and releases", strategy.Name(), share)
@@ -155,10 +156,10 @@ func TestStrategies(t *testing.T) {
 			if strategy.Name() == "stream" {
 				want = 0
 			}
-			if p.Budget != want || sum > want || sum < want-2*minBlock {
+			if p.Budget != want || sum > want || sum < want-2*pages.MinBlock {
 				t.Errorf("%s at %v: %d bytes held, budget %d, want %d", strategy.Name(), share, sum, p.Budget, want)
 			}
-			if again := strategy.Plan(in); s.bytes(again.Hold) > 2*minBlock || again.Release != nil {
+			if again := strategy.Plan(in); s.bytes(again.Hold) > 2*pages.MinBlock || again.Release != nil {
 				t.Errorf("%s at %v is not satisfied with its own plan: %+v", strategy.Name(), share, again)
 			}
 		}

@@ -2,6 +2,7 @@ package prefetch
 
 import (
 	"math/rand/v2"
+	"tensorcast/prefetch/pages"
 	"testing"
 	"time"
 )
@@ -13,15 +14,15 @@ func timed(lengths, reads, gaps []int64) (*helping, opTimes) {
 	c := sequence(lengths...)
 	t := opTimes{gaps: make([]float64, len(lengths)+1)}
 	for i := range c.Reads {
-		c.Reads[i].Offset = (c.Reads[i].Offset - 4096) * mib
-		c.Reads[i].Length *= mib
+		c.Reads[i].Offset = (c.Reads[i].Offset - 4096) * mibs
+		c.Reads[i].Length *= mibs
 		t.reads = append(t.reads, float64(reads[i]*msec))
 	}
 	for i, n := range gaps {
 		t.gaps[i] = float64(n * msec)
 	}
-	h := newHelping(NewSchedule(c, minBlock, 0))
-	h.block, h.unit = minBlock, minBlock
+	h := newHelping(NewSchedule(c, pages.MinBlock, 0))
+	h.block, h.unit = pages.MinBlock, pages.MinBlock
 	return h, t
 }
 
@@ -38,7 +39,7 @@ func (t *opTimes) compute() (sum float64) {
 
 // Closed forms, with a disk that reads a mebibyte in a millisecond.
 func TestPredict(t *testing.T) {
-	const disk = 1000 * mib
+	const disk = 1000 * mibs
 	even := []int64{8, 8, 8, 8}
 	for _, tc := range []struct {
 		name                 string
@@ -64,14 +65,14 @@ func TestPredict(t *testing.T) {
 			h.held[b] = true
 		}
 		want := time.Duration(tc.want * msec)
-		if got := h.predict(tc.window*mib, times, tc.disk); got < want-want/100 || got > want+want/100 {
+		if got := h.predict(tc.window*mibs, times, tc.disk); got < want-want/100 || got > want+want/100 {
 			t.Errorf("%s: %v, want %v", tc.name, got, want)
 		}
 	}
 	// Blocks that are smaller than what is read at once do not leave the window before the op is over: it waits for the other 24 ms of disk.
 	h, times := timed([]int64{32}, []int64{64}, []int64{8, 0})
 	h.unit = 2 * h.block
-	if got, want := h.predict(8*mib, times, disk), time.Duration((8+64+24)*msec); got < want-want/100 || got > want+want/100 {
+	if got, want := h.predict(8*mibs, times, disk), time.Duration((8+64+24)*msec); got < want-want/100 || got > want+want/100 {
 		t.Errorf("a weight larger than the window: %v, want %v", got, want)
 	}
 }
@@ -81,7 +82,7 @@ func TestPredict(t *testing.T) {
 func TestPredictBounds(t *testing.T) {
 	for seed := range uint64(40) {
 		r := rand.New(rand.NewPCG(seed, 2))
-		s := NewSchedule(randomCycle(seed), minBlock, 4*mib)
+		s := NewSchedule(randomCycle(seed), pages.MinBlock, 4*mibs)
 		var times opTimes
 		for _, read := range s.Reads {
 			times.reads = append(times.reads, float64(read.Length)/(0.5+4*r.Float64()))
@@ -89,7 +90,7 @@ func TestPredictBounds(t *testing.T) {
 		}
 		times.gaps = append(times.gaps, 0)
 		h := newHelping(s)
-		room, window, disk := int64((0.2+0.7*r.Float64())*float64(s.Bytes)), int64(8*mib), (0.3+r.Float64())*1e9
+		room, window, disk := int64((0.2+0.7*r.Float64())*float64(s.Bytes)), int64(8*mibs), (0.3+r.Float64())*1e9
 		for _, b := range (Auto{}).Plan(Input{Schedule: s, Held: h.held, Room: room, Window: window}).Hold {
 			h.held[b] = true
 		}

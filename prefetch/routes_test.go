@@ -9,6 +9,7 @@ import (
 	"tensorcast/event"
 	"tensorcast/gguf"
 	"tensorcast/pattern"
+	"tensorcast/prefetch/pages"
 )
 
 // device holds experts, by layer and number.
@@ -19,8 +20,8 @@ func (d device) Elsewhere(layer, expert int32) bool { return d[[2]int32{layer, e
 // What is computed elsewhere is not read, and gives way; when it comes back it is read like any other.
 func TestRoutes(t *testing.T) {
 	needPages(t)
-	pages := &noting{}
-	c, x := smallMixture(pages)
+	levers := &noting{}
+	c, x := smallMixture(levers)
 	holds := device{{1, 2}: true}
 	c.opts.Routes = holds
 	x.room = x.all
@@ -30,13 +31,13 @@ func TestRoutes(t *testing.T) {
 		if i != 0 {
 			x.there += l.experts[i].bytes
 			for _, r := range l.experts[i].owns {
-				if pages.there == nil {
-					pages.there = map[Range]int64{}
+				if levers.there == nil {
+					levers.there = map[pages.Range]int64{}
 				}
-				pages.there[r] = r.Length
+				levers.there[r] = r.Length
 			}
 			for _, r := range l.experts[i].reads {
-				pages.there[r] = r.Length
+				levers.there[r] = r.Length
 			}
 		}
 	}
@@ -48,11 +49,11 @@ func TestRoutes(t *testing.T) {
 		}
 	}
 	choose(0, 2)
-	if !slices.Equal(pages.read, l.experts[0].reads) {
-		t.Errorf("read %v, want %v", pages.read, l.experts[0].reads)
+	if !slices.Equal(levers.read, l.experts[0].reads) {
+		t.Errorf("read %v, want %v", levers.read, l.experts[0].reads)
 	}
-	if !slices.Equal(pages.evicted, l.experts[2].owns) || l.experts[2].there || x.there != all+l.experts[0].bytes-l.experts[2].bytes {
-		t.Errorf("paged out %v, want %v; %d bytes are there", pages.evicted, l.experts[2].owns, x.there)
+	if !slices.Equal(levers.evicted, l.experts[2].owns) || l.experts[2].there || x.there != all+l.experts[0].bytes-l.experts[2].bytes {
+		t.Errorf("paged out %v, want %v; %d bytes are there", levers.evicted, l.experts[2].owns, x.there)
 	}
 	if x.chosen != 1 || x.missed != 1 {
 		t.Errorf("%d chosen, %d missed", x.chosen, x.missed)
@@ -60,18 +61,18 @@ func TestRoutes(t *testing.T) {
 	// The products that the others are computed by choose them once more: that is the same choice.
 	clock := x.clock
 	choose(0)
-	if x.clock != clock || x.chosen != 1 || len(pages.read) != len(l.experts[0].reads) {
+	if x.clock != clock || x.chosen != 1 || len(levers.read) != len(l.experts[0].reads) {
 		t.Errorf("a part of a choice counts as another one: %d chosen", x.chosen)
 	}
 	// The device lets it go.
 	delete(holds, [2]int32{1, 2})
 	for _, r := range append(slices.Clone(l.experts[2].owns), l.experts[2].reads...) {
-		delete(pages.there, r)
+		delete(levers.there, r)
 	}
-	x.last.decode, pages.read = 0, nil // the next token
+	x.last.decode, levers.read = 0, nil // the next token
 	choose(2, 3)
-	if !slices.Equal(pages.read, l.experts[2].reads) || !l.experts[2].there {
-		t.Errorf("read %v, want %v", pages.read, l.experts[2].reads)
+	if !slices.Equal(levers.read, l.experts[2].reads) || !l.experts[2].there {
+		t.Errorf("read %v, want %v", levers.read, l.experts[2].reads)
 	}
 }
 

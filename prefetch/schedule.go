@@ -7,11 +7,8 @@ import (
 	"slices"
 
 	"tensorcast/pattern"
+	"tensorcast/prefetch/pages"
 )
-
-// minBlock is the least unit of holding and streaming, in bytes. Blocks are aligned in the file: a lock that cuts a large folio keeps the
-// whole folio in memory.
-const minBlock = 1 << 20
 
 // grain is what the bounds of a block are multiples of.
 const grain = 64 << 10
@@ -21,13 +18,13 @@ const maxBlocks = 16384
 
 // Schedule is what one token reads, in blocks. It is not changed once it is made.
 type Schedule struct {
-	Reads   []Range  // in order of use; what gathers is left out: which rows and experts it reads depends on the token
-	Blocks  []Range  // in the order of first use; they do not overlap
-	Visits  []Visit  // in the order of From
-	Bytes   int64    // of all blocks
-	uses    []int    // by block: how many visits it has
-	Tensors []string // by read
-	Nanos   []int64  // by read: how long its op was seen to compute, in ns; -1 if it was not
+	Reads   []pages.Range // in order of use; what gathers is left out: which rows and experts it reads depends on the token
+	Blocks  []pages.Range // in the order of first use; they do not overlap
+	Visits  []Visit       // in the order of From
+	Bytes   int64         // of all blocks
+	uses    []int         // by block: how many visits it has
+	Tensors []string      // by read
+	Nanos   []int64       // by read: how long its op was seen to compute, in ns; -1 if it was not
 }
 
 // Visit is an uninterrupted use of a block: it is needed from the beginning of read From to the end of read To.
@@ -49,7 +46,7 @@ func NewSchedule(c *pattern.Cycle, size, near int64) *Schedule {
 		if r.Gathers() || r.Length <= 0 {
 			continue
 		}
-		s.Reads = append(s.Reads, Range{r.File, r.Offset, r.Length})
+		s.Reads = append(s.Reads, pages.Range{File: r.File, Offset: r.Offset, Length: r.Length})
 		s.Nanos = append(s.Nanos, r.Nanos)
 		s.Tensors = append(s.Tensors, r.Tensor)
 		total += r.Length
@@ -81,16 +78,16 @@ func NewSchedule(c *pattern.Cycle, size, near int64) *Schedule {
 			if !ok {
 				b = len(s.Blocks)
 				byKey[k] = b
-				s.Blocks = append(s.Blocks, Range{File: r.File, Offset: max(index*size, r.Offset)})
+				s.Blocks = append(s.Blocks, pages.Range{File: r.File, Offset: max(index*size, r.Offset)})
 				uses = append(uses, nil)
 			}
 			// Of a block only what is read, from its first byte to its last: where the rest of the file is not read, small weights lie alone, each in a block of its own.
 			of, block := spans[r.File], &s.Blocks[b]
-			start := max(min(block.Offset, r.Offset)&^(grain-1), index*size, of.first&^(pageSize-1))
+			start := max(min(block.Offset, r.Offset)&^(grain-1), index*size, of.first&^(pages.PageSize-1))
 			end := max(block.Offset+block.Length, min(r.End(), (index+1)*size))
-			end = min((end+grain-1)&^(grain-1), (index+1)*size, (of.end+pageSize-1)&^(pageSize-1))
+			end = min((end+grain-1)&^(grain-1), (index+1)*size, (of.end+pages.PageSize-1)&^(pages.PageSize-1))
 			s.Bytes += end - start - block.Length
-			*block = Range{r.File, start, end - start}
+			*block = pages.Range{File: r.File, Offset: start, Length: end - start}
 			uses[b] = append(uses[b], use{i, before})
 		}
 		before += r.Length

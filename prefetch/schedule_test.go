@@ -6,9 +6,10 @@ import (
 	"testing"
 
 	"tensorcast/pattern"
+	"tensorcast/prefetch/pages"
 )
 
-const mib = 1 << 20
+const mibs = 1 << 20
 
 // sequence is a cycle of reads of the given lengths, one behind the other in the file from byte 4096 on.
 func sequence(lengths ...int64) *pattern.Cycle {
@@ -28,7 +29,7 @@ func randomCycle(seed uint64) *pattern.Cycle {
 		if i%3 == 0 {
 			lengths[i] = 4096 // a norm
 		} else {
-			lengths[i] = r.Int64N(9*mib)/4096*4096 + 4096
+			lengths[i] = r.Int64N(9*mibs)/4096*4096 + 4096
 		}
 	}
 	c := sequence(lengths...)
@@ -39,7 +40,7 @@ func randomCycle(seed uint64) *pattern.Cycle {
 // Whenever a read is under way, each of its bytes lies in a block that is held or that a visit keeps in memory.
 func TestScheduleCoversReads(t *testing.T) {
 	for seed := range uint64(20) {
-		s := NewSchedule(randomCycle(seed), minBlock, 8*mib)
+		s := NewSchedule(randomCycle(seed), pages.MinBlock, 8*mibs)
 		held := make([]bool, len(s.Blocks))
 		for _, b := range (Auto{}).Plan(Input{Schedule: s, Held: held, Room: s.Bytes / 2}).Hold {
 			held[b] = true
@@ -74,20 +75,20 @@ func TestScheduleCoversReads(t *testing.T) {
 
 // Blocks do not overlap, are aligned, and cover little more than the reads.
 func TestBlocks(t *testing.T) {
-	s := NewSchedule(randomCycle(3), minBlock, 0)
+	s := NewSchedule(randomCycle(3), pages.MinBlock, 0)
 	var total int64
 	for _, r := range s.Reads {
 		total += r.Length
 	}
 	seen := map[int64]bool{}
 	for _, b := range s.Blocks {
-		if b.Offset%4096 != 0 || b.Length%4096 != 0 || b.Length > minBlock || b.Length <= 0 || b.Offset/minBlock != (b.End()-1)/minBlock {
+		if b.Offset%4096 != 0 || b.Length%4096 != 0 || b.Length > pages.MinBlock || b.Length <= 0 || b.Offset/pages.MinBlock != (b.End()-1)/pages.MinBlock {
 			t.Errorf("block [%d, +%d) is not aligned", b.Offset, b.Length)
 		}
-		if seen[b.Offset/minBlock] {
+		if seen[b.Offset/pages.MinBlock] {
 			t.Errorf("two blocks at %d", b.Offset)
 		}
-		seen[b.Offset/minBlock] = true
+		seen[b.Offset/pages.MinBlock] = true
 	}
 	if s.Bytes != total {
 		t.Errorf("blocks have %d bytes, contiguous reads %d", s.Bytes, total)
@@ -96,22 +97,22 @@ func TestBlocks(t *testing.T) {
 
 // What a token gathers depends on the token: it is not part of the schedule.
 func TestGathersAreLeftOut(t *testing.T) {
-	c := sequence(mib, 100*mib, mib)
-	c.Reads[1].Slice, c.Reads[1].Slices = mib, 2
-	if s := NewSchedule(c, minBlock, 0); len(s.Reads) != 2 || s.Bytes > 4*mib || len(s.Blocks) > 4 {
+	c := sequence(mibs, 100*mibs, mibs)
+	c.Reads[1].Slice, c.Reads[1].Slices = mibs, 2
+	if s := NewSchedule(c, pages.MinBlock, 0); len(s.Reads) != 2 || s.Bytes > 4*mibs || len(s.Blocks) > 4 {
 		t.Errorf("%d reads, %d bytes", len(s.Reads), s.Bytes)
 	}
 }
 
 // A block that is used twice is kept if little is read in between, else read again.
 func TestVisits(t *testing.T) {
-	again := sequence(mib/2, 3*mib, mib/4)
+	again := sequence(mibs/2, 3*mibs, mibs/4)
 	again.Reads = append(again.Reads, again.Reads[0])
 	for _, tc := range []struct {
 		near   int64
 		visits int
-	}{{0, 2}, {mib/4 - 1, 2}, {mib / 4, 1}} {
-		s := NewSchedule(again, minBlock, tc.near)
+	}{{0, 2}, {mibs/4 - 1, 2}, {mibs / 4, 1}} {
+		s := NewSchedule(again, pages.MinBlock, tc.near)
 		n := 0
 		for _, v := range s.Visits {
 			if s.Blocks[v.Block].Offset == 4096 { // only reads 0, 1 and 3 lie in it
@@ -129,7 +130,7 @@ func TestScheduleOfHugeModel(t *testing.T) {
 	for i := range 200 {
 		c.Reads = append(c.Reads, pattern.CycleRead{Offset: int64(i) << 30, Length: 1 << 30})
 	}
-	if s := NewSchedule(c, minBlock, 0); len(s.Blocks) > maxBlocks || s.Bytes != 200<<30 {
+	if s := NewSchedule(c, pages.MinBlock, 0); len(s.Blocks) > maxBlocks || s.Bytes != 200<<30 {
 		t.Errorf("%d blocks, %d bytes", len(s.Blocks), s.Bytes)
 	}
 }

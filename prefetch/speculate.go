@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"tensorcast/event"
+	"tensorcast/prefetch/pages"
 )
 
 // Routers are those of a mixture that a Guesser is for.
@@ -75,12 +76,12 @@ type speculation struct {
 	queue []guess // to be read, in this order
 	ahead int     // layers ahead that were guessed
 
-	demand      []Range   // what was read at once and may be under way
-	demandBytes int64     // of this, as it was asked for
-	since       time.Time // when that was; zero: the last choice was not followed
-	idle        time.Time // since when all of it has arrived; zero: it has not
-	under       []Range   // what was read for guesses and may be under way
-	lookAt      time.Time // when to look next; zero: at the next tick
+	demand      []pages.Range // what was read at once and may be under way
+	demandBytes int64         // of this, as it was asked for
+	since       time.Time     // when that was; zero: the last choice was not followed
+	idle        time.Time     // since when all of it has arrived; zero: it has not
+	under       []pages.Range // what was read for guesses and may be under way
+	lookAt      time.Time     // when to look next; zero: at the next tick
 
 	rate    float64   // that the disk delivers, in bytes per ns; 0: not known
 	gaps    []float64 // by layer: how long the disk is idle until the next one has chosen, in ns; negative: not known
@@ -246,7 +247,7 @@ func (x *experts) unfollow() {
 }
 
 // demands notes that n bytes of a range were read at once.
-func (x *experts) demands(r Range, n int64) {
+func (x *experts) demands(r pages.Range, n int64) {
 	if n > 0 && x.guesser != nil && x.trial.watches() {
 		x.demand = append(x.demand, r)
 		x.demandBytes += n
@@ -403,7 +404,7 @@ func (c *Controller) idles(now time.Time) (bool, error) {
 }
 
 // underWay are those of some ranges that have not arrived.
-func (c *Controller) underWay(all []Range) ([]Range, error) {
+func (c *Controller) underWay(all []pages.Range) ([]pages.Range, error) {
 	left := all[:0]
 	for _, r := range all {
 		arrived, err := c.pages.Arrived(r)
@@ -461,18 +462,18 @@ func (x *experts) likeliest() *guess {
 }
 
 // piece is what is to be read next of an expert.
-func (e *expert) piece() Range {
+func (e *expert) piece() pages.Range {
 	at := -e.rest
 	for _, r := range e.reads {
 		at += r.Length
 	}
 	for _, r := range e.reads {
 		if at < r.Length {
-			return Range{r.File, r.Offset + at, min(guessPiece, r.Length-at)}
+			return pages.Range{File: r.File, Offset: r.Offset + at, Length: min(guessPiece, r.Length-at)}
 		}
 		at -= r.Length
 	}
-	return Range{}
+	return pages.Range{}
 }
 
 // admit makes room for an expert that is guessed, if those that have to give way for it are less likely to be chosen when their layer comes than it is.

@@ -8,6 +8,7 @@ import (
 
 	"tensorcast/event"
 	"tensorcast/pattern"
+	"tensorcast/prefetch/pages"
 )
 
 // told is a guesser that says what it is told to, and notes what it was told.
@@ -39,20 +40,20 @@ func (g *toldInputs) Learn(layer int)                      { g.note("learn %d", 
 // guessRig is a controller of a mixture of four layers with four experts of two slices, which reads for the guesses of guesser.
 type guessRig struct {
 	*Controller
-	x     *experts
-	t     *testing.T
-	pages *noting
-	clock time.Time
+	x      *experts
+	t      *testing.T
+	levers *noting
+	clock  time.Time
 }
 
 func newGuessRig(t *testing.T, guesser Guesser, slice int64) *guessRig {
 	t.Helper()
-	r := &guessRig{t: t, pages: &noting{there: map[Range]int64{}}, clock: time.Unix(1000, 0)}
+	r := &guessRig{t: t, levers: &noting{there: map[pages.Range]int64{}}, clock: time.Unix(1000, 0)}
 	cycle := &pattern.Cycle{}
 	for layer := range int64(4) {
 		cycle.Reads = append(cycle.Reads, gathers(0, fmt.Sprintf("blk.%d.a", layer+10), layer*8*slice, slice, 4, 1), gathers(0, fmt.Sprintf("blk.%d.b", layer+10), layer*8*slice+4*slice, slice, 4, 1))
 	}
-	r.Controller = New(r.pages, Options{Now: func() time.Time { return r.clock }, Speculate: SpeculateOn, Guess: func(has Routers) Guesser {
+	r.Controller = New(r.levers, Options{Now: func() time.Time { return r.clock }, Speculate: SpeculateOn, Guess: func(has Routers) Guesser {
 		if g, is := guesser.(*told); is {
 			g.has = has
 		}
@@ -80,23 +81,23 @@ func (r *guessRig) choose(layer int32, ids ...int32) {
 }
 
 // reads looks what is read for guesses now.
-func (r *guessRig) reads() []Range {
+func (r *guessRig) reads() []pages.Range {
 	r.t.Helper()
-	n := len(r.pages.read)
+	n := len(r.levers.read)
 	if err := r.speculate(); err != nil {
 		r.t.Fatal(err)
 	}
-	return r.pages.read[n:]
+	return r.levers.read[n:]
 }
 
-func (r *guessRig) parts(layer int, ids ...int) (all []Range) {
+func (r *guessRig) parts(layer int, ids ...int) (all []pages.Range) {
 	for _, id := range ids {
 		all = append(all, r.x.layers[layer].experts[id].reads...)
 	}
 	return all
 }
 
-func (r *guessRig) want(what string, got, want []Range) {
+func (r *guessRig) want(what string, got, want []pages.Range) {
 	r.t.Helper()
 	if !slices.Equal(got, want) {
 		r.t.Errorf("%s: read %v, want %v", what, got, want)
@@ -117,12 +118,12 @@ func TestSpeculate(t *testing.T) {
 		t.Errorf("%d bytes read early, %d for what was chosen: %+v", r.x.speculation.early, r.x.read, r.x.summary(nil))
 	}
 	for _, p := range r.parts(0, 1) {
-		r.pages.there[p] = p.Length
+		r.levers.there[p] = p.Length
 	}
 	g.said = nil
-	n := len(r.pages.read)
+	n := len(r.levers.read)
 	r.choose(0, 1)
-	if r.x.missed != 2 || len(r.pages.read) != n || r.x.speculation.used != 2*page || r.x.there != (2+4)*2*page {
+	if r.x.missed != 2 || len(r.levers.read) != n || r.x.speculation.used != 2*page || r.x.there != (2+4)*2*page {
 		t.Errorf("a right guess: %+v, %+v, %d bytes there", r.x.summary(nil), r.x.speculated(), r.x.there)
 	}
 	if want := []string{"0 chose [1]", "scores 1"}; !slices.Equal(g.said, want) {
@@ -141,12 +142,12 @@ func TestSpeculate(t *testing.T) {
 func TestSpeculateIdle(t *testing.T) {
 	g := &told{scores: map[int][]float32{3: {5, 5, -1, -1}, 0: {5, -1, -1, -1}}}
 	r := newGuessRig(t, g, page)
-	r.pages.underWay = r.parts(2, 1)[1:]
+	r.levers.underWay = r.parts(2, 1)[1:]
 	r.choose(2, 1)
 	r.want("under way", r.reads(), nil)
 	r.clock = r.clock.Add(time.Millisecond)
 	r.want("still under way", r.reads(), nil)
-	r.pages.underWay = nil
+	r.levers.underWay = nil
 	r.x.gaps[2] = guessPiece - 1
 	r.want("no time", r.reads(), nil)
 	r.x.gaps[2] = guessPiece
@@ -161,9 +162,9 @@ func TestSpeculateIdle(t *testing.T) {
 	r.want("no room", r.reads(), nil)
 	r.x.least = least
 	r.want("time for one", r.reads(), r.parts(3, 0)[:1])
-	r.pages.underWay = r.parts(3, 0)[:1]
+	r.levers.underWay = r.parts(3, 0)[:1]
 	r.want("which is under way", r.reads(), nil)
-	r.pages.underWay = nil
+	r.levers.underWay = nil
 	r.clock = r.clock.Add(1)
 	r.want("too late", r.reads(), nil)
 	// A guess that was begun and turns out to be wrong is paged out; what was not begun is forgotten.
@@ -173,8 +174,8 @@ func TestSpeculateIdle(t *testing.T) {
 	}
 	there := r.x.there
 	r.choose(3, 2)
-	if begun.there || begun.rest != 0 || !slices.Equal(r.pages.evicted, begun.owns) || r.x.there != there {
-		t.Errorf("a wrong guess: %+v, evicted %v, %d bytes there, before %d", begun, r.pages.evicted, r.x.there, there)
+	if begun.there || begun.rest != 0 || !slices.Equal(r.levers.evicted, begun.owns) || r.x.there != there {
+		t.Errorf("a wrong guess: %+v, evicted %v, %d bytes there, before %d", begun, r.levers.evicted, r.x.there, there)
 	}
 	r.want("the next layer's", r.reads(), r.parts(0, 0))
 }
@@ -182,17 +183,17 @@ func TestSpeculateIdle(t *testing.T) {
 // A guess that is right and not yet read is read to its end as what is missing, and takes room once.
 func TestSpeculateLate(t *testing.T) {
 	g := &told{scores: map[int][]float32{3: {-1, 5, -1, -1}}}
-	r := newGuessRig(t, g, mib)
+	r := newGuessRig(t, g, mibs)
 	r.choose(2, 0)
-	one := Range{0, r.x.layers[3].experts[1].reads[0].Offset, guessPiece}
+	one := pages.Range{File: 0, Offset: r.x.layers[3].experts[1].reads[0].Offset, Length: guessPiece}
 	two := one
 	two.Offset += guessPiece
-	r.want("a tick", r.reads(), []Range{one, two})
-	there, n := r.x.there, len(r.pages.read)
+	r.want("a tick", r.reads(), []pages.Range{one, two})
+	there, n := r.x.there, len(r.levers.read)
 	r.choose(3, 1)
-	r.want("the rest", r.pages.read[n:], r.parts(3, 1))
-	if e := &r.x.layers[3].experts[1]; !e.there || e.rest != 0 || r.x.there != there || len(r.pages.evicted) != 0 || r.x.missed != 2 || r.x.speculation.used != mib {
-		t.Errorf("%+v, %d bytes there, before %d; evicted %v; %+v", e, r.x.there, there, r.pages.evicted, r.x.speculated())
+	r.want("the rest", r.levers.read[n:], r.parts(3, 1))
+	if e := &r.x.layers[3].experts[1]; !e.there || e.rest != 0 || r.x.there != there || len(r.levers.evicted) != 0 || r.x.missed != 2 || r.x.speculation.used != mibs {
+		t.Errorf("%+v, %d bytes there, before %d; evicted %v; %+v", e, r.x.there, there, r.levers.evicted, r.x.speculated())
 	}
 }
 
@@ -211,28 +212,28 @@ func TestSpeculateRoom(t *testing.T) {
 	r.choose(2, 0)
 	r.x.room = r.x.there
 	r.want("one is less likely", r.reads(), r.parts(3, 0))
-	if !slices.Equal(r.pages.evicted, likely[1].owns) || r.x.there != r.x.room {
-		t.Errorf("evicted %v, want %v; %d bytes there", r.pages.evicted, likely[1].owns, r.x.there)
+	if !slices.Equal(r.levers.evicted, likely[1].owns) || r.x.there != r.x.room {
+		t.Errorf("evicted %v, want %v; %d bytes there", r.levers.evicted, likely[1].owns, r.x.there)
 	}
-	r.pages.evicted = nil
+	r.levers.evicted = nil
 	g.scores = map[int][]float32{3: {-1, 1, -1, -1}}
 	r.choose(2, 0)
 	r.want("none is less likely", r.reads(), r.parts(3, 1)) // but the guess before, of which nothing is said any more
-	if !slices.Equal(r.pages.evicted, r.x.layers[3].experts[0].owns) {
-		t.Errorf("evicted %v", r.pages.evicted)
+	if !slices.Equal(r.levers.evicted, r.x.layers[3].experts[0].owns) {
+		t.Errorf("evicted %v", r.levers.evicted)
 	}
-	r.pages.evicted = nil
+	r.levers.evicted = nil
 	g.scores = map[int][]float32{3: {-1, 2, 1, -1}}
 	r.choose(2, 0)
 	r.want("none is less likely", r.reads(), nil)
-	if len(r.pages.evicted) != 0 {
-		t.Errorf("evicted %v", r.pages.evicted)
+	if len(r.levers.evicted) != 0 {
+		t.Errorf("evicted %v", r.levers.evicted)
 	}
 	// When the room falls, what is guessed goes last.
 	r.x.room -= 2 * 2 * page
 	r.makeRoom()
 	if !r.x.layers[3].experts[1].there || likely[0].there || likely[2].there {
-		t.Errorf("evicted %v", r.pages.evicted)
+		t.Errorf("evicted %v", r.levers.evicted)
 	}
 }
 

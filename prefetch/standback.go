@@ -7,8 +7,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/dustin/go-humanize"
 	"tensorcast/prefetch/room"
+
+	"tensorcast/prefetch/pages"
+
+	"github.com/dustin/go-humanize"
 )
 
 // Reason is why a target is left alone.
@@ -29,7 +32,7 @@ type StandBack struct {
 	Reason        Reason
 	With, Without time.Duration // NoWin: a token's
 	Bytes         int64         // that a token reads; Fits: and the sizes of other models that the target maps
-	Room          room.Room          // that there was
+	Room          room.Room     // that there was
 	Err           error         // Outside: which weights, and what to do; Judged and Differs: why
 	mapped        int64         // bytes of all model files that the target mapped, or is about to map, if it is early
 	early         bool          // see Early
@@ -145,7 +148,7 @@ func (c *Controller) fits() (*StandBack, error) {
 		return nil, err
 	}
 	for i, at := range models.Mapped {
-		if !slices.ContainsFunc(c.help.schedule.Blocks, func(b Range) bool { return c.known[b.File].id == at.ID }) {
+		if !slices.ContainsFunc(c.help.schedule.Blocks, func(b pages.Range) bool { return c.known[b.File].id == at.ID }) {
 			s.Bytes += models.Files[i].Size
 		}
 	}

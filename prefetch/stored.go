@@ -13,6 +13,7 @@ import (
 	"tensorcast/gguf"
 	"tensorcast/internal/proc"
 	"tensorcast/pattern"
+	"tensorcast/prefetch/pages"
 )
 
 // Model is the files of the models that a target maps.
@@ -115,7 +116,7 @@ func (c *Controller) lookToGuess() error {
 	if s.mapped.IsZero() {
 		s.mapped = c.now()
 		for i, at := range m.Mapped {
-			s.files = append(s.files, loadFile{base: at.Base, pieces: gap(nil, 0, 0, m.Files[i].Size, minBlock)})
+			s.files = append(s.files, loadFile{base: at.Base, pieces: gap(nil, 0, 0, m.Files[i].Size, pages.MinBlock)})
 		}
 	}
 	loads := s.mapped.After(s.began)

@@ -53,7 +53,7 @@ func TestMappedModels(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(m.Files) != 1 || len(m.Mapped) != 1 || m.Mapped[0] != (Mapped{path, idOf(t, path), uint64(uintptr(unsafe.Pointer(&mapped[path][0])))}) {
+		if len(m.Files) != 1 || len(m.Mapped) != 1 || m.Mapped[0] != (Mapped{path, fileID(t, path), uint64(uintptr(unsafe.Pointer(&mapped[path][0])))}) {
 			t.Fatalf("found %+v", m)
 		}
 		part, err := gguf.OpenPart(path)

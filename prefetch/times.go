@@ -1,5 +1,7 @@
 package prefetch
 
+import "tensorcast/prefetch/pages"
+
 // This file tells how long ops take from how long they were seen to take, which may have waits for the disk in it: by themselves, and beside what is read.
 
 // layers is how many reads of one length there have to be for the least of them to have waited for little.
@@ -22,10 +24,10 @@ func (h *helping) times() opTimes {
 	for i, r := range s.Reads {
 		g := groups[r.Length]
 		perByte := float64(g.least) / float64(r.Length)
-		if g.reads > 0 && streamed[i] == 0 && r.Length >= minBlock { // what a small op takes does not go by its bytes
+		if g.reads > 0 && streamed[i] == 0 && r.Length >= pages.MinBlock { // what a small op takes does not go by its bytes
 			held = max(held, perByte)
 		}
-		if g.reads >= layers && r.Length >= minBlock {
+		if g.reads >= layers && r.Length >= pages.MinBlock {
 			layered = max(layered, perByte)
 		}
 	}
@@ -63,7 +65,7 @@ func (h *helping) timesLately() opTimes {
 	t, alone := h.times(), h.leastByLength(h.nanos)
 	var before, now float64
 	for length, g := range h.leastByLength(h.lately) {
-		if a := alone[length]; length >= minBlock && min(a.reads, g.reads) >= layers {
+		if a := alone[length]; length >= pages.MinBlock && min(a.reads, g.reads) >= layers {
 			before, now = before+float64(a.least)*float64(g.reads), now+float64(g.least)*float64(g.reads)
 		}
 	}

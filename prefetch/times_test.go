@@ -7,12 +7,13 @@ import (
 	"time"
 
 	"tensorcast/event"
+	"tensorcast/prefetch/pages"
 )
 
 // What an op was seen to take is told from what it waited, as far as layers and held weights tell it.
 func TestTimes(t *testing.T) {
-	const m = mib
-	s := NewSchedule(sequence(4*m, 4*m, 4*m, 4*m, 2*m, 32*m, 6*m, 6*m), minBlock, 0)
+	const m = mibs
+	s := NewSchedule(sequence(4*m, 4*m, 4*m, 4*m, 2*m, 32*m, 6*m, 6*m), pages.MinBlock, 0)
 	h := newHelping(s)
 	h.bytes = 8 * m
 	h.nanos = []int64{500, 400, 430, -1, 300, 90000, 900, 1000}
@@ -49,8 +50,8 @@ func TestTimes(t *testing.T) {
 
 // Reading slows computing by as much as the layers' ops take longer lately that wait for least. What prompts take is no part of it.
 func TestTimesLately(t *testing.T) {
-	const m = mib
-	s := NewSchedule(sequence(4*m, 4*m, 4*m, 4*m, 2*m, 4096), minBlock, 0)
+	const m = mibs
+	s := NewSchedule(sequence(4*m, 4*m, 4*m, 4*m, 2*m, 4096), pages.MinBlock, 0)
 	h := newHelping(s)
 	h.bytes = 32 * m
 	decode := func(begun int64, nanos ...int64) {
@@ -81,7 +82,7 @@ func TestTimesLately(t *testing.T) {
 
 // What lies between ops is what they were seen to leave lately; not what a decode of another kind leaves, or one of which something was missed.
 func TestGaps(t *testing.T) {
-	s := NewSchedule(sequence(mib, mib, mib, 4096), minBlock, 0)
+	s := NewSchedule(sequence(mibs, mibs, mibs, 4096), pages.MinBlock, 0)
 	f := newFollower(s)
 	at := func(i int) place { return place{0, s.Reads[i].Offset} }
 	decode := func(begun int64, gap int64, reads ...int) {
@@ -118,10 +119,10 @@ func TestMeter(t *testing.T) {
 	m.tick(now, 0)
 	for range 50 {
 		now = now.Add(10 * time.Millisecond)
-		m.add(10 * mib)
-		m.tick(now, 50*mib)
+		m.add(10 * mibs)
+		m.tick(now, 50*mibs)
 	}
-	if want := 450.0 * mib / 0.5; m.best < want*0.99 || m.best > want*1.01 {
+	if want := 450.0 * mibs / 0.5; m.best < want*0.99 || m.best > want*1.01 {
 		t.Errorf("%.0f bytes a second were seen, %.0f have come", m.best, want)
 	}
 }

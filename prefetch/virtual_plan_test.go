@@ -12,6 +12,7 @@ import (
 	"tensorcast/internal/proc"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/pages"
 	"tensorcast/sim"
 )
 
@@ -87,7 +88,7 @@ func TestDry(t *testing.T) {
 	c := model(0, 10)
 	const disk = 1.5e9
 	measured := 0
-	opts := prefetch.Options{Always: true, Dry: func(at proc.Place, blocks []prefetch.Range) (float64, error) {
+	opts := prefetch.Options{Always: true, Dry: func(at proc.Place, blocks []pages.Range) (float64, error) {
 		if measured++; at.Path == "" || len(blocks) == 0 {
 			t.Errorf("asked for %d blocks of %q", len(blocks), at.Path)
 		}

@@ -17,8 +17,9 @@ import (
 	"tensorcast/gguf"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
-	"tensorcast/sim"
+	"tensorcast/prefetch/pages"
 	"tensorcast/prefetch/room"
+	"tensorcast/sim"
 )
 
 const mib = 1 << 20
@@ -906,16 +907,16 @@ type failing struct {
 	tried    map[int64]int
 }
 
-func (f *failing) read(r prefetch.Range, lever func(prefetch.Range) error) error {
+func (f *failing) read(r pages.Range, lever func(pages.Range) error) error {
 	if r.End() > f.from && r.Offset < f.to {
 		f.tried[r.Offset]++
-		return fmt.Errorf("read: %w", prefetch.ErrUnreadable)
+		return fmt.Errorf("read: %w", pages.ErrUnreadable)
 	}
 	return lever(r)
 }
 
-func (f *failing) Lock(r prefetch.Range) error { return f.read(r, f.Pages.Lock) }
-func (f *failing) Keep(r prefetch.Range) error { return f.read(r, f.Pages.Keep) }
+func (f *failing) Lock(r pages.Range) error { return f.read(r, f.Pages.Lock) }
+func (f *failing) Keep(r pages.Range) error { return f.read(r, f.Pages.Keep) }
 
 // Blocks that cannot be read are left out, tried once and told once; all others are held.
 func TestUnreadable(t *testing.T) {

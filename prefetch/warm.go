@@ -2,7 +2,10 @@ package prefetch
 
 // This file reads back what fits in memory after others took it, while the target computes nothing: the next request of a server that was idle for long finds it there.
 
-import "time"
+import (
+	"tensorcast/prefetch/pages"
+	"time"
+)
 
 const (
 	// warmTime is how often it is looked whether something is missing, if that takes less than one part in judgeShare of it.
@@ -15,9 +18,9 @@ const (
 
 // warmth is what Cold and Warm need from one StandBack to the next look.
 type warmth struct {
-	parts   []Range // what tokens read, in the order of use
-	missing []Range // of these, when Cold looked last
-	bytes   []int64 // of each of these, that were not in memory
+	parts   []pages.Range // what tokens read, in the order of use
+	missing []pages.Range // of these, when Cold looked last
+	bytes   []int64       // of each of these, that were not in memory
 	pause   time.Duration
 	at      time.Time // when to look next
 }
@@ -33,9 +36,9 @@ func (c *Controller) newWarmth() *warmth {
 		}
 		seen[place{r.File, r.Offset}] = true
 		end := min(r.End(), c.known[r.File].size)
-		for at := r.Offset &^ (pageSize - 1); at < end; {
-			next := min(at-at%c.help.block+c.help.block, (end+pageSize-1)&^(pageSize-1))
-			w.parts = append(w.parts, Range{r.File, at, next - at})
+		for at := r.Offset &^ (pages.PageSize - 1); at < end; {
+			next := min(at-at%c.help.block+c.help.block, (end+pages.PageSize-1)&^(pages.PageSize-1))
+			w.parts = append(w.parts, pages.Range{File: r.File, Offset: at, Length: next - at})
 			at = next
 		}
 	}

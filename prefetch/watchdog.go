@@ -4,8 +4,8 @@ package prefetch
 
 import (
 	"slices"
-	"time"
 	"tensorcast/prefetch/room"
+	"time"
 )
 
 // watchdog measures how long tokens take, in ns by the target's clock. Before anything is held it stands aside for one token; later again when tokens with help take as long

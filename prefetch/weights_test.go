@@ -6,10 +6,12 @@ import (
 	"path/filepath"
 	"testing"
 
+	"tensorcast/event"
 	"tensorcast/gguf"
 	"tensorcast/gguf/gguftest"
 	"tensorcast/internal/proc"
 	"tensorcast/pattern"
+	"tensorcast/prefetch/pages"
 )
 
 func TestWeightsHold(t *testing.T) {
@@ -33,11 +35,11 @@ func TestReadWeights(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "model.gguf")
 	m := &gguftest.Model{Tensors: []gguftest.Tensor{{Name: "a", Shape: []int64{32}, Type: gguf.F32}, {Name: "b", Shape: []int64{64}, Type: gguf.F32}}}
 	m.Write(t, path)
-	w, err := ReadWeights(path, idOf(t, path))
+	w, err := ReadWeights(path, fileID(t, path))
 	if err != nil || len(w) != 2 || w[0].End-w[0].Offset != 128 || w[1].End-w[1].Offset != 256 || w[0].End > w[1].Offset {
 		t.Errorf("%v, %v", w, err)
 	}
-	other := idOf(t, path)
+	other := fileID(t, path)
 	other.Ino++
 	if _, err := ReadWeights(path, other); !errors.Is(err, proc.ErrOtherFile) {
 		t.Errorf("a file that took the place of the model: %v", err)
@@ -45,7 +47,7 @@ func TestReadWeights(t *testing.T) {
 	if err := os.WriteFile(path, []byte("something else"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ReadWeights(path, idOf(t, path)); !errors.Is(err, gguf.ErrNotGGUF) {
+	if _, err := ReadWeights(path, fileID(t, path)); !errors.Is(err, gguf.ErrNotGGUF) {
 		t.Error(err)
 	}
 }
@@ -68,7 +70,17 @@ func TestCycleOfTooManyBytes(t *testing.T) {
 	for i := range c.Reads {
 		c.Reads[i] = pattern.CycleRead{Length: size}
 	}
-	if s := NewSchedule(c, minBlock, 0); len(s.Blocks) == 0 || len(s.Blocks) > maxBlocks || s.Bytes != size {
+	if s := NewSchedule(c, pages.MinBlock, 0); len(s.Blocks) == 0 || len(s.Blocks) > maxBlocks || s.Bytes != size {
 		t.Errorf("%d blocks, %d bytes", len(s.Blocks), s.Bytes)
 	}
+}
+
+// fileID is the id of the file at path, as a target's events have it.
+func fileID(t *testing.T, path string) event.FileID {
+	t.Helper()
+	id, err := proc.FileOf(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return event.FileID(id)
 }

@@ -5,6 +5,7 @@ package prefetch
 import (
 	"cmp"
 	"slices"
+	"tensorcast/prefetch/pages"
 	"time"
 )
 
@@ -116,7 +117,7 @@ func (c *Controller) within() (blocks []int, err error) {
 			visits = append(visits, i)
 		}
 	}
-	at := func(i int) *Range { return &h.schedule.Blocks[h.staged[visits[i]].block] }
+	at := func(i int) *pages.Range { return &h.schedule.Blocks[h.staged[visits[i]].block] }
 	slices.SortFunc(visits, func(a, b int) int {
 		return cmp.Compare(h.schedule.Blocks[h.staged[a].block].Offset, h.schedule.Blocks[h.staged[b].block].Offset)
 	})
@@ -193,7 +194,7 @@ const (
 )
 
 // pageOut pages a block out, and now and then looks whether that had an effect.
-func (c *Controller) pageOut(r Range) error {
+func (c *Controller) pageOut(r pages.Range) error {
 	w := &c.help.window
 	if err := c.pages.PageOut(r); err != nil {
 		return err
@@ -325,7 +326,7 @@ func (c *Controller) run(number int64) (bytes, behind int64, err error) {
 	v, _, _ := h.at(number, &h.follower)
 	last := h.schedule.Blocks[v.Block]
 	bytes, behind = last.Length, number+1
-	if h.block <= minBlock || c.pages.Apart() || c.opts.Window != 0 && c.opts.Window < 2*runBlocks*h.block {
+	if h.block <= pages.MinBlock || c.pages.Apart() || c.opts.Window != 0 && c.opts.Window < 2*runBlocks*h.block {
 		return bytes, behind, nil
 	}
 	var most, mostBehind int64 // up to the first end that is the same each time
@@ -445,7 +446,7 @@ func (h *helping) soon() map[int]bool {
 }
 
 // readAhead reads what of a block is not in memory. It returns how many bytes these are, and false if too many reads are under way.
-func (c *Controller) readAhead(r Range) (bytes int64, ok bool, err error) {
+func (c *Controller) readAhead(r pages.Range) (bytes int64, ok bool, err error) {
 	there, err := c.pages.Resident(r)
 	if err != nil || there >= r.Length {
 		return 0, true, err

@@ -19,7 +19,7 @@ import (
 
 	"tensorcast/event"
 	"tensorcast/pattern"
-	"tensorcast/prefetch"
+	"tensorcast/prefetch/pages"
 )
 
 // Config describes a machine and its target.
@@ -226,12 +226,12 @@ func (m *Machine) read(r *pattern.CycleRead) {
 		m.send(event.FileSeen{PID: 1, File: FileID(r.File), ID: FileID(r.File), Path: m.Path(r.File)})
 	}
 	op := &event.Op{Time: m.now, Stall: -1, PID: 1, TID: 1, Decode: m.decode, Name: r.Op}
-	parts := []prefetch.Range{{File: r.File, Offset: r.Offset, Length: r.Length}}
+	parts := []pages.Range{{File: r.File, Offset: r.Offset, Length: r.Length}}
 	if r.Experts {
 		op.GatherDim, op.ByExpert, op.IDs, op.IDRows = 2, true, m.chosen, int(max(m.Batch, 1))
 		parts = nil
 		for _, id := range distinct(m.chosen) {
-			parts = append(parts, prefetch.Range{File: r.File, Offset: r.Offset + int64(id)*r.Slice, Length: r.Slice})
+			parts = append(parts, pages.Range{File: r.File, Offset: r.Offset + int64(id)*r.Slice, Length: r.Slice})
 		}
 	}
 	var pages int64

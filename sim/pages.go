@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"tensorcast/event"
-	"tensorcast/prefetch"
+	"tensorcast/prefetch/pages"
 	"tensorcast/prefetch/room"
 )
 
@@ -44,13 +44,13 @@ type Pages struct {
 	Calls Calls
 	// InOrders is what InOrder was told, call by call, and Ordered what ReadAhead was asked for while that was true.
 	InOrders []bool
-	Ordered  []prefetch.Range
+	Ordered  []pages.Range
 }
 
 // Calls counts the calls.
 type Calls struct{ ReadAhead, Lock, Keep, Release, PageOut, Touched int }
 
-var _ prefetch.Pages = (*Pages)(nil)
+var _ pages.Levers = (*Pages)(nil)
 
 // queueBytes is the backlog of the disk, in bytes, above which ReadAhead refuses.
 const queueBytes = 128 << 20
@@ -81,14 +81,14 @@ func (p *Pages) Map(file int, base uint64) {
 }
 
 // each calls do for the pages of a range.
-func (p *Pages) each(r prefetch.Range, do func(*page)) {
+func (p *Pages) each(r pages.Range, do func(*page)) {
 	file := p.files[r.File]
 	for n := r.Offset / p.m.cfg.Page; n <= (r.End()-1)/p.m.cfg.Page && n < p.m.cache.pages(file); n++ {
 		do(p.m.cache.page(file, n))
 	}
 }
 
-func (p *Pages) load(r prefetch.Range) {
+func (p *Pages) load(r pages.Range) {
 	now := max(p.m.now, p.m.doing)
 	p.m.token.HelperBytes += p.m.load(p.files[r.File], r.Offset/p.m.cfg.Page, (r.End()-1)/p.m.cfg.Page+1, now)
 	p.spend(p.m.cfg.Costs.ReadAhead, r.Length)
@@ -121,7 +121,7 @@ func (p *Pages) InOrder(inOrder bool) error {
 func (p *Pages) Delivers(float64) error { return nil }
 
 // ReadAhead implements prefetch.Pages.
-func (p *Pages) ReadAhead(r prefetch.Range) bool {
+func (p *Pages) ReadAhead(r pages.Range) bool {
 	behind := float64(p.m.disk.free-max(p.m.now, p.m.doing)) / 1e9 * p.m.disk.bandwidth
 	if behind > queueBytes {
 		return false
@@ -135,13 +135,13 @@ func (p *Pages) ReadAhead(r prefetch.Range) bool {
 }
 
 // Reading implements prefetch.Pages. What is read here is in memory as soon as that was asked for.
-func (p *Pages) Reading(prefetch.Range) bool { return false }
+func (p *Pages) Reading(pages.Range) bool { return false }
 
 // Expect implements prefetch.Pages: nothing has to be waited for.
-func (p *Pages) Expect(prefetch.Range) {}
+func (p *Pages) Expect(pages.Range) {}
 
 // ReadNow implements prefetch.Pages.
-func (p *Pages) ReadNow(r prefetch.Range) error {
+func (p *Pages) ReadNow(r pages.Range) error {
 	p.load(r)
 	return nil
 }
@@ -150,13 +150,13 @@ func (p *Pages) ReadNow(r prefetch.Range) error {
 func (p *Pages) Poll() error { return nil }
 
 // wait advances the helper's time until a range has been read.
-func (p *Pages) wait(r prefetch.Range) {
+func (p *Pages) wait(r pages.Range) {
 	p.load(r)
 	p.each(r, func(pg *page) { p.m.doing = max(p.m.doing, pg.ready) })
 }
 
 // Lock implements prefetch.Pages.
-func (p *Pages) Lock(r prefetch.Range) error {
+func (p *Pages) Lock(r pages.Range) error {
 	p.Calls.Lock++
 	p.wait(r)
 	p.each(r, func(pg *page) {
@@ -169,14 +169,14 @@ func (p *Pages) Lock(r prefetch.Range) error {
 }
 
 // Keep implements prefetch.Pages.
-func (p *Pages) Keep(r prefetch.Range) error {
+func (p *Pages) Keep(r pages.Range) error {
 	p.Calls.Keep++
 	p.wait(r)
 	return nil
 }
 
 // Release implements prefetch.Pages.
-func (p *Pages) Release(r prefetch.Range) error {
+func (p *Pages) Release(r pages.Range) error {
 	p.Calls.Release++
 	p.each(r, func(pg *page) {
 		if pg.locked {
@@ -190,7 +190,7 @@ func (p *Pages) Release(r prefetch.Range) error {
 
 // PageOut implements prefetch.Pages. As with the real kernel, it needs to know where the target maps the file, and skips pages that are
 // being read.
-func (p *Pages) PageOut(r prefetch.Range) error {
+func (p *Pages) PageOut(r pages.Range) error {
 	p.Calls.PageOut++
 	p.spend(p.m.cfg.Costs.PageOut, r.Length)
 	if p.bases[r.File] == 0 || p.m.shared[p.files[r.File]] {
@@ -205,10 +205,10 @@ func (p *Pages) PageOut(r prefetch.Range) error {
 }
 
 // Evict implements prefetch.Pages.
-func (p *Pages) Evict(r prefetch.Range) bool { return p.PageOut(r) == nil }
+func (p *Pages) Evict(r pages.Range) bool { return p.PageOut(r) == nil }
 
 // Resident implements prefetch.Pages.
-func (p *Pages) Resident(r prefetch.Range) (bytes int64, err error) {
+func (p *Pages) Resident(r pages.Range) (bytes int64, err error) {
 	if r.Length <= 0 {
 		return 0, nil
 	}
@@ -221,14 +221,14 @@ func (p *Pages) Resident(r prefetch.Range) (bytes int64, err error) {
 }
 
 // Arrived implements prefetch.Pages.
-func (p *Pages) Arrived(r prefetch.Range) (bool, error) {
+func (p *Pages) Arrived(r pages.Range) (bool, error) {
 	arrived := true
 	p.each(r, func(pg *page) { arrived = arrived && pg.present && pg.ready <= max(p.m.now, p.m.doing) })
 	return arrived, nil
 }
 
 // Touched implements prefetch.Pages.
-func (p *Pages) Touched(r prefetch.Range) (touched bool, err error) {
+func (p *Pages) Touched(r pages.Range) (touched bool, err error) {
 	p.Calls.Touched++
 	if p.bases[r.File] != 0 {
 		p.each(r, func(pg *page) { touched = touched || pg.mapped })
@@ -242,7 +242,7 @@ func (p *Pages) Name() string { return "simulated" }
 // Close implements prefetch.Pages.
 func (p *Pages) Close() error {
 	for f := range p.files {
-		if err := p.Release(prefetch.Range{File: f, Length: p.m.cache.pages(p.files[f]) * p.m.cfg.Page}); err != nil {
+		if err := p.Release(pages.Range{File: f, Length: p.m.cache.pages(p.files[f]) * p.m.cfg.Page}); err != nil {
 			return err
 		}
 	}

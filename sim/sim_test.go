@@ -6,7 +6,7 @@ import (
 
 	"tensorcast/event"
 	"tensorcast/pattern"
-	"tensorcast/prefetch"
+	"tensorcast/prefetch/pages"
 	"tensorcast/sim"
 )
 
@@ -102,7 +102,7 @@ func (h *idle) Tick() error {
 func TestHelper(t *testing.T) {
 	c := scan(4, mib, 25e6)
 	m := sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 100 * mib, Bandwidth: 100 * mib, Tick: 10 * time.Millisecond})
-	pages := m.Pages()
+	levers := m.Pages()
 	h := &idle{m: m}
 	locked := false
 	h.do = func() {
@@ -110,10 +110,10 @@ func TestHelper(t *testing.T) {
 			return
 		}
 		locked = true
-		if _, _, err := pages.Open(m.Path(0), event.FileID{}); err != nil {
+		if _, _, err := levers.Open(m.Path(0), event.FileID{}); err != nil {
 			t.Error(err)
 		}
-		if err := pages.Lock(prefetch.Range{Length: 4 * mib}); err != nil {
+		if err := levers.Lock(pages.Range{Length: 4 * mib}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -137,12 +137,12 @@ func TestHelper(t *testing.T) {
 func TestLocked(t *testing.T) {
 	c := scan(16, mib, 0)
 	m := sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 8 * mib, Bandwidth: 1 << 30})
-	pages := m.Pages()
-	if _, _, err := pages.Open(m.Path(0), event.FileID{}); err != nil {
+	levers := m.Pages()
+	if _, _, err := levers.Open(m.Path(0), event.FileID{}); err != nil {
 		t.Fatal(err)
 	}
-	first := prefetch.Range{Length: 6 * mib}
-	if err := pages.Lock(first); err != nil {
+	first := pages.Range{Length: 6 * mib}
+	if err := levers.Lock(first); err != nil {
 		t.Fatal(err)
 	}
 	for i, token := range tokens(t, m, c, 3) {
@@ -150,14 +150,14 @@ func TestLocked(t *testing.T) {
 			t.Errorf("token %d reads %d bytes", i, token.TargetBytes)
 		}
 	}
-	if n, err := pages.Resident(first); n != 6*mib || err != nil || m.Overcommitted() != 0 {
+	if n, err := levers.Resident(first); n != 6*mib || err != nil || m.Overcommitted() != 0 {
 		t.Errorf("%d bytes of those that are locked are in memory, %v; %d beyond the limit", n, err, m.Overcommitted())
 	}
 	m.SetLimit(4 * mib)
 	if m.Used() != 6*mib || m.Overcommitted() != 2*mib {
 		t.Errorf("with a smaller limit %d bytes are used, %d beyond it", m.Used(), m.Overcommitted())
 	}
-	if err := pages.Release(first); err != nil {
+	if err := levers.Release(first); err != nil {
 		t.Fatal(err)
 	}
 	if m.Used() > 4*mib || m.Locked() != 0 {
@@ -169,20 +169,20 @@ func TestLocked(t *testing.T) {
 func TestReferencedPagesOutliveThoseReadAhead(t *testing.T) {
 	c := scan(8, mib, 0)
 	m := sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 6 * mib, Bandwidth: 1 << 40})
-	pages := m.Pages()
-	if _, _, err := pages.Open(m.Path(0), event.FileID{}); err != nil {
+	levers := m.Pages()
+	if _, _, err := levers.Open(m.Path(0), event.FileID{}); err != nil {
 		t.Fatal(err)
 	}
 	part := &pattern.Cycle{Reads: c.Reads[:4]}
 	tokens(t, m, part, 1)
-	ahead := prefetch.Range{Offset: 4 * mib, Length: 2 * mib}
-	pages.ReadAhead(ahead)
+	ahead := pages.Range{Offset: 4 * mib, Length: 2 * mib}
+	levers.ReadAhead(ahead)
 	if err := m.Sleep(time.Second); err != nil {
 		t.Fatal(err)
 	}
-	pages.ReadAhead(prefetch.Range{Offset: 6 * mib, Length: mib}) // one too many
-	touched, _ := pages.Resident(prefetch.Range{Length: 4 * mib})
-	left, _ := pages.Resident(ahead)
+	levers.ReadAhead(pages.Range{Offset: 6 * mib, Length: mib}) // one too many
+	touched, _ := levers.Resident(pages.Range{Length: 4 * mib})
+	left, _ := levers.Resident(ahead)
 	if touched != 4*mib || left != mib {
 		t.Errorf("of what was touched %d bytes are left, of what was read ahead %d", touched, left)
 	}
@@ -192,34 +192,34 @@ func TestReferencedPagesOutliveThoseReadAhead(t *testing.T) {
 func TestPageOut(t *testing.T) {
 	c := scan(4, mib, 0)
 	m := sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 100 * mib, Bandwidth: 1 << 30})
-	pages := m.Pages()
-	if _, _, err := pages.Open(m.Path(0), event.FileID{}); err != nil {
+	levers := m.Pages()
+	if _, _, err := levers.Open(m.Path(0), event.FileID{}); err != nil {
 		t.Fatal(err)
 	}
-	r := prefetch.Range{Length: 4 * mib}
-	resident := func() int64 { n, _ := pages.Resident(r); return n }
+	r := pages.Range{Length: 4 * mib}
+	resident := func() int64 { n, _ := levers.Resident(r); return n }
 	out := func() {
-		if err := pages.PageOut(r); err != nil {
+		if err := levers.PageOut(r); err != nil {
 			t.Fatal(err)
 		}
 	}
-	pages.Map(0, 0x7f0000000000)
-	pages.ReadAhead(r)
+	levers.Map(0, 0x7f0000000000)
+	levers.ReadAhead(r)
 	if out(); resident() != 4*mib {
 		t.Error("pages are gone before they came")
 	}
 	if err := m.Sleep(time.Second); err != nil {
 		t.Fatal(err)
 	}
-	pages.Map(0, 0)
+	levers.Map(0, 0)
 	if out(); resident() != 4*mib {
 		t.Error("paged out of an unknown address")
 	}
-	pages.Map(0, 0x7f0000000000)
+	levers.Map(0, 0x7f0000000000)
 	if out(); resident() != 0 {
 		t.Errorf("%d bytes are left", resident())
 	}
-	if _, _, err := pages.Open("other.gguf", event.FileID{}); err == nil {
+	if _, _, err := levers.Open("other.gguf", event.FileID{}); err == nil {
 		t.Error("no error for a file that is not there")
 	}
 }

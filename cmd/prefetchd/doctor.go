@@ -104,7 +104,7 @@ type diagnosis struct {
 	Command []string         `json:"command"`
 	Verdict holding.Verdict  `json:"verdict"`
 	Holding *holding.Holding `json:"holding"`
-	Room    *room.Room   `json:"room,omitempty"` // for pages of the model, those that are resident included
+	Room    *room.Room       `json:"room,omitempty"` // for pages of the model, those that are resident included
 	NoRoom  string           `json:"no_room,omitempty"`
 	Claimed bool             `json:"claimed"` // another prefetchd helps the process
 	Means   []means          `json:"means"`

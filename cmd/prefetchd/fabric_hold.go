@@ -29,6 +29,7 @@ import (
 	"tensorcast/internal/invoker"
 	"tensorcast/internal/proc"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/pages"
 	"tensorcast/prefetch/room"
 )
 
@@ -226,9 +227,9 @@ func (h *handed) close() error {
 // disk measures how many bytes per second the disk delivers of a file of so many bytes; 0: that is not known.
 func disk(path string, size int64, log *slog.Logger) float64 {
 	const piece = 2 << 20
-	var blocks []prefetch.Range
+	var blocks []pages.Range
 	for at := int64(0); at+piece <= size; at += piece {
-		blocks = append(blocks, prefetch.Range{Offset: at, Length: piece})
+		blocks = append(blocks, pages.Range{Offset: at, Length: piece})
 	}
 	id, err := proc.FileOf(path)
 	if err != nil || len(blocks) == 0 {
@@ -255,7 +256,7 @@ func (o *options) handOver(cmd *exec.Cmd, user *invoker.User, live *live, log *s
 	if _, err := os.Stat(backend); err != nil {
 		return nil, fmt.Errorf("--fabric needs %s beside prefetchd, or in ../lib (make build, make install): %w", backendName, err)
 	}
-	path := prefetch.NamedModel(cmd.Args)
+	path := pages.NamedModel(cmd.Args)
 	if path == "" {
 		return nil, cli.Usagef("--fabric: the command names no model (*.gguf)")
 	}

@@ -23,8 +23,8 @@ import (
 	"tensorcast/prefetch"
 	"tensorcast/prefetch/monitor"
 	"tensorcast/prefetch/readahead"
-	"tensorcast/prefetch/serve"
 	"tensorcast/prefetch/room"
+	"tensorcast/prefetch/serve"
 )
 
 type options struct {

@@ -22,6 +22,7 @@ import (
 	"tensorcast/internal/proc"
 	"tensorcast/internal/regular"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/pages"
 	"tensorcast/trace/tables"
 )
 
@@ -107,9 +108,9 @@ func (s *surroundings) disk(name string, measure bool) (*tables.Disk, error) {
 // bandwidth reads the file for a moment, past the page cache.
 func bandwidth(f *os.File, name string, size int64) (float64, error) {
 	const block = 2 << 20
-	var blocks []prefetch.Range
+	var blocks []pages.Range
 	for at := int64(0); at+block <= size; at += block {
-		blocks = append(blocks, prefetch.Range{Offset: at, Length: block})
+		blocks = append(blocks, pages.Range{Offset: at, Length: block})
 	}
 	const least = 16 // less is read before it can be timed
 	if len(blocks) < least {

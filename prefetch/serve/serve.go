@@ -26,6 +26,7 @@ import (
 	"tensorcast/moe/hidden"
 	"tensorcast/prefetch"
 	"tensorcast/prefetch/monitor"
+	"tensorcast/prefetch/pages"
 	"tensorcast/prefetch/readahead"
 	"tensorcast/prefetch/room"
 )
@@ -78,7 +79,7 @@ type server struct {
 	readahead  *readahead.Target // nil if it is not to be changed
 	covered    bool              // so it was asked to, see follow
 	eased      ease
-	pages      *prefetch.KernelPages
+	pages      *pages.Kernel
 	settled    bool
 	unloaded   bool // the probes of the command's start were removed
 	target     *capture.Capture
@@ -109,10 +110,10 @@ type Target struct {
 
 // head reads the head of the command's model.
 type head struct {
-	*prefetch.Head // nil if there is none
-	stop           context.CancelFunc
-	reading        sync.WaitGroup
-	closed         error // valid after reading
+	*pages.Head // nil if there is none
+	stop        context.CancelFunc
+	reading     sync.WaitGroup
+	closed      error // valid after reading
 }
 
 // early is what is known before a command runs: how much room there is, and how many bytes its models have; 0 if that is not known.
@@ -138,7 +139,11 @@ func readHead(ctx context.Context, args []string, o *Options) (*head, early, err
 	if o.Elsewhere != nil {
 		return h, e, nil
 	}
-	if h.Head = prefetch.NamedHead(args, e.room, o.Prefetch.Budget); h.Head == nil {
+	most := prefetch.Keepable(e.room)
+	if budget := o.Prefetch.Budget; budget > 0 {
+		most = min(most, budget)
+	}
+	if h.Head = pages.NamedHead(args, most); h.Head == nil {
 		return h, e, nil
 	}
 	e.bytes = h.Named()
@@ -244,7 +249,7 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 	}
 	defer func() { err = errors.Join(err, memory.Close()) }()
 	v.memory = memory
-	pages, err := prefetch.NewKernelPages(o.PID, o.Log)
+	pages, err := pages.NewKernel(o.PID, o.Log)
 	if err != nil {
 		return s, err
 	}

@@ -1,4 +1,4 @@
-package prefetch
+package pages
 
 import (
 	gocontext "context"
@@ -10,7 +10,6 @@ import (
 	"tensorcast/gguf"
 	"tensorcast/internal/pagecache"
 	"tensorcast/internal/testenv"
-	"tensorcast/prefetch/room"
 )
 
 // The head of the largest model that a command line names is read, as far as there is room.
@@ -38,30 +37,22 @@ func TestNamedHead(t *testing.T) {
 		}
 		return info.Size()
 	}
-	roomFor := func(bytes int64) room.Room { // of which margin and window are taken
-		r := room.Room{Bytes: bytes, Limit: 1 << 30}
-		for Keepable(r) < bytes {
-			r.Bytes += pageSize
-		}
-		return r
-	}
 	for name, tc := range map[string]struct {
-		args   []string
-		room   room.Room
-		budget int64
-		want   int64 // bytes; 0: none is named
-		named  int64 // bytes of all that are named; 0: not known
+		args  []string
+		most  int64
+		want  int64 // bytes; 0: none is named
+		named int64 // bytes of all that are named; 0: not known
 	}{
-		"all":           {[]string{"llama-cli", "-m", model, "-md", draft, "-n", "1"}, roomFor(1 << 30), 0, size(model), size(model) + size(draft)},
-		"after =":       {[]string{"llama-cli", "--model=" + model}, roomFor(1 << 30), 0, size(model), size(model)},
-		"room":          {[]string{"llama-cli", "-m", model}, roomFor(12 << 20), 0, 12 << 20, size(model)},
-		"budget":        {[]string{"llama-cli", "-m", model}, roomFor(1 << 30), 9<<20 + 4096, 9<<20 + 4096, size(model)},
-		"no room":       {[]string{"llama-cli", "-m", model}, room.Room{}, 0, -1, size(model)},
-		"none":          {[]string{"llama-cli", "-p", "x"}, roomFor(1 << 30), 0, 0, 0},
-		"nothing there": {[]string{"llama-cli", "-m", "missing.gguf", "-m", "none.gguf", "-m", dir}, roomFor(1 << 30), 0, 0, 0},
-		"split":         {[]string{"llama-cli", "-m", model, "-md", part}, roomFor(1 << 30), 0, size(model), 0},
+		"all":           {[]string{"llama-cli", "-m", model, "-md", draft, "-n", "1"}, 1 << 30, size(model), size(model) + size(draft)},
+		"after =":       {[]string{"llama-cli", "--model=" + model}, 1 << 30, size(model), size(model)},
+		"most":          {[]string{"llama-cli", "-m", model}, 12 << 20, 12 << 20, size(model)},
+		"budget":        {[]string{"llama-cli", "-m", model}, 9<<20 + 4096, 9<<20 + 4096, size(model)},
+		"no room":       {[]string{"llama-cli", "-m", model}, 0, -1, size(model)},
+		"none":          {[]string{"llama-cli", "-p", "x"}, 1 << 30, 0, 0},
+		"nothing there": {[]string{"llama-cli", "-m", "missing.gguf", "-m", "none.gguf", "-m", dir}, 1 << 30, 0, 0},
+		"split":         {[]string{"llama-cli", "-m", model, "-md", part}, 1 << 30, size(model), 0},
 	} {
-		h := NamedHead(tc.args, tc.room, tc.budget)
+		h := NamedHead(tc.args, tc.most)
 		if (h == nil) != (tc.want == 0) {
 			t.Errorf("%s: %v", name, h)
 			continue
@@ -85,8 +76,8 @@ func TestNamedHead(t *testing.T) {
 		h.Read(ended)
 		h.Read(t.Context())
 		want := max(tc.want, 0)
-		there, err := pagecache.Resident(f, 0, (want+pageSize-1)/pageSize*pageSize)
-		beyond, _ := pagecache.Resident(f, (want+pageSize-1)/pageSize*pageSize, size(model)-want)
+		there, err := pagecache.Resident(f, 0, (want+PageSize-1)/PageSize*PageSize)
+		beyond, _ := pagecache.Resident(f, (want+PageSize-1)/PageSize*PageSize, size(model)-want)
 		if err != nil || there < want || beyond > 0 {
 			t.Errorf("%s: %d bytes are there, and %d beyond; want %d", name, there, beyond, want)
 		}

@@ -10,22 +10,23 @@ import (
 
 	"tensorcast/internal/proc"
 	"tensorcast/internal/regular"
+	"tensorcast/prefetch/pages"
 )
 
 func placeOf(t *testing.T, path string) proc.Place {
-	return proc.Place{Path: path, ID: proc.FileID(idOf(t, path))}
+	return proc.Place{Path: path, ID: proc.FileID(fileID(t, path))}
 }
 
 // The disk is measured below the page cache; only regular files are read.
 func TestBandwidth(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "model")
-	if err := os.WriteFile(path, make([]byte, 5*mib), 0o600); err != nil {
+	if err := os.WriteFile(path, make([]byte, 5*mibs), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var blocks []Range
+	var blocks []pages.Range
 	for i := range int64(5) {
-		blocks = append(blocks, Range{0, i * mib, mib}, Range{1, i * mib, mib}) // those of another file are left out
+		blocks = append(blocks, pages.Range{File: 0, Offset: i * mibs, Length: mibs}, pages.Range{File: 1, Offset: i * mibs, Length: mibs}) // those of another file are left out
 	}
 	got, err := Bandwidth(placeOf(t, path), blocks)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {

@@ -1,4 +1,4 @@
-package prefetch
+package pages
 
 // This file frees pages beside the control loop: paging a megabyte of single pages out takes a quarter of a millisecond, in which a chosen expert would wait.
 
@@ -27,7 +27,7 @@ type evictor struct {
 // eviction is a range of a file, and the address at which the target maps it.
 type eviction struct {
 	Range
-	file    *modelFile
+	file    *File
 	address uint64
 }
 
@@ -107,8 +107,8 @@ func (e *evictor) add(r eviction) bool {
 func (e *evictor) spare(r Range) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.queue = slices.DeleteFunc(e.queue, func(q eviction) bool { return q.overlaps(r) })
-	if f := e.freeing; f.overlaps(r) {
+	e.queue = slices.DeleteFunc(e.queue, func(q eviction) bool { return q.Overlaps(r) })
+	if f := e.freeing; f.Overlaps(r) {
 		first, end := max(f.Offset, r.Offset), min(f.End(), r.End())
 		f.address += uint64(first - f.Offset)
 		f.Offset, f.Length = first, end-first

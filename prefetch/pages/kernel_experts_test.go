@@ -1,4 +1,4 @@
-package prefetch
+package pages
 
 // This file tests what the kernel is asked for experts: reads at once, paging out beside the loop, a processor at once.
 
@@ -25,7 +25,7 @@ import (
 // mappedFile is a file of which nothing is in memory, that this process, the target, maps.
 type mappedFile struct {
 	t       *testing.T
-	k       *KernelPages
+	k       *Kernel
 	file    int
 	mapping []byte
 	touched byte
@@ -54,7 +54,7 @@ func newMappedFile(t *testing.T, size int) *mappedFile {
 	if err := unix.Madvise(m.mapping, unix.MADV_RANDOM); err != nil {
 		t.Fatal(err)
 	}
-	if m.k, err = NewKernelPages(os.Getpid(), slog.New(slog.NewTextHandler(t.Output(), nil))); err != nil {
+	if m.k, err = NewKernel(os.Getpid(), slog.New(slog.NewTextHandler(t.Output(), nil))); err != nil {
 		t.Fatal(err)
 	}
 	m.k.GuardedBy([]string{"env", guardianVariable + "=1", os.Args[0]})
@@ -81,7 +81,7 @@ func (m *mappedFile) resident(r Range) int64 {
 }
 
 func (m *mappedFile) touch(r Range) {
-	for at := r.Offset; at < r.End(); at += pageSize {
+	for at := r.Offset; at < r.End(); at += PageSize {
 		m.touched += m.mapping[at] // a load that is not used would not be made
 	}
 }
@@ -123,7 +123,7 @@ func openFiles(t *testing.T) []string {
 func TestReadNowAndEvict(t *testing.T) {
 	m := newMappedFile(t, 16*mib)
 	defer m.close()
-	inside := m.part(mib+pageSize, 3*mib) // as slices lie, across blocks
+	inside := m.part(mib+PageSize, 3*mib) // as slices lie, across blocks
 	m.read(inside)
 	if n := m.resident(m.part(0, 16*mib)); n != inside.Length {
 		t.Errorf("%d bytes are in memory, of %d that were asked for", n, inside.Length)
@@ -177,7 +177,7 @@ func TestReadNowFolios(t *testing.T) {
 		f := m.k.files[m.file]
 		folios := int64(0)
 		for at := int64(4 * mib); at < 12*mib; at += 2 * mib {
-			part := f.part(m.part(at, 2*mib))
+			part := f.Part(m.part(at, 2*mib))
 			if err := unix.Madvise(part, unix.MADV_POPULATE_READ); err != nil {
 				t.Fatal(err)
 			}
@@ -187,7 +187,7 @@ func TestReadNowFolios(t *testing.T) {
 			}
 			folios += n
 		}
-		if err := f.unmap(slice); err != nil {
+		if err := f.Unmap(slice); err != nil {
 			t.Fatal(err)
 		}
 		if folios != want {
@@ -223,10 +223,10 @@ func inFolios(t *testing.T, mem []byte) (pages int) {
 	}
 	const present, frame, headOrTail = 1 << 63, 1<<55 - 1, 3 << 15
 	for at := range mem {
-		if int64(at)%pageSize != 0 {
+		if int64(at)%PageSize != 0 {
 			continue
 		}
-		entry := word("/proc/self/pagemap", uint64(uintptr(unsafe.Pointer(&mem[at])))/uint64(pageSize))
+		entry := word("/proc/self/pagemap", uint64(uintptr(unsafe.Pointer(&mem[at])))/uint64(PageSize))
 		if entry&present != 0 && word("/proc/kpageflags", entry&frame)&headOrTail != 0 {
 			pages++
 		}
@@ -249,20 +249,20 @@ func TestReadNowSlice(t *testing.T) {
 		if err := errors.Join(m.k.Unmarked(unmarked), unix.Madvise(m.mapping, advice)); err != nil {
 			t.Fatal(err)
 		}
-		for i, slice := range []Range{m.part(mib+100, mib+5000), m.part(3*mib-pageSize, mib), m.part(8*mib+9*pageSize+1, 2*mib), m.part(5*mib+3*pageSize+17, 9*mib+300*1024)} {
-			whole := m.part(slice.Offset&^(pageSize-1), 0)
-			whole.Length = (slice.End()+pageSize-1)&^(pageSize-1) - whole.Offset
+		for i, slice := range []Range{m.part(mib+100, mib+5000), m.part(3*mib-PageSize, mib), m.part(8*mib+9*PageSize+1, 2*mib), m.part(5*mib+3*PageSize+17, 9*mib+300*1024)} {
+			whole := m.part(slice.Offset&^(PageSize-1), 0)
+			whole.Length = (slice.End()+PageSize-1)&^(PageSize-1) - whole.Offset
 			m.k.Expect(slice)
 			// A disk may take longer than ReadNow waits for the first page (firstWait); then it reads single pages.
 			reader := m.k.slicesFor(slice)
-			for _, p := range slicePieces(slice, m.k.Piece(m.file)) {
-				testenv.WaitFor(t, "the first page", func() bool { return ask(reader.marks, reader.first, p.Offset/pageSize) })
+			for _, p := range SlicePieces(slice, m.k.Piece(m.file)) {
+				testenv.WaitFor(t, "the first page", func() bool { return ask(reader.marks, reader.first, p.Offset/PageSize) })
 			}
 			testenv.WaitFor(t, "a slice to be read", func() bool {
 				if err := m.k.ReadNow(slice); err != nil {
 					t.Fatal(err)
 				}
-				if m.k.Reading(slice) && requestBytes(m.k.files[m.file].file) < math.MaxInt64 {
+				if m.k.Reading(slice) && requestBytes(m.k.files[m.file].File) < math.MaxInt64 {
 					t.Fatalf("%v, slice %d: some of it was left to workers", unmarked, i)
 				}
 				arrived, err := m.k.Arrived(slice)
@@ -275,7 +275,7 @@ func TestReadNowSlice(t *testing.T) {
 			if n := m.resident(m.part(0, 16*mib)); n != whole.Length {
 				t.Errorf("%v, slice %d: %d bytes are in memory, of %d that were asked for", unmarked, i, n, whole.Length)
 			}
-			if n, all := inFolios(t, m.mapping[whole.Offset:whole.End()]), int(whole.Length/pageSize); n < all*3/4 {
+			if n, all := inFolios(t, m.mapping[whole.Offset:whole.End()]), int(whole.Length/PageSize); n < all*3/4 {
 				t.Errorf("%v, slice %d: %d of %d pages lie in folios of several", unmarked, i, n, all)
 			}
 			testenv.WaitFor(t, "the slice to be freed", func() bool {
@@ -347,7 +347,7 @@ func TestReadNowWhileEvicting(t *testing.T) {
 		}
 		return errors.New("it stays in memory")
 	}, eviction.read, m.k.log)
-	r, wanted := m.part(2*mib, mib), m.part(2*mib+pageSize, mib/2)
+	r, wanted := m.part(2*mib, mib), m.part(2*mib+PageSize, mib/2)
 	m.read(r)
 	m.k.Evict(r)
 	<-begun
@@ -372,7 +372,7 @@ func TestReadNowWhileEvicting(t *testing.T) {
 func TestArrived(t *testing.T) {
 	m := newMappedFile(t, 8*mib)
 	defer m.close()
-	inside := m.part(mib+pageSize, 2*mib)
+	inside := m.part(mib+PageSize, 2*mib)
 	arrived := func(r Range) bool {
 		t.Helper()
 		is, err := m.k.Arrived(r)
@@ -388,7 +388,7 @@ func TestArrived(t *testing.T) {
 		m.read(inside) // again, if somebody takes a page
 		return arrived(inside)
 	})
-	if arrived(m.part(mib+pageSize, 3*mib)) {
+	if arrived(m.part(mib+PageSize, 3*mib)) {
 		t.Error("a range has arrived of which the end was not read")
 	}
 	if !arrived(m.part(4*mib, 0)) {
@@ -405,7 +405,7 @@ func TestCloseWhileEvicting(t *testing.T) {
 	m.read(m.part(0, 16*mib))
 	n := 0
 	for i := range int64(2 * maxEvictions) {
-		if m.k.Evict(m.part(i*pageSize%(16*mib), pageSize)) {
+		if m.k.Evict(m.part(i*PageSize%(16*mib), PageSize)) {
 			n++
 		}
 	}

@@ -1,4 +1,4 @@
-package prefetch
+package pages
 
 // This file has the levers on the kernel's page cache: reads ahead by io_uring, locks by mlock, paging out by process_madvise.
 //
@@ -28,13 +28,13 @@ import (
 	"tensorcast/internal/uring"
 )
 
-var pageSize = int64(os.Getpagesize())
+var PageSize = int64(os.Getpagesize())
 
 // KernelPages is the page cache of this machine.
-type KernelPages struct {
+type Kernel struct {
 	target      *proc.Process
 	queue       uring.Queue
-	files       []*modelFile
+	files       []*File
 	completions []uring.Completion
 	folio       int64           // bytes of a large folio, 0 if this kernel has none
 	atOnce      int             // large folios that are read at once, each by a worker of the queue
@@ -58,30 +58,30 @@ type read struct {
 }
 
 // queueEntries is how many requests may be under way.
-const queueEntries = 128
+const QueueEntries = 128
 
 // NewKernelPages prepares to work for the process pid. Its methods are called by one goroutine, which stays on one thread if that thread's
 // priority is to count: the kernel's workers for io_uring inherit it. Close it.
-func NewKernelPages(pid int, log *slog.Logger) (*KernelPages, error) {
+func NewKernel(pid int, log *slog.Logger) (*Kernel, error) {
 	target, err := proc.Open(pid)
 	if err != nil {
 		return nil, err
 	}
-	queue, err := uring.Open(queueEntries, uring.WithWorkers(leastAtOnce))
+	queue, err := uring.Open(QueueEntries, uring.WithWorkers(LeastAtOnce))
 	if err != nil {
 		return nil, errors.Join(err, target.Close())
 	}
-	return &KernelPages{target: target, queue: queue, folio: pagecache.FolioBytes(), atOnce: leastAtOnce, underWay: map[uint64]read{}, log: log}, nil
+	return &Kernel{target: target, queue: queue, folio: pagecache.FolioBytes(), atOnce: LeastAtOnce, underWay: map[uint64]read{}, log: log}, nil
 }
 
-// Close implements Pages.
-func (k *KernelPages) Close() error {
+// Close implements Levers.
+func (k *Kernel) Close() error {
 	if k.evictor != nil {
 		k.evictor.close()
 	}
 	errs := []error{k.queue.Close()}
 	for _, f := range k.files {
-		errs = append(errs, f.close())
+		errs = append(errs, f.Close())
 	}
 	k.files = nil
 	return errors.Join(append(errs, k.target.Close())...)
@@ -89,19 +89,19 @@ func (k *KernelPages) Close() error {
 
 // Rest prepares for a long time without reads, and Wake for reads again. Meanwhile khugepaged leaves the mappings alone: on kernels with CONFIG_READ_ONLY_THP_FOR_FS it
 // would read what is missing of a folio of which a page is in memory (collapse_file, mm/khugepaged.c).
-func (k *KernelPages) Rest() error { return k.advise(unix.MADV_NOHUGEPAGE) }
+func (k *Kernel) Rest() error { return k.advise(unix.MADV_NOHUGEPAGE) }
 
 // Wake undoes Rest.
-func (k *KernelPages) Wake() error { return k.advise(unix.MADV_HUGEPAGE) }
+func (k *Kernel) Wake() error { return k.advise(unix.MADV_HUGEPAGE) }
 
 // advise gives an advice about the mappings of files that are read in large folios.
-func (k *KernelPages) advise(advice int) error {
+func (k *Kernel) advise(advice int) error {
 	for _, f := range k.files {
-		if f.folio == 0 {
+		if f.Folio == 0 {
 			continue
 		}
-		if err := unix.Madvise(f.mapping, advice); err != nil {
-			return fmt.Errorf("advise the kernel about large folios of %s: %w", f.path, err)
+		if err := unix.Madvise(f.Mapping, advice); err != nil {
+			return fmt.Errorf("advise the kernel about large folios of %s: %w", f.Path, err)
 		}
 	}
 	return nil
@@ -109,11 +109,11 @@ func (k *KernelPages) advise(advice int) error {
 
 // Unmarked is told whether the target reads less around its faults than a large folio: then a mark on a folio does nothing, as what follows within that little is in memory
 // (page_cache_async_ra, mm/readahead.c). So a folio can be read without the next one.
-func (k *KernelPages) Unmarked(little bool) error { return k.mark(little, k.inOrder) }
+func (k *Kernel) Unmarked(little bool) error { return k.mark(little, k.inOrder) }
 
-// InOrder implements Pages. A mark has its reader read on only where something is missing within his readahead (page_cache_async_ra, mm/readahead.c), and what was asked for counts as there. So
+// InOrder implements Levers. A mark has its reader read on only where something is missing within his readahead (page_cache_async_ra, mm/readahead.c), and what was asked for counts as there. So
 // that he finds the next folio being read when he is through with one, and does not begin to read it by himself, more are read at once than the disk needs.
-func (k *KernelPages) InOrder(inOrder bool) error {
+func (k *Kernel) InOrder(inOrder bool) error {
 	workers := k.atOnce
 	if inOrder {
 		workers = mostAtOnce
@@ -122,7 +122,7 @@ func (k *KernelPages) InOrder(inOrder bool) error {
 }
 
 // mark notes why marks do nothing, if there is a reason, and has the kernel read a large folio without the next one then.
-func (k *KernelPages) mark(unmarked, inOrder bool) error {
+func (k *Kernel) mark(unmarked, inOrder bool) error {
 	before := k.Apart()
 	k.unmarked, k.inOrder = unmarked, inOrder
 	switch apart := k.Apart(); {
@@ -134,65 +134,65 @@ func (k *KernelPages) mark(unmarked, inOrder bool) error {
 	return k.advise(unix.MADV_NORMAL)
 }
 
-// Apart implements Pages.
-func (k *KernelPages) Apart() bool { return k.unmarked || k.inOrder }
+// Apart implements Levers.
+func (k *Kernel) Apart() bool { return k.unmarked || k.inOrder }
 
-// Name implements Pages.
-func (k *KernelPages) Name() string { return k.queue.Name() }
+// Name implements Levers.
+func (k *Kernel) Name() string { return k.queue.Name() }
 
-// Open implements Pages.
-func (k *KernelPages) Open(path string, id event.FileID) (file int, size int64, err error) {
-	f, err := openModelFile(proc.Place{Path: path, ID: proc.FileID(id)}, k.folio)
+// Open implements Levers.
+func (k *Kernel) Open(path string, id event.FileID) (file int, size int64, err error) {
+	f, err := OpenFile(proc.Place{Path: path, ID: proc.FileID(id)}, k.folio)
 	if err != nil {
 		return 0, 0, err
 	}
 	for i, known := range k.files {
 		if os.SameFile(known.info, f.info) {
-			return i, known.size, f.close()
+			return i, known.Size, f.Close()
 		}
 	}
-	if err := f.probe(); err != nil {
-		return 0, 0, errors.Join(err, f.close())
+	if err := f.Probe(); err != nil {
+		return 0, 0, errors.Join(err, f.Close())
 	}
-	if k.folio > 0 && f.folio == 0 {
+	if k.folio > 0 && f.Folio == 0 {
 		k.tellPages(f)
 	}
 	k.files = append(k.files, f)
-	return len(k.files) - 1, f.size, nil
+	return len(k.files) - 1, f.Size, nil
 }
 
-// Map implements Pages.
-func (k *KernelPages) Map(file int, base uint64) { k.files[file].base = base }
+// Map implements Levers.
+func (k *Kernel) Map(file int, base uint64) { k.files[file].base = base }
 
-// Block implements Pages.
-func (k *KernelPages) Block() int64 {
+// Block implements Levers.
+func (k *Kernel) Block() int64 {
 	for _, f := range k.files {
-		if f.folio == 0 {
-			return minBlock
+		if f.Folio == 0 {
+			return MinBlock
 		}
 	}
-	return max(k.folio, minBlock)
+	return max(k.folio, MinBlock)
 }
 
 const (
 	// leastAtOnce large folios are read at once, at most mostAtOnce. Those that wait for a worker take no memory yet, and a worker begins the next one without this process. More than the disk needs
 	// only wait in its queue: some disks tell of reads that came together when the last of them is over.
-	leastAtOnce = 3
+	LeastAtOnce = 3
 	mostAtOnce  = 8
 	// settledReads tell how long one takes by itself: what was measured when the file was opened may have been beside the target's own reads, as it loads its model.
 	settledReads = 64
 )
 
-// AtOnce implements Pages.
-func (k *KernelPages) AtOnce() int { return k.atOnce }
+// AtOnce implements Levers.
+func (k *Kernel) AtOnce() int { return k.atOnce }
 
-// Delivers implements Pages: as many reads have to be under way as the disk brings in the time that one takes by itself, which is the least that one was seen to take, and one that begins when another is
+// Delivers implements Levers: as many reads have to be under way as the disk brings in the time that one takes by itself, which is the least that one was seen to take, and one that begins when another is
 // over. It only rises: where too few were under way, the disk had delivered less.
-func (k *KernelPages) Delivers(perSecond float64) error {
-	needed := leastAtOnce
+func (k *Kernel) Delivers(perSecond float64) error {
+	needed := LeastAtOnce
 	for _, f := range k.files {
-		if f.reads >= settledReads && f.alone > 0 && f.folio > 0 {
-			needed = max(needed, int(math.Ceil(perSecond*f.alone.Seconds()/float64(f.folio)))+1)
+		if f.reads >= settledReads && f.alone > 0 && f.Folio > 0 {
+			needed = max(needed, int(math.Ceil(perSecond*f.alone.Seconds()/float64(f.Folio)))+1)
 		}
 	}
 	if needed = min(needed, mostAtOnce); needed <= k.atOnce {
@@ -202,8 +202,8 @@ func (k *KernelPages) Delivers(perSecond float64) error {
 	return k.queue.Workers(needed)
 }
 
-// ReadAhead implements Pages.
-func (k *KernelPages) ReadAhead(r Range) bool {
+// ReadAhead implements Levers.
+func (k *Kernel) ReadAhead(r Range) bool {
 	f := k.files[r.File]
 	if k.evictor != nil {
 		k.evictor.spare(r)
@@ -212,12 +212,12 @@ func (k *KernelPages) ReadAhead(r Range) bool {
 		if k.Reading(r) {
 			return true
 		}
-		folios := int((r.Length + f.folio - 1) / f.folio)
-		if k.queue.InFlight()+len(folioAdvices)*(len(k.waiting)+folios) > queueEntries {
+		folios := int((r.Length + f.Folio - 1) / f.Folio)
+		if k.queue.InFlight()+len(FolioAdvices)*(len(k.waiting)+folios) > QueueEntries {
 			return false
 		}
-		for at := r.Offset; at < r.End(); at += f.folio {
-			k.waiting = append(k.waiting, Range{r.File, at, min(f.folio, r.End()-at)})
+		for at := r.Offset; at < r.End(); at += f.Folio {
+			k.waiting = append(k.waiting, Range{r.File, at, min(f.Folio, r.End()-at)})
 		}
 		return true
 	}
@@ -225,27 +225,27 @@ func (k *KernelPages) ReadAhead(r Range) bool {
 }
 
 // readPages reads single pages.
-func (k *KernelPages) readPages(r Range) bool {
+func (k *Kernel) readPages(r Range) bool {
 	f := k.files[r.File]
-	if int64(k.queue.InFlight())+(r.Length+f.piece-1)/f.piece > queueEntries {
+	if int64(k.queue.InFlight())+(r.Length+f.Piece-1)/f.Piece > QueueEntries {
 		return false
 	}
-	for at := r.Offset; at < r.End(); at += f.piece {
-		if !k.queue.Fadvise(int(f.file.Fd()), at, min(f.piece, r.End()-at), unix.FADV_WILLNEED, 0) {
+	for at := r.Offset; at < r.End(); at += f.Piece {
+		if !k.queue.Fadvise(int(f.File.Fd()), at, min(f.Piece, r.End()-at), unix.FADV_WILLNEED, 0) {
 			return false // what is missing the target reads by itself
 		}
 	}
 	return true
 }
 
-// ReadNow implements Pages. A worker of io_uring, to which FADV_WILLNEED is always given, would wait for a processor on which the target's threads spin. Of a long range the large folios are left
+// ReadNow implements Levers. A worker of io_uring, to which FADV_WILLNEED is always given, would wait for a processor on which the target's threads spin. Of a long range the large folios are left
 // to such workers all the same: pages would take more of the kernel's time than that.
-func (k *KernelPages) ReadNow(r Range) error {
+func (k *Kernel) ReadNow(r Range) error {
 	f := k.files[r.File]
 	if k.evictor != nil {
 		k.evictor.spare(r)
 	}
-	piece := f.piece
+	piece := f.Piece
 	if time.Since(k.readNow) > firstPause {
 		piece = firstPiece
 	}
@@ -260,11 +260,11 @@ func (k *KernelPages) ReadNow(r Range) error {
 	before := Range{r.File, r.Offset, middle.Offset - r.Offset}
 	behind := Range{r.File, middle.End(), r.End() - middle.End()}
 	// What follows the folios has to be in memory first, see begin.
-	if err := errors.Join(f.readPages(behind, piece), f.readPages(before, f.piece)); err != nil {
+	if err := errors.Join(f.readPages(behind, piece), f.readPages(before, f.Piece)); err != nil {
 		return err
 	}
 	if !k.ReadAhead(middle) {
-		return f.readPages(middle, f.piece)
+		return f.readPages(middle, f.Piece)
 	}
 	if err := k.begin(); err != nil {
 		return err
@@ -281,10 +281,10 @@ const (
 )
 
 // folioAdvices read a large folio and unmap it here.
-var folioAdvices = []int{unix.MADV_POPULATE_READ, unix.MADV_DONTNEED}
+var FolioAdvices = []int{unix.MADV_POPULATE_READ, unix.MADV_DONTNEED}
 
 // begin begins those reads of large folios of which what follows is in memory, or is not to be expected.
-func (k *KernelPages) begin() error {
+func (k *Kernel) begin() error {
 	if len(k.waiting) == 0 {
 		return nil
 	}
@@ -303,19 +303,19 @@ func (k *KernelPages) begin() error {
 }
 
 // beginOne begins a read of a large folio, unless it is to wait.
-func (k *KernelPages) beginOne(r Range) (begun bool, err error) {
+func (k *Kernel) beginOne(r Range) (begun bool, err error) {
 	f := k.files[r.File]
-	if f.folio == 0 {
+	if f.Folio == 0 {
 		return k.readPages(r), nil
 	}
-	next := Range{r.File, r.End(), min(f.folio, f.size-r.End())}
+	next := Range{r.File, r.End(), min(f.Folio, f.Size-r.End())}
 	if there, err := k.Resident(next); err != nil {
 		return false, err
 	} else if there < next.Length && !k.Apart() {
 		return !k.Reading(next) && k.readPages(r), nil
 	}
 	// The end of a file is no large folio, whatever the file system. Pages that somebody else has read, as a target that loads its model does, say nothing about it, either.
-	look, advices := f.toLook() && r.Length == f.folio, folioAdvices
+	look, advices := f.toLook() && r.Length == f.Folio, FolioAdvices
 	if look {
 		there, err := k.Resident(r)
 		if err != nil {
@@ -327,7 +327,7 @@ func (k *KernelPages) beginOne(r Range) (begun bool, err error) {
 		advices = advices[:1]
 	}
 	k.tag++
-	if !k.queue.Madvise(f.part(r), advices, k.tag) {
+	if !k.queue.Madvise(f.Part(r), advices, k.tag) {
 		return false, nil
 	}
 	f.reads++
@@ -335,8 +335,8 @@ func (k *KernelPages) beginOne(r Range) (begun bool, err error) {
 	return true, nil
 }
 
-// Reading implements Pages. Each read takes a worker of io_uring until it is over: behind as many as AtOnce, reads wait.
-func (k *KernelPages) Reading(r Range) bool {
+// Reading implements Levers. Each read takes a worker of io_uring until it is over: behind as many as AtOnce, reads wait.
+func (k *Kernel) Reading(r Range) bool {
 	overlaps := func(p Range) bool { return p.File == r.File && p.Offset < r.End() && r.Offset < p.End() }
 	if slices.ContainsFunc(k.waiting, overlaps) {
 		return true
@@ -349,8 +349,8 @@ func (k *KernelPages) Reading(r Range) bool {
 	return false
 }
 
-// Poll implements Pages. A read that failed is no reason to stop: the target will read for itself.
-func (k *KernelPages) Poll() error {
+// Poll implements Levers. A read that failed is no reason to stop: the target will read for itself.
+func (k *Kernel) Poll() error {
 	if err := k.begin(); err != nil {
 		return err
 	}
@@ -371,7 +371,7 @@ func (k *KernelPages) Poll() error {
 }
 
 // completed notes that a read is over, or begun as far as pages go.
-func (k *KernelPages) completed(done uring.Completion) error {
+func (k *Kernel) completed(done uring.Completion) error {
 	if r, ok := k.underWay[done.Tag]; ok {
 		delete(k.underWay, done.Tag)
 		k.files[r.File].took(r, time.Since(r.begun))
@@ -392,46 +392,46 @@ func (k *KernelPages) completed(done uring.Completion) error {
 }
 
 // examine looks at a read of large folios that is over, and gives them up where there are none.
-func (k *KernelPages) examine(r read, failed error) error {
+func (k *Kernel) examine(r read, failed error) error {
 	f := k.files[r.File]
 	gone := errors.Is(failed, unix.EINVAL) // before Linux 5.14 there is no MADV_POPULATE_READ
 	if r.look && failed == nil {
 		gone = f.look(r.Range)
 	}
 	if r.look {
-		if err := f.unmap(r.Range); err != nil {
+		if err := f.Unmap(r.Range); err != nil {
 			return err
 		}
 	}
-	if !gone || f.folio == 0 {
+	if !gone || f.Folio == 0 {
 		return nil
 	}
 	k.tellPages(f)
 	return f.onlyPages()
 }
 
-func (k *KernelPages) tellPages(f *modelFile) {
-	k.log.Info("there are no large folios: single pages are read, which costs more of the kernel's time", "file", f.path)
+func (k *Kernel) tellPages(f *File) {
+	k.log.Info("there are no large folios: single pages are read, which costs more of the kernel's time", "file", f.Path)
 }
 
-// Lock implements Pages. The file may have been truncated: then mlock fails, nothing is touched from user space.
-func (k *KernelPages) Lock(r Range) error {
+// Lock implements Levers. The file may have been truncated: then mlock fails, nothing is touched from user space.
+func (k *Kernel) Lock(r Range) error {
 	f := k.files[r.File]
 	if err := k.finish(r); err != nil {
 		return err
 	}
-	err := unix.Mlock(f.part(r))
+	err := unix.Mlock(f.Part(r))
 	if errors.Is(err, unix.ENOMEM) && k.unreadable(r) { // mlock says of a failed read that there is no such memory
-		return fmt.Errorf("lock %d bytes of %s in memory: %w", r.Length, f.path, ErrUnreadable)
+		return fmt.Errorf("lock %d bytes of %s in memory: %w", r.Length, f.Path, ErrUnreadable)
 	}
 	if err != nil {
-		return fmt.Errorf("lock %d bytes of %s in memory: %w%s", r.Length, f.path, err, whyNotLocked())
+		return fmt.Errorf("lock %d bytes of %s in memory: %w%s", r.Length, f.Path, err, whyNotLocked())
 	}
 	return nil
 }
 
 // finish waits until reads of a range are over: a fault on it now would find it missing, and read what follows it, too.
-func (k *KernelPages) finish(r Range) error {
+func (k *Kernel) finish(r Range) error {
 	for k.Reading(r) {
 		if err := k.Poll(); err != nil {
 			return err
@@ -453,13 +453,13 @@ func whyNotLocked() string {
 	return fmt.Sprintf(": without CAP_IPC_LOCK it may lock %d bytes", limit.Cur)
 }
 
-// Keep implements Pages. The pages are mapped here for a moment only: what two processes map cannot be paged out.
-func (k *KernelPages) Keep(r Range) error {
+// Keep implements Levers. The pages are mapped here for a moment only: what two processes map cannot be paged out.
+func (k *Kernel) Keep(r Range) error {
 	f := k.files[r.File]
 	if err := k.finish(r); err != nil {
 		return err
 	}
-	err := unix.Madvise(f.part(r), unix.MADV_POPULATE_READ)
+	err := unix.Madvise(f.Part(r), unix.MADV_POPULATE_READ)
 	if errors.Is(err, unix.EINVAL) { // before Linux 5.14: what was read ahead is all
 		return nil
 	}
@@ -468,25 +468,25 @@ func (k *KernelPages) Keep(r Range) error {
 		err = ErrUnreadable
 	}
 	if err != nil {
-		return fmt.Errorf("read %d bytes at %d of %s: %w", r.Length, r.Offset, f.path, err)
+		return fmt.Errorf("read %d bytes at %d of %s: %w", r.Length, r.Offset, f.Path, err)
 	}
-	return f.unmap(r)
+	return f.Unmap(r)
 }
 
 // unreadable says whether a range cannot be read.
-func (k *KernelPages) unreadable(r Range) bool { return errors.Is(k.Keep(r), ErrUnreadable) }
+func (k *Kernel) unreadable(r Range) bool { return errors.Is(k.Keep(r), ErrUnreadable) }
 
-// Release implements Pages.
-func (k *KernelPages) Release(r Range) error {
+// Release implements Levers.
+func (k *Kernel) Release(r Range) error {
 	f := k.files[r.File]
-	if err := unix.Munlock(f.part(r)); err != nil {
-		return fmt.Errorf("unlock %d bytes of %s: %w", r.Length, f.path, err)
+	if err := unix.Munlock(f.Part(r)); err != nil {
+		return fmt.Errorf("unlock %d bytes of %s: %w", r.Length, f.Path, err)
 	}
-	return f.unmap(r)
+	return f.Unmap(r)
 }
 
-// PageOut implements Pages. A target that has ended has no pages of its own any more.
-func (k *KernelPages) PageOut(r Range) error {
+// PageOut implements Levers. A target that has ended has no pages of its own any more.
+func (k *Kernel) PageOut(r Range) error {
 	f := k.files[r.File]
 	if err := k.target.PageOut(f.base+uint64(r.Offset), r.Length); err != nil {
 		if errors.Is(err, unix.ESRCH) {
@@ -499,12 +499,12 @@ func (k *KernelPages) PageOut(r Range) error {
 	if left, err := k.Resident(r); left == 0 || err != nil {
 		return err
 	}
-	k.queue.Fadvise(int(f.file.Fd()), r.Offset, r.Length, unix.FADV_DONTNEED, 0) // if the queue is full it stays until the next time
+	k.queue.Fadvise(int(f.File.Fd()), r.Offset, r.Length, unix.FADV_DONTNEED, 0) // if the queue is full it stays until the next time
 	return nil
 }
 
-// Evict implements Pages.
-func (k *KernelPages) Evict(r Range) bool {
+// Evict implements Levers.
+func (k *Kernel) Evict(r Range) bool {
 	if k.evictor == nil {
 		k.evictor = newEvictor(k.free, eviction.read, k.log)
 	}
@@ -513,23 +513,23 @@ func (k *KernelPages) Evict(r Range) bool {
 }
 
 // free frees the pages of a range, in the evictor's goroutine.
-func (k *KernelPages) free(e eviction) error {
+func (k *Kernel) free(e eviction) error {
 	if err := k.target.PageOut(e.address, e.Length); err != nil && !errors.Is(err, unix.ESRCH) {
 		return err
 	}
-	if left, err := pagecache.Resident(e.file.file, e.Offset, e.Length); left == 0 || err != nil {
+	if left, err := pagecache.Resident(e.file.File, e.Offset, e.Length); left == 0 || err != nil {
 		return err
 	}
-	return unix.Fadvise(int(e.file.file.Fd()), e.Offset, e.Length, unix.FADV_DONTNEED)
+	return unix.Fadvise(int(e.file.File.Fd()), e.Offset, e.Length, unix.FADV_DONTNEED)
 }
 
-// Resident implements Pages.
-func (k *KernelPages) Resident(r Range) (int64, error) {
-	return pagecache.Resident(k.files[r.File].file, r.Offset, r.Length)
+// Resident implements Levers.
+func (k *Kernel) Resident(r Range) (int64, error) {
+	return pagecache.Resident(k.files[r.File].File, r.Offset, r.Length)
 }
 
-// Touched implements Pages. Of a large folio a target that touches one page has all.
-func (k *KernelPages) Touched(r Range) (bool, error) {
+// Touched implements Levers. Of a large folio a target that touches one page has all.
+func (k *Kernel) Touched(r Range) (bool, error) {
 	touched, err := k.target.Touched(k.files[r.File].base+uint64(r.Offset), r.Length)
 	if errors.Is(err, proc.ErrNoProcess) {
 		return false, nil

@@ -1,4 +1,4 @@
-package prefetch
+package pages
 
 // This file has a file of the model as the levers on the kernel's page cache need it: open, mapped, and known by the folios that its file system gives.
 
@@ -19,20 +19,20 @@ import (
 
 // modelFile is a file of the model, open for reading ahead, and mapped for locking and for reading large folios. Of the mapping only locked pages stay
 // touched: MADV_PAGEOUT skips pages that two processes map, so what is streamed must not be mapped here.
-type modelFile struct {
-	path     string
-	file     *os.File
+type File struct {
+	Path     string
+	File     *os.File
 	info     os.FileInfo
-	size     int64
-	piece    int64  // bytes of one read ahead by pages
+	Size     int64
+	Piece    int64  // bytes of one read ahead by pages
 	base     uint64 // address in the target of the first byte
-	mapping  []byte
-	reserved []byte       // of address space, with the mapping in it
+	Mapping  []byte
+	Reserved []byte       // of address space, with the mapping in it
 	slices   *sliceReader // nil: slices are read in single pages, or none was
 	sliced   bool         // it was tried to make one
 	most     int64        // pages that one read of it takes, an odd number
 
-	folio  int64         // bytes of a large folio; 0 if the file system gives none, for all that is known
+	Folio  int64         // bytes of a large folio; 0 if the file system gives none, for all that is known
 	alone  time.Duration // that the read of one takes by itself; 0: not known
 	reads  int           // of large folios
 	looked int           // at how many of these
@@ -42,7 +42,7 @@ type modelFile struct {
 // FADV_WILLNEED reads no more of a range than the device's readahead or its largest request, without an error.
 const (
 	minPiece = 128 << 10 // Linux's usual readahead
-	maxPiece = minBlock
+	maxPiece = MinBlock
 )
 
 // Whether what was read is a large folio is looked at for the first firstLooks reads, and then for one of lookEvery. Folios are given up after firstLooks small ones in a
@@ -54,7 +54,7 @@ const (
 )
 
 // openModelFile opens and maps a file. folio is the size of large folios to try, or 0.
-func openModelFile(at proc.Place, folio int64) (*modelFile, error) {
+func OpenFile(at proc.Place, folio int64) (*File, error) {
 	f, err := at.Open()
 	if err != nil {
 		return nil, fmt.Errorf("open the model: %w", err)
@@ -63,65 +63,65 @@ func openModelFile(at proc.Place, folio int64) (*modelFile, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("stat the model: %w", err), f.Close())
 	}
-	m := &modelFile{path: at.Path, file: f, info: info, size: info.Size(), folio: folio, piece: pieceOf(f), most: mostPages(f)}
+	m := &File{Path: at.Path, File: f, info: info, Size: info.Size(), Folio: folio, Piece: pieceOf(f), most: mostPages(f)}
 	if err := m.prepare(); err != nil {
-		return nil, errors.Join(err, m.close())
+		return nil, errors.Join(err, m.Close())
 	}
 	return m, nil
 }
 
 // prepare maps the file, and advises the kernel how it is read. The caller must call unmapAll, also after an error.
-func (m *modelFile) prepare() error {
-	if err := m.mmap(m.folio); err != nil {
-		return fmt.Errorf("map %s: %w", m.path, err)
+func (m *File) prepare() error {
+	if err := m.MapAligned(m.Folio); err != nil {
+		return fmt.Errorf("map %s: %w", m.Path, err)
 	}
-	if m.folio > 0 && unix.Madvise(m.mapping, unix.MADV_HUGEPAGE) != nil { // EINVAL: this kernel has none
-		m.folio = 0
+	if m.Folio > 0 && unix.Madvise(m.Mapping, unix.MADV_HUGEPAGE) != nil { // EINVAL: this kernel has none
+		m.Folio = 0
 	}
-	if m.folio == 0 {
+	if m.Folio == 0 {
 		if err := m.onlyPages(); err != nil {
 			return err
 		}
 	}
 	// Reads through the descriptor must not leave readahead marks, which would make the target read ahead in file order.
-	if err := unix.Fadvise(int(m.file.Fd()), 0, 0, unix.FADV_RANDOM); err != nil {
-		return fmt.Errorf("advise %s: %w", m.path, err)
+	if err := unix.Fadvise(int(m.File.Fd()), 0, 0, unix.FADV_RANDOM); err != nil {
+		return fmt.Errorf("advise %s: %w", m.Path, err)
 	}
 	return nil
 }
 
 // mmap maps the file so that its large folios lie at multiples of their size: only then one page table entry maps each.
-func (m *modelFile) mmap(align int64) error {
-	align = max(align, pageSize)
+func (m *File) MapAligned(align int64) error {
+	align = max(align, PageSize)
 	var err error
-	if m.reserved, err = unix.Mmap(-1, 0, int(m.size+align), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE); err != nil {
+	if m.Reserved, err = unix.Mmap(-1, 0, int(m.Size+align), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE); err != nil {
 		return err
 	}
-	start := unsafe.Pointer(unsafe.SliceData(m.reserved))
+	start := unsafe.Pointer(unsafe.SliceData(m.Reserved))
 	start = unsafe.Add(start, (align-int64(uintptr(start))%align)%align)
-	at, err := unix.MmapPtr(int(m.file.Fd()), 0, start, uintptr(m.size), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_FIXED)
+	at, err := unix.MmapPtr(int(m.File.Fd()), 0, start, uintptr(m.Size), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_FIXED)
 	if err != nil {
 		return err
 	}
-	m.mapping = unsafe.Slice((*byte)(at), m.size)
+	m.Mapping = unsafe.Slice((*byte)(at), m.Size)
 	return nil
 }
 
 // onlyPages gives up large folios.
-func (m *modelFile) onlyPages() error {
-	if m.folio > 0 {
-		m.folio = 0
-		if err := unix.Madvise(m.mapping, unix.MADV_NOHUGEPAGE); err != nil {
-			return fmt.Errorf("advise the mapping of %s: %w", m.path, err)
+func (m *File) onlyPages() error {
+	if m.Folio > 0 {
+		m.Folio = 0
+		if err := unix.Madvise(m.Mapping, unix.MADV_NOHUGEPAGE); err != nil {
+			return fmt.Errorf("advise the mapping of %s: %w", m.Path, err)
 		}
 	}
 	return m.oneByOne() // a fault of mlock must not read around itself
 }
 
 // oneByOne has a fault read one page or large folio: else it reads around itself, or two of these.
-func (m *modelFile) oneByOne() error {
-	if err := unix.Madvise(m.mapping, unix.MADV_RANDOM); err != nil {
-		return fmt.Errorf("advise the mapping of %s: %w", m.path, err)
+func (m *File) oneByOne() error {
+	if err := unix.Madvise(m.Mapping, unix.MADV_RANDOM); err != nil {
+		return fmt.Errorf("advise the mapping of %s: %w", m.Path, err)
 	}
 	return nil
 }
@@ -130,38 +130,38 @@ func (m *modelFile) oneByOne() error {
 const inMemoryShare = 8
 
 // took notes how long a read took that is over. Of a short one, at the end of the file, that says nothing.
-func (m *modelFile) took(r read, took time.Duration) {
-	if r.Length == m.folio && took > m.alone/inMemoryShare {
+func (m *File) took(r read, took time.Duration) {
+	if r.Length == m.Folio && took > m.alone/inMemoryShare {
 		m.alone = min(m.alone, took)
 	}
 }
 
 // probe reads large folios, one by itself, to see whether the file system has any, and how long that takes. It takes what is not in memory, from the end of the file on, and drops it again.
-func (m *modelFile) probe() error {
-	if m.folio == 0 {
+func (m *File) Probe() error {
+	if m.Folio == 0 {
 		return nil
 	}
 	if err := m.oneByOne(); err != nil {
 		return err
 	}
 	probed := 0
-	for at := (m.size/m.folio - 1) * m.folio; at >= 0 && probed < firstLooks; at -= m.folio {
-		r := Range{Offset: at, Length: m.folio}
-		if there, err := pagecache.Resident(m.file, r.Offset, min(2*m.folio, m.size-r.Offset)); err != nil {
+	for at := (m.Size/m.Folio - 1) * m.Folio; at >= 0 && probed < firstLooks; at -= m.Folio {
+		r := Range{Offset: at, Length: m.Folio}
+		if there, err := pagecache.Resident(m.File, r.Offset, min(2*m.Folio, m.Size-r.Offset)); err != nil {
 			return err
 		} else if there > 0 {
 			continue
 		}
 		probed++
 		begun := time.Now()
-		err := unix.Madvise(m.part(r), unix.MADV_POPULATE_READ)
+		err := unix.Madvise(m.Part(r), unix.MADV_POPULATE_READ)
 		took := time.Since(begun)
 		gone := m.look(r)
-		if e := m.unmap(r); e != nil {
+		if e := m.Unmap(r); e != nil {
 			return e
 		}
-		if e := unix.Fadvise(int(m.file.Fd()), r.Offset, 2*m.folio, unix.FADV_DONTNEED); e != nil {
-			return fmt.Errorf("drop pages of %s: %w", m.path, e)
+		if e := unix.Fadvise(int(m.File.Fd()), r.Offset, 2*m.Folio, unix.FADV_DONTNEED); e != nil {
+			return fmt.Errorf("drop pages of %s: %w", m.Path, e)
 		}
 		if gone || errors.Is(err, unix.EINVAL) { // before Linux 5.14 there is no MADV_POPULATE_READ
 			return m.onlyPages()
@@ -170,38 +170,38 @@ func (m *modelFile) probe() error {
 			m.alone = took
 		}
 	}
-	if err := unix.Madvise(m.mapping, unix.MADV_NORMAL); err != nil {
-		return fmt.Errorf("advise the mapping of %s: %w", m.path, err)
+	if err := unix.Madvise(m.Mapping, unix.MADV_NORMAL); err != nil {
+		return fmt.Errorf("advise the mapping of %s: %w", m.Path, err)
 	}
 	return nil
 }
 
 // wholeFolios says whether a range is made of large folios, the last one as far as the file has it.
-func (m *modelFile) wholeFolios(r Range) bool {
-	return m.folio > 0 && r.Offset%m.folio == 0 && (r.Length%m.folio == 0 || r.End() >= m.size)
+func (m *File) wholeFolios(r Range) bool {
+	return m.Folio > 0 && r.Offset%m.Folio == 0 && (r.Length%m.Folio == 0 || r.End() >= m.Size)
 }
 
 // inner are the large folios within a range that can be read as such: all, or all but the last, which has to be in memory for the one before it (see kernel.go). A range of which that leaves
 // none has the length 0.
-func (m *modelFile) inner(r Range, all bool) Range {
-	if m.folio == 0 {
+func (m *File) inner(r Range, all bool) Range {
+	if m.Folio == 0 {
 		return Range{File: r.File}
 	}
-	first, end := (r.Offset+m.folio-1)/m.folio*m.folio, r.End()/m.folio*m.folio
+	first, end := (r.Offset+m.Folio-1)/m.Folio*m.Folio, r.End()/m.Folio*m.Folio
 	if !all {
-		end -= m.folio
+		end -= m.Folio
 	}
 	return Range{r.File, first, max(end-first, 0)}
 }
 
 // toLook says whether the next read is to be looked at.
-func (m *modelFile) toLook() bool { return m.looked < firstLooks || m.reads%lookEvery == 0 }
+func (m *File) toLook() bool { return m.looked < firstLooks || m.reads%lookEvery == 0 }
 
 // look looks whether what was read, and is mapped, lies in large folios. It says whether they are to be given up.
-func (m *modelFile) look(r Range) (givenUp bool) {
+func (m *File) look(r Range) (givenUp bool) {
 	m.looked++
-	huge, err := pagecache.Huge(m.part(r))
-	if err == nil && huge >= min(r.Length, m.folio) {
+	huge, err := pagecache.Huge(m.Part(r))
+	if err == nil && huge >= min(r.Length, m.Folio) {
 		m.small = 0
 		return false
 	}
@@ -211,7 +211,7 @@ func (m *modelFile) look(r Range) (givenUp bool) {
 
 // pieceOf is how many bytes of a file may be advised at once.
 func pieceOf(f *os.File) int64 {
-	return min(max(readAheadBytes(f), minPiece), maxPiece) / pageSize * pageSize
+	return min(max(readAheadBytes(f), minPiece), maxPiece) / PageSize * PageSize
 }
 
 // readAheadBytes is the readahead of the device that holds a file, as the kernel knows it by the file's device number.
@@ -237,29 +237,29 @@ func deviceBytes(f *os.File, path string) (int64, bool) {
 }
 
 // part is a range of the mapping.
-func (m *modelFile) part(r Range) []byte { return m.mapping[r.Offset:min(r.End(), m.size)] }
+func (m *File) Part(r Range) []byte { return m.Mapping[r.Offset:min(r.End(), m.Size)] }
 
 // unmap drops this process's page table entries of a range.
-func (m *modelFile) unmap(r Range) error {
-	if err := unix.Madvise(m.part(r), unix.MADV_DONTNEED); err != nil {
-		return fmt.Errorf("unmap %d bytes of %s: %w", r.Length, m.path, err)
+func (m *File) Unmap(r Range) error {
+	if err := unix.Madvise(m.Part(r), unix.MADV_DONTNEED); err != nil {
+		return fmt.Errorf("unmap %d bytes of %s: %w", r.Length, m.Path, err)
 	}
 	return nil
 }
 
 // close unmaps the file, which undoes all locks.
-func (m *modelFile) close() error {
+func (m *File) Close() error {
 	var err error
 	if m.slices != nil {
 		err = m.slices.close()
 	}
-	return errors.Join(err, m.unmapAll(), m.file.Close())
+	return errors.Join(err, m.unmapAll(), m.File.Close())
 }
 
 // unmapAll undoes mmap.
-func (m *modelFile) unmapAll() error {
-	if m.reserved == nil {
+func (m *File) unmapAll() error {
+	if m.Reserved == nil {
 		return nil
 	}
-	return unix.Munmap(m.reserved)
+	return unix.Munmap(m.Reserved)
 }

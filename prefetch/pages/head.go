@@ -1,4 +1,4 @@
-package prefetch
+package pages
 
 // This file reads the head of a model ahead of a target that has not been let run yet, or has not mapped the model: the disk would have nothing to do meanwhile.
 
@@ -15,7 +15,6 @@ import (
 	"tensorcast/gguf"
 	"tensorcast/internal/pagecache"
 	"tensorcast/internal/regular"
-	"tensorcast/prefetch/room"
 )
 
 // Head is the head of a model file.
@@ -29,17 +28,13 @@ type Head struct {
 // Named is how many bytes all GGUF files have that the command names; 0 if one of them is a part of a split model, of which others may not be named.
 func (h *Head) Named() int64 { return h.named }
 
-// NamedHead is the head of the largest GGUF file that the arguments of a command name, alone or as --flag=file; nil if they name none. It is what fits in room, and in budget if that is
-// not 0. Close it. What cannot be read is left to the command, as is every error.
-func NamedHead(args []string, room room.Room, budget int64) *Head {
+// NamedHead is the head of the largest GGUF file that the arguments of a command name, alone or as --flag=file; nil if they name none. It has at most so many bytes. Close it. What cannot be read is left to the command, as is every error.
+func NamedHead(args []string, most int64) *Head {
 	largest := namedHead(args)
 	if largest == nil {
 		return nil
 	}
-	largest.bytes = min(Keepable(room), largest.bytes)
-	if budget > 0 {
-		largest.bytes = min(largest.bytes, budget)
-	}
+	largest.bytes = min(most, largest.bytes)
 	return largest
 }
 
@@ -105,7 +100,7 @@ const (
 
 // Read reads it into the page cache, in the order of the file, until ctx ends: by large folios, which take a third of the processor's time, or by pages where there are none. It waits for the disk.
 func (h *Head) Read(ctx gocontext.Context) {
-	m := &modelFile{path: h.file.Name(), file: h.file, size: h.size, folio: pagecache.FolioBytes(), piece: pieceOf(h.file)}
+	m := &File{Path: h.file.Name(), File: h.file, Size: h.size, Folio: pagecache.FolioBytes(), Piece: pieceOf(h.file)}
 	defer func() { _ = m.unmapAll() }() // it was mapped there
 	if m.prepare() != nil {
 		return
@@ -114,14 +109,14 @@ func (h *Head) Read(ctx gocontext.Context) {
 }
 
 // readFolios reads large folios, as far as there are any, and returns where it ended.
-func (h *Head) readFolios(ctx gocontext.Context, m *modelFile) (end int64) {
-	if m.folio == 0 {
+func (h *Head) readFolios(ctx gocontext.Context, m *File) (end int64) {
+	if m.Folio == 0 {
 		return 0
 	}
 	if h.bytes < h.size && m.oneByOne() != nil { // else what is behind the head is read, too
 		return 0
 	}
-	folios := h.bytes / m.folio
+	folios := h.bytes / m.Folio
 	var next atomic.Int64
 	var none atomic.Bool
 	var looking sync.Mutex
@@ -133,8 +128,8 @@ func (h *Head) readFolios(ctx gocontext.Context, m *modelFile) (end int64) {
 				if n >= folios {
 					return
 				}
-				r := Range{Offset: n * m.folio, Length: m.folio}
-				if unix.Madvise(m.part(r), unix.MADV_POPULATE_READ) != nil { // before Linux 5.14 there is none; or the file has become shorter
+				r := Range{Offset: n * m.Folio, Length: m.Folio}
+				if unix.Madvise(m.Part(r), unix.MADV_POPULATE_READ) != nil { // before Linux 5.14 there is none; or the file has become shorter
 					none.Store(true)
 				}
 				looking.Lock()
@@ -142,7 +137,7 @@ func (h *Head) readFolios(ctx gocontext.Context, m *modelFile) (end int64) {
 					none.Store(true)
 				}
 				looking.Unlock()
-				if m.unmap(r) != nil {
+				if m.Unmap(r) != nil {
 					none.Store(true)
 				}
 			}
@@ -152,17 +147,17 @@ func (h *Head) readFolios(ctx gocontext.Context, m *modelFile) (end int64) {
 	if none.Load() {
 		return 0 // what is there already is not read again
 	}
-	return min(next.Load(), folios) * m.folio
+	return min(next.Load(), folios) * m.Folio
 }
 
 // readPages reads single pages from an offset on.
-func (h *Head) readPages(ctx gocontext.Context, m *modelFile, from int64) {
+func (h *Head) readPages(ctx gocontext.Context, m *File, from int64) {
 	fd := int(h.file.Fd())
 	var one [1]byte
 	for step := from; step < h.bytes && ctx.Err() == nil; step += headStep {
 		end := min(step+headStep, h.bytes)
-		for at := step; at < end; at += m.piece {
-			if err := unix.Fadvise(fd, at, min(m.piece, end-at), unix.FADV_WILLNEED); err != nil {
+		for at := step; at < end; at += m.Piece {
+			if err := unix.Fadvise(fd, at, min(m.Piece, end-at), unix.FADV_WILLNEED); err != nil {
 				return
 			}
 		}

@@ -1,4 +1,4 @@
-package prefetch
+package pages
 
 import (
 	"errors"
@@ -17,6 +17,8 @@ import (
 	"tensorcast/internal/regular"
 	"tensorcast/internal/testenv"
 )
+
+const mib = 1 << 20
 
 // The levers do to the kernel's page cache what Pages promises. The target is this process, which maps the file a second time.
 func TestKernelPages(t *testing.T) {
@@ -43,7 +45,7 @@ func TestKernelPages(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	k, err := NewKernelPages(os.Getpid(), slog.New(slog.DiscardHandler))
+	k, err := NewKernel(os.Getpid(), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +96,7 @@ func TestKernelPages(t *testing.T) {
 	block := func(i int64) Range { return Range{file, i * 2 * mib, 2 * mib} }
 	touched := byte(0)
 	touch := func(r Range) {
-		for at := r.Offset; at < r.End(); at += pageSize {
+		for at := r.Offset; at < r.End(); at += PageSize {
 			touched += mapping[at] // a load that is not used would not be made
 		}
 	}
@@ -167,7 +169,7 @@ func TestKernelPagesFull(t *testing.T) {
 	if err := os.WriteFile(path, make([]byte, 2*mib), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	k, err := NewKernelPages(os.Getpid(), slog.New(slog.DiscardHandler))
+	k, err := NewKernel(os.Getpid(), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,11 +179,11 @@ func TestKernelPagesFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := 0
-	for n <= queueEntries && k.ReadAhead(Range{file, 0, mib}) {
+	for n <= QueueEntries && k.ReadAhead(Range{file, 0, mib}) {
 		n++
 	}
-	if n == 0 || n > queueEntries {
-		t.Errorf("%d reads were taken, room is for %d", n, queueEntries)
+	if n == 0 || n > QueueEntries {
+		t.Errorf("%d reads were taken, room is for %d", n, QueueEntries)
 	}
 	if err := k.Poll(); err != nil {
 		t.Fatal(err)

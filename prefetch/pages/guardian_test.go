@@ -1,4 +1,4 @@
-package prefetch
+package pages
 
 import (
 	"os"

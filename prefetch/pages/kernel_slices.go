@@ -1,4 +1,4 @@
-package prefetch
+package pages
 
 // This file reads slices of experts in large folios, begun on the caller's thread. A slice begins and ends anywhere, so folios of 2 MiB (kernel.go) would hold its neighbours, too.
 //
@@ -37,36 +37,36 @@ type sliceReader struct {
 
 const (
 	// Pieces of leastSlice are read so, at least: of a smaller one the single pages at its ends are too large a part. None is longer than mostPiece.
-	leastSlice = 256 << 10
+	LeastSlice = 256 << 10
 	mostPiece  = 8 << 20
 	// markedPages are read by the second read.
 	markedPages = 2
 )
 
 // slicePieces cuts a slice in pieces. Each begins with a page: the first one with the page in which the slice begins. 0: they may have any length.
-func slicePieces(slice Range, length int64) (pieces []Range) {
+func SlicePieces(slice Range, length int64) (pieces []Range) {
 	if length <= 0 {
 		return []Range{slice}
 	}
-	for at := slice.Offset &^ (pageSize - 1); at < slice.End(); at += length {
+	for at := slice.Offset &^ (PageSize - 1); at < slice.End(); at += length {
 		first, end := max(at, slice.Offset), min(at+length, slice.End())
 		pieces = append(pieces, Range{slice.File, first, end - first})
 	}
 	return pieces
 }
 
-// Piece implements Pages.
-func (k *KernelPages) Piece(file int) int64 {
+// Piece implements Levers.
+func (k *Kernel) Piece(file int) int64 {
 	f := k.files[file]
-	if f.folio == 0 || k.guardian == nil {
+	if f.Folio == 0 || k.guardian == nil {
 		return 0
 	}
-	return (1 + markedPages + f.most + 1) * pageSize // what is read at last is a single page, see readPiece
+	return (1 + markedPages + f.most + 1) * PageSize // what is read at last is a single page, see readPiece
 }
 
 // mostPages is how many pages one read of a file takes at most, an odd number.
 func mostPages(f *os.File) int64 {
-	most := max(min(requestBytes(f), mostPiece)/pageSize, 1)
+	most := max(min(requestBytes(f), mostPiece)/PageSize, 1)
 	return most - 1 + most&1
 }
 
@@ -120,7 +120,7 @@ func (s *sliceReader) close() error {
 
 // ask reads what is in memory into a buffer, and has Linux read ahead what is not. It says whether something was there.
 func ask(f *os.File, into []byte, page int64) bool {
-	n, err := unix.Preadv2(int(f.Fd()), [][]byte{into}, page*pageSize, unix.RWF_NOWAIT)
+	n, err := unix.Preadv2(int(f.Fd()), [][]byte{into}, page*PageSize, unix.RWF_NOWAIT)
 	return n > 0 && err == nil
 }
 
@@ -136,47 +136,47 @@ func sleep(d time.Duration) {
 	_ = unix.Nanosleep(&ts, nil) // a signal may end it early
 }
 
-// Expect implements Pages.
-func (k *KernelPages) Expect(r Range) {
+// Expect implements Levers.
+func (k *Kernel) Expect(r Range) {
 	s := k.slicesFor(r)
 	if s == nil {
 		return
 	}
-	for _, p := range slicePieces(r, k.Piece(r.File)) {
-		if p.Length >= leastSlice {
-			ask(s.marks, s.first, p.Offset/pageSize)
+	for _, p := range SlicePieces(r, k.Piece(r.File)) {
+		if p.Length >= LeastSlice {
+			ask(s.marks, s.first, p.Offset/PageSize)
 		}
 	}
 }
 
 // GuardedBy has slices of experts read in large folios. For that the disk's setting is changed for a moment, by a guardian, see readahead.MakeSmall.
-func (k *KernelPages) GuardedBy(command []string) { k.guardian = command }
+func (k *Kernel) GuardedBy(command []string) { k.guardian = command }
 
 // slicesFor is what reads a slice of a file in large folios; nil if that cannot be done, or is not worth it. It is made when it is needed: only mixtures are to have the disk's setting changed for a moment.
-func (k *KernelPages) slicesFor(r Range) *sliceReader {
+func (k *Kernel) slicesFor(r Range) *sliceReader {
 	f := k.files[r.File]
-	if f.folio == 0 || r.Length < leastSlice || k.guardian == nil {
+	if f.Folio == 0 || r.Length < LeastSlice || k.guardian == nil {
 		return nil
 	}
 	if !f.sliced {
 		f.sliced = true
 		var err error
-		if f.slices, err = openSlices(f.file, k.guardian); err != nil {
-			k.log.Debug("slices of experts are read in single pages, which costs more of the kernel's time", "file", f.path, "error", err)
+		if f.slices, err = openSlices(f.File, k.guardian); err != nil {
+			k.log.Debug("slices of experts are read in single pages, which costs more of the kernel's time", "file", f.Path, "error", err)
 		}
 	}
 	return f.slices
 }
 
 // readSlice begins to read a range of which at most the first page of each piece and the last page are in memory. It says whether it did: these first pages have to be there.
-func (k *KernelPages) readSlice(r Range) (begun bool, err error) {
+func (k *Kernel) readSlice(r Range) (begun bool, err error) {
 	m, s := k.files[r.File], k.slicesFor(r)
 	if s == nil {
 		return false, nil
 	}
-	for _, p := range slicePieces(r, k.Piece(r.File)) {
-		if p.Length < leastSlice {
-			err = m.readPages(p, m.piece)
+	for _, p := range SlicePieces(r, k.Piece(r.File)) {
+		if p.Length < LeastSlice {
+			err = m.readPages(p, m.Piece)
 		} else if begun, err = s.readPiece(m, p); !begun {
 			return false, err
 		}
@@ -184,13 +184,13 @@ func (k *KernelPages) readSlice(r Range) (begun bool, err error) {
 			return false, err
 		}
 	}
-	there, err := pagecache.Resident(m.file, r.Offset, r.Length)
+	there, err := pagecache.Resident(m.File, r.Offset, r.Length)
 	return there >= r.Length, err
 }
 
 // readPiece begins to read a piece of a slice. It says whether its first page was there.
-func (s *sliceReader) readPiece(m *modelFile, r Range) (begun bool, err error) {
-	first, last := r.Offset/pageSize, (min(r.End(), m.size)-1)/pageSize
+func (s *sliceReader) readPiece(m *File, r Range) (begun bool, err error) {
+	first, last := r.Offset/PageSize, (min(r.End(), m.Size)-1)/PageSize
 	for began := time.Now(); !ask(s.marks, s.first, first); sleep(firstLook) {
 		if time.Since(began) > firstWait {
 			return false, nil
@@ -200,9 +200,9 @@ func (s *sliceReader) readPiece(m *modelFile, r Range) (begun bool, err error) {
 	start := first + 1 + markedPages
 	pages := last - start
 	pages -= 1 - pages&1
-	if pages = min(pages, m.most); ask(s.reader, s.nowhere[:pages*pageSize], start-1) {
+	if pages = min(pages, m.most); ask(s.reader, s.nowhere[:pages*PageSize], start-1) {
 		return false, nil
 	}
 	ask(s.marks, s.first, start)
-	return true, m.readPages(Range{r.File, (start + pages) * pageSize, r.End() - (start+pages)*pageSize}, m.piece)
+	return true, m.readPages(Range{r.File, (start + pages) * PageSize, r.End() - (start+pages)*PageSize}, m.Piece)
 }

@@ -1,4 +1,4 @@
-package prefetch
+package pages
 
 // This file tests reads of large folios, on a file system that has them.
 
@@ -45,7 +45,7 @@ func TestFolios(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Munmap(target)
-	k, err := NewKernelPages(os.Getpid(), slog.New(slog.NewTextHandler(t.Output(), nil)))
+	k, err := NewKernel(os.Getpid(), slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func TestFolios(t *testing.T) {
 	huge := func(b int64) int64 {
 		t.Helper()
 		m := k.files[file]
-		part := m.part(block(b))
+		part := m.Part(block(b))
 		if err := unix.Madvise(part, unix.MADV_POPULATE_READ); err != nil {
 			t.Fatal(err)
 		}
@@ -101,7 +101,7 @@ func TestFolios(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := m.unmap(block(b)); err != nil {
+		if err := m.Unmap(block(b)); err != nil {
 			t.Fatal(err)
 		}
 		return n
@@ -116,7 +116,7 @@ func TestFolios(t *testing.T) {
 			t.Errorf("block %d: %d bytes lie in a large folio, want %d", b, n, want)
 		}
 	}
-	for at := block(3).Offset; at < block(6).End(); at += pageSize {
+	for at := block(3).Offset; at < block(6).End(); at += PageSize {
 		touched += target[at]
 	}
 	if n := resident(whole); n != 8*mib {
@@ -208,13 +208,13 @@ func TestInOrder(t *testing.T) {
 		t.Errorf("%d bytes are in memory, of %d that were asked for", n, whole.Length)
 	}
 	f := m.k.files[m.file]
-	if err := unix.Madvise(f.part(whole), unix.MADV_POPULATE_READ); err != nil {
+	if err := unix.Madvise(f.Part(whole), unix.MADV_POPULATE_READ); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := pagecache.Huge(f.part(whole)); n != whole.Length || err != nil {
+	if n, err := pagecache.Huge(f.Part(whole)); n != whole.Length || err != nil {
 		t.Errorf("%d bytes of %d lie in large folios, %v", n, whole.Length, err)
 	}
-	if err := errors.Join(f.unmap(whole), m.k.InOrder(false)); err != nil || m.k.Apart() {
+	if err := errors.Join(f.Unmap(whole), m.k.InOrder(false)); err != nil || m.k.Apart() {
 		t.Fatalf("%v, apart: %v", err, m.k.Apart())
 	}
 	for _, b := range []int64{20, 21} {
@@ -239,7 +239,7 @@ func TestInOrder(t *testing.T) {
 // While nothing is read khugepaged is to leave the model alone.
 func TestRest(t *testing.T) {
 	testenv.NeedRoot(t)
-	k := &KernelPages{folio: pagecache.FolioBytes()}
+	k := &Kernel{folio: pagecache.FolioBytes()}
 	if k.folio == 0 {
 		t.Skip("this kernel has no large folios")
 	}
@@ -247,16 +247,16 @@ func TestRest(t *testing.T) {
 	if err := os.WriteFile(path, make([]byte, 4*mib), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	f, err := openModelFile(proc.Place{Path: path, ID: proc.FileID(idOf(t, path))}, k.folio)
+	f, err := OpenFile(proc.Place{Path: path, ID: proc.FileID(idOf(t, path))}, k.folio)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := f.close(); err != nil {
+		if err := f.Close(); err != nil {
 			t.Error(err)
 		}
 	}()
-	k.files = []*modelFile{f}
+	k.files = []*File{f}
 	for _, step := range []struct {
 		do   func() error
 		want string
@@ -264,7 +264,7 @@ func TestRest(t *testing.T) {
 		if err := step.do(); err != nil {
 			t.Fatal(err)
 		}
-		if flags := vmFlags(t, f.mapping); !slices.Contains(flags, step.want) {
+		if flags := vmFlags(t, f.Mapping); !slices.Contains(flags, step.want) {
 			t.Errorf("flags of the mapping: %v, want %s among them", flags, step.want)
 		}
 	}
@@ -300,7 +300,7 @@ func TestAtOnce(t *testing.T) {
 	if err := errors.Join(unix.Fsync(int(f.Fd())), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)); err != nil {
 		t.Fatal(err)
 	}
-	k, err := NewKernelPages(os.Getpid(), slog.New(slog.NewTextHandler(t.Output(), nil)))
+	k, err := NewKernel(os.Getpid(), slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -313,7 +313,7 @@ func TestAtOnce(t *testing.T) {
 		t.Errorf("looking for large folios has left %d bytes in memory, %v", n, err)
 	}
 	m := k.files[file]
-	if m.folio == 0 {
+	if m.Folio == 0 {
 		t.Skipf("no large folios on this file system: blocks of %d", k.Block())
 	}
 	if m.alone <= 0 || m.alone > time.Second {
@@ -324,7 +324,7 @@ func TestAtOnce(t *testing.T) {
 		t.Errorf("before reads have shown more than that: %d at once, %v", k.AtOnce(), err)
 	}
 	m.reads = settledReads
-	folios := func(n float64) float64 { return n * float64(m.folio) / m.alone.Seconds() } // a disk that brings n in that time
+	folios := func(n float64) float64 { return n * float64(m.Folio) / m.alone.Seconds() } // a disk that brings n in that time
 	for _, s := range []struct {
 		delivers float64
 		want     int
