@@ -29,6 +29,7 @@ import (
 	"tensorcast/internal/invoker"
 	"tensorcast/internal/proc"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/costs"
 	"tensorcast/prefetch/pages"
 	"tensorcast/prefetch/room"
 )
@@ -235,7 +236,7 @@ func disk(path string, size int64, log *slog.Logger) float64 {
 	if err != nil || len(blocks) == 0 {
 		return 0
 	}
-	bandwidth, err := prefetch.Bandwidth(proc.Place{Path: path, ID: id}, blocks)
+	bandwidth, err := costs.Bandwidth(proc.Place{Path: path, ID: id}, blocks)
 	if err != nil {
 		log.Info("cannot measure the disk", "error", err)
 	}

@@ -21,7 +21,7 @@ import (
 	"tensorcast/internal/outfile"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/regular"
-	"tensorcast/prefetch"
+	"tensorcast/prefetch/costs"
 	"tensorcast/prefetch/pages"
 	"tensorcast/trace/tables"
 )
@@ -120,7 +120,7 @@ func bandwidth(f *os.File, name string, size int64) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	perSecond, err := prefetch.Bandwidth(proc.Place{Path: name, ID: id}, blocks)
+	perSecond, err := costs.Bandwidth(proc.Place{Path: name, ID: id}, blocks)
 	if err == nil && !(perSecond > 0 && perSecond < 1e15) {
 		err = fmt.Errorf("the disk of %s cannot read %g bytes per second", name, perSecond)
 	}

@@ -25,6 +25,7 @@ import (
 	"tensorcast/moe"
 	"tensorcast/moe/hidden"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/costs"
 	"tensorcast/prefetch/monitor"
 	"tensorcast/prefetch/pages"
 	"tensorcast/prefetch/readahead"
@@ -261,7 +262,7 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 	examiner := holding.New(o.PID)
 	p.Judge = func() error { return v.judge(ctx, examiner) }
 	if o.Dry {
-		p.Dry = prefetch.Bandwidth
+		p.Dry = costs.Bandwidth
 	} else if o.Elsewhere == nil { // else nothing is read while the target loads, so nothing need be guessed
 		p.Touched = process.TouchedAt
 	}

@@ -1,4 +1,4 @@
-package prefetch
+package costs
 
 // This file measures what the disk delivers for a moment, past the page cache.
 

@@ -1,4 +1,4 @@
-package prefetch
+package costs
 
 // This file tests, on the running kernel, what measuring costs measures, and that it leaves the page cache as it was.
 
@@ -118,19 +118,19 @@ func (f *costFile) unchanged(what string, do func()) {
 }
 
 // limits are those of a small measurement, which leaves memory alone.
-var limits = costLimits{part: 4 * mibs, rounds: 2, spare: 1 << 40, level: "nobody"}
+var limits = costLimits{part: 4 * mib, rounds: 2, spare: 1 << 40, level: "nobody"}
 
 // Each way is measured on what it is about, and what was in memory before, here and there, is there afterwards, and nothing else.
 func TestMeasureCosts(t *testing.T) {
-	f := newCostFile(t, 32*mibs+5*pages.PageSize)
-	f.plant(5*mibs+pages.PageSize, 3*pages.PageSize)
-	f.plant(10*mibs, 4*mibs)
-	f.plant(23*mibs-pages.PageSize, pages.PageSize)
-	f.plant(32*mibs, pages.PageSize)
+	f := newCostFile(t, 32*mib+5*pages.PageSize)
+	f.plant(5*mib+pages.PageSize, 3*pages.PageSize)
+	f.plant(10*mib, 4*mib)
+	f.plant(23*mib-pages.PageSize, pages.PageSize)
+	f.plant(32*mib, pages.PageSize)
 	var c *Costs
 	f.unchanged("measured", func() {
 		var err error
-		if c, err = measureCosts(t.Context(), f.place(), limits); err != nil {
+		if c, err = measureWithin(t.Context(), f.place(), limits); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -144,7 +144,7 @@ func TestMeasureCosts(t *testing.T) {
 		if w.Rounds < 1 || w.Rounds > limits.rounds || w.Read <= 0 || w.Touch <= 0 || w.PageOut <= 0 || w.Faults <= 0 || w.Bandwidth <= 0 {
 			t.Errorf("a figure that cannot be: %+v", w)
 		}
-		if most := limits.part + 8*2*mibs; w.Bytes < 2*mibs || w.Bytes > most {
+		if most := limits.part + 8*2*mib; w.Bytes < 2*mib || w.Bytes > most {
 			t.Errorf("%s: a round read %d bytes, of at most %d and what follows lanes", w.Way, w.Bytes, limits.part)
 		}
 	}
@@ -176,19 +176,19 @@ func TestMeasureCosts(t *testing.T) {
 
 // Where measuring is not possible, it says why, and changes nothing.
 func TestMeasureCostsRefuses(t *testing.T) {
-	whole := newCostFile(t, 8*mibs)
+	whole := newCostFile(t, 8*mib)
 	whole.plant(0, whole.size)
-	scattered := newCostFile(t, 8*mibs)
-	for at := int64(0); at < scattered.size; at += mibs / 2 {
+	scattered := newCostFile(t, 8*mib)
+	for at := int64(0); at < scattered.size; at += mib / 2 {
 		scattered.plant(at, pages.PageSize)
 	}
 	small := newCostFile(t, 3*pages.PageSize)
 	empty := newCostFile(t, 0)
-	absent := newCostFile(t, 8*mibs)
+	absent := newCostFile(t, 8*mib)
 	other := absent.place()
 	other.ID.Ino++
 	short := limits
-	short.spare, short.level = mibs, "/a/b memory.max"
+	short.spare, short.level = mib, "/a/b memory.max"
 	for _, tc := range []struct {
 		name   string
 		file   *costFile
@@ -204,7 +204,7 @@ func TestMeasureCostsRefuses(t *testing.T) {
 		{"another file", absent, other, limits, proc.ErrOtherFile.Error()},
 	} {
 		tc.file.unchanged(tc.name, func() {
-			c, err := measureCosts(t.Context(), tc.at, tc.limits)
+			c, err := measureWithin(t.Context(), tc.at, tc.limits)
 			if err == nil || c != nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("%s: %+v, %v", tc.name, c, err)
 			}
@@ -227,13 +227,13 @@ func (c *countdown) Err() error {
 
 // Wherever it is interrupted, nothing is left behind.
 func TestMeasureCostsInterrupted(t *testing.T) {
-	f := newCostFile(t, 16*mibs)
-	f.plant(5*mibs, mibs)
+	f := newCostFile(t, 16*mib)
+	f.plant(5*mib, mib)
 	interrupted := 0
 	for asked := 0; ; asked += 1 + asked/2 {
 		var err error
 		f.unchanged(fmt.Sprintf("asked %d times", asked), func() {
-			_, err = measureCosts(&countdown{t.Context(), asked}, f.place(), costLimits{part: 2 * mibs, rounds: 1, spare: 1 << 40})
+			_, err = measureWithin(&countdown{t.Context(), asked}, f.place(), costLimits{part: 2 * mib, rounds: 1, spare: 1 << 40})
 		})
 		if err == nil {
 			break
@@ -269,9 +269,9 @@ func newCosting(f *costFile) *costing {
 
 // What comes into memory between the choice of what to read and its reading is not touched, nor dropped.
 func TestCostsDisturbed(t *testing.T) {
-	f := newCostFile(t, 32*mibs)
+	f := newCostFile(t, 32*mib)
 	m := newCosting(f)
-	if err := m.findLanes(t.Context(), 8*mibs, 1<<40); err != nil {
+	if err := m.findLanes(t.Context(), 8*mib, 1<<40); err != nil {
 		t.Fatal(err)
 	}
 	for _, l := range m.lanes {
@@ -286,9 +286,9 @@ func TestCostsDisturbed(t *testing.T) {
 
 // A file that somebody truncates ends the measurement, not the process.
 func TestCostsTruncated(t *testing.T) {
-	f := newCostFile(t, 16*mibs)
+	f := newCostFile(t, 16*mib)
 	m := newCosting(f)
-	if err := m.findLanes(t.Context(), 4*mibs, 1<<40); err != nil {
+	if err := m.findLanes(t.Context(), 4*mib, 1<<40); err != nil {
 		t.Fatal(err)
 	}
 	target := pages.File{File: m.file.File, Size: m.file.Size}
@@ -296,10 +296,10 @@ func TestCostsTruncated(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Munmap(target.Reserved)
-	if err := os.Truncate(f.Name(), 2*mibs); err != nil {
+	if err := os.Truncate(f.Name(), 2*mib); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.touch(target.Part(pages.Range{Offset: 0, Length: 4 * mibs})); !errors.Is(err, pages.ErrUnreadable) {
+	if err := m.touch(target.Part(pages.Range{Offset: 0, Length: 4 * mib})); !errors.Is(err, pages.ErrUnreadable) {
 		t.Errorf("touched what the file has no more: %v", err)
 	}
 	for _, way := range []Way{WayPages, WayFolios, WayFoliosByPage} {
@@ -312,14 +312,14 @@ func TestCostsTruncated(t *testing.T) {
 // Lanes are of what is not in memory, whatever is; each may be read together with what lies behind it; and they are found where there are any.
 func TestFindLanes(t *testing.T) {
 	const blocks, length = 14, 3
-	f := newCostFile(t, blocks*2*mibs+3*pages.PageSize)
+	f := newCostFile(t, blocks*2*mib+3*pages.PageSize)
 	random := rand.New(rand.NewPCG(1, 2))
 	for i := range 20 {
 		if left, err := pagecache.Drop(t.Context(), f.File); left > 0 || err != nil {
 			t.Fatalf("%d bytes stay, %v", left, err)
 		}
 		m := newCosting(f)
-		if m.unit != 2*mibs {
+		if m.unit != 2*mib {
 			t.Skipf("blocks of %d", m.unit)
 		}
 		var kinds [blocks + 1]byte // 'e'mpty, 'p'artly in memory, 'f'ull

@@ -1,4 +1,4 @@
-package prefetch
+package costs
 
 // This file has one round of measuring: lanes are read, touched through a mapping as a target has one, paged out, and dropped.
 

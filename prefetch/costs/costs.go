@@ -1,4 +1,4 @@
-package prefetch
+package costs
 
 // This file measures what the levers on the page cache cost on a file: by single pages, and by large folios where its file system has them. It chooses what to read and makes
 // medians of rounds; costs_round.go has a round.
@@ -73,12 +73,12 @@ const (
 // what it read. What is in memory stays as it is; only what another process reads of the same parts meanwhile, and has not touched by the end of a round, goes with the rest.
 //
 // The error says why nothing could be measured; it wraps ErrUnreadable if the file cannot be read, and ctx's error if that is done.
-func MeasureCosts(ctx gocontext.Context, at proc.Place) (*Costs, error) {
+func Measure(ctx gocontext.Context, at proc.Place) (*Costs, error) {
 	spare, level, err := spareMemory()
 	if err != nil {
 		return nil, fmt.Errorf("ask how much memory is free: %w", err)
 	}
-	return measureCosts(ctx, at, costLimits{part: costPart, rounds: costRounds, spare: spare, level: level})
+	return measureWithin(ctx, at, costLimits{part: costPart, rounds: costRounds, spare: spare, level: level})
 }
 
 // costLimits bound what is read.
@@ -127,7 +127,7 @@ type costing struct {
 	sum   byte  // of what was touched: loads whose values nobody uses need not be made
 }
 
-func measureCosts(ctx gocontext.Context, at proc.Place, limits costLimits) (c *Costs, err error) {
+func measureWithin(ctx gocontext.Context, at proc.Place, limits costLimits) (c *Costs, err error) {
 	// Faults are counted for this thread, and a ring's work belongs to the thread that submitted it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

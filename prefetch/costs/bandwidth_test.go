@@ -1,4 +1,4 @@
-package prefetch
+package costs
 
 import (
 	"errors"
@@ -8,25 +8,28 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tensorcast/event"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/regular"
 	"tensorcast/prefetch/pages"
 )
 
+const mib = 1 << 20
+
 func placeOf(t *testing.T, path string) proc.Place {
-	return proc.Place{Path: path, ID: proc.FileID(fileID(t, path))}
+	return proc.Place{Path: path, ID: proc.FileID(idOfFile(t, path))}
 }
 
 // The disk is measured below the page cache; only regular files are read.
 func TestBandwidth(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "model")
-	if err := os.WriteFile(path, make([]byte, 5*mibs), 0o600); err != nil {
+	if err := os.WriteFile(path, make([]byte, 5*mib), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var blocks []pages.Range
 	for i := range int64(5) {
-		blocks = append(blocks, pages.Range{File: 0, Offset: i * mibs, Length: mibs}, pages.Range{File: 1, Offset: i * mibs, Length: mibs}) // those of another file are left out
+		blocks = append(blocks, pages.Range{File: 0, Offset: i * mib, Length: mib}, pages.Range{File: 1, Offset: i * mib, Length: mib}) // those of another file are left out
 	}
 	got, err := Bandwidth(placeOf(t, path), blocks)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
@@ -47,4 +50,14 @@ func TestBandwidth(t *testing.T) {
 	if _, err := Bandwidth(other, blocks); !errors.Is(err, proc.ErrOtherFile) {
 		t.Errorf("another file: %v", err)
 	}
+}
+
+// idOfFile is the id of the file at path, as a target's events have it.
+func idOfFile(t *testing.T, path string) event.FileID {
+	t.Helper()
+	id, err := proc.FileOf(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return event.FileID(id)
 }
