@@ -17,6 +17,7 @@ import (
 	"tensorcast/gguf/gguftest"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/models"
 	"tensorcast/prefetch/pages"
 	"tensorcast/sim"
 )
@@ -82,15 +83,15 @@ func newLoader(t *testing.T, share float64, opts prefetch.Options, change func(*
 	for at := int64(0); at < l.file.Size; at += step {
 		l.inOrder.Reads = append(l.inOrder.Reads, pattern.CycleRead{Tensor: "w", Op: "LOAD", Offset: at, Length: min(step, l.file.Size-at), Nanos: step / 10})
 	}
-	opts.Models = func() (m prefetch.Model, err error) {
+	opts.Target.Models = func() (m models.Model, err error) {
 		if l.mapped {
 			m.Files, err = pattern.FilesOf(part)
-			m.Mapped = []prefetch.Mapped{{Path: "model-0.gguf", ID: sim.FileID(0), Base: l.Base(0)}}
+			m.Mapped = []models.Mapped{{Path: "model-0.gguf", ID: sim.FileID(0), Base: l.Base(0)}}
 			m.Parts = part.Files
 		}
 		return m, err
 	}
-	opts.Touched = func(at []uint64) (are []bool, err error) {
+	opts.Target.Touched = func(at []uint64) (are []bool, err error) {
 		for _, a := range at {
 			page := int64(a-l.Base(0)) >> 12 << 12
 			are = append(are, page >= l.from && page < l.to)
@@ -258,7 +259,7 @@ func TestWrongGuess(t *testing.T) {
 				t.Errorf("the first token: %+v, of %d bytes", first, l.cycle.Bytes())
 			}
 			l.run(3)
-			if s := l.Status(); s.Phase != prefetch.Helping {
+			if s := l.Status(); s.Activity != prefetch.Helping {
 				t.Errorf("%+v", s)
 			}
 			if s := l.Summary(); s.Learned != 2 || !s.Guessed {

@@ -48,7 +48,7 @@ func TestExpertsTold(t *testing.T) {
 
 // What is read for guesses is told, if anything is.
 func TestGuessesTold(t *testing.T) {
-	s := prefetch.Status{Phase: prefetch.Helping, Experts: mib, Streamed: 2 * mib, Now: 5}
+	s := prefetch.Status{Activity: prefetch.Helping, Experts: mib, Streamed: 2 * mib, Now: 5}
 	if text := s.String(); strings.Contains(text, "guess") {
 		t.Errorf("%q", text)
 	}

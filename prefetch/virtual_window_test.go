@@ -11,6 +11,7 @@ import (
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
 	"tensorcast/prefetch/pages"
+	"tensorcast/prefetch/plan"
 	"tensorcast/sim"
 )
 
@@ -105,7 +106,7 @@ func TestApart(t *testing.T) {
 
 // What is in memory without being held, staged or needed soon is paged out while the target computes: its reads around a miss would take the room of the others.
 func TestSweep(t *testing.T) {
-	r := settled(t, 0.15, prefetch.Options{Strategy: prefetch.Stream{}, Always: true}, nil)
+	r := settled(t, 0.15, prefetch.Options{Strategy: plan.Stream{}, Always: true}, nil)
 	now := r.Now().Sub(r.Began())
 	var before, after int64
 	r.At(now+10*time.Millisecond, func() {

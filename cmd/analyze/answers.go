@@ -22,7 +22,7 @@ import (
 	"tensorcast/internal/visible"
 	"tensorcast/moe"
 	"tensorcast/pattern"
-	"tensorcast/prefetch"
+	"tensorcast/prefetch/plan"
 	"tensorcast/report/gather"
 	"tensorcast/trace/tables"
 )
@@ -167,7 +167,7 @@ func (s *study) collect(ctx context.Context) error {
 	}
 	if cycle := s.in.cycle(s.pattern); cycle != nil {
 		s.sums.Helped = func(memory int64, compute time.Duration, disk float64) time.Duration {
-			return prefetch.Foresee(cycle, prefetch.Auto{}, memory, compute, disk).Token
+			return plan.Foresee(cycle, plan.Auto{}, memory, compute, disk).Token
 		}
 	}
 	return s.in.pageIns(ctx, s.sums)

@@ -20,7 +20,7 @@ import (
 	"tensorcast/internal/cli"
 	"tensorcast/internal/stats"
 	"tensorcast/pattern"
-	"tensorcast/prefetch"
+	"tensorcast/prefetch/plan"
 	"tensorcast/report/gather"
 	"tensorcast/sim/reuse"
 	"tensorcast/sim/whatif"
@@ -213,7 +213,7 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 	}
 	if cycle := in.cycle(st.pattern); cycle != nil {
 		c.Pinned = func(memory int64) whatif.Pinned {
-			f := prefetch.Foresee(cycle, prefetch.Pin{}, memory, c.Compute, c.Bandwidth)
+			f := plan.Foresee(cycle, plan.Pin{}, memory, c.Compute, c.Bandwidth)
 			p := whatif.Pinned{Rest: f.Room}
 			for _, r := range f.Held {
 				p.Rest -= r.Length
@@ -223,7 +223,7 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 		}
 		if c.Chosen = outlook.Routed() && o.ran == ranAuto; !outlook.Routed() {
 			c.Helped = func(memory int64) (float64, time.Duration) {
-				f := prefetch.Foresee(cycle, prefetch.Auto{}, memory, c.Compute, c.Bandwidth)
+				f := plan.Foresee(cycle, plan.Auto{}, memory, c.Compute, c.Bandwidth)
 				return float64(f.Missed), f.Token
 			}
 		}

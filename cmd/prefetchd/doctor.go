@@ -21,7 +21,7 @@ import (
 	"tensorcast/internal/proc"
 	"tensorcast/internal/uring"
 	"tensorcast/internal/visible"
-	"tensorcast/prefetch"
+	"tensorcast/prefetch/plan"
 	"tensorcast/prefetch/room"
 )
 
@@ -142,7 +142,7 @@ func diagnose(ctx context.Context, pid int) (d *diagnosis, err error) {
 	if free, err := roomOf(pid, d.Holding); err != nil {
 		d.NoRoom = err.Error()
 	} else {
-		d.Room, bytes = &free, prefetch.Keepable(free)
+		d.Room, bytes = &free, plan.Keepable(free)
 	}
 	d.Verdict = d.Holding.Judge(bytes, d.Claimed)
 	d.Line, d.OK = d.Verdict.Line(), d.Verdict.Helps

@@ -16,7 +16,7 @@ import (
 	"tensorcast/internal/cli"
 	"tensorcast/internal/proc"
 	"tensorcast/internal/testenv"
-	"tensorcast/prefetch"
+	"tensorcast/prefetch/plan"
 	"tensorcast/prefetch/room"
 )
 
@@ -58,7 +58,7 @@ func TestDoctorHelps(t *testing.T) {
 	r.start()
 	pid := r.target.Process.Pid
 	d, status := asked(t, pid)
-	if status != cli.OK || !d.OK || !strings.HasPrefix(d.Line, "would help: keeps about ") || d.Room == nil || !strings.Contains(d.Room.Level, "tensorcast-test") || d.Verdict.Keep != prefetch.Keepable(*d.Room) || d.Verdict.Keep >= d.Verdict.PerToken || d.Holding.Mode != holding.ModeMapped {
+	if status != cli.OK || !d.OK || !strings.HasPrefix(d.Line, "would help: keeps about ") || d.Room == nil || !strings.Contains(d.Room.Level, "tensorcast-test") || d.Verdict.Keep != plan.Keepable(*d.Room) || d.Verdict.Keep >= d.Verdict.PerToken || d.Holding.Mode != holding.ModeMapped {
 		t.Fatalf("status %d: %s\n%+v\n%+v", status, d.Line, d.Room, d.Verdict)
 	}
 	for _, m := range d.Means {

@@ -21,7 +21,9 @@ import (
 	"tensorcast/internal/regular"
 	"tensorcast/pattern"
 	"tensorcast/prefetch"
+	"tensorcast/prefetch/mixture"
 	"tensorcast/prefetch/monitor"
+	"tensorcast/prefetch/plan"
 	"tensorcast/prefetch/readahead"
 	"tensorcast/prefetch/room"
 	"tensorcast/prefetch/serve"
@@ -62,7 +64,7 @@ func main() {
 
 // command is the command line. unheard lets signals take their usual effect, instead of ending the context: with --exec they are the command's.
 func command(unheard func()) *cobra.Command {
-	o := options{strategy: prefetch.StrategyNames()[0], guesses: prefetch.SpeculationNames()[0], around: readahead.Choices()[0], log: logText}
+	o := options{strategy: plan.StrategyNames()[0], guesses: prefetch.SpeculationNames()[0], around: readahead.Choices()[0], log: logText}
 	cmd := &cobra.Command{
 		Use:   "prefetchd (--pid N | --wait NAME | --auto | --exec [flags] -- command [argument...])",
 		Short: "Keep the right bytes of a model in memory for a running llama.cpp",
@@ -156,7 +158,7 @@ cannot be run, 1 if it was not started for another reason, 2 for wrong usage.`,
 	f.BoolVar(&o.wait, "wait", false, "wait until the process has loaded ggml; else one that has not is refused. Without --pid: wait for a process with the name that follows")
 	autoFlags(f, &o)
 	f.StringVar(&o.pattern, "pattern", "", "begin with the pattern in `FILE`, which analyze wrote (pattern.json)")
-	cli.EnumVar(cmd, &o.strategy, "strategy", "", prefetch.StrategyNames(),
+	cli.EnumVar(cmd, &o.strategy, "strategy", "", plan.StrategyNames(),
 		"auto (hold what fits, stream the rest), pin or stream alone, pattern (as auto, by --pattern only); both is auto's former name")
 	cli.EnumVar(cmd, &o.guesses, "speculate", "", prefetch.SpeculationNames(),
 		"read experts that are likely to be chosen next while the disk is idle: auto (where measured tokens are faster for it), off, on (do not measure)")
@@ -235,11 +237,11 @@ func (o *options) check(args []string) error {
 // prepare checks what does not depend on the target, and says how it is helped.
 func (o *options) prepare(live *live) (serve.Options, error) {
 	var err error
-	if o.Strategy, err = prefetch.ParseStrategy(o.strategy); err != nil {
+	if o.Strategy, err = plan.ParseStrategy(o.strategy); err != nil {
 		return serve.Options{}, cli.Usage(err)
 	}
-	o.Speculate = prefetch.Speculation(o.guesses)
-	if _, only := o.Strategy.(prefetch.Pattern); only && o.pattern == "" {
+	o.Experts.Speculate = prefetch.Speculation(o.guesses)
+	if o.Strategy.Traits().OnlyStored && o.pattern == "" {
 		return serve.Options{}, cli.Usagef("--strategy pattern needs --pattern FILE")
 	}
 	if o.Stored, err = readPattern(o.pattern); err != nil {
@@ -356,7 +358,7 @@ func report(asJSON, asText io.Writer, o options, s prefetch.Summary) error {
 }
 
 // aboutExperts says what was done for a mixture's experts, in a number of tokens.
-func aboutExperts(x *prefetch.Experts, tokens int) string {
+func aboutExperts(x *mixture.Summary, tokens int) string {
 	bytes := func(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
 	about := fmt.Sprintf("of %s of experts %s kept, room for %s", bytes(x.All), bytes(x.Kept), bytes(x.Room))
 	if x.Chosen == 0 || tokens == 0 {

@@ -5,7 +5,7 @@ import (
 
 	"tensorcast/gguf"
 	"tensorcast/pattern"
-	"tensorcast/prefetch"
+	"tensorcast/prefetch/plan"
 )
 
 // TestRest: what a device does not hold, prefetchd's own planner shares as the joint plan does: a token reads each byte of it once, so that all sets of as many bytes that are kept save the same time, of one type
@@ -35,7 +35,7 @@ func TestRest(t *testing.T) {
 	if p.Bytes == 0 || size < 64*mib {
 		t.Fatalf("%d MiB are not held: %+v", size/mib, p)
 	}
-	f := prefetch.Foresee(c, prefetch.Auto{}, size*3/4, 0, at.Disk)
+	f := plan.Foresee(c, plan.Auto{}, size*3/4, 0, at.Disk)
 	var kept int64
 	for _, r := range f.Held {
 		kept += r.Length

@@ -25,9 +25,12 @@ const (
 	bandwidthPieces = 4 // of memory, for each read at a time
 )
 
-// Bandwidth reads blocks of a file for a moment, many at a time, and says how many bytes per second the disk delivers, as far as it is asked in this way, beside what else is read. It reads into
-// 64 MiB: a virtual disk delivers more into a few MiB, which stay in the processors' caches, than a page cache ever gets. The blocks must be aligned to pages; those of other files than the first one's are left out. It reads with O_DIRECT: the page cache is neither used nor changed on ext4, XFS and block
-// devices. Where a file system has no O_DIRECT it is an error, and if another file is there now.
+// Bandwidth reads blocks of a file for a moment, many at a time, and says how many bytes per second the disk
+// delivers, as far as it is asked in this way, beside what else is read. It reads into 64 MiB: a virtual disk
+// delivers more into a few MiB, which stay in the processors' caches, than a page cache ever gets. The blocks must be
+// aligned to pages; those of other files than the first one's are left out. It reads with O_DIRECT: the page cache is
+// neither used nor changed on ext4, XFS and block devices. Where a file system has no O_DIRECT it is an error, and if
+// another file is there now.
 func Bandwidth(at proc.Place, blocks []pages.Range) (perSecond float64, err error) {
 	f, err := at.Open()
 	if err != nil {

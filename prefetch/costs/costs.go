@@ -1,7 +1,7 @@
 package costs
 
-// This file measures what the levers on the page cache cost on a file: by single pages, and by large folios where its file system has them. It chooses what to read and makes
-// medians of rounds; costs_round.go has a round.
+// This file measures what the levers on the page cache cost on a file: by single pages, and by large folios where its
+// file system has them. It chooses what to read and makes medians of rounds; costs_round.go has a round.
 
 import (
 	gocontext "context"
@@ -28,7 +28,8 @@ type Way string
 const (
 	WayPages  Way = "pages"  // single pages (FADV_WILLNEED)
 	WayFolios Way = "folios" // large folios, in a target that has not touched that part of the file since it mapped it: one fault maps a folio as a whole
-	// WayFoliosByPage: large folios in a target that has touched that part before, as after a warm-up. Its page tables are there, and each page of a folio gets an entry in them.
+	// WayFoliosByPage: large folios in a target that has touched that part before, as after a warm-up. Its page
+	// tables are there, and each page of a folio gets an entry in them.
 	WayFoliosByPage Way = "folios-by-page"
 )
 
@@ -41,8 +42,9 @@ type Costs struct {
 	Left int64 `json:"left,omitempty"`
 }
 
-// Cost is what one way costs. Times are those of processors, in this process and in the kernel for it, io_uring's workers included, in microseconds per MiB; interrupts and
-// the kernel's own threads are not in them. All but Rounds are medians of the rounds.
+// Cost is what one way costs. Times are those of processors, in this process and in the kernel for it, io_uring's
+// workers included, in microseconds per MiB; interrupts and the kernel's own threads are not in them. All but Rounds
+// are medians of the rounds.
 type Cost struct {
 	Way       Way     `json:"way"`
 	Rounds    int     `json:"rounds"`
@@ -60,7 +62,8 @@ type Cost struct {
 func (c Cost) Sum() float64 { return c.Read + c.Touch + c.PageOut }
 
 const (
-	// costPart is the most that a round reads, besides a folio behind each lane, and costRounds how many there are of each way, unless they take longer than costTime: then one is enough.
+	// costPart is the most that a round reads, besides a folio behind each lane, and costRounds how many there are of
+	// each way, unless they take longer than costTime: then one is enough.
 	costPart   = 64 << 20
 	costRounds = 5
 	costTime   = 10 * time.Second
@@ -68,11 +71,14 @@ const (
 	spareShare = 4
 )
 
-// MeasureCosts measures on a file, which this process must own or be allowed to write: only then does the kernel say what of it is in memory, and page it out. This process plays the
-// target, by a mapping of its own. It reads parts that are not in memory, a few hundred MiB in all but no more at once than a share of what memory has to spare, and drops
-// what it read. What is in memory stays as it is; only what another process reads of the same parts meanwhile, and has not touched by the end of a round, goes with the rest.
+// MeasureCosts measures on a file, which this process must own or be allowed to write: only then does the kernel say
+// what of it is in memory, and page it out. This process plays the target, by a mapping of its own. It reads parts
+// that are not in memory, a few hundred MiB in all but no more at once than a share of what memory has to spare, and
+// drops what it read. What is in memory stays as it is; only what another process reads of the same parts meanwhile,
+// and has not touched by the end of a round, goes with the rest.
 //
-// The error says why nothing could be measured; it wraps ErrUnreadable if the file cannot be read, and ctx's error if that is done.
+// The error says why nothing could be measured; it wraps ErrUnreadable if the file cannot be read, and ctx's error if
+// that is done.
 func Measure(ctx gocontext.Context, at proc.Place) (*Costs, error) {
 	spare, level, err := spareMemory()
 	if err != nil {
@@ -89,8 +95,9 @@ type costLimits struct {
 	level  string
 }
 
-// spareMemory is how much more memory this process may take: at the limits of its cgroup and those above, what is not used; of the host's available memory, what is not left to
-// others anyhow. (Where all of the host's memory is page cache, the kernel drops what is coldest of it for what is read.)
+// spareMemory is how much more memory this process may take: at the limits of its cgroup and those above, what is not
+// used; of the host's available memory, what is not left to others anyhow. (Where all of the host's memory is page
+// cache, the kernel drops what is coldest of it for what is read.)
 func spareMemory() (bytes int64, level string, err error) {
 	host, err := cgroup.Host()
 	if err != nil {
@@ -244,7 +251,8 @@ func (m *costing) measure(ctx gocontext.Context, ways []Way, part int64, rounds 
 	return costs, nil
 }
 
-// lane is a run of whole blocks of which nothing is in memory. Lanes are read at the same time, so that the disk always has work.
+// lane is a run of whole blocks of which nothing is in memory. Lanes are read at the same time, so that the disk
+// always has work.
 type lane struct {
 	pages.Range
 	guard int64 // bytes behind it of which nothing is in memory either: a large folio is read with what follows it
@@ -301,7 +309,8 @@ func (m *costing) findLanes(ctx gocontext.Context, length, total int64) error {
 	}
 }
 
-// take returns the next lanes, of part bytes at most but one at least; each once, and from the beginning again where all have been taken.
+// take returns the next lanes, of part bytes at most but one at least; each once, and from the beginning again where
+// all have been taken.
 func (m *costing) take(part int64) []lane {
 	var taken []lane
 	for range m.lanes {

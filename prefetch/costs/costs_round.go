@@ -1,6 +1,7 @@
 package costs
 
-// This file has one round of measuring: lanes are read, touched through a mapping as a target has one, paged out, and dropped.
+// This file has one round of measuring: lanes are read, touched through a mapping as a target has one, paged out, and
+// dropped.
 
 import (
 	gocontext "context"
@@ -150,7 +151,8 @@ func (m *costing) resident(lanes []lane, part func(lane) pages.Range) (int64, er
 	return sum, nil
 }
 
-// makeTables has the target's page tables made for lanes, as a page of each block is touched and left again. (Only a MADV_DONTNEED of all that a table maps frees it, since Linux 6.14.)
+// makeTables has the target's page tables made for lanes, as a page of each block is touched and left again. (Only a
+// MADV_DONTNEED of all that a table maps frees it, since Linux 6.14.)
 func (m *costing) makeTables(ctx gocontext.Context, target *pages.File, lanes []lane) error {
 	for _, l := range lanes {
 		for at := l.Offset; at < l.End(); at += m.unit {
@@ -235,7 +237,8 @@ func (m *costing) readFolios(ctx gocontext.Context, lanes []lane) error {
 	return m.readError(ctx, failed)
 }
 
-// readError is the error of reading. EFAULT: to touch a page would be SIGBUS, as the file was truncated or the disk cannot read it.
+// readError is the error of reading. EFAULT: to touch a page would be SIGBUS, as the file was truncated or the disk
+// cannot read it.
 func (m *costing) readError(ctx gocontext.Context, failed error) error {
 	if failed == nil {
 		return ctx.Err()
@@ -287,8 +290,8 @@ func (m *costing) touch(mem []byte) (err error) {
 	return nil
 }
 
-// inFolios is how many bytes of lanes lie in large folios, and how many of them the target maps by one entry for each folio. Another mapping, which has no page tables yet,
-// tells how pages lie.
+// inFolios is how many bytes of lanes lie in large folios, and how many of them the target maps by one entry for each
+// folio. Another mapping, which has no page tables yet, tells how pages lie.
 func (m *costing) inFolios(target *pages.File, lanes []lane) (huge, whole int64, err error) {
 	if m.file.Folio == 0 {
 		return 0, 0, nil
@@ -333,7 +336,8 @@ func perMiB(t time.Duration, bytes int64) float64 {
 	return float64(t.Nanoseconds()) / 1e3 * (1 << 20) / float64(bytes)
 }
 
-// processTime is the time of processors that all threads of this process have had, those of the kernel that work for its rings included. (The clock cannot fail.)
+// processTime is the time of processors that all threads of this process have had, those of the kernel that work for
+// its rings included. (The clock cannot fail.)
 func processTime() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t)

@@ -84,8 +84,8 @@ func (f *costFile) pages() []bool {
 	return there
 }
 
-// unchanged checks that do leaves the same pages in memory as are there before. A kernel that reclaims what is cold by itself (DAMON) may take a page at any time: who takes a page
-// that is not to be taken does so each time.
+// unchanged checks that do leaves the same pages in memory as are there before. A kernel that reclaims what is cold
+// by itself (DAMON) may take a page at any time: who takes a page that is not to be taken does so each time.
 func (f *costFile) unchanged(what string, do func()) {
 	f.t.Helper()
 	went := 0
@@ -120,7 +120,8 @@ func (f *costFile) unchanged(what string, do func()) {
 // limits are those of a small measurement, which leaves memory alone.
 var limits = costLimits{part: 4 * mib, rounds: 2, spare: 1 << 40, level: "nobody"}
 
-// Each way is measured on what it is about, and what was in memory before, here and there, is there afterwards, and nothing else.
+// Each way is measured on what it is about, and what was in memory before, here and there, is there afterwards, and
+// nothing else.
 func TestMeasureCosts(t *testing.T) {
 	f := newCostFile(t, 32*mib+5*pages.PageSize)
 	f.plant(5*mib+pages.PageSize, 3*pages.PageSize)
@@ -309,7 +310,8 @@ func TestCostsTruncated(t *testing.T) {
 	}
 }
 
-// Lanes are of what is not in memory, whatever is; each may be read together with what lies behind it; and they are found where there are any.
+// Lanes are of what is not in memory, whatever is; each may be read together with what lies behind it; and they are
+// found where there are any.
 func TestFindLanes(t *testing.T) {
 	const blocks, length = 14, 3
 	f := newCostFile(t, blocks*2*mib+3*pages.PageSize)

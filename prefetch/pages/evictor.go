@@ -1,6 +1,7 @@
 package pages
 
-// This file frees pages beside the control loop: paging a megabyte of single pages out takes a quarter of a millisecond, in which a chosen expert would wait.
+// This file frees pages beside the control loop: paging a megabyte of single pages out takes a quarter of a
+// millisecond, in which a chosen expert would wait.
 
 import (
 	gocontext "context"
@@ -79,7 +80,8 @@ func (e *evictor) next() (eviction, bool) {
 	return e.freeing, true
 }
 
-// freed notes that a range was freed, and returns those parts of it that came to be wanted meanwhile: whoever asked for them then found them in memory.
+// freed notes that a range was freed, and returns those parts of it that came to be wanted meanwhile: whoever asked
+// for them then found them in memory.
 func (e *evictor) freed() []eviction {
 	e.mu.Lock()
 	defer e.mu.Unlock()

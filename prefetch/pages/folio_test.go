@@ -21,7 +21,8 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// Blocks of a run that are asked for at once are read as large folios, whatever the order, and nothing but them; the target finds no readahead mark on them.
+// Blocks of a run that are asked for at once are read as large folios, whatever the order, and nothing but them; the
+// target finds no readahead mark on them.
 func TestFolios(t *testing.T) {
 	testenv.NeedRoot(t)
 	path := filepath.Join(t.TempDir(), "model")
@@ -173,8 +174,9 @@ func TestFolios(t *testing.T) {
 
 var touched byte // a load that is not used would not be made
 
-// What is used in the order of the file is read so, all of it in large folios: the first one at once, and the last one, behind which nothing is in memory. Several are read at once. Afterwards a folio waits for what
-// follows it again.
+// What is used in the order of the file is read so, all of it in large folios: the first one at once, and the last
+// one, behind which nothing is in memory. Several are read at once. Afterwards a folio waits for what follows it
+// again.
 func TestInOrder(t *testing.T) {
 	const blocks = 16
 	m := newMappedFile(t, 2*blocks*2*mib)
@@ -286,7 +288,8 @@ func vmFlags(t *testing.T, mapping []byte) []string {
 	return strings.Fields(line)
 }
 
-// As many large folios are read at once as the disk brings while one is read by itself, and one; never fewer than before.
+// As many large folios are read at once as the disk brings while one is read by itself, and one; never fewer than
+// before.
 func TestAtOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "model")
 	if err := os.WriteFile(path, make([]byte, 16*mib), 0o644); err != nil {

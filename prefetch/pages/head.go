@@ -1,6 +1,7 @@
 package pages
 
-// This file reads the head of a model ahead of a target that has not been let run yet, or has not mapped the model: the disk would have nothing to do meanwhile.
+// This file reads the head of a model ahead of a target that has not been let run yet, or has not mapped the model:
+// the disk would have nothing to do meanwhile.
 
 import (
 	gocontext "context"
@@ -25,10 +26,13 @@ type Head struct {
 	named int64
 }
 
-// Named is how many bytes all GGUF files have that the command names; 0 if one of them is a part of a split model, of which others may not be named.
+// Named is how many bytes all GGUF files have that the command names; 0 if one of them is a part of a split model, of
+// which others may not be named.
 func (h *Head) Named() int64 { return h.named }
 
-// NamedHead is the head of the largest GGUF file that the arguments of a command name, alone or as --flag=file; nil if they name none. It has at most so many bytes. Close it. What cannot be read is left to the command, as is every error.
+// NamedHead is the head of the largest GGUF file that the arguments of a command name, alone or as --flag=file; nil
+// if they name none. It has at most so many bytes. Close it. What cannot be read is left to the command, as is every
+// error.
 func NamedHead(args []string, most int64) *Head {
 	largest := namedHead(args)
 	if largest == nil {
@@ -78,7 +82,8 @@ func namedHead(args []string) (largest *Head) {
 	return largest
 }
 
-// openHead opens a file, of which all is the head; nil if it is none, or no GGUF file as far as its first bytes tell: to parse it would wait for the disk.
+// openHead opens a file, of which all is the head; nil if it is none, or no GGUF file as far as its first bytes tell:
+// to parse it would wait for the disk.
 func openHead(path string) *Head {
 	f, err := regular.Open(path)
 	if err != nil {
@@ -92,13 +97,16 @@ func openHead(path string) *Head {
 }
 
 const (
-	// headReads is how many faults read at once, each of them two large folios where all of the file is read: with two the disk has to wait at times, with more, or with a folio each, the target's own reading comes in between.
+	// headReads is how many faults read at once, each of them two large folios where all of the file is read: with
+	// two the disk has to wait at times, with more, or with a folio each, the target's own reading comes in between.
 	headReads = 3
-	// headStep is half of what is under way at a time where single pages are read: whatever else the target reads meanwhile, its libraries, waits no longer than for that.
+	// headStep is half of what is under way at a time where single pages are read: whatever else the target reads
+	// meanwhile, its libraries, waits no longer than for that.
 	headStep = 8 << 20
 )
 
-// Read reads it into the page cache, in the order of the file, until ctx ends: by large folios, which take a third of the processor's time, or by pages where there are none. It waits for the disk.
+// Read reads it into the page cache, in the order of the file, until ctx ends: by large folios, which take a third of
+// the processor's time, or by pages where there are none. It waits for the disk.
 func (h *Head) Read(ctx gocontext.Context) {
 	m := &File{Path: h.file.Name(), File: h.file, Size: h.size, Folio: pagecache.FolioBytes(), Piece: pieceOf(h.file)}
 	defer func() { _ = m.unmapAll() }() // it was mapped there

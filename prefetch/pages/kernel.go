@@ -1,14 +1,18 @@
 package pages
 
-// This file has the levers on the kernel's page cache: reads ahead by io_uring, locks by mlock, paging out by process_madvise.
+// This file has the levers on the kernel's page cache: reads ahead by io_uring, locks by mlock, paging out by
+// process_madvise.
 //
-// Reads ahead are of large folios where the file system has them: these cost a quarter of the kernel's time. FADV_WILLNEED reads single pages whatever the file system can do
-// (force_page_cache_ra, mm/readahead.c). A fault in a mapping with MADV_HUGEPAGE reads a large folio (do_sync_mmap_readahead, mm/filemap.c, since Linux 5.18; ext4 has
-// them since 6.16, xfs since 5.18), at any readahead of the device. MADV_POPULATE_READ faults without touching; MADV_DONTNEED right after it unmaps the folio here.
+// Reads ahead are of large folios where the file system has them: these cost a quarter of the kernel's time.
+// FADV_WILLNEED reads single pages whatever the file system can do (force_page_cache_ra, mm/readahead.c). A fault in
+// a mapping with MADV_HUGEPAGE reads a large folio (do_sync_mmap_readahead, mm/filemap.c, since Linux 5.18; ext4 has
+// them since 6.16, xfs since 5.18), at any readahead of the device. MADV_POPULATE_READ faults without touching;
+// MADV_DONTNEED right after it unmaps the folio here.
 //
-// Such a fault reads two folios, and marks the second: whoever touches that one reads ahead some more, up to twice the device's readahead. MADV_RANDOM would leave one folio,
-// and the mark on it. Only where the second is in memory already there is no mark. So a read waits until what follows it in the file is in memory, if that is being read, too;
-// if it is not, single pages are read.
+// Such a fault reads two folios, and marks the second: whoever touches that one reads ahead some more, up to twice
+// the device's readahead. MADV_RANDOM would leave one folio, and the mark on it. Only where the second is in memory
+// already there is no mark. So a read waits until what follows it in the file is in memory, if that is being read,
+// too; if it is not, single pages are read.
 
 import (
 	gocontext "context"
@@ -60,8 +64,8 @@ type read struct {
 // queueEntries is how many requests may be under way.
 const QueueEntries = 128
 
-// NewKernelPages prepares to work for the process pid. Its methods are called by one goroutine, which stays on one thread if that thread's
-// priority is to count: the kernel's workers for io_uring inherit it. Close it.
+// NewKernelPages prepares to work for the process pid. Its methods are called by one goroutine, which stays on one
+// thread if that thread's priority is to count: the kernel's workers for io_uring inherit it. Close it.
 func NewKernel(pid int, log *slog.Logger) (*Kernel, error) {
 	target, err := proc.Open(pid)
 	if err != nil {
@@ -87,8 +91,9 @@ func (k *Kernel) Close() error {
 	return errors.Join(append(errs, k.target.Close())...)
 }
 
-// Rest prepares for a long time without reads, and Wake for reads again. Meanwhile khugepaged leaves the mappings alone: on kernels with CONFIG_READ_ONLY_THP_FOR_FS it
-// would read what is missing of a folio of which a page is in memory (collapse_file, mm/khugepaged.c).
+// Rest prepares for a long time without reads, and Wake for reads again. Meanwhile khugepaged leaves the mappings
+// alone: on kernels with CONFIG_READ_ONLY_THP_FOR_FS it would read what is missing of a folio of which a page is in
+// memory (collapse_file, mm/khugepaged.c).
 func (k *Kernel) Rest() error { return k.advise(unix.MADV_NOHUGEPAGE) }
 
 // Wake undoes Rest.
@@ -107,12 +112,15 @@ func (k *Kernel) advise(advice int) error {
 	return nil
 }
 
-// Unmarked is told whether the target reads less around its faults than a large folio: then a mark on a folio does nothing, as what follows within that little is in memory
-// (page_cache_async_ra, mm/readahead.c). So a folio can be read without the next one.
+// Unmarked is told whether the target reads less around its faults than a large folio: then a mark on a folio does
+// nothing, as what follows within that little is in memory (page_cache_async_ra, mm/readahead.c). So a folio can be
+// read without the next one.
 func (k *Kernel) Unmarked(little bool) error { return k.mark(little, k.inOrder) }
 
-// InOrder implements Levers. A mark has its reader read on only where something is missing within his readahead (page_cache_async_ra, mm/readahead.c), and what was asked for counts as there. So
-// that he finds the next folio being read when he is through with one, and does not begin to read it by himself, more are read at once than the disk needs.
+// InOrder implements Levers. A mark has its reader read on only where something is missing within his readahead
+// (page_cache_async_ra, mm/readahead.c), and what was asked for counts as there. So that he finds the next folio
+// being read when he is through with one, and does not begin to read it by himself, more are read at once than the
+// disk needs.
 func (k *Kernel) InOrder(inOrder bool) error {
 	workers := k.atOnce
 	if inOrder {
@@ -121,7 +129,8 @@ func (k *Kernel) InOrder(inOrder bool) error {
 	return errors.Join(k.mark(k.unmarked, inOrder), k.queue.Workers(workers))
 }
 
-// mark notes why marks do nothing, if there is a reason, and has the kernel read a large folio without the next one then.
+// mark notes why marks do nothing, if there is a reason, and has the kernel read a large folio without the next one
+// then.
 func (k *Kernel) mark(unmarked, inOrder bool) error {
 	before := k.Apart()
 	k.unmarked, k.inOrder = unmarked, inOrder
@@ -175,19 +184,22 @@ func (k *Kernel) Block() int64 {
 }
 
 const (
-	// leastAtOnce large folios are read at once, at most mostAtOnce. Those that wait for a worker take no memory yet, and a worker begins the next one without this process. More than the disk needs
-	// only wait in its queue: some disks tell of reads that came together when the last of them is over.
+	// leastAtOnce large folios are read at once, at most mostAtOnce. Those that wait for a worker take no memory yet,
+	// and a worker begins the next one without this process. More than the disk needs only wait in its queue: some
+	// disks tell of reads that came together when the last of them is over.
 	LeastAtOnce = 3
 	mostAtOnce  = 8
-	// settledReads tell how long one takes by itself: what was measured when the file was opened may have been beside the target's own reads, as it loads its model.
+	// settledReads tell how long one takes by itself: what was measured when the file was opened may have been beside
+	// the target's own reads, as it loads its model.
 	settledReads = 64
 )
 
 // AtOnce implements Levers.
 func (k *Kernel) AtOnce() int { return k.atOnce }
 
-// Delivers implements Levers: as many reads have to be under way as the disk brings in the time that one takes by itself, which is the least that one was seen to take, and one that begins when another is
-// over. It only rises: where too few were under way, the disk had delivered less.
+// Delivers implements Levers: as many reads have to be under way as the disk brings in the time that one takes by
+// itself, which is the least that one was seen to take, and one that begins when another is over. It only rises:
+// where too few were under way, the disk had delivered less.
 func (k *Kernel) Delivers(perSecond float64) error {
 	needed := LeastAtOnce
 	for _, f := range k.files {
@@ -238,8 +250,9 @@ func (k *Kernel) readPages(r Range) bool {
 	return true
 }
 
-// ReadNow implements Levers. A worker of io_uring, to which FADV_WILLNEED is always given, would wait for a processor on which the target's threads spin. Of a long range the large folios are left
-// to such workers all the same: pages would take more of the kernel's time than that.
+// ReadNow implements Levers. A worker of io_uring, to which FADV_WILLNEED is always given, would wait for a processor
+// on which the target's threads spin. Of a long range the large folios are left to such workers all the same: pages
+// would take more of the kernel's time than that.
 func (k *Kernel) ReadNow(r Range) error {
 	f := k.files[r.File]
 	if k.evictor != nil {
@@ -273,8 +286,8 @@ func (k *Kernel) ReadNow(r Range) error {
 	return err
 }
 
-// The disk gets a piece when all of its pages were taken, which is a tenth of a millisecond for an expert's slice. So the first piece is a small one where nothing was asked for since firstPause:
-// the disk has something to do at once.
+// The disk gets a piece when all of its pages were taken, which is a tenth of a millisecond for an expert's slice. So
+// the first piece is a small one where nothing was asked for since firstPause: the disk has something to do at once.
 const (
 	firstPiece = 64 << 10
 	firstPause = 200 * time.Microsecond
@@ -314,7 +327,8 @@ func (k *Kernel) beginOne(r Range) (begun bool, err error) {
 	} else if there < next.Length && !k.Apart() {
 		return !k.Reading(next) && k.readPages(r), nil
 	}
-	// The end of a file is no large folio, whatever the file system. Pages that somebody else has read, as a target that loads its model does, say nothing about it, either.
+	// The end of a file is no large folio, whatever the file system. Pages that somebody else has read, as a target
+	// that loads its model does, say nothing about it, either.
 	look, advices := f.toLook() && r.Length == f.Folio, FolioAdvices
 	if look {
 		there, err := k.Resident(r)
@@ -335,7 +349,8 @@ func (k *Kernel) beginOne(r Range) (begun bool, err error) {
 	return true, nil
 }
 
-// Reading implements Levers. Each read takes a worker of io_uring until it is over: behind as many as AtOnce, reads wait.
+// Reading implements Levers. Each read takes a worker of io_uring until it is over: behind as many as AtOnce, reads
+// wait.
 func (k *Kernel) Reading(r Range) bool {
 	overlaps := func(p Range) bool { return p.File == r.File && p.Offset < r.End() && r.Offset < p.End() }
 	if slices.ContainsFunc(k.waiting, overlaps) {
@@ -444,7 +459,8 @@ func (k *Kernel) finish(r Range) error {
 // finishPause is a fraction of what reading a large folio takes.
 const finishPause = 100 * time.Microsecond
 
-// whyNotLocked adds the usual reason to mlock's error: a process without CAP_IPC_LOCK may lock no more than RLIMIT_MEMLOCK.
+// whyNotLocked adds the usual reason to mlock's error: a process without CAP_IPC_LOCK may lock no more than
+// RLIMIT_MEMLOCK.
 func whyNotLocked() string {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil || limit.Cur == unix.RLIM_INFINITY {
@@ -463,7 +479,8 @@ func (k *Kernel) Keep(r Range) error {
 	if errors.Is(err, unix.EINVAL) { // before Linux 5.14: what was read ahead is all
 		return nil
 	}
-	// EFAULT: to touch the page would be SIGBUS, as the file was truncated or the disk cannot read it. EHWPOISON: the memory is broken.
+	// EFAULT: to touch the page would be SIGBUS, as the file was truncated or the disk cannot read it. EHWPOISON: the
+	// memory is broken.
 	if errors.Is(err, unix.EFAULT) || errors.Is(err, unix.EHWPOISON) {
 		err = ErrUnreadable
 	}
@@ -494,8 +511,8 @@ func (k *Kernel) PageOut(r Range) error {
 		}
 		return err
 	}
-	// What the target has not touched, no process maps. FADV_DONTNEED may wait for all processors, up to 44 ms (lru_add_drain_all): it is asked for only where something is left, and
-	// not waited for.
+	// What the target has not touched, no process maps. FADV_DONTNEED may wait for all processors, up to 44 ms
+	// (lru_add_drain_all): it is asked for only where something is left, and not waited for.
 	if left, err := k.Resident(r); left == 0 || err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package pages
 
-// This file has what only experts need of the kernel: reads of single pages at once, also of what was paged out too soon, and whether they are over.
+// This file has what only experts need of the kernel: reads of single pages at once, also of what was paged out too
+// soon, and whether they are over.
 
 import (
 	"fmt"
@@ -10,7 +11,8 @@ import (
 	"tensorcast/internal/pagecache"
 )
 
-// readPages begins to read a range in single pages, on the caller's thread, in pieces of which the first has as many bytes as it is told.
+// readPages begins to read a range in single pages, on the caller's thread, in pieces of which the first has as many
+// bytes as it is told.
 func (m *File) readPages(r Range, piece int64) error {
 	for at := r.Offset; at < r.End(); at, piece = at+piece, m.Piece {
 		if err := unix.Fadvise(int(m.File.Fd()), at, min(piece, r.End()-at), unix.FADV_WILLNEED); err != nil {
@@ -23,7 +25,8 @@ func (m *File) readPages(r Range, piece int64) error {
 // read reads what was freed.
 func (e eviction) read() error { return e.file.readPages(e.Range, e.file.Piece) }
 
-// arrivedBytes of a range's end are looked at: its pages are asked for in order, and a disk that keeps several requests finishes them in about that order.
+// arrivedBytes of a range's end are looked at: its pages are asked for in order, and a disk that keeps several
+// requests finishes them in about that order.
 const arrivedBytes = 1 << 20
 
 // Arrived implements Levers, by the end of the range.

@@ -147,7 +147,8 @@ func TestReadNowAndEvict(t *testing.T) {
 	}
 }
 
-// Where it cannot be read in pieces, a long range is read as large folios, as far as it holds whole ones, and something follows them in it unless marks do nothing: nothing but it is read. It is freed as a whole.
+// Where it cannot be read in pieces, a long range is read as large folios, as far as it holds whole ones, and
+// something follows them in it unless marks do nothing: nothing but it is read. It is freed as a whole.
 func TestReadNowFolios(t *testing.T) {
 	for unmarked, want := range map[bool]int64{false: 6 * mib, true: 8 * mib} {
 		m := newMappedFile(t, 32*mib)
@@ -234,7 +235,8 @@ func inFolios(t *testing.T, mem []byte) (pages int) {
 	return pages
 }
 
-// A slice is read in folios of several pages, and nothing but it; the target's touch reads no more, also where it reads around its faults. It is freed as a whole.
+// A slice is read in folios of several pages, and nothing but it; the target's touch reads no more, also where it
+// reads around its faults. It is freed as a whole.
 func TestReadNowSlice(t *testing.T) {
 	for _, unmarked := range []bool{false, true} {
 		m := newMappedFile(t, 16*mib)

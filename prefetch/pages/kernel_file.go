@@ -1,6 +1,7 @@
 package pages
 
-// This file has a file of the model as the levers on the kernel's page cache need it: open, mapped, and known by the folios that its file system gives.
+// This file has a file of the model as the levers on the kernel's page cache need it: open, mapped, and known by the
+// folios that its file system gives.
 
 import (
 	"errors"
@@ -17,8 +18,9 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// modelFile is a file of the model, open for reading ahead, and mapped for locking and for reading large folios. Of the mapping only locked pages stay
-// touched: MADV_PAGEOUT skips pages that two processes map, so what is streamed must not be mapped here.
+// modelFile is a file of the model, open for reading ahead, and mapped for locking and for reading large folios. Of
+// the mapping only locked pages stay touched: MADV_PAGEOUT skips pages that two processes map, so what is streamed
+// must not be mapped here.
 type File struct {
 	Path     string
 	File     *os.File
@@ -45,8 +47,9 @@ const (
 	maxPiece = MinBlock
 )
 
-// Whether what was read is a large folio is looked at for the first firstLooks reads, and then for one of lookEvery. Folios are given up after firstLooks small ones in a
-// row at the beginning, as the file system has none then, and later after lastLooks: memory is fragmented.
+// Whether what was read is a large folio is looked at for the first firstLooks reads, and then for one of lookEvery.
+// Folios are given up after firstLooks small ones in a row at the beginning, as the file system has none then, and
+// later after lastLooks: memory is fragmented.
 const (
 	firstLooks = 3
 	lastLooks  = 8
@@ -83,7 +86,8 @@ func (m *File) prepare() error {
 			return err
 		}
 	}
-	// Reads through the descriptor must not leave readahead marks, which would make the target read ahead in file order.
+	// Reads through the descriptor must not leave readahead marks, which would make the target read ahead in file
+	// order.
 	if err := unix.Fadvise(int(m.File.Fd()), 0, 0, unix.FADV_RANDOM); err != nil {
 		return fmt.Errorf("advise %s: %w", m.Path, err)
 	}
@@ -136,7 +140,8 @@ func (m *File) took(r read, took time.Duration) {
 	}
 }
 
-// probe reads large folios, one by itself, to see whether the file system has any, and how long that takes. It takes what is not in memory, from the end of the file on, and drops it again.
+// probe reads large folios, one by itself, to see whether the file system has any, and how long that takes. It takes
+// what is not in memory, from the end of the file on, and drops it again.
 func (m *File) Probe() error {
 	if m.Folio == 0 {
 		return nil
@@ -181,8 +186,8 @@ func (m *File) wholeFolios(r Range) bool {
 	return m.Folio > 0 && r.Offset%m.Folio == 0 && (r.Length%m.Folio == 0 || r.End() >= m.Size)
 }
 
-// inner are the large folios within a range that can be read as such: all, or all but the last, which has to be in memory for the one before it (see kernel.go). A range of which that leaves
-// none has the length 0.
+// inner are the large folios within a range that can be read as such: all, or all but the last, which has to be in
+// memory for the one before it (see kernel.go). A range of which that leaves none has the length 0.
 func (m *File) inner(r Range, all bool) Range {
 	if m.Folio == 0 {
 		return Range{File: r.File}
@@ -222,7 +227,8 @@ func readAheadBytes(f *os.File) int64 {
 	return minPiece
 }
 
-// deviceBytes is what the kernel says in KiB of the device that holds a file, in a file of sysfs whose path has the device's major and minor number; false if it says nothing.
+// deviceBytes is what the kernel says in KiB of the device that holds a file, in a file of sysfs whose path has the
+// device's major and minor number; false if it says nothing.
 func deviceBytes(f *os.File, path string) (int64, bool) {
 	var stat unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &stat); err != nil {

@@ -1,9 +1,12 @@
 package pages
 
-// This file reads slices of experts in large folios, begun on the caller's thread. A slice begins and ends anywhere, so folios of 2 MiB (kernel.go) would hold its neighbours, too.
+// This file reads slices of experts in large folios, begun on the caller's thread. A slice begins and ends anywhere,
+// so folios of 2 MiB (kernel.go) would hold its neighbours, too.
 //
-// Linux has no call that reads a range in folios of whatever size fits. But its readahead does so when a program reads on to a page that readahead has marked (page_cache_async_ra, mm/readahead.c): then as
-// many pages as the program asks for are read, in folios as large as their alignment allows, up to 2 MiB. So reads that do not wait (RWF_NOWAIT) do it:
+// Linux has no call that reads a range in folios of whatever size fits. But its readahead does so when a program
+// reads on to a page that readahead has marked (page_cache_async_ra, mm/readahead.c): then as many pages as the
+// program asks for are read, in folios as large as their alignment allows, up to 2 MiB. So reads that do not wait
+// (RWF_NOWAIT) do it:
 //
 //  1. of a byte of the slice's first page, which stays in memory: this descriptor has now read up to there,
 //  2. of a byte of the next page with the same descriptor, which looks like a program that reads on: two pages are read, the second one is marked,
@@ -11,9 +14,11 @@ package pages
 //     What it reads first is marked, too: a touch of the target, or the next such read, would read on. So the first descriptor asks for that page, which takes the mark away, and reads nothing, as what follows
 //     is in memory.
 //
-// How many pages that reads follows from the descriptors' own readahead, which is therefore made small when they are opened, and from what is asked for, which has to be an odd number of
-// pages: else Linux cuts it to a multiple of a power of two. It is no more than the disk takes in one request (ractl_max_pages): a longer slice is read in pieces, of each of which the first page stays
-// in memory. Before Linux 6.16 folios have four pages. What is missing afterwards, for whatever reason, is read in single pages.
+// How many pages that reads follows from the descriptors' own readahead, which is therefore made small when they are
+// opened, and from what is asked for, which has to be an odd number of pages: else Linux cuts it to a multiple of a
+// power of two. It is no more than the disk takes in one request (ractl_max_pages): a longer slice is read in pieces,
+// of each of which the first page stays in memory. Before Linux 6.16 folios have four pages. What is missing
+// afterwards, for whatever reason, is read in single pages.
 
 import (
 	"errors"
@@ -36,14 +41,16 @@ type sliceReader struct {
 }
 
 const (
-	// Pieces of leastSlice are read so, at least: of a smaller one the single pages at its ends are too large a part. None is longer than mostPiece.
+	// Pieces of leastSlice are read so, at least: of a smaller one the single pages at its ends are too large a part.
+	// None is longer than mostPiece.
 	LeastSlice = 256 << 10
 	mostPiece  = 8 << 20
 	// markedPages are read by the second read.
 	markedPages = 2
 )
 
-// slicePieces cuts a slice in pieces. Each begins with a page: the first one with the page in which the slice begins. 0: they may have any length.
+// slicePieces cuts a slice in pieces. Each begins with a page: the first one with the page in which the slice begins.
+// 0: they may have any length.
 func SlicePieces(slice Range, length int64) (pieces []Range) {
 	if length <= 0 {
 		return []Range{slice}
@@ -70,8 +77,8 @@ func mostPages(f *os.File) int64 {
 	return most - 1 + most&1
 }
 
-// requestBytes is the largest request that the disk of a file takes: the kernel's number of its pages is io_pages of the bdi (blk_apply_bdi_limits, block/blk-settings.c). Where it is not known it is as if there
-// were no bound.
+// requestBytes is the largest request that the disk of a file takes: the kernel's number of its pages is io_pages of
+// the bdi (blk_apply_bdi_limits, block/blk-settings.c). Where it is not known it is as if there were no bound.
 func requestBytes(f *os.File) int64 {
 	for _, of := range []string{"/sys/dev/block/%d:%d/queue/max_sectors_kb", "/sys/dev/block/%d:%d/../queue/max_sectors_kb"} { // a disk, or a partition of one
 		if bytes, ok := deviceBytes(f, of); ok && bytes > 0 {
@@ -124,7 +131,8 @@ func ask(f *os.File, into []byte, page int64) bool {
 	return n > 0 && err == nil
 }
 
-// The first page of a slice that nobody has used yet is waited for, but not for a disk that takes longer than this: next time it is there.
+// The first page of a slice that nobody has used yet is waited for, but not for a disk that takes longer than this:
+// next time it is there.
 const (
 	firstWait = 400 * time.Microsecond
 	firstLook = 20 * time.Microsecond
@@ -149,10 +157,12 @@ func (k *Kernel) Expect(r Range) {
 	}
 }
 
-// GuardedBy has slices of experts read in large folios. For that the disk's setting is changed for a moment, by a guardian, see readahead.MakeSmall.
+// GuardedBy has slices of experts read in large folios. For that the disk's setting is changed for a moment, by a
+// guardian, see readahead.MakeSmall.
 func (k *Kernel) GuardedBy(command []string) { k.guardian = command }
 
-// slicesFor is what reads a slice of a file in large folios; nil if that cannot be done, or is not worth it. It is made when it is needed: only mixtures are to have the disk's setting changed for a moment.
+// slicesFor is what reads a slice of a file in large folios; nil if that cannot be done, or is not worth it. It is
+// made when it is needed: only mixtures are to have the disk's setting changed for a moment.
 func (k *Kernel) slicesFor(r Range) *sliceReader {
 	f := k.files[r.File]
 	if f.Folio == 0 || r.Length < LeastSlice || k.guardian == nil {
@@ -168,7 +178,8 @@ func (k *Kernel) slicesFor(r Range) *sliceReader {
 	return f.slices
 }
 
-// readSlice begins to read a range of which at most the first page of each piece and the last page are in memory. It says whether it did: these first pages have to be there.
+// readSlice begins to read a range of which at most the first page of each piece and the last page are in memory. It
+// says whether it did: these first pages have to be there.
 func (k *Kernel) readSlice(r Range) (begun bool, err error) {
 	m, s := k.files[r.File], k.slicesFor(r)
 	if s == nil {

@@ -20,7 +20,8 @@ import (
 
 const mib = 1 << 20
 
-// The levers do to the kernel's page cache what Pages promises. The target is this process, which maps the file a second time.
+// The levers do to the kernel's page cache what Pages promises. The target is this process, which maps the file a
+// second time.
 func TestKernelPages(t *testing.T) {
 	testenv.NeedRoot(t) // to lock memory, and to page out a process
 	const size = 16 * mib

@@ -82,7 +82,8 @@ type DemandReader interface {
 
 // Keeper has ranges stay in memory. The errors of Lock and Keep wrap ErrUnreadable if the range cannot be read.
 type Keeper interface {
-	// Lock has a range in memory, reading it if need be, until Release or the end of this process. Nobody can reclaim it.
+	// Lock has a range in memory, reading it if need be, until Release or the end of this process. Nobody can reclaim
+	// it.
 	Lock(r Range) error
 	// Keep has a range in memory, reading it if need be. The kernel may take it back when somebody needs the memory.
 	Keep(r Range) error

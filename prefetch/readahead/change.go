@@ -21,8 +21,9 @@ const (
 	byOwn    Way = "own"    // through files that the helper has opened for itself: nobody else reads by them, so nothing is undone
 )
 
-// Small is what a fault then reads around itself, in KiB, by the way of the open file. It is near Linux's usual 128, with which a mixture of experts that nobody helps is fastest, and is
-// nobody's choice: as long as a disk's setting is this one, it is ours.
+// Small is what a fault then reads around itself, in KiB, by the way of the open file. It is near Linux's usual 128,
+// with which a mixture of experts that nobody helps is fastest, and is nobody's choice: as long as a disk's setting
+// is this one, it is ours.
 const Small = 124
 
 // change is what is done, and what is needed to undo it.

@@ -28,7 +28,8 @@ func checkDisk(t *testing.T, path string, want int64) {
 	}
 }
 
-// The setting is another one for a moment, and restored whatever becomes of what is done, unless somebody else has changed it.
+// The setting is another one for a moment, and restored whatever becomes of what is done, unless somebody else has
+// changed it.
 func TestBriefly(t *testing.T) {
 	path := fakeDisk(t)
 	failed := errors.New("failed")
@@ -81,7 +82,8 @@ func TestDiskRefuses(t *testing.T) {
 	}
 }
 
-// What is to be undone needs no change of the disk's where its setting is what it was when the target advised FADV_SEQUENTIAL, or opened its file.
+// What is to be undone needs no change of the disk's where its setting is what it was when the target advised
+// FADV_SEQUENTIAL, or opened its file.
 func TestUndo(t *testing.T) {
 	path := fakeDisk(t)
 	for was, want := range map[int64]string{8192: "8192 KiB, advice 0", 16384: "8192 KiB, advice 2", 256: "256 KiB, advice 0"} { // FADV_NORMAL, FADV_SEQUENTIAL

@@ -41,7 +41,8 @@ func TestKilled(t *testing.T) {
 	t.Logf("%d of %d were killed while the setting was another one", during, kills)
 }
 
-// If the guardian is killed in the moment in which the setting is another one, who started it restores that; not what somebody else has set.
+// If the guardian is killed in the moment in which the setting is another one, who started it restores that; not what
+// somebody else has set.
 func TestGuardianKilled(t *testing.T) {
 	for _, tc := range []struct {
 		others string
@@ -147,7 +148,8 @@ func killMarked(mark string) error {
 	return nil
 }
 
-// A guardian that is asked to end by a terminal or a service manager undoes its change first, when the one who started it has ended, too.
+// A guardian that is asked to end by a terminal or a service manager undoes its change first, when the one who
+// started it has ended, too.
 func TestGuardianSignals(t *testing.T) {
 	path := fakeDisk(t)
 	c, err := changeFor(path)

@@ -84,8 +84,9 @@ func (t *Told) String() string {
 	return line
 }
 
-// New prepares to do something for a process, of which it takes the model's files as soon as it has mapped them. command starts this program again, as a guardian, see Guard. The process belongs
-// to the caller, and must stay open until End, which has to be called.
+// New prepares to do something for a process, of which it takes the model's files as soon as it has mapped them.
+// command starts this program again, as a guardian, see Guard. The process belongs to the caller, and must stay open
+// until End, which has to be called.
 func New(process *proc.Process, choice Choice, command []string, log *slog.Logger) *Target {
 	t := &Target{process: process, choice: choice, command: command, log: log, watched: make(chan struct{})}
 	ctx := context.Background()
@@ -98,24 +99,28 @@ func New(process *proc.Process, choice Choice, command []string, log *slog.Logge
 	return t
 }
 
-// Watched waits until all that the target maps from now on is noticed, where the kernel tells of that. A command that was started is let run behind it: one whose model is in memory loads it in
-// some 15 ms, which is less than the kernel takes to begin, see proc.EaseWatch.
+// Watched waits until all that the target maps from now on is noticed, where the kernel tells of that. A command that
+// was started is let run behind it: one whose model is in memory loads it in some 15 ms, which is less than the
+// kernel takes to begin, see proc.EaseWatch.
 func (t *Target) Watched() { <-t.watched }
 
-// Where the kernel does not tell what the target maps, it is looked at in an interval that is a lookShare of the time since the first look, within bounds: llama.cpp closes its file when it
-// has loaded the model, which takes 30 ms for 100 MB. A target that has waited for longer than soon is looked at less often: large models take longer.
+// Where the kernel does not tell what the target maps, it is looked at in an interval that is a lookShare of the time
+// since the first look, within bounds: llama.cpp closes its file when it has loaded the model, which takes 30 ms for
+// 100 MB. A target that has waited for longer than soon is looked at less often: large models take longer.
 const (
 	lookShare  = 200
 	laterShare = 20
 	leastLook  = time.Millisecond
 	mostLook   = 250 * time.Millisecond
 	soon       = time.Second
-	// A target may map something all the time. Looks take at most 1/restShare of the time, and lookGrace besides: it maps a lot when it starts, its model at the end of that.
+	// A target may map something all the time. Looks take at most 1/restShare of the time, and lookGrace besides: it
+	// maps a lot when it starts, its model at the end of that.
 	restShare = 20
 	lookGrace = 200 * time.Millisecond
 )
 
-// watch takes model files that the target maps and has open still, until ctx is done. It has a thread to itself meanwhile, so that it is not behind what others wait for.
+// watch takes model files that the target maps and has open still, until ctx is done. It has a thread to itself
+// meanwhile, so that it is not behind what others wait for.
 func (t *Target) watch(ctx context.Context) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -255,8 +260,9 @@ func (t *Target) closeView() {
 	}
 }
 
-// Less makes what the target reads around its faults small, in the files of which it maps the first byte at these addresses. What was not done is told: a target that is not helped in this
-// way is helped in others. Once that was so, it does nothing.
+// Less makes what the target reads around its faults small, in the files of which it maps the first byte at these
+// addresses. What was not done is told: a target that is not helped in this way is helped in others. Once that was
+// so, it does nothing.
 func (t *Target) Less(bases []uint64) {
 	switch {
 	case t.guardian != nil:
@@ -402,7 +408,8 @@ func (t *Target) stop(err error) {
 	}
 }
 
-// Little says whether faults in the target's model read less than a quarter of a large folio around themselves now, for all that is known.
+// Little says whether faults in the target's model read less than a quarter of a large folio around themselves now,
+// for all that is known.
 func (t *Target) Little() bool {
 	if t.told == nil || !t.seen {
 		return false
@@ -413,7 +420,8 @@ func (t *Target) Little() bool {
 	return t.told.Before <= much
 }
 
-// End undoes what was done, and closes the target's files here. It says in the end what was done; nil if Less was not called.
+// End undoes what was done, and closes the target's files here. It says in the end what was done; nil if Less was not
+// called.
 func (t *Target) End() *Told {
 	t.endWatch()
 	t.stop(nil)

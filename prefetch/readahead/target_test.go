@@ -197,7 +197,8 @@ func logTo(t *testing.T) *slog.Logger {
 	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// What the kernel says a fault reads is what it reads; FADV_SEQUENTIAL has doubled it; a descriptor's FADV_RANDOM does not reach faults.
+// What the kernel says a fault reads is what it reads; FADV_SEQUENTIAL has doubled it; a descriptor's FADV_RANDOM
+// does not reach faults.
 func TestLook(t *testing.T) {
 	r := startTarget(t, ownDisk(t))
 	if s := r.state(); s.bytes != readBytes || s.Random || s.Sequential {
@@ -285,7 +286,8 @@ func TestLate(t *testing.T) {
 	}
 }
 
-// They read as much as before in between, also if the guardian is killed then; and what was undone for long is done again, by another one.
+// They read as much as before in between, also if the guardian is killed then; and what was undone for long is done
+// again, by another one.
 func TestBackAndForth(t *testing.T) {
 	r := startTarget(t, ownDisk(t))
 	target := New(r.process, FD, as("guardian"), logTo(t))
@@ -330,7 +332,8 @@ func TestBackAndForth(t *testing.T) {
 	}
 }
 
-// A large folio that somebody has read alone has a mark, at which a target reads more; not so where its faults read less than the folio holds.
+// A large folio that somebody has read alone has a mark, at which a target reads more; not so where its faults read
+// less than the folio holds.
 func TestMarks(t *testing.T) {
 	r := startTarget(t, ownDisk(t))
 	target := New(r.process, FD, as("guardian"), logTo(t))
@@ -375,7 +378,8 @@ func TestMarks(t *testing.T) {
 	}
 }
 
-// Nothing is done where faults read little anyway, where it is not wanted, and where the file was closed before; which is told.
+// Nothing is done where faults read little anyway, where it is not wanted, and where the file was closed before;
+// which is told.
 func TestNothingToDo(t *testing.T) {
 	model := ownDisk(t)
 	id, err := proc.FileOf(model)

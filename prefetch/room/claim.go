@@ -22,14 +22,17 @@ const (
 	claimStep = 5 * time.Millisecond
 )
 
-// TargetClaim is the exclusive right to help a process. It ends with Close, or with the process that holds it, however that ends.
+// TargetClaim is the exclusive right to help a process. It ends with Close, or with the process that holds it,
+// however that ends.
 type TargetClaim struct{ lock *os.File }
 
-// Claim claims a target. The error is ErrClaimed if another process, or another call in this one, has it, and proc.ErrNoProcess if the target has ended.
+// Claim claims a target. The error is ErrClaimed if another process, or another call in this one, has it, and
+// proc.ErrNoProcess if the target has ended.
 //
-// It is a lock (flock) on the target's pidfd, which is one inode for all who open it since Linux 6.9 (pidfs). Before that it is one on the target's directory in
-// /proc, which is one inode for all who use the same mount of proc: there, a helper in a container and one outside of it do not see each other. Neither needs
-// any permission, so any user of the machine can claim a process, and keep a helper away. Both locks leave nothing behind.
+// It is a lock (flock) on the target's pidfd, which is one inode for all who open it since Linux 6.9 (pidfs). Before
+// that it is one on the target's directory in /proc, which is one inode for all who use the same mount of proc:
+// there, a helper in a container and one outside of it do not see each other. Neither needs any permission, so any
+// user of the machine can claim a process, and keep a helper away. Both locks leave nothing behind.
 func Claim(p *proc.Process) (*TargetClaim, error) {
 	open, err := claimable(p)
 	if err != nil {
@@ -79,7 +82,8 @@ func openProc(pid int) (int, error) {
 	return unix.Open(fmt.Sprintf("/proc/%d", pid), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 }
 
-// claim locks what open opens. A lock belongs to the open file description, so it is one of its own, and goes with its last descriptor.
+// claim locks what open opens. A lock belongs to the open file description, so it is one of its own, and goes with
+// its last descriptor.
 func claim(p *proc.Process, open opener) (*TargetClaim, error) {
 	fd, err := open(p.PID())
 	if err != nil {

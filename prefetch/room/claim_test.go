@@ -16,7 +16,8 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// claimerVariable makes the test program a process that claims a target, says how that went, and waits until it is ended or its standard input is.
+// claimerVariable makes the test program a process that claims a target, says how that went, and waits until it is
+// ended or its standard input is.
 const claimerVariable = "PREFETCH_TEST_CLAIM" // how and whom: "pidfd 123"
 
 func init() {

@@ -9,17 +9,20 @@ import (
 )
 
 const (
-	// leaveShare of the machine's memory is left available to others, but no more than leaveMost; while the host is short, up to leaveShort.
+	// leaveShare of the machine's memory is left available to others, but no more than leaveMost; while the host is
+	// short, up to leaveShort.
 	leaveShare = 16
 	leaveMost  = 2 << 30
 	leaveShort = 4
-	// The floor rises by a riseShare of the machine's memory in each riseTime in which the host was short, and falls by as much in each fallTime in which it was not.
+	// The floor rises by a riseShare of the machine's memory in each riseTime in which the host was short, and falls
+	// by as much in each fallTime in which it was not.
 	riseShare = 64
 	riseTime  = time.Second
 	fallTime  = 10 * time.Second
 )
 
-// floor is how much of MemAvailable is left to others: a share of the machine's memory, more while it is short, for some minutes after.
+// floor is how much of MemAvailable is left to others: a share of the machine's memory, more while it is short, for
+// some minutes after.
 type floor struct {
 	total   int64
 	extra   int64
@@ -45,9 +48,11 @@ func (f *floor) see(now time.Time, short bool) {
 }
 
 const (
-	// swappedIn is how many bytes must come back from swap between two looks: a page now and then is what nobody waits for.
+	// swappedIn is how many bytes must come back from swap between two looks: a page now and then is what nobody
+	// waits for.
 	swappedIn = 1 << 20
-	// stallTime is over how long stalls are added up, as the kernel adds them up every two seconds, for each group at a time of its own. Others are short of memory if they wait for a stallShare of it.
+	// stallTime is over how long stalls are added up, as the kernel adds them up every two seconds, for each group at
+	// a time of its own. Others are short of memory if they wait for a stallShare of it.
 	stallTime  = 4 * time.Second
 	stallShare = 20
 )
@@ -58,8 +63,9 @@ const (
 	shortHost = "memory pressure of the host (PSI)"
 )
 
-// shortage tells from the kernel's counters whether the host is short of memory, rather than a group below its limit: reclaim looks for pages because the host has none free, and
-// somebody waits for memory, or for what was swapped out. That reclaim looks is no shortage by itself: so it does wherever page cache fills all memory.
+// shortage tells from the kernel's counters whether the host is short of memory, rather than a group below its limit:
+// reclaim looks for pages because the host has none free, and somebody waits for memory, or for what was swapped out.
+// That reclaim looks is no shortage by itself: so it does wherever page cache fills all memory.
 type shortage struct {
 	at      time.Time
 	paging  cgroup.Paging
@@ -68,9 +74,11 @@ type shortage struct {
 	scanned int64         // at stallAt
 }
 
-// see takes in the counters, and whether a trigger on the host's pressure has fired since the last look. It returns why the host is short, nothing if it is not, or not known to be;
-// and whether others than the target's group suffer from it. stalls asks how long tasks outside of that have waited for memory; false if the kernel does not tell. The target's own
-// waiting is none of the others' business: it may be at its own limit, or stream a model that does not fit.
+// see takes in the counters, and whether a trigger on the host's pressure has fired since the last look. It returns
+// why the host is short, nothing if it is not, or not known to be; and whether others than the target's group suffer
+// from it. stalls asks how long tasks outside of that have waited for memory; false if the kernel does not tell. The
+// target's own waiting is none of the others' business: it may be at its own limit, or stream a model that does not
+// fit.
 func (s *shortage) see(now time.Time, p cgroup.Paging, fired bool, stalls func() (time.Duration, bool)) (why string, others bool) {
 	before, first := s.paging, s.at.IsZero()
 	s.at, s.paging = now, p

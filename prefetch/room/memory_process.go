@@ -1,6 +1,7 @@
 package room
 
-// This file follows the memory of a process: which cgroup it is in, what happens there and on the host, and which cgroup this process is to be in therefore.
+// This file follows the memory of a process: which cgroup it is in, what happens there and on the host, and which
+// cgroup this process is to be in therefore.
 
 import (
 	gocontext "context"
@@ -17,12 +18,13 @@ import (
 
 // MemoryOptions of a ProcessMemory.
 type MemoryOptions struct {
-	// Leave is how many bytes of the host's MemAvailable are left to others; 0 chooses: a sixteenth of the machine's memory, at most 2 GiB, and up to a quarter while
-	// others swap in or wait for memory.
+	// Leave is how many bytes of the host's MemAvailable are left to others; 0 chooses: a sixteenth of the machine's
+	// memory, at most 2 GiB, and up to a quarter while others swap in or wait for memory.
 	Leave int64
 	// Reserve is how many bytes under each limit are never to be locked; 0 chooses a quarter of the limit.
 	Reserve int64
-	// TrustHost: where the target's group is hidden, so that its limits are not known, only the host bounds. Else there is no room then.
+	// TrustHost: where the target's group is hidden, so that its limits are not known, only the host bounds. Else
+	// there is no room then.
 	TrustHost bool
 	Log       *slog.Logger // nil: none
 }
@@ -32,24 +34,29 @@ const (
 	followTries = 4
 	// placeInterval is how often the target's group is looked up, which takes 1.5 us if it did not change.
 	placeInterval = 20 * time.Millisecond
-	// usageInterval is how often usage is read, half a microsecond per level. It is reported when it moved by a usageStep.
+	// usageInterval is how often usage is read, half a microsecond per level. It is reported when it moved by a
+	// usageStep.
 	usageInterval = 10 * time.Millisecond
 	usageStep     = 4 << 20
-	// lookAgain is how soon after a look another one may be asked for, unless a limit was written: a target at its limit has the kernel complain all the time.
+	// lookAgain is how soon after a look another one may be asked for, unless a limit was written: a target at its
+	// limit has the kernel complain all the time.
 	lookAgain = 10 * time.Millisecond
-	// hostInterval is how often MemAvailable is read. It is reported when it moved by an availableStep, or a share of the machine's memory.
+	// hostInterval is how often MemAvailable is read. It is reported when it moved by an availableStep, or a share of
+	// the machine's memory.
 	hostInterval   = 50 * time.Millisecond
 	availableStep  = 16 << 20
 	availableShare = 512
-	// pagingInterval is how often swap-ins and reclaim are counted, which takes 20 us or more on machines with many CPUs.
+	// pagingInterval is how often swap-ins and reclaim are counted, which takes 20 us or more on machines with many
+	// CPUs.
 	pagingInterval = 200 * time.Millisecond
 )
 
 // LevelHidden is Room.Level where the target is in a group that is not visible from here.
 const LevelHidden = "a hidden cgroup"
 
-// ProcessMemory is the memory of a process as its cgroup, the ancestors of that and the host bound it. The process may be moved to another cgroup at any time. Without a memory
-// controller only the host bounds. Not for concurrent use.
+// ProcessMemory is the memory of a process as its cgroup, the ancestors of that and the host bound it. The process
+// may be moved to another cgroup at any time. Without a memory controller only the host bounds. Not for concurrent
+// use.
 type ProcessMemory struct {
 	opts  MemoryOptions
 	now   func() time.Time
@@ -88,8 +95,8 @@ type hostSources struct {
 	pressure func() (cgroup.Pressure, error)
 }
 
-// NewProcessMemory asks about the memory of a process. Close it. The error is proc.ErrNoProcess if there is none, and cgroup.ErrHidden if its group is hidden, unless the host
-// is trusted then.
+// NewProcessMemory asks about the memory of a process. Close it. The error is proc.ErrNoProcess if there is none, and
+// cgroup.ErrHidden if its group is hidden, unless the host is trusted then.
 func NewProcessMemory(pid int, opts MemoryOptions) (*ProcessMemory, error) {
 	place, err := cgroup.NewPlace(pid)
 	if errors.Is(err, cgroup.ErrEnded) {
@@ -187,7 +194,8 @@ func (m *ProcessMemory) follow() (changed bool, err error) {
 		}
 		watch, err := cgroup.NewWatch(group, m.opts.Log)
 		if err != nil {
-			// Whoever moves it may have removed the group since: then it is in another one. If not, there are the looks that nothing has to cause.
+			// Whoever moves it may have removed the group since: then it is in another one. If not, there are the
+			// looks that nothing has to cause.
 			m.opts.Log.Debug("the target's memory cgroup is not watched", "error", err)
 			if watch, err = cgroup.NewWatch(nil, m.opts.Log); err != nil {
 				return changed, err
@@ -218,9 +226,10 @@ func (m *ProcessMemory) follow() (changed bool, err error) {
 	return true, nil
 }
 
-// Join moves this process to the target's memory cgroup, and again whenever the target is moved, as long as ctx is not done: pages that it reads are charged where the target's are. Where
-// it must not or cannot join, the log says so once, and it goes back to where it was in the beginning. It is no error that the group cannot be joined. Until Leave, later calls do
-// nothing; the first call's ctx counts for all.
+// Join moves this process to the target's memory cgroup, and again whenever the target is moved, as long as ctx is
+// not done: pages that it reads are charged where the target's are. Where it must not or cannot join, the log says so
+// once, and it goes back to where it was in the beginning. It is no error that the group cannot be joined. Until
+// Leave, later calls do nothing; the first call's ctx counts for all.
 func (m *ProcessMemory) Join(ctx gocontext.Context) {
 	if m.joining.staying {
 		return
@@ -233,8 +242,8 @@ func (m *ProcessMemory) Join(ctx gocontext.Context) {
 	m.joining.wait()
 }
 
-// Leave takes this process back to the memory cgroup where it was in the beginning, if Join moved it, until Join is called again. What it has allocated meanwhile stays charged where
-// it was until it is freed.
+// Leave takes this process back to the memory cgroup where it was in the beginning, if Join moved it, until Join is
+// called again. What it has allocated meanwhile stays charged where it was until it is freed.
 func (m *ProcessMemory) Leave() {
 	if !m.joining.staying {
 		return
@@ -301,7 +310,8 @@ func (m *ProcessMemory) askHost(now time.Time, fired bool) {
 	}
 }
 
-// stalls is how long tasks outside of the target's group have waited for memory since boot; false if that cannot be told.
+// stalls is how long tasks outside of the target's group have waited for memory since boot; false if that cannot be
+// told.
 func (m *ProcessMemory) stalls() (time.Duration, bool) {
 	if m.group == nil {
 		return 0, false
@@ -373,7 +383,8 @@ func (m *ProcessMemory) levels(u *usedBy) error {
 	return err
 }
 
-// joining moves this process from group to group, beside the control loop: systemd may take seconds to say whether it may.
+// joining moves this process from group to group, beside the control loop: systemd may take seconds to say whether it
+// may.
 type joining struct {
 	ctx    gocontext.Context // nil: this process stays where it is
 	cancel gocontext.CancelFunc

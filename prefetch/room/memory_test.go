@@ -23,7 +23,8 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// hogVariable makes the test's program a process that takes as many bytes as the lines that it reads say, one after the other, and keeps them.
+// hogVariable makes the test's program a process that takes as many bytes as the lines that it reads say, one after
+// the other, and keeps them.
 const hogVariable = "TENSORCAST_TEST_HOG"
 
 func TestMain(m *testing.M) {
@@ -131,7 +132,8 @@ func TestFloor(t *testing.T) {
 	}
 }
 
-// Reclaim without waiting is no shortage, nor is waiting without reclaim (in a group at its limit), nor what the target itself waits for.
+// Reclaim without waiting is no shortage, nor is waiting without reclaim (in a group at its limit), nor what the
+// target itself waits for.
 func TestShortage(t *testing.T) {
 	type look struct {
 		after         time.Duration
@@ -236,7 +238,8 @@ func TestHostIsShort(t *testing.T) {
 	room(9 * gib)
 }
 
-// Where the group is hidden nothing is known of its limits, so there is no room; unless the caller has a bound of its own.
+// Where the group is hidden nothing is known of its limits, so there is no room; unless the caller has a bound of its
+// own.
 func TestHiddenGroup(t *testing.T) {
 	memory := cgroup.HostMemory{Total: 16 << 30, Available: 12 << 30}
 	var said strings.Builder
@@ -487,7 +490,8 @@ func ownGroup(t *testing.T) *cgroup.Group {
 	return g
 }
 
-// A target that is moved is noticed and followed, by this process, too; where that must not join, it goes home; whoever removes a group that the target left finds it empty.
+// A target that is moved is noticed and followed, by this process, too; where that must not join, it goes home;
+// whoever removes a group that the target left finds it empty.
 func TestMoved(t *testing.T) {
 	top, a, b := family(t)
 	home := ownGroup(t)

@@ -20,9 +20,9 @@ import (
 )
 
 // Settle prepares this process, in this order: it makes itself the out-of-memory killer's choice, lifts its limit on
-// locked memory, and raises the calling thread's priority. Only the first is indispensable; what else fails is logged. See also
-// [ProcessMemory.Join].
-// others says that there are processes which the killer is to choose before this one, as they go if it goes.
+// locked memory, and raises the calling thread's priority. Only the first is indispensable; what else fails is
+// logged. See also [ProcessMemory.Join]. others says that there are processes which the killer is to choose before
+// this one, as they go if it goes.
 func Settle(log *slog.Logger, others bool) error {
 	score := "1000"
 	if others {
@@ -43,8 +43,9 @@ func Settle(log *slog.Logger, others bool) error {
 	return nil
 }
 
-// Urgent has the calling thread run whenever it can (SCHED_FIFO), or, with false, as [Settle] left it. A nice value does not do that: where ggml's threads spin on all processors, a thread that
-// has used its share waits for the next tick, 2 ms for one in ten of a router's choices. Threads that it starts do not inherit it.
+// Urgent has the calling thread run whenever it can (SCHED_FIFO), or, with false, as [Settle] left it. A nice value
+// does not do that: where ggml's threads spin on all processors, a thread that has used its share waits for the next
+// tick, 2 ms for one in ten of a router's choices. Threads that it starts do not inherit it.
 func Urgent(urgent bool) error {
 	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL, Nice: niceness}
 	if urgent {
@@ -59,8 +60,9 @@ func Urgent(urgent bool) error {
 // niceness is this process's while it helps.
 const niceness = -15
 
-// join moves this process to the target's memory cgroup, so that pages that it reads are charged where the target's are; not where a kill there would take all of it. It
-// says whether it did; if not, the log says why. It asks systemd, which may take askTime.
+// join moves this process to the target's memory cgroup, so that pages that it reads are charged where the target's
+// are; not where a kill there would take all of it. It says whether it did; if not, the log says why. It asks
+// systemd, which may take askTime.
 func join(ctx gocontext.Context, group *cgroup.Group, log *slog.Logger) bool {
 	if dir, err := oomGroup(group); err != nil {
 		log.Warn("not joining the target's cgroup: it is not known whether an out-of-memory kill there takes all of it", "cgroup", group.Name(), "error", err)
@@ -104,10 +106,11 @@ func oomGroup(group *cgroup.Group) (string, error) {
 // askTime is how long systemd may take to answer.
 const askTime = 5 * time.Second
 
-// fragile returns the control group of the systemd unit that is, or may be, ended as a whole after one of its processes was killed for memory, if group is one or in one;
-// else nothing. The error says why that is not known.
+// fragile returns the control group of the systemd unit that is, or may be, ended as a whole after one of its
+// processes was killed for memory, if group is one or in one; else nothing. The error says why that is not known.
 //
-// A unit in another one (of a user's systemd, or of a container's) is watched by somebody else, whom root should not ask: it may be ended, for all that we know.
+// A unit in another one (of a user's systemd, or of a container's) is watched by somebody else, whom root should not
+// ask: it may be ended, for all that we know.
 func fragile(ctx gocontext.Context, bus, group string) (unit string, err error) {
 	units := systemd.Units(group)
 	switch len(units) {

@@ -29,7 +29,8 @@ type learned struct {
 	name      string // of its file
 }
 
-// begin lets a predictor begin with what was learned of the same routers before, and remembers it. What cannot be read is learned anew.
+// begin lets a predictor begin with what was learned of the same routers before, and remembers it. What cannot be
+// read is learned anew.
 func (v *server) begin(p *hidden.Predictor, routers *hidden.Routers) {
 	if v.o.Learned == "" {
 		return
@@ -85,7 +86,8 @@ func (l *learned) save(path string) error {
 	return forget(dir, l.name)
 }
 
-// forget removes the files of models that ran longest ago, beyond those that are remembered, and what a killed process has left of one.
+// forget removes the files of models that ran longest ago, beyond those that are remembered, and what a killed
+// process has left of one.
 func forget(dir *outfile.Dir, but string) error {
 	entries, err := dir.Entries()
 	if err != nil {

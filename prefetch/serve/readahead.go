@@ -1,6 +1,7 @@
 package serve
 
-// This file has what the target's own faults read around themselves made small while what it needs next is read for it, see prefetch.Controller.Covers.
+// This file has what the target's own faults read around themselves made small while what it needs next is read for
+// it, see prefetch.Controller.Covers.
 
 import (
 	"io"
@@ -8,7 +9,7 @@ import (
 
 	"tensorcast/event"
 	"tensorcast/internal/proc"
-	"tensorcast/prefetch"
+	"tensorcast/prefetch/models"
 	"tensorcast/prefetch/readahead"
 )
 
@@ -90,7 +91,7 @@ func (v *server) follow() error {
 
 // bases are where the target maps the first bytes of its model's files.
 func (v *server) bases() (bases []uint64, err error) {
-	m, err := prefetch.MappedModels(v.o.PID)()
+	m, err := models.MappedBy(v.o.PID)()
 	if err != nil {
 		return nil, err
 	}

@@ -1,5 +1,6 @@
-// Package serve helps one target from now until it ends: it attaches probes to it, hands their events to a prefetch.Controller, and where there is nothing to win it takes the probes
-// away, sleeps, and looks again now and then.
+// Package serve helps one target from now until it ends: it attaches probes to it, hands their events to a
+// prefetch.Controller, and where there is nothing to win it takes the probes away, sleeps, and looks again now and
+// then.
 package serve
 
 import (
@@ -20,14 +21,18 @@ import (
 	"github.com/prometheus/procfs"
 
 	"tensorcast/capture"
+	"tensorcast/event"
 	"tensorcast/holding"
 	"tensorcast/internal/proc"
 	"tensorcast/moe"
 	"tensorcast/moe/hidden"
 	"tensorcast/prefetch"
 	"tensorcast/prefetch/costs"
+	"tensorcast/prefetch/mixture"
+	"tensorcast/prefetch/models"
 	"tensorcast/prefetch/monitor"
 	"tensorcast/prefetch/pages"
+	"tensorcast/prefetch/plan"
 	"tensorcast/prefetch/readahead"
 	"tensorcast/prefetch/room"
 )
@@ -36,23 +41,29 @@ import (
 type Options struct {
 	PID  int  // the target; Start sets it
 	Late bool // the target may load ggml later; else one that has none is an error
-	// Elsewhere, if not nil, says that some of the target's weights are computed elsewhere, so that it reads less than its file has: what it reads is learned, nothing is guessed or read
-	// before. What Elsewhere returns changes when that has changed. It may be called any time.
+	// Elsewhere, if not nil, says that some of the target's weights are computed elsewhere, so that it reads less
+	// than its file has: what it reads is learned, nothing is guessed or read before. What Elsewhere returns changes
+	// when that has changed. It may be called any time.
 	Elsewhere func() uint64
 	Join      bool // this process joins the target's memory cgroup, so that it pays there for what it reads
 	// Dry plans only: Run ends with what would be held, or with why nothing would be (Summary.Idle).
 	Dry bool
-	// Leave is how many bytes of the host's available memory are left to others; 0 chooses (see prefetch.MemoryOptions).
+	// Leave is how many bytes of the host's available memory are left to others; 0 chooses (see
+	// prefetch.MemoryOptions).
 	Leave int64
-	// Readahead is what is done about what the target's own faults read around themselves, if its model is a mixture of experts; "": nothing, and nothing is told of it. Guardian is the
-	// command that starts this program again as the guardian of that, see readahead.Guard, and of what KernelPages.GuardedBy asks for; nil: there is none.
+	// Readahead is what is done about what the target's own faults read around themselves, if its model is a mixture
+	// of experts; "": nothing, and nothing is told of it. Guardian is the command that starts this program again as
+	// the guardian of that, see readahead.Guard, and of what KernelPages.GuardedBy asks for; nil: there is none.
 	Readahead readahead.Choice
 	Guardian  []string
-	// Learned is a directory in which what is learned of a mixture's routing is kept for the next target with that model; "": nothing is.
+	// Learned is a directory in which what is learned of a mixture's routing is kept for the next target with that
+	// model; "": nothing is.
 	Learned string
-	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Touched, Dry, Judge, Begin, Urgent, Guess, Own and Log are set here.
+	// Prefetch is what a Controller is made with. Its Memory, Models, Weights, Touched, Dry, Judge, Begin, Urgent,
+	// Guess, Own and Log are set here.
 	Prefetch prefetch.Options
-	// Ask is a directory in which a socket is made at which this help can be asked what it does (package monitor); "": it cannot. It helps all the same if that fails.
+	// Ask is a directory in which a socket is made at which this help can be asked what it does (package monitor);
+	// "": it cannot. It helps all the same if that fails.
 	Ask string
 	// Tell is called with what is being done, several times a second while the target decodes; nil: nobody asks.
 	Tell func(prefetch.Status)
@@ -96,8 +107,10 @@ type server struct {
 	limit      int64
 }
 
-// Run helps until the target ends, or ctx does; both are no error. It locks its goroutine to a thread for as long, as priority belongs to a thread, and the kernel's workers for
-// io_uring inherit that of the thread that submits. Errors are those of capture.Attach, cgroup.ErrHidden without a budget, and others; the target goes on as if nothing had been.
+// Run helps until the target ends, or ctx does; both are no error. It locks its goroutine to a thread for as long, as
+// priority belongs to a thread, and the kernel's workers for io_uring inherit that of the thread that submits. Errors
+// are those of capture.Attach, cgroup.ErrHidden without a budget, and others; the target goes on as if nothing had
+// been.
 func Run(ctx context.Context, o Options) (s prefetch.Summary, err error) {
 	return (&server{o: o}).run(ctx)
 }
@@ -117,7 +130,8 @@ type head struct {
 	closed      error // valid after reading
 }
 
-// early is what is known before a command runs: how much room there is, and how many bytes its models have; 0 if that is not known.
+// early is what is known before a command runs: how much room there is, and how many bytes its models have; 0 if that
+// is not known.
 type early struct {
 	room  room.Room
 	bytes int64
@@ -140,7 +154,7 @@ func readHead(ctx context.Context, args []string, o *Options) (*head, early, err
 	if o.Elsewhere != nil {
 		return h, e, nil
 	}
-	most := prefetch.Keepable(e.room)
+	most := plan.Keepable(e.room)
 	if budget := o.Prefetch.Budget; budget > 0 {
 		most = min(most, budget)
 	}
@@ -162,8 +176,11 @@ func (h *head) close() error {
 	return errors.Join(h.closed, h.Head.Close())
 }
 
-// Start starts a command, stopped behind its execve, so that it is helped from its first touch of the model on. While probes are set, the head of the model that its arguments name
-// is read. Where that fits for sure, the command runs at once instead, and is observed only when it does not fit any more: probes take two tenths of a second of a processor. signals are passed on to it, see capture.Options. The errors are those of capture.Start, and cgroup.ErrHidden. The caller must call Close.
+// Start starts a command, stopped behind its execve, so that it is helped from its first touch of the model on. While
+// probes are set, the head of the model that its arguments name is read. Where that fits for sure, the command runs
+// at once instead, and is observed only when it does not fit any more: probes take two tenths of a second of a
+// processor. signals are passed on to it, see capture.Options. The errors are those of capture.Start, and
+// cgroup.ErrHidden. The caller must call Close.
 func Start(ctx context.Context, cmd *exec.Cmd, signals []syscall.Signal, o Options) (t *Target, err error) {
 	v := &server{o: o}
 	v.easeWatch()
@@ -176,7 +193,7 @@ func Start(ctx context.Context, cmd *exec.Cmd, signals []syscall.Signal, o Optio
 	if err != nil {
 		return nil, err
 	}
-	if !o.Dry && o.Planned == nil && o.Elsewhere == nil && o.Prefetch.Ample(e.bytes, e.room) {
+	if !o.Dry && o.Planned == nil && o.Elsewhere == nil && o.Prefetch.IsAmple(e.bytes, e.room) {
 		c, err := capture.Launch(cmd, signals)
 		if err != nil {
 			return nil, errors.Join(err, h.close())
@@ -194,7 +211,8 @@ func Start(ctx context.Context, cmd *exec.Cmd, signals []syscall.Signal, o Optio
 	return &Target{v, c, h}, nil
 }
 
-// Help lets the command run, and helps until it ends, as Run does. On an error the command goes on without help, if it runs: see Runs.
+// Help lets the command run, and helps until it ends, as Run does. On an error the command goes on without help, if
+// it runs: see Runs.
 func (t *Target) Help(ctx context.Context) (prefetch.Summary, error) { return t.server.run(ctx) }
 
 // Runs says whether Help has let the command run. If not, Close ends it before its first instruction.
@@ -203,7 +221,8 @@ func (t *Target) Runs() bool { return t.server.command == nil }
 // Wait waits, if the command runs, until it ends, and returns its exit status as a shell would.
 func (t *Target) Wait(ctx context.Context) (status int, err error) { return t.capture.Wait(ctx) }
 
-// Explain says, after Help and Wait, why nothing of the command was seen, see capture.Capture.Explain; nil if something was, or nothing stood in the way.
+// Explain says, after Help and Wait, why nothing of the command was seen, see capture.Capture.Explain; nil if
+// something was, or nothing stood in the way.
 func (t *Target) Explain() error {
 	if t.server.unloaded || t.server.seen() {
 		return nil
@@ -258,16 +277,18 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 	v.pages = pages
 	pages.GuardedBy(o.Guardian)
 	p := o.Prefetch
-	p.Memory, p.Log, p.Models, p.Weights = v.memory, o.Log, prefetch.MappedModels(o.PID), prefetch.ReadWeights
+	p.Memory, p.Log = v.memory, o.Log
+	p.Target.Models, p.Target.Weights = models.MappedBy(o.PID), models.ReadWeights
 	examiner := holding.New(o.PID)
-	p.Judge = func() error { return v.judge(ctx, examiner) }
+	p.Target.Judge = func() error { return v.judge(ctx, examiner) }
 	if o.Dry {
 		p.Dry = costs.Bandwidth
 	} else if o.Elsewhere == nil { // else nothing is read while the target loads, so nothing need be guessed
-		p.Touched = process.TouchedAt
+		p.Target.Touched = process.TouchedAt
 	}
-	p.Begin = func() {
-		// If faults are to read little already, before this process joins the target's cgroup, in which the guardian is not to be.
+	p.Host.Begin = func() {
+		// If faults are to read little already, before this process joins the target's cgroup, in which the guardian
+		// is not to be.
 		if err := v.follow(); err != nil {
 			o.Log.Debug("large folios are read two at a time", "error", err)
 		}
@@ -275,13 +296,14 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 			if v.readahead != nil {
 				v.readahead.Prepare()
 			}
-			// Not before: what this process takes until then, and where there is nothing to win, is not the target's to pay.
+			// Not before: what this process takes until then, and where there is nothing to win, is not the target's
+			// to pay.
 			v.memory.Join(ctx)
 		}
 	}
-	p.Own, p.Elsewhere = ownMemory, o.Elsewhere
-	p.Urgent = func() { v.urgent(true) }
-	p.Guess = v.guesser
+	p.Host.Memory, p.Target.Elsewhere = ownMemory, o.Elsewhere
+	p.Host.Urgent = func() { v.urgent(true) }
+	p.Experts.Predict = v.newPredictor
 	p.Share = v.budget.Load
 	v.controller = prefetch.New(pages, p)
 	defer func() {
@@ -323,16 +345,18 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 	}
 }
 
-// guesserBytes bounds what predictors of experts take of the target's memory: one that goes by ids, and besides what one by inputs learns. The routers' copies, of a byte for each weight, come to that.
-const guesserBytes = 4 << 20
+// predictorBytes bounds what predictors of experts take of the target's memory: one that goes by ids, and besides what
+// one by inputs learns. The routers' copies, of a byte for each weight, come to that.
+const predictorBytes = 4 << 20
 
-// guesser predicts which experts are chosen, by what routers read if these are found in the model's file; else by the chosen experts alone.
-func (v *server) guesser(r prefetch.Routers) prefetch.Guesser {
+// newPredictor predicts which experts are chosen, by what routers read if these are found in the model's file; else by the
+// chosen experts alone.
+func (v *server) newPredictor(r mixture.Routers, path string, id event.FileID) mixture.Predictor {
 	v.keep() // there was one before, if the target was left alone for a while
-	p, routers, err := readRouters(r)
+	p, routers, err := readRouters(r, path, id)
 	if err != nil {
 		v.o.Log.Info("experts are predicted by those that were chosen before", "why", err)
-		return moe.NewIDs(moe.Shape{Layers: len(r.Blocks), Experts: r.Experts, K: r.Chosen}, []int{1, 2}, guesserBytes)
+		return moe.NewIDs(moe.Shape{Layers: len(r.Blocks), Experts: r.Experts, K: r.Chosen}, []int{1, 2}, predictorBytes)
 	}
 	v.begin(p, routers)
 	return p
@@ -342,8 +366,8 @@ func (v *server) guesser(r prefetch.Routers) prefetch.Guesser {
 var errOtherRouters = errors.New("the file has other routers than those that were observed")
 
 // readRouters makes a predictor that goes by what routers and attention read.
-func readRouters(r prefetch.Routers) (*hidden.Predictor, *hidden.Routers, error) {
-	m, err := prefetch.OpenPart(r.Path, r.File)
+func readRouters(r mixture.Routers, path string, id event.FileID) (*hidden.Predictor, *hidden.Routers, error) {
+	m, err := models.OpenPart(path, id)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -354,7 +378,7 @@ func readRouters(r prefetch.Routers) (*hidden.Predictor, *hidden.Routers, error)
 	if !slices.Equal(routers.Blocks, r.Blocks) || routers.Experts != r.Experts {
 		return nil, nil, errOtherRouters
 	}
-	p, err := hidden.New(routers, hidden.Options{Attention: true, Bytes: guesserBytes, IDs: guesserBytes})
+	p, err := hidden.New(routers, hidden.Options{Attention: true, Bytes: predictorBytes, IDs: predictorBytes})
 	return p, routers, err
 }
 
@@ -377,17 +401,23 @@ func (v *server) urgent(urgent bool) {
 }
 
 const (
-	// collectInterval is how often garbage is collected in any case: one megabyte comes together meanwhile, two where experts are chosen.
+	// collectInterval is how often garbage is collected in any case: one megabyte comes together meanwhile, two where
+	// experts are chosen.
 	collectInterval = 2 * time.Second
-	// urgentLimit is where Go's runtime collects when it likes all the same: a target may send anything. Predictors take a third of it at most.
+	// urgentLimit is where Go's runtime collects when it likes all the same: a target may send anything. Predictors
+	// take a third of it at most.
 	urgentLimit = 64 << 20
 )
 
-// collect has garbage collected now and then. What setting up took goes back to the system so, too: the target pays for that. Go's runtime would keep it for garbage to come. On a busy machine collecting takes long, and
-// counts what is allocated meanwhile as in use: then it waits for up to 9 MB before it collects again, where less than one is in use.
+// collect has garbage collected now and then. What setting up took goes back to the system so, too: the target pays
+// for that. Go's runtime would keep it for garbage to come. On a busy machine collecting takes long, and counts what
+// is allocated meanwhile as in use: then it waits for up to 9 MB before it collects again, where less than one is in
+// use.
 //
-// While this thread runs before all others, it waits for that, and Go's runtime does not collect when it likes. There it would look through this thread's stack, too. If this thread comes back from a system
-// call meanwhile, it takes the processor from whoever does that, and then waits for him without leaving it: for a second, until Linux takes it away.
+// While this thread runs before all others, it waits for that, and Go's runtime does not collect when it likes. There
+// it would look through this thread's stack, too. If this thread comes back from a system call meanwhile, it takes
+// the processor from whoever does that, and then waits for him without leaving it: for a second, until Linux takes it
+// away.
 func (v *server) collect() {
 	if time.Since(v.collected) < collectInterval || !v.collecting.CompareAndSwap(false, true) {
 		return
@@ -408,7 +438,8 @@ func (v *server) collect() {
 	}
 }
 
-// judge says why a target cannot be helped, by how it holds its model. What is not known yet, or too little to matter, the events will tell.
+// judge says why a target cannot be helped, by how it holds its model. What is not known yet, or too little to
+// matter, the events will tell.
 func (v *server) judge(ctx context.Context, e *holding.Examiner) error {
 	h, err := e.Examine(ctx, holding.Options{Others: true})
 	if err != nil {
@@ -482,7 +513,7 @@ func (v *server) seen() bool {
 // observing is how a target is observed.
 func (v *server) observing() capture.Options {
 	inputs := 1
-	if v.o.Dry || v.o.Prefetch.Speculate == prefetch.SpeculateOff {
+	if v.o.Dry || !v.o.Prefetch.Experts.Speculate.Speculates() {
 		inputs = 0
 	}
 	return capture.Options{
@@ -538,7 +569,8 @@ const (
 	restShare = 0.5
 )
 
-// rested returns a function that says whether the process pid computes nothing, as far as is known since it was called last. The first call looks for restWatch.
+// rested returns a function that says whether the process pid computes nothing, as far as is known since it was
+// called last. The first call looks for restWatch.
 func rested(pid int) func() bool {
 	var at time.Time
 	var computed float64
