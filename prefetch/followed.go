@@ -39,7 +39,7 @@ type followed struct {
 }
 
 func newFollowed(s *session, cycle *pattern.Cycle) *followed {
-	unit := s.levers.Block()
+	unit := s.levers.BlockBytes()
 	block := plan.BlockSize(cycle, unit)
 	window := plan.BoundWindow(s.memory.room.Bytes, plan.DefaultWindow)
 	if s.opts.Window > 0 {
@@ -229,7 +229,7 @@ func (f *followed) upkeep() error {
 		return err
 	}
 	due := f.memory.isDue(f.mixture != nil)
-	if f.levers.Block() != f.unit {
+	if f.levers.BlockBytes() != f.unit {
 		if f.contexts.Main != nil {
 			f.contexts.Main.Forget()
 		}

@@ -99,8 +99,8 @@ func (p *Pages) spend(perMiB time.Duration, bytes int64) {
 	p.m.doing = max(p.m.now, p.m.doing) + int64(perMiB)*bytes>>20
 }
 
-// Block implements prefetch.Pages.
-func (p *Pages) Block() int64 { return p.m.cfg.Block }
+// BlockBytes implements prefetch.Pages.
+func (p *Pages) BlockBytes() int64 { return p.m.cfg.Block }
 
 // AtOnce implements prefetch.Pages.
 func (p *Pages) AtOnce() int { return 3 }

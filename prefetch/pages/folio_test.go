@@ -55,8 +55,8 @@ func TestFolios(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if k.Block() != 2*mib {
-		t.Skipf("no large folios on this file system: blocks of %d", k.Block())
+	if k.BlockBytes() != 2*mib {
+		t.Skipf("no large folios on this file system: blocks of %d", k.BlockBytes())
 	}
 	k.Map(file, uint64(uintptr(unsafe.Pointer(&target[0]))))
 	resident := func(r Range) int64 {
@@ -167,7 +167,7 @@ func TestFolios(t *testing.T) {
 		}
 		read(b)
 	}
-	if k.Block() != 2*mib {
+	if k.BlockBytes() != 2*mib {
 		t.Error("large folios were given up")
 	}
 }
@@ -181,8 +181,8 @@ func TestInOrder(t *testing.T) {
 	const blocks = 16
 	m := newMappedFile(t, 2*blocks*2*mib)
 	defer m.close()
-	if m.k.Block() != 2*mib {
-		t.Skipf("no large folios on this file system: blocks of %d", m.k.Block())
+	if m.k.BlockBytes() != 2*mib {
+		t.Skipf("no large folios on this file system: blocks of %d", m.k.BlockBytes())
 	}
 	block := func(i int64) Range { return m.part(i*2*mib, 2*mib) }
 	if err := m.k.InOrder(true); err != nil || !m.k.Apart() {
@@ -317,7 +317,7 @@ func TestAtOnce(t *testing.T) {
 	}
 	m := k.files[file]
 	if m.Folio == 0 {
-		t.Skipf("no large folios on this file system: blocks of %d", k.Block())
+		t.Skipf("no large folios on this file system: blocks of %d", k.BlockBytes())
 	}
 	if m.alone <= 0 || m.alone > time.Second {
 		t.Errorf("a large folio takes %v by itself", m.alone)

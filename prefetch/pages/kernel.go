@@ -173,8 +173,8 @@ func (k *Kernel) Open(path string, id event.FileID) (file int, size int64, err e
 // Map implements Levers.
 func (k *Kernel) Map(file int, base uint64) { k.files[file].base = base }
 
-// Block implements Levers.
-func (k *Kernel) Block() int64 {
+// BlockBytes implements Levers.
+func (k *Kernel) BlockBytes() int64 {
 	for _, f := range k.files {
 		if f.Folio == 0 {
 			return MinBlock

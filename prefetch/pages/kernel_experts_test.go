@@ -153,8 +153,8 @@ func TestReadNowFolios(t *testing.T) {
 	for unmarked, want := range map[bool]int64{false: 6 * mib, true: 8 * mib} {
 		m := newMappedFile(t, 32*mib)
 		defer m.close()
-		if m.k.Block() != 2*mib {
-			t.Skipf("no large folios on this file system: blocks of %d", m.k.Block())
+		if m.k.BlockBytes() != 2*mib {
+			t.Skipf("no large folios on this file system: blocks of %d", m.k.BlockBytes())
 		}
 		m.k.GuardedBy(nil)
 		if unmarked {

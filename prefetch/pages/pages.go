@@ -40,9 +40,9 @@ type Files interface {
 
 // AheadReader reads ahead of the target.
 type AheadReader interface {
-	// Block is the unit, in bytes, in which reading and paging out cost least. It is a power of two. It may change when
+	// BlockBytes is the unit, in bytes, in which reading and paging out cost least. It is a power of two. It may change when
 	// the file system turns out to have no large folios.
-	Block() int64
+	BlockBytes() int64
 	// AtOnce is how many blocks have to be under way to keep the disk busy, as far as Delivers has told.
 	AtOnce() int
 	// Delivers tells the levers how many bytes per second the disk was seen to deliver at best.
