@@ -153,7 +153,7 @@ func (f *followed) windowIn(room int64) int64 {
 	if f.block <= pages.MinBlock {
 		return plan.BoundWindow(room, plan.DefaultWindow)
 	}
-	busy := plan.BusyBlocks(f.levers.AtOnce(), f.meter.best, f.loop.pace, f.block)
+	busy := plan.BusyBlocks(f.levers.BlocksAtOnce(), f.meter.best, f.loop.pace, f.block)
 	return f.schedule.Window(room, f.block, busy)
 }
 

@@ -102,8 +102,8 @@ func (p *Pages) spend(perMiB time.Duration, bytes int64) {
 // BlockBytes implements prefetch.Pages.
 func (p *Pages) BlockBytes() int64 { return p.m.cfg.Block }
 
-// AtOnce implements prefetch.Pages.
-func (p *Pages) AtOnce() int { return 3 }
+// BlocksAtOnce implements prefetch.Pages.
+func (p *Pages) BlocksAtOnce() int { return 3 }
 
 // Piece implements prefetch.Pages.
 func (p *Pages) Piece(int) int64 { return 0 }

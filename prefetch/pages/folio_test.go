@@ -323,8 +323,8 @@ func TestAtOnce(t *testing.T) {
 		t.Errorf("a large folio takes %v by itself", m.alone)
 	}
 	m.alone = time.Millisecond
-	if err := k.Delivers(1e12); err != nil || k.AtOnce() != 3 {
-		t.Errorf("before reads have shown more than that: %d at once, %v", k.AtOnce(), err)
+	if err := k.Delivers(1e12); err != nil || k.BlocksAtOnce() != 3 {
+		t.Errorf("before reads have shown more than that: %d at once, %v", k.BlocksAtOnce(), err)
 	}
 	m.reads = settledReads
 	folios := func(n float64) float64 { return n * float64(m.Folio) / m.alone.Seconds() } // a disk that brings n in that time
@@ -335,7 +335,7 @@ func TestAtOnce(t *testing.T) {
 		if err := k.Delivers(s.delivers); err != nil {
 			t.Fatal(err)
 		}
-		if got := k.AtOnce(); got != s.want {
+		if got := k.BlocksAtOnce(); got != s.want {
 			t.Errorf("at %.0f bytes per second %d are read at once, want %d", s.delivers, got, s.want)
 		}
 	}

@@ -194,8 +194,8 @@ const (
 	settledReads = 64
 )
 
-// AtOnce implements Levers.
-func (k *Kernel) AtOnce() int { return k.atOnce }
+// BlocksAtOnce implements Levers.
+func (k *Kernel) BlocksAtOnce() int { return k.atOnce }
 
 // Delivers implements Levers: as many reads have to be under way as the disk brings in the time that one takes by
 // itself, which is the least that one was seen to take, and one that begins when another is over. It only rises:
@@ -349,7 +349,7 @@ func (k *Kernel) beginOne(r Range) (begun bool, err error) {
 	return true, nil
 }
 
-// Reading implements Levers. Each read takes a worker of io_uring until it is over: behind as many as AtOnce, reads
+// Reading implements Levers. Each read takes a worker of io_uring until it is over: behind as many as BlocksAtOnce, reads
 // wait.
 func (k *Kernel) Reading(r Range) bool {
 	overlaps := func(p Range) bool { return p.File == r.File && p.Offset < r.End() && r.Offset < p.End() }
