@@ -225,7 +225,7 @@ func (f *followed) upkeep() error {
 	}
 	f.loop.note(f.now(), f.Decode != 0)
 	f.meter.tick(f.now(), f.window.ahead+int64(f.resting.advised)*f.block)
-	if err := f.levers.Delivers(f.meter.best); err != nil {
+	if err := f.levers.NoteDiskRate(f.meter.best); err != nil {
 		return err
 	}
 	due := f.memory.isDue(f.mixture != nil)

@@ -117,8 +117,8 @@ func (p *Pages) InOrder(inOrder bool) error {
 	return nil
 }
 
-// Delivers implements prefetch.Pages.
-func (p *Pages) Delivers(float64) error { return nil }
+// NoteDiskRate implements prefetch.Pages.
+func (p *Pages) NoteDiskRate(float64) error { return nil }
 
 // ReadAhead implements prefetch.Pages.
 func (p *Pages) ReadAhead(r pages.Range) bool {

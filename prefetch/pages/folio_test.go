@@ -323,7 +323,7 @@ func TestAtOnce(t *testing.T) {
 		t.Errorf("a large folio takes %v by itself", m.alone)
 	}
 	m.alone = time.Millisecond
-	if err := k.Delivers(1e12); err != nil || k.BlocksAtOnce() != 3 {
+	if err := k.NoteDiskRate(1e12); err != nil || k.BlocksAtOnce() != 3 {
 		t.Errorf("before reads have shown more than that: %d at once, %v", k.BlocksAtOnce(), err)
 	}
 	m.reads = settledReads
@@ -332,7 +332,7 @@ func TestAtOnce(t *testing.T) {
 		delivers float64
 		want     int
 	}{{0, 3}, {folios(0.8), 3}, {folios(1.9), 3}, {folios(3.5), 5}, {folios(2), 5}, {folios(100), 8}} {
-		if err := k.Delivers(s.delivers); err != nil {
+		if err := k.NoteDiskRate(s.delivers); err != nil {
 			t.Fatal(err)
 		}
 		if got := k.BlocksAtOnce(); got != s.want {

@@ -197,10 +197,10 @@ const (
 // BlocksAtOnce implements Levers.
 func (k *Kernel) BlocksAtOnce() int { return k.atOnce }
 
-// Delivers implements Levers: as many reads have to be under way as the disk brings in the time that one takes by
+// NoteDiskRate implements Levers: as many reads have to be under way as the disk brings in the time that one takes by
 // itself, which is the least that one was seen to take, and one that begins when another is over. It only rises:
 // where too few were under way, the disk had delivered less.
-func (k *Kernel) Delivers(perSecond float64) error {
+func (k *Kernel) NoteDiskRate(perSecond float64) error {
 	needed := LeastAtOnce
 	for _, f := range k.files {
 		if f.reads >= settledReads && f.alone > 0 && f.Folio > 0 {

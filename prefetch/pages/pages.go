@@ -43,10 +43,10 @@ type AheadReader interface {
 	// BlockBytes is the unit, in bytes, in which reading and paging out cost least. It is a power of two. It may change when
 	// the file system turns out to have no large folios.
 	BlockBytes() int64
-	// BlocksAtOnce is how many blocks have to be under way to keep the disk busy, as far as Delivers has told.
+	// BlocksAtOnce is how many blocks have to be under way to keep the disk busy, as far as NoteDiskRate has told.
 	BlocksAtOnce() int
-	// Delivers tells the levers how many bytes per second the disk was seen to deliver at best.
-	Delivers(perSecond float64) error
+	// NoteDiskRate tells the levers how many bytes per second the disk was seen to deliver at best.
+	NoteDiskRate(perSecond float64) error
 	// ReadAhead begins to read a range into the page cache. It returns false if too many reads are under way; then the
 	// target reads the rest by itself.
 	ReadAhead(r Range) bool
