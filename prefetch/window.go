@@ -292,7 +292,7 @@ func (f *followed) rereadTaken() (queued bool, err error) {
 
 // measureRun is how many bytes are to be read ahead together with a visit's block, and the number of the visit behind
 // them. A run has the blocks that follow each other in the file, are needed next, and are not in memory. A large folio can
-// be read once what follows it in the file is there (see pages.AheadReader.Apart), so the last block of a run is read
+// be read once what follows it in the file is there (see pages.AheadReader.CanReadApart), so the last block of a run is read
 // first. Where blocks can be read apart, a run is one block: to wait until the window has room for several has the target
 // wait, too. A run ends where the next block is in memory. If that is too far, its last block is read as single pages,
 // which costs several times as much. Runs end at the same places each time.
@@ -300,7 +300,7 @@ func (f *followed) measureRun(number int64) (bytes, behind int64, err error) {
 	v, _, _ := f.visitAt(number, &f.Cursor)
 	last := f.schedule.Blocks[v.Block]
 	bytes, behind = last.Length, number+1
-	if f.block <= pages.MinBlock || f.levers.Apart() || f.opts.Window != 0 && f.opts.Window < 2*runBlocks*f.block {
+	if f.block <= pages.MinBlock || f.levers.CanReadApart() || f.opts.Window != 0 && f.opts.Window < 2*runBlocks*f.block {
 		return bytes, behind, nil
 	}
 	var most, mostBehind int64 // up to the first end that is the same each time

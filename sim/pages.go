@@ -108,8 +108,8 @@ func (p *Pages) BlocksAtOnce() int { return 3 }
 // Piece implements prefetch.Pages.
 func (p *Pages) Piece(int) int64 { return 0 }
 
-// Apart implements prefetch.Pages. There are no marks here, but what has to be read together is so as on a disk with a large readahead.
-func (p *Pages) Apart() bool { return false }
+// CanReadApart implements prefetch.Pages. There are no marks here, but what has to be read together is so as on a disk with a large readahead.
+func (p *Pages) CanReadApart() bool { return false }
 
 // InOrder implements prefetch.Pages.
 func (p *Pages) InOrder(inOrder bool) error {

@@ -185,8 +185,8 @@ func TestInOrder(t *testing.T) {
 		t.Skipf("no large folios on this file system: blocks of %d", m.k.BlockBytes())
 	}
 	block := func(i int64) Range { return m.part(i*2*mib, 2*mib) }
-	if err := m.k.InOrder(true); err != nil || !m.k.Apart() {
-		t.Fatalf("%v, apart: %v", err, m.k.Apart())
+	if err := m.k.InOrder(true); err != nil || !m.k.CanReadApart() {
+		t.Fatalf("%v, apart: %v", err, m.k.CanReadApart())
 	}
 	for i := range int64(blocks) {
 		if !m.k.ReadAhead(block(i)) {
@@ -216,8 +216,8 @@ func TestInOrder(t *testing.T) {
 	if n, err := pagecache.Huge(f.Part(whole)); n != whole.Length || err != nil {
 		t.Errorf("%d bytes of %d lie in large folios, %v", n, whole.Length, err)
 	}
-	if err := errors.Join(f.Unmap(whole), m.k.InOrder(false)); err != nil || m.k.Apart() {
-		t.Fatalf("%v, apart: %v", err, m.k.Apart())
+	if err := errors.Join(f.Unmap(whole), m.k.InOrder(false)); err != nil || m.k.CanReadApart() {
+		t.Fatalf("%v, apart: %v", err, m.k.CanReadApart())
 	}
 	for _, b := range []int64{20, 21} {
 		if !m.k.ReadAhead(block(b)) {

@@ -132,9 +132,9 @@ func (k *Kernel) InOrder(inOrder bool) error {
 // mark notes why marks do nothing, if there is a reason, and has the kernel read a large folio without the next one
 // then.
 func (k *Kernel) mark(unmarked, inOrder bool) error {
-	before := k.Apart()
+	before := k.CanReadApart()
 	k.unmarked, k.inOrder = unmarked, inOrder
-	switch apart := k.Apart(); {
+	switch apart := k.CanReadApart(); {
 	case apart == before:
 		return nil
 	case apart:
@@ -143,8 +143,8 @@ func (k *Kernel) mark(unmarked, inOrder bool) error {
 	return k.advise(unix.MADV_NORMAL)
 }
 
-// Apart implements Levers.
-func (k *Kernel) Apart() bool { return k.unmarked || k.inOrder }
+// CanReadApart implements Levers.
+func (k *Kernel) CanReadApart() bool { return k.unmarked || k.inOrder }
 
 // Name implements Levers.
 func (k *Kernel) Name() string { return k.queue.Name() }
@@ -266,7 +266,7 @@ func (k *Kernel) ReadNow(r Range) error {
 	if begun, err := k.readSlice(r); begun || err != nil {
 		return err
 	}
-	middle := f.inner(r, k.Apart())
+	middle := f.inner(r, k.CanReadApart())
 	if middle.Length == 0 {
 		return f.readPages(r, piece)
 	}
@@ -324,7 +324,7 @@ func (k *Kernel) beginOne(r Range) (begun bool, err error) {
 	next := Range{r.File, r.End(), min(f.Folio, f.Size-r.End())}
 	if there, err := k.Resident(next); err != nil {
 		return false, err
-	} else if there < next.Length && !k.Apart() {
+	} else if there < next.Length && !k.CanReadApart() {
 		return !k.Reading(next) && k.readPages(r), nil
 	}
 	// The end of a file is no large folio, whatever the file system. Pages that somebody else has read, as a target

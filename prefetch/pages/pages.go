@@ -50,9 +50,9 @@ type AheadReader interface {
 	// ReadAhead begins to read a range into the page cache. It returns false if too many reads are under way; then the
 	// target reads the rest by itself.
 	ReadAhead(r Range) bool
-	// Apart says whether a block can be read before the block that follows it in the file without leaving a readahead
+	// CanReadApart says whether a block can be read before the block that follows it in the file without leaving a readahead
 	// mark on it. The head of kernel.go explains these marks.
-	Apart() bool
+	CanReadApart() bool
 	// InOrder says whether reads come in the order of the file from now on, further ahead of the target than the
 	// target's own readahead goes. Then blocks can be read apart.
 	InOrder(inOrder bool) error
