@@ -42,7 +42,7 @@ type Pages struct {
 	files []int          // the machine's numbers of the files that Open returned
 	bases map[int]uint64
 	Calls Calls
-	// InOrders is what InOrder was told, call by call, and Ordered what ReadAhead was asked for while that was true.
+	// InOrders is what SetInOrder was told, call by call, and Ordered what ReadAhead was asked for while that was true.
 	InOrders []bool
 	Ordered  []pages.Range
 }
@@ -111,8 +111,8 @@ func (p *Pages) Piece(int) int64 { return 0 }
 // CanReadApart implements prefetch.Pages. There are no marks here, but what has to be read together is so as on a disk with a large readahead.
 func (p *Pages) CanReadApart() bool { return false }
 
-// InOrder implements prefetch.Pages.
-func (p *Pages) InOrder(inOrder bool) error {
+// SetInOrder implements prefetch.Pages.
+func (p *Pages) SetInOrder(inOrder bool) error {
 	p.InOrders = append(p.InOrders, inOrder)
 	return nil
 }

@@ -185,7 +185,7 @@ func TestInOrder(t *testing.T) {
 		t.Skipf("no large folios on this file system: blocks of %d", m.k.BlockBytes())
 	}
 	block := func(i int64) Range { return m.part(i*2*mib, 2*mib) }
-	if err := m.k.InOrder(true); err != nil || !m.k.CanReadApart() {
+	if err := m.k.SetInOrder(true); err != nil || !m.k.CanReadApart() {
 		t.Fatalf("%v, apart: %v", err, m.k.CanReadApart())
 	}
 	for i := range int64(blocks) {
@@ -216,7 +216,7 @@ func TestInOrder(t *testing.T) {
 	if n, err := pagecache.Huge(f.Part(whole)); n != whole.Length || err != nil {
 		t.Errorf("%d bytes of %d lie in large folios, %v", n, whole.Length, err)
 	}
-	if err := errors.Join(f.Unmap(whole), m.k.InOrder(false)); err != nil || m.k.CanReadApart() {
+	if err := errors.Join(f.Unmap(whole), m.k.SetInOrder(false)); err != nil || m.k.CanReadApart() {
 		t.Fatalf("%v, apart: %v", err, m.k.CanReadApart())
 	}
 	for _, b := range []int64{20, 21} {

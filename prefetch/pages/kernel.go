@@ -43,7 +43,7 @@ type Kernel struct {
 	folio       int64           // bytes of a large folio, 0 if this kernel has none
 	atOnce      int             // large folios that are read at once, each by a worker of the queue
 	unmarked    bool            // marks for readahead do nothing, see Unmarked
-	inOrder     bool            // nor do they now, see InOrder
+	inOrder     bool            // nor do they now, see SetInOrder
 	waiting     []Range         // reads of large folios that wait for what follows them
 	underWay    map[uint64]read // reads of large folios, by tag
 	tag         uint64          // the last one
@@ -117,11 +117,11 @@ func (k *Kernel) advise(advice int) error {
 // read without the next one.
 func (k *Kernel) Unmarked(little bool) error { return k.mark(little, k.inOrder) }
 
-// InOrder implements Levers. A mark has its reader read on only where something is missing within his readahead
+// SetInOrder implements Levers. A mark has its reader read on only where something is missing within his readahead
 // (page_cache_async_ra, mm/readahead.c), and what was asked for counts as there. So that he finds the next folio
 // being read when he is through with one, and does not begin to read it by himself, more are read at once than the
 // disk needs.
-func (k *Kernel) InOrder(inOrder bool) error {
+func (k *Kernel) SetInOrder(inOrder bool) error {
 	workers := k.atOnce
 	if inOrder {
 		workers = mostAtOnce

@@ -53,9 +53,9 @@ type AheadReader interface {
 	// CanReadApart says whether a block can be read before the block that follows it in the file without leaving a readahead
 	// mark on it. The head of kernel.go explains these marks.
 	CanReadApart() bool
-	// InOrder says whether reads come in the order of the file from now on, further ahead of the target than the
+	// SetInOrder says whether reads come in the order of the file from now on, further ahead of the target than the
 	// target's own readahead goes. Then blocks can be read apart.
-	InOrder(inOrder bool) error
+	SetInOrder(inOrder bool) error
 	// Reading says whether a read of large folios of this range is queued or under way. Resident may not count these
 	// bytes yet.
 	Reading(r Range) bool
