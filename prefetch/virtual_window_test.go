@@ -233,7 +233,7 @@ func (q *busyQueue) ReadAhead(r pages.Range) bool {
 	return true
 }
 
-func (q *busyQueue) Reading(r pages.Range) bool {
+func (q *busyQueue) IsReading(r pages.Range) bool {
 	return slices.ContainsFunc(q.waiting, func(l late) bool { return l.Range == r })
 }
 

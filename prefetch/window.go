@@ -273,7 +273,7 @@ func (f *followed) rereadTaken() (queued bool, err error) {
 			continue
 		}
 		b := f.schedule.Blocks[st.block]
-		if f.levers.Reading(b) {
+		if f.levers.IsReading(b) {
 			continue
 		}
 		st.checked = true

@@ -134,8 +134,8 @@ func (p *Pages) ReadAhead(r pages.Range) bool {
 	return true
 }
 
-// Reading implements prefetch.Pages. What is read here is in memory as soon as that was asked for.
-func (p *Pages) Reading(pages.Range) bool { return false }
+// IsReading implements prefetch.Pages. What is read here is in memory as soon as that was asked for.
+func (p *Pages) IsReading(pages.Range) bool { return false }
 
 // Expect implements prefetch.Pages: nothing has to be waited for.
 func (p *Pages) Expect(pages.Range) {}

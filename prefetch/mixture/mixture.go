@@ -311,7 +311,7 @@ func (m *Mixture) sortChosen(l *layer, ids []int32) (missing, resident []*expert
 // readNow reads what of a range is not in memory, and returns how many bytes that is. Pages that are in memory may be
 // about to be paged out. So a range that was evicted is asked for even if all of it is still there.
 func (m *Mixture) readNow(r pages.Range, evicted bool) (bytes int64, err error) {
-	if m.levers.Reading(r) { // it was chosen a moment ago, too
+	if m.levers.IsReading(r) { // it was chosen a moment ago, too
 		return 0, nil
 	}
 	resident, err := m.levers.Resident(r)

@@ -83,7 +83,7 @@ func TestFolios(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, b := range blocks {
-				if resident(block(b)) != 2*mib || k.Reading(block(b)) {
+				if resident(block(b)) != 2*mib || k.IsReading(block(b)) {
 					return false
 				}
 			}
@@ -142,7 +142,7 @@ func TestFolios(t *testing.T) {
 		if err := k.Poll(); err != nil {
 			t.Fatal(err)
 		}
-		return resident(two) == 4*mib && !k.Reading(two)
+		return resident(two) == 4*mib && !k.IsReading(two)
 	})
 	if n := resident(whole); huge(10) != 2*mib || huge(11) != 2*mib || n != 6*mib {
 		t.Errorf("a block of two folios: %d and %d bytes lie in large ones; %d are in memory", huge(10), huge(11), n)
@@ -204,7 +204,7 @@ func TestInOrder(t *testing.T) {
 		if err := m.k.Poll(); err != nil {
 			t.Fatal(err)
 		}
-		return !m.k.Reading(whole)
+		return !m.k.IsReading(whole)
 	})
 	if n := m.resident(m.part(0, int64(len(m.mapping)))); n != whole.Length {
 		t.Errorf("%d bytes are in memory, of %d that were asked for", n, whole.Length)
@@ -234,7 +234,7 @@ func TestInOrder(t *testing.T) {
 		if err := m.k.Poll(); err != nil {
 			t.Fatal(err)
 		}
-		return m.resident(m.part(20*2*mib, 4*mib)) == 4*mib && !m.k.Reading(m.part(20*2*mib, 4*mib))
+		return m.resident(m.part(20*2*mib, 4*mib)) == 4*mib && !m.k.IsReading(m.part(20*2*mib, 4*mib))
 	})
 }
 

@@ -221,7 +221,7 @@ func (k *Kernel) ReadAhead(r Range) bool {
 		k.evictor.spare(r)
 	}
 	if f.wholeFolios(r) {
-		if k.Reading(r) {
+		if k.IsReading(r) {
 			return true
 		}
 		folios := int((r.Length + f.Folio - 1) / f.Folio)
@@ -325,7 +325,7 @@ func (k *Kernel) beginOne(r Range) (begun bool, err error) {
 	if there, err := k.Resident(next); err != nil {
 		return false, err
 	} else if there < next.Length && !k.CanReadApart() {
-		return !k.Reading(next) && k.readPages(r), nil
+		return !k.IsReading(next) && k.readPages(r), nil
 	}
 	// The end of a file is no large folio, whatever the file system. Pages that somebody else has read, as a target
 	// that loads its model does, say nothing about it, either.
@@ -349,9 +349,9 @@ func (k *Kernel) beginOne(r Range) (begun bool, err error) {
 	return true, nil
 }
 
-// Reading implements Levers. Each read takes a worker of io_uring until it is over: behind as many as BlocksAtOnce, reads
+// IsReading implements Levers. Each read takes a worker of io_uring until it is over: behind as many as BlocksAtOnce, reads
 // wait.
-func (k *Kernel) Reading(r Range) bool {
+func (k *Kernel) IsReading(r Range) bool {
 	overlaps := func(p Range) bool { return p.File == r.File && p.Offset < r.End() && r.Offset < p.End() }
 	if slices.ContainsFunc(k.waiting, overlaps) {
 		return true
@@ -447,7 +447,7 @@ func (k *Kernel) Lock(r Range) error {
 
 // finish waits until reads of a range are over: a fault on it now would find it missing, and read what follows it, too.
 func (k *Kernel) finish(r Range) error {
-	for k.Reading(r) {
+	for k.IsReading(r) {
 		if err := k.Poll(); err != nil {
 			return err
 		}

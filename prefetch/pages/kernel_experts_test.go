@@ -170,7 +170,7 @@ func TestReadNowFolios(t *testing.T) {
 			if err := m.k.Poll(); err != nil {
 				t.Fatal(err)
 			}
-			return m.resident(slice) == slice.Length && !m.k.Reading(slice)
+			return m.resident(slice) == slice.Length && !m.k.IsReading(slice)
 		})
 		if n := m.resident(m.part(0, 32*mib)); n != slice.Length {
 			t.Errorf("%v: %d bytes are in memory, of %d that were asked for", unmarked, n, slice.Length)
@@ -264,7 +264,7 @@ func TestReadNowSlice(t *testing.T) {
 				if err := m.k.ReadNow(slice); err != nil {
 					t.Fatal(err)
 				}
-				if m.k.Reading(slice) && requestBytes(m.k.files[m.file].File) < math.MaxInt64 {
+				if m.k.IsReading(slice) && requestBytes(m.k.files[m.file].File) < math.MaxInt64 {
 					t.Fatalf("%v, slice %d: some of it was left to workers", unmarked, i)
 				}
 				arrived, err := m.k.Arrived(slice)

@@ -56,9 +56,9 @@ type AheadReader interface {
 	// SetInOrder says whether reads come in the order of the file from now on, further ahead of the target than the
 	// target's own readahead goes. Then blocks can be read apart.
 	SetInOrder(inOrder bool) error
-	// Reading says whether a read of large folios of this range is queued or under way. Resident may not count these
+	// IsReading says whether a read of large folios of this range is queued or under way. Resident may not count these
 	// bytes yet.
-	Reading(r Range) bool
+	IsReading(r Range) bool
 	// Poll hands queued reads to the kernel and collects those that are over.
 	Poll() error
 }
@@ -76,8 +76,8 @@ type DemandReader interface {
 	ReadNow(r Range) error
 	// Arrived says whether all of a range is in memory and can be used. Resident also counts what is still being read.
 	Arrived(r Range) (bool, error)
-	// Reading is as in AheadReader.
-	Reading(r Range) bool
+	// IsReading is as in AheadReader.
+	IsReading(r Range) bool
 }
 
 // Keeper has ranges stay in memory. The errors of Lock and Keep wrap ErrUnreadable if the range cannot be read.
