@@ -105,8 +105,8 @@ func (p *Pages) BlockBytes() int64 { return p.m.cfg.Block }
 // BlocksAtOnce implements prefetch.Pages.
 func (p *Pages) BlocksAtOnce() int { return 3 }
 
-// Piece implements prefetch.Pages.
-func (p *Pages) Piece(int) int64 { return 0 }
+// SlicePieceBytes implements prefetch.Pages.
+func (p *Pages) SlicePieceBytes(int) int64 { return 0 }
 
 // CanReadApart implements prefetch.Pages. There are no marks here, but what has to be read together is so as on a disk with a large readahead.
 func (p *Pages) CanReadApart() bool { return false }

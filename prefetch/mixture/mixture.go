@@ -75,7 +75,7 @@ type layer struct {
 type expert struct {
 	slices []pages.Range // one of each tensor, in the order of use
 	// owned are the whole pages of them that nobody else needs. Neighbours share pages, and blocks that every token
-	// reads begin within slices. Pages that have to stay for reads (see pages.DemandReader.Piece) are left out.
+	// reads begin within slices. Pages that have to stay for reads (see pages.DemandReader.SlicePieceBytes) are left out.
 	owned []pages.Range
 	bytes int64 // of slices, without what the blocks have of them
 
@@ -113,7 +113,7 @@ const (
 
 // New finds the experts in a cycle; nil if it has none. blocks are those of the schedule, which every token reads.
 func New(cycle *pattern.Cycle, blocks []pages.Range, opts Options) *Mixture {
-	found := findExperts(cycle, blocks, opts.Levers.Piece)
+	found := findExperts(cycle, blocks, opts.Levers.SlicePieceBytes)
 	if len(found.layers) == 0 {
 		return nil
 	}

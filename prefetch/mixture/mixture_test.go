@@ -221,7 +221,7 @@ type noting struct {
 	piece         func(int) int64
 }
 
-func (p *noting) Piece(file int) int64 {
+func (p *noting) SlicePieceBytes(file int) int64 {
 	if p.piece == nil {
 		return 0
 	}

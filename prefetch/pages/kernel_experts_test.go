@@ -257,7 +257,7 @@ func TestReadNowSlice(t *testing.T) {
 			m.k.Expect(slice)
 			// A disk may take longer than ReadNow waits for the first page (firstWait); then it reads single pages.
 			reader := m.k.slicesFor(slice)
-			for _, p := range SlicePieces(slice, m.k.Piece(m.file)) {
+			for _, p := range SlicePieces(slice, m.k.SlicePieceBytes(m.file)) {
 				testenv.WaitFor(t, "the first page", func() bool { return ask(reader.marks, reader.first, p.Offset/PageSize) })
 			}
 			testenv.WaitFor(t, "a slice to be read", func() bool {

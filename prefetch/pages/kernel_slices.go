@@ -62,8 +62,8 @@ func SlicePieces(slice Range, length int64) (pieces []Range) {
 	return pieces
 }
 
-// Piece implements Levers.
-func (k *Kernel) Piece(file int) int64 {
+// SlicePieceBytes implements Levers.
+func (k *Kernel) SlicePieceBytes(file int) int64 {
 	f := k.files[file]
 	if f.Folio == 0 || k.guardian == nil {
 		return 0
@@ -150,7 +150,7 @@ func (k *Kernel) Expect(r Range) {
 	if s == nil {
 		return
 	}
-	for _, p := range SlicePieces(r, k.Piece(r.File)) {
+	for _, p := range SlicePieces(r, k.SlicePieceBytes(r.File)) {
 		if p.Length >= LeastSlice {
 			ask(s.marks, s.first, p.Offset/PageSize)
 		}
@@ -185,7 +185,7 @@ func (k *Kernel) readSlice(r Range) (begun bool, err error) {
 	if s == nil {
 		return false, nil
 	}
-	for _, p := range SlicePieces(r, k.Piece(r.File)) {
+	for _, p := range SlicePieces(r, k.SlicePieceBytes(r.File)) {
 		if p.Length < LeastSlice {
 			err = m.readPages(p, m.Piece)
 		} else if begun, err = s.readPiece(m, p); !begun {

@@ -65,9 +65,9 @@ type AheadReader interface {
 
 // DemandReader reads what the target is about to wait for: the experts that a router has just chosen.
 type DemandReader interface {
-	// Piece is how many bytes of an expert's slice are read by one request, counted from the page in which the slice
+	// SlicePieceBytes is how many bytes of an expert's slice are read by one request, counted from the page in which the slice
 	// begins. The first page of each piece has to stay in memory for that. 0 means that slices are read in one piece.
-	Piece(file int) int64
+	SlicePieceBytes(file int) int64
 	// Expect announces that ReadNow will be called for a range, after other calls. The first pages that ReadNow needs
 	// are begun to be read.
 	Expect(r Range)
