@@ -137,8 +137,8 @@ func (p *Pages) ReadAhead(r pages.Range) bool {
 // IsReading implements prefetch.Pages. What is read here is in memory as soon as that was asked for.
 func (p *Pages) IsReading(pages.Range) bool { return false }
 
-// Expect implements prefetch.Pages: nothing has to be waited for.
-func (p *Pages) Expect(pages.Range) {}
+// Announce implements prefetch.Pages: nothing has to be waited for.
+func (p *Pages) Announce(pages.Range) {}
 
 // ReadNow implements prefetch.Pages.
 func (p *Pages) ReadNow(r pages.Range) error {

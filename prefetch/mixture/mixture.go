@@ -249,7 +249,7 @@ func (m *Mixture) readChosen(l *layer, ids []int32) error {
 	for tensor := range l.tensors {
 		for _, e := range missing {
 			if tensor < len(e.slices) {
-				m.levers.Expect(e.slices[tensor])
+				m.levers.Announce(e.slices[tensor])
 			}
 		}
 	}

@@ -235,7 +235,7 @@ func (p *noting) Evict(r pages.Range) bool {
 	p.evicted = append(p.evicted, r)
 	return true
 }
-func (p *noting) Expect(pages.Range)                    {}
+func (p *noting) Announce(pages.Range)                    {}
 func (p *noting) ReadNow(r pages.Range) error           { p.read = append(p.read, r); return nil }
 func (p *noting) Resident(r pages.Range) (int64, error) { return p.there[r], nil }
 func (p *noting) IsReading(r pages.Range) bool            { return slices.Contains(p.folios, r) }

@@ -144,8 +144,8 @@ func sleep(d time.Duration) {
 	_ = unix.Nanosleep(&ts, nil) // a signal may end it early
 }
 
-// Expect implements Levers.
-func (k *Kernel) Expect(r Range) {
+// Announce implements Levers.
+func (k *Kernel) Announce(r Range) {
 	s := k.slicesFor(r)
 	if s == nil {
 		return

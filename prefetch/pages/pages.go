@@ -68,9 +68,9 @@ type DemandReader interface {
 	// SlicePieceBytes is how many bytes of an expert's slice are read by one request, counted from the page in which the slice
 	// begins. The first page of each piece has to stay in memory for that. 0 means that slices are read in one piece.
 	SlicePieceBytes(file int) int64
-	// Expect announces that ReadNow will be called for a range, after other calls. The first pages that ReadNow needs
+	// Announce announces that ReadNow will be called for a range, after other calls. The first pages that ReadNow needs
 	// are begun to be read.
-	Expect(r Range)
+	Announce(r Range)
 	// ReadNow begins to read a range and hands it to the disk before it returns, except for large folios within it.
 	// Poll is needed afterwards, as after ReadAhead.
 	ReadNow(r Range) error
