@@ -220,8 +220,8 @@ func (p *Pages) Resident(r pages.Range) (bytes int64, err error) {
 	return bytes, nil
 }
 
-// Arrived implements prefetch.Pages.
-func (p *Pages) Arrived(r pages.Range) (bool, error) {
+// HasArrived implements prefetch.Pages.
+func (p *Pages) HasArrived(r pages.Range) (bool, error) {
 	arrived := true
 	p.each(r, func(pg *page) { arrived = arrived && pg.present && pg.ready <= max(p.m.now, p.m.doing) })
 	return arrived, nil

@@ -29,8 +29,8 @@ func (e eviction) read() error { return e.file.readPages(e.Range, e.file.Piece) 
 // requests finishes them in about that order.
 const arrivedBytes = 1 << 20
 
-// Arrived implements Levers, by the end of the range.
-func (k *Kernel) Arrived(r Range) (bool, error) {
+// HasArrived implements Levers, by the end of the range.
+func (k *Kernel) HasArrived(r Range) (bool, error) {
 	f := k.files[r.File]
 	end := min(r.End(), f.Size)
 	first := max(r.Offset, end-arrivedBytes) &^ (PageSize - 1)

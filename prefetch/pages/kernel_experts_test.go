@@ -267,7 +267,7 @@ func TestReadNowSlice(t *testing.T) {
 				if m.k.IsReading(slice) && requestBytes(m.k.files[m.file].File) < math.MaxInt64 {
 					t.Fatalf("%v, slice %d: some of it was left to workers", unmarked, i)
 				}
-				arrived, err := m.k.Arrived(slice)
+				arrived, err := m.k.HasArrived(slice)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -359,7 +359,7 @@ func TestReadNowWhileEvicting(t *testing.T) {
 	close(gate)
 	<-freed
 	testenv.WaitFor(t, "what was freed to be read again", func() bool {
-		arrived, err := m.k.Arrived(wanted)
+		arrived, err := m.k.HasArrived(wanted)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -377,7 +377,7 @@ func TestArrived(t *testing.T) {
 	inside := m.part(mib+PageSize, 2*mib)
 	arrived := func(r Range) bool {
 		t.Helper()
-		is, err := m.k.Arrived(r)
+		is, err := m.k.HasArrived(r)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -74,8 +74,8 @@ type DemandReader interface {
 	// ReadNow begins to read a range and hands it to the disk before it returns, except for large folios within it.
 	// Poll is needed afterwards, as after ReadAhead.
 	ReadNow(r Range) error
-	// Arrived says whether all of a range is in memory and can be used. Resident also counts what is still being read.
-	Arrived(r Range) (bool, error)
+	// HasArrived says whether all of a range is in memory and can be used. Resident also counts what is still being read.
+	HasArrived(r Range) (bool, error)
 	// IsReading is as in AheadReader.
 	IsReading(r Range) bool
 }
