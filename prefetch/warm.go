@@ -61,7 +61,7 @@ func (w *warmth) isCold() (bool, error) {
 	}
 	w.missing, w.bytes = w.missing[:0], w.bytes[:0]
 	for _, r := range w.parts {
-		resident, err := s.levers.Resident(r)
+		resident, err := s.levers.ResidentBytes(r)
 		if err != nil {
 			return false, err
 		}

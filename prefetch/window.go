@@ -168,7 +168,7 @@ func (f *followed) pageOut(r pages.Range) error {
 	if f.pagedOut++; f.pagedOut%sampleEvery != 0 {
 		return nil
 	}
-	left, err := f.levers.Resident(r)
+	left, err := f.levers.ResidentBytes(r)
 	if err != nil {
 		return err
 	}
@@ -252,7 +252,7 @@ func (f *followed) stageVisit(block int, end follow.Position, left bool) (read, 
 		f.late++
 		return false, true, nil
 	case left: // it only has to be paged out
-		resident, err := f.levers.Resident(r)
+		resident, err := f.levers.ResidentBytes(r)
 		f.glance.missing += r.Length - resident
 		return false, true, err
 	}
@@ -313,7 +313,7 @@ func (f *followed) measureRun(number int64) (bytes, behind int64, err error) {
 		if r.File != last.File || r.Offset != last.End() || f.held[v.Block] || f.isStagedFor(v.Block, end) {
 			return bytes, behind, nil
 		}
-		resident, err := f.levers.Resident(r)
+		resident, err := f.levers.ResidentBytes(r)
 		if err != nil {
 			return 0, 0, err
 		}
@@ -332,7 +332,7 @@ func (f *followed) measureRun(number int64) (bytes, behind int64, err error) {
 // readAhead reads what of a range is not in memory. It returns how many bytes these are, and false if too many reads are
 // under way.
 func (s *session) readAhead(r pages.Range) (bytes int64, ok bool, err error) {
-	resident, err := s.levers.Resident(r)
+	resident, err := s.levers.ResidentBytes(r)
 	if err != nil || resident >= r.Length {
 		return 0, true, err
 	}

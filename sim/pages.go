@@ -207,8 +207,8 @@ func (p *Pages) PageOut(r pages.Range) error {
 // Evict implements prefetch.Pages.
 func (p *Pages) Evict(r pages.Range) bool { return p.PageOut(r) == nil }
 
-// Resident implements prefetch.Pages.
-func (p *Pages) Resident(r pages.Range) (bytes int64, err error) {
+// ResidentBytes implements prefetch.Pages.
+func (p *Pages) ResidentBytes(r pages.Range) (bytes int64, err error) {
 	if r.Length <= 0 {
 		return 0, nil
 	}

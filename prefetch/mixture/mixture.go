@@ -314,7 +314,7 @@ func (m *Mixture) readNow(r pages.Range, evicted bool) (bytes int64, err error) 
 	if m.levers.IsReading(r) { // it was chosen a moment ago, too
 		return 0, nil
 	}
-	resident, err := m.levers.Resident(r)
+	resident, err := m.levers.ResidentBytes(r)
 	if err != nil || resident >= r.Length && !evicted {
 		return 0, err
 	}
@@ -330,7 +330,7 @@ func (m *Mixture) FindResident() error {
 			e.resident, e.pending = true, 0
 			some := false
 			for _, r := range e.owned {
-				n, err := m.levers.Resident(r)
+				n, err := m.levers.ResidentBytes(r)
 				if err != nil {
 					return err
 				}

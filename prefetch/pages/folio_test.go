@@ -60,7 +60,7 @@ func TestFolios(t *testing.T) {
 	}
 	k.Map(file, uint64(uintptr(unsafe.Pointer(&target[0]))))
 	resident := func(r Range) int64 {
-		n, err := k.Resident(r)
+		n, err := k.ResidentBytes(r)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -312,7 +312,7 @@ func TestAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n, err := k.Resident(Range{file, 0, size}); n != 0 || err != nil {
+	if n, err := k.ResidentBytes(Range{file, 0, size}); n != 0 || err != nil {
 		t.Errorf("looking for large folios has left %d bytes in memory, %v", n, err)
 	}
 	m := k.files[file]

@@ -322,7 +322,7 @@ func (k *Kernel) beginOne(r Range) (begun bool, err error) {
 		return k.readPages(r), nil
 	}
 	next := Range{r.File, r.End(), min(f.Folio, f.Size-r.End())}
-	if there, err := k.Resident(next); err != nil {
+	if there, err := k.ResidentBytes(next); err != nil {
 		return false, err
 	} else if there < next.Length && !k.CanReadApart() {
 		return !k.IsReading(next) && k.readPages(r), nil
@@ -331,7 +331,7 @@ func (k *Kernel) beginOne(r Range) (begun bool, err error) {
 	// that loads its model does, say nothing about it, either.
 	look, advices := f.toLook() && r.Length == f.Folio, FolioAdvices
 	if look {
-		there, err := k.Resident(r)
+		there, err := k.ResidentBytes(r)
 		if err != nil {
 			return false, err
 		}
@@ -513,7 +513,7 @@ func (k *Kernel) PageOut(r Range) error {
 	}
 	// What the target has not touched, no process maps. FADV_DONTNEED may wait for all processors, up to 44 ms
 	// (lru_add_drain_all): it is asked for only where something is left, and not waited for.
-	if left, err := k.Resident(r); left == 0 || err != nil {
+	if left, err := k.ResidentBytes(r); left == 0 || err != nil {
 		return err
 	}
 	k.queue.Fadvise(int(f.File.Fd()), r.Offset, r.Length, unix.FADV_DONTNEED, 0) // if the queue is full it stays until the next time
@@ -540,8 +540,8 @@ func (k *Kernel) free(e eviction) error {
 	return unix.Fadvise(int(e.file.File.Fd()), e.Offset, e.Length, unix.FADV_DONTNEED)
 }
 
-// Resident implements Levers.
-func (k *Kernel) Resident(r Range) (int64, error) {
+// ResidentBytes implements Levers.
+func (k *Kernel) ResidentBytes(r Range) (int64, error) {
 	return pagecache.Resident(k.files[r.File].File, r.Offset, r.Length)
 }
 

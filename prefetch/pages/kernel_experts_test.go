@@ -73,7 +73,7 @@ func (m *mappedFile) part(offset, length int64) Range { return Range{m.file, off
 
 func (m *mappedFile) resident(r Range) int64 {
 	m.t.Helper()
-	n, err := m.k.Resident(r)
+	n, err := m.k.ResidentBytes(r)
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -342,7 +342,7 @@ func TestReadNowWhileEvicting(t *testing.T) {
 			if err := m.k.free(e); err != nil {
 				return err
 			}
-			if n, err := m.k.Resident(e.Range); n == 0 || err != nil {
+			if n, err := m.k.ResidentBytes(e.Range); n == 0 || err != nil {
 				return err
 			}
 			time.Sleep(5 * time.Millisecond)

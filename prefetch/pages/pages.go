@@ -56,7 +56,7 @@ type AheadReader interface {
 	// SetInOrder says whether reads come in the order of the file from now on, further ahead of the target than the
 	// target's own readahead goes. Then blocks can be read apart.
 	SetInOrder(inOrder bool) error
-	// IsReading says whether a read of large folios of this range is queued or under way. Resident may not count these
+	// IsReading says whether a read of large folios of this range is queued or under way. ResidentBytes may not count these
 	// bytes yet.
 	IsReading(r Range) bool
 	// Poll hands queued reads to the kernel and collects those that are over.
@@ -74,7 +74,7 @@ type DemandReader interface {
 	// ReadNow begins to read a range and hands it to the disk before it returns, except for large folios within it.
 	// Poll is needed afterwards, as after ReadAhead.
 	ReadNow(r Range) error
-	// HasArrived says whether all of a range is in memory and can be used. Resident also counts what is still being read.
+	// HasArrived says whether all of a range is in memory and can be used. ResidentBytes also counts what is still being read.
 	HasArrived(r Range) (bool, error)
 	// IsReading is as in AheadReader.
 	IsReading(r Range) bool
@@ -99,8 +99,8 @@ type Reclaimer interface {
 	// Evict begins to free the pages of a range, as PageOut does, and does not wait. It returns false if too many
 	// ranges wait to be freed. What is read ahead meanwhile stays.
 	Evict(r Range) bool
-	// Resident is how many bytes of a range are in memory, in whole pages.
-	Resident(r Range) (int64, error)
+	// ResidentBytes is how many bytes of a range are in memory, in whole pages.
+	ResidentBytes(r Range) (int64, error)
 	// Touched says whether the target has touched pages of a range since they were paged out last. It needs Map.
 	Touched(r Range) (bool, error)
 }
