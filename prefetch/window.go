@@ -139,7 +139,7 @@ func (f *followed) removePassedWithin() (blocks []int, err error) {
 	for next := range visits {
 		st := &f.staged[visits[next]]
 		if !st.touched {
-			if st.touched, err = f.levers.Touched(*rangeOf(next)); err != nil {
+			if st.touched, err = f.levers.IsTouched(*rangeOf(next)); err != nil {
 				return nil, err
 			}
 		}

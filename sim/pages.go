@@ -227,8 +227,8 @@ func (p *Pages) HasArrived(r pages.Range) (bool, error) {
 	return arrived, nil
 }
 
-// Touched implements prefetch.Pages.
-func (p *Pages) Touched(r pages.Range) (touched bool, err error) {
+// IsTouched implements prefetch.Pages.
+func (p *Pages) IsTouched(r pages.Range) (touched bool, err error) {
 	p.Calls.Touched++
 	if p.bases[r.File] != 0 {
 		p.each(r, func(pg *page) { touched = touched || pg.mapped })

@@ -545,8 +545,8 @@ func (k *Kernel) ResidentBytes(r Range) (int64, error) {
 	return pagecache.Resident(k.files[r.File].File, r.Offset, r.Length)
 }
 
-// Touched implements Levers. Of a large folio a target that touches one page has all.
-func (k *Kernel) Touched(r Range) (bool, error) {
+// IsTouched implements Levers. Of a large folio a target that touches one page has all.
+func (k *Kernel) IsTouched(r Range) (bool, error) {
 	touched, err := k.target.Touched(k.files[r.File].base+uint64(r.Offset), r.Length)
 	if errors.Is(err, proc.ErrNoProcess) {
 		return false, nil

@@ -34,7 +34,7 @@ type Files interface {
 	// known already keeps its index. Open fails if path leads to another file than the one with this id by now (see
 	// event.FileSeen).
 	Open(path string, id event.FileID) (file int, size int64, err error)
-	// Map says at which address the target maps the first byte of a file. PageOut and Touched need it.
+	// Map says at which address the target maps the first byte of a file. PageOut and IsTouched need it.
 	Map(file int, base uint64)
 }
 
@@ -101,6 +101,6 @@ type Reclaimer interface {
 	Evict(r Range) bool
 	// ResidentBytes is how many bytes of a range are in memory, in whole pages.
 	ResidentBytes(r Range) (int64, error)
-	// Touched says whether the target has touched pages of a range since they were paged out last. It needs Map.
-	Touched(r Range) (bool, error)
+	// IsTouched says whether the target has touched pages of a range since they were paged out last. It needs Map.
+	IsTouched(r Range) (bool, error)
 }
