@@ -42,7 +42,7 @@ type Kernel struct {
 	completions []uring.Completion
 	folio       int64           // bytes of a large folio, 0 if this kernel has none
 	atOnce      int             // large folios that are read at once, each by a worker of the queue
-	unmarked    bool            // marks for readahead do nothing, see Unmarked
+	unmarked    bool            // marks for readahead do nothing, see NoteSmallReadahead
 	inOrder     bool            // nor do they now, see SetInOrder
 	waiting     []Range         // reads of large folios that wait for what follows them
 	underWay    map[uint64]read // reads of large folios, by tag
@@ -112,10 +112,10 @@ func (k *Kernel) advise(advice int) error {
 	return nil
 }
 
-// Unmarked is told whether the target reads less around its faults than a large folio: then a mark on a folio does
+// NoteSmallReadahead is told whether the target reads less around its faults than a large folio: then a mark on a folio does
 // nothing, as what follows within that little is in memory (page_cache_async_ra, mm/readahead.c). So a folio can be
 // read without the next one.
-func (k *Kernel) Unmarked(little bool) error { return k.mark(little, k.inOrder) }
+func (k *Kernel) NoteSmallReadahead(little bool) error { return k.mark(little, k.inOrder) }
 
 // SetInOrder implements Levers. A mark has its reader read on only where something is missing within his readahead
 // (page_cache_async_ra, mm/readahead.c), and what was asked for counts as there. So that he finds the next folio

@@ -158,7 +158,7 @@ func TestReadNowFolios(t *testing.T) {
 		}
 		m.k.GuardedBy(nil)
 		if unmarked {
-			if err := m.k.Unmarked(true); err != nil {
+			if err := m.k.NoteSmallReadahead(true); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -248,7 +248,7 @@ func TestReadNowSlice(t *testing.T) {
 		if unmarked {
 			advice = unix.MADV_RANDOM
 		}
-		if err := errors.Join(m.k.Unmarked(unmarked), unix.Madvise(m.mapping, advice)); err != nil {
+		if err := errors.Join(m.k.NoteSmallReadahead(unmarked), unix.Madvise(m.mapping, advice)); err != nil {
 			t.Fatal(err)
 		}
 		for i, slice := range []Range{m.part(mib+100, mib+5000), m.part(3*mib-PageSize, mib), m.part(8*mib+9*PageSize+1, 2*mib), m.part(5*mib+3*PageSize+17, 9*mib+300*1024)} {
