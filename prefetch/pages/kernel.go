@@ -50,7 +50,7 @@ type Kernel struct {
 	failed      bool            // a read did, which was told
 	readNow     time.Time       // when ReadNow has returned last
 	evictor     *evictor        // nil until it is needed
-	guardian    []string        // nil: there is none, see GuardedBy
+	guardian    []string        // nil: there is none, see SetGuardian
 	log         *slog.Logger
 }
 

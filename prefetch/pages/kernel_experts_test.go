@@ -57,7 +57,7 @@ func newMappedFile(t *testing.T, size int) *mappedFile {
 	if m.k, err = NewKernel(os.Getpid(), slog.New(slog.NewTextHandler(t.Output(), nil))); err != nil {
 		t.Fatal(err)
 	}
-	m.k.GuardedBy([]string{"env", guardianVariable + "=1", os.Args[0]})
+	m.k.SetGuardian([]string{"env", guardianVariable + "=1", os.Args[0]})
 	if m.file, _, err = m.k.Open(path, idOf(t, path)); err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +156,7 @@ func TestReadNowFolios(t *testing.T) {
 		if m.k.BlockBytes() != 2*mib {
 			t.Skipf("no large folios on this file system: blocks of %d", m.k.BlockBytes())
 		}
-		m.k.GuardedBy(nil)
+		m.k.SetGuardian(nil)
 		if unmarked {
 			if err := m.k.NoteSmallReadahead(true); err != nil {
 				t.Fatal(err)

@@ -157,9 +157,9 @@ func (k *Kernel) Announce(r Range) {
 	}
 }
 
-// GuardedBy has slices of experts read in large folios. For that the disk's setting is changed for a moment, by a
+// SetGuardian has slices of experts read in large folios. For that the disk's setting is changed for a moment, by a
 // guardian, see readahead.MakeSmall.
-func (k *Kernel) GuardedBy(command []string) { k.guardian = command }
+func (k *Kernel) SetGuardian(command []string) { k.guardian = command }
 
 // slicesFor is what reads a slice of a file in large folios; nil if that cannot be done, or is not worth it. It is
 // made when it is needed: only mixtures are to have the disk's setting changed for a moment.

@@ -53,7 +53,7 @@ type Options struct {
 	Leave int64
 	// Readahead is what is done about what the target's own faults read around themselves, if its model is a mixture
 	// of experts; "": nothing, and nothing is told of it. Guardian is the command that starts this program again as
-	// the guardian of that, see readahead.Guard, and of what KernelPages.GuardedBy asks for; nil: there is none.
+	// the guardian of that, see readahead.Guard, and of what KernelPages.SetGuardian asks for; nil: there is none.
 	Readahead readahead.Choice
 	Guardian  []string
 	// Learned is a directory in which what is learned of a mixture's routing is kept for the next target with that
@@ -275,7 +275,7 @@ func (v *server) run(ctx context.Context) (s prefetch.Summary, err error) {
 	}
 	defer func() { err = errors.Join(err, pages.Close()) }()
 	v.pages = pages
-	pages.GuardedBy(o.Guardian)
+	pages.SetGuardian(o.Guardian)
 	p := o.Prefetch
 	p.Memory, p.Log = v.memory, o.Log
 	p.Target.Models, p.Target.Weights = models.MappedBy(o.PID), models.ReadWeights
