@@ -235,11 +235,11 @@ func (p *noting) Evict(r pages.Range) bool {
 	p.evicted = append(p.evicted, r)
 	return true
 }
-func (p *noting) Announce(pages.Range)                    {}
-func (p *noting) ReadNow(r pages.Range) error           { p.read = append(p.read, r); return nil }
+func (p *noting) Announce(pages.Range)                       {}
+func (p *noting) ReadNow(r pages.Range) error                { p.read = append(p.read, r); return nil }
 func (p *noting) ResidentBytes(r pages.Range) (int64, error) { return p.there[r], nil }
-func (p *noting) IsReading(r pages.Range) bool            { return slices.Contains(p.folios, r) }
-func (p *noting) HasArrived(r pages.Range) (bool, error)   { return !slices.Contains(p.underWay, r), nil }
+func (p *noting) IsReading(r pages.Range) bool               { return slices.Contains(p.folios, r) }
+func (p *noting) HasArrived(r pages.Range) (bool, error)     { return !slices.Contains(p.underWay, r), nil }
 
 // smallMixture is a mixture of four layers with four experts of 1 and 2 pages each.
 func smallMixture(levers *noting) *Mixture {
