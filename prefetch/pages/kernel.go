@@ -71,11 +71,11 @@ func NewKernel(pid int, log *slog.Logger) (*Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	queue, err := uring.Open(QueueEntries, uring.WithWorkers(LeastAtOnce))
+	queue, err := uring.Open(QueueEntries, uring.WithWorkers(MinFoliosAtOnce))
 	if err != nil {
 		return nil, errors.Join(err, target.Close())
 	}
-	return &Kernel{target: target, queue: queue, folio: pagecache.FolioBytes(), atOnce: LeastAtOnce, underWay: map[uint64]read{}, log: log}, nil
+	return &Kernel{target: target, queue: queue, folio: pagecache.FolioBytes(), atOnce: MinFoliosAtOnce, underWay: map[uint64]read{}, log: log}, nil
 }
 
 // Close implements Levers.
@@ -124,7 +124,7 @@ func (k *Kernel) NoteSmallReadahead(little bool) error { return k.mark(little, k
 func (k *Kernel) SetInOrder(inOrder bool) error {
 	workers := k.atOnce
 	if inOrder {
-		workers = mostAtOnce
+		workers = maxFoliosAtOnce
 	}
 	return errors.Join(k.mark(k.unmarked, inOrder), k.queue.Workers(workers))
 }
@@ -184,11 +184,11 @@ func (k *Kernel) BlockBytes() int64 {
 }
 
 const (
-	// leastAtOnce large folios are read at once, at most mostAtOnce. Those that wait for a worker take no memory yet,
+	// leastAtOnce large folios are read at once, at most maxFoliosAtOnce. Those that wait for a worker take no memory yet,
 	// and a worker begins the next one without this process. More than the disk needs only wait in its queue: some
 	// disks tell of reads that came together when the last of them is over.
-	LeastAtOnce = 3
-	mostAtOnce  = 8
+	MinFoliosAtOnce = 3
+	maxFoliosAtOnce = 8
 	// settledReads tell how long one takes by itself: what was measured when the file was opened may have been beside
 	// the target's own reads, as it loads its model.
 	settledReads = 64
@@ -201,13 +201,13 @@ func (k *Kernel) BlocksAtOnce() int { return k.atOnce }
 // itself, which is the least that one was seen to take, and one that begins when another is over. It only rises:
 // where too few were under way, the disk had delivered less.
 func (k *Kernel) NoteDiskRate(perSecond float64) error {
-	needed := LeastAtOnce
+	needed := MinFoliosAtOnce
 	for _, f := range k.files {
 		if f.reads >= settledReads && f.alone > 0 && f.Folio > 0 {
 			needed = max(needed, int(math.Ceil(perSecond*f.alone.Seconds()/float64(f.Folio)))+1)
 		}
 	}
-	if needed = min(needed, mostAtOnce); needed <= k.atOnce {
+	if needed = min(needed, maxFoliosAtOnce); needed <= k.atOnce {
 		return nil
 	}
 	k.atOnce = needed
