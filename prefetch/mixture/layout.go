@@ -69,7 +69,7 @@ func (e *expert) addSlice(slice pages.Range, blocks []pages.Range, piece int64) 
 	own = trimToPages(own)
 	for _, p := range pages.SlicePieces(slice, piece) {
 		from, end := max(own.Offset, p.Offset), min(own.End(), p.End())
-		if from == p.Offset && p.Length >= pages.LeastSlice { // the first page of each piece stays
+		if from == p.Offset && p.Length >= pages.MinSlice { // the first page of each piece stays
 			from += pages.PageSize
 		}
 		if from < end {

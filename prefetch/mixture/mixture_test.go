@@ -192,9 +192,9 @@ func TestScores(t *testing.T) {
 // Of a slice that is read in several pieces the first page of each stays, unless it is shared or the piece is short.
 func TestPieces(t *testing.T) {
 	needPages(t)
-	const inPiece = pages.LeastSlice / page
-	piece := func(int) int64 { return 2 * pages.LeastSlice }
-	slice := int64(5*pages.LeastSlice - 3*page + 7) // pieces of 2, 2 and less than 1 leastSlice
+	const inPiece = pages.MinSlice / page
+	piece := func(int) int64 { return 2 * pages.MinSlice }
+	slice := int64(5*pages.MinSlice - 3*page + 7) // pieces of 2, 2 and less than 1 MinSlice
 	x := newWith(&noting{piece: piece}, &pattern.Cycle{Reads: []pattern.CycleRead{gathers(0, "blk.0.x", 10*page, slice, 2, 1)}}, nil)
 	got := [][]pages.Range{x.layers[0].experts[0].owned, x.layers[0].experts[1].owned}
 	at := func(first, end int64) pages.Range {

@@ -41,10 +41,10 @@ type sliceReader struct {
 }
 
 const (
-	// Pieces of leastSlice are read so, at least: of a smaller one the single pages at its ends are too large a part.
+	// Pieces of MinSlice are read so, at least: of a smaller one the single pages at its ends are too large a part.
 	// None is longer than mostPiece.
-	LeastSlice = 256 << 10
-	mostPiece  = 8 << 20
+	MinSlice  = 256 << 10
+	mostPiece = 8 << 20
 	// markedPages are read by the second read.
 	markedPages = 2
 )
@@ -151,7 +151,7 @@ func (k *Kernel) Announce(r Range) {
 		return
 	}
 	for _, p := range SlicePieces(r, k.SlicePieceBytes(r.File)) {
-		if p.Length >= LeastSlice {
+		if p.Length >= MinSlice {
 			ask(s.marks, s.first, p.Offset/PageSize)
 		}
 	}
@@ -165,7 +165,7 @@ func (k *Kernel) SetGuardian(command []string) { k.guardian = command }
 // made when it is needed: only mixtures are to have the disk's setting changed for a moment.
 func (k *Kernel) slicesFor(r Range) *sliceReader {
 	f := k.files[r.File]
-	if f.Folio == 0 || r.Length < LeastSlice || k.guardian == nil {
+	if f.Folio == 0 || r.Length < MinSlice || k.guardian == nil {
 		return nil
 	}
 	if !f.sliced {
@@ -186,7 +186,7 @@ func (k *Kernel) readSlice(r Range) (begun bool, err error) {
 		return false, nil
 	}
 	for _, p := range SlicePieces(r, k.SlicePieceBytes(r.File)) {
-		if p.Length < LeastSlice {
+		if p.Length < MinSlice {
 			err = m.readPages(p, m.Piece)
 		} else if begun, err = s.readPiece(m, p); !begun {
 			return false, err
