@@ -26,14 +26,14 @@ type Head struct {
 	named int64
 }
 
-// Named is how many bytes all GGUF files have that the command names; 0 if one of them is a part of a split model, of
+// NamedBytes is how many bytes all GGUF files have that the command names; 0 if one of them is a part of a split model, of
 // which others may not be named.
-func (h *Head) Named() int64 { return h.named }
+func (h *Head) NamedBytes() int64 { return h.named }
 
-// NamedHead is the head of the largest GGUF file that the arguments of a command name, alone or as --flag=file; nil
+// OpenNamedHead is the head of the largest GGUF file that the arguments of a command name, alone or as --flag=file; nil
 // if they name none. It has at most so many bytes. Close it. What cannot be read is left to the command, as is every
 // error.
-func NamedHead(args []string, most int64) *Head {
+func OpenNamedHead(args []string, most int64) *Head {
 	largest := namedHead(args)
 	if largest == nil {
 		return nil
@@ -42,8 +42,8 @@ func NamedHead(args []string, most int64) *Head {
 	return largest
 }
 
-// NamedModel is the path of the file that NamedHead opens; empty if there is none.
-func NamedModel(args []string) string {
+// FindNamedModel is the path of the file that OpenNamedHead opens; empty if there is none.
+func FindNamedModel(args []string) string {
 	h := namedHead(args)
 	if h == nil {
 		return ""

@@ -158,10 +158,10 @@ func readHead(ctx context.Context, args []string, o *Options) (*head, early, err
 	if budget := o.Prefetch.Budget; budget > 0 {
 		most = min(most, budget)
 	}
-	if h.Head = pages.NamedHead(args, most); h.Head == nil {
+	if h.Head = pages.OpenNamedHead(args, most); h.Head == nil {
 		return h, e, nil
 	}
-	e.bytes = h.Named()
+	e.bytes = h.NamedBytes()
 	ctx, h.stop = context.WithCancel(ctx)
 	h.reading.Go(func() { h.Read(ctx) })
 	return h, e, nil
