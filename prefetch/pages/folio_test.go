@@ -316,7 +316,7 @@ func TestAtOnce(t *testing.T) {
 		t.Errorf("looking for large folios has left %d bytes in memory, %v", n, err)
 	}
 	m := k.files[file]
-	if m.Folio == 0 {
+	if m.FolioBytes == 0 {
 		t.Skipf("no large folios on this file system: blocks of %d", k.BlockBytes())
 	}
 	if m.alone <= 0 || m.alone > time.Second {
@@ -327,7 +327,7 @@ func TestAtOnce(t *testing.T) {
 		t.Errorf("before reads have shown more than that: %d at once, %v", k.BlocksAtOnce(), err)
 	}
 	m.reads = settledReads
-	folios := func(n float64) float64 { return n * float64(m.Folio) / m.alone.Seconds() } // a disk that brings n in that time
+	folios := func(n float64) float64 { return n * float64(m.FolioBytes) / m.alone.Seconds() } // a disk that brings n in that time
 	for _, s := range []struct {
 		delivers float64
 		want     int

@@ -102,7 +102,7 @@ func (k *Kernel) Wake() error { return k.advise(unix.MADV_HUGEPAGE) }
 // advise gives an advice about the mappings of files that are read in large folios.
 func (k *Kernel) advise(advice int) error {
 	for _, f := range k.files {
-		if f.Folio == 0 {
+		if f.FolioBytes == 0 {
 			continue
 		}
 		if err := unix.Madvise(f.Mapping, advice); err != nil {
@@ -163,7 +163,7 @@ func (k *Kernel) Open(path string, id event.FileID) (file int, size int64, err e
 	if err := f.Probe(); err != nil {
 		return 0, 0, errors.Join(err, f.Close())
 	}
-	if k.folio > 0 && f.Folio == 0 {
+	if k.folio > 0 && f.FolioBytes == 0 {
 		k.tellPages(f)
 	}
 	k.files = append(k.files, f)
@@ -176,7 +176,7 @@ func (k *Kernel) Map(file int, base uint64) { k.files[file].base = base }
 // BlockBytes implements Levers.
 func (k *Kernel) BlockBytes() int64 {
 	for _, f := range k.files {
-		if f.Folio == 0 {
+		if f.FolioBytes == 0 {
 			return MinBlock
 		}
 	}
@@ -203,8 +203,8 @@ func (k *Kernel) BlocksAtOnce() int { return k.atOnce }
 func (k *Kernel) NoteDiskRate(perSecond float64) error {
 	needed := MinFoliosAtOnce
 	for _, f := range k.files {
-		if f.reads >= settledReads && f.alone > 0 && f.Folio > 0 {
-			needed = max(needed, int(math.Ceil(perSecond*f.alone.Seconds()/float64(f.Folio)))+1)
+		if f.reads >= settledReads && f.alone > 0 && f.FolioBytes > 0 {
+			needed = max(needed, int(math.Ceil(perSecond*f.alone.Seconds()/float64(f.FolioBytes)))+1)
 		}
 	}
 	if needed = min(needed, maxFoliosAtOnce); needed <= k.atOnce {
@@ -224,12 +224,12 @@ func (k *Kernel) ReadAhead(r Range) bool {
 		if k.IsReading(r) {
 			return true
 		}
-		folios := int((r.Length + f.Folio - 1) / f.Folio)
+		folios := int((r.Length + f.FolioBytes - 1) / f.FolioBytes)
 		if k.queue.InFlight()+len(FolioAdvices)*(len(k.waiting)+folios) > QueueEntries {
 			return false
 		}
-		for at := r.Offset; at < r.End(); at += f.Folio {
-			k.waiting = append(k.waiting, Range{r.File, at, min(f.Folio, r.End()-at)})
+		for at := r.Offset; at < r.End(); at += f.FolioBytes {
+			k.waiting = append(k.waiting, Range{r.File, at, min(f.FolioBytes, r.End()-at)})
 		}
 		return true
 	}
@@ -239,11 +239,11 @@ func (k *Kernel) ReadAhead(r Range) bool {
 // readPages reads single pages.
 func (k *Kernel) readPages(r Range) bool {
 	f := k.files[r.File]
-	if int64(k.queue.InFlight())+(r.Length+f.Piece-1)/f.Piece > QueueEntries {
+	if int64(k.queue.InFlight())+(r.Length+f.PieceBytes-1)/f.PieceBytes > QueueEntries {
 		return false
 	}
-	for at := r.Offset; at < r.End(); at += f.Piece {
-		if !k.queue.Fadvise(int(f.File.Fd()), at, min(f.Piece, r.End()-at), unix.FADV_WILLNEED, 0) {
+	for at := r.Offset; at < r.End(); at += f.PieceBytes {
+		if !k.queue.Fadvise(int(f.File.Fd()), at, min(f.PieceBytes, r.End()-at), unix.FADV_WILLNEED, 0) {
 			return false // what is missing the target reads by itself
 		}
 	}
@@ -258,7 +258,7 @@ func (k *Kernel) ReadNow(r Range) error {
 	if k.evictor != nil {
 		k.evictor.spare(r)
 	}
-	piece := f.Piece
+	piece := f.PieceBytes
 	if time.Since(k.readNow) > firstPause {
 		piece = firstPiece
 	}
@@ -273,11 +273,11 @@ func (k *Kernel) ReadNow(r Range) error {
 	before := Range{r.File, r.Offset, middle.Offset - r.Offset}
 	behind := Range{r.File, middle.End(), r.End() - middle.End()}
 	// What follows the folios has to be in memory first, see begin.
-	if err := errors.Join(f.readPages(behind, piece), f.readPages(before, f.Piece)); err != nil {
+	if err := errors.Join(f.readPages(behind, piece), f.readPages(before, f.PieceBytes)); err != nil {
 		return err
 	}
 	if !k.ReadAhead(middle) {
-		return f.readPages(middle, f.Piece)
+		return f.readPages(middle, f.PieceBytes)
 	}
 	if err := k.begin(); err != nil {
 		return err
@@ -318,10 +318,10 @@ func (k *Kernel) begin() error {
 // beginOne begins a read of a large folio, unless it is to wait.
 func (k *Kernel) beginOne(r Range) (begun bool, err error) {
 	f := k.files[r.File]
-	if f.Folio == 0 {
+	if f.FolioBytes == 0 {
 		return k.readPages(r), nil
 	}
-	next := Range{r.File, r.End(), min(f.Folio, f.Size-r.End())}
+	next := Range{r.File, r.End(), min(f.FolioBytes, f.Size-r.End())}
 	if there, err := k.ResidentBytes(next); err != nil {
 		return false, err
 	} else if there < next.Length && !k.CanReadApart() {
@@ -329,7 +329,7 @@ func (k *Kernel) beginOne(r Range) (begun bool, err error) {
 	}
 	// The end of a file is no large folio, whatever the file system. Pages that somebody else has read, as a target
 	// that loads its model does, say nothing about it, either.
-	look, advices := f.toLook() && r.Length == f.Folio, FolioAdvices
+	look, advices := f.toLook() && r.Length == f.FolioBytes, FolioAdvices
 	if look {
 		there, err := k.ResidentBytes(r)
 		if err != nil {
@@ -418,7 +418,7 @@ func (k *Kernel) examine(r read, failed error) error {
 			return err
 		}
 	}
-	if !gone || f.Folio == 0 {
+	if !gone || f.FolioBytes == 0 {
 		return nil
 	}
 	k.tellPages(f)

@@ -65,7 +65,7 @@ func SlicePieces(slice Range, length int64) (pieces []Range) {
 // SlicePieceBytes implements Levers.
 func (k *Kernel) SlicePieceBytes(file int) int64 {
 	f := k.files[file]
-	if f.Folio == 0 || k.guardian == nil {
+	if f.FolioBytes == 0 || k.guardian == nil {
 		return 0
 	}
 	return (1 + markedPages + f.most + 1) * PageSize // what is read at last is a single page, see readPiece
@@ -165,7 +165,7 @@ func (k *Kernel) SetGuardian(command []string) { k.guardian = command }
 // made when it is needed: only mixtures are to have the disk's setting changed for a moment.
 func (k *Kernel) slicesFor(r Range) *sliceReader {
 	f := k.files[r.File]
-	if f.Folio == 0 || r.Length < MinSlice || k.guardian == nil {
+	if f.FolioBytes == 0 || r.Length < MinSlice || k.guardian == nil {
 		return nil
 	}
 	if !f.sliced {
@@ -187,7 +187,7 @@ func (k *Kernel) readSlice(r Range) (begun bool, err error) {
 	}
 	for _, p := range SlicePieces(r, k.SlicePieceBytes(r.File)) {
 		if p.Length < MinSlice {
-			err = m.readPages(p, m.Piece)
+			err = m.readPages(p, m.PieceBytes)
 		} else if begun, err = s.readPiece(m, p); !begun {
 			return false, err
 		}
@@ -215,5 +215,5 @@ func (s *sliceReader) readPiece(m *File, r Range) (begun bool, err error) {
 		return false, nil
 	}
 	ask(s.marks, s.first, start)
-	return true, m.readPages(Range{r.File, (start + pages) * PageSize, r.End() - (start+pages)*PageSize}, m.Piece)
+	return true, m.readPages(Range{r.File, (start + pages) * PageSize, r.End() - (start+pages)*PageSize}, m.PieceBytes)
 }
