@@ -125,7 +125,7 @@ func TestReadaheadLate(t *testing.T) {
 
 // A line says what was done, and what to do if that was nothing.
 func TestAboutReadahead(t *testing.T) {
-	for want, told := range map[string]*readahead.Told{
+	for want, told := range map[string]*readahead.Outcome{
 		"": nil,
 		"the target's faults read up to 124 KiB around themselves, 16 MiB before (fd); undone":                                                                         {Way: readahead.ByFile, Before: 16 << 20, After: 124 << 10, Undone: true},
 		"the target's faults read up to 4.0 KiB around themselves, 16 MiB before (inject); not undone: X":                                                              {Way: readahead.ByInject, Before: 16 << 20, After: 4 << 10, Why: "X"},
@@ -135,7 +135,7 @@ func TestAboutReadahead(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
-	if got := aboutReadahead(&readahead.Told{Why: "it is little"}); got != "" {
+	if got := aboutReadahead(&readahead.Outcome{Why: "it is little"}); got != "" {
 		t.Errorf("%q", got)
 	}
 }

@@ -49,7 +49,7 @@ type Target struct {
 	files     []opened
 	guardian  *guardian
 	seen      bool // what faults read was seen: told.Before
-	told      *Told
+	told      *Outcome
 	view      *view // since Prepare; nil: there is none
 }
 
@@ -59,8 +59,8 @@ type opened struct {
 	file *os.File
 }
 
-// Told says what was done. Sizes are bytes that a fault reads around itself at most.
-type Told struct {
+// Outcome says what was done. Sizes are bytes that a fault reads around itself at most.
+type Outcome struct {
 	Way    Way    `json:"way"` // empty: nothing was done
 	Before int64  `json:"before_bytes"`
 	After  int64  `json:"after_bytes"`
@@ -69,7 +69,7 @@ type Told struct {
 	Undone bool   `json:"undone"`
 }
 
-func (t *Told) String() string {
+func (t *Outcome) String() string {
 	size := func(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
 	if t.Way == "" {
 		return "what the target's faults read around themselves was left as it is: " + t.Why
@@ -273,7 +273,7 @@ func (t *Target) Less(bases []uint64) {
 	case t.told != nil && (t.told.Way == "" || t.told.Why != ""):
 		return
 	}
-	t.told = &Told{}
+	t.told = &Outcome{}
 	t.endWatch()
 	if err := t.begin(bases); err != nil {
 		t.told.Way, t.told.Why, t.told.Closed = "", err.Error(), errors.Is(err, errClosed)
@@ -422,7 +422,7 @@ func (t *Target) Little() bool {
 
 // End undoes what was done, and closes the target's files here. It says in the end what was done; nil if Less was not
 // called.
-func (t *Target) End() *Told {
+func (t *Target) End() *Outcome {
 	t.endWatch()
 	t.stop(nil)
 	for _, o := range t.files {
