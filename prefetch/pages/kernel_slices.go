@@ -88,7 +88,7 @@ func requestBytes(f *os.File) int64 {
 	return math.MaxInt64
 }
 
-// openSlices prepares for that. guardian is as in readahead.MakeSmall.
+// openSlices prepares for that. guardian is as in readahead.ShrinkOwn.
 func openSlices(at *os.File, guardian []string) (_ *sliceReader, err error) {
 	s := &sliceReader{first: make([]byte, 1)}
 	defer func() {
@@ -106,7 +106,7 @@ func openSlices(at *os.File, guardian []string) (_ *sliceReader, err error) {
 	if s.reader, err = os.Open(path); err != nil {
 		return nil, err
 	}
-	if err = readahead.MakeSmall(guardian, s.marks, s.reader); err != nil {
+	if err = readahead.ShrinkOwn(guardian, s.marks, s.reader); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -158,7 +158,7 @@ func (k *Kernel) Announce(r Range) {
 }
 
 // SetGuardian has slices of experts read in large folios. For that the disk's setting is changed for a moment, by a
-// guardian, see readahead.MakeSmall.
+// guardian, see readahead.ShrinkOwn.
 func (k *Kernel) SetGuardian(command []string) { k.guardian = command }
 
 // slicesFor is what reads a slice of a file in large folios; nil if that cannot be done, or is not worth it. It is
