@@ -242,14 +242,14 @@ var (
 	errLeft   = errors.New("so it was asked")
 )
 
-// Prepare does what it can of the first Less. It has no effect if that was called.
+// Prepare does what it can of the first Shrink. It has no effect if that was called.
 func (t *Target) Prepare() {
 	if t.choice == Leave || t.told != nil || t.view != nil {
 		return
 	}
 	var err error
 	if t.view, err = newView(); err != nil {
-		t.log.Debug("Less will find that out, too", "error", err)
+		t.log.Debug("Shrink will find that out, too", "error", err)
 	}
 }
 
@@ -260,10 +260,10 @@ func (t *Target) closeView() {
 	}
 }
 
-// Less makes what the target reads around its faults small, in the files of which it maps the first byte at these
+// Shrink makes what the target reads around its faults small, in the files of which it maps the first byte at these
 // addresses. What was not done is told: a target that is not helped in this way is helped in others. Once that was
 // so, it does nothing.
-func (t *Target) Less(bases []uint64) {
+func (t *Target) Shrink(bases []uint64) {
 	switch {
 	case t.guardian != nil:
 		if err := t.guardian.set(true); err != nil {
@@ -374,7 +374,7 @@ func (t *Target) endWatch() {
 	t.watching.Wait()
 }
 
-// AsBefore undoes it, until Less is called again.
+// AsBefore undoes it, until Shrink is called again.
 func (t *Target) AsBefore() {
 	if t.guardian == nil {
 		return
@@ -420,7 +420,7 @@ func (t *Target) Little() bool {
 	return t.told.Before <= much
 }
 
-// End undoes what was done, and closes the target's files here. It says in the end what was done; nil if Less was not
+// End undoes what was done, and closes the target's files here. It says in the end what was done; nil if Shrink was not
 // called.
 func (t *Target) End() *Outcome {
 	t.endWatch()

@@ -242,7 +242,7 @@ func TestByFile(t *testing.T) {
 		target := New(r.process, choice, as("guardian"), logTo(t))
 		target.waitTaken(target.choice)
 		r.do("close")
-		target.Less([]uint64{r.base()})
+		target.Shrink([]uint64{r.base()})
 		if got := r.state(); got.bytes != Small<<10 {
 			t.Errorf("%s: a fault reads %d bytes", choice, got.bytes)
 		}
@@ -280,7 +280,7 @@ func TestLate(t *testing.T) {
 	target.Watched()
 	time.Sleep(5 * time.Second) // 250 ms would pass between two looks
 	r.do("map")
-	target.Less([]uint64{r.base()})
+	target.Shrink([]uint64{r.base()})
 	if got := r.state(); got.bytes != Small<<10 {
 		t.Errorf("a fault reads %d bytes, told %+v", got.bytes, target.told)
 	}
@@ -302,14 +302,14 @@ func TestBackAndForth(t *testing.T) {
 		}
 	}
 	for range 3 {
-		target.Less(bases)
+		target.Shrink(bases)
 		check("less", Small<<10)
-		target.Less(bases)
+		target.Shrink(bases)
 		check("less again", Small<<10)
 		target.AsBefore()
 		check("as before", readBytes)
 	}
-	target.Less(bases)
+	target.Shrink(bases)
 	process := target.guardian.cmd
 	target.Rest()
 	check("at rest", readBytes)
@@ -317,15 +317,15 @@ func TestBackAndForth(t *testing.T) {
 		t.Errorf("at rest: the guardian is %v", process.ProcessState)
 	}
 	target.AsBefore()
-	target.Less(bases)
+	target.Shrink(bases)
 	check("after the rest", Small<<10)
 	target.AsBefore()
 	if err := target.guardian.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	target.Less(bases)
+	target.Shrink(bases)
 	check("without a guardian", readBytes)
-	target.Less(bases)
+	target.Shrink(bases)
 	check("without another", readBytes)
 	if told := target.End(); told.Why == "" || !told.Undone {
 		t.Errorf("told %+v", told)
@@ -369,7 +369,7 @@ func TestMarks(t *testing.T) {
 	if n := touched(4 << 20); n == 0 {
 		t.Log("this kernel left no mark")
 	}
-	target.Less([]uint64{r.base()})
+	target.Shrink([]uint64{r.base()})
 	if n := touched(16 << 20); n != 0 {
 		t.Errorf("the target's touch has read %d bytes", n)
 	}
@@ -411,7 +411,7 @@ func TestNothingToDo(t *testing.T) {
 			target.waitTaken(target.choice)
 			r.do("close")
 		}
-		target.Less([]uint64{r.base()})
+		target.Shrink([]uint64{r.base()})
 		if got := r.state(); got != before {
 			t.Errorf("%s: %+v, before %+v", name, got, before)
 		}
@@ -428,7 +428,7 @@ func TestByInject(t *testing.T) {
 	r.do("close")
 	r.do("compute")
 	target := New(r.process, Inject, as("guardian"), logTo(t))
-	target.Less([]uint64{r.base()})
+	target.Shrink([]uint64{r.base()})
 	if !r.state().Random {
 		t.Fatalf("told %+v", target.End())
 	}

@@ -84,7 +84,7 @@ func (v *server) follow() error {
 	} else if bases, err := v.bases(); err != nil {
 		v.o.Log.Warn("cannot tell which model the target maps: what its faults read around themselves is left as it is", "error", err)
 	} else {
-		v.readahead.Less(bases)
+		v.readahead.Shrink(bases)
 	}
 	return v.pages.NoteSmallReadahead(v.readahead.Little())
 }
