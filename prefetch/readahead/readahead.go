@@ -374,8 +374,8 @@ func (t *Target) endWatch() {
 	t.watching.Wait()
 }
 
-// AsBefore undoes it, until Shrink is called again.
-func (t *Target) AsBefore() {
+// Restore undoes it, until Shrink is called again.
+func (t *Target) Restore() {
 	if t.guardian == nil {
 		return
 	}

@@ -306,7 +306,7 @@ func TestBackAndForth(t *testing.T) {
 		check("less", Small<<10)
 		target.Shrink(bases)
 		check("less again", Small<<10)
-		target.AsBefore()
+		target.Restore()
 		check("as before", readBytes)
 	}
 	target.Shrink(bases)
@@ -316,10 +316,10 @@ func TestBackAndForth(t *testing.T) {
 	if process.ProcessState == nil || !process.ProcessState.Success() {
 		t.Errorf("at rest: the guardian is %v", process.ProcessState)
 	}
-	target.AsBefore()
+	target.Restore()
 	target.Shrink(bases)
 	check("after the rest", Small<<10)
-	target.AsBefore()
+	target.Restore()
 	if err := target.guardian.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}

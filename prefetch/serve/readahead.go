@@ -80,7 +80,7 @@ func (v *server) follow() error {
 	}
 	v.covered = covers
 	if !covers {
-		v.readahead.AsBefore()
+		v.readahead.Restore()
 	} else if bases, err := v.bases(); err != nil {
 		v.o.Log.Warn("cannot tell which model the target maps: what its faults read around themselves is left as it is", "error", err)
 	} else {
