@@ -408,9 +408,9 @@ func (t *Target) stop(err error) {
 	}
 }
 
-// Little says whether faults in the target's model read less than a quarter of a large folio around themselves now,
+// IsSmall says whether faults in the target's model read less than a quarter of a large folio around themselves now,
 // for all that is known.
-func (t *Target) Little() bool {
+func (t *Target) IsSmall() bool {
 	if t.told == nil || !t.seen {
 		return false
 	}

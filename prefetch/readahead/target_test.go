@@ -254,7 +254,7 @@ func TestByFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		checkDisk(t, settingOf(id.Dev), diskKiB)
-		if told := target.End(); told.Way != ByFile || told.Before != readBytes || told.After != Small<<10 || !told.Undone || told.Why != "" || target.Little() {
+		if told := target.End(); told.Way != ByFile || told.Before != readBytes || told.After != Small<<10 || !told.Undone || told.Why != "" || target.IsSmall() {
 			t.Errorf("%s: told %+v", choice, told)
 		}
 		if got := r.state(); got.bytes != readBytes {
@@ -297,8 +297,8 @@ func TestBackAndForth(t *testing.T) {
 	bases := []uint64{r.base()}
 	check := func(when string, want int64) {
 		t.Helper()
-		if got := r.state(); got.bytes != want || target.Little() != (want <= Small<<10) {
-			t.Errorf("%s: a fault reads %d bytes, told that this is little: %t", when, got.bytes, target.Little())
+		if got := r.state(); got.bytes != want || target.IsSmall() != (want <= Small<<10) {
+			t.Errorf("%s: a fault reads %d bytes, told that this is little: %t", when, got.bytes, target.IsSmall())
 		}
 	}
 	for range 3 {

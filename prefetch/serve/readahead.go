@@ -86,7 +86,7 @@ func (v *server) follow() error {
 	} else {
 		v.readahead.Shrink(bases)
 	}
-	return v.pages.NoteSmallReadahead(v.readahead.Little())
+	return v.pages.NoteSmallReadahead(v.readahead.IsSmall())
 }
 
 // bases are where the target maps the first bytes of its model's files.
@@ -106,7 +106,7 @@ func (v *server) rest() error {
 	v.covered = false
 	if v.readahead != nil {
 		v.readahead.Rest()
-		if err := v.pages.NoteSmallReadahead(v.readahead.Little()); err != nil {
+		if err := v.pages.NoteSmallReadahead(v.readahead.IsSmall()); err != nil {
 			return err
 		}
 	}
