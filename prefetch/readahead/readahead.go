@@ -375,7 +375,7 @@ func (t *Target) endWatch() {
 }
 
 // Restore undoes it, until Shrink is called again.
-func (t *Target) Restore() {
+func (t *Target) Suspendore() {
 	if t.guardian == nil {
 		return
 	}
@@ -384,8 +384,8 @@ func (t *Target) Restore() {
 	}
 }
 
-// Rest does so for a long time: nobody guards meanwhile, or looks for files that the target maps later.
-func (t *Target) Rest() {
+// Suspend does so for a long time: nobody guards meanwhile, or looks for files that the target maps later.
+func (t *Target) Suspend() {
 	t.endWatch()
 	t.closeView()
 	t.stop(nil)

@@ -311,7 +311,7 @@ func TestBackAndForth(t *testing.T) {
 	}
 	target.Shrink(bases)
 	process := target.guardian.cmd
-	target.Rest()
+	target.Suspend()
 	check("at rest", readBytes)
 	if process.ProcessState == nil || !process.ProcessState.Success() {
 		t.Errorf("at rest: the guardian is %v", process.ProcessState)

@@ -105,7 +105,7 @@ func (v *server) bases() (bases []uint64, err error) {
 func (v *server) rest() error {
 	v.covered = false
 	if v.readahead != nil {
-		v.readahead.Rest()
+		v.readahead.Suspend()
 		if err := v.pages.NoteSmallReadahead(v.readahead.IsSmall()); err != nil {
 			return err
 		}
