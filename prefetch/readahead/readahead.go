@@ -99,10 +99,10 @@ func New(process *proc.Process, choice Choice, command []string, log *slog.Logge
 	return t
 }
 
-// Watched waits until all that the target maps from now on is noticed, where the kernel tells of that. A command that
+// AwaitWatch waits until all that the target maps from now on is noticed, where the kernel tells of that. A command that
 // was started is let run behind it: one whose model is in memory loads it in some 15 ms, which is less than the
 // kernel takes to begin, see proc.EaseWatch.
-func (t *Target) Watched() { <-t.watched }
+func (t *Target) AwaitWatch() { <-t.watched }
 
 // Where the kernel does not tell what the target maps, it is looked at in an interval that is a lookShare of the time
 // since the first look, within bounds: llama.cpp closes its file when it has loaded the model, which takes 30 ms for

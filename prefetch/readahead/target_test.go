@@ -277,7 +277,7 @@ func TestLate(t *testing.T) {
 	}
 	target := New(r.process, FD, as("guardian"), logTo(t))
 	defer target.End()
-	target.Watched()
+	target.AwaitWatch()
 	time.Sleep(5 * time.Second) // 250 ms would pass between two looks
 	r.do("map")
 	target.Shrink([]uint64{r.base()})

@@ -57,7 +57,7 @@ func (v *server) endEase() error {
 // watched waits until the file with which a command maps its model cannot be missed.
 func (v *server) watched() {
 	if v.readahead != nil {
-		v.readahead.Watched()
+		v.readahead.AwaitWatch()
 	}
 	if err := v.endEase(); err != nil {
 		v.o.Log.Debug("the kernel counts events for nothing", "error", err)
