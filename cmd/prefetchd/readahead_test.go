@@ -50,7 +50,7 @@ func TestReadaheadByFile(t *testing.T) {
 	r := newMixture(t, 30)
 	before := r.diskReadahead()
 	s := r.execSummary(r.exec("--always", "--readahead", "fd"), 0)
-	if a := s.Readahead; a == nil || a.Way != readahead.ByFile || a.After != readahead.Small<<10 || a.Before == 0 || a.Closed {
+	if a := s.Readahead; a == nil || a.Way != readahead.ByFile || a.After != readahead.SmallKiB<<10 || a.Before == 0 || a.Closed {
 		t.Errorf("told %+v", a)
 	}
 	if after := r.diskReadahead(); after != before {
@@ -71,7 +71,7 @@ func TestReadaheadOfADenseModel(t *testing.T) {
 	for choice, way := range map[readahead.Choice]readahead.Way{readahead.Leave: "", readahead.Auto: readahead.ByFile} {
 		r.stdout.Reset()
 		s := r.execSummary(r.exec("--always", "--readahead", string(choice)), 0)
-		if a := s.Readahead; a == nil || a.Way != way || way != "" && (a.After != readahead.Small<<10 || !a.Undone && a.Why == "") {
+		if a := s.Readahead; a == nil || a.Way != way || way != "" && (a.After != readahead.SmallKiB<<10 || !a.Undone && a.Why == "") {
 			t.Errorf("%s: told %+v", choice, a)
 		}
 		got, err := llama.ParseResult(r.stdout.Bytes())

@@ -64,7 +64,7 @@ func TestGuardianKilled(t *testing.T) {
 		killed := make(chan error)
 		go func() {
 			for {
-				if kib, err := readDisk(path); err == nil && kib == Small {
+				if kib, err := readDisk(path); err == nil && kib == SmallKiB {
 					break
 				}
 				time.Sleep(time.Millisecond)

@@ -243,10 +243,10 @@ func TestByFile(t *testing.T) {
 		target.waitTaken(target.choice)
 		r.do("close")
 		target.Shrink([]uint64{r.base()})
-		if got := r.state(); got.bytes != Small<<10 {
+		if got := r.state(); got.bytes != SmallKiB<<10 {
 			t.Errorf("%s: a fault reads %d bytes", choice, got.bytes)
 		}
-		if n := r.miss(); n == 0 || n > Small<<10 {
+		if n := r.miss(); n == 0 || n > SmallKiB<<10 {
 			t.Errorf("%s: a fault read %d bytes", choice, n)
 		}
 		id, err := proc.FileOf(model)
@@ -254,7 +254,7 @@ func TestByFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		checkDisk(t, settingOf(id.Dev), diskKiB)
-		if told := target.End(); told.Way != ByFile || told.Before != readBytes || told.After != Small<<10 || !told.Undone || told.Why != "" || target.IsSmall() {
+		if told := target.End(); told.Way != ByFile || told.Before != readBytes || told.After != SmallKiB<<10 || !told.Undone || told.Why != "" || target.IsSmall() {
 			t.Errorf("%s: told %+v", choice, told)
 		}
 		if got := r.state(); got.bytes != readBytes {
@@ -281,7 +281,7 @@ func TestLate(t *testing.T) {
 	time.Sleep(5 * time.Second) // 250 ms would pass between two looks
 	r.do("map")
 	target.Shrink([]uint64{r.base()})
-	if got := r.state(); got.bytes != Small<<10 {
+	if got := r.state(); got.bytes != SmallKiB<<10 {
 		t.Errorf("a fault reads %d bytes, told %+v", got.bytes, target.told)
 	}
 }
@@ -297,15 +297,15 @@ func TestBackAndForth(t *testing.T) {
 	bases := []uint64{r.base()}
 	check := func(when string, want int64) {
 		t.Helper()
-		if got := r.state(); got.bytes != want || target.IsSmall() != (want <= Small<<10) {
+		if got := r.state(); got.bytes != want || target.IsSmall() != (want <= SmallKiB<<10) {
 			t.Errorf("%s: a fault reads %d bytes, told that this is little: %t", when, got.bytes, target.IsSmall())
 		}
 	}
 	for range 3 {
 		target.Shrink(bases)
-		check("less", Small<<10)
+		check("less", SmallKiB<<10)
 		target.Shrink(bases)
-		check("less again", Small<<10)
+		check("less again", SmallKiB<<10)
 		target.Restore()
 		check("as before", readBytes)
 	}
@@ -318,7 +318,7 @@ func TestBackAndForth(t *testing.T) {
 	}
 	target.Restore()
 	target.Shrink(bases)
-	check("after the rest", Small<<10)
+	check("after the rest", SmallKiB<<10)
 	target.Restore()
 	if err := target.guardian.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -461,7 +461,7 @@ func TestUndoneAfterKill(t *testing.T) {
 		if !said.Scan() || said.Text() != string(way) {
 			t.Errorf("%s: the helper said %q", way, said.Text())
 		}
-		if s := r.state(); s.reads() > Small<<10 {
+		if s := r.state(); s.reads() > SmallKiB<<10 {
 			t.Errorf("%s: %+v", way, s)
 		}
 		if err := helper.Process.Kill(); err != nil {
