@@ -375,7 +375,7 @@ func (t *Target) endWatch() {
 }
 
 // Restore undoes it, until Shrink is called again.
-func (t *Target) Suspendore() {
+func (t *Target) Restore() {
 	if t.guardian == nil {
 		return
 	}
