@@ -51,7 +51,7 @@ type memory struct {
 // leaves the target only what is not locked: milliseconds count. With a mixture's experts usage moves all the time, and is
 // looked at now and then.
 func (m *memory) isDue(mixture bool) bool {
-	change := m.opts.Memory.Changed()
+	change := m.opts.Memory.PollChange()
 	if change.Short != "" {
 		m.short, m.shortAt = change.Short, m.now()
 	}

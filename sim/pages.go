@@ -28,8 +28,8 @@ func (r *Memory) Room(_, _ int64) (room.Room, error) {
 	return room.Room{Bytes: r.m.cfg.Limit, Limit: r.m.cfg.Limit, Level: "simulated", Lockable: r.m.cfg.Limit}, nil
 }
 
-// Changed implements prefetch.Memory.
-func (r *Memory) Changed() room.Change {
+// PollChange implements prefetch.Memory.
+func (r *Memory) PollChange() room.Change {
 	changed := r.seen != r.m.cfg.Limit
 	r.seen = r.m.cfg.Limit
 	return room.Change{Look: changed}

@@ -56,8 +56,8 @@ type Change struct {
 // Memory answers how much room there is for a model of which resident bytes are in memory, locked ones of them locked.
 type Memory interface {
 	Room(resident, locked int64) (Room, error)
-	// Changed says, at little cost, whether to ask for the room at once, and why memory is short.
-	Changed() Change
+	// PollChange says, at little cost, whether to ask for the room at once, and why memory is short.
+	PollChange() Change
 }
 
 // reserve is what locking leaves at a limit. Locked pages cannot be reclaimed, so whatever a neighbour in the group

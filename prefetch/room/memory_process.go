@@ -253,8 +253,8 @@ func (m *ProcessMemory) Leave() {
 	m.joining.staying = false
 }
 
-// Changed implements Memory. If nothing happened it takes one system call, and a few more every 10 ms.
-func (m *ProcessMemory) Changed() Change {
+// PollChange implements Memory. If nothing happened it takes one system call, and a few more every 10 ms.
+func (m *ProcessMemory) PollChange() Change {
 	now := m.now()
 	m.joining.next()
 	n := m.watch.Notices()
@@ -335,7 +335,7 @@ func (m *ProcessMemory) Room(resident, locked int64) (Room, error) {
 	if u.floor == 0 {
 		u.floor = m.floor.bytes()
 	}
-	if m.now().Sub(m.found) >= placeInterval { // nobody asks Changed
+	if m.now().Sub(m.found) >= placeInterval { // nobody asks PollChange
 		if _, err := m.follow(); err != nil {
 			return Room{}, err
 		}
