@@ -52,10 +52,10 @@ type memory struct {
 // looked at now and then.
 func (m *memory) isDue(mixture bool) bool {
 	change := m.opts.Memory.PollChange()
-	if change.Short != "" {
-		m.short, m.shortAt = change.Short, m.now()
+	if change.ShortReason != "" {
+		m.short, m.shortAt = change.ShortReason, m.now()
 	}
-	return change.Look && !(change.Used && mixture) || m.now().Sub(m.checked) > checkInterval
+	return change.RoomChanged && !(change.OnlyUsage && mixture) || m.now().Sub(m.checked) > checkInterval
 }
 
 // check asks how much memory there is.

@@ -32,7 +32,7 @@ func (r *Memory) Room(_, _ int64) (room.Room, error) {
 func (r *Memory) PollChange() room.Change {
 	changed := r.seen != r.m.cfg.Limit
 	r.seen = r.m.cfg.Limit
-	return room.Change{Look: changed}
+	return room.Change{RoomChanged: changed}
 }
 
 // Pages implements prefetch.Pages in virtual time.

@@ -217,15 +217,15 @@ func TestHostIsShort(t *testing.T) {
 	p.memory.Available -= 8 << 20
 	changed(hostInterval, Change{})
 	p.memory.Available -= 56 << 20
-	changed(hostInterval, Change{Look: true})
+	changed(hostInterval, Change{RoomChanged: true})
 	changed(hostInterval, Change{})
 	room(11*gib - 64<<20)
 	p.memory.Available += 64 << 20
-	changed(hostInterval, Change{Look: true})
+	changed(hostInterval, Change{RoomChanged: true})
 	for i := range 3 {
 		p.paging.SwapIns += 4 << 20
 		p.paging.Scanned += 4 << 20
-		changed(time.Second, Change{Look: true, Short: shortSwap})
+		changed(time.Second, Change{RoomChanged: true, ShortReason: shortSwap})
 		room(11*gib - int64(i+1)*gib/4)
 	}
 	changed(time.Second, Change{})
@@ -267,7 +267,7 @@ func TestHiddenGroup(t *testing.T) {
 	for _, err := range []error{cgroup.ErrHidden, fs.ErrPermission} {
 		p.err, p.moved = err, true
 		p.time = p.time.Add(placeInterval)
-		if err == cgroup.ErrHidden && !m.PollChange().Look {
+		if err == cgroup.ErrHidden && !m.PollChange().RoomChanged {
 			t.Error("the move is not reported")
 		}
 		if r, err := m.Room(1<<30, 0); err != nil || r != (Room{Level: LevelHidden}) {
@@ -279,7 +279,7 @@ func TestHiddenGroup(t *testing.T) {
 	}
 	p.err, p.moved = cgroup.ErrNoController, true
 	p.time = p.time.Add(placeInterval)
-	if !m.PollChange().Look {
+	if !m.PollChange().RoomChanged {
 		t.Error("the way back is not reported")
 	}
 	if r, err := m.Room(0, 0); err != nil || r.Level != "host" {
@@ -365,7 +365,7 @@ func noticed(t *testing.T, m *ProcessMemory, what string) (time.Duration, Change
 	t.Helper()
 	begun := time.Now()
 	for {
-		if c := m.PollChange(); c.Look {
+		if c := m.PollChange(); c.RoomChanged {
 			return time.Since(begun), c
 		}
 		if time.Since(begun) > time.Minute {
@@ -378,7 +378,7 @@ func noticed(t *testing.T, m *ProcessMemory, what string) (time.Duration, Change
 // still waits until nothing is reported for a while: a process that has just started settles.
 func still(m *ProcessMemory) {
 	for since := time.Now(); time.Since(since) < 100*time.Millisecond; time.Sleep(time.Millisecond) {
-		if m.PollChange().Look {
+		if m.PollChange().RoomChanged {
 			since = time.Now()
 		}
 	}
@@ -408,8 +408,8 @@ func TestNoticing(t *testing.T) {
 			}
 			took, c := noticed(t, m, "a limit")
 			all = append(all, took)
-			if c.Short != "" {
-				t.Errorf("a limit that is far away: %q", c.Short)
+			if c.ShortReason != "" {
+				t.Errorf("a limit that is far away: %q", c.ShortReason)
 			}
 			r, err := m.Room(0, 0)
 			if err != nil || r.Limit != limit || !strings.HasPrefix(r.Level, g.Name()+" ") || r.Bytes > limit || r.Bytes < limit/2 {
