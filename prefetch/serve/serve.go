@@ -384,7 +384,7 @@ func readRouters(r mixture.Routers, path string, id event.FileID) (*hidden.Predi
 
 // urgent changes how this thread is scheduled, which may be refused.
 func (v *server) urgent(urgent bool) {
-	if err := room.Urgent(urgent); err != nil {
+	if err := room.SetUrgent(urgent); err != nil {
 		v.o.Log.Debug("chosen experts are read a little later", "error", err)
 		return
 	}
