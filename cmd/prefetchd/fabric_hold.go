@@ -172,8 +172,8 @@ func (h *handed) keep(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
-			change := h.memory.Changed()
-			if now.Sub(asked) < roomInterval && !change.Look && change.Short == "" {
+			change := h.memory.PollChange()
+			if now.Sub(asked) < roomInterval && !change.RoomChanged && change.ShortReason == "" {
 				continue
 			}
 			asked = now
