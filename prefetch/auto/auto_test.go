@@ -1,5 +1,7 @@
 package auto
 
+// This file tests which processes are found, and that each has a helper.
+
 import (
 	"bytes"
 	"context"
@@ -23,10 +25,11 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-const mapper = "TENSORCAST_MAPS" // in a process that maps files, and waits for the end of its input
+// mapperVariable makes the test's program a process that maps files, and waits for the end of its input.
+const mapperVariable = "TENSORCAST_MAPS"
 
 func TestMain(m *testing.M) {
-	if files := os.Getenv(mapper); files != "" {
+	if files := os.Getenv(mapperVariable); files != "" {
 		for _, name := range filepath.SplitList(files) {
 			f, err := os.Open(name)
 			if err == nil {
@@ -44,12 +47,13 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// process starts one of an executable's name that maps files of these names.
-func process(t *testing.T, name string, files ...string) (pid int, end func()) {
+// startProcess starts a process that maps files of these names. Its executable has the given name; with "" it is
+// this program.
+func startProcess(t *testing.T, name string, files ...string) (pid int, end func()) {
 	t.Helper()
 	dir := t.TempDir()
 	exe := filepath.Join(dir, name)
-	if name != "" { // a copy, as this program itself is left out
+	if name != "" { // a copy, because a Finder leaves out this program itself
 		data, err := os.ReadFile("/proc/self/exe")
 		if err != nil {
 			t.Fatal(err)
@@ -67,7 +71,7 @@ func process(t *testing.T, name string, files ...string) (pid int, end func()) {
 		}
 	}
 	cmd := exec.Command(exe)
-	cmd.Env = append(os.Environ(), mapper+"="+strings.Join(append(files, exe), ":"))
+	cmd.Env = append(os.Environ(), mapperVariable+"="+strings.Join(append(files, exe), ":"))
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -88,14 +92,15 @@ func process(t *testing.T, name string, files ...string) (pid int, end func()) {
 	t.Cleanup(end)
 	said := make([]byte, 100)
 	if n, _ := stdout.Read(said); string(said[:n]) != "mapped\n" {
-		t.Fatalf("it says %q", said[:n])
+		t.Fatalf("the process says %q, want that it has mapped the files", said[:n])
 	}
 	return cmd.Process.Pid, end
 }
 
-func look(t *testing.T, f *Finder, now time.Time) (pids []int, loaded []bool) {
+// findNow calls FindNew, and returns the processes' numbers, and whether each has loaded ggml.
+func findNow(t *testing.T, f *Finder, now time.Time) (pids []int, loaded []bool) {
 	t.Helper()
-	found, err := f.Look(now)
+	found, err := f.FindNew(now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,36 +110,37 @@ func look(t *testing.T, f *Finder, now time.Time) (pids []int, loaded []bool) {
 	return pids, loaded
 }
 
-// Each process that maps ggml or a model is found once, others never; names choose.
+// Each process that maps ggml or a model is found once, if it has one of the names. Others are never found.
 func TestFinder(t *testing.T) {
 	const name = "finder-target"
-	library, _ := process(t, name, "libggml-base.so.0")
-	model, end := process(t, name, "some.gguf")
-	process(t, name, "notes.txt")
-	process(t, "", "own.gguf")
-	other, _ := process(t, "another", "libggml.so")
+	library, _ := startProcess(t, name, "libggml-base.so.0")
+	model, end := startProcess(t, name, "some.gguf")
+	startProcess(t, name, "notes.txt")
+	startProcess(t, "", "own.gguf")
+	other, _ := startProcess(t, "another", "libggml.so")
 	named, err := NewFinder(name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	now := time.Now()
-	pids, loaded := look(t, named, now)
+	pids, loaded := findNow(t, named, now)
 	if want := []int{library, model}; !slices.Equal(pids, want) || !slices.Equal(loaded, []bool{true, false}) {
-		t.Fatalf("found %v, %v, want %v", pids, loaded, want)
+		t.Fatalf("found %v, loaded %v; want %v, of which the first has loaded ggml", pids, loaded, want)
 	}
-	if pids, _ := look(t, named, now.Add(time.Hour)); len(pids) > 0 {
-		t.Errorf("found again: %v", pids)
+	if pids, _ := findNow(t, named, now.Add(time.Hour)); len(pids) > 0 {
+		t.Errorf("found again: %v, want none", pids)
 	}
 	everybody, err := NewFinder()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if pids, _ := look(t, everybody, now); !slices.Contains(pids, other) || !slices.Contains(pids, library) || slices.Contains(pids, os.Getpid()) {
-		t.Errorf("of any name %v", pids)
+	pids, _ = findNow(t, everybody, now)
+	if !slices.Contains(pids, other) || !slices.Contains(pids, library) || slices.Contains(pids, os.Getpid()) {
+		t.Errorf("of any name: found %v, want %d and %d among them, but not this process", pids, other, library)
 	}
 	end()
-	late, _ := process(t, name, "late.gguf")
-	if pids, _ := look(t, named, now.Add(2*time.Hour)); !slices.Equal(pids, []int{late}) {
+	late, _ := startProcess(t, name, "late.gguf")
+	if pids, _ := findNow(t, named, now.Add(2*time.Hour)); !slices.Equal(pids, []int{late}) {
 		t.Errorf("found %v, want %d", pids, late)
 	}
 	if _, still := named.known[model]; still {
@@ -142,17 +148,19 @@ func TestFinder(t *testing.T) {
 	}
 }
 
-// A process that was nothing is looked at again, less and less often.
+// A process that is no candidate is looked at again, less and less often.
 func TestLater(t *testing.T) {
-	pid, _ := process(t, "later-target", "notes.txt")
+	pid, _ := startProcess(t, "later-target", "notes.txt")
 	f, err := NewFinder("later-target")
 	if err != nil {
 		t.Fatal(err)
 	}
 	now := time.Now()
-	for _, tc := range []struct{ after, next time.Duration }{{0, 1}, {1, 3}, {2, 3}, {3, 7}, {100, 108}, {108, 124}, {200, 230}, {300, 330}} {
-		if found, _ := look(t, f, now.Add(tc.after*time.Second)); len(found) > 0 {
-			t.Fatalf("found %v", found)
+	for _, tc := range []struct{ after, next time.Duration }{
+		{0, 1}, {1, 3}, {2, 3}, {3, 7}, {100, 108}, {108, 124}, {200, 230}, {300, 330},
+	} {
+		if found, _ := findNow(t, f, now.Add(tc.after*time.Second)); len(found) > 0 {
+			t.Fatalf("found %v, want none", found)
 		}
 		if got := f.known[pid].next.Sub(now); got != tc.next*time.Second {
 			t.Errorf("after %d s the next look is at %v, want %d s", tc.after, got, tc.next)
@@ -160,6 +168,7 @@ func TestLater(t *testing.T) {
 	}
 }
 
+// Wait returns the first candidate, or an error when its context ends.
 func TestWait(t *testing.T) {
 	f, err := NewFinder("wait-target")
 	if err != nil {
@@ -168,15 +177,15 @@ func TestWait(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	if _, err := f.Wait(ctx); !errors.Is(err, ErrNone) || !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("nobody came: %v", err)
+		t.Errorf("nobody came: %v, want %v and %v", err, ErrNone, context.DeadlineExceeded)
 	}
-	pid, _ := process(t, "wait-target", "libggml.so")
+	pid, _ := startProcess(t, "wait-target", "libggml.so")
 	if c, err := f.Wait(t.Context()); err != nil || c.PID != pid || c.Name != "wait-target" {
-		t.Errorf("%+v, %v", c, err)
+		t.Errorf("Wait = %+v, %v; want process %d", c, err, pid)
 	}
 }
 
-// shares notes what helpers were told.
+// shares notes which share each helper was told.
 type shares struct {
 	mu  sync.Mutex
 	now map[int]int64
@@ -188,12 +197,12 @@ func (s *shares) of(pid int) int64 {
 	return s.now[pid]
 }
 
-// Helpers come and go with their targets, no more than may be; the budget is divided among those that are there; what
-// they say has their target before it; in the end they are ended.
+// Helpers come and go with their targets, no more than Most at once. The budget is divided among them. Lines that
+// they write begin with their target. When Run ends, it ends them.
 func TestRun(t *testing.T) {
-	first, endFirst := process(t, "run-target", "libggml.so")
-	second, _ := process(t, "run-target", "libggml.so")
-	third, _ := process(t, "run-target", "libggml.so")
+	first, endFirst := startProcess(t, "run-target", "libggml.so")
+	second, _ := startProcess(t, "run-target", "libggml.so")
+	third, _ := startProcess(t, "run-target", "libggml.so")
 	f, err := NewFinder("run-target")
 	if err != nil {
 		t.Fatal(err)
@@ -210,7 +219,9 @@ func TestRun(t *testing.T) {
 				told.mu.Lock()
 				told.now[c.PID] = budget
 				told.mu.Unlock()
-				return []string{"sh", "-c", fmt.Sprintf(`trap 'echo summary %d; exit 0' TERM; echo begun >&2; while kill -0 %d 2>/dev/null; do sleep 0.05; done; echo "no end" >&2; exit 3`, c.PID, c.PID)}
+				const script = `trap 'echo summary %d; exit 0' TERM; echo begun >&2; ` +
+					`while kill -0 %d 2>/dev/null; do sleep 0.05; done; echo "no end" >&2; exit 3`
+				return []string{"sh", "-c", fmt.Sprintf(script, c.PID, c.PID)}
 			},
 			Share: func(_ context.Context, target int, bytes int64) error {
 				told.mu.Lock()
@@ -220,19 +231,22 @@ func TestRun(t *testing.T) {
 			},
 		})
 	}()
+	hasBegun := func(pid int) bool {
+		return strings.Contains(said.String(), fmt.Sprintf("%d run-target: begun\n", pid))
+	}
 	testenv.WaitFor(t, "two helpers to begin, with a half each", func() bool {
-		return strings.Contains(said.String(), fmt.Sprintf("%d run-target: begun\n", first)) && strings.Contains(said.String(), fmt.Sprintf("%d run-target: begun\n", second)) &&
-			told.of(first) == 500 && told.of(second) == 500
+		return hasBegun(first) && hasBegun(second) && told.of(first) == 500 && told.of(second) == 500
 	})
 	if told.of(third) != 0 {
-		t.Error("a third one was helped at once")
+		t.Error("a third target was helped at once")
 	}
 	endFirst()
 	testenv.WaitFor(t, "the third to be helped", func() bool {
-		return strings.Contains(said.String(), fmt.Sprintf("%d run-target: begun\n", third)) && told.of(third) == 500
+		return hasBegun(third) && told.of(third) == 500
 	})
-	if !strings.Contains(said.String(), fmt.Sprintf("%d run-target: no end\n", first)) || !strings.Contains(said.String(), `"exit status 3"`) {
-		t.Errorf("it says\n%s", said.String())
+	lastLine := fmt.Sprintf("%d run-target: no end\n", first)
+	if !strings.Contains(said.String(), lastLine) || !strings.Contains(said.String(), `"exit status 3"`) {
+		t.Errorf("it wrote\n%s\nwant %q, and that the helper failed with exit status 3", said.String(), lastLine)
 	}
 	cancel()
 	if err := <-ran; err != nil {
@@ -243,12 +257,12 @@ func TestRun(t *testing.T) {
 			t.Errorf("no summary of %d: %q", pid, out.String())
 		}
 		if syscall.Kill(pid, 0) != nil {
-			t.Errorf("target %d has ended", pid)
+			t.Errorf("target %d has ended, want that it goes on", pid)
 		}
 	}
 }
 
-// syncBuffer is a buffer that several may use.
+// syncBuffer is a buffer for several goroutines.
 type syncBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -266,10 +280,10 @@ func (s *syncBuffer) String() string {
 	return s.b.String()
 }
 
-// Lines are whole, whatever the writes; one without an end is told in the end, and a long one in parts.
+// Lines are whole, whatever the writes. A last line without an end is written by flush, and a long line in parts.
 func TestLines(t *testing.T) {
 	var b bytes.Buffer
-	l := &lines{to: &b, mu: &sync.Mutex{}, prefix: "7: "}
+	l := &lineWriter{to: &b, mu: &sync.Mutex{}, prefix: "7: "}
 	for _, s := range []string{"a", "b\nc\n\nd", "e"} {
 		if n, err := l.Write([]byte(s)); n != len(s) || err != nil {
 			t.Fatal(n, err)
@@ -278,10 +292,11 @@ func TestLines(t *testing.T) {
 	l.flush()
 	l.flush()
 	if got := b.String(); got != "7: ab\n7: c\n7: \n7: de\n" {
-		t.Errorf("%q", got)
+		t.Errorf("wrote %q, want four lines with a prefix each", got)
 	}
 	b.Reset()
-	if _, err := l.Write(bytes.Repeat([]byte("x"), 3*longest)); err != nil || len(l.rest) >= longest || b.Len() == 0 {
-		t.Errorf("%v: %d bytes are kept, %d told", err, len(l.rest), b.Len())
+	if _, err := l.Write(bytes.Repeat([]byte("x"), 3*maxLine)); err != nil || len(l.rest) >= maxLine || b.Len() == 0 {
+		t.Errorf("a long line: %d bytes are kept, %d written, %v; want less than %d kept",
+			len(l.rest), b.Len(), err, maxLine)
 	}
 }

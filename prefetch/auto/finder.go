@@ -1,7 +1,8 @@
-// Package auto finds the processes that compute with ggml, as they come and go, and keeps a helper running for each.
+// Package auto finds the processes that compute with ggml, as they come and go, and keeps a helper running for
+// each.
 //
-// What a process says of itself (its name, what it maps) only decides whether a helper is started for it. The helper
-// checks everything, and gives up where it is wrong.
+// What a process says of itself (its name, what it maps) only decides whether a helper is started for it. The
+// helper checks everything, and gives up where it is wrong.
 package auto
 
 // This file finds processes.
@@ -25,46 +26,51 @@ import (
 type Candidate struct {
 	PID  int
 	Name string // as it calls itself: at most 15 bytes
-	// Loaded says that it maps a library of ggml; else it maps a *.gguf only, as a program that has ggml built in
-	// does, or one that copies models.
+	// Loaded says that it maps a library of ggml. Otherwise it only maps a *.gguf, like a program that has ggml
+	// built in, or one that copies models.
 	Loaded bool
 }
 
-// Looks at a process that was nothing yet come at intervals that double: a program may load ggml long after its start.
+// A process that is no candidate yet is looked at in intervals that double, because a program may load ggml long
+// after its start.
 const (
-	firstLook = time.Second
-	lastLook  = 30 * time.Second
+	minLookInterval = time.Second
+	maxLookInterval = 30 * time.Second
 )
 
-// Every is how often a Finder is to be asked.
-const Every = time.Second
+// Interval is how often FindNew is to be called.
+const Interval = time.Second
 
 // Finder finds each process once. It is for one goroutine.
 type Finder struct {
 	names []string
-	own   os.FileInfo // this program: it maps models, too
-	known map[int]*known
+	own   os.FileInfo // this program, which maps models, too, and is no candidate
+	known map[int]*knownProcess
 }
 
-type known struct {
-	start    uint64 // of the process, in ticks since boot: with it a number that is used again is another process
-	next     time.Time
+// knownProcess is a process that was looked at.
+type knownProcess struct {
+	// start is when the process started, in ticks since boot. A process with the same number and another start is
+	// another process.
+	start    uint64
+	next     time.Time // when to look again
 	interval time.Duration
 	found    bool
 }
 
-// NewFinder returns one for processes of these names (what the kernel calls the process, or its executable's last
-// element); of any if there are none.
+// NewFinder returns a Finder of processes with these names, or of all processes if there are no names. A name is
+// what the kernel calls the process, or the last element of its executable's path.
 func NewFinder(names ...string) (*Finder, error) {
 	own, err := os.Stat("/proc/self/exe")
 	if err != nil {
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
-	return &Finder{names: names, own: own, known: map[int]*known{}}, nil
+	return &Finder{names: names, own: own, known: map[int]*knownProcess{}}, nil
 }
 
-// Look returns those that were not found before. A process that ends meanwhile, or may not be looked at, is none.
-func (f *Finder) Look(now time.Time) (found []Candidate, err error) {
+// FindNew returns the candidates that it has not returned before. A process that ends meanwhile, or that this
+// process may not look at, is no candidate.
+func (f *Finder) FindNew(now time.Time) (found []Candidate, err error) {
 	all, err := procfs.AllProcs()
 	if err != nil {
 		return nil, fmt.Errorf("list the processes: %w", err)
@@ -81,15 +87,15 @@ func (f *Finder) Look(now time.Time) (found []Candidate, err error) {
 			continue
 		}
 		if k == nil || k.start != stat.Starttime {
-			k = &known{start: stat.Starttime, interval: firstLook / 2}
+			k = &knownProcess{start: stat.Starttime, interval: minLookInterval / 2}
 			f.known[p.PID] = k
 		}
-		k.interval = min(2*k.interval, lastLook)
+		k.interval = min(2*k.interval, maxLookInterval)
 		k.next = now.Add(k.interval)
 		if k.found {
 			continue
 		}
-		if c := (Candidate{PID: p.PID, Name: stat.Comm}); f.fits(&c) {
+		if c := (Candidate{PID: p.PID, Name: stat.Comm}); f.isCandidate(&c) {
 			k.found = true
 			found = append(found, c)
 		}
@@ -102,8 +108,8 @@ func (f *Finder) Look(now time.Time) (found []Candidate, err error) {
 	return found, nil
 }
 
-// fits says whether a process is one, and sets Loaded.
-func (f *Finder) fits(c *Candidate) bool {
+// isCandidate says whether a process is a candidate, and sets Loaded.
+func (f *Finder) isCandidate(c *Candidate) bool {
 	link := fmt.Sprintf("/proc/%d/exe", c.PID)
 	exe, err := os.Stat(link)
 	if err != nil || os.SameFile(exe, f.own) { // kernel threads have none
@@ -131,12 +137,12 @@ func (f *Finder) fits(c *Candidate) bool {
 // ErrNone says that the wait for a process ended without one.
 var ErrNone = errors.New("no such process came")
 
-// Wait waits for the first process that fits. The error wraps ErrNone and the cause of ctx's end.
+// Wait waits for the first candidate. The error wraps ErrNone and the cause of ctx's end.
 func (f *Finder) Wait(ctx context.Context) (Candidate, error) {
-	tick := time.NewTicker(Every)
+	tick := time.NewTicker(Interval)
 	defer tick.Stop()
 	for {
-		found, err := f.Look(time.Now())
+		found, err := f.FindNew(time.Now())
 		if err != nil {
 			return Candidate{}, err
 		}

@@ -19,60 +19,63 @@ import (
 
 // Options of Run.
 type Options struct {
-	// Helper is the command that helps a candidate; budget is its share in bytes, 0 without a Budget. It must end on
-	// SIGTERM, and when its target does.
+	// Helper returns the command that helps a candidate. budget is its share in bytes, or 0 without a Budget. The
+	// command must end on SIGTERM, and when its target ends.
 	Helper func(c Candidate, budget int64) []string
-	// Most is how many are helped at once: others wait until one has ended. At least 1.
+	// Most is how many candidates are helped at once, at least 1. Others wait until one has ended.
 	Most int
-	// Budget is divided evenly among those that are helped; Share tells a helper what its share is by now. 0: each
-	// has what it finds.
+	// Budget is how many bytes all helpers may use together. It is divided evenly among them. 0 sets no bound.
 	Budget int64
-	Share  func(ctx context.Context, target int, bytes int64) error
-	// Out gets what helpers write to standard output, each whole, when it has ended. What they write to standard
-	// error goes to Err, line by line, with their target before it. Their writes do not overlap.
+	// Share tells the helper of a target that its share is another one now.
+	Share func(ctx context.Context, target int, bytes int64) error
+	// Out gets what a helper has written to standard output, as a whole, when the helper has ended. Err gets what
+	// helpers write to standard error, line by line. Each line begins with the helper's target. Writes to Err do
+	// not overlap.
 	Out, Err io.Writer
-	Bare     bool // the lines to Err say themselves which target they are about
-	Log      *slog.Logger
+	// Bare leaves out the target: the lines say themselves which target they are about.
+	Bare bool
+	Log  *slog.Logger
 }
 
-// grace is how long helpers have to end.
-const grace = 10 * time.Second
+// endTimeout is how long helpers have to end before they are killed.
+const endTimeout = 10 * time.Second
 
-// Run helps whom f finds until ctx ends, then ends all helpers; that is no error. It locks its goroutine to a thread:
-// the kernel ends the helpers with it (PR_SET_PDEATHSIG), also if this process is killed.
+// Run helps the candidates that f finds until ctx ends. Then it ends all helpers. The end of ctx is no error. Run
+// locks its goroutine to a thread: the kernel ends the helpers with that thread (PR_SET_PDEATHSIG), even if this
+// process is killed.
 func Run(ctx context.Context, f *Finder, o Options) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	k := &keeper{o: o, helpers: map[int]*helper{}, ended: make(chan *helper)}
-	tick := time.NewTicker(Every)
+	tick := time.NewTicker(Interval)
 	defer tick.Stop()
-	defer k.stop()
+	defer k.stopHelpers()
 	for {
-		found, err := f.Look(time.Now())
+		found, err := f.FindNew(time.Now())
 		if err != nil {
 			return err
 		}
 		k.waiting = append(k.waiting, found...)
-		k.start()
-		k.divide(ctx)
+		k.startHelpers()
+		k.divideBudget(ctx)
 		select {
 		case <-ctx.Done():
 			return nil
 		case h := <-k.ended:
-			k.done(h)
+			k.noteEnd(h)
 		case <-tick.C:
 		}
 	}
 }
 
-// keeper is one Run.
+// keeper is the state of one Run.
 type keeper struct {
 	o       Options
 	waiting []Candidate
 	helpers map[int]*helper // by target
 	ended   chan *helper
 	waits   sync.WaitGroup
-	mu      sync.Mutex // of Err
+	mu      sync.Mutex // guards Options.Err
 }
 
 // helper is a command that helps.
@@ -80,30 +83,31 @@ type helper struct {
 	Candidate
 	cmd    *exec.Cmd
 	out    bytes.Buffer
-	said   *lines
-	share  int64 // that it was told
-	result error
+	stderr *lineWriter
+	share  int64 // bytes, as it was told last
+	result error // of the command, when it has ended
 }
 
-// start starts helpers for those that wait, as far as there may be so many.
-func (k *keeper) start() {
+// startHelpers starts helpers for candidates that wait, until there are Options.Most.
+func (k *keeper) startHelpers() {
 	for len(k.waiting) > 0 && len(k.helpers) < k.o.Most {
 		c := k.waiting[0]
 		k.waiting = k.waiting[1:]
 		if errors.Is(syscall.Kill(c.PID, 0), syscall.ESRCH) {
 			continue // it has ended while it waited
 		}
-		h := &helper{Candidate: c, said: &lines{to: k.o.Err, mu: &k.mu}}
+		h := &helper{Candidate: c, stderr: &lineWriter{to: k.o.Err, mu: &k.mu}}
 		if !k.o.Bare {
-			h.said.prefix = fmt.Sprintf("%d %s: ", c.PID, c.Name)
+			h.stderr.prefix = fmt.Sprintf("%d %s: ", c.PID, c.Name)
 		}
 		if k.o.Budget > 0 {
 			h.share = k.o.Budget / int64(len(k.helpers)+1)
 		}
 		args := k.o.Helper(c, h.share)
 		h.cmd = exec.Command(args[0], args[1:]...)
-		h.cmd.Stdout, h.cmd.Stderr = &h.out, h.said
-		// A terminal's signals reach this process only, which passes them on once.
+		h.cmd.Stdout, h.cmd.Stderr = &h.out, h.stderr
+		// The helper has a process group of its own: a terminal's signals reach only this process, which passes them on
+		// once.
 		h.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 		if err := h.cmd.Start(); err != nil {
 			k.o.Log.Warn("cannot start a helper", "target", c.PID, "name", c.Name, "why", err)
@@ -121,10 +125,10 @@ func (k *keeper) start() {
 	}
 }
 
-// divide tells helpers their shares where these have changed. One that cannot be told yet (it has just begun) is told
-// later: until then the shares may come to more than the budget; the limits of control groups and host hold all the
-// same.
-func (k *keeper) divide(ctx context.Context) {
+// divideBudget tells helpers their shares where these have changed. A helper that has just begun cannot be told
+// yet, and is told later. Until then the shares may come to more than the budget. The limits of control groups and
+// the host hold all the same.
+func (k *keeper) divideBudget(ctx context.Context) {
 	if k.o.Budget <= 0 || len(k.helpers) == 0 {
 		return
 	}
@@ -141,10 +145,10 @@ func (k *keeper) divide(ctx context.Context) {
 	}
 }
 
-// done takes note of a helper's end.
-func (k *keeper) done(h *helper) {
+// noteEnd passes on what a helper that has ended wrote, and logs how it ended.
+func (k *keeper) noteEnd(h *helper) {
 	delete(k.helpers, h.PID)
-	h.said.flush()
+	h.stderr.flush()
 	if _, err := k.o.Out.Write(h.out.Bytes()); err != nil {
 		k.o.Log.Warn("cannot write what a helper found", "target", h.PID, "why", err)
 	}
@@ -155,20 +159,20 @@ func (k *keeper) done(h *helper) {
 	k.o.Log.Info("done", "target", h.PID, "name", h.Name)
 }
 
-// stop ends all helpers, and waits for them.
-func (k *keeper) stop() {
+// stopHelpers ends all helpers, and waits for them.
+func (k *keeper) stopHelpers() {
 	signal := func(s syscall.Signal) {
 		for _, h := range k.helpers {
-			_ = h.cmd.Process.Signal(s) // else it has ended, which is coming
+			_ = h.cmd.Process.Signal(s) // it fails if the helper has ended, which k.ended will say
 		}
 	}
 	signal(syscall.SIGTERM)
-	timer := time.NewTimer(grace)
+	timer := time.NewTimer(endTimeout)
 	defer timer.Stop()
 	for len(k.helpers) > 0 {
 		select {
 		case h := <-k.ended:
-			k.done(h)
+			k.noteEnd(h)
 		case <-timer.C:
 			k.o.Log.Warn("helpers do not end: killed", "helpers", len(k.helpers))
 			signal(syscall.SIGKILL)
@@ -177,45 +181,45 @@ func (k *keeper) stop() {
 	k.waits.Wait()
 }
 
-// lines writes whole lines, each with a prefix.
-type lines struct {
+// lineWriter writes whole lines, each with a prefix. It is for one goroutine, but several may have the same mutex.
+type lineWriter struct {
 	to     io.Writer
 	mu     *sync.Mutex
 	prefix string
-	rest   string
+	rest   string // of a line that has no end so far
 }
 
-// longest is the longest line that is kept together.
-const longest = 1 << 16
+// maxLine is the maxLine line that is kept together.
+const maxLine = 1 << 16
 
-func (l *lines) Write(p []byte) (int, error) {
+func (l *lineWriter) Write(p []byte) (int, error) {
 	l.rest += string(p)
 	for {
 		line, rest, whole := strings.Cut(l.rest, "\n")
-		if !whole && len(l.rest) < longest {
+		if !whole && len(l.rest) < maxLine {
 			return len(p), nil
 		}
 		if !whole {
 			line, rest = l.rest, ""
 		}
 		l.rest = rest
-		if err := l.write(line); err != nil {
+		if err := l.writeLine(line); err != nil {
 			return 0, err
 		}
 	}
 }
 
-func (l *lines) write(line string) error {
+func (l *lineWriter) writeLine(line string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	_, err := io.WriteString(l.to, l.prefix+line+"\n")
 	return err
 }
 
-// flush writes what had no end.
-func (l *lines) flush() {
+// flush writes a last line that had no end.
+func (l *lineWriter) flush() {
 	if l.rest != "" {
-		_ = l.write(l.rest) // what it said is lost with the place where it is said
+		_ = l.writeLine(l.rest) // if Err cannot be written, nobody can be told
 		l.rest = ""
 	}
 }

@@ -20,13 +20,13 @@ import (
 // errNobody says that nobody answers at a socket: its prefetchd was killed, or has just ended.
 var errNobody = errors.New("nobody answers")
 
-// mostAnswer bounds an answer.
-const mostAnswer = 1 << 20
+// maxAnswer bounds an answer, in bytes.
+const maxAnswer = 1 << 20
 
-// ask asks at one socket.
-func ask(ctx context.Context, path string) (r Report, err error) {
-	err = do(ctx, path, http.MethodGet, "/status", nil, func(body io.Reader) error {
-		if err := json.NewDecoder(io.LimitReader(body, mostAnswer)).Decode(&r); err != nil {
+// askOne asks the prefetchd at one socket for its report.
+func askOne(ctx context.Context, path string) (r Report, err error) {
+	err = request(ctx, path, http.MethodGet, "/status", nil, func(body io.Reader) error {
+		if err := json.NewDecoder(io.LimitReader(body, maxAnswer)).Decode(&r); err != nil {
 			return fmt.Errorf("read its answer: %w", err)
 		}
 		return nil
@@ -34,31 +34,38 @@ func ask(ctx context.Context, path string) (r Report, err error) {
 	return r, err
 }
 
-// SetBudget caps from now on how many bytes of the model the prefetchd of a target keeps in memory.
+// SetBudget caps how many bytes of the model the prefetchd of a target keeps in memory from now on.
 func SetBudget(ctx context.Context, dir string, target int, bytes int64) error {
-	err := do(ctx, filepath.Join(dir, name(target)), http.MethodPut, "/budget", strings.NewReader(strconv.FormatInt(bytes, 10)), nil)
+	path, text := filepath.Join(dir, socketName(target)), strconv.FormatInt(bytes, 10)
+	err := request(ctx, path, http.MethodPut, "/budget", strings.NewReader(text), nil)
 	if err != nil {
 		return fmt.Errorf("tell the prefetchd of process %d its budget: %w", target, err)
 	}
 	return nil
 }
 
-// do makes a request at a socket, and reads the answer.
-func do(ctx context.Context, path, method, what string, body io.Reader, read func(io.Reader) error) error {
+// request makes an HTTP request at a socket, and has read read the answer's body, if it is not nil. resource is the
+// path in the URL.
+func request(
+	ctx context.Context, socket, method, resource string, body io.Reader, read func(io.Reader) error,
+) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		var d net.Dialer
-		return d.DialContext(ctx, "unix", path)
-	}}
+		return d.DialContext(ctx, "unix", socket)
+	}
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: dial}
 	defer transport.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(ctx, method, "http://prefetchd"+what, body)
+	req, err := http.NewRequestWithContext(ctx, method, "http://prefetchd"+resource, body)
 	if err != nil {
 		return err
 	}
-	answer, err := (&http.Client{Transport: transport}).Do(request)
-	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF) {
-		return errNobody
+	answer, err := (&http.Client{Transport: transport}).Do(req)
+	for _, gone := range []error{syscall.ECONNREFUSED, fs.ErrNotExist, syscall.ECONNRESET, io.EOF} {
+		if errors.Is(err, gone) {
+			return errNobody
+		}
 	}
 	if err != nil {
 		return err

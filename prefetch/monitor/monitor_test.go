@@ -1,10 +1,11 @@
 package monitor
 
-// This file asks servers of its own process.
+// This file tests servers that run in its own process.
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -22,6 +23,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// listen starts a server for a target.
 func listen(t *testing.T, dir string, target int) *Server {
 	t.Helper()
 	s, err := Listen(dir, target, func(int64) {}, slog.New(slog.NewTextHandler(t.Output(), nil)))
@@ -31,30 +33,37 @@ func listen(t *testing.T, dir string, target int) *Server {
 	return s
 }
 
-// Each is asked, in order, what it was told last; those that have ended, or were killed, are not there.
+// List asks each server for its latest status, in order. It leaves out servers that have ended, or were killed.
 func TestList(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	if all, err := List(t.Context(), dir); len(all) != 0 || err != nil {
-		t.Errorf("of no directory: %v, %v", all, err)
+		t.Errorf("without a directory: %v, %v; want none", all, err)
 	}
 	first, second := listen(t, dir, os.Getpid()), listen(t, dir, 1)
 	defer first.Close()
-	first.Tell(prefetch.Status{Activity: prefetch.Helping, Held: 5 << 20, PerToken: 7 << 20, Now: 12.5, Before: 1.5})
-	first.Tell(prefetch.Status{Activity: prefetch.Giving, Held: 4 << 20, PerToken: 7 << 20, Now: 11.5, Before: 1.5})
+	status := prefetch.Status{Activity: prefetch.Helping, Held: 5 << 20, PerToken: 7 << 20, Now: 12.5, Before: 1.5}
+	first.SetStatus(status)
+	status.Activity, status.Held, status.Now = prefetch.Giving, 4<<20, 11.5
+	first.SetStatus(status)
 	all, err := List(t.Context(), dir)
 	if err != nil || len(all) != 2 {
-		t.Fatalf("%+v, %v", all, err)
+		t.Fatalf("List = %+v, %v; want 2 reports", all, err)
 	}
 	if r := all[0]; r.Target != 1 || r.PID != os.Getpid() || r.Status.Activity != prefetch.Waiting || r.Command == "" {
-		t.Errorf("%+v", r)
+		t.Errorf("first %+v, want one of target 1 that waits", r)
 	}
-	if r := all[1]; r.Target != os.Getpid() || r.Status.Activity != prefetch.Giving || r.Status.Now != 11.5 || r.Status.Held != 4<<20 || r.Faults < 0 || r.Own <= 0 {
-		t.Errorf("%+v", r)
+	got := all[1]
+	s := got.Status
+	if got.Target != os.Getpid() || s.Activity != status.Activity || s.Now != status.Now || s.Held != status.Held {
+		t.Errorf("second %+v, want status %+v of target %d", got, status, os.Getpid())
+	}
+	if got.Faults < 0 || got.Own <= 0 {
+		t.Errorf("second %+v, want faults and own memory", got)
 	}
 	if err := second.Close(); err != nil {
 		t.Error(err)
 	}
-	left, err := net.Listen("unix", filepath.Join(dir, "7.sock")) // of one that was killed
+	left, err := net.Listen("unix", filepath.Join(dir, "7.sock")) // of a killed prefetchd
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,22 +72,22 @@ func TestList(t *testing.T) {
 		t.Fatal(err)
 	}
 	if all, err = List(t.Context(), dir); err != nil || len(all) != 1 {
-		t.Errorf("%+v, %v", all, err)
+		t.Errorf("List = %+v, %v; want 1 report", all, err)
 	}
 	again := listen(t, dir, 7)
 	if all, err = List(t.Context(), dir); err != nil || len(all) != 2 || all[0].Target != 7 && all[1].Target != 7 {
-		t.Errorf("after another has taken the place: %+v, %v", all, err)
+		t.Errorf("after another server has replaced a socket: %+v, %v; want 2 reports, one of target 7", all, err)
 	}
 	if err := again.Close(); err != nil {
 		t.Error(err)
 	}
 	if names, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(names) != 1 {
-		t.Errorf("%v are left, %v", names, err)
+		t.Errorf("%v are left, want 1, %v", names, err)
 	}
 }
 
-// plant leaves a socket as one does that was killed.
-func plant(t *testing.T, path string) {
+// leaveSocket leaves a socket as a killed prefetchd does.
+func leaveSocket(t *testing.T, path string) {
 	t.Helper()
 	l, err := net.Listen("unix", path)
 	if err != nil {
@@ -90,9 +99,9 @@ func plant(t *testing.T, path string) {
 	}
 }
 
-// What was left by those that were killed is removed by the next one that listens, by one that asks, and by Sweep;
-// who listens, what has another name or is no socket stays, and so does everything while somebody makes a socket, and
-// in a directory of others.
+// Sockets that killed prefetchds have left are removed by the next server, by List, and by Sweep. A socket at which
+// somebody listens stays, and so does what has another name or is no socket. Everything stays while somebody makes
+// a socket, and in a directory of others.
 func TestSweep(t *testing.T) {
 	names := func(dir string) string {
 		t.Helper()
@@ -111,7 +120,7 @@ func TestSweep(t *testing.T) {
 		"list": func(dir string) error {
 			all, err := List(t.Context(), dir)
 			if err == nil && len(all) != 1 {
-				return errors.New("it has not found the one that listens")
+				return fmt.Errorf("%d reports, want 1", len(all))
 			}
 			return err
 		},
@@ -120,7 +129,7 @@ func TestSweep(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "run")
 		alive := listen(t, dir, 5)
 		for _, name := range []string{"7.sock", "8.sock", "07.sock", "x.sock", "7.sock.old"} {
-			plant(t, filepath.Join(dir, name))
+			leaveSocket(t, filepath.Join(dir, name))
 		}
 		if err := os.WriteFile(filepath.Join(dir, "9.sock"), nil, 0o600); err != nil {
 			t.Fatal(err)
@@ -129,7 +138,7 @@ func TestSweep(t *testing.T) {
 			t.Fatal(err)
 		}
 		const kept = "07.sock 10.sock 5.sock 7.sock.old 9.sock x.sock"
-		if how == "list" { // which tells of what it cannot ask
+		if how == "list" { // which fails where it cannot ask
 			for _, name := range []string{"9.sock", "10.sock"} {
 				if err := os.Remove(filepath.Join(dir, name)); err != nil {
 					t.Fatal(err)
@@ -156,25 +165,25 @@ func TestSweep(t *testing.T) {
 		t.Errorf("no directory: %v", err)
 	}
 	if _, err := os.Lstat(dir); err == nil {
-		t.Error("it has made the directory")
+		t.Error("Sweep has made the directory")
 	}
 	d, err := outfile.OpenDir(dir, 0o700)
 	if err != nil {
 		t.Fatal(err)
 	}
-	plant(t, filepath.Join(dir, "7.sock"))
+	leaveSocket(t, filepath.Join(dir, "7.sock"))
 	if err := d.Lock(); err != nil {
 		t.Fatal(err)
 	}
 	if err := Sweep(dir); err != nil || names(dir) != "7.sock" {
-		t.Errorf("while another has the directory: %v, left are %q", err, names(dir))
+		t.Errorf("while another has the directory: %v, left are %q, want 7.sock", err, names(dir))
 	}
 	d.Close()
 	if err := os.Chmod(dir, 0o777); err != nil {
 		t.Fatal(err)
 	}
 	if err := Sweep(dir); err != nil || names(dir) != "7.sock" {
-		t.Errorf("where anybody can write: %v, left are %q", err, names(dir))
+		t.Errorf("where anybody can write: %v, left are %q, want 7.sock", err, names(dir))
 	}
 	if err := os.Chmod(dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -184,19 +193,19 @@ func TestSweep(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := Sweep(dir); err != nil || names(dir) != "7.sock" {
-			t.Errorf("of somebody else: %v, left are %q", err, names(dir))
+			t.Errorf("a socket of somebody else: %v, left are %q, want 7.sock", err, names(dir))
 		}
 		if err := os.Lchown(filepath.Join(dir, "7.sock"), 0, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if err := Sweep(dir); err != nil || names(dir) != "" {
-		t.Errorf("%v, left are %q", err, names(dir))
+		t.Errorf("Sweep: %v, left are %q, want nothing", err, names(dir))
 	}
 }
 
-// A directory in which others could make sockets is not used; and one that answers nonsense is told of, beside what
-// the others say.
+// A directory in which others could make sockets is not used. A server that answers nonsense is an error, beside
+// the reports of the others.
 func TestWrong(t *testing.T) {
 	open := t.TempDir()
 	if err := os.Chmod(open, 0o777); err != nil {
@@ -204,7 +213,7 @@ func TestWrong(t *testing.T) {
 	}
 	if s, err := Listen(open, 1, nil, slog.Default()); err == nil {
 		s.Close()
-		t.Error("it listens where anybody could")
+		t.Error("Listen makes a socket where anybody could")
 	}
 	dir := filepath.Join(t.TempDir(), "run")
 	s := listen(t, dir, 1)
@@ -213,21 +222,22 @@ func TestWrong(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nonsense := http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "[1") })}
+	answer := func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "[1") }
+	nonsense := http.Server{Handler: http.HandlerFunc(answer)}
 	served := make(chan error)
 	go func() { served <- nonsense.Serve(l) }()
 	defer func() { nonsense.Close(); <-served }()
 	if all, err := List(t.Context(), dir); err == nil || !strings.Contains(err.Error(), "2.sock") || len(all) != 1 {
-		t.Errorf("%+v, %v", all, err)
+		t.Errorf("List = %+v, %v; want 1 report and an error of 2.sock", all, err)
 	}
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := List(gone, dir); !errors.Is(err, context.Canceled) {
-		t.Errorf("after the end: %v", err)
+		t.Errorf("List with a cancelled context: %v, want %v", err, context.Canceled)
 	}
 }
 
-// A budget is set by those who may enter the directory; nonsense is refused.
+// Those who may enter the directory can set a budget. Nonsense is refused.
 func TestSetBudget(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	set := make(chan int64, 1)
@@ -237,18 +247,21 @@ func TestSetBudget(t *testing.T) {
 	}
 	defer s.Close()
 	if err := SetBudget(t.Context(), dir, 5, 600e6); err != nil || <-set != 600e6 {
-		t.Error(err)
+		t.Errorf("SetBudget(600e6): %v, or another budget was set", err)
 	}
 	if err := SetBudget(t.Context(), dir, 5, -1); err == nil || !strings.Contains(err.Error(), "400") {
-		t.Errorf("a negative budget: %v", err)
+		t.Errorf("a negative budget: %v, want status 400", err)
 	}
 	if err := SetBudget(t.Context(), dir, 6, 1); err == nil || !strings.Contains(err.Error(), "process 6") {
-		t.Errorf("of nobody: %v", err)
+		t.Errorf("of a target without a prefetchd: %v, want an error that names process 6", err)
 	}
-	for text, ok := range map[string]bool{"2GiB": true, "600MB\n": true, "much": false, "0": false, "": false, strings.Repeat("1", 100): false} {
-		err := do(t.Context(), filepath.Join(dir, "5.sock"), http.MethodPut, "/budget", strings.NewReader(text), nil)
+	for text, ok := range map[string]bool{
+		"2GiB": true, "600MB\n": true, "much": false, "0": false, "": false, strings.Repeat("1", 100): false,
+	} {
+		socket := filepath.Join(dir, "5.sock")
+		err := request(t.Context(), socket, http.MethodPut, "/budget", strings.NewReader(text), nil)
 		if (err == nil) != ok {
-			t.Errorf("%q: %v", text, err)
+			t.Errorf("%q: %v, want success: %v", text, err, ok)
 		}
 		if ok {
 			<-set
@@ -256,10 +269,12 @@ func TestSetBudget(t *testing.T) {
 	}
 }
 
-// What Prometheus reads: a description once for each name, a sample for each prefetchd, and nothing of what is not
-// known.
+// Metrics have a description once for each name, and a sample for each prefetchd, except for what is not known.
 func TestMetrics(t *testing.T) {
-	known := Report{Target: 12, Faults: 3, Own: 9 << 20, Waits: Waits{0.5, 0.25}, Status: prefetch.Status{Activity: prefetch.Giving, Held: 100, Now: 2.5, Before: 0.5}}
+	known := Report{
+		Target: 12, Faults: 3, Own: 9 << 20, Waits: Waits{0.5, 0.25},
+		Status: prefetch.Status{Activity: prefetch.Giving, Held: 100, Now: 2.5, Before: 0.5},
+	}
 	unknown := Report{Target: 13, Faults: -1, Waits: Waits{-1, -1}, Status: prefetch.Status{Activity: prefetch.Waiting}}
 	var text strings.Builder
 	if err := WriteMetrics(&text, known, unknown); err != nil {
@@ -275,7 +290,7 @@ func TestMetrics(t *testing.T) {
 			}
 		}
 		if n != want {
-			t.Errorf("%d lines %q, not %d:\n%s", n, line, want, text.String())
+			t.Errorf("%d lines %q, want %d, in\n%s", n, line, want, text.String())
 		}
 	}
 	has(`tensorcast_prefetchd_kept_bytes{target_pid="12"} 100`, 1)

@@ -1,5 +1,7 @@
 package monitor
 
+// This file tests that the names which people build on are documented.
+
 import (
 	"os"
 	"reflect"
@@ -7,12 +9,13 @@ import (
 	"testing"
 )
 
-// names are the JSON names of a struct's fields, with those of structs in it behind a point.
-func names(t reflect.Type, before string) (all []string) {
+// jsonNames lists the JSON names of a struct's fields. Those of structs in it come behind their field's name and a
+// point.
+func jsonNames(t reflect.Type, before string) (all []string) {
 	for f := range t.Fields() {
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		if f.Type.Kind() == reflect.Struct && f.Type.PkgPath() != "time" {
-			all = append(all, names(f.Type, before+name+".")...)
+			all = append(all, jsonNames(f.Type, before+name+".")...)
 		} else {
 			all = append(all, before+name)
 		}
@@ -20,7 +23,7 @@ func names(t reflect.Type, before string) (all []string) {
 	return all
 }
 
-// The document has each name that JSON and metrics have: people build on them.
+// The document has each name that JSON and metrics have.
 func TestNamesAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/status.md")
 	if err != nil {
@@ -32,12 +35,12 @@ func TestNamesAreDocumented(t *testing.T) {
 			t.Errorf("docs/status.md does not have %s", name)
 		}
 	}
-	json := names(reflect.TypeFor[Report](), "")
+	json := jsonNames(reflect.TypeFor[Report](), "")
 	for _, name := range json {
 		has(name)
 	}
 	if len(json) < 18 {
-		t.Errorf("%q", json)
+		t.Errorf("%d names, want at least 18: %q", len(json), json)
 	}
 	for _, m := range metricsOf(&Report{}) {
 		has(strings.TrimPrefix(m.name, "tensorcast_prefetchd_"))

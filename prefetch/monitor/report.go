@@ -1,6 +1,6 @@
 package monitor
 
-// This file is what a prefetchd tells of itself.
+// This file defines what a prefetchd reports of itself, as JSON and as metrics.
 
 import (
 	"fmt"
@@ -16,25 +16,26 @@ import (
 
 // Report is what a prefetchd does. Sizes are bytes.
 type Report struct {
-	PID     int             `json:"pid"`            // of prefetchd
-	Target  int             `json:"target_pid"`     // whom it helps
-	Command string          `json:"target_command"` // its program's name, as the kernel has it (15 bytes); the target can choose it
-	Began   time.Time       `json:"began"`          // when prefetchd did
+	PID    int `json:"pid"`        // of prefetchd
+	Target int `json:"target_pid"` // whom it helps
+	// Command is the name of the target's program, as the kernel has it (15 bytes). The target can choose it.
+	Command string          `json:"target_command"`
+	Began   time.Time       `json:"began"` // when prefetchd began
 	Status  prefetch.Status `json:"status"`
-	Faults  int64           `json:"target_major_faults"` // of the target, ever; -1: it has ended
+	Faults  int64           `json:"target_major_faults"` // since the target was started; -1: it has ended
 	Own     int64           `json:"own_bytes"`           // prefetchd's anonymous memory
 	Waits   Waits           `json:"host_memory_pressure"`
 }
 
-// Waits is the share of the last ten seconds in which processes waited for memory, of the whole machine, in percent
-// (/proc/pressure/memory, Linux 4.20); -1: the kernel does not say.
+// Waits is the share of the last ten seconds in which processes of the machine waited for memory, in percent
+// (/proc/pressure/memory, Linux 4.20). -1 means that the kernel does not say.
 type Waits struct {
-	Some float64 `json:"some_avg10"`
-	Full float64 `json:"full_avg10"`
+	Some float64 `json:"some_avg10"` // at least one process waited
+	Full float64 `json:"full_avg10"` // all processes waited
 }
 
-// fill adds what is looked up when somebody asks.
-func (r *Report) fill() {
+// lookUp fills in what is only known when somebody asks: Command, Faults, Own and Waits.
+func (r *Report) lookUp() {
 	r.Faults, r.Waits = -1, Waits{-1, -1}
 	if p, err := procfs.NewProc(r.Target); err == nil {
 		if stat, err := p.Stat(); err == nil {
@@ -53,13 +54,13 @@ func (r *Report) fill() {
 	}
 }
 
-// metric is a sample in Prometheus's text format, version 0.0.4. All are gauges, or counters where the name ends with
-// total.
+// metric is a sample in Prometheus's text format, version 0.0.4. It is a counter if its name ends with "_total",
+// and a gauge otherwise.
 type metric struct {
 	name, help string
 	value      float64
 	known      bool
-	activity   prefetch.Activity // the label phase; empty: it has none
+	activity   prefetch.Activity // value of the label "phase"; empty: there is no such label
 }
 
 // WriteMetrics writes reports in Prometheus's text format, each sample with the label target_pid. What is not known
@@ -92,6 +93,7 @@ func WriteMetrics(w io.Writer, reports ...Report) error {
 	return err
 }
 
+// metricsOf lists the metrics of a report. Each report has the same ones in the same order.
 func metricsOf(r *Report) []metric {
 	const name = "tensorcast_prefetchd_"
 	s := &r.Status
@@ -105,17 +107,28 @@ func metricsOf(r *Report) []metric {
 		bytes("token_bytes", "Bytes of the model that a token reads.", s.PerToken),
 		bytes("experts_bytes", "Bytes of a mixture's experts in memory, as far as is known.", s.Experts),
 		bytes("streamed_bytes_per_token", "Bytes that were read ahead for a token lately.", s.Streamed),
-		bytes("speculated_bytes_per_token", "Bytes of experts that were read for a token before they were chosen, lately.", s.Early),
-		bytes("warmed_bytes_total", "Bytes that fit, that others took, and that were read back while the target was idle.", s.Warmed),
+		bytes("speculated_bytes_per_token",
+			"Bytes of experts that were read for a token before they were chosen, lately.", s.Early),
+		bytes("warmed_bytes_total",
+			"Bytes that fit, that others took, and that were read back while the target was idle.", s.Warmed),
 		sample("tokens_per_second", "Tokens per second lately, with help.", s.Now, s.Now > 0),
-		sample("tokens_per_second_before", "Tokens per second without help, when that was measured last.", s.Before, s.Before > 0),
-		sample("tokens_per_second_bound", "Tokens per second that nobody could pass with this memory and this disk.", s.Bound, s.Bound > 0),
-		sample("target_major_faults_total", "Major faults of the target since it was started.", float64(r.Faults), r.Faults >= 0),
+		sample("tokens_per_second_before",
+			"Tokens per second without help, when that was measured last.", s.Before, s.Before > 0),
+		sample("tokens_per_second_bound",
+			"Tokens per second that nobody could pass with this memory and this disk.", s.Bound, s.Bound > 0),
+		sample("target_major_faults_total",
+			"Major faults of the target since it was started.", float64(r.Faults), r.Faults >= 0),
 		bytes("own_bytes", "Anonymous memory of prefetchd itself.", r.Own),
-		sample("host_memory_waiting_some_percent", "Share of the last ten seconds in which a process of the machine waited for memory.", r.Waits.Some, r.Waits.Some >= 0),
-		sample("host_memory_waiting_full_percent", "Share of the last ten seconds in which all processes waited for memory.", r.Waits.Full, r.Waits.Full >= 0),
+		sample("host_memory_waiting_some_percent",
+			"Share of the last ten seconds in which a process of the machine waited for memory.",
+			r.Waits.Some, r.Waits.Some >= 0),
+		sample("host_memory_waiting_full_percent",
+			"Share of the last ten seconds in which all processes waited for memory.",
+			r.Waits.Full, r.Waits.Full >= 0),
 	}
-	for _, activity := range []prefetch.Activity{prefetch.Waiting, prefetch.Comparing, prefetch.Helping, prefetch.Giving, prefetch.Idle} {
+	for _, activity := range []prefetch.Activity{
+		prefetch.Waiting, prefetch.Comparing, prefetch.Helping, prefetch.Giving, prefetch.Idle,
+	} {
 		m := sample("phase", "1 for what prefetchd is doing, 0 for what it is not.", 0, true)
 		if m.activity = activity; s.Activity == activity {
 			m.value = 1

@@ -1,6 +1,6 @@
 package monitor
 
-// This file answers on a socket.
+// This file answers on a socket, and lists the prefetchds that do.
 
 import (
 	"context"
@@ -26,15 +26,15 @@ import (
 	"tensorcast/prefetch"
 )
 
-// Dir is where the sockets of prefetchd are, unless its caller says otherwise.
+// Dir is the usual directory of the sockets of prefetchd.
 const Dir = "/run/prefetchd"
 
 const suffix = ".sock"
 
-// name is that of a target's socket.
-func name(target int) string { return strconv.Itoa(target) + suffix }
+// socketName is the name of a target's socket.
+func socketName(target int) string { return strconv.Itoa(target) + suffix }
 
-// timeout is how long anybody may take to ask, or to be answered.
+// timeout is how long a client may take to ask, and a server to answer.
 const timeout = 5 * time.Second
 
 // Server answers for one target. Its methods may be called concurrently.
@@ -47,9 +47,9 @@ type Server struct {
 	report Report
 }
 
-// Listen answers from now on at DIR/TARGET.sock, in a directory that is made if it is missing, and that must be this
-// user's alone. A socket that is there is replaced: a target has one helper (prefetch.Claim), so it is of one that
-// was killed. Budget is called when somebody sets the cap of what is kept ([SetBudget]); it must be safe for
+// Listen begins to answer at DIR/TARGET.sock. The directory is made if it is missing, and must be this user's
+// alone. A socket that is there is replaced. A target has one helper (room.Claim), so the old socket is of a helper
+// that was killed. budget is called when somebody sets the cap of what is kept ([SetBudget]), and must be safe for
 // concurrent use. The caller must call Close.
 func Listen(dir string, target int, budget func(bytes int64), log *slog.Logger) (*Server, error) {
 	d, err := outfile.OpenDir(dir, 0o700)
@@ -57,15 +57,18 @@ func Listen(dir string, target int, budget func(bytes int64), log *slog.Logger) 
 		return nil, fmt.Errorf("make a place to be asked at: %w", err)
 	}
 	defer d.Close()
-	if err := lock(d, locking); err != nil {
+	if err := lockDir(d, maxLockWait); err != nil {
 		log.Debug("sockets of killed prefetchds are left", "why", err)
-	} else if err := sweep(d); err != nil {
+	} else if err := sweepLocked(d); err != nil {
 		log.Debug("sockets of killed prefetchds are left", "why", err)
 	}
-	if err := d.Remove(name(target)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := d.Remove(socketName(target)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("make a place to be asked at: %w", err)
 	}
-	s := &Server{path: filepath.Join(dir, name(target)), report: Report{PID: os.Getpid(), Target: target, Began: time.Now().Round(0), Status: prefetch.Status{Activity: prefetch.Waiting}}}
+	s := &Server{path: filepath.Join(dir, socketName(target)), report: Report{
+		PID: os.Getpid(), Target: target, Began: time.Now().Round(0),
+		Status: prefetch.Status{Activity: prefetch.Waiting},
+	}}
 	l, err := net.Listen("unix", s.path)
 	if err != nil {
 		return nil, fmt.Errorf("make a place to be asked at: %w", err)
@@ -73,14 +76,29 @@ func Listen(dir string, target int, budget func(bytes int64), log *slog.Logger) 
 	if err := os.Chmod(s.path, 0o600); err != nil {
 		return nil, errors.Join(fmt.Errorf("make a place to be asked at: %w", err), l.Close())
 	}
+	s.http = http.Server{
+		Handler: s.handler(budget), ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		ReadTimeout: timeout, WriteTimeout: timeout, IdleTimeout: timeout, MaxHeaderBytes: 1 << 12,
+	}
+	s.http.SetKeepAlivesEnabled(false)
+	s.served.Go(func() {
+		if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			log.Warn("prefetchd cannot be asked any more", "why", err)
+		}
+	})
+	return s, nil
+}
+
+// handler answers the requests that the package's comment lists.
+func (s *Server) handler(budget func(bytes int64)) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(s.now()) // who asked has gone
+		_ = json.NewEncoder(w).Encode(s.currentReport()) // it fails if the client has gone
 	})
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4")
-		_ = WriteMetrics(w, s.now())
+		_ = WriteMetrics(w, s.currentReport())
 	})
 	mux.HandleFunc("PUT /budget", func(w http.ResponseWriter, r *http.Request) {
 		text, err := io.ReadAll(io.LimitReader(r.Body, 64))
@@ -92,43 +110,38 @@ func Listen(dir string, target int, budget func(bytes int64), log *slog.Logger) 
 		budget(int64(bytes))
 		w.WriteHeader(http.StatusNoContent)
 	})
-	s.http = http.Server{Handler: mux, ReadTimeout: timeout, WriteTimeout: timeout, IdleTimeout: timeout, MaxHeaderBytes: 1 << 12, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)}
-	s.http.SetKeepAlivesEnabled(false)
-	s.served.Go(func() {
-		if err := s.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			log.Warn("prefetchd cannot be asked any more", "why", err)
-		}
-	})
-	return s, nil
+	return mux
 }
 
-// Tell takes what is being done now.
-func (s *Server) Tell(now prefetch.Status) {
+// SetStatus sets what the server reports from now on.
+func (s *Server) SetStatus(status prefetch.Status) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.report.Status = now
+	s.report.Status = status
 }
 
-func (s *Server) now() Report {
+// currentReport is the report as of now.
+func (s *Server) currentReport() Report {
 	s.mu.Lock()
 	r := s.report
 	s.mu.Unlock()
-	r.fill()
+	r.lookUp()
 	return r
 }
 
-// Close ends it, and removes the socket.
+// Close ends the server, and removes the socket.
 func (s *Server) Close() error {
 	err := s.http.Close()
 	s.served.Wait()
 	return err
 }
 
-// List asks all prefetchds whose sockets are in a directory, in the order of their targets' ids. Sockets at which
-// nobody answers are left out; the directory may be missing. An error of one that answers wrongly wraps those of the
-// others. Sockets of those that were killed are removed: [Sweep].
+// List asks all prefetchds whose sockets are in a directory, in the order of the sockets' names. The directory may
+// be missing. Sockets at which nobody answers are left out, and those of killed prefetchds are removed, see
+// [Sweep]. If some answer wrongly, List returns the reports of the others, and an error that wraps those of all
+// that did.
 func List(ctx context.Context, dir string) (all []Report, err error) {
-	_ = Sweep(dir) // what is left is left out below
+	_ = Sweep(dir) // sockets that it could not remove are left out below
 	names, err := filepath.Glob(filepath.Join(dir, "*"+suffix))
 	if err != nil {
 		return nil, err
@@ -137,7 +150,7 @@ func List(ctx context.Context, dir string) (all []Report, err error) {
 		return nil, fmt.Errorf("look for prefetchd: %w", statErr)
 	}
 	for _, path := range names {
-		r, askErr := ask(ctx, path)
+		r, askErr := askOne(ctx, path)
 		switch {
 		case errors.Is(askErr, errNobody):
 		case askErr != nil:

@@ -1,6 +1,6 @@
 package monitor
 
-// This file removes the sockets of those that were killed: nobody else would.
+// This file removes the sockets of prefetchds that were killed. Nobody else would.
 
 import (
 	"errors"
@@ -14,17 +14,17 @@ import (
 	"tensorcast/internal/outfile"
 )
 
-// ours are the names that [Listen] gives.
-var ours = regexp.MustCompile(`^[1-9][0-9]*\` + suffix + `$`)
+// socketNames are the names that [Listen] gives.
+var socketNames = regexp.MustCompile(`^[1-9][0-9]*\` + suffix + `$`)
 
-// locking is how long [Listen] waits for another that makes, or removes, sockets in the same directory. Either takes
-// no time, unless it was stopped right there: then there is no waiting for it.
-const locking = time.Second
+// maxLockWait is how long [Listen] waits for another process that makes, or removes, sockets in the same directory.
+// That takes almost no time, unless the process was stopped meanwhile. Then waiting does not help.
+const maxLockWait = time.Second
 
-// lock takes the directory for whoever makes or removes sockets in it, until it is closed: between bind(2) and
-// listen(2) a new socket looks like one that was left. Without waiting it fails with [outfile.ErrLocked] if somebody
-// has it.
-func lock(d *outfile.Dir, wait time.Duration) error {
+// lockDir locks the directory, for somebody who makes or removes sockets in it, until it is closed. Between bind(2)
+// and listen(2) a new socket looks like one that was left. If another process still has the lock after wait, the
+// error is [outfile.ErrLocked].
+func lockDir(d *outfile.Dir, wait time.Duration) error {
 	end := time.Now().Add(wait)
 	for {
 		err := d.Lock()
@@ -35,9 +35,9 @@ func lock(d *outfile.Dir, wait time.Duration) error {
 	}
 }
 
-// Sweep removes from a directory the sockets of prefetchds that were killed: those named after a target, this user's
-// own, at which nobody listens. Nothing else is touched, and a directory that is missing, or that others can write
-// to, is left alone. [Listen] and [List] do so, too.
+// Sweep removes from a directory the sockets of prefetchds that were killed: those that are named after a target,
+// belong to this user, and at which nobody listens. Nothing else is touched. A directory that is missing, or that
+// others can write to, is left alone. [Listen] and [List] sweep, too.
 func Sweep(dir string) error {
 	if _, err := os.Lstat(dir); err != nil {
 		return ignore(err, fs.ErrNotExist, fs.ErrPermission)
@@ -47,28 +47,28 @@ func Sweep(dir string) error {
 		return ignore(err, outfile.ErrUnsafe, fs.ErrPermission)
 	}
 	defer d.Close()
-	if err := lock(d, 0); err != nil {
-		return ignore(err, outfile.ErrLocked, errors.ErrUnsupported) // another one sweeps, or listens and sweeps
+	if err := lockDir(d, 0); err != nil {
+		return ignore(err, outfile.ErrLocked, errors.ErrUnsupported) // another process is sweeping
 	}
-	return sweep(d)
+	return sweepLocked(d)
 }
 
-// sweep is Sweep of a directory that is locked.
-func sweep(d *outfile.Dir) (err error) {
+// sweepLocked is Sweep of a directory that is locked.
+func sweepLocked(d *outfile.Dir) (err error) {
 	entries, err := d.Entries()
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
-		if path := d.Path(e.Name); ours.MatchString(e.Name) && own(path) && refused(path) {
+		if path := d.Path(e.Name); socketNames.MatchString(e.Name) && isOwnSocket(path) && isRefused(path) {
 			err = errors.Join(err, ignore(d.Remove(e.Name), fs.ErrNotExist))
 		}
 	}
 	return err
 }
 
-// own reports whether a path is a socket of this user.
-func own(path string) bool {
+// isOwnSocket says whether a path is a socket of this user.
+func isOwnSocket(path string) bool {
 	info, err := os.Lstat(path)
 	if err != nil || info.Mode().Type() != fs.ModeSocket {
 		return false
@@ -77,16 +77,16 @@ func own(path string) bool {
 	return ok && int(st.Uid) == os.Geteuid()
 }
 
-// refused reports whether nobody listens at a socket. One who listens and is too busy to accept is no less there.
-func refused(path string) bool {
+// isRefused says whether nobody listens at a socket. A server that is too busy to accept does listen.
+func isRefused(path string) bool {
 	c, err := net.DialTimeout("unix", path, timeout)
 	if err == nil {
-		_ = c.Close() // nothing was said
+		_ = c.Close() // nothing was sent
 	}
 	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
-// ignore returns the error unless it is one of those.
+// ignore returns an error unless it is one of those.
 func ignore(err error, of ...error) error {
 	for _, one := range of {
 		if errors.Is(err, one) {

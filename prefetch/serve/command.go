@@ -28,7 +28,8 @@ type Target struct {
 type command struct {
 	pending  *capture.Capture // stopped behind its execve; nil once it runs
 	unprobed bool             // it has no probes of its start, or has them no more
-	// room and modelBytes say why the command needs no help at first. modelBytes is 0 if it is observed from its start.
+	// room and modelBytes say why the command needs no help at first. modelBytes is 0 if it is observed from its
+	// start.
 	room       room.Room
 	modelBytes int64
 }
@@ -36,11 +37,11 @@ type command struct {
 // isUnobserved says whether the command began without probes, because its models fit for certain.
 func (c *command) isUnobserved() bool { return c.modelBytes > 0 }
 
-// Start starts a command, stopped behind its execve, so that it is helped from its first touch of the model on. While
-// probes are set, the head of the model that its arguments name is read. Where the model fits for certain, the command
-// gets no probes: they take two tenths of a second of a processor. Then Help lets it run at once, and observes it only
-// when its model does not fit any more. signals are passed on to the command, see capture.Options. The errors are
-// those of capture.Start, and cgroup.ErrHidden. The caller must call Close.
+// Start starts a command, stopped behind its execve, so that it is helped from its first touch of the model on.
+// While probes are set, the head of the model that its arguments name is read. Where the model fits for certain,
+// the command gets no probes: they take two tenths of a second of a processor. Then Help lets it run at once, and
+// observes it only when its model does not fit any more. signals are passed on to the command, see capture.Options.
+// The errors are those of capture.Start, and cgroup.ErrHidden. The caller must call Close.
 func Start(ctx context.Context, cmd *exec.Cmd, signals []syscall.Signal, o Options) (t *Target, err error) {
 	s := newServer(o)
 	if o.changesReadahead() {
@@ -75,8 +76,8 @@ func Start(ctx context.Context, cmd *exec.Cmd, signals []syscall.Signal, o Optio
 	return &Target{s, c, head}, nil
 }
 
-// Help lets the command run, and helps until it ends, as Run does. On an error the command goes on without help, if it
-// runs: see Runs.
+// Help lets the command run, and helps until it ends, as Run does. On an error the command goes on without help, if
+// it runs: see Runs.
 func (t *Target) Help(ctx context.Context) (prefetch.Summary, error) { return t.server.run(ctx) }
 
 // Runs says whether Help has let the command run. If not, Close ends it before its first instruction.
@@ -85,8 +86,8 @@ func (t *Target) Runs() bool { return t.server.command.pending == nil }
 // Wait waits, if the command runs, until it ends, and returns its exit status as a shell would.
 func (t *Target) Wait(ctx context.Context) (status int, err error) { return t.capture.Wait(ctx) }
 
-// Explain says, after Help and Wait, why nothing of the command was seen, see capture.Capture.Explain. It returns nil
-// if something was seen, or if nothing stood in the way.
+// Explain says, after Help and Wait, why nothing of the command was seen, see capture.Capture.Explain. It returns
+// nil if something was seen, or if nothing stood in the way.
 func (t *Target) Explain() error {
 	if t.server.command.unprobed || t.server.hasSeenTarget() {
 		return nil
@@ -117,7 +118,8 @@ type headReader struct {
 	memoryErr  error // of closing the memory that was asked for room; valid after running
 }
 
-// startHeadReader begins to read the head of the model that a command names. It also returns how much room there is.
+// startHeadReader begins to read the head of the model that a command names. It also returns how much room there
+// is.
 func startHeadReader(ctx context.Context, args []string, o *Options) (*headReader, room.Room, error) {
 	h := &headReader{cancel: func() {}}
 	memory, err := room.NewProcessMemory(os.Getpid(), o.memoryOptions()) // the command begins in this process's cgroup

@@ -38,8 +38,8 @@ func (s *server) captureOptions() capture.Options {
 	}
 }
 
-// help observes the target, or lets a command that was started observed run, and helps until the target or ctx ends.
-// It returns earlier where there is nothing to win: stood says why.
+// help observes the target, or lets a command that was started observed run, and helps until the target or ctx
+// ends. It returns earlier where there is nothing to win: stood says why.
 func (s *server) help(ctx context.Context) (stood *prefetch.StandBack, err error) {
 	target := s.command.pending
 	started := target != nil

@@ -13,8 +13,8 @@ import (
 	"tensorcast/prefetch/models"
 )
 
-// predictorBytes bounds what a predictor that goes by ids takes of the target's memory. A predictor by inputs may take
-// as much again for what it learns. The routers' copies, of a byte for each weight, come on top.
+// predictorBytes bounds what a predictor that goes by ids takes of the target's memory. A predictor by inputs may
+// take as much again for what it learns. The routers' copies, of a byte for each weight, come on top.
 const predictorBytes = 4 << 20
 
 // newPredictor makes a predictor that goes by what routers read, if the routers are found in the model's file.

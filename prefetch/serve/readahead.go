@@ -1,7 +1,7 @@
 package serve
 
-// This file makes the target's own faults read little around themselves while what it needs next is read for it, see
-// prefetch.Controller.Covers.
+// This file makes the target's own faults read little around themselves while what it needs next is read for it,
+// see prefetch.Controller.Covers.
 
 import (
 	"io"
@@ -21,8 +21,8 @@ type faults struct {
 	target *readahead.Target // nil: nothing is to be done
 	small  bool              // they were asked to read little
 
-	// While a command is prepared, watching what it will map is made quick, see proc.EaseWatch. The command would wait
-	// for that otherwise before it runs.
+	// While a command is prepared, watching what it will map is made quick, see proc.EaseWatch. The command would
+	// wait for that otherwise before it runs.
 	hurrying sync.WaitGroup
 	hurry    io.Closer // nil: it cannot be made quick, or need not be any more; valid after hurrying
 }
@@ -68,8 +68,8 @@ func (s *server) adjustFaults() error {
 	if !small {
 		f.target.Restore()
 	} else if bases, err := modelBases(s.opts.PID); err != nil {
-		s.opts.Log.Warn("cannot tell which model the target maps: what its faults read around themselves is left as it is",
-			"error", err)
+		s.opts.Log.Warn("cannot tell which model the target maps: "+
+			"what its faults read around themselves is left as it is", "error", err)
 	} else {
 		f.target.Shrink(bases)
 	}

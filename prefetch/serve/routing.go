@@ -28,8 +28,8 @@ type routingFile struct {
 	name      string
 }
 
-// loadRouting lets a predictor begin with what was learned of the same routers before, and remembers the predictor for
-// saveRouting. What cannot be read is learned anew.
+// loadRouting lets a predictor begin with what was learned of the same routers before, and remembers the predictor
+// for saveRouting. What cannot be read is learned anew.
 func (s *server) loadRouting(p *hidden.Predictor, routers *hidden.Routers) {
 	if s.opts.Learned == "" {
 		return

@@ -23,7 +23,8 @@ func TestRemoveOldRoutings(t *testing.T) {
 	defer dir.Close()
 	write := func(name string, age int) {
 		t.Helper()
-		if err := dir.Write(name, 0o600, func(w io.Writer) error { _, err := io.WriteString(w, name); return err }); err != nil {
+		content := func(w io.Writer) error { _, err := io.WriteString(w, name); return err }
+		if err := dir.Write(name, 0o600, content); err != nil {
 			t.Fatal(err)
 		}
 		at := time.Now().Add(-time.Duration(age) * time.Hour)

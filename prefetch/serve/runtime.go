@@ -1,7 +1,7 @@
 package serve
 
-// This file keeps the memory of Go's runtime small, which the target pays for, and keeps the runtime from stopping a
-// thread that runs before all others.
+// This file keeps the memory of Go's runtime small, which the target pays for, and keeps the runtime from stopping
+// a thread that runs before all others.
 
 import (
 	"log/slog"
@@ -59,14 +59,15 @@ func (r *goRuntime) leaveUrgent() {
 	}
 }
 
-// collect collects garbage now and then, and so gives the memory back to the system that setting up took. Go's runtime
-// would keep it for garbage to come. On a busy machine a collection takes long, and counts what is allocated meanwhile
-// as in use. Then the runtime waits for up to 9 MB before it collects again, where less than one is in use.
+// collect collects garbage now and then, and so gives the memory back to the system that setting up took. Go's
+// runtime would keep it for garbage to come. On a busy machine a collection takes long, and counts what is
+// allocated meanwhile as in use. Then the runtime waits for up to 9 MB before it collects again, where less than
+// one is in use.
 //
-// While this thread is urgent, it waits for the collection, and Go's runtime does not collect by itself. A collection
-// looks through this thread's stack, too. If the thread came back from a system call meanwhile, it would take the
-// processor from the collecting thread, and then wait for it without leaving the processor: for a second, until Linux
-// takes it away.
+// While this thread is urgent, it waits for the collection, and Go's runtime does not collect by itself. A
+// collection looks through this thread's stack, too. If the thread came back from a system call meanwhile, it would
+// take the processor from the collecting thread, and then wait for it without leaving the processor: for a second,
+// until Linux takes it away.
 func (r *goRuntime) collect() {
 	if time.Since(r.collectedAt) < collectInterval || !r.collecting.CompareAndSwap(false, true) {
 		return

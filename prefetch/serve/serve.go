@@ -1,5 +1,5 @@
-// Package serve helps one target from now until it ends. It attaches probes to the target and hands their events to a
-// prefetch.Controller. Where there is nothing to win it removes the probes, sleeps, and looks again now and then.
+// Package serve helps one target from now until it ends. It attaches probes to the target and hands their events to
+// a prefetch.Controller. Where there is nothing to win it removes the probes, sleeps, and looks again now and then.
 package serve
 
 import (
@@ -26,39 +26,40 @@ type Options struct {
 	PID int
 	// Late says that the target may load ggml later. Otherwise a target without ggml is an error.
 	Late bool
-	// Elsewhere, if not nil, says that some of the target's weights are computed elsewhere. Then it reads less than its
-	// file has: what it reads is learned, and nothing is guessed or read before. The number that Elsewhere returns
-	// changes when the weights that are computed elsewhere have changed. It may be called at any time.
+	// Elsewhere, if not nil, says that some of the target's weights are computed elsewhere. Then it reads less than
+	// its file has: what it reads is learned, and nothing is guessed or read before. The number that Elsewhere
+	// returns changes when the weights that are computed elsewhere have changed. It may be called at any time.
 	Elsewhere func() uint64
 
 	// What this process may use.
 
 	// Join lets this process join the target's memory cgroup, so that it pays there for what it reads.
 	Join bool
-	// Leave is how many bytes of the host's available memory are left to others; 0 chooses (see room.MemoryOptions).
+	// Leave is how many bytes of the host's available memory are left to others; 0 chooses (see
+	// room.MemoryOptions).
 	Leave int64
 
 	// What is done.
 
 	// Dry only plans. Run ends with what would be held, or with why nothing would be (Summary.Idle).
 	Dry bool
-	// Readahead says what is done about what the target's own faults read around themselves, if its model is a mixture
-	// of experts. "" does nothing, and the summary does not mention it.
+	// Readahead says what is done about what the target's own faults read around themselves, if its model is a
+	// mixture of experts. "" does nothing, and the summary does not mention it.
 	Readahead readahead.Choice
 	// Guardian is the command that starts this program again as the guardian of a changed readahead (see
 	// readahead.Guard and pages.Kernel.SetGuardian); nil: there is none.
 	Guardian []string
-	// Learned is a directory that keeps what is learned of a mixture's routing, for the next target with that model;
-	// "" keeps nothing.
+	// Learned is a directory that keeps what is learned of a mixture's routing, for the next target with that
+	// model; "" keeps nothing.
 	Learned string
-	// Prefetch is what the Controller is made with. Run sets these fields itself and ignores what is in them: Memory,
-	// Share, Dry, Log, Experts.Predict, and all of Target and Host.
+	// Prefetch is what the Controller is made with. Run sets these fields itself and ignores what is in them:
+	// Memory, Share, Dry, Log, Experts.Predict, and all of Target and Host.
 	Prefetch prefetch.Options
 
 	// Who is told.
 
-	// Ask is a directory in which a socket is made. At it this help can be asked what it does (see package monitor).
-	// A socket that cannot be made is logged, and is no error. "" makes none.
+	// Ask is a directory in which a socket is made. At it this help can be asked what it does (see package
+	// monitor). A socket that cannot be made is logged, and is no error. "" makes none.
 	Ask string
 	// Tell is called with what is being done, several times a second while the target decodes; nil: nobody asks.
 	Tell func(prefetch.Status)
@@ -87,10 +88,10 @@ type server struct {
 
 func newServer(o Options) *server { return &server{opts: o, runtime: goRuntime{log: o.Log}} }
 
-// Run helps until the target ends, or ctx does; neither is an error. It locks its goroutine to a thread for as long:
-// priority belongs to a thread, and the kernel's workers for io_uring inherit that of the thread that submits. Errors
-// are those of capture.Attach, cgroup.ErrHidden without a budget, and others. After an error the target goes on as if
-// nothing had been.
+// Run helps until the target ends, or ctx does; neither is an error. It locks its goroutine to a thread for as
+// long: priority belongs to a thread, and the kernel's workers for io_uring inherit that of the thread that
+// submits. Errors are those of capture.Attach, cgroup.ErrHidden without a budget, and others. After an error the
+// target goes on as if nothing had been.
 func Run(ctx context.Context, o Options) (sum prefetch.Summary, err error) {
 	return newServer(o).run(ctx)
 }
@@ -166,7 +167,8 @@ func (s *server) helpAndSleep(ctx context.Context) (err error) {
 	return err
 }
 
-// memoryOptions are those with which the target's memory is followed. A budget bounds it where its limits are hidden.
+// memoryOptions are those with which the target's memory is followed. A budget bounds it where its limits are
+// hidden.
 func (o *Options) memoryOptions() room.MemoryOptions {
 	return room.MemoryOptions{Leave: o.Leave, TrustHost: o.Prefetch.Budget > 0, Log: o.Log}
 }
@@ -200,8 +202,8 @@ func (s *server) controllerOptions(ctx context.Context) prefetch.Options {
 
 // prepareToRead is called before anything of the model is read.
 func (s *server) prepareToRead(ctx context.Context) {
-	// If faults are to read little already, then before this process joins the target's cgroup: the guardian is not to
-	// be in there.
+	// If faults are to read little already, then before this process joins the target's cgroup: the guardian is not
+	// to be in there.
 	if err := s.adjustFaults(); err != nil {
 		s.opts.Log.Debug("large folios are read two at a time", "error", err)
 	}
@@ -211,13 +213,13 @@ func (s *server) prepareToRead(ctx context.Context) {
 	if s.faults.target != nil {
 		s.faults.target.Prepare()
 	}
-	// No earlier than this. The target is not to pay for what this process takes until now, or for a help that finds
-	// nothing to win.
+	// No earlier than this. The target is not to pay for what this process takes until now, or for a help that
+	// finds nothing to win.
 	s.memory.Join(ctx)
 }
 
-// judge says why a target cannot be helped, by how it holds its model. It returns nil for what is not known yet, or is
-// too little to matter: the events will tell.
+// judge says why a target cannot be helped, by how it holds its model. It returns nil for what is not known yet, or
+// is too little to matter: the events will tell.
 func judge(ctx context.Context, e *holding.Examiner, log *slog.Logger) error {
 	h, err := e.Examine(ctx, holding.Options{Others: true})
 	if err != nil {

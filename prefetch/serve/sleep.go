@@ -16,7 +16,8 @@ import (
 const (
 	// sleepInterval is how often the controller is asked whether there is something to win by now.
 	sleepInterval = time.Second
-	// idleInterval is how often it is looked how long a target has computed. The kernel counts that in steps of 10 ms.
+	// idleInterval is how often it is looked how long a target has computed. The kernel counts that in steps of 10
+	// ms.
 	idleInterval = 50 * time.Millisecond
 	// maxIdleShare of a processor is what a server that waits for requests takes at most.
 	maxIdleShare = 0.5
@@ -72,8 +73,8 @@ type idleMeter struct {
 	computed float64   // seconds of processor time, at the last look
 }
 
-// isIdle says whether the process has computed nothing since the first call, as far as is known. The first call takes
-// idleInterval.
+// isIdle says whether the process has computed nothing since the first call, as far as is known. The first call
+// takes idleInterval.
 func (m *idleMeter) isIdle() bool {
 	if !m.began {
 		m.began = true
@@ -86,8 +87,8 @@ func (m *idleMeter) isIdle() bool {
 	return !m.busy
 }
 
-// wasIdle says whether the process was idle since the last look, which the first look cannot tell. A process that has
-// ended is not.
+// wasIdle says whether the process was idle since the last look, which the first look cannot tell. A process that
+// has ended is not.
 func (m *idleMeter) wasIdle() bool {
 	p, err := procfs.NewProc(m.pid)
 	if err != nil {

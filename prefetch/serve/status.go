@@ -52,6 +52,6 @@ func (r *statusReporter) report(c *prefetch.Controller, now bool) {
 		r.tell(status)
 	}
 	if r.monitor != nil {
-		r.monitor.Tell(status)
+		r.monitor.SetStatus(status)
 	}
 }
