@@ -189,7 +189,7 @@ type lineWriter struct {
 	rest   string // of a line that has no end so far
 }
 
-// maxLine is the maxLine line that is kept together.
+// maxLine is the length in bytes of the longest line that is kept together.
 const maxLine = 1 << 16
 
 func (l *lineWriter) Write(p []byte) (int, error) {
