@@ -122,7 +122,7 @@ func (f *costFile) checkUnchanged(what string, do func()) {
 var limits = costLimits{part: 4 * mib, rounds: 2, spare: 1 << 40, level: "nobody"}
 
 // Each way is measured on pages or folios as it should be. Afterwards the same pages are in memory as before.
-func TestMeasureCosts(t *testing.T) {
+func TestMeasure(t *testing.T) {
 	f := newCostFile(t, 32*mib+5*pages.PageSize)
 	f.readIn(5*mib+pages.PageSize, 3*pages.PageSize)
 	f.readIn(10*mib, 4*mib)
@@ -181,7 +181,7 @@ func TestMeasureCosts(t *testing.T) {
 }
 
 // Where measuring is not possible, Measure says why, and changes nothing.
-func TestMeasureCostsRefuses(t *testing.T) {
+func TestMeasureRefuses(t *testing.T) {
 	whole := newCostFile(t, 8*mib)
 	whole.readIn(0, whole.size)
 	scattered := newCostFile(t, 8*mib)
@@ -232,7 +232,7 @@ func (c *countdown) Err() error {
 }
 
 // Wherever Measure is interrupted, nothing is left behind.
-func TestMeasureCostsInterrupted(t *testing.T) {
+func TestMeasureInterrupted(t *testing.T) {
 	f := newCostFile(t, 16*mib)
 	f.readIn(5*mib, mib)
 	interrupted := 0
@@ -275,7 +275,7 @@ func newCosting(f *costFile) *costing {
 }
 
 // What comes into memory between the choice of lanes and their reading is neither touched nor dropped.
-func TestCostsDisturbed(t *testing.T) {
+func TestMeasureDisturbed(t *testing.T) {
 	f := newCostFile(t, 32*mib)
 	m := newCosting(f)
 	if err := m.findLanes(t.Context(), 8*mib, 1<<40); err != nil {
@@ -292,7 +292,7 @@ func TestCostsDisturbed(t *testing.T) {
 }
 
 // A file that somebody truncates ends the measurement, not the process.
-func TestCostsTruncated(t *testing.T) {
+func TestMeasureTruncated(t *testing.T) {
 	f := newCostFile(t, 16*mib)
 	m := newCosting(f)
 	if err := m.findLanes(t.Context(), 4*mib, 1<<40); err != nil {

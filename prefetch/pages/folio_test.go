@@ -179,7 +179,7 @@ var touched byte // takes loads: the compiler drops a load whose value is not us
 // Reads in the order of the file are all of large folios: the first one does not wait, and neither does the
 // last one, behind which nothing is in memory. Several are read at once. Afterwards a folio waits again for
 // what follows it.
-func TestInOrder(t *testing.T) {
+func TestSetInOrder(t *testing.T) {
 	const blocks = 16
 	m := newMappedFile(t, 2*blocks*2*mib)
 	defer m.close()
@@ -294,7 +294,7 @@ func vmFlags(t *testing.T, mapping []byte) []string {
 
 // One large folio more is read at once than the disk delivers while one is read by itself, and never fewer
 // than before.
-func TestAtOnce(t *testing.T) {
+func TestBlocksAtOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "model")
 	if err := os.WriteFile(path, make([]byte, 16*mib), 0o644); err != nil {
 		t.Fatal(err)

@@ -310,7 +310,7 @@ func TestReadNowSlice(t *testing.T) {
 }
 
 // What is read again while it waits to be freed stays, even if it is still in memory.
-func TestReadNowSpares(t *testing.T) {
+func TestReadNowCancelsEviction(t *testing.T) {
 	m := newMappedFile(t, 8*mib)
 	defer m.close()
 	for name, read := range map[string]func(Range) error{
@@ -392,7 +392,7 @@ func TestReadNowWhileEvicting(t *testing.T) {
 }
 
 // What is not in memory has not arrived. What was read has, after a moment.
-func TestArrived(t *testing.T) {
+func TestHasArrived(t *testing.T) {
 	m := newMappedFile(t, 8*mib)
 	defer m.close()
 	inside := m.part(mib+PageSize, 2*mib)

@@ -23,7 +23,7 @@ const mib = 1 << 20
 
 // The levers do to the kernel's page cache what Levers promises. The target is this process, which maps the
 // file a second time.
-func TestKernelPages(t *testing.T) {
+func TestKernel(t *testing.T) {
 	testenv.NeedRoot(t) // to lock memory, and to page out a process
 	const size = 16 * mib
 	path := filepath.Join(t.TempDir(), "model")
@@ -169,7 +169,7 @@ func TestKernelPages(t *testing.T) {
 }
 
 // Too many reads at once are refused, not queued without end.
-func TestKernelPagesFull(t *testing.T) {
+func TestKernelFull(t *testing.T) {
 	testenv.NeedRoot(t)
 	path := filepath.Join(t.TempDir(), "model")
 	if err := os.WriteFile(path, make([]byte, 2*mib), 0o644); err != nil {

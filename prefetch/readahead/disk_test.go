@@ -30,7 +30,7 @@ func checkDisk(t *testing.T, path string, want int64) {
 
 // The setting is changed for a moment. It is restored whatever comes of what is done meanwhile, unless
 // somebody else has changed it.
-func TestBriefly(t *testing.T) {
+func TestWithSetting(t *testing.T) {
 	path := fakeDisk(t)
 	failed := errors.New("failed")
 	for _, result := range []error{nil, failed} {
@@ -56,7 +56,7 @@ func TestBriefly(t *testing.T) {
 
 // Of two processes that change the setting, one waits for the other. Otherwise it would restore the other's
 // value.
-func TestBrieflyBusy(t *testing.T) {
+func TestWithSettingBusy(t *testing.T) {
 	path := fakeDisk(t)
 	err := withSetting(path, SmallKiB, func() error {
 		err := withSetting(path, 64, func() error { return errors.New("both at once") })

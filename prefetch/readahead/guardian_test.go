@@ -94,7 +94,7 @@ func TestGuardianKilled(t *testing.T) {
 
 // The caller's own files are not advised again in the end. Neither the changed setting nor the guardian
 // stays.
-func TestMakeSmall(t *testing.T) {
+func TestShrinkOwn(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedMachine(t)
 	var files []*os.File

@@ -201,7 +201,7 @@ func logTo(t *testing.T) *slog.Logger {
 
 // A fault reads what the kernel says that it reads. FADV_SEQUENTIAL has doubled it. A descriptor's
 // FADV_RANDOM does not reach faults.
-func TestLook(t *testing.T) {
+func TestReadStates(t *testing.T) {
 	r := startTarget(t, ownDisk(t))
 	if s := r.state(); s.bytes != readBytes || s.Random || s.Sequential {
 		t.Errorf("%+v, want %d bytes and no advice", s, readBytes)

@@ -151,7 +151,7 @@ func hasPidfs(t *testing.T, p *proc.Process) bool {
 }
 
 // IsClaimed does not claim, and does not keep another process from claiming.
-func TestClaimed(t *testing.T) {
+func TestIsClaimed(t *testing.T) {
 	p, _ := startSleeper(t)
 	if claimed, err := IsClaimed(p); claimed || err != nil {
 		t.Fatalf("IsClaimed before a claim: %v, %v, want false", claimed, err)

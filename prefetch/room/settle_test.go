@@ -12,7 +12,7 @@ import (
 )
 
 // Without a systemd that answers, no unit is joined. Other groups are.
-func TestFragile(t *testing.T) {
+func TestFindFragileUnit(t *testing.T) {
 	bus := "unix:path=" + filepath.Join(t.TempDir(), "none")
 	for group, want := range map[string]string{
 		"/":                                   "",
@@ -30,7 +30,7 @@ func TestFragile(t *testing.T) {
 }
 
 // SetUrgent changes the calling thread, and changes it back.
-func TestUrgent(t *testing.T) {
+func TestSetUrgent(t *testing.T) {
 	done := make(chan struct{})
 	skip := false
 	go func() { // the thread ends with it

@@ -148,7 +148,7 @@ func (s *server) helpAndSleep(ctx context.Context) (err error) {
 	for err == nil && stood != nil && !s.opts.Dry {
 		s.status.report(s.controller, true)
 		s.runtime.setUrgent(false)
-		debug.FreeOSMemory() // whoever pays for this process may be the target's neighbour
+		debug.FreeOSMemory() // the group that pays for this process may have other members, which need the memory
 		s.memory.Leave()
 		if err := s.suspend(); err != nil {
 			return err
@@ -188,7 +188,7 @@ func (s *server) controllerOptions(ctx context.Context) prefetch.Options {
 	p.Dry = nil
 	if o.Dry {
 		p.Dry = costs.Bandwidth
-	} else if o.Elsewhere == nil { // else nothing is read while the target loads, so nothing need be guessed
+	} else if o.Elsewhere == nil { // otherwise nothing is read while the target loads, and nothing need be guessed
 		p.Target.Touched = s.process.TouchedAt
 	}
 	p.Experts.Predict = s.newPredictor
