@@ -23,7 +23,7 @@ RACED := ./cmd/ggufmap ./cmd/prefetchd ./cmd/tracer ./experiments/cmd/lab ./expe
 # Of these, the ones whose tests go by how fast the target is: nothing else runs beside them.
 LIVE := ./cmd ./cmd/prefetchd ./cmd/tracer
 # Packages with assembly, whose Go twins are tested as well (-tags noasm), and who computes with them.
-TWINS := ./fabric ./fabric/decompose ./fabric/kernel ./fabric/popcount ./fabric/vec ./moe/hidden
+TWINS := ./fabric ./fabric/decompose ./fabric/kernel ./fabric/lab/popcount ./internal/vec ./moe/hidden
 # Runs tests. Many look at a real kernel and disk, under whatever load: up to three that fail are run once more, each alone. Both runs are printed; a data race is not run again.
 GOTEST := go tool gotestsum --format pkgname --format-hide-empty-pkg --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-run-root-test --rerun-fails-abort-on-data-race
 # Packages whose tests `make vm` runs; options of experiments/vm/run.sh, for instance --suite bookworm-backports.

@@ -145,7 +145,7 @@ func TestMeasure(t *testing.T) {
 		t.Fatal(err)
 	}
 	row := len(b) / 512
-	got, n, err := sample(h, 512, 2)
+	got, n, err := SampleRows(h, 512, 2)
 	if err != nil || n != 2 || !bytes.Equal(got, append(slices.Clone(b[128*row:129*row]), b[384*row:385*row]...)) {
 		t.Errorf("two rows of 512: %d, %v; not the middles of the halves", n, err)
 	}
