@@ -229,22 +229,3 @@ func decomposed(ctx context.Context, h gguf.Weight, t *Planned, o decompose.Opti
 	}
 	return decompose.Lossy(ctx, h.Tensor.Type, t.Rows, t.Cols, b, t.fit(), o)
 }
-
-// Apply makes the matrices of a plan one by one and calls use with each, except for tensors that stay native. If use fails, Apply returns
-// its error.
-func (p *Plan) Apply(ctx context.Context, w *gguf.Weights, o decompose.Options, use func(t *Planned, m *fabric.Matrix) error) error {
-	for i := range p.Tensors {
-		t := &p.Tensors[i]
-		m, err := p.Decompose(ctx, t, w, o)
-		if err != nil {
-			return fmt.Errorf("apply plan %q: %w", p.Profile, err)
-		}
-		if m == nil {
-			continue
-		}
-		if err := use(t, m); err != nil {
-			return err
-		}
-	}
-	return nil
-}
