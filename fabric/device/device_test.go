@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tensorcast/fabric"
+	"tensorcast/fabric/frametest"
 	"tensorcast/fabric/trit"
 	"tensorcast/gguf"
 	"tensorcast/gguf/half"
@@ -147,11 +148,7 @@ func frame(t testing.TB, seed uint64, rows, cols, planes int) (*fabric.Matrix, [
 		half[i] = 0x2c00 + uint16(r.IntN(1024))
 	}
 	m.Terms[0].Scales = fabric.Scales{Block: 64, Half: half}
-	var b bytes.Buffer
-	if err := fabric.WriteFrame(&b, "a tensor", m); err != nil {
-		t.Fatal(err)
-	}
-	return m, b.Bytes()
+	return m, frametest.Encode(t, "a tensor", m)
 }
 
 func TestFrames(t *testing.T) {
