@@ -6,15 +6,15 @@ package device
 import "context"
 
 // horizon is how many products ahead planes are brought back. Each is a copy, in the time of these products.
-const horizon = 4
+const fetchAheadProducts = 4
 
 // uses is when a weight was used, counted in products.
-type uses struct {
+type useHistory struct {
 	last, period uint64 // period is between the last two; 0: there was one, or none
 	steady       bool   // so it was between the two before
 }
 
-func (u *uses) touched(now uint64) {
+func (u *useHistory) record(now uint64) {
 	if u.last > 0 {
 		p := now - u.last
 		u.period, u.steady = p, p == u.period
@@ -23,7 +23,7 @@ func (u *uses) touched(now uint64) {
 }
 
 // next is when the next use is expected. If it should have been before now, or there is nothing to go by, it is as far ahead as the last one is back.
-func (u *uses) next(now uint64) uint64 {
+func (u *useHistory) expectNext(now uint64) uint64 {
 	if n := u.last + u.period; u.period > 0 && n >= now {
 		return n
 	}
@@ -31,12 +31,12 @@ func (u *uses) next(now uint64) uint64 {
 }
 
 // fetch brings back a plane that is needed soon, in place of one that is needed later. It reports whether it did.
-func (s *store) fetch() bool {
+func (s *store) fetchOne() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var soon *weight
-	for _, w := range s.all {
-		if !w.steady || w.changes || w.busy > 0 || w.last+w.period <= s.clock || w.last+w.period > s.clock+horizon || soon != nil && w.last+w.period >= soon.last+soon.period {
+	for _, w := range s.uploads {
+		if !w.steady || w.changing || w.users > 0 || w.last+w.period <= s.uses || w.last+w.period > s.uses+fetchAheadProducts || soon != nil && w.last+w.period >= soon.last+soon.period {
 			continue
 		}
 		for i := range w.planes {
@@ -55,15 +55,15 @@ func (s *store) fetch() bool {
 	}
 	p := &soon.planes[at]
 	from := p.bytes
-	soon.busy++ // nobody frees it, and it does not displace itself
-	defer s.idle(soon)
+	soon.users++ // nobody frees it, and it does not displace itself
+	defer s.markIdle(soon)
 	var to []byte
 	for {
 		var err error
 		if to, err = s.pool.Take(len(from)); err == nil {
 			break
 		}
-		if !s.evict(soon.last + soon.period) {
+		if !s.evictOne(soon.last + soon.period) {
 			return false
 		}
 	}
@@ -71,10 +71,10 @@ func (s *store) fetch() bool {
 	copy(to, from)
 	s.mu.Lock()
 	if p.resident || soon.planes == nil { // a product did not want to wait, or nobody needs it any more
-		s.giveBack(to)
+		s.freePiece(to)
 		return true
 	}
-	s.host -= len(to)
+	s.hostBytes -= len(to)
 	s.counts.Moved += uint64(len(to))
 	s.counts.Ahead++
 	p.bytes, p.resident = to, true
@@ -88,9 +88,9 @@ func (s *store) fetchAhead(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.ended:
+		case <-s.productEnded:
 		}
-		for ctx.Err() == nil && s.fetch() {
+		for ctx.Err() == nil && s.fetchOne() {
 		}
 	}
 }

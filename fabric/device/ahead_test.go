@@ -28,7 +28,7 @@ func TestAhead(t *testing.T) {
 			for r := range rows {
 				trit.TwoBit.Pack(b[r*len(b)/rows:(r+1)*len(b)/rows], row)
 			}
-			w, err := s.add(sha256.Sum256(b), &fabric.Matrix{Rows: rows, Cols: cols, Layout: trit.TwoBit, Terms: []fabric.Term{{Planes: [][]byte{b}}}}, form{})
+			w, err := s.addUpload(sha256.Sum256(b), &fabric.Matrix{Rows: rows, Cols: cols, Layout: trit.TwoBit, Terms: []fabric.Term{{Planes: [][]byte{b}}}}, weightForm{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -38,7 +38,7 @@ func TestAhead(t *testing.T) {
 		for pass := range passes {
 			before = s.counts
 			for i, w := range all {
-				u, err := s.begin(w, false)
+				u, err := s.beginProduct(w, false)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -54,8 +54,8 @@ func TestAhead(t *testing.T) {
 				if y[rows-1] < 0.99 {
 					t.Errorf("pass %d, weight %d: it is another one's planes: %g", pass, i, y[rows-1])
 				}
-				s.end(w)
-				for ahead && s.fetch() {
+				s.endProduct(w)
+				for ahead && s.fetchOne() {
 				}
 			}
 		}
@@ -66,8 +66,8 @@ func TestAhead(t *testing.T) {
 		for _, w := range all {
 			s.release(w, 0)
 		}
-		if s.pool.Used() != 0 || s.host != 0 {
-			t.Errorf("ahead %v: %d bytes of the pool and %d of the host's are left", ahead, s.pool.Used(), s.host)
+		if s.pool.Used() != 0 || s.hostBytes != 0 {
+			t.Errorf("ahead %v: %d bytes of the pool and %d of the host's are left", ahead, s.pool.Used(), s.hostBytes)
 		}
 		if err := s.close(); err != nil {
 			t.Error(err)
@@ -91,18 +91,18 @@ func TestNoAllocations(t *testing.T) {
 		for r := range rows {
 			trit.TwoBit.Pack(b[r*len(b)/rows:(r+1)*len(b)/rows], make([]int8, cols))
 		}
-		w, err := s.add([sha256.Size]byte{byte(i)}, &fabric.Matrix{Rows: rows, Cols: cols, Layout: trit.TwoBit, Terms: []fabric.Term{{Planes: [][]byte{b}}}}, form{})
+		w, err := s.addUpload([sha256.Size]byte{byte(i)}, &fabric.Matrix{Rows: rows, Cols: cols, Layout: trit.TwoBit, Terms: []fabric.Term{{Planes: [][]byte{b}}}}, weightForm{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		e.handles[uint64(i+1)] = &handle{w: w}
+		e.handles[uint64(i+1)] = &handle{weight: w}
 		jobs = append(jobs, Descriptor{Op: OpProduct, Handle: uint64(i + 1), Rows: rows, Cols: uint32(cols), N: 1, XType: TypeFloat32, YType: TypeFloat32, Block: 256, Y: 32 << 10})
 	}
 	never := func() bool { return false }
 	if n := testing.AllocsPerRun(20, func() {
 		for i := range jobs {
 			var c Completion
-			if e.do(&jobs[i], &c, never); c.Status != 0 {
+			if e.execute(&jobs[i], &c, never); c.Status != 0 {
 				t.Fatal(c.Status)
 			}
 		}

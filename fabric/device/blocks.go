@@ -24,7 +24,7 @@ var errBound = errors.New("the error is larger than the profile allows")
 
 const (
 	// mostFitted is how many planes are tried: six of Q8_0 are exact, and slower than Q8_0.
-	mostFitted = 4
+	maxFittedPlanes = 4
 	// fitBlock is how many columns share a factor of fitted planes.
 	fitBlock = 32
 	// sampleRows are fitted first, to see which number of planes will do.
@@ -45,7 +45,7 @@ func blocksBytes(d *Descriptor) uint64 {
 }
 
 // asCodes reports whether d's blocks are multiplied as they are.
-func asCodes(d *Descriptor) bool {
+func isCodes(d *Descriptor) bool {
 	return gguf.Type(d.XType) == gguf.Q2_0 && d.Cols%kernel.CodeCols == 0
 }
 
@@ -65,54 +65,54 @@ func copyBlocks(b []byte, d *Descriptor) ([]byte, [sha256.Size]byte) {
 }
 
 // readBlocks makes the matrix of blocks, and says in which form it is, which it may keep. No plane is larger than limit. The error wraps decompose.ErrInexact or errBound if there are no planes as d wants them.
-func (e *executor) readBlocks(blocks []byte, d *Descriptor, limit int, cancelled func() bool) (*fabric.Matrix, form, error) {
-	if asCodes(d) {
-		return whole(int(d.Rows), int(d.Cols), kernel.CodeCols, blocks), form{codes: true}, nil
+func (e *executor) readBlocks(blocks []byte, d *Descriptor, limit int, cancelled func() bool) (*fabric.Matrix, weightForm, error) {
+	if isCodes(d) {
+		return singlePlaneMatrix(int(d.Rows), int(d.Cols), kernel.CodeCols, blocks), weightForm{codes: true}, nil
 	}
-	m, err := e.planes(blocks, d, limit, cancelled)
+	m, err := e.makePlanes(blocks, d, limit, cancelled)
 	if err != nil {
-		return nil, form{}, err
+		return nil, weightForm{}, err
 	}
 	if d.Flags&(FlagFast|FlagBalanced) == 0 && fabric.HasOrder(m) {
-		return m, form{ordered: true}, nil
+		return m, weightForm{ordered: true}, nil
 	}
 	if !fabric.TakesBands(m) {
-		return m, form{}, nil
+		return m, weightForm{}, nil
 	}
-	f := formOfBands(m)
+	f := bandsForm(m)
 	b := make([]byte, fabric.BandsBytes(m.Rows, m.Cols, f.bands))
 	fabric.PackBands(b, m, e.workers)
-	return whole(m.Rows, m.Cols, kernel.BandBlock, b), f, nil
+	return singlePlaneMatrix(m.Rows, m.Cols, kernel.BandBlock, b), f, nil
 }
 
 // whole is a matrix whose only plane is b, whatever that is; factors for so many columns each are among it.
-func whole(rows, cols, block int, b []byte) *fabric.Matrix {
+func singlePlaneMatrix(rows, cols, block int, b []byte) *fabric.Matrix {
 	return &fabric.Matrix{Rows: rows, Cols: cols, Terms: []fabric.Term{{Planes: [][]byte{b}, Scales: fabric.Scales{Block: block}}}}
 }
 
 // formOfBands is that of the bands that m is packed into.
-func formOfBands(m *fabric.Matrix) form {
-	f := form{bands: len(m.Terms[0].Planes)}
+func bandsForm(m *fabric.Matrix) weightForm {
+	f := weightForm{bands: len(m.Terms[0].Planes)}
 	planes := m.Terms[0].Planes
 	zeros := make([]uint64, len(planes))
 	var wait sync.WaitGroup
 	for i, p := range planes {
-		wait.Go(func() { zeros[i] = countZeros(m.Layout, p, m.Layout.RowBytes(m.Cols), m.Rows, m.Cols) })
+		wait.Go(func() { zeros[i] = countZeroTrits(m.Layout, p, m.Layout.RowBytes(m.Cols), m.Rows, m.Cols) })
 	}
 	wait.Wait()
 	for _, n := range zeros {
 		f.zeros += n
 	}
-	f.low = zeros[0]
+	f.lowZeros = zeros[0]
 	return f
 }
 
 // planes makes planes of blocks.
-func (e *executor) planes(blocks []byte, d *Descriptor, limit int, cancelled func() bool) (*fabric.Matrix, error) {
+func (e *executor) makePlanes(blocks []byte, d *Descriptor, limit int, cancelled func() bool) (*fabric.Matrix, error) {
 	rows, cols := int(d.Rows), int(d.Cols)
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
-	o := decompose.Options{Layout: kernelLayout(d.Flags), Workers: e.workers, Progress: func(int) {
+	o := decompose.Options{Layout: layoutOf(d.Flags), Workers: e.workers, Progress: func(int) {
 		if cancelled() {
 			stop()
 		}
@@ -136,7 +136,7 @@ func (e *executor) planes(blocks []byte, d *Descriptor, limit int, cancelled fun
 		r := i * rows / min(rows, sampleRows)
 		sample = append(sample, blocks[r*row:(r+1)*row]...)
 	}
-	for planes := 1; planes <= mostFitted; planes++ {
+	for planes := 1; planes <= maxFittedPlanes; planes++ {
 		if size*planes > limit {
 			return nil, errFull
 		}
@@ -156,5 +156,5 @@ func (e *executor) planes(blocks []byte, d *Descriptor, limit int, cancelled fun
 			return m, err
 		}
 	}
-	return nil, fmt.Errorf("%d planes: %w", mostFitted, errBound)
+	return nil, fmt.Errorf("%d planes: %w", maxFittedPlanes, errBound)
 }

@@ -13,15 +13,15 @@ import (
 
 // client is a connected client. run belongs to one goroutine; stop may be called by another.
 type client struct {
-	fd      int
-	memory  []byte
-	entries uint32
-	subs    []byte // the submission ring
-	comps   []byte
-	exec    executor
-	counts  *jobCounts
-	closing atomic.Bool
-	done    chan struct{}
+	fd          int
+	memory      []byte
+	entries     uint32
+	submissions []byte // the submission ring
+	completions []byte
+	executor    executor
+	counts      *jobCounts
+	closing     atomic.Bool
+	ended       chan struct{}
 }
 
 // newClient makes the memory file of a client, whose parameters have been checked.
@@ -43,31 +43,31 @@ func newClient(arena uint64, entries uint32) (*client, error) {
 	p.PutUint64(b[32:], uint64(arenaAt))
 	p.PutUint64(b[40:], uint64(size-arenaAt))
 	return &client{
-		fd: fd, memory: b, entries: entries, subs: b[subAt : subAt+int(entries)*DescriptorBytes], comps: b[compAt : compAt+int(entries)*CompletionBytes],
-		exec: executor{arena: b[arenaAt:], handles: map[uint64]*handle{}}, done: make(chan struct{}),
+		fd: fd, memory: b, entries: entries, submissions: b[subAt : subAt+int(entries)*DescriptorBytes], completions: b[compAt : compAt+int(entries)*CompletionBytes],
+		executor: executor{arena: b[arenaAt:], handles: map[uint64]*handle{}}, ended: make(chan struct{}),
 	}, nil
 }
 
 // stop ends run and waits until it has ended. The client may hold any value in the words, so it is woken until it has seen it.
 func (c *client) stop() {
 	c.closing.Store(true)
-	bell := word(c.memory, wordDoorbell)
-	wake(bell)
+	bell := wordAt(c.memory, wordDoorbell)
+	wakeAll(bell)
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for {
 		select {
-		case <-c.done:
+		case <-c.ended:
 			return
 		case <-tick.C:
-			wake(bell)
+			wakeAll(bell)
 		}
 	}
 }
 
 // close frees what the client had. run must have ended, or never begun.
 func (c *client) close() error {
-	c.exec.close()
+	c.executor.close()
 	err := unix.Munmap(c.memory)
 	if e := unix.Close(c.fd); err == nil {
 		err = e
@@ -79,18 +79,18 @@ func (c *client) close() error {
 }
 
 // lookTime is how long a client's goroutine looks for the next product after one before it sleeps. Between the products of a token llama.cpp computes for some 20 us, and being woken takes longer.
-const lookTime = 50 * time.Microsecond
+const spinTime = 50 * time.Microsecond
 
 // napTime is how long a client's goroutine keeps what it needs to run again at once.
 const napTime = 20 * time.Millisecond
 
 // run takes jobs until stop, or until the client breaks the rules of the rings: that is an error.
 func (c *client) run() error {
-	defer close(c.done)
+	defer close(c.ended)
 	m := c.memory
-	submitted, taken, completed, reaped := word(m, wordSubmitted), word(m, wordTaken), word(m, wordCompleted), word(m, wordReaped)
-	changes := word(m, wordHeld)
-	doorbell, asleep, bell, waiting, wanted := word(m, wordDoorbell), word(m, wordAsleep), word(m, wordBell), word(m, wordWaiting), word(m, wordWanted)
+	submitted, taken, completed, reaped := wordAt(m, wordSubmitted), wordAt(m, wordTaken), wordAt(m, wordCompleted), wordAt(m, wordReaped)
+	changes := wordAt(m, wordHeld)
+	doorbell, asleep, bell, waiting, wanted := wordAt(m, wordDoorbell), wordAt(m, wordAsleep), wordAt(m, wordBell), wordAt(m, wordWaiting), wordAt(m, wordWanted)
 	var head, tail uint32 // ours: what the client writes over taken and completed changes nothing
 	var entry [DescriptorBytes]byte
 	var result [CompletionBytes]byte
@@ -103,7 +103,7 @@ func (c *client) run() error {
 		if ready > c.entries || full > c.entries {
 			return fmt.Errorf("%d jobs submitted and %d completions unread in rings of %d", ready, full, c.entries)
 		}
-		if ready == 0 && !over.IsZero() && time.Since(over) < lookTime {
+		if ready == 0 && !over.IsZero() && time.Since(over) < spinTime {
 			for i := 0; i < 64 && submitted.Load() == head; i++ {
 			}
 			continue
@@ -114,8 +114,8 @@ func (c *client) run() error {
 				why = asleepForRoom
 			}
 			if asleep.Swap(why) == why {
-				if nap(doorbell, rung, napTime); doorbell.Load() == rung {
-					sleep(doorbell, rung)
+				if futexNap(doorbell, rung, napTime); doorbell.Load() == rung {
+					futexSleep(doorbell, rung)
 				}
 				asleep.Store(0)
 			}
@@ -123,8 +123,8 @@ func (c *client) run() error {
 		}
 		asleep.Store(0)
 		at := int(head%c.entries) * DescriptorBytes
-		copy(entry[:], c.subs[at:at+DescriptorBytes])
-		cancel = word(c.subs, at+descriptorCancel)
+		copy(entry[:], c.submissions[at:at+DescriptorBytes])
+		cancel = wordAt(c.submissions, at+descriptorCancel)
 
 		begun := time.Now()
 		var d Descriptor
@@ -136,29 +136,29 @@ func (c *client) run() error {
 		case cancelled():
 			r.Status = statusCancelled
 		default:
-			c.exec.do(&d, &r, cancelled)
+			c.executor.execute(&d, &r, cancelled)
 		}
 		end := time.Now()
 		r.Nanos = uint64(end.Sub(begun))
 		if d.Op != OpProduct {
 			over = time.Time{}
 		} else {
-			if wait := begun.Sub(over); !over.IsZero() && wait <= pause {
+			if wait := begun.Sub(over); !over.IsZero() && wait <= maxHostPause {
 				c.counts.host.Add(uint64(wait))
 			}
 			over = end
 		}
 		c.counts.add(&d, &r)
 		r.Encode(&result)
-		copy(c.comps[int(tail%c.entries)*CompletionBytes:], result[:])
+		copy(c.completions[int(tail%c.entries)*CompletionBytes:], result[:])
 		head++
 		tail++
 		taken.Store(head)
-		changes.Store(c.exec.store.changed.Load())
+		changes.Store(c.executor.store.heldChanges.Load())
 		completed.Store(tail)
 		bell.Add(1)
 		if waiting.Load() != 0 && int32(tail-wanted.Load()) >= 0 {
-			wake(bell)
+			wakeAll(bell)
 		}
 	}
 	return nil

@@ -100,35 +100,35 @@ func (c *testClient) submit(d *Descriptor) {
 	d.Encode(&b)
 	copy(c.memory[c.subs+uint64(c.tail%c.entries)*DescriptorBytes:], b[:])
 	c.tail++
-	word(c.memory, wordSubmitted).Store(c.tail)
+	wordAt(c.memory, wordSubmitted).Store(c.tail)
 	c.ring()
 }
 
 func (c *testClient) ring() {
-	word(c.memory, wordDoorbell).Add(1)
-	if word(c.memory, wordAsleep).Load() != 0 {
-		wake(word(c.memory, wordDoorbell))
+	wordAt(c.memory, wordDoorbell).Add(1)
+	if wordAt(c.memory, wordAsleep).Load() != 0 {
+		wakeAll(wordAt(c.memory, wordDoorbell))
 	}
 }
 
 func (c *testClient) wait() (r Completion) {
-	bell, waiting := word(c.memory, wordBell), word(c.memory, wordWaiting)
+	bell, waiting := wordAt(c.memory, wordBell), wordAt(c.memory, wordWaiting)
 	for {
 		b := bell.Load()
-		if word(c.memory, wordCompleted).Load() != c.reaped {
+		if wordAt(c.memory, wordCompleted).Load() != c.reaped {
 			break
 		}
 		waiting.Store(1)
-		if word(c.memory, wordCompleted).Load() == c.reaped {
-			sleep(bell, b)
+		if wordAt(c.memory, wordCompleted).Load() == c.reaped {
+			futexSleep(bell, b)
 		}
 		waiting.Store(0)
 	}
 	at := c.comps + uint64(c.reaped%c.entries)*CompletionBytes
 	r.Decode((*[CompletionBytes]byte)(c.memory[at : at+CompletionBytes]))
 	c.reaped++
-	word(c.memory, wordReaped).Store(c.reaped)
-	if word(c.memory, wordAsleep).Load() == asleepForRoom {
+	wordAt(c.memory, wordReaped).Store(c.reaped)
+	if wordAt(c.memory, wordAsleep).Load() == asleepForRoom {
 		c.ring()
 	}
 	return r

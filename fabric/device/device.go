@@ -33,7 +33,7 @@ type Options struct {
 	Log        *slog.Logger
 }
 
-func (o Options) filled() Options {
+func (o Options) withDefaults() Options {
 	for _, v := range []*int{&o.PoolBytes, &o.HostBytes, &o.ArenaBytes} {
 		if *v == 0 {
 			*v = 4 << 30
@@ -73,38 +73,23 @@ type Device struct {
 	listener *net.UnixListener
 	lock     *os.File // of path.lock: one device for each socket
 	store    *store
+	holdings *holdings
 	pool     *fabric.Pool
 	counts   jobCounts
 	begun    time.Time
 
-	mu    sync.Mutex
-	open  map[*net.UnixConn]struct{}
-	live  int // clients with a memory file
-	all   uint64
-	conns sync.WaitGroup
-	idle  *time.Timer
-
-	// What is held, see hold.go; guarded by mu.
-	willHold  bool
-	groups    []group
-	held      map[int]bool // by index: which are in groups
-	tensors   int          // that Hold was told of
-	wish      []int
-	wishCount int
-	willWish  bool
-	left      int
-	givenUp   int
-	lowered   int
-	raised    int
-	room      uint64
-	more      chan struct{} // room has grown, or wishes have changed
+	mu          sync.Mutex
+	open        map[*net.UnixConn]struct{}
+	clients     int // clients with a memory file
+	clientsEver uint64
+	conns       sync.WaitGroup
+	idle        *time.Timer
 }
 
 // Listen makes a device with its socket at path. The socket's directory is made if it is missing; it must be this user's and nobody else's. If another device
 // serves there, the error is ErrRunning. Close frees it all.
 func Listen(path string, o Options) (_ *Device, err error) {
-	d := &Device{o: o.filled(), path: path, begun: time.Now(), open: map[*net.UnixConn]struct{}{}, held: map[int]bool{}, more: make(chan struct{}, 1)}
-	d.room = uint64(d.o.PoolBytes)
+	d := &Device{o: o.withDefaults(), path: path, begun: time.Now(), open: map[*net.UnixConn]struct{}{}}
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the socket's directory: %w", err)
@@ -135,6 +120,7 @@ func Listen(path string, o Options) (_ *Device, err error) {
 	if d.store, err = newStore(d.o.PoolBytes, d.o.HostBytes, d.o.Log); err != nil {
 		return nil, err
 	}
+	d.holdings = newHoldings(d.store, uint64(d.o.PoolBytes), d.o.Workers)
 	d.pool = fabric.NewPool(d.o.Workers)
 	// The lock is ours: a socket there is left over.
 	if info, e := os.Lstat(path); e == nil && info.Mode().Type() == os.ModeSocket {
@@ -186,7 +172,7 @@ func (d *Device) Serve(ctx context.Context) error {
 		d.idle = time.AfterFunc(d.o.Idle, func() {
 			d.mu.Lock()
 			defer d.mu.Unlock()
-			if d.live == 0 {
+			if d.clients == 0 {
 				cancel()
 			}
 		})
@@ -239,23 +225,23 @@ const helloWait = 5 * time.Second
 
 // serve serves a connection until it hangs up.
 func (d *Device) serve(c *net.UnixConn) error {
-	owner, err := d.permit(c)
+	owner, err := d.checkPeer(c)
 	if err != nil {
 		return err
 	}
 	_ = c.SetReadDeadline(time.Now().Add(helloWait))
-	b := make([]byte, helloBytes+4*mostWishes+1)
+	b := make([]byte, helloBytes+4*maxWishes+1)
 	n, err := c.Read(b)
 	if err != nil {
 		return nil // it left
 	}
 	u32, u64 := binary.NativeEndian.Uint32, binary.NativeEndian.Uint64
 	wishes := 0
-	if n > helloBytes && u32(b[12:]) == kindWish && u64(b[16:]) <= mostWishes {
+	if n > helloBytes && u32(b[12:]) == kindWish && u64(b[16:]) <= maxWishes {
 		wishes = int(u64(b[16:]))
 	}
 	if n != helloBytes+4*wishes || u64(b[0:]) != Magic || u32(b[8:]) != Version {
-		_ = answer(c, -int32(unix.EPROTO), 0, -1)
+		_ = sendAnswer(c, -int32(unix.EPROTO), 0, -1)
 		return fmt.Errorf("a hello of %d bytes that is none of version %d", n, Version)
 	}
 	switch u32(b[12:]) {
@@ -269,25 +255,25 @@ func (d *Device) serve(c *net.UnixConn) error {
 		return err
 	case kindRoom:
 		d.Room(u64(b[16:]))
-		return answer(c, 0, 0, -1)
+		return sendAnswer(c, 0, 0, -1)
 	case kindWish:
 		which := make([]int, wishes)
 		for i := range which {
 			which[i] = int(u32(b[helloBytes+4*i:]))
 		}
 		d.Wish(which)
-		return answer(c, 0, 0, -1)
+		return sendAnswer(c, 0, 0, -1)
 	case kindOpen:
 		if !owner {
-			return errors.Join(answer(c, -int32(unix.EPERM), 0, -1), errors.New("root may ask, and say how much room there is, but is not the owner"))
+			return errors.Join(sendAnswer(c, -int32(unix.EPERM), 0, -1), errors.New("root may ask, and say how much room there is, but is not the owner"))
 		}
-		return d.client(c, u64(b[16:]), u32(b[24:]))
+		return d.serveClient(c, u64(b[16:]), u32(b[24:]))
 	}
-	return answer(c, -int32(unix.EPROTO), 0, -1)
+	return sendAnswer(c, -int32(unix.EPROTO), 0, -1)
 }
 
 // permit refuses other users, but for root.
-func (d *Device) permit(c *net.UnixConn) (owner bool, err error) {
+func (d *Device) checkPeer(c *net.UnixConn) (owner bool, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return false, err
@@ -307,7 +293,7 @@ func (d *Device) permit(c *net.UnixConn) (owner bool, err error) {
 	return owner, nil
 }
 
-func answer(c *net.UnixConn, status int32, size, fd int) error {
+func sendAnswer(c *net.UnixConn, status int32, size, fd int) error {
 	var b [helloBytes]byte
 	binary.NativeEndian.PutUint64(b[0:], Magic)
 	binary.NativeEndian.PutUint32(b[8:], Version)
@@ -325,21 +311,21 @@ func answer(c *net.UnixConn, status int32, size, fd int) error {
 }
 
 // client serves a client until it hangs up.
-func (d *Device) client(c *net.UnixConn, arena uint64, entries uint32) error {
+func (d *Device) serveClient(c *net.UnixConn, arena uint64, entries uint32) error {
 	if arena == 0 || arena > uint64(d.o.ArenaBytes) || entries < 2 || entries > maxEntries || entries&(entries-1) != 0 {
-		return errors.Join(answer(c, statusInvalid, 0, -1), fmt.Errorf("a client wants %d bytes and rings of %d", arena, entries))
+		return errors.Join(sendAnswer(c, statusInvalid, 0, -1), fmt.Errorf("a client wants %d bytes and rings of %d", arena, entries))
 	}
-	if !d.enter() {
-		return errors.Join(answer(c, -int32(unix.EUSERS), 0, -1), fmt.Errorf("more than %d clients", d.o.Clients))
+	if !d.admitClient() {
+		return errors.Join(sendAnswer(c, -int32(unix.EUSERS), 0, -1), fmt.Errorf("more than %d clients", d.o.Clients))
 	}
-	defer d.leave()
+	defer d.dismissClient()
 	cl, err := newClient(arena, entries)
 	if err != nil {
-		return errors.Join(answer(c, statusNoMemory, 0, -1), err)
+		return errors.Join(sendAnswer(c, statusNoMemory, 0, -1), err)
 	}
-	cl.exec.store, cl.exec.pool, cl.exec.workers, cl.exec.tokens, cl.counts = d.store, d.pool, d.o.Workers, &d.counts.tokens, &d.counts
+	cl.executor.store, cl.executor.pool, cl.executor.workers, cl.executor.tokens, cl.counts = d.store, d.pool, d.o.Workers, &d.counts.tokens, &d.counts
 	broke := make(chan error, 1)
-	if err = answer(c, 0, len(cl.memory), cl.fd); err != nil {
+	if err = sendAnswer(c, 0, len(cl.memory), cl.fd); err != nil {
 		return errors.Join(err, cl.close())
 	}
 	_ = c.SetReadDeadline(time.Time{})
@@ -356,21 +342,21 @@ func (d *Device) client(c *net.UnixConn, arena uint64, entries uint32) error {
 	return errors.Join(<-broke, cl.close())
 }
 
-func (d *Device) enter() bool {
+func (d *Device) admitClient() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.live >= d.o.Clients {
+	if d.clients >= d.o.Clients {
 		return false
 	}
-	d.live++
-	d.all++
+	d.clients++
+	d.clientsEver++
 	return true
 }
 
-func (d *Device) leave() {
+func (d *Device) dismissClient() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.live--; d.live == 0 && d.idle != nil {
+	if d.clients--; d.clients == 0 && d.idle != nil {
 		d.idle.Reset(d.o.Idle)
 	}
 }
@@ -380,7 +366,7 @@ var ErrNotRunning = errors.New("no device is running there")
 
 // Ask returns the status of the device at path. If there is none, the error is ErrNotRunning.
 func Ask(ctx context.Context, path string) (s Status, err error) {
-	b, err := call(ctx, path, kindStatus, 0, nil)
+	b, err := exchangeHello(ctx, path, kindStatus, 0, nil)
 	if err == nil {
 		err = json.Unmarshal(b, &s)
 	}
@@ -392,7 +378,7 @@ func Ask(ctx context.Context, path string) (s Status, err error) {
 
 // GiveRoom tells the device at path how many bytes what it holds may take, see [Device.Room]. If there is none, the error is ErrNotRunning.
 func GiveRoom(ctx context.Context, path string, bytes uint64) error {
-	if err := tell(ctx, path, kindRoom, bytes, nil); err != nil {
+	if err := sendNumber(ctx, path, kindRoom, bytes, nil); err != nil {
 		return fmt.Errorf("tell the device at %s how much room it has: %w", path, err)
 	}
 	return nil
@@ -400,20 +386,20 @@ func GiveRoom(ctx context.Context, path string, bytes uint64) error {
 
 // Wish tells the device at path what to hold, see [Device.Wish]; of more than mostWishes the first ones. If there is none, the error is ErrNotRunning.
 func Wish(ctx context.Context, path string, which []int) error {
-	which = which[:min(len(which), mostWishes)]
+	which = which[:min(len(which), maxWishes)]
 	list := make([]byte, 0, 4*len(which))
 	for _, i := range which {
 		list = binary.NativeEndian.AppendUint32(list, uint32(i))
 	}
-	if err := tell(ctx, path, kindWish, uint64(len(which)), list); err != nil {
+	if err := sendNumber(ctx, path, kindWish, uint64(len(which)), list); err != nil {
 		return fmt.Errorf("tell the device at %s what to hold: %w", path, err)
 	}
 	return nil
 }
 
 // tell sends a hello that is answered by one without an error.
-func tell(ctx context.Context, path string, kind uint32, number uint64, list []byte) error {
-	b, err := call(ctx, path, kind, number, list)
+func sendNumber(ctx context.Context, path string, kind uint32, number uint64, list []byte) error {
+	b, err := exchangeHello(ctx, path, kind, number, list)
 	if err == nil && (len(b) != helloBytes || binary.NativeEndian.Uint32(b[12:]) != 0) {
 		err = errors.New("it does not know what that is")
 	}
@@ -421,7 +407,7 @@ func tell(ctx context.Context, path string, kind uint32, number uint64, list []b
 }
 
 // call sends a hello with a number, and what follows it, and returns the packet that answers it.
-func call(ctx context.Context, path string, kind uint32, number uint64, list []byte) ([]byte, error) {
+func exchangeHello(ctx context.Context, path string, kind uint32, number uint64, list []byte) ([]byte, error) {
 	c, err := (&net.Dialer{}).DialContext(ctx, "unixpacket", path)
 	if err != nil {
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED) {

@@ -384,7 +384,7 @@ func TestCancel(t *testing.T) {
 	}
 	waitFor(t, d, func(s Status) bool { return s.Jobs == 4 })
 	c.submit(&Descriptor{Tag: 9})
-	word(c.memory, int(c.subs)+descriptorCancel).Store(1)
+	wordAt(c.memory, int(c.subs)+descriptorCancel).Store(1)
 	for range 4 {
 		if r := c.wait(); r.Status != 0 {
 			t.Errorf("%+v", r)
@@ -405,7 +405,7 @@ func TestBrokenRing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		word(c.memory, w).Store(1 << 30)
+		wordAt(c.memory, w).Store(1 << 30)
 		c.ring()
 		var b [1]byte
 		if n, _ := c.conn.Read(b[:]); n != 0 {
@@ -526,7 +526,7 @@ func BenchmarkEmpty(b *testing.B) {
 	defer c.close()
 	var times []time.Duration
 	for b.Loop() {
-		for word(c.memory, wordAsleep).Load() == 0 {
+		for wordAt(c.memory, wordAsleep).Load() == 0 {
 			runtime.Gosched()
 		}
 		time.Sleep(100 * time.Microsecond)

@@ -62,13 +62,13 @@ func FuzzDescriptors(f *testing.F) {
 			var d Descriptor
 			var c Completion
 			if d.decode((*[DescriptorBytes]byte)(jobs)) {
-				e.do(&d, &c, func() bool { return false })
+				e.execute(&d, &c, func() bool { return false })
 			}
 			jobs = jobs[DescriptorBytes:]
 		}
 		e.close()
-		if s.pool.Used() != 0 || s.host != 0 || len(s.all) != 0 {
-			t.Errorf("%d bytes in the pool, %d on the host, %d weights", s.pool.Used(), s.host, len(s.all))
+		if s.pool.Used() != 0 || s.hostBytes != 0 || len(s.uploads) != 0 {
+			t.Errorf("%d bytes in the pool, %d on the host, %d weights", s.pool.Used(), s.hostBytes, len(s.uploads))
 		}
 	})
 }
@@ -89,14 +89,14 @@ func FuzzRing(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.exec.store, c.exec.pool, c.exec.workers, c.exec.tokens, c.counts = s, p, 2, &counts.tokens, &counts
-		copy(c.subs, jobs)
+		c.executor.store, c.executor.pool, c.executor.workers, c.executor.tokens, c.counts = s, p, 2, &counts.tokens, &counts
+		copy(c.submissions, jobs)
 		broke := make(chan error, 1)
 		go func() { broke <- c.run() }() // ended by stop
 		for n := 0; len(moves) >= 4 && n < 64; n++ {
 			at := int(binary.LittleEndian.Uint16(moves)) * 4 % len(c.memory)
-			word(c.memory, at).Store(uint32(int32(int16(binary.LittleEndian.Uint16(moves[2:])))))
-			wake(word(c.memory, wordDoorbell))
+			wordAt(c.memory, at).Store(uint32(int32(int16(binary.LittleEndian.Uint16(moves[2:])))))
+			wakeAll(wordAt(c.memory, wordDoorbell))
 			moves = moves[4:]
 		}
 		c.stop()
@@ -104,8 +104,8 @@ func FuzzRing(f *testing.F) {
 		if err := c.close(); err != nil {
 			t.Error(err)
 		}
-		if s.pool.Used() != 0 || s.host != 0 || len(s.all) != 0 {
-			t.Errorf("%d bytes in the pool, %d on the host, %d weights", s.pool.Used(), s.host, len(s.all))
+		if s.pool.Used() != 0 || s.hostBytes != 0 || len(s.uploads) != 0 {
+			t.Errorf("%d bytes in the pool, %d on the host, %d weights", s.pool.Used(), s.hostBytes, len(s.uploads))
 		}
 	})
 }
@@ -187,13 +187,13 @@ func FuzzFrame(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		e := executor{arena: append(make([]byte, 0, len(b)+64), b...), store: s, pool: p, workers: 2, tokens: new(atomic.Uint64), handles: map[uint64]*handle{}}
 		var c Completion
-		e.do(&Descriptor{Op: OpFrame, WBytes: uint64(len(b))}, &c, func() bool { return false })
+		e.execute(&Descriptor{Op: OpFrame, WBytes: uint64(len(b))}, &c, func() bool { return false })
 		if (c.Status == 0) != (len(e.handles) == 1) {
 			t.Errorf("status %d, %d handles", c.Status, len(e.handles))
 		}
 		e.close()
-		if s.pool.Used() != 0 || s.host != 0 || len(s.all) != 0 {
-			t.Errorf("%d bytes in the pool, %d on the host, %d weights", s.pool.Used(), s.host, len(s.all))
+		if s.pool.Used() != 0 || s.hostBytes != 0 || len(s.uploads) != 0 {
+			t.Errorf("%d bytes in the pool, %d on the host, %d weights", s.pool.Used(), s.hostBytes, len(s.uploads))
 		}
 	})
 }

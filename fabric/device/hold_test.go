@@ -62,7 +62,7 @@ func TestHold(t *testing.T) {
 	defer c.close()
 	find := func(e *Extent) Completion {
 		b := file[e.Offset:][:e.bytes()]
-		s := newSampler(uint64(len(b)))
+		s := newSampleHash(uint64(len(b)))
 		s.write(b[:len(b)/3]) // pieces do not matter
 		s.write(b[len(b)/3:])
 		return c.do(Descriptor{Op: OpFind, W: uint64(e.Offset), WBytes: e.bytes(), X: st.Dev, XStride: st.Ino, Scale: s.sum, Rows: uint32(e.Rows), Cols: uint32(e.Cols), XType: uint32(e.Type)})
@@ -257,7 +257,7 @@ func (h *holdRig) settled(t *testing.T, ok func(*Holding) bool) (now Holding) {
 func (h *holdRig) find(t *testing.T, i int) uint64 {
 	t.Helper()
 	e := &h.tensors[i].Matrices[0]
-	s := newSampler(e.bytes())
+	s := newSampleHash(e.bytes())
 	s.write(h.file[e.Offset:][:e.bytes()])
 	got := h.c.do(Descriptor{Op: OpFind, W: uint64(e.Offset), WBytes: e.bytes(), X: h.st.Dev, XStride: h.st.Ino, Scale: s.sum, Rows: rigRows, Cols: rigCols, XType: uint32(e.Type)})
 	if got.Status != 0 {
@@ -285,7 +285,7 @@ func TestWish(t *testing.T) {
 		if got := r.c.do(Descriptor{Op: OpEmpty}); got.Status != 0 {
 			t.Fatal(got.Status)
 		}
-		return word(r.c.memory, wordHeld).Load()
+		return wordAt(r.c.memory, wordHeld).Load()
 	}
 	var gone uint64
 	last := changes()

@@ -17,12 +17,12 @@ var ErrNoRoom = errors.New("no room in the pool")
 // neighbours that are free are joined at once: an empty pool is one extent again. It is for one goroutine at a time.
 type Pool struct {
 	memory []byte
-	free   []extent // by offset; no two touch
+	free   []span // by offset; no two touch
 	taken  map[int]int
 	used   int
 }
 
-type extent struct{ off, n int }
+type span struct{ off, n int }
 
 // NewPool reserves bytes, rounded up to 4 KiB. Memory is taken from the system as it is used, in pages of 2 MiB where these are allowed.
 func NewPool(bytes int) (*Pool, error) {
@@ -35,7 +35,7 @@ func NewPool(bytes int) (*Pool, error) {
 		return nil, fmt.Errorf("reserve a pool of %d bytes: %w", bytes, err)
 	}
 	_ = unix.Madvise(memory, unix.MADV_HUGEPAGE) // a kernel without large pages has small ones
-	return &Pool{memory: memory, free: []extent{{0, bytes}}, taken: map[int]int{}}, nil
+	return &Pool{memory: memory, free: []span{{0, bytes}}, taken: map[int]int{}}, nil
 }
 
 func roundUp(n, to int) int { return (n + to - 1) / to * to }
@@ -126,8 +126,8 @@ func (p *Pool) release(off, n int) {
 func (p *Pool) give(off, n int) {
 	delete(p.taken, off)
 	p.used -= n
-	i, _ := slices.BinarySearchFunc(p.free, off, func(e extent, off int) int { return e.off - off })
-	p.free = slices.Insert(p.free, i, extent{off, n})
+	i, _ := slices.BinarySearchFunc(p.free, off, func(e span, off int) int { return e.off - off })
+	p.free = slices.Insert(p.free, i, span{off, n})
 	if i+1 < len(p.free) && off+n == p.free[i+1].off {
 		p.free[i].n += p.free[i+1].n
 		p.free = slices.Delete(p.free, i+1, i+2)

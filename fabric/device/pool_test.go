@@ -18,7 +18,7 @@ func TestPoolDay(t *testing.T) {
 	}()
 	r := rand.New(rand.NewPCG(1, 1))
 	sizes := []int{4096, 70_000, 700_000, 1 << 20, 4_000_000, 11_000_000}
-	var live []extent
+	var live []span
 	var worst [24]int
 	for hour := range worst {
 		for range 3600 {
@@ -35,7 +35,7 @@ func TestPoolDay(t *testing.T) {
 				if off%pageBytes != 0 {
 					t.Fatalf("at %d", off)
 				}
-				live = append(live, extent{off, roundUp(n, pageBytes)})
+				live = append(live, span{off, roundUp(n, pageBytes)})
 			}
 			worst[hour] = max(worst[hour], p.Extents())
 		}

@@ -39,7 +39,7 @@ func (j *jobCounts) add(d *Descriptor, c *Completion) {
 }
 
 // pause is the longest time between two products that is the host's part of a token: in a longer one nobody wanted a token.
-const pause = time.Second
+const maxHostPause = time.Second
 
 // What the energy of an operation and of a byte is taken to be, in picojoules: M. Horowitz, Computing's energy problem (ISSCC 2014), at 45 nm: an addition of
 // 8-bit integers, and a byte of the 32 bits that are read from DRAM for 640.
@@ -111,29 +111,30 @@ func (d *Device) Status() Status {
 	}
 	s.Ops = max(j.ops.Load(), s.Zeros) // a product may have been counted in between
 	d.mu.Lock()
-	s.Clients, s.ClientsEver, s.Holding = d.live, d.all, d.holding()
+	s.Clients, s.ClientsEver = d.clients, d.clientsEver
 	d.mu.Unlock()
+	s.Holding = d.holdings.status()
 	st := d.store
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	s.PoolUsed, s.PoolTotal, s.PoolExtents, s.PoolLargest = st.pool.Used(), st.pool.Total(), st.pool.Extents(), st.pool.Largest()
-	s.HostBytes, s.Weights, s.storeCounts = st.host, len(st.all), st.counts
+	s.HostBytes, s.Weights, s.storeCounts = st.hostBytes, len(st.uploads), st.counts
 	s.derive()
 	return s
 }
 
 // sample is a number of a report. Counters' names end with total, for Prometheus.
-type sample struct {
+type metric struct {
 	name, help string
 	value      float64
 }
 
-func (s *Status) samples() []sample {
+func (s *Status) metrics() []metric {
 	h := s.Holding
 	if h == nil {
 		h = &Holding{}
 	}
-	return []sample{
+	return []metric{
 		{"running_seconds", "Time since the device was started.", s.Seconds},
 		{"clients", "Programs that are connected.", float64(s.Clients)},
 		{"workers", "Threads that multiply.", float64(s.Workers)},
@@ -175,7 +176,7 @@ func (s *Status) samples() []sample {
 // WriteMetrics writes the counters in Prometheus's text format, version 0.0.4.
 func (s *Status) WriteMetrics(w io.Writer) error {
 	var text strings.Builder
-	for _, m := range s.samples() {
+	for _, m := range s.metrics() {
 		kind := "gauge"
 		if strings.HasSuffix(m.name, "_total") {
 			kind = "counter"
@@ -189,7 +190,7 @@ func (s *Status) WriteMetrics(w io.Writer) error {
 // WriteCSV writes a line of names and a line of values.
 func (s *Status) WriteCSV(w io.Writer) error {
 	var names, values []string
-	for _, m := range s.samples() {
+	for _, m := range s.metrics() {
 		names, values = append(names, m.name), append(values, format(m.value))
 	}
 	c := csv.NewWriter(w)

@@ -58,7 +58,7 @@ func TestReport(t *testing.T) {
 		t.Errorf("energy %v, want %v", s.Energy, want)
 	}
 	// A pause is nobody's time.
-	time.Sleep(pause + 50*time.Millisecond)
+	time.Sleep(maxHostPause + 50*time.Millisecond)
 	if r := product(first, 1); r.Status != 0 {
 		t.Fatal(unix.Errno(-r.Status))
 	}

@@ -14,7 +14,7 @@ import (
 func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
 
 // word is the 32-bit number at offset off, which must be aligned and within b.
-func word(b []byte, off int) *atomic.Uint32 {
+func wordAt(b []byte, off int) *atomic.Uint32 {
 	return (*atomic.Uint32)(unsafe.Pointer(&b[off : off+4][0]))
 }
 
@@ -29,19 +29,19 @@ const (
 )
 
 // sleep waits while w is v, until somebody wakes it, in any process that maps the word. It may return early.
-func sleep(w *atomic.Uint32, v uint32) {
+func futexSleep(w *atomic.Uint32, v uint32) {
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), futexWait, uintptr(v), 0, 0, 0)
 }
 
 // nap is sleep for at most d, and keeps what Go gives a thread that runs (its P): who wakes up need not ask for it, which takes longer than a short job. Others get less of Go meanwhile, so d is to be short.
 // A signal ends it, since it has a time limit (futex(2)): so Go's collector, which stops threads by signals, does not wait for it.
-func nap(w *atomic.Uint32, v uint32, d time.Duration) {
+func futexNap(w *atomic.Uint32, v uint32, d time.Duration) {
 	limit := unix.NsecToTimespec(int64(d))
 	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), futexWait, uintptr(v), uintptr(unsafe.Pointer(&limit)), 0, 0)
 }
 
 // wake wakes all who sleep on w.
-func wake(w *atomic.Uint32) {
+func wakeAll(w *atomic.Uint32) {
 	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(w)), futexWake, uintptr(1<<30), 0, 0, 0)
 }
 

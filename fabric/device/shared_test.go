@@ -13,7 +13,7 @@ func TestNapEndsForCollector(t *testing.T) {
 	begun, over := time.Now(), make(chan struct{})
 	go func() {
 		defer close(over)
-		nap(&w, 0, time.Minute)
+		futexNap(&w, 0, time.Minute)
 	}()
 	for ended := false; !ended; time.Sleep(time.Millisecond) { // again and again, as it may not nap yet
 		runtime.GC()

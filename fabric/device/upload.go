@@ -14,10 +14,10 @@ import (
 	"tensorcast/fabric/trit"
 )
 
-var errUpload = errors.New("malformed upload")
+var errMalformed = errors.New("malformed upload")
 
 // kernelLayout is the layout in which planes are kept.
-func kernelLayout(flags uint32) trit.Layout {
+func layoutOf(flags uint32) trit.Layout {
 	if flags&FlagTwoBit != 0 {
 		return trit.TwoBit
 	}
@@ -28,12 +28,12 @@ func kernelLayout(flags uint32) trit.Layout {
 func readFrame(b []byte, flags uint32, limit int) (*fabric.Matrix, [sha256.Size]byte, error) {
 	var sum [sha256.Size]byte
 	h := sha256.New()
-	layout := kernelLayout(flags)
+	layout := layoutOf(flags)
 	h.Write([]byte{'f', byte(layout)})
 	r := fabric.NewFrameReader(io.TeeReader(bytes.NewReader(b), h))
 	info, err := r.Next()
 	if err == io.EOF {
-		err = errUpload
+		err = errMalformed
 	}
 	if err != nil {
 		return nil, sum, err
@@ -57,7 +57,7 @@ func readFrame(b []byte, flags uint32, limit int) (*fabric.Matrix, [sha256.Size]
 // readPlanes decodes the planes of d; b holds them, scales the scales or nil.
 func readPlanes(b, scales []byte, d *Descriptor) (*fabric.Matrix, [sha256.Size]byte, error) {
 	var sum [sha256.Size]byte
-	layout := kernelLayout(d.Flags)
+	layout := layoutOf(d.Flags)
 	rows, cols := int(d.Rows), int(d.Cols)
 	m := &fabric.Matrix{Rows: rows, Cols: cols, Layout: layout, Terms: make([]fabric.Term, 1)}
 	h := sha256.New()
@@ -99,9 +99,9 @@ func unpackAt(dst []int8, b []byte, skip int) error {
 	i := 0
 	for _, c := range b {
 		if c >= 243 {
-			return fmt.Errorf("%w: byte %d is no code of five trits", errUpload, c)
+			return fmt.Errorf("%w: byte %d is no code of five trits", errMalformed, c)
 		}
-		for _, t := range &digits[c] {
+		for _, t := range &digitsOfCode[c] {
 			if skip > 0 {
 				skip--
 				continue
@@ -117,7 +117,7 @@ func unpackAt(dst []int8, b []byte, skip int) error {
 }
 
 // digits are the trits of each code.
-var digits = func() (d [243][5]int8) {
+var digitsOfCode = func() (d [243][5]int8) {
 	for c := range d {
 		for v, i := c, 0; i < 5; v, i = v/3, i+1 {
 			d[c][i] = int8(v%3) - 1

@@ -20,7 +20,7 @@ const (
 	kindWish   = 4
 
 	helloBytes = 32
-	mostWishes = 1 << 14 // indices of tensors behind a hello
+	maxWishes  = 1 << 14 // indices of tensors behind a hello
 	pageBytes  = 4096
 
 	// DescriptorBytes and CompletionBytes are the sizes of the rings' entries.
@@ -187,7 +187,7 @@ const (
 )
 
 // within returns the bytes [off, off+n) of the arena, or nil if they are not all in it. n must not be 0.
-func within(arena []byte, off, n uint64) []byte {
+func arenaBytes(arena []byte, off, n uint64) []byte {
 	if n == 0 || off > uint64(len(arena)) || n > uint64(len(arena))-off {
 		return nil
 	}
@@ -195,14 +195,14 @@ func within(arena []byte, off, n uint64) []byte {
 }
 
 // strided returns the part of the arena with n vectors of size bytes, stride bytes apart (from the first to the last one), or nil.
-func strided(arena []byte, off, n, size, stride uint64) []byte {
+func arenaVectors(arena []byte, off, n, size, stride uint64) []byte {
 	if n == 0 {
 		return nil
 	}
 	if n > 1 && (stride < size || stride > math.MaxInt64/n) {
 		return nil
 	}
-	return within(arena, off, (n-1)*stride+size)
+	return arenaBytes(arena, off, (n-1)*stride+size)
 }
 
 // Statuses that jobs complete with.
