@@ -44,11 +44,15 @@ build: libraries ## build the commands into bin/
 	@mkdir -p $(BIN)
 	go build $(LDFLAGS) -o $(BIN)/ ./cmd/... ./experiments/cmd/...
 
+# What the two libraries between ggml and the device have in common (fabric/backend/backendtest has the same lists).
+BACKEND := $(addprefix fabric/backend/tfmbs_,ggml.c weights.c reference.c products.c) fabric/driver/tfmbs_device.c
+SHARED  := -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -shared -fvisibility=hidden -Wl,-z,defs -pthread -Iinclude
+
 libraries: # the C libraries
 	@mkdir -p $(BIN)
-	$(CC) -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -shared -fvisibility=hidden -pthread -Iinclude -o $(BIN)/libtfmbs_device.so -x c fabric/driver/tfmbs_device.c
-	$(CC) -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -shared -fvisibility=hidden -pthread -Iinclude -o $(BIN)/libggml-tfmbs.so -x c fabric/backend/tfmbs_backend.c fabric/driver/tfmbs_device.c -ldl -lm
-	$(CC) -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -shared -fvisibility=hidden -pthread -Iinclude -DAPI= -o $(BIN)/libtfmbs_intercept.so -x c fabric/backend/tfmbs_intercept.c fabric/driver/tfmbs_device.c -ldl -lm
+	$(CC) $(SHARED) -o $(BIN)/libtfmbs_device.so fabric/driver/tfmbs_device.c
+	$(CC) $(SHARED) -o $(BIN)/libggml-tfmbs.so fabric/backend/tfmbs_backend.c $(BACKEND) -ldl -lm
+	$(CC) $(SHARED) -DAPI= -o $(BIN)/libtfmbs_intercept.so fabric/backend/tfmbs_intercept.c fabric/backend/tfmbs_detect.c $(BACKEND) -ldl -lm
 
 # Nothing is compiled here: root needs no Go, and leaves no files of its own in the checkout.
 install: ## install what make build made below PREFIX (/usr/local), or DESTDIR/PREFIX
