@@ -1,14 +1,19 @@
 //go:build ignore
 
-/* libggml-tfmbs.so: a backend of ggml that has the emulated device multiply. An unmodified llama.cpp loads it (TFMBS_LLAMA_INTEGRATION.md).
+/* libggml-tfmbs.so: a backend of ggml that has the emulated device multiply. An unmodified llama.cpp
+ * loads it (TFMBS_LLAMA_INTEGRATION.md).
  *
- * It takes products with weights that lie in host memory, as those of the CPU backend do: of Q2_0 and TQ1_0, or, with a profile, of all types in `kinds` (tfmbs_weights.c). Such a product has one
- * matrix (MUL_MAT), or those of the chosen experts (MUL_MAT_ID), each of which is a matrix of its own on the device.
+ * It takes products with weights that lie in host memory, as those of the CPU backend do: of Q2_0 and
+ * TQ1_0, or, with a profile, of all types in `kinds` (tfmbs_weights.c). Such a product has one matrix
+ * (MUL_MAT), or those of the chosen experts (MUL_MAT_ID), each of which is a matrix of its own on the
+ * device.
  *
- * It also takes small ops between these products, and has ggml's own CPU code compute them on the calling thread. Otherwise ggml would start its threads for each piece between two products, and they would
- * spin where the device computes. All else stays with the CPU.
+ * It also takes small ops between these products, and has ggml's own CPU code compute them on the
+ * calling thread. Otherwise ggml would start its threads for each piece between two products, and they
+ * would spin where the device computes. All else stays with the CPU.
  *
- * Weights are uploaded when ggml first asks whether a product with them is taken. What cannot be uploaded is not taken. */
+ * Weights are uploaded when ggml first asks whether a product with them is taken. What cannot be
+ * uploaded is not taken. */
 #define _GNU_SOURCE
 #include "tfmbs_products.h"
 
@@ -23,7 +28,8 @@
 static struct backend *cpu_backend(int threads) {
 	void *lib = loaded_library("libggml-cpu", "ggml_backend_cpu_init");
 	struct backend *(*init)(void) = (struct backend * (*)(void)) dlsym(lib, "ggml_backend_cpu_init");
-	void (*set_threads)(struct backend *, int) = (void (*)(struct backend *, int))dlsym(lib, "ggml_backend_cpu_set_n_threads");
+	void (*set_threads)(struct backend *, int) =
+	    (void (*)(struct backend *, int))dlsym(lib, "ggml_backend_cpu_set_n_threads");
 	struct backend *cpu = init && set_threads ? init() : NULL;
 	if (cpu) {
 		set_threads(cpu, threads);
@@ -48,14 +54,17 @@ static long layer_of_op(const struct tensor *t) {
 	return layer;
 }
 
-/* Whether ggml's CPU code is to compute t on the calling thread. With weights that are handed over, it is in layers of which the device has all matrices. Otherwise it is unless many matrices are not the device's: then
- * the CPU's threads are at work anyway. */
+/* Whether ggml's CPU code is to compute t on the calling thread. With weights that are handed over, it
+ * is in layers of which the device has all matrices. Otherwise it is unless many matrices are not the
+ * device's: then the CPU's threads are at work anyway. */
 static bool takes_small(const struct tensor *t) {
 	long layer = tfmbs_state.handed_over ? layer_of_op(t) : -1;
 	pthread_mutex_lock(&tfmbs_state.lock);
-	bool few = tfmbs_state.handed_over ? layer >= 0 && tfmbs_state.layer_balance[layer] > 0 : tfmbs_state.elsewhere <= tfmbs_state.on_device / 8;
+	bool few = tfmbs_state.handed_over ? layer >= 0 && tfmbs_state.layer_balance[layer] > 0
+	                                   : tfmbs_state.elsewhere <= tfmbs_state.on_device / 8;
 	struct device *cpu = !tfmbs_state.broken && tfmbs_state.on_device > 0 && few ? tfmbs_state.cpu_device : NULL;
-	/* While llama.cpp makes a context, it gives up this op altogether if it is not computed where the cache of keys and values is. */
+	/* While llama.cpp makes a context, it gives up this op altogether if it is not computed where the
+	 * cache of keys and values is. */
 	if (tfmbs_state.idle_backends && is_op(t, "FLASH_ATTN_EXT")) cpu = NULL;
 	pthread_mutex_unlock(&tfmbs_state.lock);
 	return cpu && is_small(t) && api.ggml_backend_dev_supports_op(cpu, t);
@@ -87,7 +96,8 @@ static struct backend *cpu_backend_for(struct context *c, bool lost) {
 
 static int compute_rest(void *arg, void *nodes, bool lost) {
 	struct backend *cpu = cpu_backend_for(arg, lost);
-	return cpu ? api.ggml_backend_graph_compute(cpu, nodes) : STATUS_FAILED; /* without a CPU backend nothing but products is accepted */
+	/* Without a CPU backend nothing but products is accepted. */
+	return cpu ? api.ggml_backend_graph_compute(cpu, nodes) : STATUS_FAILED;
 }
 
 static int graph_compute(struct backend *b, void *graph) {
@@ -108,7 +118,8 @@ static void backend_free(struct backend *b) {
 	if (--tfmbs_state.users == 0) {
 		int e = path && *path ? fabric_dump_metrics_csv(path) : 0;
 		if (e) report_error(path, e);
-		if (was_validated()) report_validation(); /* llama.cpp makes a context before its own to see what fits: that one computes nothing */
+		/* llama.cpp makes a context before its own, to see what fits: that one computes nothing. */
+		if (was_validated()) report_validation();
 		remove_weights(NULL);
 	}
 	pthread_mutex_unlock(&tfmbs_state.lock);
@@ -167,7 +178,8 @@ static bool device_supports_op(struct device *d, const struct tensor *t) {
 	const struct tensor *w = is_op(t, "MUL_MAT") || is_op(t, "MUL_MAT_ID") ? t->src[0] : NULL;
 	if (!w || !w->buffer || api.ggml_backend_buffer_get_usage(w->buffer) != USAGE_WEIGHTS) return takes_small(t);
 	long layer = layer_of_weight(w);
-	if (is_layer_taken(layer) && api.traits && is_device_product(t) && api.ggml_backend_buffer_is_host(w->buffer)) return ensure_on_device(w);
+	if (is_layer_taken(layer) && api.traits && is_device_product(t) && api.ggml_backend_buffer_is_host(w->buffer))
+		return ensure_on_device(w);
 	pthread_mutex_lock(&tfmbs_state.lock);
 	/* Small weights, of routers for instance, are not counted: they are no reason to wake the CPU's threads. */
 	if (api.ggml_nbytes(w) > SMALL && !find_weight(w)) add_weight(w);

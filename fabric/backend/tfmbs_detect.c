@@ -1,6 +1,7 @@
 //go:build ignore
 
-/* Watches what a program reads of a model, and finds the matrices in that (tfmbs_detect.h has how). The thread that watches makes passes and says what it has found. */
+/* Watches what a program reads of a model, and finds the matrices in that (tfmbs_detect.h has how).
+ * The thread that watches makes passes and says what it has found. */
 #define _GNU_SOURCE
 #include "tfmbs_detect.h"
 
@@ -36,7 +37,7 @@ struct scan {
 };
 
 enum {
-	HOLE = 2,      /* units missing in a scan, because something else has read them before: a norm or the end of another matrix */
+	HOLE = 2,      /* units missing in a scan: something else has read them before, a norm or the end of a matrix */
 	LATE = 3,      /* touches between the part of one thread and the part of another one that comes late */
 	THREADS = 64,  /* threads that are told apart */
 	MIN_UNITS = 8, /* units of a matrix: less is a norm, or a row of the table of embeddings */
@@ -47,26 +48,31 @@ static int compare_values(const void *a, const void *b) {
 	return *x < *y ? -1 : *x > *y;
 }
 
-/* Sets pauses for the units whose touch came later than usual after that of the unit before. With several threads nothing is set: they wait for each other and for processors everywhere. */
+/* Sets pauses for the units whose touch came later than usual after that of the unit before. With
+ * several threads nothing is set: they wait for each other and for processors everywhere. */
 static void note_pauses(const struct touch *t, size_t n, uint8_t *pauses) {
 	int64_t *sorted = malloc(n * sizeof *sorted);
 	size_t counted = 0;
 	bool alone = sorted != NULL;
 	for (size_t i = 1; alone && i < n; i++) {
 		alone = t[i].thread == t[0].thread;
-		if (t[i].unit > t[i - 1].unit && t[i].unit <= t[i - 1].unit + HOLE + 1) sorted[counted++] = t[i].ns - t[i - 1].ns;
+		if (t[i].unit > t[i - 1].unit && t[i].unit <= t[i - 1].unit + HOLE + 1)
+			sorted[counted++] = t[i].ns - t[i - 1].ns;
 	}
 	if (alone && counted > 0) {
 		qsort(sorted, counted, sizeof *sorted, compare_values);
 		int64_t usual = sorted[counted / 2];
 		for (size_t i = 1; i < n; i++)
-			if (t[i].unit > t[i - 1].unit && t[i].unit <= t[i - 1].unit + HOLE + 1 && t[i].ns - t[i - 1].ns > usual + usual * 3 / 10) pauses[t[i].unit] = 1;
+			if (t[i].unit > t[i - 1].unit && t[i].unit <= t[i - 1].unit + HOLE + 1 &&
+			    t[i].ns - t[i - 1].ns > usual + usual * 3 / 10)
+				pauses[t[i].unit] = 1;
 	}
 	free(sorted);
 }
 
-/* Divides the touches of a pass, which are in the order of time, into at most limit scans, in the order of their first touch. A scan is of one thread, which goes on where it was. pauses, if not NULL, is
- * set for each unit whose touch came after a pause within a scan. */
+/* Divides the touches of a pass, which are in the order of time, into at most limit scans, in the
+ * order of their first touch. A scan is of one thread, which goes on where it was. pauses, if not
+ * NULL, is set for each unit whose touch came after a pause within a scan. */
 static size_t find_scans(const struct touch *t, size_t n, struct scan *scans, size_t limit, uint8_t *pauses) {
 	struct {
 		uint32_t thread;
@@ -101,18 +107,22 @@ static int compare_first(const void *a, const void *b) {
 	return x->first < y->first ? -1 : x->first > y->first;
 }
 
-/* Joins scans that threads have made side by side, so that one ends where the other began. Either they were under way at the same time, or a thread that waited for a processor made its part after the
- * others: nobody reads anything else before the product is done. Sorts the scans by their first unit, and returns how many are left. */
+/* Joins scans that threads have made side by side, so that one ends where the other began. Either they
+ * were under way at the same time, or a thread that waited for a processor made its part after the
+ * others: nobody reads anything else before the product is done. Sorts the scans by their first unit,
+ * and returns how many are left. */
 static size_t join_scans(struct scan *s, size_t n) {
 	qsort(s, n, sizeof *s, compare_first);
 	for (int late = 0; late < 2; late++) {
 		size_t m = 0;
 		for (size_t i = 0; i < n; i++) {
-			struct scan *last = m ? &s[m - 1] : NULL, *first = last && last->from < s[i].from ? last : &s[i], *second = first == last ? &s[i] : last;
+			struct scan *last = m ? &s[m - 1] : NULL, *first = last && last->from < s[i].from ? last : &s[i],
+			            *second = first == last ? &s[i] : last;
 			bool inside = last && s[i].first < last->end && s[i].end <= last->end;
 			bool beside = last && s[i].first <= last->end + 1 && s[i].first + 1 >= last->end;
 			bool together = beside && first->to > second->from;
-			bool behind = beside && late && !last->shared && !s[i].shared && last->thread != s[i].thread && second->from - first->to <= LATE;
+			bool behind = beside && late && !last->shared && !s[i].shared && last->thread != s[i].thread &&
+			    second->from - first->to <= LATE;
 			if (!inside && !together && !behind) {
 				s[m++] = s[i];
 				continue;
@@ -170,11 +180,13 @@ static double bound_share(const struct votes *v, uint32_t u) {
 	int bounds = bounds_near(v, u), inner = v->inner[u], pauses = v->pause[u];
 	if (u > 0 && v->inner[u - 1] < inner) inner = v->inner[u - 1];
 	if (u < v->units && v->inner[u + 1] < inner) inner = v->inner[u + 1];
-	double by_bounds = bounds + inner ? bounds / (bounds + 2. * inner) : 0, by_pauses = inner ? (double)pauses / inner : 0;
+	double by_bounds = bounds + inner ? bounds / (bounds + 2. * inner) : 0,
+	       by_pauses = inner ? (double)pauses / inner : 0;
 	return by_pauses > 0.7 && inner >= 3 && by_pauses > by_bounds ? by_pauses : by_bounds;
 }
 
-/* Finds the matrices on which passes agree: what at least two of them scanned, between bounds that at least half of them have. Returns how many there are, at most limit. */
+/* Finds the matrices on which passes agree: what at least two of them scanned, between bounds that at
+ * least half of them have. Returns how many there are, at most limit. */
 static size_t find_agreed(const struct votes *v, struct found_gemv *out, size_t limit) {
 	size_t n = 0;
 	for (uint32_t u = 0; u < v->units && n < limit;) {
@@ -187,7 +199,9 @@ static size_t find_agreed(const struct votes *v, struct found_gemv *out, size_t 
 			if (end >= v->units || v->cover[end] < 2) break;
 			if (end - first < MIN_UNITS || bound_share(v, end) < 0.5) continue;
 			/* of neighbouring bounds, the one with most votes */
-			if (end + 1 < v->units && v->bound[end + 1] + v->pause[end + 1] > v->bound[end] + v->pause[end] && bound_share(v, end + 1) >= 0.5) continue;
+			if (end + 1 < v->units && v->bound[end + 1] + v->pause[end + 1] > v->bound[end] + v->pause[end] &&
+			    bound_share(v, end + 1) >= 0.5)
+				continue;
 			break;
 		}
 		if (end - first >= MIN_UNITS) {
@@ -201,9 +215,11 @@ static size_t find_agreed(const struct votes *v, struct found_gemv *out, size_t 
 
 /* ---- Rows and columns ---- */
 
-/* Rows and columns of the region [from, to), if the ops that use it agree; 0 if not known. A region is an op's matrix if each of its bounds is less than two units off, and both together are off by at most a
- * sixth of the matrix. */
-static void find_shape(const struct op *ops, size_t n, uintptr_t from, uintptr_t to, size_t unit, uint32_t *rows, uint32_t *cols) {
+/* Rows and columns of the region [from, to), if the ops that use it agree; 0 if not known. A region is
+ * an op's matrix if each of its bounds is less than two units off, and both together are off by at
+ * most a sixth of the matrix. */
+static void find_shape(
+    const struct op *ops, size_t n, uintptr_t from, uintptr_t to, size_t unit, uint32_t *rows, uint32_t *cols) {
 	bool differ = false;
 	*rows = *cols = 0;
 	for (size_t i = 0; i < n; i++) {
@@ -278,7 +294,8 @@ static struct {
 	_Atomic bool ending; /* the program ends */
 } watch = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* Sets the kernel's handler of SIGSEGV, which the program does not see (set_program_handler). The first call is outside of a signal's handler, where nothing may be looked up. */
+/* Sets the kernel's handler of SIGSEGV, which the program does not see (set_program_handler). The
+ * first call is outside of a signal's handler, where nothing may be looked up. */
 static int set_segv_handler(const struct sigaction *new, struct sigaction *old) {
 	static int (*next)(int, const struct sigaction *, struct sigaction *);
 	if (!next) next = (int (*)(int, const struct sigaction *, struct sigaction *))dlsym(RTLD_NEXT, "sigaction");
@@ -291,8 +308,10 @@ static int64_t now_ns(void) {
 	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Calls f for the parts of [from, to) that are mapped, as /proc/self/maps has them. False: it cannot be read. It is async-signal-safe and allocates nothing, as it is called when mappings are short. */
-static bool for_each_mapping(uintptr_t from, uintptr_t to, void (*f)(uintptr_t from, uintptr_t to, const char *rights, bool anonymous, void *arg), void *arg) {
+/* Calls f for the parts of [from, to) that are mapped, as /proc/self/maps has them. False: it cannot
+ * be read. It is async-signal-safe and allocates nothing, as it is called when mappings are short. */
+static bool for_each_mapping(uintptr_t from, uintptr_t to,
+    void (*f)(uintptr_t from, uintptr_t to, const char *rights, bool anonymous, void *arg), void *arg) {
 	char b[4096];
 	size_t n = 0;
 	int fd = (int)syscall(SYS_openat, AT_FDCWD, "/proc/self/maps", O_RDONLY | O_CLOEXEC);
@@ -305,10 +324,12 @@ static bool for_each_mapping(uintptr_t from, uintptr_t to, void (*f)(uintptr_t f
 			uintptr_t at[2] = {0, 0};
 			char *c = b;
 			for (int i = 0; i < 2; i++, c++)
-				for (; c < end && *c != '-' && *c != ' '; c++) at[i] = at[i] << 4 | (uintptr_t)(*c <= '9' ? *c - '0' : *c - 'a' + 10);
+				for (; c < end && *c != '-' && *c != ' '; c++)
+					at[i] = at[i] << 4 | (uintptr_t)(*c <= '9' ? *c - '0' : *c - 'a' + 10);
 			char *field = c;
 			for (int i = 0; i < 3 && field < end; field++) i += *field == ' ';
-			if (at[0] < to && at[1] > from) f(at[0] > from ? at[0] : from, at[1] < to ? at[1] : to, c, *field == '0', arg);
+			if (at[0] < to && at[1] > from)
+				f(at[0] > from ? at[0] : from, at[1] < to ? at[1] : to, c, *field == '0', arg);
 			n -= (size_t)(end + 1 - b);
 			memmove(b, end + 1, n);
 		}
@@ -324,10 +345,13 @@ static void restore_one(uintptr_t from, uintptr_t to, const char *rights, bool a
 	if (anonymous && !memcmp(rights, "---p", 4)) syscall(SYS_mprotect, from, to - from, PROT_READ | PROT_WRITE);
 }
 
-/* Gives back what a pass has taken away of a map. Nobody says when the program's own memory goes: what is there now may belong to something else, and have other rights. Returns 0, or an error. */
+/* Gives back what a pass has taken away of a map. Nobody says when the program's own memory goes: what
+ * is there now may belong to something else, and have other rights. Returns 0, or an error. */
 static long restore_rights(const struct map *m) {
 	if (!m->own) return syscall(SYS_mprotect, m->from, m->to - m->from, PROT_READ);
-	return for_each_mapping(m->from, m->to, restore_one, NULL) ? 0 : syscall(SYS_mprotect, m->from, m->to - m->from, PROT_READ | PROT_WRITE);
+	return for_each_mapping(m->from, m->to, restore_one, NULL)
+	    ? 0
+	    : syscall(SYS_mprotect, m->from, m->to - m->from, PROT_READ | PROT_WRITE);
 }
 
 static void add_if_ordinary(uintptr_t from, uintptr_t to, const char *rights, bool anonymous, void *sum) {
@@ -340,15 +364,18 @@ static bool is_ordinary_memory(uintptr_t from, uintptr_t to) {
 	return for_each_mapping(from, to, add_if_ordinary, &sum) && sum == to - from;
 }
 
-/* The handler of SIGSEGV: notes a touch and gives the unit back, or calls the program's handler. Async-signal-safe: it makes system calls and writes to memory that is there. */
+/* The handler of SIGSEGV: notes a touch and gives the unit back, or calls the program's handler.
+ * Async-signal-safe: it makes system calls and writes to memory that is there. */
 static void on_fault(int sig, siginfo_t *info, void *context) {
 	int e = errno;
 	uintptr_t a = (uintptr_t)info->si_addr;
 	if (watch.touches && info->si_code == SEGV_ACCERR && a >= watch.now.from && a < watch.now.to) {
-		size_t unit = (a - watch.now.from) / watch.unit, bytes = watch.unit, left = watch.now.to - watch.now.from - unit * watch.unit;
+		size_t unit = (a - watch.now.from) / watch.unit, bytes = watch.unit,
+		       left = watch.now.to - watch.now.from - unit * watch.unit;
 		size_t at = watch.armed ? atomic_fetch_add(&watch.n, 1) : TOUCHES;
 		if (at < TOUCHES) watch.touches[at] = (struct touch){(uint32_t)unit, (uint32_t)syscall(SYS_gettid), now_ns()};
-		if (!syscall(SYS_mprotect, watch.now.from + unit * watch.unit, bytes < left ? bytes : left, watch.now.own ? PROT_READ | PROT_WRITE : PROT_READ)) {
+		if (!syscall(SYS_mprotect, watch.now.from + unit * watch.unit, bytes < left ? bytes : left,
+		        watch.now.own ? PROT_READ | PROT_WRITE : PROT_READ)) {
 			errno = e;
 			return;
 		}
@@ -361,7 +388,8 @@ static void on_fault(int sig, siginfo_t *info, void *context) {
 	}
 	/* Not ours. */
 	if (watch.before.sa_flags & SA_SIGINFO) watch.before.sa_sigaction(sig, info, context);
-	else if (watch.before.sa_handler == SIG_DFL || watch.before.sa_handler == SIG_IGN) set_segv_handler(&watch.before, NULL); /* the signal comes again */
+	else if (watch.before.sa_handler == SIG_DFL || watch.before.sa_handler == SIG_IGN)
+		set_segv_handler(&watch.before, NULL); /* the signal comes again */
 	else watch.before.sa_handler(sig);
 	errno = e;
 }
@@ -375,12 +403,15 @@ static void end_pass(void) {
 
 static void sleep_ms(int ms) { nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000L}, NULL); }
 
-/* Makes a pass over a map, and copies the map to m. Returns how many touches were noted; 0 if there were none, or the map is gone. */
+/* Makes a pass over a map, and copies the map to m. Returns how many touches were noted; 0 if there
+ * were none, or the map is gone. */
 static size_t make_pass(int which, struct map *m) {
 	pthread_mutex_lock(&watch.lock);
 	struct sigaction now;
 	*m = watch.maps[which];
-	bool there = m->to > m->from && !set_segv_handler(NULL, &now) && now.sa_flags & SA_SIGINFO && now.sa_sigaction == on_fault; /* the program may have a handler of its own by now */
+	/* The program may have set a handler of its own by now, past this library. */
+	bool there = m->to > m->from && !set_segv_handler(NULL, &now) && now.sa_flags & SA_SIGINFO &&
+	    now.sa_sigaction == on_fault;
 	watch.n = 0;
 	if (there && m->own && !is_ordinary_memory(m->from, m->to)) { /* it was freed */
 		watch.maps[which].from = watch.maps[which].to = m->from = m->to = 0;
@@ -398,7 +429,8 @@ static size_t make_pass(int which, struct map *m) {
 	if (!there) return 0;
 	int64_t begun = now_ns();
 	size_t before = 0;
-	for (int quiet = 0; now_ns() - begun < MAX_PASS_MS * 1000000L && quiet < QUIET_MS && watch.armed && !watch.failed && !watch.ending;) {
+	for (int quiet = 0; now_ns() - begun < MAX_PASS_MS * 1000000L && quiet < QUIET_MS && watch.armed &&
+	     !watch.failed && !watch.ending;) {
 		sleep_ms(1);
 		quiet = watch.n == before && before > 0 ? quiet + 1 : 0;
 		before = watch.n;
@@ -410,7 +442,8 @@ static size_t make_pass(int which, struct map *m) {
 	return watch.n < TOUCHES ? watch.n : TOUCHES;
 }
 
-/* Finds the file, and the offset in it, from which most of [from, to) of the program's own memory was filled. False: from none. The lock is held. */
+/* Finds the file, and the offset in it, from which most of [from, to) of the program's own memory was
+ * filled. False: from none. The lock is held. */
 static bool filled_from(uintptr_t from, uintptr_t to, const char **path, uint64_t *offset) {
 	uintptr_t most = 0;
 	for (size_t i = 0; i < watch.fill_count; i++) {
@@ -439,12 +472,13 @@ static void report_match(const struct map *m, const struct found_gemv *f, int ma
 	if (rows && out) snprintf(shaped, sizeof shaped, "%u,%u,op", rows, cols);
 	else if (rows) snprintf(shaped, sizeof shaped, ", %u rows and %u columns (by the op's vectors)", rows, cols);
 	if (out) {
-		fprintf(out, "%s,%llu,%llu,%.2f,%d,%s,%s\n", path, (unsigned long long)offset, (unsigned long long)size, f->confidence, f->passes,
-		    m->own ? "read" : "mapped", rows ? shaped : ",,");
+		fprintf(out, "%s,%llu,%llu,%.2f,%d,%s,%s\n", path, (unsigned long long)offset, (unsigned long long)size,
+		    f->confidence, f->passes, m->own ? "read" : "mapped", rows ? shaped : ",,");
 		return;
 	}
-	fprintf(stderr, "tfmbs: GEMV detected: %s%s: %llu bytes at %llu, confidence %.2f, in %d of %d passes%s\n", path,
-	    m->own ? ", read into memory" : "", (unsigned long long)size, (unsigned long long)offset, f->confidence, f->passes, made - 1, shaped);
+	fprintf(stderr, "tfmbs: GEMV detected: %s%s: %llu bytes at %llu, confidence %.2f, in %d of %d passes%s\n",
+	    path, m->own ? ", read into memory" : "", (unsigned long long)size, (unsigned long long)offset,
+	    f->confidence, f->passes, made - 1, shaped);
 }
 
 /* Makes passes over a map, and says what they have found. */
@@ -465,7 +499,8 @@ static void detect_in_map(int which, FILE *out) {
 		size_t n = make_pass(which, m);
 		if (m->to <= m->from) break; /* it was unmapped */
 		idle = n < MIN_UNITS ? idle + 1 : 0;
-		if (n < MIN_UNITS || m->from != from) { /* nothing was read, or less is mapped than before: then the passes begin anew */
+		/* Nothing was read, or less is mapped than before: then the passes begin anew. */
+		if (n < MIN_UNITS || m->from != from) {
 			from = n < MIN_UNITS ? from : m->from;
 			if (n >= MIN_UNITS) made = 0;
 			sleep_ms(10); /* the program may compute nothing now */
@@ -489,7 +524,8 @@ static void detect_in_map(int which, FILE *out) {
 	}
 	size_t k = made > 2 ? find_agreed(&v, found, SCANS) : 0;
 	for (size_t i = 0; i < k; i++) report_match(m, &found[i], made, out);
-	fprintf(stderr, "tfmbs: %zu matrices were detected in %s%s, in %d passes\n", k, m->path, m->own ? ", read into memory" : "", made);
+	fprintf(stderr, "tfmbs: %zu matrices were detected in %s%s, in %d passes\n", k, m->path,
+	    m->own ? ", read into memory" : "", made);
 	free(v.bound);
 	free(v.inner);
 	free(v.cover);
@@ -499,7 +535,8 @@ static void detect_in_map(int which, FILE *out) {
 	free(found);
 }
 
-/* Once nothing was read for a while, adds the pieces of memory that were filled from files to the maps that are watched, the largest first. */
+/* Once nothing was read for a while, adds the pieces of memory that were filled from files to the maps
+ * that are watched, the largest first. */
 static void watch_fills(void) {
 	pthread_mutex_lock(&watch.lock);
 	if (!watch.filled_ns || now_ns() - watch.filled_ns < LOADED_MS * 1000000LL) {
@@ -511,17 +548,23 @@ static void watch_fills(void) {
 		struct map best = {0};
 		before = watch.count;
 		for (size_t i = 0, end; i < watch.fill_count; i = end) {
-			for (end = i + 1; end < watch.fill_count && watch.fills[end].from - watch.fills[end - 1].to <= BETWEEN; end++) {}
-			uintptr_t from = (watch.fills[i].from + 4095) & ~(uintptr_t)4095, to = watch.fills[end - 1].to & ~(uintptr_t)4095;
+			for (end = i + 1;
+			     end < watch.fill_count && watch.fills[end].from - watch.fills[end - 1].to <= BETWEEN; end++) {}
+			uintptr_t from = (watch.fills[i].from + 4095) & ~(uintptr_t)4095,
+			          to = watch.fills[end - 1].to & ~(uintptr_t)4095;
 			bool known = from + MIN_OWN > to || to - from <= best.to - best.from;
-			for (int k = 0; k < watch.count && !known; k++) known = watch.maps[k].own && from < watch.maps[k].to && to > watch.maps[k].from;
+			for (int k = 0; k < watch.count && !known; k++)
+				known = watch.maps[k].own && from < watch.maps[k].to && to > watch.maps[k].from;
 			if (known) continue;
 			if (is_ordinary_memory(from, to)) {
 				best = (struct map){from, to, 0, true, ""};
 				strcpy(best.path, watch.files[watch.fills[i].file].path);
 				continue;
 			}
-			fprintf(stderr, "tfmbs: %zu bytes of %s were read into memory that is used for something else by now (as repacked weights are): not watched\n", (size_t)(to - from), watch.files[watch.fills[i].file].path);
+			fprintf(stderr,
+			    "tfmbs: %zu bytes of %s were read into memory that is used for something else by now "
+			    "(as repacked weights are): not watched\n",
+			    (size_t)(to - from), watch.files[watch.fills[i].file].path);
 			memmove(&watch.fills[i], &watch.fills[end], (watch.fill_count - end) * sizeof *watch.fills);
 			watch.fill_count -= end - i;
 			end = i;
@@ -568,15 +611,18 @@ static bool is_gguf(int fd) {
 	return syscall(SYS_pread64, fd, magic, 4, 0) == 4 && !memcmp(magic, "GGUF", 4);
 }
 
-/* Starts the thread, sets the handler and allocates the memory, if that was not done before. False: nothing can be watched. The lock is held. */
+/* Starts the thread, sets the handler and allocates the memory, if that was not done before. False:
+ * nothing can be watched. The lock is held. */
 static bool start_watching(void) {
 	if (!watch.started) {
 		struct sigaction a = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK};
 		size_t touches = TOUCHES * sizeof *watch.touches, fills = FILLS * sizeof *watch.fills;
-		char *room = (char *)syscall(SYS_mmap, NULL, touches + fills, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		char *room = (char *)syscall(
+		    SYS_mmap, NULL, touches + fills, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		watch.touches = (struct touch *)room;
 		watch.fills = (struct fill *)(room + touches);
-		watch.started = room != MAP_FAILED && !set_segv_handler(&a, &watch.before) && !pthread_create(&watch.watcher, NULL, watch_maps, NULL);
+		watch.started = room != MAP_FAILED && !set_segv_handler(&a, &watch.before) &&
+		    !pthread_create(&watch.watcher, NULL, watch_maps, NULL);
 		if (!watch.started) watch.to = NULL;
 	}
 	return watch.to;
@@ -590,7 +636,7 @@ void note_mapping(void *at, size_t length, int prot, int fd, int64_t offset) {
 		*m = (struct map){(uintptr_t)at, (uintptr_t)at + length, (uint64_t)offset, false, ""};
 		path_of_file(fd, m->path);
 		watch.count++;
-		memset(watch.ops, 0, sizeof watch.ops); /* some may be of what was there before; the others will be noted again */
+		memset(watch.ops, 0, sizeof watch.ops); /* they may be of what was there before, or come again */
 	}
 	pthread_mutex_unlock(&watch.lock);
 }
@@ -620,7 +666,8 @@ void note_fill(const void *at, size_t length, int fd, int64_t offset) {
 	uintptr_t from = (uintptr_t)at, to = from + length;
 	int e = errno;
 	struct stat st;
-	if (!watch.to || length < MIN_FILL || fd < 0 || !is_gguf(fd) || fstat(fd, &st) || (offset < 0 && (offset = lseek(fd, 0, SEEK_CUR) - (int64_t)length) < 0)) {
+	if (!watch.to || length < MIN_FILL || fd < 0 || !is_gguf(fd) || fstat(fd, &st) ||
+	    (offset < 0 && (offset = lseek(fd, 0, SEEK_CUR) - (int64_t)length) < 0)) {
 		errno = e;
 		return;
 	}
@@ -637,7 +684,9 @@ void note_fill(const void *at, size_t length, int fd, int64_t offset) {
 		size_t i = watch.fill_count; /* they are sorted by address: mostly this one comes last */
 		while (i > 0 && watch.fills[i - 1].from > from) i--;
 		struct fill *last = i ? &watch.fills[i - 1] : NULL;
-		if (last && last->file == k && last->to == from && last->offset + (last->to - last->from) == (uint64_t)offset) last->to = to;
+		if (last && last->file == k && last->to == from &&
+		    last->offset + (last->to - last->from) == (uint64_t)offset)
+			last->to = to;
 		else if (k < MAPS && watch.fill_count < FILLS) {
 			memmove(&watch.fills[i + 1], &watch.fills[i], (watch.fill_count++ - i) * sizeof *watch.fills);
 			watch.fills[i] = (struct fill){from, to, (uint64_t)offset, k};
@@ -652,8 +701,10 @@ void note_op(struct op o) {
 	if (!watch.to) return;
 	pthread_mutex_lock(&watch.lock);
 	bool ours = false;
-	for (int i = 0; i < watch.count && !ours; i++) ours = o.from >= watch.maps[i].from - (watch.maps[i].own ? 4096 : 0) && o.from < watch.maps[i].to;
-	for (size_t i = (o.from >> 5) * 0x9e3779b97f4a7c15u >> 50, tries = 0; ours && tries < 64; i = (i + 1) % OPS, tries++)
+	for (int i = 0; i < watch.count && !ours; i++)
+		ours = o.from >= watch.maps[i].from - (watch.maps[i].own ? 4096 : 0) && o.from < watch.maps[i].to;
+	for (size_t i = (o.from >> 5) * 0x9e3779b97f4a7c15u >> 50, tries = 0; ours && tries < 64;
+	     i = (i + 1) % OPS, tries++)
 		if (!watch.ops[i].size || watch.ops[i].from == o.from) {
 			watch.ops[i] = o;
 			break;

@@ -52,7 +52,8 @@ bool is_known_ggml(void) {
 	size_t i = 0;
 	while (i < count && strcmp(known_versions[i], version)) i++;
 	if (i == count) {
-		fprintf(stderr, "tfmbs: not used: version %s of ggml is not known here (%s and %s are)\n", version, known_versions[0], known_versions[1]);
+		fprintf(stderr, "tfmbs: not used: version %s of ggml is not known here (%s and %s are)\n", version,
+		    known_versions[0], known_versions[1]);
 		return false;
 	}
 	struct tensor t = {.name = "name"};
@@ -73,8 +74,8 @@ bool is_view(const struct tensor *t) {
 bool is_computed(const struct tensor *t) { return t->flags & FLAG_COMPUTE && !is_view(t); }
 
 bool has_plain_rows(const struct tensor *t, const char *type) {
-	return !strcmp(api.ggml_type_name(t->type), type) && t->nb[0] == 4 && t->nb[1] % 4 == 0 && t->nb[1] >= 4 * (size_t)t->ne[0] &&
-	    t->nb[2] % 4 == 0 && t->ne[3] == 1;
+	return !strcmp(api.ggml_type_name(t->type), type) && t->nb[0] == 4 && t->nb[1] % 4 == 0 &&
+	    t->nb[1] >= 4 * (size_t)t->ne[0] && t->nb[2] % 4 == 0 && t->ne[3] == 1;
 }
 
 const char *end_of_rows(const struct tensor *t) {

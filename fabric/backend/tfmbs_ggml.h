@@ -1,7 +1,8 @@
 /* What the two libraries know of ggml: its structs, its functions, and questions about tensors.
  *
- * No header of ggml is needed. Functions are found by name, ops and types are compared by name. The few structs that are needed are declared here, as
- * the versions in known_versions (tfmbs_ggml.c) have them. Another version is refused. */
+ * No header of ggml is needed. Functions are found by name, ops and types are compared by name. The
+ * few structs that are needed are declared here, as the versions in known_versions (tfmbs_ggml.c) have
+ * them. Another version is refused. */
 #ifndef TFMBS_GGML_H
 #define TFMBS_GGML_H
 
@@ -32,7 +33,8 @@ struct tensor {
 	char *data;
 	char name[64];
 };
-_Static_assert(offsetof(struct tensor, src) == 152 && offsetof(struct tensor, data) == 248 && offsetof(struct tensor, name) == 256,
+_Static_assert(offsetof(struct tensor, src) == 152 && offsetof(struct tensor, data) == 248 &&
+        offsetof(struct tensor, name) == 256,
     "ggml_tensor");
 
 struct props {
@@ -129,14 +131,15 @@ extern struct ggml_api {
 	const struct traits *(*traits)(int32_t type); /* the CPU backend's; NULL until somebody has looked for it */
 } api;
 
-/* A handle of the library of this process whose file name begins with name, or RTLD_DEFAULT if that has the function. The library may have been loaded
- * so that nobody else sees it. */
+/* A handle of the library of this process whose file name begins with name, or RTLD_DEFAULT if that
+ * has the function. The library may have been loaded so that nobody else sees it. */
 void *loaded_library(const char *name, const char *function);
 
 /* Fills in api. Returns the name of the first function that this ggml lacks, or NULL. */
 const char *resolve_ggml(void);
 
-/* Whether this process's ggml has all functions, and structs as they are declared here. If not, it says why on standard error. */
+/* Whether this process's ggml has all functions, and structs as they are declared here. If not, it
+ * says why on standard error. */
 bool is_known_ggml(void);
 
 bool is_op(const struct tensor *t, const char *name);
@@ -145,7 +148,8 @@ bool is_view(const struct tensor *t);
 /* Whether t is a node that computes something. */
 bool is_computed(const struct tensor *t);
 
-/* Whether the elements of t have 4 bytes each, are of this type, and lie in rows without gaps. The rows may lie anywhere. */
+/* Whether the elements of t have 4 bytes each, are of this type, and lie in rows without gaps. The
+ * rows may lie anywhere. */
 bool has_plain_rows(const struct tensor *t, const char *type);
 
 /* The end of the last row of a tensor that has plain rows. */

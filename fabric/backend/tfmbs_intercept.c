@@ -1,14 +1,18 @@
 //go:build ignore
 
-/* libtfmbs_intercept.so: has the emulated device multiply in programs that can load no backend of ggml. LD_PRELOAD puts it before ggml's own libraries (TFMBS_LLAMA_INTEGRATION.md).
+/* libtfmbs_intercept.so: has the emulated device multiply in programs that can load no backend of
+ * ggml. LD_PRELOAD puts it before ggml's own libraries (TFMBS_LLAMA_INTEGRATION.md).
  *
- * It stands for two functions of ggml. ggml_graph_compute gets each graph: products with weights that the device takes go to the device, and ggml's own function computes the rest, piece by piece.
- * ggml_backend_buffer_free says when weights go: another model may come to lie at their address. Weights are uploaded when a product first uses them.
+ * It stands for two functions of ggml. ggml_graph_compute gets each graph: products with weights that
+ * the device takes go to the device, and ggml's own function computes the rest, piece by piece.
+ * ggml_backend_buffer_free says when weights go: another model may come to lie at their address.
+ * Weights are uploaded when a product first uses them.
  *
- * With TFMBS_DETECT it finds products by what is read of a model (tfmbs_detect.h). For that it stands for mmap, munmap, read, pread, fread and sigaction as well.
+ * With TFMBS_DETECT it finds products by what is read of a model (tfmbs_detect.h). For that it stands
+ * for mmap, munmap, read, pread, fread and sigaction as well.
  *
- * It leaves to ggml what it does not know: another version, weights in another order (repacked), a process that was forked. A program whose own file or library contains all of ggml never
- * calls it. */
+ * It leaves to ggml what it does not know: another version, weights in another order (repacked), a
+ * process that was forked. A program whose own file or library contains all of ggml never calls it. */
 #define _GNU_SOURCE
 #include "tfmbs_products.h"
 #include "tfmbs_detect.h"
@@ -49,7 +53,8 @@ static void mark_forked(void) {
 static void configure_once(void) {
 	own.usable = configure();
 	const char *traits = "ggml_get_type_traits_cpu";
-	if (own.usable) api.traits = (const struct traits *(*)(int32_t))dlsym(loaded_library("libggml-cpu", traits), traits);
+	if (own.usable)
+		api.traits = (const struct traits *(*)(int32_t))dlsym(loaded_library("libggml-cpu", traits), traits);
 	if (own.usable && !api.traits) {
 		fprintf(stderr, "tfmbs: not used: this ggml has no function ggml_get_type_traits_cpu\n");
 		own.usable = false;
@@ -86,8 +91,9 @@ static void *function_of_library(const char *path, const char *name) {
 	return f;
 }
 
-/* The function of that name that would be called without this library: the next one. If its library was loaded so that nobody else sees it, it is that of the caller's library, or of the first library that
- * has one. */
+/* The function of that name that would be called without this library: the next one. If its library
+ * was loaded so that nobody else sees it, it is that of the caller's library, or of the first library
+ * that has one. */
 static void *real_function(const char *name, void *caller) {
 	void *f = dlsym(RTLD_NEXT, name);
 	Dl_info info;
@@ -104,10 +110,16 @@ static void *real_function(const char *name, void *caller) {
 /* Whether t is a product of which the device has the weights, or takes them now. */
 static bool device_takes(const struct tensor *t) {
 	const struct tensor *w = is_op(t, "MUL_MAT") || is_op(t, "MUL_MAT_ID") ? t->src[0] : NULL;
-	if (!w || !w->buffer || api.ggml_backend_buffer_get_usage(w->buffer) != USAGE_WEIGHTS || !is_device_product(t)) return false;
+	if (!w || !w->buffer || api.ggml_backend_buffer_get_usage(w->buffer) != USAGE_WEIGHTS ||
+	    !is_device_product(t))
+		return false;
 	if (!is_layer_taken(layer_of_weight(w))) return false;
 	if (!api.ggml_backend_buffer_is_host(w->buffer)) {
-		if (!own.repacked) fprintf(stderr, "tfmbs: %s and others are left to the CPU, which has them in an order of its own: start with --no-repack\n", w->name);
+		if (!own.repacked)
+			fprintf(stderr,
+			    "tfmbs: %s and others are left to the CPU, which has them in an order of its own: "
+			    "start with --no-repack\n",
+			    w->name);
 		own.repacked = true;
 		return false;
 	}
@@ -125,7 +137,8 @@ struct pass {
 	struct plan *plan;
 };
 
-/* A rest_function: has ggml compute nodes. Small ones are computed on this thread, as ggml's threads would take longer to begin. */
+/* A rest_function: has ggml compute nodes. Small ones are computed on this thread, as ggml's threads
+ * would take longer to begin. */
 static int compute_others(void *arg, void *nodes, bool lost) {
 	struct pass *p = arg;
 	const int threads = p->plan->n_threads, n = api.ggml_graph_n_nodes(nodes);
@@ -143,7 +156,9 @@ static int compute_others(void *arg, void *nodes, bool lost) {
 /* Tells the detection how long the vectors of a product are. */
 static void note_vectors(const struct tensor *t) {
 	const struct tensor *w = t->src[0], *x = t->src[1];
-	if (!(is_op(t, "MUL_MAT") || is_op(t, "MUL_MAT_ID")) || !w || !x || w->ne[2] < 1 || w->ne[2] > MAX_EXPERTS || w->ne[3] != 1) return;
+	if (!(is_op(t, "MUL_MAT") || is_op(t, "MUL_MAT_ID")) || !w || !x || w->ne[2] < 1 || w->ne[2] > MAX_EXPERTS ||
+	    w->ne[3] != 1)
+		return;
 	uint64_t size = (uint64_t)t->ne[0] * w->nb[1];
 	if (t->ne[0] > UINT32_MAX || x->ne[0] > UINT32_MAX || (w->ne[2] > 1 && w->nb[2] != size)) return;
 	note_op((struct op){(uintptr_t)w->data, size, (uint32_t)w->ne[2], (uint32_t)t->ne[0], (uint32_t)x->ne[0]});
@@ -179,7 +194,8 @@ EXPORT void ggml_backend_buffer_free(void *buffer) {
 
 /* ---- What the detection sees (tfmbs_detect.h) ---- */
 
-/* The functions that the program would call without this library. A read may be waited for and cancelled, so a system call would not do. */
+/* The functions that the program would call without this library. A read may be waited for and
+ * cancelled, so a system call would not do. */
 struct next {
 	ssize_t (*read)(int, void *, size_t);
 	ssize_t (*pread)(int, void *, size_t, off_t);
@@ -209,7 +225,9 @@ EXPORT void *mmap(void *at, size_t length, int prot, int flags, int fd, off_t of
 	return p;
 }
 
-EXPORT void *mmap64(void *at, size_t length, int prot, int flags, int fd, off64_t offset) { return mmap(at, length, prot, flags, fd, offset); }
+EXPORT void *mmap64(void *at, size_t length, int prot, int flags, int fd, off64_t offset) {
+	return mmap(at, length, prot, flags, fd, offset);
+}
 
 EXPORT int munmap(void *at, size_t length) {
 	note_unmapping(at, length);

@@ -1,6 +1,7 @@
 //go:build ignore
 
-/* Brings the products of a graph to the device: parts of products are jobs, several of which are under way at a time. */
+/* Brings the products of a graph to the device: parts of products are jobs, several of which are under
+ * way at a time. */
 #define _GNU_SOURCE
 #include "tfmbs_products.h"
 
@@ -18,19 +19,25 @@ bool is_device_product(const struct tensor *t) {
 	if (!w || !x || !kind_of(w) || w->view_src || !w->buffer || !w->data) return false;
 	if (w->ne[0] <= 0 || w->ne[1] <= 0 || w->ne[0] > 1 << 24 || w->ne[1] > 1 << 24 || w->ne[3] != 1) return false;
 	int64_t block = api.ggml_blck_size(w->type);
-	if (w->ne[0] % block || w->nb[0] != api.ggml_type_size(w->type) || w->nb[1] != (size_t)(w->ne[0] / block) * w->nb[0]) return false;
-	if (!has_plain_rows(x, "f32") || !has_plain_rows(t, "f32") || x->ne[0] != w->ne[0] || x->ne[1] <= 0 || t->ne[0] != w->ne[1]) return false;
+	if (w->ne[0] % block || w->nb[0] != api.ggml_type_size(w->type) ||
+	    w->nb[1] != (size_t)(w->ne[0] / block) * w->nb[0])
+		return false;
+	if (!has_plain_rows(x, "f32") || !has_plain_rows(t, "f32") || x->ne[0] != w->ne[0] || x->ne[1] <= 0 ||
+	    t->ne[0] != w->ne[1])
+		return false;
 	if (is_op(t, "MUL_MAT")) return w->ne[2] == 1 && x->ne[2] == 1 && t->ne[2] == 1 && t->ne[1] == x->ne[1];
-	/* ids has the experts of each token; x has for each token one vector for all of them, or one for each; t has a result of each. */
-	return is_op(t, "MUL_MAT_ID") && ids && has_plain_rows(ids, "i32") && ids->ne[2] == 1 && w->ne[2] > 0 && w->ne[2] <= MAX_EXPERTS &&
-	    w->nb[2] == (size_t)w->ne[1] * w->nb[1] && t->ne[1] == ids->ne[0] && t->ne[2] == ids->ne[1] && x->ne[2] == ids->ne[1] && ids->ne[0] % x->ne[1] == 0;
+	/* ids has the experts of each token; x has for each token one vector for all of them, or one for
+	 * each; t has a result of each. */
+	return is_op(t, "MUL_MAT_ID") && ids && has_plain_rows(ids, "i32") && ids->ne[2] == 1 && w->ne[2] > 0 &&
+	    w->ne[2] <= MAX_EXPERTS && w->nb[2] == (size_t)w->ne[1] * w->nb[1] && t->ne[1] == ids->ne[0] &&
+	    t->ne[2] == ids->ne[1] && x->ne[2] == ids->ne[1] && ids->ne[0] % x->ne[1] == 0;
 }
 
 /* ---- Jobs ---- */
 
 enum {
 	MAX_JOBS = 32, /* under way at a time */
-	AHEAD = 16,    /* nodes behind those that the CPU computes, among which products are looked for that can be started meanwhile */
+	AHEAD = 16,    /* nodes behind those that the CPU computes: products among them are started meanwhile */
 };
 
 /* The state of a graph that is being computed, and its jobs. */
@@ -65,7 +72,8 @@ static void handle_failure(struct flight *f, const struct part *p, int e) {
 		w->on_device = false;
 		count_weight(w, 1);
 	}
-	if (e != -ESTALE && !tfmbs_state.broken) report_error("the device failed, what it was to do is done here, slowly", e);
+	if (e != -ESTALE && !tfmbs_state.broken)
+		report_error("the device failed, what it was to do is done here, slowly", e);
 	tfmbs_state.broken |= e != -ESTALE;
 	pthread_mutex_unlock(&tfmbs_state.lock);
 	e = compute_here(p);
@@ -83,14 +91,16 @@ static void deliver_results(struct part *p) {
 static void collect_results(struct flight *f, int before) {
 	int end = 0, left = 0;
 	while (end < f->n && f->jobs[end].node < before) end++;
-	for (int i = end; i-- > 0;) { /* the last one first: then the others are over as well, and this thread was woken once */
+	/* The last one first: then the others are over as well, and this thread was woken once. */
+	for (int i = end; i-- > 0;) {
 		int e = tfmbs_wait(f->jobs[i].id);
 		if (e) handle_failure(f, &f->jobs[i].part, e);
 	}
 	for (int i = 0; i < end; i++) {
 #ifdef TFMBS_PLANT /* for tests: an error of the device */
 		struct part *planted = &f->jobs[i].part;
-		if (!strcmp(planted->t->src[0]->name, TFMBS_PLANT)) *(float *)(void *)(planted->y + 4 * (planted->t->ne[0] / 3)) = TFMBS_PLANTED;
+		if (!strcmp(planted->t->src[0]->name, TFMBS_PLANT))
+			*(float *)(void *)(planted->y + 4 * (planted->t->ne[0] / 3)) = TFMBS_PLANTED;
 #endif
 		validate_part(&f->jobs[i].part);
 		deliver_results(&f->jobs[i].part);
@@ -117,15 +127,17 @@ static bool reads_result(const struct flight *f, const struct tensor *x) {
 	return false;
 }
 
-/* Whether the product p must wait for those under way: it reads what is not written yet, or would write over what another one reads again if the device fails. */
+/* Whether the product p must wait for those under way: it reads what is not written yet, or would
+ * write over what another one reads again if the device fails. */
 static bool must_wait(const struct flight *f, const struct tensor *p) {
 	for (int i = 0; i < f->n; i++)
 		if (overlaps(p, f->jobs[i].part.t->src[1])) return true;
 	return reads_result(f, p->src[1]) || (p->src[2] && reads_result(f, p->src[2]));
 }
 
-/* The weights of the product t; NULL if it is no product that the device computes. They stay until the last backend is freed, or until ensure_on_device finds another
- * model at their address: then there is no graph with the former model any more, so none of its products can be under way. */
+/* The weights of the product t; NULL if it is no product that the device computes. They stay until the
+ * last backend is freed, or until ensure_on_device finds another model at their address: then there is
+ * no graph with the former model any more, so none of its products can be under way. */
 static struct weight *device_weight_of(const struct tensor *t) {
 	if (!is_device_product(t)) return NULL;
 	pthread_mutex_lock(&tfmbs_state.lock);
@@ -135,7 +147,8 @@ static struct weight *device_weight_of(const struct tensor *t) {
 	return w;
 }
 
-/* Gives the device a part, if it takes it. held: its results are not delivered before the nodes before it are computed. */
+/* Gives the device a part, if it takes it. held: its results are not delivered before the nodes before
+ * it are computed. */
 static bool submit_part(struct flight *f, const struct part *p, tfmbs_weight id, bool held) {
 	const struct tensor *w = p->t->src[0];
 	tfmbs_gemv q = {
@@ -161,7 +174,8 @@ static bool submit_part(struct flight *f, const struct part *p, tfmbs_weight id,
 	return true;
 }
 
-/* Starts a part, or computes it here if the device does not take it. No job is held then, or all nodes before it have been computed. */
+/* Starts a part, or computes it here if the device does not take it. No job is held then, or all nodes
+ * before it have been computed. */
 static void start_part(struct flight *f, struct part *p, tfmbs_weight id) {
 	if (submit_part(f, p, id, false)) return;
 	collect_all(f); /* perhaps the memory that is shared with the device is full of what is under way */
@@ -172,7 +186,8 @@ static void start_part(struct flight *f, struct part *p, tfmbs_weight id) {
 
 /* ---- Products ---- */
 
-/* How many vectors may be one job: as many as fit the memory that is shared with the device, in whole tiles of 64 if there are more. */
+/* How many vectors may be one job: as many as fit the memory that is shared with the device, in whole
+ * tiles of 64 if there are more. */
 static int64_t max_vectors(const struct tensor *w) {
 	int64_t n = (64 << 20) / (4 * (w->ne[0] + w->ne[1]));
 	if (n >= 512) return 512;
@@ -180,7 +195,8 @@ static int64_t max_vectors(const struct tensor *w) {
 	return n < 1 ? 1 : n;
 }
 
-/* Copies the vectors of a part, which lie at x[i], together, so that they are one job; their results belong to[i]. False: there is no memory for that. */
+/* Copies the vectors of a part, which lie at x[i], together, so that they are one job; their results
+ * belong to[i]. False: there is no memory for that. */
 static bool gather_vectors(struct part *p, const char *const *x, char *const *to) {
 	size_t n = (size_t)p->n, in = 4 * (size_t)p->t->src[0]->ne[0], out = 4 * (size_t)p->t->ne[0];
 	if (!(p->to = malloc(n * (sizeof *to + in + out)))) return false;
@@ -206,7 +222,9 @@ static const char *vector_of(const struct tensor *t, int64_t token, int64_t k) {
 }
 
 /* Where the result of the k-th expert of a token belongs. */
-static char *result_of(const struct tensor *t, int64_t token, int64_t k) { return t->data + (size_t)token * t->nb[2] + (size_t)k * t->nb[1]; }
+static char *result_of(const struct tensor *t, int64_t token, int64_t k) {
+	return t->data + (size_t)token * t->nb[2] + (size_t)k * t->nb[1];
+}
 
 /* The part of n vectors with the matrix of expert e; the first (or only) vector and result are at x and y. */
 static struct part expert_part(const struct tensor *t, size_t e, size_t n, const char *x, char *y) {
@@ -224,8 +242,10 @@ static struct part expert_part(const struct tensor *t, size_t e, size_t n, const
 /* How many results a product with experts has: those of each token's experts, one token after the other. */
 static size_t expert_uses(const struct tensor *t) { return (size_t)(t->ne[1] * t->ne[2]); }
 
-/* Finds the device's matrices of the experts that were chosen, in their order: ids[i] is 0 if it does not have that matrix. Returns how many it does not have, or -1 if an expert does
- * not exist. Of weights that are handed over, the device is asked again for a matrix if what it holds has changed since, which its jobs tell, or after ASK_AGAIN_S without jobs. */
+/* Finds the device's matrices of the experts that were chosen, in their order: ids[i] is 0 if it does
+ * not have that matrix. Returns how many it does not have, or -1 if an expert does not exist. Of
+ * weights that are handed over, the device is asked again for a matrix if what it holds has changed
+ * since, which its jobs tell, or after ASK_AGAIN_S without jobs. */
 static int64_t find_chosen_matrices(const struct tensor *t, struct weight *w, tfmbs_weight *ids) {
 	int64_t missing = 0;
 	pthread_mutex_lock(&tfmbs_state.lock);
@@ -249,8 +269,8 @@ static int64_t find_chosen_matrices(const struct tensor *t, struct weight *w, tf
 	return missing;
 }
 
-/* Has the rest function compute the experts that the device does not have: the same node, changed for that time to have these only. Their vectors and results are copied
- * together. */
+/* Has the rest function compute the experts that the device does not have: the same node, changed for
+ * that time to have these only. Their vectors and results are copied together. */
 static void compute_missing(struct flight *f, struct tensor *t, int node, const tfmbs_weight *ids, int64_t missing) {
 	struct tensor *x = t->src[1], *which = t->src[2];
 	const struct tensor was = *t, choice = *which;
@@ -302,8 +322,8 @@ static void compute_missing(struct flight *f, struct tensor *t, int node, const 
 	if (e) f->status = e;
 }
 
-/* Starts the products of each token with those of its experts that the device has; the weights have count experts. Of a batch, the vectors of several tokens with the same expert are
- * one job. */
+/* Starts the products of each token with those of its experts that the device has; the weights have
+ * count experts. Of a batch, the vectors of several tokens with the same expert are one job. */
 static void start_chosen(struct flight *f, const struct tensor *t, size_t count, const tfmbs_weight *ids) {
 	const int64_t tokens = t->ne[2], each = t->ne[1];
 	const size_t n = expert_uses(t);
@@ -315,7 +335,8 @@ static void start_chosen(struct flight *f, const struct tensor *t, size_t count,
 	char **to = from ? malloc(n * sizeof *to) : NULL;
 	for (int64_t i = 0; !to && i < tokens * each; i++) { /* one token, or no memory */
 		if (!ids[i]) continue;
-		struct part p = expert_part(t, (size_t)chosen_expert(t, i / each, i % each), 1, vector_of(t, i / each, i % each), result_of(t, i / each, i % each));
+		struct part p = expert_part(t, (size_t)chosen_expert(t, i / each, i % each), 1,
+		    vector_of(t, i / each, i % each), result_of(t, i / each, i % each));
 		start_part(f, &p, ids[i]);
 	}
 	if (to) {
@@ -347,8 +368,9 @@ static void start_chosen(struct flight *f, const struct tensor *t, size_t count,
 	free(to);
 }
 
-/* Starts a product with experts, the node of that number, and has the CPU compute those that the device does not have. Without cpu it does nothing and returns false if the device does
- * not have all of them. */
+/* Starts a product with experts, the node of that number, and has the CPU compute those that the
+ * device does not have. Without cpu it does nothing and returns false if the device does not have all
+ * of them. */
 static bool start_expert_product(struct flight *f, struct tensor *t, struct weight *w, int node, bool cpu) {
 	tfmbs_weight few[64], *ids = expert_uses(t) <= sizeof few / sizeof *few ? few : calloc(expert_uses(t), sizeof *ids);
 	if (!ids) {
@@ -380,7 +402,8 @@ static struct part vectors_part(const struct tensor *t, int64_t first) {
 	};
 }
 
-/* Starts a product. It waits for others only if it must: several that follow each other (gate and up, for instance) are one trip to the device. */
+/* Starts a product. It waits for others only if it must: several that follow each other (gate and up,
+ * for instance) are one trip to the device. */
 static void start_product(struct flight *f, int node, struct tensor *t, struct weight *w) {
 	if (must_wait(f, t)) collect_all(f);
 	f->node = node;
@@ -418,7 +441,8 @@ static enum order order_of(void *graph, const struct tensor *p, int first, int l
 	return order;
 }
 
-/* Starts the product p, node k, before the nodes from i on are computed. False: it has to wait for some of them, or there is no room. */
+/* Starts the product p, node k, before the nodes from i on are computed. False: it has to wait for
+ * some of them, or there is no room. */
 static bool start_early(struct flight *f, void *graph, int i, int k, struct tensor *p, struct weight *w) {
 	enum order order = order_of(graph, p, i, k);
 	if (order == BEHIND || must_wait(f, p)) return false;
@@ -433,9 +457,11 @@ static bool start_early(struct flight *f, void *graph, int i, int k, struct tens
 	return is_op(p, "MUL_MAT") && all.n == p->ne[1] && submit_part(f, &all, w->matrices[0].id, order == HELD);
 }
 
-/* Whether t is a product with weights that the device had when the graph was divided, and does not have any more: it is worth all threads. */
+/* Whether t is a product with weights that the device had when the graph was divided, and does not
+ * have any more: it is worth all threads. */
 static bool is_lost(const struct tensor *t) {
-	return is_computed(t) && (is_op(t, "MUL_MAT") || is_op(t, "MUL_MAT_ID")) && api.ggml_nbytes(t->src[0]) > SMALL && is_device_product(t);
+	return is_computed(t) && (is_op(t, "MUL_MAT") || is_op(t, "MUL_MAT_ID")) &&
+	    api.ggml_nbytes(t->src[0]) > SMALL && is_device_product(t);
 }
 
 int compute_graph(void *graph, rest_function *rest, void *arg) {
@@ -451,8 +477,11 @@ int compute_graph(void *graph, rest_function *rest, void *arg) {
 			continue;
 		}
 		bool lost = is_lost(t);
-		while (end < n && !is_in_flight(&f, end) && !device_weight_of(api.ggml_graph_node(graph, end)) && is_lost(api.ggml_graph_node(graph, end)) == lost) end++;
-		/* Products behind these nodes that do not wait for them are computed meanwhile: those of K and V, for instance, while the position is worked into Q. */
+		while (end < n && !is_in_flight(&f, end) && !device_weight_of(api.ggml_graph_node(graph, end)) &&
+		    is_lost(api.ggml_graph_node(graph, end)) == lost)
+			end++;
+		/* Products behind these nodes that do not wait for them are computed meanwhile: those of K and
+		 * V, for instance, while the position is worked into Q. */
 		for (int k = f.started > end ? f.started : end; f.n > 0 && k < n && k < end + AHEAD; f.started = ++k) {
 			struct tensor *p = api.ggml_graph_node(graph, k);
 			struct weight *pw = is_computed(p) ? device_weight_of(p) : NULL;

@@ -45,8 +45,9 @@ void configure_validation(void) {
 
 bool was_validated(void) { return validation.products > 0; }
 
-/* Results are wrong if their error is more than twice what the profile allows, as a part of their norm. A single result is wrong if its error is ELEMENT times as
- * much, as a part of the results' root mean square or of itself: rows of weights differ in size. */
+/* Results are wrong if their error is more than twice what the profile allows, as a part of their
+ * norm. A single result is wrong if its error is ELEMENT times as much, as a part of the results' root
+ * mean square or of itself: rows of weights differ in size. */
 enum { ELEMENT = 64 };
 
 /* How far the device's results are from the CPU's. */
@@ -71,16 +72,17 @@ static struct comparison compare(const float *device, const float *cpu, size_t n
 }
 
 /* Counts a comparison of a product with the weights t, and reports it if it is the first wrong one of these. */
-static void count_comparison(const struct tensor *t, const struct comparison *c, const float *device, const float *cpu, size_t n,
-    size_t rows) {
+static void count_comparison(const struct tensor *t, const struct comparison *c, const float *device,
+    const float *cpu, size_t n, size_t rows) {
 	double error = c->norm > 0 ? sqrt(c->off / c->norm) : c->off > 0;
 	pthread_mutex_lock(&tfmbs_state.lock);
 	struct weight *w = find_weight(t);
 	if (c->wrong && w && !w->reported) {
 		w->reported = true;
 		size_t at = c->bad < n ? c->bad : 0;
-		fprintf(stderr, "tfmbs: WRONG: %s: the error is %.3g %% of the norm; row %zu: %g, and the CPU has %g, which is used\n", t->name, 100 * error,
-		    at % rows, (double)device[at], (double)cpu[at]);
+		fprintf(stderr,
+		    "tfmbs: WRONG: %s: the error is %.3g %% of the norm; row %zu: %g, and the CPU has %g, which is used\n",
+		    t->name, 100 * error, at % rows, (double)device[at], (double)cpu[at]);
 	}
 	validation.products++;
 	validation.wrong += c->wrong;
@@ -97,7 +99,8 @@ void validate_part(const struct part *p) {
 #endif
 	size_t rows = (size_t)p->t->ne[0], n = (size_t)p->n * rows, size = rows * sizeof(float);
 	float *device = malloc(n * sizeof *device), *cpu = NULL;
-	for (int64_t i = 0; device && i < p->n; i++) memcpy(device + (size_t)i * rows, p->y + (size_t)i * p->y_stride, size);
+	for (int64_t i = 0; device && i < p->n; i++)
+		memcpy(device + (size_t)i * rows, p->y + (size_t)i * p->y_stride, size);
 	if (!device || compute_here(p) || !(cpu = malloc(n * sizeof *cpu))) {
 		free(device);
 		report_error("a result is not compared", -ENOMEM);
@@ -105,7 +108,8 @@ void validate_part(const struct part *p) {
 	}
 	for (int64_t i = 0; i < p->n; i++) memcpy(cpu + (size_t)i * rows, p->y + (size_t)i * p->y_stride, size);
 	struct comparison c = compare(device, cpu, n);
-	for (int64_t i = 0; i < p->n && !c.wrong; i++) memcpy(p->y + (size_t)i * p->y_stride, device + (size_t)i * rows, size);
+	for (int64_t i = 0; i < p->n && !c.wrong; i++)
+		memcpy(p->y + (size_t)i * p->y_stride, device + (size_t)i * rows, size);
 	count_comparison(p->t->src[0], &c, device, cpu, n, rows);
 #ifdef TFMBS_CHECK
 	fprintf(stderr, "check %s %ld %g %g\n", p->t->src[0]->name, (long)p->n, c.off, c.norm);
@@ -117,7 +121,8 @@ void validate_part(const struct part *p) {
 void report_validation(void) {
 	if (!validation.on) return;
 	fprintf(stderr,
-	    "tfmbs: %ld results were compared with the CPU's, %ld of them wrong; the largest error of the others is %.3g %% of the norm (%s)\n",
+	    "tfmbs: %ld results were compared with the CPU's, %ld of them wrong; "
+	    "the largest error of the others is %.3g %% of the norm (%s)\n",
 	    validation.products, validation.wrong, 100 * validation.worst, validation.name);
 	validation.products = validation.wrong = 0;
 	validation.worst = 0;

@@ -14,7 +14,7 @@
 
 enum {
 	NOT_ON_DEVICE = 1 << 16, /* what a matrix that the device does not have counts in layer_balance */
-	MAX_WAIT_S = 120,        /* seconds to wait for a device that reads what it is to hold; the first graph comes after that */
+	MAX_WAIT_S = 120,        /* seconds that the first graph waits for a device that reads what it is to hold */
 	PAGE = 4096,
 };
 
@@ -67,7 +67,8 @@ void report_error(const char *what, int e) { fprintf(stderr, "tfmbs: %s: %s\n", 
 const struct kind *kind_of(const struct tensor *w) {
 	const char *name = api.ggml_type_name(w->type);
 	for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-		if (!strcmp(kinds[i].name, name)) return kinds[i].faster || profile->all || tfmbs_state.handed_over ? &kinds[i] : NULL;
+		if (!strcmp(kinds[i].name, name))
+			return kinds[i].faster || profile->all || tfmbs_state.handed_over ? &kinds[i] : NULL;
 	return NULL;
 }
 
@@ -76,7 +77,8 @@ long layer_of_weight(const struct tensor *t) {
 }
 
 bool is_layer_taken(long layer) {
-	return layer < 0 || tfmbs_state.last_layer < 0 || (layer >= tfmbs_state.first_layer && layer <= tfmbs_state.last_layer);
+	return layer < 0 || tfmbs_state.last_layer < 0 ||
+	    (layer >= tfmbs_state.first_layer && layer <= tfmbs_state.last_layer);
 }
 
 /* ---- The table ---- */
@@ -87,13 +89,17 @@ static struct weight **bucket_of(const void *data) {
 
 struct weight *find_weight(const struct tensor *t) {
 	struct weight *w = *bucket_of(t->data);
-	while (w && (w->data != t->data || w->buffer != t->buffer || w->rows != t->ne[1] || w->cols != t->ne[0] || w->count != t->ne[2])) w = w->next;
+	while (w &&
+	    (w->data != t->data || w->buffer != t->buffer || w->rows != t->ne[1] || w->cols != t->ne[0] ||
+	        w->count != t->ne[2]))
+		w = w->next;
 	return w;
 }
 
 void count_weight(const struct weight *w, int by) {
 	*(w->on_device ? &tfmbs_state.on_device : &tfmbs_state.elsewhere) += by;
-	if (w->layer >= 0 && w->layer < LAYERS) tfmbs_state.layer_balance[w->layer] += by * (w->on_device ? 1 : -NOT_ON_DEVICE);
+	if (w->layer >= 0 && w->layer < LAYERS)
+		tfmbs_state.layer_balance[w->layer] += by * (w->on_device ? 1 : -NOT_ON_DEVICE);
 }
 
 struct weight *add_weight(const struct tensor *t) {
@@ -136,7 +142,8 @@ void remove_weights(const void *buffer) {
 
 /* ---- Uploads ---- */
 
-/* A hash of some of the bytes: another model may come to lie at the same address. The device itself compares all bytes of what is uploaded. */
+/* A hash of some of the bytes: another model may come to lie at the same address. The device itself
+ * compares all bytes of what is uploaded. */
 static uint64_t sample_hash(const uint8_t *b, size_t n) {
 	uint64_t h = 0xcbf29ce484222325u;
 	for (int i = 0; i < 16; i++) {
@@ -151,15 +158,16 @@ static int upload_weight(const struct tensor *t, struct weight *w, size_t n) {
 	int e = tfmbs_init();
 	tfmbs_state.broken = e != 0; /* without a device, nothing is tried again */
 	for (uint32_t i = 0; i < w->count && !e; i++)
-		e = tfmbs_upload_blocks((int)layer_of_weight(t), kind_of(t)->number, t->data + i * t->nb[2], n / w->count, w->rows, w->cols,
-		    profile->flags, &w->matrices[i].id);
+		e = tfmbs_upload_blocks((int)layer_of_weight(t), kind_of(t)->number, t->data + i * t->nb[2], n / w->count,
+		    w->rows, w->cols, profile->flags, &w->matrices[i].id);
 	if (e) report_error(tfmbs_state.broken ? "there is no device, so the CPU computes everything" : t->name, e);
 	return e;
 }
 
 /* ---- Weights that the device holds of a file ---- */
 
-/* Finds out where p lies in which file. False: p is in no mapped file, or the file's path leads to another file by now. The lock is held. */
+/* Finds out where p lies in which file. False: p is in no mapped file, or the file's path leads to
+ * another file by now. The lock is held. */
 static bool locate_in_file(const void *p, struct file_place *place) {
 	static struct {
 		uintptr_t from, to;
@@ -204,11 +212,14 @@ int find_held_matrix(const struct tensor *t, struct weight *w, uint32_t i) {
 	size_t n = (size_t)t->ne[1] * t->nb[1];
 	struct matrix *m = &w->matrices[i];
 	m->asked = tfmbs_held();
-	return tfmbs_find_blocks(w->place.dev, w->place.ino, w->place.offset + i * n, kind_of(t)->number, t->data + i * n, n, w->rows, w->cols, &m->id);
+	return tfmbs_find_blocks(w->place.dev, w->place.ino, w->place.offset + i * n, kind_of(t)->number,
+	    t->data + i * n, n, w->rows, w->cols, &m->id);
 }
 
-/* Looks for t among what the device holds, and waits as long as the device loads. Of experts only the first two are looked for here, as experts come and
- * go: the others are asked for when they are chosen. If neither is held, the CPU has them all: it computes them faster within a graph than each by itself. */
+/* Looks for t among what the device holds, and waits as long as the device loads. Of experts only the
+ * first two are looked for here, as experts come and go: the others are asked for when they are
+ * chosen. If neither is held, the CPU has them all: it computes them faster within a graph than each
+ * by itself. */
 static int find_held_weight(const struct tensor *t, struct weight *w) {
 	struct timespec begun;
 	clock_gettime(CLOCK_MONOTONIC, &begun);
@@ -235,7 +246,8 @@ static int find_held_weight(const struct tensor *t, struct weight *w) {
 
 /* Tells the kernel that the pages of t, of n bytes, may go first. */
 static void mark_cold(const struct tensor *t, size_t n) {
-	uintptr_t from = ((uintptr_t)t->data + PAGE - 1) & ~(uintptr_t)(PAGE - 1), to = ((uintptr_t)t->data + n) & ~(uintptr_t)(PAGE - 1);
+	uintptr_t from = ((uintptr_t)t->data + PAGE - 1) & ~(uintptr_t)(PAGE - 1),
+	          to = ((uintptr_t)t->data + n) & ~(uintptr_t)(PAGE - 1);
 	if (to > from) madvise((void *)from, to - from, MADV_COLD);
 }
 
@@ -246,7 +258,8 @@ bool ensure_on_device(const struct tensor *t) {
 	/* Held weights are not sampled: that would read them from disk. */
 	uint64_t sample = tfmbs_state.broken || held ? 0 : sample_hash((const uint8_t *)t->data, n);
 	struct weight *w = find_weight(t);
-	bool again = w && held && (w->epoch != tfmbs_state.epoch || (!w->on_device && seconds_since(&w->asked) > ASK_AGAIN_S));
+	bool again =
+	    w && held && (w->epoch != tfmbs_state.epoch || (!w->on_device && seconds_since(&w->asked) > ASK_AGAIN_S));
 	if (!tfmbs_state.broken && (!w || w->sample != sample || again)) {
 		if (!w) w = add_weight(t);
 		if (w) {

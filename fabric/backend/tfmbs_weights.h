@@ -1,5 +1,5 @@
-/* Which tensors of weights the device has, and how they come to it: this process uploads them, or, with TFMBS_HANDOVER, finds those that the device holds
- * of the model's file. */
+/* Which tensors of weights the device has, and how they come to it: this process uploads them, or,
+ * with TFMBS_HANDOVER, finds those that the device holds of the model's file. */
 #ifndef TFMBS_WEIGHTS_H
 #define TFMBS_WEIGHTS_H
 
@@ -13,7 +13,7 @@ enum {
 	BUCKETS = 1024,
 	LAYERS = 1024,         /* that are counted */
 	MAX_EXPERTS = 1 << 14, /* of a tensor */
-	ASK_AGAIN_S = 2,       /* seconds until the device is asked again for what it does not hold: it may have got more room */
+	ASK_AGAIN_S = 2,       /* seconds until the device is asked again for what it does not hold */
 };
 
 /* A type that the device takes. */
@@ -24,14 +24,16 @@ struct kind {
 	bool faster;     /* than ggml's CPU code (docs/performance.md): taken without a profile; all of them exactly */
 };
 
-/* TFMBS_PROFILE */
+/* What TFMBS_PROFILE names. */
 struct profile {
 	const char *name;
-	uint32_t flags;
-	bool all;     /* types, not only those that are faster */
-	double error; /* of products, as a part of their norm: the decibels of the profile; of exact planes, which differ in the order of sums only, ample */
+	uint32_t flags; /* of uploads */
+	bool all;       /* all types are taken, not only those that are faster */
+	/* The largest error of products, as a part of their norm: the decibels of the profile. Exact planes differ
+	 * only in the order of sums: for them it is ample. */
+	double error;
 };
-extern const struct profile *profile;
+extern const struct profile *profile; /* that is used */
 
 /* A tensor of weights: one matrix, or one for each expert, which follow each other. */
 struct weight {
@@ -39,8 +41,9 @@ struct weight {
 	const void *data, *buffer;
 	uint32_t rows, cols, count; /* count matrices */
 	long layer;
-	uint64_t sample;       /* hash of some bytes, of what was uploaded */
-	bool on_device;        /* the device has all matrices; of held weights with several, it may have some, and they come and go */
+	uint64_t sample; /* hash of some bytes, of what was uploaded */
+	/* The device has all matrices. Of held weights with several matrices it may have some, which come and go. */
+	bool on_device;
 	bool reported;         /* a wrong result with it was reported */
 	struct timespec asked; /* when it was last looked for among held weights, */
 	unsigned epoch;        /* and tfmbs_state.epoch then */
@@ -65,11 +68,12 @@ extern struct tfmbs_state {
 	long layer_balance[LAYERS];   /* matrices that the device has, less a large number for each that it does not have */
 	struct device *cpu_device;    /* computes what is small, or NULL */
 	int on_device, elsewhere;     /* tensors of weights that the device has, and does not have */
-	unsigned epoch;               /* counts backends: a new context may be of another model, at an address of the former one */
+	unsigned epoch;               /* counts backends: a new one may be of another model, at an old address */
 	int idle_backends;            /* that have not computed yet */
 } tfmbs_state;
 
-/* Takes TFMBS_LAYERS, TFMBS_PROFILE and TFMBS_HANDOVER from the environment. If one of them is wrong, it says so on standard error and returns false. */
+/* Takes TFMBS_LAYERS, TFMBS_PROFILE and TFMBS_HANDOVER from the environment. If one of them is wrong,
+ * it says so on standard error and returns false. */
 bool configure_weights(void);
 
 /* Says on standard error that something failed; e is a negated errno. */
@@ -87,7 +91,8 @@ bool is_layer_taken(long layer);
 /* What is known of a tensor of weights, or NULL. The lock is held. */
 struct weight *find_weight(const struct tensor *t);
 
-/* Adds a tensor that is not known yet, as one that the device does not have. NULL if there is no memory. The lock is held. */
+/* Adds a tensor that is not known yet, as one that the device does not have. NULL if there is no
+ * memory. The lock is held. */
 struct weight *add_weight(const struct tensor *t);
 
 /* Counts w in tfmbs_state (by = 1), or takes that back (by = -1) before w changes. The lock is held. */
