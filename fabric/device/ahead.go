@@ -1,19 +1,26 @@
 package device
 
-// This file expects when weights are used next: what gives way follows from it, and what is brought back before it is needed. A token's products come in the same order again and again. If not all of their planes fit, then
-// to let go what was used least recently is to let go what is needed soonest, and each product misses. Here the last distance between two uses of a weight, counted in products of all clients, is taken for the next one.
+// This file predicts when weights are used next: by that, planes give way, and are brought back before they are
+// needed.
+//
+// A token's products come in the same order again and again. If not all of their planes fit, then what was used
+// least recently is what is needed soonest: to evict that would make each product miss. So the distance between
+// the last two uses of a weight, counted in products of all clients, is taken for the distance to the next one.
 
 import "context"
 
-// horizon is how many products ahead planes are brought back. Each is a copy, in the time of these products.
+// fetchAheadProducts is how many products ahead planes are brought back. Each is copied while these products
+// are computed.
 const fetchAheadProducts = 4
 
-// uses is when a weight was used, counted in products.
+// useHistory says when a weight was used, counted in uses of all weights.
 type useHistory struct {
-	last, period uint64 // period is between the last two; 0: there was one, or none
-	steady       bool   // so it was between the two before
+	last   uint64 // the last use
+	period uint64 // between the last two uses; 0: there were fewer
+	steady bool   // the period before was the same
 }
 
+// record notes a use.
 func (u *useHistory) record(now uint64) {
 	if u.last > 0 {
 		p := now - u.last
@@ -22,7 +29,8 @@ func (u *useHistory) record(now uint64) {
 	u.last = now
 }
 
-// next is when the next use is expected. If it should have been before now, or there is nothing to go by, it is as far ahead as the last one is back.
+// expectNext returns when the next use is expected. If it is overdue, or there were fewer than two uses, it is
+// expected after as long as the last one is ago.
 func (u *useHistory) expectNext(now uint64) uint64 {
 	if n := u.last + u.period; u.period > 0 && n >= now {
 		return n
@@ -30,13 +38,18 @@ func (u *useHistory) expectNext(now uint64) uint64 {
 	return now + (now - u.last)
 }
 
-// fetch brings back a plane that is needed soon, in place of one that is needed later. It reports whether it did.
+// fetchOne brings back a plane that is needed soon, in place of one that is needed later. It reports false if
+// there is none.
 func (s *store) fetchOne() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var soon *weight
 	for _, w := range s.uploads {
-		if !w.steady || w.changing || w.users > 0 || w.last+w.period <= s.uses || w.last+w.period > s.uses+fetchAheadProducts || soon != nil && w.last+w.period >= soon.last+soon.period {
+		next := w.last + w.period
+		if !w.steady || w.changing || w.users > 0 || next <= s.uses || next > s.uses+fetchAheadProducts {
+			continue
+		}
+		if soon != nil && next >= soon.last+soon.period {
 			continue
 		}
 		for i := range w.planes {
@@ -67,10 +80,10 @@ func (s *store) fetchOne() bool {
 			return false
 		}
 	}
-	s.mu.Unlock() // products go on meanwhile
+	s.mu.Unlock() // products must not wait for the copy
 	copy(to, from)
 	s.mu.Lock()
-	if p.resident || soon.planes == nil { // a product did not want to wait, or nobody needs it any more
+	if p.resident || soon.planes == nil { // a product has brought it, or the weight was released
 		s.freePiece(to)
 		return true
 	}
@@ -82,7 +95,7 @@ func (s *store) fetchOne() bool {
 	return true
 }
 
-// fetchAhead fetches after each product, until ctx ends.
+// fetchAhead brings planes back after each product, until ctx ends.
 func (s *store) fetchAhead(ctx context.Context) {
 	for {
 		select {

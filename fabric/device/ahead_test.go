@@ -10,8 +10,10 @@ import (
 	"tensorcast/fabric/trit"
 )
 
-// Ten weights are used in turns, and seven have room. To let go what was used least recently would miss ten in each pass. Who knows the order misses three or four (Belady: what is used now has its place, so it is 30 in nine passes).
-// With planes brought back before they are needed, no product waits; up to five are, as what is fetched takes a place before its time.
+// Ten weights are used in turns, and seven have room. To let go what was used least recently would miss ten in
+// each pass. Who knows the order misses three or four (Belady: what is used now has its place, so it is 30 in
+// nine passes). With planes brought back before they are needed, no product waits; up to five are, as what is
+// fetched takes a place before its time.
 func TestAhead(t *testing.T) {
 	const weights, room, passes, rows, cols = 10, 7, 12, 64, 256
 	for _, ahead := range []bool{false, true} {
@@ -28,13 +30,14 @@ func TestAhead(t *testing.T) {
 			for r := range rows {
 				trit.TwoBit.Pack(b[r*len(b)/rows:(r+1)*len(b)/rows], row)
 			}
-			w, err := s.addUpload(sha256.Sum256(b), &fabric.Matrix{Rows: rows, Cols: cols, Layout: trit.TwoBit, Terms: []fabric.Term{{Planes: [][]byte{b}}}}, weightForm{})
+			w, err := s.addUpload(sha256.Sum256(b), &fabric.Matrix{Rows: rows, Cols: cols, Layout: trit.TwoBit,
+				Terms: []fabric.Term{{Planes: [][]byte{b}}}}, weightForm{})
 			if err != nil {
 				t.Fatal(err)
 			}
 			all = append(all, w)
 		}
-		var before storeCounts
+		var before residencyCounts
 		for pass := range passes {
 			before = s.counts
 			for i, w := range all {
@@ -60,7 +63,8 @@ func TestAhead(t *testing.T) {
 			}
 		}
 		misses, fetched := s.counts.Misses-before.Misses, s.counts.Ahead-before.Ahead
-		if least := uint64(weights - room); !ahead && (misses < least || misses > least+1 || fetched != 0) || ahead && (misses != 0 || fetched < least || fetched > least+2) {
+		if least := uint64(weights - room); !ahead && (misses < least || misses > least+1 || fetched != 0) ||
+			ahead && (misses != 0 || fetched < least || fetched > least+2) {
 			t.Errorf("ahead %v: the last pass missed %d and had %d brought back", ahead, misses, fetched)
 		}
 		for _, w := range all {
@@ -83,7 +87,8 @@ func TestNoAllocations(t *testing.T) {
 	}
 	pool := fabric.NewPool(1)
 	defer pool.Close()
-	e := executor{arena: make([]byte, 64<<10), store: s, pool: pool, workers: 1, tokens: &atomic.Uint64{}, handles: map[uint64]*handle{}}
+	e := executor{arena: make([]byte, 64<<10), store: s, pool: pool, workers: 1, tokens: &atomic.Uint64{},
+		handles: map[uint64]*handle{}}
 	const rows = 64
 	var jobs []Descriptor
 	for i, cols := range []int{256, 512, 256, 1024} {
@@ -91,12 +96,14 @@ func TestNoAllocations(t *testing.T) {
 		for r := range rows {
 			trit.TwoBit.Pack(b[r*len(b)/rows:(r+1)*len(b)/rows], make([]int8, cols))
 		}
-		w, err := s.addUpload([sha256.Size]byte{byte(i)}, &fabric.Matrix{Rows: rows, Cols: cols, Layout: trit.TwoBit, Terms: []fabric.Term{{Planes: [][]byte{b}}}}, weightForm{})
+		w, err := s.addUpload([sha256.Size]byte{byte(i)}, &fabric.Matrix{Rows: rows, Cols: cols,
+			Layout: trit.TwoBit, Terms: []fabric.Term{{Planes: [][]byte{b}}}}, weightForm{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		e.handles[uint64(i+1)] = &handle{weight: w}
-		jobs = append(jobs, Descriptor{Op: OpProduct, Handle: uint64(i + 1), Rows: rows, Cols: uint32(cols), N: 1, XType: TypeFloat32, YType: TypeFloat32, Block: 256, Y: 32 << 10})
+		jobs = append(jobs, Descriptor{Op: OpProduct, Handle: uint64(i + 1), Rows: rows, Cols: uint32(cols),
+			N: 1, XType: TypeFloat32, YType: TypeFloat32, Block: 256, Y: 32 << 10})
 	}
 	never := func() bool { return false }
 	if n := testing.AllocsPerRun(20, func() {

@@ -16,7 +16,8 @@ type matrixBuilder struct {
 	pieces [][]byte // of the pool, other than planes: the factors
 }
 
-// takeWhole takes room for a matrix whose only plane has so many bytes, with factors for block columns each among them. The error is errFull.
+// takeWhole takes room for a matrix whose only plane has so many bytes, with factors for block columns each
+// among them. The error is errFull.
 func (f *matrixBuilder) takeWhole(s *store, e *Extent, block, bytes int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,8 +133,8 @@ func (f *matrixBuilder) discard(s *store) {
 	*f = matrixBuilder{}
 }
 
-// newHeldWeight makes a weight of a matrix that is complete. The caller has a reference to it; f is empty afterwards, unless there is an
-// error.
+// newHeldWeight makes a weight of a matrix that is complete. The caller has a reference to it; f is empty
+// afterwards, unless there is an error.
 func newHeldWeight(f *matrixBuilder, form weightForm) (*weight, error) {
 	m := f.m
 	w := &weight{matrix: &m, tritsPerPlane: uint64(m.Rows) * uint64(m.Cols), form: form, refs: 1}

@@ -82,12 +82,14 @@ func dial(path string, arena uint64, entries uint32) (*testClient, error) {
 	if err := unix.Ftruncate(fds[0], 4096); err == nil {
 		return nil, fmt.Errorf("the memory file can be made smaller")
 	}
-	m, err := unix.Mmap(fds[0], 0, int(binary.NativeEndian.Uint64(b[16:])), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	m, err := unix.Mmap(fds[0], 0, int(binary.NativeEndian.Uint64(b[16:])), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED)
 	if err != nil {
 		return nil, err
 	}
 	u64 := binary.NativeEndian.Uint64
-	return &testClient{conn: c, memory: m, arena: m[u64(m[32:]):], entries: entries, subs: u64(m[16:]), comps: u64(m[24:])}, nil
+	return &testClient{conn: c, memory: m, arena: m[u64(m[32:]):], entries: entries, subs: u64(m[16:]),
+		comps: u64(m[24:])}, nil
 }
 
 func (c *testClient) close() {

@@ -91,7 +91,8 @@ func TestIntegers(t *testing.T) {
 					copy(c.arena[x+i*stride:], packed(in[i]))
 				}
 			}
-			got := c.do(Descriptor{Op: OpProduct, Tag: 77, Handle: h, Rows: uint32(rows), Cols: uint32(cols), N: uint32(n), X: x, XStride: uint64(stride), Y: y,
+			got := c.do(Descriptor{Op: OpProduct, Tag: 77, Handle: h, Rows: uint32(rows), Cols: uint32(cols),
+				N: uint32(n), X: x, XStride: uint64(stride), Y: y,
 				YStride: uint64(4*rows + 8), XType: of, YType: TypeInt32})
 			if got.Status != 0 || got.Tag != 77 || got.Planes != uint32(count) || got.Ops != uint64(rows*cols*n*count) {
 				t.Fatalf("%v: %+v", shape, got)
@@ -126,7 +127,8 @@ func TestIntegers(t *testing.T) {
 			t.Error(r.Status)
 		}
 	}
-	if st, err := Ask(t.Context(), path); err != nil || st.PoolUsed != 0 || st.Weights != 0 || st.Clients != 1 || st.Products != 10 || st.PoolExtents != 1 {
+	if st, err := Ask(t.Context(), path); err != nil || st.PoolUsed != 0 || st.Weights != 0 ||
+		st.Clients != 1 || st.Products != 10 || st.PoolExtents != 1 {
 		t.Errorf("%+v, %v", st, err)
 	}
 }
@@ -189,7 +191,8 @@ func TestFrames(t *testing.T) {
 			a.Quantize(x)
 			want := make([]float32, m.Rows)
 			o.GEMV(want, a, &fabric.Scratch{})
-			job := Descriptor{Op: OpProduct, Handle: up.Value, Rows: 130, Cols: 640, N: 1, X: 1 << 20, Y: 2 << 20, XType: TypeFloat32, YType: TypeFloat32, Block: uint32(block)}
+			job := Descriptor{Op: OpProduct, Handle: up.Value, Rows: 130, Cols: 640, N: 1, X: 1 << 20,
+				Y: 2 << 20, XType: TypeFloat32, YType: TypeFloat32, Block: uint32(block)}
 			check := func(what string) {
 				t.Helper()
 				if r := c.do(job); r.Status != 0 {
@@ -218,7 +221,10 @@ func TestFrames(t *testing.T) {
 	clients[0].close()
 	waitFor(t, d, func(s Status) bool { return s.Clients == 1 && s.Weights == 1 })
 	clients[1].close()
-	waitFor(t, d, func(s Status) bool { return s.Clients == 0 && s.Weights == 0 && s.PoolUsed == 0 && s.HostBytes == 0 })
+	waitFor(t, d, func(s Status) bool {
+		return s.Clients == 0 && s.Weights == 0 && s.PoolUsed == 0 &&
+			s.HostBytes == 0
+	})
 }
 
 func waitFor(t testing.TB, d *Device, ok func(Status) bool) {
@@ -255,7 +261,8 @@ func TestResidency(t *testing.T) {
 	}
 	product := func(i int, flags uint32) Completion {
 		t.Helper()
-		got := c.do(Descriptor{Op: OpProduct, Flags: flags, Handle: handles[i], Rows: rows, Cols: cols, N: 1, X: 512 << 10, Y: 600 << 10, XType: TypeInt8, YType: TypeInt32})
+		got := c.do(Descriptor{Op: OpProduct, Flags: flags, Handle: handles[i], Rows: rows, Cols: cols, N: 1,
+			X: 512 << 10, Y: 600 << 10, XType: TypeInt8, YType: TypeInt32})
 		if got.Status != 0 {
 			t.Fatal(unix.Errno(-got.Status))
 		}
@@ -298,7 +305,8 @@ func TestResidency(t *testing.T) {
 	if r := c.do(Descriptor{Op: OpPin, Handle: handles[1]}); r.Status != statusNoMemory {
 		t.Errorf("pinned more than there is room for: %d", r.Status)
 	}
-	if r := c.do(Descriptor{Op: OpProduct, Handle: handles[1], Rows: rows, Cols: cols, N: 1, X: 512 << 10, Y: 600 << 10, XType: TypeInt8, YType: TypeInt32}); r.Status != statusNoMemory {
+	if r := c.do(Descriptor{Op: OpProduct, Handle: handles[1], Rows: rows, Cols: cols, N: 1, X: 512 << 10,
+		Y: 600 << 10, XType: TypeInt8, YType: TypeInt32}); r.Status != statusNoMemory {
 		t.Errorf("a product without room: %d", r.Status)
 	}
 	misses := d.Status().Misses
@@ -328,7 +336,8 @@ func TestRefused(t *testing.T) {
 	}
 	defer c.close()
 	h := upload(t, c, 3, 7, make([]int8, 21))
-	good := Descriptor{Op: OpProduct, Handle: h, Rows: 3, Cols: 7, N: 1, X: 4096, Y: 8192, XType: TypeInt8, YType: TypeInt32}
+	good := Descriptor{Op: OpProduct, Handle: h, Rows: 3, Cols: 7, N: 1, X: 4096, Y: 8192, XType: TypeInt8,
+		YType: TypeInt32}
 	for _, b := range []struct {
 		what   string
 		change func(*Descriptor)
@@ -347,10 +356,12 @@ func TestRefused(t *testing.T) {
 		{"a stride that wraps", func(d *Descriptor) { d.N, d.XStride, d.YStride = 4, 1<<62, 12 }, statusFault},
 		{"vectors in each other", func(d *Descriptor) { d.N, d.XStride, d.YStride = 4, 6, 12 }, statusFault},
 		{"float32 to integers", func(d *Descriptor) { d.XType, d.Block = TypeFloat32, 32 }, statusInvalid},
-		{"blocks of 33", func(d *Descriptor) { d.XType, d.YType, d.Block = TypeFloat32, TypeFloat32, 33 }, statusInvalid},
+		{"blocks of 33", func(d *Descriptor) { d.XType, d.YType, d.Block = TypeFloat32, TypeFloat32, 33 },
+			statusInvalid},
 		{"planes of no rows", func(d *Descriptor) { d.Op, d.Rows, d.Planes = OpPlanes, 0, 1 }, statusInvalid},
 		{"planes outside", func(d *Descriptor) { d.Op, d.Rows, d.Cols, d.Planes = OpPlanes, 1, 6<<20, 1 }, statusFault},
-		{"too large planes", func(d *Descriptor) { d.Op, d.Rows, d.Cols, d.Planes = OpPlanes, 1<<20, 1, 6 }, statusNoMemory},
+		{"too large planes", func(d *Descriptor) { d.Op, d.Rows, d.Cols, d.Planes = OpPlanes, 1<<20, 1, 6 },
+			statusNoMemory},
 		{"no frame", func(d *Descriptor) { *d = Descriptor{Op: OpFrame, WBytes: 4096} }, statusBadFrame},
 	} {
 		d := good
@@ -365,7 +376,8 @@ func TestRefused(t *testing.T) {
 	for i := range cols {
 		c.arena[512<<10+i] = 127
 	}
-	big := Descriptor{Op: OpProduct, Handle: h, Rows: 1, Cols: cols, N: 1, X: 512 << 10, Y: 0, XType: TypeInt8, YType: TypeInt32}
+	big := Descriptor{Op: OpProduct, Handle: h, Rows: 1, Cols: cols, N: 1, X: 512 << 10, Y: 0, XType: TypeInt8,
+		YType: TypeInt32}
 	if r := c.do(big); r.Status != statusRange {
 		t.Errorf("%d", r.Status)
 	}
@@ -493,12 +505,14 @@ func TestKilledClients(t *testing.T) {
 		}
 		h2 := upload(t, c, rows, cols, trits(r, rows*cols))
 		c.do(Descriptor{Op: OpPin, Handle: h2})
-		job := Descriptor{Op: OpProduct, Handle: h2, Rows: rows, Cols: cols, N: 64, X: 4096, XStride: cols, Y: 200 << 10, YStride: 4 * rows, XType: TypeInt8, YType: TypeInt32}
+		job := Descriptor{Op: OpProduct, Handle: h2, Rows: rows, Cols: cols, N: 64, X: 4096, XStride: cols,
+			Y: 200 << 10, YStride: 4 * rows, XType: TypeInt8, YType: TypeInt32}
 		for range i % 8 {
 			c.submit(&job)
 		}
 		c.close()
-		got := worker.do(Descriptor{Op: OpProduct, Handle: h, Rows: rows, Cols: cols, N: 1, X: 512 << 10, Y: 600 << 10, XType: TypePT5, YType: TypeInt32})
+		got := worker.do(Descriptor{Op: OpProduct, Handle: h, Rows: rows, Cols: cols, N: 1, X: 512 << 10,
+			Y: 600 << 10, XType: TypePT5, YType: TypeInt32})
 		if got.Status != 0 {
 			t.Fatalf("after %d clients: %+v", i+1, got)
 		}
@@ -508,8 +522,12 @@ func TestKilledClients(t *testing.T) {
 			}
 		}
 	}
-	waitFor(t, d, func(s Status) bool { return s.Clients == 1 && s.Weights == 1 && s.PoolUsed == used && s.HostBytes == 0 })
-	for end := time.Now().Add(10 * time.Second); files() > fds || runtime.NumGoroutine() > routines; time.Sleep(time.Millisecond) {
+	waitFor(t, d, func(s Status) bool {
+		return s.Clients == 1 && s.Weights == 1 && s.PoolUsed == used &&
+			s.HostBytes == 0
+	})
+	for end := time.Now().Add(10 * time.Second); files() > fds ||
+		runtime.NumGoroutine() > routines; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%d files and %d goroutines, before %d and %d", files(), runtime.NumGoroutine(), fds, routines)
 		}
@@ -551,7 +569,8 @@ func TestBlocks(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	upload := func(blocks []byte) uint64 {
 		copy(c.arena, blocks)
-		got := c.do(Descriptor{Op: OpBlocks, WBytes: uint64(len(blocks)), Rows: rows, Cols: cols, XType: uint32(gguf.Q2_0)})
+		got := c.do(Descriptor{Op: OpBlocks, WBytes: uint64(len(blocks)), Rows: rows, Cols: cols,
+			XType: uint32(gguf.Q2_0)})
 		if got.Status != 0 {
 			t.Fatal(unix.Errno(-got.Status))
 		}
@@ -590,7 +609,8 @@ func TestBlocks(t *testing.T) {
 		vectors = append(vectors, a)
 	}
 	for i, h := range handles {
-		got := c.do(Descriptor{Op: OpProduct, Handle: h, Rows: rows, Cols: cols, N: n, X: x, XStride: 4 * cols, Y: y, YStride: 4 * rows, XType: TypeFloat32, YType: TypeFloat32, Block: 32})
+		got := c.do(Descriptor{Op: OpProduct, Handle: h, Rows: rows, Cols: cols, N: n, X: x, XStride: 4 * cols,
+			Y: y, YStride: 4 * rows, XType: TypeFloat32, YType: TypeFloat32, Block: 32})
 		zeros := 0
 		for b := 0; b < len(all[i]); b++ {
 			for k := 0; k < 8 && b%18 >= 2; k += 2 {
@@ -599,7 +619,8 @@ func TestBlocks(t *testing.T) {
 				}
 			}
 		}
-		if got.Status != 0 || got.Ops != rows*cols*n || got.Zeros != uint64(zeros*n) || got.Bytes != uint64(len(all[i])) {
+		if got.Status != 0 || got.Ops != rows*cols*n || got.Zeros != uint64(zeros*n) ||
+			got.Bytes != uint64(len(all[i])) {
 			t.Errorf("%+v, want %d zeros", got, zeros*n)
 		}
 		o, err := fabric.NewCodes(rows, cols, all[i])
@@ -622,13 +643,15 @@ func TestBlocks(t *testing.T) {
 	for _, bad := range []Descriptor{
 		{Op: OpBlocks, Rows: rows, Cols: cols, XType: uint32(gguf.I32)},
 		{Op: OpBlocks, Rows: rows, Cols: cols, XType: 1000},
-		{Op: OpBlocks, WBytes: rows * cols / 32 * 34, Rows: rows, Cols: cols, XType: uint32(gguf.Q8_0), Flags: FlagFast | FlagBalanced},
+		{Op: OpBlocks, WBytes: rows * cols / 32 * 34, Rows: rows, Cols: cols, XType: uint32(gguf.Q8_0),
+			Flags: FlagFast | FlagBalanced},
 		{Op: OpBlocks, Rows: rows, Cols: 100, XType: uint32(gguf.Q2_0)},
 		{Op: OpBlocks, Rows: 0, Cols: cols, XType: uint32(gguf.Q2_0)},
 		{Op: OpBlocks, WBytes: rows * cols / 64 * 18, Rows: rows, Cols: cols, XType: uint32(gguf.Q2_0), W: 1<<20 - 64},
 		{Op: OpBlocks, WBytes: rows*cols/64*18 - 1, Rows: rows, Cols: cols, XType: uint32(gguf.Q2_0)},
 		{Op: OpBlocks, WBytes: 1 << 42 / 64 * 18 * 64, Rows: 1 << 24, Cols: 1 << 24, XType: uint32(gguf.Q2_0)},
-		{Op: OpProduct, Handle: handles[0], Rows: rows, Cols: cols, N: 1, X: x, Y: y, XType: TypeInt8, YType: TypeInt32},
+		{Op: OpProduct, Handle: handles[0], Rows: rows, Cols: cols, N: 1, X: x, Y: y, XType: TypeInt8,
+			YType: TypeInt32},
 	} {
 		if got := c.do(bad); got.Status >= 0 {
 			t.Errorf("%+v was done", bad)
@@ -673,7 +696,8 @@ func TestBlocksAsPlanes(t *testing.T) {
 		name := fmt.Sprintf("%v, flags %d", test.kind, test.flags)
 		blocks := randomBlocks(r, test.kind, rows*cols)
 		copy(c.arena, blocks)
-		up := Descriptor{Op: OpBlocks, WBytes: uint64(len(blocks)), Flags: test.flags, Rows: rows, Cols: cols, XType: uint32(test.kind)}
+		up := Descriptor{Op: OpBlocks, WBytes: uint64(len(blocks)), Flags: test.flags, Rows: rows, Cols: cols,
+			XType: uint32(test.kind)}
 		shared := d.Status().Shared
 		got := c.do(up)
 		if got.Status != test.status {
@@ -685,7 +709,8 @@ func TestBlocksAsPlanes(t *testing.T) {
 		if again := c.do(up); again.Status != 0 || d.Status().Shared != shared+1 {
 			t.Errorf("%s: the second upload is not found: %d", name, again.Status)
 		}
-		got = c.do(Descriptor{Op: OpProduct, Handle: got.Value, Rows: rows, Cols: cols, N: 1, X: xAt, Y: yAt, XType: TypeFloat32, YType: TypeFloat32, Block: 32})
+		got = c.do(Descriptor{Op: OpProduct, Handle: got.Value, Rows: rows, Cols: cols, N: 1, X: xAt, Y: yAt,
+			XType: TypeFloat32, YType: TypeFloat32, Block: 32})
 		if got.Status != 0 || got.Planes != test.planes {
 			t.Errorf("%s: %d planes, want %d (%d)", name, got.Planes, test.planes, got.Status)
 			continue
@@ -709,7 +734,8 @@ func TestBlocksAsPlanes(t *testing.T) {
 	}
 	// Weights that are no numbers: not taken, and the device goes on.
 	copy(c.arena, bytes.Repeat([]byte{0, 0x7e}, rows*cols))
-	if got := c.do(Descriptor{Op: OpBlocks, WBytes: 2 * rows * cols, Flags: FlagFast, Rows: rows, Cols: cols, XType: uint32(gguf.F16)}); got.Status != statusBadFrame {
+	if got := c.do(Descriptor{Op: OpBlocks, WBytes: 2 * rows * cols, Flags: FlagFast, Rows: rows, Cols: cols,
+		XType: uint32(gguf.F16)}); got.Status != statusBadFrame {
 		t.Errorf("NaN: %d", got.Status)
 	}
 }

@@ -26,25 +26,33 @@ func executorFor(f *testing.F) (*store, *fabric.Pool) {
 	return s, p
 }
 
-// FuzzDescriptors executes whatever a client may write in its ring, over whatever is in its arena: never a crash, and in the end nothing is left.
+// FuzzDescriptors executes whatever a client may write in its ring, over whatever is in its arena: never a
+// crash, and in the end nothing is left.
 func FuzzDescriptors(f *testing.F) {
 	var b [DescriptorBytes]byte
 	var seed []byte
 	for _, d := range []Descriptor{
 		{Op: OpPlanes, Rows: 3, Cols: 7, Planes: 2},
-		{Op: OpProduct, Handle: 1, Rows: 3, Cols: 7, N: 2, X: 64, XStride: 8, Y: 128, YStride: 12, XType: TypeInt8, YType: TypeInt32},
-		{Op: OpProduct, Flags: FlagDegrade, Handle: 1, Rows: 3, Cols: 7, N: 1, X: 64, Y: 128, XType: TypeFloat32, YType: TypeFloat32, Block: 32},
+		{Op: OpProduct, Handle: 1, Rows: 3, Cols: 7, N: 2, X: 64, XStride: 8, Y: 128, YStride: 12,
+			XType: TypeInt8, YType: TypeInt32},
+		{Op: OpProduct, Flags: FlagDegrade, Handle: 1, Rows: 3, Cols: 7, N: 1, X: 64, Y: 128,
+			XType: TypeFloat32, YType: TypeFloat32, Block: 32},
 		{Op: OpPin, Handle: 1},
-		{Op: OpFind, W: 64, WBytes: 3 * 4 * 34, X: 1, XStride: 2, Scale: 3, Rows: 3, Cols: 128, XType: uint32(gguf.Q8_0)},
+		{Op: OpFind, W: 64, WBytes: 3 * 4 * 34, X: 1, XStride: 2, Scale: 3, Rows: 3, Cols: 128,
+			XType: uint32(gguf.Q8_0)},
 		{Op: OpPlanes, Flags: FlagScales | FlagTwoBit, Rows: 3, Cols: 70, Planes: 1, Block: 64, Scale: 512},
 		{Op: OpRelease, Handle: 1},
 		{Op: OpBlocks, WBytes: 3 * 2 * 18, Rows: 3, Cols: 128, XType: uint32(gguf.Q2_0), W: 64},
 		{Op: OpBlocks, WBytes: 3 * 4 * 34, Rows: 3, Cols: 128, XType: uint32(gguf.Q8_0), W: 64},
-		{Op: OpBlocks, Flags: FlagFast | FlagTwoBit, WBytes: 3 * 128 * 2, Rows: 3, Cols: 128, XType: uint32(gguf.F16), W: 64},
+		{Op: OpBlocks, Flags: FlagFast | FlagTwoBit, WBytes: 3 * 128 * 2, Rows: 3, Cols: 128,
+			XType: uint32(gguf.F16), W: 64},
 		{Op: OpBlocks, WBytes: 3 * 54, Rows: 3, Cols: 256, XType: uint32(gguf.TQ1_0), W: 64},
-		{Op: OpProduct, Handle: 3, Rows: 3, Cols: 128, N: 5, X: 1024, XStride: 512, Y: 8192, YStride: 12, XType: TypeFloat32, YType: TypeFloat32, Block: 32},
-		{Op: OpProduct, Handle: 4, Rows: 3, Cols: 128, N: 5, X: 1024, XStride: 512, Y: 8192, YStride: 12, XType: TypeFloat32, YType: TypeFloat32, Block: 32},
-		{Op: OpProduct, Handle: 5, Rows: 3, Cols: 128, N: 1, X: 1024, Y: 8192, XType: TypeFloat32, YType: TypeFloat32, Block: 32},
+		{Op: OpProduct, Handle: 3, Rows: 3, Cols: 128, N: 5, X: 1024, XStride: 512, Y: 8192, YStride: 12,
+			XType: TypeFloat32, YType: TypeFloat32, Block: 32},
+		{Op: OpProduct, Handle: 4, Rows: 3, Cols: 128, N: 5, X: 1024, XStride: 512, Y: 8192, YStride: 12,
+			XType: TypeFloat32, YType: TypeFloat32, Block: 32},
+		{Op: OpProduct, Handle: 5, Rows: 3, Cols: 128, N: 1, X: 1024, Y: 8192, XType: TypeFloat32,
+			YType: TypeFloat32, Block: 32},
 	} {
 		d.Encode(&b)
 		seed = append(seed, b[:]...)
@@ -56,7 +64,8 @@ func FuzzDescriptors(f *testing.F) {
 	f.Add(b[:], frame)
 	s, p := executorFor(f)
 	f.Fuzz(func(t *testing.T, jobs, arena []byte) {
-		e := executor{arena: make([]byte, 64<<10), store: s, pool: p, workers: 2, tokens: new(atomic.Uint64), handles: map[uint64]*handle{}}
+		e := executor{arena: make([]byte, 64<<10), store: s, pool: p, workers: 2, tokens: new(atomic.Uint64),
+			handles: map[uint64]*handle{}}
 		copy(e.arena, arena)
 		for n := 0; len(jobs) >= DescriptorBytes && n < 32; n++ {
 			var d Descriptor
@@ -73,11 +82,13 @@ func FuzzDescriptors(f *testing.F) {
 	})
 }
 
-// FuzzRing has a client write anything into the words of its memory, its rings and its arena while the device serves it: the device ends the client, or goes on, and
-// in the end nothing is left. Each four bytes of moves are an offset and what is written there.
+// FuzzRing has a client write anything into the words of its memory, its rings and its arena while the device
+// serves it: the device ends the client, or goes on, and in the end nothing is left. Each four bytes of moves
+// are an offset and what is written there.
 func FuzzRing(f *testing.F) {
 	f.Add(uint8(1), []byte{wordSubmitted / 4, 0, 3, 0, wordDoorbell / 4, 0, 1, 0}, []byte{})
-	f.Add(uint8(3), []byte{wordSubmitted / 4, 0, 255, 255, wordReaped / 4, 0, 9, 0, wordAsleep / 4, 0, 7, 0, wordTaken / 4, 0, 1, 1}, []byte{0, 0, 0, 0})
+	f.Add(uint8(3), []byte{wordSubmitted / 4, 0, 255, 255, wordReaped / 4, 0, 9, 0, wordAsleep / 4, 0, 7, 0,
+		wordTaken / 4, 0, 1, 1}, []byte{0, 0, 0, 0})
 	var b [DescriptorBytes]byte
 	d := Descriptor{Op: OpBlocks, WBytes: 3 * 2 * 18, Rows: 3, Cols: 128, XType: uint32(gguf.Q2_0)}
 	d.Encode(&b)
@@ -89,7 +100,8 @@ func FuzzRing(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.executor.store, c.executor.pool, c.executor.workers, c.executor.tokens, c.counts = s, p, 2, &counts.tokens, &counts
+		c.executor.store, c.executor.pool, c.executor.workers, c.executor.tokens, c.counts = s, p, 2,
+			&counts.tokens, &counts
 		copy(c.submissions, jobs)
 		broke := make(chan error, 1)
 		go func() { broke <- c.run() }() // ended by stop
@@ -110,7 +122,8 @@ func FuzzRing(f *testing.F) {
 	})
 }
 
-// FuzzHello says anything to a device instead of a hello. What is refused leaves no client; another one is served afterwards.
+// FuzzHello says anything to a device instead of a hello. What is refused leaves no client; another one is
+// served afterwards.
 func FuzzHello(f *testing.F) {
 	d, path := start(f, Options{PoolBytes: 1 << 20, ArenaBytes: 1 << 20, Clients: 4})
 	hello := func(kind uint32, arena uint64, entries uint32) []byte {
@@ -167,7 +180,8 @@ func FuzzHello(f *testing.F) {
 			}
 		}
 		_ = c.Close()
-		for end := time.Now().Add(10 * time.Second); d.Status().Clients > 2; time.Sleep(time.Millisecond) { // those of before are leaving
+		// Those of before are leaving.
+		for end := time.Now().Add(10 * time.Second); d.Status().Clients > 2; time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("%+v", d.Status())
 			}
@@ -185,7 +199,8 @@ func FuzzFrame(f *testing.F) {
 	f.Add(b[:100])
 	s, p := executorFor(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		e := executor{arena: append(make([]byte, 0, len(b)+64), b...), store: s, pool: p, workers: 2, tokens: new(atomic.Uint64), handles: map[uint64]*handle{}}
+		e := executor{arena: append(make([]byte, 0, len(b)+64), b...), store: s, pool: p, workers: 2,
+			tokens: new(atomic.Uint64), handles: map[uint64]*handle{}}
 		var c Completion
 		e.execute(&Descriptor{Op: OpFrame, WBytes: uint64(len(b))}, &c, func() bool { return false })
 		if (c.Status == 0) != (len(e.handles) == 1) {

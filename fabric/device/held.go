@@ -42,8 +42,8 @@ type heldMatrix struct {
 	sample uint64 // its sampleHash
 }
 
-// Besides the file's identity, some bytes of a matrix are compared with what the client has: the first samplePart bytes of each of
-// sampleParts equal parts.
+// Besides the file's identity, some bytes of a matrix are compared with what the client has: the first
+// samplePart bytes of each of sampleParts equal parts.
 const (
 	sampleParts = 4
 	samplePart  = 32
@@ -70,7 +70,8 @@ func (s *sampleHash) write(b []byte) {
 	s.done = end
 }
 
-// findHeld takes a reference to the weight at l, for a client whose bytes there have the given hash. The error is errNotHeld or errLoading.
+// findHeld takes a reference to the weight at l, for a client whose bytes there have the given hash. The error
+// is errNotHeld or errLoading.
 func (s *store) findHeld(l location, sample uint64) (*weight, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -85,8 +86,8 @@ func (s *store) findHeld(l location, sample uint64) (*weight, error) {
 	return nil, errNotHeld
 }
 
-// addHeld makes a matrix known at l. The caller's reference to the weight is the store's from now on. The weight is pinned, so that no
-// upload displaces it.
+// addHeld makes a matrix known at l. The caller's reference to the weight is the store's from now on. The
+// weight is pinned, so that no upload displaces it.
 func (s *store) addHeld(l location, h heldMatrix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,7 +96,8 @@ func (s *store) addHeld(l location, h heldMatrix) {
 	s.heldChanges.Add(1)
 }
 
-// dropHeld ends the holding of a matrix. Its memory is free as soon as no product reads it. Clients' handles of it are stale.
+// dropHeld ends the holding of a matrix. Its memory is free as soon as no product reads it. Clients' handles of
+// it are stale.
 func (s *store) dropHeld(l location) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -113,7 +115,8 @@ func (s *store) dropHeld(l location) {
 	}
 }
 
-// needsPlane reports whether the matrix at l would have a plane more if there were room, and whether it needs that for the form's bound.
+// needsPlane reports whether the matrix at l would have a plane more if there were room, and whether it needs
+// that for the form's bound.
 func (s *store) needsPlane(l location) (lacks, needs bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,8 +1,9 @@
 package device
 
-// This file is what callers see of holding: a device reads weights of a model file itself and keeps them for clients that have the file
-// mapped. Clients find them by where they lie in the file, so they need not send them, and need not have the file in memory.
-// holdings.go decides which tensors are held, loader.go reads them, held.go is the table in which clients look.
+// This file is what callers see of holding: a device reads weights of a model file itself and keeps them for
+// clients that have the file mapped. Clients find them by where they lie in the file, so they need not send
+// them, and need not have the file in memory. holdings.go decides which tensors are held, loader.go reads them,
+// held.go is the table in which clients look.
 
 import (
 	"context"
@@ -44,16 +45,17 @@ type Tensor struct {
 
 // Form is how weights are held.
 type Form struct {
-	// Bound is the least ratio of a matrix's products to their error, in decibels. A matrix gets as few planes as keep it. 0: the planes
-	// are exact.
+	// Bound is the least ratio of a matrix's products to their error, in decibels. A matrix gets as few planes
+	// as keep it. 0: the planes are exact.
 	Bound float64
 	// Layout of the planes: PT5Striped is the smaller, TwoBit the faster.
 	Layout trit.Layout
-	// Finer gives weights for which two planes are enough a third one while there is room for it. Only planes that are multiplied as bands
-	// can do so, in processors that have kernels for both.
+	// Finer gives weights for which two planes are enough a third one while there is room for it. Only planes
+	// that are multiplied as bands can do so, in processors that have kernels for both.
 	Finer bool
-	// Short is the bound while memory is short, if it is less than Bound: weights that need three planes for Bound may lose the lowest one
-	// then, with the same condition as for Finer. 0: they keep it, or are let go as a whole.
+	// Short is the bound while memory is short, if it is less than Bound: weights that need three planes for
+	// Bound may lose the lowest one then, with the same condition as for Finer. 0: they keep it, or are let go
+	// as a whole.
 	Short float64
 }
 
@@ -81,22 +83,25 @@ func (f *Form) Bytes(e *Extent, planes int) uint64 {
 
 // Holding says what is held.
 type Holding struct {
-	Tensors int    `json:"tensors"`  // held tensors
-	Left    int    `json:"left"`     // wanted tensors that are not held: there was no room, or the form's bound cannot be kept
+	Tensors int `json:"tensors"` // held tensors
+	// Wanted tensors that are not held: there was no room, or the form's bound cannot be kept.
+	Left    int    `json:"left"`
 	Bytes   uint64 `json:"bytes"`    // bytes of the file that the held tensors are
 	Planes  uint64 `json:"planes"`   // bytes of their planes and factors
 	Loading bool   `json:"loading"`  // more may be held soon
 	GivenUp int    `json:"given_up"` // tensors that were let go because others needed the memory
 	Coarser int    `json:"coarser"`  // held tensors that have a plane less than they would have if there were room
-	Below   int    `json:"below"`    // those of them that have more error than the form's bound allows, as memory is short
-	Lowered int    `json:"lowered"`  // how often a tensor lost a plane, because others needed its memory
-	Raised  int    `json:"raised"`   // how often a tensor got a third plane, when there was room again
-	Faults  uint64 `json:"faults"`   // major page faults of this process since it began
-	Room    uint64 `json:"room"`     // bytes that planes and factors may take
+	// Those of them that have more error than the form's bound allows, as memory is short.
+	Below   int    `json:"below"`
+	Lowered int    `json:"lowered"` // how often a tensor lost a plane, because others needed its memory
+	Raised  int    `json:"raised"`  // how often a tensor got a third plane, when there was room again
+	Faults  uint64 `json:"faults"`  // major page faults of this process since it began
+	Room    uint64 `json:"room"`    // bytes that planes and factors may take
 	// Which has a bit for each of the tensors that Hold was told of, from the lowest bit of a byte on: 1 if it is held.
 	Which []byte `json:"which"`
 
-	// Decibels is the least ratio of products to their error among the held tensors; 0 if nothing is held, or nothing with an error.
+	// Decibels is the least ratio of products to their error among the held tensors; 0 if nothing is held, or
+	// nothing with an error.
 	Decibels float64 `json:"least_snr_db"`
 }
 
@@ -109,21 +114,25 @@ func (d *Device) WillHold() {
 // WillWish says that Wish will be called: Hold reads nothing before that.
 func (d *Device) WillWish() { d.holdings.expectWish() }
 
-// Wish says which of the tensors that Hold is told of are to be held, by their indices, and in which order: the last one is let go first.
-// Tensors that are held and not among them are let go. Before the first call, all tensors are wished for, in their order.
+// Wish says which of the tensors that Hold is told of are to be held, by their indices, and in which order: the
+// last one is let go first. Tensors that are held and not among them are let go. Before the first call, all
+// tensors are wished for, in their order.
 func (d *Device) Wish(which []int) { d.holdings.setWish(which) }
 
-// Room changes how many bytes of the pool the held tensors may take. If they take more, they give way in this order, the last ones first:
-// tensors that have a plane more than they need lose it; then those lose it that need it for the form's bound, but not for the bound while
-// memory is short (Form.Short); then tensors are let go as a whole. The memory is given back to the system as soon as no product reads it.
+// Room changes how many bytes of the pool the held tensors may take. If they take more, they give way in this
+// order, the last ones first: tensors that have a plane more than they need lose it; then those lose it that
+// need it for the form's bound, but not for the bound while memory is short (Form.Short); then tensors are let
+// go as a whole. The memory is given back to the system as soon as no product reads it.
 func (d *Device) Room(bytes uint64) { d.holdings.setRoom(bytes) }
 
-// Hold reads tensors of a GGUF file and holds them as long as there is room, in their order or that of [Device.Wish]. A tensor that finds no
-// room takes that of the third planes of others (Form.Finer), the last ones first. A tensor that still finds none, or cannot keep the form's
-// bound, is left out. Until all tensors have been tried once, clients that ask for one that is not held are told to ask again.
+// Hold reads tensors of a GGUF file and holds them as long as there is room, in their order or that of
+// [Device.Wish]. A tensor that finds no room takes that of the third planes of others (Form.Finer), the last
+// ones first. A tensor that still finds none, or cannot keep the form's bound, is left out. Until all tensors
+// have been tried once, clients that ask for one that is not held are told to ask again.
 //
-// Then Hold waits for more room or for other wishes, and goes on, until ctx ends: that is its error. Call it at most once, before or while
-// Serve runs. It uses several goroutines. The file must stay open as long as the device; its offset is not changed.
+// Then Hold waits for more room or for other wishes, and goes on, until ctx ends: that is its error. Call it at
+// most once, before or while Serve runs. It uses several goroutines. The file must stay open as long as the
+// device; its offset is not changed.
 func (d *Device) Hold(ctx context.Context, file *os.File, tensors []Tensor, form Form) error {
 	l, err := newLoader(d, file, tensors, form)
 	if err != nil {
@@ -161,11 +170,12 @@ func (d *Device) Hold(ctx context.Context, file *os.File, tensors []Tensor, form
 	}
 }
 
-// maxFullInRow is how many tensors in a row may find no room before the others are not tried: some rows of each are read to see how many
-// planes it needs.
+// maxFullInRow is how many tensors in a row may find no room before the others are not tried: some rows of each
+// are read to see how many planes it needs.
 const maxFullInRow = 12
 
-// loadMissing loads the tensors of order that are not held, until the wishes change. It returns how many of them are not held.
+// loadMissing loads the tensors of order that are not held, until the wishes change. It returns how many of
+// them are not held.
 func (l *loader) loadMissing(ctx context.Context, revision int, order []int) (left int, err error) {
 	h := l.device.holdings
 	full := 0 // tensors in a row that found no room
@@ -184,7 +194,7 @@ func (l *loader) loadMissing(ctx context.Context, revision int, order []int) (le
 		case errors.Is(err, errFull):
 			full++
 		case cannotBeHeld(err):
-			l.device.o.Log.Info("not held", "tensor", l.tensors[i].Name, "why", err)
+			l.device.options.Log.Info("not held", "tensor", l.tensors[i].Name, "why", err)
 			l.impossible[i] = true
 		default:
 			return left, l.fail(i, err)
@@ -195,7 +205,8 @@ func (l *loader) loadMissing(ctx context.Context, revision int, order []int) (le
 
 // cannotBeHeld reports whether an error says that a tensor cannot be held in the form, however much room there is.
 func cannotBeHeld(err error) bool {
-	for _, why := range []error{errBound, decompose.ErrInexact, decompose.ErrNotFinite, gguf.ErrNoDecoder, fabric.ErrOperand} {
+	for _, why := range []error{errBound, decompose.ErrInexact, decompose.ErrNotFinite, gguf.ErrNoDecoder,
+		fabric.ErrOperand} {
 		if errors.Is(err, why) {
 			return true
 		}

@@ -19,7 +19,8 @@ import (
 	"tensorcast/gguf"
 )
 
-// TestHold: what the device reads of a file is found there, and multiplied like what a client sends; it is let go and comes back; nothing is left in the end.
+// TestHold: what the device reads of a file is found there, and multiplied like what a client sends; it is let
+// go and comes back; nothing is left in the end.
 func TestHold(t *testing.T) {
 	const cols, yAt, xAt = 512, 900 << 10, 800 << 10
 	d, path := start(t, Options{PoolBytes: 16 << 20, Workers: 2})
@@ -65,13 +66,15 @@ func TestHold(t *testing.T) {
 		s := newSampleHash(uint64(len(b)))
 		s.write(b[:len(b)/3]) // pieces do not matter
 		s.write(b[len(b)/3:])
-		return c.do(Descriptor{Op: OpFind, W: uint64(e.Offset), WBytes: e.bytes(), X: st.Dev, XStride: st.Ino, Scale: s.sum, Rows: uint32(e.Rows), Cols: uint32(e.Cols), XType: uint32(e.Type)})
+		return c.do(Descriptor{Op: OpFind, W: uint64(e.Offset), WBytes: e.bytes(), X: st.Dev, XStride: st.Ino,
+			Scale: s.sum, Rows: uint32(e.Rows), Cols: uint32(e.Cols), XType: uint32(e.Type)})
 	}
 	for i := range cols {
 		binary.NativeEndian.PutUint32(c.arena[xAt+4*i:], math.Float32bits(float32(r.NormFloat64())))
 	}
 	product := func(handle uint64, rows int) ([]byte, int32) {
-		got := c.do(Descriptor{Op: OpProduct, Handle: handle, Rows: uint32(rows), Cols: cols, N: 1, X: xAt, Y: yAt, XType: TypeFloat32, YType: TypeFloat32, Block: 32})
+		got := c.do(Descriptor{Op: OpProduct, Handle: handle, Rows: uint32(rows), Cols: cols, N: 1, X: xAt,
+			Y: yAt, XType: TypeFloat32, YType: TypeFloat32, Block: 32})
 		return slices.Clone(c.arena[yAt : yAt+4*rows]), got.Status
 	}
 	if got := find(&kinds[0].Extent); got.Status != statusNotHeld {
@@ -102,7 +105,8 @@ func TestHold(t *testing.T) {
 		handles = append(handles, got.Value)
 		b := file[k.Offset:][:k.bytes()]
 		copy(c.arena, b)
-		sent := c.do(Descriptor{Op: OpBlocks, WBytes: uint64(len(b)), Flags: FlagFast | FlagTwoBit, Rows: uint32(k.Rows), Cols: cols, XType: uint32(k.Type)})
+		sent := c.do(Descriptor{Op: OpBlocks, WBytes: uint64(len(b)), Flags: FlagFast | FlagTwoBit,
+			Rows: uint32(k.Rows), Cols: cols, XType: uint32(k.Type)})
 		want, status := product(sent.Value, k.Rows)
 		if sent.Status != 0 || status != 0 {
 			t.Fatalf("%v: %d, %d", k.Type, sent.Status, status)
@@ -130,7 +134,8 @@ func TestHold(t *testing.T) {
 	if err := GiveRoom(t.Context(), path, s.Holding.Planes-1); err != nil {
 		t.Fatal(err)
 	}
-	if h := d.Status().Holding; h.Tensors != len(kinds)-1 || h.GivenUp != 1 || h.Planes >= s.Holding.Planes || d.Status().PoolUsed >= s.PoolUsed {
+	if h := d.Status().Holding; h.Tensors != len(kinds)-1 || h.GivenUp != 1 || h.Planes >= s.Holding.Planes ||
+		d.Status().PoolUsed >= s.PoolUsed {
 		t.Errorf("with less room: %+v", *h)
 	}
 	if _, status := product(handles[3], kinds[3].Rows); status != statusGone {
@@ -177,7 +182,8 @@ func TestHold(t *testing.T) {
 // Sizes of holdRig's matrices, and where its vector and the product are in the client's arena.
 const rigRows, rigCols, rigX, rigY = 700, 1024, 800 << 10, 900 << 10
 
-// holdRig is a device that is to hold four tensors of a file, each a matrix, in two or three planes, and a client that multiplies with them.
+// holdRig is a device that is to hold four tensors of a file, each a matrix, in two or three planes, and a
+// client that multiplies with them.
 type holdRig struct {
 	d          *Device
 	path       string
@@ -259,7 +265,8 @@ func (h *holdRig) find(t *testing.T, i int) uint64 {
 	e := &h.tensors[i].Matrices[0]
 	s := newSampleHash(e.bytes())
 	s.write(h.file[e.Offset:][:e.bytes()])
-	got := h.c.do(Descriptor{Op: OpFind, W: uint64(e.Offset), WBytes: e.bytes(), X: h.st.Dev, XStride: h.st.Ino, Scale: s.sum, Rows: rigRows, Cols: rigCols, XType: uint32(e.Type)})
+	got := h.c.do(Descriptor{Op: OpFind, W: uint64(e.Offset), WBytes: e.bytes(), X: h.st.Dev, XStride: h.st.Ino,
+		Scale: s.sum, Rows: rigRows, Cols: rigCols, XType: uint32(e.Type)})
 	if got.Status != 0 {
 		t.Fatalf("tensor %d: %v", i, unix.Errno(-got.Status))
 	}
@@ -268,11 +275,13 @@ func (h *holdRig) find(t *testing.T, i int) uint64 {
 
 // product multiplies, and tells how many planes were used.
 func (h *holdRig) product(handle uint64) (planes uint32, y []byte, status int32) {
-	got := h.c.do(Descriptor{Op: OpProduct, Handle: handle, Rows: rigRows, Cols: rigCols, N: 1, X: rigX, Y: rigY, XType: TypeFloat32, YType: TypeFloat32, Block: 32})
+	got := h.c.do(Descriptor{Op: OpProduct, Handle: handle, Rows: rigRows, Cols: rigCols, N: 1, X: rigX,
+		Y: rigY, XType: TypeFloat32, YType: TypeFloat32, Block: 32})
 	return got.Planes, slices.Clone(h.c.arena[rigY : rigY+4*rigRows]), got.Status
 }
 
-// TestWish: a device holds what it is told to, and tells which that is; what is not wished any more is gone for clients, too. They see that what is held has changed.
+// TestWish: a device holds what it is told to, and tells which that is; what is not wished any more is gone for
+// clients, too. They see that what is held has changed.
 func TestWish(t *testing.T) {
 	r := newHoldRig(t, Form{Bound: 15, Layout: trit.PT5Striped})
 	r.d.WillWish()
@@ -320,7 +329,8 @@ func TestWish(t *testing.T) {
 	r.settled(t, func(h *Holding) bool { return h.Which[0] == 0b0101 })
 }
 
-// TestHoldFiner: memory is given back by third planes before tensors are let go, while products go on; with room again, both come back, and products are what they were.
+// TestHoldFiner: memory is given back by third planes before tensors are let go, while products go on; with
+// room again, both come back, and products are what they were.
 func TestHoldFiner(t *testing.T) {
 	r := newHoldRig(t, Form{Bound: 15, Layout: trit.PT5Striped, Finer: true})
 	d, two, three := r.d, r.two, r.three
@@ -380,7 +390,8 @@ func TestHoldFiner(t *testing.T) {
 	if err := GiveRoom(t.Context(), r.path, 4*two); err != nil {
 		t.Fatal(err)
 	}
-	if s := d.Status(); s.Holding.Tensors != 4 || s.Holding.Coarser != 4 || s.Holding.GivenUp != 0 || s.Holding.Planes != 4*two || s.PoolUsed > int(4*two)+4*pageBytes {
+	if s := d.Status(); s.Holding.Tensors != 4 || s.Holding.Coarser != 4 || s.Holding.GivenUp != 0 ||
+		s.Holding.Planes != 4*two || s.PoolUsed > int(4*two)+4*pageBytes {
 		t.Errorf("with less room: %+v, %d bytes of the pool", *s.Holding, s.PoolUsed)
 	}
 	if p, y, status := planes(0); p != 2 || status != 0 || coarse != nil && !slices.Equal(y, coarse) {
@@ -411,8 +422,8 @@ func TestHoldFiner(t *testing.T) {
 	}
 }
 
-// TestHoldShort: while memory is short, weights that need three planes for their bound lose one before tensors are let go, and this is said; with room again they have the products of before.
-// To hold more, none loses one.
+// TestHoldShort: while memory is short, weights that need three planes for their bound lose one before tensors
+// are let go, and this is said; with room again they have the products of before. To hold more, none loses one.
 func TestHoldShort(t *testing.T) {
 	r := newHoldRig(t, Form{Bound: 23.5, Short: 15, Layout: trit.PT5Striped, Finer: true})
 	d, form, two, three := r.d, r.form, r.two, r.three
@@ -437,7 +448,8 @@ func TestHoldShort(t *testing.T) {
 	planes, fine := product()
 	d.Room(3 * two)
 	h := d.Status().Holding
-	if p, _ := product(); planes != 3 || p != 2 || h.Tensors != 3 || h.GivenUp != 0 || h.Below != 3 || h.Decibels < form.Short || h.Decibels >= form.Bound {
+	if p, _ := product(); planes != 3 || p != 2 || h.Tensors != 3 || h.GivenUp != 0 || h.Below != 3 ||
+		h.Decibels < form.Short || h.Decibels >= form.Bound {
 		t.Errorf("with less room: %d planes, %+v", p, *h)
 	}
 	d.Room(2 * two)
@@ -478,7 +490,8 @@ func TestHoldRefused(t *testing.T) {
 		"no type":         {Type: 1 << 20, Rows: 1, Cols: 32},
 		"a wrapped place": {Offset: math.MaxInt64, Type: gguf.Q8_0, Rows: 1, Cols: 32},
 	} {
-		if err := d.Hold(t.Context(), f, []Tensor{{what, []Extent{e}}}, Form{Bound: 15, Layout: trit.TwoBit}); err == nil || errors.Is(err, context.Canceled) {
+		if err := d.Hold(t.Context(), f, []Tensor{{what, []Extent{e}}},
+			Form{Bound: 15, Layout: trit.TwoBit}); err == nil || errors.Is(err, context.Canceled) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

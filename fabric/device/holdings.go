@@ -13,7 +13,8 @@ import (
 	"tensorcast/fabric"
 )
 
-// holdings are the tensors that a device holds. Its methods may be called concurrently. Its mutex is taken before the store's.
+// holdings are the tensors that a device holds. Its methods may be called concurrently. Its mutex is taken
+// before the store's.
 type holdings struct {
 	store   *store
 	workers int           // goroutines that change planes
@@ -192,9 +193,9 @@ func (h *holdings) setRoom(bytes uint64) {
 	}
 }
 
-// lowerPrecision takes planes from tensors that have one more than they need, the last ones first, until all tensors take at most so many
-// bytes, or none has a plane to spare. If memory is short, planes to spare are those that the bound for that allows to lose. It uses several
-// goroutines. h.mu is held.
+// lowerPrecision takes planes from tensors that have one more than they need, the last ones first, until all
+// tensors take at most so many bytes, or none has a plane to spare. If memory is short, planes to spare are
+// those that the bound for that allows to lose. It uses several goroutines. h.mu is held.
 func (h *holdings) lowerPrecision(bytes uint64, short bool) {
 	taken := h.poolBytes()
 	var lowered []int
@@ -222,8 +223,8 @@ func (h *holdings) lowerPrecision(bytes uint64, short bool) {
 	h.lowered += len(lowered)
 }
 
-// sparePlanes returns the weights of a tensor that have a plane to spare, see lowerPrecision, and how many bytes these planes take. h.mu is
-// held.
+// sparePlanes returns the weights of a tensor that have a plane to spare, see lowerPrecision, and how many
+// bytes these planes take. h.mu is held.
 func (h *holdings) sparePlanes(t *heldTensor, short bool) (bytes uint64, of []*weight) {
 	h.store.mu.Lock()
 	defer h.store.mu.Unlock()
@@ -297,8 +298,8 @@ func (h *holdings) addTensor(t heldTensor) bool {
 	return true
 }
 
-// replaceWeight gives the matrix at l, of a held tensor, the planes of by. It drops by instead if the matrix is not held any more, there is
-// no room, or by is not good; in the last case the matrix is not tried again.
+// replaceWeight gives the matrix at l, of a held tensor, the planes of by. It drops by instead if the matrix is
+// not held any more, there is no room, or by is not good; in the last case the matrix is not tried again.
 func (h *holdings) replaceWeight(index int, l location, by *weight, good bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -1,6 +1,7 @@
 package device
 
-// This file reads held tensors from a file: it chooses how many planes a matrix gets, and makes them, a piece of the file at a time.
+// This file reads held tensors from a file: it chooses how many planes a matrix gets, and makes them, a piece
+// of the file at a time.
 
 import (
 	"context"
@@ -88,8 +89,9 @@ func (l *loader) loadTensor(ctx context.Context, index int) (err error) {
 	return nil
 }
 
-// raiseTensor gives the matrices of a held tensor the third planes that they may have, as long as there is room; with onlyBelowBound, only
-// those that need them for the form's bound. That a matrix cannot have one is no error.
+// raiseTensor gives the matrices of a held tensor the third planes that they may have, as long as there is
+// room; with onlyBelowBound, only those that need them for the form's bound. That a matrix cannot have one is
+// no error.
 func (l *loader) raiseTensor(ctx context.Context, index int, onlyBelowBound bool) error {
 	matrices, h := l.tensors[index].Matrices, l.device.holdings
 	for i := range matrices {
@@ -111,8 +113,8 @@ func (l *loader) raiseTensor(ctx context.Context, index int, onlyBelowBound bool
 	return nil
 }
 
-// choosePlanes returns how many planes e needs, by some of its rows, and whether it may have one more: without that one it still is as the
-// form wants it.
+// choosePlanes returns how many planes e needs, by some of its rows, and whether it may have one more: without
+// that one it still is as the form wants it.
 func (l *loader) choosePlanes(ctx context.Context, e *Extent) (planes int, mayRefine bool, err error) {
 	switch {
 	case e.isCodes():
@@ -124,12 +126,13 @@ func (l *loader) choosePlanes(ctx context.Context, e *Extent) (planes int, mayRe
 	rows := min(e.Rows, sampleRows)
 	sample := make([]byte, uint64(rows)*rowBytes)
 	for i := range rows {
-		if err := l.readExtent(sample[uint64(i)*rowBytes:uint64(i+1)*rowBytes], e, uint64(i*e.Rows/rows)*rowBytes); err != nil {
+		row := sample[uint64(i)*rowBytes : uint64(i+1)*rowBytes]
+		if err := l.readExtent(row, e, uint64(i*e.Rows/rows)*rowBytes); err != nil {
 			return 0, false, err
 		}
 	}
 	fit := func(planes int, o decompose.Options) (decompose.Error, error) {
-		o.Workers = l.device.o.Workers
+		o.Workers = l.device.options.Workers
 		_, seen, err := decompose.Lossy(ctx, e.Type, rows, e.Cols, sample, heldFit(planes), o)
 		return seen, err
 	}
@@ -173,8 +176,9 @@ func (l *loader) readExtent(b []byte, e *Extent, offset uint64) error {
 	return nil
 }
 
-// loadMatrix reads a matrix into the pool, and returns the hash of its sample. With refined, it gets one plane more than it needs. It may get
-// more planes than that, if the rows that choosePlanes has read were not the worst.
+// loadMatrix reads a matrix into the pool, and returns the hash of its sample. With refined, it gets one plane
+// more than it needs. It may get more planes than that, if the rows that choosePlanes has read were not the
+// worst.
 func (l *loader) loadMatrix(ctx context.Context, e *Extent, planes int, refined bool) (*weight, uint64, error) {
 	if refined {
 		planes++
@@ -205,9 +209,12 @@ type matrixReader struct {
 	fitted  decompose.Error // of all rows so far
 }
 
-// readMatrix makes a weight of so many planes in the pool, and returns the hash of its sample and the ratio of signal to noise in decibels.
-// refined says that one of the planes is more than needed: the weight can lose it if that turns out to be true.
-func (l *loader) readMatrix(ctx context.Context, e *Extent, planes int, refined bool) (_ *weight, sample uint64, snr float64, err error) {
+// readMatrix makes a weight of so many planes in the pool, and returns the hash of its sample and the ratio of
+// signal to noise in decibels. refined says that one of the planes is more than needed: the weight can lose it
+// if that turns out to be true.
+func (l *loader) readMatrix(
+	ctx context.Context, e *Extent, planes int, refined bool,
+) (_ *weight, sample uint64, snr float64, err error) {
 	r := &matrixReader{l: l, extent: e, planes: planes, refined: refined, form: weightForm{codes: e.isCodes()}}
 	coarserBound := l.form.Bound // that the planes without the lowest one have to keep
 	if !refined && l.form.MayBeCoarser(planes) {
@@ -279,7 +286,7 @@ func (r *matrixReader) addRows(ctx context.Context, b []byte, first, n int) erro
 
 // decompose makes the planes of n rows.
 func (r *matrixReader) decompose(ctx context.Context, b []byte, n int) (*fabric.Matrix, error) {
-	e, o := r.extent, decompose.Options{Layout: r.l.form.Layout, Workers: r.l.device.o.Workers}
+	e, o := r.extent, decompose.Options{Layout: r.l.form.Layout, Workers: r.l.device.options.Workers}
 	if r.l.form.Bound == 0 || r.planes == decompose.ExactPlanes(e.Type) {
 		return decompose.Exact(ctx, e.Type, n, e.Cols, b, o)
 	}
@@ -293,7 +300,8 @@ func (r *matrixReader) decompose(ctx context.Context, b []byte, n int) (*fabric.
 func (r *matrixReader) addBands(part *fabric.Matrix, first int) error {
 	e, f := r.extent, bandsForm(part)
 	if first == 0 {
-		if err := r.into.takeWhole(r.l.device.store, e, kernel.BandBlock, fabric.BandsBytes(e.Rows, e.Cols, f.bands)); err != nil {
+		size := fabric.BandsBytes(e.Rows, e.Cols, f.bands)
+		if err := r.into.takeWhole(r.l.device.store, e, kernel.BandBlock, size); err != nil {
 			return err
 		}
 	}
@@ -301,6 +309,7 @@ func (r *matrixReader) addBands(part *fabric.Matrix, first int) error {
 	r.form.zeros += f.zeros
 	r.form.lowZeros += f.lowZeros
 	r.refined = r.refined && fabric.CoarserBands(part)
-	fabric.PackBands(r.into.m.Terms[0].Planes[0][fabric.BandsBytes(first, e.Cols, f.bands):], part, r.l.device.o.Workers)
+	all := r.into.m.Terms[0].Planes[0]
+	fabric.PackBands(all[fabric.BandsBytes(first, e.Cols, f.bands):], part, r.l.device.options.Workers)
 	return nil
 }

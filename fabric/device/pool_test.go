@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// A day of models that come and go, an hour at a time: what is free does not get smaller pieces from hour to hour, and in the end it is one piece.
+// A day of models that come and go, an hour at a time: what is free does not get smaller pieces from hour to
+// hour, and in the end it is one piece.
 func TestPoolDay(t *testing.T) {
 	p, err := NewPool(1 << 30)
 	if err != nil {

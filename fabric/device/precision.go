@@ -1,10 +1,12 @@
 package device
 
-// This file changes the planes of a held weight while clients use it: products wait for the change, and changes wait for products.
+// This file changes the planes of a held weight while clients use it: products wait for the change, and changes
+// wait for products.
 
 import "tensorcast/fabric"
 
-// beginChange waits until nobody uses w, and keeps products away from it until endChange. s.mu is held, but not while this waits.
+// beginChange waits until nobody uses w, and keeps products away from it until endChange. s.mu is held, but not
+// while this waits.
 func (s *store) beginChange(w *weight) {
 	for w.changing {
 		s.idleCond.Wait()
@@ -22,7 +24,8 @@ func (s *store) endChange(w *weight) {
 	s.markIdle(w)
 }
 
-// coarsenWeight takes the lowest of three planes out of a weight that can do without it. The other two stay where they are.
+// coarsenWeight takes the lowest of three planes out of a weight that can do without it. The other two stay
+// where they are.
 func (s *store) coarsenWeight(w *weight) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,6 +1,7 @@
 package device
 
-// This file moves planes between the pool and the host: what a product needs is brought into the pool, and other planes give way.
+// This file moves planes between the pool and the host: what a product needs is brought into the pool, and
+// other planes give way.
 
 import (
 	"errors"
@@ -26,8 +27,9 @@ func (s *store) moveToPool(p *plane) error {
 	}
 }
 
-// evictOne moves one plane of a weight that is neither pinned nor in use to the host, see givesWayBefore for which. It evicts nothing, and
-// reports false, unless the weight is expected to be used later than after, in products. s.mu is held.
+// evictOne moves one plane of a weight that is neither pinned nor in use to the host, see givesWayBefore for
+// which. It evicts nothing, and reports false, unless the weight is expected to be used later than after, in
+// products. s.mu is held.
 func (s *store) evictOne(after uint64) bool {
 	var victim *plane
 	var of *weight
@@ -55,8 +57,8 @@ func (s *store) evictOne(after uint64) bool {
 	return true
 }
 
-// givesWayBefore reports whether plane p of w gives way before plane q of v. Planes that are not the highest of their term give way first,
-// then those that are expected to be used last, then the lowest ones of a weight.
+// givesWayBefore reports whether plane p of w gives way before plane q of v. Planes that are not the highest of
+// their term give way first, then those that are expected to be used last, then the lowest ones of a weight.
 func (s *store) givesWayBefore(w *weight, p *plane, v *weight, q *plane) bool {
 	if a, b := w.isTop(p), v.isTop(q); a != b {
 		return b
@@ -67,7 +69,8 @@ func (s *store) givesWayBefore(w *weight, p *plane, v *weight, q *plane) bool {
 	return p.index < q.index
 }
 
-// completePlanes brings all planes of w into the pool. w must have a user, so that it does not displace itself. s.mu is held.
+// completePlanes brings all planes of w into the pool. w must have a user, so that it does not displace itself.
+// s.mu is held.
 func (s *store) completePlanes(w *weight) error {
 	for i := len(w.planes) - 1; i >= 0; i-- {
 		if p := &w.planes[i]; !p.resident {
@@ -91,8 +94,8 @@ type productOperand struct {
 	bytes   uint64 // of these
 }
 
-// beginProduct prepares w for a product, which reads its planes until endProduct. With degrade, low planes that are not in the pool are left
-// out. The error is errGone, or wraps ErrNoRoom.
+// beginProduct prepares w for a product, which reads its planes until endProduct. With degrade, low planes that
+// are not in the pool are left out. The error is errGone, or wraps ErrNoRoom.
 func (s *store) beginProduct(w *weight, degrade bool) (productOperand, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

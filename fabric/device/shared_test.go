@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// Go's collector stops all goroutines. One that naps keeps its P, but a signal ends the nap: the collector does not wait for it.
+// Go's collector stops all goroutines. One that naps keeps its P, but a signal ends the nap: the collector does
+// not wait for it.
 func TestNapEndsForCollector(t *testing.T) {
 	var w atomic.Uint32
 	begun, over := time.Now(), make(chan struct{})

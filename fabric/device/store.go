@@ -15,11 +15,12 @@ import (
 
 // store has the weights of all clients. Its methods may be called concurrently.
 type store struct {
-	mu           sync.Mutex
-	pool         *Pool
-	hostBytes    int                           // bytes of planes outside of the pool
-	hostLimit    int                           // of hostBytes
-	uses         uint64                        // how often weights were used, by products and uploads: the clock of useHistory
+	mu        sync.Mutex
+	pool      *Pool
+	hostBytes int // bytes of planes outside of the pool
+	hostLimit int // of hostBytes
+	// How often weights were used, by products and uploads: the clock of useHistory.
+	uses         uint64
 	uploads      map[[sha256.Size]byte]*weight // by what was uploaded
 	heldMatrices map[location]heldMatrix
 	loading      bool          // more may be held soon
@@ -27,12 +28,12 @@ type store struct {
 	zeroPlanes   map[trit.Layout]*zeroPlaneSource
 	idleCond     *sync.Cond    // a weight has no user any more, or changes no more
 	productEnded chan struct{} // has an element if a product has ended, and not all planes are in the pool
-	counts       storeCounts
+	counts       residencyCounts
 	log          *slog.Logger
 }
 
 // storeCounts counts what has happened to planes.
-type storeCounts struct {
+type residencyCounts struct {
 	Hits      uint64 `json:"residency_hits"`   // planes that a product found in the pool
 	Misses    uint64 `json:"residency_misses"` // planes that were brought back while a product waited
 	Ahead     uint64 `json:"residency_ahead"`  // planes that were brought back before a product needed them
@@ -85,8 +86,8 @@ func (s *store) findUpload(sum [sha256.Size]byte) *weight {
 	return w
 }
 
-// addUpload makes a weight of m, which is the caller's no more, or finds the weight that was uploaded before with this sum. The caller has a
-// reference to the result. The error is errFull, or wraps fabric.ErrOperand.
+// addUpload makes a weight of m, which is the caller's no more, or finds the weight that was uploaded before
+// with this sum. The caller has a reference to the result. The error is errFull, or wraps fabric.ErrOperand.
 func (s *store) addUpload(sum [sha256.Size]byte, m *fabric.Matrix, f weightForm) (*weight, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,6 +1,7 @@
 package device
 
-// This file turns what a client uploads into matrices. It reads the client's memory once, from start to end, and checks what it has read.
+// This file turns uploaded frames and planes into matrices. It reads the client's memory once, from start to
+// end, and checks what it has read: the client may change it at any time.
 
 import (
 	"bytes"
@@ -14,9 +15,10 @@ import (
 	"tensorcast/fabric/trit"
 )
 
+// errMalformed says that an upload is not what it should be.
 var errMalformed = errors.New("malformed upload")
 
-// kernelLayout is the layout in which planes are kept.
+// layoutOf is the layout in which planes are kept, by the flags of an upload.
 func layoutOf(flags uint32) trit.Layout {
 	if flags&FlagTwoBit != 0 {
 		return trit.TwoBit
@@ -24,7 +26,8 @@ func layoutOf(flags uint32) trit.Layout {
 	return trit.PT5Striped
 }
 
-// readFrame decodes a frame of which no plane is larger than limit.
+// readFrame decodes a frame, whose planes may take limit bytes in all. It returns the SHA-256 by which equal
+// uploads are found.
 func readFrame(b []byte, flags uint32, limit int) (*fabric.Matrix, [sha256.Size]byte, error) {
 	var sum [sha256.Size]byte
 	h := sha256.New()
@@ -54,7 +57,8 @@ func readFrame(b []byte, flags uint32, limit int) (*fabric.Matrix, [sha256.Size]
 	return m, sum, nil
 }
 
-// readPlanes decodes the planes of d; b holds them, scales the scales or nil.
+// readPlanes decodes the planes of d, which are b, and its scales, which may be nil. It returns the SHA-256 by
+// which equal uploads are found.
 func readPlanes(b, scales []byte, d *Descriptor) (*fabric.Matrix, [sha256.Size]byte, error) {
 	var sum [sha256.Size]byte
 	layout := layoutOf(d.Flags)
@@ -94,7 +98,7 @@ func readPlanes(b, scales []byte, d *Descriptor) (*fabric.Matrix, [sha256.Size]b
 	return m, sum, nil
 }
 
-// unpackAt reads trits of a PT-5 stream, from the trit skip of its first byte on. b must hold them all.
+// unpackAt reads len(dst) trits of a PT-5 stream, without the first skip trits of its first byte. b must hold them all.
 func unpackAt(dst []int8, b []byte, skip int) error {
 	i := 0
 	for _, c := range b {
@@ -116,7 +120,7 @@ func unpackAt(dst []int8, b []byte, skip int) error {
 	return nil
 }
 
-// digits are the trits of each code.
+// digitsOfCode are the five trits of each code.
 var digitsOfCode = func() (d [243][5]int8) {
 	for c := range d {
 		for v, i := c, 0; i < 5; v, i = v/3, i+1 {

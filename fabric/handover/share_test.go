@@ -47,7 +47,8 @@ func TestShare(t *testing.T) {
 		try(0, cost{})
 		chosen, of := shareMemory(items, memory)
 		if got := of.time(); len(chosen) != len(items) || of.memory > memory || got < best-1e-9 || got > best+widest {
-			t.Fatalf("%v takes %d bytes of %d and %.3f s, want %.3f to %.3f s", chosen, of.memory, memory, got, best, best+widest)
+			t.Fatalf("%v takes %d bytes of %d and %.3f s, want %.3f to %.3f s",
+				chosen, of.memory, memory, got, best, best+widest)
 		}
 		found, least = found+of.time(), least+best
 	}
