@@ -1,6 +1,6 @@
 package device
 
-// This file is a client in Go, for tests: the rings as doc.go describes them.
+// This file has a client in Go, for tests, which uses the rings as doc.go describes them.
 
 import (
 	"context"
@@ -18,10 +18,11 @@ type testClient struct {
 	memory       []byte
 	arena        []byte
 	entries      uint32
-	subs, comps  uint64
-	tail, reaped uint32
+	subs, comps  uint64 // offsets of the submission and the completion ring
+	tail, reaped uint32 // entries written to the one, and read from the other
 }
 
+// start runs a device until the test ends. It returns the path of its socket, too.
 func start(t testing.TB, o Options) (*Device, string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -48,6 +49,7 @@ func start(t testing.TB, o Options) (*Device, string) {
 	return d, path
 }
 
+// dial opens a client of the device at path.
 func dial(path string, arena uint64, entries uint32) (*testClient, error) {
 	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err != nil {
@@ -88,8 +90,9 @@ func dial(path string, arena uint64, entries uint32) (*testClient, error) {
 		return nil, err
 	}
 	u64 := binary.NativeEndian.Uint64
-	return &testClient{conn: c, memory: m, arena: m[u64(m[32:]):], entries: entries, subs: u64(m[16:]),
-		comps: u64(m[24:])}, nil
+	return &testClient{
+		conn: c, memory: m, arena: m[u64(m[32:]):], entries: entries, subs: u64(m[16:]), comps: u64(m[24:]),
+	}, nil
 }
 
 func (c *testClient) close() {
@@ -97,6 +100,7 @@ func (c *testClient) close() {
 	_ = unix.Munmap(c.memory)
 }
 
+// submit writes a job to the ring.
 func (c *testClient) submit(d *Descriptor) {
 	var b [DescriptorBytes]byte
 	d.Encode(&b)
@@ -106,6 +110,7 @@ func (c *testClient) submit(d *Descriptor) {
 	c.ring()
 }
 
+// ring tells the device that there is something to do.
 func (c *testClient) ring() {
 	wordAt(c.memory, wordDoorbell).Add(1)
 	if wordAt(c.memory, wordAsleep).Load() != 0 {
@@ -113,6 +118,7 @@ func (c *testClient) ring() {
 	}
 }
 
+// wait waits for the next completion.
 func (c *testClient) wait() (r Completion) {
 	bell, waiting := wordAt(c.memory, wordBell), wordAt(c.memory, wordWaiting)
 	for {
@@ -136,6 +142,7 @@ func (c *testClient) wait() (r Completion) {
 	return r
 }
 
+// do submits a job and waits for its completion.
 func (c *testClient) do(d Descriptor) Completion {
 	c.submit(&d)
 	return c.wait()

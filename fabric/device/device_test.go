@@ -26,6 +26,7 @@ import (
 
 var kills = flag.Int("kills", 60, "clients that TestKilledClients kills")
 
+// trits are n random trits.
 func trits(r *rand.Rand, n int) []int8 {
 	t := make([]int8, n)
 	for i := range t {
@@ -34,7 +35,7 @@ func trits(r *rand.Rand, n int) []int8 {
 	return t
 }
 
-// packed is a PT-5 stream.
+// packed packs trits as a PT-5 stream.
 func packed(t []int8) []byte {
 	b := make([]byte, trit.PT5.RowBytes(len(t)))
 	trit.PT5.Pack(b, t)
@@ -55,6 +56,7 @@ func upload(t testing.TB, c *testClient, rows, cols int, planes ...[]int8) uint6
 	return r.Value
 }
 
+// TestIntegers multiplies planes without scales by integers of both types: results are exact.
 func TestIntegers(t *testing.T) {
 	_, path := start(t, Options{PoolBytes: 64 << 20})
 	c, err := dial(path, 8<<20, 8)
@@ -95,7 +97,7 @@ func TestIntegers(t *testing.T) {
 				N: uint32(n), X: x, XStride: uint64(stride), Y: y,
 				YStride: uint64(4*rows + 8), XType: of, YType: TypeInt32})
 			if got.Status != 0 || got.Tag != 77 || got.Planes != uint32(count) || got.Ops != uint64(rows*cols*n*count) {
-				t.Fatalf("%v: %+v", shape, got)
+				t.Fatalf("%v: %+v, want tag 77, %d planes, %d operations", shape, got, count, rows*cols*n*count)
 			}
 			zeros := 0
 			for _, p := range planes {
@@ -120,20 +122,19 @@ func TestIntegers(t *testing.T) {
 				}
 			}
 		}
-		if r := c.do(Descriptor{Op: OpRelease, Handle: h}); r.Status != 0 {
-			t.Error(r.Status)
-		}
-		if r := c.do(Descriptor{Op: OpRelease, Handle: h}); r.Status != statusNoHandle {
-			t.Error(r.Status)
+		for _, want := range []int32{0, statusNoHandle} {
+			if r := c.do(Descriptor{Op: OpRelease, Handle: h}); r.Status != want {
+				t.Errorf("release: status %d, want %d", r.Status, want)
+			}
 		}
 	}
 	if st, err := Ask(t.Context(), path); err != nil || st.PoolUsed != 0 || st.Weights != 0 ||
 		st.Clients != 1 || st.Products != 10 || st.PoolExtents != 1 {
-		t.Errorf("%+v, %v", st, err)
+		t.Errorf("status %+v, error %v; want an empty pool, one client, 10 products", st, err)
 	}
 }
 
-// frame is a matrix with scales and its frame.
+// frame returns a matrix with scales, and its frame.
 func frame(t testing.TB, seed uint64, rows, cols, planes int) (*fabric.Matrix, []byte) {
 	r := rand.New(rand.NewPCG(seed, 3))
 	m := &fabric.Matrix{Rows: rows, Cols: cols, Layout: trit.PT5Striped, Terms: make([]fabric.Term, 1)}
@@ -153,6 +154,7 @@ func frame(t testing.TB, seed uint64, rows, cols, planes int) (*fabric.Matrix, [
 	return m, frametest.Encode(t, "a tensor", m)
 }
 
+// TestFrames: two clients upload one frame, which is kept once, and products are those of package fabric.
 func TestFrames(t *testing.T) {
 	d, path := start(t, Options{PoolBytes: 64 << 20})
 	var clients [2]*testClient
@@ -216,7 +218,7 @@ func TestFrames(t *testing.T) {
 		}
 	}
 	if st := d.Status(); st.Weights != 1 || st.Shared != 1 {
-		t.Errorf("two clients with one frame: %+v", st)
+		t.Errorf("two clients with one frame: %+v, want one weight, shared once", st)
 	}
 	clients[0].close()
 	waitFor(t, d, func(s Status) bool { return s.Clients == 1 && s.Weights == 1 })
@@ -227,16 +229,17 @@ func TestFrames(t *testing.T) {
 	})
 }
 
+// waitFor waits until a device has a status, for at most 20 s.
 func waitFor(t testing.TB, d *Device, ok func(Status) bool) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); !ok(d.Status()); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%+v", d.Status())
+			t.Fatalf("after 20 s, the status is %+v", d.Status())
 		}
 	}
 }
 
-// Three weights of three planes, 16 KiB each, in a pool for five planes.
+// TestResidency has three weights of three planes, 16 KiB each, and a pool for five planes.
 func TestResidency(t *testing.T) {
 	d, path := start(t, Options{PoolBytes: 5 * 16384, HostBytes: 1 << 20})
 	c, err := dial(path, 1<<20, 4)
@@ -282,52 +285,52 @@ func TestResidency(t *testing.T) {
 		}
 		return got
 	}
-	// The last upload has all of its planes, the others their highest.
+	// The last upload has all of its planes, the others only their highest.
 	for i, want := range []uint32{1, 1, 3} {
 		if got := product(i, FlagDegrade); got.Planes != want {
 			t.Errorf("weight %d: %d planes, want %d", i, got.Planes, want)
 		}
 	}
 	if s := d.Status(); s.Evictions != 4 || s.Degraded != 2 || s.PoolUsed != 5*16384 {
-		t.Errorf("%+v", s)
+		t.Errorf("%+v, want 4 evictions, 2 degraded products, a full pool", s)
 	}
 	for range 2 {
 		for i := range handles {
 			if got := product(i, 0); got.Planes != 3 {
-				t.Errorf("weight %d: %d planes", i, got.Planes)
+				t.Errorf("weight %d: %d planes, want 3", i, got.Planes)
 			}
 		}
 	}
-	// What is pinned stays.
+	// Pinned planes stay.
 	if r := c.do(Descriptor{Op: OpPin, Handle: handles[0]}); r.Status != 0 {
 		t.Fatal(r.Status)
 	}
 	if r := c.do(Descriptor{Op: OpPin, Handle: handles[1]}); r.Status != statusNoMemory {
-		t.Errorf("pinned more than there is room for: %d", r.Status)
+		t.Errorf("pinned more than there is room for: status %d, want %d", r.Status, statusNoMemory)
 	}
 	if r := c.do(Descriptor{Op: OpProduct, Handle: handles[1], Rows: rows, Cols: cols, N: 1, X: 512 << 10,
 		Y: 600 << 10, XType: TypeInt8, YType: TypeInt32}); r.Status != statusNoMemory {
-		t.Errorf("a product without room: %d", r.Status)
+		t.Errorf("a product without room: status %d, want %d", r.Status, statusNoMemory)
 	}
 	misses := d.Status().Misses
 	product(0, 0)
 	if got := d.Status().Misses; got != misses {
-		t.Errorf("%d misses of a pinned weight", got-misses)
+		t.Errorf("%d misses of a pinned weight, want 0", got-misses)
 	}
-	if r := c.do(Descriptor{Op: OpUnpin, Handle: handles[0]}); r.Status != 0 {
-		t.Error(r.Status)
-	}
-	if r := c.do(Descriptor{Op: OpUnpin, Handle: handles[0]}); r.Status != statusInvalid {
-		t.Error(r.Status)
+	for _, want := range []int32{0, statusInvalid} {
+		if r := c.do(Descriptor{Op: OpUnpin, Handle: handles[0]}); r.Status != want {
+			t.Errorf("unpin: status %d, want %d", r.Status, want)
+		}
 	}
 	product(1, 0)
 }
 
+// TestRefused has parameters and descriptors with something wrong in each.
 func TestRefused(t *testing.T) {
 	_, path := start(t, Options{PoolBytes: 8 << 20, ArenaBytes: 1 << 20})
 	for _, bad := range [][2]uint64{{0, 8}, {2 << 20, 8}, {math.MaxUint64, 8}, {4096, 0}, {4096, 3}, {4096, 8192}} {
 		if _, err := dial(path, bad[0], uint32(bad[1])); !errors.Is(err, unix.EINVAL) {
-			t.Errorf("%v: %v", bad, err)
+			t.Errorf("arena and entries %v: error %v, want EINVAL", bad, err)
 		}
 	}
 	c, err := dial(path, 1<<20, 8)
@@ -367,10 +370,10 @@ func TestRefused(t *testing.T) {
 		d := good
 		b.change(&d)
 		if got := c.do(d); got.Status != b.status {
-			t.Errorf("%s: %d, want %d", b.what, got.Status, b.status)
+			t.Errorf("%s: status %d, want %d", b.what, got.Status, b.status)
 		}
 	}
-	// A sum that float32 does not hold is refused.
+	// A sum that float32 may not hold is refused.
 	const cols = 1 << 18
 	h = upload(t, c, 1, cols, slices.Repeat([]int8{1}, cols))
 	for i := range cols {
@@ -379,10 +382,11 @@ func TestRefused(t *testing.T) {
 	big := Descriptor{Op: OpProduct, Handle: h, Rows: 1, Cols: cols, N: 1, X: 512 << 10, Y: 0, XType: TypeInt8,
 		YType: TypeInt32}
 	if r := c.do(big); r.Status != statusRange {
-		t.Errorf("%d", r.Status)
+		t.Errorf("a large sum: status %d, want %d", r.Status, statusRange)
 	}
 }
 
+// TestCancel cancels a job that has not begun.
 func TestCancel(t *testing.T) {
 	d, path := start(t, Options{PoolBytes: 8 << 20})
 	c, err := dial(path, 1<<20, 4)
@@ -390,7 +394,7 @@ func TestCancel(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.close()
-	// The ring of completions is full: what is submitted then waits, and can be cancelled.
+	// The ring of completions is full. A job that is submitted then waits, and can be cancelled.
 	for range 4 {
 		c.submit(&Descriptor{})
 	}
@@ -399,17 +403,18 @@ func TestCancel(t *testing.T) {
 	wordAt(c.memory, int(c.subs)+descriptorCancel).Store(1)
 	for range 4 {
 		if r := c.wait(); r.Status != 0 {
-			t.Errorf("%+v", r)
+			t.Errorf("%+v, want status 0", r)
 		}
 	}
 	if r := c.wait(); r.Tag != 9 || r.Status != statusCancelled {
-		t.Errorf("%+v", r)
+		t.Errorf("%+v, want tag 9 and status %d", r, statusCancelled)
 	}
 	if r := c.do(Descriptor{Tag: 10}); r.Tag != 10 || r.Status != 0 {
-		t.Errorf("%+v", r)
+		t.Errorf("%+v, want tag 10 and status 0", r)
 	}
 }
 
+// TestBrokenRing: a client with an impossible ring is dropped.
 func TestBrokenRing(t *testing.T) {
 	d, path := start(t, Options{PoolBytes: 8 << 20})
 	for _, w := range []int{wordSubmitted, wordReaped} {
@@ -421,17 +426,18 @@ func TestBrokenRing(t *testing.T) {
 		c.ring()
 		var b [1]byte
 		if n, _ := c.conn.Read(b[:]); n != 0 {
-			t.Error("an answer")
+			t.Errorf("%d bytes from the device, want an end", n)
 		}
 		c.close()
 	}
 	waitFor(t, d, func(s Status) bool { return s.Clients == 0 })
 }
 
+// TestOneDevice: a socket has one device, in a private directory, and as many clients as its options allow.
 func TestOneDevice(t *testing.T) {
 	_, path := start(t, Options{PoolBytes: 4096, Clients: 1})
 	if _, err := Listen(path, Options{PoolBytes: 4096}); !errors.Is(err, ErrRunning) {
-		t.Errorf("%v, want %v", err, ErrRunning)
+		t.Errorf("a second device: error %v, want %v", err, ErrRunning)
 	}
 	c, err := dial(path, 4096, 2)
 	if err != nil {
@@ -439,20 +445,21 @@ func TestOneDevice(t *testing.T) {
 	}
 	defer c.close()
 	if _, err := dial(path, 4096, 2); !errors.Is(err, unix.EUSERS) {
-		t.Errorf("a second client of one: %v", err)
+		t.Errorf("a second client of one: error %v, want EUSERS", err)
 	}
 	open := t.TempDir()
 	if err := os.Chmod(open, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Listen(open+"/s", Options{PoolBytes: 4096}); err == nil {
-		t.Error("a socket in a directory that others can enter")
+		t.Error("a socket in a directory that others can enter is accepted")
 	}
 	if _, err := Ask(t.Context(), open+"/s"); !errors.Is(err, ErrNotRunning) {
-		t.Errorf("%v, want %v", err, ErrNotRunning)
+		t.Errorf("Ask without a device: error %v, want %v", err, ErrNotRunning)
 	}
 }
 
+// TestIdle: a device without clients ends by itself.
 func TestIdle(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Chmod(dir, 0o700); err != nil {
@@ -465,11 +472,12 @@ func TestIdle(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	if err := errors.Join(d.Serve(ctx), d.Close()); err != nil || ctx.Err() != nil {
-		t.Errorf("%v, %v", err, ctx.Err())
+		t.Errorf("Serve: error %v; the context: %v; want none", err, ctx.Err())
 	}
 }
 
-// Clients that hang up in the middle of anything leave nothing behind, and do not disturb one that works.
+// TestKilledClients: clients that hang up in the middle of anything leave nothing behind, and do not disturb
+// another client.
 func TestKilledClients(t *testing.T) {
 	d, path := start(t, Options{PoolBytes: 64 << 20})
 	worker, err := dial(path, 1<<20, 8)
@@ -523,18 +531,17 @@ func TestKilledClients(t *testing.T) {
 		}
 	}
 	waitFor(t, d, func(s Status) bool {
-		return s.Clients == 1 && s.Weights == 1 && s.PoolUsed == used &&
-			s.HostBytes == 0
+		return s.Clients == 1 && s.Weights == 1 && s.PoolUsed == used && s.HostBytes == 0
 	})
-	for end := time.Now().Add(10 * time.Second); files() > fds ||
-		runtime.NumGoroutine() > routines; time.Sleep(time.Millisecond) {
+	end := time.Now().Add(10 * time.Second)
+	for ; files() > fds || runtime.NumGoroutine() > routines; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%d files and %d goroutines, before %d and %d", files(), runtime.NumGoroutine(), fds, routines)
+			t.Fatalf("%d open files and %d goroutines, want %d and %d", files(), runtime.NumGoroutine(), fds, routines)
 		}
 	}
 }
 
-// BenchmarkEmpty is the round trip of a job that does nothing. The device sleeps before each; the median is told.
+// BenchmarkEmpty is the round trip of a job that does nothing. The device sleeps before each.
 func BenchmarkEmpty(b *testing.B) {
 	_, path := start(b, Options{PoolBytes: 4096})
 	c, err := dial(path, 4096, 8)
@@ -557,7 +564,8 @@ func BenchmarkEmpty(b *testing.B) {
 	b.ReportMetric(float64(times[len(times)*99/100].Nanoseconds())/1e3, "us-p99")
 }
 
-// Blocks of Q2_0 are multiplied as package fabric does it, are shared, and come back after they were evicted.
+// TestBlocks: blocks of Q2_0 are multiplied as package fabric does it, are shared, and come back after they
+// were evicted.
 func TestBlocks(t *testing.T) {
 	const rows, cols, n = 150, 192, 6
 	d, path := start(t, Options{PoolBytes: 8 << 10}) // room for one of the two below
@@ -591,7 +599,7 @@ func TestBlocks(t *testing.T) {
 	}
 	upload(all[1])
 	if s := d.Status(); s.Shared != 1 || s.Weights != 2 || s.Evictions == 0 {
-		t.Errorf("%+v", s)
+		t.Errorf("%+v, want two weights, one of them shared, and evictions", s)
 	}
 	const x, y = 64 << 10, 128 << 10
 	var vectors []*fabric.Activations
@@ -654,12 +662,13 @@ func TestBlocks(t *testing.T) {
 			YType: TypeInt32},
 	} {
 		if got := c.do(bad); got.Status >= 0 {
-			t.Errorf("%+v was done", bad)
+			t.Errorf("%+v: status %d, want an error", bad, got.Status)
 		}
 	}
 }
 
-// Weights of other types become planes: exact ones, or, for a client that allows an error, as few as keep it.
+// TestBlocksAsPlanes: weights of other types become planes. They are exact, or, for a client that allows an
+// error, as few as keep that error.
 func TestBlocksAsPlanes(t *testing.T) {
 	const rows, cols = 96, 512
 	d, path := start(t, Options{PoolBytes: 4 << 20})
@@ -679,7 +688,7 @@ func TestBlocksAsPlanes(t *testing.T) {
 		kind     gguf.Type
 		flags    uint32
 		planes   uint32
-		decibels float64 // at least; activations have an error, too
+		decibels float64 // least ratio of products to their error, which activations have as well
 		status   int32
 	}{
 		{kind: gguf.TQ1_0, planes: 1, decibels: 40},
@@ -701,18 +710,18 @@ func TestBlocksAsPlanes(t *testing.T) {
 		shared := d.Status().Shared
 		got := c.do(up)
 		if got.Status != test.status {
-			t.Errorf("%s: %v", name, unix.Errno(-got.Status))
+			t.Errorf("%s: status %v, want %v", name, unix.Errno(-got.Status), unix.Errno(-test.status))
 		}
 		if got.Status != 0 {
 			continue
 		}
 		if again := c.do(up); again.Status != 0 || d.Status().Shared != shared+1 {
-			t.Errorf("%s: the second upload is not found: %d", name, again.Status)
+			t.Errorf("%s: the second upload: status %d, want that it shares the first", name, again.Status)
 		}
 		got = c.do(Descriptor{Op: OpProduct, Handle: got.Value, Rows: rows, Cols: cols, N: 1, X: xAt, Y: yAt,
 			XType: TypeFloat32, YType: TypeFloat32, Block: 32})
 		if got.Status != 0 || got.Planes != test.planes {
-			t.Errorf("%s: %d planes, want %d (%d)", name, got.Planes, test.planes, got.Status)
+			t.Errorf("%s: %d planes, status %d; want %d planes", name, got.Planes, got.Status, test.planes)
 			continue
 		}
 		w := make([]float32, rows*cols)
@@ -729,18 +738,18 @@ func TestBlocksAsPlanes(t *testing.T) {
 			signal, noise = signal+want*want, noise+off*off
 		}
 		if seen := 10 * math.Log10(signal/noise); !(seen >= test.decibels) {
-			t.Errorf("%s: %.1f dB, want %.1f", name, seen, test.decibels)
+			t.Errorf("%s: %.1f dB, want at least %.1f", name, seen, test.decibels)
 		}
 	}
-	// Weights that are no numbers: not taken, and the device goes on.
+	// Weights that are not numbers are refused, and the device goes on.
 	copy(c.arena, bytes.Repeat([]byte{0, 0x7e}, rows*cols))
 	if got := c.do(Descriptor{Op: OpBlocks, WBytes: 2 * rows * cols, Flags: FlagFast, Rows: rows, Cols: cols,
 		XType: uint32(gguf.F16)}); got.Status != statusBadFrame {
-		t.Errorf("NaN: %d", got.Status)
+		t.Errorf("weights that are not numbers: status %d, want %d", got.Status, statusBadFrame)
 	}
 }
 
-// randomBlocks makes n weights of a type, whose bytes are random but for scales, which are moderate.
+// randomBlocks makes n weights of a type. Their bytes are random, but scales are moderate.
 func randomBlocks(r *rand.Rand, kind gguf.Type, n int) []byte {
 	if kind == gguf.F16 {
 		b := make([]byte, 0, 2*n)

@@ -32,7 +32,8 @@
 //	           192 u32 completed (device: entries written)      256 u32 reaped    (client: entries read)
 //	           320 u32 doorbell  (client adds 1; a futex)
 //	           384 u32 asleep    (device: 1 waits for work, 2 for room in the completion ring)
-//	           448 u32 bell      (device adds 1; a futex)       512 u32 waiting   (client: how many of its threads wait)
+//	           448 u32 bell      (device adds 1; a futex)
+//	           512 u32 waiting   (client: how many of its threads wait)
 //	           576 u32 wanted    (client: of completed, what the first of them waits for)
 //	           640 u32 held      (device: how often what it holds has changed, as of the last job)
 //	page 1...  submission ring, entries of 128 bytes ([Descriptor]); completion ring, entries of 64 bytes

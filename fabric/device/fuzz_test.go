@@ -15,8 +15,8 @@ import (
 	"tensorcast/gguf"
 )
 
-// executorFor is a client's executor with a small arena that begins with text.
-func executorFor(f *testing.F) (*store, *fabric.Pool) {
+// newStoreAndPool makes what an executor needs.
+func newStoreAndPool(f *testing.F) (*store, *fabric.Pool) {
 	s, err := newStore(1<<20, 1<<20, slog.New(slog.DiscardHandler))
 	if err != nil {
 		f.Fatal(err)
@@ -26,8 +26,8 @@ func executorFor(f *testing.F) (*store, *fabric.Pool) {
 	return s, p
 }
 
-// FuzzDescriptors executes whatever a client may write in its ring, over whatever is in its arena: never a
-// crash, and in the end nothing is left.
+// FuzzDescriptors executes whatever a client may write to its ring and its arena. There must be no crash, and
+// nothing may be left in the end.
 func FuzzDescriptors(f *testing.F) {
 	var b [DescriptorBytes]byte
 	var seed []byte
@@ -62,7 +62,7 @@ func FuzzDescriptors(f *testing.F) {
 	d := Descriptor{Op: OpFrame, WBytes: uint64(len(frame))}
 	d.Encode(&b)
 	f.Add(b[:], frame)
-	s, p := executorFor(f)
+	s, p := newStoreAndPool(f)
 	f.Fuzz(func(t *testing.T, jobs, arena []byte) {
 		e := executor{arena: make([]byte, 64<<10), store: s, pool: p, workers: 2, tokens: new(atomic.Uint64),
 			handles: map[uint64]*handle{}}
@@ -77,14 +77,15 @@ func FuzzDescriptors(f *testing.F) {
 		}
 		e.close()
 		if s.pool.Used() != 0 || s.hostBytes != 0 || len(s.uploads) != 0 {
-			t.Errorf("%d bytes in the pool, %d on the host, %d weights", s.pool.Used(), s.hostBytes, len(s.uploads))
+			t.Errorf("%d bytes in the pool, %d on the host, %d weights; want none", s.pool.Used(), s.hostBytes,
+				len(s.uploads))
 		}
 	})
 }
 
-// FuzzRing has a client write anything into the words of its memory, its rings and its arena while the device
-// serves it: the device ends the client, or goes on, and in the end nothing is left. Each four bytes of moves
-// are an offset and what is written there.
+// FuzzRing has a client write anything to its memory while the device serves it. The device must drop the
+// client or go on, and nothing may be left in the end. Each four bytes of moves are an offset and what is
+// written there.
 func FuzzRing(f *testing.F) {
 	f.Add(uint8(1), []byte{wordSubmitted / 4, 0, 3, 0, wordDoorbell / 4, 0, 1, 0}, []byte{})
 	f.Add(uint8(3), []byte{wordSubmitted / 4, 0, 255, 255, wordReaped / 4, 0, 9, 0, wordAsleep / 4, 0, 7, 0,
@@ -93,18 +94,19 @@ func FuzzRing(f *testing.F) {
 	d := Descriptor{Op: OpBlocks, WBytes: 3 * 2 * 18, Rows: 3, Cols: 128, XType: uint32(gguf.Q2_0)}
 	d.Encode(&b)
 	f.Add(uint8(1), []byte{wordSubmitted / 4, 0, 1, 0}, b[:])
-	s, p := executorFor(f)
+	s, p := newStoreAndPool(f)
 	f.Fuzz(func(t *testing.T, entries uint8, moves, jobs []byte) {
 		var counts jobCounts
 		c, err := newClient(16<<10, 2<<(entries%4))
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.executor.store, c.executor.pool, c.executor.workers, c.executor.tokens, c.counts = s, p, 2,
-			&counts.tokens, &counts
+		c.counts = &counts
+		e := &c.executor
+		e.store, e.pool, e.workers, e.tokens = s, p, 2, &counts.tokens
 		copy(c.submissions, jobs)
 		broke := make(chan error, 1)
-		go func() { broke <- c.run() }() // ended by stop
+		go func() { broke <- c.run() }() // until c.stop
 		for n := 0; len(moves) >= 4 && n < 64; n++ {
 			at := int(binary.LittleEndian.Uint16(moves)) * 4 % len(c.memory)
 			wordAt(c.memory, at).Store(uint32(int32(int16(binary.LittleEndian.Uint16(moves[2:])))))
@@ -117,13 +119,14 @@ func FuzzRing(f *testing.F) {
 			t.Error(err)
 		}
 		if s.pool.Used() != 0 || s.hostBytes != 0 || len(s.uploads) != 0 {
-			t.Errorf("%d bytes in the pool, %d on the host, %d weights", s.pool.Used(), s.hostBytes, len(s.uploads))
+			t.Errorf("%d bytes in the pool, %d on the host, %d weights; want none", s.pool.Used(), s.hostBytes,
+				len(s.uploads))
 		}
 	})
 }
 
-// FuzzHello says anything to a device instead of a hello. What is refused leaves no client; another one is
-// served afterwards.
+// FuzzHello sends anything to a device instead of a hello. A refused hello leaves no client, and others are served
+// afterwards.
 func FuzzHello(f *testing.F) {
 	d, path := start(f, Options{PoolBytes: 1 << 20, ArenaBytes: 1 << 20, Clients: 4})
 	hello := func(kind uint32, arena uint64, entries uint32) []byte {
@@ -151,7 +154,7 @@ func FuzzHello(f *testing.F) {
 		defer c.Close()
 		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
 		if len(b) == 0 {
-			return // a packet of nothing looks like an end
+			return // an empty packet looks like an end
 		}
 		if _, err := c.Write(b); err != nil {
 			t.Fatal(err)
@@ -162,7 +165,7 @@ func FuzzHello(f *testing.F) {
 			t.Fatalf("%x: no answer: %v", b, err)
 		}
 		if n == 0 || (rights > 0 && (n != helloBytes || len(b) != helloBytes)) {
-			t.Errorf("%x: an answer of %d bytes with %d of rights", b, n, rights)
+			t.Errorf("%x: an answer of %d bytes with %d bytes of rights", b, n, rights)
 		}
 		if rights > 0 {
 			m, err := unix.ParseSocketControlMessage(oob[:rights])
@@ -180,7 +183,7 @@ func FuzzHello(f *testing.F) {
 			}
 		}
 		_ = c.Close()
-		// Those of before are leaving.
+		// Earlier clients may still be leaving.
 		for end := time.Now().Add(10 * time.Second); d.Status().Clients > 2; time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {
 				t.Fatalf("%+v", d.Status())
@@ -192,12 +195,12 @@ func FuzzHello(f *testing.F) {
 	})
 }
 
-// FuzzFrame uploads what may be a frame.
+// FuzzFrame uploads anything as a frame.
 func FuzzFrame(f *testing.F) {
 	_, b := frame(f, 1, 5, 130, 3)
 	f.Add(b)
 	f.Add(b[:100])
-	s, p := executorFor(f)
+	s, p := newStoreAndPool(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		e := executor{arena: append(make([]byte, 0, len(b)+64), b...), store: s, pool: p, workers: 2,
 			tokens: new(atomic.Uint64), handles: map[uint64]*handle{}}
@@ -208,7 +211,8 @@ func FuzzFrame(f *testing.F) {
 		}
 		e.close()
 		if s.pool.Used() != 0 || s.hostBytes != 0 || len(s.uploads) != 0 {
-			t.Errorf("%d bytes in the pool, %d on the host, %d weights", s.pool.Used(), s.hostBytes, len(s.uploads))
+			t.Errorf("%d bytes in the pool, %d on the host, %d weights; want none", s.pool.Used(), s.hostBytes,
+				len(s.uploads))
 		}
 	})
 }

@@ -71,11 +71,12 @@ type Status struct {
 	WeightBytes  uint64 `json:"weight_bytes"` // read by products
 	ProductNanos uint64 `json:"product_ns"`
 	HostNanos    uint64 `json:"host_ns"` // between products of a client, without pauses of more than a second
-	// Tokens are the vectors of each client's weight that had most of them. If a client has one model, these are its tokens.
+	// Tokens are the vectors of each client's weight that had most of them. If a client has one model, these
+	// are its tokens.
 	Tokens uint64 `json:"tokens"`
 	Lanes  uint64 `json:"lanes_used"` // columns handled at a time, of the last product
-	// Cycles are those of a device that handles as many columns in a cycle and needs none for a trit of 0. They are rounded
-	// up for each product.
+	// Cycles are those of a device that handles as many columns in a cycle and needs none for a trit of 0. They
+	// are rounded up for each product.
 	Cycles uint64 `json:"fabric_cycles"`
 
 	PoolUsed    int      `json:"pool_used"`
@@ -93,8 +94,8 @@ type Status struct {
 	BytesPerToken   float64 `json:"bytes_per_token"` // of weights
 	SkipRate        float64 `json:"skip_rate"`       // zero_ops / ops
 	EffectiveOps    uint64  `json:"effective_ops"`   // ops - zero_ops
-	// Energy is that of effective operations and of weights read, at published costs of each (0.03 and 160 pJ). It is to
-	// compare, and not measured.
+	// Energy is that of effective operations and of weights read, at published costs of each (0.03 and 160 pJ).
+	// It is to compare, and not measured.
 	Energy float64 `json:"energy_proxy_joule"`
 }
 

@@ -1,6 +1,6 @@
 package device
 
-// This file counts by hand what a device counts.
+// This file compares what a device counts with what was counted by hand.
 
 import (
 	"encoding/csv"
@@ -45,29 +45,31 @@ func TestReport(t *testing.T) {
 	const vectors = 11
 	if s.Products != 3 || s.Tokens != vectors || s.Ops != vectors*rows*cols || s.EffectiveOps != vectors*5 ||
 		s.SkipRate != 16./21 {
-		t.Errorf("%+v", s)
+		t.Errorf("%+v, want 3 products, %d tokens, 5 effective operations of %d for each", s, vectors, rows*cols)
 	}
-	// One for each product, as a cycle has more lanes than these have operations.
+	// A product takes one cycle, as it has fewer operations than a cycle has lanes.
 	if s.Lanes != uint64(r.Lanes) || s.Cycles != 3 {
-		t.Errorf("%d lanes, %d cycles", s.Lanes, s.Cycles)
+		t.Errorf("%d lanes, %d cycles; want %d, 3", s.Lanes, s.Cycles, r.Lanes)
 	}
 	if s.WeightBytes != 3*r.Bytes || s.BytesPerToken != float64(3*r.Bytes)/vectors {
-		t.Errorf("%d bytes of weights, %v for a token; one product reads %d", s.WeightBytes, s.BytesPerToken, r.Bytes)
+		t.Errorf("%d bytes of weights, %v for a token; want three times the %d of a product", s.WeightBytes,
+			s.BytesPerToken, r.Bytes)
 	}
 	if s.HostTime < 0.05 || s.HostTime > 1 || s.FabricTime <= 0 ||
 		math.Abs(s.TokensPerSecond*(s.HostTime+s.FabricTime)-vectors) > 1e-6 {
-		t.Errorf("%v s of the host, %v s of products, %v tokens/s", s.HostTime, s.FabricTime, s.TokensPerSecond)
+		t.Errorf("%v s of the host, %v s of products, %v tokens/s; want 0.05 to 1 s of the host, and %d tokens in both",
+			s.HostTime, s.FabricTime, s.TokensPerSecond, vectors)
 	}
 	if want := 1e-12 * (0.03*5*vectors + 160*float64(s.WeightBytes)); math.Abs(s.Energy-want) > 1e-18 {
 		t.Errorf("energy %v, want %v", s.Energy, want)
 	}
-	// A pause is nobody's time.
+	// A pause does not count as time of the host.
 	time.Sleep(maxHostPause + 50*time.Millisecond)
 	if r := product(first, 1); r.Status != 0 {
 		t.Fatal(unix.Errno(-r.Status))
 	}
 	if after := d.Status(); after.HostTime-s.HostTime > 0.5 {
-		t.Errorf("a pause of a second is %v s of the host", after.HostTime-s.HostTime)
+		t.Errorf("a pause of a second counts as %v s of the host, want 0", after.HostTime-s.HostTime)
 	}
 }
 
@@ -106,6 +108,6 @@ func TestReportFormats(t *testing.T) {
 		}
 	}
 	if n := strings.Count(b.String(), "\n"); n != 3*len(values) {
-		t.Errorf("%d lines for %d samples", n, len(values))
+		t.Errorf("%d lines for Prometheus, want three for each of %d numbers", n, len(values))
 	}
 }
