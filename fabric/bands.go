@@ -178,26 +178,3 @@ func (o *Operand) multiplyBands(dst [][]float32, first, end int, p *panel, s *Sc
 	}
 	*b = kernel.Bands{}
 }
-
-// multiplyBandsFloat multiplies by x, which fills whole groups of blocks.
-func (o *Operand) multiplyBandsFloat(dst, x []float32, s *Scratch) {
-	size, blocks := kernel.BandBytes(o.m.Cols, o.bandPlanes), kernel.BandBlocks(o.m.Cols)
-	cols := blocks * kernel.BandBlock
-	all, factors := grow(&s.weights, BandRows*cols), grow(&s.factors, BandRows*blocks+overread)
-	clear(factors)
-	var weights [BandRows][]byte
-	var of [BandRows][]float32
-	for r := range weights {
-		weights[r], of[r] = all[r*cols:(r+1)*cols], factors[r*blocks:(r+1)*blocks]
-	}
-	s.float = kernel.FloatRows{
-		Weights: all, Pitch: cols, Stripes: cols / kernel.Stripe, X: x, Add: -kernel.Offset(o.bandPlanes),
-		Block: kernel.BandBlock, Factors: factors, FactorPitch: blocks,
-	}
-	for r := 0; r < len(dst); r += BandRows {
-		kernel.UnpackBand(&weights, &of, o.bands[r/BandRows*size:][:size], blocks, o.bandPlanes)
-		s.float.Count = min(BandRows, len(dst)-r)
-		s.float.Dst = dst[r : r+s.float.Count]
-		o.level.DotFloat(&s.float)
-	}
-}

@@ -52,18 +52,11 @@ func TestBands(t *testing.T) {
 		}
 		o := bandsOf(t, m)
 		x, want, got := make([]*fabric.Activations, n), make([][]float32, n), make([][]float32, n)
-		x32 := make([]float32, cols)
 		for i := range x {
-			var values []float64
-			x[i], values = smallActivations(t, rng, cols, block)
+			x[i], _ = smallActivations(t, rng, cols, block)
 			want[i], got[i] = make([]float32, rows), make([]float32, rows)
-			for c, v := range values {
-				x32[c] = float32(v)
-			}
 		}
 		of.GEMM(want, x, &s)
-		float, wantFloat := make([]float32, rows), make([]float32, rows)
-		of.GEMVFloat(wantFloat, x32, &s)
 		near := func(a, b float32) bool { return math.Abs(float64(a-b)) <= 2e-5*math.Abs(float64(b))+1e-2 }
 		for _, level := range kernel.Levels() {
 			o.SetLevel(level)
@@ -73,16 +66,12 @@ func TestBands(t *testing.T) {
 				}
 			}
 			o.GEMM(got, x, &s)
-			o.GEMVFloat(float, x32, &s)
 			one := make([]float32, rows)
 			o.GEMV(one, x[n-1], &s)
 			for i := range x {
 				if !slices.EqualFunc(got[i], want[i], near) || i == n-1 && !slices.EqualFunc(one, want[i], near) {
 					t.Fatalf("%v, %d rows of %d, %d planes, blocks of %d, vector %d of %d: %v and alone %v, want %v", level, rows, cols, planes, block, i, n, got[i], one, want[i])
 				}
-			}
-			if !slices.EqualFunc(float, wantFloat, near) {
-				t.Fatalf("%v, %d rows of %d, %d planes: in float32 %v, want %v", level, rows, cols, planes, float, wantFloat)
 			}
 		}
 	}

@@ -3,12 +3,10 @@ package fabric
 // This file multiplies ggml's Q2_0 blocks without taking them apart: an Operand that reads them where they lie, which may be a mapped file.
 
 import (
-	"encoding/binary"
 	"fmt"
 
 	"tensorcast/fabric/kernel"
 	"tensorcast/gguf"
-	"tensorcast/gguf/half"
 )
 
 // NewCodes returns an operand of rows of cols weights each, in blocks of type Q2_0 as they are in a GGUF file: blocks, of which nothing is
@@ -51,27 +49,4 @@ func (o *Operand) multiplyCodes(dst [][]float32, first, end int, p *panel, s *Sc
 		o.level.MultiplyCodes(c)
 	}
 	*c = kernel.Codes{}
-}
-
-// multiplyCodesFloat multiplies by x, which fills whole quads.
-func (o *Operand) multiplyCodesFloat(dst, x []float32, s *Scratch) {
-	width := o.m.Cols / kernel.CodeCols
-	weights, factors := grow(&s.weights, width*kernel.CodeCols), grow(&s.factors, width+overread)
-	clear(factors)
-	s.float = kernel.FloatRows{
-		Weights: weights, Pitch: len(weights), Count: 1, Stripes: len(weights) / kernel.Stripe, X: x, Add: -1,
-		Block: kernel.CodeCols, Factors: factors, FactorPitch: width,
-	}
-	for r := range dst {
-		for b := range width {
-			block := o.codes[(r*width+b)*kernel.CodeBlock:][:kernel.CodeBlock]
-			factors[b] = half.Float32(binary.LittleEndian.Uint16(block))
-			w := weights[b*kernel.CodeCols:][:kernel.CodeCols]
-			for i, v := range block[2:] {
-				w[4*i], w[4*i+1], w[4*i+2], w[4*i+3] = v&3, v>>2&3, v>>4&3, v>>6
-			}
-		}
-		s.float.Dst = dst[r : r+1]
-		o.level.DotFloat(&s.float)
-	}
 }

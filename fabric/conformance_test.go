@@ -26,6 +26,7 @@ import (
 
 	"tensorcast/experiments/llama/ggmltest"
 	"tensorcast/fabric"
+	"tensorcast/fabric/frametest"
 	"tensorcast/fabric/trit"
 	"tensorcast/gguf"
 )
@@ -936,18 +937,17 @@ func TestVectorsOfGGML(t *testing.T) {
 
 func checkFrame(t *testing.T, v *vector) {
 	want, b := matrixOf(v.Matrix, layoutOf(t, v.Matrix.Layout)), unhex(t, v.Hex)
-	name, got, err := fabric.ReadFrame(bytes.NewReader(b))
+	name, got, err := readFrame(bytes.NewReader(b))
 	if err != nil || name != v.Name || !reflect.DeepEqual(got, want) {
 		t.Errorf("%q, %v: %+v, want %+v", name, err, got, want)
 	}
-	var written bytes.Buffer
-	if err := fabric.WriteFrame(&written, v.Name, want); err != nil || !bytes.Equal(written.Bytes(), b) {
-		t.Errorf("wrote % x, %v", written.Bytes(), err)
+	if written := frametest.Encode(t, v.Name, want); !bytes.Equal(written, b) {
+		t.Errorf("package frametest writes % x, want % x", written, b)
 	}
 }
 
 func checkBadFrame(t *testing.T, v *vector) {
-	_, m, err := fabric.ReadFrame(bytes.NewReader(unhex(t, v.Hex)))
+	_, m, err := readFrame(bytes.NewReader(unhex(t, v.Hex)))
 	if !errors.Is(err, errorNames[v.Error]) || m != nil || errors.Is(err, io.EOF) {
 		t.Fatalf("%v, want %s", err, v.Error)
 	}

@@ -1,6 +1,6 @@
 package fabric
 
-// This file lets tests choose the kernels, which are otherwise chosen for the processor.
+// This file lets tests choose the kernels, which are otherwise chosen for the processor, and see the limits of frames.
 
 import "tensorcast/fabric/kernel"
 
@@ -24,3 +24,17 @@ func (o *Operand) Skips() (lists int, groups bool) {
 
 // Order has products with activations in blocks of so many columns be in ggml's order; 0: none.
 func (o *Operand) Order(block int) { o.ordered = block }
+
+// Sizes and limits of frames.
+const (
+	PieceBytes    = pieceBytes
+	FrameAlign    = frameAlign
+	MaxFrameTerms = maxFrameTerms
+	MaxFrameName  = maxFrameName
+)
+
+// PayloadBytes is the length of the payload of a matrix without scales, from the end of the header to the checksum.
+func PayloadBytes(m *Matrix) (int64, error) {
+	_, payload, err := sections(m, make([]int, len(m.Terms)+1))
+	return payload, err
+}

@@ -1,15 +1,13 @@
 package fabric
 
-// This file writes frames, the format in which matrices are stored and transferred. TFMBS_DEVICE_SPEC.md specifies it. The file defines the
-// header, the order and sizes of the sections, and the writer; frame_read.go has the reader.
+// This file describes frames, the format in which matrices are stored and transferred: the header's limits, and the order and sizes of the
+// sections. TFMBS_DEVICE_SPEC.md specifies the format; frame_read.go has the reader. Frames are written by others; package frametest does
+// so for tests.
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash"
 	"hash/crc32"
-	"io"
 	"math"
 	"math/bits"
 	"unicode/utf8"
@@ -32,7 +30,7 @@ var (
 	// ErrChecksum says that bytes of a frame differ from those that were written.
 	ErrChecksum = errors.New("wrong checksum")
 
-	// ErrFrame says that a frame, or a matrix to be written as one, is inconsistent or exceeds the limits.
+	// ErrFrame says that a frame is inconsistent or exceeds the limits.
 	ErrFrame = errors.New("malformed frame")
 )
 
@@ -199,51 +197,7 @@ func limits(name string, m *Matrix) error {
 	return nil
 }
 
-// header encodes a frame's header, with its checksum.
-func header(name string, m *Matrix, forms []int, payload int64) []byte {
-	size := headerBytes(len(name), len(m.Terms))
-	b := make([]byte, 0, size)
-	put16 := func(v uint16) { b = binary.LittleEndian.AppendUint16(b, v) }
-	put32 := func(v uint32) { b = binary.LittleEndian.AppendUint32(b, v) }
-	put64 := func(v uint64) { b = binary.LittleEndian.AppendUint64(b, v) }
-
-	b = append(b, frameMagic...)
-	put32(frameMark)
-	put16(frameVersion)
-	var flags uint16
-	if m.Exact {
-		flags |= flagExact
-	}
-	put16(flags)
-	put32(uint32(size))
-	put32(0)
-	put64(uint64(payload))
-	put64(uint64(m.Rows))
-	put64(uint64(m.Cols))
-	put32(uint32(m.Origin))
-	b = append(b, byte(m.Layout), byte(trit.PT5))
-	put16(uint16(len(m.Terms)))
-	put16(uint16(len(name)))
-	put16(0)
-	put32(0)
-	record := func(planes int, center int32, form, block int) {
-		put32(uint32(planes))
-		put32(uint32(center))
-		put32(uint32(form))
-		put32(0)
-		put64(uint64(block))
-	}
-	for i := range m.Terms {
-		t := &m.Terms[i]
-		record(len(t.Planes), t.Center, forms[i], t.Scales.Block)
-	}
-	record(0, 0, forms[len(m.Terms)], m.Min.Block)
-	b = append(b, name...)
-	b = b[:size-crcBytes] // the bytes between are zero, because the array is new
-	put32(crc32.Checksum(b, castagnoli))
-	return b
-}
-
+// headerBytes is the length of a header with a name of so many bytes and so many terms.
 func headerBytes(name, terms int) int {
 	n := preludeBytes + (terms+1)*recordBytes + name + crcBytes
 	return n + int(padding(int64(n)))
@@ -251,152 +205,6 @@ func headerBytes(name, terms int) int {
 
 // pieceBytes is how much of a row of PT5 is converted at a time: whole groups of every layout.
 const pieceBytes = 64 << 10
-
-// WriteFrame writes m to w as a frame with a name of 1 to 65535 bytes of UTF-8, such as a tensor's name. A stream may hold several frames.
-// Planes are written as trit.PT5 in any case, so the bytes depend only on m and the name; of m's layout, only the number is stored.
-//
-// Errors wrap ErrFrame if m is not a valid Matrix, or trit.ErrInvalid if a plane holds invalid trits, or are w's. After the last two, w may
-// hold a part of a frame.
-func WriteFrame(w io.Writer, name string, m *Matrix) error {
-	if err := writeFrame(w, name, m); err != nil {
-		return fmt.Errorf("write frame %.100q: %w", name, err)
-	}
-	return nil
-}
-
-func writeFrame(w io.Writer, name string, m *Matrix) error {
-	if err := limits(name, m); err != nil {
-		return err
-	}
-	forms := make([]int, 0, len(m.Terms)+1)
-	for i := range len(m.Terms) + 1 {
-		s := &m.Min
-		if i < len(m.Terms) {
-			s = &m.Terms[i].Scales
-		}
-		form, err := s.form(m.Cols)
-		if err != nil {
-			return err
-		}
-		forms = append(forms, form)
-	}
-	list, payload, err := sections(m, forms)
-	if err != nil {
-		return err
-	}
-	for i := range list {
-		s := &list[i]
-		got, want := 0, s.count
-		switch {
-		case s.trits != nil:
-			got, want = len(*s.trits), m.Rows*m.Layout.RowBytes(m.Cols)
-		case s.half != nil:
-			got = len(*s.half)
-		default:
-			got = len(*s.sub)
-		}
-		if got != want {
-			return fmt.Errorf("%w: %v: %d elements of %d", ErrFrame, s, got, want)
-		}
-	}
-	if _, err := w.Write(header(name, m, forms, payload)); err != nil {
-		return err
-	}
-	p := payloadWriter{w: w, crc: crc32.New(castagnoli)}
-	for i := range list {
-		if err := p.section(&list[i], m); err != nil {
-			return fmt.Errorf("%v: %w", &list[i], err)
-		}
-	}
-	if err := p.zeros(payload - p.n); err != nil {
-		return err
-	}
-	_, err = w.Write(binary.LittleEndian.AppendUint32(nil, p.crc.Sum32()))
-	return err
-}
-
-// payloadWriter buffers bytes, writes them and computes their checksum.
-type payloadWriter struct {
-	w   io.Writer
-	crc hash.Hash32
-	n   int64
-	buf [4 * pieceBytes]byte
-	len int
-}
-
-// room returns space for the next n bytes, at most pieceBytes.
-func (p *payloadWriter) room(n int) ([]byte, error) {
-	if n > len(p.buf)-p.len {
-		if err := p.flush(); err != nil {
-			return nil, err
-		}
-	}
-	p.len += n
-	p.n += int64(n)
-	return p.buf[p.len-n : p.len], nil
-}
-
-func (p *payloadWriter) flush() error {
-	p.crc.Write(p.buf[:p.len])
-	_, err := p.w.Write(p.buf[:p.len])
-	p.len = 0
-	return err
-}
-
-// zeros writes n zeros and flushes.
-func (p *payloadWriter) zeros(n int64) error {
-	b, err := p.room(int(n))
-	if err != nil {
-		return err
-	}
-	clear(b)
-	return p.flush()
-}
-
-func (p *payloadWriter) section(s *section, m *Matrix) error {
-	switch {
-	case s.half != nil:
-		for h := *s.half; len(h) > 0; {
-			part := h[:min(len(h), pieceBytes/2)]
-			b, err := p.room(2 * len(part))
-			if err != nil {
-				return err
-			}
-			for i, v := range part {
-				binary.LittleEndian.PutUint16(b[2*i:], v)
-			}
-			h = h[len(part):]
-		}
-	case s.sub != nil:
-		for q := *s.sub; len(q) > 0; {
-			part := q[:min(len(q), pieceBytes)]
-			b, err := p.room(len(part))
-			if err != nil {
-				return err
-			}
-			for i, v := range part {
-				b[i] = byte(v)
-			}
-			q = q[len(part):]
-		}
-	default:
-		rowBytes := m.Layout.RowBytes(m.Cols)
-		for r := range m.Rows {
-			row := (*s.trits)[r*rowBytes:][:rowBytes]
-			for at := 0; at < m.Cols; at += 5 * pieceBytes {
-				n := min(5*pieceBytes, m.Cols-at)
-				b, err := p.room(trit.PT5.RowBytes(n))
-				if err != nil {
-					return err
-				}
-				if err := trit.Convert(b, trit.PT5, row[m.Layout.RowBytes(at):], m.Layout, n); err != nil {
-					return fmt.Errorf("row %d, column %d on: %w", r, at, err)
-				}
-			}
-		}
-	}
-	return p.zeros(padding(p.n))
-}
 
 // FrameInfo is the information in a frame's header.
 type FrameInfo struct {

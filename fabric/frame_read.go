@@ -34,19 +34,6 @@ type FrameReader struct {
 // NewFrameReader returns a reader of the frames in r. If r is an io.Seeker, frames are skipped by seeking.
 func NewFrameReader(r io.Reader) *FrameReader { return &FrameReader{r: r} }
 
-// ReadFrame reads the next frame of r, and nothing beyond it. Errors are as FrameReader's; io.EOF if r ends before the frame.
-func ReadFrame(r io.Reader) (name string, m *Matrix, err error) {
-	f := NewFrameReader(r)
-	info, err := f.Next()
-	if err != nil {
-		return "", nil, err
-	}
-	if m, err = f.Matrix(0); err != nil {
-		return "", nil, err
-	}
-	return info.Name, m, nil
-}
-
 // Next reads the header of the next frame, after skipping the rest of the current one. The error is io.EOF if the stream ends there; others
 // are r's, or wrap ErrNotFrame, ErrVersion, ErrTruncated, ErrChecksum or ErrFrame. After an error, every call returns the same error.
 //

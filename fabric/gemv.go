@@ -141,10 +141,8 @@ type Scratch struct {
 	scales  kernel.Scales
 	product kernel.Product
 	rows    kernel.Rows
-	float   kernel.FloatRows
 	sparse  kernel.SparseRows
 	ordered kernel.OrderedSuper
-	x32     []float32 // a vector, padded with zeros to the end of a group
 
 	panel   panel
 	codes   kernel.Codes

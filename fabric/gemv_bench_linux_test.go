@@ -398,24 +398,6 @@ func BenchmarkPool(b *testing.B) {
 	b.ReportMetric(stats.Median(ratio), "x-one")
 }
 
-// BenchmarkFloat is a product of float32 against one of quantised activations.
-func BenchmarkFloat(b *testing.B) {
-	rival := ggmltest.ForTest(b)
-	for _, typ := range []gguf.Type{gguf.TQ2_0, gguf.Q4_K} {
-		b.Run(typ.String(), func(b *testing.B) {
-			k := newNative(b, rival, typ, trit.PT5Striped, 1024, 4096, 0)
-			x := make([]float32, k.cols)
-			var ratio []float64
-			for b.Loop() {
-				quantised := turn(4, k.ours)
-				float := turn(4, func() { k.operands[0].GEMVFloat(k.dst, x, &k.scratch) })
-				ratio = append(ratio, quantised/float)
-			}
-			b.ReportMetric(stats.Median(ratio), "x-int8")
-		})
-	}
-}
-
 // BenchmarkQuantize is what activations cost.
 func BenchmarkQuantize(b *testing.B) {
 	rng := rand.New(rand.NewPCG(93, 94))

@@ -160,23 +160,19 @@ func TestGEMV(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, float, x32 := make([]float32, rows), make([]float32, rows), make([]float32, cols)
-		for i, v := range x {
-			x32[i] = float32(v)
-		}
+		got := make([]float32, rows)
 		for _, level := range kernel.Levels() {
 			o.SetLevel(level)
 			o.GEMV(got, a, &s)
-			o.GEMVFloat(float, x32, &s)
 			for r, v := range got {
 				want, size := 0.0, 0.0
 				for c := range cols {
 					want += w[r*cols+c] * x[c]
 					size += math.Abs(w[r*cols+c] * x[c])
 				}
-				if math.Abs(float64(v)-want) > 1e-6*size || math.Abs(float64(float[r])-want) > 1e-6*size {
-					t.Fatalf("%v, %v, %d x %d, activations in blocks of %d, scales %+v, min %+v, row %d: %v, in float32 %v, want %v",
-						level, layout, rows, cols, block, m.Terms[0].Scales, m.Min, r, v, float[r], want)
+				if math.Abs(float64(v)-want) > 1e-6*size {
+					t.Fatalf("%v, %v, %d x %d, activations in blocks of %d, scales %+v, min %+v, row %d: %v, want %v",
+						level, layout, rows, cols, block, m.Terms[0].Scales, m.Min, r, v, want)
 				}
 			}
 		}
@@ -473,7 +469,7 @@ func TestGEMVAllocates(t *testing.T) {
 			a, _ := smallActivations(t, rng, 1000, block)
 			dst, x := make([]float32, 70), make([]float32, 1000)
 			var s fabric.Scratch
-			if n := testing.AllocsPerRun(10, func() { a.Quantize(x); o.GEMV(dst, a, &s); o.GEMVFloat(dst, x, &s) }); n != 0 {
+			if n := testing.AllocsPerRun(10, func() { a.Quantize(x); o.GEMV(dst, a, &s) }); n != 0 {
 				t.Errorf("%v, blocks of %d: %v allocations", layout, block, n)
 			}
 		}

@@ -3,7 +3,7 @@
 //
 //   - A [Matrix] holds the planes and scales of a weight matrix. Package decompose makes them from ggml's tensors, package plan chooses
 //     how.
-//   - A frame is the format in which a matrix is stored and transferred ([WriteFrame], [FrameReader]; TFMBS_DEVICE_SPEC.md).
+//   - A frame is the format in which a matrix is stored and transferred ([FrameReader]; TFMBS_DEVICE_SPEC.md).
 //   - An [Operand] is a matrix prepared for products. [Operand.GEMV] and [Operand.GEMM] multiply it by [Activations], quantised vectors;
 //     a [Pool] does so with several goroutines. The inner loops are in package kernel.
 //

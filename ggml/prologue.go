@@ -5,13 +5,11 @@ package ggml
 import (
 	"debug/elf"
 	"fmt"
-	"time"
 
 	"golang.org/x/arch/x86/x86asm"
 )
 
 // Cost is the class of instruction that a uprobe replaces; it determines the cost of a hit.
-// Cost is what a uprobe costs per hit, by the instruction that it replaces.
 type Cost int
 
 const (
@@ -21,19 +19,8 @@ const (
 	CostStep                // any other instruction; nearly all of these are single-stepped
 )
 
-// PerHit is the time that a hit takes, without the BPF program. It was measured on one x86-64 machine; expect the order of magnitude
-// elsewhere. 0 if unknown.
-func (c Cost) PerHit() time.Duration {
-	switch c {
-	case CostPush, CostNop:
-		return 550 * time.Nanosecond
-	case CostStep:
-		return 19 * time.Microsecond
-	}
-	return 0
-}
-
-// String names the class and its cost.
+// String names the class and what a hit costs, without the BPF program. The times were measured on one x86-64 machine; expect the order of
+// magnitude elsewhere.
 func (c Cost) String() string {
 	switch c {
 	case CostPush:

@@ -15,6 +15,7 @@ import (
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/synth"
+	"tensorcast/fabric/backend/backendtest"
 	"tensorcast/fabric/device"
 	"tensorcast/fabric/device/devicetest"
 	"tensorcast/gguf"
@@ -23,13 +24,8 @@ import (
 
 func backend(t *testing.T) string {
 	t.Helper()
-	source, err := filepath.Abs("../../fabric/backend/tfmbs_backend.c")
-	if err != nil {
-		t.Fatal(err)
-	}
 	path := filepath.Join(t.TempDir(), "libggml-tfmbs.so")
-	err = cc.Compile(t.Context(), path, "#include \""+source+"\"\n", "-fPIC", "-shared", "-fvisibility=hidden", "-I../../include", "-pthread", "-x", "c", "../../fabric/driver/tfmbs_device.c")
-	switch {
+	switch err := backendtest.Compile(t.Context(), "../..", path, backendtest.Backend); {
 	case errors.Is(err, cc.ErrNoCompiler):
 		t.Skip(err)
 	case err != nil:

@@ -25,6 +25,7 @@ import (
 	"tensorcast/experiments/llama/llamatest"
 	"tensorcast/experiments/offload"
 	"tensorcast/experiments/synth"
+	"tensorcast/fabric/backend/backendtest"
 	"tensorcast/fabric/decompose"
 	"tensorcast/fabric/device"
 	"tensorcast/fabric/device/devicetest"
@@ -41,26 +42,27 @@ import (
 // library builds the backend.
 func library(t testing.TB, flags ...string) string {
 	t.Helper()
-	return build(t, "tfmbs_backend.c", flags...)
+	return build(t, backendtest.Backend, flags...)
 }
 
-// build makes a library of a file of this directory and of the driver.
-func build(t testing.TB, file string, flags ...string) string {
+// build makes a library.
+func build(t testing.TB, l backendtest.Library, flags ...string) string {
 	t.Helper()
-	source, err := filepath.Abs(file)
-	if err != nil {
-		t.Fatal(err)
-	}
 	path := filepath.Join(t.TempDir(), "lib.so")
-	flags = append([]string{"-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden", "-I../../include", "-I.", "-pthread"}, flags...)
-	compile(t, path, "#include \""+source+"\"\n", append(flags, "-x", "c", "../driver/tfmbs_device.c")...)
+	compiled(t, path, backendtest.Compile(t.Context(), "../..", path, l, append([]string{"-g"}, flags...)...))
 	return path
 }
 
-// compile skips the test where there is no compiler; what does not compile fails it.
+// compile compiles a program or library of a test.
 func compile(t testing.TB, path, source string, flags ...string) {
 	t.Helper()
-	switch err := cc.Compile(t.Context(), path, source, flags...); {
+	compiled(t, path, cc.Compile(t.Context(), path, source, flags...))
+}
+
+// compiled skips the test if there is no compiler, and fails it if path could not be compiled.
+func compiled(t testing.TB, path string, err error) {
+	t.Helper()
+	switch {
 	case errors.Is(err, cc.ErrNoCompiler):
 		t.Skipf("%s is not built: %v", filepath.Base(path), err)
 	case err != nil:

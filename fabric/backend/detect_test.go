@@ -150,12 +150,12 @@ func TestDetect(t *testing.T) {
 
 // TestShape: rows and columns are said of a region that is the matrix between an op's vectors, and of no other.
 func TestShape(t *testing.T) {
-	header, err := filepath.Abs("tfmbs_detect.h")
+	source, err := filepath.Abs("tfmbs_detect.c")
 	if err != nil {
 		t.Fatal(err)
 	}
 	program := filepath.Join(t.TempDir(), "shape")
-	compile(t, program, "#define _GNU_SOURCE\n#include \""+header+`"
+	compile(t, program, "#include \""+source+`"
 enum { P = 4096, Q = 512 * 544, DOWN = 100 * P, E = 2048 * P };
 int main(void) {
 	/* Q and V behind it, of another shape in as many bytes; eight experts; a matrix that two ops take for another one each */
@@ -176,7 +176,7 @@ int main(void) {
 	};
 	for (size_t i = 0; i < sizeof regions / sizeof *regions; i++) {
 		uint32_t rows, cols;
-		shape(ops, sizeof ops / sizeof *ops, regions[i].from, regions[i].to, P, &rows, &cols);
+		find_shape(ops, sizeof ops / sizeof *ops, regions[i].from, regions[i].to, P, &rows, &cols);
 		printf("%ux%u ", rows, cols);
 	}
 	return 0;
@@ -190,12 +190,12 @@ int main(void) {
 
 // TestAgree: passes with planted touches. Threads are interrupted somewhere else each time, one of two comes late, a pause follows each matrix and others come by chance.
 func TestAgree(t *testing.T) {
-	header, err := filepath.Abs("tfmbs_detect.h")
+	source, err := filepath.Abs("tfmbs_detect.c")
 	if err != nil {
 		t.Fatal(err)
 	}
 	program := filepath.Join(t.TempDir(), "agree")
-	compile(t, program, "#define _GNU_SOURCE\n#include \""+header+`"
+	compile(t, program, "#include \""+source+`"
 static struct touch touches[1 << 16];
 static size_t n;
 static int64_t now;
@@ -232,9 +232,9 @@ int main(int argc, char **argv) {
 		if (pass % 2) multiply(300, 400, threads, false);
 		multiply(500, 620, threads, pass == 7);
 		size_t k = find_scans(touches, n, scans, 1000, pauses);
-		vote(&v, scans, join_scans(scans, k), pauses);
+		count_votes(&v, scans, join_scans(scans, k), pauses);
 	}
-	size_t k = agree(&v, g, 1000);
+	size_t k = find_agreed(&v, g, 1000);
 	for (size_t i = 0; i < k; i++) printf("%u-%u ", g[i].first, g[i].end);
 	return 0;
 }

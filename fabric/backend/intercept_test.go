@@ -12,6 +12,7 @@ import (
 
 	"tensorcast/experiments/llama"
 	"tensorcast/experiments/llama/llamatest"
+	"tensorcast/fabric/backend/backendtest"
 )
 
 // intercepted runs llama.cpp with libtfmbs_intercept.so, built with flags, before all libraries; preload, if not empty, comes before that.
@@ -34,7 +35,7 @@ func intercepted(t *testing.T, in *llama.Installation, o llama.Options, preload,
 // interposer builds libtfmbs_intercept.so.
 func interposer(t *testing.T, flags ...string) string {
 	t.Helper()
-	return build(t, "tfmbs_intercept.c", append([]string{"-DAPI="}, flags...)...)
+	return build(t, backendtest.Intercept, flags...)
 }
 
 // A llama.cpp that has no backend has its products computed by the device, with any number of threads, and each is the CPU's; so is the text.
@@ -117,18 +118,17 @@ func TestValidate(t *testing.T) {
 func TestInterceptFork(t *testing.T) {
 	in := llamatest.ForTest(t)
 	lib := interposer(t)
-	products, err := filepath.Abs("tfmbs_products.h")
-	if err != nil {
-		t.Fatal(err)
-	}
 	forker := filepath.Join(t.TempDir(), "forker.so")
-	compile(t, forker, "#include \""+products+`"
+	compile(t, forker, `#define _GNU_SOURCE
+#include "tfmbs_ggml.h"
+#include <dlfcn.h>
+#include <stdio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 static uint64_t sum(void *graph) {
-	struct tensor *t = g.ggml_graph_node(graph, -1);
+	struct tensor *t = api.ggml_graph_node(graph, -1);
 	uint64_t h = 0;
-	for (size_t i = 0; i < g.ggml_nbytes(t); i++) h = (h ^ (uint8_t)t->data[i]) * 0x100000001b3u;
+	for (size_t i = 0; i < api.ggml_nbytes(t); i++) h = (h ^ (uint8_t)t->data[i]) * 0x100000001b3u;
 	return h;
 }
 __attribute__((visibility("default"))) int ggml_graph_compute(void *graph, void *plan) {
@@ -136,7 +136,7 @@ __attribute__((visibility("default"))) int ggml_graph_compute(void *graph, void 
 	int (*next)(void *, void *) = (int (*)(void *, void *))dlsym(RTLD_NEXT, "ggml_graph_compute");
 	int e, p[2];
 	uint64_t theirs = 1;
-	if (++calls != 12 || resolve() || pipe(p)) return next(graph, plan);
+	if (++calls != 12 || resolve_ggml() || pipe(p)) return next(graph, plan);
 	pid_t child = fork();
 	if (!child) {
 		theirs = next(graph, plan) ? 1 : sum(graph);
@@ -148,7 +148,7 @@ __attribute__((visibility("default"))) int ggml_graph_compute(void *graph, void 
 	fprintf(stderr, "forked: %s\n", !e && sum(graph) == theirs ? "the same" : "another");
 	return e;
 }
-`, "-shared", "-fPIC", "-fvisibility=hidden", "-w", "-I../../include", "-pthread", "-x", "c", "../driver/tfmbs_device.c")
+`, "-shared", "-fPIC", "-fvisibility=hidden", "-w", "-I.", "-x", "c", "tfmbs_ggml.c")
 	model := llamatest.Model(t, small)
 	want := generate(t, in, model, 20)
 	d, _ := start(t)

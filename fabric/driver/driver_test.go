@@ -23,6 +23,7 @@ import (
 	"tensorcast/fabric"
 	"tensorcast/fabric/device"
 	"tensorcast/fabric/device/devicetest"
+	"tensorcast/fabric/frametest"
 	"tensorcast/fabric/trit"
 	"tensorcast/internal/cc"
 	"tensorcast/internal/testenv"
@@ -111,10 +112,7 @@ func frame(t testing.TB) (paths []string) {
 		half[i] = 0x2c00 + uint16(i*37%1024)
 	}
 	m.Terms[0].Scales = fabric.Scales{Block: 64, Half: half}
-	var f bytes.Buffer
-	if err := fabric.WriteFrame(&f, "a tensor", m); err != nil {
-		t.Fatal(err)
-	}
+	f := frametest.Encode(t, "a tensor", m)
 	o, err := fabric.NewOperand(m)
 	if err != nil {
 		t.Fatal(err)
@@ -136,7 +134,7 @@ func frame(t testing.TB) (paths []string) {
 		return b
 	}
 	dir := t.TempDir()
-	for name, b := range map[string][]byte{"1 frame": f.Bytes(), "2 x": floats(x), "3 y": floats(y)} {
+	for name, b := range map[string][]byte{"1 frame": f, "2 x": floats(x), "3 y": floats(y)} {
 		if err := os.WriteFile(filepath.Join(dir, name), b, 0o600); err != nil {
 			t.Fatal(err)
 		}

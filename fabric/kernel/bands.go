@@ -156,8 +156,8 @@ var lowDigit, highDigit, ninths = func() (low, high [16]byte, nine [32]byte) {
 	return low, high, nine
 }()
 
-// UnpackBand is PackBand back, with the factors as floats.
-func UnpackBand(weights *[BandRows][]byte, factors *[BandRows][]float32, src []byte, blocks, planes int) {
+// unpackBand is PackBand back, with the factors as floats.
+func unpackBand(weights *[BandRows][]byte, factors *[BandRows][]float32, src []byte, blocks, planes int) {
 	from := src
 	for b := 0; b < blocks; b += SuperBlocks {
 		lanes := min(SuperBlocks, blocks-b)
@@ -269,7 +269,7 @@ func multiplyBands(p *Bands) {
 	}
 	more := BandOffset(p.Planes) - Offset(p.Planes)
 	for n := range p.Count {
-		UnpackBand(&weights, &factors, p.Bytes[n*p.Pitch:][:p.Pitch], p.Blocks, p.Planes)
+		unpackBand(&weights, &factors, p.Bytes[n*p.Pitch:][:p.Pitch], p.Blocks, p.Planes)
 		for v := range p.Vectors {
 			x, scale := p.X[v*supers*SuperCols:][:supers*SuperCols], p.Scale[v*supers*SuperBlocks:]
 			for r := range weights {

@@ -51,7 +51,7 @@ func TestPackBand(t *testing.T) {
 			for r := range got.weights {
 				got.weights[r], factors[r] = make([]byte, cols), make([]float32, blocks)
 			}
-			UnpackBand(&got.weights, &factors, packed, blocks, planes)
+			unpackBand(&got.weights, &factors, packed, blocks, planes)
 			for r := range got.weights {
 				if !slices.Equal(got.weights[r], b.weights[r]) {
 					t.Fatalf("%d blocks, %d planes, row %d: %d, want %d", blocks, planes, r, got.weights[r], b.weights[r])

@@ -115,18 +115,6 @@ func (l Level) productRows(p *Product) {
 	}
 }
 
-func (l Level) floatAssembly(r *FloatRows) bool {
-	switch l {
-	case AVX512:
-		dotFloat512(r)
-	case AVX2:
-		dotFloat256(r)
-	default:
-		return false
-	}
-	return true
-}
-
 func (l Level) sparseAssembly(r *SparseRows) bool {
 	if l != AVX512 || len(r.Entries) == 0 {
 		return false
@@ -230,9 +218,6 @@ func dot512(r *Rows)
 func dotPart512(r *Rows, spread *[16]int32)
 
 //go:noescape
-func dotFloat512(r *FloatRows)
-
-//go:noescape
 func twoBit256x512(p *Product)
 
 //go:noescape
@@ -300,9 +285,6 @@ func dotSmall256(r *Rows)
 
 //go:noescape
 func dotPartSmall256(r *Rows)
-
-//go:noescape
-func dotFloat256(r *FloatRows)
 
 //go:noescape
 func expandHalf256(dst *float32, pitch int, s *Scales)

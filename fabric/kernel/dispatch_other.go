@@ -16,7 +16,6 @@ func (l Level) expandAssembly([]float32, int, *Scales) bool             { return
 func (l Level) subtractAssembly(_, _ []float32, _, _ int) bool          { return false }
 func (l Level) quantizeAssembly([]int8, []float32, []float32, int) bool { return false }
 func (l Level) sumAssembly([]int32, []int8) bool                        { return false }
-func (l Level) floatAssembly(*FloatRows) bool                           { return false }
 func (l Level) sparseAssembly(*SparseRows) bool                         { return false }
 func (l Level) codesAssembly(*Codes) bool                               { return false }
 func (l Level) arrangeAssembly(_, _ []int8) bool                        { return false }

@@ -195,27 +195,3 @@ func TestMultiply(t *testing.T) {
 		}
 	}
 }
-
-func TestDotFloat(t *testing.T) {
-	rng := rand.New(rand.NewPCG(13, 14))
-	for _, block := range []int{16, 32, 48, 64, 256, 320, 4096} {
-		for stripes := 1; stripes < 12; stripes++ {
-			r := randomRows(rng, block, 1+rng.IntN(3), stripes, 255)
-			f := &FloatRows{Weights: r.Weights, Pitch: r.Pitch, Count: r.Count, Stripes: stripes, Add: int32(rng.IntN(300) - 200), Block: block,
-				X: make([]float32, stripes*Stripe), Factors: r.Factors, FactorPitch: r.FactorPitch}
-			for i := range f.X {
-				f.X[i] = float32(rng.IntN(21) - 10)
-			}
-			f.Dst = append([]float32(nil), r.Dst...)
-			Go.DotFloat(f)
-			want := f.Dst
-			for _, level := range Levels() {
-				f.Dst = append([]float32(nil), r.Dst...)
-				level.DotFloat(f)
-				if !sameFloats(f.Dst, want) {
-					t.Errorf("%v, blocks of %d, %d stripes: %v, want %v", level, block, stripes, f.Dst, want)
-				}
-			}
-		}
-	}
-}

@@ -67,8 +67,8 @@ func roleOf(t *gguf.Tensor) role {
 	return stays
 }
 
-// shape is the tensor's shape as a matrix; the rows of all experts follow each other.
-func shape(t *gguf.Tensor) (rows, cols int) {
+// MatrixShape is the tensor's shape as a matrix; the rows of all experts follow each other.
+func MatrixShape(t *gguf.Tensor) (rows, cols int) {
 	rows = 1
 	for _, n := range t.Shape[1:] {
 		rows *= int(n)
@@ -104,10 +104,10 @@ func Measure(ctx context.Context, w *gguf.Weights, cfg Config) (*Survey, error) 
 	}
 	for i, t := range todo {
 		m := Tensor{Name: t.Name, Type: t.Type, Choices: []Choice{{Native: true, Bytes: t.Size}}}
-		m.Rows, m.Cols = shape(t)
+		m.Rows, m.Cols = MatrixShape(t)
 		if !big[t] {
 			h, _ := w.Lookup(t.Name)
-			b, rows, err := sample(h, m.Rows, cfg.Rows)
+			b, rows, err := SampleRows(h, m.Rows, cfg.Rows)
 			if err == nil {
 				err = measure(ctx, &m, b, rows, roleOf(t), forms, cfg.Workers)
 			}
@@ -123,12 +123,13 @@ func Measure(ctx context.Context, w *gguf.Weights, cfg Config) (*Survey, error) 
 	return s, nil
 }
 
-// sample copies rows of a matrix, evenly spread; all, if most is 0. If the file is truncated meanwhile, that is an error here; touched in
-// another goroutine, it would end the process.
-func sample(h gguf.Weight, rows, most int) (sample []byte, n int, err error) {
+// SampleRows copies at most limit rows of a matrix of the given number of rows, evenly spread, and says how many these are. A limit of 0 means
+// all rows. If the file is truncated meanwhile, SampleRows returns an error; without the copy, touching those pages in another goroutine
+// would end the process.
+func SampleRows(h gguf.Weight, rows, limit int) (sample []byte, n int, err error) {
 	n = rows
-	if most > 0 {
-		n = min(n, most)
+	if limit > 0 {
+		n = min(n, limit)
 	}
 	err = h.View(func(b []byte) error {
 		size := len(b) / rows
@@ -199,7 +200,7 @@ func (p *Plan) Decompose(ctx context.Context, t *Planned, w *gguf.Weights, o dec
 	}
 	rows, cols := 0, 0
 	if roleOf(h.Tensor) != stays {
-		rows, cols = shape(h.Tensor)
+		rows, cols = MatrixShape(h.Tensor)
 	}
 	if h.Tensor.Type.String() != t.Type || rows != t.Rows || cols != t.Cols {
 		return nil, fmt.Errorf("%s: %v %d x %d, planned for %s %d x %d: %w", t.Name, h.Tensor.Type, rows, cols, t.Type, t.Rows, t.Cols, ErrModel)
@@ -218,7 +219,7 @@ func (p *Plan) Decompose(ctx context.Context, t *Planned, w *gguf.Weights, o dec
 }
 
 func decomposed(ctx context.Context, h gguf.Weight, t *Planned, o decompose.Options) (*fabric.Matrix, decompose.Error, error) {
-	b, _, err := sample(h, t.Rows, 0)
+	b, _, err := SampleRows(h, t.Rows, 0)
 	if err != nil {
 		return nil, decompose.Error{}, err
 	}
@@ -227,23 +228,4 @@ func decomposed(ctx context.Context, h gguf.Weight, t *Planned, o decompose.Opti
 		return m, decompose.Error{}, err
 	}
 	return decompose.Lossy(ctx, h.Tensor.Type, t.Rows, t.Cols, b, t.fit(), o)
-}
-
-// Apply makes the matrices of a plan one by one and calls use with each, except for tensors that stay native. If use fails, Apply returns
-// its error.
-func (p *Plan) Apply(ctx context.Context, w *gguf.Weights, o decompose.Options, use func(t *Planned, m *fabric.Matrix) error) error {
-	for i := range p.Tensors {
-		t := &p.Tensors[i]
-		m, err := p.Decompose(ctx, t, w, o)
-		if err != nil {
-			return fmt.Errorf("apply plan %q: %w", p.Profile, err)
-		}
-		if m == nil {
-			continue
-		}
-		if err := use(t, m); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -3,8 +3,7 @@
 //
 // [Measure] determines the size and the error of each form. From the resulting [Survey] one gets the [Plan] for a profile, the best plan
 // for a number of bytes, and the trade-off between bytes and error. Errors are those of products with random activations: for x with
-// independent elements of equal variance, E|(V-W)x|^2 / E|Wx|^2 is |V-W|^2 / |W|^2, the noise of the weights V relative to W. For weights
-// that are to be edited or used in exact arithmetic, [CalibrateTrytes] determines the number of trits instead.
+// independent elements of equal variance, E|(V-W)x|^2 / E|Wx|^2 is |V-W|^2 / |W|^2, the noise of the weights V relative to W.
 package plan
 
 // This file defines the profiles and makes plans.

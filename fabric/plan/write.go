@@ -1,6 +1,6 @@
 package plan
 
-// This file writes models with the weights that a plan's planes, or trytes, represent. Any llama.cpp can run them.
+// This file writes models with the weights that a plan's planes represent. Any llama.cpp can run them.
 
 import (
 	"context"
@@ -55,16 +55,5 @@ func (p *Plan) WriteModel(ctx context.Context, w *gguf.Weights, from, to string)
 			}
 			return nil
 		}), true
-	})
-}
-
-// WriteModel writes a copy of the model file from to the file to, completely or not at all; w must be from's weights. Tensors that are
-// stored as trytes become F32.
-func (t *Trytes) WriteModel(ctx context.Context, w *gguf.Weights, from, to string) error {
-	return rewrite.WriteFile(ctx, to, from, func(tensor *gguf.Tensor) (rewrite.Replacement, bool) {
-		if _, _, ok := t.Lookup(tensor.Name); !ok {
-			return rewrite.Replacement{}, false
-		}
-		return rewrite.F32(func(emit func([]float32) error) error { return t.Hold(ctx, w, tensor.Name, emit) }), true
 	})
 }

@@ -49,7 +49,7 @@ func TestWarnings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"shim.c", "llamarun.c", "tfmbs_device.c", "tfmbs_backend.c", "tfmbs_intercept.c", "hog.c"} {
+	for _, name := range []string{"shim.c", "llamarun.c", "tfmbs_device.c", "tfmbs_backend.c", "tfmbs_products.c", "tfmbs_intercept.c", "hog.c"} {
 		if !seen[name] {
 			t.Errorf("%s is not among them", name)
 		}

@@ -9,7 +9,7 @@ import (
 	"fmt"
 	"math"
 
-	"tensorcast/fabric/vec"
+	"tensorcast/internal/vec"
 )
 
 // tuning are the constants of learning. They were chosen on one text, and are judged on others: see TestRecall.

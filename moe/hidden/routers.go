@@ -12,8 +12,8 @@ import (
 	"math"
 	"slices"
 
-	"tensorcast/fabric/vec"
 	"tensorcast/gguf"
+	"tensorcast/internal/vec"
 	"tensorcast/moe"
 )
 

@@ -13,7 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tensorcast/fabric/attention/measure"
+	"tensorcast/fabric/lab/attention/measure"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/cli/progress"
 	"tensorcast/internal/tabular"

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"tensorcast/fabric/decompose"
+	"tensorcast/fabric/lab/tryteplan"
 	"tensorcast/fabric/plan"
 	"tensorcast/gguf"
 	"tensorcast/internal/cli"
@@ -151,7 +152,7 @@ func (o *fabricplanOptions) plan(ctx context.Context, stdout, stderr io.Writer) 
 	defer bar.Close()
 	cfg.Progress = func(done, total int) { bar.Update(int64(done), int64(total), "") }
 	if o.choice == "trytes" {
-		t, err := plan.CalibrateTrytes(ctx, w, o.trytes, cfg)
+		t, err := tryteplan.Calibrate(ctx, w, o.trytes, tryteplan.Config{Rows: cfg.Rows, Progress: cfg.Progress})
 		bar.Close()
 		if err != nil {
 			return err

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"tensorcast/experiments/synth"
+	"tensorcast/fabric/lab/tryteplan"
 	"tensorcast/fabric/plan"
 	"tensorcast/gguf"
 )
@@ -181,7 +182,7 @@ func TestFabricplanTrytes(t *testing.T) {
 	if code != 0 || stderr != "" {
 		t.Fatalf("exit %d, %s", code, stderr)
 	}
-	var c plan.Trytes
+	var c tryteplan.Plan
 	if err := json.Unmarshal([]byte(stdout), &c); err != nil {
 		t.Fatal(err)
 	}

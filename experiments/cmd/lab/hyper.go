@@ -13,7 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tensorcast/fabric/hyper"
+	"tensorcast/fabric/lab/hyper"
 	"tensorcast/internal/cli"
 	"tensorcast/internal/cli/progress"
 	"tensorcast/internal/tabular"

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"tensorcast/fabric/hyper"
+	"tensorcast/fabric/lab/hyper"
 )
 
 func TestHyperUsage(t *testing.T) {

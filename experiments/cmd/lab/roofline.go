@@ -11,7 +11,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"tensorcast/fabric/roofline"
+	"tensorcast/fabric/lab/roofline"
 	"tensorcast/internal/cli"
 )
 

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 
-	"tensorcast/fabric/hyper"
+	"tensorcast/fabric/lab/hyper"
 )
 
 // A store of 500 pairs of key and value in one vector of 2 bits per trit.

@@ -24,7 +24,7 @@ import (
 	"errors"
 	"fmt"
 
-	"tensorcast/fabric/vec"
+	"tensorcast/internal/vec"
 )
 
 // block is the number of positions that share a mean and get their ternary copy at the same time.

@@ -1,6 +1,8 @@
-package plan
+// Package tryteplan determines how many trits the weights of each layer of a model need if they are to be edited or used in exact
+// arithmetic (package tryte) instead of being multiplied as planes (package plan). "lab fabricplan --trytes" runs it.
+package tryteplan
 
-// This file stores a model's weights as packed trytes, with a depth for each layer that calibration determines.
+// This file calibrates the depths, and passes a model's weights through trytes.
 
 import (
 	"context"
@@ -12,29 +14,29 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"tensorcast/fabric/tryte"
+	"tensorcast/fabric/lab/tryte"
+	"tensorcast/fabric/plan"
 	"tensorcast/gguf"
 )
 
-// Trytes says how many trits the weights of each layer need if they are to be edited or used in exact arithmetic (package tryte) instead of
-// being multiplied as planes. It can be written and read with encoding/json.
-type Trytes struct {
-	Bound  float64      `json:"bound_db"`           // every tensor's values are at least this far above their error
-	Values int64        `json:"values"`             // number of values stored
-	Trits  int64        `json:"trits"`              // number of trits for these
-	Layers []TryteLayer `json:"layers"`             // in order
-	Left   []TryteLeft  `json:"left_out,omitempty"` // tensors that are not stored as trytes
+// Plan says how many trits the weights of each layer need. It can be written and read with encoding/json.
+type Plan struct {
+	Bound  float64   `json:"bound_db"`           // every tensor's values are at least this far above their error
+	Values int64     `json:"values"`             // number of values stored
+	Trits  int64     `json:"trits"`              // number of trits for these
+	Layers []Layer   `json:"layers"`             // in order
+	Left   []LeftOut `json:"left_out,omitempty"` // tensors that are not stored as trytes
 }
 
-// TryteLayer is a layer. All its values have the same depth, so that values of different tensors can be added and compared trit by trit.
-type TryteLayer struct {
-	Layer   int           `json:"layer"` // -1 for tensors that belong to none
-	Depth   int           `json:"depth"` // the largest need of its tensors
-	Tensors []TryteTensor `json:"tensors"`
+// Layer is a layer. All its values have the same depth, so that values of different tensors can be added and compared trit by trit.
+type Layer struct {
+	Layer   int      `json:"layer"` // -1 for tensors that belong to none
+	Depth   int      `json:"depth"` // the largest need of its tensors
+	Tensors []Tensor `json:"tensors"`
 }
 
-// TryteTensor is a tensor of a layer.
-type TryteTensor struct {
+// Tensor is a tensor of a layer.
+type Tensor struct {
 	Name    string  `json:"name"`
 	Type    string  `json:"type"` // type in the file
 	Values  int64   `json:"values"`
@@ -44,8 +46,8 @@ type TryteTensor struct {
 	Clipped int64   `json:"clipped"`          // sampled values beyond the range
 }
 
-// TryteLeft is a tensor that is not stored as trytes, with the reason.
-type TryteLeft struct {
+// LeftOut is a tensor that is not stored as trytes, with the reason.
+type LeftOut struct {
 	Name string `json:"name"`
 	Why  string `json:"why"`
 }
@@ -53,21 +55,28 @@ type TryteLeft struct {
 // scaleSamples is the number of values to which a scale is fitted. Whether a depth suffices is tested on all sampled rows.
 const scaleSamples = 1 << 14
 
-// CalibrateTrytes determines, for each layer, the smallest depth with which each of its tensors meets a bound in decibels, and for each
-// tensor the scale with the least error at that depth. It samples cfg.Rows rows of each tensor, and ignores cfg.Forms. Tensors without a
-// decoder, with values that are not finite, or for which tryte.MaxDepth trits do not suffice, are left out.
-func CalibrateTrytes(ctx context.Context, w *gguf.Weights, bound float64, cfg Config) (*Trytes, error) {
+// Config says how to calibrate. The zero value is valid.
+type Config struct {
+	Rows     int // number of rows of each tensor to sample, evenly spread; 0: all
+	Workers  int // largest number of goroutines; 0: GOMAXPROCS
+	Progress func(done, total int)
+}
+
+// Calibrate determines, for each layer, the smallest depth with which each of its tensors meets a bound in decibels, and for each tensor the
+// scale with the least error at that depth. Tensors without a decoder, with values that are not finite, or for which tryte.MaxDepth trits
+// do not suffice, are left out.
+func Calibrate(ctx context.Context, w *gguf.Weights, bound float64, cfg Config) (*Plan, error) {
 	if !(bound > 0) {
 		return nil, fmt.Errorf("calibrate trytes for %g dB: want more than 0", bound)
 	}
-	t := &Trytes{Bound: bound}
+	t := &Plan{Bound: bound}
 	layers := map[int][]*scalars{}
 	total := 0
 	for _, f := range w.Model.Files {
 		for i := range f.Tensors {
 			tensor := &f.Tensors[i]
 			if f.BigEndian {
-				t.Left = append(t.Left, TryteLeft{tensor.Name, "its bytes are in big-endian order"})
+				t.Left = append(t.Left, LeftOut{tensor.Name, "its bytes are in big-endian order"})
 				continue
 			}
 			h, _ := w.Lookup(tensor.Name)
@@ -82,7 +91,7 @@ func CalibrateTrytes(ctx context.Context, w *gguf.Weights, bound float64, cfg Co
 	slices.Sort(numbers)
 	done := 0
 	for _, n := range numbers {
-		layer := TryteLayer{Layer: n}
+		layer := Layer{Layer: n}
 		if err := each(ctx, layers[n], cfg.Workers, func(s *scalars) error { return s.need(bound, cfg.Rows) }); err != nil {
 			return nil, err
 		}
@@ -94,10 +103,10 @@ func CalibrateTrytes(ctx context.Context, w *gguf.Weights, bound float64, cfg Co
 		}
 		for _, s := range layers[n] {
 			if s.why != "" {
-				t.Left = append(t.Left, TryteLeft{s.h.Tensor.Name, s.why})
+				t.Left = append(t.Left, LeftOut{s.h.Tensor.Name, s.why})
 				continue
 			}
-			layer.Tensors = append(layer.Tensors, s.TryteTensor)
+			layer.Tensors = append(layer.Tensors, s.Tensor)
 			t.Values += s.Values
 			t.Trits += s.Values * int64(layer.Depth)
 		}
@@ -135,7 +144,7 @@ func each(ctx context.Context, all []*scalars, workers int, do func(*scalars) er
 
 // scalars is a tensor being calibrated.
 type scalars struct {
-	TryteTensor
+	Tensor
 	h    gguf.Weight
 	why  string // why it is left out
 	seen []float32
@@ -152,7 +161,7 @@ func (s *scalars) need(bound float64, most int) error {
 		s.why = "it has no values"
 		return nil
 	}
-	b, n, err := sample(s.h, rows, most)
+	b, n, err := plan.SampleRows(s.h, rows, most)
 	if err != nil {
 		return err
 	}
@@ -279,11 +288,11 @@ func extent(t *gguf.Tensor) (rows, cols int) {
 	if len(t.Shape) == 0 {
 		return 1, 1
 	}
-	return shape(t)
+	return plan.MatrixShape(t)
 }
 
 // Lookup returns a tensor and its layer's depth.
-func (t *Trytes) Lookup(name string) (tensor *TryteTensor, depth int, ok bool) {
+func (t *Plan) Lookup(name string) (tensor *Tensor, depth int, ok bool) {
 	for i := range t.Layers {
 		for j := range t.Layers[i].Tensors {
 			if t.Layers[i].Tensors[j].Name == name {
@@ -295,20 +304,20 @@ func (t *Trytes) Lookup(name string) (tensor *TryteTensor, depth int, ok bool) {
 }
 
 // Hold passes all values of a tensor through trytes, in the order of the file, and calls emit with the resulting values, in pieces that are
-// valid until emit returns. If emit fails, Hold returns its error. Other errors wrap ErrModel if the calibration has no such tensor, or
-// ErrBound, after the last piece, if the whole tensor has a larger error than the bound allows, unlike the sampled rows.
-func (t *Trytes) Hold(ctx context.Context, w *gguf.Weights, name string, emit func(values []float32) error) error {
+// valid until emit returns. If emit fails, Hold returns its error. Other errors wrap plan.ErrModel if the calibration has no such tensor, or
+// plan.ErrBound, after the last piece, if the whole tensor has a larger error than the bound allows, unlike the sampled rows.
+func (t *Plan) Hold(ctx context.Context, w *gguf.Weights, name string, emit func(values []float32) error) error {
 	fail := func(err error) error { return fmt.Errorf("hold %s as trytes: %w", name, err) }
 	c, depth, ok := t.Lookup(name)
 	h, found := w.Lookup(name)
 	if !ok || !found {
-		return fail(ErrModel)
+		return fail(plan.ErrModel)
 	}
 	rows, cols := extent(h.Tensor)
 	if h.Tensor.Type.String() != c.Type || int64(rows)*int64(cols) != c.Values {
-		return fail(fmt.Errorf("%d values of type %v, %d of %s were calibrated: %w", rows*cols, h.Tensor.Type, c.Values, c.Type, ErrModel))
+		return fail(fmt.Errorf("%d values of type %v, %d of %s were calibrated: %w", rows*cols, h.Tensor.Type, c.Values, c.Type, plan.ErrModel))
 	}
-	b, _, err := sample(h, rows, 0)
+	b, _, err := plan.SampleRows(h, rows, 0)
 	if err != nil {
 		return fail(err)
 	}
@@ -331,7 +340,7 @@ func (t *Trytes) Hold(ctx context.Context, w *gguf.Weights, name string, emit fu
 		}
 	}
 	if snr := hold.snr(); !(snr >= t.Bound) {
-		return fail(fmt.Errorf("%.2f dB over all rows, %.2f dB wanted: %w", snr, t.Bound, ErrBound))
+		return fail(fmt.Errorf("%.2f dB over all rows, %.2f dB wanted: %w", snr, t.Bound, plan.ErrBound))
 	}
 	return nil
 }

@@ -7,8 +7,8 @@ import (
 	"math"
 	"slices"
 
-	"tensorcast/fabric/popcount"
-	"tensorcast/fabric/vec"
+	"tensorcast/fabric/lab/popcount"
+	"tensorcast/internal/vec"
 )
 
 // Options configure [Cache.Attend].

@@ -7,7 +7,7 @@ import (
 	"math/bits"
 	"math/rand/v2"
 
-	"tensorcast/fabric/vec"
+	"tensorcast/internal/vec"
 )
 
 // rotation is the map x -> H S x / sqrt(n), where S are random signs and H is the Hadamard matrix of size n. It is orthogonal, so products

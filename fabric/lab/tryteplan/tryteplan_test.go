@@ -1,4 +1,4 @@
-package plan
+package tryteplan
 
 import (
 	"context"
@@ -13,10 +13,29 @@ import (
 	"strings"
 	"testing"
 
-	"tensorcast/fabric/tryte"
+	"tensorcast/fabric/lab/tryte"
+	"tensorcast/fabric/plan"
 	"tensorcast/gguf"
 	"tensorcast/gguf/gguftest"
 )
+
+func open(t *testing.T, path string) *gguf.Weights {
+	t.Helper()
+	m, err := gguf.OpenModel(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := gguf.OpenWeights(m, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
 
 // planted is a model of F32 tensors with known values, beside those of other tensors, which are zeros.
 func planted(t *testing.T, values map[string][]float32, tensors []gguftest.Tensor) *gguf.Weights {
@@ -66,8 +85,8 @@ func normal(rng *rand.Rand, n int) []float32 {
 	return x
 }
 
-// TestCalibrateTrytes plants values that need a known number of trits.
-func TestCalibrateTrytes(t *testing.T) {
+// TestCalibrate plants values that need a known number of trits.
+func TestCalibrate(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	nan := normal(rng, 64)
 	nan[40] = float32(math.NaN())
@@ -93,7 +112,7 @@ func TestCalibrateTrytes(t *testing.T) {
 		{Name: "output_norm.weight", Type: gguf.F32, Shape: []int64{3}},
 	})
 	var progress []int
-	got, err := CalibrateTrytes(t.Context(), w, 60, Config{Workers: 2, Progress: func(done, total int) { progress = append(progress, done, total) }})
+	got, err := Calibrate(t.Context(), w, 60, Config{Workers: 2, Progress: func(done, total int) { progress = append(progress, done, total) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +186,7 @@ func TestCalibrateTrytes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var again Trytes
+	var again Plan
 	if err := json.Unmarshal(data, &again); err != nil || !reflect.DeepEqual(&again, got) {
 		t.Errorf("as JSON: %v, %+v", err, again)
 	}
@@ -184,7 +203,7 @@ func TestCalibrateTrytes(t *testing.T) {
 	}
 }
 
-func TestCalibrateTrytesErrors(t *testing.T) {
+func TestCalibrateErrors(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 2))
 	// The rows that are looked at, the middles of two halves, have nothing of what the others have.
 	x := levels(rng, 64*8, 1, 1)
@@ -192,11 +211,11 @@ func TestCalibrateTrytesErrors(t *testing.T) {
 		x[i] *= 1000
 	}
 	w := planted(t, map[string][]float32{"blk.0.ffn_up.weight": x}, []gguftest.Tensor{{Name: "blk.0.ffn_up.weight", Type: gguf.F32, Shape: []int64{64, 8}}})
-	c, err := CalibrateTrytes(t.Context(), w, 40, Config{Rows: 2})
+	c, err := Calibrate(t.Context(), w, 40, Config{Rows: 2})
 	if err != nil || len(c.Layers) != 1 || c.Layers[0].Depth != 1 {
 		t.Fatalf("%+v, %v", c, err)
 	}
-	if err := c.Hold(t.Context(), w, "blk.0.ffn_up.weight", func([]float32) error { return nil }); !errors.Is(err, ErrBound) {
+	if err := c.Hold(t.Context(), w, "blk.0.ffn_up.weight", func([]float32) error { return nil }); !errors.Is(err, plan.ErrBound) {
 		t.Errorf("a bound that the whole does not keep: %v", err)
 	}
 	stop := errors.New("stop")
@@ -205,20 +224,20 @@ func TestCalibrateTrytesErrors(t *testing.T) {
 	}
 	for _, name := range []string{"blk.0.ffn_down.weight", "blk.0.ffn_up.weight"} {
 		other := planted(t, nil, []gguftest.Tensor{{Name: "blk.0.ffn_up.weight", Type: gguf.F16, Shape: []int64{64, 8}}})
-		if err := c.Hold(t.Context(), other, name, func([]float32) error { return nil }); !errors.Is(err, ErrModel) {
+		if err := c.Hold(t.Context(), other, name, func([]float32) error { return nil }); !errors.Is(err, plan.ErrModel) {
 			t.Errorf("another model's %s: %v", name, err)
 		}
 	}
 	fine := planted(t, map[string][]float32{"blk.0.ffn_up.bias": normal(rng, 64)}, []gguftest.Tensor{{Name: "blk.0.ffn_up.bias", Type: gguf.F32, Shape: []int64{64}}})
-	if c, err := CalibrateTrytes(t.Context(), fine, 1000, Config{}); err != nil || len(c.Layers) != 0 || len(c.Left) != 1 || !strings.Contains(c.Left[0].Why, "1000 dB") {
+	if c, err := Calibrate(t.Context(), fine, 1000, Config{}); err != nil || len(c.Layers) != 0 || len(c.Left) != 1 || !strings.Contains(c.Left[0].Why, "1000 dB") {
 		t.Errorf("1000 dB of any numbers: %+v, %v", c, err)
 	}
-	if _, err := CalibrateTrytes(t.Context(), w, 0, Config{}); err == nil {
+	if _, err := Calibrate(t.Context(), w, 0, Config{}); err == nil {
 		t.Error("a bound of 0 is accepted")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := CalibrateTrytes(ctx, w, 40, Config{}); !errors.Is(err, context.Canceled) {
+	if _, err := Calibrate(ctx, w, 40, Config{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 	if err := c.Hold(ctx, w, "blk.0.ffn_up.weight", func([]float32) error { return nil }); !errors.Is(err, context.Canceled) {

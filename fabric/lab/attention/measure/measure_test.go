@@ -100,7 +100,7 @@ func TestRecall(t *testing.T) {
 // The model's own perplexity shows that the forward pass is right: any fault in it (a wrong order of elements in the rotary embedding, a norm left out) makes
 // text far less likely. llama-perplexity says 4.08 and 4.02, e^1.406 and e^1.391, for the second half of windows of 256.
 func TestModel(t *testing.T) {
-	dir := filepath.Join("..", "..", "..", "..", "shared", "data", "models")
+	dir := filepath.Join("..", "..", "..", "..", "..", "shared", "data", "models")
 	if _, err := os.Stat(dir); err != nil {
 		t.Skip("no models in ../shared/data/models")
 	}

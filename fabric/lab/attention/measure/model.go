@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"math"
 
-	"tensorcast/fabric/attention"
-	"tensorcast/fabric/vec"
+	"tensorcast/fabric/lab/attention"
 	"tensorcast/gguf"
+	"tensorcast/internal/vec"
 )
 
 // byteToken is the token of byte 0 in a byte-level vocabulary, which begins with <unk>, <s> and </s>.

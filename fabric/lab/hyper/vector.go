@@ -19,7 +19,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 
-	"tensorcast/fabric/popcount"
+	"tensorcast/fabric/lab/popcount"
 )
 
 // This file implements single vectors: creating, binding, permuting and comparing them.

@@ -7,7 +7,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"tensorcast/fabric/vec"
+	"tensorcast/internal/vec"
 )
 
 // value returns element i of what ternarise wrote, in steps.

@@ -5,7 +5,7 @@ package hyper
 import (
 	"fmt"
 
-	"tensorcast/fabric/popcount"
+	"tensorcast/fabric/lab/popcount"
 )
 
 // Memory holds known vectors of one dimension, numbered in the order in which they were added.

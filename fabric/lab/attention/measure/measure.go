@@ -14,9 +14,9 @@ import (
 	"strconv"
 	"time"
 
-	"tensorcast/fabric/attention"
-	"tensorcast/fabric/vec"
+	"tensorcast/fabric/lab/attention"
 	"tensorcast/internal/stats"
+	"tensorcast/internal/vec"
 )
 
 // Setting is how ternary attention is configured.

@@ -1,5 +1,5 @@
-// Package vec has the float32 kernels that fabric's attention and its model use: dot products, sums, softmax, RMS norm, and the same on
-// rows selected by index.
+// Package vec has float32 kernels: dot products, sums, softmax, RMS norm, and the same on rows selected by index. The predictors of experts
+// (moe/hidden) and the experiments with attention (fabric/lab/attention) compute with them.
 //
 // Each kernel has three variants: AVX-512, AVX2 with FMA, and Go. The fastest that the machine supports is used. The variants add in
 // different orders, so their results differ in the last bits, within the bounds that the functions state. There, u is 2^-24, half the
