@@ -92,7 +92,7 @@ func CoarserBands(m *Matrix) bool {
 		return false
 	}
 	for _, h := range m.Terms[0].Scales.Half {
-		if h > kernel.MostCoarse { // or negative
+		if h > kernel.MaxCoarsenFactor { // or negative
 			return false
 		}
 	}

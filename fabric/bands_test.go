@@ -109,7 +109,7 @@ func TestCoarsenBands(t *testing.T) {
 		if !slices.EqualFunc(got, want, func(a, b float32) bool { return math.Abs(float64(a-b)) <= 2e-5*math.Abs(float64(b))+1e-2 }) {
 			t.Fatalf("%d rows of %d: %v, want %v", rows, cols, got, want)
 		}
-		m.Terms[0].Scales.Half[0] = kernel.MostCoarse + 1
+		m.Terms[0].Scales.Half[0] = kernel.MaxCoarsenFactor + 1
 		if fabric.CoarserBands(m) {
 			t.Error("with a factor that would be infinite")
 		}

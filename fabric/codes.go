@@ -33,7 +33,7 @@ func (o *Operand) multiplyCodes(dst [][]float32, first, end int, p *panel, s *Sc
 	width := o.m.Cols / kernel.CodeCols
 	row := width * kernel.CodeBlock
 	tiled := 0
-	if o.level.TilesCodes() && len(dst) >= minTiled {
+	if o.level.HasCodeTiles() && len(dst) >= minTiled {
 		tiled = len(dst) &^ 1
 		for _, d := range dst[:tiled] {
 			clear(d[first:end])

@@ -302,7 +302,7 @@ func (o *Operand) multiplyTerm(dst [][]float32, first, end int, t *term, x []*Ac
 	}
 	// If there is a single-pass loop for a single plane, decoding it again is as fast as reading decoded weights; then rows are only kept
 	// in the cache.
-	once := len(x) > 1 && len(t.dense) > 0 && (len(t.dense) > 1 || !o.level.OneLoop(1, block))
+	once := len(x) > 1 && len(t.dense) > 0 && (len(t.dense) > 1 || !o.level.HasSinglePass(1, block))
 	if once {
 		batch = min(batch, batchWeights/weights)
 	}
