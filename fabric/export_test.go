@@ -35,6 +35,6 @@ const (
 
 // PayloadBytes is the length of the payload of a matrix without scales, from the end of the header to the checksum.
 func PayloadBytes(m *Matrix) (int64, error) {
-	_, payload, err := sections(m, make([]int, len(m.Terms)+1))
+	_, payload, err := listSections(m, make([]int, len(m.Terms)+1))
 	return payload, err
 }
