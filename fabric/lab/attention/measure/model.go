@@ -1,6 +1,7 @@
 package measure
 
-// This file computes keys, values and queries of a trained model with a forward pass of the llama architecture, on package vec.
+// This file computes keys, values and queries of a trained model with a forward pass of the llama
+// architecture. It uses package vec.
 
 import (
 	"errors"
@@ -15,14 +16,16 @@ import (
 // byteToken is the token of byte 0 in a byte-level vocabulary, which begins with <unk>, <s> and </s>.
 const byteToken = 3
 
-// Model returns the keys, values and newest queries that the model in the GGUF file at path computes for text. The text is split into
-// windows of positions - 1 bytes, which with <s> are positions tokens each. A head of the workload is a head of a layer in a window. Model
-// also returns the mean cross-entropy of the bytes in nats, which shows whether the model copes with that many positions.
+// Model returns the keys, values and newest queries that the model in the GGUF file at path
+// computes for text. The text is split into windows of positions - 1 bytes, which with <s> are
+// positions tokens each. A head of the workload is a head of a layer in a window. Model also
+// returns the mean cross-entropy of the bytes in nats, which shows whether the model can handle
+// that many positions.
 //
-// It supports models of the llama architecture without biases, experts and scaled positions, with a byte-level vocabulary, in any type that
-// package gguf decodes.
+// It supports models of the llama architecture without biases, experts and scaled positions, with a
+// byte-level vocabulary, in any type that package gguf decodes.
 func Model(path string, text []byte, positions, windows int) (w *Workload, nats float64, err error) {
-	m, err := open(path)
+	m, err := openModel(path)
 	if err != nil {
 		return nil, 0, fmt.Errorf("read the model %s: %w", path, err)
 	}
@@ -31,7 +34,7 @@ func Model(path string, text []byte, positions, windows int) (w *Workload, nats 
 	}
 	w = &Workload{Name: "model", Dim: m.dim, Positions: positions, Group: m.heads / m.kvHeads}
 	for i := range windows {
-		n, err := m.run(w, text[i*(positions-1):][:positions-1])
+		n, err := m.runWindow(w, text[i*(positions-1):][:positions-1])
 		if err != nil {
 			return nil, 0, err
 		}
@@ -53,7 +56,8 @@ type layer struct {
 	attnNorm, q, k, v, attnOutput, ffnNorm, gate, up, down []float32
 }
 
-func open(path string) (_ *model, err error) {
+// openModel reads the weights of a model.
+func openModel(path string) (_ *model, err error) {
 	gm, err := gguf.OpenModel(path)
 	if err != nil {
 		return nil, err
@@ -74,7 +78,10 @@ func open(path string) (_ *model, err error) {
 		}
 		return int(n)
 	}
-	m := &model{heads: number("attention.head_count"), kvHeads: number("attention.head_count_kv"), embd: number("embedding_length")}
+	m := &model{
+		heads: number("attention.head_count"), kvHeads: number("attention.head_count_kv"),
+		embd: number("embedding_length"),
+	}
 	blocks, ffn := number("block_count"), number("feed_forward_length")
 	if err != nil {
 		return nil, err
@@ -117,11 +124,15 @@ func open(path string) (_ *model, err error) {
 	m.embedding, m.output = tensor("token_embd.weight", vocabulary*m.embd), tensor("output.weight", vocabulary*m.embd)
 	m.norm = tensor("output_norm.weight", m.embd)
 	for i := range blocks {
-		t := func(name string, elems int) []float32 { return tensor(fmt.Sprintf("blk.%d.%s.weight", i, name), elems) }
+		t := func(name string, elems int) []float32 {
+			return tensor(fmt.Sprintf("blk.%d.%s.weight", i, name), elems)
+		}
 		m.layers = append(m.layers, layer{
-			attnNorm: t("attn_norm", m.embd), q: t("attn_q", m.embd*m.embd), k: t("attn_k", kv*m.embd), v: t("attn_v", kv*m.embd),
+			attnNorm: t("attn_norm", m.embd),
+			q:        t("attn_q", m.embd*m.embd), k: t("attn_k", kv*m.embd), v: t("attn_v", kv*m.embd),
 			attnOutput: t("attn_output", m.embd*m.embd),
-			ffnNorm:    t("ffn_norm", m.embd), gate: t("ffn_gate", ffn*m.embd), up: t("ffn_up", ffn*m.embd), down: t("ffn_down", ffn*m.embd),
+			ffnNorm:    t("ffn_norm", m.embd),
+			gate:       t("ffn_gate", ffn*m.embd), up: t("ffn_up", ffn*m.embd), down: t("ffn_down", ffn*m.embd),
 		})
 	}
 	m.rows = make([]int32, max(vocabulary, m.embd, ffn))
@@ -134,9 +145,9 @@ func open(path string) (_ *model, err error) {
 // multiply computes dst = matrix x. The rows of matrix are as long as x.
 func (m *model) multiply(dst, matrix, x []float32) { vec.DotRows(dst, x, matrix, m.rows[:len(dst)]) }
 
-// rotate applies the rotary embedding for a position: it rotates neighbouring elements of each head by the angle of their frequency (ggml's
-// "normal" mode).
-func (m *model) rotate(x []float32, position int) {
+// applyRotary applies the rotary embedding for a position. It rotates neighbouring elements of each
+// head by the angle of their frequency (ggml's "normal" mode).
+func (m *model) applyRotary(x []float32, position int) {
 	for i := 0; i < len(x); i += 2 {
 		sin, cos := math.Sincos(float64(position) * m.frequencies[i%m.dim/2])
 		a, b := float64(x[i]), float64(x[i+1])
@@ -144,8 +155,8 @@ func (m *model) rotate(x []float32, position int) {
 	}
 }
 
-// run adds the heads of one window to w and returns the cross-entropy of its bytes in nats.
-func (m *model) run(w *Workload, text []byte) (float64, error) {
+// runWindow adds the heads of one window to w, and returns the cross-entropy of its bytes in nats.
+func (m *model) runWindow(w *Workload, text []byte) (float64, error) {
 	tokens := []int{1} // <s>
 	for _, b := range text {
 		tokens = append(tokens, byteToken+int(b))
@@ -159,7 +170,9 @@ func (m *model) run(w *Workload, text []byte) (float64, error) {
 	k, v := make([]float32, kv), make([]float32, kv)
 	scale := w.scale()
 	for _, l := range m.layers {
-		c, err := attention.New(attention.Config{Heads: m.kvHeads, Group: w.Group, Dim: m.dim, Capacity: len(tokens), KeyDigits: 1, QueryDigits: 1})
+		c, err := attention.New(attention.Config{
+			Heads: m.kvHeads, Group: w.Group, Dim: m.dim, Capacity: len(tokens), KeyDigits: 1, QueryDigits: 1,
+		})
 		if err != nil {
 			return 0, err
 		}
@@ -174,8 +187,8 @@ func (m *model) run(w *Workload, text []byte) (float64, error) {
 			m.multiply(q, l.q, x)
 			m.multiply(k, l.k, x)
 			m.multiply(v, l.v, x)
-			m.rotate(q, p)
-			m.rotate(k, p)
+			m.applyRotary(q, p)
+			m.applyRotary(k, p)
 			if err := c.Append(k, v); err != nil {
 				return 0, err
 			}
