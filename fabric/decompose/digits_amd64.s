@@ -28,8 +28,7 @@
 	VPERMB    Z28, high, Z17; \
 	VPSUBB    Z17, codes, codes
 
-// func packStripesVBMI(planes *[8]*byte, low, high int, codes *byte, groups, perByte int, t
-// *vbmiTables)
+// func packStripesVBMI(planes *[8]*byte, low, high int, codes *byte, groups, perByte int, t *vbmiTables)
 //
 // The first planes, low in number, are made of the codes, or if high is not 0 of the low digits of
 // the codes. The planes that follow, high in number, are made of the high digits.
