@@ -78,7 +78,8 @@ int main(int argc, char **argv) {
 	void *(*graph)(void *) = find_symbol(base, "ggml_new_graph");
 	void (*expand)(void *, void *) = find_symbol(base, "ggml_build_forward_expand");
 	int (*compute)(void *, void *, int) = find_symbol(cpu, "ggml_graph_compute_with_ctx");
-	void (*dot)(int, float *, size_t, const float *, size_t, const float *, size_t, int) = find_symbol(cpu, "ggml_vec_dot_f32");
+	void (*dot)(int, float *, size_t, const float *, size_t, const float *, size_t, int);
+	dot = find_symbol(cpu, "ggml_vec_dot_f32");
 	double (*exp_sum)(int, float *, const float *, float) = find_symbol(cpu, "ggml_vec_soft_max_f32");
 
 	struct request q;
