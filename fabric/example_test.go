@@ -1,5 +1,7 @@
 package fabric_test
 
+// This file has the example of the package's documentation.
+
 import (
 	"fmt"
 

@@ -24,7 +24,7 @@ type vbmiTables struct {
 // the instructions, or the layout has no stripes.
 type vector struct {
 	t         *vbmiTables
-	low, high int // planes that are made of the codes or their low digits, and of the high ones
+	low, high int // numbers of planes that are made of the codes or their low digits, and of their high digits
 }
 
 // prepareVBMI makes the tables if the processor and the layout can use them.

@@ -1,5 +1,7 @@
 //go:build !noasm
 
+// This file packs stripes with AVX-512 VBMI: see digits_amd64.go for the tables.
+
 #include "textflag.h"
 
 // PLANE computes 64 bytes of a plane, in Z16, from its tables at R13 and the codes of the positions

@@ -1,5 +1,7 @@
 package trit
 
+// This file compares the layouts with a naive implementation of their definitions.
+
 import (
 	"bytes"
 	"errors"
@@ -45,8 +47,8 @@ func packNaively(l Layout, t []int8) []byte {
 	return b
 }
 
-// badByte returns the index of the first byte of a row of n trits that packNaively writes for no trits at all. If there is
-// none, it returns the row's trits and -1.
+// badByte returns the index of the first byte of a row of n trits that packNaively writes for no
+// trits at all. If there is none, it returns the row's trits and -1.
 // is none, else with the trits read.
 func badByte(l Layout, src []byte, n int) (t []int8, bad int) {
 	trits, size := l.Group()

@@ -1,5 +1,7 @@
 package hyper_test
 
+// This file has the examples of the package's documentation.
+
 import (
 	"fmt"
 	"math/rand/v2"

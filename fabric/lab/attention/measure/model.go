@@ -56,7 +56,7 @@ type layer struct {
 	attnNorm, q, k, v, attnOutput, ffnNorm, gate, up, down []float32
 }
 
-// openModel reads the weights of a model.
+// openModel reads a model with all its weights.
 func openModel(path string) (_ *model, err error) {
 	gm, err := gguf.OpenModel(path)
 	if err != nil {
@@ -67,9 +67,19 @@ func openModel(path string) (_ *model, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, weights.Close()) }()
-	f := gm.Files[0]
+	m, blocks, ffn, err := readShape(gm.Files[0])
+	if err != nil {
+		return nil, err
+	}
+	err = m.loadTensors(weights, blocks, ffn)
+	return m, err
+}
+
+// readShape reads the shape of a model from its metadata: a model without weights, the number of
+// its layers and the length of their feed-forward vectors.
+func readShape(f *gguf.File) (m *model, blocks, ffn int, err error) {
 	if arch, _ := f.String("general.architecture"); arch != "llama" {
-		return nil, fmt.Errorf("architecture %q, want llama", arch)
+		return nil, 0, 0, fmt.Errorf("architecture %q, want llama", arch)
 	}
 	number := func(key string) int {
 		n, ok := f.Uint("llama." + key)
@@ -78,16 +88,16 @@ func openModel(path string) (_ *model, err error) {
 		}
 		return int(n)
 	}
-	m := &model{
+	m = &model{
 		heads: number("attention.head_count"), kvHeads: number("attention.head_count_kv"),
 		embd: number("embedding_length"),
 	}
-	blocks, ffn := number("block_count"), number("feed_forward_length")
+	blocks, ffn = number("block_count"), number("feed_forward_length")
 	if err != nil {
-		return nil, err
+		return nil, 0, 0, err
 	}
 	if m.heads%m.kvHeads != 0 || m.embd%m.heads != 0 || m.embd/m.heads%2 != 0 {
-		return nil, fmt.Errorf("%d heads, %d of keys, for %d elements", m.heads, m.kvHeads, m.embd)
+		return nil, 0, 0, fmt.Errorf("%d heads, %d of keys, for %d elements", m.heads, m.kvHeads, m.embd)
 	}
 	m.dim = m.embd / m.heads
 	eps, _ := f.Float("llama.attention.layer_norm_rms_epsilon")
@@ -99,6 +109,12 @@ func openModel(path string) (_ *model, err error) {
 	for i := range m.dim / 2 {
 		m.frequencies = append(m.frequencies, math.Pow(base, -2*float64(i)/float64(m.dim)))
 	}
+	return m, blocks, ffn, nil
+}
+
+// loadTensors copies the weights of a model whose shape is known.
+func (m *model) loadTensors(weights *gguf.Weights, blocks, ffn int) (err error) {
+	// tensor returns the elements of a tensor. Its first error is stored in err.
 	tensor := func(name string, elems int) []float32 {
 		if err != nil {
 			return nil
@@ -139,7 +155,7 @@ func openModel(path string) (_ *model, err error) {
 	for i := range m.rows {
 		m.rows[i] = int32(i)
 	}
-	return m, err
+	return err
 }
 
 // multiply computes dst = matrix x. The rows of matrix are as long as x.
