@@ -3,9 +3,9 @@ package kernel
 // This file multiplies bands. A band is five rows whose planes share bytes.
 //
 // A byte of PT-5 has room for five trits, so five weights of P trits fill P such bytes. In a band
-// these are the weights of one column in five rows. A weight of three planes has 27 values, and 27
-// * 9 = 243. A byte can therefore hold one whole weight and two trits of others, so that most
-// weights come out of a byte in the form in which they are multiplied.
+// these are the weights of one column in five rows. A weight of three planes has 27
+// values, and 27 times 9 is 243. A byte can therefore hold one whole weight and two trits of others,
+// so that most weights come out of a byte in the form in which they are multiplied.
 //
 // 32 columns that share a factor are a block. A stripe has four columns of each of 16 blocks: one
 // block in each lane of a vector register. Eight stripes have all columns of these blocks. So the

@@ -31,8 +31,8 @@ const (
 	QuadLanes = 16  // lanes of the sums of a quad
 )
 
-// Codes is a product of rows of Q2_0 blocks by one vector. A weight is its block's half times (code
-// - 1).
+// Codes is a product of rows of Q2_0 blocks by one vector. A weight is its code less 1, times the
+// half of its block.
 type Codes struct {
 	Blocks []byte // Count rows of Width blocks each, without gaps
 	Width  int

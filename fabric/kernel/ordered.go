@@ -51,8 +51,8 @@ func (l Level) MultiplyOrdered(o *Ordered) {
 }
 
 // MultiplyOrderedSuper computes the product with blocks of 256. With sixteen scales, weights are
-// too large by 32, which is subtracted as in ggml's loop: lane j subtracts 32 times the sums of the
-// columns of scales 2j and 2j+1. The result is the same at all levels.
+// too large by 32. This is subtracted as in ggml's loop: for both of the scales 2j and 2j+1, lane j
+// subtracts 32 times the scale times the sum of its columns. The result is the same at all levels.
 func (l Level) MultiplyOrderedSuper(o *OrderedSuper) {
 	if o.Count > 0 && o.Blocks > 0 && !l.multiplyOrderedSuperAsm(o) {
 		multiplyOrderedSuper(o)
