@@ -1,8 +1,9 @@
 package fabric
 
-// This file describes frames, the format in which matrices are stored and transferred: the header's limits, and the order and sizes of the
-// sections. TFMBS_DEVICE_SPEC.md specifies the format; frame_read.go has the reader. Frames are written by others; package frametest does
-// so for tests.
+// This file describes frames, the format in which matrices are stored and transferred: the limits
+// of the header, and the order and sizes of the sections. TFMBS_DEVICE_SPEC.md specifies the
+// format. The reader is in frame_read.go. Programs outside this package write frames; package
+// frametest does so for tests.
 
 import (
 	"errors"
@@ -36,7 +37,7 @@ var (
 
 const (
 	frameMagic   = "\x89TFMBS\r\n"
-	frameMark    = 0x0a0b0c0d
+	frameMark    = 0x0a0b0c0d // shows the byte order
 	frameVersion = 1
 
 	frameAlign   = 64 // alignment of the lengths of the header and of each section
@@ -46,13 +47,15 @@ const (
 
 	flagExact = 1
 
-	// Limits. A header within them is shorter than frameHeaderMax; the sum of a term and its center fits into 32 bits.
+	// Limits. A header within them is at most frameHeaderMax bytes, and the sum of a term and its
+	// center fits into 32 bits.
 	maxFrameName   = 65535
 	maxFrameTerms  = 64
 	maxFramePlanes = 16 // per term
 	maxFrameDim    = math.MaxInt32
 	maxCenter      = 1 << 30
-	frameHeaderMax = (preludeBytes + (maxFrameTerms+1)*recordBytes + maxFrameName + crcBytes + frameAlign - 1) / frameAlign * frameAlign
+	frameHeaderMax = (preludeBytes + (maxFrameTerms+1)*recordBytes + maxFrameName + crcBytes + frameAlign - 1) /
+		frameAlign * frameAlign
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -64,7 +67,8 @@ const (
 	scalesSub
 )
 
-// form returns the form of s. It is an error if s has none of the forms that Scales describes, for rows of cols columns.
+// form returns the form of s. It is an error if s has none of the forms that Scales describes, for
+// rows of cols columns.
 func (s *Scales) form(cols int) (int, error) {
 	switch {
 	case s.Half == nil && s.Sub == nil && s.Super == nil:
@@ -86,7 +90,8 @@ func (s *Scales) form(cols int) (int, error) {
 	return 0, fmt.Errorf("%w: scales in blocks of %d", ErrFrame, s.Block)
 }
 
-// section is a part of a frame's payload: count elements of size bytes. One of the pointers says where they are in memory.
+// section is a part of a frame's payload: count elements of size bytes. One of the pointers half,
+// sub and trits says where the elements are in memory.
 type section struct {
 	term, plane int // -1 if it belongs to none
 	count       int
@@ -107,12 +112,13 @@ func (s *section) String() string {
 	return what
 }
 
-// padding is the number of zeros after n bytes, up to the next multiple of frameAlign.
+// padding is the number of zeros that follow n bytes, up to the next multiple of frameAlign.
 func padding(n int64) int64 { return -n & (frameAlign - 1) }
 
-// sections lists the payload of m, whose shape, layout, forms of scales and numbers of planes must be set. It returns the payload's length,
-// from the end of the header to the checksum. It is an error if anything is too large for an int, in the frame or in memory.
-func sections(m *Matrix, forms []int) (list []section, payload int64, err error) {
+// listSections lists the payload of m. The shape, layout, forms of scales and numbers of planes of
+// m must be set. It also returns the payload's length, from the end of the header to the checksum.
+// It is an error if anything is too large for an int, in the frame or in memory.
+func listSections(m *Matrix, forms []int) (list []section, payload int64, err error) {
 	total := uint64(0)
 	add := func(s section, perRow int) error {
 		hi, count := bits.Mul64(uint64(m.Rows), uint64(perRow))
@@ -129,7 +135,7 @@ func sections(m *Matrix, forms []int) (list []section, payload int64, err error)
 		list = append(list, s)
 		return nil
 	}
-	scales := func(s *Scales, form, term int) error {
+	addScales := func(s *Scales, form, term int) error {
 		blocks := ceilDiv(m.Cols, max(s.Block, 1))
 		switch form {
 		case scalesHalf:
@@ -143,11 +149,11 @@ func sections(m *Matrix, forms []int) (list []section, payload int64, err error)
 		return nil
 	}
 	for i := range m.Terms {
-		if err := scales(&m.Terms[i].Scales, forms[i], i); err != nil {
+		if err := addScales(&m.Terms[i].Scales, forms[i], i); err != nil {
 			return nil, 0, err
 		}
 	}
-	if err := scales(&m.Min, forms[len(m.Terms)], -1); err != nil {
+	if err := addScales(&m.Min, forms[len(m.Terms)], -1); err != nil {
 		return nil, 0, err
 	}
 	if hi, lo := bits.Mul64(uint64(m.Rows), uint64(m.Layout.RowBytes(m.Cols))); hi != 0 || lo > math.MaxInt {
@@ -155,7 +161,8 @@ func sections(m *Matrix, forms []int) (list []section, payload int64, err error)
 	}
 	for i := range m.Terms {
 		for p := range m.Terms[i].Planes {
-			if err := add(section{term: i, plane: p, size: 1, trits: &m.Terms[i].Planes[p]}, trit.PT5.RowBytes(m.Cols)); err != nil {
+			plane := section{term: i, plane: p, size: 1, trits: &m.Terms[i].Planes[p]}
+			if err := add(plane, trit.PT5.RowBytes(m.Cols)); err != nil {
 				return nil, 0, err
 			}
 		}
@@ -167,6 +174,7 @@ func sections(m *Matrix, forms []int) (list []section, payload int64, err error)
 	return list, int64(total) + frameAlign - crcBytes, nil
 }
 
+// ceilDiv returns a / b, rounded up.
 func ceilDiv(a, b int) int {
 	if a%b != 0 {
 		return a/b + 1
@@ -174,8 +182,8 @@ func ceilDiv(a, b int) int {
 	return a / b
 }
 
-// limits checks what a header says about a matrix, except for its sizes.
-func limits(name string, m *Matrix) error {
+// checkHeader checks what a header says about a matrix, except for its sizes.
+func checkHeader(name string, m *Matrix) error {
 	switch {
 	case name == "" || len(name) > maxFrameName || !utf8.ValidString(name):
 		return fmt.Errorf("%w: the name is not 1 to %d bytes of UTF-8", ErrFrame, maxFrameName)
@@ -197,13 +205,14 @@ func limits(name string, m *Matrix) error {
 	return nil
 }
 
-// headerBytes is the length of a header with a name of so many bytes and so many terms.
+// headerBytes is the length of a header with a name of the given number of bytes and the given
+// number of terms.
 func headerBytes(name, terms int) int {
 	n := preludeBytes + (terms+1)*recordBytes + name + crcBytes
 	return n + int(padding(int64(n)))
 }
 
-// pieceBytes is how much of a row of PT5 is converted at a time: whole groups of every layout.
+// pieceBytes is how many bytes of a row of PT5 are converted at a time: whole groups of every layout.
 const pieceBytes = 64 << 10
 
 // FrameInfo is the information in a frame's header.

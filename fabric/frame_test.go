@@ -1,5 +1,7 @@
 package fabric_test
 
+// This file tests reading frames, in particular malformed ones.
+
 import (
 	"bytes"
 	"encoding/binary"
@@ -22,10 +24,11 @@ import (
 
 var frameLayouts = []trit.Layout{trit.PT5, trit.PT5Striped, trit.TwoBit, trit.Sliced}
 
-// blocksOf is how many blocks cols columns are. The last one may be shorter.
+// blocksOf returns the number of blocks of cols columns. The last block may be shorter.
 func blocksOf(cols, block int) int { return (cols-1)/block + 1 }
 
-// frameMatrix has random planes of planes[i] for term i, and scales of a form and block that follow from the seed.
+// frameMatrix makes a matrix with random planes: planes[i] of them in term i. The seed determines
+// the form and block of its scales.
 func frameMatrix(seed uint64, rows, cols int, layout trit.Layout, planes ...int) *fabric.Matrix {
 	r := rand.New(rand.NewPCG(seed, 2))
 	scales := func(form int) (s fabric.Scales) {
@@ -53,7 +56,10 @@ func frameMatrix(seed uint64, rows, cols int, layout trit.Layout, planes ...int)
 		}
 		return s
 	}
-	m := &fabric.Matrix{Rows: rows, Cols: cols, Layout: layout, Origin: []gguf.Type{gguf.F32, gguf.Q4_K, gguf.TQ1_0}[seed%3], Exact: seed%2 == 0}
+	m := &fabric.Matrix{
+		Rows: rows, Cols: cols, Layout: layout,
+		Origin: []gguf.Type{gguf.F32, gguf.Q4_K, gguf.TQ1_0}[seed%3], Exact: seed%2 == 0,
+	}
 	m.Min = scales(int(seed) % 3)
 	row := make([]int8, cols)
 	for i, n := range planes {
@@ -87,7 +93,7 @@ func readFrame(r io.Reader) (name string, m *fabric.Matrix, err error) {
 	return info.Name, m, nil
 }
 
-// seal makes the checksums of a frame right; payload is where its payload begins.
+// seal corrects the checksums of a frame. payload is where its payload begins.
 func seal(frame []byte, payload int) []byte {
 	le := binary.LittleEndian
 	table := crc32.MakeTable(crc32.Castagnoli)
@@ -113,26 +119,27 @@ func TestFrameRoundTrip(t *testing.T) {
 			frame := frametest.Encode(t, name, m)
 			gotName, got, err := readFrame(bytes.NewReader(frame))
 			if err != nil || gotName != name || !reflect.DeepEqual(got, m) {
-				t.Fatalf("seed %d, %v: %q, %v\n%+v\n%+v", seed, layout, gotName, err, got, m)
+				t.Fatalf("seed %d, %v: error %v\ngot  %q %+v\nwant %q %+v", seed, layout, err, gotName, got, name, m)
 			}
 			if len(frame)%fabric.FrameAlign != 0 {
-				t.Fatalf("a frame of %d bytes", len(frame))
+				t.Fatalf("a frame has %d bytes, want a multiple of %d", len(frame), fabric.FrameAlign)
 			}
-			// The memory's layout is a field, and has no part in what follows.
+			// The layout is a field of the header. It has no influence on anything else.
 			frame[52] = 1
 			seal(frame, int(binary.LittleEndian.Uint32(frame[16:])))
 			if canonical == nil {
 				canonical = frame
 			} else if !bytes.Equal(canonical, frame) {
-				t.Fatalf("seed %d: the frame of %v differs", seed, layout)
+				t.Fatalf("seed %d: the frame of %v is\n% x, want\n% x", seed, layout, frame, canonical)
 			}
 			for _, as := range frameLayouts {
 				f := fabric.NewFrameReader(onlyReader{bytes.NewReader(frame)})
 				if _, err := f.Next(); err != nil {
 					t.Fatal(err)
 				}
-				if got, err := f.Matrix(as); err != nil || !reflect.DeepEqual(got, frameMatrix(seed, shape[0], shape[1], as, planes...)) {
-					t.Fatalf("seed %d, %v read as %v: %v", seed, layout, as, err)
+				want := frameMatrix(seed, shape[0], shape[1], as, planes...)
+				if got, err := f.Matrix(as); err != nil || !reflect.DeepEqual(got, want) {
+					t.Fatalf("seed %d, %v read as %v: error %v\ngot  %+v\nwant %+v", seed, layout, as, err, got, want)
 				}
 			}
 		}
@@ -152,7 +159,9 @@ func TestFrameStream(t *testing.T) {
 	}
 	whole := stream.Len()
 	for skip := range 64 { // a bit for each frame
-		for _, r := range []io.Reader{bytes.NewReader(stream.Bytes()), onlyReader{bytes.NewReader(stream.Bytes())}} {
+		for _, r := range []io.Reader{
+			bytes.NewReader(stream.Bytes()), onlyReader{bytes.NewReader(stream.Bytes())},
+		} {
 			f := fabric.NewFrameReader(r)
 			total := int64(0)
 			for i := range all {
@@ -162,8 +171,8 @@ func TestFrameStream(t *testing.T) {
 				}
 				m := all[i]
 				want := &fabric.FrameInfo{
-					Name: fmt.Sprint("tensor ", i), Rows: m.Rows, Cols: m.Cols, Layout: m.Layout, Origin: m.Origin, Exact: m.Exact,
-					Planes: []int{i + 1, 1}, Bytes: info.Bytes,
+					Name: fmt.Sprint("tensor ", i), Rows: m.Rows, Cols: m.Cols, Layout: m.Layout, Origin: m.Origin,
+					Exact: m.Exact, Planes: []int{i + 1, 1}, Bytes: info.Bytes,
 				}
 				if !reflect.DeepEqual(info, want) {
 					t.Fatalf("frame %d: %+v, want %+v", i, info, want)
@@ -173,29 +182,29 @@ func TestFrameStream(t *testing.T) {
 					continue
 				}
 				if got, err := f.Matrix(0); err != nil || !reflect.DeepEqual(got, m) {
-					t.Fatalf("frame %d: %v", i, err)
+					t.Fatalf("frame %d: error %v\ngot  %+v\nwant %+v", i, err, got, m)
 				}
 				if _, err := f.Matrix(0); err == nil {
-					t.Fatal("a payload was read twice")
+					t.Fatal("a second call of Matrix returned no error, want one")
 				}
 			}
 			for range 2 {
 				if _, err := f.Next(); err != io.EOF {
-					t.Fatalf("at the end: %v", err)
+					t.Fatalf("at the end: error %v, want io.EOF", err)
 				}
 			}
 			if total != int64(whole) {
-				t.Fatalf("frames of %d bytes in a stream of %d", total, whole)
+				t.Fatalf("all frames have %d bytes, want %d as the stream", total, whole)
 			}
 		}
 	}
-	// What follows a frame is left to others.
+	// The reader leaves what follows a frame to others.
 	r := bytes.NewReader(stream.Bytes())
 	if _, m, err := readFrame(r); err != nil || !reflect.DeepEqual(m, all[0]) {
-		t.Fatal(err)
+		t.Fatalf("first frame: error %v, got %+v, want %+v", err, m, all[0])
 	}
 	if name, _, err := readFrame(r); err != nil || name != "tensor 1" {
-		t.Fatal(name, err)
+		t.Fatalf("second frame: error %v, name %q, want \"tensor 1\"", err, name)
 	}
 }
 
@@ -207,8 +216,9 @@ func TestFrameCutOff(t *testing.T) {
 		if n == 0 {
 			want = io.EOF
 		}
-		if _, _, err := readFrame(bytes.NewReader(frame[:n])); !errors.Is(err, want) || want != io.EOF && errors.Is(err, io.EOF) {
-			t.Fatalf("%d bytes: %v", n, err)
+		_, _, err := readFrame(bytes.NewReader(frame[:n]))
+		if !errors.Is(err, want) || want != io.EOF && errors.Is(err, io.EOF) {
+			t.Fatalf("%d bytes: error %v, want %v", n, err, want)
 		}
 		for _, r := range []io.Reader{bytes.NewReader(frame[:n]), onlyReader{bytes.NewReader(frame[:n])}} {
 			f := fabric.NewFrameReader(r)
@@ -217,17 +227,17 @@ func TestFrameCutOff(t *testing.T) {
 				_, err = f.Next()
 			}
 			if !errors.Is(err, want) {
-				t.Fatalf("%d bytes, skipped: %v", n, err)
+				t.Fatalf("%d bytes, skipped: error %v, want %v", n, err, want)
 			}
 			if _, again := f.Next(); again != err {
-				t.Fatalf("%d bytes: %v, then %v", n, err, again)
+				t.Fatalf("%d bytes: the next call returned %v, want %v again", n, again, err)
 			}
 		}
 	}
 	broken := errors.New("broken")
 	r := io.MultiReader(bytes.NewReader(frame[:len(frame)/2]), errReader{broken})
 	if _, _, err := readFrame(r); !errors.Is(err, broken) {
-		t.Errorf("a stream's own error: %v", err)
+		t.Errorf("error %v, want that of the stream, %v", err, broken)
 	}
 }
 
@@ -235,7 +245,8 @@ type errReader struct{ error }
 
 func (e errReader) Read([]byte) (int, error) { return 0, e.error }
 
-// TestFrameFlips turns every bit of a frame around. The next frame can be read where the header was right.
+// TestFrameFlips inverts every bit of a frame. If the header was correct, the next frame can still
+// be read.
 func TestFrameFlips(t *testing.T) {
 	m := frameMatrix(5, 2, 33, trit.TwoBit, 1)
 	frame := frametest.Encode(t, "x", m)
@@ -255,9 +266,10 @@ func TestFrameFlips(t *testing.T) {
 			case i < 14:
 				want = fabric.ErrVersion
 			case i >= 16 && i < 20:
-				// The header's length decides where its checksum is.
-				if err == nil || !errors.Is(err, fabric.ErrFrame) && !errors.Is(err, fabric.ErrChecksum) && !errors.Is(err, fabric.ErrTruncated) {
-					t.Errorf("byte %d, bit %d: %v", i, bit, err)
+				// The length of the header determines where its checksum is.
+				if !errors.Is(err, fabric.ErrFrame) && !errors.Is(err, fabric.ErrChecksum) &&
+					!errors.Is(err, fabric.ErrTruncated) {
+					t.Errorf("byte %d, bit %d: error %v, want ErrFrame, ErrChecksum or ErrTruncated", i, bit, err)
 				}
 				two[i] ^= 1 << bit
 				continue
@@ -268,20 +280,20 @@ func TestFrameFlips(t *testing.T) {
 				}
 				_, err = f.Matrix(0)
 				if info, next := f.Next(); next != nil || info.Name != "x" {
-					t.Errorf("byte %d: after %v: %v", i, err, next)
+					t.Errorf("byte %d: after %v: the next header has error %v, want frame x", i, err, next)
 				} else if got, next := f.Matrix(0); next != nil || !reflect.DeepEqual(got, m) {
-					t.Errorf("byte %d: after %v: %v", i, err, next)
+					t.Errorf("byte %d: after %v: the next frame is %+v, error %v, want %+v", i, err, got, next, m)
 				}
 			}
 			if !errors.Is(err, want) {
-				t.Errorf("byte %d, bit %d: %v, want %v", i, bit, err, want)
+				t.Errorf("byte %d, bit %d: error %v, want %v", i, bit, err, want)
 			}
 			two[i] ^= 1 << bit
 		}
 	}
 }
 
-// TestFrameMalformed changes fields of a frame whose checksums are right.
+// TestFrameMalformed changes fields of a frame, and corrects the checksums.
 func TestFrameMalformed(t *testing.T) {
 	le := binary.LittleEndian
 	m := frameMatrix(3, 3, 70, trit.PT5, 2, 1) // term 0: halves; term 1: halves; no minima
@@ -293,8 +305,9 @@ func TestFrameMalformed(t *testing.T) {
 	set64 := func(at int, v uint64) func(b []byte) { return func(b []byte) { le.PutUint64(b[at:], v) } }
 	set8 := func(at int, v byte) func(b []byte) { return func(b []byte) { b[at] = v } }
 	rec := func(i int) int { return 64 + 24*i }
-	if m.Terms[0].Scales.Half == nil || m.Terms[1].Scales.Half == nil || m.Min.Block != 0 || len(frame) != planes+64*3+64 {
-		t.Fatalf("the matrix is not what this test changes: %+v, %d bytes, planes at %d", m, len(frame), planes)
+	if m.Terms[0].Scales.Half == nil || m.Terms[1].Scales.Half == nil || m.Min.Block != 0 ||
+		len(frame) != planes+64*3+64 {
+		t.Fatalf("the matrix is not the one that this test expects: %+v, %d bytes, planes at %d", m, len(frame), planes)
 	}
 	for _, c := range []struct {
 		name   string
@@ -319,7 +332,10 @@ func TestFrameMalformed(t *testing.T) {
 		{"more rows", set64(32, 40), fabric.ErrFrame, "payload"},
 		{"no columns", set64(40, 0), fabric.ErrFrame, "columns"},
 		{"columns beyond", set64(40, math.MaxUint64), fabric.ErrFrame, "columns"},
-		{"all rows and columns", func(b []byte) { set64(32, 1<<31-1)(b); set64(40, 1<<31-1)(b) }, fabric.ErrFrame, "scales in blocks"},
+		{"all rows and columns", func(b []byte) {
+			set64(32, 1<<31-1)(b)
+			set64(40, 1<<31-1)(b)
+		}, fabric.ErrFrame, "scales in blocks"},
 		{"no such type", set32(48, 4), fabric.ErrFrame, "type(4)"},
 		{"layout 0", set8(52, 0), fabric.ErrFrame, "layout(0)"},
 		{"layout 5", set8(52, 5), fabric.ErrFrame, "layout(5)"},
@@ -349,15 +365,18 @@ func TestFrameMalformed(t *testing.T) {
 		{"after the name", set8(rec(3)+4, 1), fabric.ErrFrame, "after the name"},
 		{"padding of a section", set8(planes-1, 1), fabric.ErrFrame, fmt.Sprintf("byte %d of the payload", 127)},
 		{"padding of the payload", set8(len(frame)-5, 1), fabric.ErrFrame, "of the payload"},
-		{"code 243", set8(planes, 243), trit.ErrInvalid, "plane 0 of term 0: row 0, column 0 on: pt5 row of 70 trits, byte 0 is 0xf3"},
-		{"code 255", set8(planes+64+2*14+13, 255), trit.ErrInvalid, "plane 1 of term 0: row 2, column 0 on: pt5 row of 70 trits, byte 13 is 0xff"},
+		{"code 243", set8(planes, 243), trit.ErrInvalid,
+			"plane 0 of term 0: row 0, column 0 on: pt5 row of 70 trits, byte 0 is 0xf3"},
+		{"code 255", set8(planes+64+2*14+13, 255), trit.ErrInvalid,
+			"plane 1 of term 0: row 2, column 0 on: pt5 row of 70 trits, byte 13 is 0xff"},
 		{"code 250", set8(planes+2*64+13, 250), trit.ErrInvalid, "plane 0 of term 1: row 0"},
 	} {
 		b := bytes.Clone(frame)
 		c.change(b)
 		_, got, err := readFrame(bytes.NewReader(seal(b, size)))
-		if !errors.Is(err, c.want) || (err == nil) != (c.want == nil) || err != nil && (got != nil || !strings.Contains(err.Error(), c.text)) {
-			t.Errorf("%s: %v, want %v with %q", c.name, err, c.want, c.text)
+		if !errors.Is(err, c.want) || (err == nil) != (c.want == nil) ||
+			err != nil && (got != nil || !strings.Contains(err.Error(), c.text)) {
+			t.Errorf("%s: error %v, want %v with %q", c.name, err, c.want, c.text)
 		}
 	}
 	// A row of 68 columns has two trits after its last.
@@ -366,18 +385,21 @@ func TestFrameMalformed(t *testing.T) {
 	size = int(le.Uint32(frame[16:]))
 	frame[size+64+13+14] = 121 + 27
 	_, _, err := readFrame(bytes.NewReader(seal(frame, size)))
-	if text := "plane 0 of term 0: row 1, column 0 on: pt5 row of 68 trits, byte 13: trit 68 after the last is +1"; !errors.Is(err, trit.ErrInvalid) ||
-		!strings.Contains(err.Error(), text) {
-		t.Errorf("a trit after the last: %v", err)
+	text := "plane 0 of term 0: row 1, column 0 on: pt5 row of 68 trits, byte 13: trit 68 after the last is +1"
+	if !errors.Is(err, trit.ErrInvalid) || !strings.Contains(err.Error(), text) {
+		t.Errorf("a trit after the last: error %v, want ErrInvalid with %q", err, text)
 	}
 }
 
-// TestFrameHostile reads short streams whose headers, with right checksums, claim much.
+// TestFrameHostile reads short streams whose headers have correct checksums, but claim much data.
 func TestFrameHostile(t *testing.T) {
 	for _, c := range []struct{ rows, cols, planes int }{
 		{1 << 30, 1 << 20, 1}, {1, math.MaxInt32, 16}, {math.MaxInt32, 1, 1}, {1 << 20, 1 << 20, 16},
 	} {
-		m := &fabric.Matrix{Rows: c.rows, Cols: c.cols, Layout: trit.PT5Striped, Terms: []fabric.Term{{Planes: make([][]byte, c.planes)}}}
+		m := &fabric.Matrix{
+			Rows: c.rows, Cols: c.cols, Layout: trit.PT5Striped,
+			Terms: []fabric.Term{{Planes: make([][]byte, c.planes)}},
+		}
 		payload, err := fabric.PayloadBytes(m)
 		if err != nil {
 			t.Fatal(err)
@@ -388,13 +410,15 @@ func TestFrameHostile(t *testing.T) {
 			runtime.ReadMemStats(&before)
 			_, _, err = readFrame(r)
 			runtime.ReadMemStats(&after)
-			// Rows of one column are 64 bytes in memory for one in the frame; growing makes up to a third more garbage.
+			// A row of one column is one byte in the frame and 64 bytes in memory. Growing makes up
+			// to a third more garbage.
 			limit := uint64(8*len(stream) + 512<<10)
 			if c.cols == 1 {
 				limit = uint64(64*6*len(stream) + 512<<10)
 			}
 			if got := after.TotalAlloc - before.TotalAlloc; got > limit || !errors.Is(err, fabric.ErrTruncated) {
-				t.Errorf("%+v: %d bytes of memory for a stream of %d: %v", c, got, len(stream), err)
+				t.Errorf("%+v: %d bytes of memory for a stream of %d, want at most %d; error %v, want ErrTruncated",
+					c, got, len(stream), limit, err)
 			}
 		}
 	}
@@ -408,15 +432,17 @@ func TestFrameLimits(t *testing.T) {
 	}
 	m := frameMatrix(1, 1, 1, trit.PT5, planes...)
 	long := strings.Repeat("x", fabric.MaxFrameName)
-	if name, got, err := readFrame(bytes.NewReader(frametest.Encode(t, long, m))); err != nil || name != long || !reflect.DeepEqual(got, m) {
-		t.Error(err)
+	name, got, err := readFrame(bytes.NewReader(frametest.Encode(t, long, m)))
+	if err != nil || name != long || !reflect.DeepEqual(got, m) {
+		t.Errorf("error %v, a name of %d bytes, want %d; got %+v, want %+v", err, len(name), len(long), got, m)
 	}
 }
 
-// FuzzReadFrame holds that a frame that is accepted is the one frame of its matrix, and that memory is bounded by what was read.
+// FuzzReadFrame checks that a frame that is accepted is the only frame of its matrix.
 func FuzzReadFrame(f *testing.F) {
 	for seed := range uint64(8) {
-		f.Add(frametest.Encode(f, "t", frameMatrix(seed, 2, 30*int(seed+1), frameLayouts[seed%4], 1+int(seed)/3, 1)), true)
+		f.Add(frametest.Encode(f, "t",
+			frameMatrix(seed, 2, 30*int(seed+1), frameLayouts[seed%4], 1+int(seed)/3, 1)), true)
 	}
 	f.Fuzz(func(t *testing.T, b []byte, sealed bool) {
 		if sealed && len(b) > 20 {
@@ -425,22 +451,25 @@ func FuzzReadFrame(f *testing.F) {
 		r := bytes.NewReader(b)
 		name, m, err := readFrame(r)
 		if err != nil {
-			for _, want := range []error{io.EOF, fabric.ErrNotFrame, fabric.ErrVersion, fabric.ErrTruncated, fabric.ErrChecksum, fabric.ErrFrame, trit.ErrInvalid} {
+			for _, want := range []error{
+				io.EOF, fabric.ErrNotFrame, fabric.ErrVersion, fabric.ErrTruncated, fabric.ErrChecksum, fabric.ErrFrame,
+				trit.ErrInvalid,
+			} {
 				if errors.Is(err, want) {
 					return
 				}
 			}
-			t.Fatalf("an error of no kind: %v", err)
+			t.Fatalf("error %v, want one of the errors of frames", err)
 		}
 		read := b[:len(b)-r.Len()]
 		if again := frametest.Encode(t, name, m); !bytes.Equal(again, read) {
-			t.Fatalf("read % x\nwrote % x", read, again)
+			t.Fatalf("the matrix that was read is written as % x\nwant % x", again, read)
 		}
 	})
 }
 
-// BenchmarkFrame counts the frame's bytes. Its ratios tell what converting on load costs, against planes that need none (pt5), and a checksum
-// alone.
+// BenchmarkFrame reports the frame's bytes per second. Ratios of its results show what converting
+// on load costs, compared to planes that need no conversion (pt5) and to a checksum alone.
 func BenchmarkFrame(b *testing.B) {
 	for _, layout := range frameLayouts {
 		m := frameMatrix(3, 512, 4096, layout, 4)

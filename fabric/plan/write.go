@@ -1,6 +1,6 @@
 package plan
 
-// This file writes models with the weights that a plan's planes represent. Any llama.cpp can run them.
+// This file writes models with the weights that a plan's planes represent. Any llama.cpp can run these.
 
 import (
 	"context"
@@ -11,8 +11,9 @@ import (
 	"tensorcast/gguf/rewrite"
 )
 
-// WriteModel writes a copy of the model file from to the file to, completely or not at all; w must be from's weights. Tensors that stay
-// native are copied, those with exact planes keep their type, and those with fitted planes become F32.
+// WriteModel writes a copy of the model file from to the file to, completely or not at all. w must
+// be the weights of from. Tensors that stay native are copied. Those with exact planes keep their
+// type, and those with fitted planes become F32.
 func (p *Plan) WriteModel(ctx context.Context, w *gguf.Weights, from, to string) error {
 	planned := map[string]*Planned{}
 	for i := range p.Tensors {

@@ -1,7 +1,8 @@
 package vec
 
-// This file compares the times of the variants. Each iteration runs a variant and then the Go one on the same data, so that other activity
-// of the machine affects both; "x-go" is the ratio of the sums, the factor by which the variant is faster.
+// This file compares the times of the variants. Each iteration runs a variant and then the Go
+// variant on the same data, so that other activity of the machine affects both. "x-go" is the ratio
+// of the sums, i.e. the factor by which the variant is faster.
 
 import (
 	"fmt"
@@ -14,7 +15,7 @@ func BenchmarkKernels(b *testing.B) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	const rows, d = 256, 128
 	for _, size := range []int{128, 4096} {
-		x, y, w, dst := floats(rng, size), floats(rng, size), floats(rng, size), make([]float32, size)
+		x, y, w, dst := randomFloats(rng, size), randomFloats(rng, size), randomFloats(rng, size), make([]float32, size)
 		ints, at := make([]int32, size), make([]int32, size)
 		for _, kernel := range []struct {
 			name string
@@ -33,20 +34,21 @@ func BenchmarkKernels(b *testing.B) {
 			{"SumBelow", func(v variant) { v.sumBelow(x, 2) }},
 			{"IndexAtLeast", func(v variant) { v.indexAtLeast(at, x, 2) }},
 		} {
-			against(b, fmt.Sprintf("%s/%d", kernel.name, size), 4*size, kernel.run)
+			benchmarkAgainstGo(b, fmt.Sprintf("%s/%d", kernel.name, size), 4*size, kernel.run)
 		}
 	}
-	k, at := floats(rng, rows*d), make([]int32, rows)
+	k, at := randomFloats(rng, rows*d), make([]int32, rows)
 	for i, j := range rng.Perm(rows) {
 		at[i] = int32(j)
 	}
-	q, w, dst := floats(rng, d), floats(rng, rows), make([]float32, rows)
-	against(b, "DotRows/256x128", 4*len(k), func(v variant) { v.dotRows(dst, q, k, at) })
-	against(b, "AddRows/256x128", 4*len(k), func(v variant) { v.addRows(q, w, k, at) })
+	q, w, dst := randomFloats(rng, d), randomFloats(rng, rows), make([]float32, rows)
+	benchmarkAgainstGo(b, "DotRows/256x128", 4*len(k), func(v variant) { v.dotRows(dst, q, k, at) })
+	benchmarkAgainstGo(b, "AddRows/256x128", 4*len(k), func(v variant) { v.addRows(q, w, k, at) })
 }
 
-// against runs a kernel with bytes of input in turn with its Go twin, for each other variant.
-func against(b *testing.B, name string, bytes int, run func(v variant)) {
+// benchmarkAgainstGo runs a kernel with the given number of bytes of input in turn with its Go
+// variant, for each other variant.
+func benchmarkAgainstGo(b *testing.B, name string, bytes int, run func(v variant)) {
 	for _, v := range variants() {
 		if v == inGo {
 			continue

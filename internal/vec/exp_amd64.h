@@ -1,5 +1,7 @@
-// Constants of e^x, as float32: see func exp in vec_go.go. Here, multiply-add is fused, so ln 2 is split into its nearest float32 and the
-// remainder: the product of n (at most 2^8) with the first part is not rounded before the difference, which is exact.
+// This file has the constants of e^x, as float32: see func exp in vec_go.go. In the assembly,
+// products and sums are fused. So ln 2 is split into its nearest float32 and the remainder: the
+// product of n (at most 2^8) with the first part is not rounded before the difference, which is
+// exact.
 
 #define EXP_LOG2E 0x3fb8aa3b
 #define EXP_LN2   0x3f317218

@@ -1,7 +1,7 @@
 package vec
 
-// This file compares the kernels with those of a real libggml-cpu: the results, and in a benchmark the times. cgo is not allowed in tests,
-// so a small C program calls the library.
+// This file compares the kernels with those of a real libggml-cpu: the results, and in a benchmark
+// the times. Tests must not use cgo, so a small C program calls the library.
 
 import (
 	"encoding/binary"
@@ -18,6 +18,7 @@ import (
 	"tensorcast/experiments/llama/llamatest"
 )
 
+// ggml is the running C program that calls the library.
 type ggml struct {
 	in  io.Writer
 	out io.Reader
@@ -35,7 +36,8 @@ func newGGML(tb testing.TB) *ggml {
 		tb.Skip("gcc is not installed, the program that calls libggml-cpu cannot be built")
 	}
 	program := filepath.Join(tb.TempDir(), "ggmlvec")
-	if out, err := exec.Command(gcc, "-std=gnu11", "-O2", "-Wall", "-Werror", "-o", program, "testdata/ggmlvec.c", "-ldl").CombinedOutput(); err != nil {
+	compile := exec.Command(gcc, "-std=gnu11", "-O2", "-Wall", "-Werror", "-o", program, "testdata/ggmlvec.c", "-ldl")
+	if out, err := compile.CombinedOutput(); err != nil {
 		tb.Fatalf("compile ggmlvec: %v\n%s", err, out)
 	}
 	libraries, err := filepath.Glob(filepath.Join(dir, "libggml-cpu*.so"))
@@ -68,10 +70,11 @@ func newGGML(tb testing.TB) *ggml {
 type answer struct {
 	norm, soft []float32
 	dot        float32
-	ns         [2]float64 // of a dot product, of powers and their sum
+	ns         [2]float64 // times of a dot product, and of exponentials and their sum
 }
 
-func (g *ggml) ask(tb testing.TB, x, w []float32, scale, eps float32, repeats int) answer {
+// compute has ggml compute its answer for x and w, repeats times for the times.
+func (g *ggml) compute(tb testing.TB, x, w []float32, scale, eps float32, repeats int) answer {
 	tb.Helper()
 	a := answer{norm: make([]float32, len(x)), soft: make([]float32, len(x))}
 	for _, v := range []any{int32(len(x)), int32(repeats), scale, eps, x, w} {
@@ -87,14 +90,15 @@ func (g *ggml) ask(tb testing.TB, x, w []float32, scale, eps float32, repeats in
 	return a
 }
 
-// The norm is ggml's to the bit; dot product and softmax differ from it by no more than both may differ from the truth.
+// TestAgainstGGML checks that the norm is ggml's bit for bit. The dot product and the softmax may
+// differ from ggml's by no more than both may differ from the exact result.
 func TestAgainstGGML(t *testing.T) {
 	g := newGGML(t)
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, size := range []int{1, 2, 15, 16, 17, 33, 64, 100, 256, 768, 1000, 2048, 4096, 4099} {
-		x, w := floats(rng, size), floats(rng, size)
+		x, w := randomFloats(rng, size), randomFloats(rng, size)
 		const scale, eps = 5, 1e-5
-		want := g.ask(t, x, w, scale, eps, 1)
+		want := g.compute(t, x, w, scale, eps, 1)
 		norm, soft := make([]float32, size), append([]float32(nil), x...)
 		RMSNorm(norm, x, w, eps)
 		Softmax(soft, scale)
@@ -103,19 +107,22 @@ func TestAgainstGGML(t *testing.T) {
 		for i := range x {
 			mag += math.Abs(float64(x[i]) * float64(w[i]))
 			if norm[i] != want.norm[i] {
-				t.Fatalf("norm of %d: element %d is %v, ggml's %v", size, i, norm[i], want.norm[i])
+				t.Fatalf("norm of %d: element %d is %v, want ggml's %v", size, i, norm[i], want.norm[i])
 			}
-			if tolerance := 2 * (math.Abs(float64(x[i]*scale)-largest) + 8) * u * float64(want.soft[i]); !near(soft[i], float64(want.soft[i]), tolerance) {
-				t.Fatalf("softmax of %d: element %d is %v, ggml's %v", size, i, soft[i], want.soft[i])
+			tolerance := 2 * (math.Abs(float64(x[i]*scale)-largest) + 8) * u * float64(want.soft[i])
+			if !isNear(soft[i], float64(want.soft[i]), tolerance) {
+				t.Fatalf("softmax of %d: element %d is %v, want ggml's %v within %v",
+					size, i, soft[i], want.soft[i], tolerance)
 			}
 		}
-		if got := Dot(x, w); !near(got, float64(want.dot), 2*(float64(size)/4+8)*u*mag) {
-			t.Errorf("dot product of %d is %v, ggml's %v", size, got, want.dot)
+		if got := Dot(x, w); !isNear(got, float64(want.dot), 2*(float64(size)/4+8)*u*mag) {
+			t.Errorf("dot product of %d is %v, want about ggml's %v", size, got, want.dot)
 		}
 	}
 }
 
-// Each iteration runs ggml's loop in C and then ours; "x-ggml" is how many times faster ours is.
+// BenchmarkAgainstGGML runs ggml's loop in C and then ours in each iteration. "x-ggml" is how many
+// times as fast ours is.
 func BenchmarkAgainstGGML(b *testing.B) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, kernel := range []struct {
@@ -129,12 +136,12 @@ func BenchmarkAgainstGGML(b *testing.B) {
 		for _, size := range []int{128, 4096} {
 			b.Run(fmt.Sprintf("%s/%d", kernel.name, size), func(b *testing.B) {
 				g := newGGML(b)
-				x, w, dst := floats(rng, size), floats(rng, size), make([]float32, size)
+				x, w, dst := randomFloats(rng, size), randomFloats(rng, size), make([]float32, size)
 				const repeats = 2000
 				var ours, theirs float64
 				n := 0
 				for b.Loop() {
-					theirs += g.ask(b, x, w, 1, 1e-5, repeats).ns[kernel.ns]
+					theirs += g.compute(b, x, w, 1, 1e-5, repeats).ns[kernel.ns]
 					start := time.Now()
 					for range repeats {
 						kernel.run(dst, x, w)

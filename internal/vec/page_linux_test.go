@@ -1,7 +1,7 @@
 package vec
 
-// This file checks that no kernel accesses memory before or after its slices: they are placed at the edges of a page between two
-// inaccessible pages.
+// This file checks that no kernel accesses memory before or after its slices. The slices are at the
+// edges of a page between two inaccessible pages.
 
 import (
 	"math/rand/v2"
@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// page returns memory whose neighbours on both sides cannot be read or written.
-func page(t *testing.T) []float32 {
+// guardedPage returns memory whose neighbours on both sides can neither be read nor written.
+func guardedPage(t *testing.T) []float32 {
 	t.Helper()
 	size := os.Getpagesize()
 	b, err := unix.Mmap(-1, 0, 3*size, unix.PROT_NONE, unix.MAP_ANON|unix.MAP_PRIVATE)
@@ -29,19 +29,19 @@ func page(t *testing.T) []float32 {
 }
 
 func TestEdges(t *testing.T) {
-	dst, a, b, n := page(t), page(t), page(t), page(t)
+	dst, a, b, n := guardedPage(t), guardedPage(t), guardedPage(t), guardedPage(t)
 	ints := unsafe.Slice((*int32)(unsafe.Pointer(&n[0])), len(n))
 	rng := rand.New(rand.NewPCG(1, 1))
 	for _, p := range [][]float32{a, b} {
-		copy(p, floats(rng, len(p)))
+		copy(p, randomFloats(rng, len(p)))
 	}
 	forVariants(t, func(t *testing.T, v variant) {
 		for size := range 100 {
 			start := len(a) - size
-			if err := check(v, dst[start:], a[start:], b[start:], ints[start:], 0.5); err != nil {
+			if err := checkKernels(v, dst[start:], a[start:], b[start:], ints[start:], 0.5); err != nil {
 				t.Fatal(err)
 			}
-			if err := check(v, dst[:size], a[:size], b[:size], ints[:size], 0.5); err != nil {
+			if err := checkKernels(v, dst[:size], a[:size], b[:size], ints[:size], 0.5); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -2,8 +2,9 @@
 
 package vec
 
-// This file chooses between the assembly functions of vec_avx512_amd64.s and vec_avx2_amd64.s. These accept slices of any length and
-// address. The length of the first slice counts, unless noted otherwise.
+// This file chooses among the assembly functions of vec_avx512_amd64.s and vec_avx2_amd64.s. These
+// accept slices of any length and address. The number of elements is the length of the first slice,
+// unless noted otherwise.
 
 import "golang.org/x/sys/cpu"
 
@@ -151,7 +152,8 @@ func (v variant) sumBelow(x []float32, t float32) float64 {
 	}
 }
 
-// The assembly for rows processes several rows at a time and whole registers only. It does not check indices.
+// The assembly for rows processes several rows at a time and whole registers only. It does not
+// check indices.
 
 func (v variant) dotRows(dst, q, rows []float32, at []int32) {
 	whole := 0 // number of rows that the assembly processes
@@ -163,7 +165,7 @@ func (v variant) dotRows(dst, q, rows []float32, at []int32) {
 		whole = len(at) &^ 3
 		dotRowsAVX2(dst[:whole], q, rows, at)
 	}
-	dotRowsBy(v, dst[whole:], q, rows, at[whole:])
+	dotRowsOneByOne(v, dst[whole:], q, rows, at[whole:])
 }
 
 func (v variant) addRows(dst, w, rows []float32, at []int32) {
@@ -173,7 +175,7 @@ func (v variant) addRows(dst, w, rows []float32, at []int32) {
 	case v == avx2 && len(dst)%8 == 0:
 		addRowsAVX2(dst, w, rows, at)
 	default:
-		addRowsBy(v, dst, w, rows, at)
+		addRowsOneByOne(v, dst, w, rows, at)
 	}
 }
 

@@ -1,16 +1,18 @@
 //go:build !noasm
 
-// The kernels in AVX2 and FMA.
+// This file has the kernels in AVX2 and FMA.
 //
-// Functions that process slices element by element share EACH, which runs the macro BODY for every 8 elements; AX is the index of the
-// first. BODY loads with LOAD and stores with STORE. Y15 has all bits set in the active lanes: all lanes, except for the last 1 to 7
-// elements. For inactive lanes LOAD gives 0, and neither LOAD nor STORE touches memory. CX has the length at the start; AX, BX, CX and Y15
-// are overwritten. BODY may use other registers. It is expanded twice, so it must not contain labels.
+// Functions that process slices element by element share EACH, which runs the macro BODY for every
+// 8 elements. AX is the index of the first of these. BODY loads with LOAD and stores with STORE.
+// Y15 has all bits set in the active lanes: all lanes, except for the last 1 to 7 elements. For
+// inactive lanes LOAD gives 0, and neither LOAD nor STORE touches memory. CX has the length at the
+// start. AX, BX, CX and Y15 are overwritten. BODY may use other registers. It is expanded twice, so
+// it must not contain labels.
 
 #include "textflag.h"
 #include "exp_amd64.h"
 
-// Eight dwords of ones, eight of zeros: 8 - n dwords in begins a mask of n lanes.
+// Eight dwords of ones, then eight of zeros. A mask of n lanes begins 8 - n dwords after the start.
 DATA lanes<>+0(SB)/8, $-1
 DATA lanes<>+8(SB)/8, $-1
 DATA lanes<>+16(SB)/8, $-1
@@ -45,13 +47,13 @@ tail: \
 	BODY(PART_LOAD, PART_STORE); \
 done:
 
-// Sets all lanes of a register, of which x is the lower half, to a constant. Uses AX.
+// CONST sets all lanes of y, whose lower half is x, to the constant bits. It uses AX.
 #define CONST(bits, x, y) \
 	MOVL $bits, AX; \
 	VMOVD AX, x; \
 	VPBROADCASTD x, y
 
-// Sums of the lanes of Y0: of float32 to X0, of float64 to X0. They use Y1.
+// SUM_PS adds up the float32 lanes of Y0, SUM_PD the float64 lanes, to X0. They use Y1.
 #define SUM_PS \
 	VEXTRACTF128 $1, Y0, X1; \
 	VADDPS X1, X0, X0; \
@@ -62,7 +64,7 @@ done:
 	VADDPD X1, X0, X0; \
 	VHADDPD X0, X0, X0
 
-// Adds the 8 float32 of Y2 to Y0 and Y1 as float64. Uses Y3 and Y4.
+// ADD_AS_PD adds the 8 float32 of Y2 to Y0 and Y1 as float64. It uses Y3 and Y4.
 #define ADD_AS_PD \
 	VCVTPS2PD X2, Y3; \
 	VEXTRACTF128 $1, Y2, X4; \
@@ -78,7 +80,7 @@ TEXT ·dotAVX2(SB), NOSPLIT, $0-52
 	VXORPS Y0, Y0, Y0
 	CMPQ CX, $32
 	JLT  rest
-	// Four sums: an addition takes four cycles.
+	// There are four sums, because an addition takes four cycles.
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
 	VXORPS Y3, Y3, Y3
@@ -159,7 +161,8 @@ TEXT ·scaleAVX2(SB), NOSPLIT, $0-28
 
 // func maxAVX2(x []float32) float32
 //
-// VMAXPS gives its second source, in Go's order the first, if either is NaN: the largest so far. Lanes beyond the end become -Inf.
+// If either source is NaN, VMAXPS gives its second source, which is the first in Go's order: the
+// largest element so far. Lanes beyond the end become -Inf.
 TEXT ·maxAVX2(SB), NOSPLIT, $0-28
 	MOVQ x_base+0(FP), SI
 	MOVQ x_len+8(FP), CX
@@ -261,9 +264,14 @@ TEXT ·addInt32AVX2(SB), NOSPLIT, $0-76
 
 // func expSumAVX2(dst, x []float32, shift float32) float64
 //
-// Y5 x, then the remainder r; Y6 n; Y2 the polynomial, then the result; Y3 where that counts: x is not too low, or NaN. Were such results
-// left to underflow, each would cost a hundred cycles. NaN is also the source that VMAXPS and VMINPS let through. 2^n is two factors, as
-// in func exp. Registers are short: what is needed once in an iteration is loaded there.
+//	Y5 x, then the remainder r
+//	Y6 n
+//	Y2 the polynomial, then the result
+//	Y3 the lanes whose result counts: x is not too low, or it is NaN
+//
+// If other results were left to underflow, each would cost a hundred cycles. NaN is also the source
+// that VMAXPS and VMINPS let through. 2^n is two factors, as in func exp. There are few registers,
+// so what is needed once in an iteration is loaded there.
 TEXT ·expSumAVX2(SB), NOSPLIT, $0-64
 	MOVQ dst_base+0(FP), DI
 	MOVQ dst_len+8(FP), CX
@@ -352,7 +360,7 @@ TEXT ·countAtLeastAVX2(SB), NOSPLIT, $0-40
 
 // func sumBelowAVX2(x []float32, t float32) float64
 //
-// Elements beyond the end are zeros: they may count as less.
+// Elements beyond the end are zeros, which do not change the sum if they count as less.
 TEXT ·sumBelowAVX2(SB), NOSPLIT, $0-40
 	MOVQ x_base+0(FP), SI
 	MOVQ x_len+8(FP), CX
@@ -374,7 +382,8 @@ TEXT ·sumBelowAVX2(SB), NOSPLIT, $0-40
 
 // func indexAtLeastAVX2(dst []int32, x []float32, t float32) int
 //
-// There is no compression: the bits of each mask are taken one by one. R10 is the number of elements before those of the mask.
+// There is no compressing store, so the bits of each mask are taken one by one. R10 is the number
+// of elements before those of the mask.
 TEXT ·indexAtLeastAVX2(SB), NOSPLIT, $0-64
 	MOVQ dst_base+0(FP), DI
 	MOVQ x_base+24(FP), SI
@@ -420,7 +429,8 @@ done:
 	VZEROUPPER
 	RET
 
-// Turns an index into the address of its row: DX the first row, R8 the bytes of one.
+// ROW converts an index to the address of its row. DX is the first row, R8 the number of bytes of a
+// row.
 #define ROW(index, reg) \
 	MOVLQSX index, reg; \
 	IMULQ R8, reg; \
@@ -428,8 +438,9 @@ done:
 
 // func dotRowsAVX2(dst, q, rows []float32, at []int32)
 //
-// Four rows at a time, R9 to R12, with two sums each, for q is loaded once for four then and eight additions are under way. Then their lanes are
-// added as a tree that leaves the four sums side by side.
+// Four rows are processed at a time, R9 to R12, with two sums each. So q is loaded once for four
+// rows, and eight additions are under way. Then the lanes are added in a tree that leaves the four
+// sums side by side.
 TEXT ·dotRowsAVX2(SB), NOSPLIT, $0-96
 	MOVQ dst_base+0(FP), DI
 	MOVQ dst_len+8(FP), CX
@@ -501,8 +512,9 @@ done:
 
 // func addRowsAVX2(dst, w, rows []float32, at []int32)
 //
-// By panels of 32 columns, then of 8, whose sums stay in registers while all rows go by, two at a time: odd rows have sums of their own.
-// DX is the first row's part in the panel, R9 the bytes of columns left, R10 the number of rows.
+// Columns are processed in panels of 32, then of 8. Their sums stay in registers while all rows are
+// processed, two at a time: odd rows have sums of their own. DX is the first row's part in the
+// panel, R9 the bytes of columns left, R10 the number of rows.
 TEXT ·addRowsAVX2(SB), NOSPLIT, $0-96
 	MOVQ dst_base+0(FP), DI
 	MOVQ dst_len+8(FP), R8

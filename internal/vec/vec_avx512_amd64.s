@@ -1,10 +1,11 @@
 //go:build !noasm
 
-// The kernels in AVX-512 (the F part of it).
+// This file has the kernels in AVX-512 (only its F part).
 //
-// Functions that process slices element by element share EACH, which runs the macro BODY for every 16 elements. AX is the index of the
-// first; K1 has a bit for each element (fewer than 16 at the end of the slice). Masked loads do not touch memory outside their mask. CX has
-// the length at the start; AX, BX, CX and K1 are overwritten. BODY may use other registers.
+// Functions that process slices element by element share EACH, which runs the macro BODY for every
+// 16 elements. AX is the index of the first of these. K1 has a bit for each element (fewer than 16
+// at the end of the slice). Masked loads do not touch memory outside their mask. CX has the length
+// at the start. AX, BX, CX and K1 are overwritten. BODY may use other registers.
 
 #include "textflag.h"
 #include "exp_amd64.h"
@@ -30,7 +31,7 @@ tail: \
 	JMP  loop; \
 done:
 
-// Sums of the lanes of Z0: of float32 to X0, of float64 to X0. They use Z1.
+// SUM_PS adds up the float32 lanes of Z0, SUM_PD the float64 lanes, to X0. They use Z1.
 #define SUM_PS \
 	VEXTRACTF64X4 $1, Z0, Y1; \
 	VADDPS Y1, Y0, Y0; \
@@ -45,7 +46,7 @@ done:
 	VADDPD X1, X0, X0; \
 	VHADDPD X0, X0, X0
 
-// Adds the 16 float32 of Z2 to Z0 and Z1 as float64. Uses Z3 and Z4.
+// ADD_AS_PD adds the 16 float32 of Z2 to Z0 and Z1 as float64. It uses Z3 and Z4.
 #define ADD_AS_PD \
 	VCVTPS2PD Y2, Z3; \
 	VEXTRACTF64X4 $1, Z2, Y4; \
@@ -61,7 +62,7 @@ TEXT ·dotAVX512(SB), NOSPLIT, $0-52
 	VPXORD Z0, Z0, Z0
 	CMPQ CX, $64
 	JLT  rest
-	// Four sums: an addition takes four cycles.
+	// There are four sums, because an addition takes four cycles.
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
 	VPXORD Z3, Z3, Z3
@@ -142,7 +143,8 @@ TEXT ·scaleAVX512(SB), NOSPLIT, $0-28
 
 // func maxAVX512(x []float32) float32
 //
-// VMAXPS gives its second source, in Go's order the first, if either is NaN: the largest so far.
+// If either source is NaN, VMAXPS gives its second source, which is the first in Go's order: the
+// largest element so far.
 TEXT ·maxAVX512(SB), NOSPLIT, $0-28
 	MOVQ x_base+0(FP), SI
 	MOVQ x_len+8(FP), CX
@@ -243,15 +245,20 @@ TEXT ·addInt32AVX512(SB), NOSPLIT, $0-76
 	VZEROUPPER
 	RET
 
-// Sets all lanes of a register to a constant. Uses AX.
+// CONST sets all lanes of a register to the constant bits. It uses AX.
 #define CONST(bits, reg) \
 	MOVL $bits, AX; \
 	VPBROADCASTD AX, reg
 
 // func expSumAVX512(dst, x []float32, shift float32) float64
 //
-// Z5 x, then the remainder r; Z6 n; Z2 the polynomial, then the result, which is 0 beyond the end and where x is too low: K2 has the others, NaN among
-// them. Were such results left to underflow, each would cost a hundred cycles. NaN is also the source that VMAXPS and VMINPS let through.
+//	Z5 x, then the remainder r
+//	Z6 n
+//	Z2 the polynomial, then the result, which is 0 beyond the end and where x is too low
+//	K2 the lanes with other results, NaN among them
+//
+// If the results for low x were left to underflow, each would cost a hundred cycles. NaN is also
+// the source that VMAXPS and VMINPS let through.
 TEXT ·expSumAVX512(SB), NOSPLIT, $0-64
 	MOVQ dst_base+0(FP), DI
 	MOVQ dst_len+8(FP), CX
@@ -348,7 +355,7 @@ GLOBL upTo15<>(SB), RODATA|NOPTR, $64
 
 // func indexAtLeastAVX512(dst []int32, x []float32, t float32) int
 //
-// Most masks are empty where few are picked: a branch is cheaper than a compressing store.
+// If few elements are picked, most masks are empty. A branch is then cheaper than a compressing store.
 TEXT ·indexAtLeastAVX512(SB), NOSPLIT, $0-64
 	MOVQ dst_base+0(FP), DI
 	MOVQ x_base+24(FP), SI
@@ -376,7 +383,8 @@ none: \
 	VZEROUPPER
 	RET
 
-// Turns an index into the address of its row: DX the first row, R8 the bytes of one.
+// ROW converts an index to the address of its row. DX is the first row, R8 the number of bytes of a
+// row.
 #define ROW(index, reg) \
 	MOVLQSX index, reg; \
 	IMULQ R8, reg; \
@@ -384,8 +392,9 @@ none: \
 
 // func dotRowsAVX512(dst, q, rows []float32, at []int32)
 //
-// Four rows at a time, R9 to R12, with two sums each, for q is loaded once for four then and eight additions are under way. Then their lanes are
-// added as a tree that leaves the four sums side by side.
+// Four rows are processed at a time, R9 to R12, with two sums each. So q is loaded once for four
+// rows, and eight additions are under way. Then the lanes are added in a tree that leaves the four
+// sums side by side.
 TEXT ·dotRowsAVX512(SB), NOSPLIT, $0-96
 	MOVQ dst_base+0(FP), DI
 	MOVQ dst_len+8(FP), CX
@@ -465,8 +474,9 @@ done:
 
 // func addRowsAVX512(dst, w, rows []float32, at []int32)
 //
-// By panels of 64 columns, then of 16, whose sums stay in registers while all rows go by, two at a time: odd rows have sums of their own.
-// DX is the first row's part in the panel, R9 the bytes of columns left, R10 the number of rows.
+// Columns are processed in panels of 64, then of 16. Their sums stay in registers while all rows
+// are processed, two at a time: odd rows have sums of their own. DX is the first row's part in the
+// panel, R9 the bytes of columns left, R10 the number of rows.
 TEXT ·addRowsAVX512(SB), NOSPLIT, $0-96
 	MOVQ dst_base+0(FP), DI
 	MOVQ dst_len+8(FP), R8

@@ -1,9 +1,10 @@
 package vec
 
-// This file has the kernels in Go: the reference for the assembly, and the implementation for other machines.
+// This file has the kernels in Go: the reference for the assembly, and the implementation for other
+// machines.
 //
-// Products are converted explicitly before they are added, so that no compiler fuses the two operations: the results are the same on every
-// architecture.
+// Products are converted explicitly before they are added, so that no compiler fuses the two
+// operations. So the results are the same on every architecture.
 
 import "math"
 
@@ -95,9 +96,10 @@ func expSumGo(dst, x []float32, shift float32) float64 {
 	return sum
 }
 
-// exp computes e^x with x = n ln 2 + r, |r| <= ln 2 / 2, and e^r = 1 + r + r^2 p(r). p has degree 4 and was fitted for the least relative
-// error of e^r: 3.8e-9 with rounded coefficients, 1/16 of u. ln 2 is split into two parts, the first of which has nine bits, so that its
-// product with n is exact.
+// exp computes e^x with x = n ln 2 + r, |r| <= ln 2 / 2, and e^r = 1 + r + r^2 p(r). The polynomial
+// p has degree 4 and was fitted for the least relative error of e^r: 3.8e-9 with rounded
+// coefficients, which is 1/16 of u. ln 2 is split into two parts. The first has nine bits, so that
+// its product with n is exact.
 func exp(x float32) float32 {
 	switch {
 	case x != x:
@@ -122,11 +124,11 @@ func exp(x float32) float32 {
 	p = float32(float32(r*r)*p) + r + 1
 	// Two factors, because 2^128 is out of range although the result may not be.
 	half := int32(n) >> 1
-	return float32(p*power(half)) * power(int32(n)-half)
+	return float32(p*pow2(half)) * pow2(int32(n)-half)
 }
 
 // power returns 2^n for n from -126 to 127.
-func power(n int32) float32 { return math.Float32frombits(uint32(n+127) << 23) }
+func pow2(n int32) float32 { return math.Float32frombits(uint32(n+127) << 23) }
 
 const (
 	expLow  = -87 // below this, the result is 0
@@ -169,14 +171,15 @@ func sumBelowGo(x []float32, t float32) float64 {
 	return sum
 }
 
-// dotRowsBy and addRowsBy process rows one by one; v is the variant used for each row.
-func dotRowsBy(v variant, dst, q, rows []float32, at []int32) {
+// dotRowsOneByOne and addRowsOneByOne process rows one by one. v is the variant that is used for
+// each row.
+func dotRowsOneByOne(v variant, dst, q, rows []float32, at []int32) {
 	for i, r := range at {
 		dst[i] = v.dot(q, rows[int(r)*len(q):][:len(q)])
 	}
 }
 
-func addRowsBy(v variant, dst, w, rows []float32, at []int32) {
+func addRowsOneByOne(v variant, dst, w, rows []float32, at []int32) {
 	for i, r := range at {
 		v.axpy(dst, rows[int(r)*len(dst):][:len(dst)], w[i])
 	}

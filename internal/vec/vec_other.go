@@ -20,5 +20,5 @@ func (v variant) indexAtLeast(dst []int32, x []float32, t float32) int {
 	return indexAtLeastGo(dst, x, t)
 }
 func (v variant) sumBelow(x []float32, t float32) float64    { return sumBelowGo(x, t) }
-func (v variant) dotRows(dst, q, rows []float32, at []int32) { dotRowsBy(v, dst, q, rows, at) }
-func (v variant) addRows(dst, w, rows []float32, at []int32) { addRowsBy(v, dst, w, rows, at) }
+func (v variant) dotRows(dst, q, rows []float32, at []int32) { dotRowsOneByOne(v, dst, q, rows, at) }
+func (v variant) addRows(dst, w, rows []float32, at []int32) { addRowsOneByOne(v, dst, w, rows, at) }

@@ -1,7 +1,7 @@
 package attention
 
-// This file checks attention against plain float64 arithmetic: exact attention within rounding errors, selective attention within its own
-// error estimates.
+// This file compares attention to plain float64 arithmetic. Exact attention must be within rounding
+// errors, selective attention within its own error estimates.
 
 import (
 	"encoding/binary"
@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// filled returns a cache with n random positions of every head.
-func filled(t testing.TB, cfg Config, n int, rng *rand.Rand) *Cache {
+// newFilledCache returns a cache with n random positions of every head.
+func newFilledCache(t testing.TB, cfg Config, n int, rng *rand.Rand) *Cache {
 	t.Helper()
 	c, err := New(cfg)
 	if err != nil {
@@ -32,14 +32,14 @@ func filled(t testing.TB, cfg Config, n int, rng *rand.Rand) *Cache {
 	return c
 }
 
-// query returns queries whose scores, scaled with 1/sqrt(Dim), are normal with the deviation given, but for the keys of some positions of their head: there
-// they are higher by peak.
-func query(c *Cache, deviation, peak float64, positions []int, rng *rand.Rand) []float32 {
-	return queries(c, c.cfg.Group, deviation, peak, positions, rng)
+// newQuery returns queries whose scores, scaled with 1/sqrt(Dim), are normal with the given
+// deviation. For the keys at positions the scores are higher by peak.
+func newQuery(c *Cache, deviation, peak float64, positions []int, rng *rand.Rand) []float32 {
+	return newQueries(c, c.cfg.Group, deviation, peak, positions, rng)
 }
 
-// queries returns as many for each head of keys.
-func queries(c *Cache, group int, deviation, peak float64, positions []int, rng *rand.Rand) []float32 {
+// newQueries is newQuery with group queries for each head of keys.
+func newQueries(c *Cache, group int, deviation, peak float64, positions []int, rng *rand.Rand) []float32 {
 	d := c.cfg.Dim
 	q := make([]float32, c.cfg.Heads*group*d)
 	for i := range q {
@@ -60,8 +60,9 @@ func queries(c *Cache, group int, deviation, peak float64, positions []int, rng 
 	return q
 }
 
-// reference is attention of query head i in float64. It also returns the weights of all positions.
-func reference(c *Cache, i int, q []float32, scale float32) (result, weights []float64) {
+// referenceAttention returns the attention of query head i, computed in float64, and the weights of
+// all positions.
+func referenceAttention(c *Cache, i int, q []float32, scale float32) (result, weights []float64) {
 	d, h := c.cfg.Dim, &c.heads[i/c.cfg.Group]
 	q = q[i*d:][:d]
 	weights, result = make([]float64, c.n), make([]float64, d)
@@ -112,24 +113,26 @@ func TestDense(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, d := range []int{8, 16, 40, 64, 80, 128} {
 		for _, n := range []int{0, 1, 63, 64, 65, 128, 129, 300} {
-			c := filled(t, Config{Heads: 2, Group: 3, Dim: d, Capacity: 300, KeyDigits: 1, QueryDigits: 1}, n, rng)
-			q := query(c, 3, 0, nil, rng)
+			c := newFilledCache(t, Config{Heads: 2, Group: 3, Dim: d, Capacity: 300, KeyDigits: 1, QueryDigits: 1},
+				n, rng)
+			q := newQuery(c, 3, 0, nil, rng)
 			dst, scale := make([]float32, len(q)), float32(1/math.Sqrt(float64(d)))
 			for i := range dst {
 				dst[i] = 42
 			}
 			c.Dense(dst, q, scale)
 			for i := range 6 {
-				want, _ := reference(c, i, q, scale)
+				want, _ := referenceAttention(c, i, q, scale)
 				if e := distance(dst[i*d:][:d], want); !(e < 2e-6) {
-					t.Errorf("%d elements, %d positions, query head %d: error %v", d, n, i, e)
+					t.Errorf("%d elements, %d positions, query head %d: error %v, want less than 2e-6", d, n, i, e)
 				}
 			}
 		}
 	}
 }
 
-// The estimates of the mass left out and of the error against the true ones, over scores of different kinds.
+// TestEstimates compares the estimates of the approximated mass and of the error to the true ones,
+// with scores of different kinds.
 func TestEstimates(t *testing.T) {
 	for _, test := range []struct {
 		name            string
@@ -141,21 +144,24 @@ func TestEstimates(t *testing.T) {
 				t.Run(fmt.Sprintf("%s/%d/%d", test.name, d, keyDigits), func(t *testing.T) {
 					rng := rand.New(rand.NewPCG(3, uint64(d)))
 					const n, group = 1024 + 17, 6
-					// One query head at a time, for Taken.
-					c := filled(t, Config{Heads: 1, Group: 1, Dim: d, Capacity: n, KeyDigits: keyDigits, QueryDigits: 2}, n, rng)
-					q := queries(c, group, test.deviation, test.peak, []int{100, 500, 900, 1000}, rng)
+					// There is one query head at a time, for Evaluated.
+					c := newFilledCache(t,
+						Config{Heads: 1, Group: 1, Dim: d, Capacity: n, KeyDigits: keyDigits, QueryDigits: 2}, n, rng)
+					q := newQueries(c, group, test.deviation, test.peak, []int{100, 500, 900, 1000}, rng)
 					dst, scale := make([]float32, len(q)), float32(1/math.Sqrt(float64(d)))
 					o := Options{Scale: scale, Top: test.top, Sinks: 4, Audit: 32, Tolerance: math.Inf(1)}
 					var estimated, missed, estimatedError, trueError, worst float64
 					for i := range group {
 						to := dst[i*d:][:d]
 						st := c.Attend(to, q[i*d:][:d], o)
-						if st.Fallbacks != 0 || st.Positions != n || st.Exact != len(c.Taken()) || st.Exact > test.top+4+32+block {
-							t.Fatalf("%+v", st)
+						if st.Fallbacks != 0 || st.Positions != n || st.Exact != len(c.Evaluated()) ||
+							st.Exact > test.top+4+32+block {
+							t.Fatalf("%+v, want no fallbacks and at most %d evaluated positions",
+								st, test.top+4+32+block)
 						}
-						want, weights := reference(c, 0, q[i*d:][:d], scale)
+						want, weights := referenceAttention(c, 0, q[i*d:][:d], scale)
 						left := 1.0
-						for _, p := range c.Taken() {
+						for _, p := range c.Evaluated() {
 							left -= weights[p]
 						}
 						estimated += st.Missed / group
@@ -166,17 +172,20 @@ func TestEstimates(t *testing.T) {
 						// Values are vectors of norm sqrt(d).
 						worst = max(worst, e*norm(want)/math.Sqrt(float64(d))/max(left, 1e-5))
 					}
-					t.Logf("missed %.4f, estimated %.4f; error %.4f, estimated %.4f; at most %.2f of the mass missed, in norms of a value",
+					t.Logf("missed %.4f, estimated %.4f; error %.4f, estimated %.4f; "+
+						"error at most %.2f times the missed mass, in norms of a value",
 						missed, estimated, trueError, estimatedError, worst)
-					if ratio := estimatedError / trueError; ratio < []float64{1: 0.3, 2: 0.7}[keyDigits] || ratio > []float64{1: 2.5, 2: 1.7}[keyDigits] {
-						t.Errorf("error %v, estimated %v", trueError, estimatedError)
+					ratio, low, high := estimatedError/trueError, []float64{1: 0.3, 2: 0.7}, []float64{1: 2.5, 2: 1.7}
+					if ratio < low[keyDigits] || ratio > high[keyDigits] {
+						t.Errorf("estimated error %v, want %v times to %v times %v",
+							estimatedError, low[keyDigits], high[keyDigits], trueError)
 					}
 					if math.Abs(estimated-missed) > 0.15*missed+1e-3 {
-						t.Errorf("missed %v, estimated %v", missed, estimated)
+						t.Errorf("estimated mass %v, want about %v", estimated, missed)
 					}
-					// Block means stand for what is left out: without them this is 1.
+					// Block means approximate what is not evaluated. Without them this would be 1.
 					if limit := []float64{1: 1, 2: 0.3}[keyDigits]; worst > limit {
-						t.Errorf("an error of %v times the mass missed", worst)
+						t.Errorf("an error of %v times the approximated mass, want at most %v", worst, limit)
 					}
 				})
 			}
@@ -184,32 +193,34 @@ func TestEstimates(t *testing.T) {
 	}
 }
 
-// Peaks are found among thousands of positions, and few positions are taken for them.
+// TestFindsPeaks checks that peaks are found among thousands of positions, and that only few
+// positions are evaluated for them.
 func TestFindsPeaks(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	const d, n = 64, 4096
-	c := filled(t, Config{Heads: 2, Group: 2, Dim: d, Capacity: n, KeyDigits: 2, QueryDigits: 2}, n, rng)
-	q := query(c, 0.5, 14, []int{5, 1000, 3333, 4031}, rng)
+	c := newFilledCache(t, Config{Heads: 2, Group: 2, Dim: d, Capacity: n, KeyDigits: 2, QueryDigits: 2}, n, rng)
+	q := newQuery(c, 0.5, 14, []int{5, 1000, 3333, 4031}, rng)
 	dst := make([]float32, len(q))
-	o := Options{Scale: 0.125, Top: 256, Sinks: 4, Audit: 32, Leave: 0.05, Tolerance: 0.05}
+	o := Options{Scale: 0.125, Top: 256, Sinks: 4, Audit: 32, MaxApproximated: 0.05, Tolerance: 0.05}
 	st := c.Attend(dst, q, o)
 	if st.Fallbacks != 0 || st.Missed > 0.06 || st.Error > 0.02 || st.Exact > 4*(36+40) {
-		t.Errorf("%+v", st)
+		t.Errorf("%+v, want no fallbacks, few positions, and small estimates", st)
 	}
 	for i := range 4 {
-		want, weights := reference(c, i, q, o.Scale)
+		want, weights := referenceAttention(c, i, q, o.Scale)
 		for p, w := range weights {
-			if i == 3 && w > o.Leave && !slices.Contains(c.Taken(), int32(p)) {
-				t.Errorf("position %d was left out, its weight is %v", p, w)
+			if i == 3 && w > o.MaxApproximated && !slices.Contains(c.Evaluated(), int32(p)) {
+				t.Errorf("position %d with the weight %v was not evaluated", p, w)
 			}
 		}
 		if e := distance(dst[i*d:][:d], want); e > 0.03 {
-			t.Errorf("query head %d: error %v", i, e)
+			t.Errorf("query head %d: error %v, want at most 0.03", i, e)
 		}
 	}
 }
 
-// Where the mass is spread over all positions no few will do: the result is the dense one's, to the bit.
+// TestFallback spreads the mass over all positions, so that a few are not enough. The result must
+// be that of Dense, bit for bit.
 func TestFallback(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
 	const d, n = 64, 1000
@@ -219,92 +230,97 @@ func TestFallback(t *testing.T) {
 		{Scale: 0.125, Top: 500, Tolerance: -1},
 		{Scale: 0.125, Top: 500, Tolerance: math.NaN()},
 	} {
-		c := filled(t, Config{Heads: 2, Group: 2, Dim: d, Capacity: n, KeyDigits: 2, QueryDigits: 2}, n, rng)
-		q := query(c, 0.5, 0, nil, rng)
+		c := newFilledCache(t, Config{Heads: 2, Group: 2, Dim: d, Capacity: n, KeyDigits: 2, QueryDigits: 2}, n, rng)
+		q := newQuery(c, 0.5, 0, nil, rng)
 		got, want := make([]float32, len(q)), make([]float32, len(q))
 		c.Dense(want, q, o.Scale)
 		for call := range 5 {
 			st := c.Attend(got, q, o)
-			if paused := o.Pause > 0 && call%(o.Pause+1) != 0; st.Fallbacks != 4 || st.Exact != 4*n || (st.Missed == 0) != paused || (st.Error == 0) != paused {
-				t.Errorf("call %d, %+v: %+v", call, o, st)
+			paused := o.Pause > 0 && call%(o.Pause+1) != 0
+			if st.Fallbacks != 4 || st.Exact != 4*n || (st.Missed == 0) != paused || (st.Error == 0) != paused {
+				t.Errorf("call %d, %+v: %+v, want 4 fallbacks, and no estimates: %v", call, o, st, paused)
 			}
 			if !slices.Equal(got, want) {
-				t.Errorf("%+v: the result is not the dense one", o)
+				t.Errorf("%+v: result %v, want %v as of Dense", o, got, want)
 			}
 			clear(got)
 		}
 	}
 }
 
-// Nothing but the best: weights then count from the largest estimate, not from an exact score.
+// TestTopAlone evaluates only the best positions. Then weights are relative to the largest
+// estimate, not to an exact score.
 func TestTopAlone(t *testing.T) {
 	rng := rand.New(rand.NewPCG(19, 20))
-	c := filled(t, Config{Heads: 1, Group: 1, Dim: 80, Capacity: 640, KeyDigits: 2, QueryDigits: 2}, 640, rng)
-	q := query(c, 10, 0, nil, rng)
+	c := newFilledCache(t, Config{Heads: 1, Group: 1, Dim: 80, Capacity: 640, KeyDigits: 2, QueryDigits: 2}, 640, rng)
+	q := newQuery(c, 10, 0, nil, rng)
 	dst := make([]float32, len(q))
 	st := c.Attend(dst, q, Options{Scale: 0.1, Top: 16, Tolerance: 0.1})
-	want, _ := reference(c, 0, q, 0.1)
+	want, _ := referenceAttention(c, 0, q, 0.1)
 	if e := distance(dst, want); st.Fallbacks != 0 || st.Exact < 15 || st.Exact > 16 || e > 0.01 {
-		t.Errorf("%+v, error %v", st, e)
+		t.Errorf("%+v, error %v, want no fallback, 15 or 16 positions, an error of at most 0.01", st, e)
 	}
 }
 
-// Of query heads that share keys some fall back and others do not.
+// TestFallbackOfSome has query heads that share keys, of which only some fall back.
 func TestFallbackOfSome(t *testing.T) {
 	rng := rand.New(rand.NewPCG(17, 18))
 	const d, n, group = 64, 1000, 4
-	c := filled(t, Config{Heads: 1, Group: group, Dim: d, Capacity: n, KeyDigits: 2, QueryDigits: 2}, n, rng)
-	flat, peaks := queries(c, group, 0.3, 0, nil, rng), queries(c, group, 0.3, 15, []int{300}, rng)
+	c := newFilledCache(t, Config{Heads: 1, Group: group, Dim: d, Capacity: n, KeyDigits: 2, QueryDigits: 2}, n, rng)
+	flat, peaks := newQueries(c, group, 0.3, 0, nil, rng), newQueries(c, group, 0.3, 15, []int{300}, rng)
 	q := slices.Concat(flat[:d], peaks[d:2*d], flat[2*d:3*d], peaks[3*d:])
 	got, want := make([]float32, len(q)), make([]float32, len(q))
 	st := c.Attend(got, q, Options{Scale: 0.125, Top: 50, Sinks: 4, Audit: 16, Tolerance: 0.05})
 	c.Dense(want, q, 0.125)
 	if st.Fallbacks != 2 || st.Exact >= 3*n || st.Exact <= 2*n {
-		t.Errorf("%+v", st)
+		t.Errorf("%+v, want 2 fallbacks", st)
 	}
 	for g := range group {
-		exact, _ := reference(c, g, q, 0.125)
-		if e := distance(got[g*d:][:d], exact); e > 0.05 || slices.Equal(got[g*d:][:d], want[g*d:][:d]) != (g%2 == 0) {
-			t.Errorf("query head %d: error %v", g, e)
+		exact, _ := referenceAttention(c, g, q, 0.125)
+		fellBack := slices.Equal(got[g*d:][:d], want[g*d:][:d])
+		if e := distance(got[g*d:][:d], exact); e > 0.05 || fellBack != (g%2 == 0) {
+			t.Errorf("query head %d: error %v, fell back: %v, want at most 0.05, %v", g, e, fellBack, g%2 == 0)
 		}
 	}
 }
 
-// Estimates that are further off than the keys' ternary copies are give a larger variance: the one that was seen.
+// TestCalibration makes estimates worse than those of the keys' ternary copies are. The variance
+// must be as large as the errors.
 func TestCalibration(t *testing.T) {
 	rng := rand.New(rand.NewPCG(15, 16))
 	const d, n = 64, 1024
-	c := filled(t, Config{Heads: 1, Group: 1, Dim: d, Capacity: n, KeyDigits: 1, QueryDigits: 3}, n, rng)
-	q, h, o := query(c, 1, 0, nil, rng), &c.heads[0], Options{Scale: 0.125, Audit: 500, Sinks: 12}
+	c := newFilledCache(t, Config{Heads: 1, Group: 1, Dim: d, Capacity: n, KeyDigits: 1, QueryDigits: 3}, n, rng)
+	q, h, o := newQuery(c, 1, 0, nil, rng), &c.heads[0], Options{Scale: 0.125, Audit: 500, Sinks: 12}
 	for _, noise := range []float64{0, 5} {
-		estimates := c.estimate(h, q, o.Scale)
+		estimates := c.estimateScores(h, q, o.Scale)
 		for i := range estimates {
 			estimates[i] += float32(noise * rng.NormFloat64())
 		}
-		sum := start(make([]float32, d))
-		variance := c.takeFixed(h, &sum, q, estimates, o)
-		if got := len(c.scratch.taken); got != 512 {
-			t.Fatalf("%d positions", got)
+		sum := newOnlineSoftmax(make([]float32, d))
+		variance := c.evaluateFixed(h, &sum, q, estimates, o)
+		if got := len(c.scratch.evaluated); got != 512 {
+			t.Fatalf("%d positions were evaluated, want 512", got)
 		}
-		c.scratch.taken = c.scratch.taken[:0]
+		c.scratch.evaluated = c.scratch.evaluated[:0]
 		var residual float64
 		for _, r := range h.residuals[:n] {
 			residual += float64(r) / n
 		}
-		if seen := variance * residual; noise == 0 && !(seen > 0.1 && seen < 0.3) || noise == 5 && !(seen > 20 && seen < 30) {
-			t.Errorf("noise %v: variance of a score %v", noise, seen)
+		seen := variance * residual
+		if noise == 0 && !(seen > 0.1 && seen < 0.3) || noise == 5 && !(seen > 20 && seen < 30) {
+			t.Errorf("noise %v: variance of a score %v, want 0.1 to 0.3 without noise, 20 to 30 with it", noise, seen)
 		}
 	}
 }
 
-// NaN and infinities, wherever they are, make what Dense makes of them.
+// TestNotFinite has NaN and infinities at several positions. The result must be that of Dense.
 func TestNotFinite(t *testing.T) {
 	for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
 		for _, where := range []int{0, 70, 127, 130} {
 			rng := rand.New(rand.NewPCG(9, 10))
 			const d, n = 64, 140
 			cfg := Config{Heads: 1, Group: 1, Dim: d, Capacity: n, KeyDigits: 2, QueryDigits: 2}
-			c := filled(t, cfg, 0, rng)
+			c := newFilledCache(t, cfg, 0, rng)
 			k, v := make([]float32, d), make([]float32, d)
 			for range n {
 				for i := range k {
@@ -317,39 +333,41 @@ func TestNotFinite(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			q := query(c, 1, 0, nil, rng)
+			q := newQuery(c, 1, 0, nil, rng)
 			got, want := make([]float32, d), make([]float32, d)
 			c.Attend(got, q, Options{Scale: 0.125, Top: 10, Sinks: 1, Audit: 4, Tolerance: math.Inf(1)})
 			c.Dense(want, q, 0.125)
 			for i := range got {
 				if !(math.Abs(float64(got[i]-want[i])) < 1e-5) && (got[i] == got[i] || want[i] == want[i]) {
-					t.Fatalf("%v in position %d: %v, dense %v", bad, where, got[i], want[i])
+					t.Fatalf("%v in position %d: %v, want %v as of Dense", bad, where, got[i], want[i])
 				}
 			}
 		}
 	}
 }
 
-// More sinks, audit and top than positions, and none at all.
+// TestSmall has more sinks, audit and top positions than there are positions, and none at all.
 func TestSmall(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 12))
 	for _, n := range []int{0, 1, 63, 64, 65, 130} {
 		for _, o := range []Options{
-			{Top: 1000, Sinks: 1000, Audit: 1000}, {Top: 1000}, {Sinks: 1000}, {Audit: 1000}, {Sinks: 60, Audit: 70}, {Top: 1000, Sinks: 5, Audit: 5},
+			{Top: 1000, Sinks: 1000, Audit: 1000}, {Top: 1000}, {Sinks: 1000}, {Audit: 1000},
+			{Sinks: 60, Audit: 70}, {Top: 1000, Sinks: 5, Audit: 5},
 		} {
 			o.Scale, o.Tolerance = 0.25, 0.01
-			c := filled(t, Config{Heads: 1, Group: 1, Dim: 16, Capacity: 130, KeyDigits: 2, QueryDigits: 3}, n, rng)
-			q := query(c, 3, 0, nil, rng)
+			c := newFilledCache(t, Config{Heads: 1, Group: 1, Dim: 16, Capacity: 130, KeyDigits: 2, QueryDigits: 3},
+				n, rng)
+			q := newQuery(c, 3, 0, nil, rng)
 			got := make([]float32, len(q))
 			st := c.Attend(got, q, o)
-			want, _ := reference(c, 0, q, o.Scale)
+			want, _ := referenceAttention(c, 0, q, o.Scale)
 			if e := distance(got, want); !(e <= 0.02) || st.Exact > n {
-				t.Errorf("%d positions, %+v: %+v, error %v", n, o, st, e)
+				t.Errorf("%d positions, %+v: %+v, error %v, want at most 0.02", n, o, st, e)
 			}
-			seen := slices.Clone(c.Taken())
+			seen := slices.Clone(c.Evaluated())
 			slices.Sort(seen)
 			if len(slices.Compact(seen)) != st.Exact {
-				t.Errorf("%d positions, %+v: takes %v", n, o, c.Taken())
+				t.Errorf("%d positions, %+v: evaluated %v, want %d different ones", n, o, c.Evaluated(), st.Exact)
 			}
 		}
 	}
@@ -358,13 +376,17 @@ func TestSmall(t *testing.T) {
 func TestErrors(t *testing.T) {
 	good := Config{Heads: 1, Group: 1, Dim: 8, Capacity: 1, KeyDigits: 1, QueryDigits: 1}
 	for _, change := range []func(*Config){
-		func(c *Config) { c.Heads = 0 }, func(c *Config) { c.Group = -1 }, func(c *Config) { c.Dim = 1 << 20 }, func(c *Config) { c.Capacity = 0 },
-		func(c *Config) { c.KeyDigits = 3 }, func(c *Config) { c.QueryDigits = 4 },
+		func(c *Config) { c.Heads = 0 },
+		func(c *Config) { c.Group = -1 },
+		func(c *Config) { c.Dim = 1 << 20 },
+		func(c *Config) { c.Capacity = 0 },
+		func(c *Config) { c.KeyDigits = 3 },
+		func(c *Config) { c.QueryDigits = 4 },
 	} {
 		cfg := good
 		change(&cfg)
 		if _, err := New(cfg); err == nil {
-			t.Errorf("%+v is accepted", cfg)
+			t.Errorf("New accepted %+v, want an error", cfg)
 		}
 	}
 	c, err := New(good)
@@ -376,7 +398,7 @@ func TestErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := c.Append(x, x); !errors.Is(err, ErrFull) || c.Len() != 1 {
-		t.Errorf("a second position: %v", err)
+		t.Errorf("a second position: error %v, length %d, want ErrFull, 1", err, c.Len())
 	}
 	for name, f := range map[string]func(){
 		"append": func() { _ = c.Append(x[:7], x) },
@@ -386,7 +408,7 @@ func TestErrors(t *testing.T) {
 		func() {
 			defer func() {
 				if recover() == nil {
-					t.Errorf("%s does not panic", name)
+					t.Errorf("%s did not panic, want a panic", name)
 				}
 			}()
 			f()
@@ -396,23 +418,24 @@ func TestErrors(t *testing.T) {
 
 func TestAllocations(t *testing.T) {
 	rng := rand.New(rand.NewPCG(13, 14))
-	c := filled(t, Config{Heads: 2, Group: 2, Dim: 64, Capacity: 1000, KeyDigits: 2, QueryDigits: 2}, 500, rng)
-	q := query(c, 1, 5, []int{77}, rng)
+	c := newFilledCache(t, Config{Heads: 2, Group: 2, Dim: 64, Capacity: 1000, KeyDigits: 2, QueryDigits: 2}, 500, rng)
+	q := newQuery(c, 1, 5, []int{77}, rng)
 	dst, k := make([]float32, len(q)), make([]float32, 2*64)
 	fallbacks := 0
-	if n := testing.AllocsPerRun(100, func() { // over a block's end
+	if n := testing.AllocsPerRun(100, func() { // these calls go beyond the end of a block
 		if err := c.Append(k, k); err != nil {
 			t.Fatal(err)
 		}
 		for _, tolerance := range []float64{math.Inf(1), 0.01, 0} {
-			fallbacks += c.Attend(dst, q, Options{Scale: 0.125, Top: 64, Sinks: 4, Audit: 16, Tolerance: tolerance}).Fallbacks
+			o := Options{Scale: 0.125, Top: 64, Sinks: 4, Audit: 16, Tolerance: tolerance}
+			fallbacks += c.Attend(dst, q, o).Fallbacks
 		}
 		c.Dense(dst, q, 0.125)
 	}); n != 0 {
-		t.Errorf("%v allocations in a step", n)
+		t.Errorf("%v allocations in a step, want 0", n)
 	}
 	if fallbacks == 0 {
-		t.Error("no step fell back: that was not measured")
+		t.Error("no step fell back, so fallbacks were not measured")
 	}
 }
 
@@ -423,7 +446,8 @@ func FuzzAttend(f *testing.F) {
 		const d = 16
 		n := int(positions % 300)
 		at := 0
-		next := func() float32 { // the data over and over, as any float32 at all or as sane numbers
+		// next returns numbers made of the data, over and over: any float32, or moderate ones.
+		next := func() float32 {
 			if len(data) < 4 {
 				at++
 				return float32(at % 7)
@@ -434,7 +458,9 @@ func FuzzAttend(f *testing.F) {
 			}
 			return math.Float32frombits(binary.LittleEndian.Uint32(data[at:]))
 		}
-		c := filled(t, Config{Heads: 1, Group: 1, Dim: d, Capacity: 300, KeyDigits: 1 + int(top)%2, QueryDigits: 1 + int(top)%3}, 0, nil)
+		c := newFilledCache(t, Config{
+			Heads: 1, Group: 1, Dim: d, Capacity: 300, KeyDigits: 1 + int(top)%2, QueryDigits: 1 + int(top)%3,
+		}, 0, nil)
 		k, v, q := make([]float32, d), make([]float32, d), make([]float32, d)
 		for range n {
 			for i := range k {
@@ -448,13 +474,17 @@ func FuzzAttend(f *testing.F) {
 			q[i] = next()
 		}
 		got, want := make([]float32, d), make([]float32, d)
-		st := c.Attend(got, q, Options{Scale: 0.25, Top: int(top), Sinks: int(top) % 5, Audit: int(top) % 7, Leave: tolerance / 2, Tolerance: tolerance})
+		st := c.Attend(got, q, Options{
+			Scale: 0.25, Top: int(top), Sinks: int(top) % 5, Audit: int(top) % 7,
+			MaxApproximated: tolerance / 2, Tolerance: tolerance,
+		})
 		c.Dense(want, q, 0.25)
-		if st.Fallbacks == 1 && !slices.EqualFunc(got, want, func(a, b float32) bool { return a == b || a != a && b != b }) {
-			t.Errorf("after a fallback %v, dense %v", got, want)
+		same := func(a, b float32) bool { return a == b || a != a && b != b }
+		if st.Fallbacks == 1 && !slices.EqualFunc(got, want, same) {
+			t.Errorf("after a fallback: %v, want %v as of Dense", got, want)
 		}
 		if st.Exact > n || st.Fallbacks == 0 && !(st.Error <= tolerance) {
-			t.Errorf("%d positions, tolerance %v: %+v", n, tolerance, st)
+			t.Errorf("%d positions, tolerance %v: %+v, want an error within it and no more positions", n, tolerance, st)
 		}
 	})
 }

@@ -1,7 +1,8 @@
 package attention
 
-// This file compares the times of selective and dense attention. Each iteration runs both on the same cache; "x-dense" is the median factor
-// by which the selective one is faster. Package measure has the table with errors.
+// This file compares the times of selective and dense attention. Each iteration runs both on the
+// same cache. "x-dense" is the median factor by which selective attention is faster. Package
+// measure has the table with errors.
 
 import (
 	"fmt"
@@ -15,12 +16,13 @@ import (
 
 func BenchmarkAttend(b *testing.B) {
 	for _, d := range []int{64, 128} {
-		for _, n := range []int{2080, 4128} { // with half a block that is not ternary
+		for _, n := range []int{2080, 4128} { // with half a block that has no ternary copy
 			for _, group := range []int{1, 4} {
 				b.Run(fmt.Sprintf("dim=%d/positions=%d/group=%d", d, n, group), func(b *testing.B) {
 					rng := rand.New(rand.NewPCG(1, 2))
-					c := filled(b, Config{Heads: 8, Group: group, Dim: d, Capacity: n, KeyDigits: 2, QueryDigits: 2}, n, rng)
-					q := query(c, 2, 9, []int{n / 3}, rng)
+					c := newFilledCache(b,
+						Config{Heads: 8, Group: group, Dim: d, Capacity: n, KeyDigits: 2, QueryDigits: 2}, n, rng)
+					q := newQuery(c, 2, 9, []int{n / 3}, rng)
 					dst, scale := make([]float32, len(q)), float32(1/math.Sqrt(float64(d)))
 					o := Options{Scale: scale, Top: n / 16, Sinks: 4, Audit: 32, Tolerance: math.Inf(1)}
 					var us, ratios []float64
@@ -42,12 +44,13 @@ func BenchmarkAttend(b *testing.B) {
 	}
 }
 
-// Append with its share of a block's ternary copy.
+// BenchmarkAppend includes the share of a position in its block's ternary copy.
 func BenchmarkAppend(b *testing.B) {
 	for _, d := range []int{64, 128} {
 		b.Run(fmt.Sprintf("dim=%d", d), func(b *testing.B) {
 			const heads, n = 8, 4096
-			c := filled(b, Config{Heads: heads, Group: 1, Dim: d, Capacity: n, KeyDigits: 2, QueryDigits: 2}, 0, nil)
+			c := newFilledCache(b,
+				Config{Heads: heads, Group: 1, Dim: d, Capacity: n, KeyDigits: 2, QueryDigits: 2}, 0, nil)
 			rng := rand.New(rand.NewPCG(3, 4))
 			k := make([]float32, heads*d)
 			for i := range k {

@@ -1,19 +1,23 @@
-// Package attention computes attention over a cache of keys and values while it reads only a few of them. It estimates the scores of all
-// positions with bit counts on ternary copies of query and keys, evaluates the best positions exactly, and falls back to all positions if
-// the estimated error is too large. Package measure compares it with dense attention.
+// Package attention computes attention over a cache of keys and values while it reads only a few of
+// them. It estimates the scores of all positions with bit counts on ternary copies of query and
+// keys. It evaluates the best positions exactly, and falls back to all positions if the estimated
+// error is too large. Package measure compares it to dense attention.
 //
-// A [Cache] holds keys and values in float32. For every 64 positions (a block), the keys get a ternary copy: the block's mean is
-// subtracted, the rest is rotated (see rotation) and written as one or two balanced ternary digits per element, with one scale per
-// position. With m the mean of the block of position j, R the rotation, and k' and q' the ternary copies of R (k_j - m) and R q,
+// A [Cache] holds keys and values in float32. For every 64 positions (a block), the keys get a
+// ternary copy. The block's mean is subtracted, and the rest is rotated (see rotation). It is
+// written as one or two balanced ternary digits per element, with one scale per position. Let m be
+// the mean of the block of position j, R the rotation, and k' and q' the ternary copies of R (k_j -
+// m) and R q. Then
 //
 //	q k_j = q m + (R q) (R (k_j - m)) ~ q m + q' k'
 //
-// and q' k' takes a few bit counts ([popcount.DotRows]). The mean is what the keys have in common, often more than their differences. The
-// rotation spreads elements that stand out, so that the error of a ternary key has no preferred direction and its effect can be predicted.
-// The further steps are described at [Cache.Attend]; [Cache.Dense] is exact.
+// and q' k' takes a few bit counts ([popcount.DotRows]). The mean is what the keys have in common,
+// which is often more than their differences. The rotation spreads elements that stand out. So the
+// error of a ternary key has no preferred direction, and its effect can be predicted.
+// [Cache.Attend] describes the further steps. [Cache.Dense] is exact.
 //
-// For d elements (a power of two, at least 64) and p digits, a position takes 8 d bytes in float32, d p / 4 + 8 for the ternary copy and d
-// / 8 for the means.
+// For d elements (a power of two, at least 64) and p digits, a position takes 8 d bytes in float32,
+// d p / 4 + 8 bytes for the ternary copy, and d / 8 bytes for the means.
 //
 // A Cache is for one goroutine.
 package attention
@@ -67,20 +71,26 @@ type head struct {
 	pauses       []int      // by query head: calls left of Options.Pause
 }
 
-// New returns an empty cache, with all its memory allocated.
+// New returns an empty cache and allocates all its memory.
 func New(cfg Config) (*Cache, error) {
 	for _, v := range []struct {
 		name       string
 		value, max int
 	}{
-		{"heads", cfg.Heads, 1 << 16}, {"query heads for each", cfg.Group, 1 << 16}, {"elements of a head", cfg.Dim, 1 << 14}, {"positions", cfg.Capacity, 1 << 28},
-		{"digits of a key", cfg.KeyDigits, 2}, {"digits of a query", cfg.QueryDigits, maxPlanes},
+		{"heads", cfg.Heads, 1 << 16},
+		{"query heads for each", cfg.Group, 1 << 16},
+		{"elements of a head", cfg.Dim, 1 << 14},
+		{"positions", cfg.Capacity, 1 << 28},
+		{"digits of a key", cfg.KeyDigits, 2},
+		{"digits of a query", cfg.QueryDigits, maxPlanes},
 	} {
 		if v.value < 1 || v.value > v.max {
 			return nil, fmt.Errorf("a cache with %d %s: want 1 to %d", v.value, v.name, v.max)
 		}
 	}
-	c := &Cache{cfg: cfg, heads: make([]head, cfg.Heads), rotation: newRotation(cfg.Dim), all: make([]int32, cfg.Capacity)}
+	c := &Cache{
+		cfg: cfg, heads: make([]head, cfg.Heads), rotation: newRotation(cfg.Dim), all: make([]int32, cfg.Capacity),
+	}
 	for i := range c.all {
 		c.all[i] = int32(i)
 	}
@@ -91,14 +101,15 @@ func New(cfg Config) (*Cache, error) {
 		h.means, h.valueMeans = make([]float32, blocks*cfg.Dim), make([]float32, blocks*cfg.Dim)
 		h.pauses = make([]int, cfg.Group)
 		h.valueSquares = make([]float32, blocks)
-		h.plus, h.minus = planes(cfg.KeyDigits, blocks*block*words), planes(cfg.KeyDigits, blocks*block*words)
+		h.plus, h.minus = newPlanes(cfg.KeyDigits, blocks*block*words), newPlanes(cfg.KeyDigits, blocks*block*words)
 		h.scales, h.residuals = make([]float32, blocks*block), make([]float32, blocks*block)
 	}
 	c.scratch = newScratch(cfg, words)
 	return c, nil
 }
 
-func planes(digits, words int) [][]uint64 {
+// newPlanes allocates words for each digit.
+func newPlanes(digits, words int) [][]uint64 {
 	p := make([][]uint64, digits)
 	for i := range p {
 		p[i] = make([]uint64, words)
@@ -109,11 +120,13 @@ func planes(digits, words int) [][]uint64 {
 // Len returns the number of positions.
 func (c *Cache) Len() int { return c.n }
 
-// Append adds a position. keys and values have Heads x Dim elements each and are copied. It panics if the lengths do not fit.
+// Append adds a position. keys and values have Heads x Dim elements each, and are copied. It panics
+// if the lengths do not fit.
 func (c *Cache) Append(keys, values []float32) error {
 	d := c.cfg.Dim
 	if len(keys) != len(c.heads)*d || len(values) != len(c.heads)*d {
-		panic(fmt.Sprintf("attention: %d elements of keys and %d of values for %d heads of %d", len(keys), len(values), len(c.heads), d))
+		panic(fmt.Sprintf("attention: %d elements of keys and %d of values for %d heads of %d",
+			len(keys), len(values), len(c.heads), d))
 	}
 	if c.n == c.cfg.Capacity {
 		return fmt.Errorf("append position %d: %w", c.n, ErrFull)
@@ -124,15 +137,15 @@ func (c *Cache) Append(keys, values []float32) error {
 	}
 	if c.n++; c.n == c.sealed+block {
 		for i := range c.heads {
-			c.seal(&c.heads[i])
+			c.sealBlock(&c.heads[i])
 		}
 		c.sealed = c.n
 	}
 	return nil
 }
 
-// seal makes the ternary copy of the block that begins at position c.sealed.
-func (c *Cache) seal(h *head) {
+// sealBlock makes the ternary copy of the block that begins at position c.sealed.
+func (c *Cache) sealBlock(h *head) {
 	d, words := c.cfg.Dim, len(c.rotation.signs)/64
 	keys, positions := h.keys[c.sealed*d:][:block*d], c.all[c.sealed:][:block]
 	mean, valueMean := h.means[c.sealed/block*d:][:d], h.valueMeans[c.sealed/block*d:][:d]

@@ -1,6 +1,6 @@
 package attention
 
-// This file turns vectors into ternary digits: the rotation, and the quantiser.
+// This file converts vectors to ternary digits, by the rotation and the quantiser.
 
 import (
 	"math"
@@ -10,14 +10,15 @@ import (
 	"tensorcast/internal/vec"
 )
 
-// rotation is the map x -> H S x / sqrt(n), where S are random signs and H is the Hadamard matrix of size n. It is orthogonal, so products
-// do not change. It spreads large elements of keys over all elements, so that one step size fits all.
+// rotation is the map x -> H S x / sqrt(n), where S are random signs and H is the Hadamard matrix
+// of size n. It is orthogonal, so products do not change. It spreads large elements of keys over
+// all elements, so that one step size fits all of them.
 type rotation struct {
 	signs []float32 // +-1/sqrt(n)
 }
 
-// newRotation returns the rotation for vectors of d elements. The rotated vectors have the next power of two elements, at least 64, so that
-// trits fill whole words.
+// newRotation returns the rotation for vectors of d elements. The rotated vectors have the next
+// power of two elements, at least 64, so that trits fill whole words.
 func newRotation(d int) rotation {
 	n := max(64, 1<<bits.Len(uint(d-1)))
 	rng := rand.New(rand.NewPCG(0x7472697473, uint64(n)))
@@ -37,7 +38,8 @@ func (r rotation) apply(dst, x []float32) {
 	hadamard(dst)
 }
 
-// hadamard multiplies x with the Hadamard matrix in Sylvester's order. The length of x must be a power of two, at least 8.
+// hadamard multiplies x with the Hadamard matrix in Sylvester's order. The length of x must be a
+// power of two, at least 8.
 func hadamard(x []float32) {
 	for i := 0; i+8 <= len(x); i += 8 {
 		y := (*[8]float32)(x[i:])
@@ -61,12 +63,13 @@ func hadamard(x []float32) {
 // maxPlanes is the largest number of ternary digits per element.
 const maxPlanes = 3
 
-// steps holds, by number of digits p, the step of the uniform quantiser with 3^p levels that has the least squared error for a standard
-// normal distribution (J. Max, "Quantizing for minimum distortion", 1960, table II and its continuation).
-var steps = [maxPlanes + 1]float32{1: 1.224, 2: 0.534, 3: 0.217}
+// stepSizes has, by number of digits p, the step of the uniform quantiser with 3^p levels that has
+// the least squared error for a standard normal distribution (J. Max, "Quantizing for minimum
+// distortion", 1960, table II and its continuation).
+var stepSizes = [maxPlanes + 1]float32{1: 1.224, 2: 0.534, 3: 0.217}
 
-// digits holds the balanced ternary digits of v at index v + 13: bit p of the low nibble is set if digit p is +1, of the high nibble if it
-// is -1.
+// digits has the balanced ternary digits of v at index v + 13. Bit p of the low nibble is set if
+// digit p is +1. Bit p of the high nibble is set if it is -1.
 var digits = func() (table [27]uint8) {
 	for v := -13; v <= 13; v++ {
 		rest := v
@@ -85,9 +88,10 @@ var digits = func() (table [27]uint8) {
 	return table
 }()
 
-// ternarise approximates x by scale times integers of len(plus) balanced ternary digits, with digit p bit-sliced in plus[p] and minus[p].
-// The integers are the elements divided by a step that suits a normal distribution, rounded. The returned scale has the least squared error
-// with these integers; residual is that error.
+// ternarise approximates x by scale times integers of len(plus) balanced ternary digits. Digit p is
+// bit-sliced in plus[p] and minus[p]. The integers are the elements divided by a step that suits a
+// normal distribution, rounded. The returned scale has the least squared error with these integers,
+// and residual is that error.
 func ternarise(plus, minus [][]uint64, x []float32) (scale, residual float32) {
 	planes := len(plus)
 	for p := range planes {
@@ -100,7 +104,7 @@ func ternarise(plus, minus [][]uint64, x []float32) (scale, residual float32) {
 		return 0, norm
 	}
 	level := [maxPlanes + 1]int32{1: 1, 2: 4, 3: 13}[planes]
-	inverse := 1 / (steps[planes] * rms)
+	inverse := 1 / (stepSizes[planes] * rms)
 	var product float32 // of x and the integers
 	var square int32    // of the integers
 	for w := range len(x) / 64 {

@@ -1,5 +1,7 @@
 package hyper
 
+// This file has benchmarks.
+
 import (
 	"fmt"
 	"testing"
@@ -7,7 +9,7 @@ import (
 
 func BenchmarkVector(b *testing.B) {
 	for _, d := range []int{4096, 65536} {
-		rng := seeded(1)
+		rng := newRand(1)
 		x, y, dst, sum := dense(d, rng), dense(d, rng), New(d), NewSum(d)
 		for _, op := range []struct {
 			name string
@@ -30,12 +32,12 @@ func BenchmarkVector(b *testing.B) {
 	}
 }
 
-// BenchmarkAsk asks a bundle of 500 pairs for one value: unbinding and cleanup among 500.
+// BenchmarkAsk queries a bundle of 500 pairs for one value: unbinding, and cleanup among 500 vectors.
 func BenchmarkAsk(b *testing.B) {
 	for _, d := range []int{4096, 16384, 65536} {
 		b.Run(fmt.Sprint(d), func(b *testing.B) {
 			r := CapacityRow{Coding: Majority, Dim: d, Items: 500, Candidates: 500}
-			ask := newPairs(&r, seeded(1))
+			ask := newPairs(&r, newRand(1))
 			i := 0
 			for b.Loop() {
 				ask(i % r.Items)
@@ -46,10 +48,11 @@ func BenchmarkAsk(b *testing.B) {
 	}
 }
 
-// BenchmarkEdit changes one trit of a value three levels deep: in place, and by taking the value out and putting the new one in.
+// BenchmarkEdit changes one trit of a value three levels deep. It does so in place, by replacing
+// the value, and by building everything anew.
 func BenchmarkEdit(b *testing.B) {
 	tree := newTestTree(4096, 4, 1)
-	_, leaves := tree.record(0)
+	_, leaves := tree.build(0)
 	lens := leaves[5].Lens(tree.roles[2][1], tree.values[21])
 	other := New(tree.d)
 	i := 0
@@ -69,7 +72,7 @@ func BenchmarkEdit(b *testing.B) {
 	})
 	b.Run("rebuild", func(b *testing.B) {
 		for b.Loop() {
-			tree.rebuilt(0)
+			tree.rebuild(0)
 		}
 	})
 }

@@ -1,11 +1,12 @@
 package hyper
 
-// This file implements block codes: sparse vectors that can be bound.
+// This file implements block codes, which are sparse vectors that can be bound.
 //
-// The element-wise product of two sparse vectors is nearly empty. A block code has exactly one trit that is not 0 in each block of 64
-// positions (1.6 % of all), and binding adds the positions modulo 64 and multiplies the signs. So the result is as sparse as its factors,
-// and similar to neither. As a block is one word, binding is a rotation. (Laiho et al., "High-dimensional computing with sparse vectors",
-// 2015, here with signs.)
+// The element-wise product of two sparse vectors is nearly empty. A block code has exactly one trit
+// that is not 0 in each block of 64 positions (1.6 % of all). Binding adds the positions modulo 64
+// and multiplies the signs. So the result is as sparse as its factors and similar to neither. As a
+// block is one word, binding is a rotation. (Laiho et al., "High-dimensional computing with sparse
+// vectors", 2015, here with signs.)
 
 import (
 	"math/bits"
@@ -25,14 +26,17 @@ func RandomBlocks(v Vector, rng *rand.Rand) {
 	}
 }
 
-// BlockBind sets dst to a bound with the block code key. a may be any vector, for example a sum of block codes. dst may be a or key.
-func BlockBind(dst, a, key Vector) { turn(dst, a, key, 1) }
+// BlockBind binds a with the block code key, and sets dst to the result. a may be any vector, for
+// example a sum of block codes. dst may be a or key.
+func BlockBind(dst, a, key Vector) { rotateBlocks(dst, a, key, 1) }
 
-// BlockUnbind reverses the binding with key. dst may be a or key.
-func BlockUnbind(dst, a, key Vector) { turn(dst, a, key, -1) }
+// BlockUnbind reverses BlockBind with the same key. dst may be a or key.
+func BlockUnbind(dst, a, key Vector) { rotateBlocks(dst, a, key, -1) }
 
-func turn(dst, a, key Vector, direction int) {
-	dst.check(a, key)
+// rotateBlocks rotates each block of a by the position of the trit in key's block, times direction,
+// and multiplies it by the sign of that trit.
+func rotateBlocks(dst, a, key Vector, direction int) {
+	dst.checkDimensions(a, key)
 	for w, p := range a.Plus {
 		m, negative := a.Minus[w], key.Minus[w]
 		by := direction * bits.TrailingZeros64(key.Plus[w]|negative)

@@ -1,5 +1,7 @@
 package hyper
 
+// This file tests block codes.
+
 import (
 	"math/bits"
 	"testing"
@@ -7,15 +9,15 @@ import (
 
 func blockCode(d int, seed uint64) Vector {
 	v := New(d)
-	RandomBlocks(v, seeded(seed))
+	RandomBlocks(v, newRand(seed))
 	return v
 }
 
-// position is the place and the sign of the one trit of a block.
-func position(t *testing.T, v Vector, w int) (int, int8) {
+// tritOfBlock returns the position and the sign of the only trit of block w.
+func tritOfBlock(t *testing.T, v Vector, w int) (int, int8) {
 	t.Helper()
 	if bits.OnesCount64(v.Plus[w])+bits.OnesCount64(v.Minus[w]) != 1 {
-		t.Fatalf("block %d is %x, %x", w, v.Plus[w], v.Minus[w])
+		t.Fatalf("block %d is %x, %x, want one trit", w, v.Plus[w], v.Minus[w])
 	}
 	i := bits.TrailingZeros64(v.Plus[w] | v.Minus[w])
 	return i, v.At(64*w + i)
@@ -29,35 +31,36 @@ func TestBlocks(t *testing.T) {
 	ab := bind(a, b)
 	negative := 0
 	for w := range ab.Plus {
-		i, s := position(t, a, w)
-		j, r := position(t, b, w)
-		k, q := position(t, ab, w)
+		i, s := tritOfBlock(t, a, w)
+		j, r := tritOfBlock(t, b, w)
+		k, q := tritOfBlock(t, ab, w)
 		if k != (i+j)%64 || q != s*r {
-			t.Fatalf("block %d: %d (%d) and %d (%d) give %d (%d)", w, i, s, j, r, k, q)
+			t.Fatalf("block %d: positions %d (sign %d) and %d (%d) give %d (%d), want %d (%d)",
+				w, i, s, j, r, k, q, (i+j)%64, s*r)
 		}
 		if s < 0 {
 			negative++
 		}
 	}
 	if negative < 88 || negative > 168 {
-		t.Errorf("%d of 256 signs are negative", negative)
+		t.Errorf("%d of 256 signs are negative, want 88 to 168", negative)
 	}
 	if !equal(ab, bind(b, a)) || !equal(bind(ab, c), bind(a, bind(b, c))) {
-		t.Error("not commutative, or not associative")
+		t.Error("binding is not commutative, or not associative")
 	}
 	if !equal(unbind(ab, b), a) || !equal(unbind(ab, a), b) {
-		t.Error("unbinding does not give back")
+		t.Error("unbinding does not restore the vector")
 	}
 	for name, other := range map[string]Vector{"first": a, "second": b, "third": c} {
-		// 256 blocks, of which 1/64 meet: 4 on average, signs cancel.
+		// Of 256 blocks 1/64 have the same position: 4 on average, whose signs cancel.
 		if dot := Dot(ab, other); dot < -16 || dot > 16 {
-			t.Errorf("what is bound resembles the %s: %d", name, dot)
+			t.Errorf("dot product of the bound vectors and the %s is %d, want -16 to 16", name, dot)
 		}
 	}
-	// A sum of block codes, and anything else, is bound by a key as its parts are.
-	any := dense(d, seeded(34))
+	// A key binds a sum of block codes, or any vector, as it binds its parts.
+	any := dense(d, newRand(34))
 	if !equal(unbind(bind(any, c), c), any) {
-		t.Error("a vector that is no block code does not come back")
+		t.Error("a vector that is not a block code is not restored by unbinding")
 	}
 	parts, whole := NewSum(d), NewSum(d)
 	parts.Add(bind(a, c), 1)
@@ -73,6 +76,6 @@ func TestBlocks(t *testing.T) {
 	inPlace := New(d)
 	inPlace.Copy(b)
 	if BlockBind(inPlace, a, inPlace); !equal(inPlace, ab) {
-		t.Error("differs in place")
+		t.Error("binding in place gives another result")
 	}
 }

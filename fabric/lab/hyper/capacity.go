@@ -1,6 +1,6 @@
 package hyper
 
-// This file measures how much a bundle can hold, and compares with theory.
+// This file measures how much a bundle can hold, and compares the results to theory.
 
 import (
 	"context"
@@ -18,13 +18,15 @@ import (
 type Coding int
 
 const (
-	Majority      Coding = iota // dense vectors, signs of the sum
-	Thresholded                 // dense vectors, signs of the sum beyond 0.6 standard deviations
-	Exact                       // dense vectors, all digits of the sum
-	Blocks                      // block codes (1.6 % of the trits), signs of the sum
-	SparseProduct               // sparse vectors (2 % of the trits), element-wise products, signs of the sum; shows that this does not work
-	Nested                      // records of records of records, with the same number of fields on each level; read by path
-	NestedCleanup               // the same, with each record on the path looked up among those of its level
+	Majority    Coding = iota // dense vectors, signs of the sum
+	Thresholded               // dense vectors, signs of the sum beyond 0.6 standard deviations
+	Exact                     // dense vectors, all digits of the sum
+	Blocks                    // block codes (1.6 % of the trits), signs of the sum
+	// SparseProduct has sparse vectors (2 % of the trits), element-wise products and signs of the
+	// sum. It shows that this does not work.
+	SparseProduct
+	Nested        // records of records of records, with the same number of fields on each level; read by path
+	NestedCleanup // the same, with each record on the path looked up among those of its level
 )
 
 var codings = [...]string{"majority", "thresholded", "exact", "blocks", "sparse-product", "nested", "nested-cleanup"}
@@ -67,11 +69,13 @@ const (
 
 // CapacityConfig says what Capacity measures: each coding with each dimension and each number of items.
 type CapacityConfig struct {
-	Codings    []Coding
-	Dims       []int // multiples of 64
-	Items      []int // pairs in a bundle, at most 4096; nested codings require cubes, because they have the same number of fields on each level
-	Candidates int   // values that the memory knows; 0: as many as items
-	Queries    int   // per row, over as many fresh bundles as needed
+	Codings []Coding
+	Dims    []int // multiples of 64
+	// Items are the numbers of pairs in a bundle, at most 4096. For nested codings only cubes are
+	// measured, because they have the same number of fields on each level.
+	Items      []int
+	Candidates int // values that the memory knows; 0: as many as items
+	Queries    int // per row, over as many new bundles as needed
 	Seed       uint64
 }
 
@@ -86,7 +90,8 @@ type CapacityRow struct {
 	Predicted  float64 `json:"predicted"` // the same by theory, see theory.go
 }
 
-// StandardError is the standard error of Measured if Predicted is true and all queries are independent.
+// StandardError is the standard error of Measured, if Predicted is the true probability and all
+// queries are independent.
 func (r CapacityRow) StandardError() float64 {
 	return math.Sqrt(r.Predicted * (1 - r.Predicted) / float64(r.Queries))
 }
@@ -120,8 +125,9 @@ func (c CapacityConfig) Check() error {
 	return errors.Join(errs...)
 }
 
-// Capacity measures all rows, on all processors. The same configuration always gives the same rows. progress, if not nil, is called after
-// each row, by one goroutine at a time. It fails for a configuration that Check rejects. When ctx ends, it returns the complete rows with
+// Capacity measures all rows, on all processors. The same configuration always gives the same rows.
+// progress, if not nil, is called after each row, by one goroutine at a time. It is an error if
+// Check rejects the configuration. If ctx ends, Capacity returns the rows that are complete, with
 // ctx's error.
 func Capacity(ctx context.Context, c CapacityConfig, progress func(done, total int)) ([]CapacityRow, error) {
 	if err := c.Check(); err != nil {
@@ -131,7 +137,7 @@ func Capacity(ctx context.Context, c CapacityConfig, progress func(done, total i
 	for _, coding := range c.Codings {
 		for _, d := range c.Dims {
 			for _, n := range c.Items {
-				if coding >= Nested && root(n) == 0 {
+				if coding >= Nested && cubeRoot(n) == 0 {
 					continue
 				}
 				m := c.Candidates
@@ -172,8 +178,8 @@ func Capacity(ctx context.Context, c CapacityConfig, progress func(done, total i
 	return rows, nil
 }
 
-// root is the number of fields on each level for n values; 0 if n is no cube.
-func root(n int) int {
+// cubeRoot returns the number of fields on each level for n values, or 0 if n is not a cube.
+func cubeRoot(n int) int {
 	if b := int(math.Round(math.Cbrt(float64(n)))); b*b*b == n {
 		return b
 	}
@@ -218,20 +224,21 @@ func (r *CapacityRow) predict() float64 {
 	switch r.Coding {
 	case Exact:
 		d, n := float64(r.Dim), float64(r.Items)
-		return best(d, d*(n-1), d*n, others)
+		return probBest(d, d*(n-1), d*n, others)
 	case Blocks:
-		return blocks(r.Dim/BlockLength, r.Items, r.Candidates)
+		return probBlocks(r.Dim/BlockLength, r.Items, r.Candidates)
 	case SparseProduct:
-		return sparseProduct(r.Dim, r.Items, r.Candidates, sparseDensity)
+		return probSparseProduct(r.Dim, r.Items, r.Candidates, sparseDensity)
 	case Nested, NestedCleanup:
-		return nested(r.Dim, root(r.Items), r.Candidates, r.Coding == NestedCleanup)
+		return probNested(r.Dim, cubeRoot(r.Items), r.Candidates, r.Coding == NestedCleanup)
 	}
-	mean, active, overall := transfer(r.Items, 1, r.threshold())
-	return bestOf(r.Dim, 1, mean, active, overall, others)
+	mean, active, overall := describeBundle(r.Items, 1, r.threshold())
+	return probBestOf(r.Dim, 1, mean, active, overall, others)
 }
 
-// values returns a memory of the row's candidates, and which of them each item has: different ones, if there are enough.
-func (r *CapacityRow) values(random func(Vector), rng *rand.Rand) (m *Memory, item []int) {
+// newValues returns a memory of the row's candidates, and the number of the candidate that each
+// item has. Items have different candidates if there are enough.
+func (r *CapacityRow) newValues(random func(Vector), rng *rand.Rand) (m *Memory, item []int) {
 	m = NewMemory(r.Dim, r.Candidates)
 	v := New(r.Dim)
 	for range r.Candidates {
@@ -244,8 +251,8 @@ func (r *CapacityRow) values(random func(Vector), rng *rand.Rand) (m *Memory, it
 	return m, item[:r.Items]
 }
 
-// newPairs makes a bundle of key-value pairs. The returned function queries the value of a key, and reports whether the right one was
-// found.
+// newPairs makes a bundle of key-value pairs. The function that it returns queries the value of a
+// key, and reports whether it found the right one.
 func newPairs(r *CapacityRow, rng *rand.Rand) func(i int) bool {
 	random, bind, unbind := func(v Vector) { Random(v, rng) }, Bind, Bind
 	switch r.Coding {
@@ -254,7 +261,7 @@ func newPairs(r *CapacityRow, rng *rand.Rand) func(i int) bool {
 	case SparseProduct:
 		random = func(v Vector) { RandomSparse(v, int(math.Round(sparseDensity*float64(r.Dim))), rng) }
 	}
-	m, item := r.values(random, rng)
+	m, item := r.newValues(random, rng)
 	keys, sum, pair := NewMemory(r.Dim, r.Items), NewSum(r.Dim), New(r.Dim)
 	for i := range item {
 		random(pair)
@@ -285,11 +292,12 @@ func newPairs(r *CapacityRow, rng *rand.Rand) func(i int) bool {
 	}
 }
 
-// newTree makes a record of records of records of values. Like newPairs it returns a function that queries the value at the end of a path.
+// newTree makes a record of records of records of values. The function that it returns queries the
+// value at the end of a path, and reports whether it found the right one.
 func newTree(r *CapacityRow, rng *rand.Rand) func(i int) bool {
-	b := root(r.Items)
+	b := cubeRoot(r.Items)
 	random := func(v Vector) { Random(v, rng) }
-	m, item := r.values(random, rng)
+	m, item := r.newValues(random, rng)
 	var roles [levels][]Vector // all records of a level have the same roles
 	for l := range roles {
 		for range b {
@@ -298,10 +306,10 @@ func newTree(r *CapacityRow, rng *rand.Rand) func(i int) bool {
 			roles[l] = append(roles[l], role)
 		}
 	}
-	// Value (i*b + j)*b + k is at the path i, j, k; records are numbered in the same way.
+	// Value (i*b + j)*b + k is at the path i, j, k. Records are numbered in the same way.
 	level := m
 	of := item
-	var memories [levels]*Memory // what the fields of each level's records hold
+	var memories [levels]*Memory // what the fields of a level's records hold
 	for l := levels - 1; l >= 0; l-- {
 		memories[l] = level
 		records := NewMemory(r.Dim, len(of)/b)

@@ -1,5 +1,7 @@
 package hyper
 
+// This file tests the measurement of capacity, and compares it to theory.
+
 import (
 	"context"
 	"errors"
@@ -9,7 +11,7 @@ import (
 	"testing"
 )
 
-func measured(t *testing.T, c CapacityConfig) []CapacityRow {
+func mustMeasure(t *testing.T, c CapacityConfig) []CapacityRow {
 	t.Helper()
 	rows, err := Capacity(t.Context(), c, nil)
 	if err != nil {
@@ -18,10 +20,13 @@ func measured(t *testing.T, c CapacityConfig) []CapacityRow {
 	return rows
 }
 
-// TestCheckpoints has figures that others report for bundles of 128 dense items: all found with 4096 trits, 0.67 with 1024. They hold for a sum that is
-// not rounded, looked up among 64 values.
+// TestCheckpoints compares results to figures that others report for bundles of 128 dense items:
+// all found with 4096 trits, 0.67 with 1024. They are for a sum that is not rounded, looked up
+// among 64 values.
 func TestCheckpoints(t *testing.T) {
-	rows := measured(t, CapacityConfig{Codings: []Coding{Exact}, Dims: []int{4096, 1024}, Items: []int{128}, Candidates: 64, Queries: 2560, Seed: 1})
+	rows := mustMeasure(t, CapacityConfig{
+		Codings: []Coding{Exact}, Dims: []int{4096, 1024}, Items: []int{128}, Candidates: 64, Queries: 2560, Seed: 1,
+	})
 	for i, want := range []float64{1, .67} {
 		if math.Abs(rows[i].Measured-want) > .03 || math.Abs(rows[i].Predicted-want) > .01 {
 			t.Errorf("%+v, want %v", rows[i], want)
@@ -29,10 +34,14 @@ func TestCheckpoints(t *testing.T) {
 	}
 }
 
-// TestCapacity compares measurement and theory where neither all nor nothing is found, for all codings.
+// TestCapacity compares measurement and theory for all codings, with sizes at which some items are
+// found and some are not.
 func TestCapacity(t *testing.T) {
 	for _, c := range []CapacityConfig{
-		{Codings: []Coding{Majority, Thresholded, Exact, Blocks, SparseProduct}, Dims: []int{1024, 4096}, Items: []int{8, 64, 200}},
+		{
+			Codings: []Coding{Majority, Thresholded, Exact, Blocks, SparseProduct},
+			Dims:    []int{1024, 4096}, Items: []int{8, 64, 200},
+		},
 		{Codings: []Coding{Majority, Exact, Blocks}, Dims: []int{2048}, Items: []int{64}, Candidates: 1000},
 		{Codings: []Coding{SparseProduct}, Dims: []int{4096}, Items: []int{128}, Candidates: 64, Queries: 6000},
 		{Codings: []Coding{Majority}, Dims: []int{64}, Items: []int{3, 8}, Candidates: 64, Queries: 5000},
@@ -41,20 +50,21 @@ func TestCapacity(t *testing.T) {
 	} {
 		c.Queries, c.Seed = max(c.Queries, 500), 5
 		between := 0
-		for _, r := range measured(t, c) {
-			// 4 standard errors, and one query.
+		for _, r := range mustMeasure(t, c) {
+			// Up to 4 standard errors and one query are allowed.
 			if math.Abs(r.Measured-r.Predicted) > 4*r.StandardError()+1./float64(r.Queries) {
-				t.Errorf("%v, %d trits, %d items, %d candidates: %.3f, want %.3f +- %.3f", r.Coding, r.Dim, r.Items, r.Candidates, r.Measured, r.Predicted, r.StandardError())
+				t.Errorf("%v, %d trits, %d items, %d candidates: %.3f, want %.3f +- %.3f",
+					r.Coding, r.Dim, r.Items, r.Candidates, r.Measured, r.Predicted, r.StandardError())
 			}
 			if r.Predicted > .1 && r.Predicted < .98 {
 				between++
 			}
 			if r.Predicted > .92 && r.Measured < .9 {
-				t.Errorf("%+v: less than 90 %% where theory allows more", r)
+				t.Errorf("%+v: Measured is %v, want at least 0.9", r, r.Measured)
 			}
 		}
 		if between == 0 {
-			t.Errorf("%+v: nothing but all or nothing", c)
+			t.Errorf("%+v: in all rows, nearly all or few items are found, want some rows between", c)
 		}
 	}
 }
@@ -64,23 +74,23 @@ func TestCapacityRepeats(t *testing.T) {
 	calls := 0
 	rows, err := Capacity(t.Context(), c, func(done, total int) {
 		if calls++; done != calls || total != 7*2*3-2*2 { // 10 is no cube
-			t.Errorf("%d of %d after %d rows", done, total, calls)
+			t.Errorf("call %d of progress has %d of %d, want %d of %d", calls, done, total, calls, 7*2*3-2*2)
 		}
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Equal(rows, measured(t, c)) {
-		t.Error("the same seed gives other rows")
+	if !slices.Equal(rows, mustMeasure(t, c)) {
+		t.Error("the same seed gave other rows")
 	}
 	c.Codings = []Coding{Blocks}
 	blocks := slices.DeleteFunc(slices.Clone(rows), func(r CapacityRow) bool { return r.Coding != Blocks })
-	if got := measured(t, c); !slices.Equal(got, blocks) {
-		t.Error("a row depends on others")
+	if got := mustMeasure(t, c); !slices.Equal(got, blocks) {
+		t.Errorf("without other codings the rows are %v, want %v", got, blocks)
 	}
 	c.Seed++
-	if got := measured(t, c); slices.Equal(got, blocks) {
-		t.Error("the seed does not matter")
+	if got := mustMeasure(t, c); slices.Equal(got, blocks) {
+		t.Error("another seed gave the same rows")
 	}
 }
 
@@ -104,10 +114,10 @@ func TestCapacityFails(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := Capacity(ctx, good, nil); !errors.Is(err, context.Canceled) {
-		t.Errorf("after the context's end: %v", err)
+		t.Errorf("after the end of the context: error %v, want %v", err, context.Canceled)
 	}
 
-	// What is done when the context ends is returned.
+	// The rows that are complete when the context ends are returned.
 	ctx, cancel = context.WithCancel(t.Context())
 	many := good
 	for range 1000 {
@@ -119,11 +129,12 @@ func TestCapacityFails(t *testing.T) {
 		}
 	})
 	if !errors.Is(err, context.Canceled) || len(rows) < 5 || len(rows) == len(many.Items) {
-		t.Errorf("%d rows, %v", len(rows), err)
+		t.Errorf("got %d rows and error %v, want 5 or more, but not all %d, and %v",
+			len(rows), err, len(many.Items), context.Canceled)
 	}
 	for _, r := range rows {
 		if r.Measured == 0 || r.Predicted == 0 {
-			t.Errorf("%+v", r)
+			t.Errorf("row %+v is not complete", r)
 		}
 	}
 }
@@ -133,11 +144,11 @@ func TestCodingText(t *testing.T) {
 		text, err := c.MarshalText()
 		var back Coding
 		if err != nil || back.UnmarshalText(text) != nil || back != c {
-			t.Errorf("%v becomes %q becomes %v", c, text, back)
+			t.Errorf("%v is written as %q and read as %v", c, text, back)
 		}
 	}
 	var c Coding
 	if err := c.UnmarshalText([]byte("nonsense")); err == nil {
-		t.Error("nonsense is a coding")
+		t.Error("UnmarshalText accepted nonsense, want an error")
 	}
 }

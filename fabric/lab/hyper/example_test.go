@@ -1,5 +1,7 @@
 package hyper_test
 
+// This file has the examples of the package's documentation.
+
 import (
 	"fmt"
 	"math/rand/v2"
@@ -7,7 +9,7 @@ import (
 	"tensorcast/fabric/lab/hyper"
 )
 
-// A store of 500 pairs of key and value in one vector of 2 bits per trit.
+// This example stores 500 pairs of key and value in one vector of 2 bits per trit.
 func Example_keyValue() {
 	const items = 500
 	for _, d := range []int{4096, 8192, 16384, 32768} {
@@ -43,7 +45,8 @@ func Example_keyValue() {
 	// 32768 trits, 8192 bytes: 500 of 500 values found
 }
 
-// Records of records of records, a question by path, and a change in place.
+// This example builds records of records of records, queries them by path, and changes a value in
+// place.
 func ExampleRecord() {
 	const d = 16384
 	rng := rand.New(rand.NewPCG(3, 4))
@@ -63,10 +66,10 @@ func ExampleRecord() {
 	}
 
 	house := hyper.NewRecord(d, 0)
-	fill := func(place *hyper.Record, content, colour, count string) {
-		place.Put(words["content"], words[content])
-		place.Put(words["colour"], words[colour])
-		place.Put(words["count"], words[count])
+	fill := func(container *hyper.Record, content, colour, count string) {
+		container.Put(words["content"], words[content])
+		container.Put(words["colour"], words[colour])
+		container.Put(words["count"], words[count])
 	}
 	kitchen, cellar := house.Child(words["kitchen"]), house.Child(words["cellar"])
 	fill(kitchen.Child(words["shelf"]), "bread", "red", "3")
@@ -74,7 +77,7 @@ func ExampleRecord() {
 	box := cellar.Child(words["box"])
 	fill(box, "bread", "blue", "7")
 
-	ask := func(path ...string) {
+	query := func(path ...string) {
 		roles := make([]hyper.Vector, len(path))
 		for i, role := range path {
 			roles[i] = words[role]
@@ -83,18 +86,18 @@ func ExampleRecord() {
 		hyper.Read(read, scratch, house.Vector(), roles...)
 		fmt.Println(path, names[m.Nearest(make([]int32, m.Len()), read).Item])
 	}
-	ask("kitchen", "shelf", "colour")
-	ask("kitchen", "box", "content")
-	ask("cellar", "box", "content")
+	query("kitchen", "shelf", "colour")
+	query("kitchen", "box", "content")
+	query("cellar", "box", "content")
 
-	// Trit by trit, the bread in the cellar becomes milk; the house follows.
+	// Trit by trit, the bread in the cellar becomes milk. The record of the house follows.
 	lens, match := box.Open(words["content"], m)
 	fmt.Println("in the box:", names[match.Item])
 	for i := range d {
 		lens.Set(i, words["milk"].At(i))
 	}
-	ask("cellar", "box", "content")
-	ask("cellar", "box", "count")
+	query("cellar", "box", "content")
+	query("cellar", "box", "count")
 	// Output:
 	// [kitchen shelf colour] red
 	// [kitchen box content] milk

@@ -1,6 +1,7 @@
 package hyper
 
-// This file implements the cleanup memory: known vectors, among which it finds the one most similar to a noisy vector.
+// This file implements the cleanup memory. It finds the one of many known vectors that is most
+// similar to a noisy one.
 
 import (
 	"fmt"
@@ -14,7 +15,8 @@ type Memory struct {
 	plus, minus []uint64
 }
 
-// NewMemory returns an empty memory for vectors of d trits, with room for n. It panics unless d is a positive multiple of 64.
+// NewMemory returns an empty memory for vectors of d trits, with room for n. It panics unless d is
+// a positive multiple of 64.
 func NewMemory(d, n int) *Memory {
 	words := len(New(d).Plus)
 	return &Memory{words: words, plus: make([]uint64, 0, n*words), minus: make([]uint64, 0, n*words)}
@@ -39,15 +41,17 @@ func (m *Memory) At(i int) Vector {
 	return Vector{m.plus[first:end:end], m.minus[first:end:end]}
 }
 
-// Scores sets dst, which has Len elements, to the dot products with the query: one vector, or the digits of a sum as from Sum.Digits (then
-// the query is sum of 3^p query[p]). They are exact modulo 2^32.
+// Scores sets dst, which has Len elements, to the dot products of all vectors with the query. The
+// query is one vector, or the digits of a sum as from Sum.Digits. Then it stands for the sum of 3^p
+// query[p]. The products are exact modulo 2^32.
 func (m *Memory) Scores(dst []int32, query ...Vector) {
 	if len(dst) != m.n {
 		panic(fmt.Sprintf("hyper: %d scores of %d vectors", len(dst), m.n))
 	}
 	clear(dst)
 	var part [64]int32
-	for first := 0; first < m.n; first += len(part) { // few vectors at a time, so that they stay in the cache while the digits change
+	// Only a few vectors are processed at a time, so that they stay in the cache for all digits.
+	for first := 0; first < m.n; first += len(part) {
 		rows := min(len(part), m.n-first)
 		plus, minus := m.plus[first*m.words:(first+rows)*m.words], m.minus[first*m.words:(first+rows)*m.words]
 		scale := int32(1)
@@ -67,8 +71,8 @@ type Match struct {
 	Score int32
 }
 
-// Top fills dst with the best scores, the best first (of equal ones, the lower number first), and returns how many there are: len(dst), or
-// fewer if there are fewer scores.
+// Top fills dst with the best scores, the best first. Of equal scores, the one with the lower
+// number comes first. It returns how many there are: len(dst), or fewer if there are fewer scores.
 func Top(dst []Match, scores []int32) int {
 	n := 0
 	for i, s := range scores {
@@ -89,7 +93,8 @@ func Top(dst []Match, scores []int32) int {
 	return n
 }
 
-// Nearest returns the best match of the query (see Scores). scores is scratch of Len elements. The memory must not be empty.
+// Nearest returns the best match of the query (see Scores). scores is scratch of Len elements. The
+// memory must not be empty.
 func (m *Memory) Nearest(scores []int32, query ...Vector) Match {
 	m.Scores(scores, query...)
 	var best [1]Match

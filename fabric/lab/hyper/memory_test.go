@@ -1,5 +1,7 @@
 package hyper
 
+// This file tests the cleanup memory.
+
 import (
 	"cmp"
 	"slices"
@@ -8,11 +10,11 @@ import (
 
 func TestScores(t *testing.T) {
 	const d, n = 256, 150 // more than a piece
-	rng := seeded(21)
+	rng := newRand(21)
 	m := NewMemory(d, 0)
 	for i := range n {
 		if got := m.Add(sparse(d, 100, rng)); got != i {
-			t.Fatalf("vector %d is number %d", i, got)
+			t.Fatalf("Add returned %d, want %d", got, i)
 		}
 	}
 	s := NewSum(d)
@@ -21,7 +23,7 @@ func TestScores(t *testing.T) {
 	}
 	digits := []Vector{New(d), New(d), New(d), New(d)}
 	if !s.Digits(digits) {
-		t.Fatal("40 does not fit 4 digits")
+		t.Fatal("Digits = false for 4 digits and counts up to 40, want true")
 	}
 	scores, exact := make([]int32, n), make([]int32, n)
 	m.Scores(scores, digits[0])
@@ -32,13 +34,14 @@ func TestScores(t *testing.T) {
 			dot += c * int32(m.At(i).At(j))
 		}
 		if exact[i] != dot || scores[i] != Dot(digits[0], m.At(i)) {
-			t.Errorf("vector %d scores %d and %d, want %d and %d", i, exact[i], scores[i], dot, Dot(digits[0], m.At(i)))
+			t.Errorf("vector %d scores %d and %d, want %d and %d",
+				i, exact[i], scores[i], dot, Dot(digits[0], m.At(i)))
 		}
 	}
 }
 
 func TestTop(t *testing.T) {
-	rng := seeded(22)
+	rng := newRand(22)
 	for n := range 40 {
 		scores := make([]int32, n)
 		want := make([]Match, n)
@@ -56,10 +59,11 @@ func TestTop(t *testing.T) {
 	}
 }
 
-// TestNearest plants a vector of which 40 % is flipped among 2000 others: 8 standard deviations.
+// TestNearest looks for a vector of which 40 % was flipped among 2000 others. Its score is 8
+// standard deviations above theirs.
 func TestNearest(t *testing.T) {
 	const d = 2048
-	rng := seeded(23)
+	rng := newRand(23)
 	m := NewMemory(d, 2000)
 	for range 2000 {
 		m.Add(dense(d, rng))
@@ -71,7 +75,7 @@ func TestNearest(t *testing.T) {
 			q.Set(i, -q.At(i))
 		}
 		if got := m.Nearest(scores, q); got != (Match{planted, d - 2*(d*2/5)}) {
-			t.Errorf("vector %d is taken for %+v", planted, got)
+			t.Errorf("Nearest = %+v, want vector %d with score %d", got, planted, d-2*(d*2/5))
 		}
 	}
 }

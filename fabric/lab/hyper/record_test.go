@@ -1,8 +1,11 @@
 package hyper
 
+// This file tests records and edits in place.
+
 import "testing"
 
-// tree is records of records of records of values, built from scratch: edits in place must give the same.
+// tree is the values and roles of records of records of records. Editing records in place must give
+// the same as building them from scratch.
 type tree struct {
 	d, b   int
 	roles  [3][]Vector
@@ -10,7 +13,7 @@ type tree struct {
 }
 
 func newTestTree(d, b int, seed uint64) *tree {
-	rng := seeded(seed)
+	rng := newRand(seed)
 	t := &tree{d: d, b: b}
 	for l := range t.roles {
 		for range b {
@@ -23,8 +26,8 @@ func newTestTree(d, b int, seed uint64) *tree {
 	return t
 }
 
-// rebuilt is the top record's trits, from the definition: every sum anew.
-func (t *tree) rebuilt(threshold int32) Vector {
+// rebuild returns the top record's trits, computed by the definition from new sums.
+func (t *tree) rebuild(threshold int32) Vector {
 	below := t.values
 	for l := 2; l >= 0; l-- {
 		var level []Vector
@@ -41,8 +44,8 @@ func (t *tree) rebuilt(threshold int32) Vector {
 	return below[0]
 }
 
-// record is the same by Child and Put, and its records of the last level.
-func (t *tree) record(threshold int32) (*Record, []*Record) {
+// build makes the records with Child and Put. It returns the top record, and those of the last level.
+func (t *tree) build(threshold int32) (*Record, []*Record) {
 	top := NewRecord(t.d, threshold)
 	var leaves []*Record
 	for i := range t.b {
@@ -58,15 +61,16 @@ func (t *tree) record(threshold int32) (*Record, []*Record) {
 	return top, leaves
 }
 
-// TestNestedEdits changes values in all ways, three levels down: the top record is that of a tree built afresh, bit for bit.
+// TestNestedEdits changes values in all ways, three levels down. The top record must be that of a
+// tree built anew, bit for bit.
 func TestNestedEdits(t *testing.T) {
 	for _, threshold := range []int32{0, 1} {
 		tree := newTestTree(320, 3, 41)
-		top, leaves := tree.record(threshold)
-		if !equal(top.Vector(), tree.rebuilt(threshold)) {
-			t.Fatal("a record that follows its children differs from one built in one go")
+		top, leaves := tree.build(threshold)
+		if !equal(top.Vector(), tree.rebuild(threshold)) {
+			t.Fatal("a record that follows its children differs from one built at once")
 		}
-		rng := seeded(42)
+		rng := newRand(42)
 		lenses := make([]*Lens, len(tree.values))
 		for i, v := range tree.values {
 			lenses[i] = leaves[i/3].Lens(tree.roles[2][i%3], v)
@@ -92,50 +96,53 @@ func TestNestedEdits(t *testing.T) {
 				}
 			}
 			if !equal(lenses[i].Value(), tree.values[i]) {
-				t.Fatalf("edit %d: the lens shows another value", round)
+				t.Fatalf("edit %d: the lens has another value than was set", round)
 			}
-			if !equal(top.Vector(), tree.rebuilt(threshold)) {
-				t.Fatalf("threshold %d: after edit %d the record is not that of the values", threshold, round)
+			if !equal(top.Vector(), tree.rebuild(threshold)) {
+				t.Fatalf("threshold %d: after edit %d the record differs from one built of the values",
+					threshold, round)
 			}
 		}
 	}
 }
 
-// FuzzEdits is TestNestedEdits for single trits, at any place in any order.
+// FuzzEdits is TestNestedEdits for single trits, at any position and in any order.
 func FuzzEdits(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 7, 63, 1, 7, 63, 2})
 	f.Fuzz(func(t *testing.T, edits []byte) {
 		tree := newTestTree(64, 2, 43)
-		top, leaves := tree.record(0)
+		top, leaves := tree.build(0)
 		for ; len(edits) >= 3; edits = edits[3:] {
 			i, at, trit := int(edits[0]%8), int(edits[1]%64), int8(edits[2]%3)-1
 			leaves[i/2].Lens(tree.roles[2][i%2], tree.values[i]).Set(at, trit)
 			tree.values[i].Set(at, trit)
 		}
-		if !equal(top.Vector(), tree.rebuilt(0)) {
-			t.Error("the record is not that of the values")
+		if !equal(top.Vector(), tree.rebuild(0)) {
+			t.Error("the record differs from one built of the values")
 		}
 	})
 }
 
-// TestPaths asks for all 64 values of a tree by path, without cleanup on the way (7 standard deviations), and by wrong paths.
+// TestPaths queries all 64 values of a tree by path, without cleanup on the way (7 standard
+// deviations), and by wrong paths.
 func TestPaths(t *testing.T) {
 	const d, b = 16384, 4
 	tree := newTestTree(d, b, 44)
-	top := tree.rebuilt(0)
+	top := tree.rebuild(0)
 	m := NewMemory(d, len(tree.values))
 	for _, v := range tree.values {
 		m.Add(v)
 	}
 	read, scratch, scores := New(d), New(d), make([]int32, m.Len())
-	// The least score of a right answer, and the greatest of any for a path that is none.
+	// least is the least score of a right answer, greatest the greatest score of any answer for a
+	// wrong path.
 	least, greatest := int32(d), int32(0)
 	for i := range tree.values {
 		path := [3]Vector{tree.roles[0][i/16], tree.roles[1][i/4%4], tree.roles[2][i%4]}
 		Read(read, scratch, top, path[:]...)
 		got := m.Nearest(scores, read)
 		if got.Item != i {
-			t.Errorf("value %d is taken for %d", i, got.Item)
+			t.Errorf("Nearest found value %d, want %d", got.Item, i)
 		}
 		least = min(least, scores[i])
 		path[0], path[1] = path[1], path[0]
@@ -143,14 +150,16 @@ func TestPaths(t *testing.T) {
 		greatest = max(greatest, m.Nearest(scores, read).Score)
 	}
 	if least <= greatest {
-		t.Errorf("a path in the wrong order scores %d, the right one down to %d", greatest, least)
+		t.Errorf("a path in the wrong order scores %d, want less than %d, the least score of the right one",
+			greatest, least)
 	}
 }
 
-// TestOpen finds the value under a role, edits it in place, and reads the edit back through the noise.
+// TestOpen finds the value under a role, edits it in place, and reads the edited value in spite of
+// the noise.
 func TestOpen(t *testing.T) {
 	const d, n = 8192, 20
-	rng := seeded(45)
+	rng := newRand(45)
 	m, record := NewMemory(d, n), NewRecord(d, 0)
 	roles := make([]Vector, n)
 	for i := range roles {
@@ -161,18 +170,19 @@ func TestOpen(t *testing.T) {
 	for i := range roles {
 		lens, match := record.Open(roles[i], m)
 		if match.Item != i {
-			t.Fatalf("value %d is taken for %d", i, match.Item)
+			t.Fatalf("Open found value %d, want %d", match.Item, i)
 		}
 		edited.Copy(m.At(i))
 		for at := range d / 2 {
 			edited.Set(at, -edited.At(at))
 			lens.Set(at, -lens.At(at))
 		}
-		// Half of the trits are the opposite now: what was there is no more than noise, and the new value is known as the old one was.
+		// Half of the trits are inverted now. So the old value is no more than noise, and the new
+		// value is recognised as the old one was.
 		read, scratch := New(d), New(d)
 		Read(read, scratch, record.Vector(), roles[i])
 		if old, now := Dot(read, m.At(i)), Dot(read, edited); old > 500 || now < 900 {
-			t.Errorf("value %d: the old one scores %d, the new one %d", i, old, now)
+			t.Errorf("value %d: the old one scores %d, the new one %d, want at most 500 and at least 900", i, old, now)
 		}
 		if equal(m.At(i), edited) {
 			t.Fatal("the edit changed the memory")

@@ -1,5 +1,7 @@
 package hyper
 
+// This file tests sums and their ternary forms.
+
 import (
 	"math"
 	"slices"
@@ -8,7 +10,7 @@ import (
 
 func TestSum(t *testing.T) {
 	const d = 192
-	rng := seeded(11)
+	rng := newRand(11)
 	s, want := NewSum(d), make([]int32, d)
 	var added []Vector
 	var weights []int32
@@ -21,7 +23,7 @@ func TestSum(t *testing.T) {
 		added, weights = append(added, v), append(weights, weight)
 	}
 	if !slices.Equal(s.Counts, want) {
-		t.Fatalf("%v, want %v", s.Counts, want)
+		t.Fatalf("counts %v, want %v", s.Counts, want)
 	}
 	for _, threshold := range []int32{0, 1, 7, 1000} {
 		v := dense(d, rng)
@@ -34,7 +36,7 @@ func TestSum(t *testing.T) {
 				trit = -1
 			}
 			if v.At(i) != trit {
-				t.Fatalf("count %d beyond %d gives %d", c, threshold, v.At(i))
+				t.Fatalf("count %d with threshold %d gives the trit %d, want %d", c, threshold, v.At(i), trit)
 			}
 		}
 	}
@@ -42,14 +44,15 @@ func TestSum(t *testing.T) {
 		s.Add(v, -weights[i])
 	}
 	if slices.ContainsFunc(s.Counts, func(c int32) bool { return c != 0 }) {
-		t.Error("taking all away leaves something")
+		t.Errorf("after removing all vectors the counts are %v, want 0", s.Counts)
 	}
 }
 
-// TestDistributive: binding and permuting a sum is summing what is bound and permuted.
+// TestDistributive checks that binding or permuting a sum gives the sum of the bound or permuted
+// vectors.
 func TestDistributive(t *testing.T) {
 	const d, n = 256, 21
-	rng := seeded(12)
+	rng := newRand(12)
 	key := dense(d, rng)
 	plain, bound, turned := NewSum(d), NewSum(d), NewSum(d)
 	for range n {
@@ -60,21 +63,22 @@ func TestDistributive(t *testing.T) {
 	}
 	for i, c := range plain.Counts {
 		if bound.Counts[i] != c*int32(key.At(i)) || turned.Counts[(i+9)%d] != c {
-			t.Fatalf("count %d is %d: bound by %d it is %d, permuted %d", i, c, key.At(i), bound.Counts[i], turned.Counts[(i+9)%d])
+			t.Fatalf("count %d is %d: bound with %d it is %d, permuted %d, want %d and %d",
+				i, c, key.At(i), bound.Counts[i], turned.Counts[(i+9)%d], c*int32(key.At(i)), c)
 		}
 	}
-	// The ternary form of a bundle, too.
+	// This holds for the ternary form of a bundle, too.
 	a, b := New(d), New(d)
 	plain.Ternary(a, 3)
 	bound.Ternary(b, 3)
 	if !equal(product(a, key), b) {
-		t.Error("the ternary form of what is bound is not what is bound of the ternary form")
+		t.Error("the ternary form of the bound sum differs from the bound ternary form")
 	}
 }
 
 func TestThreshold(t *testing.T) {
 	const d = 4096
-	rng := seeded(13)
+	rng := newRand(13)
 	s, v := NewSum(d), New(d)
 	for range 63 {
 		s.Add(dense(d, rng), 1)
@@ -86,18 +90,20 @@ func TestThreshold(t *testing.T) {
 	for _, density := range []float64{0, .02, .1, 1. / 3, .5, .999, 1} {
 		got := s.Threshold(density)
 		if left(got) > density || got > 0 && left(got-1) <= density {
-			t.Errorf("density %v: threshold %d leaves %v, one less %v", density, got, left(got), left(got-1))
+			t.Errorf("density %v: threshold %d leaves %v, one less leaves %v, want the least that leaves at most %v",
+				density, got, left(got), left(got-1), density)
 		}
 	}
 	if got := NewSum(64).Threshold(0); got != 0 {
-		t.Errorf("the threshold of zeros is %d", got)
+		t.Errorf("the threshold of zeros is %d, want 0", got)
 	}
 }
 
-// TestRounding compares how much of normal counts is left in one trit with sqrt(2/pi), and with the best threshold, 2 phi(t) / sqrt(2 Q(t)) = 0.900 at 0.61.
+// TestRounding checks the correlation of one trit with normally distributed counts. It is
+// sqrt(2/pi) for the majority, and 2 phi(t) / sqrt(2 Q(t)) = 0.900 for the best threshold t = 0.61.
 func TestRounding(t *testing.T) {
 	const d, n = 1 << 16, 101
-	rng := seeded(14)
+	rng := newRand(14)
 	s, v := NewSum(d), New(d)
 	for range n {
 		Random(v, rng)
@@ -130,16 +136,16 @@ func TestDigits(t *testing.T) {
 	digits := func(n int) []Vector {
 		d := make([]Vector, n)
 		for i := range d {
-			d[i] = dense(256, seeded(1)) // what was there before must not show
+			d[i] = dense(256, newRand(1)) // old trits must have no influence
 		}
 		return d
 	}
 	if s.Digits(digits(5)) { // 5 digits reach to 121
-		t.Error("134 fits 5 digits")
+		t.Error("Digits = true for 5 digits and counts up to 134, want false")
 	}
 	six := digits(6)
 	if !s.Digits(six) {
-		t.Error("134 does not fit 6 digits")
+		t.Error("Digits = false for 6 digits and counts up to 134, want true")
 	}
 	for i, want := range s.Counts {
 		got := int32(0)
@@ -147,13 +153,13 @@ func TestDigits(t *testing.T) {
 			got = 3*got + int32(six[p].At(i))
 		}
 		if got != want {
-			t.Errorf("%d is written as %d", want, got)
+			t.Errorf("the digits have the value %d, want %d", got, want)
 		}
 	}
 	for i := range s.Counts {
 		s.Counts[i] = min(s.Counts[i], 121)
 	}
 	if !s.Digits(digits(5)) {
-		t.Error("121 and -121 do not fit 5 digits")
+		t.Error("Digits = false for 5 digits and counts from -121 to 121, want true")
 	}
 }

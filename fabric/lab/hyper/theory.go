@@ -1,19 +1,25 @@
 package hyper
 
-// This file predicts how often the right vector is found, from the theory of sums of independent random trits.
+// This file predicts how often the right vector is found, from the theory of sums of independent
+// random trits.
 //
-// A trit S of a bundle is a function of the sum of one pair's trit x (+1 or -1) and those of the other pairs. After unbinding and
-// multiplying by the right value, its score is a sum of independent terms with mean r = E[S x]; the score of any other vector has mean 0.
-// With many terms both are normally distributed. For N dense pairs, the majority has r = sqrt(2/(pi N)) for large N, so with D trits the
-// signal is d' = r sqrt(D) = sqrt(2/pi) sqrt(D/N) standard deviations: it grows with sqrt(D/N). Rounding at the best threshold makes the
-// factor 0.90, no rounding 1. A block code of D/64 trits has the same d' while N is below 64, because few of its trits collide.
+// A trit S of a bundle is a function of the sum of one pair's trit x (+1 or -1) and the trits of
+// the other pairs. After unbinding and multiplying by the right value, its score is a sum of
+// independent terms with mean r = E[S x]. The score of any other vector has mean 0. With many terms
+// both are normally distributed.
+//
+// For N dense pairs, the majority has r = sqrt(2/(pi N)) for large N. So with D trits the signal is
+// d' = r sqrt(D) = sqrt(2/pi) sqrt(D/N) standard deviations: it grows with sqrt(D/N). Rounding at
+// the best threshold makes the factor 0.90, no rounding makes it 1. A block code of D/64 trits has
+// the same d' while N is below 64, because few of its trits collide.
 
 import "math"
 
-// walk is the distribution of a sum of steps of +1, 0 and -1: element i is the probability of the sum i - len/2.
+// walk is the distribution of a sum of steps of +1, 0 and -1. Element i is the probability of the
+// sum i - len/2.
 type walk []float64
 
-// newWalk is the sum of no steps, with room for sums from -reach to reach.
+// newWalk returns the sum of no steps, with room for sums from -reach to reach.
 func newWalk(reach int) walk {
 	w := make(walk, 2*reach+1)
 	w[reach] = 1
@@ -32,9 +38,10 @@ func (w walk) step(up, down float64) {
 	}
 }
 
-// transfer describes what a bundle of n pairs does to the trits of one of them. A pair's trit is not 0 with probability density. Let x be
-// that trit: mean is E[S x] where x is not 0, active is P(S not 0) there, and overall is P(S not 0) anywhere.
-func transfer(n int, density float64, threshold int) (mean, active, overall float64) {
+// describeBundle computes what a bundle of n pairs does to the trits of one of them. A pair's trit
+// is not 0 with the probability density. Let x be that trit and S that of the bundle. mean is E[S
+// x] where x is not 0, active is P(S not 0) there, and overall is P(S not 0) anywhere.
+func describeBundle(n int, density float64, threshold int) (mean, active, overall float64) {
 	rest := newWalk(n - 1) // the other pairs' trits
 	for range n - 1 {
 		rest.step(density/2, density/2)
@@ -55,8 +62,9 @@ func transfer(n int, density float64, threshold int) (mean, active, overall floa
 	return up - down, up + down, density*(up+down) + (1-density)*beyond
 }
 
-// best is the probability that a normally distributed score exceeds all of others independent normal scores with mean 0.
-func best(mean, variance, otherVariance float64, others int) float64 {
+// probBest returns the probability that a normally distributed score exceeds all other scores.
+// These are independent and normally distributed with mean 0, and their number is others.
+func probBest(mean, variance, otherVariance float64, others int) float64 {
 	const step, limit = 0.01, 8.0
 	sd, otherSD := math.Sqrt(max(0, variance)), math.Sqrt(otherVariance)
 	sum := 0.0
@@ -67,29 +75,32 @@ func best(mean, variance, otherVariance float64, others int) float64 {
 	return min(1, sum*step/math.Sqrt(2*math.Pi))
 }
 
-// bestOf is best for vectors of d positions of which a share density is not 0; mean, active and overall are transfer's.
-func bestOf(d int, density, mean, active, overall float64, others int) float64 {
+// probBestOf is probBest for vectors of d positions, of which the share density is not 0. mean,
+// active and overall are those of describeBundle.
+func probBestOf(d int, density, mean, active, overall float64, others int) float64 {
 	n := float64(d) * density
-	return best(n*mean, n*(active-density*mean*mean), n*overall, others)
+	return probBest(n*mean, n*(active-density*mean*mean), n*overall, others)
 }
 
-// nested is the probability that the value at the end of a path is the best of candidates, with d trits and branches fields on each of 3
-// levels. With cleanup, the record at each step is looked up among all records of its level.
-func nested(d, branches, candidates int, cleanup bool) float64 {
-	mean1, active1, overall1 := transfer(branches, 1, 0)
-	mean2, active2, overall2 := transfer(branches, overall1, 0)
-	mean3, active3, overall3 := transfer(branches, overall2, 0)
+// probNested returns the probability that the value at the end of a path is the best of candidates,
+// with d trits and branches fields on each of 3 levels. With cleanup, the record at each step is
+// looked up among all records of its level.
+func probNested(d, branches, candidates int, cleanup bool) float64 {
+	mean1, active1, overall1 := describeBundle(branches, 1, 0)
+	mean2, active2, overall2 := describeBundle(branches, overall1, 0)
+	mean3, active3, overall3 := describeBundle(branches, overall2, 0)
 	if cleanup {
-		return bestOf(d, overall2, mean3, active3, overall3, branches-1) *
-			bestOf(d, overall1, mean2, active2, overall2, branches*branches-1) *
-			bestOf(d, 1, mean1, active1, overall1, candidates-1)
+		return probBestOf(d, overall2, mean3, active3, overall3, branches-1) *
+			probBestOf(d, overall1, mean2, active2, overall2, branches*branches-1) *
+			probBestOf(d, 1, mean1, active1, overall1, candidates-1)
 	}
-	return bestOf(d, 1, mean1*mean2*mean3, overall3, overall3, candidates-1)
+	return probBestOf(d, 1, mean1*mean2*mean3, overall3, overall3, candidates-1)
 }
 
-// blocks is the probability for block codes with few blocks: bestOf without the normal approximation.
-func blocks(blocks, n, candidates int) float64 {
-	mean, active, overall := transfer(n, 1./BlockLength, 0)
+// probBlocks returns the probability for block codes with few blocks. It is probBestOf without the
+// normal approximation.
+func probBlocks(blocks, n, candidates int) float64 {
+	mean, active, overall := describeBundle(n, 1./BlockLength, 0)
 	right, other := newWalk(blocks), newWalk(blocks)
 	for range blocks {
 		right.step((active+mean)/2, (active-mean)/2)
@@ -97,25 +108,29 @@ func blocks(blocks, n, candidates int) float64 {
 	}
 	total, below := 0.0, 0.0
 	for s, p := range right {
-		total += p * first(below, other[s], candidates)
+		total += p * probFirst(below, other[s], candidates)
 		below += other[s]
 	}
 	return min(1, total)
 }
 
-// sparseProduct is the probability for element-wise products of sparse vectors, in which the share density is not 0. Too few trits remain
-// for normally distributed scores: density^2 d have the signal. Their number, and that of the trits that other pairs leave under the key,
-// is Poisson distributed; scores are walks. A value under another key shares density^3 d trits with that key and the queried one, which add
-// steps to its score.
-func sparseProduct(d, n, candidates int, density float64) float64 {
+// probSparseProduct returns the probability for element-wise products of sparse vectors, in which
+// the share density is not 0.
+//
+// Too few trits remain for normally distributed scores: density^2 d trits have the signal. Their
+// number is Poisson distributed, and so is that of the trits that other pairs leave under the key.
+// Scores are walks. A value under another key shares density^3 d trits with that key and the
+// queried one, which add steps to its score.
+func probSparseProduct(d, n, candidates int, density float64) float64 {
 	product := density * density
-	mean, active, overall := transfer(n, product, 0)
+	mean, active, overall := describeBundle(n, product, 0)
 	up := (1 + mean/active) / 2
 	signals := poisson(float64(d) * product * active)
 	noises := poisson(float64(d) * density * (1 - density) * (overall - product*active) / (1 - product))
 	shared := poisson(float64(d) * product * density * active * float64(n-1) / float64(candidates))
 
-	// other is another vector's score if k trits remain under the key; reach is beyond 10 standard deviations.
+	// other is the score of another vector if k trits remain under the key. reach is more than 10
+	// standard deviations.
 	reach := len(signals) + len(shared) + int(10*math.Sqrt(density*float64(len(signals)+len(noises))))
 	other, steps := make(walk, 2*reach+1), newWalk(reach)
 	for _, p := range shared {
@@ -124,7 +139,7 @@ func sparseProduct(d, n, candidates int, density float64) float64 {
 		}
 		steps.step(.5, .5)
 	}
-	// right[a] is the right vector's score if a of the trits have the signal.
+	// right[a] is the score of the right vector if a of the trits have the signal.
 	right := make([]walk, len(signals))
 	for a := range right {
 		right[a] = newWalk(a)
@@ -137,7 +152,7 @@ func sparseProduct(d, n, candidates int, density float64) float64 {
 	for k := range len(signals) + len(noises) - 1 {
 		below := 0.0
 		for s, p := range other {
-			wins[s] = first(below, p, candidates)
+			wins[s] = probFirst(below, p, candidates)
 			below += p
 		}
 		for a := max(0, k-len(noises)+1); a < len(signals) && a <= k; a++ {
@@ -151,9 +166,10 @@ func sparseProduct(d, n, candidates int, density float64) float64 {
 	return min(1, total)
 }
 
-// first is the probability of being chosen among candidates. Each of the others is independently lower with probability below, and equal
-// with probability equal; ties are broken at random.
-func first(below, equal float64, candidates int) float64 {
+// probFirst returns the probability of being chosen among candidates. Each of the other candidates
+// is independently lower with the probability below, and equal with the probability equal. Ties are
+// broken at random.
+func probFirst(below, equal float64, candidates int) float64 {
 	n := float64(candidates)
 	if equal < 1e-12 {
 		return math.Pow(below, n-1)

@@ -1,5 +1,7 @@
 package hyper
 
+// This file tests single vectors, and has vectors for other tests.
+
 import (
 	"math"
 	"math/rand/v2"
@@ -7,7 +9,7 @@ import (
 	"testing"
 )
 
-func seeded(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 7)) }
+func newRand(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 7)) }
 
 func dense(d int, rng *rand.Rand) Vector {
 	v := New(d)
@@ -31,7 +33,7 @@ func trits(v Vector) []int8 {
 
 func equal(a, b Vector) bool { return slices.Equal(a.Plus, b.Plus) && slices.Equal(a.Minus, b.Minus) }
 
-// product returns a bound by b.
+// product returns a bound with b.
 func product(a, b Vector) Vector {
 	v := New(a.Dim())
 	Bind(v, a, b)
@@ -53,26 +55,26 @@ func panics(f func()) (p bool) {
 func TestSetAt(t *testing.T) {
 	v := New(192)
 	want := make([]int8, 192)
-	rng := seeded(1)
+	rng := newRand(1)
 	for range 2000 {
 		i, trit := rng.IntN(192), int8(rng.IntN(3)-1)
 		v.Set(i, trit)
 		want[i] = trit
 	}
 	if !slices.Equal(trits(v), want) {
-		t.Errorf("%v, want %v", trits(v), want)
+		t.Errorf("trits %v, want %v", trits(v), want)
 	}
 }
 
 func TestRandom(t *testing.T) {
 	const d = 1 << 14
-	rng := seeded(2)
+	rng := newRand(2)
 	a, b := dense(d, rng), dense(d, rng)
 	if Dot(a, a) != d {
-		t.Errorf("a dense vector has %d of %d trits", Dot(a, a), d)
+		t.Errorf("a dense vector has %d trits that are not 0, want %d", Dot(a, a), d)
 	}
 	if dot := math.Abs(float64(Dot(a, b))); dot > 5*math.Sqrt(d) {
-		t.Errorf("random vectors have the product %v", dot)
+		t.Errorf("the dot product of random vectors is %v, want at most %v", dot, 5*math.Sqrt(d))
 	}
 	for _, n := range []int{0, 1, 327, 64 * 3} {
 		s := New(64 * 8)
@@ -81,7 +83,7 @@ func TestRandom(t *testing.T) {
 		}
 		RandomSparse(s, n, rng)
 		if Dot(s, s) != int32(n) {
-			t.Errorf("%d trits, want %d", Dot(s, s), n)
+			t.Errorf("%d trits are not 0, want %d", Dot(s, s), n)
 		}
 	}
 	s := sparse(d, 1000, rng)
@@ -90,26 +92,26 @@ func TestRandom(t *testing.T) {
 		sum += int(x)
 	}
 	if sum < -160 || sum > 160 {
-		t.Errorf("1000 signs sum to %d", sum)
+		t.Errorf("1000 signs have the sum %d, want -160 to 160", sum)
 	}
 }
 
 func TestBind(t *testing.T) {
 	const d = 512
-	rng := seeded(3)
+	rng := newRand(3)
 	for _, n := range []int{512, 300, 10} {
 		a, b, c, key := sparse(d, n, rng), sparse(d, n, rng), sparse(d, n, rng), dense(d, rng)
 		ab := product(a, b)
 		for i := range d {
 			if ab.At(i) != a.At(i)*b.At(i) {
-				t.Fatalf("trit %d: %d * %d = %d", i, a.At(i), b.At(i), ab.At(i))
+				t.Fatalf("trit %d: %d * %d = %d, want %d", i, a.At(i), b.At(i), ab.At(i), a.At(i)*b.At(i))
 			}
 		}
 		if !equal(ab, product(b, a)) {
-			t.Error("not commutative")
+			t.Error("binding is not commutative")
 		}
 		if !equal(product(ab, c), product(a, product(b, c))) {
-			t.Error("not associative")
+			t.Error("binding is not associative")
 		}
 		if !equal(product(product(a, key), key), a) {
 			t.Error("a dense key is not its own inverse")
@@ -117,25 +119,25 @@ func TestBind(t *testing.T) {
 		if Dot(product(a, key), product(b, key)) != Dot(a, b) {
 			t.Error("a dense key changes distances")
 		}
-		// What a sparse key leaves is the value where the key is not 0.
+		// A sparse key leaves the value only where the key is not 0.
 		back := product(ab, b)
 		for i := range d {
 			if back.At(i) != a.At(i)*b.At(i)*b.At(i) {
-				t.Fatalf("trit %d comes back as %d", i, back.At(i))
+				t.Fatalf("trit %d was restored as %d, want %d", i, back.At(i), a.At(i)*b.At(i)*b.At(i))
 			}
 		}
 		inPlace := New(d)
 		inPlace.Copy(a)
 		if Bind(inPlace, inPlace, b); !equal(inPlace, ab) {
-			t.Error("differs in place")
+			t.Error("binding in place gives another result")
 		}
 	}
 }
 
-// TestSparseProduct: binding keeps rho^2 D trits, the reason for block codes.
+// TestSparseProduct checks that binding keeps rho^2 D trits, which is the reason for block codes.
 func TestSparseProduct(t *testing.T) {
 	const d, n, pairs = 4096, 82, 400
-	rng := seeded(4)
+	rng := newRand(4)
 	kept := 0
 	for range pairs {
 		ab := product(sparse(d, n, rng), sparse(d, n, rng))
@@ -143,30 +145,30 @@ func TestSparseProduct(t *testing.T) {
 	}
 	want := float64(n*n) / d
 	if got := float64(kept) / pairs; math.Abs(got-want) > 5*math.Sqrt(want/pairs) {
-		t.Errorf("%.2f trits are left, want %.2f", got, want)
+		t.Errorf("on average %.2f trits are not 0, want %.2f", got, want)
 	}
 }
 
 func TestPermute(t *testing.T) {
-	rng := seeded(5)
+	rng := newRand(5)
 	for _, d := range []int{64, 128, 320} {
 		a, b := sparse(d, d/2, rng), sparse(d, d/2, rng)
 		for k := -2*d - 1; k <= 2*d+1; k++ {
 			p := permuted(a, k)
 			for i := range d {
 				if p.At(((i+k)%d+d)%d) != a.At(i) {
-					t.Fatalf("%d trits, by %d: trit %d is lost", d, k, i)
+					t.Fatalf("%d trits, permuted by %d: trit %d is not where it should be", d, k, i)
 				}
 			}
 			if !equal(permuted(p, -k), a) {
-				t.Fatalf("by %d and back differs", k)
+				t.Fatalf("permuting by %d and back gives another vector", k)
 			}
 			if !equal(permuted(product(a, b), k), product(p, permuted(b, k))) {
-				t.Fatalf("by %d does not distribute over binding", k)
+				t.Fatalf("permuting by %d does not distribute over binding", k)
 			}
 		}
 		if !equal(permuted(permuted(a, 5), 60), permuted(a, 65)) {
-			t.Error("rotations do not add")
+			t.Error("permuting by 5 and 60 differs from permuting by 65")
 		}
 	}
 }
@@ -181,7 +183,7 @@ func TestShapes(t *testing.T) {
 		"permute":   func() { Permute(v, w, 1) },
 		"copy":      func() { v.Copy(w) },
 		"dot":       func() { Dot(v, w) },
-		"sparse":    func() { RandomSparse(v, 65, seeded(1)) },
+		"sparse":    func() { RandomSparse(v, 65, newRand(1)) },
 		"planes":    func() { Bind(v, v, Vector{v.Plus, w.Minus}) },
 		"sum":       func() { NewSum(64).Add(w, 1) },
 		"ternary":   func() { NewSum(64).Ternary(w, 0) },
@@ -198,14 +200,14 @@ func TestShapes(t *testing.T) {
 		"read":      func() { Read(v, New(64), v, w) },
 	} {
 		if !panics(f) {
-			t.Errorf("%s: no panic", name)
+			t.Errorf("%s: did not panic, want a panic", name)
 		}
 	}
 }
 
 func TestNoAllocation(t *testing.T) {
 	const d = 1024
-	rng := seeded(6)
+	rng := newRand(6)
 	a, b, dst, scratch := dense(d, rng), dense(d, rng), New(d), New(d)
 	sum, m, scores := NewSum(d), NewMemory(d, 2), make([]int32, 2)
 	m.Add(a)
@@ -231,6 +233,6 @@ func TestNoAllocation(t *testing.T) {
 		lens.Set(5, -lens.At(5))
 		Read(dst, scratch, a, a, b)
 	}); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("%v allocations, want 0", n)
 	}
 }

@@ -1,13 +1,16 @@
-// Package popcount computes dot products of ternary vectors with two bit counts. Packages attention and hyper use it.
+// Package popcount computes dot products of ternary vectors with bit counts, two for each word of
+// trits. Packages attention and hyper use it.
 //
-// Vectors are bit-sliced: two []uint64 of equal length, plus and minus. Trit 64w+i is +1 if bit i of plus[w] is set, -1 if bit i of
-// minus[w] is set, else 0. Let both = (ap|am) & (bp|bm), the positions where no factor is zero, and differ = both & (ap^bp), those where
-// the signs differ. Then
+// Vectors are bit-sliced: they are two []uint64 of equal length, plus and minus. Trit 64w+i is +1
+// if bit i of plus[w] is set, -1 if bit i of minus[w] is set, and otherwise 0. Let both = (ap|am) &
+// (bp|bm), the positions where neither factor is zero, and differ = both & (ap^bp), those where the
+// signs differ. Then
 //
 //	sum a_i b_i = popcnt(ap&bp | am&bm) - popcnt(ap&bm | am&bp) = popcnt(both) - 2 popcnt(differ).
 //
-// A bit that is set in plus and minus is invalid and makes the result meaningless. Bits after the last trit must be 0 in at least one
-// factor. A result can count up to 2^31 - 1 trits (256 MiB per slice). All functions may be called concurrently.
+// A bit that is set in plus and minus is invalid and makes the result meaningless. Bits after the
+// last trit must be 0 in at least one factor. A result can count up to 2^31 - 1 trits (256 MiB per
+// slice). All functions may be called concurrently.
 package popcount
 
 import (
@@ -17,7 +20,7 @@ import (
 
 // This file defines the package's functions, chooses the variant, and has the variant in Go.
 
-// Variant is one implementation of the package. All give the same results.
+// Variant is one implementation of the package. All variants give the same results.
 type Variant uint8
 
 const (
@@ -44,33 +47,34 @@ func Dot(aPlus, aMinus, bPlus, bMinus []uint64) int32 {
 	return fastest.Dot(aPlus, aMinus, bPlus, bMinus)
 }
 
-// DotRows sets dst[r] to the dot product of q and row r: len(dst) rows of len(qPlus) words each, row-major.
-// It panics if the lengths do not fit.
+// DotRows sets dst[r] to the dot product of q and row r. There are len(dst) rows of len(qPlus)
+// words each, one after the other. It panics if the lengths do not fit.
 func DotRows(dst []int32, qPlus, qMinus, rowsPlus, rowsMinus []uint64) {
 	fastest.DotRows(dst, qPlus, qMinus, rowsPlus, rowsMinus)
 }
 
-// Dot is the function Dot in variant v, which must be one of Variants.
+// Dot is the package's function Dot in variant v, which must be one of Variants.
 func (v Variant) Dot(aPlus, aMinus, bPlus, bMinus []uint64) int32 {
 	var dst [1]int32
 	v.DotRows(dst[:], aPlus, aMinus, bPlus, bMinus)
 	return dst[0]
 }
 
-// DotRows is the function DotRows in variant v, which must be one of Variants.
+// DotRows is the package's function DotRows in variant v, which must be one of Variants.
 func (v Variant) DotRows(dst []int32, qPlus, qMinus, rowsPlus, rowsMinus []uint64) {
 	words := len(qPlus)
 	if len(qMinus) != words || len(rowsPlus) != len(dst)*words || len(rowsMinus) != len(dst)*words {
-		panic(fmt.Sprintf("popcount: %d rows of %d/%d words in slices of %d/%d words", len(dst), words, len(qMinus), len(rowsPlus), len(rowsMinus)))
+		panic(fmt.Sprintf("popcount: %d rows of %d/%d words in slices of %d/%d words",
+			len(dst), words, len(qMinus), len(rowsPlus), len(rowsMinus)))
 	}
 	if len(dst) == 0 || words == 0 {
 		clear(dst)
 		return
 	}
-	v.rows(dst, qPlus, qMinus, rowsPlus, rowsMinus)
+	v.dotRows(dst, qPlus, qMinus, rowsPlus, rowsMinus)
 }
 
-func rowsGo(dst []int32, qp, qm, rowsPlus, rowsMinus []uint64) {
+func dotRowsGo(dst []int32, qp, qm, rowsPlus, rowsMinus []uint64) {
 	words := len(qp)
 	qm = qm[:words]
 	for r := range dst {

@@ -2,7 +2,7 @@
 
 package popcount
 
-// This file chooses between the assembly functions of popcount_amd64.s.
+// This file chooses among the assembly functions of popcount_amd64.s.
 
 import "golang.org/x/sys/cpu"
 
@@ -18,23 +18,23 @@ func Variants() []Variant {
 	return append(v, Go)
 }
 
-func (v Variant) rows(dst []int32, qp, qm, rowsPlus, rowsMinus []uint64) {
+func (v Variant) dotRows(dst []int32, qp, qm, rowsPlus, rowsMinus []uint64) {
 	switch v {
 	case AVX512:
-		rowsAVX512(&dst[0], len(dst), len(qp), &qp[0], &qm[0], &rowsPlus[0], &rowsMinus[0])
+		dotRowsAVX512(&dst[0], len(dst), len(qp), &qp[0], &qm[0], &rowsPlus[0], &rowsMinus[0])
 	case AVX2:
-		rowsAVX2(&dst[0], len(dst), len(qp), &qp[0], &qm[0], &rowsPlus[0], &rowsMinus[0])
+		dotRowsAVX2(&dst[0], len(dst), len(qp), &qp[0], &qm[0], &rowsPlus[0], &rowsMinus[0])
 	default:
-		rowsGo(dst, qp, qm, rowsPlus, rowsMinus)
+		dotRowsGo(dst, qp, qm, rowsPlus, rowsMinus)
 	}
 }
 
-// rowsAVX512 computes the dot products of rows rows. rows and words must be at least 1.
+// dotRowsAVX512 computes the dot products of rows rows. rows and words must be at least 1.
 //
 //go:noescape
-func rowsAVX512(dst *int32, rows, words int, qp, qm, rp, rm *uint64)
+func dotRowsAVX512(dst *int32, rows, words int, qp, qm, rp, rm *uint64)
 
-// rowsAVX2 is rowsAVX512 with other instructions.
+// dotRowsAVX2 does the same with other instructions.
 //
 //go:noescape
-func rowsAVX2(dst *int32, rows, words int, qp, qm, rp, rm *uint64)
+func dotRowsAVX2(dst *int32, rows, words int, qp, qm, rp, rm *uint64)

@@ -1,12 +1,20 @@
 //go:build !noasm
 
-// The dot products of a query and many rows, with AVX-512 and with AVX2. rowsGo computes the same.
+// This file computes the dot products of a query and many rows, with AVX-512 and with AVX2.
+// dotRowsGo computes the same.
 
 #include "textflag.h"
 
-// What both functions keep where:
-//	DI dst, SI rows left, R8 words of a row, R13 bytes of a row
-//	R9 qp, R10 qm, R11 rp, R12 rm
+// Registers of both functions:
+//
+//	DI  dst
+//	SI  rows left
+//	R8  words of a row
+//	R13 bytes of a row
+//	R9  qp
+//	R10 qm
+//	R11 rp
+//	R12 rm
 #define ARGS \
 	MOVQ dst+0(FP), DI    \
 	MOVQ rows+8(FP), SI   \
@@ -17,15 +25,17 @@
 	MOVQ rm+48(FP), R12   \
 	LEAQ (R8*8), R13
 
-// COUNT turns plus (in P) and minus (in M) of a row into counts of bits per word: P those of differ, M those of both.
-// The query is in Z8 (plus) and Z9 (plus | minus). VPTERNLOG's tables: b & (a|c) = 0xC8, b & (a^c) = 0x48.
+// COUNT converts plus (in P) and minus (in M) of a row to counts of bits per word: P gets those of
+// differ, M those of both. The query is in Z8 (plus) and Z9 (plus | minus). The tables of VPTERNLOG
+// are b & (a|c) = 0xC8 and b & (a^c) = 0x48.
 #define COUNT(P, M) \
 	VPTERNLOGQ $0xC8, P, Z9, M \
 	VPTERNLOGQ $0x48, Z8, M, P \
 	VPOPCNTQ   M, M            \
 	VPOPCNTQ   P, P
 
-// STEP adds the next 8 words of a row, those in K1, to the row's sums of both and differ.
+// STEP adds the counts of a row's next 8 words, or of those that K1 selects, to the row's sums of
+// both and differ.
 #define STEP(PLUS, MINUS, BOTH, DIFFER) \
 	VMOVDQU64.Z PLUS, K1, Z10   \
 	VMOVDQU64.Z MINUS, K1, Z11  \
@@ -33,7 +43,8 @@
 	VPADDQ Z11, BOTH, BOTH      \
 	VPADDQ Z10, DIFFER, DIFFER
 
-// QUERY loads the next 8 words of the query; in the last step K1 becomes K2, the words that are left.
+// QUERY loads the next 8 words of the query. In the last step it sets K1 to K2, the words that are
+// left.
 #define QUERY \
 	CMPQ  CX, $8                    \
 	JGE   2(PC)                     \
@@ -42,19 +53,21 @@
 	VMOVDQU64.Z (R10)(DX*1), K1, Z9 \
 	VPORQ Z8, Z9, Z9
 
-// DOT makes both the dot products per word: both - 2 differ.
+// DOT turns BOTH into the dot products per word: both - 2 differ.
 #define DOT(BOTH, DIFFER) \
 	VPSUBQ DIFFER, BOTH, BOTH \
 	VPSUBQ DIFFER, BOTH, BOTH
 
-// PACKED is 8 words of rows that are shorter than 8 words, of which a register holds several: their dot products per word, in M.
+// PACKED processes 8 words of rows that are shorter than 8 words, so that a register has several of
+// them. M gets their dot products per word.
 #define PACKED(OFFSET, P, M) \
 	VMOVDQU64 OFFSET(R11), P \
 	VMOVDQU64 OFFSET(R12), M \
 	COUNT(P, M)              \
 	DOT(M, P)
 
-// PAIRS adds neighbours: A becomes a0+a1, a2+a3, .. b0+b1, .. (Z14 and Z15 hold the indices of even and of odd words).
+// PAIRS adds neighbours: A becomes a0+a1, a2+a3, .. b0+b1, .. Z14 and Z15 have the indices of even
+// and of odd words.
 #define PAIRS(A, B, T) \
 	VMOVDQA64 A, T      \
 	VPERMT2Q  B, Z15, T \
@@ -81,11 +94,12 @@ DATA odd<>+0x30(SB)/8, $13
 DATA odd<>+0x38(SB)/8, $15
 GLOBL odd<>(SB), RODATA|NOPTR, $64
 
-// func rowsAVX512(dst *int32, rows, words int, qp, qm, rp, rm *uint64)
-TEXT ·rowsAVX512(SB), NOSPLIT, $0-56
+// func dotRowsAVX512(dst *int32, rows, words int, qp, qm, rp, rm *uint64)
+TEXT ·dotRowsAVX512(SB), NOSPLIT, $0-56
 	ARGS
 
-	// Rows of 1, 2 and 4 words (attention heads of 64, 128, 256) go 8 at a time, without horizontal sums.
+	// Rows of 1, 2 and 4 words (attention heads of 64, 128 and 256) are processed 8 at a time,
+	// without horizontal sums.
 	CMPQ R8, $1
 	JEQ  one
 	VMOVDQU64 even<>(SB), Z14
@@ -96,7 +110,7 @@ TEXT ·rowsAVX512(SB), NOSPLIT, $0-56
 	JEQ  four
 
 long:
-	// K2 is the mask of the words after the last 8, all if there are none.
+	// K2 is the mask of the words after the last whole 8. If there are none, it has all 8.
 	LEAQ  (R13)(R13*2), BX
 	LEAQ  -1(R8), CX
 	NOTQ  CX
@@ -108,7 +122,7 @@ long:
 	JLT   single
 
 quad:
-	// 4 rows: both in Z0..Z3, differ in Z4..Z7.
+	// 4 rows: both is in Z0 to Z3, differ in Z4 to Z7.
 	VPXORQ Z0, Z0, Z0
 	VPXORQ Z1, Z1, Z1
 	VPXORQ Z2, Z2, Z2
@@ -138,7 +152,7 @@ quadWords:
 	DOT(Z2, Z6)
 	DOT(Z3, Z7)
 
-	// The sums of 4 registers: pairs of words, halves, quarters.
+	// The sums of 4 registers: first of pairs of words, then of halves, then of quarters.
 	VPUNPCKLQDQ   Z1, Z0, Z4
 	VPUNPCKHQDQ   Z1, Z0, Z5
 	VPADDQ        Z5, Z4, Z4
@@ -257,7 +271,8 @@ fourRows:
 	SUBQ    $8, SI
 	JMP     fourRows
 
-// counts is the number of bits of a nibble, weights is 8 - 2 times it: what 4 positions add to the sum, as a number that is not negative.
+// counts has the number of bits of a nibble. weights is 8 - 2 times that number. This is what 4
+// positions add to the sum, raised so that it is not negative.
 DATA counts<>+0x00(SB)/8, $0x0302020102010100
 DATA counts<>+0x08(SB)/8, $0x0403030203020201
 GLOBL counts<>(SB), RODATA|NOPTR, $16
@@ -269,7 +284,8 @@ GLOBL weights<>(SB), RODATA|NOPTR, $16
 DATA low<>+0x00(SB)/8, $0x0F0F0F0F0F0F0F0F
 GLOBL low<>(SB), RODATA|NOPTR, $8
 
-// BYTES gives, for 4 words at OFFSET from DX, 16 + the dot product of each byte, in BOTH. T and DIFFER are scratch.
+// BYTES computes 16 + the dot product of each byte, for 4 words at OFFSET from DX, in BOTH. T and
+// DIFFER are scratch.
 #define BYTES(OFFSET, BOTH, DIFFER, T, U) \
 	VMOVDQU OFFSET(R9)(DX*1), T              \
 	VPOR    OFFSET(R10)(DX*1), T, U          \
@@ -292,8 +308,8 @@ GLOBL low<>(SB), RODATA|NOPTR, $8
 	VPADDB  U, DIFFER, DIFFER                \
 	VPADDB  DIFFER, BOTH, BOTH
 
-// func rowsAVX2(dst *int32, rows, words int, qp, qm, rp, rm *uint64)
-TEXT ·rowsAVX2(SB), NOSPLIT, $0-56
+// func dotRowsAVX2(dst *int32, rows, words int, qp, qm, rp, rm *uint64)
+TEXT ·dotRowsAVX2(SB), NOSPLIT, $0-56
 	ARGS
 	VBROADCASTI128 counts<>(SB), Y13
 	VBROADCASTI128 weights<>(SB), Y14
@@ -306,7 +322,8 @@ row:
 	XORL  AX, AX
 	MOVQ  R8, CX
 
-	// 8 words a turn, as one VPSADBW does for both halves: a byte of a half is 24 at most.
+	// There are 8 words per iteration, as one VPSADBW serves both halves: a byte of a half is 24 at
+	// most.
 	SUBQ $8, CX
 	JLT  half
 
@@ -330,7 +347,7 @@ half:
 	SUBQ    $4, CX
 
 tail:
-	// The 16 that each of the DX bytes was too much.
+	// Subtract the 16 that each of the DX bytes was too large by.
 	SUBQ         DX, AX
 	SHLQ         $4, AX
 	VEXTRACTI128 $1, Y0, X1

@@ -1,5 +1,7 @@
 package tryte
 
+// This file tests the choice of depth and scale.
+
 import (
 	"errors"
 	"fmt"
@@ -8,7 +10,8 @@ import (
 	"testing"
 )
 
-// quantiles are n samples of a distribution, at the middles of parts of equal probability: no chance is in them.
+// quantiles returns n samples of a distribution, at the middles of parts of equal probability. They
+// are not random.
 func quantiles(n int, inverse func(p float64) float64) [][]float32 {
 	x := make([]float32, n)
 	for i := range x {
@@ -21,7 +24,8 @@ func uniform(p float64) float64 { return 2*p - 1 }
 
 func gauss(p float64) float64 { return math.Sqrt2 * math.Erfinv(2*p-1) }
 
-// gaussSNR is the SNR of a unit Gaussian in steps of scale up to levels, from the integrals of (x - k scale)^2 over each cell.
+// gaussSNR returns the SNR of a unit Gaussian in steps of scale up to levels. It uses the integrals
+// of (x - k scale)^2 over each cell.
 func gaussSNR(scale, levels float64) float64 {
 	density := func(x float64) float64 {
 		if math.IsInf(x, 0) {
@@ -42,18 +46,18 @@ func gaussSNR(scale, levels float64) float64 {
 		if k == levels {
 			to = math.Inf(1)
 		}
-		// Of x^2 the integral is P - x f(x), of x it is -f(x).
+		// The integral of x^2 is P - x f(x), that of x is -f(x).
 		part := (1+c*c)*(below(to)-below(from)) - times(to) + times(from) + 2*c*(density(to)-density(from))
 		if k > 0 {
-			part *= 2 // and the other side
+			part *= 2 // for the cell on the other side
 		}
 		noise += part
 	}
 	return -10 * math.Log10(noise)
 }
 
-// bestGauss is the largest SNR of any scale, and that scale.
-func bestGauss(depth int) (snr, scale float64) {
+// bestGaussScale returns the scale with the largest SNR, and that SNR.
+func bestGaussScale(depth int) (snr, scale float64) {
 	levels := float64(Max(depth))
 	for s := 8 / levels; s > 0.5/levels; s *= 0.998 {
 		if got := gaussSNR(s, levels); got > snr {
@@ -63,39 +67,42 @@ func bestGauss(depth int) (snr, scale float64) {
 	return snr, scale
 }
 
-// TestGaussSNR holds the integrals to published values: Max (1960) gives the mean square error .1902 for three levels, at a step of 1.2240.
+// TestGaussSNR compares the integrals to published values. Max (1960) gives the mean square error
+// .1902 for three levels, at a step of 1.2240.
 func TestGaussSNR(t *testing.T) {
-	snr, scale := bestGauss(1)
+	snr, scale := bestGaussScale(1)
 	if math.Abs(snr+10*math.Log10(0.1902)) > 0.01 || math.Abs(scale-1.224) > 0.01 {
-		t.Errorf("three levels: %.3f dB at %.4f", snr, scale)
+		t.Errorf("three levels: %.3f dB at %.4f, want %.3f dB at 1.224", snr, scale, -10*math.Log10(0.1902))
 	}
 }
 
 func TestCalibrate(t *testing.T) {
 	for depth := 1; depth <= 6; depth++ {
-		gaussDB, gaussScale := bestGauss(depth)
+		gaussDB, gaussScale := bestGaussScale(depth)
 		for _, c := range []struct {
 			name           string
 			samples        [][]float32
 			snr, scale     float64
 			within, factor float64
 		}{
-			// 3^depth cells of equal width: the signal is 1/3, the noise width^2/12.
-			{"uniform", quantiles(20_000, uniform), 20 * math.Log10(math.Pow(3, float64(depth))), 2 / math.Pow(3, float64(depth)), 0.02, 0.005},
+			// There are 3^depth cells of equal width. The signal is 1/3, the noise width^2/12.
+			{"uniform", quantiles(20_000, uniform), 20 * math.Log10(math.Pow(3, float64(depth))),
+				2 / math.Pow(3, float64(depth)), 0.02, 0.005},
 			{"gauss", quantiles(20_000, gauss), gaussDB, gaussScale, 0.02 + 0.03*float64(depth), 0.1},
 		} {
 			if c.name == "gauss" && depth > 4 {
-				continue // samples end where finer levels would need the tail
+				continue // the samples end where finer levels would need the tail
 			}
 			t.Run(fmt.Sprintf("%s, depth %d", c.name, depth), func(t *testing.T) {
 				got, err := Calibrate(c.samples, c.snr-2*c.within)
-				if err != nil || got.Depth != depth || math.Abs(got.SNR-c.snr) > c.within || math.Abs(float64(got.Scale)/c.scale-1) > c.factor {
-					t.Errorf("%+v, %v; want %.3f dB at %.5f", got, err, c.snr, c.scale)
+				if err != nil || got.Depth != depth || math.Abs(got.SNR-c.snr) > c.within ||
+					math.Abs(float64(got.Scale)/c.scale-1) > c.factor {
+					t.Errorf("%+v (error %v), want depth %d, %.3f dB at %.5f", got, err, depth, c.snr, c.scale)
 				}
 				if more, err := Calibrate(c.samples, c.snr+2*c.within); err != nil || more.Depth != depth+1 {
-					t.Errorf("for more: %+v, %v", more, err)
+					t.Errorf("for a higher bound: %+v (error %v), want depth %d", more, err, depth+1)
 				}
-				// What it promises of the samples is what a vector does to them.
+				// The result for the samples must be what a vector does to them.
 				var signal, noise float64
 				clipped := 0
 				for _, x := range c.samples {
@@ -108,14 +115,15 @@ func TestCalibrate(t *testing.T) {
 					}
 				}
 				if snr := 10 * math.Log10(signal/noise); math.Abs(snr-got.SNR) > 1e-3 || clipped != got.Clipped {
-					t.Errorf("a vector has %.4f dB, %d clipped: %+v", snr, clipped, got)
+					t.Errorf("a vector has %.4f dB and %d clipped values, want %.4f and %d as calibrated",
+						snr, clipped, got.SNR, got.Clipped)
 				}
 			})
 		}
 	}
 }
 
-// TestCalibrateLevels gives values that one scale holds without error.
+// TestCalibrateLevels calibrates values that one scale holds without error.
 func TestCalibrateLevels(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	for depth := 1; depth <= 4; depth++ {
@@ -125,18 +133,19 @@ func TestCalibrateLevels(t *testing.T) {
 		}
 		got, err := Calibrate([][]float32{x}, 100)
 		if err != nil || got.Depth != depth || math.Abs(float64(got.Scale)-0.375) > 1e-6 || got.Clipped != 0 {
-			t.Errorf("depth %d: %+v, %v", depth, got, err)
+			t.Errorf("%+v (error %v), want depth %d, scale 0.375, 0 clipped", got, err, depth)
 		}
 	}
 }
 
-// TestCalibrateTails has outliers, of which it must hold or clip those that the least error tells.
+// TestCalibrateTails calibrates samples with outliers. They must be clipped if this gives the least
+// error.
 func TestCalibrateTails(t *testing.T) {
 	x := quantiles(30_000, gauss)
 	x = append(x, []float32{15, -15, 15})
 	got, err := Calibrate(x, 15)
 	if err != nil || got.Depth != 3 || got.Clipped < 3 {
-		t.Errorf("three values of 15 deviations: %+v, %v", got, err)
+		t.Errorf("three values of 15 deviations: %+v (error %v), want depth 3, at least 3 clipped", got, err)
 	}
 	for _, scale := range []float32{got.Scale * 1.03, got.Scale / 1.03, 15.0 / 13} {
 		var s sample
@@ -146,57 +155,63 @@ func TestCalibrateTails(t *testing.T) {
 				s.power += float64(v) * float64(v)
 			}
 		}
-		if other := s.result(got.Depth, scale); other.SNR > got.SNR {
-			t.Errorf("scale %v gives %.3f dB, %v gives %.3f", scale, other.SNR, got.Scale, got.SNR)
+		if other := s.newCalibration(got.Depth, scale); other.SNR > got.SNR {
+			t.Errorf("the scale %v has %.3f dB, but %v has %.3f, want the best", got.Scale, got.SNR, scale, other.SNR)
 		}
 	}
 }
 
 func TestCalibrateEdges(t *testing.T) {
-	if c, err := Calibrate([][]float32{{0, 0}, nil}, 60); err != nil || c.Depth != 1 || c.Scale != 1 || !math.IsInf(c.SNR, 1) {
-		t.Errorf("zeros: %+v, %v", c, err)
+	c, err := Calibrate([][]float32{{0, 0}, nil}, 60)
+	if err != nil || c.Depth != 1 || c.Scale != 1 || !math.IsInf(c.SNR, 1) {
+		t.Errorf("zeros: %+v (error %v), want depth 1, scale 1, SNR +Inf", c, err)
 	}
-	if c, err := Calibrate([][]float32{{0, -3}}, 60); err != nil || c.Depth != 1 || math.Abs(float64(c.Scale)-3) > 1e-6 {
-		t.Errorf("one magnitude: %+v, %v", c, err)
+	if c, err := Calibrate([][]float32{{0, -3}}, 60); err != nil || c.Depth != 1 ||
+		math.Abs(float64(c.Scale)-3) > 1e-6 {
+		t.Errorf("one magnitude: %+v (error %v), want depth 1, scale 3", c, err)
 	}
 	if c, err := Calibrate([][]float32{{math.SmallestNonzeroFloat32}}, 60); err != nil || c.Depth != 1 || c.SNR < 60 {
-		t.Errorf("the smallest magnitude: %+v, %v", c, err)
+		t.Errorf("the smallest magnitude: %+v (error %v), want depth 1, at least 60 dB", c, err)
 	}
 	if c, err := Calibrate([][]float32{{math.MaxFloat32, -1}}, 60); err != nil || c.Depth != 1 || c.SNR < 60 {
-		t.Errorf("the largest magnitude: %+v, %v", c, err)
+		t.Errorf("the largest magnitude: %+v (error %v), want depth 1, at least 60 dB", c, err)
 	}
 	if c, err := Calibrate(quantiles(1000, gauss), 400); !errors.Is(err, ErrTarget) || c.Depth != MaxDepth {
-		t.Errorf("400 dB: %+v, %v", c, err)
+		t.Errorf("400 dB: %+v (error %v), want depth %d, ErrTarget", c, err, MaxDepth)
 	}
 	nan := float32(math.NaN())
-	for name, samples := range map[string][][]float32{"none": nil, "empty": {{}, nil}, "NaN": {{1, nan}}, "infinite": {{float32(math.Inf(-1))}}} {
+	for name, samples := range map[string][][]float32{
+		"none": nil, "empty": {{}, nil}, "NaN": {{1, nan}}, "infinite": {{float32(math.Inf(-1))}},
+	} {
 		if _, err := Calibrate(samples, 20); err == nil || errors.Is(err, ErrTarget) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: error %v, want one other than ErrTarget", name, err)
 		}
 	}
 	if _, err := Calibrate([][]float32{{1}}, math.NaN()); err == nil {
-		t.Error("a bound that is not a number is accepted")
+		t.Error("Calibrate accepted a bound that is not a number, want an error")
 	}
 	for _, depth := range []int{0, MaxDepth + 1} {
 		if _, err := CalibrateDepth([][]float32{{1}}, depth); err == nil {
-			t.Errorf("%d trits are accepted", depth)
+			t.Errorf("CalibrateDepth accepted %d trits, want an error", depth)
 		}
 	}
 	if _, err := CalibrateDepth([][]float32{{1, nan}}, 3); err == nil {
-		t.Error("NaN is accepted for a depth")
+		t.Error("CalibrateDepth accepted NaN, want an error")
 	}
-	if c, err := CalibrateDepth([][]float32{{0}}, 3); err != nil || c != (Calibration{Depth: 3, Scale: 1, SNR: math.Inf(1)}) {
-		t.Errorf("zeros, three trits: %+v, %v", c, err)
+	want := Calibration{Depth: 3, Scale: 1, SNR: math.Inf(1)}
+	if c, err := CalibrateDepth([][]float32{{0}}, 3); err != nil || c != want {
+		t.Errorf("zeros, three trits: %+v (error %v), want %+v", c, err, want)
 	}
-	// More trits than needed: the scale of the same least error for these.
+	// With more trits than needed, the scale must have the least error for these.
 	need, err := Calibrate(quantiles(10_000, gauss), 20)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, more := range []int{0, 1, 2} {
 		got, err := CalibrateDepth(quantiles(10_000, gauss), need.Depth+more)
-		if err != nil || got.Depth != need.Depth+more || more == 0 && got != need || got.SNR < need.SNR+8*float64(more) {
-			t.Errorf("%d trits more than %+v: %+v, %v", more, need, got, err)
+		if err != nil || got.Depth != need.Depth+more || more == 0 && got != need ||
+			got.SNR < need.SNR+8*float64(more) {
+			t.Errorf("%d trits more than %+v: %+v (error %v), want at least 8 dB more for each", more, need, got, err)
 		}
 	}
 }

@@ -1,13 +1,16 @@
-// Package tryte implements numbers of several trits, for values that need exact edits and arithmetic: a [Tryte] is one number, a [Vector]
-// many. [Calibrate] determines how many trits floats need. Package fabric/plan uses it.
+// Package tryte implements numbers of several trits, for values that need exact edits and
+// arithmetic. A [Tryte] is one number, a [Vector] is many. [Calibrate] determines how many trits
+// floats need. Package fabric/lab/tryteplan uses it.
 //
-// A number of depth n is the sum of t_d 3^d for d from 0 to n-1. It ranges from -Max(n) to Max(n), and each integer in that range has
-// exactly one form. Both types have the properties of balanced ternary:
+// A number of depth n is the sum of t_d 3^d for d from 0 to n-1. It ranges from -Max(n) to Max(n),
+// and each integer in that range has exactly one form. Both types have the properties of balanced
+// ternary:
 //
-//   - Negation inverts every trit; every number has its opposite.
-//   - A sum beyond the range is the result plus a carry of -1 or +1 times 3^n: there is an overflow if the carry is not 0.
+//   - Negation inverts every trit. Every number has its opposite.
+//   - A sum beyond the range is the result plus a carry of -1 or +1 times 3^n. There is an overflow if the carry is
+//     not 0.
 //   - Numbers are ordered like their trits, from the highest down.
-//   - Dropping low trits rounds to the nearest number; there are no ties.
+//   - Dropping low trits rounds to the nearest number. There are no ties.
 package tryte
 
 // This file implements single numbers.
@@ -17,7 +20,7 @@ import (
 	"math/bits"
 )
 
-// MaxDepth is the largest number of trits of a number. Max(MaxDepth) fits an int32.
+// MaxDepth is the largest number of trits of a number. Max(MaxDepth) fits into an int32.
 const MaxDepth = 20
 
 var powers = func() (p [MaxDepth + 1]int64) {
@@ -28,15 +31,18 @@ var powers = func() (p [MaxDepth + 1]int64) {
 	return
 }()
 
-// Max is the largest number with depth trits, (3^depth - 1) / 2. It panics if depth is not in 0..MaxDepth.
+// Max is the largest number with depth trits, (3^depth - 1) / 2. It panics if depth is not in
+// 0..MaxDepth.
 func Max(depth int) int32 { return int32((powers[depth] - 1) / 2) }
 
-// Tryte is a number of up to MaxDepth trits, stored as two words of bits: one for the trits that are +1, one for those that are -1. The
-// zero value is 0. Trytes are equal (==) if their numbers are.
+// Tryte is a number of up to MaxDepth trits, stored as two words of bits: one for the trits that
+// are +1, and one for those that are -1. The zero value is 0. Trytes are equal (==) if their
+// numbers are.
 type Tryte struct{ plus, minus uint32 }
 
-// five holds the trits of the numbers -121 to 121: the +1 in the low byte, the -1 in the high byte.
-var five = func() (table [243]uint16) {
+// fiveTrits has the trits of the numbers -121 to 121: those that are +1 in the low byte, those that
+// are -1 in the high byte.
+var fiveTrits = func() (table [243]uint16) {
 	for i := range table {
 		for d, n := 0, i; d < 5; d, n = d+1, n/3 {
 			switch n % 3 {
@@ -55,14 +61,15 @@ func Of(v int32) Tryte {
 	if v < -Max(MaxDepth) || v > Max(MaxDepth) {
 		panic(fmt.Sprintf("tryte: %d does not fit %d trits", v, MaxDepth))
 	}
-	return of(v)
+	return fromInt(v)
 }
 
-func of(v int32) (t Tryte) {
+// fromInt is Of for numbers that are in range.
+func fromInt(v int32) (t Tryte) {
 	// Adding 1 to each trit turns it into a digit of an ordinary ternary number.
 	n := uint32(v + Max(MaxDepth))
 	for d := 0; d < MaxDepth; d += 5 {
-		c := five[n%243]
+		c := fiveTrits[n%243]
 		t.plus |= uint32(c&0xff) << d
 		t.minus |= uint32(c>>8) << d
 		n /= 243
@@ -82,7 +89,7 @@ func (t Tryte) Int() int32 {
 	return int32(v)
 }
 
-// String lists the trits from the highest that is not 0 down: "+0-" is 8.
+// String lists the trits, from the highest that is not 0 down: "+0-" is 8.
 func (t Tryte) String() string {
 	b := []byte{}
 	for d := max(t.Depth(), 1) - 1; d >= 0; d-- {
@@ -91,32 +98,34 @@ func (t Tryte) String() string {
 	return string(b)
 }
 
-// Depth is the number of trits up to the highest that is not 0; it is 0 for the number 0.
+// Depth is the number of trits up to the highest that is not 0. It is 0 for the number 0.
 func (t Tryte) Depth() int { return bits.Len32(t.plus | t.minus) }
 
 // Trit returns the trit of 3^d. It panics if d is not in 0..MaxDepth-1.
 func (t Tryte) Trit(d int) int8 {
-	place(d)
+	checkTritIndex(d)
 	return int8(t.plus>>d&1) - int8(t.minus>>d&1)
 }
 
-// With returns t with the trit of 3^d replaced. It panics if d is not in 0..MaxDepth-1 or trit not in -1..1.
+// With returns t with the trit of 3^d replaced. It panics if d is not in 0..MaxDepth-1 or trit not
+// in -1..1.
 func (t Tryte) With(d int, trit int8) Tryte {
-	place(d)
-	plus, minus := signs(trit)
+	checkTritIndex(d)
+	plus, minus := signMasks(trit)
 	t.plus = t.plus&^(1<<d) | uint32(plus&1)<<d
 	t.minus = t.minus&^(1<<d) | uint32(minus&1)<<d
 	return t
 }
 
-func place(d int) {
+// checkTritIndex panics if d is not the index of a trit.
+func checkTritIndex(d int) {
 	if d < 0 || d >= MaxDepth {
 		panic(fmt.Sprintf("tryte: no trit %d", d))
 	}
 }
 
-// signs returns words of ones if the trit has the sign.
-func signs(trit int8) (plus, minus uint64) {
+// signMasks returns words of ones for the sign that the trit has.
+func signMasks(trit int8) (plus, minus uint64) {
 	switch trit {
 	case 1:
 		return ^uint64(0), 0
@@ -128,40 +137,41 @@ func signs(trit int8) (plus, minus uint64) {
 	panic(fmt.Sprintf("tryte: %d is not a trit", trit))
 }
 
-// word is a word with one bit per trit.
-type word interface{ uint32 | uint64 }
+// bitWord is a word with one bit per trit.
+type bitWord interface{ uint32 | uint64 }
 
-// half adds trits bit by bit: the sum is s + 3k.
-func half[W word](ap, am, bp, bm W) (sp, sm, kp, km W) {
+// halfAdd adds trits position by position, without carrying: the sum is s + 3k.
+func halfAdd[W bitWord](ap, am, bp, bm W) (sp, sm, kp, km W) {
 	kp, km = ap&bp, am&bm
 	p, m := ap|bp, am|bm
 	return p&^m&^kp | km, m&^p&^km | kp, kp, km
 }
 
-// Add returns t + u in depth trits, and the carry: the exact sum is sum + carry 3^depth. It panics if depth is not in 0..MaxDepth or less
-// than an operand's depth.
+// Add returns t + u in depth trits, and the carry: the exact sum is sum + carry 3^depth. It panics
+// if depth is not in 0..MaxDepth, or less than an operand's depth.
 func (t Tryte) Add(u Tryte, depth int) (sum Tryte, carry int8) {
 	if depth > MaxDepth || max(t.Depth(), u.Depth()) > depth {
 		panic(fmt.Sprintf("tryte: numbers of %d and %d trits in %d", t.Depth(), u.Depth(), depth))
 	}
-	// All positions at once; carries that cause carries take another round. A carry out of the top takes none.
+	// All positions are added at once. Carries that cause further carries take another round. A
+	// carry out of the highest position does not.
 	for u != (Tryte{}) {
 		var k Tryte
-		t.plus, t.minus, k.plus, k.minus = half(t.plus, t.minus, u.plus, u.minus)
+		t.plus, t.minus, k.plus, k.minus = halfAdd(t.plus, t.minus, u.plus, u.minus)
 		k.plus, k.minus = k.plus<<1, k.minus<<1
 		carry += int8(k.plus>>depth&1) - int8(k.minus>>depth&1)
-		u = k.low(depth)
+		u = k.truncate(depth)
 	}
 	return t, carry
 }
 
-// low returns t without the trits from depth on.
-func (t Tryte) low(depth int) Tryte {
+// truncate returns t without the trits from depth on.
+func (t Tryte) truncate(depth int) Tryte {
 	mask := uint32(1)<<depth - 1
 	return Tryte{t.plus & mask, t.minus & mask}
 }
 
-// Sub returns t - u; see Add.
+// Sub returns t - u, see Add.
 func (t Tryte) Sub(u Tryte, depth int) (difference Tryte, carry int8) { return t.Add(u.Neg(), depth) }
 
 // Neg returns -t.
@@ -169,13 +179,14 @@ func (t Tryte) Neg() Tryte { return Tryte{t.minus, t.plus} }
 
 // Mul returns t times a trit. It panics if the trit is not in -1..1.
 func (t Tryte) Mul(trit int8) Tryte {
-	plus, minus := signs(trit)
+	plus, minus := signMasks(trit)
 	p, m := uint32(plus), uint32(minus)
 	return Tryte{t.plus&p | t.minus&m, t.plus&m | t.minus&p}
 }
 
-// Shift returns t times 3^k in depth trits. If k is negative, the result is rounded to the nearest number. fits is false if trits other
-// than 0 were lost at the top. It panics if depth is not in 0..MaxDepth.
+// Shift returns t times 3^k in depth trits. If k is negative, the result is rounded to the nearest
+// number. fits is false if trits other than 0 were lost at the top. It panics if depth is not in
+// 0..MaxDepth.
 func (t Tryte) Shift(k, depth int) (shifted Tryte, fits bool) {
 	if depth < 0 || depth > MaxDepth {
 		panic(fmt.Sprintf("tryte: %d trits", depth))
@@ -185,7 +196,7 @@ func (t Tryte) Shift(k, depth int) (shifted Tryte, fits bool) {
 		t, k = Tryte{t.plus >> -k, t.minus >> -k}, 0
 	}
 	fits = t.Depth() == 0 || t.Depth()+k <= depth
-	return Tryte{t.plus << k, t.minus << k}.low(depth), fits
+	return Tryte{t.plus << k, t.minus << k}.truncate(depth), fits
 }
 
 // Cmp returns -1, 0 or +1 if t is less than, equal to or greater than u.

@@ -1,5 +1,7 @@
 package tryte
 
+// This file tests numbers and vectors against integers.
+
 import (
 	"fmt"
 	"math"
@@ -8,28 +10,28 @@ import (
 	"testing"
 )
 
-// wrapped is n modulo 3^depth, in the range around 0, and how often 3^depth was taken off.
-func wrapped(n int64, depth int) (int64, int8) {
-	size, most := powers[depth], int64(Max(depth))
+// wrap returns n modulo 3^depth, in the range around 0, and how often 3^depth was subtracted.
+func wrap(n int64, depth int) (int64, int8) {
+	size, limit := powers[depth], int64(Max(depth))
 	carry := int8(0)
-	for n > most {
+	for n > limit {
 		n, carry = n-size, carry+1
 	}
-	for n < -most {
+	for n < -limit {
 		n, carry = n+size, carry-1
 	}
 	return n, carry
 }
 
-func clamped(n int64, depth int) int64 { return max(-int64(Max(depth)), min(n, int64(Max(depth)))) }
+func clamp(n int64, depth int) int64 { return max(-int64(Max(depth)), min(n, int64(Max(depth)))) }
 
-// nearest is n / 3^k, rounded; a tie cannot be.
-func nearest(n int64, k int) int64 { return int64(math.Round(float64(n) / float64(powers[k]))) }
+// divideRounded returns n / 3^k, rounded. There are no ties.
+func divideRounded(n int64, k int) int64 { return int64(math.Round(float64(n) / float64(powers[k]))) }
 
-// shifted is n times 3^k without bounds, for k of -MaxDepth to MaxDepth.
-func shifted(n int64, k int) int64 {
+// shift returns n times 3^k without bounds, for k of -MaxDepth to MaxDepth.
+func shift(n int64, k int) int64 {
 	if k < 0 {
-		return nearest(n, -k)
+		return divideRounded(n, -k)
 	}
 	return n * powers[k]
 }
@@ -42,17 +44,18 @@ func TestNumbers(t *testing.T) {
 	for _, n := range numbers {
 		v := Of(n)
 		if v.Int() != n || v.plus&v.minus != 0 || v.Neg().Int() != -n || v != Of(v.Int()) {
-			t.Fatalf("%d: %v is %d", n, v, v.Int())
+			t.Fatalf("Of(%d) = %v, which is %d, and negated %d", n, v, v.Int(), v.Neg().Int())
 		}
 		sum, rest := int64(0), int64(n)
 		for d := range MaxDepth {
 			sum += int64(v.Trit(d)) * powers[d]
 			if d < v.Depth() {
-				rest = nearest(rest, 1)
+				rest = divideRounded(rest, 1)
 			}
 		}
 		if sum != int64(n) || rest != 0 || (v.Depth() > 0) != (n != 0) || n != 0 && v.Trit(v.Depth()-1) == 0 {
-			t.Fatalf("%d: %v, depth %d", n, v, v.Depth())
+			t.Fatalf("the trits of %d are %v with depth %d: their sum is %d, and dropping all leaves %d",
+				n, v, v.Depth(), sum, rest)
 		}
 	}
 	for _, c := range []struct {
@@ -60,42 +63,43 @@ func TestNumbers(t *testing.T) {
 		s string
 	}{{0, "0"}, {1, "+"}, {-1, "-"}, {8, "+0-"}, {-4, "--"}, {5, "+--"}} {
 		if got := Of(c.n).String(); got != c.s {
-			t.Errorf("%d is %s", c.n, got)
+			t.Errorf("Of(%d) is %s, want %s", c.n, got, c.s)
 		}
 	}
 }
 
-// TestArithmetic goes through all pairs of small depths, and random ones of all.
+// TestArithmetic tries all pairs of numbers of small depths, and random ones of all depths.
 func TestArithmetic(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	check := func(a, b int64, depth int) {
 		x, y := Of(int32(a)), Of(int32(b))
 		sum, carry := x.Add(y, depth)
-		if want, c := wrapped(a+b, depth); int64(sum.Int()) != want || carry != c {
+		if want, c := wrap(a+b, depth); int64(sum.Int()) != want || carry != c {
 			t.Fatalf("%d + %d in %d trits: %d carry %d, want %d carry %d", a, b, depth, sum.Int(), carry, want, c)
 		}
 		difference, carry := x.Sub(y, depth)
-		if want, c := wrapped(a-b, depth); int64(difference.Int()) != want || carry != c {
-			t.Fatalf("%d - %d in %d trits: %d carry %d, want %d carry %d", a, b, depth, difference.Int(), carry, want, c)
+		if want, c := wrap(a-b, depth); int64(difference.Int()) != want || carry != c {
+			t.Fatalf("%d - %d in %d trits: %d carry %d, want %d carry %d",
+				a, b, depth, difference.Int(), carry, want, c)
 		}
 		want := 0
 		if a != b {
-			want = 1 - 2*bool2int(a < b)
+			want = 1 - 2*toInt(a < b)
 		}
 		if got := x.Cmp(y); got != want {
-			t.Fatalf("%d against %d: %d", a, b, got)
+			t.Fatalf("%d compared to %d: %d, want %d", a, b, got, want)
 		}
 	}
-	one := func(a int64, depth int) {
+	checkOne := func(a int64, depth int) {
 		x := Of(int32(a))
 		for trit := int8(-1); trit <= 1; trit++ {
 			if got := x.Mul(trit).Int(); int64(got) != a*int64(trit) {
-				t.Fatalf("%d * %d: %d", a, trit, got)
+				t.Fatalf("%d * %d = %d, want %d", a, trit, got, a*int64(trit))
 			}
 			for d := range depth {
 				got := x.With(d, trit)
 				if want := a + (int64(trit)-int64(x.Trit(d)))*powers[d]; int64(got.Int()) != want {
-					t.Fatalf("%d with trit %d %+d: %v", a, d, trit, got)
+					t.Fatalf("%d with trit %d %+d: %d, want %d", a, d, trit, got.Int(), want)
 				}
 			}
 		}
@@ -103,58 +107,59 @@ func TestArithmetic(t *testing.T) {
 			got, fits := x.Shift(k, depth)
 			exact := float64(a) * math.Pow(3, float64(k))
 			if inside := math.Abs(math.Round(exact)) <= float64(Max(depth)); fits != inside {
-				t.Fatalf("%d * 3^%d in %d trits fits: %v", a, k, depth, fits)
+				t.Fatalf("%d * 3^%d in %d trits: fits = %v, want %v", a, k, depth, fits, inside)
 			}
 			if k > 10 {
 				continue // the product is beyond 64 bits
 			}
-			if want, _ := modulo(shifted(a, k), depth); int64(got.Int()) != want {
+			if want, _ := modulo(shift(a, k), depth); int64(got.Int()) != want {
 				t.Fatalf("%d * 3^%d in %d trits: %d, want %d", a, k, depth, got.Int(), want)
 			}
 		}
 	}
 	for depth := 1; depth <= 4; depth++ {
-		most := int64(Max(depth))
-		for a := -most; a <= most; a++ {
-			one(a, depth)
-			for b := -most; b <= most; b++ {
+		limit := int64(Max(depth))
+		for a := -limit; a <= limit; a++ {
+			checkOne(a, depth)
+			for b := -limit; b <= limit; b++ {
 				check(a, b, depth)
 			}
 		}
 	}
 	for depth := 5; depth <= MaxDepth; depth++ {
-		most := int64(Max(depth))
+		limit := int64(Max(depth))
 		for range 500 {
-			a, b := r.Int64N(2*most+1)-most, r.Int64N(2*most+1)-most
-			one(a, depth)
+			a, b := r.Int64N(2*limit+1)-limit, r.Int64N(2*limit+1)-limit
+			checkOne(a, depth)
 			check(a, b, depth)
-			check(a, clamped(a+r.Int64N(5)-2, depth), depth)
-			check(most, b, depth)
-			check(-most, b, depth)
+			check(a, clamp(a+r.Int64N(5)-2, depth), depth)
+			check(limit, b, depth)
+			check(-limit, b, depth)
 		}
 	}
 }
 
-// modulo is wrapped without the steps.
+// modulo does what wrap does, without steps.
 func modulo(n int64, depth int) (int64, int64) {
-	size, most := powers[depth], int64(Max(depth))
-	m := ((n+most)%size+size)%size - most
+	size, limit := powers[depth], int64(Max(depth))
+	m := ((n+limit)%size+size)%size - limit
 	return m, (n - m) / size
 }
 
-func bool2int(b bool) int {
+func toInt(b bool) int {
 	if b {
 		return 1
 	}
 	return 0
 }
 
-// pairs are two vectors of numbers: all pairs if there are few, else n random ones, with ends of the range among them.
+// pairs returns two vectors of numbers. They are all pairs if there are few, otherwise n random
+// ones, with some ends of the range among them.
 func pairs(depth, n int) (a, b []int32) {
-	most := Max(depth)
+	limit := Max(depth)
 	if depth <= 3 {
-		for x := -most; x <= most; x++ {
-			for y := -most; y <= most; y++ {
+		for x := -limit; x <= limit; x++ {
+			for y := -limit; y <= limit; y++ {
 				a, b = append(a, x), append(b, y)
 			}
 		}
@@ -164,9 +169,9 @@ func pairs(depth, n int) (a, b []int32) {
 	for range n {
 		pick := func() int32 {
 			if r.IntN(8) == 0 {
-				return []int32{0, 1, -1, most, -most, most - 1}[r.IntN(6)]
+				return []int32{0, 1, -1, limit, -limit, limit - 1}[r.IntN(6)]
 			}
-			return int32(r.Int64N(2*int64(most)+1)) - most
+			return int32(r.Int64N(2*int64(limit)+1)) - limit
 		}
 		a, b = append(a, pick()), append(b, pick())
 		if r.IntN(8) == 0 {
@@ -185,17 +190,19 @@ func vectorOf(t testing.TB, x []int32, depth int) *Vector {
 	return v
 }
 
-// holds compares v with numbers, its sides with over, and the bits after the last element with 0.
-func holds(t *testing.T, what string, v *Vector, count int, want []int64, over []int8) {
+// checkVector compares v with numbers, its overflows with over, and the bits after the last element
+// with 0.
+func checkVector(t *testing.T, what string, v *Vector, count int, want []int64, over []int8) {
 	t.Helper()
 	got := make([]int32, v.Len())
 	v.Ints(got)
 	n := 0
 	for i, w := range want {
 		if int64(got[i]) != w || v.At(i).Int() != got[i] || v.Over(i) != over[i] {
-			t.Fatalf("%s, element %d: %d (%v), %+d beyond; want %d, %+d", what, i, got[i], v.At(i), v.Over(i), w, over[i])
+			t.Fatalf("%s, element %d: %d (%v), %+d beyond; want %d, %+d",
+				what, i, got[i], v.At(i), v.Over(i), w, over[i])
 		}
-		n += bool2int(over[i] != 0)
+		n += toInt(over[i] != 0)
 	}
 	if count != n {
 		t.Fatalf("%s: %d beyond the range, want %d", what, count, n)
@@ -208,7 +215,8 @@ func holds(t *testing.T, what string, v *Vector, count int, want []int64, over [
 				bits = 1<<(v.Len()%64) - 1
 			}
 			if plus[w]&minus[w] != 0 || (plus[w]|minus[w])&^bits != 0 {
-				t.Fatalf("%s, trit %d, word %d: %x and %x", what, d, w, plus[w], minus[w])
+				t.Fatalf("%s, trit %d, word %d: %x and %x, want no common bits, and none after the last element",
+					what, d, w, plus[w], minus[w])
 			}
 		}
 	}
@@ -229,27 +237,27 @@ func TestVectors(t *testing.T) {
 			expect := func(o Overflow, exact func(i int) int64) {
 				for i := range want {
 					e := exact(i)
-					if _, over[i] = wrapped(e, depth); o == Wrap {
-						want[i], _ = wrapped(e, depth)
+					if _, over[i] = wrap(e, depth); o == Wrap {
+						want[i], _ = wrap(e, depth)
 					} else {
-						want[i] = clamped(e, depth)
+						want[i] = clamp(e, depth)
 					}
 				}
 			}
 			for _, o := range []Overflow{Wrap, Saturate} {
 				expect(o, func(i int) int64 { return int64(a[i]) + int64(b[i]) })
-				holds(t, what("a+b", o), v, v.Add(va, vb, o), want, over)
+				checkVector(t, what("a+b", o), v, v.Add(va, vb, o), want, over)
 				v.Shift(va, 0, o)
-				holds(t, what("v+b", o), v, v.Add(v, vb, o), want, over)
+				checkVector(t, what("v+b", o), v, v.Add(v, vb, o), want, over)
 				v.Shift(vb, 0, o)
-				holds(t, what("a+v", o), v, v.Add(va, v, o), want, over)
+				checkVector(t, what("a+v", o), v, v.Add(va, v, o), want, over)
 				expect(o, func(i int) int64 { return 2 * int64(a[i]) })
 				v.Shift(va, 0, o)
-				holds(t, what("v+v", o), v, v.Add(v, v, o), want, over)
+				checkVector(t, what("v+v", o), v, v.Add(v, v, o), want, over)
 				expect(o, func(i int) int64 { return int64(a[i]) - int64(b[i]) })
-				holds(t, what("a-b", o), v, v.Sub(va, vb, o), want, over)
+				checkVector(t, what("a-b", o), v, v.Sub(va, vb, o), want, over)
 				v.Shift(vb, 0, o)
-				holds(t, what("a-v", o), v, v.Sub(va, v, o), want, over)
+				checkVector(t, what("a-v", o), v, v.Sub(va, v, o), want, over)
 				for k := -depth - 1; k <= depth+1; k++ {
 					for _, to := range []int{1, depth, min(depth+3, MaxDepth)} {
 						d := NewVector(len(a), to)
@@ -273,11 +281,11 @@ func TestVectors(t *testing.T) {
 						if count = d.Shift(va, k, o); to == depth {
 							v.Shift(va, 0, o)
 							if again := v.Shift(v, k, o); again != count {
-								t.Fatalf("%s: %d and %d beyond", what("v<<", o), count, again)
+								t.Fatalf("%s: %d beyond the range, want %d", what("v<<", o), again, count)
 							}
-							holds(t, what(fmt.Sprint("v<<", k), o), v, count, wide, sides)
+							checkVector(t, what(fmt.Sprint("v<<", k), o), v, count, wide, sides)
 						}
-						holds(t, what(fmt.Sprint("a<<", k, " to ", to), o), d, count, wide, sides)
+						checkVector(t, what(fmt.Sprint("a<<", k, " to ", to), o), d, count, wide, sides)
 					}
 				}
 			}
@@ -285,34 +293,34 @@ func TestVectors(t *testing.T) {
 				want[i] = -int64(a[i])
 			}
 			v.Neg(va)
-			holds(t, what("-a", Wrap), v, 0, want, none)
+			checkVector(t, what("-a", Wrap), v, 0, want, none)
 			v.Neg(v)
 			v.Neg(v)
-			holds(t, what("-v", Wrap), v, 0, want, none)
+			checkVector(t, what("-v", Wrap), v, 0, want, none)
 			for i := range want {
 				want[i] = int64(a[i]) * int64(Of(b[i]).Trit(0))
 			}
 			v.MulTrits(va, vb)
-			holds(t, what("a*t", Wrap), v, 0, want, none)
+			checkVector(t, what("a*t", Wrap), v, 0, want, none)
 			v.Shift(vb, 0, Wrap)
 			v.MulTrits(va, v)
-			holds(t, what("a*v", Wrap), v, 0, want, none)
+			checkVector(t, what("a*v", Wrap), v, 0, want, none)
 			for i := range want {
-				want[i] = int64(bool2int(a[i] > b[i]) - bool2int(a[i] < b[i]))
+				want[i] = int64(toInt(a[i] > b[i]) - toInt(a[i] < b[i]))
 			}
 			v.Compare(va, vb)
-			holds(t, what("a?b", Wrap), v, 0, want, none)
+			checkVector(t, what("a?b", Wrap), v, 0, want, none)
 			v.Shift(va, 0, Wrap)
 			v.Compare(v, vb)
-			holds(t, what("v?b", Wrap), v, 0, want, none)
+			checkVector(t, what("v?b", Wrap), v, 0, want, none)
 			signs := NewVector(len(a), 1)
 			signs.Compare(va, vb)
-			holds(t, what("signs", Wrap), signs, 0, want, none)
+			checkVector(t, what("signs", Wrap), signs, 0, want, none)
 		}
 	}
 }
 
-// TestEdits replaces trits and elements one by one, and sees that nothing else changes.
+// TestEdits replaces trits and elements one by one, and checks that nothing else changes.
 func TestEdits(t *testing.T) {
 	a, _ := pairs(7, 130)
 	v, r := vectorOf(t, a, 7), rand.New(rand.NewPCG(3, 3))
@@ -328,14 +336,14 @@ func TestEdits(t *testing.T) {
 		want[i] = int64(r.IntN(2*int(Max(7)))) - int64(Max(7))
 		v.Set(i, Of(int32(want[i])))
 	}
-	holds(t, "edited", v, 0, want, make([]int8, len(a)))
+	checkVector(t, "edited", v, 0, want, make([]int8, len(a)))
 }
 
 func TestConversions(t *testing.T) {
 	ints := []int32{0, 1, 13, 14, -13, -14, math.MaxInt32, math.MinInt32, 5}
 	v := NewVector(len(ints), 3)
 	over := []int8{0, 0, 0, 1, 0, -1, 1, -1, 0}
-	holds(t, "integers", v, v.SetInts(ints), []int64{0, 1, 13, 13, -13, -13, 13, -13, 5}, over)
+	checkVector(t, "integers", v, v.SetInts(ints), []int64{0, 1, 13, 13, -13, -13, 13, -13, 5}, over)
 
 	inf := float32(math.Inf(1))
 	floats := []float32{0, 0.5, 1.5, -1.5, 6.5, 6.74, 6.76, -6.76, inf, -inf, float32(math.NaN()), 0.25, 0.75, -0.24}
@@ -345,11 +353,11 @@ func TestConversions(t *testing.T) {
 	v.Floats(got, 0.5)
 	want := []float32{0, 0.5, 1.5, -1.5, 6.5, 6.5, 6.5, -6.5, 6.5, -6.5, 0, 0, 1, 0}
 	if !slices.Equal(got, want) || count != 5 {
-		t.Errorf("%v, %d beyond; want %v", got, count, want)
+		t.Errorf("%v, %d beyond the range; want %v, 5", got, count, want)
 	}
 	for i, side := range []int8{0, 0, 0, 0, 0, 0, 1, -1, 1, -1, 0, 0, 0, 0} {
 		if v.Over(i) != side {
-			t.Errorf("%v is %+d beyond", floats[i], v.Over(i))
+			t.Errorf("%v: Over = %+d, want %+d", floats[i], v.Over(i), side)
 		}
 	}
 }
@@ -381,7 +389,7 @@ func TestPanics(t *testing.T) {
 		func() {
 			defer func() {
 				if recover() == nil {
-					t.Errorf("%s does not panic", name)
+					t.Errorf("%s did not panic, want a panic", name)
 				}
 			}()
 			f()
@@ -403,11 +411,11 @@ func TestAllocations(t *testing.T) {
 		v.Floats(floats, 0.5)
 		v.SetFloats(floats, 0.5)
 	}); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("%v allocations, want 0", n)
 	}
 }
 
-// FuzzVector runs operations that the input tells on a vector and on integers.
+// FuzzVector does operations that the input determines on a vector and on integers.
 func FuzzVector(f *testing.F) {
 	f.Add(uint8(3), uint8(70), []byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0xff, 0x80, 17})
 	f.Add(uint8(20), uint8(1), []byte("saturate and wrap"))
@@ -420,7 +428,7 @@ func FuzzVector(f *testing.F) {
 			o := Overflow(op >> 7)
 			store := func(i int, exact int64) {
 				if ints[i], _ = modulo(exact, depth); o == Saturate {
-					ints[i] = clamped(exact, depth)
+					ints[i] = clamp(exact, depth)
 				}
 			}
 			switch op & 7 {
@@ -438,7 +446,7 @@ func FuzzVector(f *testing.F) {
 				k := int(op>>3&15) - 8
 				v.Shift(v, k, o)
 				for i := range ints {
-					store(i, shifted(ints[i], k))
+					store(i, shift(ints[i], k))
 				}
 			case 3:
 				v.Neg(v)
@@ -494,15 +502,15 @@ func BenchmarkVector(b *testing.B) {
 			{"set-ints", func() { v.SetInts(x) }},
 			{"ints", func() { vx.Ints(z) }},
 			{"set-floats", func() { v.SetFloats(floats, 0.5) }},
-			// What the same sum costs in int32, with the wrap that the range needs.
+			// The same sum in int32, wrapped to the range.
 			{"add-int32", func() {
-				size, most := int32(powers[depth]), Max(depth)
+				size, limit := int32(powers[depth]), Max(depth)
 				for i := range z {
 					s := x[i] + y[i]
-					if s > most {
+					if s > limit {
 						s -= size
 					}
-					if s < -most {
+					if s < -limit {
 						s += size
 					}
 					z[i] = s
@@ -516,7 +524,7 @@ func BenchmarkVector(b *testing.B) {
 			}},
 		} {
 			b.Run(fmt.Sprintf("depth=%d/%s", depth, c.name), func(b *testing.B) {
-				b.SetBytes(n) // MB/s are M elements/s
+				b.SetBytes(n) // MB/s are millions of elements per second
 				for b.Loop() {
 					c.f()
 				}

@@ -1,10 +1,19 @@
-/* ggmlvec answers for a real ggml, for the tests of package vec.
+/* ggmlvec computes with a real ggml, for the tests of package vec.
  *
- *   ggmlvec BASE CPU...   BASE is libggml-base.so; of the CPU libraries it takes the one with the highest ggml_backend_score, as llama.cpp does
+ *   ggmlvec BASE CPU...
  *
- * It reads requests from stdin: a struct request, then n float32 x and n float32 w. It answers with n float32 rms_norm(x, eps) * w, n float32
- * soft_max(x * scale), a float32 x . w, and two doubles: nanoseconds of ggml_vec_dot_f32 and of ggml_vec_soft_max_f32, each the mean of as many
- * calls as the request says. All in the machine's byte order. The declarations are ggml's. */
+ * BASE is libggml-base.so. CPU... are the CPU libraries. The one with the highest ggml_backend_score is used, as
+ * llama.cpp does.
+ *
+ * Requests come on stdin: a struct request, then n float32 x and n float32 w. The answers on stdout are:
+ *
+ *   n float32   rms_norm(x, eps) * w
+ *   n float32   soft_max(x * scale)
+ *   float32     the dot product of x and w
+ *   2 doubles   the nanoseconds of ggml_vec_dot_f32 and of ggml_vec_soft_max_f32: means over as many calls as the
+ *               request says
+ *
+ * All numbers have the machine's byte order. The declarations are ggml's. */
 #include <dlfcn.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -31,7 +40,7 @@ static void die(const char *what) {
 	exit(1);
 }
 
-static void *sym(void *lib, const char *name) {
+static void *find_symbol(void *lib, const char *name) {
 	void *p = dlsym(lib, name);
 	if (!p)
 		die(dlerror());
@@ -59,18 +68,19 @@ int main(int argc, char **argv) {
 	if (!cpu)
 		die("no libggml-cpu for this processor");
 
-	void *(*init)(struct ggml_init_params) = sym(base, "ggml_init");
-	void (*ggml_free)(void *) = sym(base, "ggml_free");
-	void *(*tensor)(void *, int, int64_t) = sym(base, "ggml_new_tensor_1d");
-	void *(*data)(void *) = sym(base, "ggml_get_data");
-	void *(*rms_norm)(void *, void *, float) = sym(base, "ggml_rms_norm");
-	void *(*mul)(void *, void *, void *) = sym(base, "ggml_mul");
-	void *(*soft_max)(void *, void *, void *, float, float) = sym(base, "ggml_soft_max_ext");
-	void *(*graph)(void *) = sym(base, "ggml_new_graph");
-	void (*expand)(void *, void *) = sym(base, "ggml_build_forward_expand");
-	int (*compute)(void *, void *, int) = sym(cpu, "ggml_graph_compute_with_ctx");
-	void (*dot)(int, float *, size_t, const float *, size_t, const float *, size_t, int) = sym(cpu, "ggml_vec_dot_f32");
-	double (*exp_sum)(int, float *, const float *, float) = sym(cpu, "ggml_vec_soft_max_f32");
+	void *(*init)(struct ggml_init_params) = find_symbol(base, "ggml_init");
+	void (*ggml_free)(void *) = find_symbol(base, "ggml_free");
+	void *(*tensor)(void *, int, int64_t) = find_symbol(base, "ggml_new_tensor_1d");
+	void *(*data)(void *) = find_symbol(base, "ggml_get_data");
+	void *(*rms_norm)(void *, void *, float) = find_symbol(base, "ggml_rms_norm");
+	void *(*mul)(void *, void *, void *) = find_symbol(base, "ggml_mul");
+	void *(*soft_max)(void *, void *, void *, float, float) = find_symbol(base, "ggml_soft_max_ext");
+	void *(*graph)(void *) = find_symbol(base, "ggml_new_graph");
+	void (*expand)(void *, void *) = find_symbol(base, "ggml_build_forward_expand");
+	int (*compute)(void *, void *, int) = find_symbol(cpu, "ggml_graph_compute_with_ctx");
+	void (*dot)(int, float *, size_t, const float *, size_t, const float *, size_t, int);
+	dot = find_symbol(cpu, "ggml_vec_dot_f32");
+	double (*exp_sum)(int, float *, const float *, float) = find_symbol(cpu, "ggml_vec_soft_max_f32");
 
 	struct request q;
 	while (fread(&q, sizeof q, 1, stdin) == 1) {

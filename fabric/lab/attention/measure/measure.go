@@ -1,5 +1,6 @@
-// Package measure compares attention that selects positions by ternary estimates (package attention) with dense attention: how large its
-// errors are, and how long it takes. "lab attention" runs it.
+// Package measure compares attention that selects positions by ternary estimates (package
+// attention) to dense attention: how large its errors are, and how long it takes. The command "lab
+// attention" runs it.
 //
 // Everything except for the times is the same in every run on the same kind of processor.
 package measure
@@ -49,8 +50,8 @@ func (t Tolerance) MarshalJSON() ([]byte, error) {
 	return []byte(t.String()), nil
 }
 
-// Row is the result of one comparison. Shares are from 0 to 1. Means are over query heads, including those that fell back (and so have no
-// error).
+// Row is the result of one comparison. Shares are from 0 to 1. Means are over query heads,
+// including those that fell back and so have no error.
 type Row struct {
 	Workload  string `json:"workload"`
 	Heads     int    `json:"heads"` // heads of keys
@@ -71,19 +72,21 @@ type Row struct {
 	EstimatedMissed float64 `json:"missed_estimated"`
 	EstimatedError  float64 `json:"error_estimated"`
 
-	// A step is attention for all query heads of one position. Times are medians. The speedup is the median (with quartiles) of the ratio
-	// of sums over runs of Pause + 1 pairs of steps, so that every run has its share of failed estimates.
+	// A step is attention for all query heads of one position. Times are medians. The speedup is
+	// the median, with quartiles, of ratios. Each ratio is that of the sums over a run of Pause + 1
+	// pairs of steps, so that every run has its share of failed estimates.
 	DenseMicros   float64    `json:"dense_us"`
 	TernaryMicros float64    `json:"ternary_us"`
 	Speedup       float64    `json:"speedup"`
 	Quartiles     [2]float64 `json:"speedup_quartiles"`
 }
 
-// recalled is the number of best positions for [Row.Recall].
-const recalled = 64
+// recallCount is the number of best positions for [Row.Recall].
+const recallCount = 64
 
-// Timing says how times are measured: dense and ternary steps alternate, for Pairs pairs, rounded up to whole runs of Pause + 1. Before
-// each step Evict bytes are read, which evicts keys and values from the processor's caches as the other layers of a model would.
+// Timing says how times are measured. Dense and ternary steps alternate, for Pairs pairs, rounded
+// up to whole runs of Pause + 1. Before each step, Evict bytes are read. This evicts keys and
+// values from the processor's caches, as the other layers of a model would.
 type Timing struct {
 	Pairs int
 	Evict int
@@ -92,18 +95,21 @@ type Timing struct {
 // Compare compares ternary with dense attention on one workload.
 func Compare(ctx context.Context, w *Workload, s Setting, t Timing) (Row, error) {
 	row := Row{Workload: w.Name, Heads: len(w.Keys), Group: w.Group, Dim: w.Dim, Positions: w.Positions, Setting: s}
-	if err := row.errors(ctx, w); err != nil {
+	if err := row.measureErrors(ctx, w); err != nil {
 		return row, fmt.Errorf("compare results on %s: %w", w.Name, err)
 	}
-	if err := row.times(ctx, w, t); err != nil {
+	if err := row.measureTimes(ctx, w, t); err != nil {
 		return row, fmt.Errorf("compare times on %s: %w", w.Name, err)
 	}
 	return row, nil
 }
 
-// cache returns a cache with the heads of w from first on.
-func (s Setting) cache(w *Workload, first, heads, group int) (*attention.Cache, error) {
-	c, err := attention.New(attention.Config{Heads: heads, Group: group, Dim: w.Dim, Capacity: w.Positions, KeyDigits: s.KeyDigits, QueryDigits: s.QueryDigits})
+// newCache returns a cache with the heads of w from first on.
+func (s Setting) newCache(w *Workload, first, heads, group int) (*attention.Cache, error) {
+	c, err := attention.New(attention.Config{
+		Heads: heads, Group: group, Dim: w.Dim, Capacity: w.Positions,
+		KeyDigits: s.KeyDigits, QueryDigits: s.QueryDigits,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -121,11 +127,14 @@ func (s Setting) cache(w *Workload, first, heads, group int) (*attention.Cache, 
 }
 
 func (s Setting) options(w *Workload) attention.Options {
-	return attention.Options{Scale: w.scale(), Top: s.Top, Sinks: s.Sinks, Audit: s.Audit, Leave: s.Leave, Tolerance: float64(s.Tolerance), Pause: s.Pause}
+	return attention.Options{
+		Scale: w.scale(), Top: s.Top, Sinks: s.Sinks, Audit: s.Audit,
+		MaxApproximated: s.Leave, Tolerance: float64(s.Tolerance), Pause: s.Pause,
+	}
 }
 
-// errors evaluates each query head separately, because Taken is per query head.
-func (r *Row) errors(ctx context.Context, w *Workload) error {
+// measureErrors evaluates each query head separately, because Evaluated is per query head.
+func (r *Row) measureErrors(ctx context.Context, w *Workload) error {
 	d, n := w.Dim, float64(len(w.Keys)*w.Group)
 	got, want := make([]float32, d), make([]float32, d)
 	o := r.options(w)
@@ -135,7 +144,7 @@ func (r *Row) errors(ctx context.Context, w *Workload) error {
 		all[i] = int32(i)
 	}
 	for h, keys := range w.Keys {
-		c, err := r.cache(w, h, 1, 1)
+		c, err := r.newCache(w, h, 1, 1)
 		if err != nil {
 			return err
 		}
@@ -148,23 +157,23 @@ func (r *Row) errors(ctx context.Context, w *Workload) error {
 			c.Dense(want, q, w.scale())
 			vec.DotRows(scores, q, keys, all)
 			vec.Softmax(scores, w.scale())
-			taken := c.Taken()
+			evaluated := c.Evaluated()
 			if st.Fallbacks > 0 {
-				taken = all
+				evaluated = all
 			}
 			left := 1.0
-			for _, p := range taken {
+			for _, p := range evaluated {
 				left -= float64(scores[p])
 			}
 			left = max(0, left) // rounding
-			e := distance(got, want)
+			e := relativeError(got, want)
 			r.Fallbacks += float64(st.Fallbacks) / n
 			r.Exact += float64(st.Exact) / float64(st.Positions) / n
 			r.EstimatedMissed += st.Missed / n
 			r.EstimatedError += st.Error / n
 			r.Missed += left / n
 			r.MaxMissed = max(r.MaxMissed, left)
-			r.Recall += recall(scores, taken) / n
+			r.Recall += computeRecall(scores, evaluated) / n
 			r.Error += e / n
 			r.MaxError = max(r.MaxError, e)
 		}
@@ -172,7 +181,8 @@ func (r *Row) errors(ctx context.Context, w *Workload) error {
 	return nil
 }
 
-func distance(a, b []float32) float64 {
+// relativeError returns |a - b| / |b|.
+func relativeError(a, b []float32) float64 {
 	var diff, norm float64
 	for i, x := range b {
 		diff += float64(a[i]-x) * float64(a[i]-x)
@@ -181,13 +191,13 @@ func distance(a, b []float32) float64 {
 	return math.Sqrt(diff / norm)
 }
 
-// recall is the share of the best positions that were evaluated.
-func recall(weights []float32, taken []int32) float64 {
+// computeRecall returns the share of the best positions that were evaluated.
+func computeRecall(weights []float32, evaluated []int32) float64 {
 	sorted := slices.Clone(weights)
 	slices.Sort(sorted)
-	best := min(recalled, len(sorted))
+	best := min(recallCount, len(sorted))
 	least, found := sorted[len(sorted)-best], 0
-	for _, p := range taken {
+	for _, p := range evaluated {
 		if weights[p] >= least {
 			found++
 		}
@@ -195,8 +205,9 @@ func recall(weights []float32, taken []int32) float64 {
 	return min(1, float64(found)/float64(best)) // of equal ones at the limit, any counts
 }
 
-func (r *Row) times(ctx context.Context, w *Workload, t Timing) error {
-	c, err := r.cache(w, 0, len(w.Keys), w.Group)
+// measureTimes measures steps of all query heads.
+func (r *Row) measureTimes(ctx context.Context, w *Workload, t Timing) error {
+	c, err := r.newCache(w, 0, len(w.Keys), w.Group)
 	if err != nil {
 		return err
 	}
@@ -219,7 +230,7 @@ func (r *Row) times(ctx context.Context, w *Workload, t Timing) error {
 	}
 	dense() // warm up
 	if r.Pause == 0 {
-		ternary() // with a pause, the first call would be the only one that estimates
+		ternary() // with a pause, this would be the only call that estimates
 	}
 	var ds, ts, ratios []float64
 	for len(ds) < t.Pairs {

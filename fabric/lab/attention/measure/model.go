@@ -1,6 +1,7 @@
 package measure
 
-// This file computes keys, values and queries of a trained model with a forward pass of the llama architecture, on package vec.
+// This file computes keys, values and queries of a trained model with a forward pass of the llama
+// architecture. It uses package vec.
 
 import (
 	"errors"
@@ -15,14 +16,16 @@ import (
 // byteToken is the token of byte 0 in a byte-level vocabulary, which begins with <unk>, <s> and </s>.
 const byteToken = 3
 
-// Model returns the keys, values and newest queries that the model in the GGUF file at path computes for text. The text is split into
-// windows of positions - 1 bytes, which with <s> are positions tokens each. A head of the workload is a head of a layer in a window. Model
-// also returns the mean cross-entropy of the bytes in nats, which shows whether the model copes with that many positions.
+// Model returns the keys, values and newest queries that the model in the GGUF file at path
+// computes for text. The text is split into windows of positions - 1 bytes, which with <s> are
+// positions tokens each. A head of the workload is a head of a layer in a window. Model also
+// returns the mean cross-entropy of the bytes in nats, which shows whether the model can handle
+// that many positions.
 //
-// It supports models of the llama architecture without biases, experts and scaled positions, with a byte-level vocabulary, in any type that
-// package gguf decodes.
+// It supports models of the llama architecture without biases, experts and scaled positions, with a
+// byte-level vocabulary, in any type that package gguf decodes.
 func Model(path string, text []byte, positions, windows int) (w *Workload, nats float64, err error) {
-	m, err := open(path)
+	m, err := openModel(path)
 	if err != nil {
 		return nil, 0, fmt.Errorf("read the model %s: %w", path, err)
 	}
@@ -31,7 +34,7 @@ func Model(path string, text []byte, positions, windows int) (w *Workload, nats 
 	}
 	w = &Workload{Name: "model", Dim: m.dim, Positions: positions, Group: m.heads / m.kvHeads}
 	for i := range windows {
-		n, err := m.run(w, text[i*(positions-1):][:positions-1])
+		n, err := m.runWindow(w, text[i*(positions-1):][:positions-1])
 		if err != nil {
 			return nil, 0, err
 		}
@@ -53,7 +56,8 @@ type layer struct {
 	attnNorm, q, k, v, attnOutput, ffnNorm, gate, up, down []float32
 }
 
-func open(path string) (_ *model, err error) {
+// openModel reads a model with all its weights.
+func openModel(path string) (_ *model, err error) {
 	gm, err := gguf.OpenModel(path)
 	if err != nil {
 		return nil, err
@@ -63,9 +67,19 @@ func open(path string) (_ *model, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, weights.Close()) }()
-	f := gm.Files[0]
+	m, blocks, ffn, err := readShape(gm.Files[0])
+	if err != nil {
+		return nil, err
+	}
+	err = m.loadTensors(weights, blocks, ffn)
+	return m, err
+}
+
+// readShape reads the shape of a model from its metadata: a model without weights, the number of
+// its layers and the length of their feed-forward vectors.
+func readShape(f *gguf.File) (m *model, blocks, ffn int, err error) {
 	if arch, _ := f.String("general.architecture"); arch != "llama" {
-		return nil, fmt.Errorf("architecture %q, want llama", arch)
+		return nil, 0, 0, fmt.Errorf("architecture %q, want llama", arch)
 	}
 	number := func(key string) int {
 		n, ok := f.Uint("llama." + key)
@@ -74,13 +88,16 @@ func open(path string) (_ *model, err error) {
 		}
 		return int(n)
 	}
-	m := &model{heads: number("attention.head_count"), kvHeads: number("attention.head_count_kv"), embd: number("embedding_length")}
-	blocks, ffn := number("block_count"), number("feed_forward_length")
+	m = &model{
+		heads: number("attention.head_count"), kvHeads: number("attention.head_count_kv"),
+		embd: number("embedding_length"),
+	}
+	blocks, ffn = number("block_count"), number("feed_forward_length")
 	if err != nil {
-		return nil, err
+		return nil, 0, 0, err
 	}
 	if m.heads%m.kvHeads != 0 || m.embd%m.heads != 0 || m.embd/m.heads%2 != 0 {
-		return nil, fmt.Errorf("%d heads, %d of keys, for %d elements", m.heads, m.kvHeads, m.embd)
+		return nil, 0, 0, fmt.Errorf("%d heads, %d of keys, for %d elements", m.heads, m.kvHeads, m.embd)
 	}
 	m.dim = m.embd / m.heads
 	eps, _ := f.Float("llama.attention.layer_norm_rms_epsilon")
@@ -92,6 +109,12 @@ func open(path string) (_ *model, err error) {
 	for i := range m.dim / 2 {
 		m.frequencies = append(m.frequencies, math.Pow(base, -2*float64(i)/float64(m.dim)))
 	}
+	return m, blocks, ffn, nil
+}
+
+// loadTensors copies the weights of a model whose shape is known.
+func (m *model) loadTensors(weights *gguf.Weights, blocks, ffn int) (err error) {
+	// tensor returns the elements of a tensor. Its first error is stored in err.
 	tensor := func(name string, elems int) []float32 {
 		if err != nil {
 			return nil
@@ -117,26 +140,30 @@ func open(path string) (_ *model, err error) {
 	m.embedding, m.output = tensor("token_embd.weight", vocabulary*m.embd), tensor("output.weight", vocabulary*m.embd)
 	m.norm = tensor("output_norm.weight", m.embd)
 	for i := range blocks {
-		t := func(name string, elems int) []float32 { return tensor(fmt.Sprintf("blk.%d.%s.weight", i, name), elems) }
+		t := func(name string, elems int) []float32 {
+			return tensor(fmt.Sprintf("blk.%d.%s.weight", i, name), elems)
+		}
 		m.layers = append(m.layers, layer{
-			attnNorm: t("attn_norm", m.embd), q: t("attn_q", m.embd*m.embd), k: t("attn_k", kv*m.embd), v: t("attn_v", kv*m.embd),
+			attnNorm: t("attn_norm", m.embd),
+			q:        t("attn_q", m.embd*m.embd), k: t("attn_k", kv*m.embd), v: t("attn_v", kv*m.embd),
 			attnOutput: t("attn_output", m.embd*m.embd),
-			ffnNorm:    t("ffn_norm", m.embd), gate: t("ffn_gate", ffn*m.embd), up: t("ffn_up", ffn*m.embd), down: t("ffn_down", ffn*m.embd),
+			ffnNorm:    t("ffn_norm", m.embd),
+			gate:       t("ffn_gate", ffn*m.embd), up: t("ffn_up", ffn*m.embd), down: t("ffn_down", ffn*m.embd),
 		})
 	}
 	m.rows = make([]int32, max(vocabulary, m.embd, ffn))
 	for i := range m.rows {
 		m.rows[i] = int32(i)
 	}
-	return m, err
+	return err
 }
 
 // multiply computes dst = matrix x. The rows of matrix are as long as x.
 func (m *model) multiply(dst, matrix, x []float32) { vec.DotRows(dst, x, matrix, m.rows[:len(dst)]) }
 
-// rotate applies the rotary embedding for a position: it rotates neighbouring elements of each head by the angle of their frequency (ggml's
-// "normal" mode).
-func (m *model) rotate(x []float32, position int) {
+// applyRotary applies the rotary embedding for a position. It rotates neighbouring elements of each
+// head by the angle of their frequency (ggml's "normal" mode).
+func (m *model) applyRotary(x []float32, position int) {
 	for i := 0; i < len(x); i += 2 {
 		sin, cos := math.Sincos(float64(position) * m.frequencies[i%m.dim/2])
 		a, b := float64(x[i]), float64(x[i+1])
@@ -144,8 +171,8 @@ func (m *model) rotate(x []float32, position int) {
 	}
 }
 
-// run adds the heads of one window to w and returns the cross-entropy of its bytes in nats.
-func (m *model) run(w *Workload, text []byte) (float64, error) {
+// runWindow adds the heads of one window to w, and returns the cross-entropy of its bytes in nats.
+func (m *model) runWindow(w *Workload, text []byte) (float64, error) {
 	tokens := []int{1} // <s>
 	for _, b := range text {
 		tokens = append(tokens, byteToken+int(b))
@@ -159,7 +186,9 @@ func (m *model) run(w *Workload, text []byte) (float64, error) {
 	k, v := make([]float32, kv), make([]float32, kv)
 	scale := w.scale()
 	for _, l := range m.layers {
-		c, err := attention.New(attention.Config{Heads: m.kvHeads, Group: w.Group, Dim: m.dim, Capacity: len(tokens), KeyDigits: 1, QueryDigits: 1})
+		c, err := attention.New(attention.Config{
+			Heads: m.kvHeads, Group: w.Group, Dim: m.dim, Capacity: len(tokens), KeyDigits: 1, QueryDigits: 1,
+		})
 		if err != nil {
 			return 0, err
 		}
@@ -174,8 +203,8 @@ func (m *model) run(w *Workload, text []byte) (float64, error) {
 			m.multiply(q, l.q, x)
 			m.multiply(k, l.k, x)
 			m.multiply(v, l.v, x)
-			m.rotate(q, p)
-			m.rotate(k, p)
+			m.applyRotary(q, p)
+			m.applyRotary(k, p)
 			if err := c.Append(k, v); err != nil {
 				return 0, err
 			}

@@ -8,8 +8,8 @@ import (
 	"math/rand/v2"
 )
 
-// Workload is the input of attention: for each head, the keys and values of Positions positions, and the queries of Group query heads, each
-// with Dim elements.
+// Workload is the input of attention: for each head, the keys and values of Positions positions,
+// and the queries of Group query heads. Each has Dim elements.
 type Workload struct {
 	Name           string
 	Dim, Positions int
@@ -23,18 +23,20 @@ func (w *Workload) scale() float32 { return float32(1 / math.Sqrt(float64(w.Dim)
 
 // Kinds are the names of the synthetic workloads.
 //
-//   - flat: all elements are standard normal, and so are the scores: hundreds of positions carry the softmax. No selection of a few
-//     positions can approximate this well.
-//   - peaks: keys next to each other are correlated (0.7), and four keys are added to each query, so that these have scores 9 above the
-//     rest. The queries get longer by this, which spreads the other scores, too: with standard deviations of 1.9 (128 elements) to 2.5 (64).
-//   - outliers: as peaks, with keys like those of real models: their common part is larger than their differences, and every 16th element
-//     has four times the standard deviation of the others, and a mean of about ten.
+//   - flat: all elements are standard normal, and so are the scores. Hundreds of positions have most of
+//     the softmax. No selection of a few positions can approximate this well.
+//   - peaks: keys next to each other are correlated (0.7). Four keys are added to each query, so that
+//     these have scores 9 above the others. This makes the queries longer, which spreads the other
+//     scores, too: with standard deviations of 1.9 (128 elements) to 2.5 (64).
+//   - outliers: like peaks, with keys like those of real models. Their common part is larger than their
+//     differences. Every 16th element has four times the standard deviation of the others, and a mean of
+//     about ten.
 var Kinds = []string{"flat", "peaks", "outliers"}
 
 const (
 	peakCount   = 4
 	peakScore   = 9
-	correlation = 0.7 // of an element in neighbouring positions
+	correlation = 0.7 // correlation of an element in neighbouring positions
 )
 
 // Synthetic returns a workload of random numbers of the given kind.
@@ -55,7 +57,8 @@ func Synthetic(kind string, dim, positions, heads, group int, seed uint64) (*Wor
 				}
 			}
 		}
-		keys, values, queries := make([]float32, positions*dim), make([]float32, positions*dim), make([]float32, group*dim)
+		keys, values := make([]float32, positions*dim), make([]float32, positions*dim)
+		queries := make([]float32, group*dim)
 		last := make([]float64, dim) // the last key, before mean and deviation are applied
 		differ := make([]float64, positions*dim)
 		for p := range positions {
@@ -83,7 +86,8 @@ func Synthetic(kind string, dim, positions, heads, group int, seed uint64) (*Wor
 				}
 			}
 			for i, x := range q {
-				queries[g*dim+i] = float32(x / deviation[i]) // so that scores are as without outliers, except for a constant
+				// Scores are as without outliers, except for a constant.
+				queries[g*dim+i] = float32(x / deviation[i])
 			}
 		}
 		w.Keys, w.Values, w.Queries = append(w.Keys, keys), append(w.Values, values), append(w.Queries, queries)
