@@ -9,7 +9,6 @@ import (
 	"io"
 	"log/slog"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -615,7 +614,7 @@ func (r *Recorder) resolveSource(o *event.Op, src *event.Source) (read, error) {
 	if p == nil {
 		return rd, nil
 	}
-	t, err := src.In(p.file, p.model.files()...)
+	t, err := findTensor(src, p.file, p.model.files())
 	if err != nil {
 		return rd, fmt.Errorf("op %s: %w", o.Name, err)
 	}
@@ -685,7 +684,7 @@ func (r *Recorder) outsideSource(o *event.Op, src *event.Source) error {
 		return nil
 	}
 	n := src.Bytes()
-	if n >= event.MaxBytes || !printable(src.Name) {
+	if n >= event.MaxBytes || !isPrintable(src.Name) {
 		return fmt.Errorf("%w: op %s reads %q of type %v with %v elements", event.ErrLayout, o.Name, src.Name, src.Type, src.NE)
 	}
 	r.outside[src.Name] = n
@@ -846,10 +845,6 @@ func distinct(out, ids []int32) []int32 {
 		}
 	}
 	return out
-}
-
-func printable(name string) bool {
-	return name != "" && !strings.ContainsFunc(name, func(c rune) bool { return c < ' ' || c > '~' })
 }
 
 // describe updates meta.
