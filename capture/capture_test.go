@@ -33,13 +33,15 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var small = synth.Config{Layers: 2, Embd: 128, FF: 256, Heads: 4, KVHeads: 2, Vocab: 300, Ctx: 256, Type: gguf.Q8_0, Seed: 5}
+var small = synth.Config{Layers: 2, Embd: 128, FF: 256, Heads: 4, KVHeads: 2, Vocab: 300, Ctx: 256, Type: gguf.Q8_0,
+	Seed: 5}
 
 // generation is a real llama.cpp that generates 4 tokens: with the warm-up and the prompt, 6 decodes.
 func generation(t *testing.T) (*llama.Installation, llama.Options) {
 	t.Helper()
 	testenv.NeedRoot(t)
-	return llamatest.ForTest(t), llama.Options{Model: llamatest.Model(t, small), Prompt: "x", Tokens: 4, Threads: 1, NoRepack: true}
+	return llamatest.ForTest(t), llama.Options{Model: llamatest.Model(t, small), Prompt: "x", Tokens: 4, Threads: 1,
+		NoRepack: true}
 }
 
 const decodes = 6
@@ -117,11 +119,14 @@ func (s *seen) handle(e event.Event) error {
 	return nil
 }
 
-// Each way to observe sees a command from its first decode to its last, also behind a program that only executes it.
+// Each way to observe sees a command from its first decode to its last, also behind a program that
+// only executes it.
 func TestStart(t *testing.T) {
 	in, o := generation(t)
 	for name, opts := range map[string]Options{
-		"op": {}, "op, and what routers read and choose": {Selected: true, Inputs: 1, AtOnce: true}, "graph": {Detail: ebpf.DetailGraph}, "perf events": {PerfEvents: true}, "follow": {Follow: true}, "preload": {Preload: true},
+		"op": {}, "op, and what routers read and choose": {Selected: true, Inputs: 1, AtOnce: true},
+		"graph": {Detail: ebpf.DetailGraph}, "perf events": {PerfEvents: true}, "follow": {Follow: true},
+		"preload": {Preload: true},
 	} {
 		for _, wrapped := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, wrapped %v", name, wrapped), func(t *testing.T) {
@@ -171,7 +176,8 @@ func TestStart(t *testing.T) {
 func TestRunKeepsToItsGoroutine(t *testing.T) {
 	in, o := generation(t)
 	o.Tokens, o.Repeat = 100, 20
-	for name, opts := range map[string]Options{"probes": {Interval: time.Millisecond}, "preload": {Preload: true, Interval: time.Millisecond}} {
+	for name, opts := range map[string]Options{"probes": {Interval: time.Millisecond},
+		"preload": {Preload: true, Interval: time.Millisecond}} {
 		t.Run(name, func(t *testing.T) {
 			ran := make(chan struct{})
 			go func() {
@@ -206,11 +212,13 @@ func TestRunKeepsToItsGoroutine(t *testing.T) {
 	}
 }
 
-// The status is the command's own. One that is no llama.cpp is run all the same, and Explain says what it is not.
+// The status is the command's own. One that is no llama.cpp is run all the same, and Explain says
+// what it is not.
 func TestStatus(t *testing.T) {
 	testenv.NeedRoot(t)
 	for _, preloaded := range []bool{false, true} {
-		for script, want := range map[string]int{"exit 0": 0, "exit 42": 42, "kill -KILL $$": 128 + int(syscall.SIGKILL)} {
+		for script, want := range map[string]int{"exit 0": 0, "exit 42": 42,
+			"kill -KILL $$": 128 + int(syscall.SIGKILL)} {
 			c := start(t, exec.Command("sh", "-c", script), Options{Preload: preloaded})
 			if err := c.Run(t.Context(), func(event.Event) error { return nil }); err != nil {
 				t.Error(err)
@@ -344,7 +352,8 @@ func TestKilledBeforeRun(t *testing.T) {
 	}
 }
 
-// Signals that this process gets reach the command once, also those that come before it runs; others do not.
+// Signals that this process gets reach the command once, also those that come before it runs;
+// others do not.
 func TestSignals(t *testing.T) {
 	testenv.NeedRoot(t)
 	log := filepath.Join(t.TempDir(), "log")
@@ -356,7 +365,8 @@ func TestSignals(t *testing.T) {
 		return strings.Join(strings.Fields(string(data)), " ")
 	}
 	const script = `trap 'echo USR1 >> $0' USR1; trap 'echo USR2 >> $0; exit 5' USR2; echo ready >> $0; while :; do sleep 0.01; done`
-	c := start(t, exec.Command("sh", "-c", script, log), Options{Signals: []syscall.Signal{syscall.SIGUSR1, syscall.SIGUSR2}})
+	c := start(t, exec.Command("sh", "-c", script, log),
+		Options{Signals: []syscall.Signal{syscall.SIGUSR1, syscall.SIGUSR2}})
 	ran := make(chan error, 1)
 	go func() { ran <- c.Run(t.Context(), func(event.Event) error { return nil }) }()
 	for _, want := range []string{"ready", "ready USR1", "ready USR1 USR1", "ready USR1 USR1 USR2"} {
@@ -391,14 +401,16 @@ func waitForGGML(t *testing.T, pid int) {
 	t.Helper()
 	testenv.WaitFor(t, "the target to have ggml", func() bool {
 		c, err := Attach(pid, Options{})
-		if err != nil && !errors.Is(err, event.ErrNoGGML) && !errors.Is(err, event.ErrOldGGML) { // libraries come one by one
+		// libraries come one by one
+		if err != nil && !errors.Is(err, event.ErrNoGGML) && !errors.Is(err, event.ErrOldGGML) {
 			t.Fatal(err)
 		}
 		return err == nil && c.Close() == nil
 	})
 }
 
-// A running process is observed until the context ends, again until it ends itself, and is left alone otherwise.
+// A running process is observed until the context ends, again until it ends itself, and is left
+// alone otherwise.
 func TestAttach(t *testing.T) {
 	cmd := endless(t)
 	if err := cmd.Start(); err != nil {
@@ -445,7 +457,8 @@ func TestAttach(t *testing.T) {
 	}
 }
 
-// A decode in whose middle the probes were set leaves nothing to the next one, which begins with its own first op.
+// A decode in whose middle the probes were set leaves nothing to the next one, which begins with
+// its own first op.
 func TestAttachInDecode(t *testing.T) {
 	cmd := endless(t)
 	if err := cmd.Start(); err != nil {
@@ -494,7 +507,8 @@ func TestAttachInDecode(t *testing.T) {
 	}
 }
 
-// After Unload nothing is left of observing a command, which goes on, can be attached to again, and is ended by Close.
+// After Unload nothing is left of observing a command, which goes on, can be attached to again, and
+// is ended by Close.
 func TestUnload(t *testing.T) {
 	cmd := endless(t)
 	c, err := Start(t.Context(), cmd, Options{})
@@ -590,10 +604,13 @@ func TestErrors(t *testing.T) {
 		"no such program, preload": {
 			start(Options{Preload: true}, "/no/such/program"), os.ErrNotExist, "/no/such/program",
 		},
-		"odd buffer":           {start(Options{RingBytes: 5000}, "sleep", "600"), nil, ""},
-		"choices, preload":     {start(Options{Preload: true, Selected: true}, "sleep", "600"), ErrNeedsProbes, "what routers read and choose"},
-		"inputs, preload":      {start(Options{Preload: true, Inputs: 2}, "sleep", "600"), ErrNeedsProbes, "what routers read and choose"},
-		"choices of graphs":    {start(Options{Detail: ebpf.DetailGraph, Selected: true}, "sleep", "600"), nil, "observe ops"},
+		"odd buffer": {start(Options{RingBytes: 5000}, "sleep", "600"), nil, ""},
+		"choices, preload": {start(Options{Preload: true, Selected: true}, "sleep", "600"), ErrNeedsProbes,
+			"what routers read and choose"},
+		"inputs, preload": {start(Options{Preload: true, Inputs: 2}, "sleep", "600"), ErrNeedsProbes,
+			"what routers read and choose"},
+		"choices of graphs": {start(Options{Detail: ebpf.DetailGraph, Selected: true}, "sleep", "600"), nil,
+			"observe ops"},
 		"odd buffer, preload":  {start(Options{RingBytes: 5000, Preload: true}, "sleep", "600"), nil, "5000"},
 		"negative buffer":      {start(Options{RingBytes: -1}, "sleep", "600"), nil, "-1"},
 		"buffer beyond 32 bit": {start(Options{RingBytes: 1 << 40}, "sleep", "600"), nil, fmt.Sprint(1 << 40)},

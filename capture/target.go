@@ -1,6 +1,7 @@
 package capture
 
-// This file implements the two kinds of target: a command that is started here, and a process that is already running.
+// This file implements the two kinds of target: a command that is started here, and a process that
+// is already running.
 
 import (
 	"context"
@@ -41,7 +42,8 @@ type command struct {
 	err     error         // valid when over is closed: the command could not be released or waited for
 }
 
-// launch starts a command with one of proc's functions. Signals are caught from before the start, so that an early one reaches the command.
+// launch starts a command with one of proc's functions. Signals are caught from before the start,
+// so that an early one reaches the command.
 func launch(cmd *exec.Cmd, signals []syscall.Signal, start func(*exec.Cmd) (*proc.Child, error)) (*command, error) {
 	relay := proc.NewRelay(signals...)
 	child, err := start(cmd)
@@ -165,7 +167,8 @@ func executable(cmd *exec.Cmd) string {
 	return filepath.Join(cmd.Dir, cmd.Path)
 }
 
-// hints are the files that a command's arguments may name, alone or as --flag=file, relative to the process's working directory.
+// hints are the files that a command's arguments may name, alone or as --flag=file, relative to the
+// process's working directory.
 func hints(command []string, pid int) []string {
 	dir, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", pid))
 	if err != nil {

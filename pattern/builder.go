@@ -8,11 +8,12 @@ import (
 	"tensorcast/event"
 )
 
-// Builder learns the cycle of one llama_context from its decodes: for each, call Begin, Op for each of its ops, and End. To learn what a token reads,
-// give it decodes of one token; those of a few teach the same sequence, but more slices gathered.
+// Builder learns the cycle of one llama_context from its decodes: for each, call Begin, Op for each
+// of its ops, and End. To learn what a token reads, give it decodes of one token; those of a few
+// teach the same sequence, but more slices gathered.
 //
-// It keeps the last sequence that a whole decode had, and of the decodes in a row that had it the least times. Its memory is bounded by two
-// sequences. It is not safe for concurrent use.
+// It keeps the last sequence that a whole decode had, and of the decodes in a row that had it the
+// least times. Its memory is bounded by two sequences. It is not safe for concurrent use.
 type Builder struct {
 	files func(event.FileID) (index int, ok bool)
 
@@ -25,20 +26,22 @@ type Builder struct {
 	lastOutside Outside     // of the last whole decode
 }
 
-// Outside is what a decode read of weights that lie outside mapped files, copied there when the model was loaded.
+// Outside is what a decode read of weights that lie outside mapped files, copied there when the
+// model was loaded.
 type Outside struct {
 	Reads int
 	Bytes int64
 }
 
-// maxReads bounds a sequence. Models of 100 layers have a few thousand reads; a large batch, which is cut in several graphs, goes through them
-// several times.
+// maxReads bounds a sequence. Models of 100 layers have a few thousand reads; a large batch, which
+// is cut in several graphs, goes through them several times.
 const maxReads = 1 << 15
 
 // maxOutside bounds Outside.Bytes, so that the sum over a decode that never ends does not wrap.
 const maxOutside = 1 << 62
 
-// NewBuilder makes a Builder. files tells the index of a file in Cycle.Files; reads of a file for which ok is false are left out.
+// NewBuilder makes a Builder. files tells the index of a file in Cycle.Files; reads of a file for
+// which ok is false are left out.
 func NewBuilder(files func(event.FileID) (index int, ok bool)) *Builder {
 	return &Builder{files: files}
 }
@@ -46,7 +49,8 @@ func NewBuilder(files func(event.FileID) (index int, ok bool)) *Builder {
 // Begin begins a decode. One that is under way, whose end was lost, is dropped.
 func (b *Builder) Begin() { b.open, b.step, b.outside = true, b.step[:0], Outside{} }
 
-// Op takes an op of the decode under way; between decodes it does nothing. It keeps the strings in o, and nothing else of it.
+// Op takes an op of the decode under way; between decodes it does nothing. It keeps the strings in
+// o, and nothing else of it.
 func (b *Builder) Op(o *event.Op) {
 	if !b.open {
 		return
@@ -72,7 +76,8 @@ func (b *Builder) Op(o *event.Op) {
 	})
 }
 
-// End ends the decode under way. What it read becomes the cycle, unless it read nothing, or more than a sequence may have.
+// End ends the decode under way. What it read becomes the cycle, unless it read nothing, or more
+// than a sequence may have.
 func (b *Builder) End() {
 	if !b.open {
 		return
@@ -96,8 +101,8 @@ func (b *Builder) End() {
 	}
 }
 
-// Cycle is what the last whole decode read, with the least times of the decodes in a row that had this sequence; nil before the first. It is the caller's,
-// who knows the files and fills in Files.
+// Cycle is what the last whole decode read, with the least times of the decodes in a row that had
+// this sequence; nil before the first. It is the caller's, who knows the files and fills in Files.
 func (b *Builder) Cycle() *Cycle {
 	if b.steps == 0 {
 		return nil
@@ -105,7 +110,8 @@ func (b *Builder) Cycle() *Cycle {
 	return &Cycle{Reads: slices.Clone(b.cycle)}
 }
 
-// Steps is how many decodes in a row had the sequence of Cycle, the last one among them; 0 before the first.
+// Steps is how many decodes in a row had the sequence of Cycle, the last one among them; 0 before
+// the first.
 func (b *Builder) Steps() int { return b.steps }
 
 // Outside is what the last whole decode read outside files: a weight counts as often as it was read.

@@ -11,12 +11,13 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// ErrNoFiles says that a capture does not tell the sizes and fingerprints of the model's files, so that no cycle can be made of it: it is of a
-// split model, by an earlier version.
+// ErrNoFiles says that a capture does not tell the sizes and fingerprints of the model's files, so
+// that no cycle can be made of it: it is of a split model, by an earlier version.
 var ErrNoFiles = errors.New("the capture does not say of which files the model consists (it was made by an earlier version): capture again")
 
-// Cycle is the reference sequence of the generation phase, with the least times over the steps that follow it. A step that generates tokens of
-// several sequences gathers slices for all of them: there the number of slices is the median over the steps.
+// Cycle is the reference sequence of the generation phase, with the least times over the steps that
+// follow it. A step that generates tokens of several sequences gathers slices for all of them:
+// there the number of slices is the median over the steps.
 //
 // It fails with ErrNoFiles, and with ErrInvalid where the capture contradicts itself.
 func (p *Pattern) Cycle(meta *tables.Meta) (*Cycle, error) {
@@ -109,7 +110,8 @@ func (p *Pattern) least(ref reference) []int64 {
 	return least
 }
 
-// sliceBytes is how many bytes one index of a tensor's dimension dim spans. Tensors in files are contiguous.
+// sliceBytes is how many bytes one index of a tensor's dimension dim spans. Tensors in files are
+// contiguous.
 func sliceBytes(row *tables.StructureRow, dim int) int64 {
 	if dim >= len(row.Shape) {
 		return row.Size // there is one slice

@@ -9,14 +9,17 @@ import (
 	"strings"
 )
 
-// WriteHeader writes the cycle as a header that compiles as C (since C89, where size_t has 64 bits) and as C++ without a warning:
+// WriteHeader writes the cycle as a header that compiles as C (since C89, where size_t has 64 bits)
+// and as C++ without a warning:
 //
 //	struct AccessEntry { const char *name; size_t offset; size_t size; };
 //	static const struct AccessEntry PER_TOKEN_PATTERN[] = {...};
 //	#define PER_TOKEN_PATTERN_LENGTH ...
 //
-// An entry is a read, in the order of use. Its offset is in the model's file, which a comment names where there are several; its size is all that any token may read of the tensor, and a comment says
-// how much a token gathers where that is less. Names are bytes of the file's, escaped. A cycle that [Cycle.Write] refuses is refused (ErrInvalid), and one without reads: C has no empty arrays.
+// An entry is a read, in the order of use. Its offset is in the model's file, which a comment names
+// where there are several; its size is all that any token may read of the tensor, and a comment
+// says how much a token gathers where that is less. Names are bytes of the file's, escaped. A cycle
+// that [Cycle.Write] refuses is refused (ErrInvalid), and one without reads: C has no empty arrays.
 func (c *Cycle) WriteHeader(w io.Writer) error {
 	if err := c.check(); err != nil {
 		return err
@@ -69,7 +72,8 @@ static const struct AccessEntry PER_TOKEN_PATTERN[] = {
 	return err
 }
 
-// quoteC is a text as a literal of C: bytes beyond ASCII are octal, of three digits, which no digit behind them continues, and no question marks make a trigraph.
+// quoteC is a text as a literal of C: bytes beyond ASCII are octal, of three digits, which no digit
+// behind them continues, and no question marks make a trigraph.
 func quoteC(s string) string {
 	var b strings.Builder
 	b.WriteByte('"')
@@ -88,7 +92,8 @@ func quoteC(s string) string {
 	return b.String()
 }
 
-// comment is a text that neither ends the comment in which it is, nor looks like the beginning of another, nor continues a line.
+// comment is a text that neither ends the comment in which it is, nor looks like the beginning of
+// another, nor continues a line.
 func comment(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' || strings.ContainsRune(`/*\?`, r) {

@@ -1,6 +1,7 @@
 package pattern
 
-// This file keeps a cycle in a file: pattern.json. Who reads one, perhaps as root, believes nothing in it unchecked.
+// This file keeps a cycle in a file: pattern.json. Who reads one, perhaps as root, believes nothing
+// in it unchecked.
 
 import (
 	"bytes"
@@ -14,11 +15,13 @@ import (
 	"unicode/utf8"
 )
 
-// SchemaVersion is that of pattern.json. It rises when an older program would misunderstand a newer file; fields that are only added do not count.
+// SchemaVersion is that of pattern.json. It rises when an older program would misunderstand a newer
+// file; fields that are only added do not count.
 const SchemaVersion = 1
 
 var (
-	// ErrSchema says that a pattern was written by another version of this program, which writes them in another way.
+	// ErrSchema says that a pattern was written by another version of this program, which writes
+	// them in another way.
 	ErrSchema = errors.New("the pattern has another schema version")
 	// ErrInvalid says that something is no pattern, or one that contradicts itself.
 	ErrInvalid = errors.New("not a valid pattern")
@@ -35,7 +38,8 @@ const (
 
 const schemaKey, filesKey, readsKey = "pattern_schema", "files", "reads"
 
-// Write writes the cycle as JSON, a read per line, in the form that ReadCycle reads. A cycle that ReadCycle would refuse is refused (ErrInvalid).
+// Write writes the cycle as JSON, a read per line, in the form that ReadCycle reads. A cycle that
+// ReadCycle would refuse is refused (ErrInvalid).
 func (c *Cycle) Write(w io.Writer) error {
 	if err := c.check(); err != nil {
 		return err
@@ -75,8 +79,9 @@ func writeList[T any](b *bytes.Buffer, key string, list []T) error {
 
 func tooLong() error { return fmt.Errorf("%w: it is longer than %d MiB", ErrInvalid, maxBytes>>20) }
 
-// ReadCycle reads what Write has written. It takes bounded memory, whatever comes, and what it returns is consistent: extents lie in their files, and
-// neither sizes nor times overflow when they are added up. Errors are ErrSchema, ErrInvalid and those of r.
+// ReadCycle reads what Write has written. It takes bounded memory, whatever comes, and what it
+// returns is consistent: extents lie in their files, and neither sizes nor times overflow when they
+// are added up. Errors are ErrSchema, ErrInvalid and those of r.
 func ReadCycle(r io.Reader) (*Cycle, error) {
 	data, err := io.ReadAll(io.LimitReader(r, maxBytes+1))
 	if err != nil {
@@ -115,7 +120,8 @@ func decodeCycle(d *json.Decoder) (*Cycle, error) {
 				return nil, err
 			}
 			if version != SchemaVersion {
-				return nil, fmt.Errorf("%w: %d, and this program reads %d: make it again with analyze", ErrSchema, version, SchemaVersion)
+				return nil, fmt.Errorf("%w: %d, and this program reads %d: make it again with analyze", ErrSchema,
+					version, SchemaVersion)
 			}
 			versioned = true
 		case filesKey:
@@ -150,7 +156,8 @@ func expect(d *json.Decoder, want json.Delim) error {
 	return err
 }
 
-// decodeList reads element by element, so that no more than most are ever made: an element in memory is far larger than "{}".
+// decodeList reads element by element, so that no more than most are ever made: an element in
+// memory is far larger than "{}".
 func decodeList[T any](d *json.Decoder, key string, list []T, most int) ([]T, error) {
 	if list != nil {
 		return nil, fmt.Errorf("%w: %q comes twice", ErrInvalid, key)
@@ -183,7 +190,8 @@ func (c *Cycle) check() error {
 	case len(c.Files) == 0 || len(c.Reads) == 0:
 		return fmt.Errorf("%w: it has %d files and %d reads", ErrInvalid, len(c.Files), len(c.Reads))
 	case len(c.Files) > maxFiles || len(c.Reads) > maxReads:
-		return fmt.Errorf("%w: %d files (at most %d) and %d reads (at most %d)", ErrInvalid, len(c.Files), maxFiles, len(c.Reads), maxReads)
+		return fmt.Errorf("%w: %d files (at most %d) and %d reads (at most %d)", ErrInvalid, len(c.Files), maxFiles,
+			len(c.Reads), maxReads)
 	}
 	var size, length, nanos int64
 	for i := range c.Files {
@@ -248,5 +256,6 @@ func (r *CycleRead) check(files []CycleFile) error {
 
 // readable says that a name can be shown on a terminal.
 func readable(name string) bool {
-	return name != "" && len(name) <= maxText && utf8.ValidString(name) && !strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) })
+	return name != "" && len(name) <= maxText && utf8.ValidString(name) &&
+		!strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) })
 }

@@ -1,6 +1,7 @@
 package pattern
 
-// This file compares two captures: how fast their tokens were, what they read, how much of it from disk, and in which order.
+// This file compares two captures: how fast their tokens were, what they read, how much of it from
+// disk, and in which order.
 
 import (
 	"cmp"
@@ -15,7 +16,9 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// Tally sums up what the generation steps of one pattern cost, tensor by tensor. Make it with NewTally, then add the rows of the capture's tables, each once, in any order. It is for one goroutine.
+// Tally sums up what the generation steps of one pattern cost, tensor by tensor. Make it with
+// NewTally, then add the rows of the capture's tables, each once, in any order. It is for one
+// goroutine.
 type Tally struct {
 	pattern  *Pattern
 	meta     *tables.Meta
@@ -40,7 +43,8 @@ type TokenTime struct {
 
 // NewTally returns an empty one. PageIns says whether page-ins were observed, which may be none.
 func NewTally(p *Pattern, meta *tables.Meta, pageIns bool) *Tally {
-	t := &Tally{pattern: p, meta: meta, steps: map[int32]bool{}, tensors: make([]tally, len(p.Structure)), pageIns: pageIns}
+	t := &Tally{pattern: p, meta: meta, steps: map[int32]bool{}, tensors: make([]tally, len(p.Structure)),
+		pageIns: pageIns}
 	for i := range p.tokens() {
 		t.steps[p.Steps[i].Number] = true
 		t.count += int(p.Steps[i].Batch)
@@ -72,7 +76,8 @@ func (t *Tally) Step(s *tables.StepRow) error {
 	return sumUp(&t.nanos, s.End-s.Begin)
 }
 
-// PageIn adds a row of the pagein table, after the steps. What others than a step's thread read, a prefetcher for instance, counts from the first counted step's begin to the last one's end.
+// PageIn adds a row of the pagein table, after the steps. What others than a step's thread read, a
+// prefetcher for instance, counts from the first counted step's begin to the last one's end.
 func (t *Tally) PageIn(r *tables.PageInRow) error {
 	during := r.Step < 0 && len(t.times) > 0 && r.Timestamp >= t.from && r.Timestamp <= t.to
 	if !t.steps[r.Step] && !during || r.Model != t.pattern.Model {
@@ -99,7 +104,8 @@ func (t *Tally) Access(a *tables.Access) error {
 	return sumUp(&t.tensors[a.Tensor].stall, a.Stall)
 }
 
-// Side is what is known of one of two captures. Per token is per generated token of the whole steps. Null is what was not observed.
+// Side is what is known of one of two captures. Per token is per generated token of the whole
+// steps. Null is what was not observed.
 type Side struct {
 	Model     string   `json:"model"`
 	Command   []string `json:"command"`
@@ -116,7 +122,8 @@ type Side struct {
 	times []TokenTime
 }
 
-// TensorSides is a tensor in both. The figures are per generated token; null is what was not observed, or a model without that tensor.
+// TensorSides is a tensor in both. The figures are per generated token; null is what was not
+// observed, or a model without that tensor.
 type TensorSides struct {
 	Name                            string
 	Size, Bytes, Disk, Again, Stall [2]*int64
@@ -196,7 +203,8 @@ func Compare(a, b *Tally) *Comparison {
 		return value(t.Bytes[0])+value(t.Bytes[1])+value(t.Disk[0])+value(t.Disk[1]) == 0
 	})
 	slices.SortStableFunc(c.Tensors, func(x, y TensorSides) int {
-		return cmp.Or(cmp.Compare(apart(y.Disk), apart(x.Disk)), cmp.Compare(apart(y.Bytes), apart(x.Bytes)), cmp.Compare(apart(y.Stall), apart(x.Stall)))
+		return cmp.Or(cmp.Compare(apart(y.Disk), apart(x.Disk)), cmp.Compare(apart(y.Bytes), apart(x.Bytes)),
+			cmp.Compare(apart(y.Stall), apart(x.Stall)))
 	})
 	return c
 }
@@ -225,7 +233,8 @@ func (t *Tally) per(sum int64) *int64 {
 func (t *Tally) side() Side {
 	p := t.pattern
 	s := Side{
-		Model: ModelName(t.meta, p.Model), Command: t.meta.Command, Host: t.meta.Host.CPU, Tokens: t.count, Reads: len(p.reference[tables.PhaseGeneration].reads), times: t.times,
+		Model: ModelName(t.meta, p.Model), Command: t.meta.Command, Host: t.meta.Host.CPU, Tokens: t.count,
+		Reads: len(p.reference[tables.PhaseGeneration].reads), times: t.times,
 	}
 	var bytes int64
 	for i := range p.tokens() {
@@ -271,7 +280,8 @@ func (c *Comparison) Document(names [2]string, top int) tabular.Document {
 	bytes := func(of func(s *Side) *int64) (func(*Side) string, func(*Side) float64) {
 		return func(s *Side) string { return sizeOf(of(s)) }, func(s *Side) float64 { return float64(value(of(s))) }
 	}
-	row("tokens", func(s *Side) string { return fmt.Sprint(s.Tokens) }, func(s *Side) float64 { return float64(s.Tokens) })
+	row("tokens", func(s *Side) string { return fmt.Sprint(s.Tokens) },
+		func(s *Side) float64 { return float64(s.Tokens) })
 	row("tokens per second", func(s *Side) string {
 		if s.TokS == nil {
 			return "-"
@@ -283,7 +293,8 @@ func (c *Comparison) Document(names [2]string, top int) tabular.Document {
 		}
 		return *s.TokS
 	})
-	row("a token, median", func(s *Side) string { return millis(s.MedianNS) }, func(s *Side) float64 { return float64(value(s.MedianNS)) })
+	row("a token, median", func(s *Side) string { return millis(s.MedianNS) },
+		func(s *Side) float64 { return float64(value(s.MedianNS)) })
 	for _, line := range []struct {
 		what string
 		of   func(*Side) *int64
@@ -295,22 +306,27 @@ func (c *Comparison) Document(names [2]string, top int) tabular.Document {
 		text, figure := bytes(line.of)
 		row(line.what, text, figure)
 	}
-	row("stall per token", func(s *Side) string { return millis(s.StallNS) }, func(s *Side) float64 { return float64(value(s.StallNS)) })
+	row("stall per token", func(s *Side) string { return millis(s.StallNS) },
+		func(s *Side) float64 { return float64(value(s.StallNS)) })
 	verdict := fmt.Sprintf("both read the same tensors in the same order for each token (%d reads)", c.Sides[0].Reads)
 	if !c.Identical {
-		verdict = fmt.Sprintf("their canonical sequences differ by %s; the first, at %d: %v", count(len(c.Edits), "edit"), c.Edits[0].Position, c.Edits[0])
+		verdict = fmt.Sprintf("their canonical sequences differ by %s; the first, at %d: %v",
+			count(len(c.Edits), "edit"), c.Edits[0].Position, c.Edits[0])
 	}
 	lines := tabular.Lines{verdict}
 	if !c.SameModel {
 		lines = append(tabular.Lines{"the models differ: tensors are matched by name"}, lines...)
 	}
 	doc := tabular.Document{lines, t}
-	tensors := &tabular.Table{Title: "tensors that differ most, per token", Columns: slices.Concat(tabular.Right("read "+names[0], names[1], "disk "+names[0], names[1], "stall "+names[0], names[1]), tabular.Left("tensor"))}
+	tensors := &tabular.Table{Title: "tensors that differ most, per token",
+		Columns: slices.Concat(tabular.Right("read "+names[0], names[1], "disk "+names[0], names[1],
+			"stall "+names[0], names[1]), tabular.Left("tensor"))}
 	for _, x := range c.Tensors[:min(top, len(c.Tensors))] {
 		if apart(x.Disk)+apart(x.Bytes)+apart(x.Stall) == 0 && (x.Bytes[0] == nil) == (x.Bytes[1] == nil) {
 			continue
 		}
-		tensors.Rows = append(tensors.Rows, []string{sizeOf(x.Bytes[0]), sizeOf(x.Bytes[1]), sizeOf(x.Disk[0]), sizeOf(x.Disk[1]), millis(x.Stall[0]), millis(x.Stall[1]), x.Name})
+		tensors.Rows = append(tensors.Rows, []string{sizeOf(x.Bytes[0]), sizeOf(x.Bytes[1]), sizeOf(x.Disk[0]),
+			sizeOf(x.Disk[1]), millis(x.Stall[0]), millis(x.Stall[1]), x.Name})
 	}
 	if len(tensors.Rows) > 0 {
 		doc = append(doc, tensors)

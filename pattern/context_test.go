@@ -29,7 +29,8 @@ func TestContextsAreToldApart(t *testing.T) {
 	write := func(context, step, token int32, reads []planted) {
 		for i, r := range reads {
 			err := c.w.Access(&tables.Access{
-				Timestamp: int64(step)*1000 + int64(i), Step: step, Token: token, Phase: tables.PhaseGeneration, Thread: 1, Op: r.op, Tensor: r.tensor, Bytes: r.bytes,
+				Timestamp: int64(step)*1000 + int64(i), Step: step, Token: token, Phase: tables.PhaseGeneration,
+				Thread: 1, Op: r.op, Tensor: r.tensor, Bytes: r.bytes,
 				Offset: c.model[r.tensor].Offset, Context: context, Duration: tables.NotObserved,
 			})
 			if err != nil {
@@ -58,7 +59,8 @@ func TestContextsAreToldApart(t *testing.T) {
 		t.Errorf("context %d of model %d of %+v, want 1 of 0 of %+v", p.Context, p.Model, p.Contexts, want)
 	}
 	s := p.Summarize(meta, 3)
-	if !s.Sequence.Identical || s.Sequence.Tokens != 4 || s.Tensors != len(denseModel) || s.Model != "m.gguf" || s.Context != 1 || len(s.CutShort) != 0 {
+	if !s.Sequence.Identical || s.Sequence.Tokens != 4 || s.Tensors != len(denseModel) || s.Model != "m.gguf" ||
+		s.Context != 1 || len(s.CutShort) != 0 {
 		t.Errorf("summary %+v", s)
 	}
 	if order := p.AccessOrder(); len(order) != len(denseModel) || slices.Max(order) >= len(denseModel) {
@@ -83,12 +85,14 @@ func TestContextsAreToldApart(t *testing.T) {
 		t.Errorf("summary of context 0: %+v", s)
 	}
 	o.Context = 3
-	if _, err := Build(read.Structure, read.Accesses(), o); !errors.Is(err, ErrNoContext) || !strings.Contains(err.Error(), "3 is not one of 0, 1, 2") {
+	if _, err := Build(read.Structure, read.Accesses(), o); !errors.Is(err, ErrNoContext) ||
+		!strings.Contains(err.Error(), "3 is not one of 0, 1, 2") {
 		t.Errorf("error %v", err)
 	}
 }
 
-// Tokens that are generated together may share rows and experts: how many bytes that comes to is no difference.
+// Tokens that are generated together may share rows and experts: how many bytes that comes to is no
+// difference.
 func TestParallelGeneration(t *testing.T) {
 	for _, parallel := range []bool{true, false} {
 		c := newCapture(t, moeModel)
@@ -96,7 +100,8 @@ func TestParallelGeneration(t *testing.T) {
 			reads := moeStep(0, experts, []int32{3, 4})
 			reads[0].bytes = int64(64 * (i + 1))
 			if parallel {
-				if err := c.w.Step(&tables.StepRow{Step: c.step, Phase: tables.PhaseGeneration, Tokens: 4}); err != nil {
+				if err := c.w.Step(&tables.StepRow{Step: c.step, Phase: tables.PhaseGeneration,
+					Tokens: 4}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -110,7 +115,8 @@ func TestParallelGeneration(t *testing.T) {
 		if v := p.Sequences(5); v.Identical != parallel || v.Steps != 3 || v.Tokens != tokens {
 			t.Errorf("parallel %v: identical %v of %d tokens: %v", parallel, v.Identical, v.Tokens, v.Differences)
 		}
-		if s := p.Summarize(meta, 1); s.BytesPerToken != (Spread{Median: 3*64 + 5000, Min: 64 + 4000, Max: 128 + 6000}) {
+		if s := p.Summarize(meta, 1); s.BytesPerToken != (Spread{Median: 3*64 + 5000, Min: 64 + 4000,
+			Max: 128 + 6000}) {
 			t.Errorf("bytes %+v", s.BytesPerToken)
 		}
 	}
@@ -128,12 +134,14 @@ func TestParallelGeneration(t *testing.T) {
 		c.add(tables.PhaseGeneration, 1, reads)
 	}
 	p, _ := mustBuild(t, c.build)
-	if v := p.Sequences(5); len(v.Differences) != 1 || v.Differences[0].Kind != KindMissing || v.Differences[0].Position != 2 {
+	if v := p.Sequences(5); len(v.Differences) != 1 || v.Differences[0].Kind != KindMissing ||
+		v.Differences[0].Position != 2 {
 		t.Errorf("differences %v, want a missing read at position 2", v.Differences)
 	}
 }
 
-// A server's slots come and go: steps of one token and of two are no differences of each other, and one of two that differs is compared with those of two. Tokens are counted, not steps.
+// A server's slots come and go: steps of one token and of two are no differences of each other, and
+// one of two that differs is compared with those of two. Tokens are counted, not steps.
 func TestBatchesOfTwoSizes(t *testing.T) {
 	plant := func(odd int) (*Pattern, *tables.Meta) {
 		c := newCapture(t, moeModel)
@@ -147,7 +155,8 @@ func TestBatchesOfTwoSizes(t *testing.T) {
 			if i == odd {
 				reads[2].op = "MUL_MAT"
 			}
-			if err := c.w.Step(&tables.StepRow{Step: c.step, Phase: tables.PhaseGeneration, Tokens: tokens}); err != nil {
+			if err := c.w.Step(&tables.StepRow{Step: c.step, Phase: tables.PhaseGeneration,
+				Tokens: tokens}); err != nil {
 				t.Fatal(err)
 			}
 			c.add(tables.PhaseGeneration, 1, reads)
@@ -157,7 +166,8 @@ func TestBatchesOfTwoSizes(t *testing.T) {
 	p, meta := plant(-1)
 	want := []Batch{{Tokens: 1, Steps: 5, Following: 5, Reads: 3}, {Tokens: 2, Steps: 3, Following: 3, Reads: 4}}
 	v := p.Sequences(5)
-	if !v.Identical || v.Steps != 8 || v.Tokens != 11 || v.Following != 11 || v.Distinct != 2 || !slices.Equal(v.Batches, want) || len(v.Differences) != 0 {
+	if !v.Identical || v.Steps != 8 || v.Tokens != 11 || v.Following != 11 || v.Distinct != 2 ||
+		!slices.Equal(v.Batches, want) || len(v.Differences) != 0 {
 		t.Errorf("without a difference: %+v", v)
 	}
 	var text strings.Builder
@@ -165,7 +175,8 @@ func TestBatchesOfTwoSizes(t *testing.T) {
 	if err := s.WriteText(&text); err != nil {
 		t.Fatal(err)
 	}
-	for _, say := range []string{"8 that generate 11 tokens", "per step", "identical in all 11 generated tokens (each step compared with those of its size: 5 of 1 token, 3 of 2 tokens)"} {
+	for _, say := range []string{"8 that generate 11 tokens", "per step",
+		"identical in all 11 generated tokens (each step compared with those of its size: 5 of 1 token, 3 of 2 tokens)"} {
 		if !strings.Contains(text.String(), say) {
 			t.Errorf("%q is not said:\n%s", say, text.String())
 		}
@@ -179,7 +190,8 @@ func TestBatchesOfTwoSizes(t *testing.T) {
 		want[batch].Following--
 		v := p.Sequences(5)
 		if v.Identical || v.Following != 11-want[batch].Tokens || v.Distinct != 3 || !slices.Equal(v.Batches, want) ||
-			len(v.Differences) != 1 || v.Differences[0].Kind != KindOp || v.Differences[0].Position != 2 || !slices.Equal(v.Differences[0].Tokens, []int32{int32(odd)}) {
+			len(v.Differences) != 1 || v.Differences[0].Kind != KindOp || v.Differences[0].Position != 2 ||
+			!slices.Equal(v.Differences[0].Tokens, []int32{int32(odd)}) {
 			t.Errorf("with another op in step %d: %+v", odd, v)
 		}
 	}
@@ -203,7 +215,8 @@ func TestHeadlessCapture(t *testing.T) {
 		if s.Sequence.Identical != deleted || (len(s.CutShort) == 1) != deleted {
 			t.Errorf("deleted %v: identical %v, cut short %v", deleted, s.Sequence.Identical, s.CutShort)
 		}
-		if warned := strings.Contains(strings.Join(s.Warnings, "\n"), "oldest 1 segment of the capture (10 rows"); warned != deleted {
+		if warned := strings.Contains(strings.Join(s.Warnings, "\n"),
+			"oldest 1 segment of the capture (10 rows"); warned != deleted {
 			t.Errorf("warnings %q", s.Warnings)
 		}
 	}

@@ -1,6 +1,7 @@
 package pattern
 
-// This file defines the cycle: what one token reads. It is the one definition of that, for whoever plans, predicts, measures or compares.
+// This file defines the cycle: what one token reads. It is the one definition of that, for whoever
+// plans, predicts, measures or compares.
 
 import (
 	"cmp"
@@ -11,8 +12,9 @@ import (
 	"tensorcast/ggml"
 )
 
-// Cycle is what one generated token reads, in order, in one llama_context with one model. Every token reads the same, save for what it gathers:
-// rows and experts depend on the token. It holds no addresses: they are another run's.
+// Cycle is what one generated token reads, in order, in one llama_context with one model. Every
+// token reads the same, save for what it gathers: rows and experts depend on the token. It holds no
+// addresses: they are another run's.
 //
 // A Cycle is not changed once it is made: it may be read concurrently.
 type Cycle struct {
@@ -32,16 +34,20 @@ type CycleRead struct {
 	File   int    `json:"file"` // index of Cycle.Files
 	Tensor string `json:"tensor_name"`
 	Op     string `json:"op"`
-	// Offset and Length are all that any token may read of the tensor: as a rule the whole tensor, and a part of it where the op reads through a
-	// view (ggml_view). Offset is the first byte's in the file.
+	// Offset and Length are all that any token may read of the tensor: as a rule the whole tensor,
+	// and a part of it where the op reads through a view (ggml_view). Offset is the first byte's in
+	// the file.
 	Offset int64 `json:"offset_bytes"`
 	Length int64 `json:"size_bytes"`
-	// Slice and Slices are for what is gathered: a token reads Slices slices of Slice bytes, which ones depends on the token. 0 where all is read.
+	// Slice and Slices are for what is gathered: a token reads Slices slices of Slice bytes, which
+	// ones depends on the token. 0 where all is read.
 	Slice   int64 `json:"slice_bytes,omitempty"`
 	Slices  int   `json:"slices,omitempty"`
 	Experts bool  `json:"experts,omitempty"` // the slices are experts, else rows
-	// Nanos is how long the op computes, without waiting for the disk as far as that was observed: the least over the steps that were seen, as every
-	// disturbance adds. -1 if it was not observed. An op of several weights has it in its first read, and 0 in the others, so that a sum is true.
+	// Nanos is how long the op computes, without waiting for the disk as far as that was observed:
+	// the least over the steps that were seen, as every disturbance adds. -1 if it was not
+	// observed. An op of several weights has it in its first read, and 0 in the others, so that a
+	// sum is true.
 	Nanos int64 `json:"compute_ns"`
 }
 
@@ -51,9 +57,11 @@ func (r *CycleRead) End() int64 { return r.Offset + r.Length }
 // Gathers says that which bytes are read depends on the token.
 func (r *CycleRead) Gathers() bool { return r.Slice > 0 }
 
-// same says that two reads are the same apart from what may differ between tokens: how many slices they gather, and how long they take.
+// same says that two reads are the same apart from what may differ between tokens: how many slices
+// they gather, and how long they take.
 func (r *CycleRead) same(o *CycleRead) bool {
-	return r.File == o.File && r.Offset == o.Offset && r.Length == o.Length && r.Slice == o.Slice && r.Experts == o.Experts && r.Op == o.Op && r.Tensor == o.Tensor
+	return r.File == o.File && r.Offset == o.Offset && r.Length == o.Length && r.Slice == o.Slice &&
+		r.Experts == o.Experts && r.Op == o.Op && r.Tensor == o.Tensor
 }
 
 // place is where a tensor begins.
@@ -62,7 +70,8 @@ type place struct {
 	offset int64
 }
 
-// Bytes is how many distinct bytes of the files a token reads (M): a tensor that is read twice counts once.
+// Bytes is how many distinct bytes of the files a token reads (M): a tensor that is read twice
+// counts once.
 func (c *Cycle) Bytes() int64 {
 	whole := c.whole()
 	var sum int64
@@ -97,7 +106,10 @@ func (c *Cycle) whole() []extent {
 			all = append(all, extent{place{r.File, r.Offset}, r.End()})
 		}
 	}
-	slices.SortFunc(all, func(a, b extent) int { return cmp.Or(cmp.Compare(a.file, b.file), cmp.Compare(a.offset, b.offset)) })
+	slices.SortFunc(all, func(a, b extent) int {
+		return cmp.Or(cmp.Compare(a.file, b.file),
+			cmp.Compare(a.offset, b.offset))
+	})
 	joined := all[:0]
 	for _, e := range all {
 		if n := len(joined); n > 0 && joined[n-1].file == e.file && e.offset < joined[n-1].end {
@@ -117,7 +129,8 @@ func within(extents []extent, r *CycleRead) bool {
 	return found || i > 0 && extents[i-1].file == r.File && r.Offset < extents[i-1].end
 }
 
-// ReadsOf yields what an op reads of weights in files, as a cycle has it: with File -1, which the caller knows, and the place in Op.Sources that it is of.
+// ReadsOf yields what an op reads of weights in files, as a cycle has it: with File -1, which the
+// caller knows, and the place in Op.Sources that it is of.
 func ReadsOf(o *event.Op, yield func(source int, r CycleRead) bool) {
 	nanos := o.Duration
 	if nanos >= 0 && o.Stall > 0 {
@@ -125,7 +138,8 @@ func ReadsOf(o *event.Op, yield func(source int, r CycleRead) bool) {
 	}
 	for i := range o.Sources {
 		s := &o.Sources[i]
-		r := CycleRead{File: -1, Tensor: weightName(s.Name), Op: o.Name, Offset: s.Offset, Length: s.Bytes(), Nanos: max(nanos, -1)}
+		r := CycleRead{File: -1, Tensor: weightName(s.Name), Op: o.Name, Offset: s.Offset, Length: s.Bytes(),
+			Nanos: max(nanos, -1)}
 		if !s.InFile || r.Length <= 0 {
 			continue
 		}
@@ -145,7 +159,8 @@ func ReadsOf(o *event.Op, yield func(source int, r CycleRead) bool) {
 	}
 }
 
-// gather makes r gather n slices. Where it is not known how many there are (0), it is one row, or all experts.
+// gather makes r gather n slices. Where it is not known how many there are (0), it is one row, or
+// all experts.
 func (r *CycleRead) gather(slice, n int64, experts bool) {
 	if slice <= 0 || slice > r.Length {
 		return // not a slice of this tensor: nobody knows what is read of it, which may be all
@@ -160,7 +175,8 @@ func (r *CycleRead) gather(slice, n int64, experts bool) {
 	r.Slice, r.Slices, r.Experts = slice, int(min(n, all)), experts
 }
 
-// weightName is a weight's name in the model file. An op may read it through a view, which ggml names "blk.0.ssm_a (reshaped)".
+// weightName is a weight's name in the model file. An op may read it through a view, which ggml
+// names "blk.0.ssm_a (reshaped)".
 func weightName(name string) string {
 	name, _, _ = strings.Cut(name, " (")
 	return name
@@ -172,7 +188,8 @@ func gatherOf(op string) (ggml.Gather, bool) {
 	return ggml.GatherOf(op)
 }
 
-// countDistinct is the number of different ids. It allocates nothing for as few as the experts of a token.
+// countDistinct is the number of different ids. It allocates nothing for as few as the experts of a
+// token.
 func countDistinct(ids []int32) int {
 	const few = 32
 	if len(ids) <= few {

@@ -138,10 +138,13 @@ func TestBuilder(t *testing.T) {
 	ops[3].Stall = 130 // of several threads
 	step(b, ops)
 	want := []CycleRead{
-		{File: 2, Tensor: "token_embd.weight", Op: "GET_ROWS", Offset: 4000, Length: 4000, Slice: 40, Slices: 1, Nanos: 100},
+		{File: 2, Tensor: "token_embd.weight", Op: "GET_ROWS", Offset: 4000, Length: 4000, Slice: 40, Slices: 1,
+			Nanos: 100},
 		{File: 2, Tensor: "blk.0.attn_norm.weight", Op: "MUL", Offset: 8000, Length: 40, Nanos: 70},
-		{File: 2, Tensor: "blk.0.ffn_up_exps.weight", Op: "MUL_MAT_ID", Offset: 9000, Length: 1600, Slice: 200, Slices: 2, Experts: true, Nanos: 100},
-		{File: 2, Tensor: "blk.0.ffn_up_exps.bias", Op: "ADD_ID", Offset: 20000, Length: 320, Slice: 40, Slices: 2, Experts: true, Nanos: 0},
+		{File: 2, Tensor: "blk.0.ffn_up_exps.weight", Op: "MUL_MAT_ID", Offset: 9000, Length: 1600, Slice: 200,
+			Slices: 2, Experts: true, Nanos: 100},
+		{File: 2, Tensor: "blk.0.ffn_up_exps.bias", Op: "ADD_ID", Offset: 20000, Length: 320, Slice: 40, Slices: 2,
+			Experts: true, Nanos: 0},
 		{File: 2, Tensor: "output.weight", Op: "MUL_MAT", Offset: 30000, Length: 400, Nanos: 100},
 		{File: 2, Tensor: "output.scale", Op: "MUL_MAT", Offset: 40000, Length: 4, Nanos: 0},
 	}
@@ -154,7 +157,8 @@ func TestBuilder(t *testing.T) {
 	check("first", 1)
 	first := b.Cycle()
 
-	// The same sequence: the least time of each op counts, and the last number of slices. The experts themselves do not matter.
+	// The same sequence: the least time of each op counts, and the last number of slices. The
+	// experts themselves do not matter.
 	ops = token([]int32{7}, []int32{6, 0, 2}, 80)
 	ops[0].Duration = 150
 	ops[2].Duration = -1
@@ -186,7 +190,8 @@ func TestBuilderOutside(t *testing.T) {
 	copied, foreign := f32("blk.0.attn_q.weight", 0, 10, 10), f32("x", 64, 10)
 	copied.InFile = false
 	foreign.File = another
-	ops := []*event.Op{{Name: "MUL_MAT", Duration: 9, Sources: []event.Source{copied}}, {Name: "MUL", Duration: 9, Sources: []event.Source{foreign}}}
+	ops := []*event.Op{{Name: "MUL_MAT", Duration: 9, Sources: []event.Source{copied}},
+		{Name: "MUL", Duration: 9, Sources: []event.Source{foreign}}}
 	step(b, ops)
 	if b.Cycle() != nil || b.Outside() != (Outside{Reads: 1, Bytes: 400}) {
 		t.Errorf("cycle %+v, outside %+v", b.Cycle(), b.Outside())
@@ -207,20 +212,33 @@ func TestBuilderOfOddOps(t *testing.T) {
 		op   event.Op
 		want CycleRead
 	}{
-		"rows whose ids were lost":    {event.Op{GatherDim: 1, Sources: []event.Source{f32("w", 0, 10, 100)}}, CycleRead{Length: 4000, Slice: 40, Slices: 1}},
-		"experts whose ids were lost": {event.Op{GatherDim: 2, ByExpert: true, Sources: []event.Source{f32("w", 0, 10, 5, 8)}}, CycleRead{Length: 1600, Slice: 200, Slices: 8, Experts: true}},
-		"only the number of experts":  {event.Op{GatherDim: 2, ByExpert: true, Selects: 3, Sources: []event.Source{f32("w", 0, 10, 5, 8)}}, CycleRead{Length: 1600, Slice: 200, Slices: 3, Experts: true}},
-		"more ids than rows":          {event.Op{GatherDim: 1, IDs: []int32{1, -5, 1 << 30, 7}, Sources: []event.Source{f32("w", 0, 10, 3)}}, CycleRead{Length: 120, Slice: 40, Slices: 3}},
-		"many ids":                    {event.Op{GatherDim: 1, IDs: slices.Repeat([]int32{1, 2, 3}, 20), Sources: []event.Source{f32("w", 0, 10, 30)}}, CycleRead{Length: 1200, Slice: 40, Slices: 3}},
-		"no such dimension":           {event.Op{GatherDim: 4, IDs: []int32{1}, Sources: []event.Source{f32("w", 0, 10, 3)}}, CycleRead{Length: 120}},
-		"a stride beyond the tensor":  {event.Op{GatherDim: 1, IDs: []int32{1}, Sources: []event.Source{{Name: "w", InFile: true, File: theFile, NE: [4]int64{10, 1, 1, 1}, NB: [4]int64{4, 1 << 60, 40, 40}}}}, CycleRead{Length: 40}},
-		"a negative time":             {event.Op{Duration: -7, Sources: []event.Source{f32("w", 0, 10)}}, CycleRead{Length: 40, Nanos: -1}},
-		"more stall than time":        {event.Op{Duration: 7, Stall: 8, Sources: []event.Source{f32("w", 0, 10)}}, CycleRead{Length: 40}},
+		"rows whose ids were lost": {event.Op{GatherDim: 1, Sources: []event.Source{f32("w", 0, 10, 100)}},
+			CycleRead{Length: 4000, Slice: 40, Slices: 1}},
+		"experts whose ids were lost": {event.Op{GatherDim: 2, ByExpert: true,
+			Sources: []event.Source{f32("w", 0, 10, 5, 8)}},
+			CycleRead{Length: 1600, Slice: 200, Slices: 8, Experts: true}},
+		"only the number of experts": {event.Op{GatherDim: 2, ByExpert: true, Selects: 3,
+			Sources: []event.Source{f32("w", 0, 10, 5, 8)}},
+			CycleRead{Length: 1600, Slice: 200, Slices: 3, Experts: true}},
+		"more ids than rows": {event.Op{GatherDim: 1, IDs: []int32{1, -5, 1 << 30, 7},
+			Sources: []event.Source{f32("w", 0, 10, 3)}}, CycleRead{Length: 120, Slice: 40, Slices: 3}},
+		"many ids": {event.Op{GatherDim: 1, IDs: slices.Repeat([]int32{1, 2, 3}, 20),
+			Sources: []event.Source{f32("w", 0, 10, 30)}}, CycleRead{Length: 1200, Slice: 40, Slices: 3}},
+		"no such dimension": {event.Op{GatherDim: 4, IDs: []int32{1},
+			Sources: []event.Source{f32("w", 0, 10, 3)}}, CycleRead{Length: 120}},
+		"a stride beyond the tensor": {event.Op{GatherDim: 1, IDs: []int32{1},
+			Sources: []event.Source{{Name: "w", InFile: true, File: theFile, NE: [4]int64{10, 1, 1, 1},
+				NB: [4]int64{4, 1 << 60, 40, 40}}}}, CycleRead{Length: 40}},
+		"a negative time": {event.Op{Duration: -7, Sources: []event.Source{f32("w", 0, 10)}},
+			CycleRead{Length: 40, Nanos: -1}},
+		"more stall than time": {event.Op{Duration: 7, Stall: 8, Sources: []event.Source{f32("w", 0, 10)}},
+			CycleRead{Length: 40}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := NewBuilder(func(event.FileID) (int, bool) { return 0, true })
 			tc.op.Name = "OP"
-			empty := event.Op{Name: "NONE", Sources: []event.Source{{Name: "e", InFile: true, File: theFile}}} // no elements
+			// no elements
+			empty := event.Op{Name: "NONE", Sources: []event.Source{{Name: "e", InFile: true, File: theFile}}}
 			step(b, []*event.Op{&empty, &tc.op})
 			tc.want.Tensor, tc.want.Op = "w", "OP"
 			c := b.Cycle()
@@ -281,19 +299,23 @@ func BenchmarkBuilder(b *testing.B) {
 func TestCycleOfCapture(t *testing.T) {
 	model := []tables.StructureRow{
 		{Name: "token_embd.weight", Offset: 4096, Size: 64000, Layer: -1, File: "m-1.gguf", Shape: []int64{16, 1000}},
-		{Name: "blk.0.ffn_gate_exps.weight", Offset: 70016, Size: 8000, File: "m-2.gguf", Experts: 8, ExpertStride: 1000, Shape: []int64{10, 25, 8}},
+		{Name: "blk.0.ffn_gate_exps.weight", Offset: 70016, Size: 8000, File: "m-2.gguf", Experts: 8,
+			ExpertStride: 1000, Shape: []int64{10, 25, 8}},
 		{Name: "blk.0.ssm_a", Offset: 80000, Size: 8000, File: "m-2.gguf", Shape: []int64{2000}},
 		{Name: "unread", Offset: 80000, Size: 8000, File: "m-2.gguf", Model: 1},
 	}
 	c := newCapture(t, model)
 	c.meta.Models = []tables.ModelInfo{{Fingerprint: someFingerprint, Files: []tables.ModelFile{
-		{Name: "m-1.gguf", Bytes: 1e5, Fingerprint: someFingerprint}, {Name: "m-2.gguf", Bytes: 1e6, Fingerprint: someFingerprint},
+		{Name: "m-1.gguf", Bytes: 1e5, Fingerprint: someFingerprint},
+		{Name: "m-2.gguf", Bytes: 1e6, Fingerprint: someFingerprint},
 	}}, {}}
 	write := func(step int32, phase tables.Phase, experts []int32, nanos ...int64) {
 		token := step - 1
 		rows := []tables.Access{
-			{Timestamp: 0, Tensor: 0, Op: "GET_ROWS+SCALE", Offset: 4096 + 64*int64(step), Bytes: 64, Duration: nanos[0], Stall: -1},
-			{Timestamp: 1000, Tensor: 1, Op: "MUL_MAT_ID", Offset: 70016, Bytes: 1000 * int64(len(experts)), Experts: experts, Duration: nanos[1], Stall: 0},
+			{Timestamp: 0, Tensor: 0, Op: "GET_ROWS+SCALE", Offset: 4096 + 64*int64(step), Bytes: 64,
+				Duration: nanos[0], Stall: -1},
+			{Timestamp: 1000, Tensor: 1, Op: "MUL_MAT_ID", Offset: 70016, Bytes: 1000 * int64(len(experts)),
+				Experts: experts, Duration: nanos[1], Stall: 0},
 			{Timestamp: 2000, Tensor: 2, Op: "SSM", Offset: 80100, Bytes: 400, Duration: nanos[2], Stall: 0}, // a view
 			{Timestamp: 2000, Tensor: 0, Op: "SSM", Offset: 4096, Bytes: 64000, Duration: nanos[2], Stall: 20},
 		}
@@ -318,15 +340,18 @@ func TestCycleOfCapture(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []CycleRead{
-		{File: 0, Tensor: "token_embd.weight", Op: "GET_ROWS+SCALE", Offset: 4096, Length: 64000, Slice: 64, Slices: 1, Nanos: 90},
-		{File: 1, Tensor: "blk.0.ffn_gate_exps.weight", Op: "MUL_MAT_ID", Offset: 70016, Length: 8000, Slice: 1000, Slices: 2, Experts: true, Nanos: 50},
+		{File: 0, Tensor: "token_embd.weight", Op: "GET_ROWS+SCALE", Offset: 4096, Length: 64000, Slice: 64,
+			Slices: 1, Nanos: 90},
+		{File: 1, Tensor: "blk.0.ffn_gate_exps.weight", Op: "MUL_MAT_ID", Offset: 70016, Length: 8000, Slice: 1000,
+			Slices: 2, Experts: true, Nanos: 50},
 		{File: 1, Tensor: "blk.0.ssm_a", Op: "SSM", Offset: 80100, Length: 400, Nanos: 10},
 		{File: 0, Tensor: "token_embd.weight", Op: "SSM", Offset: 4096, Length: 64000, Nanos: 0},
 	}
 	if !reflect.DeepEqual(got.Reads, want) {
 		t.Errorf("reads\n%+v, want\n%+v", got.Reads, want)
 	}
-	if got.Bytes() != 64000+2000+400 || len(got.Files) != 2 || got.Files[1] != (CycleFile{"m-2.gguf", 1e6, someFingerprint}) {
+	if got.Bytes() != 64000+2000+400 || len(got.Files) != 2 ||
+		got.Files[1] != (CycleFile{"m-2.gguf", 1e6, someFingerprint}) {
 		t.Errorf("%d bytes of %+v", got.Bytes(), got.Files)
 	}
 
@@ -354,7 +379,8 @@ func TestCycleOfCapture(t *testing.T) {
 	}
 }
 
-// Tokens that are generated together gather different numbers of slices: the median counts, and the least time whatever the number.
+// Tokens that are generated together gather different numbers of slices: the median counts, and the
+// least time whatever the number.
 func TestCycleOfParallelGeneration(t *testing.T) {
 	model := slices.Clone(moeModel)
 	for i := range model {
@@ -371,8 +397,10 @@ func TestCycleOfParallelGeneration(t *testing.T) {
 		}
 		for i, r := range moeStep(0, experts, []int32{3, 4}) {
 			err := c.w.Access(&tables.Access{
-				Timestamp: int64(c.step)*1000 + int64(i), Step: c.step, Token: c.step, Phase: tables.PhaseGeneration, Op: r.op, Tensor: r.tensor,
-				Offset: model[r.tensor].Offset, Bytes: r.bytes, Experts: r.experts, Duration: 100 + (3*int64(c.step)+int64(i))%7, Stall: -1,
+				Timestamp: int64(c.step)*1000 + int64(i), Step: c.step, Token: c.step, Phase: tables.PhaseGeneration,
+				Op: r.op, Tensor: r.tensor,
+				Offset: model[r.tensor].Offset, Bytes: r.bytes, Experts: r.experts,
+				Duration: 100 + (3*int64(c.step)+int64(i))%7, Stall: -1,
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -387,8 +415,10 @@ func TestCycleOfParallelGeneration(t *testing.T) {
 	}
 	want := []CycleRead{
 		{Tensor: "token_embd.weight", Op: "GET_ROWS", Offset: 4096, Length: 64000, Slice: 64, Slices: 1, Nanos: 100},
-		{Tensor: "blk.0.ffn_gate_exps.weight", Op: "MUL_MAT_ID", Offset: 70000, Length: 8000, Slice: 1000, Slices: 3, Experts: true, Nanos: 100},
-		{Tensor: "blk.1.ffn_gate_exps.weight", Op: "MUL_MAT_ID", Offset: 80000, Length: 8000, Slice: 1000, Slices: 2, Experts: true, Nanos: 101},
+		{Tensor: "blk.0.ffn_gate_exps.weight", Op: "MUL_MAT_ID", Offset: 70000, Length: 8000, Slice: 1000, Slices: 3,
+			Experts: true, Nanos: 100},
+		{Tensor: "blk.1.ffn_gate_exps.weight", Op: "MUL_MAT_ID", Offset: 80000, Length: 8000, Slice: 1000, Slices: 2,
+			Experts: true, Nanos: 101},
 	}
 	if !reflect.DeepEqual(got.Reads, want) {
 		t.Errorf("reads\n%+v, want\n%+v", got.Reads, want)
@@ -426,7 +456,8 @@ func TestFilesAndIn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if in.Reads[0].File != 2 || in.Reads[1].File != 0 || in.Reads[1].Tensor != "y" || len(in.Files) != 3 || c.Reads[0].File != 0 {
+	if in.Reads[0].File != 2 || in.Reads[1].File != 0 || in.Reads[1].Tensor != "y" || len(in.Files) != 3 ||
+		c.Reads[0].File != 0 {
 		t.Errorf("renumbered %+v", in)
 	}
 	for what, change := range map[string]func(f *CycleFile){
@@ -439,7 +470,8 @@ func TestFilesAndIn(t *testing.T) {
 			t.Errorf("%s: error %v", what, err)
 		}
 	}
-	if _, err := c.In([]CycleFile{draft, files[1]}); !errors.Is(err, ErrOtherModel) || !strings.Contains(err.Error(), "a.gguf") {
+	if _, err := c.In([]CycleFile{draft, files[1]}); !errors.Is(err, ErrOtherModel) ||
+		!strings.Contains(err.Error(), "a.gguf") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -1,6 +1,7 @@
 package pattern
 
-// This file says how deterministic a run is: for each phase and each size of batch the canonical sequence, who follows it, and where and why the others do not.
+// This file says how deterministic a run is: for each phase and each size of batch the canonical
+// sequence, who follows it, and where and why the others do not.
 
 import (
 	"cmp"
@@ -12,14 +13,16 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// Cause is why a sequence departs from the canonical one. It is concluded from what else is known of the steps: see the constants.
+// Cause is why a sequence departs from the canonical one. It is concluded from what else is known
+// of the steps: see the constants.
 type Cause string
 
 // The causes, in the order in which they are tried.
 const (
-	CauseBatch    Cause = "batch"          // it is the canonical sequence of batches of another size
-	CauseRouting  Cause = "routing"        // apart from reads of chosen experts it is the canonical one
-	CauseSampling Cause = "sampling"       // only reads behind the last layer differ: logits are computed for some steps only
+	CauseBatch   Cause = "batch"   // it is the canonical sequence of batches of another size
+	CauseRouting Cause = "routing" // apart from reads of chosen experts it is the canonical one
+	// only reads behind the last layer differ: logits are computed for some steps only
+	CauseSampling Cause = "sampling"
 	CauseWarmup   Cause = "warm-up"        // it is the warm-up's sequence, or only the first steps have it
 	CauseContext  Cause = "context length" // all steps from one on to the last have it
 	CauseUnknown  Cause = "unknown"
@@ -32,8 +35,9 @@ type Determinism struct {
 	Steps      []StepMatch `json:"-"`          // all, in the order of Pattern.Steps
 }
 
-// Group is the steps of one phase whose batches have one size. Sequences are compared by tensor and op; in generation by bytes, too. The skeleton is the reads
-// that are not of chosen experts: of a dense model all.
+// Group is the steps of one phase whose batches have one size. Sequences are compared by tensor and
+// op; in generation by bytes, too. The skeleton is the reads that are not of chosen experts: of a
+// dense model all.
 type Group struct {
 	Phase             string `json:"phase"`
 	Batch             int    `json:"batch_tokens"` // of each step; 0: not known
@@ -71,8 +75,9 @@ type StepMatch struct {
 	SkeletonFollows bool
 }
 
-// Determinism compares all steps that are not cut short. Sizes are how many tokens each step computes, by the steps table; it is used for what does not generate. Cancelled is asked
-// now and then, and its error ends the work.
+// Determinism compares all steps that are not cut short. Sizes are how many tokens each step
+// computes, by the steps table; it is used for what does not generate. Cancelled is asked now and
+// then, and its error ends the work.
 func (p *Pattern) Determinism(sizes map[int32]int32, cancelled func() error) (*Determinism, error) {
 	type group struct {
 		phase tables.Phase
@@ -94,7 +99,10 @@ func (p *Pattern) Determinism(sizes map[int32]int32, cancelled func() error) (*D
 	for g := range of {
 		order = append(order, g)
 	}
-	slices.SortFunc(order, func(a, b group) int { return cmp.Or(cmp.Compare(a.phase, b.phase), cmp.Compare(a.batch, b.batch)) })
+	slices.SortFunc(order, func(a, b group) int {
+		return cmp.Or(cmp.Compare(a.phase, b.phase),
+			cmp.Compare(a.batch, b.batch))
+	})
 	d := &Determinism{Departures: []Departure{}}
 	matches := make([]StepMatch, len(p.Steps))
 	known := make([]bool, len(p.Steps))
@@ -107,7 +115,8 @@ func (p *Pattern) Determinism(sizes map[int32]int32, cancelled func() error) (*D
 		if g.phase == tables.PhaseGeneration {
 			same = sameRead
 		}
-		c := comparison{pattern: p, phase: g.phase, batch: g.batch, steps: of[g], differ: differ{same: same, work: work}}
+		c := comparison{pattern: p, phase: g.phase, batch: g.batch, steps: of[g],
+			differ: differ{same: same, work: work}}
 		if err := c.run(d, matches, known, cancelled); err != nil {
 			return nil, err
 		}
@@ -123,7 +132,10 @@ func (d *Determinism) sort(matches []StepMatch, known []bool) {
 	for i := range order {
 		order[i] = i
 	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(len(d.Departures[b].Steps), len(d.Departures[a].Steps)) })
+	slices.SortStableFunc(order, func(a, b int) int {
+		return cmp.Compare(len(d.Departures[b].Steps),
+			len(d.Departures[a].Steps))
+	})
 	place := make([]int, len(order))
 	sorted := make([]Departure, len(order))
 	for to, from := range order {
@@ -207,7 +219,8 @@ func (c *comparison) run(d *Determinism, matches []StepMatch, known []bool, canc
 		if follows[s.sequence] {
 			g.SkeletonFollowing++
 		}
-		matches[i] = StepMatch{Step: s.Number, Token: s.Token, Phase: s.Phase, Batch: c.batch, Reads: len(s.Reads), Departure: at, SkeletonFollows: follows[s.sequence]}
+		matches[i] = StepMatch{Step: s.Number, Token: s.Token, Phase: s.Phase, Batch: c.batch, Reads: len(s.Reads),
+			Departure: at, SkeletonFollows: follows[s.sequence]}
 		known[i] = true
 	}
 	for sequence, at := range departures {
@@ -223,7 +236,8 @@ func (c *comparison) run(d *Determinism, matches []StepMatch, known []bool, canc
 // same is the departure of an earlier sequence that is equal in this phase's sense, or -1.
 func (c *comparison) same(d *Determinism, s *Step, departures map[int]int) int {
 	for other, at := range departures {
-		if at >= 0 && len(c.pattern.sequences[other]) == len(s.Reads) && slices.EqualFunc(c.pattern.sequences[other], s.Reads, c.differ.same) {
+		if at >= 0 && len(c.pattern.sequences[other]) == len(s.Reads) &&
+			slices.EqualFunc(c.pattern.sequences[other], s.Reads, c.differ.same) {
 			return at
 		}
 	}
@@ -235,7 +249,8 @@ func (c *comparison) cause(d *Departure, reads []Read) Cause {
 	p := c.pattern
 	if c.phase == tables.PhaseGeneration {
 		for batch, ref := range p.batches {
-			if batch != c.batch && slices.EqualFunc(ref.reads, reads, sameTensor) && !slices.EqualFunc(ref.reads, c.ref.reads, sameTensor) {
+			if batch != c.batch && slices.EqualFunc(ref.reads, reads, sameTensor) &&
+				!slices.EqualFunc(ref.reads, c.ref.reads, sameTensor) {
 				return CauseBatch
 			}
 		}
@@ -246,7 +261,8 @@ func (c *comparison) cause(d *Departure, reads []Read) Cause {
 		return CauseRouting
 	case c.behindLayers(d):
 		return CauseSampling
-	case c.phase != tables.PhaseWarmup && slices.EqualFunc(warmup, reads, sameTensor) || c.end(d, c.steps[:min(len(d.Steps), len(c.steps))]) && 2*len(d.Steps) < len(c.steps):
+	case c.phase != tables.PhaseWarmup && slices.EqualFunc(warmup, reads, sameTensor) ||
+		c.end(d, c.steps[:min(len(d.Steps), len(c.steps))]) && 2*len(d.Steps) < len(c.steps):
 		return CauseWarmup
 	case len(d.Steps) > 1 && c.end(d, c.steps[max(len(c.steps)-len(d.Steps), 0):]):
 		return CauseContext
@@ -254,7 +270,8 @@ func (c *comparison) cause(d *Departure, reads []Read) Cause {
 	return CauseUnknown
 }
 
-// behindLayers says whether all edits are of reads behind the last one of a layer, in the canonical sequence.
+// behindLayers says whether all edits are of reads behind the last one of a layer, in the canonical
+// sequence.
 func (c *comparison) behindLayers(d *Departure) bool {
 	last := -1
 	for i, r := range c.ref.reads {
@@ -296,7 +313,8 @@ func (p *Pattern) skeleton(reads []Read) []Read {
 func (d *Determinism) Document(top int) tabular.Document {
 	var steps, following, skeleton int
 	routed := false
-	groups := &tabular.Table{Columns: slices.Concat(tabular.Left("phase"), tabular.Right("batch", "steps", "follow", "share", "sequences", "reads", "skeleton reads", "follow it"))}
+	groups := &tabular.Table{Columns: slices.Concat(tabular.Left("phase"),
+		tabular.Right("batch", "steps", "follow", "share", "sequences", "reads", "skeleton reads", "follow it"))}
 	for _, g := range d.Groups {
 		if g.Phase == tables.PhaseGeneration.String() {
 			steps, following, skeleton = steps+g.Steps, following+g.Following, skeleton+g.SkeletonFollowing
@@ -307,10 +325,13 @@ func (d *Determinism) Document(top int) tabular.Document {
 			batch = fmt.Sprint(g.Batch)
 		}
 		groups.Rows = append(groups.Rows, []string{
-			g.Phase, batch, fmt.Sprint(g.Steps), fmt.Sprint(g.Following), percent(g.Following, g.Steps), fmt.Sprint(g.Distinct), fmt.Sprint(g.Reads), fmt.Sprint(g.SkeletonReads), fmt.Sprint(g.SkeletonFollowing),
+			g.Phase, batch, fmt.Sprint(g.Steps), fmt.Sprint(g.Following), percent(g.Following, g.Steps),
+			fmt.Sprint(g.Distinct), fmt.Sprint(g.Reads), fmt.Sprint(g.SkeletonReads),
+			fmt.Sprint(g.SkeletonFollowing),
 		})
 	}
-	verdict := fmt.Sprintf("generation: %d of %d steps (%s) read exactly the canonical sequence of their batch size", following, steps, percent(following, steps))
+	verdict := fmt.Sprintf("generation: %d of %d steps (%s) read exactly the canonical sequence of their batch size",
+		following, steps, percent(following, steps))
 	if routed {
 		verdict += fmt.Sprintf("; apart from chosen experts %d do (%s)", skeleton, percent(skeleton, steps))
 	}
@@ -318,9 +339,12 @@ func (d *Determinism) Document(top int) tabular.Document {
 	if len(d.Departures) == 0 {
 		return doc
 	}
-	t := &tabular.Table{Title: "sequences that depart", Columns: slices.Concat(tabular.Left("phase"), tabular.Right("batch", "steps", "first step", "edits", "at"), tabular.Left("cause", "first edit"))}
+	t := &tabular.Table{Title: "sequences that depart",
+		Columns: slices.Concat(tabular.Left("phase"), tabular.Right("batch", "steps", "first step", "edits", "at"),
+			tabular.Left("cause", "first edit"))}
 	for _, dep := range d.Departures[:min(top, len(d.Departures))] {
-		row := []string{dep.Phase, fmt.Sprint(dep.Batch), fmt.Sprint(len(dep.Steps)), fmt.Sprint(dep.Steps[0]), fmt.Sprint(len(dep.Edits)), "-", string(dep.Cause), "-"}
+		row := []string{dep.Phase, fmt.Sprint(dep.Batch), fmt.Sprint(len(dep.Steps)), fmt.Sprint(dep.Steps[0]),
+			fmt.Sprint(len(dep.Edits)), "-", string(dep.Cause), "-"}
 		if len(dep.Edits) > 0 {
 			row[5], row[7] = fmt.Sprint(dep.Edits[0].Position), dep.Edits[0].String()
 		}
@@ -356,14 +380,16 @@ func (e Edit) String() string {
 	return fmt.Sprintf("%s at %d", e.Name, e.To)
 }
 
-// Columns is a table with a row for each step: departure is -1 where it follows, else the number of the departure, by which EditColumns has its edits.
+// Columns is a table with a row for each step: departure is -1 where it follows, else the number of
+// the departure, by which EditColumns has its edits.
 func (d *Determinism) Columns() []tables.Column {
 	n := len(d.Steps)
 	step, token, batch, reads := make([]int32, n), make([]int32, n), make([]int32, n), make([]int32, n)
 	departure, edits, exact, skeleton := make([]int32, n), make([]int32, n), make([]int32, n), make([]int32, n)
 	phase, cause := make([]string, n), make([]string, n)
 	for i, s := range d.Steps {
-		step[i], token[i], phase[i], batch[i], reads[i], departure[i] = s.Step, s.Token, s.Phase.String(), s.Batch, int32(s.Reads), int32(s.Departure)
+		step[i], token[i], phase[i], batch[i], reads[i], departure[i] = s.Step, s.Token, s.Phase.String(), s.Batch,
+			int32(s.Reads), int32(s.Departure)
 		if s.SkeletonFollows {
 			skeleton[i] = 1
 		}
@@ -374,8 +400,10 @@ func (d *Determinism) Columns() []tables.Column {
 		edits[i], cause[i] = int32(len(d.Departures[s.Departure].Edits)), string(d.Departures[s.Departure].Cause)
 	}
 	return []tables.Column{
-		{Name: "step", Values: step}, {Name: "token", Values: token}, {Name: "phase", Values: phase}, {Name: "batch_tokens", Values: batch}, {Name: "reads", Values: reads},
-		{Name: "exact", Values: exact}, {Name: "skeleton_exact", Values: skeleton}, {Name: "departure", Values: departure}, {Name: "edits", Values: edits}, {Name: "cause", Values: cause},
+		{Name: "step", Values: step}, {Name: "token", Values: token}, {Name: "phase", Values: phase},
+		{Name: "batch_tokens", Values: batch}, {Name: "reads", Values: reads},
+		{Name: "exact", Values: exact}, {Name: "skeleton_exact", Values: skeleton},
+		{Name: "departure", Values: departure}, {Name: "edits", Values: edits}, {Name: "cause", Values: cause},
 	}
 }
 
@@ -388,13 +416,15 @@ func (d *Determinism) EditColumns() []tables.Column {
 	)
 	for i := range d.Departures {
 		for _, e := range d.Departures[i].Edits {
-			departure, position, to = append(departure, int32(i)), append(position, int32(e.Position)), append(to, int32(e.To))
+			departure, position, to = append(departure, int32(i)), append(position, int32(e.Position)),
+				append(to, int32(e.To))
 			kind, tensor, op = append(kind, string(e.Kind)), append(tensor, e.Name), append(op, e.Op)
 			expected, got = append(expected, e.Expected), append(got, e.Got)
 		}
 	}
 	return []tables.Column{
-		{Name: "departure", Values: departure}, {Name: "kind", Values: kind}, {Name: "position", Values: position}, {Name: "to", Values: to}, {Name: "tensor_name", Values: tensor},
+		{Name: "departure", Values: departure}, {Name: "kind", Values: kind}, {Name: "position", Values: position},
+		{Name: "to", Values: to}, {Name: "tensor_name", Values: tensor},
 		{Name: "op", Values: op}, {Name: "expected_bytes", Values: expected}, {Name: "bytes_accessed", Values: got},
 	}
 }

@@ -31,15 +31,20 @@ func TestDepartures(t *testing.T) {
 		cause  Cause
 		edits  []Edit
 	}{
-		"none":    {},
-		"swapped": {at(7, swap), []int32{7}, CauseUnknown, []Edit{{Kind: KindOrder, Position: 3, To: 5, Name: "blk.0.ffn_up.weight", Op: "MUL_MAT", Expected: 2000, Got: 2000}}},
-		"first":   {at(0, swap), []int32{0}, CauseWarmup, []Edit{{Kind: KindOrder, Position: 3, To: 5, Name: "blk.0.ffn_up.weight", Op: "MUL_MAT", Expected: 2000, Got: 2000}}},
+		"none": {},
+		"swapped": {at(7, swap), []int32{7}, CauseUnknown,
+			[]Edit{{Kind: KindOrder, Position: 3, To: 5, Name: "blk.0.ffn_up.weight", Op: "MUL_MAT", Expected: 2000,
+				Got: 2000}}},
+		"first": {at(0, swap), []int32{0}, CauseWarmup,
+			[]Edit{{Kind: KindOrder, Position: 3, To: 5, Name: "blk.0.ffn_up.weight", Op: "MUL_MAT", Expected: 2000,
+				Got: 2000}}},
 		"from 17 on": {func(i int, s []planted) []planted {
 			if i >= 17 {
 				s[2].op = "OTHER"
 			}
 			return s
-		}, []int32{17, 18, 19}, CauseContext, []Edit{{Kind: KindOp, Position: 2, To: 2, Name: "blk.0.attn_k.weight", Op: "OTHER", Expected: 1000, Got: 1000}}},
+		}, []int32{17, 18, 19}, CauseContext, []Edit{{Kind: KindOp, Position: 2, To: 2, Name: "blk.0.attn_k.weight",
+			Op: "OTHER", Expected: 1000, Got: 1000}}},
 		"two places": {at(5, func(s []planted) []planted {
 			s[6].bytes = 10
 			return append(slices.Delete(s, 1, 2), planted{tensor: 9, op: "ADD", bytes: 500})
@@ -48,7 +53,9 @@ func TestDepartures(t *testing.T) {
 			{Kind: KindSize, Position: 6, To: 6, Name: "blk.1.attn_k.weight", Op: "MUL_MAT", Expected: 1000, Got: 10},
 			{Kind: KindExtra, Position: last + 1, To: last + 1, Name: "unused.weight", Op: "ADD", Got: 500},
 		}},
-		"no logits": {at(9, func(s []planted) []planted { return s[:last] }), []int32{9}, CauseSampling, []Edit{{Kind: KindMissing, Position: last, To: last, Name: "output.weight", Op: "MUL_MAT", Expected: 9000}}},
+		"no logits": {at(9, func(s []planted) []planted { return s[:last] }), []int32{9}, CauseSampling,
+			[]Edit{{Kind: KindMissing, Position: last, To: last, Name: "output.weight", Op: "MUL_MAT",
+				Expected: 9000}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, _ := mustBuild(t, run(t, 20, tc.change).build)
@@ -65,7 +72,8 @@ func TestDepartures(t *testing.T) {
 				for i := range dep.Edits {
 					dep.Edits[i].Tensor = 0
 				}
-				if !slices.Equal(dep.Tokens, tc.tokens) || dep.Cause != tc.cause || !slices.Equal(dep.Edits, tc.edits) || dep.Rough || dep.Skeleton {
+				if !slices.Equal(dep.Tokens, tc.tokens) || dep.Cause != tc.cause ||
+					!slices.Equal(dep.Edits, tc.edits) || dep.Rough || dep.Skeleton {
 					t.Errorf("%+v\nwant %v, %s, %+v", dep, tc.tokens, tc.cause, tc.edits)
 				}
 			}
@@ -73,7 +81,9 @@ func TestDepartures(t *testing.T) {
 				t.Fatalf("%d steps in groups %+v", len(d.Steps), d.Groups)
 			}
 			g := d.Groups[2]
-			if g.Phase != "generation" || g.Batch != 1 || g.Steps != 20 || g.Tokens != 20 || g.Following != 20-len(tc.tokens) || g.Reads != 10 || g.SkeletonReads != 10 || g.SkeletonFollowing != g.Following {
+			if g.Phase != "generation" || g.Batch != 1 || g.Steps != 20 || g.Tokens != 20 ||
+				g.Following != 20-len(tc.tokens) || g.Reads != 10 || g.SkeletonReads != 10 ||
+				g.SkeletonFollowing != g.Following {
 				t.Errorf("%+v", g)
 			}
 			for _, s := range d.Steps {
@@ -98,7 +108,8 @@ func TestPromptSizes(t *testing.T) {
 	c.add(tables.PhaseGeneration, 1, denseStep(1))
 	p, _ := mustBuild(t, c.build)
 	d := determined(t, p, map[int32]int32{0: 8, 1: 512, 2: 8, 3: 512, 4: 8, 5: 512})
-	if len(d.Departures) != 0 || len(d.Groups) != 3 || d.Groups[0].Tokens != 24 || d.Groups[1].Batch != 512 || d.Groups[1].Following != 3 {
+	if len(d.Departures) != 0 || len(d.Groups) != 3 || d.Groups[0].Tokens != 24 || d.Groups[1].Batch != 512 ||
+		d.Groups[1].Following != 3 {
 		t.Errorf("%+v", d)
 	}
 	if d = determined(t, p, nil); len(d.Groups) != 2 || len(d.Departures) != 1 || d.Groups[0].Following != 3 {
@@ -119,10 +130,12 @@ func TestSkeleton(t *testing.T) {
 	p, _ := mustBuild(t, c.build)
 	d := determined(t, p, nil)
 	g := d.Groups[0]
-	if g.Following != 8 || g.SkeletonFollowing != 9 || g.SkeletonReads != 1 || g.SkeletonBytes != 64 || g.Bytes != 4064 || g.Reads != 3 {
+	if g.Following != 8 || g.SkeletonFollowing != 9 || g.SkeletonReads != 1 || g.SkeletonBytes != 64 ||
+		g.Bytes != 4064 || g.Reads != 3 {
 		t.Errorf("%+v", g)
 	}
-	if len(d.Departures) != 1 || d.Departures[0].Cause != CauseRouting || !slices.Equal(d.Departures[0].Tokens, []int32{4}) || !d.Departures[0].Skeleton {
+	if len(d.Departures) != 1 || d.Departures[0].Cause != CauseRouting ||
+		!slices.Equal(d.Departures[0].Tokens, []int32{4}) || !d.Departures[0].Skeleton {
 		t.Errorf("%+v", d.Departures)
 	}
 }
@@ -148,7 +161,8 @@ func TestCauseBatch(t *testing.T) {
 	}
 	p := reopened(t, c, Options{Context: MostRead, Complete: true, Batches: batches})
 	d := determined(t, p, nil)
-	if len(d.Departures) != 1 || d.Departures[0].Cause != CauseBatch || !slices.Equal(d.Departures[0].Tokens, []int32{5}) {
+	if len(d.Departures) != 1 || d.Departures[0].Cause != CauseBatch ||
+		!slices.Equal(d.Departures[0].Tokens, []int32{5}) {
 		t.Errorf("%+v", d.Departures)
 	}
 }

@@ -11,7 +11,8 @@ import (
 
 // Edit is one difference of a sequence from the canonical one.
 type Edit struct {
-	Kind     Kind   `json:"kind"`     // KindMissing, KindExtra, KindSize, KindOp, or KindOrder: the same read at another place
+	// KindMissing, KindExtra, KindSize, KindOp, or KindOrder: the same read at another place
+	Kind     Kind   `json:"kind"`
 	Position int    `json:"position"` // in the canonical sequence: of the read, or before which it is extra
 	To       int    `json:"to"`       // of KindOrder: before which position it is instead; else Position
 	Tensor   int32  `json:"-"`        // row of Pattern.Structure
@@ -30,7 +31,8 @@ type differ struct {
 // A script of more edits than this is not looked for.
 const maxEdits = 400
 
-// edits returns a script that makes got of want, ordered by position, and whether it was looked for as the shortest one.
+// edits returns a script that makes got of want, ordered by position, and whether it was looked for
+// as the shortest one.
 func (d *differ) edits(want, got []Read) (script []Edit, shortest bool) {
 	from := 0
 	for from < min(len(want), len(got)) && d.same(want[from], got[from]) {
@@ -44,7 +46,8 @@ func (d *differ) edits(want, got []Read) (script []Edit, shortest bool) {
 	return join(want, got, removed, added, from), shortest
 }
 
-// shortest returns which reads of want are left out, and which of got are put in: for these the position in want before which that is, by index of got.
+// shortest returns which reads of want are left out, and which of got are put in: for these the
+// position in want before which that is, by index of got.
 func (d *differ) shortest(want, got []Read) (removed []int, added map[int]int, ok bool) {
 	added = map[int]int{}
 	n, m := len(want), len(got)
@@ -110,8 +113,8 @@ func back(trace [][]int32, x, y, edits int) (removed []int, added map[int]int, o
 	return removed, added, true
 }
 
-// join makes edits of what is left out and put in: what is put in for a read of the same tensor differs in bytes or op, and a read that is left out in one place and put in
-// in another has moved.
+// join makes edits of what is left out and put in: what is put in for a read of the same tensor
+// differs in bytes or op, and a read that is left out in one place and put in in another has moved.
 func join(want, got []Read, removed []int, added map[int]int, from int) []Edit {
 	slices.Sort(removed)
 	var script []Edit
@@ -136,7 +139,8 @@ func join(want, got []Read, removed []int, added map[int]int, from int) []Edit {
 		i := places[0]
 		gone[what] = places[1:]
 		used[i] = true
-		script = append(script, Edit{Kind: KindOrder, Position: from + i, To: from + added[j], Tensor: got[j].Tensor, Op: got[j].Op, Expected: want[i].Bytes, Got: got[j].Bytes})
+		script = append(script, Edit{Kind: KindOrder, Position: from + i, To: from + added[j], Tensor: got[j].Tensor,
+			Op: got[j].Op, Expected: want[i].Bytes, Got: got[j].Bytes})
 	}
 	left := removed[:0:0]
 	for _, i := range removed {
@@ -150,7 +154,8 @@ func join(want, got []Read, removed []int, added map[int]int, from int) []Edit {
 		byTensor[want[i].Tensor] = append(byTensor[want[i].Tensor], i)
 	}
 	for _, j := range rest {
-		e := Edit{Kind: KindExtra, Position: from + added[j], To: from + added[j], Tensor: got[j].Tensor, Op: got[j].Op, Got: got[j].Bytes}
+		e := Edit{Kind: KindExtra, Position: from + added[j], To: from + added[j], Tensor: got[j].Tensor,
+			Op: got[j].Op, Got: got[j].Bytes}
 		if places := byTensor[got[j].Tensor]; len(places) > 0 {
 			i := places[0]
 			byTensor[got[j].Tensor] = places[1:]
@@ -164,9 +169,13 @@ func join(want, got []Read, removed []int, added map[int]int, from int) []Edit {
 	}
 	for _, i := range left {
 		if !used[i] {
-			script = append(script, Edit{Kind: KindMissing, Position: from + i, To: from + i, Tensor: want[i].Tensor, Op: want[i].Op, Expected: want[i].Bytes})
+			script = append(script, Edit{Kind: KindMissing, Position: from + i, To: from + i, Tensor: want[i].Tensor,
+				Op: want[i].Op, Expected: want[i].Bytes})
 		}
 	}
-	slices.SortStableFunc(script, func(a, b Edit) int { return cmp.Or(cmp.Compare(a.Position, b.Position), cmp.Compare(a.To, b.To)) })
+	slices.SortStableFunc(script, func(a, b Edit) int {
+		return cmp.Or(cmp.Compare(a.Position, b.Position),
+			cmp.Compare(a.To, b.To))
+	})
 	return script
 }

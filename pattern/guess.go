@@ -1,6 +1,7 @@
 package pattern
 
-// This file guesses the cycle of a model from its file alone, for a helper that begins before the target has read anything.
+// This file guesses the cycle of a model from its file alone, for a helper that begins before the
+// target has read anything.
 
 import (
 	"cmp"
@@ -11,13 +12,18 @@ import (
 	"tensorcast/gguf"
 )
 
-// ErrNoGuess says that of a file nobody knows in which order it is read: it is no plain decoder, as far as its tensors' names tell.
+// ErrNoGuess says that of a file nobody knows in which order it is read: it is no plain decoder, as
+// far as its tensors' names tell.
 var ErrNoGuess = errors.New("the model's tensors do not tell in which order they are read")
 
-// Guess is the cycle that the graphs of llama.cpp make of a model with these tensors, by their names: layer after layer, and in a layer the attention, then the
-// feed-forward part. It depends on the release of llama.cpp and on the architecture, so it is to be compared with what a target really reads. What no graph reads for
-// every token (layers that predict further tokens) is left out. Models with routed experts are not guessed, as nobody knows most of what a token reads before, nor are recurrent ones. Times are unknown (-1). Files are the parts of the model, in any order: CycleRead.File is an index of
-// them. Cycle.Files is left to the caller, who may have described them already. The error is ErrNoGuess.
+// Guess is the cycle that the graphs of llama.cpp make of a model with these tensors, by their
+// names: layer after layer, and in a layer the attention, then the feed-forward part. It depends on
+// the release of llama.cpp and on the architecture, so it is to be compared with what a target
+// really reads. What no graph reads for every token (layers that predict further tokens) is left
+// out. Models with routed experts are not guessed, as nobody knows most of what a token reads
+// before, nor are recurrent ones. Times are unknown (-1). Files are the parts of the model, in any
+// order: CycleRead.File is an index of them. Cycle.Files is left to the caller, who may have
+// described them already. The error is ErrNoGuess.
 func Guess(files []*gguf.File) (*Cycle, error) {
 	g := guess{named: map[string]guessed{}, layers: map[int][]guessed{}}
 	for i, f := range files {
@@ -69,11 +75,13 @@ type guess struct {
 	other  bool // a layer is no plain transformer's
 }
 
-// order is in which order a layer's weights are read, by the first part of their names. A weight's bias follows it.
+// order is in which order a layer's weights are read, by the first part of their names. A weight's
+// bias follows it.
 var order = []string{
 	"attn_norm", "attn_norm_2",
 	"attn_qkv",
-	// The value comes before the key since llama.cpp fuses the key's rotation with its store in the cache.
+	// The value comes before the key since llama.cpp fuses the key's rotation with its store in the
+	// cache.
 	"attn_q", "attn_q_norm", "attn_v", "attn_k", "attn_k_norm", "attn_sinks", "attn_gate",
 	attentionElse,
 	"attn_sub_norm", "attn_output", "attn_output_norm", "attn_post_norm", "post_attention_norm",
@@ -126,7 +134,8 @@ func (g *guess) layer(tensors []guessed) {
 		return 0
 	}
 	slices.SortFunc(tensors, func(a, b guessed) int {
-		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(bias(a), bias(b)), cmp.Compare(a.file, b.file), cmp.Compare(a.Offset, b.Offset))
+		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(bias(a), bias(b)), cmp.Compare(a.file, b.file),
+			cmp.Compare(a.Offset, b.Offset))
 	})
 	rotation, rotates := g.named["rope_freqs.weight"]
 	for i, t := range tensors {
@@ -181,5 +190,6 @@ func (g *guess) readWhole(t guessed) {
 	case len(t.Shape) == 1:
 		op = "MUL"
 	}
-	g.reads = append(g.reads, CycleRead{File: t.file, Tensor: t.Name, Op: op, Offset: t.Offset, Length: t.Size, Nanos: -1})
+	g.reads = append(g.reads, CycleRead{File: t.file, Tensor: t.Name, Op: op, Offset: t.Offset, Length: t.Size,
+		Nanos: -1})
 }

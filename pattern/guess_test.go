@@ -46,7 +46,8 @@ func TestGuess(t *testing.T) {
 		"tied":  {Layers: 12, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1, Tied: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := llama.Options{Model: llamatest.Model(t, config), Prompt: "x", Tokens: 2, Threads: 2, NoRepack: true, Ops: filepath.Join(t.TempDir(), "ops")}
+			o := llama.Options{Model: llamatest.Model(t, config), Prompt: "x", Tokens: 2, Threads: 2, NoRepack: true,
+				Ops: filepath.Join(t.TempDir(), "ops")}
 			if _, err := in.Run(t.Context(), o); err != nil {
 				t.Fatal(err)
 			}
@@ -84,12 +85,14 @@ func tensor(name string) gguftest.Tensor {
 	return t
 }
 
-// Names that the models of other tests do not have; the model is in two files, and no tensor is where it is read.
+// Names that the models of other tests do not have; the model is in two files, and no tensor is
+// where it is read.
 func TestGuessNames(t *testing.T) {
 	dir := t.TempDir()
 	want := []string{"token_embd.weight", "token_embd_norm.weight", "token_embd_norm.bias"}
 	layer := []string{
-		"attn_norm.weight", "attn_norm.bias", "attn_q.weight", "attn_q.bias", "attn_q_norm.weight", "(rotation)", "attn_v.weight", "attn_k.weight", "attn_k.bias", "(rotation)",
+		"attn_norm.weight", "attn_norm.bias", "attn_q.weight", "attn_q.bias", "attn_q_norm.weight", "(rotation)",
+		"attn_v.weight", "attn_k.weight", "attn_k.bias", "(rotation)",
 		"attn_mystery.weight", "attn_output.weight", "attn_output.bias", "ffn_norm.weight", "ffn_gate.weight",
 		"ffn_up.weight", "mystery.weight", "ffn_down.weight", "post_ffw_norm.weight",
 	}
@@ -160,9 +163,10 @@ func TestGuessNames(t *testing.T) {
 // What is no plain decoder is not guessed.
 func TestGuessNothing(t *testing.T) {
 	for name, tensors := range map[string][]string{
-		"no layers":     {"token_embd.weight", "output_norm.weight", "output.weight"},
-		"an encoder":    {"token_embd.weight", "blk.0.attn_q.weight"},
-		"two stacks":    {"token_embd.weight", "enc.blk.0.attn_q.weight", "dec.blk.0.attn_q.weight", "dec.output_norm.weight"},
+		"no layers":  {"token_embd.weight", "output_norm.weight", "output.weight"},
+		"an encoder": {"token_embd.weight", "blk.0.attn_q.weight"},
+		"two stacks": {"token_embd.weight", "enc.blk.0.attn_q.weight", "dec.blk.0.attn_q.weight",
+			"dec.output_norm.weight"},
 		"experts":       {"token_embd.weight", "output_norm.weight", "output.weight", "blk.0.ffn_up_exps.weight"},
 		"recurrent":     {"token_embd.weight", "output_norm.weight", "output.weight", "blk.0.ssm_in.weight"},
 		"no embeddings": {"blk.0.attn_q.weight", "output_norm.weight", "output.weight"},

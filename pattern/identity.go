@@ -14,7 +14,8 @@ import (
 // ErrOtherModel says that a cycle is of another model than the one at hand.
 var ErrOtherModel = errors.New("the pattern is of another model")
 
-// FilesOf describes the files of a model, in the order of its parts. It reads their metadata; the errors are those of gguf.File.Fingerprint.
+// FilesOf describes the files of a model, in the order of its parts. It reads their metadata; the
+// errors are those of gguf.File.Fingerprint.
 func FilesOf(m *gguf.Model) ([]CycleFile, error) {
 	files := make([]CycleFile, 0, len(m.Files))
 	for _, f := range m.Files {
@@ -34,8 +35,9 @@ func (f CycleFile) String() string {
 	return fmt.Sprintf("%s (%d bytes, fingerprint %.8s)", f.Name, f.Size, f.Fingerprint)
 }
 
-// In is the cycle with its files numbered as in files, which may be in another order and hold files of other models besides: CycleRead.File is an
-// index of files. The error is ErrOtherModel, and says which file is missing.
+// In is the cycle with its files numbered as in files, which may be in another order and hold files
+// of other models besides: CycleRead.File is an index of files. The error is ErrOtherModel, and
+// says which file is missing.
 func (c *Cycle) In(files []CycleFile) (*Cycle, error) {
 	index := make([]int, len(c.Files))
 	for i, f := range c.Files {

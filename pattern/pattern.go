@@ -13,14 +13,16 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// This file turns the access table of a capture into steps with sequences, and finds each phase's reference sequence.
+// This file turns the access table of a capture into steps with sequences, and finds each phase's
+// reference sequence.
 
 // Read is one op reading one weight.
 type Read struct {
 	Tensor int32 // row of Pattern.Structure
 	Op     string
 	Bytes  int64 // distinct bytes of the tensor that were read
-	// Varies says that Bytes depends on which tokens are generated together: it is no part of the sequence.
+	// Varies says that Bytes depends on which tokens are generated together: it is no part of the
+	// sequence.
 	Varies bool
 }
 
@@ -45,7 +47,8 @@ type Step struct {
 	Reads  []Read // shared by the steps with an equal sequence: not to be changed
 	Bytes  int64  // sum over Reads
 	Batch  int32  // tokens that the step generates, of as many sequences; 0 in other phases
-	// CutShort says that the capture ended inside this step. Such a step counts for nothing but total bytes.
+	// CutShort says that the capture ended inside this step. Such a step counts for nothing but
+	// total bytes.
 	CutShort bool
 
 	sequence int // index of Pattern.sequences, which holds Reads
@@ -57,8 +60,9 @@ type Step struct {
 	experts  [][]int32 // for each read, the experts selected, ascending; nil if the step selects none
 }
 
-// Pattern is what one llama_context read of one model, step by step, and the sequence that its tokens share. Build makes it of a capture; it is not
-// changed afterwards: concurrent readers are safe.
+// Pattern is what one llama_context read of one model, step by step, and the sequence that its
+// tokens share. Build makes it of a capture; it is not changed afterwards: concurrent readers are
+// safe.
 type Pattern struct {
 	Structure []tables.StructureRow // of all models
 	Steps     []Step                // of the context, in the order of their first read
@@ -67,7 +71,8 @@ type Pattern struct {
 	Contexts  []ContextReads        // all that the capture holds, this one among them
 
 	sequences [][]Read
-	offsets   [][]int64           // for each of sequences and each of its reads, where in the file the read began the first time
+	// for each of sequences and each of its reads, where in the file the read began the first time
+	offsets   [][]int64
 	compute   map[timed][]int64   // for each read, how long its op computed, see CycleRead.Nanos
 	reference [phases]reference   // indexed by tables.Phase; of generation that of the batches of which there are most
 	batches   map[int32]reference // of generation, by Step.Batch
@@ -76,7 +81,8 @@ type Pattern struct {
 // phases is the number of phases.
 const phases = 3
 
-// timed names the steps over which the least compute times are kept: those of one context and phase that share a sequence.
+// timed names the steps over which the least compute times are kept: those of one context and phase
+// that share a sequence.
 type timed struct {
 	sequence int // index of Pattern.sequences
 	context  int32
@@ -95,11 +101,13 @@ var (
 	ErrNoAccesses = errors.New("the capture holds no accesses")
 	ErrNoTokens   = errors.New("the capture holds no generated token")
 	ErrNoContext  = errors.New("the capture holds no such context")
-	// ErrTooMuch says that a capture holds more than can be: what is kept of it is bounded, and sums do not overflow.
+	// ErrTooMuch says that a capture holds more than can be: what is kept of it is bounded, and
+	// sums do not overflow.
 	ErrTooMuch = errors.New("the capture holds too much")
 )
 
-// What a capture may hold. A large batch, which is cut in many graphs, has some 50,000 reads; 2^28 reads are a week of a large model's tokens.
+// What a capture may hold. A large batch, which is cut in many graphs, has some 50,000 reads; 2^28
+// reads are a week of a large model's tokens.
 const (
 	maxStepReads    = 1 << 18
 	maxCaptureReads = 1 << 28
@@ -121,8 +129,9 @@ const MostRead = -1
 
 // Options tell Build about a capture.
 type Options struct {
-	// Context is the context of which a pattern is made, or MostRead. A context is known by its address, which may be used again with another model
-	// when the first is freed: of its models, the one of which most was read is taken.
+	// Context is the context of which a pattern is made, or MostRead. A context is known by its
+	// address, which may be used again with another model when the first is freed: of its models,
+	// the one of which most was read is taken.
 	Context  int
 	Complete bool // the capture ended in order (tables.Meta.Complete): its last step is whole
 	Headless bool // the oldest rows of the capture have been deleted: its first step may lack its beginning
@@ -130,9 +139,11 @@ type Options struct {
 	Batches map[int32]int32
 }
 
-// OptionsOf are the options for a capture, with the context of which most was read: from its description and its steps table.
+// OptionsOf are the options for a capture, with the context of which most was read: from its
+// description and its steps table.
 func OptionsOf(meta *tables.Meta, steps iter.Seq2[*tables.StepRow, error]) (Options, error) {
-	o := Options{Context: MostRead, Complete: meta.Complete, Headless: meta.Segments.Deleted > 0, Batches: map[int32]int32{}}
+	o := Options{Context: MostRead, Complete: meta.Complete, Headless: meta.Segments.Deleted > 0,
+		Batches: map[int32]int32{}}
 	for s, err := range steps {
 		if err != nil {
 			return o, err
@@ -146,21 +157,25 @@ func OptionsOf(meta *tables.Meta, steps iter.Seq2[*tables.StepRow, error]) (Opti
 
 // Build reads an access table. Its rows name tensors of structure.
 //
-// Steps that generate are compared with those that generate as many tokens: a batch may be computed by other ops. The
-// reference sequence of a batch size is the sequence that most of its steps share; among equals, the longest, then the
-// first. That of the generation phase is the reference of the size of which there are most steps. The other phases'
-// batches differ in size, so that there the bytes are left out of the comparison.
+// Steps that generate are compared with those that generate as many tokens: a batch may be computed
+// by other ops. The reference sequence of a batch size is the sequence that most of its steps
+// share; among equals, the longest, then the first. That of the generation phase is the reference
+// of the size of which there are most steps. The other phases' batches differ in size, so that
+// there the bytes are left out of the comparison.
 //
-// The last step of each thread is taken as cut short if it is a generated token whose sequence is shorter than the
-// reference, and either begins like it or the capture is not complete (then its end is where the tracer was killed). Of a
-// headless capture, so is the first step if it ends like the reference. A token that is the longest one is never cut short, so
-// that a capture of one token keeps it.
+// The last step of each thread is taken as cut short if it is a generated token whose sequence is
+// shorter than the reference, and either begins like it or the capture is not complete (then its
+// end is where the tracer was killed). Of a headless capture, so is the first step if it ends like
+// the reference. A token that is the longest one is never cut short, so that a capture of one token
+// keeps it.
 //
-// Build fails with ErrNoAccesses, ErrNoTokens or ErrNoContext when there is nothing to analyse, with ErrTooMuch, or with the error that
-// accesses yields. Rows are as trace reads them: what package trace checks of a row is not checked again.
+// Build fails with ErrNoAccesses, ErrNoTokens or ErrNoContext when there is nothing to analyse,
+// with ErrTooMuch, or with the error that accesses yields. Rows are as trace reads them: what
+// package trace checks of a row is not checked again.
 func Build(structure []tables.StructureRow, accesses iter.Seq2[*tables.Access, error], o Options) (*Pattern, error) {
 	p := &Pattern{Structure: structure, compute: map[timed][]int64{}}
-	b := collector{pattern: p, batches: o.Batches, open: map[int32]*openStep{}, ops: map[string]string{}, known: map[string]int{}}
+	b := collector{pattern: p, batches: o.Batches, open: map[int32]*openStep{}, ops: map[string]string{},
+		known: map[string]int{}}
 	for a, err := range accesses {
 		if err != nil {
 			return nil, err
@@ -197,7 +212,8 @@ func Build(structure []tables.StructureRow, accesses iter.Seq2[*tables.Access, e
 	return p, nil
 }
 
-// shorter is a step that generates if it has fewer reads than the reference of its batch, or if no other has its size than that of most steps, and that reference; else nil.
+// shorter is a step that generates if it has fewer reads than the reference of its batch, or if no
+// other has its size than that of most steps, and that reference; else nil.
 func (p *Pattern) shorter(step int) (*Step, []Read) {
 	s := &p.Steps[step]
 	if s.Phase != tables.PhaseGeneration {
@@ -213,7 +229,8 @@ func (p *Pattern) shorter(step int) (*Step, []Read) {
 	return s, whole.reads
 }
 
-// findBatches finds the reference of each batch size, and of those the phase's: that of most steps, of the smallest batch among equals.
+// findBatches finds the reference of each batch size, and of those the phase's: that of most steps,
+// of the smallest batch among equals.
 func (p *Pattern) findBatches() {
 	p.batches = map[int32]reference{}
 	count := map[int32]int{}
@@ -256,7 +273,8 @@ func (p *Pattern) choose(context int) error {
 	})
 	best := -1
 	for i, c := range p.Contexts {
-		if (context < 0 || int(c.Context) == context) && (best < 0 || c.GenerationBytes > p.Contexts[best].GenerationBytes) {
+		if (context < 0 || int(c.Context) == context) &&
+			(best < 0 || c.GenerationBytes > p.Contexts[best].GenerationBytes) {
 			best = i
 		}
 	}
@@ -283,20 +301,24 @@ func (p *Pattern) contextList() string {
 	return strings.Join(names, ", ")
 }
 
-// AddBytes adds the bytes that the step reads of each tensor to sum, which has one element per row of Structure.
+// AddBytes adds the bytes that the step reads of each tensor to sum, which has one element per row
+// of Structure.
 func (s *Step) AddBytes(sum []int64) {
 	for _, r := range s.Reads {
 		sum[r.Tensor] += r.Bytes
 	}
 }
 
-// Deviates reports whether s is a whole step that generates and whose sequence is not the reference of its batch size.
+// Deviates reports whether s is a whole step that generates and whose sequence is not the reference
+// of its batch size.
 func (p *Pattern) Deviates(s *Step) bool {
-	return s.Phase == tables.PhaseGeneration && !s.CutShort && !slices.EqualFunc(s.Reads, p.batches[s.Batch].reads, sameRead)
+	return s.Phase == tables.PhaseGeneration && !s.CutShort &&
+		!slices.EqualFunc(s.Reads, p.batches[s.Batch].reads, sameRead)
 }
 
-// AccessOrder is the rows of Structure that are of the model, each once: first those of the generation phase's reference sequence in the order
-// of their first read, then those read elsewhere in the same order, then those never read, as in Structure.
+// AccessOrder is the rows of Structure that are of the model, each once: first those of the
+// generation phase's reference sequence in the order of their first read, then those read elsewhere
+// in the same order, then those never read, as in Structure.
 func (p *Pattern) AccessOrder() []int {
 	order := make([]int, 0, len(p.Structure))
 	seen := make([]bool, len(p.Structure))
@@ -380,7 +402,8 @@ func (p *Pattern) canonical(steps []int, withBytes bool) reference {
 		members[g] = append(members[g], i)
 	}
 	for g, steps := range members {
-		if best < 0 || better(len(steps), len(p.sequences[g]), steps[0], len(members[best]), len(p.sequences[best]), members[best][0]) {
+		if best < 0 || better(len(steps), len(p.sequences[g]), steps[0], len(members[best]), len(p.sequences[best]),
+			members[best][0]) {
 			best = g
 		}
 	}
@@ -426,8 +449,9 @@ func appendBytes(key []byte, reads []Read) []byte {
 	return key
 }
 
-// collector gathers rows into steps. Steps of several threads (contexts) may interleave; a step ends when its thread goes
-// on to another, so that no more than one step per thread is held in full.
+// collector gathers rows into steps. Steps of several threads (contexts) may interleave; a step
+// ends when its thread goes on to another, so that no more than one step per thread is held in
+// full.
 type collector struct {
 	pattern *Pattern
 	batches map[int32]int32     // by step; those of one token are not in it
@@ -468,10 +492,13 @@ func (b *collector) add(a *tables.Access) error {
 		}
 		o = &openStep{index: len(b.pattern.Steps)}
 		b.open[a.Thread] = o
-		b.pattern.Steps = append(b.pattern.Steps, Step{Number: a.Step, Token: a.Token, Phase: a.Phase, Batch: b.batch(a), thread: a.Thread, context: a.Context})
+		b.pattern.Steps = append(b.pattern.Steps,
+			Step{Number: a.Step, Token: a.Token, Phase: a.Phase, Batch: b.batch(a), thread: a.Thread,
+				context: a.Context})
 	}
 	if len(o.reads) == maxStepReads || a.Bytes > maxStepBytes-o.bytes || a.Bytes > maxCaptureBytes-b.bytes {
-		return fmt.Errorf("%w: step %d has %d reads of %d bytes, and one of %d, after %d bytes in all", ErrTooMuch, a.Step, len(o.reads), o.bytes, a.Bytes, b.bytes)
+		return fmt.Errorf("%w: step %d has %d reads of %d bytes, and one of %d, after %d bytes in all", ErrTooMuch,
+			a.Step, len(o.reads), o.bytes, a.Bytes, b.bytes)
 	}
 	o.bytes += a.Bytes
 	b.bytes += a.Bytes
@@ -505,7 +532,8 @@ func (b *collector) batch(a *tables.Access) int32 {
 	return max(b.batches[a.Step], 1)
 }
 
-// time notes how long the op of a row computed: in the op's first read, less the stall, which may be in any of its rows.
+// time notes how long the op of a row computed: in the op's first read, less the stall, which may
+// be in any of its rows.
 func (o *openStep) time(a *tables.Access, op string) {
 	if n := len(o.reads); n > 0 && o.begin[n-1] == a.Timestamp && o.reads[n-1].Op == op && a.Duration >= 0 {
 		o.compute = append(o.compute, 0)

@@ -39,7 +39,8 @@ var moeModel = []tables.StructureRow{
 	{Name: "blk.1.ffn_gate_exps.weight", Offset: 80000, Size: 8000, Layer: 1, Experts: 8, ExpertStride: 1000},
 }
 
-// planted is one read of a step to be written. When it begins follows from its place: read i of a step at 10 i ns, for 10 ns.
+// planted is one read of a step to be written. When it begins follows from its place: read i of a
+// step at 10 i ns, for 10 ns.
 type planted struct {
 	tensor  int32
 	op      string
@@ -48,7 +49,8 @@ type planted struct {
 	experts []int32
 }
 
-// denseStep is the true sequence: the embedding's row, then each layer with ffn_up before ffn_down (not the file's order).
+// denseStep is the true sequence: the embedding's row, then each layer with ffn_up before ffn_down
+// (not the file's order).
 func denseStep(row int64) []planted {
 	s := []planted{{tensor: 0, op: "GET_ROWS", bytes: 64, offset: row * 64}}
 	for _, t := range []int32{1, 2, 4, 3, 5, 6, 8, 7, 10} {
@@ -79,7 +81,9 @@ type capture struct {
 
 func newCapture(t *testing.T, model []tables.StructureRow) *capture {
 	t.Helper()
-	c := &capture{t: t, dir: t.TempDir(), model: model, meta: &tables.Meta{Models: []tables.ModelInfo{{Path: "/models/m.gguf", Fingerprint: someFingerprint, Tensors: len(model)}}}}
+	c := &capture{t: t, dir: t.TempDir(), model: model,
+		meta: &tables.Meta{Models: []tables.ModelInfo{{Path: "/models/m.gguf", Fingerprint: someFingerprint,
+			Tensors: len(model)}}}}
 	w, err := trace.Create(c.dir, c.meta, model)
 	if err != nil {
 		t.Fatal(err)
@@ -122,7 +126,8 @@ func (c *capture) build() (*Pattern, *tables.Meta, error) {
 	return c.open()
 }
 
-// killed does what is left by a tracer that was killed: what was flushed, and capture.json without "complete".
+// killed does what is left by a tracer that was killed: what was flushed, and capture.json without
+// "complete".
 func (c *capture) killed() (*Pattern, *tables.Meta, error) {
 	c.t.Helper()
 	if err := c.w.Flush(c.meta); err != nil {
@@ -212,7 +217,8 @@ func TestSequenceVerdict(t *testing.T) {
 		{
 			name: "extra reads in token 0",
 			change: at(0, func(s []planted) []planted {
-				return append(s, planted{tensor: 9, op: "ADD", bytes: 500}, planted{tensor: 10, op: "MUL_MAT", bytes: 9000})
+				return append(s, planted{tensor: 9, op: "ADD", bytes: 500},
+					planted{tensor: 10, op: "MUL_MAT", bytes: 9000})
 			}),
 			following: 30, distinct: 2, kind: KindExtra,
 			want: []string{"token 0 differs at position 10: reads unused.weight and 1 read more besides"},
@@ -230,8 +236,12 @@ func TestSequenceVerdict(t *testing.T) {
 			want: []string{"token 2 differs at position 9: reads output.weight by MUL_MAT+ADD instead of MUL_MAT"},
 		},
 		{
-			name:      "another tensor",
-			change:    at(2, func(s []planted) []planted { s[9] = planted{tensor: 9, op: "MUL_MAT", bytes: 500}; return s }),
+			name: "another tensor",
+			change: at(2, func(s []planted) []planted {
+				s[9] = planted{tensor: 9, op: "MUL_MAT",
+					bytes: 500}
+				return s
+			}),
 			following: 30, distinct: 2, kind: KindOther,
 			want: []string{"token 2 differs at position 9: reads unused.weight instead of output.weight (1 read where the others have 1)"},
 		},
@@ -256,8 +266,10 @@ func TestSequenceVerdict(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			p, _ := mustBuild(t, run(t, 31, tc.change).build)
 			v := p.Sequences(10)
-			if v.Tokens != 31 || v.Following != tc.following || v.Distinct != tc.distinct || v.Identical != (tc.following == 31) {
-				t.Errorf("%d of %d tokens follow, %d distinct, identical %v; want %d of 31, %d", v.Following, v.Tokens, v.Distinct, v.Identical, tc.following, tc.distinct)
+			if v.Tokens != 31 || v.Following != tc.following || v.Distinct != tc.distinct ||
+				v.Identical != (tc.following == 31) {
+				t.Errorf("%d of %d tokens follow, %d distinct, identical %v; want %d of 31, %d", v.Following,
+					v.Tokens, v.Distinct, v.Identical, tc.following, tc.distinct)
 			}
 			var got []string
 			for _, d := range v.Differences {
@@ -271,7 +283,8 @@ func TestSequenceVerdict(t *testing.T) {
 			}
 			for i := range p.Steps {
 				s := &p.Steps[i]
-				wantDeviates := slices.ContainsFunc(v.Differences, func(d Difference) bool { return slices.Contains(d.Tokens, s.Token) })
+				wantDeviates := slices.ContainsFunc(v.Differences,
+					func(d Difference) bool { return slices.Contains(d.Tokens, s.Token) })
 				if p.Deviates(s) != wantDeviates {
 					t.Errorf("step %d (token %d): Deviates is %v", s.Number, s.Token, p.Deviates(s))
 				}
@@ -341,14 +354,16 @@ func TestCutShort(t *testing.T) {
 			if s.Steps.Generation != tc.tokens {
 				t.Errorf("%d generated tokens counted, want %d", s.Steps.Generation, tc.tokens)
 			}
-			if warned := slices.ContainsFunc(s.Warnings, func(w string) bool { return strings.Contains(w, "did not end in order") }); warned != tc.killed {
+			if warned := slices.ContainsFunc(s.Warnings,
+				func(w string) bool { return strings.Contains(w, "did not end in order") }); warned != tc.killed {
 				t.Errorf("warnings %q", s.Warnings)
 			}
 		})
 	}
 }
 
-// A stream that ends inside a message still yields what came before, and the token that lost its end is left out.
+// A stream that ends inside a message still yields what came before, and the token that lost its
+// end is left out.
 func TestTruncatedFile(t *testing.T) {
 	c := newCapture(t, denseModel)
 	for i := range 3 {
@@ -375,8 +390,10 @@ func TestTruncatedFile(t *testing.T) {
 	}
 	p, meta := mustBuild(t, c.open)
 	s := p.Summarize(meta, 5)
-	if want := []Cut{{3, 4, 10}}; !reflect.DeepEqual(s.CutShort, want) || !s.Sequence.Identical || s.Sequence.Tokens != 3 {
-		t.Errorf("cut short %v, %d tokens identical %v; want %v, 3, true", s.CutShort, s.Sequence.Tokens, s.Sequence.Identical, want)
+	if want := []Cut{{3, 4, 10}}; !reflect.DeepEqual(s.CutShort, want) || !s.Sequence.Identical ||
+		s.Sequence.Tokens != 3 {
+		t.Errorf("cut short %v, %d tokens identical %v; want %v, 3, true", s.CutShort, s.Sequence.Tokens,
+			s.Sequence.Identical, want)
 	}
 }
 
@@ -398,7 +415,8 @@ func TestBuildPassesErrorsOn(t *testing.T) {
 		t.Errorf("error %v, want %v", err, broken)
 	}
 	for _, a := range []tables.Access{{Tensor: 11}, {Tensor: -1}, {Phase: 3}} {
-		if _, err := Build(denseModel, func(yield func(*tables.Access, error) bool) { yield(&a, nil) }, Options{}); err == nil {
+		if _, err := Build(denseModel, func(yield func(*tables.Access, error) bool) { yield(&a, nil) },
+			Options{}); err == nil {
 			t.Errorf("%+v was accepted", a)
 		}
 	}
@@ -429,12 +447,15 @@ func TestExperts(t *testing.T) {
 			"the experts chosen are the same for all tokens",
 		},
 		{
-			"same in another order", moe(same, [2][]int32{{5, 1}, {7, 0}}), Experts{Tokens: 2, Identical: true, FirstToken: -1, Distinct: 1, Kept: 1},
+			"same in another order", moe(same, [2][]int32{{5, 1}, {7, 0}}),
+			Experts{Tokens: 2, Identical: true, FirstToken: -1, Distinct: 1, Kept: 1},
 			"the experts chosen are the same for all tokens",
 		},
 		{
-			"vary from token 3 on, in layer 1", moe(same, same, same, [2][]int32{{1, 5}, {3, 0}}, [2][]int32{{2, 3}, {3, 0}}),
-			Experts{Tokens: 5, FirstToken: 3, FirstTensor: "blk.1.ffn_gate_exps.weight", Distinct: 3, Kept: (4 + 4 + 3 + 2) / 16.0},
+			"vary from token 3 on, in layer 1", moe(same, same, same, [2][]int32{{1, 5}, {3, 0}},
+				[2][]int32{{2, 3}, {3, 0}}),
+			Experts{Tokens: 5, FirstToken: 3, FirstTensor: "blk.1.ffn_gate_exps.weight", Distinct: 3,
+				Kept: (4 + 4 + 3 + 2) / 16.0},
 			"the experts chosen differ from token 3 on, first in blk.1.ffn_gate_exps.weight; 3 different choices, 81 % of a token's experts were the previous token's too",
 		},
 		{
@@ -478,12 +499,14 @@ func TestTiedEmbedding(t *testing.T) {
 	}
 	p, meta := mustBuild(t, run(t, 4, tied).build)
 	s := p.Summarize(meta, 3)
-	want := TensorReads{Name: "token_embd.weight", Size: 64000, ReadsPerToken: 2, BytesPerToken: 64064, RunReads: 1 + 1 + 4*2, RunBytes: 64 + 5*64 + 4*64064}
+	want := TensorReads{Name: "token_embd.weight", Size: 64000, ReadsPerToken: 2, BytesPerToken: 64064,
+		RunReads: 1 + 1 + 4*2, RunBytes: 64 + 5*64 + 4*64064}
 	if len(s.Top) != 3 || s.Top[0] != want {
 		t.Errorf("top tensor %+v, want %+v", s.Top, want)
 	}
 	if !s.Sequence.Identical || s.Reads != 10 || s.TensorsRead != 9 || s.Tensors != 11 {
-		t.Errorf("identical %v, %d reads of %d of %d tensors; want 10 of 9 of 11", s.Sequence.Identical, s.Reads, s.TensorsRead, s.Tensors)
+		t.Errorf("identical %v, %d reads of %d of %d tensors; want 10 of 9 of 11", s.Sequence.Identical, s.Reads,
+			s.TensorsRead, s.Tensors)
 	}
 }
 
@@ -494,13 +517,16 @@ func TestSummary(t *testing.T) {
 	p, meta := mustBuild(t, c.build)
 	s := p.Summarize(meta, 2)
 	token := int64(64 + 14000 + 9000)
-	if s.Model != "m.gguf" || s.Steps != (StepCount{1, 1, 31, 31}) || s.BytesPerToken != (Spread{token, token - 9000, token}) {
+	if s.Model != "m.gguf" || s.Steps != (StepCount{1, 1, 31, 31}) ||
+		s.BytesPerToken != (Spread{token, token - 9000, token}) {
 		t.Errorf("summary %+v", s)
 	}
-	if s.Top[0].Name != "output.weight" || s.Top[0].RunBytes != 32*9000 || s.Top[1].Name != "blk.0.ffn_down.weight" || len(s.Top) != 2 {
+	if s.Top[0].Name != "output.weight" || s.Top[0].RunBytes != 32*9000 || s.Top[1].Name != "blk.0.ffn_down.weight" ||
+		len(s.Top) != 2 {
 		t.Errorf("top %+v", s.Top)
 	}
-	for _, want := range []string{"3 events lost", "2 tensors (5.0 kB, for example blk.0.attn_q.weight)", "--no-repack"} {
+	for _, want := range []string{"3 events lost", "2 tensors (5.0 kB, for example blk.0.attn_q.weight)",
+		"--no-repack"} {
 		if !strings.Contains(strings.Join(s.Warnings, "\n"), want) {
 			t.Errorf("warnings %q lack %q", s.Warnings, want)
 		}
@@ -533,7 +559,8 @@ func TestRows(t *testing.T) {
 	for i, r := range rows {
 		phase, seq := tables.Phase(i/10), i%10
 		want := Row{
-			Seq: seq, Tensor: &p.Structure[order[seq]], RelativeTime: float64(seq) / 10, Phase: phase, Op: "MUL_MAT", Bytes: denseModel[order[seq]].Size,
+			Seq: seq, Tensor: &p.Structure[order[seq]], RelativeTime: float64(seq) / 10, Phase: phase, Op: "MUL_MAT",
+			Bytes: denseModel[order[seq]].Size,
 		}
 		if seq == 0 {
 			want.Op, want.Bytes = "GET_ROWS", 64
@@ -561,7 +588,8 @@ func TestColumns(t *testing.T) {
 	if got := table[0][:6]; !reflect.DeepEqual(got, wantHead) {
 		t.Errorf("columns %v, want %v first", got, wantHead)
 	}
-	want := []string{"3", "blk.0.ffn_up.weight", "73144", "2000", "0.3", "generation", "MUL_MAT", "2000", "0", "0", "m.gguf"}
+	want := []string{"3", "blk.0.ffn_up.weight", "73144", "2000", "0.3", "generation", "MUL_MAT", "2000", "0", "0",
+		"m.gguf"}
 	if got := table[1+20+3]; !reflect.DeepEqual(got, want) {
 		t.Errorf("row %v, want %v", got, want)
 	}
@@ -573,8 +601,10 @@ func TestRelativeTimeIsMedian(t *testing.T) {
 	for i, second := range []int64{100, 110, 900} {
 		begin := int64(i) * 10000
 		c.write(tables.PhaseGeneration, 1, int32(i), int32(i), begin, planted{tensor: 1, op: "MUL_MAT", bytes: 1000})
-		c.write(tables.PhaseGeneration, 1, int32(i), int32(i), begin+second, planted{tensor: 2, op: "MUL_MAT", bytes: 1000})
-		c.write(tables.PhaseGeneration, 1, int32(i), int32(i), begin+990, planted{tensor: 3, op: "MUL_MAT", bytes: 1000})
+		c.write(tables.PhaseGeneration, 1, int32(i), int32(i), begin+second,
+			planted{tensor: 2, op: "MUL_MAT", bytes: 1000})
+		c.write(tables.PhaseGeneration, 1, int32(i), int32(i), begin+990,
+			planted{tensor: 3, op: "MUL_MAT", bytes: 1000})
 	}
 	p, _ := mustBuild(t, c.build)
 	var got []float64
@@ -604,7 +634,8 @@ func TestInterleavedThreads(t *testing.T) {
 func TestAccessOrder(t *testing.T) {
 	c := newCapture(t, denseModel)
 	c.add(tables.PhasePrompt, 1, []planted{{tensor: 9, op: "ADD", bytes: 500}, {tensor: 0, op: "GET_ROWS", bytes: 64}})
-	c.add(tables.PhaseGeneration, 1, []planted{{tensor: 10, op: "MUL_MAT", bytes: 9000}, {tensor: 2, op: "MUL_MAT", bytes: 1000}, {tensor: 10, op: "MUL_MAT", bytes: 9000}})
+	c.add(tables.PhaseGeneration, 1, []planted{{tensor: 10, op: "MUL_MAT", bytes: 9000},
+		{tensor: 2, op: "MUL_MAT", bytes: 1000}, {tensor: 10, op: "MUL_MAT", bytes: 9000}})
 	p, _ := mustBuild(t, c.build)
 	if got, want := p.AccessOrder(), []int{10, 2, 9, 0, 1, 3, 4, 5, 6, 7, 8}; !reflect.DeepEqual(got, want) {
 		t.Errorf("order %v, want %v", got, want)
@@ -631,9 +662,12 @@ func TestTokenList(t *testing.T) {
 
 func ExampleSummary_WriteText() {
 	s := Summary{
-		Model: "m.gguf", Tensors: 3, TensorsRead: 2, Reads: 2, BytesPerToken: Spread{3000, 3000, 3000}, Steps: StepCount{1, 1, 2, 2},
-		Sequence: Sequences{Identical: true, Tokens: 2, Following: 2, Steps: 2, Distinct: 1, Batches: []Batch{{Tokens: 1, Steps: 2, Following: 2, Reads: 2}}},
-		Top:      []TensorReads{{Name: "output.weight", Size: 2000, ReadsPerToken: 1, BytesPerToken: 2000, RunReads: 4, RunBytes: 8000}},
+		Model: "m.gguf", Tensors: 3, TensorsRead: 2, Reads: 2, BytesPerToken: Spread{3000, 3000, 3000},
+		Steps: StepCount{1, 1, 2, 2},
+		Sequence: Sequences{Identical: true, Tokens: 2, Following: 2, Steps: 2, Distinct: 1,
+			Batches: []Batch{{Tokens: 1, Steps: 2, Following: 2, Reads: 2}}},
+		Top: []TensorReads{{Name: "output.weight", Size: 2000, ReadsPerToken: 1, BytesPerToken: 2000,
+			RunReads: 4, RunBytes: 8000}},
 	}
 	var buf bytes.Buffer
 	if err := s.WriteText(&buf); err != nil {
@@ -659,10 +693,16 @@ func TestTooMuch(t *testing.T) {
 		row  func(i int) tables.Access
 		says string
 	}{
-		"reads of a step":    {maxStepReads + 1, func(int) tables.Access { return tables.Access{Op: "MUL_MAT"} }, "step 0 has 262144 reads of 0 bytes, and one of 0"},
-		"bytes of a step":    {2, func(int) tables.Access { return tables.Access{Bytes: 1<<52 + 1} }, "step 0 has 1 reads of 4503599627370497 bytes"},
-		"bytes of a read":    {1, func(int) tables.Access { return tables.Access{Bytes: math.MaxInt64} }, "and one of 9223372036854775807"},
-		"bytes of a capture": {513, func(i int) tables.Access { return tables.Access{Step: int32(i), Bytes: maxStepBytes} }, "after 4611686018427387904 bytes in all"},
+		"reads of a step": {maxStepReads + 1, func(int) tables.Access { return tables.Access{Op: "MUL_MAT"} },
+			"step 0 has 262144 reads of 0 bytes, and one of 0"},
+		"bytes of a step": {2, func(int) tables.Access { return tables.Access{Bytes: 1<<52 + 1} },
+			"step 0 has 1 reads of 4503599627370497 bytes"},
+		"bytes of a read": {1, func(int) tables.Access { return tables.Access{Bytes: math.MaxInt64} },
+			"and one of 9223372036854775807"},
+		"bytes of a capture": {513, func(i int) tables.Access {
+			return tables.Access{Step: int32(i),
+				Bytes: maxStepBytes}
+		}, "after 4611686018427387904 bytes in all"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Build(structure, func(yield func(*tables.Access, error) bool) {
@@ -685,19 +725,22 @@ func TestLongSequenceAndManyContexts(t *testing.T) {
 	rows := func(n int, context func(i int) int32) func(yield func(*tables.Access, error) bool) {
 		return func(yield func(*tables.Access, error) bool) {
 			for i := range n {
-				a := tables.Access{Op: "MUL_MAT", Bytes: 1, Phase: tables.PhaseGeneration, Context: context(i), Step: context(i)}
+				a := tables.Access{Op: "MUL_MAT", Bytes: 1, Phase: tables.PhaseGeneration, Context: context(i),
+					Step: context(i)}
 				if !yield(&a, nil) {
 					return
 				}
 			}
 		}
 	}
-	p, err := Build(structure, rows(maxReads+1, func(int) int32 { return 0 }), Options{Context: MostRead, Complete: true})
+	p, err := Build(structure, rows(maxReads+1, func(int) int32 { return 0 }),
+		Options{Context: MostRead, Complete: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	meta := &tables.Meta{Models: []tables.ModelInfo{{Bytes: 1000, Fingerprint: someFingerprint}}}
-	if _, err := p.Cycle(meta); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "32769 reads (at most 32768)") {
+	if _, err := p.Cycle(meta); !errors.Is(err, ErrInvalid) ||
+		!strings.Contains(err.Error(), "32769 reads (at most 32768)") {
 		t.Errorf("error %v", err)
 	}
 	_, err = Build(structure, rows(5000, func(i int) int32 { return int32(i) }), Options{Context: 5000, Complete: true})

@@ -41,7 +41,8 @@ type both struct {
 func newBoth(t *testing.T, detail string) *both {
 	b := &both{t: t, dir: filepath.Join(t.TempDir(), "capture"), byID: map[event.FileID]int{}}
 	var err error
-	if b.session, err = trace.NewSession(trace.RecorderOptions{Dir: b.dir, PID: os.Getpid(), Detail: detail}); err != nil {
+	if b.session, err = trace.NewSession(trace.RecorderOptions{Dir: b.dir, PID: os.Getpid(),
+		Detail: detail}); err != nil {
 		t.Fatal(err)
 	}
 	b.builder = pattern.NewBuilder(func(id event.FileID) (int, bool) { i, ok := b.byID[id]; return i, ok })
@@ -211,8 +212,8 @@ func preloaded(t *testing.T, cmd *exec.Cmd, handle func(event.Event) error) {
 	}
 }
 
-// The real llama.cpp, seen through probes and through the preloaded library: a capture and a Builder tell the same, and a token's bytes are those
-// that the driver says.
+// The real llama.cpp, seen through probes and through the preloaded library: a capture and a
+// Builder tell the same, and a token's bytes are those that the driver says.
 func TestCaptureAndBuilderTellTheSame(t *testing.T) {
 	in := llamatest.ForTest(t)
 	for name, config := range map[string]synth.Config{
@@ -220,7 +221,8 @@ func TestCaptureAndBuilderTellTheSame(t *testing.T) {
 		"experts": {Layers: 3, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Experts: 8, Used: 3, Type: gguf.Q8_0, Seed: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := llama.Options{Model: llamatest.Model(t, config), Prompt: "once upon", Tokens: 8, Threads: 2, NoRepack: true, Warmup: "none"}
+			o := llama.Options{Model: llamatest.Model(t, config), Prompt: "once upon", Tokens: 8, Threads: 2,
+				NoRepack: true, Warmup: "none"}
 			cmd := in.Command(t.Context(), o)
 			truth := tokenBytes(t, in, o)
 			check := func(c *pattern.Cycle, timed bool) {
@@ -241,7 +243,8 @@ func TestCaptureAndBuilderTellTheSame(t *testing.T) {
 						t.Errorf("read %+v", *r)
 					}
 				}
-				if want := 3 * config.Layers; config.Experts > 0 && experts != want || config.Experts == 0 && experts != 0 {
+				if want := 3 * config.Layers; config.Experts > 0 && experts != want || config.Experts == 0 &&
+					experts != 0 {
 					t.Errorf("%d reads of experts, want %d", experts, want)
 				}
 			}
@@ -280,12 +283,14 @@ func tokenBytes(t *testing.T, in *llama.Installation, o llama.Options) int64 {
 	return sum
 }
 
-// A model in two files, of which the second is seen first: reads are numbered by the files' order in the model.
+// A model in two files, of which the second is seen first: reads are numbered by the files' order
+// in the model.
 func TestSplitModelsTellTheSame(t *testing.T) {
 	dir := t.TempDir()
 	split := func(no uint16, name string, tensors ...gguftest.Tensor) string {
 		path := filepath.Join(dir, name)
-		m := gguftest.Model{KVs: []gguftest.KV{{Key: "split.no", Value: no}, {Key: "split.count", Value: uint16(2)}, {Key: "split.tensors.count", Value: int32(3)}}, Tensors: tensors}
+		m := gguftest.Model{KVs: []gguftest.KV{{Key: "split.no", Value: no}, {Key: "split.count", Value: uint16(2)},
+			{Key: "split.tensors.count", Value: int32(3)}}, Tensors: tensors}
 		if no == 0 {
 			m.KVs = append(m.KVs, gguftest.KV{Key: "general.architecture", Value: "llama"})
 		}
@@ -293,9 +298,11 @@ func TestSplitModelsTellTheSame(t *testing.T) {
 		return path
 	}
 	paths := []string{
-		split(0, "m-00001-of-00002.gguf", gguftest.Tensor{Name: "token_embd.weight", Type: gguf.F32, Shape: []int64{8, 100}}),
+		split(0, "m-00001-of-00002.gguf", gguftest.Tensor{Name: "token_embd.weight", Type: gguf.F32,
+			Shape: []int64{8, 100}}),
 		split(1, "m-00002-of-00002.gguf",
-			gguftest.Tensor{Name: "blk.0.ffn_up_exps.weight", Type: gguf.Q8_0, Shape: []int64{64, 5, 8}}, gguftest.Tensor{Name: "output.weight", Type: gguf.F32, Shape: []int64{8, 100}}),
+			gguftest.Tensor{Name: "blk.0.ffn_up_exps.weight", Type: gguf.Q8_0, Shape: []int64{64, 5, 8}},
+			gguftest.Tensor{Name: "output.weight", Type: gguf.F32, Shape: []int64{8, 100}}),
 	}
 	model, err := gguf.OpenModel(paths[0])
 	if err != nil {
@@ -307,7 +314,8 @@ func TestSplitModelsTellTheSame(t *testing.T) {
 		if !ok {
 			t.Fatalf("no tensor %s", name)
 		}
-		s := event.Source{Name: name, InFile: true, File: ids[at.File], Offset: at.Tensor.Offset, Type: at.Tensor.Type, NE: [4]int64{1, 1, 1, 1}}
+		s := event.Source{Name: name, InFile: true, File: ids[at.File], Offset: at.Tensor.Offset,
+			Type: at.Tensor.Type, NE: [4]int64{1, 1, 1, 1}}
 		copy(s.NE[:], at.Tensor.Shape)
 		s.NB[0] = at.Tensor.Type.BlockBytes()
 		s.NB[1] = s.NB[0] * (s.NE[0] / at.Tensor.Type.BlockElems())
@@ -338,22 +346,29 @@ func TestSplitModelsTellTheSame(t *testing.T) {
 		}
 		hand(begin)
 		for i, o := range []event.Op{
-			{Name: "GET_ROWS", GatherDim: 1, IDs: []int32{int32(decode)}, IDRows: 1, Sources: []event.Source{source("token_embd.weight")}},
-			{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{int32(decode), 7}, IDRows: 1, Sources: []event.Source{source("blk.0.ffn_up_exps.weight")}},
+			{Name: "GET_ROWS", GatherDim: 1, IDs: []int32{int32(decode)}, IDRows: 1,
+				Sources: []event.Source{source("token_embd.weight")}},
+			{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{int32(decode), 7}, IDRows: 1,
+				Sources: []event.Source{source("blk.0.ffn_up_exps.weight")}},
 			{Name: "RMS_NORM+MUL", Sources: []event.Source{source("output.weight"), source("token_embd.weight")}},
 		} {
 			time += 1000
-			o.Time, o.TID, o.Decode, o.Duration, o.Stall = time, 7, decode+1, 900-int64(decode*uint32(i+1)), int64(decode)
+			o.Time, o.TID, o.Decode, o.Duration, o.Stall = time, 7, decode+1, 900-int64(decode*uint32(i+1)),
+				int64(decode)
 			hand(&o)
 		}
 		hand(event.DecodeEnd{Time: time + 1000, TID: 7, Decode: decode + 1})
 	}
 	c := b.same()
 	want := []pattern.CycleRead{
-		{File: 0, Tensor: "token_embd.weight", Op: "GET_ROWS", Offset: model.Files[0].Tensors[0].Offset, Length: 3200, Slice: 32, Slices: 1, Nanos: 890},
-		{File: 1, Tensor: "blk.0.ffn_up_exps.weight", Op: "MUL_MAT_ID", Offset: model.Files[1].Tensors[0].Offset, Length: 2720, Slice: 340, Slices: 2, Experts: true, Nanos: 885},
-		{File: 1, Tensor: "output.weight", Op: "RMS_NORM+MUL", Offset: model.Files[1].Tensors[1].Offset, Length: 3200, Nanos: 880},
-		{File: 0, Tensor: "token_embd.weight", Op: "RMS_NORM+MUL", Offset: model.Files[0].Tensors[0].Offset, Length: 3200, Nanos: 0},
+		{File: 0, Tensor: "token_embd.weight", Op: "GET_ROWS", Offset: model.Files[0].Tensors[0].Offset, Length: 3200,
+			Slice: 32, Slices: 1, Nanos: 890},
+		{File: 1, Tensor: "blk.0.ffn_up_exps.weight", Op: "MUL_MAT_ID", Offset: model.Files[1].Tensors[0].Offset,
+			Length: 2720, Slice: 340, Slices: 2, Experts: true, Nanos: 885},
+		{File: 1, Tensor: "output.weight", Op: "RMS_NORM+MUL", Offset: model.Files[1].Tensors[1].Offset, Length: 3200,
+			Nanos: 880},
+		{File: 0, Tensor: "token_embd.weight", Op: "RMS_NORM+MUL", Offset: model.Files[0].Tensors[0].Offset,
+			Length: 3200, Nanos: 0},
 	}
 	if !reflect.DeepEqual(c.Reads, want) {
 		t.Errorf("reads\n%+v, want\n%+v", c.Reads, want)

@@ -1,6 +1,7 @@
 package pattern
 
-// This file compares the generated tokens: their sequences with the reference, and the experts that they chose.
+// This file compares the generated tokens: their sequences with the reference, and the experts that
+// they chose.
 
 import (
 	"encoding/binary"
@@ -33,8 +34,9 @@ type NamedRead struct {
 	Bytes  int64  `json:"bytes_accessed"`
 }
 
-// Difference describes one sequence that is not the reference, and the tokens that have it. It leaves out what the two have in common at their beginning
-// and at their end: Expected is the rest of the reference, Got the rest of the other; at least one is not empty.
+// Difference describes one sequence that is not the reference, and the tokens that have it. It
+// leaves out what the two have in common at their beginning and at their end: Expected is the rest
+// of the reference, Got the rest of the other; at least one is not empty.
 type Difference struct {
 	Tokens   []int32     `json:"tokens"`   // generated tokens with this sequence
 	Position int         `json:"position"` // index of the first read that differs: the reference's seq
@@ -43,9 +45,11 @@ type Difference struct {
 	Got      []NamedRead `json:"got"`
 }
 
-// Sequences is the verdict on the steps that generate and are not cut short. Each is compared with those that generate as many tokens.
+// Sequences is the verdict on the steps that generate and are not cut short. Each is compared with
+// those that generate as many tokens.
 type Sequences struct {
-	Identical   bool         `json:"identical"` // all have the reference sequence of their batch size; so has a single one
+	// all have the reference sequence of their batch size; so has a single one
+	Identical   bool         `json:"identical"`
 	Tokens      int          `json:"tokens"`    // that these steps generate
 	Following   int          `json:"following"` // of these, by steps that have the reference sequence
 	Steps       int          `json:"steps"`     // that were compared
@@ -62,7 +66,8 @@ type Batch struct {
 	Reads     int `json:"reads"`     // of the reference sequence
 }
 
-// Sequences compares. It describes at most limit sequences besides the references, by the first step that has them.
+// Sequences compares. It describes at most limit sequences besides the references, by the first
+// step that has them.
 func (p *Pattern) Sequences(limit int) Sequences {
 	v := Sequences{Differences: []Difference{}}
 	type other struct {
@@ -184,9 +189,11 @@ func (d Difference) what() string {
 	case KindOp:
 		return fmt.Sprintf("reads %s by %s instead of %s", d.Got[0].Tensor, d.Got[0].Op, d.Expected[0].Op)
 	case KindOrder:
-		return fmt.Sprintf("reads %s instead of %s (the same %d reads in another order)", d.Got[0].Tensor, d.Expected[0].Tensor, len(d.Got))
+		return fmt.Sprintf("reads %s instead of %s (the same %d reads in another order)", d.Got[0].Tensor,
+			d.Expected[0].Tensor, len(d.Got))
 	}
-	return fmt.Sprintf("reads %s instead of %s (%s where the others have %d)", d.Got[0].Tensor, d.Expected[0].Tensor, count(len(d.Got), "read"), len(d.Expected))
+	return fmt.Sprintf("reads %s instead of %s (%s where the others have %d)", d.Got[0].Tensor, d.Expected[0].Tensor,
+		count(len(d.Got), "read"), len(d.Expected))
 }
 
 // tokenList is "token 7", "tokens 7 and 9", "tokens 7, 8, 9 and 40 more".
@@ -214,18 +221,20 @@ func count(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// Experts is the verdict on the experts that the generated tokens with the reference sequence chose. Two tokens
-// choose the same if each op selects the same set, in whatever order.
+// Experts is the verdict on the experts that the generated tokens with the reference sequence
+// chose. Two tokens choose the same if each op selects the same set, in whatever order.
 type Experts struct {
 	Tokens    int  `json:"tokens"`    // that were compared
 	Identical bool `json:"identical"` // all tokens chose the same
-	// The first token that did not choose as the first one did, and the tensor of its first such read. -1 and "" if Identical.
+	// The first token that did not choose as the first one did, and the tensor of its first such
+	// read. -1 and "" if Identical.
 	FirstToken  int32  `json:"first_token"`
 	FirstTensor string `json:"first_tensor_name"`
 	// Distinct is the number of different choices (of all the step's ops together) among the tokens.
 	Distinct int `json:"distinct"`
-	// Kept is the share of a token's experts that the token before it (with the reference sequence, of the same thread)
-	// chose too, over all tokens and ops, 0 to 1. -1 if no token has one before it.
+	// Kept is the share of a token's experts that the token before it (with the reference sequence,
+	// of the same thread) chose too, over all tokens and ops, 0 to 1. -1 if no token has one before
+	// it.
 	Kept float64 `json:"kept_from_previous_token"`
 }
 

@@ -31,7 +31,8 @@ type Summary struct {
 	Sequence      Sequences      `json:"sequence"`
 	Experts       *Experts       `json:"experts"` // null unless the model has experts
 	Top           []TensorReads  `json:"top_tensors"`
-	// Rereads is what the process read from disk, in all contexts: null unless page-ins were observed. Summarize leaves it out.
+	// Rereads is what the process read from disk, in all contexts: null unless page-ins were
+	// observed. Summarize leaves it out.
 	Rereads  *tables.Rereads `json:"rereads"`
 	Warnings []string        `json:"warnings"` // what makes the verdict doubtful, see the function Warnings
 }
@@ -68,7 +69,8 @@ type TensorReads struct {
 	RunBytes      int64   `json:"run_bytes"`       // in all steps
 }
 
-// Tensors is one element per tensor that was read, those with the most bytes over the run first, among equals as in Structure.
+// Tensors is one element per tensor that was read, those with the most bytes over the run first,
+// among equals as in Structure.
 func (p *Pattern) Tensors() []TensorReads {
 	all := make([]TensorReads, len(p.Structure))
 	tokens := 0
@@ -189,7 +191,8 @@ func (s *Summary) WriteText(w io.Writer) error {
 	}
 	line("steps", "%d warm-up, %d prompt, %s", s.Steps.Warmup, s.Steps.Prompt, generated)
 	for _, c := range s.CutShort {
-		line("", "token %d is cut short after %d of %s, and left out of what follows", c.Token, c.Reads, count(c.Expected, "read"))
+		line("", "token %d is cut short after %d of %s, and left out of what follows", c.Token, c.Reads,
+			count(c.Expected, "read"))
 	}
 	line(per, "%s, %s", count(s.Reads, "read"), s.BytesPerToken)
 	line("sequence", "%s", s.Sequence)
@@ -217,11 +220,14 @@ func (s *Summary) writeTop(w io.Writer) error {
 		return nil
 	}
 	fmt.Fprint(w, "\ntop re-read tensors, by bytes over the whole run\n")
-	table := &tabular.Table{Columns: append(tabular.Right("size", "reads/token", "bytes/token", "share", "run total", "times its size"), tabular.Left("tensor")...)}
+	table := &tabular.Table{Columns: append(tabular.Right("size", "reads/token", "bytes/token", "share", "run total",
+		"times its size"), tabular.Left("tensor")...)}
 	for _, t := range s.Top {
 		table.Rows = append(table.Rows, []string{
-			humanize.Bytes(uint64(t.Size)), fmt.Sprintf("%.4g", t.ReadsPerToken), humanize.Bytes(uint64(t.BytesPerToken)),
-			fmt.Sprintf("%.1f %%", 100*ratio(t.BytesPerToken, float64(s.BytesPerToken.Median))), humanize.Bytes(uint64(t.RunBytes)), times(ratio(float64(t.RunBytes), float64(t.Size))), t.Name,
+			humanize.Bytes(uint64(t.Size)), fmt.Sprintf("%.4g", t.ReadsPerToken),
+			humanize.Bytes(uint64(t.BytesPerToken)),
+			fmt.Sprintf("%.1f %%", 100*ratio(t.BytesPerToken, float64(s.BytesPerToken.Median))),
+			humanize.Bytes(uint64(t.RunBytes)), times(ratio(float64(t.RunBytes), float64(t.Size))), t.Name,
 		})
 	}
 	return (tabular.Document{table}).WriteText(w)
@@ -267,7 +273,8 @@ func (e *Experts) String() string {
 	if e.Identical {
 		return "the experts chosen are the same for all tokens"
 	}
-	text := fmt.Sprintf("the experts chosen differ from token %d on, first in %s; %s", e.FirstToken, e.FirstTensor, count(e.Distinct, "different choice"))
+	text := fmt.Sprintf("the experts chosen differ from token %d on, first in %s; %s", e.FirstToken, e.FirstTensor,
+		count(e.Distinct, "different choice"))
 	if e.Kept >= 0 {
 		text += fmt.Sprintf(", %.0f %% of a token's experts were the previous token's too", 100*e.Kept)
 	}

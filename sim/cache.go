@@ -2,8 +2,8 @@ package sim
 
 // This file implements the page cache and the disk.
 
-// page is a page of a file. Pages that are present are in one of two lists, as in Linux: pages that reclaim found touched are in the active
-// list, the others in the inactive list.
+// page is a page of a file. Pages that are present are in one of two lists, as in Linux: pages that
+// reclaim found touched are in the active list, the others in the inactive list.
 type page struct {
 	present    bool
 	ready      int64 // ns: when its read from disk completes
@@ -73,8 +73,9 @@ func (c *cache) remove(p *page) {
 	c.used -= c.pageBytes
 }
 
-// reclaim evicts pages until the limit is met. It evicts the oldest untouched page of the inactive list; touched pages move to the active
-// list, as Linux does with pages that a page table refers to. Pages that are locked or being read are kept.
+// reclaim evicts pages until the limit is met. It evicts the oldest untouched page of the inactive
+// list; touched pages move to the active list, as Linux does with pages that a page table refers
+// to. Pages that are locked or being read are kept.
 func (c *cache) reclaim(now int64) {
 	for c.used > c.limit {
 		victim := c.victim(now)

@@ -41,7 +41,8 @@ type Pages struct {
 	files []int          // the machine's numbers of the files that Open returned
 	bases map[int]uint64
 	Calls Calls
-	// InOrders is what InOrder was told, call by call, and Ordered what ReadAhead was asked for while that was true.
+	// InOrders is what InOrder was told, call by call, and Ordered what ReadAhead was asked for
+	// while that was true.
 	InOrders []bool
 	Ordered  []prefetch.Range
 }
@@ -107,7 +108,8 @@ func (p *Pages) AtOnce() int { return 3 }
 // Piece implements prefetch.Pages.
 func (p *Pages) Piece(int) int64 { return 0 }
 
-// Apart implements prefetch.Pages. There are no marks here, but what has to be read together is so as on a disk with a large readahead.
+// Apart implements prefetch.Pages. There are no marks here, but what has to be read together is so
+// as on a disk with a large readahead.
 func (p *Pages) Apart() bool { return false }
 
 // InOrder implements prefetch.Pages.
@@ -187,8 +189,8 @@ func (p *Pages) Release(r prefetch.Range) error {
 	return nil
 }
 
-// PageOut implements prefetch.Pages. As with the real kernel, it needs to know where the target maps the file, and skips pages that are
-// being read.
+// PageOut implements prefetch.Pages. As with the real kernel, it needs to know where the target
+// maps the file, and skips pages that are being read.
 func (p *Pages) PageOut(r prefetch.Range) error {
 	p.Calls.PageOut++
 	p.spend(p.m.cfg.Costs.PageOut, r.Length)

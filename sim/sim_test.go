@@ -16,7 +16,8 @@ const mib = 1 << 20
 func scan(reads int, bytes, nanos int64) *pattern.Cycle {
 	c := &pattern.Cycle{}
 	for i := range int64(reads) {
-		c.Reads = append(c.Reads, pattern.CycleRead{Tensor: "w", Op: "MUL_MAT", Offset: i * bytes, Length: bytes, Nanos: nanos})
+		c.Reads = append(c.Reads, pattern.CycleRead{Tensor: "w", Op: "MUL_MAT", Offset: i * bytes, Length: bytes,
+			Nanos: nanos})
 	}
 	return c
 }
@@ -56,7 +57,8 @@ func TestCyclicScan(t *testing.T) {
 	}
 }
 
-// Readahead makes fewer requests of the same bytes; where only a part is asked for, it reads what nobody wants.
+// Readahead makes fewer requests of the same bytes; where only a part is asked for, it reads what
+// nobody wants.
 func TestReadahead(t *testing.T) {
 	c := scan(16, mib, 0)
 	cfg := sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 4 * mib, Bandwidth: 1 << 30, Latency: time.Millisecond}
@@ -101,7 +103,8 @@ func (h *idle) Tick() error {
 // A helper is called every tick, with all events; what it waits for takes its time, not the target's.
 func TestHelper(t *testing.T) {
 	c := scan(4, mib, 25e6)
-	m := sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 100 * mib, Bandwidth: 100 * mib, Tick: 10 * time.Millisecond})
+	m := sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 100 * mib, Bandwidth: 100 * mib,
+		Tick: 10 * time.Millisecond})
 	pages := m.Pages()
 	h := &idle{m: m}
 	locked := false
@@ -119,7 +122,9 @@ func TestHelper(t *testing.T) {
 	}
 	m.Attach(h)
 	all := tokens(t, m, c, 2)
-	if h.events != 1+2*6-2 { // a file, and of each token its beginning, four ops and its end; the last op and its end are still to be told
+	// a file, and of each token its beginning, four ops and its end; the last op and its end are
+	// still to be told
+	if h.events != 1+2*6-2 {
 		t.Errorf("%d events", h.events)
 	}
 	for i := 1; i < len(h.ticks); i++ {
@@ -133,7 +138,8 @@ func TestHelper(t *testing.T) {
 	}
 }
 
-// What is locked stays, whoever needs the room: then it is the rest that goes, or the limit that is passed.
+// What is locked stays, whoever needs the room: then it is the rest that goes, or the limit that is
+// passed.
 func TestLocked(t *testing.T) {
 	c := scan(16, mib, 0)
 	m := sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 8 * mib, Bandwidth: 1 << 30})

@@ -1,7 +1,8 @@
 package trace
 
-// This file reads the batches of a table, and gives typed access to their columns. Arrow looks at the bounds of a column only when a value is
-// taken, and panics then; here a column is checked as a whole before anything is taken of it.
+// This file reads the batches of a table, and gives typed access to their columns. Arrow looks at
+// the bounds of a column only when a value is taken, and panics then; here a column is checked as a
+// whole before anything is taken of it.
 
 import (
 	"errors"
@@ -19,8 +20,9 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// records yields the complete batches of a table's file. A record is valid until the next one is requested. Where the file ends before the
-// stream's mark, the records end, with an error if the file should be whole.
+// records yields the complete batches of a table's file. A record is valid until the next one is
+// requested. Where the file ends before the stream's mark, the records end, with an error if the
+// file should be whole.
 func records(path string, whole bool) iter.Seq2[arrow.Record, error] {
 	return func(yield func(arrow.Record, error) bool) {
 		m, err := openMessages(path)
@@ -78,7 +80,8 @@ func (m *messages) ending(refused error, whole bool) error {
 	return damage("it ends before its end")
 }
 
-// columns gives typed access to the columns of a batch by name. The first that is missing, of a wrong type, or not sound is told in err.
+// columns gives typed access to the columns of a batch by name. The first that is missing, of a
+// wrong type, or not sound is told in err.
 type columns struct {
 	rec    arrow.Record
 	fields []arrow.Field // as this program writes them
@@ -117,7 +120,8 @@ func column[A arrow.Array](b *columns, name string) A {
 	return got.(A)
 }
 
-// readable says whether a column is of the type that was wanted. Lists of a fixed size may have another one.
+// readable says whether a column is of the type that was wanted. Lists of a fixed size may have
+// another one.
 func readable(got, want arrow.DataType) bool {
 	g, ok := got.(*arrow.FixedSizeListType)
 	w, also := want.(*arrow.FixedSizeListType)

@@ -1,7 +1,8 @@
 package trace
 
-// This file buffers the rows of a table that are not yet written, as columns in Arrow's memory layout, which a batch uses without a copy.
-// (Arrow's builders do the same at ten times the cost per value.)
+// This file buffers the rows of a table that are not yet written, as columns in Arrow's memory
+// layout, which a batch uses without a copy. (Arrow's builders do the same at ten times the cost
+// per value.)
 
 import (
 	"encoding/binary"
@@ -15,7 +16,8 @@ import (
 	"tensorcast/gguf/half"
 )
 
-// columnBuffer holds one column: values of a fixed width, or bits, or lists of int32, or as many halves for each row.
+// columnBuffer holds one column: values of a fixed width, or bits, or lists of int32, or as many
+// halves for each row.
 type columnBuffer struct {
 	typ      arrow.DataType // of the indices if the column has a dictionary
 	nullable bool
@@ -86,7 +88,8 @@ func (c *columnBuffer) end() {
 	c.ends = binary.NativeEndian.AppendUint32(c.ends, uint32(len(c.values)/4))
 }
 
-// check returns an error if the column does not have one value per row, or has a null although it is not nullable.
+// check returns an error if the column does not have one value per row, or has a null although it
+// is not nullable.
 func (c *columnBuffer) check(rows int) error {
 	bits := (rows + 7) / 8
 	got, want := len(c.values), rows*c.width

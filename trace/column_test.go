@@ -13,8 +13,10 @@ import (
 // Columns hold what Arrow's own builders make of the same values, also when they are used again.
 func TestColumnsAreAsArrowsBuilders(t *testing.T) {
 	fields := []arrow.Field{
-		{Name: "int64", Type: arrow.PrimitiveTypes.Int64}, {Name: "int64 or null", Type: arrow.PrimitiveTypes.Int64, Nullable: true},
-		{Name: "int32", Type: arrow.PrimitiveTypes.Int32}, {Name: "int32 or null", Type: arrow.PrimitiveTypes.Int32, Nullable: true},
+		{Name: "int64", Type: arrow.PrimitiveTypes.Int64},
+		{Name: "int64 or null", Type: arrow.PrimitiveTypes.Int64, Nullable: true},
+		{Name: "int32", Type: arrow.PrimitiveTypes.Int32},
+		{Name: "int32 or null", Type: arrow.PrimitiveTypes.Int32, Nullable: true},
 		{Name: "uint64", Type: arrow.PrimitiveTypes.Uint64}, {Name: "int8", Type: arrow.PrimitiveTypes.Int8},
 		{Name: "bool", Type: arrow.FixedWidthTypes.Boolean}, {Name: "list", Type: int32List, Nullable: true},
 		{Name: "halves", Type: arrow.FixedSizeListOfNonNullable(3, arrow.FixedWidthTypes.Float16)},

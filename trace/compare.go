@@ -30,7 +30,8 @@ func (c *Capture) readStructure() error {
 			return err
 		}
 		if rows := int64(len(c.Structure)) + rec.NumRows(); rows > maxTensors {
-			return fmt.Errorf("%s is %w", StructureFile, damage("it has %d tensors, at most %d are possible", rows, maxTensors))
+			return fmt.Errorf("%s is %w", StructureFile,
+				damage("it has %d tensors, at most %d are possible", rows, maxTensors))
 		}
 		rows, err := structureRows(rec)
 		if err != nil {
@@ -44,7 +45,8 @@ func (c *Capture) readStructure() error {
 			return fmt.Errorf("%s is %w: row %d: %w", StructureFile, ErrDamaged, i, err)
 		}
 		if r.Model < 0 || int(r.Model) > len(c.byName) {
-			return fmt.Errorf("%s is %w: row %d: it is of model %d, after those of %d models", StructureFile, ErrDamaged, i, r.Model, len(c.byName))
+			return fmt.Errorf("%s is %w: row %d: it is of model %d, after those of %d models", StructureFile,
+				ErrDamaged, i, r.Model, len(c.byName))
 		}
 		if int(r.Model) == len(c.byName) {
 			c.byName = append(c.byName, map[string]int32{})
@@ -58,10 +60,11 @@ func structureRows(rec arrow.Record) ([]tables.StructureRow, error) {
 	var rows []tables.StructureRow
 	err := columnsIn(rec, structureSchema("").Fields(), func(b *columns) {
 		var (
-			name, offset, size, typ = b.string("tensor_name"), b.int64("offset_bytes"), b.int64("size_bytes"), b.string("type")
-			layer, component, file  = b.int32("layer"), b.string("component"), b.string("file")
-			shape                   = column[*array.List](b, "shape")
-			experts, stride, model  = b.int32("expert_count"), b.int64("expert_stride_bytes"), b.int32("model")
+			name, offset, size, typ = b.string("tensor_name"), b.int64("offset_bytes"), b.int64("size_bytes"),
+				b.string("type")
+			layer, component, file = b.int32("layer"), b.string("component"), b.string("file")
+			shape                  = column[*array.List](b, "shape")
+			experts, stride, model = b.int32("expert_count"), b.int64("expert_stride_bytes"), b.int32("model")
 		)
 		if b.err != nil {
 			return
@@ -71,7 +74,8 @@ func structureRows(rec arrow.Record) ([]tables.StructureRow, error) {
 		for i := range rows {
 			from, to := shape.ValueOffsets(i)
 			rows[i] = tables.StructureRow{
-				Name: name.Value(i), Offset: offset.Value(i), Size: size.Value(i), Type: typ.Value(i), Layer: layer.Value(i),
+				Name: name.Value(i), Offset: offset.Value(i), Size: size.Value(i), Type: typ.Value(i),
+				Layer:     layer.Value(i),
 				Component: component.Value(i), File: file.Value(i), Shape: slices.Clone(dims[from:to]),
 				Experts: experts.Value(i), ExpertStride: stride.Value(i), Model: model.Value(i),
 			}
@@ -137,8 +141,8 @@ func surveyOf(path string, whole bool) (s survey, err error) {
 	return s, nil
 }
 
-// compare compares the tables with capture.json. What contradicts a complete capture is an error; of an incomplete one it becomes one of
-// Doubts, save what can only be another capture's.
+// compare compares the tables with capture.json. What contradicts a complete capture is an error;
+// of an incomplete one it becomes one of Doubts, save what can only be another capture's.
 func (c *Capture) compare() error {
 	numbers, err := c.numbers()
 	if err != nil {
@@ -146,7 +150,8 @@ func (c *Capture) compare() error {
 	}
 	doubt := func(format string, args ...any) error {
 		if c.Meta.Complete {
-			return fmt.Errorf("%s: %w: %s: copy the whole capture again, or capture again", c.Dir, ErrMixed, fmt.Sprintf(format, args...))
+			return fmt.Errorf("%s: %w: %s: copy the whole capture again, or capture again", c.Dir, ErrMixed,
+				fmt.Sprintf(format, args...))
 		}
 		c.Doubts = append(c.Doubts, fmt.Sprintf(format, args...))
 		return nil
@@ -190,12 +195,14 @@ func (c *Capture) compare() error {
 	}
 	// A killed tracer has written rows of which capture.json does not tell yet.
 	if told := c.Meta.Rows; rows < told || rows > told && c.Meta.Complete {
-		return doubt("%s tells of %d rows of the access table, of which %d were deleted, and the files hold %d", MetaFile, told, c.Meta.Segments.DeletedRows, rows-c.Meta.Segments.DeletedRows)
+		return doubt("%s tells of %d rows of the access table, of which %d were deleted, and the files hold %d",
+			MetaFile, told, c.Meta.Segments.DeletedRows, rows-c.Meta.Segments.DeletedRows)
 	}
 	return nil
 }
 
-// compareSegments checks which segments of a table there are. Those of page-ins, buffers and routers' inputs begin when the first was observed, if ever.
+// compareSegments checks which segments of a table there are. Those of page-ins, buffers and
+// routers' inputs begin when the first was observed, if ever.
 func (c *Capture) compareSegments(table string, numbers []int, doubt func(string, ...any) error) error {
 	told := c.Meta.Segments
 	from := told.First
@@ -223,8 +230,9 @@ func (c *Capture) compareSegments(table string, numbers []int, doubt func(string
 	return nil
 }
 
-// sameModels checks that a table's file was begun when the capture had the first ones of its models, or, of an incomplete capture, that
-// capture.json was written when it had the first ones of the file's.
+// sameModels checks that a table's file was begun when the capture had the first ones of its
+// models, or, of an incomplete capture, that capture.json was written when it had the first ones of
+// the file's.
 func (c *Capture) sameModels(file, models string) error {
 	var prints []string
 	for _, m := range c.Meta.Models {

@@ -12,8 +12,9 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// csvStream prints a line per row of the access table: timestamp (seconds since the capture began, nine decimals), token, tensor_name,
-// data_ptr (hexadecimal), bytes_accessed. Lines are buffered until flush.
+// csvStream prints a line per row of the access table: timestamp (seconds since the capture began,
+// nine decimals), token, tensor_name, data_ptr (hexadecimal), bytes_accessed. Lines are buffered
+// until flush.
 type csvStream struct {
 	w    *csv.Writer
 	line [5]string

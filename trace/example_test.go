@@ -27,7 +27,8 @@ func ExampleWriteCSV() {
 
 // A recorder turns what a capturer reports into a capture; without a directory it only prints.
 func ExampleRecorder() {
-	r, err := trace.NewRecorder(trace.RecorderOptions{CSV: os.Stdout, PID: 42, Command: []string{"llama-cli", "-m", "model.gguf"}})
+	r, err := trace.NewRecorder(trace.RecorderOptions{CSV: os.Stdout, PID: 42,
+		Command: []string{"llama-cli", "-m", "model.gguf"}})
 	if err != nil {
 		fmt.Println(err)
 		return

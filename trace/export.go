@@ -1,7 +1,7 @@
 package trace
 
-// This file exports finished tables for other programs (pandas, polars, DuckDB) as Parquet, Arrow or CSV. Callers pass plain slices, so
-// that Arrow stays inside this package.
+// This file exports finished tables for other programs (pandas, polars, DuckDB) as Parquet, Arrow
+// or CSV. Callers pass plain slices, so that Arrow stays inside this package.
 
 import (
 	"bufio"
@@ -27,8 +27,8 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// WriteParquet writes a table as one Parquet file, compressed with Zstandard. The fields become the file's key-value metadata, which pandas
-// and DuckDB show. It does not close w.
+// WriteParquet writes a table as one Parquet file, compressed with Zstandard. The fields become the
+// file's key-value metadata, which pandas and DuckDB show. It does not close w.
 func WriteParquet(w io.Writer, columns []tables.Column, fields ...tables.Field) error {
 	codec := compress.Codecs.Zstd
 	if len(columns) > 0 && reflect.ValueOf(columns[0].Values).Len() < fewRows {
@@ -37,19 +37,22 @@ func WriteParquet(w io.Writer, columns []tables.Column, fields ...tables.Field) 
 	return writeParquet(w, codec, func(yield func([]tables.Column, error) bool) { yield(columns, nil) }, fields)
 }
 
-// fewRows is up to where a table is so small that it is not worth an encoder of zstd, which takes megabytes for each column.
+// fewRows is up to where a table is so small that it is not worth an encoder of zstd, which takes
+// megabytes for each column.
 const fewRows = 1 << 14
 
-// WriteParquetBatches is WriteParquet for a table that comes some rows at a time, each time with the same columns. They become row groups. An
-// error among them ends it.
+// WriteParquetBatches is WriteParquet for a table that comes some rows at a time, each time with
+// the same columns. They become row groups. An error among them ends it.
 func WriteParquetBatches(w io.Writer, batches iter.Seq2[[]tables.Column, error], fields ...tables.Field) error {
 	return writeParquet(w, compress.Codecs.Zstd, batches, fields)
 }
 
-func writeParquet(w io.Writer, codec compress.Compression, batches iter.Seq2[[]tables.Column, error], fields []tables.Field) error {
+func writeParquet(w io.Writer, codec compress.Compression, batches iter.Seq2[[]tables.Column, error],
+	fields []tables.Field) error {
 	dst := newLatched(w)
 	err := write(dst, batches, fields, func(schema *arrow.Schema) (recordWriter, error) {
-		// By default the schema's root is marked as repeated. Readers that take this literally fail on every column.
+		// By default the schema's root is marked as repeated. Readers that take this literally fail
+		// on every column.
 		props := parquet.NewWriterProperties(parquet.WithRootRepetition(parquet.Repetitions.Required),
 			parquet.WithCompression(codec), parquet.WithCreatedBy("tensorcast"))
 		return pqarrow.NewFileWriter(schema, dst, props, pqarrow.DefaultWriterProps())
@@ -60,8 +63,9 @@ func writeParquet(w io.Writer, codec compress.Compression, batches iter.Seq2[[]t
 	return nil
 }
 
-// WriteArrowBatches writes a table that comes some rows at a time, each time with the same columns, as one Arrow IPC file (Feather version 2).
-// The fields become the schema's metadata. It does not close w.
+// WriteArrowBatches writes a table that comes some rows at a time, each time with the same columns,
+// as one Arrow IPC file (Feather version 2). The fields become the schema's metadata. It does not
+// close w.
 func WriteArrowBatches(w io.Writer, batches iter.Seq2[[]tables.Column, error], fields ...tables.Field) error {
 	dst := newLatched(w)
 	err := write(dst, batches, fields, func(schema *arrow.Schema) (recordWriter, error) {
@@ -78,9 +82,9 @@ type recordWriter interface {
 	Close() error
 }
 
-// latched takes what Arrow writes, in many small pieces, and keeps the first error of w to itself until end: Arrow's Parquet writer panics
-// after an error. Nothing is written after it. It has no Close method: Arrow's writers close destinations that have one, which is the
-// caller's task.
+// latched takes what Arrow writes, in many small pieces, and keeps the first error of w to itself
+// until end: Arrow's Parquet writer panics after an error. Nothing is written after it. It has no
+// Close method: Arrow's writers close destinations that have one, which is the caller's task.
 type latched struct {
 	w   *bufio.Writer
 	err error
@@ -104,7 +108,8 @@ func (l *latched) end() error {
 }
 
 // write opens a writer to dst when the first batch has told the schema, and passes all of them to it.
-func write(dst *latched, batches iter.Seq2[[]tables.Column, error], fields []tables.Field, open func(*arrow.Schema) (recordWriter, error)) error {
+func write(dst *latched, batches iter.Seq2[[]tables.Column, error], fields []tables.Field,
+	open func(*arrow.Schema) (recordWriter, error)) error {
 	var out recordWriter
 	one := func(columns []tables.Column) error {
 		rec, err := record(columns, fields)
@@ -138,7 +143,8 @@ func write(dst *latched, batches iter.Seq2[[]tables.Column, error], fields []tab
 	return cmp.Or(dst.end(), err)
 }
 
-// positionWriter counts what was written. Arrow's file writer seeks only to learn its position, so this suffices to write a file to a pipe.
+// positionWriter counts what was written. Arrow's file writer seeks only to learn its position, so
+// this suffices to write a file to a pipe.
 type positionWriter struct {
 	w   io.Writer
 	pos int64
@@ -157,13 +163,15 @@ func (p *positionWriter) Seek(offset int64, whence int) (int64, error) {
 	return p.pos, nil
 }
 
-// WriteCSV writes a table as CSV (RFC 4180, line feeds, with a header). Numbers read back as the same value. Text that a spreadsheet would
-// take for a formula gets a leading apostrophe. A list is one text, with a space between its values. It does not close w.
+// WriteCSV writes a table as CSV (RFC 4180, line feeds, with a header). Numbers read back as the
+// same value. Text that a spreadsheet would take for a formula gets a leading apostrophe. A list is
+// one text, with a space between its values. It does not close w.
 func WriteCSV(w io.Writer, columns []tables.Column) error {
 	return WriteCSVBatches(w, func(yield func([]tables.Column, error) bool) { yield(columns, nil) })
 }
 
-// WriteCSVBatches is WriteCSV for a table that comes some rows at a time, each time with the same columns.
+// WriteCSVBatches is WriteCSV for a table that comes some rows at a time, each time with the same
+// columns.
 func WriteCSVBatches(w io.Writer, batches iter.Seq2[[]tables.Column, error]) error {
 	texts := func(yield func([]tables.Column, error) bool) {
 		for columns, err := range batches {
@@ -272,7 +280,8 @@ func record(columns []tables.Column, fields []tables.Field) (arrow.Record, error
 		}
 		schema[i] = arrow.Field{Name: c.Name, Type: a.DataType(), Nullable: nullable}
 		if a.Len() != arrays[0].Len() {
-			return nil, fmt.Errorf("column %s has %d rows, column %s has %d", c.Name, a.Len(), columns[0].Name, arrays[0].Len())
+			return nil, fmt.Errorf("column %s has %d rows, column %s has %d", c.Name, a.Len(), columns[0].Name,
+				arrays[0].Len())
 		}
 	}
 	var keys, values []string
@@ -357,7 +366,8 @@ func arrayOf(c tables.Column) (arrow.Array, error) {
 		if len(v) > 0 {
 			size = len(v[0])
 		}
-		b := array.NewListBuilderWithField(mem, arrow.Field{Name: "item", Type: arrow.PrimitiveTypes.Float32}) // Parquet has no lists of a fixed size
+		// Parquet has no lists of a fixed size
+		b := array.NewListBuilderWithField(mem, arrow.Field{Name: "item", Type: arrow.PrimitiveTypes.Float32})
 		defer b.Release()
 		for i, row := range v {
 			if len(row) != size || size == 0 {

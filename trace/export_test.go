@@ -95,7 +95,8 @@ func TestWriteParquetReadsBack(t *testing.T) {
 
 func TestWriteArrowReadsBack(t *testing.T) {
 	var buf bytes.Buffer
-	if err := WriteArrowBatches(&buf, batches(exportColumns(), exportColumns()), tables.Field{Key: "tensorcast.model", Value: "abc"}); err != nil {
+	if err := WriteArrowBatches(&buf, batches(exportColumns(), exportColumns()),
+		tables.Field{Key: "tensorcast.model", Value: "abc"}); err != nil {
 		t.Fatal(err)
 	}
 	r, err := ipc.NewFileReader(bytes.NewReader(buf.Bytes()))
@@ -148,7 +149,8 @@ func TestExportRefusesBadTables(t *testing.T) {
 		want    string
 	}{
 		{"no columns", nil, "needs a column"},
-		{"ragged", []tables.Column{{Name: "a", Values: []int32{1}}, {Name: "b", Values: []int32{1, 2}}}, "column b has 2 rows, column a has 1"},
+		{"ragged", []tables.Column{{Name: "a", Values: []int32{1}}, {Name: "b", Values: []int32{1, 2}}},
+			"column b has 2 rows, column a has 1"},
 		{"other type", []tables.Column{{Name: "a", Values: []int16{1}}}, "column a holds []int16"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -173,7 +175,8 @@ func TestExportOfNoRows(t *testing.T) {
 
 func TestCSVIsSafeForSpreadsheets(t *testing.T) {
 	var out strings.Builder
-	if err := WriteCSV(&out, []tables.Column{{Name: "tensor_name", Values: []string{"=1+2", "blk.0.x"}}, {Name: "layer", Values: []int64{-1, 0}}}); err != nil {
+	if err := WriteCSV(&out, []tables.Column{{Name: "tensor_name", Values: []string{"=1+2", "blk.0.x"}},
+		{Name: "layer", Values: []int64{-1, 0}}}); err != nil {
 		t.Fatal(err)
 	}
 	if want := "tensor_name,layer\n'=1+2,-1\nblk.0.x,0\n"; out.String() != want {
@@ -256,7 +259,8 @@ func TestExportToWhatFails(t *testing.T) {
 	}
 }
 
-// The hidden table is exported in pieces; Parquet readers get lists, and CSV one text a row whose numbers read back as the same values.
+// The hidden table is exported in pieces; Parquet readers get lists, and CSV one text a row whose
+// numbers read back as the same values.
 func TestHiddenExports(t *testing.T) {
 	dir := t.TempDir()
 	w, err := Create(dir, &tables.Meta{}, testStructure)
@@ -305,7 +309,8 @@ func TestHiddenExports(t *testing.T) {
 	check(t, WriteCSVBatches(&buf, c.HiddenColumns(t.Context())))
 	lines, err := csv.NewReader(&buf).ReadAll()
 	check(t, err)
-	if len(lines) != 1+rows || !slices.Equal(lines[0], []string{"step", "token", "layer", "point", "position", "values"}) {
+	if len(lines) != 1+rows || !slices.Equal(lines[0],
+		[]string{"step", "token", "layer", "point", "position", "values"}) {
 		t.Fatalf("%d lines, %q", len(lines), lines[0])
 	}
 	for i, line := range lines[1:] {
@@ -343,7 +348,8 @@ func TestCSVOfNullsAndLists(t *testing.T) {
 	a, n := "=a", int64(7)
 	var text strings.Builder
 	err := WriteCSV(&text, []tables.Column{
-		{Name: "name", Values: []*string{&a, nil}}, {Name: "n", Values: []*int64{nil, &n}}, {Name: "experts", Values: [][]int32{{3, -1}, nil}}, {Name: "shape", Values: [][]int64{{1 << 40}, {}}},
+		{Name: "name", Values: []*string{&a, nil}}, {Name: "n", Values: []*int64{nil, &n}},
+		{Name: "experts", Values: [][]int32{{3, -1}, nil}}, {Name: "shape", Values: [][]int64{{1 << 40}, {}}},
 		{Name: "address", Values: []uint64{math.MaxUint64, 0}}, {Name: "write", Values: []bool{true, false}},
 	})
 	if want := "name,n,experts,shape,address,write\n'=a,NULL,3 -1,1099511627776,18446744073709551615,true\n,7,,,0,false\n"; err != nil || text.String() != want {

@@ -111,7 +111,8 @@ func read(t *testing.T, files map[string][]byte) error {
 
 // told says that an error is one of those that are promised.
 func told(err error) bool {
-	return err == nil || errors.Is(err, trace.ErrDamaged) || errors.Is(err, trace.ErrMixed) || errors.Is(err, fs.ErrNotExist)
+	return err == nil || errors.Is(err, trace.ErrDamaged) || errors.Is(err, trace.ErrMixed) ||
+		errors.Is(err, fs.ErrNotExist)
 }
 
 // FuzzTable reads a capture of which one table is something else.

@@ -1,8 +1,9 @@
 package trace
 
-// This file reads the messages of an Arrow stream. Nothing that a file states is believed before it is checked: Arrow's own reader allocates
-// whatever length it finds, unpacks without limit, and panics on much that contradicts itself. It gets only messages that were checked here,
-// and unpacked; so it neither decompresses nor starts goroutines.
+// This file reads the messages of an Arrow stream. Nothing that a file states is believed before it
+// is checked: Arrow's own reader allocates whatever length it finds, unpacks without limit, and
+// panics on much that contradicts itself. It gets only messages that were checked here, and
+// unpacked; so it neither decompresses nor starts goroutines.
 
 import (
 	"encoding/binary"
@@ -23,15 +24,17 @@ import (
 // ErrDamaged says that a file of a capture holds something that no tracer writes.
 var ErrDamaged = errors.New("damaged")
 
-// What a table may hold. Batches have up to 32768 rows, which take 3 MB, or 30 MB if each lists 256 experts; those of the hidden table are ended at 8 MiB; dictionaries have up to 98303
-// names of 63 bytes.
+// What a table may hold. Batches have up to 32768 rows, which take 3 MB, or 30 MB if each lists 256
+// experts; those of the hidden table are ended at 8 MiB; dictionaries have up to 98303 names of 63
+// bytes.
 const (
 	maxHead       = 1 << 20  // bytes of a message's metadata
 	maxBatch      = 32 << 20 // bytes of a batch, unpacked
 	maxDictionary = 16 << 20 // bytes of a dictionary, unpacked
 
-	// A table unpacks to at most unpackedFree bytes and unpackedRatio times its size: what a small file can cost is bounded. Tables of short
-	// cycles, which repeat most, unpack to some 200 times their size.
+	// A table unpacks to at most unpackedFree bytes and unpackedRatio times its size: what a small
+	// file can cost is bounded. Tables of short cycles, which repeat most, unpack to some 200 times
+	// their size.
 	unpackedFree  = 64 << 20
 	unpackedRatio = 2048
 
@@ -58,8 +61,8 @@ const (
 	structBytes = 16 // of a node (length, nulls) and of a buffer (offset, length)
 )
 
-// messages reads a table's file message by message. It is an ipc.MessageReader; for a survey, next suffices, which reads no bodies. It is not safe
-// for concurrent use.
+// messages reads a table's file message by message. It is an ipc.MessageReader; for a survey, next
+// suffices, which reads no bodies. It is not safe for concurrent use.
 type messages struct {
 	file     *os.File
 	size     int64 // of the file when it was opened; a running tracer may append
@@ -113,7 +116,8 @@ func (m *messages) close() {
 	m.file.Close() // it was only read
 }
 
-// guard makes an error of a panic in do. Arrow and flatbuffers panic where what they read contradicts itself.
+// guard makes an error of a panic in do. Arrow and flatbuffers panic where what they read
+// contradicts itself.
 func guard(do func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -275,7 +279,8 @@ func (m *message) parse() error {
 	switch m.kind {
 	case ipc.MessageSchema:
 		var c schemaCheck
-		if err := errors.Join(c.fields(header, schemaFields, maxNesting), c.metadata(header, schemaMetadata)); err != nil {
+		if err := errors.Join(c.fields(header, schemaFields, maxNesting),
+			c.metadata(header, schemaMetadata)); err != nil {
 			return err
 		}
 		m.metadata = map[string]string{}
@@ -308,10 +313,12 @@ func (m *message) parse() error {
 	return err
 }
 
-// schemaCheck checks what Arrow copies of a schema. Parts of a flatbuffer may share bytes, so that their sizes together are not bounded by its size.
+// schemaCheck checks what Arrow copies of a schema. Parts of a flatbuffer may share bytes, so that
+// their sizes together are not bounded by its size.
 type schemaCheck struct{ columns, text int }
 
-// fields checks the columns of a schema, or the items of a list: that they are of types of which tables are made.
+// fields checks the columns of a schema, or the items of a list: that they are of types of which
+// tables are made.
 func (c *schemaCheck) fields(t flat, field, nesting int) error {
 	for f := range t.children(field) {
 		if c.columns++; c.columns > maxColumns || nesting == 0 {
@@ -332,7 +339,8 @@ func (c *schemaCheck) fields(t flat, field, nesting int) error {
 		case indexed, typ != typeInt && typ != typeFloatingPoint && typ != typeBool && typ != typeList:
 			return damage("a column of type %d", typ)
 		}
-		if err := errors.Join(c.copied(f.text(fieldName)), c.metadata(f, fieldMetadata), c.fields(f, fieldChildren, nesting-1)); err != nil {
+		if err := errors.Join(c.copied(f.text(fieldName)), c.metadata(f, fieldMetadata),
+			c.fields(f, fieldChildren, nesting-1)); err != nil {
 			return err
 		}
 	}
@@ -358,14 +366,16 @@ func (c *schemaCheck) copied(text []byte) error {
 	return nil
 }
 
-// parseBatch reads the description of a batch whose body has so many bytes, and at most most when it is unpacked.
+// parseBatch reads the description of a batch whose body has so many bytes, and at most most when
+// it is unpacked.
 func parseBatch(t flat, body, most int64) (*batch, error) {
 	b := &batch{rows: t.GetInt64Slot(slot(batchLength), 0), nodes: t.spans(batchNodes), buffers: t.spans(batchBuffers)}
 	if _, n := t.vector(batchVariadic, 8); n > 0 {
 		return nil, damage("a batch with a column of views")
 	}
 	if c, ok := t.child(batchCompression); ok {
-		if codec, method := c.GetByteSlot(slot(compressionCodec), 0), c.GetByteSlot(slot(compressionMethod), 0); codec != codecZstd || method != 0 {
+		if codec, method := c.GetByteSlot(slot(compressionCodec), 0),
+			c.GetByteSlot(slot(compressionMethod), 0); codec != codecZstd || method != 0 {
 			return nil, damage("a batch compressed by method %d with codec %d", method, codec)
 		}
 		b.packed = true
@@ -480,7 +490,8 @@ func (m *messages) unpack(msg *message, body []byte) ([]byte, error) {
 func (m *messages) decompress(packed, out []byte) ([]byte, error) {
 	if m.zstd == nil {
 		var err error
-		m.zstd, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxMemory(maxBatch), zstd.WithDecodeAllCapLimit(true))
+		m.zstd, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
+			zstd.WithDecoderMaxMemory(maxBatch), zstd.WithDecodeAllCapLimit(true))
 		if err != nil {
 			return nil, err
 		}

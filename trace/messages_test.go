@@ -112,7 +112,8 @@ func fixed(size int32) []byte {
 	})
 }
 
-// lists is a table of one column, of two lists of three halves, whose one batch says that there are so many lists and halves.
+// lists is a table of one column, of two lists of three halves, whose one batch says that there are
+// so many lists and halves.
 func lists(t *testing.T, rows, values int64) []byte {
 	t.Helper()
 	typ := arrow.FixedSizeListOfNonNullable(3, arrow.FixedWidthTypes.Float16)
@@ -123,8 +124,10 @@ func lists(t *testing.T, rows, values int64) []byte {
 	defer none.Release()
 	check(t, w.Write(none)) // the schema is written with it
 	n := 8 + binary.LittleEndian.Uint32(buf.Bytes()[4:])
-	m := message{kind: ipc.MessageRecordBatch, version: 4, batch: &batch{rows: rows, nodes: []span{{rows, 0}, {values, 0}}, buffers: []span{{}, {}, {0, 2 * values}}}}
-	return append(append(bytes.Clone(buf.Bytes()[:n]), framed(m.unpacked(16), 16)...), 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0)
+	m := message{kind: ipc.MessageRecordBatch, version: 4,
+		batch: &batch{rows: rows, nodes: []span{{rows, 0}, {values, 0}}, buffers: []span{{}, {}, {0, 2 * values}}}}
+	return append(append(bytes.Clone(buf.Bytes()[:n]), framed(m.unpacked(16), 16)...), 0xff, 0xff, 0xff, 0xff, 0, 0,
+		0, 0)
 }
 
 // many is a message whose header has a list that says it has n elements.
@@ -142,7 +145,8 @@ func many(kind ipc.MessageType, field int, n uint32) []byte {
 
 // batchOf is a batch of these buffers, in a body of so many bytes.
 func batchOf(rows, body int64, buffers ...span) []byte {
-	m := message{kind: ipc.MessageRecordBatch, version: 4, batch: &batch{rows: rows, nodes: []span{{rows, 0}}, buffers: buffers}}
+	m := message{kind: ipc.MessageRecordBatch, version: 4,
+		batch: &batch{rows: rows, nodes: []span{{rows, 0}}, buffers: buffers}}
 	return m.unpacked(body)
 }
 
@@ -154,7 +158,8 @@ func delta() []byte {
 	})
 }
 
-// All these are refused at little cost. Arrow's reader alone panics on some, and takes gigabytes or overflows the stack for others.
+// All these are refused at little cost. Arrow's reader alone panics on some, and takes gigabytes or
+// overflows the stack for others.
 func TestHostileTables(t *testing.T) {
 	one := zeros(t, 10, 1)
 	schema := one[:8+binary.LittleEndian.Uint32(one[4:])]
@@ -168,31 +173,43 @@ func TestHostileTables(t *testing.T) {
 		table []byte
 		says  string
 	}{
-		"not a table":             {[]byte("no Arrow at all, but long enough"), "it does not begin like a message"},
-		"negative metadata":       {with([]byte{0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0x80}), "a message with -2147483648 bytes of metadata"},
-		"metadata of a gigabyte":  {with([]byte{0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0x40}), "a message with 1073741824 bytes of metadata"},
-		"metadata of nothing":     {with(framed(make([]byte, 8), 0)), "a message without content"},
-		"metadata of ones":        {with(framed(bytes.Repeat([]byte{0xff}, 64), 0)), "it contradicts itself"},
-		"a body of an exabyte":    {with(framed(batchOf(10, 1<<60, span{}, span{0, 80}), 0)), "a message of 1152921504606846976 bytes"},
-		"a negative body":         {with(framed(batchOf(10, -1, span{}, span{0, 80}), 0)), "a message of -1 bytes"},
-		"no content":              {with(framed(built(ipc.MessageRecordBatch, 0, func(*flatbuffers.Builder) flatbuffers.UOffsetT { return 0 }), 0)), "a message without content"},
-		"a tensor":                {with(framed(many(ipc.MessageTensor, 1, 1), 0)), "a message of kind 4"},
-		"columns without end":     {framed(many(ipc.MessageSchema, schemaFields, math.MaxUint32), 0), "a list of 4294967295 elements"},
-		"metadata without end":    {framed(many(ipc.MessageSchema, schemaMetadata, math.MaxUint32), 0), "a list of 4294967295 elements"},
+		"not a table": {[]byte("no Arrow at all, but long enough"), "it does not begin like a message"},
+		"negative metadata": {with([]byte{0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0x80}),
+			"a message with -2147483648 bytes of metadata"},
+		"metadata of a gigabyte": {with([]byte{0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0x40}),
+			"a message with 1073741824 bytes of metadata"},
+		"metadata of nothing": {with(framed(make([]byte, 8), 0)), "a message without content"},
+		"metadata of ones":    {with(framed(bytes.Repeat([]byte{0xff}, 64), 0)), "it contradicts itself"},
+		"a body of an exabyte": {with(framed(batchOf(10, 1<<60, span{}, span{0, 80}), 0)),
+			"a message of 1152921504606846976 bytes"},
+		"a negative body": {with(framed(batchOf(10, -1, span{}, span{0, 80}), 0)), "a message of -1 bytes"},
+		"no content": {with(framed(built(ipc.MessageRecordBatch, 0,
+			func(*flatbuffers.Builder) flatbuffers.UOffsetT { return 0 }), 0)), "a message without content"},
+		"a tensor": {with(framed(many(ipc.MessageTensor, 1, 1), 0)), "a message of kind 4"},
+		"columns without end": {framed(many(ipc.MessageSchema, schemaFields, math.MaxUint32), 0),
+			"a list of 4294967295 elements"},
+		"metadata without end": {framed(many(ipc.MessageSchema, schemaMetadata, math.MaxUint32), 0),
+			"a list of 4294967295 elements"},
 		"columns within columns":  {framed(nested(), 0), "lists of lists"},
 		"lists of no value":       {framed(fixed(0), 0), "a column of lists of 0 values"},
 		"lists of negative size":  {framed(fixed(-1), 0), "a column of lists of -1 values"},
 		"lists without end":       {framed(fixed(math.MaxInt32), 0), "a column of lists of 2147483647 values"},
 		"fewer values than lists": {lists(t, 3, 6), "has 6 values for 3 rows of 3"},
-		"nodes without end":       {with(framed(many(ipc.MessageRecordBatch, batchNodes, math.MaxUint32), 0)), "a list of 4294967295 elements"},
-		"views":                   {with(framed(many(ipc.MessageRecordBatch, batchVariadic, 0x10000000), 0)), "a list of 268435456 elements"},
-		"negative rows":           {with(framed(batchOf(-1, 0), 0)), "a batch of -1 rows"},
-		"rows without end":        {with(framed(batchOf(1<<40, 0), 0)), "a batch of 1099511627776 rows"},
-		"more rows than values":   {with(framed(batchOf(11, 80, span{}, span{0, 80}), 80)), "has not as many values as rows"},
-		"a buffer beyond":         {with(framed(batchOf(10, 80, span{}, span{8, 80}), 80)), "a buffer of 80 bytes at byte 8 of 80"},
-		"a buffer far beyond":     {with(framed(batchOf(10, 80, span{}, span{math.MaxInt64, 80}), 80)), "a buffer of 80 bytes at byte 9223372036854775807 of 80"},
-		"a negative buffer":       {with(framed(batchOf(10, 80, span{}, span{0, -80}), 80)), "a buffer of -80 bytes"},
-		"buffers that overlap":    {with(framed(batchOf(10, 80, span{0, 80}, span{0, 80}), 80)), "a buffer of 80 bytes at byte 0 of 80"},
+		"nodes without end": {with(framed(many(ipc.MessageRecordBatch, batchNodes, math.MaxUint32), 0)),
+			"a list of 4294967295 elements"},
+		"views": {with(framed(many(ipc.MessageRecordBatch, batchVariadic, 0x10000000), 0)),
+			"a list of 268435456 elements"},
+		"negative rows":    {with(framed(batchOf(-1, 0), 0)), "a batch of -1 rows"},
+		"rows without end": {with(framed(batchOf(1<<40, 0), 0)), "a batch of 1099511627776 rows"},
+		"more rows than values": {with(framed(batchOf(11, 80, span{}, span{0, 80}), 80)),
+			"has not as many values as rows"},
+		"a buffer beyond": {with(framed(batchOf(10, 80, span{}, span{8, 80}), 80)),
+			"a buffer of 80 bytes at byte 8 of 80"},
+		"a buffer far beyond": {with(framed(batchOf(10, 80, span{}, span{math.MaxInt64, 80}), 80)),
+			"a buffer of 80 bytes at byte 9223372036854775807 of 80"},
+		"a negative buffer": {with(framed(batchOf(10, 80, span{}, span{0, -80}), 80)), "a buffer of -80 bytes"},
+		"buffers that overlap": {with(framed(batchOf(10, 80, span{0, 80}, span{0, 80}), 80)),
+			"a buffer of 80 bytes at byte 0 of 80"},
 		"a dictionary continued":  {with(framed(delta(), 0)), "a dictionary that continues another one"},
 		"a batch too large":       {zeros(t, maxBatch/8+1, 1, zstd), "a batch of more than 32 MiB"},
 		"many large batches":      {zeros(t, maxBatch/8, 4, zstd), "unpack to more than"},
@@ -216,7 +233,8 @@ func TestHostileTables(t *testing.T) {
 				}
 			}
 			runtime.ReadMemStats(&after)
-			if !errors.Is(last, ErrDamaged) || !strings.Contains(last.Error(), tc.says) || !strings.HasPrefix(last.Error(), "access.arrows is damaged: ") || len(last.Error()) > 500 {
+			if !errors.Is(last, ErrDamaged) || !strings.Contains(last.Error(), tc.says) ||
+				!strings.HasPrefix(last.Error(), "access.arrows is damaged: ") || len(last.Error()) > 500 {
 				t.Errorf("error %v, want %q", last, tc.says)
 			}
 			most := uint64(4 << 20)
@@ -233,7 +251,8 @@ func TestHostileTables(t *testing.T) {
 // What Write packs and what it leaves as it is, because it does not get smaller, reads back the same.
 func TestUnpack(t *testing.T) {
 	for _, rows := range []int{0, 1, 3, 1000, 1 << 17} {
-		for _, options := range [][]ipc.Option{nil, {ipc.WithZstd()}, {ipc.WithZstd(), ipc.WithMinSpaceSavings(0.9999)}} {
+		for _, options := range [][]ipc.Option{nil, {ipc.WithZstd()},
+			{ipc.WithZstd(), ipc.WithMinSpaceSavings(0.9999)}} {
 			path := filepath.Join(t.TempDir(), AccessFile)
 			check(t, os.WriteFile(path, zeros(t, rows, 2, options...), 0o600))
 			n := 0
@@ -252,7 +271,8 @@ func TestUnpack(t *testing.T) {
 	}
 }
 
-// Only regular files of the directory are opened: a FIFO would block for ever, and a symbolic link may lead anywhere.
+// Only regular files of the directory are opened: a FIFO would block for ever, and a symbolic link
+// may lead anywhere.
 func TestOnlyRegularFiles(t *testing.T) {
 	for name, make := range map[string]func(path string) error{
 		"fifo": func(path string) error { return unix.Mkfifo(path, 0o600) },
@@ -295,7 +315,8 @@ func inBackground(do func() error) <-chan error {
 	return done
 }
 
-// A file that shrinks while it is read, and one that a file system has filled with zeros, end where they are cut.
+// A file that shrinks while it is read, and one that a file system has filled with zeros, end where
+// they are cut.
 func TestShrinkingTable(t *testing.T) {
 	path := filepath.Join(t.TempDir(), AccessFile)
 	table := zeros(t, 1000, 3)

@@ -38,7 +38,8 @@ func readMeta(dir string) (*tables.Meta, error) {
 	data, err := regular.ReadHere(filepath.Join(dir, MetaFile), maxMeta)
 	if errors.Is(err, fs.ErrNotExist) {
 		if several, _ := filepath.Glob(filepath.Join(dir, "*", MetaFile)); len(several) > 0 {
-			return nil, fmt.Errorf("%s: %w, but of %d processes in directories of its own: name one, such as %s", dir, ErrNoCapture, len(several), filepath.Dir(several[0]))
+			return nil, fmt.Errorf("%s: %w, but of %d processes in directories of its own: name one, such as %s", dir,
+				ErrNoCapture, len(several), filepath.Dir(several[0]))
 		}
 		return nil, fmt.Errorf("%s: %w: make one with tracer", dir, ErrNoCapture)
 	}
@@ -53,7 +54,8 @@ func readMeta(dir string) (*tables.Meta, error) {
 		return nil, fmt.Errorf("%s has schema version %d, this program reads %d: a newer tensorcast made it, which also reads it", dir, m.Schema, SchemaVersion)
 	}
 	if m.Schema != SchemaVersion {
-		return nil, fmt.Errorf("%s has schema version %d, this program reads %d: capture again", dir, m.Schema, SchemaVersion)
+		return nil, fmt.Errorf("%s has schema version %d, this program reads %d: capture again", dir, m.Schema,
+			SchemaVersion)
 	}
 	if err := checkMeta(&m); err != nil {
 		return nil, fmt.Errorf("%s is %w: %w", filepath.Join(dir, MetaFile), ErrDamaged, err)

@@ -1,6 +1,7 @@
 package trace
 
-// This file tracks the models of a capture: which file belongs to which model, and which of their layers the CPU computes.
+// This file tracks the models of a capture: which file belongs to which model, and which of their
+// layers the CPU computes.
 
 import (
 	"errors"
@@ -62,13 +63,16 @@ func newModel(index int, m *gguf.Model) *model {
 func (m *model) add(files []*gguf.File, row int) []tables.StructureRow {
 	var rows []tables.StructureRow
 	for _, f := range files {
-		p := &part{model: m, file: f, name: filepath.Base(f.Path), id: event.FileID(proc.IDOf(f.Info())), rows: make(map[*gguf.Tensor]int32, len(f.Tensors))}
+		p := &part{model: m, file: f, name: filepath.Base(f.Path), id: event.FileID(proc.IDOf(f.Info())),
+			rows: make(map[*gguf.Tensor]int32, len(f.Tensors))}
 		for i := range f.Tensors {
 			t := &f.Tensors[i]
 			p.rows[t] = int32(row + len(rows))
 			rows = append(rows, tables.StructureRow{
-				Name: t.Name, Offset: t.Offset, Size: t.Size, Type: t.Type.String(), Layer: int32(t.Layer()), Component: t.Component(),
-				File: p.name, Shape: t.Shape, Experts: int32(t.Experts()), ExpertStride: t.ExpertStride(), Model: m.index,
+				Name: t.Name, Offset: t.Offset, Size: t.Size, Type: t.Type.String(), Layer: int32(t.Layer()),
+				Component: t.Component(),
+				File:      p.name, Shape: t.Shape, Experts: int32(t.Experts()), ExpertStride: t.ExpertStride(),
+				Model: m.index,
 			})
 			if layer := t.Layer(); layer >= 0 {
 				m.layers[layer] = false
@@ -88,11 +92,13 @@ func (m *model) files() []*gguf.File {
 	return files
 }
 
-// openModel reads the model at path, one of whose files has the id. If the other parts of a split model cannot be found by name, as in a download cache that names files
-// by their content, the model is the one part and split is set.
+// openModel reads the model at path, one of whose files has the id. If the other parts of a split
+// model cannot be found by name, as in a download cache that names files by their content, the
+// model is the one part and split is set.
 func openModel(path string, id event.FileID) (m *gguf.Model, split splitKey, err error) {
 	m, split, err = readModel(path)
-	if err == nil && !slices.ContainsFunc(m.Files, func(f *gguf.File) bool { return event.FileID(proc.IDOf(f.Info())) == id }) {
+	if err == nil && !slices.ContainsFunc(m.Files,
+		func(f *gguf.File) bool { return event.FileID(proc.IDOf(f.Info())) == id }) {
 		err = fmt.Errorf("%s: %w", path, proc.ErrOtherFile)
 	}
 	return m, split, err
@@ -139,8 +145,9 @@ func (m *model) accepts(another *gguf.Model, split splitKey) bool {
 	return true
 }
 
-// warmupTokens are the token ids that llama.cpp's common library decodes once before the prompt, to touch the weights: BOS and EOS. (Until
-// 2026 it also called llama_set_warmup.) A prompt does not consist of just these.
+// warmupTokens are the token ids that llama.cpp's common library decodes once before the prompt, to
+// touch the weights: BOS and EOS. (Until 2026 it also called llama_set_warmup.) A prompt does not
+// consist of just these.
 func warmupTokens(f *gguf.File) []int32 {
 	var ids []int32
 	for _, key := range []string{"tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"} {
@@ -154,7 +161,8 @@ func warmupTokens(f *gguf.File) []int32 {
 	return ids
 }
 
-// describeLayers lists the layers that were seen. The others are listed as computed elsewhere once a step is over.
+// describeLayers lists the layers that were seen. The others are listed as computed elsewhere once
+// a step is over.
 func (m *model) describeLayers(info *tables.ModelInfo, stepOver bool) {
 	layers := slices.Sorted(maps.Keys(m.layers))
 	var seen, elsewhere []int

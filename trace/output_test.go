@@ -1,6 +1,7 @@
 package trace
 
-// These tests are about the capture directory as something that others may see, have made, or write to as well.
+// These tests are about the capture directory as something that others may see, have made, or write
+// to as well.
 
 import (
 	"errors"
@@ -78,7 +79,8 @@ func TestDirectoryOfAnother(t *testing.T) {
 			"Create":     func() error { _, err := Create(dir, &tables.Meta{}, nil); return err },
 			"NewSession": func() error { _, err := NewSession(RecorderOptions{Dir: dir}); return err },
 		} {
-			if err := begin(); !errors.Is(err, outfile.ErrUnsafe) || !strings.Contains(err.Error(), what) || strings.Contains(err.Error(), "\n") {
+			if err := begin(); !errors.Is(err, outfile.ErrUnsafe) || !strings.Contains(err.Error(), what) ||
+				strings.Contains(err.Error(), "\n") {
 				t.Errorf("%s: %v, want that %q", how, err, what)
 			}
 		}
@@ -92,9 +94,11 @@ func TestDirectoryOfAnother(t *testing.T) {
 	}
 }
 
-// A directory has one tracer at a time: the next one is told before it has touched anything. Readers need not wait.
+// A directory has one tracer at a time: the next one is told before it has touched anything.
+// Readers need not wait.
 func TestOneWriterAtATime(t *testing.T) {
-	for name, change := range map[string]func(*RecorderOptions){"one process": func(*RecorderOptions) {}, "several": follow} {
+	for name, change := range map[string]func(*RecorderOptions){"one process": func(*RecorderOptions) {},
+		"several": follow} {
 		t.Run(name, func(t *testing.T) {
 			x := newTarget(t, change)
 			busy := func(when string, dirs ...string) {
@@ -104,7 +108,8 @@ func TestOneWriterAtATime(t *testing.T) {
 						"Create":     func() error { _, err := Create(dir, &tables.Meta{}, nil); return err },
 						"NewSession": func() error { _, err := NewSession(RecorderOptions{Dir: dir}); return err },
 					} {
-						if err := begin(); !errors.Is(err, ErrBusy) || !strings.Contains(err.Error(), dir+" is being written by another tracer") {
+						if err := begin(); !errors.Is(err, ErrBusy) ||
+							!strings.Contains(err.Error(), dir+" is being written by another tracer") {
 							t.Errorf("%s, %s: %v", when, how, err)
 						}
 					}
@@ -134,7 +139,8 @@ func TestOneWriterAtATime(t *testing.T) {
 	}
 }
 
-// A session that sees no weight leaves nothing, and not even the directory that it made; what it found stays.
+// A session that sees no weight leaves nothing, and not even the directory that it made; what it
+// found stays.
 func TestNothingToCapture(t *testing.T) {
 	x := newTarget(t, func(*RecorderOptions) {})
 	_, _ = x.s.Finish(nil) // the error is that there was no decode
@@ -149,16 +155,19 @@ func TestNothingToCapture(t *testing.T) {
 	}
 }
 
-// Without token ids two captures of the same work on other tokens are alike in all their tables; a warm-up is told from a prompt as ever.
+// Without token ids two captures of the same work on other tokens are alike in all their tables; a
+// warm-up is told from a prompt as ever.
 func TestNoTokenIDs(t *testing.T) {
 	capture := func(hide bool, first, second int32) (told string) {
 		s := newScriptWith(t, tiny, func(o *RecorderOptions) {
-			o.NoTokenIDs, o.Command, o.Detail = hide, []string{"llama-cli", "-p", fmt.Sprint("prompt ", first)}, tables.DetailOpIO
+			o.NoTokenIDs, o.Command, o.Detail = hide, []string{"llama-cli", "-p", fmt.Sprint("prompt ", first)},
+				tables.DetailOpIO
 		})
 		s.seen()
 		table := s.source(event.TokenEmbeddings)
 		page := func(id int32) {
-			s.handle(event.PageIn{Time: s.time, File: fileID, Offset: (table.Offset + int64(id)*table.NB[1]) / 4096 * 4096, Bytes: 4096, PID: 1, TID: 7})
+			s.handle(event.PageIn{Time: s.time, File: fileID,
+				Offset: (table.Offset + int64(id)*table.NB[1]) / 4096 * 4096, Bytes: 4096, PID: 1, TID: 7})
 		}
 		for _, ids := range [][]int32{s.r.models[0].warmup, {first, second}, {second}} {
 			s.begin(1, int32(len(ids)))
@@ -178,7 +187,8 @@ func TestNoTokenIDs(t *testing.T) {
 			phases = append(phases, step.Phase)
 			told += fmt.Sprint(step.TokenIDs)
 		}
-		if want := []tables.Phase{tables.PhaseWarmup, tables.PhasePrompt, tables.PhaseGeneration}; !slices.Equal(phases, want) {
+		if want := []tables.Phase{tables.PhaseWarmup, tables.PhasePrompt,
+			tables.PhaseGeneration}; !slices.Equal(phases, want) {
 			t.Errorf("phases %v, want %v", phases, want)
 		}
 		rows, err := readRows(c)
@@ -188,13 +198,15 @@ func TestNoTokenIDs(t *testing.T) {
 		}
 		for _, r := range pageInsOf(t, c) {
 			told += fmt.Sprint(" ", r.Offset, "+", r.Bytes)
-			if r.Tensor >= 0 && (r.Offset < c.Structure[r.Tensor].Offset || r.Offset+r.Bytes > c.Structure[r.Tensor].Offset+c.Structure[r.Tensor].Size) {
+			if r.Tensor >= 0 && (r.Offset < c.Structure[r.Tensor].Offset ||
+				r.Offset+r.Bytes > c.Structure[r.Tensor].Offset+c.Structure[r.Tensor].Size) {
 				t.Errorf("a page-in is not in its tensor: %+v", r)
 			}
 		}
 		return told + fmt.Sprint(c.Meta.Command)
 	}
-	// The ids' rows are beyond the first page of the table: that one begins with other tensors, whose page-ins are told.
+	// The ids' rows are beyond the first page of the table: that one begins with other tensors,
+	// whose page-ins are told.
 	if a := capture(false, 105, 200); !strings.Contains(a, "[105 200][200]") || !strings.Contains(a, "prompt 105") {
 		t.Errorf("with ids the capture tells %q", a)
 	}
@@ -215,8 +227,8 @@ func tmpfs(t *testing.T, size int) string {
 	return dir
 }
 
-// On a full disk the error names the user's file, once, and again each time; the capture is not complete, and what fit can be read, also if
-// there is room again when the capture ends.
+// On a full disk the error names the user's file, once, and again each time; the capture is not
+// complete, and what fit can be read, also if there is room again when the capture ends.
 func TestDiskFull(t *testing.T) {
 	for size := 16 << 10; size < 1<<20; size *= 4 {
 		disk := tmpfs(t, size)
@@ -226,7 +238,8 @@ func TestDiskFull(t *testing.T) {
 		w, err := Create(dir, meta, testStructure)
 		if err == nil {
 			for i := range 1 << 20 {
-				r := tables.Access{Tensor: int32(i % 2), DataPtr: uint64(i) * 0x9E3779B97F4A7C15, Op: fmt.Sprint("OP", i%100)}
+				r := tables.Access{Tensor: int32(i % 2), DataPtr: uint64(i) * 0x9E3779B97F4A7C15,
+					Op: fmt.Sprint("OP", i%100)}
 				if err = w.Access(&r); err != nil {
 					break
 				}
@@ -237,7 +250,8 @@ func TestDiskFull(t *testing.T) {
 			if err = w.Close(meta, true); err == nil || first != nil && err.Error() != first.Error() {
 				t.Errorf("%d bytes: rows failed with %v, Close with %v", size, first, err)
 			}
-			if after := sizeOf(t, filepath.Join(dir, AccessFile)); first != nil && after != before { // behind a part of a batch
+			// behind a part of a batch
+			if after := sizeOf(t, filepath.Join(dir, AccessFile)); first != nil && after != before {
 				t.Errorf("%d bytes: the table grew from %d to %d bytes after the error", size, before, after)
 			}
 		}
@@ -245,7 +259,8 @@ func TestDiskFull(t *testing.T) {
 			t.Fatalf("%d bytes: %v", size, err)
 		}
 		said := err.Error()
-		if rest := strings.Replace(said, dir, "", 1); strings.Contains(rest, dir) || strings.Contains(rest, "tmp") || strings.Count(rest, "no space left") != 1 || strings.Contains(rest, "\n") {
+		if rest := strings.Replace(said, dir, "", 1); strings.Contains(rest, dir) || strings.Contains(rest, "tmp") ||
+			strings.Count(rest, "no space left") != 1 || strings.Contains(rest, "\n") {
 			t.Errorf("%d bytes: %q", size, said)
 		}
 		c, err := Open(dir)

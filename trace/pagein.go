@@ -1,7 +1,8 @@
 package trace
 
-// This file turns page-ins into rows of the pagein table. It finds the tensors and counts how often the same bytes were read from disk. It
-// holds page-ins back until it is known whether their file is a model, and which op was running.
+// This file turns page-ins into rows of the pagein table. It finds the tensors and counts how often
+// the same bytes were read from disk. It holds page-ins back until it is known whether their file
+// is a model, and which op was running.
 
 import (
 	"math"
@@ -20,12 +21,12 @@ const (
 	heldPageIns  = 8192 // page-ins kept until their op arrives
 )
 
-// pageCounts counts how often each page of a file was read from disk. It takes 2 bytes per page, and only for those parts of the file that
-// were read.
+// pageCounts counts how often each page of a file was read from disk. It takes 2 bytes per page,
+// and only for those parts of the file that were read.
 type pageCounts struct{ chunks [][]uint16 }
 
-// add increments the counters of the pages in [from, to). It calls each, in order, for the pieces of that range that had the same count
-// before, with that count.
+// add increments the counters of the pages in [from, to). It calls each, in order, for the pieces
+// of that range that had the same count before, with that count.
 func (c *pageCounts) add(from, to int64, each func(from, to int64, before int32) error) error {
 	for at := from; at < to; {
 		before := c.count(at)
@@ -59,8 +60,9 @@ func (c *pageCounts) count(off int64) *uint16 {
 	return &c.chunks[chunk][page%countChunk]
 }
 
-// pendingPageIns keeps page-ins of files that may turn out to be a model: its first pages are read before its first op. Its size is
-// bounded. If it is full, it drops the page-ins of the file that has been quiet for longest, and counts them.
+// pendingPageIns keeps page-ins of files that may turn out to be a model: its first pages are read
+// before its first op. Its size is bounded. If it is full, it drops the page-ins of the file that
+// has been quiet for longest, and counts them.
 type pendingPageIns struct {
 	files map[event.FileID]*pendingFile
 	runs  int
@@ -93,7 +95,8 @@ func (p *pendingPageIns) add(e event.PageIn) {
 	f.last = p.clock
 	if n := len(f.runs); n > 0 {
 		r := &f.runs[n-1]
-		if r.Offset+r.Bytes == e.Offset && r.PID == e.PID && r.TID == e.TID && r.Cause == e.Cause && r.Decode == e.Decode {
+		if r.Offset+r.Bytes == e.Offset && r.PID == e.PID && r.TID == e.TID && r.Cause == e.Cause &&
+			r.Decode == e.Decode {
 			r.Bytes += e.Bytes
 			return
 		}
@@ -173,7 +176,8 @@ func (r *Recorder) pageInsCome() error {
 	return r.w.PageIns()
 }
 
-// knownFile writes the pending page-ins of a file if it has turned out to be a model's, else forgets them.
+// knownFile writes the pending page-ins of a file if it has turned out to be a model's, else
+// forgets them.
 func (r *Recorder) knownFile(id event.FileID) error {
 	runs, dropped := r.pending.take(id)
 	p := r.files[id]
@@ -192,8 +196,8 @@ func (r *Recorder) knownFile(id event.FileID) error {
 	return nil
 }
 
-// opCame writes the page-ins that waited for this op. It also writes those of earlier ops of the decode, without an op: ops that read no
-// weights have no event.
+// opCame writes the page-ins that waited for this op. It also writes those of earlier ops of the
+// decode, without an op: ops that read no weights have no event.
 func (r *Recorder) opCame(o *event.Op) error {
 	return r.releasePageIns(func(h *heldPageIn) (string, bool) {
 		switch {
@@ -225,7 +229,8 @@ func (r *Recorder) releasePageIns(due func(*heldPageIn) (op string, ok bool)) er
 
 func (r *Recorder) writePageIn(p *part, e *event.PageIn, op string) error {
 	row := tables.PageInRow{
-		Timestamp: e.Time - r.begun, Step: r.stepOf(e.Decode), File: p.name, PID: e.PID, Thread: e.TID, Cause: e.Cause, Op: op, Model: p.model.index,
+		Timestamp: e.Time - r.begun, Step: r.stepOf(e.Decode), File: p.name, PID: e.PID, Thread: e.TID,
+		Cause: e.Cause, Op: op, Model: p.model.index,
 	}
 	// The last page extends beyond the end of the file.
 	return p.pages.add(e.Offset, min(e.Offset+e.Bytes, p.file.Size), func(from, to int64, before int32) error {
@@ -249,12 +254,14 @@ func (r *Recorder) writePageIn(p *part, e *event.PageIn, op string) error {
 	})
 }
 
-// embedsTokens says whether a tensor has a row for each token: which of its pages are read tells which tokens there were.
+// embedsTokens says whether a tensor has a row for each token: which of its pages are read tells
+// which tokens there were.
 func embedsTokens(tensor string) bool {
 	return tensor == event.TokenEmbeddings || tensor == "per_layer_"+event.TokenEmbeddings
 }
 
-// pieceAt returns what byte off of the file belongs to, and where that ends: an expert's slice, a tensor, or (row -1) metadata or padding.
+// pieceAt returns what byte off of the file belongs to, and where that ends: an expert's slice, a
+// tensor, or (row -1) metadata or padding.
 func (p *part) pieceAt(off int64) (row, expert int32, end int64) {
 	l, ok := p.file.Locate(off)
 	if !ok {

@@ -1,6 +1,7 @@
 package trace
 
-// This file exports the tables of a capture as they are, for programs that read Parquet and no Arrow streams.
+// This file exports the tables of a capture as they are, for programs that read Parquet and no
+// Arrow streams.
 
 import (
 	"cmp"
@@ -19,7 +20,8 @@ import (
 // ErrNoTable says that a capture lacks a table: what it is of was not observed.
 var ErrNoTable = errors.New("the capture has no such table")
 
-// TableNames are the names of a capture's tables, in alphabetical order. Not every capture has all of them.
+// TableNames are the names of a capture's tables, in alphabetical order. Not every capture has all
+// of them.
 func TableNames() []string {
 	names := []string{strings.TrimSuffix(StructureFile, ".arrows")}
 	for _, file := range streamFiles {
@@ -41,8 +43,9 @@ func (c *Capture) HasTable(name string) bool {
 	return err != nil || len(files) > 0 // the error is told when it is read
 }
 
-// WriteTable writes a table as one Parquet file: all its segments that are left, with the columns that the Arrow streams have; text is plain text. It fails with ErrNoTable if there is none,
-// with the reader's errors, with ctx's if ctx is done first, or as w does.
+// WriteTable writes a table as one Parquet file: all its segments that are left, with the columns
+// that the Arrow streams have; text is plain text. It fails with ErrNoTable if there is none, with
+// the reader's errors, with ctx's if ctx is done first, or as w does.
 func (c *Capture) WriteTable(ctx context.Context, name string, w io.Writer) error {
 	if !c.HasTable(name) {
 		return ErrNoTable
@@ -51,7 +54,8 @@ func (c *Capture) WriteTable(ctx context.Context, name string, w io.Writer) erro
 	for _, m := range c.Meta.Models {
 		prints = append(prints, m.Fingerprint)
 	}
-	return WriteParquetBatches(w, c.tableColumns(ctx, name+".arrows"), tables.Field{Key: metadataModels, Value: strings.Join(prints, ",")})
+	return WriteParquetBatches(w, c.tableColumns(ctx, name+".arrows"),
+		tables.Field{Key: metadataModels, Value: strings.Join(prints, ",")})
 }
 
 const parquetSuffix = ".parquet"
@@ -62,7 +66,8 @@ func isExport(name string) bool {
 	return ok && slices.Contains(TableNames(), table)
 }
 
-// ExportTo writes each table that the capture has as Parquet beside its streams, and returns the files' paths. An export that cannot be made leaves the capture as it was.
+// ExportTo writes each table that the capture has as Parquet beside its streams, and returns the
+// files' paths. An export that cannot be made leaves the capture as it was.
 func (c *Capture) ExportTo(ctx context.Context, path string) (written []string, err error) {
 	dir, err := outfile.OpenDir(path, dirMode)
 	if err != nil {
@@ -74,7 +79,10 @@ func (c *Capture) ExportTo(ctx context.Context, path string) (written []string, 
 			continue
 		}
 		name := table + parquetSuffix
-		if err := dir.Write(name, fileMode, func(w io.Writer) error { return c.WriteTable(ctx, table, w) }); err != nil {
+		if err := dir.Write(name, fileMode, func(w io.Writer) error {
+			return c.WriteTable(ctx, table,
+				w)
+		}); err != nil {
 			return written, fmt.Errorf("write %s: %w", dir.Path(name), err)
 		}
 		written = append(written, dir.Path(name))
@@ -92,48 +100,82 @@ func (c *Capture) tableColumns(ctx context.Context, file string) iter.Seq2[[]tab
 	switch file {
 	case AccessFile:
 		return inBatches(ctx, c.Accesses(),
-			values64("timestamp", func(r *tables.Access) int64 { return r.Timestamp }), values32("step", func(r *tables.Access) int32 { return r.Step }),
-			values32("token", func(r *tables.Access) int32 { return r.Token }), texts("phase", func(r *tables.Access) string { return r.Phase.String() }),
-			values32("thread", func(r *tables.Access) int32 { return r.Thread }), texts("op", func(r *tables.Access) string { return r.Op }),
-			texts("tensor_name", func(r *tables.Access) string { name, _ := tensor(r.Tensor); return name }), columnOf("data_ptr", func(r *tables.Access) uint64 { return r.DataPtr }),
-			values64("offset_bytes", func(r *tables.Access) int64 { return r.Offset }), values64("bytes_accessed", func(r *tables.Access) int64 { return r.Bytes }),
-			values32("layer", func(r *tables.Access) int32 { return r.Layer }), columnOf("duration_ns", func(r *tables.Access) *int64 { return ifObserved(r.Duration) }),
-			columnOf("experts", func(r *tables.Access) []int32 { return slices.Clone(r.Experts) }), values32("context", func(r *tables.Access) int32 { return r.Context }),
-			columnOf("stall_ns", func(r *tables.Access) *int64 { return ifObserved(r.Stall) }), values32("model", func(r *tables.Access) int32 { _, model := tensor(r.Tensor); return model }))
+			values64("timestamp", func(r *tables.Access) int64 { return r.Timestamp }),
+			values32("step", func(r *tables.Access) int32 { return r.Step }),
+			values32("token", func(r *tables.Access) int32 { return r.Token }),
+			texts("phase", func(r *tables.Access) string { return r.Phase.String() }),
+			values32("thread", func(r *tables.Access) int32 { return r.Thread }),
+			texts("op", func(r *tables.Access) string { return r.Op }),
+			texts("tensor_name", func(r *tables.Access) string { name, _ := tensor(r.Tensor); return name }),
+			columnOf("data_ptr", func(r *tables.Access) uint64 { return r.DataPtr }),
+			values64("offset_bytes", func(r *tables.Access) int64 { return r.Offset }),
+			values64("bytes_accessed", func(r *tables.Access) int64 { return r.Bytes }),
+			values32("layer", func(r *tables.Access) int32 { return r.Layer }),
+			columnOf("duration_ns", func(r *tables.Access) *int64 { return ifObserved(r.Duration) }),
+			columnOf("experts", func(r *tables.Access) []int32 { return slices.Clone(r.Experts) }),
+			values32("context", func(r *tables.Access) int32 { return r.Context }),
+			columnOf("stall_ns", func(r *tables.Access) *int64 { return ifObserved(r.Stall) }),
+			values32("model", func(r *tables.Access) int32 { _, model := tensor(r.Tensor); return model }))
 	case RouteFile:
 		return inBatches(ctx, pointers(c.Routes()),
-			values32("step", func(r *tables.Route) int32 { return r.Step }), values32("token", func(r *tables.Route) int32 { return r.Token }),
-			values32("layer", func(r *tables.Route) int32 { return r.Layer }), values32("slot", func(r *tables.Route) int32 { return r.Slot }),
-			values32("expert", func(r *tables.Route) int32 { return r.Expert }), values32("position", func(r *tables.Route) int32 { return r.Position }))
+			values32("step", func(r *tables.Route) int32 { return r.Step }),
+			values32("token", func(r *tables.Route) int32 { return r.Token }),
+			values32("layer", func(r *tables.Route) int32 { return r.Layer }),
+			values32("slot", func(r *tables.Route) int32 { return r.Slot }),
+			values32("expert", func(r *tables.Route) int32 { return r.Expert }),
+			values32("position", func(r *tables.Route) int32 { return r.Position }))
 	case StepFile:
 		return inBatches(ctx, c.Steps(),
-			values32("step", func(r *tables.StepRow) int32 { return r.Step }), values32("pid", func(r *tables.StepRow) int32 { return r.PID }),
-			values32("thread", func(r *tables.StepRow) int32 { return r.Thread }), values32("context", func(r *tables.StepRow) int32 { return r.Context }),
-			texts("phase", func(r *tables.StepRow) string { return r.Phase.String() }), values32("tokens", func(r *tables.StepRow) int32 { return r.Tokens }),
-			values32("token", func(r *tables.StepRow) int32 { return r.Token }), columnOf("token_ids", func(r *tables.StepRow) []int32 { return slices.Clone(r.TokenIDs) }),
-			columnOf("sequences", func(r *tables.StepRow) []int32 { return slices.Clone(r.Sequences) }), values64("begin", func(r *tables.StepRow) int64 { return r.Begin }),
-			columnOf("end", func(r *tables.StepRow) *int64 { return ifObserved(r.End) }), columnOf("derived", func(r *tables.StepRow) bool { return r.Derived }))
+			values32("step", func(r *tables.StepRow) int32 { return r.Step }),
+			values32("pid", func(r *tables.StepRow) int32 { return r.PID }),
+			values32("thread", func(r *tables.StepRow) int32 { return r.Thread }),
+			values32("context", func(r *tables.StepRow) int32 { return r.Context }),
+			texts("phase", func(r *tables.StepRow) string { return r.Phase.String() }),
+			values32("tokens", func(r *tables.StepRow) int32 { return r.Tokens }),
+			values32("token", func(r *tables.StepRow) int32 { return r.Token }),
+			columnOf("token_ids", func(r *tables.StepRow) []int32 { return slices.Clone(r.TokenIDs) }),
+			columnOf("sequences", func(r *tables.StepRow) []int32 { return slices.Clone(r.Sequences) }),
+			values64("begin", func(r *tables.StepRow) int64 { return r.Begin }),
+			columnOf("end", func(r *tables.StepRow) *int64 { return ifObserved(r.End) }),
+			columnOf("derived", func(r *tables.StepRow) bool { return r.Derived }))
 	case PageInFile:
 		return inBatches(ctx, c.PageIns(),
-			values64("timestamp", func(r *tables.PageInRow) int64 { return r.Timestamp }), values32("step", func(r *tables.PageInRow) int32 { return r.Step }),
-			values64("offset_bytes", func(r *tables.PageInRow) int64 { return r.Offset }), values64("bytes", func(r *tables.PageInRow) int64 { return r.Bytes }),
-			columnOf("tensor_name", func(r *tables.PageInRow) *string { name, _ := tensor(r.Tensor); return named(name) }), values32("expert", func(r *tables.PageInRow) int32 { return r.Expert }),
-			values32("pid", func(r *tables.PageInRow) int32 { return r.PID }), values32("thread", func(r *tables.PageInRow) int32 { return r.Thread }),
-			texts("cause", func(r *tables.PageInRow) string { return r.Cause.String() }), values32("rereads", func(r *tables.PageInRow) int32 { return r.Rereads }),
-			columnOf("op", func(r *tables.PageInRow) *string { return named(strings.Clone(r.Op)) }), texts("file", func(r *tables.PageInRow) string { return r.File }),
+			values64("timestamp", func(r *tables.PageInRow) int64 { return r.Timestamp }),
+			values32("step", func(r *tables.PageInRow) int32 { return r.Step }),
+			values64("offset_bytes", func(r *tables.PageInRow) int64 { return r.Offset }),
+			values64("bytes", func(r *tables.PageInRow) int64 { return r.Bytes }),
+			columnOf("tensor_name", func(r *tables.PageInRow) *string {
+				name,
+					_ := tensor(r.Tensor)
+				return named(name)
+			}),
+			values32("expert", func(r *tables.PageInRow) int32 { return r.Expert }),
+			values32("pid", func(r *tables.PageInRow) int32 { return r.PID }),
+			values32("thread", func(r *tables.PageInRow) int32 { return r.Thread }),
+			texts("cause", func(r *tables.PageInRow) string { return r.Cause.String() }),
+			values32("rereads", func(r *tables.PageInRow) int32 { return r.Rereads }),
+			columnOf("op", func(r *tables.PageInRow) *string { return named(strings.Clone(r.Op)) }),
+			texts("file", func(r *tables.PageInRow) string { return r.File }),
 			values32("model", func(r *tables.PageInRow) int32 { return r.Model }))
 	case BufferFile:
 		return inBatches(ctx, c.Buffers(),
-			values64("timestamp", func(r *tables.BufferRow) int64 { return r.Timestamp }), values32("step", func(r *tables.BufferRow) int32 { return r.Step }),
-			texts("op", func(r *tables.BufferRow) string { return r.Op }), values64("seq", func(r *tables.BufferRow) int64 { return r.Seq }),
-			texts("buffer", func(r *tables.BufferRow) string { return r.Buffer }), columnOf("root", func(r *tables.BufferRow) *string { return named(strings.Clone(r.Root)) }),
-			texts("kind", func(r *tables.BufferRow) string { return r.Kind.String() }), columnOf("write", func(r *tables.BufferRow) bool { return r.Write }),
-			columnOf("data_ptr", func(r *tables.BufferRow) uint64 { return r.DataPtr }), values64("bytes", func(r *tables.BufferRow) int64 { return r.Bytes }))
+			values64("timestamp", func(r *tables.BufferRow) int64 { return r.Timestamp }),
+			values32("step", func(r *tables.BufferRow) int32 { return r.Step }),
+			texts("op", func(r *tables.BufferRow) string { return r.Op }),
+			values64("seq", func(r *tables.BufferRow) int64 { return r.Seq }),
+			texts("buffer", func(r *tables.BufferRow) string { return r.Buffer }),
+			columnOf("root", func(r *tables.BufferRow) *string { return named(strings.Clone(r.Root)) }),
+			texts("kind", func(r *tables.BufferRow) string { return r.Kind.String() }),
+			columnOf("write", func(r *tables.BufferRow) bool { return r.Write }),
+			columnOf("data_ptr", func(r *tables.BufferRow) uint64 { return r.DataPtr }),
+			values64("bytes", func(r *tables.BufferRow) int64 { return r.Bytes }))
 	case HiddenFile:
 		return func(yield func([]tables.Column, error) bool) {
 			for columns, err := range c.HiddenColumns(ctx) {
 				if errors.Is(err, ErrNoHidden) { // the table has no rows
-					columns, err = []tables.Column{{Name: "step", Values: []int32{}}, {Name: "token", Values: []int32{}}, {Name: "layer", Values: []int32{}}, {Name: "point", Values: []string{}},
+					columns, err = []tables.Column{{Name: "step", Values: []int32{}},
+						{Name: "token", Values: []int32{}}, {Name: "layer", Values: []int32{}},
+						{Name: "point", Values: []string{}},
 						{Name: "position", Values: []int32{}}, {Name: "values", Values: [][]float32{}}}, nil
 				}
 				if !yield(columns, err) {
@@ -149,11 +191,16 @@ func (c *Capture) tableColumns(ctx context.Context, file string) iter.Seq2[[]tab
 			}
 		}
 	},
-		texts("tensor_name", func(r *tables.StructureRow) string { return r.Name }), values64("offset_bytes", func(r *tables.StructureRow) int64 { return r.Offset }),
-		values64("size_bytes", func(r *tables.StructureRow) int64 { return r.Size }), texts("type", func(r *tables.StructureRow) string { return r.Type }),
-		values32("layer", func(r *tables.StructureRow) int32 { return r.Layer }), texts("component", func(r *tables.StructureRow) string { return r.Component }),
-		texts("file", func(r *tables.StructureRow) string { return r.File }), columnOf("shape", func(r *tables.StructureRow) []int64 { return r.Shape }),
-		values32("expert_count", func(r *tables.StructureRow) int32 { return r.Experts }), values64("expert_stride_bytes", func(r *tables.StructureRow) int64 { return r.ExpertStride }),
+		texts("tensor_name", func(r *tables.StructureRow) string { return r.Name }),
+		values64("offset_bytes", func(r *tables.StructureRow) int64 { return r.Offset }),
+		values64("size_bytes", func(r *tables.StructureRow) int64 { return r.Size }),
+		texts("type", func(r *tables.StructureRow) string { return r.Type }),
+		values32("layer", func(r *tables.StructureRow) int32 { return r.Layer }),
+		texts("component", func(r *tables.StructureRow) string { return r.Component }),
+		texts("file", func(r *tables.StructureRow) string { return r.File }),
+		columnOf("shape", func(r *tables.StructureRow) []int64 { return r.Shape }),
+		values32("expert_count", func(r *tables.StructureRow) int32 { return r.Experts }),
+		values64("expert_stride_bytes", func(r *tables.StructureRow) int64 { return r.ExpertStride }),
 		values32("model", func(r *tables.StructureRow) int32 { return r.Model }))
 }
 
@@ -228,8 +275,10 @@ func texts[R any](name string, of func(*R) string) collected[R] {
 // exportRows is how many rows are exported together.
 const exportRows = 1 << 16
 
-// inBatches yields rows as columns, some at a time; what it yields is valid until the next. Of no rows it yields the columns, once.
-func inBatches[R any](ctx context.Context, rows iter.Seq2[*R, error], all ...collected[R]) iter.Seq2[[]tables.Column, error] {
+// inBatches yields rows as columns, some at a time; what it yields is valid until the next. Of no
+// rows it yields the columns, once.
+func inBatches[R any](ctx context.Context, rows iter.Seq2[*R, error], all ...collected[R]) iter.Seq2[[]tables.Column,
+	error] {
 	return func(yield func([]tables.Column, error) bool) {
 		n, some := 0, false
 		columns := make([]tables.Column, len(all))

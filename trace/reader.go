@@ -14,26 +14,28 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// Capture is a capture directory opened for reading. Its methods yield the rows of the tables in the order of capture, over all segments.
-// If the capture is not complete (Meta.Complete) and a stream was cut short, the rows end after its last complete batch; that is no error. A
-// table that was not written has no rows. A Capture may be used concurrently.
+// Capture is a capture directory opened for reading. Its methods yield the rows of the tables in
+// the order of capture, over all segments. If the capture is not complete (Meta.Complete) and a
+// stream was cut short, the rows end after its last complete batch; that is no error. A table that
+// was not written has no rows. A Capture may be used concurrently.
 //
-// The directory may be somebody else's: nothing in it is believed unchecked. Only regular files in the directory itself are opened; what
-// reading takes is bounded by their sizes; and a row that contradicts itself, or the structure, is an error that names the table and the row.
-// All such errors wrap ErrDamaged or ErrMixed.
+// The directory may be somebody else's: nothing in it is believed unchecked. Only regular files in
+// the directory itself are opened; what reading takes is bounded by their sizes; and a row that
+// contradicts itself, or the structure, is an error that names the table and the row. All such
+// errors wrap ErrDamaged or ErrMixed.
 type Capture struct {
 	Dir       string
 	Meta      *tables.Meta
 	Structure []tables.StructureRow // ordered by model, file and offset
-	// Doubts are contradictions between capture.json and the tables, a line each. Only an incomplete capture may have some: its tracer was
-	// killed between two writes, or writes still.
+	// Doubts are contradictions between capture.json and the tables, a line each. Only an
+	// incomplete capture may have some: its tracer was killed between two writes, or writes still.
 	Doubts []string
 
 	byName []map[string]int32 // structure rows by tensor name, for each model
 }
 
-// Open reads the description and the structure of the capture in dir, and compares the tables with the description. It fails with ErrNoCapture
-// if there is none, with ErrDamaged, and with ErrMixed.
+// Open reads the description and the structure of the capture in dir, and compares the tables with
+// the description. It fails with ErrNoCapture if there is none, with ErrDamaged, and with ErrMixed.
 func Open(dir string) (*Capture, error) {
 	meta, err := readMeta(dir)
 	if err != nil {
@@ -69,9 +71,11 @@ func (c *Capture) Accesses() iter.Seq2[*tables.Access, error] {
 				return err
 			}
 			*a = tables.Access{
-				Timestamp: timestamp.Value(i), Step: step.Value(i), Token: token.Value(i), Phase: p, Thread: thread.Value(i),
-				Op: op.value(i), Tensor: tensor, DataPtr: data.Value(i), Offset: offset.Value(i), Bytes: bytes.Value(i),
-				Layer: layer.Value(i), Duration: observed(duration, i), Experts: experts.value(i), Context: llama.Value(i), Stall: observed(stall, i),
+				Timestamp: timestamp.Value(i), Step: step.Value(i), Token: token.Value(i), Phase: p,
+				Thread: thread.Value(i),
+				Op:     op.value(i), Tensor: tensor, DataPtr: data.Value(i), Offset: offset.Value(i), Bytes: bytes.Value(i),
+				Layer: layer.Value(i), Duration: observed(duration, i), Experts: experts.value(i),
+				Context: llama.Value(i), Stall: observed(stall, i),
 			}
 			return checkAccess(a, &c.Structure[tensor])
 		}
@@ -81,9 +85,11 @@ func (c *Capture) Accesses() iter.Seq2[*tables.Access, error] {
 // Routes yields the route table. A capture of a dense model has no rows.
 func (c *Capture) Routes() iter.Seq2[tables.Route, error] {
 	return values(rowsOf(c, RouteFile, func(b *columns) func(int, *tables.Route) error {
-		step, token, layer, slot, expert, position := b.int32("step"), b.int32("token"), b.int32("layer"), b.int32("slot"), b.int32("expert"), b.int32("position")
+		step, token, layer, slot, expert, position := b.int32("step"), b.int32("token"), b.int32("layer"),
+			b.int32("slot"), b.int32("expert"), b.int32("position")
 		return func(i int, r *tables.Route) error {
-			*r = tables.Route{Step: step.Value(i), Token: token.Value(i), Layer: layer.Value(i), Slot: slot.Value(i), Expert: expert.Value(i), Position: position.Value(i)}
+			*r = tables.Route{Step: step.Value(i), Token: token.Value(i), Layer: layer.Value(i), Slot: slot.Value(i),
+				Expert: expert.Value(i), Position: position.Value(i)}
 			return checkRoute(r)
 		}
 	}))
@@ -104,8 +110,10 @@ func (c *Capture) Steps() iter.Seq2[*tables.StepRow, error] {
 				return err
 			}
 			*s = tables.StepRow{
-				Step: step.Value(i), PID: pid.Value(i), Thread: thread.Value(i), Context: llama.Value(i), Phase: p, Tokens: tokens.Value(i), Token: token.Value(i),
-				TokenIDs: ids.value(i), Sequences: sequences.value(i), Begin: begin.Value(i), End: observed(end, i), Derived: derived.Value(i),
+				Step: step.Value(i), PID: pid.Value(i), Thread: thread.Value(i), Context: llama.Value(i), Phase: p,
+				Tokens: tokens.Value(i), Token: token.Value(i),
+				TokenIDs: ids.value(i), Sequences: sequences.value(i), Begin: begin.Value(i), End: observed(end, i),
+				Derived: derived.Value(i),
 			}
 			return checkStep(s)
 		}
@@ -116,15 +124,18 @@ func (c *Capture) Steps() iter.Seq2[*tables.StepRow, error] {
 func (c *Capture) PageIns() iter.Seq2[*tables.PageInRow, error] {
 	return rowsOf(c, PageInFile, func(b *columns) func(int, *tables.PageInRow) error {
 		var (
-			timestamp, step, offset, bytes = b.int64("timestamp"), b.int32("step"), b.int64("offset_bytes"), b.int64("bytes")
-			name, expert, pid, thread      = b.text("tensor_name"), b.int32("expert"), b.int32("pid"), b.int32("thread")
-			cause, rereads, op             = b.text("cause"), b.int32("rereads"), b.text("op")
-			file, model                    = b.text("file"), b.int32("model")
+			timestamp, step, offset, bytes = b.int64("timestamp"), b.int32("step"), b.int64("offset_bytes"),
+				b.int64("bytes")
+			name, expert, pid, thread = b.text("tensor_name"), b.int32("expert"), b.int32("pid"), b.int32("thread")
+			cause, rereads, op        = b.text("cause"), b.int32("rereads"), b.text("op")
+			file, model               = b.text("file"), b.int32("model")
 		)
 		return func(i int, r *tables.PageInRow) error {
 			*r = tables.PageInRow{
-				Timestamp: timestamp.Value(i), Step: step.Value(i), File: file.value(i), Offset: offset.Value(i), Bytes: bytes.Value(i), Tensor: -1,
-				Expert: expert.Value(i), PID: pid.Value(i), Thread: thread.Value(i), Rereads: rereads.Value(i), Op: op.value(i), Model: model.Value(i),
+				Timestamp: timestamp.Value(i), Step: step.Value(i), File: file.value(i), Offset: offset.Value(i),
+				Bytes: bytes.Value(i), Tensor: -1,
+				Expert: expert.Value(i), PID: pid.Value(i), Thread: thread.Value(i), Rereads: rereads.Value(i),
+				Op: op.value(i), Model: model.Value(i),
 			}
 			var err error
 			if r.Cause, err = event.ParseCause(cause.value(i)); err != nil {
@@ -154,7 +165,8 @@ func (c *Capture) Buffers() iter.Seq2[*tables.BufferRow, error] {
 				return err
 			}
 			*r = tables.BufferRow{
-				Timestamp: timestamp.Value(i), Step: step.Value(i), Op: op.value(i), Seq: seq.Value(i), Buffer: buffer.value(i), Root: root.value(i),
+				Timestamp: timestamp.Value(i), Step: step.Value(i), Op: op.value(i), Seq: seq.Value(i),
+				Buffer: buffer.value(i), Root: root.value(i),
 				Kind: k, Write: write.Value(i), DataPtr: data.Value(i), Bytes: bytes.Value(i),
 			}
 			return checkBuffer(r)
@@ -165,14 +177,16 @@ func (c *Capture) Buffers() iter.Seq2[*tables.BufferRow, error] {
 // Hidden yields the hidden table. The row is reused: copy it, and Values, to keep it.
 func (c *Capture) Hidden() iter.Seq2[*tables.HiddenRow, error] {
 	return rowsOf(c, HiddenFile, func(b *columns) func(int, *tables.HiddenRow) error {
-		step, token, layer, point, position, values := b.int32("step"), b.int32("token"), b.int32("layer"), b.text("point"), b.int32("position"), b.halves("values")
+		step, token, layer, point, position, values := b.int32("step"), b.int32("token"), b.int32("layer"),
+			b.text("point"), b.int32("position"), b.halves("values")
 		return func(i int, r *tables.HiddenRow) error {
 			p, err := event.ParsePoint(point.value(i))
 			if err != nil {
 				return err
 			}
 			*r = tables.HiddenRow{
-				Step: step.Value(i), Token: token.Value(i), Layer: layer.Value(i), Point: p, Position: position.Value(i), Values: values.value(i, r.Values[:0]),
+				Step: step.Value(i), Token: token.Value(i), Layer: layer.Value(i), Point: p,
+				Position: position.Value(i), Values: values.value(i, r.Values[:0]),
 			}
 			return checkHidden(r)
 		}
@@ -185,7 +199,8 @@ var ErrNoHidden = errors.New("no routers' inputs were recorded")
 // exportBytes bounds the values of the hidden table that are exported together.
 const exportBytes = 4 << 20
 
-// HiddenColumns yields the hidden table some rows at a time, to be exported. It fails with ErrNoHidden if there is none, and with ctx's error if ctx is done first.
+// HiddenColumns yields the hidden table some rows at a time, to be exported. It fails with
+// ErrNoHidden if there is none, and with ctx's error if ctx is done first.
 func (c *Capture) HiddenColumns(ctx context.Context) iter.Seq2[[]tables.Column, error] {
 	return func(yield func([]tables.Column, error) bool) {
 		var (
@@ -196,7 +211,8 @@ func (c *Capture) HiddenColumns(ctx context.Context) iter.Seq2[[]tables.Column, 
 		)
 		flush := func() bool {
 			more := yield([]tables.Column{
-				{Name: "step", Values: step}, {Name: "token", Values: token}, {Name: "layer", Values: layer}, {Name: "point", Values: point},
+				{Name: "step", Values: step}, {Name: "token", Values: token}, {Name: "layer", Values: layer},
+				{Name: "point", Values: point},
 				{Name: "position", Values: position}, {Name: "values", Values: values},
 			}, nil)
 			step, token, layer, position, point, values = nil, nil, nil, nil, nil, nil
@@ -208,7 +224,8 @@ func (c *Capture) HiddenColumns(ctx context.Context) iter.Seq2[[]tables.Column, 
 				return
 			}
 			some = true
-			step, token, layer, position = append(step, r.Step), append(token, r.Token), append(layer, r.Layer), append(position, r.Position)
+			step, token, layer, position = append(step, r.Step), append(token, r.Token), append(layer, r.Layer),
+				append(position, r.Position)
 			point, values = append(point, r.Point.String()), append(values, slices.Clone(r.Values))
 			if len(values)*len(r.Values)*4 >= exportBytes && !flush() {
 				return
@@ -229,8 +246,9 @@ func (c *Capture) HasPageIns() bool {
 	return err == nil && len(files) > 0
 }
 
-// Rereads sums up what was read from disk more than once. It computes this from the tables; of a rotated capture, from the segments that
-// are left. At most top tensors are listed. It returns nil if page-ins were not observed, and ctx's error if ctx is done first.
+// Rereads sums up what was read from disk more than once. It computes this from the tables; of a
+// rotated capture, from the segments that are left. At most top tensors are listed. It returns nil
+// if page-ins were not observed, and ctx's error if ctx is done first.
 func (c *Capture) Rereads(ctx context.Context, top int) (*tables.Rereads, error) {
 	if !c.HasPageIns() {
 		return nil, nil
@@ -269,8 +287,9 @@ func (c *Capture) tensor(model int32, name string) (int32, error) {
 	return 0, fmt.Errorf("a row names tensor %.100q of model %d, which the structure table lacks", name, model)
 }
 
-// segments lists the files of a table in order, those that capture.json tells of, and of an incomplete capture one more: its tracer may have
-// been killed before it told of that one. A segment that is said to be deleted is not read, even if it is still there.
+// segments lists the files of a table in order, those that capture.json tells of, and of an
+// incomplete capture one more: its tracer may have been killed before it told of that one. A
+// segment that is said to be deleted is not read, even if it is still there.
 func (c *Capture) segments(table string) ([]string, error) {
 	all, err := c.numbers()
 	if err != nil {
@@ -294,7 +313,8 @@ func (c *Capture) told(segment int) bool {
 	return segment >= c.Meta.Segments.First && segment <= last
 }
 
-// rowsOf yields the rows of a table. For each batch, open looks up the columns and returns the function that fills a row from them.
+// rowsOf yields the rows of a table. For each batch, open looks up the columns and returns the
+// function that fills a row from them.
 func rowsOf[R any](c *Capture, table string, open func(*columns) func(int, *R) error) iter.Seq2[*R, error] {
 	return func(yield func(*R, error) bool) {
 		files, err := c.segments(table)
@@ -313,12 +333,14 @@ func rowsOf[R any](c *Capture, table string, open func(*columns) func(int, *R) e
 				var fill func(int, *R) error
 				err := columnsIn(rec, columnsOf[table], func(b *columns) { fill = open(b) })
 				if err != nil {
-					yield(nil, fmt.Errorf("%s is %w: rows from %d on: %w", filepath.Base(path), ErrDamaged, before, err))
+					yield(nil, fmt.Errorf("%s is %w: rows from %d on: %w", filepath.Base(path), ErrDamaged, before,
+						err))
 					return
 				}
 				for i := range int(rec.NumRows()) {
 					if err := fill(i, &row); err != nil {
-						yield(nil, fmt.Errorf("%s is %w: row %d: %w", filepath.Base(path), ErrDamaged, before+int64(i), err))
+						yield(nil, fmt.Errorf("%s is %w: row %d: %w", filepath.Base(path), ErrDamaged,
+							before+int64(i), err))
 						return
 					}
 					if !yield(&row, nil) {

@@ -30,31 +30,36 @@ type RecorderOptions struct {
 	Libraries func() []string
 	// Target returns what is known about a process's ggml. It is called at flushes and at the end.
 	Target func(pid int) event.TargetInfo
-	// Surroundings tells what limits a process's memory, and of the disk with a model; nil leaves what it told before. It is asked when a model is read, then every few
-	// seconds, and when the capture ends (over).
+	// Surroundings tells what limits a process's memory, and of the disk with a model; nil leaves
+	// what it told before. It is asked when a model is read, then every few seconds, and when the
+	// capture ends (over).
 	Surroundings func(pid int, model string, over bool) (*tables.Memory, *tables.Disk)
 	// Detail says what the capturer observes, one of tables.Detail...; DetailOp if empty.
 	Detail string
-	// CSV, if not nil, receives a line per row of the access table while the target runs: timestamp (s), token, tensor_name, data_ptr,
-	// bytes_accessed. It is flushed when a decode ends.
+	// CSV, if not nil, receives a line per row of the access table while the target runs: timestamp
+	// (s), token, tensor_name, data_ptr, bytes_accessed. It is flushed when a decode ends.
 	CSV io.Writer
-	// A new segment of the tables begins when the current one has RotateBytes or was begun RotateEvery ago (0: never), if possible between
-	// two steps. The newest RotateKeep segments are kept; 0 keeps all.
+	// A new segment of the tables begins when the current one has RotateBytes or was begun
+	// RotateEvery ago (0: never), if possible between two steps. The newest RotateKeep segments are
+	// kept; 0 keeps all.
 	RotateBytes int64
 	RotateEvery time.Duration
 	RotateKeep  int
-	// NoTokenIDs leaves out of the capture what tells the tokens: their ids, which rows of their embeddings were read, and the arguments of the
-	// command, which may hold the prompt. Warm-ups are told from prompts all the same.
+	// NoTokenIDs leaves out of the capture what tells the tokens: their ids, which rows of their
+	// embeddings were read, and the arguments of the command, which may hold the prompt. Warm-ups
+	// are told from prompts all the same.
 	NoTokenIDs bool
-	// Hidden says that routers' inputs are observed, for one in so many tokens; they make the hidden table.
+	// Hidden says that routers' inputs are observed, for one in so many tokens; they make the
+	// hidden table.
 	Hidden int
 	// Follow makes a Session record each process that decodes in its own directory, Dir/<pid>.
 	Follow bool
 }
 
-// Recorder turns the events of one process into a capture. It is not safe for concurrent use. The capture directory is created when the
-// first weight of a model is read, so a run that fails before that does not replace an older capture. Memory use is bounded by the models'
-// size and does not grow with time.
+// Recorder turns the events of one process into a capture. It is not safe for concurrent use. The
+// capture directory is created when the first weight of a model is read, so a run that fails before
+// that does not replace an older capture. Memory use is bounded by the models' size and does not
+// grow with time.
 type Recorder struct {
 	opts  RecorderOptions
 	meta  tables.Meta
@@ -123,7 +128,8 @@ type resolved struct {
 	reads []read
 }
 
-// choice is what a layer tells of a batch's tokens once: the experts that they chose, or the values at a point.
+// choice is what a layer tells of a batch's tokens once: the experts that they chose, or the values
+// at a point.
 type choice struct {
 	layer int32
 	point event.Point
@@ -199,7 +205,8 @@ func newRecorder(opts RecorderOptions, c clock, stream *csvStream) *Recorder {
 	}
 	r := &Recorder{
 		opts: opts, begun: c.begun, now: time.Now, csv: stream, flushed: c.started,
-		files: map[event.FileID]*part{}, contexts: map[uint64]*contextState{}, steps: map[int32]*step{}, outside: map[string]int64{},
+		files: map[event.FileID]*part{}, contexts: map[uint64]*contextState{}, steps: map[int32]*step{},
+		outside: map[string]int64{},
 	}
 	r.meta = tables.Meta{
 		Started: c.started, PID: opts.PID, Host: thisHost(), Models: []tables.ModelInfo{},
@@ -240,8 +247,9 @@ func (r *Recorder) Handle(ev event.Event) error {
 	return nil
 }
 
-// Flush writes buffered rows unless it did so within the last five seconds, and begins a new segment if that is due. Call it now and then
-// during a decode, too, because a decode may take long.
+// Flush writes buffered rows unless it did so within the last five seconds, and begins a new
+// segment if that is due. Call it now and then during a decode, too, because a decode may take
+// long.
 func (r *Recorder) Flush() error {
 	if err := r.flush(); err != nil || r.csv == nil {
 		return err
@@ -271,11 +279,13 @@ func (r *Recorder) flush() error {
 	return r.w.Flush(&r.meta)
 }
 
-// rotationDue prefers a moment between steps. As steps of several contexts may overlap without end, it stops waiting at twice the limit.
+// rotationDue prefers a moment between steps. As steps of several contexts may overlap without end,
+// it stops waiting at twice the limit.
 func (r *Recorder) rotationDue(now time.Time) bool {
 	size, age := r.w.SegmentBytes(), now.Sub(r.rotated)
 	over := func(times int64) bool {
-		return r.opts.RotateBytes > 0 && size >= times*r.opts.RotateBytes || r.opts.RotateEvery > 0 && age >= time.Duration(times)*r.opts.RotateEvery
+		return r.opts.RotateBytes > 0 && size >= times*r.opts.RotateBytes || r.opts.RotateEvery > 0 &&
+			age >= time.Duration(times)*r.opts.RotateEvery
 	}
 	return over(1) && len(r.steps) == 0 || over(2)
 }
@@ -421,7 +431,8 @@ func (r *Recorder) fileSeen(e event.FileSeen) error {
 	}
 	opened, split, err := openModel(e.Path, e.ID)
 	if err == nil && (len(r.models) == maxRecorded || len(r.rows)+opened.Tensors() > maxStructureRows) {
-		err = fmt.Errorf("with its %d tensors the capture would have %d models with %d tensors, more than it holds", opened.Tensors(), len(r.models)+1, len(r.rows)+opened.Tensors())
+		err = fmt.Errorf("with its %d tensors the capture would have %d models with %d tensors, more than it holds",
+			opened.Tensors(), len(r.models)+1, len(r.rows)+opened.Tensors())
 	}
 	switch {
 	case errors.Is(err, gguf.ErrNotGGUF):
@@ -453,8 +464,8 @@ func (r *Recorder) fileSeen(e event.FileSeen) error {
 	return r.knownFile(e.File)
 }
 
-// addModel adds a file that is seen for the first time: as a new model (with the parts that belong to it), or as a part of a known one. It
-// returns its structure rows.
+// addModel adds a file that is seen for the first time: as a new model (with the parts that belong
+// to it), or as a part of a known one. It returns its structure rows.
 func (r *Recorder) addModel(opened *gguf.Model, split splitKey, path string) ([]tables.StructureRow, error) {
 	files, err := identify(opened)
 	if err != nil {
@@ -620,14 +631,17 @@ func (r *Recorder) resolveSource(o *event.Op, src *event.Source) (read, error) {
 	}
 	row := p.rows[t]
 	rd.part = p
-	rd.Access = tables.Access{Op: o.Name, Tensor: row, DataPtr: src.Data, Offset: src.Offset, Bytes: src.Bytes(), Layer: r.rows[row].Layer}
+	rd.Access = tables.Access{Op: o.Name, Tensor: row, DataPtr: src.Data, Offset: src.Offset, Bytes: src.Bytes(),
+		Layer: r.rows[row].Layer}
 	rd.slices, rd.stride = src.Slices(o.GatherDim)
 	p.model.sawLayer(int(rd.Layer))
 	return rd, nil
 }
 
-// gathered returns the distinct ids of an op, in order of first occurrence: each is the number of a slice that the op's first source has. Negative ids are left out, as
-// a fork of ggml gathers nothing by them. It returns nil if the ids are not known: when a graph is reported before it runs, those that it is about to compute are not there yet.
+// gathered returns the distinct ids of an op, in order of first occurrence: each is the number of a
+// slice that the op's first source has. Negative ids are left out, as a fork of ggml gathers
+// nothing by them. It returns nil if the ids are not known: when a graph is reported before it
+// runs, those that it is about to compute are not there yet.
 func (r *Recorder) gathered(o *event.Op, reads []read) ([]int32, error) {
 	r.selected = distinct(r.selected[:0], o.IDs)
 	if o.GatherDim <= 0 || len(reads) == 0 || reads[0].part == nil {
@@ -641,7 +655,8 @@ func (r *Recorder) gathered(o *event.Op, reads []read) ([]int32, error) {
 			r.unknownIDs++
 			return nil, nil
 		}
-		return nil, fmt.Errorf("%w: op %s gathers slice %d of %s, which has %d", event.ErrLayout, o.Name, id, r.rows[reads[0].Tensor].Name, reads[0].slices)
+		return nil, fmt.Errorf("%w: op %s gathers slice %d of %s, which has %d", event.ErrLayout, o.Name, id,
+			r.rows[reads[0].Tensor].Name, reads[0].slices)
 	}
 	return r.selected, nil
 }
@@ -666,7 +681,8 @@ func (r *Recorder) writeBuffers(o *event.Op, s *step) error {
 	for i := range o.Buffers {
 		b := &o.Buffers[i]
 		if b.Bytes() >= event.MaxBytes {
-			return fmt.Errorf("%w: op %s touches %q of type %v with %v elements", event.ErrLayout, o.Name, b.Name, b.Type, b.NE)
+			return fmt.Errorf("%w: op %s touches %q of type %v with %v elements", event.ErrLayout, o.Name, b.Name,
+				b.Type, b.NE)
 		}
 		row := tables.BufferRow{
 			Timestamp: o.Time - r.begun, Step: s.Step, Op: o.Name, Seq: int64(o.Seq), Buffer: b.Name, Root: b.Root,
@@ -685,7 +701,8 @@ func (r *Recorder) outsideSource(o *event.Op, src *event.Source) error {
 	}
 	n := src.Bytes()
 	if n >= event.MaxBytes || !isPrintable(src.Name) {
-		return fmt.Errorf("%w: op %s reads %q of type %v with %v elements", event.ErrLayout, o.Name, src.Name, src.Type, src.NE)
+		return fmt.Errorf("%w: op %s reads %q of type %v with %v elements", event.ErrLayout, o.Name, src.Name,
+			src.Type, src.NE)
 	}
 	r.outside[src.Name] = n
 	if len(r.models) == 1 { // with several models it is unknown which one the weight belongs to
@@ -747,8 +764,10 @@ func (s *step) look(graph uint32, tokens int) {
 	}
 }
 
-// enter notes that a graph tells something of so many tokens, and reports whether that was told before. A part of the batch may be several graphs, with a GPU for
-// instance. Where the embeddings are not looked up (the target may pass them), it begins with the first that is told, and the next one when that is told again.
+// enter notes that a graph tells something of so many tokens, and reports whether that was told
+// before. A part of the batch may be several graphs, with a GPU for instance. Where the embeddings
+// are not looked up (the target may pass them), it begins with the first that is told, and the next
+// one when that is told again.
 func (s *step) enter(what choice, graph uint32, tokens int) (again bool) {
 	last, known := s.told[what]
 	if known && (last == graph || s.looked != 0) {
@@ -770,8 +789,9 @@ func (s *step) begin(tokens int) {
 	clear(s.told)
 }
 
-// position is the index within the batch of a row of so many that a layer has in the current part; or tables.NoPosition. The last layers of many models compute only
-// the tokens whose output is wanted. If that is one, of one sequence, it is the last.
+// position is the index within the batch of a row of so many that a layer has in the current part;
+// or tables.NoPosition. The last layers of many models compute only the tokens whose output is
+// wanted. If that is one, of one sequence, it is the last.
 func (s *step) position(row, rows int) int32 {
 	switch {
 	case rows == int(s.tokens):
@@ -790,7 +810,8 @@ func (r *Recorder) routerInput(e event.RouterInput) error {
 	h := r.meta.Hidden
 	s := r.steps[e.TID]
 	switch {
-	case s == nil || s.decode != e.Decode || s.Phase == tables.PhaseWarmup, e.Layer < 0, len(e.Values) == 0 || len(e.Values) > tables.MaxHidden,
+	case s == nil || s.decode != e.Decode || s.Phase == tables.PhaseWarmup, e.Layer < 0, len(e.Values) == 0 ||
+		len(e.Values) > tables.MaxHidden,
 		e.Row < 0 || e.Row >= e.Rows || e.Rows > maxTokens, h.Values != 0 && h.Values != len(e.Values):
 		h.LeftOut++
 		return nil
@@ -802,13 +823,15 @@ func (r *Recorder) routerInput(e event.RouterInput) error {
 	}
 	h.Values = len(e.Values)
 	h.Rows++
-	return r.w.Hidden(&tables.HiddenRow{Step: s.Step, Token: s.Token, Layer: e.Layer, Point: e.Point, Position: s.position(e.Row, e.Rows), Values: e.Values})
+	return r.w.Hidden(&tables.HiddenRow{Step: s.Step, Token: s.Token, Layer: e.Layer, Point: e.Point,
+		Position: s.position(e.Row, e.Rows), Values: e.Values})
 }
 
-// route writes the routing of a layer, once per part of the batch, because gate, up and down use the same choice. The warm-up uses all experts, so it
-// has no routing.
+// route writes the routing of a layer, once per part of the batch, because gate, up and down use
+// the same choice. The warm-up uses all experts, so it has no routing.
 func (r *Recorder) route(o *event.Op, s *step, layer int32) error {
-	if o.IDRows == 0 || s.enter(choice{layer: layer, chose: true}, o.Graph, o.IDRows) || r.w == nil || s.Phase == tables.PhaseWarmup {
+	if o.IDRows == 0 || s.enter(choice{layer: layer, chose: true}, o.Graph, o.IDRows) || r.w == nil ||
+		s.Phase == tables.PhaseWarmup {
 		return nil
 	}
 	slots := max(len(o.IDs)/o.IDRows, 1)
@@ -816,7 +839,8 @@ func (r *Recorder) route(o *event.Op, s *step, layer int32) error {
 		if expert < 0 {
 			continue
 		}
-		row := tables.Route{Step: s.Step, Token: s.Token, Layer: layer, Slot: int32(i % slots), Expert: expert, Position: s.position(i/slots, o.IDRows)}
+		row := tables.Route{Step: s.Step, Token: s.Token, Layer: layer, Slot: int32(i % slots), Expert: expert,
+			Position: s.position(i/slots, o.IDRows)}
 		if err := r.w.Route(&row); err != nil {
 			return err
 		}
@@ -824,7 +848,8 @@ func (r *Recorder) route(o *event.Op, s *step, layer int32) error {
 	return nil
 }
 
-// distinct appends each id that is not negative once, in order of first occurrence, to out, which must be empty. The result is not nil.
+// distinct appends each id that is not negative once, in order of first occurrence, to out, which
+// must be empty. The result is not nil.
 func distinct(out, ids []int32) []int32 {
 	if out == nil {
 		out = make([]int32, 0, min(len(ids), 64))
@@ -890,8 +915,9 @@ func (r *Recorder) describe() error {
 	return nil
 }
 
-// Finish ends the capture and returns its description. Call it once, after the last event. cause is why the capture stopped early, nil if
-// it did not. With the errors ErrOutside and ErrNoDecode the capture is still valid and holds what was seen.
+// Finish ends the capture and returns its description. Call it once, after the last event. cause is
+// why the capture stopped early, nil if it did not. With the errors ErrOutside and ErrNoDecode the
+// capture is still valid and holds what was seen.
 func (r *Recorder) Finish(cause error) (*tables.Meta, error) {
 	open := make([]*step, 0, len(r.steps))
 	for _, s := range r.steps {
@@ -922,7 +948,8 @@ func (r *Recorder) Finish(cause error) (*tables.Meta, error) {
 	case r.meta.Outside.Tensors > 0:
 		return &r.meta, event.OutsideError(r.meta.Outside.Tensors, r.meta.Outside.Bytes)
 	case r.meta.Steps == 0:
-		return &r.meta, fmt.Errorf("%w: the target ended, or the capture did, before llama_decode was called", event.ErrNoDecode)
+		return &r.meta, fmt.Errorf("%w: the target ended, or the capture did, before llama_decode was called",
+			event.ErrNoDecode)
 	case len(r.models) == 0:
 		return &r.meta, fmt.Errorf("%w: no op of the %d decodes read a weight from a mapped file: do the layers run on a GPU? Use -ngl 0", event.ErrOutside, r.meta.Steps)
 	}

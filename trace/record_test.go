@@ -77,7 +77,8 @@ func (s *script) source(name string) event.Source {
 }
 
 func sourceOf(t *gguf.Tensor) event.Source {
-	src := event.Source{Name: t.Name, Data: 0x10000 + uint64(t.Offset), InFile: true, File: fileID, Offset: t.Offset, Type: t.Type, NE: [4]int64{1, 1, 1, 1}}
+	src := event.Source{Name: t.Name, Data: 0x10000 + uint64(t.Offset), InFile: true, File: fileID, Offset: t.Offset,
+		Type: t.Type, NE: [4]int64{1, 1, 1, 1}}
 	copy(src.NE[:], t.Shape)
 	src.NB[0] = t.Type.BlockBytes()
 	src.NB[1] = src.NB[0] * src.NE[0] / t.Type.BlockElems()
@@ -96,11 +97,13 @@ func (s *script) op(o event.Op) {
 
 func (s *script) embed(ids ...int32) {
 	s.t.Helper()
-	s.op(event.Op{Name: "GET_ROWS", GatherDim: 1, IDs: ids, IDRows: 1, Sources: []event.Source{s.source("token_embd.weight")}})
+	s.op(event.Op{Name: "GET_ROWS", GatherDim: 1, IDs: ids, IDRows: 1,
+		Sources: []event.Source{s.source("token_embd.weight")}})
 }
 
 var tiny = synth.Config{Layers: 1, Embd: 256, FF: 256, Heads: 4, KVHeads: 4, Type: gguf.Q8_0, Seed: 1}
-var tinyMoE = synth.Config{Layers: 1, Embd: 256, FF: 256, Heads: 4, KVHeads: 4, Experts: 4, Used: 2, Type: gguf.Q8_0, Seed: 1}
+var tinyMoE = synth.Config{Layers: 1, Embd: 256, FF: 256, Heads: 4, KVHeads: 4, Experts: 4, Used: 2, Type: gguf.Q8_0,
+	Seed: 1}
 
 func TestSourceBytesEqualTensorSize(t *testing.T) {
 	s := newScript(t, tinyMoE)
@@ -175,8 +178,10 @@ func TestRecorderPhasesAndBytes(t *testing.T) {
 	}
 	for i, w := range want {
 		g := rows[i]
-		if g.Step != w.step || g.Token != w.token || g.Phase != w.phase || g.Op != w.op || c.Structure[g.Tensor].Name != w.tensor ||
-			g.Offset != w.offset || g.Bytes != w.bytes || g.Layer != w.layer || g.Duration != 900 || g.Timestamp != int64(i+1)*1000 {
+		if g.Step != w.step || g.Token != w.token || g.Phase != w.phase || g.Op != w.op ||
+			c.Structure[g.Tensor].Name != w.tensor ||
+			g.Offset != w.offset || g.Bytes != w.bytes || g.Layer != w.layer || g.Duration != 900 ||
+			g.Timestamp != int64(i+1)*1000 {
 			t.Errorf("row %d is %+v, want %+v", i, g, w)
 		}
 	}
@@ -189,10 +194,12 @@ func TestRecorderRoutes(t *testing.T) {
 	prompt := []int32{0, 1, 1, 3, 0, 3} // three tokens, two slots
 	s.begin(1, 5)
 	for _, src := range []event.Source{gate, up} {
-		s.op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: prompt, IDRows: 3, Sources: []event.Source{src}})
+		s.op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: prompt, IDRows: 3,
+			Sources: []event.Source{src}})
 	}
 	s.graph++ // the batch's second half
-	s.op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{2, 0, 2, 1}, IDRows: 2, Sources: []event.Source{gate}})
+	s.op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{2, 0, 2, 1}, IDRows: 2,
+		Sources: []event.Source{gate}})
 	s.end()
 	if _, err := s.r.Finish(nil); err != nil {
 		t.Fatal(err)
@@ -206,7 +213,8 @@ func TestRecorderRoutes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if rows[0].Bytes != 3*gate.NB[2] || len(rows[0].Experts) != 3 || rows[2].Bytes != 3*gate.NB[2] {
-		t.Errorf("bytes %d and %d, experts %v; an expert's slice has %d", rows[0].Bytes, rows[2].Bytes, rows[0].Experts, gate.NB[2])
+		t.Errorf("bytes %d and %d, experts %v; an expert's slice has %d", rows[0].Bytes, rows[2].Bytes,
+			rows[0].Experts, gate.NB[2])
 	}
 	var got []tables.Route
 	for r, err := range c.Routes() {
@@ -253,13 +261,15 @@ func TestRecorderRoutesOfWantedOutputs(t *testing.T) {
 	s.graph++ // the same part
 	choose(1, 1)
 	s.end()
-	s.handle(event.DecodeBegin{Time: s.time, TID: 7, Context: 1, Decode: s.decode + 1, Tokens: 4, Sequences: []int32{0, 1}})
+	s.handle(event.DecodeBegin{Time: s.time, TID: 7, Context: 1, Decode: s.decode + 1, Tokens: 4,
+		Sequences: []int32{0, 1}})
 	s.decode++
 	s.embed(1, 2, 3, 4)
 	choose(0, 4)
 	choose(1, 2) // the last of each sequence, wherever it is
 	s.end()
-	s.handle(event.DecodeBegin{Time: s.time, TID: 7, Context: 1, Decode: s.decode + 1, Tokens: 4, Sequences: []int32{0, 1}})
+	s.handle(event.DecodeBegin{Time: s.time, TID: 7, Context: 1, Decode: s.decode + 1, Tokens: 4,
+		Sequences: []int32{0, 1}})
 	s.decode++
 	s.embed(1, 2, 3, 4)
 	choose(0, 4)
@@ -283,12 +293,14 @@ func TestRecorderRoutesOfWantedOutputs(t *testing.T) {
 	}
 }
 
-// Ids are numbers of slices that the tensor has, or nothing that was there when the graph was reported. By negative ones nothing is read.
+// Ids are numbers of slices that the tensor has, or nothing that was there when the graph was
+// reported. By negative ones nothing is read.
 func TestRecorderChecksIDs(t *testing.T) {
 	experts := func(s *script, duration int64, ids ...int32) error {
 		s.seq++
 		return s.r.Handle(&event.Op{
-			Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: ids, IDRows: 1, Duration: duration, TID: 7, Decode: s.decode, Graph: s.graph, Seq: s.seq,
+			Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: ids, IDRows: 1, Duration: duration, TID: 7,
+			Decode: s.decode, Graph: s.graph, Seq: s.seq,
 			Sources: []event.Source{s.source("blk.0.ffn_up_exps.weight")},
 		})
 	}
@@ -299,7 +311,8 @@ func TestRecorderChecksIDs(t *testing.T) {
 		return s
 	}
 	for _, ids := range [][]int32{{4, 1}, {0, math.MaxInt32}} {
-		if err := experts(begin(), 5, ids...); !errors.Is(err, event.ErrLayout) || !strings.Contains(err.Error(), "which has 4") {
+		if err := experts(begin(), 5, ids...); !errors.Is(err, event.ErrLayout) ||
+			!strings.Contains(err.Error(), "which has 4") {
 			t.Errorf("experts %v: %v", ids, err)
 		}
 	}
@@ -347,7 +360,8 @@ func TestRecorderChecksIDs(t *testing.T) {
 func TestRecorderIsBounded(t *testing.T) {
 	s := newScript(t, tiny)
 	s.handle(seenAt(0, fileID, s.model.Path))
-	embed := event.Op{Name: "GET_ROWS", GatherDim: 1, IDs: make([]int32, 1<<16), IDRows: 1, Sources: []event.Source{s.source("token_embd.weight")}}
+	embed := event.Op{Name: "GET_ROWS", GatherDim: 1, IDs: make([]int32, 1<<16), IDRows: 1,
+		Sources: []event.Source{s.source("token_embd.weight")}}
 	for i := range 2 * maxSteps {
 		tid := int32(100 + i)
 		s.handle(event.DecodeBegin{TID: tid, Context: 1, Decode: uint32(i + 1), Tokens: math.MinInt32})
@@ -440,7 +454,8 @@ func TestRecorderRefuses(t *testing.T) {
 	})
 }
 
-// With a memo an op has the rows that it has without: at its first time, again, in another recorder, and when another file has come.
+// With a memo an op has the rows that it has without: at its first time, again, in another
+// recorder, and when another file has come.
 func TestMemo(t *testing.T) {
 	memos := map[string]*event.Memo{}
 	var captures [][]tables.Access
@@ -453,9 +468,11 @@ func TestMemo(t *testing.T) {
 		elsewhere := s.source("blk.0.attn_q.weight")
 		elsewhere.File.Ino++
 		ops := []event.Op{
-			{Name: "GET_ROWS", GatherDim: 1, IDs: []int32{3, 4, 3}, IDRows: 3, Sources: []event.Source{s.source(event.TokenEmbeddings)}},
+			{Name: "GET_ROWS", GatherDim: 1, IDs: []int32{3, 4, 3}, IDRows: 3,
+				Sources: []event.Source{s.source(event.TokenEmbeddings)}},
 			{Name: "MUL_MAT", Sources: []event.Source{s.source("blk.0.attn_q.weight"), outside}},
-			{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{1, 0, 1, 3, 2, 2}, IDRows: 3, Sources: []event.Source{up}},
+			{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{1, 0, 1, 3, 2, 2}, IDRows: 3,
+				Sources: []event.Source{up}},
 			{Name: "MUL", Sources: []event.Source{elsewhere}},
 		}
 		for token := range 4 {
@@ -499,7 +516,8 @@ func TestMemo(t *testing.T) {
 	}
 }
 
-// seenAt tells that a process maps the file at path. If there is none, the event is what a capturer sends that did not find the file.
+// seenAt tells that a process maps the file at path. If there is none, the event is what a capturer
+// sends that did not find the file.
 func seenAt(pid int32, file event.FileID, path string) event.FileSeen {
 	id, _ := proc.FileOf(path)
 	return event.FileSeen{PID: pid, File: file, Path: path, ID: event.FileID(id)}

@@ -64,7 +64,8 @@ func (a *rereadAccount) stall(row int32, ns int64) { a.tensor(row).stall += ns }
 
 // summary lists at most top tensors.
 func (a *rereadAccount) summary(structure []tables.StructureRow, top int) *tables.Rereads {
-	s := &tables.Rereads{ByCause: map[string]int64{}, ByProcess: []tables.ProcessBytes{}, Tensors: []tables.TensorRereads{}}
+	s := &tables.Rereads{ByCause: map[string]int64{}, ByProcess: []tables.ProcessBytes{},
+		Tensors: []tables.TensorRereads{}}
 	add := func(t *tensorAccount, name string, model int32) {
 		again := t.rereads()
 		s.FirstBytes += t.first
@@ -73,7 +74,8 @@ func (a *rereadAccount) summary(structure []tables.StructureRow, top int) *table
 		if again == 0 && t.stall == 0 {
 			return
 		}
-		row := tables.TensorRereads{Name: name, Model: model, FirstBytes: t.first, RereadBytes: again, ByCause: map[string]int64{}, StallNS: t.stall}
+		row := tables.TensorRereads{Name: name, Model: model, FirstBytes: t.first, RereadBytes: again,
+			ByCause: map[string]int64{}, StallNS: t.stall}
 		for cause, n := range t.again {
 			if n > 0 {
 				row.ByCause[event.Cause(cause).String()] = n

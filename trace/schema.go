@@ -1,12 +1,14 @@
-// Package trace stores captures: it joins a capturer's events with the models' structure and writes the tables of a capture as Arrow files,
-// with a writer that survives being killed; it reads them back, and exports tables as Parquet, Arrow or CSV. It does not know how events
-// are captured. The rows themselves are defined in package trace/tables.
+// Package trace stores captures: it joins a capturer's events with the models' structure and writes
+// the tables of a capture as Arrow files, with a writer that survives being killed; it reads them
+// back, and exports tables as Parquet, Arrow or CSV. It does not know how events are captured. The
+// rows themselves are defined in package trace/tables.
 //
-// A capture is a directory. Each table is an Arrow IPC stream: if it is cut short, its complete batches can still be read. capture.json
-// holds descriptions and counters and is replaced atomically.
+// A capture is a directory. Each table is an Arrow IPC stream: if it is cut short, its complete
+// batches can still be read. capture.json holds descriptions and counters and is replaced
+// atomically.
 //
-// A [Session] takes a capturer's events (package capture feeds it); with a single process, a [Recorder] suffices. Neither is safe for
-// concurrent use. [Open] reads what they wrote:
+// A [Session] takes a capturer's events (package capture feeds it); with a single process, a
+// [Recorder] suffices. Neither is safe for concurrent use. [Open] reads what they wrote:
 //
 //	c, err := trace.Open("capture")
 //	...
@@ -29,8 +31,8 @@ import (
 	"github.com/apache/arrow/go/v17/arrow"
 )
 
-// Names of the files of a capture directory. If a capture is rotated, a table continues in numbered segments: access.arrows,
-// access.0001.arrows, ...
+// Names of the files of a capture directory. If a capture is rotated, a table continues in numbered
+// segments: access.arrows, access.0001.arrows, ...
 const (
 	AccessFile    = "access.arrows"
 	RouteFile     = "route.arrows"
@@ -71,10 +73,12 @@ func segmentOf(name string) (table string, segment int, ok bool) {
 	return m[1] + ".arrows", segment, err == nil && segment > 0
 }
 
-// SchemaVersion is stored in the metadata of each table's schema and in capture.json. Readers reject other versions.
+// SchemaVersion is stored in the metadata of each table's schema and in capture.json. Readers
+// reject other versions.
 const SchemaVersion = 2
 
-// Keys of a table's metadata: its schema version, and the fingerprints of the models that were known when it was begun, separated by commas.
+// Keys of a table's metadata: its schema version, and the fingerprints of the models that were
+// known when it was begun, separated by commas.
 const (
 	metadataVersion = "tensorcast.schema"
 	metadataModels  = "tensorcast.model"
@@ -93,7 +97,8 @@ var (
 	int32List = arrow.ListOf(arrow.PrimitiveTypes.Int32)
 )
 
-// columnsOf are the columns of each table in streamFiles. How many values a row of the hidden table has depends on the model: see hiddenColumns.
+// columnsOf are the columns of each table in streamFiles. How many values a row of the hidden table
+// has depends on the model: see hiddenColumns.
 var columnsOf = map[string][]arrow.Field{
 	AccessFile: {
 		{Name: "timestamp", Type: arrow.PrimitiveTypes.Int64},

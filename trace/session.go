@@ -14,10 +14,11 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// Session records a target and, if RecorderOptions.Follow is set, the processes that it starts. With Follow, each process that decodes gets
-// its own capture in Dir/<pid> (Dir/<pid>-2 if the pid is reused). Without, the capture is Dir itself and all events are attributed to the
-// target. The timestamps of all captures count from the same moment. Dir is locked from the beginning to Finish: only one Session writes to
-// it. A Session is not safe for concurrent use.
+// Session records a target and, if RecorderOptions.Follow is set, the processes that it starts.
+// With Follow, each process that decodes gets its own capture in Dir/<pid> (Dir/<pid>-2 if the pid
+// is reused). Without, the capture is Dir itself and all events are attributed to the target. The
+// timestamps of all captures count from the same moment. Dir is locked from the beginning to
+// Finish: only one Session writes to it. A Session is not safe for concurrent use.
 type Session struct {
 	opts    RecorderOptions
 	clock   clock
@@ -36,8 +37,9 @@ type Session struct {
 	cleared bool // the captures of an earlier session have been deleted
 }
 
-// NewSession returns a Session for a capture that begins now. It fails as Create does if there can be no capture in Dir: known before a command
-// is run that could not be recorded. An earlier capture stays until the first weight is read.
+// NewSession returns a Session for a capture that begins now. It fails as Create does if there can
+// be no capture in Dir: known before a command is run that could not be recorded. An earlier
+// capture stays until the first weight is read.
 func NewSession(opts RecorderOptions) (*Session, error) {
 	c, err := startClock()
 	if err != nil {
@@ -149,7 +151,8 @@ func (s *Session) Handle(ev event.Event) error {
 	return nil
 }
 
-// hand passes an event to the recorder of its process. With Follow, a process whose struct layout is wrong ends only its own capture.
+// hand passes an event to the recorder of its process. With Follow, a process whose struct layout
+// is wrong ends only its own capture.
 func (s *Session) hand(pid int32, e event.Event) error {
 	if len(s.broken) > 0 && s.broken[pid] {
 		return nil
@@ -176,8 +179,8 @@ func (s *Session) begin(e event.ProcessBegin) error {
 	return nil
 }
 
-// pageIn passes a page-in to all recorders, because only they know which files are their models'. For other processes' recorders its cause
-// is "other".
+// pageIn passes a page-in to all recorders, because only they know which files are their models'.
+// For other processes' recorders its cause is "other".
 func (s *Session) pageIn(e event.PageIn) error {
 	for pid, r := range s.live {
 		seen := e
@@ -191,8 +194,8 @@ func (s *Session) pageIn(e event.PageIn) error {
 	return nil
 }
 
-// end finishes the capture of a process. If the target has not decoded, its capture is kept open, because it is what Finish returns if no
-// process decodes.
+// end finishes the capture of a process. If the target has not decoded, its capture is kept open,
+// because it is what Finish returns if no process decodes.
 func (s *Session) end(pid int32) error {
 	r := s.live[pid]
 	if r == nil || pid == int32(s.opts.PID) && r.meta.Steps == 0 {
@@ -251,8 +254,9 @@ func (s *Session) Flush() error {
 	return nil
 }
 
-// Finish ends all captures. Call it once; cause is as in Recorder.Finish. Without Follow it returns one description. With Follow it returns
-// those of the processes that decoded, in the order in which they ended; if none did, it returns the target's description with ErrNoDecode.
+// Finish ends all captures. Call it once; cause is as in Recorder.Finish. Without Follow it returns
+// one description. With Follow it returns those of the processes that decoded, in the order in
+// which they ended; if none did, it returns the target's description with ErrNoDecode.
 func (s *Session) Finish(cause error) ([]*tables.Meta, error) {
 	defer s.leave()
 	if !s.opts.Follow {

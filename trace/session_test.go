@@ -55,7 +55,8 @@ func (x *target) decode(pid int32, tokens int32) {
 	tid := 100 * pid
 	x.handle(event.DecodeBegin{PID: pid, TID: tid, Decode: x.n, Tokens: tokens, Context: 1})
 	x.handle(seenAt(pid, fileID, x.model.Path))
-	x.handle(&event.Op{PID: pid, TID: tid, Decode: x.n, Name: "MUL_MAT", Sources: []event.Source{x.sc.source("output.weight")}})
+	x.handle(&event.Op{PID: pid, TID: tid, Decode: x.n, Name: "MUL_MAT",
+		Sources: []event.Source{x.sc.source("output.weight")}})
 	x.handle(event.DecodeEnd{PID: pid, TID: tid, Decode: x.n})
 }
 
@@ -66,11 +67,13 @@ func TestSessionOfOneProcess(t *testing.T) {
 	x.decode(10, 4)
 	x.decode(10, 1)
 	x.handle(event.ProcessEnd{PID: 10})
-	if st := x.s.Status(); st.Steps != 2 || st.Tokens != 1 || st.Rows != 2 || st.Phase != tables.PhaseGeneration || st.Running || st.Processes != 1 || st.Events != 11 {
+	if st := x.s.Status(); st.Steps != 2 || st.Tokens != 1 || st.Rows != 2 || st.Phase != tables.PhaseGeneration ||
+		st.Running || st.Processes != 1 || st.Events != 11 {
 		t.Errorf("status %+v", st)
 	}
 	metas, err := x.s.Finish(nil)
-	if err != nil || len(metas) != 1 || metas[0].Dir != x.dir || metas[0].Command[0] != "llama-cli" || !metas[0].Complete {
+	if err != nil || len(metas) != 1 || metas[0].Dir != x.dir || metas[0].Command[0] != "llama-cli" ||
+		!metas[0].Complete {
 		t.Fatalf("%+v, %v", metas, err)
 	}
 	if rows, err := readRows(open(t, x.dir)); err != nil || len(rows) != 2 {
@@ -115,7 +118,8 @@ func TestSessionFollows(t *testing.T) {
 				causes = append(causes, r.Cause)
 			}
 		}
-		got = append(got, fmt.Sprint(filepath.Base(m.Dir), " ", c.Meta.PID, " ", c.Meta.Parent, " ", c.Meta.Command[0], " ", len(rows), " ", c.Meta.Complete, " ", causes))
+		got = append(got, fmt.Sprint(filepath.Base(m.Dir), " ", c.Meta.PID, " ", c.Meta.Parent, " ",
+			c.Meta.Command[0], " ", len(rows), " ", c.Meta.Complete, " ", causes))
 	}
 	want := []string{
 		"11 11 10 llama-bench 1 true [fault readahead]",
@@ -128,7 +132,8 @@ func TestSessionFollows(t *testing.T) {
 	if lines := strings.Count(out.String(), "\n"); lines != 1+5 {
 		t.Errorf("CSV has %d lines, want one header and 5:\n%s", lines, out.String())
 	}
-	if _, err := Open(x.dir); !errors.Is(err, ErrNoCapture) || !strings.Contains(err.Error(), "of 3 processes") || !strings.Contains(err.Error(), filepath.Join(x.dir, "11")) {
+	if _, err := Open(x.dir); !errors.Is(err, ErrNoCapture) || !strings.Contains(err.Error(), "of 3 processes") ||
+		!strings.Contains(err.Error(), filepath.Join(x.dir, "11")) {
 		t.Errorf("the directory of all: %v", err)
 	}
 	// Another session takes the place of all that, with and without processes.
@@ -182,14 +187,16 @@ func TestSessionOfProcessesThatFail(t *testing.T) {
 		x.handle(seenAt(pid, fileID, x.model.Path))
 		x.handle(&event.Op{PID: pid, TID: 1, Decode: 1, Name: "MUL_MAT", Sources: []event.Source{wrong}})
 	}
-	if _, err := x.s.Finish(nil); !errors.Is(err, event.ErrLayout) || strings.Count(err.Error(), "\n") != maxErrors || !strings.HasSuffix(err.Error(), "and 42 more processes failed") {
+	if _, err := x.s.Finish(nil); !errors.Is(err, event.ErrLayout) || strings.Count(err.Error(), "\n") != maxErrors ||
+		!strings.HasSuffix(err.Error(), "and 42 more processes failed") {
 		t.Errorf("error %v", err)
 	}
 	// Without Follow it ends the capture.
 	x = newTarget(t, func(*RecorderOptions) {})
 	x.decode(10, 4)
 	x.handle(event.DecodeBegin{PID: 10, TID: 1, Decode: 9, Tokens: 1})
-	if err := x.s.Handle(&event.Op{PID: 10, TID: 1, Decode: 9, Sources: []event.Source{wrong}}); !errors.Is(err, event.ErrLayout) {
+	if err := x.s.Handle(&event.Op{PID: 10, TID: 1, Decode: 9, Sources: []event.Source{wrong}}); !errors.Is(err,
+		event.ErrLayout) {
 		t.Errorf("error %v", err)
 	}
 }
@@ -242,11 +249,13 @@ func victim(dir, path string) error {
 		events := []event.Event{event.DecodeBegin{TID: 7, Decode: i, Tokens: 1}}
 		for j := range f.Tensors {
 			t := &f.Tensors[j]
-			src := event.Source{Name: t.Name, InFile: true, File: fileID, Offset: t.Offset, Type: t.Type, NE: [4]int64{1, 1, 1, 1}}
+			src := event.Source{Name: t.Name, InFile: true, File: fileID, Offset: t.Offset, Type: t.Type,
+				NE: [4]int64{1, 1, 1, 1}}
 			seq := uint64(i)*1000 + uint64(j)
 			events = append(events,
 				event.PageIn{File: fileID, Offset: t.Offset / 4096 * 4096, Bytes: 4096, Decode: i, Seq: seq},
-				&event.Op{TID: 7, Decode: i, Seq: seq, Name: "MUL_MAT", Sources: []event.Source{src}, Buffers: []event.Buffer{{Name: fmt.Sprint("node_", i)}}})
+				&event.Op{TID: 7, Decode: i, Seq: seq, Name: "MUL_MAT", Sources: []event.Source{src},
+					Buffers: []event.Buffer{{Name: fmt.Sprint("node_", i)}}})
 		}
 		for _, e := range append(events, event.DecodeEnd{TID: 7, Decode: i}) {
 			if err := r.Handle(e); err != nil {
@@ -290,7 +299,8 @@ func TestKilled(t *testing.T) {
 			}
 		}
 		steps, pages, buffers := stepsOf(t, c), pageInsOf(t, c), buffersOf(t, c)
-		t.Logf("killed: %d rows, %d steps, %d page-ins, %d buffers, segments %+v", len(rows), len(steps), len(pages), len(buffers), c.Meta.Segments)
+		t.Logf("killed: %d rows, %d steps, %d page-ins, %d buffers, segments %+v", len(rows), len(steps), len(pages),
+			len(buffers), c.Meta.Segments)
 	}
 	if !rotated {
 		t.Log("no run came as far as to delete a segment")

@@ -1,6 +1,7 @@
 package trace
 
-// This file writes one table as an Arrow IPC stream: it collects rows, writes them in batches, and continues in segments.
+// This file writes one table as an Arrow IPC stream: it collects rows, writes them in batches, and
+// continues in segments.
 
 import (
 	"cmp"
@@ -22,14 +23,15 @@ const (
 	batchRows = 32768
 	// batchBytes is the same for the values of the hidden table: a row has up to 128 KiB.
 	batchBytes = 8 << 20
-	// dictionaryLimit bounds a dictionary's entries. When it is exceeded, the dictionary is dropped after a batch, and the next batch
-	// starts a new one.
+	// dictionaryLimit bounds a dictionary's entries. When it is exceeded, the dictionary is dropped
+	// after a batch, and the next batch starts a new one.
 	dictionaryLimit = 1 << 16
 )
 
-// stream writes one table. A row is appended column by column in the schema's order, and ended with endRow. If the values of a row do not
-// match the schema (too few, too many, or of another type), endRow returns an error. After an error nothing is written any more, so that the
-// table ends with the last batch before it; the same error is returned from then on.
+// stream writes one table. A row is appended column by column in the schema's order, and ended with
+// endRow. If the values of a row do not match the schema (too few, too many, or of another type),
+// endRow returns an error. After an error nothing is written any more, so that the table ends with
+// the last batch before it; the same error is returned from then on.
 type stream struct {
 	dir     *outfile.Dir
 	name    string
@@ -50,8 +52,10 @@ type stream struct {
 }
 
 // createStream creates a table with these columns.
-func createStream(dir *outfile.Dir, table string, fields []arrow.Field, segment int, fingerprint string) (*stream, error) {
-	s := &stream{dir: dir, name: table, schema: arrow.NewSchema(fields, tableMetadata(fingerprint)), dicts: make([]*dictionary, len(fields)),
+func createStream(dir *outfile.Dir, table string, fields []arrow.Field, segment int, fingerprint string) (*stream,
+	error) {
+	s := &stream{dir: dir, name: table, schema: arrow.NewSchema(fields, tableMetadata(fingerprint)),
+		dicts:  make([]*dictionary, len(fields)),
 		beyond: newColumnBuffer(arrow.PrimitiveTypes.Int8, false), most: batchRows}
 	for i, f := range fields {
 		typ := f.Type
@@ -69,7 +73,8 @@ func createStream(dir *outfile.Dir, table string, fields []arrow.Field, segment 
 	return s, nil
 }
 
-// begin starts a segment. It writes an empty batch with the schema, so that the table is readable from the start.
+// begin starts a segment. It writes an empty batch with the schema, so that the table is readable
+// from the start.
 func (s *stream) begin(segment int) error {
 	f, err := s.dir.Create(segmentFile(s.name, segment), fileMode)
 	if err != nil {
@@ -189,7 +194,8 @@ func (s *stream) short(v uint8) {
 	c.values = append(c.values, v)
 }
 
-// endRow ends a row, for which all columns must have been set. It writes a batch when enough rows are buffered.
+// endRow ends a row, for which all columns must have been set. It writes a batch when enough rows
+// are buffered.
 func (s *stream) endRow() error {
 	if s.err == nil && s.at != len(s.columns) {
 		s.fail(fmt.Errorf("a row sets %d of %d columns", s.at, len(s.columns)))
@@ -283,8 +289,9 @@ func (s *stream) release() {
 	}
 }
 
-// dictionary holds the distinct strings of a column in the order in which they first occurred. A batch with a new string replaces the
-// stream's dictionary; an unchanged array is not written again.
+// dictionary holds the distinct strings of a column in the order in which they first occurred. A
+// batch with a new string replaces the stream's dictionary; an unchanged array is not written
+// again.
 type dictionary struct {
 	values []string
 	known  map[string]int32

@@ -67,24 +67,36 @@ func open(t *testing.T, dir string) *Capture {
 
 var (
 	testSteps = []tables.StepRow{
-		{Step: 0, PID: 5, Thread: 7, Context: 1, Phase: tables.PhasePrompt, Tokens: 3, Token: -1, TokenIDs: []int32{4, 4, 6}, Sequences: []int32{0}, Begin: 10, End: 20},
-		{Step: 1, PID: 5, Thread: 8, Context: 0, Phase: tables.PhaseGeneration, Tokens: 1, Token: 12, Begin: 30, End: tables.NotObserved, Derived: true},
-		{Step: 2, PID: 5, Thread: 8, Phase: tables.PhaseWarmup, TokenIDs: []int32{}, Sequences: []int32{}, Begin: -4, End: 0},
+		{Step: 0, PID: 5, Thread: 7, Context: 1, Phase: tables.PhasePrompt, Tokens: 3, Token: -1,
+			TokenIDs: []int32{4, 4, 6}, Sequences: []int32{0}, Begin: 10, End: 20},
+		{Step: 1, PID: 5, Thread: 8, Context: 0, Phase: tables.PhaseGeneration, Tokens: 1, Token: 12, Begin: 30,
+			End: tables.NotObserved, Derived: true},
+		{Step: 2, PID: 5, Thread: 8, Phase: tables.PhaseWarmup, TokenIDs: []int32{}, Sequences: []int32{}, Begin: -4,
+			End: 0},
 	}
 	testPageIns = []tables.PageInRow{
-		{Timestamp: 3, Step: -1, File: "m.gguf", Offset: 0, Bytes: 4096, Tensor: -1, Expert: -1, PID: 5, Thread: 6, Cause: event.CauseReadahead},
-		{Timestamp: 4, Step: 2, File: "m.gguf", Offset: 8192, Bytes: 1000, Tensor: 1, Expert: 0, PID: 5, Thread: 6, Cause: event.CauseFault, Rereads: 65535, Op: "MUL_MAT_ID"},
-		{Timestamp: 5, Step: 2, File: "n.gguf", Offset: 9192, Bytes: 1000, Tensor: 0, Expert: -1, PID: 9, Thread: 9, Cause: event.CauseOther, Rereads: 1, Op: "GET_ROWS"},
-		{Timestamp: 6, Step: 2, File: "n.gguf", Offset: 9192, Bytes: 1000, Tensor: 0, Expert: -1, PID: 9, Thread: 9, Cause: event.CauseRead, Rereads: 2},
+		{Timestamp: 3, Step: -1, File: "m.gguf", Offset: 0, Bytes: 4096, Tensor: -1, Expert: -1, PID: 5, Thread: 6,
+			Cause: event.CauseReadahead},
+		{Timestamp: 4, Step: 2, File: "m.gguf", Offset: 8192, Bytes: 1000, Tensor: 1, Expert: 0, PID: 5, Thread: 6,
+			Cause: event.CauseFault, Rereads: 65535, Op: "MUL_MAT_ID"},
+		{Timestamp: 5, Step: 2, File: "n.gguf", Offset: 9192, Bytes: 1000, Tensor: 0, Expert: -1, PID: 9, Thread: 9,
+			Cause: event.CauseOther, Rereads: 1, Op: "GET_ROWS"},
+		{Timestamp: 6, Step: 2, File: "n.gguf", Offset: 9192, Bytes: 1000, Tensor: 0, Expert: -1, PID: 9, Thread: 9,
+			Cause: event.CauseRead, Rereads: 2},
 	}
 	testBuffers = []tables.BufferRow{
-		{Timestamp: 1, Step: 0, Op: "SET_ROWS", Seq: 1 << 40, Buffer: "cache_k_l0 (view)", Root: "cache_k_l0", Kind: tables.BufferKV, Write: true, DataPtr: 1 << 63, Bytes: 512},
-		{Timestamp: 2, Step: 0, Op: "MUL_MAT", Seq: 1<<40 + 1, Buffer: "inp_tokens", Kind: tables.BufferInput, DataPtr: 16, Bytes: 4},
-		{Timestamp: 2, Step: 0, Op: "MUL_MAT", Seq: 1<<40 + 1, Buffer: "Qcur-0", Kind: tables.BufferActivation, DataPtr: 16, Bytes: 4},
+		{Timestamp: 1, Step: 0, Op: "SET_ROWS", Seq: 1 << 40, Buffer: "cache_k_l0 (view)", Root: "cache_k_l0",
+			Kind: tables.BufferKV, Write: true, DataPtr: 1 << 63, Bytes: 512},
+		{Timestamp: 2, Step: 0, Op: "MUL_MAT", Seq: 1<<40 + 1, Buffer: "inp_tokens", Kind: tables.BufferInput,
+			DataPtr: 16, Bytes: 4},
+		{Timestamp: 2, Step: 0, Op: "MUL_MAT", Seq: 1<<40 + 1, Buffer: "Qcur-0", Kind: tables.BufferActivation,
+			DataPtr: 16, Bytes: 4},
 	}
 	testHidden = []tables.HiddenRow{ // of halves
-		{Step: 0, Token: -1, Layer: 1, Point: event.PointAttention, Position: 0, Values: []float32{0, -1, 0.5, 65504, 0x1p-24}},
-		{Step: 0, Token: -1, Layer: 1, Point: event.PointRouter, Position: 2, Values: []float32{1.5, 2, 3, 4, float32(math.Inf(-1))}},
+		{Step: 0, Token: -1, Layer: 1, Point: event.PointAttention, Position: 0,
+			Values: []float32{0, -1, 0.5, 65504, 0x1p-24}},
+		{Step: 0, Token: -1, Layer: 1, Point: event.PointRouter, Position: 2,
+			Values: []float32{1.5, 2, 3, 4, float32(math.Inf(-1))}},
 		{Step: 1, Token: 12, Layer: 3, Point: event.PointRouter, Values: []float32{-0.25, 0, 0, 0, 1}},
 	}
 )
@@ -134,7 +146,8 @@ func TestTablesRoundTripOverSegments(t *testing.T) {
 				t.Fatal(err)
 			}
 			rows := testRows(7)
-			rows[0].Stall, rows[1].Stall, rows[1].Duration, rows[2].Context = tables.NotObserved, 77, tables.NotObserved, 3
+			rows[0].Stall, rows[1].Stall, rows[1].Duration, rows[2].Context = tables.NotObserved, 77,
+				tables.NotObserved, 3
 			for i := range segments {
 				if i > 0 {
 					if err := w.Rotate(meta, 0); err != nil {
@@ -262,7 +275,8 @@ func TestRotateKeepsTheNewest(t *testing.T) {
 	}
 	check(t, w.Flush(meta)) // and killed here
 	c := open(t, dir)
-	if want := (tables.Segments{First: 4, Last: 5, Deleted: 4, DeletedRows: 1 + 2 + 3 + 4}); c.Meta.Segments != want || c.Meta.Rows != 21 {
+	if want := (tables.Segments{First: 4, Last: 5, Deleted: 4,
+		DeletedRows: 1 + 2 + 3 + 4}); c.Meta.Segments != want || c.Meta.Rows != 21 {
 		t.Errorf("%+v, %d rows; want %+v, 21", c.Meta.Segments, c.Meta.Rows, want)
 	}
 	got, err := readRows(c)
@@ -280,7 +294,8 @@ func TestRotateKeepsTheNewest(t *testing.T) {
 	}
 }
 
-// Rows of many values are written in batches that readers take, and are rounded to half precision; all have as many values.
+// Rows of many values are written in batches that readers take, and are rounded to half precision;
+// all have as many values.
 func TestHiddenRowsAreWide(t *testing.T) {
 	dir := t.TempDir()
 	w, err := Create(dir, &tables.Meta{}, testStructure)
@@ -302,7 +317,8 @@ func TestHiddenRowsAreWide(t *testing.T) {
 	i := 0
 	for r, err := range c.Hidden() {
 		check(t, err)
-		if r.Position != int32(i) || len(r.Values) != n || r.Values[0] != 1 || !math.IsInf(float64(r.Values[1]), 1) || r.Values[2] != 0 || math.Abs(float64(r.Values[n-1]-row.Values[n-1])) > 0x1p-12 {
+		if r.Position != int32(i) || len(r.Values) != n || r.Values[0] != 1 || !math.IsInf(float64(r.Values[1]), 1) ||
+			r.Values[2] != 0 || math.Abs(float64(r.Values[n-1]-row.Values[n-1])) > 0x1p-12 {
 			t.Fatalf("row %d is at %d and has %d values, %v", i, r.Position, len(r.Values), r.Values[:3])
 		}
 		i++
@@ -345,7 +361,8 @@ func TestDictionariesGrow(t *testing.T) {
 		t.Errorf("the dictionary has %d values, the limit is %d", got, dictionaryLimit)
 	}
 	// The structure grows after the tables were begun; the second model has a tensor of the same name.
-	second := []tables.StructureRow{{Name: "other.weight", Model: 1, Shape: []int64{1}}, {Name: testStructure[0].Name, Model: 1, Shape: []int64{1}}}
+	second := []tables.StructureRow{{Name: "other.weight", Model: 1, Shape: []int64{1}},
+		{Name: testStructure[0].Name, Model: 1, Shape: []int64{1}}}
 	check(t, w.Access(&tables.Access{Tensor: 0, Op: "A", Offset: testStructure[0].Offset}))
 	check(t, w.Flush(meta))
 	check(t, w.Extend(meta, second))
@@ -384,7 +401,8 @@ func TestDictionariesGrow(t *testing.T) {
 func TestSegmentNames(t *testing.T) {
 	for name, want := range map[string]int{
 		"access.arrows": 0, "access.0001.arrows": 1, "pagein.12345.arrows": 12345,
-		"access.0000.arrows": -1, "access.1.arrows": -1, "structure.0001.arrows": -1, "notes.0001.arrows": -1, "access.0001.arrows.tmp": -1,
+		"access.0000.arrows": -1, "access.1.arrows": -1, "structure.0001.arrows": -1, "notes.0001.arrows": -1,
+		"access.0001.arrows.tmp": -1,
 	} {
 		table, segment, ok := segmentOf(name)
 		if !ok {

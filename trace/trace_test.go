@@ -13,16 +13,20 @@ import (
 )
 
 var testStructure = []tables.StructureRow{
-	{Name: "token_embd.weight", Offset: 4096, Size: 1000, Type: "F16", Layer: -1, Component: "token_embd.weight", File: "m.gguf", Shape: []int64{10, 50}},
-	{Name: "blk.0.ffn_up_exps.weight", Offset: 8192, Size: 4000, Type: "Q8_0", Layer: 0, Component: "ffn_up_exps.weight", File: "m.gguf", Shape: []int64{32, 10, 4}, Experts: 4, ExpertStride: 1000},
+	{Name: "token_embd.weight", Offset: 4096, Size: 1000, Type: "F16", Layer: -1, Component: "token_embd.weight",
+		File: "m.gguf", Shape: []int64{10, 50}},
+	{Name: "blk.0.ffn_up_exps.weight", Offset: 8192, Size: 4000, Type: "Q8_0", Layer: 0,
+		Component: "ffn_up_exps.weight", File: "m.gguf", Shape: []int64{32, 10, 4}, Experts: 4, ExpertStride: 1000},
 }
 
 func testRows(n int) []tables.Access {
 	rows := make([]tables.Access, n)
 	for i := range rows {
 		rows[i] = tables.Access{
-			Timestamp: int64(i) * 10, Step: int32(i / 2), Token: int32(i/2) - 1, Phase: tables.Phase(i % 3), Thread: 77, Op: "MUL_MAT", Tensor: int32(i % 2),
-			DataPtr: 0x7f0000000000 + uint64(i), Offset: testStructure[i%2].Offset, Bytes: int64(i % 1000), Layer: int32(i%2) - 1, Duration: int64(i) + 5,
+			Timestamp: int64(i) * 10, Step: int32(i / 2), Token: int32(i/2) - 1, Phase: tables.Phase(i % 3),
+			Thread: 77, Op: "MUL_MAT", Tensor: int32(i % 2),
+			DataPtr: 0x7f0000000000 + uint64(i), Offset: testStructure[i%2].Offset, Bytes: int64(i % 1000),
+			Layer: int32(i%2) - 1, Duration: int64(i) + 5,
 			Context: int32(i % 7), Stall: int64(i) + 3,
 		}
 		if i%5 == 4 {
@@ -78,7 +82,8 @@ func TestRoundTrip(t *testing.T) {
 	for _, n := range []int{0, 1, batchRows, 2*batchRows + 3} {
 		dir := filepath.Join(t.TempDir(), "a", "b")
 		rows := testRows(n)
-		routes := []tables.Route{{Step: 1, Token: 0, Layer: 2, Slot: 3, Expert: 4, Position: 5}, {Step: 6, Token: 7, Layer: 8, Slot: 9, Expert: 10, Position: 11}}
+		routes := []tables.Route{{Step: 1, Token: 0, Layer: 2, Slot: 3, Expert: 4, Position: 5},
+			{Step: 6, Token: 7, Layer: 8, Slot: 9, Expert: 10, Position: 11}}
 		writeCapture(t, dir, rows, routes)
 		c, err := Open(dir)
 		if err != nil {
@@ -110,7 +115,8 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// A stream that was cut anywhere because the tracer was killed yields a prefix of its rows, in whole batches, and no error that stops an analysis.
+// A stream that was cut anywhere because the tracer was killed yields a prefix of its rows, in
+// whole batches, and no error that stops an analysis.
 func TestCutStream(t *testing.T) {
 	dir := t.TempDir()
 	rows := testRows(batchRows + 5)

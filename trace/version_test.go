@@ -7,13 +7,15 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// A capture that an earlier version wrote, of a model with experts, with --detail op+io and --buffers, opens and says what it said then.
+// A capture that an earlier version wrote, of a model with experts, with --detail op+io and
+// --buffers, opens and says what it said then.
 func TestEarlierCapture(t *testing.T) {
 	c, err := Open("testdata/capture-2")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Meta.Schema != SchemaVersion || !c.Meta.Complete || c.Meta.Tokens != 3 || c.Meta.Steps != 5 || len(c.Meta.Models) != 1 || len(c.Structure) != 23 {
+	if c.Meta.Schema != SchemaVersion || !c.Meta.Complete || c.Meta.Tokens != 3 || c.Meta.Steps != 5 ||
+		len(c.Meta.Models) != 1 || len(c.Structure) != 23 {
 		t.Errorf("%+v, %d tensors", c.Meta, len(c.Structure))
 	}
 	var accesses, routed, experts, buffers, phases int
@@ -58,7 +60,8 @@ func TestEarlierCapture(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if int64(accesses) != c.Meta.Rows || phases != 3 || experts == 0 || routed == 0 || buffers == 0 || fromDisk != rereads.FirstBytes+rereads.RereadBytes || fromDisk < 100<<10 {
+	if int64(accesses) != c.Meta.Rows || phases != 3 || experts == 0 || routed == 0 || buffers == 0 ||
+		fromDisk != rereads.FirstBytes+rereads.RereadBytes || fromDisk < 100<<10 {
 		t.Errorf("%d accesses of %d, %d generated tokens, %d experts, %d routes, %d buffers, %d bytes from disk, of which %+v", accesses, c.Meta.Rows, phases, experts, routed, buffers, fromDisk, rereads)
 	}
 }

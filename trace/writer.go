@@ -1,7 +1,8 @@
 package trace
 
-// This file writes a capture directory. Invariant: at any moment each table on disk consists of complete batches, except possibly for the
-// last one, and capture.json is a complete document, which says that the capture is complete only if nothing is missing.
+// This file writes a capture directory. Invariant: at any moment each table on disk consists of
+// complete batches, except possibly for the last one, and capture.json is a complete document,
+// which says that the capture is complete only if nothing is missing.
 
 import (
 	"cmp"
@@ -29,7 +30,8 @@ const (
 	dirMode  = 0o700
 )
 
-// Writer writes one capture. After an error it writes nothing more and returns that error. It is not safe for concurrent use.
+// Writer writes one capture. After an error it writes nothing more and returns that error. It is
+// not safe for concurrent use.
 type Writer struct {
 	dir         *outfile.Dir
 	owned       bool   // dir is closed with the Writer
@@ -45,9 +47,10 @@ type Writer struct {
 	segmentRows []int64 // rows of the access table in each segment that exists
 }
 
-// Create creates dir (and its parents) and writes the structure table. It replaces an older capture in dir; if dir holds anything else, it
-// returns ErrOccupied, and if another Writer has it open, in whatever process, ErrBusy. A directory that others can write to is refused
-// (outfile.ErrUnsafe). Access.Tensor is an index into structure.
+// Create creates dir (and its parents) and writes the structure table. It replaces an older capture
+// in dir; if dir holds anything else, it returns ErrOccupied, and if another Writer has it open, in
+// whatever process, ErrBusy. A directory that others can write to is refused (outfile.ErrUnsafe).
+// Access.Tensor is an index into structure.
 func Create(dir string, meta *tables.Meta, structure []tables.StructureRow) (*Writer, error) {
 	d, err := openDir(dir, slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -92,7 +95,8 @@ func create(dir *outfile.Dir, meta *tables.Meta, structure []tables.StructureRow
 	return w, nil
 }
 
-// Extend appends rows, the tensors of a model that was added to meta, to the structure table. The table is replaced atomically.
+// Extend appends rows, the tensors of a model that was added to meta, to the structure table. The
+// table is replaced atomically.
 func (w *Writer) Extend(meta *tables.Meta, rows []tables.StructureRow) error {
 	var prints []string
 	for _, m := range meta.Models {
@@ -111,7 +115,8 @@ func (w *Writer) Extend(meta *tables.Meta, rows []tables.StructureRow) error {
 	return nil
 }
 
-// fill puts the strings that are known from the start into a table's dictionaries, so that the stream need not replace these later.
+// fill puts the strings that are known from the start into a table's dictionaries, so that the
+// stream need not replace these later.
 func (w *Writer) fill(s *stream) {
 	var names []string
 	switch s.name {
@@ -169,12 +174,14 @@ func (w *Writer) failed(err error) error {
 	return w.err
 }
 
-// own lists the files of a capture directory other than the segments of tables; earlier versions left the temporary ones when they were killed.
+// own lists the files of a capture directory other than the segments of tables; earlier versions
+// left the temporary ones when they were killed.
 var own = []string{MetaFile, MetaFile + ".tmp", StructureFile, StructureFile + ".tmp"}
 
 func isOwn(name string) bool {
 	_, _, segment := segmentOf(name)
-	return segment || slices.Contains(own, name) || slices.Contains(own, outfile.Temporary(name)) || isExport(name) || isExport(outfile.Temporary(name))
+	return segment || slices.Contains(own, name) || slices.Contains(own, outfile.Temporary(name)) || isExport(name) ||
+		isExport(outfile.Temporary(name))
 }
 
 // processDir matches the name of one process's capture in a session's directory.
@@ -183,8 +190,8 @@ var processDir = regexp.MustCompile(`^[0-9]+(-[0-9]+)?$`)
 // ErrBusy says that another tracer writes to the directory.
 var ErrBusy = errors.New("is being written by another tracer")
 
-// openDir opens the directory of a capture, makes it if need be, and locks it. It fails with ErrOccupied if it holds anything else than a
-// capture, and with ErrBusy.
+// openDir opens the directory of a capture, makes it if need be, and locks it. It fails with
+// ErrOccupied if it holds anything else than a capture, and with ErrBusy.
 func openDir(path string, log *slog.Logger) (*outfile.Dir, error) {
 	const attempts = 10
 	for i := 0; ; i++ {
@@ -232,8 +239,8 @@ func onlyCapture(dir *outfile.Dir, processes bool) error {
 	return nil
 }
 
-// clearCapture deletes an earlier capture in dir, so that none of its tables is mistaken for one of this run: first its description, so that
-// it is no capture any more.
+// clearCapture deletes an earlier capture in dir, so that none of its tables is mistaken for one of
+// this run: first its description, so that it is no capture any more.
 func clearCapture(dir *outfile.Dir) error {
 	if err := onlyCapture(dir, true); err != nil {
 		return err
@@ -396,7 +403,8 @@ func (w *Writer) Buffer(r *tables.BufferRow) error {
 	return w.failed(s.endRow())
 }
 
-// Hidden appends a row. The table is created with the first one; the others must have as many values, at most tables.MaxHidden.
+// Hidden appends a row. The table is created with the first one; the others must have as many
+// values, at most tables.MaxHidden.
 func (w *Writer) Hidden(r *tables.HiddenRow) error {
 	if w.hidden == 0 {
 		w.hidden = len(r.Values)
@@ -452,8 +460,8 @@ func (w *Writer) SegmentBytes() int64 {
 	return n
 }
 
-// Rotate ends the current segments of the tables and begins new ones. It keeps the newest keep segments, all if keep is 0. meta lists
-// deleted segments before they are deleted.
+// Rotate ends the current segments of the tables and begins new ones. It keeps the newest keep
+// segments, all if keep is 0. meta lists deleted segments before they are deleted.
 func (w *Writer) Rotate(meta *tables.Meta, keep int) error {
 	if err := w.Flush(meta); err != nil {
 		return err
@@ -495,7 +503,8 @@ func (w *Writer) Rotate(meta *tables.Meta, keep int) error {
 	return nil
 }
 
-// Close flushes, ends the streams and then records in meta whether the capture is complete: it is not if anything went wrong.
+// Close flushes, ends the streams and then records in meta whether the capture is complete: it is
+// not if anything went wrong.
 func (w *Writer) Close(meta *tables.Meta, complete bool) error {
 	_ = w.flushRows() // all, before the first is ended
 	for _, s := range w.streams {

@@ -33,8 +33,9 @@ const (
 	maxWall  = time.Minute
 )
 
-// Run runs a tool to its end. Once it has started, running is called with what it has said up to then, again and again until that returns true (nil: not at all). A
-// tool that does not end is killed, and fails the test.
+// Run runs a tool to its end. Once it has started, running is called with what it has said up to
+// then, again and again until that returns true (nil: not at all). A tool that does not end is
+// killed, and fails the test.
 func Run(t testing.TB, cmd *exec.Cmd, running func(pid int, said string) (done bool)) Outcome {
 	t.Helper()
 	stderr, err := os.CreateTemp(t.TempDir(), "stderr")
@@ -73,7 +74,8 @@ func Run(t testing.TB, cmd *exec.Cmd, running func(pid int, said string) (done b
 	return o
 }
 
-// Check fails the test if the tool took more than a target may cause, or did not say briefly and legibly how it went. Lines of a log are not counted.
+// Check fails the test if the tool took more than a target may cause, or did not say briefly and
+// legibly how it went. Lines of a log are not counted.
 func (o *Outcome) Check(t testing.TB) {
 	t.Helper()
 	lines := 0
@@ -87,7 +89,8 @@ func (o *Outcome) Check(t testing.TB) {
 		t.Errorf("it panicked:\n%s", o.Stderr)
 	case lines > maxLines || lines == 0:
 		t.Errorf("it said %d lines:\n%.2000s", lines, o.Stderr)
-	case !utf8.ValidString(o.Stderr) || strings.ContainsFunc(o.Stderr, func(c rune) bool { return c < ' ' && c != '\n' || c == 0x7f }):
+	case !utf8.ValidString(o.Stderr) || strings.ContainsFunc(o.Stderr,
+		func(c rune) bool { return c < ' ' && c != '\n' || c == 0x7f }):
 		t.Errorf("it said what a terminal obeys: %.2000q", o.Stderr)
 	}
 	if o.CPU > maxCPU || o.RSS > maxRSS {

@@ -27,7 +27,8 @@ var shimText string
 //go:embed wire.h
 var wireHeaderText string
 
-// shimSource is the shim with its includes inserted: it is compiled from standard input, so there are no files next to it.
+// shimSource is the shim with its includes inserted: it is compiled from standard input, so there
+// are no files next to it.
 var shimSource = ggml.IncludeGathers(strings.Replace(shimText, `#include "wire.h"`, wireHeaderText, 1))
 
 var compilerFlags = []string{"-shared", "-fPIC", "-fvisibility=hidden", "-fexceptions", "-fno-strict-aliasing"}
@@ -38,8 +39,8 @@ const separators = " :"
 // tempPrefix begins the names of the directories with a shim that is not in the cache.
 const tempPrefix = "tensorcast-preload-"
 
-// build returns the path of the shim. If foreign is set, programs of other users must be able to open it. temp is for the caller to remove
-// in the end; nil if the shim is in the cache.
+// build returns the path of the shim. If foreign is set, programs of other users must be able to
+// open it. temp is for the caller to remove in the end; nil if the shim is in the cache.
 func build(ctx context.Context, foreign bool) (path string, temp *temporary, err error) {
 	cached, err := cachedShim(ctx)
 	if err != nil && !errors.Is(err, errNoCache) {
@@ -72,8 +73,8 @@ func build(ctx context.Context, foreign bool) (path string, temp *temporary, err
 // errNoCache says that the user has no cache directory of their own.
 var errNoCache = errors.New("no cache directory")
 
-// cachedShim returns the shim in the user's cache directory; it compiles the shim if it is not there. The file name is a hash of everything
-// that determines its contents.
+// cachedShim returns the shim in the user's cache directory; it compiles the shim if it is not
+// there. The file name is a hash of everything that determines its contents.
 func cachedShim(ctx context.Context) (string, error) {
 	dir, err := os.UserCacheDir()
 	if err != nil {
@@ -83,7 +84,8 @@ func cachedShim(ctx context.Context) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil || !ours(dir, fs.ModeDir) {
 		return "", errNoCache
 	}
-	sum := sha256.Sum256([]byte(shimSource + "\x00" + cc.Flags + " " + strings.Join(compilerFlags, " ") + "\x00" + runtime.GOARCH))
+	sum := sha256.Sum256([]byte(shimSource + "\x00" + cc.Flags + " " + strings.Join(compilerFlags, " ") + "\x00" +
+		runtime.GOARCH))
 	path := filepath.Join(dir, fmt.Sprintf("preload-%x.so", sum[:8]))
 	if ours(path, 0) {
 		return path, nil
@@ -104,8 +106,8 @@ func cachedShim(ctx context.Context) (string, error) {
 	return path, nil
 }
 
-// ours reports whether the file is of this type (0: a regular file) and only this user can write it: nothing else may be loaded into the
-// user's programs.
+// ours reports whether the file is of this type (0: a regular file) and only this user can write
+// it: nothing else may be loaded into the user's programs.
 func ours(path string, is fs.FileMode) bool {
 	info, err := os.Lstat(path)
 	if err != nil {

@@ -1,7 +1,7 @@
 package preload
 
-// These tests run programs under the shim that close its descriptors, forbid its system calls or write into the shared memory: they must
-// live on, and so must the session.
+// These tests run programs under the shim that close its descriptors, forbid its system calls or
+// write into the shared memory: they must live on, and so must the session.
 
 import (
 	"bufio"
@@ -29,7 +29,8 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// odd computes a graph some times, does what its first argument says, computes again, and ends with 0 if it is unharmed.
+// odd computes a graph some times, does what its first argument says, computes again, and ends with
+// 0 if it is unharmed.
 const odd = `
 #include <errno.h>
 #include <pthread.h>
@@ -137,17 +138,20 @@ func oddProgram(t *testing.T) func(what ...string) *exec.Cmd {
 	dir := openDir(t)
 	ggml := strings.Replace(structs, "void *front;", "", 1)
 	compileC(t, filepath.Join(dir, "libodd.so"), ggml+otherLibrary, "-shared", "-fPIC")
-	compileC(t, filepath.Join(dir, "odd"), "#define _GNU_SOURCE\n"+ggml+odd, "-L"+dir, "-lodd", "-pthread", "-Wl,-rpath,$ORIGIN")
+	compileC(t, filepath.Join(dir, "odd"), "#define _GNU_SOURCE\n"+ggml+odd, "-L"+dir, "-lodd", "-pthread",
+		"-Wl,-rpath,$ORIGIN")
 	weights := filepath.Join(dir, "weights")
 	if err := os.WriteFile(weights, make([]byte, 4096), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	return func(what ...string) *exec.Cmd {
-		return exec.CommandContext(t.Context(), filepath.Join(dir, "odd"), append([]string{what[0], weights}, what[1:]...)...)
+		return exec.CommandContext(t.Context(), filepath.Join(dir, "odd"),
+			append([]string{what[0], weights}, what[1:]...)...)
 	}
 }
 
-// Whatever a program does, it lives to its end and computes what it would. If it broke the shared memory, one error says so.
+// Whatever a program does, it lives to its end and computes what it would. If it broke the shared
+// memory, one error says so.
 func TestOddTargetIsUnharmed(t *testing.T) {
 	program := oddProgram(t)
 	for _, tc := range []struct {
@@ -191,7 +195,8 @@ func TestOddTargetIsUnharmed(t *testing.T) {
 			if !r.state.Success() || r.stderr != "" {
 				t.Errorf("the program: %v, %s", r.state, r.stderr)
 			}
-			if r.err != nil && (!errors.Is(r.err, errCorrupt) && !errors.Is(r.err, event.ErrLayout) || strings.Contains(r.err.Error(), "\n")) {
+			if r.err != nil && (!errors.Is(r.err, errCorrupt) && !errors.Is(r.err, event.ErrLayout) ||
+				strings.Contains(r.err.Error(), "\n")) {
 				t.Errorf("Run: %v", r.err)
 			}
 			ops := 0
@@ -207,21 +212,25 @@ func TestOddTargetIsUnharmed(t *testing.T) {
 	}
 }
 
-// A program whose graphs have addresses that it does not follow itself is not ended by the shim, which does.
+// A program whose graphs have addresses that it does not follow itself is not ended by the shim,
+// which does.
 func TestBadAddresses(t *testing.T) {
 	f, m := capturetest.New(t), capturetest.NewModel(t)
-	for _, scenario := range []string{"control", "wild_sources", "unmapped_rows", "huge_graph", "negative_graph", "unmapped_nodes", "wild_nodes", "no_graph", "unmap"} {
+	for _, scenario := range []string{"control", "wild_sources", "unmapped_rows", "huge_graph", "negative_graph",
+		"unmapped_nodes", "wild_nodes", "no_graph", "unmap"} {
 		t.Run(scenario, func(t *testing.T) {
 			args := f.Args(m, scenario, 100*time.Millisecond)
 			r := observe(t, exec.CommandContext(t.Context(), args[0], args[1:]...), scene{mayFail: true})
-			if !r.state.Success() || r.err != nil && !errors.Is(r.err, event.ErrLayout) || scenario == "control" && len(r.events) == 0 {
+			if !r.state.Success() || r.err != nil && !errors.Is(r.err, event.ErrLayout) || scenario == "control" &&
+				len(r.events) == 0 {
 				t.Errorf("the program: %v, %s; %d events, %v", r.state, r.stderr, len(r.events), r.err)
 			}
 		})
 	}
 }
 
-// A thread that cannot have the writer's lock, because another one was ended while it held it, waits a few times and then no more.
+// A thread that cannot have the writer's lock, because another one was ended while it held it,
+// waits a few times and then no more.
 func TestLockOfAThreadThatIsGone(t *testing.T) {
 	program := oddProgram(t)
 	cmd := program("nothing")
@@ -237,7 +246,9 @@ func TestLockOfAThreadThatIsGone(t *testing.T) {
 	// The same shim, whose lock is taken by its own process before anything is computed.
 	dir := openDir(t)
 	stuck := filepath.Join(dir, "stuck.so")
-	compileC(t, stuck, strings.Replace(shimSource, "static pid_t owner;", "static pid_t owner;\n__attribute__((constructor)) static void stick(void) { owner = getpid(); }", 1), compilerFlags...)
+	compileC(t, stuck, strings.Replace(shimSource, "static pid_t owner;",
+		"static pid_t owner;\n__attribute__((constructor)) static void stick(void) { owner = getpid(); }", 1),
+		compilerFlags...)
 	s.shim = stuck
 	cmd.Env = s.Environ(cmd.Environ())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: ordinary()}
@@ -251,7 +262,8 @@ func TestLockOfAThreadThatIsGone(t *testing.T) {
 	}
 }
 
-// The shared memory has a size that nobody can change. Where the program may not look at our descriptors, another process has it open.
+// The shared memory has a size that nobody can change. Where the program may not look at our
+// descriptors, another process has it open.
 func TestMemoryIsSealed(t *testing.T) {
 	dumpable := func(yes uintptr) {
 		if err := unix.Prctl(unix.PR_SET_DUMPABLE, yes, 0, 0, 0); err != nil {
@@ -270,13 +282,16 @@ func TestMemoryIsSealed(t *testing.T) {
 		"we have privileges": {nil, 0, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dumpable(tc.dumpable) // a child with another user's credential, which Go starts by vfork, makes this process undumpable, too
+			// a child with another user's credential, which Go starts by vfork, makes this process
+			// undumpable, too
+			dumpable(tc.dumpable)
 			m, err := newMemory(minRing, tc.credential)
 			if err != nil {
 				t.Fatal(err)
 			}
 			path := m.path()
-			if held := m.holder != nil; held != tc.held || !held && !strings.HasPrefix(path, fmt.Sprintf("/proc/%d/", os.Getpid())) {
+			if held := m.holder != nil; held != tc.held || !held &&
+				!strings.HasPrefix(path, fmt.Sprintf("/proc/%d/", os.Getpid())) {
 				t.Errorf("a process holds it: %v, want %v; it is at %s", held, tc.held, path)
 			}
 			f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -299,7 +314,8 @@ func TestMemoryIsSealed(t *testing.T) {
 	}
 }
 
-// What is no sealed memory of ours is not mapped, let alone written to: the process id in the name may have been reused.
+// What is no sealed memory of ours is not mapped, let alone written to: the process id in the name
+// may have been reused.
 func TestShimTakesNoOtherFile(t *testing.T) {
 	testenv.NeedMachine(t)
 	dir := t.TempDir()
@@ -364,7 +380,8 @@ func TestShimTakesNoOtherFile(t *testing.T) {
 			}
 			mapped := false
 			for lines := bufio.NewScanner(strings.NewReader(string(out))); lines.Scan(); {
-				mapped = mapped || strings.Contains(lines.Text(), " rw-s") || strings.Contains(lines.Text(), memoryName+" ")
+				mapped = mapped || strings.Contains(lines.Text(), " rw-s") ||
+					strings.Contains(lines.Text(), memoryName+" ")
 			}
 			if mapped != tc.want {
 				t.Errorf("mapped: %v, want %v\n%s", mapped, tc.want, out)
@@ -373,8 +390,8 @@ func TestShimTakesNoOtherFile(t *testing.T) {
 	}
 }
 
-// A target that fills its ring faster than it can be read keeps the reader neither from Tick nor from ending; what is not read is lost, and
-// counted.
+// A target that fills its ring faster than it can be read keeps the reader neither from Tick nor
+// from ending; what is not read is lost, and counted.
 func TestFloodEnds(t *testing.T) {
 	const ring, size = 1 << 20, uint64(recordHead) + uint64(unsafe.Sizeof(wireDecode{}))
 	m, err := newMemory(ring, nil)
@@ -464,15 +481,28 @@ func TestMemoryIsBounded(t *testing.T) {
 	}{
 		"weights": {kind: kindTemplate, body: func(i int) []byte {
 			return append(record(wireTemplate{Id: uint32(i % maxTemplates), Ops: 1000}), bytes.Repeat(op, 1000)...)
-		}, kept: func(s *Session, _ *process) int { return s.weights }, most: maxWeights + 1000*maxSources, fails: true},
+		}, kept: func(s *Session, _ *process) int { return s.weights }, most: maxWeights + 1000*maxSources,
+			fails: true},
 		"weights, in one place": {kind: kindTemplate, body: func(int) []byte {
 			return append(record(wireTemplate{Ops: 1000}), bytes.Repeat(op, 1000)...)
-		}, kept: func(s *Session, _ *process) int { return s.weights }, most: 1000 * maxSources, times: 2 * maxWeights / 1000 / maxSources},
-		"files":   {kind: kindFile, body: func(i int) []byte { return record(wireFile{Ino: uint64(i)}, 'x') }, kept: func(_ *Session, p *process) int { return len(p.paths) }, most: maxFiles, fails: true},
-		"path":    {kind: kindFile, body: func(int) []byte { return record(wireFile{}, make([]byte, 1<<20)...) }, kept: func(_ *Session, p *process) int { return len(p.paths) }, fails: true},
-		"command": {kind: kindProcess, body: func(int) []byte { return record(wireProcess{Bytes: 1 << 20}, make([]byte, 1<<20)...) }, kept: func(*Session, *process) int { return 0 }, fails: true},
-		"decodes": {kind: kindDecodeBegin, body: func(i int) []byte { return record(wireDecode{Tid: uint32(i), Decode: uint32(i)}) }, kept: func(_ *Session, p *process) int { return len(p.open) }, most: maxOpen},
-		"libraries": {kind: kindImage, body: func(i int) []byte { return record(wireImage{}, []byte(fmt.Sprint(i))...) },
+		}, kept: func(s *Session, _ *process) int { return s.weights }, most: 1000 * maxSources,
+			times: 2 * maxWeights / 1000 / maxSources},
+		"files": {kind: kindFile, body: func(i int) []byte { return record(wireFile{Ino: uint64(i)}, 'x') },
+			kept: func(_ *Session, p *process) int { return len(p.paths) }, most: maxFiles, fails: true},
+		"path": {kind: kindFile, body: func(int) []byte { return record(wireFile{}, make([]byte, 1<<20)...) },
+			kept: func(_ *Session, p *process) int { return len(p.paths) }, fails: true},
+		"command": {kind: kindProcess, body: func(int) []byte {
+			return record(wireProcess{Bytes: 1 << 20},
+				make([]byte, 1<<20)...)
+		}, kept: func(*Session, *process) int { return 0 }, fails: true},
+		"decodes": {kind: kindDecodeBegin, body: func(i int) []byte {
+			return record(wireDecode{Tid: uint32(i),
+				Decode: uint32(i)})
+		}, kept: func(_ *Session, p *process) int { return len(p.open) }, most: maxOpen},
+		"libraries": {kind: kindImage, body: func(i int) []byte {
+			return record(wireImage{},
+				[]byte(fmt.Sprint(i))...)
+		},
 			kept: func(s *Session, _ *process) int { return len(s.images) }, most: maxImages},
 		"derived steps": {
 			before: func(s *Session, p *process) {
@@ -481,7 +511,10 @@ func TestMemoryIsBounded(t *testing.T) {
 					t.Fatal(err)
 				}
 			},
-			kind: kindGraph, body: func(i int) []byte { return append(record(wireGraph{Tid: uint32(i), Ops: 1, Lists: 1}), ids()...) },
+			kind: kindGraph, body: func(i int) []byte {
+				return append(record(wireGraph{Tid: uint32(i), Ops: 1,
+					Lists: 1}), ids()...)
+			},
 			kept: func(_ *Session, p *process) int { return p.derived.Open() }, most: maxOpen,
 		},
 	} {

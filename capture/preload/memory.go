@@ -2,12 +2,15 @@ package preload
 
 // This file manages the shared memory: a header and a slot for each process, laid out as in wire.h.
 //
-// It is a memfd (Linux 3.17), sealed so that nobody can change its size: a page that is mapped and then cut off would end the process that
-// touches it, target or reader, with SIGBUS. It needs no directory, has no size limit of a mounted file system, and is gone with the last
-// process that has it open or mapped. Programs open it as /proc/PID/fd/N, which the kernel allows those that may read PID's memory
-// (PTRACE_MODE_READ): processes of the same user, unless they run in another PID or user namespace.
+// It is a memfd (Linux 3.17), sealed so that nobody can change its size: a page that is mapped and
+// then cut off would end the process that touches it, target or reader, with SIGBUS. It needs no
+// directory, has no size limit of a mounted file system, and is gone with the last process that has
+// it open or mapped. Programs open it as /proc/PID/fd/N, which the kernel allows those that may
+// read PID's memory (PTRACE_MODE_READ): processes of the same user, unless they run in another PID
+// or user namespace.
 //
-// Programs may write anything to it at any time. So what is read is copied first, then checked, and the reader's own state is kept elsewhere.
+// Programs may write anything to it at any time. So what is read is copied first, then checked, and
+// the reader's own state is kept elsewhere.
 
 import (
 	"errors"
@@ -39,7 +42,8 @@ type memory struct {
 	body   []byte        // of the record that is being read
 }
 
-// memoryName is what /proc/PID/fd shows for the shared memory. The shim compares it: a process id that was reused is not ours.
+// memoryName is what /proc/PID/fd shows for the shared memory. The shim compares it: a process id
+// that was reused is not ours.
 const memoryName = "tensorcast-preload"
 
 // newMemory makes shared memory for programs that run with credential (nil: the caller's).
@@ -56,7 +60,8 @@ func newMemory(ring int, credential *syscall.Credential) (*memory, error) {
 }
 
 func (m *memory) init() error {
-	// Where the sysctl vm.memfd_noexec is 2, this flag (Linux 6.3) is obligatory; older kernels refuse it. It allows seals, too.
+	// Where the sysctl vm.memfd_noexec is 2, this flag (Linux 6.3) is obligatory; older kernels
+	// refuse it. It allows seals, too.
 	fd, err := unix.MemfdCreate(memoryName, unix.MFD_CLOEXEC|unix.MFD_NOEXEC_SEAL)
 	if errors.Is(err, unix.EINVAL) {
 		fd, err = unix.MemfdCreate(memoryName, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
@@ -70,7 +75,8 @@ func (m *memory) init() error {
 	if err := unix.Ftruncate(fd, size); err != nil {
 		return fmt.Errorf("%d bytes: %w", size, err)
 	}
-	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS,
+		unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
 		return fmt.Errorf("seal its size: %w", err)
 	}
 	if m.b, err = unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
@@ -95,14 +101,16 @@ func foreign(c *syscall.Credential) bool {
 	return c != nil && (int(c.Uid) != os.Geteuid() || int(c.Gid) != os.Getegid())
 }
 
-// mayLook reports whether a program with this credential may open the descriptors of this process: not those of a program that has
-// privileges by its file (which is then not "dumpable"), and not another user's.
+// mayLook reports whether a program with this credential may open the descriptors of this process:
+// not those of a program that has privileges by its file (which is then not "dumpable"), and not
+// another user's.
 func mayLook(c *syscall.Credential) bool {
 	dumpable, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
 	return err == nil && dumpable == 1 && !foreign(c)
 }
 
-// holder is a process that has the memory open so that another user's programs can open it there. It ends when this process does.
+// holder is a process that has the memory open so that another user's programs can open it there.
+// It ends when this process does.
 type holder struct {
 	cmd   *exec.Cmd
 	alive io.Closer // its standard input
@@ -117,7 +125,8 @@ func hold(file *os.File, c *syscall.Credential) (*holder, error) {
 		return nil, err
 	}
 	// A process group of its own: the terminal's Ctrl-C is not for it.
-	h := &holder{cmd: &exec.Cmd{Path: path, Args: []string{path}, Dir: "/", ExtraFiles: []*os.File{file}, SysProcAttr: &syscall.SysProcAttr{Credential: c, Setpgid: true}}}
+	h := &holder{cmd: &exec.Cmd{Path: path, Args: []string{path}, Dir: "/", ExtraFiles: []*os.File{file},
+		SysProcAttr: &syscall.SysProcAttr{Credential: c, Setpgid: true}}}
 	h.cmd.Env = []string{}
 	if h.alive, err = h.cmd.StdinPipe(); err != nil {
 		return nil, err
@@ -171,7 +180,8 @@ func (m *memory) buffer(i int) []byte {
 // putLayout stores layout i. Programs do not read it before the count is raised.
 func (m *memory) putLayout(i int, l ggml.Layout) {
 	m.header().Layout[i] = wireLayout{
-		Type: l.Type, Ne: l.NE, Nb: l.NB, Op: l.Op, Flags: l.Flags, Src: l.Src, Max_src: l.MaxSrc, View_src: l.ViewSrc, Data: l.Data, Name: l.Name,
+		Type: l.Type, Ne: l.NE, Nb: l.NB, Op: l.Op, Flags: l.Flags, Src: l.Src, Max_src: l.MaxSrc,
+		View_src: l.ViewSrc, Data: l.Data, Name: l.Name,
 		N_nodes: l.NNodes, Nodes: l.Nodes,
 	}
 	atomic.StoreUint32(&m.header().Layouts, uint32(i+1))
@@ -196,7 +206,8 @@ const maxPID = 4 << 20
 func (m *memory) free(slot int) {
 	at := m.at(slot)
 	m.tail[slot] = 0
-	clear(m.b[at+int(unsafe.Offsetof(wireSlot{}.Nodes)) : at+slotHeader]) // the pid is cleared last: from then on the slot may be taken
+	// the pid is cleared last: from then on the slot may be taken
+	clear(m.b[at+int(unsafe.Offsetof(wireSlot{}.Nodes)) : at+slotHeader])
 	atomic.StoreUint32(&m.slot(slot).Pid, 0)
 }
 
@@ -205,7 +216,8 @@ func (m *memory) unread(slot int) uint64 { return atomic.LoadUint64(&m.slot(slot
 func (m *memory) counters(p *process) event.Counters {
 	s := m.slot(p.slot)
 	c := event.Counters{
-		NoWeight: atomic.LoadUint64(&s.No_weight), OpsSent: atomic.LoadUint64(&s.Ops_sent), OpsLost: atomic.LoadUint64(&s.Ops_lost),
+		NoWeight: atomic.LoadUint64(&s.No_weight), OpsSent: atomic.LoadUint64(&s.Ops_sent),
+		OpsLost:    atomic.LoadUint64(&s.Ops_lost),
 		OthersLost: atomic.LoadUint64(&s.Others_lost), Clipped: p.clipped, Received: p.received,
 	}
 	c.Hits = atomic.LoadUint64(&s.Nodes)
@@ -213,8 +225,8 @@ func (m *memory) counters(p *process) event.Counters {
 		c.OpsLost += c.OpsSent - c.Received
 		c.OpsSent = c.Received
 	}
-	// A killed process may have counted a graph's nodes without counting what became of them, or counted ops as sent without completing the
-	// record.
+	// A killed process may have counted a graph's nodes without counting what became of them, or
+	// counted ops as sent without completing the record.
 	if p.gone && c.OpsSent > c.Received {
 		c.OpsSent = c.Received
 	}
@@ -227,8 +239,8 @@ func (m *memory) counters(p *process) event.Counters {
 // recordHead is the size in bytes of a record's head.
 const recordHead = uint64(unsafe.Sizeof(wireRecord{}))
 
-// read passes the records in a slot's ring buffer to each, in order, until all that was there at first is read, or until the time after.
-// The body is valid during the call.
+// read passes the records in a slot's ring buffer to each, in order, until all that was there at
+// first is read, or until the time after. The body is valid during the call.
 func (m *memory) read(slot int, after time.Time, each func(kind uint32, body []byte) error) (n int, err error) {
 	ring, s := m.buffer(slot), m.slot(slot)
 	head := atomic.LoadUint64(&s.Head) // once: a target that writes faster than we read does not keep us here
@@ -243,7 +255,8 @@ func (m *memory) read(slot int, after time.Time, each func(kind uint32, body []b
 		}
 		record := fixed[wireRecord](&reader{b: ring[pos:]})
 		kind, size := record.Kind, uint64(record.Size)
-		if size < recordHead || size%8 != 0 || size > m.ring-pos || size > head-tail || kind != kindPad && size > maxRecord {
+		if size < recordHead || size%8 != 0 || size > m.ring-pos || size > head-tail || kind != kindPad &&
+			size > maxRecord {
 			return n, fmt.Errorf("%w: a record of %d bytes", errCorrupt, size)
 		}
 		if kind != kindPad {

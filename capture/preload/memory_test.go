@@ -40,7 +40,9 @@ func sessionIn(t testing.TB, m *memory) *Session {
 
 // bare is a session without a shim, which the caller closes.
 func bare(m *memory) *Session {
-	return &Session{opts: Options{Log: slog.New(slog.DiscardHandler), Tick: func() error { return nil }, Interval: time.Millisecond}, mem: m, procs: map[int]*process{}, strays: map[int]string{}, layouts: ggml.Candidates()}
+	return &Session{opts: Options{Log: slog.New(slog.DiscardHandler), Tick: func() error { return nil },
+		Interval: time.Millisecond}, mem: m, procs: map[int]*process{}, strays: map[int]string{},
+		layouts: ggml.Candidates()}
 }
 
 // The target may write anything to its ring: that is an error, never more.
@@ -68,7 +70,8 @@ func TestCorruptRing(t *testing.T) {
 			copy(m.buffer(3), tc.ring)
 			m.tail[3] = tc.tail
 			atomic.StoreUint64(&m.slot(3).Head, tc.head)
-			if n, err := m.read(3, time.Time{}, func(uint32, []byte) error { return nil }); !errors.Is(err, errCorrupt) || n != 0 {
+			if n, err := m.read(3, time.Time{}, func(uint32, []byte) error { return nil }); !errors.Is(err,
+				errCorrupt) || n != 0 {
 				t.Errorf("%d records, %v", n, err)
 			}
 		})
@@ -93,7 +96,8 @@ func TestRingWraps(t *testing.T) {
 		got = append(got, kind, uint32(len(body)))
 		return nil
 	})
-	if err != nil || n != 2 || len(got) != 4 || got[0] != kindGraphEnd || got[1] != 32 || got[2] != kindOpName || got[3] != 16 {
+	if err != nil || n != 2 || len(got) != 4 || got[0] != kindGraphEnd || got[1] != 32 || got[2] != kindOpName ||
+		got[3] != 16 {
 		t.Errorf("%d records, %v: %v", n, err, got)
 	}
 }
@@ -115,7 +119,8 @@ func FuzzRecord(f *testing.F) {
 			return nil
 		}
 		for _, b := range [][]byte{body, second} {
-			if err := s.record(p, uint32(kind), b, handle); err != nil && !errors.Is(err, errCorrupt) && !errors.Is(err, event.ErrLayout) {
+			if err := s.record(p, uint32(kind), b, handle); err != nil && !errors.Is(err, errCorrupt) &&
+				!errors.Is(err, event.ErrLayout) {
 				t.Error(err)
 			}
 			// A graph of the template that this may have been.
@@ -125,7 +130,8 @@ func FuzzRecord(f *testing.F) {
 						continue
 					}
 					g := graphRecord{hash: tmpl.hash, template: id, ops: uint32(len(tmpl.ops))}
-					if err := s.graph(p, &g, handle); err != nil && !errors.Is(err, errCorrupt) && !errors.Is(err, event.ErrLayout) {
+					if err := s.graph(p, &g, handle); err != nil && !errors.Is(err, errCorrupt) &&
+						!errors.Is(err, event.ErrLayout) {
 						t.Error(err)
 					}
 				}
@@ -137,7 +143,8 @@ func FuzzRecord(f *testing.F) {
 func TestNoCompiler(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	t.Setenv("PATH", t.TempDir())
-	if s, err := Start(t.Context(), Options{}); !errors.Is(err, ErrNoCompiler) || s != nil || strings.Contains(err.Error(), "\n") {
+	if s, err := Start(t.Context(), Options{}); !errors.Is(err, ErrNoCompiler) || s != nil ||
+		strings.Contains(err.Error(), "\n") {
 		t.Errorf("%v", err)
 	}
 }
@@ -151,7 +158,8 @@ func TestBadRing(t *testing.T) {
 	}
 }
 
-// The shim is compiled once, and found where the name of the cache directory would be two in LD_PRELOAD, or where there is none.
+// The shim is compiled once, and found where the name of the cache directory would be two in
+// LD_PRELOAD, or where there is none.
 func TestCache(t *testing.T) {
 	testenv.NeedMachine(t) // it compiles the shim
 	for _, tc := range []struct {

@@ -1,11 +1,13 @@
-// Package preload observes a llama.cpp program without root. A library in C (the shim), which LD_PRELOAD loads into the program, intercepts
-// the calls of ggml_graph_compute, llama_decode and llama_set_warmup, and writes what each graph reads to shared memory; a [Session] reads
-// it there. Package capture is its user.
+// Package preload observes a llama.cpp program without root. A library in C (the shim), which
+// LD_PRELOAD loads into the program, intercepts the calls of ggml_graph_compute, llama_decode and
+// llama_set_warmup, and writes what each graph reads to shared memory; a [Session] reads it there.
+// Package capture is its user.
 //
-// It observes whole graphs, not the ops inside: an [event.Op] has the time at which its graph began, no duration, and no experts (when a
-// graph begins, its router has not run yet). Ops that ggml fuses are reported one by one. Only calls between shared libraries, or through a
-// library's own procedure linkage table, can be intercepted: a program that is linked with ggml statically, or with -Bsymbolic, needs the
-// probes of package ebpf.
+// It observes whole graphs, not the ops inside: an [event.Op] has the time at which its graph
+// began, no duration, and no experts (when a graph begins, its router has not run yet). Ops that
+// ggml fuses are reported one by one. Only calls between shared libraries, or through a library's
+// own procedure linkage table, can be intercepted: a program that is linked with ggml statically,
+// or with -Bsymbolic, needs the probes of package ebpf.
 package preload
 
 import (
@@ -46,20 +48,24 @@ const (
 
 // Options configure a Session.
 type Options struct {
-	// RingBytes is the size of each process's ring buffer, a power of two of at least 4 KiB; 0 means 8 MiB.
+	// RingBytes is the size of each process's ring buffer, a power of two of at least 4 KiB; 0
+	// means 8 MiB.
 	RingBytes int
-	// Interval is how often Run looks for events; 0 means 10 ms. Run calls Tick at this interval, after the pending events.
+	// Interval is how often Run looks for events; 0 means 10 ms. Run calls Tick at this interval,
+	// after the pending events.
 	Interval time.Duration
 	Tick     func() error
 	Follow   bool // also report processes that the target starts
 	// Credential is what the program runs with; nil: what the caller runs with.
 	Credential *syscall.Credential
-	// Layouts are those found in the target's files (see [ggml.Infer]), if any; the shim tries them before those of released versions.
+	// Layouts are those found in the target's files (see [ggml.Infer]), if any; the shim tries them
+	// before those of released versions.
 	Layouts []ggml.Layout
 	Log     *slog.Logger
 }
 
-// Session is the shared memory that programs write to, and its reader. Its methods are not safe for concurrent use.
+// Session is the shared memory that programs write to, and its reader. Its methods are not safe for
+// concurrent use.
 type Session struct {
 	opts    Options
 	shim    string     // path of the library
@@ -83,14 +89,15 @@ type imageInfo struct {
 	layout                ggml.Layout
 }
 
-// Start makes the shared memory, and compiles the shim if it is not in the user's cache, which needs a C compiler ([ErrNoCompiler]). The
-// caller must call Close.
+// Start makes the shared memory, and compiles the shim if it is not in the user's cache, which
+// needs a C compiler ([ErrNoCompiler]). The caller must call Close.
 func Start(ctx context.Context, opts Options) (*Session, error) {
 	if opts.RingBytes == 0 {
 		opts.RingBytes = defaultRing
 	}
 	if opts.RingBytes < minRing || opts.RingBytes > maxRing || opts.RingBytes&(opts.RingBytes-1) != 0 {
-		return nil, fmt.Errorf("a buffer of %d bytes: want a power of two from %d to %d", opts.RingBytes, minRing, maxRing)
+		return nil, fmt.Errorf("a buffer of %d bytes: want a power of two from %d to %d", opts.RingBytes, minRing,
+			maxRing)
 	}
 	if opts.Interval == 0 {
 		opts.Interval = defaultInterval
@@ -115,7 +122,8 @@ func Start(ctx context.Context, opts Options) (*Session, error) {
 	return s, nil
 }
 
-// offer adds a layout for the shim to try. It returns false if the layout was offered before, or if there is no more room.
+// offer adds a layout for the shim to try. It returns false if the layout was offered before, or if
+// there is no more room.
 func (s *Session) offer(l ggml.Layout) bool {
 	same := func(o ggml.Layout) bool {
 		o.Origin = l.Origin
@@ -129,7 +137,8 @@ func (s *Session) offer(l ggml.Layout) bool {
 	return true
 }
 
-// Environ returns env with the variables that load the shim into a program. Other preloaded libraries stay.
+// Environ returns env with the variables that load the shim into a program. Other preloaded
+// libraries stay.
 func (s *Session) Environ(env []string) []string {
 	preload := s.shim
 	out := make([]string, 0, len(env)+2)
@@ -167,7 +176,8 @@ func (s *Session) Target(pid int) event.TargetInfo {
 	return event.TargetInfo{}
 }
 
-// Seen says, after Run, why the target reported no graph: [ErrNotLoaded], [ErrOtherProcess] or [ErrNoGraph]; nil if it reported one.
+// Seen says, after Run, why the target reported no graph: [ErrNotLoaded], [ErrOtherProcess] or
+// [ErrNoGraph]; nil if it reported one.
 func (s *Session) Seen() error {
 	switch {
 	case len(s.images) > 0:
@@ -182,8 +192,8 @@ func (s *Session) Seen() error {
 	return ErrNoGraph
 }
 
-// Counters reads the counters of the followed processes. The sums are exact once these have stopped. Hits are the nodes of graphs, not
-// calls.
+// Counters reads the counters of the followed processes. The sums are exact once these have
+// stopped. Hits are the nodes of graphs, not calls.
 func (s *Session) Counters() (event.Counters, error) {
 	sum := s.ended
 	for _, p := range s.procs {
@@ -213,8 +223,8 @@ func (s *Session) wasLoaded() bool {
 	return atomic.LoadUint32(&s.mem.header().Loaded) > 0
 }
 
-// Close tells programs that still run to report nothing more, and removes the shared memory. Call it once, after Run has returned.
-// Counters, Seen, Libraries and Target still work afterwards.
+// Close tells programs that still run to report nothing more, and removes the shared memory. Call
+// it once, after Run has returned. Counters, Seen, Libraries and Target still work afterwards.
 func (s *Session) Close() error {
 	for _, p := range s.procs {
 		p.close()

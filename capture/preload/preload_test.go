@@ -23,10 +23,12 @@ import (
 
 var (
 	denseModel = synth.Config{Layers: 3, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Type: gguf.Q8_0, Seed: 1}
-	moeModel   = synth.Config{Layers: 3, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Experts: 8, Used: 3, Type: gguf.Q8_0, Seed: 2}
+	moeModel   = synth.Config{Layers: 3, Embd: 256, FF: 256, Heads: 4, KVHeads: 2, Experts: 8, Used: 3,
+		Type: gguf.Q8_0, Seed: 2}
 )
 
-// ordinary is the user that programs run as: nobody, if the tests run as root; else nil, the user of the tests.
+// ordinary is the user that programs run as: nobody, if the tests run as root; else nil, the user
+// of the tests.
 func ordinary() *syscall.Credential {
 	if os.Geteuid() != 0 {
 		return nil
@@ -136,7 +138,8 @@ func observe(t *testing.T, cmd *exec.Cmd, sc scene) run {
 	return r
 }
 
-// accounted: each op that was computed was received, lost, filtered or under way when its process was killed.
+// accounted: each op that was computed was received, lost, filtered or under way when its process
+// was killed.
 func accounted(t *testing.T, r run) {
 	t.Helper()
 	c := r.counters
@@ -213,7 +216,8 @@ func (r run) reads(t *testing.T) []read {
 	return out
 }
 
-// truth is what the driver's dump says. Which experts several tokens select is not known before the graph ran: there it says no bytes, as got does.
+// truth is what the driver's dump says. Which experts several tokens select is not known before the
+// graph ran: there it says no bytes, as got does.
 func truth(t *testing.T, path string, got []read) []read {
 	t.Helper()
 	ops, err := llama.ReadOps(path)
@@ -269,7 +273,8 @@ func TestSequenceEqualsGroundTruth(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := llama.Options{
-				Model: model(t, tc.model), Prompt: "the quick brown fox", Tokens: 6, Threads: max(tc.threads, 1), NoRepack: true, Warmup: tc.warmup,
+				Model: model(t, tc.model), Prompt: "the quick brown fox", Tokens: 6, Threads: max(tc.threads, 1),
+				NoRepack: true, Warmup: tc.warmup,
 				Ops: filepath.Join(openDir(t), "ops.jsonl"),
 			}
 			r := observe(t, in.Command(t.Context(), o), scene{})
@@ -307,7 +312,8 @@ func checkDecodes(t *testing.T, r run, announced bool) {
 		contexts[d.Context] = true
 		tokens = append(tokens, d.Tokens)
 	}
-	if len(tokens) != 8 || tokens[0] != 2 || tokens[1] < 2 || !slices.Equal(tokens[2:], []int32{1, 1, 1, 1, 1, 1}) || len(contexts) != 1 {
+	if len(tokens) != 8 || tokens[0] != 2 || tokens[1] < 2 || !slices.Equal(tokens[2:], []int32{1, 1, 1, 1, 1, 1}) ||
+		len(contexts) != 1 {
 		t.Errorf("decodes of %v tokens in %d contexts", tokens, len(contexts))
 	}
 }

@@ -62,10 +62,12 @@ func TestLossIsCounted(t *testing.T) {
 		r := observe(t, in.Command(t.Context(), o), scene{Options: Options{RingBytes: size, Interval: time.Hour}})
 		accounted(t, r)
 		c := r.counters
-		if c.OpsLost == 0 || c.Hits != full.counters.Hits || c.NoWeight != full.counters.NoWeight || c.Received+c.OpsLost != full.counters.Received {
+		if c.OpsLost == 0 || c.Hits != full.counters.Hits || c.NoWeight != full.counters.NoWeight ||
+			c.Received+c.OpsLost != full.counters.Received {
 			t.Errorf("ring of %d: %+v, of a large one %+v", size, c, full.counters)
 		}
-		if received := c.Received > 0; received != (size > 4<<10) { // a graph's ops are one record, which 4 KiB cannot hold
+		// a graph's ops are one record, which 4 KiB cannot hold
+		if received := c.Received > 0; received != (size > 4<<10) {
 			t.Errorf("ring of %d: received %d", size, c.Received)
 		}
 		if c.OthersLost == 0 {
@@ -80,7 +82,8 @@ func TestLossIsCounted(t *testing.T) {
 // The driver counts the ops itself.
 func TestOpsAreCounted(t *testing.T) {
 	in := install(t)
-	o := llama.Options{Model: model(t, moeModel), Prompt: "count", Tokens: 20, Threads: 1, NoRepack: true, CountOps: true}
+	o := llama.Options{Model: model(t, moeModel), Prompt: "count", Tokens: 20, Threads: 1, NoRepack: true,
+		CountOps: true}
 	r := observe(t, in.Command(t.Context(), o), scene{})
 	result, err := llama.ParseResult([]byte(r.stdout))
 	if err != nil {
@@ -95,7 +98,8 @@ func TestOpsAreCounted(t *testing.T) {
 func TestServer(t *testing.T) {
 	in := install(t)
 	o := llama.Options{
-		Model: model(t, denseModel), Model2: model(t, moeModel), Prompt: "one", Prompts: []string{"two", "three"}, Tokens: 10, Threads: 1, NoRepack: true,
+		Model: model(t, denseModel), Model2: model(t, moeModel), Prompt: "one", Prompts: []string{"two", "three"},
+		Tokens: 10, Threads: 1, NoRepack: true,
 		Contexts: 2, Concurrent: true, Parallel: 3,
 	}
 	plain, err := in.Run(t.Context(), o)
@@ -162,7 +166,8 @@ func TestDerivedSteps(t *testing.T) {
 	in := install(t)
 	hidden := variant(t, in, "hidden",
 		"static bool open_lib(", "static void *lib;\nstatic bool open_lib(",
-		"if (!dlopen(g.gl_pathv[0], RTLD_NOW | RTLD_GLOBAL))", "if (!(lib = dlopen(g.gl_pathv[0], RTLD_NOW | RTLD_LOCAL)))",
+		"if (!dlopen(g.gl_pathv[0], RTLD_NOW | RTLD_GLOBAL))",
+		"if (!(lib = dlopen(g.gl_pathv[0], RTLD_NOW | RTLD_LOCAL)))",
 		"dlsym(RTLD_DEFAULT, #name)", "dlsym(lib, #name)")
 	o := llama.Options{Model: model(t, moeModel), Prompt: "derived", Tokens: 6, Threads: 1, NoRepack: true}
 	want := observe(t, in.Command(t.Context(), o), scene{})
@@ -221,7 +226,8 @@ func TestProcesses(t *testing.T) {
 	o := llama.Options{Model: model(t, denseModel), Prompt: "shell", Tokens: 3, Threads: 1, NoRepack: true}
 	want := sequence(observe(t, in.Command(t.Context(), o), scene{}).reads(t))
 	shell := func(script string) *exec.Cmd {
-		return exec.CommandContext(t.Context(), "/bin/sh", append([]string{"-c", script}, in.Command(t.Context(), o).Args...)...)
+		return exec.CommandContext(t.Context(), "/bin/sh",
+			append([]string{"-c", script}, in.Command(t.Context(), o).Args...)...)
 	}
 
 	r := observe(t, shell(`exec "$0" "$@"`), scene{})
@@ -229,7 +235,8 @@ func TestProcesses(t *testing.T) {
 	accounted(t, r)
 
 	r = observe(t, shell(`"$0" "$@"; exit 7`), scene{})
-	if !errors.Is(r.seen, ErrOtherProcess) || len(r.events) != 0 || r.counters != (event.Counters{}) || r.state.ExitCode() != 7 {
+	if !errors.Is(r.seen, ErrOtherProcess) || len(r.events) != 0 || r.counters != (event.Counters{}) ||
+		r.state.ExitCode() != 7 {
 		t.Errorf("%v; %d events; %+v; %v", r.seen, len(r.events), r.counters, r.state)
 	}
 
@@ -273,7 +280,8 @@ func TestProcesses(t *testing.T) {
 // Killed in the middle, a program leaves whole events, all accounted for.
 func TestKilled(t *testing.T) {
 	in := install(t)
-	o := llama.Options{Model: model(t, denseModel), Prompt: "killed", Tokens: 100, Threads: 1, NoRepack: true, Repeat: 1 << 20}
+	o := llama.Options{Model: model(t, denseModel), Prompt: "killed", Tokens: 100, Threads: 1, NoRepack: true,
+		Repeat: 1 << 20}
 	decodes := 0
 	r := observe(t, in.Command(t.Context(), o), scene{event: func(cmd *exec.Cmd, e event.Event) {
 		if _, ok := e.(event.DecodeEnd); ok {
@@ -372,7 +380,8 @@ int ggml_backend_graph_compute(void *graph) { return ggml_graph_compute(graph, &
 	}
 }
 
-// other is a ggml of another time: its tensors have 8 bytes more in front. It computes a graph again and again until its standard input ends.
+// other is a ggml of another time: its tensors have 8 bytes more in front. It computes a graph
+// again and again until its standard input ends.
 const structs = `
 #include <stdint.h>
 #include <stdio.h>
@@ -418,7 +427,8 @@ int main(int argc, char **argv) {
 }
 `
 
-// A layout that is in no table is refused with the evidence; where the library has debug information it is learnt while the program runs.
+// A layout that is in no table is refused with the evidence; where the library has debug
+// information it is learnt while the program runs.
 func TestUnknownLayout(t *testing.T) {
 	dir := openDir(t)
 	weights := filepath.Join(dir, "weights")
@@ -454,7 +464,8 @@ func TestUnknownLayout(t *testing.T) {
 		if ops++; ops > 1 {
 			return
 		}
-		if s := o.Sources[0]; o.Name != "MUL_MAT" || len(o.Sources) != 2 || s.Name != "blk.0.ffn_up.weight" || s.Offset != 64 || !s.InFile || s.Bytes() != 256 {
+		if s := o.Sources[0]; o.Name != "MUL_MAT" || len(o.Sources) != 2 || s.Name != "blk.0.ffn_up.weight" ||
+			s.Offset != 64 || !s.InFile || s.Bytes() != 256 {
 			t.Errorf("%+v", o)
 		}
 		if err := stdin.Close(); err != nil {

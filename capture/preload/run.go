@@ -57,9 +57,11 @@ func (p *process) alive() bool {
 }
 
 const (
-	// longestLook is how long a look at the slots takes at most, roughly: programs may write as fast as their events are handled.
+	// longestLook is how long a look at the slots takes at most, roughly: programs may write as
+	// fast as their events are handled.
 	longestLook = 100 * time.Millisecond
-	// longestFinish is how long, at the end, the remaining records are handled; what is left then is counted as lost.
+	// longestFinish is how long, at the end, the remaining records are handled; what is left then
+	// is counted as lost.
 	longestFinish = 500 * time.Millisecond
 
 	// These bound memory, whatever programs write. None of them is near what a llama.cpp program needs.
@@ -72,9 +74,11 @@ const (
 	maxImages  = 1 << 6
 )
 
-// Run passes the events of process pid, and with Follow those of all processes that compute, to handle until ctx is done; then it passes on
-// what the programs have written by then and returns nil. If handle or Tick fails, Run returns the error at once. The Sources of an
-// [event.Op] are shared between events and must not be modified. Call Run once; after it, programs report nothing more.
+// Run passes the events of process pid, and with Follow those of all processes that compute, to
+// handle until ctx is done; then it passes on what the programs have written by then and returns
+// nil. If handle or Tick fails, Run returns the error at once. The Sources of an [event.Op] are
+// shared between events and must not be modified. Call Run once; after it, programs report nothing
+// more.
 func (s *Session) Run(ctx context.Context, pid int, handle func(event.Event) error) error {
 	defer s.mem.stop()
 	s.target = pid
@@ -127,7 +131,8 @@ func (s *Session) look(after time.Time, handle func(event.Event) error) error {
 func (s *Session) meet(pid, slot int) *process {
 	p := &process{
 		pid: pid, slot: slot, followed: pid == s.target || s.opts.Follow,
-		ops: map[uint32]string{}, paths: map[event.FileID]string{}, shown: map[event.FileID]bool{}, templates: map[uint32]*template{}, open: map[int32]uint32{}, derived: event.DerivedSteps{PID: int32(pid)},
+		ops: map[uint32]string{}, paths: map[event.FileID]string{}, shown: map[event.FileID]bool{},
+		templates: map[uint32]*template{}, open: map[int32]uint32{}, derived: event.DerivedSteps{PID: int32(pid)},
 	}
 	if handle, err := proc.Open(pid); err == nil {
 		p.handle = handle
@@ -199,7 +204,8 @@ func (s *Session) finish(handle func(event.Event) error) error {
 		if err := s.look(deadline, handle); err != nil {
 			return err
 		}
-		again = time.Now().Before(deadline) && slices.ContainsFunc(slices.Collect(maps.Keys(s.procs)), func(i int) bool { return s.mem.left(i) > 0 })
+		again = time.Now().Before(deadline) && slices.ContainsFunc(slices.Collect(maps.Keys(s.procs)),
+			func(i int) bool { return s.mem.left(i) > 0 })
 	}
 	for _, p := range s.procs {
 		if !p.followed {
@@ -297,7 +303,8 @@ func (s *Session) record(p *process, kind uint32, body []byte, handle func(event
 		}
 		p.open[int32(d.tid)] = d.decode
 		return handle(event.DecodeBegin{
-			Time: d.time, PID: int32(p.pid), TID: int32(d.tid), Context: d.context, Decode: d.decode, Tokens: d.tokens, Warmup: d.warmup, Sequences: d.sequences,
+			Time: d.time, PID: int32(p.pid), TID: int32(d.tid), Context: d.context, Decode: d.decode,
+			Tokens: d.tokens, Warmup: d.warmup, Sequences: d.sequences,
 		})
 	case kindDecodeEnd:
 		d, err := readDecode(body)
@@ -322,7 +329,8 @@ func (s *Session) learn(p *process, id uint32, t *template) error {
 	return nil
 }
 
-// endStale ends the decodes under way if there are too many, because the records of their ends were lost: their threads are gone.
+// endStale ends the decodes under way if there are too many, because the records of their ends were
+// lost: their threads are gone.
 func (p *process) endStale(time int64, handle func(event.Event) error) error {
 	if len(p.open) < maxOpen {
 		return nil
@@ -336,8 +344,8 @@ func (p *process) endStale(time int64, handle func(event.Event) error) error {
 	return nil
 }
 
-// image handles the report of a library that computes. If none of the offered layouts fits, its files may tell another one, which the shim
-// then tries with the next graph.
+// image handles the report of a library that computes. If none of the offered layouts fits, its
+// files may tell another one, which the shim then tries with the next graph.
 func (s *Session) image(p *process, im *imageRecord) error {
 	if im.layout == noLayout {
 		for _, path := range libraries(proc.Locate(p.pid, im.path, 0).Path) {
@@ -375,7 +383,8 @@ func (s *Session) layoutError(im *imageRecord) error {
 	return fmt.Errorf("%w: %q (its graphs and ggml's own functions disagree on it)", event.ErrLayout, im.path)
 }
 
-// libraries lists a library of ggml and its neighbours, which may have debug information; not all that a target could put there.
+// libraries lists a library of ggml and its neighbours, which may have debug information; not all
+// that a target could put there.
 func libraries(path string) []string {
 	paths := []string{path}
 	entries, err := os.ReadDir(filepath.Dir(path))
@@ -386,7 +395,8 @@ func libraries(path string) []string {
 		if len(paths) >= maxImages {
 			break
 		}
-		if name := e.Name(); strings.HasPrefix(name, "libggml") && strings.Contains(name, ".so") && name != filepath.Base(path) {
+		if name := e.Name(); strings.HasPrefix(name, "libggml") && strings.Contains(name, ".so") &&
+			name != filepath.Base(path) {
 			paths = append(paths, filepath.Join(filepath.Dir(path), name))
 		}
 	}
@@ -417,7 +427,8 @@ func (s *Session) graph(p *process, g *graphRecord, handle func(event.Event) err
 			}
 		}
 		op := event.Op{
-			Time: g.time, Duration: -1, Stall: -1, PID: int32(p.pid), TID: int32(g.tid), Decode: decode, Graph: g.graph, Seq: g.seq + uint64(o.node) + 1, Name: name, Sources: o.sources, Memo: &o.memo,
+			Time: g.time, Duration: -1, Stall: -1, PID: int32(p.pid), TID: int32(g.tid), Decode: decode,
+			Graph: g.graph, Seq: g.seq + uint64(o.node) + 1, Name: name, Sources: o.sources, Memo: &o.memo,
 		}
 		op.GatherDim, op.ByExpert = o.gather.Dim, o.gather.Experts
 		if op.ByExpert {
@@ -437,8 +448,8 @@ func (s *Session) graph(p *process, g *graphRecord, handle func(event.Event) err
 	return nil
 }
 
-// derive begins a step at a lookup of token embeddings if llama_decode was never observed, as in a program that gets this function from
-// dlsym.
+// derive begins a step at a lookup of token embeddings if llama_decode was never observed, as in a
+// program that gets this function from dlsym.
 func (p *process) derive(t *template, g *graphRecord, handle func(event.Event) error) error {
 	if p.decodes {
 		return nil

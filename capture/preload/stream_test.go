@@ -1,6 +1,7 @@
 package preload
 
-// These tests hand what a target may write to its ring on to a recorder: a real session's records, damaged.
+// These tests hand what a target may write to its ring on to a recorder: a real session's records,
+// damaged.
 
 import (
 	"bytes"
@@ -35,10 +36,12 @@ var (
 	streams = flag.Int("streams", 200, "how many damaged streams TestDamagedStreams reads")
 )
 
-// streamModels are the models of the recorded sessions. Their structure must not change: the records say what lies where in them.
+// streamModels are the models of the recorded sessions. Their structure must not change: the
+// records say what lies where in them.
 var streamModels = map[string]synth.Config{
 	"dense": {Layers: 1, Embd: 64, FF: 64, Heads: 2, KVHeads: 1, Vocab: 300, Ctx: 64, Type: gguf.Q8_0, Seed: 3},
-	"moe":   {Layers: 1, Embd: 64, FF: 64, Heads: 2, KVHeads: 1, Vocab: 300, Ctx: 64, Experts: 4, Used: 2, Type: gguf.Q8_0, Seed: 4},
+	"moe": {Layers: 1, Embd: 64, FF: 64, Heads: 2, KVHeads: 1, Vocab: 300, Ctx: 64, Experts: 4, Used: 2,
+		Type: gguf.Q8_0, Seed: 4},
 }
 
 // corpusFile is where the fuzzer looks for the session with a model.
@@ -46,7 +49,8 @@ func corpusFile(name string) string {
 	return filepath.Join("testdata", "fuzz", "FuzzStream", "session-"+name)
 }
 
-// TestRecordedStreams checks that the recorded sessions are read to their ends, with every op at its weight.
+// TestRecordedStreams checks that the recorded sessions are read to their ends, with every op at
+// its weight.
 func TestRecordedStreams(t *testing.T) {
 	for name, config := range streamModels {
 		t.Run(name, func(t *testing.T) {
@@ -56,7 +60,8 @@ func TestRecordedStreams(t *testing.T) {
 			m := newStreamModels(t)
 			events, meta, err := m.replay(t, readStream(t, name), t.TempDir())
 			// 2 tokens of warm-up, a prompt, 2 tokens.
-			if err != nil || events.ops == 0 || events.decodes != 4 || meta == nil || meta.Rows == 0 || meta.Steps != 4 || meta.Tokens != 2 {
+			if err != nil || events.ops == 0 || events.decodes != 4 || meta == nil || meta.Rows == 0 ||
+				meta.Steps != 4 || meta.Tokens != 2 {
 				t.Errorf("%+v, %+v, %v", events, meta, err)
 			}
 		})
@@ -79,10 +84,12 @@ func recordStream(t *testing.T, name string, config synth.Config) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	stream := s.mem.buffer(0)[:atomic.LoadUint64(&s.mem.slot(0).Head)]
-	stream = bytes.ReplaceAll(stream, []byte(filepath.Dir(o.Model)), bytes.Repeat([]byte("/"), len(filepath.Dir(o.Model))))
+	stream = bytes.ReplaceAll(stream, []byte(filepath.Dir(o.Model)),
+		bytes.Repeat([]byte("/"), len(filepath.Dir(o.Model))))
 	stream = bytes.ReplaceAll(stream, []byte(in.Dir), bytes.Repeat([]byte("/"), len(in.Dir)))
 	text := fmt.Sprintf("go test fuzz v1\n[]byte(%s)\n", strconv.Quote(string(stream)))
-	if err := errors.Join(os.MkdirAll(filepath.Dir(corpusFile(name)), 0o755), os.WriteFile(corpusFile(name), []byte(text), 0o644)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(corpusFile(name)), 0o755),
+		os.WriteFile(corpusFile(name), []byte(text), 0o644)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -116,7 +123,8 @@ func newStreamModels(t testing.TB) *streamModel {
 	return m
 }
 
-// replay lets a session read a stream, and a recorder what it tells. With dir, a capture is written there.
+// replay lets a session read a stream, and a recorder what it tells. With dir, a capture is written
+// there.
 func (m *streamModel) replay(t testing.TB, stream []byte, dir string) (got replayed, meta *tables.Meta, err error) {
 	t.Helper()
 	const ring = 256 << 10
@@ -140,7 +148,8 @@ func (m *streamModel) replay(t testing.TB, stream []byte, dir string) (got repla
 	if err != nil {
 		t.Fatal(err)
 	}
-	options := trace.RecorderOptions{Dir: dir, PID: os.Getpid(), Counters: s.Counters, Libraries: s.Libraries, Target: s.Target, Detail: tables.DetailPreload}
+	options := trace.RecorderOptions{Dir: dir, PID: os.Getpid(), Counters: s.Counters, Libraries: s.Libraries,
+		Target: s.Target, Detail: tables.DetailPreload}
 	if dir == "" {
 		options.CSV = io.Discard
 	}
@@ -195,10 +204,12 @@ func (m *streamModel) replay(t testing.TB, stream []byte, dir string) (got repla
 	return got, meta, err
 }
 
-// told reports whether an error is one that a broken stream may cause: it says what is wrong, in one line.
+// told reports whether an error is one that a broken stream may cause: it says what is wrong, in
+// one line.
 func told(err error) bool {
 	return err == nil || !strings.Contains(err.Error(), "\n") &&
-		(errors.Is(err, errCorrupt) || errors.Is(err, event.ErrLayout) || errors.Is(err, event.ErrNoDecode) || errors.Is(err, event.ErrOutside))
+		(errors.Is(err, errCorrupt) || errors.Is(err, event.ErrLayout) || errors.Is(err, event.ErrNoDecode) ||
+			errors.Is(err, event.ErrOutside))
 }
 
 // FuzzStream is what a target may write to its ring.
@@ -260,11 +271,12 @@ func TestDamagedStreams(t *testing.T) {
 	t.Logf("%v; the slowest took %v; %d MiB at the peak", results, slowest, kib>>10)
 }
 
-// damage changes a stream: bytes, numbers, records, or its order. Most of the time the records' heads stay sound, so that what is inside is
-// looked at.
+// damage changes a stream: bytes, numbers, records, or its order. Most of the time the records'
+// heads stay sound, so that what is inside is looked at.
 func damage(random *rand.Rand, session []byte) []byte {
 	records := split(session)
-	values := []uint64{0, 1, 2, 7, 8, 9, 63, 64, 255, 1023, 1024, 65535, 65536, 1 << 20, 1<<31 - 1, 1 << 31, 1<<32 - 1, 1 << 32, 1 << 48, 1 << 62, 1<<63 - 1, 1 << 63, ^uint64(0), ^uint64(7)}
+	values := []uint64{0, 1, 2, 7, 8, 9, 63, 64, 255, 1023, 1024, 65535, 65536, 1 << 20, 1<<31 - 1, 1 << 31,
+		1<<32 - 1, 1 << 32, 1 << 48, 1 << 62, 1<<63 - 1, 1 << 63, ^uint64(0), ^uint64(7)}
 	for range 1 + random.IntN(8) {
 		at := random.IntN(len(records))
 		r := bytes.Clone(records[at])

@@ -18,7 +18,8 @@ type temporary struct {
 	lock *os.File
 }
 
-// newTemporary makes a directory in dir whose name begins with prefix, and removes those that were abandoned there.
+// newTemporary makes a directory in dir whose name begins with prefix, and removes those that were
+// abandoned there.
 func newTemporary(dir, prefix string) (*temporary, error) {
 	removeAbandoned(dir, prefix)
 	path, err := os.MkdirTemp(dir, prefix)
@@ -48,7 +49,8 @@ func (t *temporary) remove() error {
 	return err
 }
 
-// removeAbandoned removes the directories of sessions that were killed. Directories of other users, and what a link leads to, stay.
+// removeAbandoned removes the directories of sessions that were killed. Directories of other users,
+// and what a link leads to, stay.
 func removeAbandoned(dir, prefix string) {
 	paths, err := filepath.Glob(filepath.Join(escape(dir), prefix+"*"))
 	if err != nil {

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// What a killed session left is removed by the next; what a living one uses stays, and what is no session's.
+// What a killed session left is removed by the next; what a living one uses stays, and what is no
+// session's.
 func TestAbandonedDirectories(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a[b]*")
 	outside := t.TempDir()
@@ -18,7 +19,8 @@ func TestAbandonedDirectories(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for name, kept := range map[string]bool{"x-abandoned": false, "other-notes": true, "x-writable": true, "x-others": os.Geteuid() == 0} {
+	for name, kept := range map[string]bool{"x-abandoned": false, "other-notes": true, "x-writable": true,
+		"x-others": os.Geteuid() == 0} {
 		path := filepath.Join(dir, name)
 		must(os.MkdirAll(path, 0o755))
 		must(os.WriteFile(filepath.Join(path, "shim.so"), nil, 0o600))

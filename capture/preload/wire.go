@@ -1,6 +1,7 @@
 package preload
 
-// This file decodes the shim's records, which wire.h defines. They come from another program's memory, so nothing in them is trusted.
+// This file decodes the shim's records, which wire.h defines. They come from another program's
+// memory, so nothing in them is trusted.
 
 import (
 	"bytes"
@@ -145,7 +146,8 @@ func readTemplate(body []byte) (id uint32, t *template, err error) {
 	gathers := ggml.Gathers()
 	for range w.Ops {
 		o := fixed[wireOp](&r)
-		if o.Sources == 0 || o.Sources > maxSources || int64(o.Gather) > int64(len(gathers)) || o.Selects > maxIDs || r.short {
+		if o.Sources == 0 || o.Sources > maxSources || int64(o.Gather) > int64(len(gathers)) || o.Selects > maxIDs ||
+			r.short {
 			return 0, nil, fmt.Errorf("%w: an op with %d sources", errCorrupt, o.Sources)
 		}
 		op := templateOp{op: o.Op, node: o.Node, selects: o.Selects}
@@ -164,7 +166,8 @@ func readTemplate(body []byte) (id uint32, t *template, err error) {
 func readSource(r *reader) event.Source {
 	w := fixed[wireSource](r)
 	s := event.Source{
-		Name: text(w.Name[:]), Data: w.Data, InFile: w.Mapped != 0, File: event.FileID{Dev: w.Dev, Ino: w.Ino}, Offset: int64(w.Offset), Type: gguf.Type(w.Type), NE: w.Ne,
+		Name: text(w.Name[:]), Data: w.Data, InFile: w.Mapped != 0, File: event.FileID{Dev: w.Dev, Ino: w.Ino},
+		Offset: int64(w.Offset), Type: gguf.Type(w.Type), NE: w.Ne,
 	}
 	for i, n := range w.Nb {
 		s.NB[i] = int64(n)
@@ -188,7 +191,8 @@ type idList struct {
 func readGraph(body []byte) (graphRecord, error) {
 	r := reader{b: body}
 	w := fixed[wireGraph](&r)
-	g := graphRecord{time: int64(w.Time), hash: w.Hash, seq: w.Seq, tid: w.Tid, decode: w.Decode, graph: w.Graph, template: w.Template, ops: w.Ops}
+	g := graphRecord{time: int64(w.Time), hash: w.Hash, seq: w.Seq, tid: w.Tid, decode: w.Decode, graph: w.Graph,
+		template: w.Template, ops: w.Ops}
 	for range w.Lists {
 		list := fixed[wireIDs](&r)
 		slots, rows := list.Slots, list.Rows
@@ -233,7 +237,8 @@ type decodeRecord struct {
 func readDecode(body []byte) (decodeRecord, error) {
 	r := reader{b: body}
 	w := fixed[wireDecode](&r)
-	d := decodeRecord{time: int64(w.Time), context: w.Context, tid: w.Tid, decode: w.Decode, tokens: w.Tokens, warmup: w.Warmup != 0}
+	d := decodeRecord{time: int64(w.Time), context: w.Context, tid: w.Tid, decode: w.Decode, tokens: w.Tokens,
+		warmup: w.Warmup != 0}
 	if w.Sequences > maxSequences {
 		return d, fmt.Errorf("%w: a batch of %d sequences", errCorrupt, w.Sequences)
 	}

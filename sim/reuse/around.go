@@ -8,9 +8,13 @@ import (
 	"slices"
 )
 
-// Around is how many bytes a step from one on reads from disk with LRU and a kernel that reads around faults: a miss reads a window of so many bytes, half of it before the block that was missed, less what is in
-// memory; and a use of a block at three quarters of a window, if it was read that way, reads the window behind (mm/filemap.c, do_sync_mmap_readahead and do_async_mmap_readahead, since Linux 4.x; what the kernel
-// does after a hundred misses without a hit, namely to stop that, is left out). What is read so takes the place of what was used longest ago. With a window of less than two blocks, and with extents, it is LRU.
+// Around is how many bytes a step from one on reads from disk with LRU and a kernel that reads
+// around faults: a miss reads a window of so many bytes, half of it before the block that was
+// missed, less what is in memory; and a use of a block at three quarters of a window, if it was
+// read that way, reads the window behind (mm/filemap.c, do_sync_mmap_readahead and
+// do_async_mmap_readahead, since Linux 4.x; what the kernel does after a hundred misses without a
+// hit, namely to stop that, is left out). What is read so takes the place of what was used longest
+// ago. With a window of less than two blocks, and with extents, it is LRU.
 func (s *Sequence) Around(size int64, from int, window int64) float64 {
 	if s.granule == 0 || window < 2*s.granule {
 		return s.LRU(from).Missed(size)
@@ -24,7 +28,8 @@ type Extent struct {
 	Offset, Bytes int64
 }
 
-// Kept is how many bytes a step from one on reads from disk if the kept extents are in memory all the time, and what else is read has a memory of this size by itself, as in Around.
+// Kept is how many bytes a step from one on reads from disk if the kept extents are in memory all
+// the time, and what else is read has a memory of this size by itself, as in Around.
 func (s *Sequence) Kept(kept []Extent, size int64, from int, window int64) float64 {
 	half := int64(0)
 	if s.granule > 0 {
@@ -35,7 +40,8 @@ func (s *Sequence) Kept(kept []Extent, size int64, from int, window int64) float
 
 // around is Kept with half a window of so many blocks.
 func (s *Sequence) around(kept []Extent, size int64, from int, half int64) float64 {
-	a := around{s: s, size: size, half: half, kept: byPlace(kept), ids: make(map[place]int32, len(s.index)), first: s.begin(from)}
+	a := around{s: s, size: size, half: half, kept: byPlace(kept), ids: make(map[place]int32, len(s.index)),
+		first: s.begin(from)}
 	end := map[int32]int64{} // of each file, in blocks
 	a.places = make([]place, len(s.sizes))
 	for p, b := range s.index {
@@ -49,7 +55,8 @@ func (s *Sequence) around(kept []Extent, size int64, from int, half int64) float
 		}
 	}
 	a.end = end
-	a.older, a.newer = make([]int32, len(a.sizes)+1), make([]int32, len(a.sizes)+1) // of the list: 0 is its head, and block b is b+1
+	// of the list: 0 is its head, and block b is b+1
+	a.older, a.newer = make([]int32, len(a.sizes)+1), make([]int32, len(a.sizes)+1)
 	a.in, a.mark = make([]bool, len(a.sizes)), make([]int64, len(a.sizes))
 	for i, b := range s.uses {
 		a.now = i
@@ -77,7 +84,8 @@ func (s *Sequence) around(kept []Extent, size int64, from int, half int64) float
 	return s.perStep(a.missed, from)
 }
 
-// around is a memory in which blocks that nobody uses may be, too. They have numbers behind those of the others.
+// around is a memory in which blocks that nobody uses may be, too. They have numbers behind those
+// of the others.
 type around struct {
 	s            *Sequence
 	size, held   int64

@@ -91,7 +91,8 @@ func TestAround(t *testing.T) {
 		from := r.IntN(2)
 		for _, size := range []int64{4, 40, 100, 300, 2000} {
 			for _, half := range []int64{1, 2, 4} {
-				got, want := s.Around(size, from, 16*half), float64(slowAround(s, size, from, half))/float64(s.Steps()-from)
+				got, want := s.Around(size, from, 16*half),
+					float64(slowAround(s, size, from, half))/float64(s.Steps()-from)
 				if !near(got, want) {
 					t.Fatalf("size %d, from %d, half %d: %g, want %g", size, from, half, got, want)
 				}
@@ -107,7 +108,8 @@ func TestAround(t *testing.T) {
 	}
 }
 
-// A cycle through a whole file is read by windows without a byte more; of lone blocks each costs a window.
+// A cycle through a whole file is read by windows without a byte more; of lone blocks each costs a
+// window.
 func TestAroundShapes(t *testing.T) {
 	const granule, blocks = 1 << 10, 200
 	cycle, lone := New(granule, []int64{blocks * granule}, 1), New(granule, []int64{blocks * granule}, 1)
@@ -136,7 +138,8 @@ func TestAroundShapes(t *testing.T) {
 	}
 }
 
-// What is kept is never read, also not by readahead; of what is not a cyclic scan that does not fit is missed as a whole.
+// What is kept is never read, also not by readahead; of what is not a cyclic scan that does not fit
+// is missed as a whole.
 func TestKept(t *testing.T) {
 	for _, granule := range []int64{1e6, 0} {
 		s := New(granule, []int64{100e6}, 1)
@@ -148,8 +151,10 @@ func TestKept(t *testing.T) {
 				}
 			}
 		}
-		kept := []Extent{{Offset: 90e6, Bytes: 10e6}, {Bytes: 60.4e6}, {File: 1, Bytes: 100e6}} // the middle of a block decides
-		for _, tc := range []struct{ size, window, want int64 }{{20e6, 0, 30e6}, {20e6, 8e6, 30e6}, {30e6, 0, 0}, {30e6, 8e6, 0}, {0, 0, 30e6}} {
+		// the middle of a block decides
+		kept := []Extent{{Offset: 90e6, Bytes: 10e6}, {Bytes: 60.4e6}, {File: 1, Bytes: 100e6}}
+		for _, tc := range []struct{ size, window, want int64 }{{20e6, 0, 30e6}, {20e6, 8e6, 30e6}, {30e6, 0, 0},
+			{30e6, 8e6, 0}, {0, 0, 30e6}} {
 			if got := s.Kept(kept, tc.size, 1, tc.window); got != float64(tc.want) {
 				t.Errorf("blocks of %d, %+v: %g bytes", granule, tc, got)
 			}

@@ -2,15 +2,18 @@ package reuse
 
 // This file computes LRU's misses for every size at once, by stack distances.
 //
-// R. L. Mattson, J. Gecsei, D. R. Slutz, I. L. Traiger: Evaluation techniques for storage hierarchies. IBM Systems Journal 9 (1970). With a Fenwick tree over the places of last uses each distance takes
-// O(log n): P. M. Fenwick, A new data structure for cumulative frequency tables, Software: Practice and Experience 24 (1994).
+// R. L. Mattson, J. Gecsei, D. R. Slutz, I. L. Traiger: Evaluation techniques for storage
+// hierarchies. IBM Systems Journal 9 (1970). With a Fenwick tree over the places of last uses each
+// distance takes O(log n): P. M. Fenwick, A new data structure for cumulative frequency tables,
+// Software: Practice and Experience 24 (1994).
 
 import (
 	"cmp"
 	"slices"
 )
 
-// Curve is how many bytes a step misses, for each size of the memory: the byte miss-ratio curve, times what a step reads.
+// Curve is how many bytes a step misses, for each size of the memory: the byte miss-ratio curve,
+// times what a step reads.
 type Curve struct {
 	points  []point
 	perStep float64 // of what no memory holds
@@ -21,7 +24,9 @@ type point struct {
 	hits float64 // bytes that a step finds in memories of this size, or larger ones
 }
 
-// LRU returns the curve of the memory that drops what was used longest ago, on average over the steps from one on; those before fill it. A block is found if it and all different blocks used since fit.
+// LRU returns the curve of the memory that drops what was used longest ago, on average over the
+// steps from one on; those before fill it. A block is found if it and all different blocks used
+// since fit.
 func (s *Sequence) LRU(from int) *Curve {
 	tree := make(fenwick, len(s.uses)+1)
 	last := make([]int32, len(s.sizes)) // use + 1
@@ -55,7 +60,8 @@ func (s *Sequence) LRU(from int) *Curve {
 
 // Missed is how many bytes a step reads from disk with a memory of this size.
 func (c *Curve) Missed(size int64) float64 {
-	i, exact := slices.BinarySearchFunc(c.points, size, func(p point, size int64) int { return cmp.Compare(p.size, size) })
+	i, exact := slices.BinarySearchFunc(c.points, size,
+		func(p point, size int64) int { return cmp.Compare(p.size, size) })
 	if !exact {
 		i--
 	}

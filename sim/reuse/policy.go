@@ -10,7 +10,8 @@ import (
 	"slices"
 )
 
-// Random is how many bytes a step from one on misses if what is dropped is chosen at random, uniformly among blocks. The choices are the same in each call.
+// Random is how many bytes a step from one on misses if what is dropped is chosen at random,
+// uniformly among blocks. The choices are the same in each call.
 func (s *Sequence) Random(size int64, from int) float64 {
 	r := rand.New(rand.NewPCG(1, 2))
 	var in []int32
@@ -27,8 +28,10 @@ func (s *Sequence) Random(size int64, from int) float64 {
 	}, nil)
 }
 
-// Belady is how many bytes a step from one on misses if what is dropped is that which is used again last (L. A. Belady, A study of replacement algorithms for a virtual-storage computer, IBM Systems Journal 5,
-// 1966). With blocks of one size no memory that must hold what is used misses less; with extents of several sizes one might, by little.
+// Belady is how many bytes a step from one on misses if what is dropped is that which is used again
+// last (L. A. Belady, A study of replacement algorithms for a virtual-storage computer, IBM Systems
+// Journal 5, 1966). With blocks of one size no memory that must hold what is used misses less; with
+// extents of several sizes one might, by little.
 func (s *Sequence) Belady(size int64, from int) float64 {
 	next := make([]int32, len(s.uses)) // use of the same block
 	later := make([]int32, len(s.sizes))
@@ -62,8 +65,10 @@ func (s *Sequence) Belady(size int64, from int) float64 {
 	})
 }
 
-// replay runs the uses through a memory. Fetched is called for a block that was not in, drop chooses one that leaves, and used is called after each use, of what is in.
-func (s *Sequence) replay(size int64, from int, in func(int32) bool, fetched func(int, int32), drop func() int32, used func(int, int32)) float64 {
+// replay runs the uses through a memory. Fetched is called for a block that was not in, drop
+// chooses one that leaves, and used is called after each use, of what is in.
+func (s *Sequence) replay(size int64, from int, in func(int32) bool, fetched func(int, int32), drop func() int32,
+	used func(int, int32)) float64 {
 	first := s.begin(from)
 	var held, missed int64
 	for i, b := range s.uses {
@@ -105,7 +110,9 @@ func (f *furthest) Pop() any {
 	return last
 }
 
-// Fixed is how many bytes a step from one on misses if a set of blocks is kept, and nothing else is: those that are used most often, in hindsight, as many as fit. A block of the set is read when it is used first.
+// Fixed is how many bytes a step from one on misses if a set of blocks is kept, and nothing else
+// is: those that are used most often, in hindsight, as many as fit. A block of the set is read when
+// it is used first.
 func (s *Sequence) Fixed(size int64, from int) float64 {
 	first := s.begin(from)
 	count, fresh := make([]int64, len(s.sizes)), make([]bool, len(s.sizes)) // fresh: it was not used before

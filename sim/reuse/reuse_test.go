@@ -67,7 +67,8 @@ func blocksOf(steps [][]read, granule int64, group int) (uses [][]place, size ma
 	return uses, size
 }
 
-// lru runs an LRU memory, slowly. A block is in if it and all that were used since fit: what is larger than the memory drops all, in that sense.
+// lru runs an LRU memory, slowly. A block is in if it and all that were used since fit: what is
+// larger than the memory drops all, in that sense.
 func lru(uses [][]place, size map[place]int64, room int64, from int) (missed int64) {
 	var stack []place // the last used first
 	for step, all := range uses {
@@ -106,7 +107,8 @@ func TestLRU(t *testing.T) {
 		c := s.LRU(from)
 		for room := int64(0); room < 300; room += 7 {
 			if got, want := c.Missed(room), float64(lru(uses, size, room, from))/float64(n); !near(got, want) {
-				t.Fatalf("granule %d, group %d, from %d: with %d bytes %g are missed, want %g", granule, group, from, room, got, want)
+				t.Fatalf("granule %d, group %d, from %d: with %d bytes %g are missed, want %g", granule, group, from,
+					room, got, want)
 			}
 		}
 		for i, size := range c.Sizes() {
@@ -140,7 +142,8 @@ func best(uses []int32, room int, in []int32) int {
 	return least
 }
 
-// No choice misses less than Belady's, which misses no more than LRU, random choices and a fixed set that leaves room for what streams.
+// No choice misses less than Belady's, which misses no more than LRU, random choices and a fixed
+// set that leaves room for what streams.
 func TestBelady(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	for range 300 {
@@ -163,7 +166,8 @@ func TestBelady(t *testing.T) {
 	}
 }
 
-// A cycle that is larger than memory: LRU misses all of it, Belady what does not fit, and so does a fixed set.
+// A cycle that is larger than memory: LRU misses all of it, Belady what does not fit, and so does a
+// fixed set.
 func TestCycle(t *testing.T) {
 	const blocks, steps = 100, 50
 	s := New(10, []int64{995}, 1)
@@ -183,15 +187,18 @@ func TestCycle(t *testing.T) {
 	if got := s.Fixed(600, 1); got != 395 {
 		t.Errorf("a fixed set misses %g, want 395", got)
 	}
-	// One block is always the one in use, so that Belady keeps 59 of the others: 40 or 41 of a cycle are missed.
+	// One block is always the one in use, so that Belady keeps 59 of the others: 40 or 41 of a
+	// cycle are missed.
 	if got := s.Belady(600, 1); got < 395 || got > 415 {
 		t.Errorf("Belady misses %g", got)
 	}
 	if got := s.Random(600, 1); got < 420 || got > 900 {
 		t.Errorf("random choices miss %g", got)
 	}
-	if s.Belady(995, 1) != 0 || s.Random(995, 1) != 0 || s.Fixed(995, 1) != 0 || s.Fixed(0, 1) != 995 || s.Belady(5, 1) != 990 {
-		t.Errorf("all: %g, %g, %g; nothing: %g, %g", s.Belady(995, 1), s.Random(995, 1), s.Fixed(995, 1), s.Fixed(0, 1), s.Belady(5, 1))
+	if s.Belady(995, 1) != 0 || s.Random(995, 1) != 0 || s.Fixed(995, 1) != 0 || s.Fixed(0, 1) != 995 ||
+		s.Belady(5, 1) != 990 {
+		t.Errorf("all: %g, %g, %g; nothing: %g, %g", s.Belady(995, 1), s.Random(995, 1), s.Fixed(995, 1),
+			s.Fixed(0, 1), s.Belady(5, 1))
 	}
 }
 
@@ -206,7 +213,8 @@ func TestFresh(t *testing.T) {
 			}
 		}
 	}
-	for name, got := range map[string]float64{"fixed": s.Fixed(1000, 1), "Belady": s.Belady(1000, 1), "LRU": s.LRU(1).Missed(1000), "random": s.Random(1000, 1)} {
+	for name, got := range map[string]float64{"fixed": s.Fixed(1000, 1), "Belady": s.Belady(1000, 1),
+		"LRU": s.LRU(1).Missed(1000), "random": s.Random(1000, 1)} {
 		if got != 10 {
 			t.Errorf("%s misses %g, want 10", name, got)
 		}

@@ -1,8 +1,10 @@
-// Package reuse tells what memory of any size would have to read again of a sequence of reads: with LRU, exactly and for all sizes at once; with random replacement; with a set that never changes;
+// Package reuse tells what memory of any size would have to read again of a sequence of reads: with
+// LRU, exactly and for all sizes at once; with random replacement; with a set that never changes;
 // and with Belady's rule, which knows the future.
 //
-// Memory is counted in blocks: parts of files of one size (a folio), or tensors and experts as they lie (extents). What reading costs beside bytes (faults, readahead beyond what is asked for, page tables)
-// is not in it.
+// Memory is counted in blocks: parts of files of one size (a folio), or tensors and experts as they
+// lie (extents). What reading costs beside bytes (faults, readahead beyond what is asked for, page
+// tables) is not in it.
 package reuse
 
 // This file makes a sequence of blocks of reads.
@@ -12,7 +14,8 @@ import (
 	"math"
 )
 
-// Sequence is what a program reads: blocks, in order, in steps. It is made with New, then filled by one goroutine, and may then be read by several.
+// Sequence is what a program reads: blocks, in order, in steps. It is made with New, then filled by
+// one goroutine, and may then be read by several.
 type Sequence struct {
 	granule int64
 	files   []int64
@@ -35,8 +38,9 @@ type place struct {
 // maxUses bounds a sequence: with 32-bit numbers of uses.
 const maxUses = math.MaxInt32
 
-// New returns an empty sequence. Granule is the size of blocks in bytes; 0 takes reads as they are (extents). Files are the files' sizes, which cut the last block of each. Group is how many steps compute
-// at once, and then read each block once (speculative decoding, or a batch); at least 1.
+// New returns an empty sequence. Granule is the size of blocks in bytes; 0 takes reads as they are
+// (extents). Files are the files' sizes, which cut the last block of each. Group is how many steps
+// compute at once, and then read each block once (speculative decoding, or a batch); at least 1.
 func New(granule int64, files []int64, group int) *Sequence {
 	return &Sequence{granule: max(granule, 0), files: files, group: max(group, 1), index: map[place]int32{}}
 }
@@ -49,7 +53,8 @@ func (s *Sequence) Step() {
 	s.added++
 }
 
-// Read adds a read of so many bytes at an offset of a file. The same block twice in a row is one read. It fails if the sequence becomes too long, or no step has begun.
+// Read adds a read of so many bytes at an offset of a file. The same block twice in a row is one
+// read. It fails if the sequence becomes too long, or no step has begun.
 func (s *Sequence) Read(file int32, offset, bytes int64) error {
 	switch {
 	case len(s.steps) == 0:
@@ -109,7 +114,8 @@ func (s *Sequence) WorkingSet() (bytes int64) {
 	return bytes
 }
 
-// PerStep is how many bytes a step reads, on average from a step on: without any memory all of them come from disk.
+// PerStep is how many bytes a step reads, on average from a step on: without any memory all of them
+// come from disk.
 func (s *Sequence) PerStep(from int) float64 {
 	var bytes int64
 	for _, b := range s.uses[s.begin(from):] {

@@ -1,4 +1,5 @@
-// Package whatif estimates how fast a model would compute its tokens with other amounts of memory and another disk, by what its reads have in common with those before.
+// Package whatif estimates how fast a model would compute its tokens with other amounts of memory
+// and another disk, by what its reads have in common with those before.
 package whatif
 
 // This file makes the estimates.
@@ -21,17 +22,22 @@ type Config struct {
 	// Compute is how long a step computes, if it waits for nothing.
 	Compute   time.Duration
 	Bandwidth float64 // of the disk, bytes per second
-	// Touched is how many bytes per second come from disk when they are read as they are touched: faults, and what the kernel does to map each page, are in it. 0: Bandwidth.
+	// Touched is how many bytes per second come from disk when they are read as they are touched:
+	// faults, and what the kernel does to map each page, are in it. 0: Bandwidth.
 	Touched float64
-	// Readahead is how many bytes the kernel reads around a miss: read_ahead_kb (see [reuse.Sequence.Around]).
+	// Readahead is how many bytes the kernel reads around a miss: read_ahead_kb (see
+	// [reuse.Sequence.Around]).
 	Readahead     int64
 	TokensPerStep int // at least 1
-	// Pinned is what prefetchd keeps with its strategy "pin", of so many bytes of memory for the model and itself; nil: nothing is said of that.
+	// Pinned is what prefetchd keeps with its strategy "pin", of so many bytes of memory for the
+	// model and itself; nil: nothing is said of that.
 	Pinned func(memory int64) Pinned
-	// Helped is how many bytes a step reads with prefetchd and so much memory, and how long it takes; nil: that is not known.
+	// Helped is how many bytes a step reads with prefetchd and so much memory, and how long it
+	// takes; nil: that is not known.
 	Helped func(memory int64) (missed float64, step time.Duration)
-	// Chosen says that experts are read when a router has chosen them, as prefetchd does it, and that Touched is how fast these bytes come: a step waits for them. What it takes to read slices so has little to do with what
-	// the disk can. What Pinned keeps is kept then, too.
+	// Chosen says that experts are read when a router has chosen them, as prefetchd does it, and
+	// that Touched is how fast these bytes come: a step waits for them. What it takes to read
+	// slices so has little to do with what the disk can. What Pinned keeps is kept then, too.
 	Chosen bool
 }
 
@@ -45,7 +51,8 @@ type Pinned struct {
 type Strategy struct {
 	Name  string `json:"name"`
 	About string `json:"about"`
-	// Ahead says that reading overlaps with computing, as who knows the pattern can; else a token waits for each byte.
+	// Ahead says that reading overlaps with computing, as who knows the pattern can; else a token
+	// waits for each byte.
 	Ahead bool `json:"ahead"`
 	Bound bool `json:"bound"` // it knows the future: nothing is faster
 }
@@ -59,7 +66,8 @@ var strategies = []Strategy{
 	{Name: "pin + stream", About: "a set that never changes is kept; the rest is read ahead, and dropped behind: what prefetchd reaches at most", Ahead: true},
 	{Name: Pin, About: "what `prefetchd --strategy pin` keeps, beside what it leaves free and takes for itself; the rest is read when it is touched, and the kernel reads around it"},
 	{Name: Auto, About: "what prefetchd keeps, beside its window and what it leaves free and takes for itself; the rest is read ahead, as far as the window has room, op by op", Ahead: true},
-	{Name: "Belady", About: "what is used last again is dropped, and all is read ahead: the bound", Ahead: true, Bound: true},
+	{Name: "Belady", About: "what is used last again is dropped, and all is read ahead: the bound", Ahead: true,
+		Bound: true},
 }
 
 // Names of strategies: plain, and those of which something is said only if it is known.
@@ -127,7 +135,9 @@ func (c *Config) At(memory int64, lru *reuse.Curve) Row {
 	return r
 }
 
-// Misses is how many bytes a step waits for with so much memory: by itself (Plain), or helped (Pin, and Auto of a model with experts; if Pinned is known). Helped by Auto nothing reads around what is chosen.
+// Misses is how many bytes a step waits for with so much memory: by itself (Plain), or helped (Pin,
+// and Auto of a model with experts; if Pinned is known). Helped by Auto nothing reads around what
+// is chosen.
 func (c *Config) Misses(strategy string, memory int64) float64 {
 	if strategy == Plain || c.Pinned == nil {
 		return c.Sequence.Around(memory, c.From, c.Readahead)
@@ -176,18 +186,22 @@ type Answer struct {
 // curvePoints is how many amounts of memory a figure has.
 const curvePoints = 24
 
-// Ask estimates for each amount of memory, and for those between them, which a figure shows. What does not change between them is computed once. Cancelled says when to give up, with its error.
+// Ask estimates for each amount of memory, and for those between them, which a figure shows. What
+// does not change between them is computed once. Cancelled says when to give up, with its error.
 func (c *Config) Ask(memory []int64, cancelled func() error) (*Answer, error) {
 	s := c.Sequence
 	if s.Steps() <= c.From {
 		return nil, fmt.Errorf("only %d steps: want more than %d, which fill the memory", s.Steps(), c.From)
 	}
 	if c.Compute <= 0 || c.Bandwidth <= 0 {
-		return nil, fmt.Errorf("a step that computes for %v, a disk of %g bytes per second: want more than none", c.Compute, c.Bandwidth)
+		return nil, fmt.Errorf("a step that computes for %v, a disk of %g bytes per second: want more than none",
+			c.Compute, c.Bandwidth)
 	}
 	tokens := max(c.TokensPerStep, 1)
 	a := &Answer{
-		Steps: s.Steps() - c.From, WorkingSet: s.WorkingSet(), PerToken: s.PerStep(c.From) / float64(tokens), Bandwidth: c.Bandwidth, Touched: cmp.Or(c.Touched, c.Bandwidth), Compute: c.Compute.Seconds(), Readahead: c.Readahead, TokensPerStep: tokens,
+		Steps: s.Steps() - c.From, WorkingSet: s.WorkingSet(), PerToken: s.PerStep(c.From) / float64(tokens),
+		Bandwidth: c.Bandwidth, Touched: cmp.Or(c.Touched, c.Bandwidth), Compute: c.Compute.Seconds(),
+		Readahead: c.Readahead, TokensPerStep: tokens,
 		Strategies: c.strategies(), lru: s.LRU(c.From),
 	}
 	for _, m := range memory {
@@ -219,7 +233,8 @@ func (a *Answer) Columns() []tables.Column {
 		}
 	}
 	return []tables.Column{
-		{Name: "memory_bytes", Values: memory}, {Name: "share_of_working_set", Values: share}, {Name: "strategy", Values: name},
+		{Name: "memory_bytes", Values: memory}, {Name: "share_of_working_set", Values: share},
+		{Name: "strategy", Values: name},
 		{Name: "missed_bytes_per_token", Values: missed}, {Name: "tokens_per_second", Values: seconds},
 	}
 }
@@ -230,7 +245,8 @@ const maxCurve = 10_000
 // maxMissPoints bounds its figure.
 const maxMissPoints = 1000
 
-// CurveColumns are LRU's byte miss-ratio curve as a table: from each size on, which share of the bytes that are read is missed. Of more than 10,000 sizes some are left out, evenly.
+// CurveColumns are LRU's byte miss-ratio curve as a table: from each size on, which share of the
+// bytes that are read is missed. Of more than 10,000 sizes some are left out, evenly.
 func (a *Answer) CurveColumns() []tables.Column {
 	sizes := a.lru.Sizes()
 	thin := (len(sizes) + maxCurve - 1) / maxCurve
@@ -248,7 +264,8 @@ const mib = 1 << 20
 
 // Document is the answer in words and as a table.
 func (a *Answer) Document() tabular.Document {
-	t := &tabular.Table{Title: "tokens per second, and MiB that a token reads again", Columns: tabular.Right("memory", "share")}
+	t := &tabular.Table{Title: "tokens per second, and MiB that a token reads again",
+		Columns: tabular.Right("memory", "share")}
 	for _, s := range a.Strategies {
 		t.Columns = append(t.Columns, tabular.Right(s.Name, "MiB")...)
 	}
@@ -260,9 +277,12 @@ func (a *Answer) Document() tabular.Document {
 		t.Rows = append(t.Rows, row)
 	}
 	lines := tabular.Lines{
-		fmt.Sprintf("%d steps read %.0f MiB per token of a working set of %.0f MiB, in %s", a.Steps, a.PerToken/mib, float64(a.WorkingSet)/mib, a.Blocks),
-		fmt.Sprintf("a step computes for %.1f ms (%s); tokens per step: %d; the disk reads %.2f GB/s", 1000*a.Compute, a.ComputeFrom, a.TokensPerStep, a.Bandwidth/1e9),
-		fmt.Sprintf("what is read as it is touched comes at %.2f GB/s (%s); the kernel reads %.4g KiB around a miss", a.Touched/1e9, a.TouchedFrom, float64(a.Readahead)/1024),
+		fmt.Sprintf("%d steps read %.0f MiB per token of a working set of %.0f MiB, in %s", a.Steps, a.PerToken/mib,
+			float64(a.WorkingSet)/mib, a.Blocks),
+		fmt.Sprintf("a step computes for %.1f ms (%s); tokens per step: %d; the disk reads %.2f GB/s", 1000*a.Compute,
+			a.ComputeFrom, a.TokensPerStep, a.Bandwidth/1e9),
+		fmt.Sprintf("what is read as it is touched comes at %.2f GB/s (%s); the kernel reads %.4g KiB around a miss",
+			a.Touched/1e9, a.TouchedFrom, float64(a.Readahead)/1024),
 	}
 	notes := tabular.Lines{}
 	for _, s := range a.Strategies {
@@ -273,14 +293,16 @@ func (a *Answer) Document() tabular.Document {
 
 // Figure draws tokens per second against memory.
 func (a *Answer) Figure() *chart.Figure {
-	f := &chart.Figure{XLabel: "memory for the model, GiB", YLabel: "tokens per second", Beside: true, To: float64(a.WorkingSet) * (curvePoints + 1) / curvePoints / (1 << 30), Panels: []chart.Panel{{
-		Title: fmt.Sprintf("expected at %.2f GB/s, %.1f ms of computing", a.Bandwidth/1e9, 1000*a.Compute),
-	}}}
+	f := &chart.Figure{XLabel: "memory for the model, GiB", YLabel: "tokens per second", Beside: true,
+		To: float64(a.WorkingSet) * (curvePoints + 1) / curvePoints / (1 << 30), Panels: []chart.Panel{{
+			Title: fmt.Sprintf("expected at %.2f GB/s, %.1f ms of computing", a.Bandwidth/1e9, 1000*a.Compute),
+		}}}
 	for i, s := range a.Strategies {
 		curve := chart.Curve{Name: s.Name, Bound: s.Bound}
 		for _, r := range a.curve {
 			speed := r.Results[i].TokS
-			curve.Points = append(curve.Points, chart.Point{X: float64(r.Memory) / (1 << 30), Y: speed, Low: speed, High: speed})
+			curve.Points = append(curve.Points, chart.Point{X: float64(r.Memory) / (1 << 30), Y: speed, Low: speed,
+				High: speed})
 			f.High = max(f.High, 1.05*speed)
 		}
 		f.Panels[0].Curves = append(f.Panels[0].Curves, curve)
@@ -291,7 +313,9 @@ func (a *Answer) Figure() *chart.Figure {
 // MissFigure draws LRU's byte miss-ratio curve.
 func (a *Answer) MissFigure() *chart.Figure {
 	const gib = 1 << 30
-	f := &chart.Figure{XLabel: "memory for the model, GiB", YLabel: "share of the bytes that is missed (%)", To: 1.04 * float64(a.WorkingSet) / gib, High: 105, Beside: true, Panels: []chart.Panel{{Title: "byte miss ratio of LRU, in " + a.Blocks}}}
+	f := &chart.Figure{XLabel: "memory for the model, GiB", YLabel: "share of the bytes that is missed (%)",
+		To: 1.04 * float64(a.WorkingSet) / gib, High: 105, Beside: true,
+		Panels: []chart.Panel{{Title: "byte miss ratio of LRU, in " + a.Blocks}}}
 	columns := a.CurveColumns()
 	memory, ratio := columns[0].Values.([]int64), columns[1].Values.([]float64)
 	thin := (len(memory) + maxMissPoints - 1) / maxMissPoints

@@ -27,7 +27,8 @@ func cycle(t *testing.T, n int) *reuse.Sequence {
 // never is for Ask: nobody cancels it.
 func never() error { return nil }
 
-// A cyclic scan: LRU reads all of it unless all fits, a fixed set what does not fit, and reading ahead takes the longer of reading and computing.
+// A cyclic scan: LRU reads all of it unless all fits, a fixed set what does not fit, and reading
+// ahead takes the longer of reading and computing.
 func TestCycle(t *testing.T) {
 	c := Config{Sequence: cycle(t, 21), From: 1, Compute: 20 * time.Millisecond, Bandwidth: 1e9, TokensPerStep: 1}
 	a, err := c.Ask([]int64{85e6, 50e6, 100e6}, never)
@@ -43,7 +44,8 @@ func TestCycle(t *testing.T) {
 		{1 / 0.020, 1 / 0.020, 1 / 0.020, 0},
 	} {
 		r := a.Rows[i].Results
-		if !near(r[0].TokS, want.lru) || !near(r[3].TokS, want.pin) || !near(r[4].TokS, want.stream) || r[4].Missed != want.pinned {
+		if !near(r[0].TokS, want.lru) || !near(r[3].TokS, want.pin) || !near(r[4].TokS, want.stream) ||
+			r[4].Missed != want.pinned {
 			t.Errorf("with %d bytes %+v, want %+v", a.Rows[i].Memory, r, want)
 		}
 		bound := r[len(r)-1]
@@ -59,7 +61,8 @@ func TestCycle(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := two.Rows[0].Results; !near(r[0].TokS, 2/0.140) || !near(r[4].TokS, 2/0.050) || r[4].Missed != 25e6 || two.PerToken != 50e6 {
+	if r := two.Rows[0].Results; !near(r[0].TokS, 2/0.140) || !near(r[4].TokS, 2/0.050) || r[4].Missed != 25e6 ||
+		two.PerToken != 50e6 {
 		t.Errorf("two tokens in a step: %+v", r)
 	}
 }
@@ -75,7 +78,8 @@ func TestTold(t *testing.T) {
 	}
 	a.Blocks, a.ComputeFrom = "folios", "as it was said"
 	var text, picture bytes.Buffer
-	if err := a.Document().WriteText(&text); err != nil || !strings.Contains(text.String(), "50 %") || !strings.Contains(text.String(), "as it was said") || strings.Count(text.String(), "the bound") != 1 {
+	if err := a.Document().WriteText(&text); err != nil || !strings.Contains(text.String(), "50 %") ||
+		!strings.Contains(text.String(), "as it was said") || strings.Count(text.String(), "the bound") != 1 {
 		t.Errorf("%v: %s", err, text.String())
 	}
 	if _, err := json.Marshal(a); err != nil {
@@ -86,7 +90,8 @@ func TestTold(t *testing.T) {
 		t.Errorf("strategies %q", got)
 	}
 	curve := a.CurveColumns()
-	if sizes, ratio := curve[0].Values.([]int64), curve[1].Values.([]float64); len(sizes) != 2 || sizes[1] != 100e6 || ratio[0] != 1 || ratio[1] != 0 {
+	if sizes, ratio := curve[0].Values.([]int64), curve[1].Values.([]float64); len(sizes) != 2 || sizes[1] != 100e6 ||
+		ratio[0] != 1 || ratio[1] != 0 {
 		t.Errorf("curve %v, %v", sizes, ratio)
 	}
 	if err := a.Figure().Write(&picture, "svg"); err != nil || !strings.Contains(picture.String(), "Belady") {
@@ -114,7 +119,8 @@ func TestRefuses(t *testing.T) {
 
 // What prefetchd keeps and how long it takes is said where it is known; the others stay as they are.
 func TestPrefetchd(t *testing.T) {
-	c := Config{Sequence: cycle(t, 5), From: 1, Compute: time.Millisecond, Bandwidth: 2e9, Touched: 1e9, TokensPerStep: 1}
+	c := Config{Sequence: cycle(t, 5), From: 1, Compute: time.Millisecond, Bandwidth: 2e9, Touched: 1e9,
+		TokensPerStep: 1}
 	some, err := c.Ask([]int64{50e6}, never)
 	if err != nil {
 		t.Fatal(err)
@@ -127,7 +133,8 @@ func TestPrefetchd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := len(all.Strategies); n != len(all.Rows[0].Results) || len(some.Strategies) != n-2 || len(some.Rows[0].Results) != n-2 {
+	if n := len(all.Strategies); n != len(all.Rows[0].Results) || len(some.Strategies) != n-2 ||
+		len(some.Rows[0].Results) != n-2 {
 		t.Fatalf("%+v, %+v", all.Rows, some.Rows)
 	}
 	j := 0

@@ -16,15 +16,18 @@ import (
 	"tensorcast/internal/tabular"
 )
 
-// Rereads sums up the bytes of model files that were read from disk during a capture. Bytes count as re-read from their second read on.
-// What was in memory when the capture began counts as not read before.
+// Rereads sums up the bytes of model files that were read from disk during a capture. Bytes count
+// as re-read from their second read on. What was in memory when the capture began counts as not
+// read before.
 type Rereads struct {
 	FirstBytes  int64            `json:"first_bytes"`
 	RereadBytes int64            `json:"reread_bytes"` // bytes that had been read before
 	ByCause     map[string]int64 `json:"by_cause"`     // RereadBytes by the pagein table's cause
 	ByProcess   []ProcessBytes   `json:"by_process"`   // RereadBytes, most first
-	StallNS     int64            `json:"stall_ns"`     // ns that the target's threads together waited for the disk in ops that read weights
-	Tensors     []TensorRereads  `json:"tensors"`      // most re-read bytes first, then longest stall; at most 20 in capture.json
+	// ns that the target's threads together waited for the disk in ops that read weights
+	StallNS int64 `json:"stall_ns"`
+	// most re-read bytes first, then longest stall; at most 20 in capture.json
+	Tensors []TensorRereads `json:"tensors"`
 }
 
 // ProcessBytes is the share of one process. PID 0 stands for all remaining ones, if there were many.
@@ -43,7 +46,8 @@ type TensorRereads struct {
 	StallNS     int64            `json:"stall_ns"` // of the ops that read the tensor, see Access.Stall
 }
 
-// WriteText describes in words and a table, with at most top tensors, which bytes were read from disk again, and why.
+// WriteText describes in words and a table, with at most top tensors, which bytes were read from
+// disk again, and why.
 func (r *Rereads) WriteText(w io.Writer, top int) error {
 	return tabular.Document{tabular.Lines{r.sentence()}, r.tensors(top)}.WriteText(w)
 }
@@ -76,7 +80,8 @@ func (r *Rereads) tensors(top int) *tabular.Table {
 		if t.RereadBytes == 0 {
 			break
 		}
-		rows = append(rows, []string{size(t.RereadBytes), size(t.FirstBytes), duration(t.StallNS), causes(t.ByCause), cmp.Or(t.Name, "(metadata and padding)")})
+		rows = append(rows, []string{size(t.RereadBytes), size(t.FirstBytes), duration(t.StallNS), causes(t.ByCause),
+			cmp.Or(t.Name, "(metadata and padding)")})
 	}
 	if rows == nil {
 		return &tabular.Table{}

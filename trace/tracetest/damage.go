@@ -1,7 +1,8 @@
 package tracetest
 
-// This file damages captures, in ways that look at their form: bits and lengths, pieces in wrong places, files of other captures, numbers of
-// capture.json, and values within tables that are well-formed otherwise.
+// This file damages captures, in ways that look at their form: bits and lengths, pieces in wrong
+// places, files of other captures, numbers of capture.json, and values within tables that are
+// well-formed otherwise.
 
 import (
 	"bytes"
@@ -48,9 +49,11 @@ func NewDamager(dirs ...string) (*Damager, error) {
 	return d, nil
 }
 
-// Write makes a damaged capture in dir, which must be empty, and says what was done. It is the same for the same seed.
+// Write makes a damaged capture in dir, which must be empty, and says what was done. It is the same
+// for the same seed.
 func (d *Damager) Write(dir string, seed uint64) (done string, err error) {
-	m := &mutation{Rand: rand.New(rand.NewPCG(seed, 0)), bases: d.bases, files: map[string][]byte{}, special: map[string]func(string) error{}}
+	m := &mutation{Rand: rand.New(rand.NewPCG(seed, 0)), bases: d.bases, files: map[string][]byte{},
+		special: map[string]func(string) error{}}
 	for name, data := range m.base() {
 		m.files[name] = slices.Clone(data)
 	}
@@ -126,7 +129,8 @@ func (m *mutation) file(files map[string][]byte, suffix string) string {
 
 // odd is a number that programs stumble over.
 func (m *mutation) odd() int64 {
-	odd := [...]int64{0, 1, -1, 2, 7, 8, 255, 1 << 15, 1 << 16, 1 << 20, 1 << 24, math.MaxInt32 - 1, math.MaxInt32, 1 << 31, math.MaxUint32, 1 << 40, 1 << 60, math.MaxInt64, math.MinInt64, math.MinInt32, -8, int64(m.Uint64())}
+	odd := [...]int64{0, 1, -1, 2, 7, 8, 255, 1 << 15, 1 << 16, 1 << 20, 1 << 24, math.MaxInt32 - 1, math.MaxInt32,
+		1 << 31, math.MaxUint32, 1 << 40, 1 << 60, math.MaxInt64, math.MinInt64, math.MinInt32, -8, int64(m.Uint64())}
 	return odd[m.IntN(len(odd))]
 }
 
@@ -271,7 +275,9 @@ func (m *mutation) json() string {
 	data := m.files[trace.MetaFile]
 	pattern, to := jsonNumber, fmt.Sprint(m.odd())
 	if m.IntN(3) == 0 {
-		values := []string{"null", `""`, "[]", "{}", "true", "false", "-1", "1e999", `"` + strings.Repeat("x", 1<<m.IntN(16)) + `"`, `"../../etc/passwd"`, `"\u001b[2J"`, strings.Repeat("[", 1<<m.IntN(16)), "[" + strings.Repeat("{},", 1<<m.IntN(16)) + "{}]"}
+		values := []string{"null", `""`, "[]", "{}", "true", "false", "-1", "1e999",
+			`"` + strings.Repeat("x", 1<<m.IntN(16)) + `"`, `"../../etc/passwd"`, `"\u001b[2J"`,
+			strings.Repeat("[", 1<<m.IntN(16)), "[" + strings.Repeat("{},", 1<<m.IntN(16)) + "{}]"}
 		pattern, to = jsonValue, ": "+values[m.IntN(len(values))]
 	}
 	places := pattern.FindAllIndex(data, -1)
