@@ -47,8 +47,10 @@ func WriteParquetBatches(w io.Writer, batches iter.Seq2[[]tables.Column, error],
 	return writeParquet(w, compress.Codecs.Zstd, batches, fields)
 }
 
-func writeParquet(w io.Writer, codec compress.Compression, batches iter.Seq2[[]tables.Column, error],
-	fields []tables.Field) error {
+func writeParquet(
+	w io.Writer, codec compress.Compression, batches iter.Seq2[[]tables.Column, error],
+	fields []tables.Field,
+) error {
 	dst := newLatched(w)
 	err := write(dst, batches, fields, func(schema *arrow.Schema) (recordWriter, error) {
 		// By default the schema's root is marked as repeated. Readers that take this literally fail
@@ -108,8 +110,10 @@ func (l *latched) end() error {
 }
 
 // write opens a writer to dst when the first batch has told the schema, and passes all of them to it.
-func write(dst *latched, batches iter.Seq2[[]tables.Column, error], fields []tables.Field,
-	open func(*arrow.Schema) (recordWriter, error)) error {
+func write(
+	dst *latched, batches iter.Seq2[[]tables.Column, error], fields []tables.Field,
+	open func(*arrow.Schema) (recordWriter, error),
+) error {
 	var out recordWriter
 	one := func(columns []tables.Column) error {
 		rec, err := record(columns, fields)

@@ -67,8 +67,10 @@ func (s *Sequence) Belady(size int64, from int) float64 {
 
 // replay runs the uses through a memory. Fetched is called for a block that was not in, drop
 // chooses one that leaves, and used is called after each use, of what is in.
-func (s *Sequence) replay(size int64, from int, in func(int32) bool, fetched func(int, int32), drop func() int32,
-	used func(int, int32)) float64 {
+func (s *Sequence) replay(
+	size int64, from int, in func(int32) bool, fetched func(int, int32), drop func() int32,
+	used func(int, int32),
+) float64 {
 	first := s.begin(from)
 	var held, missed int64
 	for i, b := range s.uses {
