@@ -21,7 +21,7 @@ import (
 // model is a model that the target reads.
 type model struct {
 	index  int32 // index in Meta.Models
-	parts  []*part
+	parts  []*modelPart
 	used   int          // experts per token; 0 if the model does not say
 	warmup []int32      // token ids of a warm-up, see warmupTokens
 	layers map[int]bool // layers that have tensors; true once seen
@@ -35,8 +35,8 @@ type splitKey struct {
 	count, tensors uint64
 }
 
-// part is a file of a model.
-type part struct {
+// modelPart is a file of a model.
+type modelPart struct {
 	model *model
 	file  *gguf.File
 	name  string                 // base name
@@ -63,7 +63,7 @@ func newModel(index int, m *gguf.Model) *model {
 func (m *model) add(files []*gguf.File, row int) []tables.StructureRow {
 	var rows []tables.StructureRow
 	for _, f := range files {
-		p := &part{model: m, file: f, name: filepath.Base(f.Path), id: event.FileID(proc.IDOf(f.Info())),
+		p := &modelPart{model: m, file: f, name: filepath.Base(f.Path), id: event.FileID(proc.IDOf(f.Info())),
 			rows: make(map[*gguf.Tensor]int32, len(f.Tensors))}
 		for i := range f.Tensors {
 			t := &f.Tensors[i]

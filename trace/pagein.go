@@ -137,11 +137,11 @@ func (p *pendingPageIns) take(id event.FileID) (runs []event.PageIn, dropped uin
 
 // heldPageIn is a page-in that waits for the event of the op during which it happened.
 type heldPageIn struct {
-	part *part
+	part *modelPart
 	event.PageIn
 }
 
-func (r *Recorder) pageIn(e event.PageIn) error {
+func (r *Recorder) recordPageIn(e event.PageIn) error {
 	p, known := r.files[e.File]
 	if !known {
 		r.pending.add(e)
@@ -150,10 +150,10 @@ func (r *Recorder) pageIn(e event.PageIn) error {
 	if p == nil || e.Bytes <= 0 || e.Offset < 0 {
 		return nil
 	}
-	if err := r.pageInsCome(); err != nil {
+	if err := r.notePageInsObserved(); err != nil {
 		return err
 	}
-	if e.Seq != 0 && r.decoding(e.Decode) {
+	if e.Seq != 0 && r.steps.isOpen(e.Decode) {
 		if len(r.held) >= heldPageIns {
 			if err := r.releasePageIns(func(*heldPageIn) (string, bool) { return "", true }); err != nil {
 				return err
@@ -165,8 +165,8 @@ func (r *Recorder) pageIn(e event.PageIn) error {
 	return r.writePageIn(p, &e, "")
 }
 
-// pageInsCome records that page-ins are observed.
-func (r *Recorder) pageInsCome() error {
+// notePageInsObserved records that page-ins are observed.
+func (r *Recorder) notePageInsObserved() error {
 	if r.rereads == nil {
 		r.rereads = &rereadAccount{}
 	}
@@ -176,16 +176,16 @@ func (r *Recorder) pageInsCome() error {
 	return r.w.PageIns()
 }
 
-// knownFile writes the pending page-ins of a file if it has turned out to be a model's, else
+// releasePending writes the pending page-ins of a file if it has turned out to be a model's, else
 // forgets them.
-func (r *Recorder) knownFile(id event.FileID) error {
+func (r *Recorder) releasePending(id event.FileID) error {
 	runs, dropped := r.pending.take(id)
 	p := r.files[id]
 	if p == nil || len(runs) == 0 && dropped == 0 {
 		return nil
 	}
-	r.dropped += dropped
-	if err := r.pageInsCome(); err != nil {
+	r.lost.pageIns += dropped
+	if err := r.notePageInsObserved(); err != nil {
 		return err
 	}
 	for i := range runs {
@@ -196,9 +196,9 @@ func (r *Recorder) knownFile(id event.FileID) error {
 	return nil
 }
 
-// opCame writes the page-ins that waited for this op. It also writes those of earlier ops of the
-// decode, without an op: ops that read no weights have no event.
-func (r *Recorder) opCame(o *event.Op) error {
+// releasePageInsOf writes the page-ins that waited for this op. It also writes those of earlier ops
+// of the decode, without an op: ops that read no weights have no event.
+func (r *Recorder) releasePageInsOf(o *event.Op) error {
 	return r.releasePageIns(func(h *heldPageIn) (string, bool) {
 		switch {
 		case h.Decode != o.Decode || h.Seq > o.Seq:
@@ -227,9 +227,9 @@ func (r *Recorder) releasePageIns(due func(*heldPageIn) (op string, ok bool)) er
 	return err
 }
 
-func (r *Recorder) writePageIn(p *part, e *event.PageIn, op string) error {
+func (r *Recorder) writePageIn(p *modelPart, e *event.PageIn, op string) error {
 	row := tables.PageInRow{
-		Timestamp: e.Time - r.begun, Step: r.stepOf(e.Decode), File: p.name, PID: e.PID, Thread: e.TID,
+		Timestamp: e.Time - r.begun, Step: r.numbers.get(e.Decode), File: p.name, PID: e.PID, Thread: e.TID,
 		Cause: e.Cause, Op: op, Model: p.model.index,
 	}
 	// The last page extends beyond the end of the file.
@@ -242,7 +242,7 @@ func (r *Recorder) writePageIn(p *part, e *event.PageIn, op string) error {
 			if r.opts.NoTokenIDs && row.Tensor >= 0 && embedsTokens(r.rows[row.Tensor].Name) {
 				row.Offset = r.rows[row.Tensor].Offset
 			}
-			r.rereads.pageIn(&row)
+			r.rereads.addPageIn(&row)
 			if r.w == nil {
 				continue
 			}
@@ -262,7 +262,7 @@ func embedsTokens(tensor string) bool {
 
 // pieceAt returns what byte off of the file belongs to, and where that ends: an expert's slice, a
 // tensor, or (row -1) metadata or padding.
-func (p *part) pieceAt(off int64) (row, expert int32, end int64) {
+func (p *modelPart) pieceAt(off int64) (row, expert int32, end int64) {
 	l, ok := p.file.Locate(off)
 	if !ok {
 		tensors := p.file.Tensors

@@ -262,7 +262,7 @@ func (c *Capture) Rereads(ctx context.Context, top int) (*tables.Rereads, error)
 		if bytes += r.Bytes; bytes < 0 {
 			return nil, fmt.Errorf("%s is %w", PageInFile, damage("its rows together are of too many bytes"))
 		}
-		account.pageIn(r)
+		account.addPageIn(r)
 	}
 	for a, err := range c.Accesses() {
 		if err := cmp.Or(err, ctx.Err()); err != nil {
@@ -272,7 +272,7 @@ func (c *Capture) Rereads(ctx context.Context, top int) (*tables.Rereads, error)
 			if stall += a.Stall; stall < 0 {
 				return nil, fmt.Errorf("%s is %w", AccessFile, damage("its rows together stall for too long"))
 			}
-			account.stall(a.Tensor, a.Stall)
+			account.addStall(a.Tensor, a.Stall)
 		}
 	}
 	return account.summary(c.Structure, top), nil

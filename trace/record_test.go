@@ -370,12 +370,12 @@ func TestRecorderIsBounded(t *testing.T) {
 		if i%128 == 0 {
 			s.handle(&o)
 		}
-		if len(s.r.steps) > maxSteps || s.r.tokenIDs > maxTokenIDs {
-			t.Fatalf("%d steps are open, with %d tokens", len(s.r.steps), s.r.tokenIDs)
+		if s.r.steps.count() > maxSteps || s.r.steps.tokenIDs > maxTokenIDs {
+			t.Fatalf("%d steps are open, with %d tokens", s.r.steps.count(), s.r.steps.tokenIDs)
 		}
 	}
-	if _, err := s.r.Finish(nil); err != nil || s.r.tokenIDs != 0 {
-		t.Errorf("%d tokens, %v", s.r.tokenIDs, err)
+	if _, err := s.r.Finish(nil); err != nil || s.r.steps.tokenIDs != 0 {
+		t.Errorf("%d tokens, %v", s.r.steps.tokenIDs, err)
 	}
 	c, err := Open(s.dir)
 	if err != nil {

@@ -43,7 +43,7 @@ func (a *rereadAccount) tensor(row int32) *tensorAccount {
 	return &a.tensors[row]
 }
 
-func (a *rereadAccount) pageIn(r *tables.PageInRow) {
+func (a *rereadAccount) addPageIn(r *tables.PageInRow) {
 	t := a.tensor(r.Tensor)
 	if r.Rereads == 0 {
 		t.first += r.Bytes
@@ -60,7 +60,7 @@ func (a *rereadAccount) pageIn(r *tables.PageInRow) {
 	a.processes[pid] += r.Bytes
 }
 
-func (a *rereadAccount) stall(row int32, ns int64) { a.tensor(row).stall += ns }
+func (a *rereadAccount) addStall(row int32, ns int64) { a.tensor(row).stall += ns }
 
 // summary lists at most top tensors.
 func (a *rereadAccount) summary(structure []tables.StructureRow, top int) *tables.Rereads {

@@ -322,10 +322,10 @@ func (s *Session) Status() Status {
 	st.Events = s.events
 	for _, r := range s.live {
 		st.add(r)
-		if len(r.steps) > 0 || !st.Running {
+		if r.steps.count() > 0 || !st.Running {
 			st.Phase = r.phase
 		}
-		st.Running = st.Running || len(r.steps) > 0
+		st.Running = st.Running || r.steps.count() > 0
 		st.Counters = r.meta.Counters
 		if r.meta.Steps > 0 {
 			st.Processes++

@@ -450,7 +450,7 @@ func TestRecorderLayersSeen(t *testing.T) {
 	for _, layer := range []int{0, 1, 3} {
 		s.op(event.Op{Name: "MUL", Sources: []event.Source{s.source(fmt.Sprintf("blk.%d.ffn_norm.weight", layer))}})
 	}
-	check(t, s.r.describe())
+	check(t, s.r.updateMeta())
 	if m := s.r.meta.Models[0]; m.LayersElsewhere != "" {
 		t.Errorf("within the first step, layers %s are said to be elsewhere", m.LayersElsewhere)
 	}
@@ -485,14 +485,14 @@ func TestRecorderMemoryIsBounded(t *testing.T) {
 		}
 		s.handle(event.DecodeEnd{TID: tid, Decode: s.decode})
 	}
-	if n := len(s.r.contexts); n > maxContexts {
+	if n := len(s.r.contexts.known); n > maxContexts {
 		t.Errorf("%d contexts are remembered", n)
 	}
 	if n := len(s.r.outside); n > maxOutside {
 		t.Errorf("%d tensors outside are remembered", n)
 	}
-	if len(s.r.steps) != 0 || len(s.r.early) != 0 || len(s.r.held) != 0 {
-		t.Errorf("%d steps, %d early ones, %d page-ins are held", len(s.r.steps), len(s.r.early), len(s.r.held))
+	if s.r.steps.count() != 0 || len(s.r.early) != 0 || len(s.r.held) != 0 {
+		t.Errorf("%d steps, %d early ones, %d page-ins are held", s.r.steps.count(), len(s.r.early), len(s.r.held))
 	}
 	if s.r.meta.Contexts != 3*maxContexts {
 		t.Errorf("%d contexts were counted", s.r.meta.Contexts)
