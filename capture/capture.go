@@ -67,7 +67,7 @@ type Options struct {
 	Log     *slog.Logger // nil discards
 }
 
-// ErrNeedsProbes says that something was asked for that the preloaded library cannot see.
+// ErrNeedsProbes means that something was asked for that the preloaded library cannot see.
 var ErrNeedsProbes = errors.New("is seen by the kernel's probes only")
 
 // Capture is a target with a capturer attached. Its methods are for one goroutine, except for PID.
@@ -245,7 +245,7 @@ func (c *Capture) Wait(ctx context.Context) (status int, err error) { return c.t
 // Counters account for every hit (see event.Counters). The sums are exact once Run has returned.
 func (c *Capture) Counters() (event.Counters, error) { return c.capturer.Counters() }
 
-// TellInputs says whether the inputs that Options.Inputs asks for are wanted from the next decode
+// TellInputs reports whether the inputs that Options.Inputs asks for are wanted from the next decode
 // on. At first they are.
 func (c *Capture) TellInputs(wanted bool) error { return c.capturer.TellInputs(wanted) }
 

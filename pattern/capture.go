@@ -11,7 +11,7 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// ErrNoFiles says that a capture does not tell the sizes and fingerprints of the model's files, so
+// ErrNoFiles means that a capture does not tell the sizes and fingerprints of the model's files, so
 // that no cycle can be made of it: it is of a split model, by an earlier version.
 var ErrNoFiles = errors.New("the capture does not say of which files the model consists (it was made by an earlier version): capture again")
 

@@ -20,10 +20,10 @@ import (
 const SchemaVersion = 1
 
 var (
-	// ErrSchema says that a pattern was written by another version of this program, which writes
+	// ErrSchema means that a pattern was written by another version of this program, which writes
 	// them in another way.
 	ErrSchema = errors.New("the pattern has another schema version")
-	// ErrInvalid says that something is no pattern, or one that contradicts itself.
+	// ErrInvalid means that something is no pattern, or one that contradicts itself.
 	ErrInvalid = errors.New("not a valid pattern")
 )
 

@@ -121,7 +121,7 @@ func (c *Cycle) whole() []extent {
 	return joined
 }
 
-// within says whether a read's tensor begins in one of the extents, which are in order.
+// within reports whether a read's tensor begins in one of the extents, which are in order.
 func within(extents []extent, r *CycleRead) bool {
 	i, found := slices.BinarySearchFunc(extents, place{r.File, r.Offset}, func(e extent, at place) int {
 		return cmp.Or(cmp.Compare(e.file, at.file), cmp.Compare(e.offset, at.offset))

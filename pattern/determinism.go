@@ -270,7 +270,7 @@ func (c *comparison) cause(d *Departure, reads []Read) Cause {
 	return CauseUnknown
 }
 
-// behindLayers says whether all edits are of reads behind the last one of a layer, in the canonical
+// behindLayers reports whether all edits are of reads behind the last one of a layer, in the canonical
 // sequence.
 func (c *comparison) behindLayers(d *Departure) bool {
 	last := -1
@@ -287,7 +287,7 @@ func (c *comparison) behindLayers(d *Departure) bool {
 	return last >= 0
 }
 
-// end says whether the departure's steps are these.
+// end reports whether the departure's steps are these.
 func (c *comparison) end(d *Departure, steps []int) bool {
 	for i, at := range steps {
 		if d.Steps[i] != c.pattern.Steps[at].Number {

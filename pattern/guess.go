@@ -12,7 +12,7 @@ import (
 	"tensorcast/gguf"
 )
 
-// ErrNoGuess says that of a file nobody knows in which order it is read: it is no plain decoder, as
+// ErrNoGuess means that of a file nobody knows in which order it is read: it is no plain decoder, as
 // far as its tensors' names tell.
 var ErrNoGuess = errors.New("the model's tensors do not tell in which order they are read")
 

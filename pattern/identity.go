@@ -11,7 +11,7 @@ import (
 	"tensorcast/gguf"
 )
 
-// ErrOtherModel says that a cycle is of another model than the one at hand.
+// ErrOtherModel means that a cycle is of another model than the one at hand.
 var ErrOtherModel = errors.New("the pattern is of another model")
 
 // FilesOf describes the files of a model, in the order of its parts. It reads their metadata; the

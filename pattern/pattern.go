@@ -101,7 +101,7 @@ var (
 	ErrNoAccesses = errors.New("the capture holds no accesses")
 	ErrNoTokens   = errors.New("the capture holds no generated token")
 	ErrNoContext  = errors.New("the capture holds no such context")
-	// ErrTooMuch says that a capture holds more than can be: what is kept of it is bounded, and
+	// ErrTooMuch means that a capture holds more than can be: what is kept of it is bounded, and
 	// sums do not overflow.
 	ErrTooMuch = errors.New("the capture holds too much")
 )

@@ -1,7 +1,7 @@
 package trace
 
-// This file says which rows, and which descriptions, no tracer writes. Consumers may rely on what
-// is checked here.
+// This file rejects rows and descriptions that no tracer writes. Consumers may rely on what is checked
+// here.
 
 import (
 	"errors"
@@ -22,7 +22,8 @@ const (
 	maxSize = 1 << 50
 )
 
-// checkStructure says what is wrong with a tensor.
+// checkStructure returns what is wrong with a tensor. The other check functions do the same for a row of
+// their table.
 func checkStructure(r *tables.StructureRow) error {
 	switch {
 	case r.Name == "" || max(len(r.Name), len(r.Component), len(r.File), len(r.Type)) > maxName:
@@ -38,8 +39,8 @@ func checkStructure(r *tables.StructureRow) error {
 	return nil
 }
 
-// checkExtents says which tensor lies outside its file, where the description tells of the files.
-// Of an incomplete capture it may not tell of all yet.
+// checkExtents returns an error if a tensor lies outside its file, as far as the description tells of
+// the files. That of an incomplete capture may not tell of all files yet.
 func checkExtents(structure []tables.StructureRow, m *tables.Meta) error {
 	sizes := make([]map[string]int64, len(m.Models)) // of the files
 	for i := range m.Models {
@@ -66,7 +67,6 @@ func checkExtents(structure []tables.StructureRow, m *tables.Meta) error {
 	return nil
 }
 
-// checkAccess says what is wrong with a row that is of a tensor.
 func checkAccess(a *tables.Access, t *tables.StructureRow) error {
 	switch {
 	case a.Step < 0 || a.Token < -1 || a.Context < 0:
@@ -133,7 +133,7 @@ const (
 	maxDescription = 1 << 12 // bytes of a text that is shown: a path has no more
 )
 
-// checkMeta says what is wrong with a description.
+// checkMeta returns what is wrong with a description.
 func checkMeta(m *tables.Meta) error {
 	type number struct {
 		name string

@@ -16,8 +16,8 @@ import (
 	"tensorcast/gguf/half"
 )
 
-// columnBuffer holds one column: values of a fixed width, or bits, or lists of int32, or as many
-// halves for each row.
+// columnBuffer holds one column: values of a fixed width, bits, lists of int32, or the same number of
+// halves (16-bit floats) for each row.
 type columnBuffer struct {
 	typ      arrow.DataType // of the indices if the column has a dictionary
 	nullable bool
@@ -47,8 +47,8 @@ func (c *columnBuffer) reset() {
 	}
 }
 
-// mark records whether the row has a value.
-func (c *columnBuffer) mark(row int, there bool) {
+// markValid records whether the row has a value.
+func (c *columnBuffer) markValid(row int, there bool) {
 	if c.nullable {
 		c.valid = appendBit(c.valid, row, there)
 	}
@@ -56,7 +56,7 @@ func (c *columnBuffer) mark(row int, there bool) {
 
 // null appends a null.
 func (c *columnBuffer) null(row int) {
-	c.mark(row, false)
+	c.markValid(row, false)
 	c.nulls++
 	if c.typ.ID() == arrow.LIST {
 		c.end()
@@ -69,7 +69,7 @@ func (c *columnBuffer) null(row int) {
 
 // list appends a list.
 func (c *columnBuffer) list(row int, items []int32) {
-	c.mark(row, true)
+	c.markValid(row, true)
 	for _, v := range items {
 		c.values = binary.NativeEndian.AppendUint32(c.values, uint32(v))
 	}
@@ -78,7 +78,7 @@ func (c *columnBuffer) list(row int, items []int32) {
 
 // halves appends a row of values, rounded to half precision. Values beyond that become infinite.
 func (c *columnBuffer) halves(row int, values []float32) {
-	c.mark(row, true)
+	c.markValid(row, true)
 	for _, v := range values {
 		c.values = binary.NativeEndian.AppendUint16(c.values, half.Round(v))
 	}
@@ -112,7 +112,7 @@ func (c *columnBuffer) check(rows int) error {
 	return nil
 }
 
-// array returns the first rows as an array, which is valid until the column is changed.
+// array returns the first rows as an array. It is valid until the column is changed.
 func (c *columnBuffer) array(rows int) arrow.Array {
 	buffers := []*memory.Buffer{nil, memory.NewBufferBytes(c.values)}
 	if c.nulls > 0 {
@@ -134,7 +134,7 @@ func (c *columnBuffer) array(rows int) arrow.Array {
 	return array.MakeFromData(data)
 }
 
-// appendBit sets bit number at, which is the next one, and extends bits for it.
+// appendBit appends a bit. at is its number, that is how many bits there are already.
 func appendBit(bits []byte, at int, v bool) []byte {
 	for len(bits) <= at/8 {
 		bits = append(bits, 0)

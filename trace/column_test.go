@@ -22,7 +22,7 @@ func TestColumnsAreAsArrowsBuilders(t *testing.T) {
 		{Name: "halves", Type: arrow.FixedSizeListOfNonNullable(3, arrow.FixedWidthTypes.Float16)},
 	}
 	random := rand.New(rand.NewPCG(1, 2))
-	s := &stream{most: 1 << 20, schema: arrow.NewSchema(fields, nil), dicts: make([]*dictionary, len(fields))}
+	s := &stream{maxRows: 1 << 20, schema: arrow.NewSchema(fields, nil), dicts: make([]*dictionary, len(fields))}
 	var builders []array.Builder
 	for _, f := range fields {
 		s.columns = append(s.columns, newColumnBuffer(f.Type, f.Nullable))
@@ -54,7 +54,7 @@ func TestColumnsAreAsArrowsBuilders(t *testing.T) {
 				list = nil
 			}
 			s.uint64(uint64(v))
-			s.short(uint8(v) & 0x7f)
+			s.shortIndex(uint8(v) & 0x7f)
 			s.bool(there)
 			s.list(list)
 			builders[4].(*array.Uint64Builder).Append(uint64(v))
@@ -67,7 +67,7 @@ func TestColumnsAreAsArrowsBuilders(t *testing.T) {
 				b.ValueBuilder().(*array.Int32Builder).AppendValues(list, nil)
 			}
 			values := []float32{float32(random.IntN(2049)), -0.5, 0x1p-14}
-			s.halves(values)
+			s.halfValues(values)
 			halves := builders[8].(*array.FixedSizeListBuilder)
 			halves.Append(true)
 			for _, v := range values {

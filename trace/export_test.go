@@ -12,8 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"tensorcast/event"
-	"tensorcast/trace/tables"
 	"testing"
 
 	"github.com/apache/arrow/go/v17/arrow/array"
@@ -22,6 +20,9 @@ import (
 	"github.com/apache/arrow/go/v17/parquet"
 	"github.com/apache/arrow/go/v17/parquet/file"
 	"github.com/apache/arrow/go/v17/parquet/pqarrow"
+
+	"tensorcast/event"
+	"tensorcast/trace/tables"
 )
 
 func exportColumns() []tables.Column {
@@ -112,7 +113,7 @@ func TestWriteArrowReadsBack(t *testing.T) {
 	if err != nil || r.NumRecords() != 2 {
 		t.Fatalf("%d records: %v", r.NumRecords(), err)
 	}
-	want, err := record(exportColumns(), []tables.Field{{Key: "tensorcast.model", Value: "abc"}})
+	want, err := buildRecord(exportColumns(), []tables.Field{{Key: "tensorcast.model", Value: "abc"}})
 	if err != nil {
 		t.Fatal(err)
 	}

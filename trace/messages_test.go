@@ -82,7 +82,7 @@ func nested() []byte {
 		b.PrependUOffsetTSlot(schemaFields, fields, 0)
 		return b.EndObject()
 	})
-	top := root(head)
+	top := rootTable(head)
 	schema, _ := top.child(messageHeader)
 	for f := range schema.children(schemaFields) {
 		begin, n := f.vector(fieldChildren, 4)
@@ -125,8 +125,9 @@ func lists(t *testing.T, rows, values int64) []byte {
 	check(t, w.Write(none)) // the schema is written with it
 	n := 8 + binary.LittleEndian.Uint32(buf.Bytes()[4:])
 	m := message{kind: ipc.MessageRecordBatch, version: 4,
-		batch: &batch{rows: rows, nodes: []span{{rows, 0}, {values, 0}}, buffers: []span{{}, {}, {0, 2 * values}}}}
-	return append(append(bytes.Clone(buf.Bytes()[:n]), framed(m.unpacked(16), 16)...), 0xff, 0xff, 0xff, 0xff, 0, 0,
+		batch: &batch{rows: rows, nodes: []node{{rows, 0}, {values, 0}}, buffers: []span{{}, {}, {0, 2 * values}}}}
+	return append(append(bytes.Clone(buf.Bytes()[:n]), framed(m.encodeUnpackedHead(16), 16)...), 0xff, 0xff, 0xff,
+		0xff, 0, 0,
 		0, 0)
 }
 
@@ -146,8 +147,8 @@ func many(kind ipc.MessageType, field int, n uint32) []byte {
 // batchOf is a batch of these buffers, in a body of so many bytes.
 func batchOf(rows, body int64, buffers ...span) []byte {
 	m := message{kind: ipc.MessageRecordBatch, version: 4,
-		batch: &batch{rows: rows, nodes: []span{{rows, 0}}, buffers: buffers}}
-	return m.unpacked(body)
+		batch: &batch{rows: rows, nodes: []node{{rows, 0}}, buffers: buffers}}
+	return m.encodeUnpackedHead(body)
 }
 
 func delta() []byte {
@@ -227,7 +228,7 @@ func TestHostileTables(t *testing.T) {
 				if last = err; err != nil {
 					break
 				}
-				if err := sound(rec.Column(0), false); err != nil {
+				if err := checkArray(rec.Column(0), false); err != nil {
 					last = fmt.Errorf("access.arrows is %w: %w", ErrDamaged, err)
 					break
 				}

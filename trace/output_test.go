@@ -169,7 +169,7 @@ func TestNoTokenIDs(t *testing.T) {
 			s.handle(event.PageIn{Time: s.time, File: fileID,
 				Offset: (table.Offset + int64(id)*table.NB[1]) / 4096 * 4096, Bytes: 4096, PID: 1, TID: 7})
 		}
-		for _, ids := range [][]int32{s.r.models[0].warmup, {first, second}, {second}} {
+		for _, ids := range [][]int32{s.r.models[0].warmupIDs, {first, second}, {second}} {
 			s.begin(1, int32(len(ids)))
 			for _, id := range ids {
 				page(id)

@@ -41,7 +41,7 @@ func (r *Recorder) recordFile(e event.FileSeen) error {
 	case err != nil:
 		return fmt.Errorf("read the structure of the model: %w", err)
 	}
-	rows, err := r.addModel(opened, split, hostless(e.Path, cmp.Or(e.PID, int32(r.opts.PID))))
+	rows, err := r.addModel(opened, split, trimProcessRoot(e.Path, cmp.Or(e.PID, int32(r.opts.PID))))
 	if err != nil {
 		return err
 	}
@@ -84,12 +84,12 @@ func (r *Recorder) checkRoom(opened *gguf.Model) error {
 // addModel adds a file that is seen for the first time: as a new model (with the parts that belong to
 // it), or as a part of a known one. It returns its structure rows.
 func (r *Recorder) addModel(opened *gguf.Model, split splitKey, path string) ([]tables.StructureRow, error) {
-	files, err := identify(opened)
+	files, err := identifyFiles(opened)
 	if err != nil {
 		return nil, err
 	}
 	for i, m := range r.models {
-		if m.accepts(opened, split) {
+		if m.lacksPart(opened, split) {
 			info := &r.meta.Models[i]
 			info.Bytes += opened.Size()
 			info.Tensors += opened.Tensors()

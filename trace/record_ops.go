@@ -112,7 +112,7 @@ func (r *Recorder) resolveSource(o *event.Op, src *event.Source) (sourceRead, er
 		Op: o.Name, Tensor: row, DataPtr: src.Data, Offset: src.Offset, Bytes: src.Bytes(), Layer: r.rows[row].Layer,
 	}
 	read.slices, read.stride = src.Slices(o.GatherDim)
-	p.model.sawLayer(int(read.Layer))
+	p.model.noteLayer(int(read.Layer))
 	return read, nil
 }
 
@@ -202,10 +202,10 @@ func maxGathered(o *event.Op, s *step, m *model) int64 {
 	}
 	n := max(int64(s.Tokens), 1)
 	if o.ByExpert {
-		if m.used == 0 || s.Phase == tables.PhaseWarmup { // the warm-up uses all experts
+		if m.expertsUsed == 0 || s.Phase == tables.PhaseWarmup { // the warm-up uses all experts
 			return 1 << 32
 		}
-		n *= int64(m.used)
+		n *= int64(m.expertsUsed)
 	}
 	return n
 }
@@ -239,7 +239,7 @@ func (r *Recorder) writeAccesses(stall int64) error {
 }
 
 func (r *Recorder) writeAccess(a *tables.Access) error {
-	r.served++
+	r.rowsWritten++
 	if r.csv != nil {
 		if err := r.csv.access(a, r.rows[a.Tensor].Name); err != nil {
 			return err
@@ -291,7 +291,7 @@ func (r *Recorder) noteOutside(o *event.Op, src *event.Source) error {
 	}
 	r.outside[src.Name] = n
 	if len(r.models) == 1 { // with several models it is unknown which one the weight belongs to
-		r.models[0].sawLayer(layerOf(src.Name))
+		r.models[0].noteLayer(layerOf(src.Name))
 	}
 	return nil
 }

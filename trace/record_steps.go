@@ -217,7 +217,7 @@ func (r *Recorder) setPhase(s *step, c *contextState, warmup bool) {
 // decideWarmup decides whether a context's first decode was a warm-up. ids are the rows that its first
 // gathering op reads, of the token embeddings.
 func (r *Recorder) decideWarmup(s *step, m *model, ids []int32) {
-	if slices.Equal(ids, m.warmup) {
+	if slices.Equal(ids, m.warmupIDs) {
 		s.Phase, s.mayBeWarmup.prompted = tables.PhaseWarmup, false
 		r.phase = s.Phase
 	}

@@ -82,7 +82,7 @@ type Recorder struct {
 	// create creates the capture, when the first weight is read.
 	create           func(*tables.Meta, []tables.StructureRow) (*Writer, error)
 	flushed, rotated time.Time
-	served           uint64 // accesses emitted so far
+	rowsWritten      uint64 // accesses emitted so far
 	over             bool   // Finish was called
 
 	// Models (record_models.go).
@@ -297,7 +297,7 @@ func (r *Recorder) updateMeta() error {
 	for i, m := range r.models {
 		m.describeLayers(&r.meta.Models[i], r.stepOver)
 	}
-	r.meta.Rows = int64(r.served)
+	r.meta.Rows = int64(r.rowsWritten)
 	if r.rereads != nil {
 		r.meta.Rereads = r.rereads.summary(r.rows, rereadTop)
 	}

@@ -22,7 +22,7 @@ func TestRowsThatAreNotAsTheSchema(t *testing.T) {
 	step := func(s *stream, upTo int, tokenIDs func()) {
 		for i, set := range []func(){
 			func() { s.int32(1) }, func() { s.int32(1) }, func() { s.int32(1) }, func() { s.int32(1) },
-			func() { s.short(0) }, func() { s.int32(1) },
+			func() { s.shortIndex(0) }, func() { s.int32(1) },
 			func() { s.int32(1) }, tokenIDs, func() { s.null() }, func() { s.int64(1) }, func() { s.null() },
 			func() { s.bool(true) },
 		} {
@@ -53,7 +53,7 @@ func TestRowsThatAreNotAsTheSchema(t *testing.T) {
 		}, "write table steps.arrows: a row sets 26 of 12 columns", false},
 		"too wide": {RouteFile, func(s *stream) { s.int64(1); route(s, 5) },
 			"write table route.arrows: column step: values for 1 rows of int32 take 8 bytes, not 4", true},
-		"too narrow": {RouteFile, func(s *stream) { route(s, 5); s.short(1) },
+		"too narrow": {RouteFile, func(s *stream) { route(s, 5); s.shortIndex(1) },
 			"write table route.arrows: column position: values for 1 rows of int32 take 1 bytes, not 4", true},
 		"a bit": {RouteFile, func(s *stream) { s.bool(true); route(s, 5) },
 			"column step: values for 1 rows of int32 take 1 bytes, not 4", true},

@@ -10,9 +10,10 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"testing"
+
 	"tensorcast/event"
 	"tensorcast/trace/tables"
-	"testing"
 )
 
 // collect copies the rows of a table.
@@ -355,9 +356,9 @@ func TestDictionariesGrow(t *testing.T) {
 	for i := range n {
 		check(t, w.Buffer(&tables.BufferRow{Buffer: fmt.Sprint("node_", i), Root: "r", Op: "ADD"}))
 	}
-	s, err := w.stream(BufferFile)
+	s, err := w.streamOf(BufferFile)
 	check(t, err)
-	if got := len(s.dictionary("buffer").values); got > dictionaryLimit {
+	if got := len(s.dictionaryOf("buffer").values); got > dictionaryLimit {
 		t.Errorf("the dictionary has %d values, the limit is %d", got, dictionaryLimit)
 	}
 	// The structure grows after the tables were begun; the second model has a tensor of the same name.

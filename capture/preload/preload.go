@@ -26,13 +26,13 @@ import (
 )
 
 var (
-	// ErrNoCompiler says that the shim cannot be built.
+	// ErrNoCompiler means that the shim cannot be built.
 	ErrNoCompiler = errors.New("the preloaded library is built by a C compiler")
-	// ErrNotLoaded says that no process loaded the shim.
+	// ErrNotLoaded means that no process loaded the shim.
 	ErrNotLoaded = errors.New("the shim was not loaded (the program is linked statically, has privileges of its own, runs in a container, or uses another C library)")
-	// ErrNoGraph says that the shim was loaded, but ggml_graph_compute was never called through it.
+	// ErrNoGraph means that the shim was loaded, but ggml_graph_compute was never called through it.
 	ErrNoGraph = errors.New("no call of ggml_graph_compute could be interposed: the program computed nothing, or holds ggml statically")
-	// ErrOtherProcess says that graphs were computed only by processes that the target started.
+	// ErrOtherProcess means that graphs were computed only by processes that the target started.
 	ErrOtherProcess = errors.New("the program itself computed nothing, but a process that it started did")
 )
 

@@ -109,7 +109,7 @@ func byPlace(kept []Extent) []Extent {
 	})
 }
 
-// keeps says whether the middle of a block is kept: kept extents may be cut elsewhere than blocks are.
+// keeps reports whether the middle of a block is kept: kept extents may be cut elsewhere than blocks are.
 func (a *around) keeps(p place, size int64) bool {
 	middle := p.first + size/2
 	if g := a.s.granule; g > 0 {

@@ -16,17 +16,17 @@ import (
 	"tensorcast/internal/tabular"
 )
 
-// Rereads sums up the bytes of model files that were read from disk during a capture. Bytes count
-// as re-read from their second read on. What was in memory when the capture began counts as not
-// read before.
+// Rereads sums up the bytes of model files that were read from disk during a capture. Bytes count as
+// re-read from their second read on. Bytes that were in memory when the capture began count as not read
+// before.
 type Rereads struct {
 	FirstBytes  int64            `json:"first_bytes"`
 	RereadBytes int64            `json:"reread_bytes"` // bytes that had been read before
 	ByCause     map[string]int64 `json:"by_cause"`     // RereadBytes by the pagein table's cause
 	ByProcess   []ProcessBytes   `json:"by_process"`   // RereadBytes, most first
-	// ns that the target's threads together waited for the disk in ops that read weights
+	// StallNS is how many ns the target's threads together waited for the disk in ops that read weights.
 	StallNS int64 `json:"stall_ns"`
-	// most re-read bytes first, then longest stall; at most 20 in capture.json
+	// Tensors are in descending order of re-read bytes, then of stall. capture.json has at most 20.
 	Tensors []TensorRereads `json:"tensors"`
 }
 
