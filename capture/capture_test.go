@@ -145,7 +145,7 @@ func TestStart(t *testing.T) {
 					t.Fatal(err)
 				}
 				if status, err := c.Wait(t.Context()); status != 0 || err != nil {
-					t.Errorf("the command ended with %d, %v", status, err)
+					t.Errorf("the command ended with %d, %v; want 0", status, err)
 				}
 				if _, err := llama.ParseResult(stdout.Bytes()); err != nil {
 					t.Errorf("the command's output: %v", err)
@@ -159,7 +159,7 @@ func TestStart(t *testing.T) {
 					handedOver = counters.OpsSent
 				}
 				if err != nil || counters.Lost() != 0 || counters.Received != handedOver {
-					t.Errorf("counters %+v, %v; %d ops were handed over", counters, err, got.ops)
+					t.Errorf("counters %+v, %v; %d ops were handed over; want counters.Lost() = 0, counters.Received = %v", counters, err, got.ops, handedOver)
 				}
 				if err := c.Explain(); err != nil {
 					t.Errorf("something stood in the way: %v", err)
@@ -224,7 +224,7 @@ func TestStatus(t *testing.T) {
 				t.Error(err)
 			}
 			if status, err := c.Wait(t.Context()); status != want || err != nil {
-				t.Errorf("%s: status %d, %v", script, status, err)
+				t.Errorf("%s: status %d, %v; want %v", script, status, err, want)
 			}
 			why := event.ErrNoGGML
 			if preloaded {
@@ -262,7 +262,7 @@ func TestFailureLetsTheCommandGoOn(t *testing.T) {
 					return nil
 				})
 				if !errors.Is(err, broken) {
-					t.Fatalf("Run returned %v", err)
+					t.Fatalf("Run returned %v; want %v", err, broken)
 				}
 				before, err := c.Counters()
 				if err != nil {
@@ -276,7 +276,7 @@ func TestFailureLetsTheCommandGoOn(t *testing.T) {
 					t.Fatal(err)
 				}
 				if status, err := c.Wait(t.Context()); status != 128+int(syscall.SIGTERM) || err != nil {
-					t.Errorf("status %d, %v", status, err)
+					t.Errorf("status %d, %v; want %v", status, err, 128+int(syscall.SIGTERM))
 				}
 			})
 		}
@@ -331,7 +331,7 @@ func TestWaitKills(t *testing.T) {
 		t.Error(err)
 	}
 	if status, err := c.Wait(ctx); status != 128+int(syscall.SIGKILL) || err != nil {
-		t.Errorf("status %d, %v", status, err)
+		t.Errorf("status %d, %v; want %v", status, err, 128+int(syscall.SIGKILL))
 	}
 }
 
@@ -347,7 +347,7 @@ func TestKilledBeforeRun(t *testing.T) {
 			t.Error(err)
 		}
 		if status, err := c.Wait(t.Context()); status != 128+int(syscall.SIGKILL) || err != nil {
-			t.Errorf("follow %v: status %d, %v", follow, status, err)
+			t.Errorf("follow %v: status %d, %v; want %v", follow, status, err, 128+int(syscall.SIGKILL))
 		}
 	}
 }
@@ -381,7 +381,7 @@ func TestSignals(t *testing.T) {
 		t.Error(err)
 	}
 	if status, err := c.Wait(t.Context()); status != 5 || err != nil {
-		t.Errorf("status %d, %v", status, err)
+		t.Errorf("status %d, %v; want 5", status, err)
 	}
 
 	early := start(t, exec.Command("sleep", "600"), Options{Signals: []syscall.Signal{syscall.SIGUSR1}})
@@ -392,7 +392,7 @@ func TestSignals(t *testing.T) {
 		t.Error(err)
 	}
 	if status, err := early.Wait(t.Context()); status != 128+int(syscall.SIGUSR1) || err != nil {
-		t.Errorf("a signal before Run: status %d, %v", status, err)
+		t.Errorf("a signal before Run: status %d, %v; want %v", status, err, 128+int(syscall.SIGUSR1))
 	}
 }
 
@@ -436,10 +436,10 @@ func TestAttach(t *testing.T) {
 		})
 		cancel()
 		if err != nil || got.ops < 10 || c.Explain() != nil {
-			t.Errorf("ends %v: %+v, %v, %v", ends, got, err, c.Explain())
+			t.Errorf("ends %v: %+v, %v, %v; want at least 10", ends, got, err, c.Explain())
 		}
 		if status, err := c.Wait(t.Context()); status != 0 || err != nil {
-			t.Errorf("status %d, %v", status, err)
+			t.Errorf("status %d, %v; want 0", status, err)
 		}
 		if !ends {
 			before, _ := c.Counters()
@@ -496,7 +496,7 @@ func TestAttachInDecode(t *testing.T) {
 			t.Fatal(err)
 		}
 		if first != event.TokenEmbeddings {
-			t.Errorf("the first whole decode begins with %s", first)
+			t.Errorf("the first whole decode begins with %s; want %v", first, event.TokenEmbeddings)
 		}
 		if err := c.Close(); err != nil {
 			t.Fatal(err)
@@ -566,7 +566,7 @@ func TestAttachedProcessEnds(t *testing.T) {
 		t.Error(err)
 	}
 	if err := c.Explain(); !errors.Is(err, event.ErrNoGGML) {
-		t.Errorf("sleep has ggml? %v", err)
+		t.Errorf("sleep has ggml? %v; want %v", err, event.ErrNoGGML)
 	}
 	_ = cmd.Wait()
 	if err := c.Close(); err != nil {

@@ -82,7 +82,7 @@ func TestHeaderRefuses(t *testing.T) {
 		"no file": {Reads: []pattern.CycleRead{{Tensor: "a", Length: 1}}}} {
 		var b strings.Builder
 		if err := c.WriteHeader(&b); !errors.Is(err, pattern.ErrInvalid) || b.Len() > 0 {
-			t.Errorf("%s: %v, %d bytes", name, err, b.Len())
+			t.Errorf("%s: %v, %d bytes; want %v, b.Len() at most 0", name, err, b.Len(), pattern.ErrInvalid)
 		}
 	}
 }

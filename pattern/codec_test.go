@@ -61,7 +61,7 @@ func TestWrite(t *testing.T) {
 	}
 	broken := errors.New("broken")
 	if err := small().Write(brokenWriter{broken}); !errors.Is(err, broken) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v; want %v", err, broken)
 	}
 	if _, err := ReadCycle(io.MultiReader(strings.NewReader(smallText[:200]),
 		iotest.ErrReader(broken))); !errors.Is(err, broken) || errors.Is(err, ErrInvalid) {
@@ -84,7 +84,7 @@ func TestReadOtherForms(t *testing.T) {
 	} {
 		c, err := ReadCycle(strings.NewReader(text))
 		if err != nil || !reflect.DeepEqual(c, small()) {
-			t.Errorf("%s: %+v, %v", name, c, err)
+			t.Errorf("%s: %+v, %v; want %v", name, c, err, small())
 		}
 	}
 }
@@ -143,7 +143,7 @@ func TestInvalidCycles(t *testing.T) {
 			c := small()
 			tc.damage(c)
 			if err := c.Write(io.Discard); !errors.Is(err, ErrInvalid) {
-				t.Errorf("written with error %v", err)
+				t.Errorf("written with error %v; want %v", err, ErrInvalid)
 			}
 			var b bytes.Buffer
 			fmt.Fprintf(&b, `{"pattern_schema": %d, `, SchemaVersion)
@@ -237,7 +237,7 @@ func TestReadIsBounded(t *testing.T) {
 			refused(t, tc.text, ErrInvalid, tc.says)
 			runtime.ReadMemStats(&after)
 			if n := after.TotalAlloc - before.TotalAlloc; n > 20*maxBytes {
-				t.Errorf("%d MiB were allocated", n>>20)
+				t.Errorf("%d MiB were allocated; want at most %v", n>>20, 20*maxBytes)
 			}
 			if e, ok := tc.text.(*endless); ok && e.read > maxBytes+1 {
 				t.Errorf("%d bytes were read", e.read)
@@ -260,7 +260,7 @@ func TestSize(t *testing.T) {
 		t.Fatal(err)
 	}
 	if b.Len() > 200<<10 {
-		t.Errorf("%d reads take %d bytes", len(c.Reads), b.Len())
+		t.Errorf("%d reads take %d bytes; want at most %v", len(c.Reads), b.Len(), 200<<10)
 	}
 }
 

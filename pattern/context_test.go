@@ -64,7 +64,8 @@ func TestContextsAreToldApart(t *testing.T) {
 		t.Errorf("summary %+v", s)
 	}
 	if order := p.AccessOrder(); len(order) != len(denseModel) || slices.Max(order) >= len(denseModel) {
-		t.Errorf("order %v has tensors of another model", order)
+		t.Errorf("order %v has tensors of another model; want len(order) = %v, slices.Max(order) less than %v", order,
+			len(denseModel), len(denseModel))
 	}
 
 	read, err := trace.Open(c.dir)
@@ -87,7 +88,7 @@ func TestContextsAreToldApart(t *testing.T) {
 	o.Context = 3
 	if _, err := Build(read.Structure, read.Accesses(), o); !errors.Is(err, ErrNoContext) ||
 		!strings.Contains(err.Error(), "3 is not one of 0, 1, 2") {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v; want %v, text with \"3 is not one of 0, 1, 2\"", err, ErrNoContext)
 	}
 }
 
@@ -182,7 +183,7 @@ func TestBatchesOfTwoSizes(t *testing.T) {
 		}
 	}
 	if s.Steps.Generation != 8 || s.Steps.Tokens != 11 {
-		t.Errorf("steps %+v", s.Steps)
+		t.Errorf("steps %+v; want s.Steps.Generation = 8, s.Steps.Tokens = 11", s.Steps)
 	}
 	for odd, batch := range map[int]int{5: 1, 6: 0} {
 		p, _ := plant(odd)

@@ -194,15 +194,16 @@ func TestBuilderOutside(t *testing.T) {
 		{Name: "MUL", Duration: 9, Sources: []event.Source{foreign}}}
 	step(b, ops)
 	if b.Cycle() != nil || b.Outside() != (Outside{Reads: 1, Bytes: 400}) {
-		t.Errorf("cycle %+v, outside %+v", b.Cycle(), b.Outside())
+		t.Errorf("cycle %+v, outside %+v; want %v", b.Cycle(), b.Outside(), (Outside{Reads: 1, Bytes: 400}))
 	}
 	step(b, append(ops, token([]int32{1}, []int32{1}, 5)...))
 	if c := b.Cycle(); len(c.Reads) != 6 || b.Outside() != (Outside{Reads: 1, Bytes: 400}) {
-		t.Errorf("cycle %+v, outside %+v", c, b.Outside())
+		t.Errorf("cycle %+v, outside %+v; want len(c.Reads) = 6, b.Outside() = %v", c, b.Outside(),
+			(Outside{Reads: 1, Bytes: 400}))
 	}
 	step(b, token([]int32{1}, []int32{1}, 5))
 	if b.Outside() != (Outside{}) {
-		t.Errorf("outside %+v of a decode that read nothing there", b.Outside())
+		t.Errorf("outside %+v of a decode that read nothing there; want %v", b.Outside(), (Outside{}))
 	}
 }
 
@@ -266,7 +267,8 @@ func TestBuilderIsBounded(t *testing.T) {
 	}
 	b.End()
 	if c := b.Cycle(); len(c.Reads) != 6 || cap(b.step) > 2*maxReads {
-		t.Errorf("%d reads, room for %d", len(c.Reads), cap(b.step))
+		t.Errorf("%d reads, room for %d; want len(c.Reads) = 6, cap(b.step) at most %v", len(c.Reads), cap(b.step),
+			2*maxReads)
 	}
 }
 
@@ -278,7 +280,7 @@ func TestBuilderAllocatesNothing(t *testing.T) {
 	step(b, ops)
 	step(b, ops)
 	if n := testing.AllocsPerRun(100, func() { step(b, ops) }); n > 0 {
-		t.Errorf("%g allocations per decode", n)
+		t.Errorf("%g allocations per decode; want at most 0", n)
 	}
 }
 
@@ -352,12 +354,13 @@ func TestCycleOfCapture(t *testing.T) {
 	}
 	if got.Bytes() != 64000+2000+400 || len(got.Files) != 2 ||
 		got.Files[1] != (CycleFile{"m-2.gguf", 1e6, someFingerprint}) {
-		t.Errorf("%d bytes of %+v", got.Bytes(), got.Files)
+		t.Errorf("%d bytes of %+v; want got.Bytes() = %v, len(got.Files) = 2, got.Files[1] = %v", got.Bytes(),
+			got.Files, 64000+2000+400, (CycleFile{"m-2.gguf", 1e6, someFingerprint}))
 	}
 
 	meta.Models[0].Files = nil // by an earlier version, which did not tell of parts
 	if _, err := p.Cycle(meta); !errors.Is(err, ErrNoFiles) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v; want %v", err, ErrNoFiles)
 	}
 	for what, damage := range map[string]func(m *tables.Meta){
 		"no model": func(m *tables.Meta) { m.Models = nil },
@@ -374,7 +377,7 @@ func TestCycleOfCapture(t *testing.T) {
 		}
 		damage(meta)
 		if _, err := p.Cycle(meta); !errors.Is(err, ErrInvalid) {
-			t.Errorf("%s: error %v", what, err)
+			t.Errorf("%s: error %v; want %v", what, err, ErrInvalid)
 		}
 	}
 }
@@ -446,7 +449,7 @@ func TestFilesAndIn(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(files) != 2 || files[1] != (CycleFile{"b.gguf", m.Files[1].Size, print}) {
-		t.Fatalf("files %+v", files)
+		t.Fatalf("files %+v; want len(files) = 2, files[1] = %v", files, (CycleFile{"b.gguf", m.Files[1].Size, print}))
 	}
 	c := &Cycle{Files: files, Reads: []CycleRead{{File: 0, Tensor: "x", Length: 1}, {File: 1, Tensor: "y", Length: 1}}}
 	moved := slices.Clone(files)
@@ -467,11 +470,11 @@ func TestFilesAndIn(t *testing.T) {
 		other := slices.Clone(files)
 		change(&other[1])
 		if _, err := c.In(other); !errors.Is(err, ErrOtherModel) || !strings.Contains(err.Error(), "b.gguf (") {
-			t.Errorf("%s: error %v", what, err)
+			t.Errorf("%s: error %v; want %v, text with \"b.gguf (\"", what, err, ErrOtherModel)
 		}
 	}
 	if _, err := c.In([]CycleFile{draft, files[1]}); !errors.Is(err, ErrOtherModel) ||
 		!strings.Contains(err.Error(), "a.gguf") {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v; want %v, text with \"a.gguf\"", err, ErrOtherModel)
 	}
 }

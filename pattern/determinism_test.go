@@ -62,11 +62,11 @@ func TestDepartures(t *testing.T) {
 			d := determined(t, p, nil)
 			if tc.tokens == nil {
 				if len(d.Departures) != 0 {
-					t.Fatalf("departures %+v", d.Departures)
+					t.Fatalf("departures %+v; want 0", d.Departures)
 				}
 			} else {
 				if len(d.Departures) != 1 {
-					t.Fatalf("departures %+v", d.Departures)
+					t.Fatalf("departures %+v; want 1", d.Departures)
 				}
 				dep := d.Departures[0]
 				for i := range dep.Edits {
@@ -78,7 +78,7 @@ func TestDepartures(t *testing.T) {
 				}
 			}
 			if len(d.Groups) != 3 || len(d.Steps) != 22 {
-				t.Fatalf("%d steps in groups %+v", len(d.Steps), d.Groups)
+				t.Fatalf("%d steps in groups %+v; want len(d.Groups) = 3, len(d.Steps) = 22", len(d.Steps), d.Groups)
 			}
 			g := d.Groups[2]
 			if g.Phase != "generation" || g.Batch != 1 || g.Steps != 20 || g.Tokens != 20 ||
@@ -113,7 +113,7 @@ func TestPromptSizes(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 	if d = determined(t, p, nil); len(d.Groups) != 2 || len(d.Departures) != 1 || d.Groups[0].Following != 3 {
-		t.Errorf("without sizes: %+v", d)
+		t.Errorf("without sizes: %+v; want len(d.Groups) = 2, len(d.Departures) = 1, d.Groups[0].Following = 3", d)
 	}
 }
 
@@ -163,7 +163,8 @@ func TestCauseBatch(t *testing.T) {
 	d := determined(t, p, nil)
 	if len(d.Departures) != 1 || d.Departures[0].Cause != CauseBatch ||
 		!slices.Equal(d.Departures[0].Tokens, []int32{5}) {
-		t.Errorf("%+v", d.Departures)
+		t.Errorf("%+v; want len(d.Departures) = 1, d.Departures[0].Cause = %v, d.Departures[0].Tokens = %v",
+			d.Departures, CauseBatch, []int32{5})
 	}
 }
 

@@ -79,11 +79,12 @@ func FuzzBuild(f *testing.F) {
 		}
 		s := p.Summarize(meta, 3)
 		if b := s.BytesPerToken; b.Min < 0 || b.Median < b.Min || b.Max < b.Median {
-			t.Errorf("bytes per token %+v", b)
+			t.Errorf("bytes per token %+v; want b.Min at least 0, b.Median at least %v, b.Max at least %v", b, b.Min,
+				b.Median)
 		}
 		for _, top := range s.Top {
 			if top.RunBytes < 0 || top.BytesPerToken < 0 {
-				t.Errorf("%+v", top)
+				t.Errorf("%+v; want top.RunBytes at least 0, top.BytesPerToken at least 0", top)
 			}
 		}
 		if err := s.WriteText(new(bytes.Buffer)); err != nil {
@@ -91,7 +92,7 @@ func FuzzBuild(f *testing.F) {
 		}
 		for _, r := range p.Rows() {
 			if r.RelativeTime < 0 || r.RelativeTime > 1 || r.Bytes < 0 {
-				t.Errorf("%+v", r)
+				t.Errorf("%+v; want r.RelativeTime at least 0, r.RelativeTime at most 1, r.Bytes at least 0", r)
 			}
 		}
 		c, err := p.Cycle(meta)

@@ -156,7 +156,7 @@ func TestGuessNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again, err := pattern.ReadCycle(strings.NewReader(file.String())); err != nil || !reflect.DeepEqual(again, c) {
-		t.Errorf("written and read again it is another: %v", err)
+		t.Errorf("written and read again it is another: %v; want %v", err, c)
 	}
 }
 
@@ -178,7 +178,7 @@ func TestGuessNothing(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "model")
 		m.Write(t, path)
 		if c, err := guessOf(t, path); !errors.Is(err, pattern.ErrNoGuess) {
-			t.Errorf("%s: %+v, %v", name, c, err)
+			t.Errorf("%s: %+v, %v; want %v", name, c, err, pattern.ErrNoGuess)
 		}
 	}
 }

@@ -286,7 +286,8 @@ func TestSequenceVerdict(t *testing.T) {
 				wantDeviates := slices.ContainsFunc(v.Differences,
 					func(d Difference) bool { return slices.Contains(d.Tokens, s.Token) })
 				if p.Deviates(s) != wantDeviates {
-					t.Errorf("step %d (token %d): Deviates is %v", s.Number, s.Token, p.Deviates(s))
+					t.Errorf("step %d (token %d): Deviates is %v; want %v", s.Number, s.Token, p.Deviates(s),
+						wantDeviates)
 				}
 			}
 		})
@@ -519,7 +520,8 @@ func TestSummary(t *testing.T) {
 	token := int64(64 + 14000 + 9000)
 	if s.Model != "m.gguf" || s.Steps != (StepCount{1, 1, 31, 31}) ||
 		s.BytesPerToken != (Spread{token, token - 9000, token}) {
-		t.Errorf("summary %+v", s)
+		t.Errorf("summary %+v; want s.Model = \"m.gguf\", s.Steps = %v, s.BytesPerToken = %v", s,
+			(StepCount{1, 1, 31, 31}), (Spread{token, token - 9000, token}))
 	}
 	if s.Top[0].Name != "output.weight" || s.Top[0].RunBytes != 32*9000 || s.Top[1].Name != "blk.0.ffn_down.weight" ||
 		len(s.Top) != 2 {
@@ -643,7 +645,7 @@ func TestAccessOrder(t *testing.T) {
 	sum := make([]int64, len(denseModel))
 	p.Steps[1].AddBytes(sum)
 	if sum[10] != 18000 || sum[2] != 1000 || sum[9] != 0 {
-		t.Errorf("bytes by tensor %v", sum)
+		t.Errorf("bytes by tensor %v; want sum[10] = 18000, sum[2] = 1000, sum[9] = 0", sum)
 	}
 }
 
@@ -741,7 +743,7 @@ func TestLongSequenceAndManyContexts(t *testing.T) {
 	meta := &tables.Meta{Models: []tables.ModelInfo{{Bytes: 1000, Fingerprint: someFingerprint}}}
 	if _, err := p.Cycle(meta); !errors.Is(err, ErrInvalid) ||
 		!strings.Contains(err.Error(), "32769 reads (at most 32768)") {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v; want %v, text with \"32769 reads (at most 32768)\"", err, ErrInvalid)
 	}
 	_, err = Build(structure, rows(5000, func(i int) int32 { return int32(i) }), Options{Context: 5000, Complete: true})
 	if !errors.Is(err, ErrNoContext) || !strings.HasSuffix(err.Error(), "14, 15, ...") || len(err.Error()) > 200 {

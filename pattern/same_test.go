@@ -124,7 +124,7 @@ func (b *both) same() *pattern.Cycle {
 		t.Fatalf("%d of %d tokens have the same sequence", b.builder.Steps(), b.tokens)
 	}
 	if o := b.builder.Outside(); o != (pattern.Outside{}) {
-		t.Errorf("outside %+v", o)
+		t.Errorf("outside %+v; want %v", o, (pattern.Outside{}))
 	}
 	if len(learned.Reads) != len(captured.Reads) {
 		t.Fatalf("%d reads were learned, %d captured", len(learned.Reads), len(captured.Reads))
@@ -143,7 +143,7 @@ func (b *both) same() *pattern.Cycle {
 	}
 	read, err := pattern.ReadCycle(&file)
 	if err != nil || !reflect.DeepEqual(read, captured) {
-		t.Errorf("written and read again it is another: %v", err)
+		t.Errorf("written and read again it is another: %v; want %v", err, captured)
 	}
 	return captured
 }
@@ -177,10 +177,10 @@ func probed(t *testing.T, cmd *exec.Cmd, handle func(event.Event) error) {
 	}
 	end()
 	if runErr := <-ran; err != nil || runErr != nil || status != 0 {
-		t.Fatalf("status %d, %v, %v", status, err, runErr)
+		t.Fatalf("status %d, %v, %v; want 0", status, err, runErr)
 	}
 	if counters, err := tracer.Counters(); err != nil || counters.Lost() > 0 || counters.Incomplete() > 0 {
-		t.Fatalf("counters %+v, %v", counters, err)
+		t.Fatalf("counters %+v, %v; want counters.Lost() at most 0, counters.Incomplete() at most 0", counters, err)
 	}
 }
 

@@ -40,7 +40,7 @@ func TestCyclicScan(t *testing.T) {
 	m := sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 64 * mib, Bandwidth: 1 << 30})
 	all := tokens(t, m, c, 3)
 	if all[0].TargetBytes != 64*mib || all[1].TargetBytes != 0 || all[2].Misses != 0 {
-		t.Errorf("that fits: %+v", all)
+		t.Errorf("that fits: %+v; want all[0].TargetBytes = %v, all[1].TargetBytes = 0, all[2].Misses = 0", all, 64*mib)
 	}
 	// 64 reads of a millisecond; the first token waits besides for 64 MiB at 1 GiB/s, page by page.
 	if want := 64 * time.Millisecond; !near(all[1].Time, want) || !near(all[0].Time, want+time.Second/16) {
@@ -49,7 +49,7 @@ func TestCyclicScan(t *testing.T) {
 	m = sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 63 * mib, Bandwidth: 1 << 30})
 	for i, token := range tokens(t, m, c, 4) {
 		if token.TargetBytes < 63*mib {
-			t.Errorf("too large by a mebibyte, token %d reads %d bytes", i, token.TargetBytes)
+			t.Errorf("too large by a mebibyte, token %d reads %d bytes; want at least %v", i, token.TargetBytes, 63*mib)
 		}
 	}
 	if m.Used() > 63*mib || m.Overcommitted() != 0 {
@@ -66,7 +66,8 @@ func TestReadahead(t *testing.T) {
 	cfg.Readahead = mib
 	ahead := tokens(t, sim.New(cfg), c, 1)[0]
 	if plain.Misses != 256 || ahead.Misses != 16 || plain.TargetBytes != ahead.TargetBytes {
-		t.Errorf("without %+v, with %+v", plain, ahead)
+		t.Errorf("without %+v, with %+v; want plain.Misses = 256, ahead.Misses = 16, plain.TargetBytes = %v", plain,
+			ahead, ahead.TargetBytes)
 	}
 	// Each request has a latency of a millisecond.
 	if saved := plain.Time - ahead.Time; !near(saved, 240*time.Millisecond) {
@@ -78,7 +79,7 @@ func TestReadahead(t *testing.T) {
 	}
 	cfg.Cycles = []*pattern.Cycle{sparse}
 	if token := tokens(t, sim.New(cfg), sparse, 1)[0]; token.TargetBytes < 15*mib {
-		t.Errorf("%d bytes", token.TargetBytes)
+		t.Errorf("%d bytes; want at least %v", token.TargetBytes, 15*mib)
 	}
 }
 
@@ -125,12 +126,12 @@ func TestHelper(t *testing.T) {
 	// a file, and of each token its beginning, four ops and its end; the last op and its end are
 	// still to be told
 	if h.events != 1+2*6-2 {
-		t.Errorf("%d events", h.events)
+		t.Errorf("%d events; want %v", h.events, 1+2*6-2)
 	}
 	for i := 1; i < len(h.ticks); i++ {
 		gap := h.ticks[i].Sub(h.ticks[i-1])
 		if waited := i == 3; waited != (gap > 11*time.Millisecond) {
-			t.Errorf("tick %d comes %v after the one before", i, gap)
+			t.Errorf("tick %d comes %v after the one before; want more than 11ms only for tick 3", i, gap)
 		}
 	}
 	if all[1].Misses != 0 || m.Locked() != 4*mib || !near(all[1].Time, 100*time.Millisecond) {
@@ -153,15 +154,16 @@ func TestLocked(t *testing.T) {
 	}
 	for i, token := range tokens(t, m, c, 3) {
 		if token.TargetBytes != 10*mib {
-			t.Errorf("token %d reads %d bytes", i, token.TargetBytes)
+			t.Errorf("token %d reads %d bytes; want %v", i, token.TargetBytes, 10*mib)
 		}
 	}
 	if n, err := pages.Resident(first); n != 6*mib || err != nil || m.Overcommitted() != 0 {
-		t.Errorf("%d bytes of those that are locked are in memory, %v; %d beyond the limit", n, err, m.Overcommitted())
+		t.Errorf("%d bytes of those that are locked are in memory, %v; %d beyond the limit; want n = %v, m.Overcommitted() = 0", n, err, m.Overcommitted(), 6*mib)
 	}
 	m.SetLimit(4 * mib)
 	if m.Used() != 6*mib || m.Overcommitted() != 2*mib {
-		t.Errorf("with a smaller limit %d bytes are used, %d beyond it", m.Used(), m.Overcommitted())
+		t.Errorf("with a smaller limit %d bytes are used, %d beyond it; want m.Used() = %v, m.Overcommitted() = %v",
+			m.Used(), m.Overcommitted(), 6*mib, 2*mib)
 	}
 	if err := pages.Release(first); err != nil {
 		t.Fatal(err)
@@ -190,7 +192,8 @@ func TestReferencedPagesOutliveThoseReadAhead(t *testing.T) {
 	touched, _ := pages.Resident(prefetch.Range{Length: 4 * mib})
 	left, _ := pages.Resident(ahead)
 	if touched != 4*mib || left != mib {
-		t.Errorf("of what was touched %d bytes are left, of what was read ahead %d", touched, left)
+		t.Errorf("of what was touched %d bytes are left, of what was read ahead %d; want touched = %v, left = %v",
+			touched, left, 4*mib, mib)
 	}
 }
 
@@ -223,7 +226,7 @@ func TestPageOut(t *testing.T) {
 	}
 	pages.Map(0, 0x7f0000000000)
 	if out(); resident() != 0 {
-		t.Errorf("%d bytes are left", resident())
+		t.Errorf("%d bytes are left; want 0", resident())
 	}
 	if _, _, err := pages.Open("other.gguf", event.FileID{}); err == nil {
 		t.Error("no error for a file that is not there")

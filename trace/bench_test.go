@@ -12,8 +12,8 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// BenchmarkRecorder takes tokens of a model with 22 layers, 70 ms each by the clock, and says what
-// a row costs: its own work, and its part of what is written now and then.
+// BenchmarkRecorder records tokens of a model with 22 layers, 70 ms each by the clock. It reports
+// what a row costs: its own work, and its share of the flushes.
 func BenchmarkRecorder(b *testing.B) {
 	f, err := gguf.Open(llamatest.Model(b, synth.Config{Layers: 22, Embd: 256, FF: 256, Heads: 4, KVHeads: 4,
 		Type: gguf.Q8_0, Seed: 1}))
@@ -65,7 +65,7 @@ func BenchmarkRecorder(b *testing.B) {
 	}
 }
 
-// BenchmarkAccesses says what reading a row costs.
+// BenchmarkAccesses reports what reading a row costs.
 func BenchmarkAccesses(b *testing.B) {
 	dir := b.TempDir()
 	meta := &tables.Meta{}

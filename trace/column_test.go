@@ -10,7 +10,8 @@ import (
 	"github.com/apache/arrow/go/v17/arrow/memory"
 )
 
-// Columns hold what Arrow's own builders make of the same values, also when they are used again.
+// Columns hold the same as arrays that Arrow's own builders make of the same values, also when they
+// are used again.
 func TestColumnsAreAsArrowsBuilders(t *testing.T) {
 	fields := []arrow.Field{
 		{Name: "int64", Type: arrow.PrimitiveTypes.Int64},

@@ -16,7 +16,7 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// rotated writes a capture of segments 1 to 3, of 4 rows each; segment 0 is deleted.
+// rotated writes a capture with segments 1 to 3 of 4 rows each. Segment 0 is deleted.
 func rotated(t *testing.T, complete bool) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -37,8 +37,8 @@ func rotated(t *testing.T, complete bool) string {
 	return dir
 }
 
-// all reads every table.
-func all(c *Capture) error {
+// readTables reads every table.
+func readTables(c *Capture) error {
 	_, err := readRows(c)
 	for _, e := range c.Steps() {
 		err = errors.Join(err, e)
@@ -58,8 +58,8 @@ func all(c *Capture) error {
 	return err
 }
 
-// What contradicts a complete capture is an error that says what to do. Of an incomplete one it is
-// told, and the rest is read, unless it can only be another capture's.
+// A contradiction in a complete capture is an error that says what to do. In an incomplete one it
+// becomes a doubt, and the rest is read, unless a file can only be another capture's.
 func TestContradictions(t *testing.T) {
 	edit := func(change func(m map[string]any)) func(t *testing.T, dir string) {
 		return func(t *testing.T, dir string) {
@@ -164,7 +164,7 @@ func TestContradictions(t *testing.T) {
 				tc.damage(t, dir)
 				c, err := Open(dir)
 				if err == nil {
-					err = all(c)
+					err = readTables(c)
 				}
 				if tc.says != "" && (complete || tc.fails) {
 					if err == nil || !strings.Contains(err.Error(), tc.says) || !errors.Is(err, ErrMixed) &&
@@ -185,8 +185,8 @@ func TestContradictions(t *testing.T) {
 	}
 }
 
-// A tracer that is killed while it rotates leaves a segment of which capture.json does not tell: it
-// is read. One that it was about to delete is not.
+// A tracer that is killed while it rotates leaves a segment that capture.json does not list. It is
+// read. A segment that was about to be deleted is not.
 func TestKilledWhileRotating(t *testing.T) {
 	dir := rotated(t, false)
 	data, err := os.ReadFile(filepath.Join(dir, "access.0003.arrows"))
@@ -201,7 +201,7 @@ func TestKilledWhileRotating(t *testing.T) {
 	}
 }
 
-// A row that no tracer writes is an error with its table and number.
+// A row that no tracer writes is an error that names its table and number.
 func TestNonsenseInRows(t *testing.T) {
 	for name, tc := range map[string]struct {
 		access func(a *tables.Access)
@@ -262,7 +262,7 @@ func TestNonsenseInRows(t *testing.T) {
 			w, err := Create(dir, meta, testStructure)
 			check(t, err)
 			plant(t, w, testRows(4))
-			// The nonsense is in the last row of each table.
+			// The bad row is the last of its table.
 			a, p, b, s, r, h := testRows(1)[0], testPageIns[0], testBuffers[0], testSteps[0], tables.Route{},
 				testHidden[0]
 			switch {
@@ -286,7 +286,7 @@ func TestNonsenseInRows(t *testing.T) {
 				table, row = tc.table, map[string]int{PageInFile: len(testPageIns), BufferFile: len(testBuffers),
 					StepFile: len(testSteps), RouteFile: 1, HiddenFile: len(testHidden)}[tc.table]
 			}
-			err = all(open(t, dir))
+			err = readTables(open(t, dir))
 			where := fmt.Sprintf("%s is damaged: row %d: ", table, row)
 			if name == "a name that is no name" {
 				where = table + " is damaged: rows from 0 on: "

@@ -58,7 +58,8 @@ func TestWriteParquetReadsBack(t *testing.T) {
 		t.Errorf("metadata tensorcast.model = %v, want abc", got)
 	}
 	if got := pf.MetaData().Schema.Root().RepetitionType(); got != parquet.Repetitions.Required {
-		t.Errorf("the schema's root is %v: some readers then fail on every column", got)
+		t.Errorf("the schema's root is %v: some readers then fail on every column; want %v", got,
+			parquet.Repetitions.Required)
 	}
 	r, err := pqarrow.NewFileReader(pf, pqarrow.ArrowReadProperties{}, memory.DefaultAllocator)
 	if err != nil {
@@ -111,7 +112,7 @@ func TestWriteArrowReadsBack(t *testing.T) {
 	}
 	rec, err := r.Record(1)
 	if err != nil || r.NumRecords() != 2 {
-		t.Fatalf("%d records: %v", r.NumRecords(), err)
+		t.Fatalf("%d records: %v; want 2", r.NumRecords(), err)
 	}
 	want, err := buildRecord(exportColumns(), []tables.Field{{Key: "tensorcast.model", Value: "abc"}})
 	if err != nil {
@@ -185,7 +186,7 @@ func TestCSVIsSafeForSpreadsheets(t *testing.T) {
 	}
 }
 
-// A table that comes in parts reads back whole; unknown numbers are null.
+// A table that is written in parts reads back whole. Unknown numbers are null.
 func TestBatches(t *testing.T) {
 	var want []string
 	part := func(first int) []tables.Column {
@@ -224,12 +225,12 @@ func TestBatches(t *testing.T) {
 	bad := func(yield func([]tables.Column, error) bool) { _ = yield(part(1), nil) && yield(nil, io.ErrNoProgress) }
 	for _, err := range []error{WriteParquetBatches(io.Discard, bad), WriteArrowBatches(io.Discard, bad)} {
 		if !errors.Is(err, io.ErrNoProgress) {
-			t.Errorf("error %v", err)
+			t.Errorf("error %v; want %v", err, io.ErrNoProgress)
 		}
 	}
 }
 
-// failing takes so many bytes and then fails.
+// failing accepts so many bytes and then fails.
 type failing struct{ room int }
 
 var errFull = errors.New("full")
@@ -241,7 +242,8 @@ func (f *failing) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Wherever the destination fails, the export does, with its error: Arrow's Parquet writer would panic.
+// Wherever the destination fails, the export returns its error. Arrow's Parquet writer alone would
+// panic.
 func TestExportToWhatFails(t *testing.T) {
 	columns := exportColumns()
 	for name, write := range map[string]func(io.Writer) error{
@@ -253,15 +255,15 @@ func TestExportToWhatFails(t *testing.T) {
 		check(t, write(&whole))
 		for room := 0; room < whole.Len(); room += 29 {
 			if err := write(&failing{room}); !errors.Is(err, errFull) {
-				t.Errorf("%s, after %d of %d bytes: %v", name, room, whole.Len(), err)
+				t.Errorf("%s, after %d of %d bytes: %v; want %v", name, room, whole.Len(), err, errFull)
 			}
 		}
 		check(t, write(&failing{whole.Len()}))
 	}
 }
 
-// The hidden table is exported in pieces; Parquet readers get lists, and CSV one text a row whose
-// numbers read back as the same values.
+// The hidden table is exported in pieces. Parquet readers get lists. CSV has one text per row,
+// whose numbers read back as the same values.
 func TestHiddenExports(t *testing.T) {
 	dir := t.TempDir()
 	w, err := Create(dir, &tables.Meta{}, testStructure)
@@ -297,7 +299,8 @@ func TestHiddenExports(t *testing.T) {
 			from, to := lists.ValueOffsets(j)
 			row.Values[0] = float32(i)
 			if got := values.Float32Values()[from:to]; !slices.Equal(got, row.Values) {
-				t.Fatalf("row %d reads back as %v..., %d values", i, got[:min(3, len(got))], len(got))
+				t.Fatalf("row %d reads back as %v..., %d values; want %v", i, got[:min(3, len(got))], len(got),
+					row.Values)
 			}
 			i++
 		}
@@ -316,7 +319,8 @@ func TestHiddenExports(t *testing.T) {
 	}
 	for i, line := range lines[1:] {
 		if !slices.Equal(line[:5], []string{"2", "1", "5", "attention", strconv.Itoa(i)}) {
-			t.Fatalf("line %d begins with %q", i, line[:5])
+			t.Fatalf("line %d begins with %q; want %v", i, line[:5],
+				[]string{"2", "1", "5", "attention", strconv.Itoa(i)})
 		}
 		row.Values[0] = float32(i)
 		for j, text := range strings.Split(line[5], " ") {
@@ -344,7 +348,7 @@ func TestHiddenExports(t *testing.T) {
 	}
 }
 
-// Nulls and lists are cells, too.
+// Nulls and lists become cells, too.
 func TestCSVOfNullsAndLists(t *testing.T) {
 	a, n := "=a", int64(7)
 	var text strings.Builder

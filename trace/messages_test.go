@@ -1,6 +1,6 @@
 package trace
 
-// These tests read tables that nobody has written by accident.
+// These tests read tables that were made to harm the reader.
 
 import (
 	"bytes"
@@ -26,7 +26,7 @@ import (
 	"tensorcast/internal/regular"
 )
 
-// zeros is a table with one column of batches of zeros.
+// zeros returns a table with one column, in batches of zeros.
 func zeros(t *testing.T, rows, batches int, options ...ipc.Option) []byte {
 	t.Helper()
 	schema := arrow.NewSchema([]arrow.Field{{Name: "zero", Type: arrow.PrimitiveTypes.Int64}}, tableMetadata(""))
@@ -44,14 +44,14 @@ func zeros(t *testing.T, rows, batches int, options ...ipc.Option) []byte {
 	return buf.Bytes()
 }
 
-// framed is a message with these metadata, and n bytes of body.
+// framed returns a message with these metadata, and n bytes of body.
 func framed(head []byte, n int) []byte {
 	b := binary.LittleEndian.AppendUint32(nil, continuation)
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(head)))
 	return append(append(b, head...), make([]byte, n)...)
 }
 
-// built is a message of a kind with the header that make builds.
+// built returns a message of a kind with the header that make builds.
 func built(kind ipc.MessageType, body int64, make func(b *flatbuffers.Builder) flatbuffers.UOffsetT) []byte {
 	b := flatbuffers.NewBuilder(256)
 	header := make(b)
@@ -63,7 +63,7 @@ func built(kind ipc.MessageType, body int64, make func(b *flatbuffers.Builder) f
 	return b.FinishedBytes()
 }
 
-// nested is a schema of one column, whose children are twice itself.
+// nested returns a schema with one column, whose two children are both the column itself.
 func nested() []byte {
 	var field flatbuffers.UOffsetT
 	head := built(ipc.MessageSchema, 0, func(b *flatbuffers.Builder) flatbuffers.UOffsetT {
@@ -93,7 +93,7 @@ func nested() []byte {
 	return head
 }
 
-// fixed is a schema of one column, of lists of so many values.
+// fixed returns a schema with one column of lists of so many values.
 func fixed(size int32) []byte {
 	return built(ipc.MessageSchema, 0, func(b *flatbuffers.Builder) flatbuffers.UOffsetT {
 		b.StartObject(1)
@@ -112,8 +112,8 @@ func fixed(size int32) []byte {
 	})
 }
 
-// lists is a table of one column, of two lists of three halves, whose one batch says that there are
-// so many lists and halves.
+// lists returns a table with one column and one batch, which holds two lists of three halves. The
+// batch claims to hold so many lists and halves.
 func lists(t *testing.T, rows, values int64) []byte {
 	t.Helper()
 	typ := arrow.FixedSizeListOfNonNullable(3, arrow.FixedWidthTypes.Float16)
@@ -131,7 +131,7 @@ func lists(t *testing.T, rows, values int64) []byte {
 		0, 0)
 }
 
-// many is a message whose header has a list that says it has n elements.
+// many returns a message whose header has a list that claims to have n elements.
 func many(kind ipc.MessageType, field int, n uint32) []byte {
 	return built(kind, 0, func(b *flatbuffers.Builder) flatbuffers.UOffsetT {
 		b.StartVector(4, 1, 4)
@@ -144,7 +144,7 @@ func many(kind ipc.MessageType, field int, n uint32) []byte {
 	})
 }
 
-// batchOf is a batch of these buffers, in a body of so many bytes.
+// batchOf returns a batch of these buffers, in a body of so many bytes.
 func batchOf(rows, body int64, buffers ...span) []byte {
 	m := message{kind: ipc.MessageRecordBatch, version: 4,
 		batch: &batch{rows: rows, nodes: []node{{rows, 0}}, buffers: buffers}}
@@ -159,8 +159,8 @@ func delta() []byte {
 	})
 }
 
-// All these are refused at little cost. Arrow's reader alone panics on some, and takes gigabytes or
-// overflows the stack for others.
+// All these tables are refused at little cost. Arrow's reader alone panics on some, and takes
+// gigabytes or overflows the stack for others.
 func TestHostileTables(t *testing.T) {
 	one := zeros(t, 10, 1)
 	schema := one[:8+binary.LittleEndian.Uint32(one[4:])]
@@ -243,13 +243,14 @@ func TestHostileTables(t *testing.T) {
 				most = 4*unpackedFree + 4*unpackedRatio*uint64(len(tc.table))
 			}
 			if got := after.TotalAlloc - before.TotalAlloc; got > most {
-				t.Errorf("it takes %d bytes", got)
+				t.Errorf("it takes %d bytes; want at most %v", got, most)
 			}
 		})
 	}
 }
 
-// What Write packs and what it leaves as it is, because it does not get smaller, reads back the same.
+// Write leaves a buffer as it is if compression does not make it smaller. Both kinds of buffers
+// read back the same.
 func TestUnpack(t *testing.T) {
 	for _, rows := range []int{0, 1, 3, 1000, 1 << 17} {
 		for _, options := range [][]ipc.Option{nil, {ipc.WithZstd()},
@@ -266,13 +267,13 @@ func TestUnpack(t *testing.T) {
 				n++
 			}
 			if n != 2 {
-				t.Errorf("%d batches", n)
+				t.Errorf("%d batches; want 2", n)
 			}
 		}
 	}
 }
 
-// Only regular files of the directory are opened: a FIFO would block for ever, and a symbolic link
+// Only regular files of the directory are opened. A FIFO would block for ever, and a symbolic link
 // may lead anywhere.
 func TestOnlyRegularFiles(t *testing.T) {
 	for name, make := range map[string]func(path string) error{
@@ -293,7 +294,7 @@ func TestOnlyRegularFiles(t *testing.T) {
 				select {
 				case err := <-done:
 					if !errors.Is(err, regular.ErrNotRegular) || !strings.Contains(err.Error(), file) {
-						t.Errorf("error %v", err)
+						t.Errorf("error %v; want %v, text with %v", err, regular.ErrNotRegular, file)
 					}
 				case <-time.After(20 * time.Second):
 					t.Fatal("it blocks")
@@ -306,7 +307,7 @@ func TestOnlyRegularFiles(t *testing.T) {
 	writeCapture(t, filepath.Join(dir, "capture"), testRows(3), nil)
 	check(t, os.Symlink("capture", filepath.Join(dir, "link")))
 	if rows, err := readRows(open(t, filepath.Join(dir, "link"))); err != nil || len(rows) != 3 {
-		t.Errorf("%d rows, %v", len(rows), err)
+		t.Errorf("%d rows, %v; want 3", len(rows), err)
 	}
 }
 
@@ -316,8 +317,8 @@ func inBackground(do func() error) <-chan error {
 	return done
 }
 
-// A file that shrinks while it is read, and one that a file system has filled with zeros, end where
-// they are cut.
+// A file may shrink while it is read, or a file system may have filled its end with zeros. It then
+// counts as cut there.
 func TestShrinkingTable(t *testing.T) {
 	path := filepath.Join(t.TempDir(), AccessFile)
 	table := zeros(t, 1000, 3)
@@ -330,7 +331,7 @@ func TestShrinkingTable(t *testing.T) {
 		_, err = m.Message()
 	}
 	if !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v; want %v", err, io.ErrUnexpectedEOF)
 	}
 	check(t, os.WriteFile(path, append(table[:len(table)-8-400], make([]byte, 4096)...), 0o600))
 	n := 0
@@ -341,6 +342,6 @@ func TestShrinkingTable(t *testing.T) {
 		n++
 	}
 	if n < 2 {
-		t.Errorf("%d batches", n)
+		t.Errorf("%d batches; want at least 2", n)
 	}
 }

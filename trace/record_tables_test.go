@@ -86,7 +86,7 @@ func TestRecorderSteps(t *testing.T) {
 
 	s.decode++
 	s.handle(event.DecodeBegin{Time: s.time, PID: 3, TID: 7, Context: 0xa, Decode: s.decode, Tokens: 1, Derived: true})
-	// Its end is lost: another begins. The capture ends within that.
+	// The decode's end is lost: another one begins. The capture ends within that.
 	begin(0xb, 1)
 
 	meta, c := s.finish()
@@ -96,7 +96,7 @@ func TestRecorderSteps(t *testing.T) {
 	steps := stepsOf(t, c)
 	for i := range steps {
 		if steps[i].PID != 3 || steps[i].Thread != 7 || int(steps[i].Step) != i {
-			t.Errorf("step %+v", steps[i])
+			t.Errorf("step %+v; want steps[i].PID = 3, steps[i].Thread = 7, int(steps[i].Step) = %v", steps[i], i)
 		}
 		steps[i].PID, steps[i].Thread, steps[i].Step = 0, 0, 0
 		if i > 0 {
@@ -129,7 +129,7 @@ func TestRecorderSteps(t *testing.T) {
 	}
 }
 
-// Steps that end before a weight is read are not forgotten.
+// Steps that end before a weight is read are in the table, too.
 func TestRecorderEarlySteps(t *testing.T) {
 	s := newScript(t, tiny)
 	s.begin(1, 4)
@@ -140,7 +140,8 @@ func TestRecorderEarlySteps(t *testing.T) {
 	s.end()
 	_, c := s.finish()
 	if steps := stepsOf(t, c); len(steps) != 2 || steps[0].Tokens != 4 || steps[1].Phase != tables.PhaseGeneration {
-		t.Errorf("steps %+v", steps)
+		t.Errorf("steps %+v; want len(steps) = 2, steps[0].Tokens = 4, steps[1].Phase = %v", steps,
+			tables.PhaseGeneration)
 	}
 }
 
@@ -166,7 +167,7 @@ func TestRecorderWithoutTimesAndIDs(t *testing.T) {
 	s.end()
 	meta, c := s.finish()
 	if meta.Detail != tables.DetailGraph {
-		t.Errorf("detail %q", meta.Detail)
+		t.Errorf("detail %q; want %v", meta.Detail, tables.DetailGraph)
 	}
 	rows, err := readRows(c)
 	check(t, err)
@@ -226,8 +227,8 @@ func TestRecorderBuffers(t *testing.T) {
 	}
 }
 
-// What routers read has the position that their choice has in the route table; the warm-up's is
-// left out, and what is of another model.
+// A router's input has the same position as its choice in the route table. Inputs of the warm-up
+// and of another model are left out.
 func TestRecorderHidden(t *testing.T) {
 	s := newScript(t, tinyMoE)
 	s.seen()
@@ -297,7 +298,7 @@ func TestRecorderHidden(t *testing.T) {
 	}
 }
 
-// The stall of an op is in one of its rows, the largest.
+// The stall of an op is in only one of its rows: the one that reads most.
 func TestRecorderStall(t *testing.T) {
 	s := newScript(t, tiny)
 	s.seen()
@@ -324,7 +325,7 @@ func TestRecorderStall(t *testing.T) {
 	}
 }
 
-// Two models of the same file name, and one of those again under another name.
+// Two models have the same file name, and one of them appears again under another name.
 func TestRecorderTwoModels(t *testing.T) {
 	s := newScript(t, tiny)
 	draft, err := os.ReadFile(llamatest.Model(t, tinyMoE))
@@ -335,7 +336,7 @@ func TestRecorderTwoModels(t *testing.T) {
 	check(t, os.Link(path, link))
 	second, err := gguf.Open(path)
 	check(t, err)
-	// a file system that gives a file two ids
+	// on some file systems a file has two ids
 	draftID, linkID := event.FileID{Dev: 8, Ino: 10}, event.FileID{Dev: 9, Ino: 10}
 
 	s.seen()
@@ -388,8 +389,8 @@ func TestRecorderTwoModels(t *testing.T) {
 	}
 }
 
-// The parts of a split model that a download cache names by their content are told one by one, as
-// files of one model.
+// A download cache names the parts of a split model by their content. They are seen one by one, and
+// become files of one model.
 func TestRecorderPartsByContent(t *testing.T) {
 	s := newScript(t, tiny)
 	dir := t.TempDir()
@@ -421,8 +422,8 @@ func TestRecorderPartsByContent(t *testing.T) {
 	}
 }
 
-// A target that maps model after model does not fill the memory: from some number on they are left
-// out, as other files are.
+// A target that maps ever more models does not fill the memory: beyond a limit, further models are
+// left out, like other files.
 func TestRecorderModelsAreBounded(t *testing.T) {
 	s := newScript(t, tiny)
 	dir := t.TempDir()
@@ -437,7 +438,7 @@ func TestRecorderModelsAreBounded(t *testing.T) {
 	s.begin(1, 1)
 	s.end()
 	if meta, _ := s.finish(); len(meta.Models) != maxRecorded {
-		t.Errorf("%d models", len(meta.Models))
+		t.Errorf("%d models; want %v", len(meta.Models), maxRecorded)
 	}
 }
 
@@ -452,12 +453,12 @@ func TestRecorderLayersSeen(t *testing.T) {
 	}
 	check(t, s.r.updateMeta())
 	if m := s.r.meta.Models[0]; m.LayersElsewhere != "" {
-		t.Errorf("within the first step, layers %s are said to be elsewhere", m.LayersElsewhere)
+		t.Errorf("within the first step, layers %s are said to be elsewhere; want \"\"", m.LayersElsewhere)
 	}
 	s.end()
 	meta, _ := s.finish()
 	if m := meta.Models[0]; m.Layers != 4 || m.LayersSeen != "0-1,3" || m.LayersElsewhere != "2" {
-		t.Errorf("model %+v", m)
+		t.Errorf("model %+v; want m.Layers = 4, m.LayersSeen = \"0-1,3\", m.LayersElsewhere = \"2\"", m)
 	}
 	if got, want := meta.LayersText(), []string{"layers 0-1,3 of 4 were computed on the CPU; 2 elsewhere"}; !slices.Equal(got, want) {
 		t.Errorf("text %q, want %q", got, want)
@@ -469,7 +470,8 @@ func TestRecorderLayersSeen(t *testing.T) {
 	}
 }
 
-// What grows with time is bounded: contexts, threads, decodes, tensors outside the mapping, dictionaries.
+// Nothing grows without bound: contexts, threads, decodes, tensors outside the mapping,
+// dictionaries.
 func TestRecorderMemoryIsBounded(t *testing.T) {
 	s := newScript(t, tiny)
 	s.seen()
@@ -486,16 +488,16 @@ func TestRecorderMemoryIsBounded(t *testing.T) {
 		s.handle(event.DecodeEnd{TID: tid, Decode: s.decode})
 	}
 	if n := len(s.r.contexts.known); n > maxContexts {
-		t.Errorf("%d contexts are remembered", n)
+		t.Errorf("%d contexts are remembered; want at most %v", n, maxContexts)
 	}
 	if n := len(s.r.outside); n > maxOutside {
-		t.Errorf("%d tensors outside are remembered", n)
+		t.Errorf("%d tensors outside are remembered; want at most %v", n, maxOutside)
 	}
 	if s.r.steps.count() != 0 || len(s.r.early) != 0 || len(s.r.held) != 0 {
-		t.Errorf("%d steps, %d early ones, %d page-ins are held", s.r.steps.count(), len(s.r.early), len(s.r.held))
+		t.Errorf("%d steps, %d early ones, %d page-ins are held; want s.r.steps.count() = 0, len(s.r.early) = 0, len(s.r.held) = 0", s.r.steps.count(), len(s.r.early), len(s.r.held))
 	}
 	if s.r.meta.Contexts != 3*maxContexts {
-		t.Errorf("%d contexts were counted", s.r.meta.Contexts)
+		t.Errorf("%d contexts were counted; want %v", s.r.meta.Contexts, 3*maxContexts)
 	}
 }
 
@@ -543,7 +545,7 @@ func TestRecorderRotates(t *testing.T) {
 	}
 }
 
-// A tick writes what is held though no decode ends, and no more than once a second.
+// Flush writes buffered rows even if no decode ends, but not more often than the interval.
 func TestRecorderFlush(t *testing.T) {
 	var out bytes.Buffer
 	s := newScriptWith(t, tiny, func(o *RecorderOptions) { o.CSV = &out })
@@ -556,7 +558,7 @@ func TestRecorderFlush(t *testing.T) {
 	s.embed(3)
 	check(t, s.r.Flush())
 	if rows, err := readRows(open(t, s.dir)); err != nil || len(rows) != 0 {
-		t.Errorf("%d rows, %v within a second", len(rows), err)
+		t.Errorf("%d rows, %v within a second; want 0", len(rows), err)
 	}
 	if lines := strings.Count(out.String(), "\n"); lines != 2 {
 		t.Errorf("CSV has %d lines after a flush, want the header and one", lines)
@@ -564,7 +566,7 @@ func TestRecorderFlush(t *testing.T) {
 	now = now.Add(flushInterval)
 	check(t, s.r.Flush())
 	if rows, err := readRows(open(t, s.dir)); err != nil || len(rows) != 1 {
-		t.Errorf("%d rows, %v after a second", len(rows), err)
+		t.Errorf("%d rows, %v after a second; want 1", len(rows), err)
 	}
 }
 
@@ -575,7 +577,7 @@ func TestCSV(t *testing.T) {
 	s.begin(1, 3)
 	s.embed(3)
 	if strings.Count(out.String(), "\n") != 1 {
-		t.Errorf("before the decode's end there is %q", out.String())
+		t.Errorf("before the decode's end there is %q; want 1", out.String())
 	}
 	s.end()
 	s.begin(1, 1)
@@ -591,7 +593,7 @@ func TestCSV(t *testing.T) {
 	}
 	meta, err := s.r.Finish(nil)
 	if err != nil || meta.Rows != 2 || meta.Dir != "" {
-		t.Errorf("meta %+v, %v", meta, err)
+		t.Errorf("meta %+v, %v; want meta.Rows = 2, meta.Dir = \"\"", meta, err)
 	}
 	if _, err := os.Stat(s.dir); err == nil {
 		t.Error("a directory was made")
@@ -608,7 +610,7 @@ func TestCSV(t *testing.T) {
 	}
 }
 
-// page is the offset of page n of the tensor, whose first byte is in page 0.
+// page returns the offset of page n of the tensor. Its first byte is in page 0.
 func page(src event.Source, n int64) int64 { return (src.Offset/countedPage + n) * countedPage }
 
 func TestPageInRows(t *testing.T) {
@@ -638,7 +640,7 @@ func TestPageInRows(t *testing.T) {
 	// and once more
 	pageIn(event.PageIn{Decode: s.decode, Seq: s.seq + 1, Offset: from, Bytes: countedPage, Cause: event.CauseOther,
 		PID: 99})
-	// during an op that does not come
+	// during an op whose event never comes
 	pageIn(event.PageIn{Decode: s.decode, Seq: s.seq + 2, Offset: from + 2*countedPage, Bytes: countedPage})
 	if len(s.r.held) != 3 {
 		t.Errorf("%d page-ins are held, want 3", len(s.r.held))
@@ -653,7 +655,7 @@ func TestPageInRows(t *testing.T) {
 	var total int64
 	for i, r := range rows {
 		total += r.Bytes
-		// Every row lies within one tensor, or expert, and is named by the right one.
+		// Every row lies within one tensor or expert, and names the right one.
 		l, ok := s.model.Locate(r.Offset)
 		if ok != (r.Tensor >= 0) || ok && (c.Structure[r.Tensor].Name != l.Tensor.Name || int(r.Expert) != l.Expert ||
 			r.Offset+r.Bytes > l.Tensor.End()) {
@@ -663,7 +665,7 @@ func TestPageInRows(t *testing.T) {
 	if want := int64(3+1+2+1+1+1) * countedPage; total != want {
 		t.Errorf("%d bytes, want %d", total, want)
 	}
-	// Of what lies in the pages from the second of the tensor on, in order.
+	// These are the rows of the pages from the tensor's second on, in order.
 	type told struct {
 		page          int64
 		rereads, step int32
@@ -707,7 +709,8 @@ func TestPageInRows(t *testing.T) {
 		t.Errorf("rereads %+v", r)
 	}
 	if len(r.Tensors) != 1 || r.Tensors[0].Name != gate.Name || r.Tensors[0].RereadBytes != 3*countedPage {
-		t.Errorf("tensors %+v", r.Tensors)
+		t.Errorf("tensors %+v; want len(r.Tensors) = 1, r.Tensors[0].Name = %v, r.Tensors[0].RereadBytes = %v",
+			r.Tensors, gate.Name, 3*countedPage)
 	}
 	fromTables, err := c.Rereads(context.Background(), rereadTop)
 	if err != nil || !reflect.DeepEqual(fromTables, r) {
@@ -728,7 +731,7 @@ func TestPageInRows(t *testing.T) {
 	}
 }
 
-// Page-ins at the edges: past the end of the file, none, before the file.
+// Page-ins may lie at the edges: past the end of the file, of no bytes, before the file.
 func TestPageInsAtTheEdges(t *testing.T) {
 	s := newScript(t, tiny)
 	s.seen()
@@ -745,7 +748,7 @@ func TestPageInsAtTheEdges(t *testing.T) {
 		t.Errorf("%d bytes, want %d", meta.Rereads.FirstBytes, want)
 	}
 	if rows := pageInsOf(t, c); rows[len(rows)-1].Cause != event.CauseOther {
-		t.Errorf("rows %+v", rows)
+		t.Errorf("rows %+v; want %v", rows, event.CauseOther)
 	}
 }
 
@@ -787,15 +790,17 @@ func TestPendingPageInsAreBounded(t *testing.T) {
 	}
 	runs, dropped := p.take(b)
 	if len(runs) != 1 || runs[0].Bytes != 100*countedPage || dropped != 0 {
-		t.Errorf("%d runs %+v, %d dropped", len(runs), runs, dropped)
+		t.Errorf("%d runs %+v, %d dropped; want len(runs) = 1, runs[0].Bytes = %v, dropped = 0", len(runs), runs,
+			dropped, 100*countedPage)
 	}
 	if runs, dropped := p.take(a); len(runs) != 0 || dropped != pendingRuns || p.runs != 0 {
-		t.Errorf("%d runs and %d dropped of the older file, %d kept altogether", len(runs), dropped, p.runs)
+		t.Errorf("%d runs and %d dropped of the older file, %d kept altogether; want len(runs) = 0, dropped = %v, p.runs = 0", len(runs), dropped, p.runs, pendingRuns)
 	}
 	for i := range uint64(pendingFiles + 7) {
 		p.add(event.PageIn{File: event.FileID{Ino: 10 + i}, Bytes: 1})
 	}
 	if len(p.files) != pendingFiles || p.lost != 7 || p.runs != pendingFiles {
-		t.Errorf("%d files, %d forgotten, %d runs", len(p.files), p.lost, p.runs)
+		t.Errorf("%d files, %d forgotten, %d runs; want len(p.files) = %v, p.lost = 7, p.runs = %v", len(p.files),
+			p.lost, p.runs, pendingFiles, pendingFiles)
 	}
 }

@@ -19,7 +19,7 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// script feeds a recorder with events as a capturer would.
+// script feeds a recorder with events, as a capturer would.
 type script struct {
 	t      *testing.T
 	r      *Recorder
@@ -66,7 +66,7 @@ func (s *script) end() {
 	s.handle(event.DecodeEnd{Time: s.time, TID: 7, Decode: s.decode})
 }
 
-// source is a tensor of the model as an op sees it.
+// source returns a tensor of the model as an op sees it.
 func (s *script) source(name string) event.Source {
 	s.t.Helper()
 	t, ok := s.model.Lookup(name)
@@ -122,7 +122,7 @@ func TestRecorderPhasesAndBytes(t *testing.T) {
 	eos, _ := s.model.Uint("tokenizer.ggml.eos_token_id")
 	s.handle(seenAt(0, fileID, s.model.Path))
 
-	// warm-up, then a prompt of two other tokens that repeat one row, then two tokens
+	// a warm-up, then a prompt of two other tokens that repeat one row, then two generated tokens
 	s.begin(1, 2)
 	s.embed(int32(bos), int32(eos))
 	s.op(event.Op{Name: "MUL_MAT", Sources: []event.Source{s.source("blk.0.attn_q.weight")}})
@@ -146,7 +146,8 @@ func TestRecorderPhasesAndBytes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if meta.Steps != 5 || meta.Tokens != 2 || meta.Rows != 7 {
-		t.Errorf("steps %d, tokens %d, rows %d", meta.Steps, meta.Tokens, meta.Rows)
+		t.Errorf("steps %d, tokens %d, rows %d; want meta.Steps = 5, meta.Tokens = 2, meta.Rows = 7", meta.Steps,
+			meta.Tokens, meta.Rows)
 	}
 	c, err := Open(s.dir)
 	if err != nil {
@@ -213,8 +214,8 @@ func TestRecorderRoutes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if rows[0].Bytes != 3*gate.NB[2] || len(rows[0].Experts) != 3 || rows[2].Bytes != 3*gate.NB[2] {
-		t.Errorf("bytes %d and %d, experts %v; an expert's slice has %d", rows[0].Bytes, rows[2].Bytes,
-			rows[0].Experts, gate.NB[2])
+		t.Errorf("bytes %d and %d, experts %v; an expert's slice has %d; want rows[0].Bytes = %v, len(rows[0].Experts) = 3, rows[2].Bytes = %v", rows[0].Bytes, rows[2].Bytes,
+			rows[0].Experts, gate.NB[2], 3*gate.NB[2], 3*gate.NB[2])
 	}
 	var got []tables.Route
 	for r, err := range c.Routes() {
@@ -293,8 +294,8 @@ func TestRecorderRoutesOfWantedOutputs(t *testing.T) {
 	}
 }
 
-// Ids are numbers of slices that the tensor has, or nothing that was there when the graph was
-// reported. By negative ones nothing is read.
+// Ids are numbers of the tensor's slices. In a graph that is reported before it runs they are not
+// computed yet, and may be anything. Negative ids gather nothing.
 func TestRecorderChecksIDs(t *testing.T) {
 	experts := func(s *script, duration int64, ids ...int32) error {
 		s.seq++
@@ -313,7 +314,7 @@ func TestRecorderChecksIDs(t *testing.T) {
 	for _, ids := range [][]int32{{4, 1}, {0, math.MaxInt32}} {
 		if err := experts(begin(), 5, ids...); !errors.Is(err, event.ErrLayout) ||
 			!strings.Contains(err.Error(), "which has 4") {
-			t.Errorf("experts %v: %v", ids, err)
+			t.Errorf("experts %v: %v; want %v, text with \"which has 4\"", ids, err, event.ErrLayout)
 		}
 	}
 	s := begin()
@@ -327,7 +328,7 @@ func TestRecorderChecksIDs(t *testing.T) {
 	s.end()
 	meta, err := s.r.Finish(nil)
 	if err != nil || meta.Counters.Clipped != 1 {
-		t.Errorf("%v, counters %+v", err, meta.Counters)
+		t.Errorf("%v, counters %+v; want 1", err, meta.Counters)
 	}
 	c, err := Open(s.dir)
 	if err != nil {
@@ -346,17 +347,17 @@ func TestRecorderChecksIDs(t *testing.T) {
 	}
 	for r, err := range c.Routes() {
 		if err != nil || r.Expert != 2 {
-			t.Errorf("%+v, %v", r, err)
+			t.Errorf("%+v, %v; want 2", r, err)
 		}
 	}
 	for step, err := range c.Steps() {
 		if err != nil || !slices.Equal(step.TokenIDs, []int32{3}) {
-			t.Errorf("tokens %v, %v", step.TokenIDs, err)
+			t.Errorf("tokens %v, %v; want %v", step.TokenIDs, err, []int32{3})
 		}
 	}
 }
 
-// Decodes that never end, in threads without end, of tokens without end, do not add up.
+// Memory stays bounded if decodes never end, in ever more threads, with ever more tokens.
 func TestRecorderIsBounded(t *testing.T) {
 	s := newScript(t, tiny)
 	s.handle(seenAt(0, fileID, s.model.Path))
@@ -371,11 +372,11 @@ func TestRecorderIsBounded(t *testing.T) {
 			s.handle(&o)
 		}
 		if s.r.steps.count() > maxSteps || s.r.steps.tokenIDs > maxTokenIDs {
-			t.Fatalf("%d steps are open, with %d tokens", s.r.steps.count(), s.r.steps.tokenIDs)
+			t.Fatalf("%d steps are open, with %d tokens; want s.r.steps.count() at most %v, s.r.steps.tokenIDs at most %v", s.r.steps.count(), s.r.steps.tokenIDs, maxSteps, maxTokenIDs)
 		}
 	}
 	if _, err := s.r.Finish(nil); err != nil || s.r.steps.tokenIDs != 0 {
-		t.Errorf("%d tokens, %v", s.r.steps.tokenIDs, err)
+		t.Errorf("%d tokens, %v; want 0", s.r.steps.tokenIDs, err)
 	}
 	c, err := Open(s.dir)
 	if err != nil {
@@ -384,12 +385,12 @@ func TestRecorderIsBounded(t *testing.T) {
 	n := 0
 	for step, err := range c.Steps() {
 		if err != nil || step.Tokens != -1 {
-			t.Fatalf("%+v, %v", step, err)
+			t.Fatalf("%+v, %v; want %v", step, err, -1)
 		}
 		n++
 	}
 	if n != 2*maxSteps {
-		t.Errorf("%d steps", n)
+		t.Errorf("%d steps; want %v", n, 2*maxSteps)
 	}
 }
 
@@ -412,7 +413,7 @@ func TestRecorderRefuses(t *testing.T) {
 			change(&src)
 			err := s.r.Handle(&event.Op{Name: "MUL_MAT", TID: 7, Decode: s.decode, Sources: []event.Source{src}})
 			if !errors.Is(err, event.ErrLayout) {
-				t.Errorf("%s: %v", name, err)
+				t.Errorf("%s: %v; want %v", name, err, event.ErrLayout)
 			}
 		}
 	})
@@ -427,16 +428,17 @@ func TestRecorderRefuses(t *testing.T) {
 		s.end()
 		meta, err := s.r.Finish(nil)
 		if !errors.Is(err, event.ErrOutside) || !strings.Contains(err.Error(), "--no-repack") {
-			t.Errorf("error: %v", err)
+			t.Errorf("error: %v; want %v, text with \"--no-repack\"", err, event.ErrOutside)
 		}
 		if meta.Outside.Tensors != 1 || meta.Outside.Bytes != src.Bytes() || meta.Rows != 1 {
-			t.Errorf("meta: %+v", meta)
+			t.Errorf("meta: %+v; want meta.Outside.Tensors = 1, meta.Outside.Bytes = %v, meta.Rows = 1", meta,
+				src.Bytes())
 		}
 	})
 	t.Run("nothing decoded", func(t *testing.T) {
 		s := newScript(t, tiny)
 		if _, err := s.r.Finish(nil); !errors.Is(err, event.ErrNoDecode) {
-			t.Errorf("error: %v", err)
+			t.Errorf("error: %v; want %v", err, event.ErrNoDecode)
 		}
 	})
 	t.Run("middle of a decode", func(t *testing.T) {
@@ -449,13 +451,13 @@ func TestRecorderRefuses(t *testing.T) {
 		s.embed(5)
 		meta, err := s.r.Finish(nil)
 		if err != nil || meta.Rows != 1 {
-			t.Errorf("%d rows, %v", meta.Rows, err)
+			t.Errorf("%d rows, %v; want 1", meta.Rows, err)
 		}
 	})
 }
 
-// With a memo an op has the rows that it has without: at its first time, again, in another
-// recorder, and when another file has come.
+// With a memo an op gets the same rows as without: the first time, again, in another recorder, and
+// after another file was added.
 func TestMemo(t *testing.T) {
 	memos := map[string]*event.Memo{}
 	var captures [][]tables.Access
@@ -494,7 +496,8 @@ func TestMemo(t *testing.T) {
 		}
 		meta, err := s.r.Finish(nil)
 		if !errors.Is(err, event.ErrOutside) || meta.Outside.Tensors != 1 {
-			t.Fatalf("%d tensors outside, %v", meta.Outside.Tensors, err)
+			t.Fatalf("%d tensors outside, %v; want %v, meta.Outside.Tensors = 1", meta.Outside.Tensors, err,
+				event.ErrOutside)
 		}
 		c := open(t, s.dir)
 		rows, err := readRows(c)
@@ -507,7 +510,7 @@ func TestMemo(t *testing.T) {
 		captures = append(captures, rows)
 	}
 	if len(captures[0]) != 4*3+2 {
-		t.Errorf("%d rows", len(captures[0]))
+		t.Errorf("%d rows; want %v", len(captures[0]), 4*3+2)
 	}
 	for _, c := range captures[1:] {
 		if !reflect.DeepEqual(c, captures[0]) {
@@ -516,8 +519,8 @@ func TestMemo(t *testing.T) {
 	}
 }
 
-// seenAt tells that a process maps the file at path. If there is none, the event is what a capturer
-// sends that did not find the file.
+// seenAt returns the event that a process maps the file at path. If there is no such file, the
+// event is what a capturer sends that did not find the file.
 func seenAt(pid int32, file event.FileID, path string) event.FileSeen {
 	id, _ := proc.FileOf(path)
 	return event.FileSeen{PID: pid, File: file, Path: path, ID: event.FileID(id)}

@@ -19,7 +19,7 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// target plays the processes of a session, which read the same model.
+// target sends the events of the processes of a session. They all read the same model.
 type target struct {
 	t     *testing.T
 	s     *Session
@@ -77,11 +77,11 @@ func TestSessionOfOneProcess(t *testing.T) {
 		t.Fatalf("%+v, %v", metas, err)
 	}
 	if rows, err := readRows(open(t, x.dir)); err != nil || len(rows) != 2 {
-		t.Errorf("%d rows, %v", len(rows), err)
+		t.Errorf("%d rows, %v; want 2", len(rows), err)
 	}
 	x = newTarget(t, func(*RecorderOptions) {})
 	if metas, err := x.s.Finish(nil); !errors.Is(err, event.ErrNoDecode) || len(metas) != 1 {
-		t.Errorf("%d descriptions, %v", len(metas), err)
+		t.Errorf("%d descriptions, %v; want %v, len(metas) = 1", len(metas), err, event.ErrNoDecode)
 	}
 }
 
@@ -103,7 +103,7 @@ func TestSessionFollows(t *testing.T) {
 	x.decode(11, 3)
 	x.decode(11, 1)
 	if st := x.s.Status(); st.Steps != 5 || st.Processes != 2 || st.Tokens != 2 {
-		t.Errorf("status %+v", st)
+		t.Errorf("status %+v; want st.Steps = 5, st.Processes = 2, st.Tokens = 2", st)
 	}
 	metas, err := x.s.Finish(nil)
 	check(t, err)
@@ -134,7 +134,8 @@ func TestSessionFollows(t *testing.T) {
 	}
 	if _, err := Open(x.dir); !errors.Is(err, ErrNoCapture) || !strings.Contains(err.Error(), "of 3 processes") ||
 		!strings.Contains(err.Error(), filepath.Join(x.dir, "11")) {
-		t.Errorf("the directory of all: %v", err)
+		t.Errorf("the directory of all: %v; want %v, text with \"of 3 processes\", text with %v", err, ErrNoCapture,
+			filepath.Join(x.dir, "11"))
 	}
 	// Another session takes the place of all that, with and without processes.
 	next := newTarget(t, func(o *RecorderOptions) { follow(o); o.Dir = x.dir })
@@ -143,7 +144,7 @@ func TestSessionFollows(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(x.dir, "*")); len(left) != 1 || filepath.Base(left[0]) != "10" {
-		t.Errorf("the directory holds %v", left)
+		t.Errorf("the directory holds %v; want len(left) = 1, filepath.Base(left[0]) = \"10\"", left)
 	}
 	writeCapture(t, x.dir, testRows(1), nil)
 	if left, _ := filepath.Glob(filepath.Join(x.dir, "*")); slices.Contains(left, filepath.Join(x.dir, "10")) {
@@ -160,7 +161,7 @@ func TestSessionFollows(t *testing.T) {
 func TestSessionOfProcessesThatFail(t *testing.T) {
 	x := newTarget(t, follow)
 	if metas, err := x.s.Finish(nil); !errors.Is(err, event.ErrNoDecode) || len(metas) != 1 || metas[0].PID != 10 {
-		t.Errorf("nobody decoded: %+v, %v", metas, err)
+		t.Errorf("nobody decoded: %+v, %v; want %v, len(metas) = 1, metas[0].PID = 10", metas, err, event.ErrNoDecode)
 	}
 	// One process has another layout: the other's capture goes on.
 	x = newTarget(t, follow)
@@ -175,7 +176,7 @@ func TestSessionOfProcessesThatFail(t *testing.T) {
 	x.decode(11, 1)
 	metas, err := x.s.Finish(nil)
 	if !errors.Is(err, event.ErrLayout) || !strings.Contains(err.Error(), "process 12") || len(metas) != 2 {
-		t.Fatalf("%d captures, %v", len(metas), err)
+		t.Fatalf("%d captures, %v; want %v, text with \"process 12\", len(metas) = 2", len(metas), err, event.ErrLayout)
 	}
 	if metas[0].PID != 12 || metas[0].Complete || metas[1].PID != 11 || metas[1].Rows != 2 || !metas[1].Complete {
 		t.Errorf("captures %+v", metas)
@@ -197,7 +198,7 @@ func TestSessionOfProcessesThatFail(t *testing.T) {
 	x.handle(event.DecodeBegin{PID: 10, TID: 1, Decode: 9, Tokens: 1})
 	if err := x.s.Handle(&event.Op{PID: 10, TID: 1, Decode: 9, Sources: []event.Source{wrong}}); !errors.Is(err,
 		event.ErrLayout) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v; want %v", err, event.ErrLayout)
 	}
 }
 
@@ -214,7 +215,8 @@ func TestCountersAndTarget(t *testing.T) {
 	}
 	m := open(t, x.dir).Meta
 	if m.Counters.Lost() != 7 || m.Target != (event.TargetInfo{GGMLVersion: "0.9.10", GGMLCommit: "abc"}) {
-		t.Errorf("counters %+v, target %+v", m.Counters, m.Target)
+		t.Errorf("counters %+v, target %+v; want m.Counters.Lost() = 7, m.Target = %v", m.Counters, m.Target,
+			(event.TargetInfo{GGMLVersion: "0.9.10", GGMLCommit: "abc"}))
 	}
 }
 
@@ -229,7 +231,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// victim captures made-up events of the model at path, each token alike, and rotates often.
+// victim captures made-up events of the model at path until it is killed. All tokens are alike, and
+// it rotates often.
 func victim(dir, path string) error {
 	f, err := gguf.Open(path)
 	if err != nil {
@@ -265,7 +268,8 @@ func victim(dir, path string) error {
 	}
 }
 
-// Killed at any moment, the tables are whole batches, and capture.json and the structure are whole.
+// A tracer may be killed at any moment. The tables then consist of whole batches, and capture.json
+// and the structure are whole.
 func TestKilled(t *testing.T) {
 	exe, err := os.Executable()
 	check(t, err)

@@ -11,8 +11,8 @@ import (
 	"tensorcast/internal/outfile"
 )
 
-// A row that has not the columns of the schema is an error that names the table, at once or with
-// the batch; neither it nor a row after it is written, and the table stays readable.
+// A row that does not match the schema is an error that names the table, at once or with the batch.
+// Neither this row nor a later one is written, and the table stays readable.
 func TestRowsThatAreNotAsTheSchema(t *testing.T) {
 	route := func(s *stream, columns int) {
 		for i := range columns {
@@ -109,7 +109,7 @@ func TestRowsThatAreNotAsTheSchema(t *testing.T) {
 				}
 			}
 			if end := s.end(); (end == nil) != (err == nil) {
-				t.Errorf("end: %v", end)
+				t.Errorf("end: %v; want %v", end, (err == nil))
 			}
 			if got := countRows(t, filepath.Join(dir, test.table)); got != rows {
 				t.Errorf("%d rows can be read, want %d", got, rows)

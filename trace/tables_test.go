@@ -102,7 +102,7 @@ var (
 	}
 )
 
-// plant appends every table's test rows.
+// plant appends test rows to every table.
 func plant(t *testing.T, w *Writer, rows []tables.Access) {
 	t.Helper()
 	check := func(err error) {
@@ -163,22 +163,23 @@ func TestTablesRoundTripOverSegments(t *testing.T) {
 			c := open(t, dir)
 			got, err := readRows(c)
 			if err != nil || !reflect.DeepEqual(got, repeat(rows, segments)) {
-				t.Errorf("accesses %+v, %v", got, err)
+				t.Errorf("accesses %+v, %v; want %v", got, err, repeat(rows, segments))
 			}
 			if got := stepsOf(t, c); !reflect.DeepEqual(got, repeat(testSteps, segments)) {
-				t.Errorf("steps %+v", got)
+				t.Errorf("steps %+v; want %v", got, repeat(testSteps, segments))
 			}
 			if got := pageInsOf(t, c); !reflect.DeepEqual(got, repeat(testPageIns, segments)) {
-				t.Errorf("page-ins %+v", got)
+				t.Errorf("page-ins %+v; want %v", got, repeat(testPageIns, segments))
 			}
 			if got := buffersOf(t, c); !reflect.DeepEqual(got, repeat(testBuffers, segments)) {
-				t.Errorf("buffers %+v", got)
+				t.Errorf("buffers %+v; want %v", got, repeat(testBuffers, segments))
 			}
 			if got := hiddenOf(t, c); !reflect.DeepEqual(got, repeat(testHidden, segments)) {
-				t.Errorf("hidden %+v", got)
+				t.Errorf("hidden %+v; want %v", got, repeat(testHidden, segments))
 			}
 			if c.Meta.Segments != (tables.Segments{Last: segments - 1}) || c.Meta.Rows != int64(7*segments) {
-				t.Errorf("%+v, %d rows", c.Meta.Segments, c.Meta.Rows)
+				t.Errorf("%+v, %d rows; want c.Meta.Segments = %v, c.Meta.Rows = %v", c.Meta.Segments, c.Meta.Rows,
+					(tables.Segments{Last: segments - 1}), int64(7*segments))
 			}
 			// Each segment is whole and readable alone.
 			for i := range segments {
@@ -199,7 +200,7 @@ func TestTablesRoundTripOverSegments(t *testing.T) {
 	}
 }
 
-// A kill may cut any table of any segment anywhere: what is left is a prefix, in whole batches.
+// A kill may cut any table of any segment anywhere. What is left is a prefix, in whole batches.
 func TestCutAnyTable(t *testing.T) {
 	dir := t.TempDir()
 	meta := &tables.Meta{}
@@ -285,18 +286,18 @@ func TestRotateKeepsTheNewest(t *testing.T) {
 		t.Errorf("%d rows, %v: want those of the last two segments", len(got), err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, "*.arrows")); len(left) != 1+2*len(streamFiles) {
-		t.Errorf("the directory holds %v", left)
+		t.Errorf("the directory holds %v; want %v", left, 1+2*len(streamFiles))
 	}
 	w.dir.Close()
-	// Another capture takes the place of all that.
+	// Another capture replaces all of that.
 	writeCapture(t, dir, testRows(1), nil)
 	if got, err := readRows(open(t, dir)); err != nil || len(got) != 1 {
-		t.Errorf("%d rows, %v after another capture", len(got), err)
+		t.Errorf("%d rows, %v after another capture; want 1", len(got), err)
 	}
 }
 
-// Rows of many values are written in batches that readers take, and are rounded to half precision;
-// all have as many values.
+// Rows of many values are written in batches that readers accept. The values are rounded to half
+// precision. All rows have the same number of values.
 func TestHiddenRowsAreWide(t *testing.T) {
 	dir := t.TempDir()
 	w, err := Create(dir, &tables.Meta{}, testStructure)
@@ -333,7 +334,7 @@ func TestHiddenRowsAreWide(t *testing.T) {
 	check(t, w.Hidden(&row))
 	row.Values = row.Values[:7]
 	if err := w.Hidden(&row); err == nil || !strings.Contains(err.Error(), "has 7 values, the first had 8192") {
-		t.Errorf("a shorter row: %v", err)
+		t.Errorf("a shorter row: %v; want an error, text with \"has 7 values, the first had 8192\"", err)
 	}
 	w.dir.Close()
 	for _, n := range []int{0, tables.MaxHidden + 1} {
@@ -346,7 +347,7 @@ func TestHiddenRowsAreWide(t *testing.T) {
 	}
 }
 
-// The dictionaries grow, and are forgotten when they are too large: rows keep their names.
+// Dictionaries grow and are dropped when they are too large. Rows keep their names.
 func TestDictionariesGrow(t *testing.T) {
 	dir := t.TempDir()
 	meta := &tables.Meta{}
@@ -361,7 +362,8 @@ func TestDictionariesGrow(t *testing.T) {
 	if got := len(s.dictionaryOf("buffer").values); got > dictionaryLimit {
 		t.Errorf("the dictionary has %d values, the limit is %d", got, dictionaryLimit)
 	}
-	// The structure grows after the tables were begun; the second model has a tensor of the same name.
+	// The structure grows after the tables were begun. The second model has a tensor of the same
+	// name.
 	second := []tables.StructureRow{{Name: "other.weight", Model: 1, Shape: []int64{1}},
 		{Name: testStructure[0].Name, Model: 1, Shape: []int64{1}}}
 	check(t, w.Access(&tables.Access{Tensor: 0, Op: "A", Offset: testStructure[0].Offset}))

@@ -90,7 +90,7 @@ func TestRoundTrip(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !reflect.DeepEqual(c.Structure, testStructure) {
-			t.Errorf("structure: %+v", c.Structure)
+			t.Errorf("structure: %+v; want %v", c.Structure, testStructure)
 		}
 		if !c.Meta.Complete || c.Meta.Rows != int64(n) || c.Meta.PID != 5 {
 			t.Errorf("meta: %+v", c.Meta)
@@ -110,13 +110,13 @@ func TestRoundTrip(t *testing.T) {
 			gotRoutes = append(gotRoutes, r)
 		}
 		if !reflect.DeepEqual(gotRoutes, routes) {
-			t.Errorf("routes: %+v", gotRoutes)
+			t.Errorf("routes: %+v; want %v", gotRoutes, routes)
 		}
 	}
 }
 
-// A stream that was cut anywhere because the tracer was killed yields a prefix of its rows, in
-// whole batches, and no error that stops an analysis.
+// A killed tracer may cut a stream anywhere. It then yields a prefix of its rows, in whole batches,
+// and no error that stops an analysis.
 func TestCutStream(t *testing.T) {
 	dir := t.TempDir()
 	rows := testRows(batchRows + 5)
@@ -160,7 +160,7 @@ func TestCreateKeepsOtherFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := readRows(c); err != nil || len(got) != 1 {
-		t.Errorf("%d rows, %v", len(got), err)
+		t.Errorf("%d rows, %v; want 1", len(got), err)
 	}
 	mine := filepath.Join(dir, "notes.txt")
 	if err := os.WriteFile(mine, []byte("x"), 0o644); err != nil {
@@ -176,7 +176,7 @@ func TestCreateKeepsOtherFiles(t *testing.T) {
 
 func TestOpenErrors(t *testing.T) {
 	if _, err := Open(t.TempDir()); !errors.Is(err, ErrNoCapture) || !strings.Contains(err.Error(), "tracer") {
-		t.Errorf("empty directory: %v", err)
+		t.Errorf("empty directory: %v; want %v, text with \"tracer\"", err, ErrNoCapture)
 	}
 	dir := t.TempDir()
 	writeCapture(t, dir, nil, nil)

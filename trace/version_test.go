@@ -7,8 +7,8 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// A capture that an earlier version wrote, of a model with experts, with --detail op+io and
-// --buffers, opens and says what it said then.
+// A capture that an earlier version wrote opens and has the same content. It is of a model with
+// experts, made with --detail op+io and --buffers.
 func TestEarlierCapture(t *testing.T) {
 	c, err := Open("testdata/capture-2")
 	if err != nil {
@@ -31,13 +31,13 @@ func TestEarlierCapture(t *testing.T) {
 	}
 	for r, err := range c.Routes() {
 		if err != nil || r.Expert < 0 || r.Expert > 3 || r.Layer > 1 {
-			t.Fatalf("%+v, %v", r, err)
+			t.Fatalf("%+v, %v; want r.Expert at least 0, r.Expert at most 3, r.Layer at most 1", r, err)
 		}
 		routed++
 	}
 	for s, err := range c.Steps() {
 		if err != nil || s.End <= s.Begin {
-			t.Fatalf("%+v, %v", s, err)
+			t.Fatalf("%+v, %v; want more than %v", s, err, s.Begin)
 		}
 		if s.Phase == tables.PhaseGeneration {
 			phases++
@@ -45,7 +45,7 @@ func TestEarlierCapture(t *testing.T) {
 	}
 	for b, err := range c.Buffers() {
 		if err != nil || b.Bytes <= 0 {
-			t.Fatalf("%+v, %v", b, err)
+			t.Fatalf("%+v, %v; want more than 0", b, err)
 		}
 		buffers++
 	}

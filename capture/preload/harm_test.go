@@ -254,11 +254,11 @@ func TestLockOfAThreadThatIsGone(t *testing.T) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: ordinary()}
 	begun := time.Now()
 	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
-		t.Errorf("%v: %s", err, out)
+		t.Errorf("%v: %s; want at most 0", err, out)
 	}
 	// 1003 graphs, twice each, at 10 ms: 20 s, were it not given up.
 	if took := time.Since(begun); took > 10*time.Second {
-		t.Errorf("it took %v", took)
+		t.Errorf("it took %v; want at most %v", took, 10*time.Second)
 	}
 }
 
@@ -301,14 +301,14 @@ func TestMemoryIsSealed(t *testing.T) {
 			defer f.Close()
 			for _, size := range []int64{0, slotHeader, 1 << 30} {
 				if err := f.Truncate(size); !errors.Is(err, unix.EPERM) {
-					t.Errorf("truncated to %d: %v", size, err)
+					t.Errorf("truncated to %d: %v; want %v", size, err, unix.EPERM)
 				}
 			}
 			if err := m.close(); err != nil {
 				t.Error(err)
 			}
 			if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
-				t.Errorf("%s is left: %v", path, err)
+				t.Errorf("%s is left: %v; want %v", path, err, os.ErrNotExist)
 			}
 		})
 	}
@@ -428,10 +428,11 @@ func TestFloodEnds(t *testing.T) {
 		return nil
 	})
 	if took := time.Since(begun); err != nil || ticks < 3 || took > 10*time.Second { // the ring has 20 s of events
-		t.Errorf("%d events, %d ticks in %v: %v", handled, ticks, took, err)
+		t.Errorf("%d events, %d ticks in %v: %v; want ticks at least 3, took at most %v", handled, ticks, took, err,
+			10*time.Second)
 	}
 	if c, err := s.Counters(); err != nil || c.OpsLost != 5 || c.OpsSent != 0 {
-		t.Errorf("%+v, %v", c, err)
+		t.Errorf("%+v, %v; want c.OpsLost = 5, c.OpsSent = 0", c, err)
 	}
 }
 
@@ -446,7 +447,7 @@ func TestCorruptSlot(t *testing.T) {
 		s.mem.slot(0).Pid = uint32(os.Getpid())
 		write(s.mem.slot(0))
 		if err := s.Run(t.Context(), os.Getpid(), func(event.Event) error { return nil }); !errors.Is(err, errCorrupt) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v; want %v", name, err, errCorrupt)
 		}
 	}
 }

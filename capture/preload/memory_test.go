@@ -72,7 +72,7 @@ func TestCorruptRing(t *testing.T) {
 			atomic.StoreUint64(&m.slot(3).Head, tc.head)
 			if n, err := m.read(3, time.Time{}, func(uint32, []byte) error { return nil }); !errors.Is(err,
 				errCorrupt) || n != 0 {
-				t.Errorf("%d records, %v", n, err)
+				t.Errorf("%d records, %v; want %v, n = 0", n, err, errCorrupt)
 			}
 		})
 	}
@@ -184,10 +184,10 @@ func TestCache(t *testing.T) {
 				cmd.Env = s.Environ([]string{"A=b", "LD_PRELOAD=", "TENSORCAST_PRELOAD=/nowhere"})
 				out, err := cmd.CombinedOutput()
 				if err != nil || len(out) != 0 || len(cmd.Env) != 3 {
-					t.Errorf("%v: %s; %q", err, out, cmd.Env)
+					t.Errorf("%v: %s; %q; want len(out) = 0, len(cmd.Env) = 3", err, out, cmd.Env)
 				}
 				if n := atomic.LoadUint32(&s.mem.header().Loaded); n != 1 {
-					t.Errorf("loaded %d times", n)
+					t.Errorf("loaded %d times; want 1", n)
 				}
 				if err := s.Close(); err != nil {
 					t.Error(err)

@@ -285,7 +285,7 @@ func TestSequenceEqualsGroundTruth(t *testing.T) {
 			compare(t, got, truth(t, o.Ops, got))
 			accounted(t, r)
 			if lost := r.counters.Lost(); lost != 0 || r.seen != nil {
-				t.Errorf("lost %d; %v", lost, r.seen)
+				t.Errorf("lost %d; %v; want 0", lost, r.seen)
 			}
 			checkDecodes(t, r, tc.warmup == "all")
 
@@ -331,7 +331,7 @@ func TestTargetIsUnharmed(t *testing.T) {
 			r := observe(t, in.Command(t.Context(), o), scene{})
 			got, err := llama.ParseResult([]byte(r.stdout))
 			if err != nil || r.stderr != "" {
-				t.Fatalf("%v, stderr %q", err, r.stderr)
+				t.Fatalf("%v, stderr %q; want \"\"", err, r.stderr)
 			}
 			if got.Text != plain.Text || plain.Text == "" {
 				t.Errorf("text %q, plain %q", got.Text, plain.Text)

@@ -55,7 +55,7 @@ func TestLossIsCounted(t *testing.T) {
 	full := observe(t, in.Command(t.Context(), o), scene{})
 	accounted(t, full)
 	if full.counters.OpsLost != 0 {
-		t.Fatalf("the default ring lost %+v", full.counters)
+		t.Fatalf("the default ring lost %+v; want 0", full.counters)
 	}
 	for _, size := range []int{4 << 10, 16 << 10} {
 		// Nothing is read before the program has ended.
@@ -113,12 +113,13 @@ func TestServer(t *testing.T) {
 	}
 	for i, g := range result.Generations() {
 		if !slices.Equal(g.Tokens, plain.Generations()[i].Tokens) {
-			t.Errorf("generation %d says something else than without the shim", i)
+			t.Errorf("generation %d says something else than without the shim; want %v", i,
+				plain.Generations()[i].Tokens)
 		}
 	}
 	accounted(t, r)
 	if r.counters.Lost() != 0 {
-		t.Errorf("lost: %+v", r.counters)
+		t.Errorf("lost: %+v; want 0", r.counters)
 	}
 	type state struct {
 		decode event.DecodeBegin
@@ -146,7 +147,7 @@ func TestServer(t *testing.T) {
 		case event.DecodeEnd:
 			s := threads[e.TID]
 			if len(s.files) != 1 {
-				t.Fatalf("a decode reads %d models", len(s.files))
+				t.Fatalf("a decode reads %d models; want 1", len(s.files))
 			}
 			if s.decode.Tokens == 3 {
 				if n := contexts[s.decode.Context]; n != 0 && n != s.ops {
@@ -157,7 +158,7 @@ func TestServer(t *testing.T) {
 		}
 	}
 	if len(contexts) != 4 || len(files) != 2 {
-		t.Errorf("%d contexts, %d models", len(contexts), len(files))
+		t.Errorf("%d contexts, %d models; want len(contexts) = 4, len(files) = 2", len(contexts), len(files))
 	}
 }
 
@@ -186,7 +187,7 @@ func TestDerivedSteps(t *testing.T) {
 				out = append(out, e.Tokens)
 			case event.DecodeEnd:
 				if open == nil || e.Decode != open.Decode || e.Time <= open.Time {
-					t.Errorf("the end of decode %d at %d, after %+v", e.Decode, e.Time, open)
+					t.Errorf("the end of decode %d at %d, after %+v; want an error, e.Decode = %v, e.Time more than %v", e.Decode, e.Time, open, open.Decode, open.Time)
 				}
 			}
 		}
@@ -270,7 +271,7 @@ func TestProcesses(t *testing.T) {
 		byPID[pid].events = append(byPID[pid].events, e)
 	}
 	if len(byPID) != 2 || len(ended) != 2 {
-		t.Fatalf("%d processes, %d ended", len(byPID), len(ended))
+		t.Fatalf("%d processes, %d ended; want len(byPID) = 2, len(ended) = 2", len(byPID), len(ended))
 	}
 	for _, p := range byPID {
 		compare(t, sequence(p.reads(t)), want)
@@ -325,7 +326,7 @@ func TestReaderGivesUp(t *testing.T) {
 		return nil
 	})
 	if !errors.Is(err, enough) {
-		t.Errorf("Run returned %v", err)
+		t.Errorf("Run returned %v; want %v", err, enough)
 	}
 	path := s.mem.path()
 	if err := s.Close(); err != nil {
@@ -346,7 +347,7 @@ func TestReaderGivesUp(t *testing.T) {
 	}
 	for _, left := range lefts {
 		if _, err := os.Stat(left); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s is left: %v", left, err)
+			t.Errorf("%s is left: %v; want %v", left, err, os.ErrNotExist)
 		}
 	}
 }

@@ -246,7 +246,7 @@ func TestDamagedStreams(t *testing.T) {
 		}
 		if took := time.Since(begun); took > slowest {
 			if slowest = took; took > 5*time.Second {
-				t.Errorf("stream %d took %v for %d ops", i, took, got.ops)
+				t.Errorf("stream %d took %v for %d ops; want at most %v", i, took, got.ops, 5*time.Second)
 			}
 		}
 		switch {
@@ -266,7 +266,7 @@ func TestDamagedStreams(t *testing.T) {
 	peak, _, _ = strings.Cut(strings.TrimSpace(peak), " ")
 	kib, err := strconv.Atoi(peak)
 	if err != nil || kib > 500<<10 {
-		t.Errorf("%d KiB at the peak, %v", kib, err)
+		t.Errorf("%d KiB at the peak, %v; want at most %v", kib, err, 500<<10)
 	}
 	t.Logf("%v; the slowest took %v; %d MiB at the peak", results, slowest, kib>>10)
 }

@@ -48,7 +48,7 @@ func TestAbandonedDirectories(t *testing.T) {
 	must(errors.Join(first.remove(), second.remove()))
 	for _, temp := range []*temporary{first, second} {
 		if _, err := os.Lstat(temp.path); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s is left: %v", temp.path, err)
+			t.Errorf("%s is left: %v; want %v", temp.path, err, os.ErrNotExist)
 		}
 	}
 }

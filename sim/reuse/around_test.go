@@ -131,7 +131,7 @@ func TestAroundShapes(t *testing.T) {
 		t.Errorf("a cycle reads %g, want about %d", got, blocks*granule)
 	}
 	if got := cycle.Around(blocks*granule, 1, 8*granule); got != 0 {
-		t.Errorf("a cycle that fits reads %g", got)
+		t.Errorf("a cycle that fits reads %g; want 0", got)
 	}
 	if got := lone.Around(16*granule, 1, 16*granule); got < 50*granule || got > 64*granule {
 		t.Errorf("four lone blocks read %g, want most of four windows of 16", got)
@@ -156,7 +156,7 @@ func TestKept(t *testing.T) {
 		for _, tc := range []struct{ size, window, want int64 }{{20e6, 0, 30e6}, {20e6, 8e6, 30e6}, {30e6, 0, 0},
 			{30e6, 8e6, 0}, {0, 0, 30e6}} {
 			if got := s.Kept(kept, tc.size, 1, tc.window); got != float64(tc.want) {
-				t.Errorf("blocks of %d, %+v: %g bytes", granule, tc, got)
+				t.Errorf("blocks of %d, %+v: %g bytes; want %v", granule, tc, got, float64(tc.want))
 			}
 		}
 		if all, lru := s.Kept(nil, 50e6, 1, 0), s.LRU(1).Missed(50e6); all != lru {

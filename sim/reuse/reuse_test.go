@@ -157,7 +157,8 @@ func TestBelady(t *testing.T) {
 		for room := 1; room <= 4; room++ {
 			got, want := s.Belady(int64(room), 0), best(s.uses, room, nil)
 			if got != float64(want) {
-				t.Fatalf("%v: with %d blocks Belady misses %g, the best choice %d", s.uses, room, got, want)
+				t.Fatalf("%v: with %d blocks Belady misses %g, the best choice %d; want %v", s.uses, room, got, want,
+					float64(want))
 			}
 			if lru, random := s.LRU(0).Missed(int64(room)), s.Random(int64(room), 0); lru < got || random < got {
 				t.Fatalf("%v: LRU misses %g, random choices %g, Belady %g", s.uses, lru, random, got)
@@ -178,11 +179,12 @@ func TestCycle(t *testing.T) {
 		}
 	}
 	if s.WorkingSet() != 995 || s.Blocks() != blocks || s.PerStep(1) != 995 {
-		t.Fatalf("%d bytes in %d blocks, %g per step", s.WorkingSet(), s.Blocks(), s.PerStep(1))
+		t.Fatalf("%d bytes in %d blocks, %g per step; want s.WorkingSet() = 995, s.Blocks() = %v, s.PerStep(1) = 995",
+			s.WorkingSet(), s.Blocks(), s.PerStep(1), blocks)
 	}
 	c := s.LRU(1)
 	if c.Missed(994) != 995 || c.Missed(995) != 0 {
-		t.Errorf("LRU misses %g and %g", c.Missed(994), c.Missed(995))
+		t.Errorf("LRU misses %g and %g; want c.Missed(994) = 995, c.Missed(995) = 0", c.Missed(994), c.Missed(995))
 	}
 	if got := s.Fixed(600, 1); got != 395 {
 		t.Errorf("a fixed set misses %g, want 395", got)
@@ -190,10 +192,10 @@ func TestCycle(t *testing.T) {
 	// One block is always the one in use, so that Belady keeps 59 of the others: 40 or 41 of a
 	// cycle are missed.
 	if got := s.Belady(600, 1); got < 395 || got > 415 {
-		t.Errorf("Belady misses %g", got)
+		t.Errorf("Belady misses %g; want got at least 395, got at most 415", got)
 	}
 	if got := s.Random(600, 1); got < 420 || got > 900 {
-		t.Errorf("random choices miss %g", got)
+		t.Errorf("random choices miss %g; want got at least 420, got at most 900", got)
 	}
 	if s.Belady(995, 1) != 0 || s.Random(995, 1) != 0 || s.Fixed(995, 1) != 0 || s.Fixed(0, 1) != 995 ||
 		s.Belady(5, 1) != 990 {

@@ -36,7 +36,8 @@ func TestCycle(t *testing.T) {
 		t.Fatal(err)
 	}
 	if a.Steps != 20 || a.WorkingSet != 100e6 || a.PerToken != 100e6 {
-		t.Errorf("%d steps, %d bytes, %g per token", a.Steps, a.WorkingSet, a.PerToken)
+		t.Errorf("%d steps, %d bytes, %g per token; want a.Steps = 20, a.WorkingSet = 100e6, a.PerToken = 100e6",
+			a.Steps, a.WorkingSet, a.PerToken)
 	}
 	for i, want := range []struct{ lru, pin, stream, pinned float64 }{
 		{1 / 0.120, 1 / 0.035, 1 / 0.020, 15e6}, // 15 ms of reading are hidden by 20 of computing
@@ -51,7 +52,8 @@ func TestCycle(t *testing.T) {
 		bound := r[len(r)-1]
 		for j, other := range r {
 			if other.TokS > bound.TokS*1.03 { // a fixed set needs no room for what streams; Belady holds it
-				t.Errorf("%s is faster than the bound: %g and %g", a.Strategies[j].Name, other.TokS, bound.TokS)
+				t.Errorf("%s is faster than the bound: %g and %g; want at most %v", a.Strategies[j].Name, other.TokS,
+					bound.TokS, bound.TokS*1.03)
 			}
 		}
 	}
@@ -87,7 +89,7 @@ func TestTold(t *testing.T) {
 	}
 	columns := a.Columns()
 	if got := columns[2].Values.([]string); len(got) != len(a.Strategies) || got[4] != "pin + stream" {
-		t.Errorf("strategies %q", got)
+		t.Errorf("strategies %q; want len(got) = %v, got[4] = \"pin + stream\"", got, len(a.Strategies))
 	}
 	curve := a.CurveColumns()
 	if sizes, ratio := curve[0].Values.([]int64), curve[1].Values.([]float64); len(sizes) != 2 || sizes[1] != 100e6 ||
@@ -95,7 +97,7 @@ func TestTold(t *testing.T) {
 		t.Errorf("curve %v, %v", sizes, ratio)
 	}
 	if err := a.Figure().Write(&picture, "svg"); err != nil || !strings.Contains(picture.String(), "Belady") {
-		t.Errorf("%v", err)
+		t.Errorf("%v; want text with \"Belady\"", err)
 	}
 }
 
