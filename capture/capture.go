@@ -156,7 +156,8 @@ func Attach(pid int, opts Options) (*Capture, error) {
 		return nil, err
 	}
 	if opts.Preload {
-		return nil, fmt.Errorf("process %d runs already: a library can be preloaded only into a command that is started", pid)
+		return nil, fmt.Errorf("process %d runs already: a library can be preloaded only into a command that is "+
+			"started", pid)
 	}
 	p, err := proc.Open(pid)
 	if err != nil {

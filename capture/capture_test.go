@@ -159,7 +159,8 @@ func TestStart(t *testing.T) {
 					handedOver = counters.OpsSent
 				}
 				if err != nil || counters.Lost() != 0 || counters.Received != handedOver {
-					t.Errorf("counters %+v, %v; %d ops were handed over; want counters.Lost() = 0, counters.Received = %v", counters, err, got.ops, handedOver)
+					t.Errorf("counters %+v, %v; %d ops were handed over; want counters.Lost() = 0, "+
+						"counters.Received = %v", counters, err, got.ops, handedOver)
 				}
 				if err := c.Explain(); err != nil {
 					t.Errorf("something stood in the way: %v", err)

@@ -13,7 +13,8 @@ import (
 
 // ErrNoFiles means that a capture does not tell the sizes and fingerprints of the model's files, so
 // that no cycle can be made of it: it is of a split model, by an earlier version.
-var ErrNoFiles = errors.New("the capture does not say of which files the model consists (it was made by an earlier version): capture again")
+var ErrNoFiles = errors.New("the capture does not say of which files the model consists (it was made by an " +
+	"earlier version): capture again")
 
 // Cycle is the reference sequence of the generation phase, with the least times over the steps that
 // follow it. A step that generates tokens of several sequences gathers slices for all of them:

@@ -28,7 +28,8 @@ func (c *Cycle) WriteHeader(w io.Writer) error {
 		return fmt.Errorf("%w: it has no reads", ErrInvalid)
 	}
 	var b bytes.Buffer
-	b.WriteString("/* What one generated token reads of its model, in the order of use. Offsets and sizes are bytes of the file.\n")
+	b.WriteString("/* What one generated token reads of its model, in the order of use. Offsets and sizes are " +
+		"bytes of the file.\n")
 	for i := range c.Files {
 		f := &c.Files[i]
 		fmt.Fprintf(&b, " * File %d: %s, %d bytes, fingerprint %s\n", i, comment(f.Name), f.Size, f.Fingerprint)

@@ -177,7 +177,8 @@ func TestBatchesOfTwoSizes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, say := range []string{"8 that generate 11 tokens", "per step",
-		"identical in all 11 generated tokens (each step compared with those of its size: 5 of 1 token, 3 of 2 tokens)"} {
+		"identical in all 11 generated tokens (each step compared with those of its size: 5 of 1 token, 3 of 2 " +
+			"tokens)"} {
 		if !strings.Contains(text.String(), say) {
 			t.Errorf("%q is not said:\n%s", say, text.String())
 		}

@@ -200,7 +200,8 @@ func TestSequenceVerdict(t *testing.T) {
 			name:      "swapped pair in token 7",
 			change:    at(7, func(s []planted) []planted { s[3], s[4] = s[4], s[3]; return s }),
 			following: 30, distinct: 2, kind: KindOrder,
-			want: []string{"token 7 differs at position 3: reads blk.0.ffn_down.weight instead of blk.0.ffn_up.weight (the same 2 reads in another order)"},
+			want: []string{"token 7 differs at position 3: reads blk.0.ffn_down.weight instead of " +
+				"blk.0.ffn_up.weight (the same 2 reads in another order)"},
 		},
 		{
 			name:      "missing read in token 4",
@@ -243,7 +244,8 @@ func TestSequenceVerdict(t *testing.T) {
 				return s
 			}),
 			following: 30, distinct: 2, kind: KindOther,
-			want: []string{"token 2 differs at position 9: reads unused.weight instead of output.weight (1 read where the others have 1)"},
+			want: []string{"token 2 differs at position 9: reads unused.weight instead of output.weight (1 read " +
+				"where the others have 1)"},
 		},
 		{
 			name: "two tokens with the same difference, one with another",
@@ -457,7 +459,8 @@ func TestExperts(t *testing.T) {
 				[2][]int32{{2, 3}, {3, 0}}),
 			Experts{Tokens: 5, FirstToken: 3, FirstTensor: "blk.1.ffn_gate_exps.weight", Distinct: 3,
 				Kept: (4 + 4 + 3 + 2) / 16.0},
-			"the experts chosen differ from token 3 on, first in blk.1.ffn_gate_exps.weight; 3 different choices, 81 % of a token's experts were the previous token's too",
+			"the experts chosen differ from token 3 on, first in blk.1.ffn_gate_exps.weight; 3 different choices, " +
+				"81 % of a token's experts were the previous token's too",
 		},
 		{
 			"one token", moe(same), Experts{Tokens: 1, Identical: true, FirstToken: -1, Distinct: 1, Kept: -1},

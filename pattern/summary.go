@@ -156,24 +156,31 @@ func Warnings(meta *tables.Meta) []string {
 	w := []string{}
 	c := meta.Counters
 	if n := c.Lost(); n > 0 {
-		w = append(w, fmt.Sprintf("%s lost while capturing: sequences may have holes, and a difference between tokens may be one", count(int(n), "event")))
+		w = append(w, fmt.Sprintf("%s lost while capturing: sequences may have holes, and a difference between "+
+			"tokens may be one", count(int(n), "event")))
 	}
 	if n := c.Faults + c.Unresolved + c.Clipped; n > 0 {
-		w = append(w, fmt.Sprintf("%s not read in full while capturing (%d faults, %d without a mapping, %d clipped): sequences may have holes",
+		w = append(w, fmt.Sprintf("%s not read in full while capturing (%d faults, %d without a mapping, %d "+
+			"clipped): sequences may have holes",
 			count(int(n), "event"), c.Faults, c.Unresolved, c.Clipped))
 	}
 	if o := meta.Outside; o.Tensors > 0 {
-		w = append(w, fmt.Sprintf("%s (%s, for example %s) read from memory outside the model file, repacked or loaded without mmap: the file's pages are not used for them; run the target with --no-repack, and with mmap",
+		w = append(w, fmt.Sprintf("%s (%s, for example %s) read from memory outside the model file, repacked or "+
+			"loaded without mmap: the file's pages are not used for them; run the target with --no-repack, and "+
+			"with mmap",
 			count(o.Tensors, "tensor"), humanize.Bytes(uint64(max(o.Bytes, 0))), o.Example))
 	}
 	for _, line := range meta.LayersText() {
 		w = append(w, line+": what is computed elsewhere is not in the pattern")
 	}
 	if d := meta.Segments; d.Deleted > 0 {
-		w = append(w, fmt.Sprintf("the oldest %s of the capture (%s of the access table) were deleted while capturing", count(d.Deleted, "segment"), count(int(d.DeletedRows), "row")))
+		w = append(w,
+			fmt.Sprintf("the oldest %s of the capture (%s of the access table) were deleted while capturing",
+				count(d.Deleted, "segment"), count(int(d.DeletedRows), "row")))
 	}
 	if !meta.Complete {
-		w = append(w, "the tracer did not end in order: the capture holds what was written until then, and its last token may be cut short")
+		w = append(w, "the tracer did not end in order: the capture holds what was written until then, and its "+
+			"last token may be cut short")
 	}
 	return w
 }

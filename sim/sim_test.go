@@ -158,7 +158,8 @@ func TestLocked(t *testing.T) {
 		}
 	}
 	if n, err := pages.Resident(first); n != 6*mib || err != nil || m.Overcommitted() != 0 {
-		t.Errorf("%d bytes of those that are locked are in memory, %v; %d beyond the limit; want n = %v, m.Overcommitted() = 0", n, err, m.Overcommitted(), 6*mib)
+		t.Errorf("%d bytes of those that are locked are in memory, %v; %d beyond the limit; want n = %v, "+
+			"m.Overcommitted() = 0", n, err, m.Overcommitted(), 6*mib)
 	}
 	m.SetLimit(4 * mib)
 	if m.Used() != 6*mib || m.Overcommitted() != 2*mib {

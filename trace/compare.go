@@ -178,7 +178,8 @@ func (c *Capture) compareTables() error {
 	}
 	// A killed tracer may have written rows that capture.json does not count yet.
 	if told := c.Meta.Rows; rows < told || rows > told && c.Meta.Complete {
-		return c.reportContradiction("%s tells of %d rows of the access table, of which %d were deleted, and the files hold %d",
+		return c.reportContradiction("%s tells of %d rows of the access table, of which %d were deleted, and the "+
+			"files hold %d",
 			MetaFile, told, c.Meta.Segments.DeletedRows, rows-c.Meta.Segments.DeletedRows)
 	}
 	return nil

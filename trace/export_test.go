@@ -357,7 +357,8 @@ func TestCSVOfNullsAndLists(t *testing.T) {
 		{Name: "experts", Values: [][]int32{{3, -1}, nil}}, {Name: "shape", Values: [][]int64{{1 << 40}, {}}},
 		{Name: "address", Values: []uint64{math.MaxUint64, 0}}, {Name: "write", Values: []bool{true, false}},
 	})
-	if want := "name,n,experts,shape,address,write\n'=a,NULL,3 -1,1099511627776,18446744073709551615,true\n,7,,,0,false\n"; err != nil || text.String() != want {
+	if want := "name,n,experts,shape,address,write\n'=a,NULL,3 " +
+		"-1,1099511627776,18446744073709551615,true\n,7,,,0,false\n"; err != nil || text.String() != want {
 		t.Errorf("%v\n%s\nwant\n%s", err, text.String(), want)
 	}
 }

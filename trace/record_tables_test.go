@@ -494,7 +494,8 @@ func TestRecorderMemoryIsBounded(t *testing.T) {
 		t.Errorf("%d tensors outside are remembered; want at most %v", n, maxOutside)
 	}
 	if s.r.steps.count() != 0 || len(s.r.early) != 0 || len(s.r.held) != 0 {
-		t.Errorf("%d steps, %d early ones, %d page-ins are held; want s.r.steps.count() = 0, len(s.r.early) = 0, len(s.r.held) = 0", s.r.steps.count(), len(s.r.early), len(s.r.held))
+		t.Errorf("%d steps, %d early ones, %d page-ins are held; want s.r.steps.count() = 0, len(s.r.early) = 0, "+
+			"len(s.r.held) = 0", s.r.steps.count(), len(s.r.early), len(s.r.held))
 	}
 	if s.r.meta.Contexts != 3*maxContexts {
 		t.Errorf("%d contexts were counted; want %v", s.r.meta.Contexts, 3*maxContexts)
@@ -794,7 +795,8 @@ func TestPendingPageInsAreBounded(t *testing.T) {
 			dropped, 100*countedPage)
 	}
 	if runs, dropped := p.take(a); len(runs) != 0 || dropped != pendingRuns || p.runs != 0 {
-		t.Errorf("%d runs and %d dropped of the older file, %d kept altogether; want len(runs) = 0, dropped = %v, p.runs = 0", len(runs), dropped, p.runs, pendingRuns)
+		t.Errorf("%d runs and %d dropped of the older file, %d kept altogether; want len(runs) = 0, dropped = %v, "+
+			"p.runs = 0", len(runs), dropped, p.runs, pendingRuns)
 	}
 	for i := range uint64(pendingFiles + 7) {
 		p.add(event.PageIn{File: event.FileID{Ino: 10 + i}, Bytes: 1})

@@ -214,7 +214,8 @@ func TestRecorderRoutes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if rows[0].Bytes != 3*gate.NB[2] || len(rows[0].Experts) != 3 || rows[2].Bytes != 3*gate.NB[2] {
-		t.Errorf("bytes %d and %d, experts %v; an expert's slice has %d; want rows[0].Bytes = %v, len(rows[0].Experts) = 3, rows[2].Bytes = %v", rows[0].Bytes, rows[2].Bytes,
+		t.Errorf("bytes %d and %d, experts %v; an expert's slice has %d; want rows[0].Bytes = %v, "+
+			"len(rows[0].Experts) = 3, rows[2].Bytes = %v", rows[0].Bytes, rows[2].Bytes,
 			rows[0].Experts, gate.NB[2], 3*gate.NB[2], 3*gate.NB[2])
 	}
 	var got []tables.Route
@@ -372,7 +373,8 @@ func TestRecorderIsBounded(t *testing.T) {
 			s.handle(&o)
 		}
 		if s.r.steps.count() > maxSteps || s.r.steps.tokenIDs > maxTokenIDs {
-			t.Fatalf("%d steps are open, with %d tokens; want s.r.steps.count() at most %v, s.r.steps.tokenIDs at most %v", s.r.steps.count(), s.r.steps.tokenIDs, maxSteps, maxTokenIDs)
+			t.Fatalf("%d steps are open, with %d tokens; want s.r.steps.count() at most %v, s.r.steps.tokenIDs at "+
+				"most %v", s.r.steps.count(), s.r.steps.tokenIDs, maxSteps, maxTokenIDs)
 		}
 	}
 	if _, err := s.r.Finish(nil); err != nil || s.r.steps.tokenIDs != 0 {

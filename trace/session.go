@@ -157,8 +157,8 @@ func (s *Session) Handle(ev event.Event) error {
 	return nil
 }
 
-// passToRecorder passes an event to the recorder of its process. With Follow, a process whose struct layout
-// is wrong ends only its own capture.
+// passToRecorder passes an event to the recorder of its process. With Follow, a process whose
+// struct layout is wrong ends only its own capture.
 func (s *Session) passToRecorder(pid int32, e event.Event) error {
 	if len(s.broken) > 0 && s.broken[pid] {
 		return nil

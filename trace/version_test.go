@@ -62,6 +62,7 @@ func TestEarlierCapture(t *testing.T) {
 	}
 	if int64(accesses) != c.Meta.Rows || phases != 3 || experts == 0 || routed == 0 || buffers == 0 ||
 		fromDisk != rereads.FirstBytes+rereads.RereadBytes || fromDisk < 100<<10 {
-		t.Errorf("%d accesses of %d, %d generated tokens, %d experts, %d routes, %d buffers, %d bytes from disk, of which %+v", accesses, c.Meta.Rows, phases, experts, routed, buffers, fromDisk, rereads)
+		t.Errorf("%d accesses of %d, %d generated tokens, %d experts, %d routes, %d buffers, %d bytes from disk, "+
+			"of which %+v", accesses, c.Meta.Rows, phases, experts, routed, buffers, fromDisk, rereads)
 	}
 }

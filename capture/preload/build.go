@@ -59,7 +59,8 @@ func build(ctx context.Context, foreign bool) (path string, temp *temporary, err
 		err = compile(ctx, path)
 	}
 	if err == nil && strings.ContainsAny(path, separators) {
-		err = fmt.Errorf("the directory %q has a space or a colon in its name, which LD_PRELOAD does not allow: set TMPDIR to another one", os.TempDir())
+		err = fmt.Errorf("the directory %q has a space or a colon in its name, which LD_PRELOAD does not allow: "+
+			"set TMPDIR to another one", os.TempDir())
 	}
 	if err == nil {
 		err = errors.Join(os.Chmod(temp.path, 0o755), os.Chmod(path, 0o755))
@@ -126,7 +127,8 @@ func compile(ctx context.Context, path string) error {
 	case errors.Is(err, cc.ErrNoCompiler):
 		return fmt.Errorf("%w: %w", ErrNoCompiler, err)
 	}
-	return fmt.Errorf("compile the shim: %w (are the C library's headers installed? Debian, Ubuntu: apt-get install libc6-dev)", err)
+	return fmt.Errorf("compile the shim: %w (are the C library's headers installed? Debian, Ubuntu: apt-get "+
+		"install libc6-dev)", err)
 }
 
 func copyFile(to, from string) error {

@@ -29,9 +29,11 @@ var (
 	// ErrNoCompiler means that the shim cannot be built.
 	ErrNoCompiler = errors.New("the preloaded library is built by a C compiler")
 	// ErrNotLoaded means that no process loaded the shim.
-	ErrNotLoaded = errors.New("the shim was not loaded (the program is linked statically, has privileges of its own, runs in a container, or uses another C library)")
+	ErrNotLoaded = errors.New("the shim was not loaded (the program is linked statically, has privileges of its " +
+		"own, runs in a container, or uses another C library)")
 	// ErrNoGraph means that the shim was loaded, but ggml_graph_compute was never called through it.
-	ErrNoGraph = errors.New("no call of ggml_graph_compute could be interposed: the program computed nothing, or holds ggml statically")
+	ErrNoGraph = errors.New("no call of ggml_graph_compute could be interposed: the program computed nothing, or " +
+		"holds ggml statically")
 	// ErrOtherProcess means that graphs were computed only by processes that the target started.
 	ErrOtherProcess = errors.New("the program itself computed nothing, but a process that it started did")
 )

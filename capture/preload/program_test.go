@@ -187,7 +187,8 @@ func TestDerivedSteps(t *testing.T) {
 				out = append(out, e.Tokens)
 			case event.DecodeEnd:
 				if open == nil || e.Decode != open.Decode || e.Time <= open.Time {
-					t.Errorf("the end of decode %d at %d, after %+v; want an error, e.Decode = %v, e.Time more than %v", e.Decode, e.Time, open, open.Decode, open.Time)
+					t.Errorf("the end of decode %d at %d, after %+v; want an error, e.Decode = %v, e.Time more "+
+						"than %v", e.Decode, e.Time, open, open.Decode, open.Time)
 				}
 			}
 		}
@@ -364,7 +365,8 @@ int main(int argc, char **argv) { (void)argv; return ggml_graph_compute(0, &argc
 	const library = `int ggml_graph_compute(void *graph, void *plan) { return graph == plan; }
 int ggml_backend_graph_compute(void *graph) { return ggml_graph_compute(graph, &graph); }`
 	compileC(t, filepath.Join(dir, "libsymbolic.so"), library, "-shared", "-fPIC", "-Wl,-Bsymbolic")
-	compileC(t, filepath.Join(dir, "symbolic"), `int ggml_backend_graph_compute(void *); int main(void) { return ggml_backend_graph_compute(0); }`,
+	compileC(t, filepath.Join(dir, "symbolic"),
+		`int ggml_backend_graph_compute(void *); int main(void) { return ggml_backend_graph_compute(0); }`,
 		"-L"+dir, "-lsymbolic", "-Wl,-rpath,$ORIGIN")
 	for program, want := range map[string]error{
 		"/bin/true":                    ErrNoGraph,

@@ -222,7 +222,8 @@ func (s *Session) finish(handle func(event.Event) error) error {
 		s.opts.Log.Warn("some processes were left out: too many computed at once", "at once", slots)
 	}
 	if s.unread > 0 {
-		s.opts.Log.Warn("some graphs were left out: the layout of their tensors or the memory map was not known when they ran, or they have bad addresses", "graphs", s.unread)
+		s.opts.Log.Warn("some graphs were left out: the layout of their tensors or the memory map was not known "+
+			"when they ran, or they have bad addresses", "graphs", s.unread)
 	}
 	return nil
 }

@@ -62,7 +62,8 @@ func TestSanitizers(t *testing.T) {
 		// A planted error ends a program: the checks above would be empty if it did not.
 		for sanitizer, source := range map[string]string{
 			"undefined": "int main(int n, char **v) { (void)v; return (n << 31) + 0x7fffffff + n < 0; }",
-			"address":   "#include <stdlib.h>\nint main(int n, char **v) { char *p = malloc(8); (void)v; p[8 + n] = 1; return p[9]; }",
+			"address": "#include <stdlib.h>\nint main(int n, char **v) { char *p = malloc(8); (void)v; p[8 + n] " +
+				"= 1; return p[9]; }",
 		} {
 			program := filepath.Join(t.TempDir(), "planted")
 			if err := cc.Compile(t.Context(), program, source, "-fsanitize="+sanitizer,

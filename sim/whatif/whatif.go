@@ -59,13 +59,17 @@ type Strategy struct {
 
 // strategies are those that are compared, the bound last.
 var strategies = []Strategy{
-	{Name: "LRU", About: "what was used longest ago is dropped, and read when it is touched; no byte more than asked for is read"},
+	{Name: "LRU", About: "what was used longest ago is dropped, and read when it is touched; no byte more than " +
+		"asked for is read"},
 	{Name: Plain, About: "LRU, and the kernel reads around what is missed, as far as readahead says"},
 	{Name: "random", About: "what is dropped is chosen at random"},
 	{Name: "pin", About: "a set that never changes is kept; the rest is read when it is touched"},
-	{Name: "pin + stream", About: "a set that never changes is kept; the rest is read ahead, and dropped behind: what prefetchd reaches at most", Ahead: true},
-	{Name: Pin, About: "what `prefetchd --strategy pin` keeps, beside what it leaves free and takes for itself; the rest is read when it is touched, and the kernel reads around it"},
-	{Name: Auto, About: "what prefetchd keeps, beside its window and what it leaves free and takes for itself; the rest is read ahead, as far as the window has room, op by op", Ahead: true},
+	{Name: "pin + stream", About: "a set that never changes is kept; the rest is read ahead, and dropped behind: " +
+		"what prefetchd reaches at most", Ahead: true},
+	{Name: Pin,
+		About: "what `prefetchd --strategy pin` keeps, beside what it leaves free and takes for itself; the rest is read when it is touched, and the kernel reads around it"},
+	{Name: Auto, About: "what prefetchd keeps, beside its window and what it leaves free and takes for itself; " +
+		"the rest is read ahead, as far as the window has room, op by op", Ahead: true},
 	{Name: "Belady", About: "what is used last again is dropped, and all is read ahead: the bound", Ahead: true,
 		Bound: true},
 }

@@ -17,7 +17,8 @@ func TestRereadsText(t *testing.T) {
 			{Name: "output.weight", FirstBytes: 5_000_000},
 		},
 	}
-	const sentence = "read from disk: 25 MB for the first time, 12 MB again (fault 75 %, readahead 25 %); of that 8.0 MB by process 7, 4.0 MB by process 9; ops stalled for 1.23s, summed over threads\n"
+	const sentence = "read from disk: 25 MB for the first time, 12 MB again (fault 75 %, readahead 25 %); of that " +
+		"8.0 MB by process 7, 4.0 MB by process 9; ops stalled for 1.23s, summed over threads\n"
 	for name, test := range map[string]struct {
 		r    Rereads
 		top  int
