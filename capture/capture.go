@@ -27,7 +27,7 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// Options say how a target is observed. The zero value observes each op.
+// Options configure how a target is observed. The zero value observes each op.
 type Options struct {
 	// Preload uses the preloaded library instead of probes. It needs no root, but observes whole
 	// graphs instead of ops. Detail, Buffers and PerfEvents then have no effect. It works with
@@ -37,15 +37,15 @@ type Options struct {
 	Detail     ebpf.Detail
 	Buffers    bool
 	PerfEvents bool
-	// Selected, Inputs, InputRows and AtOnce are as in ebpf.Options. The library cannot tell what
-	// they ask for: with Preload the first two are an error.
+	// Selected, Inputs, InputRows and AtOnce are as in ebpf.Options. With Preload the first two are
+	// an error, because the library cannot see what they ask for.
 	Selected          bool
 	Inputs, InputRows int
 	AtOnce            bool
 	// Follow also observes processes that the target starts.
 	Follow bool
-	// Late lets Attach accept a process that has not loaded ggml yet: Run looks for its libraries.
-	// Follow implies Late.
+	// Late lets Attach accept a process that has not loaded ggml yet. Run then waits for its
+	// libraries. Follow implies Late.
 	Late bool
 	// Small saves kernel memory: the probes' maps take about 3 MiB instead of 20. It suffices for a
 	// helper with one target (see ebpf.Options.Small).
@@ -53,16 +53,16 @@ type Options struct {
 	// RingBytes is the size of the event buffer, a power of two; 0 means 8 MiB (probes with Small:
 	// 512 KiB).
 	RingBytes int
-	// Interval is the longest time that an event waits before it is passed on, and how often Run
-	// calls Tick, after the pending events. 0 means the capturer's default: one second for probes,
-	// 10 ms for the library.
+	// Interval is the longest time that an event waits before it is passed on. Run calls Tick as
+	// often, after the pending events. 0 means the capturer's default: one second for probes, 10 ms
+	// for the library.
 	Interval time.Duration
 	Tick     func() error
 	// Pause is as in ebpf.Options; it has no effect with Preload.
 	Pause func() time.Duration
 	// Signals are passed on to a command that Start starts, from before its start until Close.
-	// Exceptions: signals that this process ignores, because the command ignores them, too (nohup);
-	// and a SIGINT or SIGQUIT that the terminal has sent to both.
+	// There are two exceptions. Signals that this process ignores are ignored by the command, too
+	// (nohup). And a SIGINT or SIGQUIT from the terminal reaches both by itself.
 	Signals []syscall.Signal
 	Log     *slog.Logger // nil discards
 }
@@ -77,7 +77,7 @@ type Capture struct {
 }
 
 // Start starts cmd in the caller's process group, stopped after its execve, and attaches to it. The
-// caller must call Close. cmd is prepared as for cmd.Start, but that must not be called; with
+// caller must call Close. cmd is prepared as for cmd.Start, which must not be called. With
 // Options.Preload its environment is changed. A set-user-ID program cannot be stopped unless it
 // runs as root, so its first ops may be missed.
 //
@@ -104,17 +104,17 @@ func Start(ctx context.Context, cmd *exec.Cmd, opts Options) (*Capture, error) {
 	if err != nil { // without observation there is no reason to run the command
 		return nil, errors.Join(err, target.close())
 	}
-	// The program that computes is not this one (a shell or a wrapper), or further processes may
-	// compute: look for ggml at each execve.
+	// Either this program does not compute itself (a shell or a wrapper), or further processes may
+	// compute. So ggml is looked for at each execve.
 	if opts.Follow || tracer.Ready() != nil {
 		target.release = func() error { return target.child.ReleaseHeld(opts.Follow, tracer.Execed) }
 	}
 	return &Capture{target, probes{tracer}}, nil
 }
 
-// Launch starts cmd as Start does, stopped after its execve, but does not attach to it: Let lets it
-// run, and Attach may be called any time then. Of this capture only PID, Let, Wait, Ending and
-// Close may be called. signals are as in Options. The errors are those of exec.Cmd.Start and
+// Launch starts cmd as Start does, stopped after its execve, but does not attach to it. Let then
+// lets it run, and Attach may be called at any time. Of this capture only PID, Let, Wait, Ending
+// and Close may be called. signals are as in Options. The errors are those of exec.Cmd.Start and
 // proc.ErrForeignProc.
 func Launch(cmd *exec.Cmd, signals []syscall.Signal) (*Capture, error) {
 	if err := proc.CheckMount(); err != nil {
@@ -201,7 +201,7 @@ func newTracer(pid int, command []string, program ebpf.Program, opts Options) (*
 	})
 }
 
-// check looks for what makes every capture futile.
+// check rejects options with which every capture would fail.
 func (o *Options) check() error {
 	if o.RingBytes < 0 || int64(o.RingBytes) > math.MaxUint32 {
 		return fmt.Errorf("a buffer of %d bytes: want a power of two below 4 GiB", o.RingBytes)
@@ -256,13 +256,13 @@ func (c *Capture) Libraries() []string { return c.capturer.Libraries() }
 // Describe returns what is known about the ggml of an observed process.
 func (c *Capture) Describe(pid int) event.TargetInfo { return c.capturer.Describe(pid) }
 
-// Explain says, after Run, why no decode or op was seen: event.ErrNoGGML, event.ErrOldGGML,
-// preload.ErrNotLoaded, preload.ErrNoGraph or preload.ErrOtherProcess, and after Wait also how the
-// target ended before; nil if nothing stood in the way. The target may have ended even then before
-// its first decode: see Ending.
+// Explain returns, after Run, why no decode or op was seen: event.ErrNoGGML, event.ErrOldGGML,
+// preload.ErrNotLoaded, preload.ErrNoGraph or preload.ErrOtherProcess. After Wait the error also
+// says how the target ended before. It is nil if nothing stood in the way. Even then the target may
+// have ended before its first decode: see Ending.
 func (c *Capture) Explain() error {
 	err := c.capturer.Explain()
-	// These two are the reason however the target ended.
+	// These two are the reason, no matter how the target ended.
 	if err == nil || errors.Is(err, event.ErrOldGGML) || errors.Is(err, preload.ErrOtherProcess) {
 		return err
 	}
@@ -272,19 +272,19 @@ func (c *Capture) Explain() error {
 	return err
 }
 
-// Ending says, after Run and Wait, how the target ended ("the command ended with exit status 1");
-// "" if it has not.
+// Ending returns, after Run and Wait, how the target ended ("the command ended with exit status
+// 1"), or "" if it has not.
 func (c *Capture) Ending() string { return c.target.ending() }
 
-// Unload, after Run, frees what observing took. The target goes on, and may be attached to again;
-// of this capture only PID, Wait, Ending and Close may be called then.
+// Unload frees, after Run, what observing took. The target goes on, and may be attached to again.
+// Of this capture only PID, Wait, Ending and Close may be called then.
 func (c *Capture) Unload() error {
 	err := c.capturer.Close()
 	c.capturer = nil
 	return err
 }
 
-// Close ends the capture and releases its resources. A command that is still running is killed; a
+// Close ends the capture and releases its resources. A command that is still running is killed. A
 // process that Attach has found continues. Call it once, after Run has returned or instead of Run.
 func (c *Capture) Close() error {
 	err := c.target.close()

@@ -36,7 +36,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 var small = synth.Config{Layers: 2, Embd: 128, FF: 256, Heads: 4, KVHeads: 2, Vocab: 300, Ctx: 256, Type: gguf.Q8_0,
 	Seed: 5}
 
-// generation is a real llama.cpp that generates 4 tokens: with the warm-up and the prompt, 6 decodes.
+// generation returns the command of a real llama.cpp that generates 4 tokens. With the warm-up and
+// the prompt that is 6 decodes.
 func generation(t *testing.T) (*llama.Installation, llama.Options) {
 	t.Helper()
 	testenv.NeedRoot(t)
@@ -46,7 +47,7 @@ func generation(t *testing.T) (*llama.Installation, llama.Options) {
 
 const decodes = 6
 
-// endless is one that generates until it is ended.
+// endless returns a command that generates until it is killed.
 func endless(t *testing.T) *exec.Cmd {
 	t.Helper()
 	in, o := generation(t)
@@ -54,7 +55,7 @@ func endless(t *testing.T) *exec.Cmd {
 	return in.Command(t.Context(), o)
 }
 
-// start starts a capture of a command, which ends with the test.
+// start starts a capture of a command. The capture ends with the test.
 func start(t *testing.T, cmd *exec.Cmd, opts Options) *Capture {
 	t.Helper()
 	c, err := Start(t.Context(), cmd, opts)
@@ -69,7 +70,8 @@ func start(t *testing.T, cmd *exec.Cmd, opts Options) *Capture {
 	return c
 }
 
-// stat is what the kernel says of a process; false if there is none, not even a zombie.
+// stat returns what the kernel reports about a process, and false if there is none, not even a
+// zombie.
 func stat(t *testing.T, pid int) (procfs.ProcStat, bool) {
 	t.Helper()
 	p, err := procfs.NewProc(pid)
@@ -99,7 +101,7 @@ func goesOn(t *testing.T, pid int) {
 	})
 }
 
-// seen counts what is handed over.
+// seen counts the events that Run hands over.
 type seen struct {
 	decodes, ops int
 	pids         map[int32]bool
@@ -119,8 +121,8 @@ func (s *seen) handle(e event.Event) error {
 	return nil
 }
 
-// Each way to observe sees a command from its first decode to its last, also behind a program that
-// only executes it.
+// Each capturer sees a command from its first decode to its last, even if a wrapper executes the
+// command.
 func TestStart(t *testing.T) {
 	in, o := generation(t)
 	for name, opts := range map[string]Options{
@@ -155,7 +157,7 @@ func TestStart(t *testing.T) {
 				}
 				counters, err := c.Counters()
 				handedOver := uint64(got.ops)
-				if opts.Detail == ebpf.DetailGraph { // one event tells of many ops
+				if opts.Detail == ebpf.DetailGraph { // one event reports many ops
 					handedOver = counters.OpsSent
 				}
 				if err != nil || counters.Lost() != 0 || counters.Received != handedOver {
@@ -173,7 +175,8 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// handle and Tick are called by the goroutine that called Run: a thread that it is locked to is theirs.
+// handle and Tick are called by the goroutine that called Run, so they run in the thread that it is
+// locked to.
 func TestRunKeepsToItsGoroutine(t *testing.T) {
 	in, o := generation(t)
 	o.Tokens, o.Repeat = 100, 20
@@ -213,8 +216,8 @@ func TestRunKeepsToItsGoroutine(t *testing.T) {
 	}
 }
 
-// The status is the command's own. One that is no llama.cpp is run all the same, and Explain says
-// what it is not.
+// The status is the command's own. A command that is not llama.cpp runs all the same, and Explain
+// says what is missing.
 func TestStatus(t *testing.T) {
 	testenv.NeedRoot(t)
 	for _, preloaded := range []bool{false, true} {
@@ -238,7 +241,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// An error of handle or Tick ends Run at once. The command goes on, without probes, to an end of its own.
+// An error of handle or Tick ends Run at once. The command goes on to its own end, without probes.
 func TestFailureLetsTheCommandGoOn(t *testing.T) {
 	testenv.NeedRoot(t)
 	broken := errors.New("disk full")
@@ -284,10 +287,10 @@ func TestFailureLetsTheCommandGoOn(t *testing.T) {
 	}
 }
 
-// However far a capture has come, Close leaves nothing of the command.
+// Close leaves nothing of the command, no matter how far the capture has come.
 func TestCloseKillsTheCommand(t *testing.T) {
 	testenv.NeedRoot(t)
-	script := exec.Command("sh", "-c", "while :; do sleep 0.01; done") // is no ggml: it is held at each execve
+	script := exec.Command("sh", "-c", "while :; do sleep 0.01; done") // it has no ggml, so it is held at each execve
 	for name, cmd := range map[string]func() *exec.Cmd{
 		"no ggml": func() *exec.Cmd { return exec.Command(script.Path, script.Args[1:]...) },
 		"llama":   func() *exec.Cmd { return endless(t) },
@@ -336,7 +339,7 @@ func TestWaitKills(t *testing.T) {
 	}
 }
 
-// A command that is killed while it is stopped never ran, and its end is told.
+// A command that is killed while it is stopped never ran. Its end is reported all the same.
 func TestKilledBeforeRun(t *testing.T) {
 	testenv.NeedRoot(t)
 	for _, follow := range []bool{false, true} {
@@ -353,8 +356,8 @@ func TestKilledBeforeRun(t *testing.T) {
 	}
 }
 
-// Signals that this process gets reach the command once, also those that come before it runs;
-// others do not.
+// The chosen signals that this process gets reach the command once, even those that come before it
+// runs. Others do not.
 func TestSignals(t *testing.T) {
 	testenv.NeedRoot(t)
 	log := filepath.Join(t.TempDir(), "log")
@@ -402,7 +405,7 @@ func waitForGGML(t *testing.T, pid int) {
 	t.Helper()
 	testenv.WaitFor(t, "the target to have ggml", func() bool {
 		c, err := Attach(pid, Options{})
-		// libraries come one by one
+		// libraries are loaded one by one
 		if err != nil && !errors.Is(err, event.ErrNoGGML) && !errors.Is(err, event.ErrOldGGML) {
 			t.Fatal(err)
 		}
@@ -410,8 +413,8 @@ func waitForGGML(t *testing.T, pid int) {
 	})
 }
 
-// A running process is observed until the context ends, again until it ends itself, and is left
-// alone otherwise.
+// A running process is observed until the context ends, and a second time until it ends by itself.
+// Otherwise it is left alone.
 func TestAttach(t *testing.T) {
 	cmd := endless(t)
 	if err := cmd.Start(); err != nil {
@@ -458,8 +461,8 @@ func TestAttach(t *testing.T) {
 	}
 }
 
-// A decode in whose middle the probes were set leaves nothing to the next one, which begins with
-// its own first op.
+// Probes may be set in the middle of a decode. No op of it is counted to the next decode, which
+// begins with its own first op.
 func TestAttachInDecode(t *testing.T) {
 	cmd := endless(t)
 	if err := cmd.Start(); err != nil {
@@ -469,7 +472,8 @@ func TestAttachInDecode(t *testing.T) {
 	waitForGGML(t, cmd.Process.Pid)
 	inside := 0
 	for range 5 {
-		if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil { // most of its time it computes
+		// it computes most of the time, so this is within a decode
+		if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
 		c, err := Attach(cmd.Process.Pid, Options{Interval: time.Millisecond})
@@ -508,8 +512,8 @@ func TestAttachInDecode(t *testing.T) {
 	}
 }
 
-// After Unload nothing is left of observing a command, which goes on, can be attached to again, and
-// is ended by Close.
+// After Unload nothing observes the command any more. The command goes on, can be attached to
+// again, and is ended by Close.
 func TestUnload(t *testing.T) {
 	cmd := endless(t)
 	c, err := Start(t.Context(), cmd, Options{})
@@ -575,7 +579,7 @@ func TestAttachedProcessEnds(t *testing.T) {
 	}
 }
 
-// What cannot be captured is an error of its type, and nothing is left.
+// A target that cannot be captured gives an error of the right type, and nothing is left behind.
 func TestErrors(t *testing.T) {
 	testenv.NeedRoot(t)
 	sleeper := exec.Command("sleep", "600")
@@ -629,7 +633,7 @@ func TestErrors(t *testing.T) {
 			}
 		}
 	}
-	once(t) // opens what the runtime and libraries keep
+	once(t) // opens descriptors that the runtime and libraries keep
 	before := descriptors(t)
 	once(t)
 	if after := descriptors(t); after != before {
@@ -652,7 +656,7 @@ func descriptors(t *testing.T) int {
 	return len(files)
 }
 
-// children lists this process's, zombies too.
+// children lists this process's children, including zombies.
 func children(t *testing.T) (pids []int) {
 	t.Helper()
 	all, err := procfs.AllProcs()

@@ -41,7 +41,7 @@ func (l library) Run(ctx context.Context, handle func(event.Event) error) error 
 	return l.Session.Run(ctx, l.pid, handle)
 }
 func (l library) Describe(pid int) event.TargetInfo { return l.Target(pid) }
-func (l library) Explain() error                    { return l.Seen() }
-func (l library) TellInputs(bool) error             { return nil } // it tells none
-// nothing to do: once Run has returned, the library reports nothing more
+func (l library) Explain() error                    { return l.Session.Explain() }
+func (l library) TellInputs(bool) error             { return nil } // it has none
+// Detach has nothing to do: once Run has returned, the library reports nothing more.
 func (l library) Detach() error { return nil }

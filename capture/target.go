@@ -25,9 +25,9 @@ type target interface {
 	run()
 	// ended returns when the target has ended or ctx is done.
 	ended(ctx context.Context) error
-	// wait waits, after run, until a command has ended; it kills the command if ctx is done first.
+	// wait waits, after run, until a command has ended. It kills the command if ctx is done first.
 	wait(ctx context.Context) (status int, err error)
-	// ending says, after run, how the target ended; "" if it has not.
+	// ending returns, after run, how the target ended, or "" if it has not.
 	ending() string
 	close() error
 }
@@ -104,7 +104,7 @@ func (c *command) ending() string {
 	}
 	text := fmt.Sprintf("the command ended with exit status %d", c.status)
 	if name := unix.SignalName(syscall.Signal(c.status - 128)); name != "" {
-		text += fmt.Sprintf(" (128 + %s)", name) // by that signal, or as a shell whose last command was
+		text += fmt.Sprintf(" (128 + %s)", name) // killed by that signal, or a shell whose last command was
 	}
 	return text
 }
@@ -159,7 +159,7 @@ func (p process) ending() string {
 
 func (p process) close() error { return p.Close() }
 
-// executable is the file that cmd executes.
+// executable returns the path of the file that cmd executes.
 func executable(cmd *exec.Cmd) string {
 	if filepath.IsAbs(cmd.Path) {
 		return cmd.Path
@@ -167,8 +167,8 @@ func executable(cmd *exec.Cmd) string {
 	return filepath.Join(cmd.Dir, cmd.Path)
 }
 
-// hints are the files that a command's arguments may name, alone or as --flag=file, relative to the
-// process's working directory.
+// hints returns the files that a command's arguments may name, alone or as --flag=file. Names are
+// relative to the process's working directory.
 func hints(command []string, pid int) []string {
 	dir, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", pid))
 	if err != nil {

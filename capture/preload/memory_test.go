@@ -17,7 +17,7 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// session makes one without a shim.
+// session returns a session without a shim.
 func session(t testing.TB) *Session {
 	t.Helper()
 	m, err := newMemory(minRing, nil)
@@ -38,14 +38,14 @@ func sessionIn(t testing.TB, m *memory) *Session {
 	return s
 }
 
-// bare is a session without a shim, which the caller closes.
+// bare returns a session without a shim. The caller closes it.
 func bare(m *memory) *Session {
 	return &Session{opts: Options{Log: slog.New(slog.DiscardHandler), Tick: func() error { return nil },
 		Interval: time.Millisecond}, mem: m, procs: map[int]*process{}, strays: map[int]string{},
 		layouts: ggml.Candidates()}
 }
 
-// The target may write anything to its ring: that is an error, never more.
+// The target may write anything to its ring. That gives an error, never a crash.
 func TestCorruptRing(t *testing.T) {
 	record := func(kind, size uint32) []byte {
 		b := make([]byte, 64)
@@ -70,7 +70,7 @@ func TestCorruptRing(t *testing.T) {
 			copy(m.buffer(3), tc.ring)
 			m.tail[3] = tc.tail
 			atomic.StoreUint64(&m.slot(3).Head, tc.head)
-			if n, err := m.read(3, time.Time{}, func(uint32, []byte) error { return nil }); !errors.Is(err,
+			if n, err := m.readRecords(3, time.Time{}, func(uint32, []byte) error { return nil }); !errors.Is(err,
 				errCorrupt) || n != 0 {
 				t.Errorf("%d records, %v; want %v, n = 0", n, err, errCorrupt)
 			}
@@ -78,7 +78,8 @@ func TestCorruptRing(t *testing.T) {
 	}
 }
 
-// Records wrap around as the shim writes them: what does not fit before the ring's end is padded.
+// Records wrap around as the shim writes them: if one does not fit before the ring's end, the rest
+// of the ring is padding.
 func TestRingWraps(t *testing.T) {
 	m := session(t).mem
 	m.tail[0] = minRing - 16
@@ -92,7 +93,7 @@ func TestRingWraps(t *testing.T) {
 	put(40, kindOpName, 24)
 	atomic.StoreUint64(&m.slot(0).Head, minRing+64)
 	var got []uint32
-	n, err := m.read(0, time.Now().Add(time.Minute), func(kind uint32, body []byte) error {
+	n, err := m.readRecords(0, time.Now().Add(time.Minute), func(kind uint32, body []byte) error {
 		got = append(got, kind, uint32(len(body)))
 		return nil
 	})
@@ -102,7 +103,7 @@ func TestRingWraps(t *testing.T) {
 	}
 }
 
-// FuzzRecord takes records as a broken target may write them.
+// FuzzRecord reads records that a broken target may write.
 func FuzzRecord(f *testing.F) {
 	for kind := byte(0); kind <= kindDecodeEnd+1; kind++ {
 		f.Add(kind, make([]byte, 256), []byte{})
@@ -110,7 +111,7 @@ func FuzzRecord(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, kind byte, body, second []byte) {
 		s := session(t)
-		p := s.meet(os.Getpid(), 0)
+		p := s.addProcess(os.Getpid(), 0)
 		p.followed, p.begun = true, true
 		handle := func(e event.Event) error {
 			if o, ok := e.(*event.Op); ok && (o.Name == "" || len(o.Sources) == 0) {
@@ -119,18 +120,18 @@ func FuzzRecord(f *testing.F) {
 			return nil
 		}
 		for _, b := range [][]byte{body, second} {
-			if err := s.record(p, uint32(kind), b, handle); err != nil && !errors.Is(err, errCorrupt) &&
+			if err := s.handleRecord(p, uint32(kind), b, handle); err != nil && !errors.Is(err, errCorrupt) &&
 				!errors.Is(err, event.ErrLayout) {
 				t.Error(err)
 			}
-			// A graph of the template that this may have been.
+			// This is a graph of the template that the body may have been.
 			if kind == kindTemplate {
 				for id, tmpl := range p.templates {
 					if tmpl == nil {
 						continue
 					}
 					g := graphRecord{hash: tmpl.hash, template: id, ops: uint32(len(tmpl.ops))}
-					if err := s.graph(p, &g, handle); err != nil && !errors.Is(err, errCorrupt) &&
+					if err := s.handleGraph(p, &g, handle); err != nil && !errors.Is(err, errCorrupt) &&
 						!errors.Is(err, event.ErrLayout) {
 						t.Error(err)
 					}
@@ -158,8 +159,8 @@ func TestBadRing(t *testing.T) {
 	}
 }
 
-// The shim is compiled once, and found where the name of the cache directory would be two in
-// LD_PRELOAD, or where there is none.
+// The shim is compiled once. It works even if the name of the cache directory would count as two
+// names in LD_PRELOAD, or if there is no cache directory.
 func TestCache(t *testing.T) {
 	testenv.NeedMachine(t) // it compiles the shim
 	for _, tc := range []struct {

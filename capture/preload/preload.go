@@ -1,13 +1,13 @@
-// Package preload observes a llama.cpp program without root. A library in C (the shim), which
-// LD_PRELOAD loads into the program, intercepts the calls of ggml_graph_compute, llama_decode and
-// llama_set_warmup, and writes what each graph reads to shared memory; a [Session] reads it there.
+// Package preload observes a llama.cpp program without root. LD_PRELOAD loads a library in C (the
+// shim) into the program. The shim intercepts the calls of ggml_graph_compute, llama_decode and
+// llama_set_warmup, and writes what each graph reads to shared memory. A [Session] reads it there.
 // Package capture is its user.
 //
-// It observes whole graphs, not the ops inside: an [event.Op] has the time at which its graph
-// began, no duration, and no experts (when a graph begins, its router has not run yet). Ops that
-// ggml fuses are reported one by one. Only calls between shared libraries, or through a library's
-// own procedure linkage table, can be intercepted: a program that is linked with ggml statically,
-// or with -Bsymbolic, needs the probes of package ebpf.
+// It observes whole graphs, not the ops inside. An [event.Op] has the time at which its graph
+// began, no duration, and no experts, because the router has not run yet when a graph begins. Ops
+// that ggml fuses are reported one by one. Only calls between shared libraries, or through a
+// library's own procedure linkage table, can be intercepted. A program that is linked with ggml
+// statically, or with -Bsymbolic, needs the probes of package ebpf.
 package preload
 
 import (
@@ -58,9 +58,9 @@ type Options struct {
 	Interval time.Duration
 	Tick     func() error
 	Follow   bool // also report processes that the target starts
-	// Credential is what the program runs with; nil: what the caller runs with.
+	// Credential is what the program runs with. nil means the caller's.
 	Credential *syscall.Credential
-	// Layouts are those found in the target's files (see [ggml.Infer]), if any; the shim tries them
+	// Layouts are those found in the target's files (see [ggml.Infer]), if any. The shim tries them
 	// before those of released versions.
 	Layouts []ggml.Layout
 	Log     *slog.Logger
@@ -112,21 +112,21 @@ func Start(ctx context.Context, opts Options) (*Session, error) {
 	}
 	s := &Session{opts: opts, procs: map[int]*process{}, strays: map[int]string{}}
 	var err error
-	if s.shim, s.temp, err = build(ctx, foreign(opts.Credential)); err != nil {
+	if s.shim, s.temp, err = buildShim(ctx, isForeign(opts.Credential)); err != nil {
 		return nil, err
 	}
 	if s.mem, err = newMemory(opts.RingBytes, opts.Credential); err != nil {
 		return nil, errors.Join(err, s.temp.remove())
 	}
 	for _, l := range slices.Concat(opts.Layouts, ggml.Candidates()) {
-		s.offer(l)
+		s.offerLayout(l)
 	}
 	return s, nil
 }
 
-// offer adds a layout for the shim to try. It returns false if the layout was offered before, or if
-// there is no more room.
-func (s *Session) offer(l ggml.Layout) bool {
+// offerLayout adds a layout for the shim to try. It returns false if the layout was offered before,
+// or if there is no room.
+func (s *Session) offerLayout(l ggml.Layout) bool {
 	same := func(o ggml.Layout) bool {
 		o.Origin = l.Origin
 		return o == l
@@ -178,9 +178,9 @@ func (s *Session) Target(pid int) event.TargetInfo {
 	return event.TargetInfo{}
 }
 
-// Seen says, after Run, why the target reported no graph: [ErrNotLoaded], [ErrOtherProcess] or
-// [ErrNoGraph]; nil if it reported one.
-func (s *Session) Seen() error {
+// Explain returns, after Run, why the target reported no graph: [ErrNotLoaded], [ErrOtherProcess]
+// or [ErrNoGraph]. It returns nil if the target reported one.
+func (s *Session) Explain() error {
 	switch {
 	case len(s.images) > 0:
 		return nil
@@ -226,7 +226,7 @@ func (s *Session) wasLoaded() bool {
 }
 
 // Close tells programs that still run to report nothing more, and removes the shared memory. Call
-// it once, after Run has returned. Counters, Seen, Libraries and Target still work afterwards.
+// it once, after Run has returned. Counters, Explain, Libraries and Target still work afterwards.
 func (s *Session) Close() error {
 	for _, p := range s.procs {
 		p.close()

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// What a killed session left is removed by the next; what a living one uses stays, and what is no
-// session's.
+// The next session removes what a killed one left. Directories of living sessions, and those of no
+// session, stay.
 func TestAbandonedDirectories(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a[b]*")
 	outside := t.TempDir()

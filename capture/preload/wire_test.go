@@ -9,8 +9,8 @@ import (
 	"tensorcast/ggml"
 )
 
-// The Go side of the shared memory is that of wire.h, as the C compiler lays it out. Where this
-// fails, `go generate ./capture/preload` was forgotten.
+// The Go types of the shared memory match wire.h as the C compiler lays it out. If this fails, `go
+// generate ./capture/preload` was forgotten.
 func TestWireIsTheShims(t *testing.T) {
 	if _, err := exec.LookPath("gcc"); err != nil {
 		t.Skip(err)
