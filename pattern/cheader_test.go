@@ -12,8 +12,8 @@ import (
 	"tensorcast/pattern"
 )
 
-// The header compiles as C and C++ without a warning, and a program that includes it finds what the
-// cycle has.
+// The header compiles as C and C++ without a warning, and a program that includes it finds the
+// contents of the cycle.
 func TestHeader(t *testing.T) {
 	c := &pattern.Cycle{
 		Files: []pattern.CycleFile{{Name: `odd *name??.gguf`, Size: 9_000_000_000,
@@ -76,7 +76,7 @@ int main(void) {
 	}
 }
 
-// What is no cycle is no header.
+// No header is written for an invalid cycle.
 func TestHeaderRefuses(t *testing.T) {
 	for name, c := range map[string]*pattern.Cycle{"empty": {},
 		"no file": {Reads: []pattern.CycleRead{{Tensor: "a", Length: 1}}}} {

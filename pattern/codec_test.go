@@ -13,7 +13,7 @@ import (
 	"testing/iotest"
 )
 
-// small is a cycle with one of each kind of read.
+// small returns a cycle with one read of each kind.
 func small() *Cycle {
 	return &Cycle{
 		Files: []CycleFile{
@@ -73,7 +73,8 @@ type brokenWriter struct{ err error }
 
 func (w brokenWriter) Write([]byte) (int, error) { return 0, w.err }
 
-// A program that writes JSON in another way, and a later version that says more, are understood.
+// JSON that another program formats differently, and fields that a later version adds, are
+// understood.
 func TestReadOtherForms(t *testing.T) {
 	for name, text := range map[string]string{
 		"another order": strings.Replace(smallText, `{"pattern_schema": 1,`, `{`,
@@ -89,7 +90,7 @@ func TestReadOtherForms(t *testing.T) {
 	}
 }
 
-// Whatever contradicts itself is neither read nor written.
+// A cycle that contradicts itself is neither read nor written.
 func TestInvalidCycles(t *testing.T) {
 	for name, tc := range map[string]struct {
 		damage func(c *Cycle)
@@ -199,7 +200,7 @@ func TestReadRefuses(t *testing.T) {
 	}
 }
 
-// endless is a text without end.
+// endless is an endless text.
 type endless struct {
 	rest, element string
 	read          int
@@ -215,7 +216,7 @@ func (e *endless) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Whatever comes, a bounded part of it is read, and little memory is taken.
+// Of any input only a bounded part is read, in little memory.
 func TestReadIsBounded(t *testing.T) {
 	long := func(head, element string) io.Reader {
 		return strings.NewReader(head + strings.Repeat(element, (maxBytes-len(head))/len(element)))
@@ -264,7 +265,8 @@ func TestSize(t *testing.T) {
 	}
 }
 
-// FuzzReadCycle: whatever is read is consistent, and is the same when it is written and read again.
+// FuzzReadCycle checks that any cycle that can be read is consistent, and stays the same when it is
+// written and read again.
 func FuzzReadCycle(f *testing.F) {
 	f.Add([]byte(smallText))
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -11,7 +11,7 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// twoModels is denseModel and a draft model whose tensors have the same names.
+// twoModels returns denseModel and a draft model whose tensors have the same names.
 func twoModels() []tables.StructureRow {
 	both := slices.Clone(denseModel)
 	for _, r := range denseModel[:3] {
@@ -21,7 +21,7 @@ func twoModels() []tables.StructureRow {
 	return both
 }
 
-// Contexts of two models on one thread, and two contexts of one model, do not garble one another.
+// Contexts of two models on one thread, and two contexts of one model, are kept apart.
 func TestContextsAreToldApart(t *testing.T) {
 	c := newCapture(t, twoModels())
 	c.meta.Models = append(c.meta.Models, tables.ModelInfo{Path: "/models/draft.gguf"})
@@ -46,7 +46,7 @@ func TestContextsAreToldApart(t *testing.T) {
 		step += 3
 	}
 	write(2, step, 0, denseStep(0)[:4])   // the same model in another context
-	write(0, step+1, 0, denseStep(0)[:2]) // the draft's context is gone: another took its address
+	write(0, step+1, 0, denseStep(0)[:2]) // the draft's context was freed, and another one has its address
 
 	p, meta := mustBuild(t, c.build)
 	want := []ContextReads{
@@ -92,8 +92,8 @@ func TestContextsAreToldApart(t *testing.T) {
 	}
 }
 
-// Tokens that are generated together may share rows and experts: how many bytes that comes to is no
-// difference.
+// Tokens that are generated together may share rows and experts. Different numbers of bytes are
+// then no difference.
 func TestParallelGeneration(t *testing.T) {
 	for _, parallel := range []bool{true, false} {
 		c := newCapture(t, moeModel)
@@ -121,7 +121,7 @@ func TestParallelGeneration(t *testing.T) {
 			t.Errorf("bytes %+v", s.BytesPerToken)
 		}
 	}
-	// Other differences are still seen.
+	// Other differences are still found.
 	c := newCapture(t, moeModel)
 	for i := range int32(3) {
 		reads := moeStep(0, []int32{1, 2}, []int32{i})
@@ -141,8 +141,9 @@ func TestParallelGeneration(t *testing.T) {
 	}
 }
 
-// A server's slots come and go: steps of one token and of two are no differences of each other, and
-// one of two that differs is compared with those of two. Tokens are counted, not steps.
+// A server's slots come and go. Steps of one token are not compared with steps of two tokens. A
+// step of two tokens that differs is compared with other steps of two. Tokens are counted, not
+// steps.
 func TestBatchesOfTwoSizes(t *testing.T) {
 	plant := func(odd int) (*Pattern, *tables.Meta) {
 		c := newCapture(t, moeModel)
@@ -151,7 +152,7 @@ func TestBatchesOfTwoSizes(t *testing.T) {
 			if tokens == 2 {
 				reads[0].op, reads[0].bytes = "GET_ROWS", 128
 				reads[1].experts, reads[1].bytes = []int32{1, 2, 5}, 3000
-				reads = append(reads, planted{tensor: 0, op: "MUL_MAT", bytes: 64}) // only batches do this
+				reads = append(reads, planted{tensor: 0, op: "MUL_MAT", bytes: 64}) // only batches have this read
 			}
 			if i == odd {
 				reads[2].op = "MUL_MAT"
@@ -199,7 +200,7 @@ func TestBatchesOfTwoSizes(t *testing.T) {
 	}
 }
 
-// Where the oldest segments were deleted, the first token may lack its beginning.
+// If the oldest segments were deleted, the first token may lack its beginning.
 func TestHeadlessCapture(t *testing.T) {
 	for _, deleted := range []bool{true, false} {
 		c := newCapture(t, denseModel)

@@ -18,7 +18,8 @@ import (
 
 const someFingerprint = "00112233445566778899aabbccddeeff"
 
-// A token's bytes are what it touches of the files, however often and through whatever part of a tensor.
+// A token's bytes are the distinct bytes of the files that it touches, however often and through
+// whichever views.
 func TestBytes(t *testing.T) {
 	whole := func(file int, offset, length int64) CycleRead {
 		return CycleRead{File: file, Offset: offset, Length: length}
@@ -51,7 +52,7 @@ func TestBytes(t *testing.T) {
 	}
 }
 
-// Bytes counts what a bitmap of the files counts.
+// Bytes gives the same as counting in a bitmap of the files.
 func TestBytesOfRandomReads(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 200 {
@@ -85,7 +86,7 @@ var (
 
 func files(id event.FileID) (int, bool) { return 2, id == theFile }
 
-// f32 is a contiguous weight in theFile.
+// f32 returns a contiguous weight in theFile.
 func f32(name string, offset int64, ne ...int64) event.Source {
 	s := event.Source{Name: name, InFile: true, File: theFile, Offset: offset, Type: gguf.F32, NE: [4]int64{1, 1, 1, 1}}
 	copy(s.NE[:], ne)
@@ -96,7 +97,7 @@ func f32(name string, offset int64, ne ...int64) event.Source {
 	return s
 }
 
-// token is the ops of a token of a model with experts.
+// token returns the ops of a token of a model with experts.
 func token(rows, experts []int32, duration int64) []*event.Op {
 	op := func(name string, sources ...event.Source) *event.Op {
 		return &event.Op{Name: name, Duration: duration, Stall: -1, Sources: sources}
@@ -135,7 +136,7 @@ func TestBuilder(t *testing.T) {
 	}
 	ops := token([]int32{5}, []int32{1, 3, 1}, 100)
 	ops[1].Stall = 30  // the op computes for 70
-	ops[3].Stall = 130 // of several threads
+	ops[3].Stall = 130 // summed over several threads
 	step(b, ops)
 	want := []CycleRead{
 		{File: 2, Tensor: "token_embd.weight", Op: "GET_ROWS", Offset: 4000, Length: 4000, Slice: 40, Slices: 1,
@@ -157,8 +158,8 @@ func TestBuilder(t *testing.T) {
 	check("first", 1)
 	first := b.Cycle()
 
-	// The same sequence: the least time of each op counts, and the last number of slices. The
-	// experts themselves do not matter.
+	// The sequence is the same. The shortest time of each op counts, and the last number of slices.
+	// Which experts were chosen does not matter.
 	ops = token([]int32{7}, []int32{6, 0, 2}, 80)
 	ops[0].Duration = 150
 	ops[2].Duration = -1
@@ -169,7 +170,8 @@ func TestBuilder(t *testing.T) {
 		t.Error("a cycle changed after it was made")
 	}
 
-	// A decode whose end is lost, one that reads nothing, and ops between decodes change nothing.
+	// Three things change nothing: a decode whose end is lost, one that reads nothing, and ops
+	// between decodes.
 	b.Begin()
 	b.Op(ops[0])
 	step(b, ops)
@@ -184,7 +186,8 @@ func TestBuilder(t *testing.T) {
 	check("another", 1)
 }
 
-// What is not in a file of the model is no part of the cycle; copies in memory are reported.
+// Reads outside the model's files are not part of the cycle. Copies of weights in memory are
+// reported.
 func TestBuilderOutside(t *testing.T) {
 	b := NewBuilder(files)
 	copied, foreign := f32("blk.0.attn_q.weight", 0, 10, 10), f32("x", 64, 10)
@@ -207,7 +210,8 @@ func TestBuilderOutside(t *testing.T) {
 	}
 }
 
-// What a capturer says too little or nonsense about does not break the cycle: it can be written.
+// If a capturer reports incomplete or nonsensical sources, the cycle is still valid and can be
+// written.
 func TestBuilderOfOddOps(t *testing.T) {
 	for name, tc := range map[string]struct {
 		op   event.Op
@@ -254,7 +258,7 @@ func TestBuilderOfOddOps(t *testing.T) {
 	}
 }
 
-// A decode that goes on and on takes no more memory than a sequence may, and teaches nothing.
+// A decode that never ends takes no more memory than a sequence may, and teaches nothing.
 func TestBuilderIsBounded(t *testing.T) {
 	b := NewBuilder(files)
 	ops := token([]int32{1}, []int32{1}, 5)
@@ -272,7 +276,7 @@ func TestBuilderIsBounded(t *testing.T) {
 	}
 }
 
-// Taking an op allocates nothing once the decode's length is known.
+// Op allocates nothing once the decode's length is known.
 func TestBuilderAllocatesNothing(t *testing.T) {
 	b := NewBuilder(files)
 	ops := token([]int32{1}, []int32{1, 2, 3, 4, 5, 6}, 5)
@@ -297,7 +301,8 @@ func BenchmarkBuilder(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(ops)), "ns/op-event")
 }
 
-// Of a capture: places, slices and the least times of what most tokens do.
+// The cycle of a capture has the offsets, slices and shortest times of the sequence that most
+// tokens have.
 func TestCycleOfCapture(t *testing.T) {
 	model := []tables.StructureRow{
 		{Name: "token_embd.weight", Offset: 4096, Size: 64000, Layer: -1, File: "m-1.gguf", Shape: []int64{16, 1000}},
@@ -332,7 +337,7 @@ func TestCycleOfCapture(t *testing.T) {
 			}
 		}
 	}
-	write(0, tables.PhaseWarmup, []int32{1, 2}, 1, 1, 21) // as fast as none: another phase
+	write(0, tables.PhaseWarmup, []int32{1, 2}, 1, 1, 21) // the fastest, but of another phase
 	write(1, tables.PhaseGeneration, []int32{1, 2}, 100, 50, 70)
 	write(2, tables.PhaseGeneration, []int32{7, 0}, 90, 60, 30)
 	write(3, tables.PhaseGeneration, []int32{7, 0, 5}, 10, 10, 40) // departs from the reference
@@ -358,7 +363,7 @@ func TestCycleOfCapture(t *testing.T) {
 			got.Files, 64000+2000+400, (CycleFile{"m-2.gguf", 1e6, someFingerprint}))
 	}
 
-	meta.Models[0].Files = nil // by an earlier version, which did not tell of parts
+	meta.Models[0].Files = nil // as in captures of an earlier version, which did not list the parts
 	if _, err := p.Cycle(meta); !errors.Is(err, ErrNoFiles) {
 		t.Errorf("error %v; want %v", err, ErrNoFiles)
 	}
@@ -382,8 +387,8 @@ func TestCycleOfCapture(t *testing.T) {
 	}
 }
 
-// Tokens that are generated together gather different numbers of slices: the median counts, and the
-// least time whatever the number.
+// Tokens that are generated together gather different numbers of slices. The median number counts,
+// and the shortest time of any number.
 func TestCycleOfParallelGeneration(t *testing.T) {
 	model := slices.Clone(moeModel)
 	for i := range model {

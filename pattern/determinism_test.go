@@ -21,7 +21,7 @@ func determined(t *testing.T, p *Pattern, sizes map[int32]int32) *Determinism {
 	return d
 }
 
-// What was planted is found, with the edits that made it and the cause that they have, and nothing else.
+// Planted departures are found, with their edits and their cause, and nothing else is.
 func TestDepartures(t *testing.T) {
 	swap := func(s []planted) []planted { s[3], s[4] = s[4], s[3]; return s }
 	last := len(denseStep(0)) - 1
@@ -95,13 +95,13 @@ func TestDepartures(t *testing.T) {
 	}
 }
 
-// Prompts are compared with those of as many tokens.
+// Prompts are compared with prompts of the same number of tokens.
 func TestPromptSizes(t *testing.T) {
 	c := newCapture(t, denseModel)
 	for i := range 6 {
 		s := denseStep(0)
 		if i%2 == 1 {
-			s[1].op = "OTHER" // as larger batches may be computed
+			s[1].op = "OTHER" // larger batches may be computed by another op
 		}
 		c.add(tables.PhasePrompt, 1, s)
 	}
@@ -117,7 +117,7 @@ func TestPromptSizes(t *testing.T) {
 	}
 }
 
-// A mixture's skeleton holds still where an expert's read comes besides.
+// The skeleton of a mixture of experts stays the same if an additional expert is read.
 func TestSkeleton(t *testing.T) {
 	c := newCapture(t, moeModel)
 	for i := range 9 {
@@ -140,7 +140,7 @@ func TestSkeleton(t *testing.T) {
 	}
 }
 
-// A batch size whose steps were taken for another's is told by the sequence.
+// If a step's batch size is not known, its sequence tells the size.
 func TestCauseBatch(t *testing.T) {
 	c := newCapture(t, denseModel)
 	two := func() []planted { s := denseStep(0); s[1].op = "OTHER"; return s }
@@ -148,7 +148,7 @@ func TestCauseBatch(t *testing.T) {
 	for i := range 12 {
 		s := denseStep(int64(i))
 		switch {
-		case i == 5: // of two tokens, and not told
+		case i == 5: // of two tokens, but the steps table does not say so
 			s = two()
 		case i%3 == 0:
 			s = two()
@@ -168,7 +168,7 @@ func TestCauseBatch(t *testing.T) {
 	}
 }
 
-// least is the length of the shortest script, by the table of all prefixes.
+// least returns the length of the shortest script, computed by the table of all prefixes.
 func least(a, b []Read) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
@@ -190,7 +190,7 @@ func least(a, b []Read) int {
 	return row[len(b)]
 }
 
-// Scripts are the shortest, and make one sequence of the other.
+// Scripts are the shortest, and turn one sequence into the other.
 func TestShortest(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	random := func() (reads []Read) {
@@ -202,7 +202,7 @@ func TestShortest(t *testing.T) {
 	for range 5000 {
 		want, got := random(), random()
 		d := differ{same: sameRead, work: 1 << 20}
-		removed, added, ok := d.shortest(want, got)
+		removed, added, ok := d.shortestScript(want, got)
 		if n := least(want, got); !ok || len(removed)+len(added) != n {
 			t.Fatalf("%v to %v: %d and %d edits, want %d", want, got, len(removed), len(added), n)
 		}
@@ -229,19 +229,20 @@ func TestShortest(t *testing.T) {
 	}
 }
 
-// Work is bounded, and what is found then is said to be rough; it still makes one of the other.
+// The work is bounded. A script that is found beyond that is marked as rough. It still turns one
+// sequence into the other.
 func TestRough(t *testing.T) {
 	var want, got []Read
 	for i := range 3000 {
 		want, got = append(want, Read{Tensor: int32(i), Op: "A"}), append(got, Read{Tensor: int32(i), Op: "B"})
 	}
 	d := differ{same: sameRead, work: 1 << 30}
-	script, shortest := d.edits(want, got)
+	script, shortest := d.findScript(want, got)
 	if shortest || len(script) != 3000 || script[7].Kind != KindOp || script[7].Position != 7 {
 		t.Errorf("%d edits, shortest %v, %+v", len(script), shortest, script[7])
 	}
 	d = differ{same: sameRead, work: 10}
-	if script, shortest := d.edits(want[:50], got[1:51]); shortest || len(script) != 51 {
+	if script, shortest := d.findScript(want[:50], got[1:51]); shortest || len(script) != 51 {
 		t.Errorf("%d edits, shortest %v", len(script), shortest)
 	}
 }
@@ -254,7 +255,7 @@ func TestDeterminismCancelled(t *testing.T) {
 	}
 }
 
-// reopened is the pattern of a capture that was closed.
+// reopened returns the pattern of a capture that was closed.
 func reopened(t *testing.T, c *capture, o Options) *Pattern {
 	t.Helper()
 	read, err := trace.Open(c.dir)

@@ -1,6 +1,6 @@
 package pattern
 
-// This file fuzzes what is made of a capture's rows.
+// This file fuzzes the analyses of a capture's rows.
 
 import (
 	"bytes"
@@ -13,8 +13,8 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// rowsIn makes rows of bytes, such as package trace lets through: of tensors that there are, with
-// numbers of bytes that they have.
+// rowsIn turns bytes into rows that package trace would accept: they name existing tensors, and
+// read no more bytes than these have.
 func rowsIn(data []byte, structure []tables.StructureRow) iter.Seq2[*tables.Access, error] {
 	ops := []string{"GET_ROWS", "MUL_MAT", "MUL_MAT_ID", "RMS_NORM+MUL", "ADD_ID", "", "\x1b[2J"}
 	return func(yield func(*tables.Access, error) bool) {
@@ -40,10 +40,11 @@ func rowsIn(data []byte, structure []tables.StructureRow) iter.Seq2[*tables.Acce
 	}
 }
 
-// FuzzBuild makes a pattern of any rows, and all that is made of a pattern. A cycle of it is read
-// as it was written.
+// FuzzBuild makes a pattern from any rows, and all results of a pattern. A cycle reads back as it
+// was written.
 func FuzzBuild(f *testing.F) {
-	// A prompt and two tokens of three reads; sizes whose sum overflows; a token that is cut short.
+	// The seeds are a prompt and two tokens of three reads, sizes whose sum overflows, and a token
+	// that is cut short.
 	var run []byte
 	for step := range byte(3) {
 		for read := range byte(3) {

@@ -17,7 +17,7 @@ import (
 	"tensorcast/pattern"
 )
 
-// guessOf is the guess of the models at paths, which are parts of one.
+// guessOf returns the guess for the model whose parts are at paths.
 func guessOf(t *testing.T, paths ...string) (*pattern.Cycle, error) {
 	t.Helper()
 	var files []*gguf.File
@@ -38,7 +38,7 @@ func names(c *pattern.Cycle) (all []string) {
 	return all
 }
 
-// The guess is what the real llama.cpp reads, in the order in which it does.
+// The guess has the same reads in the same order as the real llama.cpp.
 func TestGuess(t *testing.T) {
 	in := llamatest.ForTest(t)
 	for name, config := range map[string]synth.Config{
@@ -72,7 +72,7 @@ func TestGuess(t *testing.T) {
 	}
 }
 
-// tensor is one of the test models here; a bias or norm has one dimension.
+// tensor returns a tensor of a test model. A bias or norm has one dimension.
 func tensor(name string) gguftest.Tensor {
 	t := gguftest.Tensor{Name: name, Type: gguf.F32, Shape: []int64{8}}
 	switch {
@@ -85,8 +85,8 @@ func tensor(name string) gguftest.Tensor {
 	return t
 }
 
-// Names that the models of other tests do not have; the model is in two files, and no tensor is
-// where it is read.
+// The model has tensors that those of other tests lack. It is in two files, and the tensors are not
+// in the order in which they are read.
 func TestGuessNames(t *testing.T) {
 	dir := t.TempDir()
 	want := []string{"token_embd.weight", "token_embd_norm.weight", "token_embd_norm.bias"}
@@ -96,7 +96,7 @@ func TestGuessNames(t *testing.T) {
 		"attn_mystery.weight", "attn_output.weight", "attn_output.bias", "ffn_norm.weight", "ffn_gate.weight",
 		"ffn_up.weight", "mystery.weight", "ffn_down.weight", "post_ffw_norm.weight",
 	}
-	for l := range 11 { // of which the last but one comes after the first by name
+	for l := range 11 { // by name, layer 10 comes before layer 2
 		for _, component := range layer {
 			if component == "(rotation)" {
 				want = append(want, "rope_freqs.weight")
@@ -160,7 +160,7 @@ func TestGuessNames(t *testing.T) {
 	}
 }
 
-// What is no plain decoder is not guessed.
+// Models that are no plain decoders are not guessed.
 func TestGuessNothing(t *testing.T) {
 	for name, tensors := range map[string][]string{
 		"no layers":  {"token_embd.weight", "output_norm.weight", "output.weight"},

@@ -39,8 +39,7 @@ var moeModel = []tables.StructureRow{
 	{Name: "blk.1.ffn_gate_exps.weight", Offset: 80000, Size: 8000, Layer: 1, Experts: 8, ExpertStride: 1000},
 }
 
-// planted is one read of a step to be written. When it begins follows from its place: read i of a
-// step at 10 i ns, for 10 ns.
+// planted is one read of a step to be written. Read i of a step begins at 10 i ns and lasts 10 ns.
 type planted struct {
 	tensor  int32
 	op      string
@@ -49,8 +48,8 @@ type planted struct {
 	experts []int32
 }
 
-// denseStep is the true sequence: the embedding's row, then each layer with ffn_up before ffn_down
-// (not the file's order).
+// denseStep returns the true sequence: the embedding's row, then each layer with ffn_up before
+// ffn_down (not the file's order).
 func denseStep(row int64) []planted {
 	s := []planted{{tensor: 0, op: "GET_ROWS", bytes: 64, offset: row * 64}}
 	for _, t := range []int32{1, 2, 4, 3, 5, 6, 8, 7, 10} {
@@ -126,8 +125,8 @@ func (c *capture) build() (*Pattern, *tables.Meta, error) {
 	return c.open()
 }
 
-// killed does what is left by a tracer that was killed: what was flushed, and capture.json without
-// "complete".
+// killed leaves the capture as a killed tracer would: with the rows that were flushed, and
+// capture.json without "complete".
 func (c *capture) killed() (*Pattern, *tables.Meta, error) {
 	c.t.Helper()
 	if err := c.w.Flush(c.meta); err != nil {
@@ -159,7 +158,7 @@ func mustBuild(t *testing.T, build func() (*Pattern, *tables.Meta, error)) (*Pat
 	return p, meta
 }
 
-// run plants a warm-up, a prompt and n tokens; change may alter token i's reads.
+// run plants a warm-up, a prompt and n tokens. change may alter token i's reads.
 func run(t *testing.T, n int, change func(i int, reads []planted) []planted) *capture {
 	t.Helper()
 	c := newCapture(t, denseModel)
@@ -319,7 +318,7 @@ func TestCutShort(t *testing.T) {
 		change func(int, []planted) []planted
 		killed bool
 		want   []Cut
-		clean  bool // what is left is identical
+		clean  bool // the other tokens are identical
 	}{
 		{name: "tracer killed", tokens: 5, change: cutAt(4, 6), killed: true, want: []Cut{{4, 6, 10}}, clean: true},
 		{name: "target killed", tokens: 5, change: cutAt(4, 6), want: []Cut{{4, 6, 10}}, clean: true},
@@ -327,7 +326,8 @@ func TestCutShort(t *testing.T) {
 		{name: "whole in a killed capture", tokens: 5, killed: true, want: []Cut{}, clean: true},
 		{name: "the only token", tokens: 1, change: cutAt(0, 6), killed: true, want: []Cut{}, clean: true},
 		{
-			// Not a beginning of the others, and the target ended in order: a real difference.
+			// It is not a beginning of the others, and the target ended in order, so this is a real
+			// difference.
 			name: "last token shorter, target ended", tokens: 5, want: []Cut{},
 			change: at(4, func(s []planted) []planted { return slices.Delete(s, 2, 3) }),
 		},
@@ -365,8 +365,8 @@ func TestCutShort(t *testing.T) {
 	}
 }
 
-// A stream that ends inside a message still yields what came before, and the token that lost its
-// end is left out.
+// A stream that ends inside a message still yields everything before. The token that lost its end
+// is left out.
 func TestTruncatedFile(t *testing.T) {
 	c := newCapture(t, denseModel)
 	for i := range 3 {
@@ -482,7 +482,7 @@ func TestExperts(t *testing.T) {
 	}
 }
 
-// The number of experts selected is the number of bytes, and so part of the sequence.
+// The number of selected experts determines the number of bytes, and so is part of the sequence.
 func TestExpertCountIsSequence(t *testing.T) {
 	c := newCapture(t, moeModel)
 	c.add(tables.PhaseGeneration, 1, moeStep(0, []int32{1, 2}, []int32{3, 4}))
@@ -600,7 +600,7 @@ func TestColumns(t *testing.T) {
 	}
 }
 
-// The middle one of the tokens, not their mean: one slow token moves nothing.
+// The relative time is the median over the tokens, not the mean, so one slow token changes nothing.
 func TestRelativeTimeIsMedian(t *testing.T) {
 	c := newCapture(t, denseModel)
 	for i, second := range []int64{100, 110, 900} {
@@ -621,7 +621,7 @@ func TestRelativeTimeIsMedian(t *testing.T) {
 	}
 }
 
-// Two contexts decode at the same time: their rows interleave, their steps do not.
+// Two contexts decode at the same time. Their rows interleave, but their steps do not.
 func TestInterleavedThreads(t *testing.T) {
 	c := newCapture(t, denseModel)
 	for i := range int32(6) {
@@ -690,7 +690,7 @@ func ExampleSummary_WriteText() {
 	// 2.0 kB            1       2.0 kB  66.7 %     8.0 kB               4  output.weight
 }
 
-// What is kept of a capture is bounded, and sums do not overflow.
+// The memory for a capture is bounded, and sums do not overflow.
 func TestTooMuch(t *testing.T) {
 	structure := []tables.StructureRow{{Name: "a.weight", Size: math.MaxInt64}}
 	for name, tc := range map[string]struct {
@@ -724,7 +724,7 @@ func TestTooMuch(t *testing.T) {
 	}
 }
 
-// A sequence that no cycle may have is refused, and a list of contexts stays short.
+// A sequence that is too long for a cycle is refused, and a list of contexts stays short.
 func TestLongSequenceAndManyContexts(t *testing.T) {
 	structure := []tables.StructureRow{{Name: "a.weight", Size: 100, File: "m.gguf"}}
 	rows := func(n int, context func(i int) int32) func(yield func(*tables.Access, error) bool) {

@@ -1,6 +1,7 @@
 package pattern_test
 
-// These tests feed one stream of events both to a capture and to a Builder: they tell the same cycle.
+// These tests feed one stream of events both to a capture and to a Builder. Both must give the same
+// cycle.
 
 import (
 	"bytes"
@@ -26,7 +27,7 @@ import (
 	"tensorcast/trace"
 )
 
-// both hands a stream of events of one context to a capture and to a Builder.
+// both passes a stream of events of one context to a capture and to a Builder.
 type both struct {
 	t        *testing.T
 	session  *trace.Session
@@ -49,7 +50,8 @@ func newBoth(t *testing.T, detail string) *both {
 	return b
 }
 
-// handle takes the next event. The Builder gets the decodes that a capture counts as generated tokens.
+// handle passes on the next event. The Builder gets the decodes that a capture counts as generated
+// tokens.
 func (b *both) handle(e event.Event) error {
 	switch e := e.(type) {
 	case event.FileSeen:
@@ -70,7 +72,7 @@ func (b *both) handle(e event.Event) error {
 	return b.session.Handle(e)
 }
 
-// seen finds a file among those of its model.
+// seen registers a file if it belongs to the model.
 func (b *both) seen(e event.FileSeen) error {
 	m, err := gguf.OpenModel(e.Path)
 	if errors.Is(err, gguf.ErrNotGGUF) {
@@ -96,7 +98,7 @@ func (b *both) seen(e event.FileSeen) error {
 	return nil
 }
 
-// same ends the capture, compares the two cycles, and returns them as one.
+// same ends the capture, checks that the two cycles are equal, and returns the cycle.
 func (b *both) same() *pattern.Cycle {
 	t := b.t
 	t.Helper()
@@ -184,7 +186,7 @@ func probed(t *testing.T, cmd *exec.Cmd, handle func(event.Event) error) {
 	}
 }
 
-// preloaded runs a command with the library that tells of its graphs.
+// preloaded runs a command with the preloaded library.
 func preloaded(t *testing.T, cmd *exec.Cmd, handle func(event.Event) error) {
 	t.Helper()
 	session, err := preload.Start(t.Context(), preload.Options{Tick: func() error { return nil }})
@@ -212,8 +214,8 @@ func preloaded(t *testing.T, cmd *exec.Cmd, handle func(event.Event) error) {
 	}
 }
 
-// The real llama.cpp, seen through probes and through the preloaded library: a capture and a
-// Builder tell the same, and a token's bytes are those that the driver says.
+// The real llama.cpp is observed by probes and by the preloaded library. A capture and a Builder
+// give the same cycle, and a token's bytes are those that the driver reports.
 func TestCaptureAndBuilderTellTheSame(t *testing.T) {
 	in := llamatest.ForTest(t)
 	for name, config := range map[string]synth.Config{
@@ -263,7 +265,7 @@ func TestCaptureAndBuilderTellTheSame(t *testing.T) {
 	}
 }
 
-// tokenBytes is what a generated token reads, as the driver says.
+// tokenBytes returns how many bytes a generated token reads, according to the driver.
 func tokenBytes(t *testing.T, in *llama.Installation, o llama.Options) int64 {
 	t.Helper()
 	o.Ops = filepath.Join(t.TempDir(), "ops")
@@ -283,8 +285,8 @@ func tokenBytes(t *testing.T, in *llama.Installation, o llama.Options) int64 {
 	return sum
 }
 
-// A model in two files, of which the second is seen first: reads are numbered by the files' order
-// in the model.
+// The second of a model's two files is seen first. Reads are still numbered by the files' order in
+// the model.
 func TestSplitModelsTellTheSame(t *testing.T) {
 	dir := t.TempDir()
 	split := func(no uint16, name string, tensors ...gguftest.Tensor) string {

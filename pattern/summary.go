@@ -17,7 +17,7 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// Summary is what a run's pattern comes to. Bytes are bytes that ops read, wherever they came from.
+// Summary sums up a run's pattern. Bytes are bytes that ops read, from disk or from memory.
 type Summary struct {
 	Model         string         `json:"model"`        // file name
 	Context       int32          `json:"context"`      // whose steps these are
@@ -31,20 +31,20 @@ type Summary struct {
 	Sequence      Sequences      `json:"sequence"`
 	Experts       *Experts       `json:"experts"` // null unless the model has experts
 	Top           []TensorReads  `json:"top_tensors"`
-	// Rereads is what the process read from disk, in all contexts: null unless page-ins were
+	// Rereads is what the process read from disk, in all contexts. It is null unless page-ins were
 	// observed. Summarize leaves it out.
 	Rereads  *tables.Rereads `json:"rereads"`
 	Warnings []string        `json:"warnings"` // what makes the verdict doubtful, see the function Warnings
 }
 
-// Spread is over the whole generated tokens.
+// Spread describes a figure over the generated tokens that are not cut short.
 type Spread struct {
 	Median int64 `json:"median"`
 	Min    int64 `json:"min"`
 	Max    int64 `json:"max"`
 }
 
-// StepCount counts the steps of each phase, those that were cut short too.
+// StepCount counts the steps of each phase, including those that were cut short.
 type StepCount struct {
 	Warmup     int `json:"warmup"`
 	Prompt     int `json:"prompt"`
@@ -69,8 +69,8 @@ type TensorReads struct {
 	RunBytes      int64   `json:"run_bytes"`       // in all steps
 }
 
-// Tensors is one element per tensor that was read, those with the most bytes over the run first,
-// among equals as in Structure.
+// Tensors returns one element per tensor that was read, in descending order of bytes over the run.
+// Equals are in the order of Structure.
 func (p *Pattern) Tensors() []TensorReads {
 	all := make([]TensorReads, len(p.Structure))
 	tokens := 0
@@ -143,7 +143,7 @@ func (p *Pattern) Summarize(meta *tables.Meta, top int) *Summary {
 	return s
 }
 
-// ModelName is the file name of one of a capture's models.
+// ModelName returns the file name of one of a capture's models.
 func ModelName(meta *tables.Meta, model int32) string {
 	if model < 0 || int(model) >= len(meta.Models) {
 		return fmt.Sprintf("model %d", model)
@@ -151,7 +151,8 @@ func ModelName(meta *tables.Meta, model int32) string {
 	return filepath.Base(meta.Models[model].Path)
 }
 
-// Warnings is what the capture's description says about its gaps, one line each. It is not nil.
+// Warnings returns the gaps of a capture according to its description, one line each. The result is
+// not nil.
 func Warnings(meta *tables.Meta) []string {
 	w := []string{}
 	c := meta.Counters
@@ -193,7 +194,7 @@ func (s *Summary) WriteText(w io.Writer) error {
 	}
 	line("model", "%s: %s, %d of them read for each token", s.Model, count(s.Tensors, "tensor"), s.TensorsRead)
 	generated, per := fmt.Sprintf("%d generated tokens", s.Steps.Tokens), "per token"
-	if s.Steps.Tokens != s.Steps.Generation { // what is read for a batch its tokens share
+	if s.Steps.Tokens != s.Steps.Generation { // the tokens of a batch share what is read for it
 		generated, per = fmt.Sprintf("%d that generate %d tokens", s.Steps.Generation, s.Steps.Tokens), "per step"
 	}
 	line("steps", "%d warm-up, %d prompt, %s", s.Steps.Warmup, s.Steps.Prompt, generated)
@@ -234,13 +235,13 @@ func (s *Summary) writeTop(w io.Writer) error {
 			humanize.Bytes(uint64(t.Size)), fmt.Sprintf("%.4g", t.ReadsPerToken),
 			humanize.Bytes(uint64(t.BytesPerToken)),
 			fmt.Sprintf("%.1f %%", 100*ratio(t.BytesPerToken, float64(s.BytesPerToken.Median))),
-			humanize.Bytes(uint64(t.RunBytes)), times(ratio(float64(t.RunBytes), float64(t.Size))), t.Name,
+			humanize.Bytes(uint64(t.RunBytes)), formatTimes(ratio(float64(t.RunBytes), float64(t.Size))), t.Name,
 		})
 	}
 	return (tabular.Document{table}).WriteText(w)
 }
 
-// String is "1.1 GB (1104234240 bytes)", and the range if there is one.
+// String formats the spread as "1.1 GB (1104234240 bytes)", with the range if there is one.
 func (s Spread) String() string {
 	text := fmt.Sprintf("%s (%d bytes)", humanize.Bytes(uint64(s.Median)), s.Median)
 	if s.Min != s.Max {
@@ -249,7 +250,7 @@ func (s Spread) String() string {
 	return text
 }
 
-// String is one clause.
+// String returns the verdict as one clause.
 func (v Sequences) String() string {
 	of := ""
 	if len(v.Batches) > 1 {
@@ -272,7 +273,7 @@ func (v Sequences) String() string {
 	return fmt.Sprintf("the tensor sequence is identical in %d of %d generated tokens%s", v.Following, v.Tokens, of)
 }
 
-// String is one clause.
+// String returns the verdict as one clause.
 func (e *Experts) String() string {
 	if e.Tokens == 1 {
 		return "one token only: there is no other to compare its experts with"
@@ -295,8 +296,8 @@ func ratio(a, b float64) float64 {
 	return a / b
 }
 
-// times keeps three digits, so that a row of an embedding does not read as nothing.
-func times(x float64) string {
+// formatTimes keeps three digits, so that a row of an embedding does not show as 0.
+func formatTimes(x float64) string {
 	if x >= 100 {
 		return fmt.Sprintf("%.0f", x)
 	}
