@@ -1,6 +1,7 @@
 package sim
 
-// This file gives a helper control over the simulated page cache.
+// This file implements package prefetch's interfaces, through which a helper controls the simulated
+// page cache.
 
 import (
 	"fmt"
@@ -41,8 +42,8 @@ type Pages struct {
 	files []int          // the machine's numbers of the files that Open returned
 	bases map[int]uint64
 	Calls Calls
-	// InOrders is what InOrder was told, call by call, and Ordered what ReadAhead was asked for
-	// while that was true.
+	// InOrders has the argument of each call of InOrder. Ordered has the ranges of the calls of
+	// ReadAhead while the last argument was true.
 	InOrders []bool
 	Ordered  []prefetch.Range
 }
@@ -55,7 +56,7 @@ var _ prefetch.Pages = (*Pages)(nil)
 // queueBytes is the backlog of the disk, in bytes, above which ReadAhead refuses.
 const queueBytes = 128 << 20
 
-// Open implements prefetch.Pages. path is as in events; no file is ever replaced here.
+// Open implements prefetch.Pages. path is as in events. No file is ever replaced here.
 func (p *Pages) Open(path string, _ event.FileID) (file int, size int64, err error) {
 	for f := range p.m.cache.files {
 		if p.m.Path(f) != path {
@@ -108,8 +109,8 @@ func (p *Pages) AtOnce() int { return 3 }
 // Piece implements prefetch.Pages.
 func (p *Pages) Piece(int) int64 { return 0 }
 
-// Apart implements prefetch.Pages. There are no marks here, but what has to be read together is so
-// as on a disk with a large readahead.
+// Apart implements prefetch.Pages. There are no readahead marks here. It returns false all the
+// same, so that the helper reads blocks together as on a disk with a large readahead.
 func (p *Pages) Apart() bool { return false }
 
 // InOrder implements prefetch.Pages.
@@ -135,10 +136,11 @@ func (p *Pages) ReadAhead(r prefetch.Range) bool {
 	return true
 }
 
-// Reading implements prefetch.Pages. What is read here is in memory as soon as that was asked for.
+// Reading implements prefetch.Pages. Here a range counts as being in memory as soon as it was asked
+// for.
 func (p *Pages) Reading(prefetch.Range) bool { return false }
 
-// Expect implements prefetch.Pages: nothing has to be waited for.
+// Expect implements prefetch.Pages. Nothing has to be waited for here.
 func (p *Pages) Expect(prefetch.Range) {}
 
 // ReadNow implements prefetch.Pages.

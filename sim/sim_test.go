@@ -12,7 +12,7 @@ import (
 
 const mib = 1 << 20
 
-// scan is a cycle of equal reads in the order of the file.
+// scan returns a cycle of equal reads in the order of the file.
 func scan(reads int, bytes, nanos int64) *pattern.Cycle {
 	c := &pattern.Cycle{}
 	for i := range int64(reads) {
@@ -31,10 +31,11 @@ func tokens(t *testing.T, m *sim.Machine, c *pattern.Cycle, n int) []sim.Token {
 	return all
 }
 
-// near compares times within a thousandth.
+// near reports whether two times differ by at most a thousandth.
 func near(a, b time.Duration) bool { return a > b-b/1000-1 && a < b+b/1000+1 }
 
-// A cyclic scan that fits is read once; one page too large, it misses everything each time.
+// A cyclic scan that fits is read once. If it is slightly too large, it misses everything each
+// time.
 func TestCyclicScan(t *testing.T) {
 	c := scan(64, mib, 1e6)
 	m := sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 64 * mib, Bandwidth: 1 << 30})
@@ -42,7 +43,8 @@ func TestCyclicScan(t *testing.T) {
 	if all[0].TargetBytes != 64*mib || all[1].TargetBytes != 0 || all[2].Misses != 0 {
 		t.Errorf("that fits: %+v; want all[0].TargetBytes = %v, all[1].TargetBytes = 0, all[2].Misses = 0", all, 64*mib)
 	}
-	// 64 reads of a millisecond; the first token waits besides for 64 MiB at 1 GiB/s, page by page.
+	// There are 64 reads of a millisecond. The first token also waits for 64 MiB at 1 GiB/s, page
+	// by page.
 	if want := 64 * time.Millisecond; !near(all[1].Time, want) || !near(all[0].Time, want+time.Second/16) {
 		t.Errorf("that fits takes %v, then %v", all[0].Time, all[1].Time)
 	}
@@ -57,7 +59,7 @@ func TestCyclicScan(t *testing.T) {
 	}
 }
 
-// Readahead makes fewer requests of the same bytes; where only a part is asked for, it reads what
+// Readahead reads the same bytes in fewer requests. If only a part is needed, it reads bytes that
 // nobody wants.
 func TestReadahead(t *testing.T) {
 	c := scan(16, mib, 0)
@@ -83,7 +85,7 @@ func TestReadahead(t *testing.T) {
 	}
 }
 
-// idle is a helper that notes when it is called.
+// idle is a helper that records when it is called.
 type idle struct {
 	m      *sim.Machine
 	events int
@@ -101,7 +103,7 @@ func (h *idle) Tick() error {
 	return nil
 }
 
-// A helper is called every tick, with all events; what it waits for takes its time, not the target's.
+// A helper is called every tick, with all events. Its waiting takes its own time, not the target's.
 func TestHelper(t *testing.T) {
 	c := scan(4, mib, 25e6)
 	m := sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 100 * mib, Bandwidth: 100 * mib,
@@ -123,8 +125,8 @@ func TestHelper(t *testing.T) {
 	}
 	m.Attach(h)
 	all := tokens(t, m, c, 2)
-	// a file, and of each token its beginning, four ops and its end; the last op and its end are
-	// still to be told
+	// The events are a file, and for each token its beginning, four ops and its end. The last op
+	// and its end were not sent yet.
 	if h.events != 1+2*6-2 {
 		t.Errorf("%d events; want %v", h.events, 1+2*6-2)
 	}
@@ -139,8 +141,7 @@ func TestHelper(t *testing.T) {
 	}
 }
 
-// What is locked stays, whoever needs the room: then it is the rest that goes, or the limit that is
-// passed.
+// Locked pages stay, whoever needs the room. Other pages are dropped, or the limit is exceeded.
 func TestLocked(t *testing.T) {
 	c := scan(16, mib, 0)
 	m := sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 8 * mib, Bandwidth: 1 << 30})
@@ -189,7 +190,7 @@ func TestReferencedPagesOutliveThoseReadAhead(t *testing.T) {
 	if err := m.Sleep(time.Second); err != nil {
 		t.Fatal(err)
 	}
-	pages.ReadAhead(prefetch.Range{Offset: 6 * mib, Length: mib}) // one too many
+	pages.ReadAhead(prefetch.Range{Offset: 6 * mib, Length: mib}) // one MiB too much
 	touched, _ := pages.Resident(prefetch.Range{Length: 4 * mib})
 	left, _ := pages.Resident(ahead)
 	if touched != 4*mib || left != mib {
@@ -198,7 +199,8 @@ func TestReferencedPagesOutliveThoseReadAhead(t *testing.T) {
 	}
 }
 
-// What is being read cannot be paged out yet; and where the target maps the file must be known.
+// Pages that are being read cannot be paged out yet. And paging out needs to know where the target
+// maps the file.
 func TestPageOut(t *testing.T) {
 	c := scan(4, mib, 0)
 	m := sim.New(sim.Config{Cycles: []*pattern.Cycle{c}, Limit: 100 * mib, Bandwidth: 1 << 30})

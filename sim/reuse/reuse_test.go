@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// random is a sequence of a few blocks, and the blocks of its uses as Read was told of them, per step.
+// random returns a random sequence of a few blocks, and the reads that were added, by step.
 func random(r *rand.Rand, granule int64, group int) (*Sequence, [][]read) {
 	s := New(granule, []int64{1000, 95}, group)
 	var steps [][]read
@@ -30,15 +30,16 @@ type read struct {
 	offset, bytes int64
 }
 
-// blocksOf is what New and Read say, done slowly: the blocks of each group of steps, with their bytes.
-func blocksOf(steps [][]read, granule int64, group int) (uses [][]place, size map[place]int64) {
-	size = map[place]int64{}
+// blocksOf computes slowly what New and Read do: the blocks of each group of steps, and their
+// bytes.
+func blocksOf(steps [][]read, granule int64, group int) (uses [][]blockKey, size map[blockKey]int64) {
+	size = map[blockKey]int64{}
 	for i, step := range steps {
 		if i%group == 0 {
 			uses = append(uses, nil)
 		}
 		now := &uses[len(uses)-1]
-		add := func(p place, bytes int64) {
+		add := func(p blockKey, bytes int64) {
 			size[p] = bytes
 			if n := len(*now); n > 0 && (*now)[n-1] == p || group > 1 && slices.Contains(*now, p) {
 				return
@@ -48,7 +49,7 @@ func blocksOf(steps [][]read, granule int64, group int) (uses [][]place, size ma
 		for _, r := range step {
 			if granule == 0 {
 				if r.bytes > 0 {
-					add(place{r.file, r.offset, r.bytes}, r.bytes)
+					add(blockKey{r.file, r.offset, r.bytes}, r.bytes)
 				}
 				continue
 			}
@@ -59,7 +60,7 @@ func blocksOf(steps [][]read, granule int64, group int) (uses [][]place, size ma
 					if end > b*granule {
 						bytes = min(granule, end-b*granule)
 					}
-					add(place{file: r.file, first: b}, bytes)
+					add(blockKey{file: r.file, first: b}, bytes)
 				}
 			}
 		}
@@ -67,10 +68,10 @@ func blocksOf(steps [][]read, granule int64, group int) (uses [][]place, size ma
 	return uses, size
 }
 
-// lru runs an LRU memory, slowly. A block is in if it and all that were used since fit: what is
-// larger than the memory drops all, in that sense.
-func lru(uses [][]place, size map[place]int64, room int64, from int) (missed int64) {
-	var stack []place // the last used first
+// lru runs an LRU memory, slowly. A block is found if it and all blocks that were used since fit.
+// In that sense a block that is larger than the memory drops all others.
+func lru(uses [][]blockKey, size map[blockKey]int64, room int64, from int) (missed int64) {
+	var stack []blockKey // the last used first
 	for step, all := range uses {
 		for _, p := range all {
 			sum, hit := size[p], false
@@ -90,7 +91,7 @@ func lru(uses [][]place, size map[place]int64, room int64, from int) (missed int
 	return missed
 }
 
-// Distances give what an LRU memory of each size misses.
+// The stack distances give the misses of an LRU memory of each size.
 func TestLRU(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 400 {
@@ -121,7 +122,7 @@ func TestLRU(t *testing.T) {
 
 func near(a, b float64) bool { return a-b < 1e-6 && b-a < 1e-6 }
 
-// best is the least that any memory of blocks of one size misses, by trying all choices.
+// best returns the fewest misses of any policy, for blocks of one size, by trying all choices.
 func best(uses []int32, room int, in []int32) int {
 	if len(uses) == 0 {
 		return 0
@@ -142,8 +143,7 @@ func best(uses []int32, room int, in []int32) int {
 	return least
 }
 
-// No choice misses less than Belady's, which misses no more than LRU, random choices and a fixed
-// set that leaves room for what streams.
+// No choice misses less than Belady's. LRU and random choices miss at least as much.
 func TestBelady(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	for range 300 {
@@ -167,8 +167,8 @@ func TestBelady(t *testing.T) {
 	}
 }
 
-// A cycle that is larger than memory: LRU misses all of it, Belady what does not fit, and so does a
-// fixed set.
+// A cycle is larger than memory. LRU misses all of it. Belady and a fixed set miss only what does
+// not fit.
 func TestCycle(t *testing.T) {
 	const blocks, steps = 100, 50
 	s := New(10, []int64{995}, 1)
@@ -189,8 +189,8 @@ func TestCycle(t *testing.T) {
 	if got := s.Fixed(600, 1); got != 395 {
 		t.Errorf("a fixed set misses %g, want 395", got)
 	}
-	// One block is always the one in use, so that Belady keeps 59 of the others: 40 or 41 of a
-	// cycle are missed.
+	// One block is always in use, so Belady keeps 59 of the others, and 40 or 41 of a cycle are
+	// missed.
 	if got := s.Belady(600, 1); got < 395 || got > 415 {
 		t.Errorf("Belady misses %g; want got at least 395, got at most 415", got)
 	}
@@ -204,7 +204,7 @@ func TestCycle(t *testing.T) {
 	}
 }
 
-// What is new must be read once, whoever keeps it.
+// A new block must be read once, whatever the policy.
 func TestFresh(t *testing.T) {
 	s := New(0, nil, 1)
 	for step := range int64(4) {
@@ -223,7 +223,7 @@ func TestFresh(t *testing.T) {
 	}
 }
 
-// What cannot be is refused.
+// Impossible reads are refused.
 func TestRefuses(t *testing.T) {
 	s := New(0, nil, 1)
 	if s.Read(0, 0, 1) == nil {

@@ -11,7 +11,8 @@ import (
 	"tensorcast/sim/reuse"
 )
 
-// cycle is a model of 100 MB of which each of n steps reads all, in blocks of 1 MB.
+// cycle returns the reads of n steps, each of which reads all of a model of 100 MB, in blocks of 1
+// MB.
 func cycle(t *testing.T, n int) *reuse.Sequence {
 	t.Helper()
 	s := reuse.New(1e6, nil, 1)
@@ -24,11 +25,11 @@ func cycle(t *testing.T, n int) *reuse.Sequence {
 	return s
 }
 
-// never is for Ask: nobody cancels it.
+// never is a cancelled function for Ask that never cancels.
 func never() error { return nil }
 
-// A cyclic scan: LRU reads all of it unless all fits, a fixed set what does not fit, and reading
-// ahead takes the longer of reading and computing.
+// The reads are a cyclic scan. LRU reads all of it unless all fits. A fixed set reads what does not
+// fit. Reading ahead takes the longer of reading and computing.
 func TestCycle(t *testing.T) {
 	c := Config{Sequence: cycle(t, 21), From: 1, Compute: 20 * time.Millisecond, Bandwidth: 1e9, TokensPerStep: 1}
 	a, err := c.Ask([]int64{85e6, 50e6, 100e6}, never)
@@ -51,13 +52,14 @@ func TestCycle(t *testing.T) {
 		}
 		bound := r[len(r)-1]
 		for j, other := range r {
-			if other.TokS > bound.TokS*1.03 { // a fixed set needs no room for what streams; Belady holds it
+			// a fixed set needs no room for blocks that stream through, but Belady holds them
+			if other.TokS > bound.TokS*1.03 {
 				t.Errorf("%s is faster than the bound: %g and %g; want at most %v", a.Strategies[j].Name, other.TokS,
 					bound.TokS, bound.TokS*1.03)
 			}
 		}
 	}
-	// Two tokens in a step read once for both, and compute for twice as long.
+	// Two tokens in a step read once for both, and compute twice as long.
 	c.TokensPerStep, c.Compute = 2, 2*c.Compute
 	two, err := c.Ask([]int64{50e6}, never)
 	if err != nil {
@@ -71,7 +73,7 @@ func TestCycle(t *testing.T) {
 
 func near(a, b float64) bool { return a > b*0.9999 && a < b*1.0001 }
 
-// The answer is told in words, as tables, as JSON and as a figure.
+// The answer is given in words, as tables, as JSON and as a figure.
 func TestTold(t *testing.T) {
 	c := Config{Sequence: cycle(t, 5), From: 1, Compute: time.Millisecond, Bandwidth: 1e9, TokensPerStep: 1}
 	a, err := c.Ask([]int64{50e6}, never)
@@ -101,7 +103,7 @@ func TestTold(t *testing.T) {
 	}
 }
 
-// What cannot be answered is said.
+// Questions that cannot be answered give an error.
 func TestRefuses(t *testing.T) {
 	stop := errors.New("stop")
 	for name, c := range map[string]Config{
@@ -119,7 +121,8 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// What prefetchd keeps and how long it takes is said where it is known; the others stay as they are.
+// The strategies of prefetchd are estimated if its behaviour is known. The other results stay the
+// same.
 func TestPrefetchd(t *testing.T) {
 	c := Config{Sequence: cycle(t, 5), From: 1, Compute: time.Millisecond, Bandwidth: 2e9, Touched: 1e9,
 		TokensPerStep: 1}
@@ -142,7 +145,7 @@ func TestPrefetchd(t *testing.T) {
 	j := 0
 	for i, s := range all.Strategies {
 		switch got := all.Rows[0].Results[i]; s.Name {
-		case Pin: // the scan of the rest drives itself out
+		case Pin: // the cyclic scan of the rest always misses
 			if got.Missed != 70e6 || !near(got.TokS, 1/0.071) {
 				t.Errorf("%s: %+v", s.Name, got)
 			}
@@ -157,7 +160,7 @@ func TestPrefetchd(t *testing.T) {
 			j++
 		}
 	}
-	c.Helped, c.Chosen = nil, true // a scan of the rest as with pin, as nothing of it is chosen
+	c.Helped, c.Chosen = nil, true // as with pin, because no experts are chosen
 	chosen, err := c.Ask([]int64{50e6}, never)
 	if err != nil {
 		t.Fatal(err)
