@@ -94,7 +94,7 @@ func Start(ctx context.Context, cmd *exec.Cmd, opts Options) (*Capture, error) {
 	if err != nil {
 		return nil, err
 	}
-	program := ebpf.Program{Path: executable(cmd), Env: cmd.Environ()}
+	program := ebpf.Program{Path: executablePath(cmd), Env: cmd.Environ()}
 	tracer, err := newTracer(target.PID(), cmd.Args, program, opts)
 	if err == nil {
 		if err = tracer.AttachLikely(program.Path, program.Env); err != nil {
@@ -194,7 +194,7 @@ func attach(p *proc.Process, opts Options) (*ebpf.Tracer, error) {
 
 func newTracer(pid int, command []string, program ebpf.Program, opts Options) (*ebpf.Tracer, error) {
 	return ebpf.New(ebpf.Options{
-		PID: pid, Program: program, Hints: hints(command, pid), RingBytes: uint32(opts.RingBytes),
+		PID: pid, Program: program, Hints: fileHints(command, pid), RingBytes: uint32(opts.RingBytes),
 		PerfEvents: opts.PerfEvents, Interval: opts.Interval, Tick: opts.Tick, Pause: opts.Pause,
 		Detail: opts.Detail, Buffers: opts.Buffers, Selected: opts.Selected, Inputs: opts.Inputs,
 		InputRows: opts.InputRows, AtOnce: opts.AtOnce, Follow: opts.Follow, Small: opts.Small, Log: opts.Log,
@@ -229,7 +229,7 @@ func (c *Capture) Run(ctx context.Context, handle func(event.Event) error) error
 	var watch sync.WaitGroup
 	var watchErr error
 	watch.Go(func() {
-		watchErr = c.target.ended(observing)
+		watchErr = c.target.waitEnded(observing)
 		stop()
 	})
 	err := c.capturer.Run(observing, handle)

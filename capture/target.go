@@ -24,7 +24,7 @@ type target interface {
 	// run lets the target run. If that fails, wait returns the error.
 	run()
 	// ended returns when the target has ended or ctx is done.
-	ended(ctx context.Context) error
+	waitEnded(ctx context.Context) error
 	// wait waits, after run, until a command has ended. It kills the command if ctx is done first.
 	wait(ctx context.Context) (status int, err error)
 	// ending returns, after run, how the target ended, or "" if it has not.
@@ -76,7 +76,7 @@ func (c *command) run() {
 	}()
 }
 
-func (c *command) ended(ctx context.Context) error {
+func (c *command) waitEnded(ctx context.Context) error {
 	select {
 	case <-c.over:
 	case <-ctx.Done():
@@ -140,7 +140,7 @@ type process struct{ *proc.Process }
 
 func (p process) run() {}
 
-func (p process) ended(ctx context.Context) error {
+func (p process) waitEnded(ctx context.Context) error {
 	err := p.Wait(ctx)
 	if ctx.Err() != nil {
 		return nil
@@ -159,17 +159,17 @@ func (p process) ending() string {
 
 func (p process) close() error { return p.Close() }
 
-// executable returns the path of the file that cmd executes.
-func executable(cmd *exec.Cmd) string {
+// executablePath returns the path of the file that cmd executes.
+func executablePath(cmd *exec.Cmd) string {
 	if filepath.IsAbs(cmd.Path) {
 		return cmd.Path
 	}
 	return filepath.Join(cmd.Dir, cmd.Path)
 }
 
-// hints returns the files that a command's arguments may name, alone or as --flag=file. Names are
+// fileHints returns the files that a command's arguments may name, alone or as --flag=file. Names are
 // relative to the process's working directory.
-func hints(command []string, pid int) []string {
+func fileHints(command []string, pid int) []string {
 	dir, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", pid))
 	if err != nil {
 		dir = "." // the process has ended

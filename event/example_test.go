@@ -1,5 +1,7 @@
 package event_test
 
+// This file has the examples of the package's documentation.
+
 import (
 	"fmt"
 

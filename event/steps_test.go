@@ -1,5 +1,7 @@
 package event
 
+// This file tests that derived steps stay bounded.
+
 import "testing"
 
 // Steps of threads that ended within a step do not accumulate.

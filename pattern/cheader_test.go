@@ -1,5 +1,7 @@
 package pattern_test
 
+// This file compiles the C header of a cycle.
+
 import (
 	"errors"
 	"fmt"

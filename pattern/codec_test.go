@@ -1,5 +1,7 @@
 package pattern
 
+// These tests write and read pattern.json, well-formed and not.
+
 import (
 	"bytes"
 	"errors"

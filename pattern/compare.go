@@ -153,9 +153,9 @@ func Compare(a, b *Tally) *Comparison {
 		return valueOrZero(t.Bytes[0])+valueOrZero(t.Bytes[1])+valueOrZero(t.Disk[0])+valueOrZero(t.Disk[1]) == 0
 	})
 	slices.SortStableFunc(c.Tensors, func(x, y TensorSides) int {
-		return cmp.Or(cmp.Compare(distance(y.Disk), distance(x.Disk)),
-			cmp.Compare(distance(y.Bytes), distance(x.Bytes)),
-			cmp.Compare(distance(y.Stall), distance(x.Stall)))
+		return cmp.Or(cmp.Compare(differenceOf(y.Disk), differenceOf(x.Disk)),
+			cmp.Compare(differenceOf(y.Bytes), differenceOf(x.Bytes)),
+			cmp.Compare(differenceOf(y.Stall), differenceOf(x.Stall)))
 	})
 	return c
 }
@@ -230,8 +230,8 @@ func valueOrZero(n *int64) int64 {
 	return *n
 }
 
-// distance returns by how much two figures differ, 0 if one is not known.
-func distance(v [2]*int64) int64 {
+// differenceOf returns by how much two figures differ, 0 if one is not known.
+func differenceOf(v [2]*int64) int64 {
 	if v[0] == nil || v[1] == nil {
 		return 0
 	}
@@ -286,7 +286,7 @@ func (c *Comparison) Document(names [2]string, top int) tabular.Document {
 	verdict := fmt.Sprintf("both read the same tensors in the same order for each token (%d reads)", c.Sides[0].Reads)
 	if !c.Identical {
 		verdict = fmt.Sprintf("their canonical sequences differ by %s; the first, at %d: %v",
-			count(len(c.Edits), "edit"), c.Edits[0].Position, c.Edits[0])
+			formatCount(len(c.Edits), "edit"), c.Edits[0].Position, c.Edits[0])
 	}
 	lines := tabular.Lines{verdict}
 	if !c.SameModel {
@@ -307,12 +307,12 @@ type sideFigure struct {
 }
 
 func sizeFigure(name string, of func(*Side) *int64) sideFigure {
-	return sideFigure{name, func(s *Side) string { return sizeOf(of(s)) },
+	return sideFigure{name, func(s *Side) string { return formatSize(of(s)) },
 		func(s *Side) float64 { return float64(valueOrZero(of(s))) }}
 }
 
 func timeFigure(name string, of func(*Side) *int64) sideFigure {
-	return sideFigure{name, func(s *Side) string { return millis(of(s)) },
+	return sideFigure{name, func(s *Side) string { return formatMillis(of(s)) },
 		func(s *Side) float64 { return float64(valueOrZero(of(s))) }}
 }
 
@@ -363,25 +363,26 @@ func (c *Comparison) tensorsTable(names [2]string, top int) *tabular.Table {
 			"stall "+names[0], names[1]), tabular.Left("tensor")),
 	}
 	for _, x := range c.Tensors[:min(top, len(c.Tensors))] {
-		if distance(x.Disk)+distance(x.Bytes)+distance(x.Stall) == 0 && (x.Bytes[0] == nil) == (x.Bytes[1] == nil) {
+		if differenceOf(x.Disk)+differenceOf(x.Bytes)+differenceOf(x.Stall) == 0 &&
+			(x.Bytes[0] == nil) == (x.Bytes[1] == nil) {
 			continue
 		}
 		t.Rows = append(t.Rows, []string{
-			sizeOf(x.Bytes[0]), sizeOf(x.Bytes[1]), sizeOf(x.Disk[0]), sizeOf(x.Disk[1]),
-			millis(x.Stall[0]), millis(x.Stall[1]), x.Name,
+			formatSize(x.Bytes[0]), formatSize(x.Bytes[1]), formatSize(x.Disk[0]), formatSize(x.Disk[1]),
+			formatMillis(x.Stall[0]), formatMillis(x.Stall[1]), x.Name,
 		})
 	}
 	return t
 }
 
-func sizeOf(n *int64) string {
+func formatSize(n *int64) string {
 	if n == nil {
 		return "-"
 	}
 	return humanize.Bytes(uint64(max(*n, 0)))
 }
 
-func millis(ns *int64) string {
+func formatMillis(ns *int64) string {
 	if ns == nil {
 		return "-"
 	}

@@ -1,5 +1,7 @@
 package pattern
 
+// These tests build patterns of captures with several contexts, models and batch sizes.
+
 import (
 	"errors"
 	"reflect"

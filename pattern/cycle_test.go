@@ -1,5 +1,7 @@
 package pattern
 
+// These tests make cycles of captures and of events, and count their bytes.
+
 import (
 	"bytes"
 	"errors"

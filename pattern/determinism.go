@@ -354,15 +354,15 @@ func (d *Determinism) Document(top int) tabular.Document {
 			batch = fmt.Sprint(g.Batch)
 		}
 		groups.Rows = append(groups.Rows, []string{
-			g.Phase, batch, fmt.Sprint(g.Steps), fmt.Sprint(g.Following), percent(g.Following, g.Steps),
+			g.Phase, batch, fmt.Sprint(g.Steps), fmt.Sprint(g.Following), formatPercent(g.Following, g.Steps),
 			fmt.Sprint(g.Distinct), fmt.Sprint(g.Reads), fmt.Sprint(g.SkeletonReads),
 			fmt.Sprint(g.SkeletonFollowing),
 		})
 	}
 	verdict := fmt.Sprintf("generation: %d of %d steps (%s) read exactly the canonical sequence of their batch size",
-		following, steps, percent(following, steps))
+		following, steps, formatPercent(following, steps))
 	if routed {
-		verdict += fmt.Sprintf("; apart from chosen experts %d do (%s)", skeleton, percent(skeleton, steps))
+		verdict += fmt.Sprintf("; apart from chosen experts %d do (%s)", skeleton, formatPercent(skeleton, steps))
 	}
 	doc := tabular.Document{tabular.Lines{verdict}, groups}
 	if len(d.Departures) == 0 {
@@ -382,8 +382,8 @@ func (d *Determinism) Document(top int) tabular.Document {
 	return append(doc, t)
 }
 
-// percent formats a share. Less than all is never rounded to 100 %.
-func percent(n, of int) string {
+// formatPercent formats a share. Less than all is never rounded to 100 %.
+func formatPercent(n, of int) string {
 	if of == 0 {
 		return "-"
 	}

@@ -1,5 +1,8 @@
 package pattern
 
+// These tests plant departures from the canonical sequence, and compare the scripts of edits with
+// a slow search.
+
 import (
 	"errors"
 	"math/rand/v2"

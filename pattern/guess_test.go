@@ -1,5 +1,7 @@
 package pattern_test
 
+// These tests compare guessed cycles with what llama.cpp reads.
+
 import (
 	"errors"
 	"fmt"

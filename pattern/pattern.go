@@ -1,5 +1,8 @@
 package pattern
 
+// This file turns the access table of a capture into steps with sequences, and finds each phase's
+// reference sequence.
+
 import (
 	"cmp"
 	"encoding/binary"
@@ -12,9 +15,6 @@ import (
 
 	"tensorcast/trace/tables"
 )
-
-// This file turns the access table of a capture into steps with sequences, and finds each phase's
-// reference sequence.
 
 // Read is one op reading one weight.
 type Read struct {
@@ -185,7 +185,7 @@ func Build(structure []tables.StructureRow, accesses iter.Seq2[*tables.Access, e
 			return nil, err
 		}
 	}
-	b.finish()
+	b.closeAll()
 	if len(p.Steps) == 0 {
 		return nil, ErrNoAccesses
 	}
@@ -589,7 +589,7 @@ func (b *collector) closeStep(o *openStep) {
 	}
 }
 
-func (b *collector) finish() {
+func (b *collector) closeAll() {
 	// They are closed in the order of the steps, so that the order of the distinct sequences is
 	// determined.
 	rest := make([]*openStep, 0, len(b.open))

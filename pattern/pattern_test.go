@@ -1,5 +1,7 @@
 package pattern
 
+// These tests plant sequences in captures, and check the verdicts about them.
+
 import (
 	"bytes"
 	"encoding/csv"

@@ -178,7 +178,7 @@ func (d Difference) describe() string {
 		if len(reads) < 2 {
 			return ""
 		}
-		return fmt.Sprintf(" and %s more", count(len(reads)-1, "read"))
+		return fmt.Sprintf(" and %s more", formatCount(len(reads)-1, "read"))
 	}
 	switch d.Kind {
 	case KindMissing:
@@ -194,7 +194,7 @@ func (d Difference) describe() string {
 			d.Expected[0].Tensor, len(d.Got))
 	}
 	return fmt.Sprintf("reads %s instead of %s (%s where the others have %d)", d.Got[0].Tensor, d.Expected[0].Tensor,
-		count(len(d.Got), "read"), len(d.Expected))
+		formatCount(len(d.Got), "read"), len(d.Expected))
 }
 
 // tokenList formats tokens as "token 7", "tokens 7 and 9", or "tokens 7, 8, 9 and 40 more".
@@ -214,8 +214,8 @@ func tokenList(tokens []int32) string {
 	return "tokens " + strings.Join(names[:last], ", ") + " and " + names[last]
 }
 
-// count formats a number of things as "1 read" or "2 reads".
-func count(n int, noun string) string {
+// formatCount formats a number of things as "1 read" or "2 reads".
+func formatCount(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
 	}
@@ -263,7 +263,7 @@ func (p *Pattern) Experts() *Experts {
 				v.Identical, v.FirstToken, v.FirstTensor = false, s.Token, p.Structure[s.Reads[at].Tensor].Name
 			}
 			if before := previous[s.thread]; before != nil {
-				kept += common(before.expertsAt(at), experts)
+				kept += countCommon(before.expertsAt(at), experts)
 				chosen += len(experts)
 			}
 		}
@@ -286,8 +286,8 @@ func (s *Step) expertsAt(read int) []int32 {
 	return s.experts[read]
 }
 
-// common returns the number of elements that two ascending lists share.
-func common(a, b []int32) int {
+// countCommon returns the number of elements that two ascending lists share.
+func countCommon(a, b []int32) int {
 	n := 0
 	for _, e := range b {
 		if _, ok := slices.BinarySearch(a, e); ok {

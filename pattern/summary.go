@@ -158,18 +158,18 @@ func Warnings(meta *tables.Meta) []string {
 	c := meta.Counters
 	if n := c.Lost(); n > 0 {
 		w = append(w, fmt.Sprintf("%s lost while capturing: sequences may have holes, and a difference between "+
-			"tokens may be one", count(int(n), "event")))
+			"tokens may be one", formatCount(int(n), "event")))
 	}
 	if n := c.Faults + c.Unresolved + c.Clipped; n > 0 {
 		w = append(w, fmt.Sprintf("%s not read in full while capturing (%d faults, %d without a mapping, %d "+
 			"clipped): sequences may have holes",
-			count(int(n), "event"), c.Faults, c.Unresolved, c.Clipped))
+			formatCount(int(n), "event"), c.Faults, c.Unresolved, c.Clipped))
 	}
 	if o := meta.Outside; o.Tensors > 0 {
 		w = append(w, fmt.Sprintf("%s (%s, for example %s) read from memory outside the model file, repacked or "+
 			"loaded without mmap: the file's pages are not used for them; run the target with --no-repack, and "+
 			"with mmap",
-			count(o.Tensors, "tensor"), humanize.Bytes(uint64(max(o.Bytes, 0))), o.Example))
+			formatCount(o.Tensors, "tensor"), humanize.Bytes(uint64(max(o.Bytes, 0))), o.Example))
 	}
 	for _, line := range meta.LayersText() {
 		w = append(w, line+": what is computed elsewhere is not in the pattern")
@@ -177,7 +177,7 @@ func Warnings(meta *tables.Meta) []string {
 	if d := meta.Segments; d.Deleted > 0 {
 		w = append(w,
 			fmt.Sprintf("the oldest %s of the capture (%s of the access table) were deleted while capturing",
-				count(d.Deleted, "segment"), count(int(d.DeletedRows), "row")))
+				formatCount(d.Deleted, "segment"), formatCount(int(d.DeletedRows), "row")))
 	}
 	if !meta.Complete {
 		w = append(w, "the tracer did not end in order: the capture holds what was written until then, and its "+
@@ -192,7 +192,7 @@ func (s *Summary) WriteText(w io.Writer) error {
 	line := func(what, format string, args ...any) {
 		about.Rows = append(about.Rows, []string{what, fmt.Sprintf(format, args...)})
 	}
-	line("model", "%s: %s, %d of them read for each token", s.Model, count(s.Tensors, "tensor"), s.TensorsRead)
+	line("model", "%s: %s, %d of them read for each token", s.Model, formatCount(s.Tensors, "tensor"), s.TensorsRead)
 	generated, per := fmt.Sprintf("%d generated tokens", s.Steps.Tokens), "per token"
 	if s.Steps.Tokens != s.Steps.Generation { // the tokens of a batch share what is read for it
 		generated, per = fmt.Sprintf("%d that generate %d tokens", s.Steps.Generation, s.Steps.Tokens), "per step"
@@ -200,15 +200,15 @@ func (s *Summary) WriteText(w io.Writer) error {
 	line("steps", "%d warm-up, %d prompt, %s", s.Steps.Warmup, s.Steps.Prompt, generated)
 	for _, c := range s.CutShort {
 		line("", "token %d is cut short after %d of %s, and left out of what follows", c.Token, c.Reads,
-			count(c.Expected, "read"))
+			formatCount(c.Expected, "read"))
 	}
-	line(per, "%s, %s", count(s.Reads, "read"), s.BytesPerToken)
+	line(per, "%s, %s", formatCount(s.Reads, "read"), s.BytesPerToken)
 	line("sequence", "%s", s.Sequence)
 	for _, d := range s.Sequence.Differences {
 		line("", "%s", d)
 	}
 	if rest := s.Sequence.Distinct - len(s.Sequence.Batches) - len(s.Sequence.Differences); rest > 0 {
-		line("", "and %s more", count(rest, "differing sequence"))
+		line("", "and %s more", formatCount(rest, "differing sequence"))
 	}
 	if s.Experts != nil {
 		line("experts", "%s", s.Experts)
@@ -256,7 +256,7 @@ func (v Sequences) String() string {
 	if len(v.Batches) > 1 {
 		var sizes []string
 		for _, b := range v.Batches {
-			sizes = append(sizes, fmt.Sprintf("%d of %s", b.Steps, count(b.Tokens, "token")))
+			sizes = append(sizes, fmt.Sprintf("%d of %s", b.Steps, formatCount(b.Tokens, "token")))
 		}
 		of = fmt.Sprintf(" (each step compared with those of its size: %s)", strings.Join(sizes, ", "))
 	}
@@ -282,7 +282,7 @@ func (e *Experts) String() string {
 		return "the experts chosen are the same for all tokens"
 	}
 	text := fmt.Sprintf("the experts chosen differ from token %d on, first in %s; %s", e.FirstToken, e.FirstTensor,
-		count(e.Distinct, "different choice"))
+		formatCount(e.Distinct, "different choice"))
 	if e.Kept >= 0 {
 		text += fmt.Sprintf(", %.0f %% of a token's experts were the previous token's too", 100*e.Kept)
 	}

@@ -1,5 +1,7 @@
 package sim_test
 
+// These tests check the properties of Linux that the simulation is to have.
+
 import (
 	"testing"
 	"time"

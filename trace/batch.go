@@ -20,10 +20,10 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// records yields the complete batches of a table's file. A record is valid until the next one is
+// readRecords yields the complete batches of a table's file. A record is valid until the next one is
 // requested. The records end where the file does. If that is before the stream's end mark, it is an error
 // only if the file should be whole.
-func records(path string, whole bool) iter.Seq2[arrow.Record, error] {
+func readRecords(path string, whole bool) iter.Seq2[arrow.Record, error] {
 	return func(yield func(arrow.Record, error) bool) {
 		m, err := openMessages(path)
 		if err != nil {
@@ -99,7 +99,7 @@ func columnsIn(rec arrow.Record, fields []arrow.Field, open func(*columns)) erro
 	})
 }
 
-func column[A arrow.Array](b *columns, name string) A {
+func checkedColumn[A arrow.Array](b *columns, name string) A {
 	var none A
 	fail := func(format string, args ...any) A {
 		if b.err == nil {
@@ -214,14 +214,14 @@ func checkText(a *array.Dictionary) error {
 	return nil
 }
 
-func (b *columns) int32(name string) *array.Int32   { return column[*array.Int32](b, name) }
-func (b *columns) int64(name string) *array.Int64   { return column[*array.Int64](b, name) }
-func (b *columns) uint64(name string) *array.Uint64 { return column[*array.Uint64](b, name) }
-func (b *columns) bool(name string) *array.Boolean  { return column[*array.Boolean](b, name) }
-func (b *columns) string(name string) *array.String { return column[*array.String](b, name) }
+func (b *columns) int32(name string) *array.Int32   { return checkedColumn[*array.Int32](b, name) }
+func (b *columns) int64(name string) *array.Int64   { return checkedColumn[*array.Int64](b, name) }
+func (b *columns) uint64(name string) *array.Uint64 { return checkedColumn[*array.Uint64](b, name) }
+func (b *columns) bool(name string) *array.Boolean  { return checkedColumn[*array.Boolean](b, name) }
+func (b *columns) string(name string) *array.String { return checkedColumn[*array.String](b, name) }
 
-// observed returns a value, or NotObserved for null.
-func observed(a *array.Int64, i int) int64 {
+// timeOrNotObserved returns a value, or NotObserved for null.
+func timeOrNotObserved(a *array.Int64, i int) int64 {
 	if a.IsNull(i) {
 		return tables.NotObserved
 	}
@@ -235,7 +235,7 @@ type textColumn struct {
 }
 
 func (b *columns) text(name string) textColumn {
-	t := textColumn{indices: column[*array.Dictionary](b, name)}
+	t := textColumn{indices: checkedColumn[*array.Dictionary](b, name)}
 	if t.indices != nil && t.indices.Len() > 0 {
 		t.values = t.indices.Dictionary().(*array.String) // see soundText
 	}
@@ -259,7 +259,7 @@ type listColumn struct {
 }
 
 func (b *columns) list(name string) listColumn {
-	l := listColumn{lists: column[*array.List](b, name)}
+	l := listColumn{lists: checkedColumn[*array.List](b, name)}
 	if l.lists != nil {
 		l.values = l.lists.ListValues().(*array.Int32)
 	}
@@ -282,7 +282,7 @@ type halfColumn struct {
 }
 
 func (b *columns) halves(name string) halfColumn {
-	lists := column[*array.FixedSizeList](b, name)
+	lists := checkedColumn[*array.FixedSizeList](b, name)
 	if lists == nil {
 		return halfColumn{}
 	}

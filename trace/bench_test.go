@@ -1,5 +1,7 @@
 package trace
 
+// This file measures what writing and reading a row costs.
+
 import (
 	"path/filepath"
 	"testing"

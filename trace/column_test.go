@@ -1,5 +1,7 @@
 package trace
 
+// This file tests the buffers of columns against Arrow's own builders.
+
 import (
 	"math/rand/v2"
 	"testing"

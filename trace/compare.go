@@ -25,7 +25,7 @@ const maxTensors = 1 << 18 // of all models; the largest have a few thousand
 
 // readStructure reads the structure table. It is replaced as a whole, so that it is never cut short.
 func (c *Capture) readStructure() error {
-	for rec, err := range records(filepath.Join(c.Dir, StructureFile), true) {
+	for rec, err := range readRecords(filepath.Join(c.Dir, StructureFile), true) {
 		if err != nil {
 			return err
 		}
@@ -63,7 +63,7 @@ func structureRows(rec arrow.Record) ([]tables.StructureRow, error) {
 			name, offset, size, typ = b.string("tensor_name"), b.int64("offset_bytes"), b.int64("size_bytes"),
 				b.string("type")
 			layer, component, file = b.int32("layer"), b.string("component"), b.string("file")
-			shape                  = column[*array.List](b, "shape")
+			shape                  = checkedColumn[*array.List](b, "shape")
 			experts, stride, model = b.int32("expert_count"), b.int64("expert_stride_bytes"), b.int32("model")
 		)
 		if b.err != nil {

@@ -29,7 +29,7 @@ func newCSVStream(w io.Writer) (*csvStream, error) {
 	return s, s.flush()
 }
 
-func (s *csvStream) access(a *tables.Access, tensor string) error {
+func (s *csvStream) writeAccess(a *tables.Access, tensor string) error {
 	s.text = appendSeconds(s.text[:0], a.Timestamp)
 	s.line[0] = string(s.text)
 	s.line[1] = strconv.Itoa(int(a.Token))

@@ -1,5 +1,7 @@
 package trace
 
+// These tests read exported files back: Parquet, Arrow and CSV.
+
 import (
 	"bytes"
 	"context"

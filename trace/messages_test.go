@@ -224,7 +224,7 @@ func TestHostileTables(t *testing.T) {
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
 			var last error
-			for rec, err := range records(path, true) {
+			for rec, err := range readRecords(path, true) {
 				if last = err; err != nil {
 					break
 				}
@@ -258,7 +258,7 @@ func TestUnpack(t *testing.T) {
 			path := filepath.Join(t.TempDir(), AccessFile)
 			check(t, os.WriteFile(path, zeros(t, rows, 2, options...), 0o600))
 			n := 0
-			for rec, err := range records(path, true) {
+			for rec, err := range readRecords(path, true) {
 				check(t, err)
 				values := rec.Column(0).(*array.Int64).Int64Values()
 				if len(values) != rows || rows > 0 && values[rows-1] != 0 {
@@ -335,7 +335,7 @@ func TestShrinkingTable(t *testing.T) {
 	}
 	check(t, os.WriteFile(path, append(table[:len(table)-8-400], make([]byte, 4096)...), 0o600))
 	n := 0
-	for _, err := range records(path, false) {
+	for _, err := range readRecords(path, false) {
 		if err != nil {
 			t.Log(err) // the last batch is made of zeros, or damaged
 		}

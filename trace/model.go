@@ -59,9 +59,9 @@ func newModel(index int, m *gguf.Model) *model {
 	return mod
 }
 
-// add makes files parts of the model. It returns their rows of the structure table, which are numbered
-// from row on.
-func (m *model) add(files []*gguf.File, row int) []tables.StructureRow {
+// addFiles makes files parts of the model. It returns their rows of the structure table, which are
+// numbered from row on.
+func (m *model) addFiles(files []*gguf.File, row int) []tables.StructureRow {
 	var rows []tables.StructureRow
 	for _, f := range files {
 		p := &modelPart{model: m, file: f, name: filepath.Base(f.Path), id: event.FileID(proc.IDOf(f.Info())),

@@ -74,8 +74,8 @@ func (c *Capture) Accesses() iter.Seq2[*tables.Access, error] {
 				Timestamp: timestamp.Value(i), Step: step.Value(i), Token: token.Value(i), Phase: p,
 				Thread: thread.Value(i), Op: op.value(i), Tensor: tensor, DataPtr: data.Value(i),
 				Offset: offset.Value(i), Bytes: bytes.Value(i), Layer: layer.Value(i),
-				Duration: observed(duration, i), Experts: experts.value(i), Context: llama.Value(i),
-				Stall: observed(stall, i),
+				Duration: timeOrNotObserved(duration, i), Experts: experts.value(i), Context: llama.Value(i),
+				Stall: timeOrNotObserved(stall, i),
 			}
 			return checkAccess(a, &c.Structure[tensor])
 		}
@@ -116,7 +116,7 @@ func (c *Capture) Steps() iter.Seq2[*tables.StepRow, error] {
 			*s = tables.StepRow{
 				Step: step.Value(i), PID: pid.Value(i), Thread: thread.Value(i), Context: llama.Value(i), Phase: p,
 				Tokens: tokens.Value(i), Token: token.Value(i), TokenIDs: ids.value(i),
-				Sequences: sequences.value(i), Begin: begin.Value(i), End: observed(end, i),
+				Sequences: sequences.value(i), Begin: begin.Value(i), End: timeOrNotObserved(end, i),
 				Derived: derived.Value(i),
 			}
 			return checkStep(s)
@@ -283,7 +283,7 @@ func rowsOf[R any](c *Capture, table string, open func(*columns) func(int, *R) e
 		var row R
 		for _, path := range files {
 			before := int64(0) // rows of the file's earlier batches
-			for rec, err := range records(path, c.Meta.Complete) {
+			for rec, err := range readRecords(path, c.Meta.Complete) {
 				if err != nil {
 					yield(nil, err)
 					return

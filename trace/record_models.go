@@ -94,7 +94,7 @@ func (r *Recorder) addModel(opened *gguf.Model, split splitKey, path string) ([]
 			info.Bytes += opened.Size()
 			info.Tensors += opened.Tensors()
 			info.Files = append(info.Files, files...)
-			return m.add(opened.Files, len(r.rows)), nil
+			return m.addFiles(opened.Files, len(r.rows)), nil
 		}
 	}
 	m := newModel(len(r.models), opened)
@@ -103,5 +103,5 @@ func (r *Recorder) addModel(opened *gguf.Model, split splitKey, path string) ([]
 	r.meta.Models = append(r.meta.Models, tables.ModelInfo{
 		Path: path, Fingerprint: files[0].Fingerprint, Bytes: opened.Size(), Tensors: opened.Tensors(), Files: files,
 	})
-	return m.add(opened.Files, len(r.rows)), nil
+	return m.addFiles(opened.Files, len(r.rows)), nil
 }

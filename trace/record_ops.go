@@ -241,7 +241,7 @@ func (r *Recorder) writeAccesses(stall int64) error {
 func (r *Recorder) writeAccess(a *tables.Access) error {
 	r.rowsWritten++
 	if r.csv != nil {
-		if err := r.csv.access(a, r.rows[a.Tensor].Name); err != nil {
+		if err := r.csv.writeAccess(a, r.rows[a.Tensor].Name); err != nil {
 			return err
 		}
 	}

@@ -1,5 +1,8 @@
 package trace
 
+// These tests check the tables that a recorder writes besides plain accesses: steps, buffers,
+// hidden inputs, page-ins, segments, several models.
+
 import (
 	"bytes"
 	"cmp"
@@ -599,7 +602,7 @@ func TestCSV(t *testing.T) {
 	if _, err := os.Stat(s.dir); err == nil {
 		t.Error("a directory was made")
 	}
-	if err := s.r.csv.access(&tables.Access{Timestamp: -1}, "=1+2"); err != nil {
+	if err := s.r.csv.writeAccess(&tables.Access{Timestamp: -1}, "=1+2"); err != nil {
 		t.Fatal(err)
 	}
 	check(t, s.r.csv.flush())

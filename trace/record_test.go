@@ -1,5 +1,8 @@
 package trace
 
+// These tests feed a recorder with events by a script, and check the accesses and routes that it
+// writes.
+
 import (
 	"errors"
 	"fmt"

@@ -1,5 +1,7 @@
 package trace
 
+// This file sums up what was read from disk more than once, while the capture runs.
+
 import (
 	"cmp"
 	"slices"
@@ -7,8 +9,6 @@ import (
 	"tensorcast/event"
 	"tensorcast/trace/tables"
 )
-
-// This file sums up what was read from disk more than once, while the capture runs.
 
 const (
 	rereadTop       = 20

@@ -65,12 +65,12 @@ func NewSession(opts RecorderOptions) (*Session, error) {
 			return nil, err
 		}
 	}
-	s.recorder(int32(opts.PID))
+	s.recorderOf(int32(opts.PID))
 	return s, nil
 }
 
-// recorder returns the recorder of a process. It creates one if there is none.
-func (s *Session) recorder(pid int32) *Recorder {
+// recorderOf returns the recorder of a process. It creates one if there is none.
+func (s *Session) recorderOf(pid int32) *Recorder {
 	if !s.opts.Follow {
 		pid = 0
 	} else if pid == 0 {
@@ -91,13 +91,16 @@ func (s *Session) recorder(pid int32) *Recorder {
 		}
 	}
 	r := newRecorder(opts, s.clock, s.csv)
-	r.create = func(meta *tables.Meta, rows []tables.StructureRow) (*Writer, error) { return s.create(pid, meta, rows) }
+	r.create = func(meta *tables.Meta, rows []tables.StructureRow) (*Writer, error) {
+		return s.createWriter(pid, meta, rows)
+	}
 	s.live[pid] = r
 	return r
 }
 
-// create creates the capture of a process. Before the first one it deletes an earlier session's captures.
-func (s *Session) create(pid int32, meta *tables.Meta, rows []tables.StructureRow) (*Writer, error) {
+// createWriter creates the capture of a process. Before the first one it deletes an earlier
+// session's captures.
+func (s *Session) createWriter(pid int32, meta *tables.Meta, rows []tables.StructureRow) (*Writer, error) {
 	if !s.isCleared {
 		if err := clearCapture(s.dir); err != nil {
 			return nil, err
@@ -135,14 +138,14 @@ func (s *Session) Handle(ev event.Event) error {
 	s.events++
 	switch e := ev.(type) {
 	case event.ProcessBegin:
-		return s.begin(e)
+		return s.beginProcess(e)
 	case event.ProcessEnd:
 		if s.opts.Follow {
-			return s.end(e.PID)
+			return s.endProcess(e.PID)
 		}
 		return nil
 	case event.PageIn:
-		return s.pageIn(e)
+		return s.spreadPageIn(e)
 	case event.FileSeen:
 		return s.passToRecorder(e.PID, e)
 	case event.DecodeBegin:
@@ -163,21 +166,21 @@ func (s *Session) passToRecorder(pid int32, e event.Event) error {
 	if len(s.broken) > 0 && s.broken[pid] {
 		return nil
 	}
-	err := s.recorder(pid).Handle(e)
+	err := s.recorderOf(pid).Handle(e)
 	if err != nil && s.opts.Follow && errors.Is(err, event.ErrLayout) {
 		s.broken[pid] = true
 		s.noteError(pid, err)
-		return s.finish(pid, err)
+		return s.finishProcess(pid, err)
 	}
 	return err
 }
 
-func (s *Session) begin(e event.ProcessBegin) error {
+func (s *Session) beginProcess(e event.ProcessBegin) error {
 	if !s.opts.Follow && e.PID != int32(s.opts.PID) {
 		return nil
 	}
 	delete(s.broken, e.PID)
-	r := s.recorder(e.PID)
+	r := s.recorderOf(e.PID)
 	r.meta.Parent = int(e.Parent)
 	if len(e.Command) > 0 {
 		r.setCommand(e.Command) // for the target, too: it may be a wrapper that has become another program
@@ -185,9 +188,9 @@ func (s *Session) begin(e event.ProcessBegin) error {
 	return nil
 }
 
-// pageIn passes a page-in to all recorders, because only they know which files are their models'. For
-// the recorders of other processes its cause is "other".
-func (s *Session) pageIn(e event.PageIn) error {
+// spreadPageIn passes a page-in to all recorders, because only they know which files are their
+// models'. For the recorders of other processes its cause is "other".
+func (s *Session) spreadPageIn(e event.PageIn) error {
 	for pid, r := range s.live {
 		seen := e
 		if s.opts.Follow && pid != e.PID {
@@ -200,18 +203,18 @@ func (s *Session) pageIn(e event.PageIn) error {
 	return nil
 }
 
-// end finishes the capture of a process. If the target has not decoded, its capture is kept open,
+// endProcess finishes the capture of a process. If the target has not decoded, its capture is kept open,
 // because it is what Finish returns if no process decodes.
-func (s *Session) end(pid int32) error {
+func (s *Session) endProcess(pid int32) error {
 	r := s.live[pid]
 	if r == nil || pid == int32(s.opts.PID) && r.meta.Steps == 0 {
 		return nil
 	}
-	return s.finish(pid, nil)
+	return s.finishProcess(pid, nil)
 }
 
-// finish ends the capture of a process, and keeps its description if the process decoded.
-func (s *Session) finish(pid int32, cause error) error {
+// finishProcess ends the capture of a process, and keeps its description if the process decoded.
+func (s *Session) finishProcess(pid int32, cause error) error {
 	r := s.live[pid]
 	delete(s.live, pid)
 	s.recent = nil
@@ -242,8 +245,8 @@ func (s *Session) noteError(pid int32, err error) {
 	}
 }
 
-// errors joins the errors that were kept, and says how many more there were.
-func (s *Session) errors() error {
+// joinErrors joins the errors that were kept, and says how many more there were.
+func (s *Session) joinErrors() error {
 	if s.moreErrs == 0 {
 		return errors.Join(s.errs...)
 	}
@@ -278,7 +281,7 @@ func (s *Session) Finish(cause error) ([]*tables.Meta, error) {
 			nothing = r
 			continue
 		}
-		if err := s.finish(pid, cause); err != nil {
+		if err := s.finishProcess(pid, cause); err != nil {
 			return s.ended, err
 		}
 	}
@@ -287,9 +290,9 @@ func (s *Session) Finish(cause error) ([]*tables.Meta, error) {
 		if meta == nil {
 			return nil, err
 		}
-		return []*tables.Meta{meta}, errors.Join(s.errors(), err)
+		return []*tables.Meta{meta}, errors.Join(s.joinErrors(), err)
 	}
-	return s.ended, s.errors()
+	return s.ended, s.joinErrors()
 }
 
 // releaseDir closes and unlocks the directory. It removes the directory if the session made it and wrote

@@ -1,5 +1,7 @@
 package trace
 
+// These tests record sessions of one and of several processes, and kill a process that records.
+
 import (
 	"bufio"
 	"bytes"

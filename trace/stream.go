@@ -68,16 +68,16 @@ func createStream(
 		s.maxRows = min(s.maxRows, batchBytes/max(c.width, 1))
 		s.columns = append(s.columns, c)
 	}
-	if err := s.begin(segment); err != nil {
+	if err := s.beginSegment(segment); err != nil {
 		s.release()
 		return nil, err
 	}
 	return s, nil
 }
 
-// begin starts a segment. It writes an empty batch with the schema, so that the table is readable
+// beginSegment starts a segment. It writes an empty batch with the schema, so that the table is readable
 // from the start.
-func (s *stream) begin(segment int) error {
+func (s *stream) beginSegment(segment int) error {
 	f, err := s.dir.Create(segmentFile(s.name, segment), fileMode)
 	if err != nil {
 		return err
@@ -266,14 +266,14 @@ func (s *stream) writeBatch() error {
 	}
 	for _, d := range s.dicts {
 		if d != nil && len(d.values) > dictionaryLimit && !d.isKept {
-			d.clear()
+			d.reset()
 		}
 	}
 	return nil
 }
 
-// end writes the buffered rows and ends the segment.
-func (s *stream) end() error {
+// endSegment writes the buffered rows and ends the segment.
+func (s *stream) endSegment() error {
 	err := s.flush()
 	if !s.torn {
 		err = cmp.Or(err, s.w.Close(), s.writeOut())
@@ -286,7 +286,7 @@ func (s *stream) end() error {
 func (s *stream) release() {
 	for _, d := range s.dicts {
 		if d != nil {
-			d.clear()
+			d.reset()
 		}
 	}
 }
@@ -327,7 +327,7 @@ func (d *dictionary) dropArray() {
 	}
 }
 
-func (d *dictionary) clear() {
+func (d *dictionary) reset() {
 	d.dropArray()
 	clear(d.known)
 	d.values = d.values[:0]

@@ -1,5 +1,7 @@
 package trace
 
+// This file tests that a row which does not match the schema is an error, and harms nothing else.
+
 import (
 	"os"
 	"path/filepath"
@@ -108,7 +110,7 @@ func TestRowsThatAreNotAsTheSchema(t *testing.T) {
 					}
 				}
 			}
-			if end := s.end(); (end == nil) != (err == nil) {
+			if end := s.endSegment(); (end == nil) != (err == nil) {
 				t.Errorf("end: %v; want %v", end, (err == nil))
 			}
 			if got := countRows(t, filepath.Join(dir, test.table)); got != rows {

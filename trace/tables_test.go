@@ -1,5 +1,7 @@
 package trace
 
+// These tests write and read all tables of a capture, in one and in several segments.
+
 import (
 	"fmt"
 	"iter"
@@ -185,7 +187,7 @@ func TestTablesRoundTripOverSegments(t *testing.T) {
 			for i := range segments {
 				for _, table := range streamFiles {
 					n := int64(0)
-					for rec, err := range records(filepath.Join(dir, segmentFile(table, i)), true) {
+					for rec, err := range readRecords(filepath.Join(dir, segmentFile(table, i)), true) {
 						if err != nil {
 							t.Fatal(err)
 						}

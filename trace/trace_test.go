@@ -1,5 +1,8 @@
 package trace
 
+// These tests write a small capture and read it back, whole, cut short, and in the way of other
+// files.
+
 import (
 	"errors"
 	"os"

@@ -1,5 +1,7 @@
 package trace
 
+// This file tests that a capture of an earlier version can still be read.
+
 import (
 	"context"
 	"testing"

@@ -88,7 +88,7 @@ func createCapture(dir *outfile.Dir, meta *tables.Meta, structure []tables.Struc
 	}
 	for _, name := range []string{AccessFile, RouteFile, StepFile} {
 		if _, err := w.streamOf(name); err != nil {
-			w.abandon()
+			w.closeStreams()
 			return nil, err
 		}
 	}
@@ -249,10 +249,10 @@ func (w *Writer) beginSegments() error {
 		if s == nil {
 			continue
 		}
-		if err := w.noteError(s.end()); err != nil {
+		if err := w.noteError(s.endSegment()); err != nil {
 			return err
 		}
-		if err := w.noteError(s.begin(w.segments.Last)); err != nil {
+		if err := w.noteError(s.beginSegment(w.segments.Last)); err != nil {
 			return err
 		}
 	}
@@ -278,7 +278,7 @@ func (w *Writer) Close(meta *tables.Meta, complete bool) error {
 	_ = w.flushRows() // of all tables, before the first is ended
 	for _, s := range w.streams {
 		if s != nil {
-			_ = w.noteError(s.end())
+			_ = w.noteError(s.endSegment())
 			s.release()
 		}
 	}
@@ -293,11 +293,11 @@ func (w *Writer) Close(meta *tables.Meta, complete bool) error {
 	return w.err
 }
 
-// abandon closes the streams that createCapture opened.
-func (w *Writer) abandon() {
+// closeStreams closes the streams that createCapture opened.
+func (w *Writer) closeStreams() {
 	for _, s := range w.streams {
 		if s != nil {
-			_ = s.end() // the error that led here is the one to report
+			_ = s.endSegment() // the error that led here is the one to report
 			s.release()
 		}
 	}

@@ -1,5 +1,7 @@
 package preload
 
+// These tests read shared memory that a target has filled well or badly.
+
 import (
 	"encoding/binary"
 	"errors"

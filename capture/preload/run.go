@@ -97,7 +97,7 @@ func (s *Session) Run(ctx context.Context, pid int, handle func(event.Event) err
 		}
 	}
 	s.mem.markClosed()
-	return s.finish(handle)
+	return s.finishProcesses(handle)
 }
 
 // readSlots reads what all processes have written, until the deadline.
@@ -198,8 +198,8 @@ func (s *Session) sendEnd(p *process, handle func(event.Event) error) error {
 	return handle(event.ProcessEnd{Time: now.Nano(), PID: int32(p.pid)})
 }
 
-// finish ends all processes at the end of the session.
-func (s *Session) finish(handle func(event.Event) error) error {
+// finishProcesses ends all processes at the end of the session.
+func (s *Session) finishProcesses(handle func(event.Event) error) error {
 	deadline := time.Now().Add(maxFinishTime)
 	for again := true; again; {
 		if err := s.readSlots(deadline, handle); err != nil {
@@ -356,7 +356,7 @@ func (p *process) endStale(time int64, handle func(event.Event) error) error {
 // another one may be found in the library's files. The shim tries that with the next graph.
 func (s *Session) handleImage(p *process, im *imageRecord) error {
 	if im.layout == noLayout {
-		for _, path := range libraries(proc.Locate(p.pid, im.path, 0).Path) {
+		for _, path := range nearbyLibraries(proc.Locate(p.pid, im.path, 0).Path) {
 			scanned, err := ggml.Scan(path)
 			if err == nil && scanned.Layout != nil && s.offerLayout(*scanned.Layout) {
 				s.opts.Log.Debug("another layout", "file", path, "layout", scanned.Layout.String())
@@ -391,9 +391,9 @@ func (s *Session) layoutError(im *imageRecord) error {
 	return fmt.Errorf("%w: %q (its graphs and ggml's own functions disagree on it)", event.ErrLayout, im.path)
 }
 
-// libraries lists a library of ggml and its neighbours, which may have debug information. The list
+// nearbyLibraries lists a library of ggml and its neighbours, which may have debug information. The list
 // is bounded, because a target could put any number of files there.
-func libraries(path string) []string {
+func nearbyLibraries(path string) []string {
 	paths := []string{path}
 	entries, err := os.ReadDir(filepath.Dir(path))
 	if err != nil {

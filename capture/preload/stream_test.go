@@ -193,7 +193,7 @@ func (m *streamModel) replay(t testing.TB, stream []byte, dir string) (got repla
 		stream = stream[n:]
 	}
 	if err == nil {
-		err = s.finish(handle)
+		err = s.finishProcesses(handle)
 	}
 	metas, finishErr := recorder.Finish(err)
 	if len(metas) > 0 {

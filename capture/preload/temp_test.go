@@ -1,5 +1,7 @@
 package preload
 
+// This file tests the temporary directories of sessions.
+
 import (
 	"errors"
 	"os"

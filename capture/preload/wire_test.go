@@ -1,5 +1,7 @@
 package preload
 
+// This file compares the Go types of the shared memory with wire.h.
+
 import (
 	"os"
 	"os/exec"

@@ -1,5 +1,7 @@
 package reuse
 
+// These tests compare the replay with readahead with a slow one.
+
 import (
 	"math/rand/v2"
 	"slices"

@@ -1,5 +1,7 @@
 package reuse
 
+// These tests compare the policies with slow ones and with each other.
+
 import (
 	"math/rand/v2"
 	"slices"

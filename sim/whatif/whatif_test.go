@@ -1,5 +1,7 @@
 package whatif
 
+// These tests estimate for a cyclic scan, whose results are known.
+
 import (
 	"bytes"
 	"encoding/json"

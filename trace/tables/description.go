@@ -1,5 +1,8 @@
 package tables
 
+// This file defines the content of capture.json: what was captured, of which model, on which
+// machine, and what was lost.
+
 import (
 	"fmt"
 	"path/filepath"
@@ -7,9 +10,6 @@ import (
 
 	"tensorcast/event"
 )
-
-// This file defines the content of capture.json: what was captured, of which model, on which
-// machine, and what was lost.
 
 // Meta is the content of capture.json.
 type Meta struct {

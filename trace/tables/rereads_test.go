@@ -1,5 +1,7 @@
 package tables
 
+// This file tests the text about bytes that were read from disk again.
+
 import (
 	"strings"
 	"testing"

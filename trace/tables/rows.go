@@ -4,6 +4,8 @@
 // rows do not link Arrow.
 package tables
 
+// This file defines the rows of the tables.
+
 import (
 	"fmt"
 	"slices"
@@ -12,8 +14,6 @@ import (
 
 	"tensorcast/event"
 )
-
-// This file defines the rows of the tables.
 
 // Phase is what a step was for.
 type Phase uint8
