@@ -21,7 +21,7 @@ func newStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Say what running prefetchds do",
-		Long: `Say what running prefetchds do: a line for each, or with --json all that is known, as an array. With --metrics the same for
+		Long: `Say what running prefetchds do: a line for each, with the phase of its control loop and since when; or with --json all that is known, as an array. With --metrics the same for
 Prometheus (its text format), to be scraped as a file, or by way of the socket of each prefetchd:
 curl --unix-socket /run/prefetchd/TARGET.sock http://prefetchd/metrics (and /status for JSON).
 
@@ -80,7 +80,11 @@ func writeStatus(w io.Writer, all []monitor.Report, asJSON, metrics bool) error 
 		return err
 	}
 	for _, r := range all {
-		line := fmt.Sprintf("%d %s, for %v: %s", r.Target, r.Command, time.Since(r.Began).Round(time.Second), r.Status)
+		since := func(at time.Time) time.Duration { return time.Since(at).Round(time.Second) }
+		line := fmt.Sprintf("%d %s, for %v: %s", r.Target, r.Command, since(r.Began), r.Status)
+		if phase := r.Status.LoopPhase; phase != "" { // a prefetchd of before does not tell it
+			line += fmt.Sprintf(" (phase %s since %v)", phase, since(r.Status.Since))
+		}
 		if _, err := fmt.Fprintln(w, visible.Line(line)); err != nil {
 			return err
 		}

@@ -1,7 +1,7 @@
 package trace
 
-// This file exports finished tables for other programs (pandas, polars, DuckDB) as Parquet, Arrow or CSV. Callers pass plain slices, so
-// that Arrow stays inside this package.
+// This file writes tables as Parquet, Arrow or CSV, for other programs (pandas, polars, DuckDB).
+// Callers pass plain slices, so that Arrow stays inside this package.
 
 import (
 	"bufio"
@@ -27,8 +27,8 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// WriteParquet writes a table as one Parquet file, compressed with Zstandard. The fields become the file's key-value metadata, which pandas
-// and DuckDB show. It does not close w.
+// WriteParquet writes a table as one Parquet file, compressed with Zstandard. The fields become the
+// file's key-value metadata, which pandas and DuckDB show. It does not close w.
 func WriteParquet(w io.Writer, columns []tables.Column, fields ...tables.Field) error {
 	codec := compress.Codecs.Zstd
 	if len(columns) > 0 && reflect.ValueOf(columns[0].Values).Len() < fewRows {
@@ -37,19 +37,24 @@ func WriteParquet(w io.Writer, columns []tables.Column, fields ...tables.Field) 
 	return writeParquet(w, codec, func(yield func([]tables.Column, error) bool) { yield(columns, nil) }, fields)
 }
 
-// fewRows is up to where a table is so small that it is not worth an encoder of zstd, which takes megabytes for each column.
+// fewRows is the size below which a table is not worth a zstd encoder, which takes megabytes for each
+// column.
 const fewRows = 1 << 14
 
-// WriteParquetBatches is WriteParquet for a table that comes some rows at a time, each time with the same columns. They become row groups. An
-// error among them ends it.
+// WriteParquetBatches is WriteParquet for a table that comes some rows at a time, each time with the
+// same columns. Each batch becomes a row group. An error among the batches ends it.
 func WriteParquetBatches(w io.Writer, batches iter.Seq2[[]tables.Column, error], fields ...tables.Field) error {
 	return writeParquet(w, compress.Codecs.Zstd, batches, fields)
 }
 
-func writeParquet(w io.Writer, codec compress.Compression, batches iter.Seq2[[]tables.Column, error], fields []tables.Field) error {
+func writeParquet(
+	w io.Writer, codec compress.Compression, batches iter.Seq2[[]tables.Column, error],
+	fields []tables.Field,
+) error {
 	dst := newLatched(w)
-	err := write(dst, batches, fields, func(schema *arrow.Schema) (recordWriter, error) {
-		// By default the schema's root is marked as repeated. Readers that take this literally fail on every column.
+	err := writeRecords(dst, batches, fields, func(schema *arrow.Schema) (recordWriter, error) {
+		// By default the schema's root is marked as repeated. Readers that take this literally fail
+		// on every column.
 		props := parquet.NewWriterProperties(parquet.WithRootRepetition(parquet.Repetitions.Required),
 			parquet.WithCompression(codec), parquet.WithCreatedBy("tensorcast"))
 		return pqarrow.NewFileWriter(schema, dst, props, pqarrow.DefaultWriterProps())
@@ -60,11 +65,12 @@ func writeParquet(w io.Writer, codec compress.Compression, batches iter.Seq2[[]t
 	return nil
 }
 
-// WriteArrowBatches writes a table that comes some rows at a time, each time with the same columns, as one Arrow IPC file (Feather version 2).
-// The fields become the schema's metadata. It does not close w.
+// WriteArrowBatches writes a table that comes some rows at a time, each time with the same columns,
+// as one Arrow IPC file (Feather version 2). The fields become the schema's metadata. It does not
+// close w.
 func WriteArrowBatches(w io.Writer, batches iter.Seq2[[]tables.Column, error], fields ...tables.Field) error {
 	dst := newLatched(w)
-	err := write(dst, batches, fields, func(schema *arrow.Schema) (recordWriter, error) {
+	err := writeRecords(dst, batches, fields, func(schema *arrow.Schema) (recordWriter, error) {
 		return ipc.NewFileWriter(&positionWriter{w: dst}, ipc.WithSchema(schema))
 	})
 	if err != nil {
@@ -78,9 +84,10 @@ type recordWriter interface {
 	Close() error
 }
 
-// latched takes what Arrow writes, in many small pieces, and keeps the first error of w to itself until end: Arrow's Parquet writer panics
-// after an error. Nothing is written after it. It has no Close method: Arrow's writers close destinations that have one, which is the
-// caller's task.
+// latched buffers the many small pieces that Arrow writes. Arrow's Parquet writer panics after an error,
+// so latched keeps the first error of w to itself until end. Nothing is written after an error. It has no
+// Close method, because Arrow's writers close destinations that have one, and closing is the caller's
+// task.
 type latched struct {
 	w   *bufio.Writer
 	err error
@@ -95,7 +102,7 @@ func (l *latched) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// end writes what is buffered.
+// end writes what is buffered, and returns the first error.
 func (l *latched) end() error {
 	if l.err == nil {
 		l.err = l.w.Flush()
@@ -103,11 +110,14 @@ func (l *latched) end() error {
 	return l.err
 }
 
-// write opens a writer to dst when the first batch has told the schema, and passes all of them to it.
-func write(dst *latched, batches iter.Seq2[[]tables.Column, error], fields []tables.Field, open func(*arrow.Schema) (recordWriter, error)) error {
+// writeRecords opens a writer to dst when the first batch tells the schema, and passes all batches to it.
+func writeRecords(
+	dst *latched, batches iter.Seq2[[]tables.Column, error], fields []tables.Field,
+	open func(*arrow.Schema) (recordWriter, error),
+) error {
 	var out recordWriter
-	one := func(columns []tables.Column) error {
-		rec, err := record(columns, fields)
+	writeOne := func(columns []tables.Column) error {
+		rec, err := buildRecord(columns, fields)
 		if err != nil {
 			return err
 		}
@@ -122,7 +132,7 @@ func write(dst *latched, batches iter.Seq2[[]tables.Column, error], fields []tab
 	}
 	for columns, err := range batches {
 		if err == nil {
-			err = one(columns)
+			err = writeOne(columns)
 		}
 		if err != nil {
 			if out != nil {
@@ -138,7 +148,8 @@ func write(dst *latched, batches iter.Seq2[[]tables.Column, error], fields []tab
 	return cmp.Or(dst.end(), err)
 }
 
-// positionWriter counts what was written. Arrow's file writer seeks only to learn its position, so this suffices to write a file to a pipe.
+// positionWriter counts the bytes written. Arrow's file writer seeks only to learn its position, so this
+// suffices to write a file to a pipe.
 type positionWriter struct {
 	w   io.Writer
 	pos int64
@@ -157,24 +168,26 @@ func (p *positionWriter) Seek(offset int64, whence int) (int64, error) {
 	return p.pos, nil
 }
 
-// WriteCSV writes a table as CSV (RFC 4180, line feeds, with a header). Numbers read back as the same value. Text that a spreadsheet would
-// take for a formula gets a leading apostrophe. A list is one text, with a space between its values. It does not close w.
+// WriteCSV writes a table as CSV (RFC 4180, but lines end in a line feed; with a header). Numbers read
+// back as the same value. Text that a spreadsheet would take for a formula gets a leading apostrophe. A
+// list is one text, with a space between its values. It does not close w.
 func WriteCSV(w io.Writer, columns []tables.Column) error {
 	return WriteCSVBatches(w, func(yield func([]tables.Column, error) bool) { yield(columns, nil) })
 }
 
-// WriteCSVBatches is WriteCSV for a table that comes some rows at a time, each time with the same columns.
+// WriteCSVBatches is WriteCSV for a table that comes some rows at a time, each time with the same
+// columns.
 func WriteCSVBatches(w io.Writer, batches iter.Seq2[[]tables.Column, error]) error {
 	texts := func(yield func([]tables.Column, error) bool) {
 		for columns, err := range batches {
-			if !yield(inCells(columns), err) {
+			if !yield(toCells(columns), err) {
 				return
 			}
 		}
 	}
 	dst := newLatched(w)
-	err := write(dst, texts, nil, func(schema *arrow.Schema) (recordWriter, error) {
-		return lines{csv.NewWriter(dst, schema, csv.WithHeader(true))}, nil
+	err := writeRecords(dst, texts, nil, func(schema *arrow.Schema) (recordWriter, error) {
+		return csvRecordWriter{csv.NewWriter(dst, schema, csv.WithHeader(true))}, nil
 	})
 	if err != nil {
 		return fmt.Errorf("write CSV: %w", err)
@@ -182,13 +195,13 @@ func WriteCSVBatches(w io.Writer, batches iter.Seq2[[]tables.Column, error]) err
 	return nil
 }
 
-// lines is a csv.Writer that is closed like other writers.
-type lines struct{ *csv.Writer }
+// csvRecordWriter is a csv.Writer that is closed like other writers.
+type csvRecordWriter struct{ *csv.Writer }
 
-func (l lines) Close() error { return l.Flush() }
+func (l csvRecordWriter) Close() error { return l.Flush() }
 
-// inCells makes of columns what the cells of a spreadsheet hold.
-func inCells(columns []tables.Column) []tables.Column {
+// toCells converts columns of text and lists to what the cells of a spreadsheet hold. It leaves numbers.
+func toCells(columns []tables.Column) []tables.Column {
 	columns = slices.Clone(columns)
 	for i, c := range columns {
 		var text []string
@@ -229,7 +242,7 @@ func inCells(columns []tables.Column) []tables.Column {
 	return columns
 }
 
-// listCells are lists as texts.
+// listCells formats each list as one text.
 func listCells[N int32 | int64](rows [][]N) []string {
 	text := make([]string, len(rows))
 	for i, row := range rows {
@@ -245,8 +258,8 @@ func listCells[N int32 | int64](rows [][]N) []string {
 	return text
 }
 
-// record builds one Arrow record. The caller releases it.
-func record(columns []tables.Column, fields []tables.Field) (arrow.Record, error) {
+// buildRecord builds an Arrow record. The caller releases it.
+func buildRecord(columns []tables.Column, fields []tables.Field) (arrow.Record, error) {
 	if len(columns) == 0 {
 		return nil, errors.New("a table needs a column")
 	}
@@ -260,7 +273,7 @@ func record(columns []tables.Column, fields []tables.Field) (arrow.Record, error
 		}
 	}()
 	for i, c := range columns {
-		a, err := arrayOf(c)
+		a, err := buildArray(c)
 		if err != nil {
 			return nil, err
 		}
@@ -272,7 +285,8 @@ func record(columns []tables.Column, fields []tables.Field) (arrow.Record, error
 		}
 		schema[i] = arrow.Field{Name: c.Name, Type: a.DataType(), Nullable: nullable}
 		if a.Len() != arrays[0].Len() {
-			return nil, fmt.Errorf("column %s has %d rows, column %s has %d", c.Name, a.Len(), columns[0].Name, arrays[0].Len())
+			return nil, fmt.Errorf("column %s has %d rows, column %s has %d", c.Name, a.Len(), columns[0].Name,
+				arrays[0].Len())
 		}
 	}
 	var keys, values []string
@@ -283,7 +297,7 @@ func record(columns []tables.Column, fields []tables.Field) (arrow.Record, error
 	return array.NewRecord(arrow.NewSchema(schema, &meta), arrays, int64(arrays[0].Len())), nil
 }
 
-func arrayOf(c tables.Column) (arrow.Array, error) {
+func buildArray(c tables.Column) (arrow.Array, error) {
 	mem := memory.DefaultAllocator
 	switch v := c.Values.(type) {
 	case []int32:
@@ -357,7 +371,8 @@ func arrayOf(c tables.Column) (arrow.Array, error) {
 		if len(v) > 0 {
 			size = len(v[0])
 		}
-		b := array.NewListBuilderWithField(mem, arrow.Field{Name: "item", Type: arrow.PrimitiveTypes.Float32}) // Parquet has no lists of a fixed size
+		// Parquet has no lists of a fixed size
+		b := array.NewListBuilderWithField(mem, arrow.Field{Name: "item", Type: arrow.PrimitiveTypes.Float32})
 		defer b.Release()
 		for i, row := range v {
 			if len(row) != size || size == 0 {

@@ -1,5 +1,8 @@
 package trace
 
+// These tests check the tables that a recorder writes besides plain accesses: steps, buffers,
+// hidden inputs, page-ins, segments, several models.
+
 import (
 	"bytes"
 	"cmp"
@@ -58,7 +61,8 @@ func TestRecorderSteps(t *testing.T) {
 	at := func(ns int64) int64 { s.time = s.r.begun + ns; return s.time }
 	begin := func(context uint64, tokens int32, sequences ...int32) {
 		s.decode++
-		s.handle(event.DecodeBegin{Time: s.time, PID: 3, TID: 7, Context: context, Decode: s.decode, Tokens: tokens, Sequences: sequences})
+		s.handle(event.DecodeBegin{Time: s.time, PID: 3, TID: 7, Context: context, Decode: s.decode, Tokens: tokens,
+			Sequences: sequences})
 	}
 	at(100)
 	begin(0xa, 3, 0) // a prompt, in two graphs
@@ -78,13 +82,14 @@ func TestRecorderSteps(t *testing.T) {
 	s.end()
 
 	begin(0xa, 1, 1)
-	s.op(event.Op{Name: "GET_ROWS", GatherDim: 1, Sources: []event.Source{s.source("token_embd.weight")}}) // its ids were lost
+	// its ids were lost
+	s.op(event.Op{Name: "GET_ROWS", GatherDim: 1, Sources: []event.Source{s.source("token_embd.weight")}})
 	s.embed(3)
 	s.end()
 
 	s.decode++
 	s.handle(event.DecodeBegin{Time: s.time, PID: 3, TID: 7, Context: 0xa, Decode: s.decode, Tokens: 1, Derived: true})
-	// Its end is lost: another begins. The capture ends within that.
+	// The decode's end is lost: another one begins. The capture ends within that.
 	begin(0xb, 1)
 
 	meta, c := s.finish()
@@ -94,7 +99,7 @@ func TestRecorderSteps(t *testing.T) {
 	steps := stepsOf(t, c)
 	for i := range steps {
 		if steps[i].PID != 3 || steps[i].Thread != 7 || int(steps[i].Step) != i {
-			t.Errorf("step %+v", steps[i])
+			t.Errorf("step %+v; want steps[i].PID = 3, steps[i].Thread = 7, int(steps[i].Step) = %v", steps[i], i)
 		}
 		steps[i].PID, steps[i].Thread, steps[i].Step = 0, 0, 0
 		if i > 0 {
@@ -103,8 +108,10 @@ func TestRecorderSteps(t *testing.T) {
 		}
 	}
 	want := []tables.StepRow{
-		{Context: 0, Phase: tables.PhasePrompt, Tokens: 3, Token: -1, TokenIDs: []int32{4, 5, 4}, Sequences: []int32{0}, Begin: 100, End: 5000},
-		{Context: 0, Phase: tables.PhaseGeneration, Tokens: 3, Token: 0, TokenIDs: []int32{7, 7, 8}, Sequences: []int32{0, 1, 2}},
+		{Context: 0, Phase: tables.PhasePrompt, Tokens: 3, Token: -1, TokenIDs: []int32{4, 5, 4},
+			Sequences: []int32{0}, Begin: 100, End: 5000},
+		{Context: 0, Phase: tables.PhaseGeneration, Tokens: 3, Token: 0, TokenIDs: []int32{7, 7, 8},
+			Sequences: []int32{0, 1, 2}},
 		{Context: 1, Phase: tables.PhasePrompt, Tokens: 3, Token: -1, Sequences: []int32{0, 1, 2}},
 		{Context: 1, Phase: tables.PhasePrompt, Tokens: 3, Token: -1, Sequences: []int32{0, 2}},
 		{Context: 0, Phase: tables.PhaseGeneration, Tokens: 1, Token: 1, Sequences: []int32{1}},
@@ -125,7 +132,7 @@ func TestRecorderSteps(t *testing.T) {
 	}
 }
 
-// Steps that end before a weight is read are not forgotten.
+// Steps that end before a weight is read are in the table, too.
 func TestRecorderEarlySteps(t *testing.T) {
 	s := newScript(t, tiny)
 	s.begin(1, 4)
@@ -136,14 +143,16 @@ func TestRecorderEarlySteps(t *testing.T) {
 	s.end()
 	_, c := s.finish()
 	if steps := stepsOf(t, c); len(steps) != 2 || steps[0].Tokens != 4 || steps[1].Phase != tables.PhaseGeneration {
-		t.Errorf("steps %+v", steps)
+		t.Errorf("steps %+v; want len(steps) = 2, steps[0].Tokens = 4, steps[1].Phase = %v", steps,
+			tables.PhaseGeneration)
 	}
 }
 
 func TestRecorderWithoutTimesAndIDs(t *testing.T) {
 	s := newScriptWith(t, tinyMoE, func(o *RecorderOptions) { o.Detail = tables.DetailGraph })
 	s.seen()
-	gate, embd, norm := s.source("blk.0.ffn_gate_exps.weight"), s.source("token_embd.weight"), s.source("output_norm.weight")
+	gate, embd, norm := s.source("blk.0.ffn_gate_exps.weight"), s.source("token_embd.weight"),
+		s.source("output_norm.weight")
 	op := func(o event.Op) {
 		o.Time, o.Duration, o.Stall, o.TID, o.Decode = s.time, tables.NotObserved, tables.NotObserved, 7, s.decode
 		s.handle(&o)
@@ -156,17 +165,20 @@ func TestRecorderWithoutTimesAndIDs(t *testing.T) {
 		s.end()
 	}
 	s.begin(1, 1)
-	op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, Selects: 3, Sources: []event.Source{gate}}) // their number is known
+	// their number is known
+	op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, Selects: 3, Sources: []event.Source{gate}})
 	s.end()
 	meta, c := s.finish()
 	if meta.Detail != tables.DetailGraph {
-		t.Errorf("detail %q", meta.Detail)
+		t.Errorf("detail %q; want %v", meta.Detail, tables.DetailGraph)
 	}
 	rows, err := readRows(c)
 	check(t, err)
 	// Four tokens use at most the four experts that there are, one uses two.
-	for i, want := range []int64{4 * embd.NB[1], 4 * gate.NB[2], norm.Bytes(), embd.NB[1], 2 * gate.NB[2], norm.Bytes(), 3 * gate.NB[2]} {
-		if a := rows[i]; a.Bytes != want || a.Duration != tables.NotObserved || a.Stall != tables.NotObserved || a.Experts != nil {
+	for i, want := range []int64{4 * embd.NB[1], 4 * gate.NB[2], norm.Bytes(), embd.NB[1], 2 * gate.NB[2],
+		norm.Bytes(), 3 * gate.NB[2]} {
+		if a := rows[i]; a.Bytes != want || a.Duration != tables.NotObserved || a.Stall != tables.NotObserved ||
+			a.Experts != nil {
 			t.Errorf("row %d is %+v, want %d bytes, no times, no experts", i, a, want)
 		}
 	}
@@ -181,10 +193,12 @@ func TestRecorderBuffers(t *testing.T) {
 	s.begin(1, 1)
 	s.embed(1)
 	buffer := func(name, root string, write bool) event.Buffer {
-		return event.Buffer{Name: name, Root: root, Data: 64, Type: gguf.F16, NE: [4]int64{10, 4, 1, 1}, NB: [4]int64{2, 32, 128, 128}, Write: write}
+		return event.Buffer{Name: name, Root: root, Data: 64, Type: gguf.F16, NE: [4]int64{10, 4, 1, 1},
+			NB: [4]int64{2, 32, 128, 128}, Write: write}
 	}
 	s.op(event.Op{Name: "MUL_MAT", Buffers: []event.Buffer{
-		buffer("k", "cache_k_l0", false), buffer("cache_r_l3 (view)", "", true), buffer("inp_tokens", "", false), buffer("leaf_4", "", false),
+		buffer("k", "cache_k_l0", false), buffer("cache_r_l3 (view)", "", true), buffer("inp_tokens", "", false),
+		buffer("leaf_4", "", false),
 		buffer("attn_inp_kq_mask", "", false), buffer("Qcur-0", "node_7", true),
 	}})
 	s.end()
@@ -193,12 +207,14 @@ func TestRecorderBuffers(t *testing.T) {
 	for _, b := range buffersOf(t, c) {
 		kinds = append(kinds, fmt.Sprint(b.Buffer, " ", b.Root, " ", b.Kind, " ", b.Write))
 		// ggml_nbytes of 10 of 16 elements in each of 4 rows
-		if b.Bytes != 2+9*2+3*32 || b.Seq != 2 || b.Step != 0 || b.Op != "MUL_MAT" || b.DataPtr != 64 || b.Timestamp != 2000 {
+		if b.Bytes != 2+9*2+3*32 || b.Seq != 2 || b.Step != 0 || b.Op != "MUL_MAT" || b.DataPtr != 64 ||
+			b.Timestamp != 2000 {
 			t.Errorf("row %+v", b)
 		}
 	}
 	want := []string{
-		"k cache_k_l0 kv false", "cache_r_l3 (view)  kv true", "inp_tokens  input false", "leaf_4  input false", "attn_inp_kq_mask  input false", "Qcur-0 node_7 activation true",
+		"k cache_k_l0 kv false", "cache_r_l3 (view)  kv true", "inp_tokens  input false", "leaf_4  input false",
+		"attn_inp_kq_mask  input false", "Qcur-0 node_7 activation true",
 	}
 	if !slices.Equal(kinds, want) {
 		t.Errorf("got %q, want %q", kinds, want)
@@ -214,18 +230,21 @@ func TestRecorderBuffers(t *testing.T) {
 	}
 }
 
-// What routers read has the position that their choice has in the route table; the warm-up's is left out, and what is of another model.
+// A router's input has the same position as its choice in the route table. Inputs of the warm-up
+// and of another model are left out.
 func TestRecorderHidden(t *testing.T) {
 	s := newScript(t, tinyMoE)
 	s.seen()
 	input := func(layer int32, point event.Point, row, rows, n int) {
 		t.Helper()
-		s.handle(event.RouterInput{Time: s.time, TID: 7, Decode: s.decode, Graph: s.graph, Layer: layer, Point: point, Row: row, Rows: rows, Values: slices.Repeat([]float32{float32(row) + 0.5}, n)})
+		s.handle(event.RouterInput{Time: s.time, TID: 7, Decode: s.decode, Graph: s.graph, Layer: layer, Point: point,
+			Row: row, Rows: rows, Values: slices.Repeat([]float32{float32(row) + 0.5}, n)})
 	}
 	gate := s.source("blk.0.ffn_gate_exps.weight")
 	choose := func(rows int) {
 		t.Helper()
-		s.op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: slices.Repeat([]int32{3, 1}, rows), IDRows: rows, Sources: []event.Source{gate}})
+		s.op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: slices.Repeat([]int32{3, 1}, rows),
+			IDRows: rows, Sources: []event.Source{gate}})
 	}
 	input(0, event.PointRouter, 0, 1, 4) // before the first whole decode
 	s.handle(event.DecodeBegin{Time: s.time, TID: 7, Context: 1, Decode: 1, Tokens: 2, Warmup: true})
@@ -258,8 +277,11 @@ func TestRecorderHidden(t *testing.T) {
 		step, token, position int32
 		point                 event.Point
 		value                 float32
-	}{{1, -1, 0, event.PointAttention, 0.5}, {1, -1, 1, event.PointAttention, 1.5}, {1, -1, 2, event.PointAttention, 2.5}, {1, -1, 2, event.PointRouter, 2.5}, {1, -1, 4, event.PointRouter, 1.5}, {2, 0, 0, event.PointRouter, 0.5}} {
-		want = append(want, tables.HiddenRow{Step: r.step, Token: r.token, Point: r.point, Position: r.position, Values: slices.Repeat([]float32{r.value}, 4)})
+	}{{1, -1, 0, event.PointAttention, 0.5}, {1, -1, 1, event.PointAttention, 1.5},
+		{1, -1, 2, event.PointAttention, 2.5}, {1, -1, 2, event.PointRouter, 2.5}, {1, -1, 4, event.PointRouter, 1.5},
+		{2, 0, 0, event.PointRouter, 0.5}} {
+		want = append(want, tables.HiddenRow{Step: r.step, Token: r.token, Point: r.point, Position: r.position,
+			Values: slices.Repeat([]float32{r.value}, 4)})
 	}
 	if got := hiddenOf(t, c); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)
@@ -279,12 +301,14 @@ func TestRecorderHidden(t *testing.T) {
 	}
 }
 
-// The stall of an op is in one of its rows, the largest.
+// The stall of an op is in only one of its rows: the one that reads most.
 func TestRecorderStall(t *testing.T) {
 	s := newScript(t, tiny)
 	s.seen()
 	s.begin(1, 1)
-	s.op(event.Op{Name: "MUL_MAT+ADD", Stall: 500, Sources: []event.Source{s.source("output_norm.weight"), s.source("output.weight"), s.source("blk.0.attn_norm.weight")}})
+	s.op(event.Op{Name: "MUL_MAT+ADD", Stall: 500,
+		Sources: []event.Source{s.source("output_norm.weight"), s.source("output.weight"),
+			s.source("blk.0.attn_norm.weight")}})
 	s.op(event.Op{Name: "MUL_MAT", Stall: 30, Sources: []event.Source{s.source("output.weight")}})
 	s.op(event.Op{Name: "MUL_MAT", Sources: []event.Source{s.source("output.weight")}})
 	s.end()
@@ -298,12 +322,13 @@ func TestRecorderStall(t *testing.T) {
 	if want := []int64{0, 500, 0, 30, 0}; !slices.Equal(got, want) {
 		t.Errorf("stalls %v, want %v", got, want)
 	}
-	if r := meta.Rereads; r == nil || r.StallNS != 530 || len(r.Tensors) != 1 || r.Tensors[0].Name != "output.weight" || r.Tensors[0].StallNS != 530 {
+	if r := meta.Rereads; r == nil || r.StallNS != 530 || len(r.Tensors) != 1 ||
+		r.Tensors[0].Name != "output.weight" || r.Tensors[0].StallNS != 530 {
 		t.Errorf("rereads %+v", meta.Rereads)
 	}
 }
 
-// Two models of the same file name, and one of those again under another name.
+// Two models have the same file name, and one of them appears again under another name.
 func TestRecorderTwoModels(t *testing.T) {
 	s := newScript(t, tiny)
 	draft, err := os.ReadFile(llamatest.Model(t, tinyMoE))
@@ -314,7 +339,8 @@ func TestRecorderTwoModels(t *testing.T) {
 	check(t, os.Link(path, link))
 	second, err := gguf.Open(path)
 	check(t, err)
-	draftID, linkID := event.FileID{Dev: 8, Ino: 10}, event.FileID{Dev: 9, Ino: 10} // a file system that gives a file two ids
+	// on some file systems a file has two ids
+	draftID, linkID := event.FileID{Dev: 8, Ino: 10}, event.FileID{Dev: 9, Ino: 10}
 
 	s.seen()
 	s.begin(1, 4)
@@ -337,12 +363,14 @@ func TestRecorderTwoModels(t *testing.T) {
 	s.end()
 
 	meta, c := s.finish()
-	if len(meta.Models) != 2 || meta.Models[0].Path != main.Path || meta.Models[1].Path != path || meta.Models[0].Fingerprint == meta.Models[1].Fingerprint ||
+	if len(meta.Models) != 2 || meta.Models[0].Path != main.Path || meta.Models[1].Path != path ||
+		meta.Models[0].Fingerprint == meta.Models[1].Fingerprint ||
 		meta.Models[1].Tensors != len(second.Tensors) || meta.Models[1].Bytes != second.Size {
 		t.Errorf("models %+v", meta.Models)
 	}
 	for i, f := range []*gguf.File{main, second} {
-		want := []tables.ModelFile{{Name: filepath.Base(f.Path), Bytes: f.Size, Fingerprint: meta.Models[i].Fingerprint}}
+		want := []tables.ModelFile{{Name: filepath.Base(f.Path), Bytes: f.Size,
+			Fingerprint: meta.Models[i].Fingerprint}}
 		if got := c.Meta.Models[i].Files; !reflect.DeepEqual(got, want) {
 			t.Errorf("files %+v, want %+v", got, want)
 		}
@@ -357,13 +385,15 @@ func TestRecorderTwoModels(t *testing.T) {
 		row := c.Structure[a.Tensor]
 		got = append(got, fmt.Sprint(row.Model, " ", row.Name, " ", row.Offset == a.Offset))
 	}
-	want := []string{"0 token_embd.weight true", "1 blk.0.ffn_norm.weight true", "1 blk.0.ffn_norm.weight true", "0 blk.0.ffn_norm.weight true"}
+	want := []string{"0 token_embd.weight true", "1 blk.0.ffn_norm.weight true", "1 blk.0.ffn_norm.weight true",
+		"0 blk.0.ffn_norm.weight true"}
 	if !slices.Equal(got, want) {
 		t.Errorf("accesses of %v, want %v", got, want)
 	}
 }
 
-// The parts of a split model that a download cache names by their content are told one by one, as files of one model.
+// A download cache names the parts of a split model by their content. They are seen one by one, and
+// become files of one model.
 func TestRecorderPartsByContent(t *testing.T) {
 	s := newScript(t, tiny)
 	dir := t.TempDir()
@@ -371,9 +401,11 @@ func TestRecorderPartsByContent(t *testing.T) {
 	for no, name := range []string{"sha256-77", "sha256-33"} {
 		m := gguftest.Model{
 			KVs: []gguftest.KV{
-				{Key: "split.no", Value: uint16(no)}, {Key: "split.count", Value: uint16(2)}, {Key: "split.tensors.count", Value: int32(2)},
+				{Key: "split.no", Value: uint16(no)}, {Key: "split.count", Value: uint16(2)},
+				{Key: "split.tensors.count", Value: int32(2)},
 			},
-			Tensors: []gguftest.Tensor{{Name: fmt.Sprintf("blk.%d.attn_norm.weight", no), Type: gguf.F32, Shape: []int64{8}}},
+			Tensors: []gguftest.Tensor{{Name: fmt.Sprintf("blk.%d.attn_norm.weight", no), Type: gguf.F32,
+				Shape: []int64{8}}},
 		}
 		path := filepath.Join(dir, name)
 		m.Write(t, path)
@@ -387,18 +419,21 @@ func TestRecorderPartsByContent(t *testing.T) {
 	s.begin(1, 1)
 	s.end()
 	meta, _ := s.finish()
-	if len(meta.Models) != 1 || !reflect.DeepEqual(meta.Models[0].Files, want) || meta.Models[0].Fingerprint != want[0].Fingerprint || meta.Models[0].Bytes != want[0].Bytes+want[1].Bytes {
+	if len(meta.Models) != 1 || !reflect.DeepEqual(meta.Models[0].Files, want) ||
+		meta.Models[0].Fingerprint != want[0].Fingerprint || meta.Models[0].Bytes != want[0].Bytes+want[1].Bytes {
 		t.Errorf("models %+v, want one of the files %+v", meta.Models, want)
 	}
 }
 
-// A target that maps model after model does not fill the memory: from some number on they are left out, as other files are.
+// A target that maps ever more models does not fill the memory: beyond a limit, further models are
+// left out, like other files.
 func TestRecorderModelsAreBounded(t *testing.T) {
 	s := newScript(t, tiny)
 	dir := t.TempDir()
 	s.seen()
 	for no := range maxRecorded + 3 {
-		m := gguftest.Model{Tensors: []gguftest.Tensor{{Name: "blk.0.attn_norm.weight", Type: gguf.F32, Shape: []int64{int64(8 + no)}}}}
+		m := gguftest.Model{Tensors: []gguftest.Tensor{{Name: "blk.0.attn_norm.weight", Type: gguf.F32,
+			Shape: []int64{int64(8 + no)}}}}
 		path := filepath.Join(dir, fmt.Sprint(no))
 		m.Write(t, path)
 		s.handle(seenAt(0, event.FileID{Dev: 1, Ino: uint64(no)}, path))
@@ -406,7 +441,7 @@ func TestRecorderModelsAreBounded(t *testing.T) {
 	s.begin(1, 1)
 	s.end()
 	if meta, _ := s.finish(); len(meta.Models) != maxRecorded {
-		t.Errorf("%d models", len(meta.Models))
+		t.Errorf("%d models; want %v", len(meta.Models), maxRecorded)
 	}
 }
 
@@ -419,25 +454,27 @@ func TestRecorderLayersSeen(t *testing.T) {
 	for _, layer := range []int{0, 1, 3} {
 		s.op(event.Op{Name: "MUL", Sources: []event.Source{s.source(fmt.Sprintf("blk.%d.ffn_norm.weight", layer))}})
 	}
-	check(t, s.r.describe())
+	check(t, s.r.updateMeta())
 	if m := s.r.meta.Models[0]; m.LayersElsewhere != "" {
-		t.Errorf("within the first step, layers %s are said to be elsewhere", m.LayersElsewhere)
+		t.Errorf("within the first step, layers %s are said to be elsewhere; want \"\"", m.LayersElsewhere)
 	}
 	s.end()
 	meta, _ := s.finish()
 	if m := meta.Models[0]; m.Layers != 4 || m.LayersSeen != "0-1,3" || m.LayersElsewhere != "2" {
-		t.Errorf("model %+v", m)
+		t.Errorf("model %+v; want m.Layers = 4, m.LayersSeen = \"0-1,3\", m.LayersElsewhere = \"2\"", m)
 	}
 	if got, want := meta.LayersText(), []string{"layers 0-1,3 of 4 were computed on the CPU; 2 elsewhere"}; !slices.Equal(got, want) {
 		t.Errorf("text %q, want %q", got, want)
 	}
 	h := host.Read()
-	if want := (tables.Host{Kernel: h.Kernel, Arch: h.Arch, CPU: h.CPU, CPUs: h.CPUs, MemoryBytes: h.Memory, PageSize: os.Getpagesize()}); meta.Host != want || h.Kernel == "" {
+	if want := (tables.Host{Kernel: h.Kernel, Arch: h.Arch, CPU: h.CPU, CPUs: h.CPUs, MemoryBytes: h.Memory,
+		PageSize: os.Getpagesize()}); meta.Host != want || h.Kernel == "" {
 		t.Errorf("host %+v, want %+v", meta.Host, want)
 	}
 }
 
-// What grows with time is bounded: contexts, threads, decodes, tensors outside the mapping, dictionaries.
+// Nothing grows without bound: contexts, threads, decodes, tensors outside the mapping,
+// dictionaries.
 func TestRecorderMemoryIsBounded(t *testing.T) {
 	s := newScript(t, tiny)
 	s.seen()
@@ -453,17 +490,18 @@ func TestRecorderMemoryIsBounded(t *testing.T) {
 		}
 		s.handle(event.DecodeEnd{TID: tid, Decode: s.decode})
 	}
-	if n := len(s.r.contexts); n > maxContexts {
-		t.Errorf("%d contexts are remembered", n)
+	if n := len(s.r.contexts.known); n > maxContexts {
+		t.Errorf("%d contexts are remembered; want at most %v", n, maxContexts)
 	}
 	if n := len(s.r.outside); n > maxOutside {
-		t.Errorf("%d tensors outside are remembered", n)
+		t.Errorf("%d tensors outside are remembered; want at most %v", n, maxOutside)
 	}
-	if len(s.r.steps) != 0 || len(s.r.early) != 0 || len(s.r.held) != 0 {
-		t.Errorf("%d steps, %d early ones, %d page-ins are held", len(s.r.steps), len(s.r.early), len(s.r.held))
+	if s.r.steps.count() != 0 || len(s.r.early) != 0 || len(s.r.held) != 0 {
+		t.Errorf("%d steps, %d early ones, %d page-ins are held; want s.r.steps.count() = 0, len(s.r.early) = 0, "+
+			"len(s.r.held) = 0", s.r.steps.count(), len(s.r.early), len(s.r.held))
 	}
 	if s.r.meta.Contexts != 3*maxContexts {
-		t.Errorf("%d contexts were counted", s.r.meta.Contexts)
+		t.Errorf("%d contexts were counted; want %v", s.r.meta.Contexts, 3*maxContexts)
 	}
 }
 
@@ -477,10 +515,13 @@ func TestRecorderRotates(t *testing.T) {
 	}{
 		{"never", func(o *RecorderOptions) {}, false, tables.Segments{}},
 		{"by size", func(o *RecorderOptions) { o.RotateBytes = 1 }, false, tables.Segments{Last: 6}},
-		{"by size, between steps if possible", func(o *RecorderOptions) { o.RotateBytes = 1 << 40 }, true, tables.Segments{}},
+		{"by size, between steps if possible", func(o *RecorderOptions) { o.RotateBytes = 1 << 40 }, true,
+			tables.Segments{}},
 		{"by time", func(o *RecorderOptions) { o.RotateEvery = 2 * time.Minute }, false, tables.Segments{Last: 3}},
-		{"by time, never between steps", func(o *RecorderOptions) { o.RotateEvery = 2 * time.Minute }, true, tables.Segments{Last: 1}},
-		{"two are kept", func(o *RecorderOptions) { o.RotateEvery, o.RotateKeep = time.Minute, 2 }, false, tables.Segments{First: 5, Last: 6, Deleted: 5, DeletedRows: 5}},
+		{"by time, never between steps", func(o *RecorderOptions) { o.RotateEvery = 2 * time.Minute }, true,
+			tables.Segments{Last: 1}},
+		{"two are kept", func(o *RecorderOptions) { o.RotateEvery, o.RotateKeep = time.Minute, 2 }, false,
+			tables.Segments{First: 5, Last: 6, Deleted: 5, DeletedRows: 5}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := newScriptWith(t, tiny, tc.change)
@@ -508,7 +549,7 @@ func TestRecorderRotates(t *testing.T) {
 	}
 }
 
-// A tick writes what is held though no decode ends, and no more than once a second.
+// Flush writes buffered rows even if no decode ends, but not more often than the interval.
 func TestRecorderFlush(t *testing.T) {
 	var out bytes.Buffer
 	s := newScriptWith(t, tiny, func(o *RecorderOptions) { o.CSV = &out })
@@ -521,7 +562,7 @@ func TestRecorderFlush(t *testing.T) {
 	s.embed(3)
 	check(t, s.r.Flush())
 	if rows, err := readRows(open(t, s.dir)); err != nil || len(rows) != 0 {
-		t.Errorf("%d rows, %v within a second", len(rows), err)
+		t.Errorf("%d rows, %v within a second; want 0", len(rows), err)
 	}
 	if lines := strings.Count(out.String(), "\n"); lines != 2 {
 		t.Errorf("CSV has %d lines after a flush, want the header and one", lines)
@@ -529,7 +570,7 @@ func TestRecorderFlush(t *testing.T) {
 	now = now.Add(flushInterval)
 	check(t, s.r.Flush())
 	if rows, err := readRows(open(t, s.dir)); err != nil || len(rows) != 1 {
-		t.Errorf("%d rows, %v after a second", len(rows), err)
+		t.Errorf("%d rows, %v after a second; want 1", len(rows), err)
 	}
 }
 
@@ -540,7 +581,7 @@ func TestCSV(t *testing.T) {
 	s.begin(1, 3)
 	s.embed(3)
 	if strings.Count(out.String(), "\n") != 1 {
-		t.Errorf("before the decode's end there is %q", out.String())
+		t.Errorf("before the decode's end there is %q; want 1", out.String())
 	}
 	s.end()
 	s.begin(1, 1)
@@ -556,12 +597,12 @@ func TestCSV(t *testing.T) {
 	}
 	meta, err := s.r.Finish(nil)
 	if err != nil || meta.Rows != 2 || meta.Dir != "" {
-		t.Errorf("meta %+v, %v", meta, err)
+		t.Errorf("meta %+v, %v; want meta.Rows = 2, meta.Dir = \"\"", meta, err)
 	}
 	if _, err := os.Stat(s.dir); err == nil {
 		t.Error("a directory was made")
 	}
-	if err := s.r.csv.access(&tables.Access{Timestamp: -1}, "=1+2"); err != nil {
+	if err := s.r.csv.writeAccess(&tables.Access{Timestamp: -1}, "=1+2"); err != nil {
 		t.Fatal(err)
 	}
 	check(t, s.r.csv.flush())
@@ -573,7 +614,7 @@ func TestCSV(t *testing.T) {
 	}
 }
 
-// page is the offset of page n of the tensor, whose first byte is in page 0.
+// page returns the offset of page n of the tensor. Its first byte is in page 0.
 func page(src event.Source, n int64) int64 { return (src.Offset/countedPage + n) * countedPage }
 
 func TestPageInRows(t *testing.T) {
@@ -597,13 +638,19 @@ func TestPageInRows(t *testing.T) {
 	s.begin(1, 1)
 	s.seen()
 	s.embed(1)
-	pageIn(event.PageIn{Decode: s.decode, Seq: s.seq + 1, Offset: from, Bytes: 2 * countedPage, Cause: event.CauseFault})      // its first page again
-	pageIn(event.PageIn{Decode: s.decode, Seq: s.seq + 1, Offset: from, Bytes: countedPage, Cause: event.CauseOther, PID: 99}) // and once more
-	pageIn(event.PageIn{Decode: s.decode, Seq: s.seq + 2, Offset: from + 2*countedPage, Bytes: countedPage})                   // during an op that does not come
+	// its first page again
+	pageIn(event.PageIn{Decode: s.decode, Seq: s.seq + 1, Offset: from, Bytes: 2 * countedPage,
+		Cause: event.CauseFault})
+	// and once more
+	pageIn(event.PageIn{Decode: s.decode, Seq: s.seq + 1, Offset: from, Bytes: countedPage, Cause: event.CauseOther,
+		PID: 99})
+	// during an op whose event never comes
+	pageIn(event.PageIn{Decode: s.decode, Seq: s.seq + 2, Offset: from + 2*countedPage, Bytes: countedPage})
 	if len(s.r.held) != 3 {
 		t.Errorf("%d page-ins are held, want 3", len(s.r.held))
 	}
-	s.op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{0, 1}, IDRows: 1, Sources: []event.Source{gate}})
+	s.op(event.Op{Name: "MUL_MAT_ID", GatherDim: 2, ByExpert: true, IDs: []int32{0, 1}, IDRows: 1,
+		Sources: []event.Source{gate}})
 	s.end()
 	pageIn(event.PageIn{Decode: s.decode, Offset: from, Bytes: countedPage, Cause: event.CauseReadahead})
 	meta, c := s.finish()
@@ -612,16 +659,17 @@ func TestPageInRows(t *testing.T) {
 	var total int64
 	for i, r := range rows {
 		total += r.Bytes
-		// Every row lies within one tensor, or expert, and is named by the right one.
+		// Every row lies within one tensor or expert, and names the right one.
 		l, ok := s.model.Locate(r.Offset)
-		if ok != (r.Tensor >= 0) || ok && (c.Structure[r.Tensor].Name != l.Tensor.Name || int(r.Expert) != l.Expert || r.Offset+r.Bytes > l.Tensor.End()) {
+		if ok != (r.Tensor >= 0) || ok && (c.Structure[r.Tensor].Name != l.Tensor.Name || int(r.Expert) != l.Expert ||
+			r.Offset+r.Bytes > l.Tensor.End()) {
 			t.Errorf("row %d is %+v, in %+v", i, r, l)
 		}
 	}
 	if want := int64(3+1+2+1+1+1) * countedPage; total != want {
 		t.Errorf("%d bytes, want %d", total, want)
 	}
-	// Of what lies in the pages from the second of the tensor on, in order.
+	// These are the rows of the pages from the tensor's second on, in order.
 	type told struct {
 		page          int64
 		rereads, step int32
@@ -651,16 +699,22 @@ func TestPageInRows(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%+v\nwant\n%+v", got, want)
 	}
-	if i := slices.IndexFunc(rows, func(r tables.PageInRow) bool { return r.Tensor < 0 }); i != 0 || rows[0].Offset != 0 || rows[0].Bytes != min(3*countedPage, s.model.Tensors[0].Offset) || rows[0].Cause != event.CauseRead {
+	if i := slices.IndexFunc(rows, func(r tables.PageInRow) bool { return r.Tensor < 0 }); i != 0 ||
+		rows[0].Offset != 0 || rows[0].Bytes != min(3*countedPage, s.model.Tensors[0].Offset) ||
+		rows[0].Cause != event.CauseRead {
 		t.Errorf("the metadata is %+v", rows[0])
 	}
 	r := meta.Rereads
-	if r == nil || r.FirstBytes != 6*countedPage || r.RereadBytes != 3*countedPage || !reflect.DeepEqual(r.ByCause, map[string]int64{"fault": countedPage, "other": countedPage, "readahead": countedPage}) ||
-		!reflect.DeepEqual(r.ByProcess, []tables.ProcessBytes{{PID: 1, Bytes: 2 * countedPage}, {PID: 99, Bytes: countedPage}}) {
+	if r == nil || r.FirstBytes != 6*countedPage || r.RereadBytes != 3*countedPage ||
+		!reflect.DeepEqual(r.ByCause, map[string]int64{"fault": countedPage, "other": countedPage,
+			"readahead": countedPage}) ||
+		!reflect.DeepEqual(r.ByProcess, []tables.ProcessBytes{{PID: 1, Bytes: 2 * countedPage},
+			{PID: 99, Bytes: countedPage}}) {
 		t.Errorf("rereads %+v", r)
 	}
 	if len(r.Tensors) != 1 || r.Tensors[0].Name != gate.Name || r.Tensors[0].RereadBytes != 3*countedPage {
-		t.Errorf("tensors %+v", r.Tensors)
+		t.Errorf("tensors %+v; want len(r.Tensors) = 1, r.Tensors[0].Name = %v, r.Tensors[0].RereadBytes = %v",
+			r.Tensors, gate.Name, 3*countedPage)
 	}
 	fromTables, err := c.Rereads(context.Background(), rereadTop)
 	if err != nil || !reflect.DeepEqual(fromTables, r) {
@@ -673,19 +727,21 @@ func TestPageInRows(t *testing.T) {
 	}
 	var text strings.Builder
 	check(t, r.WriteText(&text, 5))
-	for _, want := range []string{"25 kB for the first time, 12 kB again (fault 33 %, readahead 33 %, other 33 %)", "4.1 kB by process 99", gate.Name} {
+	for _, want := range []string{"25 kB for the first time, 12 kB again (fault 33 %, readahead 33 %, other 33 %)",
+		"4.1 kB by process 99", gate.Name} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("text lacks %q:\n%s", want, text.String())
 		}
 	}
 }
 
-// Page-ins at the edges: past the end of the file, none, before the file.
+// Page-ins may lie at the edges: past the end of the file, of no bytes, before the file.
 func TestPageInsAtTheEdges(t *testing.T) {
 	s := newScript(t, tiny)
 	s.seen()
 	last := s.model.Size / countedPage * countedPage
-	for _, p := range []event.PageIn{{Offset: last, Bytes: 1 << 20}, {Offset: 1 << 50, Bytes: 4096}, {Offset: 0, Bytes: 0}, {Offset: -4096, Bytes: 4096}, {Offset: 0, Bytes: 1, Cause: 200}} {
+	for _, p := range []event.PageIn{{Offset: last, Bytes: 1 << 20}, {Offset: 1 << 50, Bytes: 4096},
+		{Offset: 0, Bytes: 0}, {Offset: -4096, Bytes: 4096}, {Offset: 0, Bytes: 1, Cause: 200}} {
 		p.File = fileID
 		s.handle(p)
 	}
@@ -696,7 +752,7 @@ func TestPageInsAtTheEdges(t *testing.T) {
 		t.Errorf("%d bytes, want %d", meta.Rereads.FirstBytes, want)
 	}
 	if rows := pageInsOf(t, c); rows[len(rows)-1].Cause != event.CauseOther {
-		t.Errorf("rows %+v", rows)
+		t.Errorf("rows %+v; want %v", rows, event.CauseOther)
 	}
 }
 
@@ -717,7 +773,9 @@ func TestPageCountsSaturate(t *testing.T) {
 	for range 70000 {
 		add(edge-countedPage, edge)
 	}
-	if got, want := add(edge-2*countedPage, edge+countedPage+1), []piece{{edge - 2*countedPage, edge - countedPage, 0}, {edge - countedPage, edge, 65535}, {edge, edge + countedPage + 1, 0}}; !slices.Equal(got, want) {
+	if got, want := add(edge-2*countedPage, edge+countedPage+1),
+		[]piece{{edge - 2*countedPage, edge - countedPage, 0}, {edge - countedPage, edge, 65535},
+			{edge, edge + countedPage + 1, 0}}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 	if got, want := add(edge+5, edge+9), []piece{{edge + 5, edge + 9, 1}}; !slices.Equal(got, want) {
@@ -736,15 +794,18 @@ func TestPendingPageInsAreBounded(t *testing.T) {
 	}
 	runs, dropped := p.take(b)
 	if len(runs) != 1 || runs[0].Bytes != 100*countedPage || dropped != 0 {
-		t.Errorf("%d runs %+v, %d dropped", len(runs), runs, dropped)
+		t.Errorf("%d runs %+v, %d dropped; want len(runs) = 1, runs[0].Bytes = %v, dropped = 0", len(runs), runs,
+			dropped, 100*countedPage)
 	}
 	if runs, dropped := p.take(a); len(runs) != 0 || dropped != pendingRuns || p.runs != 0 {
-		t.Errorf("%d runs and %d dropped of the older file, %d kept altogether", len(runs), dropped, p.runs)
+		t.Errorf("%d runs and %d dropped of the older file, %d kept altogether; want len(runs) = 0, dropped = %v, "+
+			"p.runs = 0", len(runs), dropped, p.runs, pendingRuns)
 	}
 	for i := range uint64(pendingFiles + 7) {
 		p.add(event.PageIn{File: event.FileID{Ino: 10 + i}, Bytes: 1})
 	}
 	if len(p.files) != pendingFiles || p.lost != 7 || p.runs != pendingFiles {
-		t.Errorf("%d files, %d forgotten, %d runs", len(p.files), p.lost, p.runs)
+		t.Errorf("%d files, %d forgotten, %d runs; want len(p.files) = %v, p.lost = 7, p.runs = %v", len(p.files),
+			p.lost, p.runs, pendingFiles, pendingFiles)
 	}
 }
