@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// vocabulary is the metadata of a model with the largest vocabularies of the field: 262k tokens and 515k merges.
+// vocabulary is the metadata of a model with the largest vocabularies of the field: 262k tokens and
+// 515k merges.
 func vocabulary() *model {
 	rng := rand.New(rand.NewPCG(1, 2))
 	random := func(n int) []byte {
@@ -69,7 +70,7 @@ func TestVocabulary(t *testing.T) {
 	}
 }
 
-// What a vocabulary costs besides time: one allocation per tensor and a few, and no copy of the file.
+// A vocabulary costs one allocation per tensor and a few more, and no copy of the file.
 func TestVocabularyMemory(t *testing.T) {
 	b := vocabulary().encode()
 	var f *File
@@ -87,7 +88,7 @@ func TestVocabularyMemory(t *testing.T) {
 	}
 }
 
-// Opening for access to the weights costs the same whatever their size.
+// Opening for access to the weights takes the same time, whatever their size.
 func BenchmarkOpenWeights(b *testing.B) {
 	for _, size := range []int64{1 << 30, 1 << 40} {
 		b.Run(fmt.Sprintf("%dGiB", size>>30), func(b *testing.B) {

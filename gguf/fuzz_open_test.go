@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FuzzOpen takes a file through everything that is done with one on disk, and cuts it short under its mapping: each
-// step gives an error or what holds together.
+// FuzzOpen does with a file everything that can be done with one on disk, and cuts it short while
+// it is mapped. Each step gives an error or a result that is consistent.
 func FuzzOpen(f *testing.F) {
 	for _, enc := range encodings {
 		m := small()
@@ -26,7 +26,8 @@ func FuzzOpen(f *testing.F) {
 		m, err := OpenModel(path)
 		if err != nil {
 			// A part is sound alone, its siblings are missing.
-			if _, one := Open(path); one == nil && !errors.Is(err, ErrMissingPart) && !errors.Is(err, ErrMismatchedPart) && !errors.Is(err, ErrPartName) {
+			if _, one := Open(path); one == nil && !errors.Is(err, ErrMissingPart) &&
+				!errors.Is(err, ErrMismatchedPart) && !errors.Is(err, ErrPartName) {
 				t.Fatalf("Open succeeds, OpenModel: %v", err)
 			}
 			return
@@ -54,7 +55,8 @@ func FuzzOpen(f *testing.F) {
 				v, err := h.Float32()
 				if err == nil {
 					v.Release()
-				} else if !errors.Is(err, ErrNoDecoder) && !errors.Is(err, ErrCacheFull) && !errors.Is(err, errors.ErrUnsupported) &&
+				} else if !errors.Is(err, ErrNoDecoder) && !errors.Is(err, ErrCacheFull) &&
+					!errors.Is(err, errors.ErrUnsupported) &&
 					(present || !errors.Is(err, ErrTruncated)) {
 					t.Fatalf("%s of %d bytes: %v", x.Name, size, err)
 				}
