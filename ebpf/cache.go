@@ -29,7 +29,7 @@ type cache struct {
 	ids       map[uint32][]opIDs   // by thread, the oldest first
 	idCount   int                  // of all threads
 	buffers   map[uint32]opBuffers // by thread
-	rows      map[uint32]*inputRow // by thread: the one whose pieces arrive
+	rows      map[uint32]*inputRow // by thread: the row whose pieces are arriving
 
 	// The CPU time that reading memory maps has taken, see readMappings.
 	begun     time.Time

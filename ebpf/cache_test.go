@@ -1,5 +1,7 @@
 package ebpf
 
+// These tests check that what is kept of a target is bounded, whatever the target does.
+
 import (
 	"errors"
 	"os"

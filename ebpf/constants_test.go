@@ -1,5 +1,8 @@
 package ebpf
 
+// These tests compare the numbers that user space shares with the programs: in Go, in the C source,
+// and in the committed objects.
+
 import (
 	"fmt"
 	"go/ast"

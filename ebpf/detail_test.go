@@ -480,7 +480,7 @@ func TestDerivedSteps(t *testing.T) {
 		}
 		events = append(events, &o)
 	}
-	op(1, 10, "MUL_MAT", "blk.0.attn_q.weight") // before any lookup: of no step
+	op(1, 10, "MUL_MAT", "blk.0.attn_q.weight") // before any lookup, so it belongs to no step
 	op(1, 20, "GET_ROWS", event.TokenEmbeddings, 5, 6, 7)
 	op(1, 30, "MUL_MAT", "output.weight")
 	op(2, 35, "GET_ROWS", event.TokenEmbeddings, 9) // another context
@@ -492,7 +492,7 @@ func TestDerivedSteps(t *testing.T) {
 	if err := tr.dispatch(unsafe.Slice((*byte)(unsafe.Pointer(&end)), unsafe.Sizeof(end)), handle); err != nil {
 		t.Fatal(err)
 	}
-	op(1, 60, "GET_ROWS", event.TokenEmbeddings, 8) // outside any llama_decode: of no step
+	op(1, 60, "GET_ROWS", event.TokenEmbeddings, 8) // outside any llama_decode, so it belongs to no step
 	if err := p.derived.End(handle); err != nil {
 		t.Fatal(err)
 	}

@@ -13,4 +13,4 @@
 // It needs CAP_BPF and CAP_PERFMON (in practice root) and Linux 5.17 (bpf_find_vma, bpf_loop).
 package ebpf
 
-//go:generate go tool bpf2go -target amd64,arm64 -type ops_event -type op_record -type ids_event -type decode_event -type template_event -type shape_event -type graph_event -type buffers_event -type sample_event -type selected_event -type input_event -type target_config -type layout -type thread -type counts -type source -type buffer -type gather -type kind -type counter -type limit -type op_flag -type source_flag -type tap trace bpf/trace.bpf.c -- -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Werror -I/usr/include/x86_64-linux-gnu
+//go:generate sh bpf/generate.sh

@@ -1,5 +1,7 @@
 package ebpf
 
+// These tests run the doctor on commands and processes with and without ggml.
+
 import (
 	"encoding/json"
 	"errors"

@@ -146,7 +146,7 @@ func (r *replayer) setInode(raw []byte) []byte {
 	return append(raw[:0], unsafe.Slice((*byte)(unsafe.Pointer(&e)), unsafe.Sizeof(e))...)
 }
 
-// FuzzEvents: whatever the ring buffer holds, nothing panics, and nothing takes long.
+// FuzzEvents checks that nothing panics or takes long, whatever the ring buffer holds.
 func FuzzEvents(f *testing.F) {
 	r := newReplayer(f)
 	f.Fuzz(func(t *testing.T, stream []byte) { r.replay(t, stream, "") })
@@ -180,7 +180,7 @@ var numbers = []uint64{
 	1 << 46, 1 << 62, 1<<63 - 1, 1 << 63, 1<<64 - 1,
 }
 
-// mutate changes a stream here and there: bytes, numbers, whole events.
+// mutate changes a stream at random: bytes, numbers, whole events.
 func mutate(r *rand.Rand, stream []byte) []byte {
 	var events [][]byte
 	for raw, rest := cutEvent(stream); raw != nil; raw, rest = cutEvent(rest) {

@@ -310,7 +310,8 @@ func TestTellInputs(t *testing.T) {
 		t.Fatalf("%d changes, %d decodes after the last one", len(changes), since)
 	}
 	off, on := changes[0], changes[1]
-	// The program checks whether inputs are wanted within moment (in ns) after it noted a decode's begin.
+	// The program checks whether inputs are wanted within moment (in ns) after it noted a decode's
+	// begin.
 	const moment = 10e6
 	silent := 0
 	for decode, at := range begun {

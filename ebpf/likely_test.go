@@ -1,5 +1,7 @@
 package ebpf
 
+// These tests look for libraries before a program runs, and set probes on them.
+
 import (
 	"os"
 	"path/filepath"

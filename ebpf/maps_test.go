@@ -1,5 +1,7 @@
 package ebpf
 
+// These tests check the sizes of the maps, and that small maps see the same as large ones.
+
 import (
 	"bytes"
 	"fmt"

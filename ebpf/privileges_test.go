@@ -1,5 +1,7 @@
 package ebpf
 
+// These tests tell missing rights from what the verifier refuses.
+
 import (
 	"errors"
 	"fmt"
@@ -30,7 +32,7 @@ func TestVerifierIsNoRefusal(t *testing.T) {
 	}
 }
 
-// The kernel's own verifier says so in the form that isRefusal expects.
+// An error of the kernel's own verifier has the form that isRefusal expects.
 func TestVerifierSpeaks(t *testing.T) {
 	testenv.NeedRoot(t)
 	_, err := ebpf.NewProgram(&ebpf.ProgramSpec{

@@ -1,5 +1,7 @@
 package ebpf
 
+// These tests check how often a target's memory map is read.
+
 import (
 	"testing"
 	"time"

@@ -90,7 +90,8 @@ func TestSelected(t *testing.T) {
 						if !slices.Equal(s.IDs, e.IDs) || s.IDRows != e.IDRows || s.TID != e.TID {
 							t.Errorf("%s: reported %v in %d rows, read %v in %d", at, s.IDs, s.IDRows, e.IDs, e.IDRows)
 						}
-						// The lookup of the chosen experts' weights is an op before.
+						// The choice is reported with the lookup of the chosen experts' weights,
+						// which is an earlier op.
 						if s.Seq >= e.Seq || s.Time >= e.Time {
 							t.Errorf("%s: reported at %d, in op %d; %s began at %d, as op %d", at, s.Time, s.Seq,
 								e.Sources[0].Name, e.Time, e.Seq)

@@ -18,8 +18,6 @@ import (
 	"tensorcast/internal/proc"
 )
 
-//go:generate go tool bpf2go -target amd64,arm64 -type pages_event -type process_event -type io -type file_key -type cause -type event_kind system bpf/system.bpf.c -- -mcpu=v3 -Wall -Wextra -Wno-unused-parameter -Werror -I/usr/include/x86_64-linux-gnu
-
 // system holds these programs, attached. Methods of a nil *system do nothing.
 type system struct {
 	coll  *ebpf.Collection

@@ -1,5 +1,7 @@
 package ebpf
 
+// These tests check that a Tracer leaves nothing behind.
+
 import (
 	"context"
 	"errors"

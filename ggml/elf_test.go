@@ -1,5 +1,7 @@
 package ggml
 
+// These tests read ELF files that were made to take much memory or time.
+
 import (
 	"bytes"
 	"debug/elf"
@@ -117,7 +119,7 @@ func TestHugeSections(t *testing.T) {
 	}
 }
 
-// cyclic is debug information in which a member of ggml_tensor is of a typedef of itself.
+// cyclic is debug information in which a member of ggml_tensor has a type that is a typedef of itself.
 const cyclic = `
 .section .debug_abbrev,"",@progbits
 .byte 1, 0x11, 1, 0, 0

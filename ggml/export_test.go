@@ -1,5 +1,7 @@
 package ggml
 
+// This file exports what tests in package ggml_test need.
+
 import (
 	"debug/elf"
 	"testing"

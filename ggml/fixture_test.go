@@ -1,5 +1,8 @@
 package ggml
 
+// These tests scan compiled variants of testdata/ggml.c: layouts, optimisation levels, debug
+// information, stripped files.
+
 import (
 	"debug/elf"
 	"encoding/hex"

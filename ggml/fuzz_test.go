@@ -1,5 +1,7 @@
 package ggml
 
+// These tests scan files of any content.
+
 import (
 	"bytes"
 	_ "embed"

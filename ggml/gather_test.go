@@ -1,5 +1,7 @@
 package ggml
 
+// These tests compare the table of gathering ops in Go and C.
+
 import (
 	"fmt"
 	"os/exec"

@@ -1,5 +1,7 @@
 package ggml
 
+// These tests choose probes in prologues, and scan files of other kinds and for other processors.
+
 import (
 	"os"
 	"path/filepath"

@@ -60,7 +60,7 @@ const (
 	wholeFunction              // to its end, past calls, in the order of addresses
 )
 
-// run executes a function symbolically.
+// interpret executes a function symbolically.
 func interpret(f *elf.File, s symbol, e scope) (*machine, error) {
 	code := make([]byte, 128)
 	if e == wholeFunction {

@@ -1,5 +1,7 @@
 package ggml
 
+// These tests execute short pieces of machine code symbolically.
+
 import (
 	"encoding/binary"
 	"slices"

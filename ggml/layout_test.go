@@ -1,5 +1,7 @@
 package ggml
 
+// These tests check layouts, and recognise wrong ones.
+
 import (
 	"encoding/binary"
 	"errors"

@@ -1,5 +1,7 @@
 package gguf
 
+// These benchmarks and tests measure parsing: time, allocations and memory.
+
 import (
 	"bytes"
 	"fmt"
@@ -56,7 +58,7 @@ func TestVocabulary(t *testing.T) {
 	b := vocabulary().encode()
 	f := mustParse(t, b)
 	checkInvariants(t, f)
-	// Far more than one piece: every token must come out as it lies in the file.
+	// This is far more than one piece. Every token must be returned as it is in the file.
 	tokens, err := f.Strings("tokenizer.ggml.tokens")
 	if err != nil {
 		t.Fatal(err)
@@ -82,7 +84,7 @@ func TestVocabularyMemory(t *testing.T) {
 	runtime.ReadMemStats(&before)
 	mustParse(t, b)
 	runtime.ReadMemStats(&after)
-	// All that was allocated is more than was ever in use.
+	// The sum of all allocations is an upper bound of the memory in use.
 	if used := after.TotalAlloc - before.TotalAlloc; used >= uint64(f.DataOffset)/10 {
 		t.Errorf("%d bytes allocated for %d bytes of metadata", used, f.DataOffset)
 	}

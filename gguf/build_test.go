@@ -222,8 +222,7 @@ func mustParse(tb testing.TB, b []byte) *File {
 	return f
 }
 
-// OfTypes encodes a model with one tensor of each type, of odd sizes. A type may be one that nobody
-// knows.
+// OfTypes encodes a model with one tensor of each type, of odd sizes. Unknown types are allowed.
 func OfTypes(types []Type) []byte {
 	m := &model{version: 3, alignment: 32, kvs: []kvSpec{{"general.architecture", ValueString, str("llama")}}}
 	for i, t := range types {

@@ -1,5 +1,7 @@
 package gguf_test
 
+// This file has the example of the package documentation.
+
 import (
 	"bytes"
 	"context"

@@ -1,5 +1,7 @@
 package gguf
 
+// These tests look up tensors, bytes and metadata in a file.
+
 import (
 	"bytes"
 	"crypto/sha256"

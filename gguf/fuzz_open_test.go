@@ -1,5 +1,7 @@
 package gguf
 
+// This test opens any files from disk.
+
 import (
 	"errors"
 	"os"
@@ -25,7 +27,7 @@ func FuzzOpen(f *testing.F) {
 		check(t, os.WriteFile(path, b, 0o644))
 		m, err := OpenModel(path)
 		if err != nil {
-			// A part is sound alone, its siblings are missing.
+			// The part alone is valid, but the other parts are missing.
 			if _, one := Open(path); one == nil && !errors.Is(err, ErrMissingPart) &&
 				!errors.Is(err, ErrMismatchedPart) && !errors.Is(err, ErrPartName) {
 				t.Fatalf("Open succeeds, OpenModel: %v", err)
@@ -48,7 +50,7 @@ func FuzzOpen(f *testing.F) {
 					}
 					return nil
 				})
-				// What the last page holds past the end reads as zeros.
+				// Behind the end of the file, the last page reads as zeros.
 				if err != nil && (present || !errors.Is(err, ErrTruncated)) {
 					t.Fatalf("%s of %d bytes: %v", x.Name, size, err)
 				}

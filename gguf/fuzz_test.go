@@ -1,5 +1,7 @@
 package gguf
 
+// This test parses any bytes, and checks that the result keeps the promises of File.
+
 import (
 	"bytes"
 	"fmt"

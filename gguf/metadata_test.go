@@ -1,5 +1,7 @@
 package gguf
 
+// These tests read metadata values on demand, also from files that have changed.
+
 import (
 	"bytes"
 	"errors"

@@ -1,5 +1,7 @@
 package gguf
 
+// These tests open models in several parts, complete and incomplete ones.
+
 import (
 	"errors"
 	"fmt"

@@ -1,5 +1,7 @@
 package gguf
 
+// These tests parse files in every encoding, and broken ones of every kind.
+
 import (
 	"bytes"
 	"encoding/binary"
@@ -426,7 +428,7 @@ func TestReadsMetadataOnly(t *testing.T) {
 	}
 }
 
-// The densest records cost memory in proportion to their bytes.
+// Even the densest records take memory in proportion to their bytes.
 func TestAllocationBound(t *testing.T) {
 	entries := &model{version: 3, alignment: 32}
 	tensors := &model{version: 3, alignment: 32}
@@ -460,7 +462,7 @@ func TestOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The file may go away: what was read stays.
+	// What was read stays valid when the file is removed.
 	if err := os.Truncate(path, 0); err != nil {
 		t.Fatal(err)
 	}

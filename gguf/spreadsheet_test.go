@@ -1,5 +1,7 @@
 package gguf
 
+// This test makes text safe for spreadsheets.
+
 import "testing"
 
 func TestCellText(t *testing.T) {

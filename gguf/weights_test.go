@@ -1,5 +1,8 @@
 package gguf
 
+// These tests read weights through mappings: their bytes, their values, the cache of these, and
+// files that change while they are mapped.
+
 import (
 	"bytes"
 	"errors"

@@ -1,5 +1,7 @@
 package half
 
+// These tests compare the conversions with the definition, for every half.
+
 import (
 	"math"
 	"testing"

@@ -1,5 +1,7 @@
 package inspect
 
+// These tests compare the tables with what is known of small models.
+
 import (
 	"bytes"
 	"encoding/json"

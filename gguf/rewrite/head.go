@@ -23,7 +23,7 @@ type head struct {
 	patches     []patch        // in the order of the file
 }
 
-// patch is what some bytes of the metadata are replaced by.
+// patch replaces some bytes of the metadata.
 type patch struct {
 	at    int64
 	bytes []byte

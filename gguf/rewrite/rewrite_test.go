@@ -1,5 +1,7 @@
 package rewrite_test
 
+// These tests rewrite files and compare them with the originals.
+
 import (
 	"bytes"
 	"context"
