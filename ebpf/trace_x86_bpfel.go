@@ -365,7 +365,7 @@ type traceThread struct {
 	Io             uint8
 	Ready          uint8
 	Pending        uint8
-	Evs            traceOpsEvent
+	OpsEvent       traceOpsEvent
 	Layout         traceLayout
 	Configuration  uint32
 	Pad            uint32
@@ -386,13 +386,13 @@ type traceThread struct {
 	Sources        [16]uint64
 	Weight         [4]uint64
 	Label          [8]uint64
-	Gr             traceGraphEvent
-	Tm             traceTemplateEvent
-	Ids            traceIdsEvent
+	GraphEvent     traceGraphEvent
+	TemplateEvent  traceTemplateEvent
+	IdsEvent       traceIdsEvent
 	Learned        traceTemplate
 	Shape          traceShape
-	Sample         traceSampleEvent
-	Bufs           traceBuffersEvent
+	SampleEvent    traceSampleEvent
+	BuffersEvent   traceBuffersEvent
 	_              [32]byte
 }
 

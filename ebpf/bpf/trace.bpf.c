@@ -262,6 +262,7 @@ struct shape_key {
 	u32 epoch;
 };
 
+/* What is known of a sequence of ops. */
 struct shape {
 	u32 id;
 	u32 ngathers;
@@ -285,6 +286,7 @@ struct recent_graph {
 	u64 reads; /* signature over the nodes that read weights */
 };
 
+/* State of a thread that acts as ggml's thread 0. */
 struct thread {
 	/* These fill one cache line, the only one that a hit touches here besides its record. */
 	u64 id; /* bpf_get_current_pid_tgid of the thread that owns this slot; 0: free */
@@ -296,15 +298,15 @@ struct thread {
 	u32 op;       /* op and src: copies of the layout's offsets */
 	u32 src;
 	u32 hits, no_weight, begun; /* not yet added to counters */
-	u16 n;                      /* finished ops in evs */
+	u16 n;                      /* finished ops in ops_event */
 	u16 batch;                  /* copy of the constant, which is in another cache line */
-	u8 buffers;
-	u8 io;
-	u8 ready;   /* inside a graph: epoch and layout are valid until it ends */
-	u8 pending; /* an op is running: the last one in evs, or the graph in gr */
-	/* evs.tgid and evs.tid are user space's ids of this thread. They are valid once a graph or
-	 * decode has begun. */
-	struct ops_event evs;
+	u8 buffers;                 /* copy of want_buffers */
+	u8 io;                      /* copy of want_io */
+	u8 ready;                   /* inside a graph: epoch and layout are valid until it ends */
+	u8 pending;                 /* an op is running: the last one in ops_event, or the graph in graph_event */
+	/* ops_event.tgid and ops_event.tid are user space's ids of this thread. They are valid once a
+	 * graph or decode has begun. */
+	struct ops_event ops_event;
 	/* What follows is rarely used. */
 	struct layout layout;
 	u32 configuration; /* value of configurations when layout was copied */
@@ -328,13 +330,13 @@ struct thread {
 	u64 sources[MAX_NODE_SRC];
 	u64 weight[MAX_WEIGHTS];
 	u64 label[8]; /* the name of a tensor */
-	struct graph_event gr;
-	struct template_event tm;
-	struct ids_event ids;
+	struct graph_event graph_event;
+	struct template_event template_event;
+	struct ids_event ids_event;
 	struct template learned;
 	struct shape shape;
-	struct sample_event sample;
-	struct buffers_event bufs;
+	struct sample_event sample_event;
+	struct buffers_event buffers_event;
 } __attribute__((aligned(64)));
 
 /* State of threads that act as ggml's thread 0, at their thread id modulo THREAD_SLOTS. The size is
@@ -453,8 +455,8 @@ COLD struct thread *this_thread(void) {
 	if (!th)
 		return NULL;
 	th->epoch = epoch;
-	th->evs.tgid = this_tgid();
-	th->evs.tid = this_tid();
+	th->ops_event.tgid = this_tgid();
+	th->ops_event.tid = this_tid();
 	if (th->configuration != configurations || !th->layout.ne) {
 		u32 configuration = configurations;
 		struct target_config *cfg = this_target();
@@ -495,16 +497,16 @@ COLD int send_ops(struct thread *th) {
 		return 0;
 	if (n > MAX_BATCHED)
 		n = MAX_BATCHED;
-	th->evs.kind = KIND_OPS;
-	th->evs.decode = th->decode;
-	th->evs.graph = th->graph;
-	th->evs.n = n;
-	th->evs.seq = th->seq;
+	th->ops_event.kind = KIND_OPS;
+	th->ops_event.decode = th->decode;
+	th->ops_event.graph = th->graph;
+	th->ops_event.n = n;
+	th->ops_event.seq = th->seq;
 	if (want_io) {
 		struct target_config *cfg = this_target();
-		th->evs.stalled = cfg ? cfg->stalled - th->stalled : 0;
+		th->ops_event.stalled = cfg ? cfg->stalled - th->stalled : 0;
 	}
-	send_counted(&th->evs, __builtin_offsetof(struct ops_event, ops) + n * sizeof(struct op_record), n);
+	send_counted(&th->ops_event, __builtin_offsetof(struct ops_event, ops) + n * sizeof(struct op_record), n);
 	th->n = 0;
 	return 0;
 }
@@ -514,7 +516,7 @@ static __always_inline void finish_op(struct thread *th, u64 now) {
 	u32 n = th->n;
 	th->pending = 0;
 	if (n < MAX_BATCHED)
-		th->evs.ops[n].duration = now - th->began;
+		th->ops_event.ops[n].duration = now - th->began;
 	th->n = ++n;
 	if (n >= th->batch)
 		send_ops(th);
@@ -524,8 +526,8 @@ static __always_inline void finish_op(struct thread *th, u64 now) {
 COLD int finish(struct thread *th, u64 now) {
 	if (th->pending && want_graph) {
 		th->pending = 0;
-		th->gr.duration = now - th->gr.time;
-		send_counted(&th->gr, sizeof(th->gr), 1);
+		th->graph_event.duration = now - th->graph_event.time;
+		send_counted(&th->graph_event, sizeof(th->graph_event), 1);
 	} else if (th->pending) {
 		finish_op(th, now);
 	}
@@ -572,9 +574,9 @@ static __always_inline void send_sample(struct thread *th, u64 tensor) {
 	if (!cfg || cfg->samples >= MAX_SAMPLES)
 		return;
 	cfg->samples++;
-	struct sample_event *s = &th->sample;
+	struct sample_event *s = &th->sample_event;
 	s->kind = KIND_SAMPLE;
-	s->tgid = th->evs.tgid;
+	s->tgid = th->ops_event.tgid;
 	s->tensor = tensor;
 	/* Tensors lie side by side in their context. So more bytes than one tensor has can be read,
 	 * except at the context's end. */
@@ -589,7 +591,7 @@ static __always_inline void send_sample(struct thread *th, u64 tensor) {
 /* Functions that are not static are verified once instead of at each call. This makes loading
  * several times faster. */
 
-/* Adds the tensor to th->tm if it is a weight. */
+/* Adds the tensor to th->template_event if it is a weight. */
 __attribute__((noinline)) int add_weight(struct thread *th, u64 tensor) {
 	if (!th)
 		return 0;
@@ -597,7 +599,7 @@ __attribute__((noinline)) int add_weight(struct thread *th, u64 tensor) {
 	u32 op = 0;
 	if (read_u64(&data, tensor + th->layout.data) || read_u64(&view, tensor + th->layout.view_src) ||
 	    read_u32(&op, tensor + th->layout.op)) {
-		th->tm.flags |= OP_CLIPPED;
+		th->template_event.flags |= OP_CLIPPED;
 		return 0;
 	}
 	if (!data || (op && !view))
@@ -607,7 +609,8 @@ __attribute__((noinline)) int add_weight(struct thread *th, u64 tensor) {
 	u32 flags = 0;
 	char name[64] = {};
 	if (err == -EBUSY)
-		th->tm.flags |= OP_UNRESOLVED; /* a writer holds mmap_lock: the node is looked at again the next time */
+		/* A writer holds mmap_lock. The node is looked at again the next time. */
+		th->template_event.flags |= OP_UNRESOLVED;
 	if (q.in_file) {
 		flags = SOURCE_IN_FILE;
 	} else {
@@ -621,17 +624,17 @@ __attribute__((noinline)) int add_weight(struct thread *th, u64 tensor) {
 		if (err)
 			flags = SOURCE_UNRESOLVED; /* user space looks it up */
 	}
-	if (th->tm.nsrc >= MAX_WEIGHTS) {
-		th->tm.flags |= OP_CLIPPED;
+	if (th->template_event.nsrc >= MAX_WEIGHTS) {
+		th->template_event.flags |= OP_CLIPPED;
 		return 0;
 	}
 	send_sample(th, tensor);
 	/* The number is read again and compared here: the verifier of Linux 6.1 loses what it knew of a
 	 * number on the stack, and refuses one that was compared before. */
-	u32 n = *(volatile u32 *)&th->tm.nsrc;
+	u32 n = *(volatile u32 *)&th->template_event.nsrc;
 	if (n >= MAX_WEIGHTS)
 		return 0; /* never */
-	struct source *to = &th->tm.src[n];
+	struct source *to = &th->template_event.src[n];
 	to->data = data;
 	to->offset = q.offset;
 	to->ino = q.ino;
@@ -641,11 +644,11 @@ __attribute__((noinline)) int add_weight(struct thread *th, u64 tensor) {
 	if (read_u32(&to->type, tensor) ||
 	    bpf_probe_read_user(to->ne, sizeof(to->ne) + sizeof(to->nb), (void *)(tensor + th->layout.ne)) ||
 	    bpf_probe_read_user(to->name, sizeof(to->name), (void *)(tensor + th->layout.name))) {
-		th->tm.flags |= OP_CLIPPED;
+		th->template_event.flags |= OP_CLIPPED;
 		return 0;
 	}
 	th->weight[n] = tensor;
-	th->tm.nsrc = n + 1;
+	th->template_event.nsrc = n + 1;
 	return 0;
 }
 
@@ -692,10 +695,10 @@ static __always_inline bool read_node(struct thread *th, u64 node, u32 *op) {
 	return true;
 }
 
-/* Sends th->tm. If it has a file that is new, the reader is woken at once. It finds the file's path
- * in the target's memory map, which exists only as long as the target does. */
+/* Sends th->template_event. If it has a file that is new, the reader is woken at once. It finds the
+ * file's path in the target's memory map, which exists only as long as the target does. */
 static __always_inline bool send_template(struct thread *th) {
-	struct template_event *tm = &th->tm;
+	struct template_event *tm = &th->template_event;
 	struct target_config *cfg = this_target();
 	u64 flags = wakeup();
 	u32 n = tm->nsrc;
@@ -750,7 +753,7 @@ static __always_inline bool read_label(struct thread *th, u64 tensor) {
 	return tensor && !bpf_probe_read_user(th->label, sizeof(th->label), (void *)(tensor + th->layout.name));
 }
 
-/* Decides what is sent when the op of th->tm begins:
+/* Decides what is sent when the op of th->template_event begins:
  *
  * The chosen experts are known when the sorting op is over. llama.cpp then looks up their weights
  * (get_rows by ffn_moe_topk-L), and only after that the experts run. So the choice is sent when
@@ -762,11 +765,11 @@ static __always_inline bool read_label(struct thread *th, u64 tensor) {
 __attribute__((noinline)) int find_tap(struct thread *th) {
 	if (!th)
 		return 0;
-	struct gather *gather = gather_of(th, th->tm.op);
+	struct gather *gather = gather_of(th, th->template_event.op);
 	u32 end = 0;
 	if (!gather) {
 		u64 weight = th->sources[0], input = th->sources[1];
-		if (!want_inputs || !th->tm.nsrc || !input || th->weight[0] != weight || !read_label(th, weight) ||
+		if (!want_inputs || !th->template_event.nsrc || !input || th->weight[0] != weight || !read_label(th, weight) ||
 		    BYTES(th->label[0], 4) != WORD("blk.\0\0\0\0"))
 			return 0;
 		s32 layer = parse_number(th->label, 4, &end);
@@ -817,7 +820,7 @@ __attribute__((noinline)) int find_tap(struct thread *th) {
 __attribute__((noinline)) int learn_node(struct thread *th, u64 node, u64 second) {
 	if (!th)
 		return 0;
-	struct template_event *tm = &th->tm;
+	struct template_event *tm = &th->template_event;
 	tm->nsrc = 0;
 	tm->flags = 0;
 	tm->fused_op = 0;
@@ -864,7 +867,7 @@ __attribute__((noinline)) int learn_node(struct thread *th, u64 node, u64 second
 	if (!tm->nsrc && !want_buffers)
 		return 1;
 	tm->kind = KIND_TEMPLATE;
-	tm->tgid = th->evs.tgid;
+	tm->tgid = th->ops_event.tgid;
 	if (!send_template(th)) {
 		th->learned.id = 0;
 		return 0;
@@ -887,7 +890,7 @@ COLD struct template *find_template(struct thread *th, struct node_key *key, u64
 		t = bpf_map_lookup_elem(&templates, &at);
 	}
 	if (!t || !is_template_of(t, key)) {
-		th->tm.shape = 0;
+		th->template_event.shape = 0;
 		th->learned.key = *key;
 		/* A template that could not be sent or read completely is not stored, so it is learned
 		 * again the next time. */
@@ -930,12 +933,12 @@ static long send_id(u32 i, void *arg) {
 		return 1;
 	}
 	u32 at = i & (IDS_PER_EVENT - 1);
-	th->ids.ids[at] = id;
+	th->ids_event.ids[at] = id;
 	if (at == IDS_PER_EVENT - 1 || i + 1 == l->n) {
-		th->ids.first = i - at;
-		th->ids.n = at + 1;
+		th->ids_event.first = i - at;
+		th->ids_event.n = at + 1;
 		u64 size = __builtin_offsetof(struct ids_event, ids) + (at + 1) * sizeof(s32);
-		if (!send(&th->ids, size)) {
+		if (!send(&th->ids_event, size)) {
 			l->lost = 1;
 			return 1;
 		}
@@ -960,13 +963,13 @@ __attribute__((noinline)) int send_ids(struct thread *th, u64 tensor, u64 seq) {
 	if (s.ne[0] <= 0 || s.ne[1] <= 0 || s.ne[0] > MAX_IDS || s.ne[1] > MAX_IDS || n > MAX_IDS || s.ne[2] > 1 ||
 	    s.ne[3] > 1)
 		return 0;
-	th->ids.kind = KIND_IDS;
-	th->ids.tgid = th->evs.tgid;
-	th->ids.tid = th->evs.tid;
-	th->ids.seq = seq;
-	th->ids.tensor = tensor;
-	th->ids.slots = s.ne[0];
-	th->ids.rows = s.ne[1];
+	th->ids_event.kind = KIND_IDS;
+	th->ids_event.tgid = th->ops_event.tgid;
+	th->ids_event.tid = th->ops_event.tid;
+	th->ids_event.seq = seq;
+	th->ids_event.tensor = tensor;
+	th->ids_event.slots = s.ne[0];
+	th->ids_event.rows = s.ne[1];
 	struct ids_loop l = {
 	    .th = th,
 	    .data = data,
@@ -1005,8 +1008,8 @@ COLD int send_selected(struct thread *th, u64 tensor, s32 layer) {
 	th->ids_seq = th->seq;
 	struct selected_event e = {
 	    .kind = KIND_SELECTED,
-	    .tgid = th->evs.tgid,
-	    .tid = th->evs.tid,
+	    .tgid = th->ops_event.tgid,
+	    .tid = th->ops_event.tid,
 	    .decode = th->decode,
 	    .time = bpf_ktime_get_ns(),
 	    .seq = th->seq,
@@ -1046,8 +1049,8 @@ static long send_input_piece(u32 i, void *arg) {
 		l->lost = 1;
 	} else {
 		e->kind = KIND_INPUT;
-		e->tgid = th->evs.tgid;
-		e->tid = th->evs.tid;
+		e->tgid = th->ops_event.tgid;
+		e->tid = th->ops_event.tid;
 		e->decode = th->decode;
 		e->time = l->time;
 		e->seq = th->seq;
@@ -1134,14 +1137,14 @@ COLD int send_tapped(struct thread *th, struct template *t) {
 	return send_inputs(th, tensor, t->layer, tap);
 }
 
-/* Adds a tensor that is no weight to th->bufs. */
+/* Adds a tensor that is no weight to th->buffers_event. */
 __attribute__((noinline)) int add_buffer(struct thread *th, u64 tensor, u32 write) {
 	if (!th)
 		return 0;
-	u32 n = th->bufs.n;
+	u32 n = th->buffers_event.n;
 	if (n > MAX_NODE_SRC)
 		return 0;
-	struct buffer *b = &th->bufs.buffers[n];
+	struct buffer *b = &th->buffers_event.buffers[n];
 	u64 view = 0;
 	b->root[0] = 0;
 	b->write = write;
@@ -1153,7 +1156,7 @@ __attribute__((noinline)) int add_buffer(struct thread *th, u64 tensor, u32 writ
 		th->clipped = 1;
 		return 0;
 	}
-	th->bufs.n = n + 1;
+	th->buffers_event.n = n + 1;
 	return 0;
 }
 
@@ -1165,7 +1168,7 @@ __attribute__((noinline)) int send_buffers(struct thread *th, u64 node, u64 resu
 	u32 op;
 	if (!read_node(th, node, &op))
 		return 0;
-	th->bufs.n = 0;
+	th->buffers_event.n = 0;
 	for (u32 i = 0; i < MAX_NODE_SRC; i++) {
 		u64 s = th->sources[i];
 		if (!s)
@@ -1174,14 +1177,14 @@ __attribute__((noinline)) int send_buffers(struct thread *th, u64 node, u64 resu
 			add_buffer(th, s, 0);
 	}
 	add_buffer(th, result, 1);
-	th->bufs.kind = KIND_BUFFERS;
-	th->bufs.tgid = th->evs.tgid;
-	th->bufs.tid = th->evs.tid;
-	th->bufs.seq = th->seq;
-	u32 n = th->bufs.n;
+	th->buffers_event.kind = KIND_BUFFERS;
+	th->buffers_event.tgid = th->ops_event.tgid;
+	th->buffers_event.tid = th->ops_event.tid;
+	th->buffers_event.seq = th->seq;
+	u32 n = th->buffers_event.n;
 	if (n > MAX_NODE_SRC + 1)
 		n = MAX_NODE_SRC + 1;
-	return send(&th->bufs, __builtin_offsetof(struct buffers_event, buffers) + n * sizeof(struct buffer));
+	return send(&th->buffers_event, __builtin_offsetof(struct buffers_event, buffers) + n * sizeof(struct buffer));
 }
 
 /* Counts a hit of another thread than thread 0, or one whose arguments could not be read. */
@@ -1275,7 +1278,7 @@ static __always_inline int op_hit(u64 params, u64 node, u64 second) {
 	u32 n = th->n;
 	if (n >= MAX_BATCHED)
 		return 0; /* never */
-	struct op_record *o = &th->evs.ops[n];
+	struct op_record *o = &th->ops_event.ops[n];
 	if (!now)
 		now = bpf_ktime_get_ns();
 	th->began = now;
@@ -1366,7 +1369,7 @@ static long learn_graph_node(u32 i, void *arg) {
 	struct graph_loop *l = arg;
 	struct thread *th = l->th;
 	u64 node = 0;
-	th->tm.shape = l->shape;
+	th->template_event.shape = l->shape;
 	if (read_u64(&node, l->nodes + 8 * i) || !learn_node(th, node, 0)) {
 		l->failed = 1;
 		return 1;
@@ -1382,7 +1385,7 @@ static long learn_graph_node(u32 i, void *arg) {
 		th->shape.nreads = i > 0xffff ? SHAPE_READS + 1 : r + 1;
 	}
 	u32 n = th->shape.ngathers;
-	struct gather *gather = gather_of(th, th->tm.op);
+	struct gather *gather = gather_of(th, th->template_event.op);
 	if (th->learned.ids && gather && !gather->experts && n < SHAPE_GATHERS) {
 		th->shape.gathers[n] = th->learned.ids;
 		th->shape.ngathers = n + 1;
@@ -1393,7 +1396,7 @@ static long learn_graph_node(u32 i, void *arg) {
 /* Sets th->shape, except for its reads, to what the graph's ops read, and learns that if it is not
  * known. False if the nodes cannot be read. */
 static __always_inline bool find_shape(struct thread *th, u64 nodes, u32 n) {
-	struct graph_memory memory = {.nodes = nodes, .n = n, .tgid = th->evs.tgid, .epoch = epoch};
+	struct graph_memory memory = {.nodes = nodes, .n = n, .tgid = th->ops_event.tgid, .epoch = epoch};
 	struct shape_key key = {.tgid = memory.tgid, .epoch = memory.epoch};
 	struct shape *known = NULL;
 	/* The next token usually has the same graph, or another one in the same memory. */
@@ -1456,14 +1459,14 @@ static __always_inline void begin_graph(struct thread *th, u64 graph, u64 now) {
 	for (u32 i = 0; i < SHAPE_GATHERS; i++)
 		if (i < th->shape.ngathers)
 			send_ids(th, th->shape.gathers[i], th->seq);
-	th->gr.kind = KIND_GRAPH;
-	th->gr.tgid = th->evs.tgid;
-	th->gr.tid = th->evs.tid;
-	th->gr.shape = th->shape.id;
-	th->gr.time = now;
-	th->gr.seq = th->seq;
-	th->gr.decode = th->decode;
-	th->gr.graph = th->graph;
+	th->graph_event.kind = KIND_GRAPH;
+	th->graph_event.tgid = th->ops_event.tgid;
+	th->graph_event.tid = th->ops_event.tid;
+	th->graph_event.shape = th->shape.id;
+	th->graph_event.time = now;
+	th->graph_event.seq = th->seq;
+	th->graph_event.decode = th->decode;
+	th->graph_event.graph = th->graph;
 	th->pending = 1;
 	count(COUNT_BEGUN);
 }
@@ -1550,8 +1553,8 @@ int BPF_KPROBE(decode_begin, u64 context, u64 batch) {
 	th->context = context;
 	th->decode = __sync_fetch_and_add(&decodes, 1) + 1;
 	u32 *warm = bpf_map_lookup_elem(&warm_contexts, &context);
-	e.tgid = th->evs.tgid;
-	e.tid = th->evs.tid;
+	e.tgid = th->ops_event.tgid;
+	e.tid = th->ops_event.tid;
 	e.time = now;
 	e.context = context;
 	e.decode = th->decode;
@@ -1571,8 +1574,8 @@ int BPF_KRETPROBE(decode_end) {
 	finish(th, now);
 	struct decode_event e = {
 	    .kind = KIND_DECODE_END,
-	    .tgid = th->evs.tgid,
-	    .tid = th->evs.tid,
+	    .tgid = th->ops_event.tgid,
+	    .tid = th->ops_event.tid,
 	    .time = now,
 	    .context = th->context,
 	    .decode = th->decode,
