@@ -14,9 +14,9 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// view interprets raw as a T. If raw is long enough, the result points into raw, which the next
+// viewAs interprets raw as a T. If raw is long enough, the result points into raw, which the next
 // record overwrites. If the tail is missing, it is a copy padded with zeros.
-func view[T any](raw []byte) *T {
+func viewAs[T any](raw []byte) *T {
 	var zero T
 	begin := unsafe.Pointer(unsafe.SliceData(raw))
 	if uintptr(len(raw)) >= unsafe.Sizeof(zero) && uintptr(begin)%unsafe.Alignof(zero) == 0 {
@@ -48,19 +48,19 @@ func (t *Tracer) dispatch(raw []byte, handle func(event.Event) error) error {
 	}
 	switch kind {
 	case traceKindKIND_SAMPLE:
-		e := view[traceSampleEvent](raw)
+		e := viewAs[traceSampleEvent](raw)
 		if err := p.layout.Check(e.Raw[:], len(p.ops)); err != nil {
 			return fmt.Errorf("%w: %w", event.ErrLayout, err)
 		}
 		return nil
 	case traceKindKIND_SHAPE:
-		t.cache.addShape(p, view[traceShapeEvent](raw).Id)
+		t.cache.addShape(p, viewAs[traceShapeEvent](raw).Id)
 		return nil
 	case traceKindKIND_IDS:
-		t.cache.addIDs(p, view[traceIdsEvent](raw))
+		t.cache.addIDs(p, viewAs[traceIdsEvent](raw))
 		return nil
 	case traceKindKIND_BUFFERS:
-		t.cache.setBuffers(p, view[traceBuffersEvent](raw))
+		t.cache.setBuffers(p, viewAs[traceBuffersEvent](raw))
 		return nil
 	}
 	if err := t.announce(p, handle); err != nil {
@@ -68,14 +68,14 @@ func (t *Tracer) dispatch(raw []byte, handle func(event.Event) error) error {
 	}
 	switch kind {
 	case traceKindKIND_TEMPLATE:
-		known, unresolved, err := p.learnTemplate(view[traceTemplateEvent](raw))
+		known, unresolved, err := p.learnTemplate(viewAs[traceTemplateEvent](raw))
 		t.unresolved.Add(unresolved)
 		if err != nil {
 			return err
 		}
 		return t.announceFiles(p, &known.op, handle)
 	case traceKindKIND_OPS:
-		e := view[traceOpsEvent](raw)
+		e := viewAs[traceOpsEvent](raw)
 		for i := range min(int(e.N), len(e.Ops)) {
 			t.received.Add(1)
 			if err := t.handleOp(p, e, &e.Ops[i], handle); err != nil {
@@ -84,15 +84,15 @@ func (t *Tracer) dispatch(raw []byte, handle func(event.Event) error) error {
 		}
 		return nil
 	case traceKindKIND_SELECTED:
-		return t.handleSelected(p, view[traceSelectedEvent](raw), handle)
+		return t.handleSelected(p, viewAs[traceSelectedEvent](raw), handle)
 	case traceKindKIND_INPUT:
-		return t.handleInput(p, view[traceInputEvent](raw), handle)
+		return t.handleInput(p, viewAs[traceInputEvent](raw), handle)
 	case traceKindKIND_GRAPH:
-		return t.handleGraph(p, view[traceGraphEvent](raw), handle)
+		return t.handleGraph(p, viewAs[traceGraphEvent](raw), handle)
 	case traceKindKIND_DECODE_BEGIN:
-		return t.handleDecodeBegin(p, view[traceDecodeEvent](raw), handle)
+		return t.handleDecodeBegin(p, viewAs[traceDecodeEvent](raw), handle)
 	case traceKindKIND_DECODE_END:
-		e := view[traceDecodeEvent](raw)
+		e := viewAs[traceDecodeEvent](raw)
 		// The decode may have begun before the probes were attached.
 		if err := p.noteDecode(int32(e.Tid), handle); err != nil {
 			return err

@@ -137,7 +137,7 @@ func (r *replayer) setInode(raw []byte) []byte {
 	if len(raw) < shortest || traceKind(binary.NativeEndian.Uint32(raw)) != traceKindKIND_TEMPLATE {
 		return raw
 	}
-	e := *view[traceTemplateEvent](raw)
+	e := *viewAs[traceTemplateEvent](raw)
 	for i := range e.Src {
 		if e.Src[i].Ino == ino {
 			e.Src[i].Ino = r.id.Ino
@@ -337,7 +337,7 @@ func recordEvents(t *testing.T, cmd *exec.Cmd, opts Options, inode uint64) (even
 				continue
 			}
 		case traceKindKIND_TEMPLATE:
-			e := *view[traceTemplateEvent](raw)
+			e := *viewAs[traceTemplateEvent](raw)
 			for i := range e.Src {
 				if e.Src[i].Ino == inode {
 					e.Src[i].Ino = ino

@@ -239,9 +239,9 @@ func (s *system) close() error {
 func (t *Tracer) dispatchSystem(kind systemEventKind, tgid uint32, raw []byte, handle func(event.Event) error) error {
 	switch kind {
 	case systemEventKindKIND_PAGES:
-		return t.handlePages(view[systemPagesEvent](raw), handle)
+		return t.handlePages(viewAs[systemPagesEvent](raw), handle)
 	case systemEventKindKIND_FORK:
-		return t.handleFork(view[systemProcessEvent](raw))
+		return t.handleFork(viewAs[systemProcessEvent](raw))
 	case systemEventKindKIND_EXEC:
 		if p := t.targets[tgid]; p != nil { // else it has ended since the event was sent
 			return t.handleExec(p)

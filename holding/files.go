@@ -179,7 +179,7 @@ func addSpans(sp *space, all []*model) {
 		}
 	}
 	for _, m := range all {
-		m.spans = unite(m.spans)
+		m.spans = uniteRanges(m.spans)
 	}
 }
 
@@ -289,8 +289,8 @@ func mayPageOut(f *os.File) bool {
 	return unix.Faccessat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", f.Fd()), unix.W_OK, unix.AT_EACCESS) == nil
 }
 
-// unite sorts ranges, and joins those that overlap or touch.
-func unite(spans [][2]int64) [][2]int64 {
+// uniteRanges sorts ranges, and joins those that overlap or touch.
+func uniteRanges(spans [][2]int64) [][2]int64 {
 	slices.SortFunc(spans, func(a, b [2]int64) int {
 		if a[0] < b[0] {
 			return -1

@@ -164,8 +164,8 @@ func (e *Examiner) examine(ctx context.Context, opts Options) (*Holding, error) 
 	return h, nil
 }
 
-// readBytes is what tokens read from mapped files, sooner or later.
-func (h *Holding) readBytes() int64 { return h.PerToken + h.Routed }
+// bytesRead is what tokens read from mapped files, sooner or later.
+func (h *Holding) bytesRead() int64 { return h.PerToken + h.Routed }
 
 // decideMode derives the mode from where the weights are.
 func (h *Holding) decideMode() Mode {
@@ -178,7 +178,7 @@ func (h *Holding) decideMode() Mode {
 		return ModeUnknown
 	case !much(h.Weights.Copied) && !much(h.Weights.Device):
 		return ModeMapped
-	case much(h.readBytes()):
+	case much(h.bytesRead()):
 		return ModePartly
 	case h.Weights.Device > h.Weights.Copied:
 		return ModeDevice

@@ -173,7 +173,7 @@ func checkExperts(t *testing.T, h *Holding, path string) {
 	} {
 		v := h.Judge(room, false)
 		line := fmt.Sprintf("would help: keeps about %s of the %s that every token reads, and %s of %s of experts",
-			size(want.keep), size(trunk), size(want.experts), size(routed))
+			formatBytes(want.keep), formatBytes(trunk), formatBytes(want.experts), formatBytes(routed))
 		if v.Keep != want.keep || v.Experts != want.experts || v.PerToken != trunk || v.Routed != routed ||
 			v.Line() != line || len(reasonsOf(v, true)) > 0 || !slices.Equal(reasonsOf(v, false),
 			[]Reason{RoutedExperts}) {
@@ -181,7 +181,7 @@ func checkExperts(t *testing.T, h *Holding, path string) {
 		}
 	}
 	if v := h.Judge(trunk+routed, false); v.Helps || !slices.Equal(reasonsOf(v, true), []Reason{Fits}) ||
-		!strings.Contains(v.Line(), size(trunk+routed)) {
+		!strings.Contains(v.Line(), formatBytes(trunk+routed)) {
 		t.Errorf("with room for all: %s\n%+v", v.Line(), v)
 	}
 }

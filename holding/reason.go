@@ -65,9 +65,10 @@ func (v *Verdict) Line() string {
 	switch {
 	case v.Helps && v.Routed > 0:
 		return fmt.Sprintf("would help: keeps about %s of the %s that every token reads, and %s of %s of experts",
-			size(v.Keep), size(v.PerToken), size(v.Experts), size(v.Routed))
+			formatBytes(v.Keep), formatBytes(v.PerToken), formatBytes(v.Experts), formatBytes(v.Routed))
 	case v.Helps:
-		return fmt.Sprintf("would help: keeps about %s of the %s that a token reads", size(v.Keep), size(v.PerToken))
+		return fmt.Sprintf("would help: keeps about %s of the %s that a token reads", formatBytes(v.Keep),
+			formatBytes(v.PerToken))
 	}
 	return "nothing to win: " + v.Findings[0].Text
 }
@@ -101,12 +102,12 @@ func (h *Holding) Judge(room int64, claimed bool) Verdict {
 		v.Experts = min(room-v.Keep, v.Routed)
 		if helpable && room >= all {
 			j.add(true, Fits, "all %s that tokens read of the model fit in memory, where there is room for %s",
-				size(all), size(room))
+				formatBytes(all), formatBytes(room))
 		}
 	}
 	v.Helps = len(v.Findings) == 0 && helpable
 	if !v.Helps && len(v.Findings) == 0 { // all of it is too small to matter
-		j.add(true, Negligible, "tokens read only %s of the model's file", size(all))
+		j.add(true, Negligible, "tokens read only %s of the model's file", formatBytes(all))
 	}
 	v.Findings = append(v.Findings, j.notes...)
 	return *v
@@ -136,7 +137,7 @@ func (j *judge) addFile(f *File) {
 	read := f.PerToken + f.Routed
 	matters, reads := read > j.Weights.Total()/negligible, ""
 	if matters {
-		reads = fmt.Sprintf(", and tokens read %s of it", size(read))
+		reads = fmt.Sprintf(", and tokens read %s of it", formatBytes(read))
 	}
 	switch {
 	case f.Changed:
@@ -191,7 +192,7 @@ func (j *judge) addProcesses(all int64) {
 		j.add(true, Locked,
 			"the process has locked %s in memory: nothing is read again; to let it share, start llama.cpp "+
 				"without --mlock",
-			size(j.Locked))
+			formatBytes(j.Locked))
 	}
 	if len(j.Others) == 0 {
 		return
@@ -218,12 +219,12 @@ func (j *judge) addExperts() {
 		j.add(true, RoutedExperts,
 			"of the file only routed experts are read (%s), and nothing that every token reads: they are left to "+
 				"the kernel",
-			size(j.v.Routed))
+			formatBytes(j.v.Routed))
 	default:
 		j.add(false, RoutedExperts,
 			"%s of the weights belong to routed experts: those that a router chooses are read as soon as it has, "+
 				"and kept as far as there is room",
-			size(j.v.Routed))
+			formatBytes(j.v.Routed))
 	}
 }
 
@@ -244,12 +245,12 @@ func (h *Holding) WhereWeights() (findings []Finding) {
 				"not loaded its model yet")
 		return findings
 	}
-	nothing := !much(h.readBytes())
+	nothing := !much(h.bytesRead())
 	if much(h.Weights.Device) {
 		blocks := nothing && h.Weights.Device >= h.Weights.Copied && h.Mode != ModeUnknown
 		add(blocks, OnDevice,
 			"%s of %s of weights are on a GPU: only what the processor reads from the file can be helped",
-			size(h.Weights.Device), size(all))
+			formatBytes(h.Weights.Device), formatBytes(all))
 	}
 	switch {
 	case !much(h.Weights.Copied):
@@ -257,21 +258,21 @@ func (h *Holding) WhereWeights() (findings []Finding) {
 		add(nothing, Copied,
 			"%s of weights were read into the process's own memory, and no model file is mapped: start llama.cpp "+
 				"without --no-mmap or --load-mode none|dio, and with --no-repack",
-			size(h.Weights.Copied))
+			formatBytes(h.Weights.Copied))
 	default:
 		add(nothing, Copied,
 			"%s of %s of weights are copies in the process's own memory, made in another layout when they were "+
 				"loaded: start llama.cpp with --no-repack",
-			size(h.Weights.Copied), size(all))
+			formatBytes(h.Weights.Copied), formatBytes(all))
 	}
 	if much(h.Weights.Unknown) {
 		add(nothing, Undecided,
 			"where %s of %s of weights are is not known: llama.cpp may still be loading, or its memory may not "+
 				"be read (run as root); ask again",
-			size(h.Weights.Unknown), size(all))
+			formatBytes(h.Weights.Unknown), formatBytes(all))
 	}
 	return findings
 }
 
-// size writes a number of bytes for people.
-func size(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }
+// formatBytes writes a number of bytes for people.
+func formatBytes(n int64) string { return humanize.IBytes(uint64(max(n, 0))) }

@@ -110,11 +110,11 @@ func (e *Examiner) locateWeights(ctx context.Context, sp *space, models []*model
 		h.Exact = h.Weights.Total() > 0
 		return
 	}
-	t.addUp(all, h)
+	t.sumWeights(all, h)
 }
 
-// addUp adds up where the weights of files are.
-func (t *table) addUp(all []*weight, h *Holding) {
+// sumWeights adds up where the weights of files are.
+func (t *table) sumWeights(all []*weight, h *Holding) {
 	var total, found int64
 	for _, w := range all {
 		total += w.of.Size

@@ -104,7 +104,7 @@ func eachWideRow(f *gguf.File, name string, unknown func(error), row func([]cell
 		x := &f.Tensors[i]
 		var resident cell
 		if known {
-			resident, err = residency(file, x)
+			resident, err = residencyCell(file, x)
 			if errors.Is(err, fs.ErrPermission) {
 				unknown(err)
 				known = false
@@ -114,7 +114,7 @@ func eachWideRow(f *gguf.File, name string, unknown func(error), row func([]cell
 		}
 		resident.null = !known
 		cells = append(sixCells(cells, x, x.Offset, x.Size),
-			str(name), str(shape(x)), num(x.Experts()), num(x.ExpertStride()), str(x.Kind().String()), resident)
+			str(name), str(shapeText(x)), num(x.Experts()), num(x.ExpertStride()), str(x.Kind().String()), resident)
 		if err := row(cells); err != nil {
 			return err
 		}
@@ -122,8 +122,8 @@ func eachWideRow(f *gguf.File, name string, unknown func(error), row func([]cell
 	return nil
 }
 
-// residency is the cell of how many bytes of a tensor are in the page cache.
-func residency(file *os.File, t *gguf.Tensor) (cell, error) {
+// residencyCell is the cell of how many bytes of a tensor are in the page cache.
+func residencyCell(file *os.File, t *gguf.Tensor) (cell, error) {
 	n, err := pagecache.Resident(file, t.Offset, t.Size)
 	return num(min(n, t.Size)), err
 }
@@ -197,8 +197,8 @@ func checkSlices(models []*gguf.Model) error {
 	return nil
 }
 
-// shape is a tensor's shape as text ("4096x14336x8").
-func shape(t *gguf.Tensor) string {
+// shapeText is a tensor's shape as text ("4096x14336x8").
+func shapeText(t *gguf.Tensor) string {
 	var s strings.Builder
 	for i, n := range t.Shape {
 		if i > 0 {

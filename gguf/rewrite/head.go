@@ -59,13 +59,13 @@ func readHead(f *gguf.File, r io.ReaderAt, numbers []Number) (head, error) {
 		name := w.readBytes(w.readLength())
 		t, ok := f.Lookup(string(name))
 		if !ok {
-			return h, w.changed()
+			return h, w.changedError()
 		}
 		h.tensors = append(h.tensors, t)
 		w.skipBytes(4 + int64(len(t.Shape)*w.wide) + 4 + 8) // the number of dimensions, these, the type, the offset
 	}
 	if w.err != nil || w.left >= f.Alignment {
-		return h, w.changed()
+		return h, w.changedError()
 	}
 	return h, nil
 }
@@ -128,8 +128,8 @@ type headReader struct {
 	err  error
 }
 
-// changed is the error for a file that is no longer the one that was parsed.
-func (w *headReader) changed() error {
+// changedError is the error for a file that is no longer the one that was parsed.
+func (w *headReader) changedError() error {
 	if w.err != nil {
 		return w.err
 	}
