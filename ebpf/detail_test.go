@@ -326,7 +326,7 @@ func TestPageInsOfOthers(t *testing.T) {
 		case e.Cause == event.CauseOther && e.PID == int32(cat.Process.Pid):
 			other += e.Bytes
 		case e.Cause == event.CauseOther || e.PID != int32(pid):
-			t.Errorf("%+v", e)
+			t.Errorf("%+v, want pages that the target or cat brought in", e)
 		}
 	}
 	info, err := os.Stat(o.Model)

@@ -179,7 +179,7 @@ func TestExamineRunning(t *testing.T) {
 func TestExamineNothing(t *testing.T) {
 	r, err := Examine(ExamineOptions{})
 	if err != nil || r.Target != nil || len(r.Modes) != 3 {
-		t.Errorf("%+v, %v", r, err)
+		t.Errorf("Examine of no target: %+v, %v, want three modes", r, err)
 	}
 	gone := exec.Command("true")
 	if err := gone.Run(); err != nil {

@@ -58,7 +58,7 @@ func TestScanAhead(t *testing.T) {
 	dir := llamatest.ForTest(t).Dir
 	libraries, err := filepath.Glob(filepath.Join(dir, "libggml-cpu*.so"))
 	if err != nil || len(libraries) == 0 {
-		t.Fatalf("%q, %v", libraries, err)
+		t.Fatalf("no CPU backend in %s: %v", dir, err)
 	}
 	program := Program{Path: filepath.Join(dir, "llamarun")}
 	before := descriptors(t)
@@ -100,7 +100,7 @@ func TestProbesGoToWhatWasScanned(t *testing.T) {
 	testenv.NeedRoot(t)
 	libraries, err := filepath.Glob(filepath.Join(llamatest.ForTest(t).Dir, "libggml-cpu*.so"))
 	if err != nil || len(libraries) == 0 {
-		t.Fatalf("%q, %v", libraries, err)
+		t.Fatalf("no CPU backend: %v", err)
 	}
 	library, err := os.ReadFile(libraries[0])
 	if err != nil {
@@ -117,7 +117,7 @@ func TestProbesGoToWhatWasScanned(t *testing.T) {
 	defer tr.Close()
 	im, err := tr.scan(path)
 	if err != nil || im == nil || len(im.Sites) == 0 {
-		t.Fatalf("%+v, %v", im, err)
+		t.Fatalf("scan = %+v, %v, want functions to probe", im, err)
 	}
 	if err := os.Rename(path, path+".moved"); err != nil {
 		t.Fatal(err)

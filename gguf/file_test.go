@@ -220,7 +220,7 @@ func testMetadata(t *testing.T, f *File) {
 	for i := range f.Metadata {
 		if kv := &f.Metadata[i]; kv.Key == "tokenizer.ggml.scores" &&
 			(kv.Type != ValueArray || kv.Elem != ValueFloat32 || kv.Len != 4) {
-			t.Errorf("%+v", kv)
+			t.Errorf("scores are %+v, want an array of 4 f32", kv)
 		}
 	}
 }

@@ -251,7 +251,7 @@ func TestOpenModelOfOneFile(t *testing.T) {
 			}
 		}
 		if len(got.Files) != 1 || got.Size() != f.Size || got.Tensors() != len(f.Tensors) {
-			t.Errorf("%+v", got)
+			t.Errorf("%+v, want one file with %d tensors", got, len(f.Tensors))
 		}
 	}
 	if _, err := OpenModel(filepath.Join(t.TempDir(), "none")); !errors.Is(err, os.ErrNotExist) {

@@ -125,7 +125,7 @@ func TestWeights(t *testing.T) {
 		check(t, h.Prefetch())
 	}
 	if h, ok := w.Lookup("blk.5.attn_q.weight"); !ok || h.Expert != -1 || h.extent.file != 1 {
-		t.Errorf("%+v", h)
+		t.Errorf("%+v, want the whole tensor in the second file", h)
 	}
 	if _, ok := w.Lookup("blk.6.attn_q.weight"); ok {
 		t.Error("found a tensor that is not there")

@@ -369,11 +369,11 @@ func TestJudgeFiles(t *testing.T) {
 			h.Weights.Mapped = 100
 			if v := h.Judge(-1, false); tc.reason == Network {
 				if !v.Helps || v.PerToken != 100 || !slices.Equal(reasonsOf(v, false), []Reason{Network}) {
-					t.Errorf("%+v", v)
+					t.Errorf("%+v, want a helpful verdict with a note about the network", v)
 				}
 			} else if v.Helps || v.PerToken != 0 || !slices.Equal(reasonsOf(v, true), []Reason{tc.reason}) ||
 				!strings.HasPrefix(v.Line(), "nothing to win: ") {
-				t.Errorf("%+v", v)
+				t.Errorf("%+v, want %s to block", v, tc.reason)
 			}
 			if v := holding(changed, disk).Judge(50, false); !v.Helps || v.Keep != 50 || len(reasonsOf(v, true)) > 0 {
 				t.Errorf("beside another file: %+v", v)
@@ -474,7 +474,7 @@ func TestCrowd(t *testing.T) {
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
 	said := make([]byte, 100)
 	if n, err := out.Read(said); err != nil || string(said[:n]) != "<nil> <nil>\n" {
-		t.Fatalf("%s, %v", said[:n], err)
+		t.Fatalf("the process says %q, %v, want no errors", said[:n], err)
 	}
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", cmd.Process.Pid))
 	if areas := bytes.Count(maps, []byte("\n")); err != nil || areas < 30000 {

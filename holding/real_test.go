@@ -125,7 +125,7 @@ func TestLoadModes(t *testing.T) {
 				f := h.Files[0]
 				if f.Path != f32 || f.Mapped != total || f.Resident < total || !f.PageOut || f.PerToken >= total ||
 					f.PerToken < total/2 || v.Keep != f.PerToken {
-					t.Errorf("%+v", f)
+					t.Errorf("%+v, want all %d bytes of %s mapped and resident", f, total, f32)
 				}
 				if v := h.Judge(f.PerToken, false); v.Helps || !slices.Equal(reasonsOf(v, true), []Reason{Fits}) {
 					t.Errorf("with room for all: %+v", v)
@@ -232,7 +232,7 @@ func TestOthers(t *testing.T) {
 	v := h.Judge(-1, false)
 	if i := slices.IndexFunc(v.Findings, func(f Finding) bool { return f.Reason == Shared }); i < 0 ||
 		!v.Findings[i].Blocks || !slices.Equal(v.Findings[i].PIDs, []int{second}) || v.Helps {
-		t.Errorf("%+v", v)
+		t.Errorf("%+v, want %s with process %d to block", v, Shared, second)
 	}
 	end()
 	if h := examine(t, first); len(h.Others) > 0 {
@@ -268,7 +268,7 @@ func TestPlaces(t *testing.T) {
 	v := h.Judge(-1, false)
 	if !slices.Equal(reasonsOf(v, true), []Reason{InMemory}) || v.Helps || h.Files[0].Store != StoreMemory ||
 		strings.ContainsAny(v.Line(), "\x1b\u202e") || !strings.Contains(v.Line(), "tmpfs") {
-		t.Errorf("%q\n%+v", v.Line(), h)
+		t.Errorf("%q, want %s to block, in printable text\n%+v", v.Line(), InMemory, h)
 	}
 	end()
 

@@ -165,7 +165,7 @@ func TestExperts(t *testing.T) {
 		Tensors: []gguftest.Tensor{{Name: "blk.0.ffn_up_exps.weight", Type: gguf.I8, Shape: []int64{1, 1, 1 << 30}}},
 	})
 	if _, err := Experts(huge); err == nil || !strings.Contains(err.Error(), "more rows than a table") {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want one that says the table is too long", err)
 	}
 }
 
@@ -338,7 +338,7 @@ func TestSummarise(t *testing.T) {
 		}
 	}
 	if s.Model != "m0.gguf" || s.Files != 1 || s.Bytes <= total {
-		t.Errorf("%+v", s)
+		t.Errorf("summary %+v, want m0.gguf in one file of more than %d bytes", s, total)
 	}
 
 	// Without an output matrix, all of the embeddings is read.
@@ -353,7 +353,7 @@ func TestSummarise(t *testing.T) {
 	var text bytes.Buffer
 	if err := s.WriteText(&text); err != nil || !strings.Contains(text.String(), "m0.gguf: ") ||
 		!strings.Contains(text.String(), "\nexperts of a token ") {
-		t.Errorf("%v\n%s", err, &text)
+		t.Errorf("%v; the summary lacks the model or the experts of a token:\n%s", err, &text)
 	}
 	if err := s.WriteText(failing{}); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("error %v, want %v", err, os.ErrClosed)
@@ -367,7 +367,7 @@ func TestSummarise(t *testing.T) {
 	}
 	// A part of a split model may hold metadata alone.
 	if s := Summarise(open(t, &gguftest.Model{}))[0]; len(s.Rows) != 0 || s.WriteText(&text) != nil {
-		t.Errorf("%+v", s)
+		t.Errorf("summary %+v, want no rows", s)
 	}
 }
 
