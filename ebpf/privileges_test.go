@@ -1,5 +1,7 @@
 package ebpf
 
+// These tests tell missing rights from what the verifier refuses.
+
 import (
 	"errors"
 	"fmt"
@@ -12,26 +14,30 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// A program that the verifier of some kernel does not accept is no lack of rights: nobody is told to use sudo for it.
+// If the verifier of some kernel does not accept a program, no rights are missing. The user is not
+// advised to use sudo then.
 func TestVerifierIsNoRefusal(t *testing.T) {
 	said := &ebpf.VerifierError{Cause: unix.EACCES, Log: []string{"R8 unbounded memory access"}}
 	for _, tc := range []struct {
 		err  error
 		want bool
 	}{
-		{unix.EPERM, true}, {fmt.Errorf("load: %w", unix.EACCES), true}, {fmt.Errorf("load: %w", &ebpf.VerifierError{Cause: unix.EPERM}), true},
+		{unix.EPERM, true}, {fmt.Errorf("load: %w", unix.EACCES), true},
+		{fmt.Errorf("load: %w", &ebpf.VerifierError{Cause: unix.EPERM}), true},
 		{fmt.Errorf("load: %w", said), false}, {unix.EINVAL, false}, {nil, false},
 	} {
 		if got := isRefusal(tc.err); got != tc.want {
-			t.Errorf("%v: %v, want %v", tc.err, got, tc.want)
+			t.Errorf("isRefusal(%v) = %v, want %v", tc.err, got, tc.want)
 		}
 	}
 }
 
-// The kernel's own verifier says so in the form that isRefusal expects.
+// An error of the kernel's own verifier has the form that isRefusal expects.
 func TestVerifierSpeaks(t *testing.T) {
 	testenv.NeedRoot(t)
-	_, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.RawTracepoint, License: "GPL", Instructions: asm.Instructions{asm.Return()}})
+	_, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.RawTracepoint, License: "GPL", Instructions: asm.Instructions{asm.Return()},
+	})
 	if !errors.Is(err, unix.EACCES) {
 		t.Fatalf("a program that returns an unset register: %v, want EACCES", err)
 	}
