@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 
 	"tensorcast/moe"
@@ -78,8 +77,8 @@ func (r *Routes) trace() (*moe.Trace, error) {
 	}, steps)
 }
 
-// all is how many bytes all experts have.
-func (r *Routes) all() int64 {
+// totalBytes is how many bytes all experts have.
+func (r *Routes) totalBytes() int64 {
 	sum := int64(0)
 	for _, bytes := range r.Bytes {
 		sum += bytes * int64(r.Experts)
@@ -119,7 +118,7 @@ func (r *Report) replay(ctx context.Context) (err error) {
 		at := &r.Results[i]
 		room := at.Limit - r.Own
 		if known[room] == nil {
-			e := &Experts{Share: max(float64(room-r.Routes.Trunk)/float64(r.Routes.all()), 0)}
+			e := &Experts{Share: max(float64(room-r.Routes.Trunk)/float64(r.Routes.totalBytes()), 0)}
 			if e.Whole, err = r.reads(ctx, room, 0); err == nil {
 				e.Steady, err = r.reads(ctx, room, r.Skip)
 			}
@@ -148,54 +147,4 @@ func (r *Report) reads(ctx context.Context, room int64, skip int) (Reads, error)
 	// What does not fit of the trunk is read for each token.
 	missing := float64(max(r.Routes.Trunk-max(room, 0), 0))
 	return Reads{Least: float64(sum(least)) / float64(len(least)), Causal: missing + float64(best.DemandBytes)/float64(best.Tokens), Policy: best.Name}, nil
-}
-
-// tokS is how many tokens per second can be had if each reads so many bytes; 0 if unknown.
-func (r *Report) tokS(bytes float64) float64 {
-	if r.Compute <= 0 {
-		return 0
-	}
-	most := 1 / r.Compute
-	if bytes > 0 {
-		most = min(most, r.BW/bytes)
-	}
-	return most
-}
-
-// boundExperts turns bytes into tokens per second.
-func (r *Report) boundExperts(e *Experts) {
-	for _, reads := range []*Reads{&e.Whole, &e.Steady} {
-		if reads.Policy != "" {
-			reads.Bound, reads.CausalTokS = r.tokS(reads.Least), r.tokS(reads.Causal)
-		}
-	}
-}
-
-// stall is how long a token took beyond computing, in milliseconds, in the mean over the steady state, or over all tokens. It is known of any helper: it is
-// waiting for the disk, and for processors that the helper used.
-func (r *Report) stall(run *Run, steady bool) float64 {
-	speed := run.TokS
-	if steady && run.Steady != nil {
-		speed = run.Steady.TokS
-	}
-	if speed <= 0 {
-		return 0
-	}
-	return 1000 * max(1/speed-r.Compute, 0)
-}
-
-// demand is how many bytes were read per token for experts when they had been chosen, and how many before that. Without a helper all is demand; a
-// helper has to tell (see [Told]). They are NaN if it does not.
-func (r *Report) demand(run *Run, steady bool) (demanded, speculative float64) {
-	if run.Helper == nil {
-		if steady && run.Steady != nil {
-			return run.Steady.BytesPerToken, 0
-		}
-		return run.BytesPerToken, 0
-	}
-	t := run.Helper.Told
-	if t == nil || t.Experts == nil || t.Tokens <= 0 {
-		return math.NaN(), math.NaN()
-	}
-	return float64(t.Experts.Read) / float64(t.Tokens), float64(t.Experts.Speculative.Read) / float64(t.Tokens)
 }

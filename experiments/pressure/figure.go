@@ -36,7 +36,7 @@ func (r *Report) speeds() *chart.Figure {
 	var all []panel
 	for i := range r.Results {
 		at := &r.Results[i]
-		if !r.reached(i) {
+		if !r.hasRuns(i) {
 			continue
 		}
 		p := slices.IndexFunc(all, func(p panel) bool { return p.readahead == at.ReadaheadKiB })
@@ -108,8 +108,8 @@ func (r *Report) boundCurve(from, to float64, steady bool) (points []chart.Point
 	}
 	for n := range expertBoundPoints + 1 {
 		x := from + (to-from)*float64(n)/expertBoundPoints
-		least := replay.Least(t, r.Routes.Trunk, r.Routes.Trunk+int64(x*float64(r.Routes.all())))
-		if y := r.tokS(float64(sum(least)) / float64(max(len(least), 1))); y > 0 && len(least) > 0 {
+		least := replay.Least(t, r.Routes.Trunk, r.Routes.Trunk+int64(x*float64(r.Routes.totalBytes())))
+		if y := r.boundOfReads(float64(sum(least)) / float64(max(len(least), 1))); y > 0 && len(least) > 0 {
 			points = append(points, chart.Point{X: x, Y: y})
 		}
 	}
@@ -139,10 +139,10 @@ func (r *Report) bytes() *chart.Figure {
 	f := &chart.Figure{XLabel: "generated token", YLabel: "read from the disk (MiB)", Columns: 2, Beside: true}
 	for i := range r.Results {
 		at := &r.Results[i]
-		if !r.reached(i) {
+		if !r.hasRuns(i) {
 			continue
 		}
-		p := chart.Panel{Title: fmt.Sprintf("%s, %s", filepath.Base(r.Model.Path), at.place())}
+		p := chart.Panel{Title: fmt.Sprintf("%s, %s", filepath.Base(r.Model.Path), at.name())}
 		add := func(c chart.Curve) {
 			for _, point := range c.Points {
 				f.To, f.High = max(f.To, point.X+1), max(f.High, point.Y*1.08)

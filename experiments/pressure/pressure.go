@@ -418,7 +418,7 @@ func (s *series) place() error {
 		case set.Experts > 0 && r.Routes == nil:
 			return errors.New("it is not known how large the experts are: the model has none, or layers differ in how many they have. Give a limit in bytes or a share of the weights")
 		case set.Experts > 0:
-			result.Limit = int64(set.Experts*float64(r.Routes.all())) + r.Routes.Trunk + r.Own
+			result.Limit = int64(set.Experts*float64(r.Routes.totalBytes())) + r.Routes.Trunk + r.Own
 		}
 		result.Limit &^= int64(os.Getpagesize() - 1) // as the kernel does
 		if result.Limit <= r.Own {

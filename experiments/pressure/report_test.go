@@ -278,7 +278,7 @@ func TestReportSaysWhatIsWrong(t *testing.T) {
 			}
 		}
 	}
-	wide, columns := 0, r.columns(&r.Results[0])
+	wide, columns := 0, r.table(&r.Results[0]).Columns
 	for line := range strings.Lines(markdown.String()) {
 		if strings.Contains(line, "plain again | ") && strings.Count(line, "|") == len(columns)+1 {
 			wide++
@@ -431,7 +431,7 @@ func TestBeside(t *testing.T) {
 		}
 	}
 	// The longer of reading 50 MB, 33 ms, and of computing, 20 ms and 30 more.
-	if got := r.besideBound(50e6); math.Abs(got-20) > 1e-9 {
+	if got := r.boundBeside(50e6); math.Abs(got-20) > 1e-9 {
 		t.Errorf("%v tokens per second with 50 MB to read", got)
 	}
 	r.Beside = nil
