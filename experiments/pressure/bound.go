@@ -10,8 +10,8 @@ func (r *Report) bound(x float64) float64 {
 	return r.boundOfReads(r.missingBytes(x))
 }
 
-// missingBytes is how many bytes of the weights that a token reads do not fit if the share x does. It is negative if there
-// is room for more.
+// missingBytes is how many bytes of the weights that a token reads do not fit if the share x does.
+// It is negative if there is room for more.
 func (r *Report) missingBytes(x float64) float64 { return (1 - x) * float64(r.Model.TokenBytes) }
 
 // boundOfReads is how many tokens per second can be had if each reads so many bytes; 0 if unknown.

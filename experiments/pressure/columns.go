@@ -8,8 +8,9 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// Columns is a table with a row for each run: those under a limit first, in chronological order, then those without (phase
-// "unlimited"). The names tell the units. What a run does not have, for instance because it did not finish, is NaN.
+// Columns is a table with a row for each run: those under a limit first, in chronological order,
+// then those without (phase "unlimited"). The names tell the units. What a run does not have, for
+// instance because it did not finish, is NaN.
 func (r *Report) Columns() []tables.Column {
 	steady := r.hasSteady()
 	var runs []*measured

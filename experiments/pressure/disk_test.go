@@ -86,7 +86,8 @@ func TestDiskBandwidth(t *testing.T) {
 		cached int64
 	}{{"cold", 0}, {"cached", 16<<20 + 4096}} {
 		t.Run(test.name, func(t *testing.T) {
-			for try := 0; test.cached > 0 && try < 5 && cachedBytes(t, f) != test.cached; try++ { // the kernel may take a page at once, where other tests use up the memory
+			// Where other tests use up the memory, the kernel may take a page away at once.
+			for try := 0; test.cached > 0 && try < 5 && cachedBytes(t, f) != test.cached; try++ {
 				if _, err := os.ReadFile(f.Name()); err != nil {
 					t.Fatal(err)
 				}
@@ -96,7 +97,8 @@ func TestDiskBandwidth(t *testing.T) {
 			}
 			before := diskBytes(t)
 			got, err := DiskBandwidth(t.Context(), f.Name(), []Extent{{0, size}}, DiskOptions{
-				Settings: []DiskSetting{{128 << 10, 1}, {128 << 10, 4}, {256 << 10, 1}, {256 << 10, 4}}, PointTime: 50 * time.Millisecond,
+				Settings:  []DiskSetting{{128 << 10, 1}, {128 << 10, 4}, {256 << 10, 1}, {256 << 10, 4}},
+				PointTime: 50 * time.Millisecond,
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -111,8 +113,10 @@ func TestDiskBandwidth(t *testing.T) {
 			best := DiskPoint{}
 			for _, p := range got.Points {
 				settings = append(settings, p.DiskSetting)
-				// A fast disk gives all of it; where the point before stopped inside a block, the last one is read in part again.
-				if p.Bytes <= 0 || p.Bytes >= size+int64(p.Block) || p.Elapsed <= 0 || p.BytesPerSecond != float64(p.Bytes)/p.Elapsed.Seconds() {
+				// A fast disk gives all of it. Where the point before stopped inside a block, the
+				// last block is read in part again.
+				if p.Bytes <= 0 || p.Bytes >= size+int64(p.Block) || p.Elapsed <= 0 ||
+					p.BytesPerSecond != float64(p.Bytes)/p.Elapsed.Seconds() {
 					t.Errorf("%+v", p)
 				}
 				if p.BytesPerSecond > best.BytesPerSecond {
@@ -120,7 +124,8 @@ func TestDiskBandwidth(t *testing.T) {
 				}
 				sum += p.Bytes
 			}
-			if want := []DiskSetting{{128 << 10, 1}, {128 << 10, 4}, {256 << 10, 1}, {256 << 10, 4}}; !reflect.DeepEqual(settings, want) {
+			if want := []DiskSetting{{128 << 10, 1}, {128 << 10, 4}, {256 << 10, 1},
+				{256 << 10, 4}}; !reflect.DeepEqual(settings, want) {
 				t.Errorf("points %v, want %v", settings, want)
 			}
 			if got.Best != best {
@@ -241,13 +246,15 @@ func TestDiskBandwidthErrors(t *testing.T) {
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := DiskBandwidth(t.Context(), fifo, whole, DiskOptions{}); err == nil || !strings.Contains(err.Error(), "regular file") {
+	if _, err := DiskBandwidth(t.Context(), fifo, whole, DiskOptions{}); err == nil ||
+		!strings.Contains(err.Error(), "regular file") {
 		t.Errorf("FIFO: %v", err)
 	}
 
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := DiskBandwidth(ctx, f.Name(), whole, DiskOptions{PointTime: time.Hour}); !errors.Is(err, context.Canceled) {
+	if _, err := DiskBandwidth(ctx, f.Name(), whole, DiskOptions{PointTime: time.Hour}); !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 }
@@ -268,7 +275,8 @@ func TestDiskBandwidthInMemory(t *testing.T) {
 	if err := f.Truncate(8192); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := DiskBandwidth(t.Context(), f.Name(), []Extent{{0, 8192}}, DiskOptions{}); !errors.Is(err, ErrNoDirectIO) {
+	if _, err := DiskBandwidth(t.Context(), f.Name(), []Extent{{0, 8192}}, DiskOptions{}); !errors.Is(err,
+		ErrNoDirectIO) {
 		t.Errorf("%v", err)
 	}
 }

@@ -48,7 +48,8 @@ func (r *Report) conditions() tabular.Lines {
 		speeds = append(speeds, number(r.Readings[i].Result.Best.BytesPerSecond/mib))
 	}
 	add("disk: %s, %s MiB/s, the median of %d readings: %s (O_DIRECT; best of a grid: %d KiB, %d in flight)",
-		r.Disk.Name, number(r.DiskBW/mib), len(speeds), strings.Join(speeds, ", "), r.Grid.Best.Block>>10, r.Grid.Best.Depth)
+		r.Disk.Name, number(r.DiskBW/mib), len(speeds), strings.Join(speeds,
+			", "), r.Grid.Best.Block>>10, r.Grid.Best.Depth)
 	if r.BesideBW > 0 {
 		add("beside the computing target the disk delivers %s MiB/s (%d readings), %s of that, "+
 			"and each MiB has the target compute %s us longer",
@@ -128,8 +129,8 @@ func (r *Report) table(at *Result) *tabular.Table {
 	return t
 }
 
-// fastestInMemory is the first run without a limit whose model was in memory in the unit that computes faster; nil if there
-// is none.
+// fastestInMemory is the first run without a limit whose model was in memory in the unit that
+// computes faster; nil if there is none.
 func (r *Report) fastestInMemory() *Run {
 	for i := range r.Unlimited {
 		if u := &r.Unlimited[i]; u.In != "" && r.computeTime(u.In) == r.Compute {
@@ -141,11 +142,13 @@ func (r *Report) fastestInMemory() *Run {
 
 // title says what the setting is, and what can be reached there.
 func (r *Report) title(at *Result) string {
-	text := fmt.Sprintf("%s: limit %s MiB, of which %s are left for the model", at.name(), inMiB(at.Limit), inMiB(at.Limit-r.Own))
+	text := fmt.Sprintf("%s: limit %s MiB, of which %s are left for the model", at.name(), inMiB(at.Limit),
+		inMiB(at.Limit-r.Own))
 	reads := at.expertReads(r.hasSteady())
 	switch {
 	case reads != nil && reads.Policy != "" && r.Compute > 0:
-		text += fmt.Sprintf("; bound: %s tok/s = min(1/T_compute = %s, bandwidth / what Belady's rule reads, %s MiB a token); "+
+		text += fmt.Sprintf("; bound: %s tok/s = min(1/T_compute = %s, bandwidth / what Belady's rule reads, %s "+
+			"MiB a token); "+
 			"the best policy that does not know the future (%s) reads %s: %s tok/s",
 			number(reads.Bound), number(1/r.Compute), number(reads.Least/mib),
 			reads.Policy, number(reads.Causal/mib), number(reads.CausalTokS))
@@ -241,7 +244,8 @@ func (r *Report) remarks() tabular.Lines {
 	var lines tabular.Lines
 	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
 	if r.Interrupted {
-		add("INTERRUPTED after %d runs: those that were to follow are missing, and what is measured after them.", len(r.Runs))
+		add("INTERRUPTED after %d runs: those that were to follow are missing, and what is measured after them.",
+			len(r.Runs))
 	}
 	repeats := 0
 	for i := range r.Results {
@@ -265,9 +269,11 @@ func (r *Report) remarks() tabular.Lines {
 	}
 	for _, l := range r.Least {
 		if len(r.Results) > 1 {
-			text := fmt.Sprintf("Least speedup of %s: %sx (%s)", l.Variant, number(l.Speedup), r.Results[l.Setting].name())
+			text := fmt.Sprintf("Least speedup of %s: %sx (%s)", l.Variant, number(l.Speedup),
+				r.Results[l.Setting].name())
 			if l.Steady > 0 {
-				text += fmt.Sprintf("; in the steady state %sx (%s)", number(l.Steady), r.Results[l.SteadySetting].name())
+				text += fmt.Sprintf("; in the steady state %sx (%s)", number(l.Steady),
+					r.Results[l.SteadySetting].name())
 			}
 			add("%s.", text)
 		}
@@ -315,20 +321,23 @@ func (r *Report) settingRemarks(setting int) tabular.Lines {
 		if !n.Within() {
 			verdict = "NOT within: take more repeats, or a quieter machine"
 		}
-		add("Noise: %s and %s are the same; their medians differ by %.1f %%, one run from another by up to %.1f %%: %s.",
+		add("Noise: %s and %s are the same; their medians differ by %.1f %%, one run from another by up to "+
+			"%.1f %%: %s.",
 			n.A, n.B, 100*n.Difference, 100*n.Spread, verdict)
 	}
 	for _, s := range at.Summaries {
 		if s.Disagree > 0 {
 			add("%s: in %d of %d runs the disk's own counter differs by more than %.0f %%: %s MiB/token, not %s.",
-				s.Variant, s.Disagree, s.Finished, 100*tolerance, number(s.OnDisk.Median/mib), number(s.Bytes.Median/mib))
+				s.Variant, s.Disagree, s.Finished, 100*tolerance, number(s.OnDisk.Median/mib),
+				number(s.Bytes.Median/mib))
 		}
 		if s.TextSame < s.Finished {
 			add("%s: THE TEXT DIFFERS from that of the run without a limit in %d of %d runs.",
 				s.Variant, s.Finished-s.TextSame, s.Finished)
 		}
 		if s.Killed < int(s.OOMKills) {
-			add("%s: %d processes other than the target were killed for lack of memory.", s.Variant, int(s.OOMKills)-s.Killed)
+			add("%s: %d processes other than the target were killed for lack of memory.", s.Variant,
+				int(s.OOMKills)-s.Killed)
 		}
 		for _, run := range r.Runs {
 			if run.Variant != s.Variant || run.Setting != setting {

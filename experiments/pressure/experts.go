@@ -13,9 +13,10 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// Routes are the experts that the target's routers chose in a traced run without a limit. Under a limit they choose the same ones, as long as the text is the same.
+// Routes are the experts that the target's routers chose in a traced run without a limit. Under a
+// limit they choose the same ones as long as the text is the same.
 type Routes struct {
-	Trunk   int64       `json:"trunk_bytes"`   // that every token reads: all but experts
+	Trunk   int64       `json:"trunk_bytes"`   // what every token reads: all but experts
 	Experts int         `json:"experts"`       // of a layer
 	Bytes   []int64     `json:"expert_bytes"`  // of an expert, by layer that has some
 	Prompt  int         `json:"prompt_tokens"` // these come first
@@ -41,7 +42,7 @@ func newRoutes(t *moe.Trace, trunk int64) *Routes {
 // maxTrunk bounds a saved trunk, so that sums do not overflow.
 const maxTrunk = 1 << 50
 
-// trace makes a trace of saved routes, which are checked.
+// trace makes a trace of saved routes, and checks them.
 func (r *Routes) trace() (*moe.Trace, error) {
 	switch {
 	case r.Trunk < 0 || r.Trunk > maxTrunk:
@@ -88,16 +89,16 @@ func (r *Routes) totalBytes() int64 {
 
 // Experts is what a setting means for a mixture of experts.
 type Experts struct {
-	Share  float64 `json:"share"`  // of all experts' bytes that fits in memory beside the trunk
+	Share  float64 `json:"share"`  // the part of all experts' bytes that fits in memory beside the trunk
 	Whole  Reads   `json:"whole"`  // over all generated tokens
 	Steady Reads   `json:"steady"` // over those after the start-up; zero if there are none
 }
 
 // Reads is what has to be read for a token, in the mean, and how many tokens per second the disk gives for that.
 type Reads struct {
-	Least      float64 `json:"least_bytes_per_token"`  // by whom knows the future: Belady's rule
-	Causal     float64 `json:"causal_bytes_per_token"` // by the best policy known here of those that do not
-	Policy     string  `json:"causal_policy"`          // its name
+	Least      float64 `json:"least_bytes_per_token"`  // with the future known: Belady's rule
+	Causal     float64 `json:"causal_bytes_per_token"` // with the best policy known here that does not know the future
+	Policy     string  `json:"causal_policy"`          // the name of that policy
 	Bound      float64 `json:"bound_tok_s"`
 	CausalTokS float64 `json:"causal_tok_s"`
 }
@@ -105,7 +106,7 @@ type Reads struct {
 // replay finds what has to be read at each setting, if the routes are known. It may be called again.
 func (r *Report) replay(ctx context.Context) (err error) {
 	for i := range r.Results {
-		r.Results[i].Experts = nil // a file may say anything
+		r.Results[i].Experts = nil // a file may claim anything
 	}
 	if r.Routes == nil {
 		return nil
@@ -119,8 +120,8 @@ func (r *Report) replay(ctx context.Context) (err error) {
 		room := at.Limit - r.Own
 		if known[room] == nil {
 			e := &Experts{Share: max(float64(room-r.Routes.Trunk)/float64(r.Routes.totalBytes()), 0)}
-			if e.Whole, err = r.reads(ctx, room, 0); err == nil {
-				e.Steady, err = r.reads(ctx, room, r.Skip)
+			if e.Whole, err = r.replayReads(ctx, room, 0); err == nil {
+				e.Steady, err = r.replayReads(ctx, room, r.Skip)
 			}
 			if err != nil {
 				return fmt.Errorf("replay the experts that were chosen: %w", err)
@@ -133,8 +134,8 @@ func (r *Report) replay(ctx context.Context) (err error) {
 	return nil
 }
 
-// reads replays the generated tokens but the first skip.
-func (r *Report) reads(ctx context.Context, room int64, skip int) (Reads, error) {
+// replayReads replays the generated tokens after the first skip.
+func (r *Report) replayReads(ctx context.Context, room int64, skip int) (Reads, error) {
 	t := replay.Later(r.routed, skip)
 	least := replay.Least(t, r.Routes.Trunk, room)
 	if len(least) == 0 {
@@ -146,5 +147,6 @@ func (r *Report) reads(ctx context.Context, room int64, skip int) (Reads, error)
 	}
 	// What does not fit of the trunk is read for each token.
 	missing := float64(max(r.Routes.Trunk-max(room, 0), 0))
-	return Reads{Least: float64(sum(least)) / float64(len(least)), Causal: missing + float64(best.DemandBytes)/float64(best.Tokens), Policy: best.Name}, nil
+	return Reads{Least: float64(sum(least)) / float64(len(least)),
+		Causal: missing + float64(best.DemandBytes)/float64(best.Tokens), Policy: best.Name}, nil
 }

@@ -1,6 +1,7 @@
 package pressure
 
-// This file tests what is computed for a mixture of experts, on routes whose least reads are known, and what helpers tell.
+// This file tests what is computed for a mixture of experts, on routes whose least reads are known,
+// and what helpers tell.
 
 import (
 	"encoding/json"
@@ -23,7 +24,8 @@ import (
 	"tensorcast/trace"
 )
 
-// rounds are routes of one layer that takes its three experts of 100 MB one after the other: for a prompt of 3 tokens, and 12 generated ones. A trunk of 200 MB is beside them.
+// rounds are the routes of one layer with three experts of 100 MB, which are chosen one after the
+// other: for a prompt of 3 tokens and 12 generated ones. Besides there is a trunk of 200 MB.
 func rounds() *Routes {
 	r := &Routes{Trunk: 200e6, Experts: 3, Bytes: []int64{100e6}, Prompt: 3}
 	for token := range int32(15) {
@@ -32,23 +34,31 @@ func rounds() *Routes {
 	return r
 }
 
-// mixture is a report of these routes, at limits for two experts beside the trunk, for half of the trunk, and for all.
+// mixture is a report of the routes of rounds, at three limits: for two experts beside the trunk,
+// for half of the trunk, and for everything.
 func mixture(t *testing.T) *Report {
 	t.Helper()
 	r := &Report{
-		Model: ModelInfo{Path: "/models/moe.gguf", Bytes: 550e6, TokenBytes: 300e6, Routed: true}, Own: 100e6, Text: "x", Skip: 3, Routes: rounds(),
+		Model: ModelInfo{Path: "/models/moe.gguf", Bytes: 550e6, TokenBytes: 300e6, Routed: true}, Own: 100e6,
+		Text: "x", Skip: 3, Routes: rounds(),
 		Variants:  []Variant{{Name: "plain"}, {Name: "live", Helper: "h"}, {Name: "mute", Helper: "m"}},
 		Unlimited: []Run{{TokS: 50, In: Pages, Outcome: Finished, TextSame: true}},
 		Readings:  readings(1000),
-		Results:   []Result{{Limit: 500e6, ReadaheadKiB: 128}, {Limit: 200e6, ReadaheadKiB: 128}, {Limit: 610e6, ReadaheadKiB: 128}},
+		Results: []Result{{Limit: 500e6, ReadaheadKiB: 128}, {Limit: 200e6, ReadaheadKiB: 128},
+			{Limit: 610e6, ReadaheadKiB: 128}},
 	}
-	told := &Told{Tokens: 10, TokS: 25, Expected: 30, Streamed: 900e6, Late: 3, Beyond: Beyond{Window: 5, Swept: 7}, Experts: &ToldExperts{Chosen: 10, Missed: 4, Read: 400e6, Speculative: Speculative{Read: 100e6, Used: 60e6}, Strays: 9}}
+	told := &Told{Tokens: 10, TokS: 25, Expected: 30, Streamed: 900e6, Late: 3, Beyond: Beyond{Window: 5, Swept: 7},
+		Experts: &ToldExperts{Chosen: 10, Missed: 4, Read: 400e6, Speculative: Speculative{Read: 100e6, Used: 60e6},
+			Strays: 9}}
 	for setting, speeds := range [][]float64{{10, 24, 12}, {4, 3.8, 4}, {48, 47, 49}} {
 		for v, speed := range speeds {
 			for round := range 2 {
-				run := Run{Variant: r.Variants[v].Name, Setting: setting, Round: round, Limit: r.Results[setting].Limit, Outcome: Finished, TextSame: true, TokS: speed, P5: speed, BytesPerToken: 150e6}
+				run := Run{Variant: r.Variants[v].Name, Setting: setting, Round: round,
+					Limit: r.Results[setting].Limit, Outcome: Finished, TextSame: true, TokS: speed, P5: speed,
+					BytesPerToken: 150e6}
 				for range 12 {
-					run.TokenMs, run.TokenBytes, run.TokenFaults = append(run.TokenMs, 1000/speed), append(run.TokenBytes, int64(1e9/speed)), append(run.TokenFaults, 1)
+					run.TokenMs, run.TokenBytes, run.TokenFaults = append(run.TokenMs, 1000/speed),
+						append(run.TokenBytes, int64(1e9/speed)), append(run.TokenFaults, 1)
 				}
 				run.Tokens = make([]int32, 12)
 				switch v {
@@ -70,36 +80,43 @@ func mixture(t *testing.T) *Report {
 
 func near(got, want float64) bool { return math.Abs(got-want) <= 1e-9*math.Abs(want) }
 
-// Two of three fit: one of three tokens has to read an expert. Half of the trunk and every expert is read where only half of the trunk fits.
+// Where two of three experts fit, one of three tokens has to read an expert. Where only half of the
+// trunk fits, the other half and every expert are read for each token.
 func TestExpertBound(t *testing.T) {
 	r := mixture(t)
 	e := r.Results[0].Experts
 	for _, reads := range []Reads{e.Whole, e.Steady} {
-		if !near(reads.Least, 100e6/3) || !near(reads.Bound, 30) || reads.Causal < reads.Least || reads.Causal > 100e6 || !near(reads.CausalTokS, 1e9/reads.Causal) || reads.Policy == "" {
+		if !near(reads.Least, 100e6/3) || !near(reads.Bound, 30) || reads.Causal < reads.Least ||
+			reads.Causal > 100e6 || !near(reads.CausalTokS, 1e9/reads.Causal) || reads.Policy == "" {
 			t.Errorf("two fit: %+v", reads)
 		}
 	}
 	if !near(e.Share, 2./3) || !near(r.Results[0].Bound, 30) || !near(r.Results[0].SteadyBound, 30) {
 		t.Errorf("%+v, %+v", e, r.Results[0])
 	}
-	if e := r.Results[1].Experts; e.Share != 0 || !near(e.Steady.Least, 200e6) || !near(e.Steady.Causal, 200e6) || !near(e.Steady.Bound, 5) || !near(e.Steady.CausalTokS, 5) {
+	if e := r.Results[1].Experts; e.Share != 0 || !near(e.Steady.Least, 200e6) || !near(e.Steady.Causal, 200e6) ||
+		!near(e.Steady.Bound, 5) || !near(e.Steady.CausalTokS, 5) {
 		t.Errorf("half of the trunk: %+v", e)
 	}
-	if e := r.Results[2].Experts; !near(e.Share, 3.1/3) || e.Steady.Least != 0 || !near(e.Steady.Bound, 50) || e.Steady.Causal != 0 || !near(e.Steady.CausalTokS, 50) {
+	if e := r.Results[2].Experts; !near(e.Share, 3.1/3) || e.Steady.Least != 0 || !near(e.Steady.Bound, 50) ||
+		e.Steady.Causal != 0 || !near(e.Steady.CausalTokS, 50) {
 		t.Errorf("all fits: %+v", e)
 	}
 
 	plain, live, mute := r.Results[0].Summaries[0], r.Results[0].Summaries[1], r.Results[0].Summaries[2]
-	if !near(live.OfBound, 0.8) || !near(live.SteadyOfBound, 0.8) || !near(live.OfCausal, 24/r.Results[0].Experts.Steady.CausalTokS) || !near(live.Stall.Median, 1000./24-20) {
+	if !near(live.OfBound, 0.8) || !near(live.SteadyOfBound, 0.8) ||
+		!near(live.OfCausal, 24/r.Results[0].Experts.Steady.CausalTokS) || !near(live.Stall.Median, 1000./24-20) {
 		t.Errorf("%+v", live)
 	}
-	if !near(live.Demand.Median, 40e6) || !near(live.Speculative.Median, 10e6) || !near(live.Expected.Median, 30) || !near(live.OfExpected, 0.8) {
+	if !near(live.Demand.Median, 40e6) || !near(live.Speculative.Median, 10e6) || !near(live.Expected.Median, 30) ||
+		!near(live.OfExpected, 0.8) {
 		t.Errorf("told: %+v", live)
 	}
 	if !near(live.System.Median, 120) || plain.System.N != 0 || mute.System.N != 0 {
 		t.Errorf("kernel time: %+v, %+v, %+v", live.System, plain.System, mute.System)
 	}
-	if plain.Demand.Median != 100e6 || plain.Speculative.Median != 0 || plain.Speculative.N != 2 || plain.Expected.N != 0 {
+	if plain.Demand.Median != 100e6 || plain.Speculative.Median != 0 || plain.Speculative.N != 2 ||
+		plain.Expected.N != 0 {
 		t.Errorf("without a helper: %+v", plain)
 	}
 	if mute.Demand.N != 0 || mute.Speculative.N != 0 || mute.Stall.N != 2 {
@@ -109,7 +126,8 @@ func TestExpertBound(t *testing.T) {
 		t.Errorf("least speedups %+v, want %+v", r.Least, want)
 	}
 
-	// With another start-up it is another mean: of the last three tokens (experts 0, 1 and now 0) none need be missing.
+	// With another start-up the mean is another one. Of the last three tokens (experts 0, 1 and now
+	// 0) none need be missing.
 	r.Skip = 9
 	r.Routes.Chosen[14] = [][]int32{{0}}
 	if err := r.replay(t.Context()); err != nil {
@@ -118,7 +136,7 @@ func TestExpertBound(t *testing.T) {
 	if e := r.Results[0].Experts; e.Steady.Least != 0 || e.Whole.Least == 0 {
 		t.Errorf("%+v", e)
 	}
-	// With none left there is no steady state.
+	// Without tokens after the start-up there is no steady state.
 	r.Skip = 12
 	if err := r.replay(t.Context()); err != nil || r.Results[0].Experts.Steady != (Reads{}) {
 		t.Errorf("%v, %+v", err, r.Results[0].Experts)
@@ -136,11 +154,16 @@ func TestExpertReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"experts: 3 in each of 1 layers, 286 MiB in all; every token reads 191 MiB besides; the choices are those of a traced run of 12 tokens",
-		"67 % of the experts fit, readahead 128 KiB: limit 477 MiB, of which 381 are left for the model; bound: 30.0 tok/s = min(1/T_compute = 50.0, bandwidth / what Belady's rule reads, 31.8 MiB a token); the best policy that does not know the future (",
-		"of causal bound", "stall ms/token", "demand MiB/token", "helper's kernel us/MiB", "120", "expected tok/s", "38.1", "9.54", "21.7",
+		"experts: 3 in each of 1 layers, 286 MiB in all; every token reads 191 MiB besides; the choices are those " +
+			"of a traced run of 12 tokens",
+		"67 % of the experts fit, readahead 128 KiB: limit 477 MiB, of which 381 are left for the model; bound: " +
+			"30.0 tok/s = min(1/T_compute = 50.0, bandwidth / what Belady's rule reads, 31.8 MiB a token); the " +
+			"best policy that does not know the future (",
+		"of causal bound", "stall ms/token", "demand MiB/token", "helper's kernel us/MiB", "120", "expected tok/s",
+		"38.1", "9.54", "21.7",
 		"experts that fit",
-		"Least speedup of live: 0.95x (0 % of the experts fit, readahead 128 KiB); in the steady state 0.95x (0 % of the experts fit, readahead 128 KiB).",
+		"Least speedup of live: 0.95x (0 % of the experts fit, readahead 128 KiB); in the steady state 0.95x (0 % " +
+			"of the experts fit, readahead 128 KiB).",
 		"Stall: a token's time beyond T_compute",
 	} {
 		for _, got := range []string{text.String(), markdown.String()} {
@@ -152,11 +175,12 @@ func TestExpertReport(t *testing.T) {
 	if strings.Contains(text.String(), "not known") || strings.Contains(text.String(), "NaN") {
 		t.Error(text.String())
 	}
-	// A dense model has none of it.
+	// The report of a dense model has nothing of experts.
 	dense := planted()
 	dense.summarise()
 	text.Reset()
-	if err := dense.WriteText(&text); err != nil || strings.Contains(text.String(), "stall ms") || strings.Contains(text.String(), "expected") || strings.Contains(text.String(), "Stall") {
+	if err := dense.WriteText(&text); err != nil || strings.Contains(text.String(), "stall ms") ||
+		strings.Contains(text.String(), "expected") || strings.Contains(text.String(), "Stall") {
 		t.Errorf("%v\n%s", err, &text)
 	}
 }
@@ -170,7 +194,9 @@ func TestExpertColumns(t *testing.T) {
 		}
 	}
 	nan := math.NaN()
-	for name, want := range map[string][4]float64{ // of plain, live and mute at the first setting, and of the run without a limit
+	// The values are those of plain, live and mute at the first setting, and of the run without a
+	// limit.
+	for name, want := range map[string][4]float64{
 		"experts_share":                         {2. / 3, 2. / 3, 2. / 3, nan},
 		"steady_least_bytes_per_token":          {100e6 / 3., 100e6 / 3., 100e6 / 3., nan},
 		"steady_bound_tok_s":                    {30, 30, 30, nan},
@@ -202,7 +228,7 @@ func TestExpertColumns(t *testing.T) {
 	}
 }
 
-// What was saved is replayed again, and not believed.
+// Saved routes are replayed again. Impossible ones are refused.
 func TestReadRoutes(t *testing.T) {
 	r := mixture(t)
 	data, err := json.Marshal(r)
@@ -236,12 +262,13 @@ func TestReadRoutes(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	// Without routes nothing is known of experts, whatever the file says of them.
+	// Without routes nothing is known of experts, whatever the file claims.
 	r.Routes = nil
 	if data, err = json.Marshal(r); err != nil {
 		t.Fatal(err)
 	}
-	if again, err := ReadReport(data, -1); err != nil || again.Results[0].Experts != nil || again.Results[0].Bound != 0 {
+	if again, err := ReadReport(data, -1); err != nil || again.Results[0].Experts != nil ||
+		again.Results[0].Bound != 0 {
 		t.Errorf("%v, %+v", err, again.Results[0])
 	}
 }
@@ -249,7 +276,8 @@ func TestReadRoutes(t *testing.T) {
 // Golden images that have been looked at.
 func TestExpertFigures(t *testing.T) {
 	r := mixture(t)
-	for name, write := range map[string]func(io.Writer, string) error{"experts.png": r.WriteFigure, "bytes.png": r.WriteBytesFigure} {
+	for name, write := range map[string]func(io.Writer, string) error{"experts.png": r.WriteFigure,
+		"bytes.png": r.WriteBytesFigure} {
 		var got strings.Builder
 		if err := write(&got, "png"); err != nil {
 			t.Fatal(err)
@@ -268,8 +296,9 @@ func TestExpertFigures(t *testing.T) {
 			t.Errorf("the figure is not %s (%v); see -update", path, err)
 		}
 	}
-	f := r.bytes()
-	if len(f.Panels) != 3 || len(f.Panels[0].Curves) != 4 || f.Panels[0].Curves[1].Points[4].Y != float64(int64(1e9)/24)/mib {
+	f := r.bytesFigure()
+	if len(f.Panels) != 3 || len(f.Panels[0].Curves) != 4 ||
+		f.Panels[0].Curves[1].Points[4].Y != float64(int64(1e9)/24)/mib {
 		t.Fatalf("%+v", f)
 	}
 	sum := 0.0
@@ -279,19 +308,19 @@ func TestExpertFigures(t *testing.T) {
 	if !near(sum, 400e6) {
 		t.Errorf("at least %v bytes in 12 tokens, want 400 MB", sum)
 	}
-	// The bound is drawn over the shares, and is that of the settings where these are.
-	for _, p := range r.speeds().Panels[0].Curves[0].Points {
+	// The bound is drawn over the shares. It agrees with the bounds of the settings.
+	for _, p := range r.speedFigure().Panels[0].Curves[0].Points {
 		if p.X >= 1 && !near(p.Y, 50) || p.X < 0.66 && p.Y > 30 {
 			t.Errorf("bound %v at %v", p.Y, p.X)
 		}
 	}
-	// Of a dense model, what has no room is missing each time.
+	// For a dense model, what has no room is missing for each token.
 	dense := drawn()
 	for i := range dense.Runs {
 		dense.Runs[i].TokenBytes = []int64{5e6, 6e6 + int64(i)}
 	}
 	dense.summarise()
-	c := dense.bytes().Panels[0].Curves
+	c := dense.bytesFigure().Panels[0].Curves
 	if len(c) != 4 || len(c[0].Points) != 2 || len(c[3].Points) != 2 || !near(c[3].Points[1].Y, 0.15*800e6/mib) {
 		t.Errorf("%+v", c)
 	}
@@ -317,7 +346,8 @@ func TestTold(t *testing.T) {
  }
 }
 `
-	want := &Told{Tokens: 40, TokS: 9.5, Expected: 11, Streamed: 1000, Beyond: Beyond{Window: 5}, Experts: &ToldExperts{Read: 70, Speculative: Speculative{8, 6}}}
+	want := &Told{Tokens: 40, TokS: 9.5, Expected: 11, Streamed: 1000, Beyond: Beyond{Window: 5},
+		Experts: &ToldExperts{Read: 70, Speculative: Speculative{8, 6}}}
 	for output, want := range map[string]*Told{
 		summary:                                want,
 		"{\nhello\n" + summary + "bye {\n":     want,
@@ -332,27 +362,33 @@ func TestTold(t *testing.T) {
 		`{"tokens": 3, "late": 1e300}`:              nil,
 		`{"tokens": 3, "expected_tokens_per_sec":1`: nil,
 	} {
-		if got := told(output); !reflect.DeepEqual(got, want) {
+		if got := parseTold(output); !reflect.DeepEqual(got, want) {
 			t.Errorf("%q: %+v, want %+v", output, got, want)
 		}
 	}
 }
 
-// A real mixture of experts: what its routers choose is known before the runs, half of the experts is half of them, and nobody is faster than the bound.
+// This runs a real mixture of experts. The choices of its routers are known before the runs, and
+// nobody is faster than the bound. A limit for half of the experts has room for half of their
+// bytes.
 func TestLlamaExperts(t *testing.T) {
 	in := llamatest.ForTest(t)
 	needs(t)
-	plan, err := synth.NewPlan(synth.Config{Layers: 3, Embd: 256, FF: 4096, Heads: 4, KVHeads: 4, Experts: 8, Used: 2, Vocab: synth.ByteVocab, Ctx: 512, Type: gguf.Q8_0, Seed: 3})
+	plan, err := synth.NewPlan(synth.Config{Layers: 3, Embd: 256, FF: 4096, Heads: 4, KVHeads: 4, Experts: 8,
+		Used: 2, Vocab: synth.ByteVocab, Ctx: 512, Type: gguf.Q8_0, Seed: 3})
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := llama.Options{Model: filepath.Join(t.TempDir(), "model.gguf"), Prompt: "a b c", Tokens: 6, Threads: 2, NoRepack: true, Mark: 3}
+	o := llama.Options{Model: filepath.Join(t.TempDir(), "model.gguf"), Prompt: "a b c", Tokens: 6, Threads: 2,
+		NoRepack: true, Mark: 3}
 	if err := plan.WriteFile(t.Context(), o.Model, nil); err != nil {
 		t.Fatal(err)
 	}
 	cfg := Config{
-		Model: o.Model, Target: in.Command(t.Context(), o).Args, Settings: []Setting{{Experts: 0.5}}, Repeat: 1, Skip: 1,
-		Variants: []Variant{{Name: "plain"}, {Name: "told", Helper: `sh -c 'echo "{\"tokens\": 5, \"experts\": {\"read_bytes\": 50}}"; exec sleep 1000'`}},
+		Model: o.Model, Target: in.Command(t.Context(), o).Args, Settings: []Setting{{Experts: 0.5}}, Repeat: 1,
+		Skip: 1,
+		Variants: []Variant{{Name: "plain"},
+			{Name: "told", Helper: `sh -c 'echo "{\"tokens\": 5, \"experts\": {\"read_bytes\": 50}}"; exec sleep 1000'`}},
 	}
 	o.Tokens = 2
 	cfg.Trace = in.Command(t.Context(), o).Args
@@ -371,15 +407,18 @@ func TestLlamaExperts(t *testing.T) {
 	}
 	// gate, up and down of Q8_0: 34 bytes for 32 weights.
 	if want := int64(3 * 256 * 4096 / 32 * 34); n.Bytes[0] != want || n.Trunk+3*2*want != r.Model.TokenBytes {
-		t.Errorf("experts of %d bytes, want %d; trunk %d and six of them are not %d", n.Bytes[0], want, n.Trunk, r.Model.TokenBytes)
+		t.Errorf("experts of %d bytes, want %d; trunk %d and six of them are not %d", n.Bytes[0], want, n.Trunk,
+			r.Model.TokenBytes)
 	}
 	at := &r.Results[0]
 	e := at.Experts
-	if e == nil || math.Abs(e.Share-0.5) > 0.01 || e.Whole.Least <= 0 || e.Whole.Least > e.Whole.Causal || e.Steady.Bound <= 0 {
+	if e == nil || math.Abs(e.Share-0.5) > 0.01 || e.Whole.Least <= 0 || e.Whole.Least > e.Whole.Causal ||
+		e.Steady.Bound <= 0 {
 		t.Fatalf("%+v", e)
 	}
 	for _, s := range at.Summaries {
-		if s.Killed > 0 { // two faults read 16 MiB each around themselves, which is much of this limit
+		// Two faults read 16 MiB each around themselves, which is much of this limit.
+		if s.Killed > 0 {
 			t.Logf("%s was killed for lack of memory", s.Variant)
 		} else if s.Finished != 1 || s.TextSame != 1 || s.Demand.N != 1 {
 			t.Errorf("%+v", s)
@@ -396,19 +435,22 @@ func TestLlamaExperts(t *testing.T) {
 	}
 }
 
-// A share of the experts is of a model that has some.
+// A share of the experts can only be given for a model that has some.
 func TestNoExperts(t *testing.T) {
 	s := &series{cfg: Config{Settings: []Setting{{Experts: 0.5}}}, report: &Report{Model: ModelInfo{TokenBytes: 1000}}}
-	if err := s.place(); err == nil || !strings.Contains(err.Error(), "the model has none") {
+	if err := s.computeLimits(); err == nil || !strings.Contains(err.Error(), "the model has none") {
 		t.Error(err)
 	}
-	for _, set := range []Setting{{X: 0.5, Experts: 0.5}, {Experts: -1}, {Experts: math.NaN()}, {Experts: math.Inf(1)}} {
-		cfg := Config{Model: "m", Target: []string{"t"}, Settings: []Setting{set}, Repeat: 1, Variants: []Variant{{Name: "plain"}}}
+	for _, set := range []Setting{{X: 0.5, Experts: 0.5}, {Experts: -1}, {Experts: math.NaN()},
+		{Experts: math.Inf(1)}} {
+		cfg := Config{Model: "m", Target: []string{"t"}, Settings: []Setting{set}, Repeat: 1,
+			Variants: []Variant{{Name: "plain"}}}
 		if err := cfg.check(); err == nil {
 			t.Errorf("%+v is taken", set)
 		}
 	}
-	cfg := Config{Model: "m", Target: []string{"t"}, Settings: []Setting{{Experts: 0.5}}, Repeat: 1, Variants: []Variant{{Name: "plain"}}}
+	cfg := Config{Model: "m", Target: []string{"t"}, Settings: []Setting{{Experts: 0.5}}, Repeat: 1,
+		Variants: []Variant{{Name: "plain"}}}
 	if err := cfg.check(); err != nil {
 		t.Error(err)
 	}

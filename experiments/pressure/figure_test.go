@@ -17,14 +17,15 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden image in testdata")
 
-// drawn is a series of three variants at four shares and two readaheads.
+// drawn is the report of a series of three variants at four shares and two readaheads.
 func drawn() *Report {
 	r := &Report{
-		Model: ModelInfo{Path: "/models/model-0.8B-Q8_0.gguf", Bytes: 840e6, TokenBytes: 800e6}, Own: 20e6, Skip: 1, Readings: readings(1500),
+		Model: ModelInfo{Path: "/models/model-0.8B-Q8_0.gguf", Bytes: 840e6, TokenBytes: 800e6}, Own: 20e6, Skip: 1,
+		Readings:  readings(1500),
 		Variants:  []Variant{{Name: "plain"}, {Name: "static", Helper: "pin"}, {Name: "prefetchd", Helper: "h"}},
 		Unlimited: []Run{{In: Folios, TokS: 19, Outcome: Finished}},
 	}
-	for i, readahead := range []int{8192, 128} { // panels are in order of the readahead all the same
+	for i, readahead := range []int{8192, 128} { // the panels are in order of the readahead nevertheless
 		for _, x := range []float64{0.85, 0.3, 0.5, 0.7} {
 			setting := len(r.Results)
 			r.Results = append(r.Results, Result{Limit: 20e6 + int64(x*800e6), ReadaheadKiB: readahead})
@@ -34,7 +35,8 @@ func drawn() *Report {
 				}
 				for round := range 3 {
 					speed := factor * 1.5 / 0.8 / (1 - x) * (1 + 0.1*float64(round-1) - 0.2*float64(i))
-					r.Runs = append(r.Runs, Run{Variant: r.Variants[v].Name, Setting: setting, Round: round, Limit: r.Results[setting].Limit, Outcome: Finished, TokS: speed / 2,
+					r.Runs = append(r.Runs, Run{Variant: r.Variants[v].Name, Setting: setting, Round: round,
+						Limit: r.Results[setting].Limit, Outcome: Finished, TokS: speed / 2,
 						TokenMs: []float64{3000 / speed, 1000 / speed}})
 				}
 			}
@@ -46,21 +48,24 @@ func drawn() *Report {
 
 func TestSpeeds(t *testing.T) {
 	r := drawn()
-	f := r.speeds()
-	if len(f.Panels) != 2 || !strings.HasSuffix(f.Panels[0].Title, "readahead 128 KiB") || !strings.HasSuffix(f.Panels[1].Title, "readahead 8192 KiB") {
+	f := r.speedFigure()
+	if len(f.Panels) != 2 || !strings.HasSuffix(f.Panels[0].Title, "readahead 128 KiB") ||
+		!strings.HasSuffix(f.Panels[1].Title, "readahead 8192 KiB") {
 		t.Fatalf("%+v", f)
 	}
 	if f.From >= 0.3 || f.To <= 0.85 || f.High <= 12.5 {
 		t.Errorf("x from %v to %v, up to %v tok/s", f.From, f.To, f.High)
 	}
 	for _, p := range f.Panels {
-		if n := []int{len(p.Curves[1].Points), len(p.Curves[2].Points), len(p.Curves[3].Points)}; n[0] != 4 || n[1] != 3 || n[2] != 4 {
+		if n := []int{len(p.Curves[1].Points), len(p.Curves[2].Points), len(p.Curves[3].Points)}; n[0] != 4 ||
+			n[1] != 3 || n[2] != 4 {
 			t.Errorf("%s: curves of %d points", p.Title, n)
 		}
 	}
 	c := f.Panels[1].Curves[3]
 	steady := 0.62 * 1.5 / 0.8 / 0.3
-	if got := c.Points[2]; c.Name != "prefetchd" || math.Abs(got.X-0.7) > 1e-6 || math.Abs(got.Y-steady) > 1e-6 || math.Abs(got.Low-0.9*steady) > 1e-6 || math.Abs(got.High-1.1*steady) > 1e-6 {
+	if got := c.Points[2]; c.Name != "prefetchd" || math.Abs(got.X-0.7) > 1e-6 || math.Abs(got.Y-steady) > 1e-6 ||
+		math.Abs(got.Low-0.9*steady) > 1e-6 || math.Abs(got.High-1.1*steady) > 1e-6 {
 		t.Errorf("%s: %+v, want %v at 0.7", c.Name, got, steady)
 	}
 	bound := f.Panels[0].Curves[0]
@@ -74,7 +79,7 @@ func TestSpeeds(t *testing.T) {
 	}
 	r.Model.Routed = true
 	r.summarise()
-	if f := r.speeds(); len(f.Panels[0].Curves[0].Points) != 0 {
+	if f := r.speedFigure(); len(f.Panels[0].Curves[0].Points) != 0 {
 		t.Error("there is a bound for a model with experts whose routes are not known")
 	}
 }
@@ -128,7 +133,8 @@ func TestFigureFormats(t *testing.T) {
 			t.Errorf("%s begins with %q", format, got[:8])
 		}
 	}
-	if svg := string(picture(t, r, "svg")); !strings.Contains(svg, "prefetchd") || !strings.Contains(svg, "readahead 8192 KiB") {
+	if svg := string(picture(t, r, "svg")); !strings.Contains(svg, "prefetchd") ||
+		!strings.Contains(svg, "readahead 8192 KiB") {
 		t.Error("the SVG has no text to search for")
 	}
 	var b bytes.Buffer

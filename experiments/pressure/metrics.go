@@ -1,7 +1,8 @@
 package pressure
 
-// This file has the table of metrics: what is known of a run, and how it is summed up and shown. The summaries, the tables
-// for people and the table for programs are made from it. A new metric is a new row.
+// This file has the table of metrics: what is known of a run, and how it is summed up and shown.
+// The summaries, the tables for people and the table for programs are made from it. A new metric is
+// a new row.
 
 import (
 	"cmp"
@@ -23,9 +24,10 @@ type metric struct {
 	count  func(*measured) int64
 	amount func(*measured) float64
 
-	// The finished runs of a variant at one setting are summed up in a field of [Summary], whose tag names the key in JSON.
-	// spread is the field for the amounts that are not NaN. share is the field for a ratio of two numbers of the summary;
-	// it stays 0 if the second number is unknown, which is not positive then.
+	// The finished runs of a variant at one setting are summed up in a field of [Summary], whose
+	// tag names the key in JSON. spread is the field for the amounts that are not NaN. share is the
+	// field for a ratio of two numbers of the summary; it stays 0 if the second number is unknown,
+	// which is not positive then.
 	spread func(*Summary) *stats.Spread
 	share  func(*Summary) *float64
 	ratio  func(*summarised) (part, whole float64)
@@ -179,7 +181,8 @@ var metrics = []metric{
 		amount: ofFinished(func(m *measured) float64 { return m.stall(m.steady) }),
 		spread: func(s *Summary) *stats.Spread { return &s.Stall },
 		shown: &shown{order: 14, heading: "stall ms/token", when: hasExperts,
-			note: "Stall: a token's time beyond T_compute, whoever helps. Demand: read for experts that had been chosen; " +
+			note: "Stall: a token's time beyond T_compute, whoever helps. Demand: read for experts that had been " +
+				"chosen; " +
 				"speculative: read before that. A helper tells these of itself, over all tokens that it helped; " +
 				"without a helper all is demand."},
 	},
@@ -246,12 +249,13 @@ var metrics = []metric{
 	{column: "oom_kills", count: func(m *measured) int64 { return m.OOMKills }},
 	{column: "peak_bytes", count: func(m *measured) int64 { return m.Peak }},
 
-	// What follows is only summed up: comparisons with the first variant, with what can be reached, and with what a helper
-	// expects.
+	// What follows is only summed up: comparisons with the first variant, with what can be reached,
+	// and with what a helper expects.
 	{
 		amount: ofFinished(func(m *measured) float64 { return m.speedup(false) }),
 		spread: func(s *Summary) *stats.Spread { return &s.Speedup },
-		shown:  &shown{order: 10, heading: "speedup", format: func(v float64) string { return number(v) + "x" }, ranged: true},
+		shown: &shown{order: 10, heading: "speedup", format: func(v float64) string { return number(v) + "x" },
+			ranged: true},
 	},
 	{
 		amount: ofFinished(func(m *measured) float64 { return m.speedup(true) }),
@@ -282,7 +286,8 @@ var metrics = []metric{
 		spread: func(s *Summary) *stats.Spread { return &s.System },
 		shown: &shown{order: 17, heading: "helper's kernel us/MiB",
 			when: func(at *Result) bool { return hasValues(at, func(s *Summary) *stats.Spread { return &s.System }) },
-			note: "Helper's kernel us/MiB: its processor time in the kernel while tokens were generated, for each MiB that it read."},
+			note: "Helper's kernel us/MiB: its processor time in the kernel while tokens were generated, for each " +
+				"MiB that it read."},
 	},
 	{
 		share: func(s *Summary) *float64 { return &s.OfExpected },
@@ -416,9 +421,10 @@ func (m *measured) speedup(steady bool) float64 {
 	return math.NaN()
 }
 
-// stall is how long a token took beyond computing, in milliseconds, in the mean over the steady state or over all tokens.
-// It is known of any helper: it is waiting for the disk, and for processors that the helper used. It is NaN if it is not
-// known how long computing takes, or if there is no steady state.
+// stall is how long a token took beyond computing, in milliseconds, in the mean over the steady
+// state or over all tokens. It is known of any helper: it is waiting for the disk, and for
+// processors that the helper used. It is NaN if it is not known how long computing takes, or if
+// there is no steady state.
 func (m *measured) stall(steady bool) float64 {
 	if m.report.Compute <= 0 {
 		return math.NaN()
@@ -430,9 +436,9 @@ func (m *measured) stall(steady bool) float64 {
 	return 1000 * max(1/speed-m.report.Compute, 0)
 }
 
-// expertReads is how many bytes were read per token for experts when they had been chosen, and how many before that.
-// Without a helper all is demand, in the steady state or for all tokens. A helper has to tell (see [Told]), and tells of all
-// tokens; both are NaN if it does not.
+// expertReads is how many bytes were read per token for experts when they had been chosen, and how
+// many before that. Without a helper all is demand, in the steady state or for all tokens. A helper
+// has to tell (see [Told]), and tells of all tokens; both are NaN if it does not.
 func (m *measured) expertReads(steady bool) (demand, speculative float64) {
 	if m.Helper == nil {
 		if steady && m.Steady != nil {
@@ -447,8 +453,8 @@ func (m *measured) expertReads(steady bool) (demand, speculative float64) {
 	return float64(t.Experts.Read) / float64(t.Tokens), float64(t.Experts.Speculative.Read) / float64(t.Tokens)
 }
 
-// helperSystemTime is the helper's processor time in the kernel for each MiB that it read, in microseconds. It is NaN if the
-// helper read less than a MiB per token.
+// helperSystemTime is the helper's processor time in the kernel for each MiB that it read, in
+// microseconds. It is NaN if the helper read less than a MiB per token.
 func (m *measured) helperSystemTime() float64 {
 	read := m.HelperPerToken / mib
 	if !(read >= 1) {

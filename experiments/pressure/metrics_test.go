@@ -9,8 +9,8 @@ import (
 	"tensorcast/internal/stats"
 )
 
-// Every spread of a summary is filled by one metric. No two metrics have the same name or the same position in the table of
-// a setting.
+// Every spread of a summary is filled by one metric. No two metrics have the same name or the same
+// position in the table of a setting.
 func TestMetrics(t *testing.T) {
 	var s Summary
 	filled := map[*stats.Spread]int{}

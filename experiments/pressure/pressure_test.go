@@ -29,7 +29,7 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// loadArg makes the test's program what Config.Load names.
+// With loadArg the test's program is the command that Config.Load names.
 const loadArg = "load-for-the-test"
 
 func TestMain(m *testing.M) {
@@ -47,8 +47,9 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// script reads the model once per token, and does what its second argument says. It leaves time to read counters at a mark: what cat
-// reads is the script's when cat ends, and the group's at once.
+// script reads the model once per token, and does what its second argument says. It sleeps so that
+// counters can be read at a mark: what cat reads is added to the group's account at once, but to
+// the script's only when cat ends.
 const script = `
 model=$1 what=$2
 case $what in
@@ -68,7 +69,8 @@ echo '{"text":"'$text'","tokens":[1,2,3,4],"token_ms":[10,20,20,10],"tok_s":66.7
 
 const scriptModel = 48 << 20
 
-// needs skips the test where control groups cannot be made, and checks at its end that none is left, nor a descriptor.
+// needs skips the test where control groups cannot be made. At the end of the test it checks that
+// no control group is left, nor a descriptor.
 func needs(t *testing.T) {
 	t.Helper()
 	testenv.NeedRoot(t)
@@ -92,7 +94,8 @@ func needs(t *testing.T) {
 	before := descriptors(t)
 	t.Cleanup(func() {
 		for _, file := range root.ProcsFiles() {
-			left, err := filepath.Glob(filepath.Join(filepath.Dir(file), fmt.Sprintf("tensorcast-pressure-%d-*", os.Getpid())))
+			left, err := filepath.Glob(filepath.Join(filepath.Dir(file),
+				fmt.Sprintf("tensorcast-pressure-%d-*", os.Getpid())))
 			if err != nil || len(left) > 0 {
 				t.Errorf("control groups are left: %v, %v", left, err)
 			}
@@ -109,17 +112,18 @@ func descriptors(t *testing.T) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The runtime opens its own when it first waits for a pipe: they are not files.
+	// The runtime opens descriptors of its own when it first waits for a pipe. They are not files.
 	n := 0
 	for _, e := range entries {
-		if target, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && !strings.HasPrefix(target, "anon_inode:") {
+		if target, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil &&
+			!strings.HasPrefix(target, "anon_inode:") {
 			n++
 		}
 	}
 	return n
 }
 
-// scripted is a series of the script on a file of its own.
+// scripted is the configuration of a series that runs the script on a file of its own.
 func scripted(t *testing.T) Config {
 	t.Helper()
 	needs(t)
@@ -132,12 +136,13 @@ func scripted(t *testing.T) Config {
 		t.Fatal(err)
 	}
 	return Config{
-		Model: f.Name(), Target: []string{"/bin/sh", path, f.Name()}, Weights: scriptModel, Settings: []Setting{{X: 0.5}}, Repeat: 1, Skip: 1, Variants: []Variant{{Name: "plain"}},
+		Model: f.Name(), Target: []string{"/bin/sh", path, f.Name()}, Weights: scriptModel,
+		Settings: []Setting{{X: 0.5}}, Repeat: 1, Skip: 1, Variants: []Variant{{Name: "plain"}},
 		Disk: DiskOptions{Settings: []DiskSetting{{1 << 20, 4}}, PointTime: 50 * time.Millisecond},
 	}
 }
 
-// Processor time in the kernel is counted, of children that have ended, too.
+// Processor time in the kernel is counted, also that of children that have ended.
 func TestSystemTime(t *testing.T) {
 	before := systemTime(os.Getpid())
 	testenv.WaitFor(t, "time in the kernel", func() bool {
@@ -147,10 +152,12 @@ func TestSystemTime(t *testing.T) {
 		return systemTime(os.Getpid()) > before
 	})
 	before = systemTime(os.Getpid())
-	if err := exec.Command("dd", "if=/dev/zero", "of=/dev/null", "bs=64k", "count=300000", "status=none").Run(); err != nil {
+	if err := exec.Command("dd", "if=/dev/zero", "of=/dev/null", "bs=64k", "count=300000",
+		"status=none").Run(); err != nil {
 		t.Fatal(err)
 	}
-	// To clear 20 GB takes a processor three tenths of a second at least. To start one program takes this process a millisecond or two.
+	// Clearing 20 GB takes a processor three tenths of a second at least. Starting one program
+	// takes this process a millisecond or two.
 	if got := systemTime(os.Getpid()) - before; got < 5 {
 		t.Errorf("%d/%d s of a child are counted", got, userHZ)
 	}
@@ -173,7 +180,8 @@ func TestSeries(t *testing.T) {
 		{Name: "again"},
 	}
 	r, err := measure(t.Context(), cfg, 0)
-	// A kernel that reclaims cold pages by itself (DAMON) may take one of the file, or of cat, before the run in memory. A wrong account would be wrong each time.
+	// A kernel that reclaims cold pages by itself (DAMON) may take away a page of the file, or of
+	// cat, before the run in memory. A wrong account would be wrong each time.
 	for again := 0; err == nil && again < 3 && r.Unlimited[1].BytesPerToken != 0; again++ {
 		t.Logf("%.0f bytes a token were read of a file in memory: once more", r.Unlimited[1].BytesPerToken)
 		r, err = measure(t.Context(), cfg, 0)
@@ -186,7 +194,8 @@ func TestSeries(t *testing.T) {
 	for _, run := range r.Runs {
 		names = append(names, run.Variant)
 	}
-	if want := []string{"plain", "other", "eats", "dies", "helped", "launched", "again", "again", "launched", "helped", "dies", "eats", "other", "plain"}; !slices.Equal(names, want) {
+	if want := []string{"plain", "other", "eats", "dies", "helped", "launched", "again", "again", "launched",
+		"helped", "dies", "eats", "other", "plain"}; !slices.Equal(names, want) {
 		t.Errorf("order %v, want %v", names, want)
 	}
 	if r.Own <= 0 || r.Own > 16<<20 {
@@ -223,13 +232,16 @@ func TestSeries(t *testing.T) {
 		if run.Peak <= 0 || run.Peak > at.Limit {
 			t.Errorf("%s: used %d of %d", run.Variant, run.Peak, at.Limit)
 		}
-		// A cyclic scan of what does not fit reads nearly all of it, every time; more if readahead brings what is evicted before its
-		// use. Cat reads it, nobody else: the kernel adds it to its parent's account.
+		// A cyclic scan of a file that does not fit reads nearly all of it every time. It reads
+		// more if readahead brings pages that are evicted before their use. It is cat that reads
+		// it: the kernel adds that to its parent's account.
 		if run.BytesPerToken < 0.8*scriptModel {
 			t.Errorf("%s: %.0f bytes per token, want %d or more", run.Variant, run.BytesPerToken, scriptModel)
 		}
-		if both := run.TargetPerToken + run.HelperPerToken; both < 0.9*run.BytesPerToken || both > 1.1*run.BytesPerToken {
-			t.Errorf("%s: %.0f bytes per token by the group's account, %.0f by the processes'", run.Variant, run.BytesPerToken, both)
+		if both := run.TargetPerToken + run.HelperPerToken; both < 0.9*run.BytesPerToken ||
+			both > 1.1*run.BytesPerToken {
+			t.Errorf("%s: %.0f bytes per token by the group's account, %.0f by the processes'", run.Variant,
+				run.BytesPerToken, both)
 		}
 		var sum int64
 		for _, n := range run.TokenBytes {
@@ -239,9 +251,11 @@ func TestSeries(t *testing.T) {
 			t.Errorf("%s: by token %v, in the mean %.0f", run.Variant, run.TokenBytes, run.BytesPerToken)
 		}
 		if run.DiskBytesPerToken < run.BytesPerToken {
-			t.Errorf("%s: the disk gave %.0f, the group took %.0f", run.Variant, run.DiskBytesPerToken, run.BytesPerToken)
+			t.Errorf("%s: the disk gave %.0f, the group took %.0f", run.Variant, run.DiskBytesPerToken,
+				run.BytesPerToken)
 		}
-		if s := run.Steady; s == nil || math.Abs(s.TokS-60) > 1e-9 || s.BytesPerToken != float64(sum-run.TokenBytes[0])/3 || math.Abs(s.StartShare-1.0/6) > 1e-9 {
+		if s := run.Steady; s == nil || math.Abs(s.TokS-60) > 1e-9 ||
+			s.BytesPerToken != float64(sum-run.TokenBytes[0])/3 || math.Abs(s.StartShare-1.0/6) > 1e-9 {
 			t.Errorf("%s: steady state %+v", run.Variant, s)
 		}
 		if run.TokS != 66.7 || run.P5 != 50 || run.PromptMs != 5 || run.LoadMs != 7 {
@@ -256,13 +270,16 @@ func TestSeries(t *testing.T) {
 			if h == nil || h.Early || h.Status != "signal: terminated" {
 				t.Fatalf("helped: helper %+v", h)
 			}
-			if want := fmt.Sprintf("target %s %d %d %s", strings.Fields(lines0(h.Output))[1], at.Limit, at.Limit-r.Own, cfg.Model); lines0(h.Output) != want {
+			if want := fmt.Sprintf("target %s %d %d %s", strings.Fields(lines0(h.Output))[1], at.Limit,
+				at.Limit-r.Own, cfg.Model); lines0(h.Output) != want {
 				t.Errorf("helped: %q, want %q", lines0(h.Output), want)
 			}
-			// Its control groups and the target's are the same ones, made for this run; the target is no longer the shell that joins.
+			// The helper's control groups are the target's, made for this run. The target is no
+			// longer the shell that joined the group.
 			lines := strings.Split(h.Output, "\n")
 			half := (len(lines) - 3) / 2
-			if group := fmt.Sprintf("/tensorcast-pressure-%d-", os.Getpid()); !strings.Contains(h.Output, group) || !slices.Equal(lines[1:1+half], lines[1+half:1+2*half]) {
+			if group := fmt.Sprintf("/tensorcast-pressure-%d-", os.Getpid()); !strings.Contains(h.Output, group) ||
+				!slices.Equal(lines[1:1+half], lines[1+half:1+2*half]) {
 				t.Errorf("helped: groups %q", lines)
 			}
 			if want := strings.Join(cfg.Target, " ") + " "; lines[len(lines)-2] != want {
@@ -279,7 +296,8 @@ func TestSeries(t *testing.T) {
 			t.Errorf("%+v", u)
 		}
 	}
-	if cold, warm := r.Unlimited[0], r.Unlimited[1]; cold.Cached != 0 || warm.Cached != scriptModel || warm.BytesPerToken != 0 || cold.Own != r.Own || cold.Loaded != nil {
+	if cold, warm := r.Unlimited[0], r.Unlimited[1]; cold.Cached != 0 || warm.Cached != scriptModel ||
+		warm.BytesPerToken != 0 || cold.Own != r.Own || cold.Loaded != nil {
 		t.Errorf("cold %+v\nwarm %+v", cold, warm)
 	}
 	checkUnits(t, r)
@@ -295,7 +313,8 @@ func TestSeries(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Log("\n" + text.String())
-	for _, want := range []string{"other: THE TEXT DIFFERS", "eats, round 1: oom-killed", "dies, round 2: the helper ended before the target (exit status 7): helper is gone", "2 of 2"} {
+	for _, want := range []string{"other: THE TEXT DIFFERS", "eats, round 1: oom-killed",
+		"dies, round 2: the helper ended before the target (exit status 7): helper is gone", "2 of 2"} {
 		if !strings.Contains(text.String(), want) || !strings.Contains(markdown.String(), want) {
 			t.Errorf("the report does not say %q", want)
 		}
@@ -312,7 +331,8 @@ func lines0(text string) string {
 	return line
 }
 
-// checkUnits checks that the runs in memory were in what they are named after, and that the faster one counts.
+// checkUnits checks that the model was in memory in the unit that the runs are named after, and
+// that the faster unit counts.
 func checkUnits(t *testing.T, r *Report) {
 	t.Helper()
 	var units []Unit
@@ -338,7 +358,8 @@ func checkUnits(t *testing.T, r *Report) {
 	}
 }
 
-// At each setting the readahead is the one that it names, and in the end it is as it was.
+// At each setting the disk has the readahead that the setting names. In the end it is what it was
+// before.
 func TestSettings(t *testing.T) {
 	cfg := scripted(t)
 	d, err := diskOf(cfg.Model)
@@ -365,7 +386,8 @@ func TestSettings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := []int{before + 4, before + 8}; !slices.Equal(during, want) || r.Results[0].ReadaheadKiB != want[0] || r.Results[1].ReadaheadKiB != want[1] || r.Disk.ReadaheadKiBBefore != before {
+	if want := []int{before + 4, before + 8}; !slices.Equal(during, want) || r.Results[0].ReadaheadKiB != want[0] ||
+		r.Results[1].ReadaheadKiB != want[1] || r.Disk.ReadaheadKiBBefore != before {
 		t.Errorf("%v KiB during the series, want %v; report %+v, %+v", during, want, r.Disk, r.Results)
 	}
 	if after, err := d.readahead(); after != before || err != nil {
@@ -375,13 +397,15 @@ func TestSettings(t *testing.T) {
 	for _, run := range r.Runs {
 		runs = append(runs, fmt.Sprint(run.Variant, " ", run.Setting))
 		if run.Limit != r.Results[run.Setting].Limit {
-			t.Errorf("%s at setting %d: limit %d, want %d", run.Variant, run.Setting, run.Limit, r.Results[run.Setting].Limit)
+			t.Errorf("%s at setting %d: limit %d, want %d", run.Variant, run.Setting, run.Limit,
+				r.Results[run.Setting].Limit)
 		}
 	}
 	if want := []string{"plain 0", "again 0", "plain 1", "again 1"}; !slices.Equal(runs, want) {
 		t.Errorf("runs %q, want %q", runs, want)
 	}
-	if r.Results[0].Limit <= r.Results[1].Limit || r.Results[0].Bound <= 0 || len(r.Results[1].Summaries) != 2 || r.Results[1].Summaries[1].Finished != 1 {
+	if r.Results[0].Limit <= r.Results[1].Limit || r.Results[0].Bound <= 0 || len(r.Results[1].Summaries) != 2 ||
+		r.Results[1].Summaries[1].Finished != 1 {
 		t.Errorf("results %+v", r.Results)
 	}
 	if len(r.Readings) != 5 { // before, in the middle and at the end of each
@@ -391,14 +415,16 @@ func TestSettings(t *testing.T) {
 	if err := r.WriteText(&text); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{fmt.Sprintf("x = 0.70, readahead %d KiB: limit", before+4), fmt.Sprintf("x = 0.50, readahead %d KiB: limit", before+8), "All settings: tok/s in the steady state (after token 1)"} {
+	for _, want := range []string{fmt.Sprintf("x = 0.70, readahead %d KiB: limit", before+4),
+		fmt.Sprintf("x = 0.50, readahead %d KiB: limit", before+8),
+		"All settings: tok/s in the steady state (after token 1)"} {
 		if !strings.Contains(text.String(), want) {
 			t.Errorf("the report does not say %q:\n%s", want, text.String())
 		}
 	}
 }
 
-// What the target reads through the page cache takes as long as the throttle demands.
+// The target's reads through the page cache take as long as the throttle demands.
 func TestThrottle(t *testing.T) {
 	cfg := scripted(t)
 	cfg.Throttle = 100e6
@@ -418,7 +444,7 @@ func TestThrottle(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The kernel lets pass at once what a slice of time allows.
+	// The kernel lets pass at once what it allows for a slice of time.
 	read := 4 * r.Runs[0].BytesPerToken
 	if took, least := end.Sub(begin).Seconds(), 0.8*read/100e6; took < least {
 		t.Errorf("%.0f bytes were read in %.2f s, which takes %.2f or more at 100 MB/s", read, took, least)
@@ -428,7 +454,8 @@ func TestThrottle(t *testing.T) {
 	}
 }
 
-// What a target does wrong without a limit ends the series with a reason; under the limit it is a result.
+// A target that fails without a limit ends the series with a reason. Under the limit the failure is
+// a result.
 func TestTargetFails(t *testing.T) {
 	for what, want := range map[string]string{
 		"fail":     "no such weight",
@@ -467,7 +494,8 @@ func TestMeasureRefuses(t *testing.T) {
 		"no limit":       {func(c *Config) { c.Settings = nil }, "limit"},
 		"two limits":     {func(c *Config) { c.Settings = []Setting{{X: 0.5, Limit: 1 << 30}} }, "limit"},
 		"equal settings": {func(c *Config) { c.Settings = []Setting{{X: 0.5}, {X: 0.5}} }, "x = 0.5"},
-		"small limit":    {func(c *Config) { c.Settings = append(c.Settings, Setting{Limit: 64 << 10}) }, "leaves nothing for the model"},
+		"small limit": {func(c *Config) { c.Settings = append(c.Settings, Setting{Limit: 64 << 10}) },
+			"leaves nothing for the model"},
 		"no repeat":      {func(c *Config) { c.Repeat = 0 }, "repeat"},
 		"no variant":     {func(c *Config) { c.Variants = nil }, "variant"},
 		"equal variants": {func(c *Config) { c.Variants = []Variant{{Name: "a"}, {Name: "a"}} }, "named a"},
@@ -475,7 +503,8 @@ func TestMeasureRefuses(t *testing.T) {
 	} {
 		cfg := good
 		test.change(&cfg)
-		if _, err := measure(t.Context(), cfg, 0); err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "\n") {
+		if _, err := measure(t.Context(), cfg, 0); err == nil || !strings.Contains(err.Error(), test.want) ||
+			strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: error %v, want one line with %q", name, err, test.want)
 		}
 	}
@@ -498,7 +527,8 @@ func TestCancel(t *testing.T) {
 		done <- err
 	}()
 	for n := 0; n < 2; { // target and helper run
-		left, err := filepath.Glob(filepath.Join(root.Dir(), fmt.Sprintf("tensorcast-pressure-%d-*", os.Getpid()), "cgroup.procs"))
+		left, err := filepath.Glob(filepath.Join(root.Dir(), fmt.Sprintf("tensorcast-pressure-%d-*", os.Getpid()),
+			"cgroup.procs"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -524,7 +554,7 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// A series that is cut short reports the runs before; without any there is no report.
+// A series that is cut short reports the runs so far. Without any run there is no report.
 func TestInterrupted(t *testing.T) {
 	cfg := scripted(t)
 	cfg.Repeat = 3
@@ -558,13 +588,16 @@ func TestInterrupted(t *testing.T) {
 		if err != nil || !strings.Contains(string(data), `"interrupted":true`) {
 			t.Errorf("%v: %s", err, data)
 		}
-		if len(r.Runs) != want || r.Results[0].Summaries[0].Finished != want || r.Compute <= 0 || !strings.Contains(text.String(), "INTERRUPTED after 2 runs") || !strings.Contains(markdown.String(), "* INTERRUPTED after 2 runs") {
+		if len(r.Runs) != want || r.Results[0].Summaries[0].Finished != want || r.Compute <= 0 ||
+			!strings.Contains(text.String(), "INTERRUPTED after 2 runs") ||
+			!strings.Contains(markdown.String(), "* INTERRUPTED after 2 runs") {
 			t.Errorf("%s\n%+v", &text, r)
 		}
 	}
 }
 
-// A real llama.cpp: M is what the driver says that its ops read, and a model that does not fit is read again and again.
+// This runs a real llama.cpp. M is what the driver says that its ops read, and a model that does
+// not fit is read again and again.
 func TestLlama(t *testing.T) {
 	in := llamatest.ForTest(t)
 	needs(t)
@@ -602,8 +635,9 @@ func TestLlama(t *testing.T) {
 
 	o.Ops, o.Mark = "", markFD
 	cfg := Config{
-		Model: o.Model, Target: in.Command(t.Context(), o).Args, Settings: []Setting{{X: 0.7}}, Repeat: 1, Variants: []Variant{{Name: "plain"}, {Name: "copied", Flags: "--load-mode=none"}},
-		Disk: DiskOptions{Settings: []DiskSetting{{1 << 20, 4}}, PointTime: 50 * time.Millisecond},
+		Model: o.Model, Target: in.Command(t.Context(), o).Args, Settings: []Setting{{X: 0.7}}, Repeat: 1,
+		Variants: []Variant{{Name: "plain"}, {Name: "copied", Flags: "--load-mode=none"}},
+		Disk:     DiskOptions{Settings: []DiskSetting{{1 << 20, 4}}, PointTime: 50 * time.Millisecond},
 	}
 	r, err := measure(t.Context(), cfg, 0)
 	if err != nil {
@@ -616,7 +650,8 @@ func TestLlama(t *testing.T) {
 	if plain.Outcome != Finished || !plain.TextSame || plain.Faults == 0 || plain.BytesPerToken < 0.3*float64(want) {
 		t.Errorf("plain: %+v", plain)
 	}
-	if unmapped.Outcome != Killed { // all weights in anonymous memory: more than the limit
+	// All weights are in anonymous memory, which is more than the limit.
+	if unmapped.Outcome != Killed {
 		t.Errorf("without mmap: %s %s", unmapped.Outcome, unmapped.Error)
 	}
 	if at := r.Results[0]; at.Bound <= 0 || at.Bound > 1/r.Compute || at.Summaries[0].OfBound <= 0 {

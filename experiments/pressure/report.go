@@ -31,9 +31,10 @@ type Report struct {
 	// Own is the largest amount of the target's memory, in bytes, without page cache of the model.
 	Own int64 `json:"own_bytes"`
 
-	// The seconds that a token takes with everything in memory: with the model in single pages, in large folios, and the
-	// lesser of the two. Each is the lesser of before and after the runs, in the steady state if the runs have one;
-	// 0 if not measured. NoFolios says why it was not measured in folios.
+	// The seconds that a token takes with everything in memory: with the model in single pages, in
+	// large folios, and the lesser of the two. Each is the lesser of before and after the runs, in
+	// the steady state if the runs have one; 0 if not measured. NoFolios says why it was not
+	// measured in folios.
 	ComputePages  float64 `json:"t_compute_pages_s"`
 	ComputeFolios float64 `json:"t_compute_folios_s"`
 	NoFolios      string  `json:"no_folios,omitempty"`
@@ -43,9 +44,10 @@ type Report struct {
 	Grid     DiskResult    `json:"disk_grid"`
 	Readings []DiskReading `json:"disk_readings"`
 	DiskBW   float64       `json:"disk_bytes_per_second"`
-	// Beside are the readings while the target computed with everything in memory. BesideBW is their median; 0 if there are
-	// none. DiskCost is how many seconds longer the target's tokens took for each byte that was read meanwhile, the median
-	// too: a virtual disk needs the processors, and both read and write memory.
+	// Beside are the readings while the target computed with everything in memory. BesideBW is
+	// their median; 0 if there are none. DiskCost is how many seconds longer the target's tokens
+	// took for each byte that was read meanwhile, the median too: a virtual disk needs the
+	// processors, and both read and write memory.
 	Beside   []BesideReading `json:"disk_beside_readings"`
 	BesideBW float64         `json:"disk_beside_bytes_per_second"`
 	DiskCost float64         `json:"disk_cost_s_per_byte"`
@@ -79,15 +81,15 @@ type ModelInfo struct {
 	Routed     bool   `json:"routed"`      // tokens are routed to experts
 }
 
-// DiskReading is one measurement of the disk with the settings that were the fastest of the grid. Its value is that of the
-// best.
+// DiskReading is one measurement of the disk with the settings that were the fastest of the grid.
+// Its value is that of the best.
 type DiskReading struct {
 	AfterRuns int        `json:"after_runs"` // how many runs under a limit were before it
 	Result    DiskResult `json:"result"`
 }
 
-// BesideReading is a reading of the disk while the target generated tokens with everything in memory. Tokens, which took
-// Seconds, may include a part of a token.
+// BesideReading is a reading of the disk while the target generated tokens with everything in
+// memory. Tokens, which took Seconds, may include a part of a token.
 type BesideReading struct {
 	DiskReading
 	Seconds float64 `json:"seconds"`
@@ -100,9 +102,9 @@ type Result struct {
 	Limit        int64   `json:"limit_bytes"`
 	ReadaheadKiB int     `json:"readahead_kib"` // of the disk during the runs
 	X            float64 `json:"x"`             // share of the weights that fits beside the target's own memory
-	// Bound is the largest number of tokens per second that any strategy can reach. It is 0 if unknown: with experts, the
-	// least number of bytes depends on the router's choices. SteadyBound is that of the steady state, which differs from it
-	// only with experts.
+	// Bound is the largest number of tokens per second that any strategy can reach. It is 0 if
+	// unknown: with experts, the least number of bytes depends on the router's choices. SteadyBound
+	// is that of the steady state, which differs from it only with experts.
 	Bound       float64   `json:"bound_tok_s"`
 	SteadyBound float64   `json:"steady_bound_tok_s"`
 	Experts     *Experts  `json:"experts,omitempty"` // of a mixture of experts whose routes are known
@@ -110,8 +112,8 @@ type Result struct {
 	Noise       []Noise   `json:"noise"`
 }
 
-// Summary sums up the runs of one variant at one setting. The spreads are over finished runs only. How each is taken from
-// a run is told in [metrics].
+// Summary sums up the runs of one variant at one setting. The spreads are over finished runs only.
+// How each is taken from a run is told in [metrics].
 type Summary struct {
 	Variant  string `json:"variant"`
 	Runs     int    `json:"runs"`
@@ -149,10 +151,11 @@ type Summary struct {
 	// without values if the helper does not tell.
 	Demand      stats.Spread `json:"demand_bytes_per_token"`
 	Speculative stats.Spread `json:"speculative_bytes_per_token"`
-	// System is the helper's processor time in the kernel for what it reads; without values if it reads next to nothing.
+	// System is the helper's processor time in the kernel for what it reads; without values if it
+	// reads next to nothing.
 	System stats.Spread `json:"helper_system_us_per_mib"`
-	// Expected is what the helper expects of its plan; without values if it does not tell. OfExpected is tok/s divided by
-	// its median.
+	// Expected is what the helper expects of its plan; without values if it does not tell.
+	// OfExpected is tok/s divided by its median.
 	Expected   stats.Spread `json:"helper_expected_tok_s"`
 	OfExpected float64      `json:"of_helper_expected,omitempty"`
 }
@@ -170,8 +173,9 @@ type Noise struct {
 // Within reports whether the difference is not more than the spread.
 func (n Noise) Within() bool { return n.Difference <= n.Spread }
 
-// Least is where a variant gains least over the first one, or loses most: over all tokens, and in the steady state. Speedups
-// are medians of the rounds, 0 if there are none; settings are indices of [Report.Results].
+// Least is where a variant gains least over the first one, or loses most: over all tokens, and in
+// the steady state. Speedups are medians of the rounds, 0 if there are none; settings are indices
+// of [Report.Results].
 type Least struct {
 	Variant       string  `json:"variant"`
 	Speedup       float64 `json:"speedup"`
@@ -183,8 +187,9 @@ type Least struct {
 // ErrNotReport says that data are no report of a series.
 var ErrNotReport = errors.New("not a saved series")
 
-// ReadReport parses a report that was saved as JSON, and computes again what follows from its runs and readings. If skip is
-// not negative, it replaces the saved number of tokens that are the start-up. The error wraps [ErrNotReport].
+// ReadReport parses a report that was saved as JSON, and computes again what follows from its runs
+// and readings. If skip is not negative, it replaces the saved number of tokens that are the
+// start-up. The error wraps [ErrNotReport].
 func ReadReport(data []byte, skip int) (*Report, error) {
 	r := new(Report)
 	if err := json.Unmarshal(data, r); err != nil {

@@ -163,8 +163,8 @@ func medianOf(readings []DiskReading) float64 {
 	return stats.Median(all)
 }
 
-// computeTime is the least time per token, in seconds, of the runs with the model in memory in that unit; 0 if there are
-// none.
+// computeTime is the least time per token, in seconds, of the runs with the model in memory in that
+// unit; 0 if there are none.
 func (r *Report) computeTime(in Unit) float64 {
 	var least float64
 	for i := range r.Unlimited {

@@ -7,19 +7,20 @@ import (
 	"strings"
 )
 
-// Told is what a helper tells of its work: the last JSON object that it prints, beginning at the beginning of a line, if that has a positive number of tokens. The names are those of
-// "prefetchd --json"; any helper may use them. What it leaves out is 0. Amounts are bytes.
+// Told is what a helper tells of its work. It is the last JSON object in its output that begins at
+// the beginning of a line and has a positive number of tokens. The names are those of "prefetchd
+// --json"; any helper may use them. What the helper leaves out is 0. Amounts are bytes.
 type Told struct {
-	Tokens   int          `json:"tokens"` // that were generated while it helped
+	Tokens   int          `json:"tokens"` // generated while it helped
 	TokS     float64      `json:"tokens_per_sec"`
-	Expected float64      `json:"expected_tokens_per_sec"` // of its plan; 0: it expects nothing
-	Streamed int64        `json:"streamed_bytes"`          // that it read
+	Expected float64      `json:"expected_tokens_per_sec"` // what it expects of its plan; 0: nothing
+	Streamed int64        `json:"streamed_bytes"`          // what it read
 	Late     int64        `json:"late"`                    // what the target reached first, and read itself
 	Beyond   Beyond       `json:"beyond"`
 	Experts  *ToldExperts `json:"experts,omitempty"`
 }
 
-// Beyond is why more was read than has no room.
+// Beyond says why more was read than has no room in memory.
 type Beyond struct {
 	// Memory that keeps nothing.
 	Window   int64 `json:"window"`
@@ -33,23 +34,25 @@ type Beyond struct {
 	Swept int64 `json:"swept"`
 }
 
-// ToldExperts is what it did for a mixture's experts.
+// ToldExperts is what the helper did for the experts of a mixture.
 type ToldExperts struct {
-	Chosen      int64       `json:"chosen"`
-	Missed      int64       `json:"missed"`     // of these: not in memory
-	Read        int64       `json:"read_bytes"` // for these
-	Strays      int64       `json:"strays"`     // bytes that the target's misses read around themselves, and that were dropped unused
+	Chosen int64 `json:"chosen"`
+	Missed int64 `json:"missed"`     // of the chosen ones, those that were not in memory
+	Read   int64 `json:"read_bytes"` // for the chosen ones
+	// Strays are the bytes that the target's misses read around themselves, and that were dropped
+	// unused.
+	Strays      int64       `json:"strays"`
 	Speculative Speculative `json:"speculation"`
 }
 
 // Speculative is what was read before the choice was known.
 type Speculative struct {
 	Read int64 `json:"read_bytes"`
-	Used int64 `json:"used_bytes"` // of these, of experts that were then chosen
+	Used int64 `json:"used_bytes"` // of Read, for experts that were then chosen
 }
 
-// told finds what a helper tells in its output; nil if it tells nothing.
-func told(output string) *Told {
+// parseTold finds what a helper tells in its output; nil if it tells nothing.
+func parseTold(output string) *Told {
 	for end := len(output); end > 0; {
 		at := strings.LastIndexByte(output[:end], '{')
 		if at < 0 {
