@@ -1,6 +1,7 @@
 package main
 
-// This file implements "lab accounting", which traces millions of ops and checks that each is accounted for. See package accounting.
+// This file implements "lab accounting", which traces millions of ops and checks that each is
+// accounted for. See package accounting.
 
 import (
 	"context"
@@ -23,13 +24,15 @@ func accountingCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "accounting [flags]",
 		Short: "Check that tracer accounts for every one of millions of ops",
-		Long: `Accounting runs a small program that computes a graph of real ggml ops over and over under tracer: at a steady rate, at full speed, on two
-threads (a tenth of the ops), and with a buffer of 4 KiB. The program counts its ops. For each run these must be equal:
+		Long: `Accounting runs a small program that computes a graph of real ggml ops over and over under tracer:
+at a steady rate, at full speed, on two threads (a tenth of the ops), and with a buffer of 4 KiB.
+The program counts its ops. For each run these must be equal:
 
   the ops that ran x threads = tracer's hits in the kernel + recursion misses
   tracer's hits              = received + lost + filtered
 
-With the default buffer at the given rate (nine tenths of it must be reached) nothing may be lost; with 4 KiB something must be.
+With the default buffer at the given rate (nine tenths of it must be reached) nothing may be lost;
+with 4 KiB something must be.
 
 Needs root. Seven of eight ops read a weight, and are events.
 
@@ -62,7 +65,7 @@ func measureAccounting(ctx context.Context, cfg accounting.Config, asJSON bool, 
 		return err
 	}
 	if cfg.Tracer == "" {
-		cfg.Tracer = beside("tracer")
+		cfg.Tracer = siblingCommand("tracer")
 	}
 	var err error
 	if cfg.Tracer, err = exec.LookPath(cfg.Tracer); err != nil {

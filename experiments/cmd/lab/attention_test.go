@@ -30,7 +30,8 @@ func TestAttentionFails(t *testing.T) {
 }
 
 func TestAttention(t *testing.T) {
-	args := []string{"attention", "--dim", "16", "--positions", "100,200", "--tolerance", "none", "--heads", "2", "--group", "2", "--pairs", "2"}
+	args := []string{"attention", "--dim", "16", "--positions", "100,200", "--tolerance", "none", "--heads", "2",
+		"--group", "2", "--pairs", "2"}
 	for format, lines := range map[string]int{"": 1 + 6, "--markdown": 2 + 6, "--json": -1} {
 		with := args
 		if format != "" {
@@ -59,7 +60,8 @@ func TestAttention(t *testing.T) {
 
 // An interrupted series prints the rows that it has.
 func TestAttentionInterrupted(t *testing.T) {
-	args := []string{"attention", "--dim", "16", "--positions", "100", "--heads", "2", "--group", "2", "--pairs", "100", "--tolerance", strings.Repeat("0.05,", 20_000) + "none"}
+	args := []string{"attention", "--dim", "16", "--positions", "100", "--heads", "2", "--group", "2", "--pairs",
+		"100", "--tolerance", strings.Repeat("0.05,", 20_000) + "none"}
 	for _, format := range []string{"text", "--markdown", "--json"} {
 		t.Run(format, func(t *testing.T) {
 			t.Parallel()
@@ -78,7 +80,8 @@ func TestAttentionInterrupted(t *testing.T) {
 				return
 			}
 			var r attentionReport
-			if err := json.Unmarshal([]byte(stdout), &r); err != nil || !r.Interrupted || len(r.Rows) == 0 || len(r.Rows) >= 60_000 {
+			if err := json.Unmarshal([]byte(stdout), &r); err != nil || !r.Interrupted || len(r.Rows) == 0 ||
+				len(r.Rows) >= 60_000 {
 				t.Errorf("%v: %s", err, stdout)
 			}
 		})

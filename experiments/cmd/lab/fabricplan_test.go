@@ -41,24 +41,28 @@ func TestFabricplanUsage(t *testing.T) {
 		code   int
 		stderr string
 	}{
-		"no model":        {nil, 2, "-m"},
-		"argument":        {[]string{"x.gguf"}, 2, "x.gguf"},
-		"flag":            {[]string{"--frob"}, 2, "frob"},
-		"two choices":     {[]string{"-m", path, "--profile", "fast", "--budget", "1"}, 2, "budget"},
-		"two outputs":     {[]string{"-m", path, "--json", "--markdown"}, 2, "markdown"},
-		"profile":         {[]string{"-m", path, "--profile", "slow"}, 2, "slow"},
-		"bound":           {[]string{"-m", path, "--bound", "-3"}, 2, "-3"},
-		"budget":          {[]string{"-m", path, "--budget", "0"}, 2, "budget"},
-		"budget too low":  {[]string{"-m", path, "--budget", "0.01"}, 1, "so few bytes"},
-		"planes":          {[]string{"-m", path, "--planes", "7"}, 2, "7"},
-		"block":           {[]string{"-m", path, "--planes", "2", "--block", "33"}, 2, "33"},
-		"trytes":          {[]string{"-m", path, "--trytes", "0"}, 2, "--trytes 0"},
-		"trytes, figure":  {[]string{"-m", path, "--trytes", "40", "--figure", filepath.Join(dir, "x.png")}, 2, "--figure"},
-		"trytes, nowhere": {[]string{"-m", path, "--trytes", "40", "--write", filepath.Join(dir, "none", "x.gguf")}, 1, "none"},
-		"rows":            {[]string{"-m", path, "--rows", "-1"}, 2, "-1"},
-		"no such model":   {[]string{"-m", filepath.Join(dir, "none.gguf")}, 1, "none.gguf"},
-		"no directory":    {[]string{"-m", path, "--rows", "8", "--write", filepath.Join(dir, "none", "x.gguf")}, 1, "none"},
-		"no figure":       {[]string{"-m", path, "--rows", "8", "--figure", filepath.Join(dir, "none", "x.png")}, 1, "none"},
+		"no model":       {nil, 2, "-m"},
+		"argument":       {[]string{"x.gguf"}, 2, "x.gguf"},
+		"flag":           {[]string{"--frob"}, 2, "frob"},
+		"two choices":    {[]string{"-m", path, "--profile", "fast", "--budget", "1"}, 2, "budget"},
+		"two outputs":    {[]string{"-m", path, "--json", "--markdown"}, 2, "markdown"},
+		"profile":        {[]string{"-m", path, "--profile", "slow"}, 2, "slow"},
+		"bound":          {[]string{"-m", path, "--bound", "-3"}, 2, "-3"},
+		"budget":         {[]string{"-m", path, "--budget", "0"}, 2, "budget"},
+		"budget too low": {[]string{"-m", path, "--budget", "0.01"}, 1, "so few bytes"},
+		"planes":         {[]string{"-m", path, "--planes", "7"}, 2, "7"},
+		"block":          {[]string{"-m", path, "--planes", "2", "--block", "33"}, 2, "33"},
+		"trytes":         {[]string{"-m", path, "--trytes", "0"}, 2, "--trytes 0"},
+		"trytes, figure": {[]string{"-m", path, "--trytes", "40", "--figure", filepath.Join(dir, "x.png")}, 2,
+			"--figure"},
+		"trytes, nowhere": {[]string{"-m", path, "--trytes", "40", "--write", filepath.Join(dir, "none", "x.gguf")},
+			1, "none"},
+		"rows":          {[]string{"-m", path, "--rows", "-1"}, 2, "-1"},
+		"no such model": {[]string{"-m", filepath.Join(dir, "none.gguf")}, 1, "none.gguf"},
+		"no directory": {[]string{"-m", path, "--rows", "8", "--write", filepath.Join(dir, "none", "x.gguf")}, 1,
+			"none"},
+		"no figure": {[]string{"-m", path, "--rows", "8", "--figure", filepath.Join(dir, "none", "x.png")}, 1,
+			"none"},
 	} {
 		code, stdout, stderr := plans(t.Context(), tt.args...)
 		if code != tt.code || !strings.Contains(stderr, tt.stderr) || stdout != "" || strings.Count(stderr, "\n") != 1 {
@@ -102,7 +106,8 @@ func modelWeights(t *testing.T, path string) map[string][]float32 {
 	return all
 }
 
-// TestFabricplanAccurate has a file whose planes are exact: the model written is the same file.
+// TestFabricplanAccurate plans a file whose planes are exact. The model that is written is the same
+// file.
 func TestFabricplanAccurate(t *testing.T) {
 	path := planModel(t, gguf.Q8_0)
 	out := filepath.Join(t.TempDir(), "out.gguf")
@@ -126,11 +131,13 @@ func TestFabricplanAccurate(t *testing.T) {
 func TestFabricplanWrite(t *testing.T) {
 	path := planModel(t, gguf.F16)
 	for _, args := range [][]string{
-		{"--profile", "fast"}, {"--bound", "20"}, {"--budget", "1.4"}, {"--planes", "2", "--block", "64"}, {"--planes", "4", "--shared"},
+		{"--profile", "fast"}, {"--bound", "20"}, {"--budget", "1.4"}, {"--planes", "2", "--block", "64"},
+		{"--planes", "4", "--shared"},
 	} {
 		dir := t.TempDir()
 		out, figure := filepath.Join(dir, "out.gguf"), filepath.Join(dir, "front.png")
-		code, stdout, stderr := plans(t.Context(), append([]string{"-m", path, "--rows", "0", "--json", "--write", out, "--figure", figure}, args...)...)
+		code, stdout, stderr := plans(t.Context(),
+			append([]string{"-m", path, "--rows", "0", "--json", "--write", out, "--figure", figure}, args...)...)
 		if code != 0 || stderr != "" {
 			t.Fatalf("%q: exit %d, %s", args, code, stderr)
 		}
@@ -168,12 +175,14 @@ func TestFabricplanWrite(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if code, stdout, _ := plans(t.Context(), "-m", path, "--markdown", "--rows", "16"); code != 0 || !strings.Contains(stdout, "| --- |") {
+	if code, stdout, _ := plans(t.Context(), "-m", path, "--markdown", "--rows", "16"); code != 0 ||
+		!strings.Contains(stdout, "| --- |") {
 		t.Errorf("markdown: exit %d, %q", code, stdout)
 	}
 }
 
-// TestFabricplanTrytes writes a model whose layers are held by trytes, and compares it with the calibration.
+// TestFabricplanTrytes writes a model whose layers are held in trytes, and compares it with the
+// calibration.
 func TestFabricplanTrytes(t *testing.T) {
 	path := planModel(t, gguf.F16)
 	out := filepath.Join(t.TempDir(), "out.gguf")
@@ -197,7 +206,8 @@ func TestFabricplanTrytes(t *testing.T) {
 			e := float64(after[name][i] - v)
 			noise, signal = noise+e*e, signal+float64(v)*float64(v)
 		}
-		if snr := 10 * math.Log10(signal/noise); noise > 0 && (math.Abs(snr-tensor.SNR) > 1e-4 || snr < 30) || noise == 0 && tensor.SNR != 0 {
+		if snr := 10 * math.Log10(signal/noise); noise > 0 && (math.Abs(snr-tensor.SNR) > 1e-4 || snr < 30) ||
+			noise == 0 && tensor.SNR != 0 {
 			t.Errorf("%s: %v dB, calibrated %+v", name, snr, tensor)
 		}
 	}
@@ -205,7 +215,8 @@ func TestFabricplanTrytes(t *testing.T) {
 		t.Errorf("%d tensors became %d", len(before), len(after))
 	}
 	for flag, want := range map[string]string{"--markdown": "| --- |", "-q": "least SNR"} {
-		if code, stdout, _ := plans(t.Context(), "-m", path, "--trytes", "30", flag); code != 0 || !strings.Contains(stdout, want) {
+		if code, stdout, _ := plans(t.Context(), "-m", path, "--trytes", "30", flag); code != 0 ||
+			!strings.Contains(stdout, want) {
 			t.Errorf("%s: exit %d, %q", flag, code, stdout)
 		}
 	}

@@ -40,7 +40,8 @@ func TestGetllama(t *testing.T) {
 	in := llamatest.ForTest(t)
 	link := filepath.Join(t.TempDir(), "llama")
 	code, stdout, stderr := lab(t.Context(), "getllama", "--link", link)
-	if target, err := os.Readlink(link); code != 0 || stderr != "" || stdout != in.Dir+"\n" || err != nil || target != in.Dir {
+	if target, err := os.Readlink(link); code != 0 || stderr != "" || stdout != in.Dir+"\n" || err != nil ||
+		target != in.Dir {
 		t.Errorf("exit %d, %q, %q; the link leads to %q, %v", code, stdout, stderr, target, err)
 	}
 	testUsage(t, "getllama", []usageTest{{[]string{"more"}, "more"}})

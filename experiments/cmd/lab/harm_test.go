@@ -33,7 +33,8 @@ func TestHarmUsage(t *testing.T) {
 }
 
 func TestHarmFails(t *testing.T) {
-	code, _, stderr := lab(t.Context(), "harm", "--helper", "true", "-m", filepath.Join(t.TempDir(), "none.gguf"), "--dir", t.TempDir())
+	code, _, stderr := lab(t.Context(), "harm", "--helper", "true", "-m", filepath.Join(t.TempDir(), "none.gguf"),
+		"--dir", t.TempDir())
 	want := "no such file"
 	if os.Geteuid() != 0 {
 		want = "needs root"
@@ -43,8 +44,9 @@ func TestHarmFails(t *testing.T) {
 	}
 }
 
-// A real llama.cpp on a model that is made for it: a helper that kills it is harm, and says so with the exit code; a series that is
-// interrupted prints and writes its whole pairs, and leaves nothing behind.
+// This runs a real llama.cpp on a model that is made for it. A helper that kills it is harm, which
+// the exit code says. A series that is interrupted prints and writes its whole pairs, and leaves
+// nothing behind.
 func TestHarm(t *testing.T) {
 	testenv.NeedRoot(t)
 	t.Parallel()
@@ -56,13 +58,15 @@ func TestHarm(t *testing.T) {
 		stderr string
 	}{
 		"harm": {"kill -9 {pid}", "1", "lab harm: the target was lost in 1 runs with the helper and in 0 without it\n"},
-		// The second helper interrupts its parent, when the first pair is whole.
-		"interrupted": {"sh -c 'echo >> " + count + "; [ $(wc -l < " + count + ") = 2 ] && kill -INT $PPID; exec sleep 1000'", "10000", "lab harm: interrupted by SIGINT\n"},
+		// The second helper interrupts its parent when the first pair is whole.
+		"interrupted": {"sh -c 'echo >> " + count + "; [ $(wc -l < " +
+			count + ") = 2 ] && kill -INT $PPID; exec sleep 1000'", "10000", "lab harm: interrupted by SIGINT\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, "runs.json")
-			cmd, out, errs := labProcess(t, "harm", "--helper", test.helper, "--size", "50MB", "--dir", dir, "--scenes", "instant:5MB", "--pairs", test.pairs, "--hold", "10ms", "-t", "1", "--save", path)
+			cmd, out, errs := labProcess(t, "harm", "--helper", test.helper, "--size", "50MB", "--dir", dir,
+				"--scenes", "instant:5MB", "--pairs", test.pairs, "--hold", "10ms", "-t", "1", "--save", path)
 			code := exitCode(t, cmd.Run())
 			stdout, stderr := out.String(), errs.String()
 			if strings.Contains(stderr, "a file system in memory") {
@@ -76,11 +80,13 @@ func TestHarm(t *testing.T) {
 			if err == nil {
 				err = json.Unmarshal(data, &r)
 			}
-			if err != nil || r.Interrupted != (name == "interrupted") || len(r.Runs) < 2 || len(r.Runs)%2 != 0 || r.TokenBytes < 40e6 || r.TokenBytes > r.ModelBytes {
+			if err != nil || r.Interrupted != (name == "interrupted") || len(r.Runs) < 2 || len(r.Runs)%2 != 0 ||
+				r.TokenBytes < 40e6 || r.TokenBytes > r.ModelBytes {
 				t.Fatalf("%v: %s", err, data)
 			}
 			for _, run := range r.Runs {
-				if killed := run.Helped && name == "harm"; run.Outcome.Lost() != killed || !run.TextSame || run.PagesLeft > 0 {
+				if killed := run.Helped && name == "harm"; run.Outcome.Lost() != killed || !run.TextSame ||
+					run.PagesLeft > 0 {
 					t.Errorf("%+v", run)
 				}
 			}

@@ -9,7 +9,8 @@ import (
 	"tensorcast/internal/cli"
 )
 
-// TestRoofline: a row for each model and form; with more bandwidth, more tokens; what is impossible gets one line.
+// TestRoofline checks that there is a row for each model and form, that more bandwidth gives more
+// tokens, and that impossible values get one line on stderr.
 func TestRoofline(t *testing.T) {
 	run := func(args ...string) (string, string, int) {
 		var out, errs bytes.Buffer
@@ -22,7 +23,8 @@ func TestRoofline(t *testing.T) {
 			Model, Form string
 			PerSecond   float64 `json:"tokens_per_s"`
 		}
-		if err := json.Unmarshal([]byte(out), &rows); err != nil || code != 0 || len(rows) != len(rooflineModels)*len(rooflineForms(0)) {
+		if err := json.Unmarshal([]byte(out), &rows); err != nil || code != 0 ||
+			len(rows) != len(rooflineModels)*len(rooflineForms(0)) {
 			t.Fatalf("%v, %d rows, %v, %s", code, len(rows), err, errs)
 		}
 		rates := map[string]float64{}

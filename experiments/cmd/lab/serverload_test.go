@@ -18,7 +18,8 @@ func TestServerloadUsage(t *testing.T) {
 
 func TestServerloadFails(t *testing.T) {
 	for _, server := range []string{"/nonexistent/llama-server", "false"} {
-		if code, _, stderr := lab(t.Context(), "serverload", "--", server); code != 1 || !strings.Contains(stderr, "server") || strings.Count(stderr, "\n") != 1 {
+		if code, _, stderr := lab(t.Context(), "serverload", "--", server); code != 1 ||
+			!strings.Contains(stderr, "server") || strings.Count(stderr, "\n") != 1 {
 			t.Errorf("%s: exit %d, %q", server, code, stderr)
 		}
 	}

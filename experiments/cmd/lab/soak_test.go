@@ -24,7 +24,7 @@ func TestSoakUsage(t *testing.T) {
 	})
 }
 
-// A soak that is interrupted prints and writes a whole report, without findings, and leaves nothing behind.
+// An interrupted soak prints and writes a whole report without findings, and leaves nothing behind.
 func TestSoakInterrupted(t *testing.T) {
 	testenv.NeedRoot(t)
 	t.Parallel()

@@ -51,7 +51,7 @@ func TestSynth(t *testing.T) {
 				t.Fatal(err)
 			}
 			if tt.code == 0 {
-				if said != "" { // a pipe hears nothing
+				if said != "" { // a pipe gets no message
 					t.Errorf("stderr %q", said)
 				}
 				if _, err := gguf.Open(filepath.Join(dir, "model.gguf")); err != nil || len(entries) != 1 {
@@ -85,12 +85,14 @@ func TestSynthStdout(t *testing.T) {
 	}
 }
 
-// TestInflate: the copy appears whole, and what cannot be inflated leaves nothing and gets one line.
+// TestInflate checks that the copy appears as a whole, and that a model that cannot be inflated
+// leaves nothing and gets one line on stderr.
 func TestInflate(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name string, flags ...string) {
 		t.Helper()
-		args := append([]string{"synth", "-o", filepath.Join(dir, name), "--layers", "1", "--embd", "64", "--ff", "64", "--heads", "2"}, flags...)
+		args := append([]string{"synth", "-o", filepath.Join(dir, name), "--layers", "1", "--embd", "64", "--ff",
+			"64", "--heads", "2"}, flags...)
 		if code, _, stderr := lab(t.Context(), args...); code != 0 {
 			t.Fatalf("exit %d: %s", code, stderr)
 		}
@@ -128,8 +130,10 @@ func TestInflate(t *testing.T) {
 			cmd.Dir = dir
 			code := exitCode(t, cmd.Run())
 			said := stderr.String()
-			if code != tt.code || stdout.Len() > 0 || !strings.Contains(said, tt.stderr) || (said != "") != (tt.stderr != "") || strings.Count(said, "\n") > 1 {
-				t.Errorf("exit %d, want %d; stdout %q, stderr %q, want one line with %q", code, tt.code, stdout.String(), said, tt.stderr)
+			if code != tt.code || stdout.Len() > 0 || !strings.Contains(said, tt.stderr) ||
+				(said != "") != (tt.stderr != "") || strings.Count(said, "\n") > 1 {
+				t.Errorf("exit %d, want %d; stdout %q, stderr %q, want one line with %q", code, tt.code,
+					stdout.String(), said, tt.stderr)
 			}
 			f, err := gguf.Open(out)
 			if (err == nil) != (tt.code == 0) {
@@ -144,7 +148,8 @@ func TestInflate(t *testing.T) {
 	}
 }
 
-// TestSynthInterrupted stops the command in the middle: nothing stays, and an old file is as it was.
+// TestSynthInterrupted stops the command in the middle. Nothing new remains, and an old file is as
+// it was.
 func TestSynthInterrupted(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "model.gguf")
@@ -172,7 +177,8 @@ func TestSynthInterrupted(t *testing.T) {
 		for _, fd := range open { // the output has no name yet
 			to, err := os.Readlink(fd)
 			info, statErr := os.Stat(fd)
-			started = started || err == nil && strings.HasPrefix(to, dir+"/") && statErr == nil && info.Mode().IsRegular() && info.Size() > 0
+			started = started || err == nil && strings.HasPrefix(to, dir+"/") && statErr == nil &&
+				info.Mode().IsRegular() && info.Size() > 0
 		}
 	}
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {
