@@ -29,13 +29,16 @@ func TestParseScenes(t *testing.T) {
 			t.Errorf("%s: %+v, %v, want %+v", text, got, err, want)
 		}
 	}
-	for _, text := range []string{"", "nothing", "none:1", "instant", "instant:0", "instant:much", "instant:2PB", "slow:1MB", "slow:1MB@0", "slow:@1MB", "swarm:10MB", "swarm:0x1MB", "swarm:1001x1MB", "swarm:-1x1MB", "limit:0", "limit:NaN", "limit:-1", "limit:101", "limit", "kill-helper:9"} {
-		if got, err := ParseScenes([]string{text}); err == nil || !strings.Contains(err.Error(), "want one of hogs") || strings.Contains(err.Error(), "\n") {
+	for _, text := range []string{"", "nothing", "none:1", "instant", "instant:0", "instant:much", "instant:2PB",
+		"slow:1MB", "slow:1MB@0", "slow:@1MB", "swarm:10MB", "swarm:0x1MB", "swarm:1001x1MB", "swarm:-1x1MB",
+		"limit:0", "limit:NaN", "limit:-1", "limit:101", "limit", "kill-helper:9"} {
+		if got, err := ParseScenes([]string{text}); err == nil ||
+			!strings.Contains(err.Error(), "want one of hogs") || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q: %+v, %v", text, got, err)
 		}
 	}
 	all, err := ParseScenes([]string{"all", "none", "limit:0.5"})
-	if err != nil || len(all) != 14 { // 8 and 7, one of them in both
+	if err != nil || len(all) != 14 { // 8 and 7, of which one is in both sets
 		t.Errorf("%d scenes, %v: %v", len(all), err, all)
 	}
 	for _, f := range Forms {
@@ -45,7 +48,8 @@ func TestParseScenes(t *testing.T) {
 	}
 }
 
-// The moment of a scene is the same with and without a helper, another one in each pair, and never before the target has settled.
+// The moment of a scene is the same with and without a helper, another one in each pair, and never
+// before Settle tokens.
 func TestMoment(t *testing.T) {
 	s := &series{cfg: Config{Settle: 5, Tokens: 20, Seed: 7}}
 	scene := Scene{text: "none", kind: none}
@@ -63,7 +67,8 @@ func TestMoment(t *testing.T) {
 	if len(seen) != 8 {
 		t.Errorf("tokens %v", seen)
 	}
-	if (&series{cfg: Config{Settle: 5, Tokens: 20, Seed: 8}}).moment(spec{scene, 0.5, 0, true}) == s.moment(spec{scene, 0.5, 0, true}) {
+	if (&series{cfg: Config{Settle: 5, Tokens: 20, Seed: 8}}).moment(spec{scene, 0.5, 0,
+		true}) == s.moment(spec{scene, 0.5, 0, true}) {
 		t.Error("the seed changes nothing")
 	}
 }
@@ -83,7 +88,7 @@ func TestHogTakesWhatIsSaid(t *testing.T) {
 		}
 		done := make(chan struct{})
 		a := &actor{scene: scene, group: group, hold: time.Hour, done: done}
-		if err := a.prepare(t.Context(), program, variable+"=hogs"); err != nil {
+		if err := a.prepare(t.Context(), program, markVariable+"=hogs"); err != nil {
 			t.Fatal(err)
 		}
 		if usage, err := group.Usage(); err != nil || usage > 1<<20 {
@@ -94,7 +99,8 @@ func TestHogTakesWhatIsSaid(t *testing.T) {
 		go func() { acted <- a.act(t.Context()) }()
 		want := int64(scene.hogs) * scene.size
 		var usage int64
-		for end := time.Now().Add(20 * time.Second); usage < want && time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		for end := time.Now().Add(20 * time.Second); usage < want &&
+			time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 			if usage, err = group.Usage(); err != nil {
 				t.Fatal(err)
 			}
@@ -102,7 +108,8 @@ func TestHogTakesWhatIsSaid(t *testing.T) {
 		if scene.rate > 0 && time.Since(start) < 240*time.Millisecond { // a quarter of a second, less one step
 			t.Errorf("%s: it took %v", scene, time.Since(start))
 		}
-		if procs, err := group.Procs(); usage < want || usage > want+int64(scene.hogs+1)<<20 || err != nil || len(procs) != scene.hogs {
+		if procs, err := group.Procs(); usage < want || usage > want+int64(scene.hogs+1)<<20 || err != nil ||
+			len(procs) != scene.hogs {
 			t.Errorf("%s: %d bytes in %d processes, want %d (%v)", scene, usage, len(procs), want, err)
 		}
 		close(done)
@@ -118,7 +125,7 @@ func TestHogTakesWhatIsSaid(t *testing.T) {
 	}
 }
 
-// A limit is another one for a while, and then what it was.
+// The scene's limit holds for a while. Then the limit is what it was.
 func TestLimitComesBack(t *testing.T) {
 	cfg := known(t, "sleep 1000", "limit:0.5", "limit:1.5")
 	root, err := cgroup.Root()
