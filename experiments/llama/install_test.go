@@ -67,7 +67,8 @@ func packageOf(t *testing.T, tgz []byte) npmPackage {
 	// npm pack NAME@VERSION --pack-destination DIR ...
 	fakeNPM(t, fmt.Sprintf(`test "$1 $2 $3" = "pack @x/y@1.0.0 --pack-destination" && cp %s "$4/x-y-1.0.0.tgz"`, path))
 	sum := sha512.Sum512(tgz)
-	return npmPackage{name: "@x/y", version: "1.0.0", arch: runtime.GOARCH, integrity: "sha512-" + base64.StdEncoding.EncodeToString(sum[:]), libs: "package/bins/linux-x64"}
+	return npmPackage{name: "@x/y", version: "1.0.0", arch: runtime.GOARCH, integrity: "sha512-" +
+		base64.StdEncoding.EncodeToString(sum[:]), libs: "package/bins/linux-x64"}
 }
 
 func tree(t *testing.T, dir string) []string {
@@ -142,7 +143,9 @@ func TestInstallFails(t *testing.T) {
 			p.name, p.version = "@x/y", "1.0.0"
 			return p
 		}, ErrIntegrity, prebuilts[0].integrity},
-		{"not an archive", func(t *testing.T) npmPackage { return packageOf(t, []byte("hello, this is no archive")) }, nil, "gzip: invalid header"},
+		{"not an archive", func(t *testing.T) npmPackage {
+			return packageOf(t, []byte("hello, this is no archive"))
+		}, nil, "gzip: invalid header"},
 		{"archive cut short", func(t *testing.T) npmPackage { return packageOf(t, cut) }, nil, "unexpected EOF"},
 		{"no library in it", func(t *testing.T) npmPackage {
 			return packageOf(t, archive(t, entry{name: "package/LICENSE", content: "MIT"}))
@@ -152,16 +155,18 @@ func TestInstallFails(t *testing.T) {
 			return prebuilts[0]
 		}, ErrUnavailable, "apt-get install npm"},
 		{"npm fails", func(t *testing.T) npmPackage {
-			fakeNPM(t, "echo npm error code ENOTFOUND; echo npm error; echo npm error A complete log of this run; exit 7")
+			fakeNPM(t, "echo npm error code ENOTFOUND; echo npm error; echo npm error A complete log of this "+
+				"run; exit 7")
 			return prebuilts[0]
 		}, ErrUnavailable, "exit status 7: code ENOTFOUND"},
-		{"npm gives nothing", func(t *testing.T) npmPackage { fakeNPM(t, "exit 0"); return prebuilts[0] }, nil, "left 0 files"},
+		{"npm gives nothing", func(t *testing.T) npmPackage { fakeNPM(t, "exit 0"); return prebuilts[0] }, nil,
+			"left 0 files"},
 		{"gcc absent", func(t *testing.T) npmPackage {
 			p := packageOf(t, good)
 			if err := p.unpackTo(t.Context(), t.TempDir()); err != nil {
 				t.Fatal(err)
 			}
-			// npm alone on the path: its script finds cp by its place.
+			// Only npm is on the path. Its script finds cp by its full path.
 			npm, _, _ := strings.Cut(os.Getenv("PATH"), ":")
 			script, err := os.ReadFile(filepath.Join(npm, "npm"))
 			if err != nil {
@@ -189,7 +194,8 @@ func TestInstallFails(t *testing.T) {
 				t.Errorf("error is %q, want one line with %q", err, c.message)
 			}
 			for _, f := range tree(t, cache) {
-				if f != ".lock" && !strings.HasPrefix(f, "1.0.0/bin/") { // a whole package stays when only the compiler is missing
+				// A whole package stays when only the compiler is missing.
+				if f != ".lock" && !strings.HasPrefix(f, "1.0.0/bin/") {
 					t.Errorf("left %s", f)
 				}
 			}
@@ -208,7 +214,8 @@ func TestInstallStops(t *testing.T) {
 
 func TestFindLibs(t *testing.T) {
 	root := t.TempDir()
-	for _, f := range []string{"src/README", "in-bin/bin/libllama.so.0", "in-build/build/bin/libllama.so", "same/libllama.v2.so", "common/libllama-common.so"} {
+	for _, f := range []string{"src/README", "in-bin/bin/libllama.so.0", "in-build/build/bin/libllama.so",
+		"same/libllama.v2.so", "common/libllama-common.so"} {
 		path := filepath.Join(root, f)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
@@ -217,7 +224,8 @@ func TestFindLibs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for dir, want := range map[string]string{"in-bin": "in-bin/bin", "in-build": "in-build/build/bin", "same": "same", "src": "", "common": "", "none": "", "src/README": ""} {
+	for dir, want := range map[string]string{"in-bin": "in-bin/bin", "in-build": "in-build/build/bin",
+		"same": "same", "src": "", "common": "", "none": "", "src/README": ""} {
 		got, err := findLibs(filepath.Join(root, dir))
 		if want == "" {
 			if err == nil || !strings.Contains(err.Error(), envLlama) {
@@ -256,7 +264,8 @@ func TestMakeDirOnce(t *testing.T) {
 				t.Error(err)
 			}
 			if _, err := os.Stat(filepath.Join(dir, "f")); err != nil {
-				t.Error(err) // whole as soon as makeDir returns
+				// The directory must be whole as soon as makeDir returns.
+				t.Error(err)
 			}
 		})
 	}
@@ -305,7 +314,7 @@ func TestCacheDir(t *testing.T) {
 		t.Errorf("in the user's cache: %q, %v", got, err)
 	}
 
-	// Neither home nor cache: a private directory among the temporary ones.
+	// There is neither home nor cache, so a private directory among the temporary ones is used.
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)
 	t.Setenv("XDG_CACHE_HOME", "")
@@ -314,7 +323,7 @@ func TestCacheDir(t *testing.T) {
 	if err != nil || !strings.HasPrefix(got, tmp) {
 		t.Fatalf("without a home: %q, %v", got, err)
 	}
-	// Someone else could write there: refused.
+	// A directory that someone else could write to is refused.
 	if err := os.Chmod(filepath.Dir(got), 0o777); err != nil {
 		t.Fatal(err)
 	}
@@ -329,16 +338,19 @@ func TestCacheDir(t *testing.T) {
 	}
 }
 
-// Each architecture has its own libraries; where there are none, the error says for what there are.
+// Each architecture has its own libraries. Where there are none, the error says for which there
+// are.
 func TestPrebuiltFor(t *testing.T) {
 	for arch, want := range map[string]string{"amd64": "linux-x64", "arm64": "linux-arm64"} {
-		if p := prebuiltFor(arch); p.arch != arch || !strings.HasSuffix(p.name, "/"+want) || !strings.HasSuffix(p.libs, "/"+want) || !strings.HasPrefix(p.integrity, "sha512-") {
+		if p := prebuiltFor(arch); p.arch != arch || !strings.HasSuffix(p.name, "/"+want) ||
+			!strings.HasSuffix(p.libs, "/"+want) || !strings.HasPrefix(p.integrity, "sha512-") {
 			t.Errorf("%s: %+v", arch, p)
 		}
 	}
 	p := prebuiltFor("riscv64")
 	p.arch = "another" // wherever this runs
-	if err := p.unpackTo(t.Context(), t.TempDir()); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "linux/another") {
+	if err := p.unpackTo(t.Context(), t.TempDir()); !errors.Is(err, ErrUnavailable) ||
+		!strings.Contains(err.Error(), "linux/another") {
 		t.Errorf("%v", err)
 	}
 }
