@@ -12,7 +12,8 @@ import (
 	"tensorcast/experiments/llama"
 )
 
-// fakeServer answers as llama-server does: each token's id is one more than the number of tokens before it. broken, if not empty, is its answer to the second request.
+// fakeServer answers as llama-server does: each token's id is one more than the number of tokens
+// before it. broken, if not empty, is its answer to the second request.
 func fakeServer(t *testing.T, broken string) *httptest.Server {
 	t.Helper()
 	health, requests := 0, 0
@@ -29,7 +30,8 @@ func fakeServer(t *testing.T, broken string) *httptest.Server {
 			Cache   *bool `json:"cache_prompt"`
 			Returns bool  `json:"return_tokens"`
 		}
-		if err := json.NewDecoder(r.Body).Decode(&q); err != nil || q.Prompt[0] != "once" || q.Cache == nil || *q.Cache || !q.Returns {
+		if err := json.NewDecoder(r.Body).Decode(&q); err != nil || q.Prompt[0] != "once" || q.Cache == nil ||
+			*q.Cache || !q.Returns {
 			t.Errorf("%v: asked for %+v", err, q)
 		}
 		if requests++; requests == 2 && broken != "" {
@@ -49,7 +51,8 @@ func fakeServer(t *testing.T, broken string) *httptest.Server {
 	return s
 }
 
-// What a server says is printed as llamarun prints it, each request beginning where the one before has ended.
+// The server's tokens are printed as llamarun prints its own. Each request begins where the one
+// before has ended.
 func TestAsk(t *testing.T) {
 	var out bytes.Buffer
 	if err := Ask(t.Context(), fakeServer(t, "").URL, "once", 10, &out); err != nil {
@@ -75,7 +78,8 @@ func TestAsk(t *testing.T) {
 		`{"content": "a", "tokens": [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]}`: "generated 11 tokens",
 		`no JSON`: "the server's answer",
 	} {
-		if err := Ask(t.Context(), fakeServer(t, broken).URL, "once", 10, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), want) {
+		if err := Ask(t.Context(), fakeServer(t, broken).URL, "once", 10, &bytes.Buffer{}); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", broken, err, want)
 		}
 	}

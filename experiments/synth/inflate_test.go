@@ -15,7 +15,7 @@ import (
 	"tensorcast/gguf/gguftest"
 )
 
-// TestScales: whatever else a block holds, it decodes to zeros.
+// TestScales checks that a block whose scales are 0 decodes to zeros, whatever else it holds.
 func TestScales(t *testing.T) {
 	random := stream(1, "")
 	for typ, offsets := range scales {
@@ -39,7 +39,7 @@ func TestScales(t *testing.T) {
 				t.Fatalf("%v: %x decodes to %v", typ, block, values)
 			}
 		}
-		// Each of the scales matters: none is given up in vain.
+		// Each of the scales matters: none is set to 0 in vain.
 		for _, s := range offsets {
 			block[s], block[s+1] = 0x00, 0x3c // 1
 			if decode() {
@@ -85,12 +85,15 @@ func values(t *testing.T, b []byte, tensor *gguf.Tensor) []float32 {
 	return v
 }
 
-// TestInflate looks at every value: the old ones are where a wider expert has them, all others are 0.
+// TestInflate checks every value: the old ones are where a wider expert has them, all others are 0.
 func TestInflate(t *testing.T) {
 	const factor = 3
 	for _, typ := range Types() {
 		t.Run(typ.String(), func(t *testing.T) {
-			_, old := mustWrite(t, small(func(c *Config) { c.Type, c.Experts, c.Used, c.FF, c.Layers = typ, 3, 2, 256, 1 }))
+			_, old := mustWrite(t, small(func(c *Config) {
+				c.Type, c.Experts, c.Used, c.FF, c.Layers = typ, 3, 2,
+					256, 1
+			}))
 			b, inf := inflated(t, old, factor, 1)
 			was, err := gguf.Parse(bytes.NewReader(old), int64(len(old)))
 			if err != nil {
@@ -133,7 +136,8 @@ func TestInflate(t *testing.T) {
 						t.Fatalf("%s: column %d of row %d of expert %d is %g, want %g", to.Name, x, y, e, v, w)
 					}
 				}
-				// What is added differs from block to block, so that nothing can be stored once for several.
+				// The added bytes differ from block to block, so that nothing can be stored once
+				// for several.
 				if blocks := distinctBlocks(to, b); scales[typ] != nil && blocks != to.Size/typ.BlockBytes() {
 					t.Errorf("%s: %d different blocks of %d", to.Name, blocks, to.Size/typ.BlockBytes())
 				}
@@ -141,7 +145,8 @@ func TestInflate(t *testing.T) {
 			if inf.ExpertBytes != expert {
 				t.Errorf("an expert has %d bytes, told of %d", expert, inf.ExpertBytes)
 			}
-			if zeros := int64(len(b) - len(old)); (scales[typ] == nil) != (inf.Zeros == zeros) || scales[typ] != nil && inf.Zeros != 0 {
+			if zeros := int64(len(b) - len(old)); (scales[typ] == nil) != (inf.Zeros == zeros) ||
+				scales[typ] != nil && inf.Zeros != 0 {
 				t.Errorf("%v: %d bytes of zeros, told of %d", typ, zeros, inf.Zeros)
 			}
 			if again, _ := inflated(t, old, factor, 1); !bytes.Equal(again, b) {
@@ -162,7 +167,8 @@ func distinctBlocks(t *gguf.Tensor, b []byte) int64 {
 	return int64(len(seen))
 }
 
-// TestInflateNumbers: which numbers follow, and whether shared experts do, for the ways in which architectures tell widths.
+// TestInflateNumbers checks which numbers change, and whether shared experts grow, for the ways in
+// which architectures tell widths.
 func TestInflateNumbers(t *testing.T) {
 	type shape = []int64
 	exps := func(more ...gguftest.Tensor) []gguftest.Tensor {
@@ -181,29 +187,46 @@ func TestInflateNumbers(t *testing.T) {
 		shapes  map[string]shape
 		err     string
 	}{
-		"one width":      {kvs: map[string]uint32{"feed_forward_length": 8}, tensors: exps(), want: map[string]uint64{"feed_forward_length": 24}},
-		"shared by used": {kvs: map[string]uint32{"feed_forward_length": 16, "expert_used_count": 2}, tensors: exps(), want: map[string]uint64{"feed_forward_length": 48}},
+		"one width": {kvs: map[string]uint32{"feed_forward_length": 8}, tensors: exps(),
+			want: map[string]uint64{"feed_forward_length": 24}},
+		"shared by used": {kvs: map[string]uint32{"feed_forward_length": 16, "expert_used_count": 2},
+			tensors: exps(), want: map[string]uint64{"feed_forward_length": 48}},
 		"its own": {kvs: map[string]uint32{"feed_forward_length": 5, "expert_feed_forward_length": 8}, tensors: exps(),
 			want: map[string]uint64{"feed_forward_length": 5, "expert_feed_forward_length": 24}},
 		"both": {kvs: map[string]uint32{"feed_forward_length": 8, "expert_feed_forward_length": 8}, tensors: exps(),
 			want: map[string]uint64{"feed_forward_length": 24, "expert_feed_forward_length": 24}},
-		"dense layers": {kvs: map[string]uint32{"feed_forward_length": 8, "expert_feed_forward_length": 8}, tensors: exps(up("ffn_up.weight", 4, 8)),
-			want: map[string]uint64{"feed_forward_length": 8, "expert_feed_forward_length": 24}, shapes: map[string]shape{"blk.0.ffn_up.weight": {4, 8}}},
-		"shared, counted": {kvs: map[string]uint32{"expert_feed_forward_length": 8, "expert_shared_count": 2}, tensors: exps(up("ffn_gate_shexp.weight", 4, 16), up("ffn_down_shexp.weight", 16, 4)),
-			want:   map[string]uint64{"expert_feed_forward_length": 24, "expert_shared_count": 2},
-			shapes: map[string]shape{"blk.0.ffn_gate_shexp.weight": {4, 48}, "blk.0.ffn_down_shexp.weight": {48, 4}}},
-		"shared, own width": {kvs: map[string]uint32{"expert_feed_forward_length": 8, "expert_shared_feed_forward_length": 6}, tensors: exps(up("ffn_gate_shexp.weight", 4, 6)),
-			want: map[string]uint64{"expert_shared_feed_forward_length": 6}, shapes: map[string]shape{"blk.0.ffn_gate_shexp.weight": {4, 6}}},
-		"biases": {kvs: map[string]uint32{"feed_forward_length": 8}, tensors: exps(up("ffn_up_exps.bias", 8, 2), up("ffn_down_exps.bias", 4, 2)),
-			shapes: map[string]shape{"blk.0.ffn_up_exps.bias": {24, 2}, "blk.0.ffn_down_exps.bias": {4, 2}}},
-		"dense":        {kvs: map[string]uint32{"feed_forward_length": 8}, tensors: []gguftest.Tensor{up("ffn_up.weight", 4, 8)}, err: "no experts"},
-		"another":      {kvs: map[string]uint32{"feed_forward_length": 9}, tensors: exps(), err: "neither"},
-		"contradicted": {kvs: map[string]uint32{"expert_feed_forward_length": 9}, tensors: exps(), err: "expert_feed_forward_length is 9"},
-		"one for both": {kvs: map[string]uint32{"feed_forward_length": 8}, tensors: exps(up("ffn_up.weight", 4, 8)), err: "dense layers"},
-		"no scale":     {kvs: map[string]uint32{"feed_forward_length": 8}, tensors: exps(gguftest.Tensor{Name: "blk.1.ffn_up_exps.weight", Type: gguf.MXFP4, Shape: shape{32, 8, 2}}), err: "blk.1.ffn_up_exps.weight: blocks of type MXFP4"},
-		"chunks":       {kvs: map[string]uint32{"feed_forward_length": 8}, tensors: exps(up("ffn_up_chexps.weight", 4, 8, 2)), err: "not known"},
-		"odd shape":    {kvs: map[string]uint32{"feed_forward_length": 8}, tensors: exps(up("ffn_gate_exps.weight", 4, 7, 2)), err: "does not fit"},
-		"two widths":   {kvs: map[string]uint32{"feed_forward_length": 8}, tensors: append(exps(), gguftest.Tensor{Name: "blk.1.ffn_down_exps.weight", Type: gguf.F32, Shape: shape{4, 4, 2}}), err: "differs"},
+		"dense layers": {kvs: map[string]uint32{"feed_forward_length": 8, "expert_feed_forward_length": 8},
+			tensors: exps(up("ffn_up.weight", 4, 8)),
+			want:    map[string]uint64{"feed_forward_length": 8, "expert_feed_forward_length": 24},
+			shapes:  map[string]shape{"blk.0.ffn_up.weight": {4, 8}}},
+		"shared, counted": {kvs: map[string]uint32{"expert_feed_forward_length": 8, "expert_shared_count": 2},
+			tensors: exps(up("ffn_gate_shexp.weight", 4, 16), up("ffn_down_shexp.weight", 16, 4)),
+			want:    map[string]uint64{"expert_feed_forward_length": 24, "expert_shared_count": 2},
+			shapes:  map[string]shape{"blk.0.ffn_gate_shexp.weight": {4, 48}, "blk.0.ffn_down_shexp.weight": {48, 4}}},
+		"shared, own width": {kvs: map[string]uint32{"expert_feed_forward_length": 8,
+			"expert_shared_feed_forward_length": 6}, tensors: exps(up("ffn_gate_shexp.weight", 4, 6)),
+			want:   map[string]uint64{"expert_shared_feed_forward_length": 6},
+			shapes: map[string]shape{"blk.0.ffn_gate_shexp.weight": {4, 6}}},
+		"biases": {kvs: map[string]uint32{"feed_forward_length": 8},
+			tensors: exps(up("ffn_up_exps.bias", 8, 2), up("ffn_down_exps.bias", 4, 2)),
+			shapes:  map[string]shape{"blk.0.ffn_up_exps.bias": {24, 2}, "blk.0.ffn_down_exps.bias": {4, 2}}},
+		"dense": {kvs: map[string]uint32{"feed_forward_length": 8},
+			tensors: []gguftest.Tensor{up("ffn_up.weight", 4, 8)}, err: "no experts"},
+		"another": {kvs: map[string]uint32{"feed_forward_length": 9}, tensors: exps(), err: "neither"},
+		"contradicted": {kvs: map[string]uint32{"expert_feed_forward_length": 9}, tensors: exps(),
+			err: "expert_feed_forward_length is 9"},
+		"one for both": {kvs: map[string]uint32{"feed_forward_length": 8}, tensors: exps(up("ffn_up.weight", 4, 8)),
+			err: "dense layers"},
+		"no scale": {kvs: map[string]uint32{"feed_forward_length": 8},
+			tensors: exps(gguftest.Tensor{Name: "blk.1.ffn_up_exps.weight", Type: gguf.MXFP4,
+				Shape: shape{32, 8, 2}}), err: "blk.1.ffn_up_exps.weight: blocks of type MXFP4"},
+		"chunks": {kvs: map[string]uint32{"feed_forward_length": 8},
+			tensors: exps(up("ffn_up_chexps.weight", 4, 8, 2)), err: "not known"},
+		"odd shape": {kvs: map[string]uint32{"feed_forward_length": 8},
+			tensors: exps(up("ffn_gate_exps.weight", 4, 7, 2)), err: "does not fit"},
+		"two widths": {kvs: map[string]uint32{"feed_forward_length": 8},
+			tensors: append(exps(), gguftest.Tensor{Name: "blk.1.ffn_down_exps.weight", Type: gguf.F32,
+				Shape: shape{4, 4, 2}}), err: "differs"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := &gguftest.Model{KVs: []gguftest.KV{{Key: "general.architecture", Value: "a"}}, Tensors: tt.tensors}
@@ -218,7 +241,8 @@ func TestInflateNumbers(t *testing.T) {
 			}
 			inf, err := NewInflation(f, 3, 1)
 			if tt.err != "" {
-				if !errors.Is(err, ErrNotInflatable) || !strings.Contains(err.Error(), tt.err) || strings.Contains(err.Error(), "\n") {
+				if !errors.Is(err, ErrNotInflatable) || !strings.Contains(err.Error(), tt.err) ||
+					strings.Contains(err.Error(), "\n") {
 					t.Errorf("error %v, want one with %q", err, tt.err)
 				}
 				return
@@ -252,7 +276,7 @@ func TestInflateNumbers(t *testing.T) {
 	}
 }
 
-// TestInflateFused: in a tensor of gate and up, both halves grow.
+// TestInflateFused checks that both halves of a tensor of gate and up grow.
 func TestInflateFused(t *testing.T) {
 	m := &gguftest.Model{
 		KVs: []gguftest.KV{{Key: "general.architecture", Value: "a"}, {Key: "a.feed_forward_length", Value: uint32(8)}},
@@ -286,7 +310,7 @@ func TestInflateFused(t *testing.T) {
 	}
 	for i := range int64(2 * 32) {
 		want := byte(0)
-		if i%16 < 8 { // the halves of each expert, without what is added
+		if i%16 < 8 { // the halves of each expert, without the added values
 			want = byte(i/16*8 + i%16)
 		}
 		got := b[fused.Offset+i*row : fused.Offset+(i+1)*row]
@@ -317,7 +341,8 @@ func TestInflateFails(t *testing.T) {
 			t.Errorf("with room for %d bytes: error %v", room, err)
 		}
 	}
-	if err := inf.Write(t.Context(), io.Discard, bytes.NewReader(b[:len(b)-100]), nil); !errors.Is(err, gguf.ErrTruncated) {
+	if err := inf.Write(t.Context(), io.Discard, bytes.NewReader(b[:len(b)-100]), nil); !errors.Is(err,
+		gguf.ErrTruncated) {
 		t.Errorf("cut off: %v", err)
 	}
 }

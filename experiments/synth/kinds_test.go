@@ -12,14 +12,16 @@ import (
 	"tensorcast/experiments/synth"
 )
 
-// TestKindsInLlama: a real llama.cpp loads each kind, and generates text with it, and its routers choose as the kind says.
+// TestKindsInLlama checks that a real llama.cpp loads each kind of model and generates text with
+// it, and that its routers choose as they should.
 func TestKindsInLlama(t *testing.T) {
 	in := llamatest.ForTest(t)
 	for name, cfg := range llamatest.Routers() {
 		t.Run(name, func(t *testing.T) {
 			path := llamatest.Model(t, cfg)
 			ops := filepath.Join(t.TempDir(), "ops")
-			r, err := in.Run(t.Context(), llama.Options{Model: path, Prompt: "Once upon", Tokens: 24, Threads: 1, Ops: ops, Warmup: "none"})
+			r, err := in.Run(t.Context(), llama.Options{Model: path, Prompt: "Once upon", Tokens: 24, Threads: 1,
+				Ops: ops, Warmup: "none"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -38,7 +40,7 @@ func TestKindsInLlama(t *testing.T) {
 	}
 }
 
-// checkChoices looks at each token's experts.
+// checkChoices checks each token's experts.
 func checkChoices(t *testing.T, cfg synth.Config, ops []llama.Op) {
 	t.Helper()
 	layers := map[int]map[int32]bool{}
@@ -69,7 +71,7 @@ func checkChoices(t *testing.T, cfg synth.Config, ops []llama.Op) {
 	}
 	want := cfg.Layers
 	if cfg.Arch == "deepseek2" {
-		want-- // the first is dense
+		want-- // the first layer is dense
 	}
 	if len(layers) != want {
 		t.Errorf("%d layers have experts, want %d", len(layers), want)

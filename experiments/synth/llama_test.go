@@ -14,8 +14,8 @@ import (
 	"tensorcast/gguf"
 )
 
-// TestInLlama loads models in a real llama.cpp and looks at what they say: text that is readable and varied, that does not
-// end early, depends on the prompt and is the same the second time.
+// TestInLlama loads models in a real llama.cpp and checks their text. It is readable and varied,
+// does not end early, depends on the prompt, and is the same the second time.
 func TestInLlama(t *testing.T) {
 	in := llamatest.ForTest(t)
 	base := synth.Config{Layers: 3, Embd: 256, FF: 512, Heads: 4, KVHeads: 2, Seed: 1}
@@ -36,7 +36,8 @@ func TestInLlama(t *testing.T) {
 				t.Fatal(err)
 			}
 			dir := t.TempDir()
-			o := llama.Options{Model: filepath.Join(dir, "model.gguf"), Prompt: "Once upon a time", Tokens: 64, Repeat: 2, Threads: 1}
+			o := llama.Options{Model: filepath.Join(dir, "model.gguf"), Prompt: "Once upon a time", Tokens: 64,
+				Repeat: 2, Threads: 1}
 			if err := plan.WriteFile(t.Context(), o.Model, nil); err != nil {
 				t.Fatal(err)
 			}
@@ -78,8 +79,9 @@ func TestInLlama(t *testing.T) {
 	}
 }
 
-// checkRouting looks at the experts of the first generation's generated tokens: in every layer nearly all are used, none
-// has more than a small share, consecutive tokens seldom share theirs, and layers choose differently.
+// checkRouting checks the experts of the first generation's generated tokens. In every layer nearly
+// all are used, none has more than a small share, consecutive tokens seldom share theirs, and
+// layers choose differently.
 func checkRouting(t *testing.T, cfg synth.Config, path string) {
 	t.Helper()
 	ops, err := llama.ReadOps(path)
@@ -89,7 +91,8 @@ func checkRouting(t *testing.T, cfg synth.Config, path string) {
 	routes := make([][][]int32, cfg.Layers)
 	for _, op := range ops {
 		var layer int
-		if _, err := fmt.Sscanf(op.Tensor, "blk.%d.ffn_down_exps.weight", &layer); err == nil && !op.Warmup && op.NTokens == 1 && op.Repeat == 0 {
+		if _, err := fmt.Sscanf(op.Tensor, "blk.%d.ffn_down_exps.weight", &layer); err == nil && !op.Warmup &&
+			op.NTokens == 1 && op.Repeat == 0 {
 			routes[layer] = append(routes[layer], op.LastExperts)
 		}
 	}
@@ -129,7 +132,8 @@ func checkRouting(t *testing.T, cfg synth.Config, path string) {
 			}
 		}
 		if again > total/2 || across > total/2 {
-			t.Errorf("layer %d: of %d routes %d as for the token before, %d as in the next layer", l, total, again, across)
+			t.Errorf("layer %d: of %d routes %d as for the token before, %d as in the next layer", l, total, again,
+				across)
 		}
 	}
 }
