@@ -16,14 +16,16 @@ func TestReport(t *testing.T) {
 	a := &Account{Count: Count{Ops: 1000, Threads: 2}, Counters: event.Counters{Hits: 2000}}
 	r := Report{Runs: []Run{{Name: "a", Account: a}}}
 	var out bytes.Buffer
-	if err := errors.Join(r.WriteText(&out), r.Err()); err != nil || !strings.Contains(out.String(), "2,000") || strings.Contains(out.String(), "NO") || strings.Contains(out.String(), "INTERRUPTED") {
+	if err := errors.Join(r.WriteText(&out), r.Err()); err != nil || !strings.Contains(out.String(), "2,000") ||
+		strings.Contains(out.String(), "NO") || strings.Contains(out.String(), "INTERRUPTED") {
 		t.Errorf("%v: %s", err, out.String())
 	}
 	r.Runs, r.Interrupted = append(r.Runs, Run{Name: "b", Account: a, Wrong: "hits"}), true
 	if err := r.Err(); err == nil || !strings.Contains(err.Error(), "1 of 2 runs do not hold; b: hits") {
 		t.Errorf("%v", err)
 	}
-	if err := r.WriteText(&out); err != nil || !strings.Contains(out.String(), "NO") || !strings.Contains(out.String(), "INTERRUPTED") {
+	if err := r.WriteText(&out); err != nil || !strings.Contains(out.String(), "NO") ||
+		!strings.Contains(out.String(), "INTERRUPTED") {
 		t.Errorf("%v: %s", err, out.String())
 	}
 }
@@ -48,18 +50,19 @@ func TestLoss(t *testing.T) {
 	}
 }
 
-// A series that is cut short reports the runs before; without any there is no report.
+// A series that is cut short reports the runs so far. Without any there is no report.
 func TestInterrupted(t *testing.T) {
 	testenv.NeedRoot(t)
 	in := llamatest.ForTest(t)
 	stop := errors.New("enough")
 	for last, want := range []int{0, 1, 2} {
 		ctx, cancel := context.WithCancelCause(t.Context())
-		r, err := Measure(ctx, in, Config{Ops: 20_000, Rate: 20_000, Tracer: tracerBinary, Progress: func(done, _ int, _ string) {
-			if done == last {
-				cancel(stop)
-			}
-		}})
+		r, err := Measure(ctx, in,
+			Config{Ops: 20_000, Rate: 20_000, Tracer: tracerBinary, Progress: func(done, _ int, _ string) {
+				if done == last {
+					cancel(stop)
+				}
+			}})
 		cancel(nil)
 		if !errors.Is(err, stop) || (r == nil) != (want == 0) {
 			t.Fatalf("%v, %+v", err, r)

@@ -20,12 +20,13 @@ import (
 	"tensorcast/internal/regular"
 )
 
-// leaving is how long processes may take to end after their parents.
-const leaving = time.Second
+// exitTime is how long processes may take to end after their parents.
+const exitTime = time.Second
 
-// Left lists the processes that have the marker in their environment, or are in the groups, once those that are ending have ended.
+// Left lists the processes that have the marker in their environment, or are in the groups, once
+// those that are ending have ended.
 func Left(ctx context.Context, marker string, groups []*cgroup.Group) ([]string, error) {
-	end := time.Now().Add(leaving)
+	end := time.Now().Add(exitTime)
 	for {
 		pids, err := Marked(marker)
 		if err != nil {
@@ -65,7 +66,7 @@ func Marked(marker string) ([]int, error) {
 	}
 	var pids []int
 	for _, p := range all {
-		env, err := proc.Environ(p.PID) // fails if it has ended
+		env, err := proc.Environ(p.PID) // it fails if the process has ended
 		if err == nil && slices.Contains(env, marker) {
 			pids = append(pids, p.PID)
 		}
@@ -91,7 +92,7 @@ func End(marker string) error {
 	}
 }
 
-// Copy copies a file; the copy has pages of its own in the page cache.
+// Copy copies a file. The copy has pages of its own in the page cache.
 func Copy(ctx context.Context, to, from string) (err error) {
 	in, err := regular.Open(from)
 	if err != nil {

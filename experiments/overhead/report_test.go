@@ -9,8 +9,8 @@ import (
 	"tensorcast/internal/stats"
 )
 
-// TestPlantedOverhead plants an overhead in noise with heavy tails and drift, many times: the estimate must be near it, and the interval
-// must contain it about as often as it claims to.
+// TestPlantedOverhead plants an overhead in noise with heavy tails and drift, many times. The
+// estimate must be near it, and the interval must contain it about as often as it claims to.
 func TestPlantedOverhead(t *testing.T) {
 	const series, pairs = 400, 20
 	for _, planted := range []float64{0, 0.003, 0.01, 0.15} {
@@ -55,7 +55,7 @@ func TestPlantedOverhead(t *testing.T) {
 	}
 }
 
-// LeastPairs is what an interval takes: neither more nor less.
+// LeastPairs is the number of pairs that an interval takes, neither more nor less.
 func TestLeastPairs(t *testing.T) {
 	x := make([]float64, LeastPairs)
 	for i := range x {
@@ -66,15 +66,17 @@ func TestLeastPairs(t *testing.T) {
 	}
 }
 
-// A row of too few pairs has their estimate, and no interval.
+// A row of too few pairs has their estimate, but no interval.
 func TestFewPairs(t *testing.T) {
 	r := &Report{Rows: []Row{
-		{Pairs: []Pair{{Plain: Segment{10, 100}, Observed: Segment{8, 125}}, {Plain: Segment{10, 100}, Observed: Segment{8, 125}}}, SameText: true},
+		{Pairs: []Pair{{Plain: Segment{10, 100}, Observed: Segment{8, 125}},
+			{Plain: Segment{10, 100}, Observed: Segment{8, 125}}}, SameText: true},
 		{SameText: true},
 	}}
 	r.summarise()
 	rows := r.rows()
-	if want := []string{"", "0", "10", "8", "20.00", "-", "20.00", "0.00", "20.00", "-", "2", "yes"}; !slices.Equal(rows[0], want) {
+	if want := []string{"", "0", "10", "8", "20.00", "-", "20.00", "0.00", "20.00", "-", "2",
+		"yes"}; !slices.Equal(rows[0], want) {
 		t.Errorf("%q, want %q", rows[0], want)
 	}
 	if want := []string{"", "-", "-", "-", "-", "-", "-", "-", "-", "-", "0", "-"}; !slices.Equal(rows[1], want) {

@@ -291,7 +291,7 @@ func (r *FirstReport) document() tabular.Document {
 		}
 		table.Rows = append(table.Rows, r.row(starter.Name, runs, plain))
 	}
-	remark := fmt.Sprintf("Medians over the runs, which took turns. The first token is there when the prompt is " +
+	remark := fmt.Sprintf("Medians over the runs, which took turns. The first token is there when the prompt is "+
 		"decoded. "+
 		"Speedup: over %s in the same round.", r.Starters[0].Name)
 	return tabular.Document{lines, table, tabular.Lines{remark}}

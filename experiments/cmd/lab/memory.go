@@ -56,8 +56,8 @@ It does nothing else.
 Exit codes: 0 the process has ended, or a signal came; 1 failed; 2 wrong usage.`,
 		Example: `  sudo lab pressure -m model.gguf --x 0.7 --variant plain \
       --variant 'static=lab pin --pid {pid} --room {room} --leave 100MB {model}'`,
-		Hidden:  true,
-		Args:    cobra.ExactArgs(1),
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case pid <= 0:

@@ -103,7 +103,8 @@ llamarun's JSON, and write a byte to descriptor 3 when the prompt is decoded and
 Needs root: it makes control groups, drops the page cache and traces. It needs a quiet machine.
 
 Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
-		Example: `  sudo lab pressure -m model.gguf --x 0.85 --variant plain --variant 'both=bin/prefetchd --wait --pid {pid}'
+		Example: `  sudo lab pressure -m model.gguf --x 0.85 \
+      --variant plain --variant 'both=bin/prefetchd --wait --pid {pid}'
   sudo lab pressure -m model.gguf --limit 1GB --noise --repeat 6          # plain against plain
   sudo lab pressure -m model.gguf --x 0.3,0.5,0.7,0.85 --readahead 128,8192 --tokens 40 --skip 8 \
       --save runs.json --figure speed.svg --variant plain --variant static \
