@@ -59,10 +59,10 @@ func Measure(ctx context.Context, in *llama.Installation, cfg Config) (report *R
 		also  func(*Account) string // finds further faults of this run
 	}{
 		{fmt.Sprintf("%s ops/s, default buffer", humanize.Comma(cfg.Rate)), Load{Ops: cfg.Ops, Rate: cfg.Rate}, nil,
-			cfg.nothingLost},
+			cfg.checkNothingLost},
 		{"full speed, default buffer", Load{Ops: cfg.Ops}, nil, nil},
 		{"full speed, two threads", Load{Ops: max(1, cfg.Ops/10), Threads: 2}, nil, nil},
-		{"full speed, 4 KiB", Load{Ops: cfg.Ops}, []string{"--buffer", "4"}, somethingLost},
+		{"full speed, 4 KiB", Load{Ops: cfg.Ops}, []string{"--buffer", "4"}, checkSomethingLost},
 	}
 	var r Report
 	for i, run := range runs {
@@ -92,8 +92,8 @@ func Measure(ctx context.Context, in *llama.Installation, cfg Config) (report *R
 	return &r, nil
 }
 
-// nothingLost checks the run at a steady rate.
-func (c *Config) nothingLost(a *Account) string {
+// checkNothingLost checks the run at a steady rate.
+func (c *Config) checkNothingLost(a *Account) string {
 	if lost := a.Counters.Lost(); lost > 0 {
 		return fmt.Sprintf("%d events were lost", lost)
 	}
@@ -104,7 +104,7 @@ func (c *Config) nothingLost(a *Account) string {
 	return ""
 }
 
-func somethingLost(a *Account) string {
+func checkSomethingLost(a *Account) string {
 	if a.Counters.OpsLost == 0 {
 		return "nothing was lost: the loss was not put to the test"
 	}

@@ -41,10 +41,10 @@ func TestLoss(t *testing.T) {
 		none, loss string
 	}{{0, 999, "", "nothing was lost"}, {3, 999, "3 events", ""}, {0, 500, "only 500", "nothing was lost"}} {
 		a := account(test.lost, test.rate)
-		if got := c.nothingLost(a); (got == "") != (test.none == "") || !strings.Contains(got, test.none) {
+		if got := c.checkNothingLost(a); (got == "") != (test.none == "") || !strings.Contains(got, test.none) {
 			t.Errorf("%+v: %q", test, got)
 		}
-		if got := somethingLost(a); (got == "") != (test.loss == "") || !strings.Contains(got, test.loss) {
+		if got := checkSomethingLost(a); (got == "") != (test.loss == "") || !strings.Contains(got, test.loss) {
 			t.Errorf("%+v: %q", test, got)
 		}
 	}

@@ -23,12 +23,12 @@ import (
 // exitTime is how long processes may take to end after their parents.
 const exitTime = time.Second
 
-// Left lists the processes that have the marker in their environment, or are in the groups, once
+// ListLeft lists the processes that have the marker in their environment, or are in the groups, once
 // those that are ending have ended.
-func Left(ctx context.Context, marker string, groups []*cgroup.Group) ([]string, error) {
+func ListLeft(ctx context.Context, marker string, groups []*cgroup.Group) ([]string, error) {
 	end := time.Now().Add(exitTime)
 	for {
-		pids, err := Marked(marker)
+		pids, err := ListMarked(marker)
 		if err != nil {
 			return nil, err
 		}
@@ -58,8 +58,8 @@ func Left(ctx context.Context, marker string, groups []*cgroup.Group) ([]string,
 	}
 }
 
-// Marked lists the processes that have the marker in the environment that they were started with.
-func Marked(marker string) ([]int, error) {
+// ListMarked lists the processes that have the marker in the environment that they were started with.
+func ListMarked(marker string) ([]int, error) {
 	all, err := procfs.AllProcs()
 	if err != nil {
 		return nil, fmt.Errorf("list processes: %w", err)
@@ -74,11 +74,11 @@ func Marked(marker string) ([]int, error) {
 	return pids, nil
 }
 
-// End kills the processes that have the marker, and waits until they are gone.
-func End(marker string) error {
+// KillMarked kills the processes that have the marker, and waits until they are gone.
+func KillMarked(marker string) error {
 	deadline := time.Now().Add(10 * time.Second)
 	for {
-		pids, err := Marked(marker)
+		pids, err := ListMarked(marker)
 		if err != nil || len(pids) == 0 {
 			return err
 		}

@@ -62,13 +62,13 @@ func (m *Model) OnDisk() error {
 	return nil
 }
 
-// Left drops the file from the page cache, and returns how many bytes remain nevertheless. It waits
+// DropAndCount drops the file from the page cache, and returns how many bytes remain nevertheless. It waits
 // a few seconds for pages of processes that have just ended: see [pagecache.Drop].
-func (m *Model) Left(ctx context.Context) (int64, error) { return pagecache.Drop(ctx, m.file) }
+func (m *Model) DropAndCount(ctx context.Context) (int64, error) { return pagecache.Drop(ctx, m.file) }
 
 // Drop drops all of the file from the page cache. It fails with [ErrStillCached] if some of it remains.
 func (m *Model) Drop(ctx context.Context) error {
-	left, err := m.Left(ctx)
+	left, err := m.DropAndCount(ctx)
 	if err == nil && left > 0 {
 		return fmt.Errorf("%s: %d of %d MiB: %w", m.file.Name(), left>>20, m.Size>>20, ErrStillCached)
 	}

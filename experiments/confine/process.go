@@ -30,10 +30,10 @@ func In(group *cgroup.Group, args []string, words string) []string {
 	return slices.Concat([]string{"/bin/sh", "-c", script, joiningName, strconv.Itoa(len(files))}, files, args)
 }
 
-// Joined waits until a process that was started with the arguments of [In] is no longer the shell,
+// AwaitJoined waits until a process that was started with the arguments of [In] is no longer the shell,
 // because a helper examines what the process runs. It also returns when the process has ended or
 // ctx ends.
-func Joined(ctx context.Context, pid int) {
+func AwaitJoined(ctx context.Context, pid int) {
 	for ctx.Err() == nil {
 		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		if err != nil || !bytes.Contains(line, []byte("\x00"+joiningName+"\x00")) {

@@ -35,7 +35,7 @@ type Target struct {
 	waited      bool
 }
 
-// StartTarget starts a target in a group, with more variables in its environment (see [Marked]).
+// StartTarget starts a target in a group, with more variables in its environment (see [ListMarked]).
 // The caller must call Follow, and Kill in any case. It is killed when ctx ends.
 func StartTarget(ctx context.Context, group *cgroup.Group, args []string, variables ...string) (*Target, error) {
 	done := make(chan struct{})
@@ -50,7 +50,7 @@ func StartTarget(ctx context.Context, group *cgroup.Group, args []string, variab
 		return nil, fmt.Errorf("start the target: %w", err)
 	}
 	t.PID = t.cmd.Process.Pid
-	Joined(ctx, t.PID)
+	AwaitJoined(ctx, t.PID)
 	return t, nil
 }
 
@@ -113,5 +113,5 @@ func (t *Target) Problem() string {
 // State says how the target ended. It is valid once Done is closed.
 func (t *Target) State() *os.ProcessState { return t.cmd.ProcessState }
 
-// Wrong returns what was wrong with the target's output, besides its end.
-func (t *Target) Wrong() error { return t.err }
+// OutputError returns what was wrong with the target's output, besides its end.
+func (t *Target) OutputError() error { return t.err }

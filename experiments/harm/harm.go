@@ -253,7 +253,7 @@ func (s *series) runReference(ctx context.Context, l *lane) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, confine.End(markVariable+"="+name), group.Remove()) }()
+	defer func() { err = errors.Join(err, confine.KillMarked(markVariable+"="+name), group.Remove()) }()
 	running, cancel := context.WithTimeoutCause(ctx, s.cfg.Timeout, errHung)
 	defer cancel()
 	t, err := confine.StartTarget(running, group, s.cfg.Target(l.path), markVariable+"="+name)
@@ -272,7 +272,7 @@ func (s *series) runReference(ctx context.Context, l *lane) (err error) {
 		return fmt.Errorf("the target without a limit: %w", context.Cause(running))
 	case ownErr != nil:
 		return fmt.Errorf("measure the target's own memory: %w", ownErr)
-	case !t.State().Success() || t.Wrong() != nil || len(t.IDs) != s.cfg.Tokens:
+	case !t.State().Success() || t.OutputError() != nil || len(t.IDs) != s.cfg.Tokens:
 		return fmt.Errorf("the target fails without a limit: %s", t.Problem())
 	}
 	s.report.Own, s.report.Text, s.report.TokenIDs = own, t.Text.String(), t.IDs

@@ -30,7 +30,7 @@ import (
 
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		if err := nothingLeft(); err != nil {
+		if err := checkNothingLeft(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
@@ -38,8 +38,8 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// nothingLeft fails if a series of this process has left a group or a process.
-func nothingLeft() error {
+// checkNothingLeft fails if a series of this process has left a group or a process.
+func checkNothingLeft() error {
 	root, err := cgroup.Root()
 	if errors.Is(err, cgroup.ErrNoController) {
 		return nil

@@ -86,7 +86,7 @@ func (s *Side) add(r *Run) {
 		is    bool
 	}{
 		{&s.OOMKilled, r.Outcome == Killed},
-		{&s.Lost, r.Outcome.Lost()},
+		{&s.Lost, r.Outcome.IsLost()},
 		{&s.Hung, r.Outcome == Hung},
 		{&s.Different, !r.TextSame},
 		{&s.Refused, r.Refused},

@@ -33,8 +33,8 @@ const (
 	Ended    Outcome = "ended"      // by the scene
 )
 
-// Lost reports whether the target died, for another reason than the scene's own signal.
-func (o Outcome) Lost() bool { return o == Killed || o == Failed }
+// IsLost reports whether the target died, for another reason than the scene's own signal.
+func (o Outcome) IsLost() bool { return o == Killed || o == Failed }
 
 // Run is one run of a target.
 type Run struct {
@@ -140,7 +140,7 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 	}
 	groups := []*cgroup.Group{group}
 	defer func() {
-		err = errors.Join(err, confine.End(marker))
+		err = errors.Join(err, confine.KillMarked(marker))
 		for _, g := range groups {
 			err = errors.Join(err, g.Remove())
 		}
@@ -158,16 +158,10 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 
 	running, cancel := context.WithTimeoutCause(ctx, s.cfg.Timeout, errHung)
 	defer cancel()
-	args := s.cfg.Target(l.path)
 	launcher, launched := s.cfg.launcher()
-	if launched = launched && r.helped; launched {
-		args = []string{"/bin/sh", "-c", "exec " + launcher + ` "$@"`, "launcher"}
-		args = append(args, s.cfg.Target(l.path)...)
-	}
-	t, err := confine.StartTarget(running, home, args, marker)
-	if err != nil && errors.Is(context.Cause(running), errHung) {
-		return nil, fmt.Errorf("start the target: %w: %v", errHung, s.cfg.Timeout)
-	} else if err != nil {
+	launched = launched && r.helped
+	t, err := s.startTarget(running, home, l, launcher, launched, marker)
+	if err != nil {
 		return nil, err
 	}
 	defer t.Kill(cancel)
@@ -192,28 +186,12 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 		return nil, err
 	}
 
-	var early atomic.Bool // the helper had ended at the last token
-	moment := make(chan time.Duration, 1)
-	if r.scene.kind == moved {
-		moment <- earliest + time.Duration(run.Moment.Fraction*float64(latest-earliest))
-	}
-	acting := a.actAfter(running, moment)
-	t.Follow(func(n int, token llama.Token) {
-		early.Store(h != nil && h.Ended())
-		if n == run.Moment.Token && r.scene.kind != moved {
-			moment <- time.Duration(run.Moment.Fraction * float64(token.End-token.Begin))
-		}
-		s.progress(fmt.Sprintf("%s: token %d", r, n))
-	})
-	if err := <-acting; err != nil && ctx.Err() == nil {
-		return nil, fmt.Errorf("scene %s: %w", r.scene, err)
-	}
-	// They still wait if the target ended before the scene.
-	if _, err := a.release(); err != nil {
-		return nil, fmt.Errorf("scene %s: %w", r.scene, err)
+	early, err := s.follow(ctx, running, t, a, r, run.Moment)
+	if err != nil {
+		return nil, err
 	}
 	if h != nil {
-		run.Helper = endHelper(h, early.Load(), a)
+		run.Helper = endHelper(h, early, a)
 	}
 	if launched {
 		status, _ := t.State().Sys().(syscall.WaitStatus)
@@ -236,11 +214,54 @@ func (s *series) run(ctx context.Context, l *lane, r spec) (run *Run, err error)
 	if err := run.finish(t, running, a, s); err != nil {
 		return nil, err
 	}
-	if run.ProcessesLeft, err = confine.Left(ctx, marker, groups); err != nil {
+	if run.ProcessesLeft, err = confine.ListLeft(ctx, marker, groups); err != nil {
 		return nil, err
 	}
-	run.PagesLeft, err = l.model.Left(ctx)
+	run.PagesLeft, err = l.model.DropAndCount(ctx)
 	return run, err
+}
+
+// startTarget starts the target in its home group, by the launcher if launched says so.
+func (s *series) startTarget(
+	running context.Context, home *cgroup.Group, l *lane, launcher string, launched bool, marker string,
+) (*confine.Target, error) {
+	args := s.cfg.Target(l.path)
+	if launched {
+		args = append([]string{"/bin/sh", "-c", "exec " + launcher + ` "$@"`, "launcher"}, args...)
+	}
+	t, err := confine.StartTarget(running, home, args, marker)
+	if err != nil && errors.Is(context.Cause(running), errHung) {
+		return nil, fmt.Errorf("start the target: %w: %v", errHung, s.cfg.Timeout)
+	}
+	return t, err
+}
+
+// follow reads the target's tokens to its end, and makes the scene happen at its moment. early says that the helper had
+// ended at the last token.
+func (s *series) follow(
+	ctx, running context.Context, t *confine.Target, a *actor, r spec, at Moment,
+) (early bool, err error) {
+	var helperEnded atomic.Bool
+	moment := make(chan time.Duration, 1)
+	if r.scene.kind == moved {
+		moment <- earliest + time.Duration(at.Fraction*float64(latest-earliest))
+	}
+	acting := a.actAfter(running, moment)
+	t.Follow(func(n int, token llama.Token) {
+		helperEnded.Store(a.helper != nil && a.helper.Ended())
+		if n == at.Token && r.scene.kind != moved {
+			moment <- time.Duration(at.Fraction * float64(token.End-token.Begin))
+		}
+		s.progress(fmt.Sprintf("%s: token %d", r, n))
+	})
+	if err := <-acting; err != nil && ctx.Err() == nil {
+		return false, fmt.Errorf("scene %s: %w", r.scene, err)
+	}
+	// The hogs still wait if the target ended before the scene.
+	if _, err := a.release(); err != nil {
+		return false, fmt.Errorf("scene %s: %w", r.scene, err)
+	}
+	return helperEnded.Load(), nil
 }
 
 func (r spec) String() string {
@@ -254,7 +275,7 @@ func (r spec) String() string {
 // launchedBy finds a run's target among its processes by its command line. It returns 0 if the
 // target does not run.
 func launchedBy(marker string, args []string) int {
-	pids, err := confine.Marked(marker)
+	pids, err := confine.ListMarked(marker)
 	if err != nil {
 		return 0
 	}

@@ -177,7 +177,7 @@ func startTarget(ctx context.Context, group *cgroup.Group, args []string) (*targ
 	if err != nil {
 		return nil, fmt.Errorf("start the target: %w", err)
 	}
-	confine.Joined(ctx, t.cmd.Process.Pid)
+	confine.AwaitJoined(ctx, t.cmd.Process.Pid)
 	return t, nil
 }
 

@@ -47,7 +47,7 @@ type Wait struct {
 	Max    float64 `json:"max"`
 }
 
-func waits(us []float64) Wait {
+func distributionOf(us []float64) Wait {
 	return Wait{len(us), stats.Median(us), stats.Quantile(us, 0.9), stats.Quantile(us, 0.99), stats.Quantile(us, 1)}
 }
 
@@ -61,7 +61,7 @@ func (r *Report) add(s Seen) {
 			issued = append(issued, us(t.Issued))
 		}
 	}
-	r.Queued, r.Issued = waits(queued), waits(issued)
+	r.Queued, r.Issued = distributionOf(queued), distributionOf(issued)
 }
 
 func (r *Report) document() tabular.Document {

@@ -318,7 +318,7 @@ func (r *Report) settingRemarks(setting int) tabular.Lines {
 	}
 	for _, n := range at.Noise {
 		verdict := "within"
-		if !n.Within() {
+		if !n.IsWithin() {
 			verdict = "NOT within: take more repeats, or a quieter machine"
 		}
 		add("Noise: %s and %s are the same; their medians differ by %.1f %%, one run from another by up to "+

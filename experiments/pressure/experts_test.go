@@ -373,7 +373,7 @@ func TestTold(t *testing.T) {
 // bytes.
 func TestLlamaExperts(t *testing.T) {
 	in := llamatest.ForTest(t)
-	needs(t)
+	needControlGroups(t)
 	plan, err := synth.NewPlan(synth.Config{Layers: 3, Embd: 256, FF: 4096, Heads: 4, KVHeads: 4, Experts: 8,
 		Used: 2, Vocab: synth.ByteVocab, Ctx: 512, Type: gguf.Q8_0, Seed: 3})
 	if err != nil {

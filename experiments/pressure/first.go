@@ -144,7 +144,7 @@ func (s *series) measureStarts(ctx context.Context, cfg FirstConfig, r *FirstRep
 		r.Own = own.Own
 		r.Limit = (int64(cfg.X*float64(s.model.Size)) + own.Own) &^ int64(os.Getpagesize()-1)
 	}
-	for i, k := range order(len(cfg.Starters), cfg.Repeat) {
+	for i, k := range runOrder(len(cfg.Starters), cfg.Repeat) {
 		run, err := s.startOnce(ctx, cfg.Starters[k], r.Limit)
 		if err != nil {
 			return err

@@ -97,7 +97,7 @@ func TestLoad(t *testing.T) {
 
 // The group's throttle holds a process back whether it loads single pages or large folios.
 func TestThrottledLoad(t *testing.T) {
-	needs(t)
+	needControlGroups(t)
 	const size, rate = 16 << 20, 25e6
 	f := diskFile(t, size)
 	d, err := diskOf(f.Name())

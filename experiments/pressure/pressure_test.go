@@ -69,9 +69,9 @@ echo '{"text":"'$text'","tokens":[1,2,3,4],"token_ms":[10,20,20,10],"tok_s":66.7
 
 const scriptModel = 48 << 20
 
-// needs skips the test where control groups cannot be made. At the end of the test it checks that
+// needControlGroups skips the test where control groups cannot be made. At the end of the test it checks that
 // no control group is left, nor a descriptor.
-func needs(t *testing.T) {
+func needControlGroups(t *testing.T) {
 	t.Helper()
 	testenv.NeedRoot(t)
 	root, err := cgroup.Root()
@@ -126,7 +126,7 @@ func descriptors(t *testing.T) int {
 // scripted is the configuration of a series that runs the script on a file of its own.
 func scripted(t *testing.T) Config {
 	t.Helper()
-	needs(t)
+	needControlGroups(t)
 	f := diskFile(t, scriptModel)
 	if _, err := diskOf(f.Name()); err != nil {
 		t.Skip(err)
@@ -270,9 +270,9 @@ func TestSeries(t *testing.T) {
 			if h == nil || h.Early || h.Status != "signal: terminated" {
 				t.Fatalf("helped: helper %+v", h)
 			}
-			if want := fmt.Sprintf("target %s %d %d %s", strings.Fields(lines0(h.Output))[1], at.Limit,
-				at.Limit-r.Own, cfg.Model); lines0(h.Output) != want {
-				t.Errorf("helped: %q, want %q", lines0(h.Output), want)
+			if want := fmt.Sprintf("target %s %d %d %s", strings.Fields(firstLine(h.Output))[1], at.Limit,
+				at.Limit-r.Own, cfg.Model); firstLine(h.Output) != want {
+				t.Errorf("helped: %q, want %q", firstLine(h.Output), want)
 			}
 			// The helper's control groups are the target's, made for this run. The target is no
 			// longer the shell that joined the group.
@@ -326,7 +326,7 @@ func TestSeries(t *testing.T) {
 	}
 }
 
-func lines0(text string) string {
+func firstLine(text string) string {
 	line, _, _ := strings.Cut(text, "\n")
 	return line
 }
@@ -600,7 +600,7 @@ func TestInterrupted(t *testing.T) {
 // not fit is read again and again.
 func TestLlama(t *testing.T) {
 	in := llamatest.ForTest(t)
-	needs(t)
+	needControlGroups(t)
 	base := synth.Config{Type: gguf.Q8_0, Seed: 1}
 	size, err := synth.Sized(60e6, base)
 	if err != nil {

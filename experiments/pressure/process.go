@@ -46,7 +46,7 @@ func startTarget(ctx context.Context, group *cgroup.Group, args []string, flags 
 		r.Close()
 		return nil, fmt.Errorf("start the target: %w", err)
 	}
-	confine.Joined(ctx, t.cmd.Process.Pid)
+	confine.AwaitJoined(ctx, t.cmd.Process.Pid)
 	return t, nil
 }
 

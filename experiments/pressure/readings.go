@@ -63,7 +63,7 @@ func (s *series) readBeside(ctx context.Context) error {
 		return err
 	}
 	s.done++
-	tokens, enough := tokensIn(run.TokenMs, took)
+	tokens, enough := countTokensIn(run.TokenMs, took)
 	if !enough { // it went on beside nothing
 		return nil
 	}
@@ -72,9 +72,9 @@ func (s *series) readBeside(ctx context.Context) error {
 	return nil
 }
 
-// tokensIn is how many tokens, and parts of one, were generated in a time that begins with the first one. ms are the
-// times of each. enough is false if the tokens ended before the time did.
-func tokensIn(ms []float64, in time.Duration) (tokens float64, enough bool) {
+// countTokensIn is how many tokens, and parts of one, were generated in a time that begins with the first one. ms are
+// the times of each. enough is false if the tokens ended before the time did.
+func countTokensIn(ms []float64, in time.Duration) (tokens float64, enough bool) {
 	left := in.Seconds() * 1000
 	for _, took := range ms {
 		if left < took {

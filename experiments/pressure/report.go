@@ -170,8 +170,8 @@ type Noise struct {
 	Spread float64 `json:"spread"`
 }
 
-// Within reports whether the difference is not more than the spread.
-func (n Noise) Within() bool { return n.Difference <= n.Spread }
+// IsWithin reports whether the difference is not more than the spread.
+func (n Noise) IsWithin() bool { return n.Difference <= n.Spread }
 
 // Least is where a variant gains least over the first one, or loses most: over all tokens, and in
 // the steady state. Speedups are medians of the rounds, 0 if there are none; settings are indices

@@ -26,7 +26,7 @@ func TestOrder(t *testing.T) {
 		{2, 4, []int{0, 1, 1, 0, 0, 1, 1, 0}},
 		{3, 2, []int{0, 1, 2, 2, 1, 0}},
 	} {
-		if got := order(test.n, test.repeat); !slices.Equal(got, test.want) {
+		if got := runOrder(test.n, test.repeat); !slices.Equal(got, test.want) {
 			t.Errorf("%d variants, %d times: %v, want %v", test.n, test.repeat, got, test.want)
 		}
 	}
@@ -38,7 +38,7 @@ func TestDisagree(t *testing.T) {
 		want        bool
 	}{{0, 0, false}, {0, 50e3, false}, {0, 1e6, true}, {100e6, 102e6, false}, {100e6, 104e6, true},
 		{104e6, 100e6, true}} {
-		if got := disagree(test.group, test.disk); got != test.want {
+		if got := accountsDisagree(test.group, test.disk); got != test.want {
 			t.Errorf("%v and %v: %v, want %v", test.group, test.disk, got, test.want)
 		}
 	}
@@ -234,7 +234,7 @@ func TestSummaries(t *testing.T) {
 		there.Speedup.Median != 1 || there.Runs != 3 {
 		t.Errorf("at the other setting: %+v", there)
 	}
-	if n := r.Results[0].Noise; len(n) != 1 || n[0].Difference != 0.4 || n[0].Spread != 0.8 || !n[0].Within() {
+	if n := r.Results[0].Noise; len(n) != 1 || n[0].Difference != 0.4 || n[0].Spread != 0.8 || !n[0].IsWithin() {
 		t.Errorf("noise %+v", n)
 	}
 	for i := range r.Runs {
@@ -246,7 +246,7 @@ func TestSummaries(t *testing.T) {
 		}
 	}
 	r.summarise()
-	if n := r.Results[0].Noise; len(n) != 1 || n[0].Within() {
+	if n := r.Results[0].Noise; len(n) != 1 || n[0].IsWithin() {
 		t.Errorf("a difference beyond the spread: %+v", n)
 	}
 	for i := range r.Variants {
@@ -475,11 +475,11 @@ func TestTokensIn(t *testing.T) {
 	ms := []float64{10, 20, 30}
 	for in, want := range map[time.Duration]float64{0: 0, 5 * time.Millisecond: 0.5, 20 * time.Millisecond: 1.5,
 		59 * time.Millisecond: 2 + 29./30} {
-		if got, enough := tokensIn(ms, in); math.Abs(got-want) > 1e-9 || !enough {
+		if got, enough := countTokensIn(ms, in); math.Abs(got-want) > 1e-9 || !enough {
 			t.Errorf("%v tokens in %v, %v; want %v", got, in, enough, want)
 		}
 	}
-	if _, enough := tokensIn(ms, 61*time.Millisecond); enough {
+	if _, enough := countTokensIn(ms, 61*time.Millisecond); enough {
 		t.Error("tokens of 60 ms are enough for 61")
 	}
 }

@@ -319,7 +319,7 @@ func (run *Run) finish(t *target, waitErr error, samples []sample) error {
 	first, last := samples[0], samples[n]
 	per := func(from, to int64) float64 { return float64(to-from) / float64(n) }
 	run.BytesPerToken, run.DiskBytesPerToken = per(first.group, last.group), per(first.disk, last.disk)
-	run.Disagree = disagree(run.BytesPerToken, run.DiskBytesPerToken)
+	run.Disagree = accountsDisagree(run.BytesPerToken, run.DiskBytesPerToken)
 	run.TargetPerToken, run.HelperPerToken = per(first.target, last.target), per(first.helper, max(first.helper,
 		last.helper))
 	run.HelperSystemMs = per(first.system, max(first.system, last.system)) * 1000 / userHZ
@@ -334,8 +334,9 @@ func (run *Run) finish(t *target, waitErr error, samples []sample) error {
 	return nil
 }
 
-// disagree compares two accounts of bytes per token. Differences below a tenth of a MiB are noise of other programs.
-func disagree(group, disk float64) bool {
+// accountsDisagree compares two accounts of bytes per token. Differences below a tenth of a MiB are noise of other
+// programs.
+func accountsDisagree(group, disk float64) bool {
 	diff := max(group-disk, disk-group)
 	return diff > tolerance*max(group, disk) && diff > 0.1*(1<<20)
 }

@@ -196,7 +196,7 @@ func (s *series) traceWeights(ctx context.Context) error {
 // runSetting runs all variants at a setting, and measures the disk in the middle and at the end.
 func (s *series) runSetting(ctx context.Context, setting int) error {
 	r := s.report
-	turns := order(len(s.cfg.Variants), s.cfg.Repeat)
+	turns := runOrder(len(s.cfg.Variants), s.cfg.Repeat)
 	for i, v := range turns {
 		run, err := s.run(ctx, runSpec{
 			variant: s.cfg.Variants[v], setting: setting, round: i / len(s.cfg.Variants),
@@ -295,9 +295,9 @@ func (s *series) runUnlimited(ctx context.Context, name string, in Unit) (*Run, 
 	return run, nil
 }
 
-// order returns the variant, of n, for each of n*repeat runs: forward, then backward, so that a
+// runOrder returns the variant, of n, for each of n*repeat runs: forward, then backward, so that a
 // steady drift affects all alike.
-func order(n, repeat int) []int {
+func runOrder(n, repeat int) []int {
 	var all []int
 	for round := range repeat {
 		for i := range n {

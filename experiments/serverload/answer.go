@@ -31,8 +31,8 @@ func prompt(q request) string {
 	return fmt.Sprintf("%d %d %s", q.client, q.number, strings.Join(words[:n], " "))
 }
 
-// complete makes a request. An answer that breaks off, or an HTTP error, is an error.
-func (r *run) complete(ctx context.Context, q request) (*answer, error) {
+// requestCompletion makes a request. An answer that breaks off, or an HTTP error, is an error.
+func (r *run) requestCompletion(ctx context.Context, q request) (*answer, error) {
 	body, err := json.Marshal(map[string]any{
 		"prompt": prompt(q), "n_predict": r.cfg.Tokens, "temperature": 0, "seed": 1, "ignore_eos": true,
 		"cache_prompt": false, "stream": true, "return_tokens": true,

@@ -125,7 +125,7 @@ func (r *run) runPhases(ctx context.Context, server *proc.Group) error {
 	if err := r.awaitServer(ctx, server); err != nil {
 		return err
 	}
-	if err := r.phase(ctx, &Phase{}, false); err != nil { // the first phase is the warm-up
+	if err := r.runPhase(ctx, &Phase{}, false); err != nil { // the first phase is the warm-up
 		return err
 	}
 	for range r.cfg.Rounds {
@@ -134,7 +134,7 @@ func (r *run) runPhases(ctx context.Context, server *proc.Group) error {
 			if observed {
 				into = &r.report.Observed
 			}
-			if err := r.phase(ctx, into, observed); err != nil {
+			if err := r.runPhase(ctx, into, observed); err != nil {
 				return err
 			}
 		}
@@ -164,15 +164,15 @@ func (r *run) awaitServer(ctx context.Context, server *proc.Group) error {
 	return errors.New("it was not ready")
 }
 
-// phase makes every request once. In an observed phase the observer is attached at least once.
-func (r *run) phase(ctx context.Context, into *Phase, observed bool) error {
+// runPhase makes every request once. In an observed phase the observer is attached at least once.
+func (r *run) runPhase(ctx context.Context, into *Phase, observed bool) error {
 	observing, stop := context.WithCancel(ctx)
 	defer stop()
 	var attached int
 	var observerErr error
 	var background sync.WaitGroup
 	if observed {
-		background.Go(func() { attached, observerErr = r.comeAndGo(ctx, observing) })
+		background.Go(func() { attached, observerErr = r.attachRepeatedly(ctx, observing) })
 	}
 	g, clients := errgroup.WithContext(ctx)
 	for client := range r.cfg.Clients {
@@ -192,10 +192,10 @@ func (r *run) phase(ctx context.Context, into *Phase, observed bool) error {
 	return errors.Join(err, observerErr)
 }
 
-// comeAndGo attaches and detaches the observer until the phase ends, and returns how often it was
+// attachRepeatedly attaches and detaches the observer until the phase ends, and returns how often it was
 // attached. The first time, the observer stays for its full time even if the phase ends sooner, so
 // that one sees whether it observes at all.
-func (r *run) comeAndGo(ctx, phase context.Context) (int, error) {
+func (r *run) attachRepeatedly(ctx, phase context.Context) (int, error) {
 	for n := 0; ; n++ {
 		enough := phase.Done()
 		if n == 0 {
@@ -230,7 +230,7 @@ func (r *run) comeAndGo(ctx, phase context.Context) (int, error) {
 
 // request makes one request and adds the result to into.
 func (r *run) request(ctx context.Context, into *Phase, q request) error {
-	a, err := r.complete(ctx, q)
+	a, err := r.requestCompletion(ctx, q)
 	if err != nil {
 		return fmt.Errorf("request %d of client %d: %w", q.number, q.client, err)
 	}

@@ -285,7 +285,7 @@ func TestComeAndGo(t *testing.T) {
 	var generations atomic.Int64
 	gone := make(chan error, 1)
 	capture := filepath.Join(t.TempDir(), "capture")
-	go func() { gone <- comeAndGoTimes(tracer, capture, cmd.Process.Pid, times, &generations) }()
+	go func() { gone <- attachTimes(tracer, capture, cmd.Process.Pid, times, &generations) }()
 
 	s, err := llama.NewStream(out)
 	if err != nil {
@@ -333,8 +333,8 @@ func TestComeAndGo(t *testing.T) {
 	}
 }
 
-// comeAndGoTimes attaches tracer, lets it see a whole generation, and detaches it by SIGINT.
-func comeAndGoTimes(tracer, capture string, pid, times int, generations *atomic.Int64) error {
+// attachTimes attaches tracer, lets it see a whole generation, and detaches it by SIGINT.
+func attachTimes(tracer, capture string, pid, times int, generations *atomic.Int64) error {
 	for range times {
 		if err := os.RemoveAll(capture); err != nil {
 			return err

@@ -27,10 +27,10 @@ import (
 // settle is how long it may take until everything is taken down.
 const settle = 10 * time.Second
 
-// untilClean calls look until it finds nothing, for at most limit, and returns what it found last.
+// waitUntilClean calls look until it finds nothing, for at most limit, and returns what it found last.
 // It goes on when ctx is about to end: a look that is cut short would find things that are only
 // late.
-func untilClean(limit time.Duration, look func() ([]string, error)) ([]string, error) {
+func waitUntilClean(limit time.Duration, look func() ([]string, error)) ([]string, error) {
 	end := time.Now().Add(limit)
 	for {
 		left, err := look()
@@ -43,7 +43,7 @@ func untilClean(limit time.Duration, look func() ([]string, error)) ([]string, e
 
 // leftProcesses lists the processes with a marker, except for those that are to live on.
 func leftProcesses(marker string, alive ...int) ([]string, error) {
-	pids, err := confine.Marked(marker)
+	pids, err := confine.ListMarked(marker)
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +100,7 @@ func leftFiles(dirs ...string) ([]string, error) {
 // leftPages says what of a model remains when the page cache is dropped: pages that somebody locks
 // or maps.
 func leftPages(ctx context.Context, m *confine.Model, what string) ([]string, error) {
-	n, err := m.Left(ctx)
+	n, err := m.DropAndCount(ctx)
 	if err != nil || n == 0 {
 		return nil, err
 	}
@@ -168,7 +168,7 @@ func objects() (all map[object]bool, uses map[object][]object, err error) {
 func heldObjects(marker string) (map[object]bool, error) {
 	ours := map[int]bool{}
 	if marker != "" {
-		pids, err := confine.Marked(marker)
+		pids, err := confine.ListMarked(marker)
 		if err != nil {
 			return nil, err
 		}
@@ -243,7 +243,7 @@ func unheldObjects(before map[object]bool, marker string) (map[object]bool, erro
 // are there for a moment, too, while they load or unload.
 func leftObjects(limit time.Duration, before map[object]bool, marker string) ([]string, error) {
 	var always map[object]bool
-	return untilClean(limit, func() ([]string, error) {
+	return waitUntilClean(limit, func() ([]string, error) {
 		now, err := unheldObjects(before, marker)
 		if err != nil {
 			return nil, err

@@ -115,12 +115,12 @@ func (s *soak) awaitEnd(t *tool, life string) {
 	select {
 	case <-t.Done:
 	case <-time.After(settle):
-		s.find(Tool, life, fmt.Sprintf("%s does not end within %v: %s", t.name, settle, t.LastLine()))
+		s.addFinding(Tool, life, fmt.Sprintf("%s does not end within %v: %s", t.name, settle, t.LastLine()))
 		t.sent = syscall.SIGKILL
 	}
 	t.Kill()
 	status, _ := t.State().Sys().(syscall.WaitStatus)
-	s.foundAll(Tool, life, findBreakage(t.name, status, t.sent, t.Output.String()))
+	s.addFindings(Tool, life, findBreakage(t.name, status, t.sent, t.Output.String()))
 }
 
 // findBreakage says what is wrong with how a tool ended. It is not wrong that the tool failed: it
@@ -143,15 +143,15 @@ func findBreakage(name string, status syscall.WaitStatus, sent syscall.Signal, o
 // endAuto ends prefetchd --auto as systemd does.
 func (s *soak) endAuto(life string) {
 	if s.auto.Ended() {
-		s.find(Tool, life, "prefetchd --auto ended by itself: "+s.auto.LastLine())
+		s.addFinding(Tool, life, "prefetchd --auto ended by itself: "+s.auto.LastLine())
 	}
 	s.send(s.auto, syscall.SIGTERM)
 	s.awaitEnd(s.auto, life)
 	s.auto = nil
 }
 
-// live makes a life, and looks at what is left of it. An error is a failure of the instrument.
-func (s *soak) live(ctx context.Context, l *lane, p plan, life string) (err error) {
+// runLife makes a life, and looks at what is left of it. An error is a failure of the instrument.
+func (s *soak) runLife(ctx context.Context, l *lane, p plan, life string) (err error) {
 	name := fmt.Sprintf("%s-%s-%d", s.name, l.name, l.lives)
 	group, err := cgroup.Create(s.root, name)
 	if err != nil {
@@ -160,7 +160,7 @@ func (s *soak) live(ctx context.Context, l *lane, p plan, life string) (err erro
 	removed := false
 	defer func() {
 		if !removed {
-			err = errors.Join(err, confine.End(s.marker("target")), group.Remove())
+			err = errors.Join(err, confine.KillMarked(s.marker("target")), group.Remove())
 		}
 	}()
 	if err := group.SetLimit(s.limit); err != nil {
@@ -205,7 +205,7 @@ func (s *soak) live(ctx context.Context, l *lane, p plan, life string) (err erro
 	if p.tool != "auto" {
 		s.awaitEnd(helper, life)
 	}
-	left, err := untilClean(settle, func() ([]string, error) {
+	left, err := waitUntilClean(settle, func() ([]string, error) {
 		pids, err := group.Procs()
 		var in []string
 		for _, pid := range pids {
@@ -217,16 +217,16 @@ func (s *soak) live(ctx context.Context, l *lane, p plan, life string) (err erro
 	if err != nil {
 		return err
 	}
-	s.foundAll(Processes, life, left)
+	s.addFindings(Processes, life, left)
 	if err := s.checkLeftovers(life, l, true); err != nil {
 		return err
 	}
 	removed = true
-	if err := errors.Join(confine.End(s.marker("target")), group.Remove()); err != nil {
+	if err := errors.Join(confine.KillMarked(s.marker("target")), group.Remove()); err != nil {
 		return err
 	}
-	left, err = untilClean(settle, func() ([]string, error) { return leftGroups(s.root, name) })
-	s.foundAll(Groups, life, left)
+	left, err = waitUntilClean(settle, func() ([]string, error) { return leftGroups(s.root, name) })
+	s.addFindings(Groups, life, left)
 	s.report.Checks++
 	return err
 }
@@ -262,7 +262,7 @@ func (s *soak) act(ctx context.Context, t *confine.Target, helper *tool, p plan,
 		select {
 		case <-helper.Done:
 		case <-time.After(settle):
-			s.find(Tool, life, fmt.Sprintf("%s goes on %v after %s: %s", helper.name, settle,
+			s.addFinding(Tool, life, fmt.Sprintf("%s goes on %v after %s: %s", helper.name, settle,
 				unix.SignalName(p.signal), helper.LastLine()))
 		case <-ctx.Done():
 		}
@@ -281,14 +281,14 @@ func (s *soak) judgeTarget(t *confine.Target, running context.Context, killed bo
 	byUs := killed && status.Signaled() && status.Signal() == syscall.SIGKILL
 	switch {
 	case errors.Is(context.Cause(running), errHung):
-		s.find(Target, life, fmt.Sprintf("the target hangs: %d tokens in %v", len(t.IDs), lifetime))
-	case !byUs && (!t.State().Success() || t.Wrong() != nil):
-		s.find(Target, life, "the target fails: "+t.Problem())
+		s.addFinding(Target, life, fmt.Sprintf("the target hangs: %d tokens in %v", len(t.IDs), lifetime))
+	case !byUs && (!t.State().Success() || t.OutputError() != nil):
+		s.addFinding(Target, life, "the target fails: "+t.Problem())
 	}
 	s.report.Comparisons++
 	s.report.Tokens += len(t.IDs)
 	if what := findDifference(t.IDs, t.Text.String(), s.ids, s.text, t.State().Success()); what != "" {
-		s.find(Text, life, what)
+		s.addFinding(Text, life, what)
 	}
 }
 
@@ -312,7 +312,7 @@ func findDifference(ids []int32, text string, wantIDs []int32, want string, whol
 // checkLeftovers looks for what a round has left. While prefetchd --auto lives, its own files are
 // in its lane's directories, and its memory and descriptors are measured instead.
 func (s *soak) checkLeftovers(life string, l *lane, living bool) error {
-	left, err := untilClean(settle, func() ([]string, error) {
+	left, err := waitUntilClean(settle, func() ([]string, error) {
 		left, err := leftProcesses(s.marker("target"))
 		if err != nil {
 			return nil, err
@@ -331,14 +331,14 @@ func (s *soak) checkLeftovers(life string, l *lane, living bool) error {
 	if err != nil {
 		return err
 	}
-	s.foundAll(Processes, life, left)
+	s.addFindings(Processes, life, left)
 	ctx, cancel := context.WithTimeout(context.Background(), lifetime)
 	defer cancel()
-	if left, err = untilClean(settle,
+	if left, err = waitUntilClean(settle,
 		func() ([]string, error) { return leftPages(ctx, l.model, "lane "+l.name+"'s model") }); err != nil {
 		return err
 	}
-	s.foundAll(Pages, life, left)
+	s.addFindings(Pages, life, left)
 	if living && l == s.lanes[1] {
 		if s.auto == nil || s.auto.Ended() {
 			return nil // this is found when it is to be ended
@@ -355,11 +355,11 @@ func (s *soak) checkLeftovers(life string, l *lane, living bool) error {
 	defer cancelStatus()
 	if out, err := proc.GroupCommand(status, "env", s.marker("tool"), s.cfg.Prefetchd, "status", "--run-dir",
 		l.run).CombinedOutput(); err != nil {
-		s.find(Tool, life, fmt.Sprintf("prefetchd status: %v: %s", err, out))
+		s.addFinding(Tool, life, fmt.Sprintf("prefetchd status: %v: %s", err, out))
 	}
-	if left, err = untilClean(settle, func() ([]string, error) { return leftFiles(l.tmp, l.run) }); err != nil {
+	if left, err = waitUntilClean(settle, func() ([]string, error) { return leftFiles(l.tmp, l.run) }); err != nil {
 		return err
 	}
-	s.foundAll(Files, life, left)
+	s.addFindings(Files, life, left)
 	return nil
 }

@@ -28,11 +28,11 @@ const (
 	maxAnswer = 1 << 20
 )
 
-// Ask waits until the llama-server at base (http://host:port) has loaded its model. Then it asks
+// PrintAnswers waits until the llama-server at base (http://host:port) has loaded its model. Then it asks
 // the server for tokens that follow a prompt, a few at a time, the likeliest each time, and prints
 // each as it comes. The server computes each request from its first token on (cache_prompt is off),
 // so that the same tokens come whatever was asked before.
-func Ask(ctx context.Context, base, prompt string, tokens int, w io.Writer) error {
+func PrintAnswers(ctx context.Context, base, prompt string, tokens int, w io.Writer) error {
 	if err := awaitServer(ctx, base); err != nil {
 		return err
 	}

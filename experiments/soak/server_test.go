@@ -55,7 +55,7 @@ func fakeServer(t *testing.T, broken string) *httptest.Server {
 // before has ended.
 func TestAsk(t *testing.T) {
 	var out bytes.Buffer
-	if err := Ask(t.Context(), fakeServer(t, "").URL, "once", 10, &out); err != nil {
+	if err := PrintAnswers(t.Context(), fakeServer(t, "").URL, "once", 10, &out); err != nil {
 		t.Fatal(err)
 	}
 	stream, err := llama.NewStream(&out)
@@ -78,7 +78,7 @@ func TestAsk(t *testing.T) {
 		`{"content": "a", "tokens": [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]}`: "generated 11 tokens",
 		`no JSON`: "the server's answer",
 	} {
-		if err := Ask(t.Context(), fakeServer(t, broken).URL, "once", 10, &bytes.Buffer{}); err == nil ||
+		if err := PrintAnswers(t.Context(), fakeServer(t, broken).URL, "once", 10, &bytes.Buffer{}); err == nil ||
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", broken, err, want)
 		}

@@ -115,7 +115,7 @@ func Measure(ctx context.Context, cfg Config) (report *Report, err error) {
 	s.name = filepath.Base(s.dir)
 	defer func() {
 		for _, what := range []string{"reference", "target", "tool", "auto"} {
-			err = errors.Join(err, confine.End(s.marker(what)))
+			err = errors.Join(err, confine.KillMarked(s.marker(what)))
 		}
 		for _, l := range s.lanes {
 			if l != nil {
@@ -154,7 +154,7 @@ func (s *soak) progress(what string) {
 	s.cfg.Progress(elapsed, what)
 }
 
-func (s *soak) find(kind Kind, life, what string) {
+func (s *soak) addFinding(kind Kind, life, what string) {
 	s.report.Findings = append(s.report.Findings, Finding{kind, what, life, time.Since(s.start).Seconds(), s.cfg.Seed})
 }
 
@@ -199,7 +199,7 @@ func (s *soak) runReference(ctx context.Context, l *lane) (err error) {
 		return err
 	}
 	marker := s.marker("reference")
-	defer func() { err = errors.Join(err, confine.End(marker), group.Remove()) }()
+	defer func() { err = errors.Join(err, confine.KillMarked(marker), group.Remove()) }()
 	running, cancel := context.WithTimeoutCause(ctx, lifetime, errHung)
 	defer cancel()
 	began := time.Now()
@@ -219,7 +219,7 @@ func (s *soak) runReference(ctx context.Context, l *lane) (err error) {
 		return fmt.Errorf("the target without a limit: %w", context.Cause(running))
 	case ownErr != nil:
 		return fmt.Errorf("measure the target's own memory: %w", ownErr)
-	case !t.State().Success() || t.Wrong() != nil || len(t.IDs) != s.cfg.Tokens:
+	case !t.State().Success() || t.OutputError() != nil || len(t.IDs) != s.cfg.Tokens:
 		return fmt.Errorf("the target fails without a limit: %s", t.Problem())
 	}
 	s.took, s.text, s.ids = time.Since(began), t.Text.String(), t.IDs
@@ -243,7 +243,7 @@ func (s *soak) takeTurns(ctx context.Context) error {
 		}
 		life := fmt.Sprintf("lane %s, life %d: %s", l.name, l.lives, p)
 		s.progress(life)
-		if err := s.live(ctx, l, p, life); err != nil {
+		if err := s.runLife(ctx, l, p, life); err != nil {
 			return fmt.Errorf("%s: %w", life, err)
 		}
 	}
@@ -262,17 +262,17 @@ func (s *soak) finish() error {
 	}
 	left, lookErr := leftGroups(s.root, s.name)
 	err = errors.Join(err, lookErr)
-	s.foundAll(Groups, life, left)
+	s.addFindings(Groups, life, left)
 	left, lookErr = leftObjects(settle, s.before, s.marker("tool"))
 	err = errors.Join(err, lookErr)
-	s.foundAll(BPF, life, left)
-	s.foundAll(Growth, life, findGrowth(s.report.Samples))
+	s.addFindings(BPF, life, left)
+	s.addFindings(Growth, life, findGrowth(s.report.Samples))
 	return err
 }
 
-func (s *soak) foundAll(kind Kind, life string, what []string) {
+func (s *soak) addFindings(kind Kind, life string, what []string) {
 	for _, w := range what {
-		s.find(kind, life, w)
+		s.addFinding(kind, life, w)
 	}
 }
 

@@ -224,7 +224,7 @@ func (b *layer) matrix(component string, gain float64, shape ...int64) {
 		typ = gguf.F16
 	}
 	b.add(component+".weight", typ, shape,
-		span{elems: count(shape), std: float32(gain * (1 / math.Sqrt(float64(shape[0]))))})
+		span{elems: elementCount(shape), std: float32(gain * (1 / math.Sqrt(float64(shape[0]))))})
 }
 
 // perHead adds matrices for parts of all heads. They are F32: matrices of other types are taken by
@@ -240,13 +240,13 @@ func (b *layer) norm(component string, n int64) {
 
 // vector adds values of type F32 and mean 0.
 func (b *layer) vector(name string, std float64, shape ...int64) {
-	b.add(name, gguf.F32, shape, span{elems: count(shape), std: float32(std)})
+	b.add(name, gguf.F32, shape, span{elems: elementCount(shape), std: float32(std)})
 }
 
 // bias adds a bias that is small compared to the values that it is added to.
 func (b *layer) bias(component string, shape ...int64) { b.vector(component+".bias", 0.1, shape...) }
 
-func count(shape []int64) int64 {
+func elementCount(shape []int64) int64 {
 	n := int64(1)
 	for _, d := range shape {
 		n *= d

@@ -117,7 +117,7 @@ func (inf *Inflation) plan() error {
 	for i := range f.Tensors {
 		t := &f.Tensors[i]
 		size := t.Size
-		grows, err := inf.pad(t, width, shared)
+		grows, err := inf.planPadding(t, width, shared)
 		if err != nil {
 			return fmt.Errorf("%s: %w", t.Name, err)
 		}
@@ -174,8 +174,8 @@ func (inf *Inflation) setNumbers(width int64, dense bool) (shared bool, err erro
 	return !sharedOwn && (ofExperts || sharedCount), nil
 }
 
-// pad plans how t grows, and reports whether it does.
-func (inf *Inflation) pad(t *gguf.Tensor, width int64, shared bool) (bool, error) {
+// planPadding plans how t grows, and reports whether it does.
+func (inf *Inflation) planPadding(t *gguf.Tensor, width int64, shared bool) (bool, error) {
 	rest, ok := strings.CutPrefix(t.Component(), "ffn_")
 	if !ok {
 		return false, nil

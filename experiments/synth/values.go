@@ -122,7 +122,7 @@ func newSampler() *sampler {
 
 	nonzero := 0
 	for i := range 256 {
-		five, four := evenly(i, 243), evenly(i, 81)
+		five, four := spreadEvenly(i, 243), spreadEvenly(i, 81)
 		// A fraction of 3^5 becomes one of 256, rounded up.
 		s.five[i], s.four[i] = byte((five*256+242)/243), byte((3*four*256+242)/243)
 		for range 5 {
@@ -151,9 +151,9 @@ func newSampler() *sampler {
 	return s
 }
 
-// evenly maps 256 bytes to n codes, an odd number, that are about equally frequent. Codes c and
+// spreadEvenly maps 256 bytes to n codes, an odd number, that are about equally frequent. Codes c and
 // n-1-c, whose trits have opposite signs, are exactly equally frequent.
-func evenly(b, n int) int {
+func spreadEvenly(b, n int) int {
 	if b < 256/n*n {
 		return b % n
 	}

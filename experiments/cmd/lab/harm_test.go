@@ -85,7 +85,7 @@ func TestHarm(t *testing.T) {
 				t.Fatalf("%v: %s", err, data)
 			}
 			for _, run := range r.Runs {
-				if killed := run.Helped && name == "harm"; run.Outcome.Lost() != killed || !run.TextSame ||
+				if killed := run.Helped && name == "harm"; run.Outcome.IsLost() != killed || !run.TextSame ||
 					run.PagesLeft > 0 {
 					t.Errorf("%+v", run)
 				}

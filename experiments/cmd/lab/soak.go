@@ -30,7 +30,7 @@ type soakOptions struct {
 	size    int64  // of the model that is made if none is given
 	server  string // a llama-server that is run instead of llamarun
 	// ask is the address of a llama-server. If it is given, this process only asks the server, as
-	// soak.Ask does.
+	// soak.PrintAnswers does.
 	ask    string
 	driver llama.Options
 }
@@ -160,7 +160,7 @@ func (o *soakOptions) askServer(ctx context.Context, w io.Writer) error {
 		}
 		stop()
 	}()
-	if err := soak.Ask(ctx, o.ask, o.driver.Prompt, o.driver.Tokens, w); err != nil {
+	if err := soak.PrintAnswers(ctx, o.ask, o.driver.Prompt, o.driver.Tokens, w); err != nil {
 		return err
 	}
 	return syscall.Kill(server, syscall.SIGTERM)
