@@ -22,7 +22,7 @@ func TestReport(t *testing.T) {
 	}
 	r.Runs, r.Interrupted = append(r.Runs, Run{Name: "b", Account: a, Wrong: "hits"}), true
 	if err := r.Err(); err == nil || !strings.Contains(err.Error(), "1 of 2 runs do not hold; b: hits") {
-		t.Errorf("%v", err)
+		t.Errorf("%v, want that 1 of 2 runs does not hold", err)
 	}
 	if err := r.WriteText(&out); err != nil || !strings.Contains(out.String(), "NO") ||
 		!strings.Contains(out.String(), "INTERRUPTED") {
@@ -42,10 +42,10 @@ func TestLoss(t *testing.T) {
 	}{{0, 999, "", "nothing was lost"}, {3, 999, "3 events", ""}, {0, 500, "only 500", "nothing was lost"}} {
 		a := account(test.lost, test.rate)
 		if got := c.checkNothingLost(a); (got == "") != (test.none == "") || !strings.Contains(got, test.none) {
-			t.Errorf("%+v: %q", test, got)
+			t.Errorf("%+v: %q, want %q", test, got, test.none)
 		}
 		if got := checkSomethingLost(a); (got == "") != (test.loss == "") || !strings.Contains(got, test.loss) {
-			t.Errorf("%+v: %q", test, got)
+			t.Errorf("%+v: %q, want %q", test, got, test.loss)
 		}
 	}
 }

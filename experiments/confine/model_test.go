@@ -91,12 +91,12 @@ func TestDrop(t *testing.T) {
 	}
 	defer unix.Munmap(mapping)
 	if err := m.Drop(t.Context()); !errors.Is(err, ErrStillCached) {
-		t.Errorf("mapped by another: %v", err)
+		t.Errorf("mapped by another: %v, want ErrStillCached", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := m.Drop(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("drop, cancelled: %v", err)
+		t.Errorf("drop, cancelled: %v, want context.Canceled", err)
 	}
 }
 
@@ -137,6 +137,6 @@ func TestOnDisk(t *testing.T) {
 	}
 	defer m.Close()
 	if err := m.OnDisk(); !errors.Is(err, ErrInMemory) {
-		t.Errorf("on tmpfs: %v", err)
+		t.Errorf("on tmpfs: %v, want ErrInMemory", err)
 	}
 }

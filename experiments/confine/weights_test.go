@@ -118,7 +118,7 @@ func TestRoutes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if w.Routes == nil {
-		t.Fatalf("%+v", w)
+		t.Fatalf("%+v, want routes", w)
 	}
 	chosen := int64(0)
 	for _, l := range w.Routes.Layers {

@@ -76,7 +76,7 @@ func TestItself(t *testing.T) {
 					{Name: "other", Path: llamatest.Model(t, other), BytesPerWeight: 0.5}},
 				Progress: func(d, total int) {
 					if d != calls || total != 6 {
-						t.Errorf("call %d: %d of %d done", calls, d, total)
+						t.Errorf("call %d: %d of %d done, want all calls of 6", calls, d, total)
 					}
 					done, calls = d, calls+1
 				}})
@@ -102,7 +102,7 @@ func TestItself(t *testing.T) {
 				}
 			}
 			if left, err := os.ReadDir(os.Getenv("TMPDIR")); len(left) > 0 || err != nil {
-				t.Errorf("left %v, %v", left, err)
+				t.Errorf("left %v, %v; want nothing", left, err)
 			}
 		})
 	}
@@ -158,7 +158,7 @@ func TestFails(t *testing.T) {
 				t.Errorf("error is %v, want %v %q", err, c.is, c.message)
 			}
 			if left, err := os.ReadDir(os.Getenv("TMPDIR")); len(left) > 0 || err != nil {
-				t.Errorf("left %v, %v", left, err)
+				t.Errorf("left %v, %v; want nothing", left, err)
 			}
 		})
 	}
@@ -252,7 +252,7 @@ func TestTrained(t *testing.T) {
 	}
 	if q8, q4 := r.Rows[2].BytesPerWeight, r.Rows[4].BytesPerWeight; math.Abs(q8-34.0/32) > 0.01 ||
 		math.Abs(q4-0.59) > 0.02 {
-		t.Errorf("q8_0 has %g bytes per weight, q4_k_m %g", q8, q4)
+		t.Errorf("q8_0 has %g bytes per weight, q4_k_m %g; want 1.0625 and 0.59", q8, q4)
 	}
 }
 

@@ -80,7 +80,7 @@ func TestSmall(t *testing.T) {
 			t.Errorf("changes of %g: KL %g, want %g", size, r.kl, want)
 		}
 		if r := mustCompare(t, p, p, 0); r.kl != 0 || !r.sameTop || r.nllP != r.nllQ {
-			t.Errorf("with itself: %+v", r)
+			t.Errorf("with itself: %+v, want no divergence", r)
 		}
 	}
 }
@@ -90,11 +90,11 @@ func TestRange(t *testing.T) {
 	r := mustCompare(t, []float32{math.MaxFloat32, -math.MaxFloat32, 0},
 		[]float32{math.MaxFloat32, 0, -math.MaxFloat32}, 0)
 	if r.kl != 0 || r.nllP != 0 || r.nllQ != 0 {
-		t.Errorf("%+v", r)
+		t.Errorf("%+v, want zeros", r)
 	}
 	if r := mustCompare(t, []float32{1e30, 0}, []float32{0, 1e30}, 0); !near(r.kl, 1e30, 1e-6) ||
 		!near(r.nllQ, 1e30, 1e-6) || r.sameTop {
-		t.Errorf("%+v", r)
+		t.Errorf("%+v, want a divergence of 1e30", r)
 	}
 	inf, nan := float32(math.Inf(1)), float32(math.NaN())
 	for _, bad := range []float32{inf, -inf, nan} {
@@ -107,7 +107,7 @@ func TestRange(t *testing.T) {
 				_, both := compare(broken, broken, target, make([]float64, 3))
 				for _, err := range []error{first, second, both} {
 					if !errors.Is(err, errNotFinite) {
-						t.Errorf("logit %d is %v: %v", i, bad, err)
+						t.Errorf("logit %d is %v: %v, want errNotFinite", i, bad, err)
 					}
 				}
 			}

@@ -50,7 +50,7 @@ func checkNothingLeft() error {
 	for _, file := range root.ProcsFiles() {
 		left, err := filepath.Glob(filepath.Join(filepath.Dir(file), fmt.Sprintf("tensorcast-harm-%d-*", os.Getpid())))
 		if err != nil || len(left) > 0 {
-			return fmt.Errorf("control groups are left: %v, %v", left, err)
+			return fmt.Errorf("control groups are left: %v, %v; want none", left, err)
 		}
 	}
 	all, err := procfs.AllProcs()
@@ -248,7 +248,8 @@ func TestHarmless(t *testing.T) {
 		t.Error(harm)
 	}
 	if r.Own <= 0 || r.Own > 8<<20 || r.Text != strings.Repeat("a", all) || len(r.Rows) != 9 || len(r.Runs) != 2*9-3 {
-		t.Errorf("own memory %d, text %q, %d rows, %d runs", r.Own, r.Text, len(r.Rows), len(r.Runs))
+		t.Errorf("own memory %d, text %q, %d rows, %d runs; want a few MB, 30 tokens, 9 rows and 15 runs", r.Own,
+			r.Text, len(r.Rows), len(r.Runs))
 	}
 	for _, run := range r.Runs {
 		want, tokens := Finished, all
@@ -261,7 +262,7 @@ func TestHarmless(t *testing.T) {
 			t.Errorf("%+v", run)
 		}
 		if x := 0.85; run.Limit != (int64(x*modelBytes)+r.Own)&^4095 {
-			t.Errorf("limit %d, own memory %d", run.Limit, r.Own)
+			t.Errorf("limit %d, want 0.85 of the model beside the own memory of %d", run.Limit, r.Own)
 		}
 		status := "signal: terminated"
 		if run.Scene == "kill-helper" {
@@ -317,7 +318,7 @@ func TestMoved(t *testing.T) {
 		for _, name := range []string{"memory.usage_in_bytes", "memory.current"} { // of either version
 			series, err := filepath.Glob(filepath.Join(cfg.Dir, "tensorcast-harm-*"))
 			if err != nil || len(series) != 1 {
-				t.Errorf("the directory of the series: %q, %v", series, err)
+				t.Errorf("the directory of the series: %q, %v; want one", series, err)
 				return
 			}
 			files, err := filepath.Glob(filepath.Join(root.Dir(), filepath.Base(series[0])+"-[12]", name))
@@ -344,7 +345,8 @@ func TestMoved(t *testing.T) {
 		t.Errorf("groups:\n%s", output)
 	}
 	if len(usage) != 2 || usage[0] < modelBytes/2 || usage[1] < modelBytes/2 {
-		t.Errorf("%d bytes are charged to the groups with the limit", usage)
+		t.Errorf("%d bytes are charged to the groups with the limit, want half of the model or more in each of 2",
+			usage)
 	}
 }
 
@@ -360,7 +362,7 @@ func TestLeftovers(t *testing.T) {
 			t.Fatalf("%d bytes, processes %q", run.PagesLeft, run.ProcessesLeft)
 		}
 		if !run.Helped && (run.PagesLeft != 0 || run.ProcessesLeft != nil) {
-			t.Errorf("without: %d bytes, processes %q", run.PagesLeft, run.ProcessesLeft)
+			t.Errorf("without the helper: %d bytes, processes %q; want nothing left", run.PagesLeft, run.ProcessesLeft)
 		}
 		if run.Outcome != Finished {
 			t.Errorf("%+v", run)
@@ -387,12 +389,13 @@ func TestLeftovers(t *testing.T) {
 func TestLauncher(t *testing.T) {
 	const all = 20
 	helper := `sh -c 'touch {other}; "$@" & trap "kill $!" TERM; wait $!; s=$?; rm -f {other}; exit $s' launcher {target}`
-	cfg := known(t, helper, "instant:12MB", "none", "kill-helper", "term-helper", "stop-helper", "stop-target", "kill-target")
+	cfg := known(t, helper, "instant:12MB", "none", "kill-helper", "term-helper", "stop-helper", "stop-target",
+		"kill-target")
 	cfg.longer(all)
 	cfg.OtherText, cfg.HelpedOnly = true, true
 	r := measure(t, cfg)
 	if harm := r.Harm(); harm != "" || len(r.Runs) != 7 {
-		t.Errorf("%d runs: %s", len(r.Runs), harm)
+		t.Errorf("%d runs: %s; want 7 without harm", len(r.Runs), harm)
 	}
 	for _, run := range r.Runs {
 		want, tokens := Finished, all
@@ -407,7 +410,7 @@ func TestLauncher(t *testing.T) {
 	}
 	cfg.Scenes = []Scene{{text: "moved", kind: moved}}
 	if _, err := Measure(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "moved") {
-		t.Errorf("a launcher's target is not moved: %v", err)
+		t.Errorf("a launcher and the scene moved: %v, want an error", err)
 	}
 }
 
@@ -483,7 +486,7 @@ func TestParallel(t *testing.T) {
 	}
 	r := measure(t, cfg)
 	if r.Harm() != "" || len(r.Runs) != 8 || len(models) != 2 {
-		t.Errorf("%s; %d runs, models %v", r.Harm(), len(r.Runs), models)
+		t.Errorf("%s; %d runs, models %v; want no harm, 8 runs and 2 models", r.Harm(), len(r.Runs), models)
 	}
 	for _, run := range r.Runs {
 		if run.Outcome != Finished || run.TokS != 0 {

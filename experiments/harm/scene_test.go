@@ -34,12 +34,12 @@ func TestParseScenes(t *testing.T) {
 		"limit:0", "limit:NaN", "limit:-1", "limit:101", "limit", "kill-helper:9"} {
 		if got, err := ParseScenes([]string{text}); err == nil ||
 			!strings.Contains(err.Error(), "want one of hogs") || strings.Contains(err.Error(), "\n") {
-			t.Errorf("%q: %+v, %v", text, got, err)
+			t.Errorf("%q: %+v, %v; want an error of one line that lists the forms", text, got, err)
 		}
 	}
 	all, err := ParseScenes([]string{"all", "none", "limit:0.5"})
 	if err != nil || len(all) != 14 { // 8 and 7, of which one is in both sets
-		t.Errorf("%d scenes, %v: %v", len(all), err, all)
+		t.Errorf("%d scenes, want 14 (%v): %v", len(all), err, all)
 	}
 	for _, f := range Forms {
 		if _, err := ParseScenes([]string{f[0]}); err != nil {
@@ -60,12 +60,12 @@ func TestMoment(t *testing.T) {
 			t.Error("the two runs of a pair differ")
 		}
 		if m.Token < 5 || m.Token > 12 || m.Fraction < 0 || m.Fraction >= 1 {
-			t.Errorf("%+v", m)
+			t.Errorf("%+v, want token 5 to 12 and a fraction below 1", m)
 		}
 		seen[m.Token] = true
 	}
 	if len(seen) != 8 {
-		t.Errorf("tokens %v", seen)
+		t.Errorf("tokens %v, want 8 different ones", seen)
 	}
 	if (&series{cfg: Config{Settle: 5, Tokens: 20, Seed: 8}}).moment(spec{scene, 0.5, 0,
 		true}) == s.moment(spec{scene, 0.5, 0, true}) {
@@ -92,7 +92,7 @@ func TestHogTakesWhatIsSaid(t *testing.T) {
 			t.Fatal(err)
 		}
 		if usage, err := group.Usage(); err != nil || usage > 1<<20 {
-			t.Errorf("%s: %d bytes before, %v", scene, usage, err)
+			t.Errorf("%s: %d bytes before, %v; want 1 MiB at most", scene, usage, err)
 		}
 		acted := make(chan error, 1)
 		start := time.Now()
@@ -106,7 +106,7 @@ func TestHogTakesWhatIsSaid(t *testing.T) {
 			}
 		}
 		if scene.rate > 0 && time.Since(start) < 240*time.Millisecond { // a quarter of a second, less one step
-			t.Errorf("%s: it took %v", scene, time.Since(start))
+			t.Errorf("%s: it took %v, want 240 ms or more", scene, time.Since(start))
 		}
 		if procs, err := group.Procs(); usage < want || usage > want+int64(scene.hogs+1)<<20 || err != nil ||
 			len(procs) != scene.hogs {
@@ -117,7 +117,7 @@ func TestHogTakesWhatIsSaid(t *testing.T) {
 			t.Errorf("%s: %v, %d killed", scene, err, a.killed)
 		}
 		if procs, err := group.Procs(); err != nil || len(procs) > 0 {
-			t.Errorf("%s: %d processes are left, %v", scene, len(procs), err)
+			t.Errorf("%s: %d processes are left, %v; want none", scene, len(procs), err)
 		}
 		if err := group.Remove(); err != nil {
 			t.Error(err)
@@ -158,7 +158,7 @@ func TestLimitComesBack(t *testing.T) {
 			t.Errorf("%s: %v, refused %v", scene, err, a.refused)
 		}
 		if limit, ok, err := group.Limit(); limit != bytes || !ok || err != nil {
-			t.Errorf("%s: the limit is %d afterwards, %v, %v", scene, limit, ok, err)
+			t.Errorf("%s: the limit is %d afterwards, %v, %v; want %d", scene, limit, ok, err, bytes)
 		}
 	}
 }

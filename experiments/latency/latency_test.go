@@ -234,7 +234,7 @@ func TestPlanted(t *testing.T) {
 	if r.Choices != choices || r.Read != read || r.Queued.N != read || r.Issued.N != read ||
 		r.Queued.Median < float64(delay.Microseconds()) || r.Issued.Max < r.Issued.P99 ||
 		r.Issued.P99 < r.Issued.Median {
-		t.Errorf("report %+v", r)
+		t.Errorf("report %+v, want all choices, and times in order", r)
 	}
 	if err := m.Close(); err != nil {
 		t.Error(err)
@@ -255,7 +255,7 @@ func TestReport(t *testing.T) {
 	}
 	// The time of 0 was not seen.
 	if w := r.Issued; w.N != 100 || math.Abs(w.Median-101) > 1e-9 || w.Max != 200 {
-		t.Errorf("issued %+v", w)
+		t.Errorf("issued %+v, want 100 values, a median of 101 and a maximum of 200", w)
 	}
 	var text strings.Builder
 	if err := r.WriteText(&text); err != nil ||

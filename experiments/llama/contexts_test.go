@@ -87,13 +87,13 @@ func TestParallel(t *testing.T) {
 		}
 		for s, g := range all {
 			if g.Sequence != s || len(g.Tokens) != n {
-				t.Errorf("sequence %d: %+v", s, g)
+				t.Errorf("sequence %d: %+v, want %d tokens", s, g, n)
 			}
 			// A batch rounds otherwise than a single token may, so later tokens need not be the
 			// same. The first token follows from the same prompt.
 			if one := run(t, in, llama.Options{Model: path, Prompt: prompts[s], Tokens: 1, Threads: 1,
 				NoRepack: true}); one.Tokens[0] != g.Tokens[0] {
-				t.Errorf("sequence %d begins with %d, alone with %d", s, g.Tokens[0], one.Tokens[0])
+				t.Errorf("sequence %d begins with %d, want %d as alone", s, g.Tokens[0], one.Tokens[0])
 			}
 		}
 		decodes := map[int]bool{}
@@ -148,7 +148,7 @@ func TestCountOps(t *testing.T) {
 	o := llama.Options{Model: path, Prompt: "x", Tokens: 2, Threads: 1}
 	plain := run(t, in, o)
 	if plain.Nodes != 0 || plain.Ops != nil {
-		t.Errorf("counted unasked: %d, %v", plain.Nodes, plain.Ops)
+		t.Errorf("counted unasked: %d, %v; want nothing", plain.Nodes, plain.Ops)
 	}
 	o.CountOps = true
 	var nodes []int64
@@ -160,10 +160,10 @@ func TestCountOps(t *testing.T) {
 			sum += n
 		}
 		if sum != r.Nodes || r.Ops["MUL_MAT_ID"] != int64(3*moe.Layers*(2+tokens)) {
-			t.Errorf("%d nodes, by op %v", r.Nodes, r.Ops)
+			t.Errorf("%d nodes, by op %v; want their sum", r.Nodes, r.Ops)
 		}
 		if tokens == 2 && !slices.Equal(r.Tokens, plain.Tokens) {
-			t.Errorf("counted %v, else %v", r.Tokens, plain.Tokens)
+			t.Errorf("tokens with counting %v, want %v", r.Tokens, plain.Tokens)
 		}
 		nodes = append(nodes, r.Nodes)
 	}
@@ -217,7 +217,7 @@ func TestStream(t *testing.T) {
 		}
 	}
 	if _, err := s.Next(); err != io.EOF {
-		t.Errorf("after the last token: %v", err)
+		t.Errorf("after the last token: %v, want io.EOF", err)
 	}
 	if s.Run.Nodes != want.Nodes || !maps.Equal(s.Run.Ops, want.Ops) {
 		t.Errorf("counts %d %v, want %d %v", s.Run.Nodes, s.Run.Ops, want.Nodes, want.Ops)
@@ -226,7 +226,7 @@ func TestStream(t *testing.T) {
 
 func TestStreamBroken(t *testing.T) {
 	if _, err := llama.NewStream(strings.NewReader("")); !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("an empty stream: %v", err)
+		t.Errorf("an empty stream: %v, want io.ErrUnexpectedEOF", err)
 	}
 	s, err := llama.NewStream(strings.NewReader("{}\n{\"token\":1}\n{\"token\""))
 	if err != nil {
@@ -236,6 +236,6 @@ func TestStreamBroken(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := s.Next(); err == nil || !strings.Contains(err.Error(), "line 3") {
-		t.Errorf("a line cut short: %v", err)
+		t.Errorf("a line cut short: %v, want an error at line 3", err)
 	}
 }

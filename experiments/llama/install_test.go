@@ -117,7 +117,7 @@ func TestInstallUnpacksOnlyKnownPlaces(t *testing.T) {
 		t.Errorf("cache has %v, want %v", got, want)
 	}
 	if out, err := os.ReadFile(filepath.Join(in.Dir, "libggml-base.so")); err != nil || string(out) != "base" {
-		t.Errorf("libggml-base.so is %q, %v", out, err)
+		t.Errorf("libggml-base.so is %q, %v; want base", out, err)
 	}
 
 	// The second time takes all from the cache: it needs neither npm nor gcc.
@@ -185,10 +185,10 @@ func TestInstallFails(t *testing.T) {
 			cache := t.TempDir()
 			in, err := install(t.Context(), cache, "", p)
 			if err == nil {
-				t.Fatalf("installed %v", in)
+				t.Fatalf("installed %v, want an error", in)
 			}
 			if c.is != nil && !errors.Is(err, c.is) {
-				t.Errorf("error %q is not %q", err, c.is)
+				t.Errorf("error %q, want %q", err, c.is)
 			}
 			if !strings.Contains(err.Error(), c.message) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("error is %q, want one line with %q", err, c.message)
@@ -271,10 +271,10 @@ func TestMakeDirOnce(t *testing.T) {
 	}
 	wg.Wait()
 	if n := filled.Load(); n != 1 {
-		t.Errorf("filled %d times", n)
+		t.Errorf("filled %d times, want once", n)
 	}
 	if got := tree(t, parent); !slices.Equal(got, []string{".lock", "x/f"}) {
-		t.Errorf("left %v", got)
+		t.Errorf("left %v, want the lock and the file", got)
 	}
 	if _, err := os.Stat(filepath.Join(parent, newPrefix+"killed")); err == nil {
 		t.Error("what a killed process left is still there")
@@ -311,7 +311,7 @@ func TestCacheDir(t *testing.T) {
 	home := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", home)
 	if got, err := cacheDir(); err != nil || got != filepath.Join(home, "tensorcast", "llama") {
-		t.Errorf("in the user's cache: %q, %v", got, err)
+		t.Errorf("in the user's cache: %q, %v; want a directory in the home", got, err)
 	}
 
 	// There is neither home nor cache, so a private directory among the temporary ones is used.
@@ -321,20 +321,20 @@ func TestCacheDir(t *testing.T) {
 	t.Setenv("HOME", "")
 	got, err := cacheDir()
 	if err != nil || !strings.HasPrefix(got, tmp) {
-		t.Fatalf("without a home: %q, %v", got, err)
+		t.Fatalf("without a home: %q, %v; want a directory below %s", got, err, tmp)
 	}
 	// A directory that someone else could write to is refused.
 	if err := os.Chmod(filepath.Dir(got), 0o777); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := cacheDir(); err == nil {
-		t.Errorf("took %s, which all can write to", got)
+		t.Errorf("took %s, which all can write to; want an error", got)
 	}
 	if err := errors.Join(os.RemoveAll(filepath.Dir(got)), os.Symlink(home, filepath.Dir(got))); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := cacheDir(); err == nil {
-		t.Errorf("took %s, behind a symbolic link", got)
+		t.Errorf("took %s, behind a symbolic link; want an error", got)
 	}
 }
 
@@ -344,13 +344,13 @@ func TestPrebuiltFor(t *testing.T) {
 	for arch, want := range map[string]string{"amd64": "linux-x64", "arm64": "linux-arm64"} {
 		if p := prebuiltFor(arch); p.arch != arch || !strings.HasSuffix(p.name, "/"+want) ||
 			!strings.HasSuffix(p.libs, "/"+want) || !strings.HasPrefix(p.integrity, "sha512-") {
-			t.Errorf("%s: %+v", arch, p)
+			t.Errorf("%s: %+v, want names that end in %s", arch, p, want)
 		}
 	}
 	p := prebuiltFor("riscv64")
 	p.arch = "another" // wherever this runs
 	if err := p.unpackTo(t.Context(), t.TempDir()); !errors.Is(err, ErrUnavailable) ||
 		!strings.Contains(err.Error(), "linux/another") {
-		t.Errorf("%v", err)
+		t.Errorf("%v, want ErrUnavailable for linux/another", err)
 	}
 }

@@ -77,7 +77,7 @@ func TestRepeatIsIdentical(t *testing.T) {
 		}
 		for i, g := range all {
 			if !slices.Equal(g.Tokens, r.Tokens) || g.Text != r.Text {
-				t.Errorf("generation %d: %v %q, the first: %v %q", i, g.Tokens, g.Text, r.Tokens, r.Text)
+				t.Errorf("generation %d: %v %q, want the first's %v %q", i, g.Tokens, g.Text, r.Tokens, r.Text)
 			}
 			if len(g.Tokens) != n || len(g.TokenMs) != n || g.TokS <= 0 || g.PromptMs <= 0 {
 				t.Errorf("generation %d: %+v, want %d tokens with their times", i, g, n)
@@ -86,7 +86,7 @@ func TestRepeatIsIdentical(t *testing.T) {
 		// Without the callback the tokens are the same: watching does not change what is computed.
 		watched, _ := runOps(t, in, llama.Options{Model: path, Prompt: "Once upon a time", Tokens: n, Threads: 1})
 		if !slices.Equal(watched.Tokens, r.Tokens) {
-			t.Errorf("with --ops %v, without %v", watched.Tokens, r.Tokens)
+			t.Errorf("with --ops %v, want %v as without", watched.Tokens, r.Tokens)
 		}
 	})
 }
@@ -151,7 +151,7 @@ func TestOps(t *testing.T) {
 				t.Fatalf("%+v: the file has no such tensor", op)
 			}
 			if op.Offset != tensor.Offset || op.File != path {
-				t.Errorf("%s: at %d of %s, the file has it at %d of %s", op.Tensor, op.Offset, op.File,
+				t.Errorf("%s: at %d of %s, want %d of %s as in the file", op.Tensor, op.Offset, op.File,
 					tensor.Offset, path)
 			}
 			switch op.Op {
@@ -205,7 +205,7 @@ func TestOps(t *testing.T) {
 		}
 		for decode, names := range read {
 			if len(names) != len(file.Tensors) { // no name is unknown, see above
-				t.Errorf("decode %d reads %d of %d tensors", decode, len(names), len(file.Tensors))
+				t.Errorf("decode %d reads %d tensors, want all %d", decode, len(names), len(file.Tensors))
 			}
 		}
 		layers := 0
@@ -268,7 +268,7 @@ func TestLastExperts(t *testing.T) {
 			t.Fatalf("%q has %d tokens, want %d", text, longer.PromptTokens, r.PromptTokens+1)
 		}
 		if got := experts(ops, 0); !slices.Equal(got, alone) {
-			t.Errorf("%q: last token's experts %v, alone %v", text, got, alone)
+			t.Errorf("%q: last token's experts %v, want %v as alone", text, got, alone)
 		}
 	}
 }
@@ -378,7 +378,7 @@ func TestDriverFails(t *testing.T) {
 				t.Errorf("exit code %d, message %q; want %d and one line with %q", code, run.Message, c.code, c.message)
 			}
 			if left, _ := filepath.Glob(filepath.Join(dir, "*.tmp")); left != nil {
-				t.Errorf("left %v", left)
+				t.Errorf("left %v, want nothing", left)
 			}
 		})
 	}
@@ -405,7 +405,7 @@ func TestOutput(t *testing.T) {
 			t.Fatal(err)
 		}
 		if r.PromptTokens < len(prompt) { // one token per byte, and BOS
-			t.Errorf("%q: %d prompt tokens", prompt, r.PromptTokens)
+			t.Errorf("%q: %d prompt tokens, want at least one for each byte", prompt, r.PromptTokens)
 		}
 		if r.Lib != in.Dir && !sameFile(t, r.Lib, in.Dir) {
 			t.Errorf("libraries from %s, want %s", r.Lib, in.Dir)
@@ -483,7 +483,7 @@ func TestUsersLlama(t *testing.T) {
 	}
 	o := llama.Options{Model: llamatest.Model(t, dense), Prompt: "x", Tokens: 3, Threads: 1}
 	if a, b := run(t, in, o), run(t, user, o); !slices.Equal(a.Tokens, b.Tokens) {
-		t.Errorf("tokens %v, from the user's directory %v", a.Tokens, b.Tokens)
+		t.Errorf("tokens %v, from the user's directory %v; want the same", a.Tokens, b.Tokens)
 	}
 }
 
@@ -514,6 +514,6 @@ func TestMark(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	if marks, err := io.ReadAll(r); string(marks) != "btttbttt" || err != nil {
-		t.Errorf("marks %q, %v", marks, err)
+		t.Errorf("marks %q, %v; want btttbttt", marks, err)
 	}
 }

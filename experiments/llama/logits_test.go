@@ -89,12 +89,12 @@ func TestLogits(t *testing.T) {
 			g := run(t, in, llama.Options{Model: model, Prompt: logitsText[k*ctx : k*ctx+i], Tokens: 1, Threads: 1,
 				Warmup: "none"})
 			if got := argmax(logits); got != g.Tokens[0] {
-				t.Errorf("chunk %d, position %d: predicts %d, after the same as a prompt %d", k, i, got, g.Tokens[0])
+				t.Errorf("chunk %d, position %d: predicts %d, want %d as after the same prompt", k, i, got, g.Tokens[0])
 			}
 		}
 	}
 	if _, _, err := l.Next(); err != io.EOF {
-		t.Errorf("after the last prediction: %v", err)
+		t.Errorf("after the last prediction: %v, want io.EOF", err)
 	}
 
 	// A pipe gets the same as a file, and with fewer chunks it gets the first ones.
@@ -138,22 +138,22 @@ func TestScoreFails(t *testing.T) {
 	}
 	if _, err := in.Score(t.Context(), o,
 		func(l *llama.Logits) error { return errors.Join(first(l), ours) }); !errors.Is(err, ours) {
-		t.Errorf("a reader that fails: %v", err)
+		t.Errorf("a reader that fails: %v, want its error", err)
 	}
 	if _, err := in.Score(t.Context(), o,
 		func(l *llama.Logits) error { return io.ErrUnexpectedEOF }); err != io.ErrUnexpectedEOF {
-		t.Errorf("a reader that meets the end of something else: %v", err)
+		t.Errorf("a reader that meets the end of something else: %v, want io.ErrUnexpectedEOF", err)
 	}
 	if _, err := in.Score(ctx, o,
 		func(l *llama.Logits) error { cancel(ours); _, _, err := l.Next(); return err }); !errors.Is(err, ours) {
-		t.Errorf("cancelled: %v", err)
+		t.Errorf("cancelled: %v, want the cause", err)
 	}
 	if _, err := in.Score(t.Context(), o, first); !errors.As(err, &run) {
-		t.Errorf("a reader that stops: %v", err)
+		t.Errorf("a reader that stops: %v, want a *RunError", err)
 	}
 	o.TextFile = writeText(t, "short")
 	if _, err := in.Score(t.Context(), o, first); !errors.As(err, &run) || !strings.Contains(run.Message, "too few") {
-		t.Errorf("a driver that fails: %v", err)
+		t.Errorf("a driver that fails: %v, want its message", err)
 	}
 }
 
@@ -205,7 +205,7 @@ func TestLogitsFail(t *testing.T) {
 					c.code, c.message)
 			}
 			if left, err := os.ReadDir(dir); len(left) > 0 || err != nil {
-				t.Errorf("left %v, %v", left, err)
+				t.Errorf("left %v, %v; want nothing", left, err)
 			}
 		})
 	}
@@ -228,11 +228,11 @@ func TestReadLogits(t *testing.T) {
 	}
 	for range 3 {
 		if target, logits, err := l.Next(); target != 1 || !slices.Equal(logits, []float32{1, -2}) || err != nil {
-			t.Fatalf("%d, %v, %v", target, logits, err)
+			t.Fatalf("%d, %v, %v; want token 1 with the logits 1 and -2", target, logits, err)
 		}
 	}
 	if _, _, err := l.Next(); err != io.EOF {
-		t.Errorf("at the end: %v", err)
+		t.Errorf("at the end: %v, want io.EOF", err)
 	}
 	for n := range whole {
 		l, err := llama.NewLogits(bytes.NewReader(whole[:n]))
@@ -240,14 +240,14 @@ func TestReadLogits(t *testing.T) {
 			_, _, err = l.Next()
 		}
 		if !errors.Is(err, io.ErrUnexpectedEOF) {
-			t.Errorf("cut to %d bytes: %v", n, err)
+			t.Errorf("cut to %d bytes: %v, want io.ErrUnexpectedEOF", n, err)
 		}
 	}
 	for at, value := range map[int]byte{0: 'X', 8: 0, 11: 0xff, 12: 3, 16: 0, 20: 0} {
 		broken := bytes.Clone(whole)
 		broken[at] = value
 		if _, err := llama.NewLogits(bytes.NewReader(broken)); err == nil || errors.Is(err, io.ErrUnexpectedEOF) {
-			t.Errorf("byte %d is %d: %v", at, value, err)
+			t.Errorf("byte %d is %d: %v, want an error of the header", at, value, err)
 		}
 	}
 	whole[24] = 2 // a token that the vocabulary does not have

@@ -48,7 +48,7 @@ func TestCompare(t *testing.T) {
 	steps := 0
 	r, err := Compare(t.Context(), in, c, func(done, total int) {
 		if steps++; done != steps || total != 6 {
-			t.Errorf("%d of %d after %d", done, total, steps)
+			t.Errorf("%d of %d after %d; want 6 in all", done, total, steps)
 		}
 	})
 	if err != nil || len(r.Runs) != 6 || len(r.Results) != 3 || r.Interrupted || steps != 6 {
@@ -65,10 +65,10 @@ func TestCompare(t *testing.T) {
 		}
 	}
 	if len(first) != 2 {
-		t.Errorf("each turn begins with the same: %v", first)
+		t.Errorf("turns begin with %v, want two variants", first)
 	}
 	if r.Device.Tokens == 0 || r.Device.Failed != 0 {
-		t.Errorf("the device: %+v", r.Device)
+		t.Errorf("the device: %+v, want tokens and no failure", r.Device)
 	}
 	batches := c
 	batches.Batches, batches.Streams, batches.Guess, batches.Turns, batches.Tokens = []int{1, 3}, []int{1, 2}, 4, 1, 20
@@ -94,12 +94,12 @@ func TestCompare(t *testing.T) {
 	t.Setenv("TFMBS_DEVICE", "/nowhere")
 	if r, err := Compare(t.Context(), in, c, func(int, int) {}); err == nil ||
 		!strings.Contains(err.Error(), "there is no device") || !r.Interrupted || len(r.Runs) != 0 {
-		t.Errorf("no device: %+v, %v", r, err)
+		t.Errorf("no device: %+v, %v; want an error that says so", r, err)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := Compare(ended, in, c, func(int, int) {}); !errors.Is(err, context.Canceled) {
-		t.Errorf("an ended context: %v", err)
+		t.Errorf("an ended context: %v, want context.Canceled", err)
 	}
 }
 
@@ -111,7 +111,7 @@ func TestTogether(t *testing.T) {
 	}
 	all := []llama.Generation{context(10, 10), context(10, 10), context(40, 10), context(40, 10)}
 	if got := combinedSpeed(all); math.Abs(got-200) > 1e-9 || slowestPrompt(all) != 40 {
-		t.Errorf("%v tokens/s, the slowest prompt %v ms", got, slowestPrompt(all))
+		t.Errorf("%v tokens/s, the slowest prompt %v ms; want 200 and 40", got, slowestPrompt(all))
 	}
 }
 

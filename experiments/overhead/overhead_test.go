@@ -144,7 +144,7 @@ func TestMeasurePlanted(t *testing.T) {
 				}
 			}
 			if steps == 0 || r.Run.Threads != 2 {
-				t.Errorf("%d steps, %+v", steps, r.Run)
+				t.Errorf("%d steps, %+v; want steps and 2 threads", steps, r.Run)
 			}
 		})
 	}
@@ -164,7 +164,7 @@ func TestMeasureFails(t *testing.T) {
 	for _, target := range []string{"/nonexistent", "true", "yes"} {
 		cfg := Config{Target: []string{target}, Pairs: 6, Observers: []Observer{{Name: "none"}}}
 		if _, err := Measure(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "target") {
-			t.Errorf("%s: %v", target, err)
+			t.Errorf("%s: %v, want an error of the target", target, err)
 		}
 	}
 }
@@ -199,7 +199,7 @@ func TestMeasureStops(t *testing.T) {
 		r, err := Measure(ctx, cfg)
 		if want == 0 {
 			if r != nil || !errors.Is(err, reason) {
-				t.Errorf("%v, %+v", err, r)
+				t.Errorf("%v, %+v; want the cause and no report", err, r)
 			}
 			continue
 		}
@@ -308,6 +308,6 @@ func TestProbes(t *testing.T) {
 		}
 	}
 	if n, err := countProbes(os.Getpid()); n != 0 || err != nil {
-		t.Errorf("%d probes in this process, %v", n, err)
+		t.Errorf("%d probes in this process, %v; want 0", n, err)
 	}
 }

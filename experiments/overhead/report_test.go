@@ -50,7 +50,7 @@ func TestPlantedOverhead(t *testing.T) {
 			t.Errorf("planted %v: %.1f %% of the intervals contain it, want about 95", planted, 100*share)
 		}
 		if mean := sum / series; math.Abs(mean-planted) > 0.001 {
-			t.Errorf("planted %v: estimated %v on average", planted, mean)
+			t.Errorf("the estimate is %[2]v on average, want the planted %[1]v", planted, mean)
 		}
 	}
 }

@@ -132,10 +132,10 @@ func TestDiskBandwidth(t *testing.T) {
 				t.Errorf("best %+v, want %+v", got.Best, best)
 			}
 			if onDisk < sum {
-				t.Errorf("%d bytes counted, of which %d came from a disk", sum, onDisk)
+				t.Errorf("%d bytes counted, of which %d came from a disk; want all", sum, onDisk)
 			}
 			if got.Queue == "" || got.Alignment < os.Getpagesize() {
-				t.Errorf("queue %q, alignment %d", got.Queue, got.Alignment)
+				t.Errorf("queue %q, alignment %d; want a name and at least a page", got.Queue, got.Alignment)
 			}
 		})
 	}
@@ -177,7 +177,7 @@ func TestScan(t *testing.T) {
 	}
 	// The next block size goes on where this one stopped.
 	if got := s.next(4096); got != (Extent{16384, 4096}) {
-		t.Errorf("then %+v", got)
+		t.Errorf("then %+v, want 4096 bytes at 16384", got)
 	}
 }
 
@@ -206,7 +206,7 @@ func TestFastest(t *testing.T) {
 		t.Errorf("%v, want %v", got, want)
 	}
 	if got := r.Fastest(9); len(got) != 4 {
-		t.Errorf("of four the best nine are %v", got)
+		t.Errorf("of four the best nine are %v, want all four", got)
 	}
 }
 
@@ -239,7 +239,7 @@ func TestDiskBandwidthErrors(t *testing.T) {
 		}
 	}
 	if _, err := DiskBandwidth(t.Context(), f.Name()+"-not", whole, DiskOptions{}); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("no file: %v", err)
+		t.Errorf("no file: %v, want ErrNotExist", err)
 	}
 
 	fifo := filepath.Join(t.TempDir(), "fifo")
@@ -248,14 +248,14 @@ func TestDiskBandwidthErrors(t *testing.T) {
 	}
 	if _, err := DiskBandwidth(t.Context(), fifo, whole, DiskOptions{}); err == nil ||
 		!strings.Contains(err.Error(), "regular file") {
-		t.Errorf("FIFO: %v", err)
+		t.Errorf("FIFO: %v, want an error that it is no regular file", err)
 	}
 
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := DiskBandwidth(ctx, f.Name(), whole, DiskOptions{PointTime: time.Hour}); !errors.Is(err,
 		context.Canceled) {
-		t.Errorf("cancelled: %v", err)
+		t.Errorf("cancelled: %v, want context.Canceled", err)
 	}
 }
 
@@ -277,6 +277,6 @@ func TestDiskBandwidthInMemory(t *testing.T) {
 	}
 	if _, err := DiskBandwidth(t.Context(), f.Name(), []Extent{{0, 8192}}, DiskOptions{}); !errors.Is(err,
 		ErrNoDirectIO) {
-		t.Errorf("%v", err)
+		t.Errorf("%v, want ErrNoDirectIO", err)
 	}
 }

@@ -88,39 +88,39 @@ func TestExpertBound(t *testing.T) {
 	for _, reads := range []Reads{e.Whole, e.Steady} {
 		if !near(reads.Least, 100e6/3) || !near(reads.Bound, 30) || reads.Causal < reads.Least ||
 			reads.Causal > 100e6 || !near(reads.CausalTokS, 1e9/reads.Causal) || reads.Policy == "" {
-			t.Errorf("two fit: %+v", reads)
+			t.Errorf("two fit: %+v, want 33.3e6 bytes at least and a bound of 30", reads)
 		}
 	}
 	if !near(e.Share, 2./3) || !near(r.Results[0].Bound, 30) || !near(r.Results[0].SteadyBound, 30) {
-		t.Errorf("%+v, %+v", e, r.Results[0])
+		t.Errorf("%+v, %+v; want a share of 2/3 and bounds of 30", e, r.Results[0])
 	}
 	if e := r.Results[1].Experts; e.Share != 0 || !near(e.Steady.Least, 200e6) || !near(e.Steady.Causal, 200e6) ||
 		!near(e.Steady.Bound, 5) || !near(e.Steady.CausalTokS, 5) {
-		t.Errorf("half of the trunk: %+v", e)
+		t.Errorf("half of the trunk: %+v, want 200e6 bytes and a bound of 5", e)
 	}
 	if e := r.Results[2].Experts; !near(e.Share, 3.1/3) || e.Steady.Least != 0 || !near(e.Steady.Bound, 50) ||
 		e.Steady.Causal != 0 || !near(e.Steady.CausalTokS, 50) {
-		t.Errorf("all fits: %+v", e)
+		t.Errorf("all fits: %+v, want no reads and a bound of 50", e)
 	}
 
 	plain, live, mute := r.Results[0].Summaries[0], r.Results[0].Summaries[1], r.Results[0].Summaries[2]
 	if !near(live.OfBound, 0.8) || !near(live.SteadyOfBound, 0.8) ||
 		!near(live.OfCausal, 24/r.Results[0].Experts.Steady.CausalTokS) || !near(live.Stall.Median, 1000./24-20) {
-		t.Errorf("%+v", live)
+		t.Errorf("%+v, want 0.8 of the bound and a stall of 21.7 ms", live)
 	}
 	if !near(live.Demand.Median, 40e6) || !near(live.Speculative.Median, 10e6) || !near(live.Expected.Median, 30) ||
 		!near(live.OfExpected, 0.8) {
-		t.Errorf("told: %+v", live)
+		t.Errorf("told: %+v, want a demand of 40e6, 10e6 speculative, and 0.8 of the expected 30", live)
 	}
 	if !near(live.System.Median, 120) || plain.System.N != 0 || mute.System.N != 0 {
-		t.Errorf("kernel time: %+v, %+v, %+v", live.System, plain.System, mute.System)
+		t.Errorf("kernel time: %+v, %+v, %+v; want 120, none and none", live.System, plain.System, mute.System)
 	}
 	if plain.Demand.Median != 100e6 || plain.Speculative.Median != 0 || plain.Speculative.N != 2 ||
 		plain.Expected.N != 0 {
-		t.Errorf("without a helper: %+v", plain)
+		t.Errorf("without a helper: %+v, want a demand of 100e6 and nothing speculative", plain)
 	}
 	if mute.Demand.N != 0 || mute.Speculative.N != 0 || mute.Stall.N != 2 {
-		t.Errorf("a helper that tells nothing: %+v", mute)
+		t.Errorf("a helper that tells nothing: %+v, want no demand and 2 stalls", mute)
 	}
 	if want := []Least{{"live", 3.8 / 4, 1, 3.8 / 4, 1}, {"mute", 1, 1, 1, 1}}; !slices.Equal(r.Least, want) {
 		t.Errorf("least speedups %+v, want %+v", r.Least, want)
@@ -134,16 +134,16 @@ func TestExpertBound(t *testing.T) {
 		t.Fatal(err)
 	}
 	if e := r.Results[0].Experts; e.Steady.Least != 0 || e.Whole.Least == 0 {
-		t.Errorf("%+v", e)
+		t.Errorf("%+v, want no reads in the steady state, and some in all", e)
 	}
 	// Without tokens after the start-up there is no steady state.
 	r.Skip = 12
 	if err := r.replay(t.Context()); err != nil || r.Results[0].Experts.Steady != (Reads{}) {
-		t.Errorf("%v, %+v", err, r.Results[0].Experts)
+		t.Errorf("%v, %+v; want no steady state", err, r.Results[0].Experts)
 	}
 	r.summarise()
 	if at := r.Results[0]; at.SteadyBound != 0 || at.Bound == 0 || at.Summaries[1].OfCausal == 0 {
-		t.Errorf("%+v", at)
+		t.Errorf("%+v, want a bound for all tokens only", at)
 	}
 }
 
@@ -214,7 +214,7 @@ func TestExpertColumns(t *testing.T) {
 		"helper_experts_speculative_used_bytes": {nan, 60e6, nan, nan},
 	} {
 		if len(cells[name]) != 19 {
-			t.Errorf("%s: %d rows", name, len(cells[name]))
+			t.Errorf("%s: %d rows, want 19", name, len(cells[name]))
 			continue
 		}
 		for i, row := range []int{0, 2, 4, 18} {
@@ -259,7 +259,7 @@ func TestReadRoutes(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := ReadReport(data, -1); !errors.Is(err, ErrNotReport) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v, want ErrNotReport", name, err)
 		}
 	}
 	// Without routes nothing is known of experts, whatever the file claims.
@@ -269,7 +269,7 @@ func TestReadRoutes(t *testing.T) {
 	}
 	if again, err := ReadReport(data, -1); err != nil || again.Results[0].Experts != nil ||
 		again.Results[0].Bound != 0 {
-		t.Errorf("%v, %+v", err, again.Results[0])
+		t.Errorf("%v, %+v; want no experts and no bound", err, again.Results[0])
 	}
 }
 
@@ -299,7 +299,7 @@ func TestExpertFigures(t *testing.T) {
 	f := r.bytesFigure()
 	if len(f.Panels) != 3 || len(f.Panels[0].Curves) != 4 ||
 		f.Panels[0].Curves[1].Points[4].Y != float64(int64(1e9)/24)/mib {
-		t.Fatalf("%+v", f)
+		t.Fatalf("%+v, want 3 panels of 4 curves", f)
 	}
 	sum := 0.0
 	for _, p := range f.Panels[0].Curves[3].Points {
@@ -311,7 +311,7 @@ func TestExpertFigures(t *testing.T) {
 	// The bound is drawn over the shares. It agrees with the bounds of the settings.
 	for _, p := range r.speedFigure().Panels[0].Curves[0].Points {
 		if p.X >= 1 && !near(p.Y, 50) || p.X < 0.66 && p.Y > 30 {
-			t.Errorf("bound %v at %v", p.Y, p.X)
+			t.Errorf("bound %v at %v, want 50 from 1 on, and at most 30 below 2/3", p.Y, p.X)
 		}
 	}
 	// For a dense model, what has no room is missing for each token.
@@ -322,7 +322,7 @@ func TestExpertFigures(t *testing.T) {
 	dense.summarise()
 	c := dense.bytesFigure().Panels[0].Curves
 	if len(c) != 4 || len(c[0].Points) != 2 || len(c[3].Points) != 2 || !near(c[3].Points[1].Y, 0.15*800e6/mib) {
-		t.Errorf("%+v", c)
+		t.Errorf("%+v, want 4 curves of 2 points, the last at the missing bytes", c)
 	}
 }
 
@@ -403,7 +403,7 @@ func TestLlamaExperts(t *testing.T) {
 	t.Logf("\n%s", &text)
 	n := r.Routes
 	if n == nil || n.Experts != 8 || len(n.Bytes) != 3 || len(n.Chosen)-n.Prompt != 6 || n.Prompt < 3 {
-		t.Fatalf("%+v", n)
+		t.Fatalf("%+v, want 8 experts in 3 layers and 6 generated tokens", n)
 	}
 	// gate, up and down of Q8_0: 34 bytes for 32 weights.
 	if want := int64(3 * 256 * 4096 / 32 * 34); n.Bytes[0] != want || n.Trunk+3*2*want != r.Model.TokenBytes {
@@ -414,21 +414,21 @@ func TestLlamaExperts(t *testing.T) {
 	e := at.Experts
 	if e == nil || math.Abs(e.Share-0.5) > 0.01 || e.Whole.Least <= 0 || e.Whole.Least > e.Whole.Causal ||
 		e.Steady.Bound <= 0 {
-		t.Fatalf("%+v", e)
+		t.Fatalf("%+v, want half of the experts, and the least reads below the causal ones", e)
 	}
 	for _, s := range at.Summaries {
 		// Two faults read 16 MiB each around themselves, which is much of this limit.
 		if s.Killed > 0 {
 			t.Logf("%s was killed for lack of memory", s.Variant)
 		} else if s.Finished != 1 || s.TextSame != 1 || s.Demand.N != 1 {
-			t.Errorf("%+v", s)
+			t.Errorf("%+v, want one finished run with the same text and a demand", s)
 		}
 	}
 	if h := r.Runs[1].Helper; h == nil || h.Told == nil || h.Told.Experts == nil || h.Told.Experts.Read != 50 {
-		t.Errorf("the helper told %+v", h)
+		t.Errorf("the helper told %+v, want 50 bytes for experts", h)
 	}
 	if told := at.Summaries[1]; told.Finished > 0 && told.Demand.Median != 10 {
-		t.Errorf("%+v", told)
+		t.Errorf("%+v, want a demand of 10", told)
 	}
 	if s := at.Summaries[0]; s.Finished > 0 && s.Bytes.Median < e.Whole.Least*0.9 {
 		t.Errorf("plain read %v bytes a token, at least %v must be", s.Bytes.Median, e.Whole.Least)
@@ -446,7 +446,7 @@ func TestNoExperts(t *testing.T) {
 		cfg := Config{Model: "m", Target: []string{"t"}, Settings: []Setting{set}, Repeat: 1,
 			Variants: []Variant{{Name: "plain"}}}
 		if err := cfg.check(); err == nil {
-			t.Errorf("%+v is taken", set)
+			t.Errorf("%+v is accepted, want an error", set)
 		}
 	}
 	cfg := Config{Model: "m", Target: []string{"t"}, Settings: []Setting{{Experts: 0.5}}, Repeat: 1,

@@ -51,15 +51,16 @@ func TestSpeeds(t *testing.T) {
 	f := r.speedFigure()
 	if len(f.Panels) != 2 || !strings.HasSuffix(f.Panels[0].Title, "readahead 128 KiB") ||
 		!strings.HasSuffix(f.Panels[1].Title, "readahead 8192 KiB") {
-		t.Fatalf("%+v", f)
+		t.Fatalf("%+v, want two panels, for 128 and 8192 KiB", f)
 	}
 	if f.From >= 0.3 || f.To <= 0.85 || f.High <= 12.5 {
-		t.Errorf("x from %v to %v, up to %v tok/s", f.From, f.To, f.High)
+		t.Errorf("x from %v to %v, up to %v tok/s; want more than 0.3 to 0.85, and more than 12.5", f.From, f.To,
+			f.High)
 	}
 	for _, p := range f.Panels {
 		if n := []int{len(p.Curves[1].Points), len(p.Curves[2].Points), len(p.Curves[3].Points)}; n[0] != 4 ||
 			n[1] != 3 || n[2] != 4 {
-			t.Errorf("%s: curves of %d points", p.Title, n)
+			t.Errorf("%s: curves of %d points, want 4, 3 and 4", p.Title, n)
 		}
 	}
 	c := f.Panels[1].Curves[3]
@@ -75,7 +76,7 @@ func TestSpeeds(t *testing.T) {
 		}
 	}
 	if !bound.Bound || len(bound.Points) == 0 {
-		t.Errorf("the bound is %+v", bound)
+		t.Errorf("the bound is %+v, want points", bound)
 	}
 	r.Model.Routed = true
 	r.summarise()
@@ -130,7 +131,7 @@ func TestFigureFormats(t *testing.T) {
 	r := drawn()
 	for format, want := range map[string]string{"png": "\x89PNG", "svg": "<?xml", "pdf": "%PDF"} {
 		if got := picture(t, r, format); !bytes.HasPrefix(got, []byte(want)) {
-			t.Errorf("%s begins with %q", format, got[:8])
+			t.Errorf("%s begins with %q, want %q", format, got[:8], want)
 		}
 	}
 	if svg := string(picture(t, r, "svg")); !strings.Contains(svg, "prefetchd") ||
@@ -139,12 +140,12 @@ func TestFigureFormats(t *testing.T) {
 	}
 	var b bytes.Buffer
 	if err := r.WriteFigure(&b, "gif"); err == nil || b.Len() > 0 {
-		t.Errorf("gif: %v, %d bytes", err, b.Len())
+		t.Errorf("gif: %v, %d bytes; want an error and nothing written", err, b.Len())
 	}
 	r.Runs = nil
 	r.summarise()
 	if err := r.WriteFigure(&b, "png"); !errors.Is(err, ErrNoFigure) || b.Len() > 0 {
-		t.Errorf("no runs: %v, %d bytes", err, b.Len())
+		t.Errorf("no runs: %v, %d bytes; want ErrNoFigure and nothing written", err, b.Len())
 	}
 	one := drawn()
 	one.Runs, one.Results = one.Runs[:1], one.Results[:1]

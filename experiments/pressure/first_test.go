@@ -37,11 +37,11 @@ func TestFirst(t *testing.T) {
 		}
 	}
 	if got := strings.Join(names, " "); got != "plain slow slow plain" || r.BW <= 0 || r.Limit != 200<<20 {
-		t.Errorf("%s: %+v", got, r)
+		t.Errorf("%s: %+v; want plain slow slow plain, a bandwidth and the limit", got, r)
 	}
 	var text strings.Builder
 	if err := r.WriteText(&text); err != nil || strings.Count(text.String(), "slow") != 1 {
-		t.Errorf("%v: %s", err, text.String())
+		t.Errorf("%v: %s\nwant one row named slow", err, text.String())
 	}
 }
 
@@ -51,7 +51,7 @@ func TestFirstFails(t *testing.T) {
 		"unmarked": "first token"} {
 		if r, err := MeasureFirst(t.Context(), firstOf(t, what)); err == nil ||
 			!strings.Contains(err.Error(), says) || r == nil || !r.Interrupted {
-			t.Errorf("%s: %+v, %v", what, r, err)
+			t.Errorf("%s: %+v, %v; want an interrupted report and an error with %q", what, r, err, says)
 		}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -61,7 +61,7 @@ func TestFirstFails(t *testing.T) {
 	begun := time.Now()
 	if _, err := MeasureFirst(ctx, cfg); !errors.Is(err, context.DeadlineExceeded) ||
 		time.Since(begun) > 30*time.Second {
-		t.Errorf("%v after %v", err, time.Since(begun))
+		t.Errorf("%v after %v, want a passed deadline within 30 s", err, time.Since(begun))
 	}
 }
 

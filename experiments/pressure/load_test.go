@@ -25,7 +25,7 @@ import (
 func drop(t *testing.T, f *os.File) {
 	t.Helper()
 	if n, err := pagecache.Drop(t.Context(), f); n != 0 || err != nil {
-		t.Fatalf("%d bytes stay in the page cache, %v", n, err)
+		t.Fatalf("%d bytes stay in the page cache, %v; want 0", n, err)
 	}
 }
 
@@ -76,7 +76,7 @@ func TestLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	if l, err := Load(t.Context(), small, Pages); err != nil || l.Huge != 0 {
-		t.Errorf("a small file: %+v, %v", l, err)
+		t.Errorf("a small file: %+v, %v; want no huge folio", l, err)
 	} else {
 		t.Logf("a small file: %+v", l)
 	}
@@ -84,13 +84,13 @@ func TestLoad(t *testing.T) {
 	cancel()
 	for _, unit := range []Unit{Pages, Folios} {
 		if _, err := Load(ctx, f.Name(), unit); !errors.Is(err, context.Canceled) {
-			t.Errorf("%s, cancelled: %v", unit, err)
+			t.Errorf("%s, cancelled: %v, want context.Canceled", unit, err)
 		}
 		if _, err := Load(t.Context(), f.Name()+"-not", unit); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s, no file: %v", unit, err)
+			t.Errorf("%s, no file: %v, want ErrNotExist", unit, err)
 		}
 		if _, err := Load(t.Context(), filepath.Dir(f.Name()), unit); !errors.Is(err, regular.ErrNotRegular) {
-			t.Errorf("%s, a directory: %v", unit, err)
+			t.Errorf("%s, a directory: %v, want ErrNotRegular", unit, err)
 		}
 	}
 }
@@ -189,6 +189,6 @@ func TestPin(t *testing.T) {
 		t.Error("no error for a process that is not there")
 	}
 	if err := Pin(t.Context(), f.Name()+"-not", 4096, os.Getpid(), nil); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("no file: %v", err)
+		t.Errorf("no file: %v, want ErrNotExist", err)
 	}
 }

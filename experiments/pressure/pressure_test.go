@@ -97,11 +97,11 @@ func needControlGroups(t *testing.T) {
 			left, err := filepath.Glob(filepath.Join(filepath.Dir(file),
 				fmt.Sprintf("tensorcast-pressure-%d-*", os.Getpid())))
 			if err != nil || len(left) > 0 {
-				t.Errorf("control groups are left: %v, %v", left, err)
+				t.Errorf("control groups are left: %v, %v; want none", left, err)
 			}
 		}
 		if after := descriptors(t); after > before {
-			t.Errorf("%d descriptors before, %d after", before, after)
+			t.Errorf("%d descriptors before, %d after; want no more", before, after)
 		}
 	})
 }
@@ -159,10 +159,10 @@ func TestSystemTime(t *testing.T) {
 	// Clearing 20 GB takes a processor three tenths of a second at least. Starting one program
 	// takes this process a millisecond or two.
 	if got := systemTime(os.Getpid()) - before; got < 5 {
-		t.Errorf("%d/%d s of a child are counted", got, userHZ)
+		t.Errorf("%d/%d s of a child are counted, want 5 or more", got, userHZ)
 	}
 	if got := systemTime(1 << 30); got != 0 {
-		t.Errorf("of a process that there is not: %d", got)
+		t.Errorf("time of a process that does not exist: %d, want 0", got)
 	}
 }
 
@@ -199,7 +199,7 @@ func TestSeries(t *testing.T) {
 		t.Errorf("order %v, want %v", names, want)
 	}
 	if r.Own <= 0 || r.Own > 16<<20 {
-		t.Errorf("the script takes %d bytes beside the file", r.Own)
+		t.Errorf("the script takes %d bytes beside the file, want 1 to 16 MiB", r.Own)
 	}
 	at := &r.Results[0]
 	if want := (scriptModel/2 + r.Own) &^ int64(os.Getpagesize()-1); at.Limit != want || math.Abs(at.X-0.5) > 0.001 {
@@ -210,27 +210,27 @@ func TestSeries(t *testing.T) {
 		after = append(after, reading.AfterRuns)
 	}
 	if !slices.Equal(after, []int{0, 7, 14}) {
-		t.Errorf("the disk was measured after %v runs", after)
+		t.Errorf("the disk was measured after %v runs, want after 0, 7 and 14", after)
 	}
 	for _, run := range r.Runs {
 		if run.Cached != 0 {
-			t.Errorf("%s: %d bytes were cached before", run.Variant, run.Cached)
+			t.Errorf("%s: %d bytes were cached before, want 0", run.Variant, run.Cached)
 		}
 		if run.Variant == "eats" {
 			if run.Outcome != Killed || run.OOMKills != 1 || run.TextSame {
-				t.Errorf("%s: %+v", run.Variant, run)
+				t.Errorf("%s: %+v, want one kill and no text", run.Variant, run)
 			}
 			continue
 		}
 		if run.Outcome != Finished {
-			t.Errorf("%s: %s: %s", run.Variant, run.Outcome, run.Error)
+			t.Errorf("%s: %s: %s; want it finished", run.Variant, run.Outcome, run.Error)
 			continue
 		}
 		if run.TextSame != (run.Variant != "other") {
-			t.Errorf("%s: text %q, same %v", run.Variant, run.Text, run.TextSame)
+			t.Errorf("%s: text %q, same %v, want the other", run.Variant, run.Text, run.TextSame)
 		}
 		if run.Peak <= 0 || run.Peak > at.Limit {
-			t.Errorf("%s: used %d of %d", run.Variant, run.Peak, at.Limit)
+			t.Errorf("%s: used %d bytes, want 1 to %d", run.Variant, run.Peak, at.Limit)
 		}
 		// A cyclic scan of a file that does not fit reads nearly all of it every time. It reads
 		// more if readahead brings pages that are evicted before their use. It is cat that reads
@@ -240,7 +240,8 @@ func TestSeries(t *testing.T) {
 		}
 		if both := run.TargetPerToken + run.HelperPerToken; both < 0.9*run.BytesPerToken ||
 			both > 1.1*run.BytesPerToken {
-			t.Errorf("%s: %.0f bytes per token by the group's account, %.0f by the processes'", run.Variant,
+			t.Errorf("%s: %.0f bytes per token by the group's account, %.0f by the processes', want the same",
+				run.Variant,
 				run.BytesPerToken, both)
 		}
 		var sum int64
@@ -248,27 +249,27 @@ func TestSeries(t *testing.T) {
 			sum += n
 		}
 		if len(run.TokenBytes) != 4 || float64(sum) != 4*run.BytesPerToken {
-			t.Errorf("%s: by token %v, in the mean %.0f", run.Variant, run.TokenBytes, run.BytesPerToken)
+			t.Errorf("%s: by token %v, want 4 with a mean of %.0f", run.Variant, run.TokenBytes, run.BytesPerToken)
 		}
 		if run.DiskBytesPerToken < run.BytesPerToken {
-			t.Errorf("%s: the disk gave %.0f, the group took %.0f", run.Variant, run.DiskBytesPerToken,
+			t.Errorf("%s: the disk gave %.0f bytes, want at least the group's %.0f", run.Variant, run.DiskBytesPerToken,
 				run.BytesPerToken)
 		}
 		if s := run.Steady; s == nil || math.Abs(s.TokS-60) > 1e-9 ||
 			s.BytesPerToken != float64(sum-run.TokenBytes[0])/3 || math.Abs(s.StartShare-1.0/6) > 1e-9 {
-			t.Errorf("%s: steady state %+v", run.Variant, s)
+			t.Errorf("%s: steady state %+v, want 60 tok/s and a start-up of 1/6", run.Variant, s)
 		}
 		if run.TokS != 66.7 || run.P5 != 50 || run.PromptMs != 5 || run.LoadMs != 7 {
-			t.Errorf("%s: %+v", run.Variant, run)
+			t.Errorf("%s: %+v, want 66.7 tok/s, p5 50, a prompt of 5 ms and a load of 7 ms", run.Variant, run)
 		}
 		switch h := run.Helper; run.Variant {
 		case "dies":
 			if h == nil || !h.Early || h.Status != "exit status 7" || h.Output != "helper is gone\n" {
-				t.Errorf("dies: helper %+v", h)
+				t.Errorf("dies: helper %+v, want an early end with status 7", h)
 			}
 		case "helped":
 			if h == nil || h.Early || h.Status != "signal: terminated" {
-				t.Fatalf("helped: helper %+v", h)
+				t.Fatalf("helped: helper %+v, want it ended by SIGTERM", h)
 			}
 			if want := fmt.Sprintf("target %s %d %d %s", strings.Fields(firstLine(h.Output))[1], at.Limit,
 				at.Limit-r.Own, cfg.Model); firstLine(h.Output) != want {
@@ -280,32 +281,32 @@ func TestSeries(t *testing.T) {
 			half := (len(lines) - 3) / 2
 			if group := fmt.Sprintf("/tensorcast-pressure-%d-", os.Getpid()); !strings.Contains(h.Output, group) ||
 				!slices.Equal(lines[1:1+half], lines[1+half:1+2*half]) {
-				t.Errorf("helped: groups %q", lines)
+				t.Errorf("helped: groups %q, want those of the target", lines)
 			}
 			if want := strings.Join(cfg.Target, " ") + " "; lines[len(lines)-2] != want {
 				t.Errorf("helped: the target was %q, want %q", lines[len(lines)-2], want)
 			}
 		default:
 			if h != nil {
-				t.Errorf("%s: helper %+v", run.Variant, h)
+				t.Errorf("%s: helper %+v, want none", run.Variant, h)
 			}
 		}
 	}
 	for _, u := range r.Unlimited {
 		if u.Outcome != Finished || !u.TextSame || u.Limit != 0 {
-			t.Errorf("%+v", u)
+			t.Errorf("%+v, want it finished with the same text and no limit", u)
 		}
 	}
 	if cold, warm := r.Unlimited[0], r.Unlimited[1]; cold.Cached != 0 || warm.Cached != scriptModel ||
 		warm.BytesPerToken != 0 || cold.Own != r.Own || cold.Loaded != nil {
-		t.Errorf("cold %+v\nwarm %+v", cold, warm)
+		t.Errorf("cold %+v\nwarm %+v\nwant nothing cached, and all of the file cached", cold, warm)
 	}
 	checkUnits(t, r)
 	if len(at.Noise) != 1 || at.Noise[0].A != "plain" || at.Noise[0].B != "again" {
-		t.Errorf("noise %+v", at.Noise)
+		t.Errorf("noise %+v, want one pair, plain and again", at.Noise)
 	}
 	if s := at.Summaries[2]; s.Killed != 2 || s.Finished != 0 || s.Runs != 2 {
-		t.Errorf("eats: %+v", s)
+		t.Errorf("eats: %+v, want 2 of 2 killed", s)
 	}
 
 	var text, markdown strings.Builder
@@ -391,7 +392,7 @@ func TestSettings(t *testing.T) {
 		t.Errorf("%v KiB during the series, want %v; report %+v, %+v", during, want, r.Disk, r.Results)
 	}
 	if after, err := d.readahead(); after != before || err != nil {
-		t.Errorf("readahead %d KiB afterwards, was %d (%v)", after, before, err)
+		t.Errorf("readahead %d KiB afterwards, want %d (%v)", after, before, err)
 	}
 	var runs []string
 	for _, run := range r.Runs {
@@ -406,10 +407,10 @@ func TestSettings(t *testing.T) {
 	}
 	if r.Results[0].Limit <= r.Results[1].Limit || r.Results[0].Bound <= 0 || len(r.Results[1].Summaries) != 2 ||
 		r.Results[1].Summaries[1].Finished != 1 {
-		t.Errorf("results %+v", r.Results)
+		t.Errorf("results %+v, want a larger limit first, a bound and two summaries", r.Results)
 	}
 	if len(r.Readings) != 5 { // before, in the middle and at the end of each
-		t.Errorf("%d readings of the disk", len(r.Readings))
+		t.Errorf("%d readings of the disk, want 5", len(r.Readings))
 	}
 	var text strings.Builder
 	if err := r.WriteText(&text); err != nil {
@@ -450,7 +451,7 @@ func TestThrottle(t *testing.T) {
 		t.Errorf("%.0f bytes were read in %.2f s, which takes %.2f or more at 100 MB/s", read, took, least)
 	}
 	if r.BW > 100e6 || r.DiskBW < r.BW {
-		t.Errorf("bandwidth %v, the disk's %v", r.BW, r.DiskBW)
+		t.Errorf("bandwidth %v, want the throttle's 1e8 at most; the disk's %v", r.BW, r.DiskBW)
 	}
 }
 
@@ -473,7 +474,7 @@ func TestTargetFails(t *testing.T) {
 		}
 		var text strings.Builder
 		if err := r.WriteText(&text); err != nil || !strings.Contains(text.String(), "plain, round 1: failed: ") {
-			t.Errorf("%s: %v, report\n%s", what, err, text.String())
+			t.Errorf("%s: %v, want a failed run in the report\n%s", what, err, text.String())
 		}
 		cfg.Target = append(cfg.Target, what)
 		if _, err := measure(t.Context(), cfg, 0); err == nil || !strings.Contains(err.Error(), want) {
@@ -550,7 +551,7 @@ func TestCancel(t *testing.T) {
 	}
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v, want one of a cancelled context", err)
 	}
 }
 
@@ -648,13 +649,13 @@ func TestLlama(t *testing.T) {
 	}
 	plain, unmapped := r.Runs[0], r.Runs[1]
 	if plain.Outcome != Finished || !plain.TextSame || plain.Faults == 0 || plain.BytesPerToken < 0.3*float64(want) {
-		t.Errorf("plain: %+v", plain)
+		t.Errorf("plain: %+v, want it finished, with faults and reads", plain)
 	}
 	// All weights are in anonymous memory, which is more than the limit.
 	if unmapped.Outcome != Killed {
-		t.Errorf("without mmap: %s %s", unmapped.Outcome, unmapped.Error)
+		t.Errorf("without mmap: %s %s, want it killed", unmapped.Outcome, unmapped.Error)
 	}
 	if at := r.Results[0]; at.Bound <= 0 || at.Bound > 1/r.Compute || at.Summaries[0].OfBound <= 0 {
-		t.Errorf("bound %v of 1/%v, reached %v", at.Bound, r.Compute, at.Summaries[0].OfBound)
+		t.Errorf("bound %v, want a positive one up to 1/%v; reached %v", at.Bound, r.Compute, at.Summaries[0].OfBound)
 	}
 }

@@ -162,11 +162,11 @@ func TestSteady(t *testing.T) {
 		t.Errorf("%+v, want %+v", s, want)
 	}
 	if s := run.steadyAfter(0); s == nil || s.StartShare != 0 || s.TokS != 6.25 || s.BytesPerToken != 318 {
-		t.Errorf("without start-up: %+v", s)
+		t.Errorf("without start-up: %+v, want 6.25 tok/s and 318 bytes", s)
 	}
 	for _, skip := range []int{-1, 5, 6} {
 		if s := run.steadyAfter(skip); s != nil {
-			t.Errorf("after %d of 5 tokens: %+v", skip, s)
+			t.Errorf("after %d of 5 tokens: %+v, want nil", skip, s)
 		}
 	}
 	if run.Outcome = Killed; run.steadyAfter(2) != nil {
@@ -223,19 +223,19 @@ func TestSummaries(t *testing.T) {
 	}
 	if want := (stats.Spread{N: 3, Median: 4, Min: 4, Max: 9}); both.TokS != want ||
 		math.Abs(both.OfBound-0.8) > 1e-9 || both.TextSame != 3 {
-		t.Errorf("%+v", both)
+		t.Errorf("%+v, want %+v, 0.8 of the bound and 3 times the same text", both, want)
 	}
 	// The start-up takes 6 of 10 parts of the time, and the 4 tokens after it 4.
 	if math.Abs(both.Steady.Median-4*10.0/6) > 1e-9 || math.Abs(both.StartShare.Median-0.6) > 1e-9 ||
 		both.SteadyBytes.Median != 1.5e8 || both.SteadyFaults.Median != 1 || math.Abs(both.SteadyOfBound-4.0/3) > 1e-9 {
-		t.Errorf("steady state %+v", both)
+		t.Errorf("steady state %+v, want 40/6 tok/s, a start-up of 0.6, 1.5e8 bytes and 1 fault", both)
 	}
 	if there := r.Results[1].Summaries[1]; there.TokS.Median != 1.25 || math.Abs(there.OfBound-0.625) > 1e-9 ||
 		there.Speedup.Median != 1 || there.Runs != 3 {
-		t.Errorf("at the other setting: %+v", there)
+		t.Errorf("at the other setting: %+v, want a median of 1.25 and no speedup", there)
 	}
 	if n := r.Results[0].Noise; len(n) != 1 || n[0].Difference != 0.4 || n[0].Spread != 0.8 || !n[0].IsWithin() {
-		t.Errorf("noise %+v", n)
+		t.Errorf("noise %+v, want a difference of 0.4 within 0.8", n)
 	}
 	for i := range r.Runs {
 		if r.Runs[i].Variant == "plain again" {
@@ -247,7 +247,7 @@ func TestSummaries(t *testing.T) {
 	}
 	r.summarise()
 	if n := r.Results[0].Noise; len(n) != 1 || n[0].IsWithin() {
-		t.Errorf("a difference beyond the spread: %+v", n)
+		t.Errorf("a difference beyond the spread: %+v, want one that is not within", n)
 	}
 	for i := range r.Variants {
 		if r.Variants[i].Name == "plain again" {
@@ -308,11 +308,11 @@ func TestReportSaysWhatIsWrong(t *testing.T) {
 		}
 		if n := strings.Count(line, "|"); strings.HasPrefix(line, "|") && !strings.HasPrefix(line, "|-") &&
 			n != len(columns)+1 && n != 3+len(r.Variants)+1 {
-			t.Errorf("%d columns: %s", n-1, line)
+			t.Errorf("%d columns are neither those of a setting nor those of the overview: %s", n-1, line)
 		}
 	}
 	if wide != 2 {
-		t.Errorf("%d tables of settings:\n%s", wide, markdown.String())
+		t.Errorf("%d tables of settings, want 2:\n%s", wide, markdown.String())
 	}
 }
 
@@ -330,7 +330,7 @@ func TestNoSteadyState(t *testing.T) {
 		t.Error(text.String())
 	}
 	if c := r.speedFigure().Panels[0].Curves[2]; c.Points[1].Y != 4 {
-		t.Errorf("drawn is %+v", c)
+		t.Errorf("drawn is %+v, want 4 at the second point", c)
 	}
 }
 
@@ -347,7 +347,7 @@ func TestReadReport(t *testing.T) {
 		t.Errorf("%v\n%+v\nwant\n%+v", err, again, r)
 	}
 	if again, err = ReadReport(data, 0); err != nil || again.Results[0].Summaries[1].Steady.Median != 4 {
-		t.Errorf("%v, without a start-up %+v", err, again.Results)
+		t.Errorf("%v, without a start-up %+v, want a median of 4", err, again.Results)
 	}
 	for what, change := range map[string]func(*Report){
 		"no variants":    func(r *Report) { r.Variants = nil },
@@ -364,11 +364,11 @@ func TestReadReport(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := ReadReport(data, -1); !errors.Is(err, ErrNotReport) {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s: %v, want ErrNotReport", what, err)
 		}
 	}
 	if _, err := ReadReport([]byte("GGUF"), -1); !errors.Is(err, ErrNotReport) {
-		t.Errorf("no JSON: %v", err)
+		t.Errorf("no JSON: %v, want ErrNotReport", err)
 	}
 }
 
@@ -385,13 +385,13 @@ func TestColumns(t *testing.T) {
 		}
 	}
 	if got := cells["variant"].([]string); got[3] != "both" || got[9] != "plain" {
-		t.Errorf("variants %q", got)
+		t.Errorf("variants %q, want both in row 3 and plain in row 9", got)
 	}
 	if got := cells["helper"].([]string); got[3] != "h" || got[0] != "" || got[19] != "" {
-		t.Errorf("helpers %q", got)
+		t.Errorf("helpers %q, want h in row 3 and none in rows 0 and 19", got)
 	}
 	if got := cells["phase"].([]string); got[17] != "limited" || got[18] != "unlimited" {
-		t.Errorf("phases %q", got)
+		t.Errorf("phases %q, want limited up to row 17 and then unlimited", got)
 	}
 	// The values are those of a run at each setting, of one that was killed, and of one without a
 	// limit.
@@ -443,11 +443,11 @@ func TestBeside(t *testing.T) {
 	}
 	r.summarise()
 	if at := r.Results[0]; r.BesideBW != 1500e6 || r.BW != 4000e6 || at.Bound != 8 {
-		t.Errorf("the disk's %v, beside computing %v; the bound %v", r.BW, r.BesideBW, at.Bound)
+		t.Errorf("the disk's %v, beside computing %v; the bound %v; want 4e9, 1.5e9 and 8", r.BW, r.BesideBW, at.Bound)
 	}
 	// Two tokens of 20 ms took 100 ms, while 100 MB were read.
 	if math.Abs(r.DiskCost-0.06/100e6) > 1e-15 {
-		t.Errorf("a byte costs %v s", r.DiskCost)
+		t.Errorf("a byte costs %v s, want 6e-10", r.DiskCost)
 	}
 	var text strings.Builder
 	if err := r.WriteText(&text); err != nil {
@@ -463,11 +463,11 @@ func TestBeside(t *testing.T) {
 	}
 	// Of reading 50 MB, 33 ms, and computing, 20 ms and 30 more, the longer counts.
 	if got := r.boundBeside(50e6); math.Abs(got-20) > 1e-9 {
-		t.Errorf("%v tokens per second with 50 MB to read", got)
+		t.Errorf("%v tokens per second with 50 MB to read, want 20", got)
 	}
 	r.Beside = nil
 	if r.summarise(); r.BesideBW != 0 || r.DiskCost != 0 {
-		t.Errorf("%v bytes per second of no reading, %v s per byte", r.BesideBW, r.DiskCost)
+		t.Errorf("%v bytes per second of no reading, %v s per byte; want 0 and 0", r.BesideBW, r.DiskCost)
 	}
 }
 

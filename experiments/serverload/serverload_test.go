@@ -150,11 +150,11 @@ func TestMeasure(t *testing.T) {
 		}
 		for _, p := range []Phase{r.Plain, r.Observed} {
 			if p.Answers != 12 || p.Same != 12 || p.Short != 0 || len(p.Took) != 12 || len(p.Gaps) != 12*4 {
-				t.Errorf("%+v", p)
+				t.Errorf("%+v, want 12 answers, all the same and of 5 tokens", p)
 			}
 		}
 		if r.Attached < 2 {
-			t.Errorf("attached %d times in two phases", r.Attached)
+			t.Errorf("attached %d times in two phases, want 2 or more", r.Attached)
 		}
 	}
 	// The effect of observers on the answers is counted, also in the plain phase that follows: see
@@ -178,7 +178,7 @@ func TestMeasure(t *testing.T) {
 	cfg.Observer = fmt.Sprintf("sh -c 'touch %s; echo not permitted' {pid}", cfg.Server[2])
 	cfg.On = time.Minute
 	if _, err := Measure(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "not permitted") {
-		t.Errorf("an observer that does not stay: %v", err)
+		t.Errorf("an observer that does not stay: %v, want its message", err)
 	}
 }
 
@@ -306,7 +306,7 @@ func TestComeAndGo(t *testing.T) {
 				tok.Sequence, tok.Generation, step, q, generation)
 		}
 		if tok.ID != want.Generations()[q].Tokens[step] {
-			t.Fatalf("generation %d, sequence %d, token %d: %d, undisturbed %d", generation, q, step, tok.ID,
+			t.Fatalf("generation %d, sequence %d, token %d: %d, want %d as undisturbed", generation, q, step, tok.ID,
 				want.Generations()[q].Tokens[step])
 		}
 		generations.Store(int64(generation))

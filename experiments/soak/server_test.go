@@ -71,7 +71,7 @@ func TestAsk(t *testing.T) {
 		text += token.Text
 	}
 	if _, err := stream.Next(); err == nil || text != "[1 2 3 4][5 6 7 8][9 10]" {
-		t.Errorf("%v; the text is %q", err, text)
+		t.Errorf("%v; the text is %q, want three requests and the end", err, text)
 	}
 	for broken, want := range map[string]string{
 		`{"content": "a", "tokens": []}`:                                "generated 0 tokens",

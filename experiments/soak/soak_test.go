@@ -60,7 +60,7 @@ func TestLeftProcesses(t *testing.T) {
 		return left
 	}
 	if got := left(); got != nil {
-		t.Errorf("at first: %q", got)
+		t.Errorf("at first: %q, want nothing", got)
 	}
 	cmd := startMarked(t, marker)
 	startMarked(t, marker+"-other")
@@ -68,7 +68,7 @@ func TestLeftProcesses(t *testing.T) {
 	// The environment can be read once the process runs.
 	testenv.WaitFor(t, "the process", func() bool { return reflect.DeepEqual(left(), want) })
 	if got := left(cmd.Process.Pid); got != nil {
-		t.Errorf("one that is to live: %q", got)
+		t.Errorf("with a process that is to live: %q, want nothing", got)
 	}
 }
 
@@ -88,7 +88,7 @@ func TestLeftGroups(t *testing.T) {
 		return len(left)
 	}
 	if n := count(); n != 0 {
-		t.Errorf("at first: %d", n)
+		t.Errorf("at first: %d groups, want 0", n)
 	}
 	g, err := cgroup.Create(root, prefix+"-1")
 	if err != nil {
@@ -99,21 +99,22 @@ func TestLeftGroups(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n != len(root.ProcsFiles()) || count() != 0 {
-		t.Errorf("%d groups of one in %d hierarchies, then %d", n, len(root.ProcsFiles()), count())
+		t.Errorf("%d groups of one in %d hierarchies, then %d; want one in each, then none", n,
+			len(root.ProcsFiles()), count())
 	}
 }
 
 func TestLeftFiles(t *testing.T) {
 	a, b := t.TempDir(), t.TempDir()
 	if left, err := leftFiles(a, b); err != nil || left != nil {
-		t.Errorf("at first: %q, %v", left, err)
+		t.Errorf("at first: %q, %v; want nothing", left, err)
 	}
 	path := filepath.Join(b, ".hidden")
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if left, err := leftFiles(a, b); err != nil || !reflect.DeepEqual(left, []string{"file " + path}) {
-		t.Errorf("%q, %v", left, err)
+		t.Errorf("%q, %v; want the file", left, err)
 	}
 }
 
@@ -142,13 +143,13 @@ func TestLeftPages(t *testing.T) {
 	}
 	left, err := leftPages(t.Context(), m, "it")
 	if err != nil || len(left) != 1 || !strings.Contains(left[0], "bytes of it stay") {
-		t.Errorf("mapped: %q, %v", left, err)
+		t.Errorf("mapped: %q, %v; want pages that stay", left, err)
 	}
 	if err := unix.Munmap(mapping); err != nil {
 		t.Fatal(err)
 	}
 	if left, err := leftPages(t.Context(), m, "it"); err != nil || left != nil {
-		t.Errorf("no longer mapped: %q, %v", left, err)
+		t.Errorf("no longer mapped: %q, %v; want nothing", left, err)
 	}
 }
 
@@ -291,7 +292,7 @@ func TestPlan(t *testing.T) {
 		}
 	}
 	if len(seen) != 2*5+2*3 {
-		t.Errorf("%d kinds of lives: %v", len(seen), seen)
+		t.Errorf("%d kinds of lives, want 16: %v", len(seen), seen)
 	}
 	if drawPlan(7, "a", 1) == drawPlan(8, "a", 1) {
 		t.Error("the seed changes nothing")

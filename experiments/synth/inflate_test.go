@@ -66,7 +66,7 @@ func inflated(t *testing.T, b []byte, factor int, seed uint64) ([]byte, *Inflati
 		t.Fatal(err)
 	}
 	if int64(out.Len()) != inf.Size || last != inf.Size {
-		t.Errorf("wrote %d bytes, told of %d, planned %d", out.Len(), last, inf.Size)
+		t.Errorf("wrote %d bytes, reported %d, want %d", out.Len(), last, inf.Size)
 	}
 	return out.Bytes(), inf
 }
@@ -104,7 +104,7 @@ func TestInflate(t *testing.T) {
 				t.Fatal(err)
 			}
 			if ff, _ := is.Uint("llama.feed_forward_length"); ff != 256*factor {
-				t.Errorf("feed_forward_length is %d", ff)
+				t.Errorf("feed_forward_length is %d, want %d", ff, 256*factor)
 			}
 			var expert int64
 			for i := range was.Tensors {
@@ -139,21 +139,21 @@ func TestInflate(t *testing.T) {
 				// The added bytes differ from block to block, so that nothing can be stored once
 				// for several.
 				if blocks := distinctBlocks(to, b); scales[typ] != nil && blocks != to.Size/typ.BlockBytes() {
-					t.Errorf("%s: %d different blocks of %d", to.Name, blocks, to.Size/typ.BlockBytes())
+					t.Errorf("%s: %d different blocks, want %d", to.Name, blocks, to.Size/typ.BlockBytes())
 				}
 			}
 			if inf.ExpertBytes != expert {
-				t.Errorf("an expert has %d bytes, told of %d", expert, inf.ExpertBytes)
+				t.Errorf("an expert has %d bytes, want the plan's %d", expert, inf.ExpertBytes)
 			}
 			if zeros := int64(len(b) - len(old)); (scales[typ] == nil) != (inf.Zeros == zeros) ||
 				scales[typ] != nil && inf.Zeros != 0 {
-				t.Errorf("%v: %d bytes of zeros, told of %d", typ, zeros, inf.Zeros)
+				t.Errorf("%v: %d bytes of zeros, the plan has %d", typ, zeros, inf.Zeros)
 			}
 			if again, _ := inflated(t, old, factor, 1); !bytes.Equal(again, b) {
-				t.Error("the second time other bytes")
+				t.Error("the second time there are other bytes")
 			}
 			if other, _ := inflated(t, old, factor, 2); bytes.Equal(other, b) != (scales[typ] == nil) {
-				t.Error("the seed does not matter, or matters")
+				t.Error("another seed must give other bytes if, and only if, the type has a scale")
 			}
 		})
 	}
@@ -306,7 +306,7 @@ func TestInflateFused(t *testing.T) {
 	}
 	fused, _ = f.Lookup("blk.0.ffn_gate_up_exps.weight")
 	if fused == nil || !slices.Equal(fused.Shape, []int64{4, 32, 2}) {
-		t.Fatalf("%+v", fused)
+		t.Fatalf("%+v, want the shape 4, 32, 2", fused)
 	}
 	for i := range int64(2 * 32) {
 		want := byte(0)
@@ -329,7 +329,7 @@ func TestInflateFails(t *testing.T) {
 	var config *ConfigError
 	for _, factor := range []int{math.MinInt, -1, 0, 1, maxInflation + 1, math.MaxInt} {
 		if _, err := NewInflation(f, factor, 1); !errors.As(err, &config) || config.Setting != "inflate" {
-			t.Errorf("factor %d: %v", factor, err)
+			t.Errorf("factor %d: %v, want an error of the setting inflate", factor, err)
 		}
 	}
 	inf, err := NewInflation(f, 2, 1)
@@ -338,11 +338,11 @@ func TestInflateFails(t *testing.T) {
 	}
 	for _, room := range []int64{0, inf.Size / 2, inf.Size - 1} {
 		if err := inf.Write(t.Context(), &fullDisk{int(room)}, bytes.NewReader(b), nil); !errors.Is(err, errFull) {
-			t.Errorf("with room for %d bytes: error %v", room, err)
+			t.Errorf("with room for %d bytes: error %v, want errFull", room, err)
 		}
 	}
 	if err := inf.Write(t.Context(), io.Discard, bytes.NewReader(b[:len(b)-100]), nil); !errors.Is(err,
 		gguf.ErrTruncated) {
-		t.Errorf("cut off: %v", err)
+		t.Errorf("cut off: %v, want ErrTruncated", err)
 	}
 }

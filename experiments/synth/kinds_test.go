@@ -26,7 +26,7 @@ func TestKindsInLlama(t *testing.T) {
 				t.Fatal(err)
 			}
 			if distinct := len(slices.Compact(slices.Sorted(slices.Values(r.Tokens)))); distinct < 8 {
-				t.Errorf("only %d distinct tokens of %d: %q", distinct, len(r.Tokens), r.Text)
+				t.Errorf("%d distinct tokens of %d, want 8 or more: %q", distinct, len(r.Tokens), r.Text)
 			}
 			if strings.ContainsFunc(r.Text, func(c rune) bool { return c != '\n' && (c < ' ' || c > '~') }) {
 				t.Errorf("text is not printable ASCII: %q", r.Text)
@@ -55,7 +55,7 @@ func checkChoices(t *testing.T, cfg synth.Config, ops []llama.Op) {
 		for chosen := range slices.Chunk(op.IDs, cfg.Used) {
 			sorted := slices.Sorted(slices.Values(chosen))
 			if len(slices.Compact(sorted)) != cfg.Used {
-				t.Fatalf("layer %d: experts %v", layer, chosen)
+				t.Fatalf("layer %d: experts %v, want %d", layer, chosen, cfg.Used)
 			}
 			groups := map[int32]bool{}
 			for _, e := range chosen {
@@ -65,7 +65,8 @@ func checkChoices(t *testing.T, cfg synth.Config, ops []llama.Op) {
 				}
 			}
 			if len(groups) > cfg.GroupsUsed {
-				t.Fatalf("layer %d: experts %v are of %d groups", layer, chosen, len(groups))
+				t.Fatalf("layer %d: experts %v are of %d groups, want at most %d", layer, chosen, len(groups),
+					cfg.GroupsUsed)
 			}
 		}
 	}
@@ -78,7 +79,7 @@ func checkChoices(t *testing.T, cfg synth.Config, ops []llama.Op) {
 	}
 	for layer, seen := range layers {
 		if len(seen) < cfg.Experts/2 {
-			t.Errorf("layer %d uses %d of %d experts", layer, len(seen), cfg.Experts)
+			t.Errorf("layer %d uses %d of %d experts, want half or more", layer, len(seen), cfg.Experts)
 		}
 	}
 }

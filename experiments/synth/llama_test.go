@@ -53,7 +53,7 @@ func TestInLlama(t *testing.T) {
 			}
 			t.Logf("%q", r.Text)
 			if distinct := len(slices.Compact(slices.Sorted(slices.Values(r.Tokens)))); distinct < 16 {
-				t.Errorf("only %d distinct tokens of %d: %q", distinct, len(r.Tokens), r.Text)
+				t.Errorf("%d distinct tokens of %d, want 16 or more: %q", distinct, len(r.Tokens), r.Text)
 			}
 			if strings.ContainsFunc(r.Text, func(c rune) bool { return c != '\n' && (c < ' ' || c > '~') }) {
 				t.Errorf("text is not printable ASCII: %q", r.Text)
@@ -62,7 +62,7 @@ func TestInLlama(t *testing.T) {
 				t.Errorf("a control token among %v", r.Tokens)
 			}
 			if !reflect.DeepEqual(r.Tokens, r.Repeat[0].Tokens) {
-				t.Errorf("the second time: %q, the first: %q", r.Repeat[0].Text, r.Text)
+				t.Errorf("the second time: %q, want %q as the first time", r.Repeat[0].Text, r.Text)
 			}
 			if cfg.Experts > 0 {
 				checkRouting(t, cfg, o.Ops)
@@ -106,13 +106,13 @@ func checkRouting(t *testing.T, cfg synth.Config, path string) {
 	}
 	for l, tokens := range routes {
 		if len(tokens) < 60 {
-			t.Fatalf("layer %d: routes of %d tokens", l, len(tokens))
+			t.Fatalf("layer %d: routes of %d tokens, want 60 or more", l, len(tokens))
 		}
 		counts := map[int32]int{}
 		again, across := 0, 0
 		for i, experts := range tokens {
 			if len(experts) != cfg.Used {
-				t.Fatalf("layer %d: experts %v", l, experts)
+				t.Fatalf("layer %d: experts %v, want %d", l, experts, cfg.Used)
 			}
 			for _, e := range experts {
 				counts[e]++
@@ -124,11 +124,11 @@ func checkRouting(t *testing.T, cfg synth.Config, path string) {
 		}
 		total := len(tokens) * cfg.Used
 		if len(counts) < cfg.Experts*3/4 {
-			t.Errorf("layer %d uses only %d of %d experts", l, len(counts), cfg.Experts)
+			t.Errorf("layer %d uses %d of %d experts, want three quarters or more", l, len(counts), cfg.Experts)
 		}
 		for e, n := range counts {
 			if n > total/4 {
-				t.Errorf("layer %d: expert %d has %d of %d routes", l, e, n, total)
+				t.Errorf("layer %d: expert %d has %d of %d routes, want a quarter at most", l, e, n, total)
 			}
 		}
 		if again > total/2 || across > total/2 {

@@ -78,14 +78,14 @@ func TestParsesBack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p, b := mustWrite(t, cfg)
 			if int64(len(b)) != p.Size {
-				t.Errorf("wrote %d bytes, planned %d", len(b), p.Size)
+				t.Errorf("wrote %d bytes, want %d as planned", len(b), p.Size)
 			}
 			f, err := gguf.Parse(bytes.NewReader(b), int64(len(b)))
 			if err != nil {
 				t.Fatal(err)
 			}
 			if f.Version != 3 {
-				t.Errorf("version %d", f.Version)
+				t.Errorf("version %d, want 3", f.Version)
 			}
 			var got []Tensor
 			for _, ft := range f.Tensors {
@@ -137,7 +137,7 @@ func TestLikeTrained(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(f.Tensors) != len(trained.Tensors) {
-				t.Fatalf("%d tensors, trained %d", len(f.Tensors), len(trained.Tensors))
+				t.Fatalf("%d tensors, want %d as in the trained model", len(f.Tensors), len(trained.Tensors))
 			}
 			for i, want := range trained.Tensors {
 				got := f.Tensors[i]
@@ -226,7 +226,7 @@ func TestConstantMemory(t *testing.T) {
 	runtime.ReadMemStats(&before)
 	err = p.Write(t.Context(), io.Discard, func(written int64) {
 		if written < last || written > last+chunkBytes {
-			t.Fatalf("progress went from %d to %d", last, written)
+			t.Fatalf("progress went from %d to %d, want steps of a chunk at most", last, written)
 		}
 		last = written
 	})
@@ -235,10 +235,10 @@ func TestConstantMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	if last != p.Size {
-		t.Errorf("progress ended at %d of %d", last, p.Size)
+		t.Errorf("progress ended at %d, want %d", last, p.Size)
 	}
 	if got := after.TotalAlloc - before.TotalAlloc; got > 6<<20 {
-		t.Errorf("writing %d bytes allocated %d", p.Size, got)
+		t.Errorf("writing %d bytes allocated %d, want 6 MiB at most", p.Size, got)
 	}
 }
 
@@ -275,11 +275,11 @@ func TestWriteFile(t *testing.T) {
 			t.Errorf("%d: the file is not what Write writes", i)
 		}
 		if got := names(t, dir); !reflect.DeepEqual(got, []string{"link.gguf", "model.gguf"}) {
-			t.Errorf("%d: the directory holds %q", i, got)
+			t.Errorf("%d: the directory holds %q, want the link and the model", i, got)
 		}
 	}
 	if info, err := os.Lstat(link); err != nil || info.Mode()&os.ModeSymlink == 0 {
-		t.Errorf("the link became %v, %v", info, err)
+		t.Errorf("the link became %v, %v; want a link", info, err)
 	}
 }
 
@@ -299,16 +299,16 @@ func TestWriteFileFails(t *testing.T) {
 		}
 	})
 	if !errors.Is(err, reason) {
-		t.Errorf("cancelled: error %v", err)
+		t.Errorf("cancelled: error %v, want the cause", err)
 	}
 	if err := p.WriteFile(t.Context(), dir, nil); err == nil || !strings.Contains(err.Error(), "is a directory") {
-		t.Errorf("to a directory: error %v", err)
+		t.Errorf("to a directory: error %v, want one that says so", err)
 	}
 	if err := p.WriteFile(t.Context(), filepath.Join(dir, "none", "model.gguf"), nil); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("into no directory: error %v", err)
+		t.Errorf("into no directory: error %v, want ErrNotExist", err)
 	}
 	if got := names(t, dir); !reflect.DeepEqual(got, []string{"model.gguf"}) {
-		t.Errorf("failures left %q", got)
+		t.Errorf("failures left %q, want the old model only", got)
 	}
 	if got, _ := os.ReadFile(path); string(got) != "old" {
 		t.Errorf("failures changed the old file to %d bytes", len(got))
@@ -339,7 +339,7 @@ func TestWriteError(t *testing.T) {
 	p := mustPlan(t, small(nil))
 	for _, room := range []int64{0, 100, int64(len(p.header)), p.Size / 2, p.Size - 1} {
 		if err := p.Write(t.Context(), &fullDisk{int(room)}, nil); !errors.Is(err, errFull) {
-			t.Errorf("with room for %d bytes: error %v", room, err)
+			t.Errorf("with room for %d bytes: error %v, want errFull", room, err)
 		}
 	}
 	if err := p.Write(t.Context(), &fullDisk{int(p.Size)}, nil); err != nil {
@@ -418,13 +418,13 @@ func TestParseType(t *testing.T) {
 	for _, want := range Types() {
 		for _, name := range []string{want.String(), strings.ToLower(want.String())} {
 			if got, err := ParseType(name); err != nil || got != want {
-				t.Errorf("ParseType(%q) = %v, %v", name, got, err)
+				t.Errorf("ParseType(%q) = %v, %v, want %v", name, got, err, want)
 			}
 		}
 	}
 	var config *ConfigError
 	if _, err := ParseType("Q6_K"); !errors.As(err, &config) {
-		t.Errorf("ParseType(Q6_K): error %v", err)
+		t.Errorf("ParseType(Q6_K): error %v, want a *ConfigError", err)
 	}
 }
 
@@ -452,7 +452,7 @@ func TestSized(t *testing.T) {
 		}
 		size := float64(mustPlan(t, cfg).Size)
 		if off := size/tt.target - 1; off < -tt.tolerance || off > tt.tolerance {
-			t.Errorf("%+v gives %.0f bytes", tt, size)
+			t.Errorf("%+v gives %.0f bytes, want the target within the tolerance", tt, size)
 		}
 		if tt.target >= 50e6 && (cfg.Layers < 4 || cfg.Layers > 2*max(4, cfg.Embd/128)) {
 			t.Errorf("%+v gives %d layers of width %d", tt, cfg.Layers, cfg.Embd)
@@ -473,7 +473,7 @@ func TestSized(t *testing.T) {
 	} {
 		var config *ConfigError
 		if cfg, err := Sized(bad.target, bad.cfg); !errors.As(err, &config) {
-			t.Errorf("%s: %+v, error %v", name, cfg, err)
+			t.Errorf("%s: %+v, error %v; want a *ConfigError", name, cfg, err)
 		}
 	}
 }
@@ -490,7 +490,7 @@ func TestHashed(t *testing.T) {
 	i := slices.IndexFunc(p.Tensors, func(t Tensor) bool { return t.Name == "blk.0.ffn_gate_tid2eid.weight" })
 	table := b[p.Tensors[i].Offset:][:p.Tensors[i].Size]
 	if len(table) != 4*used*vocab {
-		t.Fatalf("%d bytes", len(table))
+		t.Fatalf("%d bytes, want 4 for each choice", len(table))
 	}
 	var count [experts]int
 	for row := range slices.Chunk(table, 4*used) {
@@ -506,7 +506,7 @@ func TestHashed(t *testing.T) {
 	}
 	for e, n := range count {
 		if mean := used * vocab / experts; n < mean*98/100 || n > mean*102/100 {
-			t.Errorf("expert %d is chosen %d times, on average they are %d times", e, n, mean)
+			t.Errorf("expert %d is chosen %d times, want about the average of %d", e, n, mean)
 		}
 	}
 }

@@ -188,7 +188,7 @@ func TestDamped(t *testing.T) {
 		p, b := mustWrite(t, small(func(c *Config) { c.Type, c.Vocab = typ, 300 }))
 		x := p.Tensors[0]
 		if x.Name != "output.weight" {
-			t.Fatalf("first tensor is %s", x.Name)
+			t.Fatalf("first tensor is %s, want output.weight", x.Name)
 		}
 		values := decode(t, typ, b[x.Offset:x.Offset+x.Size])
 		for id := range 300 {

@@ -25,7 +25,7 @@ func TestAttentionUsage(t *testing.T) {
 func TestAttentionFails(t *testing.T) {
 	code, _, stderr := lab(t.Context(), "attention", "--model", "/nonexistent/m.gguf", "--text", "/nonexistent/text")
 	if code != 1 || !strings.Contains(stderr, "no such file") || strings.Count(stderr, "\n") != 1 {
-		t.Errorf("exit %d, %q", code, stderr)
+		t.Errorf("exit %d, %q; want 1 and one line that there is no such file", code, stderr)
 	}
 }
 
@@ -39,12 +39,12 @@ func TestAttention(t *testing.T) {
 		}
 		code, stdout, stderr := lab(t.Context(), with...)
 		if code != 0 || stderr != "" {
-			t.Fatalf("%s: exit %d, %s", format, code, stderr)
+			t.Fatalf("%s: exit %d, %s; want 0", format, code, stderr)
 		}
 		if lines < 0 {
 			var r attentionReport
 			if err := json.Unmarshal([]byte(stdout), &r); err != nil || len(r.Rows) != 6 || r.Interrupted {
-				t.Fatalf("%v: %+v", err, r)
+				t.Fatalf("%v: %+v, want 6 rows", err, r)
 			}
 			if r := r.Rows[5]; r.Workload != "outliers" || r.Top != 12 || r.Speedup <= 0 {
 				t.Errorf("%+v", r)
@@ -71,11 +71,11 @@ func TestAttentionInterrupted(t *testing.T) {
 			}
 			code, stdout, stderr := interrupted(t, 2*time.Second, with...)
 			if code != 1 || stderr != "lab attention: interrupted by SIGINT\n" {
-				t.Fatalf("exit %d, %q", code, stderr)
+				t.Fatalf("exit %d, %q; want 1 and that it was interrupted", code, stderr)
 			}
 			if format != "--json" {
 				if !strings.Contains(stdout, "INTERRUPTED") || !strings.Contains(stdout, "flat") {
-					t.Errorf("%s", stdout)
+					t.Errorf("%s\nwant INTERRUPTED and a row", stdout)
 				}
 				return
 			}

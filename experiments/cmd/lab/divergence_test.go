@@ -49,7 +49,7 @@ func TestDivergence(t *testing.T) {
 		"--bytes", "same=0.25", "--text", text, "-c", "32", "--limit", "3"}
 	if code, _, stderr := lab(t.Context(), args...); code != 1 || !strings.Contains(stderr, "self=") ||
 		strings.Count(stderr, "\n") != 1 {
-		t.Errorf("a model that is not there: exit %d, %q", code, stderr)
+		t.Errorf("a model that is not there: exit %d, %q; want 1 and one line that names it", code, stderr)
 	}
 	args[4] = "it=" + model
 	for _, more := range [][]string{{}, {"--markdown"}} {

@@ -24,6 +24,6 @@ func TestFabricFails(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing.gguf")
 	if code, stdout, stderr := lab(t.Context(), "fabric", "-m", missing); code != 1 || stdout != "" ||
 		strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "missing.gguf") {
-		t.Errorf("exit %d, %q, %q", code, stdout, stderr)
+		t.Errorf("exit %d, %q, %q; want 1 and one line that names the file", code, stdout, stderr)
 	}
 }

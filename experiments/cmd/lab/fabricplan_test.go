@@ -73,7 +73,7 @@ func TestFabricplanUsage(t *testing.T) {
 	cancel()
 	for _, args := range [][]string{{"-m", path}, {"-m", path, "--trytes", "40"}} {
 		if code, _, stderr := plans(ctx, args...); code != 1 || stderr != "lab fabricplan: context canceled\n" {
-			t.Errorf("%q, stopped: exit %d, %q", args, code, stderr)
+			t.Errorf("%q, stopped: exit %d, %q; want 1 and that it was cancelled", args, code, stderr)
 		}
 	}
 }
@@ -113,7 +113,7 @@ func TestFabricplanAccurate(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "out.gguf")
 	code, stdout, stderr := plans(t.Context(), "-m", path, "--profile", "accurate", "--rows", "8", "--write", out)
 	if code != 0 || !strings.Contains(stdout, "6 exact") || stderr != "" {
-		t.Fatalf("exit %d, stdout %q, stderr %q", code, stdout, stderr)
+		t.Fatalf("exit %d, stdout %q, stderr %q; want 0 and 6 exact", code, stdout, stderr)
 	}
 	want, err := os.ReadFile(path)
 	if err != nil {
@@ -139,7 +139,7 @@ func TestFabricplanWrite(t *testing.T) {
 		code, stdout, stderr := plans(t.Context(),
 			append([]string{"-m", path, "--rows", "0", "--json", "--write", out, "--figure", figure}, args...)...)
 		if code != 0 || stderr != "" {
-			t.Fatalf("%q: exit %d, %s", args, code, stderr)
+			t.Fatalf("%q: exit %d, %s; want 0", args, code, stderr)
 		}
 		var p plan.Plan
 		if err := json.Unmarshal([]byte(stdout), &p); err != nil {
@@ -177,7 +177,7 @@ func TestFabricplanWrite(t *testing.T) {
 	}
 	if code, stdout, _ := plans(t.Context(), "-m", path, "--markdown", "--rows", "16"); code != 0 ||
 		!strings.Contains(stdout, "| --- |") {
-		t.Errorf("markdown: exit %d, %q", code, stdout)
+		t.Errorf("markdown: exit %d, %q; want 0 and a table", code, stdout)
 	}
 }
 
@@ -188,7 +188,7 @@ func TestFabricplanTrytes(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "out.gguf")
 	code, stdout, stderr := plans(t.Context(), "-m", path, "--trytes", "30", "--rows", "0", "--json", "--write", out)
 	if code != 0 || stderr != "" {
-		t.Fatalf("exit %d, %s", code, stderr)
+		t.Fatalf("exit %d, %s; want 0", code, stderr)
 	}
 	var c plan.Trytes
 	if err := json.Unmarshal([]byte(stdout), &c); err != nil {
@@ -198,7 +198,7 @@ func TestFabricplanTrytes(t *testing.T) {
 	for name, was := range before {
 		tensor, depth, ok := c.Lookup(name)
 		if !ok || depth < 1 || depth > 6 {
-			t.Errorf("%s: %+v in %d trits", name, tensor, depth)
+			t.Errorf("%s: %+v in %d trits, want 1 to 6", name, tensor, depth)
 			continue
 		}
 		noise, signal := 0.0, 0.0
@@ -212,12 +212,12 @@ func TestFabricplanTrytes(t *testing.T) {
 		}
 	}
 	if len(before) != len(after) {
-		t.Errorf("%d tensors became %d", len(before), len(after))
+		t.Errorf("%d tensors became %d, want as many", len(before), len(after))
 	}
 	for flag, want := range map[string]string{"--markdown": "| --- |", "-q": "least SNR"} {
 		if code, stdout, _ := plans(t.Context(), "-m", path, "--trytes", "30", flag); code != 0 ||
 			!strings.Contains(stdout, want) {
-			t.Errorf("%s: exit %d, %q", flag, code, stdout)
+			t.Errorf("%s: exit %d, %q; want 0 and %q", flag, code, stdout, want)
 		}
 	}
 }

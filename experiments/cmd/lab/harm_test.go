@@ -40,7 +40,7 @@ func TestHarmFails(t *testing.T) {
 		want = "needs root"
 	}
 	if code != 1 || !strings.Contains(stderr, want) || strings.Count(stderr, "\n") != 1 {
-		t.Errorf("exit %d, %q", code, stderr)
+		t.Errorf("exit %d, %q; want 1 and one line with %q", code, stderr, want)
 	}
 }
 
@@ -73,7 +73,7 @@ func TestHarm(t *testing.T) {
 				t.Skip("set TMPDIR to a directory on a disk")
 			}
 			if code != 1 || stderr != test.stderr || !strings.Contains(stdout, "instant:5MB") {
-				t.Fatalf("exit %d, %q\n%s", code, stderr, stdout)
+				t.Fatalf("exit %d, %q, want 1 and %q\n%s", code, stderr, test.stderr, stdout)
 			}
 			var r harm.Report
 			data, err := os.ReadFile(path)
@@ -92,7 +92,7 @@ func TestHarm(t *testing.T) {
 			}
 			left, err := fs.Glob(os.DirFS(dir), "*")
 			if err != nil || len(left) != 1 {
-				t.Errorf("files %q, %v", left, err)
+				t.Errorf("files %q, %v; want one", left, err)
 			}
 		})
 	}

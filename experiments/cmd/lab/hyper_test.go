@@ -89,7 +89,7 @@ INTERRUPTED: figures are missing.
 `
 	var b bytes.Buffer
 	if err := r.WriteText(&b); err != nil || b.String() != want {
-		t.Errorf("%v\n%s", err, &b)
+		t.Errorf("%v\n%s\nwant\n%s", err, &b, want)
 	}
 }
 
@@ -101,7 +101,7 @@ func TestHyperInterrupted(t *testing.T) {
 		"--items", "2,1024", "--coding", "exact", "--save", path)
 	if code != 1 || stderr != "lab hyper: interrupted by SIGINT\n" || !strings.Contains(stdout, "INTERRUPTED") ||
 		!strings.Contains(stdout, "64 trits") {
-		t.Fatalf("exit %d, %q\n%s", code, stderr, stdout)
+		t.Fatalf("exit %d, %q, want 1 and that it was interrupted\n%s", code, stderr, stdout)
 	}
 	var r hyperReport
 	data, err := os.ReadFile(path)
@@ -119,11 +119,11 @@ func TestHyper(t *testing.T) {
 		"64", "--queries", "256", "--seed", "7"}
 	if code, stdout, stderr := lab(t.Context(), append(args, "--save", path)...); code != 0 ||
 		strings.Count(stdout, "\n") != 5 {
-		t.Fatalf("exit %d, %q, %q", code, stdout, stderr)
+		t.Fatalf("exit %d, %q, %q; want 0 and 5 lines", code, stdout, stderr)
 	}
 	code, again, stderr := lab(t.Context(), append(args, "--json")...)
 	if code != 0 {
-		t.Fatalf("exit %d, %q", code, stderr)
+		t.Fatalf("exit %d, %q; want 0", code, stderr)
 	}
 	data, err := os.ReadFile(path)
 	if err != nil || string(data) != again {
@@ -135,6 +135,6 @@ func TestHyper(t *testing.T) {
 	}
 	if len(report.Rows) != 4 || report.Interrupted || report.Seed != 7 || report.Rows[1].Coding != hyper.Exact ||
 		math.Abs(report.Rows[1].Measured-.675) > .12 {
-		t.Errorf("%+v", report)
+		t.Errorf("%+v, want 4 rows with the seed 7", report)
 	}
 }

@@ -132,7 +132,7 @@ func TestHelp(t *testing.T) {
 	}
 	if code, stdout, _ := lab(t.Context(), "overhead", "trap", "--help"); code != 0 ||
 		!strings.Contains(stdout, "sudo lab overhead trap --pid") {
-		t.Errorf("exit %d, %s", code, stdout)
+		t.Errorf("exit %d, %s; want 0 and the help of trap", code, stdout)
 	}
 }
 
@@ -140,7 +140,7 @@ func TestNoCommand(t *testing.T) {
 	for _, args := range [][]string{{}, {"presure"}, {"--no-such-flag"}} {
 		if code, stdout, stderr := lab(t.Context(), args...); code != cli.BadUsage || stdout != "" ||
 			strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "(see lab --help)") {
-			t.Errorf("%q: exit %d, %q", args, code, stderr)
+			t.Errorf("%q: exit %d, %q; want wrong usage and one line", args, code, stderr)
 		}
 	}
 }
@@ -154,7 +154,7 @@ func TestCompletion(t *testing.T) {
 	} {
 		if code, stdout, _ := lab(t.Context(), append([]string{"__complete"}, args...)...); code != 0 ||
 			!strings.HasPrefix(stdout, want) {
-			t.Errorf("%q: exit %d, %q", args, code, stdout)
+			t.Errorf("%q: exit %d, %q; want %q", args, code, stdout, want)
 		}
 	}
 }

@@ -42,7 +42,7 @@ func TestOverheadFails(t *testing.T) {
 		want = "needs root"
 	}
 	if code != 1 || !strings.Contains(stderr, want) || strings.Count(stderr, "\n") != 1 {
-		t.Errorf("exit %d, %q", code, stderr)
+		t.Errorf("exit %d, %q; want 1 and one line with %q", code, stderr, want)
 	}
 }
 
@@ -73,7 +73,7 @@ func TestOverheadInterrupted(t *testing.T) {
 		"--pairs", "10000", "--settle", "100ms", "--observer", "none", "--observer", "trap", "--save", path)
 	if code != 1 || stderr != "lab overhead: interrupted by SIGINT\n" ||
 		!strings.Contains(stdout, "INTERRUPTED after") {
-		t.Fatalf("exit %d, %q\n%s", code, stderr, stdout)
+		t.Fatalf("exit %d, %q, want 1 and that it was interrupted\n%s", code, stderr, stdout)
 	}
 	var r overhead.Report
 	data, err := os.ReadFile(path)
@@ -81,7 +81,7 @@ func TestOverheadInterrupted(t *testing.T) {
 		err = json.Unmarshal(data, &r)
 	}
 	if err != nil || !r.Interrupted || len(r.Rows) != 2 {
-		t.Fatalf("%v: %s", err, data)
+		t.Fatalf("%v: %s, want 2 rows and that it was interrupted", err, data)
 	}
 	for _, row := range r.Rows {
 		if row.Error != "" || len(row.Pairs) == 0 || row.Plain <= 0 || (row.Probes > 0) != (row.Name == "trap") {

@@ -62,7 +62,7 @@ func TestPressureFails(t *testing.T) {
 		want = "needs root"
 	}
 	if code != 1 || !strings.Contains(stderr, want) || strings.Count(stderr, "\n") != 1 {
-		t.Errorf("exit %d, %q", code, stderr)
+		t.Errorf("exit %d, %q; want 1 and one line with %q", code, stderr, want)
 	}
 }
 
@@ -113,14 +113,14 @@ func TestStaticVariant(t *testing.T) {
 	}
 	if v := o.Variants[1]; v.Name != "static" ||
 		!strings.HasSuffix(v.Helper, "' pin --pid {pid} --room {room} {model}") || o.Variants[0].Helper != "" {
-		t.Errorf("%+v", o.Variants)
+		t.Errorf("%+v, want plain without a helper and static with lab pin", o.Variants)
 	}
 	if o.Throttle != 500e6 {
-		t.Errorf("throttle %d", o.Throttle)
+		t.Errorf("throttle %d, want 5e8", o.Throttle)
 	}
 	o.variants, o.Variants = []string{"static=vmtouch -l -p 0-{room} {model}"}, nil
 	if err := o.complete(); err != nil || o.Variants[0].Helper != "vmtouch -l -p 0-{room} {model}" {
-		t.Errorf("%v, %+v", err, o.Variants)
+		t.Errorf("%v, %+v; want the given helper", err, o.Variants)
 	}
 }
 
@@ -142,11 +142,11 @@ func TestFrom(t *testing.T) {
 		figure, "--figure-bytes", bytes, "--parquet", table)
 	if code != 0 || stderr != "" || !strings.Contains(stdout, "Steady: without the first 1 tokens") ||
 		!strings.Contains(stdout, "85 %") {
-		t.Errorf("exit %d, %q\n%s", code, stderr, stdout)
+		t.Errorf("exit %d, %q, want 0 and a start-up of 85 %%\n%s", code, stderr, stdout)
 	}
 	for file, want := range map[string]string{figure: "<?xml", bytes: "%PDF", table: "PAR1", out: "{"} {
 		if data, err := os.ReadFile(file); err != nil || !strings.HasPrefix(string(data), want) {
-			t.Errorf("%s: %v, begins with %.8q", file, err, data)
+			t.Errorf("%s: %v, begins with %.8q, want %q", file, err, data, want)
 		}
 	}
 	// The written file is shown again unchanged.
@@ -162,7 +162,7 @@ func TestFrom(t *testing.T) {
 	code, again, stderr := lab(t.Context(), "pressure", "--from", out, "--save", nowhere, "--parquet", table,
 		"--figure", filepath.Join(dir, "none", "x.png"))
 	if code != 1 || again != stdout || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "no such file") {
-		t.Errorf("exit %d, %q\n%s", code, stderr, again)
+		t.Errorf("exit %d, %q, want 1 and one line that there is no such file\n%s", code, stderr, again)
 	}
 	if _, err := os.Stat(table); err != nil {
 		t.Error(err)
@@ -275,6 +275,6 @@ func TestSave(t *testing.T) {
 	}
 	var r pressure.Report
 	if err := json.Unmarshal(b, &r); err != nil || r.Own != 2 || !strings.HasPrefix(stdout.String(), "model: ") {
-		t.Errorf("%s, %v; printed %q", b, err, stdout.String())
+		t.Errorf("%s, %v; printed %q; want the report in both", b, err, stdout.String())
 	}
 }

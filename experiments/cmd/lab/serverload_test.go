@@ -20,7 +20,7 @@ func TestServerloadFails(t *testing.T) {
 	for _, server := range []string{"/nonexistent/llama-server", "false"} {
 		if code, _, stderr := lab(t.Context(), "serverload", "--", server); code != 1 ||
 			!strings.Contains(stderr, "server") || strings.Count(stderr, "\n") != 1 {
-			t.Errorf("%s: exit %d, %q", server, code, stderr)
+			t.Errorf("%s: exit %d, %q; want 1 and one line about the server", server, code, stderr)
 		}
 	}
 }

@@ -44,7 +44,7 @@ func TestSoakInterrupted(t *testing.T) {
 		t.Skip("set TMPDIR to a directory on a disk")
 	}
 	if code != 1 || stderr != "lab soak: interrupted by SIGINT\n" || !strings.Contains(stdout, "interrupted") {
-		t.Fatalf("exit %d, %q\n%s", code, stderr, stdout)
+		t.Fatalf("exit %d, %q, want 1 and that it was interrupted\n%s", code, stderr, stdout)
 	}
 	var r soak.Report
 	data, err := os.ReadFile(saved)
@@ -52,9 +52,9 @@ func TestSoakInterrupted(t *testing.T) {
 		err = json.Unmarshal(data, &r)
 	}
 	if err != nil || !r.Interrupted || len(r.Findings) > 0 || r.Targets == 0 || r.Checks != r.Targets {
-		t.Errorf("%v: %s", err, data)
+		t.Errorf("%v: %s, want an interrupted report without findings", err, data)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
-		t.Errorf("files %v, %v", left, err)
+		t.Errorf("files %v, %v; want none", left, err)
 	}
 }

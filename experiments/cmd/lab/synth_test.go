@@ -52,10 +52,10 @@ func TestSynth(t *testing.T) {
 			}
 			if tt.code == 0 {
 				if said != "" { // a pipe gets no message
-					t.Errorf("stderr %q", said)
+					t.Errorf("stderr %q, want nothing", said)
 				}
 				if _, err := gguf.Open(filepath.Join(dir, "model.gguf")); err != nil || len(entries) != 1 {
-					t.Errorf("model: %v; %d files", err, len(entries))
+					t.Errorf("model: %v; %d files, want 1", err, len(entries))
 				}
 				return
 			}
@@ -70,7 +70,7 @@ func TestSynthStdout(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "model.gguf")
 	args := []string{"synth", "--size", "3MB", "--seed", "7", "-o"}
 	if code, _, stderr := lab(t.Context(), append(args, path)...); code != 0 {
-		t.Fatalf("exit %d: %s", code, stderr)
+		t.Fatalf("exit %d, want 0: %s", code, stderr)
 	}
 	want, err := os.ReadFile(path)
 	if err != nil {
@@ -78,7 +78,7 @@ func TestSynthStdout(t *testing.T) {
 	}
 	code, got, stderr := lab(t.Context(), append(args, "-")...)
 	if code != 0 {
-		t.Fatalf("exit %d: %s", code, stderr)
+		t.Fatalf("exit %d, want 0: %s", code, stderr)
 	}
 	if got != string(want) {
 		t.Errorf("-o - wrote %d bytes that differ from the file's %d", len(got), len(want))
@@ -94,7 +94,7 @@ func TestInflate(t *testing.T) {
 		args := append([]string{"synth", "-o", filepath.Join(dir, name), "--layers", "1", "--embd", "64", "--ff",
 			"64", "--heads", "2"}, flags...)
 		if code, _, stderr := lab(t.Context(), args...); code != 0 {
-			t.Fatalf("exit %d: %s", code, stderr)
+			t.Fatalf("exit %d, want 0: %s", code, stderr)
 		}
 	}
 	moe := []string{"--experts", "4", "--used", "2"}
@@ -141,7 +141,7 @@ func TestInflate(t *testing.T) {
 			}
 			if err == nil {
 				if ff, _ := f.Uint("llama.feed_forward_length"); ff != 256 {
-					t.Errorf("feed_forward_length is %d", ff)
+					t.Errorf("feed_forward_length is %d, want 256", ff)
 				}
 			}
 		})
@@ -185,13 +185,13 @@ func TestSynthInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	if code := exitCode(t, <-exited); code != 1 || strings.Count(stderr.String(), "\n") != 1 {
-		t.Errorf("exit %d, stderr %q", code, stderr.String())
+		t.Errorf("exit %d, stderr %q; want 1 and one line", code, stderr.String())
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if old, _ := os.ReadFile(path); len(entries) != 1 || string(old) != "old" {
-		t.Errorf("%d files are left; the old one has %d bytes", len(entries), len(old))
+		t.Errorf("%d files are left, the old one has %d bytes; want it alone and unchanged", len(entries), len(old))
 	}
 }
