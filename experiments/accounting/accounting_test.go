@@ -1,5 +1,7 @@
 package accounting
 
+// This file tests the source of ops, and checks a real tracer with it on a small scale.
+
 import (
 	"encoding/json"
 	"fmt"

@@ -1,5 +1,7 @@
 package accounting
 
+// This file tests which results of a series are faulty, and how they are reported.
+
 import (
 	"bytes"
 	"context"

@@ -1,5 +1,7 @@
 package divergence_test
 
+// This file tests whole comparisons, on small models in a real llama.cpp.
+
 import (
 	"bytes"
 	"context"

@@ -1,5 +1,7 @@
 package divergence
 
+// This file tests the divergence of two distributions against closed forms.
+
 import (
 	"errors"
 	"math"

@@ -1,5 +1,7 @@
 package harm
 
+// This file tests how scenes are parsed, when they happen, and what they do to a group.
+
 import (
 	"fmt"
 	"os"

@@ -1,5 +1,7 @@
 package llama
 
+// This file tests the installation with a fake npm: what is fetched, checked, unpacked and cached.
+
 import (
 	"archive/tar"
 	"bytes"

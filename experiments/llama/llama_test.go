@@ -1,5 +1,8 @@
 package llama_test
 
+// This file tests the driver on real models: the tokens, the ground truth of what ops read, the
+// marks and the errors.
+
 import (
 	"bytes"
 	"encoding/json"

@@ -1,5 +1,7 @@
 package overhead
 
+// This file tests how probes are counted in code.
+
 import "testing"
 
 func TestPlaces(t *testing.T) {

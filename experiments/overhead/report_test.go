@@ -1,5 +1,7 @@
 package overhead
 
+// This file tests the estimate of the overhead on planted data.
+
 import (
 	"math"
 	"math/rand/v2"

@@ -1,5 +1,7 @@
 package pressure
 
+// This file tests the measurement of the first token, on the scripted target.
+
 import (
 	"context"
 	"errors"

@@ -1,5 +1,7 @@
 package soak
 
+// This file tests how a server is asked for tokens, with a server that is played.
+
 import (
 	"bytes"
 	"encoding/json"

@@ -1,5 +1,7 @@
 package synth_test
 
+// This file tests in a real llama.cpp that inflated models are the same as the originals.
+
 import (
 	"errors"
 	"io"

@@ -1,5 +1,7 @@
 package synth
 
+// This file tests models with heavier experts: the tensors, the metadata and the errors.
+
 import (
 	"bytes"
 	"errors"

@@ -1,5 +1,7 @@
 package synth_test
 
+// This file tests each kind of model in a real llama.cpp.
+
 import (
 	"fmt"
 	"path/filepath"

@@ -1,5 +1,7 @@
 package synth_test
 
+// This file tests the text and the routing of models in a real llama.cpp.
+
 import (
 	"fmt"
 	"path/filepath"

@@ -1,5 +1,8 @@
 package synth
 
+// This file tests the files: their layout, their bytes, how they are written, and which models are
+// refused.
+
 import (
 	"bytes"
 	"context"

@@ -1,5 +1,7 @@
 package synth
 
+// This file tests the values of the weights against a second decoder.
+
 import (
 	"bytes"
 	"encoding/binary"

@@ -55,7 +55,7 @@ Exit codes: 0 all of that holds, 1 it does not, or was not measured; 2 wrong usa
 	f := cmd.Flags()
 	f.Int64Var(&cfg.Ops, "ops", 11_500_000, "ops of a run; at the default ten million are events")
 	f.Int64Var(&cfg.Rate, "rate", 260_000, "ops per second; at nine tenths of the default 200,000 are events")
-	f.StringVar(&cfg.Tracer, "tracer", "", "the tracer `command` (default: beside this program, else in PATH)")
+	f.StringVar(&cfg.Tracer, "tracer", "", "the tracer `command` (default: beside this program, or else in PATH)")
 	f.BoolVar(&asJSON, "json", false, "print the accounts as JSON")
 	return cmd
 }

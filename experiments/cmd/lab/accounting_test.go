@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab accounting": its flags, its errors and its output.
+
 import (
 	"os"
 	"strings"

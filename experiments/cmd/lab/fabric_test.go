@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab fabric": its flags, its errors and its output.
+
 import (
 	"path/filepath"
 	"strings"

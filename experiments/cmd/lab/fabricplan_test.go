@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab fabricplan": its flags, its errors and its output.
+
 import (
 	"bytes"
 	"context"

@@ -1,5 +1,8 @@
 package main
 
+// This file implements "lab firsttoken", which measures how long a user waits for the first token.
+// See package pressure.
+
 import (
 	"context"
 	"errors"

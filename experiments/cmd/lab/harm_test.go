@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab harm": its flags, its errors and its output.
+
 import (
 	"encoding/json"
 	"io/fs"

@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab hyper": its flags, its errors and its output.
+
 import (
 	"bytes"
 	"context"

@@ -29,10 +29,10 @@ func latencyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "latency -m moe.gguf --limit SIZE [flags] [-- target...]",
 		Short: "Measure how long a helper takes from a router's choice to its first read",
-		Long: `Latency runs a mixture of experts in a memory control group with a limit, a helper beside it, and
-measures with probes of its own how long it takes from the op that reads a router's choice first
-until the helper's first read is handed to the block layer, and until the disk's driver gets it. The
-target's threads, one for each processor, spin at each barrier.
+		Long: `Latency runs a mixture of experts in a memory control group with a limit, with a helper beside it.
+With probes of its own it measures the time from when the first op reads a router's choice until the
+helper's first read is handed to the block layer, and until the disk's driver gets it. The target's
+threads, one for each processor, spin at each barrier.
 
 --helper is a shell command that starts with the target and gets SIGTERM when that ends; {pid} is
 the target's process id.

@@ -139,7 +139,7 @@ Exit codes: 0 measured, whatever came out; 1 not measured; 2 wrong usage.`,
 		"the limits as `shares` of the weights that a token reads, beside the target's own memory")
 	f.Lookup("x").DefValue = "" // there is none
 	f.Float64SliceVar(&o.experts, "experts", nil,
-		"the limits as `shares` of a mixture's experts, beside all else that a token reads and the target's own memory")
+		"the limits as `shares` of a mixture's experts, beside the rest that a token reads and the target's own memory")
 	f.Lookup("experts").DefValue = ""
 	cli.SizeVar(f, &o.limit, "limit", "the limit as a `size`: 1GB, 800MiB")
 	f.StringArrayVar(&o.variants, "variant", nil,

@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab pressure" and the commands that it starts, "lab load" and "lab pin".
+
 import (
 	"bytes"
 	"encoding/json"

@@ -24,9 +24,10 @@ var rooflineModels = []roofline.Model{
 	{Name: "gpt-oss-120b", Weights: 116.8e9, Active: 5.1e9, Layers: 36, Trips: 5},
 }
 
-// Bytes: planes of two bits, or in PT-5 of 1.6, and a half for 32 weights. Zeros are those that the
-// emulator counted for fitted planes of weights drawn from a normal distribution (skip_rate,
-// `prefetchd fabric status`).
+// rooflineForms are the forms in which weights are kept. A plane takes two bits for a weight, or 1.6
+// in PT-5, and each 32 weights take a half (16 bits). zeros is the share of zeros that the emulator
+// counted for fitted planes of weights drawn from a normal distribution (skip_rate of `prefetchd
+// fabric status`).
 func rooflineForms(zeros float64) []roofline.Form {
 	form := func(name string, planes, bits float64) roofline.Form {
 		return roofline.Form{Name: name, Planes: planes, BytesPerWeight: (planes*bits + 0.5) / 8, Zeros: zeros}
@@ -43,11 +44,11 @@ func rooflineCommand() *cobra.Command {
 		Use:   "roofline [flags]",
 		Short: "Predict the tokens per second of a device in hardware",
 		Long: `Roofline predicts, for three public models, how many tokens per second a device in hardware would
-generate, with assumptions that are flags. A token takes the longer of reading its weights and of
-computing with them; besides, each product that waits for the one before costs a trip, and each
-layer the host's part: the device is idle then. Two sequences at a time, without shared reads
-("two"), keep it busy. These are no measurements: fabric/TFMBS_DEVICE_SPEC.md says which figures are
-measured on the emulator, and which are assumed.
+generate. The assumptions are flags. A token takes the longer of reading its weights and of computing
+with them. In addition, each product that waits for the one before costs a trip, and each layer the
+host's part; the device is idle then. Two sequences at a time, without shared reads ("two"), keep it
+busy. These are no measurements: fabric/TFMBS_DEVICE_SPEC.md says which figures are measured on the
+emulator, and which are assumed.
 
 Exit codes: 0 predicted; 2 wrong usage.`,
 		Example: `  lab roofline

@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab roofline": its flags, its errors and its output.
+
 import (
 	"bytes"
 	"encoding/json"

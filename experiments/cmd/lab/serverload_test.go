@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab serverload": its flags, its errors and its output.
+
 import (
 	"strings"
 	"testing"

@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab soak": its flags, its errors and its output.
+
 import (
 	"encoding/json"
 	"os"

@@ -1,5 +1,7 @@
 package main
 
+// This file tests "lab synth": its flags, its errors and its output.
+
 import (
 	"fmt"
 	"os"
