@@ -13,9 +13,9 @@ import (
 // instance because it did not finish, is NaN.
 func (r *Report) Columns() []tables.Column {
 	steady := r.hasSteady()
-	var runs []*measured
+	var runs []*runView
 	for _, run := range slices.Concat(r.Runs, r.Unlimited) {
-		runs = append(runs, r.measured(&run, steady))
+		runs = append(runs, r.viewRun(&run, steady))
 	}
 	var columns []tables.Column
 	for i := range metrics {
@@ -37,7 +37,7 @@ func (r *Report) Columns() []tables.Column {
 	return columns
 }
 
-func columnOf[T any](runs []*measured, of func(*measured) T) []T {
+func columnOf[T any](runs []*runView, of func(*runView) T) []T {
 	values := make([]T, len(runs))
 	for i, run := range runs {
 		values[i] = of(run)

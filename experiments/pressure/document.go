@@ -105,10 +105,10 @@ func (r *Report) computeText() string {
 func (r *Report) table(at *Result) *tabular.Table {
 	t := &tabular.Table{Title: r.title(at), Columns: tabular.Left("variant")}
 	var columns []*metric
-	for _, m := range shownMetrics {
-		if m.shown.isAt(at) {
+	for _, m := range tableMetrics {
+		if m.table.isAt(at) {
 			columns = append(columns, m)
-			t.Columns = append(t.Columns, tabular.Left(m.shown.headings()...)...)
+			t.Columns = append(t.Columns, tabular.Left(m.table.headings()...)...)
 		}
 	}
 	add := func(name string, cells func(*metric) []string) {
@@ -119,7 +119,7 @@ func (r *Report) table(at *Result) *tabular.Table {
 		t.Rows = append(t.Rows, row)
 	}
 	if u := r.fastestInMemory(); u != nil {
-		run := r.measured(u, r.hasSteady())
+		run := r.viewRun(u, r.hasSteady())
 		add("(no limit, in "+string(u.In)+")", func(m *metric) []string { return m.unlimitedCells(run) })
 	}
 	for i := range at.Summaries {
@@ -261,10 +261,10 @@ func (r *Report) remarks() tabular.Lines {
 	if len(r.Variants) > 1 {
 		add("Speedup: over %s in the same round.", r.Variants[0].Name)
 	}
-	for _, m := range shownMetrics {
-		isAt := func(at Result) bool { return m.shown.isAt(&at) }
-		if m.shown.note != "" && slices.ContainsFunc(r.Results, isAt) {
-			add("%s", m.shown.note)
+	for _, m := range tableMetrics {
+		isAt := func(at Result) bool { return m.table.isAt(&at) }
+		if m.table.note != "" && slices.ContainsFunc(r.Results, isAt) {
+			add("%s", m.table.note)
 		}
 	}
 	for _, l := range r.Least {

@@ -47,8 +47,9 @@ func mixture(t *testing.T) *Report {
 		Results: []Result{{Limit: 500e6, ReadaheadKiB: 128}, {Limit: 200e6, ReadaheadKiB: 128},
 			{Limit: 610e6, ReadaheadKiB: 128}},
 	}
-	told := &Told{Tokens: 10, TokS: 25, Expected: 30, Streamed: 900e6, Late: 3, Beyond: Beyond{Window: 5, Swept: 7},
-		Experts: &ToldExperts{Chosen: 10, Missed: 4, Read: 400e6, Speculative: Speculative{Read: 100e6, Used: 60e6},
+	told := &HelperReport{Tokens: 10, TokS: 25, Expected: 30, Streamed: 900e6, Late: 3,
+		Beyond: Beyond{Window: 5, Swept: 7},
+		Experts: &HelperExperts{Chosen: 10, Missed: 4, Read: 400e6, Speculative: Speculative{Read: 100e6, Used: 60e6},
 			Strays: 9}}
 	for setting, speeds := range [][]float64{{10, 24, 12}, {4, 3.8, 4}, {48, 47, 49}} {
 		for v, speed := range speeds {
@@ -63,7 +64,7 @@ func mixture(t *testing.T) *Report {
 				run.Tokens = make([]int32, 12)
 				switch v {
 				case 1:
-					run.Helper, run.HelperPerToken, run.HelperSystemMs = &HelperEnd{Told: told}, 100<<20, 12
+					run.Helper, run.HelperPerToken, run.HelperSystemMs = &HelperEnd{Report: told}, 100<<20, 12
 				case 2:
 					run.Helper = &HelperEnd{Output: "hello\n"}
 				}
@@ -122,7 +123,7 @@ func TestExpertBound(t *testing.T) {
 	if mute.Demand.N != 0 || mute.Speculative.N != 0 || mute.Stall.N != 2 {
 		t.Errorf("a helper that tells nothing: %+v, want no demand and 2 stalls", mute)
 	}
-	if want := []Least{{"live", 3.8 / 4, 1, 3.8 / 4, 1}, {"mute", 1, 1, 1, 1}}; !slices.Equal(r.Least, want) {
+	if want := []LeastSpeedup{{"live", 3.8 / 4, 1, 3.8 / 4, 1}, {"mute", 1, 1, 1, 1}}; !slices.Equal(r.Least, want) {
 		t.Errorf("least speedups %+v, want %+v", r.Least, want)
 	}
 
@@ -346,9 +347,9 @@ func TestTold(t *testing.T) {
  }
 }
 `
-	want := &Told{Tokens: 40, TokS: 9.5, Expected: 11, Streamed: 1000, Beyond: Beyond{Window: 5},
-		Experts: &ToldExperts{Read: 70, Speculative: Speculative{8, 6}}}
-	for output, want := range map[string]*Told{
+	want := &HelperReport{Tokens: 40, TokS: 9.5, Expected: 11, Streamed: 1000, Beyond: Beyond{Window: 5},
+		Experts: &HelperExperts{Read: 70, Speculative: Speculative{8, 6}}}
+	for output, want := range map[string]*HelperReport{
 		summary:                                want,
 		"{\nhello\n" + summary + "bye {\n":     want,
 		strings.Replace(summary, "40", "0", 1): nil,
@@ -362,7 +363,7 @@ func TestTold(t *testing.T) {
 		`{"tokens": 3, "late": 1e300}`:              nil,
 		`{"tokens": 3, "expected_tokens_per_sec":1`: nil,
 	} {
-		if got := parseTold(output); !reflect.DeepEqual(got, want) {
+		if got := parseHelperReport(output); !reflect.DeepEqual(got, want) {
 			t.Errorf("%q: %+v, want %+v", output, got, want)
 		}
 	}
@@ -424,7 +425,7 @@ func TestLlamaExperts(t *testing.T) {
 			t.Errorf("%+v, want one finished run with the same text and a demand", s)
 		}
 	}
-	if h := r.Runs[1].Helper; h == nil || h.Told == nil || h.Told.Experts == nil || h.Told.Experts.Read != 50 {
+	if h := r.Runs[1].Helper; h == nil || h.Report == nil || h.Report.Experts == nil || h.Report.Experts.Read != 50 {
 		t.Errorf("the helper told %+v, want 50 bytes for experts", h)
 	}
 	if told := at.Summaries[1]; told.Finished > 0 && told.Demand.Median != 10 {

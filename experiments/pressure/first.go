@@ -45,8 +45,8 @@ type FirstConfig struct {
 	Log       *slog.Logger
 }
 
-// First is one run. Times are milliseconds.
-type First struct {
+// FirstRun is one run. Times are milliseconds.
+type FirstRun struct {
 	Starter string `json:"starter"`
 	Round   int    `json:"round"`
 	// FirstMs is the time from the start of the command, a helper's included, until the prompt was
@@ -63,22 +63,22 @@ type First struct {
 }
 
 // Own is the part of FirstMs that begins with the target's loading.
-func (f *First) Own() float64 { return f.LoadMs + f.WarmupMs + f.PromptMs }
+func (f *FirstRun) Own() float64 { return f.LoadMs + f.WarmupMs + f.PromptMs }
 
 // FirstReport is the result of MeasureFirst.
 type FirstReport struct {
-	Started      time.Time `json:"started"`
-	Interrupted  bool      `json:"interrupted,omitempty"`
-	Host         host.Info `json:"host"`
-	Disk         DiskInfo  `json:"disk"`
-	ReadaheadKiB int       `json:"readahead_kib"` // during the runs
-	Path         string    `json:"model"`
-	Bytes        int64     `json:"model_bytes"`
-	Limit        int64     `json:"limit_bytes"` // 0: none
-	Own          int64     `json:"own_bytes"`   // 0: not measured
-	BW           float64   `json:"bw_disk_bytes"`
-	Starters     []Starter `json:"starters"`
-	Runs         []First   `json:"runs"`
+	Started      time.Time  `json:"started"`
+	Interrupted  bool       `json:"interrupted,omitempty"`
+	Host         host.Info  `json:"host"`
+	Disk         DiskInfo   `json:"disk"`
+	ReadaheadKiB int        `json:"readahead_kib"` // during the runs
+	Path         string     `json:"model"`
+	Bytes        int64      `json:"model_bytes"`
+	Limit        int64      `json:"limit_bytes"` // 0: none
+	Own          int64      `json:"own_bytes"`   // 0: not measured
+	BW           float64    `json:"bw_disk_bytes"`
+	Starters     []Starter  `json:"starters"`
+	Runs         []FirstRun `json:"runs"`
 }
 
 // MeasureFirst starts the target in each way in turn, with its model dropped from the page cache.
@@ -157,7 +157,7 @@ func (s *series) measureStarts(ctx context.Context, cfg FirstConfig, r *FirstRep
 }
 
 // startOnce makes one run. A target that fails is an error: there is nothing to compare then.
-func (s *series) startOnce(ctx context.Context, how Starter, limit int64) (run *First, err error) {
+func (s *series) startOnce(ctx context.Context, how Starter, limit int64) (run *FirstRun, err error) {
 	s.progress(how.Name)
 	if err := s.model.Drop(ctx); err != nil {
 		return nil, err
@@ -176,7 +176,7 @@ func (s *series) startOnce(ctx context.Context, how Starter, limit int64) (run *
 	if how.Command != "" {
 		args = slices.Concat([]string{"/bin/sh", "-c", "exec " + how.Command + ` "$@"`, "sh"}, args)
 	}
-	run = &First{Starter: how.Name}
+	run = &FirstRun{Starter: how.Name}
 	read, err := s.disk.readBytes()
 	if err != nil {
 		return nil, err
@@ -275,9 +275,9 @@ func (r *FirstReport) document() tabular.Document {
 	table := &tabular.Table{Columns: slices.Concat(tabular.Left("start"), tabular.Right("first token s", "min..max",
 		"x needed/disk", "next token s", "load s", "warm-up s", "prompt s", "their sum x needed/disk", "MiB read",
 		"speedup", "OOM-killed"))}
-	var plain []First // the runs of the first starter
+	var plain []FirstRun // the runs of the first starter
 	for k, starter := range r.Starters {
-		var runs []First
+		var runs []FirstRun
 		for _, run := range r.Runs {
 			if run.Starter == starter.Name {
 				runs = append(runs, run)
@@ -298,17 +298,17 @@ func (r *FirstReport) document() tabular.Document {
 }
 
 // row is the table's row for the runs of one starter, compared with those of the first one.
-func (r *FirstReport) row(name string, runs, plain []First) []string {
-	values := func(of func(*First) float64) (all []float64) {
+func (r *FirstReport) row(name string, runs, plain []FirstRun) []string {
+	values := func(of func(*FirstRun) float64) (all []float64) {
 		for i := range runs {
 			all = append(all, of(&runs[i]))
 		}
 		return all
 	}
-	median := func(of func(*First) float64) float64 { return stats.Median(values(of)) }
+	median := func(of func(*FirstRun) float64) float64 { return stats.Median(values(of)) }
 	decimals := func(v float64) string { return fmt.Sprintf("%.2f", v) }
-	seconds := func(of func(*First) float64) string { return decimals(median(of) / 1000) }
-	firstMs := func(f *First) float64 { return f.FirstMs }
+	seconds := func(of func(*FirstRun) float64) string { return decimals(median(of) / 1000) }
+	firstMs := func(f *FirstRun) float64 { return f.FirstMs }
 	all := values(firstMs)
 	var gains []float64
 	kills := int64(0)
@@ -323,12 +323,12 @@ func (r *FirstReport) row(name string, runs, plain []First) []string {
 		seconds(firstMs),
 		decimals(slices.Min(all)/1000) + ".." + decimals(slices.Max(all)/1000),
 		decimals(median(firstMs) / r.leastMs()),
-		seconds(func(f *First) float64 { return f.SecondMs - f.FirstMs }),
-		seconds(func(f *First) float64 { return f.LoadMs }),
-		seconds(func(f *First) float64 { return f.WarmupMs }),
-		seconds(func(f *First) float64 { return f.PromptMs }),
-		decimals(median((*First).Own) / r.leastMs()),
-		fmt.Sprintf("%.0f", median(func(f *First) float64 { return float64(f.Read) })/mib),
+		seconds(func(f *FirstRun) float64 { return f.SecondMs - f.FirstMs }),
+		seconds(func(f *FirstRun) float64 { return f.LoadMs }),
+		seconds(func(f *FirstRun) float64 { return f.WarmupMs }),
+		seconds(func(f *FirstRun) float64 { return f.PromptMs }),
+		decimals(median((*FirstRun).Own) / r.leastMs()),
+		fmt.Sprintf("%.0f", median(func(f *FirstRun) float64 { return float64(f.Read) })/mib),
 		decimals(stats.Median(gains)) + "x",
 		fmt.Sprint(kills),
 	}

@@ -22,8 +22,8 @@ func TestMetrics(t *testing.T) {
 		if m.column != "" {
 			columns[m.column]++
 		}
-		if m.shown != nil {
-			orders[m.shown.order]++
+		if m.table != nil {
+			orders[m.table.order]++
 		}
 	}
 	for v, i := reflect.ValueOf(&s).Elem(), 0; i < v.NumField(); i++ {

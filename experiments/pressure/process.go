@@ -67,10 +67,10 @@ type helper struct{ *proc.Group }
 
 // HelperEnd says how the helper ended.
 type HelperEnd struct {
-	Early  bool   `json:"early"` // it ended before the last token
-	Status string `json:"status"`
-	Output string `json:"output"` // the end of its stdout and stderr
-	Told   *Told  `json:"told,omitempty"`
+	Early  bool          `json:"early"` // it ended before the last token
+	Status string        `json:"status"`
+	Output string        `json:"output"` // the end of its stdout and stderr
+	Report *HelperReport `json:"told,omitempty"`
 }
 
 // fillIn replaces the names in braces in a helper's command: see [Variant].
@@ -100,5 +100,5 @@ func (h *helper) stop(early bool) *HelperEnd {
 	_ = h.Stop(syscall.SIGTERM) // if it does not end, it is killed
 	h.Kill()
 	output := h.Output.String()
-	return &HelperEnd{Early: early, Status: h.State().String(), Output: output, Told: parseTold(output)}
+	return &HelperEnd{Early: early, Status: h.State().String(), Output: output, Report: parseHelperReport(output)}
 }

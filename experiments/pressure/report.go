@@ -57,11 +57,11 @@ type Report struct {
 	// Text is the text of the first run without a limit.
 	Text string `json:"text"`
 	// Unlimited are the cold run, and those with everything in memory before and after the series.
-	Unlimited []Run     `json:"unlimited"`
-	Runs      []Run     `json:"runs"` // in chronological order
-	Variants  []Variant `json:"variants"`
-	Results   []Result  `json:"results"` // by setting
-	Least     []Least   `json:"least"`   // by variant, without the first
+	Unlimited []Run          `json:"unlimited"`
+	Runs      []Run          `json:"runs"` // in chronological order
+	Variants  []Variant      `json:"variants"`
+	Results   []Result       `json:"results"` // by setting
+	Least     []LeastSpeedup `json:"least"`   // by variant, without the first
 
 	Routes *Routes    `json:"routes,omitempty"` // of a mixture of experts
 	routed *moe.Trace // the same, for replays
@@ -173,10 +173,10 @@ type Noise struct {
 // IsWithin reports whether the difference is not more than the spread.
 func (n Noise) IsWithin() bool { return n.Difference <= n.Spread }
 
-// Least is where a variant gains least over the first one, or loses most: over all tokens, and in
+// LeastSpeedup says where a variant gains least over the first one, or loses most: over all tokens, and in
 // the steady state. Speedups are medians of the rounds, 0 if there are none; settings are indices
 // of [Report.Results].
-type Least struct {
+type LeastSpeedup struct {
 	Variant       string  `json:"variant"`
 	Speedup       float64 `json:"speedup"`
 	Setting       int     `json:"setting"`

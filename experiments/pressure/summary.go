@@ -36,7 +36,7 @@ func (r *Report) summariseSetting(setting int, steady bool) {
 	at.Summaries = nil
 	for _, v := range r.Variants {
 		s := Summary{Variant: v.Name}
-		var finished []*measured
+		var finished []*runView
 		for i := range r.Runs {
 			run := &r.Runs[i]
 			if run.Setting != setting || run.Variant != v.Name {
@@ -44,16 +44,16 @@ func (r *Report) summariseSetting(setting int, steady bool) {
 			}
 			s.count(run)
 			if run.Outcome == Finished {
-				finished = append(finished, r.measured(run, steady))
+				finished = append(finished, r.viewRun(run, steady))
 			}
 		}
 		// The shares are of spreads, which must be there first.
-		summarised := &summarised{&s, at, steady}
+		view := &summaryView{&s, at, steady}
 		for i := range metrics {
 			metrics[i].addSpread(&s, finished)
 		}
 		for i := range metrics {
-			metrics[i].addShare(summarised)
+			metrics[i].addShare(view)
 		}
 		at.Summaries = append(at.Summaries, s)
 	}
@@ -102,7 +102,7 @@ func (at *Result) findNoise(variants []Variant) {
 func (r *Report) findLeast() {
 	r.Least = nil
 	for v := 1; v < len(r.Variants); v++ {
-		least := Least{Variant: r.Variants[v].Name}
+		least := LeastSpeedup{Variant: r.Variants[v].Name}
 		for i := range r.Results {
 			s := &r.Results[i].Summaries[v]
 			if m := s.Speedup.Median; m > 0 && (least.Speedup == 0 || m < least.Speedup) {
