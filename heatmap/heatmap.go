@@ -63,8 +63,8 @@ type Tick struct {
 
 var shareTicks = []Tick{{0, "> 0"}, {0.01, "1 %"}, {0.05, "5 %"}, {0.1, "10 %"}, {0.25, "25 %"}, {0.5, "50 %"}, {1, "100 %"}}
 
-// maxColumns is the number of columns up to which a panel shows each column.
-const maxColumns = 1200
+// MaxColumns is the number of columns up to which a panel shows each column.
+const MaxColumns = 1200
 
 // MaxRows limits the image to a size that viewers can open.
 const MaxRows = 20000
@@ -94,7 +94,7 @@ func Write(w io.Writer, m *Matrix, text Text, format string) error {
 	return nil
 }
 
-// panel is a run of columns with a common name, reduced to at most maxColumns.
+// panel is a run of columns with a common name, reduced to at most MaxColumns.
 type panel struct {
 	name   string
 	first  int // column of the matrix
@@ -118,7 +118,7 @@ func panels(m *Matrix, fold func([]float32) float32) []panel {
 }
 
 func reduce(m *Matrix, from, to int, fold func([]float32) float32) panel {
-	p := panel{name: m.Columns[from].Panel, first: from, merged: (to - from + maxColumns - 1) / maxColumns}
+	p := panel{name: m.Columns[from].Panel, first: from, merged: (to - from + MaxColumns - 1) / MaxColumns}
 	for c := from; c < to; c += p.merged {
 		end := min(c+p.merged, to)
 		marked := false
@@ -165,3 +165,12 @@ func greatest(values []float32) float32 {
 }
 
 func isNaN(v float32) bool { return v != v }
+
+// Figure is a matrix with what is written around it.
+type Figure struct {
+	Matrix *Matrix
+	Text   Text
+}
+
+// Write draws the figure in one of [chart.Formats]; see the function [Write].
+func (f *Figure) Write(w io.Writer, format string) error { return Write(w, f.Matrix, f.Text, format) }

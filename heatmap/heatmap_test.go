@@ -306,7 +306,7 @@ func TestScale(t *testing.T) {
 }
 
 func TestReduce(t *testing.T) {
-	const n = 2*maxColumns + 1 // three to a column, the last column whole
+	const n = 2*MaxColumns + 1 // three to a column, the last column whole
 	m := &Matrix{Rows: []Row{{Label: "a"}}}
 	for i := range n {
 		m.Columns = append(m.Columns, Column{Panel: "p", Number: i, Marked: i == 4})

@@ -35,6 +35,43 @@ func Steps(rows iter.Seq2[*tables.StepRow, error], context int32) (map[int32]Ste
 	return all, nil
 }
 
+// ChoosingContext is one of a capture's contexts (llama_context), and its model: that whose accesses name chosen experts
+// most often, or, of several, that with the least number. If context is not -1 it is that one. It fails with ErrNoRoutes
+// if no access of that context names experts. Rows are as package trace reads them.
+func ChoosingContext(
+	rows iter.Seq2[*tables.Access, error], structure []tables.StructureRow, context int32,
+) (chosen, model int32, err error) {
+	type chooser struct {
+		rows  int
+		model int32
+	}
+	choosers := map[int32]chooser{}
+	best := int32(-1)
+	for a, err := range rows {
+		if err != nil {
+			return 0, 0, err
+		}
+		if len(a.Experts) == 0 {
+			continue
+		}
+		now := choosers[a.Context]
+		now.rows++
+		now.model = structure[a.Tensor].Model
+		choosers[a.Context] = now
+		if most := choosers[best].rows; best < 0 || now.rows > most || now.rows == most && a.Context < best {
+			best = a.Context
+		}
+	}
+	if context >= 0 {
+		best = context
+	}
+	of, ok := choosers[best]
+	if !ok {
+		return 0, 0, ErrNoRoutes
+	}
+	return best, of.model, nil
+}
+
 // OfStructure is an empty trace of a model: its layers with experts, and how large these are. It is nil if the model has none, or layers that
 // differ in the number of experts. Rows are as package trace reads them.
 func OfStructure(name string, structure []tables.StructureRow, model int32) *Trace {

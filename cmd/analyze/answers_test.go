@@ -4,7 +4,6 @@ import (
 	"encoding/csv"
 	"encoding/json"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -15,7 +14,6 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"tensorcast/event"
-	"tensorcast/heatmap"
 	"tensorcast/internal/cli"
 	"tensorcast/pattern"
 	"tensorcast/report"
@@ -256,27 +254,6 @@ func TestExpertsHeat(t *testing.T) {
 	}
 }
 
-// A figure's last line has the machine, the limit and the command.
-func TestCaption(t *testing.T) {
-	meta := &tables.Meta{Detail: tables.DetailOp, Host: tables.Host{CPUs: 2, MemoryBytes: 1 << 30, Kernel: "6.1"}, Memory: &tables.Memory{LimitBytes: 566 << 20}, Command: []string{"/opt/llama-cli", "-m", "m.gguf"}}
-	if got, want := captionOf(meta), "2 CPUs; 1.0 GiB; limit 566 MiB; Linux 6.1; tracer --detail op; llama-cli -m m.gguf"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
-}
-
-// Where tokens differ in what they read, the figure does not say that they do not.
-func TestAlike(t *testing.T) {
-	none := float32(math.NaN())
-	m := &heatmap.Matrix{Rows: make([]heatmap.Row, 2), Columns: []heatmap.Column{{Panel: panelNames[tables.PhasePrompt]}, {Panel: panelNames[tables.PhaseGeneration]}, {Panel: panelNames[tables.PhaseGeneration]}}, Values: []float32{3, 1, 1, 4, 0.5, none}}
-	if !alike(m) || !strings.Contains(figureText(&pattern.Summary{}, m, orderAccess, "").Subtitle, "analyze heatmap") {
-		t.Error("the prompt, or what was not observed, counts")
-	}
-	m.Values[1] = 0.25
-	if alike(m) || strings.Contains(figureText(&pattern.Summary{}, m, orderAccess, "").Subtitle, "analyze heatmap") {
-		t.Error("another value of a token does not count")
-	}
-}
-
 // What a capture lacks is said, and other formats are written. The heatmap shows what differs.
 func TestAnswersOfLess(t *testing.T) {
 	capture := plant(t, tables.Meta{}, true, []int32{1, 3, 2, 0}, []int32{1, 3, 2, 0})
@@ -318,7 +295,7 @@ func TestTimeline(t *testing.T) {
 	if code, _, stderr := execute(t, "--perfetto", "-c", plantScene(t), "-o", out); code != cli.OK || stderr != "" {
 		t.Fatal(stderr)
 	}
-	b, err := os.ReadFile(filepath.Join(out, perfettoFile))
+	b, err := os.ReadFile(filepath.Join(out, timelineFile))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -385,23 +362,5 @@ func TestTimeline(t *testing.T) {
 	}
 	if total != 410000 {
 		t.Errorf("%d bytes from disk", total)
-	}
-}
-
-// The scale puts the greatest at its end, and the least of a logarithmic one above nothing.
-func TestScale(t *testing.T) {
-	s := scale{least: 1, most: 1e6}
-	if got := s.share(250000); got != 0.25 {
-		t.Error(got)
-	}
-	s.log = true
-	if got := []float64{s.share(1e6), s.share(1e3), s.share(0)}; got[0] != 1 || got[1] < 0.2499 || got[1] > 0.2501 || got[2] != 0 {
-		t.Error(got)
-	}
-	if got := s.share(1); !(got > 0 && got < 1e-6) {
-		t.Error(got)
-	}
-	if got := (&scale{least: 5, most: 5, log: true}).share(5); got != 1 {
-		t.Error(got)
 	}
 }

@@ -129,7 +129,7 @@ Exit status: 0 done, whatever the pattern is; 1 failed; 2 the command line is wr
 	cli.EnumVar(cmd, &o.order, "order", "", []string{orderAccess, orderFile}, "rows of the heatmap: access is first read first, file as in the model's file")
 	cli.EnumVar(cmd, &o.hidden, "hidden", "", []string{formatParquet, formatCSV}, "export the table of what routers read, as parquet or csv")
 	f.BoolVar(&o.export, "export", false, "write the capture's tables as Parquet, for pandas, polars and DuckDB")
-	f.BoolVar(&o.perfetto, "perfetto", false, "write "+perfettoFile+", a timeline of steps, layers, ops, waiting and reads from disk, for ui.perfetto.dev")
+	f.BoolVar(&o.perfetto, "perfetto", false, "write "+timelineFile+", a timeline of steps, layers, ops, waiting and reads from disk, for ui.perfetto.dev")
 	f.BoolVar(&o.all, "all", false, "write what all subcommands do that need nothing but the capture, and index.html")
 	cli.EnumVar(cmd, &o.format, "format", "", chart.Formats, "of the figures that --heatmap and --all write")
 	for _, sub := range subcommands {
@@ -139,6 +139,7 @@ Exit status: 0 done, whatever the pattern is; 1 failed; 2 the command line is wr
 	return cmd
 }
 
+// analyze is the command without a subcommand.
 func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	in, err := load(ctx, o, stderr)
 	if err != nil {
@@ -165,19 +166,26 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 		}
 		more = append(more, file{pageFile, page.Write})
 	}
-	timeline := file{name: perfettoFile}
+	timeline := file{name: timelineFile}
 	if o.perfetto {
 		timeline.write = func(w io.Writer) error { return st.timeline(ctx, w) }
 	}
 	more = append(more, timeline)
-	written, err := writeOutputs(ctx, more, &analysis{ctx: ctx, options: o, meta: in.capture.Meta, capture: in.capture, pattern: p, summary: summary, hidden: in.capture.HiddenColumns(ctx), warn: in.warn})
+	written, err := writeOutputs(ctx, more, &analysis{
+		ctx: ctx, options: o, meta: in.capture.Meta, capture: in.capture, pattern: p, summary: summary,
+		hidden: in.capture.HiddenColumns(ctx), warn: in.warn,
+	})
 	if err != nil {
 		return err
 	}
-	return printSummary(stdout, st.sums.Outlook(in.capture.Meta, st.sums.Compute()), st.sums.Lacks(in.capture.Meta), summary, written, o.json)
+	outlook := st.sums.Outlook(in.capture.Meta, st.sums.Compute())
+	return printSummary(stdout, outlook, st.sums.MissingData(in.capture.Meta), summary, written, o.json)
 }
 
-func printSummary(w io.Writer, outlook *gather.Outlook, lacks []string, s *pattern.Summary, files []string, asJSON bool) error {
+// printSummary prints the verdict, what the capture would have to tell for a better one, the summary, and the files.
+func printSummary(
+	w io.Writer, outlook *gather.Outlook, lacks []string, s *pattern.Summary, files []string, asJSON bool,
+) error {
 	verdict := outlook.Sentences()
 	if asJSON {
 		return cli.WriteJSON(w, struct {

@@ -5,9 +5,7 @@ import (
 	"context"
 	"encoding/csv"
 	"encoding/json"
-	"fmt"
 	"image/png"
-	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -338,73 +336,6 @@ func TestInterrupted(t *testing.T) {
 	}
 	if entries, _ := os.ReadDir(out); len(entries) != 0 {
 		t.Errorf("it left %v", entries)
-	}
-}
-
-func TestMatrix(t *testing.T) {
-	nan := float32(math.NaN())
-	for _, tc := range []struct {
-		order  string
-		labels []string
-		values []float32 // a row per tensor: the prompt, two tokens, and one that is cut short
-	}{
-		{orderAccess, []string{"token_embd.weight", "blk.0 ffn_up.weight", "blk.0 ffn_down.weight", "output.weight"}, []float32{
-			0.01, 0.01, 0.01, 0.01,
-			1, 1, 1, 1,
-			1, 1, 1, nan,
-			1, 1, 1, nan,
-		}},
-		{orderFile, []string{"output.weight", "token_embd.weight", "blk.0 ffn_down.weight", "blk.0 ffn_up.weight"}, []float32{
-			1, 1, 1, nan,
-			0.01, 0.01, 0.01, 0.01,
-			1, 1, 1, nan,
-			1, 1, 1, 1,
-		}},
-	} {
-		t.Run(tc.order, func(t *testing.T) {
-			c, err := trace.Open(plant(t, tables.Meta{}, true, whole, whole, whole[:2]))
-			if err != nil {
-				t.Fatal(err)
-			}
-			p, err := pattern.Build(c.Structure, c.Accesses(), pattern.Options{Context: pattern.MostRead, Complete: true})
-			if err != nil {
-				t.Fatal(err)
-			}
-			m, err := matrix(p, tc.order)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var labels []string
-			for _, r := range m.Rows {
-				labels = append(labels, strings.TrimSpace(r.Block+" "+r.Label))
-			}
-			if !reflect.DeepEqual(labels, tc.labels) {
-				t.Errorf("rows %v, want %v", labels, tc.labels)
-			}
-			for i, want := range tc.values {
-				if got := m.Values[i]; got != want && (got == got || want == want) {
-					t.Errorf("row %d, column %d is %g, want %g", i/4, i%4, got, want)
-				}
-			}
-			if m.Columns[0].Panel != "prompt" || m.Columns[3].Panel != "generated tokens" || m.Columns[3].Number != 2 || m.Columns[3].Marked {
-				t.Errorf("columns %+v", m.Columns)
-			}
-		})
-	}
-}
-
-// A heatmap whose matrix would not fit in memory is left out.
-func TestMatrixTooLarge(t *testing.T) {
-	for _, tc := range []struct {
-		tensors, steps int
-		says           string
-	}{
-		{1000, 3000, "<nil>"}, {300, 170000, "300 tensors in 170000 steps are too many to draw"}, {20000, 900, "20000 tensors in 900 steps are too many to draw"},
-	} {
-		p := &pattern.Pattern{Structure: make([]tables.StructureRow, tc.tensors), Steps: make([]pattern.Step, tc.steps)}
-		if _, err := matrix(p, orderAccess); fmt.Sprint(err) != tc.says {
-			t.Errorf("error %v, want %s", err, tc.says)
-		}
 	}
 }
 

@@ -27,7 +27,9 @@ import (
 	"tensorcast/moe"
 	"tensorcast/moe/hidden"
 	"tensorcast/moe/replay"
+	"tensorcast/report/gather"
 	"tensorcast/trace"
+	"tensorcast/trace/tables"
 )
 
 type moeOptions struct {
@@ -234,7 +236,7 @@ func (in *input) caption() string {
 	if in.capture == nil {
 		return ""
 	}
-	return captionOf(in.capture.Meta)
+	return gather.Caption(in.capture.Meta)
 }
 
 // evaluate judges predictors that know hidden states. If the capture does not allow that, it says why. What the user named has to fit.
@@ -308,50 +310,33 @@ func captureRoutes(ctx context.Context, dir string, context int32) (*input, erro
 	if err != nil {
 		return nil, err
 	}
-	type chooser struct {
-		rows  int
-		model int32
-	}
-	choosers := map[int32]chooser{}
-	best := int32(-1)
-	n := 0
-	for a, err := range c.Accesses() {
-		if err != nil {
-			return nil, err
-		}
-		if n++; n%4096 == 0 && ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		if len(a.Experts) == 0 {
-			continue
-		}
-		now := choosers[a.Context]
-		now.rows++
-		now.model = c.Structure[a.Tensor].Model
-		choosers[a.Context] = now
-		if best < 0 || now.rows > choosers[best].rows || now.rows == choosers[best].rows && a.Context < best {
-			best = a.Context
+	accesses := func(yield func(*tables.Access, error) bool) {
+		n := 0
+		for a, err := range c.Accesses() {
+			if n++; err == nil && n%4096 == 0 {
+				err = ctx.Err()
+			}
+			if !yield(a, err) {
+				return
+			}
 		}
 	}
-	if context >= 0 {
-		best = context
-	}
-	from, ok := choosers[best]
-	if !ok {
-		return nil, moe.ErrNoRoutes
-	}
-	steps, err := moe.Steps(c.Steps(), best)
+	context, number, err := moe.ChoosingContext(accesses, c.Structure, context)
 	if err != nil {
 		return nil, err
 	}
-	model := fmt.Sprint("model ", from.model)
-	if int(from.model) < len(c.Meta.Models) {
-		model = filepath.Base(strings.TrimSpace(c.Meta.Models[from.model].Path))
+	steps, err := moe.Steps(c.Steps(), context)
+	if err != nil {
+		return nil, err
 	}
-	empty := moe.OfStructure(model, c.Structure, from.model)
+	model := fmt.Sprint("model ", number)
+	if int(number) < len(c.Meta.Models) {
+		model = filepath.Base(strings.TrimSpace(c.Meta.Models[number].Path))
+	}
+	empty := moe.OfStructure(model, c.Structure, number)
 	if empty == nil {
 		return nil, moe.ErrNoRoutes
 	}
 	t, err := moe.FromRoutes(empty, c.Routes(), steps)
-	return &input{routes: t, capture: c, model: from.model}, err
+	return &input{routes: t, capture: c, model: number}, err
 }

@@ -12,12 +12,12 @@ import (
 	"slices"
 	"strings"
 
-	"tensorcast/heatmap"
 	"tensorcast/internal/chart"
 	"tensorcast/internal/outfile"
 	"tensorcast/internal/tabular"
 	"tensorcast/internal/visible"
 	"tensorcast/pattern"
+	"tensorcast/report/gather"
 	"tensorcast/trace"
 	"tensorcast/trace/tables"
 )
@@ -49,14 +49,15 @@ type analysis struct {
 // output is a file.
 type output struct {
 	name string
-	// of makes what writes the file; nil if it was not asked for. After an error the file is left out, with a warning: the others can be told all the same.
-	of func(a *analysis) (write func(io.Writer) error, err error)
+	// prepare returns what writes the file; nil if it was not asked for. After an error the file is left out, with a
+	// warning, and the other files are written all the same.
+	prepare func(a *analysis) (write func(io.Writer) error, err error)
 }
 
 var outputs = append([]output{
 	{parquetFile, func(a *analysis) (func(io.Writer) error, error) {
 		return func(w io.Writer) error {
-			return trace.WriteParquet(w, pattern.Columns(a.pattern.Rows()), tables.Field{Key: "tensorcast.model", Value: fingerprint(a.meta, a.pattern.Model)})
+			return trace.WriteParquet(w, pattern.Columns(a.pattern.Rows()), modelField(a.meta, a.pattern.Model))
 		}, nil
 	}},
 	{csvFile, func(a *analysis) (func(io.Writer) error, error) {
@@ -81,7 +82,7 @@ var outputs = append([]output{
 			return nil, nil
 		}
 		return func(w io.Writer) error {
-			return trace.WriteParquetBatches(w, a.hidden, tables.Field{Key: "tensorcast.model", Value: fingerprint(a.meta, a.pattern.Model)})
+			return trace.WriteParquetBatches(w, a.hidden, modelField(a.meta, a.pattern.Model))
 		}, a.hasHidden()
 	}},
 	{hiddenCSV, func(a *analysis) (func(io.Writer) error, error) {
@@ -99,13 +100,13 @@ func accessHeatmaps() (all []output) {
 			if !a.options.heatmap || a.options.format != format {
 				return nil, nil
 			}
-			m, err := matrix(a.pattern, a.options.order)
+			fileOrder := a.options.order == orderFile
+			f, err := gather.AccessFigure(a.pattern, fileOrder)
 			if err != nil {
 				return nil, err
 			}
-			return func(w io.Writer) error {
-				return heatmap.Write(w, m, figureText(a.summary, m, a.options.order, captionOf(a.meta)), format)
-			}, nil
+			f.Text = gather.AccessText(a.summary, f.Matrix, fileOrder, gather.Caption(a.meta))
+			return func(w io.Writer) error { return f.Write(w, format) }, nil
 		}})
 	}
 	return all
@@ -150,7 +151,7 @@ func writeOutputs(ctx context.Context, more []file, a *analysis) ([]string, erro
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		write, err := o.of(a)
+		write, err := o.prepare(a)
 		if err != nil {
 			files = append(files, file{name: o.name})
 			if errors.Is(err, errAbsent) {
@@ -185,8 +186,8 @@ func tableFiles(name string, columns []tables.Column, fields ...tables.Field) []
 	}
 }
 
-// wrote is a line for each file.
-func wrote(files []string) (lines tabular.Lines) {
+// writtenLines are a line for each file that was written.
+func writtenLines(files []string) (lines tabular.Lines) {
 	for _, f := range files {
 		lines = append(lines, "wrote "+visible.Line(f))
 	}
@@ -196,6 +197,14 @@ func wrote(files []string) (lines tabular.Lines) {
 // drawing is a figure of any kind.
 type drawing interface {
 	Write(w io.Writer, format string) error
+}
+
+// drawingOf is a figure of lines as a drawing: nil if there is no figure.
+func drawingOf(f *chart.Figure) drawing {
+	if f == nil {
+		return nil
+	}
+	return f
 }
 
 // figureFiles are a figure in one of its formats, and the others' names: one of an earlier run does not stay. Without a figure nothing is drawn.
@@ -263,9 +272,11 @@ func writeAll(ctx context.Context, path string, files []file) (written []string,
 	return written, nil
 }
 
-func fingerprint(meta *tables.Meta, model int32) string {
-	if int(model) >= len(meta.Models) {
-		return ""
+// modelField is the metadata that says of which model a table is: the model's fingerprint, "" if it is not known.
+func modelField(meta *tables.Meta, model int32) tables.Field {
+	f := tables.Field{Key: "tensorcast.model"}
+	if int(model) < len(meta.Models) {
+		f.Value = meta.Models[model].Fingerprint
 	}
-	return meta.Models[model].Fingerprint
+	return f
 }

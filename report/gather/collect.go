@@ -244,8 +244,8 @@ func (c *Collector) Steps() []tables.StepRow {
 	return all
 }
 
-// Observed says that page-ins were, even if none happened.
-func (c *Collector) Observed() { c.hasDisk = true }
+// ObservePageIns says that page-ins were observed, even if none follow.
+func (c *Collector) ObservePageIns() { c.hasDisk = true }
 
 // PageIn adds a row of the pagein table.
 func (c *Collector) PageIn(r *tables.PageInRow) {

@@ -148,8 +148,8 @@ func (c *Collector) OffsetsFigure(title string) *chart.Figure {
 	return f
 }
 
-// Default is the name of the grid that shows what differs: bytes from disk where memory is short, else the time for each byte, else what was read.
-func (c *Collector) Default() string {
+// DefaultGrid is the name of the grid that shows what differs: bytes from disk where memory is short, else the time for each byte, else what was read.
+func (c *Collector) DefaultGrid() string {
 	var disk, read []float64
 	for _, s := range c.generated() {
 		disk, read = append(disk, float64(s.disk)), append(read, float64(s.reads))

@@ -95,8 +95,8 @@ func (o *Outlook) Short() bool { return o.Disk > little*o.Read }
 // Routed says whether tokens read different experts.
 func (o *Outlook) Routed() bool { return o.routed }
 
-// Touched is how many bytes per second came from disk while a step did not compute; 0 if that is not known.
-func (o *Outlook) Touched(compute time.Duration) float64 {
+// TouchedRate is how many bytes per second came from disk while a step did not compute; 0 if that is not known.
+func (o *Outlook) TouchedRate(compute time.Duration) float64 {
 	if !o.Short() || o.TokensPerSecond <= 0 {
 		return 0
 	}
@@ -143,8 +143,8 @@ func (o *Outlook) Sentences() (all []string) {
 	return all
 }
 
-// Lacks are what the capture would have to tell for a whole verdict, each with how it is recorded.
-func (c *Collector) Lacks(meta *tables.Meta) (all []string) {
+// MissingData is what the capture would have to tell for a whole verdict, each with how it is recorded.
+func (c *Collector) MissingData(meta *tables.Meta) (all []string) {
 	if !c.hasDisk {
 		all = append(all, "what came from disk, and why: `tracer --detail op+io` records it")
 	}

@@ -40,7 +40,7 @@ func (c *Collector) Report(title string, meta *tables.Meta, compute time.Duratio
 		r.Offsets = &report.Offsets{Size: c.most, Kinds: gapNames, Count: len(c.points), At: func(i int) report.Point { return c.points[i] }}
 	}
 	r.Facts, r.Verdict = c.facts(meta, compute)
-	r.Notes = c.Lacks(meta)
+	r.Notes = c.MissingData(meta)
 	return r
 }
 

@@ -51,7 +51,7 @@ func planted(t *testing.T, steps int, io bool) *Collector {
 		t.Fatal(err)
 	}
 	if io {
-		c.Observed()
+		c.ObservePageIns()
 		c.PageIn(&tables.PageInRow{Step: 0, Tensor: 1, Bytes: 1 << 20})
 		c.PageIn(&tables.PageInRow{Step: 3, Tensor: 1, Bytes: 1 << 19, Rereads: 1})
 		c.PageIn(&tables.PageInRow{Step: -1, Tensor: 0, Bytes: 4096, Timestamp: 4e9 + 200e6}) // between steps
@@ -281,7 +281,7 @@ func TestOutlook(t *testing.T) {
 	if o.TokensPerSecond != 4 || o.DiskRate != 8<<20 || o.Missing != 3<<19 || o.Fits != 20 || math.Abs(o.Ahead-1/0.075) > 1e-9 || math.Abs(o.Helped-4.4) > 1e-6 {
 		t.Errorf("%+v", o)
 	}
-	if rate := o.Touched(50 * time.Millisecond); math.Abs(rate-10<<20) > 1 {
+	if rate := o.TouchedRate(50 * time.Millisecond); math.Abs(rate-10<<20) > 1 {
 		t.Errorf("%g bytes per second as they are touched", rate)
 	}
 	want := []string{
