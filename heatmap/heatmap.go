@@ -1,8 +1,10 @@
-// Package heatmap draws a [Matrix] of shares (how much of each tensor a step reads) as a figure ([Write]), with the text and the
-// canvases of gonum/plot. It does not know where the numbers come from; cmd/analyze calls it.
+// Package heatmap draws a [Matrix] of shares (how much of each tensor a step reads) as a figure
+// ([Write]), with the text and the canvases of gonum/plot. It does not know where the numbers come from;
+// cmd/analyze calls it.
 //
-// Cells are painted as whole pixels, and everything else is laid out around them: gonum's vector cells make huge files and overprint their
-// labels at hundreds of rows. In SVG and PDF the cells of a panel are one image, and the rest are lines and letters.
+// Cells are painted as whole pixels, and everything else is laid out around them: gonum's vector cells
+// make huge files and overprint their labels at hundreds of rows. In SVG and PDF the cells of a panel are
+// one image, and the rest are lines and letters.
 package heatmap
 
 import (
@@ -20,18 +22,19 @@ import (
 type Matrix struct {
 	Rows    []Row
 	Columns []Column
-	// Values has len(Rows)*len(Columns) elements, row by row. A value is a share of what the end of the scale means: 0 means "nothing", values above 1 are drawn as 1,
-	// NaN means "not observed".
+	// Values has len(Rows)*len(Columns) elements, row by row. A value is a share of what the end of the
+	// scale means: 0 means "nothing", values above 1 are drawn as 1, NaN means "not observed".
 	Values []float32
 }
 
 // Row is a line of cells.
 type Row struct {
 	Label string
-	// Block is the name of the group that the row belongs to, such as a layer; "" if it belongs to none. Adjacent rows of the same block
-	// have one label together, and also one each if there is room.
+	// Block is the name of the group that the row belongs to, such as a layer; "" if it belongs to none.
+	// Adjacent rows of the same block have one label together, and also one each if there is room.
 	Block string
-	// Weight makes rows differ in height: each has a third of the height that all would have, and its share of the rest by weight. If all weigh 0, all are as high.
+	// Weight makes rows differ in height: each has a third of the height that all would have, and its
+	// share of the rest by weight. If all weigh 0, all are as high.
 	Weight float64
 }
 
@@ -61,7 +64,15 @@ type Tick struct {
 	Label string
 }
 
-var shareTicks = []Tick{{0, "> 0"}, {0.01, "1 %"}, {0.05, "5 %"}, {0.1, "10 %"}, {0.25, "25 %"}, {0.5, "50 %"}, {1, "100 %"}}
+var shareTicks = []Tick{
+	{0, "> 0"},
+	{0.01, "1 %"},
+	{0.05, "5 %"},
+	{0.1, "10 %"},
+	{0.25, "25 %"},
+	{0.5, "50 %"},
+	{1, "100 %"},
+}
 
 // MaxColumns is the number of columns up to which a panel shows each column.
 const MaxColumns = 1200
@@ -69,15 +80,17 @@ const MaxColumns = 1200
 // MaxRows limits the image to a size that viewers can open.
 const MaxRows = 20000
 
-// Write draws m in one of [chart.Formats]. If a panel has more than 1200 columns, groups of equally many neighbours are merged: a cell is then the mean of the
-// observed values, or the greatest, and the column is marked if any of them is. An image of 1000 tensors takes about 20 MB of memory, for any number of
+// Write draws m in one of [chart.Formats]. If a panel has more than 1200 columns, groups of equally many
+// neighbours are merged: a cell is then the mean of the observed values, or the greatest, and the column
+// is marked if any of them is. An image of 1000 tensors takes about 20 MB of memory, for any number of
 // steps.
 func Write(w io.Writer, m *Matrix, text Text, format string) error {
 	if len(m.Rows) == 0 || len(m.Columns) == 0 {
 		return errors.New("draw heatmap: there is nothing to draw")
 	}
 	if len(m.Values) != len(m.Rows)*len(m.Columns) {
-		return fmt.Errorf("draw heatmap: %d values for %d rows and %d columns", len(m.Values), len(m.Rows), len(m.Columns))
+		return fmt.Errorf("draw heatmap: %d values for %d rows and %d columns", len(m.Values), len(m.Rows),
+			len(m.Columns))
 	}
 	if len(m.Rows) > MaxRows {
 		return fmt.Errorf("draw heatmap: %d rows, at most %d can be drawn", len(m.Rows), MaxRows)

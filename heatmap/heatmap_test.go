@@ -30,12 +30,24 @@ type component struct {
 
 var (
 	denseLayer = []component{
-		{"attn_norm.weight", 1}, {"attn_q.weight", 1}, {"attn_k.weight", 1}, {"attn_v.weight", 1}, {"attn_output.weight", 1},
+		{"attn_norm.weight", 1},
+		{"attn_q.weight", 1},
+		{"attn_k.weight", 1},
+		{"attn_v.weight", 1},
+		{"attn_output.weight", 1},
 		{"ffn_norm.weight", 1}, {"ffn_gate.weight", 1}, {"ffn_up.weight", 1}, {"ffn_down.weight", 1},
 	}
 	moeLayer = []component{
-		{"attn_norm.weight", 1}, {"attn_q.weight", 1}, {"attn_k.weight", 1}, {"attn_v.weight", 1}, {"attn_output.weight", 1},
-		{"ffn_norm.weight", 1}, {"ffn_gate_inp.weight", 1}, {"ffn_gate_exps.weight", 0.125}, {"ffn_up_exps.weight", 0.125}, {"ffn_down_exps.weight", 0.125},
+		{"attn_norm.weight", 1},
+		{"attn_q.weight", 1},
+		{"attn_k.weight", 1},
+		{"attn_v.weight", 1},
+		{"attn_output.weight", 1},
+		{"ffn_norm.weight", 1},
+		{"ffn_gate_inp.weight", 1},
+		{"ffn_gate_exps.weight", 0.125},
+		{"ffn_up_exps.weight", 0.125},
+		{"ffn_down_exps.weight", 0.125},
 	}
 )
 
@@ -102,7 +114,8 @@ func figures() map[string]*Matrix {
 
 	return map[string]*Matrix{
 		"dense": dense, "moe": moe, "large": large,
-		"one":     {Rows: []Row{{Label: "output.weight"}}, Columns: []Column{{Panel: "generated tokens"}}, Values: []float32{1}},
+		"one": {Rows: []Row{{Label: "output.weight"}}, Columns: []Column{{Panel: "generated tokens"}},
+			Values: []float32{1}},
 		"binned":  model(moeLayer, 40, 40, 2500),
 		"noblock": alone(300, 100),
 		"small":   small(),
@@ -113,7 +126,8 @@ func figures() map[string]*Matrix {
 func alone(rows, tokens int) *Matrix {
 	m := &Matrix{}
 	for r := range rows {
-		m.Rows = append(m.Rows, Row{Label: fmt.Sprintf("a_tensor_with_a_name_that_says_nothing.%d.and_is_long.weight", r)})
+		m.Rows = append(m.Rows,
+			Row{Label: fmt.Sprintf("a_tensor_with_a_name_that_says_nothing.%d.and_is_long.weight", r)})
 	}
 	for c := range tokens {
 		m.Columns = append(m.Columns, Column{Panel: "generated tokens", Number: c})
@@ -136,10 +150,11 @@ func small() *Matrix {
 
 func words(name string, m *Matrix) Text {
 	return Text{
-		Title:    name + "-1.2B-Q8_0.gguf: weights read per token",
-		Subtitle: fmt.Sprintf("%d tensors in access order; 1.1 GB read per token; sequence identical in 30 of 31 generated tokens", len(m.Rows)),
-		Scale:    "Share of a tensor's bytes that a step reads (square-root scale; more than 100 % is drawn as 100 %)",
-		Mark:     "sequence differs",
+		Title: name + "-1.2B-Q8_0.gguf: weights read per token",
+		Subtitle: fmt.Sprintf("%d tensors in access order; 1.1 GB read per token; sequence identical in 30 of 31 "+
+			"generated tokens", len(m.Rows)),
+		Scale: "Share of a tensor's bytes that a step reads (square-root scale; more than 100 % is drawn as 100 %)",
+		Mark:  "sequence differs",
 	}
 }
 
@@ -226,7 +241,8 @@ func decode(t *testing.T, data []byte) image.Image {
 	return img
 }
 
-// TestFigures draws every shape and checks what would make it unreadable. With HEATMAP_DIR set it leaves the pictures there.
+// TestFigures draws every shape and checks what would make it unreadable. With HEATMAP_DIR set it leaves
+// the pictures there.
 func TestFigures(t *testing.T) {
 	for name, m := range figures() {
 		t.Run(name, func(t *testing.T) {
@@ -297,7 +313,12 @@ func TestScale(t *testing.T) {
 		v    float32
 		want color.RGBA
 	}{
-		{-1, notRead}, {0, notRead}, {1e-9, cividis[0]}, {1, cividis[len(cividis)-1]}, {7, cividis[len(cividis)-1]}, {1.0 / 9, cividis[3]},
+		{-1, notRead},
+		{0, notRead},
+		{1e-9, cividis[0]},
+		{1, cividis[len(cividis)-1]},
+		{7, cividis[len(cividis)-1]},
+		{1.0 / 9, cividis[3]},
 	} {
 		if got := cellColor(tc.v); got != tc.want {
 			t.Errorf("colour of %g is %v, want %v", tc.v, got, tc.want)
@@ -345,8 +366,15 @@ func TestRefuses(t *testing.T) {
 	}{
 		{"no rows", Matrix{Columns: []Column{column}}, "nothing to draw"},
 		{"no columns", Matrix{Rows: []Row{row}}, "nothing to draw"},
-		{"too few values", Matrix{Rows: []Row{row, row}, Columns: []Column{column}, Values: []float32{1}}, "1 values for 2 rows and 1 columns"},
-		{"too many rows", Matrix{Rows: make([]Row, MaxRows+1), Columns: []Column{column}, Values: make([]float32, MaxRows+1)}, "at most"},
+		{
+			"too few values", Matrix{Rows: []Row{row, row}, Columns: []Column{column}, Values: []float32{1}},
+			"1 values for 2 rows and 1 columns",
+		},
+		{
+			"too many rows",
+			Matrix{Rows: make([]Row, MaxRows+1), Columns: []Column{column}, Values: make([]float32, MaxRows+1)},
+			"at most",
+		},
 	} {
 		if err := Write(io.Discard, &tc.m, Text{}, "png"); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: error %v, want one with %q", tc.name, err, tc.want)
@@ -357,7 +385,9 @@ func TestRefuses(t *testing.T) {
 // A label of any length is cut to what fits, without trying all lengths.
 func TestFitLongLabel(t *testing.T) {
 	f := layOut(&Matrix{Rows: []Row{{Label: "x"}}, Columns: []Column{{}}, Values: []float32{0}}, Text{})
-	for _, label := range []string{strings.Repeat("weight", 2000), strings.Repeat("\x1b\xff", 2000), strings.Repeat("W", 100)} {
+	for _, label := range []string{
+		strings.Repeat("weight", 2000), strings.Repeat("\x1b\xff", 2000), strings.Repeat("W", 100),
+	} {
 		got := f.fit(label, smallStyle, maxLabel)
 		if w := f.textWidth(got, smallStyle); w > maxLabel || w < maxLabel/2 || !strings.Contains(got, "…") {
 			t.Errorf("%.40q is cut to %q, %d pixels of %d", label, got, w, maxLabel)
@@ -365,7 +395,8 @@ func TestFitLongLabel(t *testing.T) {
 	}
 }
 
-// In SVG the cells are images of the very pixels of the PNG, at their places; the words are letters. In PDF all this is compressed: it is drawn, no more is known.
+// In SVG the cells are images of the very pixels of the PNG, at their places; the words are letters. In
+// PDF all this is compressed: it is drawn, no more is known.
 func TestVector(t *testing.T) {
 	m, text := weighted()
 	pixels := decode(t, render(t, m, text))
@@ -377,7 +408,8 @@ func TestVector(t *testing.T) {
 	if err := Write(&pdf, m, text, "pdf"); err != nil || !bytes.HasPrefix(pdf.Bytes(), []byte("%PDF-")) {
 		t.Errorf("PDF of %d bytes: %v", pdf.Len(), err)
 	}
-	images := regexp.MustCompile(`(?s)<image x="([^"]*)" y="([^"]*)" width="([^"]*)" height="([^"]*)"[^>]*"data:image/png;base64,([^"]*)"`).FindAllStringSubmatch(svg.String(), -1)
+	images := regexp.MustCompile(
+		`(?s)<image x="([^"]*)" y="([^"]*)" width="([^"]*)" height="([^"]*)"[^>]*"data:image/png;base64,([^"]*)"`).FindAllStringSubmatch(svg.String(), -1)
 	if want := len(f.panels) + 2; len(images) != want { // of the legend: nothing, not observed
 		t.Fatalf("%d images, want %d", len(images), want)
 	}
@@ -411,7 +443,10 @@ func TestVector(t *testing.T) {
 	if found != len(f.panels) {
 		t.Errorf("%d of %d panels", found, len(f.panels))
 	}
-	for _, s := range []string{text.Title, text.Caption, "blk.1", "12 MiB", "not observed", "font-family:'Liberation Sans',Arimo,", f.panelName(f.panels[0])} {
+	for _, s := range []string{
+		text.Title, text.Caption, "blk.1", "12 MiB", "not observed", "font-family:'Liberation Sans',Arimo,",
+		f.panelName(f.panels[0]),
+	} {
 		if !strings.Contains(svg.String(), s) {
 			t.Errorf("%q is not in the SVG", s)
 		}

@@ -82,7 +82,10 @@ func layOut(m *Matrix, t Text) *figure {
 	if t.Greatest {
 		fold = greatest
 	}
-	f := &figure{m: m, text: t, panels: panels(m, fold), handler: text.Plain{Fonts: plotfont.NewCache(liberation.Collection())}}
+	f := &figure{
+		m: m, text: t, panels: panels(m, fold),
+		handler: text.Plain{Fonts: plotfont.NewCache(liberation.Collection())},
+	}
 	f.rows = rowHeights(m.Rows)
 	least := slices.Min(f.rows)
 	f.rowLabels = least >= rowText
@@ -90,7 +93,8 @@ func layOut(m *Matrix, t Text) *figure {
 
 	// Vertically: title, subtitle, legend, panel names, cells, ticks.
 	f.scaleTop = margin + f.lineHeight(titleStyle) + f.lineHeight(bodyStyle) + 16
-	f.top = f.scaleTop + f.lineHeight(bodyStyle) + 6 + barHeight + tickLength + f.lineHeight(smallStyle) + 18 + f.lineHeight(headStyle) + markHeight + 6
+	f.top = f.scaleTop + f.lineHeight(bodyStyle) + 6 + barHeight + tickLength + f.lineHeight(smallStyle) + 18 +
+		f.lineHeight(headStyle) + markHeight + 6
 	y, gap := f.top, 1
 	if least >= 8 {
 		gap = 4
@@ -190,8 +194,8 @@ func blocks(rows []Row) []label {
 	return bs
 }
 
-// placeLabels chooses which labels are written so that none overlap. Rows without a block come first: they are few, and cannot be guessed
-// from their neighbours. Of the blocks, every k-th is labelled.
+// placeLabels chooses which labels are written so that none overlap. Rows without a block come first:
+// they are few, and cannot be guessed from their neighbours. Of the blocks, every k-th is labelled.
 func (f *figure) placeLabels(blocks []label) {
 	if f.rowLabels {
 		for i, r := range f.m.Rows {
@@ -234,8 +238,8 @@ func (f *figure) placeLabels(blocks []label) {
 	spread(f.labels, line, f.top+line/2, f.bottom-line/2)
 }
 
-// spread moves labels so that neighbours are at least line apart and all are between low and high, if they fit. It first moves each label
-// down as far as necessary, then, from the last to the first, up.
+// spread moves labels so that neighbours are at least line apart and all are between low and high, if
+// they fit. It first moves each label down as far as necessary, then, from the last to the first, up.
 func spread(labels []label, line, low, high int) {
 	next := low
 	for i := range labels {

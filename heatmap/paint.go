@@ -21,7 +21,8 @@ func (f *figure) paintOn(canvas vg.Canvas) {
 		f.pixels = png.Image()
 	}
 	f.write(margin, margin+f.lineHeight(titleStyle)/2, f.text.Title, titleStyle, text.XLeft, ink)
-	f.write(margin, margin+f.lineHeight(titleStyle)+f.lineHeight(bodyStyle)/2, f.text.Subtitle, bodyStyle, text.XLeft, ink)
+	f.write(margin, margin+f.lineHeight(titleStyle)+f.lineHeight(bodyStyle)/2, f.text.Subtitle, bodyStyle, text.XLeft,
+		ink)
 	f.paintLegend()
 	f.paintLabels()
 	for i := range f.panels {
@@ -109,7 +110,8 @@ func (f *figure) paintTicks(i int) {
 		}
 		at := x + c*cell + cell/2
 		f.fill(at, f.bottom+2, at+1, f.bottom+2+tickLength, faint)
-		f.write(at, f.bottom+4+tickLength+f.lineHeight(smallStyle)/2, strconv.Itoa(ceilDiv(n, step)*step), smallStyle, text.XCenter, ink)
+		f.write(at, f.bottom+4+tickLength+f.lineHeight(smallStyle)/2, strconv.Itoa(ceilDiv(n, step)*step), smallStyle,
+			text.XCenter, ink)
 	}
 }
 

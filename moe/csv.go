@@ -33,7 +33,8 @@ var csvColumns = []string{"turn", "phase", "step", "layer", "slot", "expert"}
 //	turn,phase,step,layer,slot,expert
 //	0,0,0,0,0,49                              (phase: 0 is prompt, 1 decode)
 //
-// Errors name the line. They wrap ErrNotCSV, ErrNoRoutes, or what reading failed with. What it takes in memory is bounded.
+// Errors name the line. They wrap ErrNotCSV, ErrNoRoutes, or what reading failed with. What it takes in
+// memory is bounded.
 func ReadCSV(r io.Reader) (*Trace, error) {
 	in := bufio.NewReader(r)
 	if magic, _ := in.Peek(2); bytes.Equal(magic, []byte{0x1f, 0x8b}) {
@@ -103,7 +104,9 @@ func (c *csvReader) line(s string) error {
 	if v[1] != 0 && v[1] != 1 {
 		return fmt.Errorf("phase is %d, want 0 (prompt) or 1 (decode)", v[1])
 	}
-	return c.build.add(row{turn: v[0], phase: Phase(v[1]), step: v[2], layer: v[3], slot: v[4], expert: v[5], id: UnknownID})
+	return c.build.add(row{
+		turn: v[0], phase: Phase(v[1]), step: v[2], layer: v[3], slot: v[4], expert: v[5], id: UnknownID,
+	})
 }
 
 // comment reads words of the form key=value; those that it does not know are passed over.
@@ -114,7 +117,9 @@ func (c *csvReader) comment(s string) error {
 	layer, bytes := int64(-1), int64(-1)
 	for _, word := range strings.Fields(s[1:]) {
 		key, value, _ := strings.Cut(word, "=")
-		numbers := map[string]*int64{"n_layer": &c.n, "n_expert": &c.e, "n_expert_used": &c.k, "layer": &layer, "expert_bytes": &bytes}
+		numbers := map[string]*int64{
+			"n_layer": &c.n, "n_expert": &c.e, "n_expert_used": &c.k, "layer": &layer, "expert_bytes": &bytes,
+		}
 		if key == "model" {
 			c.model = path.Base(value)
 		}
@@ -152,7 +157,8 @@ func (c *csvReader) heading(s string) error {
 		c.column = append(c.column, at)
 	}
 	if c.n < 1 || c.n > maxLayers || c.e < 1 || c.e > maxExperts || c.k < 1 || c.k > min(maxChosen, c.e) {
-		return fmt.Errorf("the lines above say %d layers, %d experts, %d per token (n_layer, n_expert, n_expert_used): want 1 to %d, 1 to %d, 1 to %d",
+		return fmt.Errorf("the lines above say %d layers, %d experts, %d per token (n_layer, n_expert, "+
+			"n_expert_used): want 1 to %d, 1 to %d, 1 to %d",
 			c.n, c.e, c.k, maxLayers, maxExperts, maxChosen)
 	}
 	t := &Trace{Model: c.model, Experts: int(c.e), K: int(c.k)}

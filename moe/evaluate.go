@@ -46,9 +46,10 @@ func (l *LeadScores) At(budget float64) Score {
 // CurvePoints is the number of points of a curve.
 const CurvePoints = 8
 
-// Evaluate runs a predictor, which has seen nothing yet, over a trace. Tokens from first on are scored, each before it is learned from; those
-// before are only learned from. A prediction with lead h of a layer is made when the router h layers before has chosen, or, in the first
-// layers, when the token has begun. What a target computes as one batch, a prompt, is learned token by token.
+// Evaluate runs a predictor, which has seen nothing yet, over a trace. Tokens from first on are scored,
+// each before it is learned from; those before are only learned from. A prediction with lead h of a layer
+// is made when the router h layers before has chosen, or, in the first layers, when the token has begun.
+// What a target computes as one batch, a prompt, is learned token by token.
 func Evaluate(ctx context.Context, t *Trace, p Predictor, first int, leads []int) (*Evaluation, error) {
 	s := t.Shape()
 	ev := &Evaluation{Trained: first, Scored: len(t.Tokens) - first}
@@ -102,8 +103,8 @@ func Evaluate(ctx context.Context, t *Trace, p Predictor, first int, leads []int
 // N is a budget in units of K as a number of experts, at least 1.
 func (s *Shape) N(budget float64) int { return min(max(int(budget*float64(s.K)), 1), s.Experts) }
 
-// Top returns the n experts with the highest scores, the highest first; among equals, that with the lowest number. They are in order, which
-// has room for all.
+// Top returns the n experts with the highest scores, the highest first; among equals, that with the
+// lowest number. They are in order, which has room for all.
 func Top(scores []float32, order []int32, n int) []int32 {
 	order = order[:0]
 	for e := range scores {
@@ -134,13 +135,16 @@ type Tally struct {
 
 // NewTally makes an empty tally.
 func NewTally(s Shape) *Tally {
-	return &Tally{shape: s, hits: make([]int, len(budgets)), tried: make([]int, len(budgets)), layers: make([][2]int, s.Layers)}
+	return &Tally{
+		shape: s, hits: make([]int, len(budgets)), tried: make([]int, len(budgets)), layers: make([][2]int, s.Layers),
+	}
 }
 
 // Widest is the largest number of experts that is judged.
 func (u *Tally) Widest() int { return u.shape.N(slices.Max(budgets)) }
 
-// Add counts a prediction for a layer: best are the experts that were named, the best first, as many as Widest says; part is the point of the curve.
+// Add counts a prediction for a layer: best are the experts that were named, the best first, as many as
+// Widest says; part is the point of the curve.
 func (u *Tally) Add(best, chosen []int32, layer, part int) {
 	u.chosen += len(chosen)
 	for i, b := range budgets {
@@ -167,7 +171,10 @@ func (u *Tally) Scores(lead int) LeadScores {
 	l := LeadScores{Lead: lead}
 	for i, b := range budgets {
 		if u.chosen > 0 {
-			l.Scores = append(l.Scores, Score{Budget: b, N: u.shape.N(b), Recall: ratio(u.hits[i], u.chosen), Precision: ratio(u.hits[i], u.tried[i])})
+			l.Scores = append(l.Scores, Score{
+				Budget: b, N: u.shape.N(b), Recall: ratio(u.hits[i], u.chosen),
+				Precision: ratio(u.hits[i], u.tried[i]),
+			})
 		}
 	}
 	for _, p := range u.parts {

@@ -2,10 +2,12 @@ package moe
 
 // This file has the policies that say which experts to keep in memory.
 
-// Policy says what it is worth to keep an expert. Its caller follows the target like that of a Predictor: Observe for each layer in order.
-// Memory is allocated when a policy is made. A policy is for one goroutine.
+// Policy says what it is worth to keep an expert. Its caller follows the target like that of a Predictor:
+// Observe for each layer in order. Memory is allocated when a policy is made. A policy is for one
+// goroutine.
 type Policy interface {
-	// Observe tells what a layer's router chose; empty if that is not known. It comes before experts are taken out to make room for these.
+	// Observe tells what a layer's router chose; empty if that is not known. It comes before experts are
+	// taken out to make room for these.
 	Observe(layer int, chosen []int32)
 	// Worth of keeping an expert, now: that with the least goes first. Only the order means something.
 	Worth(layer int, expert int32) float32
@@ -41,7 +43,8 @@ func NewLFU(s Shape, decay float64) LFU { return LFU{NewFrequency(s, decay)} }
 // Worth implements Policy.
 func (l LFU) Worth(layer int, expert int32) float32 { return l.of(layer)[expert] }
 
-// ExpectedUse keeps what is expected to be used soonest, if each token chooses an expert as often as it was chosen of late.
+// ExpectedUse keeps what is expected to be used soonest, if each token chooses an expert as often as it
+// was chosen of late.
 type ExpectedUse struct {
 	often *Frequency
 	at    int // the layer that was observed last
@@ -72,9 +75,10 @@ func (s *Shape) until(at, layer int) float32 {
 	return float32(ahead) / float32(s.Layers)
 }
 
-// Chance keeps what is most probably chosen when its layer comes next, per time that it has to be kept. It is told these probabilities by
-// whoever has a predictor; where it is not, it goes by frequency. It keeps more of what is needed than ExpectedUse does: an expert that is
-// chosen seldom waits long, but how long is known least of all.
+// Chance keeps what is most probably chosen when its layer comes next, per time that it has to be kept.
+// It is told these probabilities by whoever has a predictor; where it is not, it goes by frequency. It
+// keeps more of what is needed than ExpectedUse does: an expert that is chosen seldom waits long, but how
+// long is known least of all.
 type Chance struct {
 	often *Frequency
 	next  []float32 // by layer and expert: the probability
@@ -101,7 +105,8 @@ func (c *Chance) Expect(layer int, p []float32) {
 	copy(c.next[layer*n:(layer+1)*n], p)
 }
 
-// Worth implements Policy: it is the probability, divided by the time until then and a token more, for which it is kept on the average in any case.
+// Worth implements Policy: it is the probability, divided by the time until then and a token more, for
+// which it is kept on the average in any case.
 func (c *Chance) Worth(layer int, expert int32) float32 {
 	return c.next[layer*c.often.shape.Experts+int(expert)] / (1 + c.often.shape.until(c.at, layer))
 }

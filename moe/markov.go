@@ -4,8 +4,9 @@ package moe
 
 import "math"
 
-// Markov predicts what a layer chooses from what was chosen some routers before: the layer before it (distance 1), the one before that, or
-// the same layer for the previous token (distance Shape.Layers). It counts how often each expert followed each other one.
+// Markov predicts what a layer chooses from what was chosen some routers before: the layer before it
+// (distance 1), the one before that, or the same layer for the previous token (distance Shape.Layers). It
+// counts how often each expert followed each other one.
 type Markov struct {
 	shape    Shape
 	distance int
@@ -29,7 +30,8 @@ func MarkovBytes(s Shape) int64 { return int64(s.Layers) * int64(s.Experts) * in
 // NewMarkov makes a predictor from what was chosen distance routers before, 1 <= distance <= s.Layers.
 func NewMarkov(s Shape, distance int) *Markov {
 	m := &Markov{
-		shape: s, distance: distance, prior: NewFrequency(s, markovDecay), last: newChoices(s, s.Layers), at: -1, seen: make([]int, s.Layers),
+		shape: s, distance: distance, prior: NewFrequency(s, markovDecay), last: newChoices(s, s.Layers), at: -1,
+		seen:    make([]int, s.Layers),
 		follows: make([]uint8, s.Layers*s.Experts*s.Experts), total: make([]uint8, s.Layers*s.Experts),
 	}
 	for i := range m.seen {
@@ -41,7 +43,8 @@ func NewMarkov(s Shape, distance int) *Markov {
 // Begin does nothing.
 func (m *Markov) Begin(int32) {}
 
-// source is what was chosen distance routers before the next time that layer's router chooses; nil if that is not known yet.
+// source is what was chosen distance routers before the next time that layer's router chooses; nil if
+// that is not known yet.
 func (m *Markov) source(layer int) []int32 {
 	target := m.at + 1 // the next time
 	if rest := target % m.shape.Layers; rest != layer {

@@ -7,10 +7,11 @@ import (
 	"slices"
 )
 
-// Mixture weighs predictors by how they did of late: its score is a weighted sum of theirs, and after each layer the weights take a step of
-// logistic regression towards what was chosen. Weights are learned for each lead (how many routers ahead the score was asked for), by all
-// layers together, and for each layer what differs there. Its scores are calibrated: the logistic function of one is the share of experts
-// with that score that are chosen.
+// Mixture weighs predictors by how they did of late: its score is a weighted sum of theirs, and after
+// each layer the weights take a step of logistic regression towards what was chosen. Weights are learned
+// for each lead (how many routers ahead the score was asked for), by all layers together, and for each
+// layer what differs there. Its scores are calibrated: the logistic function of one is the share of
+// experts with that score that are chosen.
 type Mixture struct {
 	shape  Shape
 	of     []Predictor
@@ -57,10 +58,14 @@ const (
 
 // NewMixture mixes predictors, which belong to it from now on. It learns weights for each of leads, such as 1, 2 and 4.
 func NewMixture(s Shape, leads []int, of ...Predictor) *Mixture {
-	m := &Mixture{shape: s, of: of, at: -1, sigma: make([]float32, s.Experts), scored: make([]float32, len(of)*s.Experts)}
+	m := &Mixture{
+		shape: s, of: of, at: -1, sigma: make([]float32, s.Experts), scored: make([]float32, len(of)*s.Experts),
+	}
 	n := len(of) + 1
 	for _, ahead := range leads {
-		l := lead{ahead: ahead, shared: make([]weight, n), own: make([]weight, n*s.Layers), pending: make([]pending, ahead)}
+		l := lead{
+			ahead: ahead, shared: make([]weight, n), own: make([]weight, n*s.Layers), pending: make([]pending, ahead),
+		}
 		for i := range of {
 			l.shared[i].w = 1 / float32(len(of))
 		}
@@ -169,8 +174,9 @@ func (w *weight) step(g, size float32) {
 	}
 }
 
-// NewIDs mixes all that can be told from the chosen experts alone, and from the tokens' ids where they are known. Its tables
-// take at most about bytes of memory: what does not fit is left out, what is nearest comes first.
+// NewIDs mixes all that can be told from the chosen experts alone, and from the tokens' ids where they
+// are known. Its tables take at most about bytes of memory: what does not fit is left out, what is
+// nearest comes first.
 func NewIDs(s Shape, leads []int, bytes int64) *Mixture {
 	of := []Predictor{NewFrequency(s, 0.9), NewFrequency(s, 0.98), NewPrevious(s), NewSameToken(s, bytes/16)}
 	bytes -= bytes / 16

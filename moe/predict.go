@@ -1,27 +1,31 @@
 package moe
 
-// This file says what a predictor is, and has those that need no model of the model: frequency, the previous token, the same token before.
+// This file says what a predictor is, and has those that need no model of the model: frequency, the
+// previous token, the same token before.
 
 import "math"
 
 // Shape is the shape of a model's routing.
 type Shape struct{ Layers, Experts, K int }
 
-// Predictor scores the experts that a layer may choose, from what was observed so far. Its caller follows the target: Begin when a token
-// begins, then Observe for each layer in order, as soon as its router has chosen. In between it may ask for Scores of any layer that comes:
-// later in this token or, if layer has been observed, in the next one. Layers count from 0 to Shape.Layers-1.
+// Predictor scores the experts that a layer may choose, from what was observed so far. Its caller follows
+// the target: Begin when a token begins, then Observe for each layer in order, as soon as its router has
+// chosen. In between it may ask for Scores of any layer that comes: later in this token or, if layer has
+// been observed, in the next one. Layers count from 0 to Shape.Layers-1.
 //
-// Scores are natural logarithms of the odds that the expert is among the chosen; only their order has to be right, but a mixture is better
-// the better they are. A predictor that knows more than ids (a router's input) is told by a method of its own, between Observe and Scores.
+// Scores are natural logarithms of the odds that the expert is among the chosen; only their order has to
+// be right, but a mixture is better the better they are. A predictor that knows more than ids (a router's
+// input) is told by a method of its own, between Observe and Scores.
 //
-// Memory is allocated when a predictor is made, and bounded; its methods allocate none, and their time is bounded. A predictor is for one
-// goroutine.
+// Memory is allocated when a predictor is made, and bounded; its methods allocate none, and their time is
+// bounded. A predictor is for one goroutine.
 type Predictor interface {
 	// Begin starts a token. id is UnknownID if it is not known.
 	Begin(id int32)
 	// Scores writes a score for each expert to scores, which has Shape.Experts elements.
 	Scores(layer int, scores []float32)
-	// Observe tells what a layer's router chose, the highest score first; empty if that is not known. chosen is not kept.
+	// Observe tells what a layer's router chose, the highest score first; empty if that is not known.
+	// chosen is not kept.
 	Observe(layer int, chosen []int32)
 }
 
@@ -91,7 +95,10 @@ type rates struct {
 }
 
 func newRates(s Shape) rates {
-	r := rates{shape: s, hit: make([]float32, s.Layers*s.K), tried: make([]float32, s.Layers*s.K), others: make([]float32, s.Layers)}
+	r := rates{
+		shape: s, hit: make([]float32, s.Layers*s.K), tried: make([]float32, s.Layers*s.K),
+		others: make([]float32, s.Layers),
+	}
 	const prior = 2
 	for i := range r.hit {
 		r.hit[i], r.tried[i] = prior*0.3, prior
@@ -183,8 +190,8 @@ func (c *choices) set(i int, chosen []int32) {
 	c.n[i] = uint16(copy(c.of[i*c.k:(i+1)*c.k], chosen))
 }
 
-// SameToken predicts what the layer chose when it last met a token of the same id. It remembers a bounded number of ids: one that falls on
-// another's place replaces it.
+// SameToken predicts what the layer chose when it last met a token of the same id. It remembers a bounded
+// number of ids: one that falls on another's place replaces it.
 type SameToken struct {
 	rates  rates
 	layers int
@@ -194,11 +201,14 @@ type SameToken struct {
 	known  bool    // it was met before
 }
 
-// NewSameToken makes a predictor that takes about bytes of memory, and remembers as many tokens as fit, 1 to 4096: most of a text is of fewer.
+// NewSameToken makes a predictor that takes about bytes of memory, and remembers as many tokens as fit, 1
+// to 4096: most of a text is of fewer.
 func NewSameToken(s Shape, bytes int64) *SameToken {
 	const most = 4096
 	ids := int(min(max(bytes/int64(s.Layers*(4*s.K+2)+4), 1), most))
-	t := &SameToken{rates: newRates(s), layers: s.Layers, ids: make([]int32, ids), sets: newChoices(s, ids*s.Layers), place: -1}
+	t := &SameToken{
+		rates: newRates(s), layers: s.Layers, ids: make([]int32, ids), sets: newChoices(s, ids*s.Layers), place: -1,
+	}
 	for i := range t.ids {
 		t.ids[i] = UnknownID
 	}

@@ -9,8 +9,12 @@ import (
 	"testing"
 )
 
-// synthetic makes a trace of generated tokens; choose says what a token chooses, and may use what it chose in the layers before.
-func synthetic(t testing.TB, s Shape, tokens int, choose func(token, layer int, before [][]int32) []int32, ids func(token int) int32) *Trace {
+// synthetic makes a trace of generated tokens; choose says what a token chooses, and may use what it
+// chose in the layers before.
+func synthetic(
+	t testing.TB, s Shape, tokens int, choose func(token, layer int, before [][]int32) []int32,
+	ids func(token int) int32,
+) *Trace {
 	t.Helper()
 	empty := &Trace{Experts: s.Experts}
 	for l := range s.Layers {
@@ -29,7 +33,9 @@ func synthetic(t testing.TB, s Shape, tokens int, choose func(token, layer int, 
 		for layer := range s.Layers {
 			all = append(all, choose(token, layer, all))
 			for slot, e := range all[layer] {
-				if err := b.add(row{step: int32(token), layer: int32(layer), slot: int32(slot), expert: e, phase: Decode, id: id}); err != nil {
+				if err := b.add(row{
+					step: int32(token), layer: int32(layer), slot: int32(slot), expert: e, phase: Decode, id: id,
+				}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -62,7 +68,8 @@ func between(t testing.TB, what string, x, low, high float64) {
 // everything is each predictor.
 func everything(s Shape, leads []int) map[string]Predictor {
 	return map[string]Predictor{
-		"frequency": NewFrequency(s, 0.95), "previous": NewPrevious(s), "same token": NewSameToken(s, 1<<12), "markov": NewMarkov(s, 1), "markov 2": NewMarkov(s, 2),
+		"frequency": NewFrequency(s, 0.95), "previous": NewPrevious(s), "same token": NewSameToken(s, 1<<12),
+		"markov": NewMarkov(s, 1), "markov 2": NewMarkov(s, 2),
 		"markov, a token": NewMarkov(s, s.Layers), "ids": NewIDs(s, leads, 1<<30),
 	}
 }
@@ -80,7 +87,8 @@ func distinct(r *rand.Rand, s Shape) []int32 {
 func TestUniform(t *testing.T) {
 	s := Shape{Layers: 6, Experts: 16, K: 2}
 	r := rand.New(rand.NewPCG(1, 2))
-	tr := synthetic(t, s, 700, func(int, int, [][]int32) []int32 { return distinct(r, s) }, func(int) int32 { return int32(r.IntN(20)) })
+	tr := synthetic(t, s, 700, func(int, int, [][]int32) []int32 { return distinct(r, s) },
+		func(int) int32 { return int32(r.IntN(20)) })
 	for name, p := range everything(s, []int{1, 2}) {
 		ev, err := Evaluate(t.Context(), tr, p, 200, []int{1, 2})
 		if err != nil {
@@ -257,8 +265,12 @@ func TestBoundedMemory(t *testing.T) {
 		bytes     int64
 		distances []int
 	}{
-		{large, 0, nil}, {large, MarkovBytes(large)*16/15 + 16, []int{1}}, {small, 5 * MarkovBytes(small) / 2, []int{1, 2}}, {small, 1 << 30, []int{1, 2, 4, 8, 3}},
-		{Shape{Layers: 2, Experts: 8, K: 2}, 1 << 30, []int{1, 2}}, {Shape{Layers: 1, Experts: 8, K: 2}, 1 << 30, []int{1}},
+		{large, 0, nil},
+		{large, MarkovBytes(large)*16/15 + 16, []int{1}},
+		{small, 5 * MarkovBytes(small) / 2, []int{1, 2}},
+		{small, 1 << 30, []int{1, 2, 4, 8, 3}},
+		{Shape{Layers: 2, Experts: 8, K: 2}, 1 << 30, []int{1, 2}},
+		{Shape{Layers: 1, Experts: 8, K: 2}, 1 << 30, []int{1}},
 	} {
 		var distances []int
 		for _, p := range NewIDs(tc.shape, []int{1}, tc.bytes).of {
@@ -325,7 +337,8 @@ func TestEvaluateEnds(t *testing.T) {
 	}
 }
 
-// The bars: ids alone, one layer ahead, on public traces of real models. Learned from the prompt, scored on all generated tokens, online.
+// The bars: ids alone, one layer ahead, on public traces of real models. Learned from the prompt, scored
+// on all generated tokens, online.
 func TestPublicRecall(t *testing.T) {
 	for _, tc := range []struct {
 		name     string

@@ -35,9 +35,10 @@ func Steps(rows iter.Seq2[*tables.StepRow, error], context int32) (map[int32]Ste
 	return all, nil
 }
 
-// ChoosingContext is one of a capture's contexts (llama_context), and its model: that whose accesses name chosen experts
-// most often, or, of several, that with the least number. If context is not -1 it is that one. It fails with ErrNoRoutes
-// if no access of that context names experts. Rows are as package trace reads them.
+// ChoosingContext is one of a capture's contexts (llama_context), and its model: that whose accesses name
+// chosen experts most often, or, of several, that with the least number. If context is not -1 it is that
+// one. It fails with ErrNoRoutes if no access of that context names experts. Rows are as package trace
+// reads them.
 func ChoosingContext(
 	rows iter.Seq2[*tables.Access, error], structure []tables.StructureRow, context int32,
 ) (chosen, model int32, err error) {
@@ -72,8 +73,9 @@ func ChoosingContext(
 	return best, of.model, nil
 }
 
-// OfStructure is an empty trace of a model: its layers with experts, and how large these are. It is nil if the model has none, or layers that
-// differ in the number of experts. Rows are as package trace reads them.
+// OfStructure is an empty trace of a model: its layers with experts, and how large these are. It is nil
+// if the model has none, or layers that differ in the number of experts. Rows are as package trace reads
+// them.
 func OfStructure(name string, structure []tables.StructureRow, model int32) *Trace {
 	t := &Trace{Model: name}
 	index := map[int32]int{}
@@ -102,8 +104,9 @@ func OfStructure(name string, structure []tables.StructureRow, model int32) *Tra
 	return t
 }
 
-// FromRoutes fills an empty trace with the rows of the route table that belong to steps; those of which it is not known to which token they belong are left out. Errors name the row, from 0; they wrap ErrNoRoutes,
-// or what rows failed with.
+// FromRoutes fills an empty trace with the rows of the route table that belong to steps; those of which
+// it is not known to which token they belong are left out. Errors name the row, from 0; they wrap
+// ErrNoRoutes, or what rows failed with.
 func FromRoutes(t *Trace, rows iter.Seq2[tables.Route, error], steps map[int32]Step) (*Trace, error) {
 	b, err := newBuilder(t)
 	if err != nil {
@@ -123,7 +126,10 @@ func FromRoutes(t *Trace, rows iter.Seq2[tables.Route, error], steps map[int32]S
 		if int(r.Position) < len(s.IDs) {
 			id = s.IDs[r.Position]
 		}
-		err = b.add(row{step: r.Step, position: r.Position, layer: r.Layer, slot: r.Slot, expert: r.Expert, phase: s.Phase, id: id})
+		err = b.add(row{
+			step: r.Step, position: r.Position, layer: r.Layer, slot: r.Slot, expert: r.Expert, phase: s.Phase,
+			id: id,
+		})
 		if err != nil {
 			return nil, fmt.Errorf("row %d of the routes: %w", n, err)
 		}

@@ -1,6 +1,7 @@
-// Package moe is about which experts a mixture-of-experts model chooses: traces of routing, predictors that say which experts a layer will
-// choose, how good they are, and policies that say which experts to keep. It knows nothing of how routing is observed or bytes are moved.
-// Its subpackage replay runs a trace through an expert cache.
+// Package moe is about which experts a mixture-of-experts model chooses: traces of routing, predictors
+// that say which experts a layer will choose, how good they are, and policies that say which experts to
+// keep. It knows nothing of how routing is observed or bytes are moved. Its subpackage replay runs a
+// trace through an expert cache.
 package moe
 
 // This file owns the routing trace, and the checks that every reader's rows pass.
@@ -57,7 +58,8 @@ type Token struct {
 	ID       int32 // in the vocabulary; UnknownID if unknown
 }
 
-// Trace is what a model's routers chose for a sequence of tokens. It is not changed once it was read, and may be used concurrently.
+// Trace is what a model's routers chose for a sequence of tokens. It is not changed once it was read, and
+// may be used concurrently.
 type Trace struct {
 	Model   string // its name, as whoever made the trace calls it
 	Experts int    // per layer
@@ -72,8 +74,9 @@ type Trace struct {
 // cell says where the experts are that a token chose in a layer.
 type cell struct{ first, n uint32 }
 
-// Chosen are the experts that a token chose in a layer (an index of Layers), the highest score first. It is empty if that was not computed (the last
-// layer of a prompt's tokens but one) or not observed. Do not write to it.
+// Chosen are the experts that a token chose in a layer (an index of Layers), the highest score first. It
+// is empty if that was not computed (the last layer of a prompt's tokens but one) or not observed. Do not
+// write to it.
 func (t *Trace) Chosen(token, layer int) []int32 {
 	c := t.cells[token*len(t.Layers)+layer]
 	return t.chosen[c.first : c.first+c.n : c.first+c.n]
@@ -92,7 +95,8 @@ func (t *Trace) FirstDecode() int {
 	return len(t.Tokens)
 }
 
-// Split is the first token that predictors are scored on: the first that was generated, as a target begins with its prompt; half of a trace that is all prompt.
+// Split is the first token that predictors are scored on: the first that was generated, as a target
+// begins with its prompt; half of a trace that is all prompt.
 func (t *Trace) Split() int {
 	if first := t.FirstDecode(); first < len(t.Tokens) {
 		return first
@@ -100,7 +104,8 @@ func (t *Trace) Split() int {
 	return len(t.Tokens) / 2
 }
 
-// TokenBytes is how many bytes of experts a token needs that chooses K in each layer; 0 if the size of a layer's experts is unknown.
+// TokenBytes is how many bytes of experts a token needs that chooses K in each layer; 0 if the size of a
+// layer's experts is unknown.
 func (t *Trace) TokenBytes() int64 {
 	sum := int64(0)
 	for _, l := range t.Layers {
@@ -115,8 +120,9 @@ func (t *Trace) TokenBytes() int64 {
 // ErrNoRoutes says that a trace has no rows: its model is dense, or its routers were not observed.
 var ErrNoRoutes = errors.New("no routes")
 
-// builder makes a trace of rows. Rows of a prompt come by layer, those of generated tokens by token; what must hold either way is that
-// within a layer tokens ascend, and that the slots of a token are consecutive.
+// builder makes a trace of rows. Rows of a prompt come by layer, those of generated tokens by token; what
+// must hold either way is that within a layer tokens ascend, and that the slots of a token are
+// consecutive.
 type builder struct {
 	trace  *Trace
 	layers map[int32]int // index by number
@@ -129,12 +135,17 @@ type builder struct {
 
 func newBuilder(t *Trace) (*builder, error) {
 	if len(t.Layers) < 1 || len(t.Layers) > maxLayers || t.Experts < 1 || t.Experts > maxExperts {
-		return nil, fmt.Errorf("%d layers with %d experts, want 1 to %d layers and 1 to %d experts", len(t.Layers), t.Experts, maxLayers, maxExperts)
+		return nil, fmt.Errorf("%d layers with %d experts, want 1 to %d layers and 1 to %d experts", len(t.Layers),
+			t.Experts, maxLayers, maxExperts)
 	}
 	if len(t.Layers)*t.Experts > maxAll {
-		return nil, fmt.Errorf("%d layers with %d experts, want %d experts at most in all", len(t.Layers), t.Experts, maxAll)
+		return nil, fmt.Errorf("%d layers with %d experts, want %d experts at most in all", len(t.Layers), t.Experts,
+			maxAll)
 	}
-	b := &builder{trace: t, most: maxChoices, layers: map[int32]int{}, last: make([]int, len(t.Layers)), seen: make([]uint32, t.Experts)}
+	b := &builder{
+		trace: t, most: maxChoices, layers: map[int32]int{}, last: make([]int, len(t.Layers)),
+		seen: make([]uint32, t.Experts),
+	}
 	for i, l := range t.Layers {
 		if _, twice := b.layers[l.Number]; twice || l.Bytes < 0 || l.Bytes > maxBytes {
 			return nil, fmt.Errorf("layer %d is there twice, or has experts of %d bytes", l.Number, l.Bytes)
@@ -176,9 +187,11 @@ func (b *builder) add(r row) error {
 	c := &t.cells[token*len(t.Layers)+layer]
 	switch {
 	case token < b.last[layer]:
-		return fmt.Errorf("step %d, position %d after step %d, position %d of the same layer", r.step, r.position, t.Tokens[b.last[layer]].Step, t.Tokens[b.last[layer]].Position)
+		return fmt.Errorf("step %d, position %d after step %d, position %d of the same layer", r.step, r.position,
+			t.Tokens[b.last[layer]].Step, t.Tokens[b.last[layer]].Position)
 	case r.slot != int32(c.n) || c.n > 0 && int(c.first+c.n) != len(t.chosen):
-		return fmt.Errorf("slot %d of step %d, layer %d: want slot %d next, and one after the other", r.slot, r.step, r.layer, c.n)
+		return fmt.Errorf("slot %d of step %d, layer %d: want slot %d next, and one after the other", r.slot, r.step,
+			r.layer, c.n)
 	}
 	if c.n == 0 {
 		c.first = uint32(len(t.chosen))
@@ -201,7 +214,8 @@ func (b *builder) token(r *row) (int, error) {
 		return 0, fmt.Errorf("turn %d, step %d, position %d", r.turn, r.step, r.position)
 	}
 	compare := func(i int) int {
-		return cmp.Or(cmp.Compare(r.turn, b.turns[i]), cmp.Compare(r.step, t.Tokens[i].Step), cmp.Compare(r.position, t.Tokens[i].Position))
+		return cmp.Or(cmp.Compare(r.turn, b.turns[i]), cmp.Compare(r.step, t.Tokens[i].Step),
+			cmp.Compare(r.position, t.Tokens[i].Position))
 	}
 	n := len(t.Tokens)
 	if n > 0 && compare(n-1) == 0 {
@@ -225,7 +239,8 @@ func (b *builder) token(r *row) (int, error) {
 		}
 	}
 	if compare(low) != 0 {
-		return 0, fmt.Errorf("step %d, position %d after step %d: steps must ascend", r.step, r.position, t.Tokens[n-1].Step)
+		return 0, fmt.Errorf("step %d, position %d after step %d: steps must ascend", r.step, r.position,
+			t.Tokens[n-1].Step)
 	}
 	return low, nil
 }

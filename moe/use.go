@@ -143,7 +143,8 @@ func (t *Trace) LayerUses() []LayerUse {
 	return all
 }
 
-// Together is which share of all experts so many consecutive tokens touch, on average over where they begin: of prompts' tokens, and of generated ones; NaN where there are fewer tokens than that.
+// Together is which share of all experts so many consecutive tokens touch, on average over where they
+// begin: of prompts' tokens, and of generated ones; NaN where there are fewer tokens than that.
 type Together struct {
 	Tokens            int
 	Prompt, Generated float64
@@ -168,7 +169,8 @@ func (t *Trace) Together() []Together {
 	return all
 }
 
-// together counts, for each number of tokens, the windows of so many among tokens from one on to another in which an expert is used: all but those that lie between two uses.
+// together counts, for each number of tokens, the windows of so many among tokens from one on to another
+// in which an expert is used: all but those that lie between two uses.
 func (t *Trace) together(of []Together, from, to int) []float64 {
 	s := t.Shape()
 	without := make([]int, len(of)) // windows and experts

@@ -42,7 +42,12 @@ turn,phase,step,layer,slot,expert
 	if got := tr.TokenUses(); !reflect.DeepEqual(got, tokens) {
 		t.Errorf("tokens %+v, want %+v", got, tokens)
 	}
-	layers := []LayerUse{{Layer: 0, Chosen: 10, Used: 3, Entropy: entropy([]int{3, 2, 5}, 10) * math.Log(3) / math.Log(4), Hottest: 2, Coldest: 3, Most: 5, Least: 0, Hot: 5, Kept: 6}}
+	layers := []LayerUse{
+		{
+			Layer: 0, Chosen: 10, Used: 3, Entropy: entropy([]int{3, 2, 5}, 10) * math.Log(3) / math.Log(4),
+			Hottest: 2, Coldest: 3, Most: 5, Least: 0, Hot: 5, Kept: 6,
+		},
+	}
 	if got := tr.LayerUses(); len(got) != 1 || math.Abs(got[0].Entropy-layers[0].Entropy) > 1e-9 {
 		t.Errorf("layers %+v, want %+v", got, layers)
 	} else if got[0].Entropy = layers[0].Entropy; got[0] != layers[0] {

@@ -1,6 +1,7 @@
 package report
 
-// This file fits what a page shows into its bounds: it bins steps, thins points and cuts tables, and counts what it did.
+// This file fits what a page shows into its bounds: it bins steps, thins points and cuts tables, and
+// counts what it did.
 
 import (
 	"encoding/base64"
@@ -21,11 +22,16 @@ type bounds struct {
 }
 
 // common are bounds that keep a page below MaxBytes where texts are as long as they are in models.
-var common = bounds{bins: 4096, heatCells: 1 << 20, heatRows: 4096, points: 60_000, tableCells: 160_000, tableText: 4 << 20}
+var common = bounds{
+	bins: 4096, heatCells: 1 << 20, heatRows: 4096, points: 60_000, tableCells: 160_000, tableText: 4 << 20,
+}
 
 // half are smaller ones.
 func (b bounds) half() bounds {
-	return bounds{max(1, b.bins/2), max(1, b.heatCells/2), max(1, b.heatRows/2), max(1, b.points/2), b.tableCells / 2, b.tableText / 2}
+	return bounds{
+		max(1, b.bins/2), max(1, b.heatCells/2), max(1, b.heatRows/2), max(1, b.points/2), b.tableCells / 2,
+		b.tableText / 2,
+	}
 }
 
 const (
@@ -67,7 +73,8 @@ type series struct {
 	Max  []*float32 `json:"max,omitempty"` // absent where a bin is one step
 }
 
-// heat has a byte for each row and bin: 0 for what was not observed, 1 for zero, else 2 to 255 on a logarithmic scale from Least to Most.
+// heat has a byte for each row and bin: 0 for what was not observed, 1 for zero, else 2 to 255 on a
+// logarithmic scale from Least to Most.
 type heat struct {
 	Name   string  `json:"name"`
 	Unit   string  `json:"unit"`
@@ -85,7 +92,8 @@ type heat struct {
 type points struct {
 	Size  float64  `json:"size"`
 	Kinds []string `json:"kinds"`
-	// XY is three little-endian uint16 for each point: step (of all steps), offset (of the size), each as a share of 65535, and the kind.
+	// XY is three little-endian uint16 for each point: step (of all steps), offset (of the size), each as
+	// a share of 65535, and the kind.
 	XY string `json:"xy"`
 }
 
@@ -99,7 +107,8 @@ type rowTable struct {
 // fit checks a report and fits it.
 func fit(r *Report, b bounds) (*page, error) {
 	n := len(r.Steps)
-	p := &page{Title: short(r.Title), Verdict: texts(r.Verdict), Notes: texts(r.Notes), Context: facts(r.Context), Facts: facts(r.Facts), Binned: []string{}, Steps: n, PerBin: perBin(n, b.bins),
+	p := &page{Title: short(r.Title), Verdict: texts(r.Verdict), Notes: texts(r.Notes), Context: facts(r.Context),
+		Facts: facts(r.Facts), Binned: []string{}, Steps: n, PerBin: perBin(n, b.bins),
 		Phases: []span{}, Series: []series{}, Heat: []heat{}, Tables: []rowTable{}, Labels: []string{}}
 	for i, s := range r.Steps {
 		if i%p.PerBin == 0 {
@@ -125,7 +134,8 @@ func fit(r *Report, b bounds) (*page, error) {
 		p.Series = append(p.Series, binSeries(s, p.PerBin))
 	}
 	if p.PerBin > 1 {
-		p.Binned = append(p.Binned, fmt.Sprintf("the timeline shows %d steps in bins of %d, by their mean (line) and their greatest value (shade)", n, p.PerBin))
+		p.Binned = append(p.Binned, fmt.Sprintf("the timeline shows %d steps in bins of %d, by their mean (line) "+
+			"and their greatest value (shade)", n, p.PerBin))
 	}
 	for i, h := range r.Heat {
 		if i == maxHeatmaps {
@@ -135,7 +145,9 @@ func fit(r *Report, b bounds) (*page, error) {
 		binned := binHeat(h, n, b)
 		p.Heat = append(p.Heat, binned)
 		if binned.PerBin > 1 || binned.PerRow > 1 {
-			p.Binned = append(p.Binned, fmt.Sprintf("the heatmap %q shows %d rows and %d steps in cells of %d and %d, by their mean or their greatest value", short(h.Name), len(h.Rows), n, binned.PerRow, binned.PerBin))
+			p.Binned = append(p.Binned, fmt.Sprintf("the heatmap %q shows %d rows and %d steps in cells of %d and "+
+				"%d, by their mean or their greatest value", short(h.Name), len(h.Rows), n, binned.PerRow,
+				binned.PerBin))
 		}
 	}
 	if o := r.Offsets; o != nil && n > 0 {
@@ -157,7 +169,8 @@ func fit(r *Report, b bounds) (*page, error) {
 			return nil, err
 		}
 		if len(fitted.Rows) < len(t.Rows) {
-			p.Binned = append(p.Binned, fmt.Sprintf("the table %q has its first %d of %d rows", short(t.Name), len(fitted.Rows), len(t.Rows)))
+			p.Binned = append(p.Binned, fmt.Sprintf("the table %q has its first %d of %d rows", short(t.Name),
+				len(fitted.Rows), len(t.Rows)))
 		}
 		cells -= len(fitted.Rows) * len(fitted.Columns)
 		text -= used
@@ -254,7 +267,10 @@ func binSeries(s Series, per int) series {
 
 // binHeat reads a heatmap once.
 func binHeat(h Heatmap, steps int, b bounds) heat {
-	out := heat{Name: short(h.Name), Unit: short(h.Unit), About: short(h.About), Rows: []Row{}, PerRow: perBin(len(h.Rows), b.heatRows), PerBin: 1}
+	out := heat{
+		Name: short(h.Name), Unit: short(h.Unit), About: short(h.About), Rows: []Row{},
+		PerRow: perBin(len(h.Rows), b.heatRows), PerBin: 1,
+	}
 	rows := (len(h.Rows) + out.PerRow - 1) / out.PerRow
 	if rows == 0 || steps == 0 {
 		return out

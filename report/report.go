@@ -1,7 +1,9 @@
-// Package report makes one HTML file of what was found in a capture: it needs no network, opens in any current browser, and stays below [MaxBytes] for any capture.
+// Package report makes one HTML file of what was found in a capture: it needs no network, opens in any
+// current browser, and stays below [MaxBytes] for any capture.
 //
-// It does not know how its figures were computed: a [Report] is plain numbers, in the order of the tokens. What has more of them than a page can hold is binned here, by the mean and by the
-// greatest value of each bin, and the page says so.
+// It does not know how its figures were computed: a [Report] is plain numbers, in the order of the
+// tokens. What has more of them than a page can hold is binned here, by the mean and by the greatest
+// value of each bin, and the page says so.
 package report
 
 // This file is what the page shows.
@@ -17,7 +19,8 @@ type Report struct {
 	Context []Fact   // where it comes from: host, limit, command
 	Verdict []string // sentences; empty: the page has none
 	Facts   []Fact   // the most important figures
-	// Steps are in the order of time; every Series and Heatmap has a value for each. A step is a token where one sequence is generated.
+	// Steps are in the order of time; every Series and Heatmap has a value for each. A step is a token
+	// where one sequence is generated.
 	Steps   []Step
 	Series  []Series
 	Heat    []Heatmap
@@ -52,7 +55,8 @@ type Heatmap struct {
 	Unit  string
 	About string // what a value is
 	Rows  []Row
-	// At returns a row's value in a step: NaN where nothing was observed, else 0 or more. It is called once for each, rows in order.
+	// At returns a row's value in a step: NaN where nothing was observed, else 0 or more. It is called
+	// once for each, rows in order.
 	At func(row, step int) float64
 }
 
@@ -68,7 +72,8 @@ type Offsets struct {
 	Size  float64 // of the file, in bytes
 	Kinds []string
 	Count int
-	// At returns a point: the step with the fraction of it that has passed, the offset in the file in bytes, how many bytes, and the index of its kind. It is called for increasing i.
+	// At returns a point: the step with the fraction of it that has passed, the offset in the file in
+	// bytes, how many bytes, and the index of its kind. It is called for increasing i.
 	At func(i int) Point
 }
 
@@ -78,7 +83,8 @@ type Point struct {
 	Kind                int
 }
 
-// Table is shown with its columns sortable and its rows filtered by a text. Cells are strings or float64s; numbers are shown in the column's unit.
+// Table is shown with its columns sortable and its rows filtered by a text. Cells are strings or
+// float64s; numbers are shown in the column's unit.
 type Table struct {
 	Name    string
 	About   string
@@ -89,7 +95,8 @@ type Table struct {
 // Column is a column of a table.
 type Column struct {
 	Name string `json:"name"`
-	Unit string `json:"unit,omitempty"` // "B" for bytes, "ns" for times: both are scaled. Others are shown behind the number.
+	// "B" for bytes, "ns" for times: both are scaled. Others are shown behind the number.
+	Unit string `json:"unit,omitempty"`
 }
 
 // known says whether a value is one.

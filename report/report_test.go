@@ -19,7 +19,10 @@ func planted() *Report {
 		Context: []Fact{{"host", "two cores", ""}},
 		Verdict: []string{"Bound by the disk."},
 		Facts:   []Fact{{"speed", "3.2 tok/s", "the median"}},
-		Offsets: &Offsets{Size: 1000, Kinds: []string{"sequential", "backward"}, Count: steps, At: func(i int) Point { return Point{float64(i), float64(i * 25), 10, i % 2} }},
+		Offsets: &Offsets{
+			Size: 1000, Kinds: []string{"sequential", "backward"}, Count: steps,
+			At: func(i int) Point { return Point{float64(i), float64(i * 25), 10, i % 2} },
+		},
 		Tables: []Table{{Name: "Tensors", Columns: []Column{{"tensor", ""}, {"bytes", "B"}}, Rows: [][]any{
 			{"blk.0.a", 2048.0}, {"blk.1.b", 1048576.0}, {"blk.2.c", math.NaN()}, {"output", 5.0},
 		}}},
@@ -36,17 +39,18 @@ func planted() *Report {
 	}
 	speed.Values[7] = math.NaN()
 	r.Series = []Series{speed}
-	r.Heat = []Heatmap{{Name: "from disk", Unit: "B", Rows: []Row{{"blk.0", 10, ""}, {"blk.1", 10, ""}}, At: func(row, step int) float64 {
-		switch {
-		case row == 0 && step == 20:
-			return 4096
-		case row == 1 && step < 20:
-			return math.NaN()
-		case row == 1:
-			return 16
-		}
-		return 0
-	}}}
+	r.Heat = []Heatmap{{Name: "from disk", Unit: "B", Rows: []Row{{"blk.0", 10, ""}, {"blk.1", 10, ""}},
+		At: func(row, step int) float64 {
+			switch {
+			case row == 0 && step == 20:
+				return 4096
+			case row == 1 && step < 20:
+				return math.NaN()
+			case row == 1:
+				return 16
+			}
+			return 0
+		}}}
 	return r
 }
 
@@ -86,7 +90,8 @@ func TestWhole(t *testing.T) {
 	if p.Title != planted().Title || p.Steps != 40 || p.PerBin != 1 || len(p.Binned) != 0 || len(p.Labels) != 40 {
 		t.Errorf("%+v", p)
 	}
-	if want := []span{{"prompt", 0, 3}, {"generation", 3, 40}}; len(p.Phases) != 2 || p.Phases[0] != want[0] || p.Phases[1] != want[1] {
+	if want := []span{{"prompt", 0, 3}, {"generation", 3, 40}}; len(p.Phases) != 2 || p.Phases[0] != want[0] ||
+		p.Phases[1] != want[1] {
 		t.Errorf("phases %+v", p.Phases)
 	}
 	if s := p.Series[0]; s.Mean[7] != nil || *s.Mean[8] != 9 || s.Max != nil {
@@ -97,7 +102,9 @@ func TestWhole(t *testing.T) {
 	if err != nil || len(cells) != 80 || h.Least != 16 || h.Most != 4096 {
 		t.Fatalf("%d cells, %g to %g, %v", len(cells), h.Least, h.Most, err)
 	}
-	for i, want := range map[int]byte{0: cellZero, 20: cellMost, 40: cellUnknown, 59: cellUnknown, 60: cellLeast, 79: cellLeast} {
+	for i, want := range map[int]byte{
+		0: cellZero, 20: cellMost, 40: cellUnknown, 59: cellUnknown, 60: cellLeast, 79: cellLeast,
+	} {
 		if cells[i] != want {
 			t.Errorf("cell %d is %d, want %d", i, cells[i], want)
 		}
@@ -133,7 +140,8 @@ func TestBins(t *testing.T) {
 		t.Fatalf("bins of %d, %d, %d labels", p.PerBin, len(p.Series[0].Mean), len(p.Labels))
 	}
 	s := p.Series[0]
-	if s.Mean[0] != nil || s.Max[0] != nil || *s.Mean[1] != 1 || *s.Max[1] != 2 || *s.Max[5000/3] != 70 || *s.Mean[5000/3] != float32((0.0+1+70)/3) {
+	if s.Mean[0] != nil || s.Max[0] != nil || *s.Mean[1] != 1 || *s.Max[1] != 2 || *s.Max[5000/3] != 70 ||
+		*s.Mean[5000/3] != float32((0.0+1+70)/3) {
 		t.Errorf("bins %v, %v", *s.Mean[5000/3], *s.Max[5000/3])
 	}
 	h := p.Heat[0]
@@ -144,7 +152,8 @@ func TestBins(t *testing.T) {
 	if err != nil || len(cells) != len(h.Rows)*h.Bins {
 		t.Fatalf("%d cells, %v", len(cells), err)
 	}
-	if got, want := bytes.Count(cells, []byte{cellMost}), 1; got != want || cells[4321/2*h.Bins+9876/h.PerBin] != cellMost {
+	if got, want := bytes.Count(cells, []byte{cellMost}), 1; got != want ||
+		cells[4321/2*h.Bins+9876/h.PerBin] != cellMost {
 		t.Errorf("%d greatest cells, want %d", got, want)
 	}
 	if len(p.Binned) != 2 {
@@ -154,10 +163,15 @@ func TestBins(t *testing.T) {
 
 // No capture makes the page larger than its bound: not one of ten million rows, and not one of a hostile file.
 func TestBound(t *testing.T) {
-	for name, text := range map[string]string{"common": "blk.12.ffn_down.weight", "hostile": strings.Repeat("<\x00", 5000)} {
+	for name, text := range map[string]string{
+		"common": "blk.12.ffn_down.weight", "hostile": strings.Repeat("<\x00", 5000),
+	} {
 		t.Run(name, func(t *testing.T) {
 			const steps, tensors = 34_000, 300
-			r := &Report{Title: text, Steps: make([]Step, steps), Verdict: make([]string, 10_000), Notes: make([]string, 10_000), Facts: make([]Fact, 10_000)}
+			r := &Report{
+				Title: text, Steps: make([]Step, steps), Verdict: make([]string, 10_000),
+				Notes: make([]string, 10_000), Facts: make([]Fact, 10_000),
+			}
 			for i := range r.Steps {
 				r.Steps[i] = Step{text, text[:1+i%2]}
 			}
@@ -169,9 +183,13 @@ func TestBound(t *testing.T) {
 				rows[i] = Row{text, float64(i), text}
 			}
 			for range 6 {
-				r.Heat = append(r.Heat, Heatmap{text, text, text, rows, func(row, step int) float64 { return float64((row * step) % 97) }})
+				r.Heat = append(r.Heat,
+					Heatmap{text, text, text, rows, func(row, step int) float64 { return float64((row * step) % 97) }})
 			}
-			r.Offsets = &Offsets{Size: 1e9, Kinds: []string{text}, Count: steps * tensors, At: func(i int) Point { return Point{float64(i / tensors), float64(i), 1, 0} }}
+			r.Offsets = &Offsets{
+				Size: 1e9, Kinds: []string{text}, Count: steps * tensors,
+				At: func(i int) Point { return Point{float64(i / tensors), float64(i), 1, 0} },
+			}
 			table := Table{Name: text, Columns: []Column{{text[:22], ""}, {"n", "B"}}}
 			for i := range 1_000_000 {
 				table.Rows = append(table.Rows, []any{text, float64(i)})
@@ -184,7 +202,8 @@ func TestBound(t *testing.T) {
 				t.Errorf("%d bytes", len(b))
 			}
 			p := read(t, b)
-			if p.Offsets == nil || len(p.Heat) != maxHeatmaps || len(p.Tables) != maxTables || len(p.Tables[maxTables-1].Rows) == 0 {
+			if p.Offsets == nil || len(p.Heat) != maxHeatmaps || len(p.Tables) != maxTables ||
+				len(p.Tables[maxTables-1].Rows) == 0 {
 				t.Errorf("%d heatmaps, %d tables", len(p.Heat), len(p.Tables))
 			}
 			t.Logf("%d bytes", len(b))

@@ -20,7 +20,8 @@ var (
 	pageScript []byte
 )
 
-// Write writes the page. An error says what is wrong with the report: series of different lengths, cells of unknown types; or is w's.
+// Write writes the page. An error says what is wrong with the report: series of different lengths, cells
+// of unknown types; or is w's.
 func (r *Report) Write(w io.Writer) error {
 	for b := common; ; b = b.half() { // texts may be longer than they are in models
 		page, err := r.page(b)
@@ -54,7 +55,8 @@ func (r *Report) page(b bounds) ([]byte, error) {
 		{"/*STYLE*/", pageStyle},
 		{"/*SCRIPT*/", pageScript},
 		{"@DATA@", data},
-		{"@TITLE@", []byte(html.EscapeString(fitted.Title))}, // the last, and the first in the page: what these two hold is nobody's mark
+		// the last, and the first in the page: what these two hold is nobody's mark
+		{"@TITLE@", []byte(html.EscapeString(fitted.Title))},
 	} {
 		page = bytes.Replace(page, []byte(part.mark), part.text, 1)
 	}

@@ -91,7 +91,10 @@ figure.`,
 			"phases": barsOf((*gather.Collector).PhasesFigure, "phases"),
 		}),
 	},
-	{name: "experts", short: "Say how a mixture-of-experts model uses its experts", long: expertsLong, make: expertsAnswer},
+	{
+		name: "experts", short: "Say how a mixture-of-experts model uses its experts", long: expertsLong,
+		make: expertsAnswer,
+	},
 }
 
 // answerCommands are the subcommands of the analyses.
@@ -101,8 +104,9 @@ func answerCommands() (all []func(*options) *cobra.Command) {
 			s := &study{format: chart.Formats[0], order: orderAccess, fold: foldMean}
 			cmd := &cobra.Command{
 				Use: k.name + " [flags]", Short: k.short, Args: noArguments,
-				Long:    k.long + "\n\nExit status: 0 done; 1 failed; 2 the command line is wrong.",
-				Example: fmt.Sprintf("  analyze %[1]s --capture run -o run-analysis\n  analyze %[1]s --format svg --json | jq .", k.name),
+				Long: k.long + "\n\nExit status: 0 done; 1 failed; 2 the command line is wrong.",
+				Example: fmt.Sprintf("  analyze %[1]s --capture run -o run-analysis\n  analyze %[1]s --format svg "+
+					"--json | jq .", k.name),
 				RunE: func(cmd *cobra.Command, _ []string) error {
 					if err := o.check(cmd); err != nil {
 						return err
@@ -197,7 +201,8 @@ func sheetOf(
 		shown := s.shownRows(sheet.Rows())
 		a.text = tabular.Document{sheet.Text(shown)}
 		if more := sheet.Rows() - shown; more > 0 {
-			a.text = append(a.text, tabular.Lines{fmt.Sprintf("%d more rows are in %s.csv; --top shows more", more, name)})
+			a.text = append(a.text,
+				tabular.Lines{fmt.Sprintf("%d more rows are in %s.csv; --top shows more", more, name)})
 		}
 		return a, nil
 	}
@@ -216,7 +221,8 @@ func (s *study) shownRows(rows int) int {
 func patternAnswer(ctx context.Context, s *study) (*answer, error) {
 	a := &answer{}
 	all := &analysis{
-		ctx: ctx, options: s.in.options, meta: s.in.capture.Meta, pattern: s.pattern, capture: s.in.capture, warn: s.in.warn,
+		ctx: ctx, options: s.in.options, meta: s.in.capture.Meta, pattern: s.pattern, capture: s.in.capture,
+		warn: s.in.warn,
 	}
 	for _, o := range outputs {
 		if !slices.Contains([]string{parquetFile, csvFile, cycleFile, headerFile}, o.name) {

@@ -22,13 +22,26 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// scene is a mixture of one layer with four experts, of which a token chooses two, in a run of a prompt of two tokens and three generated ones. Planted are: one
-// re-read of each cause, a stall, a gap of each class, and expert 2, which every token chooses.
+// scene is a mixture of one layer with four experts, of which a token chooses two, in a run of a prompt
+// of two tokens and three generated ones. Planted are: one re-read of each cause, a stall, a gap of each
+// class, and expert 2, which every token chooses.
 var scene = []tables.StructureRow{
-	{Name: "token_embd.weight", Component: "token_embd.weight", Offset: 4096, Size: 6400, Layer: -1, File: "s.gguf", Type: "F16", Shape: []int64{32, 100}},
-	{Name: "blk.0.attn_q.weight", Component: "attn_q.weight", Offset: 10496, Size: 100000, Layer: 0, File: "s.gguf", Type: "Q8_0", Shape: []int64{100, 1000}},
-	{Name: "blk.0.ffn_up_exps.weight", Component: "ffn_up_exps.weight", Offset: 410496, Size: 4000000, Layer: 0, File: "s.gguf", Type: "Q8_0", Shape: []int64{1000, 1000, 4}, Experts: 4},
-	{Name: "output.weight", Component: "output.weight", Offset: 9000000, Size: 50000, Layer: -1, File: "s.gguf", Type: "Q8_0", Shape: []int64{500, 100}},
+	{
+		Name: "token_embd.weight", Component: "token_embd.weight", Offset: 4096, Size: 6400, Layer: -1,
+		File: "s.gguf", Type: "F16", Shape: []int64{32, 100},
+	},
+	{
+		Name: "blk.0.attn_q.weight", Component: "attn_q.weight", Offset: 10496, Size: 100000, Layer: 0,
+		File: "s.gguf", Type: "Q8_0", Shape: []int64{100, 1000},
+	},
+	{
+		Name: "blk.0.ffn_up_exps.weight", Component: "ffn_up_exps.weight", Offset: 410496, Size: 4000000, Layer: 0,
+		File: "s.gguf", Type: "Q8_0", Shape: []int64{1000, 1000, 4}, Experts: 4,
+	},
+	{
+		Name: "output.weight", Component: "output.weight", Offset: 9000000, Size: 50000, Layer: -1, File: "s.gguf",
+		Type: "Q8_0", Shape: []int64{500, 100},
+	},
 }
 
 var sceneRoutes = [][]int32{{2, 0}, {2, 1}, {2, 1}, {0, 2}, {2, 3}} // of each token
@@ -36,8 +49,13 @@ var sceneRoutes = [][]int32{{2, 0}, {2, 1}, {2, 1}, {0, 2}, {2, 3}} // of each t
 func plantScene(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "capture")
-	meta := &tables.Meta{Detail: tables.DetailOpIO, Models: []tables.ModelInfo{{Path: "/models/s.gguf", Fingerprint: planted.Fingerprint, Bytes: 9050000, Files: []tables.ModelFile{{Name: "s.gguf", Bytes: 9050000, Fingerprint: planted.Fingerprint}}}},
-		Host: tables.Host{Kernel: "6.1", CPUs: 2, MemoryBytes: 1 << 30}, Command: []string{"/opt/llama-cli", "-m", "s.gguf"}}
+	meta := &tables.Meta{Detail: tables.DetailOpIO, Models: []tables.ModelInfo{
+		{Path: "/models/s.gguf", Fingerprint: planted.Fingerprint, Bytes: 9050000, Files: []tables.ModelFile{
+			{Name: "s.gguf", Bytes: 9050000, Fingerprint: planted.Fingerprint},
+		}},
+	},
+		Host:    tables.Host{Kernel: "6.1", CPUs: 2, MemoryBytes: 1 << 30},
+		Command: []string{"/opt/llama-cli", "-m", "s.gguf"}}
 	w, err := trace.Create(dir, meta, scene)
 	if err != nil {
 		t.Fatal(err)
@@ -57,7 +75,8 @@ func plantScene(t *testing.T) string {
 		begin := int64(step) * 1e9
 		a := tables.Access{Step: step, Token: step - 1, Phase: phase}
 		read := func(tensor int32, op string, bytes, at, took, stall int64, experts ...int32) {
-			a.Tensor, a.Op, a.Offset, a.Bytes, a.Timestamp, a.Duration, a.Stall, a.Experts = tensor, op, scene[tensor].Offset, bytes, begin+at, took, stall, experts
+			a.Tensor, a.Op, a.Offset, a.Bytes, a.Timestamp, a.Duration, a.Stall, a.Experts = tensor, op,
+				scene[tensor].Offset, bytes, begin+at, took, stall, experts
 			check(w.Access(&a))
 		}
 		read(0, "GET_ROWS", 64*int64(tokens), 0, 1000, 0)
@@ -72,18 +91,25 @@ func plantScene(t *testing.T) string {
 				if !slices.Contains(used, e) {
 					used = append(used, e)
 				}
-				check(w.Route(&tables.Route{Step: step, Token: step - 1, Layer: 0, Slot: int32(slot), Expert: e, Position: int32(n)}))
+				check(w.Route(&tables.Route{
+					Step: step, Token: step - 1, Layer: 0, Slot: int32(slot), Expert: e, Position: int32(n),
+				}))
 			}
 			token++
 		}
 		read(2, "MUL_MAT_ID", int64(len(used))*1000000, 100e6, 50e6, 0, used...)
 		read(3, "MUL_MAT", 50000, 200e6, 10e6, 0)
-		check(w.Step(&tables.StepRow{Step: step, Phase: phase, Tokens: int32(tokens), Token: step - 1, Begin: begin, End: begin + 250e6}))
+		check(w.Step(&tables.StepRow{
+			Step: step, Phase: phase, Tokens: int32(tokens), Token: step - 1, Begin: begin, End: begin + 250e6,
+		}))
 	}
 	for n := range 2 {
 		for i, cause := range []event.Cause{event.CauseFault, event.CauseReadahead, event.CauseRead, event.CauseOther} {
 			bytes := []int64{100000, int64(1000 * (i + 1))}[n]
-			check(w.PageIn(&tables.PageInRow{Step: int32(n) * 2, Tensor: 1, File: "s.gguf", Offset: 10496, Bytes: bytes, Timestamp: int64(n)*2e9 + 5, Rereads: int32(n), Cause: cause, Expert: -1}))
+			check(w.PageIn(&tables.PageInRow{
+				Step: int32(n) * 2, Tensor: 1, File: "s.gguf", Offset: 10496, Bytes: bytes,
+				Timestamp: int64(n)*2e9 + 5, Rereads: int32(n), Cause: cause, Expert: -1,
+			}))
 		}
 	}
 	check(w.Close(meta, true))
@@ -116,7 +142,8 @@ func csvColumn(t *testing.T, path, name string) (values []string) {
 func TestAnswers(t *testing.T) {
 	capture, written := plantScene(t), map[string]string{}
 	for _, want := range []struct{ analysis, table, column, values string }{
-		{"rereads", "rereads", "tensor_name", "blk.0.attn_q.weight blk.0.ffn_up_exps.weight output.weight token_embd.weight"},
+		{"rereads", "rereads", "tensor_name", "blk.0.attn_q.weight blk.0.ffn_up_exps.weight output.weight " +
+			"token_embd.weight"},
 		{"rereads", "rereads", "accesses", "4 4 4 4"},
 		{"rereads", "rereads", "read_bytes", "400000 9000000 200000 320"},
 		{"rereads", "rereads", "disk_bytes", "410000 0 0 0"},
@@ -140,10 +167,15 @@ func TestAnswers(t *testing.T) {
 		{"phases", "phases", "stall_ns", "0 70000000"},
 		{"phases", "phases", "expert_slices_touched", "3 4"},
 		{"phases", "phases", "expert_slices", "4 4"},
-		// From the embeddings to attn_q are some kilobytes, to the experts 300 kB, to the output megabytes, and back to the next step's embeddings.
+		// From the embeddings to attn_q are some kilobytes, to the experts 300 kB, to the output
+		// megabytes, and back to the next step's embeddings.
 		{"offsets", "offsets", "accesses", "4 4 4 0 0 3"},
 		{"offsets", "offsets", "read_bytes", "400000 9000000 200000 0 0 192"},
-		{"heatmap", "heatmap", "tensor_name", strings.Repeat("token_embd.weight ", 4) + strings.Repeat("blk.0.attn_q.weight ", 4) + strings.Repeat("blk.0.ffn_up_exps.weight ", 4) + strings.TrimSpace(strings.Repeat("output.weight ", 4))},
+		{
+			"heatmap", "heatmap", "tensor_name",
+			strings.Repeat("token_embd.weight ", 4) + strings.Repeat("blk.0.attn_q.weight ", 4) +
+				strings.Repeat("blk.0.ffn_up_exps.weight ", 4) + strings.TrimSpace(strings.Repeat("output.weight ", 4)),
+		},
 		{"heatmap --value disk", "heatmap", "disk_bytes", "0 0 0 0 400000 0 10000 0" + strings.Repeat(" 0", 8)},
 		{"heatmap --value rereads", "heatmap", "rereads_bytes", "0 0 0 0 0 0 10000 0" + strings.Repeat(" 0", 8)},
 		{"heatmap --value stall", "heatmap", "stall_ns", "0 0 0 0 0 0 7e+07 0" + strings.Repeat(" 0", 8)},
@@ -242,7 +274,8 @@ func TestExpertsHeat(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := &made.Heat[len(made.Heat)-1]
-	if h.Name != "experts chosen" || slices.ContainsFunc(made.Heat, func(h report.Heatmap) bool { return h.Name == gather.TitleReads }) {
+	if h.Name != "experts chosen" ||
+		slices.ContainsFunc(made.Heat, func(h report.Heatmap) bool { return h.Name == gather.TitleReads }) {
 		t.Fatalf("heatmaps %+v", made.Heat)
 	}
 	for e, want := range [][]float64{{50, 0, 100, 0}, {50, 100, 0, 0}, {100, 100, 100, 100}, {0, 0, 0, 100}} {
@@ -258,10 +291,12 @@ func TestExpertsHeat(t *testing.T) {
 func TestAnswersOfLess(t *testing.T) {
 	capture := plant(t, tables.Meta{}, true, []int32{1, 3, 2, 0}, []int32{1, 3, 2, 0})
 	out := t.TempDir()
-	if code, _, stderr := execute(t, "experts", "-c", capture, "-o", out); code != cli.Failure || !strings.Contains(stderr, "dense") {
+	if code, _, stderr := execute(t, "experts", "-c", capture, "-o", out); code != cli.Failure ||
+		!strings.Contains(stderr, "dense") {
 		t.Error(code, stderr)
 	}
-	if code, _, stderr := execute(t, "heatmap", "--value", "disk", "-c", capture, "-o", out); code != cli.Failure || !strings.Contains(stderr, "tracer --detail op+io") {
+	if code, _, stderr := execute(t, "heatmap", "--value", "disk", "-c", capture, "-o", out); code != cli.Failure ||
+		!strings.Contains(stderr, "tracer --detail op+io") {
 		t.Error(code, stderr)
 	}
 	code, stdout, stderr := execute(t, "heatmap", "--json", "-c", capture, "-o", out)
@@ -269,7 +304,8 @@ func TestAnswersOfLess(t *testing.T) {
 		t.Error(code, stdout, stderr)
 	}
 	code, stdout, stderr = execute(t, "heatmap", "--json", "-c", plantScene(t), "-o", out)
-	if code != cli.OK || !strings.Contains(stdout, `"value": "pace"`) { // of 7 MB that tokens read, 10 kB once are little
+	// of 7 MB that tokens read, 10 kB once are little
+	if code != cli.OK || !strings.Contains(stdout, `"value": "pace"`) {
 		t.Error(code, stdout, stderr)
 	}
 	for _, format := range []string{"svg", "pdf", "png"} {
@@ -284,12 +320,14 @@ func TestAnswersOfLess(t *testing.T) {
 	if got := strings.Join(csvColumn(t, filepath.Join(out, "layers.csv"), "disk_bytes"), ","); got != "NULL,NULL" {
 		t.Errorf("bytes from disk that were not observed: %q", got)
 	}
-	if code, _, stderr := execute(t, "layers", "--format", "gif", "-c", capture); code != cli.BadUsage || strings.Count(stderr, "\n") > 2 {
+	if code, _, stderr := execute(t, "layers", "--format", "gif", "-c", capture); code != cli.BadUsage ||
+		strings.Count(stderr, "\n") > 2 {
 		t.Error(code, stderr)
 	}
 }
 
-// The timeline has what was planted: slices that nest, of each step, layer, op and wait, and reads from disk until the last op.
+// The timeline has what was planted: slices that nest, of each step, layer, op and wait, and reads from
+// disk until the last op.
 func TestTimeline(t *testing.T) {
 	out := t.TempDir()
 	if code, _, stderr := execute(t, "--perfetto", "-c", plantScene(t), "-o", out); code != cli.OK || stderr != "" {
@@ -349,8 +387,10 @@ func TestTimeline(t *testing.T) {
 		"layers":               slices.Repeat([]string{"outside of layers", "layer 0", "outside of layers"}, 4),
 		"ops":                  slices.Repeat([]string{"GET_ROWS", "MUL_MAT", "MUL_MAT_ID", "MUL_MAT"}, 4),
 		"waiting for the disk": {"blk.0.attn_q.weight"},
-		"from disk: fault":     {"blk.0.attn_q.weight", "blk.0.attn_q.weight"}, "from disk: readahead": {"blk.0.attn_q.weight", "blk.0.attn_q.weight"},
-		"from disk: read": {"blk.0.attn_q.weight", "blk.0.attn_q.weight"}, "from disk: other": {"blk.0.attn_q.weight", "blk.0.attn_q.weight"},
+		"from disk: fault":     {"blk.0.attn_q.weight", "blk.0.attn_q.weight"},
+		"from disk: readahead": {"blk.0.attn_q.weight", "blk.0.attn_q.weight"},
+		"from disk: read":      {"blk.0.attn_q.weight", "blk.0.attn_q.weight"},
+		"from disk: other":     {"blk.0.attn_q.weight", "blk.0.attn_q.weight"},
 	}
 	if !reflect.DeepEqual(begun, want) {
 		t.Errorf("%v, want %v", begun, want)

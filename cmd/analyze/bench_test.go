@@ -19,22 +19,31 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// long writes a capture of so many accesses: tokens of a model of 32 layers with nine tensors, each of which reads half of what it needs from disk.
+// long writes a capture of so many accesses: tokens of a model of 32 layers with nine tensors, each of
+// which reads half of what it needs from disk.
 func long(tb testing.TB, dir string, rows int) {
 	tb.Helper()
 	var structure []tables.StructureRow
 	offset := int64(4096)
 	add := func(name, component string, layer int32, size int64) {
-		structure = append(structure, tables.StructureRow{Name: name, Component: component, Layer: layer, Offset: offset, Size: size, File: "long.gguf", Type: "Q8_0", Shape: []int64{size}})
+		structure = append(structure, tables.StructureRow{
+			Name: name, Component: component, Layer: layer, Offset: offset, Size: size, File: "long.gguf",
+			Type: "Q8_0", Shape: []int64{size},
+		})
 		offset += size
 	}
 	for l := range int32(32) {
-		for i, c := range []string{"attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down"} {
+		for i, c := range []string{
+			"attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down",
+		} {
 			add(fmt.Sprintf("blk.%d.%s.weight", l, c), c+".weight", l, int64(1+i)<<20)
 		}
 	}
 	add("output.weight", "output.weight", -1, 64<<20)
-	meta := &tables.Meta{Detail: tables.DetailOpIO, Models: []tables.ModelInfo{{Path: "/long.gguf", Bytes: offset, Fingerprint: planted.Fingerprint}}}
+	meta := &tables.Meta{
+		Detail: tables.DetailOpIO,
+		Models: []tables.ModelInfo{{Path: "/long.gguf", Bytes: offset, Fingerprint: planted.Fingerprint}},
+	}
 	w, err := trace.Create(dir, meta, structure)
 	if err != nil {
 		tb.Fatal(err)
@@ -54,9 +63,15 @@ func long(tb testing.TB, dir string, rows int) {
 		for i := range structure {
 			s := &structure[i]
 			n++
-			check(w.Access(&tables.Access{Step: step, Token: step - 1, Phase: phase, Tensor: int32(i), Offset: s.Offset, Bytes: s.Size, Timestamp: now, Duration: s.Size / 10, Stall: int64(n % 7 * 1000), Op: "MUL_MAT"}))
+			check(w.Access(&tables.Access{
+				Step: step, Token: step - 1, Phase: phase, Tensor: int32(i), Offset: s.Offset, Bytes: s.Size,
+				Timestamp: now, Duration: s.Size / 10, Stall: int64(n % 7 * 1000), Op: "MUL_MAT",
+			}))
 			if n%8 == 0 {
-				check(w.PageIn(&tables.PageInRow{Step: step, Tensor: int32(i), File: s.File, Offset: s.Offset, Bytes: s.Size / 2, Timestamp: now, Rereads: min(step, 65535), Cause: event.Cause(n % 3), Expert: -1}))
+				check(w.PageIn(&tables.PageInRow{
+					Step: step, Tensor: int32(i), File: s.File, Offset: s.Offset, Bytes: s.Size / 2, Timestamp: now,
+					Rereads: min(step, 65535), Cause: event.Cause(n % 3), Expert: -1,
+				}))
 			}
 			now += s.Size / 10
 		}
@@ -96,7 +111,8 @@ func BenchmarkAll(b *testing.B) {
 	}
 }
 
-// BenchmarkPage opens the page of a long capture in a browser: how long until it is drawn, how long a tenfold zoom takes, and how large the page is.
+// BenchmarkPage opens the page of a long capture in a browser: how long until it is drawn, how long a
+// tenfold zoom takes, and how large the page is.
 func BenchmarkPage(b *testing.B) {
 	bin, dir, out := build(b), filepath.Join(b.TempDir(), "capture"), b.TempDir()
 	long(b, dir, 10e6)
@@ -117,7 +133,8 @@ func BenchmarkPage(b *testing.B) {
 			result.loaded = String(loaded); result.zoomed = String(performance.now() - loaded);
 			result.view = $("view").textContent; result.tip = $("tip").textContent;
 		`)
-		if !strings.Contains(got["view"], " of 34602") || strings.HasPrefix(got["view"], "all") || !strings.Contains(got["tip"], "from disk: about ") {
+		if !strings.Contains(got["view"], " of 34602") || strings.HasPrefix(got["view"], "all") ||
+			!strings.Contains(got["tip"], "from disk: about ") {
 			b.Fatalf("it has not zoomed: %q, %q", got["view"], got["tip"])
 		}
 		for name, unit := range map[string]string{"loaded": "ms-drawn", "zoomed": "ms-zoomed"} {

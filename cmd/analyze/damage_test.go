@@ -39,17 +39,19 @@ const (
 	maxWait   = 2 * time.Minute // for one capture, on a busy machine
 )
 
-// Whatever a capture holds, analyze says in one line what is wrong with it, or analyses it; it neither panics nor hangs, and takes little memory. `make fuzz`
-// tries more captures than `make test`.
+// Whatever a capture holds, analyze says in one line what is wrong with it, or analyses it; it neither
+// panics nor hangs, and takes little memory. `make fuzz` tries more captures than `make test`.
 func TestDamagedCaptures(t *testing.T) {
 	if os.Getenv(childVariable) != "" {
 		analyzeDamaged(t)
 		return
 	}
-	// In a process of its own, so that memory is measured, and that what cannot be recovered from is told with the capture that caused it.
+	// In a process of its own, so that memory is measured, and that what cannot be recovered from is told
+	// with the capture that caused it.
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestDamagedCaptures$", "-test.timeout=0", fmt.Sprint("-mutations=", *mutations), fmt.Sprint("-mutation=", *firstSeed))
+	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestDamagedCaptures$", "-test.timeout=0",
+		fmt.Sprint("-mutations=", *mutations), fmt.Sprint("-mutation=", *firstSeed))
 	cmd.Env = append(os.Environ(), childVariable+"=1")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -91,13 +93,17 @@ var nonsense = regexp.MustCompile(`-[0-9.]+ [kMGTPE]?B\b|[0-9] EB|NaN|Inf\b`)
 // analyzeDamaged says which capture comes next, so that the parent knows it.
 func analyzeDamaged(t *testing.T) {
 	parent := t.TempDir()
-	whole, rotated, killed := filepath.Join(parent, "whole"), filepath.Join(parent, "rotated"), filepath.Join(parent, "killed")
-	for dir, o := range map[string]tracetest.Options{whole: {}, rotated: {Segments: 4, Keep: 3}, killed: {Segments: 2, Killed: true}} {
+	whole, rotated, killed := filepath.Join(parent, "whole"), filepath.Join(parent, "rotated"),
+		filepath.Join(parent, "killed")
+	for dir, o := range map[string]tracetest.Options{
+		whole: {}, rotated: {Segments: 4, Keep: 3}, killed: {Segments: 2, Killed: true},
+	} {
 		if err := tracetest.Write(dir, o); err != nil {
 			t.Fatal(err)
 		}
 	}
-	damager, err := tracetest.NewDamager(filepath.Join("..", "..", "trace", "testdata", "capture-2"), whole, rotated, killed)
+	damager, err := tracetest.NewDamager(filepath.Join("..", "..", "trace", "testdata", "capture-2"), whole, rotated,
+		killed)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +160,8 @@ func analyzeDamaged(t *testing.T) {
 			if !saying.MatchString(line) || len(line) > 6000 || nonsense.MatchString(line) {
 				t.Errorf("capture %d, %s: it says %.3000q", seed, done, line)
 			}
-			if !strings.HasPrefix(line, "analyze: warning: ") && !strings.HasPrefix(line, "analyze: the capture holds several contexts") {
+			if !strings.HasPrefix(line, "analyze: warning: ") &&
+				!strings.HasPrefix(line, "analyze: the capture holds several contexts") {
 				failures++
 			}
 		}
@@ -165,7 +172,9 @@ func analyzeDamaged(t *testing.T) {
 		if slices.Contains(args, "--all") { // it draws a dozen pictures
 			most *= 4
 		}
-		if slices.Contains(args, "--export") { // it writes each table again, and Arrow makes a zstd encoder for each column, of megabytes: seconds with the race detector
+		// it writes each table again, and Arrow makes a zstd encoder for each column, of megabytes:
+		// seconds with the race detector
+		if slices.Contains(args, "--export") {
 			most *= 3
 		}
 		if used > most {
@@ -182,8 +191,10 @@ func analyzeDamaged(t *testing.T) {
 	if mem.Sys > maxMemory {
 		t.Errorf("Go took %d MiB", mem.Sys>>20)
 	}
-	fmt.Fprintf(io.Writer(os.Stdout), "%d captures: %d analysed, %d refused; at most %v each, and %v of the processor (capture %d); %d MiB of Go's memory, ",
-		*mutations, codes[cli.OK], codes[cli.Failure], worst.Round(time.Millisecond), worstCPU.Round(time.Millisecond), slowest, mem.Sys>>20)
+	fmt.Fprintf(io.Writer(os.Stdout), "%d captures: %d analysed, %d refused; at most %v each, and %v of the "+
+		"processor (capture %d); %d MiB of Go's memory, ",
+		*mutations, codes[cli.OK], codes[cli.Failure], worst.Round(time.Millisecond),
+		worstCPU.Round(time.Millisecond), slowest, mem.Sys>>20)
 	fmt.Println()
 }
 

@@ -80,7 +80,8 @@ func analyzeDeterminism(ctx context.Context, o *options, format string, stdout, 
 	doc := d.Document(o.top)
 	if experts != nil && experts.Kept >= 0 {
 		doc = append(doc, tabular.Lines{fmt.Sprintf("the routed part: %d different choices of experts in %d tokens; "+
-			"%.0f %% of a token's experts are those of the token before", experts.Distinct, experts.Tokens, 100*experts.Kept)})
+			"%.0f %% of a token's experts are those of the token before", experts.Distinct, experts.Tokens,
+			100*experts.Kept)})
 	}
 	return append(doc, writtenLines(written)).WriteText(stdout)
 }

@@ -43,7 +43,8 @@ func TestDeterminism(t *testing.T) {
 		Departures []any
 		Files      []string
 	}
-	if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil || len(got.Groups) != 2 || got.Groups[1].Following != 2 || len(got.Departures) != 0 || len(got.Files) != 4 {
+	if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil || len(got.Groups) != 2 ||
+		got.Groups[1].Following != 2 || len(got.Departures) != 0 || len(got.Files) != 4 {
 		t.Errorf("exit %d, %s, %v, %+v", code, stderr, err, got)
 	}
 	if _, err := os.Stat(filepath.Join(out, "determinism.png")); !os.IsNotExist(err) {

@@ -78,7 +78,8 @@ func recalls(t *testing.T, dir string) map[int][2]float64 {
 	return all
 }
 
-// The bars, through uprobes, on a trained mixture. What is learned was tuned on eval-prose.txt: it is judged on another text, and on what the model generates.
+// The bars, through uprobes, on a trained mixture. What is learned was tuned on eval-prose.txt: it is
+// judged on another text, and on what the model generates.
 func TestRecall(t *testing.T) {
 	model := llamatest.Trained(t, "tiny-moe-q8_0.gguf")
 	text := llamatest.Trained(t, "eval-tech.txt")
@@ -88,7 +89,8 @@ func TestRecall(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, o := range map[string]llama.Options{
-		"text":       {Model: model, Threads: 1, Logits: filepath.Join(dir, "logits"), TextFile: text, Context: 64, Chunks: 12},
+		"text": {Model: model, Threads: 1, Logits: filepath.Join(dir, "logits"), TextFile: text, Context: 64,
+			Chunks: 12},
 		"generation": {Model: model, Threads: 1, Prompt: string(begin[:160]), Tokens: 300},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -177,7 +179,9 @@ func TestChoices(t *testing.T) {
 
 // What is missing for hidden states is said, with the flag that helps; what was asked for is an error.
 func TestHiddenMissing(t *testing.T) {
-	o := llama.Options{Model: llamatest.Model(t, llamatest.Routers()["llama top-2"]), Prompt: "hi", Tokens: 6, Threads: 1}
+	o := llama.Options{
+		Model: llamatest.Model(t, llamatest.Routers()["llama top-2"]), Prompt: "hi", Tokens: 6, Threads: 1,
+	}
 	dir := seen(t, o)
 	other := llamatest.Model(t, llamatest.Routers()["llama top-3"])
 	moved := filepath.Join(t.TempDir(), "moved.gguf")
@@ -193,19 +197,22 @@ func TestHiddenMissing(t *testing.T) {
 		code int
 		says string
 	}{
-		{[]string{dir}, cli.OK, "no recall with hidden states: open " + o.Model + ": no such file or directory; --model names the model's file\n"},
+		{[]string{dir}, cli.OK, "no recall with hidden states: open " + o.Model + ": no such file or directory; " +
+			"--model names the model's file\n"},
 		{[]string{"--model", moved, dir}, cli.OK, "next router on this input"},
 		{[]string{"--model", other, dir}, cli.Failure, other + " is another model than the capture's\n"},
 		{[]string{"--model", dir, dir}, cli.Failure, "not a regular file\n"},
 	} {
 		code, stdout, stderr := execute(t, append([]string{"moe"}, tc.args...)...)
-		if code != tc.code || !strings.Contains(stdout+stderr, tc.says) || code != cli.OK && strings.Count(stderr, "\n") != 1 {
+		if code != tc.code || !strings.Contains(stdout+stderr, tc.says) || code != cli.OK &&
+			strings.Count(stderr, "\n") != 1 {
 			t.Errorf("%v: exit %d, stderr %q, stdout\n%s", tc.args, code, stderr, stdout)
 		}
 	}
 	_, stdout, _ = execute(t, "moe", "--json", dir)
 	var got map[string]any
-	if err := json.Unmarshal([]byte(stdout), &got); err != nil || got["hidden"] != nil || !strings.Contains(fmt.Sprint(got["hidden_missing"]), "--model") {
+	if err := json.Unmarshal([]byte(stdout), &got); err != nil || got["hidden"] != nil ||
+		!strings.Contains(fmt.Sprint(got["hidden_missing"]), "--model") {
 		t.Errorf("%v, %v, %v", err, got["hidden"], got["hidden_missing"])
 	}
 }

@@ -20,7 +20,9 @@ import (
 func oddCaptures(t *testing.T) map[string]string {
 	t.Helper()
 	parent, all := t.TempDir(), map[string]string{}
-	for name, o := range map[string]tracetest.Options{"two models": {}, "rotated": {Segments: 4, Keep: 2}, "killed": {Segments: 2, Killed: true}} {
+	for name, o := range map[string]tracetest.Options{
+		"two models": {}, "rotated": {Segments: 4, Keep: 2}, "killed": {Segments: 2, Killed: true},
+	} {
 		all[name] = filepath.Join(parent, strings.ReplaceAll(name, " ", "-"))
 		if err := tracetest.Write(all[name], o); err != nil {
 			t.Fatal(err)
@@ -85,7 +87,8 @@ func TestEveryKindOfCapture(t *testing.T) {
 		switch c.Name() {
 		case "help", "completion":
 		case "compare":
-			commands = append(commands, []string{"compare", "CAPTURE", other}, []string{"compare", other, "CAPTURE"}, []string{"compare", "CAPTURE", "CAPTURE"})
+			commands = append(commands, []string{"compare", "CAPTURE", other}, []string{"compare", other, "CAPTURE"},
+				[]string{"compare", "CAPTURE", "CAPTURE"})
 		case "whatif":
 			commands = append(commands, []string{"whatif", "--disk", "1GB", "--compute", "1ms", "-c", "CAPTURE"})
 		default:
@@ -95,9 +98,13 @@ func TestEveryKindOfCapture(t *testing.T) {
 	if len(commands) < 14 {
 		t.Fatalf("%d commands: %v", len(commands), commands)
 	}
-	commands = append(commands, []string{"-c", "CAPTURE"}, []string{"--all", "--export", "--perfetto", "--heatmap", "-c", "CAPTURE"})
+	commands = append(commands, []string{"-c", "CAPTURE"},
+		[]string{"--all", "--export", "--perfetto", "--heatmap", "-c", "CAPTURE"})
 	// What each kind is good for; the exceptions by command.
-	want := map[string]int{"no token": refuses, "newer": refuses, "cut": refuses, "emptied": refuses, "without tables": refuses, "swapped": refuses, "of another": refuses}
+	want := map[string]int{
+		"no token": refuses, "newer": refuses, "cut": refuses, "emptied": refuses, "without tables": refuses,
+		"swapped": refuses, "of another": refuses,
+	}
 	except := map[string]map[string]int{
 		"one token": {"moe": refuses, "experts": refuses, "whatif": refuses}, // dense; and no second token
 	}
@@ -117,7 +124,8 @@ func TestEveryKindOfCapture(t *testing.T) {
 					if !saying.MatchString(line) {
 						t.Errorf("it says %q", line)
 					}
-					if !strings.HasPrefix(line, "analyze: warning: ") && !strings.HasPrefix(line, "analyze: the capture holds several contexts") {
+					if !strings.HasPrefix(line, "analyze: warning: ") &&
+						!strings.HasPrefix(line, "analyze: the capture holds several contexts") {
 						failures++
 					}
 				}
@@ -163,7 +171,8 @@ func TestRotatedSums(t *testing.T) {
 			want[c.Structure[a.Tensor].Name] += a.Bytes
 		}
 	}
-	if code, _, stderr := execute(t, "rereads", "-c", dir, "-o", out); code != cli.OK || !strings.Contains(stderr, "context 0") {
+	if code, _, stderr := execute(t, "rereads", "-c", dir, "-o", out); code != cli.OK ||
+		!strings.Contains(stderr, "context 0") {
 		t.Fatalf("exit %d: %s", code, stderr)
 	}
 	path := filepath.Join(out, "rereads.csv")

@@ -20,7 +20,8 @@ import (
 
 func main() { cli.Main(command()) }
 
-// options are the flags. The first ones are persistent: subcommands have them, too, unless they define one of the same name.
+// options are the flags. The first ones are persistent: subcommands have them, too, unless they define
+// one of the same name.
 type options struct {
 	capture string
 	output  string
@@ -126,10 +127,13 @@ Exit status: 0 done, whatever the pattern is; 1 failed; 2 the command line is wr
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.BoolVar(&o.heatmap, "heatmap", false, "draw "+heatmapFile+".png")
-	cli.EnumVar(cmd, &o.order, "order", "", []string{orderAccess, orderFile}, "rows of the heatmap: access is first read first, file as in the model's file")
-	cli.EnumVar(cmd, &o.hidden, "hidden", "", []string{formatParquet, formatCSV}, "export the table of what routers read, as parquet or csv")
+	cli.EnumVar(cmd, &o.order, "order", "", []string{orderAccess, orderFile},
+		"rows of the heatmap: access is first read first, file as in the model's file")
+	cli.EnumVar(cmd, &o.hidden, "hidden", "", []string{formatParquet, formatCSV},
+		"export the table of what routers read, as parquet or csv")
 	f.BoolVar(&o.export, "export", false, "write the capture's tables as Parquet, for pandas, polars and DuckDB")
-	f.BoolVar(&o.perfetto, "perfetto", false, "write "+timelineFile+", a timeline of steps, layers, ops, waiting and reads from disk, for ui.perfetto.dev")
+	f.BoolVar(&o.perfetto, "perfetto", false, "write "+timelineFile+", a timeline of steps, layers, ops, waiting "+
+		"and reads from disk, for ui.perfetto.dev")
 	f.BoolVar(&o.all, "all", false, "write what all subcommands do that need nothing but the capture, and index.html")
 	cli.EnumVar(cmd, &o.format, "format", "", chart.Formats, "of the figures that --heatmap and --all write")
 	for _, sub := range subcommands {

@@ -24,13 +24,21 @@ import (
 // model's file order is not its access order.
 var model = []tables.StructureRow{
 	{Name: "output.weight", Component: "output.weight", Offset: 100, Size: 900, Layer: -1, File: "planted.gguf"},
-	{Name: "token_embd.weight", Component: "token_embd.weight", Offset: 1000, Size: 6400, Layer: -1, File: "planted.gguf", Shape: []int64{16, 100}},
-	{Name: "blk.0.ffn_down.weight", Component: "ffn_down.weight", Offset: 8000, Size: 300, Layer: 0, File: "planted.gguf"},
+	{
+		Name: "token_embd.weight", Component: "token_embd.weight", Offset: 1000, Size: 6400, Layer: -1,
+		File: "planted.gguf", Shape: []int64{16, 100},
+	},
+	{
+		Name: "blk.0.ffn_down.weight", Component: "ffn_down.weight", Offset: 8000, Size: 300, Layer: 0,
+		File: "planted.gguf",
+	},
 	{Name: "blk.0.ffn_up.weight", Component: "ffn_up.weight", Offset: 9000, Size: 200, Layer: 0, File: "planted.gguf"},
 }
 
 // planted is the model as an earlier version described it, without Files.
-var planted = tables.ModelInfo{Path: "/models/planted.gguf", Fingerprint: "0123456789abcdef0123456789abcdef", Bytes: 10000}
+var planted = tables.ModelInfo{
+	Path: "/models/planted.gguf", Fingerprint: "0123456789abcdef0123456789abcdef", Bytes: 10000,
+}
 
 // plant writes a capture with a prompt and the given tokens; a token is the tensors that it reads.
 func plant(t *testing.T, meta tables.Meta, complete bool, tokens ...[]int32) string {
@@ -49,7 +57,8 @@ func plant(t *testing.T, meta tables.Meta, complete bool, tokens ...[]int32) str
 			a.Phase = tables.PhasePrompt
 		}
 		for i, tensor := range tensors {
-			a.Tensor, a.Bytes, a.Offset, a.Timestamp = tensor, model[tensor].Size, model[tensor].Offset, int64(step*1000+i*10)
+			a.Tensor, a.Bytes, a.Offset, a.Timestamp = tensor, model[tensor].Size, model[tensor].Offset,
+				int64(step*1000+i*10)
 			a.Op = "MUL_MAT"
 			if tensor == 1 {
 				a.Op, a.Bytes = "GET_ROWS", 64
@@ -58,7 +67,10 @@ func plant(t *testing.T, meta tables.Meta, complete bool, tokens ...[]int32) str
 				t.Fatal(err)
 			}
 		}
-		if err := w.Step(&tables.StepRow{Step: a.Step, Phase: a.Phase, Tokens: 1, Token: a.Token, Begin: int64(step * 1000), End: tables.NotObserved}); err != nil {
+		if err := w.Step(&tables.StepRow{
+			Step: a.Step, Phase: a.Phase, Tokens: 1, Token: a.Token, Begin: int64(step * 1000),
+			End: tables.NotObserved,
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -138,15 +150,20 @@ func TestHidden(t *testing.T) {
 	out := t.TempDir()
 	for _, format := range []string{formatParquet, formatCSV} {
 		path := filepath.Join(out, "hidden."+format)
-		if code, stdout, stderr := execute(t, "-c", capture, "-o", out, "--hidden", format); code != cli.OK || !strings.Contains(stdout, "wrote "+path) {
+		if code, stdout, stderr := execute(t, "-c", capture, "-o", out, "--hidden", format); code != cli.OK ||
+			!strings.Contains(stdout, "wrote "+path) {
 			t.Errorf("exit %d, stdout %q, stderr %q", code, stdout, stderr)
 		}
-		if data, err := os.ReadFile(path); err != nil || format == formatCSV && !strings.HasPrefix(string(data), "step,token,layer,point,position,values\n") || format == formatParquet && !strings.HasPrefix(string(data), "PAR1") {
+		if data, err := os.ReadFile(path); err != nil || format == formatCSV &&
+			!strings.HasPrefix(string(data), "step,token,layer,point,position,values\n") || format == formatParquet &&
+			!strings.HasPrefix(string(data), "PAR1") {
 			t.Errorf("%.100q, %v", data, err)
 		}
 	}
-	if code, stdout, stderr := execute(t, "-c", plant(t, tables.Meta{}, true, whole, whole), "-o", out, "--hidden", "csv"); code != cli.OK || strings.Contains(stdout, "hidden.csv") ||
-		!strings.Contains(stdout, "wrote "+filepath.Join(out, csvFile)) || !strings.Contains(stderr, "left out: hidden.csv: no routers' inputs were recorded: trace with --hidden") {
+	if code, stdout, stderr := execute(t, "-c", plant(t, tables.Meta{}, true, whole, whole), "-o", out, "--hidden",
+		"csv"); code != cli.OK || strings.Contains(stdout, "hidden.csv") ||
+		!strings.Contains(stdout, "wrote "+filepath.Join(out, csvFile)) ||
+		!strings.Contains(stderr, "left out: hidden.csv: no routers' inputs were recorded: trace with --hidden") {
 		t.Errorf("exit %d, stdout %q, stderr %q", code, stdout, stderr)
 	}
 	if _, err := os.Stat(filepath.Join(out, hiddenCSV)); err == nil {
@@ -156,7 +173,8 @@ func TestHidden(t *testing.T) {
 
 func TestCycle(t *testing.T) {
 	out := t.TempDir()
-	if code, _, stderr := execute(t, "-c", plant(t, tables.Meta{}, true, whole, whole), "-o", out); code != cli.OK || stderr != "" {
+	if code, _, stderr := execute(t, "-c", plant(t, tables.Meta{}, true, whole, whole), "-o", out); code != cli.OK ||
+		stderr != "" {
 		t.Fatalf("exit %d, stderr %q", code, stderr)
 	}
 	f, err := os.Open(filepath.Join(out, cycleFile))
@@ -189,7 +207,9 @@ func TestNoCycle(t *testing.T) {
 		model tables.ModelInfo
 		want  string
 	}{
-		{"file that is too short", tables.ModelInfo{Path: planted.Path, Fingerprint: planted.Fingerprint, Bytes: 9100}, "read 1 is of 200 bytes at 9000 of a file of 9100"},
+		{"file that is too short", tables.ModelInfo{
+			Path: planted.Path, Fingerprint: planted.Fingerprint, Bytes: 9100,
+		}, "read 1 is of 200 bytes at 9000 of a file of 9100"},
 		{"no fingerprint", tables.ModelInfo{Path: planted.Path, Bytes: 10000}, "fingerprint"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -199,8 +219,11 @@ func TestNoCycle(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			code, stdout, stderr := execute(t, "-c", plant(t, tables.Meta{Models: []tables.ModelInfo{tc.model}}, true, whole, whole), "-o", out)
-			if code != cli.OK || !strings.HasPrefix(stderr, "analyze: warning: left out: pattern.json, access_pattern.h: ") || !strings.Contains(stderr, tc.want) || strings.Count(stderr, "\n") != 1 {
+			code, stdout, stderr := execute(t, "-c",
+				plant(t, tables.Meta{Models: []tables.ModelInfo{tc.model}}, true, whole, whole), "-o", out)
+			if code != cli.OK ||
+				!strings.HasPrefix(stderr, "analyze: warning: left out: pattern.json, access_pattern.h: ") ||
+				!strings.Contains(stderr, tc.want) || strings.Count(stderr, "\n") != 1 {
 				t.Errorf("exit %d, stderr %q, want a warning with %q", code, stderr, tc.want)
 			}
 			if strings.Contains(stdout, cycleFile) || !strings.Contains(stdout, csvFile) {
@@ -229,10 +252,14 @@ func TestJSON(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &got); err != nil {
 		t.Fatalf("%v in %s", err, stdout)
 	}
-	if !got.Sequence.Identical || got.Sequence.Tokens != 2 || len(got.CutShort) != 1 || got.CutShort[0].Token != 2 || len(got.Top) != 1 || len(got.Warnings) != 2 {
+	if !got.Sequence.Identical || got.Sequence.Tokens != 2 || len(got.CutShort) != 1 || got.CutShort[0].Token != 2 ||
+		len(got.Top) != 1 || len(got.Warnings) != 2 {
 		t.Errorf("summary %s", stdout)
 	}
-	if want := []string{filepath.Join(out, parquetFile), filepath.Join(out, csvFile), filepath.Join(out, cycleFile), filepath.Join(out, headerFile)}; !reflect.DeepEqual(got.Files, want) {
+	if want := []string{
+		filepath.Join(out, parquetFile), filepath.Join(out, csvFile), filepath.Join(out, cycleFile),
+		filepath.Join(out, headerFile),
+	}; !reflect.DeepEqual(got.Files, want) {
 		t.Errorf("files %v, want %v", got.Files, want)
 	}
 	for _, want := range []string{"warning: 2 events lost", "warning: the tracer did not end in order"} {
@@ -255,13 +282,23 @@ func TestFailures(t *testing.T) {
 	}{
 		{"no capture", []string{"-c", empty}, cli.Failure, "tracer"},
 		{"no directory", []string{"-c", filepath.Join(empty, "none")}, cli.Failure, "tracer"},
-		{"no tokens", []string{"-c", plant(t, tables.Meta{}, true)}, cli.Failure, "no generated token: trace a run that generates text, such as `tracer"},
+		{
+			"no tokens", []string{"-c", plant(t, tables.Meta{}, true)}, cli.Failure,
+			"no generated token: trace a run that generates text, such as `tracer",
+		},
 		{"unknown flag", []string{"--nonsense"}, cli.BadUsage, "unknown flag: --nonsense"},
 		{"argument", []string{"run2"}, cli.BadUsage, "--capture"},
 		{"order", []string{"--order", "size"}, cli.BadUsage, `--order "size": want access or file`},
 		{"context", []string{"--context", "-2"}, cli.BadUsage, "--context is -2, want 0 or more"},
 		{"top", []string{"--top", "-1"}, cli.BadUsage, "want 0 or more"},
-		{"output is a file", []string{"-c", plant(t, tables.Meta{}, true, whole), "-o", filepath.Join(plant(t, tables.Meta{}, true), trace.MetaFile)}, cli.Failure, "output directory: open "},
+		{
+			"output is a file",
+			[]string{
+				"-c", plant(t, tables.Meta{}, true, whole), "-o",
+				filepath.Join(plant(t, tables.Meta{}, true), trace.MetaFile),
+			},
+			cli.Failure, "output directory: open ",
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if tc.args[0] != "-c" {
@@ -289,12 +326,18 @@ func TestContextsAndRereads(t *testing.T) {
 	for step := range int32(6) {
 		context := step % 2
 		for _, tensor := range whole[:4-2*context] {
-			a := tables.Access{Step: step, Token: step / 2, Phase: tables.PhaseGeneration, Op: "MUL_MAT", Context: context, Tensor: tensor, Bytes: model[tensor].Size, Offset: model[tensor].Offset, Timestamp: int64(step) * 100, Stall: 1e9}
+			a := tables.Access{
+				Step: step, Token: step / 2, Phase: tables.PhaseGeneration, Op: "MUL_MAT", Context: context,
+				Tensor: tensor, Bytes: model[tensor].Size, Offset: model[tensor].Offset, Timestamp: int64(step) * 100,
+				Stall: 1e9,
+			}
 			if err := w.Access(&a); err != nil {
 				t.Fatal(err)
 			}
 		}
-		p := tables.PageInRow{Tensor: 2, Bytes: 300, Rereads: step, Cause: event.CauseReadahead, File: "planted.gguf", PID: 4}
+		p := tables.PageInRow{
+			Tensor: 2, Bytes: 300, Rereads: step, Cause: event.CauseReadahead, File: "planted.gguf", PID: 4,
+		}
 		if err := w.PageIn(&p); err != nil {
 			t.Fatal(err)
 		}
@@ -306,21 +349,26 @@ func TestContextsAndRereads(t *testing.T) {
 		args         []string
 		stdout, said string
 	}{
-		{nil, "identical in all 3 generated tokens", "this is context 0 (planted.gguf, 3 generation steps, 23 kB); choose another with --context: 1 (planted.gguf, 3 generation steps, 20 kB)"},
+		{nil, "identical in all 3 generated tokens", "this is context 0 (planted.gguf, 3 generation steps, 23 " +
+			"kB); choose another with --context: 1 (planted.gguf, 3 generation steps, 20 kB)"},
 		{[]string{"--context", "1"}, "2 reads", "this is context 1 "},
 	} {
 		code, stdout, stderr := execute(t, append(tc.args, "-c", dir, "-o", t.TempDir())...)
 		if code != cli.OK || !strings.Contains(stderr, tc.said) || strings.Count(stderr, "\n") != 1 {
 			t.Errorf("exit %d, stderr %q", code, stderr)
 		}
-		for _, want := range []string{tc.stdout, "read from disk: 300 B for the first time, 1.5 kB again (readahead)", "ops stalled for 18s", "blk.0.ffn_down.weight"} {
+		for _, want := range []string{
+			tc.stdout, "read from disk: 300 B for the first time, 1.5 kB again (readahead)", "ops stalled for 18s",
+			"blk.0.ffn_down.weight",
+		} {
 			if !strings.Contains(stdout, want) {
 				t.Errorf("output lacks %q:\n%s", want, stdout)
 			}
 		}
 	}
 	code, stdout, stderr := execute(t, "--context", "7", "-c", dir, "-o", t.TempDir())
-	if code != cli.Failure || stdout != "" || !strings.Contains(stderr, "no such context: 7 is not one of 0, 1: choose with --context") {
+	if code != cli.Failure || stdout != "" ||
+		!strings.Contains(stderr, "no such context: 7 is not one of 0, 1: choose with --context") {
 		t.Errorf("exit %d, stderr %q", code, stderr)
 	}
 }
@@ -339,7 +387,8 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// A capture that contradicts itself is refused if it is complete; if its tracer was killed, that is told, and the rest is analysed.
+// A capture that contradicts itself is refused if it is complete; if its tracer was killed, that is told,
+// and the rest is analysed.
 func TestContradictions(t *testing.T) {
 	for _, complete := range []bool{true, false} {
 		dir := plant(t, tables.Meta{}, complete, whole, whole)
@@ -353,10 +402,14 @@ func TestContradictions(t *testing.T) {
 		}
 		const says = "capture.json tells of 13 rows of the access table, of which 0 were deleted, and the files hold 12"
 		code, stdout, stderr := execute(t, "-c", dir, "-o", t.TempDir(), "--json")
-		if complete && (code != cli.Failure || !strings.Contains(stderr, says+": copy the whole capture again, or capture again") || strings.Count(stderr, "\n") != 1) {
+		if complete &&
+			(code != cli.Failure ||
+				!strings.Contains(stderr, says+": copy the whole capture again, or capture again") ||
+				strings.Count(stderr, "\n") != 1) {
 			t.Errorf("exit %d, stderr %q", code, stderr)
 		}
-		if !complete && (code != cli.OK || !strings.Contains(stderr, "analyze: warning: "+says) || !strings.Contains(stdout, says)) {
+		if !complete && (code != cli.OK || !strings.Contains(stderr, "analyze: warning: "+says) ||
+			!strings.Contains(stdout, says)) {
 			t.Errorf("exit %d, stderr %q, stdout %s", code, stderr, stdout)
 		}
 	}

@@ -1,6 +1,7 @@
 package main
 
-// This file has the subcommand moe: how a mixture-of-experts model uses its experts, and what prediction and caches would gain.
+// This file has the subcommand moe: how a mixture-of-experts model uses its experts, and what prediction
+// and caches would gain.
 
 import (
 	"context"
@@ -89,7 +90,8 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 				Disk: replay.Disk{Bandwidth: float64(o.bandwidth), Latency: o.latency}, Workers: runtime.GOMAXPROCS(0),
 			}
 			if o.bandwidth < replay.MinBandwidth {
-				return cli.Usagef("--bandwidth is %s per second, want %s or more", humanize.Bytes(uint64(o.bandwidth)), humanize.Bytes(replay.MinBandwidth))
+				return cli.Usagef("--bandwidth is %s per second, want %s or more",
+					humanize.Bytes(uint64(o.bandwidth)), humanize.Bytes(replay.MinBandwidth))
 			}
 			const longest = time.Minute
 			if o.latency < 0 || o.latency > longest || o.compute < 0 || o.compute > longest {
@@ -123,11 +125,14 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringSliceVar(&o.rooms, "room", nil, "memory for experts, a `size`; several times, or with commas (default: 10, 20, 40 and 60 % of all experts)")
+	f.StringSliceVar(&o.rooms, "room", nil, "memory for experts, a `size`; several times, or with commas "+
+		"(default: 10, 20, 40 and 60 % of all experts)")
 	cli.SizeVar(f, &o.bandwidth, "bandwidth", "of the disk, bytes per second")
 	f.DurationVar(&o.latency, "latency", 100*time.Microsecond, "of a read, `time` besides the transfer")
-	f.DurationVar(&o.compute, "compute", 50*time.Millisecond, "`time` that a token takes if nothing is missing; half of it before a layer's router, half after it")
-	f.Int32Var(&o.context, "context", -1, "of a capture, analyse context `n` (default: that which chose experts most often)")
+	f.DurationVar(&o.compute, "compute", 50*time.Millisecond, "`time` that a token takes if nothing is missing; "+
+		"half of it before a layer's router, half after it")
+	f.Int32Var(&o.context, "context", -1, "of a capture, analyse context `n` (default: that which chose experts "+
+		"most often)")
 	f.StringVar(&o.model, "model", "", "the capture's model, a GGUF `file`, if it is elsewhere by now")
 	f.BoolVar(&o.json, "json", false, "print everything as JSON")
 	f.StringVarP(&o.output, "output", "o", "", "draw figures to this `directory`, made if need be")
@@ -142,10 +147,13 @@ type studied struct {
 	Why    string        `json:"hidden_missing,omitempty"` // why there is none
 }
 
-func analyzeMoE(ctx context.Context, name string, o *moeOptions, study *replay.Options, stdout, stderr io.Writer) error {
+func analyzeMoE(
+	ctx context.Context, name string, o *moeOptions, study *replay.Options, stdout, stderr io.Writer,
+) error {
 	in, err := readRoutes(ctx, name, o.context)
 	if errors.Is(err, moe.ErrNoRoutes) {
-		return fmt.Errorf("read %s: %w: trace a mixture-of-experts model, such as `tracer -- llama-cli -m moe.gguf --no-repack -p \"hi\" -n 200`, not with --preload and with --detail op at least", name, err)
+		return fmt.Errorf("read %s: %w: trace a mixture-of-experts model, such as `tracer -- llama-cli -m "+
+			"moe.gguf --no-repack -p \"hi\" -n 200`, not with --preload and with --detail op at least", name, err)
 	}
 	if err != nil {
 		return fmt.Errorf("read %s: %w", name, err)
@@ -239,7 +247,8 @@ func (in *input) caption() string {
 	return gather.Caption(in.capture.Meta)
 }
 
-// evaluate judges predictors that know hidden states. If the capture does not allow that, it says why. What the user named has to fit.
+// evaluate judges predictors that know hidden states. If the capture does not allow that, it says why.
+// What the user named has to fit.
 func (in *input) evaluate(ctx context.Context, model string) (*hidden.Study, string, error) {
 	switch {
 	case in.capture == nil && model != "":

@@ -1,6 +1,7 @@
 package main
 
-// This file is the list of files that analyze writes. A new analysis is a line here, beside what computes it and what draws it.
+// This file is the list of files that analyze writes. A new analysis is a line here, beside what computes
+// it and what draws it.
 
 import (
 	"context"
@@ -112,7 +113,8 @@ func accessHeatmaps() (all []output) {
 	return all
 }
 
-// exports are the capture's tables as Parquet. The hidden table's is above if --hidden asks for it: with --export the same file.
+// exports are the capture's tables as Parquet. The hidden table's is above if --hidden asks for it: with
+// --export the same file.
 func exports() (all []output) {
 	for _, table := range trace.TableNames() {
 		all = append(all, output{table + ".parquet", func(a *analysis) (func(io.Writer) error, error) {
@@ -128,7 +130,8 @@ func exports() (all []output) {
 	return all
 }
 
-// errAbsent says that a capture lacks what an output is of, as many do: nothing is said of that, and an earlier capture's output goes.
+// errAbsent says that a capture lacks what an output is of, as many do: nothing is said of that, and an
+// earlier capture's output goes.
 var errAbsent = errors.New("not in this capture")
 
 // hasHidden says whether there is a hidden table to export.
@@ -142,7 +145,8 @@ func (a *analysis) hasHidden() error {
 	return nil
 }
 
-// writeOutputs writes the files, and more, and returns their paths. One that cannot be made does not stay from an earlier capture either.
+// writeOutputs writes the files, and more, and returns their paths. One that cannot be made does not stay
+// from an earlier capture either.
 func writeOutputs(ctx context.Context, more []file, a *analysis) ([]string, error) {
 	var files []file
 	var why []string // outputs are left out, and which
@@ -207,7 +211,8 @@ func drawingOf(f *chart.Figure) drawing {
 	return f
 }
 
-// figureFiles are a figure in one of its formats, and the others' names: one of an earlier run does not stay. Without a figure nothing is drawn.
+// figureFiles are a figure in one of its formats, and the others' names: one of an earlier run does not
+// stay. Without a figure nothing is drawn.
 func figureFiles(name string, d drawing, format string) (files []file) {
 	for _, other := range chart.Formats {
 		one := file{name: name + "." + other}
@@ -219,8 +224,9 @@ func figureFiles(name string, d drawing, format string) (files []file) {
 	return files
 }
 
-// writeAll writes files in a directory, which is made if need be, and returns their paths. All are made before the first appears, and those of an earlier capture are removed
-// before that, so that at no moment files of two captures are mixed.
+// writeAll writes files in a directory, which is made if need be, and returns their paths. All are made
+// before the first appears, and those of an earlier capture are removed before that, so that at no moment
+// files of two captures are mixed.
 func writeAll(ctx context.Context, path string, files []file) (written []string, err error) {
 	dir, err := outfile.OpenDir(path, 0o755)
 	if err != nil {

@@ -113,18 +113,22 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 	f.StringVar(&o.disk, "disk", "",
 		"what the disk reads, `bytes` per second, such as 1.4GB/s (default: as tracer has measured it)")
 	f.StringVar(&o.touched, "touched", "",
-		"what comes from disk if it is read as it is touched, `bytes` per second (default: as the capture's tokens had it, if they read\n"+
+		"what comes from disk if it is read as it is touched, `bytes` per second (default: as the capture's "+
+			"tokens had it, if they read\n"+
 			"from disk, else as --disk)")
 	f.IntVar(&o.ahead, "readahead", 0,
 		"the disk's read_ahead_kb, `KiB` (default: as it was when tracer looked, else 128)")
 	f.DurationVar(&o.compute, "compute", 0, "`time` that a token computes (default: as the capture has it)")
 	f.IntVar(&o.group, "tokens-per-step", 1,
-		"`n` tokens (or steps, if the capture's have several tokens) are computed together, and read what they share once: speculative\n"+
+		"`n` tokens (or steps, if the capture's have several tokens) are computed together, and read what they "+
+			"share once: speculative\n"+
 			"decoding, or a batch")
 	cli.EnumVar(cmd, &o.blocks, "blocks", "", []string{blocksFolios, blocksExtents},
-		"memory is counted in folios of 2 MiB (less for small experts), or in extents: tensors, rows and experts as they lie")
+		"memory is counted in folios of 2 MiB (less for small experts), or in extents: tensors, rows and experts "+
+			"as they lie")
 	cli.EnumVar(cmd, &o.ran, "ran", "", []string{ranPlain, ranPin, ranAuto},
-		"what the capture is of: a target by itself, or with prefetchd --strategy pin, or (of a mixture of experts) with prefetchd as it\n"+
+		"what the capture is of: a target by itself, or with prefetchd --strategy pin, or (of a mixture of "+
+			"experts) with prefetchd as it\n"+
 			"is. It tells which bytes its tokens waited for, and so how fast these come")
 	cli.EnumVar(cmd, &o.format, "format", "", chart.Formats, "of the figure")
 	return cmd
@@ -193,7 +197,8 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 	}
 	outlook := st.sums.Outlook(in.capture.Meta, 0)
 	if o.ran == ranAuto && !outlook.Routed() {
-		return cli.Usagef("--ran auto is for mixtures of experts: a dense model's tokens touch nothing that was not read for them")
+		return cli.Usagef("--ran auto is for mixtures of experts: a dense model's tokens touch nothing that was " +
+			"not read for them")
 	}
 	if o.bandwidth == 0 {
 		o.bandwidth = outlook.Bandwidth
@@ -326,6 +331,7 @@ func (o *whatifOptions) calibrate(
 		return 0, ""
 	}
 	const mib = 1 << 20
-	return missed / waited, fmt.Sprintf("as this capture's tokens had it: with %.0f MiB for the model %.0f are missed (%s)",
-		float64(memory)/mib, missed/mib, strategy)
+	return missed / waited,
+		fmt.Sprintf("as this capture's tokens had it: with %.0f MiB for the model %.0f are missed (%s)",
+			float64(memory)/mib, missed/mib, strategy)
 }

@@ -15,7 +15,8 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// The planted tokens read all of a model of a few hundred bytes but an embedding of which they read a row: what does not fit is read again.
+// The planted tokens read all of a model of a few hundred bytes but an embedding of which they read a
+// row: what does not fit is read again.
 func TestWhatIf(t *testing.T) {
 	capture, out := plant(t, tables.Meta{}, true, whole, whole, whole, whole), t.TempDir()
 	var size int64
@@ -24,7 +25,8 @@ func TestWhatIf(t *testing.T) {
 			size += 64 - s.Size
 		}
 	}
-	code, stdout, stderr := execute(t, "whatif", "-c", capture, "-o", out, "--disk", "1MB/s", "--compute", "1ms", "--blocks", "extents", "--ram", "0.5,1", "--json")
+	code, stdout, stderr := execute(t, "whatif", "-c", capture, "-o", out, "--disk", "1MB/s", "--compute", "1ms",
+		"--blocks", "extents", "--ram", "0.5,1", "--json")
 	var got struct {
 		whatif.Answer
 		Files []string `json:"files"`
@@ -33,13 +35,15 @@ func TestWhatIf(t *testing.T) {
 		t.Fatalf("exit %d, %v: %s", code, err, stderr)
 	}
 	// The first generated token fills the memory, so that three of four count.
-	if got.Steps != 3 || got.WorkingSet != size || got.PerToken != float64(size) || got.Bandwidth != 1e6 || len(got.Rows) != 2 || len(got.Files) != 6 {
+	if got.Steps != 3 || got.WorkingSet != size || got.PerToken != float64(size) || got.Bandwidth != 1e6 ||
+		len(got.Rows) != 2 || len(got.Files) != 6 {
 		t.Errorf("%+v of %d bytes", got, size)
 	}
 	if all := got.Rows[1].Results; all[0].Missed != 0 || all[0].TokS != 1000 || all[len(all)-1].TokS != 1000 {
 		t.Errorf("with all in memory %+v", all)
 	}
-	if half := got.Rows[0]; half.Memory != (size+1)/2 || half.Results[0].Missed < float64(size)/2 || half.Results[0].TokS >= half.Results[4].TokS {
+	if half := got.Rows[0]; half.Memory != (size+1)/2 || half.Results[0].Missed < float64(size)/2 ||
+		half.Results[0].TokS >= half.Results[4].TokS {
 		t.Errorf("with half of it %+v", half)
 	}
 	for _, name := range []string{"whatif.parquet", "whatif.csv", missFile + ".csv", "whatif.png"} {
@@ -48,8 +52,10 @@ func TestWhatIf(t *testing.T) {
 		}
 	}
 	// A figure in another format replaces the first.
-	code, stdout, stderr = execute(t, "whatif", "-c", capture, "-o", out, "--disk", "1MB/s", "--compute", "1ms", "--format", "svg")
-	if _, err := os.Stat(filepath.Join(out, "whatif.png")); code != cli.OK || err == nil || !strings.Contains(stdout, "tokens per second") {
+	code, stdout, stderr = execute(t, "whatif", "-c", capture, "-o", out, "--disk", "1MB/s", "--compute", "1ms",
+		"--format", "svg")
+	if _, err := os.Stat(filepath.Join(out, "whatif.png")); code != cli.OK || err == nil ||
+		!strings.Contains(stdout, "tokens per second") {
 		t.Errorf("exit %d, %v: %s%s", code, err, stdout, stderr)
 	}
 }
@@ -62,15 +68,16 @@ func TestWhatIfRefuses(t *testing.T) {
 		code int
 		says string
 	}{
-		"no disk":    {nil, cli.Failure, "--disk"},
-		"touched":    {[]string{"--disk", "1GB", "--touched", "0"}, cli.BadUsage, "--touched"},
-		"disk":       {[]string{"--disk", "fast"}, cli.BadUsage, `"fast"`},
-		"ram":        {[]string{"--disk", "1GB", "--ram", "1GB,much"}, cli.BadUsage, `"much"`},
-		"no ram":     {[]string{"--disk", "1GB", "--ram", ""}, cli.BadUsage, "--ram"},
-		"group":      {[]string{"--disk", "1GB", "--tokens-per-step", "0"}, cli.BadUsage, "--tokens-per-step"},
-		"compute":    {[]string{"--disk", "1GB", "--compute", "-1s"}, cli.BadUsage, "--compute"},
-		"no times":   {[]string{"--disk", "1GB"}, cli.Failure, "--compute"},
-		"few tokens": {[]string{"--disk", "1GB", "--compute", "1ms", "--tokens-per-step", "9"}, cli.Failure, "only 1 steps"},
+		"no disk":  {nil, cli.Failure, "--disk"},
+		"touched":  {[]string{"--disk", "1GB", "--touched", "0"}, cli.BadUsage, "--touched"},
+		"disk":     {[]string{"--disk", "fast"}, cli.BadUsage, `"fast"`},
+		"ram":      {[]string{"--disk", "1GB", "--ram", "1GB,much"}, cli.BadUsage, `"much"`},
+		"no ram":   {[]string{"--disk", "1GB", "--ram", ""}, cli.BadUsage, "--ram"},
+		"group":    {[]string{"--disk", "1GB", "--tokens-per-step", "0"}, cli.BadUsage, "--tokens-per-step"},
+		"compute":  {[]string{"--disk", "1GB", "--compute", "-1s"}, cli.BadUsage, "--compute"},
+		"no times": {[]string{"--disk", "1GB"}, cli.Failure, "--compute"},
+		"few tokens": {[]string{"--disk", "1GB", "--compute", "1ms", "--tokens-per-step", "9"}, cli.Failure,
+			"only 1 steps"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, _, stderr := execute(t, append([]string{"whatif", "-c", capture, "-o", t.TempDir()}, tc.args...)...)
@@ -81,11 +88,15 @@ func TestWhatIfRefuses(t *testing.T) {
 	}
 }
 
-// What is read as it is touched comes as slowly as in the capture, if its tokens waited, and as --touched says if it does.
+// What is read as it is touched comes as slowly as in the capture, if its tokens waited, and as --touched
+// says if it does.
 func TestWhatIfTouched(t *testing.T) {
 	capture := plantScene(t) // a token in the middle of three reads 10 kB from disk, which is little: not short
 	for args, want := range map[string]float64{"": 5e6, "--touched 1MB": 1e6} {
-		code, stdout, stderr := execute(t, append([]string{"whatif", "-c", capture, "-o", t.TempDir(), "--disk", "5MB/s", "--compute", "1ms", "--json"}, strings.Fields(args)...)...)
+		code, stdout, stderr := execute(t,
+			append([]string{
+				"whatif", "-c", capture, "-o", t.TempDir(), "--disk", "5MB/s", "--compute", "1ms", "--json",
+			}, strings.Fields(args)...)...)
 		var got whatif.Answer
 		if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil || got.Touched != want {
 			t.Errorf("%q: %d, %v, %g bytes per second, want %g: %s", args, code, err, got.Touched, want, stderr)
@@ -106,16 +117,29 @@ const batchSize = 8 << 20
 func batches(t *testing.T, meta *tables.Meta) (dir string) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "capture")
-	structure := []tables.StructureRow{{Name: "output.weight", Component: "output.weight", Size: batchSize, Layer: -1, File: "b.gguf", Type: "Q8_0", Shape: []int64{batchSize}}}
-	meta.Detail, meta.Models = tables.DetailOp, []tables.ModelInfo{{Path: "/b.gguf", Bytes: batchSize, Fingerprint: planted.Fingerprint}}
+	structure := []tables.StructureRow{
+		{
+			Name: "output.weight", Component: "output.weight", Size: batchSize, Layer: -1, File: "b.gguf",
+			Type: "Q8_0", Shape: []int64{batchSize},
+		},
+	}
+	meta.Detail, meta.Models = tables.DetailOp, []tables.ModelInfo{
+		{Path: "/b.gguf", Bytes: batchSize, Fingerprint: planted.Fingerprint},
+	}
 	w, err := trace.Create(dir, meta, structure)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i := range int32(5) {
 		begin := int64(i) * 1e9
-		a := tables.Access{Step: i, Token: i, Phase: tables.PhaseGeneration, Op: "MUL_MAT", Bytes: batchSize, Timestamp: begin, Duration: 20e6, Stall: tables.NotObserved}
-		if err := errors.Join(w.Access(&a), w.Step(&tables.StepRow{Step: i, Token: i, Phase: tables.PhaseGeneration, Tokens: 2, Begin: begin, End: begin + 20e6})); err != nil {
+		a := tables.Access{
+			Step: i, Token: i, Phase: tables.PhaseGeneration, Op: "MUL_MAT", Bytes: batchSize, Timestamp: begin,
+			Duration: 20e6, Stall: tables.NotObserved,
+		}
+		if err := errors.Join(w.Access(&a),
+			w.Step(&tables.StepRow{
+				Step: i, Token: i, Phase: tables.PhaseGeneration, Tokens: 2, Begin: begin, End: begin + 20e6,
+			})); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -125,11 +149,18 @@ func batches(t *testing.T, meta *tables.Meta) (dir string) {
 	return dir
 }
 
-// What is read as it is touched comes as fast as it must have come in the capture: of 8 MiB in 6 nothing is found again, in the 10 ms that a step does not compute. Who keeps a part misses less.
+// What is read as it is touched comes as fast as it must have come in the capture: of 8 MiB in 6 nothing
+// is found again, in the 10 ms that a step does not compute. Who keeps a part misses less.
 func TestWhatIfCalibrated(t *testing.T) {
-	dir := batches(t, &tables.Meta{Memory: &tables.Memory{LimitBytes: 10 << 20, OtherBytes: 4 << 20, Of: "/a memory.max"}})
-	for args, want := range map[string]float64{"": batchSize / 0.010, "--ran plain": batchSize / 0.010, "--ran pin": batchSize / 0.010, "--ram 7MiB --touched 2MB": 2e6} {
-		code, stdout, stderr := execute(t, append([]string{"whatif", "-c", dir, "-o", t.TempDir(), "--disk", "10GB/s", "--compute", "5ms", "--json"}, strings.Fields(args)...)...)
+	dir := batches(t,
+		&tables.Meta{Memory: &tables.Memory{LimitBytes: 10 << 20, OtherBytes: 4 << 20, Of: "/a memory.max"}})
+	for args, want := range map[string]float64{
+		"": batchSize / 0.010, "--ran plain": batchSize / 0.010, "--ran pin": batchSize / 0.010,
+		"--ram 7MiB --touched 2MB": 2e6,
+	} {
+		code, stdout, stderr := execute(t,
+			append([]string{"whatif", "-c", dir, "-o", t.TempDir(), "--disk", "10GB/s", "--compute", "5ms", "--json"},
+				strings.Fields(args)...)...)
 		var got whatif.Answer
 		if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil || math.Abs(got.Touched-want) > 1 {
 			t.Errorf("%q: exit %d, %v, %g bytes per second, want %g: %s", args, code, err, got.Touched, want, stderr)
@@ -150,12 +181,15 @@ func TestWhatIfOfBatches(t *testing.T) {
 		{[]string{"--compute", "5ms"}, size / 2, 200, 2},
 		{[]string{"--tokens-per-step", "2"}, size / 4, 100, 4},
 	} {
-		code, stdout, stderr := execute(t, append([]string{"whatif", "-c", dir, "-o", t.TempDir(), "--disk", "1GB/s", "--ram", "1", "--json"}, tc.args...)...)
+		code, stdout, stderr := execute(t,
+			append([]string{"whatif", "-c", dir, "-o", t.TempDir(), "--disk", "1GB/s", "--ram", "1", "--json"},
+				tc.args...)...)
 		var got whatif.Answer
 		if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil {
 			t.Fatalf("exit %d, %v: %s", code, err, stderr)
 		}
-		if r := got.Rows[0].Results[0]; got.PerToken != tc.read || got.TokensPerStep != tc.tokens || math.Abs(r.TokS-tc.tokS) > 1e-6 || r.Missed != 0 {
+		if r := got.Rows[0].Results[0]; got.PerToken != tc.read || got.TokensPerStep != tc.tokens ||
+			math.Abs(r.TokS-tc.tokS) > 1e-6 || r.Missed != 0 {
 			t.Errorf("%v: %+v, %+v; want %g bytes and %g tokens per second", tc.args, got, r, tc.read, tc.tokS)
 		}
 	}

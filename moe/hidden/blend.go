@@ -4,7 +4,8 @@ package hidden
 
 import "math"
 
-// blend is a logistic regression on log-odds: of ids, of some links, and a constant. Its weights are learned by all layers together, and for each layer what differs there.
+// blend is a logistic regression on log-odds: of ids, of some links, and a constant. Its weights are
+// learned by all layers together, and for each layer what differs there.
 type blend struct {
 	links  int
 	shared []weight

@@ -1,7 +1,7 @@
 package hidden
 
-// This file has how a router chooses experts by their products (logits), as llama.cpp's build_moe_ffn does, and how far an expert is from being
-// chosen.
+// This file has how a router chooses experts by their products (logits), as llama.cpp's build_moe_ffn
+// does, and how far an expert is from being chosen.
 
 import (
 	"math"
@@ -24,7 +24,8 @@ type chooser struct {
 func newChooser(r *Routers) chooser {
 	return chooser{
 		gate: r.gate, experts: r.Experts, k: r.K, groups: r.groups, groupsUsed: r.groupsUsed,
-		compared: make([]float32, r.Experts), slope: make([]float32, r.Experts), group: make([]float32, r.groups), order: make([]int32, r.Experts),
+		compared: make([]float32, r.Experts), slope: make([]float32, r.Experts), group: make([]float32, r.groups),
+		order: make([]int32, r.Experts),
 	}
 }
 
@@ -80,7 +81,8 @@ func (c *chooser) compare(l *router, logits []float32) {
 
 func sigmoid(x float32) float32 { return float32(1 / (1 + math.Exp(-float64(x)))) }
 
-// limit takes from the experts of groups that are not chosen what the group lacks. A group's score is the sum of its best two.
+// limit takes from the experts of groups that are not chosen what the group lacks. A group's score is the
+// sum of its best two.
 func (c *chooser) limit() {
 	if c.groups == 0 {
 		return
@@ -141,7 +143,8 @@ func has(list []int32, x int32) bool {
 	return false
 }
 
-// margins writes by how much the logit of each expert exceeds what is needed to be chosen. It may be the same slice as logits.
+// margins writes by how much the logit of each expert exceeds what is needed to be chosen. It may be the
+// same slice as logits.
 func (c *chooser) margins(l *router, logits, margins []float32) {
 	c.compare(l, logits)
 	n := min(c.k+1, c.experts)

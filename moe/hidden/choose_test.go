@@ -94,7 +94,8 @@ func TestChoice(t *testing.T) {
 					c.margins(l, logits, margins)
 					for e, m := range margins {
 						if !finite(m) || groups == 0 && (m > 0) != slices.Contains(want, int32(e)) {
-							t.Fatalf("gating %d, bias %v: expert %d has the margin %g, chosen are %v", gate, biased, e, m, want)
+							t.Fatalf("gating %d, bias %v: expert %d has the margin %g, chosen are %v", gate, biased,
+								e, m, want)
 						}
 					}
 				}

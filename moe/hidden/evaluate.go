@@ -59,9 +59,13 @@ const (
 	whenAttention = "at its attention"
 )
 
-// Evaluate judges predictors on a trace whose tokens' inputs rows yields, as the hidden table of the same capture has them. Tokens before first are only learned from; those from first on are
-// scored, each before it is learned from. A layer is scored if it has another one before it, and what the predictor goes by was recorded. Errors wrap ErrNoInputs or ErrNoRouters, or are rows', or ctx's.
-func Evaluate(ctx context.Context, t *moe.Trace, r *Routers, rows iter.Seq2[*tables.HiddenRow, error], first int) (*Study, error) {
+// Evaluate judges predictors on a trace whose tokens' inputs rows yields, as the hidden table of the same
+// capture has them. Tokens before first are only learned from; those from first on are scored, each
+// before it is learned from. A layer is scored if it has another one before it, and what the predictor
+// goes by was recorded. Errors wrap ErrNoInputs or ErrNoRouters, or are rows', or ctx's.
+func Evaluate(
+	ctx context.Context, t *moe.Trace, r *Routers, rows iter.Seq2[*tables.HiddenRow, error], first int,
+) (*Study, error) {
 	w := walk{r: r, scores: make([]float32, r.Experts), order: make([]int32, r.Experts)}
 	for _, l := range t.Layers { // the routers' layers
 		at := r.Index(l.Number)
@@ -71,7 +75,8 @@ func Evaluate(ctx context.Context, t *moe.Trace, r *Routers, rows iter.Seq2[*tab
 		w.of = append(w.of, at)
 	}
 	if t.Experts != r.Experts || t.K != r.K {
-		return nil, fmt.Errorf("%w: they choose %d of %d experts, the trace %d of %d", ErrNoRouters, r.K, r.Experts, t.K, t.Experts)
+		return nil, fmt.Errorf("%w: they choose %d of %d experts, the trace %d of %d", ErrNoRouters, r.K, r.Experts,
+			t.K, t.Experts)
 	}
 	all, err := candidates(r, t.Shape())
 	if err != nil {
@@ -121,7 +126,10 @@ func candidates(r *Routers, s moe.Shape) (all []candidate, err error) {
 		if err != nil || lead >= len(r.Blocks) {
 			return
 		}
-		c := candidate{name: name, when: whenAttention, lead: lead, ids: ids, best: make([][]int32, len(r.Blocks)), tally: moe.NewTally(s)}
+		c := candidate{
+			name: name, when: whenAttention, lead: lead, ids: ids, best: make([][]int32, len(r.Blocks)),
+			tally: moe.NewTally(s),
+		}
 		for i := range c.best {
 			c.best[i] = make([]int32, 0, c.tally.Widest())
 		}
@@ -152,7 +160,8 @@ type walk struct {
 	order  []int32
 }
 
-// token tells a candidate of a token what happened, in its order, and asks it for each layer when it is its turn. part is where the token is in the curve, -1 if it is not scored.
+// token tells a candidate of a token what happened, in its order, and asks it for each layer when it is
+// its turn. part is where the token is in the curve, -1 if it is not scored.
 func (w *walk) token(c *candidate, t *moe.Trace, token int, in []layerInputs, part int) (scored bool) {
 	c.p.Begin(t.Tokens[token].ID)
 	for i, layer := range w.of {
@@ -235,14 +244,16 @@ func (in *inputs) advance() error {
 			in.row, in.done = nil, true
 			return nil
 		}
-		if in.steps[row.Step] && row.Position != tables.NoPosition && len(row.Values) == in.r.Dim && in.r.Index(row.Layer) >= 0 {
+		if in.steps[row.Step] && row.Position != tables.NoPosition && len(row.Values) == in.r.Dim &&
+			in.r.Index(row.Layer) >= 0 {
 			in.row = row
 			return nil
 		}
 	}
 }
 
-// of is what was read of a token, by the routers' layers; nil if nothing was recorded. Tokens are asked for in their order.
+// of is what was read of a token, by the routers' layers; nil if nothing was recorded. Tokens are asked
+// for in their order.
 func (in *inputs) of(step, position int32) ([]layerInputs, error) {
 	for in.step < step && !in.done {
 		if in.row == nil {
@@ -298,7 +309,8 @@ func (in *inputs) read(step int32) error {
 // Document lays a study out for people.
 func (st *Study) Document() tabular.Document {
 	t := &tabular.Table{
-		Title:   fmt.Sprintf("recall / precision with hidden states (%d values), by number of guesses: learned from %d tokens, then scored on %d, each before it is learned from", st.Dim, st.Trained, st.Scored),
+		Title: fmt.Sprintf("recall / precision with hidden states (%d values), by number of guesses: learned "+
+			"from %d tokens, then scored on %d, each before it is learned from", st.Dim, st.Trained, st.Scored),
 		Columns: tabular.Left("told", "predictor"),
 	}
 	d := tabular.Document{t}
@@ -317,7 +329,8 @@ func (st *Study) Document() tabular.Document {
 			for _, x := range r.Curve {
 				points += fmt.Sprintf(" %.2f", x)
 			}
-			d = append(d, tabular.Lines{fmt.Sprintf("recall of %s, told %s, with as many guesses as are chosen, by eighths of the scored tokens:%s", r.Name, r.When, points)})
+			d = append(d, tabular.Lines{fmt.Sprintf("recall of %s, told %s, with as many guesses as are chosen, "+
+				"by eighths of the scored tokens:%s", r.Name, r.When, points)})
 		}
 	}
 	return d

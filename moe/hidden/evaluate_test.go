@@ -44,12 +44,16 @@ func record(t testing.TB, f *flow, tokens, perStep int) (*moe.Trace, []*tables.H
 		for layer, block := range r.Blocks {
 			for position := range int32(perStep) {
 				row := func(point event.Point, x []float32) {
-					rows = append(rows, &tables.HiddenRow{Step: step, Layer: block, Point: point, Position: position, Values: x})
+					rows = append(rows, &tables.HiddenRow{
+						Step: step, Layer: block, Point: point, Position: position, Values: x,
+					})
 				}
 				row(event.PointAttention, in[position][layer].attention)
 				row(event.PointRouter, in[position][layer].router)
 				for slot, e := range chosen[position][layer] {
-					routes = append(routes, tables.Route{Step: step, Layer: block, Slot: int32(slot), Expert: e, Position: position})
+					routes = append(routes, tables.Route{
+						Step: step, Layer: block, Slot: int32(slot), Expert: e, Position: position,
+					})
 				}
 			}
 		}
@@ -109,15 +113,19 @@ func TestEvaluate(t *testing.T) {
 		}
 		for _, lead := range []int{0, 1} {
 			guess, learned := st.find(t, nameGuess, lead), st.find(t, nameLinks, lead)
-			if all := st.find(t, nameAll, lead); guess.At(1).Recall < 0.25 || learned.At(1).Recall < guess.At(1).Recall+0.05 || all.At(2).Recall < learned.At(2).Recall-0.03 || all.Curve[0] == 0 || all.ByLayer[1] == 0 || all.ByLayer[0] != 0 {
+			if all := st.find(t, nameAll, lead); guess.At(1).Recall < 0.25 ||
+				learned.At(1).Recall < guess.At(1).Recall+0.05 || all.At(2).Recall < learned.At(2).Recall-0.03 ||
+				all.Curve[0] == 0 || all.ByLayer[1] == 0 || all.ByLayer[0] != 0 {
 				t.Errorf("%d tokens a step, lead %d: %+v\n%+v\n%+v", perStep, lead, guess, learned, all)
 			}
 		}
-		if a, b := st.find(t, nameAll, 2).At(1).Recall, st.find(t, nameAll, 1).At(1).Recall; a >= b || a < st.find(t, nameIDs, 2).At(1).Recall+0.05 {
+		if a, b := st.find(t, nameAll, 2).At(1).Recall, st.find(t, nameAll, 1).At(1).Recall; a >= b ||
+			a < st.find(t, nameIDs, 2).At(1).Recall+0.05 {
 			t.Errorf("recall %.3f 2 ahead, %.3f 1 ahead", a, b)
 		}
 		var text strings.Builder
-		if err := st.Document().WriteText(&text); err != nil || !strings.Contains(text.String(), nameGuess) || strings.Contains(text.String(), "NaN") {
+		if err := st.Document().WriteText(&text); err != nil || !strings.Contains(text.String(), nameGuess) ||
+			strings.Contains(text.String(), "NaN") {
 			t.Errorf("%v\n%s", err, text.String())
 		}
 		if _, err := json.Marshal(st); err != nil {

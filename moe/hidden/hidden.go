@@ -1,8 +1,11 @@
-// Package hidden predicts which experts the layers of a mixture choose from what its routers read: hidden states. From what the router of one
-// layer has read, that of the next one can be guessed before the layers in between have run: in a residual stream little changes from layer to
-// layer, and what changes is learned. What is known better, as attention's input of the layer itself, which comes later, is used as soon as it is known.
+// Package hidden predicts which experts the layers of a mixture choose from what its routers read: hidden
+// states. From what the router of one layer has read, that of the next one can be guessed before the
+// layers in between have run: in a residual stream little changes from layer to layer, and what changes
+// is learned. What is known better, as attention's input of the layer itself, which comes later, is used
+// as soon as it is known.
 //
-// Routers are a model's routers, read from its file. A Predictor follows a target, is told its inputs, and learns. Evaluate says how good it is.
+// Routers are a model's routers, read from its file. A Predictor follows a target, is told its inputs,
+// and learns. Evaluate says how good it is.
 package hidden
 
 // This file has the predictor: what it is told of a token, and what it makes of that.
@@ -15,7 +18,8 @@ import (
 	"tensorcast/moe"
 )
 
-// Options say what a Predictor predicts from. Its memory is bounded by Bytes and IDs, besides the routers' and a copy of the inputs of one token.
+// Options say what a Predictor predicts from. Its memory is bounded by Bytes and IDs, besides the
+// routers' and a copy of the inputs of one token.
 type Options struct {
 	Leads     []int // how many routers ahead, ascending, each at least 1; nil: 1
 	Attention bool  // also from attention's input of the layer itself
@@ -32,14 +36,17 @@ var ErrTooSmall = errors.New("too little memory for a predictor")
 const (
 	usualBytes = 32 << 20
 	usualIDs   = 8 << 20
-	// A link has at most maxFeatures: the time that learning takes rises with their square. With fewer than minFeatures nothing is learned well.
+	// A link has at most maxFeatures: the time that learning takes rises with their square. With fewer
+	// than minFeatures nothing is learned well.
 	maxFeatures = 384
 	minFeatures = 24
 )
 
-// Predictor predicts the experts of all layers of a target. Layers are indices of Routers.Blocks. For each token its caller calls Begin; then for
-// each layer, in order, Attention, Router and Observe as these things happen; Scores in between, for any layer that comes; and Learn when there is time. What is
-// left out is not known, and everything works without. Inputs that cannot be true (another length, not finite) are ignored.
+// Predictor predicts the experts of all layers of a target. Layers are indices of Routers.Blocks. For
+// each token its caller calls Begin; then for each layer, in order, Attention, Router and Observe as
+// these things happen; Scores in between, for any layer that comes; and Learn when there is time. What is
+// left out is not known, and everything works without. Inputs that cannot be true (another length, not
+// finite) are ignored.
 //
 // Its methods allocate no memory. It is for one goroutine. It is a moe.Predictor.
 type Predictor struct {
@@ -126,13 +133,18 @@ func New(r *Routers, o Options) (*Predictor, error) {
 		p.blends = append(p.blends, newBlend(s.Layers, len(p.kinds)-i, p.ids != nil))
 	}
 	for range s.Layers {
-		p.router = append(p.router, source{input: make([]float32, r.Dim), logits: make([]float32, s.Experts), chosen: make([]int32, 0, s.K)})
-		p.lastRouter = append(p.lastRouter, source{input: make([]float32, r.Dim), logits: make([]float32, s.Experts), chosen: make([]int32, 0, s.K)})
+		p.router = append(p.router, source{
+			input: make([]float32, r.Dim), logits: make([]float32, s.Experts), chosen: make([]int32, 0, s.K),
+		})
+		p.lastRouter = append(p.lastRouter, source{
+			input: make([]float32, r.Dim), logits: make([]float32, s.Experts), chosen: make([]int32, 0, s.K),
+		})
 		if o.Attention {
 			p.attention = append(p.attention, source{input: make([]float32, r.Dim)})
 			p.lastAttention = append(p.lastAttention, source{input: make([]float32, r.Dim)})
 		}
-		p.asked = append(p.asked, asked{inputs: make([]float32, (len(p.kinds)+1)*s.Experts), scores: make([]float32, s.Experts)})
+		p.asked = append(p.asked,
+			asked{inputs: make([]float32, (len(p.kinds)+1)*s.Experts), scores: make([]float32, s.Experts)})
 		p.recall = append(p.recall, -1)
 	}
 	p.x, p.wide = make([]float32, padded(r.Dim, colGroup)), make([]float32, padded(s.Experts, rowGroup))
@@ -156,7 +168,8 @@ func (p *Predictor) newLinks(bytes int64) error {
 		features--
 	}
 	if features < min(minFeatures, dim+dim/3+1) {
-		return fmt.Errorf("%w: %d layers with %d experts, predicted from %d places, need %d bytes at least", ErrTooSmall, layers, experts, len(p.kinds), linkBytes(minFeatures, experts)*int64(n))
+		return fmt.Errorf("%w: %d layers with %d experts, predicted from %d places, need %d bytes at least",
+			ErrTooSmall, layers, experts, len(p.kinds), linkBytes(minFeatures, experts)*int64(n))
 	}
 	before := min(dim, features/4)
 	inputs := min(dim, features-1-before)
@@ -171,8 +184,8 @@ func (p *Predictor) newLinks(bytes int64) error {
 	return nil
 }
 
-// sketch makes some features of all dimensions of a vector: each is added to one of them, to some with the other sign, so that the products of vectors stay what they were
-// on the average.
+// sketch makes some features of all dimensions of a vector: each is added to one of them, to some with
+// the other sign, so that the products of vectors stay what they were on the average.
 type sketch struct {
 	at   []int32   // by dimension: its feature; nil if each is one
 	sign []float32 // by dimension: 1 or -1, times the scale that keeps the length of vectors
@@ -236,7 +249,8 @@ func (p *Predictor) Begin(id int32) {
 	}
 }
 
-// Attention tells what a layer's attention is about to read. input is not kept. It means nothing if Options.Attention was not set.
+// Attention tells what a layer's attention is about to read. input is not kept. It means nothing if
+// Options.Attention was not set.
 func (p *Predictor) Attention(layer int, input []float32) {
 	if layer >= 0 && layer < len(p.attention) {
 		p.attention[layer].take(input, p.r.layers[layer].attnMost)
@@ -323,8 +337,9 @@ func (l *router) lookup(id int32, k int, chosen []int32) []int32 {
 	return chosen
 }
 
-// Choice writes which experts a layer chooses by its router's input to chosen, which has room for K, the best first, and returns them. They are exactly the
-// target's, save where two experts are nearly equal. It is empty if the input is not known.
+// Choice writes which experts a layer chooses by its router's input to chosen, which has room for K, the
+// best first, and returns them. They are exactly the target's, save where two experts are nearly equal.
+// It is empty if the input is not known.
 func (p *Predictor) Choice(layer int, chosen []int32) []int32 {
 	if layer < 0 || layer >= len(p.router) || !p.solve(layer) {
 		return chosen[:0]
@@ -374,7 +389,8 @@ func (p *Predictor) link(kind, layer int) *link {
 	return l
 }
 
-// Scores implements moe.Predictor: from the best that is known. Where nothing is known of an input, it goes by ids; where these are not mixed in, all experts have the same score.
+// Scores implements moe.Predictor: from the best that is known. Where nothing is known of an input, it
+// goes by ids; where these are not mixed in, all experts have the same score.
 func (p *Predictor) Scores(layer int, scores []float32) {
 	a := &p.asked[layer]
 	n := p.r.Experts
@@ -441,8 +457,8 @@ func (p *Predictor) byIDs(layer int, scores []float32) {
 	copy(scores, cached)
 }
 
-// odds are the log-odds that a link gives: how far each logit is from being chosen, in standard deviations of its error. The logistic function of 1.7 x is nearly the normal
-// distribution's of x.
+// odds are the log-odds that a link gives: how far each logit is from being chosen, in standard
+// deviations of its error. The logistic function of 1.7 x is nearly the normal distribution's of x.
 func (p *Predictor) odds(l *link, layer int, scores []float32) {
 	p.choose.margins(&p.r.layers[layer], l.logits, scores)
 	const logistic, most = 1.7, 12
@@ -452,7 +468,8 @@ func (p *Predictor) odds(l *link, layer int, scores []float32) {
 	}
 }
 
-// Observe implements moe.Predictor. If chosen is empty, or cannot be true, what the router's input chooses is taken, if that is known.
+// Observe implements moe.Predictor. If chosen is empty, or cannot be true, what the router's input
+// chooses is taken, if that is known.
 func (p *Predictor) Observe(layer int, chosen []int32) {
 	for _, e := range chosen {
 		if e < 0 || int(e) >= p.r.Experts {
@@ -491,11 +508,13 @@ func (p *Predictor) Observe(layer int, chosen []int32) {
 	p.at = layer
 }
 
-// Recall is the share of the experts that a layer chose that were among as many best ones by the last Scores before it chose; a mean of late over some twenty tokens. It is -1 if nothing was asked.
+// Recall is the share of the experts that a layer chose that were among as many best ones by the last
+// Scores before it chose; a mean of late over some twenty tokens. It is -1 if nothing was asked.
 func (p *Predictor) Recall(layer int) float64 { return float64(p.recall[layer]) }
 
-// Learn learns from the layer's router's input how far predictions of its logits were wrong, and does nothing if that is not known. What is not learned before the next Begin is
-// lost. It takes most of the time; who has little may call it for some tokens only.
+// Learn learns from the layer's router's input how far predictions of its logits were wrong, and does
+// nothing if that is not known. What is not learned before the next Begin is lost. It takes most of the
+// time; who has little may call it for some tokens only.
 func (p *Predictor) Learn(layer int) {
 	if p.raw || !p.router[layer].known {
 		return

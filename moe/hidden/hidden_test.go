@@ -13,7 +13,9 @@ import (
 
 // planted makes routers with random matrices and norms.
 func planted(rng *rand.Rand, layers, dim, experts, k int) *Routers {
-	r := &Routers{Dim: dim, Experts: experts, K: k, ID: "0123456789abcdef0123456789abcdef", gate: gateSoftmax, invariant: true}
+	r := &Routers{
+		Dim: dim, Experts: experts, K: k, ID: "0123456789abcdef0123456789abcdef", gate: gateSoftmax, invariant: true,
+	}
 	for i := range layers {
 		var l router
 		values := gaussian(rng, experts*dim)
@@ -34,7 +36,8 @@ func planted(rng *rand.Rand, layers, dim, experts, k int) *Routers {
 	return r
 }
 
-// flow makes the hidden states of tokens: a residual stream, to which attention (here a fixed matrix) and the chosen experts add something.
+// flow makes the hidden states of tokens: a residual stream, to which attention (here a fixed matrix) and
+// the chosen experts add something.
 type flow struct {
 	r       *Routers
 	rng     *rand.Rand
@@ -120,7 +123,8 @@ func (f *flow) token() (in []layerInputs, chosen [][]int32) {
 	return in, chosen
 }
 
-// run takes a predictor through tokens, and returns the recall at K and 2 K of what it says of layers 1.. of those from first on.
+// run takes a predictor through tokens, and returns the recall at K and 2 K of what it says of layers 1..
+// of those from first on.
 func (f *flow) run(p *Predictor, tokens, first int, attention, router bool) (once, twice float64) {
 	scores, order := make([]float32, f.r.Experts), make([]int32, f.r.Experts)
 	hits, hits2, all := 0, 0, 0
@@ -154,7 +158,8 @@ func (f *flow) run(p *Predictor, tokens, first int, attention, router bool) (onc
 	return float64(hits) / float64(all), float64(hits2) / float64(all)
 }
 
-// What is learned is better than the next router alone, attention's input better than the router's before, ids alone are hardly better than chance; and where inputs say nothing, nobody finds anything.
+// What is learned is better than the next router alone, attention's input better than the router's
+// before, ids alone are hardly better than chance; and where inputs say nothing, nobody finds anything.
 func TestPlanted(t *testing.T) {
 	r := planted(rand.New(rand.NewPCG(1, 2)), 4, 48, 16, 2)
 	run := func(o Options, attention, router bool) (float64, float64) {
@@ -210,7 +215,8 @@ func TestBefore(t *testing.T) {
 		tu.before = before
 		f := newFlow(t, rand.New(rand.NewPCG(3, 4)), r, 0.1)
 		f.looks = true
-		once, _ := f.run(newPredictor(t, r, Options{Leads: []int{}, Attention: true, IDs: -1, tuning: &tu}), 900, 500, true, true)
+		once, _ := f.run(newPredictor(t, r, Options{Leads: []int{}, Attention: true, IDs: -1, tuning: &tu}), 900, 500,
+			true, true)
 		return once
 	}
 	with, without := run(usual.before), run(1e-9)
@@ -231,7 +237,8 @@ func TestSketch(t *testing.T) {
 		once, _ := newFlow(t, rand.New(rand.NewPCG(3, 4)), r, 0.1).run(p, 700, 400, false, true)
 		return once
 	}
-	whole, half, raw := run(Options{IDs: -1}), run(Options{IDs: -1, Bytes: 2 * linkBytes(70, 16)}), run(Options{IDs: -1, raw: true})
+	whole, half, raw := run(Options{IDs: -1}), run(Options{IDs: -1, Bytes: 2 * linkBytes(70, 16)}),
+		run(Options{IDs: -1, raw: true})
 	t.Logf("all dimensions %.3f, half as many features %.3f, none %.3f", whole, half, raw)
 	if !(whole > half && half > raw+0.02) {
 		t.Errorf("all dimensions %.3f, half as many features %.3f, none %.3f", whole, half, raw)

@@ -1,8 +1,9 @@
 package hidden
 
-// This file has a link: what is learned about one layer's logits from one place before it. The router of the layer, applied to what was
-// read there, is the first guess. How the layers in between change it is learned from the true logits, which the layer's router tells
-// each time, by recursive least squares (a Kalman filter): a correction that is linear in what was read there, of this token and of the one
+// This file has a link: what is learned about one layer's logits from one place before it. The router of
+// the layer, applied to what was read there, is the first guess. How the layers in between change it is
+// learned from the true logits, which the layer's router tells each time, by recursive least squares (a
+// Kalman filter): a correction that is linear in what was read there, of this token and of the one
 // before, which attention looks at most.
 
 import (
@@ -68,7 +69,8 @@ func newLink(inputs, before, experts int, t *tuning) *link {
 	l := &link{
 		inputs: inputs, before: before, experts: experts,
 		weights: make([]float32, n*experts), variance: make([]float32, n*n), errors: make([]float32, experts),
-		features: make([]float32, n), guess: make([]float32, experts), logits: make([]float32, experts), gained: make([]float32, n),
+		features: make([]float32, n), guess: make([]float32, experts), logits: make([]float32, experts),
+		gained: make([]float32, n),
 	}
 	l.reset(t)
 	for e := range experts {

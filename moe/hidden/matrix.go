@@ -1,6 +1,7 @@
 package hidden
 
-// This file has the routers' matrices in 8 bits, and their product with a vector: in Go here, in AVX2 in matrix_amd64.s.
+// This file has the routers' matrices in 8 bits, and their product with a vector: in Go here, in AVX2 in
+// matrix_amd64.s.
 
 import "math"
 
@@ -53,9 +54,9 @@ func newMatrix(values []float32, rows, cols int) (matrix, bool) {
 // bytes is the memory that the matrix takes.
 func (m *matrix) bytes() int64 { return int64(len(m.q)) + 4*int64(len(m.scale)) }
 
-// times writes the product with x to dst. x has m.stride elements, of which those behind the columns are 0; dst has room for the padded rows.
-// The error of an element, besides that of rounding the matrix, is at most (stride/4 + 8) u times the sum of the magnitudes of the products,
-// u = 2^-24.
+// times writes the product with x to dst. x has m.stride elements, of which those behind the columns are
+// 0; dst has room for the padded rows. The error of an element, besides that of rounding the matrix, is
+// at most (stride/4 + 8) u times the sum of the magnitudes of the products, u = 2^-24.
 func (m *matrix) times(dst, x []float32) {
 	dst = dst[:padded(m.rows, rowGroup)]
 	fastest.rows(dst, m.q, x[:m.stride])

@@ -35,7 +35,8 @@ func checkRows(t testing.TB, v variant, q []int8, x []float32, rows int) {
 			size += math.Abs(p)
 		}
 		const u = 0x1p-24
-		if most := (float64(len(x))/4+8)*u*size + 0x1p-149*float64(len(x)); size < math.MaxFloat32/2 && !(math.Abs(float64(got[r])-want) <= most) {
+		if most := (float64(len(x))/4+8)*u*size + 0x1p-149*float64(len(x)); size < math.MaxFloat32/2 &&
+			!(math.Abs(float64(got[r])-want) <= most) {
 			t.Fatalf("%v: row %d of %d x %d is %g, want %g within %g", v, r, rows, len(x), got[r], want, most)
 		}
 	}
@@ -71,7 +72,8 @@ func FuzzRows(f *testing.F) {
 		for i := range x {
 			x[i] = float32(rng.NormFloat64())
 			if j := 4 * i; j+4 <= len(data) {
-				if v := math.Float32frombits(binary.LittleEndian.Uint32(data[j:])); finite(v) && math.Abs(float64(v)) < 1e30 {
+				if v := math.Float32frombits(binary.LittleEndian.Uint32(data[j:])); finite(v) &&
+					math.Abs(float64(v)) < 1e30 {
 					x[i] = v
 				}
 			}

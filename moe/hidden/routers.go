@@ -39,8 +39,8 @@ const (
 	gateSqrtSoftplus gating = 4
 )
 
-// Routers are the routers of a model: copies of their matrices in 8 bits, and how they choose. They are not changed once they were read, and
-// may be used concurrently.
+// Routers are the routers of a model: copies of their matrices in 8 bits, and how they choose. They are
+// not changed once they were read, and may be used concurrently.
 type Routers struct {
 	Dim     int     // of the vectors that routers read
 	Experts int     // of each layer
@@ -59,19 +59,22 @@ type router struct {
 	matrix matrix
 	bias   []float32 // is added to the products; nil: none
 	prefer []float32 // is added to what is compared; nil: none
-	// norm are the weights of the norm whose result the router reads, and shift what is added to it; nil if not known, or none.
+	// norm are the weights of the norm whose result the router reads, and shift what is added to it; nil
+	// if not known, or none.
 	norm, shift []float32
-	// Reciprocals of the weights of this norm and of that before attention, 0 where they are too small to be divided by; nil if not known.
+	// Reciprocals of the weights of this norm and of that before attention, 0 where they are too small to
+	// be divided by; nil if not known.
 	inverse, attnInverse []float32
 	attnShift            []float32
 	// What the root of the mean square of a norm's result can be at most; 0 if that is not known.
 	most, attnMost float32
-	// table are the experts that each token of the vocabulary is sent to, K for each, where the token's id chooses; nil elsewhere.
+	// table are the experts that each token of the vocabulary is sent to, K for each, where the token's
+	// id chooses; nil elsewhere.
 	table []uint16
 }
 
-// Read reads the routers of a model. It maps the model's files while it runs, and reads no more of them than the routers and norms. Errors wrap
-// ErrNoRouters, or are those of package gguf.
+// Read reads the routers of a model. It maps the model's files while it runs, and reads no more of them
+// than the routers and norms. Errors wrap ErrNoRouters, or are those of package gguf.
 func Read(m *gguf.Model) (*Routers, error) {
 	w, err := gguf.OpenWeights(m, 0)
 	if err != nil {
@@ -104,10 +107,12 @@ func read(m *gguf.Model, w *gguf.Weights) (*Routers, error) {
 				r.Dim, r.Experts = dim, experts
 			}
 			if dim != r.Dim || experts != r.Experts {
-				return nil, fmt.Errorf("%w: %.100s is of %d x %d, another one of %d x %d", ErrNoRouters, t.Name, dim, experts, r.Dim, r.Experts)
+				return nil, fmt.Errorf("%w: %.100s is of %d x %d, another one of %d x %d", ErrNoRouters, t.Name, dim,
+					experts, r.Dim, r.Experts)
 			}
 			if len(r.Blocks) == maxLayers || (len(r.Blocks)+1)*dim*experts > maxWeights {
-				return nil, fmt.Errorf("%w: more than %d layers of %d x %d are too many", ErrNoRouters, len(r.Blocks), dim, experts)
+				return nil, fmt.Errorf("%w: more than %d layers of %d x %d are too many", ErrNoRouters, len(r.Blocks),
+					dim, experts)
 			}
 			r.Blocks = append(r.Blocks, int32(t.Layer()))
 		}
@@ -159,9 +164,11 @@ func (r *Routers) metadata(m *gguf.Model) error {
 		return fmt.Errorf("%w: experts are compared in an unknown way (expert_gating_func %d)", ErrNoRouters, gate)
 	}
 	r.gate = gating(gate)
-	if groups, used := number("expert_group_count"), number("expert_group_used_count"); groups > 1 && used > 0 && used < groups {
+	if groups, used := number("expert_group_count"), number("expert_group_used_count"); groups > 1 && used > 0 &&
+		used < groups {
 		if r.Experts%groups != 0 || r.Experts/groups*used < r.K {
-			return fmt.Errorf("%w: %d experts in %d groups, %d of which are chosen", ErrNoRouters, r.Experts, groups, used)
+			return fmt.Errorf("%w: %d experts in %d groups, %d of which are chosen", ErrNoRouters, r.Experts, groups,
+				used)
 		}
 		r.groups, r.groupsUsed = groups, used
 	}
@@ -175,7 +182,8 @@ type loader struct {
 	err error
 }
 
-// vector reads the first tensor of these components of a block that is there; it has n elements. It is nil if there is none.
+// vector reads the first tensor of these components of a block that is there; it has n elements. It is
+// nil if there is none.
 func (l *loader) vector(block int32, n int, components ...string) []float32 {
 	for _, c := range components {
 		name := fmt.Sprintf("blk.%d.%s", block, c)
@@ -212,8 +220,10 @@ func (l *loader) fill(h gguf.Weight, values []float32) error {
 
 func (l *loader) router(block int32, dim, experts int) router {
 	r := router{
-		bias: l.vector(block, experts, "ffn_gate_inp.bias"), prefer: l.vector(block, experts, "exp_probs_b.bias", "exp_probs_b"),
-		norm: l.vector(block, dim, "ffn_norm.weight", "post_attention_norm.weight"), shift: l.vector(block, dim, "ffn_norm.bias"),
+		bias:      l.vector(block, experts, "ffn_gate_inp.bias"),
+		prefer:    l.vector(block, experts, "exp_probs_b.bias", "exp_probs_b"),
+		norm:      l.vector(block, dim, "ffn_norm.weight", "post_attention_norm.weight"),
+		shift:     l.vector(block, dim, "ffn_norm.bias"),
 		attnShift: l.vector(block, dim, "attn_norm.bias"),
 	}
 	attn := l.vector(block, dim, "attn_norm.weight")
@@ -256,7 +266,8 @@ func (l *loader) table(block int32, experts int) []uint16 {
 	return table
 }
 
-// inverse is 1/w. Where a weight is far smaller than most, what it was multiplied with cannot be told from the product, and is taken for 0.
+// inverse is 1/w. Where a weight is far smaller than most, what it was multiplied with cannot be told
+// from the product, and is taken for 0.
 func inverse(w []float32) []float32 {
 	if w == nil {
 		return nil
@@ -272,7 +283,9 @@ func inverse(w []float32) []float32 {
 	return inv
 }
 
-// bound is what the root of the mean square of a norm's result can be at most, as that of what is multiplied with the weights is 1 at most; with room for norms of other kinds. It is 0 if the weights are not known.
+// bound is what the root of the mean square of a norm's result can be at most, as that of what is
+// multiplied with the weights is 1 at most; with room for norms of other kinds. It is 0 if the weights
+// are not known.
 func bound(w, shift []float32) float32 {
 	most, moved := float32(0), float32(0)
 	for _, v := range w {
@@ -292,7 +305,8 @@ func rms(x []float32) float32 {
 
 func finite(x float32) bool { return x-x == 0 }
 
-// sum is what ID is: of the model's files, and, as models that differ in their weights only have the same fingerprints, of the routers.
+// sum is what ID is: of the model's files, and, as models that differ in their weights only have the same
+// fingerprints, of the routers.
 func (r *Routers) sum(m *gguf.Model) (string, error) {
 	h := sha256.New()
 	for _, f := range m.Files {

@@ -43,10 +43,13 @@ func TestRead(t *testing.T) {
 			gate = gateSigmoid
 		}
 		dense := cfg.Layers - len(r.Blocks) // the first ones
-		if r.Dim != cfg.Embd || r.Experts != cfg.Experts || r.K != cfg.Used || dense < 0 || dense > 1 || r.Blocks[0] != int32(dense) || r.gate != gate || r.groups != cfg.Groups || r.groupsUsed != cfg.GroupsUsed {
-			t.Errorf("%s: %d x %d, %d chosen, blocks %v, gating %d, groups %d %d", name, r.Dim, r.Experts, r.K, r.Blocks, r.gate, r.groups, r.groupsUsed)
+		if r.Dim != cfg.Embd || r.Experts != cfg.Experts || r.K != cfg.Used || dense < 0 || dense > 1 ||
+			r.Blocks[0] != int32(dense) || r.gate != gate || r.groups != cfg.Groups || r.groupsUsed != cfg.GroupsUsed {
+			t.Errorf("%s: %d x %d, %d chosen, blocks %v, gating %d, groups %d %d", name, r.Dim, r.Experts, r.K,
+				r.Blocks, r.gate, r.groups, r.groupsUsed)
 		}
-		if s := r.Shape(); s.Layers != cfg.Layers-dense || s.Experts != cfg.Experts || s.K != cfg.Used || r.Index(int32(cfg.Layers-1)) != s.Layers-1 || r.Index(int32(cfg.Layers)) != -1 {
+		if s := r.Shape(); s.Layers != cfg.Layers-dense || s.Experts != cfg.Experts || s.K != cfg.Used ||
+			r.Index(int32(cfg.Layers-1)) != s.Layers-1 || r.Index(int32(cfg.Layers)) != -1 {
 			t.Errorf("%s: %+v", name, s)
 		}
 		if other, ok := ids[r.ID]; ok || len(r.ID) != 32 {
@@ -62,8 +65,11 @@ func TestRead(t *testing.T) {
 		}
 		for i := range r.layers {
 			l := &r.layers[i]
-			if (l.prefer != nil) != (cfg.Sigmoid || cfg.Arch == "deepseek4" && i >= cfg.Hashed) || (l.bias != nil) != (cfg.Arch == "gpt-oss") || (l.table != nil) != (i < cfg.Hashed) || l.norm == nil || l.attnInverse == nil {
-				t.Errorf("%s: layer %d: bias of choice %v, of logits %v, table %v, norms %v %v", name, i, l.prefer != nil, l.bias != nil, l.table != nil, l.norm != nil, l.attnInverse != nil)
+			if (l.prefer != nil) != (cfg.Sigmoid || cfg.Arch == "deepseek4" && i >= cfg.Hashed) ||
+				(l.bias != nil) != (cfg.Arch == "gpt-oss") || (l.table != nil) != (i < cfg.Hashed) || l.norm == nil ||
+				l.attnInverse == nil {
+				t.Errorf("%s: layer %d: bias of choice %v, of logits %v, table %v, norms %v %v", name, i,
+					l.prefer != nil, l.bias != nil, l.table != nil, l.norm != nil, l.attnInverse != nil)
 			}
 			h, _ := w.Lookup(fmt.Sprintf("blk.%d.ffn_gate_inp.weight", i+dense))
 			f, err := h.Float32()
@@ -74,7 +80,8 @@ func TestRead(t *testing.T) {
 				for c := range r.Dim {
 					got := float32(l.matrix.q[e*l.matrix.stride+c]) * l.matrix.scale[e]
 					if d := got - f.Data[e*r.Dim+c]; max(d, -d) > l.matrix.scale[e]*0.501 {
-						t.Fatalf("%s: layer %d, expert %d, column %d: %g, want %g", name, i, e, c, got, f.Data[e*r.Dim+c])
+						t.Fatalf("%s: layer %d, expert %d, column %d: %g, want %g", name, i, e, c, got,
+							f.Data[e*r.Dim+c])
 					}
 				}
 			}
@@ -109,18 +116,40 @@ func TestReadRefuses(t *testing.T) {
 		m  gguftest.Model
 		ok bool
 	}{
-		"good":             {gguftest.Model{KVs: kv(2), Tensors: []gguftest.Tensor{router(0, 64, 8), vector("blk.0.ffn_norm.weight", 64)}}, true},
-		"dense":            {gguftest.Model{KVs: kv(2), Tensors: []gguftest.Tensor{vector("blk.0.ffn_norm.weight", 64)}}, false},
-		"no k":             {gguftest.Model{Tensors: []gguftest.Tensor{router(0, 64, 8)}}, false},
-		"k too large":      {gguftest.Model{KVs: kv(9), Tensors: []gguftest.Tensor{router(0, 64, 8)}}, false},
-		"unlike":           {gguftest.Model{KVs: kv(2), Tensors: []gguftest.Tensor{router(0, 64, 8), router(1, 64, 16)}}, false},
+		"good": {gguftest.Model{
+			KVs: kv(2), Tensors: []gguftest.Tensor{router(0, 64, 8), vector("blk.0.ffn_norm.weight", 64)},
+		}, true},
+		"dense": {gguftest.Model{
+			KVs: kv(2), Tensors: []gguftest.Tensor{vector("blk.0.ffn_norm.weight", 64)},
+		}, false},
+		"no k":        {gguftest.Model{Tensors: []gguftest.Tensor{router(0, 64, 8)}}, false},
+		"k too large": {gguftest.Model{KVs: kv(9), Tensors: []gguftest.Tensor{router(0, 64, 8)}}, false},
+		"unlike": {gguftest.Model{
+			KVs: kv(2), Tensors: []gguftest.Tensor{router(0, 64, 8), router(1, 64, 16)},
+		}, false},
 		"three dimensions": {gguftest.Model{KVs: kv(2), Tensors: []gguftest.Tensor{router(0, 64, 8, 2)}}, false},
-		"norm":             {gguftest.Model{KVs: kv(2), Tensors: []gguftest.Tensor{router(0, 64, 8), vector("blk.0.ffn_norm.weight", 32)}}, false},
-		"bias":             {gguftest.Model{KVs: kv(2), Tensors: []gguftest.Tensor{router(0, 64, 8), vector("blk.0.exp_probs_b.bias", 9)}}, false},
-		"gating":           {gguftest.Model{KVs: with(kv(2), gguftest.KV{Key: "llama.expert_gating_func", Value: uint32(9)}), Tensors: []gguftest.Tensor{router(0, 64, 8)}}, false},
-		"groups":           {gguftest.Model{KVs: with(kv(2), gguftest.KV{Key: "llama.expert_group_count", Value: uint32(3)}, gguftest.KV{Key: "llama.expert_group_used_count", Value: uint32(1)}), Tensors: []gguftest.Tensor{router(0, 64, 8)}}, false},
-		"wide":             {gguftest.Model{KVs: kv(2), Tensors: []gguftest.Tensor{router(0, 1<<17, 8)}}, false},
-		"table":            {gguftest.Model{KVs: kv(2), Tensors: []gguftest.Tensor{router(0, 64, 8), {Name: "blk.0.ffn_gate_tid2eid.weight", Type: gguf.I32, Shape: []int64{3, 10}}}}, false},
+		"norm": {gguftest.Model{
+			KVs: kv(2), Tensors: []gguftest.Tensor{router(0, 64, 8), vector("blk.0.ffn_norm.weight", 32)},
+		}, false},
+		"bias": {gguftest.Model{
+			KVs: kv(2), Tensors: []gguftest.Tensor{router(0, 64, 8), vector("blk.0.exp_probs_b.bias", 9)},
+		}, false},
+		"gating": {gguftest.Model{
+			KVs:     with(kv(2), gguftest.KV{Key: "llama.expert_gating_func", Value: uint32(9)}),
+			Tensors: []gguftest.Tensor{router(0, 64, 8)},
+		}, false},
+		"groups": {gguftest.Model{
+			KVs: with(kv(2), gguftest.KV{Key: "llama.expert_group_count", Value: uint32(3)},
+				gguftest.KV{Key: "llama.expert_group_used_count", Value: uint32(1)}),
+			Tensors: []gguftest.Tensor{router(0, 64, 8)},
+		}, false},
+		"wide": {gguftest.Model{KVs: kv(2), Tensors: []gguftest.Tensor{router(0, 1<<17, 8)}}, false},
+		"table": {gguftest.Model{
+			KVs: kv(2),
+			Tensors: []gguftest.Tensor{
+				router(0, 64, 8), {Name: "blk.0.ffn_gate_tid2eid.weight", Type: gguf.I32, Shape: []int64{3, 10}},
+			},
+		}, false},
 	} {
 		path := filepath.Join(t.TempDir(), "m.gguf")
 		tc.m.Write(t, path)
@@ -136,17 +165,24 @@ func TestReadRefuses(t *testing.T) {
 
 // Routers of a dense model, and of one whose file lost its end.
 func TestReadOfLess(t *testing.T) {
-	if _, err := Read(open(t, llamatest.Model(t, synth.Config{Layers: 1, Embd: 64, FF: 64, Heads: 2, KVHeads: 2, Type: gguf.Q8_0}))); !errors.Is(err, ErrNoRouters) {
+	if _, err := Read(
+		open(t,
+			llamatest.Model(t, synth.Config{Layers: 1, Embd: 64, FF: 64, Heads: 2, KVHeads: 2, Type: gguf.Q8_0}))); !errors.Is(err, ErrNoRouters) {
 		t.Errorf("a dense model: %v", err)
 	}
 }
 
-// A router with a bias for the choice compares sigmoids, if nothing else is said. An expert that there is not is refused, and so is a value that is no number.
+// A router with a bias for the choice compares sigmoids, if nothing else is said. An expert that there is
+// not is refused, and so is a value that is no number.
 func TestReadValues(t *testing.T) {
 	m := gguftest.Model{
-		KVs: []gguftest.KV{{Key: "general.architecture", Value: "llama"}, {Key: "llama.expert_used_count", Value: uint32(2)}},
+		KVs: []gguftest.KV{
+			{Key: "general.architecture", Value: "llama"},
+			{Key: "llama.expert_used_count", Value: uint32(2)},
+		},
 		Tensors: []gguftest.Tensor{
-			{Name: "blk.0.ffn_gate_inp.weight", Type: gguf.F32, Shape: []int64{64, 8}}, {Name: "blk.0.exp_probs_b.bias", Type: gguf.F32, Shape: []int64{8}},
+			{Name: "blk.0.ffn_gate_inp.weight", Type: gguf.F32, Shape: []int64{64, 8}},
+			{Name: "blk.0.exp_probs_b.bias", Type: gguf.F32, Shape: []int64{8}},
 			{Name: "blk.0.ffn_gate_tid2eid.weight", Type: gguf.I32, Shape: []int64{2, 10}},
 		},
 	}
@@ -161,7 +197,8 @@ func TestReadValues(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, value := range map[string]uint32{
-		"blk.0.ffn_gate_tid2eid.weight": 8, "blk.0.exp_probs_b.bias": math.Float32bits(float32(math.Inf(1))), "blk.0.ffn_gate_inp.weight": math.Float32bits(float32(math.NaN())),
+		"blk.0.ffn_gate_tid2eid.weight": 8, "blk.0.exp_probs_b.bias": math.Float32bits(float32(math.Inf(1))),
+		"blk.0.ffn_gate_inp.weight": math.Float32bits(float32(math.NaN())),
 	} {
 		at, _ := open(t, path).Lookup(name)
 		bad := slices.Clone(whole)

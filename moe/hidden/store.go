@@ -108,8 +108,9 @@ func (p *Predictor) Save(w io.Writer) error {
 	return err
 }
 
-// Load takes what Save has written, of the same routers and with the same Options. On an error, which wraps ErrOtherModel or ErrInvalid, or is r's, the predictor is what it was before. It
-// takes as much memory as the predictor has learned in for the time that it runs. Call it between tokens.
+// Load takes what Save has written, of the same routers and with the same Options. On an error, which
+// wraps ErrOtherModel or ErrInvalid, or is r's, the predictor is what it was before. It takes as much
+// memory as the predictor has learned in for the time that it runs. Call it between tokens.
 func (p *Predictor) Load(r io.Reader) error {
 	in := &reader{r: bufio.NewReader(r), sum: crc32.New(crc32.MakeTable(crc32.Castagnoli))}
 	if err := in.header(p.header()); err != nil {
@@ -246,8 +247,10 @@ func (in *reader) header(want header) error {
 		return in.err
 	case h.Routers != want.Routers:
 		return fmt.Errorf("%w: its routers are %.32q, these %.32q", ErrOtherModel, h.Routers, want.Routers)
-	case h.Layers != want.Layers || h.Experts != want.Experts || !slices.Equal(h.Kinds, want.Kinds) || h.Inputs != want.Inputs || h.Before != want.Before:
-		return fmt.Errorf("%w: it has %d layers with %d experts, %d + %d features", ErrOtherModel, h.Layers, h.Experts, h.Inputs, h.Before)
+	case h.Layers != want.Layers || h.Experts != want.Experts || !slices.Equal(h.Kinds, want.Kinds) ||
+		h.Inputs != want.Inputs || h.Before != want.Before:
+		return fmt.Errorf("%w: it has %d layers with %d experts, %d + %d features", ErrOtherModel, h.Layers,
+			h.Experts, h.Inputs, h.Before)
 	}
 	return nil
 }

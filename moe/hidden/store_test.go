@@ -47,7 +47,8 @@ func says(p *Predictor, in []layerInputs) (all []float32) {
 	return all
 }
 
-// What was saved predicts as before, where ids are not mixed in to the bit; and starts warm: its first tokens are as good as the last ones were.
+// What was saved predicts as before, where ids are not mixed in to the bit; and starts warm: its first
+// tokens are as good as the last ones were.
 func TestSave(t *testing.T) {
 	r := planted(rand.New(rand.NewPCG(1, 2)), 3, 64, 16, 2)
 	o := Options{IDs: -1, Attention: true}
@@ -169,7 +170,8 @@ func FuzzLoad(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		p := newPredictor(t, r, o)
 		if len(b) > 4 { // the checksum is of no use to an attacker, nor to a fuzzer
-			b = binary.BigEndian.AppendUint32(slices.Clone(b[:len(b)-4]), crc32.Checksum(b[:len(b)-4], crc32.MakeTable(crc32.Castagnoli)))
+			b = binary.BigEndian.AppendUint32(slices.Clone(b[:len(b)-4]),
+				crc32.Checksum(b[:len(b)-4], crc32.MakeTable(crc32.Castagnoli)))
 		}
 		if err := p.Load(bytes.NewReader(b)); err != nil {
 			if !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrOtherModel) {

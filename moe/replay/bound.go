@@ -1,6 +1,7 @@
 package replay
 
-// This file has what no policy can do without: the bytes that must be read if memory holds so many, and what those need that do not know the future.
+// This file has what no policy can do without: the bytes that must be read if memory holds so many, and
+// what those need that do not know the future.
 
 import (
 	"container/heap"
@@ -11,12 +12,15 @@ import (
 	"tensorcast/moe"
 )
 
-// Least returns how many bytes must be read for each generated token, whatever is kept and whenever it is read, by a target that computes all
-// layers of a token in order and has room bytes for the model. trunk is what it reads of the model for every token besides experts, spread evenly over the layers. Before the first
-// generated token anything may be in memory.
+// Least returns how many bytes must be read for each generated token, whatever is kept and whenever it is
+// read, by a target that computes all layers of a token in order and has room bytes for the model. trunk
+// is what it reads of the model for every token besides experts, spread evenly over the layers. Before
+// the first generated token anything may be in memory.
 //
-// It is Belady's rule (keep what is used next) for single bytes, where what is read need not be kept: with equal pieces and equal costs nothing reads less. [Belady] keeps and drops whole experts,
-// and holds what computes, so it reads a little more. The sum is a bound; of a single token it is what that rule reads.
+// It is Belady's rule (keep what is used next) for single bytes, where what is read need not be kept:
+// with equal pieces and equal costs nothing reads less. [Belady] keeps and drops whole experts, and holds
+// what computes, so it reads a little more. The sum is a bound; of a single token it is what that rule
+// reads.
 func Least(t *moe.Trace, trunk, room int64) []int64 {
 	s := t.Shape()
 	first := t.FirstDecode()
@@ -142,7 +146,8 @@ func (f *farthest) Pop() any {
 	return e
 }
 
-// Unforeseen returns what the best policy reads that neither knows the future nor reads ahead, in a cache of room bytes for experts that is full at the beginning. It fails as Run does.
+// Unforeseen returns what the best policy reads that neither knows the future nor reads ahead, in a cache
+// of room bytes for experts that is full at the beginning. It fails as Run does.
 func Unforeseen(ctx context.Context, t *moe.Trace, room int64) (*PolicyResult, error) {
 	s := t.Shape()
 	r := RoomResult{Bytes: room}
@@ -181,7 +186,8 @@ var causal = []struct {
 	{"expected next use", func(s moe.Shape) moe.Policy { return moe.NewExpectedUse(s, 0.93) }},
 }
 
-// Later is a trace in which the first n generated tokens count as the prompt: what is measured after them is the steady state.
+// Later is a trace in which the first n generated tokens count as the prompt: what is measured after them
+// is the steady state.
 func Later(t *moe.Trace, n int) *moe.Trace {
 	later := *t
 	later.Tokens = slices.Clone(t.Tokens)

@@ -60,7 +60,8 @@ func TestLeast(t *testing.T) {
 	}
 }
 
-// In small machines the least is what the best of all choices reads. Experts and trunk have a unit or two, so that these can be tried.
+// In small machines the least is what the best of all choices reads. Experts and trunk have a unit or
+// two, so that these can be tried.
 func TestLeastIsTheLeast(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 8))
 	for range 200 {
@@ -100,7 +101,8 @@ func TestLeastIsTheLeast(t *testing.T) {
 	}
 }
 
-// tryAll returns the least that is read for the uses, one after the other, by a memory with room for so many items, which may begin with any.
+// tryAll returns the least that is read for the uses, one after the other, by a memory with room for so
+// many items, which may begin with any.
 func tryAll(uses []uint, items, room int) int {
 	const unreachable = 1 << 30
 	size := 1 << items
@@ -147,7 +149,8 @@ func TestLeastBoundsPolicies(t *testing.T) {
 	tr := random(t, rand.New(rand.NewPCG(3, 4)), 4, 16, 2, 120)
 	for _, room := range []int64{0, 10 * mib, 25 * mib, 50 * mib, 64 * mib} {
 		least := total(Least(tr, 0, room))
-		results, err := Run(t.Context(), tr, Forecast{}, Config{Capacity: room, Policy: NewBelady(tr), Threshold: 1}, Config{Capacity: room, Policy: moe.NewLRU(tr.Shape()), Threshold: 1})
+		results, err := Run(t.Context(), tr, Forecast{}, Config{Capacity: room, Policy: NewBelady(tr), Threshold: 1},
+			Config{Capacity: room, Policy: moe.NewLRU(tr.Shape()), Threshold: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -165,7 +168,8 @@ func TestLeastBoundsPolicies(t *testing.T) {
 
 // The best of those that do not know the future is found, and nothing that knows it.
 func TestUnforeseen(t *testing.T) {
-	// One that every fourth token chooses, and a round of five others, in a cache for three: LRU throws the one out each time, who counts keeps it.
+	// One that every fourth token chooses, and a round of five others, in a cache for three: LRU throws
+	// the one out each time, who counts keeps it.
 	var all [][][]int32
 	others := 0
 	for i := range 400 {
@@ -181,11 +185,13 @@ func TestUnforeseen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if least := total(Least(tr, 0, 3*mib)); got.Name == nameLRU || got.Future || got.Ahead || got.Tokens != 400 || got.DemandBytes > 320*mib || got.DemandBytes < least {
+	if least := total(Least(tr, 0, 3*mib)); got.Name == nameLRU || got.Future || got.Ahead || got.Tokens != 400 ||
+		got.DemandBytes > 320*mib || got.DemandBytes < least {
 		t.Errorf("%+v, %+v", got, got.Result)
 	}
 	// What comes before counts as the prompt: the one is there by then.
-	if later, err := Unforeseen(t.Context(), Later(tr, 100), 3*mib); err != nil || later.Tokens != 300 || later.DemandBytes > 230*mib {
+	if later, err := Unforeseen(t.Context(), Later(tr, 100), 3*mib); err != nil || later.Tokens != 300 ||
+		later.DemandBytes > 230*mib {
 		t.Errorf("%v, %+v", err, later)
 	}
 	// Loading left all of them where all fit.

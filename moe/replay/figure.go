@@ -27,19 +27,24 @@ type Recall struct {
 	ByLayer []float64 // NaN where it was not judged
 }
 
-// Figures are what can be drawn. Where there is nothing to show, a Figure's picture is nil. They need Options.Curve to be smooth. The recall of more predictors than those of the study can be drawn
-// beside these.
+// Figures are what can be drawn. Where there is nothing to show, a Figure's picture is nil. They need
+// Options.Curve to be smooth. The recall of more predictors than those of the study can be drawn beside
+// these.
 func (st *Study) Figures(more ...Recall) []Figure {
 	return []Figure{{"hits", st.hits()}, {"recall", st.recall(more)}, {"reads", st.reads()}}
 }
 
 // hits draws the hit rate of each policy against the cache's size. Belady's is above them.
 func (st *Study) hits() *chart.Figure {
-	rooms := slices.SortedFunc(slices.Values(slices.Concat(st.Rooms, st.Curve)), func(a, b RoomResult) int { return cmp.Compare(a.Bytes, b.Bytes) })
+	rooms := slices.SortedFunc(slices.Values(slices.Concat(st.Rooms, st.Curve)),
+		func(a, b RoomResult) int { return cmp.Compare(a.Bytes, b.Bytes) })
 	if len(rooms) == 0 {
 		return nil
 	}
-	f := &chart.Figure{XLabel: "share of all experts that fits in memory (%)", YLabel: "chosen experts that were in memory (%)", To: 100, High: 100, Beside: true}
+	f := &chart.Figure{
+		XLabel: "share of all experts that fits in memory (%)", YLabel: "chosen experts that were in memory (%)",
+		To: 100, High: 100, Beside: true,
+	}
 	p := chart.Panel{Title: fmt.Sprintf("%s: hits, %d tokens", st.Model, st.Decode)}
 	for i, policy := range rooms[0].Policies {
 		if policy.Ahead {
@@ -67,7 +72,10 @@ func (st *Study) recall(more []Recall) *chart.Figure {
 	if all = append(all, more...); len(all) == 0 {
 		return nil
 	}
-	f := &chart.Figure{XLabel: "layer that has experts", YLabel: fmt.Sprintf("recall with %d guesses (%%)", st.K), From: -0.5, To: float64(st.Layers) - 0.5, High: 100, Beside: true}
+	f := &chart.Figure{
+		XLabel: "layer that has experts", YLabel: fmt.Sprintf("recall with %d guesses (%%)", st.K), From: -0.5,
+		To: float64(st.Layers) - 0.5, High: 100, Beside: true,
+	}
 	p := chart.Panel{Title: st.Model + ": recall, by predictor"}
 	for _, of := range all {
 		c := chart.Curve{Name: of.Name}
@@ -85,19 +93,26 @@ func (st *Study) recall(more []Recall) *chart.Figure {
 // most points of a curve over tokens: beyond it, each is the mean of several tokens.
 const tokenPoints = 32
 
-// reads draws what each policy reads because a chosen expert is missing, over the tokens, in a panel for each size of the cache.
+// reads draws what each policy reads because a chosen expert is missing, over the tokens, in a panel for
+// each size of the cache.
 func (st *Study) reads() *chart.Figure {
 	if len(st.Rooms) == 0 {
 		return nil
 	}
 	each := (st.Decode + tokenPoints - 1) / tokenPoints
-	f := &chart.Figure{XLabel: "generated token", YLabel: "missing experts read (MiB a token)", To: float64(st.Decode), Columns: 2, Beside: true}
+	f := &chart.Figure{
+		XLabel: "generated token", YLabel: "missing experts read (MiB a token)", To: float64(st.Decode), Columns: 2,
+		Beside: true,
+	}
 	if each > 1 {
 		f.YLabel = fmt.Sprintf("missing experts read (MiB a token, means of %d)", each)
 	}
 	for i := range st.Rooms {
 		r := &st.Rooms[i]
-		p := chart.Panel{Title: fmt.Sprintf("%s, %s of experts in memory (%s)", st.Model, percent(r.Share), humanize.IBytes(uint64(r.Bytes)))}
+		p := chart.Panel{
+			Title: fmt.Sprintf("%s, %s of experts in memory (%s)", st.Model, percent(r.Share),
+				humanize.IBytes(uint64(r.Bytes))),
+		}
 		for _, policy := range r.Policies {
 			c := chart.Curve{Name: policy.Name, Bound: policy.Name == nameBelady}
 			for at := 0; at < len(policy.TokenBytes); at += each {

@@ -74,7 +74,8 @@ func TestFigures(t *testing.T) {
 		t.Errorf("%s at 15 %%: %+v", hits[0].Name, p)
 	}
 	recall := figures["recall"].Panels[0].Curves
-	if len(recall) != len(st.Predictors) || len(recall[1].Points) != 6 || recall[1].Points[2].Y != 100*st.Predictors[1].Leads[0].ByLayer[2] {
+	if len(recall) != len(st.Predictors) || len(recall[1].Points) != 6 ||
+		recall[1].Points[2].Y != 100*st.Predictors[1].Leads[0].ByLayer[2] {
 		t.Errorf("%+v", recall)
 	}
 	// Means of five tokens each, which add up to all.
@@ -97,9 +98,11 @@ func TestFiguresOfLess(t *testing.T) {
 	for range 20 {
 		st.Predictors = append(st.Predictors, PredictorResult{Name: "another", Evaluation: st.Predictors[0].Evaluation})
 	}
-	st.Predictors = append(st.Predictors, PredictorResult{Name: "not evaluated"}, PredictorResult{Name: "no lead", Evaluation: &moe.Evaluation{Scored: 1}})
+	st.Predictors = append(st.Predictors, PredictorResult{Name: "not evaluated"},
+		PredictorResult{Name: "no lead", Evaluation: &moe.Evaluation{Scored: 1}})
 	recall := st.Figures(Recall{"from elsewhere", []float64{math.NaN(), 0.5}})[1]
-	if c := recall.Panels[0].Curves; len(c) != len(st.Predictors)-1 || c[len(c)-1].Name != "from elsewhere" || len(c[len(c)-1].Points) != 1 || c[len(c)-1].Points[0] != (chart.Point{X: 1, Y: 50}) {
+	if c := recall.Panels[0].Curves; len(c) != len(st.Predictors)-1 || c[len(c)-1].Name != "from elsewhere" ||
+		len(c[len(c)-1].Points) != 1 || c[len(c)-1].Points[0] != (chart.Point{X: 1, Y: 50}) {
 		t.Errorf("%d curves of %d predictors: %+v", len(c), len(st.Predictors), c)
 	}
 	if err := recall.Write(new(bytes.Buffer), "svg"); err != nil {

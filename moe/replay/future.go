@@ -10,8 +10,10 @@ import (
 
 // Belady keeps what is used next (MIN). Where all experts are of one size, nobody misses less without reading ahead.
 type Belady struct {
-	trace   *moe.Trace
-	next    []int32 // for each choice of the trace, in order of tokens, layers and slots: the router that chooses the expert next; never: math.MaxInt32
+	trace *moe.Trace
+	// for each choice of the trace, in order of tokens, layers and slots: the router that chooses the
+	// expert next; never: math.MaxInt32
+	next    []int32
 	starts  []int32 // by router: where its choices are in next
 	current []float32
 	at      int

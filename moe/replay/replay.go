@@ -1,8 +1,10 @@
-// Package replay runs a routing trace through a cache of experts, in virtual time: which experts are in memory when they are chosen, how many
-// bytes are read, how long the target waits, for any policy and predictor, and for one that knows the future.
+// Package replay runs a routing trace through a cache of experts, in virtual time: which experts are in
+// memory when they are chosen, how many bytes are read, how long the target waits, for any policy and
+// predictor, and for one that knows the future.
 //
-// It is a model. An expert is read and dropped whole; the disk serves one request after the other, demand before speculation; nothing else
-// uses the memory or the disk; making room takes no time. Nothing sleeps and nothing is random.
+// It is a model. An expert is read and dropped whole; the disk serves one request after the other, demand
+// before speculation; nothing else uses the memory or the disk; making room takes no time. Nothing sleeps
+// and nothing is random.
 package replay
 
 // This file follows the target through the trace.
@@ -22,7 +24,8 @@ import (
 type Config struct {
 	Capacity int64 // bytes of experts that may be in memory
 	Policy   moe.Policy
-	// Threshold: an expert is read ahead if it is chosen with at least this probability. With 1, or without a predictor, nothing is.
+	// Threshold: an expert is read ahead if it is chosen with at least this probability. With 1, or
+	// without a predictor, nothing is.
 	Threshold float32
 	Disk      Disk
 	Compute   Compute
@@ -32,8 +35,8 @@ type Config struct {
 // MinBandwidth is the least that a disk may have, in bytes per second, so that times do not overflow.
 const MinBandwidth = 1e7
 
-// Forecast is a predictor, and how many routers ahead it is asked each time that a router has chosen. It names what to read ahead, and tells a policy
-// that listens (moe.Chance) what to expect.
+// Forecast is a predictor, and how many routers ahead it is asked each time that a router has chosen. It
+// names what to read ahead, and tells a policy that listens (moe.Chance) what to expect.
 type Forecast struct {
 	Predictor moe.Predictor // may be nil
 	Leads     []int
@@ -41,8 +44,9 @@ type Forecast struct {
 
 // Disk serves one request after the other.
 type Disk struct {
-	Bandwidth float64       // bytes per second, at least MinBandwidth; 0: reads take no time
-	Latency   time.Duration // from a request's end of transfer to when it is usable; the disk serves the next one meanwhile
+	Bandwidth float64 // bytes per second, at least MinBandwidth; 0: reads take no time
+	// from a request's end of transfer to when it is usable; the disk serves the next one meanwhile
+	Latency time.Duration
 }
 
 // Compute is how long a layer takes if nothing is missing.
@@ -58,13 +62,14 @@ type Result struct {
 	Hits   int `json:"hits"` // of them: in memory when they were chosen
 	Late   int `json:"late"` // of them: being read ahead, but not there yet; the others were missing
 
-	UsedBytes        int64         `json:"used_bytes"`
-	DemandBytes      int64         `json:"demand_bytes"`      // read when they were chosen
-	SpeculativeBytes int64         `json:"speculative_bytes"` // read ahead of that
-	LateBytes        int64         `json:"late_bytes"`        // of those: awaited all the same
-	WastedBytes      int64         `json:"wasted_bytes"`      // of those: dropped, or left over, without having been used
-	Stall            time.Duration `json:"stall_ns"`          // waiting for the disk
-	Time             time.Duration `json:"time_ns"`
+	UsedBytes        int64 `json:"used_bytes"`
+	DemandBytes      int64 `json:"demand_bytes"`      // read when they were chosen
+	SpeculativeBytes int64 `json:"speculative_bytes"` // read ahead of that
+	LateBytes        int64 `json:"late_bytes"`        // of those: awaited all the same
+	// of those: dropped, or left over, without having been used
+	WastedBytes int64         `json:"wasted_bytes"`
+	Stall       time.Duration `json:"stall_ns"` // waiting for the disk
+	Time        time.Duration `json:"time_ns"`
 
 	TokenBytes []int64 `json:"-"` // by token: DemandBytes
 }
@@ -86,8 +91,10 @@ type listener interface {
 	Expect(layer int, p []float32)
 }
 
-// Run replays a trace in several machines that share nothing but what is forecast, and counts what happens from the first generated token on. The prompt comes before, token by token: policy and predictor
-// learn from it, and the cache is filled. (A real target computes a prompt layer by layer.) Policies and predictor must be new. It fails with ErrNoDecode, ErrNoSizes, or ctx's error.
+// Run replays a trace in several machines that share nothing but what is forecast, and counts what
+// happens from the first generated token on. The prompt comes before, token by token: policy and
+// predictor learn from it, and the cache is filled. (A real target computes a prompt layer by layer.)
+// Policies and predictor must be new. It fails with ErrNoDecode, ErrNoSizes, or ctx's error.
 func Run(ctx context.Context, t *moe.Trace, f Forecast, configs ...Config) ([]*Result, error) {
 	first := t.FirstDecode()
 	switch {
@@ -100,7 +107,8 @@ func Run(ctx context.Context, t *moe.Trace, f Forecast, configs ...Config) ([]*R
 	for i := range configs {
 		cfg := &configs[i]
 		if cfg.Capacity < 0 || cfg.Disk.Bandwidth != 0 && !(cfg.Disk.Bandwidth >= MinBandwidth) {
-			return nil, fmt.Errorf("a cache of %d bytes, a disk of %g bytes per second", cfg.Capacity, cfg.Disk.Bandwidth)
+			return nil, fmt.Errorf("a cache of %d bytes, a disk of %g bytes per second", cfg.Capacity,
+				cfg.Disk.Bandwidth)
 		}
 		all = append(all, newMachine(t, cfg))
 	}
@@ -203,7 +211,9 @@ type wish struct {
 
 func newMachine(t *moe.Trace, cfg *Config) *machine {
 	s := t.Shape()
-	m := &machine{cfg: cfg, trace: t, shape: s, items: make([]item, s.Layers*s.Experts), order: make([]int32, s.Experts)}
+	m := &machine{
+		cfg: cfg, trace: t, shape: s, items: make([]item, s.Layers*s.Experts), order: make([]int32, s.Experts),
+	}
 	m.listen, _ = cfg.Policy.(listener)
 	m.least = make([]worth, 0, 2*s.K)
 	for id := 0; cfg.Full && id < len(m.items) && m.used+m.bytes(id) <= cfg.Capacity; id++ {
@@ -328,8 +338,9 @@ func (m *machine) until(t int64) {
 	m.now = max(m.now, t)
 }
 
-// speculate begins reads of the queue while the disk is idle: one at a time, so that demand waits for no more than that. What is nearest
-// comes first, then what is most probable. It reports whether it began any.
+// speculate begins reads of the queue while the disk is idle: one at a time, so that demand waits for no
+// more than that. What is nearest comes first, then what is most probable. It reports whether it began
+// any.
 func (m *machine) speculate() (begun bool) {
 	for len(m.queue) > 0 && m.free <= m.now {
 		best := 0
@@ -375,8 +386,8 @@ func (m *machine) remove(id int) {
 	}
 }
 
-// room takes experts out until there is room for bytes, and reports whether there is. It spares what computes, what is being read and, unless
-// it must not, what is wanted soon.
+// room takes experts out until there is room for bytes, and reports whether there is. It spares what
+// computes, what is being read and, unless it must not, what is wanted soon.
 func (m *machine) room(bytes int64, must bool) bool {
 	for m.used+bytes > m.cfg.Capacity {
 		victim := m.victim(false)
@@ -391,8 +402,8 @@ func (m *machine) room(bytes int64, must bool) bool {
 	return true
 }
 
-// victim is what is worth least; -1 if there is nothing to be taken out. Among equals it is the first, whatever the order of reads was. With
-// wanted it may be what is wanted soon.
+// victim is what is worth least; -1 if there is nothing to be taken out. Among equals it is the first,
+// whatever the order of reads was. With wanted it may be what is wanted soon.
 func (m *machine) victim(wanted bool) int {
 	if wanted {
 		m.least = m.least[:0]
@@ -446,12 +457,13 @@ type worth struct {
 
 func (a *worth) less(b *worth) bool { return a.w < b.w || a.w == b.w && a.id < b.id }
 
-// Probable is a threshold with which no more is read than LRU would read, even if the disk has time for all of it: found on one public trace (Qwen3-30B
-// with room for 6, 12 and 24 % of its experts). Another model may want another one.
+// Probable is a threshold with which no more is read than LRU would read, even if the disk has time for
+// all of it: found on one public trace (Qwen3-30B with room for 6, 12 and 24 % of its experts). Another
+// model may want another one.
 const Probable = 0.45
 
-// IDs is the forecast that is known best here for a model whose ids alone are seen: of what comes next, and of the same layer one token later, which
-// says what to keep.
+// IDs is the forecast that is known best here for a model whose ids alone are seen: of what comes next,
+// and of the same layer one token later, which says what to keep.
 func IDs(s moe.Shape) Forecast {
 	leads := []int{1, s.Layers}
 	return Forecast{Predictor: moe.NewIDs(s, leads, tableBytes), Leads: leads}

@@ -91,7 +91,8 @@ func forecast(t testing.TB, tr *moe.Trace, f Forecast, configs ...Config) []*Res
 func policies(tr *moe.Trace) map[string]moe.Policy {
 	s := tr.Shape()
 	return map[string]moe.Policy{
-		"lru": moe.NewLRU(s), "lfu": moe.NewLFU(s, 0.93), "use": moe.NewExpectedUse(s, 0.93), "chance": moe.NewChance(s, 0.93), "pinned": NewPinned(tr), "belady": NewBelady(tr),
+		"lru": moe.NewLRU(s), "lfu": moe.NewLFU(s, 0.93), "use": moe.NewExpectedUse(s, 0.93),
+		"chance": moe.NewChance(s, 0.93), "pinned": NewPinned(tr), "belady": NewBelady(tr),
 	}
 }
 
@@ -134,7 +135,8 @@ func TestBeladyAgainstAllWays(t *testing.T) {
 		// What was never chosen in a layer is no layer of the trace; with so few tokens that does not happen.
 		got := run(t, tr, Config{Capacity: int64(capacity) * mib, Policy: NewBelady(tr), Threshold: 1})
 		if want := leastMisses(accesses, capacity, 0); got.Used-got.Hits != want || got.Used != len(accesses) {
-			t.Fatalf("%v with room for %d: %d misses of %d, and %d are possible", accesses, capacity, got.Used-got.Hits, got.Used, want)
+			t.Fatalf("%v with room for %d: %d misses of %d, and %d are possible", accesses, capacity,
+				got.Used-got.Hits, got.Used, want)
 		}
 	}
 }
@@ -148,7 +150,8 @@ func TestNobodyBeatsBelady(t *testing.T) {
 			best := run(t, tr, Config{Capacity: capacity * mib, Policy: NewBelady(tr), Threshold: 1}).Hits
 			for name, p := range policies(tr) {
 				got := run(t, tr, Config{Capacity: capacity * mib, Policy: p, Threshold: 1})
-				if got.Hits > best || got.Late != 0 || got.SpeculativeBytes != 0 || got.DemandBytes != int64(got.Used-got.Hits)*mib {
+				if got.Hits > best || got.Late != 0 || got.SpeculativeBytes != 0 ||
+					got.DemandBytes != int64(got.Used-got.Hits)*mib {
 					t.Errorf("%s with room for %d: %+v, and Belady hits %d", name, capacity, got, best)
 				}
 			}
@@ -169,7 +172,9 @@ func TestCyclicScan(t *testing.T) {
 		capacity  int64
 		low, high float64
 	}{
-		{moe.NewLRU(tr.Shape()), 7, 0, 0}, {NewBelady(tr), 7, 6./9 - 0.01, 6./9 + 0.01}, {moe.NewLRU(tr.Shape()), n, 1 - float64(n)/tokens, 1 - float64(n)/tokens},
+		{moe.NewLRU(tr.Shape()), 7, 0, 0},
+		{NewBelady(tr), 7, 6./9 - 0.01, 6./9 + 0.01},
+		{moe.NewLRU(tr.Shape()), n, 1 - float64(n)/tokens, 1 - float64(n)/tokens},
 		{NewPinned(tr), 7, 6./10 - 0.01, 7. / 10}, {moe.NewLRU(tr.Shape()), 0, 0, 0},
 	} {
 		if got := run(t, tr, Config{Capacity: tc.capacity * mib, Policy: tc.policy, Threshold: 1}).HitRate(); got < tc.low || got > tc.high {
@@ -207,8 +212,8 @@ func (f *foretold) Scores(layer int, scores []float32) {
 }
 func (f *foretold) Observe(layer int, _ []int32) { f.layer = layer }
 
-// Times that can be reckoned by hand: no expert is used twice, a layer computes for 1 ms before the router and 1 ms after it, an expert is
-// read in some ms and is there 100 us later.
+// Times that can be reckoned by hand: no expert is used twice, a layer computes for 1 ms before the
+// router and 1 ms after it, an expert is read in some ms and is there 100 us later.
 func TestTime(t *testing.T) {
 	const tokens, layers = 4, 3
 	all := make([][][]int32, tokens)
@@ -229,19 +234,24 @@ func TestTime(t *testing.T) {
 		// Each layer waits for its expert.
 		"on demand": {4, nil, ms(n * (2 + 4.1)), Result{Stall: ms(n * 4.1), DemandBytes: n}},
 		// The next layer's is read while this one computes: from the second on they are there in time.
-		"in time": {1, &foretold{}, ms(n*2 + 1.1), Result{Stall: ms(1.1), Hits: n - 1, DemandBytes: 1, SpeculativeBytes: n - 1}},
-		// The first is on demand: 4.1. The second is asked for at the first router; the disk is busy for 4 ms, then reads until 8, is there at 8.1;
-		// the first layer computes until 4.1+1, the second router is at 6.1: 2 ms late. From there the disk, which is asked at each router, is late
-		// by the same: asked for at 6.1, but free at 8; there at 12.1 and needed at 10.1.
-		"late": {4, &foretold{}, ms(n*2 + 4.1 + (n-1)*2), Result{Stall: ms(4.1 + (n-1)*2), Late: n - 1, DemandBytes: 1, SpeculativeBytes: n - 1, LateBytes: n - 1}},
-		// What is wrong delays demand: a read that has begun is not taken back. Asked for at 1; demand is read until 1.5, the wrong one until 2, before
-		// the next router at 3.6.
-		"wrong, idle disk": {0.5, &foretold{wrong: 1}, ms(n * (2 + 0.6)), Result{Stall: ms(n * 0.6), DemandBytes: n, SpeculativeBytes: n - 1, WastedBytes: n - 1}},
+		"in time": {1, &foretold{}, ms(n*2 + 1.1),
+			Result{Stall: ms(1.1), Hits: n - 1, DemandBytes: 1, SpeculativeBytes: n - 1}},
+		// The first is on demand: 4.1. The second is asked for at the first router; the disk is busy for
+		// 4 ms, then reads until 8, is there at 8.1; the first layer computes until 4.1+1, the second
+		// router is at 6.1: 2 ms late. From there the disk, which is asked at each router, is late by the
+		// same: asked for at 6.1, but free at 8; there at 12.1 and needed at 10.1.
+		"late": {4, &foretold{}, ms(n*2 + 4.1 + (n-1)*2),
+			Result{Stall: ms(4.1 + (n-1)*2), Late: n - 1, DemandBytes: 1, SpeculativeBytes: n - 1, LateBytes: n - 1}},
+		// What is wrong delays demand: a read that has begun is not taken back. Asked for at 1; demand is
+		// read until 1.5, the wrong one until 2, before the next router at 3.6.
+		"wrong, idle disk": {0.5, &foretold{wrong: 1}, ms(n * (2 + 0.6)),
+			Result{Stall: ms(n * 0.6), DemandBytes: n, SpeculativeBytes: n - 1, WastedBytes: n - 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := Config{
 				Capacity: n * 10 * mib, Policy: moe.NewLRU(tr.Shape()), Threshold: 0.5,
-				Disk: Disk{Bandwidth: mib / (tc.read / 1000), Latency: 100 * time.Microsecond}, Compute: Compute{ms(1), ms(1)},
+				Disk:    Disk{Bandwidth: mib / (tc.read / 1000), Latency: 100 * time.Microsecond},
+				Compute: Compute{ms(1), ms(1)},
 			}
 			f := Forecast{Leads: []int{1}}
 			if tc.predictor != nil {
@@ -251,7 +261,9 @@ func TestTime(t *testing.T) {
 			got := *forecast(t, tr, f, cfg)[0]
 			got.TokenBytes = nil // their sum is DemandBytes: see TestLeastBoundsPolicies
 			tc.want.Tokens, tc.want.Used, tc.want.UsedBytes, tc.want.Time = tokens, n, n*mib, tc.time
-			for _, b := range []*int64{&tc.want.DemandBytes, &tc.want.SpeculativeBytes, &tc.want.LateBytes, &tc.want.WastedBytes} {
+			for _, b := range []*int64{
+				&tc.want.DemandBytes, &tc.want.SpeculativeBytes, &tc.want.LateBytes, &tc.want.WastedBytes,
+			} {
 				*b *= mib
 			}
 			for _, d := range []*time.Duration{&got.Time, &got.Stall} {
@@ -273,10 +285,12 @@ func TestRefuted(t *testing.T) {
 		Disk: Disk{Bandwidth: mib / 0.010}, Compute: Compute{time.Millisecond, time.Millisecond},
 	}
 	got := forecast(t, tr, Forecast{&foretold{trace: tr, token: -1, wrong: 1, second: true}, []int{1}}, cfg)[0]
-	// Layer 0 asks at 1, has its expert at 11, and computes until 12. One wish is read from 11 to 21; the router of layer 1 is at 13, so the
-	// other one is refuted; demand is read from 21 to 31, and so on: three wishes in all, which delay three layers by 8 ms each. What layer 3 wishes
-	// for the next token is read as the first was, until the trace ends.
-	if got.SpeculativeBytes != 3*mib || got.WastedBytes != 3*mib || got.Stall != (10+3*18)*time.Millisecond || got.DemandBytes != 4*mib {
+	// Layer 0 asks at 1, has its expert at 11, and computes until 12. One wish is read from 11 to 21; the
+	// router of layer 1 is at 13, so the other one is refuted; demand is read from 21 to 31, and so on:
+	// three wishes in all, which delay three layers by 8 ms each. What layer 3 wishes for the next token
+	// is read as the first was, until the trace ends.
+	if got.SpeculativeBytes != 3*mib || got.WastedBytes != 3*mib || got.Stall != (10+3*18)*time.Millisecond ||
+		got.DemandBytes != 4*mib {
 		t.Errorf("%+v", got)
 	}
 	// What is dropped before the end was read for nothing as well.
@@ -296,7 +310,8 @@ func TestAccounts(t *testing.T) {
 		for name, p := range policies(tr) {
 			cfg := Config{
 				Capacity: int64(r.IntN(24)) * mib, Policy: p, Threshold: float32(r.IntN(10)) / 10,
-				Disk: Disk{Bandwidth: float64(r.IntN(3)) * 1e9, Latency: time.Millisecond}, Compute: Compute{time.Duration(r.IntN(1e6)), time.Millisecond},
+				Disk:    Disk{Bandwidth: float64(r.IntN(3)) * 1e9, Latency: time.Millisecond},
+				Compute: Compute{time.Duration(r.IntN(1e6)), time.Millisecond},
 			}
 			m := newMachine(tr, &cfg)
 			f := Forecast{moe.NewIDs(s, []int{1, s.Layers}, 1<<20), []int{1, 2, s.Layers}}
@@ -310,11 +325,14 @@ func TestAccounts(t *testing.T) {
 					}
 				}
 				if used != m.used || used > cfg.Capacity {
-					t.Fatalf("%d: %s: %d bytes, of which %d are counted, in a cache of %d", i, name, used, m.used, cfg.Capacity)
+					t.Fatalf("%d: %s: %d bytes, of which %d are counted, in a cache of %d", i, name, used, m.used,
+						cfg.Capacity)
 				}
 			}
 			g := &m.result
-			if missed := int64(g.Used-g.Hits-g.Late) * mib; g.DemandBytes != missed || g.LateBytes != int64(g.Late)*mib || g.WastedBytes > g.SpeculativeBytes || m.now < int64(cfg.Compute.After)*30*4 {
+			if missed := int64(g.Used-g.Hits-g.Late) * mib; g.DemandBytes != missed ||
+				g.LateBytes != int64(g.Late)*mib || g.WastedBytes > g.SpeculativeBytes ||
+				m.now < int64(cfg.Compute.After)*30*4 {
 				t.Fatalf("%d: %s: %+v", i, name, g)
 			}
 		}
@@ -373,8 +391,8 @@ func public(t testing.TB, name string) *moe.Trace {
 	return tr
 }
 
-// The bars on a real model's routes: the best policy that does not know the future, and what it gains from reading ahead at no more bytes than LRU
-// reads.
+// The bars on a real model's routes: the best policy that does not know the future, and what it gains
+// from reading ahead at no more bytes than LRU reads.
 func TestPublicReplay(t *testing.T) {
 	tr := public(t, "qwen")
 	s := tr.Shape()
@@ -395,10 +413,13 @@ func TestPublicReplay(t *testing.T) {
 		t.Logf("%d MiB: hits %.3f, Belady's %.3f; with reading ahead %.1f missed, %.1f read, %.1f of them for nothing", bar.room, without.HitRate(), belady.HitRate(),
 			perToken(with.DemandBytes), perToken(with.DemandBytes+with.SpeculativeBytes), perToken(with.WastedBytes))
 		if without.HitRate() < bar.hits || without.HitRate() > belady.HitRate() {
-			t.Errorf("%d MiB: hits %.3f, want %.2f at least, and Belady's %.3f at most", bar.room, without.HitRate(), bar.hits, belady.HitRate())
+			t.Errorf("%d MiB: hits %.3f, want %.2f at least, and Belady's %.3f at most", bar.room, without.HitRate(),
+				bar.hits, belady.HitRate())
 		}
-		if total, demand := perToken(with.DemandBytes+with.SpeculativeBytes), perToken(with.DemandBytes); total > float64(bar.total) || demand > float64(bar.demand) {
-			t.Errorf("%d MiB: %.1f MiB per token, %.1f of them missed, want at most %d, %d", bar.room, total, demand, bar.total, bar.demand)
+		if total, demand := perToken(with.DemandBytes+with.SpeculativeBytes),
+			perToken(with.DemandBytes); total > float64(bar.total) || demand > float64(bar.demand) {
+			t.Errorf("%d MiB: %.1f MiB per token, %.1f of them missed, want at most %d, %d", bar.room, total, demand,
+				bar.total, bar.demand)
 		}
 	}
 }

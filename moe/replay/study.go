@@ -1,6 +1,7 @@
 package replay
 
-// This file studies a trace: its profile, all predictors, all policies in caches of several sizes, and what follows from that in words.
+// This file studies a trace: its profile, all predictors, all policies in caches of several sizes, and
+// what follows from that in words.
 
 import (
 	"context"
@@ -56,8 +57,8 @@ type RoomResult struct {
 	Bytes    int64          `json:"bytes"`
 	Share    float64        `json:"share"` // of all experts
 	Policies []PolicyResult `json:"policies"`
-	// What a token takes at least, if reading and computing overlapped wholly: with the bytes that Belady reads, and with the least that a policy
-	// reads that does not know the future.
+	// What a token takes at least, if reading and computing overlapped wholly: with the bytes that Belady
+	// reads, and with the least that a policy reads that does not know the future.
 	BeladyTime time.Duration `json:"belady_time_ns"`
 	CausalTime time.Duration `json:"causal_time_ns"`
 }
@@ -91,7 +92,8 @@ const (
 func NewStudy(ctx context.Context, t *moe.Trace, o Options) (*Study, error) {
 	s := t.Shape()
 	st := &Study{
-		Model: t.Model, Layers: s.Layers, Experts: s.Experts, K: s.K, Prompt: t.FirstDecode(), Decode: len(t.Tokens) - t.FirstDecode(), TokenBytes: t.TokenBytes(),
+		Model: t.Model, Layers: s.Layers, Experts: s.Experts, K: s.K, Prompt: t.FirstDecode(),
+		Decode: len(t.Tokens) - t.FirstDecode(), TokenBytes: t.TokenBytes(),
 		Profile: moe.NewProfile(t), compute: (o.Compute.Before + o.Compute.After) * time.Duration(s.Layers),
 	}
 	if st.TokenBytes > 0 {
@@ -204,14 +206,16 @@ func (st *Study) replays(t *moe.Trace, o *Options, parts *[]func(context.Context
 		})
 	}
 	plain := func(p PolicyResult, policy func() moe.Policy) {
-		add(func() Forecast { return Forecast{} }, []PolicyResult{p}, func(int64) []Config { return []Config{{Policy: policy(), Threshold: 1}} })
+		add(func() Forecast { return Forecast{} }, []PolicyResult{p},
+			func(int64) []Config { return []Config{{Policy: policy(), Threshold: 1}} })
 	}
 	for _, c := range causal {
 		plain(PolicyResult{Name: c.name}, func() moe.Policy { return c.policy(s) })
 	}
-	add(func() Forecast { return IDs(s) }, []PolicyResult{{Name: nameChance}, {Name: nameAhead, Ahead: true}}, func(room int64) []Config {
-		return []Config{Causal(s, room, 1), Causal(s, room, Probable)}
-	})
+	add(func() Forecast { return IDs(s) }, []PolicyResult{{Name: nameChance}, {Name: nameAhead, Ahead: true}},
+		func(room int64) []Config {
+			return []Config{Causal(s, room, 1), Causal(s, room, Probable)}
+		})
 	plain(PolicyResult{Name: namePinned, Future: true}, func() moe.Policy { return NewPinned(t) })
 	plain(PolicyResult{Name: nameBelady, Future: true}, func() moe.Policy { return NewBelady(t) })
 }
@@ -252,12 +256,15 @@ func percent(x float64) string { return fmt.Sprintf("%.0f %%", 100*x) }
 
 func size(bytes int64) string { return humanize.IBytes(uint64(bytes)) }
 
-// skill is how many times better than chance something must be for the verdict to speak of a static set, or of prediction.
+// skill is how many times better than chance something must be for the verdict to speak of a static set,
+// or of prediction.
 const skill = 2
 
 func (st *Study) verdict() []string {
 	p := &st.Profile
-	lines := []string{fmt.Sprintf("the %d of each layer's %d experts that were used most in the first half carry %s of the second (%s if use were even)", p.Hot, st.Experts, percent(p.HotLoad), percent(float64(p.Hot)/float64(st.Experts)))}
+	lines := []string{fmt.Sprintf("the %d of each layer's %d experts that were used most in the first half carry "+
+		"%s of the second (%s if use were even)", p.Hot, st.Experts, percent(p.HotLoad),
+		percent(float64(p.Hot)/float64(st.Experts)))}
 	if p.HotLoad < skill*float64(p.Hot)/float64(st.Experts) {
 		lines[0] += ": no static set"
 	} else {
@@ -271,15 +278,20 @@ func (st *Study) verdict() []string {
 				r = &st.Rooms[i]
 			}
 		}
-		lru, best, belady, pinned, ahead := r.policy(nameLRU), r.best(), r.policy(nameBelady), r.policy(namePinned), r.policy(nameAhead)
-		lines = append(lines, fmt.Sprintf("with %s of the experts in memory (%s) LRU hits %s, the best set that never changes %s (in hindsight), the best policy that does not know the future %s (%s), Belady %s",
-			percent(r.Share), size(r.Bytes), percent(lru.HitRate), percent(pinned.HitRate), percent(best.HitRate), best.Name, percent(belady.HitRate)))
+		lru, best, belady, pinned, ahead := r.policy(nameLRU), r.best(), r.policy(nameBelady), r.policy(namePinned),
+			r.policy(nameAhead)
+		lines = append(lines, fmt.Sprintf("with %s of the experts in memory (%s) LRU hits %s, the best set that "+
+			"never changes %s (in hindsight), the best policy that does not know the future %s (%s), Belady %s",
+			percent(r.Share), size(r.Bytes), percent(lru.HitRate), percent(pinned.HitRate), percent(best.HitRate),
+			best.Name, percent(belady.HitRate)))
 		verb := "does not pay"
 		if ahead.Time < best.Time {
 			verb = "pays"
 		}
-		lines = append(lines, fmt.Sprintf("reading ahead %s there: %s missed per token instead of %s, %s read in all, and a token takes %s instead of %s on this disk", verb,
-			size(ahead.PerToken(ahead.DemandBytes)), size(best.PerToken(best.DemandBytes)), size(ahead.PerToken(ahead.DemandBytes+ahead.SpeculativeBytes)),
+		lines = append(lines, fmt.Sprintf("reading ahead %s there: %s missed per token instead of %s, %s read in "+
+			"all, and a token takes %s instead of %s on this disk", verb,
+			size(ahead.PerToken(ahead.DemandBytes)), size(best.PerToken(best.DemandBytes)),
+			size(ahead.PerToken(ahead.DemandBytes+ahead.SpeculativeBytes)),
 			milliseconds(ahead.TokenTime()), milliseconds(best.TokenTime())))
 	}
 	mixture := &st.Predictors[len(st.Predictors)-1]
@@ -288,7 +300,8 @@ func (st *Study) verdict() []string {
 		if once.Recall < skill*p.Chance {
 			text = "routing cannot be told from ids: they tell"
 		}
-		lines = append(lines, fmt.Sprintf("%s %s of a layer's experts one layer ahead with %d guesses, %s with %d (chance: %s)", text,
+		lines = append(lines, fmt.Sprintf("%s %s of a layer's experts one layer ahead with %d guesses, %s with %d "+
+			"(chance: %s)", text,
 			percent(once.Recall), once.N, percent(twice.Recall), twice.N, percent(p.Chance)))
 	}
 	switch {
@@ -309,15 +322,19 @@ func milliseconds(d time.Duration) string { return fmt.Sprintf("%.1f ms", d.Seco
 func (st *Study) Document() tabular.Document {
 	p := &st.Profile
 	facts := tabular.Lines{
-		fmt.Sprintf("%s: %d layers with %d experts, of which a token chooses %d; %d tokens of prompts, %d generated", st.Model, st.Layers, st.Experts, st.K, st.Prompt, st.Decode),
+		fmt.Sprintf("%s: %d layers with %d experts, of which a token chooses %d; %d tokens of prompts, %d generated",
+			st.Model, st.Layers, st.Experts, st.K, st.Prompt, st.Decode),
 	}
 	if st.AllBytes > 0 {
 		facts = append(facts, fmt.Sprintf("experts: %s in all, %s per token", size(st.AllBytes), size(st.TokenBytes)))
 	}
 	facts = append(facts,
-		fmt.Sprintf("load: entropy %.3f of an even one's (least even layer %.3f); %s of all experts were used at all", p.Entropy, p.Least, percent(p.Touched)),
-		fmt.Sprintf("reuse: %s of an expert's uses are its first; of the others half come after %d token(s), three quarters after %d, nine tenths after %d", percent(p.New), p.Reuse[0], p.Reuse[1], p.Reuse[2]),
-		fmt.Sprintf("neighbours: %s of a token's experts were the previous token's (%s by chance)", percent(p.Overlap), percent(p.Chance)))
+		fmt.Sprintf("load: entropy %.3f of an even one's (least even layer %.3f); %s of all experts were used at all",
+			p.Entropy, p.Least, percent(p.Touched)),
+		fmt.Sprintf("reuse: %s of an expert's uses are its first; of the others half come after %d token(s), "+
+			"three quarters after %d, nine tenths after %d", percent(p.New), p.Reuse[0], p.Reuse[1], p.Reuse[2]),
+		fmt.Sprintf("neighbours: %s of a token's experts were the previous token's (%s by chance)",
+			percent(p.Overlap), percent(p.Chance)))
 	d := tabular.Document{tabular.Lines(st.Verdict), facts}
 	for i := range st.Rooms {
 		d = append(d, st.Rooms[i].table())
@@ -327,15 +344,20 @@ func (st *Study) Document() tabular.Document {
 
 func (r *RoomResult) table() *tabular.Table {
 	t := &tabular.Table{
-		Title: fmt.Sprintf("%s of experts in memory (%s); a token takes at least %s with what Belady reads, %s with the best of those that do not know the future", size(r.Bytes), percent(r.Share),
+		Title: fmt.Sprintf("%s of experts in memory (%s); a token takes at least %s with what Belady reads, %s "+
+			"with the best of those that do not know the future", size(r.Bytes), percent(r.Share),
 			milliseconds(r.BeladyTime), milliseconds(r.CausalTime)),
-		Columns: append(tabular.Left("policy"), tabular.Right("hits", "late", "missed/token", "read ahead/token", "for nothing", "stall/token", "time/token")...),
+		Columns: append(tabular.Left("policy"),
+			tabular.Right("hits", "late", "missed/token", "read ahead/token", "for nothing", "stall/token",
+				"time/token")...),
 	}
 	for i := range r.Policies {
 		p := &r.Policies[i]
 		t.Rows = append(t.Rows, []string{
-			p.Name, fmt.Sprintf("%.1f %%", 100*p.HitRate), fmt.Sprintf("%.1f %%", 100*float64(p.Late)/float64(max(p.Used, 1))), size(p.PerToken(p.DemandBytes)),
-			size(p.PerToken(p.SpeculativeBytes)), size(p.PerToken(p.WastedBytes)), milliseconds(p.Stall / time.Duration(max(p.Tokens, 1))), milliseconds(p.TokenTime()),
+			p.Name, fmt.Sprintf("%.1f %%", 100*p.HitRate),
+			fmt.Sprintf("%.1f %%", 100*float64(p.Late)/float64(max(p.Used, 1))), size(p.PerToken(p.DemandBytes)),
+			size(p.PerToken(p.SpeculativeBytes)), size(p.PerToken(p.WastedBytes)),
+			milliseconds(p.Stall / time.Duration(max(p.Tokens, 1))), milliseconds(p.TokenTime()),
 		})
 	}
 	return t
@@ -357,7 +379,8 @@ func (st *Study) recalls() *tabular.Table {
 			}
 		}
 		t.Rows = append(t.Rows, row)
-		t.Title = fmt.Sprintf("recall, by layers ahead and number of guesses: learned from %d tokens, then scored on %d, each before it is learned from", p.Trained, p.Scored)
+		t.Title = fmt.Sprintf("recall, by layers ahead and number of guesses: learned from %d tokens, then scored "+
+			"on %d, each before it is learned from", p.Trained, p.Scored)
 	}
 	return t
 }
@@ -368,5 +391,8 @@ func (st *Study) curve() tabular.Lines {
 	for _, x := range st.Predictors[len(st.Predictors)-1].Leads[0].Curve {
 		points = append(points, fmt.Sprintf("%.2f", x))
 	}
-	return tabular.Lines{fmt.Sprintf("recall of the mixture with %d guesses, 1 ahead, by eighths of the scored tokens: %s", st.K, strings.Join(points, " "))}
+	return tabular.Lines{
+		fmt.Sprintf("recall of the mixture with %d guesses, 1 ahead, by eighths of the scored tokens: %s", st.K,
+			strings.Join(points, " ")),
+	}
 }

@@ -15,7 +15,9 @@ import (
 )
 
 // phasePanels are the names of a heatmap's panels.
-var phasePanels = [...]string{tables.PhaseWarmup: "warm-up", tables.PhasePrompt: "prompt", tables.PhaseGeneration: "generated tokens"}
+var phasePanels = [...]string{
+	tables.PhaseWarmup: "warm-up", tables.PhasePrompt: "prompt", tables.PhaseGeneration: "generated tokens",
+}
 
 // Bounds of the memory that a heatmap takes.
 const (
@@ -31,9 +33,9 @@ func checkDrawable(tensors, steps int) error {
 	return nil
 }
 
-// AccessFigure has a row per tensor and a column per step, phase by phase. A value is the bytes read over the tensor's
-// bytes. Rows are in the order of the first reads, or, with fileOrder, as in the model's file. The error says that there
-// is too much to draw. The figure has no texts: AccessText makes them.
+// AccessFigure has a row per tensor and a column per step, phase by phase. A value is the bytes read over
+// the tensor's bytes. Rows are in the order of the first reads, or, with fileOrder, as in the model's
+// file. The error says that there is too much to draw. The figure has no texts: AccessText makes them.
 func AccessFigure(p *pattern.Pattern, fileOrder bool) (*heatmap.Figure, error) {
 	rows := p.AccessOrder()
 	if err := checkDrawable(len(rows), len(p.Steps)); err != nil {

@@ -8,12 +8,19 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// A step computes for what its ops take where they do not wait, and for what is besides them. Planted are three matrices, of which one is in memory in one step, two norms, of which one always waits,
-// an op on two weights, waiting of two threads whose sum is longer than the op, and a step of two tokens, which is another matter.
+// A step computes for what its ops take where they do not wait, and for what is besides them. Planted are
+// three matrices, of which one is in memory in one step, two norms, of which one always waits, an op on
+// two weights, waiting of two threads whose sum is longer than the op, and a step of two tokens, which is
+// another matter.
 func TestCompute(t *testing.T) {
 	structure := []tables.StructureRow{
-		{Name: "a", Size: 1 << 20, Type: "Q8_0"}, {Name: "b", Size: 1 << 20, Type: "Q8_0"}, {Name: "c", Size: 2 << 20, Type: "Q8_0"},
-		{Name: "norm a", Size: 1 << 10, Type: "F32"}, {Name: "norm b", Size: 1 << 10, Type: "F32"}, {Name: "gate", Size: 1 << 20, Type: "Q4_K"}, {Name: "up", Size: 1 << 20, Type: "Q4_K"},
+		{Name: "a", Size: 1 << 20, Type: "Q8_0"},
+		{Name: "b", Size: 1 << 20, Type: "Q8_0"},
+		{Name: "c", Size: 2 << 20, Type: "Q8_0"},
+		{Name: "norm a", Size: 1 << 10, Type: "F32"},
+		{Name: "norm b", Size: 1 << 10, Type: "F32"},
+		{Name: "gate", Size: 1 << 20, Type: "Q4_K"},
+		{Name: "up", Size: 1 << 20, Type: "Q4_K"},
 	}
 	const steps = 4
 	var rows []tables.StepRow
@@ -36,7 +43,10 @@ func TestCompute(t *testing.T) {
 					stall = tables.NotObserved
 				}
 				for n, tensor := range tensors {
-					a := tables.Access{Step: i, Tensor: tensor, Bytes: structure[tensor].Size, Op: name, Timestamp: now, Duration: took, Stall: stall}
+					a := tables.Access{
+						Step: i, Tensor: tensor, Bytes: structure[tensor].Size, Op: name, Timestamp: now,
+						Duration: took, Stall: stall,
+					}
 					if n > 0 && stalls {
 						a.Stall = 0 // it is in any of an op's rows
 					}
@@ -82,12 +92,15 @@ func TestCompute(t *testing.T) {
 // Several sequences share what a step reads: what is missing is missing once for all of them.
 func TestOutlookOfBatches(t *testing.T) {
 	c := planted(t, 6, true)
-	c.batch = 2
+	c.usualBatch = 2
 	for i := range c.steps {
 		c.steps[i].row.Tokens = 2
-		c.steps[i].disk, c.steps[i].again = 2<<20, 1<<20
+		c.steps[i].disk, c.steps[i].reread = 2<<20, 1<<20
 	}
-	meta := &tables.Meta{Memory: &tables.Memory{LimitBytes: 1 << 20, Of: "/a memory.max"}, Disk: &tables.Disk{BytesPerSecond: 100 << 20}}
+	meta := &tables.Meta{
+		Memory: &tables.Memory{LimitBytes: 1 << 20, Of: "/a memory.max"},
+		Disk:   &tables.Disk{BytesPerSecond: 100 << 20},
+	}
 	o := c.Outlook(meta, 50*time.Millisecond)
 	if o.Missing != 3<<19 || o.Fits != 40 || o.TokensPerSecond != 20 || math.Abs(o.Read-1.25*(1<<20)) > 1 {
 		t.Errorf("%+v", o)

@@ -34,7 +34,8 @@ type NamedTable struct {
 // NewExperts counts which experts a trace's tokens chose.
 func NewExperts(t *moe.Trace) *Experts {
 	e := &Experts{
-		trace: t, uses: t.Use(), layers: t.LayerUses(), tokens: t.TokenUses(), together: t.Together(), profile: moe.NewProfile(t),
+		trace: t, uses: t.Use(), layers: t.LayerUses(), tokens: t.TokenUses(), together: t.Together(),
+		profile: moe.NewProfile(t),
 	}
 	e.tables = []NamedTable{
 		{"experts", e.useColumns()}, {"experts_layers", e.layerColumns()},
@@ -183,10 +184,12 @@ func (e *Experts) Document() tabular.Document {
 		fmt.Sprintf("%d tokens, of them %d generated, choose %d of %d experts in each of %d layers",
 			len(t.Tokens), len(t.Tokens)-first, t.K, t.Experts, len(t.Layers)),
 		fmt.Sprintf("load: %.2f of the most even there can be (the least even layer %.2f); "+
-			"the %d experts used most in the first half carry %.0f %% of the second", p.Entropy, p.Least, p.Hot, 100*p.HotLoad),
+			"the %d experts used most in the first half carry %.0f %% of the second", p.Entropy, p.Least, p.Hot,
+			100*p.HotLoad),
 		fmt.Sprintf("neighbours: %.0f %% of a token's experts are those of the token before (by chance %.0f %%)",
 			100*p.Overlap, 100*p.Chance),
-		fmt.Sprintf("reuse: after %d, %d and %d tokens (at the quantiles 0.5, 0.75 and 0.9)", p.Reuse[0], p.Reuse[1], p.Reuse[2]),
+		fmt.Sprintf("reuse: after %d, %d and %d tokens (at the quantiles 0.5, 0.75 and 0.9)", p.Reuse[0], p.Reuse[1],
+			p.Reuse[2]),
 	}
 	if share := e.touchedShare(first); share != nil {
 		lines = append(lines, fmt.Sprintf("the prompt of %d tokens touches %.0f %% of all experts", first, 100**share))
@@ -257,7 +260,8 @@ func (e *Experts) ChoiceFigure() (*heatmap.Figure, error) {
 	t := e.trace
 	rows, tokens, first := len(t.Layers)*t.Experts, len(t.Tokens), t.FirstDecode()
 	const panels = 2
-	if tokens == 0 || rows > heatmap.MaxRows || rows > maxValues/tokens || rows > maxDrawn/min(tokens, panels*heatmap.MaxColumns) {
+	if tokens == 0 || rows > heatmap.MaxRows || rows > maxValues/tokens ||
+		rows > maxDrawn/min(tokens, panels*heatmap.MaxColumns) {
 		return nil, fmt.Errorf("%d experts and %d tokens cannot be drawn", rows, tokens)
 	}
 	m := &heatmap.Matrix{Values: make([]float32, rows*tokens)}
@@ -311,7 +315,8 @@ func (e *Experts) TokensFigure(title, caption string) *chart.Figure {
 		}
 	}
 	return &chart.Figure{
-		To: float64(len(tokens)), High: 105, XLabel: "token (the prompt's first)", YLabel: "%", Caption: caption, Beside: true,
+		To: float64(len(tokens)), High: 105, XLabel: "token (the prompt's first)", YLabel: "%", Caption: caption,
+		Beside: true,
 		Panels: []chart.Panel{{Title: title, Curves: []chart.Curve{touched, kept}}},
 	}
 }

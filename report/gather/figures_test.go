@@ -61,18 +61,20 @@ func TestAccessFigure(t *testing.T) {
 		labels    []string
 		values    []float32 // a row per tensor: the prompt, two tokens, and one that is cut short
 	}{
-		{false, []string{"token_embd.weight", "blk.0 ffn_up.weight", "blk.0 ffn_down.weight", "output.weight"}, []float32{
-			0.01, 0.01, 0.01, 0.01,
-			1, 1, 1, 1,
-			1, 1, 1, nan,
-			1, 1, 1, nan,
-		}},
-		{true, []string{"output.weight", "token_embd.weight", "blk.0 ffn_down.weight", "blk.0 ffn_up.weight"}, []float32{
-			1, 1, 1, nan,
-			0.01, 0.01, 0.01, 0.01,
-			1, 1, 1, nan,
-			1, 1, 1, 1,
-		}},
+		{false, []string{"token_embd.weight", "blk.0 ffn_up.weight", "blk.0 ffn_down.weight", "output.weight"},
+			[]float32{
+				0.01, 0.01, 0.01, 0.01,
+				1, 1, 1, 1,
+				1, 1, 1, nan,
+				1, 1, 1, nan,
+			}},
+		{true, []string{"output.weight", "token_embd.weight", "blk.0 ffn_down.weight", "blk.0 ffn_up.weight"},
+			[]float32{
+				1, 1, 1, nan,
+				0.01, 0.01, 0.01, 0.01,
+				1, 1, 1, nan,
+				1, 1, 1, 1,
+			}},
 	} {
 		t.Run(fmt.Sprint("file order ", tc.fileOrder), func(t *testing.T) {
 			whole := []int32{1, 3, 2, 0}

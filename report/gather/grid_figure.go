@@ -31,7 +31,7 @@ func (c *Collector) GridOrder(g *Grid, fileOrder bool) []int {
 		order[i] = i
 	}
 	if fileOrder {
-		slices.SortFunc(order, func(a, b int) int { return int(c.order[a] - c.order[b]) })
+		slices.SortFunc(order, func(a, b int) int { return int(c.firstReads[a] - c.firstReads[b]) })
 	}
 	return order
 }
@@ -46,12 +46,13 @@ func (c *Collector) GridFigure(g *Grid, fileOrder, greatest bool) (f *heatmap.Fi
 		return nil, 0, err
 	}
 	for i, row := range order {
-		t := &c.structure[c.order[row]]
+		t := &c.structure[c.firstReads[row]]
 		m.Rows[i] = tensorRow(t)
 		m.Rows[i].Weight = float64(t.Size)
 	}
 	return &heatmap.Figure{Matrix: m, Text: heatmap.Text{
-		Subtitle: fmt.Sprintf("%d tensors, %s; a row is as high as its tensor is large, and a third of the average at least",
+		Subtitle: fmt.Sprintf("%d tensors, %s; a row is as high as its tensor is large, and a third of the "+
+			"average at least",
 			len(order), orderText(fileOrder)),
 		Greatest: greatest,
 		Scale:    g.About + " " + scale.name(),

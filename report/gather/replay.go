@@ -100,7 +100,8 @@ func (r *Replay) Compute() (compute time.Duration, source string, err error) {
 	}
 	source = "the median of the capture's steps, without their waiting for the disk"
 	if !r.stalls {
-		source = "the median of the capture's steps, with their waiting for the disk, which tracer --detail op+io tells apart"
+		source = "the median of the capture's steps, with their waiting for the disk, which tracer --detail op+io " +
+			"tells apart"
 	}
 	return time.Duration(stats.Median(r.times) * 1e9), source, nil
 }

@@ -89,7 +89,8 @@ func (c *Collector) writeOps(w *perfetto.Writer, process perfetto.Track, t *Time
 			continue
 		}
 		if rows++; rows > maxTimeline {
-			t.Cut(fmt.Sprintf("ends after %d reads, at token %d: more would be too much for a browser", maxTimeline, a.Token))
+			t.Cut(fmt.Sprintf("ends after %d reads, at token %d: more would be too much for a browser", maxTimeline,
+				a.Token))
 			break
 		}
 		at := max(a.Timestamp, last) // an op of another thread may have been told late
@@ -97,7 +98,7 @@ func (c *Collector) writeOps(w *perfetto.Writer, process perfetto.Track, t *Time
 		if a.Step != currentStep {
 			currentStep, currentLayer = a.Step, noLayer
 			layer.close(at)
-			if i, ok := c.index[a.Step]; ok {
+			if i, ok := c.stepIndex[a.Step]; ok {
 				row := &c.steps[i].row
 				name := row.Phase.String()
 				if row.Token >= 0 {
@@ -105,7 +106,8 @@ func (c *Collector) writeOps(w *perfetto.Writer, process perfetto.Track, t *Time
 				}
 				begins := max(min(row.Begin, at), step.end)
 				step.begin(begins, max(row.End, at, begins), name,
-					perfetto.Arg{Name: "step", Int: int64(row.Step)}, perfetto.Arg{Name: "tokens", Int: int64(row.Tokens)})
+					perfetto.Arg{Name: "step", Int: int64(row.Step)},
+					perfetto.Arg{Name: "tokens", Int: int64(row.Tokens)})
 			}
 		}
 		if a.Timestamp == previous.Timestamp && a.Thread == previous.Thread && a.Step == previous.Step {
@@ -123,7 +125,8 @@ func (c *Collector) writeOps(w *perfetto.Writer, process perfetto.Track, t *Time
 			currentLayer = tensor.Layer
 		}
 		layer.end = max(layer.end, end)
-		op.begin(at, end, a.Op, perfetto.Arg{Name: "tensor", Text: tensor.Name}, perfetto.Arg{Name: "bytes", Int: a.Bytes})
+		op.begin(at, end, a.Op, perfetto.Arg{Name: "tensor", Text: tensor.Name},
+			perfetto.Arg{Name: "bytes", Int: a.Bytes})
 		if a.Stall > 0 {
 			wait.begin(at, min(end, at+a.Stall), tensor.Name, perfetto.Arg{Name: "stall_ns", Int: a.Stall})
 		}
@@ -157,7 +160,8 @@ func (c *Collector) writePageIns(w *perfetto.Writer, process perfetto.Track, t *
 		if r.Tensor >= 0 {
 			name = c.structure[r.Tensor].Name
 		}
-		w.Instant(tracks[min(int(r.Cause), len(tracks)-1)], r.Timestamp, name, perfetto.Arg{Name: "bytes", Int: r.Bytes},
+		w.Instant(tracks[min(int(r.Cause), len(tracks)-1)], r.Timestamp, name,
+			perfetto.Arg{Name: "bytes", Int: r.Bytes},
 			perfetto.Arg{Name: "offset_bytes", Int: r.Offset}, perfetto.Arg{Name: "rereads", Int: int64(r.Rereads)})
 		total += r.Bytes
 		w.Count(sum, r.Timestamp, total)

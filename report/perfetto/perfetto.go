@@ -1,7 +1,9 @@
-// Package perfetto writes timelines that ui.perfetto.dev shows and its trace processor queries: Perfetto's trace of TrackEvents, in protocol buffers.
+// Package perfetto writes timelines that ui.perfetto.dev shows and its trace processor queries:
+// Perfetto's trace of TrackEvents, in protocol buffers.
 //
-// The messages and field numbers are those of protos/perfetto/trace in Perfetto's sources: trace_packet.proto, track_event/track_event.proto, track_descriptor.proto,
-// counter_descriptor.proto and debug_annotation.proto; an excerpt is in testdata. Times are nanoseconds of any clock that begins at 0.
+// The messages and field numbers are those of protos/perfetto/trace in Perfetto's sources:
+// trace_packet.proto, track_event/track_event.proto, track_descriptor.proto, counter_descriptor.proto and
+// debug_annotation.proto; an excerpt is in testdata. Times are nanoseconds of any clock that begins at 0.
 package perfetto
 
 // This file encodes packets.
@@ -152,12 +154,14 @@ func (w *Writer) event(t Track, at int64, kind uint64, name string, value int64,
 		if a.Text != "" {
 			w.inner = appendText(w.inner, annotationText, a.Text)
 		} else {
-			w.inner = protowire.AppendVarint(protowire.AppendTag(w.inner, annotationInt, protowire.VarintType), uint64(a.Int))
+			w.inner = protowire.AppendVarint(protowire.AppendTag(w.inner, annotationInt, protowire.VarintType),
+				uint64(a.Int))
 		}
 		m = protowire.AppendBytes(protowire.AppendTag(m, eventAnnotation, protowire.BytesType), w.inner)
 	}
 	w.message = m
-	w.packet = protowire.AppendVarint(protowire.AppendTag(w.packet[:0], packetTimestamp, protowire.VarintType), uint64(max(at, 0)))
+	w.packet = protowire.AppendVarint(protowire.AppendTag(w.packet[:0], packetTimestamp, protowire.VarintType),
+		uint64(max(at, 0)))
 	w.packet = protowire.AppendVarint(protowire.AppendTag(w.packet, packetSequence, protowire.VarintType), sequence)
 	w.packet = protowire.AppendBytes(protowire.AppendTag(w.packet, packetEvent, protowire.BytesType), m)
 	w.write()

@@ -113,7 +113,8 @@ func TestSchema(t *testing.T) {
 		"packet{" + s + `track_descriptor{uuid=1 process{pid=42 process_name="llama` + "\uFFFD" + `cli"}}}`,
 		"packet{" + s + `track_descriptor{uuid=2 name="ops" parent_uuid=1}}`,
 		"packet{" + s + `track_descriptor{uuid=3 name="from disk" parent_uuid=1 counter{unit=3}}}`,
-		"packet{timestamp=1000 " + s + `track_event{type=1 track_uuid=2 name="MUL_MAT" debug_annotations{name="tensor" string_value="blk.0"} debug_annotations{name="bytes" int_value=-1}}}`,
+		"packet{timestamp=1000 " + s +
+			`track_event{type=1 track_uuid=2 name="MUL_MAT" debug_annotations{name="tensor" string_value="blk.0"} debug_annotations{name="bytes" int_value=-1}}}`,
 		"packet{timestamp=2000 " + s + "track_event{type=2 track_uuid=2}}",
 		"packet{timestamp=2500 " + s + `track_event{type=3 track_uuid=2 name="page-in"}}`,
 		"packet{timestamp=0 " + s + "track_event{type=4 track_uuid=3 counter_value=1099511627776}}",
