@@ -1,5 +1,5 @@
-// Package gather fills a [report.Report] with what a capture has: in one pass over each of its tables, in
-// memory that is bounded whatever the capture's length.
+// Package gather sums up what a capture holds, and makes tables, figures and a [report.Report] of the
+// sums. It reads each table once or twice, in memory that is bounded whatever the length of the capture.
 package gather
 
 // This file sums up the tables' rows per step, per tensor, per layer and per component.
@@ -17,18 +17,19 @@ import (
 )
 
 const (
-	// maxCells bounds each matrix of tensors and steps: beyond it neighbouring steps are summed up
-	// together. 64 MiB each.
+	// maxCells bounds each matrix of tensors and steps to 64 MiB. Beyond it, neighbouring steps share a
+	// column.
 	maxCells = 16 << 20
-	// maxPoints is how many reads are kept as points: when there are twice as many, every other one is left out.
+	// maxPoints is how many reads are kept as points. When there are twice as many, every other one is
+	// dropped.
 	maxPoints = 1 << 16
 )
 
-// gap is how far a read begins from the end of the one before, in the same file.
+// gap is a class of distances: from the end of a read to the beginning of the next in the same file.
 type gap int
 
-// The classes of gaps. A read is backward if it begins before the end of the last one, as one of the same
-// tensor again does.
+// The classes of gaps. A read goes back if it begins before the end of the last one. A second read of the
+// same tensor does.
 const (
 	gapSequential gap = iota // less than 128 kB
 	gapSmall                 // less than 1 MB
@@ -57,62 +58,67 @@ func gapOf(from, to int64) gap {
 	return backward + gapLarge
 }
 
-// Collector sums up rows. First come the steps, then accesses in the order of the table, then page-ins.
-// It is for one goroutine.
+// Collector sums up the rows of one context and its model. It takes the steps first, then accesses in the order of
+// the table, then page-ins. It is for one goroutine.
 type Collector struct {
-	CPUs int // of the machine of the capture, on which its threads ran beside each other; 0: not known, see Compute
-	// Helped is how long a step takes with prefetchd, in so many bytes of memory for the model and
-	// itself, if it computes for so long, with a disk of so many bytes per second; 0: that is not known.
-	// nil: nothing is said of prefetchd.
+	// CPUs is how many processors the machine of the capture had, on which the target's threads ran at the
+	// same time. 0 says that it is not known. See Compute.
+	CPUs int
+	// Helped predicts how long a step takes with prefetchd. It is given the bytes of memory for the model and
+	// prefetchd, how long the step computes, and how many bytes per second the disk reads. It returns 0 if that
+	// is not known. If Helped is nil, nothing is said of prefetchd.
 	Helped func(memory int64, compute time.Duration, disk float64) time.Duration
 
 	structure      []tables.StructureRow
 	context        int32
 	model          int32
-	steps          []step
-	stepIndex      map[int32]int // of a step's number
-	stepsPerColumn int           // steps in a column of the matrices
+	steps          []stepSums    // of the context, in the order of time
+	stepIndex      map[int32]int // of steps, by the step's number
+	stepsPerColumn int           // of the matrices
 
+	// Sums per tensor and column: nanoseconds and bytes.
 	opNanos, fromDisk, reread, waiting, readBytes matrix
-	perTensor                                     []total
-	firstReads                                    []int32 // tensors by their first access
-	hasStall, hasTime, hasDisk                    bool
+	perTensor                                     []total // by row of the structure table
+	firstReads                                    []int32 // rows of the structure table, by their first access
+	hasStall, hasTime, hasDisk                    bool    // that was observed
 
+	// Where in the file reads are. Points are of one file, which has one scale.
 	points       []report.Point
-	pointEvery   int // access is a point
-	plottedReads int
-	gaps         [gapBackLarge + 1]total
-	lastEnd      map[string]int64 // file: where the last read ended
+	pointEvery   int // one read of so many is a point
+	plottedReads int // reads of plottedFile
 	plottedFile  string
-	fileEnd      float64 // where the file's reads end
+	fileEnd      float64 // where the last read of plottedFile ends
+	gaps         [gapBackLarge + 1]total
+	lastEnd      map[string]int64 // where the last read of each file ended
 
-	touchedExperts [3]map[int32]*bitset // of each phase and tensor: those that were read
+	touchedExperts [3]map[int32]*bitset // by phase and tensor: the experts that were read
 
+	// What Compute needs.
 	usualBatch int32  // tokens of most steps that generate
-	ops        [][]op // by the first tensor that they read
+	ops        [][]op // by the first tensor that an op reads
 	current    opRun
 }
 
-// step is one of the analysed context.
-type step struct {
+// stepSums is what a step read, and how long it waited and computed.
+type stepSums struct {
 	row                        tables.StepRow // without ids and sequences
 	stall, disk, reread, bytes int64
 	accesses                   int64
 	hasStall                   bool
-	opNanos                    int64 // time of ops, ns; see Compute
-	lacksTimes                 bool  // of some that was not observed
+	opNanos                    int64 // sum over the ops; see Compute
+	lacksTimes                 bool  // the time of an op was not observed
 }
 
-// total is what was read, by whatever it is of.
+// total is what was read of a tensor, a layer, or anything else, and how long that took.
 type total struct {
 	accesses, bytes, disk, reread, stall, nanos int64
-	causes                                      [causeCount]int64 // again, by event.Cause
+	causes                                      [causeCount]int64 // bytes of reread, by event.Cause
 }
 
-// causes is how many there are.
+// causeCount is the number of causes.
 const causeCount = int(event.CauseOther) + 1
 
-// matrix has a value per tensor and column; a row is made when it gets its first value.
+// matrix has a value per tensor and column. A row is made when it gets its first value.
 type matrix struct {
 	rows    map[int32][]float32
 	columns int
@@ -127,8 +133,8 @@ func (m *matrix) add(tensor int32, column int, v float64) {
 	row[column] += float32(v)
 }
 
-// New returns a collector for one context and its model. Steps are those of that context, in the order of
-// time; others are ignored.
+// New returns a collector for one context and its model. Steps are those of the capture in the order of
+// time. Those of other contexts are ignored.
 func New(structure []tables.StructureRow, context, model int32, steps []tables.StepRow) *Collector {
 	c := &Collector{
 		structure: structure, context: context, model: model, stepIndex: map[int32]int{},
@@ -142,7 +148,7 @@ func New(structure []tables.StructureRow, context, model int32, steps []tables.S
 		}
 		s.TokenIDs, s.Sequences = nil, nil
 		c.stepIndex[s.Step] = len(c.steps)
-		c.steps = append(c.steps, step{row: s})
+		c.steps = append(c.steps, stepSums{row: s})
 		if s.Phase == tables.PhaseGeneration {
 			batches[s.Tokens]++
 			if n := batches[s.Tokens]; n > batches[c.usualBatch] || n == batches[c.usualBatch] &&
@@ -164,7 +170,7 @@ func New(structure []tables.StructureRow, context, model int32, steps []tables.S
 	return c
 }
 
-// Access adds a row of the access table.
+// Access adds a row of the access table. It fails if the row contradicts the structure table.
 func (c *Collector) Access(a *tables.Access) error {
 	at, ok := c.stepIndex[a.Step]
 	if !ok || a.Context != c.context {
@@ -202,9 +208,8 @@ func (c *Collector) Access(a *tables.Access) error {
 	return nil
 }
 
-// point keeps where the access read, if it is one of those that are kept, and counts its gaps. Of a
-// mixture each chosen expert's slice is a read.
-func (c *Collector) addPoint(a *tables.Access, s *step, at int, tensor *tables.StructureRow) {
+// addPoint adds where an access read. Of a mixture of experts, the slice of each chosen expert is a read.
+func (c *Collector) addPoint(a *tables.Access, s *stepSums, at int, tensor *tables.StructureRow) {
 	passed := 0.0
 	if s.row.End > s.row.Begin {
 		passed = min(max(float64(a.Timestamp-s.row.Begin)/float64(s.row.End-s.row.Begin), 0), 1)
@@ -221,7 +226,8 @@ func (c *Collector) addPoint(a *tables.Access, s *step, at int, tensor *tables.S
 	c.addRead(tensor.File, a.Offset, a.Bytes, float64(at)+passed)
 }
 
-// readAt is a read of so many bytes, at a time in steps.
+// addRead counts the gap before a read of so many bytes, and keeps the read as a point if it is one of
+// those that are kept. The time is the step's index, and how much of the step has passed.
 func (c *Collector) addRead(file string, offset, bytes int64, when float64) {
 	end, before := c.lastEnd[file]
 	kind := gapOf(end, offset)
@@ -251,11 +257,11 @@ func (c *Collector) addRead(file string, offset, bytes int64, when float64) {
 	c.plottedReads++
 }
 
-// Order are the tensors that were read, as rows of the structure table, in the order of their first
+// Order has the tensors that were read, as rows of the structure table, in the order of their first
 // reads. Do not write to it.
 func (c *Collector) Order() []int32 { return c.firstReads }
 
-// Steps are the steps of the context, in the order of time, without ids and sequences.
+// Steps has the steps of the context in the order of time, without ids and sequences.
 func (c *Collector) Steps() []tables.StepRow {
 	all := make([]tables.StepRow, len(c.steps))
 	for i := range c.steps {
@@ -299,7 +305,7 @@ func (c *Collector) PageIn(r *tables.PageInRow) {
 	}
 }
 
-// during is the step in which a time is.
+// stepAt finds the step that was under way at a time.
 func (c *Collector) stepAt(at int64) (index int, ok bool) {
 	i := sort.Search(len(c.steps), func(i int) bool { return c.steps[i].row.Begin > at }) - 1
 	return i, i >= 0 && at <= c.steps[i].row.End
@@ -322,7 +328,7 @@ func (b bitset) count() (n int64) {
 	return n
 }
 
-// touch notes which experts an access reads.
+// addExperts notes which experts an access reads.
 func (c *Collector) addExperts(a *tables.Access, phase tables.Phase) {
 	const most = 1 << 14 // experts of a tensor
 	if len(a.Experts) == 0 || int(phase) >= len(c.touchedExperts) || c.structure[a.Tensor].Experts > most {

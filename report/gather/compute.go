@@ -9,29 +9,30 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// op is what the runs of an op on the same weights have in common. Only the steps that generate, of the
-// size that most have, are looked at.
+// op is what the runs of an op on the same weights have in common. Runs count only in steps that generate
+// as many tokens as most do.
 type op struct {
 	name     string
-	bytes    int64 // of all weights that it reads: the most of any run
+	bytes    int64 // of all weights that the op reads: the most of any run
 	runs     int
 	shortest int64 // the shortest run, ns, without what it waited at least
 }
 
-// run is an op of which rows may still come: it has one for each weight that it reads.
+// opRun is the run of an op that is under way. It has a row of the access table for each weight that it
+// reads, and more of these may come.
 type opRun struct {
-	step        int // an index of Collector.steps; -1: no op
+	step        int // an index of Collector.steps; -1: no op is under way
 	tensor      int32
 	name        string
 	thread      int32
 	begin, took int64
 	bytes       int64
 	stall       int64 // of all threads together, as far as it was observed
-	counts      bool  // its step is of those that are looked at
+	counts      bool  // its step generates as many tokens as most do
 	untimed     bool  // its time was not observed
 }
 
-// ran adds a row to the op that is under way, or ends that and begins another.
+// addToOp adds a row to the op that is under way, or ends that op and begins another.
 func (c *Collector) addToOp(a *tables.Access, step int) {
 	r := &c.current
 	if r.step == step && r.begin == a.Timestamp && r.thread == a.Thread && r.name == a.Op {
@@ -60,7 +61,7 @@ func (c *Collector) endOp() {
 		at.lacksTimes = true
 		return
 	}
-	if at.opNanos += r.took; at.opNanos < 0 { // of a damaged capture
+	if at.opNanos += r.took; at.opNanos < 0 { // a damaged capture
 		at.opNanos, at.lacksTimes = 0, true
 		return
 	}
@@ -80,22 +81,25 @@ func (c *Collector) endOp() {
 	o.bytes, o.shortest = max(o.bytes, r.bytes), min(o.shortest, took)
 }
 
-// Compute is how long a step that generates takes if it waits for nothing, as far as the capture tells:
-// the sum over its ops, and the least that any step took besides them. An op takes what its fastest run
-// did, or what the fastest fiftieth of the ops of its kind did, if that is less: those with the same name
-// and type of weight, by time per byte, or, where bytes are few, those that read as many. So what is
-// never in memory when it is needed is judged by what is. How long threads waited is known as their sum:
-// an op waited for that by the number of processors at least, which is taken from its time (if
-// Collector.CPUs is known); all of it may be more than that. It is 0 if times were not observed.
+// Compute estimates how long a step that generates takes if it waits for nothing. It is the sum over the
+// step's ops, and the least time that any step spent outside of ops. It is 0 if times were not observed.
+//
+// An op takes as long as its fastest run, or as the fastest fiftieth of the ops of its kind, if that is
+// less. So an op whose weights are never in memory when it needs them is judged by others. Ops of a kind
+// have the same name and type of weight. They are compared by time per byte, or, if they read few bytes,
+// with ops that read as many.
+//
+// How long threads waited is known as a sum over the threads. An op waited for at least that sum divided
+// by the number of processors. This is taken from its time if Collector.CPUs is known.
 func (c *Collector) Compute() time.Duration {
 	c.endOp()
 	const (
-		few     = 64 << 10 // bytes: time is not for them
+		few     = 64 << 10 // ops that read fewer bytes do not take time in proportion to them
 		fastest = 50       // one in so many
 	)
 	type kind struct {
 		name, weight string
-		bytes        int64 // 0: many
+		bytes        int64 // 0: so many that time is in proportion to them
 	}
 	of := func(tensor int32, o *op) kind {
 		k := kind{name: o.name, weight: c.structure[tensor].Type}
@@ -104,7 +108,8 @@ func (c *Collector) Compute() time.Duration {
 		}
 		return k
 	}
-	per := func(k kind, o *op) float64 { // what is compared within a kind is for so many bytes
+	// per is what the times of a kind are divided by to compare them.
+	per := func(k kind, o *op) float64 {
 		if k.bytes > 0 {
 			return 1
 		}

@@ -10,15 +10,15 @@ import (
 	"tensorcast/internal/stats"
 )
 
-// maxTensorBars is how many tensors a figure shows: a page is as high.
+// maxTensorBars is how many tensors a figure shows, so that it is not higher than a page.
 const maxTensorBars = 40
 
 const (
-	nanosToMillis  = 1e-6 // ns to ms
+	nanosToMillis  = 1e-6
 	nanosToSeconds = 1e-9
 )
 
-// bars is a panel with one number for each total.
+// barPanel is a panel with one bar for each total, whose values are multiplied by scale.
 func barPanel(label string, scale float64, of []*total, value func(t *total) int64) chart.BarPanel {
 	part := chart.BarPart{}
 	for _, t := range of {
@@ -27,7 +27,7 @@ func barPanel(label string, scale float64, of []*total, value func(t *total) int
 	return chart.BarPanel{XLabel: label, Parts: []chart.BarPart{part}}
 }
 
-// totalPanels are those of sums: what was read, and what the capture tells besides.
+// totalPanels are the panels of sums: what was read, and what else the capture tells of it.
 func (c *Collector) totalPanels(of []*total) []chart.BarPanel {
 	all := []chart.BarPanel{
 		barPanel("reads", 1, of, func(t *total) int64 { return t.accesses }),
@@ -49,7 +49,8 @@ func (c *Collector) totalPanels(of []*total) []chart.BarPanel {
 	return all
 }
 
-// RereadsFigure has bars of the tensors that lead Rereads: bytes from disk again, by cause, and waiting.
+// RereadsFigure has bars of the tensors at the head of Rereads: bytes read again from disk, by cause, and
+// waiting.
 func (c *Collector) RereadsFigure(title string) *chart.Bars {
 	order := c.orderByRereads()
 	order = order[:min(len(order), maxTensorBars)]
@@ -80,7 +81,7 @@ func (c *Collector) RereadsFigure(title string) *chart.Bars {
 	return b
 }
 
-// LayersFigure has bars for each layer. It has too many to draw beyond chart.MaxBars.
+// LayersFigure has bars for each layer. If there are more than chart.MaxBars, it cannot be drawn.
 func (c *Collector) LayersFigure(title string) *chart.Bars {
 	names, sums := c.sumByLayer()
 	for i, n := range names {
@@ -139,8 +140,8 @@ func (c *Collector) GapsFigure(title string) *chart.Bars {
 	}}
 }
 
-// OffsetsFigure has a dot for reads, over steps and their place in the file: beyond some ten thousand,
-// one of equally many.
+// OffsetsFigure has a dot for each read: its step, and its offset in the file. Of more than some ten
+// thousand reads, it shows one of every so many.
 func (c *Collector) OffsetsFigure(title string) *chart.Figure {
 	const dots = 30_000 // more blacken it
 	f := &chart.Figure{
@@ -159,8 +160,8 @@ func (c *Collector) OffsetsFigure(title string) *chart.Figure {
 	return f
 }
 
-// DefaultGrid is the name of the grid that shows what differs: bytes from disk where memory is short,
-// else the time for each byte, else what was read.
+// DefaultGrid is the name of the grid that shows best how tokens differ: bytes from disk where memory is
+// short, else the time for each byte, else what was read.
 func (c *Collector) DefaultGrid() string {
 	var disk, read []float64
 	for _, s := range c.generatedSteps() {

@@ -13,28 +13,29 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// Outlook is what the tokens of a capture waited for, and what could be expected of more memory, and of
-// reading ahead. Figures are medians over the generated tokens but the first; what is not known is 0.
+// Outlook says what the tokens of a capture waited for, and what could be expected of more memory, and of
+// reading ahead. Figures are medians over the generated tokens but the first. What is not known is 0.
 type Outlook struct {
 	TokensPerSecond float64 `json:"tokens_per_second"`
-	// that generates: several sequences, or guesses, share what it reads
+	// TokensPerStep counts the tokens of a step that generates. Several sequences, or guessed tokens,
+	// share what it reads.
 	TokensPerStep float64 `json:"tokens_per_step"`
 	Read          float64 `json:"read_bytes_per_token"`
 	Disk          float64 `json:"disk_bytes_per_token"`
 	Again         float64 `json:"reread_bytes_per_token"`
-	// of a token's time, summed over the threads: it may be more than 1
+	// Stalled is the share of a token's time, summed over the threads: it may be more than 1.
 	Stalled  float64 `json:"stalled_share"`
 	DiskRate float64 `json:"disk_bytes_per_second"` // while tokens were generated
-	// what tracer has measured that the disk reads, bytes per second
+	// Probed is how many bytes per second the disk can read, as tracer has measured it.
 	Probed float64 `json:"disk_probed"`
-	// the greater of the two above, if the disk was measured
+	// Bandwidth is the greater of the two above, if the disk was measured.
 	Bandwidth float64 `json:"disk_bandwidth"`
 	Limit     int64   `json:"memory_limit_bytes"`     // of the process's control group
 	LimitOf   string  `json:"memory_limit_of"`        // which limit that is
-	Compute   float64 `json:"compute_s"`              // of a step, if it waits for nothing
+	Compute   float64 `json:"compute_s"`              // of a step that waits for nothing
 	Missing   int64   `json:"missing_bytes"`          // memory that is short of what all weights need
 	Fits      float64 `json:"tokens_per_second_fits"` // expected if nothing was missing
-	// at most, with this memory and disk, if all is read ahead
+	// Ahead is the most that this memory and disk allow, if everything is read ahead.
 	Ahead        float64 `json:"tokens_per_second_ahead"`
 	Helped       float64 `json:"tokens_per_second_prefetchd"` // expected with prefetchd
 	tokens       int
@@ -42,9 +43,10 @@ type Outlook struct {
 	routed       bool // tokens read different experts
 }
 
-// Outlook computes it. Compute is how long a step takes if it waits for nothing; 0 if that is not known.
-// What is expected is not said of mixtures of experts, whose tokens read different bytes, and without the
-// limit of memory and the disk's bandwidth.
+// Outlook computes the outlook. Compute is how long a step takes if it waits for nothing; 0 if that is
+// not known. Nothing is expected of mixtures of experts, whose tokens read different bytes, nor where the
+// limit of memory is not known. What reading ahead would gain is left out if the disk's bandwidth is not
+// known.
 func (c *Collector) Outlook(meta *tables.Meta, compute time.Duration) *Outlook {
 	times, bytes, disk, again, stalled, tokens := c.perToken()
 	o := &Outlook{tokens: tokens, disk: c.hasDisk, stalls: c.hasStall && len(stalled) > 0}
@@ -101,7 +103,8 @@ func (o *Outlook) Short() bool { return o.Disk > littleFromDisk*o.Read }
 // Routed says whether tokens read different experts.
 func (o *Outlook) Routed() bool { return o.routed }
 
-// TouchedRate is how many bytes per second came from disk while a step did not compute; 0 if that is not known.
+// TouchedRate is how many bytes per second came from disk in the time that a step did not compute. It is
+// 0 if that is not known.
 func (o *Outlook) TouchedRate(compute time.Duration) float64 {
 	if !o.Short() || o.TokensPerSecond <= 0 {
 		return 0
@@ -136,7 +139,7 @@ func (o *Outlook) Sentences() (all []string) {
 		all = append(all, fmt.Sprintf("Memory is short: for the %.3g MiB that a token reads, %.3g MiB come from "+
 			"disk, %.3g of them not for the first time%s.", o.Read/mib, o.Disk/mib, o.Again/mib, at))
 	}
-	const more = 1.05 // less is nothing to promise
+	const more = 1.05 // a smaller gain is nothing to promise
 	if o.Fits > more*o.TokensPerSecond && o.TokensPerSecond > 0 {
 		text := fmt.Sprintf("With %.3g MiB more than the limit of %.4g MiB (%s) it would be about %.1f times as "+
 			"fast (%.3g tok/s instead of %.3g)",
@@ -159,7 +162,7 @@ func (o *Outlook) Sentences() (all []string) {
 	return all
 }
 
-// MissingData is what the capture would have to tell for a whole verdict, each with how it is recorded.
+// MissingData lists what the capture would have to tell for a whole verdict, and how that is recorded.
 func (c *Collector) MissingData(meta *tables.Meta) (all []string) {
 	if !c.hasDisk {
 		all = append(all, "what came from disk, and why: `tracer --detail op+io` records it")

@@ -1,6 +1,6 @@
 package gather
 
-// This file makes the report of the sums.
+// This file makes a report of the sums.
 
 import (
 	"fmt"
@@ -15,14 +15,14 @@ import (
 )
 
 // seconds is how long a step took; NaN if its end was not observed.
-func (s *step) seconds() float64 {
+func (s *stepSums) seconds() float64 {
 	if s.row.End == tables.NotObserved || s.row.End <= s.row.Begin {
 		return math.NaN()
 	}
 	return float64(s.row.End-s.row.Begin) / 1e9
 }
 
-// Report makes the page of what was collected. Title is its first line; compute as in Outlook.
+// Report makes the page of what was collected. Title is its first line. Compute is as in Outlook.
 func (c *Collector) Report(title string, meta *tables.Meta, compute time.Duration) *report.Report {
 	r := &report.Report{Title: title, Series: c.series(), Heat: c.heatmaps()}
 	for _, sheet := range []*Sheet{c.Phases(), c.Components(), c.Layers(), c.Gaps(), c.Tensors()} {
@@ -47,8 +47,8 @@ func (c *Collector) Report(title string, meta *tables.Meta, compute time.Duratio
 	return r
 }
 
-// generated are the steps that generate a token, but for the first.
-func (c *Collector) generatedSteps() (all []*step) {
+// generatedSteps are the steps that generate a token, but for the first.
+func (c *Collector) generatedSteps() (all []*stepSums) {
 	for i := range c.steps {
 		if s := &c.steps[i]; s.row.Phase == tables.PhaseGeneration {
 			all = append(all, s)
@@ -59,11 +59,11 @@ func (c *Collector) generatedSteps() (all []*step) {
 
 const mib = 1 << 20
 
-// little is the share of what a token reads that may come from disk where memory suffices.
+// littleFromDisk is the share of what a token reads that may come from disk where memory suffices.
 const littleFromDisk = 0.01
 
-// perToken are the figures of each step that generates, but for the first, for each of its tokens.
-// Stalled is the share of the step.
+// perToken has the figures of each step that generates, but for the first, divided by its tokens. Stalled
+// is the share of the step's time that was waited. Tokens counts all of them.
 func (c *Collector) perToken() (times, bytes, disk, again, stalled []float64, tokens int) {
 	for _, s := range c.generatedSteps() {
 		n := float64(max(s.row.Tokens, 1))
@@ -78,7 +78,7 @@ func (c *Collector) perToken() (times, bytes, disk, again, stalled []float64, to
 	return times, bytes, disk, again, stalled, tokens
 }
 
-// facts are the most important figures, and what they say.
+// facts are the most important figures, and the verdict on them.
 func (c *Collector) facts(meta *tables.Meta, compute time.Duration) (facts []report.Fact, verdict []string) {
 	times, bytes, disk, again, stalled, tokens := c.perToken()
 	if tokens == 0 {
@@ -114,27 +114,27 @@ func (c *Collector) facts(meta *tables.Meta, compute time.Duration) (facts []rep
 }
 
 func (c *Collector) series() (all []report.Series) {
-	add := func(name, unit string, value func(s *step) float64) {
+	add := func(name, unit string, value func(s *stepSums) float64) {
 		one := report.Series{Name: name, Unit: unit}
 		for i := range c.steps {
 			one.Values = append(one.Values, value(&c.steps[i]))
 		}
 		all = append(all, one)
 	}
-	add("speed", "tok/s", func(s *step) float64 { return float64(max(s.row.Tokens, 1)) / s.seconds() })
+	add("speed", "tok/s", func(s *stepSums) float64 { return float64(max(s.row.Tokens, 1)) / s.seconds() })
 	if c.hasDisk {
-		add("read from disk", "B", func(s *step) float64 { return float64(s.disk) })
-		add("of it again", "B", func(s *step) float64 { return float64(s.reread) })
+		add("read from disk", "B", func(s *stepSums) float64 { return float64(s.disk) })
+		add("of it again", "B", func(s *stepSums) float64 { return float64(s.reread) })
 	}
 	if c.hasStall {
-		add("waiting for disk", "ns", func(s *step) float64 {
+		add("waiting for disk", "ns", func(s *stepSums) float64 {
 			if !s.hasStall {
 				return math.NaN()
 			}
 			return float64(s.stall)
 		})
 	}
-	add("time", "ns", func(s *step) float64 { return s.seconds() * 1e9 })
+	add("time", "ns", func(s *stepSums) float64 { return s.seconds() * 1e9 })
 	return all
 }
 
@@ -145,9 +145,9 @@ type Grid struct {
 	Unit  string // "B", "ns" or "ns/B"
 	About string
 	Rows  []report.Row
-	// Empty says that it is nothing everywhere.
+	// Empty says that the grid is 0 or unknown everywhere.
 	Empty bool
-	// At is the value of a row in a step, 0 for nothing, NaN for what was not observed.
+	// At is the value of a row in a step: 0 for nothing, NaN for what was not observed.
 	At func(row, step int) float64
 }
 
@@ -170,8 +170,8 @@ func GridNames() []string {
 }
 
 // Grids are those of which the capture has something. They begin with what differs between tokens: what
-// came from disk, then times. All tokens of a dense model read the same bytes. What is nothing everywhere
-// shows nothing: it comes last.
+// came from disk, then times. Reads come after these, because all tokens of a dense model read the same
+// bytes. Empty grids come last.
 func (c *Collector) Grids() (all []Grid) {
 	rows := make([]report.Row, len(c.firstReads))
 	for i, t := range c.firstReads {
@@ -180,7 +180,7 @@ func (c *Collector) Grids() (all []Grid) {
 			Name: s.Name, Weight: float64(s.Size), Detail: fmt.Sprintf("%s, %.3g MiB", s.Type, float64(s.Size)/mib),
 		}
 	}
-	// rest is what a tensor without any value has.
+	// Of a tensor without any value, rest is shown.
 	add := func(name, title, unit, about string, m *matrix, rest float64) {
 		g := Grid{Name: name, Title: title, Unit: unit, About: about, Rows: rows, Empty: true,
 			At: func(row, step int) float64 {

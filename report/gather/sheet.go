@@ -1,6 +1,6 @@
 package gather
 
-// This file has the tables of what was collected: for files, for the page, and for the terminal.
+// This file makes tables of the sums: for files, for the page, and for the terminal.
 
 import (
 	"cmp"
@@ -17,7 +17,7 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// Sheet is a table of a name, an explanation, and columns of equal length.
+// Sheet is a table with a name, an explanation, and columns of equal length.
 type Sheet struct {
 	Name    string // a heading
 	About   string
@@ -30,17 +30,17 @@ const (
 	unitTime  = "ns"
 )
 
-// column has either texts or numbers; a number is nil if it was not observed.
+// column has either texts or numbers. A number is nil if it was not observed.
 type column struct {
-	key  string // in files
-	name string // on a page
+	key  string // name in files
+	name string // name on a page
 	unit string
 	text []string
 	ints []*int64
 }
 
-// Columns are those of a file: numbers of which a capture may lack some are null there. Bytes are in
-// bytes and times in nanoseconds, as their names say.
+// Columns are those of a file. Numbers that were not observed are null. Bytes are in bytes and times in
+// nanoseconds, as the columns' names say.
 func (s *Sheet) Columns() (all []tables.Column) {
 	for _, c := range s.columns {
 		one := tables.Column{Name: c.key, Values: c.text}
@@ -52,7 +52,7 @@ func (s *Sheet) Columns() (all []tables.Column) {
 	return all
 }
 
-// Rows is how many there are.
+// Rows is the number of rows.
 func (s *Sheet) Rows() int {
 	if len(s.columns) == 0 {
 		return 0
@@ -60,7 +60,7 @@ func (s *Sheet) Rows() int {
 	return max(len(s.columns[0].text), len(s.columns[0].ints))
 }
 
-// observed are the columns that hold anything.
+// observedColumns are the columns that hold anything.
 func (s *Sheet) observedColumns() (all []column) {
 	for _, c := range s.columns {
 		if c.text != nil || slices.ContainsFunc(c.ints, func(v *int64) bool { return v != nil }) {
@@ -70,7 +70,7 @@ func (s *Sheet) observedColumns() (all []column) {
 	return all
 }
 
-// page is the table of a report.
+// table is the sheet as a table of a report.
 func (s *Sheet) table() report.Table {
 	t := report.Table{Name: s.Name, About: s.About}
 	columns := s.observedColumns()
@@ -127,12 +127,12 @@ func (c *column) cellText(i int) string {
 	return strconv.FormatInt(*c.ints[i], 10)
 }
 
-// texts adds a column of texts.
+// addTexts adds a column of texts.
 func (s *Sheet) addTexts(key, name string, values []string) {
 	s.columns = append(s.columns, column{key: key, name: name, text: append([]string{}, values...)})
 }
 
-// numbers adds a column of n numbers.
+// addNumbers adds a column of n numbers.
 func (s *Sheet) addNumbers(key, name, unit string, n int, value func(i int) (v int64, known bool)) {
 	c := column{key: key, name: name, unit: unit, ints: make([]*int64, n)}
 	for i := range n {
@@ -143,7 +143,7 @@ func (s *Sheet) addNumbers(key, name, unit string, n int, value func(i int) (v i
 	s.columns = append(s.columns, c)
 }
 
-// totals adds the columns that all sums have.
+// addTotals adds the columns that all sums have.
 func (c *Collector) addTotals(s *Sheet, of []*total) {
 	add := func(key, name, unit string, observed bool, value func(t *total) int64) {
 		s.addNumbers(key, name, unit, len(of), func(i int) (int64, bool) { return value(of[i]), observed })
@@ -173,8 +173,8 @@ const allSteps = "Sums over all steps of the capture. An op's time is in the row
 // Tensors has a row for each tensor that was read, in the order of the first reads.
 func (c *Collector) Tensors() *Sheet { return c.tensorSheet("Tensors", c.firstReads) }
 
-// Rereads has a row for each tensor that was read, and why it was read from disk again: first that of
-// which most was; if that was not observed, of which most was read.
+// Rereads has a row for each tensor that was read, and why it was read from disk again. The tensor of
+// which most was read again comes first; if that was not observed, the one of which most was read.
 func (c *Collector) Rereads() *Sheet {
 	order := c.orderByRereads()
 	s := c.tensorSheet("Re-reads", order)
@@ -220,7 +220,7 @@ func (c *Collector) tensorSheet(name string, order []int32) *Sheet {
 	return s
 }
 
-// group sums tensors up by what of says, and sorts the groups.
+// sumBy sums tensors up by a key, and sorts the sums by it.
 func sumBy[K cmp.Ordered](c *Collector, of func(r *tables.StructureRow) K) (keys []K, sums []*total) {
 	all := map[K]*total{}
 	for _, t := range c.firstReads {
@@ -263,7 +263,7 @@ func (c *Collector) sumByComponent() ([]string, []*total) {
 	return sumBy(c, func(r *tables.StructureRow) string { return r.Component })
 }
 
-// Components has a row for each component: attn_q.weight is that of all layers.
+// Components has a row for each component, such as attn_q.weight of all layers.
 func (c *Collector) Components() *Sheet {
 	s := &Sheet{Name: "Components", About: allSteps}
 	names, sums := c.sumByComponent()
@@ -283,12 +283,13 @@ func (c *Collector) Gaps() *Sheet {
 	return s
 }
 
-// phase is what the steps of a phase did.
+// phaseSum is what the steps of a phase did.
 type phaseSum struct {
 	phase                                                     tables.Phase
 	steps, tokens, nanos, accesses, read, disk, reread, stall int64
 	hasStall                                                  bool
-	// of the tensors whose experts were observed: those that were read, and all
+	// Slices of the tensors whose experts were observed: those that were read, and all. An expert of a
+	// layer has several.
 	touched, slices int64
 }
 
@@ -343,7 +344,7 @@ func (c *Collector) Phases() *Sheet {
 	add("disk_bytes", "from disk", unitBytes, c.hasDisk, func(p *phaseSum) int64 { return p.disk })
 	add("reread_bytes", "again", unitBytes, c.hasDisk, func(p *phaseSum) int64 { return p.reread })
 	add("stall_ns", "waiting", unitTime, c.hasStall, func(p *phaseSum) int64 { return p.stall })
-	// Slices of tensors are counted: an expert of a layer has several.
+	// Slices of tensors are counted. An expert of a layer has several.
 	s.addNumbers("expert_slices_touched", "slices of experts touched", "", len(all),
 		func(i int) (int64, bool) { return all[i].touched, all[i].slices > 0 })
 	s.addNumbers("expert_slices", "of all", "", len(all),
