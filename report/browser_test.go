@@ -1,6 +1,6 @@
 package report
 
-// This file opens pages in a real browser, and does in them what a reader does.
+// This file opens pages in a real browser and does there what a reader does.
 
 import (
 	"strings"
@@ -9,7 +9,7 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// inBrowser opens a report's page.
+// inBrowser runs JavaScript on the page of a report. It returns what the script stored in result.
 func inBrowser(t *testing.T, r *Report, steps string, flags ...string) map[string]string {
 	t.Helper()
 	return testenv.Browse(t, write(t, r), steps, flags...)
@@ -83,7 +83,7 @@ func TestPage(t *testing.T) {
 	if len(colours) != 4 {
 		t.Fatalf("colours %q", colours)
 	}
-	// most, nothing, not observed, least
+	// The greatest value, nothing, not observed, and the least value.
 	for i, want := range []string{"0,34,78,255", "255,255,255,255", "220,220,228,255", "254,232,56,255"} {
 		if colours[i] != want {
 			t.Errorf("pixel %d is %s, want %s", i, colours[i], want)
@@ -91,7 +91,7 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// Light and dark follow the reader's system, and the button.
+// Light and dark follow the reader's system, until the button is pressed.
 func TestDark(t *testing.T) {
 	const steps = `
 		await drawn();
@@ -109,7 +109,7 @@ func TestDark(t *testing.T) {
 		map[string]string{"first": "rgb(22, 23, 27)", "second": "rgb(255, 255, 255)", "most": "0,34,78,255"})
 }
 
-// A report without anything is a page without an error; so is the largest one.
+// The page of an empty report has no error, nor has the largest page.
 func TestExtremes(t *testing.T) {
 	expect(t, inBrowser(t, &Report{Title: "nothing"}, `await drawn(); result.view = $("view").textContent;`),
 		map[string]string{"view": "no steps"})
@@ -137,6 +137,6 @@ func TestExtremes(t *testing.T) {
 	`)
 	expect(t, got, map[string]string{"view": " of 34000", "tip": "about "})
 	if strings.HasPrefix(got["view"], "all") {
-		t.Errorf("it has not zoomed: %q", got["view"])
+		t.Errorf("the view is %q after zooming, want a part of the steps", got["view"])
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// planted is a report of a few steps, in which every value is known.
+// planted is a report of a few steps in which every value is known.
 func planted() *Report {
 	const steps = 40
 	r := &Report{
@@ -54,8 +54,8 @@ func planted() *Report {
 	return r
 }
 
-// read returns what a page holds for its script.
-func read(t *testing.T, page []byte) (p page) {
+// read decodes the data that a page holds for its script.
+func read(t *testing.T, page []byte) (p pageData) {
 	t.Helper()
 	const begin = `<script type="application/json" id="data">`
 	_, rest, ok := bytes.Cut(page, []byte(begin))
@@ -88,19 +88,19 @@ func TestWhole(t *testing.T) {
 	}
 	p := read(t, b)
 	if p.Title != planted().Title || p.Steps != 40 || p.PerBin != 1 || len(p.Binned) != 0 || len(p.Labels) != 40 {
-		t.Errorf("%+v", p)
+		t.Errorf("page %+v, want one of 40 steps without bins", p)
 	}
-	if want := []span{{"prompt", 0, 3}, {"generation", 3, 40}}; len(p.Phases) != 2 || p.Phases[0] != want[0] ||
+	if want := []phaseSpan{{"prompt", 0, 3}, {"generation", 3, 40}}; len(p.Phases) != 2 || p.Phases[0] != want[0] ||
 		p.Phases[1] != want[1] {
-		t.Errorf("phases %+v", p.Phases)
+		t.Errorf("phases %+v, want %+v", p.Phases, want)
 	}
 	if s := p.Series[0]; s.Mean[7] != nil || *s.Mean[8] != 9 || s.Max != nil {
-		t.Errorf("series %+v", s)
+		t.Errorf("series %+v, want the planted values without greatest ones", s)
 	}
 	h := p.Heat[0]
 	cells, err := base64.StdEncoding.DecodeString(h.Mean)
 	if err != nil || len(cells) != 80 || h.Least != 16 || h.Most != 4096 {
-		t.Fatalf("%d cells, %g to %g, %v", len(cells), h.Least, h.Most, err)
+		t.Fatalf("%d cells from %g to %g, error %v, want 80 from 16 to 4096", len(cells), h.Least, h.Most, err)
 	}
 	for i, want := range map[int]byte{
 		0: cellZero, 20: cellMost, 40: cellUnknown, 59: cellUnknown, 60: cellLeast, 79: cellLeast,
@@ -110,11 +110,11 @@ func TestWhole(t *testing.T) {
 		}
 	}
 	if rows := p.Tables[0].Rows; rows[2][1] != nil || rows[1][1] != 1048576.0 || rows[3][0] != "output" {
-		t.Errorf("rows %v", rows)
+		t.Errorf("rows %v, want those planted", rows)
 	}
 }
 
-// Steps beyond what a page holds are put together: by the mean and the greatest value of those that are known.
+// Steps beyond what a page holds share bins, which have the mean and the greatest of the known values.
 func TestBins(t *testing.T) {
 	const steps = 10_000
 	r := &Report{Steps: make([]Step, steps)}
@@ -142,26 +142,28 @@ func TestBins(t *testing.T) {
 	s := p.Series[0]
 	if s.Mean[0] != nil || s.Max[0] != nil || *s.Mean[1] != 1 || *s.Max[1] != 2 || *s.Max[5000/3] != 70 ||
 		*s.Mean[5000/3] != float32((0.0+1+70)/3) {
-		t.Errorf("bins %v, %v", *s.Mean[5000/3], *s.Max[5000/3])
+		t.Errorf("the bin of the peak: mean %v, greatest %v, want 71/3 and 70", *s.Mean[5000/3], *s.Max[5000/3])
 	}
 	h := p.Heat[0]
 	if h.PerRow != 2 || len(h.Rows) != 2500 || h.Rows[0] != (Row{"0 to 1", 2, "2 rows"}) || h.Most != 1000 {
-		t.Errorf("rows of %d, %d, the first %+v, at most %g", h.PerRow, len(h.Rows), h.Rows[0], h.Most)
+		t.Errorf("%d rows of %d, the first %+v, at most %g, want 2500 of 2, at most 1000", len(h.Rows), h.PerRow,
+			h.Rows[0], h.Most)
 	}
 	cells, err := base64.StdEncoding.DecodeString(h.Max)
 	if err != nil || len(cells) != len(h.Rows)*h.Bins {
-		t.Fatalf("%d cells, %v", len(cells), err)
+		t.Fatalf("%d cells, error %v, want %d", len(cells), err, len(h.Rows)*h.Bins)
 	}
 	if got, want := bytes.Count(cells, []byte{cellMost}), 1; got != want ||
 		cells[4321/2*h.Bins+9876/h.PerBin] != cellMost {
 		t.Errorf("%d greatest cells, want %d", got, want)
 	}
 	if len(p.Binned) != 2 {
-		t.Errorf("it says %q", p.Binned)
+		t.Errorf("the page says %q, want a sentence on steps and one on the heatmap", p.Binned)
 	}
 }
 
-// No capture makes the page larger than its bound: not one of ten million rows, and not one of a hostile file.
+// No capture makes the page larger than its bound: neither one of ten million rows, nor that of a hostile
+// file.
 func TestBound(t *testing.T) {
 	for name, text := range map[string]string{
 		"common": "blk.12.ffn_down.weight", "hostile": strings.Repeat("<\x00", 5000),
@@ -199,19 +201,19 @@ func TestBound(t *testing.T) {
 			}
 			b := write(t, r)
 			if len(b) > MaxBytes || len(b) < 1<<20 {
-				t.Errorf("%d bytes", len(b))
+				t.Errorf("the page has %d bytes, want at least %d, at most %d", len(b), 1<<20, MaxBytes)
 			}
 			p := read(t, b)
 			if p.Offsets == nil || len(p.Heat) != maxHeatmaps || len(p.Tables) != maxTables ||
 				len(p.Tables[maxTables-1].Rows) == 0 {
-				t.Errorf("%d heatmaps, %d tables", len(p.Heat), len(p.Tables))
+				t.Errorf("%d heatmaps, %d tables, want %d and %d", len(p.Heat), len(p.Tables), maxHeatmaps, maxTables)
 			}
 			t.Logf("%d bytes", len(b))
 		})
 	}
 }
 
-// What contradicts itself is refused, and an empty report is a page.
+// A report that contradicts itself is refused. An empty report is a page.
 func TestRefused(t *testing.T) {
 	for name, r := range map[string]*Report{
 		"series":   {Steps: make([]Step, 2), Series: []Series{{Name: "s", Values: make([]float64, 3)}}},
@@ -225,15 +227,15 @@ func TestRefused(t *testing.T) {
 			switch name {
 			case "writer":
 				if err := r.Write(full{}); !errors.Is(err, errFull) {
-					t.Error(err)
+					t.Errorf("error %v, want %v", err, errFull)
 				}
 			case "no steps":
 				if err := r.Write(&b); err != nil || read(t, b.Bytes()).Steps != 0 {
-					t.Error(err)
+					t.Errorf("error %v, want a page without steps", err)
 				}
 			default:
 				if err := r.Write(&b); err == nil || b.Len() > 0 || strings.Contains(err.Error(), "\n") {
-					t.Errorf("%v, %d bytes", err, b.Len())
+					t.Errorf("error %v after %d bytes, want one line and nothing written", err, b.Len())
 				}
 			}
 		})

@@ -35,7 +35,7 @@ type Timeline struct {
 func (c *Collector) WriteTimeline(to io.Writer, t *Timeline) error {
 	buffered := bufio.NewWriterSize(to, 1<<20)
 	w := perfetto.NewWriter(buffered)
-	process := w.Process(t.PID, t.Name)
+	process := w.NewProcess(t.PID, t.Name)
 	last, err := c.writeOps(w, process, t)
 	if err != nil {
 		return err
@@ -76,7 +76,7 @@ func (s *sliceTrack) close(next int64) {
 
 // writeOps writes tracks of steps, layers, ops and waiting. It returns when the last op that is written began.
 func (c *Collector) writeOps(w *perfetto.Writer, process perfetto.Track, t *Timeline) (last int64, err error) {
-	track := func(name string) sliceTrack { return sliceTrack{writer: w, track: w.Thread(process, name)} }
+	track := func(name string) sliceTrack { return sliceTrack{writer: w, track: w.NewThread(process, name)} }
 	step, layer, op, wait := track("steps"), track("layers"), track("ops"), track("waiting for the disk")
 	const noStep, noLayer = -1, -2 // -1 is the layer of what is in none
 	currentStep, currentLayer, rows := int32(noStep), int32(noLayer), 0
@@ -141,9 +141,9 @@ func (c *Collector) writeOps(w *perfetto.Writer, process perfetto.Track, t *Time
 func (c *Collector) writePageIns(w *perfetto.Writer, process perfetto.Track, t *Timeline, last int64) error {
 	var tracks []perfetto.Track
 	for _, cause := range event.CauseNames() {
-		tracks = append(tracks, w.Thread(process, "from disk: "+cause))
+		tracks = append(tracks, w.NewThread(process, "from disk: "+cause))
 	}
-	sum := w.Bytes(process, "from disk")
+	sum := w.NewByteCounter(process, "from disk")
 	total, rows := int64(0), 0
 	for r, err := range t.PageIns {
 		if err != nil {

@@ -14,7 +14,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// schema has the fields of each message, by number, as the excerpt of Perfetto's own says.
+// schema has the type and the name of each message's fields, by number, as the excerpt of Perfetto's own
+// schema has them.
 type schema map[string]map[protowire.Number][2]string // type, name
 
 func readSchema(t *testing.T) schema {
@@ -40,7 +41,7 @@ func readSchema(t *testing.T) schema {
 	return all
 }
 
-// decode reads a message as the schema says, as text.
+// decode turns a message into text as the schema says.
 func (s schema) decode(message string, b []byte) (string, error) {
 	var parts []string
 	for len(b) > 0 {
@@ -91,12 +92,12 @@ func (s schema) decode(message string, b []byte) (string, error) {
 	return strings.Join(parts, " "), nil
 }
 
-// What is written reads back by Perfetto's schema.
+// What is written can be decoded by Perfetto's schema.
 func TestSchema(t *testing.T) {
 	var b bytes.Buffer
 	w := NewWriter(&b)
-	p := w.Process(42, "llama\xffcli")
-	ops, disk := w.Thread(p, "ops"), w.Bytes(p, "from disk")
+	p := w.NewProcess(42, "llama\xffcli")
+	ops, disk := w.NewThread(p, "ops"), w.NewByteCounter(p, "from disk")
 	w.Begin(ops, 1000, "MUL_MAT", Arg{Name: "tensor", Text: "blk.0"}, Arg{Name: "bytes", Int: -1})
 	w.End(ops, 2000)
 	w.Instant(ops, 2500, "page-in")
@@ -139,11 +140,11 @@ func (f *full) Write(b []byte) (int, error) {
 func TestError(t *testing.T) {
 	f := &full{room: 30}
 	w := NewWriter(f)
-	p := w.Process(1, "p")
+	p := w.NewProcess(1, "p")
 	for range 10 {
 		w.Instant(p, 1, "x")
 	}
 	if !errors.Is(w.Err(), errFull) || f.room < -60 {
-		t.Errorf("%v, %d", w.Err(), f.room)
+		t.Errorf("error %v with %d writes left, want that of the first write", w.Err(), f.room)
 	}
 }
