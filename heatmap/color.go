@@ -7,7 +7,7 @@ import (
 	"math"
 )
 
-// cividis holds ten equidistant colours of the map with that name (Nuñez, Anderton, Renslow 2018), which
+// cividis holds ten equidistant colours of the map with that name (Nuñez, Anderton, Renslow 2018). It
 // looks the same with and without red-green colour blindness. Here it runs from light to dark: on white
 // paper, more is darker, and a missing read stands out.
 var cividis = [...]color.RGBA{
@@ -30,12 +30,12 @@ var (
 	frame       = color.RGBA{0xb0, 0xb0, 0xb0, 0xff}
 	notRead     = white
 	notObserved = color.RGBA{0xdc, 0xdc, 0xe4, 0xff} // drawn with a cross, so that it is not mistaken for a value
-	markColor   = color.RGBA{0xd5, 0x5e, 0x00, 0xff} // vermilion: the colour-blind can tell it from cividis, too
+	markColor   = color.RGBA{0xd5, 0x5e, 0x00, 0xff} // vermilion: the colour-blind can tell it from cividis
 )
 
-// position is the place of a share on the colour scale, 0 to 1. The square root makes small shares
-// visible (4 of 128 experts are at 0.18) without the arbitrary lower limit of a logarithm.
-func position(share float64) float64 { return math.Sqrt(min(max(share, 0), 1)) }
+// scalePosition is the position of a share on the colour scale, from 0 to 1. The square root makes small
+// shares visible, such as 4 of 128 experts at 0.18, without the arbitrary lower limit of a logarithm.
+func scalePosition(share float64) float64 { return math.Sqrt(min(max(share, 0), 1)) }
 
 // scaleColor is the colour at a position from 0 to 1.
 func scaleColor(pos float64) color.RGBA {
@@ -52,5 +52,5 @@ func cellColor(v float32) color.RGBA {
 	if v <= 0 {
 		return notRead
 	}
-	return scaleColor(position(float64(v)))
+	return scaleColor(scalePosition(float64(v)))
 }

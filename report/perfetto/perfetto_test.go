@@ -145,6 +145,6 @@ func TestError(t *testing.T) {
 		w.Instant(p, 1, "x")
 	}
 	if !errors.Is(w.Err(), errFull) || f.room < -60 {
-		t.Errorf("error %v with %d writes left, want that of the first write", w.Err(), f.room)
+		t.Errorf("error %v, room for %d bytes, want %v and no write after it", w.Err(), f.room, errFull)
 	}
 }
