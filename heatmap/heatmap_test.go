@@ -255,7 +255,7 @@ func TestFigures(t *testing.T) {
 			}
 			f := layOut(m, texts(name, m))
 			if f.width > 3000 || f.height > 5000 {
-				t.Errorf("%d x %d pixels", f.width, f.height)
+				t.Errorf("the figure has %d x %d pixels, want at most 3000 x 5000", f.width, f.height)
 			}
 			line := f.lineHeight(smallStyle)
 			if f.rowLabels {
@@ -263,7 +263,8 @@ func TestFigures(t *testing.T) {
 			}
 			for i, l := range f.labels {
 				if i > 0 && l.middle-f.labels[i-1].middle < line {
-					t.Errorf("labels %q and %q overlap: %d and %d", f.labels[i-1].text, l.text, f.labels[i-1].middle, l.middle)
+					t.Errorf("labels %q and %q overlap: %d and %d", f.labels[i-1].text, l.text, f.labels[i-1].middle,
+						l.middle)
 				}
 				if l.middle < f.top-line || l.middle > f.bottom+line {
 					t.Errorf("label %q at %d is outside of the cells, %d to %d", l.text, l.middle, f.top, f.bottom)

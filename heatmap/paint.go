@@ -21,7 +21,8 @@ func (f *layout) paintOn(canvas vg.Canvas) {
 		f.pixels = png.Image()
 	}
 	f.drawText(margin, margin+f.lineHeight(titleStyle)/2, f.text.Title, titleStyle, text.XLeft, ink)
-	f.drawText(margin, margin+f.lineHeight(titleStyle)+f.lineHeight(bodyStyle)/2, f.text.Subtitle, bodyStyle, text.XLeft,
+	f.drawText(margin, margin+f.lineHeight(titleStyle)+f.lineHeight(bodyStyle)/2, f.text.Subtitle, bodyStyle,
+		text.XLeft,
 		ink)
 	f.paintLegend()
 	f.paintLabels()
@@ -75,7 +76,8 @@ func (f *layout) paintPixels(at image.Rectangle, paint func()) {
 	f.pixels = img
 	paint()
 	f.pixels = nil
-	f.canvas.DrawImage(vg.Rectangle{Min: f.canvasPoint(at.Min.X, at.Max.Y), Max: f.canvasPoint(at.Max.X, at.Min.Y)}, img)
+	f.canvas.DrawImage(vg.Rectangle{Min: f.canvasPoint(at.Min.X, at.Max.Y), Max: f.canvasPoint(at.Max.X, at.Min.Y)},
+		img)
 }
 
 // paintCell paints a cell. It needs pixels: see paintPixels.
@@ -111,7 +113,8 @@ func (f *layout) paintTicks(i int) {
 		}
 		at := x + c*cell + cell/2
 		f.fillBox(at, f.bottom+2, at+1, f.bottom+2+tickLength, faint)
-		f.drawText(at, f.bottom+4+tickLength+f.lineHeight(smallStyle)/2, strconv.Itoa(ceilDiv(n, step)*step), smallStyle,
+		f.drawText(at, f.bottom+4+tickLength+f.lineHeight(smallStyle)/2, strconv.Itoa(ceilDiv(n, step)*step),
+			smallStyle,
 			text.XCenter, ink)
 	}
 }
@@ -149,7 +152,8 @@ func (f *layout) paintLabels() {
 		top, bottom := f.rowTop[b.first], f.rowTop[b.last]+f.rowHeight[b.last]
 		x := margin + f.blockWidth - labelGap
 		f.fillBox(x, top+1, x+1, bottom-1, faint)
-		f.drawText(x-labelGap/2-2, (top+bottom)/2, f.shorten(b.text, smallStyle, maxLabel/2), smallStyle, text.XRight, ink)
+		f.drawText(x-labelGap/2-2, (top+bottom)/2, f.shorten(b.text, smallStyle, maxLabel/2), smallStyle, text.XRight,
+			ink)
 	}
 }
 

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Profiles of traces whose figures are known.
+// The figures of these traces are known.
 func TestProfile(t *testing.T) {
 	s := Shape{Layers: 2, Experts: 8, K: 2}
 	near := func(a, b float64) bool { return math.Abs(a-b) < 0.011 }
@@ -15,7 +15,7 @@ func TestProfile(t *testing.T) {
 		choose func(token, layer int, before [][]int32) []int32
 		want   Profile
 	}{
-		// Each token the next two: every expert once in four tokens.
+		// Each token chooses the next two experts, so every expert is chosen once in four tokens.
 		{"cycle", func(token, _ int, _ [][]int32) []int32 {
 			return []int32{int32(token * 2 % 8), int32(token*2%8 + 1)}
 		},
@@ -26,7 +26,7 @@ func TestProfile(t *testing.T) {
 				Entropy: (math.Log(2)*0.5*2 + 0.5*math.Log(7)) / math.Log(8), HotLoad: 0.5 + 0.5/7, Touched: 1,
 				Overlap: 0.5, New: 8. / 400, Reuse: [3]int{1, 7, 7},
 			}},
-		// One layer uses two experts, the other all: the least even layer is told.
+		// One layer uses two experts, the other all of them.
 		{"uneven layers", func(token, layer int, _ [][]int32) []int32 {
 			if layer == 0 {
 				return []int32{3, 4}

@@ -16,7 +16,8 @@ type Step struct {
 	IDs   []int32 // of the batch's tokens; nil if they were not observed
 }
 
-// Steps are the steps of one context of a capture, by number, without the warm-up, which uses all experts.
+// Steps are the steps of one context of a capture, by number. The warm-up is left out, as it uses all
+// experts.
 func Steps(rows iter.Seq2[*tables.StepRow, error], context int32) (map[int32]Step, error) {
 	all := map[int32]Step{}
 	for r, err := range rows {
@@ -73,9 +74,9 @@ func ChoosingContext(
 	return best, of.model, nil
 }
 
-// OfStructure is an empty trace of a model: its layers with experts, and how large these are. It is nil
-// if the model has none, or layers that differ in the number of experts. Rows are as package trace reads
-// them.
+// OfStructure is an empty trace of a model, with its layers that have experts, and the sizes of these. It
+// is nil if the model has none, or if layers differ in the number of experts. Rows are as package trace
+// reads them.
 func OfStructure(name string, structure []tables.StructureRow, model int32) *Trace {
 	t := &Trace{Model: name}
 	index := map[int32]int{}
@@ -104,9 +105,8 @@ func OfStructure(name string, structure []tables.StructureRow, model int32) *Tra
 	return t
 }
 
-// FromRoutes fills an empty trace with the rows of the route table that belong to steps; those of which
-// it is not known to which token they belong are left out. Errors name the row, from 0; they wrap
-// ErrNoRoutes, or what rows failed with.
+// FromRoutes fills an empty trace with the rows of the route table that belong to steps. Rows whose token
+// is not known are left out. Errors name the row, from 0. They wrap ErrNoRoutes, or the error of a row.
 func FromRoutes(t *Trace, rows iter.Seq2[tables.Route, error], steps map[int32]Step) (*Trace, error) {
 	b, err := newBuilder(t)
 	if err != nil {
@@ -126,7 +126,7 @@ func FromRoutes(t *Trace, rows iter.Seq2[tables.Route, error], steps map[int32]S
 		if int(r.Position) < len(s.IDs) {
 			id = s.IDs[r.Position]
 		}
-		err = b.add(row{
+		err = b.addRow(row{
 			step: r.Step, position: r.Position, layer: r.Layer, slot: r.Slot, expert: r.Expert, phase: s.Phase,
 			id: id,
 		})

@@ -15,7 +15,7 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// public reads a public trace that lies beside the repository, or skips the test.
+// public reads a public trace that lies beside the repository. If there is none, it skips the test.
 func public(t testing.TB, name string) *Trace {
 	t.Helper()
 	f, err := os.Open(filepath.Join("..", "..", "shared", "data", "moe-routes", name+".route.csv.gz"))
@@ -47,8 +47,8 @@ func TestPublicTraces(t *testing.T) {
 		tr := public(t, tc.name)
 		if tr.Shape() != tc.shape || len(tr.Tokens) != tc.tokens || tr.FirstDecode() != tc.prompt ||
 			len(tr.chosen) != tc.chosen || tr.Model != tc.model || tr.TokenBytes() != tc.bytes {
-			t.Errorf("%s: %v, %d tokens, %d of the prompt, %d choices, %s, %d bytes per token", tc.name, tr.Shape(),
-				len(tr.Tokens), tr.FirstDecode(), len(tr.chosen), tr.Model, tr.TokenBytes())
+			t.Errorf("%s: %v, %d tokens, %d of the prompt, %d choices, %s, %d bytes per token, want %+v", tc.name,
+				tr.Shape(), len(tr.Tokens), tr.FirstDecode(), len(tr.chosen), tr.Model, tr.TokenBytes(), tc)
 		}
 	}
 }
@@ -79,7 +79,7 @@ func TestReadCSV(t *testing.T) {
 		}
 		if !slices.Equal(tr.Layers, []Layer{{0, 100}, {2, 300}}) || tr.Model != "a.gguf" ||
 			tr.Shape() != (Shape{2, 8, 2}) || len(tr.Tokens) != 3 || tr.FirstDecode() != 2 {
-			t.Errorf("%s: %+v", name, tr)
+			t.Errorf("%s: trace %+v, want that of the lines", name, tr)
 		}
 		for i, want := range [][]int32{{7, 1}, {}, {2, 3}, {6, 5}, {4, 5}, {0, 1}} {
 			if got := tr.Chosen(i/2, i%2); !slices.Equal(got, want) {
@@ -135,7 +135,7 @@ func TestReadCSVRefuses(t *testing.T) {
 	} {
 		tr, err := ReadCSV(strings.NewReader(tc.text))
 		if err == nil || !strings.Contains(err.Error(), tc.says) || strings.Contains(err.Error(), "\n") {
-			t.Errorf("%.40q...: %v, %v, want %q", strings.TrimPrefix(tc.text, heading), tr, err, tc.says)
+			t.Errorf("%.40q...: trace %v, error %v, want %q", strings.TrimPrefix(tc.text, heading), tr, err, tc.says)
 		}
 	}
 }
@@ -158,19 +158,19 @@ func TestReadCSVIsBounded(t *testing.T) {
 	}
 	_, err := ReadCSV(strings.NewReader(b.String()))
 	if err == nil || !strings.Contains(err.Error(), "more than 4096 tokens are too many") {
-		t.Error(err)
+		t.Errorf("error %v, want that there are too many tokens", err)
 	}
 }
 
 func TestRowsAreBounded(t *testing.T) {
 	b, err := newBuilder(&Trace{Experts: 9, Layers: []Layer{{}}})
-	if err != nil || b.most != maxChoices {
-		t.Fatal(b, err)
+	if err != nil || b.rowLimit != maxChoices {
+		t.Fatalf("builder %+v, error %v, want one of at most %d rows", b, err, maxChoices)
 	}
-	b.most = 3
+	b.rowLimit = 3
 	for slot := range int32(4) {
-		if err := b.add(row{slot: slot, expert: slot}); (err != nil) != (slot == 3) {
-			t.Errorf("row %d: %v", slot, err)
+		if err := b.addRow(row{slot: slot, expert: slot}); (err != nil) != (slot == 3) {
+			t.Errorf("row %d: error %v, want one for row 3 only", slot, err)
 		}
 	}
 }
@@ -193,7 +193,8 @@ func FuzzReadCSV(f *testing.F) {
 func check(t *testing.T, tr *Trace) {
 	t.Helper()
 	if len(tr.Tokens) == 0 || len(tr.Layers) == 0 || tr.K < 1 || tr.K > tr.Experts {
-		t.Fatalf("%d tokens, %d layers, %d of %d experts", len(tr.Tokens), len(tr.Layers), tr.K, tr.Experts)
+		t.Fatalf("%d tokens, %d layers, %d of %d experts, want at least 1 of each", len(tr.Tokens), len(tr.Layers),
+			tr.K, tr.Experts)
 	}
 	total := 0
 	for token := range tr.Tokens {
@@ -203,12 +204,13 @@ func check(t *testing.T, tr *Trace) {
 			slices.Sort(chosen)
 			if len(slices.Compact(chosen)) != len(tr.Chosen(token, layer)) || len(chosen) > 0 &&
 				(chosen[0] < 0 || int(chosen[len(chosen)-1]) >= tr.Experts) {
-				t.Fatalf("token %d, layer %d: %v", token, layer, tr.Chosen(token, layer))
+				t.Fatalf("token %d, layer %d: experts %v, want different ones below %d", token, layer,
+					tr.Chosen(token, layer), tr.Experts)
 			}
 		}
 	}
 	if total != len(tr.chosen) {
-		t.Fatalf("%d choices of %d are reached", total, len(tr.chosen))
+		t.Fatalf("%d choices are reached, want %d", total, len(tr.chosen))
 	}
 }
 
@@ -234,7 +236,7 @@ func TestFromRoutes(t *testing.T) {
 		{Step: 3, Phase: tables.PhaseGeneration, TokenIDs: []int32{12}},
 	}, nil), 0)
 	if err != nil || len(steps) != 2 {
-		t.Fatal(steps, err)
+		t.Fatalf("steps %v, error %v, want steps 1 and 3", steps, err)
 	}
 	structure := []tables.StructureRow{
 		{Name: "blk.1.ffn_up_exps.weight", Layer: 1, Experts: 4, ExpertStride: 10},
@@ -267,21 +269,23 @@ func TestFromRoutes(t *testing.T) {
 		!slices.Equal(tr.Tokens, []Token{{1, 0, Prompt, 10}, {1, 1, Prompt, 11}, {3, 0, Decode, 12}}) ||
 		!slices.Equal(tr.Chosen(0, 0), []int32{3, 0}) || len(tr.Chosen(0, 1)) != 0 ||
 		!slices.Equal(tr.Chosen(1, 1), []int32{0}) || !slices.Equal(tr.Chosen(2, 1), []int32{2}) {
-		t.Errorf("%+v", tr)
+		t.Errorf("trace %+v, want that of the rows of steps 1 and 3", tr)
 	}
 	rows[10].Expert = 4
 	if _, err := FromRoutes(OfStructure("m.gguf", structure, 0), rowsOf(rows, nil), steps); err == nil ||
 		err.Error() != "row 10 of the routes: expert 4, want 0 to 3" {
-		t.Error(err)
+		t.Errorf("error %v, want that of row 10", err)
 	}
 	broken := errors.New("broken")
-	if _, err := FromRoutes(OfStructure("m.gguf", structure, 0), rowsOf(rows[:3], broken), steps); !errors.Is(err, broken) {
-		t.Error(err)
+	if _, err := FromRoutes(OfStructure("m.gguf", structure, 0), rowsOf(rows[:3], broken), steps); !errors.Is(err,
+		broken) {
+		t.Errorf("error %v, want %v", err, broken)
 	}
-	if _, err := FromRoutes(OfStructure("m.gguf", structure, 0), rowsOf(rows[:3], nil), steps); !errors.Is(err, ErrNoRoutes) {
-		t.Error(err)
+	if _, err := FromRoutes(OfStructure("m.gguf", structure, 0), rowsOf(rows[:3], nil), steps); !errors.Is(err,
+		ErrNoRoutes) {
+		t.Errorf("error %v, want %v", err, ErrNoRoutes)
 	}
 	if OfStructure("m.gguf", structure[2:3], 0) != nil {
-		t.Error("a dense model has experts")
+		t.Error("OfStructure of a dense model is not nil")
 	}
 }

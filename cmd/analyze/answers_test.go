@@ -199,7 +199,8 @@ func TestAnswers(t *testing.T) {
 		out, done := written[want.analysis]
 		if !done {
 			out = t.TempDir()
-			if code, _, stderr := execute(t, append(strings.Fields(want.analysis), "-c", capture, "-o", out)...); code != cli.OK {
+			if code, _, stderr := execute(t,
+				append(strings.Fields(want.analysis), "-c", capture, "-o", out)...); code != cli.OK {
 				t.Fatal(stderr)
 			}
 			written[want.analysis] = out

@@ -84,7 +84,8 @@ func long(tb testing.TB, dir string, rows int) {
 func build(b *testing.B) (bin string) {
 	b.Helper()
 	bin = filepath.Join(b.TempDir(), "analyze")
-	if out, err := exec.Command("go", "build", "-ldflags=-checklinkname=0", "-o", bin, ".").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-ldflags=-checklinkname=0", "-o", bin,
+		".").CombinedOutput(); err != nil {
 		b.Fatalf("%v: %s", err, out)
 	}
 	return bin

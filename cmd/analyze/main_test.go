@@ -126,7 +126,9 @@ func TestAnalyze(t *testing.T) {
 	if len(table) != 1+4+4 {
 		t.Errorf("%d lines, want a header and 4 reads in each of 2 phases", len(table))
 	}
-	if want := []string{"1", "blk.0.ffn_up.weight", "9000", "200", "0.25", "generation"}; !reflect.DeepEqual(table[6][:6], want) {
+	if want := []string{
+		"1", "blk.0.ffn_up.weight", "9000", "200", "0.25", "generation",
+	}; !reflect.DeepEqual(table[6][:6], want) {
 		t.Errorf("row %v, want %v", table[6][:6], want)
 	}
 	data, err := os.ReadFile(filepath.Join(out, heatmapFile+".png"))
@@ -397,7 +399,8 @@ func TestContradictions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(path, bytes.Replace(text, []byte(`"rows": 12`), []byte(`"rows": 13`), 1), 0o600); err != nil {
+		if err := os.WriteFile(path, bytes.Replace(text, []byte(`"rows": 12`), []byte(`"rows": 13`), 1),
+			0o600); err != nil {
 			t.Fatal(err)
 		}
 		const says = "capture.json tells of 13 rows of the access table, of which 0 were deleted, and the files hold 12"

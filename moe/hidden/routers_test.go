@@ -167,7 +167,9 @@ func TestReadRefuses(t *testing.T) {
 func TestReadOfLess(t *testing.T) {
 	if _, err := Read(
 		open(t,
-			llamatest.Model(t, synth.Config{Layers: 1, Embd: 64, FF: 64, Heads: 2, KVHeads: 2, Type: gguf.Q8_0}))); !errors.Is(err, ErrNoRouters) {
+			llamatest.Model(t,
+				synth.Config{Layers: 1, Embd: 64, FF: 64, Heads: 2, KVHeads: 2, Type: gguf.Q8_0}))); !errors.Is(err,
+		ErrNoRouters) {
 		t.Errorf("a dense model: %v", err)
 	}
 }

@@ -95,7 +95,8 @@ func TestLeastIsTheLeast(t *testing.T) {
 				uses = append(uses, bits)
 			}
 		}
-		if got, want := total(Least(tr, trunk, int64(room))), int64(tryAll(uses, layers*experts+int(trunk), room)); got != want {
+		if got, want := total(Least(tr, trunk, int64(room))),
+			int64(tryAll(uses, layers*experts+int(trunk), room)); got != want {
 			t.Fatalf("%v, trunk %d, room %d: %d, want %d", all, trunk, room, got, want)
 		}
 	}

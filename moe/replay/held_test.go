@@ -125,7 +125,9 @@ func fractionRead(r *moe.Trace, from int, h hold) float64 {
 			for len(kept) > max(int(h.cache*float64(len(score))), s.K) {
 				out := id
 				for k := range kept {
-					if now := k/s.Experts == layer && slices.Contains(r.Chosen(token, layer), int32(k%s.Experts)); !now && (out == id || score[k] < score[out] || score[k] == score[out] && k < out) {
+					if now := k/s.Experts == layer &&
+						slices.Contains(r.Chosen(token, layer), int32(k%s.Experts)); !now &&
+						(out == id || score[k] < score[out] || score[k] == score[out] && k < out) {
 						out = k
 					}
 				}

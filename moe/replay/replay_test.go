@@ -177,7 +177,9 @@ func TestCyclicScan(t *testing.T) {
 		{moe.NewLRU(tr.Shape()), n, 1 - float64(n)/tokens, 1 - float64(n)/tokens},
 		{NewPinned(tr), 7, 6./10 - 0.01, 7. / 10}, {moe.NewLRU(tr.Shape()), 0, 0, 0},
 	} {
-		if got := run(t, tr, Config{Capacity: tc.capacity * mib, Policy: tc.policy, Threshold: 1}).HitRate(); got < tc.low || got > tc.high {
+		if got := run(t, tr,
+			Config{Capacity: tc.capacity * mib, Policy: tc.policy, Threshold: 1}).HitRate(); got < tc.low ||
+			got > tc.high {
 			t.Errorf("%T with room for %d hits %.3f, want %.3f to %.3f", tc.policy, tc.capacity, got, tc.low, tc.high)
 		}
 	}
@@ -360,7 +362,8 @@ func TestUniformIsLeftAlone(t *testing.T) {
 func TestRefuses(t *testing.T) {
 	tr := random(t, rand.New(rand.NewPCG(5, 5)), 2, 4, 1, 3)
 	lru := moe.NewLRU(tr.Shape())
-	if _, err := Run(t.Context(), planted(t, 4, 0, [][][]int32{{{1}}}), Forecast{}, Config{Policy: lru}); !errors.Is(err, ErrNoSizes) {
+	if _, err := Run(t.Context(), planted(t, 4, 0, [][][]int32{{{1}}}), Forecast{},
+		Config{Policy: lru}); !errors.Is(err, ErrNoSizes) {
 		t.Error(err)
 	}
 	if _, err := Run(t.Context(), tr, Forecast{}, Config{Policy: lru, Capacity: -1}); err == nil {

@@ -85,7 +85,9 @@ func TestCompute(t *testing.T) {
 		t.Errorf("Compute without accesses = %v, want 0", got)
 	}
 	c := New(structure, 0, 0, rows)
-	if err := c.Access(&tables.Access{Bytes: 1 << 20, Duration: tables.NotObserved, Stall: tables.NotObserved}); err != nil || c.Compute() != 0 {
+	if err := c.Access(&tables.Access{
+		Bytes: 1 << 20, Duration: tables.NotObserved, Stall: tables.NotObserved,
+	}); err != nil || c.Compute() != 0 {
 		t.Errorf("Compute without times = %v, want 0; error %v", c.Compute(), err)
 	}
 }

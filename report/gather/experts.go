@@ -34,7 +34,7 @@ type NamedTable struct {
 // NewExperts counts which experts a trace's tokens chose.
 func NewExperts(t *moe.Trace) *Experts {
 	e := &Experts{
-		trace: t, uses: t.Use(), layers: t.LayerUses(), tokens: t.TokenUses(), together: t.Together(),
+		trace: t, uses: t.Uses(), layers: t.LayerUses(), tokens: t.TokenUses(), together: t.Together(),
 		profile: moe.NewProfile(t),
 	}
 	e.tables = []NamedTable{

@@ -219,7 +219,9 @@ func TestExpertsAreReads(t *testing.T) {
 		{Name: "exps", Offset: 4096, Size: 8 * stride, Experts: 8, ExpertStride: stride, File: "m.gguf"},
 	}
 	c := New(structure, 0, 0, []tables.StepRow{{Step: 0, Phase: tables.PhaseGeneration, Begin: 0, End: 100}})
-	if err := c.Access(&tables.Access{Bytes: 3 * stride, Offset: 4096, Timestamp: 50, Experts: []int32{2, 3, 0}}); err != nil {
+	if err := c.Access(&tables.Access{
+		Bytes: 3 * stride, Offset: 4096, Timestamp: 50, Experts: []int32{2, 3, 0},
+	}); err != nil {
 		t.Fatal(err)
 	}
 	want := []report.Point{
