@@ -57,7 +57,7 @@ const heading = "# route_trace v1\n# model=/m/a.gguf arch=x n_layer=3 n_expert=8
 	"expert_bytes=100 dense_bytes=5\n# layer=2 expert_bytes=300\n" +
 	"turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n"
 
-// A prompt of two tokens comes by layer, its last layer has one token; layer 1 has no experts.
+// A prompt of two tokens comes by layer, and its last layer has one token. Layer 1 has no experts.
 const good = heading +
 	"0,0,0,0,0,7,0.5,0,1\n0,0,0,0,1,1,0.5,0,1\n0,0,1,0,0,2,0.5,0,1\n0,0,1,0,1,3,0.5,0,1\n0,0,1,2,0,6,1,0,1\n0,0,1,2,1,5,1,0,1\n" +
 	"0,1,2,0,0,4,1,1,0\n0,1,2,0,1,5,1,1,0\n0,1,2,2,0,0,1,1,0\n0,1,2,2,1,1,1,1,0\n"
@@ -89,7 +89,7 @@ func TestReadCSV(t *testing.T) {
 	}
 }
 
-// What is wrong is said with its line.
+// Errors name the line.
 func TestReadCSVRefuses(t *testing.T) {
 	row := func(s string) string { return heading + "0,1,5,0,0,7,1\n0,1,5,0,1,6,1\n" + s + "\n" }
 	for _, tc := range []struct{ text, says string }{
@@ -140,7 +140,7 @@ func TestReadCSVRefuses(t *testing.T) {
 	}
 }
 
-// many rows are of a token each.
+// many has n rows, each of a token of its own.
 func many(n int) string {
 	var b strings.Builder
 	for i := range n {
@@ -189,7 +189,7 @@ func FuzzReadCSV(f *testing.F) {
 	})
 }
 
-// check says whether a trace is what readers promise.
+// check fails the test if a trace is not as readers promise.
 func check(t *testing.T, tr *Trace) {
 	t.Helper()
 	if len(tr.Tokens) == 0 || len(tr.Layers) == 0 || tr.K < 1 || tr.K > tr.Experts {

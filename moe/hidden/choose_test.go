@@ -83,7 +83,7 @@ func TestChoice(t *testing.T) {
 						}
 					}
 					want := chosenPlainly(gate, k, groups, groups/2, l.prefer, logits)
-					got := c.choice(l, logits, make([]int32, 0, k))
+					got := c.choose(l, logits, make([]int32, 0, k))
 					if !slices.Equal(got, want) {
 						t.Fatalf("gating %d, bias %v, %d groups: %v, want %v", gate, biased, groups, got, want)
 					}
@@ -93,7 +93,7 @@ func TestChoice(t *testing.T) {
 					margins := make([]float32, n)
 					c.margins(l, logits, margins)
 					for e, m := range margins {
-						if !finite(m) || groups == 0 && (m > 0) != slices.Contains(want, int32(e)) {
+						if !isFinite(m) || groups == 0 && (m > 0) != slices.Contains(want, int32(e)) {
 							t.Fatalf("gating %d, bias %v: expert %d has the margin %g, chosen are %v", gate, biased,
 								e, m, want)
 						}
@@ -107,7 +107,7 @@ func TestChoice(t *testing.T) {
 	}
 	// All experts are chosen.
 	c := newChooser(&Routers{Experts: 3, K: 3, gate: gateSoftmax})
-	if got := c.choice(&router{}, []float32{1, 3, 2}, make([]int32, 0, 3)); !slices.Equal(got, []int32{1, 2, 0}) {
+	if got := c.choose(&router{}, []float32{1, 3, 2}, make([]int32, 0, 3)); !slices.Equal(got, []int32{1, 2, 0}) {
 		t.Error(got)
 	}
 	margins := make([]float32, 3)

@@ -14,7 +14,7 @@ import (
 // planted makes routers with random matrices and norms.
 func planted(rng *rand.Rand, layers, dim, experts, k int) *Routers {
 	r := &Routers{
-		Dim: dim, Experts: experts, K: k, ID: "0123456789abcdef0123456789abcdef", gate: gateSoftmax, invariant: true,
+		Dim: dim, Experts: experts, K: k, ID: "0123456789abcdef0123456789abcdef", gate: gateSoftmax, ignoresShift: true,
 	}
 	for i := range layers {
 		var l router
@@ -28,8 +28,8 @@ func planted(rng *rand.Rand, layers, dim, experts, k int) *Routers {
 		for j := range l.norm {
 			l.norm[j], attn[j] = 0.5+rng.Float32(), 0.5+rng.Float32()
 		}
-		l.inverse, l.attnInverse = inverse(l.norm), inverse(attn)
-		l.most, l.attnMost = bound(l.norm, nil), bound(attn, nil)
+		l.inverse, l.attnInverse = reciprocals(l.norm), reciprocals(attn)
+		l.maxRMS, l.attnMaxRMS = rmsBound(l.norm, nil), rmsBound(attn, nil)
 		r.layers = append(r.layers, l)
 		r.Blocks = append(r.Blocks, int32(i))
 	}
@@ -211,15 +211,15 @@ func TestPlanted(t *testing.T) {
 func TestBefore(t *testing.T) {
 	r := planted(rand.New(rand.NewPCG(1, 2)), 3, 32, 16, 2)
 	run := func(before float64) float64 {
-		tu := usual
-		tu.before = before
+		tu := usualTuning
+		tu.previous = before
 		f := newFlow(t, rand.New(rand.NewPCG(3, 4)), r, 0.1)
 		f.looks = true
 		once, _ := f.run(newPredictor(t, r, Options{Leads: []int{}, Attention: true, IDs: -1, tuning: &tu}), 900, 500,
 			true, true)
 		return once
 	}
-	with, without := run(usual.before), run(1e-9)
+	with, without := run(usualTuning.previous), run(1e-9)
 	t.Logf("with the token before %.3f, without %.3f", with, without)
 	if with < without+0.05 {
 		t.Errorf("with the token before %.3f, without %.3f", with, without)
@@ -389,7 +389,7 @@ func TestOddInputs(t *testing.T) {
 		for layer := range chosen {
 			p.Scores(layer, scores)
 			for e, s := range scores {
-				if !finite(s) {
+				if !isFinite(s) {
 					t.Fatalf("token %d, layer %d: expert %d has the score %g", token, layer, e, s)
 				}
 			}
@@ -485,25 +485,25 @@ func BenchmarkLayer(b *testing.B) {
 				}
 				x[layer] += 0.01
 				p.Router(layer-1, x)
-				p.solve(layer - 1)
-				p.at = layer - 1
+				p.solveLogits(layer - 1)
+				p.lastLayer = layer - 1
 				switch part {
 				case "router":
-					p.router[layer-1].solved = false
+					p.routerInputs[layer-1].isSolved = false
 					b.StartTimer()
-					p.solve(layer - 1)
+					p.solveLogits(layer - 1)
 				case "scores":
 					b.StartTimer()
-					p.link(0, layer)
+					p.updateLink(0, layer)
 				case "ids":
-					p.link(0, layer)
+					p.updateLink(0, layer)
 					b.StartTimer()
 					p.Scores(layer, scores)
 					p.Observe(layer, chosen)
 				case "learn":
-					p.link(0, layer)
+					p.updateLink(0, layer)
 					p.Router(layer, x)
-					p.solve(layer)
+					p.solveLogits(layer)
 					b.StartTimer()
 					p.Learn(layer)
 				}

@@ -28,10 +28,10 @@ func TestGuess(t *testing.T) {
 		p.Router(0, read(r.layers[0].inverse, r.layers[0].shift))
 		p.Attention(1, read(r.layers[1].attnInverse, nil))
 		p.Router(1, read(r.layers[1].inverse, r.layers[1].shift))
-		p.solve(1)
+		p.solveLogits(1)
 		for kind := range p.kinds {
-			l := p.link(kind, 1)
-			for e, z := range p.router[1].logits {
+			l := p.updateLink(kind, 1)
+			for e, z := range p.routerInputs[1].logits {
 				if d := l.guess[e] - z; max(d, -d) > 1e-3 {
 					t.Fatalf("kind %d: expert %d has the logit %g, the guess is %g", kind, e, z, l.guess[e])
 				}
@@ -44,7 +44,7 @@ func TestGuess(t *testing.T) {
 func TestLinkIsRobust(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	const n, experts = 12, 4
-	l, tu := newLink(n, n, experts, &usual), usual
+	l, tu := newLink(n, n, experts, &usualTuning), usualTuning
 	wrong, truth := make([]float32, experts), make([]float32, experts)
 	plane := gaussian(rng, n)
 	teach := func(odd float32) float64 {
@@ -57,7 +57,7 @@ func TestLinkIsRobust(t *testing.T) {
 		for e := range truth {
 			truth[e] = sum*float32(e) + odd
 		}
-		l.predict()
+		l.predictLogits()
 		off := math.Abs(float64(l.logits[3] - truth[3]))
 		l.learn(truth, wrong, &tu)
 		return off

@@ -14,7 +14,7 @@ func variants() []variant {
 	return []variant{inGo}
 }
 
-func (v variant) rows(dst []float32, q []int8, x []float32) {
+func (v variant) multiplyRows(dst []float32, q []int8, x []float32) {
 	if v == avx2 {
 		rowsAVX2(dst, q, x)
 		return

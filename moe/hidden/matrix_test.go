@@ -23,7 +23,7 @@ func checkRows(t testing.TB, v variant, q []int8, x []float32, rows int) {
 	const guard = 12345
 	got := make([]float32, rows+1)
 	got[rows] = guard
-	v.rows(got[:rows], q, x)
+	v.multiplyRows(got[:rows], q, x)
 	if got[rows] != guard {
 		t.Fatalf("%v: %d rows of %d write behind the result", v, rows, len(x))
 	}
@@ -72,7 +72,7 @@ func FuzzRows(f *testing.F) {
 		for i := range x {
 			x[i] = float32(rng.NormFloat64())
 			if j := 4 * i; j+4 <= len(data) {
-				if v := math.Float32frombits(binary.LittleEndian.Uint32(data[j:])); finite(v) &&
+				if v := math.Float32frombits(binary.LittleEndian.Uint32(data[j:])); isFinite(v) &&
 					math.Abs(float64(v)) < 1e30 {
 					x[i] = v
 				}
@@ -98,7 +98,7 @@ func TestMatrix(t *testing.T) {
 		x := make([]float32, m.stride)
 		copy(x, gaussian(rng, cols))
 		dst := make([]float32, padded(rows, rowGroup))
-		m.times(dst, x)
+		m.multiply(dst, x)
 		for r := range rows {
 			want, most := 0.0, 1e-4
 			for c := range cols {
@@ -135,7 +135,7 @@ func BenchmarkRows(b *testing.B) {
 			i := 0
 			for b.Loop() {
 				m := &layers[i%len(layers)]
-				v.rows(dst, m.q, x)
+				v.multiplyRows(dst, m.q, x)
 				i++
 			}
 		})

@@ -56,8 +56,8 @@ func TestRead(t *testing.T) {
 			t.Errorf("%s has the id %s of %s", name, r.ID, other)
 		}
 		ids[r.ID] = name
-		if r.invariant != (!cfg.Sigmoid && cfg.Arch != "deepseek4" && cfg.Groups == 0) {
-			t.Errorf("%s: whether a constant changes the choice: %v", name, !r.invariant)
+		if r.ignoresShift != (!cfg.Sigmoid && cfg.Arch != "deepseek4" && cfg.Groups == 0) {
+			t.Errorf("%s: whether a constant changes the choice: %v", name, !r.ignoresShift)
 		}
 		w, err := gguf.OpenWeights(m, 1<<28)
 		if err != nil {
@@ -191,7 +191,7 @@ func TestReadValues(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "m.gguf")
 	m.Write(t, path)
 	r, err := Read(open(t, path))
-	if err != nil || r.gate != gateSigmoid || r.invariant || len(r.layers[0].table) != 20 {
+	if err != nil || r.gate != gateSigmoid || r.ignoresShift || len(r.layers[0].table) != 20 {
 		t.Fatalf("%v, %+v", err, r)
 	}
 	whole, err := os.ReadFile(path)
@@ -217,14 +217,14 @@ func TestReadValues(t *testing.T) {
 
 // Weights that are too small to be divided by count as nothing.
 func TestInverse(t *testing.T) {
-	inv := inverse([]float32{1, -2, 0, 1e-9, 0.5})
-	if !slices.Equal(inv, []float32{1, -0.5, 0, 0, 2}) || inverse(nil) != nil {
+	inv := reciprocals([]float32{1, -2, 0, 1e-9, 0.5})
+	if !slices.Equal(inv, []float32{1, -0.5, 0, 0, 2}) || reciprocals(nil) != nil {
 		t.Errorf("%v", inv)
 	}
 	if math.Abs(float64(rms([]float32{3, 4, 0, 0}))-2.5) > 1e-6 {
 		t.Error(rms([]float32{3, 4, 0, 0}))
 	}
-	if b := bound([]float32{1, -2}, []float32{0.5, 0}); b < 20 || b > 21 || bound(nil, nil) != 0 {
+	if b := rmsBound([]float32{1, -2}, []float32{0.5, 0}); b < 20 || b > 21 || rmsBound(nil, nil) != 0 {
 		t.Error(b)
 	}
 }

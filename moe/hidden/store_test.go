@@ -35,7 +35,7 @@ func saved(t testing.TB, p *Predictor) []byte {
 
 // says are the scores for a token.
 func says(p *Predictor, in []layerInputs) (all []float32) {
-	scores := make([]float32, p.r.Experts)
+	scores := make([]float32, p.routers.Experts)
 	p.Begin(1)
 	for layer := range in {
 		p.Attention(layer, in[layer].attention)
@@ -181,7 +181,7 @@ func FuzzLoad(f *testing.F) {
 		}
 		for range 3 {
 			for _, s := range says(p, in) {
-				if !finite(s) {
+				if !isFinite(s) {
 					t.Fatalf("a score is %g", s)
 				}
 			}
