@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// chosenPlainly is what llama.cpp computes, written as plainly as can be.
+// chosenPlainly computes what llama.cpp does, as plainly as possible.
 func chosenPlainly(gate gating, k, groups, used int, prefer, logits []float32) []int32 {
 	n := len(logits)
 	score := make([]float64, n)
@@ -63,7 +63,8 @@ func cmpFloat(a, b float64) int {
 	return 0
 }
 
-// Each kind of router chooses what llama.cpp's does; the margins of what it chooses are positive, and of nothing else.
+// Each kind of router chooses what llama.cpp's does. The margins of the chosen experts are positive, and
+// no others.
 func TestChoice(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	const n, k = 32, 5
@@ -100,7 +101,8 @@ func TestChoice(t *testing.T) {
 					}
 				}
 				if (biased || groups > 0) && differ == 0 {
-					t.Errorf("gating %d, bias %v, %d groups: as if there were neither", gate, biased, groups)
+					t.Errorf("gating %d, bias %v, %d groups: the choice is always that without them", gate, biased,
+						groups)
 				}
 			}
 		}
@@ -108,11 +110,11 @@ func TestChoice(t *testing.T) {
 	// All experts are chosen.
 	c := newChooser(&Routers{Experts: 3, K: 3, gate: gateSoftmax})
 	if got := c.choose(&router{}, []float32{1, 3, 2}, make([]int32, 0, 3)); !slices.Equal(got, []int32{1, 2, 0}) {
-		t.Error(got)
+		t.Errorf("choice %v, want all experts: 1, 2, 0", got)
 	}
 	margins := make([]float32, 3)
 	c.margins(&router{}, []float32{1, 3, 2}, margins)
 	if margins[0] < 0 {
-		t.Errorf("margins %v", margins)
+		t.Errorf("margins %v, want none below 0", margins)
 	}
 }

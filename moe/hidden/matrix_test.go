@@ -25,7 +25,7 @@ func checkRows(t testing.TB, v variant, q []int8, x []float32, rows int) {
 	got[rows] = guard
 	v.multiplyRows(got[:rows], q, x)
 	if got[rows] != guard {
-		t.Fatalf("%v: %d rows of %d write behind the result", v, rows, len(x))
+		t.Fatalf("%v: a product of %d rows of %d writes behind the result", v, rows, len(x))
 	}
 	for r := range rows {
 		want, size := 0.0, 0.0
@@ -84,7 +84,7 @@ func FuzzRows(f *testing.F) {
 	})
 }
 
-// Rounding a weight to 8 bits changes it by half a scale at most; rows and columns that were added count nothing.
+// Rounding to 8 bits changes a weight by half a scale at most. Rows and columns of padding add nothing.
 func TestMatrix(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for _, size := range [][2]int{{1, 1}, {3, 5}, {16, 256}, {33, 100}} {
@@ -93,7 +93,7 @@ func TestMatrix(t *testing.T) {
 		clear(values[:cols]) // a row of zeros
 		m, ok := newMatrix(values, rows, cols)
 		if !ok {
-			t.Fatal("refused")
+			t.Fatalf("newMatrix refused %d x %d", rows, cols)
 		}
 		x := make([]float32, m.stride)
 		copy(x, gaussian(rng, cols))
@@ -112,18 +112,18 @@ func TestMatrix(t *testing.T) {
 	}
 	for _, bad := range []float32{float32(math.NaN()), float32(math.Inf(-1)), math.MaxFloat32} {
 		if _, ok := newMatrix([]float32{1, bad}, 1, 2); ok {
-			t.Errorf("%g is taken", bad)
+			t.Errorf("newMatrix took %g, want that it is refused", bad)
 		}
 	}
 	if m, ok := newMatrix([]float32{0x1p-140, -0x1p-149}, 1, 2); !ok || m.scale[0] != 0 {
-		t.Errorf("of the least numbers: %v, %+v", ok, m)
+		t.Errorf("a matrix of the least numbers: %v, %+v, want scale 0", ok, m)
 	}
 }
 
 func BenchmarkRows(b *testing.B) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	const experts, dim = 128, 2048
-	// As many as a model has layers: they do not stay in the nearest cache.
+	// As many as a model has layers, so that they do not stay in the nearest cache.
 	var layers []matrix
 	for range 48 {
 		m, _ := newMatrix(gaussian(rng, experts*dim), experts, dim)
