@@ -27,7 +27,7 @@ func study(t testing.TB, tr *moe.Trace, o Options) (*Study, string) {
 		t.Error(err)
 	}
 	if strings.Contains(text.String(), "NaN") || strings.Contains(text.String(), "Inf") {
-		t.Error(text.String())
+		t.Errorf("the document has a value that is none:\n%s", text.String())
 	}
 	return st, text.String()
 }
@@ -37,7 +37,7 @@ var someTime = Options{
 	Workers: 2,
 }
 
-// What is true of a planted trace is what the verdict says.
+// The verdict says what is true of a planted trace.
 func TestVerdict(t *testing.T) {
 	const experts, layers, tokens = 16, 4, 600
 	r := rand.New(rand.NewPCG(1, 2))
@@ -83,15 +83,15 @@ func TestVerdict(t *testing.T) {
 			}
 		}
 		if !strings.HasPrefix(text, st.Verdict[0]) {
-			t.Errorf("%s: the verdict is not the first:\n%s", tc.name, text)
+			t.Errorf("%s: the document does not begin with the verdict:\n%s", tc.name, text)
 		}
 		if len(st.Rooms) != 4 || st.AllBytes != experts*layers*mib || st.TokenBytes != 2*layers*mib ||
 			st.Decode != tokens {
-			t.Errorf("%s: %+v", tc.name, st)
+			t.Errorf("%s: study %+v, want that of the trace", tc.name, st)
 		}
 		for i := range st.Rooms {
 			room := &st.Rooms[i]
-			belady := room.policy(nameBelady)
+			belady := room.policyNamed(nameBelady)
 			for _, p := range room.Policies {
 				if !p.Ahead && p.HitRate > belady.HitRate || p.TokenTime() < room.BeladyTime {
 					t.Errorf("%s: %s hits %.3f in %v, Belady %.3f, at least %v", tc.name, p.Name, p.HitRate,
@@ -105,7 +105,7 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// Without generated tokens, or without sizes, no cache is replayed, and that is said.
+// Without generated tokens, or without sizes, no cache is replayed, and the study says so.
 func TestStudyOfLess(t *testing.T) {
 	csv := "# route_trace v1\n# model=m n_layer=1 n_expert=4 n_expert_used=1\n" +
 		"turn,phase,step,layer,slot,expert\n0,0,0,0,0,1\n0,0,1,0,0,1\n0,0,2,0,0,1\n0,0,3,0,0,2\n"
@@ -119,7 +119,7 @@ func TestStudyOfLess(t *testing.T) {
 		}
 		st, printed := study(t, tr, someTime)
 		if !strings.Contains(printed, says) || st.Rooms != nil {
-			t.Errorf("it says\n%s", printed)
+			t.Errorf("the document is\n%s\nwant that it says why no cache is replayed", printed)
 		}
 	}
 }
@@ -130,16 +130,16 @@ func TestStudyOfChosenRooms(t *testing.T) {
 	calls := 0
 	o.Rooms, o.Done = []int64{mib, 100 * mib}, func(done, total int) {
 		if calls++; done != calls || total < 11 {
-			t.Errorf("%d of %d after %d", done, total, calls)
+			t.Errorf("Done(%d, %d) after %d calls, want ascending calls", done, total, calls)
 		}
 	}
 	st, text := study(t, tr, o)
 	if len(st.Rooms) != 2 || st.Rooms[0].Bytes != mib || st.Rooms[1].Share < 4 ||
 		!strings.Contains(text, "100 MiB of experts in memory (417 %)") || calls < 11 {
-		t.Errorf("%d calls\n%s", calls, text)
+		t.Errorf("%d calls of Done, document\n%s", calls, text)
 	}
-	if lru := st.Rooms[1].policy(nameLRU); lru.DemandBytes > st.AllBytes {
-		t.Errorf("where all fits, each expert is read once: %+v", lru.Result)
+	if lru := st.Rooms[1].policyNamed(nameLRU); lru.DemandBytes > st.AllBytes {
+		t.Errorf("result %+v, want that each expert is read once where all fit", lru.Result)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
