@@ -22,8 +22,8 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// scene is a mixture of one layer with four experts, of which a token chooses two, in a run of a prompt
-// of two tokens and three generated ones. Planted are: one re-read of each cause, a stall, a gap of each
+// scene is a mixture of one layer with four experts, of which a token chooses two. The run has a prompt
+// of two tokens and three generated ones. Planted are one re-read of each cause, a stall, a gap of each
 // class, and expert 2, which every token chooses.
 var scene = []tables.StructureRow{
 	{
@@ -116,7 +116,7 @@ func plantScene(t *testing.T) string {
 	return dir
 }
 
-// column reads a column of a CSV file.
+// csvColumn reads a column of a CSV file.
 func csvColumn(t *testing.T, path, name string) (values []string) {
 	t.Helper()
 	f, err := os.Open(path)
@@ -138,7 +138,7 @@ func csvColumn(t *testing.T, path, name string) (values []string) {
 	return values
 }
 
-// Each analysis finds what was planted, where, and nothing else.
+// Each analysis finds what was planted, where it was planted, and nothing else.
 func TestAnswers(t *testing.T) {
 	capture, written := plantScene(t), map[string]string{}
 	for _, want := range []struct{ analysis, table, column, values string }{
@@ -167,8 +167,8 @@ func TestAnswers(t *testing.T) {
 		{"phases", "phases", "stall_ns", "0 70000000"},
 		{"phases", "phases", "expert_slices_touched", "3 4"},
 		{"phases", "phases", "expert_slices", "4 4"},
-		// From the embeddings to attn_q are some kilobytes, to the experts 300 kB, to the output
-		// megabytes, and back to the next step's embeddings.
+		// There are some kilobytes from the embeddings to attn_q, 300 kB to the experts, megabytes to the
+		// output, and it goes back to the next step's embeddings.
 		{"offsets", "offsets", "accesses", "4 4 4 0 0 3"},
 		{"offsets", "offsets", "read_bytes", "400000 9000000 200000 0 0 192"},
 		{
@@ -208,25 +208,25 @@ func TestAnswers(t *testing.T) {
 		t.Run(want.analysis+"/"+want.column, func(t *testing.T) {
 			got := csvColumn(t, filepath.Join(out, want.table+".csv"), want.column)
 			if strings.Join(got, " ") != want.values {
-				t.Errorf("%q, want %q", strings.Join(got, " "), want.values)
+				t.Errorf("column %s is %q, want %q", want.column, strings.Join(got, " "), want.values)
 			}
 		})
 	}
 }
 
-// --all writes what the analyses do, in one pass.
+// --all writes what the analyses write one by one, in one pass.
 func TestAll(t *testing.T) {
 	capture, out := plantScene(t), t.TempDir()
 	code, stdout, stderr := execute(t, "--all", "-c", capture, "-o", out, "--json")
 	var said struct{ Files []string }
 	if err := json.Unmarshal([]byte(stdout), &said); code != cli.OK || err != nil || stderr != "" {
-		t.Fatal(code, err, stderr)
+		t.Fatalf("exit %d, want 0; JSON: %v; stderr %q", code, err, stderr)
 	}
 	var names []string
 	for _, f := range said.Files {
 		info, err := os.Stat(f)
 		if err != nil || info.Size() == 0 {
-			t.Errorf("%s: %v", f, err)
+			t.Errorf("%s is missing or empty: %v", f, err)
 		}
 		names = append(names, filepath.Base(f))
 	}
@@ -237,7 +237,7 @@ func TestAll(t *testing.T) {
 	if !reflect.DeepEqual(names, want) {
 		t.Errorf("files %v, want %v", names, want)
 	}
-	// The same as the subcommand alone.
+	// The subcommands write the same.
 	alone := t.TempDir()
 	for _, k := range kinds {
 		if code, _, stderr := execute(t, k.name, "-c", capture, "-o", alone); code != cli.OK {
@@ -254,7 +254,7 @@ func TestAll(t *testing.T) {
 		a, errA := os.ReadFile(filepath.Join(out, name))
 		b, errB := os.ReadFile(filepath.Join(alone, name))
 		if errA != nil || errB != nil || string(a) != string(b) {
-			t.Errorf("%s differs: %v, %v", name, errA, errB)
+			t.Errorf("%s is not the same with --all and alone: %v, %v", name, errA, errB)
 		}
 	}
 }
@@ -277,7 +277,7 @@ func TestExpertsHeat(t *testing.T) {
 	h := &made.Heat[len(made.Heat)-1]
 	if h.Name != "experts chosen" ||
 		slices.ContainsFunc(made.Heat, func(h report.Heatmap) bool { return h.Name == gather.TitleReads }) {
-		t.Fatalf("heatmaps %+v", made.Heat)
+		t.Fatalf("heatmaps %+v, want that of experts last, and none of reads", made.Heat)
 	}
 	for e, want := range [][]float64{{50, 0, 100, 0}, {50, 100, 0, 0}, {100, 100, 100, 100}, {0, 0, 0, 100}} {
 		for step, w := range want {
@@ -288,26 +288,26 @@ func TestExpertsHeat(t *testing.T) {
 	}
 }
 
-// What a capture lacks is said, and other formats are written. The heatmap shows what differs.
+// An analysis says what a capture lacks, and other formats are written. The heatmap shows what differs.
 func TestAnswersOfLess(t *testing.T) {
 	capture := plant(t, tables.Meta{}, true, []int32{1, 3, 2, 0}, []int32{1, 3, 2, 0})
 	out := t.TempDir()
 	if code, _, stderr := execute(t, "experts", "-c", capture, "-o", out); code != cli.Failure ||
 		!strings.Contains(stderr, "dense") {
-		t.Error(code, stderr)
+		t.Errorf("exit %d, stderr %q, want %d and that the model is dense", code, stderr, cli.Failure)
 	}
 	if code, _, stderr := execute(t, "heatmap", "--value", "disk", "-c", capture, "-o", out); code != cli.Failure ||
 		!strings.Contains(stderr, "tracer --detail op+io") {
-		t.Error(code, stderr)
+		t.Errorf("exit %d, stderr %q, want %d and the flag that records it", code, stderr, cli.Failure)
 	}
 	code, stdout, stderr := execute(t, "heatmap", "--json", "-c", capture, "-o", out)
 	if code != cli.OK || !strings.Contains(stdout, `"value": "pace"`) {
-		t.Error(code, stdout, stderr)
+		t.Errorf("exit %d, stdout %q, stderr %q, want the value pace", code, stdout, stderr)
 	}
 	code, stdout, stderr = execute(t, "heatmap", "--json", "-c", plantScene(t), "-o", out)
-	// of 7 MB that tokens read, 10 kB once are little
+	// 10 kB once are little of the 7 MB that tokens read
 	if code != cli.OK || !strings.Contains(stdout, `"value": "pace"`) {
-		t.Error(code, stdout, stderr)
+		t.Errorf("exit %d, stdout %q, stderr %q, want the value pace", code, stdout, stderr)
 	}
 	for _, format := range []string{"svg", "pdf", "png"} {
 		if code, _, stderr := execute(t, "layers", "--format", format, "-c", capture, "-o", out); code != cli.OK {
@@ -315,19 +315,19 @@ func TestAnswersOfLess(t *testing.T) {
 		}
 		all, err := filepath.Glob(filepath.Join(out, "layers.[sp][vdn][gf]"))
 		if err != nil || len(all) != 1 || filepath.Base(all[0]) != "layers."+format {
-			t.Errorf("%v, %v: want the last format only", all, err)
+			t.Errorf("files %v, %v: want the last format only", all, err)
 		}
 	}
 	if got := strings.Join(csvColumn(t, filepath.Join(out, "layers.csv"), "disk_bytes"), ","); got != "NULL,NULL" {
-		t.Errorf("bytes from disk that were not observed: %q", got)
+		t.Errorf("bytes from disk that were not observed: %q, want NULL", got)
 	}
 	if code, _, stderr := execute(t, "layers", "--format", "gif", "-c", capture); code != cli.BadUsage ||
 		strings.Count(stderr, "\n") > 2 {
-		t.Error(code, stderr)
+		t.Errorf("exit %d, stderr %q, want %d and one message", code, stderr, cli.BadUsage)
 	}
 }
 
-// The timeline has what was planted: slices that nest, of each step, layer, op and wait, and reads from
+// The timeline has what was planted: slices of each step, layer, op and wait that nest, and reads from
 // disk until the last op.
 func TestTimeline(t *testing.T) {
 	out := t.TempDir()
@@ -338,7 +338,7 @@ func TestTimeline(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// fields are a message's numbers and bytes.
+	// fields decodes a message into its numbers and its bytes.
 	fields := func(b []byte) (numbers map[protowire.Number]int64, texts map[protowire.Number][]byte) {
 		numbers, texts = map[protowire.Number]int64{}, map[protowire.Number][]byte{}
 		for len(b) > 0 {
@@ -394,7 +394,7 @@ func TestTimeline(t *testing.T) {
 		"from disk: other":     {"blk.0.attn_q.weight", "blk.0.attn_q.weight"},
 	}
 	if !reflect.DeepEqual(begun, want) {
-		t.Errorf("%v, want %v", begun, want)
+		t.Errorf("slices that begin %v, want %v", begun, want)
 	}
 	for track, n := range map[string]int{"steps": 4, "layers": 12, "ops": 16, "waiting for the disk": 1} {
 		if ended[track] != n {
@@ -402,6 +402,6 @@ func TestTimeline(t *testing.T) {
 		}
 	}
 	if total != 410000 {
-		t.Errorf("%d bytes from disk", total)
+		t.Errorf("%d bytes from disk, want 410000", total)
 	}
 }

@@ -1,6 +1,6 @@
 package main
 
-// This file measures --all on long captures.
+// This file measures analyze on long captures.
 
 import (
 	"fmt"
@@ -19,9 +19,9 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// long writes a capture of so many accesses: tokens of a model of 32 layers with nine tensors, each of
-// which reads half of what it needs from disk.
-func long(tb testing.TB, dir string, rows int) {
+// writeLong writes a capture of so many accesses: tokens of a model of 32 layers with nine tensors. Each
+// reads half of what it needs from disk.
+func writeLong(tb testing.TB, dir string, rows int) {
 	tb.Helper()
 	var structure []tables.StructureRow
 	offset := int64(4096)
@@ -80,8 +80,8 @@ func long(tb testing.TB, dir string, rows int) {
 	check(w.Close(meta, true))
 }
 
-// build builds analyze.
-func build(b *testing.B) (bin string) {
+// buildAnalyze builds the command.
+func buildAnalyze(b *testing.B) (bin string) {
 	b.Helper()
 	bin = filepath.Join(b.TempDir(), "analyze")
 	if out, err := exec.Command("go", "build", "-ldflags=-checklinkname=0", "-o", bin,
@@ -91,13 +91,13 @@ func build(b *testing.B) (bin string) {
 	return bin
 }
 
-// BenchmarkAll runs the command as users do, and reports the seconds and the most memory that it had.
+// BenchmarkAll runs the command as users do. It reports the seconds, and the greatest memory.
 func BenchmarkAll(b *testing.B) {
-	bin := build(b)
+	bin := buildAnalyze(b)
 	for _, rows := range []int{1e6, 3e6, 10e6} {
 		b.Run(fmt.Sprint(rows/1e6, "M"), func(b *testing.B) {
 			dir := filepath.Join(b.TempDir(), "capture")
-			long(b, dir, rows)
+			writeLong(b, dir, rows)
 			for b.Loop() {
 				c := exec.Command(bin, "--all", "-c", dir, "-o", filepath.Join(b.TempDir(), "out"))
 				c.Stdout, c.Stderr = io.Discard, os.Stderr
@@ -112,11 +112,11 @@ func BenchmarkAll(b *testing.B) {
 	}
 }
 
-// BenchmarkPage opens the page of a long capture in a browser: how long until it is drawn, how long a
-// tenfold zoom takes, and how large the page is.
+// BenchmarkPage opens the page of a long capture in a browser. It reports how long it takes until the
+// page is drawn, how long a tenfold zoom takes, and how large the page is.
 func BenchmarkPage(b *testing.B) {
-	bin, dir, out := build(b), filepath.Join(b.TempDir(), "capture"), b.TempDir()
-	long(b, dir, 10e6)
+	bin, dir, out := buildAnalyze(b), filepath.Join(b.TempDir(), "capture"), b.TempDir()
+	writeLong(b, dir, 10e6)
 	c := exec.Command(bin, "report", "-c", dir, "-o", out)
 	if said, err := c.CombinedOutput(); err != nil {
 		b.Fatalf("%v: %s", err, said)

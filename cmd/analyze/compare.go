@@ -87,7 +87,7 @@ func compare(
 	return append(c.Document(names, o.top), writtenLines(written)).WriteText(stdout)
 }
 
-// tally reads a capture for a comparison, and says where and how it was made.
+// tally reads a capture for a comparison. It also returns the capture's caption.
 func tally(ctx context.Context, o *options, stderr io.Writer) (*pattern.Tally, string, error) {
 	in, err := load(ctx, o, stderr)
 	if err != nil {

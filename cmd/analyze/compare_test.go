@@ -13,9 +13,9 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// timed plants a capture of four tokens that take so many ms each, with page-ins of blk.0.ffn_up.weight:
-// first its 200 bytes, then again in each token.
-func timed(t *testing.T, ms int64, again int64, tokens ...[]int32) string {
+// plantTimed plants a capture of tokens that take so many ms each. Each has a page-in of
+// blk.0.ffn_up.weight: first its 200 bytes, then so many again.
+func plantTimed(t *testing.T, ms int64, again int64, tokens ...[]int32) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "capture")
 	meta := tables.Meta{Models: []tables.ModelInfo{planted}, Detail: tables.DetailOpIO}
@@ -57,7 +57,7 @@ func timed(t *testing.T, ms int64, again int64, tokens ...[]int32) string {
 		meta.Steps++
 		meta.Tokens++
 	}
-	// afterwards
+	// After the last step.
 	do(w.PageIn(&tables.PageInRow{
 		Step: -1, File: "planted.gguf", Offset: 9000, Bytes: 100, Tensor: 3, Expert: -1,
 		Timestamp: int64(len(tokens)) * 1e9, Rereads: 1, PID: 99, Cause: event.CauseOther,
@@ -66,9 +66,9 @@ func timed(t *testing.T, ms int64, again int64, tokens ...[]int32) string {
 	return dir
 }
 
-// Both captures' figures are those that were planted, and so are the differences.
+// The figures of both captures are those that were planted, and so are the differences.
 func TestCompare(t *testing.T) {
-	slow, fast := timed(t, 100, 200, whole, whole, whole, whole), timed(t, 20, 0, whole, whole, whole, whole)
+	slow, fast := plantTimed(t, 100, 200, whole, whole, whole, whole), plantTimed(t, 20, 0, whole, whole, whole, whole)
 	out := filepath.Join(t.TempDir(), "analysis")
 	code, stdout, stderr := execute(t, "compare", "-o", out, slow, fast)
 	if code != cli.OK || stderr != "" {
@@ -101,11 +101,11 @@ func TestCompare(t *testing.T) {
 	if want := "tensor_name,size_bytes_a,size_bytes_b,bytes_per_token_a,bytes_per_token_b,disk_bytes_per_token_a,disk_bytes_per_token_b,reread_bytes_per_token_a,reread_bytes_per_token_b,stall_ns_per_token_a,stall_ns_per_token_b\n" +
 		"blk.0.ffn_up.weight,200,200,200,200,200,50,150,0,2000,0\n"; err != nil ||
 		!strings.HasPrefix(string(table), want) || strings.Count(string(table), "\n") != 5 {
-		t.Errorf("%v\n%s", err, table)
+		t.Errorf("error %v, compare.csv\n%s\nwant\n%s", err, table, want)
 	}
-	// Another order is told by the edit that makes it.
+	// Another order is shown as the edit that makes it.
 	code, stdout, _ = execute(t, "compare", "-o", out, "--json", fast,
-		timed(t, 20, 0, []int32{1, 2, 3, 0}, []int32{1, 2, 3, 0}))
+		plantTimed(t, 20, 0, []int32{1, 2, 3, 0}, []int32{1, 2, 3, 0}))
 	var got struct {
 		Identical bool `json:"sequence_identical"`
 		Same      bool `json:"same_model"`
@@ -116,17 +116,17 @@ func TestCompare(t *testing.T) {
 	}
 	if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil || got.Identical || !got.Same ||
 		len(got.Edits) != 1 || got.Edits[0].Kind != "order" || got.Edits[0].Position != 1 || got.Edits[0].To != 3 {
-		t.Errorf("exit %d, %v, %+v", code, err, got)
+		t.Errorf("exit %d, %v, %+v, want one edit of the order, from 1 to 3", code, err, got)
 	}
-	// Without times and page-ins nothing is said of them, and no figure of before stays.
+	// Without times and page-ins nothing is said of them, and no earlier figure stays.
 	code, stdout, stderr = execute(t, "compare", "-o", out, plant(t, tables.Meta{}, true, whole),
 		plant(t, tables.Meta{}, true, whole, whole))
 	if code != cli.OK || stderr != "" || strings.Contains(stdout, "compare.png") ||
 		!strings.Contains(stdout, "of it from disk") {
-		t.Errorf("exit %d, %s\n%s", code, stderr, stdout)
+		t.Errorf("exit %d, stderr %q, want no figure in\n%s", code, stderr, stdout)
 	}
 	if _, err := os.Stat(filepath.Join(out, "compare.png")); !os.IsNotExist(err) {
-		t.Errorf("the earlier figure: %v", err)
+		t.Errorf("the earlier figure: error %v, want that it is gone", err)
 	}
 }
 
@@ -140,7 +140,7 @@ func TestCompareArguments(t *testing.T) {
 		code, stdout, stderr := execute(t, append([]string{"compare", "-o", filepath.Join(t.TempDir(), "a")},
 			args...)...)
 		if code == cli.OK || stdout != "" || !strings.Contains(stderr, says) {
-			t.Errorf("%v: exit %d, %q", args, code, stderr)
+			t.Errorf("%v: exit %d, stderr %q, want a failure that says %q", args, code, stderr, says)
 		}
 	}
 }

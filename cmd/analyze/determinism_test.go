@@ -35,7 +35,7 @@ func TestDeterminism(t *testing.T) {
 			t.Errorf("%s: %v\n%s\nwant\n%s", name, err, got, want)
 		}
 	}
-	// All follow: no figure, and none of before.
+	// If all steps follow there is no figure, and no earlier one stays.
 	capture = plant(t, tables.Meta{}, true, whole, whole)
 	code, stdout, stderr = execute(t, "determinism", "-c", capture, "-o", out, "--json")
 	var got struct {
@@ -45,9 +45,9 @@ func TestDeterminism(t *testing.T) {
 	}
 	if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil || len(got.Groups) != 2 ||
 		got.Groups[1].Following != 2 || len(got.Departures) != 0 || len(got.Files) != 4 {
-		t.Errorf("exit %d, %s, %v, %+v", code, stderr, err, got)
+		t.Errorf("exit %d, stderr %q, %v, %+v, want two groups that follow, and four files", code, stderr, err, got)
 	}
 	if _, err := os.Stat(filepath.Join(out, "determinism.png")); !os.IsNotExist(err) {
-		t.Errorf("the earlier figure: %v", err)
+		t.Errorf("the earlier figure: error %v, want that it is gone", err)
 	}
 }

@@ -1,7 +1,7 @@
-// Command analyze states a capture's per-token pattern: as a table, in words, and as a picture.
+// Command analyze states the per-token pattern of a capture: as a table, in words, and as a picture.
 package main
 
-// This file owns the flags, the list of subcommands, and the order of work without one.
+// This file has the flags, the list of subcommands, and what the command does without one.
 
 import (
 	"context"
@@ -31,8 +31,8 @@ type options struct {
 
 	heatmap bool
 	order   string
-	hidden  string // a format, or ""
-	format  string // of the figures of --all
+	hidden  string // a format; "": not asked for
+	format  string // of the figures of --heatmap and --all
 	export  bool
 	all     bool
 
@@ -50,7 +50,7 @@ func (o *options) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// noArguments is what Args is of a subcommand that takes its capture from --capture.
+// noArguments refuses arguments of a subcommand that takes its capture from --capture.
 func noArguments(_ *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return cli.Usagef("unexpected argument %q: name the capture with --capture", args[0])
@@ -58,7 +58,8 @@ func noArguments(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-// subcommands make the subcommands, each with the persistent flags. A new one is a line here, and a file of its own.
+// subcommands make the subcommands. Each gets the persistent flags. A new one is a line here, and a file
+// of its own.
 var subcommands = append([]func(*options) *cobra.Command{
 	moeCommand,
 	determinismCommand,
@@ -186,7 +187,8 @@ func analyze(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	return printSummary(stdout, outlook, st.sums.MissingData(in.capture.Meta), summary, written, o.json)
 }
 
-// printSummary prints the verdict, what the capture would have to tell for a better one, the summary, and the files.
+// printSummary prints the verdict, what the capture lacks for a better one, the summary, and the names of
+// the files.
 func printSummary(
 	w io.Writer, outlook *gather.Outlook, lacks []string, s *pattern.Summary, files []string, asJSON bool,
 ) error {

@@ -21,7 +21,7 @@ import (
 	"tensorcast/trace/tracetest"
 )
 
-// model's file order is not its access order.
+// model is a model whose order in the file is not that of its accesses.
 var model = []tables.StructureRow{
 	{Name: "output.weight", Component: "output.weight", Offset: 100, Size: 900, Layer: -1, File: "planted.gguf"},
 	{
@@ -40,7 +40,7 @@ var planted = tables.ModelInfo{
 	Path: "/models/planted.gguf", Fingerprint: "0123456789abcdef0123456789abcdef", Bytes: 10000,
 }
 
-// plant writes a capture with a prompt and the given tokens; a token is the tensors that it reads.
+// plant writes a capture with a prompt and the given tokens. A token is the tensors that it reads.
 func plant(t *testing.T, meta tables.Meta, complete bool, tokens ...[]int32) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "capture")
@@ -136,14 +136,15 @@ func TestAnalyze(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := png.Decode(bytes.NewReader(data)); err != nil {
-		t.Errorf("heatmap: %v", err)
+		t.Errorf("the heatmap is no PNG: %v", err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(out, "*.tmp")); left != nil {
-		t.Errorf("left behind: %v", left)
+		t.Errorf("temporary files %v, want none", left)
 	}
 }
 
-// The hidden table is exported if that is asked for. Where there is none, that is said, and the rest is written.
+// The hidden table is exported if that is asked for. If there is none, a warning says so, and the other
+// files are written.
 func TestHidden(t *testing.T) {
 	capture := filepath.Join(t.TempDir(), "capture")
 	if err := tracetest.Write(capture, tracetest.Options{}); err != nil {
@@ -154,19 +155,19 @@ func TestHidden(t *testing.T) {
 		path := filepath.Join(out, "hidden."+format)
 		if code, stdout, stderr := execute(t, "-c", capture, "-o", out, "--hidden", format); code != cli.OK ||
 			!strings.Contains(stdout, "wrote "+path) {
-			t.Errorf("exit %d, stdout %q, stderr %q", code, stdout, stderr)
+			t.Errorf("exit %d, stdout %q, stderr %q, want that %s was written", code, stdout, stderr, path)
 		}
 		if data, err := os.ReadFile(path); err != nil || format == formatCSV &&
 			!strings.HasPrefix(string(data), "step,token,layer,point,position,values\n") || format == formatParquet &&
 			!strings.HasPrefix(string(data), "PAR1") {
-			t.Errorf("%.100q, %v", data, err)
+			t.Errorf("%s begins with %.100q, error %v", path, data, err)
 		}
 	}
 	if code, stdout, stderr := execute(t, "-c", plant(t, tables.Meta{}, true, whole, whole), "-o", out, "--hidden",
 		"csv"); code != cli.OK || strings.Contains(stdout, "hidden.csv") ||
 		!strings.Contains(stdout, "wrote "+filepath.Join(out, csvFile)) ||
 		!strings.Contains(stderr, "left out: hidden.csv: no routers' inputs were recorded: trace with --hidden") {
-		t.Errorf("exit %d, stdout %q, stderr %q", code, stdout, stderr)
+		t.Errorf("exit %d, stdout %q, stderr %q, want a warning, and the other files", code, stdout, stderr)
 	}
 	if _, err := os.Stat(filepath.Join(out, hiddenCSV)); err == nil {
 		t.Error("another capture's hidden.csv is still there")
@@ -202,7 +203,7 @@ func TestCycle(t *testing.T) {
 	}
 }
 
-// A capture of which no cycle can be made is analysed all the same.
+// A capture from which no cycle can be made is analysed all the same.
 func TestNoCycle(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -229,11 +230,11 @@ func TestNoCycle(t *testing.T) {
 				t.Errorf("exit %d, stderr %q, want a warning with %q", code, stderr, tc.want)
 			}
 			if strings.Contains(stdout, cycleFile) || !strings.Contains(stdout, csvFile) {
-				t.Errorf("output\n%s", stdout)
+				t.Errorf("stdout\n%s\nwant %s but not %s", stdout, csvFile, cycleFile)
 			}
 			for _, name := range []string{cycleFile, headerFile} {
 				if _, err := os.Stat(filepath.Join(out, name)); err == nil {
-					t.Errorf("there is a %s", name)
+					t.Errorf("there is a %s, want that it is gone", name)
 				}
 			}
 		})
@@ -256,7 +257,7 @@ func TestJSON(t *testing.T) {
 	}
 	if !got.Sequence.Identical || got.Sequence.Tokens != 2 || len(got.CutShort) != 1 || got.CutShort[0].Token != 2 ||
 		len(got.Top) != 1 || len(got.Warnings) != 2 {
-		t.Errorf("summary %s", stdout)
+		t.Errorf("summary %s, want two identical tokens, one cut short, and two warnings", stdout)
 	}
 	if want := []string{
 		filepath.Join(out, parquetFile), filepath.Join(out, csvFile), filepath.Join(out, cycleFile),
@@ -317,7 +318,8 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// A capture of two contexts, with page-ins: which context is analysed is said, and what was read again.
+// In a capture of two contexts with page-ins, the command says which context is analysed, and what was
+// read again.
 func TestContextsAndRereads(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "capture")
 	meta := tables.Meta{Models: []tables.ModelInfo{planted}}
@@ -357,7 +359,7 @@ func TestContextsAndRereads(t *testing.T) {
 	} {
 		code, stdout, stderr := execute(t, append(tc.args, "-c", dir, "-o", t.TempDir())...)
 		if code != cli.OK || !strings.Contains(stderr, tc.said) || strings.Count(stderr, "\n") != 1 {
-			t.Errorf("exit %d, stderr %q", code, stderr)
+			t.Errorf("exit %d, stderr %q, want one line with %q", code, stderr, tc.said)
 		}
 		for _, want := range []string{
 			tc.stdout, "read from disk: 300 B for the first time, 1.5 kB again (readahead)", "ops stalled for 18s",
@@ -371,7 +373,7 @@ func TestContextsAndRereads(t *testing.T) {
 	code, stdout, stderr := execute(t, "--context", "7", "-c", dir, "-o", t.TempDir())
 	if code != cli.Failure || stdout != "" ||
 		!strings.Contains(stderr, "no such context: 7 is not one of 0, 1: choose with --context") {
-		t.Errorf("exit %d, stderr %q", code, stderr)
+		t.Errorf("exit %d, stderr %q, want %d and the contexts", code, stderr, cli.Failure)
 	}
 }
 
@@ -382,15 +384,15 @@ func TestInterrupted(t *testing.T) {
 	var stdout, stderr bytes.Buffer
 	code := cli.Run(ctx, command(), []string{"-c", plant(t, tables.Meta{}, true, whole), "-o", out}, &stdout, &stderr)
 	if code != cli.Failure || stderr.String() != "analyze: interrupted by SIGINT\n" {
-		t.Errorf("exit %d, stderr %q", code, stderr.String())
+		t.Errorf("exit %d, stderr %q, want %d and the signal", code, stderr.String(), cli.Failure)
 	}
 	if entries, _ := os.ReadDir(out); len(entries) != 0 {
-		t.Errorf("it left %v", entries)
+		t.Errorf("files %v, want none", entries)
 	}
 }
 
-// A capture that contradicts itself is refused if it is complete; if its tracer was killed, that is told,
-// and the rest is analysed.
+// A capture that contradicts itself is refused if it is complete. If its tracer was killed, there is a
+// warning, and the rest is analysed.
 func TestContradictions(t *testing.T) {
 	for _, complete := range []bool{true, false} {
 		dir := plant(t, tables.Meta{}, complete, whole, whole)
@@ -409,11 +411,11 @@ func TestContradictions(t *testing.T) {
 			(code != cli.Failure ||
 				!strings.Contains(stderr, says+": copy the whole capture again, or capture again") ||
 				strings.Count(stderr, "\n") != 1) {
-			t.Errorf("exit %d, stderr %q", code, stderr)
+			t.Errorf("exit %d, stderr %q, want %d and what contradicts", code, stderr, cli.Failure)
 		}
 		if !complete && (code != cli.OK || !strings.Contains(stderr, "analyze: warning: "+says) ||
 			!strings.Contains(stdout, says)) {
-			t.Errorf("exit %d, stderr %q, stdout %s", code, stderr, stdout)
+			t.Errorf("exit %d, stderr %q, stdout %s, want a warning in both", code, stderr, stdout)
 		}
 	}
 }

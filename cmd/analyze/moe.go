@@ -1,7 +1,7 @@
 package main
 
-// This file has the subcommand moe: how a mixture-of-experts model uses its experts, and what prediction
-// and caches would gain.
+// This file has the subcommand moe: how a mixture of experts uses its experts, and what prediction and
+// caches would gain.
 
 import (
 	"context"
@@ -140,8 +140,8 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 	return cmd
 }
 
-// studied is what is printed as JSON.
-type studied struct {
+// moeResult is what is printed as JSON.
+type moeResult struct {
 	*replay.Study
 	Hidden *hidden.Study `json:"hidden"`                   // null if there is none
 	Why    string        `json:"hidden_missing,omitempty"` // why there is none
@@ -163,7 +163,7 @@ func analyzeMoE(
 			warn(stderr, "%s", w)
 		}
 	}
-	var found studied
+	var found moeResult
 	found.Hidden, found.Why, err = in.evaluate(ctx, o.model)
 	if err != nil {
 		return fmt.Errorf("evaluate the hidden states in %s: %w", name, err)
@@ -177,7 +177,7 @@ func analyzeMoE(
 	if err != nil {
 		return err
 	}
-	// What was found is printed even if it cannot be drawn.
+	// What was found is printed, even if it cannot be drawn.
 	written, drawErr := drawMoE(ctx, &found, o, in.caption())
 	if o.json {
 		return errors.Join(cli.WriteJSON(stdout, found), drawErr)
@@ -194,8 +194,8 @@ func analyzeMoE(
 	return errors.Join(d.WriteText(stdout), drawErr)
 }
 
-// drawMoE draws a study's figures, and returns a line for each.
-func drawMoE(ctx context.Context, found *studied, o *moeOptions, caption string) (lines tabular.Lines, err error) {
+// drawMoE draws a study's figures, and returns a line for each file.
+func drawMoE(ctx context.Context, found *moeResult, o *moeOptions, caption string) (lines tabular.Lines, err error) {
 	if o.output == "" {
 		return nil, nil
 	}
@@ -232,24 +232,24 @@ func drawMoE(ctx context.Context, found *studied, o *moeOptions, caption string)
 	return lines, err
 }
 
-// input is what is analysed.
-type input struct {
+// routedInput is what is analysed.
+type routedInput struct {
 	routes  *moe.Trace
-	capture *trace.Capture // nil: a CSV file
-	model   int32          // of the capture's
+	capture *trace.Capture // nil for a CSV file
+	model   int32          // of the capture
 }
 
-// caption is the line below figures: of a routing trace nothing is known.
-func (in *input) caption() string {
+// caption is the line below figures. Of a routing trace nothing is known.
+func (in *routedInput) caption() string {
 	if in.capture == nil {
 		return ""
 	}
 	return gather.Caption(in.capture.Meta)
 }
 
-// evaluate judges predictors that know hidden states. If the capture does not allow that, it says why.
-// What the user named has to fit.
-func (in *input) evaluate(ctx context.Context, model string) (*hidden.Study, string, error) {
+// evaluate judges predictors that know hidden states. If the capture does not allow that, it returns why.
+// It is an error if the model that the user named does not fit.
+func (in *routedInput) evaluate(ctx context.Context, model string) (*hidden.Study, string, error) {
 	switch {
 	case in.capture == nil && model != "":
 		return nil, "", errors.New("--model is of use for a capture only, and this is a routing trace")
@@ -276,8 +276,8 @@ func (in *input) evaluate(ctx context.Context, model string) (*hidden.Study, str
 	return st, "", err
 }
 
-// routers reads those of the model at path, which has to be the one that was captured.
-func (in *input) routers(path string) (*hidden.Routers, error) {
+// routers reads the routers of the model at path. It has to be the model that was captured.
+func (in *routedInput) routers(path string) (*hidden.Routers, error) {
 	m, err := gguf.OpenModel(path)
 	if err != nil {
 		return nil, err
@@ -292,10 +292,10 @@ func (in *input) routers(path string) (*hidden.Routers, error) {
 	return hidden.Read(m)
 }
 
-// readRoutes reads a capture's directory, or a CSV file.
-func readRoutes(ctx context.Context, name string, context int32) (*input, error) {
+// readRoutes reads the directory of a capture, or a CSV file.
+func readRoutes(ctx context.Context, name string, context int32) (*routedInput, error) {
 	if info, err := os.Stat(name); err == nil && info.IsDir() {
-		return captureRoutes(ctx, name, context)
+		return readCaptureRoutes(ctx, name, context)
 	}
 	f, err := regular.Open(name)
 	var path *fs.PathError
@@ -310,11 +310,12 @@ func readRoutes(ctx context.Context, name string, context int32) (*input, error)
 	if errors.Is(err, moe.ErrNotCSV) {
 		return nil, fmt.Errorf("no capture's directory, and %w", err)
 	}
-	return &input{routes: t}, err
+	return &routedInput{routes: t}, err
 }
 
-// captureRoutes reads the routes of one context of a capture: of that which chose experts most often if context is -1.
-func captureRoutes(ctx context.Context, dir string, context int32) (*input, error) {
+// readCaptureRoutes reads the routes of one context of a capture. If context is -1, it is the one that
+// chose experts most often.
+func readCaptureRoutes(ctx context.Context, dir string, context int32) (*routedInput, error) {
 	c, err := trace.Open(dir)
 	if err != nil {
 		return nil, err
@@ -347,5 +348,5 @@ func captureRoutes(ctx context.Context, dir string, context int32) (*input, erro
 		return nil, moe.ErrNoRoutes
 	}
 	t, err := moe.FromRoutes(empty, c.Routes(), steps)
-	return &input{routes: t, capture: c, model: number}, err
+	return &routedInput{routes: t, capture: c, model: number}, err
 }

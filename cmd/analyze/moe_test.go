@@ -44,7 +44,7 @@ func TestMoE(t *testing.T) {
 	}{
 		{[]string{file}, []string{"planted.gguf: 2 layers with 4 experts, of which a token chooses 1; 1 tokens of " +
 			"prompts, 2 generated", "experts: 7.6 MiB in all, 1.9 MiB per token", "Belady"}},
-		// The draft model's context has no experts; the ids of tokens are known.
+		// The draft model's context has no experts. The ids of tokens are known.
 		{[]string{"--room", "4kB,5kB", capture}, []string{"moe.gguf: 2 layers with 8 experts, of which a token " +
 			"chooses 2; 1 tokens of prompts, 13 generated", "same token before",
 			"4.9 KiB of experts in memory (31 %)"}},
@@ -75,14 +75,14 @@ func TestMoE(t *testing.T) {
 		len(got.Verdict) < 4 || len(got.Rooms) != 1 {
 		t.Fatalf("exit %d, %v, stderr %q, stdout\n%s", code, err, stderr, stdout)
 	}
-	// The prompt left 1 and 2 in memory, so that three of four are hits; the other is read in 10 ms and
-	// there after 1 more.
+	// The prompt left experts 1 and 2 in memory, so three of four are hits. The other one is read in 10
+	// ms, and is there 1 ms later.
 	if lru := got.Rooms[0].Policies[0]; lru.Name != "LRU" || lru.Used != 4 || lru.Hits != 3 || lru.Time != 2*10e6+11e6 {
-		t.Errorf("%+v", lru)
+		t.Errorf("policy %+v, want LRU with 3 hits of 4 in 31 ms", lru)
 	}
 }
 
-// Figures are drawn besides. What a trace has nothing for is left out, and an earlier one does not stay.
+// Figures are drawn besides. A figure without data is left out, and an earlier one does not stay.
 func TestMoEFigures(t *testing.T) {
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
@@ -110,16 +110,17 @@ func TestMoEFigures(t *testing.T) {
 	left, err := os.ReadDir(in("figures"))
 	if code != cli.OK || stderr != "" || !json.Valid([]byte(stdout)) || err != nil || len(left) != 1 ||
 		left[0].Name() != "recall.svg" {
-		t.Errorf("exit %d, stderr %q, left %v, %v, stdout\n%s", code, stderr, left, err, stdout)
+		t.Errorf("exit %d, stderr %q, files %v, %v, want recall.svg only; stdout\n%s", code, stderr, left, err, stdout)
 	}
 	// What was found is printed, even if it cannot be drawn.
 	code, stdout, stderr = execute(t, "moe", "-o", in("a.csv"), in("a.csv"))
 	if code != cli.Failure || stdout != plain || strings.Count(stderr, "\n") != 1 {
-		t.Errorf("exit %d, stderr %q, stdout\n%s", code, stderr, stdout)
+		t.Errorf("exit %d, stderr %q, want %d and one line; stdout\n%s\nwant\n%s", code, stderr, cli.Failure, stdout,
+			plain)
 	}
 }
 
-// What is wrong is said in one line, with what to do.
+// Each error is one line that says what to do.
 func TestMoERefuses(t *testing.T) {
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
@@ -174,10 +175,10 @@ func TestMoERefuses(t *testing.T) {
 	var out, errs strings.Builder
 	if code := cli.Run(ctx, command(), []string{"moe", in("good")}, &out, &errs); code != cli.Failure ||
 		errs.String() != "analyze moe: interrupted by SIGINT\n" {
-		t.Errorf("exit %d, stderr %q", code, errs.String())
+		t.Errorf("exit %d, stderr %q, want %d and the signal", code, errs.String(), cli.Failure)
 	}
 	if code, _, stderr := execute(t, "mo"); code != cli.BadUsage ||
 		!strings.Contains(stderr, `unexpected argument "mo"`) {
-		t.Errorf("exit %d, stderr %q", code, stderr)
+		t.Errorf("exit %d, stderr %q, want %d", code, stderr, cli.BadUsage)
 	}
 }

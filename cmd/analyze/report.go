@@ -82,8 +82,8 @@ func makePage(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	return err
 }
 
-// page makes the page. Of a mixture of experts it shows which experts are chosen in place of the bytes that are read:
-// these are nearly the same for all tokens.
+// page makes the page. Of a mixture of experts it shows which experts are chosen, in place of the bytes
+// that are read, which are nearly the same for all tokens.
 func (s *study) page() (*report.Report, error) {
 	meta := s.in.capture.Meta
 	made := s.sums.Report(s.modelName(), meta, s.sums.Compute())

@@ -13,7 +13,7 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// The page of a planted capture has its tensors, what is doubtful, and what was not recorded.
+// The page of a planted capture has its tensors, its doubts, and what was not recorded.
 func TestReport(t *testing.T) {
 	capture, out := plant(t, tables.Meta{Detail: tables.DetailOp, Counters: event.Counters{OpsLost: 2}}, true, whole,
 		whole, whole), t.TempDir()
@@ -22,7 +22,7 @@ func TestReport(t *testing.T) {
 	page, err := os.ReadFile(path)
 	if code != cli.OK || err != nil || !strings.HasSuffix(stdout, "wrote "+path+"\n") ||
 		!strings.Contains(stderr, "2 events lost") {
-		t.Fatalf("exit %d, %v: %s%s", code, err, stdout, stderr)
+		t.Fatalf("exit %d, %v, want 0, a page and a warning: %s%s", code, err, stdout, stderr)
 	}
 	for _, want := range []string{
 		"<title>planted.gguf</title>", "blk.0.ffn_down.weight", "2 events lost", "tracer --detail op+io", `"detail"`,
@@ -37,10 +37,10 @@ func TestReport(t *testing.T) {
 	}
 	if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil || len(got.Notes) < 2 ||
 		len(got.Files) != 1 || got.Files[0] != path {
-		t.Errorf("exit %d, %v: %s", code, err, stdout)
+		t.Errorf("exit %d, %v, want 0 with notes and the file: %s", code, err, stdout)
 	}
 	if code, _, stderr = execute(t, "report", "-c", capture, "-o", out, "--top", "3"); code != cli.BadUsage ||
 		!strings.Contains(stderr, "--top") {
-		t.Errorf("exit %d: %s", code, stderr)
+		t.Errorf("exit %d, stderr %q, want %d and the flag", code, stderr, cli.BadUsage)
 	}
 }

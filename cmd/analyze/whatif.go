@@ -24,17 +24,17 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// missFile is LRU's byte miss-ratio curve.
+// missFile is the file of LRU's byte miss-ratio curve, without its format.
 const missFile = "miss_ratio"
 
-// Choices of --ran.
+// Values of --ran.
 const (
 	ranPlain = "plain"
 	ranPin   = "pin"
 	ranAuto  = "auto"
 )
 
-// Choices of --blocks.
+// Values of --blocks.
 const (
 	blocksFolios  = "folios"
 	blocksExtents = "extents"
@@ -239,10 +239,11 @@ func askWhatIf(ctx context.Context, o *whatifOptions, stdout, stderr io.Writer) 
 	return append(answer.Document(), writtenLines(written)).WriteText(stdout)
 }
 
-// sources say how figures of a configuration are known.
+// sources say how the figures of a configuration are known.
 type sources struct{ compute, touched string }
 
-// configure makes the configuration of a replay from the flags, and from the capture where they say nothing.
+// configure makes the configuration of a replay from the flags, and from the capture where flags were not
+// given.
 func (o *whatifOptions) configure(
 	ctx context.Context, st *study, outlook *gather.Outlook,
 ) (r *gather.Replay, c *whatif.Config, from sources, err error) {
@@ -326,7 +327,7 @@ func (o *whatifOptions) calibrate(
 	strategy := map[string]string{ranPlain: whatif.Plain, ranPin: whatif.Pin, ranAuto: whatif.Auto}[o.ran]
 	memory := m.LimitBytes - m.OtherBytes
 	missed := c.Misses(strategy, memory)
-	const little = 0.01 // of what a token reads: then it waited for something else
+	const little = 0.01 // of what a token reads: if less is missed, it waited for something else
 	if missed < little*c.Sequence.PerStep(c.From) {
 		return 0, ""
 	}

@@ -15,8 +15,8 @@ import (
 	"tensorcast/trace/tables"
 )
 
-// The planted tokens read all of a model of a few hundred bytes but an embedding of which they read a
-// row: what does not fit is read again.
+// The planted tokens read all of a model of a few hundred bytes, but for an embedding of which they read
+// a row. What does not fit in memory is read again.
 func TestWhatIf(t *testing.T) {
 	capture, out := plant(t, tables.Meta{}, true, whole, whole, whole, whole), t.TempDir()
 	var size int64
@@ -34,21 +34,21 @@ func TestWhatIf(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &got); code != cli.OK || err != nil {
 		t.Fatalf("exit %d, %v: %s", code, err, stderr)
 	}
-	// The first generated token fills the memory, so that three of four count.
+	// The first generated token fills the memory, so three of four count.
 	if got.Steps != 3 || got.WorkingSet != size || got.PerToken != float64(size) || got.Bandwidth != 1e6 ||
 		len(got.Rows) != 2 || len(got.Files) != 6 {
-		t.Errorf("%+v of %d bytes", got, size)
+		t.Errorf("answer %+v, want 3 steps of %d bytes, two rows and 6 files", got, size)
 	}
 	if all := got.Rows[1].Results; all[0].Missed != 0 || all[0].TokS != 1000 || all[len(all)-1].TokS != 1000 {
-		t.Errorf("with all in memory %+v", all)
+		t.Errorf("with all in memory %+v, want nothing missed and 1000 tok/s", all)
 	}
 	if half := got.Rows[0]; half.Memory != (size+1)/2 || half.Results[0].Missed < float64(size)/2 ||
 		half.Results[0].TokS >= half.Results[4].TokS {
-		t.Errorf("with half of it %+v", half)
+		t.Errorf("with half of it in memory %+v, want half missed, and Belady's rule faster", half)
 	}
 	for _, name := range []string{"whatif.parquet", "whatif.csv", missFile + ".csv", "whatif.png"} {
 		if info, err := os.Stat(filepath.Join(out, name)); err != nil || info.Size() == 0 {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s is missing or empty: %v", name, err)
 		}
 	}
 	// A figure in another format replaces the first.
@@ -56,11 +56,11 @@ func TestWhatIf(t *testing.T) {
 		"--format", "svg")
 	if _, err := os.Stat(filepath.Join(out, "whatif.png")); code != cli.OK || err == nil ||
 		!strings.Contains(stdout, "tokens per second") {
-		t.Errorf("exit %d, %v: %s%s", code, err, stdout, stderr)
+		t.Errorf("exit %d, error %v, want 0 and no picture of before: %s%s", code, err, stdout, stderr)
 	}
 }
 
-// Each wrong value is named in one line.
+// Each wrong value is reported in one line.
 func TestWhatIfRefuses(t *testing.T) {
 	capture := plant(t, tables.Meta{}, true, whole, whole)
 	for name, tc := range map[string]struct {
@@ -82,16 +82,16 @@ func TestWhatIfRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			code, _, stderr := execute(t, append([]string{"whatif", "-c", capture, "-o", t.TempDir()}, tc.args...)...)
 			if code != tc.code || !strings.Contains(stderr, tc.says) || strings.Count(stderr, "\n") != 1 {
-				t.Errorf("exit %d: %q", code, stderr)
+				t.Errorf("exit %d, stderr %q, want %d and one line with %q", code, stderr, tc.code, tc.says)
 			}
 		})
 	}
 }
 
-// What is read as it is touched comes as slowly as in the capture, if its tokens waited, and as --touched
-// says if it does.
+// What is read as it is touched comes as slowly as in the capture, if the capture's tokens waited, and as
+// fast as --touched says if that is given.
 func TestWhatIfTouched(t *testing.T) {
-	capture := plantScene(t) // a token in the middle of three reads 10 kB from disk, which is little: not short
+	capture := plantScene(t) // one of three tokens reads 10 kB from disk, which is little: memory is not short
 	for args, want := range map[string]float64{"": 5e6, "--touched 1MB": 1e6} {
 		code, stdout, stderr := execute(t,
 			append([]string{
@@ -104,17 +104,17 @@ func TestWhatIfTouched(t *testing.T) {
 		for _, r := range got.Rows {
 			seconds := 0.001 + r.Results[0].Missed/want
 			if off := r.Results[0].TokS*seconds - 1; off < -1e-9 || off > 1e-9 {
-				t.Errorf("%q: %g tok/s for %g bytes", args, r.Results[0].TokS, r.Results[0].Missed)
+				t.Errorf("%q: %g tok/s for %g bytes, want %g", args, r.Results[0].TokS, r.Results[0].Missed, 1/seconds)
 			}
 		}
 	}
 }
 
-// batchSize is how many bytes each step of a capture that batches makes reads.
+// batchSize is how many bytes each step of plantBatches reads.
 const batchSize = 8 << 20
 
-// batches is a capture of five steps of 20 ms that generate two tokens each.
-func batches(t *testing.T, meta *tables.Meta) (dir string) {
+// plantBatches plants a capture of five steps of 20 ms that generate two tokens each.
+func plantBatches(t *testing.T, meta *tables.Meta) (dir string) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "capture")
 	structure := []tables.StructureRow{
@@ -149,10 +149,10 @@ func batches(t *testing.T, meta *tables.Meta) (dir string) {
 	return dir
 }
 
-// What is read as it is touched comes as fast as it must have come in the capture: of 8 MiB in 6 nothing
-// is found again, in the 10 ms that a step does not compute. Who keeps a part misses less.
+// What is read as it is touched comes as fast as it must have come in the capture. Nothing of 8 MiB is
+// found again in 6, and a step does not compute for 10 ms. A strategy that keeps a part misses less.
 func TestWhatIfCalibrated(t *testing.T) {
-	dir := batches(t,
+	dir := plantBatches(t,
 		&tables.Meta{Memory: &tables.Memory{LimitBytes: 10 << 20, OtherBytes: 4 << 20, Of: "/a memory.max"}})
 	for args, want := range map[string]float64{
 		"": batchSize / 0.010, "--ran plain": batchSize / 0.010, "--ran pin": batchSize / 0.010,
@@ -168,10 +168,10 @@ func TestWhatIfCalibrated(t *testing.T) {
 	}
 }
 
-// Steps of two tokens are replayed as they are: what they read and compute is of both.
+// Steps of two tokens are replayed as they are: they read and compute for both tokens.
 func TestWhatIfOfBatches(t *testing.T) {
 	const size = batchSize
-	dir := batches(t, &tables.Meta{})
+	dir := plantBatches(t, &tables.Meta{})
 	for _, tc := range []struct {
 		args       []string
 		read, tokS float64 // of a token; of all in memory
