@@ -1,5 +1,7 @@
 package heatmap
 
+// This file tests figures: by golden images, by the pixels of cells, and by what would make them unreadable.
+
 import (
 	"bytes"
 	"encoding/base64"

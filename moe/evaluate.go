@@ -153,7 +153,7 @@ func (u *Tally) Add(best, chosen []int32, layer, part int) {
 		n := min(u.shape.ExpertsFor(b), len(best))
 		hits := 0
 		for _, e := range best[:n] {
-			if contains(chosen, e) {
+			if slices.Contains(chosen, e) {
 				hits++
 			}
 		}

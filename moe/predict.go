@@ -3,7 +3,10 @@ package moe
 // This file says what a predictor is, and has those that go by choices and ids alone: frequency, the
 // previous token, the same token before.
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // Shape is the shape of a model's routing: layers with experts, experts of a layer, and the most that a
 // token chooses in a layer.
@@ -133,7 +136,7 @@ func (r *rates) observe(layer int, before, chosen []int32) {
 		const decay = 0.98
 		r.hits[i] *= decay
 		r.tries[i] = r.tries[i]*decay + 1
-		if contains(chosen, e) {
+		if slices.Contains(chosen, e) {
 			r.hits[i]++
 			hits++
 		}
@@ -142,15 +145,6 @@ func (r *rates) observe(layer int, before, chosen []int32) {
 		const step = 0.05
 		r.others[layer] += step * (float32(len(chosen)-hits)/float32(n) - r.others[layer])
 	}
-}
-
-func contains(chosen []int32, e int32) bool {
-	for _, c := range chosen {
-		if c == e {
-			return true
-		}
-	}
-	return false
 }
 
 // Previous predicts what the previous token chose in the layer. It learns for each rank how often that is

@@ -1,5 +1,7 @@
 package moe
 
+// This file tests all predictors on traces whose best recall is known, and on public traces.
+
 import (
 	"context"
 	"errors"

@@ -54,7 +54,7 @@ func NewProfile(t *Trace) Profile {
 			for _, e := range now {
 				load[e]++
 				total++
-				if contains(before, e) {
+				if slices.Contains(before, e) {
 					again++
 				}
 				if last[e] >= 0 {

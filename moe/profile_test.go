@@ -1,5 +1,7 @@
 package moe
 
+// This file tests profiles.
+
 import (
 	"math"
 	"math/rand/v2"

@@ -1,5 +1,7 @@
 package moe
 
+// This file tests how routing traces are read: from CSV, from a capture's rows, and from bad input.
+
 import (
 	"bytes"
 	"compress/gzip"
@@ -57,9 +59,10 @@ const heading = "# route_trace v1\n# model=/m/a.gguf arch=x n_layer=3 n_expert=8
 	"expert_bytes=100 dense_bytes=5\n# layer=2 expert_bytes=300\n" +
 	"turn,phase,step,layer,slot,expert,weight,residency,expert_bytes\n"
 
-// A prompt of two tokens comes by layer, and its last layer has one token. Layer 1 has no experts.
+// good has a prompt of two tokens, which comes by layer. Its last layer has one token. Layer 1 has no experts.
 const good = heading +
-	"0,0,0,0,0,7,0.5,0,1\n0,0,0,0,1,1,0.5,0,1\n0,0,1,0,0,2,0.5,0,1\n0,0,1,0,1,3,0.5,0,1\n0,0,1,2,0,6,1,0,1\n0,0,1,2,1,5,1,0,1\n" +
+	"0,0,0,0,0,7,0.5,0,1\n0,0,0,0,1,1,0.5,0,1\n0,0,1,0,0,2,0.5,0,1\n0,0,1,0,1,3,0.5,0,1\n" +
+	"0,0,1,2,0,6,1,0,1\n0,0,1,2,1,5,1,0,1\n" +
 	"0,1,2,0,0,4,1,1,0\n0,1,2,0,1,5,1,1,0\n0,1,2,2,0,0,1,1,0\n0,1,2,2,1,1,1,1,0\n"
 
 func TestReadCSV(t *testing.T) {

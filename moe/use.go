@@ -74,7 +74,7 @@ func (t *Trace) TokenUses() []TokenUse {
 			}
 			for _, e := range t.Chosen(token, layer) {
 				u.Chosen++
-				if contains(before, e) {
+				if slices.Contains(before, e) {
 					u.Kept++
 				}
 				if at := layer*s.Experts + int(e); !seen[at] {
@@ -118,7 +118,7 @@ func (t *Trace) LayerUses() []LayerUse {
 			for _, e := range now {
 				load[e]++
 				u.Chosen++
-				if contains(before, e) {
+				if slices.Contains(before, e) {
 					u.Kept++
 				}
 			}

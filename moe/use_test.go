@@ -1,5 +1,7 @@
 package moe
 
+// This file tests the counts of experts' use.
+
 import (
 	"math"
 	"math/rand/v2"

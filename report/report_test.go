@@ -1,5 +1,7 @@
 package report
 
+// This file tests what a page holds for its script, and that pages are bounded.
+
 import (
 	"bytes"
 	"encoding/base64"

@@ -1,5 +1,7 @@
 package main
 
+// This file tests the analyses, --all and the timeline on a planted mixture of experts.
+
 import (
 	"encoding/csv"
 	"encoding/json"
@@ -231,9 +233,14 @@ func TestAll(t *testing.T) {
 		names = append(names, filepath.Base(f))
 	}
 	slices.Sort(names)
-	want := strings.Fields(`access_pattern.h components.csv components.parquet components.png determinism.csv determinism.parquet determinism_edits.csv determinism_edits.parquet experts.csv experts.parquet experts.png experts_layers.csv experts_layers.parquet experts_map.png experts_together.csv
-		experts_together.parquet experts_tokens.csv experts_tokens.parquet experts_tokens.png gaps.png heatmap.csv heatmap.parquet heatmap.png index.html layers.csv layers.parquet layers.png offsets.csv offsets.parquet offsets.png
-		pattern.csv pattern.json pattern.parquet pattern.png phases.csv phases.parquet phases.png rereads.csv rereads.parquet rereads.png`)
+	want := strings.Fields(`
+		access_pattern.h components.csv components.parquet components.png determinism.csv determinism.parquet
+		determinism_edits.csv determinism_edits.parquet experts.csv experts.parquet experts.png
+		experts_layers.csv experts_layers.parquet experts_map.png experts_together.csv experts_together.parquet
+		experts_tokens.csv experts_tokens.parquet experts_tokens.png gaps.png heatmap.csv heatmap.parquet
+		heatmap.png index.html layers.csv layers.parquet layers.png offsets.csv offsets.parquet offsets.png
+		pattern.csv pattern.json pattern.parquet pattern.png phases.csv phases.parquet phases.png rereads.csv
+		rereads.parquet rereads.png`)
 	if !reflect.DeepEqual(names, want) {
 		t.Errorf("files %v, want %v", names, want)
 	}

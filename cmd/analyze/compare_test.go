@@ -1,5 +1,7 @@
 package main
 
+// This file tests the subcommand compare on two planted captures.
+
 import (
 	"encoding/json"
 	"os"
@@ -98,7 +100,9 @@ func TestCompare(t *testing.T) {
 		}
 	}
 	table, err := os.ReadFile(filepath.Join(out, "compare.csv"))
-	if want := "tensor_name,size_bytes_a,size_bytes_b,bytes_per_token_a,bytes_per_token_b,disk_bytes_per_token_a,disk_bytes_per_token_b,reread_bytes_per_token_a,reread_bytes_per_token_b,stall_ns_per_token_a,stall_ns_per_token_b\n" +
+	if want := "tensor_name,size_bytes_a,size_bytes_b,bytes_per_token_a,bytes_per_token_b," +
+		"disk_bytes_per_token_a,disk_bytes_per_token_b,reread_bytes_per_token_a,reread_bytes_per_token_b," +
+		"stall_ns_per_token_a,stall_ns_per_token_b\n" +
 		"blk.0.ffn_up.weight,200,200,200,200,200,50,150,0,2000,0\n"; err != nil ||
 		!strings.HasPrefix(string(table), want) || strings.Count(string(table), "\n") != 5 {
 		t.Errorf("error %v, compare.csv\n%s\nwant\n%s", err, table, want)

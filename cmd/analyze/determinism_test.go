@@ -1,5 +1,7 @@
 package main
 
+// This file tests the subcommand determinism on planted steps that depart.
+
 import (
 	"encoding/json"
 	"os"
@@ -27,9 +29,11 @@ func TestDeterminism(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]string{
-		"determinism.csv": "step,token,phase,batch_tokens,reads,exact,skeleton_exact,departure,edits,cause\n0,-1,prompt,1,4,1,1,-1,0,\n1,0,generation,1,4,1,1,-1,0,\n" +
-			"2,1,generation,1,4,1,1,-1,0,\n3,2,generation,1,4,0,0,0,1,unknown\n4,3,generation,1,4,1,1,-1,0,\n",
-		"determinism_edits.csv": "departure,kind,position,to,tensor_name,op,expected_bytes,bytes_accessed\n0,order,1,3,blk.0.ffn_up.weight,MUL_MAT,200,200\n",
+		"determinism.csv": "step,token,phase,batch_tokens,reads,exact,skeleton_exact,departure,edits,cause\n" +
+			"0,-1,prompt,1,4,1,1,-1,0,\n1,0,generation,1,4,1,1,-1,0,\n2,1,generation,1,4,1,1,-1,0,\n" +
+			"3,2,generation,1,4,0,0,0,1,unknown\n4,3,generation,1,4,1,1,-1,0,\n",
+		"determinism_edits.csv": "departure,kind,position,to,tensor_name,op,expected_bytes,bytes_accessed\n" +
+			"0,order,1,3,blk.0.ffn_up.weight,MUL_MAT,200,200\n",
 	} {
 		if got, err := os.ReadFile(filepath.Join(out, name)); err != nil || string(got) != want {
 			t.Errorf("%s: %v\n%s\nwant\n%s", name, err, got, want)

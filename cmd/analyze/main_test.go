@@ -1,5 +1,7 @@
 package main
 
+// This file tests the command without a subcommand, and plants the captures that other tests use, too.
+
 import (
 	"bytes"
 	"context"

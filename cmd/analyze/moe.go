@@ -33,16 +33,22 @@ import (
 	"tensorcast/trace/tables"
 )
 
+// moeOptions are the flags.
 type moeOptions struct {
-	rooms     []string
-	bandwidth int64
+	// The machine that is simulated.
+	rooms     []string // sizes of the memory for experts
+	bandwidth int64    // of the disk, bytes per second
 	latency   time.Duration
-	compute   time.Duration
-	context   int32
-	model     string
-	json      bool
-	output    string // directory
-	format    string // of figures
+	compute   time.Duration // of a token
+
+	// The input.
+	context int32
+	model   string // a GGUF file; "": that which the capture names
+
+	// The output.
+	json   bool
+	output string // a directory for figures; "": none are drawn
+	format string // of figures
 }
 
 func moeCommand(root *options) *cobra.Command {
@@ -86,33 +92,9 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			study := replay.Options{
-				Disk: replay.Disk{Bandwidth: float64(o.bandwidth), Latency: o.latency}, Workers: runtime.GOMAXPROCS(0),
-			}
-			if o.bandwidth < replay.MinBandwidth {
-				return cli.Usagef("--bandwidth is %s per second, want %s or more",
-					humanize.Bytes(uint64(o.bandwidth)), humanize.Bytes(replay.MinBandwidth))
-			}
-			const longest = time.Minute
-			if o.latency < 0 || o.latency > longest || o.compute < 0 || o.compute > longest {
-				return cli.Usagef("--latency is %v, --compute %v: want 0 to %v", o.latency, o.compute, longest)
-			}
-			if o.context < 0 && cmd.Flags().Changed("context") {
-				return cli.Usagef("--context is %d, want 0 or more", o.context)
-			}
-			for _, text := range o.rooms {
-				n, err := humanize.ParseBytes(text)
-				if err != nil || n == 0 || n > 1<<50 {
-					return cli.Usagef("--room %q: want a size such as 600MB or 2GiB", text)
-				}
-				study.Rooms = append(study.Rooms, int64(n))
-			}
-			if o.output == "" && cmd.Flags().Changed("format") {
-				return cli.Usagef("--format is of figures: say where with --output")
-			}
-			study.Curve = o.output != ""
-			if cmd.Flags().Changed("top") {
-				return cli.Usagef("--top: nothing that moe prints is a list of tensors")
+			study, err := o.check(cmd)
+			if err != nil {
+				return err
 			}
 			name := root.capture
 			if len(args) > 0 {
@@ -120,7 +102,7 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 					return cli.Usagef("%q and --capture %q: want one of them", name, root.capture)
 				}
 			}
-			return analyzeMoE(cmd.Context(), name, &o, &study, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return analyzeMoE(cmd.Context(), name, &o, study, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	f := cmd.Flags()
@@ -138,6 +120,40 @@ Exit status: 0 done; 1 failed; 2 the command line is wrong.`,
 	f.StringVarP(&o.output, "output", "o", "", "draw figures to this `directory`, made if need be")
 	cli.EnumVar(cmd, &o.format, "format", "", chart.Formats, "of the figures")
 	return cmd
+}
+
+// check says what is wrong with the flags, and makes the options of a study from them.
+func (o *moeOptions) check(cmd *cobra.Command) (*replay.Options, error) {
+	study := &replay.Options{
+		Disk:    replay.Disk{Bandwidth: float64(o.bandwidth), Latency: o.latency},
+		Workers: runtime.GOMAXPROCS(0),
+		Curve:   o.output != "",
+	}
+	if o.bandwidth < replay.MinBandwidth {
+		return nil, cli.Usagef("--bandwidth is %s per second, want %s or more",
+			humanize.Bytes(uint64(o.bandwidth)), humanize.Bytes(replay.MinBandwidth))
+	}
+	const longest = time.Minute
+	if o.latency < 0 || o.latency > longest || o.compute < 0 || o.compute > longest {
+		return nil, cli.Usagef("--latency is %v, --compute %v: want 0 to %v", o.latency, o.compute, longest)
+	}
+	if o.context < 0 && cmd.Flags().Changed("context") {
+		return nil, cli.Usagef("--context is %d, want 0 or more", o.context)
+	}
+	for _, text := range o.rooms {
+		n, err := humanize.ParseBytes(text)
+		if err != nil || n == 0 || n > 1<<50 {
+			return nil, cli.Usagef("--room %q: want a size such as 600MB or 2GiB", text)
+		}
+		study.Rooms = append(study.Rooms, int64(n))
+	}
+	if o.output == "" && cmd.Flags().Changed("format") {
+		return nil, cli.Usagef("--format is of figures: say where with --output")
+	}
+	if cmd.Flags().Changed("top") {
+		return nil, cli.Usagef("--top: nothing that moe prints is a list of tensors")
+	}
+	return study, nil
 }
 
 // moeResult is what is printed as JSON.
@@ -199,25 +215,8 @@ func drawMoE(ctx context.Context, found *moeResult, o *moeOptions, caption strin
 	if o.output == "" {
 		return nil, nil
 	}
-	var more []replay.Recall
-	if found.Hidden != nil {
-		for i := range found.Hidden.Results {
-			r := &found.Hidden.Results[i]
-			if r.Lead > 1 {
-				continue
-			}
-			of := replay.Recall{Name: r.When + ": " + r.Name}
-			for _, recall := range r.ByLayer {
-				if recall == 0 { // the first layers have nothing before them
-					recall = math.NaN()
-				}
-				of.ByLayer = append(of.ByLayer, recall)
-			}
-			more = append(more, of)
-		}
-	}
 	var files []file
-	for _, f := range found.Figures(more...) {
+	for _, f := range found.Figures(found.hiddenRecalls()...) {
 		draw := file{name: f.Name + "." + o.format}
 		if f.Figure != nil {
 			f.Figure.Caption = caption
@@ -230,6 +229,28 @@ func drawMoE(ctx context.Context, found *moeResult, o *moeOptions, caption strin
 		lines = append(lines, "wrote "+path)
 	}
 	return lines, err
+}
+
+// hiddenRecalls are the recalls by layer of the predictors that know hidden states, one layer ahead at most.
+func (r *moeResult) hiddenRecalls() (all []replay.Recall) {
+	if r.Hidden == nil {
+		return nil
+	}
+	for i := range r.Hidden.Results {
+		result := &r.Hidden.Results[i]
+		if result.Lead > 1 {
+			continue
+		}
+		recall := replay.Recall{Name: result.When + ": " + result.Name}
+		for _, share := range result.ByLayer {
+			if share == 0 { // the first layers have nothing before them
+				share = math.NaN()
+			}
+			recall.ByLayer = append(recall.ByLayer, share)
+		}
+		all = append(all, recall)
+	}
+	return all
 }
 
 // routedInput is what is analysed.

@@ -1,5 +1,7 @@
 package main
 
+// This file tests the subcommand moe on routing traces and captures whose answers are known.
+
 import (
 	"context"
 	"encoding/json"

@@ -1,5 +1,7 @@
 package main
 
+// This file tests the subcommand report.
+
 import (
 	"bytes"
 	"encoding/json"

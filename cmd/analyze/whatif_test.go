@@ -1,5 +1,7 @@
 package main
 
+// This file tests the subcommand whatif on captures that are small enough to be reckoned by hand.
+
 import (
 	"encoding/json"
 	"errors"

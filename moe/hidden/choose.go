@@ -5,6 +5,7 @@ package hidden
 
 import (
 	"math"
+	"slices"
 
 	"tensorcast/moe"
 )
@@ -127,7 +128,7 @@ func (c *chooser) choose(l *router, logits []float32, chosen []int32) []int32 {
 		size := c.experts / c.groups
 		best := moe.Top(c.groupScores, c.order, c.groupsUsed)
 		for g := range c.groupScores {
-			if !contains(best, int32(g)) {
+			if !slices.Contains(best, int32(g)) {
 				for e := g * size; e < (g+1)*size; e++ {
 					c.compared[e] = float32(math.Inf(-1))
 				}
@@ -135,15 +136,6 @@ func (c *chooser) choose(l *router, logits []float32, chosen []int32) []int32 {
 		}
 	}
 	return append(chosen[:0], moe.Top(c.compared, c.order, c.k)...)
-}
-
-func contains(list []int32, x int32) bool {
-	for _, v := range list {
-		if v == x {
-			return true
-		}
-	}
-	return false
 }
 
 // margins writes by how much the logit of each expert exceeds what is needed to be chosen. margins may be

@@ -1,5 +1,7 @@
 package hidden
 
+// This file compares choices with the plainest code that does what llama.cpp does.
+
 import (
 	"math"
 	"math/rand/v2"

@@ -1,5 +1,7 @@
 package hidden
 
+// This file tests evaluations on captures of a planted mixture.
+
 import (
 	"context"
 	"encoding/json"

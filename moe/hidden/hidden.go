@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"tensorcast/moe"
 )
@@ -503,7 +504,7 @@ func (p *Predictor) Observe(layer int, chosen []int32) {
 		best := moe.Top(a.scores, p.order, len(chosen))
 		hits := 0
 		for _, e := range best {
-			if contains(chosen, e) {
+			if slices.Contains(chosen, e) {
 				hits++
 			}
 		}

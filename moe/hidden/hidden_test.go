@@ -465,7 +465,7 @@ func TestAllocations(t *testing.T) {
 	}
 }
 
-// The time of a layer of a real model, with calls in the order of a live target.
+// BenchmarkLayer takes the time of a layer of a real model, with calls in the order of a live target.
 func BenchmarkLayer(b *testing.B) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	const layers, dim, experts, k = 48, 2048, 128, 8

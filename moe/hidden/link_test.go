@@ -1,5 +1,7 @@
 package hidden
 
+// This file tests what a single link guesses and learns.
+
 import (
 	"math"
 	"math/rand/v2"

@@ -1,5 +1,7 @@
 package hidden
 
+// This file tests how routers are read: from models of every kind, and from damaged files.
+
 import (
 	"encoding/binary"
 	"errors"

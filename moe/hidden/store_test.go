@@ -1,5 +1,7 @@
 package hidden
 
+// This file tests how what was learned is saved and loaded.
+
 import (
 	"bytes"
 	"encoding/binary"
@@ -158,7 +160,7 @@ func TestSaveFails(t *testing.T) {
 	}
 }
 
-// Whatever a file holds, it is refused, or the predictor's scores are finite.
+// FuzzLoad loads any file: it is refused, or the predictor's scores are finite.
 func FuzzLoad(f *testing.F) {
 	r := planted(rand.New(rand.NewPCG(1, 2)), 2, 8, 4, 2)
 	o := Options{IDs: -1}

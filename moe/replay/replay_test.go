@@ -1,5 +1,7 @@
 package replay
 
+// This file tests replays: against trying everything, by times that are computed by hand, and on public traces.
+
 import (
 	"context"
 	"errors"

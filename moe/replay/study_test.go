@@ -1,5 +1,7 @@
 package replay
 
+// This file tests studies, and the verdicts on traces of which the truth is known.
+
 import (
 	"bytes"
 	"context"

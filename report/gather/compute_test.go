@@ -1,5 +1,7 @@
 package gather
 
+// This file tests the estimate of how long a step computes.
+
 import (
 	"math"
 	"testing"

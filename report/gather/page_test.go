@@ -1,5 +1,7 @@
 package gather
 
+// This file tests the sums, the report and the outlook on planted rows.
+
 import (
 	"bytes"
 	"fmt"

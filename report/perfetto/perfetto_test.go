@@ -1,5 +1,7 @@
 package perfetto
 
+// This file decodes what was written with an excerpt of Perfetto's own schema.
+
 import (
 	"bytes"
 	"errors"
