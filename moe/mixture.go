@@ -59,21 +59,21 @@ const (
 
 // NewMixture mixes predictors, which belong to it from now on. It learns weights for each of leads, such
 // as 1, 2 and 4.
-func NewMixture(s Shape, leads []int, of ...Predictor) *Mixture {
+func NewMixture(s Shape, leads []int, members ...Predictor) *Mixture {
 	m := &Mixture{
-		shape: s, members: of, lastLayer: -1, residuals: make([]float32, s.Experts),
-		scratch: make([]float32, len(of)*s.Experts),
+		shape: s, members: members, lastLayer: -1, residuals: make([]float32, s.Experts),
+		scratch: make([]float32, len(members)*s.Experts),
 	}
-	n := len(of) + 1
+	n := len(members) + 1
 	for _, ahead := range leads {
 		l := lead{
 			ahead: ahead, shared: make([]weight, n), own: make([]weight, n*s.Layers), pending: make([]pending, ahead),
 		}
-		for i := range of {
-			l.shared[i].value = 1 / float32(len(of))
+		for i := range members {
+			l.shared[i].value = 1 / float32(len(members))
 		}
 		for i := range l.pending {
-			l.pending[i] = pending{layer: -1, inputs: make([]float32, len(of)*s.Experts)}
+			l.pending[i] = pending{layer: -1, inputs: make([]float32, len(members)*s.Experts)}
 		}
 		m.leads = append(m.leads, l)
 	}
@@ -183,7 +183,7 @@ func (w *weight) descend(g, size float32) {
 // they are known. Its tables take roughly bytes of memory. What does not fit is left out; the nearest
 // routers come first.
 func NewIDs(s Shape, leads []int, bytes int64) *Mixture {
-	of := []Predictor{NewFrequency(s, 0.9), NewFrequency(s, 0.98), NewPrevious(s), NewSameToken(s, bytes/16)}
+	members := []Predictor{NewFrequency(s, 0.9), NewFrequency(s, 0.98), NewPrevious(s), NewSameToken(s, bytes/16)}
 	bytes -= bytes / 16
 	var used []int
 	for _, distance := range []int{1, 2, 4, s.Layers, 3} {
@@ -194,7 +194,7 @@ func NewIDs(s Shape, leads []int, bytes int64) *Mixture {
 			break
 		}
 		used = append(used, distance)
-		of = append(of, NewMarkov(s, distance))
+		members = append(members, NewMarkov(s, distance))
 	}
-	return NewMixture(s, leads, of...)
+	return NewMixture(s, leads, members...)
 }

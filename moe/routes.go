@@ -67,11 +67,11 @@ func ChoosingContext(
 	if context >= 0 {
 		best = context
 	}
-	of, ok := choosers[best]
+	found, ok := choosers[best]
 	if !ok {
 		return 0, 0, ErrNoRoutes
 	}
-	return best, of.model, nil
+	return best, found.model, nil
 }
 
 // OfStructure is an empty trace of a model, with its layers that have experts, and the sizes of these. It

@@ -25,13 +25,13 @@ func (t *Trace) Uses() []Use {
 	s, first := t.Shape(), t.FirstDecode()
 	all := make([]Use, s.Layers*s.Experts)
 	for layer := range s.Layers {
-		of := all[layer*s.Experts : (layer+1)*s.Experts]
-		for e := range of {
-			of[e] = Use{Layer: layer, Expert: e, First: -1, Last: -1}
+		uses := all[layer*s.Experts : (layer+1)*s.Experts]
+		for e := range uses {
+			uses[e] = Use{Layer: layer, Expert: e, First: -1, Last: -1}
 		}
 		for token := range t.Tokens {
 			for _, e := range t.Chosen(token, layer) {
-				u := &of[e]
+				u := &uses[e]
 				if token < first {
 					u.Prompt++
 				} else {
@@ -43,9 +43,9 @@ func (t *Trace) Uses() []Use {
 				u.Last = token
 			}
 		}
-		for e := range of {
-			if n := of[e].Prompt + of[e].Generated; n > 1 {
-				of[e].Reuse = float64(of[e].Last-of[e].First) / float64(n-1)
+		for e := range uses {
+			if n := uses[e].Prompt + uses[e].Generated; n > 1 {
+				uses[e].Reuse = float64(uses[e].Last-uses[e].First) / float64(n-1)
 			}
 		}
 	}
@@ -172,12 +172,12 @@ func (t *Trace) Together() []Together {
 
 // togetherShares has a share for each number of tokens. It counts the windows of so many tokens, between
 // from and to, in which an expert is used: all windows but those that lie between two uses.
-func (t *Trace) togetherShares(of []Together, from, to int) []float64 {
+func (t *Trace) togetherShares(together []Together, from, to int) []float64 {
 	s := t.Shape()
-	without := make([]int, len(of)) // windows in which an expert is not used, summed over the experts
+	without := make([]int, len(together)) // windows in which an expert is not used, summed over the experts
 	countUnused := func(gap int) {
-		for i := range of {
-			without[i] += max(gap-of[i].Tokens+1, 0)
+		for i := range together {
+			without[i] += max(gap-together[i].Tokens+1, 0)
 		}
 	}
 	last := make([]int, s.Experts)
@@ -195,9 +195,9 @@ func (t *Trace) togetherShares(of []Together, from, to int) []float64 {
 			countUnused(to - at - 1)
 		}
 	}
-	shares := make([]float64, len(of))
-	for i := range of {
-		windows := to - from - of[i].Tokens + 1
+	shares := make([]float64, len(together))
+	for i := range together {
+		windows := to - from - together[i].Tokens + 1
 		shares[i] = math.NaN()
 		if windows > 0 {
 			shares[i] = 1 - float64(without[i])/float64(windows*s.Layers*s.Experts)

@@ -386,11 +386,11 @@ func (h *heatCells) encodeCell(v float64) byte {
 // fitPoints takes one point of every so many.
 func fitPoints(o *Offsets, steps, thin int) *pointData {
 	out := &pointData{Size: o.Size, Kinds: shortenAll(o.Kinds)}
-	share := func(v, of float64) uint16 {
-		if !isKnown(v) || of <= 0 {
+	share := func(v, whole float64) uint16 {
+		if !isKnown(v) || whole <= 0 {
 			return 0
 		}
-		return uint16(math.Round(min(max(v/of, 0), 1) * math.MaxUint16))
+		return uint16(math.Round(min(max(v/whole, 0), 1) * math.MaxUint16))
 	}
 	var xy []byte
 	for i := 0; i < o.Count; i += thin {

@@ -13,6 +13,7 @@ package hidden
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"math"
 	"slices"
 
@@ -183,11 +184,11 @@ func (p *Predictor) newLinks(bytes int64) error {
 	inputs := min(dim, features-1-before)
 	p.inputSketch, p.previousSketch = newSketch(dim, inputs), newSketch(dim, before)
 	for _, kind := range p.kinds {
-		of := make([]*link, layers)
+		links := make([]*link, layers)
 		for layer := kind; layer < layers; layer++ {
-			of[layer] = newLink(inputs, before, experts, &p.tuning)
+			links[layer] = newLink(inputs, before, experts, &p.tuning)
 		}
-		p.links = append(p.links, of)
+		p.links = append(p.links, links)
 	}
 	return nil
 }
@@ -235,6 +236,19 @@ func (s *sketch) project(features []float32, x *source) {
 	}
 }
 
+// allLinks yields the links, kind by kind and layer by layer.
+func (p *Predictor) allLinks() iter.Seq[*link] {
+	return func(yield func(*link) bool) {
+		for _, ofKind := range p.links {
+			for _, l := range ofKind {
+				if l != nil && !yield(l) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // Begin implements moe.Predictor.
 func (p *Predictor) Begin(id int32) {
 	p.lastLayer, p.token = -1, id
@@ -247,12 +261,8 @@ func (p *Predictor) Begin(id int32) {
 	for i := range p.attentionInputs {
 		p.attentionInputs[i].isKnown = false
 	}
-	for _, of := range p.links {
-		for _, l := range of {
-			if l != nil {
-				l.isKnown = false
-			}
-		}
+	for l := range p.allLinks() {
+		l.isKnown = false
 	}
 	if p.ids != nil {
 		p.ids.Begin(id)
@@ -558,12 +568,8 @@ func (p *Predictor) Learned() bool { return p.learned }
 // Bytes is the memory for what is learned from inputs.
 func (p *Predictor) Bytes() int64 {
 	sum := int64(0)
-	for _, of := range p.links {
-		for _, l := range of {
-			if l != nil {
-				sum += linkBytes(len(l.features), l.experts)
-			}
-		}
+	for l := range p.allLinks() {
+		sum += linkBytes(len(l.features), l.experts)
 	}
 	return sum
 }

@@ -51,24 +51,16 @@ func (p *Predictor) makeHeader() header {
 		Version: version, Routers: p.routers.ID, Layers: len(p.routers.Blocks), Experts: p.routers.Experts,
 		Kinds: p.kinds,
 	}
-	for _, of := range p.links {
-		for _, l := range of {
-			if l != nil {
-				h.Inputs, h.Before = l.inputs, l.previous
-			}
-		}
+	for l := range p.allLinks() { // all are equally large
+		h.Inputs, h.Before = l.inputs, l.previous
 	}
 	return h
 }
 
 // learnedState has everything that is saved, in its order, but for the weights of blends.
 func (p *Predictor) learnedState() (all [][]float32) {
-	for _, of := range p.links {
-		for _, l := range of {
-			if l != nil {
-				all = append(all, l.state()...)
-			}
-		}
+	for l := range p.allLinks() {
+		all = append(all, l.state()...)
 	}
 	return append(all, p.recall)
 }
@@ -149,16 +141,12 @@ func (p *Predictor) Load(r io.Reader) error {
 		return err
 	}
 	at := 0
-	for _, of := range p.links {
-		for _, l := range of {
-			if l != nil {
-				n := len(l.state())
-				if err := l.checkState(newState[at : at+n]); err != nil {
-					return fmt.Errorf("%w: %w", ErrInvalid, err)
-				}
-				at += n
-			}
+	for l := range p.allLinks() {
+		n := len(l.state())
+		if err := l.checkState(newState[at : at+n]); err != nil {
+			return fmt.Errorf("%w: %w", ErrInvalid, err)
 		}
+		at += n
 	}
 	for i := range state {
 		copy(state[i], newState[i])

@@ -78,9 +78,9 @@ func (st *Study) recallFigure(more []Recall) *chart.Figure {
 		To: float64(st.Layers) - 0.5, High: 100, Beside: true,
 	}
 	p := chart.Panel{Title: st.Model + ": recall, by predictor"}
-	for _, of := range all {
-		c := chart.Curve{Name: of.Name}
-		for layer, recall := range of.ByLayer {
+	for _, predictor := range all {
+		c := chart.Curve{Name: predictor.Name}
+		for layer, recall := range predictor.ByLayer {
 			if recall >= 0 {
 				c.Points = append(c.Points, chart.Point{X: float64(layer), Y: 100 * recall})
 			}

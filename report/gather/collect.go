@@ -337,14 +337,14 @@ func (c *Collector) addExperts(a *tables.Access, phase tables.Phase) {
 	if c.touchedExperts[phase] == nil {
 		c.touchedExperts[phase] = map[int32]*bitset{}
 	}
-	of := c.touchedExperts[phase][a.Tensor]
-	if of == nil {
-		of = &bitset{}
-		c.touchedExperts[phase][a.Tensor] = of
+	touched := c.touchedExperts[phase][a.Tensor]
+	if touched == nil {
+		touched = &bitset{}
+		c.touchedExperts[phase][a.Tensor] = touched
 	}
 	for _, e := range a.Experts {
 		if e >= 0 && e < c.structure[a.Tensor].Experts {
-			of.add(e)
+			touched.add(e)
 		}
 	}
 }

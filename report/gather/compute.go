@@ -69,14 +69,14 @@ func (c *Collector) endOp() {
 	if c.CPUs > 0 {
 		took = max(took-r.stall/int64(c.CPUs), 0)
 	}
-	of := c.ops[r.tensor]
-	i := slices.IndexFunc(of, func(o op) bool { return o.name == r.name })
+	ops := c.ops[r.tensor]
+	i := slices.IndexFunc(ops, func(o op) bool { return o.name == r.name })
 	if i < 0 {
-		i = len(of)
-		of = append(of, op{name: r.name, shortest: took})
-		c.ops[r.tensor] = of
+		i = len(ops)
+		ops = append(ops, op{name: r.name, shortest: took})
+		c.ops[r.tensor] = ops
 	}
-	o := &of[i]
+	o := &ops[i]
 	o.runs++
 	o.bytes, o.shortest = max(o.bytes, r.bytes), min(o.shortest, took)
 }
@@ -101,7 +101,7 @@ func (c *Collector) Compute() time.Duration {
 		name, weight string
 		bytes        int64 // 0: so many that time is in proportion to them
 	}
-	of := func(tensor int32, o *op) kind {
+	kindOf := func(tensor int32, o *op) kind {
 		k := kind{name: o.name, weight: c.structure[tensor].Type}
 		if o.bytes < few {
 			k.bytes = max(o.bytes, 1)
@@ -134,7 +134,7 @@ func (c *Collector) Compute() time.Duration {
 	}
 	for tensor, all := range c.ops {
 		for i := range all {
-			k := of(int32(tensor), &all[i])
+			k := kindOf(int32(tensor), &all[i])
 			paces[k] = append(paces[k], float64(all[i].shortest)/per(k, &all[i]))
 		}
 	}
@@ -145,7 +145,7 @@ func (c *Collector) Compute() time.Duration {
 	for tensor, all := range c.ops {
 		for i := range all {
 			o := &all[i]
-			k := of(int32(tensor), o)
+			k := kindOf(int32(tensor), o)
 			took := min(float64(o.shortest), paces[k][len(paces[k])/fastest]*per(k, o))
 			sum += took * float64(o.runs) / float64(steps)
 		}

@@ -19,32 +19,32 @@ const (
 )
 
 // barPanel is a panel with one bar for each total, whose values are multiplied by scale.
-func barPanel(label string, scale float64, of []*total, value func(t *total) int64) chart.BarPanel {
+func barPanel(label string, scale float64, sums []*total, value func(t *total) int64) chart.BarPanel {
 	part := chart.BarPart{}
-	for _, t := range of {
+	for _, t := range sums {
 		part.Values = append(part.Values, float64(value(t))*scale)
 	}
 	return chart.BarPanel{XLabel: label, Parts: []chart.BarPart{part}}
 }
 
 // totalPanels are the panels of sums: what was read, and what else the capture tells of it.
-func (c *Collector) totalPanels(of []*total) []chart.BarPanel {
+func (c *Collector) totalPanels(sums []*total) []chart.BarPanel {
 	all := []chart.BarPanel{
-		barPanel("reads", 1, of, func(t *total) int64 { return t.accesses }),
-		barPanel("read (MiB)", 1./mib, of, func(t *total) int64 { return t.bytes }),
+		barPanel("reads", 1, sums, func(t *total) int64 { return t.accesses }),
+		barPanel("read (MiB)", 1./mib, sums, func(t *total) int64 { return t.bytes }),
 	}
 	if c.hasTime {
-		all = append(all, barPanel("time of ops (s)", nanosToSeconds, of, func(t *total) int64 { return t.nanos }))
+		all = append(all, barPanel("time of ops (s)", nanosToSeconds, sums, func(t *total) int64 { return t.nanos }))
 	}
 	if c.hasDisk {
-		disk := barPanel("from disk (MiB)", 1./mib, of, func(t *total) int64 { return t.disk - t.reread })
-		again := barPanel("", 1./mib, of, func(t *total) int64 { return t.reread })
+		disk := barPanel("from disk (MiB)", 1./mib, sums, func(t *total) int64 { return t.disk - t.reread })
+		again := barPanel("", 1./mib, sums, func(t *total) int64 { return t.reread })
 		disk.Parts[0].Name, again.Parts[0].Name = "first time", "again"
 		disk.Parts = append(disk.Parts, again.Parts...)
 		all = append(all, disk)
 	}
 	if c.hasStall {
-		all = append(all, barPanel("waiting for disk (ms)", nanosToMillis, of, func(t *total) int64 { return t.stall }))
+		all = append(all, barPanel("waiting for disk (ms)", nanosToMillis, sums, func(t *total) int64 { return t.stall }))
 	}
 	return all
 }

@@ -144,9 +144,9 @@ func (s *Sheet) addNumbers(key, name, unit string, n int, value func(i int) (v i
 }
 
 // addTotals adds the columns that all sums have.
-func (c *Collector) addTotals(s *Sheet, of []*total) {
+func (c *Collector) addTotals(s *Sheet, sums []*total) {
 	add := func(key, name, unit string, observed bool, value func(t *total) int64) {
-		s.addNumbers(key, name, unit, len(of), func(i int) (int64, bool) { return value(of[i]), observed })
+		s.addNumbers(key, name, unit, len(sums), func(i int) (int64, bool) { return value(sums[i]), observed })
 	}
 	add("accesses", "accesses", "", true, func(t *total) int64 { return t.accesses })
 	add("read_bytes", "read", unitBytes, true, func(t *total) int64 { return t.bytes })
@@ -196,10 +196,10 @@ func (c *Collector) orderByRereads() []int32 {
 
 func (c *Collector) tensorSheet(name string, order []int32) *Sheet {
 	s := &Sheet{Name: name, About: allSteps}
-	text := func(key, name string, of func(r *tables.StructureRow) string) {
+	text := func(key, name string, value func(r *tables.StructureRow) string) {
 		all := make([]string, len(order))
 		for i, t := range order {
-			all[i] = of(&c.structure[t])
+			all[i] = value(&c.structure[t])
 		}
 		s.addTexts(key, name, all)
 	}
@@ -221,10 +221,10 @@ func (c *Collector) tensorSheet(name string, order []int32) *Sheet {
 }
 
 // sumBy sums tensors up by a key, and sorts the sums by it.
-func sumBy[K cmp.Ordered](c *Collector, of func(r *tables.StructureRow) K) (keys []K, sums []*total) {
+func sumBy[K cmp.Ordered](c *Collector, keyOf func(r *tables.StructureRow) K) (keys []K, sums []*total) {
 	all := map[K]*total{}
 	for _, t := range c.firstReads {
-		k := of(&c.structure[t])
+		k := keyOf(&c.structure[t])
 		if all[k] == nil {
 			all[k] = &total{}
 			keys = append(keys, k)
