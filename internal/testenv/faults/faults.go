@@ -125,7 +125,8 @@ type Fault struct {
 	At     int            // number of the call, from 1, among those that Run counts; 0: none fails
 	Errno  syscall.Errno  // the error that the call returns; 0: see Signal
 	Signal syscall.Signal // a signal that the process gets before the call; after SIGKILL the call does not happen
-	Named  bool           // pretend that the file system has no files without names (O_TMPFILE)
+	// NoTmpfile pretends that the file system has no files without names (O_TMPFILE).
+	NoTmpfile bool
 }
 
 func (f Fault) String() string {
@@ -136,7 +137,7 @@ func (f Fault) String() string {
 	case f.Signal != 0:
 		what = unix.SignalName(f.Signal)
 	}
-	if f.Named {
+	if f.NoTmpfile {
 		what += " without O_TMPFILE"
 	}
 	return fmt.Sprintf("%s at call %d", what, f.At)
@@ -288,7 +289,7 @@ func (s *supervisor) answer(n *notification) (r response, ok bool) {
 	if !below {
 		return goOn, true
 	}
-	if s.fault.Named && n.number == unix.SYS_OPENAT && n.args[2]&unix.O_TMPFILE == unix.O_TMPFILE {
+	if s.fault.NoTmpfile && n.number == unix.SYS_OPENAT && n.args[2]&unix.O_TMPFILE == unix.O_TMPFILE {
 		return response{id: n.id, err: -int32(unix.EOPNOTSUPP)}, true
 	}
 	s.calls = append(s.calls, name)
