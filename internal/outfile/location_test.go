@@ -1,6 +1,7 @@
 package outfile
 
-// These tests are about names that others have a hand in: what is followed, and where is written.
+// This file tests paths that others can influence: which links are followed, and where files are
+// written.
 
 import (
 	"encoding/binary"
@@ -19,7 +20,7 @@ import (
 	"tensorcast/internal/testenv"
 )
 
-// other is somebody else; us stands for root, as whom the tests run.
+// us is root, as whom the tests run. other is somebody else.
 const (
 	us    = 0
 	other = 65534
@@ -32,7 +33,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// mkdir makes a directory with exactly this owner and mode.
+// mkdir creates a directory with exactly this owner and mode.
 func mkdir(t *testing.T, path string, uid int, mode uint32) string {
 	t.Helper()
 	must(t, os.Mkdir(path, 0o700))
@@ -47,26 +48,30 @@ func symlink(t *testing.T, to, path string, uid int) {
 	must(t, os.Lchown(path, uid, uid))
 }
 
-// A file is written where its name leads, but not through what somebody else can have put there; what is there stays then.
+// A file is written where its path leads, unless the path leads through something that somebody
+// else can have put there. Then nothing changes.
 func TestNamesThatOthersMade(t *testing.T) {
 	testenv.NeedRoot(t)
 	for name, tc := range map[string]struct {
-		owner int    // of the directory in which the name is
-		mode  uint32 // of that
-		put   func(t *testing.T, dir, precious string)
-		name  string // out.txt if empty
-		safe  bool
-		into  bool // the file behind the link gets what is written
+		owner int    // of the directory that is written to
+		mode  uint32 // of the same directory
+		// put prepares the directory; precious is the path of a file elsewhere.
+		put  func(t *testing.T, dir, precious string)
+		name string // the name to write to; out.txt if empty
+		safe bool   // writing succeeds
+		into bool   // the new text is in the precious file afterwards
 	}{
 		"nothing there, a directory of ours":       {owner: us, mode: 0o755, safe: true},
 		"nothing there, everybody's directory":     {owner: us, mode: 0o1777, safe: true},
 		"nothing there, somebody else's directory": {owner: other, mode: 0o755, safe: true},
 		"our link in our directory":                {us, 0o755, link(us), "", true, true},
 		"our link in everybody's directory":        {us, 0o1777, link(us), "", true, true},
-		"another's link in our directory":          {us, 0o755, link(other), "", true, true}, // root has put it there
-		"another's link in everybody's directory":  {us, 0o1777, link(other), "", false, false},
-		"another's link in the group's directory":  {us, 0o775 | unix.S_ISGID, link(other), "", true, true}, // root's group, as root's name
-		"another's link in another's directory":    {other, 0o755, link(other), "", false, false},
+		// Only root can have put the next link there.
+		"another's link in our directory":         {us, 0o755, link(other), "", true, true},
+		"another's link in everybody's directory": {us, 0o1777, link(other), "", false, false},
+		// The group has root's name, so it is root's private group.
+		"another's link in the group's directory": {us, 0o775 | unix.S_ISGID, link(other), "", true, true},
+		"another's link in another's directory":   {other, 0o755, link(other), "", false, false},
 		"another's link to a directory": {us, 0o1777, func(t *testing.T, dir, precious string) {
 			symlink(t, filepath.Dir(precious), filepath.Join(dir, "sub"), other)
 		}, "sub/precious", false, false},
@@ -86,7 +91,8 @@ func TestNamesThatOthersMade(t *testing.T) {
 			path := filepath.Join(dir, "out.txt")
 			must(t, syscall.Mkfifo(path, 0o666))
 			must(t, os.Chown(path, other, other))
-			reader, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // else writing would block instead of failing
+			// Without a reader, a write to the pipe would block instead of failing.
+			reader, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 			must(t, err)
 			t.Cleanup(func() { reader.Close() })
 		}, "", false, false},
@@ -112,37 +118,41 @@ func TestNamesThatOthersMade(t *testing.T) {
 			before, _ := os.Lstat(path)
 			err := Write(path, text("new"))
 			if (err == nil) != tc.safe || err != nil && !errors.Is(err, ErrUnsafe) {
-				t.Errorf("error %v", err)
+				t.Errorf("error %v, want %v if this is not safe (safe: %v)", err, ErrUnsafe, tc.safe)
 			}
 			if err != nil && (!strings.HasPrefix(err.Error(), path+": ") || strings.Contains(err.Error(), "\n")) {
-				t.Errorf("error %q", err)
+				t.Errorf("error %q, want one line that begins with %s", err, path)
 			}
 			want := "precious"
 			if tc.into {
 				want = "new"
 			}
 			if data, err := os.ReadFile(precious); err != nil || string(data) != want {
-				t.Errorf("the precious file holds %q, %v, want %q", data, err, want)
+				t.Errorf("the precious file has %q, %v; want %q", data, err, want)
 			}
 			if before != nil {
 				if after, err := os.Lstat(path); err != nil || after.Mode().Type() != before.Mode().Type() {
-					t.Errorf("%v became %v, %v", before, after, err)
+					t.Errorf("%v became %v, %v; want the same type", before, after, err)
 				}
 			} else if data, err := os.ReadFile(path); err != nil || string(data) != "new" {
-				t.Errorf("%q, %v", data, err)
+				t.Errorf("the file has %q, %v; want new", data, err)
 			}
 			if left, _ := filepath.Glob(filepath.Join(dir, ".*")); len(left) > 0 {
-				t.Errorf("%v is left", left)
+				t.Errorf("temporary files %v are left, want none", left)
 			}
 		})
 	}
 }
 
+// link returns a function that creates the link out.txt to the precious file.
 func link(uid int) func(t *testing.T, dir, precious string) {
-	return func(t *testing.T, dir, precious string) { symlink(t, precious, filepath.Join(dir, "out.txt"), uid) }
+	return func(t *testing.T, dir, precious string) {
+		symlink(t, precious, filepath.Join(dir, "out.txt"), uid)
+	}
 }
 
-// The permissions of a file that somebody else put there are not taken over: a file that everybody may change would be planted.
+// The new file does not get the permissions of a file that somebody else put there. Otherwise
+// others could make outputs writable for everybody.
 func TestModeOfAnothersFile(t *testing.T) {
 	testenv.NeedRoot(t)
 	path := filepath.Join(mkdir(t, filepath.Join(testenv.PublicDir(t), "shared"), us, 0o1777), "out.txt")
@@ -152,12 +162,14 @@ func TestModeOfAnothersFile(t *testing.T) {
 	must(t, Write(path, text("new")))
 	umask := syscall.Umask(0)
 	syscall.Umask(umask)
-	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o666&^fs.FileMode(umask) || info.Sys().(*syscall.Stat_t).Uid != us {
-		t.Errorf("%v, %v", info.Mode(), err)
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o666&^fs.FileMode(umask) || info.Sys().(*syscall.Stat_t).Uid != us {
+		t.Errorf("mode %v, %v; want 0666 less the umask, and owner %d", info.Mode(), err, us)
 	}
 }
 
-// accessList gives a user write access, in the form of the attribute (acl(5), posix_acl_xattr.h).
+// accessList is an access control list that gives a user write access, in the form of the attribute
+// (acl(5), posix_acl_xattr.h).
 func accessList(uid uint32) []byte {
 	b := binary.LittleEndian.AppendUint32(nil, 2)
 	for _, e := range []struct {
@@ -171,22 +183,32 @@ func accessList(uid uint32) []byte {
 	return b
 }
 
-// A directory that outputs fill is refused if others can put something there.
+// A directory of outputs is refused if others can put something there.
 func TestDirectoriesOfOthers(t *testing.T) {
 	testenv.NeedRoot(t)
 	for name, tc := range map[string]struct {
 		owner, group int
 		mode         uint32
-		list         bool // an access control list
-		says         string
+		list         bool   // it has an access control list
+		reason       string // why it is refused; empty if it is accepted
 	}{
 		"ours":                          {us, us, 0o755, false, ""},
 		"ours, and our private group's": {us, us, 0o775, false, ""},
-		"a group's":                     {us, other, 0o775, false, "a group can write to it (mode 0775): chmod go-w it, or choose"},
-		"another's by a list":           {us, us, 0o755, true, "a group can write to it (mode 0775): chmod go-w it, or choose"},
-		"everybody's":                   {us, us, 0o777, false, "everybody can write to it (mode 0777): chmod go-w it, or choose"},
-		"everybody's, sticky":           {us, us, 0o1777, false, "everybody can write to it (mode 1777): chmod go-w it, or choose"},
-		"somebody else's":               {other, us, 0o700, false, "it belongs to nobody: choose a directory of your own"},
+		"a group's": {
+			us, other, 0o775, false, "a group can write to it (mode 0775): chmod go-w it, or choose",
+		},
+		"another's by a list": {
+			us, us, 0o755, true, "a group can write to it (mode 0775): chmod go-w it, or choose",
+		},
+		"everybody's": {
+			us, us, 0o777, false, "everybody can write to it (mode 0777): chmod go-w it, or choose",
+		},
+		"everybody's, sticky": {
+			us, us, 0o1777, false, "everybody can write to it (mode 1777): chmod go-w it, or choose",
+		},
+		"somebody else's": {
+			other, us, 0o700, false, "it belongs to nobody: choose a directory of your own",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := mkdir(t, filepath.Join(t.TempDir(), "out"), tc.owner, tc.mode)
@@ -208,8 +230,10 @@ func TestDirectoriesOfOthers(t *testing.T) {
 				if err == nil {
 					d.Close()
 				}
-				if tc.says == "" && err != nil || tc.says != "" && (!errors.Is(err, ErrUnsafe) || !strings.HasPrefix(err.Error(), path+": not safe to write to: "+tc.says)) {
-					t.Errorf("%s: %v, want %q", how, err, tc.says)
+				want := path + ": not safe to write to: " + tc.reason
+				if tc.reason == "" && err != nil ||
+					tc.reason != "" && (!errors.Is(err, ErrUnsafe) || !strings.HasPrefix(err.Error(), want)) {
+					t.Errorf("%s: error %v, want %q", how, err, tc.reason)
 				}
 			}
 		})
@@ -221,16 +245,17 @@ func TestDirectoriesOfOthers(t *testing.T) {
 		symlink(t, "../ours", filepath.Join(shared, "planted"), other)
 		for _, name := range []string{"planted", "planted/new", "planted/deeper/new"} {
 			if d, err := OpenDir(filepath.Join(shared, name), 0o700); !errors.Is(err, ErrUnsafe) {
-				t.Errorf("%s: %v, %v", name, d, err)
+				t.Errorf("%s: %v, error %v; want %v", name, d, err, ErrUnsafe)
 			}
 		}
 		if entries, err := os.ReadDir(filepath.Join(top, "ours")); err != nil || len(entries) > 0 {
-			t.Errorf("%v, %v", entries, err)
+			t.Errorf("the directory behind the link has %v, %v; want nothing", entries, err)
 		}
 	})
 }
 
-// On behalf of a user: what is the user's is as good as root's; what is somebody else's is not.
+// When root acts on behalf of a user, it trusts directories of the user as well as its own, but not
+// those of others.
 func TestActingForAUser(t *testing.T) {
 	testenv.NeedRoot(t)
 	const user, third = 65533, 65532
@@ -253,12 +278,12 @@ func TestActingForAUser(t *testing.T) {
 		return opened
 	}
 	if got := open(); !got[us] || got[user] || got[third] {
-		t.Errorf("as root: %v", got)
+		t.Errorf("as root: opened %v, want only that of %d", got, us)
 	}
 	u := &invoker.User{UID: user, GID: user, Groups: []uint32{user}, Name: "user"}
 	must(t, u.Do(func() error {
 		if got := open(); !got[us] || !got[user] || got[third] {
-			t.Errorf("as the user: %v", got)
+			t.Errorf("as the user: opened %v, want those of %d and %d", got, us, user)
 		}
 		made := filepath.Join(dirs[user], "made")
 		d, err := OpenDir(made, 0o700)
@@ -275,21 +300,21 @@ func TestActingForAUser(t *testing.T) {
 				return err
 			}
 			if uid := info.Sys().(*syscall.Stat_t).Uid; uid != user {
-				t.Errorf("%s belongs to %d", path, uid)
+				t.Errorf("%s belongs to %d, want %d", path, uid, user)
 			}
 		}
 		if d, err := OpenDir(filepath.Join(dirs[us], "made"), 0o700); !errors.Is(err, fs.ErrPermission) {
-			t.Errorf("in root's directory: %v, %v", d, err)
+			t.Errorf("in root's directory: %v, error %v; want %v", d, err, fs.ErrPermission)
 		}
 		return nil
 	}))
-	t.Setenv("SUDO_UID", "65533") // a program that does not act for the user who typed sudo
+	t.Setenv("SUDO_UID", "65533") // as in a program under sudo that acts as root
 	if got := open(); !got[us] || !got[user] || got[third] {
-		t.Errorf("as root by sudo: %v", got)
+		t.Errorf("as root by sudo: opened %v, want those of %d and %d", got, us, user)
 	}
 }
 
-// Names for what the process has open are written on where they stand, whatever that is.
+// A path that stands for an open file of this process is written at that file's current position.
 func TestOwnDescriptors(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	log, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
@@ -303,7 +328,7 @@ func TestOwnDescriptors(t *testing.T) {
 	_, err = log.WriteString("after")
 	must(t, err)
 	if data, err := os.ReadFile(path); err != nil || string(data) != "before one two after" {
-		t.Errorf("%q, %v", data, err)
+		t.Errorf("the file has %q, %v; want before one two after", data, err)
 	}
 	r, w, err := os.Pipe()
 	must(t, err)
@@ -312,9 +337,9 @@ func TestOwnDescriptors(t *testing.T) {
 	must(t, w.Close())
 	buf := make([]byte, 10)
 	if n, err := r.Read(buf); err != nil || string(buf[:n]) != "piped" {
-		t.Errorf("%q, %v", buf[:n], err)
+		t.Errorf("read %q, %v; want piped", buf[:n], err)
 	}
-	// A directory that is open is as good as its name.
+	// A path may begin with an open directory.
 	dir, err := os.Open(filepath.Dir(path))
 	must(t, err)
 	defer dir.Close()
@@ -322,7 +347,7 @@ func TestOwnDescriptors(t *testing.T) {
 	d, err := OpenDir(procName(dir)+"/sub", 0o700)
 	must(t, err)
 	d.Close()
-	only(t, filepath.Join(filepath.Dir(path), "sub"), nil)
+	checkFiles(t, filepath.Join(filepath.Dir(path), "sub"), nil)
 }
 
 func procName(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }
