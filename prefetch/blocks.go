@@ -82,7 +82,7 @@ func (f *followed) holdPassed(block int) error {
 		if ok, err := f.readInto(block, f.levers.Lock); !ok || err != nil {
 			return err
 		}
-	} else if resident, err := f.levers.Resident(r); err != nil || resident < r.Length {
+	} else if resident, err := f.levers.ResidentBytes(r); err != nil || resident < r.Length {
 		return err
 	}
 	f.hold(block)
@@ -119,7 +119,7 @@ func (f *followed) takeHold() error {
 	}
 	soon := f.beginOfToken(f.window.bytes)
 	for b, r := range f.schedule.Blocks {
-		resident, err := f.levers.Resident(r)
+		resident, err := f.levers.ResidentBytes(r)
 		if err != nil {
 			return err
 		}
@@ -183,7 +183,7 @@ func (f *followed) isThere(block int, needed bool) (bool, error) {
 		return f.held[block], nil
 	}
 	r := f.schedule.Blocks[block]
-	resident, err := f.levers.Resident(r)
+	resident, err := f.levers.ResidentBytes(r)
 	if err != nil {
 		return false, err
 	}

@@ -95,7 +95,7 @@ func (c *census) count(s *session) error {
 }
 
 func (c *census) countPiece(levers pages.Reclaimer, i int) error {
-	n, err := levers.Resident(c.pieces[i])
+	n, err := levers.ResidentBytes(c.pieces[i])
 	if err != nil {
 		return err
 	}

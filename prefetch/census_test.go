@@ -16,7 +16,7 @@ type slowCount struct {
 	there  func(pages.Range) int64
 }
 
-func (p *slowCount) Resident(r pages.Range) (int64, error) {
+func (p *slowCount) ResidentBytes(r pages.Range) (int64, error) {
 	p.counts++
 	p.clock = p.clock.Add(p.takes)
 	return p.there(r), nil

@@ -39,7 +39,7 @@ type followed struct {
 }
 
 func newFollowed(s *session, cycle *pattern.Cycle) *followed {
-	unit := s.levers.Block()
+	unit := s.levers.BlockBytes()
 	block := plan.BlockSize(cycle, unit)
 	window := plan.BoundWindow(s.memory.room.Bytes, plan.DefaultWindow)
 	if s.opts.Window > 0 {
@@ -153,7 +153,7 @@ func (f *followed) windowIn(room int64) int64 {
 	if f.block <= pages.MinBlock {
 		return plan.BoundWindow(room, plan.DefaultWindow)
 	}
-	busy := plan.BusyBlocks(f.levers.AtOnce(), f.meter.best, f.loop.pace, f.block)
+	busy := plan.BusyBlocks(f.levers.BlocksAtOnce(), f.meter.best, f.loop.pace, f.block)
 	return f.schedule.Window(room, f.block, busy)
 }
 
@@ -225,11 +225,11 @@ func (f *followed) upkeep() error {
 	}
 	f.loop.note(f.now(), f.Decode != 0)
 	f.meter.tick(f.now(), f.window.ahead+int64(f.resting.advised)*f.block)
-	if err := f.levers.Delivers(f.meter.best); err != nil {
+	if err := f.levers.NoteDiskRate(f.meter.best); err != nil {
 		return err
 	}
 	due := f.memory.isDue(f.mixture != nil)
-	if f.levers.Block() != f.unit {
+	if f.levers.BlockBytes() != f.unit {
 		if f.contexts.Main != nil {
 			f.contexts.Main.Forget()
 		}

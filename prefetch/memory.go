@@ -51,11 +51,11 @@ type memory struct {
 // leaves the target only what is not locked: milliseconds count. With a mixture's experts usage moves all the time, and is
 // looked at now and then.
 func (m *memory) isDue(mixture bool) bool {
-	change := m.opts.Memory.Changed()
-	if change.Short != "" {
-		m.short, m.shortAt = change.Short, m.now()
+	change := m.opts.Memory.PollChange()
+	if change.ShortReason != "" {
+		m.short, m.shortAt = change.ShortReason, m.now()
 	}
-	return change.Look && !(change.Used && mixture) || m.now().Sub(m.checked) > checkInterval
+	return change.RoomChanged && !(change.OnlyUsage && mixture) || m.now().Sub(m.checked) > checkInterval
 }
 
 // check asks how much memory there is.

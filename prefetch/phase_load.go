@@ -93,7 +93,7 @@ func (p *loadPhase) tick() error {
 			return nil
 		}
 		l.moved = now
-		if err := f.levers.InOrder(true); err != nil {
+		if err := f.levers.SetInOrder(true); err != nil {
 			return err
 		}
 	}
@@ -136,7 +136,7 @@ func (p *loadPhase) end(how string) error {
 // endLoading forgets the loading.
 func (f *followed) endLoading() error {
 	f.loading = nil
-	return f.levers.InOrder(false)
+	return f.levers.SetInOrder(false)
 }
 
 // findLoading looks for a file of which the target has touched something, and not the end.

@@ -102,7 +102,7 @@ func (p *standBackPhase) covers() bool { return false }
 // look says why something may be won by now; "" if nothing is.
 func (p *standBackPhase) look() (why string, err error) {
 	s, stood := p.s, p.stood
-	s.opts.Memory.Changed() // the room is looked at anyway
+	s.opts.Memory.PollChange() // the room is looked at anyway
 	if err := s.memory.check(); err != nil {
 		return "", err
 	}

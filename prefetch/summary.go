@@ -41,7 +41,7 @@ type Summary struct {
 
 	// Readahead is what was done about what the target's own faults read around themselves; nil if nothing was to be. Who
 	// feeds the controller fills it in.
-	Readahead *readahead.Told `json:"readahead,omitempty"`
+	Readahead *readahead.Outcome `json:"readahead,omitempty"`
 }
 
 // summary describes the work so far, in the present phase.

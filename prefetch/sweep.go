@@ -65,7 +65,7 @@ func (f *followed) sweepStray() error {
 			continue
 		}
 		r := f.schedule.Blocks[b]
-		resident, err := f.levers.Resident(r)
+		resident, err := f.levers.ResidentBytes(r)
 		if err != nil {
 			return err
 		}

@@ -75,7 +75,7 @@ func TestRuns(t *testing.T) {
 // apart are pages that leave no mark: a block does not have to wait for what follows it.
 type apart struct{ *asked }
 
-func (apart) Apart() bool { return true }
+func (apart) CanReadApart() bool { return true }
 
 // Blocks that can be read apart are asked for as soon as the window has room for one: not four at once, for which more of the window has to be empty.
 func TestApart(t *testing.T) {
@@ -233,7 +233,7 @@ func (q *busyQueue) ReadAhead(r pages.Range) bool {
 	return true
 }
 
-func (q *busyQueue) Reading(r pages.Range) bool {
+func (q *busyQueue) IsReading(r pages.Range) bool {
 	return slices.ContainsFunc(q.waiting, func(l late) bool { return l.Range == r })
 }
 

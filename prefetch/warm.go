@@ -61,7 +61,7 @@ func (w *warmth) isCold() (bool, error) {
 	}
 	w.missing, w.bytes = w.missing[:0], w.bytes[:0]
 	for _, r := range w.parts {
-		resident, err := s.levers.Resident(r)
+		resident, err := s.levers.ResidentBytes(r)
 		if err != nil {
 			return false, err
 		}
@@ -80,7 +80,7 @@ func (w *warmth) isCold() (bool, error) {
 func (w *warmth) readBack(idle func() bool) error {
 	s, begun, advised := w.s, w.s.now(), 0
 	for i, r := range w.missing {
-		if change := s.opts.Memory.Changed(); change.Short != "" || !idle() {
+		if change := s.opts.Memory.PollChange(); change.ShortReason != "" || !idle() {
 			break
 		}
 		for advised = max(advised, i); advised < min(len(w.missing), i+holdsAhead); advised++ {

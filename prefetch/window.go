@@ -139,7 +139,7 @@ func (f *followed) removePassedWithin() (blocks []int, err error) {
 	for next := range visits {
 		st := &f.staged[visits[next]]
 		if !st.touched {
-			if st.touched, err = f.levers.Touched(*rangeOf(next)); err != nil {
+			if st.touched, err = f.levers.IsTouched(*rangeOf(next)); err != nil {
 				return nil, err
 			}
 		}
@@ -168,7 +168,7 @@ func (f *followed) pageOut(r pages.Range) error {
 	if f.pagedOut++; f.pagedOut%sampleEvery != 0 {
 		return nil
 	}
-	left, err := f.levers.Resident(r)
+	left, err := f.levers.ResidentBytes(r)
 	if err != nil {
 		return err
 	}
@@ -252,7 +252,7 @@ func (f *followed) stageVisit(block int, end follow.Position, left bool) (read, 
 		f.late++
 		return false, true, nil
 	case left: // it only has to be paged out
-		resident, err := f.levers.Resident(r)
+		resident, err := f.levers.ResidentBytes(r)
 		f.glance.missing += r.Length - resident
 		return false, true, err
 	}
@@ -273,7 +273,7 @@ func (f *followed) rereadTaken() (queued bool, err error) {
 			continue
 		}
 		b := f.schedule.Blocks[st.block]
-		if f.levers.Reading(b) {
+		if f.levers.IsReading(b) {
 			continue
 		}
 		st.checked = true
@@ -292,7 +292,7 @@ func (f *followed) rereadTaken() (queued bool, err error) {
 
 // measureRun is how many bytes are to be read ahead together with a visit's block, and the number of the visit behind
 // them. A run has the blocks that follow each other in the file, are needed next, and are not in memory. A large folio can
-// be read once what follows it in the file is there (see pages.AheadReader.Apart), so the last block of a run is read
+// be read once what follows it in the file is there (see pages.AheadReader.CanReadApart), so the last block of a run is read
 // first. Where blocks can be read apart, a run is one block: to wait until the window has room for several has the target
 // wait, too. A run ends where the next block is in memory. If that is too far, its last block is read as single pages,
 // which costs several times as much. Runs end at the same places each time.
@@ -300,7 +300,7 @@ func (f *followed) measureRun(number int64) (bytes, behind int64, err error) {
 	v, _, _ := f.visitAt(number, &f.Cursor)
 	last := f.schedule.Blocks[v.Block]
 	bytes, behind = last.Length, number+1
-	if f.block <= pages.MinBlock || f.levers.Apart() || f.opts.Window != 0 && f.opts.Window < 2*runBlocks*f.block {
+	if f.block <= pages.MinBlock || f.levers.CanReadApart() || f.opts.Window != 0 && f.opts.Window < 2*runBlocks*f.block {
 		return bytes, behind, nil
 	}
 	var most, mostBehind int64 // up to the first end that is the same each time
@@ -313,7 +313,7 @@ func (f *followed) measureRun(number int64) (bytes, behind int64, err error) {
 		if r.File != last.File || r.Offset != last.End() || f.held[v.Block] || f.isStagedFor(v.Block, end) {
 			return bytes, behind, nil
 		}
-		resident, err := f.levers.Resident(r)
+		resident, err := f.levers.ResidentBytes(r)
 		if err != nil {
 			return 0, 0, err
 		}
@@ -332,7 +332,7 @@ func (f *followed) measureRun(number int64) (bytes, behind int64, err error) {
 // readAhead reads what of a range is not in memory. It returns how many bytes these are, and false if too many reads are
 // under way.
 func (s *session) readAhead(r pages.Range) (bytes int64, ok bool, err error) {
-	resident, err := s.levers.Resident(r)
+	resident, err := s.levers.ResidentBytes(r)
 	if err != nil || resident >= r.Length {
 		return 0, true, err
 	}

@@ -29,11 +29,11 @@ func (r *Memory) Room(_, _ int64) (room.Room, error) {
 	return room.Room{Bytes: r.m.cfg.Limit, Limit: r.m.cfg.Limit, Level: "simulated", Lockable: r.m.cfg.Limit}, nil
 }
 
-// Changed implements room.Memory.
-func (r *Memory) Changed() room.Change {
+// PollChange implements room.Memory.
+func (r *Memory) PollChange() room.Change {
 	changed := r.seen != r.m.cfg.Limit
 	r.seen = r.m.cfg.Limit
-	return room.Change{Look: changed}
+	return room.Change{RoomChanged: changed}
 }
 
 // Pages implements pages.Levers in virtual time.
@@ -101,27 +101,27 @@ func (p *Pages) spend(perMiB time.Duration, bytes int64) {
 	p.m.doing = max(p.m.now, p.m.doing) + int64(perMiB)*bytes>>20
 }
 
-// Block implements pages.Levers.
-func (p *Pages) Block() int64 { return p.m.cfg.Block }
+// BlockBytes implements pages.Levers.
+func (p *Pages) BlockBytes() int64 { return p.m.cfg.Block }
 
-// AtOnce implements pages.Levers.
-func (p *Pages) AtOnce() int { return 3 }
+// BlocksAtOnce implements pages.Levers.
+func (p *Pages) BlocksAtOnce() int { return 3 }
 
-// Piece implements pages.Levers.
-func (p *Pages) Piece(int) int64 { return 0 }
+// SlicePieceBytes implements pages.Levers.
+func (p *Pages) SlicePieceBytes(int) int64 { return 0 }
 
-// Apart implements pages.Levers. There are no readahead marks here. It returns false all the
+// CanReadApart implements pages.Levers. There are no readahead marks here. It returns false all the
 // same, so that the helper reads blocks together as on a disk with a large readahead.
-func (p *Pages) Apart() bool { return false }
+func (p *Pages) CanReadApart() bool { return false }
 
-// InOrder implements pages.Levers.
-func (p *Pages) InOrder(inOrder bool) error {
+// SetInOrder implements pages.Levers.
+func (p *Pages) SetInOrder(inOrder bool) error {
 	p.InOrders = append(p.InOrders, inOrder)
 	return nil
 }
 
-// Delivers implements pages.Levers.
-func (p *Pages) Delivers(float64) error { return nil }
+// NoteDiskRate implements pages.Levers.
+func (p *Pages) NoteDiskRate(float64) error { return nil }
 
 // ReadAhead implements pages.Levers.
 func (p *Pages) ReadAhead(r pages.Range) bool {
@@ -137,12 +137,12 @@ func (p *Pages) ReadAhead(r pages.Range) bool {
 	return true
 }
 
-// Reading implements pages.Levers. Here a range counts as being in memory as soon as it was asked
+// IsReading implements pages.Levers. Here a range counts as being in memory as soon as it was asked
 // for.
-func (p *Pages) Reading(pages.Range) bool { return false }
+func (p *Pages) IsReading(pages.Range) bool { return false }
 
-// Expect implements pages.Levers. Nothing has to be waited for here.
-func (p *Pages) Expect(pages.Range) {}
+// Announce implements pages.Levers. Nothing has to be waited for here.
+func (p *Pages) Announce(pages.Range) {}
 
 // ReadNow implements pages.Levers.
 func (p *Pages) ReadNow(r pages.Range) error {
@@ -211,8 +211,8 @@ func (p *Pages) PageOut(r pages.Range) error {
 // Evict implements pages.Levers.
 func (p *Pages) Evict(r pages.Range) bool { return p.PageOut(r) == nil }
 
-// Resident implements pages.Levers.
-func (p *Pages) Resident(r pages.Range) (bytes int64, err error) {
+// ResidentBytes implements pages.Levers.
+func (p *Pages) ResidentBytes(r pages.Range) (bytes int64, err error) {
 	if r.Length <= 0 {
 		return 0, nil
 	}
@@ -224,15 +224,15 @@ func (p *Pages) Resident(r pages.Range) (bytes int64, err error) {
 	return bytes, nil
 }
 
-// Arrived implements pages.Levers.
-func (p *Pages) Arrived(r pages.Range) (bool, error) {
+// HasArrived implements pages.Levers.
+func (p *Pages) HasArrived(r pages.Range) (bool, error) {
 	arrived := true
 	p.each(r, func(pg *page) { arrived = arrived && pg.present && pg.ready <= max(p.m.now, p.m.doing) })
 	return arrived, nil
 }
 
-// Touched implements pages.Levers.
-func (p *Pages) Touched(r pages.Range) (touched bool, err error) {
+// IsTouched implements pages.Levers.
+func (p *Pages) IsTouched(r pages.Range) (touched bool, err error) {
 	p.Calls.Touched++
 	if p.bases[r.File] != 0 {
 		p.each(r, func(pg *page) { touched = touched || pg.mapped })

@@ -160,7 +160,7 @@ func TestLocked(t *testing.T) {
 			t.Errorf("token %d reads %d bytes; want %v", i, token.TargetBytes, 10*mib)
 		}
 	}
-	if n, err := levers.Resident(first); n != 6*mib || err != nil || m.Overcommitted() != 0 {
+	if n, err := levers.ResidentBytes(first); n != 6*mib || err != nil || m.Overcommitted() != 0 {
 		t.Errorf("%d bytes of those that are locked are in memory, %v; %d beyond the limit; want n = %v, "+
 			"m.Overcommitted() = 0", n, err, m.Overcommitted(), 6*mib)
 	}
@@ -193,8 +193,8 @@ func TestReferencedPagesOutliveThoseReadAhead(t *testing.T) {
 		t.Fatal(err)
 	}
 	levers.ReadAhead(pages.Range{Offset: 6 * mib, Length: mib}) // one MiB too much
-	touched, _ := levers.Resident(pages.Range{Length: 4 * mib})
-	left, _ := levers.Resident(ahead)
+	touched, _ := levers.ResidentBytes(pages.Range{Length: 4 * mib})
+	left, _ := levers.ResidentBytes(ahead)
 	if touched != 4*mib || left != mib {
 		t.Errorf("of what was touched %d bytes are left, of what was read ahead %d; want touched = %v, left = %v",
 			touched, left, 4*mib, mib)
@@ -211,7 +211,7 @@ func TestPageOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := pages.Range{Length: 4 * mib}
-	resident := func() int64 { n, _ := levers.Resident(r); return n }
+	resident := func() int64 { n, _ := levers.ResidentBytes(r); return n }
 	out := func() {
 		if err := levers.PageOut(r); err != nil {
 			t.Fatal(err)

@@ -135,7 +135,7 @@ func diagnose(ctx context.Context, pid int) (d *diagnosis, err error) {
 	} else if err != nil {
 		return nil, err
 	}
-	if d.Claimed, err = room.Claimed(target); err != nil {
+	if d.Claimed, err = room.IsClaimed(target); err != nil {
 		return nil, err
 	}
 	bytes := int64(-1)

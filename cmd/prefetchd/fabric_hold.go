@@ -172,8 +172,8 @@ func (h *handed) keep(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
-			change := h.memory.Changed()
-			if now.Sub(asked) < roomInterval && !change.Look && change.Short == "" {
+			change := h.memory.PollChange()
+			if now.Sub(asked) < roomInterval && !change.RoomChanged && change.ShortReason == "" {
 				continue
 			}
 			asked = now
@@ -257,7 +257,7 @@ func (o *options) handOver(cmd *exec.Cmd, user *invoker.User, live *live, log *s
 	if _, err := os.Stat(backend); err != nil {
 		return nil, fmt.Errorf("--fabric needs %s beside prefetchd, or in ../lib (make build, make install): %w", backendName, err)
 	}
-	path := pages.NamedModel(cmd.Args)
+	path := pages.FindNamedModel(cmd.Args)
 	if path == "" {
 		return nil, cli.Usagef("--fabric: the command names no model (*.gguf)")
 	}

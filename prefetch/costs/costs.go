@@ -168,7 +168,7 @@ func measureWithin(ctx gocontext.Context, at proc.Place, limits costLimits) (c *
 		if err := m.file.Probe(); err != nil {
 			return nil, err
 		}
-		if c.Folio = m.file.Folio; c.Folio == 0 {
+		if c.Folio = m.file.FolioBytes; c.Folio == 0 {
 			c.NoFolios = whyNoFolios()
 		} else {
 			ways = append(ways, WayFolios, WayFoliosByPage)

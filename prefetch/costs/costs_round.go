@@ -44,7 +44,7 @@ func (m *costing) round(ctx gocontext.Context, way Way, lanes []lane) (c Cost, e
 		m.left, err = m.left+left, errors.Join(err, e)
 	}()
 	target := pages.File{File: m.file.File, Size: m.file.Size}
-	if err := target.MapAligned(m.file.Folio); err != nil {
+	if err := target.MapAligned(m.file.FolioBytes); err != nil {
 		return c, fmt.Errorf("map %s: %w", m.file.Path, err)
 	}
 	defer func() { err = errors.Join(err, unix.Munmap(target.Reserved)) }()
@@ -188,7 +188,7 @@ func (m *costing) readPages(ctx gocontext.Context, lanes []lane) error {
 	}
 	for _, l := range lanes {
 		for at := l.Offset; at < l.End() && failed == nil && ctx.Err() == nil; {
-			piece := min(m.file.Piece, l.End()-at)
+			piece := min(m.file.PieceBytes, l.End()-at)
 			if m.queue.Fadvise(int(m.file.File.Fd()), at, piece, unix.FADV_WILLNEED, 0) {
 				at += piece
 			} else {
@@ -293,7 +293,7 @@ func (m *costing) touch(mem []byte) (err error) {
 // inFolios is how many bytes of lanes lie in large folios, and how many of them the target maps by one entry for each
 // folio. Another mapping, which has no page tables yet, tells how pages lie.
 func (m *costing) inFolios(target *pages.File, lanes []lane) (huge, whole int64, err error) {
-	if m.file.Folio == 0 {
+	if m.file.FolioBytes == 0 {
 		return 0, 0, nil
 	}
 	for _, l := range lanes {

@@ -265,7 +265,7 @@ func newCosting(f *costFile) *costing {
 			f.t.Error(err)
 		}
 	})
-	return &costing{file: file, queue: queue, unit: max(file.Folio, pages.MinBlock)}
+	return &costing{file: file, queue: queue, unit: max(file.FolioBytes, pages.MinBlock)}
 }
 
 // What comes into memory between the choice of what to read and its reading is not touched, nor dropped.
@@ -293,7 +293,7 @@ func TestCostsTruncated(t *testing.T) {
 		t.Fatal(err)
 	}
 	target := pages.File{File: m.file.File, Size: m.file.Size}
-	if err := target.MapAligned(m.file.Folio); err != nil {
+	if err := target.MapAligned(m.file.FolioBytes); err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Munmap(target.Reserved)

@@ -195,7 +195,7 @@ func (m *Mixture) isDiskIdle(now time.Time) (bool, error) {
 func (m *Mixture) keepUnderWay(all []pages.Range) ([]pages.Range, error) {
 	left := all[:0]
 	for _, r := range all {
-		arrived, err := m.levers.Arrived(r)
+		arrived, err := m.levers.HasArrived(r)
 		if err != nil {
 			return nil, err
 		}

@@ -159,7 +159,7 @@ func (m *Mixture) evictStrays(l *layer) error {
 			continue
 		}
 		for _, r := range e.owned {
-			n, err := m.levers.Resident(r)
+			n, err := m.levers.ResidentBytes(r)
 			if err != nil {
 				return err
 			}

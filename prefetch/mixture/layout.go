@@ -18,7 +18,7 @@ type layout struct {
 	most   int64         // bytes that one layer chooses at most, as the cycle has it
 }
 
-// findExperts finds the layers of a cycle that have experts. piece is as pages.DemandReader.Piece.
+// findExperts finds the layers of a cycle that have experts. piece is as pages.DemandReader.SlicePieceBytes.
 func findExperts(cycle *pattern.Cycle, blocks []pages.Range, piece func(file int) int64) layout {
 	found := layout{index: map[int32]int{}}
 	chooses := map[int]int64{} // bytes, by index of the layer
@@ -69,7 +69,7 @@ func (e *expert) addSlice(slice pages.Range, blocks []pages.Range, piece int64) 
 	own = trimToPages(own)
 	for _, p := range pages.SlicePieces(slice, piece) {
 		from, end := max(own.Offset, p.Offset), min(own.End(), p.End())
-		if from == p.Offset && p.Length >= pages.LeastSlice { // the first page of each piece stays
+		if from == p.Offset && p.Length >= pages.MinSlice { // the first page of each piece stays
 			from += pages.PageSize
 		}
 		if from < end {

@@ -75,7 +75,7 @@ type layer struct {
 type expert struct {
 	slices []pages.Range // one of each tensor, in the order of use
 	// owned are the whole pages of them that nobody else needs. Neighbours share pages, and blocks that every token
-	// reads begin within slices. Pages that have to stay for reads (see pages.DemandReader.Piece) are left out.
+	// reads begin within slices. Pages that have to stay for reads (see pages.DemandReader.SlicePieceBytes) are left out.
 	owned []pages.Range
 	bytes int64 // of slices, without what the blocks have of them
 
@@ -113,7 +113,7 @@ const (
 
 // New finds the experts in a cycle; nil if it has none. blocks are those of the schedule, which every token reads.
 func New(cycle *pattern.Cycle, blocks []pages.Range, opts Options) *Mixture {
-	found := findExperts(cycle, blocks, opts.Levers.Piece)
+	found := findExperts(cycle, blocks, opts.Levers.SlicePieceBytes)
 	if len(found.layers) == 0 {
 		return nil
 	}
@@ -249,7 +249,7 @@ func (m *Mixture) readChosen(l *layer, ids []int32) error {
 	for tensor := range l.tensors {
 		for _, e := range missing {
 			if tensor < len(e.slices) {
-				m.levers.Expect(e.slices[tensor])
+				m.levers.Announce(e.slices[tensor])
 			}
 		}
 	}
@@ -311,10 +311,10 @@ func (m *Mixture) sortChosen(l *layer, ids []int32) (missing, resident []*expert
 // readNow reads what of a range is not in memory, and returns how many bytes that is. Pages that are in memory may be
 // about to be paged out. So a range that was evicted is asked for even if all of it is still there.
 func (m *Mixture) readNow(r pages.Range, evicted bool) (bytes int64, err error) {
-	if m.levers.Reading(r) { // it was chosen a moment ago, too
+	if m.levers.IsReading(r) { // it was chosen a moment ago, too
 		return 0, nil
 	}
-	resident, err := m.levers.Resident(r)
+	resident, err := m.levers.ResidentBytes(r)
 	if err != nil || resident >= r.Length && !evicted {
 		return 0, err
 	}
@@ -330,7 +330,7 @@ func (m *Mixture) FindResident() error {
 			e.resident, e.pending = true, 0
 			some := false
 			for _, r := range e.owned {
-				n, err := m.levers.Resident(r)
+				n, err := m.levers.ResidentBytes(r)
 				if err != nil {
 					return err
 				}

@@ -192,9 +192,9 @@ func TestScores(t *testing.T) {
 // Of a slice that is read in several pieces the first page of each stays, unless it is shared or the piece is short.
 func TestPieces(t *testing.T) {
 	needPages(t)
-	const inPiece = pages.LeastSlice / page
-	piece := func(int) int64 { return 2 * pages.LeastSlice }
-	slice := int64(5*pages.LeastSlice - 3*page + 7) // pieces of 2, 2 and less than 1 leastSlice
+	const inPiece = pages.MinSlice / page
+	piece := func(int) int64 { return 2 * pages.MinSlice }
+	slice := int64(5*pages.MinSlice - 3*page + 7) // pieces of 2, 2 and less than 1 MinSlice
 	x := newWith(&noting{piece: piece}, &pattern.Cycle{Reads: []pattern.CycleRead{gathers(0, "blk.0.x", 10*page, slice, 2, 1)}}, nil)
 	got := [][]pages.Range{x.layers[0].experts[0].owned, x.layers[0].experts[1].owned}
 	at := func(first, end int64) pages.Range {
@@ -221,7 +221,7 @@ type noting struct {
 	piece         func(int) int64
 }
 
-func (p *noting) Piece(file int) int64 {
+func (p *noting) SlicePieceBytes(file int) int64 {
 	if p.piece == nil {
 		return 0
 	}
@@ -235,11 +235,11 @@ func (p *noting) Evict(r pages.Range) bool {
 	p.evicted = append(p.evicted, r)
 	return true
 }
-func (p *noting) Expect(pages.Range)                    {}
-func (p *noting) ReadNow(r pages.Range) error           { p.read = append(p.read, r); return nil }
-func (p *noting) Resident(r pages.Range) (int64, error) { return p.there[r], nil }
-func (p *noting) Reading(r pages.Range) bool            { return slices.Contains(p.folios, r) }
-func (p *noting) Arrived(r pages.Range) (bool, error)   { return !slices.Contains(p.underWay, r), nil }
+func (p *noting) Announce(pages.Range)                       {}
+func (p *noting) ReadNow(r pages.Range) error                { p.read = append(p.read, r); return nil }
+func (p *noting) ResidentBytes(r pages.Range) (int64, error) { return p.there[r], nil }
+func (p *noting) IsReading(r pages.Range) bool               { return slices.Contains(p.folios, r) }
+func (p *noting) HasArrived(r pages.Range) (bool, error)     { return !slices.Contains(p.underWay, r), nil }
 
 // smallMixture is a mixture of four layers with four experts of 1 and 2 pages each.
 func smallMixture(levers *noting) *Mixture {

@@ -55,12 +55,12 @@ func TestFolios(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if k.Block() != 2*mib {
-		t.Skipf("no large folios on this file system: blocks of %d", k.Block())
+	if k.BlockBytes() != 2*mib {
+		t.Skipf("no large folios on this file system: blocks of %d", k.BlockBytes())
 	}
 	k.Map(file, uint64(uintptr(unsafe.Pointer(&target[0]))))
 	resident := func(r Range) int64 {
-		n, err := k.Resident(r)
+		n, err := k.ResidentBytes(r)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -83,7 +83,7 @@ func TestFolios(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, b := range blocks {
-				if resident(block(b)) != 2*mib || k.Reading(block(b)) {
+				if resident(block(b)) != 2*mib || k.IsReading(block(b)) {
 					return false
 				}
 			}
@@ -142,7 +142,7 @@ func TestFolios(t *testing.T) {
 		if err := k.Poll(); err != nil {
 			t.Fatal(err)
 		}
-		return resident(two) == 4*mib && !k.Reading(two)
+		return resident(two) == 4*mib && !k.IsReading(two)
 	})
 	if n := resident(whole); huge(10) != 2*mib || huge(11) != 2*mib || n != 6*mib {
 		t.Errorf("a block of two folios: %d and %d bytes lie in large ones; %d are in memory", huge(10), huge(11), n)
@@ -167,7 +167,7 @@ func TestFolios(t *testing.T) {
 		}
 		read(b)
 	}
-	if k.Block() != 2*mib {
+	if k.BlockBytes() != 2*mib {
 		t.Error("large folios were given up")
 	}
 }
@@ -181,12 +181,12 @@ func TestInOrder(t *testing.T) {
 	const blocks = 16
 	m := newMappedFile(t, 2*blocks*2*mib)
 	defer m.close()
-	if m.k.Block() != 2*mib {
-		t.Skipf("no large folios on this file system: blocks of %d", m.k.Block())
+	if m.k.BlockBytes() != 2*mib {
+		t.Skipf("no large folios on this file system: blocks of %d", m.k.BlockBytes())
 	}
 	block := func(i int64) Range { return m.part(i*2*mib, 2*mib) }
-	if err := m.k.InOrder(true); err != nil || !m.k.Apart() {
-		t.Fatalf("%v, apart: %v", err, m.k.Apart())
+	if err := m.k.SetInOrder(true); err != nil || !m.k.CanReadApart() {
+		t.Fatalf("%v, apart: %v", err, m.k.CanReadApart())
 	}
 	for i := range int64(blocks) {
 		if !m.k.ReadAhead(block(i)) {
@@ -204,7 +204,7 @@ func TestInOrder(t *testing.T) {
 		if err := m.k.Poll(); err != nil {
 			t.Fatal(err)
 		}
-		return !m.k.Reading(whole)
+		return !m.k.IsReading(whole)
 	})
 	if n := m.resident(m.part(0, int64(len(m.mapping)))); n != whole.Length {
 		t.Errorf("%d bytes are in memory, of %d that were asked for", n, whole.Length)
@@ -216,8 +216,8 @@ func TestInOrder(t *testing.T) {
 	if n, err := pagecache.Huge(f.Part(whole)); n != whole.Length || err != nil {
 		t.Errorf("%d bytes of %d lie in large folios, %v", n, whole.Length, err)
 	}
-	if err := errors.Join(f.Unmap(whole), m.k.InOrder(false)); err != nil || m.k.Apart() {
-		t.Fatalf("%v, apart: %v", err, m.k.Apart())
+	if err := errors.Join(f.Unmap(whole), m.k.SetInOrder(false)); err != nil || m.k.CanReadApart() {
+		t.Fatalf("%v, apart: %v", err, m.k.CanReadApart())
 	}
 	for _, b := range []int64{20, 21} {
 		if !m.k.ReadAhead(block(b)) {
@@ -234,7 +234,7 @@ func TestInOrder(t *testing.T) {
 		if err := m.k.Poll(); err != nil {
 			t.Fatal(err)
 		}
-		return m.resident(m.part(20*2*mib, 4*mib)) == 4*mib && !m.k.Reading(m.part(20*2*mib, 4*mib))
+		return m.resident(m.part(20*2*mib, 4*mib)) == 4*mib && !m.k.IsReading(m.part(20*2*mib, 4*mib))
 	})
 }
 
@@ -312,30 +312,30 @@ func TestAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n, err := k.Resident(Range{file, 0, size}); n != 0 || err != nil {
+	if n, err := k.ResidentBytes(Range{file, 0, size}); n != 0 || err != nil {
 		t.Errorf("looking for large folios has left %d bytes in memory, %v", n, err)
 	}
 	m := k.files[file]
-	if m.Folio == 0 {
-		t.Skipf("no large folios on this file system: blocks of %d", k.Block())
+	if m.FolioBytes == 0 {
+		t.Skipf("no large folios on this file system: blocks of %d", k.BlockBytes())
 	}
 	if m.alone <= 0 || m.alone > time.Second {
 		t.Errorf("a large folio takes %v by itself", m.alone)
 	}
 	m.alone = time.Millisecond
-	if err := k.Delivers(1e12); err != nil || k.AtOnce() != 3 {
-		t.Errorf("before reads have shown more than that: %d at once, %v", k.AtOnce(), err)
+	if err := k.NoteDiskRate(1e12); err != nil || k.BlocksAtOnce() != 3 {
+		t.Errorf("before reads have shown more than that: %d at once, %v", k.BlocksAtOnce(), err)
 	}
 	m.reads = settledReads
-	folios := func(n float64) float64 { return n * float64(m.Folio) / m.alone.Seconds() } // a disk that brings n in that time
+	folios := func(n float64) float64 { return n * float64(m.FolioBytes) / m.alone.Seconds() } // a disk that brings n in that time
 	for _, s := range []struct {
 		delivers float64
 		want     int
 	}{{0, 3}, {folios(0.8), 3}, {folios(1.9), 3}, {folios(3.5), 5}, {folios(2), 5}, {folios(100), 8}} {
-		if err := k.Delivers(s.delivers); err != nil {
+		if err := k.NoteDiskRate(s.delivers); err != nil {
 			t.Fatal(err)
 		}
-		if got := k.AtOnce(); got != s.want {
+		if got := k.BlocksAtOnce(); got != s.want {
 			t.Errorf("at %.0f bytes per second %d are read at once, want %d", s.delivers, got, s.want)
 		}
 	}

@@ -26,14 +26,14 @@ type Head struct {
 	named int64
 }
 
-// Named is how many bytes all GGUF files have that the command names; 0 if one of them is a part of a split model, of
+// NamedBytes is how many bytes all GGUF files have that the command names; 0 if one of them is a part of a split model, of
 // which others may not be named.
-func (h *Head) Named() int64 { return h.named }
+func (h *Head) NamedBytes() int64 { return h.named }
 
-// NamedHead is the head of the largest GGUF file that the arguments of a command name, alone or as --flag=file; nil
+// OpenNamedHead is the head of the largest GGUF file that the arguments of a command name, alone or as --flag=file; nil
 // if they name none. It has at most so many bytes. Close it. What cannot be read is left to the command, as is every
 // error.
-func NamedHead(args []string, most int64) *Head {
+func OpenNamedHead(args []string, most int64) *Head {
 	largest := namedHead(args)
 	if largest == nil {
 		return nil
@@ -42,8 +42,8 @@ func NamedHead(args []string, most int64) *Head {
 	return largest
 }
 
-// NamedModel is the path of the file that NamedHead opens; empty if there is none.
-func NamedModel(args []string) string {
+// FindNamedModel is the path of the file that OpenNamedHead opens; empty if there is none.
+func FindNamedModel(args []string) string {
 	h := namedHead(args)
 	if h == nil {
 		return ""
@@ -108,7 +108,7 @@ const (
 // Read reads it into the page cache, in the order of the file, until ctx ends: by large folios, which take a third of
 // the processor's time, or by pages where there are none. It waits for the disk.
 func (h *Head) Read(ctx gocontext.Context) {
-	m := &File{Path: h.file.Name(), File: h.file, Size: h.size, Folio: pagecache.FolioBytes(), Piece: pieceOf(h.file)}
+	m := &File{Path: h.file.Name(), File: h.file, Size: h.size, FolioBytes: pagecache.FolioBytes(), PieceBytes: pieceOf(h.file)}
 	defer func() { _ = m.unmapAll() }() // it was mapped there
 	if m.prepare() != nil {
 		return
@@ -118,13 +118,13 @@ func (h *Head) Read(ctx gocontext.Context) {
 
 // readFolios reads large folios, as far as there are any, and returns where it ended.
 func (h *Head) readFolios(ctx gocontext.Context, m *File) (end int64) {
-	if m.Folio == 0 {
+	if m.FolioBytes == 0 {
 		return 0
 	}
 	if h.bytes < h.size && m.oneByOne() != nil { // else what is behind the head is read, too
 		return 0
 	}
-	folios := h.bytes / m.Folio
+	folios := h.bytes / m.FolioBytes
 	var next atomic.Int64
 	var none atomic.Bool
 	var looking sync.Mutex
@@ -136,7 +136,7 @@ func (h *Head) readFolios(ctx gocontext.Context, m *File) (end int64) {
 				if n >= folios {
 					return
 				}
-				r := Range{Offset: n * m.Folio, Length: m.Folio}
+				r := Range{Offset: n * m.FolioBytes, Length: m.FolioBytes}
 				if unix.Madvise(m.Part(r), unix.MADV_POPULATE_READ) != nil { // before Linux 5.14 there is none; or the file has become shorter
 					none.Store(true)
 				}
@@ -155,7 +155,7 @@ func (h *Head) readFolios(ctx gocontext.Context, m *File) (end int64) {
 	if none.Load() {
 		return 0 // what is there already is not read again
 	}
-	return min(next.Load(), folios) * m.Folio
+	return min(next.Load(), folios) * m.FolioBytes
 }
 
 // readPages reads single pages from an offset on.
@@ -164,8 +164,8 @@ func (h *Head) readPages(ctx gocontext.Context, m *File, from int64) {
 	var one [1]byte
 	for step := from; step < h.bytes && ctx.Err() == nil; step += headStep {
 		end := min(step+headStep, h.bytes)
-		for at := step; at < end; at += m.Piece {
-			if err := unix.Fadvise(fd, at, min(m.Piece, end-at), unix.FADV_WILLNEED); err != nil {
+		for at := step; at < end; at += m.PieceBytes {
+			if err := unix.Fadvise(fd, at, min(m.PieceBytes, end-at), unix.FADV_WILLNEED); err != nil {
 				return
 			}
 		}

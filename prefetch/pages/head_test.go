@@ -52,7 +52,7 @@ func TestNamedHead(t *testing.T) {
 		"nothing there": {[]string{"llama-cli", "-m", "missing.gguf", "-m", "none.gguf", "-m", dir}, 1 << 30, 0, 0},
 		"split":         {[]string{"llama-cli", "-m", model, "-md", part}, 1 << 30, size(model), 0},
 	} {
-		h := NamedHead(tc.args, tc.most)
+		h := OpenNamedHead(tc.args, tc.most)
 		if (h == nil) != (tc.want == 0) {
 			t.Errorf("%s: %v", name, h)
 			continue
@@ -60,8 +60,8 @@ func TestNamedHead(t *testing.T) {
 		if h == nil {
 			continue
 		}
-		if h.Named() != tc.named {
-			t.Errorf("%s: %d bytes are named, not %d", name, h.Named(), tc.named)
+		if h.NamedBytes() != tc.named {
+			t.Errorf("%s: %d bytes are named, not %d", name, h.NamedBytes(), tc.named)
 		}
 		testenv.NeedMachine(t)
 		f, err := os.OpenFile(model, os.O_RDWR, 0)

@@ -42,15 +42,15 @@ type Kernel struct {
 	completions []uring.Completion
 	folio       int64           // bytes of a large folio, 0 if this kernel has none
 	atOnce      int             // large folios that are read at once, each by a worker of the queue
-	unmarked    bool            // marks for readahead do nothing, see Unmarked
-	inOrder     bool            // nor do they now, see InOrder
+	unmarked    bool            // marks for readahead do nothing, see NoteSmallReadahead
+	inOrder     bool            // nor do they now, see SetInOrder
 	waiting     []Range         // reads of large folios that wait for what follows them
 	underWay    map[uint64]read // reads of large folios, by tag
 	tag         uint64          // the last one
 	failed      bool            // a read did, which was told
 	readNow     time.Time       // when ReadNow has returned last
 	evictor     *evictor        // nil until it is needed
-	guardian    []string        // nil: there is none, see GuardedBy
+	guardian    []string        // nil: there is none, see SetGuardian
 	log         *slog.Logger
 }
 
@@ -71,11 +71,11 @@ func NewKernel(pid int, log *slog.Logger) (*Kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	queue, err := uring.Open(QueueEntries, uring.WithWorkers(LeastAtOnce))
+	queue, err := uring.Open(QueueEntries, uring.WithWorkers(MinFoliosAtOnce))
 	if err != nil {
 		return nil, errors.Join(err, target.Close())
 	}
-	return &Kernel{target: target, queue: queue, folio: pagecache.FolioBytes(), atOnce: LeastAtOnce, underWay: map[uint64]read{}, log: log}, nil
+	return &Kernel{target: target, queue: queue, folio: pagecache.FolioBytes(), atOnce: MinFoliosAtOnce, underWay: map[uint64]read{}, log: log}, nil
 }
 
 // Close implements Levers.
@@ -102,7 +102,7 @@ func (k *Kernel) Wake() error { return k.advise(unix.MADV_HUGEPAGE) }
 // advise gives an advice about the mappings of files that are read in large folios.
 func (k *Kernel) advise(advice int) error {
 	for _, f := range k.files {
-		if f.Folio == 0 {
+		if f.FolioBytes == 0 {
 			continue
 		}
 		if err := unix.Madvise(f.Mapping, advice); err != nil {
@@ -112,19 +112,19 @@ func (k *Kernel) advise(advice int) error {
 	return nil
 }
 
-// Unmarked is told whether the target reads less around its faults than a large folio: then a mark on a folio does
+// NoteSmallReadahead is told whether the target reads less around its faults than a large folio: then a mark on a folio does
 // nothing, as what follows within that little is in memory (page_cache_async_ra, mm/readahead.c). So a folio can be
 // read without the next one.
-func (k *Kernel) Unmarked(little bool) error { return k.mark(little, k.inOrder) }
+func (k *Kernel) NoteSmallReadahead(little bool) error { return k.mark(little, k.inOrder) }
 
-// InOrder implements Levers. A mark has its reader read on only where something is missing within his readahead
+// SetInOrder implements Levers. A mark has its reader read on only where something is missing within his readahead
 // (page_cache_async_ra, mm/readahead.c), and what was asked for counts as there. So that he finds the next folio
 // being read when he is through with one, and does not begin to read it by himself, more are read at once than the
 // disk needs.
-func (k *Kernel) InOrder(inOrder bool) error {
+func (k *Kernel) SetInOrder(inOrder bool) error {
 	workers := k.atOnce
 	if inOrder {
-		workers = mostAtOnce
+		workers = maxFoliosAtOnce
 	}
 	return errors.Join(k.mark(k.unmarked, inOrder), k.queue.Workers(workers))
 }
@@ -132,9 +132,9 @@ func (k *Kernel) InOrder(inOrder bool) error {
 // mark notes why marks do nothing, if there is a reason, and has the kernel read a large folio without the next one
 // then.
 func (k *Kernel) mark(unmarked, inOrder bool) error {
-	before := k.Apart()
+	before := k.CanReadApart()
 	k.unmarked, k.inOrder = unmarked, inOrder
-	switch apart := k.Apart(); {
+	switch apart := k.CanReadApart(); {
 	case apart == before:
 		return nil
 	case apart:
@@ -143,8 +143,8 @@ func (k *Kernel) mark(unmarked, inOrder bool) error {
 	return k.advise(unix.MADV_NORMAL)
 }
 
-// Apart implements Levers.
-func (k *Kernel) Apart() bool { return k.unmarked || k.inOrder }
+// CanReadApart implements Levers.
+func (k *Kernel) CanReadApart() bool { return k.unmarked || k.inOrder }
 
 // Name implements Levers.
 func (k *Kernel) Name() string { return k.queue.Name() }
@@ -163,7 +163,7 @@ func (k *Kernel) Open(path string, id event.FileID) (file int, size int64, err e
 	if err := f.Probe(); err != nil {
 		return 0, 0, errors.Join(err, f.Close())
 	}
-	if k.folio > 0 && f.Folio == 0 {
+	if k.folio > 0 && f.FolioBytes == 0 {
 		k.tellPages(f)
 	}
 	k.files = append(k.files, f)
@@ -173,10 +173,10 @@ func (k *Kernel) Open(path string, id event.FileID) (file int, size int64, err e
 // Map implements Levers.
 func (k *Kernel) Map(file int, base uint64) { k.files[file].base = base }
 
-// Block implements Levers.
-func (k *Kernel) Block() int64 {
+// BlockBytes implements Levers.
+func (k *Kernel) BlockBytes() int64 {
 	for _, f := range k.files {
-		if f.Folio == 0 {
+		if f.FolioBytes == 0 {
 			return MinBlock
 		}
 	}
@@ -184,30 +184,30 @@ func (k *Kernel) Block() int64 {
 }
 
 const (
-	// leastAtOnce large folios are read at once, at most mostAtOnce. Those that wait for a worker take no memory yet,
+	// leastAtOnce large folios are read at once, at most maxFoliosAtOnce. Those that wait for a worker take no memory yet,
 	// and a worker begins the next one without this process. More than the disk needs only wait in its queue: some
 	// disks tell of reads that came together when the last of them is over.
-	LeastAtOnce = 3
-	mostAtOnce  = 8
+	MinFoliosAtOnce = 3
+	maxFoliosAtOnce = 8
 	// settledReads tell how long one takes by itself: what was measured when the file was opened may have been beside
 	// the target's own reads, as it loads its model.
 	settledReads = 64
 )
 
-// AtOnce implements Levers.
-func (k *Kernel) AtOnce() int { return k.atOnce }
+// BlocksAtOnce implements Levers.
+func (k *Kernel) BlocksAtOnce() int { return k.atOnce }
 
-// Delivers implements Levers: as many reads have to be under way as the disk brings in the time that one takes by
+// NoteDiskRate implements Levers: as many reads have to be under way as the disk brings in the time that one takes by
 // itself, which is the least that one was seen to take, and one that begins when another is over. It only rises:
 // where too few were under way, the disk had delivered less.
-func (k *Kernel) Delivers(perSecond float64) error {
-	needed := LeastAtOnce
+func (k *Kernel) NoteDiskRate(perSecond float64) error {
+	needed := MinFoliosAtOnce
 	for _, f := range k.files {
-		if f.reads >= settledReads && f.alone > 0 && f.Folio > 0 {
-			needed = max(needed, int(math.Ceil(perSecond*f.alone.Seconds()/float64(f.Folio)))+1)
+		if f.reads >= settledReads && f.alone > 0 && f.FolioBytes > 0 {
+			needed = max(needed, int(math.Ceil(perSecond*f.alone.Seconds()/float64(f.FolioBytes)))+1)
 		}
 	}
-	if needed = min(needed, mostAtOnce); needed <= k.atOnce {
+	if needed = min(needed, maxFoliosAtOnce); needed <= k.atOnce {
 		return nil
 	}
 	k.atOnce = needed
@@ -221,15 +221,15 @@ func (k *Kernel) ReadAhead(r Range) bool {
 		k.evictor.spare(r)
 	}
 	if f.wholeFolios(r) {
-		if k.Reading(r) {
+		if k.IsReading(r) {
 			return true
 		}
-		folios := int((r.Length + f.Folio - 1) / f.Folio)
+		folios := int((r.Length + f.FolioBytes - 1) / f.FolioBytes)
 		if k.queue.InFlight()+len(FolioAdvices)*(len(k.waiting)+folios) > QueueEntries {
 			return false
 		}
-		for at := r.Offset; at < r.End(); at += f.Folio {
-			k.waiting = append(k.waiting, Range{r.File, at, min(f.Folio, r.End()-at)})
+		for at := r.Offset; at < r.End(); at += f.FolioBytes {
+			k.waiting = append(k.waiting, Range{r.File, at, min(f.FolioBytes, r.End()-at)})
 		}
 		return true
 	}
@@ -239,11 +239,11 @@ func (k *Kernel) ReadAhead(r Range) bool {
 // readPages reads single pages.
 func (k *Kernel) readPages(r Range) bool {
 	f := k.files[r.File]
-	if int64(k.queue.InFlight())+(r.Length+f.Piece-1)/f.Piece > QueueEntries {
+	if int64(k.queue.InFlight())+(r.Length+f.PieceBytes-1)/f.PieceBytes > QueueEntries {
 		return false
 	}
-	for at := r.Offset; at < r.End(); at += f.Piece {
-		if !k.queue.Fadvise(int(f.File.Fd()), at, min(f.Piece, r.End()-at), unix.FADV_WILLNEED, 0) {
+	for at := r.Offset; at < r.End(); at += f.PieceBytes {
+		if !k.queue.Fadvise(int(f.File.Fd()), at, min(f.PieceBytes, r.End()-at), unix.FADV_WILLNEED, 0) {
 			return false // what is missing the target reads by itself
 		}
 	}
@@ -258,7 +258,7 @@ func (k *Kernel) ReadNow(r Range) error {
 	if k.evictor != nil {
 		k.evictor.spare(r)
 	}
-	piece := f.Piece
+	piece := f.PieceBytes
 	if time.Since(k.readNow) > firstPause {
 		piece = firstPiece
 	}
@@ -266,18 +266,18 @@ func (k *Kernel) ReadNow(r Range) error {
 	if begun, err := k.readSlice(r); begun || err != nil {
 		return err
 	}
-	middle := f.inner(r, k.Apart())
+	middle := f.inner(r, k.CanReadApart())
 	if middle.Length == 0 {
 		return f.readPages(r, piece)
 	}
 	before := Range{r.File, r.Offset, middle.Offset - r.Offset}
 	behind := Range{r.File, middle.End(), r.End() - middle.End()}
 	// What follows the folios has to be in memory first, see begin.
-	if err := errors.Join(f.readPages(behind, piece), f.readPages(before, f.Piece)); err != nil {
+	if err := errors.Join(f.readPages(behind, piece), f.readPages(before, f.PieceBytes)); err != nil {
 		return err
 	}
 	if !k.ReadAhead(middle) {
-		return f.readPages(middle, f.Piece)
+		return f.readPages(middle, f.PieceBytes)
 	}
 	if err := k.begin(); err != nil {
 		return err
@@ -318,20 +318,20 @@ func (k *Kernel) begin() error {
 // beginOne begins a read of a large folio, unless it is to wait.
 func (k *Kernel) beginOne(r Range) (begun bool, err error) {
 	f := k.files[r.File]
-	if f.Folio == 0 {
+	if f.FolioBytes == 0 {
 		return k.readPages(r), nil
 	}
-	next := Range{r.File, r.End(), min(f.Folio, f.Size-r.End())}
-	if there, err := k.Resident(next); err != nil {
+	next := Range{r.File, r.End(), min(f.FolioBytes, f.Size-r.End())}
+	if there, err := k.ResidentBytes(next); err != nil {
 		return false, err
-	} else if there < next.Length && !k.Apart() {
-		return !k.Reading(next) && k.readPages(r), nil
+	} else if there < next.Length && !k.CanReadApart() {
+		return !k.IsReading(next) && k.readPages(r), nil
 	}
 	// The end of a file is no large folio, whatever the file system. Pages that somebody else has read, as a target
 	// that loads its model does, say nothing about it, either.
-	look, advices := f.toLook() && r.Length == f.Folio, FolioAdvices
+	look, advices := f.toLook() && r.Length == f.FolioBytes, FolioAdvices
 	if look {
-		there, err := k.Resident(r)
+		there, err := k.ResidentBytes(r)
 		if err != nil {
 			return false, err
 		}
@@ -349,9 +349,9 @@ func (k *Kernel) beginOne(r Range) (begun bool, err error) {
 	return true, nil
 }
 
-// Reading implements Levers. Each read takes a worker of io_uring until it is over: behind as many as AtOnce, reads
+// IsReading implements Levers. Each read takes a worker of io_uring until it is over: behind as many as BlocksAtOnce, reads
 // wait.
-func (k *Kernel) Reading(r Range) bool {
+func (k *Kernel) IsReading(r Range) bool {
 	overlaps := func(p Range) bool { return p.File == r.File && p.Offset < r.End() && r.Offset < p.End() }
 	if slices.ContainsFunc(k.waiting, overlaps) {
 		return true
@@ -418,7 +418,7 @@ func (k *Kernel) examine(r read, failed error) error {
 			return err
 		}
 	}
-	if !gone || f.Folio == 0 {
+	if !gone || f.FolioBytes == 0 {
 		return nil
 	}
 	k.tellPages(f)
@@ -447,7 +447,7 @@ func (k *Kernel) Lock(r Range) error {
 
 // finish waits until reads of a range are over: a fault on it now would find it missing, and read what follows it, too.
 func (k *Kernel) finish(r Range) error {
-	for k.Reading(r) {
+	for k.IsReading(r) {
 		if err := k.Poll(); err != nil {
 			return err
 		}
@@ -513,7 +513,7 @@ func (k *Kernel) PageOut(r Range) error {
 	}
 	// What the target has not touched, no process maps. FADV_DONTNEED may wait for all processors, up to 44 ms
 	// (lru_add_drain_all): it is asked for only where something is left, and not waited for.
-	if left, err := k.Resident(r); left == 0 || err != nil {
+	if left, err := k.ResidentBytes(r); left == 0 || err != nil {
 		return err
 	}
 	k.queue.Fadvise(int(f.File.Fd()), r.Offset, r.Length, unix.FADV_DONTNEED, 0) // if the queue is full it stays until the next time
@@ -540,13 +540,13 @@ func (k *Kernel) free(e eviction) error {
 	return unix.Fadvise(int(e.file.File.Fd()), e.Offset, e.Length, unix.FADV_DONTNEED)
 }
 
-// Resident implements Levers.
-func (k *Kernel) Resident(r Range) (int64, error) {
+// ResidentBytes implements Levers.
+func (k *Kernel) ResidentBytes(r Range) (int64, error) {
 	return pagecache.Resident(k.files[r.File].File, r.Offset, r.Length)
 }
 
-// Touched implements Levers. Of a large folio a target that touches one page has all.
-func (k *Kernel) Touched(r Range) (bool, error) {
+// IsTouched implements Levers. Of a large folio a target that touches one page has all.
+func (k *Kernel) IsTouched(r Range) (bool, error) {
 	touched, err := k.target.Touched(k.files[r.File].base+uint64(r.Offset), r.Length)
 	if errors.Is(err, proc.ErrNoProcess) {
 		return false, nil

@@ -14,7 +14,7 @@ import (
 // readPages begins to read a range in single pages, on the caller's thread, in pieces of which the first has as many
 // bytes as it is told.
 func (m *File) readPages(r Range, piece int64) error {
-	for at := r.Offset; at < r.End(); at, piece = at+piece, m.Piece {
+	for at := r.Offset; at < r.End(); at, piece = at+piece, m.PieceBytes {
 		if err := unix.Fadvise(int(m.File.Fd()), at, min(piece, r.End()-at), unix.FADV_WILLNEED); err != nil {
 			return fmt.Errorf("read %d bytes at %d of %s ahead: %w", r.Length, r.Offset, m.Path, err)
 		}
@@ -23,14 +23,14 @@ func (m *File) readPages(r Range, piece int64) error {
 }
 
 // read reads what was freed.
-func (e eviction) read() error { return e.file.readPages(e.Range, e.file.Piece) }
+func (e eviction) read() error { return e.file.readPages(e.Range, e.file.PieceBytes) }
 
 // arrivedBytes of a range's end are looked at: its pages are asked for in order, and a disk that keeps several
 // requests finishes them in about that order.
 const arrivedBytes = 1 << 20
 
-// Arrived implements Levers, by the end of the range.
-func (k *Kernel) Arrived(r Range) (bool, error) {
+// HasArrived implements Levers, by the end of the range.
+func (k *Kernel) HasArrived(r Range) (bool, error) {
 	f := k.files[r.File]
 	end := min(r.End(), f.Size)
 	first := max(r.Offset, end-arrivedBytes) &^ (PageSize - 1)

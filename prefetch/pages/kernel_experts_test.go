@@ -57,7 +57,7 @@ func newMappedFile(t *testing.T, size int) *mappedFile {
 	if m.k, err = NewKernel(os.Getpid(), slog.New(slog.NewTextHandler(t.Output(), nil))); err != nil {
 		t.Fatal(err)
 	}
-	m.k.GuardedBy([]string{"env", guardianVariable + "=1", os.Args[0]})
+	m.k.SetGuardian([]string{"env", guardianVariable + "=1", os.Args[0]})
 	if m.file, _, err = m.k.Open(path, idOf(t, path)); err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func (m *mappedFile) part(offset, length int64) Range { return Range{m.file, off
 
 func (m *mappedFile) resident(r Range) int64 {
 	m.t.Helper()
-	n, err := m.k.Resident(r)
+	n, err := m.k.ResidentBytes(r)
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -153,12 +153,12 @@ func TestReadNowFolios(t *testing.T) {
 	for unmarked, want := range map[bool]int64{false: 6 * mib, true: 8 * mib} {
 		m := newMappedFile(t, 32*mib)
 		defer m.close()
-		if m.k.Block() != 2*mib {
-			t.Skipf("no large folios on this file system: blocks of %d", m.k.Block())
+		if m.k.BlockBytes() != 2*mib {
+			t.Skipf("no large folios on this file system: blocks of %d", m.k.BlockBytes())
 		}
-		m.k.GuardedBy(nil)
+		m.k.SetGuardian(nil)
 		if unmarked {
-			if err := m.k.Unmarked(true); err != nil {
+			if err := m.k.NoteSmallReadahead(true); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -170,7 +170,7 @@ func TestReadNowFolios(t *testing.T) {
 			if err := m.k.Poll(); err != nil {
 				t.Fatal(err)
 			}
-			return m.resident(slice) == slice.Length && !m.k.Reading(slice)
+			return m.resident(slice) == slice.Length && !m.k.IsReading(slice)
 		})
 		if n := m.resident(m.part(0, 32*mib)); n != slice.Length {
 			t.Errorf("%v: %d bytes are in memory, of %d that were asked for", unmarked, n, slice.Length)
@@ -248,26 +248,26 @@ func TestReadNowSlice(t *testing.T) {
 		if unmarked {
 			advice = unix.MADV_RANDOM
 		}
-		if err := errors.Join(m.k.Unmarked(unmarked), unix.Madvise(m.mapping, advice)); err != nil {
+		if err := errors.Join(m.k.NoteSmallReadahead(unmarked), unix.Madvise(m.mapping, advice)); err != nil {
 			t.Fatal(err)
 		}
 		for i, slice := range []Range{m.part(mib+100, mib+5000), m.part(3*mib-PageSize, mib), m.part(8*mib+9*PageSize+1, 2*mib), m.part(5*mib+3*PageSize+17, 9*mib+300*1024)} {
 			whole := m.part(slice.Offset&^(PageSize-1), 0)
 			whole.Length = (slice.End()+PageSize-1)&^(PageSize-1) - whole.Offset
-			m.k.Expect(slice)
+			m.k.Announce(slice)
 			// A disk may take longer than ReadNow waits for the first page (firstWait); then it reads single pages.
 			reader := m.k.slicesFor(slice)
-			for _, p := range SlicePieces(slice, m.k.Piece(m.file)) {
+			for _, p := range SlicePieces(slice, m.k.SlicePieceBytes(m.file)) {
 				testenv.WaitFor(t, "the first page", func() bool { return ask(reader.marks, reader.first, p.Offset/PageSize) })
 			}
 			testenv.WaitFor(t, "a slice to be read", func() bool {
 				if err := m.k.ReadNow(slice); err != nil {
 					t.Fatal(err)
 				}
-				if m.k.Reading(slice) && requestBytes(m.k.files[m.file].File) < math.MaxInt64 {
+				if m.k.IsReading(slice) && requestBytes(m.k.files[m.file].File) < math.MaxInt64 {
 					t.Fatalf("%v, slice %d: some of it was left to workers", unmarked, i)
 				}
-				arrived, err := m.k.Arrived(slice)
+				arrived, err := m.k.HasArrived(slice)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -342,7 +342,7 @@ func TestReadNowWhileEvicting(t *testing.T) {
 			if err := m.k.free(e); err != nil {
 				return err
 			}
-			if n, err := m.k.Resident(e.Range); n == 0 || err != nil {
+			if n, err := m.k.ResidentBytes(e.Range); n == 0 || err != nil {
 				return err
 			}
 			time.Sleep(5 * time.Millisecond)
@@ -359,7 +359,7 @@ func TestReadNowWhileEvicting(t *testing.T) {
 	close(gate)
 	<-freed
 	testenv.WaitFor(t, "what was freed to be read again", func() bool {
-		arrived, err := m.k.Arrived(wanted)
+		arrived, err := m.k.HasArrived(wanted)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -377,7 +377,7 @@ func TestArrived(t *testing.T) {
 	inside := m.part(mib+PageSize, 2*mib)
 	arrived := func(r Range) bool {
 		t.Helper()
-		is, err := m.k.Arrived(r)
+		is, err := m.k.HasArrived(r)
 		if err != nil {
 			t.Fatal(err)
 		}

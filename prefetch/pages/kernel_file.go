@@ -22,23 +22,23 @@ import (
 // the mapping only locked pages stay touched: MADV_PAGEOUT skips pages that two processes map, so what is streamed
 // must not be mapped here.
 type File struct {
-	Path     string
-	File     *os.File
-	info     os.FileInfo
-	Size     int64
-	Piece    int64  // bytes of one read ahead by pages
-	base     uint64 // address in the target of the first byte
-	Mapping  []byte
-	Reserved []byte       // of address space, with the mapping in it
-	slices   *sliceReader // nil: slices are read in single pages, or none was
-	sliced   bool         // it was tried to make one
-	most     int64        // pages that one read of it takes, an odd number
+	Path       string
+	File       *os.File
+	info       os.FileInfo
+	Size       int64
+	PieceBytes int64  // bytes of one read ahead by pages
+	base       uint64 // address in the target of the first byte
+	Mapping    []byte
+	Reserved   []byte       // of address space, with the mapping in it
+	slices     *sliceReader // nil: slices are read in single pages, or none was
+	sliced     bool         // it was tried to make one
+	most       int64        // pages that one read of it takes, an odd number
 
-	Folio  int64         // bytes of a large folio; 0 if the file system gives none, for all that is known
-	alone  time.Duration // that the read of one takes by itself; 0: not known
-	reads  int           // of large folios
-	looked int           // at how many of these
-	small  int           // and the last so many in a row were none
+	FolioBytes int64         // bytes of a large folio; 0 if the file system gives none, for all that is known
+	alone      time.Duration // that the read of one takes by itself; 0: not known
+	reads      int           // of large folios
+	looked     int           // at how many of these
+	small      int           // and the last so many in a row were none
 }
 
 // FADV_WILLNEED reads no more of a range than the device's readahead or its largest request, without an error.
@@ -66,7 +66,7 @@ func OpenFile(at proc.Place, folio int64) (*File, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("stat the model: %w", err), f.Close())
 	}
-	m := &File{Path: at.Path, File: f, info: info, Size: info.Size(), Folio: folio, Piece: pieceOf(f), most: mostPages(f)}
+	m := &File{Path: at.Path, File: f, info: info, Size: info.Size(), FolioBytes: folio, PieceBytes: pieceOf(f), most: mostPages(f)}
 	if err := m.prepare(); err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
@@ -75,13 +75,13 @@ func OpenFile(at proc.Place, folio int64) (*File, error) {
 
 // prepare maps the file, and advises the kernel how it is read. The caller must call unmapAll, also after an error.
 func (m *File) prepare() error {
-	if err := m.MapAligned(m.Folio); err != nil {
+	if err := m.MapAligned(m.FolioBytes); err != nil {
 		return fmt.Errorf("map %s: %w", m.Path, err)
 	}
-	if m.Folio > 0 && unix.Madvise(m.Mapping, unix.MADV_HUGEPAGE) != nil { // EINVAL: this kernel has none
-		m.Folio = 0
+	if m.FolioBytes > 0 && unix.Madvise(m.Mapping, unix.MADV_HUGEPAGE) != nil { // EINVAL: this kernel has none
+		m.FolioBytes = 0
 	}
-	if m.Folio == 0 {
+	if m.FolioBytes == 0 {
 		if err := m.onlyPages(); err != nil {
 			return err
 		}
@@ -113,8 +113,8 @@ func (m *File) MapAligned(align int64) error {
 
 // onlyPages gives up large folios.
 func (m *File) onlyPages() error {
-	if m.Folio > 0 {
-		m.Folio = 0
+	if m.FolioBytes > 0 {
+		m.FolioBytes = 0
 		if err := unix.Madvise(m.Mapping, unix.MADV_NOHUGEPAGE); err != nil {
 			return fmt.Errorf("advise the mapping of %s: %w", m.Path, err)
 		}
@@ -135,7 +135,7 @@ const inMemoryShare = 8
 
 // took notes how long a read took that is over. Of a short one, at the end of the file, that says nothing.
 func (m *File) took(r read, took time.Duration) {
-	if r.Length == m.Folio && took > m.alone/inMemoryShare {
+	if r.Length == m.FolioBytes && took > m.alone/inMemoryShare {
 		m.alone = min(m.alone, took)
 	}
 }
@@ -143,16 +143,16 @@ func (m *File) took(r read, took time.Duration) {
 // probe reads large folios, one by itself, to see whether the file system has any, and how long that takes. It takes
 // what is not in memory, from the end of the file on, and drops it again.
 func (m *File) Probe() error {
-	if m.Folio == 0 {
+	if m.FolioBytes == 0 {
 		return nil
 	}
 	if err := m.oneByOne(); err != nil {
 		return err
 	}
 	probed := 0
-	for at := (m.Size/m.Folio - 1) * m.Folio; at >= 0 && probed < firstLooks; at -= m.Folio {
-		r := Range{Offset: at, Length: m.Folio}
-		if there, err := pagecache.Resident(m.File, r.Offset, min(2*m.Folio, m.Size-r.Offset)); err != nil {
+	for at := (m.Size/m.FolioBytes - 1) * m.FolioBytes; at >= 0 && probed < firstLooks; at -= m.FolioBytes {
+		r := Range{Offset: at, Length: m.FolioBytes}
+		if there, err := pagecache.Resident(m.File, r.Offset, min(2*m.FolioBytes, m.Size-r.Offset)); err != nil {
 			return err
 		} else if there > 0 {
 			continue
@@ -165,7 +165,7 @@ func (m *File) Probe() error {
 		if e := m.Unmap(r); e != nil {
 			return e
 		}
-		if e := unix.Fadvise(int(m.File.Fd()), r.Offset, 2*m.Folio, unix.FADV_DONTNEED); e != nil {
+		if e := unix.Fadvise(int(m.File.Fd()), r.Offset, 2*m.FolioBytes, unix.FADV_DONTNEED); e != nil {
 			return fmt.Errorf("drop pages of %s: %w", m.Path, e)
 		}
 		if gone || errors.Is(err, unix.EINVAL) { // before Linux 5.14 there is no MADV_POPULATE_READ
@@ -183,18 +183,18 @@ func (m *File) Probe() error {
 
 // wholeFolios says whether a range is made of large folios, the last one as far as the file has it.
 func (m *File) wholeFolios(r Range) bool {
-	return m.Folio > 0 && r.Offset%m.Folio == 0 && (r.Length%m.Folio == 0 || r.End() >= m.Size)
+	return m.FolioBytes > 0 && r.Offset%m.FolioBytes == 0 && (r.Length%m.FolioBytes == 0 || r.End() >= m.Size)
 }
 
 // inner are the large folios within a range that can be read as such: all, or all but the last, which has to be in
 // memory for the one before it (see kernel.go). A range of which that leaves none has the length 0.
 func (m *File) inner(r Range, all bool) Range {
-	if m.Folio == 0 {
+	if m.FolioBytes == 0 {
 		return Range{File: r.File}
 	}
-	first, end := (r.Offset+m.Folio-1)/m.Folio*m.Folio, r.End()/m.Folio*m.Folio
+	first, end := (r.Offset+m.FolioBytes-1)/m.FolioBytes*m.FolioBytes, r.End()/m.FolioBytes*m.FolioBytes
 	if !all {
-		end -= m.Folio
+		end -= m.FolioBytes
 	}
 	return Range{r.File, first, max(end-first, 0)}
 }
@@ -206,7 +206,7 @@ func (m *File) toLook() bool { return m.looked < firstLooks || m.reads%lookEvery
 func (m *File) look(r Range) (givenUp bool) {
 	m.looked++
 	huge, err := pagecache.Huge(m.Part(r))
-	if err == nil && huge >= min(r.Length, m.Folio) {
+	if err == nil && huge >= min(r.Length, m.FolioBytes) {
 		m.small = 0
 		return false
 	}

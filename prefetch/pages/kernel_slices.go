@@ -41,10 +41,10 @@ type sliceReader struct {
 }
 
 const (
-	// Pieces of leastSlice are read so, at least: of a smaller one the single pages at its ends are too large a part.
+	// Pieces of MinSlice are read so, at least: of a smaller one the single pages at its ends are too large a part.
 	// None is longer than mostPiece.
-	LeastSlice = 256 << 10
-	mostPiece  = 8 << 20
+	MinSlice  = 256 << 10
+	mostPiece = 8 << 20
 	// markedPages are read by the second read.
 	markedPages = 2
 )
@@ -62,10 +62,10 @@ func SlicePieces(slice Range, length int64) (pieces []Range) {
 	return pieces
 }
 
-// Piece implements Levers.
-func (k *Kernel) Piece(file int) int64 {
+// SlicePieceBytes implements Levers.
+func (k *Kernel) SlicePieceBytes(file int) int64 {
 	f := k.files[file]
-	if f.Folio == 0 || k.guardian == nil {
+	if f.FolioBytes == 0 || k.guardian == nil {
 		return 0
 	}
 	return (1 + markedPages + f.most + 1) * PageSize // what is read at last is a single page, see readPiece
@@ -88,7 +88,7 @@ func requestBytes(f *os.File) int64 {
 	return math.MaxInt64
 }
 
-// openSlices prepares for that. guardian is as in readahead.MakeSmall.
+// openSlices prepares for that. guardian is as in readahead.ShrinkOwn.
 func openSlices(at *os.File, guardian []string) (_ *sliceReader, err error) {
 	s := &sliceReader{first: make([]byte, 1)}
 	defer func() {
@@ -106,7 +106,7 @@ func openSlices(at *os.File, guardian []string) (_ *sliceReader, err error) {
 	if s.reader, err = os.Open(path); err != nil {
 		return nil, err
 	}
-	if err = readahead.MakeSmall(guardian, s.marks, s.reader); err != nil {
+	if err = readahead.ShrinkOwn(guardian, s.marks, s.reader); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -144,28 +144,28 @@ func sleep(d time.Duration) {
 	_ = unix.Nanosleep(&ts, nil) // a signal may end it early
 }
 
-// Expect implements Levers.
-func (k *Kernel) Expect(r Range) {
+// Announce implements Levers.
+func (k *Kernel) Announce(r Range) {
 	s := k.slicesFor(r)
 	if s == nil {
 		return
 	}
-	for _, p := range SlicePieces(r, k.Piece(r.File)) {
-		if p.Length >= LeastSlice {
+	for _, p := range SlicePieces(r, k.SlicePieceBytes(r.File)) {
+		if p.Length >= MinSlice {
 			ask(s.marks, s.first, p.Offset/PageSize)
 		}
 	}
 }
 
-// GuardedBy has slices of experts read in large folios. For that the disk's setting is changed for a moment, by a
-// guardian, see readahead.MakeSmall.
-func (k *Kernel) GuardedBy(command []string) { k.guardian = command }
+// SetGuardian has slices of experts read in large folios. For that the disk's setting is changed for a moment, by a
+// guardian, see readahead.ShrinkOwn.
+func (k *Kernel) SetGuardian(command []string) { k.guardian = command }
 
 // slicesFor is what reads a slice of a file in large folios; nil if that cannot be done, or is not worth it. It is
 // made when it is needed: only mixtures are to have the disk's setting changed for a moment.
 func (k *Kernel) slicesFor(r Range) *sliceReader {
 	f := k.files[r.File]
-	if f.Folio == 0 || r.Length < LeastSlice || k.guardian == nil {
+	if f.FolioBytes == 0 || r.Length < MinSlice || k.guardian == nil {
 		return nil
 	}
 	if !f.sliced {
@@ -185,9 +185,9 @@ func (k *Kernel) readSlice(r Range) (begun bool, err error) {
 	if s == nil {
 		return false, nil
 	}
-	for _, p := range SlicePieces(r, k.Piece(r.File)) {
-		if p.Length < LeastSlice {
-			err = m.readPages(p, m.Piece)
+	for _, p := range SlicePieces(r, k.SlicePieceBytes(r.File)) {
+		if p.Length < MinSlice {
+			err = m.readPages(p, m.PieceBytes)
 		} else if begun, err = s.readPiece(m, p); !begun {
 			return false, err
 		}
@@ -215,5 +215,5 @@ func (s *sliceReader) readPiece(m *File, r Range) (begun bool, err error) {
 		return false, nil
 	}
 	ask(s.marks, s.first, start)
-	return true, m.readPages(Range{r.File, (start + pages) * PageSize, r.End() - (start+pages)*PageSize}, m.Piece)
+	return true, m.readPages(Range{r.File, (start + pages) * PageSize, r.End() - (start+pages)*PageSize}, m.PieceBytes)
 }

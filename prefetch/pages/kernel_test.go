@@ -81,7 +81,7 @@ func TestKernelPages(t *testing.T) {
 	}
 	resident := func(r Range) int64 {
 		t.Helper()
-		n, err := k.Resident(r)
+		n, err := k.ResidentBytes(r)
 		check("resident", err)
 		return n
 	}

@@ -34,50 +34,50 @@ type Files interface {
 	// known already keeps its index. Open fails if path leads to another file than the one with this id by now (see
 	// event.FileSeen).
 	Open(path string, id event.FileID) (file int, size int64, err error)
-	// Map says at which address the target maps the first byte of a file. PageOut and Touched need it.
+	// Map says at which address the target maps the first byte of a file. PageOut and IsTouched need it.
 	Map(file int, base uint64)
 }
 
 // AheadReader reads ahead of the target.
 type AheadReader interface {
-	// Block is the unit, in bytes, in which reading and paging out cost least. It is a power of two. It may change when
+	// BlockBytes is the unit, in bytes, in which reading and paging out cost least. It is a power of two. It may change when
 	// the file system turns out to have no large folios.
-	Block() int64
-	// AtOnce is how many blocks have to be under way to keep the disk busy, as far as Delivers has told.
-	AtOnce() int
-	// Delivers tells the levers how many bytes per second the disk was seen to deliver at best.
-	Delivers(perSecond float64) error
+	BlockBytes() int64
+	// BlocksAtOnce is how many blocks have to be under way to keep the disk busy, as far as NoteDiskRate has told.
+	BlocksAtOnce() int
+	// NoteDiskRate tells the levers how many bytes per second the disk was seen to deliver at best.
+	NoteDiskRate(perSecond float64) error
 	// ReadAhead begins to read a range into the page cache. It returns false if too many reads are under way; then the
 	// target reads the rest by itself.
 	ReadAhead(r Range) bool
-	// Apart says whether a block can be read before the block that follows it in the file without leaving a readahead
+	// CanReadApart says whether a block can be read before the block that follows it in the file without leaving a readahead
 	// mark on it. The head of kernel.go explains these marks.
-	Apart() bool
-	// InOrder says whether reads come in the order of the file from now on, further ahead of the target than the
+	CanReadApart() bool
+	// SetInOrder says whether reads come in the order of the file from now on, further ahead of the target than the
 	// target's own readahead goes. Then blocks can be read apart.
-	InOrder(inOrder bool) error
-	// Reading says whether a read of large folios of this range is queued or under way. Resident may not count these
+	SetInOrder(inOrder bool) error
+	// IsReading says whether a read of large folios of this range is queued or under way. ResidentBytes may not count these
 	// bytes yet.
-	Reading(r Range) bool
+	IsReading(r Range) bool
 	// Poll hands queued reads to the kernel and collects those that are over.
 	Poll() error
 }
 
 // DemandReader reads what the target is about to wait for: the experts that a router has just chosen.
 type DemandReader interface {
-	// Piece is how many bytes of an expert's slice are read by one request, counted from the page in which the slice
+	// SlicePieceBytes is how many bytes of an expert's slice are read by one request, counted from the page in which the slice
 	// begins. The first page of each piece has to stay in memory for that. 0 means that slices are read in one piece.
-	Piece(file int) int64
-	// Expect announces that ReadNow will be called for a range, after other calls. The first pages that ReadNow needs
+	SlicePieceBytes(file int) int64
+	// Announce announces that ReadNow will be called for a range, after other calls. The first pages that ReadNow needs
 	// are begun to be read.
-	Expect(r Range)
+	Announce(r Range)
 	// ReadNow begins to read a range and hands it to the disk before it returns, except for large folios within it.
 	// Poll is needed afterwards, as after ReadAhead.
 	ReadNow(r Range) error
-	// Arrived says whether all of a range is in memory and can be used. Resident also counts what is still being read.
-	Arrived(r Range) (bool, error)
-	// Reading is as in AheadReader.
-	Reading(r Range) bool
+	// HasArrived says whether all of a range is in memory and can be used. ResidentBytes also counts what is still being read.
+	HasArrived(r Range) (bool, error)
+	// IsReading is as in AheadReader.
+	IsReading(r Range) bool
 }
 
 // Keeper has ranges stay in memory. The errors of Lock and Keep wrap ErrUnreadable if the range cannot be read.
@@ -99,8 +99,8 @@ type Reclaimer interface {
 	// Evict begins to free the pages of a range, as PageOut does, and does not wait. It returns false if too many
 	// ranges wait to be freed. What is read ahead meanwhile stays.
 	Evict(r Range) bool
-	// Resident is how many bytes of a range are in memory, in whole pages.
-	Resident(r Range) (int64, error)
-	// Touched says whether the target has touched pages of a range since they were paged out last. It needs Map.
-	Touched(r Range) (bool, error)
+	// ResidentBytes is how many bytes of a range are in memory, in whole pages.
+	ResidentBytes(r Range) (int64, error)
+	// IsTouched says whether the target has touched pages of a range since they were paged out last. It needs Map.
+	IsTouched(r Range) (bool, error)
 }

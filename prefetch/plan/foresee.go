@@ -38,7 +38,7 @@ func Foresee(c *pattern.Cycle, s Strategy, memory int64, compute time.Duration, 
 	schedule := NewSchedule(c, block, BoundWindow(free.Bytes, DefaultWindow)/2)
 	f := Foreseen{Room: free.Bytes, Window: BoundWindow(free.Bytes, DefaultWindow)}
 	if block > pages.MinBlock {
-		f.Window = schedule.Window(free.Bytes, block, BusyBlocks(pages.LeastAtOnce, disk, FirstPace, block))
+		f.Window = schedule.Window(free.Bytes, block, BusyBlocks(pages.MinFoliosAtOnce, disk, FirstPace, block))
 	}
 	held := make([]bool, len(schedule.Blocks))
 	for _, b := range s.Plan(Input{Schedule: schedule, Held: held, Room: free.Bytes, Window: f.Window}).Hold {

@@ -34,8 +34,8 @@ func TestBriefly(t *testing.T) {
 	path := fakeDisk(t)
 	failed := errors.New("failed")
 	for _, result := range []error{nil, failed} {
-		err := briefly(path, Small, func() error {
-			checkDisk(t, path, Small)
+		err := briefly(path, SmallKiB, func() error {
+			checkDisk(t, path, SmallKiB)
 			return result
 		})
 		if !errors.Is(err, result) {
@@ -43,7 +43,7 @@ func TestBriefly(t *testing.T) {
 		}
 		checkDisk(t, path, 8192)
 	}
-	if err := briefly(path, Small, func() error { return os.WriteFile(path, []byte("256\n"), 0) }); err != nil {
+	if err := briefly(path, SmallKiB, func() error { return os.WriteFile(path, []byte("256\n"), 0) }); err != nil {
 		t.Error(err)
 	}
 	checkDisk(t, path, 256)
@@ -56,9 +56,9 @@ func TestBriefly(t *testing.T) {
 // Of two who change it, one waits for the other: else it would restore the other's value.
 func TestBrieflyBusy(t *testing.T) {
 	path := fakeDisk(t)
-	err := briefly(path, Small, func() error {
+	err := briefly(path, SmallKiB, func() error {
 		err := briefly(path, 64, func() error { return errors.New("both at once") })
-		checkDisk(t, path, Small)
+		checkDisk(t, path, SmallKiB)
 		return err
 	})
 	if !errors.Is(err, ErrBusy) {
@@ -73,11 +73,11 @@ func TestDiskRefuses(t *testing.T) {
 		if err := os.WriteFile(path, []byte(text), 0); err != nil {
 			t.Fatal(err)
 		}
-		if err := briefly(path, Small, func() error { return errors.New("it was done") }); err == nil || strings.Contains(err.Error(), "done") {
+		if err := briefly(path, SmallKiB, func() error { return errors.New("it was done") }); err == nil || strings.Contains(err.Error(), "done") {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
-	if err := briefly(filepath.Join(t.TempDir(), "none"), Small, nil); !errors.Is(err, os.ErrNotExist) {
+	if err := briefly(filepath.Join(t.TempDir(), "none"), SmallKiB, nil); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("without a setting: %v", err)
 	}
 }

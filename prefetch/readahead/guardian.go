@@ -126,10 +126,10 @@ func start(command []string, c change, files []*os.File) (*guardian, error) {
 	return nil, errors.Join(fmt.Errorf("tell the guardian of the readahead what to do: %w", err), g.end())
 }
 
-// MakeSmall has files that the caller has opened for itself, and nobody else reads by, read little ahead: Small. A
+// ShrinkOwn has files that the caller has opened for itself, and nobody else reads by, read little ahead: SmallKiB. A
 // guardian does that, started by command and ended again: it restores the disk's setting even if the caller is killed
 // in that moment, and the caller if the guardian is. It takes as long as that program takes to start.
-func MakeSmall(command []string, files ...*os.File) error {
+func ShrinkOwn(command []string, files ...*os.File) error {
 	c := change{Way: byOwn, PID: os.Getpid()}
 	for _, f := range files {
 		var stat unix.Stat_t

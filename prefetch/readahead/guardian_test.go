@@ -64,7 +64,7 @@ func TestGuardianKilled(t *testing.T) {
 		killed := make(chan error)
 		go func() {
 			for {
-				if kib, err := readDisk(path); err == nil && kib == Small {
+				if kib, err := readDisk(path); err == nil && kib == SmallKiB {
 					break
 				}
 				time.Sleep(time.Millisecond)
@@ -115,14 +115,14 @@ func TestMakeSmall(t *testing.T) {
 		t.Skip(err)
 	}
 	t.Setenv(markVariable, t.Name())
-	if err := MakeSmall(as("guardian"), files...); err != nil {
+	if err := ShrinkOwn(as("guardian"), files...); err != nil {
 		t.Error(err)
 	}
 	checkDisk(t, path, before)
 	if alive(t) {
 		t.Error("the guardian is still there")
 	}
-	if err := MakeSmall([]string{"/nonexistent"}, files...); err == nil || !strings.Contains(err.Error(), "guardian") {
+	if err := ShrinkOwn([]string{"/nonexistent"}, files...); err == nil || !strings.Contains(err.Error(), "guardian") {
 		t.Errorf("without a guardian: %v", err)
 	}
 	checkDisk(t, path, before)

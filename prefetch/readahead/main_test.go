@@ -152,7 +152,7 @@ func beHelper(argument string) error {
 	}
 	t := New(process, choice, as("guardian"), slog.New(slog.NewTextHandler(os.Stderr, nil)))
 	t.waitTaken(choice)
-	t.Less([]uint64{base})
+	t.Shrink([]uint64{base})
 	fmt.Println(t.told.Way)
 	time.Sleep(time.Hour)
 	return nil

@@ -48,16 +48,16 @@ func (r *Room) Margin() int64 { return max(12<<20, r.Limit/128) }
 
 // Change is what happened to the memory since the last look.
 type Change struct {
-	Look  bool   // the room may have changed: ask for it now
-	Short string // why memory is short, in the words of the kernel's field: "memory.events: high", "memory pressure (PSI)", "swapping in"; empty if nothing says that it is
-	Used  bool   // for all that is known only how much is used has changed, as reading and paging out do by themselves
+	RoomChanged bool   // the room may have changed: ask for it now
+	ShortReason string // why memory is short, in the words of the kernel's field: "memory.events: high", "memory pressure (PSI)", "swapping in"; empty if nothing says that it is
+	OnlyUsage   bool   // for all that is known only how much is used has changed, as reading and paging out do by themselves
 }
 
 // Memory answers how much room there is for a model of which resident bytes are in memory, locked ones of them locked.
 type Memory interface {
 	Room(resident, locked int64) (Room, error)
-	// Changed says, at little cost, whether to ask for the room at once, and why memory is short.
-	Changed() Change
+	// PollChange says, at little cost, whether to ask for the room at once, and why memory is short.
+	PollChange() Change
 }
 
 // reserve is what locking leaves at a limit. Locked pages cannot be reclaimed, so whatever a neighbour in the group

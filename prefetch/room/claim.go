@@ -16,7 +16,7 @@ import (
 // ErrClaimed says that another helper has claimed the target.
 var ErrClaimed = errors.New("another prefetcher helps this process already: end that one first, or leave it to it")
 
-// A claim is tried for claimTime: somebody who only asks ([Claimed]) holds it for a moment.
+// A claim is tried for claimTime: somebody who only asks ([IsClaimed]) holds it for a moment.
 const (
 	claimTime = 100 * time.Millisecond
 	claimStep = 5 * time.Millisecond
@@ -41,8 +41,8 @@ func Claim(p *proc.Process) (*TargetClaim, error) {
 	return claim(p, open)
 }
 
-// Claimed asks whether a target is claimed.
-func Claimed(p *proc.Process) (bool, error) {
+// IsClaimed asks whether a target is claimed.
+func IsClaimed(p *proc.Process) (bool, error) {
 	c, err := Claim(p)
 	if errors.Is(err, ErrClaimed) {
 		return true, nil

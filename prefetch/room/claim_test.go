@@ -151,14 +151,14 @@ func pidfs(t *testing.T, p *proc.Process) bool {
 // The exported functions: whoever asks takes nothing, also while another one asks.
 func TestClaimed(t *testing.T) {
 	p, _ := sleeper(t)
-	if claimed, err := Claimed(p); claimed || err != nil {
+	if claimed, err := IsClaimed(p); claimed || err != nil {
 		t.Fatalf("%v, %v", claimed, err)
 	}
 	c, err := Claim(p)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if claimed, err := Claimed(p); !claimed || err != nil {
+	if claimed, err := IsClaimed(p); !claimed || err != nil {
 		t.Errorf("claimed: %v, %v", claimed, err)
 	}
 	if err := c.Close(); err != nil {

@@ -57,7 +57,7 @@ const (
 	stallShare = 20
 )
 
-// The reasons of a shortage, as Change.Short has them.
+// The reasons of a shortage, as Change.ShortReason has them.
 const (
 	shortSwap = "swapping in"
 	shortHost = "memory pressure of the host (PSI)"

@@ -253,8 +253,8 @@ func (m *ProcessMemory) Leave() {
 	m.joining.staying = false
 }
 
-// Changed implements Memory. If nothing happened it takes one system call, and a few more every 10 ms.
-func (m *ProcessMemory) Changed() Change {
+// PollChange implements Memory. If nothing happened it takes one system call, and a few more every 10 ms.
+func (m *ProcessMemory) PollChange() Change {
 	now := m.now()
 	m.joining.next()
 	n := m.watch.Notices()
@@ -269,17 +269,17 @@ func (m *ProcessMemory) Changed() Change {
 		}
 	}
 	if n.Short != "" {
-		m.pending = Change{Look: true, Short: n.Short}
+		m.pending = Change{RoomChanged: true, ShortReason: n.Short}
 	}
 	if now.Sub(m.moved) >= usageInterval {
 		m.moved = now
-		m.pending.Used = m.watch.Moved(usageStep) || m.pending.Used
+		m.pending.OnlyUsage = m.watch.Moved(usageStep) || m.pending.OnlyUsage
 	}
 	m.askHost(now, n.Host != "")
-	if !urgent && (!m.pending.Look && !m.pending.Used || now.Sub(m.looked) < lookAgain) {
+	if !urgent && (!m.pending.RoomChanged && !m.pending.OnlyUsage || now.Sub(m.looked) < lookAgain) {
 		return Change{}
 	}
-	c := Change{Look: true, Short: m.pending.Short, Used: !urgent && !m.pending.Look}
+	c := Change{RoomChanged: true, ShortReason: m.pending.ShortReason, OnlyUsage: !urgent && !m.pending.RoomChanged}
 	m.pending, m.looked = Change{}, now
 	return c
 }
@@ -290,7 +290,7 @@ func (m *ProcessMemory) askHost(now time.Time, fired bool) {
 		m.asked = now
 		if host, err := m.host.memory(); err == nil && max(host.Available-m.available, m.available-host.Available) >= max(availableStep, m.total/availableShare) {
 			m.available = host.Available
-			m.pending.Look = true
+			m.pending.RoomChanged = true
 		}
 	}
 	if !fired && now.Sub(m.shortage.at) < pagingInterval {
@@ -303,9 +303,9 @@ func (m *ProcessMemory) askHost(now time.Time, fired bool) {
 	why, others := m.shortage.see(now, paging, fired, m.stalls)
 	m.floor.see(now, others)
 	if why != "" {
-		m.pending.Look = true
-		if m.pending.Short == "" {
-			m.pending.Short = why
+		m.pending.RoomChanged = true
+		if m.pending.ShortReason == "" {
+			m.pending.ShortReason = why
 		}
 	}
 }
@@ -335,7 +335,7 @@ func (m *ProcessMemory) Room(resident, locked int64) (Room, error) {
 	if u.floor == 0 {
 		u.floor = m.floor.bytes()
 	}
-	if m.now().Sub(m.found) >= placeInterval { // nobody asks Changed
+	if m.now().Sub(m.found) >= placeInterval { // nobody asks PollChange
 		if _, err := m.follow(); err != nil {
 			return Room{}, err
 		}

@@ -208,7 +208,7 @@ func TestHostIsShort(t *testing.T) {
 	changed := func(after time.Duration, want Change) {
 		t.Helper()
 		p.time = p.time.Add(after)
-		if c := m.Changed(); c != want {
+		if c := m.PollChange(); c != want {
 			t.Errorf("%+v, want %+v", c, want)
 		}
 	}
@@ -217,15 +217,15 @@ func TestHostIsShort(t *testing.T) {
 	p.memory.Available -= 8 << 20
 	changed(hostInterval, Change{})
 	p.memory.Available -= 56 << 20
-	changed(hostInterval, Change{Look: true})
+	changed(hostInterval, Change{RoomChanged: true})
 	changed(hostInterval, Change{})
 	room(11*gib - 64<<20)
 	p.memory.Available += 64 << 20
-	changed(hostInterval, Change{Look: true})
+	changed(hostInterval, Change{RoomChanged: true})
 	for i := range 3 {
 		p.paging.SwapIns += 4 << 20
 		p.paging.Scanned += 4 << 20
-		changed(time.Second, Change{Look: true, Short: shortSwap})
+		changed(time.Second, Change{RoomChanged: true, ShortReason: shortSwap})
 		room(11*gib - int64(i+1)*gib/4)
 	}
 	changed(time.Second, Change{})
@@ -267,7 +267,7 @@ func TestHiddenGroup(t *testing.T) {
 	for _, err := range []error{cgroup.ErrHidden, fs.ErrPermission} {
 		p.err, p.moved = err, true
 		p.time = p.time.Add(placeInterval)
-		if err == cgroup.ErrHidden && !m.Changed().Look {
+		if err == cgroup.ErrHidden && !m.PollChange().RoomChanged {
 			t.Error("the move is not reported")
 		}
 		if r, err := m.Room(1<<30, 0); err != nil || r != (Room{Level: LevelHidden}) {
@@ -279,7 +279,7 @@ func TestHiddenGroup(t *testing.T) {
 	}
 	p.err, p.moved = cgroup.ErrNoController, true
 	p.time = p.time.Add(placeInterval)
-	if !m.Changed().Look {
+	if !m.PollChange().RoomChanged {
 		t.Error("the way back is not reported")
 	}
 	if r, err := m.Room(0, 0); err != nil || r.Level != "host" {
@@ -365,7 +365,7 @@ func noticed(t *testing.T, m *ProcessMemory, what string) (time.Duration, Change
 	t.Helper()
 	begun := time.Now()
 	for {
-		if c := m.Changed(); c.Look {
+		if c := m.PollChange(); c.RoomChanged {
 			return time.Since(begun), c
 		}
 		if time.Since(begun) > time.Minute {
@@ -378,7 +378,7 @@ func noticed(t *testing.T, m *ProcessMemory, what string) (time.Duration, Change
 // still waits until nothing is reported for a while: a process that has just started settles.
 func still(m *ProcessMemory) {
 	for since := time.Now(); time.Since(since) < 100*time.Millisecond; time.Sleep(time.Millisecond) {
-		if m.Changed().Look {
+		if m.PollChange().RoomChanged {
 			since = time.Now()
 		}
 	}
@@ -408,8 +408,8 @@ func TestNoticing(t *testing.T) {
 			}
 			took, c := noticed(t, m, "a limit")
 			all = append(all, took)
-			if c.Short != "" {
-				t.Errorf("a limit that is far away: %q", c.Short)
+			if c.ShortReason != "" {
+				t.Errorf("a limit that is far away: %q", c.ShortReason)
 			}
 			r, err := m.Room(0, 0)
 			if err != nil || r.Limit != limit || !strings.HasPrefix(r.Level, g.Name()+" ") || r.Bytes > limit || r.Bytes < limit/2 {
@@ -541,7 +541,7 @@ func TestMoved(t *testing.T) {
 	if err := h.move(b); err != nil {
 		t.Fatal(err)
 	}
-	testenv.WaitFor(t, "the move to be noticed", func() bool { m.Changed(); return *m.Group() == *b })
+	testenv.WaitFor(t, "the move to be noticed", func() bool { m.PollChange(); return *m.Group() == *b })
 	if m.joining.wait(); *ownGroup(t) != *home {
 		t.Fatalf("it follows to %s after Leave", ownGroup(t).Name())
 	}
@@ -549,7 +549,7 @@ func TestMoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.Join(t.Context())
-	testenv.WaitFor(t, "this process to follow again", func() bool { m.Changed(); return *ownGroup(t) == *a })
+	testenv.WaitFor(t, "this process to follow again", func() bool { m.PollChange(); return *ownGroup(t) == *a })
 	var all []time.Duration
 	for _, to := range []*cgroup.Group{b, a, b, a, service, a, service, b} {
 		still(m)
@@ -570,7 +570,7 @@ func TestMoved(t *testing.T) {
 		if to == service {
 			want = home
 		}
-		testenv.WaitFor(t, "this process to follow", func() bool { m.Changed(); return *ownGroup(t) == *want })
+		testenv.WaitFor(t, "this process to follow", func() bool { m.PollChange(); return *ownGroup(t) == *want })
 	}
 	logLatencies(t, "moves", all)
 	if err := a.Remove(); err != nil { // nobody is left in it
@@ -582,7 +582,7 @@ func TestMoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	testenv.WaitFor(t, "Room to find the new group", func() bool { r, err := m.Room(0, 0); return err == nil && r.Limit == inService })
-	testenv.WaitFor(t, "this process to go home", func() bool { m.Changed(); return *ownGroup(t) == *home })
+	testenv.WaitFor(t, "this process to go home", func() bool { m.PollChange(); return *ownGroup(t) == *home })
 	if err := h.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -591,7 +591,7 @@ func TestMoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	testenv.WaitFor(t, "the end", func() bool { _, err := m.Room(0, 0); return errors.Is(err, proc.ErrNoProcess) })
-	m.Changed()
+	m.PollChange()
 	if *ownGroup(t) != *home {
 		t.Errorf("after the target's end in %s", ownGroup(t).Name())
 	}
@@ -707,16 +707,16 @@ func BenchmarkProcessMemory(b *testing.B) {
 		b.Skip(err)
 	}
 	defer m.Close()
-	b.Run("Changed", func(b *testing.B) {
+	b.Run("PollChange", func(b *testing.B) {
 		for b.Loop() {
-			m.Changed()
+			m.PollChange()
 		}
 	})
 	b.Run("ChangedEachMs", func(b *testing.B) { // with what is due at its time, and cold caches
 		var all []time.Duration
 		for b.Loop() {
 			begun := time.Now()
-			m.Changed()
+			m.PollChange()
 			all = append(all, time.Since(begun))
 			time.Sleep(time.Millisecond)
 		}

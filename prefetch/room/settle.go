@@ -43,10 +43,10 @@ func Settle(log *slog.Logger, others bool) error {
 	return nil
 }
 
-// Urgent has the calling thread run whenever it can (SCHED_FIFO), or, with false, as [Settle] left it. A nice value
+// SetUrgent has the calling thread run whenever it can (SCHED_FIFO), or, with false, as [Settle] left it. A nice value
 // does not do that: where ggml's threads spin on all processors, a thread that has used its share waits for the next
 // tick, 2 ms for one in ten of a router's choices. Threads that it starts do not inherit it.
-func Urgent(urgent bool) error {
+func SetUrgent(urgent bool) error {
 	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL, Nice: niceness}
 	if urgent {
 		attr = unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1, Flags: unix.SCHED_FLAG_RESET_ON_FORK}

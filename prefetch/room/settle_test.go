@@ -42,14 +42,14 @@ func TestUrgent(t *testing.T) {
 			return a
 		}
 		for range 2 {
-			err := Urgent(true)
+			err := SetUrgent(true)
 			if skip = errors.Is(err, unix.EPERM); skip {
 				return
 			}
 			if a := policy(); err != nil || a.Policy != unix.SCHED_FIFO || a.Priority != 1 || a.Flags&unix.SCHED_FLAG_RESET_ON_FORK == 0 {
 				t.Errorf("urgent: %+v, %v", a, err)
 			}
-			err = Urgent(false)
+			err = SetUrgent(false)
 			if a := policy(); err != nil || a.Policy != unix.SCHED_NORMAL || a.Nice != niceness {
 				t.Errorf("not urgent: %+v, %v", a, err)
 			}

@@ -1,6 +1,6 @@
 package serve
 
-// This file tests which models' routing is remembered.
+// This file tests which models' routing is kept.
 
 import (
 	"fmt"
@@ -13,8 +13,8 @@ import (
 	"tensorcast/internal/outfile"
 )
 
-// Of many models those are remembered that ran last; what is not ours stays.
-func TestForget(t *testing.T) {
+// Of many models those are kept that ran last. Other files in the directory stay.
+func TestRemoveOldRoutings(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "learned")
 	dir, err := outfile.OpenDir(path, 0o700)
 	if err != nil {
@@ -31,14 +31,14 @@ func TestForget(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	const models = mostLearned + 5
+	const models = maxRoutings + 5
 	for i := range models {
-		write(fmt.Sprintf("%02d%s", i, learnedSuffix), i)
+		write(fmt.Sprintf("%02d%s", i, routingSuffix), i)
 	}
 	write("notes.txt", models)
-	write(".03"+learnedSuffix+".7-1.tmp", 0)
-	last := fmt.Sprintf("%02d%s", models-1, learnedSuffix) // by its time the oldest, but it was written now
-	if err := forget(dir, last); err != nil {
+	write(".03"+routingSuffix+".7-1.tmp", 0)
+	last := fmt.Sprintf("%02d%s", models-1, routingSuffix) // by its time the oldest, but it was written now
+	if err := removeOldRoutings(dir, last); err != nil {
 		t.Fatal(err)
 	}
 	entries, err := dir.Entries()
@@ -46,8 +46,8 @@ func TestForget(t *testing.T) {
 		t.Fatal(err)
 	}
 	var want []string
-	for i := range mostLearned - 1 {
-		want = append(want, fmt.Sprintf("%02d%s", i, learnedSuffix))
+	for i := range maxRoutings - 1 {
+		want = append(want, fmt.Sprintf("%02d%s", i, routingSuffix))
 	}
 	want = append(want, last, "notes.txt")
 	var names []string
@@ -55,6 +55,6 @@ func TestForget(t *testing.T) {
 		names = append(names, e.Name)
 	}
 	if fmt.Sprint(names) != fmt.Sprint(want) {
-		t.Errorf("%v are left, not %v", names, want)
+		t.Errorf("left are %v, want %v", names, want)
 	}
 }
