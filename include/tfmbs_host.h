@@ -7,8 +7,8 @@
  * prefetchd in PATH, with the arguments `fabric --idle 60s --socket PATH`.
  *
  * Environment: TFMBS_SOCKET (else $XDG_RUNTIME_DIR/tensorcast/fabric.sock, else
- * /tmp/tensorcast-UID/fabric.sock), TFMBS_DEVICE, TFMBS_POOL_BYTES (of fabric_alloc, 128 MiB),
- * TFMBS_STAGING_BYTES (what is uploaded and multiplied at a time, 256 MiB; memory is taken as it is
+ * /tmp/tensorcast-UID/fabric.sock), TFMBS_DEVICE, TFMBS_POOL_BYTES (memory of fabric_alloc, 128 MiB), and
+ * TFMBS_STAGING_BYTES (memory for uploads and for operands of jobs under way, 256 MiB, taken as it is
  * used). */
 #ifndef TFMBS_HOST_H
 #define TFMBS_HOST_H

@@ -636,7 +636,7 @@ void note_mapping(void *at, size_t length, int prot, int fd, int64_t offset) {
 		*m = (struct map){(uintptr_t)at, (uintptr_t)at + length, (uint64_t)offset, false, ""};
 		path_of_file(fd, m->path);
 		watch.count++;
-		memset(watch.ops, 0, sizeof watch.ops); /* they may be of what was there before, or come again */
+		memset(watch.ops, 0, sizeof watch.ops); /* they may be of other memory that was there before */
 	}
 	pthread_mutex_unlock(&watch.lock);
 }
@@ -654,7 +654,7 @@ void note_filling(uintptr_t from, size_t length) {
 	pthread_mutex_unlock(&watch.lock);
 }
 
-/* Forgets with what [from, to) was filled. The lock is held. */
+/* Forgets the fills of [from, to). The lock is held. */
 static void forget_fills(uintptr_t from, uintptr_t to) {
 	size_t n = 0;
 	for (size_t i = 0; i < watch.fill_count; i++)

@@ -168,12 +168,12 @@ static int upload_weight(const struct tensor *t, struct weight *w, size_t n) {
 
 /* Finds out where p lies in which file. False: p is in no mapped file, or the file's path leads to
  * another file by now. The lock is held. */
-static bool locate_in_file(const void *p, struct file_place *place) {
+static bool locate_in_file(const void *p, struct file_location *location) {
 	static struct {
 		uintptr_t from, to;
 		unsigned epoch;
-		struct file_place place; /* of from */
-	} last;                      /* the mapping that was found last; guarded by the lock */
+		struct file_location location; /* of from */
+	} last;                            /* the mapping that was found last; guarded by the lock */
 	uintptr_t a = (uintptr_t)p;
 	if (a < last.from || a >= last.to || last.epoch != tfmbs_state.epoch) {
 		FILE *maps = fopen("/proc/self/maps", "re");
@@ -191,14 +191,14 @@ static bool locate_in_file(const void *p, struct file_place *place) {
 			last.from = from;
 			last.to = to;
 			last.epoch = tfmbs_state.epoch;
-			last.place = (struct file_place){st.st_dev, ino, offset};
+			last.location = (struct file_location){st.st_dev, ino, offset};
 			found = true;
 		}
 		if (maps) fclose(maps);
 		if (!found) return false;
 	}
-	*place = last.place;
-	place->offset += a - last.from;
+	*location = last.location;
+	location->offset += a - last.from;
 	return true;
 }
 
@@ -212,7 +212,7 @@ int find_held_matrix(const struct tensor *t, struct weight *w, uint32_t i) {
 	size_t n = (size_t)t->ne[1] * t->nb[1];
 	struct matrix *m = &w->matrices[i];
 	m->asked = tfmbs_held();
-	return tfmbs_find_blocks(w->place.dev, w->place.ino, w->place.offset + i * n, kind_of(t)->number,
+	return tfmbs_find_blocks(w->location.dev, w->location.ino, w->location.offset + i * n, kind_of(t)->number,
 	    t->data + i * n, n, w->rows, w->cols, &m->id);
 }
 
@@ -225,7 +225,7 @@ static int find_held_weight(const struct tensor *t, struct weight *w) {
 	clock_gettime(CLOCK_MONOTONIC, &begun);
 	w->asked = begun;
 	w->epoch = tfmbs_state.epoch;
-	if (!locate_in_file(t->data, &w->place)) return -ENOENT;
+	if (!locate_in_file(t->data, &w->location)) return -ENOENT;
 	int e = tfmbs_init();
 	tfmbs_state.broken = e != 0;
 	while (!e) {

@@ -20,7 +20,7 @@ enum {
 struct kind {
 	const char *name;
 	uint32_t number; /* in a file */
-	uint32_t block;  /* columns in which ggml quantises what it is multiplied with */
+	uint32_t block;  /* columns that share a scale in the vectors that it is multiplied with */
 	bool faster;     /* than ggml's CPU code (docs/performance.md): taken without a profile; all of them exactly */
 };
 
@@ -41,15 +41,15 @@ struct weight {
 	const void *data, *buffer;
 	uint32_t rows, cols, count; /* count matrices */
 	long layer;
-	uint64_t sample; /* hash of some bytes, of what was uploaded */
+	uint64_t sample; /* hash of some bytes of uploaded weights */
 	/* The device has all matrices. Of held weights with several matrices it may have some, which come and go. */
 	bool on_device;
 	bool reported;         /* a wrong result with it was reported */
 	struct timespec asked; /* when it was last looked for among held weights, */
 	unsigned epoch;        /* and tfmbs_state.epoch then */
-	struct file_place {
+	struct file_location {
 		uint64_t dev, ino, offset;
-	} place; /* where a held weight lies */
+	} location; /* where a held weight lies */
 	struct matrix {
 		tfmbs_weight id; /* 0: the device does not have it, */
 		uint32_t asked;  /* as of this value of tfmbs_held */
@@ -63,10 +63,10 @@ extern struct tfmbs_state {
 	int broken; /* the device is not there, or not any more */
 	struct weight *buckets[BUCKETS];
 	long first_layer, last_layer; /* TFMBS_LAYERS: only these are taken; last_layer < 0: all */
-	bool handed_over;             /* TFMBS_HANDOVER: nothing is uploaded, the device holds what its owner had it read */
-	bool loading_over;            /* the device has read what it is to hold, or has taken too long */
+	bool handed_over;             /* TFMBS_HANDOVER: nothing is uploaded, the device holds weights of the file */
+	bool loading_over;            /* the device has read all that it is to hold, or has taken too long */
 	long layer_balance[LAYERS];   /* matrices that the device has, less a large number for each that it does not have */
-	struct device *cpu_device;    /* computes what is small, or NULL */
+	struct device *cpu_device;    /* computes small ops, or NULL */
 	int on_device, elsewhere;     /* tensors of weights that the device has, and does not have */
 	unsigned epoch;               /* counts backends: a new one may be of another model, at an old address */
 	int idle_backends;            /* that have not computed yet */
@@ -98,7 +98,7 @@ struct weight *add_weight(const struct tensor *t);
 /* Counts w in tfmbs_state (by = 1), or takes that back (by = -1) before w changes. The lock is held. */
 void count_weight(const struct weight *w, int by);
 
-/* Releases what the device has of w. The lock is held. */
+/* Releases the device's matrices of w. The lock is held. */
 void release_weight(struct weight *w);
 
 /* Removes all weights in a buffer, or all weights if buffer is NULL. The lock is held. */

@@ -67,7 +67,7 @@ func TestAhead(t *testing.T) {
 		misses, fetched := s.counts.Misses-before.Misses, s.counts.Ahead-before.Ahead
 		if least := uint64(weights - room); !ahead && (misses < least || misses > least+1 || fetched != 0) ||
 			ahead && (misses != 0 || fetched < least || fetched > least+2) {
-			t.Errorf("ahead %v: the last pass missed %d and had %d brought back, want about %d of one, none of the other",
+			t.Errorf("ahead %v: the last pass missed %d and had %d brought back, want %d of one",
 				ahead, misses, fetched, least)
 		}
 		for _, w := range all {

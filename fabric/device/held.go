@@ -16,7 +16,7 @@ var errNotHeld = errors.New("it is not held")
 // errLoading says that a matrix is not held yet, but may soon be.
 var errLoading = errors.New("it is not held yet")
 
-// location is where a matrix lies, and what it is: by this clients find it.
+// location says where a matrix lies in which file, and its type and shape. Clients find it by these.
 type location struct {
 	dev, ino, offset, bytes uint64
 	typ                     gguf.Type

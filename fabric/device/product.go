@@ -40,7 +40,7 @@ type operands struct {
 // checkProduct checks a product with the matrix m, and finds its operands. Its status is 0, or says what is wrong.
 func (e *executor) checkProduct(d *Descriptor, m *fabric.Matrix) (o operands, status int32) {
 	cols, rows, n := uint64(m.Cols), uint64(m.Rows), uint64(d.N)
-	// Rows and Cols say what the client believes. If it lays out its memory for another shape, it had better know.
+	// Rows and Cols are what the client takes the shape for. If it is wrong, its memory is laid out wrongly.
 	if uint64(d.Rows) != rows || uint64(d.Cols) != cols || n == 0 || n > maxVectors || cols > maxValues/n ||
 		rows > maxValues/n {
 		return o, statusInvalid

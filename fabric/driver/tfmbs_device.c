@@ -472,7 +472,7 @@ static void mark_lost(void) {
 		}
 }
 
-/* Reads what is in the completion ring. */
+/* Reads the completion ring. */
 static void reap_completions(void) {
 	uint32_t end = load_word(WORD_COMPLETED);
 	if (d.gone) return;
@@ -763,7 +763,7 @@ API int is_fabric_ptr(const void *ptr) {
 	return unlock_device(d.pid == getpid() && find_device_block(ptr, &at) != NULL);
 }
 
-/* Waits for the jobs that use b. They were submitted before what the caller is to do. */
+/* Waits for the jobs that use b, which were submitted before. */
 static int await_block(struct block *b) {
 	for (;;) {
 		uint32_t bell = load_word(WORD_BELL);

@@ -50,7 +50,7 @@ func ParseForm(profile, decibels string) (device.Form, error) {
 	return f, fmt.Errorf("no profile is called %q", profile)
 }
 
-// Target is what a plan is for.
+// Target is the program that a plan is for, and its machine.
 type Target struct {
 	Model    int64   // bytes of the model
 	Room     int64   // bytes of memory for it

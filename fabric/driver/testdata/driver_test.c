@@ -1,5 +1,5 @@
-/* Tests of libtfmbs_device.so, against a device. Arguments: the name of a test, and what it needs.
- * Prints nothing if all is well. */
+/* Tests of libtfmbs_device.so, which need a device. The arguments are the name of a test, and what that needs.
+ * A test that passes prints nothing on standard error. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <malloc.h>
@@ -29,7 +29,7 @@ static int8_t *trits(size_t n, unsigned *seed) {
 	return t;
 }
 
-/* A product of trits is right, for any of the ways that operands lie. */
+/* Multiplies trits, with operands in device and in host memory in all combinations. */
 static void product(int rows, int cols, unsigned *seed) {
 	size_t n = (size_t)rows * (size_t)cols;
 	int8_t *w = trits(n, seed), *x = trits((size_t)cols, seed);
@@ -41,7 +41,7 @@ static void product(int rows, int cols, unsigned *seed) {
 	CHECK(dw && dx && dy && is_fabric_ptr(dw) && is_fabric_ptr((char *)dw + (n + 4) / 5 - 1) && !is_fabric_ptr(w));
 	CHECK(fabric_memcpy_to(dw, w, n, 1) == 0 && fabric_memcpy_to(dx, x, (size_t)cols, 1) == 0);
 	int8_t *back = malloc(n);
-	CHECK(fabric_memcpy_from(back, dw, n, 1) == 0 && memcmp(back, w, n) == 0); /* tail trits are kept */
+	CHECK(fabric_memcpy_from(back, dw, n, 1) == 0 && memcmp(back, w, n) == 0); /* also the trits of the last byte */
 	uint8_t *pw = malloc((n + 4) / 5), *px = malloc(((size_t)cols + 4) / 5);
 	CHECK(fabric_memcpy_from(pw, dw, (n + 4) / 5, 0) == 0 &&
 	    fabric_memcpy_from(px, dx, ((size_t)cols + 4) / 5, 0) == 0);
@@ -79,11 +79,11 @@ static void basic(void) {
 	fabric_free(NULL);
 	tfmbs_shutdown();
 	tfmbs_shutdown();
-	product(9, 11, &seed); /* begins anew */
+	product(9, 11, &seed); /* connects again */
 	tfmbs_shutdown();
 }
 
-/* TFMBS_POOL_BYTES is 64 KiB: 16 blocks of 4096. */
+/* Blocks are evicted and come back. TFMBS_POOL_BYTES is 64 KiB: 16 blocks of 4096. */
 static void evictions(void) {
 	enum { BLOCKS = 40 };
 	char *b[BLOCKS], text[4096];
@@ -103,7 +103,7 @@ static void evictions(void) {
 	for (int i = 0; i < BLOCKS; i++) fabric_free(b[i]);
 	fabric_get_metrics(&m);
 	CHECK(m.pool_used == 0);
-	/* Blocks of unfinished jobs stay: while many jobs are on their way, others take their room. */
+	/* Blocks of unfinished jobs stay: while jobs are under way, other blocks ask for room. */
 	unsigned seed = 3;
 	enum {
 		JOBS = 8,
@@ -145,9 +145,8 @@ static void *worker(void *arg) {
 		tfmbs_job jobs[5];
 		product(1 + (int)(next(&seed) % 40), 1 + (int)(next(&seed) % 200), &seed);
 		for (int k = 0; k < 5; k++) CHECK(tfmbs_submit_empty(&jobs[k]) == 0);
-		for (int k = 5; k-- > 0;)
-			CHECK(tfmbs_wait(jobs[k]) == 0 &&
-			    (k == 0 || tfmbs_poll(jobs[k - 1]) == 1)); /* they are over in order */
+		/* Jobs are finished in order. */
+		for (int k = 5; k-- > 0;) CHECK(tfmbs_wait(jobs[k]) == 0 && (k == 0 || tfmbs_poll(jobs[k - 1]) == 1));
 	}
 	return NULL;
 }
@@ -159,7 +158,7 @@ static void threads(void) {
 	tfmbs_shutdown();
 }
 
-/* A frame from a file, x and the expected y as float32 in files: exact. Batches, staged and in shared memory. */
+/* The contents of a file, and their size. */
 static void *file(const char *path, size_t *n) {
 	FILE *f = fopen(path, "r");
 	CHECK(f != NULL && fseek(f, 0, SEEK_END) == 0);
@@ -171,6 +170,8 @@ static void *file(const char *path, size_t *n) {
 	return b;
 }
 
+/* A frame in a file, and x and the expected y as float32 in files: the result is exact. Also batches, staged and
+ * in shared memory, and planes with scales. */
 static void frames(const char *frame_path, const char *x_path, const char *y_path) {
 	size_t fn, xn, yn;
 	void *frame = file(frame_path, &fn);
@@ -198,7 +199,7 @@ static void frames(const char *frame_path, const char *x_path, const char *y_pat
 	g.x = x, g.n = 1, g.y = y;
 	CHECK(tfmbs_submit(&g, &other) == 0 && tfmbs_wait(other) == 0 && tfmbs_poll(job) == 1 &&
 	    tfmbs_wait(job) == 0 && memcmp(y, want, yn) == 0);
-	/* A batch is summed in another order: equal among its vectors, and close to a single product. */
+	/* A batch is summed in another order: results of equal vectors are equal, and close to a single product. */
 	for (size_t i = 0; i < 3; i++) {
 		const float *batch = (const float *)(void *)(shared + 3 * xn + i * yn);
 		CHECK(memcmp(batch, shared + 3 * xn, yn) == 0);
@@ -221,7 +222,7 @@ static void frames(const char *frame_path, const char *x_path, const char *y_pat
 	tfmbs_shutdown();
 }
 
-/* Products of which each turns what the one before wrote by a place, checked once and run again and again. */
+/* A plan of products that is run several times. Each rotates the vector of the one before by one element. */
 static void plan(void) {
 	enum {
 		N = 32,
@@ -308,7 +309,7 @@ static void latency(void) {
 	tfmbs_shutdown();
 }
 
-/* Until it is killed: uploads, pins and multiplies, waits for some jobs and leaves others under way. */
+/* Uploads, pins and multiplies until it is killed; it waits for some jobs and leaves others under way. */
 static void endless(unsigned seed) {
 	enum {
 		ROWS = 300,
@@ -346,7 +347,7 @@ static void endless(unsigned seed) {
 	}
 }
 
-/* Products until the input ends; all of them are right. */
+/* Multiplies until standard input ends. */
 static void steady(void) {
 	unsigned seed = 1;
 	product(40, 77, &seed);
@@ -368,6 +369,6 @@ int main(int argc, char **argv) {
 	else if (!strcmp(test, "latency")) latency();
 	else if (!strcmp(test, "endless") && argc == 3) endless((unsigned)atoi(argv[2]));
 	else if (!strcmp(test, "steady")) steady();
-	else CHECK(!"a test that there is");
+	else CHECK(!"there is such a test");
 	return 0;
 }

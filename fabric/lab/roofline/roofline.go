@@ -1,5 +1,6 @@
-// Package roofline predicts how many tokens per second a device in hardware would generate: from the bytes and operations of a token, and what a device is assumed to do in a second. It is
-// arithmetic, not a measurement; what it is extrapolated from is named where it is used.
+// Package roofline predicts how many tokens per second a device in hardware would generate, from the bytes and
+// operations of a token, and from what a device is assumed to do in a second. It is arithmetic, not a
+// measurement. Its callers say what it is extrapolated from.
 package roofline
 
 import (
@@ -7,13 +8,14 @@ import (
 	"time"
 )
 
-// Model is what a token needs of a model: the weights that it reads, of those that the device holds.
+// Model is what a token needs of a model, whose weights the device holds.
 type Model struct {
 	Name    string  `json:"name"`
-	Weights float64 `json:"weights"` // matrices in all
-	Active  float64 `json:"active"`  // of these, what a token multiplies with
+	Weights float64 `json:"weights"` // number of weights in all matrices
+	Active  float64 `json:"active"`  // number of these that a token multiplies with
 	Layers  int     `json:"layers"`
-	Trips   int     `json:"trips"` // times per layer that a product waits for the one before: Q, K and V; output; gate and up; down
+	// Trips is how many times in a layer a product waits for the one before: for Q, K and V; output; gate and up; down.
+	Trips int `json:"trips"`
 }
 
 // Form is how weights are held.
@@ -27,13 +29,13 @@ type Form struct {
 // Device is what hardware is assumed to do.
 type Device struct {
 	Name       string        `json:"name"`
-	Lanes      float64       `json:"lanes"` // a trit times a byte, added: so many at a time
-	Clock      float64       `json:"clock"` // Hz
-	Bandwidth  float64       `json:"bandwidth"`
+	Lanes      float64       `json:"lanes"`      // how many products of a trit and a byte are added at a time
+	Clock      float64       `json:"clock"`      // Hz
+	Bandwidth  float64       `json:"bandwidth"`  // bytes per second
 	Efficiency float64       `json:"efficiency"` // share of the bandwidth that is reached
 	Memory     float64       `json:"memory"`     // bytes
-	Trip       time.Duration `json:"trip_ns"`    // from a submission to the completion that is seen, without the product
-	Host       time.Duration `json:"host_ns"`    // of a layer on the host: norms, rope, attention
+	Trip       time.Duration `json:"trip_ns"`    // from a submission until its completion is seen, without the product
+	Host       time.Duration `json:"host_ns"`    // time of a layer on the host: norms, rope, attention
 }
 
 // Prediction is for a token that is generated alone.
@@ -46,24 +48,33 @@ type Prediction struct {
 	Host      time.Duration `json:"host_ns"`
 	Bound     string        `json:"bound"` // memory or compute: the longer of the two
 	PerSecond float64       `json:"tokens_per_s"`
-	Idle      float64       `json:"idle"`             // share of a token's time in which the device computes nothing
-	Two       float64       `json:"two_tokens_per_s"` // of two sequences together that share nothing: one's products are computed while the other one is on the host or on its way
-	Fits      bool          `json:"fits"`             // in the device's memory
+	Idle      float64       `json:"idle"` // share of a token's time in which the device computes nothing
+	// Two is for two sequences together, which share nothing: the products of one are computed while the other
+	// one is on the host or on its way.
+	Two  float64 `json:"two_tokens_per_s"`
+	Fits bool    `json:"fits"` // in the device's memory
 }
 
-// Predict is the roofline (Williams, Waterman and Patterson, 2009) with what it leaves out: a token takes the longer of reading its weights and of computing with them, and besides the trips
-// and the host's part, which nothing hides, as each product waits for the one before.
+// Predict is the roofline (Williams, Waterman and Patterson, 2009) with what that leaves out. A token takes the
+// longer of two times: reading its weights, and computing with them. To these it adds the trips and the host's
+// part, which nothing hides, as each product waits for the one before.
 func Predict(m Model, f Form, d Device) (Prediction, error) {
-	for _, v := range []float64{m.Weights, m.Active, f.Planes, f.BytesPerWeight, d.Lanes, d.Clock, d.Bandwidth, d.Efficiency} {
+	for _, v := range []float64{m.Weights, m.Active, f.Planes, f.BytesPerWeight, d.Lanes, d.Clock, d.Bandwidth,
+		d.Efficiency} {
 		if !(v > 0) {
 			return Prediction{}, fmt.Errorf("predict %s on %s: each quantity must be above 0", m.Name, d.Name)
 		}
 	}
 	if m.Active > m.Weights || f.Zeros < 0 || f.Zeros >= 1 || d.Efficiency > 1 {
-		return Prediction{}, fmt.Errorf("predict %s on %s: more weights are active than there are, or a share is not between 0 and 1", m.Name, d.Name)
+		return Prediction{},
+			fmt.Errorf("predict %s on %s: more weights are active than there are, or a share is not between "+
+				"0 and 1", m.Name, d.Name)
 	}
 	seconds := func(s float64) time.Duration { return time.Duration(s * 1e9) }
-	p := Prediction{Bytes: m.Active * f.BytesPerWeight, Ops: m.Active * f.Planes * (1 - f.Zeros), Fits: m.Weights*f.BytesPerWeight <= d.Memory}
+	p := Prediction{
+		Bytes: m.Active * f.BytesPerWeight, Ops: m.Active * f.Planes * (1 - f.Zeros),
+		Fits: m.Weights*f.BytesPerWeight <= d.Memory,
+	}
 	p.Memory = seconds(p.Bytes / (d.Bandwidth * d.Efficiency))
 	p.Compute = seconds(p.Ops / (d.Lanes * d.Clock))
 	p.Trips = time.Duration(m.Layers*m.Trips+1) * d.Trip
@@ -75,6 +86,6 @@ func Predict(m Model, f Form, d Device) (Prediction, error) {
 	products := max(p.Memory, p.Compute)
 	all := products + p.Trips + p.Host
 	p.PerSecond, p.Idle = 1/all.Seconds(), float64(all-products)/float64(all)
-	p.Two = min(1/products.Seconds(), 2*p.PerSecond) // the device is never idle, or each is as fast as alone
+	p.Two = min(1/products.Seconds(), 2*p.PerSecond) // the device is never idle, or each sequence is as fast as alone
 	return p, nil
 }

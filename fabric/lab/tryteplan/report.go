@@ -22,8 +22,10 @@ func (t *Plan) WriteMarkdown(w io.Writer) error { return t.document().WriteMarkd
 
 func (t *Plan) document() tabular.Document {
 	layers := &tabular.Table{
-		Title:   fmt.Sprintf("Trytes: %d values in %.2f trits each, no tensor below %g dB", t.Values, float64(t.Trits)/float64(max(1, t.Values)), t.Bound),
-		Columns: slices.Concat(tabular.Right("layer", "trits", "tensors", "values", "least SNR", "clipped"), tabular.Left("needs", "most needed by")),
+		Title: fmt.Sprintf("Trytes: %d values in %.2f trits each, no tensor below %g dB", t.Values,
+			float64(t.Trits)/float64(max(1, t.Values)), t.Bound),
+		Columns: slices.Concat(tabular.Right("layer", "trits", "tensors", "values", "least SNR", "clipped"),
+			tabular.Left("needs", "most needed by")),
 	}
 	for i := range t.Layers {
 		l := &t.Layers[i]
@@ -49,7 +51,8 @@ func (t *Plan) document() tabular.Document {
 		for _, depth := range slices.Sorted(maps.Keys(need)) {
 			needs = append(needs, fmt.Sprintf("%d: %d", depth, need[depth]))
 		}
-		layers.Rows = append(layers.Rows, []string{name, strconv.Itoa(l.Depth), strconv.Itoa(len(l.Tensors)), fmt.Sprint(values), formatSNR(least),
+		layers.Rows = append(layers.Rows, []string{name, strconv.Itoa(l.Depth), strconv.Itoa(len(l.Tensors)),
+			fmt.Sprint(values), formatSNR(least),
 			fmt.Sprint(clipped), strings.Join(needs, ", "), most.Name})
 	}
 	if len(t.Left) == 0 {

@@ -1,5 +1,6 @@
-// Package tryteplan determines how many trits the weights of each layer of a model need if they are to be edited or used in exact
-// arithmetic (package tryte) instead of being multiplied as planes (package plan). "lab fabricplan --trytes" runs it.
+// Package tryteplan determines how many trits the weights of each layer of a model need if they are to be
+// edited or used in exact arithmetic (package tryte) instead of being multiplied as planes (package plan). "lab
+// fabricplan --trytes" runs it.
 package tryteplan
 
 // This file calibrates the depths, and passes a model's weights through trytes.
@@ -28,7 +29,8 @@ type Plan struct {
 	Left   []LeftOut `json:"left_out,omitempty"` // tensors that are not stored as trytes
 }
 
-// Layer is a layer. All its values have the same depth, so that values of different tensors can be added and compared trit by trit.
+// Layer is a layer. All its values have the same depth, so that values of different tensors can be added and
+// compared trit by trit.
 type Layer struct {
 	Layer   int      `json:"layer"` // -1 for tensors that belong to none
 	Depth   int      `json:"depth"` // the largest need of its tensors
@@ -52,7 +54,8 @@ type LeftOut struct {
 	Why  string `json:"why"`
 }
 
-// scaleSamples is the number of values to which a scale is fitted. Whether a depth suffices is tested on all sampled rows.
+// scaleSamples is the number of values to which a scale is fitted. Whether a depth suffices is tested on all
+// sampled rows.
 const scaleSamples = 1 << 14
 
 // Config says how to calibrate. The zero value is valid.
@@ -62,15 +65,15 @@ type Config struct {
 	Progress func(done, total int)
 }
 
-// Calibrate determines, for each layer, the smallest depth with which each of its tensors meets a bound in decibels, and for each tensor the
-// scale with the least error at that depth. Tensors without a decoder, with values that are not finite, or for which tryte.MaxDepth trits
-// do not suffice, are left out.
+// Calibrate determines, for each layer, the smallest depth with which each of its tensors meets a bound in
+// decibels, and for each tensor the scale with the least error at that depth. Tensors without a decoder, with
+// values that are not finite, or for which tryte.MaxDepth trits do not suffice, are left out.
 func Calibrate(ctx context.Context, w *gguf.Weights, bound float64, cfg Config) (*Plan, error) {
 	if !(bound > 0) {
 		return nil, fmt.Errorf("calibrate trytes for %g dB: want more than 0", bound)
 	}
 	t := &Plan{Bound: bound}
-	layers := map[int][]*scalars{}
+	layers := map[int][]*calibration{}
 	total := 0
 	for _, f := range w.Model.Files {
 		for i := range f.Tensors {
@@ -80,7 +83,7 @@ func Calibrate(ctx context.Context, w *gguf.Weights, bound float64, cfg Config) 
 				continue
 			}
 			h, _ := w.Lookup(tensor.Name)
-			layers[tensor.Layer()] = append(layers[tensor.Layer()], &scalars{h: h})
+			layers[tensor.Layer()] = append(layers[tensor.Layer()], &calibration{h: h})
 			total++
 		}
 	}
@@ -92,18 +95,22 @@ func Calibrate(ctx context.Context, w *gguf.Weights, bound float64, cfg Config) 
 	done := 0
 	for _, n := range numbers {
 		layer := Layer{Layer: n}
-		if err := each(ctx, layers[n], cfg.Workers, func(s *scalars) error { return s.need(bound, cfg.Rows) }); err != nil {
+		if err := forEach(ctx, layers[n], cfg.Workers, func(s *calibration) error {
+			return s.findNeed(bound,
+				cfg.Rows)
+		}); err != nil {
 			return nil, err
 		}
 		for _, s := range layers[n] {
 			layer.Depth = max(layer.Depth, s.Need)
 		}
-		if err := each(ctx, layers[n], cfg.Workers, func(s *scalars) error { return s.deepen(layer.Depth, bound) }); err != nil {
+		if err := forEach(ctx, layers[n], cfg.Workers,
+			func(s *calibration) error { return s.setDepth(layer.Depth, bound) }); err != nil {
 			return nil, err
 		}
 		for _, s := range layers[n] {
-			if s.why != "" {
-				t.Left = append(t.Left, LeftOut{s.h.Tensor.Name, s.why})
+			if s.reason != "" {
+				t.Left = append(t.Left, LeftOut{s.h.Tensor.Name, s.reason})
 				continue
 			}
 			layer.Tensors = append(layer.Tensors, s.Tensor)
@@ -122,7 +129,8 @@ func Calibrate(ctx context.Context, w *gguf.Weights, bound float64, cfg Config) 
 	return t, nil
 }
 
-func each(ctx context.Context, all []*scalars, workers int, do func(*scalars) error) error {
+// forEach calls do for each tensor, in as many goroutines as workers; 0: GOMAXPROCS.
+func forEach(ctx context.Context, all []*calibration, workers int, do func(*calibration) error) error {
 	var group errgroup.Group
 	if workers <= 0 {
 		workers = runtime.GOMAXPROCS(0)
@@ -142,55 +150,55 @@ func each(ctx context.Context, all []*scalars, workers int, do func(*scalars) er
 	return group.Wait()
 }
 
-// scalars is a tensor being calibrated.
-type scalars struct {
+// calibration is a tensor being calibrated.
+type calibration struct {
 	Tensor
-	h    gguf.Weight
-	why  string // why it is left out
-	seen []float32
-	few  [][]float32 // some of these, to which the scale is fitted
+	h           gguf.Weight
+	reason      string // why it is left out
+	sampled     []float32
+	scaleSample [][]float32 // some of these, to which the scale is fitted
 }
 
-// need determines how many trits the tensor needs by itself.
-func (s *scalars) need(bound float64, most int) error {
+// findNeed determines how many trits the tensor needs by itself.
+func (s *calibration) findNeed(bound float64, most int) error {
 	t := s.h.Tensor
 	s.Name, s.Type = t.Name, t.Type.String()
-	rows, cols := extent(t)
+	rows, cols := matrixShape(t)
 	s.Values = int64(rows) * int64(cols)
 	if s.Values == 0 {
-		s.why = "it has no values"
+		s.reason = "it has no values"
 		return nil
 	}
 	b, n, err := plan.SampleRows(s.h, rows, most)
 	if err != nil {
 		return err
 	}
-	s.seen = make([]float32, n*cols)
-	if err := gguf.Dequantize(s.seen, t.Type, b); errors.Is(err, gguf.ErrNoDecoder) {
-		s.why = err.Error()
+	s.sampled = make([]float32, n*cols)
+	if err := gguf.Dequantize(s.sampled, t.Type, b); errors.Is(err, gguf.ErrNoDecoder) {
+		s.reason = err.Error()
 		return nil
 	} else if err != nil {
 		return err
 	}
-	few := make([]float32, min(len(s.seen), scaleSamples))
+	few := make([]float32, min(len(s.sampled), scaleSamples))
 	for i := range few {
-		few[i] = s.seen[(2*i+1)*len(s.seen)/(2*len(few))]
+		few[i] = s.sampled[(2*i+1)*len(s.sampled)/(2*len(few))]
 	}
-	s.few = [][]float32{few}
-	for _, v := range s.seen {
+	s.scaleSample = [][]float32{few}
+	for _, v := range s.sampled {
 		if v-v != 0 {
-			s.why = fmt.Sprintf("one of its values is %v", v)
-			s.seen = nil
+			s.reason = fmt.Sprintf("one of its values is %v", v)
+			s.sampled = nil
 			return nil
 		}
 	}
-	c, err := tryte.Calibrate(s.few, bound)
+	c, err := tryte.Calibrate(s.scaleSample, bound)
 	for depth := c.Depth; err == nil; depth++ {
 		if depth > tryte.MaxDepth {
 			err = tryte.ErrTarget
 			break
 		}
-		if err = s.at(depth, bound); err == nil && s.SNR >= bound {
+		if err = s.fitScale(depth, bound); err == nil && s.SNR >= bound {
 			s.Need = depth
 			return nil
 		}
@@ -198,32 +206,32 @@ func (s *scalars) need(bound float64, most int) error {
 	if !errors.Is(err, tryte.ErrTarget) {
 		return err
 	}
-	s.why = fmt.Sprintf("%d trits do not hold it with %g dB", tryte.MaxDepth, bound)
-	s.seen = nil
+	s.reason = fmt.Sprintf("%d trits do not hold it with %g dB", tryte.MaxDepth, bound)
+	s.sampled = nil
 	return nil
 }
 
-// deepen recalibrates the tensor for its layer's depth.
-func (s *scalars) deepen(depth int, bound float64) error {
-	if s.why != "" {
+// setDepth calibrates the tensor for its layer's depth.
+func (s *calibration) setDepth(depth int, bound float64) error {
+	if s.reason != "" {
 		return nil
 	}
 	if s.Need < depth {
-		if err := s.at(depth, bound); err != nil {
+		if err := s.fitScale(depth, bound); err != nil {
 			return err
 		}
 	}
 	if math.IsInf(s.SNR, 1) {
 		s.SNR = 0 // no error; JSON has no infinity
 	}
-	s.seen, s.few = nil, nil
+	s.sampled, s.scaleSample = nil, nil
 	return nil
 }
 
-// at fits the scale for a depth: to a few values, or to all if the others differ from these, for example with one that is a hundred times
-// as large.
-func (s *scalars) at(depth int, bound float64) error {
-	for _, from := range [][][]float32{s.few, {s.seen}} {
+// fitScale fits the scale for a depth: to a few values, or to all if the others differ from these, for example
+// with one that is a hundred times as large.
+func (s *calibration) fitScale(depth int, bound float64) error {
+	for _, from := range [][][]float32{s.scaleSample, {s.sampled}} {
 		c, err := tryte.CalibrateDepth(from, depth)
 		if err != nil {
 			return err
@@ -236,21 +244,21 @@ func (s *scalars) at(depth int, bound float64) error {
 }
 
 // measure passes all sampled values through trytes.
-func (s *scalars) measure(c tryte.Calibration) {
-	h := newHolder(c.Depth, c.Scale)
-	row := make([]float32, holdAtOnce)
-	for at := 0; at < len(s.seen); at += holdAtOnce {
-		part := s.seen[at:min(at+holdAtOnce, len(s.seen))]
-		h.hold(row[:len(part)], part)
+func (s *calibration) measure(c tryte.Calibration) {
+	h := newRoundTrip(c.Depth, c.Scale)
+	row := make([]float32, chunkValues)
+	for at := 0; at < len(s.sampled); at += chunkValues {
+		part := s.sampled[at:min(at+chunkValues, len(s.sampled))]
+		h.pass(row[:len(part)], part)
 	}
 	s.Scale, s.SNR, s.Clipped = c.Scale, h.snr(), h.clipped
 }
 
-// holdAtOnce is how many values are stored in one vector.
-const holdAtOnce = 4096
+// chunkValues is how many values are stored in one vector.
+const chunkValues = 4096
 
-// holder stores values as trytes and measures the error.
-type holder struct {
+// roundTrip stores values as trytes and measures the error.
+type roundTrip struct {
 	depth         int
 	scale         float32
 	v             *tryte.Vector
@@ -258,12 +266,12 @@ type holder struct {
 	clipped       int64
 }
 
-func newHolder(depth int, scale float32) *holder {
-	return &holder{depth: depth, scale: scale, v: tryte.NewVector(holdAtOnce, depth)}
+func newRoundTrip(depth int, scale float32) *roundTrip {
+	return &roundTrip{depth: depth, scale: scale, v: tryte.NewVector(chunkValues, depth)}
 }
 
-// hold stores src, of at most holdAtOnce values, as trytes and writes the resulting values to dst.
-func (h *holder) hold(dst, src []float32) {
+// pass stores src, of at most chunkValues values, as trytes and writes the resulting values to dst.
+func (h *roundTrip) pass(dst, src []float32) {
 	if h.v.Len() != len(src) {
 		h.v = tryte.NewVector(len(src), h.depth)
 	}
@@ -276,15 +284,16 @@ func (h *holder) hold(dst, src []float32) {
 	}
 }
 
-func (h *holder) snr() float64 {
+// snr is the ratio of signal to noise of all values so far, in decibels.
+func (h *roundTrip) snr() float64 {
 	if h.noise == 0 {
 		return math.Inf(1)
 	}
 	return 10 * math.Log10(h.signal/h.noise)
 }
 
-// extent is the tensor's shape as rows; one row if it is a vector.
-func extent(t *gguf.Tensor) (rows, cols int) {
+// matrixShape is the tensor's shape as rows; one row if it is a vector.
+func matrixShape(t *gguf.Tensor) (rows, cols int) {
 	if len(t.Shape) == 0 {
 		return 1, 1
 	}
@@ -303,9 +312,10 @@ func (t *Plan) Lookup(name string) (tensor *Tensor, depth int, ok bool) {
 	return nil, 0, false
 }
 
-// Hold passes all values of a tensor through trytes, in the order of the file, and calls emit with the resulting values, in pieces that are
-// valid until emit returns. If emit fails, Hold returns its error. Other errors wrap plan.ErrModel if the calibration has no such tensor, or
-// plan.ErrBound, after the last piece, if the whole tensor has a larger error than the bound allows, unlike the sampled rows.
+// Hold passes all values of a tensor through trytes, in the order of the file, and calls emit with the
+// resulting values, in pieces that are valid until emit returns. If emit fails, Hold returns its error. Other
+// errors wrap plan.ErrModel if the calibration has no such tensor, or plan.ErrBound, after the last piece, if
+// the whole tensor has a larger error than the bound allows, unlike the sampled rows.
 func (t *Plan) Hold(ctx context.Context, w *gguf.Weights, name string, emit func(values []float32) error) error {
 	fail := func(err error) error { return fmt.Errorf("hold %s as trytes: %w", name, err) }
 	c, depth, ok := t.Lookup(name)
@@ -313,17 +323,18 @@ func (t *Plan) Hold(ctx context.Context, w *gguf.Weights, name string, emit func
 	if !ok || !found {
 		return fail(plan.ErrModel)
 	}
-	rows, cols := extent(h.Tensor)
+	rows, cols := matrixShape(h.Tensor)
 	if h.Tensor.Type.String() != c.Type || int64(rows)*int64(cols) != c.Values {
-		return fail(fmt.Errorf("%d values of type %v, %d of %s were calibrated: %w", rows*cols, h.Tensor.Type, c.Values, c.Type, plan.ErrModel))
+		return fail(fmt.Errorf("%d values of type %v, %d of %s were calibrated: %w", rows*cols, h.Tensor.Type,
+			c.Values, c.Type, plan.ErrModel))
 	}
 	b, _, err := plan.SampleRows(h, rows, 0)
 	if err != nil {
 		return fail(err)
 	}
-	hold := newHolder(depth, c.Scale)
+	hold := newRoundTrip(depth, c.Scale)
 	size := len(b) / rows
-	src, dst := make([]float32, cols), make([]float32, min(cols, holdAtOnce))
+	src, dst := make([]float32, cols), make([]float32, min(cols, chunkValues))
 	for r := range rows {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -331,9 +342,9 @@ func (t *Plan) Hold(ctx context.Context, w *gguf.Weights, name string, emit func
 		if err := gguf.Dequantize(src, h.Tensor.Type, b[r*size:(r+1)*size]); err != nil {
 			return fail(err)
 		}
-		for at := 0; at < cols; at += holdAtOnce {
-			part := src[at:min(at+holdAtOnce, cols)]
-			hold.hold(dst[:len(part)], part)
+		for at := 0; at < cols; at += chunkValues {
+			part := src[at:min(at+chunkValues, cols)]
+			hold.pass(dst[:len(part)], part)
 			if err := emit(dst[:len(part)]); err != nil {
 				return err
 			}

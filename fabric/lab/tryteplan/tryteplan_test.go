@@ -90,7 +90,8 @@ func TestCalibrate(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	nan := normal(rng, 64)
 	nan[40] = float32(math.NaN())
-	// One value in some tens of thousands is 3^3 times as large as the others' range: it needs three trits more, and is in no small sample.
+	// One value in some tens of thousands is 3^3 times as large as the others' range: it needs three trits
+	// more, and is in no small sample.
 	outlier := levels(rng, 128*1024, 2, 0.25)
 	outlier[0], outlier[77*1024+5] = 0, float32(tryte.Max(5))*0.25
 	values := map[string][]float32{
@@ -112,7 +113,8 @@ func TestCalibrate(t *testing.T) {
 		{Name: "output_norm.weight", Type: gguf.F32, Shape: []int64{3}},
 	})
 	var progress []int
-	got, err := Calibrate(t.Context(), w, 60, Config{Workers: 2, Progress: func(done, total int) { progress = append(progress, done, total) }})
+	got, err := Calibrate(t.Context(), w, 60,
+		Config{Workers: 2, Progress: func(done, total int) { progress = append(progress, done, total) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +151,8 @@ func TestCalibrate(t *testing.T) {
 			t.Errorf("%s is left out: %v", tt.name, got.Left)
 			continue
 		}
-		if c.Need != tt.need || math.Abs(float64(c.Scale/tt.scale)-1) > tt.factor+1e-9 || (c.SNR == 0 || c.SNR > 130) != tt.exact || c.SNR != 0 && c.SNR < 60 || tt.exact && c.Clipped != 0 {
+		if c.Need != tt.need || math.Abs(float64(c.Scale/tt.scale)-1) > tt.factor+1e-9 ||
+			(c.SNR == 0 || c.SNR > 130) != tt.exact || c.SNR != 0 && c.SNR < 60 || tt.exact && c.Clipped != 0 {
 			t.Errorf("%+v, want %+v", c, tt)
 		}
 		// What it promises is what trytes hold.
@@ -160,7 +163,8 @@ func TestCalibrate(t *testing.T) {
 		i, signal, noise := 0, 0.0, 0.0
 		err = got.Hold(t.Context(), w, tt.name, func(held []float32) error {
 			for _, x := range held {
-				if n := math.Round(float64(x) / float64(c.Scale)); math.Abs(n) > float64(tryte.Max(depth)) || float32(n)*c.Scale != x {
+				if n := math.Round(float64(x) / float64(c.Scale)); math.Abs(n) > float64(tryte.Max(depth)) ||
+					float32(n)*c.Scale != x {
 					t.Fatalf("%s: value %d is %v, no number of %d trits times %v", tt.name, i, x, depth, c.Scale)
 				}
 				e := float64(x) - float64(want[i])
@@ -170,7 +174,8 @@ func TestCalibrate(t *testing.T) {
 			}
 			return nil
 		})
-		if snr := 10 * math.Log10(signal/noise); err != nil || int64(i) != c.Values || noise > 0 && math.Abs(snr-c.SNR) > 1e-6 || noise == 0 && c.SNR != 0 {
+		if snr := 10 * math.Log10(signal/noise); err != nil || int64(i) != c.Values || noise > 0 &&
+			math.Abs(snr-c.SNR) > 1e-6 || noise == 0 && c.SNR != 0 {
 			t.Errorf("%s: %d values held with %v dB, %v; want %+v", tt.name, i, snr, err, c)
 		}
 	}
@@ -178,7 +183,8 @@ func TestCalibrate(t *testing.T) {
 	for _, l := range got.Left {
 		left = append(left, l.Name+": "+l.Why)
 	}
-	if want := []string{"blk.1.attn_q.bias: one of its values is NaN", "blk.1.attn_k.weight: IQ2_S: no decoder to float32"}; !slices.Equal(left, want) {
+	if want := []string{"blk.1.attn_q.bias: one of its values is NaN",
+		"blk.1.attn_k.weight: IQ2_S: no decoder to float32"}; !slices.Equal(left, want) {
 		t.Errorf("left out %q, want %q", left, want)
 	}
 
@@ -195,7 +201,8 @@ func TestCalibrate(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, out := range []string{text.String(), markdown.String()} {
-		for _, want := range []string{"60 dB", "none", "1: 1, 3: 1", "blk.0.attn_norm.weight", "no decoder", "lossless"} {
+		for _, want := range []string{"60 dB", "none", "1: 1, 3: 1", "blk.0.attn_norm.weight", "no decoder",
+			"lossless"} {
 			if !strings.Contains(out, want) {
 				t.Errorf("no %q in\n%s", want, out)
 			}
@@ -210,26 +217,33 @@ func TestCalibrateErrors(t *testing.T) {
 	for i := range 64 {
 		x[i] *= 1000
 	}
-	w := planted(t, map[string][]float32{"blk.0.ffn_up.weight": x}, []gguftest.Tensor{{Name: "blk.0.ffn_up.weight", Type: gguf.F32, Shape: []int64{64, 8}}})
+	w := planted(t, map[string][]float32{"blk.0.ffn_up.weight": x},
+		[]gguftest.Tensor{{Name: "blk.0.ffn_up.weight", Type: gguf.F32, Shape: []int64{64, 8}}})
 	c, err := Calibrate(t.Context(), w, 40, Config{Rows: 2})
 	if err != nil || len(c.Layers) != 1 || c.Layers[0].Depth != 1 {
 		t.Fatalf("%+v, %v", c, err)
 	}
-	if err := c.Hold(t.Context(), w, "blk.0.ffn_up.weight", func([]float32) error { return nil }); !errors.Is(err, plan.ErrBound) {
+	if err := c.Hold(t.Context(), w, "blk.0.ffn_up.weight",
+		func([]float32) error { return nil }); !errors.Is(err, plan.ErrBound) {
 		t.Errorf("a bound that the whole does not keep: %v", err)
 	}
 	stop := errors.New("stop")
-	if err := c.Hold(t.Context(), w, "blk.0.ffn_up.weight", func([]float32) error { return stop }); !errors.Is(err, stop) {
+	if err := c.Hold(t.Context(), w, "blk.0.ffn_up.weight",
+		func([]float32) error { return stop }); !errors.Is(err, stop) {
 		t.Errorf("an error of emit: %v", err)
 	}
 	for _, name := range []string{"blk.0.ffn_down.weight", "blk.0.ffn_up.weight"} {
-		other := planted(t, nil, []gguftest.Tensor{{Name: "blk.0.ffn_up.weight", Type: gguf.F16, Shape: []int64{64, 8}}})
-		if err := c.Hold(t.Context(), other, name, func([]float32) error { return nil }); !errors.Is(err, plan.ErrModel) {
+		other := planted(t, nil, []gguftest.Tensor{{Name: "blk.0.ffn_up.weight", Type: gguf.F16,
+			Shape: []int64{64, 8}}})
+		if err := c.Hold(t.Context(), other, name, func([]float32) error { return nil }); !errors.Is(err,
+			plan.ErrModel) {
 			t.Errorf("another model's %s: %v", name, err)
 		}
 	}
-	fine := planted(t, map[string][]float32{"blk.0.ffn_up.bias": normal(rng, 64)}, []gguftest.Tensor{{Name: "blk.0.ffn_up.bias", Type: gguf.F32, Shape: []int64{64}}})
-	if c, err := Calibrate(t.Context(), fine, 1000, Config{}); err != nil || len(c.Layers) != 0 || len(c.Left) != 1 || !strings.Contains(c.Left[0].Why, "1000 dB") {
+	fine := planted(t, map[string][]float32{"blk.0.ffn_up.bias": normal(rng, 64)},
+		[]gguftest.Tensor{{Name: "blk.0.ffn_up.bias", Type: gguf.F32, Shape: []int64{64}}})
+	if c, err := Calibrate(t.Context(), fine, 1000, Config{}); err != nil || len(c.Layers) != 0 ||
+		len(c.Left) != 1 || !strings.Contains(c.Left[0].Why, "1000 dB") {
 		t.Errorf("1000 dB of any numbers: %+v, %v", c, err)
 	}
 	if _, err := Calibrate(t.Context(), w, 0, Config{}); err == nil {
@@ -240,7 +254,8 @@ func TestCalibrateErrors(t *testing.T) {
 	if _, err := Calibrate(ctx, w, 40, Config{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
-	if err := c.Hold(ctx, w, "blk.0.ffn_up.weight", func([]float32) error { return nil }); !errors.Is(err, context.Canceled) {
+	if err := c.Hold(ctx, w, "blk.0.ffn_up.weight", func([]float32) error { return nil }); !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("cancelled while holding: %v", err)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"tensorcast/gguf/rewrite"
 )
 
-// WriteModel writes a copy of the model file from to the file to, completely or not at all; w must be from's weights. Tensors that are
-// stored as trytes become F32.
+// WriteModel writes a copy of the model file from to the file to, completely or not at all; w must be from's
+// weights. Tensors that are stored as trytes become F32.
 func (t *Plan) WriteModel(ctx context.Context, w *gguf.Weights, from, to string) error {
 	return rewrite.WriteFile(ctx, to, from, func(tensor *gguf.Tensor) (rewrite.Replacement, bool) {
 		if _, _, ok := t.Lookup(tensor.Name); !ok {
