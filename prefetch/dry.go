@@ -8,7 +8,8 @@ import (
 	"tensorcast/internal/proc"
 )
 
-// ErrPlanned is the error of Handle and Tick that ends a dry run (Options.Dry): Summary and Parts tell what would be held.
+// ErrPlanned is the error of Handle and Tick that ends a dry run (Options.Dry): Summary and Parts tell what
+// would be held.
 var ErrPlanned = errors.New("a dry run ends with the plan")
 
 // endDry ends a dry run: what is planned to be held counts as held.
