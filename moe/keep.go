@@ -70,8 +70,8 @@ func (u *ExpectedUse) Worth(layer int, expert int32) float32 {
 
 // tokensUntil is how long it takes after one layer was observed until another comes, in tokens: more than
 // 0, at most 1.
-func (s *Shape) tokensUntil(at, layer int) float32 {
-	ahead := layer - at
+func (s *Shape) tokensUntil(observed, layer int) float32 {
+	ahead := layer - observed
 	if ahead <= 0 {
 		ahead += s.Layers
 	}

@@ -394,10 +394,10 @@ func fitPoints(o *Offsets, steps, thin int) *pointData {
 	}
 	var xy []byte
 	for i := 0; i < o.Count; i += thin {
-		at := o.At(i)
-		xy = binary.LittleEndian.AppendUint16(xy, share(at.Step, float64(steps)))
-		xy = binary.LittleEndian.AppendUint16(xy, share(at.Offset, o.Size))
-		xy = binary.LittleEndian.AppendUint16(xy, uint16(min(max(at.Kind, 0), math.MaxUint16)))
+		point := o.At(i)
+		xy = binary.LittleEndian.AppendUint16(xy, share(point.Step, float64(steps)))
+		xy = binary.LittleEndian.AppendUint16(xy, share(point.Offset, o.Size))
+		xy = binary.LittleEndian.AppendUint16(xy, uint16(min(max(point.Kind, 0), math.MaxUint16)))
 	}
 	out.XY = base64.StdEncoding.EncodeToString(xy)
 	return out

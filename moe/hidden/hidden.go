@@ -378,16 +378,17 @@ func (p *Predictor) updateLink(kind, layer int) *link {
 		return l
 	}
 	from := layer - p.kinds[kind]
-	at := &p.routers.layers[from]
-	src, last, inverse, shift := &p.routerInputs[from], &p.previousRouterInputs[from], at.inverse, at.shift
+	fromLayer, to := &p.routers.layers[from], &p.routers.layers[layer]
+	src, last := &p.routerInputs[from], &p.previousRouterInputs[from]
+	inverse, shift := fromLayer.inverse, fromLayer.shift
 	if p.kinds[kind] == 0 {
-		src, last, inverse, shift = &p.attentionInputs[from], &p.previousAttentionInputs[from], at.attnInverse,
-			at.attnShift
+		src, last = &p.attentionInputs[from], &p.previousAttentionInputs[from]
+		inverse, shift = fromLayer.attnInverse, fromLayer.attnShift
 	}
 	if !src.isKnown {
 		return nil
 	}
-	to := &p.routers.layers[layer]
+	// Undo the norm before the input, and apply that before the layer's router.
 	copy(p.paddedInput, src.input)
 	if inverse != nil && to.norm != nil {
 		for i, b := range shift {

@@ -55,14 +55,14 @@ func (c *Collector) endOp() {
 		r.step = -1
 		return
 	}
-	at := &c.steps[r.step]
+	step := &c.steps[r.step]
 	r.step = -1
 	if r.untimed {
-		at.lacksTimes = true
+		step.lacksTimes = true
 		return
 	}
-	if at.opNanos += r.took; at.opNanos < 0 { // a damaged capture
-		at.opNanos, at.lacksTimes = 0, true
+	if step.opNanos += r.took; step.opNanos < 0 { // a damaged capture
+		step.opNanos, step.lacksTimes = 0, true
 		return
 	}
 	took := r.took
