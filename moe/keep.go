@@ -79,9 +79,9 @@ func (s *Shape) tokensUntil(observed, layer int) float32 {
 }
 
 // Chance keeps what is most likely to be chosen when its layer comes next, per time that it has to be
-// kept. Who has a predictor tells it these probabilities; otherwise they are the frequencies. It keeps
-// more of what is needed than ExpectedUse does: an expert that is seldom chosen has a long time until its
-// next use, and that time is the least certain.
+// kept. A caller that has a predictor sets these probabilities with Expect; otherwise they are the
+// frequencies. Chance keeps more of what is needed than ExpectedUse does: an expert that is seldom chosen
+// has a long time until its next use, and that time is the least certain.
 type Chance struct {
 	frequency   *Frequency
 	probability []float32 // by layer and expert

@@ -207,7 +207,7 @@ func (p *pageData) fitTables(all []Table, b bounds) error {
 	return nil
 }
 
-// binSize is how many of n have to share a bin, so that there are at most so many bins.
+// binSize is how many of n share a bin if there are to be at most most bins.
 func binSize(n, most int) int { return max(1, (n+most-1)/most) }
 
 func shorten(s string) string {
@@ -383,7 +383,7 @@ func (h *heatCells) encodeCell(v float64) byte {
 	return byte(cellLeast + math.Round(min(max(share, 0), 1)*(cellMost-cellLeast)))
 }
 
-// fitPoints takes one point of every so many.
+// fitPoints takes every thin-th point.
 func fitPoints(o *Offsets, steps, thin int) *pointData {
 	out := &pointData{Size: o.Size, Kinds: shortenAll(o.Kinds)}
 	share := func(v, whole float64) uint16 {

@@ -78,7 +78,7 @@ func Least(t *moe.Trace, trunk, room int64) []int64 {
 	return reads
 }
 
-// never is the next use of what is not used again.
+// never is the time of the next use of an expert that is not used again.
 const never = math.MaxInt32
 
 // byteMemory is a memory that keeps what is used next, in parts of any size.

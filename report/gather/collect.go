@@ -84,7 +84,7 @@ type Collector struct {
 
 	// Where in the file reads are. Points are of one file, which has one scale.
 	points       []report.Point
-	pointEvery   int // one read of so many is a point
+	pointEvery   int // one read in so many is a point
 	plottedReads int // reads of plottedFile
 	plottedFile  string
 	fileEnd      float64 // where the last read of plottedFile ends
