@@ -76,7 +76,9 @@ func (f *layout) paintPixels(rect image.Rectangle, paint func()) {
 	f.pixels = img
 	paint()
 	f.pixels = nil
-	f.canvas.DrawImage(vg.Rectangle{Min: f.canvasPoint(rect.Min.X, rect.Max.Y), Max: f.canvasPoint(rect.Max.X, rect.Min.Y)},
+	f.canvas.DrawImage(vg.Rectangle{
+		Min: f.canvasPoint(rect.Min.X, rect.Max.Y), Max: f.canvasPoint(rect.Max.X, rect.Min.Y),
+	},
 		img)
 }
 

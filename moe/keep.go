@@ -112,5 +112,6 @@ func (c *Chance) Expect(layer int, p []float32) {
 // Worth implements Policy. It is the probability divided by a time: that until the layer comes, and one
 // token more, for which an expert is kept on average in any case.
 func (c *Chance) Worth(layer int, expert int32) float32 {
-	return c.probability[layer*c.frequency.shape.Experts+int(expert)] / (1 + c.frequency.shape.tokensUntil(c.lastLayer, layer))
+	shape := &c.frequency.shape
+	return c.probability[layer*shape.Experts+int(expert)] / (1 + shape.tokensUntil(c.lastLayer, layer))
 }

@@ -45,7 +45,8 @@ func (c *Collector) totalPanels(sums []*total) []chart.BarPanel {
 		all = append(all, disk)
 	}
 	if c.hasStall {
-		all = append(all, barPanel("waiting for disk (ms)", nanosToMillis, sums, func(t *total) int64 { return t.stall }))
+		all = append(all,
+			barPanel("waiting for disk (ms)", nanosToMillis, sums, func(t *total) int64 { return t.stall }))
 	}
 	return all
 }
