@@ -15,6 +15,19 @@
 // model's files, and mixture does what has to be done for experts. The clock and the levers are injected, so
 // that package sim can run the loop in virtual time.
 //
+// Words that are used throughout:
+//
+//   - cycle: the extents of the model's files that one token reads, in order.
+//   - block: a part of a file that is held or streamed as a whole, of 1 or 2 MiB.
+//   - visit: an uninterrupted use of a block, from its first read to its last. A token may visit a block several times.
+//   - wanted: the plan says that the block is to be held.
+//   - held: the block is in memory, as far as is known, and is not paged out behind the target. It is either kept, so
+//     that the kernel may take it, or locked.
+//   - staged: the block was read ahead and waits for its visit to be over.
+//   - window: the bytes that may be staged.
+//   - plain token: one that the target computes without help.
+//   - glance: a part of a token that is left to the target.
+//
 // Events are those of package event. How they are captured is not known here.
 //
 // Everything runs in the one goroutine that calls Controller's methods. None of the types is safe for
